@@ -1,0 +1,2 @@
+//! tokio: outside requests -> attach / detach.
+#![forbid(unsafe_code)]

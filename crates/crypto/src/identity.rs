@@ -1,0 +1,150 @@
+//! Who a host is, and the names of ciphers and wire formats that both ends must spell alike.
+
+use std::fmt;
+use std::str::FromStr;
+
+use aws_lc_rs::digest::{SHA256, digest};
+use serde::{Deserialize, Serialize};
+
+/// A host's identity: the SHA-256 of its raw 32-byte Ed25519 public key (DESIGN section 2).
+///
+/// Shown as its first 8 bytes in hex; serialised as all 32 bytes in hex.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PeerId([u8; 32]);
+
+impl PeerId {
+    /// The peer id of a raw Ed25519 public key.
+    pub fn of_public_key(public_key: &[u8; 32]) -> Self {
+        let hash = digest(&SHA256, public_key);
+        let mut id = [0; 32];
+        id.copy_from_slice(hash.as_ref());
+        Self(id)
+    }
+
+    /// A peer id from its 32 bytes, as they travel in messages.
+    pub const fn from_bytes(bytes: [u8; 32]) -> Self {
+        Self(bytes)
+    }
+
+    /// All 32 bytes, as they enter the key schedule.
+    pub const fn as_bytes(&self) -> &[u8; 32] {
+        &self.0
+    }
+
+    /// All 32 bytes in lower-case hex.
+    pub fn to_hex(&self) -> String {
+        self.0.iter().map(|byte| format!("{byte:02x}")).collect()
+    }
+}
+
+impl fmt::Display for PeerId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0[..8].iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+impl fmt::Debug for PeerId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// A text is not a peer id.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("a peer id is 64 hexadecimal digits")]
+pub struct ParsePeerIdError;
+
+impl FromStr for PeerId {
+    type Err = ParsePeerIdError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        if text.len() != 64 || !text.is_ascii() {
+            return Err(ParsePeerIdError);
+        }
+        let mut id = [0; 32];
+        for (byte, digits) in id.iter_mut().zip(text.as_bytes().chunks_exact(2)) {
+            let digits = std::str::from_utf8(digits).map_err(|_| ParsePeerIdError)?;
+            *byte = u8::from_str_radix(digits, 16).map_err(|_| ParsePeerIdError)?;
+        }
+        Ok(Self(id))
+    }
+}
+
+impl Serialize for PeerId {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(&self.to_hex())
+    }
+}
+
+impl<'de> Deserialize<'de> for PeerId {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = <std::borrow::Cow<'de, str>>::deserialize(deserializer)?;
+        text.parse().map_err(serde::de::Error::custom)
+    }
+}
+
+/// An AEAD that an SA may use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub enum Cipher {
+    /// AES-256-GCM as in RFC 4106: 4-byte salt, 8-byte explicit IV, 16-byte ICV. The default.
+    #[serde(rename = "aes-256-gcm")]
+    Aes256Gcm,
+    /// ChaCha20-Poly1305 as in RFC 7634, with the same salt, IV and ICV lengths.
+    #[serde(rename = "chacha20-poly1305")]
+    ChaCha20Poly1305,
+}
+
+impl Cipher {
+    /// The name in the CLI, in JSON and in messages.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Aes256Gcm => "aes-256-gcm",
+            Self::ChaCha20Poly1305 => "chacha20-poly1305",
+        }
+    }
+}
+
+impl fmt::Display for Cipher {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+/// A wire format (DESIGN section 1).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Format {
+    /// Ethernet in VXLAN in ESP.
+    Esp,
+    /// OpenVPN DATA_V2 AEAD packets.
+    Ovpn,
+}
+
+impl Format {
+    /// The name in the CLI, in JSON, in messages and in the key schedule.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Esp => "esp",
+            Self::Ovpn => "ovpn",
+        }
+    }
+}
+
+impl fmt::Display for Format {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_peer_id_survives_its_text_and_shows_eight_bytes() {
+        let id = PeerId::of_public_key(&[7; 32]);
+        assert_eq!(id.to_hex().parse(), Ok(id));
+        assert_eq!(id.to_string(), id.to_hex()[..16]);
+        assert_eq!("zz".parse::<PeerId>(), Err(ParsePeerIdError));
+    }
+}

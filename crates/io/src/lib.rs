@@ -1,0 +1,1 @@
+//! linux: TUN/TAP and UDP in batches, offloads, namespaces: the only crate with unsafe.

@@ -1,0 +1,2 @@
+//! linux: wanted state -> kernel state: links, bridge, addresses, routes, neighbours.
+#![forbid(unsafe_code)]

@@ -1,0 +1,2 @@
+//! dev: simulator, network-namespace lab, virtual-machine lab, benchmark harness.
+#![forbid(unsafe_code)]

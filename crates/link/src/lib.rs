@@ -1,0 +1,2 @@
+//! tokio: QUIC connections, admission, streams of control messages.
+#![forbid(unsafe_code)]

@@ -1,0 +1,2 @@
+//! pure: membership, topology and routes, address ring, names: what hosts agree on.
+#![forbid(unsafe_code)]

@@ -1,0 +1,2 @@
+//! pure: the OpenVPN control channel, as a state machine.
+#![forbid(unsafe_code)]

@@ -1,0 +1,289 @@
+//! The one seam of the product: what path choice asks of an engine, and what an engine reports.
+//!
+//! An engine knows peers only as [`PeerId`]s that name a slot in its tables; names, passwords and
+//! certificates never come down here.
+
+use std::fmt;
+use std::net::{IpAddr, SocketAddr};
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+use weft_crypto::{Cipher, PeerId, SaKey};
+
+/// Names one path on this host; never used twice in the life of a daemon.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PathId(pub u32);
+
+/// A VXLAN network identifier: 24 bits, host byte order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Vni(pub u32);
+
+impl Vni {
+    /// The network on which probes travel and no container ever lives (DESIGN section 7).
+    pub const PROBE: Self = Self(0xff_ffff);
+}
+
+/// An Ethernet address.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Mac(pub [u8; 6]);
+
+impl fmt::Display for Mac {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [a, b, c, d, e, g] = self.0;
+        write!(f, "{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{g:02x}")
+    }
+}
+
+impl fmt::Debug for Mac {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// A text is not an Ethernet address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("an Ethernet address is six pairs of hexadecimal digits, such as 02:00:5e:10:00:01")]
+pub struct ParseMacError;
+
+impl FromStr for Mac {
+    type Err = ParseMacError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let mut bytes = [0; 6];
+        let mut parts = text.split(':');
+        for byte in &mut bytes {
+            let part = parts.next().filter(|part| part.len() == 2).ok_or(ParseMacError)?;
+            *byte = u8::from_str_radix(part, 16).map_err(|_| ParseMacError)?;
+        }
+        parts.next().is_none().then_some(Self(bytes)).ok_or(ParseMacError)
+    }
+}
+
+impl Serialize for Mac {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for Mac {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = <std::borrow::Cow<'de, str>>::deserialize(deserializer)?;
+        text.parse().map_err(serde::de::Error::custom)
+    }
+}
+
+/// Which engine moves the packets of a path at this end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum EngineKind {
+    /// The kernel: XFRM and a VXLAN device.
+    Kernel,
+    /// The vector engine.
+    Userspace,
+}
+
+impl EngineKind {
+    /// The value in the CLI and in JSON.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Kernel => "kernel",
+            Self::Userspace => "userspace",
+        }
+    }
+}
+
+/// A container's (or the host's) place in a network: where frames for `mac` go.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Endpoint {
+    /// The Ethernet address of the port inside the container.
+    pub mac: Mac,
+    /// Its addresses, IPv4 and IPv6; may be empty.
+    pub addresses: Vec<IpAddr>,
+}
+
+/// An SA this host receives on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InboundSa {
+    /// Chosen by this host; unique among all its inbound SAs; at least 256 (RFC 4303 section 2.1).
+    pub spi: u32,
+    /// The lane it belongs to, from 0.
+    pub lane: u16,
+    /// The AEAD.
+    pub cipher: Cipher,
+    /// Key and salt.
+    pub key: SaKey,
+}
+
+/// An SA this host sends on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OutboundSa {
+    /// Chosen by the receiving peer.
+    pub spi: u32,
+    /// The lane it belongs to, from 0.
+    pub lane: u16,
+    /// The AEAD.
+    pub cipher: Cipher,
+    /// Key and salt.
+    pub key: SaKey,
+    /// The peer takes remote checksum offload marks: an inner checksum may stay partial.
+    pub rco: bool,
+    /// Mixed into the IV, so that it does not tell the sequence number (as Linux does).
+    pub iv_salt: u64,
+    /// Ask for a new SA after so many packets ([`EngineEvent::OutboundNearLimit`])...
+    pub packets_soft: u64,
+    /// ... and send nothing on it after so many.
+    pub packets_hard: u64,
+    /// Likewise for bytes sealed.
+    pub bytes_soft: u64,
+    /// Hard limit of bytes sealed.
+    pub bytes_hard: u64,
+}
+
+/// What path choice (and, for endpoints, the mesh) asks of an engine. Carried out in order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum EngineCommand {
+    /// Receive on a new SA from now on, beside any older one of the same path.
+    InstallInbound {
+        /// Whose packets it opens.
+        peer: PeerId,
+        /// The path it belongs to.
+        path: PathId,
+        /// The SA.
+        sa: InboundSa,
+    },
+    /// Stop receiving on an SA.
+    RemoveInbound {
+        /// Its SPI.
+        spi: u32,
+    },
+    /// Send on this SA from the next packet on; what the same path and lane sent on before is erased.
+    InstallOutbound {
+        /// To whom.
+        peer: PeerId,
+        /// The path it belongs to.
+        path: PathId,
+        /// The SA.
+        sa: OutboundSa,
+        /// Where the peer wants it: address and UDP port.
+        remote: SocketAddr,
+    },
+    /// Erase the outbound SAs of a path.
+    RemoveOutbound {
+        /// The path.
+        path: PathId,
+    },
+    /// Frames for `peer` take this path from now on; `None`: they are dropped and counted.
+    BindPath {
+        /// The peer.
+        peer: PeerId,
+        /// The path, which has an outbound SA.
+        path: Option<PathId>,
+    },
+    /// The largest IP packet (inner MTU, bytes, without the Ethernet header) that the path carries.
+    SetPathMtu {
+        /// The path.
+        path: PathId,
+        /// Inner MTU in bytes.
+        mtu: u16,
+    },
+    /// The peer's packets come from another address (NAT): send there.
+    SetRemote {
+        /// The path.
+        path: PathId,
+        /// The new destination.
+        remote: SocketAddr,
+    },
+    /// Send one probe on the path, bound or not (DESIGN section 7).
+    SendProbe {
+        /// The path.
+        path: PathId,
+        /// Comes back in the peer's [`EngineEvent::ProbeReceived`].
+        probe: u64,
+        /// Length of the probe's inner IP packet in bytes, padding included.
+        mtu: u16,
+        /// A candidate is probed on inner port 6788, the active path on 6787.
+        candidate: bool,
+    },
+    /// Send the one-byte NAT keepalive 0xFF on the path (RFC 3948 section 2.3).
+    SendKeepalive {
+        /// The path.
+        path: PathId,
+    },
+    /// Where the endpoints of a network live; an entry for a MAC replaces the older one.
+    SetEndpoints {
+        /// The network.
+        vni: Vni,
+        /// Endpoints and the peers that hold them.
+        add: Vec<(Endpoint, PeerId)>,
+        /// Ethernet addresses that are gone.
+        remove: Vec<Mac>,
+    },
+    /// Who gets the broadcast and multicast frames of a network.
+    SetBroadcast {
+        /// The network.
+        vni: Vni,
+        /// Peers; each must have a bound path to be sent to.
+        peers: Vec<PeerId>,
+    },
+    /// Forget a peer: its paths, SAs and endpoints.
+    RemovePeer {
+        /// The peer.
+        peer: PeerId,
+    },
+}
+
+/// What an engine reports.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum EngineEvent {
+    /// An authentic probe came in on an inbound SA of this path.
+    ProbeReceived {
+        /// From whom.
+        peer: PeerId,
+        /// This host's path that the inbound SA belongs to.
+        path: PathId,
+        /// The sender's number.
+        probe: u64,
+        /// Length of the probe's inner IP packet in bytes.
+        mtu: u16,
+        /// It was sent as a candidate's probe.
+        candidate: bool,
+    },
+    /// The first authentic packet came in on an inbound SA: its predecessor may be drained.
+    InboundFirstUse {
+        /// The SA.
+        spi: u32,
+    },
+    /// An outbound SA passed its soft limit: ask the peer for a new one.
+    OutboundNearLimit {
+        /// Its path.
+        path: PathId,
+        /// The SA.
+        spi: u32,
+    },
+    /// An outbound SA reached its hard limit; its packets are dropped and counted.
+    OutboundExhausted {
+        /// Its path.
+        path: PathId,
+        /// The SA.
+        spi: u32,
+    },
+    /// Authentic packets of a path come from another address than the one sent to.
+    RemoteMoved {
+        /// The path.
+        path: PathId,
+        /// The peer's address as seen now.
+        remote: SocketAddr,
+    },
+    /// The kernel refused a datagram as too long for the route.
+    MessageTooLong {
+        /// The path.
+        path: PathId,
+        /// Inner MTU of the refused datagram in bytes.
+        mtu: u16,
+    },
+    /// The engine cannot go on; every path on it has failed.
+    EngineFailed {
+        /// What happened, for `status connections`.
+        reason: String,
+    },
+}

@@ -1,0 +1,2 @@
+//! binary: the daemon, the CLI, the HTTP API: where everything meets.
+#![forbid(unsafe_code)]
