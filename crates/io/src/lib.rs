@@ -1,1 +1,3 @@
 //! linux: TUN/TAP and UDP in batches, offloads, namespaces: the only crate with unsafe.
+
+pub mod namespace;
