@@ -1,2 +1,135 @@
 //! linux: wanted state -> kernel state: links, bridge, addresses, routes, neighbours.
+//!
+//! A [`Kernel`] speaks netlink with the network namespace of the thread that made it (the daemon's
+//! own). Every call states what is wanted; the call looks at what is there, and sends only what
+//! differs, so that applying the same thing again changes nothing, and applying it after `kill -9`
+//! or after somebody deleted a part restores it. What Weft did not make is never changed: devices
+//! of ours are in device group [`DEVICE_GROUP`] (set by the kernel as it makes them) and carry the
+//! alias [`DEVICE_ALIAS`]; neighbour entries and routes of ours carry the protocol number
+//! [`ROUTE_PROTOCOL`]. Somebody else's device under a name that Weft wants is an error.
 #![forbid(unsafe_code)]
+
+mod attach;
+mod bridge;
+mod endpoints;
+mod error;
+mod link;
+mod route;
+mod socket;
+mod watch;
+
+use std::{
+    path::Path,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use tokio::sync::Mutex;
+use weft_io::namespace::{self, Namespace};
+
+use self::socket::Socket;
+pub use self::{
+    attach::{AttachSpec, Attachment, CONTAINER_MTU_MIN},
+    bridge::{BridgeSpec, PortSpec},
+    error::KernelError,
+    link::{DEVICE_ALIAS, DEVICE_GROUP},
+    route::{HostRoute, ROUTE_PROTOCOL, RouteMtu},
+    watch::{LinkEvent, LinkWatch},
+};
+
+/// The smallest MTU of an overlay device, in bytes: what IPv6 requires (RFC 8200, section 5).
+pub(crate) const MTU_MIN: u32 = 1280;
+/// The largest MTU of an overlay device, in bytes: what a veth and a bridge take.
+pub(crate) const MTU_MAX: u32 = 65_535;
+
+/// A handle to the kernel's network configuration. Clones share one socket; calls from several
+/// tasks are served one after another.
+///
+/// Dropping the future of a call is safe: the next call restores or completes.
+#[derive(Clone)]
+pub struct Kernel {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    socket: Socket,
+    /// The namespace that the socket speaks with.
+    home: Namespace,
+    /// One change of many steps at a time, so that none sees another's half.
+    reconcile: Mutex<()>,
+    changes: Arc<AtomicU64>,
+}
+
+impl Kernel {
+    /// Opens a netlink socket in the network namespace of the calling thread. Call it within a
+    /// tokio runtime whose threads are all in that namespace.
+    ///
+    /// # Errors
+    /// [`KernelError::Socket`] if the kernel gives no socket or `/proc` is not mounted.
+    pub fn new() -> Result<Self, KernelError> {
+        let failed = |source| KernelError::Socket { doing: "open a netlink socket".into(), source };
+        let changes = Arc::new(AtomicU64::new(0));
+        let socket = Socket::open(Arc::clone(&changes)).map_err(failed)?;
+        let home = Namespace::current().map_err(failed)?;
+        let inner = Inner { socket, home, reconcile: Mutex::new(()), changes };
+        Ok(Self { inner: Arc::new(inner) })
+    }
+
+    /// How many requests that change something this handle and its clones have sent since it was
+    /// made. It does not grow while the kernel's state is as wanted.
+    #[must_use]
+    pub fn changes(&self) -> u64 {
+        self.inner.changes.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn socket(&self) -> &Socket {
+        &self.inner.socket
+    }
+
+    /// A socket in another namespace. It counts its changes with ours.
+    pub(crate) fn socket_in(&self, ns: &Namespace, path: &Path) -> Result<Socket, KernelError> {
+        let failed = |source| namespace_error(path, source);
+        let runtime = tokio::runtime::Handle::current();
+        let changes = Arc::clone(&self.inner.changes);
+        namespace::run_in(ns, || {
+            let _guard = runtime.enter();
+            Socket::open(changes)
+        })
+        .map_err(failed)?
+        .map_err(failed)
+    }
+}
+
+/// What a failure to open or enter the namespace at `path` means.
+pub(crate) fn namespace_error(path: &Path, source: std::io::Error) -> KernelError {
+    let path = path.to_owned();
+    match source.kind() {
+        std::io::ErrorKind::NotFound => KernelError::NamespaceGone { path },
+        std::io::ErrorKind::PermissionDenied => KernelError::NotPermitted {
+            doing: format!("enter the network namespace {}", path.display()),
+        },
+        _ => KernelError::Namespace { path, source },
+    }
+}
+
+/// Writes an IPv6 setting of one device in a namespace, if it has another value. False if the kernel
+/// has no IPv6, or `/proc/sys` is read-only (a warning says so).
+pub(crate) fn set_ipv6_sysctl(ns: &Namespace, device: &str, key: &str, value: &str) -> bool {
+    let path = format!("/proc/sys/net/ipv6/conf/{device}/{key}");
+    let write = || -> std::io::Result<()> {
+        if std::fs::read_to_string(&path)?.trim() == value {
+            return Ok(());
+        }
+        std::fs::write(&path, value)
+    };
+    match namespace::run_in(ns, write).and_then(|result| result) {
+        Ok(()) => true,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => false,
+        Err(error) => {
+            tracing::warn!(%path, value, %error, "cannot set a sysctl");
+            false
+        }
+    }
+}

@@ -1,0 +1,457 @@
+//! Plugging a container (or any network namespace) into the bridge.
+
+use std::{
+    collections::HashMap,
+    net::IpAddr,
+    os::fd::{AsFd, AsRawFd},
+    path::{Path, PathBuf},
+};
+
+use ipnet::IpNet;
+use netlink_packet_core::{NLM_F_CREATE, NLM_F_EXCL};
+use netlink_packet_route::{
+    AddressFamily, RouteNetlinkMessage,
+    address::{AddressAttribute, AddressFlags, AddressMessage},
+    link::{InfoData, InfoKind, InfoVeth, LinkAttribute, LinkInfo, LinkMessage},
+};
+use rustix::io::Errno;
+use weft_io::namespace::Namespace;
+
+use crate::{
+    Kernel, MTU_MIN,
+    bridge::check_mtu,
+    error::KernelError,
+    link::{Change, DEVICE_GROUP, Link, alias_of, check_name},
+    namespace_error, set_ipv6_sysctl,
+    socket::Socket,
+};
+
+/// The smallest MTU that a container's device can be given, in bytes.
+pub const CONTAINER_MTU_MIN: u32 = MTU_MIN;
+
+/// What a container is to have on the network.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AttachSpec {
+    /// The stable key of the attachment, such as `docker:` and the container's id.
+    pub id: String,
+    /// The container's network namespace: `/run/netns/NAME` or `/proc/PID/ns/net`.
+    pub namespace: PathBuf,
+    /// The veth end on the host, 1 to 15 bytes, one per attachment.
+    pub host_name: String,
+    /// The veth end in the container, usually `weft0`.
+    pub name: String,
+    /// MAC address of the container's end.
+    pub mac: [u8; 6],
+    /// Addresses with the network's prefix length, so that the whole network is on link.
+    pub addresses: Vec<IpNet>,
+    /// MTU of both ends in bytes.
+    pub mtu: u32,
+    /// Most segments of a super-packet that the container may send; `None` leaves the kernel's limit.
+    pub gso_max_segs: Option<u32>,
+    /// Route multicast (224.0.0.0/4, and ff00::/8 if there is an IPv6 address) into the network.
+    pub multicast_route: bool,
+    /// The bridge, made by [`Kernel::ensure_bridge`].
+    pub bridge: String,
+}
+
+/// An attachment as found in the kernel.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Attachment {
+    /// The veth end on the host.
+    pub host_name: String,
+    /// The stable key it was attached under; `None` if the daemon died before it was written.
+    pub id: Option<String>,
+}
+
+impl Kernel {
+    /// Gives a container its device, addresses and routes, or restores what is missing of them.
+    /// Addresses and routes that are there besides stay. Loopback and everything else in the
+    /// namespace is left alone.
+    ///
+    /// # Errors
+    /// [`KernelError::NamespaceGone`] and [`KernelError::NamespaceIsHost`] for the namespace,
+    /// [`KernelError::NameTaken`] if another device there or on the host has the name,
+    /// [`KernelError::AttachmentTaken`] if another attachment has `host_name`,
+    /// [`KernelError::AddressInUse`] if another device there has one of the addresses.
+    pub async fn attach(&self, spec: &AttachSpec) -> Result<(), KernelError> {
+        check_name(&spec.host_name)?;
+        check_name(&spec.name)?;
+        check_mtu(spec.mtu)?;
+        let _one = self.inner.reconcile.lock().await;
+        let bridge = self.own_bridge(&spec.bridge).await?;
+        let namespace = self.foreign_namespace(&spec.namespace)?;
+        let inside = self.socket_in(&namespace, &spec.namespace)?;
+        let (host, end) = match self.find_pair(spec, &inside).await? {
+            Some(pair) => pair,
+            None => self.create_pair(spec, &namespace, &inside).await?,
+        };
+        self.set_up_host_end(spec, &host, &bridge).await?;
+        self.set_up_container_end(spec, &end, &inside).await?;
+        set_up_addresses(spec, &end, &namespace, &inside).await?;
+        if spec.multicast_route {
+            let ipv6 = spec.addresses.iter().any(|address| address.addr().is_ipv6());
+            inside.ensure_multicast_routes(&end, ipv6).await?;
+        }
+        Ok(())
+    }
+
+    /// Takes a container's device away: both ends, with their addresses and routes. False if there
+    /// was none.
+    ///
+    /// # Errors
+    /// [`KernelError::NameTaken`] if the device is not ours (it stays), or the kernel's refusal.
+    pub async fn detach(&self, host_name: &str) -> Result<bool, KernelError> {
+        let _one = self.inner.reconcile.lock().await;
+        let socket = self.socket();
+        let Some(link) = socket.link(host_name).await? else { return Ok(false) };
+        if !link.is_own() {
+            return Err(link.name_taken("on this host"));
+        }
+        socket.delete_link(&link).await?;
+        Ok(true)
+    }
+
+    /// Takes single addresses from the device `name` in a namespace; those that are not there are
+    /// as good. The other addresses stay (the kernel drops secondary addresses with their primary;
+    /// they are added again).
+    ///
+    /// # Errors
+    /// [`KernelError::NamespaceGone`], [`KernelError::LinkMissing`],
+    /// [`KernelError::NameTaken`] if the device is not ours, or the kernel's refusal.
+    pub async fn remove_addresses(
+        &self,
+        namespace: &Path,
+        name: &str,
+        addresses: &[IpNet],
+    ) -> Result<(), KernelError> {
+        let _one = self.inner.reconcile.lock().await;
+        let open = self.foreign_namespace(namespace)?;
+        let inside = self.socket_in(&open, namespace)?;
+        let link = inside.need_link(name).await?;
+        if !link.is_own() {
+            return Err(link.name_taken(format!("in {}", namespace.display())));
+        }
+        let before: Vec<IpNet> = Addresses::read(&inside).await?.of(link.index).collect();
+        for address in addresses.iter().filter(|address| before.contains(address)) {
+            inside.remove_address(link.index, *address).await?;
+        }
+        let after = Addresses::read(&inside).await?;
+        for kept in before.iter().filter(|address| !addresses.contains(address)) {
+            if !after.has(link.index, kept) {
+                inside.add_address(&link, *kept).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The attachments that have a port in the bridge, by host device name.
+    ///
+    /// # Errors
+    /// [`KernelError::LinkMissing`] if the bridge is not there, or the kernel's refusal.
+    pub async fn attachments(&self, bridge: &str) -> Result<Vec<Attachment>, KernelError> {
+        let bridge = self.own_bridge(bridge).await?;
+        let links = self.socket().links().await?;
+        let mut found: Vec<Attachment> = links
+            .into_iter()
+            .filter(|link| {
+                link.is_own()
+                    && link.kind == Some(InfoKind::Veth)
+                    && link.master == Some(bridge.index)
+            })
+            .map(|link| Attachment {
+                id: link.attachment().map(str::to_owned),
+                host_name: link.name,
+            })
+            .collect();
+        found.sort();
+        Ok(found)
+    }
+
+    /// Opens a namespace that is not the host's own.
+    fn foreign_namespace(&self, path: &Path) -> Result<Namespace, KernelError> {
+        let failed = |source| namespace_error(path, source);
+        let namespace = Namespace::open(path).map_err(failed)?;
+        let same =
+            namespace.identity().map_err(failed)? == self.inner.home.identity().map_err(failed)?;
+        if same {
+            return Err(KernelError::NamespaceIsHost { path: path.to_owned() });
+        }
+        Ok(namespace)
+    }
+
+    /// The veth pair of this attachment, if both ends are where they should be. A half or stale
+    /// pair of ours is deleted.
+    async fn find_pair(
+        &self,
+        spec: &AttachSpec,
+        inside: &Socket,
+    ) -> Result<Option<(Link, Link)>, KernelError> {
+        let socket = self.socket();
+        let host = socket.link(&spec.host_name).await?;
+        if let Some(host) = &host {
+            self.check_host_end(spec, host)?;
+        }
+        let end = inside.link(&spec.name).await?;
+        match (host, end) {
+            (Some(host), Some(end)) if is_pair(&host, &end) => return Ok(Some((host, end))),
+            (host, end) => {
+                if let Some(end) = end {
+                    let stale = self.stale_host_end(spec, &end).await?.ok_or_else(|| {
+                        end.name_taken(format!("in {}", spec.namespace.display()))
+                    })?;
+                    socket.delete_link(&stale).await?;
+                }
+                if let Some(host) = host {
+                    socket.delete_link(&host).await?;
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    fn check_host_end(&self, spec: &AttachSpec, host: &Link) -> Result<(), KernelError> {
+        if !host.is_own() || host.kind != Some(InfoKind::Veth) {
+            return Err(host.name_taken("on this host"));
+        }
+        match host.attachment() {
+            Some(holder) if holder != spec.id => Err(KernelError::AttachmentTaken {
+                name: host.name.clone(),
+                holder: holder.to_owned(),
+                wanted: spec.id.clone(),
+            }),
+            _ => Ok(()),
+        }
+    }
+
+    /// The host end, under another name, of a container end that an earlier run of ours made for the
+    /// same attachment.
+    async fn stale_host_end(
+        &self,
+        spec: &AttachSpec,
+        end: &Link,
+    ) -> Result<Option<Link>, KernelError> {
+        let links = self.socket().links().await?;
+        Ok(links.into_iter().find(|host| {
+            is_pair(host, end)
+                && host.name != spec.host_name
+                && host.attachment().is_none_or(|id| id == spec.id)
+        }))
+    }
+
+    async fn create_pair(
+        &self,
+        spec: &AttachSpec,
+        namespace: &Namespace,
+        inside: &Socket,
+    ) -> Result<(Link, Link), KernelError> {
+        let socket = self.socket();
+        socket.create_link(new_pair(spec, namespace), &spec.host_name).await?;
+        Ok((socket.need_link(&spec.host_name).await?, inside.need_link(&spec.name).await?))
+    }
+
+    async fn set_up_host_end(
+        &self,
+        spec: &AttachSpec,
+        host: &Link,
+        bridge: &Link,
+    ) -> Result<(), KernelError> {
+        let socket = self.socket();
+        self.join(host, bridge).await?;
+        socket.disable_autoconfiguration(host).await?;
+        settings(spec, host).send(socket, &spec.host_name).await?;
+        Change::of(host).up(host).send(socket, &spec.host_name).await
+    }
+
+    async fn set_up_container_end(
+        &self,
+        spec: &AttachSpec,
+        end: &Link,
+        inside: &Socket,
+    ) -> Result<(), KernelError> {
+        let segs = spec.gso_max_segs.unwrap_or_default();
+        let segs_differ = spec.gso_max_segs.is_some() && spec.gso_max_segs != end.gso_max_segs;
+        settings(spec, end)
+            .when(end.mac != spec.mac, LinkAttribute::Address(spec.mac.to_vec()))
+            .when(segs_differ, LinkAttribute::GsoMaxSegs(segs))
+            .send(inside, &spec.name)
+            .await?;
+        Change::of(end).up(end).send(inside, &spec.name).await
+    }
+}
+
+/// What both ends of the pair have in common.
+fn settings(spec: &AttachSpec, link: &Link) -> Change {
+    let alias = alias_of(&spec.id);
+    Change::of(link)
+        .when(link.group != DEVICE_GROUP, LinkAttribute::Group(DEVICE_GROUP))
+        .when(link.mtu != spec.mtu, LinkAttribute::Mtu(spec.mtu))
+        .when(link.alias.as_deref() != Some(&alias), LinkAttribute::IfAlias(alias))
+}
+
+/// Whether these are the two ends of one veth pair of ours. Indices alone could meet by chance,
+/// since each namespace counts its own.
+fn is_pair(host: &Link, end: &Link) -> bool {
+    let same_attachment = match (host.attachment(), end.attachment()) {
+        (Some(one), Some(other)) => one == other,
+        _ => true,
+    };
+    host.kind == Some(InfoKind::Veth)
+        && end.kind == Some(InfoKind::Veth)
+        && host.is_own()
+        && end.is_own()
+        && host.peer == Some(end.index)
+        && end.peer == Some(host.index)
+        && same_attachment
+}
+
+/// A veth pair with one end in the container from the first moment, under its final name.
+fn new_pair(spec: &AttachSpec, namespace: &Namespace) -> LinkMessage {
+    let mut end = LinkMessage::default();
+    end.attributes = vec![
+        LinkAttribute::IfName(spec.name.clone()),
+        LinkAttribute::Address(spec.mac.to_vec()),
+        LinkAttribute::Mtu(spec.mtu),
+        LinkAttribute::Group(DEVICE_GROUP),
+        LinkAttribute::NetNsFd(namespace.as_fd().as_raw_fd()),
+    ];
+    if let Some(segs) = spec.gso_max_segs {
+        end.attributes.push(LinkAttribute::GsoMaxSegs(segs));
+    }
+    let mut host = LinkMessage::default();
+    host.attributes = vec![
+        LinkAttribute::IfName(spec.host_name.clone()),
+        LinkAttribute::Mtu(spec.mtu),
+        LinkAttribute::Group(DEVICE_GROUP),
+        LinkAttribute::LinkInfo(vec![
+            LinkInfo::Kind(InfoKind::Veth),
+            LinkInfo::Data(InfoData::Veth(InfoVeth::Peer(end))),
+        ]),
+    ];
+    host
+}
+
+async fn set_up_addresses(
+    spec: &AttachSpec,
+    end: &Link,
+    namespace: &Namespace,
+    inside: &Socket,
+) -> Result<(), KernelError> {
+    let present = Addresses::read(inside).await?;
+    let missing: Vec<IpNet> =
+        spec.addresses.iter().copied().filter(|address| !present.has(end.index, address)).collect();
+    for address in &missing {
+        if let Some(index) = present.elsewhere(end.index, address.addr()) {
+            let device = inside.link_by_index(index).await?;
+            return Err(KernelError::AddressInUse {
+                address: address.addr(),
+                device: device.map_or_else(|| format!("number {index}"), |device| device.name),
+                path: spec.namespace.clone(),
+            });
+        }
+    }
+    if missing.iter().any(|address| address.addr().is_ipv6()) {
+        // Docker switches IPv6 off in its containers' namespaces; on this device it is wanted.
+        set_ipv6_sysctl(namespace, &spec.name, "disable_ipv6", "0");
+    }
+    for address in missing {
+        inside.add_address(end, address).await?;
+    }
+    Ok(())
+}
+
+/// The addresses of a namespace, by device index.
+pub(crate) struct Addresses(HashMap<u32, Vec<IpNet>>);
+
+impl Addresses {
+    pub(crate) async fn read(socket: &Socket) -> Result<Self, KernelError> {
+        let found = socket
+            .dump(RouteNetlinkMessage::GetAddress(AddressMessage::default()))
+            .await
+            .map_err(|error| error.while_doing("list the addresses"))?;
+        let mut table: HashMap<u32, Vec<IpNet>> = HashMap::new();
+        for message in found {
+            let RouteNetlinkMessage::NewAddress(message) = message else { continue };
+            if let Some(address) = address_of(&message) {
+                table.entry(message.header.index).or_default().push(address);
+            }
+        }
+        Ok(Self(table))
+    }
+
+    pub(crate) fn of(&self, index: u32) -> impl Iterator<Item = IpNet> + '_ {
+        self.0.get(&index).into_iter().flatten().copied()
+    }
+
+    pub(crate) fn has(&self, index: u32, address: &IpNet) -> bool {
+        self.of(index).any(|present| present == *address)
+    }
+
+    /// A device other than `index` that has the address.
+    fn elsewhere(&self, index: u32, address: IpAddr) -> Option<u32> {
+        let others = self.0.iter().filter(|(other, _)| **other != index);
+        others
+            .filter(|(_, list)| list.iter().any(|present| present.addr() == address))
+            .map(|(other, _)| *other)
+            .min()
+    }
+}
+
+/// The local address with its prefix length: IFA_LOCAL where there is one, else IFA_ADDRESS.
+fn address_of(message: &AddressMessage) -> Option<IpNet> {
+    let local = message.attributes.iter().find_map(|attribute| match attribute {
+        AddressAttribute::Local(address) => Some(*address),
+        _ => None,
+    });
+    let any = message.attributes.iter().find_map(|attribute| match attribute {
+        AddressAttribute::Address(address) => Some(*address),
+        _ => None,
+    });
+    IpNet::new(local.or(any)?, message.header.prefix_len).ok()
+}
+
+impl Socket {
+    /// Gives a device an address; without duplicate address detection for IPv6, since the network
+    /// hands each address out once. One that is there already is as good.
+    pub(crate) async fn add_address(&self, link: &Link, address: IpNet) -> Result<(), KernelError> {
+        let mut message = address_message(link.index, address);
+        if address.addr().is_ipv6() {
+            message.attributes.push(AddressAttribute::Flags(AddressFlags::Nodad));
+        }
+        let request = RouteNetlinkMessage::NewAddress(message);
+        match self.change(request, NLM_F_CREATE | NLM_F_EXCL).await {
+            Err(error) if !error.is(Errno::EXIST) => {
+                Err(error.while_doing(format!("add address {address} to device {}", link.name)))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Takes an address from a device; one that is gone already is as good.
+    pub(crate) async fn remove_address(
+        &self,
+        index: u32,
+        address: IpNet,
+    ) -> Result<(), KernelError> {
+        let request = RouteNetlinkMessage::DelAddress(address_message(index, address));
+        match self.change(request, 0).await {
+            Err(error) if !error.is(Errno::ADDRNOTAVAIL) => {
+                Err(error.while_doing(format!("remove address {address}")))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+fn address_message(index: u32, address: IpNet) -> AddressMessage {
+    let mut message = AddressMessage::default();
+    message.header.family = family_of(address.addr());
+    message.header.prefix_len = address.prefix_len();
+    message.header.index = index;
+    message.attributes =
+        vec![AddressAttribute::Local(address.addr()), AddressAttribute::Address(address.addr())];
+    message
+}
+
+pub(crate) fn family_of(address: IpAddr) -> AddressFamily {
+    if address.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 }
+}

@@ -1,0 +1,266 @@
+//! The bridge of a network, and its overlay port.
+
+use ipnet::IpNet;
+use netlink_packet_route::link::{
+    BridgeStpState, InfoBridge, InfoBridgePort, InfoData, InfoKind, LinkAttribute, LinkInfo,
+    LinkMessage,
+};
+
+use crate::{
+    Kernel, MTU_MAX, MTU_MIN,
+    attach::Addresses,
+    error::KernelError,
+    link::{Change, DEVICE_ALIAS, DEVICE_GROUP, Link, check_name},
+    set_ipv6_sysctl,
+};
+
+/// How far the MTU at creation is from the wanted one, in bytes. A bridge follows its smallest
+/// port's MTU until somebody *changes* its MTU, so it is made with another one first.
+const MTU_PIN_STEP: u32 = 4;
+
+/// The bridge of one network.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BridgeSpec {
+    /// Device name, 1 to 15 bytes.
+    pub name: String,
+    /// Its MAC address, the same after each restart.
+    pub mac: [u8; 6],
+    /// MTU in bytes, 1280 to 65535; it stays whatever its ports have.
+    pub mtu: u32,
+}
+
+/// A port of the bridge that the engine opened: the TAP.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PortSpec {
+    /// Device name; the device exists already.
+    pub name: String,
+    /// The bridge, made by [`Kernel::ensure_bridge`].
+    pub bridge: String,
+    /// Nothing passes between two isolated ports (split horizon, DESIGN section 8).
+    pub isolated: bool,
+    /// Whether the bridge learns source MACs from this port.
+    pub learning: bool,
+    /// Whether the bridge answers ARP and neighbour discovery for known endpoints itself, instead
+    /// of sending the question out of this port.
+    pub neigh_suppress: bool,
+    /// MTU in bytes.
+    pub mtu: u32,
+    /// Transmit queue length in packets, if not the kernel's default.
+    pub txqueuelen: Option<u32>,
+    /// Largest super-packet in bytes that the kernel may send into the port.
+    pub gso_max_size: Option<u32>,
+    /// Most segments of a super-packet that the kernel may send into the port.
+    pub gso_max_segs: Option<u32>,
+}
+
+impl Kernel {
+    /// Makes the bridge, or brings it into the wanted shape: spanning tree off, no forward delay,
+    /// no IPv6 autoconfiguration and no router advertisements accepted (a container must not be
+    /// able to give the host a route), MTU pinned, up. Multicast snooping and ageing stay the
+    /// kernel's defaults.
+    ///
+    /// # Errors
+    /// [`KernelError::NameTaken`] if somebody else's device has the name,
+    /// [`KernelError::InvalidName`], [`KernelError::InvalidMtu`], [`KernelError::NotPermitted`].
+    pub async fn ensure_bridge(&self, spec: &BridgeSpec) -> Result<(), KernelError> {
+        check_name(&spec.name)?;
+        check_mtu(spec.mtu)?;
+        let _one = self.inner.reconcile.lock().await;
+        let socket = self.socket();
+        let link = match socket.link(&spec.name).await? {
+            Some(link) if link.is_own() && link.kind == Some(InfoKind::Bridge) => link,
+            Some(link) => return Err(link.name_taken("on this host")),
+            None => {
+                socket.create_link(new_bridge(spec), &spec.name).await?;
+                socket.need_link(&spec.name).await?
+            }
+        };
+        socket.disable_autoconfiguration(&link).await?;
+        set_ipv6_sysctl(&self.inner.home, &spec.name, "accept_ra", "0");
+        let differing = bridge_options()
+            .into_iter()
+            .filter(|option| !link.bridge.contains(option))
+            .collect::<Vec<_>>();
+        if !differing.is_empty() {
+            socket.set_bridge_options(&link, differing).await?;
+        }
+        mark(&link)
+            .when(link.mac != spec.mac, LinkAttribute::Address(spec.mac.to_vec()))
+            .when(link.mtu != spec.mtu, LinkAttribute::Mtu(spec.mtu))
+            .send(socket, &spec.name)
+            .await?;
+        Change::of(&link).up(&link).send(socket, &spec.name).await
+    }
+
+    /// Puts the engine's device into the bridge with the wanted options, and switches it on.
+    ///
+    /// # Errors
+    /// [`KernelError::LinkMissing`] if the engine has not opened the device or the bridge is not
+    /// there, [`KernelError::PortTaken`] if the device is in another bridge,
+    /// [`KernelError::NameTaken`] if it is no TAP device.
+    pub async fn ensure_port(&self, spec: &PortSpec) -> Result<(), KernelError> {
+        check_name(&spec.name)?;
+        check_mtu(spec.mtu)?;
+        let _one = self.inner.reconcile.lock().await;
+        let socket = self.socket();
+        let bridge = self.own_bridge(&spec.bridge).await?;
+        let link = socket.need_link(&spec.name).await?;
+        if link.kind != Some(InfoKind::Tun) && !link.is_own() {
+            return Err(link.name_taken("on this host"));
+        }
+        self.join(&link, &bridge).await?;
+        socket.disable_autoconfiguration(&link).await?;
+        let limit = |wanted: Option<u32>, present: Option<u32>| {
+            (wanted.is_some() && wanted != present, wanted.unwrap_or_default())
+        };
+        let (queue_differs, queue) = limit(spec.txqueuelen, Some(link.tx_queue_len));
+        let (size_differs, size) = limit(spec.gso_max_size, link.gso_max_size);
+        let (segs_differ, segs) = limit(spec.gso_max_segs, link.gso_max_segs);
+        mark(&link)
+            .when(link.mtu != spec.mtu, LinkAttribute::Mtu(spec.mtu))
+            .when(queue_differs, LinkAttribute::TxQueueLen(queue))
+            .when(size_differs, LinkAttribute::GsoMaxSize(size))
+            .when(segs_differ, LinkAttribute::GsoMaxSegs(segs))
+            .send(socket, &spec.name)
+            .await?;
+        let link = socket.need_link(&spec.name).await?;
+        let wanted = [
+            InfoBridgePort::Isolated(spec.isolated),
+            InfoBridgePort::Learning(spec.learning),
+            InfoBridgePort::NeighSupress(spec.neigh_suppress),
+        ];
+        let differing =
+            wanted.into_iter().filter(|option| !link.port.contains(option)).collect::<Vec<_>>();
+        if !differing.is_empty() {
+            socket.set_port_options(&link, differing).await?;
+        }
+        Change::of(&link).up(&link).send(socket, &spec.name).await
+    }
+
+    /// Gives the host exactly these addresses on the network, on the bridge device. Those that
+    /// the kernel made (link-local) are left alone.
+    ///
+    /// # Errors
+    /// [`KernelError::LinkMissing`] if the bridge is not there, or the kernel's refusal.
+    pub async fn set_bridge_addresses(
+        &self,
+        bridge: &str,
+        wanted: &[IpNet],
+    ) -> Result<(), KernelError> {
+        let _one = self.inner.reconcile.lock().await;
+        let link = self.own_bridge(bridge).await?;
+        let socket = self.socket();
+        let present = Addresses::read(socket).await?;
+        let surplus: Vec<IpNet> = present
+            .of(link.index)
+            .filter(|address| !wanted.contains(address) && !is_link_local(address))
+            .collect();
+        for address in surplus {
+            socket.remove_address(link.index, address).await?;
+        }
+        let present = Addresses::read(socket).await?;
+        for address in wanted {
+            if !present.has(link.index, address) {
+                socket.add_address(&link, *address).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Deletes the bridge and every device of ours that is in it (each container end goes with its
+    /// host end), and says how many devices it deleted. Devices of others in the bridge stay and
+    /// only lose the bridge.
+    ///
+    /// # Errors
+    /// [`KernelError::NameTaken`] if the bridge is not ours (nothing is deleted then), or the kernel's refusal.
+    pub async fn remove_all(&self, bridge: &str) -> Result<usize, KernelError> {
+        let _one = self.inner.reconcile.lock().await;
+        let socket = self.socket();
+        let Some(link) = socket.link(bridge).await? else { return Ok(0) };
+        if !link.is_own() {
+            return Err(link.name_taken("on this host"));
+        }
+        let ports = socket.links().await?.into_iter().filter(Link::is_own);
+        let mut deleted = 0;
+        for port in ports.filter(|port| port.master == Some(link.index)) {
+            socket.delete_link(&port).await?;
+            deleted += 1;
+        }
+        socket.delete_link(&link).await?;
+        Ok(deleted + 1)
+    }
+
+    /// The bridge by name, if it is there and ours.
+    pub(crate) async fn own_bridge(&self, name: &str) -> Result<Link, KernelError> {
+        let link = self.socket().need_link(name).await?;
+        if link.is_own() && link.kind == Some(InfoKind::Bridge) {
+            Ok(link)
+        } else {
+            Err(link.name_taken("on this host"))
+        }
+    }
+
+    /// Makes `link` a port of `bridge`, unless another bridge has it.
+    pub(crate) async fn join(&self, link: &Link, bridge: &Link) -> Result<(), KernelError> {
+        let socket = self.socket();
+        match link.master {
+            Some(index) if index == bridge.index => Ok(()),
+            Some(index) => {
+                let other = socket.link_by_index(index).await?;
+                let other = other.map_or_else(|| format!("number {index}"), |other| other.name);
+                Err(KernelError::PortTaken { port: link.name.clone(), bridge: other })
+            }
+            None => {
+                Change::of(link)
+                    .when(true, LinkAttribute::Controller(bridge.index))
+                    .send(socket, &link.name)
+                    .await
+            }
+        }
+    }
+}
+
+/// Refuses an MTU that a device of the overlay cannot have.
+pub(crate) fn check_mtu(mtu: u32) -> Result<(), KernelError> {
+    if (MTU_MIN..=MTU_MAX).contains(&mtu) {
+        Ok(())
+    } else {
+        Err(KernelError::InvalidMtu { mtu, min: MTU_MIN, max: MTU_MAX })
+    }
+}
+
+/// The marks of what is ours, where they are missing.
+fn mark(link: &Link) -> Change {
+    Change::of(link).when(link.group != DEVICE_GROUP, LinkAttribute::Group(DEVICE_GROUP)).when(
+        link.alias.as_deref() != Some(DEVICE_ALIAS),
+        LinkAttribute::IfAlias(DEVICE_ALIAS.to_owned()),
+    )
+}
+
+fn bridge_options() -> [InfoBridge; 2] {
+    [InfoBridge::StpState(BridgeStpState::Disabled), InfoBridge::ForwardDelay(0)]
+}
+
+fn new_bridge(spec: &BridgeSpec) -> LinkMessage {
+    let other_mtu =
+        if spec.mtu > MTU_MIN { spec.mtu - MTU_PIN_STEP } else { spec.mtu + MTU_PIN_STEP };
+    let mut message = LinkMessage::default();
+    message.attributes = vec![
+        LinkAttribute::IfName(spec.name.clone()),
+        LinkAttribute::Address(spec.mac.to_vec()),
+        LinkAttribute::Mtu(other_mtu),
+        LinkAttribute::Group(DEVICE_GROUP),
+        LinkAttribute::LinkInfo(vec![
+            LinkInfo::Kind(InfoKind::Bridge),
+            LinkInfo::Data(InfoData::Bridge(bridge_options().to_vec())),
+        ]),
+    ];
+    message
+}
+
+fn is_link_local(address: &IpNet) -> bool {
+    match address {
+        IpNet::V4(_) => false,
+        IpNet::V6(net) => net.addr().is_unicast_link_local(),
+    }
+}

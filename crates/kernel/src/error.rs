@@ -1,0 +1,194 @@
+//! What can go wrong between Weft and the kernel.
+
+use std::{io, net::IpAddr, path::PathBuf};
+
+use ipnet::IpNet;
+
+/// Why the kernel's state is not what was wanted. Each text says what happened, to what, whose
+/// fault it is and what to do.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum KernelError {
+    /// Fault of how Weft was started.
+    #[error(
+        "not permitted to {doing}: Weft needs root or the capabilities CAP_NET_ADMIN and CAP_SYS_ADMIN"
+    )]
+    NotPermitted {
+        /// The step that was refused.
+        doing: String,
+    },
+    /// Configuration: somebody else's device has the name that Weft wants.
+    #[error(
+        "a device named {name} ({kind}) already exists {place} and Weft did not make it: \
+         remove or rename that device, or give Weft another name"
+    )]
+    NameTaken {
+        /// The device's name.
+        name: String,
+        /// What kind of device it is.
+        kind: String,
+        /// Where it stands: on the host, or in which namespace.
+        place: String,
+    },
+    /// Configuration: one host device name for two attachments.
+    #[error(
+        "device {name} already serves {holder}: detach that first, or attach {wanted} under another device name"
+    )]
+    AttachmentTaken {
+        /// The device on the host.
+        name: String,
+        /// The attachment that has it.
+        holder: String,
+        /// The attachment that wants it.
+        wanted: String,
+    },
+    /// Configuration: a port belongs to a bridge that is not ours.
+    #[error(
+        "device {port} is a port of another bridge ({bridge}): take it out of that bridge first"
+    )]
+    PortTaken {
+        /// The port's name.
+        port: String,
+        /// The bridge that has it.
+        bridge: String,
+    },
+    /// Us, or somebody removed it while Weft worked.
+    #[error("device {name} does not exist: it was removed, or the engine has not opened it yet")]
+    LinkMissing {
+        /// The device's name.
+        name: String,
+    },
+    /// Configuration: a name that Linux does not take.
+    #[error(
+        "{name:?} cannot name a network device: 1 to 15 bytes, without slash, colon, white space or control characters, and neither . nor .."
+    )]
+    InvalidName {
+        /// The name.
+        name: String,
+    },
+    /// Configuration: an MTU that no device of ours takes.
+    #[error("MTU {mtu} is out of range: it must be between {min} and {max}")]
+    InvalidMtu {
+        /// The MTU in bytes.
+        mtu: u32,
+        /// The smallest possible.
+        min: u32,
+        /// The largest possible.
+        max: u32,
+    },
+    /// The container has ended.
+    #[error(
+        "network namespace {path} is gone: the container has stopped or was replaced; attach it again once it runs"
+    )]
+    NamespaceGone {
+        /// The path it had.
+        path: PathBuf,
+    },
+    /// Configuration: the path is something else, or may not be entered.
+    #[error("cannot use {path} as a network namespace: {source}")]
+    Namespace {
+        /// The path.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// Configuration: attaching the host's own namespace.
+    #[error(
+        "{path} is the host's own network namespace: a container that shares the host's network cannot be attached; use `weft expose` to give the host an address"
+    )]
+    NamespaceIsHost {
+        /// The path.
+        path: PathBuf,
+    },
+    /// Configuration: the address is already on another device.
+    #[error("address {address} is already on device {device} in {path}: choose another address")]
+    AddressInUse {
+        /// The address.
+        address: IpAddr,
+        /// The device that has it.
+        device: String,
+        /// The namespace.
+        path: PathBuf,
+    },
+    /// Configuration: the network's range collides with what the host reaches elsewhere.
+    #[error(
+        "the range {range} overlaps the host's route {route} via {interface}: choose another range (--ipalloc-range)"
+    )]
+    RangeOverlaps {
+        /// The wanted range.
+        range: IpNet,
+        /// The route in the host's table.
+        route: IpNet,
+        /// The route's device.
+        interface: String,
+    },
+    /// Configuration of the host: it cannot reach the peer.
+    #[error("the host has no route to {remote}: check the address and the host's routing table")]
+    NoRoute {
+        /// The address.
+        remote: IpAddr,
+    },
+    /// The kernel said no.
+    #[error("the kernel refused to {doing}: {source}{}", reason.as_ref().map(|r| format!(" ({r})")).unwrap_or_default())]
+    Refused {
+        /// The step that was refused.
+        doing: String,
+        /// The kernel's error number.
+        source: io::Error,
+        /// The kernel's own explanation, if it gave one.
+        reason: Option<String>,
+    },
+    /// The kernel did not answer, or with something that cannot be read.
+    #[error(
+        "no readable answer from the kernel within {limit_ms} ms to: {doing}; the host may be overloaded"
+    )]
+    TimedOut {
+        /// The step.
+        doing: String,
+        /// The limit in milliseconds.
+        limit_ms: u64,
+    },
+    /// The netlink socket itself failed.
+    #[error("netlink socket failed while trying to {doing}: {source}")]
+    Socket {
+        /// The step.
+        doing: String,
+        /// The error of the socket call.
+        source: io::Error,
+    },
+}
+
+/// How one netlink request ended, before it is known what it was for.
+#[derive(Debug)]
+pub(crate) enum RequestError {
+    /// The kernel's error number and its explanation.
+    Kernel { errno: i32, reason: Option<String> },
+    /// The socket failed.
+    Socket(io::Error),
+    /// No answer in time.
+    TimedOut,
+}
+
+impl RequestError {
+    /// Whether the kernel answered with this error number.
+    pub(crate) fn is(&self, wanted: rustix::io::Errno) -> bool {
+        matches!(self, Self::Kernel { errno, .. } if *errno == wanted.raw_os_error())
+    }
+
+    /// The public error, with what was being done in the infinitive ("add address 10.32.0.1/12").
+    pub(crate) fn while_doing(self, doing: impl Into<String>) -> KernelError {
+        let doing = doing.into();
+        if self.is(rustix::io::Errno::PERM) {
+            return KernelError::NotPermitted { doing };
+        }
+        match self {
+            Self::Kernel { errno, reason } => {
+                KernelError::Refused { doing, source: io::Error::from_raw_os_error(errno), reason }
+            }
+            Self::Socket(source) => KernelError::Socket { doing, source },
+            Self::TimedOut => {
+                KernelError::TimedOut { doing, limit_ms: crate::socket::REQUEST_TIMEOUT_MS }
+            }
+        }
+    }
+}

@@ -1,0 +1,296 @@
+//! Routes: the host's, which Weft only reads, and the multicast routes of containers.
+
+use std::{
+    collections::HashMap,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+};
+
+use ipnet::IpNet;
+use netlink_packet_core::{NLM_F_CREATE, NLM_F_EXCL};
+use netlink_packet_route::{
+    AddressFamily, RouteNetlinkMessage,
+    route::{
+        RouteAddress, RouteAttribute, RouteHeader, RouteMessage, RouteMetric, RouteProtocol,
+        RouteScope, RouteType,
+    },
+};
+use rustix::io::Errno;
+
+use crate::{Kernel, attach::family_of, error::KernelError, link::Link, socket::Socket};
+
+/// The protocol number of routes and neighbour entries made by Weft (`ip route show proto 87`).
+pub const ROUTE_PROTOCOL: u8 = 87;
+
+/// The kernel's table of local addresses and multicast, which is asked before all others.
+const TABLE_LOCAL: u32 = 255;
+/// Better than the entry (metric 256) that the kernel itself makes for ff00::/8 on every device.
+const MULTICAST_METRIC: u32 = 128;
+
+/// How large a packet may be towards an address.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RouteMtu {
+    /// MTU in bytes: the device's, or the route's own if that is smaller.
+    pub mtu: u32,
+    /// The device that the host's routing table gives.
+    pub interface: String,
+}
+
+/// A unicast route of the host that is not a default route.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HostRoute {
+    /// The destination.
+    pub destination: IpNet,
+    /// The device; the first one of a route with several.
+    pub interface: String,
+}
+
+impl Kernel {
+    /// The MTU towards `remote` by the host's routing table.
+    ///
+    /// # Errors
+    /// [`KernelError::NoRoute`] if the host cannot reach it, or the kernel's refusal.
+    pub async fn route_mtu(&self, remote: IpAddr) -> Result<RouteMtu, KernelError> {
+        let mut message = RouteMessage::default();
+        message.header.address_family = family_of(remote);
+        message.header.destination_prefix_length = if remote.is_ipv4() { 32 } else { 128 };
+        message.attributes.push(RouteAttribute::Destination(remote.into()));
+        let doing = || format!("look up the route to {remote}");
+        let unreachable = [Errno::NETUNREACH, Errno::HOSTUNREACH, Errno::INVAL, Errno::ACCESS];
+        let route = match self.socket().get(RouteNetlinkMessage::GetRoute(message)).await {
+            Ok(Some(RouteNetlinkMessage::NewRoute(route))) => route,
+            Ok(_) => return Err(KernelError::NoRoute { remote }),
+            Err(error) if unreachable.into_iter().any(|errno| error.is(errno)) => {
+                return Err(KernelError::NoRoute { remote });
+            }
+            Err(error) => return Err(error.while_doing(doing())),
+        };
+        let index = device_of(&route).ok_or(KernelError::NoRoute { remote })?;
+        let link = self.socket().link_by_index(index).await?;
+        let link = link.ok_or(KernelError::NoRoute { remote })?;
+        let own = metric_mtu(&route).filter(|mtu| *mtu > 0).unwrap_or(u32::MAX);
+        Ok(RouteMtu { mtu: link.mtu.min(own), interface: link.name })
+    }
+
+    /// The MTU to reckon with before any peer is known, in bytes: the smallest of the devices that
+    /// carry a default route, or, where there is none, of all devices that are up. Loopback and
+    /// Weft's own devices do not count. `None` if there is no device at all.
+    ///
+    /// # Errors
+    /// The kernel's refusal.
+    pub async fn default_link_mtu(&self) -> Result<Option<u32>, KernelError> {
+        let links = self.socket().links().await?;
+        let carries = |link: &&Link| link.is_up() && !link.is_loopback() && !link.is_own();
+        let defaults: Vec<u32> = self
+            .routes()
+            .await?
+            .iter()
+            .filter(|route| {
+                route.header.destination_prefix_length == 0
+                    && route.header.kind == RouteType::Unicast
+            })
+            .flat_map(devices_of)
+            .collect();
+        let usable = || links.iter().filter(carries);
+        let by_default = usable().filter(|link| defaults.contains(&link.index));
+        Ok(by_default.map(|link| link.mtu).min().or_else(|| usable().map(|link| link.mtu).min()))
+    }
+
+    /// What the host reaches by routes of its own: unicast routes of every table but the local
+    /// one, without default routes, link-local ones and those of Weft's own devices.
+    ///
+    /// # Errors
+    /// The kernel's refusal.
+    pub async fn host_routes(&self) -> Result<Vec<HostRoute>, KernelError> {
+        let links: HashMap<u32, Link> =
+            self.socket().links().await?.into_iter().map(|link| (link.index, link)).collect();
+        let mut found = Vec::new();
+        for route in self.routes().await? {
+            let Some(destination) = unicast_destination(&route) else { continue };
+            let device = device_of(&route).and_then(|index| links.get(&index));
+            if device.is_some_and(Link::is_own) {
+                continue;
+            }
+            let interface = device.map_or_else(|| "-".to_owned(), |link| link.name.clone());
+            let route = HostRoute { destination, interface };
+            if !found.contains(&route) {
+                found.push(route);
+            }
+        }
+        Ok(found)
+    }
+
+    /// Refuses a range that would hide, or be hidden by, something the host reaches elsewhere.
+    ///
+    /// # Errors
+    /// [`KernelError::RangeOverlaps`], naming the route.
+    pub async fn check_range(&self, range: IpNet) -> Result<(), KernelError> {
+        let overlapping = self.host_routes().await?.into_iter().find(|route| {
+            route.destination.contains(&range.network())
+                || range.contains(&route.destination.network())
+        });
+        match overlapping {
+            None => Ok(()),
+            Some(route) => Err(KernelError::RangeOverlaps {
+                range,
+                route: route.destination,
+                interface: route.interface,
+            }),
+        }
+    }
+
+    async fn routes(&self) -> Result<Vec<RouteMessage>, KernelError> {
+        let mut all = self.socket().routes(AddressFamily::Inet).await?;
+        all.extend(self.socket().routes(AddressFamily::Inet6).await?);
+        Ok(all)
+    }
+}
+
+impl Socket {
+    /// Routes multicast of a container through `link`, unless it has such a route already.
+    pub(crate) async fn ensure_multicast_routes(
+        &self,
+        link: &Link,
+        ipv6: bool,
+    ) -> Result<(), KernelError> {
+        let mut wanted = vec![multicast_v4(link)];
+        if ipv6 {
+            wanted.push(multicast_v6(link));
+        }
+        for route in wanted {
+            let present = self.routes(route.header.address_family).await?;
+            if !present.iter().any(|other| is_same_route(other, &route)) {
+                self.add_route(route, link).await?;
+            }
+        }
+        Ok(())
+    }
+
+    async fn add_route(&self, route: RouteMessage, link: &Link) -> Result<(), KernelError> {
+        let text = format!("add the multicast route through device {}", link.name);
+        let request = RouteNetlinkMessage::NewRoute(route);
+        match self.change(request, NLM_F_CREATE | NLM_F_EXCL).await {
+            Err(error) if error.is(Errno::EXIST) => {
+                // The container has a multicast route through another device: its owner chose that.
+                tracing::warn!(device = %link.name, "multicast is already routed elsewhere in the container");
+                Ok(())
+            }
+            Err(error) => Err(error.while_doing(text)),
+            Ok(()) => Ok(()),
+        }
+    }
+
+    async fn routes(&self, family: AddressFamily) -> Result<Vec<RouteMessage>, KernelError> {
+        let mut message = RouteMessage::default();
+        message.header.address_family = family;
+        let found = self
+            .dump(RouteNetlinkMessage::GetRoute(message))
+            .await
+            .map_err(|error| error.while_doing("list the routes"))?;
+        let route = |message| match message {
+            RouteNetlinkMessage::NewRoute(message) => Some(message),
+            _ => None,
+        };
+        Ok(found.into_iter().filter_map(route).collect())
+    }
+}
+
+fn multicast_v4(link: &Link) -> RouteMessage {
+    let mut route = RouteMessage::default();
+    route.header.address_family = AddressFamily::Inet;
+    route.header.destination_prefix_length = 4;
+    route.header.table = RouteHeader::RT_TABLE_MAIN;
+    route.header.protocol = RouteProtocol::Other(ROUTE_PROTOCOL);
+    route.header.scope = RouteScope::Link;
+    route.header.kind = RouteType::Unicast;
+    route.attributes = vec![
+        RouteAttribute::Destination(RouteAddress::Inet(Ipv4Addr::new(224, 0, 0, 0))),
+        RouteAttribute::Oif(link.index),
+    ];
+    route
+}
+
+/// In the local table, where the kernel has an entry for each device already and the best one wins.
+fn multicast_v6(link: &Link) -> RouteMessage {
+    let mut route = RouteMessage::default();
+    route.header.address_family = AddressFamily::Inet6;
+    route.header.destination_prefix_length = 8;
+    route.header.table = TABLE_LOCAL as u8;
+    route.header.protocol = RouteProtocol::Other(ROUTE_PROTOCOL);
+    route.header.kind = RouteType::Multicast;
+    route.attributes = vec![
+        RouteAttribute::Destination(RouteAddress::Inet6(Ipv6Addr::new(
+            0xff00, 0, 0, 0, 0, 0, 0, 0,
+        ))),
+        RouteAttribute::Priority(MULTICAST_METRIC),
+        RouteAttribute::Oif(link.index),
+    ];
+    route
+}
+
+fn is_same_route(one: &RouteMessage, other: &RouteMessage) -> bool {
+    one.header.destination_prefix_length == other.header.destination_prefix_length
+        && table_of(one) == table_of(other)
+        && one.header.protocol == other.header.protocol
+        && device_of(one) == device_of(other)
+        && destination_address(one) == destination_address(other)
+}
+
+fn table_of(route: &RouteMessage) -> u32 {
+    let attribute = route.attributes.iter().find_map(|attribute| match attribute {
+        RouteAttribute::Table(table) => Some(*table),
+        _ => None,
+    });
+    attribute.unwrap_or(u32::from(route.header.table))
+}
+
+fn devices_of(route: &RouteMessage) -> Vec<u32> {
+    let mut devices = Vec::new();
+    for attribute in &route.attributes {
+        match attribute {
+            RouteAttribute::Oif(index) => devices.push(*index),
+            RouteAttribute::MultiPath(hops) => {
+                devices.extend(hops.iter().map(|hop| hop.interface_index));
+            }
+            _ => {}
+        }
+    }
+    devices
+}
+
+fn device_of(route: &RouteMessage) -> Option<u32> {
+    devices_of(route).first().copied()
+}
+
+fn destination_address(route: &RouteMessage) -> Option<IpAddr> {
+    route.attributes.iter().find_map(|attribute| match attribute {
+        RouteAttribute::Destination(RouteAddress::Inet(address)) => Some(IpAddr::V4(*address)),
+        RouteAttribute::Destination(RouteAddress::Inet6(address)) => Some(IpAddr::V6(*address)),
+        _ => None,
+    })
+}
+
+fn unicast_destination(route: &RouteMessage) -> Option<IpNet> {
+    let prefix = route.header.destination_prefix_length;
+    if route.header.kind != RouteType::Unicast || prefix == 0 || table_of(route) == TABLE_LOCAL {
+        return None;
+    }
+    let address = destination_address(route)?;
+    let beside = match address {
+        IpAddr::V4(address) => address.is_multicast() || address.is_link_local(),
+        IpAddr::V6(address) => address.is_multicast() || address.is_unicast_link_local(),
+    };
+    if beside {
+        return None;
+    }
+    IpNet::new(address, prefix).ok().map(|net| net.trunc())
+}
+
+fn metric_mtu(route: &RouteMessage) -> Option<u32> {
+    route.attributes.iter().find_map(|attribute| match attribute {
+        RouteAttribute::Metrics(metrics) => metrics.iter().find_map(|metric| match metric {
+            RouteMetric::Mtu(mtu) => Some(*mtu),
+            _ => None,
+        }),
+        _ => None,
+    })
+}

@@ -1,0 +1,237 @@
+//! One NETLINK_ROUTE socket with one request in flight.
+//!
+//! The kernel serves a single dump per socket, and two exchanges at once on one socket have been
+//! the source of other programs' failures; here the socket is behind a lock for a whole exchange.
+//! Messages and attributes that cannot be read are skipped, never errors of the whole answer.
+
+use std::{
+    io,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use netlink_packet_core::{
+    NLM_F_ACK, NLM_F_ACK_TLVS, NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_MULTIPART, NLM_F_REQUEST,
+    NetlinkHeader, NetlinkMessage, NetlinkPayload, NlasIterator,
+};
+use netlink_packet_route::RouteNetlinkMessage;
+use netlink_sys::{AsyncSocket, AsyncSocketExt, TokioSocket, protocols::NETLINK_ROUTE};
+use tokio::sync::Mutex;
+
+use crate::error::RequestError;
+
+/// How long one exchange may take, in milliseconds. The kernel answers at once unless another
+/// process holds its configuration lock.
+pub(crate) const REQUEST_TIMEOUT_MS: u64 = 10_000;
+/// How often an interrupted dump (the table changed while it was read) is read again.
+const DUMP_ATTEMPTS_MAX: u32 = 8;
+/// Receive buffer of a request socket, in bytes: one batch of a large dump and then some.
+const RECEIVE_BUFFER_BYTES: usize = 1 << 20;
+/// Length of `struct nlmsghdr`, which every message and every error's echo begins with.
+const HEADER_LEN: usize = 16;
+/// Attribute of an extended acknowledgement that holds the kernel's explanation.
+const NLMSGERR_ATTR_MSG: u16 = 1;
+
+/// A socket in the network namespace of the thread that opened it.
+pub(crate) struct Socket {
+    exchange: Mutex<Exchange>,
+    changes: Arc<AtomicU64>,
+}
+
+struct Exchange {
+    socket: TokioSocket,
+    sequence: u32,
+    /// The last exchange was abandoned (its future was dropped, or it timed out): the kernel may
+    /// still be answering it.
+    unfinished: bool,
+}
+
+/// What one received message means for the exchange with a given sequence number.
+enum Step {
+    Data(RouteNetlinkMessage),
+    Interrupted(Option<RouteNetlinkMessage>),
+    Finished,
+    Failed(RequestError),
+    Skip,
+}
+
+impl Socket {
+    /// Opens a socket in the calling thread's network namespace. Requests that change something are
+    /// counted in `changes`.
+    pub(crate) fn open(changes: Arc<AtomicU64>) -> io::Result<Self> {
+        let socket = TokioSocket::new(NETLINK_ROUTE)?;
+        socket.socket_ref().set_rx_buf_sz(RECEIVE_BUFFER_BYTES as i32)?;
+        socket.socket_ref().set_ext_ack(true)?;
+        socket.socket_ref().set_cap_ack(true)?;
+        let exchange = Exchange { socket, sequence: 0, unfinished: false };
+        Ok(Self { exchange: Mutex::new(exchange), changes })
+    }
+
+    /// Reads a whole table.
+    pub(crate) async fn dump(
+        &self,
+        message: RouteNetlinkMessage,
+    ) -> Result<Vec<RouteNetlinkMessage>, RequestError> {
+        let mut exchange = self.exchange.lock().await;
+        let mut last = Vec::new();
+        for _ in 0..DUMP_ATTEMPTS_MAX {
+            let (found, whole) = exchange.run(message.clone(), NLM_F_REQUEST | NLM_F_DUMP).await?;
+            last = found;
+            if whole {
+                break;
+            }
+        }
+        Ok(last)
+    }
+
+    /// Reads one object.
+    pub(crate) async fn get(
+        &self,
+        message: RouteNetlinkMessage,
+    ) -> Result<Option<RouteNetlinkMessage>, RequestError> {
+        let mut exchange = self.exchange.lock().await;
+        let (found, _) = exchange.run(message, NLM_F_REQUEST | NLM_F_ACK).await?;
+        Ok(found.into_iter().next())
+    }
+
+    /// Changes the kernel's state; `flags` are those besides REQUEST and ACK.
+    pub(crate) async fn change(
+        &self,
+        message: RouteNetlinkMessage,
+        flags: u16,
+    ) -> Result<(), RequestError> {
+        let mut exchange = self.exchange.lock().await;
+        self.changes.fetch_add(1, Ordering::Relaxed);
+        exchange.run(message, NLM_F_REQUEST | NLM_F_ACK | flags).await.map(|_| ())
+    }
+}
+
+impl Exchange {
+    /// One request and its whole answer; the flag is false when a dump was interrupted.
+    async fn run(
+        &mut self,
+        message: RouteNetlinkMessage,
+        flags: u16,
+    ) -> Result<(Vec<RouteNetlinkMessage>, bool), RequestError> {
+        let limit = Duration::from_millis(REQUEST_TIMEOUT_MS);
+        match tokio::time::timeout(limit, self.run_unbounded(message, flags)).await {
+            Ok(result) => result,
+            Err(_) => Err(RequestError::TimedOut),
+        }
+    }
+
+    async fn run_unbounded(
+        &mut self,
+        message: RouteNetlinkMessage,
+        flags: u16,
+    ) -> Result<(Vec<RouteNetlinkMessage>, bool), RequestError> {
+        if self.unfinished {
+            // Read the abandoned answer to its end, else a dump still running on the socket would
+            // make the next one fail.
+            let _ = self.collect(self.sequence).await;
+            self.unfinished = false;
+        }
+        self.sequence = self.sequence.wrapping_add(1).max(1);
+        let mut header = NetlinkHeader::default();
+        header.flags = flags;
+        header.sequence_number = self.sequence;
+        let mut request = NetlinkMessage::new(header, NetlinkPayload::InnerMessage(message));
+        request.finalize();
+        let mut bytes = vec![0; request.buffer_len()];
+        request.serialize(&mut bytes);
+
+        self.socket.send(&bytes).await.map_err(RequestError::Socket)?;
+        self.unfinished = true;
+        let result = self.collect(self.sequence).await;
+        self.unfinished = false;
+        result
+    }
+
+    /// Everything the kernel says about one sequence number.
+    async fn collect(
+        &mut self,
+        sequence: u32,
+    ) -> Result<(Vec<RouteNetlinkMessage>, bool), RequestError> {
+        let mut found = Vec::new();
+        let mut whole = true;
+        loop {
+            let (datagram, _) = self.socket.recv_from_full().await.map_err(RequestError::Socket)?;
+            for bytes in messages(&datagram) {
+                match step(bytes, sequence) {
+                    Step::Data(message) => found.push(message),
+                    Step::Interrupted(message) => {
+                        whole = false;
+                        found.extend(message);
+                    }
+                    Step::Finished => return Ok((found, whole)),
+                    Step::Failed(error) => return Err(error),
+                    Step::Skip => {}
+                }
+            }
+        }
+    }
+}
+
+/// Cuts a datagram into its messages; a truncated or senseless rest is left out.
+pub(crate) fn messages(mut datagram: &[u8]) -> impl Iterator<Item = &[u8]> {
+    std::iter::from_fn(move || {
+        let length = u32::from_ne_bytes(datagram.get(..4)?.try_into().ok()?) as usize;
+        if length < HEADER_LEN {
+            return None;
+        }
+        let message = datagram.get(..length)?;
+        let next = length.next_multiple_of(4).min(datagram.len());
+        datagram = datagram.get(next..)?;
+        Some(message)
+    })
+}
+
+fn step(bytes: &[u8], sequence: u32) -> Step {
+    let decoded = NetlinkMessage::<RouteNetlinkMessage>::deserialize(bytes);
+    let Ok(message) = decoded else {
+        // A newer kernel may send what this version cannot read: that one object is unknown then.
+        tracing::debug!(error = ?decoded.err(), "skipped a netlink message that cannot be read");
+        return Step::Skip;
+    };
+    let (header, payload) = message.into_parts();
+    if header.sequence_number != sequence {
+        return Step::Skip;
+    }
+    let interrupted = header.flags & NLM_F_MULTIPART != 0 && header.flags & NLM_F_DUMP_INTR != 0;
+    match payload {
+        NetlinkPayload::InnerMessage(message) if interrupted => Step::Interrupted(Some(message)),
+        NetlinkPayload::InnerMessage(message) => Step::Data(message),
+        NetlinkPayload::Done(done) if done.code < 0 => {
+            Step::Failed(RequestError::Kernel { errno: -done.code, reason: None })
+        }
+        NetlinkPayload::Done(_) => Step::Finished,
+        NetlinkPayload::Error(error) => match error.code {
+            None => Step::Finished,
+            Some(code) => Step::Failed(RequestError::Kernel {
+                errno: code.get().saturating_neg(),
+                reason: explanation(header.flags, &error.header),
+            }),
+        },
+        NetlinkPayload::Overrun(_) => {
+            Step::Failed(RequestError::Socket(io::Error::from(io::ErrorKind::OutOfMemory)))
+        }
+        _ => Step::Skip,
+    }
+}
+
+/// The kernel's own words in an extended acknowledgement, after the echo of the request's header.
+fn explanation(flags: u16, echo: &[u8]) -> Option<String> {
+    if flags & NLM_F_ACK_TLVS == 0 {
+        return None;
+    }
+    let attributes = echo.get(HEADER_LEN..)?;
+    let text = NlasIterator::new(attributes)
+        .filter_map(Result::ok)
+        .find(|attribute| attribute.kind() == NLMSGERR_ATTR_MSG)
+        .map(|attribute| attribute.value().to_vec())?;
+    let text = String::from_utf8_lossy(&text).trim_end_matches('\0').to_owned();
+    (!text.is_empty()).then_some(text)
+}
