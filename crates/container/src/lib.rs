@@ -1,2 +1,15 @@
 //! tokio: outside requests -> attach / detach.
+//!
+//! What a user means by CONTAINER-OR-NETNS: [`resolve`] finds the network namespace behind a Docker
+//! container's name or id, a name made by `ip netns add`, a process or a path.
 #![forbid(unsafe_code)]
+
+mod docker;
+mod error;
+mod sandbox;
+
+pub use self::{
+    docker::{DOCKER_ANSWER_BYTES_MAX, DOCKER_TIMEOUT_MS},
+    error::{ContainerError, DockerFailure},
+    sandbox::{ResolveOptions, Sandbox, SandboxKind, is_alive, resolve},
+};

@@ -1,0 +1,153 @@
+//! Why a reference does not lead to a container.
+
+use std::{fmt, io, path::PathBuf};
+
+use crate::docker::{DOCKER_ANSWER_BYTES_MAX, DOCKER_TIMEOUT_MS};
+
+/// Why no container or namespace can be attached by a reference. Each text says what happened, to
+/// what, and what to do.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ContainerError {
+    /// Fault of the caller.
+    #[error(
+        "{reference:?} is no container or namespace: {why}; give a Docker container's name or id, \
+         a name from {netns_dir}, pid:NUMBER or the path of a network namespace"
+    )]
+    Invalid {
+        /// What was given.
+        reference: String,
+        /// What is wrong with it.
+        why: &'static str,
+        /// Where named namespaces stand.
+        netns_dir: PathBuf,
+    },
+    /// Fault of the caller, or the container ended.
+    #[error(
+        "no container or network namespace named {reference}: there is no {netns_dir}/{reference}, and {docker}"
+    )]
+    NotFound {
+        /// What was given.
+        reference: String,
+        /// Where named namespaces stand.
+        netns_dir: PathBuf,
+        /// What Docker said.
+        docker: DockerFailure,
+    },
+    /// Fault of the caller: an explicit `netns:` name that is not there.
+    #[error(
+        "no network namespace named {name} in {netns_dir}: `ip netns list` shows those that exist, `ip netns add {name}` makes one"
+    )]
+    NoSuchNamespace {
+        /// The name.
+        name: String,
+        /// Where named namespaces stand.
+        netns_dir: PathBuf,
+    },
+    /// An explicit `docker:` reference that Docker cannot answer.
+    #[error("cannot find Docker container {reference}: {docker}")]
+    Docker {
+        /// What was given.
+        reference: String,
+        /// What Docker said.
+        docker: DockerFailure,
+    },
+    /// State of the container.
+    #[error(
+        "container {name} is {status}, not running: start it (docker start {name}), then attach it"
+    )]
+    NotRunning {
+        /// The container's name.
+        name: String,
+        /// Docker's word for its state.
+        status: String,
+    },
+    /// Configuration of the container, or the host's own namespace named by path or process.
+    #[error(
+        "{name} uses the host's own network and cannot be attached: run the container without --network host, or give the host an address with `weft expose`"
+    )]
+    HostNetwork {
+        /// What was given.
+        name: String,
+    },
+    /// Fault of the caller, or the process ended.
+    #[error("process {pid} does not exist or has ended: give the number of a running process")]
+    NoProcess {
+        /// The process id.
+        pid: u32,
+    },
+    /// Fault of the caller: a file that is no namespace.
+    #[error(
+        "{path} is not a network namespace: give a file from /run/netns or /proc/PID/ns/net (a leftover file in /run/netns goes with `ip netns delete`)"
+    )]
+    NotANamespace {
+        /// The path.
+        path: PathBuf,
+    },
+    /// The file cannot be looked at.
+    #[error("cannot use {path} as a network namespace: {source}")]
+    Unreadable {
+        /// The path.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+}
+
+/// Why Docker did not name a container.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum DockerFailure {
+    /// The reference cannot be a container's name or id.
+    NotAName,
+    /// Docker has no such container.
+    NoSuchContainer,
+    /// Nothing listens there.
+    Unreachable {
+        /// The engine's socket.
+        socket: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// The engine did not answer in time.
+    TimedOut {
+        /// The engine's socket.
+        socket: PathBuf,
+    },
+    /// The engine answered with an error, such as an id prefix that fits several containers.
+    Refused {
+        /// HTTP status.
+        status: u16,
+        /// The engine's words.
+        message: String,
+    },
+    /// The answer is not what Docker's API answers.
+    Unreadable {
+        /// What is wrong with it.
+        why: String,
+    },
+}
+
+impl fmt::Display for DockerFailure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NotAName => f.write_str("it cannot be the name of a Docker container"),
+            Self::NoSuchContainer => {
+                f.write_str("Docker has no container with this name or id (see docker ps)")
+            }
+            Self::Unreachable { socket, source } => {
+                write!(f, "no Docker engine answers at {} ({source})", socket.display())
+            }
+            Self::TimedOut { socket } => write!(
+                f,
+                "the Docker engine at {} did not answer within {DOCKER_TIMEOUT_MS} ms",
+                socket.display()
+            ),
+            Self::Refused { status, message } => write!(f, "Docker says: {message} ({status})"),
+            Self::Unreadable { why } => write!(
+                f,
+                "what answers at Docker's socket is not Docker's API: {why} (answers are read up to {DOCKER_ANSWER_BYTES_MAX} bytes)"
+            ),
+        }
+    }
+}
