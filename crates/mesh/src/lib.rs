@@ -1,2 +1,45 @@
 //! pure: membership, topology and routes, address ring, names: what hosts agree on.
+//!
+//! A [`Mesh`] is the state machine of one host. Links, files and clocks are the caller's: it feeds in links,
+//! messages, requests for addresses and the time, and carries out what [`Mesh::poll_output`] returns, strictly
+//! in order. In this version: membership from one address, the table of endpoints, and address ranges that
+//! their owners split (DESIGN section 10). Relays, names and the recovery of a dead host's ranges are not
+//! here yet.
+//!
+//! # Why no address is given twice
+//!
+//! - The founder of a mesh owns the whole range; every other host owns what it was granted. Only the owner
+//!   of a range splits it, and [`Output::Persist`] comes before the grant, so an owner that crashes never
+//!   comes back as the owner of what it gave away.
+//! - A grant answers a random request number that the asker has stored. The same number gets the same grant
+//!   again, so a lost message loses nothing; an asker that lost its disk asks with a new number and gets
+//!   another range, so nothing that its former self used is given out.
+//! - An explicit address inside the range is asked of its owner, which stores it as taken before it answers.
+//! - A host's own stored state says what it owns; what others say of it is ignored.
+//!
+//! Admitted hosts are trusted not to lie about ranges of others, but none can take what this host owns.
 #![forbid(unsafe_code)]
+
+mod config;
+mod endpoint;
+mod error;
+mod founding;
+mod gossip;
+pub mod limits;
+mod members;
+mod mesh;
+mod message;
+mod range;
+mod ranges;
+mod state;
+mod status;
+mod tickets;
+
+pub use config::{Config, Founding, Target};
+pub use endpoint::{Conflict, EndpointInfo, Mac, ParseMacError};
+pub use error::{AddressError, MeshError, Refusal};
+pub use mesh::{Change, Mesh, Output, Ticket};
+pub use message::{ClaimResult, Hello, MemberInfo, Message, Network, NetworkId, RangeAnnouncement};
+pub use range::AddressRange;
+pub use state::State;
+pub use status::{Allocation, IpamStatus, OwnerStatus, PeerStatus};

@@ -1,0 +1,93 @@
+//! What a host is told by its user.
+
+use std::net::{Ipv4Addr, SocketAddr};
+
+use ipnet::{Ipv4Net, Ipv6Net};
+use weft_crypto::PeerId;
+
+use crate::error::MeshError;
+use crate::limits::NICKNAME_BYTES_MAX;
+
+/// Whether a host without saved state starts a mesh or looks for one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Founding {
+    /// Launched without naming another host: it founds a mesh at once.
+    Found,
+    /// Launched with the names of other hosts: it joins their mesh. If none of them has one either, the one
+    /// of them with the lowest peer id founds it.
+    Join,
+}
+
+/// The configuration of a [`crate::Mesh`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// This host.
+    pub local: PeerId,
+    /// Its host name.
+    pub nickname: String,
+    /// The port on which it takes links.
+    pub port: u16,
+    /// Addresses at which it knows it can be dialled, if any.
+    pub addresses: Vec<SocketAddr>,
+    /// `--ipalloc-range`: all automatic addresses of the mesh; at most a /29.
+    pub range: Ipv4Net,
+    /// Automatic addresses are taken from this part of `range`, and their prefix length is its; `None`: all of it.
+    pub subnet: Option<Ipv4Net>,
+    /// A /64 for IPv6 addresses; `None`: an RFC 4193 one made from the network id.
+    pub range6: Option<Ipv6Net>,
+    /// What to do without saved state.
+    pub founding: Founding,
+    /// Dial members that other hosts name.
+    pub discovery: bool,
+}
+
+impl Config {
+    /// A configuration with the defaults: range 10.32.0.0/12, joining, discovery on.
+    pub fn new(local: PeerId, nickname: impl Into<String>, port: u16) -> Self {
+        Self {
+            local,
+            nickname: nickname.into(),
+            port,
+            addresses: Vec::new(),
+            range: Ipv4Net::new_assert(Ipv4Addr::new(10, 32, 0, 0), 12),
+            subnet: None,
+            range6: None,
+            founding: Founding::Join,
+            discovery: true,
+        }
+    }
+
+    /// The subnet of automatic addresses.
+    pub fn subnet(&self) -> Ipv4Net {
+        self.subnet.unwrap_or(self.range)
+    }
+
+    pub(crate) fn check(&self) -> Result<(), MeshError> {
+        if self.range.prefix_len() > 29 || self.range.trunc() != self.range {
+            return Err(MeshError::BadRange(self.range));
+        }
+        let subnet = self.subnet();
+        if !self.range.contains(&subnet) || subnet.prefix_len() > 30 || subnet.trunc() != subnet {
+            return Err(MeshError::BadSubnet { subnet, range: self.range });
+        }
+        match self.range6 {
+            Some(range6) if range6.prefix_len() != 64 || range6.trunc() != range6 => {
+                return Err(MeshError::BadRange6(range6));
+            }
+            _ => {}
+        }
+        if self.nickname.is_empty() || self.nickname.len() > NICKNAME_BYTES_MAX {
+            return Err(MeshError::BadNickname);
+        }
+        Ok(())
+    }
+}
+
+/// A host named by the user, and who answered there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Target {
+    /// As the user wrote it.
+    pub name: String,
+    /// Who it is, once a link with it was up.
+    pub peer: Option<PeerId>,
+}

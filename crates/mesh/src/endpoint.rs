@@ -1,0 +1,500 @@
+//! Where containers are: each host announces its own endpoints, the others keep them per host.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::net::IpAddr;
+use std::str::FromStr;
+use std::time::Instant;
+
+use ipnet::IpNet;
+use serde::{Deserialize, Serialize};
+use weft_crypto::PeerId;
+
+use crate::limits::{ADDRESSES_PER_ENDPOINT_MAX, CONFLICTS_MAX, NAME_BYTES_MAX};
+
+/// An Ethernet address, written as six pairs of hexadecimal digits with colons.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(into = "String", try_from = "String")]
+pub struct Mac(pub [u8; 6]);
+
+impl fmt::Display for Mac {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [a, b, c, d, e, g] = self.0;
+        write!(f, "{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{g:02x}")
+    }
+}
+
+impl fmt::Debug for Mac {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// A text is not an Ethernet address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("an Ethernet address is six pairs of hexadecimal digits, such as 02:00:5e:10:00:01")]
+pub struct ParseMacError;
+
+impl FromStr for Mac {
+    type Err = ParseMacError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let mut bytes = [0; 6];
+        let mut parts = text.split(':');
+        for byte in &mut bytes {
+            let digits = |part: &&str| part.len() == 2 && !part.starts_with('+');
+            let part = parts.next().filter(digits).ok_or(ParseMacError)?;
+            *byte = u8::from_str_radix(part, 16).map_err(|_| ParseMacError)?;
+        }
+        parts.next().is_none().then_some(Self(bytes)).ok_or(ParseMacError)
+    }
+}
+
+impl From<Mac> for String {
+    fn from(mac: Mac) -> Self {
+        mac.to_string()
+    }
+}
+
+impl TryFrom<String> for Mac {
+    type Error = ParseMacError;
+
+    fn try_from(text: String) -> Result<Self, Self::Error> {
+        text.parse()
+    }
+}
+
+/// A container (or a host itself) on the network.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct EndpointInfo {
+    /// The container's id, or whatever the attaching side calls it; unique on its host.
+    pub container: String,
+    /// The container's name; may be empty.
+    pub name: String,
+    /// The Ethernet address of the port inside the container.
+    pub mac: Mac,
+    /// Its addresses with the length of their subnet's prefix; may be empty.
+    pub addresses: Vec<IpNet>,
+}
+
+impl EndpointInfo {
+    /// What makes it unfit for announcement, if anything.
+    pub(crate) fn fault(&self) -> Option<&'static str> {
+        if self.container.is_empty() || self.container.len() > NAME_BYTES_MAX {
+            return Some("the container's id is empty or too long");
+        }
+        if self.name.len() > NAME_BYTES_MAX {
+            return Some("the container's name is too long");
+        }
+        if self.container.chars().chain(self.name.chars()).any(char::is_control) {
+            return Some("the container's id or name has control characters");
+        }
+        if self.mac.0[0] & 1 != 0 || self.mac.0 == [0; 6] {
+            return Some("the Ethernet address is not a unicast address");
+        }
+        if self.addresses.len() > ADDRESSES_PER_ENDPOINT_MAX {
+            return Some("too many addresses");
+        }
+        let unfit = |net: &IpNet| net.addr().is_unspecified() || net.addr().is_multicast();
+        self.addresses.iter().any(unfit).then_some("an address is not a unicast address")
+    }
+}
+
+/// Two hosts announce the same Ethernet or IP address; the lower peer id gets the frames.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Conflict {
+    /// The address that both announce, as text.
+    pub address: String,
+    /// Who gets the frames.
+    pub winner: PeerId,
+    /// Who does not.
+    pub loser: PeerId,
+}
+
+/// What changed for the switch.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct EndpointChanges {
+    pub(crate) add: Vec<(EndpointInfo, PeerId)>,
+    pub(crate) remove: Vec<(Mac, PeerId)>,
+    pub(crate) conflicts: Vec<Conflict>,
+}
+
+/// The endpoints of one other host.
+#[derive(Debug, Default)]
+struct Remote {
+    version: u64,
+    endpoints: BTreeMap<Mac, EndpointInfo>,
+    /// When they are dropped, if the host has no link.
+    expires: Option<Instant>,
+}
+
+/// All endpoints that this host knows of, its own included.
+#[derive(Debug)]
+pub(crate) struct EndpointTable {
+    local_peer: PeerId,
+    local: BTreeMap<Mac, EndpointInfo>,
+    local_version: u64,
+    remote: BTreeMap<PeerId, Remote>,
+    by_mac: BTreeMap<Mac, BTreeSet<PeerId>>,
+    by_address: BTreeMap<IpAddr, BTreeSet<(PeerId, Mac)>>,
+    /// What the switch has been told of other hosts.
+    told: BTreeMap<Mac, (PeerId, EndpointInfo)>,
+    conflicts: BTreeSet<Conflict>,
+    /// Ethernet addresses whose entry may have changed since the last [`Self::changes`].
+    touched: BTreeSet<Mac>,
+}
+
+impl EndpointTable {
+    pub(crate) fn new(local_peer: PeerId) -> Self {
+        Self {
+            local_peer,
+            local: BTreeMap::new(),
+            local_version: 0,
+            remote: BTreeMap::new(),
+            by_mac: BTreeMap::new(),
+            by_address: BTreeMap::new(),
+            told: BTreeMap::new(),
+            conflicts: BTreeSet::new(),
+            touched: BTreeSet::new(),
+        }
+    }
+
+    pub(crate) fn local(&self) -> (u64, Vec<EndpointInfo>) {
+        (self.local_version, self.local.values().cloned().collect())
+    }
+
+    /// Adds or replaces an own endpoint; the new version, or `None` if nothing changed.
+    pub(crate) fn set_local(&mut self, info: &EndpointInfo) -> Option<u64> {
+        let before = self.local.insert(info.mac, info.clone());
+        if before.as_ref() == Some(info) {
+            return None;
+        }
+        self.index(self.local_peer, before.as_ref(), Some(info));
+        self.local_version += 1;
+        Some(self.local_version)
+    }
+
+    /// Removes an own endpoint; the new version, or `None` if there was none.
+    pub(crate) fn remove_local(&mut self, mac: Mac) -> Option<u64> {
+        let before = self.local.remove(&mac)?;
+        self.index(self.local_peer, Some(&before), None);
+        self.local_version += 1;
+        Some(self.local_version)
+    }
+
+    pub(crate) fn version_of(&self, peer: PeerId) -> Option<u64> {
+        self.remote.get(&peer).map(|remote| remote.version)
+    }
+
+    pub(crate) fn count_of(&self, peer: PeerId) -> usize {
+        self.remote.get(&peer).map_or(0, |remote| remote.endpoints.len())
+    }
+
+    pub(crate) fn has(&self, peer: PeerId, mac: Mac) -> bool {
+        self.remote.get(&peer).is_some_and(|remote| remote.endpoints.contains_key(&mac))
+    }
+
+    /// Replaces all endpoints of another host.
+    pub(crate) fn set_all(
+        &mut self,
+        peer: PeerId,
+        version: u64,
+        endpoints: &BTreeMap<Mac, EndpointInfo>,
+    ) {
+        let gone: Vec<Mac> = match self.remote.get(&peer) {
+            Some(now) => {
+                now.endpoints.keys().filter(|mac| !endpoints.contains_key(mac)).copied().collect()
+            }
+            None => Vec::new(),
+        };
+        gone.into_iter().for_each(|mac| self.remove(peer, mac));
+        endpoints.values().for_each(|info| self.set(peer, info));
+        self.set_version(peer, version);
+    }
+
+    pub(crate) fn set_version(&mut self, peer: PeerId, version: u64) {
+        self.remote.entry(peer).or_default().version = version;
+    }
+
+    /// Adds or replaces an endpoint of another host.
+    pub(crate) fn set(&mut self, peer: PeerId, info: &EndpointInfo) {
+        let remote = self.remote.entry(peer).or_default();
+        let before = remote.endpoints.insert(info.mac, info.clone());
+        if before.as_ref() != Some(info) {
+            self.index(peer, before.as_ref(), Some(info));
+        }
+    }
+
+    /// Removes an endpoint of another host.
+    pub(crate) fn remove(&mut self, peer: PeerId, mac: Mac) {
+        let before = self.remote.get_mut(&peer).and_then(|remote| remote.endpoints.remove(&mac));
+        if let Some(before) = before {
+            self.index(peer, Some(&before), None);
+        }
+    }
+
+    /// The host's link is up (`None`), or its endpoints go at a time.
+    pub(crate) fn set_expiry(&mut self, peer: PeerId, expires: Option<Instant>) {
+        if let Some(remote) = self.remote.get_mut(&peer) {
+            remote.expires = expires;
+        }
+    }
+
+    pub(crate) fn next_expiry(&self) -> Option<Instant> {
+        self.remote.values().filter_map(|remote| remote.expires).min()
+    }
+
+    pub(crate) fn expire(&mut self, now: Instant) {
+        let due = |remote: &Remote| remote.expires.is_some_and(|at| at <= now);
+        let peers: Vec<PeerId> =
+            self.remote.iter().filter(|(_, r)| due(r)).map(|(peer, _)| *peer).collect();
+        peers.into_iter().for_each(|peer| self.drop_peer(peer));
+    }
+
+    pub(crate) fn drop_peer(&mut self, peer: PeerId) {
+        if let Some(remote) = self.remote.remove(&peer) {
+            remote.endpoints.values().for_each(|info| self.index(peer, Some(info), None));
+        }
+    }
+
+    /// Who announces an IP address, if it is not this container of this host.
+    pub(crate) fn other_holder(
+        &self,
+        address: IpAddr,
+        own: &str,
+    ) -> Option<(&EndpointInfo, PeerId)> {
+        let holders = self.by_address.get(&address)?.iter();
+        let infos = holders.filter_map(|(peer, mac)| Some((self.info(*peer, *mac)?, *peer)));
+        infos.into_iter().find(|(info, peer)| *peer != self.local_peer || info.container != own)
+    }
+
+    /// All endpoints known, with their hosts; own ones first.
+    pub(crate) fn all(&self) -> impl Iterator<Item = (&EndpointInfo, PeerId)> {
+        let own = self.local.values().map(|info| (info, self.local_peer));
+        let others = self.remote.iter();
+        own.chain(others.flat_map(|(peer, r)| r.endpoints.values().map(|info| (info, *peer))))
+    }
+
+    pub(crate) fn conflicts(&self) -> Vec<Conflict> {
+        self.conflicts.iter().filter(|conflict| self.still(conflict)).cloned().collect()
+    }
+
+    /// What the switch must be told, and conflicts that are new.
+    pub(crate) fn changes(&mut self) -> EndpointChanges {
+        let mut changes = EndpointChanges::default();
+        for mac in std::mem::take(&mut self.touched) {
+            self.find_conflicts(mac, &mut changes.conflicts);
+            let wanted = self.wanted(mac);
+            let told = self.told.get(&mac).cloned();
+            if told == wanted {
+                continue;
+            }
+            if let Some((peer, _)) = told {
+                let moved = wanted.as_ref().is_none_or(|(now, _)| *now != peer);
+                if moved {
+                    changes.remove.push((mac, peer));
+                }
+                self.told.remove(&mac);
+            }
+            if let Some((peer, info)) = wanted {
+                changes.add.push((info.clone(), peer));
+                self.told.insert(mac, (peer, info));
+            }
+        }
+        changes
+    }
+
+    /// The entry that the switch should have for an Ethernet address: none for an own container.
+    fn wanted(&self, mac: Mac) -> Option<(PeerId, EndpointInfo)> {
+        let peer = *self.by_mac.get(&mac)?.first()?;
+        if peer == self.local_peer {
+            return None;
+        }
+        let mut info = self.info(peer, mac)?.clone();
+        let first = |net: &IpNet| {
+            self.by_address.get(&net.addr()).and_then(BTreeSet::first) == Some(&(peer, mac))
+        };
+        info.addresses.retain(first);
+        Some((peer, info))
+    }
+
+    fn info(&self, peer: PeerId, mac: Mac) -> Option<&EndpointInfo> {
+        if peer == self.local_peer {
+            return self.local.get(&mac);
+        }
+        self.remote.get(&peer)?.endpoints.get(&mac)
+    }
+
+    /// Keeps the two indices, and notes which entries of the switch may change.
+    fn index(&mut self, peer: PeerId, before: Option<&EndpointInfo>, after: Option<&EndpointInfo>) {
+        for (info, add) in before.map(|i| (i, false)).into_iter().chain(after.map(|i| (i, true))) {
+            let hosts = self.by_mac.entry(info.mac).or_default();
+            if add {
+                hosts.insert(peer)
+            } else {
+                hosts.remove(&peer)
+            };
+            if hosts.is_empty() {
+                self.by_mac.remove(&info.mac);
+            }
+            self.touched.insert(info.mac);
+            for net in &info.addresses {
+                let holders = self.by_address.entry(net.addr()).or_default();
+                self.touched.extend(holders.iter().map(|(_, mac)| *mac));
+                let holder = (peer, info.mac);
+                if add {
+                    holders.insert(holder)
+                } else {
+                    holders.remove(&holder)
+                };
+                if holders.is_empty() {
+                    self.by_address.remove(&net.addr());
+                }
+            }
+        }
+    }
+
+    fn find_conflicts(&mut self, mac: Mac, new: &mut Vec<Conflict>) {
+        let mut found = Vec::new();
+        let hosts: Vec<PeerId> = self.by_mac.get(&mac).into_iter().flatten().copied().collect();
+        found.extend(pairs(&hosts).map(|(winner, loser)| (mac.to_string(), winner, loser)));
+        let nets = hosts.iter().filter_map(|peer| self.info(*peer, mac));
+        for address in nets.flat_map(|info| info.addresses.iter().map(IpNet::addr)) {
+            let holders = self.by_address.get(&address).into_iter().flatten();
+            let mut hosts: Vec<PeerId> = holders.map(|(peer, _)| *peer).collect();
+            hosts.dedup();
+            found.extend(pairs(&hosts).map(|(winner, loser)| (address.to_string(), winner, loser)));
+        }
+        for (address, winner, loser) in found {
+            let conflict = Conflict { address, winner, loser };
+            if !self.conflicts.contains(&conflict) {
+                self.make_room();
+                self.conflicts.insert(conflict.clone());
+                new.push(conflict);
+            }
+        }
+    }
+
+    /// Forgets conflicts that are over when the table is full, so that a new one is still reported.
+    fn make_room(&mut self) {
+        if self.conflicts.len() >= CONFLICTS_MAX {
+            self.conflicts = self.conflicts().into_iter().collect();
+        }
+        while self.conflicts.len() >= CONFLICTS_MAX {
+            self.conflicts.pop_first();
+        }
+    }
+
+    fn still(&self, conflict: &Conflict) -> bool {
+        let both = |hosts: &mut dyn Iterator<Item = PeerId>| {
+            let hosts: BTreeSet<PeerId> = hosts.collect();
+            hosts.contains(&conflict.winner) && hosts.contains(&conflict.loser)
+        };
+        if let Ok(mac) = conflict.address.parse::<Mac>() {
+            return both(&mut self.by_mac.get(&mac).into_iter().flatten().copied());
+        }
+        let address = conflict.address.parse::<IpAddr>().ok();
+        let holders = address.and_then(|address| self.by_address.get(&address));
+        both(&mut holders.into_iter().flatten().map(|(peer, _)| *peer))
+    }
+}
+
+/// The first of some hosts with each of the others.
+fn pairs(hosts: &[PeerId]) -> impl Iterator<Item = (PeerId, PeerId)> + '_ {
+    hosts.iter().skip(1).filter_map(|loser| hosts.first().map(|winner| (*winner, *loser)))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    fn peer(n: u8) -> PeerId {
+        PeerId::from_bytes([n; 32])
+    }
+
+    fn endpoint(mac: u8, addresses: &[&str]) -> EndpointInfo {
+        EndpointInfo {
+            container: format!("c{mac}"),
+            name: String::new(),
+            mac: Mac([2, 0, 0, 0, 0, mac]),
+            addresses: addresses.iter().map(|text| text.parse().unwrap()).collect(),
+        }
+    }
+
+    #[test]
+    fn a_mac_survives_its_text() {
+        let mac = Mac([2, 0, 0x5e, 0x10, 0, 1]);
+        assert_eq!(mac.to_string().parse(), Ok(mac));
+        for bad in ["", "02:00", "02:00:5e:10:00:01:02", "+2:00:5e:10:00:01", "2:0:5e:10:0:1"] {
+            assert_eq!(bad.parse::<Mac>(), Err(ParseMacError), "{bad}");
+        }
+    }
+
+    #[test]
+    fn the_lower_peer_id_gets_a_mac_that_two_announce_and_the_conflict_is_told_once() {
+        let mut table = EndpointTable::new(peer(9));
+        table.set(peer(5), &endpoint(1, &["192.0.2.1/24"]));
+        let changes = table.changes();
+        assert_eq!(changes.add, [(endpoint(1, &["192.0.2.1/24"]), peer(5))]);
+        table.set(peer(3), &endpoint(1, &["192.0.2.3/24"]));
+        let changes = table.changes();
+        assert_eq!(changes.remove, [(endpoint(1, &[]).mac, peer(5))]);
+        assert_eq!(changes.add, [(endpoint(1, &["192.0.2.3/24"]), peer(3))]);
+        assert_eq!(changes.conflicts.len(), 1);
+        assert_eq!((changes.conflicts[0].winner, changes.conflicts[0].loser), (peer(3), peer(5)));
+        assert_eq!(table.conflicts().len(), 1);
+        table.drop_peer(peer(3));
+        let changes = table.changes();
+        assert_eq!(changes.add, [(endpoint(1, &["192.0.2.1/24"]), peer(5))]);
+        assert_eq!(table.conflicts(), []);
+        table.set(peer(3), &endpoint(1, &[]));
+        assert_eq!(table.changes().conflicts, [], "the same conflict is not told again");
+    }
+
+    #[test]
+    fn an_address_that_two_announce_is_told_of_the_lower_peer_id_only() {
+        let mut table = EndpointTable::new(peer(9));
+        table.set(peer(5), &endpoint(1, &["192.0.2.1/24", "192.0.2.2/24"]));
+        table.changes();
+        table.set(peer(3), &endpoint(2, &["192.0.2.1/24"]));
+        let changes = table.changes();
+        assert_eq!(
+            changes.add,
+            [(endpoint(1, &["192.0.2.2/24"]), peer(5)), (endpoint(2, &["192.0.2.1/24"]), peer(3))]
+        );
+        assert_eq!(changes.remove, []);
+        assert_eq!(changes.conflicts.len(), 1);
+        table.remove(peer(3), endpoint(2, &[]).mac);
+        let changes = table.changes();
+        assert_eq!(changes.add, [(endpoint(1, &["192.0.2.1/24", "192.0.2.2/24"]), peer(5))]);
+        assert_eq!(changes.remove, [(endpoint(2, &[]).mac, peer(3))]);
+    }
+
+    #[test]
+    fn an_own_container_is_no_entry_of_the_switch() {
+        let mut table = EndpointTable::new(peer(1));
+        table.set_local(&endpoint(1, &["192.0.2.1/24"]));
+        table.set(peer(5), &endpoint(1, &[]));
+        let changes = table.changes();
+        assert_eq!((changes.add.len(), changes.conflicts.len()), (0, 1));
+        let address = "192.0.2.1".parse().unwrap();
+        assert_eq!(table.other_holder(address, "c1"), None);
+        assert_eq!(table.other_holder(address, "c2").unwrap().1, peer(1));
+    }
+
+    #[test]
+    fn a_new_whole_set_removes_what_is_not_in_it() {
+        let mut table = EndpointTable::new(peer(9));
+        table.set(peer(1), &endpoint(1, &[]));
+        table.set(peer(1), &endpoint(2, &[]));
+        table.changes();
+        let whole = [endpoint(2, &["192.0.2.1/24"]), endpoint(3, &[])];
+        table.set_all(peer(1), 7, &whole.iter().map(|e| (e.mac, e.clone())).collect());
+        let changes = table.changes();
+        assert_eq!(changes.remove, [(endpoint(1, &[]).mac, peer(1))]);
+        assert_eq!(changes.add.len(), 2);
+        assert_eq!(table.version_of(peer(1)), Some(7));
+    }
+}

@@ -1,0 +1,267 @@
+//! What can go wrong, whose fault it is and what to do.
+
+use std::net::IpAddr;
+
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
+use serde::{Deserialize, Serialize};
+use weft_crypto::PeerId;
+
+use crate::message::NetworkId;
+
+/// A fault at the border of this crate.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum MeshError {
+    /// Configuration: the range cannot hold hosts.
+    #[error(
+        "address range {0} is too small or not a network address: use a prefix of at most /29, such as 10.32.0.0/12"
+    )]
+    BadRange(Ipv4Net),
+    /// Configuration: the subnet for automatic addresses is not inside the range.
+    #[error(
+        "default subnet {subnet} is not inside the address range {range}: choose a subnet of the range"
+    )]
+    BadSubnet {
+        /// As configured.
+        subnet: Ipv4Net,
+        /// As configured.
+        range: Ipv4Net,
+    },
+    /// Configuration: the IPv6 range is not a /64.
+    #[error("IPv6 address range {0} is not a /64 network address")]
+    BadRange6(Ipv6Net),
+    /// Configuration: the nickname is empty or too long.
+    #[error("a nickname has 1 to {max} bytes", max = crate::limits::NICKNAME_BYTES_MAX)]
+    BadNickname,
+    /// Configuration: the saved state belongs to another range.
+    #[error(
+        "the saved addresses are from range {saved}, but {configured} is configured: launch with the old range, or drop all addresses with `weft reset`"
+    )]
+    SavedRange {
+        /// In the state.
+        saved: Ipv4Net,
+        /// In the configuration.
+        configured: Ipv4Net,
+    },
+    /// Configuration: the saved state belongs to another IPv6 range.
+    #[error(
+        "the saved addresses are from IPv6 range {saved}, but {configured} is configured: launch with the old range, or drop all addresses with `weft reset`"
+    )]
+    SavedRange6 {
+        /// In the state.
+        saved: Ipv6Net,
+        /// In the configuration.
+        configured: Ipv6Net,
+    },
+    /// Configuration: the saved state belongs to another identity.
+    #[error(
+        "the saved addresses belong to peer {saved}, not to this host, which is {local}: restore the identity, or drop all addresses with `weft reset`"
+    )]
+    SavedIdentity {
+        /// In the state.
+        saved: PeerId,
+        /// This host.
+        local: PeerId,
+    },
+    /// Us or an older or newer Weft: the saved state has another version.
+    #[error(
+        "the saved addresses have format version {0}, which this Weft does not know: use the Weft that wrote them, or drop all addresses with `weft reset`"
+    )]
+    SavedVersion(u16),
+    /// Disk: the saved state contradicts itself.
+    #[error(
+        "the saved addresses are damaged ({0}): restore them, or drop all addresses with `weft reset`"
+    )]
+    SavedDamaged(&'static str),
+    /// Us: a message of a peer that is not linked.
+    #[error("peer {0} is not linked")]
+    NotLinked(PeerId),
+    /// Peer: a message that no correct host sends; the link should be closed.
+    #[error("peer {peer} sent a bad message: {what}")]
+    Malformed {
+        /// Who.
+        peer: PeerId,
+        /// What is wrong with it.
+        what: &'static str,
+    },
+    /// Peer: more than the named limit; the rest was dropped.
+    #[error("peer {peer} sent too many {what}: at most {max} are kept")]
+    TooMany {
+        /// Who.
+        peer: PeerId,
+        /// Of what.
+        what: &'static str,
+        /// The limit.
+        max: usize,
+    },
+    /// Caller: an endpoint that cannot be announced.
+    #[error("endpoint not announced: {0}")]
+    BadEndpoint(&'static str),
+}
+
+/// Why two hosts cannot be in one mesh. The text is for the users of both.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+#[serde(tag = "reason", rename_all = "snake_case")]
+pub enum Refusal {
+    /// Another protocol version.
+    #[error(
+        "protocol version {theirs} of {host} is not {ours} of this host: run the same release of Weft on both"
+    )]
+    Protocol {
+        /// The other host.
+        host: String,
+        /// Its version.
+        theirs: u16,
+        /// This host's.
+        ours: u16,
+    },
+    /// The hosts founded, or joined, different meshes.
+    #[error(
+        "{host} belongs to network {theirs} and this host to network {ours}, founded apart: their addresses may clash. Run `weft reset` on the one whose containers may get new addresses, then launch it again naming the other"
+    )]
+    FoundedApart {
+        /// The other host.
+        host: String,
+        /// Its network.
+        theirs: NetworkId,
+        /// This host's network.
+        ours: NetworkId,
+    },
+    /// Different `--ipalloc-range`.
+    #[error(
+        "address range {theirs} of {host} is not {ours} of this host: launch both with the same --ipalloc-range"
+    )]
+    Range {
+        /// The other host.
+        host: String,
+        /// Its range.
+        theirs: Ipv4Net,
+        /// This host's range.
+        ours: Ipv4Net,
+    },
+    /// Different IPv6 ranges.
+    #[error(
+        "IPv6 address range {theirs} of {host} is not {ours} of this host: launch both with the same IPv6 range, or with none"
+    )]
+    Range6 {
+        /// The other host.
+        host: String,
+        /// Its range.
+        theirs: Ipv6Net,
+        /// This host's range.
+        ours: Ipv6Net,
+    },
+    /// The other end has this host's own identity.
+    #[error(
+        "{host} has the same identity as this host: it is this host, or a copy of its disk. On a copy, run `weft reset` to give it an identity of its own"
+    )]
+    SameIdentity {
+        /// The other host.
+        host: String,
+    },
+    /// The other end's hello makes no sense.
+    #[error("{host} sent a bad greeting: {what}")]
+    BadHello {
+        /// The other host.
+        host: String,
+        /// What is wrong.
+        what: String,
+    },
+    /// The table of members is full.
+    #[error("this host knows as many members as it can, {max}", max = crate::limits::MEMBERS_MAX)]
+    TooManyMembers,
+}
+
+/// Why a container does not get an address.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+#[serde(tag = "reason", rename_all = "snake_case")]
+pub enum AddressError {
+    /// This host owns no range yet.
+    #[error("no address yet: {why}")]
+    NotReady {
+        /// For what it waits.
+        why: String,
+    },
+    /// No free address.
+    #[error("no free address: {why}")]
+    NoSpace {
+        /// Where it was looked for.
+        why: String,
+    },
+    /// A container has the address.
+    #[error(
+        "{address} is taken by container {container} on {host}: choose another address, or detach that container"
+    )]
+    Taken {
+        /// The address.
+        address: IpAddr,
+        /// Who has it.
+        container: String,
+        /// Where.
+        host: String,
+    },
+    /// The host that owns the address has no link.
+    #[error(
+        "{address} belongs to the range of {host}, which is not reachable: bring it back, or choose an address of another range (`weft status ipam`)"
+    )]
+    OwnerUnreachable {
+        /// The address.
+        address: IpAddr,
+        /// The owner.
+        host: String,
+    },
+    /// The host that owns the address did not answer in time.
+    #[error(
+        "{address} belongs to the range of {host}, which did not answer within {seconds} s: try again"
+    )]
+    NoAnswer {
+        /// The address.
+        address: IpAddr,
+        /// The owner.
+        host: String,
+        /// [`crate::limits::CLAIM_WAIT_S`].
+        seconds: u64,
+    },
+    /// Nobody is known to own the address.
+    #[error(
+        "no host is known to own {address}: choose an address of a range in `weft status ipam`"
+    )]
+    OwnerUnknown {
+        /// The address.
+        address: IpAddr,
+    },
+    /// The network or broadcast address of a subnet, or no address for a host at all.
+    #[error(
+        "{address} cannot be a container's address: it is the subnet's network or broadcast address, or not a unicast address"
+    )]
+    Reserved {
+        /// As asked for.
+        address: IpNet,
+    },
+    /// An IPv6 address of the mesh's range that no IPv4 address maps to.
+    #[error(
+        "{address} is inside the IPv6 range {range6}, whose addresses end in the container's IPv4 address: use one of the form {example}"
+    )]
+    NotMapped {
+        /// As asked for.
+        address: IpAddr,
+        /// The mesh's IPv6 range.
+        range6: Ipv6Net,
+        /// An address that would do.
+        example: IpAddr,
+    },
+    /// One host may hold only so many addresses of another's range.
+    #[error("this host holds {max} addresses of the range of {host} already: choose an address of its own range", max = crate::limits::CLAIMS_PER_PEER_MAX)]
+    TooManyClaims {
+        /// The owner.
+        host: String,
+    },
+    /// The owner's name is empty or too long.
+    #[error("a container's id has 1 to {max} bytes", max = crate::limits::NAME_BYTES_MAX)]
+    BadOwner,
+    /// Too many requests wait.
+    #[error("{max} requests for addresses wait already: try again later", max = crate::limits::TICKETS_MAX)]
+    Busy,
+    /// The container was released while it waited.
+    #[error("the container was released before it had an address")]
+    Cancelled,
+}

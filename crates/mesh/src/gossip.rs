@@ -1,0 +1,216 @@
+//! Telling and hearing of members, connections and endpoints: all when a link comes up, then changes.
+
+use std::collections::BTreeSet;
+use std::time::Instant;
+
+use weft_crypto::PeerId;
+
+use crate::endpoint::{EndpointInfo, Mac};
+use crate::error::MeshError;
+use crate::limits::{
+    CONNECTIONS_PER_MESSAGE_MAX, ENDPOINTS_PER_MESSAGE_MAX, ENDPOINTS_PER_PEER_MAX, MEMBERS_MAX,
+    MEMBERS_PER_MESSAGE_MAX,
+};
+use crate::mesh::{Change, Mesh, Output};
+use crate::message::{MemberInfo, Message};
+
+impl Mesh {
+    /// Tells a peer of all members but itself.
+    pub(crate) fn send_members(&mut self, now: Instant, peer: PeerId) {
+        self.refresh_members(now);
+        let others = self.members.iter().map(|(other, _)| other).filter(|other| *other != peer);
+        let others: Vec<PeerId> = others.collect();
+        for some in others.chunks(MEMBERS_PER_MESSAGE_MAX) {
+            let infos = some.iter().filter_map(|other| self.members.info(now, *other));
+            let members = infos.collect();
+            self.send(peer, Message::Members { members });
+        }
+    }
+
+    /// Passes news of members on: to all but the one they come from and those it tells itself.
+    pub(crate) fn tell_members(&mut self, now: Instant, which: &[PeerId], from: Option<PeerId>) {
+        for some in which.chunks(MEMBERS_PER_MESSAGE_MAX) {
+            let members = some.iter().filter_map(|peer| self.members.info(now, *peer)).collect();
+            let message = Message::Members { members };
+            match from {
+                Some(from) => self.relay(from, &message),
+                None => self.send_all(&message),
+            }
+        }
+    }
+
+    pub(crate) fn handle_members(
+        &mut self,
+        now: Instant,
+        peer: PeerId,
+        members: &[MemberInfo],
+    ) -> Result<(), MeshError> {
+        if members.len() > MEMBERS_PER_MESSAGE_MAX {
+            return Err(MeshError::Malformed { peer, what: "too many members in one message" });
+        }
+        let mut news = Vec::new();
+        for info in members {
+            if info.peer == self.config.local || self.links.contains_key(&info.peer) {
+                continue;
+            }
+            let known = self.members.get(info.peer).is_some();
+            if !self.members.heard(now, info, self.config.discovery) {
+                continue;
+            }
+            news.push(info.peer);
+            self.dirty = true;
+            if let (false, Some(member)) = (known, self.members.get(info.peer)) {
+                let (peer, nickname) = (info.peer, member.nickname.clone());
+                self.emit(Output::Changed(Change::MemberAdded { peer, nickname }));
+            }
+        }
+        self.tell_members(now, &news, Some(peer));
+        Ok(())
+    }
+
+    /// Tells a peer whom else this host is linked with.
+    pub(crate) fn send_connections(&mut self, peer: PeerId) {
+        let mut full = true;
+        for some in self.linked().chunks(CONNECTIONS_PER_MESSAGE_MAX) {
+            let (add, remove) = (some.to_vec(), Vec::new());
+            self.send(peer, Message::Connections { full, add, remove });
+            full = false;
+        }
+    }
+
+    /// Tells all others that a link came up or went down.
+    pub(crate) fn tell_connection(&mut self, peer: PeerId, up: bool) {
+        let (mut add, mut remove) = (Vec::new(), Vec::new());
+        if up { &mut add } else { &mut remove }.push(peer);
+        for other in self.linked() {
+            if other != peer {
+                let (add, remove) = (add.clone(), remove.clone());
+                self.send(other, Message::Connections { full: false, add, remove });
+            }
+        }
+    }
+
+    pub(crate) fn handle_connections(
+        &mut self,
+        now: Instant,
+        peer: PeerId,
+        full: bool,
+        add: &[PeerId],
+        remove: &[PeerId],
+    ) -> Result<(), MeshError> {
+        if add.len().max(remove.len()) > CONNECTIONS_PER_MESSAGE_MAX {
+            return Err(MeshError::Malformed { peer, what: "too many connections in one message" });
+        }
+        let Some(link) = self.links.get_mut(&peer) else { return Ok(()) };
+        if full {
+            link.connections.clear();
+        }
+        link.connections.retain(|other| !remove.contains(other));
+        link.connections.extend(add);
+        let fits = link.connections.len() <= MEMBERS_MAX;
+        while link.connections.len() > MEMBERS_MAX {
+            link.connections.pop_last();
+        }
+        for other in add.iter().chain(remove) {
+            self.members.seen(now, *other);
+        }
+        for other in remove.iter().filter(|other| **other != peer) {
+            self.resync_later(now, *other);
+        }
+        let too_many = MeshError::TooMany { peer, what: "connections", max: MEMBERS_MAX };
+        if fits { Ok(()) } else { Err(too_many) }
+    }
+
+    pub(crate) fn forget_old(&mut self, now: Instant) {
+        let alive = self.refresh_members(now);
+        for peer in self.members.forget_old(now, &alive) {
+            self.endpoints.drop_peer(peer);
+            self.dirty = true;
+            self.emit(Output::Changed(Change::MemberForgotten { peer }));
+        }
+    }
+
+    /// Notes all that have a link with this host or with one that is linked as seen now; returns them.
+    fn refresh_members(&mut self, now: Instant) -> BTreeSet<PeerId> {
+        let links = self.links.iter();
+        let alive: BTreeSet<PeerId> =
+            links.flat_map(|(peer, link)| link.connections.iter().chain([peer])).copied().collect();
+        alive.iter().for_each(|peer| self.members.seen(now, *peer));
+        alive
+    }
+
+    /// Tells a peer of all own endpoints.
+    pub(crate) fn send_endpoints(&mut self, peer: PeerId) {
+        let (version, all) = self.endpoints.local();
+        let parts = all.len().div_ceil(ENDPOINTS_PER_MESSAGE_MAX).max(1);
+        for part in 0..parts {
+            let some = all.iter().skip(part * ENDPOINTS_PER_MESSAGE_MAX);
+            let add = some.take(ENDPOINTS_PER_MESSAGE_MAX).cloned().collect();
+            let (full, more, remove) = (true, part + 1 < parts, Vec::new());
+            self.send(peer, Message::Endpoints { version, full, more, add, remove });
+        }
+    }
+
+    pub(crate) fn handle_endpoints(
+        &mut self,
+        peer: PeerId,
+        version: u64,
+        (full, more): (bool, bool),
+        add: Vec<EndpointInfo>,
+        remove: &[Mac],
+    ) -> Result<(), MeshError> {
+        if add.len().max(remove.len()) > ENDPOINTS_PER_MESSAGE_MAX {
+            return Err(MeshError::Malformed { peer, what: "too many endpoints in one message" });
+        }
+        if let Some(what) = add.iter().find_map(EndpointInfo::fault) {
+            return Err(MeshError::Malformed { peer, what });
+        }
+        let max = ENDPOINTS_PER_PEER_MAX;
+        let too_many = MeshError::TooMany { peer, what: "endpoints", max };
+        let Some(link) = self.links.get_mut(&peer) else { return Ok(()) };
+        if full {
+            let all = link.new_endpoints.get_or_insert_default();
+            for info in add {
+                if all.len() >= max && !all.contains_key(&info.mac) {
+                    return Err(too_many);
+                }
+                all.insert(info.mac, info);
+            }
+            if !more {
+                link.endpoints_asked = false;
+                let all = link.new_endpoints.take().unwrap_or_default();
+                self.endpoints.set_all(peer, version, &all);
+            }
+            return Ok(());
+        }
+        if link.endpoints_asked || link.new_endpoints.is_some() {
+            return Ok(());
+        }
+        let next = self.endpoints.version_of(peer).and_then(|known| known.checked_add(1));
+        if next != Some(version) {
+            link.endpoints_asked = true;
+            self.send(peer, Message::EndpointsRequest);
+            return Ok(());
+        }
+        self.endpoints.set_version(peer, version);
+        remove.iter().for_each(|mac| self.endpoints.remove(peer, *mac));
+        for info in add {
+            if self.endpoints.count_of(peer) >= max && !self.endpoints.has(peer, info.mac) {
+                return Err(too_many);
+            }
+            self.endpoints.set(peer, &info);
+        }
+        Ok(())
+    }
+
+    /// Tells the switch, and the log, what became of the endpoints.
+    pub(crate) fn tell_endpoints(&mut self) {
+        let changes = self.endpoints.changes();
+        if !changes.add.is_empty() || !changes.remove.is_empty() {
+            self.emit(Output::Endpoints { add: changes.add, remove: changes.remove });
+        }
+        for conflict in changes.conflicts {
+            self.emit(Output::Changed(Change::Conflict(conflict)));
+        }
+    }
+}

@@ -1,0 +1,71 @@
+//! Every bound of this crate, with its unit in its name.
+
+/// What two hosts must have in common to form a mesh; another version is refused with a text.
+pub const PROTOCOL_VERSION: u16 = 1;
+/// Version of [`crate::State`] on disk.
+pub const STATE_VERSION: u16 = 1;
+
+/// Members that a host remembers, linked or not.
+pub const MEMBERS_MAX: usize = 4096;
+/// Addresses remembered of one member.
+pub const ADDRESSES_PER_MEMBER_MAX: usize = 8;
+/// Length of a nickname in bytes (a host name has at most 253).
+pub const NICKNAME_BYTES_MAX: usize = 255;
+/// Length of a container id, a container name or an allocation's owner in bytes.
+pub const NAME_BYTES_MAX: usize = 255;
+/// Ranges that one host may own.
+pub const RANGES_PER_PEER_MAX: usize = 1024;
+/// Endpoints that one host may announce.
+pub const ENDPOINTS_PER_PEER_MAX: usize = 4096;
+/// Addresses of one endpoint.
+pub const ADDRESSES_PER_ENDPOINT_MAX: usize = 8;
+/// Conflicts of endpoints that are remembered, so that each is reported once.
+pub const CONFLICTS_MAX: usize = 1024;
+/// Allocations and claims that may wait at once.
+pub const TICKETS_MAX: usize = 1024;
+/// Addresses of this host's ranges that one other host may hold.
+pub const CLAIMS_PER_PEER_MAX: usize = 4096;
+/// Grants to one host of which it has not said that it has stored them.
+pub const GRANTS_PER_PEER_MAX: usize = 4;
+/// Grants in all that are not yet acknowledged.
+pub const GRANTS_MAX: usize = 4096;
+/// Own range requests that are remembered, so that a late grant is still taken, once.
+pub const REQUESTS_MAX: usize = 16;
+/// Version of a range announcement up to which it is believed: one host cannot run another's out.
+pub const ANNOUNCEMENT_VERSION_MAX: u64 = 1 << 48;
+
+/// Members in one message.
+pub const MEMBERS_PER_MESSAGE_MAX: usize = 48;
+/// Connections in one message.
+pub const CONNECTIONS_PER_MESSAGE_MAX: usize = 512;
+/// Endpoints in one message.
+pub const ENDPOINTS_PER_MESSAGE_MAX: usize = 32;
+/// Addresses in one list of held claims.
+pub const CLAIMS_PER_MESSAGE_MAX: usize = 1024;
+/// No [`crate::Message`] that this crate sends is longer than this as JSON.
+pub const MESSAGE_BYTES_MAX: usize = 64 * 1024;
+
+/// How long an allocation waits for this host to get a range, in seconds.
+pub const ALLOCATION_WAIT_S: u64 = 10;
+/// How long a claim waits for an answer of the address's owner, in seconds.
+pub const CLAIM_WAIT_S: u64 = 5;
+/// After how long a claim looks for the address's owner again, in milliseconds.
+pub const CLAIM_RETRY_MS: u64 = 250;
+/// How long a host waits for another's answer to a range request before it asks the next, in seconds.
+pub const RANGE_ANSWER_S: u64 = 2;
+/// After how long all hosts are asked for a range again, in seconds.
+pub const RANGE_RETRY_S: u64 = 5;
+/// How long the endpoints of a host outlive its link, in seconds: a daemon may restart under traffic.
+pub const ENDPOINT_GRACE_S: u64 = 300;
+/// After how long without a sign of life a member is forgotten, in seconds.
+pub const MEMBER_FORGET_S: u64 = 24 * 3600;
+/// First pause between two attempts to dial a member, in milliseconds; grows by half each time.
+pub const DIAL_FIRST_MS: u64 = 2_000;
+/// Longest pause between two attempts to dial a member, in milliseconds.
+pub const DIAL_PAUSE_MAX_MS: u64 = 60_000;
+/// How long members wait to be told again after a link elsewhere broke, in milliseconds.
+pub const RESYNC_DELAY_MS: u64 = 2_000;
+/// Shortest pause between two reports of this host's use of its ranges, in milliseconds.
+pub const USAGE_INTERVAL_MS: u64 = 5_000;
+/// How often the table of members is looked through for those to forget, in seconds.
+pub const FORGET_CHECK_S: u64 = 600;

@@ -1,0 +1,247 @@
+//! What hosts say to each other about the mesh, over their links.
+
+use std::fmt;
+use std::net::{Ipv4Addr, SocketAddr};
+
+use ipnet::{Ipv4Net, Ipv6Net};
+use serde::{Deserialize, Serialize};
+use weft_crypto::PeerId;
+
+use crate::endpoint::{EndpointInfo, Mac};
+use crate::range::AddressRange;
+
+/// Names one mesh: 16 random bytes made by the host that founded it, shown in hex.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(into = "String", try_from = "String")]
+pub struct NetworkId(pub [u8; 16]);
+
+impl fmt::Display for NetworkId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+impl fmt::Debug for NetworkId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl From<NetworkId> for String {
+    fn from(id: NetworkId) -> Self {
+        id.to_string()
+    }
+}
+
+impl TryFrom<String> for NetworkId {
+    type Error = &'static str;
+
+    fn try_from(text: String) -> Result<Self, Self::Error> {
+        let fault = "a network id is 32 hexadecimal digits";
+        if text.len() != 32 || !text.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+            return Err(fault);
+        }
+        u128::from_str_radix(&text, 16).map(|n| Self(n.to_be_bytes())).map_err(|_| fault)
+    }
+}
+
+/// The mesh that a host belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Network {
+    /// Which one.
+    pub id: NetworkId,
+    /// Where its containers' IPv6 addresses come from; a /64.
+    pub range6: Ipv6Net,
+}
+
+/// What a host says of itself when a link comes up, before anything else.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Hello {
+    /// [`crate::limits::PROTOCOL_VERSION`] of the sender.
+    pub protocol: u16,
+    /// Names of optional protocol features; unknown ones are ignored.
+    #[serde(default)]
+    pub features: Vec<String>,
+    /// The host name.
+    pub nickname: String,
+    /// The port on which the sender takes links.
+    pub port: u16,
+    /// Addresses at which the sender believes it can be dialled.
+    #[serde(default)]
+    pub addresses: Vec<SocketAddr>,
+    /// `--ipalloc-range`.
+    pub range: Ipv4Net,
+    /// The IPv6 range asked for by configuration, if any; a /64.
+    #[serde(default)]
+    pub range6: Option<Ipv6Net>,
+    /// The mesh that the sender belongs to, once it does.
+    #[serde(default)]
+    pub network: Option<Network>,
+}
+
+/// A member of the mesh, as one host tells another.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MemberInfo {
+    /// Who.
+    pub peer: PeerId,
+    /// Its host name.
+    pub nickname: String,
+    /// Where it may be dialled.
+    pub addresses: Vec<SocketAddr>,
+    /// Seconds since anyone the sender heard of had a link with it.
+    pub age_s: u64,
+}
+
+/// Which ranges a host owns. Only the owner makes new versions; others pass them on.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RangeAnnouncement {
+    /// The mesh.
+    pub network: NetworkId,
+    /// The host.
+    pub owner: PeerId,
+    /// Grows with each change.
+    pub version: u64,
+    /// All that it owns.
+    pub ranges: Vec<AddressRange>,
+}
+
+/// What the owner of a range says to a [`Message::Claim`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "answer", rename_all = "snake_case")]
+pub enum ClaimResult {
+    /// The address is the asker's; the owner has stored that.
+    Given,
+    /// Somebody has it.
+    Taken {
+        /// The container that has it.
+        container: String,
+        /// The host on which that container is.
+        host: PeerId,
+    },
+    /// The address is in no range of the host that was asked.
+    NotMine,
+    /// The asker holds [`crate::limits::CLAIMS_PER_PEER_MAX`] addresses of this host already.
+    TooMany,
+}
+
+/// One message between two linked hosts. Links keep the order of messages.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+pub enum Message {
+    /// The sender belongs to a mesh.
+    Network {
+        /// Which.
+        network: Network,
+    },
+    /// Members that the sender knows: all of them after link-up, then changes.
+    Members {
+        /// They.
+        members: Vec<MemberInfo>,
+    },
+    /// Whom the sender is linked with: all after link-up, then changes.
+    Connections {
+        /// Forget what was said before.
+        full: bool,
+        /// Newly linked.
+        add: Vec<PeerId>,
+        /// No longer linked.
+        remove: Vec<PeerId>,
+    },
+    /// Which ranges some host owns.
+    Ranges {
+        /// The announcement.
+        announcement: RangeAnnouncement,
+    },
+    /// How many addresses of its ranges the sender has given out.
+    Usage {
+        /// The number.
+        used: u64,
+    },
+    /// The sender wants a range.
+    RangeRequest {
+        /// A random number that the sender has stored; repeated until answered.
+        request: u64,
+        /// Where the range should lie.
+        within: Ipv4Net,
+    },
+    /// The receiver owns these ranges from now on; the sender has stored that it no longer does.
+    RangeGrant {
+        /// The request that this answers.
+        request: u64,
+        /// The mesh.
+        network: Network,
+        /// The ranges.
+        ranges: Vec<AddressRange>,
+    },
+    /// The sender has stored the ranges of a grant as its own.
+    RangeAccepted {
+        /// The request that was granted.
+        request: u64,
+    },
+    /// No range is to be had here.
+    RangeRefused {
+        /// The request that this answers.
+        request: u64,
+        /// Why, for the user.
+        reason: String,
+        /// Who seems to have the most free addresses.
+        ask: Option<PeerId>,
+    },
+    /// The sender wants one address out of the receiver's ranges.
+    Claim {
+        /// Comes back in the answer.
+        id: u64,
+        /// The address.
+        address: Ipv4Addr,
+        /// The container that is to have it.
+        container: String,
+    },
+    /// The answer to a claim.
+    ClaimAnswer {
+        /// The claim's id.
+        id: u64,
+        /// The address.
+        address: Ipv4Addr,
+        /// The answer.
+        result: ClaimResult,
+    },
+    /// The sender gives a claimed address back.
+    ClaimRelease {
+        /// The address.
+        address: Ipv4Addr,
+    },
+    /// All addresses of the receiver's ranges that the sender holds; others are given back.
+    ClaimsHeld {
+        /// They.
+        addresses: Vec<Ipv4Addr>,
+        /// The list goes on in the next message.
+        more: bool,
+    },
+    /// The sender's endpoints: all after link-up, then changes.
+    Endpoints {
+        /// Grows by one with each change.
+        version: u64,
+        /// Part of the whole set, not a change.
+        full: bool,
+        /// The whole set goes on in the next message.
+        more: bool,
+        /// New or changed.
+        add: Vec<EndpointInfo>,
+        /// Gone.
+        remove: Vec<Mac>,
+    },
+    /// The sender missed a change and wants the whole set of endpoints.
+    EndpointsRequest,
+    /// The sender would found the mesh, if all that it is linked with agree.
+    FoundAsk {
+        /// Comes back in the answer.
+        round: u64,
+    },
+    /// The sender will neither found a mesh nor agree to another's.
+    FoundConsent {
+        /// The round of the question.
+        round: u64,
+    },
+    /// The sender does not want to found the mesh any more.
+    FoundWithdraw,
+}

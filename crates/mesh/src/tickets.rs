@@ -1,0 +1,562 @@
+//! Requests for addresses: `allocate`, `claim`, `release`, and what hosts say to each other about claims.
+
+use std::collections::BTreeSet;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::time::{Duration, Instant};
+
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
+use rand::Rng;
+use weft_crypto::PeerId;
+
+use crate::error::{AddressError, MeshError};
+use crate::limits::{
+    ALLOCATION_WAIT_S, CLAIM_RETRY_MS, CLAIM_WAIT_S, CLAIMS_PER_MESSAGE_MAX, CLAIMS_PER_PEER_MAX,
+    NAME_BYTES_MAX, TICKETS_MAX,
+};
+use crate::mesh::{Mesh, Output, Ticket};
+use crate::message::{ClaimResult, Message};
+use crate::state::{Held, Holder, is_reserved};
+
+/// A request that waits.
+#[derive(Debug)]
+pub(crate) struct Pending {
+    owner: String,
+    deadline: Instant,
+    want: Want,
+}
+
+#[derive(Debug)]
+enum Want {
+    /// Any address; `short`: the own ranges are full.
+    Any { short: bool },
+    /// This address of the range.
+    Claim(Claim),
+}
+
+#[derive(Debug)]
+struct Claim {
+    net: IpNet,
+    /// The IPv4 address that stands for the pair of IPv4 and IPv6 address.
+    slot: Ipv4Addr,
+    /// Who was asked, under which id.
+    asked: Option<(PeerId, u64)>,
+    /// Who said that it does not own the address.
+    tried: BTreeSet<PeerId>,
+    retry_at: Option<Instant>,
+}
+
+impl Pending {
+    /// Waits for this host to get another range.
+    pub(crate) fn is_short(&self) -> bool {
+        matches!(self.want, Want::Any { short: true })
+    }
+}
+
+impl Mesh {
+    /// Asks for an address for a container, from this host's own ranges: one IPv4 address, and the IPv6 address
+    /// that ends in it. The same owner gets the same addresses again. Answered by [`Output::Answer`], after
+    /// at most [`ALLOCATION_WAIT_S`] seconds.
+    pub fn allocate(&mut self, now: Instant, owner: &str) -> Ticket {
+        let deadline = now + Duration::from_secs(ALLOCATION_WAIT_S);
+        self.open_ticket(now, owner, deadline, Want::Any { short: false })
+    }
+
+    /// Asks for an explicit address for a container. Inside the range it is taken from whoever owns it; an IPv6
+    /// address of the mesh's range stands for the IPv4 address that it ends in. Outside the range it is only
+    /// checked against all endpoints known. Answered by [`Output::Answer`], after at most [`CLAIM_WAIT_S`] seconds.
+    pub fn claim(&mut self, now: Instant, owner: &str, address: IpNet) -> Ticket {
+        let slot = match self.slot_of(address) {
+            Ok(Some(slot)) => slot,
+            Ok(None) => {
+                let result = fit_owner(owner).and_then(|()| self.claim_outside(owner, address));
+                return self.answer_at_once(result);
+            }
+            Err(error) => return self.answer_at_once(Err(error)),
+        };
+        let (net, asked, tried, retry_at) = (address, None, BTreeSet::new(), None);
+        let claim = Claim { net, slot, asked, tried, retry_at };
+        let deadline = now + Duration::from_secs(CLAIM_WAIT_S);
+        self.open_ticket(now, owner, deadline, Want::Claim(claim))
+    }
+
+    /// Gives back all addresses of a container and cancels what it waits for; returns the addresses.
+    pub fn release(&mut self, now: Instant, owner: &str) -> Vec<IpAddr> {
+        let waiting = self.pending.iter().filter(|(_, pending)| pending.owner == owner);
+        let waiting: Vec<Ticket> = waiting.map(|(ticket, _)| *ticket).collect();
+        for ticket in waiting {
+            self.pending.remove(&ticket);
+            self.emit(Output::Answer { ticket, result: Err(AddressError::Cancelled) });
+        }
+        let mut freed = Vec::new();
+        self.state.taken.retain(|address, holder| {
+            let keep = !matches!(holder, Holder::Local { owner: o, .. } if o == owner);
+            if !keep {
+                freed.push(IpAddr::from(*address));
+            }
+            keep
+        });
+        self.state.outside.retain(|address, o| {
+            let keep = o != owner;
+            if !keep {
+                freed.push(*address);
+            }
+            keep
+        });
+        let held = self.state.held.iter().filter(|(_, held)| held.owner == owner);
+        let held: Vec<(Ipv4Addr, PeerId)> = held.map(|(a, held)| (*a, held.from)).collect();
+        for (address, from) in held {
+            self.give_back(address, from);
+            freed.push(address.into());
+        }
+        self.dirty |= !freed.is_empty();
+        self.drive(now);
+        freed
+    }
+
+    /// The IPv6 address that goes with an IPv4 address of the range, once this host is in a mesh.
+    pub fn ipv6_of(&self, address: Ipv4Addr) -> Option<Ipv6Net> {
+        let range6 = self.state.network.filter(|_| self.config.range.contains(&address))?.range6;
+        Ipv6Net::new(mapped(range6, address), 64).ok()
+    }
+}
+
+impl Mesh {
+    fn answer_at_once(&mut self, result: Result<Vec<IpNet>, AddressError>) -> Ticket {
+        let ticket = self.new_ticket();
+        self.emit(Output::Answer { ticket, result });
+        ticket
+    }
+
+    fn open_ticket(&mut self, now: Instant, owner: &str, deadline: Instant, want: Want) -> Ticket {
+        if let Err(error) = fit_owner(owner) {
+            return self.answer_at_once(Err(error));
+        }
+        if self.pending.len() >= TICKETS_MAX {
+            return self.answer_at_once(Err(AddressError::Busy));
+        }
+        let ticket = self.new_ticket();
+        self.pending.insert(ticket, Pending { owner: owner.to_owned(), deadline, want });
+        self.drive(now);
+        ticket
+    }
+
+    pub(crate) fn next_ticket_time(&self) -> Option<Instant> {
+        let time = |pending: &Pending| match &pending.want {
+            Want::Claim(Claim { retry_at: Some(at), .. }) => pending.deadline.min(*at),
+            _ => pending.deadline,
+        };
+        self.pending.values().map(time).min()
+    }
+
+    /// Answers what can be answered.
+    pub(crate) fn drive_tickets(&mut self, now: Instant) {
+        let open: Vec<Ticket> = self.pending.keys().copied().collect();
+        for ticket in open {
+            let Some(mut pending) = self.pending.remove(&ticket) else { continue };
+            let late = pending.deadline <= now;
+            let owner = pending.owner.clone();
+            let result = match &mut pending.want {
+                Want::Any { short } => self.try_any(&owner, short, late),
+                Want::Claim(claim) => self.try_claim(now, &owner, claim, late),
+            };
+            match result {
+                Some(result) => self.emit(Output::Answer { ticket, result }),
+                None => drop(self.pending.insert(ticket, pending)),
+            }
+        }
+        if self.pending.values().any(Pending::is_short) {
+            self.drive_range_ask(now);
+            if self.range_ask.is_exhausted() {
+                self.fail_short();
+            }
+        }
+    }
+
+    fn try_any(
+        &mut self,
+        owner: &str,
+        short: &mut bool,
+        late: bool,
+    ) -> Option<Result<Vec<IpNet>, AddressError>> {
+        let Some(network) = self.state.network else {
+            let why = self.founding_reason();
+            return late.then_some(Err(AddressError::NotReady { why }));
+        };
+        let subnet = self.config.subnet();
+        let before = self.state.allocated(owner);
+        let Some(address) = before.or_else(|| self.state.allocate(owner, subnet)) else {
+            *short = true;
+            return late.then(|| Err(self.no_space()));
+        };
+        self.dirty |= before.is_none();
+        let net = if subnet.contains(&address) { subnet } else { self.config.range };
+        let v4 = Ipv4Net::new(address, net.prefix_len()).map(IpNet::from);
+        let v6 = Ipv6Net::new(mapped(network.range6, address), 64).map(IpNet::from);
+        Some(Ok(v4.into_iter().chain(v6).collect()))
+    }
+
+    /// Nobody has a range to give: those who wait for one are told.
+    fn fail_short(&mut self) {
+        let error = self.no_space();
+        let short = self.pending.iter().filter(|(_, pending)| pending.is_short());
+        let short: Vec<Ticket> = short.map(|(ticket, _)| *ticket).collect();
+        for ticket in short {
+            self.pending.remove(&ticket);
+            self.emit(Output::Answer { ticket, result: Err(error.clone()) });
+        }
+    }
+
+    fn no_space(&self) -> AddressError {
+        let subnet = self.config.subnet();
+        let reasons = self.range_ask.refusals();
+        let others: Vec<String> =
+            reasons.map(|(peer, why)| format!("{}: {why}", self.name_of(*peer))).collect();
+        let others = if others.is_empty() {
+            "no other host is linked to give some".to_owned()
+        } else {
+            others.join("; ")
+        };
+        AddressError::NoSpace { why: format!("this host's ranges in {subnet} are full; {others}") }
+    }
+
+    /// The IPv4 address that a claim is about; `None` for one outside the ranges of the mesh.
+    fn slot_of(&self, net: IpNet) -> Result<Option<Ipv4Addr>, AddressError> {
+        let reserved = Err(AddressError::Reserved { address: net });
+        match net {
+            IpNet::V4(v4) => {
+                let address = v4.addr();
+                let never = address.is_unspecified()
+                    || address.is_multicast()
+                    || address.is_broadcast()
+                    || address.is_loopback();
+                if never || is_reserved(address, v4) {
+                    return reserved;
+                }
+                if !self.config.range.contains(&address) {
+                    return Ok(None);
+                }
+                if is_reserved(address, self.config.subnet())
+                    || is_reserved(address, self.config.range)
+                {
+                    return reserved;
+                }
+                Ok(Some(address))
+            }
+            IpNet::V6(v6) => {
+                let address = v6.addr();
+                let never = address.is_unspecified()
+                    || address.is_multicast()
+                    || address.is_loopback()
+                    || (v6.prefix_len() < 127 && address == v6.network());
+                if never {
+                    return reserved;
+                }
+                self.slot_of_ipv6(address, net)
+            }
+        }
+    }
+
+    fn slot_of_ipv6(
+        &self,
+        address: Ipv6Addr,
+        net: IpNet,
+    ) -> Result<Option<Ipv4Addr>, AddressError> {
+        let range6 = self.state.network.map(|network| network.range6).or(self.config.range6);
+        let Some(range6) = range6.filter(|range6| range6.contains(&address)) else {
+            return Ok(None);
+        };
+        let low = u32::try_from(u128::from(address) & u128::from(u64::MAX)).map(Ipv4Addr::from);
+        match low {
+            Ok(slot) if self.config.range.contains(&slot) => {
+                let subnets = [self.config.subnet(), self.config.range];
+                if subnets.iter().any(|subnet| is_reserved(slot, *subnet)) {
+                    return Err(AddressError::Reserved { address: net });
+                }
+                Ok(Some(slot))
+            }
+            _ => {
+                let first = u32::from(self.config.range.network()).saturating_add(1);
+                let example = mapped(range6, first.into()).into();
+                Err(AddressError::NotMapped { address: address.into(), range6, example })
+            }
+        }
+    }
+
+    fn claim_outside(&mut self, owner: &str, net: IpNet) -> Result<Vec<IpNet>, AddressError> {
+        let address = net.addr();
+        if let Some(other) = self.state.outside.get(&address).filter(|other| *other != owner) {
+            let (container, host) = (other.clone(), self.name_of(self.config.local));
+            return Err(AddressError::Taken { address, container, host });
+        }
+        if let Some((info, peer)) = self.endpoints.other_holder(address, owner) {
+            let (container, host) = (info.container.clone(), self.name_of(peer));
+            return Err(AddressError::Taken { address, container, host });
+        }
+        let before = self.state.outside.insert(address, owner.to_owned());
+        self.dirty |= before.is_none();
+        Ok(vec![net])
+    }
+
+    fn try_claim(
+        &mut self,
+        now: Instant,
+        owner: &str,
+        claim: &mut Claim,
+        late: bool,
+    ) -> Option<Result<Vec<IpNet>, AddressError>> {
+        let address = claim.net.addr();
+        if self.state.network.is_none() {
+            let why = self.founding_reason();
+            return late.then_some(Err(AddressError::NotReady { why }));
+        }
+        if let Some(result) = self.claim_here(owner, claim) {
+            return Some(result);
+        }
+        if let Some((peer, _)) = claim.asked {
+            let (host, seconds) = (self.name_of(peer), CLAIM_WAIT_S);
+            return late.then_some(Err(AddressError::NoAnswer { address, host, seconds }));
+        }
+        if claim.retry_at.is_some_and(|at| at <= now) {
+            claim.retry_at = None;
+            claim.tried.clear();
+        }
+        let mut owners = self.said_owners(claim.slot);
+        owners.retain(|owner| !claim.tried.contains(owner));
+        if let Some(peer) = owners.iter().copied().find(|peer| self.shares_network(*peer)) {
+            let id = self.rng.next_u64();
+            claim.asked = Some((peer, id));
+            let (address, container) = (claim.slot, owner.to_owned());
+            self.send(peer, Message::Claim { id, address, container });
+            return None;
+        }
+        if let Some(peer) = owners.first() {
+            let host = self.name_of(*peer);
+            return Some(Err(AddressError::OwnerUnreachable { address, host }));
+        }
+        if late {
+            return Some(Err(AddressError::OwnerUnknown { address }));
+        }
+        claim.retry_at.get_or_insert(now + Duration::from_millis(CLAIM_RETRY_MS));
+        None
+    }
+
+    /// Decides a claim on which this host has the say: of its own range, or for which it asked already.
+    fn claim_here(
+        &mut self,
+        owner: &str,
+        claim: &Claim,
+    ) -> Option<Result<Vec<IpNet>, AddressError>> {
+        let address = claim.net.addr();
+        let taken = |container: &str, host| {
+            Some(Err(AddressError::Taken { address, container: container.to_owned(), host }))
+        };
+        let here = self.name_of(self.config.local);
+        if let Some(held) = self.state.held.get(&claim.slot) {
+            let same = held.owner == owner;
+            return if same { Some(Ok(vec![claim.net])) } else { taken(&held.owner, here) };
+        }
+        let rival = self.pending.values().find(|pending| {
+            let asked = |other: &Claim| other.slot == claim.slot && other.asked.is_some();
+            pending.owner != owner && matches!(&pending.want, Want::Claim(other) if asked(other))
+        });
+        if let Some(rival) = rival {
+            return taken(&rival.owner, here);
+        }
+        if !self.state.owned().contains(claim.slot) {
+            return None;
+        }
+        match self.state.taken.get(&claim.slot) {
+            None => {
+                let holder = Holder::Local { owner: owner.to_owned(), automatic: false };
+                self.state.taken.insert(claim.slot, holder);
+                self.dirty = true;
+                Some(Ok(vec![claim.net]))
+            }
+            Some(Holder::Local { owner: other, .. }) if other == owner => Some(Ok(vec![claim.net])),
+            Some(Holder::Local { owner: other, .. }) => taken(other, here),
+            Some(Holder::Peer { peer, container }) => taken(container, self.name_of(*peer)),
+        }
+    }
+
+    /// A link is gone: what was asked over it must be asked again.
+    pub(crate) fn unask_claims(&mut self, peer: PeerId) {
+        for pending in self.pending.values_mut() {
+            if let Want::Claim(claim) = &mut pending.want
+                && claim.asked.is_some_and(|(asked, _)| asked == peer)
+            {
+                claim.asked = None;
+            }
+        }
+    }
+
+    /// Forgets an address of another host's range and tells that host, now or at the next link.
+    fn give_back(&mut self, address: Ipv4Addr, from: PeerId) {
+        self.state.held.remove(&address);
+        self.dirty = true;
+        if self.links.contains_key(&from) {
+            self.send(from, Message::ClaimRelease { address });
+        }
+    }
+
+    /// Another host wants an address of this host's ranges.
+    pub(crate) fn handle_claim(
+        &mut self,
+        peer: PeerId,
+        id: u64,
+        address: Ipv4Addr,
+        container: String,
+    ) -> Result<(), MeshError> {
+        if fit_owner(&container).is_err() {
+            return Err(MeshError::Malformed { peer, what: "a claim with an unfit container id" });
+        }
+        let own = self.shares_network(peer) && self.state.owned().contains(address);
+        let result = match self.state.taken.get(&address) {
+            _ if !own => ClaimResult::NotMine,
+            Some(Holder::Local { owner, .. }) => {
+                ClaimResult::Taken { container: owner.clone(), host: self.config.local }
+            }
+            Some(Holder::Peer { peer: other, container }) if *other != peer => {
+                ClaimResult::Taken { container: container.clone(), host: *other }
+            }
+            None if self.claims_of(peer).count() >= CLAIMS_PER_PEER_MAX => ClaimResult::TooMany,
+            _ => {
+                self.state.taken.insert(address, Holder::Peer { peer, container });
+                self.dirty = true;
+                ClaimResult::Given
+            }
+        };
+        self.send(peer, Message::ClaimAnswer { id, address, result });
+        Ok(())
+    }
+
+    fn claims_of(&self, peer: PeerId) -> impl Iterator<Item = Ipv4Addr> + '_ {
+        let theirs =
+            move |holder: &Holder| matches!(holder, Holder::Peer { peer: p, .. } if *p == peer);
+        self.state.taken.iter().filter(move |(_, holder)| theirs(holder)).map(|(a, _)| *a)
+    }
+
+    pub(crate) fn handle_claim_answer(
+        &mut self,
+        now: Instant,
+        peer: PeerId,
+        id: u64,
+        address: Ipv4Addr,
+        result: ClaimResult,
+    ) {
+        let claims = self.pending.iter().filter_map(|(ticket, pending)| match &pending.want {
+            Want::Claim(claim) if claim.slot == address => Some((*ticket, claim.asked)),
+            _ => None,
+        });
+        let asked: Vec<(Ticket, u64)> = claims
+            .filter_map(|(ticket, asked)| Some((ticket, asked.filter(|(p, _)| *p == peer)?.1)))
+            .collect();
+        let Some((ticket, _)) = asked.iter().find(|(_, asked)| *asked == id) else {
+            let mine = self.state.held.get(&address).is_some_and(|held| held.from == peer);
+            if result == ClaimResult::Given && asked.is_empty() && !mine {
+                self.send(peer, Message::ClaimRelease { address });
+            }
+            return;
+        };
+        let ticket = *ticket;
+        let Some(Pending { owner, want: Want::Claim(claim), .. }) = self.pending.get_mut(&ticket)
+        else {
+            return;
+        };
+        let (net, address) = (claim.net, claim.net.addr());
+        let result = match result {
+            ClaimResult::Given => {
+                let held = Held { owner: owner.clone(), from: peer };
+                self.state.held.insert(claim.slot, held);
+                self.dirty = true;
+                Ok(vec![net])
+            }
+            ClaimResult::Taken { container, host } => {
+                let container = container.chars().filter(|c| !c.is_control());
+                let container = container.take(NAME_BYTES_MAX).collect();
+                Err(AddressError::Taken { address, container, host: self.name_of(host) })
+            }
+            ClaimResult::TooMany => Err(AddressError::TooManyClaims { host: self.name_of(peer) }),
+            ClaimResult::NotMine => {
+                claim.asked = None;
+                claim.tried.insert(peer);
+                claim.retry_at = Some(now + Duration::from_millis(CLAIM_RETRY_MS));
+                return;
+            }
+        };
+        self.pending.remove(&ticket);
+        self.emit(Output::Answer { ticket, result });
+    }
+
+    pub(crate) fn handle_claim_release(&mut self, peer: PeerId, address: Ipv4Addr) {
+        let theirs = matches!(
+            self.state.taken.get(&address),
+            Some(Holder::Peer { peer: holder, .. }) if *holder == peer
+        );
+        if theirs {
+            self.state.taken.remove(&address);
+            self.dirty = true;
+        }
+    }
+
+    /// Tells a peer which addresses of its ranges this host holds.
+    pub(crate) fn send_held(&mut self, peer: PeerId) {
+        if self.state.network.is_none() {
+            return;
+        }
+        let held = self.state.held.iter().filter(|(_, held)| held.from == peer);
+        let held: Vec<Ipv4Addr> = held.map(|(address, _)| *address).collect();
+        let parts = held.len().div_ceil(CLAIMS_PER_MESSAGE_MAX).max(1);
+        for part in 0..parts {
+            let some = held.iter().skip(part * CLAIMS_PER_MESSAGE_MAX);
+            let addresses = some.take(CLAIMS_PER_MESSAGE_MAX).copied().collect();
+            self.send(peer, Message::ClaimsHeld { addresses, more: part + 1 < parts });
+        }
+    }
+
+    /// A peer lists what it holds of this host's ranges: all else that it had is free again.
+    pub(crate) fn handle_claims_held(
+        &mut self,
+        peer: PeerId,
+        addresses: &[Ipv4Addr],
+        more: bool,
+    ) -> Result<(), MeshError> {
+        if addresses.len() > CLAIMS_PER_MESSAGE_MAX {
+            return Err(MeshError::Malformed { peer, what: "too many claims in one message" });
+        }
+        let same_network = self.shares_network(peer);
+        let Some(link) = self.links.get_mut(&peer) else { return Ok(()) };
+        link.new_claims.extend(addresses);
+        if link.new_claims.len() > CLAIMS_PER_PEER_MAX {
+            let max = CLAIMS_PER_PEER_MAX;
+            return Err(MeshError::TooMany { peer, what: "claims", max });
+        }
+        if more || !same_network {
+            return Ok(());
+        }
+        let held = std::mem::take(&mut link.new_claims);
+        let gone: Vec<Ipv4Addr> =
+            self.claims_of(peer).filter(|address| !held.contains(address)).collect();
+        self.dirty |= !gone.is_empty();
+        gone.iter().for_each(|address| drop(self.state.taken.remove(address)));
+        let owned = self.state.owned();
+        for address in held {
+            if owned.contains(address) && !self.state.taken.contains_key(&address) {
+                let holder = Holder::Peer { peer, container: "unknown".to_owned() };
+                self.state.taken.insert(address, holder);
+                self.dirty = true;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The IPv6 address of a /64 that ends in an IPv4 address.
+pub(crate) fn mapped(range6: Ipv6Net, address: Ipv4Addr) -> Ipv6Addr {
+    (u128::from(range6.network()) | u128::from(u32::from(address))).into()
+}
+
+fn fit_owner(owner: &str) -> Result<(), AddressError> {
+    let fit = !owner.is_empty() && owner.len() <= NAME_BYTES_MAX;
+    let plain = fit && !owner.chars().any(char::is_control);
+    plain.then_some(()).ok_or(AddressError::BadOwner)
+}
