@@ -3,8 +3,20 @@
 //! No socket, file, clock or random source is used here: nonces, seeds and scalars are arguments.
 #![forbid(unsafe_code)]
 
+mod aead;
+mod cpace;
 mod identity;
+mod sa;
+mod schedule;
 mod secret;
+mod window;
 
+pub use cpace::{
+    CPACE_SHARE_LEN, CPACE_TAG_LEN, CpaceContext, CpaceError, CpaceInitiator, CpaceKey,
+    CpaceResponder, CpaceSecret, Initiator, Responder,
+};
 pub use identity::{Cipher, Format, ParsePeerIdError, PeerId};
+pub use sa::{ESP_HEADER_LEN, ESP_ICV_LEN, OpenError, OpeningSa, SealError, Sealer, SealingSa};
+pub use schedule::derive_sa_key;
 pub use secret::{SaKey, SessionKey};
+pub use window::{Replay, ReplayWindow, WINDOW_PACKETS};

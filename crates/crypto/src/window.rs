@@ -1,0 +1,129 @@
+//! The replay window of an inbound SA, with extended (64-bit) sequence numbers.
+
+/// How far behind the highest accepted sequence number a packet may still be accepted, in packets.
+///
+/// A power of two; covers what helpers and NIC queues reorder at tens of gigabits per second.
+pub const WINDOW_PACKETS: u64 = 8192;
+
+const WORD_BITS: u64 = 64;
+const WORDS: usize = (WINDOW_PACKETS / WORD_BITS) as usize;
+const _: () = assert!(WINDOW_PACKETS.is_power_of_two() && WINDOW_PACKETS >= WORD_BITS);
+
+/// Why a sequence number is refused. Both are the network's or an attacker's doing; drop and count.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Replay {
+    /// A packet with this sequence number has been accepted before, or it is zero, which no
+    /// sender uses (RFC 4303 section 3.3.3).
+    #[error("a packet with this sequence number was accepted before")]
+    Duplicate,
+    /// Further than [`WINDOW_PACKETS`] behind the highest accepted sequence number.
+    #[error("the sequence number is too far behind")]
+    TooOld,
+}
+
+/// Which sequence numbers have been accepted (RFC 4303 section 3.4.3 and appendix A2).
+///
+/// One writer: [`check`](Self::check) before a packet is opened, [`mark`](Self::mark) once it has
+/// proven authentic.
+#[derive(Clone, Debug)]
+pub struct ReplayWindow {
+    highest: u64,
+    /// Bit `s % WINDOW_PACKETS` belongs to sequence number `s` of the window's current span.
+    accepted: [u64; WORDS],
+}
+
+impl Default for ReplayWindow {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl ReplayWindow {
+    /// Nothing accepted yet; sequence number zero counts as used.
+    pub const fn new() -> Self {
+        let mut accepted = [0; WORDS];
+        accepted[0] = 1;
+        Self { highest: 0, accepted }
+    }
+
+    /// The highest accepted sequence number; 0 before the first.
+    pub const fn highest(&self) -> u64 {
+        self.highest
+    }
+
+    /// Whether a packet with this sequence number may be opened. Changes nothing.
+    ///
+    /// # Errors
+    /// The peer or the network repeated the packet, or it came too late.
+    #[inline]
+    pub fn check(&self, sequence: u64) -> Result<(), Replay> {
+        if sequence > self.highest {
+            return Ok(());
+        }
+        if self.highest - sequence >= WINDOW_PACKETS {
+            return Err(Replay::TooOld);
+        }
+        let (word, bit) = place(sequence);
+        if self.accepted[word] & bit == 0 { Ok(()) } else { Err(Replay::Duplicate) }
+    }
+
+    /// Records an authentic packet, and moves the window up if it is the highest.
+    ///
+    /// A sequence number behind the window leaves it as it is.
+    #[inline]
+    pub fn mark(&mut self, sequence: u64) {
+        if sequence > self.highest {
+            self.forget_span(sequence);
+            self.highest = sequence;
+        } else if self.highest - sequence >= WINDOW_PACKETS {
+            return;
+        }
+        let (word, bit) = place(sequence);
+        self.accepted[word] |= bit;
+    }
+
+    /// The 64-bit sequence number of a packet that carries only the low half (RFC 4303 appendix
+    /// A2): the one candidate that is not behind the window, or within it.
+    #[inline]
+    pub const fn infer(&self, low: u32) -> u64 {
+        const WINDOW: u32 = WINDOW_PACKETS as u32;
+        let highest_low = self.highest as u32;
+        let highest_high = (self.highest >> 32) as u32;
+        let bottom_low = highest_low.wrapping_sub(WINDOW - 1);
+        let high = if highest_low >= WINDOW - 1 {
+            // The window lies within one span of 2^32.
+            if low >= bottom_low { highest_high } else { highest_high.wrapping_add(1) }
+        } else if low >= bottom_low {
+            // It straddles two, and this one is of the lower; below zero there is none.
+            highest_high.saturating_sub(1)
+        } else {
+            highest_high
+        };
+        (high as u64) << 32 | low as u64
+    }
+
+    /// Clears the bits that `highest + 1 ..= new` take over from sequence numbers that leave.
+    #[inline]
+    fn forget_span(&mut self, new: u64) {
+        let first = self.highest + 1;
+        if new - self.highest >= WINDOW_PACKETS {
+            self.accepted = [0; WORDS];
+            return;
+        }
+        let last_word = new / WORD_BITS;
+        let mut word = first / WORD_BITS;
+        let mut mask = u64::MAX << (first % WORD_BITS);
+        while word < last_word {
+            self.accepted[word as usize % WORDS] &= !mask;
+            mask = u64::MAX;
+            word += 1;
+        }
+        mask &= u64::MAX >> (WORD_BITS - 1 - new % WORD_BITS);
+        self.accepted[word as usize % WORDS] &= !mask;
+    }
+}
+
+#[inline]
+const fn place(sequence: u64) -> (usize, u64) {
+    ((sequence / WORD_BITS) as usize % WORDS, 1 << (sequence % WORD_BITS))
+}
