@@ -1,0 +1,11 @@
+//! The kernel's state after the calls of this crate, read back by iproute2 as an independent
+//! referee. Every test runs in network namespaces of its own on a thread of its own, so nothing of
+//! the machine is touched. Needs root, iproute2, iputils-ping and tcpdump.
+#![allow(clippy::unwrap_used)]
+
+mod attach;
+mod bridge;
+mod endpoints;
+mod lab;
+mod routes;
+mod watch;

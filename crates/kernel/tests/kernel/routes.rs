@@ -1,0 +1,101 @@
+//! What Weft reads of the host's routing.
+
+use weft_kernel::{Kernel, KernelError};
+
+use crate::lab::{BRIDGE, host_with_bridge, make_device, net, on_a_host, run, switch_on};
+
+/// Two links, one of them with the default route.
+fn make_links() {
+    for (name, mtu, address) in
+        [("up0", "1500", "192.0.2.1/24"), ("up1", "9000", "198.51.100.1/24")]
+    {
+        make_device(name);
+        run("ip", &["link", "set", name, "mtu", mtu]);
+        run("ip", &["link", "set", &format!("{name}-x"), "mtu", mtu]);
+        switch_on(name);
+        run("ip", &["address", "add", address, "dev", name]);
+    }
+    run("ip", &["address", "add", "2001:db8::1/64", "dev", "up0", "nodad"]);
+    make_device("off0");
+    run("ip", &["link", "set", "off0", "mtu", "1300"]);
+}
+
+#[test]
+fn the_mtu_towards_a_peer_is_its_links_or_its_routes() {
+    on_a_host(|| async {
+        make_links();
+        run("ip", &["route", "add", "203.0.113.0/24", "via", "192.0.2.9", "mtu", "1400"]);
+        let kernel = Kernel::new().unwrap();
+        let expected = [
+            ("192.0.2.7", 1500, "up0"),
+            ("198.51.100.7", 9000, "up1"),
+            ("203.0.113.5", 1400, "up0"),
+            ("2001:db8::7", 1500, "up0"),
+            ("127.0.0.1", 65_536, "lo"),
+        ];
+        for (remote, mtu, interface) in expected {
+            let found = kernel.route_mtu(remote.parse().unwrap()).await.unwrap();
+            assert_eq!((found.mtu, found.interface.as_str()), (mtu, interface), "{remote}");
+        }
+        for remote in ["10.99.0.1", "2001:db8:1::1"] {
+            let error = kernel.route_mtu(remote.parse().unwrap()).await.unwrap_err();
+            assert!(matches!(error, KernelError::NoRoute { .. }), "{error}");
+        }
+        run("ip", &["route", "add", "unreachable", "10.98.0.0/16"]);
+        run("ip", &["route", "add", "prohibit", "10.97.0.0/16"]);
+        run("ip", &["route", "add", "blackhole", "10.96.0.0/16"]);
+        for remote in ["10.98.0.1", "10.97.0.1", "10.96.0.1"] {
+            let error = kernel.route_mtu(remote.parse().unwrap()).await.unwrap_err();
+            assert!(matches!(error, KernelError::NoRoute { .. }), "{remote}: {error}");
+        }
+    });
+}
+
+#[test]
+fn the_default_mtu_is_that_of_the_default_route_else_the_smallest() {
+    on_a_host(|| async {
+        let kernel = host_with_bridge().await;
+        assert_eq!(kernel.default_link_mtu().await.unwrap(), None);
+        make_links();
+        assert_eq!(kernel.default_link_mtu().await.unwrap(), Some(1500));
+        run("ip", &["route", "add", "default", "via", "198.51.100.9"]);
+        assert_eq!(kernel.default_link_mtu().await.unwrap(), Some(9000));
+        run("ip", &["-6", "route", "add", "default", "via", "2001:db8::9"]);
+        assert_eq!(kernel.default_link_mtu().await.unwrap(), Some(1500));
+    });
+}
+
+#[test]
+fn a_range_that_the_host_reaches_elsewhere_is_refused() {
+    on_a_host(|| async {
+        make_links();
+        let kernel = host_with_bridge().await;
+        kernel
+            .set_bridge_addresses(BRIDGE, &[net("10.32.0.1/12"), net("fd32::1/64")])
+            .await
+            .unwrap();
+        run("ip", &["route", "add", "default", "via", "192.0.2.9"]);
+        run("ip", &["route", "add", "10.200.0.0/16", "via", "192.0.2.9"]);
+        run("ip", &["route", "add", "172.20.0.0/16", "table", "77", "dev", "up1"]);
+        let routes = kernel.host_routes().await.unwrap();
+        let mut found: Vec<_> =
+            routes.iter().map(|r| (r.destination.to_string(), r.interface.as_str())).collect();
+        found.sort();
+        let expected = [
+            ("10.200.0.0/16", "up0"),
+            ("172.20.0.0/16", "up1"),
+            ("192.0.2.0/24", "up0"),
+            ("198.51.100.0/24", "up1"),
+            ("2001:db8::/64", "up0"),
+        ];
+        assert_eq!(found, expected.map(|(net, dev)| (net.to_owned(), dev)));
+        // The network's own range is not in its own way.
+        kernel.check_range(net("10.32.0.0/12")).await.unwrap();
+        for range in ["10.0.0.0/8", "10.200.5.0/24", "172.16.0.0/12", "2001:db8::/32"] {
+            let error = kernel.check_range(net(range)).await.unwrap_err();
+            assert!(matches!(error, KernelError::RangeOverlaps { .. }), "{range}: {error}");
+        }
+        let text = kernel.check_range(net("10.200.5.0/24")).await.unwrap_err().to_string();
+        assert!(text.contains("10.200.0.0/16 via up0"), "{text}");
+    });
+}

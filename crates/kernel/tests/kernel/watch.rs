@@ -1,0 +1,95 @@
+//! Events of network devices.
+
+use std::time::Duration;
+
+use weft_kernel::{Kernel, LinkEvent, LinkWatch};
+
+use crate::lab::{make_device, on_a_host, run, switch_on};
+
+/// Longer than any event takes; a test that waits this long has failed.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+async fn wait_for(watch: &mut LinkWatch, wanted: &LinkEvent) -> Vec<LinkEvent> {
+    let mut seen = Vec::new();
+    while seen.last() != Some(wanted) {
+        let next = tokio::time::timeout(PATIENCE, watch.next()).await;
+        let next = next.unwrap_or_else(|_| panic!("no {wanted:?} among {seen:?}"));
+        seen.push(next.unwrap());
+    }
+    seen
+}
+
+#[test]
+fn what_happens_to_a_device_is_told_in_order() {
+    on_a_host(|| async {
+        make_device("before");
+        let kernel = Kernel::new().unwrap();
+        let mut watch = kernel.watch().await.unwrap();
+        let name = || "d0".to_owned();
+        run("ip", &["link", "add", "d0", "type", "bridge"]);
+        run("ip", &["link", "set", "before", "master", "d0"]);
+        switch_on("before");
+        run("ip", &["link", "set", "d0", "up"]);
+        run("ip", &["link", "set", "d0", "mtu", "1400"]);
+        run("ip", &["link", "set", "d0", "down"]);
+        run("ip", &["link", "delete", "d0"]);
+        let events = wait_for(&mut watch, &LinkEvent::Removed { name: name() }).await;
+        let expected = [
+            LinkEvent::Added { name: name() },
+            LinkEvent::Up { name: name() },
+            LinkEvent::MtuChanged { name: name(), mtu: 1400 },
+            LinkEvent::Down { name: name() },
+            LinkEvent::Removed { name: name() },
+        ];
+        let of_d0 = events.into_iter().filter(|event| format!("{event:?}").contains("d0"));
+        assert_eq!(of_d0.collect::<Vec<_>>(), expected);
+    });
+}
+
+#[test]
+fn leaving_a_bridge_or_losing_the_other_end_is_told_as_what_it_is() {
+    on_a_host(|| async {
+        run("ip", &["link", "add", "br0", "type", "bridge"]);
+        run("ip", &["link", "add", "one", "type", "veth", "peer", "name", "two"]);
+        for device in ["one", "two"] {
+            run("ip", &["link", "set", device, "up"]);
+        }
+        run("ip", &["link", "set", "one", "master", "br0"]);
+        let mut watch = Kernel::new().unwrap().watch().await.unwrap();
+        run("ip", &["link", "set", "one", "nomaster"]);
+        run("ip", &["link", "set", "two", "down"]);
+        let events = wait_for(&mut watch, &LinkEvent::Down { name: "one".into() }).await;
+        assert!(
+            !events.iter().any(|event| matches!(event, LinkEvent::Removed { .. })),
+            "{events:?}"
+        );
+        run("ip", &["link", "delete", "two"]);
+        wait_for(&mut watch, &LinkEvent::Removed { name: "one".into() }).await;
+        run("ip", &["link", "set", "br0", "name", "br1"]);
+        let events = wait_for(&mut watch, &LinkEvent::Added { name: "br1".into() }).await;
+        assert!(events.contains(&LinkEvent::Removed { name: "br0".into() }), "{events:?}");
+    });
+}
+
+#[test]
+fn lost_notices_are_made_up_for() {
+    on_a_host(|| async {
+        let mut watch = Kernel::new().unwrap().watch().await.unwrap();
+        run("ip", &["link", "add", "doomed", "type", "bridge"]);
+        wait_for(&mut watch, &LinkEvent::Added { name: "doomed".into() }).await;
+        // More notices than the socket holds, none of them read: the last ones are lost.
+        let directory = std::env::temp_dir().join(format!("weft-watch-{}", std::process::id()));
+        let flood: String = (0..4000)
+            .map(|n| format!("link set doomed mtu {}\n", 1300 + n % 2))
+            .chain(["link delete doomed\n".into(), "link add late type bridge\n".into()])
+            .collect();
+        std::fs::write(&directory, flood).unwrap();
+        run("ip", &["-batch", directory.to_str().unwrap()]);
+        std::fs::remove_file(&directory).unwrap();
+        let events = wait_for(&mut watch, &LinkEvent::Added { name: "late".into() }).await;
+        let removed: Vec<_> =
+            events.iter().filter(|e| matches!(e, LinkEvent::Removed { .. })).collect();
+        assert_eq!(removed, [&LinkEvent::Removed { name: "doomed".into() }]);
+        assert!(events.len() < 4000, "nothing was lost, so nothing was shown: {}", events.len());
+    });
+}
