@@ -168,8 +168,8 @@ impl Kernel {
     }
 
     /// Deletes the bridge and every device of ours that is in it (each container end goes with its
-    /// host end), and says how many devices it deleted. Devices of others in the bridge stay and
-    /// only lose the bridge.
+    /// host end) or was taken out of it, and says how many devices it deleted. Devices of others in
+    /// the bridge stay and only lose the bridge.
     ///
     /// # Errors
     /// [`KernelError::NameTaken`] if the bridge is not ours (nothing is deleted then), or the kernel's refusal.
@@ -180,10 +180,11 @@ impl Kernel {
         if !link.is_own() {
             return Err(link.name_taken("on this host"));
         }
-        let ports = socket.links().await?.into_iter().filter(Link::is_own);
+        let loose = |port: &Link| port.master.is_none() && port.kind == Some(InfoKind::Veth);
+        let ours = |port: &Link| port.is_own() && (port.master == Some(link.index) || loose(port));
         let mut deleted = 0;
-        for port in ports.filter(|port| port.master == Some(link.index)) {
-            socket.delete_link(&port).await?;
+        for port in socket.links().await?.iter().filter(|port| ours(port)) {
+            socket.delete_link(port).await?;
             deleted += 1;
         }
         socket.delete_link(&link).await?;

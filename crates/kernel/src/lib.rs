@@ -64,7 +64,7 @@ struct Inner {
 
 impl Kernel {
     /// Opens a netlink socket in the network namespace of the calling thread. Call it within a
-    /// tokio runtime whose threads are all in that namespace.
+    /// tokio runtime with I/O and time switched on, whose threads are all in that namespace.
     ///
     /// # Errors
     /// [`KernelError::Socket`] if the kernel gives no socket or `/proc` is not mounted.

@@ -1,5 +1,6 @@
 //! The bridge, its overlay port and its addresses.
 
+use rustix::thread::CapabilitySet;
 use weft_kernel::{BridgeSpec, DEVICE_ALIAS, Kernel, KernelError};
 
 use crate::lab::{
@@ -21,7 +22,7 @@ fn the_bridge_is_made_as_wanted() {
         let data = &bridge["linkinfo"]["info_data"];
         assert_eq!((&data["forward_delay"], &data["stp_state"]), (&0.into(), &0.into()));
         assert_eq!(data["mcast_snooping"], 1);
-        let sysctl = "/proc/thread-self/../../../sys/net/ipv6/conf/weft/accept_ra";
+        let sysctl = "/proc/sys/net/ipv6/conf/weft/accept_ra";
         assert_eq!(std::fs::read_to_string(sysctl).unwrap().trim(), "0");
         let addresses = json("ip", &["-j", "address", "show", "dev", BRIDGE]);
         assert_eq!(addresses[0]["addr_info"], serde_json::json!([]));
@@ -176,9 +177,13 @@ fn removing_all_takes_ours_and_nothing_else() {
         let (one, two) = (Container::new(), Container::new());
         kernel.attach(&attach_spec(1, &one)).await.unwrap();
         kernel.attach(&attach_spec(2, &two)).await.unwrap();
+        run("ip", &["link", "set", "weft-box2", "nomaster"]);
         assert_eq!(kernel.remove_all(BRIDGE).await.unwrap(), 3);
         assert!(!has_link(BRIDGE) && has_link("other"));
-        assert_eq!(one.json("ip", &["-j", "link", "show"]).as_array().unwrap().len(), 1);
+        for container in [one, two] {
+            let left = container.json("ip", &["-j", "link", "show"]);
+            assert_eq!(left.as_array().unwrap().len(), 1, "{left}");
+        }
         run("ip", &["link", "set", "other", "down"]);
         assert_same(&snapshot(), &before);
         assert_eq!(kernel.remove_all(BRIDGE).await.unwrap(), 0);
@@ -200,6 +205,20 @@ fn impossible_names_and_mtus_are_refused() {
             assert!(matches!(error, KernelError::InvalidMtu { .. }), "{mtu}: {error}");
         }
         assert_eq!(kernel.changes(), 0);
+    });
+}
+
+#[test]
+fn without_the_capability_it_says_what_is_missing() {
+    on_a_host(|| async {
+        let kernel = Kernel::new().unwrap();
+        let mut sets = rustix::thread::capabilities(None).unwrap();
+        sets.effective.remove(CapabilitySet::NET_ADMIN | CapabilitySet::SYS_ADMIN);
+        rustix::thread::set_capabilities(None, sets).unwrap();
+        let error = kernel.ensure_bridge(&bridge_spec()).await.unwrap_err();
+        let text = error.to_string();
+        assert!(matches!(error, KernelError::NotPermitted { .. }), "{text}");
+        assert!(text.contains("create device weft") && text.contains("CAP_NET_ADMIN"), "{text}");
     });
 }
 
