@@ -345,3 +345,213 @@ fn sha512(input: &[u8]) -> Zeroizing<[u8; 64]> {
     hash.copy_from_slice(digest::digest(&SHA512, input).as_ref());
     hash
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+    use crate::testing::{hex, hex_array};
+
+    /// Of draft-irtf-cfrg-cpace-21 appendix B.3.
+    fn draft_context() -> CpaceContext {
+        CpaceContext {
+            ci: hex("0b415f696e69746961746f720b425f726573706f6e646572"),
+            sid: hex("7e4b4791d6a8ef019b936c79fb7f2c57"),
+            ada: b"ADa".to_vec(),
+            adb: b"ADb".to_vec(),
+        }
+    }
+
+    fn scalar(text: &str) -> Zeroizing<Scalar> {
+        Zeroizing::new(Scalar::from_canonical_bytes(hex_array(text)).unwrap())
+    }
+
+    fn draft_run() -> (CpaceSecret<Initiator>, CpaceSecret<Responder>) {
+        let context = draft_context();
+        let ya = scalar("da3d23700a9e5699258aef94dc060dfda5ebb61f02a5ea77fad53f4ff0976d08");
+        let yb = scalar("d2316b454718c35362d83d69df6320f38578ed5984651435e2949762d900b80d");
+        let (initiator, share_a) = CpaceInitiator::with_scalar(b"Password", &context, ya);
+        assert_eq!(
+            share_a,
+            hex_array("d6bac480f2c386c394efc7c47adb9925dcd2630b64f240c50f8d0eec482b9157")
+        );
+        let (responder, share_b) =
+            CpaceResponder::with_scalar(b"Password", &context, &share_a, &yb).unwrap();
+        assert_eq!(
+            share_b,
+            hex_array("3ea7e0b19560d7c0b0f5734f63b955286dfa8232b5ebe63324e2d9e7433f7258")
+        );
+        let k = hex_array("80b69a8a76457ab6a4d7f887a4bf6b55a2f80ac19c333f917a05fc9887c8b40f");
+        assert_eq!(shared_point(&initiator.scalar, &share_b), Ok(Zeroizing::new(k)));
+        assert_eq!(shared_point(&yb, &share_a), Ok(Zeroizing::new(k)));
+        (initiator.finish(&share_b).unwrap(), responder)
+    }
+
+    /// Appendix B.3.1.
+    #[test]
+    fn the_generator_agrees_with_the_draft() {
+        let context = draft_context();
+        assert_eq!(
+            *generator_string(b"Password", &context),
+            hex("11435061636552697374726574746f3235350850617373776f726464
+                 00000000000000000000000000000000000000000000000000000000
+                 00000000000000000000000000000000000000000000000000000000
+                 00000000000000000000000000000000000000000000000000000000
+                 00000000000000000000000000000000180b415f696e69746961746f
+                 720b425f726573706f6e646572107e4b4791d6a8ef019b936c79fb7f
+                 2c57")
+        );
+        assert_eq!(
+            generator(b"Password", &context).compress().to_bytes(),
+            hex_array("222b6b195fe84b1652badb6f6a3ae3d24341e7306967f0b8115b40d5698c7e56")
+        );
+    }
+
+    /// Appendix B.3.2 to B.3.5.
+    #[test]
+    fn shares_and_session_key_agree_with_the_draft() {
+        let (initiator, responder) = draft_run();
+        let isk: [u8; 64] = hex_array(
+            "b69effbf61b51d56401c0f65601abe428de8206feaaf0e32198896dcae7b35cd
+             2b38950a39dfd5d4a79164614c2984f7daa460b588c1e80c3fa2068af7900447",
+        );
+        assert_eq!((*initiator.isk, *responder.isk), (isk, isk));
+    }
+
+    /// The tags and the key are Weft's own; the expected values were computed with another HKDF and
+    /// HMAC from the draft's session key and transcript.
+    #[test]
+    fn tags_and_key_have_a_fixed_form() {
+        let (initiator, responder) = draft_run();
+        let tag = initiator.tag();
+        assert_eq!(
+            tag,
+            hex_array("31369ad8565676c5a03cd9d71819b46275450bc07a0bf5e295c2c9d694c45a8f")
+        );
+        let (key, answer) = responder.verify(&tag).unwrap();
+        assert_eq!(
+            answer,
+            hex_array("62e95abeb14cf7780e2e7ee6fb2617027b1fd3f7e89ec6e8b7fa25f4290506af")
+        );
+        assert_eq!(
+            key.expose(),
+            &hex_array("e65d0adf045ecdd727dd19262b950626360cf25d5c53067701d60efa9c17315c")
+        );
+        assert_eq!(initiator.verify(&answer).unwrap(), key);
+    }
+
+    /// Appendix B.3.10 and B.3.11.
+    #[test]
+    fn scalar_multiplication_agrees_with_the_draft_and_refuses_invalid_points() {
+        let s = scalar("7cd0e075fa7955ba52c02759a6c90dbbfc10e6d40aea8d283e407d88cf538a05");
+        let valid = hex_array("2c3c6b8c4f3800e7aef6864025b4ed79bd599117e427c41bd47d93d654b4a51c");
+        assert_eq!(
+            *shared_point(&s, &valid).unwrap(),
+            hex_array("7c13645fe790a468f62c39beb7388e541d8405d1ade69d1778c5fe3e7f6b600e")
+        );
+        for invalid in
+            [hex_array("2b3c6b8c4f3800e7aef6864025b4ed79bd599117e427c41bd47d93d654b4a51c"), [0; 32]]
+        {
+            assert_eq!(shared_point(&s, &invalid), Err(CpaceError::InvalidShare));
+            let (initiator, _) = CpaceInitiator::start(b"p", &draft_context(), [1; 64]);
+            assert_eq!(initiator.finish(&invalid).unwrap_err(), CpaceError::InvalidShare);
+            let answer = CpaceResponder::respond(b"p", &draft_context(), &invalid, [2; 64]);
+            assert_eq!(answer.unwrap_err(), CpaceError::InvalidShare);
+        }
+    }
+
+    /// Appendix A.1.2.
+    #[test]
+    fn lengths_are_leb128() {
+        let with_len = |part: &[u8]| {
+            let mut out = Vec::new();
+            append_with_len(&mut out, part);
+            out
+        };
+        assert_eq!(with_len(b""), hex("00"));
+        assert_eq!(with_len(b"1234"), hex("0431323334"));
+        assert_eq!(with_len(&[5; 127])[..2], hex("7f05"));
+        assert_eq!(with_len(&[5; 128])[..3], hex("800105"));
+        assert_eq!(with_len(&[5; 300])[..3], hex("ac0205"));
+    }
+
+    fn run(
+        password_a: &[u8],
+        context_a: &CpaceContext,
+        password_b: &[u8],
+        context_b: &CpaceContext,
+    ) -> (CpaceSecret<Initiator>, CpaceSecret<Responder>) {
+        let (initiator, share_a) = CpaceInitiator::start(password_a, context_a, [1; 64]);
+        let (responder, share_b) =
+            CpaceResponder::respond(password_b, context_b, &share_a, [2; 64]).unwrap();
+        (initiator.finish(&share_b).unwrap(), responder)
+    }
+
+    #[test]
+    fn passwords_of_any_length_work() {
+        for len in [0, 1, 100, 101, 108, 109, 110, 111, 112, 127, 128, 129, 1000] {
+            let password = vec![b'x'; len];
+            let (a, b) = run(&password, &draft_context(), &password, &draft_context());
+            let (key_b, answer) = b.verify(&a.tag()).unwrap();
+            assert_eq!(a.verify(&answer).unwrap(), key_b, "length {len}");
+        }
+    }
+
+    #[test]
+    fn a_wrong_password_or_any_other_view_of_the_run_proves_nothing_to_either_side() {
+        let good = draft_context();
+        let mut cases = vec![(&b"passwore"[..], good.clone()), (b"password\0", good.clone())];
+        let fields: [fn(&mut CpaceContext) -> &mut Vec<u8>; 4] =
+            [|c| &mut c.ci, |c| &mut c.sid, |c| &mut c.ada, |c| &mut c.adb];
+        for field in fields {
+            let mut other = good.clone();
+            field(&mut other).push(0);
+            cases.push((b"password", other));
+        }
+        let mut swapped = good.clone();
+        std::mem::swap(&mut swapped.ada, &mut swapped.adb);
+        cases.push((b"password", swapped));
+        for (password, context) in cases {
+            let (a, b) = run(b"password", &good, password, &context);
+            let would_answer = b.tag_of(Side::Responder);
+            assert_eq!(b.verify(&a.tag()).unwrap_err(), CpaceError::WrongPassword, "{context:?}");
+            assert_eq!(a.verify(&would_answer).unwrap_err(), CpaceError::WrongPassword);
+        }
+    }
+
+    #[test]
+    fn a_tag_sent_back_or_changed_is_no_proof() {
+        let context = draft_context();
+        let (a, _) = run(b"password", &context, b"password", &context);
+        let own = a.tag();
+        assert_eq!(a.verify(&own).unwrap_err(), CpaceError::WrongPassword);
+        for byte in 0..CPACE_TAG_LEN {
+            let (a, b) = run(b"password", &context, b"password", &context);
+            let mut tag = a.tag();
+            tag[byte] ^= 0x80;
+            assert_eq!(b.verify(&tag).unwrap_err(), CpaceError::WrongPassword, "byte {byte}");
+        }
+    }
+
+    #[test]
+    fn a_changed_share_is_noticed() {
+        let context = draft_context();
+        let (_, other_share) = CpaceInitiator::start(b"password", &context, [9; 64]);
+        let (initiator, _) = CpaceInitiator::start(b"password", &context, [1; 64]);
+        let (responder, share_b) =
+            CpaceResponder::respond(b"password", &context, &other_share, [2; 64]).unwrap();
+        let secret = initiator.finish(&share_b).unwrap();
+        assert_eq!(responder.verify(&secret.tag()).unwrap_err(), CpaceError::WrongPassword);
+    }
+
+    #[test]
+    fn other_random_bytes_make_other_shares() {
+        let context = draft_context();
+        let (_, share) = CpaceInitiator::start(b"password", &context, [1; 64]);
+        assert_ne!(share, CpaceInitiator::start(b"password", &context, [2; 64]).1);
+        let mut other = context;
+        other.sid.push(1);
+        assert_ne!(share, CpaceInitiator::start(b"password", &other, [1; 64]).1);
+    }
+}

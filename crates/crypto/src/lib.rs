@@ -9,6 +9,8 @@ mod identity;
 mod sa;
 mod schedule;
 mod secret;
+#[cfg(test)]
+mod testing;
 mod window;
 
 pub use cpace::{

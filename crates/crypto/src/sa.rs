@@ -17,6 +17,12 @@ pub const ESP_HEADER_LEN: usize = 16;
 /// Bytes behind the ciphertext: the integrity check value.
 pub const ESP_ICV_LEN: usize = ICV_LEN;
 
+/// From how many bytes on AES-256-GCM reads the extra plaintext from its own buffer instead of a
+/// copy. Measured with AVX-512: at 1.4 KB the copy is as fast as the cipher's second input, at 2 KB
+/// 5 % slower, at 8.9 KB 10 %. ChaCha20-Poly1305 takes a second input at a quarter of its speed, so
+/// it always gets the copy.
+const FUSED_EXTRA_BYTES_MIN: usize = 2048;
+
 /// Why a packet was not sealed. Nothing was sealed and no sequence number was used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SealError {
@@ -37,7 +43,10 @@ pub enum OpenError {
     /// As [`Replay::Duplicate`].
     #[error("a packet with this sequence number was accepted before")]
     Duplicate,
-    /// As [`Replay::TooOld`].
+    /// Further behind the highest accepted sequence number than the window reaches.
+    ///
+    /// Since only its low half travels, such a number reads like one far ahead (RFC 4303 appendix
+    /// A2), and shows by failing to authenticate; a forged packet that bears it counts here too.
     #[error("the sequence number is too far behind")]
     TooOld,
     /// Not sealed by the holder of the SA's key, or changed on the way; or of another SA.
@@ -83,12 +92,7 @@ pub trait Sealer {
         head_len: usize,
         extra: &[u8],
     ) -> Result<usize, SealError> {
-        let plaintext_len = head_len.checked_add(extra.len()).ok_or(SealError::NoRoom)?;
-        datagram
-            .get_mut(ESP_HEADER_LEN..)
-            .and_then(|plaintext| plaintext.get_mut(head_len..plaintext_len))
-            .ok_or(SealError::NoRoom)?
-            .copy_from_slice(extra);
+        let plaintext_len = append_extra(datagram, head_len, extra)?;
         self.seal_in_place(datagram, plaintext_len)
     }
 }
@@ -100,6 +104,8 @@ pub trait Sealer {
 pub struct SealingSa {
     key: AeadKey,
     spi: u32,
+    /// From how many bytes of `extra` on it is sealed straight out of its own buffer.
+    fused_extra_min: usize,
     /// The last sequence number used.
     sequence: u64,
     iv_salt: u64,
@@ -110,7 +116,11 @@ impl SealingSa {
     ///
     /// `spi` is the receiver's choice; `iv_salt` is any random value.
     pub fn new(cipher: Cipher, spi: u32, key: &SaKey, iv_salt: u64) -> Self {
-        Self { key: AeadKey::new(cipher, key), spi, sequence: 0, iv_salt }
+        let fused_extra_min = match cipher {
+            Cipher::Aes256Gcm => FUSED_EXTRA_BYTES_MIN,
+            Cipher::ChaCha20Poly1305 => usize::MAX,
+        };
+        Self { key: AeadKey::new(cipher, key), spi, fused_extra_min, sequence: 0, iv_salt }
     }
 
     /// The SPI in its packets.
@@ -158,8 +168,37 @@ impl Sealer for SealingSa {
         datagram: &mut [u8],
         plaintext_len: usize,
     ) -> Result<usize, SealError> {
-        let total = plaintext_len
-            .checked_add(ESP_HEADER_LEN + ESP_ICV_LEN)
+        self.seal_scatter(datagram, plaintext_len, &[])
+    }
+
+    #[inline]
+    fn seal(
+        &mut self,
+        datagram: &mut [u8],
+        head_len: usize,
+        extra: &[u8],
+    ) -> Result<usize, SealError> {
+        if extra.len() >= self.fused_extra_min {
+            self.seal_scatter(datagram, head_len, extra)
+        } else {
+            let plaintext_len = append_extra(datagram, head_len, extra)?;
+            self.seal_scatter(datagram, plaintext_len, &[])
+        }
+    }
+}
+
+impl SealingSa {
+    /// Seals `head_len` bytes in place, then `extra` from where it stands.
+    #[inline]
+    fn seal_scatter(
+        &mut self,
+        datagram: &mut [u8],
+        head_len: usize,
+        extra: &[u8],
+    ) -> Result<usize, SealError> {
+        let total = head_len
+            .checked_add(extra.len())
+            .and_then(|len| len.checked_add(ESP_HEADER_LEN + ESP_ICV_LEN))
             .filter(|total| *total <= datagram.len())
             .ok_or(SealError::NoRoom)?;
         let sequence = self.sequence.checked_add(1).ok_or(SealError::Exhausted)?;
@@ -170,9 +209,9 @@ impl Sealer for SealingSa {
         header[..4].copy_from_slice(&self.spi.to_be_bytes());
         header[4..8].copy_from_slice(&(sequence as u32).to_be_bytes());
         header[8..].copy_from_slice(&iv);
-        let (plaintext, icv) = sealed.split_at_mut(plaintext_len);
+        let (head, rest) = sealed.split_at_mut(head_len);
         self.key
-            .seal(iv, &associated_data(self.spi, sequence), plaintext, &[], icv)
+            .seal(iv, &associated_data(self.spi, sequence), head, extra, rest)
             .map_err(|_| SealError::NoRoom)?;
         Ok(total)
     }
@@ -232,9 +271,18 @@ impl OpeningSa {
         self.window.check(sequence)?;
         self.key
             .open(iv, &associated_data(self.spi, sequence), ciphertext, icv)
-            .map_err(|_| OpenError::Forged)?;
+            .map_err(|_| self.late_or_forged(sequence))?;
         self.window.mark(sequence);
         Ok(ESP_HEADER_LEN..end)
+    }
+
+    /// Names a packet that did not authenticate: late if the same low half stands for a number
+    /// that the peer has used and that is nearer than the one inferred.
+    #[cold]
+    fn late_or_forged(&self, inferred: u64) -> OpenError {
+        const SPAN: u64 = 1 << 32;
+        let ahead = inferred.saturating_sub(self.highest());
+        if inferred > SPAN && ahead > SPAN / 2 { OpenError::TooOld } else { OpenError::Forged }
     }
 }
 
@@ -247,10 +295,336 @@ impl fmt::Debug for OpeningSa {
     }
 }
 
+/// Copies `extra` behind the head; returns the length of the whole plaintext.
+#[inline]
+fn append_extra(datagram: &mut [u8], head_len: usize, extra: &[u8]) -> Result<usize, SealError> {
+    let plaintext_len = head_len.checked_add(extra.len()).ok_or(SealError::NoRoom)?;
+    datagram
+        .get_mut(ESP_HEADER_LEN..)
+        .and_then(|plaintext| plaintext.get_mut(head_len..plaintext_len))
+        .ok_or(SealError::NoRoom)?
+        .copy_from_slice(extra);
+    Ok(plaintext_len)
+}
+
 #[inline]
 fn associated_data(spi: u32, sequence: u64) -> [u8; 12] {
     let mut aad = [0; 12];
     aad[..4].copy_from_slice(&spi.to_be_bytes());
     aad[4..].copy_from_slice(&sequence.to_be_bytes());
     aad
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::testing::{hex, hex_array};
+
+    const CIPHERS: [Cipher; 2] = [Cipher::Aes256Gcm, Cipher::ChaCha20Poly1305];
+    const SPI: u32 = 0x1000_0001;
+
+    fn key(byte: u8) -> SaKey {
+        SaKey::from_bytes([byte; 36])
+    }
+
+    fn pair(cipher: Cipher) -> (SealingSa, OpeningSa) {
+        (SealingSa::new(cipher, SPI, &key(7), 0x5a17), OpeningSa::new(cipher, SPI, &key(7)))
+    }
+
+    /// A pair that has used all sequence numbers up to `sequence`.
+    fn pair_after(cipher: Cipher, sequence: u64) -> (SealingSa, OpeningSa) {
+        let (mut sealing, mut opening) = pair(cipher);
+        sealing.sequence = sequence;
+        opening.window = ReplayWindow::at(sequence);
+        (sealing, opening)
+    }
+
+    fn packet(sa: &mut SealingSa, plaintext: &[u8]) -> Vec<u8> {
+        let mut datagram = vec![0; ESP_HEADER_LEN + plaintext.len() + ESP_ICV_LEN];
+        assert_eq!(sa.seal(&mut datagram, 0, plaintext), Ok(datagram.len()));
+        datagram
+    }
+
+    fn open(sa: &mut OpeningSa, packet: &[u8]) -> Result<Vec<u8>, OpenError> {
+        let mut packet = packet.to_vec();
+        let range = sa.open(&mut packet)?;
+        Ok(packet[range].to_vec())
+    }
+
+    /// draft-mcgrew-gcm-test-01 section 4: all cases of RFC 4106 with a 256-bit key and extended
+    /// sequence numbers. Key and salt, sequence number, plaintext, whole packet.
+    const ESN_CASES: [(&str, u64, &str, &str); 3] = [
+        (
+            "abbccddef00112233445566778899aababbccddef00112233445566778899aab 73616c74",
+            0x156f_3126_dd0d_b99b,
+            "45080028732c00004006e9f90a0106120a01038f06b88023dd6bafbecb712602
+             50101f646d540001",
+            "17405e67dd0db99b616e640169766563
+             f2d69ecdbd5a0d5b8d5ef38bad4da58d1f278fde98ef67549d524a3018d9a57f
+             f4d3a31ce673119e451626c2415771e3b7eebca614c89b35",
+        ),
+        (
+            "abbccddef00112233445566778899aababbccddef00112233445566778899aab 73616c74",
+            0x156f_3126_dd0d_b99b,
+            "636973636f0172756c657301746865016e6574776501646566696e6501746865
+             746563686e6f6c6f67696573017468617477696c6c01646566696e65746f6d6f
+             72726f7701020201",
+            "17405e67dd0db99b616e640169766563
+             d4b7ed86a1777f2ea13d6973d324c69e7b43f826fb56831226508bebd2dceb18
+             d0a6df10e5487df074113e14c641024e3e6773d91a62ee429b043a10e3efe6b0
+             12a49363412364f8c0cac587f249e56b11e24f30e44ccc76",
+        ),
+        (
+            "6c6567616c697a656d6172696a75616e61616e64646f69746265666f72656961 7475726e",
+            u64::MAX,
+            "45000030da3a00008001df3bc0a80005c0a800010800c6cd0200070061626364
+             65666768696a6b6c6d6e6f707172737401020201",
+            "796b6963ffffffff333021696765746d
+             f97ab2aa356d8edce17644ac8c78e25dd24dedbb29ebf1b64a274b39b49c3a86
+             4cd3d78ca4ae68a32b42458fb57dbe821dcc63b9d0937ba2945f669368661a32
+             9fb4c053",
+        ),
+    ];
+
+    #[test]
+    fn rfc_4106_packets_with_extended_sequence_numbers() {
+        for (sa_key, sequence, plaintext, expected) in ESN_CASES {
+            let (sa_key, expected) = (SaKey::from_bytes(hex_array(sa_key)), hex(expected));
+            let plaintext = hex(plaintext);
+            let spi = u32::from_be_bytes(expected[..4].try_into().unwrap());
+            let iv = u64::from_be_bytes(expected[8..16].try_into().unwrap());
+            let mut sealing = SealingSa::new(Cipher::Aes256Gcm, spi, &sa_key, iv ^ sequence);
+            sealing.sequence = sequence - 1;
+            assert_eq!(packet(&mut sealing, &plaintext), expected);
+            let mut opening = OpeningSa::new(Cipher::Aes256Gcm, spi, &sa_key);
+            opening.window = ReplayWindow::at(sequence - 1);
+            assert_eq!(open(&mut opening, &expected), Ok(plaintext));
+            assert_eq!(opening.highest(), sequence);
+        }
+    }
+
+    #[test]
+    fn the_first_packet_has_sequence_number_one_and_a_salted_iv() {
+        for cipher in CIPHERS {
+            let (mut sealing, mut opening) = pair(cipher);
+            assert_eq!((sealing.packets(), opening.highest()), (0, 0));
+            let first = packet(&mut sealing, b"frame");
+            assert_eq!(first[..4], SPI.to_be_bytes());
+            assert_eq!(first[4..8], 1_u32.to_be_bytes());
+            assert_eq!(first[8..16], (1_u64 ^ 0x5a17).to_be_bytes());
+            assert_eq!(open(&mut opening, &first).unwrap(), b"frame");
+            assert_eq!((sealing.packets(), opening.highest()), (1, 1));
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+        /// However the plaintext is split between the two buffers, and whichever way `seal` takes,
+        /// the packet is the same and opens.
+        #[test]
+        fn opens_what_was_sealed_in_two_parts(
+            plaintext in prop::collection::vec(any::<u8>(), 0..6000),
+            split in any::<prop::sample::Index>(),
+            slack in 0_usize..40,
+        ) {
+            for cipher in CIPHERS {
+                let (mut sealing, mut opening) = pair(cipher);
+                let whole = packet(&mut pair(cipher).0, &plaintext);
+                let split = split.index(plaintext.len() + 1);
+                let total = ESP_HEADER_LEN + plaintext.len() + ESP_ICV_LEN;
+                let mut datagram = vec![0xee; total + slack];
+                datagram[ESP_HEADER_LEN..][..split].copy_from_slice(&plaintext[..split]);
+                prop_assert_eq!(sealing.seal(&mut datagram, split, &plaintext[split..]), Ok(total));
+                prop_assert_eq!(&datagram[..total], &whole[..]);
+                prop_assert!(datagram[total..].iter().all(|byte| *byte == 0xee));
+                prop_assert_eq!(open(&mut opening, &datagram[..total]), Ok(plaintext.clone()));
+            }
+        }
+
+        /// One changed bit anywhere, or a cut, and the packet is refused and the window unmoved.
+        #[test]
+        fn refuses_what_was_changed(bit in any::<prop::sample::Index>(), cut in 0_usize..80) {
+            for cipher in CIPHERS {
+                let (mut sealing, mut opening) = pair(cipher);
+                let good = packet(&mut sealing, &[0x33; 48]);
+                let mut bad = good.clone();
+                let bit = bit.index(bad.len() * 8);
+                bad[bit / 8] ^= 1 << (bit % 8);
+                let error = open(&mut opening, &bad).unwrap_err();
+                // The low half may have become zero, which is never accepted.
+                prop_assert!(matches!(error, OpenError::Forged | OpenError::Duplicate));
+                let error = open(&mut opening, &good[..cut.min(good.len() - 1)]).unwrap_err();
+                let short = cut < ESP_HEADER_LEN + ESP_ICV_LEN;
+                prop_assert_eq!(error, if short { OpenError::TooShort } else { OpenError::Forged });
+                prop_assert_eq!(opening.highest(), 0);
+                prop_assert!(open(&mut opening, &good).is_ok());
+            }
+        }
+
+        #[test]
+        fn never_panics_on_any_bytes(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+            let mut bytes = bytes;
+            for cipher in CIPHERS {
+                let (_, mut opening) = pair(cipher);
+                prop_assert!(opening.open(&mut bytes).is_err());
+                if let Some(spi) = bytes.first_chunk_mut() {
+                    *spi = SPI.to_be_bytes();
+                }
+                prop_assert!(opening.open(&mut bytes).is_err());
+            }
+        }
+    }
+
+    #[test]
+    fn a_forged_packet_far_ahead_does_not_move_the_window() {
+        let (mut sealing, mut opening) = pair(Cipher::Aes256Gcm);
+        let packets: Vec<_> = (0..3).map(|_| packet(&mut sealing, b"frame")).collect();
+        assert!(open(&mut opening, &packets[1]).is_ok());
+        let mut forged = packets[2].clone();
+        forged[4..8].copy_from_slice(&u32::MAX.to_be_bytes());
+        assert_eq!(open(&mut opening, &forged), Err(OpenError::Forged));
+        assert_eq!(opening.highest(), 2);
+        assert!(open(&mut opening, &packets[0]).is_ok(), "still in the window");
+        assert!(open(&mut opening, &packets[2]).is_ok(), "its number was not used up");
+    }
+
+    #[test]
+    fn the_window_is_asked_before_anything_is_opened() {
+        let (mut sealing, mut opening) = pair(Cipher::Aes256Gcm);
+        let first = packet(&mut sealing, b"frame");
+        assert!(open(&mut opening, &first).is_ok());
+        // Not even authentic, and yet the verdict is the window's, and the bytes are untouched.
+        let mut repeated = first.clone();
+        repeated[20] ^= 1;
+        let before = repeated.clone();
+        assert_eq!(opening.open(&mut repeated), Err(OpenError::Duplicate));
+        assert_eq!(repeated, before);
+    }
+
+    #[test]
+    fn repeated_and_late_packets_are_told_apart() {
+        for cipher in CIPHERS {
+            let (mut sealing, mut opening) = pair(cipher);
+            let count = crate::WINDOW_PACKETS as usize + 2;
+            let packets: Vec<_> = (0..count).map(|_| packet(&mut sealing, b"frame")).collect();
+            assert!(open(&mut opening, &packets[count - 1]).is_ok());
+            assert_eq!(open(&mut opening, &packets[count - 1]), Err(OpenError::Duplicate));
+            assert_eq!(open(&mut opening, &packets[1]), Err(OpenError::TooOld));
+            assert!(open(&mut opening, &packets[2]).is_ok());
+            assert_eq!(opening.highest(), count as u64);
+        }
+    }
+
+    #[test]
+    fn late_packets_are_told_from_forged_ones_in_any_span() {
+        for highest in [100_000, (1 << 32) - 1, (1 << 32) + 5, (5 << 32) + 100_000] {
+            let (mut sealing, mut opening) = pair_after(Cipher::Aes256Gcm, highest);
+            sealing.sequence = highest - 20_000;
+            let late = packet(&mut sealing, b"frame");
+            assert_eq!(open(&mut opening, &late), Err(OpenError::TooOld), "{highest}");
+            for distance in [1, 20_000] {
+                sealing.sequence = highest + distance;
+                let mut forged = packet(&mut sealing, b"frame");
+                forged[16] ^= 1;
+                assert_eq!(open(&mut opening, &forged), Err(OpenError::Forged), "{highest}");
+            }
+            assert_eq!(opening.highest(), highest);
+        }
+    }
+
+    #[test]
+    fn sequence_numbers_pass_two_to_the_32_unnoticed() {
+        for cipher in CIPHERS {
+            let (mut sealing, mut opening) = pair_after(cipher, (1 << 32) - 3);
+            let packets: Vec<_> = (0..6).map(|_| packet(&mut sealing, b"frame")).collect();
+            for index in [0, 3, 1, 5, 4, 2] {
+                assert!(open(&mut opening, &packets[index]).is_ok(), "packet {index}");
+            }
+            assert_eq!(opening.highest(), (1 << 32) + 3);
+            assert_eq!(open(&mut opening, &packets[0]), Err(OpenError::Duplicate));
+        }
+    }
+
+    #[test]
+    fn used_up_sequence_numbers_end_the_sa() {
+        let (mut sealing, mut opening) = pair_after(Cipher::Aes256Gcm, u64::MAX - 1);
+        assert!(open(&mut opening, &packet(&mut sealing, b"last")).is_ok());
+        let mut datagram = [0; 64];
+        for _ in 0..2 {
+            assert_eq!(sealing.seal(&mut datagram, 4, b"more"), Err(SealError::Exhausted));
+        }
+        assert_eq!(sealing.packets(), u64::MAX);
+    }
+
+    #[test]
+    fn a_datagram_without_room_uses_no_sequence_number() {
+        for cipher in CIPHERS {
+            let (mut sealing, _) = pair(cipher);
+            let extra = [1; 3000];
+            let fitting = ESP_HEADER_LEN + 100 + extra.len() + ESP_ICV_LEN;
+            for len in [0, 15, 16, 100, 132, fitting - 17, fitting - 1] {
+                let result = sealing.seal(&mut vec![0; len], 100, &extra);
+                assert_eq!(result, Err(SealError::NoRoom), "{len}");
+            }
+            let result = sealing.seal(&mut [0; 64], usize::MAX, &extra);
+            assert_eq!(result, Err(SealError::NoRoom));
+            assert_eq!(sealing.seal_in_place(&mut [0; 64], 33), Err(SealError::NoRoom));
+            assert_eq!(sealing.packets(), 0);
+            assert_eq!(sealing.seal(&mut vec![0; fitting], 100, &extra), Ok(fitting));
+        }
+    }
+
+    #[test]
+    fn another_key_salt_cipher_or_spi_opens_nothing() {
+        let (mut sealing, _) = pair(Cipher::Aes256Gcm);
+        let good = packet(&mut sealing, b"frame");
+        let mut salt = *key(7).expose();
+        salt[35] ^= 1;
+        for mut wrong in [
+            OpeningSa::new(Cipher::Aes256Gcm, SPI, &key(8)),
+            OpeningSa::new(Cipher::Aes256Gcm, SPI, &SaKey::from_bytes(salt)),
+            OpeningSa::new(Cipher::ChaCha20Poly1305, SPI, &key(7)),
+            OpeningSa::new(Cipher::Aes256Gcm, SPI + 1, &key(7)),
+        ] {
+            assert_eq!(open(&mut wrong, &good), Err(OpenError::Forged));
+        }
+        // Nor does it help to write the receiver's SPI into the packet: it is authenticated.
+        let mut renamed = good;
+        renamed[..4].copy_from_slice(&(SPI + 1).to_be_bytes());
+        let mut opening = OpeningSa::new(Cipher::Aes256Gcm, SPI + 1, &key(7));
+        assert_eq!(open(&mut opening, &renamed), Err(OpenError::Forged));
+    }
+
+    /// The same SA behind the trait's own `seal`, as an alternative implementation would have it.
+    struct Plain(SealingSa);
+
+    impl Sealer for Plain {
+        fn seal_in_place(&mut self, datagram: &mut [u8], len: usize) -> Result<usize, SealError> {
+            self.0.seal_in_place(datagram, len)
+        }
+    }
+
+    #[test]
+    fn the_default_seal_makes_the_same_packets() {
+        for extra in [0, 1, 1400, 5000] {
+            let extra = vec![9; extra];
+            let (mut ours, mut default) = (pair(CIPHERS[0]).0, Plain(pair(CIPHERS[0]).0));
+            let mut a = vec![3; ESP_HEADER_LEN + 98 + extra.len() + ESP_ICV_LEN];
+            let mut b = a.clone();
+            assert_eq!(ours.seal(&mut a, 98, &extra), default.seal(&mut b, 98, &extra));
+            assert_eq!(a, b);
+            assert_eq!(default.seal(&mut b[1..], 98, &extra), Err(SealError::NoRoom));
+        }
+    }
+
+    #[test]
+    fn debug_output_holds_no_key() {
+        let (sealing, opening) = pair(Cipher::Aes256Gcm);
+        assert_eq!(format!("{sealing:?}"), "SealingSa { spi: 268435457, packets: 0, .. }");
+        assert_eq!(format!("{opening:?}"), "OpeningSa { spi: 268435457, highest: 0, .. }");
+    }
 }

@@ -54,3 +54,86 @@ pub(crate) fn hkdf_into(
         .and_then(|okm| okm.fill(out))
         .expect("the callers' lengths are constants below 255 hash lengths");
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{hex, hex_array};
+
+    fn bytes_from(first: u8) -> [u8; 32] {
+        std::array::from_fn(|i| first + i as u8)
+    }
+
+    fn derive(receiver: u8, format: Format, spi: u32, lane: u16) -> SaKey {
+        derive_sa_key(
+            &SessionKey::from_bytes(bytes_from(0)),
+            &bytes_from(32),
+            &PeerId::from_bytes(bytes_from(receiver)),
+            format,
+            spi,
+            lane,
+        )
+    }
+
+    /// The expected keys were computed from the documented layout with another HKDF.
+    #[test]
+    fn the_layout_of_the_info_is_fixed() {
+        assert_eq!(
+            derive(64, Format::Esp, 0xc0ff_ee01, 0x0203).expose(),
+            &hex_array("4b13845682653a264f110b853ee8668a738511a0f37123faed09be7807c934274ffd4f40")
+        );
+        assert_eq!(
+            derive(64, Format::Ovpn, 0xc0ff_ee01, 0x0203).expose(),
+            &hex_array("6f1367b776730c708ac184693e3b6976defc4a0a3de657c400a13313d138b9521231d694")
+        );
+    }
+
+    #[test]
+    fn every_input_changes_the_key() {
+        let key = derive(64, Format::Esp, 256, 0);
+        assert_ne!(key, derive(65, Format::Esp, 256, 0));
+        assert_ne!(key, derive(64, Format::Ovpn, 256, 0));
+        assert_ne!(key, derive(64, Format::Esp, 257, 0));
+        assert_ne!(key, derive(64, Format::Esp, 256, 1));
+        let peer = PeerId::from_bytes(bytes_from(64));
+        let session = SessionKey::from_bytes(bytes_from(0));
+        assert_ne!(key, derive_sa_key(&session, &bytes_from(33), &peer, Format::Esp, 256, 0));
+        let session = SessionKey::from_bytes(bytes_from(1));
+        assert_ne!(key, derive_sa_key(&session, &bytes_from(32), &peer, Format::Esp, 256, 0));
+    }
+
+    /// RFC 5869 appendix A, the cases for SHA-256.
+    #[test]
+    fn hkdf_agrees_with_rfc_5869() {
+        let check = |input: &[u8], salt: &[u8], info: &[u8], expected: &str| {
+            let expected = hex(expected);
+            let mut out = vec![0; expected.len()];
+            hkdf_into(hkdf::HKDF_SHA256, salt, input, &[info], &mut out);
+            assert_eq!(out, expected);
+            let (front, back) = info.split_at(info.len() / 2);
+            hkdf_into(hkdf::HKDF_SHA256, salt, input, &[front, back], &mut out);
+            assert_eq!(out, expected, "info in two parts");
+        };
+        let range = |from: u8, to: u8| (from..=to).collect::<Vec<u8>>();
+        check(
+            &[0x0b; 22],
+            &range(0x00, 0x0c),
+            &range(0xf0, 0xf9),
+            "3cb25f25faacd57a90434f64d0362f2a2d2d0a90cf1a5a4c5db02d56ecc4c5bf34007208d5b887185865",
+        );
+        check(
+            &range(0x00, 0x4f),
+            &range(0x60, 0xaf),
+            &range(0xb0, 0xff),
+            "b11e398dc80327a1c8e7f78c596a49344f012eda2d4efad8a050cc4c19afa97c
+             59045a99cac7827271cb41c65e590e09da3275600c2f09b8367793a9aca3db71
+             cc30c58179ec3e87c14c01d5c1f3434f1d87",
+        );
+        check(
+            &[0x0b; 22],
+            &[],
+            &[],
+            "8da4e775a563c18f715f802a063c5a31b8a11f5c5ee1879ec3454e5f3c738d2d9d201395faa4b61a96c8",
+        );
+    }
+}

@@ -127,3 +127,136 @@ impl ReplayWindow {
 const fn place(sequence: u64) -> (usize, u64) {
     ((sequence / WORD_BITS) as usize % WORDS, 1 << (sequence % WORD_BITS))
 }
+
+#[cfg(test)]
+impl ReplayWindow {
+    /// A window as if `highest` alone had been accepted.
+    pub(crate) fn at(highest: u64) -> Self {
+        let mut window = Self::new();
+        window.mark(highest);
+        window
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// The definition, as slow and plain as it gets.
+    struct Model {
+        accepted: HashSet<u64>,
+        highest: u64,
+    }
+
+    impl Model {
+        fn check(&self, sequence: u64) -> Result<(), Replay> {
+            if sequence.checked_add(WINDOW_PACKETS).is_some_and(|end| end <= self.highest) {
+                Err(Replay::TooOld)
+            } else if self.accepted.contains(&sequence) {
+                Err(Replay::Duplicate)
+            } else {
+                Ok(())
+            }
+        }
+    }
+
+    /// How far from the highest the next packet is: mostly near, sometimes at the window's edge,
+    /// rarely far ahead.
+    fn step() -> impl Strategy<Value = i64> {
+        let width = WINDOW_PACKETS as i64;
+        prop_oneof![
+            8 => -70_i64..70,
+            4 => -width - 70..-width + 70,
+            2 => -2 * width..2 * width,
+            1 => width - 70..width + 70,
+            1 => 1_i64 << 31..1_i64 << 33,
+        ]
+    }
+
+    fn start() -> impl Strategy<Value = u64> {
+        prop_oneof![
+            Just(0_u64),
+            0..3 * WINDOW_PACKETS,
+            (1_u64 << 32) - 2 * WINDOW_PACKETS..(1 << 32) + 2 * WINDOW_PACKETS,
+            any::<u64>().prop_map(|start| start / 2),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn agrees_with_a_set(start in start(), steps in prop::collection::vec(step(), 1..400)) {
+            let mut window = ReplayWindow::at(start);
+            let mut model = Model { accepted: HashSet::from([0, start]), highest: start };
+            for step in steps {
+                let sequence = model.highest.saturating_add_signed(step);
+                let verdict = window.check(sequence);
+                prop_assert_eq!(verdict, model.check(sequence), "sequence {}", sequence);
+                if verdict.is_ok() {
+                    window.mark(sequence);
+                    model.accepted.insert(sequence);
+                    model.highest = model.highest.max(sequence);
+                }
+                prop_assert_eq!(window.highest(), model.highest);
+            }
+        }
+
+        /// Whatever lies within the window, or ahead of it by less than the rest of 2^32, is found.
+        #[test]
+        fn infers_the_high_half(
+            highest in start(),
+            offset in prop_oneof![
+                0..3 * WINDOW_PACKETS,
+                0_u64..1 << 32,
+                (1_u64 << 32) - 3 * WINDOW_PACKETS..1 << 32,
+            ],
+        ) {
+            let bottom = i128::from(highest) - i128::from(WINDOW_PACKETS) + 1;
+            let sequence = bottom + i128::from(offset);
+            prop_assume!(sequence >= 0);
+            let sequence = sequence as u64;
+            prop_assert_eq!(ReplayWindow::at(highest).infer(sequence as u32), sequence);
+        }
+    }
+
+    #[test]
+    fn zero_is_never_accepted_and_a_sequence_number_only_once() {
+        let mut window = ReplayWindow::new();
+        assert_eq!(window.check(0), Err(Replay::Duplicate));
+        assert_eq!(window.check(1), Ok(()));
+        window.mark(1);
+        assert_eq!(window.check(1), Err(Replay::Duplicate));
+        window.mark(WINDOW_PACKETS);
+        assert_eq!(window.check(0), Err(Replay::TooOld));
+        assert_eq!(window.check(1), Err(Replay::Duplicate));
+        window.mark(WINDOW_PACKETS + 1);
+        assert_eq!(window.check(1), Err(Replay::TooOld));
+        assert_eq!(window.check(2), Ok(()));
+    }
+
+    #[test]
+    fn a_mark_behind_the_window_changes_nothing() {
+        let mut window = ReplayWindow::at(3 * WINDOW_PACKETS);
+        window.mark(WINDOW_PACKETS + 1);
+        assert_eq!(window.check(2 * WINDOW_PACKETS + 1), Ok(()), "the same bit, one window later");
+    }
+
+    #[test]
+    fn the_high_half_changes_where_the_low_half_wraps() {
+        const SPAN: u64 = 1 << 32;
+        let before = ReplayWindow::at(SPAN - 2);
+        assert_eq!(before.infer(u32::MAX), SPAN - 1);
+        assert_eq!(before.infer(0), SPAN);
+        assert_eq!(before.infer((SPAN - 1 - WINDOW_PACKETS) as u32), SPAN - 1 - WINDOW_PACKETS);
+        let after = ReplayWindow::at(SPAN + 1);
+        assert_eq!(after.infer(u32::MAX), SPAN - 1);
+        assert_eq!(after.infer(2), SPAN + 2);
+        let fresh = ReplayWindow::new();
+        assert_eq!(fresh.infer(u32::MAX), SPAN - 1, "there is nothing below zero");
+        let last = ReplayWindow::at(u64::MAX);
+        assert_eq!(last.check(last.infer(0)), Err(Replay::TooOld), "nor above the last");
+    }
+}
