@@ -1,20 +1,43 @@
 //! Who founds a mesh when hosts are launched naming each other.
 //!
-//! A host may found once all that its user named are linked, nobody linked has a mesh, it has the lowest peer
-//! id of all linked with it, and each of them has agreed. Whoever has agreed founds nothing itself and agrees
-//! to nobody else, until the one agreed to withdraws, is gone, or has founded. So two hosts that are linked,
-//! or share a linked host, do not both found.
+//! Hosts without a mesh tell all others that they reach whom their users named. A host may found when it knows
+//! all that are named by those it named, and so on; when each of these leads back to it by its names, so that
+//! none of them can be on its way into a mesh elsewhere; and when it has the lowest peer id of them all. Names
+//! do not change, so of any hosts of which each leads to each other, one founds, however late they hear of it.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
-use rand::Rng;
 use weft_crypto::PeerId;
 
-use crate::config::Founding;
+use crate::config::{Founding, Target};
+use crate::error::MeshError;
+use crate::limits::{ANNOUNCEMENT_VERSION_MAX, NAMINGS_MAX, TARGETS_MAX};
 use crate::mesh::{Change, Mesh, Output};
-use crate::message::Message;
+use crate::message::{Message, Naming};
+
+/// What the names say about who founds.
+enum Verdict {
+    /// This host.
+    Local,
+    /// This one, or it leads to the one that does.
+    Other(PeerId),
+    /// It is not known whom this one names.
+    Unknown(PeerId),
+}
 
 impl Mesh {
+    /// What the user named at launch or by `connect`, and who answered there (this host itself, too); the whole
+    /// list each time. At most [`TARGETS_MAX`] count.
+    pub fn handle_targets(&mut self, now: Instant, mut targets: Vec<Target>) {
+        targets.truncate(TARGETS_MAX);
+        if self.targets != targets {
+            self.targets = targets;
+            self.tell_naming();
+        }
+        self.drive(now);
+    }
+
     pub(crate) fn found(&mut self, now: Instant) {
         let network = self.new_network();
         self.state.found(network);
@@ -23,105 +46,141 @@ impl Mesh {
         self.on_network(now);
     }
 
+    pub(crate) fn drive_founding(&mut self, now: Instant) {
+        let may = self.state.network.is_none()
+            && self.config.founding == Founding::Join
+            && !self.targets.is_empty()
+            && self.missing_targets().is_empty()
+            && self.links.values().all(|link| link.network.is_none());
+        if may && matches!(self.verdict(), Verdict::Local) {
+            self.found(now);
+        }
+    }
+
+    /// Whom this host was told to look for, as it tells others.
+    pub(crate) fn naming(&self) -> Naming {
+        let known: BTreeSet<PeerId> =
+            self.targets.iter().filter_map(|target| target.peer).collect();
+        Naming {
+            host: self.config.local,
+            version: self.naming_version,
+            complete: self.state.network.is_none()
+                && self.targets.iter().all(|target| target.peer.is_some()),
+            names: known.into_iter().collect(),
+        }
+    }
+
+    /// Tells all linked hosts whom this one names; its being in a mesh takes back what it said before.
+    pub(crate) fn tell_naming(&mut self) {
+        self.naming_version += 1;
+        let naming = self.naming();
+        self.send_all(&Message::Naming { naming });
+    }
+
+    /// Tells a peer who names whom.
+    pub(crate) fn send_namings(&mut self, peer: PeerId) {
+        if self.state.network.is_some() {
+            return;
+        }
+        let all: Vec<Naming> = self.namings.values().cloned().chain([self.naming()]).collect();
+        for naming in all {
+            self.send(peer, Message::Naming { naming });
+        }
+    }
+
+    pub(crate) fn handle_naming(&mut self, peer: PeerId, naming: &Naming) -> Result<(), MeshError> {
+        if naming.names.len() > TARGETS_MAX || naming.version > ANNOUNCEMENT_VERSION_MAX {
+            return Err(MeshError::Malformed { peer, what: "an impossible list of named hosts" });
+        }
+        if self.state.network.is_some() {
+            return Ok(());
+        }
+        if naming.host == self.config.local {
+            if naming.version >= self.naming_version && *naming != self.naming() {
+                self.naming_version = naming.version;
+                self.tell_naming();
+            }
+            return Ok(());
+        }
+        let direct = naming.host == peer;
+        let newer = match self.namings.get(&naming.host) {
+            Some(known) if direct => known != naming,
+            Some(known) => known.version < naming.version && !self.links.contains_key(&naming.host),
+            None => self.namings.len() < NAMINGS_MAX,
+        };
+        if newer {
+            self.namings.insert(naming.host, naming.clone());
+            for other in self.linked().into_iter().filter(|other| *other != peer) {
+                self.send(other, Message::Naming { naming: naming.clone() });
+            }
+        }
+        Ok(())
+    }
+
     /// Peers named by the user that are not linked, as the user wrote them.
-    pub(crate) fn missing_targets(&self) -> Vec<&str> {
+    fn missing_targets(&self) -> Vec<&str> {
         let linked = |peer: PeerId| peer == self.config.local || self.links.contains_key(&peer);
         let missing = self.targets.iter().filter(|target| !target.peer.is_some_and(linked));
         missing.map(|target| target.name.as_str()).collect()
     }
 
-    pub(crate) fn drive_founding(&mut self, now: Instant) {
-        if self.state.network.is_some() {
-            return;
-        }
-        if self.is_candidate() {
-            self.ask_consent();
-            if self.links.values().all(|link| link.consents) {
-                self.found(now);
+    fn verdict(&self) -> Verdict {
+        let own = self.naming();
+        let mut reached = BTreeMap::from([(self.config.local, &own)]);
+        let mut open: Vec<PeerId> = own.names.clone();
+        while let Some(host) = open.pop() {
+            if reached.contains_key(&host) {
+                continue;
             }
-            return;
-        }
-        self.withdraw();
-        let founded = self.links.values().any(|link| link.network.is_some());
-        if self.consent.is_none() && !founded {
-            self.give_consent();
-        }
-    }
-
-    pub(crate) fn handle_found_withdraw(&mut self, peer: PeerId) {
-        self.link_mut(peer, |link| link.asks_to_found = None);
-        if self.consent == Some(peer) {
-            self.consent = None;
-        }
-    }
-
-    fn is_candidate(&self) -> bool {
-        let lowest = self.links.keys().next().is_some_and(|peer| self.config.local < *peer);
-        self.config.founding == Founding::Join
-            && lowest
-            && self.consent.is_none()
-            && !self.targets.is_empty()
-            && self.missing_targets().is_empty()
-            && self.links.values().all(|link| link.network.is_none())
-    }
-
-    fn ask_consent(&mut self) {
-        for peer in self.linked() {
-            if self.links.get(&peer).is_some_and(|link| link.asked_consent.is_none()) {
-                let round = self.rng.next_u64();
-                self.link_mut(peer, |link| link.asked_consent = Some(round));
-                self.send(peer, Message::FoundAsk { round });
+            match self.namings.get(&host).filter(|naming| naming.complete) {
+                Some(naming) => {
+                    reached.insert(host, naming);
+                    open.extend(&naming.names);
+                }
+                None => return Verdict::Unknown(host),
             }
         }
-    }
-
-    fn withdraw(&mut self) {
-        for peer in self.linked() {
-            if self.links.get(&peer).is_some_and(|link| link.asked_consent.is_some()) {
-                self.link_mut(peer, |link| {
-                    link.asked_consent = None;
-                    link.consents = false;
-                });
-                self.send(peer, Message::FoundWithdraw);
+        let mut leads_here = BTreeSet::from([self.config.local]);
+        loop {
+            let next = |(host, naming): (&PeerId, &&Naming)| {
+                let leads = naming.names.iter().any(|name| leads_here.contains(name));
+                (leads && !leads_here.contains(host)).then_some(*host)
+            };
+            let more: Vec<PeerId> = reached.iter().filter_map(next).collect();
+            if more.is_empty() {
+                break;
             }
+            leads_here.extend(more);
         }
-    }
-
-    /// Agrees to the lowest of those who ask.
-    fn give_consent(&mut self) {
-        let asking = |(peer, link): (&PeerId, &crate::mesh::Link)| {
-            link.asks_to_found.map(|round| (*peer, round))
-        };
-        if let Some((peer, round)) = self.links.iter().find_map(asking) {
-            self.consent = Some(peer);
-            self.send(peer, Message::FoundConsent { round });
+        match reached.keys().find(|host| !leads_here.contains(host)).or(reached.keys().next()) {
+            Some(host) if *host != self.config.local => Verdict::Other(*host),
+            _ => Verdict::Local,
         }
     }
 
     /// For what a host without a mesh waits.
     pub(crate) fn founding_reason(&self) -> String {
-        let missing = self.missing_targets();
         if let Some((peer, _)) = self.links.iter().find(|(_, link)| link.network.is_some()) {
             return match self.range_ask.refusals().next() {
                 Some((peer, why)) => format!("{} gave no range: {why}", self.name_of(*peer)),
                 None => format!("waiting for a range of {}", self.name_of(*peer)),
             };
         }
-        if self.links.is_empty() && missing.is_empty() {
-            return "waiting for a link with another host".to_owned();
-        }
-        if let Some(peer) = self.consent {
-            return format!("waiting for {} to found the network", self.name_of(peer));
-        }
+        let missing = self.missing_targets();
         if !missing.is_empty() {
             return format!("waiting for a link with {}", missing.join(", "));
         }
-        match self.links.iter().find(|(_, link)| !link.consents) {
-            Some((lowest, _)) if *lowest < self.config.local => {
-                format!("waiting for {} to found the network", self.name_of(*lowest))
+        if self.targets.is_empty() {
+            return "waiting for a link with another host".to_owned();
+        }
+        match self.verdict() {
+            Verdict::Local => "founding the network".to_owned(),
+            Verdict::Other(peer) => {
+                format!("waiting for {} to found or join a network", self.name_of(peer))
             }
-            Some((peer, _)) => format!("waiting for {} to agree", self.name_of(*peer)),
-            None => "founding the network".to_owned(),
+            Verdict::Unknown(peer) => {
+                format!("waiting for {}, which waits for others itself", self.name_of(peer))
+            }
         }
     }
 }

@@ -39,7 +39,9 @@ pub use config::{Config, Founding, Target};
 pub use endpoint::{Conflict, EndpointInfo, Mac, ParseMacError};
 pub use error::{AddressError, MeshError, Refusal};
 pub use mesh::{Change, Mesh, Output, Ticket};
-pub use message::{ClaimResult, Hello, MemberInfo, Message, Network, NetworkId, RangeAnnouncement};
+pub use message::{
+    ClaimResult, Hello, MemberInfo, Message, Naming, Network, NetworkId, RangeAnnouncement,
+};
 pub use range::AddressRange;
 pub use state::State;
 pub use status::{Allocation, IpamStatus, OwnerStatus, PeerStatus};

@@ -34,6 +34,11 @@ pub const REQUESTS_MAX: usize = 16;
 /// Version of a range announcement up to which it is believed: one host cannot run another's out.
 pub const ANNOUNCEMENT_VERSION_MAX: u64 = 1 << 48;
 
+/// Hosts named by the user of one host that count for who founds a mesh.
+pub const TARGETS_MAX: usize = 64;
+/// Hosts of which it is remembered whom they name, until there is a mesh.
+pub const NAMINGS_MAX: usize = 1024;
+
 /// Members in one message.
 pub const MEMBERS_PER_MESSAGE_MAX: usize = 48;
 /// Connections in one message.

@@ -17,7 +17,7 @@ use crate::limits::{
     ENDPOINT_GRACE_S, FORGET_CHECK_S, NICKNAME_BYTES_MAX, PROTOCOL_VERSION, RESYNC_DELAY_MS,
 };
 use crate::members::Members;
-use crate::message::{Hello, Message, Network, NetworkId, RangeAnnouncement};
+use crate::message::{Hello, Message, Naming, Network, NetworkId, RangeAnnouncement};
 use crate::range::{AddressRange, RangeSet};
 use crate::ranges::RangeAsk;
 use crate::state::State;
@@ -143,11 +143,6 @@ pub(crate) struct Link {
     pub(crate) endpoints_asked: bool,
     /// Parts of a list of held claims that is still coming.
     pub(crate) new_claims: BTreeSet<Ipv4Addr>,
-    /// The peer would found the mesh: the round of its question.
-    pub(crate) asks_to_found: Option<u64>,
-    /// The peer was asked for consent: the round of the question.
-    pub(crate) asked_consent: Option<u64>,
-    pub(crate) consents: bool,
     /// Somebody lost its link with the peer: tell the peer all again, at this time.
     pub(crate) resync_at: Option<Instant>,
 }
@@ -169,8 +164,9 @@ pub struct Mesh {
     pub(crate) pending: BTreeMap<Ticket, Pending>,
     next_ticket: u64,
     pub(crate) targets: Vec<Target>,
-    /// The peer whose founding this host agreed to.
-    pub(crate) consent: Option<PeerId>,
+    /// Whom other hosts name, until there is a mesh.
+    pub(crate) namings: BTreeMap<PeerId, Naming>,
+    pub(crate) naming_version: u64,
     pub(crate) range_ask: RangeAsk,
     pub(crate) usage_told: u64,
     pub(crate) usage_at: Option<Instant>,
@@ -206,7 +202,8 @@ impl Mesh {
             pending: BTreeMap::new(),
             next_ticket: 0,
             targets: Vec::new(),
-            consent: None,
+            namings: BTreeMap::new(),
+            naming_version: 0,
             range_ask: RangeAsk::default(),
             usage_told: state.used(),
             usage_at: None,
@@ -214,8 +211,12 @@ impl Mesh {
             state,
             config,
         };
-        if mesh.state.network.is_none() && mesh.config.founding == Founding::Found {
-            mesh.found(now);
+        if mesh.state.network.is_none() {
+            mesh.naming_version = mesh.state.count_start() << 16;
+            mesh.dirty = true;
+            if mesh.config.founding == Founding::Found {
+                mesh.found(now);
+            }
         }
         Ok(mesh)
     }
@@ -256,9 +257,6 @@ impl Mesh {
             new_endpoints: None,
             endpoints_asked: false,
             new_claims: BTreeSet::new(),
-            asks_to_found: None,
-            asked_consent: None,
-            consents: false,
             resync_at: None,
         };
         self.links.insert(peer, link);
@@ -303,12 +301,6 @@ impl Mesh {
         let result = self.dispatch(now, peer, message);
         self.drive(now);
         result
-    }
-
-    /// What the user named at launch or by `connect`, and who answered; the whole list each time.
-    pub fn handle_targets(&mut self, now: Instant, targets: Vec<Target>) {
-        self.targets = targets;
-        self.drive(now);
     }
 
     /// Time has passed.
@@ -470,6 +462,8 @@ impl Mesh {
     pub(crate) fn on_network(&mut self, now: Instant) {
         let Some(network) = self.state.network else { return };
         self.announced.retain(|_, (announcement, _)| announcement.network == network.id);
+        self.namings.clear();
+        self.tell_naming();
         for peer in self.linked() {
             self.check_network(now, peer);
         }
@@ -546,6 +540,7 @@ impl Mesh {
             self.send(peer, Message::Network { network });
         }
         self.send_connections(peer);
+        self.send_namings(peer);
         self.send_members(now, peer);
         self.send_ranges(peer);
         if self.state.network.is_some() {
@@ -561,6 +556,7 @@ impl Mesh {
         if let Some(link) = self.links.get_mut(&peer) {
             link.resync_at = None;
         }
+        self.send_namings(peer);
         self.send_members(now, peer);
         self.send_ranges(peer);
     }
@@ -580,9 +576,6 @@ impl Mesh {
         let grace = Duration::from_secs(ENDPOINT_GRACE_S);
         self.endpoints.set_expiry(peer, Some(now + grace));
         self.members.unlinked(now, peer, self.config.discovery, &mut self.rng);
-        if self.consent == Some(peer) {
-            self.consent = None;
-        }
         self.range_ask.peer_gone(peer);
         self.unask_claims(peer);
         self.tell_connection(peer, false);
@@ -624,13 +617,7 @@ impl Mesh {
                 self.handle_endpoints(peer, version, (full, more), add, &remove)?;
             }
             Message::EndpointsRequest => self.send_endpoints(peer),
-            Message::FoundAsk { round } => {
-                self.link_mut(peer, |link| link.asks_to_found = Some(round));
-            }
-            Message::FoundConsent { round } => self.link_mut(peer, |link| {
-                link.consents |= link.asked_consent == Some(round);
-            }),
-            Message::FoundWithdraw => self.handle_found_withdraw(peer),
+            Message::Naming { naming } => self.handle_naming(peer, &naming)?,
         }
         Ok(())
     }

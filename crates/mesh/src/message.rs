@@ -105,6 +105,19 @@ pub struct RangeAnnouncement {
     pub ranges: Vec<AddressRange>,
 }
 
+/// Whom a host was told to look for. Only that host makes new versions; others pass them on.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Naming {
+    /// The host.
+    pub host: PeerId,
+    /// Grows with each change.
+    pub version: u64,
+    /// `names` is all, and the host is in no mesh.
+    pub complete: bool,
+    /// Hosts that its user named and that have answered.
+    pub names: Vec<PeerId>,
+}
+
 /// What the owner of a range says to a [`Message::Claim`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "answer", rename_all = "snake_case")]
@@ -232,16 +245,9 @@ pub enum Message {
     },
     /// The sender missed a change and wants the whole set of endpoints.
     EndpointsRequest,
-    /// The sender would found the mesh, if all that it is linked with agree.
-    FoundAsk {
-        /// Comes back in the answer.
-        round: u64,
+    /// Whom some host was launched with, for who founds the mesh.
+    Naming {
+        /// The statement.
+        naming: Naming,
     },
-    /// The sender will neither found a mesh nor agree to another's.
-    FoundConsent {
-        /// The round of the question.
-        round: u64,
-    },
-    /// The sender does not want to found the mesh any more.
-    FoundWithdraw,
 }

@@ -24,6 +24,8 @@ pub struct State {
     local: PeerId,
     range: Ipv4Net,
     pub(crate) network: Option<Network>,
+    /// How often this host was started without a mesh.
+    starts: u32,
     owned: Vec<AddressRange>,
     /// Version of this host's range announcement.
     announced: u64,
@@ -107,6 +109,7 @@ impl State {
             local: config.local,
             range: config.range,
             network: None,
+            starts: 0,
             owned: Vec::new(),
             announced: 0,
             cursor: config.range.network(),
@@ -172,6 +175,12 @@ impl State {
     /// How many addresses of the own ranges are given out.
     pub(crate) fn used(&self) -> u64 {
         self.taken.len() as u64
+    }
+
+    /// Counts one more start without a mesh.
+    pub(crate) fn count_start(&mut self) -> u64 {
+        self.starts = self.starts.saturating_add(1);
+        self.starts.into()
     }
 
     /// Becomes the first host of a mesh: owner of the whole range.

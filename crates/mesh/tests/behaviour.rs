@@ -1,0 +1,447 @@
+//! One host, seen from outside: addresses, endpoints, members, status, saved state.
+#![allow(clippy::unwrap_used)]
+
+use std::net::{IpAddr, SocketAddr};
+use std::time::{Duration, Instant};
+
+use ipnet::IpNet;
+use weft_crypto::PeerId;
+use weft_mesh::{
+    AddressError, Change, Config, EndpointInfo, Founding, Hello, Mac, MemberInfo, Mesh, MeshError,
+    Message, Output, RangeAnnouncement, Refusal, State, Ticket, limits,
+};
+
+fn id(n: u8) -> PeerId {
+    PeerId::from_bytes([n; 32])
+}
+
+fn config(range: &str) -> Config {
+    let mut config = Config::new(id(5), "me", 6783);
+    config.range = range.parse().unwrap();
+    config.founding = Founding::Found;
+    config
+}
+
+fn founder(now: Instant, range: &str) -> Mesh {
+    Mesh::new(now, config(range), None, [1; 32]).unwrap()
+}
+
+fn link(mesh: &mut Mesh, now: Instant, peer: u8) {
+    let hello = Hello { nickname: format!("host{peer}"), ..mesh.hello() };
+    let remote = SocketAddr::from(([192, 0, 2, peer], 40_000));
+    mesh.handle_link_up(now, id(peer), hello, remote).unwrap();
+}
+
+fn drain(mesh: &mut Mesh) -> Vec<Output> {
+    std::iter::from_fn(|| mesh.poll_output()).collect()
+}
+
+fn answer(mesh: &mut Mesh, ticket: Ticket) -> Result<Vec<String>, AddressError> {
+    let outputs = drain(mesh).into_iter();
+    let mut answers = outputs.filter_map(|output| match output {
+        Output::Answer { ticket: t, result } if t == ticket => Some(result),
+        _ => None,
+    });
+    let nets = answers.next().expect("an answer")?;
+    Ok(nets.iter().map(IpNet::to_string).collect())
+}
+
+fn allocate(mesh: &mut Mesh, now: Instant, owner: &str) -> Result<Vec<String>, AddressError> {
+    let ticket = mesh.allocate(now, owner);
+    answer(mesh, ticket)
+}
+
+fn claim(
+    mesh: &mut Mesh,
+    now: Instant,
+    owner: &str,
+    address: &str,
+) -> Result<Vec<String>, AddressError> {
+    let ticket = mesh.claim(now, owner, address.parse().unwrap());
+    answer(mesh, ticket)
+}
+
+fn endpoint(mac: u8, address: &str) -> EndpointInfo {
+    EndpointInfo {
+        container: format!("box{mac}"),
+        name: String::new(),
+        mac: Mac([2, 0, 0, 0, 0, mac]),
+        addresses: vec![address.parse().unwrap()],
+    }
+}
+
+fn announce(mesh: &mut Mesh, now: Instant, peer: u8, version: u64, add: Vec<EndpointInfo>) {
+    let remove = Vec::new();
+    let message = Message::Endpoints { version, full: true, more: false, add, remove };
+    mesh.handle_message(now, id(peer), message).unwrap();
+}
+
+#[test]
+fn an_allocation_gives_both_families_and_the_same_again() {
+    let now = Instant::now();
+    let mut mesh = founder(now, "10.32.0.0/12");
+    let first = allocate(&mut mesh, now, "a").unwrap();
+    assert_eq!(first[0], "10.32.0.1/12");
+    assert!(first[1].starts_with("fd") && first[1].ends_with("::a20:1/64"), "{first:?}");
+    assert_eq!(allocate(&mut mesh, now, "a").unwrap(), first);
+    assert_eq!(allocate(&mut mesh, now, "b").unwrap()[0], "10.32.0.2/12");
+    let freed = mesh.release(now, "a");
+    assert_eq!(freed, ["10.32.0.1".parse::<IpAddr>().unwrap()]);
+    assert_eq!(allocate(&mut mesh, now, "c").unwrap()[0], "10.32.0.3/12", "a freed address rests");
+}
+
+#[test]
+fn the_answer_comes_behind_the_state_that_holds_it() {
+    let now = Instant::now();
+    let mut mesh = founder(now, "10.32.0.0/12");
+    drain(&mut mesh);
+    let ticket = mesh.allocate(now, "a");
+    let outputs = drain(&mut mesh);
+    let Output::Persist(state) = &outputs[0] else { panic!("{outputs:?}") };
+    assert!(matches!(&outputs[1], Output::Answer { ticket: t, .. } if *t == ticket));
+    let text = serde_json::to_string(state).unwrap();
+    let state: State = serde_json::from_str(&text).unwrap();
+    let again = Mesh::new(now, config("10.32.0.0/12"), Some(state), [2; 32]).unwrap();
+    assert_eq!(again.allocated("a").unwrap()[0].to_string(), "10.32.0.1/12");
+    assert_eq!(again.network(), mesh.network());
+}
+
+#[test]
+fn the_subnets_ends_are_never_given_and_all_else_is() {
+    let now = Instant::now();
+    let mut mesh = founder(now, "10.9.0.0/29");
+    for n in 1..=6 {
+        let address = allocate(&mut mesh, now, &format!("box{n}")).unwrap();
+        assert_eq!(address[0], format!("10.9.0.{n}/29"));
+    }
+    let error = allocate(&mut mesh, now, "one more").unwrap_err().to_string();
+    assert!(error.contains("10.9.0.0/29") && error.contains("full"), "{error}");
+    mesh.release(now, "box4");
+    assert_eq!(allocate(&mut mesh, now, "one more").unwrap()[0], "10.9.0.4/29");
+}
+
+#[test]
+fn automatic_addresses_come_from_the_default_subnet() {
+    let now = Instant::now();
+    let mut config = config("10.32.0.0/12");
+    config.subnet = Some("10.33.7.0/24".parse().unwrap());
+    let mut mesh = Mesh::new(now, config.clone(), None, [1; 32]).unwrap();
+    assert_eq!(allocate(&mut mesh, now, "a").unwrap()[0], "10.33.7.1/24");
+    config.subnet = Some("10.64.0.0/24".parse().unwrap());
+    let error = Mesh::new(now, config, None, [1; 32]).unwrap_err();
+    assert!(error.to_string().contains("not inside"), "{error}");
+}
+
+#[test]
+fn explicit_addresses_inside_the_range() {
+    let now = Instant::now();
+    let mut mesh = founder(now, "10.9.0.0/24");
+    assert_eq!(claim(&mut mesh, now, "a", "10.9.0.1/24").unwrap(), ["10.9.0.1/24"]);
+    assert_eq!(claim(&mut mesh, now, "a", "10.9.0.1/24").unwrap(), ["10.9.0.1/24"]);
+    assert_eq!(allocate(&mut mesh, now, "b").unwrap()[0], "10.9.0.2/24");
+    let error = claim(&mut mesh, now, "c", "10.9.0.2/24").unwrap_err().to_string();
+    assert!(error.contains("container b") && error.contains("me ("), "{error}");
+    let twin = mesh.ipv6_of("10.9.0.2".parse().unwrap()).unwrap().to_string();
+    let error = claim(&mut mesh, now, "c", &twin).unwrap_err();
+    assert!(matches!(error, AddressError::Taken { .. }), "the pair is one: {error}");
+    let free = mesh.ipv6_of("10.9.0.9".parse().unwrap()).unwrap().to_string();
+    assert_eq!(claim(&mut mesh, now, "c", &free).unwrap(), [free]);
+    let error = claim(&mut mesh, now, "d", "10.9.0.9/24").unwrap_err();
+    assert!(matches!(error, AddressError::Taken { .. }), "the pair is one: {error}");
+    let odd = mesh.network().unwrap().range6.to_string().replace("::/", "::1:2:3/");
+    let error = claim(&mut mesh, now, "d", &odd).unwrap_err();
+    assert!(matches!(error, AddressError::NotMapped { .. }), "{error}");
+    for reserved in ["10.9.0.0/24", "10.9.0.255/24", "10.9.0.255/16", "10.9.0.64/26", "0.0.0.0/0"] {
+        let error = claim(&mut mesh, now, "d", reserved).unwrap_err();
+        assert!(matches!(error, AddressError::Reserved { .. }), "{reserved}: {error}");
+    }
+}
+
+#[test]
+fn explicit_addresses_outside_the_range_are_checked_against_all_endpoints() {
+    let now = Instant::now();
+    let mut mesh = founder(now, "10.9.0.0/24");
+    link(&mut mesh, now, 7);
+    announce(&mut mesh, now, 7, 1, vec![endpoint(1, "192.168.7.1/24")]);
+    drain(&mut mesh);
+    let error = claim(&mut mesh, now, "a", "192.168.7.1/24").unwrap_err().to_string();
+    assert!(error.contains("container box1") && error.contains("host7"), "{error}");
+    assert_eq!(claim(&mut mesh, now, "a", "192.168.7.2/24").unwrap(), ["192.168.7.2/24"]);
+    assert_eq!(claim(&mut mesh, now, "a", "2001:db8::2/64").unwrap(), ["2001:db8::2/64"]);
+    let error = claim(&mut mesh, now, "b", "192.168.7.2/24").unwrap_err();
+    assert!(matches!(error, AddressError::Taken { .. }), "{error}");
+    assert_eq!(mesh.release(now, "a").len(), 2);
+    assert_eq!(claim(&mut mesh, now, "b", "192.168.7.2/24").unwrap(), ["192.168.7.2/24"]);
+}
+
+#[test]
+fn an_allocation_before_there_is_a_range_waits_and_then_says_for_what() {
+    let now = Instant::now();
+    let mut config = config("10.9.0.0/24");
+    config.founding = Founding::Join;
+    let mut mesh = Mesh::new(now, config, None, [1; 32]).unwrap();
+    let ticket = mesh.allocate(now, "a");
+    assert!(drain(&mut mesh).iter().all(|output| !matches!(output, Output::Answer { .. })));
+    let late = now + Duration::from_secs(limits::ALLOCATION_WAIT_S);
+    assert!(mesh.poll_timeout().unwrap() <= late);
+    mesh.handle_timeout(late);
+    let error = answer(&mut mesh, ticket).unwrap_err();
+    assert_eq!(error.to_string(), "no address yet: waiting for a link with another host");
+}
+
+#[test]
+fn a_release_cancels_what_waits() {
+    let now = Instant::now();
+    let mut config = config("10.9.0.0/24");
+    config.founding = Founding::Join;
+    let mut mesh = Mesh::new(now, config, None, [1; 32]).unwrap();
+    let ticket = mesh.allocate(now, "a");
+    mesh.release(now, "a");
+    assert_eq!(answer(&mut mesh, ticket), Err(AddressError::Cancelled));
+    let ticket = mesh.allocate(now, "");
+    assert_eq!(answer(&mut mesh, ticket), Err(AddressError::BadOwner));
+}
+
+#[test]
+fn a_claim_that_nobody_answers_ends_with_the_hosts_name() {
+    let now = Instant::now();
+    let mut mesh = founder(now, "10.9.0.0/24");
+    link(&mut mesh, now, 7);
+    let request = Message::RangeRequest { request: 1, within: "10.9.0.0/24".parse().unwrap() };
+    mesh.handle_message(now, id(7), request).unwrap();
+    let granted = drain(&mut mesh).into_iter().find_map(|output| match output {
+        Output::Send { message: Message::RangeGrant { ranges, .. }, .. } => Some(ranges),
+        _ => None,
+    });
+    let (network, owner) = (mesh.network().unwrap().id, id(7));
+    let announcement = RangeAnnouncement { network, owner, version: 1, ranges: granted.unwrap() };
+    mesh.handle_message(now, owner, Message::Ranges { announcement }).unwrap();
+    let ticket = mesh.claim(now, "a", "10.9.0.200/24".parse().unwrap());
+    mesh.handle_timeout(now + Duration::from_secs(limits::CLAIM_WAIT_S));
+    let error = answer(&mut mesh, ticket).unwrap_err();
+    assert!(matches!(&error, AddressError::NoAnswer { host, .. } if host.contains("host7")));
+    let ticket = mesh.claim(now, "a", "10.9.0.201/24".parse().unwrap());
+    mesh.handle_link_down(now, owner);
+    let error = answer(&mut mesh, ticket).unwrap_err();
+    assert!(
+        matches!(&error, AddressError::OwnerUnreachable { host, .. } if host.contains("host7"))
+    );
+}
+
+#[test]
+fn endpoints_outlive_a_link_for_the_grace_period() {
+    let now = Instant::now();
+    let mut mesh = founder(now, "10.9.0.0/24");
+    link(&mut mesh, now, 7);
+    announce(&mut mesh, now, 7, 1, vec![endpoint(1, "10.9.0.7/24"), endpoint(2, "10.9.0.8/24")]);
+    let told = |outputs: &[Output]| {
+        let ends = outputs.iter().filter_map(|output| match output {
+            Output::Endpoints { add, remove } => Some((add.len(), remove.len())),
+            _ => None,
+        });
+        ends.collect::<Vec<_>>()
+    };
+    assert_eq!(told(&drain(&mut mesh)), [(2, 0)]);
+    mesh.handle_link_down(now, id(7));
+    let later = now + Duration::from_secs(limits::ENDPOINT_GRACE_S - 1);
+    mesh.handle_timeout(later);
+    assert_eq!(told(&drain(&mut mesh)), [], "data goes on");
+    link(&mut mesh, later, 7);
+    announce(&mut mesh, later, 7, 1, vec![endpoint(1, "10.9.0.7/24")]);
+    assert_eq!(told(&drain(&mut mesh)), [(0, 1)], "only what changed");
+    mesh.handle_link_down(later, id(7));
+    let grace = Duration::from_secs(limits::ENDPOINT_GRACE_S);
+    assert!(mesh.poll_timeout().unwrap() <= later + grace);
+    mesh.handle_timeout(later + grace);
+    assert_eq!(told(&drain(&mut mesh)), [(0, 1)]);
+    assert_eq!(mesh.endpoints(), []);
+}
+
+#[test]
+fn a_missed_change_of_endpoints_makes_the_host_ask_for_all() {
+    let now = Instant::now();
+    let mut mesh = founder(now, "10.9.0.0/24");
+    link(&mut mesh, now, 7);
+    announce(&mut mesh, now, 7, 3, vec![endpoint(1, "10.9.0.7/24")]);
+    drain(&mut mesh);
+    let change = |version, mac| Message::Endpoints {
+        version,
+        full: false,
+        more: false,
+        add: vec![endpoint(mac, "10.9.0.9/24")],
+        remove: Vec::new(),
+    };
+    mesh.handle_message(now, id(7), change(4, 2)).unwrap();
+    assert_eq!(mesh.endpoints().len(), 2);
+    drain(&mut mesh);
+    mesh.handle_message(now, id(7), change(6, 3)).unwrap();
+    let asks = Output::Send { peer: id(7), message: Message::EndpointsRequest };
+    assert_eq!(drain(&mut mesh), [asks]);
+    assert_eq!(mesh.endpoints().len(), 2);
+}
+
+#[test]
+fn two_hosts_with_one_mac_are_reported_once() {
+    let now = Instant::now();
+    let mut mesh = founder(now, "10.9.0.0/24");
+    link(&mut mesh, now, 7);
+    link(&mut mesh, now, 8);
+    announce(&mut mesh, now, 8, 1, vec![endpoint(1, "192.168.0.8/24")]);
+    announce(&mut mesh, now, 7, 1, vec![endpoint(1, "192.168.0.7/24")]);
+    announce(&mut mesh, now, 8, 2, vec![endpoint(1, "192.168.0.9/24")]);
+    let outputs = drain(&mut mesh);
+    let conflicts = outputs.iter().filter_map(|output| match output {
+        Output::Changed(Change::Conflict(conflict)) => Some((conflict.winner, conflict.loser)),
+        _ => None,
+    });
+    assert_eq!(conflicts.collect::<Vec<_>>(), [(id(7), id(8))]);
+    assert_eq!(mesh.conflicts().len(), 1);
+}
+
+#[test]
+fn members_heard_of_are_dialled_with_growing_pauses_until_linked() {
+    let mut now = Instant::now();
+    let mut mesh = founder(now, "10.9.0.0/24");
+    link(&mut mesh, now, 7);
+    let address: SocketAddr = "192.0.2.8:6783".parse().unwrap();
+    let unfit = ["0.0.0.0:6783", "192.0.2.8:0", "224.0.0.1:1", "[fe80::1]:1"];
+    let all = unfit.iter().map(|text| text.parse().unwrap()).chain([address]);
+    let addresses = all.collect();
+    let info = MemberInfo { peer: id(8), nickname: "h8".to_owned(), addresses, age_s: 0 };
+    let members = vec![info];
+    mesh.handle_message(now, id(7), Message::Members { members: members.clone() }).unwrap();
+    let dial = Output::Dial { peer: id(8), addresses: vec![address] };
+    assert!(drain(&mut mesh).contains(&dial));
+    let start = now;
+    let mut dials = 0;
+    while now < start + Duration::from_secs(600) {
+        now = mesh.poll_timeout().unwrap();
+        mesh.handle_timeout(now);
+        dials += drain(&mut mesh).iter().filter(|output| **output == dial).count();
+    }
+    assert!((10..40).contains(&dials), "{dials} attempts in ten minutes");
+    let status = mesh.peers().into_iter().find(|peer| peer.peer == id(8)).unwrap();
+    assert_eq!((status.nickname.as_str(), status.linked), ("h8", false));
+    link(&mut mesh, now, 8);
+    drain(&mut mesh);
+    mesh.handle_timeout(now + Duration::from_secs(100));
+    assert!(!drain(&mut mesh).contains(&dial), "linked hosts are not dialled");
+    let mut quiet = config("10.9.0.0/24");
+    quiet.discovery = false;
+    let mut mesh = Mesh::new(now, quiet, None, [1; 32]).unwrap();
+    link(&mut mesh, now, 7);
+    mesh.handle_message(now, id(7), Message::Members { members }).unwrap();
+    assert!(!drain(&mut mesh).contains(&dial), "discovery is off");
+}
+
+#[test]
+fn a_member_without_a_sign_of_life_is_forgotten() {
+    let now = Instant::now();
+    let mut mesh = founder(now, "10.9.0.0/24");
+    link(&mut mesh, now, 7);
+    link(&mut mesh, now, 8);
+    mesh.handle_link_down(now, id(8));
+    drain(&mut mesh);
+    let check = Duration::from_secs(limits::FORGET_CHECK_S);
+    let limit = Duration::from_secs(limits::MEMBER_FORGET_S);
+    mesh.handle_timeout(now + limit - check);
+    assert_eq!(mesh.peers().len(), 3);
+    mesh.handle_timeout(now + limit + check);
+    let forgotten = Output::Changed(Change::MemberForgotten { peer: id(8) });
+    assert!(drain(&mut mesh).contains(&forgotten));
+    assert_eq!(mesh.peers().len(), 2, "the linked one stays");
+    mesh.handle_link_down(now + limit, id(7));
+    assert!(mesh.forget_member(id(7)));
+    assert!(!mesh.forget_member(id(7)));
+}
+
+#[test]
+fn a_state_of_another_range_identity_or_version_is_refused_with_advice() {
+    let now = Instant::now();
+    let mut mesh = founder(now, "10.9.0.0/24");
+    allocate(&mut mesh, now, "a").unwrap();
+    mesh.allocate(now, "b");
+    let states = drain(&mut mesh).into_iter().filter_map(|output| match output {
+        Output::Persist(state) => Some(*state),
+        _ => None,
+    });
+    let state = states.into_iter().next_back().unwrap();
+    let new = |config: Config, state: &State| Mesh::new(now, config, Some(state.clone()), [1; 32]);
+    let error = new(config("10.8.0.0/24"), &state).unwrap_err();
+    assert!(matches!(error, MeshError::SavedRange { .. }));
+    assert!(error.to_string().contains("weft reset"), "{error}");
+    let mut other = config("10.9.0.0/24");
+    other.local = id(6);
+    assert!(matches!(new(other, &state).unwrap_err(), MeshError::SavedIdentity { .. }));
+    let mut other = config("10.9.0.0/24");
+    other.range6 = Some("fd01::/64".parse().unwrap());
+    assert!(matches!(new(other, &state).unwrap_err(), MeshError::SavedRange6 { .. }));
+    let mut json = serde_json::to_value(&state).unwrap();
+    json["version"] = 99.into();
+    let newer: State = serde_json::from_value(json.clone()).unwrap();
+    assert!(matches!(new(config("10.9.0.0/24"), &newer).unwrap_err(), MeshError::SavedVersion(99)));
+    json["version"] = limits::STATE_VERSION.into();
+    json["owned"] = serde_json::json!([{ "first": "10.9.0.9", "last": "10.9.0.2" }]);
+    let damaged: State = serde_json::from_value(json).unwrap();
+    let error = new(config("10.9.0.0/24"), &damaged).unwrap_err();
+    assert!(matches!(error, MeshError::SavedDamaged(_)));
+}
+
+#[test]
+fn greetings_that_do_not_fit_are_refused() {
+    let now = Instant::now();
+    let mut mesh = founder(now, "10.9.0.0/24");
+    let remote = "192.0.2.9:1".parse().unwrap();
+    let fit = Hello { nickname: "other".to_owned(), ..mesh.hello() };
+    let mut refuse = |peer, change: &dyn Fn(&mut Hello)| {
+        let mut hello = fit.clone();
+        change(&mut hello);
+        mesh.handle_link_up(now, peer, hello, remote).unwrap_err()
+    };
+    assert!(matches!(refuse(id(5), &|_| {}), Refusal::SameIdentity { .. }));
+    assert!(matches!(refuse(id(1), &|h| h.protocol = 9), Refusal::Protocol { theirs: 9, .. }));
+    assert!(matches!(refuse(id(1), &|h| h.nickname.clear()), Refusal::BadHello { .. }));
+    let range = "10.0.0.0/8".parse().unwrap();
+    assert!(matches!(refuse(id(1), &|h| h.range = range), Refusal::Range { .. }));
+    let range6 = "fd01::/64".parse().unwrap();
+    let other = refuse(id(1), &|h| {
+        h.network = None;
+        h.range6 = Some(range6);
+    });
+    assert!(matches!(other, Refusal::Range6 { .. }));
+    let text = serde_json::to_string(&other).unwrap();
+    assert_eq!(serde_json::from_str::<Refusal>(&text).unwrap(), other);
+}
+
+#[test]
+fn a_full_table_fits_its_messages() {
+    let now = Instant::now();
+    let mut mesh = founder(now, "10.9.0.0/24");
+    for n in 0..200_u16 {
+        let [high, low] = n.to_be_bytes();
+        let address = |k: u16| format!("2001:db8:ffff:ffff:ffff:ffff:{:x}:{n:x}/128", 0xfff0 + k);
+        let info = EndpointInfo {
+            container: "\"".repeat(limits::NAME_BYTES_MAX),
+            name: "\\".repeat(limits::NAME_BYTES_MAX),
+            mac: Mac([2, 0, 0, 0, high, low]),
+            addresses: (0..8).map(|k| address(k).parse().unwrap()).collect(),
+        };
+        mesh.set_local_endpoint(info).unwrap();
+    }
+    for n in 100..200_u8 {
+        let at = |k: u8| format!("[2001:db8:ffff:ffff:ffff:ffff:ff{k:02x}:ff{n:02x}]:65535");
+        let addresses = (0..8).map(|k| at(k).parse().unwrap()).collect();
+        let nickname = "\"".repeat(limits::NICKNAME_BYTES_MAX);
+        let hello = Hello { nickname, addresses, ..mesh.hello() };
+        mesh.handle_link_up(now, id(n), hello, "[2001:db8::1]:1".parse().unwrap()).unwrap();
+    }
+    let mut largest = 0;
+    for output in drain(&mut mesh) {
+        if let Output::Send { message, .. } = output {
+            let text = serde_json::to_string(&message).unwrap();
+            assert_eq!(serde_json::from_str::<Message>(&text).unwrap(), message);
+            largest = largest.max(text.len());
+        }
+    }
+    assert!((limits::MESSAGE_BYTES_MAX / 2..=limits::MESSAGE_BYTES_MAX).contains(&largest));
+}

@@ -1,0 +1,295 @@
+//! What a linked peer may send: nothing makes a host panic, and nothing takes from it what it owns.
+#![allow(clippy::unwrap_used, clippy::print_stderr)]
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::time::{Duration, Instant};
+
+use ipnet::{IpNet, Ipv4Net};
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use weft_crypto::PeerId;
+use weft_mesh::{
+    AddressRange, ClaimResult, Config, EndpointInfo, Founding, Hello, Mac, MemberInfo, Mesh,
+    MeshError, Message, Naming, Network, NetworkId, Output, RangeAnnouncement, limits,
+};
+
+fn id(n: u8) -> PeerId {
+    PeerId::from_bytes([n; 32])
+}
+
+fn founder(now: Instant) -> Mesh {
+    let mut config = Config::new(id(5), "me", 6783);
+    config.range = "10.9.0.0/24".parse().unwrap();
+    config.founding = Founding::Found;
+    Mesh::new(now, config, None, [1; 32]).unwrap()
+}
+
+fn hello(mesh: &Mesh, nickname: &str) -> Hello {
+    Hello { nickname: nickname.to_owned(), ..mesh.hello() }
+}
+
+fn link(mesh: &mut Mesh, now: Instant, peer: PeerId) {
+    let hello = hello(mesh, "other");
+    mesh.handle_link_up(now, peer, hello, "192.0.2.9:6783".parse().unwrap()).unwrap();
+}
+
+fn drain(mesh: &mut Mesh) -> Vec<Output> {
+    std::iter::from_fn(|| mesh.poll_output()).collect()
+}
+
+fn own(mesh: &Mesh) -> Vec<AddressRange> {
+    mesh.ipam().owners[0].ranges.clone()
+}
+
+/// Messages out of small pools, so that they hit what exists.
+struct Source(ChaCha8Rng);
+
+impl Source {
+    fn below(&mut self, n: u64) -> u64 {
+        self.0.next_u64() % n
+    }
+
+    fn peer(&mut self) -> PeerId {
+        id(self.below(12) as u8)
+    }
+
+    fn address(&mut self) -> Ipv4Addr {
+        let any = self.below(8) == 0;
+        let last = if any { self.0.next_u64() as u32 } else { 0x0a09_0000 + self.below(64) as u32 };
+        last.into()
+    }
+
+    fn range(&mut self) -> AddressRange {
+        AddressRange { first: self.address(), last: self.address() }
+    }
+
+    fn number(&mut self) -> u64 {
+        match self.below(4) {
+            0 => self.below(4),
+            1 => u64::MAX - self.below(4),
+            2 => limits::ANNOUNCEMENT_VERSION_MAX - self.below(2),
+            _ => self.0.next_u64(),
+        }
+    }
+
+    fn many<T>(&mut self, mut one: impl FnMut(&mut Self) -> T) -> Vec<T> {
+        let count = if self.below(50) == 0 { 1100 } else { self.below(4) };
+        (0..count).map(|_| one(self)).collect()
+    }
+
+    fn endpoint(&mut self) -> EndpointInfo {
+        let prefix = self.below(33) as u8;
+        EndpointInfo {
+            container: "c".repeat(self.below(300) as usize),
+            name: "\u{7}n".repeat(self.below(2) as usize),
+            mac: Mac([self.below(3) as u8, 0, 0, 0, 0, self.below(8) as u8]),
+            addresses: self.many(|s| IpNet::new(s.address().into(), prefix).unwrap()),
+        }
+    }
+
+    fn message(&mut self, network: Network) -> Message {
+        let network = match self.below(20) {
+            0 => Network { id: NetworkId([9; 16]), ..network },
+            1 => Network { range6: "fd00::1/70".parse().unwrap(), ..network },
+            _ => network,
+        };
+        match self.below(17) {
+            0 if self.below(10) == 0 => Message::Network { network },
+            0 | 1 => Message::Members {
+                members: self.many(|s| MemberInfo {
+                    peer: s.peer(),
+                    nickname: "n".repeat(s.below(600) as usize),
+                    addresses: s.many(|s| SocketAddr::from((s.address(), s.below(3) as u16))),
+                    age_s: s.number(),
+                }),
+            },
+            2 => Message::Connections {
+                full: self.below(2) == 0,
+                add: self.many(Self::peer),
+                remove: self.many(Self::peer),
+            },
+            3 | 4 => Message::Ranges {
+                announcement: RangeAnnouncement {
+                    network: network.id,
+                    owner: self.peer(),
+                    version: self.number(),
+                    ranges: self.many(Self::range),
+                },
+            },
+            5 => Message::Usage { used: self.number() },
+            6 => Message::RangeGrant {
+                request: self.number(),
+                network,
+                ranges: self.many(Self::range),
+            },
+            7 => Message::RangeAccepted { request: self.number() },
+            8 => Message::RangeRefused {
+                request: self.number(),
+                reason: "\u{1b}no".repeat(self.below(500) as usize),
+                ask: Some(self.peer()),
+            },
+            9 => Message::Claim {
+                id: self.number(),
+                address: self.address(),
+                container: "x".repeat(self.below(300) as usize),
+            },
+            10 => Message::ClaimAnswer {
+                id: self.number(),
+                address: self.address(),
+                result: ClaimResult::Given,
+            },
+            11 => Message::ClaimRelease { address: self.address() },
+            12 => Message::ClaimsHeld {
+                addresses: self.many(Self::address),
+                more: self.below(3) == 0,
+            },
+            13 | 14 => Message::Endpoints {
+                version: self.number(),
+                full: self.below(2) == 0,
+                more: self.below(3) == 0,
+                add: self.many(Self::endpoint),
+                remove: self.many(|s| s.endpoint().mac),
+            },
+            15 => Message::EndpointsRequest,
+            _ => Message::Naming {
+                naming: Naming {
+                    host: self.peer(),
+                    version: self.number(),
+                    complete: true,
+                    names: self.many(Self::peer),
+                },
+            },
+        }
+    }
+}
+
+#[test]
+fn no_message_makes_a_host_panic_or_lose_what_is_its_own() {
+    for seed in 0..400 {
+        let mut source = Source(ChaCha8Rng::seed_from_u64(seed));
+        let mut now = Instant::now();
+        let mut mesh = founder(now);
+        for n in 0..20 {
+            mesh.allocate(now, &format!("box{n}"));
+        }
+        link(&mut mesh, now, id(1));
+        let claim = "10.9.0.200".parse().unwrap();
+        let message = Message::Claim { id: 1, address: claim, container: "theirs".to_owned() };
+        mesh.handle_message(now, id(1), message).unwrap();
+        let (ranges, allocations) = (own(&mesh), mesh.allocations());
+        let network = mesh.network().unwrap();
+        for _ in 0..300 {
+            now += Duration::from_millis(source.below(300));
+            if source.below(40) == 0 {
+                link(&mut mesh, now, id(2));
+            }
+            let message = source.message(network);
+            let known = mesh.peers().iter().any(|peer| peer.peer == id(2) && peer.linked);
+            let result = mesh.handle_message(now, id(2), message.clone());
+            assert_eq!(!known, result == Err(MeshError::NotLinked(id(2))));
+            if source.below(20) == 0 {
+                mesh.handle_timeout(now);
+            }
+            for output in drain(&mut mesh) {
+                if let Output::Send { message, .. } = output {
+                    let bytes = serde_json::to_vec(&message).unwrap();
+                    assert!(bytes.len() <= limits::MESSAGE_BYTES_MAX, "WEFT_SEED={seed}");
+                }
+            }
+            assert_eq!(own(&mesh), ranges, "seed {seed}: {message:?}");
+            assert_eq!(mesh.allocations(), allocations, "seed {seed}: {message:?}");
+        }
+        let message = Message::Claim { id: 9, address: claim, container: "mine".to_owned() };
+        link(&mut mesh, now, id(2));
+        drain(&mut mesh);
+        mesh.handle_message(now, id(2), message).unwrap();
+        let taken = drain(&mut mesh).into_iter().any(|output| {
+            let Output::Send { message: Message::ClaimAnswer { result, .. }, .. } = output else {
+                return false;
+            };
+            result == ClaimResult::Taken { container: "theirs".to_owned(), host: id(1) }
+        });
+        assert!(taken, "seed {seed}: the claim of the other peer is gone");
+    }
+}
+
+#[test]
+fn a_joining_host_survives_any_message_too() {
+    for seed in 0..400 {
+        let mut source = Source(ChaCha8Rng::seed_from_u64(seed));
+        let mut now = Instant::now();
+        let network = founder(now).network().unwrap();
+        let mut config = Config::new(id(5), "me", 6783);
+        config.range = "10.9.0.0/24".parse().unwrap();
+        let mut mesh = Mesh::new(now, config, None, [1; 32]).unwrap();
+        for _ in 0..300 {
+            now += Duration::from_millis(source.below(300));
+            if source.below(20) == 0 {
+                let hello = Hello { network: None, ..hello(&mesh, "other") };
+                let remote = "[2001:db8::1]:6783".parse().unwrap();
+                let _ = mesh.handle_link_up(now, id(2), hello, remote);
+                mesh.allocate(now, "box");
+            }
+            let mut message = source.message(network);
+            for output in drain(&mut mesh) {
+                if let Output::Send {
+                    message: Message::RangeRequest { request: asked, .. }, ..
+                } = output
+                {
+                    let ranges = source.many(Source::range);
+                    message = Message::RangeGrant { request: asked, network, ranges };
+                }
+            }
+            let _ = mesh.handle_message(now, id(2), message);
+            mesh.handle_timeout(now);
+            let mut saved = None;
+            for output in drain(&mut mesh) {
+                if let Output::Persist(state) = output {
+                    saved = Some(*state);
+                }
+            }
+            if let Some(state) = saved {
+                let mut config = Config::new(id(5), "me", 6783);
+                config.range = "10.9.0.0/24".parse().unwrap();
+                Mesh::new(now, config, Some(state), [2; 32]).unwrap();
+            }
+        }
+    }
+}
+
+#[test]
+fn a_peer_cannot_announce_what_this_host_owns() {
+    let now = Instant::now();
+    let mut mesh = founder(now);
+    link(&mut mesh, now, id(1));
+    let network = mesh.network().unwrap().id;
+    let whole = AddressRange::of_net("10.9.0.0/24".parse().unwrap());
+    for owner in [id(1), id(5)] {
+        let (version, ranges) = (40, if owner == id(5) { vec![] } else { vec![whole] });
+        let announcement = RangeAnnouncement { network, owner, version, ranges };
+        mesh.handle_message(now, id(1), Message::Ranges { announcement }).unwrap();
+    }
+    assert_eq!(own(&mesh), [whole]);
+    drain(&mut mesh);
+    let net = Ipv4Net::new(Ipv4Addr::new(10, 9, 0, 77), 24).unwrap();
+    let ticket = mesh.claim(now, "box", net.into());
+    let answer = Output::Answer { ticket, result: Ok(vec![net.into()]) };
+    assert!(drain(&mut mesh).contains(&answer), "claimed here, nobody asked");
+}
+
+#[test]
+fn a_lie_about_this_hosts_ranges_is_answered_with_the_truth_and_a_higher_version() {
+    let now = Instant::now();
+    let mut mesh = founder(now);
+    link(&mut mesh, now, id(1));
+    drain(&mut mesh);
+    let network = mesh.network().unwrap().id;
+    let announcement = RangeAnnouncement { network, owner: id(5), version: 40, ranges: vec![] };
+    mesh.handle_message(now, id(1), Message::Ranges { announcement }).unwrap();
+    let outputs = drain(&mut mesh);
+    assert!(matches!(outputs[0], Output::Persist(_)), "the version is durable before it is told");
+    let Output::Send { message: Message::Ranges { announcement }, .. } = &outputs[1] else {
+        panic!("no announcement: {outputs:?}");
+    };
+    assert_eq!((announcement.version, announcement.ranges.len()), (41, 1));
+}

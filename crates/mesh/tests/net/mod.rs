@@ -1,0 +1,501 @@
+//! An in-memory network of hosts for tests: ordered links with delays of their own, cuts that the two ends see
+//! at different times, and crashes between any two outputs, after which a host comes back with what it last
+//! persisted and with its containers still attached.
+#![allow(clippy::unwrap_used, dead_code, unreachable_pub)]
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::net::{IpAddr, SocketAddr};
+use std::time::{Duration, Instant};
+
+use ipnet::IpNet;
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use weft_crypto::PeerId;
+use weft_mesh::{
+    AddressError, Change, Config, EndpointInfo, Founding, Hello, Mac, Mesh, Message, Output, State,
+    Target, Ticket,
+};
+
+pub const PORT: u16 = 6783;
+
+/// What travels on a link.
+#[derive(Debug)]
+pub enum Item {
+    Hello(Hello),
+    Message(Message),
+}
+
+/// One direction of a link: towards host `to`.
+#[derive(Debug, Default)]
+pub struct Way {
+    items: VecDeque<Item>,
+    /// The host at this end has had the other's hello and has not seen the cut.
+    up: bool,
+    /// The host at this end will see no more of the link.
+    closed: bool,
+}
+
+#[derive(Debug, Default)]
+pub struct Counters {
+    pub allocated: usize,
+    pub claimed: usize,
+    pub taken: usize,
+    pub failed: usize,
+    pub crashes: usize,
+    pub cuts: usize,
+    pub joined: usize,
+    pub received_more: usize,
+    pub founded: usize,
+}
+
+pub struct Host {
+    pub config: Config,
+    pub mesh: Option<Mesh>,
+    pub disk: Option<State>,
+    /// Containers and their addresses; they outlive the daemon.
+    pub attached: BTreeMap<String, BTreeSet<IpAddr>>,
+    tickets: BTreeMap<Ticket, String>,
+    /// Containers that were detached before the answer to their request came.
+    gone: BTreeSet<String>,
+    pub targets: Vec<usize>,
+    known_targets: BTreeSet<usize>,
+    pub refusals: Vec<String>,
+    pub conflicts: usize,
+    /// What the switch has been told.
+    pub switch: BTreeMap<Mac, (PeerId, EndpointInfo)>,
+    next_dial: Instant,
+    containers: usize,
+}
+
+pub struct Net {
+    pub now: Instant,
+    pub rng: ChaCha8Rng,
+    pub hosts: Vec<Host>,
+    /// Links by the two hosts, lower first; ways towards the lower and towards the higher.
+    links: BTreeMap<(usize, usize), [Way; 2]>,
+    pub blocked: BTreeSet<(usize, usize)>,
+    /// One in so many outputs is followed by a crash; 0: none.
+    pub crash_one_in: u64,
+    /// Crash the host after so many more of its outputs.
+    pub crash_after: Option<(usize, usize)>,
+    pub counters: Counters,
+}
+
+impl Net {
+    pub fn new(seed: u64) -> Self {
+        Self {
+            now: Instant::now(),
+            rng: ChaCha8Rng::seed_from_u64(seed),
+            hosts: Vec::new(),
+            links: BTreeMap::new(),
+            blocked: BTreeSet::new(),
+            crash_one_in: 0,
+            crash_after: None,
+            counters: Counters::default(),
+        }
+    }
+
+    pub fn below(&mut self, n: usize) -> usize {
+        (self.rng.next_u64() % n as u64) as usize
+    }
+
+    /// Adds a host that is launched naming the given ones.
+    pub fn add(&mut self, range: &str, targets: &[usize]) -> usize {
+        let index = self.hosts.len();
+        let mut id = [0; 32];
+        self.rng.fill_bytes(&mut id);
+        let mut config = Config::new(PeerId::from_bytes(id), format!("h{index}"), PORT);
+        config.range = range.parse().unwrap();
+        config.founding = if targets.is_empty() { Founding::Found } else { Founding::Join };
+        self.hosts.push(Host {
+            config,
+            mesh: None,
+            disk: None,
+            attached: BTreeMap::new(),
+            tickets: BTreeMap::new(),
+            gone: BTreeSet::new(),
+            targets: targets.to_vec(),
+            known_targets: BTreeSet::new(),
+            refusals: Vec::new(),
+            conflicts: 0,
+            switch: BTreeMap::new(),
+            next_dial: self.now,
+            containers: 0,
+        });
+        index
+    }
+
+    pub fn id(&self, host: usize) -> PeerId {
+        self.hosts[host].config.local
+    }
+
+    fn index(&self, peer: PeerId) -> usize {
+        self.hosts.iter().position(|host| host.config.local == peer).unwrap()
+    }
+
+    pub fn address(host: usize) -> SocketAddr {
+        SocketAddr::from(([192, 0, 2, host as u8 + 1], PORT))
+    }
+
+    pub fn start_all(&mut self) {
+        (0..self.hosts.len()).for_each(|host| self.start(host));
+    }
+
+    /// Starts a host's daemon; its containers must have kept what they had.
+    pub fn start(&mut self, index: usize) {
+        if self.hosts[index].mesh.is_some() {
+            return;
+        }
+        let mut seed = [0; 32];
+        self.rng.fill_bytes(&mut seed);
+        let host = &mut self.hosts[index];
+        let mut mesh = Mesh::new(self.now, host.config.clone(), host.disk.clone(), seed).unwrap();
+        let mut kept: BTreeMap<String, BTreeSet<IpAddr>> = BTreeMap::new();
+        for allocation in mesh.allocations() {
+            let addresses = kept.entry(allocation.owner).or_default();
+            if let (IpAddr::V4(address), true) = (allocation.address, allocation.automatic) {
+                addresses.insert(mesh.ipv6_of(address).unwrap().addr().into());
+            }
+            addresses.insert(allocation.address);
+        }
+        for (owner, addresses) in &host.attached {
+            for address in addresses {
+                let has = kept.get(owner).is_some_and(|kept| kept.contains(address));
+                assert!(has, "h{index} forgot {address} of {owner}");
+            }
+        }
+        for owner in kept.keys().filter(|owner| !host.attached.contains_key(*owner)) {
+            mesh.release(self.now, owner);
+        }
+        host.mesh = Some(mesh);
+        host.next_dial = self.now;
+        host.known_targets.clear();
+        self.retarget(index);
+        self.act(index);
+    }
+
+    pub fn crash(&mut self, index: usize) {
+        let host = &mut self.hosts[index];
+        if host.mesh.take().is_none() {
+            return;
+        }
+        self.counters.crashes += 1;
+        host.tickets.clear();
+        host.gone.clear();
+        host.switch.clear();
+        let pairs: Vec<(usize, usize)> = self.links.keys().copied().collect();
+        for pair in pairs.into_iter().filter(|pair| pair.0 == index || pair.1 == index) {
+            self.close(pair, index);
+        }
+    }
+
+    /// One end of a link is gone; the other sees what is still on its way, then the cut.
+    fn close(&mut self, pair: (usize, usize), end: usize) {
+        if let Some(ways) = self.links.get_mut(&pair) {
+            let way = &mut ways[usize::from(end == pair.1)];
+            way.items.clear();
+            way.closed = true;
+            way.up = false;
+        }
+    }
+
+    pub fn cut_random(&mut self) {
+        if self.links.is_empty() {
+            return;
+        }
+        let index = self.below(self.links.len());
+        let pair = *self.links.keys().nth(index).unwrap();
+        let end = if self.below(2) == 0 { pair.0 } else { pair.1 };
+        self.cut(pair, end);
+    }
+
+    /// Cuts a link; `end` sees it first.
+    pub fn cut(&mut self, pair: (usize, usize), end: usize) {
+        let Some(ways) = self.links.get(&pair) else { return };
+        let up = ways[usize::from(end == pair.1)].up;
+        self.counters.cuts += 1;
+        self.close(pair, end);
+        let other = self.id(if end == pair.0 { pair.1 } else { pair.0 });
+        let now = self.now;
+        if let Some(mesh) = self.hosts[end].mesh.as_mut().filter(|_| up) {
+            mesh.handle_link_down(now, other);
+            self.act(end);
+        }
+    }
+
+    pub fn linked(&self, a: usize, b: usize) -> bool {
+        let ways = self.links.get(&(a.min(b), a.max(b)));
+        ways.is_some_and(|ways| ways.iter().all(|way| way.up))
+    }
+
+    fn dial(&mut self, from: usize, to: usize) {
+        let pair = (from.min(to), from.max(to));
+        let alive = self.hosts[from].mesh.is_some() && self.hosts[to].mesh.is_some();
+        if from == to || !alive || self.blocked.contains(&pair) || self.links.contains_key(&pair) {
+            return;
+        }
+        let hello = |host: usize| Item::Hello(self.hosts[host].mesh.as_ref().unwrap().hello());
+        let towards = |host: usize| Way { items: [hello(host)].into(), up: false, closed: false };
+        let ways = [towards(pair.1), towards(pair.0)];
+        self.links.insert(pair, ways);
+    }
+
+    /// Delivers one item, or the news of a cut, on a random way. `false`: there was nothing to deliver.
+    pub fn deliver(&mut self) -> bool {
+        self.links.retain(|_, ways| !ways.iter().all(|way| way.closed));
+        let ready = |(pair, ways): (&(usize, usize), &[Way; 2])| {
+            let pair = *pair;
+            let one = |end: usize, ways: &[Way; 2]| {
+                let due =
+                    !ways[end].items.is_empty() || (ways[1 - end].closed && !ways[end].closed);
+                due.then_some((pair, end))
+            };
+            [one(0, ways), one(1, ways)]
+        };
+        let ways: Vec<((usize, usize), usize)> =
+            self.links.iter().flat_map(ready).flatten().collect();
+        if ways.is_empty() {
+            return false;
+        }
+        let (pair, end) = ways[self.below(ways.len())];
+        self.deliver_on(pair, end);
+        true
+    }
+
+    fn deliver_on(&mut self, pair: (usize, usize), end: usize) {
+        let (to, from) = if end == 0 { pair } else { (pair.1, pair.0) };
+        let now = self.now;
+        let peer = self.id(from);
+        let way = &mut self.links.get_mut(&pair).unwrap()[end];
+        let item = way.items.pop_front();
+        let up = way.up;
+        if item.is_none() {
+            way.closed = true;
+            way.up = false;
+        }
+        let mesh = self.hosts[to].mesh.as_mut().unwrap();
+        match item {
+            None if up => mesh.handle_link_down(now, peer),
+            None => {}
+            Some(Item::Hello(hello)) => {
+                way.up = true;
+                if let Err(refusal) = mesh.handle_link_up(now, peer, hello, Self::address(from)) {
+                    way.up = false;
+                    self.hosts[to].refusals.push(refusal.to_string());
+                    self.close(pair, to);
+                    self.blocked.insert(pair);
+                }
+            }
+            Some(Item::Message(message)) => mesh.handle_message(now, peer, message).unwrap(),
+        }
+        self.retarget(to);
+        self.act(to);
+    }
+
+    /// Tells a host which of the hosts that it named have answered.
+    fn retarget(&mut self, index: usize) {
+        let linked: Vec<usize> =
+            self.hosts[index].targets.iter().copied().filter(|t| self.up(index, *t)).collect();
+        let ids: Vec<PeerId> = self.hosts.iter().map(|host| host.config.local).collect();
+        let now = self.now;
+        let host = &mut self.hosts[index];
+        host.known_targets.extend(linked);
+        let known = &host.known_targets;
+        let peer = |target: usize| known.contains(&target).then(|| ids[target]);
+        let targets = host.targets.iter().map(|t| Target { name: format!("h{t}"), peer: peer(*t) });
+        let targets = targets.collect();
+        if let Some(mesh) = &mut host.mesh {
+            mesh.handle_targets(now, targets);
+        }
+    }
+
+    /// Whether `host` sees its link with `other` as up.
+    fn up(&self, host: usize, other: usize) -> bool {
+        let ways = self.links.get(&(host.min(other), host.max(other)));
+        ways.is_some_and(|ways| ways[usize::from(host > other)].up)
+    }
+
+    /// Carries out a host's outputs in order; it may crash behind any of them.
+    pub fn act(&mut self, index: usize) {
+        while let Some(output) = self.hosts[index].mesh.as_mut().and_then(Mesh::poll_output) {
+            self.carry_out(index, output);
+            let mut crash = self.crash_one_in > 0 && self.below(self.crash_one_in as usize) == 0;
+            if let Some((host, left)) = self.crash_after.filter(|(host, _)| *host == index) {
+                crash |= left == 0;
+                self.crash_after = left.checked_sub(1).map(|left| (host, left));
+            }
+            if crash {
+                self.crash(index);
+            }
+        }
+    }
+
+    fn carry_out(&mut self, index: usize, output: Output) {
+        match output {
+            Output::Persist(state) => self.hosts[index].disk = Some(*state),
+            Output::Send { peer, message } => {
+                let to = self.index(peer);
+                let pair = (index.min(to), index.max(to));
+                let up = self.up(index, to);
+                if let Some(ways) = self.links.get_mut(&pair).filter(|_| up) {
+                    let way = &mut ways[usize::from(to == pair.1)];
+                    if !way.closed {
+                        way.items.push_back(Item::Message(message));
+                    }
+                }
+            }
+            Output::Dial { peer, addresses } => {
+                let to = self.index(peer);
+                if addresses.contains(&Self::address(to)) {
+                    self.dial(index, to);
+                }
+            }
+            Output::Endpoints { add, remove } => {
+                let switch = &mut self.hosts[index].switch;
+                for (mac, peer) in remove {
+                    assert_eq!(switch.remove(&mac).map(|(from, _)| from), Some(peer));
+                }
+                for (info, peer) in add {
+                    switch.insert(info.mac, (peer, info));
+                }
+            }
+            Output::Refuse { peer, reason } => {
+                self.hosts[index].refusals.push(reason.to_string());
+                let other = self.index(peer);
+                let pair = (index.min(other), index.max(other));
+                self.close(pair, index);
+                self.blocked.insert(pair);
+            }
+            Output::Answer { ticket, result } => self.answered(index, ticket, result),
+            Output::Changed(change) => match change {
+                Change::Joined { .. } => self.counters.joined += 1,
+                Change::RangesReceived { .. } => self.counters.received_more += 1,
+                Change::Founded { .. } => self.counters.founded += 1,
+                Change::Conflict(_) => self.hosts[index].conflicts += 1,
+                _ => {}
+            },
+        }
+    }
+
+    fn answered(&mut self, index: usize, ticket: Ticket, result: Result<Vec<IpNet>, AddressError>) {
+        let host = &mut self.hosts[index];
+        let owner = host.tickets.remove(&ticket).expect("an answer to a request");
+        match result {
+            Ok(_) if host.gone.contains(&owner) => panic!("an answer for {owner} after release"),
+            Ok(nets) => {
+                let claimed = owner.starts_with("claim");
+                let count = &mut self.counters;
+                *(if claimed { &mut count.claimed } else { &mut count.allocated }) += 1;
+                let addresses = nets.iter().map(IpNet::addr);
+                host.attached.entry(owner).or_default().extend(addresses);
+            }
+            Err(AddressError::Taken { .. }) => self.counters.taken += 1,
+            Err(_) => self.counters.failed += 1,
+        }
+    }
+
+    pub fn attach(&mut self, index: usize, claim: Option<IpNet>) -> Option<String> {
+        let now = self.now;
+        let host = &mut self.hosts[index];
+        let mesh = host.mesh.as_mut()?;
+        host.containers += 1;
+        let kind = if claim.is_some() { "claim" } else { "auto" };
+        let owner = format!("{kind}-{index}-{}", host.containers);
+        let ticket = match claim {
+            Some(address) => mesh.claim(now, &owner, address),
+            None => mesh.allocate(now, &owner),
+        };
+        host.tickets.insert(ticket, owner.clone());
+        self.act(index);
+        Some(owner)
+    }
+
+    /// Detaches a container: it is gone first, then its addresses are given back.
+    pub fn detach(&mut self, index: usize, owner: &str) {
+        let now = self.now;
+        let host = &mut self.hosts[index];
+        if let Some(mesh) = host.mesh.as_mut() {
+            host.attached.remove(owner);
+            host.gone.insert(owner.to_owned());
+            mesh.release(now, owner);
+            self.act(index);
+        }
+    }
+
+    pub fn detach_random(&mut self, index: usize) {
+        let count = self.hosts[index].attached.len();
+        let waiting: Vec<String> = self.hosts[index].tickets.values().cloned().collect();
+        if !waiting.is_empty() && self.below(4) == 0 {
+            let owner = waiting[self.below(waiting.len())].clone();
+            self.detach(index, &owner);
+        } else if count > 0 {
+            let nth = self.below(count);
+            let owner = self.hosts[index].attached.keys().nth(nth).unwrap().clone();
+            self.detach(index, &owner);
+        }
+    }
+
+    /// Moves time on, and lets timers fire and targets be dialled.
+    pub fn pass(&mut self, time: Duration) {
+        self.now += time;
+        let now = self.now;
+        for index in 0..self.hosts.len() {
+            let host = &mut self.hosts[index];
+            let Some(mesh) = host.mesh.as_mut() else { continue };
+            let dial = host.next_dial <= now;
+            if mesh.poll_timeout().is_some_and(|at| at <= now) {
+                mesh.handle_timeout(now);
+                self.act(index);
+            }
+            if dial {
+                self.hosts[index].next_dial = now + Duration::from_secs(1);
+                for target in self.hosts[index].targets.clone() {
+                    self.dial(index, target);
+                }
+            }
+        }
+    }
+
+    /// Runs without faults for a while.
+    pub fn settle(&mut self, seconds: u64) {
+        for _ in 0..seconds * 4 {
+            self.pass(Duration::from_millis(250));
+            while self.deliver() {}
+        }
+    }
+
+    /// No address is on two containers, no range has two owners; in memory and on disk.
+    pub fn check(&self) {
+        let mut holders = BTreeMap::new();
+        for (index, host) in self.hosts.iter().enumerate() {
+            for (owner, addresses) in &host.attached {
+                for address in addresses {
+                    let before = holders.insert(*address, (index, owner));
+                    assert_eq!(before, None, "{address} is on {owner} of h{index} too");
+                }
+            }
+        }
+        let on_disk = self.hosts.iter().map(|host| host.disk.clone());
+        self.check_ranges(&on_disk.collect::<Vec<_>>(), false);
+        let dead = self.hosts.iter().map(|host| host.disk.clone().filter(|_| host.mesh.is_none()));
+        self.check_ranges(&dead.collect::<Vec<_>>(), true);
+    }
+
+    fn check_ranges(&self, states: &[Option<State>], live: bool) {
+        let mut all = Vec::new();
+        for (index, (host, state)) in self.hosts.iter().zip(states).enumerate() {
+            let restored = state.clone().map(|state| {
+                Mesh::new(self.now, host.config.clone(), Some(state), [0; 32]).unwrap()
+            });
+            let mesh = restored.as_ref().or(host.mesh.as_ref().filter(|_| live));
+            let Some(ipam) = mesh.map(Mesh::ipam) else { continue };
+            let own = ipam.owners.into_iter().find(|owner| owner.peer == host.config.local);
+            let own = own.filter(|_| ipam.network.is_some());
+            all.extend(own.into_iter().flat_map(|own| own.ranges).map(|range| (range, index)));
+        }
+        all.sort();
+        for pair in all.windows(2) {
+            assert!(pair[0].0.last < pair[1].0.first, "ranges overlap: {pair:?}");
+        }
+    }
+}
