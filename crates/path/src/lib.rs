@@ -1,9 +1,36 @@
 //! pure: choosing, probing, rekeying and failing over a path to one peer.
+//!
+//! [`Paths`] is the state machine: link events, control messages, engine events and time go in;
+//! [`EngineCommand`]s, control messages and state changes come out. Whoever receives decides: the
+//! receiver installs its SAs, then offers them; the sender takes the offer, proves the path by
+//! probes whose answers return over the link, and only then sends frames on it (DESIGN sections 4,
+//! 6 and 7). Each direction stands alone.
 #![forbid(unsafe_code)]
 
+mod candidate;
+mod config;
+mod inbound;
+mod message;
+mod paths;
+mod peer;
+mod prober;
 mod seam;
+mod shared;
+mod status;
 
+pub use config::{
+    CHANGES_QUEUED_MAX, CLEAN_BEFORE_MOVE_MS, Config, DRAIN_MS, DRAIN_SHORTEST_MS, ENGINES_MAX,
+    EngineOffer, GENERATIONS_MAX, KEEPALIVE_MS, LANES_MAX, LINK_GRACE_MS, LINK_MTU_MIN,
+    MESSAGES_QUEUED_MAX, MTU_FLOOR, MTU_RAISE_S, OFFER_INTERVAL_MS, OFFER_SENDINGS_MAX,
+    PROBES_UNANSWERED_MAX, RESEND_MS, RETRY_FIRST_MS, RETRY_MAX_MS, SESSION_SPIS_MAX, overhead,
+};
+pub use message::{
+    Accept, EngineAbility, Hello, LaneOffer, Message, MessageError, Offer, ProbeAnswer,
+    RekeyRequest,
+};
+pub use paths::Paths;
 pub use seam::{
     Endpoint, EngineCommand, EngineEvent, EngineKind, InboundSa, Mac, OutboundSa, ParseMacError,
     PathId, Vni,
 };
+pub use status::{Counters, PathChange, PathState, PathStatus, Reason};

@@ -1,0 +1,155 @@
+//! What this host offers and when it acts, with the figures of DESIGN sections 4, 6 and 7.
+
+use std::time::Duration;
+
+use weft_crypto::{Cipher, Format};
+
+use crate::seam::EngineKind;
+
+/// Lanes that one offer may hold; more in a peer's offer are refused.
+pub const LANES_MAX: usize = 256;
+/// Engines that a peer may name in its hello; the rest is not looked at.
+pub const ENGINES_MAX: usize = 8;
+/// Generations of inbound SAs that one path keeps alive at once: current, offered and draining.
+pub const GENERATIONS_MAX: usize = 8;
+/// How long a replaced inbound SA still receives, in milliseconds.
+pub const DRAIN_MS: u64 = 10_000;
+/// The shortest drain, in milliseconds, when generations are replaced so fast that
+/// [`GENERATIONS_MAX`] is reached.
+pub const DRAIN_SHORTEST_MS: u64 = 2_000;
+/// How long data goes on while a lost link is made anew, in milliseconds.
+pub const LINK_GRACE_MS: u64 = 60_000;
+/// A hello or offer without an answer is sent again after so many milliseconds.
+pub const RESEND_MS: u64 = 1_000;
+/// An offer without an answer is given up, and a new one made, after so many sendings.
+pub const OFFER_SENDINGS_MAX: u32 = 6;
+/// Time between two new offers of one path, in milliseconds, whoever asks for them.
+pub const OFFER_INTERVAL_MS: u64 = 100;
+/// A NAT keepalive is sent on each path in use every so many milliseconds (DESIGN section 4).
+pub const KEEPALIVE_MS: u64 = 20_000;
+/// So many probes without an answer, and a path has failed (DESIGN section 7).
+pub const PROBES_UNANSWERED_MAX: u32 = 4;
+/// A better path must go so many milliseconds without a loss before traffic moves back to it.
+pub const CLEAN_BEFORE_MOVE_MS: u64 = 10_000;
+/// A failed path is tried again after so many milliseconds, then after twice as many, ...
+pub const RETRY_FIRST_MS: u64 = 1_000;
+/// ... and at the latest after so many.
+pub const RETRY_MAX_MS: u64 = 60_000;
+/// The search for a larger MTU starts again after so many seconds (RFC 8899 section 5.1.1).
+pub const MTU_RAISE_S: u64 = 600;
+/// The inner MTU, in bytes, that a path carries at least (RFC 8899's base of 1200).
+pub const MTU_FLOOR: u16 = 1_200;
+/// The smallest MTU of a link, in bytes, that is believed: every IPv4 host takes 576.
+pub const LINK_MTU_MIN: u16 = 576;
+/// Messages waiting for [`crate::Paths::poll_message`]; more are dropped and counted, and sent
+/// again later.
+pub const MESSAGES_QUEUED_MAX: usize = 16_384;
+/// State changes waiting for [`crate::Paths::poll_change`]; more are dropped.
+pub const CHANGES_QUEUED_MAX: usize = 4_096;
+/// SPIs of one session that are remembered, so that no SA key is ever used twice.
+pub const SESSION_SPIS_MAX: usize = 65_536;
+
+/// What one engine of this host offers to receive and to send with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EngineOffer {
+    /// The engine.
+    pub kind: EngineKind,
+    /// The wire format.
+    pub format: Format,
+    /// The UDP port where it wants its packets.
+    pub port: u16,
+    /// Lanes it receives on and sends on, at most [`LANES_MAX`]; 0 counts as 1.
+    pub lanes_max: u16,
+    /// It takes remote checksum offload marks (DESIGN section 4).
+    pub rco: bool,
+}
+
+/// Settings of [`crate::Paths`]; [`Config::default`] has DESIGN's figures and the vector engine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// AEADs this host takes, the preferred first. Empty: no path ever works.
+    pub ciphers: Vec<Cipher>,
+    /// Engines of this host.
+    pub engines: Vec<EngineOffer>,
+    /// An SA is replaced after this age (a tenth less at random, so that rekeys spread).
+    pub rekey_after: Duration,
+    /// No SA is used longer.
+    pub sa_lifetime: Duration,
+    /// A new SA is asked for after so many packets ...
+    pub packets_soft: u64,
+    /// ... and none is sent on it after so many.
+    pub packets_hard: u64,
+    /// Likewise for bytes sealed.
+    pub bytes_soft: u64,
+    /// Hard limit of bytes sealed.
+    pub bytes_hard: u64,
+    /// Outer IP MTU of this host's link in bytes.
+    pub link_mtu: u16,
+    /// Inner MTU in bytes that the containers of this host have.
+    pub container_mtu: u16,
+    /// Time between probes of the active path.
+    pub probe_interval: Duration,
+    /// Time between probes of a standby path.
+    pub standby_interval: Duration,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            ciphers: vec![Cipher::Aes256Gcm, Cipher::ChaCha20Poly1305],
+            engines: vec![EngineOffer {
+                kind: EngineKind::Userspace,
+                format: Format::Esp,
+                port: 6784,
+                lanes_max: 1,
+                rco: true,
+            }],
+            rekey_after: Duration::from_secs(45 * 60),
+            sa_lifetime: Duration::from_secs(60 * 60),
+            packets_soft: (1 << 32) / 4 * 3,
+            packets_hard: 1 << 32,
+            // 2^36 AES blocks of 16 bytes.
+            bytes_soft: (1 << 40) / 4 * 3,
+            bytes_hard: 1 << 40,
+            link_mtu: 1500,
+            container_mtu: 1388,
+            probe_interval: Duration::from_millis(500),
+            standby_interval: Duration::from_secs(10),
+        }
+    }
+}
+
+impl Config {
+    /// Brings figures that cannot work to the nearest that can.
+    pub(crate) fn clamped(mut self) -> Self {
+        self.link_mtu = self.link_mtu.max(LINK_MTU_MIN);
+        self.probe_interval = self.probe_interval.max(Duration::from_millis(10));
+        self.standby_interval = self.standby_interval.max(self.probe_interval);
+        self.rekey_after = self.rekey_after.max(Duration::from_millis(500));
+        self.sa_lifetime = self.sa_lifetime.max(self.rekey_after);
+        for engine in &mut self.engines {
+            let most = u16::try_from(LANES_MAX).unwrap_or(u16::MAX);
+            engine.lanes_max = engine.lanes_max.clamp(1, most);
+        }
+        self
+    }
+
+    pub(crate) fn engine(&self, kind: EngineKind, format: Format) -> Option<&EngineOffer> {
+        self.engines.iter().find(|engine| engine.kind == kind && engine.format == format)
+    }
+}
+
+/// Bytes that a wire format adds around an inner IP packet, outer IP header included (DESIGN
+/// section 4, MTU).
+pub const fn overhead(format: Format, outer_ipv6: bool) -> u16 {
+    match (format, outer_ipv6) {
+        (Format::Esp, false) => 92,
+        (Format::Esp, true) => 112,
+        (Format::Ovpn, false) => 122,
+        (Format::Ovpn, true) => 142,
+    }
+}
+
+pub(crate) const fn ms(milliseconds: u64) -> Duration {
+    Duration::from_millis(milliseconds)
+}

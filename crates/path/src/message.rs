@@ -1,0 +1,324 @@
+//! The control messages that two hosts exchange over their link about the paths between them.
+//!
+//! They are self-describing (JSON on the link). Fields that this version does not know are ignored,
+//! a message that it does not know is [`Message::Unknown`], and ciphers, formats and engines that
+//! it does not know are left out of lists, so that a newer host can talk to an older one.
+
+use std::net::IpAddr;
+
+use serde::{Deserialize, Deserializer, Serialize};
+use weft_crypto::{Cipher, Format};
+
+use crate::config::{ENGINES_MAX, LANES_MAX, LINK_MTU_MIN};
+use crate::seam::EngineKind;
+
+/// One control message. Holds no secret: the nonces of an offer are public (DESIGN section 6).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum Message {
+    /// What a host can do; the first message on each connection, and again when it changes.
+    Hello(Hello),
+    /// The receiver wants packets on these SAs.
+    Offer(Offer),
+    /// The sender sends on the offered SAs from now on.
+    Accept(Accept),
+    /// A probe came in.
+    ProbeAnswer(ProbeAnswer),
+    /// The sender needs a new SA in place of this one.
+    RekeyRequest(RekeyRequest),
+    /// A message of a later version; ignored.
+    #[serde(other)]
+    Unknown,
+}
+
+/// What a host can do.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Hello {
+    /// Which session key the sender has now, without telling the key.
+    pub session: u64,
+    /// Random for each start of the daemon: a change means that all earlier SAs are gone.
+    pub instance: u64,
+    /// AEADs it takes, the preferred first.
+    #[serde(deserialize_with = "known_only")]
+    pub ciphers: Vec<Cipher>,
+    /// Engines it sends and receives with.
+    #[serde(deserialize_with = "known_only")]
+    pub engines: Vec<EngineAbility>,
+    /// Outer IP MTU of its link in bytes.
+    pub mtu: u16,
+    /// It lacks the receiver's hello.
+    #[serde(default)]
+    pub reply_wanted: bool,
+}
+
+/// An engine of a host, as the peer needs to know it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EngineAbility {
+    /// The engine.
+    pub engine: EngineKind,
+    /// The wire format.
+    pub format: Format,
+    /// Lanes it sends on at most.
+    pub lanes_max: u16,
+}
+
+/// The SAs that a host wants to receive on. They are installed before the offer is sent.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Offer {
+    /// The session key that the SA keys come from.
+    pub session: u64,
+    /// Names the offer; grows with every new offer of one host.
+    pub offer: u64,
+    /// The wire format.
+    pub format: Format,
+    /// The receiving engine.
+    pub engine: EngineKind,
+    /// The engine that is to send: an SA has one sequence-number space, so it has one sender.
+    pub sender_engine: EngineKind,
+    /// Where the packets are wanted; absent: at the address that the link has.
+    #[serde(default)]
+    pub address: Option<IpAddr>,
+    /// The UDP port where they are wanted.
+    pub port: u16,
+    /// The AEAD.
+    pub cipher: Cipher,
+    /// The receiver takes remote checksum offload marks.
+    #[serde(default)]
+    pub rco: bool,
+    /// Outer IP MTU of the receiver's link in bytes.
+    pub mtu: u16,
+    /// One SA each.
+    pub lanes: Vec<LaneOffer>,
+}
+
+/// One SA of an offer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LaneOffer {
+    /// The lane, from 0.
+    pub lane: u16,
+    /// The SPI, at least 256.
+    pub spi: u32,
+    /// Salt of the key derivation (DESIGN section 6.3).
+    #[serde(with = "hex32")]
+    pub nonce: [u8; 32],
+}
+
+/// The answer to an offer.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Accept {
+    /// The session of the offer.
+    pub session: u64,
+    /// The offer.
+    pub offer: u64,
+    /// Lanes that are sent on; the SAs of the others can go.
+    pub lanes: Vec<u16>,
+}
+
+/// The answer to a probe.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ProbeAnswer {
+    /// The sender's number.
+    pub probe: u64,
+    /// Length in bytes of the inner IP packet that came in.
+    pub mtu: u16,
+}
+
+/// A wish for a new SA.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RekeyRequest {
+    /// The SA that is nearly used up.
+    pub spi: u32,
+}
+
+/// A message cannot be used. The peer's fault; the link and every path stay as they are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum MessageError {
+    /// Our caller's fault: the link of this peer was never reported.
+    #[error("a path message from a peer without a link: report the link first")]
+    UnknownPeer,
+    /// The peer names a path that the hellos do not give.
+    #[error(
+        "the peer offered a format or engine that this host did not name: update the older host"
+    )]
+    NoSuchPath,
+    /// The peer chose a cipher that this host does not take.
+    #[error("the peer chose a cipher that this host did not name: update the older host")]
+    WrongCipher,
+    /// The peer's offer has no lane, too many, or one twice.
+    #[error("the peer's offer has no lane, more than {LANES_MAX}, or one twice")]
+    WrongLanes,
+    /// An SPI is reserved, or was already offered in this session.
+    #[error("the peer offered a reserved SPI or one that it offered before")]
+    WrongSpi,
+    /// Packets cannot be sent there.
+    #[error("the peer wants packets at an address or port where none can be sent")]
+    WrongAddress,
+    /// The MTU is below what every IP host takes.
+    #[error("the peer named a link MTU below {LINK_MTU_MIN}")]
+    WrongMtu,
+    /// More SAs in one session than are remembered; a new session starts afresh.
+    #[error("the peer offered too many SAs in one session")]
+    TooManySas,
+}
+
+impl Hello {
+    pub(crate) fn check(&self) -> Result<(), MessageError> {
+        (self.mtu >= LINK_MTU_MIN).then_some(()).ok_or(MessageError::WrongMtu)
+    }
+}
+
+impl Offer {
+    pub(crate) fn check(&self) -> Result<(), MessageError> {
+        if self.lanes.is_empty() || self.lanes.len() > LANES_MAX {
+            return Err(MessageError::WrongLanes);
+        }
+        for (index, lane) in self.lanes.iter().enumerate() {
+            if lane.spi < 256 {
+                return Err(MessageError::WrongSpi);
+            }
+            for earlier in &self.lanes[..index] {
+                if earlier.lane == lane.lane {
+                    return Err(MessageError::WrongLanes);
+                }
+                if earlier.spi == lane.spi {
+                    return Err(MessageError::WrongSpi);
+                }
+            }
+        }
+        if self.port == 0 || self.address.is_some_and(|address| !is_unicast(address)) {
+            return Err(MessageError::WrongAddress);
+        }
+        (self.mtu >= LINK_MTU_MIN).then_some(()).ok_or(MessageError::WrongMtu)
+    }
+}
+
+fn is_unicast(address: IpAddr) -> bool {
+    let broadcast = matches!(address, IpAddr::V4(address) if address.is_broadcast());
+    !(address.is_unspecified() || address.is_multicast() || broadcast)
+}
+
+/// Takes the items of a list that this version knows.
+fn known_only<'de, D, T>(deserializer: D) -> Result<Vec<T>, D::Error>
+where
+    D: Deserializer<'de>,
+    T: Deserialize<'de>,
+{
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum Item<T> {
+        Known(T),
+        Unknown(serde::de::IgnoredAny),
+    }
+    let items = Vec::<Item<T>>::deserialize(deserializer)?;
+    let known = items.into_iter().filter_map(|item| match item {
+        Item::Known(item) => Some(item),
+        Item::Unknown(_) => None,
+    });
+    Ok(known.take(ENGINES_MAX).collect())
+}
+
+mod hex32 {
+    use serde::{Deserialize, Deserializer, Serializer, de::Error};
+
+    pub(super) fn serialize<S: Serializer>(bytes: &[u8; 32], s: S) -> Result<S::Ok, S::Error> {
+        let text: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+        s.serialize_str(&text)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<[u8; 32], D::Error> {
+        let wrong = || D::Error::custom("a nonce is 64 hexadecimal digits");
+        let text = <std::borrow::Cow<'de, str>>::deserialize(d)?;
+        if text.len() != 64 || !text.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+            return Err(wrong());
+        }
+        let mut nonce = [0; 32];
+        for (byte, digits) in nonce.iter_mut().zip(text.as_bytes().chunks_exact(2)) {
+            let digits = std::str::from_utf8(digits).map_err(|_| wrong())?;
+            *byte = u8::from_str_radix(digits, 16).map_err(|_| wrong())?;
+        }
+        Ok(nonce)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    fn offer() -> Offer {
+        Offer {
+            session: 1,
+            offer: 2,
+            format: Format::Esp,
+            engine: EngineKind::Userspace,
+            sender_engine: EngineKind::Userspace,
+            address: None,
+            port: 6784,
+            cipher: Cipher::Aes256Gcm,
+            rco: true,
+            mtu: 1500,
+            lanes: vec![LaneOffer { lane: 0, spi: 256, nonce: [0xab; 32] }],
+        }
+    }
+
+    #[test]
+    fn every_message_survives_json() {
+        let hello = Hello {
+            session: u64::MAX,
+            instance: 3,
+            ciphers: vec![Cipher::ChaCha20Poly1305],
+            engines: vec![EngineAbility {
+                engine: EngineKind::Userspace,
+                format: Format::Esp,
+                lanes_max: 4,
+            }],
+            mtu: 1500,
+            reply_wanted: true,
+        };
+        let messages = [
+            Message::Hello(hello),
+            Message::Offer(offer()),
+            Message::Accept(Accept { session: 1, offer: 2, lanes: vec![0] }),
+            Message::ProbeAnswer(ProbeAnswer { probe: u64::MAX, mtu: 1388 }),
+            Message::RekeyRequest(RekeyRequest { spi: 256 }),
+        ];
+        for message in messages {
+            let text = serde_json::to_string(&message).unwrap();
+            assert_eq!(serde_json::from_str::<Message>(&text).unwrap(), message, "{text}");
+        }
+    }
+
+    #[test]
+    fn what_a_later_version_adds_is_passed_over() {
+        let unknown = r#"{"type":"relay_hint","hops":[1,2,{"x":null}]}"#;
+        assert_eq!(serde_json::from_str::<Message>(unknown).unwrap(), Message::Unknown);
+        let hello = r#"{"type":"hello","session":1,"instance":2,"mtu":1500,"colour":"red",
+            "ciphers":["aegis-256","aes-256-gcm"],
+            "engines":[{"engine":"asic","format":"esp","lanes_max":1},
+                       {"engine":"userspace","format":"esp","lanes_max":1,"extra":{}}]}"#;
+        let Message::Hello(hello) = serde_json::from_str(hello).unwrap() else { panic!() };
+        assert_eq!(hello.ciphers, [Cipher::Aes256Gcm]);
+        assert_eq!(hello.engines.len(), 1);
+    }
+
+    #[test]
+    fn offers_that_cannot_work_are_refused() {
+        assert_eq!(offer().check(), Ok(()));
+        let change = |change: &dyn Fn(&mut Offer)| {
+            let mut offer = offer();
+            change(&mut offer);
+            offer.check()
+        };
+        assert_eq!(change(&|offer| offer.lanes.clear()), Err(MessageError::WrongLanes));
+        assert_eq!(change(&|o| o.lanes.push(o.lanes[0])), Err(MessageError::WrongLanes));
+        assert_eq!(change(&|offer| offer.lanes[0].spi = 255), Err(MessageError::WrongSpi));
+        assert_eq!(change(&|offer| offer.port = 0), Err(MessageError::WrongAddress));
+        assert_eq!(change(&|offer| offer.mtu = 100), Err(MessageError::WrongMtu));
+        for address in ["0.0.0.0", "255.255.255.255", "224.0.0.1", "ff02::1", "::"] {
+            let address = Some(address.parse().unwrap());
+            assert_eq!(change(&|offer| offer.address = address), Err(MessageError::WrongAddress));
+        }
+    }
+}

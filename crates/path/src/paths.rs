@@ -1,0 +1,197 @@
+//! The state machine over all peers.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::time::Instant;
+
+use weft_crypto::{PeerId, SessionKey};
+
+use crate::config::{Config, LINK_MTU_MIN};
+use crate::message::{Message, MessageError};
+use crate::peer::Peer;
+use crate::seam::{EngineCommand, EngineEvent, EngineKind};
+use crate::shared::Shared;
+use crate::status::{Counters, PathChange, PathStatus};
+
+/// Paths to all peers of this host.
+///
+/// After every `handle_*` call the caller takes what has come out, in this order: all commands,
+/// which are carried out in order; then, once they are carried out, all messages, which go over
+/// the peer's newest link in order; then the changes. A message tells the peer to rely on the
+/// commands before it, so the order is what makes a rekey lose nothing.
+pub struct Paths {
+    shared: Shared,
+    peers: BTreeMap<PeerId, Entry>,
+    deadlines: BTreeSet<(Instant, PeerId)>,
+}
+
+struct Entry {
+    peer: Peer,
+    deadline: Option<Instant>,
+}
+
+impl Paths {
+    /// No peers yet. `seed` makes SPIs and nonces: it must be random and secret, and never be
+    /// used for two starts of a daemon.
+    pub fn new(local: PeerId, config: Config, seed: [u8; 32]) -> Self {
+        let shared = Shared::new(local, config, seed);
+        Self { shared, peers: BTreeMap::new(), deadlines: BTreeSet::new() }
+    }
+
+    /// A connection to a peer is up. Called again for each new connection, also while the older
+    /// one still works: its session key is another, and every SA is re-keyed without loss.
+    /// `remote` is where the link's other end is. Messages for the peer go over this connection
+    /// from now on.
+    pub fn handle_link_up(
+        &mut self,
+        now: Instant,
+        peer: PeerId,
+        session: SessionKey,
+        remote: IpAddr,
+    ) {
+        self.peers
+            .entry(peer)
+            .or_insert_with(|| Entry { peer: Peer::new(now, peer, remote), deadline: None });
+        self.with(peer, |entry, shared| entry.handle_link_up(now, session, remote, shared));
+    }
+
+    /// The last connection to a peer is gone. Data goes on for [`crate::LINK_GRACE_MS`] while the
+    /// link reconnects; then its paths fail with [`crate::Reason::LinkLost`].
+    pub fn handle_link_down(&mut self, now: Instant, peer: PeerId) {
+        self.with(peer, |peer, shared| peer.handle_link_down(now, shared));
+    }
+
+    /// The peer is forgotten, with all that its paths had in the engines.
+    pub fn handle_peer_gone(&mut self, _now: Instant, peer: PeerId) {
+        if let Some(mut entry) = self.peers.remove(&peer) {
+            entry.peer.close(&mut self.shared);
+            if let Some(deadline) = entry.deadline {
+                self.deadlines.remove(&(deadline, peer));
+            }
+        }
+    }
+
+    /// A control message came in over a peer's link.
+    ///
+    /// # Errors
+    /// [`MessageError`]: the message is left aside; the link and every path stay as they are.
+    pub fn handle_message(
+        &mut self,
+        now: Instant,
+        peer: PeerId,
+        message: Message,
+    ) -> Result<(), MessageError> {
+        let result = self.with(peer, |peer, shared| peer.handle_message(now, message, shared));
+        let result = result.unwrap_or(Err(MessageError::UnknownPeer));
+        self.shared.counters.messages_refused += u64::from(result.is_err());
+        result
+    }
+
+    /// An engine reports. [`EngineEvent::EngineFailed`] does not name its engine and fails all
+    /// paths; where there are several engines, use [`Self::handle_engine_failed`].
+    pub fn handle_event(&mut self, now: Instant, event: EngineEvent) {
+        let peer = match &event {
+            EngineEvent::ProbeReceived { path, .. }
+            | EngineEvent::OutboundNearLimit { path, .. }
+            | EngineEvent::OutboundExhausted { path, .. }
+            | EngineEvent::RemoteMoved { path, .. }
+            | EngineEvent::MessageTooLong { path, .. } => self.shared.paths.get(path),
+            EngineEvent::InboundFirstUse { spi } => self.shared.spis.get(spi),
+            EngineEvent::EngineFailed { .. } => None,
+        };
+        let named = match &event {
+            EngineEvent::ProbeReceived { peer, .. } => Some(*peer),
+            _ => None,
+        };
+        match (peer.copied(), event) {
+            (_, EngineEvent::EngineFailed { reason }) => self.engine_failed(now, None, &reason),
+            (Some(peer), event) if named.is_none_or(|named| named == peer) => {
+                self.with(peer, |peer, shared| peer.handle_event(now, &event, shared));
+            }
+            _ => self.shared.counters.events_stale += 1,
+        }
+    }
+
+    /// One engine cannot go on: all paths on it fail at once and are tried again with back-off.
+    pub fn handle_engine_failed(&mut self, now: Instant, kind: EngineKind, reason: &str) {
+        self.engine_failed(now, Some(kind), reason);
+    }
+
+    /// The outer IP MTU of this host's link is another now, in bytes; peers are told.
+    pub fn handle_link_mtu(&mut self, now: Instant, link_mtu: u16) {
+        let link_mtu = link_mtu.max(LINK_MTU_MIN);
+        if std::mem::replace(&mut self.shared.config.link_mtu, link_mtu) != link_mtu {
+            for peer in self.ids() {
+                self.with(peer, |peer, shared| peer.handle_local_change(now, shared));
+            }
+        }
+    }
+
+    /// Does what is due at `now`.
+    pub fn handle_timeout(&mut self, now: Instant) {
+        while let Some(&(deadline, peer)) = self.deadlines.first()
+            && deadline <= now
+        {
+            self.with(peer, |peer, shared| peer.handle_timeout(now, shared));
+            if self.deadlines.contains(&(deadline, peer)) {
+                // It has more to do at once: after the others, and not for ever in this call.
+                break;
+            }
+        }
+    }
+
+    /// When [`Self::handle_timeout`] is to be called next.
+    pub fn poll_timeout(&self) -> Option<Instant> {
+        self.deadlines.first().map(|(deadline, _)| *deadline)
+    }
+
+    /// What an engine is to do next.
+    pub fn poll_command(&mut self) -> Option<EngineCommand> {
+        self.shared.commands.pop_front()
+    }
+
+    /// What is to be sent over a peer's link next.
+    pub fn poll_message(&mut self) -> Option<(PeerId, Message)> {
+        self.shared.messages.pop_front()
+    }
+
+    /// The next change of a path's state, for one line in the log.
+    pub fn poll_change(&mut self) -> Option<PathChange> {
+        self.shared.changes.pop_front()
+    }
+
+    /// Every path of every peer, by peer; a peer without a path has one entry that says why.
+    pub fn status(&self, _now: Instant) -> Vec<PathStatus> {
+        self.peers.values().flat_map(|entry| entry.peer.status()).collect()
+    }
+
+    /// What was left aside so far.
+    pub fn counters(&self) -> Counters {
+        self.shared.counters
+    }
+
+    fn engine_failed(&mut self, now: Instant, kind: Option<EngineKind>, reason: &str) {
+        for peer in self.ids() {
+            self.with(peer, |peer, shared| peer.handle_engine_failed(now, kind, reason, shared));
+        }
+    }
+
+    fn ids(&self) -> Vec<PeerId> {
+        self.peers.keys().copied().collect()
+    }
+
+    /// Does something with a peer, and notes when it is to be looked at next.
+    fn with<T>(&mut self, id: PeerId, act: impl FnOnce(&mut Peer, &mut Shared) -> T) -> Option<T> {
+        let entry = self.peers.get_mut(&id)?;
+        let result = act(&mut entry.peer, &mut self.shared);
+        let next = entry.peer.next_timeout(&self.shared);
+        if next != entry.deadline {
+            if let Some(deadline) = entry.deadline {
+                self.deadlines.remove(&(deadline, id));
+            }
+            self.deadlines.extend(next.map(|next| (next, id)));
+            entry.deadline = next;
+        }
+        Some(result)
+    }
+}

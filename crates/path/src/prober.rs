@@ -1,0 +1,493 @@
+//! Proving that a path carries packets, how large they may be (RFC 8899), and how long they take.
+//!
+//! One prober watches the sending direction of one path. A probe of the path's full MTU goes out
+//! every interval; when two in a row stay unanswered, one of the smallest size goes with it, so
+//! that a black hole for large packets is told from a dead path before the verdict is due.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use rand::Rng;
+
+use crate::config::{
+    CLEAN_BEFORE_MOVE_MS, MTU_FLOOR, MTU_RAISE_S, PROBES_UNANSWERED_MAX, RETRY_FIRST_MS,
+    RETRY_MAX_MS, ms,
+};
+use crate::seam::{EngineCommand, PathId};
+use crate::shared::Shared;
+
+/// A probe counts as unanswered after so many milliseconds at least, ...
+const PROBE_TIMEOUT_MIN_MS: u64 = 500;
+/// ... and after so many at most, however long the round trip was.
+const PROBE_TIMEOUT_MAX_MS: u64 = 1_000;
+/// An answer that comes later than this many milliseconds tells nothing.
+const PROBE_FORGET_MS: u64 = 5_000;
+/// Probes that are remembered at once.
+const PROBES_OUTSTANDING_MAX: usize = 64;
+/// Unanswered probes of full size before small ones go with them.
+const SMALL_PROBES_AFTER: u32 = 2;
+/// Unanswered probes of full size, small ones answered, before the MTU is lowered.
+const LOWER_MTU_AFTER: u32 = 3;
+/// A size is held to be too large after so many probes (MAX_PROBES of RFC 8899 section 5.1.2).
+const SEARCH_PROBES_MAX: u32 = 3;
+
+/// What a step of the prober found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    Nothing,
+    /// The path carries packets now and did not before.
+    Alive,
+    /// The path carries another MTU than before.
+    MtuChanged,
+    /// The path does not carry packets.
+    Dead {
+        mtu_not_carried: bool,
+    },
+}
+
+/// How often a path is probed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Role {
+    Active,
+    /// Better than the active path: probed as often, so that it can prove itself.
+    Contender,
+    Standby,
+}
+
+/// Sizes between which the MTU is sought, bytes of the inner IP packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Sizes {
+    floor: u16,
+    /// Tried first: what the containers have.
+    start: u16,
+    ceiling: u16,
+}
+
+impl Sizes {
+    pub(crate) fn new(container_mtu: u16, ceiling: u16) -> Self {
+        let ceiling = ceiling & !3;
+        let floor = MTU_FLOOR.min(ceiling);
+        Self { floor, start: (container_mtu & !3).clamp(floor, ceiling), ceiling }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    Idle,
+    Proving { round: u32 },
+    Alive,
+    Dead { tries: u32 },
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Purpose {
+    Full,
+    Small,
+    Search,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Sent {
+    at: Instant,
+    mtu: u16,
+    purpose: Purpose,
+    lost: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Search {
+    size: u16,
+    high: u16,
+    probes: u32,
+    /// A larger size than `high` has failed: halve what lies between, instead of trying `high`.
+    bounded: bool,
+}
+
+pub(crate) struct Prober {
+    path: PathId,
+    sizes: Sizes,
+    phase: Phase,
+    next: Option<Instant>,
+    number: u64,
+    outstanding: BTreeMap<u64, Sent>,
+    unanswered: u32,
+    small_answered: bool,
+    clean_since: Option<Instant>,
+    rtt: Option<Duration>,
+    mtu: Option<u16>,
+    search: Option<Search>,
+    raise_at: Option<Instant>,
+    floor_refused: bool,
+    /// The path is in use: its probes say so.
+    active: bool,
+}
+
+impl Prober {
+    pub(crate) fn new(path: PathId, sizes: Sizes, shared: &mut Shared) -> Self {
+        Self {
+            path,
+            sizes,
+            phase: Phase::Idle,
+            next: None,
+            number: shared.rng.next_u64(),
+            outstanding: BTreeMap::new(),
+            unanswered: 0,
+            small_answered: false,
+            clean_since: None,
+            rtt: None,
+            mtu: None,
+            search: None,
+            raise_at: None,
+            floor_refused: false,
+            active: false,
+        }
+    }
+
+    pub(crate) fn is_alive(&self) -> bool {
+        self.phase == Phase::Alive
+    }
+
+    pub(crate) fn mtu(&self) -> Option<u16> {
+        self.mtu
+    }
+
+    pub(crate) fn rtt(&self) -> Option<Duration> {
+        self.rtt
+    }
+
+    pub(crate) fn next(&self) -> Option<Instant> {
+        self.next
+    }
+
+    /// No probe was lost for so long that traffic may move to this path.
+    pub(crate) fn is_clean(&self, now: Instant) -> bool {
+        self.clean_since.is_some_and(|since| now >= since + ms(CLEAN_BEFORE_MOVE_MS))
+    }
+
+    /// Begins to prove the path, from nothing.
+    pub(crate) fn start(&mut self, now: Instant) {
+        self.stop();
+        self.phase = Phase::Proving { round: 0 };
+        self.next = Some(now);
+    }
+
+    /// Sends nothing until [`Self::start`].
+    pub(crate) fn stop(&mut self) {
+        self.phase = Phase::Idle;
+        self.next = None;
+        self.mtu = None;
+        self.search = None;
+        self.clean_since = None;
+        self.forget();
+    }
+
+    /// Answers cannot come back: nothing is sent and nothing concluded until [`Self::resume`].
+    pub(crate) fn pause(&mut self) {
+        self.next = None;
+        self.forget();
+    }
+
+    pub(crate) fn resume(&mut self, now: Instant) {
+        self.forget();
+        self.next = (self.phase != Phase::Idle).then_some(now);
+    }
+
+    /// The network may have healed: a dead path is tried at once.
+    pub(crate) fn hint(&mut self, now: Instant) {
+        if matches!(self.phase, Phase::Dead { .. }) && self.next.is_some() {
+            self.next = Some(now);
+        }
+    }
+
+    /// Probes as the new role asks, from now on.
+    pub(crate) fn role_changed(&mut self, now: Instant, role: Role) {
+        self.active = role == Role::Active;
+        if self.is_alive() {
+            self.next = self.next.map(|_| now);
+        }
+    }
+
+    /// The least and greatest size may have changed.
+    pub(crate) fn set_sizes(&mut self, now: Instant, sizes: Sizes) -> Verdict {
+        if self.sizes == sizes {
+            return Verdict::Nothing;
+        }
+        let raised = sizes.ceiling > self.sizes.ceiling;
+        self.sizes = sizes;
+        self.outstanding.retain(|_, sent| sent.mtu <= sizes.ceiling);
+        let Some(mtu) = self.mtu else { return Verdict::Nothing };
+        if raised {
+            self.begin_search(now, sizes.ceiling, sizes.ceiling, false);
+        } else if let Some(search) = self.search {
+            self.begin_search(now, search.size, search.high, search.bounded);
+        }
+        if mtu > sizes.ceiling {
+            self.mtu = Some(sizes.ceiling);
+            self.search = None;
+            return Verdict::MtuChanged;
+        }
+        Verdict::Nothing
+    }
+
+    /// Does what is due.
+    pub(crate) fn handle_timeout(
+        &mut self,
+        now: Instant,
+        role: Role,
+        shared: &mut Shared,
+    ) -> Verdict {
+        if self.next.is_none_or(|next| now < next) {
+            return Verdict::Nothing;
+        }
+        self.active = role == Role::Active;
+        self.expire(now);
+        match self.phase {
+            Phase::Idle => self.next = None,
+            Phase::Proving { round } => return self.prove(now, round, shared),
+            Phase::Alive => return self.watch(now, role, shared),
+            Phase::Dead { tries } => {
+                self.send_large_and_small(now, shared);
+                self.phase = Phase::Dead { tries: tries.saturating_add(1) };
+                self.next = Some(now + retry_after(tries, shared));
+            }
+        }
+        Verdict::Nothing
+    }
+
+    /// A probe's answer came over the link.
+    pub(crate) fn handle_answer(
+        &mut self,
+        now: Instant,
+        probe: u64,
+        mtu: u16,
+        shared: &mut Shared,
+    ) -> Option<Verdict> {
+        let sent = *self.outstanding.get(&probe).filter(|sent| sent.mtu == mtu)?;
+        self.outstanding.remove(&probe);
+        let sample = now.saturating_duration_since(sent.at);
+        self.rtt = Some(self.rtt.map_or(sample, |rtt| (rtt * 7 + sample) / 8));
+        Some(match self.phase {
+            Phase::Idle => Verdict::Nothing,
+            Phase::Proving { .. } | Phase::Dead { .. } => self.revive(now, sent.mtu, shared),
+            Phase::Alive => self.confirm(now, sent, shared),
+        })
+    }
+
+    /// The kernel refused a datagram of this inner size.
+    pub(crate) fn handle_too_long(
+        &mut self,
+        now: Instant,
+        size: u16,
+        shared: &mut Shared,
+    ) -> Verdict {
+        let largest = size.saturating_sub(1) & !3;
+        self.floor_refused |= size <= self.sizes.floor;
+        self.outstanding.retain(|_, sent| sent.mtu < size);
+        match (self.phase, self.mtu) {
+            (Phase::Proving { .. }, _) => {
+                let small_is_out =
+                    self.outstanding.values().any(|sent| sent.purpose == Purpose::Small);
+                if !small_is_out && self.sizes.floor < size {
+                    self.send(now, self.sizes.floor, Purpose::Small, shared);
+                }
+                Verdict::Nothing
+            }
+            (Phase::Alive, Some(mtu)) if size <= mtu && mtu > self.sizes.floor => {
+                self.lower(now, largest, true);
+                Verdict::MtuChanged
+            }
+            (Phase::Alive, Some(_)) => {
+                if let Some(search) = self.search.filter(|search| search.high >= size) {
+                    self.begin_search(now, search.size.min(largest), largest, true);
+                }
+                Verdict::Nothing
+            }
+            _ => Verdict::Nothing,
+        }
+    }
+
+    fn prove(&mut self, now: Instant, round: u32, shared: &mut Shared) -> Verdict {
+        if round >= PROBES_UNANSWERED_MAX {
+            return self.die(now, shared);
+        }
+        if round == 0 {
+            self.send(now, self.sizes.start, Purpose::Full, shared);
+        } else {
+            self.send_large_and_small(now, shared);
+        }
+        self.phase = Phase::Proving { round: round + 1 };
+        self.next = Some(now + shared.config.probe_interval);
+        Verdict::Nothing
+    }
+
+    fn watch(&mut self, now: Instant, role: Role, shared: &mut Shared) -> Verdict {
+        let mut verdict = Verdict::Nothing;
+        if self.unanswered >= LOWER_MTU_AFTER && self.small_answered {
+            // It is sought again up to where it was: mere loss must not cost four bytes.
+            self.lower(now, self.mtu.unwrap_or(self.sizes.floor), false);
+            verdict = Verdict::MtuChanged;
+        } else if self.unanswered >= PROBES_UNANSWERED_MAX {
+            return self.die(now, shared);
+        }
+        let mtu = self.mtu.unwrap_or(self.sizes.floor);
+        self.send(now, mtu, Purpose::Full, shared);
+        if self.unanswered >= SMALL_PROBES_AFTER && self.sizes.floor < mtu {
+            self.send(now, self.sizes.floor, Purpose::Small, shared);
+        }
+        if self.unanswered == 0 {
+            self.search_step(now, shared);
+        }
+        let quiet = role == Role::Standby && self.unanswered == 0 && self.search.is_none();
+        // A lone unanswered probe of a standby path shows only at its next turn.
+        let interval =
+            if quiet { shared.config.standby_interval } else { shared.config.probe_interval };
+        self.next = Some(now + interval);
+        verdict
+    }
+
+    fn revive(&mut self, now: Instant, mtu: u16, shared: &mut Shared) -> Verdict {
+        let mtu = mtu.min(self.sizes.ceiling);
+        self.phase = Phase::Alive;
+        self.mtu = Some(mtu);
+        self.floor_refused = false;
+        self.unanswered = 0;
+        self.small_answered = false;
+        self.clean_since = Some(now);
+        let first = if mtu < self.sizes.start { self.sizes.start } else { self.sizes.ceiling };
+        self.begin_search(now, first, self.sizes.ceiling, false);
+        self.next = Some(now + shared.config.probe_interval);
+        self.search_send(now, shared);
+        Verdict::Alive
+    }
+
+    fn confirm(&mut self, now: Instant, sent: Sent, shared: &mut Shared) -> Verdict {
+        let mtu = self.mtu.unwrap_or(0);
+        if sent.mtu >= mtu {
+            self.unanswered = 0;
+            self.small_answered = false;
+            self.clean_since.get_or_insert(now);
+        } else if sent.purpose == Purpose::Small {
+            self.small_answered = true;
+        }
+        if sent.mtu <= mtu || sent.mtu > self.sizes.ceiling {
+            return Verdict::Nothing;
+        }
+        self.mtu = Some(sent.mtu);
+        if let Some(search) = self.search {
+            let next = if search.bounded { middle(sent.mtu, search.high) } else { search.high };
+            self.begin_search(now, next, search.high, search.bounded);
+            self.search_send(now, shared);
+        }
+        Verdict::MtuChanged
+    }
+
+    fn die(&mut self, now: Instant, shared: &mut Shared) -> Verdict {
+        self.phase = Phase::Dead { tries: 1 };
+        self.mtu = None;
+        self.search = None;
+        self.clean_since = None;
+        self.unanswered = 0;
+        self.small_answered = false;
+        self.next = Some(now + retry_after(0, shared));
+        Verdict::Dead { mtu_not_carried: std::mem::take(&mut self.floor_refused) }
+    }
+
+    /// Falls to the floor at once and seeks upwards again, to `high` at most.
+    fn lower(&mut self, now: Instant, high: u16, bounded: bool) {
+        self.mtu = Some(self.sizes.floor);
+        self.unanswered = 0;
+        self.small_answered = false;
+        let first = if bounded { self.sizes.start } else { high };
+        self.begin_search(now, first, high, bounded);
+    }
+
+    /// Marks probes that are too long on their way.
+    fn expire(&mut self, now: Instant) {
+        let round_trips = self.rtt.map_or(Duration::ZERO, |rtt| rtt * 2);
+        let timeout = round_trips.clamp(ms(PROBE_TIMEOUT_MIN_MS), ms(PROBE_TIMEOUT_MAX_MS));
+        let full = self.mtu.unwrap_or(0);
+        for sent in self.outstanding.values_mut() {
+            if sent.lost || now < sent.at + timeout {
+                continue;
+            }
+            sent.lost = true;
+            if sent.purpose == Purpose::Full && sent.mtu <= full {
+                self.unanswered += 1;
+                self.clean_since = None;
+            }
+        }
+        self.outstanding.retain(|_, sent| now < sent.at + ms(PROBE_FORGET_MS));
+    }
+
+    fn begin_search(&mut self, now: Instant, first: u16, high: u16, bounded: bool) {
+        let low = self.mtu.unwrap_or(self.sizes.floor);
+        let high = high.min(self.sizes.ceiling);
+        if high < low.saturating_add(4) {
+            self.search = None;
+            self.raise_at = Some(now + Duration::from_secs(MTU_RAISE_S));
+        } else {
+            let size = first.clamp(low + 4, high);
+            self.search = Some(Search { size, high, probes: 0, bounded });
+        }
+    }
+
+    fn search_step(&mut self, now: Instant, shared: &mut Shared) {
+        if self.search.is_none() && self.raise_at.is_some_and(|at| now >= at) {
+            self.begin_search(now, self.sizes.ceiling, self.sizes.ceiling, false);
+        }
+        let low = self.mtu.unwrap_or(self.sizes.floor);
+        if let Some(search) = self.search
+            && search.probes >= SEARCH_PROBES_MAX
+        {
+            let high = search.size.saturating_sub(4);
+            self.begin_search(now, middle(low, high), high, true);
+        }
+        self.search_send(now, shared);
+    }
+
+    fn search_send(&mut self, now: Instant, shared: &mut Shared) {
+        if let Some(search) = &mut self.search {
+            search.probes += 1;
+            let size = search.size;
+            self.send(now, size, Purpose::Search, shared);
+        }
+    }
+
+    fn send_large_and_small(&mut self, now: Instant, shared: &mut Shared) {
+        self.send(now, self.sizes.start, Purpose::Full, shared);
+        if self.sizes.floor < self.sizes.start {
+            self.send(now, self.sizes.floor, Purpose::Small, shared);
+        }
+    }
+
+    fn send(&mut self, now: Instant, mtu: u16, purpose: Purpose, shared: &mut Shared) {
+        while self.outstanding.len() >= PROBES_OUTSTANDING_MAX {
+            self.outstanding.pop_first();
+        }
+        self.number = self.number.wrapping_add(1);
+        self.outstanding.insert(self.number, Sent { at: now, mtu, purpose, lost: false });
+        shared.command(EngineCommand::SendProbe {
+            path: self.path,
+            probe: self.number,
+            mtu,
+            candidate: !self.active,
+        });
+    }
+
+    fn forget(&mut self) {
+        self.outstanding.clear();
+        self.unanswered = 0;
+        self.small_answered = false;
+    }
+}
+
+/// Doubles from one second to a minute, less up to a quarter at random.
+pub(crate) fn retry_after(tries: u32, shared: &mut Shared) -> Duration {
+    let longest = RETRY_FIRST_MS.saturating_mul(1 << tries.min(16)).min(RETRY_MAX_MS);
+    ms(longest - shared.rng.next_u64() % (longest / 4 + 1))
+}
+
+/// Half-way between two sizes, a multiple of four.
+fn middle(low: u16, high: u16) -> u16 {
+    (low + high.saturating_sub(low) / 2).saturating_add(3) & !3
+}
