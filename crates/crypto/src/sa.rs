@@ -445,26 +445,6 @@ mod tests {
             }
         }
 
-        /// One changed bit anywhere, or a cut, and the packet is refused and the window unmoved.
-        #[test]
-        fn refuses_what_was_changed(bit in any::<prop::sample::Index>(), cut in 0_usize..80) {
-            for cipher in CIPHERS {
-                let (mut sealing, mut opening) = pair(cipher);
-                let good = packet(&mut sealing, &[0x33; 48]);
-                let mut bad = good.clone();
-                let bit = bit.index(bad.len() * 8);
-                bad[bit / 8] ^= 1 << (bit % 8);
-                let error = open(&mut opening, &bad).unwrap_err();
-                // The low half may have become zero, which is never accepted.
-                prop_assert!(matches!(error, OpenError::Forged | OpenError::Duplicate));
-                let error = open(&mut opening, &good[..cut.min(good.len() - 1)]).unwrap_err();
-                let short = cut < ESP_HEADER_LEN + ESP_ICV_LEN;
-                prop_assert_eq!(error, if short { OpenError::TooShort } else { OpenError::Forged });
-                prop_assert_eq!(opening.highest(), 0);
-                prop_assert!(open(&mut opening, &good).is_ok());
-            }
-        }
-
         #[test]
         fn never_panics_on_any_bytes(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
             let mut bytes = bytes;
@@ -476,6 +456,28 @@ mod tests {
                 }
                 prop_assert!(opening.open(&mut bytes).is_err());
             }
+        }
+    }
+
+    #[test]
+    fn refuses_a_packet_with_any_bit_changed_or_any_byte_missing() {
+        for cipher in CIPHERS {
+            let (mut sealing, mut opening) = pair(cipher);
+            let good = packet(&mut sealing, &[0x33; 48]);
+            for bit in 0..good.len() * 8 {
+                let mut bad = good.clone();
+                bad[bit / 8] ^= 1 << (bit % 8);
+                // Number one becomes zero, which is never accepted, by the change of bit 56.
+                let expected = if bit == 56 { OpenError::Duplicate } else { OpenError::Forged };
+                assert_eq!(open(&mut opening, &bad), Err(expected), "bit {bit}");
+            }
+            for len in 0..good.len() {
+                let short = len < ESP_HEADER_LEN + ESP_ICV_LEN;
+                let expected = if short { OpenError::TooShort } else { OpenError::Forged };
+                assert_eq!(open(&mut opening, &good[..len]), Err(expected), "length {len}");
+            }
+            assert_eq!(opening.highest(), 0);
+            assert!(open(&mut opening, &good).is_ok());
         }
     }
 

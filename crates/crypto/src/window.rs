@@ -209,6 +209,8 @@ mod tests {
         fn infers_the_high_half(
             highest in start(),
             offset in prop_oneof![
+                Just(0),
+                Just((1_u64 << 32) - 1),
                 0..3 * WINDOW_PACKETS,
                 0_u64..1 << 32,
                 (1_u64 << 32) - 3 * WINDOW_PACKETS..1 << 32,
@@ -254,6 +256,9 @@ mod tests {
         let after = ReplayWindow::at(SPAN + 1);
         assert_eq!(after.infer(u32::MAX), SPAN - 1);
         assert_eq!(after.infer(2), SPAN + 2);
+        let aligned = ReplayWindow::at(SPAN + WINDOW_PACKETS - 1);
+        assert_eq!(aligned.infer(0), SPAN, "the window's first is the span's first");
+        assert_eq!(aligned.infer(u32::MAX), 2 * SPAN - 1);
         let fresh = ReplayWindow::new();
         assert_eq!(fresh.infer(u32::MAX), SPAN - 1, "there is nothing below zero");
         let last = ReplayWindow::at(u64::MAX);
