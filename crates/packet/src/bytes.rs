@@ -1,0 +1,33 @@
+//! Big-endian fields at fixed offsets. Callers have checked the length.
+
+use crate::ParseError;
+
+pub(crate) fn be16(bytes: &[u8], at: usize) -> u16 {
+    u16::from_be_bytes([bytes[at], bytes[at + 1]])
+}
+
+pub(crate) fn be32(bytes: &[u8], at: usize) -> u32 {
+    u32::from_be_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
+}
+
+pub(crate) fn put16(bytes: &mut [u8], at: usize, value: u16) {
+    bytes[at..at + 2].copy_from_slice(&value.to_be_bytes());
+}
+
+pub(crate) fn put32(bytes: &mut [u8], at: usize, value: u32) {
+    bytes[at..at + 4].copy_from_slice(&value.to_be_bytes());
+}
+
+pub(crate) fn array<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
+    let mut out = [0; N];
+    out.copy_from_slice(&bytes[at..at + N]);
+    out
+}
+
+/// Fails with [`ParseError::Truncated`] if `bytes` has fewer than `need`.
+pub(crate) fn need(header: &'static str, bytes: &[u8], need: usize) -> Result<(), ParseError> {
+    if bytes.len() < need {
+        return Err(ParseError::Truncated { header, need, have: bytes.len() });
+    }
+    Ok(())
+}

@@ -1,0 +1,95 @@
+//! Ethernet II frames, with up to two VLAN tags (IEEE 802.3, 802.1Q).
+
+use crate::ParseError;
+use crate::bytes::{array, be16, need, put16};
+
+/// Bytes of the header without a VLAN tag.
+pub const LEN: usize = 14;
+/// Bytes of one VLAN tag.
+pub const VLAN_LEN: usize = 4;
+/// VLAN tags that are looked through; a frame with more is opaque.
+pub const VLAN_TAGS_MAX: usize = 2;
+/// EtherType of IPv4.
+pub const TYPE_IPV4: u16 = 0x0800;
+/// EtherType of ARP.
+pub const TYPE_ARP: u16 = 0x0806;
+/// EtherType of IPv6.
+pub const TYPE_IPV6: u16 = 0x86dd;
+/// EtherType of a VLAN tag.
+pub const TYPE_VLAN: u16 = 0x8100;
+/// EtherType of a service VLAN tag.
+pub const TYPE_SERVICE_VLAN: u16 = 0x88a8;
+/// The broadcast address.
+pub const BROADCAST: [u8; 6] = [0xff; 6];
+
+/// A frame's header, tags included.
+#[derive(Clone, Copy, Debug)]
+pub struct Header<'a> {
+    bytes: &'a [u8],
+}
+
+impl<'a> Header<'a> {
+    /// Reads the header at the start of a frame.
+    ///
+    /// # Errors
+    /// [`ParseError::Truncated`] if the frame ends in it.
+    pub fn parse(frame: &'a [u8]) -> Result<Self, ParseError> {
+        need("Ethernet", frame, LEN)?;
+        let mut len = LEN;
+        while is_tag(be16(frame, len - 2)) && len < LEN + VLAN_TAGS_MAX * VLAN_LEN {
+            len += VLAN_LEN;
+            need("VLAN", frame, len)?;
+        }
+        Ok(Self { bytes: &frame[..len] })
+    }
+
+    /// Destination address.
+    #[must_use]
+    pub fn destination(&self) -> [u8; 6] {
+        array(self.bytes, 0)
+    }
+
+    /// Source address.
+    #[must_use]
+    pub fn source(&self) -> [u8; 6] {
+        array(self.bytes, 6)
+    }
+
+    /// The type of what follows the last tag that was looked through.
+    #[must_use]
+    pub fn ethertype(&self) -> u16 {
+        be16(self.bytes, self.bytes.len() - 2)
+    }
+
+    /// The outermost VLAN identifier, if the frame is tagged.
+    #[must_use]
+    pub fn vlan(&self) -> Option<u16> {
+        (self.bytes.len() > LEN).then(|| be16(self.bytes, LEN) & 0x0fff)
+    }
+
+    /// Bytes of the header with its tags: where the payload begins.
+    #[must_use]
+    pub const fn header_len(&self) -> usize {
+        self.bytes.len()
+    }
+}
+
+/// Writes an untagged header to the first [`LEN`] bytes of `out`.
+///
+/// # Panics
+/// If `out` is shorter than [`LEN`].
+pub fn write(out: &mut [u8], destination: [u8; 6], source: [u8; 6], ethertype: u16) {
+    out[..6].copy_from_slice(&destination);
+    out[6..12].copy_from_slice(&source);
+    put16(out, 12, ethertype);
+}
+
+/// Whether an address names a group: multicast or broadcast.
+#[must_use]
+pub const fn is_group(address: [u8; 6]) -> bool {
+    address[0] & 1 != 0
+}
+
+const fn is_tag(ethertype: u16) -> bool {
+    matches!(ethertype, TYPE_VLAN | TYPE_SERVICE_VLAN)
+}

@@ -1,0 +1,240 @@
+//! Where the headers of a frame lie: one look at each frame for split, merge and lane choice.
+
+use crate::bytes::{array, be16};
+use crate::checksum::{self, Sum};
+use crate::{ethernet, ipv4, ipv6, tcp, udp};
+
+/// The IP version of a packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Network {
+    /// IPv4.
+    V4,
+    /// IPv6.
+    V6,
+}
+
+/// A transport protocol with a checksum that super-packets leave partial.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Transport {
+    /// TCP.
+    Tcp,
+    /// UDP.
+    Udp,
+}
+
+impl Transport {
+    /// The IP protocol number.
+    #[must_use]
+    pub const fn protocol(self) -> u8 {
+        match self {
+            Self::Tcp => ipv4::PROTOCOL_TCP,
+            Self::Udp => ipv4::PROTOCOL_UDP,
+        }
+    }
+
+    /// Offset of the checksum in the transport header.
+    #[must_use]
+    pub const fn checksum_offset(self) -> u16 {
+        match self {
+            Self::Tcp => tcp::CHECKSUM_OFFSET,
+            Self::Udp => udp::CHECKSUM_OFFSET,
+        }
+    }
+}
+
+/// Why a frame has no [`Layout`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Opaque {
+    /// An IP packet that may belong to a TCP or UDP flow whose header is not to be seen: a
+    /// fragment, a routing header, a header cut short.
+    Hidden {
+        /// Offset of the IP header.
+        l3: usize,
+        /// Its version.
+        network: Network,
+    },
+    /// Anything else: another protocol, or not IP, or not even that.
+    Other,
+}
+
+/// Where the headers of a TCP or UDP packet lie in its frame. All offsets are within the frame, and
+/// `l3 < l4 < payload <= end`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Layout {
+    /// Offset of the IP header.
+    pub l3: usize,
+    /// Offset of the TCP or UDP header.
+    pub l4: usize,
+    /// Offset of the payload.
+    pub payload: usize,
+    /// Where the IP packet ends; Ethernet padding may follow.
+    pub end: usize,
+    /// The IP version.
+    pub network: Network,
+    /// The transport protocol.
+    pub transport: Transport,
+    /// Whether there are neither IPv4 options nor IPv6 extension headers.
+    pub plain: bool,
+}
+
+impl Layout {
+    /// Finds the headers of a frame.
+    ///
+    /// # Errors
+    /// [`Opaque`] if it is no whole TCP or UDP packet.
+    #[inline]
+    pub fn parse(frame: &[u8]) -> Result<Self, Opaque> {
+        let Ok(header) = ethernet::Header::parse(frame) else { return Err(Opaque::Other) };
+        match header.ethertype() {
+            ethernet::TYPE_IPV4 => parse_v4(frame, header.header_len()),
+            ethernet::TYPE_IPV6 => parse_v6(frame, header.header_len()),
+            _ => Err(Opaque::Other),
+        }
+    }
+
+    /// The sum of the pseudo-header for a transport packet of `length` bytes.
+    #[must_use]
+    pub fn pseudo(&self, frame: &[u8], length: u32) -> Sum {
+        let protocol = self.transport.protocol();
+        match self.network {
+            Network::V4 => checksum::pseudo_v4(
+                array::<4>(frame, self.l3 + 12).into(),
+                array::<4>(frame, self.l3 + 16).into(),
+                protocol,
+                length,
+            ),
+            Network::V6 => checksum::pseudo_v6(
+                array::<16>(frame, self.l3 + 8).into(),
+                array::<16>(frame, self.l3 + 24).into(),
+                protocol,
+                length,
+            ),
+        }
+    }
+
+    /// Whether the transport checksum is right as it stands. False for UDP without a checksum.
+    #[must_use]
+    pub fn checksum_ok(&self, frame: &[u8]) -> bool {
+        let field = self.l4 + usize::from(self.transport.checksum_offset());
+        if self.transport == Transport::Udp && be16(frame, field) == 0 {
+            return false;
+        }
+        let packet = &frame[self.l4..self.end];
+        self.pseudo(frame, packet.len() as u32).bytes(packet).checksum() == 0
+    }
+
+    /// Offset of the checksum field.
+    #[must_use]
+    pub const fn checksum_field(&self) -> usize {
+        self.l4 + self.transport.checksum_offset() as usize
+    }
+
+    /// The bytes of the source and destination addresses.
+    #[must_use]
+    pub fn addresses<'a>(&self, frame: &'a [u8]) -> &'a [u8] {
+        addresses(frame, self.l3, self.network)
+    }
+}
+
+/// A number that is the same for all packets of a flow and spreads flows: by addresses, protocol
+/// and ports; by addresses alone for fragments and other protocols; by Ethernet addresses for what
+/// is not IP. Not secret: a sender can choose flows that fall together.
+#[must_use]
+pub fn flow_hash(frame: &[u8]) -> u32 {
+    match Layout::parse(frame) {
+        Ok(layout) => hash(frame, &layout),
+        Err(Opaque::Hidden { l3, network }) => mix(addresses(frame, l3, network), 0),
+        Err(Opaque::Other) => match ethernet::Header::parse(frame) {
+            Ok(header) => mix(ip_addresses(frame, &header).unwrap_or(&frame[..12]), 0),
+            Err(_) => 0,
+        },
+    }
+}
+
+#[inline]
+pub(crate) fn hash(frame: &[u8], layout: &Layout) -> u32 {
+    let ports = u32::from_ne_bytes(array(frame, layout.l4));
+    mix(layout.addresses(frame), u64::from(ports) << 8 | u64::from(layout.transport.protocol()))
+}
+
+pub(crate) fn addresses(frame: &[u8], l3: usize, network: Network) -> &[u8] {
+    match network {
+        Network::V4 => &frame[l3 + 12..l3 + 20],
+        Network::V6 => &frame[l3 + 8..l3 + 40],
+    }
+}
+
+fn ip_addresses<'a>(frame: &'a [u8], header: &ethernet::Header<'_>) -> Option<&'a [u8]> {
+    let l3 = header.header_len();
+    match header.ethertype() {
+        ethernet::TYPE_IPV4 => frame.get(l3 + 12..l3 + 20),
+        ethernet::TYPE_IPV6 => frame.get(l3 + 8..l3 + 40),
+        _ => None,
+    }
+}
+
+/// Multiply and fold: a good spread for a few ns.
+#[inline]
+fn mix(bytes: &[u8], seed: u64) -> u32 {
+    const ODD: u64 = 0x9e37_79b9_7f4a_7c15;
+    let mut state = seed.wrapping_mul(ODD);
+    for chunk in bytes.chunks(8) {
+        let mut word = [0; 8];
+        word[..chunk.len()].copy_from_slice(chunk);
+        state = (state ^ u64::from_ne_bytes(word)).wrapping_mul(ODD);
+        state ^= state >> 29;
+    }
+    (state.wrapping_mul(ODD) >> 32) as u32
+}
+
+#[inline]
+fn parse_v4(frame: &[u8], l3: usize) -> Result<Layout, Opaque> {
+    let packet = &frame[l3..];
+    let Ok(header) = ipv4::Header::parse(packet) else { return Err(Opaque::Other) };
+    let transport = match header.protocol() {
+        ipv4::PROTOCOL_TCP => Transport::Tcp,
+        ipv4::PROTOCOL_UDP => Transport::Udp,
+        _ => return Err(Opaque::Other),
+    };
+    let hidden = Opaque::Hidden { l3, network: Network::V4 };
+    if header.is_fragment() {
+        return Err(hidden);
+    }
+    let (l4, end) = (l3 + header.header_len(), l3 + header.total_len());
+    let payload = payload(frame, l4, end, transport).ok_or(hidden)?;
+    let plain = header.header_len() == ipv4::LEN;
+    Ok(Layout { l3, l4, payload, end, network: Network::V4, transport, plain })
+}
+
+#[inline]
+fn parse_v6(frame: &[u8], l3: usize) -> Result<Layout, Opaque> {
+    let packet = &frame[l3..];
+    let Ok(header) = ipv6::Header::parse(packet) else { return Err(Opaque::Other) };
+    let hidden = Opaque::Hidden { l3, network: Network::V6 };
+    let end = l3 + header.total_len();
+    let (next, l4) = match header.next_header() {
+        next @ (ipv6::NEXT_TCP | ipv6::NEXT_UDP) => (next, l3 + ipv6::LEN),
+        _ => match ipv6::upper(packet) {
+            Ok(upper) if !upper.fragment && !upper.routed => (upper.next_header, l3 + upper.offset),
+            _ => return Err(hidden),
+        },
+    };
+    let transport = match next {
+        ipv6::NEXT_TCP => Transport::Tcp,
+        ipv6::NEXT_UDP => Transport::Udp,
+        _ => return Err(Opaque::Other),
+    };
+    let payload = payload(frame, l4, end, transport).ok_or(hidden)?;
+    let plain = l4 == l3 + ipv6::LEN;
+    Ok(Layout { l3, l4, payload, end, network: Network::V6, transport, plain })
+}
+
+#[inline]
+fn payload(frame: &[u8], l4: usize, end: usize, transport: Transport) -> Option<usize> {
+    let packet = frame.get(l4..end)?;
+    Some(match transport {
+        Transport::Tcp => l4 + tcp::Header::parse(packet).ok()?.header_len(),
+        Transport::Udp if packet.len() < udp::LEN => return None,
+        Transport::Udp => l4 + udp::LEN,
+    })
+}
