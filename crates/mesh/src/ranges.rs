@@ -156,7 +156,7 @@ impl Mesh {
             self.send(from, Message::RangeAccepted { request });
             return Ok(());
         }
-        if !self.state.expects_grant(from, request) {
+        if !self.state.has_issued(request) {
             return Ok(());
         }
         if network.range6.prefix_len() != 64 || network.range6.trunc() != network.range6 {

@@ -222,9 +222,9 @@ impl State {
         fresh
     }
 
-    /// Whether a grant is one that this host asked for and does not have yet.
-    pub(crate) fn expects_grant(&self, from: PeerId, request: u64) -> bool {
-        self.issued.contains(&request) && !self.accepted.contains(&(from, request))
+    /// Whether this host asked for a range under this number.
+    pub(crate) fn has_issued(&self, request: u64) -> bool {
+        self.issued.contains(&request)
     }
 
     /// Whether a grant has been taken already.

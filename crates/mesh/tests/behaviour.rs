@@ -445,3 +445,38 @@ fn a_full_table_fits_its_messages() {
     }
     assert!((limits::MESSAGE_BYTES_MAX / 2..=limits::MESSAGE_BYTES_MAX).contains(&largest));
 }
+
+#[test]
+fn what_a_broken_link_elsewhere_left_untold_is_told_again() {
+    let now = Instant::now();
+    let mut mesh = founder(now, "10.9.0.0/24");
+    link(&mut mesh, now, 7);
+    link(&mut mesh, now, 8);
+    let mut hear = |message| {
+        mesh.handle_message(now, id(7), message).unwrap();
+        drain(&mut mesh)
+    };
+    let tells = |outputs: &[Output]| {
+        outputs.iter().any(|output| match output {
+            Output::Send { peer, message: Message::Members { members } } => {
+                *peer == id(8) && members.iter().any(|info| info.peer == id(9))
+            }
+            _ => false,
+        })
+    };
+    let connections = |add: &[u8], remove: &[u8]| Message::Connections {
+        full: false,
+        add: add.iter().map(|n| id(*n)).collect(),
+        remove: remove.iter().map(|n| id(*n)).collect(),
+    };
+    hear(connections(&[8], &[]));
+    let addresses = vec!["192.0.2.9:6783".parse().unwrap()];
+    let info = MemberInfo { peer: id(9), nickname: "h9".to_owned(), addresses, age_s: 0 };
+    let outputs = hear(Message::Members { members: vec![info] });
+    assert!(!tells(&outputs), "host 7 tells host 8 itself");
+    hear(connections(&[], &[8]));
+    let later = now + Duration::from_millis(limits::RESYNC_DELAY_MS);
+    assert!(mesh.poll_timeout().unwrap() <= later);
+    mesh.handle_timeout(later);
+    assert!(tells(&drain(&mut mesh)), "host 7 may not have got round to it");
+}

@@ -173,7 +173,7 @@ fn no_message_makes_a_host_panic_or_lose_what_is_its_own() {
             mesh.allocate(now, &format!("box{n}"));
         }
         link(&mut mesh, now, id(1));
-        let claim = "10.9.0.200".parse().unwrap();
+        let claim = "10.9.0.50".parse().unwrap();
         let message = Message::Claim { id: 1, address: claim, container: "theirs".to_owned() };
         mesh.handle_message(now, id(1), message).unwrap();
         let (ranges, allocations) = (own(&mesh), mesh.allocations());
