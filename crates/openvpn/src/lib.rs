@@ -1,2 +1,97 @@
 //! pure: the OpenVPN control channel, as a state machine.
+//!
+//! What is here so far is the layer below that state machine: checked views and builders of the packets of the
+//! OpenVPN protocol, version 2, as stock OpenVPN sends them: opcodes and key ids, plain control packets with
+//! their acknowledgements, the DATA_V2 AEAD layout, the client key that trails a tls-crypt-v2 packet, the
+//! framing over TCP and the special payloads of the data channel. **The state machine itself is not here
+//! yet**: nothing in this crate retransmits, runs TLS, checks or makes a MAC, derives keys or opens a packet.
 #![forbid(unsafe_code)]
+
+pub mod control;
+pub mod data;
+pub mod frame;
+mod opcode;
+
+pub use opcode::{KeyId, Opcode, SessionId};
+
+use control::ControlPacket;
+use data::DataPacket;
+
+/// Bytes are not the packet that they were to be, or a packet cannot be written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PacketError {
+    /// Peer: the packet ends too early; drop it.
+    #[error("packet cut short: {have} bytes where {need} are needed; drop it")]
+    Truncated {
+        /// Bytes needed.
+        need: usize,
+        /// Bytes there.
+        have: usize,
+    },
+    /// Peer: no such opcode; drop the packet.
+    #[error("unknown opcode {0}; drop the packet")]
+    UnknownOpcode(u8),
+    /// Peer or caller: the packet is of another kind than the one to be read or written here.
+    #[error("opcode {0:?} does not belong here; drop the packet")]
+    WrongOpcode(Opcode),
+    /// Peer: a session id of eight zero bytes; drop the packet.
+    #[error("session id is all zero; drop the packet")]
+    ZeroSession,
+    /// Peer: more acknowledgements than [`control::ACKS_MAX`]; drop the packet.
+    #[error("{0} acknowledgements, at most 8 are allowed; drop the packet")]
+    TooManyAcks(usize),
+    /// Peer: an acknowledgement packet that acknowledges nothing; drop it.
+    #[error("acknowledgement of nothing; drop the packet")]
+    NoAcks,
+    /// Peer: bytes behind the end of a packet that has no payload; drop it.
+    #[error("{0} bytes behind the end of the packet; drop it")]
+    Trailing(usize),
+    /// Peer: packet id 0 is never sent in the data channel; drop the packet.
+    #[error("data packet id 0; drop the packet")]
+    ZeroPacketId,
+    /// Peer: the length of the trailing client key cannot be; drop the packet.
+    #[error("wrapped client key of {0} bytes, which cannot be; drop the packet")]
+    BadClientKey(usize),
+    /// Peer: a frame of length 0 or longer than can be on a TCP connection; close it.
+    #[error("TCP frame of {0} bytes, which cannot be; close the connection")]
+    BadFrame(usize),
+    /// Caller: the fields contradict each other and no packet can say that.
+    #[error("packet fields contradict each other: {0}")]
+    Contradiction(&'static str),
+}
+
+/// A datagram, or the content of a TCP frame, by its first byte.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Packet<'a> {
+    /// A control packet without tls-auth and tls-crypt, or one from which these were taken off.
+    Control(ControlPacket<'a>),
+    /// A DATA_V2 packet.
+    Data(DataPacket<'a>),
+}
+
+impl<'a> Packet<'a> {
+    /// Reads a packet. DATA_V1, which has no peer id, is refused with [`PacketError::WrongOpcode`].
+    ///
+    /// # Errors
+    /// The bytes are no such packet.
+    pub fn parse(bytes: &'a [u8]) -> Result<Self, PacketError> {
+        let first = *bytes.first().ok_or(PacketError::Truncated { need: 1, have: 0 })?;
+        match Opcode::parse(first)?.0 {
+            Opcode::DataV2 => DataPacket::parse(bytes).map(Self::Data),
+            Opcode::DataV1 => Err(PacketError::WrongOpcode(Opcode::DataV1)),
+            _ => ControlPacket::parse(bytes).map(Self::Control),
+        }
+    }
+}
+
+/// Splits off the first `N` bytes.
+pub(crate) fn take<const N: usize>(
+    bytes: &mut &[u8],
+    whole: usize,
+) -> Result<[u8; N], PacketError> {
+    let at = whole - bytes.len();
+    let short = PacketError::Truncated { need: at + N, have: whole };
+    let (head, rest) = bytes.split_first_chunk::<N>().ok_or(short)?;
+    *bytes = rest;
+    Ok(*head)
+}

@@ -1,0 +1,200 @@
+//! The data channel: the DATA_V2 AEAD layout and the payloads that are no packets.
+//!
+//! opcode and key id 1 | peer id 3 | packet id 4 | tag 16 | ciphertext. Numbers are big-endian. The associated data
+//! is the first 8 bytes; the nonce is the packet id and the 8-byte tail of the key.
+
+use crate::opcode::{KeyId, Opcode};
+use crate::{PacketError, take};
+
+/// Bytes before the tag; they are the associated data.
+pub const HEADER_BYTES: usize = 8;
+/// Bytes of the tag.
+pub const TAG_BYTES: usize = 16;
+/// Bytes that a DATA_V2 packet adds to its plaintext.
+pub const OVERHEAD_BYTES: usize = HEADER_BYTES + TAG_BYTES;
+
+/// The payload of a keepalive, to be compared whole; it is never delivered.
+pub const PING: [u8; 16] = [
+    0x2a, 0x18, 0x7b, 0xf3, 0x64, 0x1e, 0xb4, 0xcb, 0x07, 0xed, 0x2d, 0x0a, 0x98, 0x1f, 0xc7, 0x48,
+];
+/// The first bytes of an OCC payload; a type byte follows.
+pub const OCC_MAGIC: [u8; 16] = [
+    0x28, 0x7f, 0x34, 0x6b, 0xd4, 0xef, 0x7a, 0x81, 0x2d, 0x56, 0xb8, 0xd3, 0xaf, 0xc5, 0x45, 0x9c,
+];
+/// The OCC type by which a peer says that it leaves.
+pub const OCC_EXIT: u8 = 6;
+
+/// The number by which the receiver of DATA_V2 packets finds the peer: 24 bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PeerNumber(u32);
+
+impl PeerNumber {
+    /// On the wire: no number was agreed on.
+    const UNSET: u32 = 0xff_ffff;
+
+    /// A number; `None` for 0xffffff, which means none, and above.
+    pub const fn new(number: u32) -> Option<Self> {
+        if number < Self::UNSET { Some(Self(number)) } else { None }
+    }
+
+    /// The number.
+    pub const fn get(self) -> u32 {
+        self.0
+    }
+}
+
+/// A DATA_V2 packet with an AEAD cipher, not opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DataPacket<'a> {
+    /// Under which key it is sealed.
+    pub key_id: KeyId,
+    /// The peer's number; `None`: not set.
+    pub peer: Option<PeerNumber>,
+    /// Never 0; never twice under a key.
+    pub packet_id: u32,
+    /// The associated data.
+    pub associated: &'a [u8; HEADER_BYTES],
+    /// The tag.
+    pub tag: &'a [u8; TAG_BYTES],
+    /// As long as the plaintext.
+    pub ciphertext: &'a [u8],
+}
+
+impl<'a> DataPacket<'a> {
+    /// Reads a packet. That is all: who sends packets under which key is not checked here.
+    ///
+    /// # Errors
+    /// The bytes are no DATA_V2 packet.
+    pub fn parse(bytes: &'a [u8]) -> Result<Self, PacketError> {
+        let short = PacketError::Truncated { need: OVERHEAD_BYTES, have: bytes.len() };
+        let first = *bytes.first().ok_or(short)?;
+        let (opcode, key_id) = Opcode::parse(first)?;
+        if opcode != Opcode::DataV2 {
+            return Err(PacketError::WrongOpcode(opcode));
+        }
+        let (associated, rest) = bytes.split_first_chunk::<HEADER_BYTES>().ok_or(short)?;
+        let (tag, ciphertext) = rest.split_first_chunk::<TAG_BYTES>().ok_or(short)?;
+        let mut fields = &associated[..];
+        let word = u32::from_be_bytes(take(&mut fields, HEADER_BYTES)?);
+        let packet_id = u32::from_be_bytes(take(&mut fields, HEADER_BYTES)?);
+        if packet_id == 0 {
+            return Err(PacketError::ZeroPacketId);
+        }
+        let peer = PeerNumber::new(word & PeerNumber::UNSET);
+        Ok(Self { key_id, peer, packet_id, associated, tag, ciphertext })
+    }
+}
+
+/// The header, and associated data, of a packet to be sealed.
+pub fn header(key_id: KeyId, peer: Option<PeerNumber>, packet_id: u32) -> [u8; HEADER_BYTES] {
+    let number = peer.map_or(PeerNumber::UNSET, PeerNumber::get);
+    let word = u32::from(Opcode::DataV2.first_byte(key_id)) << 24 | number;
+    (u64::from(word) << 32 | u64::from(packet_id)).to_be_bytes()
+}
+
+/// The nonce of a packet, from its packet id and the key's 8-byte tail.
+pub fn nonce(packet_id: u32, tail: [u8; 8]) -> [u8; 12] {
+    let mut nonce = [0; 12];
+    nonce[..4].copy_from_slice(&packet_id.to_be_bytes());
+    nonce[4..].copy_from_slice(&tail);
+    nonce
+}
+
+/// What an opened payload is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Payload<'a> {
+    /// [`PING`]: counts as a sign of life.
+    Ping,
+    /// An OCC message of this type.
+    Occ(u8),
+    /// An IP packet or Ethernet frame.
+    Packet(&'a [u8]),
+}
+
+impl<'a> Payload<'a> {
+    /// Tells payloads apart.
+    pub fn of(plaintext: &'a [u8]) -> Self {
+        if plaintext == PING {
+            return Self::Ping;
+        }
+        match plaintext.strip_prefix(&OCC_MAGIC).and_then(<[u8]>::first) {
+            Some(kind) => Self::Occ(*kind),
+            None => Self::Packet(plaintext),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn a_header_as_openvpn_writes_it() {
+        let peer = PeerNumber::new(0x17);
+        let bytes = header(KeyId::new(3).unwrap(), peer, 1);
+        assert_eq!(bytes, [0x4b, 0, 0, 0x17, 0, 0, 0, 1]);
+        assert_eq!(header(KeyId::FIRST, None, 2)[..4], [0x48, 0xff, 0xff, 0xff]);
+        assert_eq!(PeerNumber::new(0xff_ffff), None);
+    }
+
+    #[test]
+    fn the_nonce_is_packet_id_then_tail() {
+        assert_eq!(nonce(0x0102_0304, *b"abcdefgh"), *b"\x01\x02\x03\x04abcdefgh");
+    }
+
+    #[test]
+    fn short_packets_and_packet_id_zero_are_refused() {
+        let mut bytes = [header(KeyId::FIRST, None, 1).as_slice(), &[9; 16]].concat();
+        assert_eq!(DataPacket::parse(&bytes).unwrap().ciphertext, []);
+        for cut in 0..bytes.len() {
+            let error = PacketError::Truncated { need: 24, have: cut };
+            assert_eq!(DataPacket::parse(&bytes[..cut]), Err(error));
+        }
+        bytes[7] = 0;
+        assert_eq!(DataPacket::parse(&bytes), Err(PacketError::ZeroPacketId));
+        bytes[0] = 0x30;
+        assert_eq!(DataPacket::parse(&bytes), Err(PacketError::WrongOpcode(Opcode::DataV1)));
+        assert_eq!(crate::Packet::parse(&bytes), Err(PacketError::WrongOpcode(Opcode::DataV1)));
+    }
+
+    #[test]
+    fn special_payloads_are_told_from_packets() {
+        assert_eq!(Payload::of(&PING), Payload::Ping);
+        let longer = [&PING[..], &[0]].concat();
+        assert_eq!(Payload::of(&longer), Payload::Packet(&longer), "only the exact bytes");
+        let exit = [&OCC_MAGIC[..], &[OCC_EXIT]].concat();
+        assert_eq!(Payload::of(&exit), Payload::Occ(OCC_EXIT));
+        assert_eq!(Payload::of(&OCC_MAGIC), Payload::Packet(&OCC_MAGIC));
+        assert_eq!(Payload::of(&[]), Payload::Packet(&[]));
+    }
+
+    proptest! {
+        #[test]
+        fn every_data_packet_comes_back(
+            key_id in 0_u8..8,
+            number in 0_u32..=0xff_ffff,
+            packet_id in 1_u32..,
+            tag in any::<[u8; 16]>(),
+            ciphertext in prop::collection::vec(any::<u8>(), 0..60),
+        ) {
+            let (key_id, peer) = (KeyId::new(key_id).unwrap(), PeerNumber::new(number));
+            let associated = header(key_id, peer, packet_id);
+            let bytes = [&associated[..], &tag, &ciphertext].concat();
+            let packet = DataPacket::parse(&bytes).unwrap();
+            let expected = DataPacket {
+                key_id,
+                peer,
+                packet_id,
+                associated: &associated,
+                tag: &tag,
+                ciphertext: &ciphertext,
+            };
+            prop_assert_eq!(packet, expected);
+            prop_assert_eq!(crate::Packet::parse(&bytes), Ok(crate::Packet::Data(packet)));
+        }
+    }
+}
