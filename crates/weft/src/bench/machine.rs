@@ -1,0 +1,132 @@
+//! The machine that the figures were made on, and the exact commands that made them.
+
+use std::collections::BTreeMap;
+use std::process::Command;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::sandbox::output_of;
+
+/// What a version command may take.
+const VERSION_LIMIT: Duration = Duration::from_secs(5);
+
+/// What a reader needs to judge the figures, or to make them again.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Machine {
+    /// Kernel release.
+    pub kernel: String,
+    /// Processor model.
+    pub cpu: String,
+    /// Logical processors.
+    pub cores: usize,
+    /// When the run began, RFC 3339.
+    pub date: String,
+    /// Versions of the programs that took part, and settings that matter.
+    pub versions: BTreeMap<String, String>,
+    /// The exact commands, by what they measure.
+    pub commands: BTreeMap<String, String>,
+}
+
+impl Machine {
+    /// Describes this machine; what cannot be read is `unknown`.
+    #[must_use]
+    pub fn here() -> Self {
+        let cpuinfo = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+        Self {
+            kernel: read_trimmed("/proc/sys/kernel/osrelease"),
+            cpu: cpu_model(&cpuinfo),
+            cores: std::thread::available_parallelism().map_or(1, usize::from),
+            date: crate::timestamp::format(std::time::SystemTime::now()),
+            versions: versions(),
+            commands: BTreeMap::new(),
+        }
+    }
+}
+
+fn versions() -> BTreeMap<String, String> {
+    let mut versions = BTreeMap::from([
+        ("weft".to_owned(), env!("CARGO_PKG_VERSION").to_owned()),
+        ("profile".to_owned(), profile().to_owned()),
+        (
+            "tcp_congestion_control".to_owned(),
+            read_trimmed("/proc/sys/net/ipv4/tcp_congestion_control"),
+        ),
+        ("os".to_owned(), os_name(&std::fs::read_to_string("/etc/os-release").unwrap_or_default())),
+    ]);
+    let governor = "/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor";
+    versions.insert("cpu_governor".to_owned(), read_trimmed(governor));
+    for (name, words) in [
+        ("iperf3", ["iperf3", "--version"]),
+        ("iproute2", ["ip", "-V"]),
+        ("ethtool", ["ethtool", "--version"]),
+    ] {
+        versions.insert(name.to_owned(), first_line_of(&words));
+    }
+    versions
+}
+
+/// The version of a Go program, as Go wrote it into the binary.
+pub(crate) fn go_module_version(binary: &std::path::Path) -> Option<String> {
+    let output =
+        output_of(Command::new("go").args(["version", "-m"]).arg(binary), VERSION_LIMIT).ok()?;
+    let line = output.stdout.lines().find(|line| line.trim_start().starts_with("mod"))?.to_owned();
+    line.split_whitespace().nth(2).map(str::to_owned)
+}
+
+fn profile() -> &'static str {
+    if cfg!(debug_assertions) { "debug: the figures say nothing" } else { "optimised" }
+}
+
+fn first_line_of(words: &[&str; 2]) -> String {
+    let [program, argument] = words;
+    let output = output_of(Command::new(program).arg(argument), VERSION_LIMIT);
+    let line = output.ok().and_then(|output| output.stdout.lines().next().map(str::to_owned));
+    line.unwrap_or_else(unknown)
+}
+
+fn read_trimmed(path: &str) -> String {
+    std::fs::read_to_string(path).map_or_else(|_| unknown(), |text| text.trim().to_owned())
+}
+
+fn unknown() -> String {
+    "unknown".to_owned()
+}
+
+/// The model name (x86), or the implementer and part numbers (Arm).
+fn cpu_model(cpuinfo: &str) -> String {
+    let field = |name: &str| {
+        let line = cpuinfo.lines().find(|line| line.starts_with(name))?;
+        Some(line.split_once(':')?.1.trim().to_owned())
+    };
+    let arm = || Some(format!("Arm {} part {}", field("CPU implementer")?, field("CPU part")?));
+    field("model name").or_else(arm).unwrap_or_else(unknown)
+}
+
+fn os_name(os_release: &str) -> String {
+    let line = os_release.lines().find_map(|line| line.strip_prefix("PRETTY_NAME="));
+    line.map_or_else(unknown, |name| name.trim_matches('"').to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn processor_names_of_x86_and_arm() {
+        assert_eq!(
+            cpu_model("processor\t: 0\nmodel name\t: Some CPU @ 2 GHz\n"),
+            "Some CPU @ 2 GHz"
+        );
+        let arm = "CPU implementer\t: 0x41\nCPU part\t: 0xd0c\n";
+        assert_eq!(cpu_model(arm), "Arm 0x41 part 0xd0c");
+        assert_eq!(cpu_model(""), "unknown");
+    }
+
+    #[test]
+    fn this_machine_has_a_kernel_and_cores() {
+        let machine = Machine::here();
+        assert!(machine.kernel.contains('.'), "{machine:?}");
+        assert!(machine.cores > 0);
+    }
+}

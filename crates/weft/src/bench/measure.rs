@@ -1,0 +1,447 @@
+//! One round of measurements of one row: TCP by iperf3, datagrams and requests by the
+//! benchmark's own ends, processor time of the whole machine from `/proc/stat`.
+
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use serde_json::Value;
+
+use super::peer::{FloodResult, RrResult, SinkResult};
+use super::rows::Row;
+use crate::sandbox::{Netns, Running, SandboxError};
+
+/// Payload of the large datagrams, in bytes: fits every row's MTU in one packet.
+pub const UDP_PAYLOAD_BYTES: usize = 1350;
+/// Payload of the small datagrams, in bytes.
+pub const SMALL_PAYLOAD_BYTES: usize = 64;
+/// A rate counts as carried if not more than this share of the datagrams is lost.
+pub const LOSS_MAX: f64 = 0.005;
+
+/// Steps of the search for the greatest rate that is carried.
+const SEARCH_STEPS: usize = 6;
+/// What a server may take until it listens.
+const SERVER_LIMIT: Duration = Duration::from_secs(10);
+/// What a client may take beyond the length of its run.
+const CLIENT_GRACE: Duration = Duration::from_secs(20);
+/// A datagram run that lost everything is known after this time.
+const SINK_LIMIT: Duration = Duration::from_secs(2);
+
+/// The unit of `/proc/stat`: USER_HZ, which Linux fixes at 100 for what user space sees.
+const TICKS_PER_SECOND: f64 = 100.0;
+
+const IPERF_PORT: u16 = 5201;
+const RR_PORT: u16 = 7001;
+const UDP_PORT: u16 = 7002;
+
+/// How long each measurement runs.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Lengths {
+    /// Seconds of each TCP run.
+    pub tcp_seconds: u64,
+    /// Seconds of the request/response run.
+    pub rr_seconds: f64,
+    /// Seconds of each datagram trial; the search takes up to seven.
+    pub trial_seconds: f64,
+    /// Whether the 64-byte rate is measured.
+    pub small_datagrams: bool,
+}
+
+/// The figures of one round of one row.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Sample {
+    /// TCP, one stream, Gbit/s of payload.
+    pub tcp1_gbps: f64,
+    /// TCP, four streams, Gbit/s of payload.
+    pub tcp4_gbps: f64,
+    /// Datagrams of 1,350 B at the greatest rate carried, Gbit/s of payload.
+    pub udp_gbps: f64,
+    /// Share of these that was lost at that rate, 0 to 1.
+    pub udp_loss: f64,
+    /// 64-byte datagrams a second at the greatest rate carried.
+    pub pps64: Option<f64>,
+    /// One byte there and back, times a second.
+    pub rr_tps: f64,
+    /// Median of these in microseconds.
+    pub rr_p50_us: f64,
+    /// 99th percentile of these in microseconds.
+    pub rr_p99_us: f64,
+    /// Busy processor seconds of the whole machine per gigabit, during the run with one stream.
+    pub core_s_per_gbit: f64,
+    /// Resident memory of the daemon of one end (the larger), MiB.
+    pub rss_mib: Option<f64>,
+}
+
+/// The servers of one row. They run until dropped.
+#[derive(Debug)]
+pub struct Servers {
+    sink: Running,
+    _others: [Running; 2],
+}
+
+impl Servers {
+    /// Starts the servers in the row's server namespace and waits until they listen.
+    ///
+    /// # Errors
+    /// What a server said instead.
+    pub fn start(row: &Row, binary: &str) -> Result<Self, SandboxError> {
+        let port = IPERF_PORT.to_string();
+        let mut iperf = row.server.spawn(&["iperf3", "-s", "--forceflush", "-p", &port])?;
+        let start = |part: &str, port: u16| -> Result<Running, SandboxError> {
+            let bind = SocketAddr::new(row.server_address, port).to_string();
+            let mut server = row.server.spawn(&[binary, "bench-peer", part, "--bind", &bind])?;
+            server.line_with("ready", SERVER_LIMIT)?;
+            Ok(server)
+        };
+        let requests = start("rr-server", RR_PORT)?;
+        let sink = start("udp-sink", UDP_PORT)?;
+        iperf.line_with("listening", SERVER_LIMIT)?;
+        Ok(Self { sink, _others: [iperf, requests] })
+    }
+}
+
+/// Measures one row once.
+///
+/// # Errors
+/// What a client said.
+pub fn measure(
+    row: &Row,
+    servers: &mut Servers,
+    binary: &str,
+    lengths: Lengths,
+) -> Result<Sample, SandboxError> {
+    let before = BusyTime::now()?;
+    let one = tcp(&row.client, row.server_address, 1, lengths.tcp_seconds)?;
+    let busy_seconds = BusyTime::now()?.since(before);
+    let rss_mib = row.daemons.iter().filter_map(|pid| resident_mib(*pid)).reduce(f64::max);
+    let four = tcp(&row.client, row.server_address, 4, lengths.tcp_seconds)?;
+    let mut datagrams = Datagrams { row, binary, sink: &mut servers.sink, lengths };
+    let large = datagrams.greatest_rate(UDP_PAYLOAD_BYTES)?;
+    let small = match lengths.small_datagrams {
+        true => Some(datagrams.greatest_rate(SMALL_PAYLOAD_BYTES)?),
+        false => None,
+    };
+    let requests = requests(row, binary, lengths.rr_seconds)?;
+    Ok(Sample {
+        tcp1_gbps: one.gbps,
+        tcp4_gbps: four.gbps,
+        udp_gbps: large.received_per_s * UDP_PAYLOAD_BYTES as f64 * 8.0 / 1e9,
+        udp_loss: large.loss,
+        pps64: small.map(|trial| trial.received_per_s),
+        rr_tps: requests.transactions as f64 / requests.seconds,
+        rr_p50_us: requests.p50_us,
+        rr_p99_us: requests.p99_us,
+        core_s_per_gbit: busy_seconds / one.gigabits.max(f64::MIN_POSITIVE),
+        rss_mib,
+    })
+}
+
+/// What an iperf3 client measured.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct TcpResult {
+    /// Gbit/s that the server got.
+    pub gbps: f64,
+    /// Gigabits that the server got in all.
+    pub gigabits: f64,
+    /// Segments that were sent again.
+    pub retransmits: u64,
+}
+
+/// Runs iperf3 with TCP from a namespace to a server on iperf3's port.
+///
+/// # Errors
+/// What iperf3 said.
+pub fn tcp(
+    client: &Netns,
+    server: IpAddr,
+    streams: u32,
+    seconds: u64,
+) -> Result<TcpResult, SandboxError> {
+    let address = server.to_string();
+    let (port, streams, time) = (IPERF_PORT.to_string(), streams.to_string(), seconds.to_string());
+    let words = [
+        "iperf3",
+        "-J",
+        "-c",
+        &address,
+        "-p",
+        &port,
+        "-P",
+        &streams,
+        "-t",
+        &time,
+        "--connect-timeout",
+        "5000",
+    ];
+    let limit = Duration::from_secs(seconds) + CLIENT_GRACE;
+    let output = client.exec_within(limit, &words)?;
+    let json = output.json();
+    if let Some(error) = json.as_ref().ok().and_then(|json| json.get("error")?.as_str()) {
+        let why = error.to_owned();
+        return Err(SandboxError::UnexpectedOutput { command: output.command, why });
+    }
+    let json = output.clone().success().and(json)?;
+    parse_iperf(&json).ok_or_else(|| SandboxError::UnexpectedOutput {
+        command: output.command,
+        why: "no end.sum_received.bits_per_second".to_owned(),
+    })
+}
+
+fn parse_iperf(json: &Value) -> Option<TcpResult> {
+    let end = json.get("end")?;
+    let received = end.get("sum_received")?;
+    Some(TcpResult {
+        gbps: received.get("bits_per_second")?.as_f64()? / 1e9,
+        gigabits: received.get("bytes")?.as_f64()? * 8.0 / 1e9,
+        retransmits: end.pointer("/sum_sent/retransmits").and_then(Value::as_u64).unwrap_or(0),
+    })
+}
+
+/// Runs one request/response client.
+///
+/// # Errors
+/// What the client said.
+pub fn requests(row: &Row, binary: &str, seconds: f64) -> Result<RrResult, SandboxError> {
+    let connect = SocketAddr::new(row.server_address, RR_PORT).to_string();
+    let time = seconds.to_string();
+    let words = [binary, "bench-peer", "rr-client", "--connect", &connect, "--seconds", &time];
+    let limit = Duration::from_secs_f64(seconds) + CLIENT_GRACE;
+    let output = row.client.exec_within(limit, &words)?.success()?;
+    parse_line(&output.command, &output.stdout)
+}
+
+/// One trial of datagrams at one rate.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Trial {
+    sent_per_s: f64,
+    received_per_s: f64,
+    loss: f64,
+}
+
+#[derive(Debug)]
+struct Datagrams<'a> {
+    row: &'a Row,
+    binary: &'a str,
+    sink: &'a mut Running,
+    lengths: Lengths,
+}
+
+impl Datagrams<'_> {
+    fn greatest_rate(&mut self, size: usize) -> Result<Trial, SandboxError> {
+        greatest_rate(|rate| self.trial(size, rate))
+    }
+
+    fn trial(&mut self, size: usize, rate: f64) -> Result<Trial, SandboxError> {
+        let connect = SocketAddr::new(self.row.server_address, UDP_PORT).to_string();
+        let (size_text, rate_text) = (size.to_string(), rate.to_string());
+        let time = self.lengths.trial_seconds.to_string();
+        let words = [
+            self.binary,
+            "bench-peer",
+            "udp-flood",
+            "--connect",
+            &connect,
+            "--size",
+            &size_text,
+            "--seconds",
+            &time,
+            "--rate",
+            &rate_text,
+        ];
+        let limit = Duration::from_secs_f64(self.lengths.trial_seconds) + CLIENT_GRACE;
+        let output = self.row.client.exec_within(limit, &words)?.success()?;
+        let flood: FloodResult = parse_line(&output.command, &output.stdout)?;
+        let received = self.received()?;
+        Ok(Trial {
+            sent_per_s: flood.sent as f64 / flood.seconds,
+            received_per_s: received as f64 / flood.seconds,
+            loss: 1.0 - (received as f64 / (flood.sent as f64).max(1.0)).min(1.0),
+        })
+    }
+
+    /// Sums the sink's lines: a pause in a run of datagrams makes it print more than one.
+    fn received(&mut self) -> Result<u64, SandboxError> {
+        let mut sum = 0;
+        let mut limit = SINK_LIMIT;
+        loop {
+            match self.sink.line(limit) {
+                Ok(line) => {
+                    let run: SinkResult = parse_line("weft bench-peer udp-sink", &line)?;
+                    sum += run.received;
+                    limit = SINK_LIMIT / 8;
+                }
+                Err(SandboxError::WaitTimedOut { .. }) => return Ok(sum),
+                Err(error) => return Err(error),
+            }
+        }
+    }
+}
+
+/// Searches the greatest rate at which not more than [`LOSS_MAX`] is lost. The first trial has no
+/// limit of rate; where that loses too much, the rate is halved in on by bisection. Rate 0 in a
+/// trial means no limit.
+fn greatest_rate(
+    mut trial: impl FnMut(f64) -> Result<Trial, SandboxError>,
+) -> Result<Trial, SandboxError> {
+    let free = trial(0.0)?;
+    if free.loss <= LOSS_MAX {
+        return Ok(free);
+    }
+    // The sender's share of the processor is what an overloaded receiver lacks: the carried rate
+    // may lie above what arrives under overload, never above what was sent.
+    let (mut carried, mut too_much) = (0.0, free.sent_per_s);
+    let mut rate = free.received_per_s.max(free.sent_per_s / 64.0);
+    let mut best: Option<Trial> = None;
+    for _ in 0..SEARCH_STEPS {
+        let result = trial(rate)?;
+        if result.loss <= LOSS_MAX {
+            carried = rate;
+            if best.is_none_or(|best| result.received_per_s > best.received_per_s) {
+                best = Some(result);
+            }
+        } else {
+            too_much = rate;
+        }
+        rate = f64::midpoint(carried, too_much);
+    }
+    // Nothing was carried: the figure is what arrived under overload, with its loss beside it.
+    Ok(best.unwrap_or(free))
+}
+
+fn parse_line<T: serde::de::DeserializeOwned>(
+    command: &str,
+    text: &str,
+) -> Result<T, SandboxError> {
+    serde_json::from_str(text.trim()).map_err(|error| SandboxError::UnexpectedOutput {
+        command: command.to_owned(),
+        why: format!("{error}: {text}"),
+    })
+}
+
+/// Busy time of the whole machine: all processors, all but idle time.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct BusyTime {
+    ticks: u64,
+}
+
+impl BusyTime {
+    /// Reads `/proc/stat`.
+    ///
+    /// # Errors
+    /// [`SandboxError::Io`] or [`SandboxError::UnexpectedOutput`].
+    pub fn now() -> Result<Self, SandboxError> {
+        let text = std::fs::read_to_string("/proc/stat")
+            .map_err(|source| SandboxError::Io { what: "read /proc/stat".to_owned(), source })?;
+        busy_ticks(&text).map(|ticks| Self { ticks }).ok_or_else(|| {
+            SandboxError::UnexpectedOutput {
+                command: "/proc/stat".to_owned(),
+                why: "no line of all processors".to_owned(),
+            }
+        })
+    }
+
+    /// Busy seconds since an earlier reading.
+    #[must_use]
+    pub fn since(self, earlier: Self) -> f64 {
+        self.ticks.saturating_sub(earlier.ticks) as f64 / TICKS_PER_SECOND
+    }
+}
+
+/// user + nice + system + irq + softirq; guest time is contained in user time, stolen time is not
+/// work of this machine (proc_stat(5)).
+fn busy_ticks(stat: &str) -> Option<u64> {
+    let line = stat.lines().find(|line| line.starts_with("cpu "))?;
+    let fields: Vec<u64> =
+        line.split_whitespace().skip(1).map_while(|word| word.parse().ok()).collect();
+    [0, 1, 2, 5, 6].iter().map(|index| fields.get(*index).copied()).sum()
+}
+
+/// Resident memory of a process, MiB.
+fn resident_mib(pid: u32) -> Option<f64> {
+    resident_of_status(&std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?)
+}
+
+fn resident_of_status(status: &str) -> Option<f64> {
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
+    let kib: f64 = line.split_whitespace().next()?.parse().ok()?;
+    Some(kib / 1024.0)
+}
+
+/// Sends pings and wants them answered, before anything is measured.
+///
+/// # Errors
+/// What `ping` said.
+pub fn reach(row: &Row, address: IpAddr) -> Result<(), SandboxError> {
+    let address = address.to_string();
+    row.client.exec(&["ping", "-n", "-c", "2", "-i", "0.2", "-W", "2", &address])?.success()?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn iperf3_json_gives_rate_volume_and_retransmissions() {
+        let json = serde_json::json!({"end": {
+            "sum_sent": {"bytes": 12_600_000_000_u64, "bits_per_second": 10.08e9, "retransmits": 3},
+            "sum_received": {"bytes": 12_500_000_000_u64, "bits_per_second": 1e10}
+        }});
+        let result = parse_iperf(&json).unwrap();
+        assert_eq!(result, TcpResult { gbps: 10.0, gigabits: 100.0, retransmits: 3 });
+        assert_eq!(parse_iperf(&serde_json::json!({"error": "unable to connect"})), None);
+    }
+
+    #[test]
+    fn busy_time_leaves_out_idle_iowait_steal_and_guest() {
+        let stat = "cpu  10 20 30 4000 500 60 70 8000 900 1000\ncpu0 1 1 1 1 1 1 1 1 1 1\n";
+        assert_eq!(busy_ticks(stat), Some(10 + 20 + 30 + 60 + 70));
+        assert_eq!(busy_ticks("intr 1 2 3"), None);
+        assert_eq!(busy_ticks("cpu  1 2 3"), None);
+    }
+
+    #[test]
+    fn resident_memory_is_read_in_mebibytes() {
+        assert_eq!(resident_of_status("Name:\tweft\nVmRSS:\t   20480 kB\n"), Some(20.0));
+        assert_eq!(resident_of_status("Name:\tkthread\n"), None);
+    }
+
+    /// A path that carries `capacity` datagrams a second from a sender that can do `ability`.
+    fn path(ability: f64, capacity: f64) -> impl FnMut(f64) -> Result<Trial, SandboxError> {
+        move |rate| {
+            let sent_per_s = if rate == 0.0 { ability } else { rate.min(ability) };
+            let received_per_s = sent_per_s.min(capacity);
+            Ok(Trial { sent_per_s, received_per_s, loss: 1.0 - received_per_s / sent_per_s })
+        }
+    }
+
+    #[test]
+    fn a_path_that_loses_nothing_needs_one_trial() {
+        let mut trials = 0;
+        let mut path = path(500_000.0, 900_000.0);
+        let best = greatest_rate(|rate| {
+            trials += 1;
+            path(rate)
+        });
+        assert_eq!((best.unwrap().received_per_s, trials), (500_000.0, 1));
+    }
+
+    #[test]
+    fn the_search_finds_the_capacity() {
+        for capacity in [20_000.0, 111_111.0, 444_000.0] {
+            let best = greatest_rate(path(500_000.0, capacity)).unwrap();
+            assert!(best.loss <= LOSS_MAX, "{best:?}");
+            assert!((best.received_per_s / capacity - 1.0).abs() < 0.05, "{capacity}: {best:?}");
+        }
+    }
+
+    #[test]
+    fn a_path_that_always_loses_shows_its_loss() {
+        let lossy = |rate: f64| {
+            let sent_per_s = if rate == 0.0 { 100_000.0 } else { rate };
+            Ok(Trial { sent_per_s, received_per_s: sent_per_s / 2.0, loss: 0.5 })
+        };
+        let result = greatest_rate(lossy).unwrap();
+        assert_eq!((result.loss, result.received_per_s), (0.5, 50_000.0));
+    }
+}

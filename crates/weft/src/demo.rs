@@ -1,0 +1,294 @@
+//! `weft demo`: a real run on one machine. Two hosts as namespaces, a daemon on each, containers
+//! that reach each other encrypted, the status of both, and the figures side by side.
+
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Duration;
+
+use crate::bench::measure::{Lengths, tcp};
+use crate::bench::rows::{self, CONNECT_LIMIT};
+use crate::bench::{self, Plan};
+use crate::sandbox::{
+    self, Container, Host, Output, Sandbox, SandboxError, SandboxOptions, Underlay, find_program,
+    output_of, progress, run as run_command,
+};
+
+/// Rounds of the table's measurements.
+const ROUNDS: usize = 3;
+/// Seconds of each TCP run of the table.
+const TCP_SECONDS: u64 = 3;
+/// What a Docker command may take.
+const DOCKER_LIMIT: Duration = Duration::from_secs(30);
+/// How long a demo container lives by itself, in seconds, should nobody remove it.
+const DOCKER_LIFE_SECONDS: &str = "86400";
+
+/// What `weft demo` does with what it made and found.
+#[derive(Debug, Clone, clap::Args)]
+pub struct DemoOptions {
+    /// Leave it running; prints how to enter and how to remove it
+    #[arg(long)]
+    pub keep: bool,
+    /// Remove what an earlier `--keep`, or a killed run, has left, and do nothing else
+    #[arg(long, conflicts_with_all = ["keep", "json", "svg", "seconds"])]
+    pub clean: bool,
+    /// Write the figures as JSON to a file
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+    /// Write the chart to a file
+    #[arg(long, value_name = "FILE")]
+    pub svg: Option<PathBuf>,
+    /// Seconds of each TCP run
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..=600))]
+    pub seconds: Option<u64>,
+}
+
+/// Runs the demo. Unless told to keep it, all that it made is removed at its end, on an error and
+/// on Ctrl-C.
+///
+/// # Errors
+/// The first step that did not work.
+pub fn run(options: &DemoOptions) -> anyhow::Result<()> {
+    if options.clean {
+        return Ok(clean()?);
+    }
+    bench::require_programs()?;
+    progress::step("making two hosts: network namespaces joined by a veth pair, MTU 1500");
+    let sandbox = Sandbox::new(&SandboxOptions::default())?;
+    for host in sandbox.hosts() {
+        let (name, netns) = (host.nickname(), host.netns().name());
+        progress::note(&format!("{name}: {} and {} in {netns}", host.ipv4(), host.ipv6()));
+    }
+    progress::step("starting a daemon on each: weft launch --password-file F [HOST]");
+    sandbox.launch_all(&[])?;
+    let containers = attach(&sandbox)?;
+    progress::step("waiting until each host has an encrypted path to the other");
+    for host in sandbox.hosts() {
+        let took = host.wait_connected(1, CONNECT_LIMIT)?;
+        progress::note(&format!("{}: active after {:.1} s", host.nickname(), took.as_secs_f32()));
+    }
+    reach(&containers)?;
+    docker(&sandbox)?;
+    show_status(&sandbox)?;
+    figures(&sandbox, &containers, options)?;
+    if options.keep {
+        print_how_to_enter(&sandbox, &containers);
+        return Ok(sandbox.keep()?);
+    }
+    progress::step("removing all that was made");
+    Ok(())
+}
+
+fn clean() -> Result<(), SandboxError> {
+    if !rustix::process::geteuid().is_root() {
+        return Err(SandboxError::NotRoot);
+    }
+    let removed = sandbox::remove_kept();
+    match removed.len() {
+        0 => progress::step("nothing to remove"),
+        _ => progress::step(&format!("removed: {}", removed.join(", "))),
+    }
+    Ok(())
+}
+
+/// Two containers on each host, in the order host1, host1, host2, host2.
+fn attach(sandbox: &Sandbox) -> Result<Vec<Container>, SandboxError> {
+    progress::step("attaching two containers to each host: weft attach NETNS");
+    let mut containers = Vec::new();
+    for host in sandbox.hosts() {
+        for letter in ["a", "b"] {
+            let container = host.add_container(&format!("{letter}{}", host.index() + 1))?;
+            let addresses: Vec<String> =
+                container.addresses()?.iter().map(ToString::to_string).collect();
+            progress::note(&format!("{}: {}", container.netns().name(), addresses.join(", ")));
+            containers.push(container);
+        }
+    }
+    Ok(containers)
+}
+
+/// Every container pings every other, and a stream crosses between the hosts both ways.
+fn reach(containers: &[Container]) -> Result<(), SandboxError> {
+    progress::step("ping from every container to every other");
+    for from in containers {
+        for to in containers.iter().filter(|to| to.name() != from.name()) {
+            for address in to.addresses()? {
+                let output = from.ping(address)?;
+                progress::note(&format!(
+                    "{} to {} {address}: {}",
+                    from.name(),
+                    to.name(),
+                    round_trip(&output)
+                ));
+            }
+        }
+    }
+    progress::step("iperf3 between the hosts, both ways");
+    let (Some(first), Some(last)) = (containers.first(), containers.last()) else { return Ok(()) };
+    for (from, to) in [(first, last), (last, first)] {
+        let gbps = stream(from, to)?;
+        progress::note(&format!(
+            "{} to {}: {gbps:.2} Gbit/s, one TCP stream",
+            from.name(),
+            to.name()
+        ));
+    }
+    Ok(())
+}
+
+fn stream(from: &Container, to: &Container) -> Result<f64, SandboxError> {
+    let mut server = to.spawn(&["iperf3", "-s", "-1", "--forceflush"])?;
+    server.line_with("listening", Duration::from_secs(10))?;
+    Ok(tcp(from.netns(), IpAddr::V4(to.ipv4()?), 1, 1)?.gbps)
+}
+
+/// The last line of ping's summary: least, mean, greatest and deviation.
+fn round_trip(output: &Output) -> String {
+    let line = output.stdout.lines().find_map(|line| line.strip_prefix("rtt "));
+    line.unwrap_or("answered").to_owned()
+}
+
+fn show_status(sandbox: &Sandbox) -> Result<(), SandboxError> {
+    for host in sandbox.hosts() {
+        for words in [&["status"][..], &["status", "connections"], &["status", "peers"]] {
+            progress::step(&format!("{}: weft {}", host.nickname(), words.join(" ")));
+            progress::print(&host.weft(words)?.success()?.stdout);
+        }
+    }
+    Ok(())
+}
+
+fn figures(
+    sandbox: &Sandbox,
+    containers: &[Container],
+    options: &DemoOptions,
+) -> Result<(), SandboxError> {
+    let (Some(client), Some(server)) = (containers.first(), containers.last()) else {
+        return Ok(());
+    };
+    let plan = Plan {
+        rows: vec![rows::DIRECT, rows::VXLAN, rows::WEFT],
+        underlays: &[Underlay::Veth],
+        rounds: ROUNDS,
+        lengths: Lengths {
+            tcp_seconds: options.seconds.unwrap_or(TCP_SECONDS),
+            rr_seconds: 1.0,
+            trial_seconds: 0.4,
+            small_datagrams: true,
+        },
+    };
+    progress::step("measuring side by side: the direct link, plain kernel VXLAN, Weft encrypted");
+    let binary = bench::own_binary()?;
+    let report = bench::compare(sandbox, &binary, Some((client, server)), &plan)?;
+    bench::write_files(&report, options.json.as_deref(), options.svg.as_deref())?;
+    progress::print(&format!("\n{}\n{}\n", report.table(), report.ratios()));
+    for file in [&options.json, &options.svg].into_iter().flatten() {
+        progress::note(&format!("wrote {}", file.display()));
+    }
+    Ok(())
+}
+
+/// Real Docker containers on the network, where an engine runs: one on each host.
+fn docker(sandbox: &Sandbox) -> Result<(), SandboxError> {
+    progress::step("real Docker containers, one on each host");
+    let image = match docker_image() {
+        Ok(image) => image,
+        Err(why) => {
+            progress::note(&format!("left out: {why}"));
+            return Ok(());
+        }
+    };
+    let mut containers = Vec::new();
+    for host in sandbox.hosts() {
+        let container = DockerContainer::start(sandbox, host, &image)?;
+        progress::note(&format!("{} of image {image}: {}", container.name, container.address));
+        containers.push(container);
+    }
+    if let [first, second] = containers.as_slice() {
+        for (from, to) in [(first, second), (second, first)] {
+            let output = from.ping(to.address)?;
+            progress::note(&format!("{} to {}: {}", from.name, to.name, round_trip(&output)));
+        }
+    }
+    Ok(())
+}
+
+/// An image that is already present, or why there is none to use.
+fn docker_image() -> Result<String, String> {
+    if find_program("docker").is_none() {
+        return Err("Docker is not installed".to_owned());
+    }
+    let ps = output_of(Command::new("docker").arg("ps"), DOCKER_LIMIT).and_then(Output::success);
+    if let Err(error) = ps {
+        return Err(format!("no Docker engine answers: {error}"));
+    }
+    let images = ["images", "--filter", "dangling=false", "--format", "{{.Repository}}:{{.Tag}}"];
+    let list = output_of(Command::new("docker").args(images), DOCKER_LIMIT)
+        .and_then(Output::success)
+        .map_err(|error| error.to_string())?;
+    let first = list.stdout.lines().map(str::trim).find(|line| !line.is_empty());
+    first
+        .map(str::to_owned)
+        .ok_or_else(|| "no image is present (try: docker pull busybox)".to_owned())
+}
+
+#[derive(Debug)]
+struct DockerContainer {
+    name: String,
+    pid: String,
+    address: IpAddr,
+}
+
+impl DockerContainer {
+    fn start(sandbox: &Sandbox, host: &Host, image: &str) -> Result<Self, SandboxError> {
+        let name = format!("weft-{}-docker{}", sandbox.tag(), host.index() + 1);
+        sandbox.record_docker(&name)?;
+        run_command(Command::new("docker").args([
+            "run",
+            "-d",
+            "--name",
+            &name,
+            "--network",
+            "none",
+            "--entrypoint",
+            "sleep",
+            image,
+            DOCKER_LIFE_SECONDS,
+        ]))?;
+        let inspect = ["inspect", "--format", "{{.State.Pid}}", &name];
+        let pid = run_command(Command::new("docker").args(inspect))?.stdout.trim().to_owned();
+        host.weft(&["attach", &name])?.success()?;
+        let enter = ["-t", &pid, "-n", "ip", "-j", "addr", "show"];
+        let output = run_command(Command::new("nsenter").args(enter))?;
+        let address = sandbox::global_addresses(&output.json()?).into_iter().next();
+        let address = address.ok_or_else(|| SandboxError::UnexpectedOutput {
+            command: output.command,
+            why: format!("container {name} has no address"),
+        })?;
+        Ok(Self { name, pid, address })
+    }
+
+    fn ping(&self, address: IpAddr) -> Result<Output, SandboxError> {
+        // The image may have no ping: the host's is used inside the container's namespace.
+        let address = address.to_string();
+        let words =
+            ["-t", &self.pid, "-n", "ping", "-n", "-c", "3", "-i", "0.2", "-W", "2", &address];
+        run_command(Command::new("nsenter").args(words))
+    }
+}
+
+fn print_how_to_enter(sandbox: &Sandbox, containers: &[Container]) {
+    let mut text = String::from("\nIt keeps running. To enter a container:\n");
+    for container in containers {
+        text.push_str(&format!("  ip netns exec {} bash\n", container.netns().name()));
+    }
+    text.push_str("To ask a host:\n");
+    for host in sandbox.hosts() {
+        text.push_str(&format!(
+            "  weft status connections --runtime-dir {}\n",
+            host.runtime_directory().display()
+        ));
+    }
+    text.push_str("To remove it all:\n  weft demo --clean\n");
+    progress::print(&text);
+}

@@ -1,0 +1,295 @@
+//! What a sandbox made is removed: when it is dropped, on an error, on Ctrl-C, and, after a
+//! `kill -9`, at the start of the next run.
+//!
+//! Each run has a random tag. Its namespaces are named `weft-TAG-…`, all its processes run inside
+//! them, and its files stand in `/run/weft-sandbox/TAG`, where the file `owner` names the process
+//! that answers for it (process id and start time, since ids are used again).
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal};
+
+use super::SandboxError;
+use super::netns::{Netns, output_of};
+use super::progress;
+
+/// Where the files of all sandboxes stand; only root can write here.
+const ROOT: &str = "/run/weft-sandbox";
+/// Where `ip netns` keeps its names.
+const NETNS_DIRECTORY: &str = "/run/netns";
+/// What processes get between SIGTERM and SIGKILL.
+const TERM_GRACE_MS: u64 = 3_000;
+/// The limit of each command of the removal.
+const REMOVE_COMMAND_LIMIT: Duration = Duration::from_secs(30);
+/// How many tags are tried before giving up: a tag has 16 bits.
+const TAG_ATTEMPTS_MAX: usize = 64;
+
+/// Tags of the sandboxes that this process must remove, also when a signal ends it.
+static LIVE: Mutex<Vec<String>> = Mutex::new(Vec::new());
+/// Held while something is made. The signal thread takes it and keeps it until the process ends.
+static GATE: Mutex<()> = Mutex::new(());
+static SIGNALS: OnceLock<()> = OnceLock::new();
+
+/// Whether a sandbox found on the machine may be removed by someone else.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Owner {
+    /// Its process lives.
+    Alive,
+    /// Its process is gone.
+    Gone,
+    /// It was kept on purpose (`weft demo --keep`).
+    Kept,
+}
+
+/// Waits out a removal that a signal has started; hold the guard while something is made.
+pub(crate) fn gate() -> MutexGuard<'static, ()> {
+    GATE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Takes a fresh tag, with its directory, for this process, and makes sure that signals remove it.
+pub(crate) fn claim() -> Result<(String, PathBuf), SandboxError> {
+    watch_signals();
+    let _gate = gate();
+    fs::create_dir_all(ROOT).map_err(SandboxError::io(format!("make {ROOT}")))?;
+    for _ in 0..TAG_ATTEMPTS_MAX {
+        let tag = format!("{:04x}", rand::random::<u16>());
+        let directory = Path::new(ROOT).join(&tag);
+        let fresh = Path::new(ROOT).join(format!(".{tag}-{}", std::process::id()));
+        fs::create_dir_all(&fresh)
+            .map_err(SandboxError::io(format!("make {}", fresh.display())))?;
+        write_owner(&fresh, &own_mark())?;
+        // A directory that exists and is not empty refuses the rename, so a tag has one owner.
+        match fs::rename(&fresh, &directory) {
+            Ok(()) => {
+                live().push(tag.clone());
+                return Ok((tag, directory));
+            }
+            Err(_) => {
+                let _ = fs::remove_dir_all(&fresh);
+            }
+        }
+    }
+    let source = io::Error::from(io::ErrorKind::AlreadyExists);
+    Err(SandboxError::Io { what: format!("find a free name in {ROOT}"), source })
+}
+
+/// Removes all that carries the tag. Errors are shown and do not stop the rest.
+pub(crate) fn remove(tag: &str) {
+    let _gate = gate();
+    remove_unguarded(tag);
+    live().retain(|other| other != tag);
+}
+
+/// Leaves the sandbox to the user: neither the end of this process nor a sweep removes it.
+pub(crate) fn keep(tag: &str) -> Result<(), SandboxError> {
+    write_owner(&Path::new(ROOT).join(tag), "kept\n")?;
+    live().retain(|other| other != tag);
+    Ok(())
+}
+
+/// Removes sandboxes whose process was killed before it could remove them; returns their tags.
+pub fn sweep() -> Vec<String> {
+    remove_where(|owner| owner == Owner::Gone)
+}
+
+/// Removes what `--keep` left, and what a killed run left; returns the tags.
+pub fn remove_kept() -> Vec<String> {
+    remove_where(|owner| owner != Owner::Alive)
+}
+
+/// Notes a Docker container of the sandbox, so that it is removed with it.
+pub(crate) fn record_docker(directory: &Path, container: &str) -> Result<(), SandboxError> {
+    use std::io::Write;
+    let file = directory.join("docker");
+    let mut options = fs::OpenOptions::new();
+    let opened = options.create(true).append(true).open(&file);
+    opened
+        .and_then(|mut file| writeln!(file, "{container}"))
+        .map_err(SandboxError::io(format!("write {}", file.display())))
+}
+
+/// Sends a signal to a process that the sandbox started; one that has ended is no error.
+pub(crate) fn signal(pid: u32, signal: Signal) {
+    if let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) {
+        let _ = rustix::process::kill_process(pid, signal);
+    }
+}
+
+fn live() -> MutexGuard<'static, Vec<String>> {
+    LIVE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn remove_where(judge: impl Fn(Owner) -> bool) -> Vec<String> {
+    let _gate = gate();
+    let Ok(entries) = fs::read_dir(ROOT) else { return Vec::new() };
+    let mut removed = Vec::new();
+    for entry in entries.flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let owner = owner_of(&entry.path());
+        if !judge(owner) {
+            continue;
+        }
+        if name.starts_with('.') {
+            let _ = fs::remove_dir_all(entry.path());
+        } else {
+            remove_unguarded(&name);
+            removed.push(name);
+        }
+    }
+    removed
+}
+
+fn remove_unguarded(tag: &str) {
+    let directory = Path::new(ROOT).join(tag);
+    let names = namespaces_of(tag);
+    end_processes(&names);
+    for container in fs::read_to_string(directory.join("docker")).unwrap_or_default().lines() {
+        attempt(Command::new("docker").args(["rm", "-f", container]));
+    }
+    for name in &names {
+        attempt(Command::new("ip").args(["netns", "del", name]));
+    }
+    match fs::remove_dir_all(&directory) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            progress::note(&format!("could not remove {}: {error}", directory.display()));
+        }
+        _ => {}
+    }
+}
+
+fn attempt(command: &mut Command) {
+    if let Err(error) = output_of(command, REMOVE_COMMAND_LIMIT).and_then(super::Output::success) {
+        progress::note(&format!("left behind: {error}"));
+    }
+}
+
+fn namespaces_of(tag: &str) -> Vec<String> {
+    let prefix = format!("weft-{tag}-");
+    let Ok(entries) = fs::read_dir(NETNS_DIRECTORY) else { return Vec::new() };
+    let names = entries.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned());
+    names.filter(|name| name.starts_with(&prefix)).collect()
+}
+
+/// Ends every process in the namespaces: asked first, killed after a grace time.
+fn end_processes(names: &[String]) {
+    let deadline = Instant::now() + Duration::from_millis(TERM_GRACE_MS);
+    let mut asked = Vec::new();
+    loop {
+        let pids: Vec<u32> = names.iter().flat_map(|name| Netns::pids(name)).collect();
+        if pids.is_empty() {
+            return;
+        }
+        if Instant::now() >= deadline {
+            for pid in pids {
+                signal(pid, Signal::KILL);
+            }
+            return;
+        }
+        for pid in pids {
+            if !asked.contains(&pid) {
+                signal(pid, Signal::TERM);
+                asked.push(pid);
+            }
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+fn write_owner(directory: &Path, mark: &str) -> Result<(), SandboxError> {
+    let file = directory.join("owner");
+    fs::write(&file, mark).map_err(SandboxError::io(format!("write {}", file.display())))
+}
+
+fn own_mark() -> String {
+    let pid = std::process::id();
+    format!("{pid} {}\n", start_time_of(pid).unwrap_or_default())
+}
+
+fn owner_of(directory: &Path) -> Owner {
+    let Ok(mark) = fs::read_to_string(directory.join("owner")) else { return Owner::Gone };
+    judge_mark(&mark, start_time_of)
+}
+
+fn judge_mark(mark: &str, start_time_of: impl Fn(u32) -> Option<u64>) -> Owner {
+    if mark.trim() == "kept" {
+        return Owner::Kept;
+    }
+    let mut words = mark.split_whitespace();
+    let pid = words.next().and_then(|word| word.parse().ok());
+    let started: Option<u64> = words.next().and_then(|word| word.parse().ok());
+    match pid.and_then(start_time_of) {
+        now @ Some(_) if now == started => Owner::Alive,
+        _ => Owner::Gone,
+    }
+}
+
+/// When a process started, in clock ticks since boot: field 22 of `/proc/PID/stat`.
+fn start_time_of(pid: u32) -> Option<u64> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The name, field 2, stands in parentheses and may itself hold spaces and parentheses.
+    let (_, rest) = stat.rsplit_once(')')?;
+    rest.split_whitespace().nth(19)?.parse().ok()
+}
+
+/// Removes everything and ends the process on SIGINT, SIGTERM and SIGHUP.
+fn watch_signals() {
+    SIGNALS.get_or_init(|| {
+        let (ready, wait) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build()
+            else {
+                return;
+            };
+            let code = runtime.block_on(first_signal(&ready));
+            if let Some(code) = code {
+                let _gate = gate();
+                let tags = live().clone();
+                if !tags.is_empty() {
+                    progress::step("interrupted: removing all that was made");
+                }
+                tags.iter().for_each(|tag| remove_unguarded(tag));
+                std::process::exit(code);
+            }
+        });
+        let _ = wait.recv_timeout(Duration::from_secs(5));
+    });
+}
+
+async fn first_signal(ready: &std::sync::mpsc::Sender<()>) -> Option<i32> {
+    use tokio::signal::unix::{SignalKind, signal};
+    let mut interrupt = signal(SignalKind::interrupt()).ok()?;
+    let mut terminate = signal(SignalKind::terminate()).ok()?;
+    let mut hangup = signal(SignalKind::hangup()).ok()?;
+    let _ = ready.send(());
+    tokio::select! {
+        _ = interrupt.recv() => Some(130),
+        _ = terminate.recv() => Some(143),
+        _ = hangup.recv() => Some(129),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mark_is_alive_only_with_the_same_start_time() {
+        let clock = |pid| (pid == 7).then_some(1000);
+        assert_eq!(judge_mark("7 1000\n", clock), Owner::Alive);
+        assert_eq!(judge_mark("7 999\n", clock), Owner::Gone);
+        assert_eq!(judge_mark("8 1000\n", clock), Owner::Gone);
+        assert_eq!(judge_mark("kept\n", clock), Owner::Kept);
+        assert_eq!(judge_mark("", clock), Owner::Gone);
+        assert_eq!(judge_mark("7\n", clock), Owner::Gone);
+    }
+
+    #[test]
+    fn this_process_is_alive() {
+        assert_eq!(judge_mark(&own_mark(), start_time_of), Owner::Alive);
+    }
+}

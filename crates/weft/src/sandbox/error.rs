@@ -1,0 +1,80 @@
+//! What can go wrong while a sandbox is made or used.
+
+use std::io;
+use std::time::Duration;
+
+/// Why a sandbox could not do what it was asked.
+#[derive(Debug, thiserror::Error)]
+pub enum SandboxError {
+    /// A command ran to its end and said no. The fault is in what the message of the command names.
+    #[error("`{command}` failed ({status}): {message}")]
+    CommandFailed {
+        /// The command line.
+        command: String,
+        /// Its exit status in words.
+        status: String,
+        /// The last lines that it wrote.
+        message: String,
+    },
+    /// A command did not end in time and was killed.
+    #[error("`{command}` did not end within {} s and was killed", .limit.as_secs_f32())]
+    CommandTimedOut {
+        /// The command line.
+        command: String,
+        /// The time it was given.
+        limit: Duration,
+    },
+    /// The daemon of a host ended by itself; its log says why.
+    #[error("the daemon of {host} ended ({status}); its log says:\n{log}")]
+    DaemonEnded {
+        /// The host's nickname.
+        host: String,
+        /// Exit status in words.
+        status: String,
+        /// The last lines of its log.
+        log: String,
+    },
+    /// The operating system refused.
+    #[error("{what}: {source}")]
+    Io {
+        /// What was being done.
+        what: String,
+        /// The system's answer.
+        source: io::Error,
+    },
+    /// A program of the laboratory is not installed.
+    #[error("the program `{program}` is missing: `apt-get install {package}` installs it")]
+    MissingProgram {
+        /// The program.
+        program: &'static str,
+        /// The Debian package that has it.
+        package: &'static str,
+    },
+    /// The caller is not root.
+    #[error("not root: network namespaces can be made by root only (try sudo)")]
+    NotRoot,
+    /// A command's output could not be understood.
+    #[error("the output of `{command}` is not what was expected: {why}")]
+    UnexpectedOutput {
+        /// The command line.
+        command: String,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// Something did not become true in time.
+    #[error("waited {} s for {what}, in vain", .limit.as_secs_f32())]
+    WaitTimedOut {
+        /// What was waited for.
+        what: String,
+        /// How long.
+        limit: Duration,
+    },
+}
+
+impl SandboxError {
+    /// Returns a function that wraps an [`io::Error`] with what was being done.
+    pub(crate) fn io(what: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
+        let what = what.into();
+        move |source| Self::Io { what, source }
+    }
+}
