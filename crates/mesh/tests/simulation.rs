@@ -231,6 +231,23 @@ fn hosts_launched_naming_each_other_found_one_mesh() {
 }
 
 #[test]
+fn hosts_that_name_each_other_wait_for_a_founder_that_one_of_them_named_too() {
+    for_seeds(40, |seed| {
+        let mut net = Net::new(seed);
+        net.add(RANGE, &[]);
+        net.add(RANGE, &[0, 2]);
+        net.add(RANGE, &[1]);
+        net.blocked.extend([(0, 1), (0, 2)]);
+        net.start_all();
+        net.settle(10);
+        assert_eq!(net.counters.founded, 1, "only the founder");
+        net.blocked.clear();
+        net.settle(90);
+        assert_full_mesh(&net);
+    });
+}
+
+#[test]
 fn a_host_waits_for_those_it_named_and_says_so() {
     let mut net = Net::new(1);
     net.add(RANGE, &[1, 2]);

@@ -5,11 +5,14 @@ use crate::PacketError;
 /// Length of the longest packet that a frame can carry, in bytes.
 pub const FRAME_BYTES_MAX: usize = u16::MAX as usize;
 
+/// A packet, and the bytes behind its frame.
+pub type Split<'a> = (&'a [u8], &'a [u8]);
+
 /// The first packet in the bytes received so far and what follows it; `None`: it is not complete yet.
 ///
 /// # Errors
 /// [`PacketError::BadFrame`]: a length of 0 or above `limit`; the stream cannot be read on.
-pub fn split(bytes: &[u8], limit: usize) -> Result<Option<(&[u8], &[u8])>, PacketError> {
+pub fn split(bytes: &[u8], limit: usize) -> Result<Option<Split<'_>>, PacketError> {
     let Some((length, rest)) = bytes.split_first_chunk::<2>() else { return Ok(None) };
     let length = usize::from(u16::from_be_bytes(*length));
     if length == 0 || length > limit {
