@@ -1,3 +1,64 @@
 //! linux: TUN/TAP and UDP in batches, offloads, namespaces: the only crate with unsafe.
 
+pub mod cpu;
 pub mod namespace;
+pub mod offload;
+pub mod poller;
+pub mod tap;
+pub mod udp;
+
+use std::io;
+
+/// Why a device or socket could not be set up.
+#[derive(Debug, thiserror::Error)]
+pub enum IoError {
+    /// The host's: the kernel has no TUN driver, or the container hides its device node.
+    #[error("no /dev/net/tun: load the kernel module `tun`, or give this container the device")]
+    NoTunDevice,
+    /// The host's: not root, or without the capability.
+    #[error("not permitted to {what}: run as root or with CAP_NET_ADMIN")]
+    NotPermitted {
+        /// What was tried.
+        what: &'static str,
+    },
+    /// The configuration's or another program's: the device is in use, or of another kind.
+    #[error("the device {name} is in use by another program or is no multi-queue TAP device")]
+    DeviceBusy {
+        /// Its name.
+        name: String,
+    },
+    /// The configuration's: a device name has 1 to 15 bytes, none of them `/`, `:`, `%` or space.
+    #[error("`{name}` cannot be the name of a network device (1 to 15 bytes, no `/`, `:`, `%`)")]
+    BadName {
+        /// The name.
+        name: String,
+    },
+    /// Another program's: the UDP port is taken.
+    #[error("UDP port {port} is in use by another program: stop it or set another port")]
+    PortInUse {
+        /// The port.
+        port: u16,
+    },
+    /// The kernel refused something that it should grant.
+    #[error("the kernel refused to {what}: {source}")]
+    Kernel {
+        /// What was tried.
+        what: &'static str,
+        /// Its answer.
+        source: io::Error,
+    },
+}
+
+impl IoError {
+    /// The error of the last system call, which was to do `what`.
+    fn last(what: &'static str) -> Self {
+        Self::of(what, io::Error::last_os_error())
+    }
+
+    fn of(what: &'static str, source: io::Error) -> Self {
+        match source.raw_os_error() {
+            Some(libc::EPERM | libc::EACCES) => Self::NotPermitted { what },
+            _ => Self::Kernel { what, source },
+        }
+    }
+}

@@ -1,0 +1,122 @@
+//! Waiting for devices and sockets, and being woken by another thread.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
+
+/// Events that one [`Poller::wait`] returns at most; the rest come with the next.
+pub const EVENTS_MAX: usize = 16;
+
+/// An epoll set, level-triggered: what is not drained is reported again.
+pub struct Poller {
+    epoll: OwnedFd,
+    events: [epoll::Event; EVENTS_MAX],
+}
+
+impl Poller {
+    /// An empty set.
+    ///
+    /// # Errors
+    /// The error of `epoll_create1`: out of descriptors or memory.
+    pub fn new() -> io::Result<Self> {
+        let empty =
+            epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) };
+        Ok(Self { epoll: epoll::create(epoll::CreateFlags::CLOEXEC)?, events: [empty; EVENTS_MAX] })
+    }
+
+    /// Reports `source` as `token` whenever it is readable or broken.
+    ///
+    /// # Errors
+    /// The error of `epoll_ctl`.
+    pub fn add(&self, source: impl AsFd, token: u64) -> io::Result<()> {
+        let data = epoll::EventData::new_u64(token);
+        Ok(epoll::add(&self.epoll, source, data, epoll::EventFlags::IN)?)
+    }
+
+    /// Waits until something is ready or `timeout` has passed (`None`: for ever) and returns the
+    /// tokens. An empty answer means the time has passed or a signal came.
+    ///
+    /// # Errors
+    /// The error of `epoll_wait`.
+    pub fn wait(
+        &mut self,
+        timeout: Option<Duration>,
+    ) -> io::Result<impl Iterator<Item = u64> + '_> {
+        let timeout = timeout.map(|timeout| Timespec {
+            tv_sec: i64::try_from(timeout.as_secs()).unwrap_or(i64::MAX),
+            tv_nsec: timeout.subsec_nanos().into(),
+        });
+        let ready = match epoll::wait(&self.epoll, &mut self.events[..], timeout.as_ref()) {
+            Ok(ready) => ready,
+            Err(rustix::io::Errno::INTR) => 0,
+            Err(error) => return Err(error.into()),
+        };
+        Ok(self.events[..ready].iter().map(|event| event.data.u64()))
+    }
+}
+
+impl std::fmt::Debug for Poller {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Poller").field("epoll", &self.epoll).finish_non_exhaustive()
+    }
+}
+
+/// Wakes a [`Poller`] from any thread.
+#[derive(Clone, Debug)]
+pub struct Waker {
+    event: Arc<OwnedFd>,
+}
+
+impl Waker {
+    /// A waker; add it to the poller that it is to wake.
+    ///
+    /// # Errors
+    /// The error of `eventfd`: out of descriptors.
+    pub fn new() -> io::Result<Self> {
+        let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        Ok(Self { event: Arc::new(event) })
+    }
+
+    /// Makes the waker readable until [`Self::clear`].
+    pub fn wake(&self) {
+        // It fails only when the counter is full, and then the waker is readable anyway.
+        let _ = rustix::io::write(&self.event, &1_u64.to_ne_bytes());
+    }
+
+    /// Takes all wakes so far.
+    pub fn clear(&self) {
+        // It fails only when there was none.
+        let _ = rustix::io::read(&self.event, &mut [0; 8]);
+    }
+}
+
+impl AsFd for Waker {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.event.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    #[test]
+    fn a_wake_from_another_thread_is_seen_until_cleared() {
+        let waker = Waker::new().unwrap();
+        let mut poller = Poller::new().unwrap();
+        poller.add(&waker, 7).unwrap();
+        assert_eq!(poller.wait(Some(Duration::ZERO)).unwrap().count(), 0);
+        let other = waker.clone();
+        std::thread::spawn(move || (other.wake(), other.wake())).join().unwrap();
+        for _ in 0..2 {
+            assert_eq!(poller.wait(None).unwrap().collect::<Vec<_>>(), [7]);
+        }
+        waker.clear();
+        assert_eq!(poller.wait(Some(Duration::ZERO)).unwrap().count(), 0);
+    }
+}

@@ -1,0 +1,294 @@
+//! TAP devices: whole Ethernet super-packets, each behind a virtio net header, one call for each.
+
+use std::io::{self, IoSlice};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+
+use crate::IoError;
+
+/// Bytes of the virtio net header in front of each frame; little-endian fields.
+pub const VNET_LEN: usize = 10;
+/// The longest super-packet: virtio net header, Ethernet header with two tags, 64 KiB of packet.
+pub const FRAME_LEN_MAX: usize = VNET_LEN + 22 + 65_535;
+/// Super-packets that a device queues before it drops (its transmit queue length), in packets.
+pub const QUEUE_PACKETS: i32 = 4_096;
+/// The longest name of a network device, in bytes.
+pub const NAME_LEN_MAX: usize = 15;
+
+const OPEN_TUN: &str = "open /dev/net/tun";
+
+/// How a device is opened.
+#[derive(Clone, Debug)]
+pub struct TapOptions {
+    /// Its name; a `%d` in it is replaced by a free number.
+    pub name: String,
+    /// It stays when its last user is gone.
+    pub persist: bool,
+}
+
+/// Which super-packets the kernel gives and takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TapOffloads {
+    /// TCP super-packets and partial checksums.
+    pub tso: bool,
+    /// UDP super-packets (Linux 6.2).
+    pub uso: bool,
+}
+
+/// One queue of a TAP device, non-blocking.
+#[derive(Debug)]
+pub struct Tap {
+    fd: OwnedFd,
+    name: String,
+    offloads: TapOffloads,
+}
+
+impl Tap {
+    /// Opens the device, in the calling thread's network namespace, and makes it if it is not there.
+    /// It is neither given an address nor set up.
+    ///
+    /// # Errors
+    /// [`IoError`]; the texts say what to do.
+    pub fn open(options: &TapOptions) -> Result<Self, IoError> {
+        check_name(&options.name)?;
+        let fd = open_tun()?;
+        let name = set_interface(fd.as_fd(), &options.name)?;
+        control_value(fd.as_raw_fd(), libc::TUNSETVNETHDRSZ, VNET_LEN as i32)
+            .map_err(|error| IoError::of("set the size of a TAP device's header", error))?;
+        control_value(fd.as_raw_fd(), libc::TUNSETVNETLE, 1)
+            .map_err(|error| IoError::of("set the byte order of a TAP device's header", error))?;
+        let offloads = set_offloads(fd.as_raw_fd())?;
+        if options.persist {
+            control(fd.as_raw_fd(), libc::TUNSETPERSIST, 1)
+                .map_err(|error| IoError::of("make a TAP device persistent", error))?;
+        }
+        set_queue_length(&name, QUEUE_PACKETS)?;
+        Ok(Self { fd, name, offloads })
+    }
+
+    /// The device's name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// What the kernel granted. A later grant on another queue holds for the whole device.
+    pub const fn offloads(&self) -> TapOffloads {
+        self.offloads
+    }
+
+    /// Takes one super-packet with its header. A `buffer` shorter than [`FRAME_LEN_MAX`] may cut it.
+    ///
+    /// # Errors
+    /// `WouldBlock` if there is none; anything else means that the device is gone.
+    #[inline]
+    pub fn recv(&self, buffer: &mut [u8]) -> io::Result<usize> {
+        Ok(rustix::io::read(&self.fd, buffer)?)
+    }
+
+    /// Gives the kernel one super-packet: header first, then the frame in any number of slices.
+    ///
+    /// # Errors
+    /// `InvalidInput` (EINVAL): the kernel does not take this kind of super-packet. EIO: the device
+    /// is down. `WouldBlock`, ENOMEM: no memory for it now.
+    #[inline]
+    pub fn send(&self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
+        Ok(rustix::io::writev(&self.fd, slices)?)
+    }
+}
+
+impl AsFd for Tap {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+fn check_name(name: &str) -> Result<(), IoError> {
+    let stem = name.strip_suffix("%d").unwrap_or(name);
+    let bad = |c: char| matches!(c, '/' | ':' | '%' | '\0') || c.is_whitespace();
+    let fits = (1..=NAME_LEN_MAX).contains(&name.len()) && !stem.is_empty();
+    if !fits || stem == "." || stem == ".." || stem.contains(bad) {
+        return Err(IoError::BadName { name: name.to_owned() });
+    }
+    Ok(())
+}
+
+fn open_tun() -> Result<OwnedFd, IoError> {
+    use rustix::fs::{Mode, OFlags};
+    let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK;
+    rustix::fs::open("/dev/net/tun", flags, Mode::empty()).map_err(|error| match error {
+        rustix::io::Errno::NOENT | rustix::io::Errno::NODEV | rustix::io::Errno::NXIO => {
+            IoError::NoTunDevice
+        }
+        error => IoError::of(OPEN_TUN, error.into()),
+    })
+}
+
+/// Binds `fd` to a queue of the device; returns the device's name.
+fn set_interface(fd: BorrowedFd<'_>, name: &str) -> Result<String, IoError> {
+    let mut request = interface_request(name);
+    let flags = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR | libc::IFF_MULTI_QUEUE;
+    request.ifr_ifru.ifru_flags = flags as libc::c_short;
+    // SAFETY: TUNSETIFF reads and writes one `ifreq`, which `request` is; it lives over the call.
+    let rc = unsafe { libc::ioctl(fd.as_raw_fd(), libc::TUNSETIFF, &raw mut request) };
+    if rc < 0 {
+        let error = io::Error::last_os_error();
+        return Err(match error.raw_os_error() {
+            Some(libc::EBUSY | libc::EINVAL) => IoError::DeviceBusy { name: name.to_owned() },
+            _ => IoError::of("open a TAP device", error),
+        });
+    }
+    let name = request.ifr_name.iter().take_while(|c| **c != 0).map(|c| *c as u8).collect();
+    String::from_utf8(name).map_err(|_| IoError::BadName { name: name_of_bad() })
+}
+
+fn name_of_bad() -> String {
+    "(not text)".to_owned()
+}
+
+/// Asks for all offloads, then without UDP super-packets, then for none.
+fn set_offloads(fd: RawFd) -> Result<TapOffloads, IoError> {
+    let tso = libc::TUN_F_CSUM | libc::TUN_F_TSO4 | libc::TUN_F_TSO6 | libc::TUN_F_TSO_ECN;
+    let uso = tso | libc::TUN_F_USO4 | libc::TUN_F_USO6;
+    let choices = [
+        (uso, TapOffloads { tso: true, uso: true }),
+        (tso, TapOffloads { tso: true, uso: false }),
+        (0, TapOffloads { tso: false, uso: false }),
+    ];
+    for (flags, granted) in choices {
+        match control(fd, libc::TUNSETOFFLOAD, flags.into()) {
+            Ok(()) => return Ok(granted),
+            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {}
+            Err(error) => return Err(IoError::of("set the offloads of a TAP device", error)),
+        }
+    }
+    Ok(TapOffloads { tso: false, uso: false })
+}
+
+fn set_queue_length(name: &str, packets: i32) -> Result<(), IoError> {
+    const WHAT: &str = "set the queue length of a TAP device";
+    // SAFETY: `socket` takes plain integers and returns a descriptor or -1.
+    let raw = unsafe { libc::socket(libc::AF_INET, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0) };
+    if raw < 0 {
+        return Err(IoError::last(WHAT));
+    }
+    // SAFETY: `raw` was just opened by this thread and nothing else knows it, so it has one owner.
+    let socket = unsafe { OwnedFd::from_raw_fd(raw) };
+    let mut request = interface_request(name);
+    // `ifr_qlen` shares its place with `ifr_metric`: both are the union's int.
+    request.ifr_ifru.ifru_metric = packets;
+    // SAFETY: SIOCSIFTXQLEN reads one `ifreq` with the union's int set, which `request` is.
+    let rc = unsafe {
+        libc::ioctl(socket.as_raw_fd(), libc::SIOCSIFTXQLEN as libc::Ioctl, &raw mut request)
+    };
+    if rc < 0 { Err(IoError::last(WHAT)) } else { Ok(()) }
+}
+
+/// An `ifreq` with a name of at most [`NAME_LEN_MAX`] bytes and all else zero.
+fn interface_request(name: &str) -> libc::ifreq {
+    // SAFETY: `ifreq` is a C struct of integers and a union of such, for which zero bytes are valid.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    for (to, from) in request.ifr_name.iter_mut().zip(name.bytes().take(NAME_LEN_MAX)) {
+        *to = from as libc::c_char;
+    }
+    request
+}
+
+/// An ioctl whose argument is a number.
+fn control(fd: RawFd, request: libc::Ioctl, value: libc::c_ulong) -> io::Result<()> {
+    // SAFETY: called with TUNSETPERSIST and TUNSETOFFLOAD only, which take a number and touch no
+    // memory of ours.
+    let rc = unsafe { libc::ioctl(fd, request, value) };
+    if rc < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// An ioctl whose argument points to an int.
+fn control_value(fd: RawFd, request: libc::Ioctl, value: libc::c_int) -> io::Result<()> {
+    // SAFETY: called with TUNSETVNETHDRSZ and TUNSETVNETLE only, which read one int.
+    let rc = unsafe { libc::ioctl(fd, request, &raw const value) };
+    if rc < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use std::process::Command;
+
+    use super::*;
+    use crate::namespace::{Namespace, run_in, unshare_network};
+    use crate::poller::Poller;
+
+    fn fresh_namespace() -> Namespace {
+        std::thread::spawn(|| {
+            unshare_network().expect("this test makes network namespaces and must run as root");
+            Namespace::current().unwrap()
+        })
+        .join()
+        .unwrap()
+    }
+
+    fn open(name: &str) -> Result<Tap, IoError> {
+        Tap::open(&TapOptions { name: name.to_owned(), persist: false })
+    }
+
+    #[test]
+    fn frames_pass_both_ways() {
+        run_in(fresh_namespace(), || {
+            let tap = open("weft%d").unwrap();
+            assert_eq!(tap.name(), "weft0");
+            assert_eq!(tap.offloads(), TapOffloads { tso: true, uso: true });
+            let mut buffer = vec![0; FRAME_LEN_MAX];
+            assert_eq!(tap.recv(&mut buffer).unwrap_err().kind(), io::ErrorKind::WouldBlock);
+            let down = tap.send(&[IoSlice::new(&[0; VNET_LEN]), IoSlice::new(&[1; 60])]);
+            assert_eq!(down.unwrap_err().raw_os_error(), Some(libc::EIO));
+            ip("link set weft0 up");
+            let mut poller = Poller::new().unwrap();
+            poller.add(&tap, 0).unwrap();
+            // The kernel says hello: router solicitation and multicast reports.
+            assert_eq!(poller.wait(None).unwrap().count(), 1);
+            let len = tap.recv(&mut buffer).unwrap();
+            assert!(len > VNET_LEN + 14);
+            let received = || {
+                let all = std::fs::read_to_string("/proc/thread-self/net/dev").unwrap();
+                let line = all.lines().find(|line| line.trim().starts_with("weft0:")).unwrap();
+                line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap()
+            };
+            let before = received();
+            let parts: Vec<_> = (0..64).map(|_| IoSlice::new(&[2; 1000])).collect();
+            let head = [IoSlice::new(&[0; VNET_LEN]), IoSlice::new(&[2; 14])];
+            let sent = tap.send(&[&head[..], &parts[..1]].concat()).unwrap();
+            assert_eq!(sent, VNET_LEN + 14 + 1000);
+            assert_eq!(received() - before, 1014);
+        })
+        .unwrap();
+    }
+
+    #[test]
+    fn persistent_devices_stay_and_are_taken_again() {
+        run_in(fresh_namespace(), || {
+            let options = TapOptions { name: "weftstay".to_owned(), persist: true };
+            drop(Tap::open(&options).unwrap());
+            let tap = Tap::open(&options).unwrap();
+            assert_eq!(tap.name(), "weftstay");
+            let queues = Tap::open(&options).unwrap();
+            assert_eq!(queues.name(), "weftstay");
+        })
+        .unwrap();
+    }
+
+    #[test]
+    fn devices_of_another_kind_and_bad_names_are_refused() {
+        run_in(fresh_namespace(), || {
+            ip("link add other type bridge");
+            assert!(matches!(open("other").unwrap_err(), IoError::DeviceBusy { .. }));
+            for name in ["", "a/b", "sixteen-bytes-xx", "%d", "..", "a b", "a%s"] {
+                assert!(matches!(open(name).unwrap_err(), IoError::BadName { .. }), "{name}");
+            }
+        })
+        .unwrap();
+    }
+
+    fn ip(arguments: &str) {
+        let status = Command::new("ip").args(arguments.split(' ')).status().unwrap();
+        assert!(status.success(), "ip {arguments}");
+    }
+}

@@ -1,0 +1,592 @@
+//! UDP sockets that send and receive runs: many equal datagrams in one call.
+
+use std::io;
+use std::mem;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
+use std::ops::Range;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::ptr;
+
+use crate::IoError;
+
+/// Bytes that one call to [`UdpSocket::send_run`] sends at most: the payload of an IPv4 datagram.
+pub const RUN_BYTES_MAX: usize = 65_507;
+/// Datagrams in a run that every kernel with UDP_SEGMENT takes.
+pub const RUN_SEGMENTS_MIN: usize = 64;
+/// Datagrams in a run since Linux 6.9.
+pub const RUN_SEGMENTS_MAX: usize = 128;
+/// Messages that one call to [`UdpSocket::recv`] takes at most.
+pub const MESSAGES_MAX: usize = 64;
+/// Room for one message in bytes: the longest UDP payload, and a little, so that the starts of
+/// neighbouring messages do not fall on the same cache sets.
+pub const MESSAGE_ROOM: usize = 65_536 + 320;
+/// Bytes asked for in a socket's send and receive buffers.
+pub const SOCKET_BUFFER_BYTES: libc::c_int = 8 << 20;
+
+/// `SO_MEMINFO` answers with so many numbers (Linux `SK_MEMINFO_VARS`).
+const MEMINFO_VARS: usize = 9;
+
+/// A UDP socket for IPv4 and IPv6, non-blocking, with UDP_GRO on where the kernel has it, and with
+/// fragmentation of what it sends off (path MTU is the caller's affair).
+#[derive(Debug)]
+pub struct UdpSocket {
+    fd: OwnedFd,
+    ipv6: bool,
+    gro: bool,
+    port: u16,
+}
+
+/// A destination in the form that the socket's kernel calls take.
+#[derive(Clone, Copy)]
+pub struct Remote {
+    address: SocketAddr,
+    raw: RawAddress,
+}
+
+#[derive(Clone, Copy)]
+enum RawAddress {
+    V4(libc::sockaddr_in),
+    V6(libc::sockaddr_in6),
+}
+
+impl UdpSocket {
+    /// Binds `port` (0: any free one) on `address`, or on all addresses of the host, IPv6 and IPv4,
+    /// in the calling thread's network namespace.
+    ///
+    /// # Errors
+    /// [`IoError::PortInUse`], or what the kernel refused.
+    pub fn bind(address: Option<IpAddr>, port: u16) -> Result<Self, IoError> {
+        let any = match address {
+            Some(address) => Self::bind_to(address, port)?,
+            None => match Self::bind_to(Ipv6Addr::UNSPECIFIED.into(), port) {
+                // A kernel without IPv6, or with it switched off.
+                Err(IoError::Kernel { .. }) => Self::bind_to(Ipv4Addr::UNSPECIFIED.into(), port)?,
+                bound => bound?,
+            },
+        };
+        Ok(any)
+    }
+
+    /// The port it is bound to.
+    pub const fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// Whether the kernel puts datagrams together on receipt.
+    pub const fn gro(&self) -> bool {
+        self.gro
+    }
+
+    /// A destination for [`Self::send_run`].
+    ///
+    /// # Errors
+    /// `AddrNotAvailable`: an IPv6 address on a socket that was bound to an IPv4 address.
+    pub fn remote(&self, address: SocketAddr) -> io::Result<Remote> {
+        let address = SocketAddr::new(address.ip().to_canonical(), address.port());
+        let raw = match (self.ipv6, address) {
+            (false, SocketAddr::V4(v4)) => RawAddress::V4(libc::sockaddr_in {
+                sin_family: libc::AF_INET as libc::sa_family_t,
+                sin_port: v4.port().to_be(),
+                sin_addr: libc::in_addr { s_addr: u32::from_ne_bytes(v4.ip().octets()) },
+                sin_zero: [0; 8],
+            }),
+            (true, SocketAddr::V4(v4)) => RawAddress::V6(raw_v6(&SocketAddrV6::new(
+                v4.ip().to_ipv6_mapped(),
+                v4.port(),
+                0,
+                0,
+            ))),
+            (true, SocketAddr::V6(v6)) => RawAddress::V6(raw_v6(&v6)),
+            (false, SocketAddr::V6(_)) => return Err(io::ErrorKind::AddrNotAvailable.into()),
+        };
+        Ok(Remote { address, raw })
+    }
+
+    /// Sends `run` as datagrams of `segment` bytes each, the last one shorter where it must be: at
+    /// most [`RUN_BYTES_MAX`] bytes. One datagram goes without UDP_SEGMENT.
+    ///
+    /// # Errors
+    /// `WouldBlock` or ENOBUFS: no room now. EMSGSIZE: a datagram is longer than the route takes.
+    /// EINVAL or EIO: the route takes no runs of this kind; send the datagrams singly.
+    #[inline]
+    pub fn send_run(&self, run: &[u8], segment: usize, to: &Remote) -> io::Result<()> {
+        let iovec = libc::iovec { iov_base: run.as_ptr().cast_mut().cast(), iov_len: run.len() };
+        let mut control = Control::EMPTY;
+        let header =
+            send_header(&iovec, to, (run.len() > segment).then_some(segment), &mut control)?;
+        // SAFETY: `header` points to `to`, `iovec` and `control`, which outlive the call, with their
+        // lengths; `iovec` points to `run`, which the call only reads.
+        let sent = unsafe { libc::sendmsg(self.fd.as_raw_fd(), &raw const header, 0) };
+        if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    }
+
+    /// Takes up to `max` messages, each of one datagram or of a run put together by UDP_GRO, into
+    /// `batch`; what was in it is gone.
+    ///
+    /// # Errors
+    /// `WouldBlock` if there is none.
+    #[inline]
+    pub fn recv(&self, batch: &mut RecvBatch, max: usize) -> io::Result<usize> {
+        let max = max.min(MESSAGES_MAX);
+        batch.filled = 0;
+        batch.prepare(max);
+        // SAFETY: the first `max` headers were just pointed at parts of `batch`'s own heap buffers,
+        // with the right lengths; nothing else uses them during the call.
+        let got = unsafe {
+            libc::recvmmsg(
+                self.fd.as_raw_fd(),
+                batch.headers.as_mut_ptr(),
+                max as libc::c_uint,
+                libc::MSG_DONTWAIT,
+                ptr::null_mut(),
+            )
+        };
+        batch.filled = usize::try_from(got).map_err(|_| io::Error::last_os_error())?;
+        Ok(batch.filled)
+    }
+
+    /// Datagrams that the kernel has dropped since the socket was made because nobody took them in
+    /// time; it wraps at 2^32. 0 if the kernel does not tell.
+    pub fn overflows(&self) -> u32 {
+        let mut info = [0_u32; MEMINFO_VARS];
+        let mut len = mem::size_of_val(&info) as libc::socklen_t;
+        // SAFETY: the kernel writes at most `len` bytes to `info` and the length to `len`.
+        let rc = unsafe {
+            libc::getsockopt(
+                self.fd.as_raw_fd(),
+                libc::SOL_SOCKET,
+                libc::SO_MEMINFO,
+                info.as_mut_ptr().cast(),
+                &raw mut len,
+            )
+        };
+        if rc < 0 { 0 } else { info[libc::SK_MEMINFO_DROPS as usize] }
+    }
+
+    fn bind_to(address: IpAddr, port: u16) -> Result<Self, IoError> {
+        const WHAT: &str = "open a UDP socket";
+        let family = if address.is_ipv6() { libc::AF_INET6 } else { libc::AF_INET };
+        let kind = libc::SOCK_DGRAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+        // SAFETY: `socket` takes plain integers and returns a descriptor or -1.
+        let raw = unsafe { libc::socket(family, kind, 0) };
+        if raw < 0 {
+            return Err(IoError::last(WHAT));
+        }
+        // SAFETY: `raw` was just opened by this thread and nothing else knows it, so it has one owner.
+        let fd = unsafe { OwnedFd::from_raw_fd(raw) };
+        let mut socket = Self { fd, ipv6: address.is_ipv6(), gro: false, port };
+        socket.configure(address).map_err(|error| IoError::of("set up a UDP socket", error))?;
+        let local = socket
+            .remote(SocketAddr::new(address, port))
+            .map_err(|error| IoError::of("bind a UDP socket", error))?;
+        let (name, len) = local.raw.as_ptr();
+        // SAFETY: `name` points to the `len` bytes of `local`'s address.
+        if unsafe { libc::bind(socket.fd.as_raw_fd(), name, len) } < 0 {
+            let error = io::Error::last_os_error();
+            return Err(match error.raw_os_error() {
+                Some(libc::EADDRINUSE) => IoError::PortInUse { port },
+                _ => IoError::of("bind a UDP socket", error),
+            });
+        }
+        socket.port = socket.local_port().map_err(|error| IoError::of(WHAT, error))?;
+        Ok(socket)
+    }
+
+    fn configure(&mut self, address: IpAddr) -> io::Result<()> {
+        if self.ipv6 {
+            self.set(libc::IPPROTO_IPV6, libc::IPV6_V6ONLY, i32::from(!address.is_unspecified()))?;
+            self.set(libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER, libc::IPV6_PMTUDISC_PROBE)?;
+        }
+        if !self.ipv6 || address.is_unspecified() {
+            self.set(libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_PROBE)?;
+        }
+        for (force, plain) in
+            [(libc::SO_RCVBUFFORCE, libc::SO_RCVBUF), (libc::SO_SNDBUFFORCE, libc::SO_SNDBUF)]
+        {
+            // Without CAP_NET_ADMIN the kernel grants as much as the sysctl allows.
+            if self.set(libc::SOL_SOCKET, force, SOCKET_BUFFER_BYTES).is_err() {
+                self.set(libc::SOL_SOCKET, plain, SOCKET_BUFFER_BYTES)?;
+            }
+        }
+        self.gro = self.set(libc::SOL_UDP, libc::UDP_GRO, 1).is_ok();
+        Ok(())
+    }
+
+    fn set(&self, level: libc::c_int, option: libc::c_int, value: libc::c_int) -> io::Result<()> {
+        // SAFETY: the option's value is read from `value`, an int of the length given.
+        let rc = unsafe {
+            libc::setsockopt(
+                self.fd.as_raw_fd(),
+                level,
+                option,
+                (&raw const value).cast(),
+                mem::size_of_val(&value) as libc::socklen_t,
+            )
+        };
+        if rc < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    }
+
+    fn local_port(&self) -> io::Result<u16> {
+        let mut name = zeroed_storage();
+        let mut len = mem::size_of_val(&name) as libc::socklen_t;
+        // SAFETY: the kernel writes at most `len` bytes to `name` and the length to `len`.
+        let rc =
+            unsafe { libc::getsockname(self.fd.as_raw_fd(), (&raw mut name).cast(), &raw mut len) };
+        if rc < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(address_of(&name).port())
+    }
+}
+
+impl AsFd for UdpSocket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+impl Remote {
+    /// The address, IPv4 as IPv4 on any socket.
+    pub const fn address(&self) -> SocketAddr {
+        self.address
+    }
+}
+
+impl std::fmt::Debug for Remote {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.address.fmt(f)
+    }
+}
+
+impl RawAddress {
+    fn as_ptr(&self) -> (*const libc::sockaddr, libc::socklen_t) {
+        match self {
+            Self::V4(v4) => (ptr::from_ref(v4).cast(), mem::size_of_val(v4) as libc::socklen_t),
+            Self::V6(v6) => (ptr::from_ref(v6).cast(), mem::size_of_val(v6) as libc::socklen_t),
+        }
+    }
+}
+
+/// Received messages, each in its own room of one buffer. Belongs to one thread.
+pub struct RecvBatch {
+    buffer: Vec<u8>,
+    headers: Vec<libc::mmsghdr>,
+    iovecs: Vec<libc::iovec>,
+    names: Vec<libc::sockaddr_storage>,
+    controls: Vec<Control>,
+    filled: usize,
+}
+
+/// One received message.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Message {
+    /// Where it stands in [`RecvBatch::buffer`].
+    pub range: Range<usize>,
+    /// Bytes of each datagram in it; the last may be shorter. At least 1.
+    pub segment: usize,
+    /// Where it came from, IPv4 as IPv4.
+    pub source: SocketAddr,
+    /// It was longer than [`MESSAGE_ROOM`] and is cut.
+    pub truncated: bool,
+}
+
+impl RecvBatch {
+    /// Room for [`MESSAGES_MAX`] messages. Memory that was never filled takes no space.
+    #[expect(clippy::new_without_default, reason = "4 MiB are no default")]
+    pub fn new() -> Self {
+        // SAFETY: an `mmsghdr` is a C struct of integers and pointers, for which zero is valid.
+        let header: libc::mmsghdr = unsafe { mem::zeroed() };
+        let iovec = libc::iovec { iov_base: ptr::null_mut(), iov_len: 0 };
+        Self {
+            buffer: vec![0; MESSAGES_MAX * MESSAGE_ROOM],
+            headers: vec![header; MESSAGES_MAX],
+            iovecs: vec![iovec; MESSAGES_MAX],
+            names: vec![zeroed_storage(); MESSAGES_MAX],
+            controls: vec![Control::EMPTY; MESSAGES_MAX],
+            filled: 0,
+        }
+    }
+
+    /// Messages in it.
+    pub const fn len(&self) -> usize {
+        self.filled
+    }
+
+    /// Whether it has no message.
+    pub const fn is_empty(&self) -> bool {
+        self.filled == 0
+    }
+
+    /// The message at `index`, if there are so many.
+    pub fn message(&self, index: usize) -> Option<Message> {
+        let header = self.headers[..self.filled].get(index)?;
+        let start = index * MESSAGE_ROOM;
+        let len = (header.msg_len as usize).min(MESSAGE_ROOM);
+        let segment = self.controls[index].segment(header.msg_hdr.msg_controllen as usize);
+        Some(Message {
+            range: start..start + len,
+            segment: segment.unwrap_or(len).max(1),
+            source: address_of(&self.names[index]),
+            truncated: header.msg_hdr.msg_flags & libc::MSG_TRUNC != 0,
+        })
+    }
+
+    /// The buffer that [`Message::range`] points into.
+    pub fn buffer(&self) -> &[u8] {
+        &self.buffer
+    }
+
+    /// The buffer, for opening packets in place.
+    pub fn buffer_mut(&mut self) -> &mut [u8] {
+        &mut self.buffer
+    }
+
+    /// Points the first `max` headers at their rooms. The kernel overwrites lengths on each call.
+    fn prepare(&mut self, max: usize) {
+        let rooms = self.buffer.chunks_exact_mut(MESSAGE_ROOM);
+        let parts = rooms.zip(&mut self.iovecs).zip(&mut self.names).zip(&mut self.controls);
+        for ((((room, iovec), name), control), header) in parts.zip(&mut self.headers).take(max) {
+            *iovec = libc::iovec { iov_base: room.as_mut_ptr().cast(), iov_len: room.len() };
+            header.msg_len = 0;
+            let message = &mut header.msg_hdr;
+            message.msg_name = ptr::from_mut(name).cast();
+            message.msg_namelen = mem::size_of_val(name) as libc::socklen_t;
+            message.msg_iov = iovec;
+            message.msg_iovlen = 1;
+            message.msg_control = control.0.as_mut_ptr().cast();
+            message.msg_controllen = mem::size_of_val(&control.0) as _;
+            message.msg_flags = 0;
+        }
+    }
+}
+
+impl std::fmt::Debug for RecvBatch {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("RecvBatch").field("filled", &self.filled).finish_non_exhaustive()
+    }
+}
+
+/// Room for one control message with a number in it, aligned as `cmsghdr` must be.
+#[derive(Clone, Copy)]
+#[repr(C, align(8))]
+struct Control([u8; 64]);
+
+impl Control {
+    const EMPTY: Self = Self([0; 64]);
+
+    /// The segment size that UDP_GRO tells, from the first `len` bytes.
+    fn segment(&self, len: usize) -> Option<usize> {
+        // SAFETY: a `msghdr` is a C struct of integers and pointers, for which zero is valid.
+        let mut header: libc::msghdr = unsafe { mem::zeroed() };
+        header.msg_control = self.0.as_ptr().cast_mut().cast();
+        header.msg_controllen = len.min(self.0.len()) as _;
+        // SAFETY: `header` describes the valid bytes of this buffer, which is aligned for `cmsghdr`;
+        // the macro returns null or a pointer to a whole `cmsghdr` within them.
+        let first = unsafe { libc::CMSG_FIRSTHDR(&raw const header).as_ref() }?;
+        // SAFETY: CMSG_LEN only computes.
+        let need = unsafe { libc::CMSG_LEN(4) } as usize;
+        if (first.cmsg_level, first.cmsg_type) != (libc::SOL_UDP, libc::UDP_GRO)
+            || (first.cmsg_len as usize) < need
+            || len < need
+        {
+            return None;
+        }
+        // SAFETY: the message has at least 4 bytes of data within the buffer, as was just checked;
+        // they need not be aligned.
+        let size = unsafe { libc::CMSG_DATA(first).cast::<i32>().read_unaligned() };
+        usize::try_from(size).ok().filter(|size| *size > 0)
+    }
+}
+
+/// A header for `sendmsg` that points to the arguments; it must not outlive them.
+#[inline]
+fn send_header(
+    iovec: &libc::iovec,
+    to: &Remote,
+    segment: Option<usize>,
+    control: &mut Control,
+) -> io::Result<libc::msghdr> {
+    // SAFETY: a `msghdr` is a C struct of integers and pointers, for which zero is valid.
+    let mut header: libc::msghdr = unsafe { mem::zeroed() };
+    let (name, len) = to.raw.as_ptr();
+    header.msg_name = name.cast_mut().cast();
+    header.msg_namelen = len;
+    header.msg_iov = ptr::from_ref(iovec).cast_mut();
+    header.msg_iovlen = 1;
+    let Some(segment) = segment else { return Ok(header) };
+    let segment = u16::try_from(segment).map_err(|_| io::ErrorKind::InvalidInput)?;
+    header.msg_control = control.0.as_mut_ptr().cast();
+    // SAFETY: CMSG_SPACE and CMSG_LEN only compute; the space for 2 bytes of data is 24 bytes, within
+    // the 64 of `control`, so that CMSG_FIRSTHDR returns a pointer to a `cmsghdr` in `control`, with
+    // 2 bytes of data behind it, all exclusively borrowed here.
+    unsafe {
+        header.msg_controllen = libc::CMSG_SPACE(2) as _;
+        let first = libc::CMSG_FIRSTHDR(&raw const header);
+        (*first).cmsg_level = libc::SOL_UDP;
+        (*first).cmsg_type = libc::UDP_SEGMENT;
+        (*first).cmsg_len = libc::CMSG_LEN(2) as _;
+        libc::CMSG_DATA(first).cast::<u16>().write_unaligned(segment);
+    }
+    Ok(header)
+}
+
+fn raw_v6(address: &SocketAddrV6) -> libc::sockaddr_in6 {
+    libc::sockaddr_in6 {
+        sin6_family: libc::AF_INET6 as libc::sa_family_t,
+        sin6_port: address.port().to_be(),
+        sin6_flowinfo: address.flowinfo(),
+        sin6_addr: libc::in6_addr { s6_addr: address.ip().octets() },
+        sin6_scope_id: address.scope_id(),
+    }
+}
+
+fn zeroed_storage() -> libc::sockaddr_storage {
+    // SAFETY: a `sockaddr_storage` is a C struct of integers, for which zero bytes are valid.
+    unsafe { mem::zeroed() }
+}
+
+/// The address that the kernel wrote, IPv4 as IPv4; unspecified if it is of neither family.
+fn address_of(storage: &libc::sockaddr_storage) -> SocketAddr {
+    match libc::c_int::from(storage.ss_family) {
+        libc::AF_INET => {
+            // SAFETY: `sockaddr_storage` is large enough and aligned for every address kind, and the
+            // family says that it holds a `sockaddr_in`.
+            let v4 = unsafe { &*ptr::from_ref(storage).cast::<libc::sockaddr_in>() };
+            let ip = Ipv4Addr::from(v4.sin_addr.s_addr.to_ne_bytes());
+            SocketAddr::new(ip.into(), u16::from_be(v4.sin_port))
+        }
+        libc::AF_INET6 => {
+            // SAFETY: as above, the family says that it holds a `sockaddr_in6`.
+            let v6 = unsafe { &*ptr::from_ref(storage).cast::<libc::sockaddr_in6>() };
+            let ip = Ipv6Addr::from(v6.sin6_addr.s6_addr);
+            let port = u16::from_be(v6.sin6_port);
+            match ip.to_ipv4_mapped() {
+                Some(v4) => SocketAddr::new(v4.into(), port),
+                None => SocketAddrV6::new(ip, port, 0, v6.sin6_scope_id).into(),
+            }
+        }
+        _ => SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), 0),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+    use crate::poller::Poller;
+
+    const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+
+    fn pair() -> (UdpSocket, UdpSocket, Remote) {
+        let from = UdpSocket::bind(Some(LOOPBACK), 0).unwrap();
+        let to = UdpSocket::bind(Some(LOOPBACK), 0).unwrap();
+        let remote = from.remote(SocketAddr::new(LOOPBACK, to.port())).unwrap();
+        (from, to, remote)
+    }
+
+    /// All datagrams that have arrived, in order, and how many messages they took.
+    fn datagrams(socket: &UdpSocket, count: usize) -> (Vec<Vec<u8>>, usize) {
+        let mut batch = RecvBatch::new();
+        let mut poller = Poller::new().unwrap();
+        poller.add(socket, 0).unwrap();
+        let (mut all, mut messages) = (Vec::new(), 0);
+        while all.len() < count {
+            let wait = std::time::Duration::from_secs(5);
+            assert!(poller.wait(Some(wait)).unwrap().count() > 0, "{} of {count}", all.len());
+            for index in 0..socket.recv(&mut batch, 8).unwrap() {
+                let message = batch.message(index).unwrap();
+                assert!(!message.truncated);
+                all.extend(
+                    batch.buffer()[message.range].chunks(message.segment).map(<[u8]>::to_vec),
+                );
+                messages += 1;
+            }
+        }
+        assert_eq!(socket.recv(&mut batch, 8).unwrap_err().kind(), io::ErrorKind::WouldBlock);
+        assert!(batch.is_empty() && batch.message(0).is_none());
+        (all, messages)
+    }
+
+    #[test]
+    fn a_run_arrives_as_equal_datagrams() {
+        let (from, to, remote) = pair();
+        let run: Vec<u8> = (0..64 * 1000 - 400).map(|i| (i / 100) as u8).collect();
+        from.send_run(&run, 1000, &remote).unwrap();
+        let (got, messages) = datagrams(&to, 64);
+        assert_eq!(got.concat(), run);
+        assert!(got[..63].iter().all(|datagram| datagram.len() == 1000));
+        assert_eq!(got[63].len(), 600);
+        assert!(messages == 1 || !to.gro(), "{messages} messages with UDP_GRO");
+    }
+
+    #[test]
+    fn single_datagrams_come_in_one_batch_with_their_source() {
+        let (from, to, remote) = pair();
+        for byte in 1..=5 {
+            from.send_run(&[byte; 32], 32, &remote).unwrap();
+        }
+        let mut batch = RecvBatch::new();
+        assert_eq!(to.recv(&mut batch, MESSAGES_MAX).unwrap(), 5);
+        let last = batch.message(4).unwrap();
+        assert_eq!(last.source, SocketAddr::new(LOOPBACK, from.port()));
+        assert_eq!((last.segment, &batch.buffer()[last.range]), (32, &[5; 32][..]));
+    }
+
+    #[test]
+    fn the_longest_datagram_fits_and_an_empty_one_is_harmless() {
+        let (from, to, remote) = pair();
+        from.send_run(&[7; RUN_BYTES_MAX], RUN_BYTES_MAX, &remote).unwrap();
+        from.send_run(&[], 1, &remote).unwrap();
+        let mut batch = RecvBatch::new();
+        assert_eq!(to.recv(&mut batch, 8).unwrap(), 2);
+        assert_eq!(batch.message(0).unwrap().range.len(), RUN_BYTES_MAX);
+        let empty = batch.message(1).unwrap();
+        assert_eq!((empty.range.len(), empty.segment), (0, 1));
+    }
+
+    #[test]
+    fn what_is_too_long_is_refused() {
+        let (from, _to, remote) = pair();
+        let long = vec![0; RUN_BYTES_MAX + 1];
+        let error = from.send_run(&long, long.len(), &remote).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::EMSGSIZE));
+    }
+
+    #[test]
+    fn one_socket_serves_both_families() {
+        let dual = UdpSocket::bind(None, 0).unwrap();
+        let v4 = UdpSocket::bind(Some(LOOPBACK), 0).unwrap();
+        let v6 = UdpSocket::bind(Some(Ipv6Addr::LOCALHOST.into()), 0).unwrap();
+        for (socket, ip) in [(&v4, LOOPBACK), (&v6, Ipv6Addr::LOCALHOST.into())] {
+            let there = dual.remote(SocketAddr::new(ip, socket.port())).unwrap();
+            dual.send_run(b"ping", 4, &there).unwrap();
+            let mut batch = RecvBatch::new();
+            assert_eq!(socket.recv(&mut batch, 1).unwrap(), 1);
+            assert_eq!(batch.message(0).unwrap().source, SocketAddr::new(ip, dual.port()));
+            let back = socket.remote(SocketAddr::new(ip, dual.port())).unwrap();
+            socket.send_run(b"pong", 4, &back).unwrap();
+            assert_eq!(dual.recv(&mut batch, 1).unwrap(), 1);
+            assert_eq!(batch.message(0).unwrap().source, SocketAddr::new(ip, socket.port()));
+        }
+        assert!(v4.remote("[::1]:1".parse().unwrap()).is_err());
+    }
+
+    #[test]
+    fn a_taken_port_is_named() {
+        let first = UdpSocket::bind(None, 0).unwrap();
+        let error = UdpSocket::bind(None, first.port()).unwrap_err();
+        assert!(matches!(error, IoError::PortInUse { port } if port == first.port()));
+    }
+
+    #[test]
+    fn overflows_are_counted_by_the_kernel() {
+        let (from, to, remote) = pair();
+        to.set(libc::SOL_SOCKET, libc::SO_RCVBUF, 4096).unwrap();
+        assert_eq!(to.overflows(), 0);
+        for _ in 0..64 {
+            from.send_run(&[0; 1024], 1024, &remote).unwrap();
+        }
+        assert!(to.overflows() > 0);
+    }
+}
