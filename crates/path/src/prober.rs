@@ -298,7 +298,10 @@ impl Prober {
             }
             (Phase::Alive, Some(_)) => {
                 if let Some(search) = self.search.filter(|search| search.high >= size) {
-                    self.begin_search(now, search.size.min(largest), largest, true);
+                    let low = self.mtu.unwrap_or(self.sizes.floor);
+                    let refused = search.size >= size;
+                    let next = if refused { middle(low, largest) } else { search.size };
+                    self.begin_search(now, next, largest, true);
                 }
                 Verdict::Nothing
             }

@@ -65,8 +65,6 @@ pub enum Reason {
     SaExhausted,
     /// The SA came to the end of its life before the peer offered a new one.
     SaExpired,
-    /// The peer started anew; its new offer is on the way.
-    PeerRestarted,
     /// A path that is preferred to this one is in use.
     BetterPathActive,
     /// Better than the active path, but not yet without loss for long enough.
@@ -86,7 +84,6 @@ impl fmt::Display for Reason {
             Self::MtuNotCarried => "MTU not carried",
             Self::SaExhausted => "SA exhausted",
             Self::SaExpired => "SA expired",
-            Self::PeerRestarted => "peer restarted",
             Self::BetterPathActive => "better path active",
             Self::ProvingClean => "better, not yet 10 s without loss",
         })
@@ -180,4 +177,50 @@ pub struct Counters {
     pub messages_dropped: u64,
     /// Events of engines about paths or SAs that no longer exist.
     pub events_stale: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn names_that_scripts_compare_are_stable() {
+        let names = [
+            (Reason::AwaitingOffer, "waiting for offer"),
+            (Reason::Probing, "probing"),
+            (Reason::ProbeUnanswered, "probe unanswered"),
+            (Reason::LinkLost, "link lost"),
+            (Reason::NoCommonCipher, "no common cipher"),
+            (Reason::NoCommonFormat, "no common format"),
+            (Reason::EngineError("no TAP".to_owned()), "engine error: no TAP"),
+            (Reason::MtuNotCarried, "MTU not carried"),
+            (Reason::SaExhausted, "SA exhausted"),
+            (Reason::SaExpired, "SA expired"),
+            (Reason::BetterPathActive, "better path active"),
+            (Reason::ProvingClean, "better, not yet 10 s without loss"),
+        ];
+        for (reason, name) in names {
+            assert_eq!(serde_json::to_value(&reason).unwrap(), name);
+        }
+        for state in [PathState::Probing, PathState::Standby, PathState::Active, PathState::Failed]
+        {
+            assert_eq!(serde_json::to_value(state).unwrap(), state.name());
+        }
+    }
+
+    #[test]
+    fn a_change_is_one_line() {
+        let change = PathChange {
+            peer: PeerId::from_bytes([0x5a; 32]),
+            path: Some(PathId(1)),
+            format: Some(Format::Esp),
+            engine: Some(EngineKind::Userspace),
+            from: PathState::Active,
+            to: PathState::Failed,
+            reason: Some(Reason::ProbeUnanswered),
+        };
+        let line = "path to 5a5a5a5a5a5a5a5a (esp, userspace): active -> failed, probe unanswered";
+        assert_eq!(change.to_string(), line);
+    }
 }

@@ -1,0 +1,230 @@
+//! Whatever a peer, an engine or a link says, in whatever order: no panic, no key for two uses, no
+//! more SAs than the limits say, and time always goes on.
+#![allow(clippy::unwrap_used)]
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
+
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha20Rng;
+use weft_crypto::{Cipher, Format, PeerId, SessionKey};
+use weft_path::{
+    Accept, Config, EngineAbility, EngineCommand, EngineEvent, EngineKind, GENERATIONS_MAX, Hello,
+    LaneOffer, Message, Offer, PathId, Paths, ProbeAnswer, RekeyRequest,
+};
+
+const PEERS: u64 = 3;
+
+/// A liar's memory: what this host said, so that lies come close to the truth.
+#[derive(Default)]
+struct Known {
+    session: Vec<u64>,
+    offers: Vec<u64>,
+    probes: Vec<u64>,
+    spis: Vec<u32>,
+    paths: Vec<PathId>,
+}
+
+struct Dice(ChaCha20Rng);
+
+impl Dice {
+    fn below(&mut self, end: u64) -> u64 {
+        self.0.next_u64() % end
+    }
+
+    fn any<T: Copy>(&mut self, known: &[T], other: T) -> T {
+        match usize::try_from(self.below(known.len() as u64 + 1)) {
+            Ok(index) if index < known.len() => known[known.len() - 1 - index % 8 % known.len()],
+            _ => other,
+        }
+    }
+
+    fn mtu(&mut self) -> u16 {
+        [0, 1, 575, 576, 700, 1280, 1388, 1500, 9000, 65535]
+            [usize::try_from(self.below(10)).unwrap()]
+    }
+
+    fn engine(&mut self) -> EngineKind {
+        if self.below(4) == 0 { EngineKind::Kernel } else { EngineKind::Userspace }
+    }
+
+    fn address(&mut self) -> IpAddr {
+        ["10.0.0.2", "::ffff:10.0.0.3", "fd00::2", "255.255.255.255", "0.0.0.0"]
+            [usize::try_from(self.below(5)).unwrap()]
+        .parse()
+        .unwrap()
+    }
+
+    fn message(&mut self, known: &Known) -> Message {
+        let session = self.any(&known.session, 7);
+        match self.below(12) {
+            0..=2 => Message::Hello(Hello {
+                session,
+                instance: self.below(3),
+                ciphers: if self.below(5) == 0 { vec![] } else { vec![Cipher::Aes256Gcm] },
+                engines: (0..self.below(3))
+                    .map(|_| EngineAbility {
+                        engine: self.engine(),
+                        format: if self.below(4) == 0 { Format::Ovpn } else { Format::Esp },
+                        lanes_max: u16::try_from(self.below(70_000) % 65_536).unwrap(),
+                    })
+                    .collect(),
+                mtu: self.mtu(),
+                reply_wanted: self.below(2) == 0,
+            }),
+            3..=5 => Message::Offer(Offer {
+                session,
+                offer: self.below(2000),
+                format: Format::Esp,
+                engine: self.engine(),
+                sender_engine: self.engine(),
+                address: (self.below(2) == 0).then(|| self.address()),
+                port: u16::try_from(self.below(3)).unwrap(),
+                cipher: Cipher::Aes256Gcm,
+                rco: false,
+                mtu: self.mtu(),
+                lanes: (0..self.below(4))
+                    .map(|lane| LaneOffer {
+                        lane: u16::try_from(lane).unwrap(),
+                        spi: u32::try_from(250 + self.below(60)).unwrap(),
+                        nonce: [u8::try_from(self.below(4)).unwrap(); 32],
+                    })
+                    .collect(),
+            }),
+            6 | 7 => Message::Accept(Accept {
+                session,
+                offer: self.any(&known.offers, 0),
+                lanes: (0..u16::try_from(self.below(4)).unwrap()).collect(),
+            }),
+            8 | 9 => Message::ProbeAnswer(ProbeAnswer {
+                probe: self.any(&known.probes, 0),
+                mtu: if self.below(2) == 0 { 1388 } else { self.mtu() },
+            }),
+            10 => Message::RekeyRequest(RekeyRequest { spi: self.any(&known.spis, 1) }),
+            _ => Message::Unknown,
+        }
+    }
+
+    fn event(&mut self, known: &Known, peer: PeerId) -> EngineEvent {
+        let path = self.any(&known.paths, PathId(u32::MAX));
+        let spi = self.any(&known.spis, 0);
+        match self.below(8) {
+            0 | 1 => {
+                let (probe, mtu) = (self.below(9), self.mtu());
+                EngineEvent::ProbeReceived { peer, path, probe, mtu, candidate: false }
+            }
+            2 => EngineEvent::InboundFirstUse { spi },
+            3 => EngineEvent::OutboundNearLimit { path, spi },
+            4 => EngineEvent::OutboundExhausted { path, spi },
+            5 => EngineEvent::RemoteMoved { path, remote: (self.address(), 9).into() },
+            6 => EngineEvent::MessageTooLong { path, mtu: self.mtu() },
+            _ if self.below(20) == 0 => EngineEvent::EngineFailed { reason: "lie".into() },
+            _ => EngineEvent::MessageTooLong { path, mtu: 1300 },
+        }
+    }
+}
+
+fn peer(number: u64) -> PeerId {
+    PeerId::from_bytes([u8::try_from(number).unwrap(); 32])
+}
+
+fn lie(seed: u64) {
+    let mut dice = Dice(ChaCha20Rng::seed_from_u64(seed));
+    let mut config = Config { rekey_after: Duration::from_secs(2), ..Config::default() };
+    config.engines[0].lanes_max = 2;
+    let mut paths = Paths::new(peer(200), config, [9; 32]);
+    let mut now = Instant::now();
+    let mut known = Known::default();
+    let mut inbound: BTreeMap<u32, PeerId> = BTreeMap::new();
+    let mut keys: BTreeSet<[u8; 36]> = BTreeSet::new();
+    for _ in 0..600 {
+        let about = peer(dice.below(PEERS));
+        match dice.below(40) {
+            0 | 1 => {
+                let key = [u8::try_from(dice.below(256)).unwrap(); 32];
+                let remote = dice.address();
+                paths.handle_link_up(now, about, SessionKey::from_bytes(key), remote);
+                keys.clear();
+            }
+            2 => paths.handle_link_down(now, about),
+            3 if dice.below(4) == 0 => {
+                paths.handle_peer_gone(now, about);
+                inbound.retain(|_, owner| *owner != about);
+            }
+            4 => paths.handle_link_mtu(now, dice.mtu()),
+            5..=25 => {
+                let message = dice.message(&known);
+                let _ = paths.handle_message(now, about, message);
+            }
+            _ => paths.handle_event(now, dice.event(&known, about)),
+        }
+        if dice.below(3) == 0 {
+            now += Duration::from_millis(dice.below(900));
+        }
+        let mut steps = 0;
+        while paths.poll_timeout().is_some_and(|at| at <= now) {
+            paths.handle_timeout(now);
+            steps += 1;
+            assert!(steps < 100, "seed {seed}: the same deadline again and again");
+        }
+        while let Some(command) = paths.poll_command() {
+            match command {
+                EngineCommand::InstallInbound { peer, path, sa } => {
+                    assert!(inbound.insert(sa.spi, peer).is_none(), "seed {seed}");
+                    known.spis.push(sa.spi);
+                    known.paths.push(path);
+                }
+                EngineCommand::RemoveInbound { spi } => {
+                    inbound.remove(&spi);
+                }
+                EngineCommand::InstallOutbound { sa, remote, .. } => {
+                    // Cleared with each session: the same session may not come twice in truth.
+                    assert!(keys.insert(*sa.key.expose()), "seed {seed}: a key used twice");
+                    assert!(!remote.ip().is_multicast());
+                    known.spis.push(sa.spi);
+                }
+                EngineCommand::SendProbe { probe, mtu, .. } => {
+                    assert!(mtu >= 400, "seed {seed}: a probe of {mtu} bytes");
+                    known.probes.push(probe);
+                }
+                _ => {}
+            }
+        }
+        for number in 0..PEERS {
+            let live = inbound.values().filter(|owner| **owner == peer(number)).count();
+            assert!(live <= GENERATIONS_MAX * 2, "seed {seed}: {live} SAs live");
+        }
+        while let Some((_, message)) = paths.poll_message() {
+            match message {
+                Message::Hello(hello) => known.session.push(hello.session),
+                Message::Offer(offer) => known.offers.push(offer.offer),
+                _ => {}
+            }
+        }
+        while paths.poll_change().is_some() {}
+        let _ = paths.status(now);
+    }
+}
+
+#[test]
+fn lies_in_any_order_do_no_harm() {
+    (0..1500).for_each(lie);
+}
+
+#[test]
+fn the_same_inputs_give_the_same_outputs() {
+    let run = || {
+        let now = Instant::now();
+        let mut paths = Paths::new(peer(1), Config::default(), [3; 32]);
+        paths.handle_link_up(now, peer(2), SessionKey::from_bytes([4; 32]), [10, 0, 0, 2].into());
+        let Some((_, Message::Hello(mut hello))) = paths.poll_message() else { panic!() };
+        hello.instance = 5;
+        paths.handle_message(now, peer(2), Message::Hello(hello)).unwrap();
+        let commands: Vec<_> = std::iter::from_fn(|| paths.poll_command()).collect();
+        let messages: Vec<_> = std::iter::from_fn(|| paths.poll_message()).collect();
+        (commands, messages)
+    };
+    assert!(run().0.iter().any(|it| matches!(it, EngineCommand::InstallInbound { .. })));
+    assert_eq!(run(), run());
+}
