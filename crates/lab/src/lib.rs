@@ -1,2 +1,4 @@
 //! dev: simulator, network-namespace lab, virtual-machine lab, benchmark harness.
 #![forbid(unsafe_code)]
+
+pub mod sim;

@@ -1,0 +1,528 @@
+//! A simulator in virtual time: hosts with the production state machines, simulated engines, links
+//! and a data network. A run is a function of its seed.
+
+mod engine;
+
+pub use engine::{Packet, Payload, SimEngine};
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, SocketAddr};
+use std::time::{Duration, Instant};
+
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha20Rng;
+use weft_crypto::{PeerId, SessionKey};
+use weft_path::{
+    Config, EngineCommand, EngineEvent, Message, PathChange, PathId, PathState, Paths, overhead,
+};
+
+/// Names a host of a [`World`].
+pub type HostId = usize;
+
+/// One direction of the data network between two hosts.
+#[derive(Clone, Debug)]
+pub struct Net {
+    /// How long a packet is on its way, ...
+    pub latency: Duration,
+    /// ... and how much longer at most, at random.
+    pub jitter: Duration,
+    /// Packets lost of a thousand.
+    pub loss_per_mille: u32,
+    /// Outer IP packets above this are lost without a word.
+    pub mtu: u16,
+    /// Nothing arrives.
+    pub cut: bool,
+    /// Nothing arrives at these UDP ports.
+    pub blocked_ports: BTreeSet<u16>,
+}
+
+impl Default for Net {
+    fn default() -> Self {
+        Self {
+            latency: Duration::from_millis(5),
+            jitter: Duration::ZERO,
+            loss_per_mille: 0,
+            mtu: u16::MAX,
+            cut: false,
+            blocked_ports: BTreeSet::new(),
+        }
+    }
+}
+
+/// What one direction of steady traffic came to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Tally {
+    /// Packets that containers sent.
+    pub sent: u64,
+    /// Packets that arrived.
+    pub delivered: u64,
+    /// Sent packets that are neither delivered nor on their way.
+    pub lost: u64,
+    /// When the last one arrived.
+    pub last: Option<Instant>,
+}
+
+/// A simulated host.
+pub struct Host {
+    /// Its identity.
+    pub id: PeerId,
+    /// The state machine.
+    pub paths: Paths,
+    /// Its engine.
+    pub engine: SimEngine,
+    /// Changes of state, with their time.
+    pub changes: Vec<(Instant, PathChange)>,
+    /// MTU of its own link: its kernel refuses longer datagrams.
+    pub link_mtu: u16,
+    /// Behind a NAT that shows this source port and lets packets in to it alone.
+    pub nat_port: Option<u16>,
+    address: IpAddr,
+    config: Config,
+    /// The newest connection to each peer.
+    connections: BTreeMap<HostId, u64>,
+    /// Messages seen by this host, for an attacker to say again.
+    pub heard: Vec<(HostId, Message)>,
+    timer: Option<Instant>,
+    ports: BTreeMap<PathId, u16>,
+}
+
+enum Event {
+    Timer(HostId),
+    LinkUp { host: HostId, peer: HostId, connection: u64, key: SessionKey },
+    LinkDown { host: HostId, peer: HostId, connection: u64 },
+    Message { from: HostId, to: HostId, connection: u64, text: String },
+    Packet { from: HostId, to: HostId, packet: Packet },
+    Traffic { from: HostId, to: HostId, every: Duration, size: Option<u16>, until: Instant },
+}
+
+/// Hosts, their links, the data network, and virtual time.
+pub struct World {
+    /// The seed of this run, to print when something fails.
+    pub seed: u64,
+    /// Virtual time.
+    pub now: Instant,
+    /// The hosts.
+    pub hosts: Vec<Host>,
+    /// What happened to the steady traffic, by direction.
+    pub tallies: BTreeMap<(HostId, HostId), Tally>,
+    /// How long a message is on its way over a link.
+    pub link_latency: Duration,
+    start: Instant,
+    rng: ChaCha20Rng,
+    nets: BTreeMap<(HostId, HostId), Net>,
+    queue: BTreeMap<(Instant, u64), Event>,
+    events: u64,
+    connection: u64,
+    /// Connections that carry messages now, each with the time of its last arrival by direction.
+    live: BTreeMap<u64, BTreeMap<(HostId, HostId), Instant>>,
+    /// Keys that receivers have derived, by receiver and SPI.
+    derived: BTreeMap<(PeerId, u32), BTreeSet<[u8; 36]>>,
+}
+
+impl World {
+    /// Hosts with these settings, without links.
+    pub fn new(seed: u64, configs: Vec<Config>) -> Self {
+        let start = Instant::now();
+        let mut rng = ChaCha20Rng::seed_from_u64(seed);
+        let hosts = configs.into_iter().enumerate();
+        let hosts = hosts.map(|(index, config)| Host::new(index, config, &mut rng)).collect();
+        Self {
+            seed,
+            now: start,
+            hosts,
+            tallies: BTreeMap::new(),
+            link_latency: Duration::from_millis(5),
+            start,
+            rng,
+            nets: BTreeMap::new(),
+            queue: BTreeMap::new(),
+            events: 0,
+            connection: 0,
+            live: BTreeMap::new(),
+            derived: BTreeMap::new(),
+        }
+    }
+
+    /// Virtual time since the start.
+    pub fn elapsed(&self) -> Duration {
+        self.now - self.start
+    }
+
+    /// A random number below `end`.
+    pub fn below(&mut self, end: u64) -> u64 {
+        self.rng.next_u64() % end.max(1)
+    }
+
+    /// The data network from one host to another.
+    pub fn net(&mut self, from: HostId, to: HostId) -> &mut Net {
+        self.nets.entry((from, to)).or_default()
+    }
+
+    /// Changes both directions of the data network between two hosts.
+    pub fn both(&mut self, a: HostId, b: HostId, change: impl Fn(&mut Net)) {
+        change(self.net(a, b));
+        change(self.net(b, a));
+    }
+
+    /// A new connection between two hosts, each of which learns of it at its own moment.
+    pub fn connect(&mut self, a: HostId, b: HostId) {
+        self.connection += 1;
+        let connection = self.connection;
+        self.live.insert(connection, BTreeMap::new());
+        let mut key = [0; 32];
+        self.rng.fill_bytes(&mut key);
+        for (host, peer) in [(a, b), (b, a)] {
+            let at = self.now + Duration::from_micros(self.below(20_000));
+            let key = SessionKey::from_bytes(key);
+            self.push(at, Event::LinkUp { host, peer, connection, key });
+        }
+    }
+
+    /// Cuts every connection between two hosts; each notices within `noticed`.
+    pub fn disconnect(&mut self, a: HostId, b: HostId, noticed: Duration) {
+        for (host, peer) in [(a, b), (b, a)] {
+            if let Some(connection) = self.hosts[host].connections.get(&peer).copied() {
+                self.live.remove(&connection);
+                let micros = u64::try_from(noticed.as_micros()).unwrap_or(u64::MAX);
+                let at = self.now + Duration::from_micros(self.below(micros));
+                self.push(at, Event::LinkDown { host, peer, connection });
+            }
+        }
+    }
+
+    /// Kills a host's daemon and starts it again, without links.
+    pub fn restart(&mut self, host: HostId) {
+        let peers: Vec<HostId> = self.hosts[host].connections.keys().copied().collect();
+        for peer in peers {
+            self.disconnect(host, peer, Duration::from_millis(100));
+        }
+        let mut fresh = Host::new(host, self.hosts[host].config.clone(), &mut self.rng);
+        fresh.link_mtu = self.hosts[host].link_mtu;
+        fresh.nat_port = self.hosts[host].nat_port;
+        self.hosts[host] = fresh;
+    }
+
+    /// Steady traffic from one host to another: a packet every so often, of `size` bytes or of
+    /// the path's MTU.
+    pub fn traffic(
+        &mut self,
+        from: HostId,
+        to: HostId,
+        every: Duration,
+        size: Option<u16>,
+        length: Duration,
+    ) {
+        let until = self.now + length;
+        self.push(self.now, Event::Traffic { from, to, every, size, until });
+    }
+
+    /// Hands a message to a host as if its peer had sent it.
+    pub fn inject(&mut self, from: HostId, to: HostId, message: Message) {
+        let peer = self.hosts[from].id;
+        // Refused or not: both must leave the host sound.
+        let _ = self.hosts[to].paths.handle_message(self.now, peer, message);
+        self.drain(to);
+    }
+
+    /// Hands an engine's event to a host.
+    pub fn event(&mut self, host: HostId, event: EngineEvent) {
+        self.hosts[host].paths.handle_event(self.now, event);
+        self.drain(host);
+    }
+
+    /// The engine of a host breaks down.
+    pub fn fail_engine(&mut self, host: HostId) {
+        let mut events = Vec::new();
+        self.hosts[host].engine.fail(&mut events);
+        events.into_iter().for_each(|event| self.event(host, event));
+    }
+
+    /// Lets a host's link have another MTU.
+    pub fn set_link_mtu(&mut self, host: HostId, mtu: u16) {
+        self.hosts[host].link_mtu = mtu;
+        self.hosts[host].paths.handle_link_mtu(self.now, mtu);
+        self.drain(host);
+    }
+
+    /// The state of the best path from one host to another, `None` without any.
+    pub fn state(&self, from: HostId, to: HostId) -> Option<PathState> {
+        let peer = self.hosts[to].id;
+        let states = self.hosts[from].paths.status(self.now);
+        let states = states.into_iter().filter(|status| status.peer == peer);
+        states.map(|status| status.state).max_by_key(|state| *state == PathState::Active)
+    }
+
+    /// The proven MTU of the active path from one host to another.
+    pub fn mtu(&self, from: HostId, to: HostId) -> Option<u16> {
+        let peer = self.hosts[to].id;
+        let states = self.hosts[from].paths.status(self.now);
+        let mut active = states.into_iter().filter(|it| it.state == PathState::Active);
+        active.find(|status| status.peer == peer).and_then(|status| status.mtu)
+    }
+
+    /// Both directions between two hosts carry frames.
+    pub fn is_connected(&self, a: HostId, b: HostId) -> bool {
+        [(a, b), (b, a)].iter().all(|&(a, b)| self.state(a, b) == Some(PathState::Active))
+    }
+
+    /// Lets time pass.
+    pub fn run(&mut self, length: Duration) {
+        let end = self.now + length;
+        self.run_until(end, |_| false);
+    }
+
+    /// Lets time pass until `end` or until something holds; `true` if it does.
+    pub fn run_until(&mut self, end: Instant, done: impl Fn(&Self) -> bool) -> bool {
+        loop {
+            if done(self) {
+                return true;
+            }
+            match self.queue.first_entry() {
+                Some(entry) if entry.key().0 <= end => {
+                    let ((at, _), event) = entry.remove_entry();
+                    self.now = self.now.max(at);
+                    self.handle(event);
+                }
+                _ => {
+                    self.now = end;
+                    return done(self);
+                }
+            }
+        }
+    }
+
+    fn push(&mut self, at: Instant, event: Event) {
+        self.events += 1;
+        self.queue.insert((at, self.events), event);
+    }
+
+    fn handle(&mut self, event: Event) {
+        match event {
+            Event::Timer(host) => {
+                if self.hosts[host].timer.is_some_and(|at| at <= self.now) {
+                    self.hosts[host].timer = None;
+                    self.hosts[host].paths.handle_timeout(self.now);
+                    self.drain(host);
+                }
+            }
+            Event::LinkUp { host, peer, connection, key } => {
+                if self.live.contains_key(&connection) {
+                    let (id, remote) = (self.hosts[peer].id, self.hosts[peer].address);
+                    self.hosts[host].connections.insert(peer, connection);
+                    self.hosts[host].paths.handle_link_up(self.now, id, key, remote);
+                    self.drain(host);
+                }
+            }
+            Event::LinkDown { host, peer, connection } => {
+                if self.hosts[host].connections.get(&peer) == Some(&connection) {
+                    self.hosts[host].connections.remove(&peer);
+                    let id = self.hosts[peer].id;
+                    self.hosts[host].paths.handle_link_down(self.now, id);
+                    self.drain(host);
+                }
+            }
+            Event::Message { from, to, connection, text } => {
+                self.deliver_message(from, to, connection, text);
+            }
+            Event::Packet { from, to, packet } => self.deliver_packet(from, to, &packet),
+            Event::Traffic { from, to, every, size, until } => {
+                let peer = self.hosts[to].id;
+                let mut events = Vec::new();
+                let tally = self.tallies.entry((from, to)).or_default();
+                tally.sent += 1;
+                match self.hosts[from].engine.send(peer, size, &mut events) {
+                    Some(packet) => self.transmit(from, packet),
+                    None => tally.lost += 1,
+                }
+                self.report(from, events);
+                if self.now + every < until {
+                    self.push(self.now + every, Event::Traffic { from, to, every, size, until });
+                }
+            }
+        }
+    }
+
+    fn deliver_message(&mut self, from: HostId, to: HostId, connection: u64, text: String) {
+        if !self.live.contains_key(&connection) {
+            return;
+        }
+        if self.hosts[to].connections.get(&from).is_none_or(|newest| *newest < connection) {
+            // It has not yet learned of the connection: the message waits in it.
+            let at = self.now + Duration::from_millis(1);
+            self.push(at, Event::Message { from, to, connection, text });
+            return;
+        }
+        let peer = self.hosts[from].id;
+        let message: Message = serde_json::from_str(&text).unwrap_or(Message::Unknown);
+        self.hosts[to].heard.push((from, message.clone()));
+        let result = self.hosts[to].paths.handle_message(self.now, peer, message);
+        assert!(result.is_ok(), "seed {}: an honest message was refused: {result:?}", self.seed);
+        self.drain(to);
+    }
+
+    fn deliver_packet(&mut self, from: HostId, to: HostId, packet: &Packet) {
+        let mut events = Vec::new();
+        let delivered = self.hosts[to].engine.receive(packet, &mut events);
+        if packet.payload == Payload::Data {
+            let tally = self.tallies.entry((from, to)).or_default();
+            tally.delivered += u64::from(delivered);
+            tally.lost += u64::from(!delivered);
+            if delivered {
+                tally.last = Some(self.now);
+            }
+        }
+        self.report(to, events);
+    }
+
+    fn report(&mut self, host: HostId, events: Vec<EngineEvent>) {
+        if !events.is_empty() {
+            for event in events {
+                self.hosts[host].paths.handle_event(self.now, event);
+            }
+            self.drain(host);
+        }
+    }
+
+    /// Carries out what a host's state machine wants: commands first, then messages.
+    fn drain(&mut self, host: HostId) {
+        loop {
+            let mut events = Vec::new();
+            while let Some(command) = self.hosts[host].paths.poll_command() {
+                self.check(host, &command);
+                if let Some(packet) = self.hosts[host].engine.apply(command, &mut events) {
+                    self.transmit_probe(host, packet, &mut events);
+                }
+            }
+            if events.is_empty() {
+                break;
+            }
+            for event in events {
+                self.hosts[host].paths.handle_event(self.now, event);
+            }
+        }
+        while let Some((peer, message)) = self.hosts[host].paths.poll_message() {
+            self.post(host, peer, &message);
+        }
+        while let Some(change) = self.hosts[host].paths.poll_change() {
+            self.hosts[host].changes.push((self.now, change));
+        }
+        let next = self.hosts[host].paths.poll_timeout();
+        if let Some(next) = next
+            && self.hosts[host].timer.is_none_or(|timer| next < timer)
+        {
+            // A deadline that has passed already must still let time go on.
+            let next = next.max(self.now + Duration::from_micros(1));
+            self.hosts[host].timer = Some(next);
+            self.push(next, Event::Timer(host));
+        }
+    }
+
+    /// No host ever sends under a key that its peer did not derive.
+    fn check(&mut self, host: HostId, command: &EngineCommand) {
+        match command {
+            EngineCommand::InstallInbound { sa, .. } => {
+                let receiver = (self.hosts[host].id, sa.spi);
+                self.derived.entry(receiver).or_default().insert(*sa.key.expose());
+            }
+            EngineCommand::InstallOutbound { peer, sa, .. } => {
+                let keys = self.derived.get(&(*peer, sa.spi));
+                let known = keys.is_some_and(|keys| keys.contains(sa.key.expose()));
+                assert!(known, "seed {}: a key that the peer did not derive", self.seed);
+            }
+            _ => {}
+        }
+    }
+
+    fn post(&mut self, from: HostId, peer: PeerId, message: &Message) {
+        let Some(to) = self.hosts.iter().position(|host| host.id == peer) else { return };
+        let Some(connection) = self.hosts[from].connections.get(&to).copied() else { return };
+        let Some(arrivals) = self.live.get_mut(&connection) else { return };
+        let last = arrivals.entry((from, to)).or_insert(self.now);
+        *last = (self.now + self.link_latency).max(*last);
+        let at = *last;
+        let text = serde_json::to_string(message).unwrap_or_default();
+        self.push(at, Event::Message { from, to, connection, text });
+    }
+
+    fn transmit_probe(&mut self, from: HostId, packet: Packet, events: &mut Vec<EngineEvent>) {
+        let outer = packet.size.saturating_add(self.overhead_to(&packet));
+        if outer > self.hosts[from].link_mtu {
+            events.push(EngineEvent::MessageTooLong { path: packet.path, mtu: packet.size });
+        } else {
+            self.transmit(from, packet);
+        }
+    }
+
+    fn overhead_to(&self, packet: &Packet) -> u16 {
+        overhead(weft_crypto::Format::Esp, packet.destination.is_ipv6())
+    }
+
+    fn transmit(&mut self, from: HostId, mut packet: Packet) {
+        let outer = packet.size.saturating_add(self.overhead_to(&packet));
+        let destination = packet.destination;
+        let to = self.hosts.iter().position(|host| host.address == destination.ip());
+        let data = packet.payload == Payload::Data;
+        // Both directions of a lane use one 5-tuple: packets come from the port that is offered.
+        let sender = &mut self.hosts[from];
+        let port = sender.nat_port.unwrap_or_else(|| sender.port(packet.path, self.now));
+        packet.source = SocketAddr::new(sender.address, port);
+        let dice = self.below(1000);
+        let Some(to) = to else { return };
+        let reached = match self.hosts[to].nat_port {
+            Some(port) => destination.port() == port,
+            None => true,
+        };
+        let net = self.net(from, to).clone();
+        let carried = reached
+            && !net.cut
+            && outer <= net.mtu
+            && !net.blocked_ports.contains(&destination.port())
+            && dice >= u64::from(net.loss_per_mille);
+        if carried {
+            let jitter = u64::try_from(net.jitter.as_micros()).unwrap_or(0);
+            let at = self.now + net.latency + Duration::from_micros(self.below(jitter + 1));
+            self.push(at, Event::Packet { from, to, packet });
+        } else if data {
+            self.tallies.entry((from, to)).or_default().lost += 1;
+        }
+    }
+}
+
+impl Host {
+    fn new(index: HostId, config: Config, rng: &mut ChaCha20Rng) -> Self {
+        let octet = u8::try_from(index + 1).unwrap_or(u8::MAX);
+        let id = PeerId::of_public_key(&[octet; 32]);
+        let mut seed = [0; 32];
+        rng.fill_bytes(&mut seed);
+        Self {
+            id,
+            paths: Paths::new(id, config.clone(), seed),
+            engine: SimEngine::default(),
+            changes: Vec::new(),
+            link_mtu: config.link_mtu,
+            nat_port: None,
+            address: IpAddr::from([10, 0, 0, octet]),
+            config,
+            connections: BTreeMap::new(),
+            heard: Vec::new(),
+            timer: None,
+            ports: BTreeMap::new(),
+        }
+    }
+
+    /// The address that the data network and links know it by.
+    pub fn address(&self) -> IpAddr {
+        self.address
+    }
+
+    /// The data port of the engine that a path is on.
+    fn port(&mut self, path: PathId, now: Instant) -> u16 {
+        let (paths, config) = (&self.paths, &self.config);
+        *self.ports.entry(path).or_insert_with(|| {
+            let status = paths.status(now).into_iter().find(|status| status.path == Some(path));
+            let kind = status.and_then(|status| status.engine);
+            let engine = config.engines.iter().find(|engine| Some(engine.kind) == kind);
+            engine.map_or(0, |engine| engine.port)
+        })
+    }
+}
