@@ -325,6 +325,7 @@ impl Mesh {
         if let Some(peer) = owners.iter().copied().find(|peer| self.shares_network(*peer)) {
             let id = self.rng.next_u64();
             claim.asked = Some((peer, id));
+            claim.retry_at = None;
             let (address, container) = (claim.slot, owner.to_owned());
             self.send(peer, Message::Claim { id, address, container });
             return None;

@@ -128,6 +128,13 @@ impl Source {
                 reason: "\u{1b}no".repeat(self.below(500) as usize),
                 ask: Some(self.peer()),
             },
+            15 => Message::EndpointsRequest,
+            n => self.late_message(n),
+        }
+    }
+
+    fn late_message(&mut self, n: u64) -> Message {
+        match n {
             9 => Message::Claim {
                 id: self.number(),
                 address: self.address(),
@@ -150,7 +157,6 @@ impl Source {
                 add: self.many(Self::endpoint),
                 remove: self.many(|s| s.endpoint().mac),
             },
-            15 => Message::EndpointsRequest,
             _ => Message::Naming {
                 naming: Naming {
                     host: self.peer(),
@@ -292,4 +298,18 @@ fn a_lie_about_this_hosts_ranges_is_answered_with_the_truth_and_a_higher_version
         panic!("no announcement: {outputs:?}");
     };
     assert_eq!((announcement.version, announcement.ranges.len()), (41, 1));
+}
+
+#[test]
+fn a_host_without_a_mesh_claims_nothing() {
+    let now = Instant::now();
+    let mut mesh = founder(now);
+    let hello = Hello { network: None, ..hello(&mesh, "other") };
+    mesh.handle_link_up(now, id(1), hello, "192.0.2.9:6783".parse().unwrap()).unwrap();
+    drain(&mut mesh);
+    let address = "10.9.0.50".parse().unwrap();
+    let message = Message::Claim { id: 1, address, container: "box".to_owned() };
+    mesh.handle_message(now, id(1), message).unwrap();
+    let message = Message::ClaimAnswer { id: 1, address, result: ClaimResult::NotMine };
+    assert_eq!(drain(&mut mesh), [Output::Send { peer: id(1), message }]);
 }

@@ -445,6 +445,8 @@ impl Net {
             let dial = host.next_dial <= now;
             if mesh.poll_timeout().is_some_and(|at| at <= now) {
                 mesh.handle_timeout(now);
+                let next = mesh.poll_timeout();
+                assert!(next.is_none_or(|at| at > now), "h{index} wants the time again and again");
                 self.act(index);
             }
             if dial {
