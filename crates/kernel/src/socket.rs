@@ -235,3 +235,97 @@ fn explanation(flags: u16, echo: &[u8]) -> Option<String> {
     let text = String::from_utf8_lossy(&text).trim_end_matches('\0').to_owned();
     (!text.is_empty()).then_some(text)
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use netlink_packet_route::link::{InfoKind, LinkAttribute, LinkInfo, LinkMessage};
+
+    use super::*;
+
+    /// Devices enough for a dump of several batches.
+    const DEVICES: usize = 100;
+
+    fn list() -> RouteNetlinkMessage {
+        RouteNetlinkMessage::GetLink(LinkMessage::default())
+    }
+
+    /// Runs a test body in a network namespace of its own.
+    fn apart<F: Future<Output = ()>>(body: impl FnOnce() -> F + Send + 'static) {
+        let outcome = std::thread::spawn(|| {
+            weft_io::namespace::unshare_network()
+                .expect("this test makes network namespaces and must run as root");
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+            runtime.unwrap().block_on(body());
+        });
+        if let Err(panic) = outcome.join() {
+            std::panic::resume_unwind(panic);
+        }
+    }
+
+    async fn with_devices() -> Socket {
+        let socket = Socket::open(Arc::default()).unwrap();
+        for n in 0..DEVICES {
+            let mut message = LinkMessage::default();
+            message.attributes.push(LinkAttribute::IfName(format!("many{n}")));
+            let kind = LinkInfo::Kind(InfoKind::Bridge);
+            message.attributes.push(LinkAttribute::LinkInfo(vec![kind]));
+            socket.create_link(message, "many").await.unwrap();
+        }
+        socket
+    }
+
+    #[test]
+    fn an_abandoned_dump_does_not_disturb_the_next() {
+        apart(|| async {
+            let socket = with_devices().await;
+            {
+                // A call whose future was dropped after it had sent its request.
+                let mut exchange = socket.exchange.lock().await;
+                exchange.sequence += 1;
+                let mut header = NetlinkHeader::default();
+                header.flags = NLM_F_REQUEST | NLM_F_DUMP;
+                header.sequence_number = exchange.sequence;
+                let mut request = NetlinkMessage::new(header, list().into());
+                request.finalize();
+                let mut bytes = vec![0; request.buffer_len()];
+                request.serialize(&mut bytes);
+                exchange.socket.send(&bytes).await.unwrap();
+                exchange.unfinished = true;
+            }
+            assert_eq!(socket.dump(list()).await.unwrap().len(), DEVICES + 1);
+        });
+    }
+
+    #[test]
+    fn the_kernels_own_words_are_kept() {
+        apart(|| async {
+            let socket = Socket::open(Arc::default()).unwrap();
+            let mut message = LinkMessage::default();
+            message.attributes.push(LinkAttribute::IfName("odd".into()));
+            let kind = LinkInfo::Kind(InfoKind::Other("no-such-kind".into()));
+            message.attributes.push(LinkAttribute::LinkInfo(vec![kind]));
+            let text = socket.create_link(message, "odd").await.unwrap_err().to_string();
+            assert!(text.contains("create device odd"), "{text}");
+            assert!(text.contains("Unknown device type"), "{text}");
+        });
+    }
+
+    #[test]
+    fn a_senseless_datagram_ends_the_cutting() {
+        let whole = [16, 0, 0, 0, 3, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0];
+        assert_eq!(messages(&whole).count(), 1);
+        let twice = [whole, whole].concat();
+        assert_eq!(messages(&twice).count(), 2);
+        for length in 0..16 {
+            assert_eq!(messages(&twice[..16 + length]).count(), 1, "{length}");
+        }
+        assert_eq!(messages(&[0; 64]).count(), 0);
+        assert_eq!(messages(&[0xff; 64]).count(), 0);
+        let mut odd = whole.to_vec();
+        odd[0] = 17;
+        odd.push(9);
+        assert_eq!(messages(&odd).count(), 1);
+    }
+}

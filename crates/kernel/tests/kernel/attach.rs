@@ -4,7 +4,7 @@ use weft_kernel::{AttachSpec, Kernel, KernelError};
 
 use crate::lab::{
     BRIDGE, Container, MTU, assert_same, attach_spec, bridge_spec, has_link, host_with_bridge,
-    link, net, on_a_host, run, snapshot,
+    link, net, on_a_host, run, snapshot, wait_until_up,
 };
 
 /// What iproute2 shows inside a container, without what moves by itself.
@@ -55,6 +55,7 @@ fn attaching_again_changes_nothing() {
         let container = Container::new();
         let spec = attach_spec(5, &container);
         kernel.attach(&spec).await.unwrap();
+        wait_until_up(BRIDGE);
         let (before, before_inside, changes) = (snapshot(), inside(&container), kernel.changes());
         kernel.attach(&spec).await.unwrap();
         assert_eq!(kernel.changes(), changes);

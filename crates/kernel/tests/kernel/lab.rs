@@ -108,6 +108,17 @@ pub(crate) fn snapshot() -> Vec<Value> {
     shown
 }
 
+/// Waits until a device has its carrier; the kernel tells that a moment later.
+pub(crate) fn wait_until_up(name: &str) {
+    for _ in 0..2000 {
+        if link(name)["operstate"] == "UP" {
+            return;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    panic!("{name} does not come up: {}", link(name));
+}
+
 /// Compares what was shown at two moments, and shows only what differs.
 pub(crate) fn assert_same(now: &[Value], before: &[Value]) {
     for (now, before) in now.iter().zip(before) {

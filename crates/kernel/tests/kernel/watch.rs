@@ -29,11 +29,20 @@ fn what_happens_to_a_device_is_told_in_order() {
         run("ip", &["link", "add", "d0", "type", "bridge"]);
         run("ip", &["link", "set", "before", "master", "d0"]);
         switch_on("before");
-        run("ip", &["link", "set", "d0", "up"]);
-        run("ip", &["link", "set", "d0", "mtu", "1400"]);
-        run("ip", &["link", "set", "d0", "down"]);
-        run("ip", &["link", "delete", "d0"]);
-        let events = wait_for(&mut watch, &LinkEvent::Removed { name: name() }).await;
+        let steps: [(&[&str], LinkEvent); 4] = [
+            (&["link", "set", "d0", "up"], LinkEvent::Up { name: name() }),
+            (
+                &["link", "set", "d0", "mtu", "1400"],
+                LinkEvent::MtuChanged { name: name(), mtu: 1400 },
+            ),
+            (&["link", "set", "d0", "down"], LinkEvent::Down { name: name() }),
+            (&["link", "delete", "d0"], LinkEvent::Removed { name: name() }),
+        ];
+        let mut events = Vec::new();
+        for (step, event) in steps {
+            run("ip", step);
+            events.extend(wait_for(&mut watch, &event).await);
+        }
         let expected = [
             LinkEvent::Added { name: name() },
             LinkEvent::Up { name: name() },
