@@ -1,2 +1,45 @@
 //! tokio: QUIC connections, admission, streams of control messages.
+//!
+//! A [`Links`] owns one UDP socket. It dials [`Target`]s, accepts others, proves on each connection
+//! that both ends know the network's password or a join token (bound to the very TLS connection),
+//! and keeps exactly one link with each peer: what happens to links comes as [`Event`]s.
+//!
+//! # One link with each peer
+//!
+//! Two hosts may dial each other at once, and a host may be restarted while the other still holds
+//! its old connection. The side with the lower peer id decides: after admission it says `Use` on
+//! the connection that is to be the link, numbered, and the other side follows the highest number.
+//! It takes a new connection unless both sides say that they have a live one already. The old
+//! connection is drained, so that between the same two instances no message is lost, then closed.
 #![forbid(unsafe_code)]
+
+mod accept;
+mod admission;
+mod connect;
+mod dial;
+mod error;
+mod event;
+mod identity;
+pub mod limits;
+mod links;
+mod outbox;
+mod secret;
+mod session;
+mod shared;
+mod socket;
+mod status;
+mod target;
+mod throttle;
+mod tls;
+mod token;
+mod wire;
+
+pub use error::{LinkError, REASON_BAD_TOKEN, REASON_ITSELF, REASON_WRONG_PASSWORD, SendError};
+pub use event::{Event, Events};
+pub use identity::Identity;
+pub use limits::{DEFAULT_PORT, Timing};
+pub use links::{Admission, Config, Links};
+pub use secret::Secret;
+pub use status::{Direction, LinkState, LinkStatus};
+pub use target::{KeyHash, Target};
+pub use token::Token;

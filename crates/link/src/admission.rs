@@ -1,0 +1,388 @@
+//! Admission: both ends prove on the first stream that they know the same password or token, bound
+//! to this very TLS connection and both identities (DESIGN section 6.1). Until then nothing else
+//! is said, not even a name.
+
+use std::future::Future;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use quinn::{Connection, RecvStream, SendStream};
+use tokio::time::{sleep, timeout_at};
+use weft_crypto::{CpaceContext, CpaceInitiator, CpaceResponder, PeerId, SessionKey};
+use zeroize::Zeroizing;
+
+use crate::error::{
+    CloseCode, Failure, REASON_BAD_TOKEN, REASON_ITSELF, REASON_WRONG_PASSWORD, range_text,
+    version_mismatch,
+};
+use crate::limits::FAILURE_DELAY_MAX_S;
+use crate::secret::Secret;
+use crate::session::Admitted;
+use crate::shared::Shared;
+use crate::status::Direction;
+use crate::tls;
+use crate::token::{Token, TokenId};
+use crate::wire::{
+    ADMISSION_MAX_BYTES, Method, PREAMBLE_LEN, Ready, Step, UNPROVEN_MAX_BYTES, common_version,
+    preamble, read_exact, read_frame, versions_of, write_frame,
+};
+
+const LABEL_ADMISSION: &[u8] = b"EXPORTER-weft-admission-1";
+const LABEL_SESSION: &[u8] = b"EXPORTER-weft-session-1";
+const LABEL_SESSION_ID: &[u8] = b"EXPORTER-weft-session-id-1";
+
+/// Closes a connection for a failure found here, so that the peer learns the reason.
+pub(crate) fn tell(shared: &Shared, conn: &Connection, failure: &Failure) {
+    let code = failure.code().unwrap_or(CloseCode::Unknown);
+    let text = match code {
+        CloseCode::Version => range_text(&shared.versions),
+        _ => crate::error::clean(failure.reason()),
+    };
+    conn.close(code.to_wire(), text.as_bytes());
+}
+
+/// Admission by the side that dialled. The connection is closed on failure.
+pub(crate) async fn dialled(
+    shared: &Arc<Shared>,
+    conn: Connection,
+    renewal: bool,
+) -> Result<Admitted, Failure> {
+    let result = async {
+        let mut talk = Talk::begin(shared, &conn, Direction::Outbound).await?;
+        talk.initiate(renewal).await.and_then(|theirs| talk.finish(theirs))
+    };
+    result.await.inspect_err(|failure| tell(shared, &conn, failure))
+}
+
+/// Admission by the side that was dialled. The connection is closed on failure.
+pub(crate) async fn accepted(shared: &Arc<Shared>, conn: Connection) -> Result<Admitted, Failure> {
+    let result = async {
+        let mut talk = Talk::begin(shared, &conn, Direction::Inbound).await?;
+        talk.respond().await.and_then(|theirs| talk.finish(theirs))
+    };
+    result.await.inspect_err(|failure| tell(shared, &conn, failure))
+}
+
+/// One run of admission.
+struct Talk<'a> {
+    shared: &'a Shared,
+    conn: Connection,
+    send: SendStream,
+    recv: RecvStream,
+    peer: PeerId,
+    direction: Direction,
+    initiator_key: [u8; 32],
+    responder_key: [u8; 32],
+    version: u16,
+    deadline: Instant,
+}
+
+impl<'a> Talk<'a> {
+    /// Checks who it is, opens the stream and agrees on a version.
+    async fn begin(
+        shared: &'a Shared,
+        conn: &Connection,
+        direction: Direction,
+    ) -> Result<Self, Failure> {
+        let (peer, theirs) =
+            tls::peer_of(conn).ok_or_else(|| Failure::protocol("the peer showed no key"))?;
+        if peer == shared.me {
+            return Err(Failure::refused(CloseCode::Itself, REASON_ITSELF));
+        }
+        let ours = shared.identity.public_key();
+        let deadline = Instant::now() + shared.timing.admission_timeout;
+        let open = async {
+            match direction {
+                Direction::Outbound => conn.open_bi().await,
+                Direction::Inbound => conn.accept_bi().await,
+            }
+        };
+        let (send, recv) = within(shared, deadline, open)
+            .await?
+            .map_err(|error| Failure::of_connection(&error, &shared.versions))?;
+        let (initiator_key, responder_key) = match direction {
+            Direction::Outbound => (ours, theirs),
+            Direction::Inbound => (theirs, ours),
+        };
+        let conn = conn.clone();
+        let mut talk = Self {
+            shared,
+            conn,
+            send,
+            recv,
+            peer,
+            direction,
+            initiator_key,
+            responder_key,
+            version: 0,
+            deadline,
+        };
+        talk.agree_on_version().await?;
+        Ok(talk)
+    }
+
+    async fn agree_on_version(&mut self) -> Result<(), Failure> {
+        let ours = &self.shared.versions;
+        if self.direction == Direction::Outbound {
+            self.write(&preamble(ours)).await?;
+        }
+        let mut bytes = [0; PREAMBLE_LEN];
+        let read = read_exact(&mut self.recv, &mut bytes, true);
+        within(self.shared, self.deadline, read)
+            .await?
+            .map_err(|error| error.into_failure(ours))?;
+        let theirs = versions_of(&bytes)
+            .ok_or_else(|| Failure::protocol("the peer does not speak Weft's link protocol"))?;
+        self.version = common_version(ours, &theirs)
+            .ok_or_else(|| Failure::refused(CloseCode::Version, version_mismatch(&theirs, ours)))?;
+        if self.direction == Direction::Inbound {
+            self.write(&preamble(ours)).await?;
+        }
+        Ok(())
+    }
+
+    async fn initiate(&mut self, renewal: bool) -> Result<Ready, Failure> {
+        let (method, password) = self.credential()?;
+        let context = self.cpace_context(method)?;
+        let (cpace, share) = CpaceInitiator::start(&password, &context, random());
+        self.put(&Step::Start { method, share }).await?;
+
+        // The answer may be delayed because of others' failures at our address.
+        self.deadline += Duration::from_secs(FAILURE_DELAY_MAX_S);
+        let Step::Share(share) = self.get(UNPROVEN_MAX_BYTES).await? else {
+            return Err(unexpected());
+        };
+        self.deadline = Instant::now() + self.shared.timing.admission_timeout;
+        let proof = cpace.finish(&share).map_err(|_| unexpected())?;
+        self.put(&Step::Proof(proof.tag())).await?;
+
+        // From here on the peer has had its one guess: if it breaks off, it gets no other soon.
+        let answer = self.get(UNPROVEN_MAX_BYTES).await.map_err(|failure| match failure {
+            Failure::Unreachable { reason } => Failure::protocol(&reason),
+            other => other,
+        })?;
+        let Step::Accept(tag) = answer else { return Err(unexpected()) };
+        proof.verify(&tag).map_err(|_| wrong(method))?;
+
+        let Step::Ready(theirs) = self.get(ADMISSION_MAX_BYTES).await? else {
+            return Err(unexpected());
+        };
+        if let Method::Token(_) = method {
+            let secret = theirs.secret.as_ref();
+            let secret = secret.ok_or_else(|| Failure::protocol("the peer sent no secret"))?;
+            self.shared.learn_secret(secret);
+        }
+        self.put(&self.ready(renewal, None)).await?;
+        if let Method::Token(_) = method {
+            self.put(&Step::Joined).await?;
+        }
+        Ok(theirs)
+    }
+
+    async fn respond(&mut self) -> Result<Ready, Failure> {
+        let Step::Start { method, share: ya } = self.get(UNPROVEN_MAX_BYTES).await? else {
+            return Err(unexpected());
+        };
+        let source = self.conn.remote_address().ip();
+        self.wait_for_turn(source).await?;
+        let (secret, password) = self.password_for(method)?;
+        let context = self.cpace_context(method)?;
+        let (proof, yb) = CpaceResponder::respond(&password, &context, &ya, random())
+            .map_err(|_| unexpected())?;
+        self.put(&Step::Share(yb)).await?;
+        let Step::Proof(tag) = self.get(UNPROVEN_MAX_BYTES).await? else {
+            return Err(unexpected());
+        };
+        let (_, tag) = proof.verify(&tag).map_err(|_| wrong(method))?;
+        self.shared.lock().throttle.succeeded(source);
+
+        let to_joiner = match method {
+            Method::Token(id) => {
+                self.claim(id)?;
+                Some(secret)
+            }
+            Method::Password => None,
+        };
+        self.put(&Step::Accept(tag)).await?;
+        self.put(&self.ready(false, to_joiner)).await?;
+        let Step::Ready(theirs) = self.get(ADMISSION_MAX_BYTES).await? else {
+            return Err(unexpected());
+        };
+        if let Method::Token(id) = method {
+            let Step::Joined = self.get(UNPROVEN_MAX_BYTES).await? else {
+                return Err(unexpected());
+            };
+            self.shared.lock().tokens.consume(id);
+            tracing::info!(peer = %self.peer, nickname = theirs.nickname, "host joined by token");
+        }
+        Ok(theirs)
+    }
+
+    /// Delays the answer to a source with many failures.
+    async fn wait_for_turn(&mut self, source: IpAddr) -> Result<(), Failure> {
+        let delay = self.shared.lock().throttle.attempt(source, Instant::now());
+        let delay = delay.ok_or_else(|| {
+            Failure::refused(CloseCode::Busy, "too many failed attempts from this address")
+        })?;
+        if !delay.is_zero() {
+            self.deadline += delay;
+            tokio::select! {
+                () = sleep(delay) => {}
+                error = self.conn.closed() => {
+                    return Err(Failure::of_connection(&error, &self.shared.versions));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// What this host has to prove that it belongs to the network.
+    fn credential(&self) -> Result<(Method, Zeroizing<Vec<u8>>), Failure> {
+        let state = self.shared.lock();
+        match (&state.secret, &state.join_token) {
+            (Some(secret), _) => Ok((Method::Password, copy(secret.expose()))),
+            (None, Some(token)) => Ok((Method::Token(token.id()), copy(token.secret()))),
+            (None, None) => Err(Failure::refused(CloseCode::NotReady, NOT_READY)),
+        }
+    }
+
+    /// The network's secret, and the password against which a host of this method is checked.
+    fn password_for(&self, method: Method) -> Result<(Secret, Zeroizing<Vec<u8>>), Failure> {
+        let mut state = self.shared.lock();
+        let Some(secret) = state.secret.clone() else {
+            return Err(Failure::refused(CloseCode::NotReady, NOT_READY));
+        };
+        let password = match method {
+            Method::Password => copy(secret.expose()),
+            Method::Token(id) => {
+                let token: Option<Token> = state.tokens.find(id, self.peer, Instant::now());
+                copy(token.ok_or_else(|| wrong(method))?.secret())
+            }
+        };
+        Ok((secret, password))
+    }
+
+    /// The token is this peer's from here on, unless another was faster.
+    fn claim(&self, id: TokenId) -> Result<(), Failure> {
+        let claimed = self.shared.lock().tokens.claim(id, self.peer, Instant::now());
+        if claimed { Ok(()) } else { Err(wrong(Method::Token(id))) }
+    }
+
+    fn cpace_context(&self, method: Method) -> Result<CpaceContext, Failure> {
+        let (name, id) = match method {
+            Method::Password => ("password", TokenId::default()),
+            Method::Token(id) => ("token", id),
+        };
+        let mut sid = vec![0; 32];
+        export(&self.conn, &mut sid, LABEL_ADMISSION, &id)?;
+        Ok(CpaceContext {
+            ci: format!("weft-link {} {name}", self.version).into_bytes(),
+            sid,
+            ada: self.initiator_key.to_vec(),
+            adb: self.responder_key.to_vec(),
+        })
+    }
+
+    fn ready(&self, renewal: bool, secret: Option<Secret>) -> Step {
+        let state = self.shared.lock();
+        Step::Ready(Ready {
+            instance: self.shared.instance,
+            current: state.links.get(&self.peer).map_or(0, |link| link.session_id),
+            renewal,
+            nickname: self.shared.nickname.clone(),
+            hello: state.hello.clone(),
+            secret,
+        })
+    }
+
+    fn finish(self, theirs: Ready) -> Result<Admitted, Failure> {
+        let hello = serde_json::from_slice(&theirs.hello)
+            .map_err(|_| Failure::protocol("the peer's hello is not JSON"))?;
+        let (low, high) = (self.shared.me.min(self.peer), self.shared.me.max(self.peer));
+        let context = [low.as_bytes().as_slice(), high.as_bytes()].concat();
+        let mut session = Zeroizing::new([0; 32]);
+        export(&self.conn, session.as_mut_slice(), LABEL_SESSION, &context)?;
+        let mut id = [0; 8];
+        export(&self.conn, &mut id, LABEL_SESSION_ID, &context)?;
+        Ok(Admitted {
+            conn: self.conn,
+            send: self.send,
+            recv: self.recv,
+            peer: self.peer,
+            direction: self.direction,
+            session: SessionKey::from_bytes(*session),
+            // Zero stands for no session.
+            session_id: u64::from_be_bytes(id).max(1),
+            theirs,
+            hello,
+        })
+    }
+
+    async fn put(&mut self, step: &Step) -> Result<(), Failure> {
+        let bytes = step.encode();
+        let write = write_frame(&mut self.send, &bytes);
+        within(self.shared, self.deadline, write).await?.map_err(|error| self.write_failed(error))
+    }
+
+    async fn get(&mut self, max: usize) -> Result<Step, Failure> {
+        let read = read_frame(&mut self.recv, max);
+        let bytes = within(self.shared, self.deadline, read)
+            .await?
+            .map_err(|error| error.into_failure(&self.shared.versions))?;
+        Step::decode(&Zeroizing::new(bytes)).ok_or_else(unexpected)
+    }
+
+    async fn write(&mut self, bytes: &[u8]) -> Result<(), Failure> {
+        let write = self.send.write_all(bytes);
+        within(self.shared, self.deadline, write).await?.map_err(|error| self.write_failed(error))
+    }
+
+    fn write_failed(&self, error: quinn::WriteError) -> Failure {
+        match error {
+            quinn::WriteError::ConnectionLost(error) => {
+                Failure::of_connection(&error, &self.shared.versions)
+            }
+            _ => Failure::protocol("the peer stopped the stream"),
+        }
+    }
+}
+
+const NOT_READY: &str = "this host has not joined a network yet";
+
+async fn within<T>(
+    shared: &Shared,
+    deadline: Instant,
+    work: impl Future<Output = T>,
+) -> Result<T, Failure> {
+    timeout_at(deadline.into(), work).await.map_err(|_| {
+        let limit = shared.timing.admission_timeout;
+        Failure::refused(CloseCode::Timeout, format!("admission took longer than {limit:?}"))
+    })
+}
+
+fn export(conn: &Connection, out: &mut [u8], label: &[u8], context: &[u8]) -> Result<(), Failure> {
+    conn.export_keying_material(out, label, context)
+        .map_err(|_| Failure::protocol("no keys could be exported from TLS"))
+}
+
+fn wrong(method: Method) -> Failure {
+    match method {
+        Method::Password => Failure::refused(CloseCode::WrongPassword, REASON_WRONG_PASSWORD),
+        Method::Token(_) => Failure::refused(CloseCode::BadToken, REASON_BAD_TOKEN),
+    }
+}
+
+fn unexpected() -> Failure {
+    Failure::protocol("the peer broke the rules of admission")
+}
+
+fn copy(secret: &[u8]) -> Zeroizing<Vec<u8>> {
+    Zeroizing::new(secret.to_vec())
+}
+
+fn random() -> [u8; 64] {
+    let mut bytes = [0; 64];
+    rand::fill(&mut bytes);
+    bytes
+}

@@ -1,0 +1,125 @@
+//! One attempt to reach a target: name, addresses, QUIC handshake, admission.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use quinn::{Connection, ConnectionError};
+use tokio::net::lookup_host;
+use tokio::task::JoinSet;
+use tokio::time::{sleep, timeout};
+
+use crate::admission;
+use crate::error::Failure;
+use crate::limits::{ADDRESS_STAGGER_MS, ADDRESSES_MAX, HANDSHAKE_TIMEOUT_MS};
+use crate::session::{Outcome, conclude};
+use crate::shared::Shared;
+use crate::socket::canonical;
+use crate::target::{KeyHash, Target};
+use crate::tls::{self, SERVER_NAME};
+
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_millis(HANDSHAKE_TIMEOUT_MS);
+
+/// Tries all addresses of a target; `pending` is called when one has answered.
+pub(crate) async fn attempt(
+    shared: &Arc<Shared>,
+    target: &Target,
+    pending: impl FnOnce(),
+) -> Result<Outcome, Failure> {
+    let conn = connect(shared, target).await?;
+    pending();
+    admit(shared, conn, false).await
+}
+
+/// Replaces the connection of a link that is up.
+pub(crate) async fn renew(shared: &Arc<Shared>, target: &Target) -> Result<Outcome, Failure> {
+    let conn = connect(shared, target).await?;
+    admit(shared, conn, true).await
+}
+
+async fn admit(shared: &Arc<Shared>, conn: Connection, renewal: bool) -> Result<Outcome, Failure> {
+    let admitted = admission::dialled(shared, conn.clone(), renewal).await?;
+    conclude(shared, admitted, shared.timing.admission_timeout)
+        .await
+        .inspect_err(|failure| admission::tell(shared, &conn, failure))
+}
+
+async fn connect(shared: &Arc<Shared>, target: &Target) -> Result<Connection, Failure> {
+    let addresses = resolve(shared, target).await?;
+    let mut tries = JoinSet::new();
+    for (index, address) in addresses.into_iter().enumerate() {
+        let (shared, expected) = (shared.clone(), target.key_hash.clone());
+        tries.spawn(async move {
+            sleep(Duration::from_millis(ADDRESS_STAGGER_MS) * index as u32).await;
+            handshake(&shared, address, expected).await
+        });
+    }
+    let mut failure = Failure::unreachable("no address");
+    while let Some(tried) = tries.join_next().await {
+        match tried {
+            Ok(Ok(conn)) => return Ok(conn),
+            // A mismatch of keys says more than silence.
+            Ok(Err(error)) if !failure.is_refusal() => failure = error,
+            Ok(Err(_)) | Err(_) => {}
+        }
+    }
+    Err(failure)
+}
+
+async fn resolve(shared: &Shared, target: &Target) -> Result<Vec<SocketAddr>, Failure> {
+    let host = &target.host;
+    let failed = |reason: String| Failure::unreachable(format!("cannot look up {host}: {reason}"));
+    let lookup = lookup_host((host.as_str(), target.port));
+    let found = match timeout(HANDSHAKE_TIMEOUT, lookup).await {
+        Ok(Ok(found)) => found,
+        Ok(Err(error)) => return Err(failed(error.to_string())),
+        Err(_) => return Err(failed("no answer".to_owned())),
+    };
+    let only_ipv4 = shared.endpoint.local_addr().is_ok_and(|local| local.is_ipv4());
+    let mut addresses: Vec<SocketAddr> = Vec::new();
+    for address in found.map(canonical) {
+        let usable = address.is_ipv4() || !only_ipv4;
+        if usable && !addresses.contains(&address) {
+            addresses.push(address);
+        }
+    }
+    addresses.truncate(ADDRESSES_MAX);
+    if addresses.is_empty() {
+        return Err(failed("it has no address of a family that this host uses".to_owned()));
+    }
+    Ok(addresses)
+}
+
+async fn handshake(
+    shared: &Shared,
+    address: SocketAddr,
+    expected: Option<KeyHash>,
+) -> Result<Connection, Failure> {
+    let wanted = expected.clone();
+    let (config, verifier) = tls::client_config(&shared.identity, &shared.timing, expected)
+        .map_err(|error| Failure::unreachable(error.to_string()))?;
+    let connecting = shared
+        .endpoint
+        .connect_with(config, address, SERVER_NAME)
+        .map_err(|error| Failure::unreachable(format!("cannot connect to {address}: {error}")))?;
+    let silent = || {
+        Failure::unreachable(format!(
+            "no answer from {address}/udp: is weft running there, and is the port open?"
+        ))
+    };
+    match timeout(HANDSHAKE_TIMEOUT, connecting).await {
+        Ok(Ok(conn)) => Ok(conn),
+        Ok(Err(error)) => match (verifier.mismatch(), wanted) {
+            (Some(peer), Some(wanted)) => Err(Failure::KeyMismatch {
+                reason: format!(
+                    "the host at {address} has the key {}, not the expected {wanted}: another \
+                     host, or someone in between",
+                    KeyHash::short(peer)
+                ),
+            }),
+            _ if matches!(error, ConnectionError::TimedOut) => Err(silent()),
+            _ => Err(Failure::of_connection(&error, &shared.versions)),
+        },
+        Err(_) => Err(silent()),
+    }
+}

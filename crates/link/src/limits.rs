@@ -1,0 +1,130 @@
+//! Every limit of this crate, with its unit in its name.
+
+use std::time::Duration;
+
+/// The UDP port of links (DESIGN section 11).
+pub const DEFAULT_PORT: u16 = 6783;
+
+/// The newest and the oldest link protocol that this code speaks.
+pub const PROTOCOL_VERSION: u16 = 1;
+
+/// A message over a link is at most this long; a longer one ends the link.
+pub const MESSAGE_MAX_BYTES: usize = 1 << 20;
+
+/// The application's hello, as JSON, is at most this long.
+pub const HELLO_MAX_BYTES: usize = 64 << 10;
+
+/// A nickname is cut to this length.
+pub const NICKNAME_MAX_BYTES: usize = 255;
+
+/// A password or network secret is at most this long.
+pub const SECRET_MAX_BYTES: usize = 1024;
+
+/// A reason that crosses the wire is cut to this length.
+pub const REASON_MAX_BYTES: usize = 256;
+
+/// Messages that wait to be sent to one peer; one more ends the link.
+pub const OUTBOX_MAX_MESSAGES: usize = 4096;
+
+/// Bytes that wait to be sent to one peer; more ends the link.
+pub const OUTBOX_MAX_BYTES: usize = 16 << 20;
+
+/// Bytes of received messages of one link that wait for the application; the peer is slowed down
+/// above it.
+pub const INBOX_MAX_BYTES: usize = 4 << 20;
+
+/// Target and refusal events that may wait for the application; further ones are only logged.
+pub const NOTICES_MAX: usize = 1024;
+
+/// Links at a time.
+pub const LINKS_MAX: usize = 1024;
+
+/// Targets and remembered peers that are dialled.
+pub const DIALS_MAX: usize = 2048;
+
+/// Addresses tried for one name.
+pub const ADDRESSES_MAX: usize = 8;
+
+/// Inbound connections at a time that have not been admitted.
+pub const UNADMITTED_MAX: usize = 64;
+
+/// Of those, from one source address.
+pub const UNADMITTED_PER_SOURCE_MAX: usize = 8;
+
+/// With this many of them, a source must first show by a QUIC retry that it owns its address.
+pub const UNADMITTED_BEFORE_RETRY_MAX: usize = 16;
+
+/// Password attempts of one source a minute that are answered at once, unless they succeed.
+pub const FAILURES_PER_MINUTE_MAX: u32 = 5;
+
+/// An answer is delayed by at most this; further attempts meanwhile are refused as busy.
+pub const FAILURE_DELAY_MAX_S: u64 = 48;
+
+/// Sources whose failures are remembered; the oldest is forgotten first.
+pub const FAILURE_SOURCES_MAX: usize = 1024;
+
+/// Refused sources that `status` shows; the oldest is forgotten first.
+pub const REFUSALS_MAX: usize = 64;
+
+/// Peers that the application has refused for good.
+pub const REFUSED_PEERS_MAX: usize = 1024;
+
+/// Live join tokens; making one more drops the oldest.
+pub const TOKENS_MAX: usize = 64;
+
+/// A join token expires after this.
+pub const TOKEN_LIFETIME_S: u64 = 3600;
+
+/// A QUIC handshake takes at most this.
+pub const HANDSHAKE_TIMEOUT_MS: u64 = 5_000;
+
+/// Pause between starting on one address of a name and on the next.
+pub const ADDRESS_STAGGER_MS: u64 = 250;
+
+/// A session is renewed after this (DESIGN section 6.2).
+pub const RENEW_INTERVAL_S: u64 = 3600;
+
+/// A renewal that failed is tried again after this, or after a quarter of the interval if shorter.
+pub const RENEW_RETRY_S: u64 = 60;
+
+/// A replaced connection is closed after this, even if its last messages have not arrived.
+pub const DRAIN_TIMEOUT_MS: u64 = 5_000;
+
+/// After the peer has replaced a connection, its successor must appear within this.
+pub const SUCCESSOR_TIMEOUT_MS: u64 = 2_000;
+
+/// A link that lasted longer than this is re-dialled as if for the first time.
+pub const BACKOFF_RESET_S: u64 = 60;
+
+/// Shutdown waits at most this for peers to be told.
+pub const SHUTDOWN_TIMEOUT_MS: u64 = 1_000;
+
+/// The waits that a deployment or a test may want to change.
+#[derive(Clone, Debug)]
+pub struct Timing {
+    /// Heartbeat of an idle link.
+    pub keep_alive: Duration,
+    /// A link over which nothing came for this long is lost.
+    pub idle_timeout: Duration,
+    /// Admission, after the QUIC handshake, takes at most this, delays for failures not counted.
+    pub admission_timeout: Duration,
+    /// Age at which a session is renewed.
+    pub renew_interval: Duration,
+    /// First pause before dialling again; grows by half each time, jittered.
+    pub backoff_first: Duration,
+    /// Longest pause before dialling again, and the pause after a refusal.
+    pub backoff_max: Duration,
+}
+
+impl Default for Timing {
+    fn default() -> Self {
+        Self {
+            keep_alive: Duration::from_secs(2),
+            idle_timeout: Duration::from_secs(8),
+            admission_timeout: Duration::from_secs(10),
+            renew_interval: Duration::from_secs(RENEW_INTERVAL_S),
+            backoff_first: Duration::from_millis(500),
+            backoff_max: Duration::from_secs(60),
+        }
+    }
+}

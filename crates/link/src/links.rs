@@ -1,0 +1,328 @@
+//! The handle of all links of a host.
+
+use std::fmt;
+use std::net::{IpAddr, SocketAddr};
+use std::ops::RangeInclusive;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use quinn::{EndpointConfig, TokioRuntime};
+use tokio::time::timeout;
+use weft_crypto::PeerId;
+
+use crate::error::{CloseCode, Failure, LinkError, SendError};
+use crate::event::{EventSender, Events};
+use crate::identity::Identity;
+use crate::limits::{
+    DEFAULT_PORT, DIALS_MAX, HELLO_MAX_BYTES, MESSAGE_MAX_BYTES, NICKNAME_MAX_BYTES,
+    PROTOCOL_VERSION, REFUSED_PEERS_MAX, SHUTDOWN_TIMEOUT_MS, Timing,
+};
+use crate::secret::Secret;
+use crate::shared::{DialKey, Parts, Shared, State};
+use crate::status::{LinkState, LinkStatus};
+use crate::target::Target;
+use crate::token::Token;
+use crate::{accept, dial, socket, tls};
+
+/// How this host proves that it belongs to the network.
+#[derive(Clone, Debug)]
+pub enum Admission {
+    /// It knows the network's password or secret.
+    Secret(Secret),
+    /// It has a join token; the first host that admits it tells it the secret
+    /// ([`Event::SecretLearned`](crate::Event::SecretLearned)).
+    Token(Token),
+}
+
+/// What [`Links::start`] needs.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// This host's key.
+    pub identity: Identity,
+    /// This host's name, shown to admitted peers; cut to 255 bytes.
+    pub nickname: String,
+    /// How it proves that it belongs to the network.
+    pub admission: Admission,
+    /// The address to listen on; all, IPv6 and IPv4, if there is none.
+    pub host: Option<IpAddr>,
+    /// The UDP port to listen on and to dial from; 0 for any.
+    pub port: u16,
+    /// Random per start, so that peers notice a restart.
+    pub instance: u64,
+    /// What the application says about itself to admitted peers; at most 64 KiB as JSON.
+    pub hello: serde_json::Value,
+    /// The link protocol versions that it speaks.
+    pub versions: RangeInclusive<u16>,
+    /// The waits.
+    pub timing: Timing,
+}
+
+impl Config {
+    /// The usual: all addresses, port 6783, a random instance, an empty hello.
+    pub fn new(identity: Identity, nickname: impl Into<String>, admission: Admission) -> Self {
+        Self {
+            identity,
+            nickname: nickname.into(),
+            admission,
+            host: None,
+            port: DEFAULT_PORT,
+            instance: rand::random(),
+            hello: serde_json::Value::Null,
+            versions: PROTOCOL_VERSION..=PROTOCOL_VERSION,
+            timing: Timing::default(),
+        }
+    }
+}
+
+/// All links of this host. A cheap handle; the links live until [`Links::shutdown`].
+#[derive(Clone)]
+pub struct Links {
+    shared: Arc<Shared>,
+}
+
+impl Links {
+    /// Binds the socket and begins to accept. Call it inside a tokio runtime.
+    ///
+    /// # Errors
+    /// [`LinkError::Bind`], [`LinkError::HelloLength`], [`LinkError::Tls`].
+    pub fn start(config: Config) -> Result<(Self, Events), LinkError> {
+        let server = tls::server_config(&config.identity, &config.timing)?;
+        let hello = hello_bytes(&config.hello)?;
+        let socket = socket::open(config.host, config.port)?;
+        let address = socket.local_addr();
+        let endpoint = quinn::Endpoint::new(
+            EndpointConfig::default(),
+            Some(server),
+            socket,
+            Arc::new(TokioRuntime),
+        )
+        .map_err(|source| LinkError::Bind {
+            address: address.unwrap_or_else(|_| SocketAddr::from(([0; 4], config.port))),
+            source,
+        })?;
+        let (events, receiver) = EventSender::new();
+        let (secret, join_token) = match config.admission {
+            Admission::Secret(secret) => (Some(secret), None),
+            Admission::Token(token) => (None, Some(token)),
+        };
+        let shared = Arc::new(Shared::new(Parts {
+            endpoint,
+            identity: config.identity,
+            nickname: cut(config.nickname),
+            instance: config.instance,
+            versions: config.versions,
+            timing: config.timing,
+            events,
+            secret,
+            join_token,
+            hello,
+        }));
+        tokio::spawn(accept::run(shared.clone()));
+        Ok((Self { shared }, receiver))
+    }
+
+    /// This host's peer id.
+    pub fn peer_id(&self) -> PeerId {
+        self.shared.me
+    }
+
+    /// The address and port that the socket is bound to.
+    ///
+    /// # Errors
+    /// The kernel's, which does not happen in practice.
+    pub fn local_addr(&self) -> std::io::Result<SocketAddr> {
+        self.shared.endpoint.local_addr()
+    }
+
+    /// Dials a target until it is forgotten; if it is dialled already, dials at once. False if
+    /// there are too many targets.
+    pub fn connect(&self, target: Target) -> bool {
+        let mut state = self.shared.lock();
+        let key = DialKey::Target(target.address());
+        let full = state.dials.len() >= DIALS_MAX && !state.dials.contains_key(&key);
+        if full || state.closed {
+            return false;
+        }
+        dial::start(&self.shared, &mut state, key, target, None);
+        true
+    }
+
+    /// Stops dialling a target; a link with it stays. False if it was no target.
+    pub fn forget(&self, target: &Target) -> bool {
+        let mut state = self.shared.lock();
+        let Some(dial) = state.dials.remove(&DialKey::Target(target.address())) else {
+            return false;
+        };
+        dial.task.abort();
+        if let Some(peer) = dial.peer.filter(|peer| !state.links.contains_key(peer)) {
+            forget_peer(&mut state, peer);
+        }
+        true
+    }
+
+    /// Stops dialling a peer because it was up once; targets stay.
+    pub fn forget_peer(&self, peer: PeerId) {
+        forget_peer(&mut self.shared.lock(), peer);
+    }
+
+    /// Queues a message for a peer. Messages arrive whole, in order and once, until the link goes
+    /// down or an `Up` that is no renewal says otherwise.
+    ///
+    /// # Errors
+    /// [`SendError`]; after [`SendError::Full`] the link is closed.
+    pub fn send(&self, peer: PeerId, bytes: Vec<u8>) -> Result<(), SendError> {
+        if bytes.len() > MESSAGE_MAX_BYTES {
+            return Err(SendError::TooLong);
+        }
+        let mut state = self.shared.lock();
+        let link = state.links.get_mut(&peer).ok_or(SendError::NotConnected)?;
+        if link.closing.is_some() {
+            return Err(SendError::NotConnected);
+        }
+        if !link.outbox.push(bytes) {
+            link.close(Failure::refused(CloseCode::Slow, SendError::Full.to_string()));
+            return Err(SendError::Full);
+        }
+        Ok(())
+    }
+
+    /// Closes the link with a peer. Both sides see the reason and try again slowly.
+    pub fn close(&self, peer: PeerId, reason: &str) {
+        if let Some(link) = self.shared.lock().links.get_mut(&peer) {
+            link.close(Failure::refused(CloseCode::Application, reason));
+        }
+    }
+
+    /// Closes the link with a peer and refuses its later ones with that reason, until
+    /// [`Links::allow`]. Nothing is stored: do it again after a restart.
+    pub fn refuse(&self, peer: PeerId, reason: &str) {
+        let mut state = self.shared.lock();
+        if state.refused.len() < REFUSED_PEERS_MAX {
+            state.refused.insert(peer, reason.to_owned());
+        }
+        forget_peer(&mut state, peer);
+        if let Some(link) = state.links.get_mut(&peer) {
+            link.close(Failure::refused(CloseCode::Application, reason));
+        }
+    }
+
+    /// Takes links with a peer again.
+    pub fn allow(&self, peer: PeerId) {
+        self.shared.lock().refused.remove(&peer);
+    }
+
+    /// All targets, all links that come from no target, and hosts that were refused here.
+    pub fn status(&self) -> Vec<LinkStatus> {
+        let now = Instant::now();
+        let state = self.shared.lock();
+        let mut lines = Vec::new();
+        let mut covered = Vec::new();
+        for (key, dial) in &state.dials {
+            let mut line = dial.status(now);
+            let is_target = matches!(key, DialKey::Target(_));
+            let link = dial.peer.and_then(|peer| state.links.get(&peer).map(|link| (peer, link)));
+            if let Some((peer, link)) = link {
+                let link = link.status(peer);
+                if !is_target {
+                    continue;
+                }
+                covered.push(peer);
+                let address = line.address;
+                line = LinkStatus { address, ..link };
+            } else if !is_target && covered_by_target(&state, dial.peer) {
+                continue;
+            } else if line.state == LinkState::Established {
+                line.state = LinkState::Retrying;
+            }
+            lines.push(line);
+        }
+        let rest = state.links.iter().filter(|(peer, _)| !covered.contains(peer));
+        lines.extend(rest.map(|(peer, link)| link.status(*peer)));
+        lines.extend(state.refusals.iter().map(crate::shared::Refusal::status));
+        lines
+    }
+
+    /// The round-trip time of the link with a peer.
+    pub fn rtt(&self, peer: PeerId) -> Option<Duration> {
+        self.shared.lock().links.get(&peer).map(|link| link.conn.rtt())
+    }
+
+    /// A new join token for one other host, good for an hour; `None` while this host itself has
+    /// not joined. A restart makes it void.
+    pub fn new_token(&self) -> Option<Token> {
+        let mut state = self.shared.lock();
+        state.secret.as_ref()?;
+        Some(state.tokens.create(Instant::now()))
+    }
+
+    /// Changes what the application says about itself on later connections.
+    ///
+    /// # Errors
+    /// [`LinkError::HelloLength`].
+    pub fn set_hello(&self, hello: &serde_json::Value) -> Result<(), LinkError> {
+        self.shared.lock().hello = hello_bytes(hello)?;
+        Ok(())
+    }
+
+    /// Changes the password: every link is closed, and every peer must prove the new one.
+    pub fn set_secret(&self, secret: Secret) {
+        let mut state = self.shared.lock();
+        state.secret = Some(secret);
+        state.join_token = None;
+        for link in state.links.values_mut() {
+            link.close(Failure::refused(CloseCode::Readmit, "the password was changed"));
+        }
+    }
+
+    /// Tells all peers, closes all links and frees the port. Events end.
+    pub async fn shutdown(&self) {
+        {
+            let mut state = self.shared.lock();
+            state.closed = true;
+            for dial in std::mem::take(&mut state.dials).into_values() {
+                dial.task.abort();
+            }
+            let reason = "this host was stopped";
+            for link in state.links.values_mut() {
+                link.close(Failure::refused(CloseCode::Shutdown, reason));
+            }
+        }
+        self.shared.endpoint.close(CloseCode::Shutdown.to_wire(), b"this host was stopped");
+        let limit = Duration::from_millis(SHUTDOWN_TIMEOUT_MS);
+        let _ = timeout(limit, self.shared.endpoint.wait_idle()).await;
+    }
+}
+
+impl fmt::Debug for Links {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Links({})", self.shared.me)
+    }
+}
+
+fn forget_peer(state: &mut State, peer: PeerId) {
+    if let Some(dial) = state.dials.remove(&DialKey::Peer(peer)) {
+        dial.task.abort();
+    }
+}
+
+fn covered_by_target(state: &State, peer: Option<PeerId>) -> bool {
+    let is_target = |key: &DialKey| matches!(key, DialKey::Target(_));
+    peer.is_some() && state.dials.iter().any(|(key, dial)| is_target(key) && dial.peer == peer)
+}
+
+fn hello_bytes(hello: &serde_json::Value) -> Result<Vec<u8>, LinkError> {
+    let bytes = hello.to_string().into_bytes();
+    if bytes.len() > HELLO_MAX_BYTES {
+        return Err(LinkError::HelloLength);
+    }
+    Ok(bytes)
+}
+
+fn cut(mut nickname: String) -> String {
+    let mut len = nickname.len().min(NICKNAME_MAX_BYTES);
+    while !nickname.is_char_boundary(len) {
+        len -= 1;
+    }
+    nickname.truncate(len);
+    nickname
+}

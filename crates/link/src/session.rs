@@ -1,0 +1,431 @@
+//! The life of a link: which connection it is, its two streams, replacement, renewal, end.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use quinn::{ConnectionError, RecvStream, SendStream};
+use tokio::sync::watch;
+use tokio::time::{sleep, timeout};
+use weft_crypto::{PeerId, SessionKey};
+
+use crate::error::{CloseCode, Failure};
+use crate::event::{Event, Inbox};
+use crate::limits::{
+    DIALS_MAX, DRAIN_TIMEOUT_MS, LINKS_MAX, MESSAGE_MAX_BYTES, RENEW_RETRY_S, SUCCESSOR_TIMEOUT_MS,
+};
+use crate::outbox::Outbox;
+use crate::shared::{DialKey, Shared, State};
+use crate::socket::canonical;
+use crate::status::{Direction, LinkState, LinkStatus};
+use crate::target::Target;
+use crate::wire::{FrameError, Ready, Step, read_frame, write_frame};
+use crate::{connect, dial};
+
+const DRAIN_TIMEOUT: Duration = Duration::from_millis(DRAIN_TIMEOUT_MS);
+const SUCCESSOR_TIMEOUT: Duration = Duration::from_millis(SUCCESSOR_TIMEOUT_MS);
+const REPLACED: &[u8] = b"replaced by a newer connection";
+
+/// A connection whose two ends have proven that they belong together.
+pub(crate) struct Admitted {
+    pub(crate) conn: quinn::Connection,
+    pub(crate) send: SendStream,
+    pub(crate) recv: RecvStream,
+    pub(crate) peer: PeerId,
+    pub(crate) direction: Direction,
+    pub(crate) session: SessionKey,
+    pub(crate) session_id: u64,
+    /// What the peer says about itself, and its application's part of it.
+    pub(crate) theirs: Ready,
+    pub(crate) hello: serde_json::Value,
+}
+
+/// The connection that is the link with a peer.
+pub(crate) struct Link {
+    pub(crate) conn: quinn::Connection,
+    pub(crate) outbox: Arc<Outbox>,
+    pub(crate) session_id: u64,
+    /// The reason that the application gave when it closed the link, or that made us close it.
+    pub(crate) closing: Option<Failure>,
+    instance: u64,
+    nickname: String,
+    direction: Direction,
+    since: Instant,
+    /// The number of its `Use`.
+    order: u64,
+    /// Distinguishes this connection from its predecessors; local.
+    serial: u64,
+    halves: Halves,
+}
+
+/// How a link is told to stop sending, and how it says that each half has ended.
+#[derive(Clone)]
+struct Halves {
+    stop: watch::Sender<bool>,
+    written: watch::Sender<bool>,
+    read: watch::Sender<bool>,
+}
+
+impl Halves {
+    fn new() -> Self {
+        let signal = || watch::Sender::new(false);
+        Self { stop: signal(), written: signal(), read: signal() }
+    }
+}
+
+/// What came of an admitted connection.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    /// It is the link.
+    Up(PeerId),
+    /// There is a link already, and both sides keep it.
+    Duplicate(PeerId),
+}
+
+impl Link {
+    pub(crate) fn status(&self, peer: PeerId) -> LinkStatus {
+        LinkStatus {
+            address: canonical(self.conn.remote_address()).to_string(),
+            direction: self.direction,
+            peer: Some(peer),
+            nickname: Some(self.nickname.clone()),
+            state: LinkState::Established,
+            reason: None,
+            since: self.since,
+            next_try: None,
+            refusals: 0,
+            rtt: Some(self.conn.rtt()),
+        }
+    }
+
+    /// Since when the peer's present instance is linked, whichever the connection.
+    pub(crate) fn since(&self) -> Instant {
+        self.since
+    }
+
+    pub(crate) fn close(&mut self, failure: Failure) {
+        let code = failure.code().unwrap_or(CloseCode::Unknown);
+        self.conn.close(code.to_wire(), crate::error::clean(failure.reason()).as_bytes());
+        self.closing.get_or_insert(failure);
+    }
+}
+
+/// Makes an admitted connection the link with its peer, or not, as both sides will agree.
+pub(crate) async fn conclude(
+    shared: &Arc<Shared>,
+    mut admitted: Admitted,
+    limit: Duration,
+) -> Result<Outcome, Failure> {
+    if shared.me < admitted.peer {
+        return decide(shared, admitted);
+    }
+    let frame = match timeout(limit, read_frame(&mut admitted.recv, 16)).await {
+        Ok(frame) => frame,
+        Err(_) => return Err(Failure::refused(CloseCode::Timeout, "the peer did not decide")),
+    };
+    match frame {
+        Ok(bytes) => match Step::decode(&bytes) {
+            Some(Step::Use(order)) => follow(shared, admitted, order),
+            _ => Err(Failure::protocol("the peer sent something else than its decision")),
+        },
+        Err(FrameError::Lost(ConnectionError::ApplicationClosed(close)))
+            if CloseCode::from_wire(close.error_code) == CloseCode::Duplicate =>
+        {
+            Ok(Outcome::Duplicate(admitted.peer))
+        }
+        Err(error) => Err(error.into_failure(&shared.versions)),
+    }
+}
+
+/// The side with the lower peer id: takes the connection unless both have a live one.
+fn decide(shared: &Arc<Shared>, admitted: Admitted) -> Result<Outcome, Failure> {
+    let mut state = shared.lock();
+    let both_have_one = state.links.get(&admitted.peer).is_some_and(|link| {
+        link.instance == admitted.theirs.instance
+            && link.session_id == admitted.theirs.current
+            && link.conn.close_reason().is_none()
+    });
+    let renewal = admitted.theirs.renewal && admitted.direction == Direction::Outbound;
+    if both_have_one && !renewal {
+        admitted.conn.close(CloseCode::Duplicate.to_wire(), b"there is a link already");
+        return Ok(Outcome::Duplicate(admitted.peer));
+    }
+    state.order += 1;
+    let order = state.order;
+    install(shared, &mut state, admitted, order)
+}
+
+/// The other side: follows the newest decision.
+fn follow(shared: &Arc<Shared>, admitted: Admitted, order: u64) -> Result<Outcome, Failure> {
+    let mut state = shared.lock();
+    let overtaken = state
+        .links
+        .get(&admitted.peer)
+        .is_some_and(|link| link.instance == admitted.theirs.instance && link.order >= order);
+    if overtaken {
+        admitted.conn.close(CloseCode::Replaced.to_wire(), REPLACED);
+        return Ok(Outcome::Duplicate(admitted.peer));
+    }
+    install(shared, &mut state, admitted, order)
+}
+
+fn install(
+    shared: &Arc<Shared>,
+    state: &mut State,
+    admitted: Admitted,
+    order: u64,
+) -> Result<Outcome, Failure> {
+    let Admitted { conn, send, recv, peer, direction, session, session_id, theirs, hello } =
+        admitted;
+    check_wanted(state, peer)?;
+    let before = state.links.remove(&peer);
+    let same_instance = before.as_ref().filter(|link| link.instance == theirs.instance);
+    let since = same_instance.map_or_else(Instant::now, |link| link.since);
+    let direction = same_instance.map_or(direction, |link| link.direction);
+    // Both sides hold the same live connection: what is on its way there shall arrive.
+    let renewed = same_instance.filter(|link| link.session_id == theirs.current);
+    let outbox = renewed.map_or_else(Arc::default, |link| link.outbox.clone());
+    let predecessor = renewed.map(|link| link.halves.clone());
+    if let Some(link) = &before {
+        link.halves.stop.send_replace(true);
+        if predecessor.is_none() {
+            link.conn.close(CloseCode::Replaced.to_wire(), REPLACED);
+        }
+    }
+    state.order = state.order.max(order);
+    let serial = session_id;
+    let halves = Halves::new();
+    let remote = canonical(conn.remote_address());
+    let what = match (&before, &predecessor) {
+        (None, _) => "link up",
+        (Some(_), Some(_)) => "link renewed",
+        (Some(_), None) => "link replaced",
+    };
+    tracing::info!(%peer, nickname = theirs.nickname, %remote, ?direction, "{what}");
+    shared.events.send(Event::Up {
+        peer,
+        nickname: theirs.nickname.clone(),
+        remote,
+        direction,
+        session,
+        session_id,
+        renewal: predecessor.is_some(),
+        instance: theirs.instance,
+        hello,
+    });
+    let run = Run {
+        shared: shared.clone(),
+        peer,
+        session_id,
+        conn: conn.clone(),
+        outbox: outbox.clone(),
+        halves: halves.clone(),
+        predecessor,
+        decision: (shared.me < peer).then_some(order),
+    };
+    let link = Link {
+        conn,
+        outbox,
+        session_id,
+        closing: None,
+        instance: theirs.instance,
+        nickname: theirs.nickname,
+        direction,
+        since,
+        order,
+        serial,
+        halves,
+    };
+    state.links.insert(peer, link);
+    Shared::forget_refusals(state, remote.ip(), peer);
+    if let Some(dial) = state.dials.get_mut(&DialKey::Peer(peer)) {
+        dial.target = Target::of_peer(peer, remote);
+    }
+    shared.links_changed();
+    tokio::spawn(run.run(send, recv));
+    Ok(Outcome::Up(peer))
+}
+
+fn check_wanted(state: &State, peer: PeerId) -> Result<(), Failure> {
+    if state.closed {
+        return Err(Failure::refused(CloseCode::Shutdown, "this host was stopped"));
+    }
+    if let Some(reason) = state.refused.get(&peer) {
+        return Err(Failure::refused(CloseCode::Application, reason.clone()));
+    }
+    if state.links.len() >= LINKS_MAX && !state.links.contains_key(&peer) {
+        return Err(Failure::refused(CloseCode::Busy, "too many links"));
+    }
+    Ok(())
+}
+
+/// What the task of one connection holds.
+struct Run {
+    shared: Arc<Shared>,
+    peer: PeerId,
+    session_id: u64,
+    conn: quinn::Connection,
+    outbox: Arc<Outbox>,
+    halves: Halves,
+    /// Whose messages, in both directions, come before ours.
+    predecessor: Option<Halves>,
+    /// To be told to the peer first of all.
+    decision: Option<u64>,
+}
+
+impl Run {
+    async fn run(mut self, send: SendStream, recv: RecvStream) {
+        let predecessor = self.predecessor.take();
+        let before = predecessor.as_ref();
+        let both = async { tokio::join!(self.write(send, before), self.read(recv, before)) };
+        tokio::select! {
+            _ = both => {}
+            () = self.drained() => {}
+            () = self.renew() => {}
+        }
+        // Both halves have ended: replaced, or closed already, and then this does nothing.
+        self.conn.close(CloseCode::Replaced.to_wire(), REPLACED);
+        self.halves.written.send_replace(true);
+        self.halves.read.send_replace(true);
+        let error = self.conn.closed().await;
+        if is_replaced(&error) {
+            // The peer has decided for another connection, which is about to be admitted here.
+            let mut changes = self.shared.changed.subscribe();
+            let gone = async { while self.is_current() && changes.changed().await.is_ok() {} };
+            let _ = timeout(SUCCESSOR_TIMEOUT, gone).await;
+        }
+        ended(&self.shared, self.peer, self.session_id, &error);
+    }
+
+    fn is_current(&self) -> bool {
+        let state = self.shared.lock();
+        state.links.get(&self.peer).is_some_and(|link| link.serial == self.session_id)
+    }
+
+    async fn write(&self, mut send: SendStream, before: Option<&Halves>) {
+        let work = async {
+            if let Some(order) = self.decision {
+                write_frame(&mut send, &Step::Use(order).encode()).await?;
+            }
+            wait_for(before, |halves| &halves.written).await;
+            let mut stop = self.halves.stop.subscribe();
+            while !*stop.borrow_and_update() {
+                match self.outbox.pop() {
+                    Some(message) => write_frame(&mut send, &message).await?,
+                    None => {
+                        tokio::select! {
+                            () = self.outbox.filled() => {}
+                            _ = stop.changed() => {}
+                        }
+                    }
+                }
+            }
+            // Messages that wait are the successor's; those written must arrive.
+            let _ = send.finish();
+            self.halves.written.send_replace(true);
+            let _ = send.stopped().await;
+            Ok::<(), quinn::WriteError>(())
+        };
+        tokio::select! {
+            result = work => if result.is_err() { self.conn.closed().await; },
+            _ = self.conn.closed() => {}
+        }
+        self.halves.written.send_replace(true);
+    }
+
+    async fn read(&self, mut recv: RecvStream, before: Option<&Halves>) {
+        wait_for(before, |halves| &halves.read).await;
+        let inbox = Inbox::new();
+        loop {
+            match read_frame(&mut recv, MESSAGE_MAX_BYTES).await {
+                Ok(bytes) => {
+                    let Some(permit) = inbox.room(bytes.len()).await else { break };
+                    let (peer, session_id) = (self.peer, self.session_id);
+                    let message = Event::Message { peer, session_id, bytes };
+                    self.shared.events.message(message, permit);
+                }
+                Err(FrameError::End | FrameError::Lost(_)) => break,
+                Err(FrameError::Bad(reason)) => {
+                    let mut state = self.shared.lock();
+                    let link = state.links.get_mut(&self.peer);
+                    match link.filter(|link| link.serial == self.session_id) {
+                        Some(link) => link.close(Failure::protocol(reason)),
+                        None => self.conn.close(CloseCode::Protocol.to_wire(), reason.as_bytes()),
+                    }
+                    break;
+                }
+            }
+        }
+        self.halves.read.send_replace(true);
+    }
+
+    /// Returns when a replaced connection has had its time.
+    async fn drained(&self) {
+        let mut stop = self.halves.stop.subscribe();
+        let _ = stop.wait_for(|stop| *stop).await;
+        sleep(DRAIN_TIMEOUT).await;
+    }
+
+    /// The side with the lower peer id replaces the connection in time; never returns.
+    async fn renew(&self) {
+        let interval = self.shared.timing.renew_interval;
+        let retry = Duration::from_secs(RENEW_RETRY_S).min(interval / 4);
+        let mut wait = interval;
+        if self.shared.me > self.peer {
+            return std::future::pending().await;
+        }
+        loop {
+            sleep(wait).await;
+            wait = retry;
+            if !self.is_current() {
+                break;
+            }
+            let target = Target::of_peer(self.peer, self.conn.remote_address());
+            if let Err(failure) = connect::renew(&self.shared, &target).await {
+                let reason = failure.reason();
+                tracing::warn!(peer = %self.peer, reason, "session not renewed; trying again");
+            }
+        }
+        std::future::pending::<()>().await;
+    }
+}
+
+/// Waits until a half of the predecessor has ended, but not for ever.
+async fn wait_for(before: Option<&Halves>, half: impl Fn(&Halves) -> &watch::Sender<bool>) {
+    if let Some(halves) = before {
+        let mut ended = half(halves).subscribe();
+        let _ = timeout(DRAIN_TIMEOUT, ended.wait_for(|ended| *ended)).await;
+    }
+}
+
+fn is_replaced(error: &ConnectionError) -> bool {
+    matches!(error, ConnectionError::ApplicationClosed(close)
+        if CloseCode::from_wire(close.error_code) == CloseCode::Replaced)
+}
+
+/// A connection has ended. If it was the link, the link is down.
+fn ended(shared: &Arc<Shared>, peer: PeerId, serial: u64, error: &ConnectionError) {
+    let now = Instant::now();
+    let mut state = shared.lock();
+    let Some(link) = state.links.remove(&peer) else { return };
+    if link.serial != serial {
+        state.links.insert(peer, link);
+        return;
+    }
+    let failure =
+        link.closing.clone().unwrap_or_else(|| Failure::of_connection(error, &shared.versions));
+    let reason = failure.reason().to_owned();
+    tracing::info!(%peer, nickname = link.nickname, reason, "link down");
+    shared.events.send(Event::Down { peer, reason: reason.clone() });
+    let to = if failure.is_refusal() { LinkState::Failed } else { LinkState::Retrying };
+    let mut dialled = false;
+    for dial in state.dials.values_mut().filter(|dial| dial.is_for(peer)) {
+        dialled = true;
+        dial.change(to, Some(reason.clone()), None, now, &shared.events);
+    }
+    if !dialled && !failure.is_refusal() && !state.closed && state.dials.len() < DIALS_MAX {
+        let target = Target::of_peer(peer, link.conn.remote_address());
+        dial::start(shared, &mut state, DialKey::Peer(peer), target, Some(reason));
+    }
+    drop(state);
+    shared.links_changed();
+}

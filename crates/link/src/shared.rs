@@ -1,0 +1,290 @@
+//! The state that all tasks of a [`Links`](crate::Links) share.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::net::{IpAddr, SocketAddr};
+use std::ops::RangeInclusive;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use tokio::sync::{Notify, watch};
+use tokio::task::AbortHandle;
+use weft_crypto::PeerId;
+
+use crate::error::Failure;
+use crate::event::{Event, EventSender};
+use crate::identity::Identity;
+use crate::limits::{REFUSALS_MAX, Timing};
+use crate::secret::Secret;
+use crate::session::Link;
+use crate::socket::canonical;
+use crate::status::{Direction, LinkState, LinkStatus};
+use crate::target::Target;
+use crate::throttle::{Gate, Throttle};
+use crate::token::{Token, TokenBook};
+
+/// A refusal is told again, and logged again, after this.
+const REFUSAL_REPEAT: Duration = Duration::from_secs(60);
+
+pub(crate) struct Shared {
+    pub(crate) endpoint: quinn::Endpoint,
+    pub(crate) identity: Identity,
+    pub(crate) me: PeerId,
+    pub(crate) nickname: String,
+    pub(crate) instance: u64,
+    pub(crate) versions: RangeInclusive<u16>,
+    pub(crate) timing: Timing,
+    pub(crate) events: EventSender,
+    pub(crate) gate: Arc<Gate>,
+    /// Counts the changes of `State::links`.
+    pub(crate) changed: watch::Sender<u64>,
+    state: Mutex<State>,
+}
+
+pub(crate) struct State {
+    pub(crate) secret: Option<Secret>,
+    /// With which this host means to join.
+    pub(crate) join_token: Option<Token>,
+    pub(crate) tokens: TokenBook,
+    pub(crate) hello: Vec<u8>,
+    pub(crate) links: HashMap<PeerId, Link>,
+    pub(crate) dials: BTreeMap<DialKey, Dial>,
+    pub(crate) throttle: Throttle,
+    pub(crate) refusals: VecDeque<Refusal>,
+    /// Peers whom the application does not want, and why.
+    pub(crate) refused: HashMap<PeerId, String>,
+    /// Number of the last `Use` and of the last link.
+    pub(crate) order: u64,
+    pub(crate) closed: bool,
+}
+
+/// What is dialled: a target that was given, or a peer that was up.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum DialKey {
+    Target(String),
+    Peer(PeerId),
+}
+
+pub(crate) struct Dial {
+    pub(crate) target: Target,
+    pub(crate) state: LinkState,
+    pub(crate) reason: Option<String>,
+    pub(crate) since: Instant,
+    pub(crate) next_try: Option<Instant>,
+    /// Who answered last.
+    pub(crate) peer: Option<PeerId>,
+    /// Dial at once.
+    pub(crate) kick: Arc<Notify>,
+    pub(crate) task: AbortHandle,
+    /// What was told last; while connecting nothing is.
+    told: Option<(LinkState, Option<String>)>,
+}
+
+impl Dial {
+    pub(crate) fn new(target: Target, kick: Arc<Notify>, task: AbortHandle) -> Self {
+        Self {
+            target,
+            state: LinkState::Connecting,
+            reason: None,
+            since: Instant::now(),
+            next_try: None,
+            peer: None,
+            kick,
+            task,
+            told: None,
+        }
+    }
+
+    /// Whether a link with this peer is what this dial is for.
+    pub(crate) fn is_for(&self, peer: PeerId) -> bool {
+        match &self.target.key_hash {
+            Some(key_hash) => key_hash.matches(peer),
+            None => self.peer == Some(peer),
+        }
+    }
+
+    pub(crate) fn status(&self, now: Instant) -> LinkStatus {
+        LinkStatus {
+            address: self.target.address(),
+            direction: Direction::Outbound,
+            peer: self.peer,
+            nickname: None,
+            state: self.state,
+            reason: self.reason.clone(),
+            since: self.since,
+            next_try: self.next_try.map(|at| at.saturating_duration_since(now)),
+            refusals: 0,
+            rtt: None,
+        }
+    }
+}
+
+/// Hosts that were refused here, counted by source and reason.
+pub(crate) struct Refusal {
+    remote: SocketAddr,
+    peer: PeerId,
+    reason: String,
+    count: u64,
+    last: Instant,
+    told: Instant,
+}
+
+impl Refusal {
+    pub(crate) fn status(&self) -> LinkStatus {
+        LinkStatus {
+            address: self.remote.to_string(),
+            direction: Direction::Inbound,
+            peer: Some(self.peer),
+            nickname: None,
+            state: LinkState::Failed,
+            reason: Some(self.reason.clone()),
+            since: self.last,
+            next_try: None,
+            refusals: self.count,
+            rtt: None,
+        }
+    }
+}
+
+/// What a [`Shared`] is made of.
+pub(crate) struct Parts {
+    pub(crate) endpoint: quinn::Endpoint,
+    pub(crate) identity: Identity,
+    pub(crate) nickname: String,
+    pub(crate) instance: u64,
+    pub(crate) versions: RangeInclusive<u16>,
+    pub(crate) timing: Timing,
+    pub(crate) events: EventSender,
+    pub(crate) secret: Option<Secret>,
+    pub(crate) join_token: Option<Token>,
+    pub(crate) hello: Vec<u8>,
+}
+
+impl Shared {
+    pub(crate) fn new(parts: Parts) -> Self {
+        Self {
+            endpoint: parts.endpoint,
+            me: parts.identity.peer_id(),
+            identity: parts.identity,
+            nickname: parts.nickname,
+            instance: parts.instance,
+            versions: parts.versions,
+            timing: parts.timing,
+            events: parts.events,
+            gate: Arc::default(),
+            changed: watch::Sender::new(0),
+            state: Mutex::new(State {
+                secret: parts.secret,
+                join_token: parts.join_token,
+                tokens: TokenBook::default(),
+                hello: parts.hello,
+                links: HashMap::new(),
+                dials: BTreeMap::new(),
+                throttle: Throttle::default(),
+                refusals: VecDeque::new(),
+                refused: HashMap::new(),
+                order: 0,
+                closed: false,
+            }),
+        }
+    }
+
+    /// Held only for moments, never across an await.
+    pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn links_changed(&self) {
+        self.changed.send_modify(|count| *count = count.wrapping_add(1));
+    }
+
+    /// A join token has given this host the network's secret.
+    pub(crate) fn learn_secret(&self, secret: &Secret) {
+        let mut state = self.lock();
+        state.secret = Some(secret.clone());
+        state.join_token = None;
+        self.events.send(Event::SecretLearned { secret: secret.clone() });
+        for dial in state.dials.values() {
+            if dial.state == LinkState::Failed {
+                dial.kick.notify_one();
+            }
+        }
+        drop(state);
+        tracing::info!("joined the network: its secret was learnt by join token");
+    }
+
+    /// Another state of a target; told and logged if it is news.
+    pub(crate) fn set_dial(
+        &self,
+        key: &DialKey,
+        to: LinkState,
+        reason: Option<String>,
+        wait: Option<Duration>,
+    ) {
+        let now = Instant::now();
+        let mut state = self.lock();
+        let Some(dial) = state.dials.get_mut(key) else { return };
+        dial.change(to, reason, wait, now, &self.events);
+    }
+
+    /// Remembers a host that was refused here.
+    pub(crate) fn note_refusal(&self, remote: SocketAddr, peer: PeerId, failure: &Failure) {
+        let (remote, now) = (canonical(remote), Instant::now());
+        let reason = failure.reason();
+        let mut state = self.lock();
+        let same = |known: &Refusal| known.remote.ip() == remote.ip() && known.reason == reason;
+        let at = state.refusals.iter().position(same);
+        let mut refusal = at.and_then(|at| state.refusals.remove(at)).unwrap_or(Refusal {
+            remote,
+            peer,
+            reason: reason.to_owned(),
+            count: 0,
+            last: now,
+            told: now,
+        });
+        let tell = refusal.count == 0 || now - refusal.told >= REFUSAL_REPEAT;
+        refusal.count += 1;
+        (refusal.remote, refusal.peer, refusal.last) = (remote, peer, now);
+        if tell {
+            refusal.told = now;
+            tracing::warn!(%remote, %peer, reason, count = refusal.count, "host refused");
+            self.events.notice(Event::Refused { remote, peer, reason: reason.to_owned() });
+        }
+        if state.refusals.len() >= REFUSALS_MAX {
+            state.refusals.pop_front();
+        }
+        state.refusals.push_back(refusal);
+    }
+
+    /// A host that was refused has been admitted: what `status` says of it is past.
+    pub(crate) fn forget_refusals(state: &mut State, source: IpAddr, peer: PeerId) {
+        state.refusals.retain(|known| known.peer != peer || known.remote.ip() != source);
+    }
+}
+
+impl Dial {
+    pub(crate) fn change(
+        &mut self,
+        to: LinkState,
+        reason: Option<String>,
+        wait: Option<Duration>,
+        now: Instant,
+        events: &EventSender,
+    ) {
+        if self.state != to {
+            self.since = now;
+        }
+        (self.state, self.next_try) = (to, wait.map(|wait| now + wait));
+        // While it is tried again, the reason of the last failure stays to be seen.
+        if !matches!(to, LinkState::Connecting | LinkState::Pending) {
+            self.reason = reason;
+            let told = Some((to, self.reason.clone()));
+            if self.told != told {
+                self.told = told;
+                let status = self.status(now);
+                let reason = self.reason.as_deref().unwrap_or_default();
+                tracing::info!(target = %status.address, state = to.name(), reason, "target");
+                events.notice(Event::TargetChanged { status });
+            }
+        }
+    }
+}

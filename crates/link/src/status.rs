@@ -1,0 +1,70 @@
+//! What `weft status connections` shows of links.
+
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+use weft_crypto::PeerId;
+
+/// Who dialled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Direction {
+    /// This host.
+    Outbound,
+    /// The peer.
+    Inbound,
+}
+
+/// How far a link is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LinkState {
+    /// Looking up the name, or waiting for the first answer.
+    Connecting,
+    /// Nobody answered, or the link was lost; tried again soon.
+    Retrying,
+    /// Refused for a named reason; tried again slowly. Also: a host that was refused here.
+    Failed,
+    /// Connected, in admission.
+    Pending,
+    /// Up.
+    Established,
+}
+
+impl LinkState {
+    /// The name in the CLI and in JSON.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Connecting => "connecting",
+            Self::Retrying => "retrying",
+            Self::Failed => "failed",
+            Self::Pending => "pending",
+            Self::Established => "established",
+        }
+    }
+}
+
+/// One target, one link or one refused source.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LinkStatus {
+    /// The target as it was given, else `ADDRESS:PORT` of the peer.
+    pub address: String,
+    /// Who dials, or dialled.
+    pub direction: Direction,
+    /// Who answers there, once known.
+    pub peer: Option<PeerId>,
+    /// Its host name, while the link is up.
+    pub nickname: Option<String>,
+    /// How far it is.
+    pub state: LinkState,
+    /// Why it is not established.
+    pub reason: Option<String>,
+    /// Since when it is in this state; for a refused source, the last refusal.
+    pub since: Instant,
+    /// In how long it is dialled again.
+    pub next_try: Option<Duration>,
+    /// How often a source was refused for this reason; 0 for targets and links.
+    pub refusals: u64,
+    /// Round-trip time of the link, while it is up.
+    pub rtt: Option<Duration>,
+}
