@@ -10,19 +10,20 @@ use super::rows;
 const WIDTH: f64 = 860.0;
 const LEFT: f64 = 176.0;
 const RIGHT: f64 = 190.0;
-const TOP: f64 = 86.0;
+const TOP: f64 = 98.0;
 const BAR: f64 = 24.0;
 const STEP: f64 = 40.0;
-const GROUP_GAP: f64 = 34.0;
+const GROUP_GAP: f64 = 46.0;
 const BOTTOM: f64 = 46.0;
 
 const STYLE: &str = "
   .page{fill:#ffffff}.ink{fill:#1f2328}.dim{fill:#59636e}.line{stroke:#d1d9e0}
   .weft{fill:#0b7a75}.secret{fill:#8a6bb8}.clear{fill:#9aa4af}.whisker{stroke:#1f2328}
+  .halo{paint-order:stroke;stroke:#ffffff;stroke-width:4px;stroke-linejoin:round}
   text{font-family:system-ui,-apple-system,'Segoe UI','DejaVu Sans',sans-serif}
   @media(prefers-color-scheme:dark){
   .page{fill:#0d1117}.ink{fill:#f0f6fc}.dim{fill:#9198a1}.line{stroke:#3d444d}
-  .weft{fill:#2bb5a8}.secret{fill:#a88bd9}.clear{fill:#656c76}.whisker{stroke:#f0f6fc}}
+  .weft{fill:#2bb5a8}.secret{fill:#a88bd9}.clear{fill:#656c76}.whisker{stroke:#f0f6fc}.halo{stroke:#0d1117}}
 ";
 
 /// Draws the chart. A report without rows gives a chart without bars.
@@ -42,24 +43,24 @@ pub fn svg(report: &Report) -> String {
          <rect class=\"page\" width=\"{WIDTH}\" height=\"{height}\" rx=\"8\"/>\n"
     );
     title(&mut svg, report);
-    scale.draw(&mut svg, TOP, TOP + plot);
     let mut y = TOP;
     for (underlay, rows) in groups {
         text(
             &mut svg,
-            (24.0, y + 20.0),
+            (24.0, y + 12.0),
             "ink",
             "13",
             "font-weight=\"600\"",
             underlay_title(underlay),
         );
         y += GROUP_GAP;
+        scale.draw(&mut svg, y - 4.0, y + rows.len() as f64 * STEP - (STEP - BAR) + 4.0);
         for row in rows {
             bar(&mut svg, row, &scale, y);
             y += STEP;
         }
     }
-    legend(&mut svg, height - 16.0);
+    legend(&mut svg, report, height - 16.0);
     svg.push_str("</svg>\n");
     svg
 }
@@ -71,23 +72,24 @@ fn title(svg: &mut String, report: &Report) {
     let date = machine.date.split('T').next().unwrap_or_default();
     let rounds = report.rows.iter().map(|row| row.rounds).max().unwrap_or(0);
     let subtitle = format!(
-        "{} cores of {} · Linux {} · {date} · median of {rounds}, thin line: least to greatest",
+        "{} cores of {} · Linux {} · {date}",
         machine.cores,
         short_cpu(&machine.cpu),
         machine.kernel
     );
-    text(svg, (24.0, 58.0), "dim", "12.5", "", &subtitle);
+    text(svg, (24.0, 57.0), "dim", "12.5", "", &subtitle);
+    let method = format!(
+        "median of {rounds} rounds, thin line: least to greatest; core-s/Gbit: busy time of the whole machine per gigabit"
+    );
+    text(svg, (24.0, 76.0), "dim", "12.5", "", &method);
 }
 
 fn bar(svg: &mut String, row: &ReportRow, scale: &Scale, y: f64) {
     let value = row.tcp1_gbps.unwrap_or(0.0);
     let middle = y + BAR / 2.0;
     let end = scale.x(value);
-    let (class, weight) = match row.name.as_str() {
-        name if name.starts_with("weft-") => ("weft", "font-weight=\"600\""),
-        rows::DIRECT | rows::VXLAN => ("clear", ""),
-        _ => ("secret", ""),
-    };
+    let class = class_of(row);
+    let weight = if class == "weft" { "font-weight=\"600\"" } else { "" };
     let anchor = format!("text-anchor=\"end\" {weight}");
     text(svg, (LEFT - 10.0, middle + 4.5), "ink", "13", &anchor, &row.name);
     let _ = writeln!(
@@ -104,23 +106,34 @@ fn bar(svg: &mut String, row: &ReportRow, scale: &Scale, y: f64) {
             "<line class=\"whisker\" x1=\"{x1:.1}\" y1=\"{middle}\" x2=\"{x2:.1}\" y2=\"{middle}\" stroke-width=\"1.5\"/>"
         );
     }
-    let cost = row.core_s_per_gbit.map(|cost| format!(" · {cost:.3} core-s/Gbit"));
+    let cost = row.core_s_per_gbit.map(|cost| format!("{cost:.3} core-s/Gbit"));
     let label = format!("{value:.1}");
     let x = label_x + 8.0;
     let _ = writeln!(
         svg,
-        "<text x=\"{x:.1}\" y=\"{:.1}\" font-size=\"13\"><tspan class=\"ink\" font-weight=\"600\">{label}</tspan>\
-         <tspan class=\"dim\">{}</tspan></text>",
+        "<text class=\"halo\" x=\"{x:.1}\" y=\"{:.1}\" font-size=\"13\"><tspan class=\"ink\" font-weight=\"600\">{label}</tspan>\
+         <tspan class=\"dim\" dx=\"8\">{}</tspan></text>",
         middle + 4.5,
         cost.unwrap_or_default()
     );
 }
 
-fn legend(svg: &mut String, y: f64) {
+fn class_of(row: &ReportRow) -> &'static str {
+    match row.name.as_str() {
+        name if name.starts_with("weft-") => "weft",
+        rows::DIRECT | rows::VXLAN => "clear",
+        _ => "secret",
+    }
+}
+
+fn legend(svg: &mut String, report: &Report, y: f64) {
+    let all =
+        [("weft", "Weft, encrypted"), ("secret", "others, encrypted"), ("clear", "not encrypted")];
+    let shown = all
+        .into_iter()
+        .filter(|(class, _)| report.rows.iter().any(|row| class_of(row) == *class));
     let mut x = LEFT;
-    for (class, label) in
-        [("weft", "Weft, encrypted"), ("secret", "others, encrypted"), ("clear", "not encrypted")]
-    {
+    for (class, label) in shown {
         let _ = writeln!(
             svg,
             "<rect class=\"{class}\" x=\"{x}\" y=\"{}\" width=\"12\" height=\"12\" rx=\"2\"/>",

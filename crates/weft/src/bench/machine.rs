@@ -48,10 +48,6 @@ fn versions() -> BTreeMap<String, String> {
     let mut versions = BTreeMap::from([
         ("weft".to_owned(), env!("CARGO_PKG_VERSION").to_owned()),
         ("profile".to_owned(), profile().to_owned()),
-        (
-            "tcp_congestion_control".to_owned(),
-            read_trimmed("/proc/sys/net/ipv4/tcp_congestion_control"),
-        ),
         ("os".to_owned(), os_name(&std::fs::read_to_string("/etc/os-release").unwrap_or_default())),
     ]);
     let governor = "/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor";

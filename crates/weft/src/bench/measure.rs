@@ -165,6 +165,8 @@ pub fn tcp(
         &address,
         "-p",
         &port,
+        "-C",
+        "cubic",
         "-P",
         &streams,
         "-t",
