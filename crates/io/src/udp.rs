@@ -322,7 +322,7 @@ impl RecvBatch {
         let header = self.headers[..self.filled].get(index)?;
         let start = index * MESSAGE_ROOM;
         let len = (header.msg_len as usize).min(MESSAGE_ROOM);
-        let segment = self.controls[index].segment(header.msg_hdr.msg_controllen as usize);
+        let segment = self.controls[index].segment(header.msg_hdr.msg_controllen as _);
         Some(Message {
             range: start..start + len,
             segment: segment.unwrap_or(len).max(1),

@@ -1,0 +1,384 @@
+//! Counters: written by one worker with plain stores, read by anyone without stopping it.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use weft_crypto::PeerId;
+use weft_path::PathId;
+
+macro_rules! named {
+    ($(#[$outer:meta])* $enum:ident { $($(#[$inner:meta])* $variant:ident = $name:literal,)* }) => {
+        $(#[$outer])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub enum $enum {
+            $($(#[$inner])* $variant,)*
+        }
+
+        impl $enum {
+            /// All of them, in a fixed order.
+            pub const ALL: &[Self] = &[$(Self::$variant),*];
+
+            /// The name in JSON, metrics and `weft status`.
+            pub const fn name(self) -> &'static str {
+                match self {
+                    $(Self::$variant => $name,)*
+                }
+            }
+        }
+    };
+}
+
+named! {
+    /// Why a packet was dropped. Counted in datagrams received, or in frames to be sent.
+    DropReason {
+        /// Received: not ESP, or too short for it.
+        Malformed = "malformed",
+        /// Received: longer than any datagram of ours.
+        Truncated = "truncated",
+        /// Received: for no SA of this host.
+        UnknownSpi = "unknown_spi",
+        /// Received: its sequence number was accepted before.
+        Replayed = "replayed",
+        /// Received: its sequence number is behind the replay window.
+        TooOld = "too_old",
+        /// Received: not authentic.
+        Forged = "forged",
+        /// Received: authentic, but what it holds is not what the format says.
+        BadInner = "bad_inner",
+        /// Received: for a network that this host is not in.
+        UnknownNetwork = "unknown_network",
+        /// Received: from the Ethernet address of an endpoint that lives at another peer.
+        ForeignSource = "foreign_source",
+        /// Received: a mark of a partial checksum where none can be.
+        BadMark = "bad_mark",
+        /// Received: the kernel did not take the frame from the TAP device.
+        TapRefused = "tap_refused",
+        /// Received: the TAP device is down.
+        TapDown = "tap_down",
+        /// Received: the kernel had no memory for the frame.
+        TapFull = "tap_full",
+        /// To send: no peer is known to have this Ethernet address.
+        NoEndpoint = "no_endpoint",
+        /// To send: the peer has no path now.
+        NoPath = "no_path",
+        /// To send: the SA is used up and the peer has not given a new one.
+        SaExhausted = "sa_exhausted",
+        /// To send: longer than the path carries, and no answer can tell the sender.
+        TooLong = "too_long",
+        /// To send: a super-packet that contradicts itself.
+        BadSuperPacket = "bad_super_packet",
+        /// To send: the kernel had no room in the socket or the device queue.
+        SendFull = "send_full",
+        /// To send: the kernel refused the datagram as longer than the route takes.
+        MessageTooLong = "message_too_long",
+        /// To send: the kernel refused it otherwise, such as for want of a route.
+        SendFailed = "send_failed",
+    }
+}
+
+named! {
+    /// What a worker did, apart from drops.
+    Work {
+        /// Super-packets and frames read from the TAP device.
+        TapReads = "tap_reads",
+        /// Super-packets and frames written to the TAP device.
+        TapWrites = "tap_writes",
+        /// Runs sent: calls to the kernel.
+        RunsSent = "runs_sent",
+        /// Datagrams sent.
+        DatagramsSent = "datagrams_sent",
+        /// Messages received: runs or single datagrams.
+        MessagesReceived = "messages_received",
+        /// Datagrams received.
+        DatagramsReceived = "datagrams_received",
+        /// NAT keepalives received.
+        Keepalives = "keepalives",
+        /// Dummy packets received (RFC 4303 section 2.6).
+        Dummies = "dummies",
+        /// Probes received.
+        ProbesReceived = "probes_received",
+        /// Over-long packets answered with ICMP.
+        TooLongAnswered = "too_long_answered",
+        /// Over-long packets not answered since too many were in the last second.
+        TooLongUnanswered = "too_long_unanswered",
+        /// Fragments made of over-long packets.
+        FragmentsSent = "fragments_sent",
+        /// Runs that the kernel refused and that went as single datagrams.
+        RunsRefused = "runs_refused",
+        /// Datagrams that the kernel dropped since the socket's receive buffer was full.
+        SocketOverflows = "socket_overflows",
+    }
+}
+
+/// Which way an SA carries packets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Direction {
+    /// From the peer.
+    Inbound,
+    /// To the peer.
+    Outbound,
+}
+
+/// Packets and bytes of the frames in them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Traffic {
+    /// Datagrams.
+    pub packets: u64,
+    /// Bytes of the Ethernet frames (or probes) they carry.
+    pub bytes: u64,
+}
+
+impl Traffic {
+    fn add(&mut self, other: Self) {
+        self.packets += other.packets;
+        self.bytes += other.bytes;
+    }
+}
+
+/// The traffic of one SA that is in use, that is of one lane in one direction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SaTraffic {
+    /// The peer.
+    pub peer: PeerId,
+    /// The path.
+    pub path: PathId,
+    /// The lane.
+    pub lane: u16,
+    /// Which way.
+    pub direction: Direction,
+    /// The SPI.
+    pub spi: u32,
+    /// Packets and bytes.
+    pub traffic: Traffic,
+}
+
+/// The traffic with one peer, over all its SAs, also those that are gone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PeerTraffic {
+    /// The peer.
+    pub peer: PeerId,
+    /// From the peer.
+    pub received: Traffic,
+    /// To the peer.
+    pub sent: Traffic,
+}
+
+/// One reading of all counters. All but `peers` and `sas` count from the start of the engine.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Drops by reason, all reasons in the order of [`DropReason::ALL`].
+    pub drops: Vec<(DropReason, u64)>,
+    /// Other work, in the order of [`Work::ALL`].
+    pub work: Vec<(Work, u64)>,
+    /// By peer; a peer that is removed is forgotten.
+    pub peers: Vec<PeerTraffic>,
+    /// By SA in use.
+    pub sas: Vec<SaTraffic>,
+}
+
+impl Counters {
+    /// Packets dropped for `reason`.
+    pub fn dropped(&self, reason: DropReason) -> u64 {
+        self.drops.iter().find(|(found, _)| *found == reason).map_or(0, |(_, count)| *count)
+    }
+
+    /// How much of `work` was done.
+    pub fn done(&self, work: Work) -> u64 {
+        self.work.iter().find(|(found, _)| *found == work).map_or(0, |(_, count)| *count)
+    }
+}
+
+/// One number with one writer.
+#[derive(Debug, Default)]
+pub(crate) struct Count(AtomicU64);
+
+impl Count {
+    /// Adds without a locked instruction: there is one writer.
+    #[inline]
+    pub(crate) fn add(&self, more: u64) {
+        self.0.store(self.0.load(Relaxed).wrapping_add(more), Relaxed);
+    }
+
+    pub(crate) fn get(&self) -> u64 {
+        self.0.load(Relaxed)
+    }
+}
+
+/// The counters of one worker.
+#[derive(Debug, Default)]
+pub(crate) struct WorkerCounters {
+    drops: [Count; DropReason::ALL.len()],
+    work: [Count; Work::ALL.len()],
+}
+
+impl WorkerCounters {
+    #[inline]
+    pub(crate) fn dropped(&self, reason: DropReason, packets: u64) {
+        self.drops[reason as usize].add(packets);
+    }
+
+    #[inline]
+    pub(crate) fn did(&self, work: Work, times: u64) {
+        self.work[work as usize].add(times);
+    }
+}
+
+/// The counters of one SA.
+#[derive(Debug, Default)]
+pub(crate) struct SaCounters {
+    packets: Count,
+    bytes: Count,
+}
+
+impl SaCounters {
+    #[inline]
+    pub(crate) fn add(&self, packets: u64, bytes: u64) {
+        self.packets.add(packets);
+        self.bytes.add(bytes);
+    }
+
+    fn read(&self) -> Traffic {
+        Traffic { packets: self.packets.get(), bytes: self.bytes.get() }
+    }
+}
+
+/// Names one SA: SPIs of outbound SAs are the peers' choice and may be equal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct SaName {
+    pub(crate) peer: PeerId,
+    pub(crate) path: PathId,
+    pub(crate) lane: u16,
+    pub(crate) direction: Direction,
+    pub(crate) spi: u32,
+}
+
+/// Which SAs there are, for readers. Locked when SAs come and go and when counters are read.
+#[derive(Debug, Default)]
+pub(crate) struct Registry {
+    inner: Mutex<Inner>,
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    sas: BTreeMap<SaName, Arc<SaCounters>>,
+    /// What SAs that are gone carried, received and sent.
+    past: BTreeMap<PeerId, (Traffic, Traffic)>,
+}
+
+impl Registry {
+    pub(crate) fn add(&self, name: SaName) -> Arc<SaCounters> {
+        let counters = Arc::new(SaCounters::default());
+        let mut inner = self.lock();
+        inner.past.entry(name.peer).or_default();
+        if let Some(old) = inner.sas.insert(name, Arc::clone(&counters)) {
+            inner.bury(name, &old);
+        }
+        counters
+    }
+
+    pub(crate) fn remove(&self, name: SaName) {
+        let mut inner = self.lock();
+        if let Some(old) = inner.sas.remove(&name) {
+            inner.bury(name, &old);
+        }
+    }
+
+    pub(crate) fn forget(&self, peer: PeerId) {
+        let mut inner = self.lock();
+        inner.sas.retain(|name, _| name.peer != peer);
+        inner.past.remove(&peer);
+    }
+
+    pub(crate) fn read(&self, workers: &[Arc<WorkerCounters>]) -> Counters {
+        let sum = |pick: &dyn Fn(&WorkerCounters) -> u64| workers.iter().map(|w| pick(w)).sum();
+        let drops = DropReason::ALL.iter();
+        let work = Work::ALL.iter();
+        let (peers, sas) = self.lock().read();
+        Counters {
+            drops: drops.map(|r| (*r, sum(&|w| w.drops[*r as usize].get()))).collect(),
+            work: work.map(|k| (*k, sum(&|w| w.work[*k as usize].get()))).collect(),
+            peers,
+            sas,
+        }
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Inner {
+    fn bury(&mut self, name: SaName, counters: &SaCounters) {
+        let (received, sent) = self.past.entry(name.peer).or_default();
+        match name.direction {
+            Direction::Inbound => received.add(counters.read()),
+            Direction::Outbound => sent.add(counters.read()),
+        }
+    }
+
+    fn read(&self) -> (Vec<PeerTraffic>, Vec<SaTraffic>) {
+        let mut peers = self.past.clone();
+        let mut sas = Vec::with_capacity(self.sas.len());
+        for (name, counters) in &self.sas {
+            let SaName { peer, path, lane, direction, spi } = *name;
+            let traffic = counters.read();
+            sas.push(SaTraffic { peer, path, lane, direction, spi, traffic });
+            let (received, sent) = peers.entry(peer).or_default();
+            match direction {
+                Direction::Inbound => received.add(traffic),
+                Direction::Outbound => sent.add(traffic),
+            }
+        }
+        let peers = peers.into_iter();
+        (peers.map(|(peer, (received, sent))| PeerTraffic { peer, received, sent }).collect(), sas)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    #[test]
+    fn a_peer_keeps_the_traffic_of_replaced_sas_until_it_is_removed() {
+        let registry = Registry::default();
+        let peer = PeerId::from_bytes([1; 32]);
+        let name = |spi, direction| SaName { peer, path: PathId(1), lane: 0, direction, spi };
+        registry.add(name(300, Direction::Outbound)).add(2, 200);
+        registry.add(name(301, Direction::Outbound)).add(1, 50);
+        registry.add(name(300, Direction::Inbound)).add(7, 70);
+        registry.remove(name(300, Direction::Outbound));
+        let read = registry.read(&[]);
+        assert_eq!(read.sas.len(), 2);
+        assert_eq!(
+            read.peers,
+            [PeerTraffic {
+                peer,
+                received: Traffic { packets: 7, bytes: 70 },
+                sent: Traffic { packets: 3, bytes: 250 },
+            }]
+        );
+        registry.forget(peer);
+        assert_eq!(registry.read(&[]).peers, []);
+    }
+
+    #[test]
+    fn names_are_unique_and_workers_add_up() {
+        let workers = [Arc::new(WorkerCounters::default()), Arc::new(WorkerCounters::default())];
+        workers[0].dropped(DropReason::Forged, 2);
+        workers[1].dropped(DropReason::Forged, 3);
+        workers[1].did(Work::TapReads, 1);
+        let read = Registry::default().read(&workers);
+        assert_eq!(read.dropped(DropReason::Forged), 5);
+        assert_eq!(read.dropped(DropReason::SendFailed), 0);
+        assert_eq!(read.done(Work::TapReads), 1);
+        let names: std::collections::BTreeSet<_> = DropReason::ALL
+            .iter()
+            .map(|r| r.name())
+            .chain(Work::ALL.iter().map(|w| w.name()))
+            .collect();
+        assert_eq!(names.len(), DropReason::ALL.len() + Work::ALL.len());
+    }
+}

@@ -1,0 +1,62 @@
+//! Why the engine does not do what it is told.
+
+use std::net::SocketAddr;
+
+use weft_io::IoError;
+use weft_path::{PathId, Vni};
+
+/// Why the engine did not start, or did not take a command.
+#[derive(Debug, thiserror::Error)]
+pub enum EngineError {
+    /// The configuration asks for what there is not.
+    #[error("{what} must be {allowed}, not {given}: correct the configuration")]
+    Configuration {
+        /// The setting.
+        what: &'static str,
+        /// What is allowed.
+        allowed: &'static str,
+        /// What was given.
+        given: String,
+    },
+    /// A device or socket could not be set up; the text says whose fault it is.
+    #[error(transparent)]
+    Io(#[from] IoError),
+    /// The kernel gave no thread, descriptor or file.
+    #[error("the kernel refused to {what}: {source}")]
+    Kernel {
+        /// What was tried.
+        what: &'static str,
+        /// Its answer.
+        source: std::io::Error,
+    },
+    /// More commands wait than the queue holds: ours. Give it again later.
+    #[error(
+        "more than {} commands wait for the engine: give this one again later",
+        crate::COMMANDS_QUEUED_MAX
+    )]
+    Busy,
+    /// The worker is gone; an [`EngineFailed`](weft_path::EngineEvent::EngineFailed) said why.
+    #[error("the engine has stopped: start a new one")]
+    Stopped,
+}
+
+/// Why a command changed nothing: path choice and engine disagree, which is our fault.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum CommandError {
+    #[error("no path {path:?}")]
+    UnknownPath { path: PathId },
+    #[error("path {path:?} is another peer's")]
+    PathOfAnotherPeer { path: PathId },
+    #[error("path {path:?} has no outbound SA")]
+    NoOutboundSa { path: PathId },
+    #[error("SPI {spi:#x} is in use")]
+    SpiInUse { spi: u32 },
+    #[error("network {vni:?} is not this engine's")]
+    UnknownNetwork { vni: Vni },
+    #[error("no more room for {table}")]
+    TableFull { table: &'static str },
+    #[error("the socket's address family does not reach {remote}")]
+    Unreachable { remote: SocketAddr },
+    #[error("a probe of {mtu} bytes cannot be made")]
+    ProbeSize { mtu: u16 },
+}

@@ -1,0 +1,296 @@
+//! From the wire to the TAP device: open in place, check, merge, write.
+
+use std::array;
+use std::io::{self, IoSlice};
+use std::net::SocketAddr;
+use std::ops::Range;
+use std::time::{Duration, Instant};
+
+use weft_crypto::OpenError;
+use weft_io::udp::{MESSAGES_MAX, RecvBatch};
+use weft_packet::coalesce::{Coalescer, FRAMES_MAX, Merged};
+use weft_packet::split::FrameChecksum;
+use weft_packet::{esp, ethernet, probe, vxlan};
+use weft_path::{EngineEvent, Vni};
+
+use crate::counters::{DropReason, Work, WorkerCounters};
+use crate::device::{Env, FrameSink};
+use crate::limit::Recent;
+use crate::run::{EVENT_INTERVAL_MS, errno};
+use crate::state::{Inbound, State, key_of};
+
+/// Messages taken in one call while they come as runs: what fits the processor's cache.
+const RUN_MESSAGES_MAX: usize = 8;
+
+/// The receiving half of a worker.
+#[derive(Debug)]
+pub(crate) struct Receiver {
+    pub(crate) batch: RecvBatch,
+    merger: Merger,
+    moved: Recent,
+    messages_max: usize,
+}
+
+/// What a datagram turned out to be.
+enum Opened {
+    /// A frame for the TAP device.
+    Frame(Range<usize>, FrameChecksum),
+    /// Nothing more to do.
+    Done,
+}
+
+impl Receiver {
+    pub(crate) fn new() -> Self {
+        Self {
+            batch: RecvBatch::new(),
+            merger: Merger { coalescer: Coalescer::new() },
+            moved: Recent::new(Duration::from_millis(EVENT_INTERVAL_MS)),
+            messages_max: RUN_MESSAGES_MAX,
+        }
+    }
+
+    /// Says which super-packets the TAP device takes.
+    pub(crate) fn set_merging(&mut self, tcp: bool, udp: bool) {
+        self.merger.coalescer.set_merging(tcp, udp);
+    }
+
+    /// How many messages the next batch may have.
+    pub(crate) const fn messages_max(&self) -> usize {
+        self.messages_max
+    }
+
+    /// Works through [`Self::batch`] and writes all of it to the TAP device.
+    pub(crate) fn handle_batch<F: FrameSink, R>(&mut self, state: &mut State, env: &Env<'_, F, R>) {
+        let (messages, mut datagrams) = (self.batch.len(), 0);
+        for index in 0..messages {
+            let Some(message) = self.batch.message(index) else { break };
+            if message.truncated {
+                env.counters.dropped(DropReason::Truncated, 1);
+                continue;
+            }
+            datagrams +=
+                self.handle_message(state, env, message.range, message.segment, message.source);
+        }
+        env.counters.did(Work::MessagesReceived, messages as u64);
+        env.counters.did(Work::DatagramsReceived, datagrams);
+        self.merger.flush(self.batch.buffer(), env);
+        // Senders without runs fill many small messages: take more of them at once.
+        let single = datagrams <= messages as u64;
+        self.messages_max = if single { MESSAGES_MAX } else { RUN_MESSAGES_MAX };
+    }
+
+    /// One message: datagrams of `segment` bytes from one source. Returns how many.
+    fn handle_message<F: FrameSink, R>(
+        &mut self,
+        state: &mut State,
+        env: &Env<'_, F, R>,
+        message: Range<usize>,
+        segment: usize,
+        source: SocketAddr,
+    ) -> u64 {
+        if message.is_empty() {
+            env.counters.dropped(DropReason::Malformed, 1);
+            return 1;
+        }
+        let mut newest = None;
+        let mut count = 0;
+        for start in message.clone().step_by(segment) {
+            let range = start..(start + segment).min(message.end);
+            let buffer = self.batch.buffer_mut();
+            count += 1;
+            match open(state, env, &mut buffer[range.clone()], &mut newest) {
+                Ok(Opened::Frame(frame, checksum)) => {
+                    let frame = (start + frame.start) as u32..(start + frame.end) as u32;
+                    self.merger.push(self.batch.buffer(), frame, checksum, env);
+                }
+                Ok(Opened::Done) => {}
+                Err(reason) => env.counters.dropped(reason, 1),
+            }
+        }
+        if let Some(path) = newest {
+            self.check_source(state, env, path, source);
+        }
+        count
+    }
+
+    /// Reports a peer whose packets come from elsewhere than packets to it go.
+    #[inline]
+    fn check_source<F, R>(
+        &mut self,
+        state: &State,
+        env: &Env<'_, F, R>,
+        path: u32,
+        source: SocketAddr,
+    ) {
+        let Some(path) = state.paths.get(path) else { return };
+        let Some(remote) = path.remote else { return };
+        if !same_place(remote.address(), source) && self.moved.allow(path.id.0, Instant::now()) {
+            (env.events)(EngineEvent::RemoteMoved { path: path.id, remote: source });
+        }
+    }
+}
+
+/// Scopes of link-local addresses are the receiver's affair.
+#[inline]
+fn same_place(a: SocketAddr, b: SocketAddr) -> bool {
+    a.port() == b.port() && a.ip() == b.ip()
+}
+
+/// Opens one datagram in place. `newest` becomes the path of an SA that has moved on with it.
+#[inline]
+fn open<F, R>(
+    state: &mut State,
+    env: &Env<'_, F, R>,
+    datagram: &mut [u8],
+    newest: &mut Option<u32>,
+) -> Result<Opened, DropReason> {
+    if *datagram == [esp::KEEPALIVE] {
+        env.counters.did(Work::Keepalives, 1);
+        return Ok(Opened::Done);
+    }
+    let header = esp::Header::parse(datagram).map_err(|_| DropReason::Malformed)?;
+    let number = state.inbound_of(header.spi).ok_or(DropReason::UnknownSpi)?;
+    let (sa_path, sa_peer) = {
+        let inbound = state.inbound.get_mut(number).ok_or(DropReason::UnknownSpi)?;
+        let before = inbound.sa.highest();
+        let plain = inbound.sa.open(datagram).map_err(refused)?;
+        if inbound.sa.highest() > before {
+            *newest = Some(inbound.path);
+        }
+        debug_assert_eq!(plain.start, esp::HEADER_LEN);
+        inbound.counters.add(1, plain.len().saturating_sub(esp::INNER_LEN) as u64);
+        first_use(inbound, env);
+        (inbound.path, inbound.peer)
+    };
+    let end = datagram.len() - esp::ICV_LEN;
+    let plain = datagram.get(esp::HEADER_LEN..end).ok_or(DropReason::BadInner)?;
+    let (length, next) = esp::parse_trailer(plain).map_err(|_| DropReason::BadInner)?;
+    if next == esp::NEXT_NONE {
+        env.counters.did(Work::Dummies, 1);
+        return Ok(Opened::Done);
+    }
+    if next != esp::NEXT_UDP {
+        return Err(DropReason::BadInner);
+    }
+    let inner = esp::parse_inner_headers(&plain[..length]).map_err(|_| DropReason::BadInner)?;
+    let frame = &plain[inner.frame.clone()];
+    if inner.vxlan.vni == Vni::PROBE.0 {
+        return probe_received(state, env, (sa_peer, sa_path), inner.dst_port, frame);
+    }
+    if inner.dst_port != vxlan::PORT {
+        return Err(DropReason::BadInner);
+    }
+    if inner.vxlan.vni != state.vni.0 {
+        return Err(DropReason::UnknownNetwork);
+    }
+    let source = frame.get(6..12).and_then(<[u8]>::first_chunk).ok_or(DropReason::BadInner)?;
+    if frame.len() < ethernet::LEN {
+        return Err(DropReason::BadInner);
+    }
+    if state.peer_of(key_of(*source)).is_some_and(|owner| owner != sa_peer) {
+        return Err(DropReason::ForeignSource);
+    }
+    let at = esp::HEADER_LEN + inner.frame.start..esp::HEADER_LEN + inner.frame.end;
+    Ok(Opened::Frame(at, inner.vxlan.rco.into()))
+}
+
+fn refused(error: OpenError) -> DropReason {
+    match error {
+        OpenError::TooShort => DropReason::Malformed,
+        OpenError::Duplicate => DropReason::Replayed,
+        OpenError::TooOld => DropReason::TooOld,
+        OpenError::Forged => DropReason::Forged,
+    }
+}
+
+#[inline]
+fn first_use<F, R>(inbound: &mut Inbound, env: &Env<'_, F, R>) {
+    if !inbound.used {
+        inbound.used = true;
+        (env.events)(EngineEvent::InboundFirstUse { spi: inbound.sa.spi() });
+    }
+}
+
+#[cold]
+fn probe_received<F, R>(
+    state: &State,
+    env: &Env<'_, F, R>,
+    (peer, path): (u32, u32),
+    port: u16,
+    frame: &[u8],
+) -> Result<Opened, DropReason> {
+    let candidate = match port {
+        vxlan::PORT => false,
+        vxlan::PROBE_PORT => true,
+        _ => return Err(DropReason::BadInner),
+    };
+    let (probe, mtu) = probe::parse(frame).ok_or(DropReason::BadInner)?;
+    let (Some(peer), Some(path)) = (state.peers.get(peer), state.paths.get(path)) else {
+        return Err(DropReason::UnknownSpi);
+    };
+    env.counters.did(Work::ProbesReceived, 1);
+    (env.events)(EngineEvent::ProbeReceived {
+        peer: peer.id,
+        path: path.id,
+        probe,
+        mtu,
+        candidate,
+    });
+    Ok(Opened::Done)
+}
+
+/// Merges frames and writes them.
+#[derive(Debug)]
+struct Merger {
+    coalescer: Coalescer,
+}
+
+impl Merger {
+    #[inline]
+    fn push<F: FrameSink, R>(
+        &mut self,
+        arena: &[u8],
+        frame: Range<u32>,
+        checksum: FrameChecksum,
+        env: &Env<'_, F, R>,
+    ) {
+        if self.coalescer.push(arena, frame.clone(), checksum).is_err() {
+            self.flush(arena, env);
+            // An empty one takes every frame.
+            let _ = self.coalescer.push(arena, frame, checksum);
+        }
+    }
+
+    fn flush<F: FrameSink, R>(&mut self, arena: &[u8], env: &Env<'_, F, R>) {
+        self.coalescer.flush(arena, |merged| write(arena, &merged, env));
+        let rejected = self.coalescer.take_rejected();
+        env.counters.dropped(DropReason::BadMark, rejected.bad_mark);
+    }
+}
+
+/// Writes one frame or super-packet with one call.
+fn write<F: FrameSink, R>(arena: &[u8], merged: &Merged<'_>, env: &Env<'_, F, R>) {
+    let mut slices: [IoSlice<'_>; FRAMES_MAX + 2] = array::from_fn(|_| IoSlice::new(&[]));
+    slices[0] = IoSlice::new(&merged.vnet);
+    slices[1] = IoSlice::new(merged.header);
+    let mut used = 2;
+    for (slice, range) in slices[2..].iter_mut().zip(merged.slices) {
+        let Some(bytes) = arena.get(range.start as usize..range.end as usize) else { return };
+        *slice = IoSlice::new(bytes);
+        used += 1;
+    }
+    match env.tap.send(&slices[..used]) {
+        Ok(_) => env.counters.did(Work::TapWrites, 1),
+        Err(error) => count_refusal(env.counters, &error, merged.frames),
+    }
+}
+
+#[cold]
+fn count_refusal(counters: &WorkerCounters, error: &io::Error, frames: u32) {
+    let reason = match error.raw_os_error() {
+        Some(errno::EIO) => DropReason::TapDown,
+        Some(errno::EAGAIN | errno::ENOMEM | errno::ENOBUFS) => DropReason::TapFull,
+        _ => DropReason::TapRefused,
+    };
+    counters.dropped(reason, frames.into());
+}

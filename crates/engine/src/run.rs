@@ -1,0 +1,219 @@
+//! A run: equal datagrams to one destination, sealed one behind the other in the buffer from which
+//! one call sends them (reference: UDP_SEGMENT's rules).
+
+use std::io;
+use std::time::{Duration, Instant};
+
+use weft_io::udp::{RUN_BYTES_MAX, Remote};
+use weft_path::{EngineEvent, PathId};
+
+use crate::counters::{DropReason, Work};
+use crate::device::{Env, RunSink};
+use crate::limit::Recent;
+
+/// How often a send is tried when the kernel has no room, before the newest run is dropped.
+pub const SEND_TRIES_MAX: u32 = 4;
+/// How long datagrams go singly after the kernel refused a run, in seconds.
+pub const RUNS_RETRY_S: u64 = 60;
+/// Events of one path that say the same come at least so many milliseconds apart.
+pub const EVENT_INTERVAL_MS: u64 = 500;
+
+/// The run in the making, and what is known of the socket's abilities.
+#[derive(Debug)]
+pub(crate) struct RunBuilder {
+    buffer: Box<[u8]>,
+    len: usize,
+    /// Bytes of each datagram but the last.
+    segment: usize,
+    segments: usize,
+    /// A shorter datagram was appended: it is the last.
+    closed: bool,
+    target: Option<Target>,
+    segments_max: usize,
+    refused_at: Option<Instant>,
+    too_long: Recent,
+}
+
+/// Where a run goes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Target {
+    /// The path's number.
+    pub(crate) number: u32,
+    pub(crate) path: PathId,
+    pub(crate) remote: Remote,
+    /// The inner IP packet of the largest datagram, in bytes.
+    pub(crate) mtu: u16,
+    /// A probe: each refusal is reported.
+    pub(crate) probe: bool,
+}
+
+impl RunBuilder {
+    /// `segments_max` is 1 where runs do not work.
+    pub(crate) fn new(segments_max: usize) -> Self {
+        Self {
+            buffer: vec![0; RUN_BYTES_MAX].into_boxed_slice(),
+            len: 0,
+            segment: 0,
+            segments: 0,
+            closed: false,
+            target: None,
+            segments_max,
+            refused_at: None,
+            too_long: Recent::new(Duration::from_millis(EVENT_INTERVAL_MS)),
+        }
+    }
+
+    /// Room for one more datagram of `len` bytes to the path with this number; `None` if it cannot
+    /// be of this run, which is to be sent first. An empty run takes every datagram of at most
+    /// [`RUN_BYTES_MAX`] bytes.
+    #[inline]
+    pub(crate) fn slot(&mut self, path: u32, len: usize) -> Option<&mut [u8]> {
+        if self.segments > 0 {
+            let same = self.target.is_some_and(|target| target.number == path);
+            if !same || self.closed || len > self.segment || self.segments >= self.segments_max {
+                return None;
+            }
+        }
+        self.buffer.get_mut(self.len..self.len + len)
+    }
+
+    /// Appends what was written to the slot of `len` bytes.
+    #[inline]
+    pub(crate) fn commit(&mut self, len: usize, target: &Target) {
+        if self.segments == 0 {
+            self.segment = len;
+            self.target = Some(*target);
+        }
+        self.closed = len < self.segment;
+        self.len += len;
+        self.segments += 1;
+    }
+
+    /// Sends the run, if there is one.
+    #[inline]
+    pub(crate) fn flush<F, R: RunSink>(&mut self, env: &Env<'_, F, R>) {
+        if self.segments > 0 {
+            self.send(env);
+            (self.len, self.segments, self.closed) = (0, 0, false);
+        }
+    }
+
+    fn send<F, R: RunSink>(&mut self, env: &Env<'_, F, R>) {
+        let Some(target) = self.target else { return };
+        let single = self.segments == 1 || self.refused();
+        let result = if single && self.segments > 1 {
+            self.send_singly(env, &target)
+        } else {
+            self.send_once(env, &self.buffer[..self.len], &target, self.segments)
+        };
+        let Err(error) = result else { return };
+        let run = self.segments > 1 && !single;
+        match error.raw_os_error() {
+            // EINVAL and EIO: no runs over this route. EMSGSIZE: perhaps only for runs.
+            Some(errno::EINVAL | errno::EIO | errno::EMSGSIZE) if run => {
+                env.counters.did(Work::RunsRefused, 1);
+                if error.raw_os_error() != Some(errno::EMSGSIZE) {
+                    self.refused_at = Some(Instant::now());
+                }
+                if let Err(error) = self.send_singly(env, &target) {
+                    self.failed(env, &target, &error, 0);
+                }
+            }
+            _ => self.failed(env, &target, &error, self.segments as u64),
+        }
+    }
+
+    /// Whether runs are off for now.
+    fn refused(&mut self) -> bool {
+        let Some(at) = self.refused_at else { return false };
+        if at.elapsed() < Duration::from_secs(RUNS_RETRY_S) {
+            return true;
+        }
+        self.refused_at = None;
+        false
+    }
+
+    /// Sends each datagram by itself; one that fails does not keep back the others. Returns the
+    /// last error.
+    #[cold]
+    fn send_singly<F, R: RunSink>(&self, env: &Env<'_, F, R>, target: &Target) -> io::Result<()> {
+        let mut result = Ok(());
+        for datagram in self.buffer[..self.len].chunks(self.segment) {
+            if let Err(error) = self.send_once(env, datagram, target, 1) {
+                env.counters.dropped(reason(&error), 1);
+                result = Err(error);
+            }
+        }
+        result
+    }
+
+    #[inline]
+    fn send_once<F, R: RunSink>(
+        &self,
+        env: &Env<'_, F, R>,
+        bytes: &[u8],
+        target: &Target,
+        segments: usize,
+    ) -> io::Result<()> {
+        let mut tries = 0;
+        loop {
+            tries += 1;
+            match env.socket.send_run(bytes, self.segment, &target.remote) {
+                Ok(()) => {
+                    env.counters.did(Work::RunsSent, 1);
+                    env.counters.did(Work::DatagramsSent, segments as u64);
+                    return Ok(());
+                }
+                Err(error) if is_full(&error) && tries < SEND_TRIES_MAX => {
+                    std::thread::yield_now();
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Counts what was not sent, and reports a datagram that is longer than the route takes.
+    #[cold]
+    fn failed<F, R>(&mut self, env: &Env<'_, F, R>, target: &Target, error: &io::Error, lost: u64) {
+        let reason = reason(error);
+        env.counters.dropped(reason, lost);
+        if reason == DropReason::MessageTooLong
+            && (self.too_long.allow(target.path.0, Instant::now()) || target.probe)
+        {
+            (env.events)(EngineEvent::MessageTooLong { path: target.path, mtu: target.mtu });
+        }
+    }
+}
+
+/// Sends one datagram that is of no run, such as a keepalive.
+pub(crate) fn send_alone<F, R: RunSink>(env: &Env<'_, F, R>, datagram: &[u8], to: &Remote) {
+    match env.socket.send_run(datagram, datagram.len(), to) {
+        Ok(()) => env.counters.did(Work::DatagramsSent, 1),
+        Err(error) => env.counters.dropped(reason(&error), 1),
+    }
+}
+
+fn is_full(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(errno::EAGAIN | errno::ENOBUFS | errno::EINTR))
+}
+
+fn reason(error: &io::Error) -> DropReason {
+    match error.raw_os_error() {
+        Some(errno::EMSGSIZE) => DropReason::MessageTooLong,
+        _ if is_full(error) => DropReason::SendFull,
+        _ => DropReason::SendFailed,
+    }
+}
+
+/// The error numbers that mean something here.
+pub(crate) mod errno {
+    use rustix::io::Errno;
+
+    pub(crate) const EINVAL: i32 = Errno::INVAL.raw_os_error();
+    pub(crate) const EIO: i32 = Errno::IO.raw_os_error();
+    pub(crate) const EMSGSIZE: i32 = Errno::MSGSIZE.raw_os_error();
+    pub(crate) const EAGAIN: i32 = Errno::AGAIN.raw_os_error();
+    pub(crate) const ENOBUFS: i32 = Errno::NOBUFS.raw_os_error();
+    pub(crate) const ENOMEM: i32 = Errno::NOMEM.raw_os_error();
+    pub(crate) const EINTR: i32 = Errno::INTR.raw_os_error();
+}

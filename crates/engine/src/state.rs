@@ -1,0 +1,409 @@
+//! What a worker knows: peers, paths, SAs, endpoints; and the commands that change it.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use weft_crypto::{OpeningSa, PeerId, SealingSa};
+use weft_io::udp::Remote;
+use weft_path::{Endpoint, EngineCommand, InboundSa, Mac, OutboundSa, PathId, Vni};
+
+use crate::counters::{Direction, Registry, SaCounters, SaName};
+use crate::error::CommandError;
+use crate::keylog::KeyLog;
+use crate::table::{Slab, Table};
+
+/// Lanes that one path may have.
+pub const LANES_MAX: u16 = 256;
+/// Inbound SAs of one host.
+pub const INBOUND_SAS_MAX: usize = 65_536;
+/// Endpoints of all networks.
+pub const ENDPOINTS_MAX: usize = 1 << 20;
+/// Peers that a host has paths or endpoints of.
+pub const PEERS_MAX: usize = 4_096;
+
+/// A peer: what is bound to send to it.
+#[derive(Debug)]
+pub(crate) struct Peer {
+    pub(crate) id: PeerId,
+    /// The path in use.
+    pub(crate) bound: Option<u32>,
+}
+
+/// One path.
+#[derive(Debug)]
+pub(crate) struct Path {
+    pub(crate) id: PathId,
+    pub(crate) peer: u32,
+    /// Where to send; known from the first outbound SA on.
+    pub(crate) remote: Option<Remote>,
+    /// The largest inner IP packet, in bytes.
+    pub(crate) mtu: u16,
+    /// By lane number.
+    pub(crate) lanes: Vec<Option<Outbound>>,
+    inbound: usize,
+}
+
+/// An outbound SA and its limits.
+#[derive(Debug)]
+pub(crate) struct Outbound {
+    pub(crate) sa: SealingSa,
+    pub(crate) rco: bool,
+    pub(crate) bytes: u64,
+    pub(crate) packets_soft: u64,
+    pub(crate) packets_hard: u64,
+    pub(crate) bytes_soft: u64,
+    pub(crate) bytes_hard: u64,
+    pub(crate) near_reported: bool,
+    pub(crate) exhausted_reported: bool,
+    pub(crate) counters: Arc<SaCounters>,
+}
+
+/// An inbound SA.
+#[derive(Debug)]
+pub(crate) struct Inbound {
+    pub(crate) sa: OpeningSa,
+    pub(crate) peer: u32,
+    pub(crate) path: u32,
+    pub(crate) lane: u16,
+    pub(crate) used: bool,
+    pub(crate) counters: Arc<SaCounters>,
+}
+
+/// All of it, for one worker.
+#[derive(Debug)]
+pub(crate) struct State {
+    pub(crate) vni: Vni,
+    pub(crate) peers: Slab<Peer>,
+    pub(crate) paths: Slab<Path>,
+    pub(crate) inbound: Slab<Inbound>,
+    spis: Table<u32>,
+    endpoints: Table<u32>,
+    pub(crate) broadcast: Vec<u32>,
+    peer_numbers: HashMap<PeerId, u32>,
+    path_numbers: HashMap<PathId, u32>,
+    default_mtu: u16,
+    registry: Arc<Registry>,
+    keylog: KeyLog,
+}
+
+impl State {
+    pub(crate) fn new(vni: Vni, default_mtu: u16, registry: Arc<Registry>, keylog: KeyLog) -> Self {
+        Self {
+            vni,
+            peers: Slab::new(),
+            paths: Slab::new(),
+            inbound: Slab::new(),
+            spis: Table::new(),
+            endpoints: Table::new(),
+            broadcast: Vec::new(),
+            peer_numbers: HashMap::new(),
+            path_numbers: HashMap::new(),
+            default_mtu,
+            registry,
+            keylog,
+        }
+    }
+
+    /// The number of the inbound SA with this SPI.
+    #[inline]
+    pub(crate) fn inbound_of(&self, spi: u32) -> Option<u32> {
+        self.spis.get(spi.into())
+    }
+
+    /// The number of the peer at which an endpoint lives.
+    #[inline]
+    pub(crate) fn peer_of(&self, mac: u64) -> Option<u32> {
+        self.endpoints.get(mac)
+    }
+
+    /// The number of a path.
+    pub(crate) fn path_number(&self, path: PathId) -> Option<u32> {
+        self.path_numbers.get(&path).copied()
+    }
+
+    /// Carries out all commands that change what is known; the two that send are the worker's.
+    ///
+    /// `resolve` turns an address into what the socket takes.
+    ///
+    /// # Errors
+    /// [`CommandError`]; then nothing has changed.
+    pub(crate) fn apply(
+        &mut self,
+        command: EngineCommand,
+        resolve: impl Fn(SocketAddr) -> std::io::Result<Remote>,
+    ) -> Result<(), CommandError> {
+        match command {
+            EngineCommand::InstallInbound { peer, path, sa } => {
+                self.install_inbound(peer, path, &sa)
+            }
+            EngineCommand::RemoveInbound { spi } => {
+                self.remove_inbound(spi);
+                Ok(())
+            }
+            EngineCommand::InstallOutbound { peer, path, sa, remote } => {
+                let remote = resolve(remote).map_err(|_| CommandError::Unreachable { remote })?;
+                self.install_outbound(peer, path, &sa, remote)
+            }
+            EngineCommand::RemoveOutbound { path } => self.remove_outbound(path),
+            EngineCommand::BindPath { peer, path } => self.bind(peer, path),
+            EngineCommand::SetPathMtu { path, mtu } => {
+                self.path_mut(path)?.mtu = mtu;
+                Ok(())
+            }
+            EngineCommand::SetRemote { path, remote } => {
+                let remote = resolve(remote).map_err(|_| CommandError::Unreachable { remote })?;
+                self.path_mut(path)?.remote = Some(remote);
+                Ok(())
+            }
+            EngineCommand::SetEndpoints { vni, add, remove } => {
+                self.set_endpoints(vni, &add, &remove)
+            }
+            EngineCommand::SetBroadcast { vni, peers } => self.set_broadcast(vni, &peers),
+            EngineCommand::RemovePeer { peer } => {
+                self.remove_peer(peer);
+                Ok(())
+            }
+            EngineCommand::SendProbe { .. } | EngineCommand::SendKeepalive { .. } => Ok(()),
+        }
+    }
+
+    fn install_inbound(
+        &mut self,
+        peer: PeerId,
+        path: PathId,
+        sa: &InboundSa,
+    ) -> Result<(), CommandError> {
+        if self.spis.get(sa.spi.into()).is_some() {
+            return Err(CommandError::SpiInUse { spi: sa.spi });
+        }
+        if self.spis.len() >= INBOUND_SAS_MAX {
+            return Err(CommandError::TableFull { table: "inbound SAs" });
+        }
+        let (peer_number, path_number) = self.path_of(peer, path)?;
+        self.keylog.note(Direction::Inbound, sa.spi, sa.cipher, &sa.key);
+        let counters = self.registry.add(SaName {
+            peer,
+            path,
+            lane: sa.lane,
+            direction: Direction::Inbound,
+            spi: sa.spi,
+        });
+        let number = self.inbound.insert(Inbound {
+            sa: OpeningSa::new(sa.cipher, sa.spi, &sa.key),
+            peer: peer_number,
+            path: path_number,
+            lane: sa.lane,
+            used: false,
+            counters,
+        });
+        self.spis.insert(sa.spi.into(), number);
+        if let Some(path) = self.paths.get_mut(path_number) {
+            path.inbound += 1;
+        }
+        Ok(())
+    }
+
+    fn install_outbound(
+        &mut self,
+        peer: PeerId,
+        path: PathId,
+        sa: &OutboundSa,
+        remote: Remote,
+    ) -> Result<(), CommandError> {
+        if sa.lane >= LANES_MAX {
+            return Err(CommandError::TableFull { table: "lanes of a path" });
+        }
+        let (_, path_number) = self.path_of(peer, path)?;
+        self.keylog.note(Direction::Outbound, sa.spi, sa.cipher, &sa.key);
+        let name = |spi| SaName { peer, path, lane: sa.lane, direction: Direction::Outbound, spi };
+        let outbound = Outbound {
+            sa: SealingSa::new(sa.cipher, sa.spi, &sa.key, sa.iv_salt),
+            rco: sa.rco,
+            bytes: 0,
+            packets_soft: sa.packets_soft,
+            packets_hard: sa.packets_hard,
+            bytes_soft: sa.bytes_soft,
+            bytes_hard: sa.bytes_hard,
+            near_reported: false,
+            exhausted_reported: false,
+            counters: self.registry.add(name(sa.spi)),
+        };
+        let Some(entry) = self.paths.get_mut(path_number) else { return Ok(()) };
+        entry.remote = Some(remote);
+        let lane = usize::from(sa.lane);
+        if entry.lanes.len() <= lane {
+            entry.lanes.resize_with(lane + 1, || None);
+        }
+        if let Some(old) = entry.lanes[lane].replace(outbound)
+            && old.sa.spi() != sa.spi
+        {
+            self.registry.remove(name(old.sa.spi()));
+        }
+        Ok(())
+    }
+
+    fn remove_inbound(&mut self, spi: u32) {
+        let Some(number) = self.spis.remove(spi.into()) else { return };
+        let Some(inbound) = self.inbound.remove(number) else { return };
+        let Some(path) = self.paths.get_mut(inbound.path) else { return };
+        path.inbound = path.inbound.saturating_sub(1);
+        let (path, lane) = (path.id, inbound.lane);
+        if let Some(peer) = self.peers.get(inbound.peer).map(|peer| peer.id) {
+            self.registry.remove(SaName { peer, path, lane, direction: Direction::Inbound, spi });
+        }
+        self.forget_unused(inbound.path);
+    }
+
+    fn remove_outbound(&mut self, path: PathId) -> Result<(), CommandError> {
+        let number = self.path_number(path).ok_or(CommandError::UnknownPath { path })?;
+        let Some(entry) = self.paths.get_mut(number) else { return Ok(()) };
+        let lanes = std::mem::take(&mut entry.lanes);
+        if let Some(peer) = self.peers.get(entry.peer).map(|peer| peer.id) {
+            for (lane, old) in lanes.iter().enumerate() {
+                let Some(old) = old else { continue };
+                self.registry.remove(SaName {
+                    peer,
+                    path,
+                    lane: lane as u16,
+                    direction: Direction::Outbound,
+                    spi: old.sa.spi(),
+                });
+            }
+        }
+        self.forget_unused(number);
+        Ok(())
+    }
+
+    fn bind(&mut self, peer: PeerId, path: Option<PathId>) -> Result<(), CommandError> {
+        let bound = match path {
+            None => None,
+            Some(path) => {
+                let number = self.path_number(path).ok_or(CommandError::UnknownPath { path })?;
+                let entry = self.paths.get(number).ok_or(CommandError::UnknownPath { path })?;
+                if entry.lanes.iter().all(Option::is_none) {
+                    return Err(CommandError::NoOutboundSa { path });
+                }
+                Some(number)
+            }
+        };
+        let number = self.peer_number(peer)?;
+        let Some(entry) = self.peers.get_mut(number) else { return Ok(()) };
+        let before = std::mem::replace(&mut entry.bound, bound);
+        if let Some(before) = before {
+            self.forget_unused(before);
+        }
+        Ok(())
+    }
+
+    fn set_endpoints(
+        &mut self,
+        vni: Vni,
+        add: &[(Endpoint, PeerId)],
+        remove: &[Mac],
+    ) -> Result<(), CommandError> {
+        self.check_network(vni)?;
+        for mac in remove {
+            self.endpoints.remove(key_of(mac.0));
+        }
+        for (endpoint, peer) in add {
+            if self.endpoints.len() >= ENDPOINTS_MAX {
+                return Err(CommandError::TableFull { table: "endpoints" });
+            }
+            let number = self.peer_number(*peer)?;
+            self.endpoints.insert(key_of(endpoint.mac.0), number);
+        }
+        Ok(())
+    }
+
+    fn set_broadcast(&mut self, vni: Vni, peers: &[PeerId]) -> Result<(), CommandError> {
+        self.check_network(vni)?;
+        let numbers: Result<Vec<u32>, _> =
+            peers.iter().map(|peer| self.peer_number(*peer)).collect();
+        self.broadcast = numbers?;
+        Ok(())
+    }
+
+    fn remove_peer(&mut self, peer: PeerId) {
+        let Some(number) = self.peer_numbers.remove(&peer) else { return };
+        self.endpoints.retain(|_, at| at != number);
+        self.broadcast.retain(|at| *at != number);
+        let sas: Vec<u32> =
+            self.inbound.iter().filter(|(_, sa)| sa.peer == number).map(|(i, _)| i).collect();
+        for sa in sas {
+            if let Some(gone) = self.inbound.remove(sa) {
+                self.spis.remove(gone.sa.spi().into());
+            }
+        }
+        let paths: Vec<u32> =
+            self.paths.iter().filter(|(_, path)| path.peer == number).map(|(i, _)| i).collect();
+        for path in paths {
+            if let Some(gone) = self.paths.remove(path) {
+                self.path_numbers.remove(&gone.id);
+            }
+        }
+        self.peers.remove(number);
+        self.registry.forget(peer);
+    }
+
+    fn check_network(&self, vni: Vni) -> Result<(), CommandError> {
+        if vni == self.vni { Ok(()) } else { Err(CommandError::UnknownNetwork { vni }) }
+    }
+
+    fn path_mut(&mut self, path: PathId) -> Result<&mut Path, CommandError> {
+        let unknown = CommandError::UnknownPath { path };
+        let number = self.path_number(path).ok_or(unknown.clone())?;
+        self.paths.get_mut(number).ok_or(unknown)
+    }
+
+    /// The numbers of a peer and of its path, which are made if they are new.
+    fn path_of(&mut self, peer: PeerId, path: PathId) -> Result<(u32, u32), CommandError> {
+        let peer_number = self.peer_number(peer)?;
+        if let Some(number) = self.path_number(path) {
+            let of = self.paths.get(number).map(|path| path.peer);
+            if of != Some(peer_number) {
+                return Err(CommandError::PathOfAnotherPeer { path });
+            }
+            return Ok((peer_number, number));
+        }
+        let number = self.paths.insert(Path {
+            id: path,
+            peer: peer_number,
+            remote: None,
+            mtu: self.default_mtu,
+            lanes: Vec::new(),
+            inbound: 0,
+        });
+        self.path_numbers.insert(path, number);
+        Ok((peer_number, number))
+    }
+
+    fn peer_number(&mut self, id: PeerId) -> Result<u32, CommandError> {
+        if let Some(number) = self.peer_numbers.get(&id) {
+            return Ok(*number);
+        }
+        if self.peer_numbers.len() >= PEERS_MAX {
+            return Err(CommandError::TableFull { table: "peers" });
+        }
+        let number = self.peers.insert(Peer { id, bound: None });
+        self.peer_numbers.insert(id, number);
+        Ok(number)
+    }
+
+    /// Forgets a path that has no SA and carries nothing.
+    fn forget_unused(&mut self, number: u32) {
+        let Some(path) = self.paths.get(number) else { return };
+        let bound = self.peers.get(path.peer).is_some_and(|peer| peer.bound == Some(number));
+        if path.inbound == 0 && path.lanes.iter().all(Option::is_none) && !bound {
+            self.path_numbers.remove(&path.id);
+            self.paths.remove(number);
+        }
+    }
+}
+
+/// The table key of an Ethernet address.
+#[inline]
+pub(crate) fn key_of(mac: [u8; 6]) -> u64 {
+    let [a, b, c, d, e, f] = mac;
+    u64::from_be_bytes([0, 0, a, b, c, d, e, f])
+}

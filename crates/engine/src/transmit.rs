@@ -1,0 +1,352 @@
+//! From the TAP device to the wire: find the peer, cut, seal into the run, send.
+
+use std::io::IoSlice;
+use std::net::Ipv6Addr;
+use std::time::Instant;
+
+use weft_packet::split::{self, FragmentError, Plan, SplitError};
+use weft_packet::vnet::{self, VnetHeader};
+use weft_packet::vxlan::VxlanHeader;
+use weft_packet::{esp, ethernet, layout, probe, toobig, vxlan};
+use weft_path::{EngineEvent, Mac, PathId, Vni};
+
+use crate::counters::{DropReason, Work};
+use crate::device::{Env, FrameSink, RunSink};
+use crate::error::CommandError;
+use crate::limit::PerSecond;
+use crate::run::{RunBuilder, Target, send_alone};
+use crate::state::{Outbound, Path, State, key_of};
+
+/// Over-long packets that are answered with ICMP in one second.
+pub const TOO_LONG_ANSWERS_PER_S: u32 = 1_000;
+
+/// The range of inner source ports (the dynamic ports of RFC 6335).
+const SOURCE_PORT_FIRST: u16 = 0xc000;
+/// All hosts on the link: whatever device the peer takes probes on.
+const PROBE_IP: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
+const PROBE_MAC: [u8; 6] = [0x33, 0x33, 0, 0, 0, 1];
+/// The largest MTU that a frame is cut for when it is to be fragmented afterwards.
+const UNLIMITED: usize = u16::MAX as usize;
+
+/// The sending half of a worker.
+#[derive(Debug)]
+pub(crate) struct Transmitter {
+    run: RunBuilder,
+    answers: PerSecond,
+    /// Source of probes.
+    mac: Mac,
+    /// A frame of the slow path.
+    scratch: Vec<u8>,
+}
+
+/// What stands between the ESP header and the frame.
+#[derive(Clone, Copy)]
+struct Inner {
+    vni: Vni,
+    source_port: u16,
+    port: u16,
+}
+
+impl Transmitter {
+    pub(crate) fn new(segments_max: usize, mac: Mac) -> Self {
+        Self {
+            run: RunBuilder::new(segments_max),
+            answers: PerSecond::new(TOO_LONG_ANSWERS_PER_S),
+            mac,
+            scratch: vec![0; ethernet::LEN + UNLIMITED + 64],
+        }
+    }
+
+    /// Sends what is still unsent; at the end of each batch.
+    #[inline]
+    pub(crate) fn flush<F, R: RunSink>(&mut self, env: &Env<'_, F, R>) {
+        self.run.flush(env);
+    }
+
+    /// One frame or super-packet as read from the TAP device, virtio net header first.
+    #[inline]
+    pub(crate) fn handle_read<F: FrameSink, R: RunSink>(
+        &mut self,
+        state: &mut State,
+        env: &Env<'_, F, R>,
+        read: &mut [u8],
+    ) {
+        env.counters.did(Work::TapReads, 1);
+        let Some(vnet) = VnetHeader::parse(read) else {
+            return env.counters.dropped(DropReason::BadSuperPacket, 1);
+        };
+        let frame = &mut read[vnet::LEN..];
+        let Some(destination) = frame.first_chunk::<6>().copied() else {
+            return env.counters.dropped(DropReason::BadSuperPacket, 1);
+        };
+        if ethernet::is_group(destination) {
+            for index in 0..state.broadcast.len() {
+                let peer = state.broadcast[index];
+                self.send_to_peer(state, env, peer, &vnet, frame);
+            }
+            return;
+        }
+        match state.peer_of(key_of(destination)) {
+            Some(peer) => self.send_to_peer(state, env, peer, &vnet, frame),
+            None => env.counters.dropped(DropReason::NoEndpoint, 1),
+        }
+    }
+
+    /// Sends one probe, at once.
+    pub(crate) fn send_probe<F, R: RunSink>(
+        &mut self,
+        state: &mut State,
+        env: &Env<'_, F, R>,
+        (id, number, mtu, candidate): (PathId, u64, u16, bool),
+    ) -> Result<(), CommandError> {
+        let path_number = state.path_number(id).ok_or(CommandError::UnknownPath { path: id })?;
+        let Some(path) = state.paths.get_mut(path_number) else { return Ok(()) };
+        let lane = path.lanes.iter().position(Option::is_some);
+        let lane = lane.ok_or(CommandError::NoOutboundSa { path: id })?;
+        let source = link_local(self.mac);
+        let mut frame = std::mem::take(&mut self.scratch);
+        let written =
+            probe::write(&mut frame, self.mac.0, PROBE_MAC, source, PROBE_IP, number, mtu);
+        let result = written.map_err(|_| CommandError::ProbeSize { mtu }).map(|len| {
+            let inner = Inner {
+                vni: Vni::PROBE,
+                source_port: SOURCE_PORT_FIRST,
+                port: if candidate { vxlan::PROBE_PORT } else { vxlan::PORT },
+            };
+            self.run.flush(env);
+            if let Ok(plan) = Plan::new(&VnetHeader::default(), &frame[..len], UNLIMITED) {
+                self.seal(env, path_number, (path, lane), inner, &plan, &frame[..len]);
+            }
+            self.run.flush(env);
+        });
+        self.scratch = frame;
+        result
+    }
+
+    /// Sends a NAT keepalive.
+    pub(crate) fn send_keepalive<F, R: RunSink>(
+        state: &State,
+        env: &Env<'_, F, R>,
+        id: PathId,
+    ) -> Result<(), CommandError> {
+        let path = state.path_number(id).and_then(|number| state.paths.get(number));
+        let path = path.ok_or(CommandError::UnknownPath { path: id })?;
+        let remote = path.remote.ok_or(CommandError::NoOutboundSa { path: id })?;
+        send_alone(env, &[esp::KEEPALIVE], &remote);
+        Ok(())
+    }
+
+    #[inline]
+    fn send_to_peer<F: FrameSink, R: RunSink>(
+        &mut self,
+        state: &mut State,
+        env: &Env<'_, F, R>,
+        peer: u32,
+        vnet: &VnetHeader,
+        frame: &mut [u8],
+    ) {
+        let bound = state.peers.get(peer).and_then(|peer| peer.bound);
+        let (Some(number), vni) = (bound, state.vni) else {
+            return env.counters.dropped(DropReason::NoPath, 1);
+        };
+        let Some(path) = state.paths.get_mut(number) else {
+            return env.counters.dropped(DropReason::NoPath, 1);
+        };
+        match Plan::new(vnet, frame, path.mtu.into()) {
+            Ok(plan) => self.send_plan(env, number, path, vni, &plan, frame),
+            Err(SplitError::TooLong { mtu, .. }) => {
+                self.too_long(env, number, path, vni, vnet, frame, mtu);
+            }
+            Err(_) => env.counters.dropped(DropReason::BadSuperPacket, 1),
+        }
+    }
+
+    #[inline]
+    fn send_plan<F, R: RunSink>(
+        &mut self,
+        env: &Env<'_, F, R>,
+        number: u32,
+        path: &mut Path,
+        vni: Vni,
+        plan: &Plan,
+        frame: &[u8],
+    ) {
+        let hash = layout::flow_hash(frame);
+        let Some(lane) = pick_lane(path, hash) else {
+            return env.counters.dropped(DropReason::NoPath, 1);
+        };
+        let source_port = SOURCE_PORT_FIRST | (hash >> 16) as u16;
+        let inner = Inner { vni, source_port, port: vxlan::PORT };
+        self.seal(env, number, (path, lane), inner, plan, frame);
+    }
+
+    /// Seals all segments of a plan into runs.
+    fn seal<F, R: RunSink>(
+        &mut self,
+        env: &Env<'_, F, R>,
+        number: u32,
+        (path, lane): (&mut Path, usize),
+        inner: Inner,
+        plan: &Plan,
+        frame: &[u8],
+    ) {
+        let (id, mtu) = (path.id, (plan.segment_frame_len(0) - ethernet::LEN) as u16);
+        let (Some(remote), Some(Some(outbound))) = (path.remote, path.lanes.get_mut(lane)) else {
+            return env.counters.dropped(DropReason::NoPath, 1);
+        };
+        if !within_limits(env, id, outbound, plan) {
+            return env.counters.dropped(DropReason::SaExhausted, plan.segments as u64);
+        }
+        let target = Target { number, path: id, remote, mtu, probe: inner.vni == Vni::PROBE };
+        // Only a whole checksum, or one that a mark can name to a peer that takes marks, goes out.
+        let rco = if outbound.rco { plan.rco() } else { None };
+        let vxlan = VxlanHeader { vni: inner.vni.0, rco };
+        let mut bytes = 0;
+        for index in 0..plan.segments {
+            let frame_len = plan.segment_frame_len(index);
+            let len = esp::packet_len(frame_len);
+            if self.run.slot(number, len).is_none() {
+                self.run.flush(env);
+            }
+            let Some(slot) = self.run.slot(number, len) else {
+                env.counters.dropped(DropReason::TooLong, 1);
+                continue;
+            };
+            let plain = &mut slot[esp::HEADER_LEN..];
+            esp::write_inner_headers(plain, inner.source_port, inner.port, vxlan, frame_len);
+            let plain_len = esp::INNER_LEN + frame_len;
+            let out = &mut plain[esp::INNER_LEN..plain_len];
+            let header_len = plan.write_header(frame, index, rco.is_none(), out);
+            out[header_len..].copy_from_slice(&frame[plan.payload(index)]);
+            let trailer = esp::trailer_len(plain_len);
+            esp::write_trailer(&mut plain[plain_len..], trailer - 2);
+            if outbound.sa.seal_in_place(slot, plain_len + trailer).is_err() {
+                env.counters.dropped(DropReason::SaExhausted, 1);
+                continue;
+            }
+            self.run.commit(len, &target);
+            bytes += frame_len as u64;
+        }
+        outbound.bytes += bytes;
+        outbound.counters.add(plan.segments as u64, bytes);
+    }
+
+    /// A packet that the path does not carry: fragmented, or answered, or counted.
+    #[cold]
+    #[expect(clippy::too_many_arguments, reason = "the slow path takes all that the fast one had")]
+    fn too_long<F: FrameSink, R: RunSink>(
+        &mut self,
+        env: &Env<'_, F, R>,
+        number: u32,
+        path: &mut Path,
+        vni: Vni,
+        vnet: &VnetHeader,
+        frame: &[u8],
+        mtu: usize,
+    ) {
+        let mut answer = [0; vnet::LEN + toobig::FRAME_LEN_MAX];
+        let told = u16::try_from(mtu).unwrap_or(u16::MAX);
+        match toobig::write(&mut answer[vnet::LEN..], frame, told) {
+            Ok(_) if !self.answers.allow(Instant::now()) => {
+                env.counters.did(Work::TooLongUnanswered, 1);
+                env.counters.dropped(DropReason::TooLong, 1);
+            }
+            Ok(len) => {
+                let slice = IoSlice::new(&answer[..vnet::LEN + len]);
+                if env.tap.send(&[slice]).is_ok() {
+                    env.counters.did(Work::TooLongAnswered, 1);
+                }
+                env.counters.dropped(DropReason::TooLong, 1);
+            }
+            // For groups too: who may not be answered can still be served.
+            Err(_) => self.fragment(env, number, path, vni, vnet, frame),
+        }
+    }
+
+    /// Cuts an IPv4 packet without DF into fragments, each datagram of a super-packet by itself.
+    fn fragment<F, R: RunSink>(
+        &mut self,
+        env: &Env<'_, F, R>,
+        number: u32,
+        path: &mut Path,
+        vni: Vni,
+        vnet: &VnetHeader,
+        frame: &[u8],
+    ) {
+        let Ok(plan) = Plan::new(vnet, frame, UNLIMITED) else {
+            return env.counters.dropped(DropReason::TooLong, 1);
+        };
+        let mut whole = std::mem::take(&mut self.scratch);
+        for index in 0..plan.segments {
+            let len = plan.segment_frame_len(index);
+            let Some(datagram) = whole.get_mut(..len) else {
+                env.counters.dropped(DropReason::TooLong, 1);
+                continue;
+            };
+            let header_len = plan.write_header(frame, index, true, datagram);
+            datagram[header_len..].copy_from_slice(&frame[plan.payload(index)]);
+            let mtu = path.mtu.into();
+            let cut = split::fragment_ipv4(datagram, mtu, |fragment| {
+                if let Ok(plan) = Plan::new(&VnetHeader::default(), fragment, mtu) {
+                    self.send_plan(env, number, path, vni, &plan, fragment);
+                }
+            });
+            match cut {
+                Ok(fragments) => env.counters.did(Work::FragmentsSent, fragments as u64),
+                Err(
+                    FragmentError::DontFragment
+                    | FragmentError::NotIpv4
+                    | FragmentError::MtuTooSmall(_),
+                ) => env.counters.dropped(DropReason::TooLong, 1),
+            }
+        }
+        self.scratch = whole;
+    }
+}
+
+/// The lane of a flow: lanes with an SA share the flows.
+#[inline]
+fn pick_lane(path: &Path, hash: u32) -> Option<usize> {
+    let lanes = &path.lanes;
+    if let [Some(_)] = lanes[..] {
+        return Some(0);
+    }
+    let usable = lanes.iter().filter(|lane| lane.is_some()).count();
+    let wanted = hash as usize % usable.max(1);
+    let mut numbers = lanes.iter().enumerate().filter(|(_, lane)| lane.is_some());
+    numbers.nth(wanted).map(|(number, _)| number)
+}
+
+/// Whether the SA may seal this plan; reports each limit once.
+#[inline]
+fn within_limits<F, R>(
+    env: &Env<'_, F, R>,
+    path: PathId,
+    outbound: &mut Outbound,
+    plan: &Plan,
+) -> bool {
+    let packets = outbound.sa.packets() + plan.segments as u64;
+    if packets >= outbound.packets_soft || outbound.bytes >= outbound.bytes_soft {
+        let spi = outbound.sa.spi();
+        if !outbound.near_reported {
+            outbound.near_reported = true;
+            (env.events)(EngineEvent::OutboundNearLimit { path, spi });
+        }
+        let sealed = outbound.bytes + plan.frame_len as u64;
+        if packets > outbound.packets_hard || sealed > outbound.bytes_hard {
+            if !outbound.exhausted_reported {
+                outbound.exhausted_reported = true;
+                (env.events)(EngineEvent::OutboundExhausted { path, spi });
+            }
+            return false;
+        }
+    }
+    true
+}
+
+/// The link-local address that belongs to an Ethernet address (RFC 4291 appendix A).
+fn link_local(mac: Mac) -> Ipv6Addr {
+    let [a, b, c, d, e, f] = mac.0;
+    let word = |high: u8, low: u8| u16::from_be_bytes([high, low]);
+    Ipv6Addr::new(0xfe80, 0, 0, 0, word(a ^ 2, b), word(c, 0xff), word(0xfe, d), word(e, f))
+}
