@@ -13,6 +13,8 @@ use super::cleanup;
 const COMMAND_LIMIT: Duration = Duration::from_secs(120);
 /// How long the output of a command may still come after its end: a child of its own may hold the pipe.
 const OUTPUT_DRAIN_MS: u64 = 500;
+/// What a program gets between SIGTERM and SIGKILL when its handle is dropped.
+const DROP_GRACE: Duration = Duration::from_millis(500);
 /// The pause between two looks whether a command has ended.
 const POLL_INTERVAL_MS: u64 = 2;
 /// The most lines of a failed command's output that its error quotes.
@@ -167,7 +169,7 @@ pub(crate) fn logged<'a>(
     Ok(command.stdin(Stdio::null()).stdout(copy()?).stderr(copy()?).process_group(0))
 }
 
-/// A program that runs in a namespace; killed, by its process id, when dropped.
+/// A program that runs in a namespace; ended, by its process id, when dropped.
 #[derive(Debug)]
 pub struct Running {
     child: Child,
@@ -302,8 +304,9 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
+        // Asked first, so that it can remove what it made outside of the namespace.
         if matches!(self.child.try_wait(), Ok(None)) {
-            self.kill();
+            let _ = self.terminate(DROP_GRACE);
         }
     }
 }
