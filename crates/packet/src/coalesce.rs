@@ -62,7 +62,7 @@ pub struct Coalescer {
     items: Box<[Item; RESULTS_MAX]>,
     slices: Box<[[Range<u32>; FRAMES_MAX]; RESULTS_MAX]>,
     len: usize,
-    /// The item that took the last frame, if that frame was of a known flow.
+    /// The item that took the last frame of a known flow.
     last: Option<u8>,
     /// By flow hash: the newest item of a flow. A flow that is pushed out by another loses a merge
     /// and not its order, since its next frame then opens a new item behind all others.
@@ -159,7 +159,6 @@ impl Coalescer {
             Ok(layout) => self.push_flow(arena, frame, bytes, layout, partial),
             Err(opaque) => {
                 self.open(Item { first: frame, ..Item::NONE })?;
-                self.last = None;
                 if let Opaque::Hidden { l3, network } = opaque {
                     self.close_between(arena, layout::addresses(bytes, l3, network), network);
                 }
@@ -282,10 +281,7 @@ impl Coalescer {
         }
         let network_ok = match layout.network {
             Network::V6 => true,
-            Network::V4 => {
-                frame[layout.l3 + 6] & 0x80 == 0
-                    && Sum::default().bytes(&frame[layout.l3..layout.l4]).checksum() == 0
-            }
+            Network::V4 => Sum::default().bytes(&frame[layout.l3..layout.l4]).checksum() == 0,
         };
         network_ok
             && match layout.transport {

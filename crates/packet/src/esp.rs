@@ -241,6 +241,17 @@ mod tests {
     }
 
     #[test]
+    fn bad_inner_lengths() {
+        let mut plain = [0; INNER_LEN + 8];
+        let vxlan = VxlanHeader { vni: 1, rco: None };
+        write_inner_headers(&mut plain, 1, vxlan::PORT, vxlan, 8);
+        for (length, good) in [(0, false), (15, false), (16, true), (24, true), (25, false)] {
+            put16(&mut plain, 4, length);
+            assert_eq!(parse_inner_headers(&plain).is_ok(), good, "{length}");
+        }
+    }
+
+    #[test]
     fn bad_trailers() {
         assert!(parse_trailer(&[]).is_err());
         assert!(parse_trailer(&[17]).is_err());

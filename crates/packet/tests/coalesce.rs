@@ -226,8 +226,11 @@ fn play(step: &Step, flow: &mut Spec) -> (Vec<u8>, FrameChecksum, Vec<u8>) {
         _ => {}
     }
     let mut frame = spec.build(&payload(len, step.flow as u8));
-    flow.sequence = spec.sequence.wrapping_add(len as u32);
-    flow.id = spec.id.wrapping_add(1);
+    // What continues a fragment is what would have continued the frame before it.
+    if !matches!(step.what, What::Fragment) {
+        flow.sequence = spec.sequence.wrapping_add(len as u32);
+        flow.id = spec.id.wrapping_add(1);
+    }
     let l3 = spec.l3();
     let mut raw = true;
     match &step.what {
@@ -517,5 +520,82 @@ fn merging_can_be_switched_off() {
             coalescer.push(&arena, range, FrameChecksum::Complete).unwrap();
         }
         assert_eq!(coalescer.len(), expected);
+    }
+}
+
+/// Later data must not overtake a packet that may be of its flow, be its ports hidden or not.
+#[test]
+fn nothing_overtakes_a_hidden_packet() {
+    let udp = Spec { udp: true, options: vec![], ..tcp4() };
+    for spec in [udp.clone(), Spec { v6: true, ..udp }] {
+        let mut frames = stream(&spec, 4, 200);
+        let mut hidden = frames[0].clone();
+        if spec.v6 {
+            hidden[20] = 44;
+        } else {
+            hidden[21] = 8;
+            fix_ip(&mut hidden, 14);
+        }
+        let elsewhere = Spec { hosts: [77, 78], ..spec.clone() };
+        let mut other = elsewhere.build(&payload(200, 0));
+        other[20..22].copy_from_slice(&hidden[20..22]);
+        if !spec.v6 {
+            fix_ip(&mut other, 14);
+        }
+        frames.insert(1, other);
+        frames.insert(3, hidden.clone());
+        let (written, _) = run(&complete(frames));
+        assert_eq!(counts(&written), [2, 1, 1, 2], "a fragment between others ends nothing");
+        assert_eq!(written[2].frame, hidden);
+    }
+}
+
+/// Frames with bytes behind the packet, or a UDP length of their own, are not what a super-packet
+/// is cut into.
+#[test]
+fn padding_and_odd_lengths_do_not_merge() {
+    let spec = tcp4();
+    let padded: Vec<_> =
+        stream(&spec, 2, 200).into_iter().map(|frame| [&frame[..], &[0; 4]].concat()).collect();
+    let (written, _) = run(&complete(padded.clone()));
+    assert_eq!(
+        written.iter().map(|written| &written.frame).collect::<Vec<_>>(),
+        [&padded[0], &padded[1]]
+    );
+
+    let udp = Spec { udp: true, options: vec![], ..tcp4() };
+    let short = stream(&udp, 2, 200).into_iter().map(|mut frame| {
+        frame[38..40].copy_from_slice(&100_u16.to_be_bytes());
+        (frame, partial(&udp))
+    });
+    let (written, _) = run(&short.collect::<Vec<_>>());
+    assert_eq!(counts(&written), [1, 1]);
+}
+
+#[test]
+fn urgent_pointers_are_kept() {
+    let spec = tcp4();
+    let mut frames = stream(&spec, 2, 200);
+    frames[1][spec.l4() + 19] = 1;
+    for frame in &mut frames {
+        spec.make_partial(frame);
+    }
+    let frames: Vec<_> = frames.into_iter().map(|frame| (frame, partial(&spec))).collect();
+    assert_eq!(counts(&run(&frames).0), [1, 1]);
+}
+
+/// The header that a mark would point to is not the packet's own in a fragment.
+#[test]
+fn marks_on_fragments_are_dropped() {
+    let spec = tcp4();
+    for word in [[0x20, 0], [0, 8], [0x20, 8]] {
+        let mut frame = spec.build(&payload(200, 0));
+        frame[20..22].copy_from_slice(&word);
+        fix_ip(&mut frame, 14);
+        let (written, rejected) = run(&[(frame.clone(), partial(&spec))]);
+        assert!(written.is_empty());
+        assert_eq!(rejected.bad_mark, 1);
+        let (written, _) = run(&complete(vec![frame.clone(), frame]));
+        assert_eq!(counts(&written), [1, 1]);
     }
 }

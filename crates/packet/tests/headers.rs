@@ -12,7 +12,7 @@ use etherparse::{
 };
 use proptest::prelude::*;
 use weft_packet::coalesce::Coalescer;
-use weft_packet::layout::{Layout, Network, Transport, flow_hash};
+use weft_packet::layout::{Layout, Network, Opaque, Transport, flow_hash};
 use weft_packet::split::{FrameChecksum, Plan, fragment_ipv4};
 use weft_packet::toobig::{self, NoAnswer};
 use weft_packet::vnet::VnetHeader;
@@ -365,6 +365,19 @@ fn ipv6_extension_headers() {
     let later = insert(ipv6::NEXT_FRAGMENT, [17, 0, 0, 8, 0, 0, 0, 9]);
     assert!(Layout::parse(&later).is_err());
     assert_eq!(toobig::write(&mut out, &later, 1280), Err(NoAnswer::LaterFragment));
+}
+
+#[test]
+fn fragments_have_no_layout() {
+    for word in [[0x20, 0], [0, 8], [0x20, 8]] {
+        let mut frame = tcp4().build(&payload(100, 0));
+        frame[20..22].copy_from_slice(&word);
+        assert_eq!(Layout::parse(&frame), Err(Opaque::Hidden { l3: 14, network: Network::V4 }));
+        let other = Spec { ports: [1, 2], ..tcp4() };
+        let mut other = other.build(&payload(100, 0));
+        other[20..22].copy_from_slice(&word);
+        assert_eq!(flow_hash(&frame), flow_hash(&other), "all fragments of two hosts together");
+    }
 }
 
 #[test]

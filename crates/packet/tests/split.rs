@@ -289,3 +289,42 @@ fn what_cannot_be_fragmented() {
     let six = Spec { v6: true, ..tcp4() }.build(&payload(1000, 0));
     assert_eq!(fragment_ipv4(&six, 500, none), Err(FragmentError::NotIpv4));
 }
+
+/// IPv4 options stand in every segment, and its header checksum counts them.
+#[test]
+fn a_super_packet_with_ip_options() {
+    let spec = tcp4();
+    let mut frame = spec.build(&payload(3000, 0));
+    frame.splice(34..34, [0x94, 4, 0, 0]);
+    frame[14] = 0x46;
+    let total = (frame.len() - 14) as u16;
+    frame[16..18].copy_from_slice(&total.to_be_bytes());
+    let vnet = VnetHeader { csum_start: 38, ..spec.vnet(1000) };
+    let plan = Plan::new(&vnet, &frame, 1500).unwrap();
+    assert_eq!((plan.header_len, plan.segments), (58, 3));
+    for segment in segments(&plan, &frame, true) {
+        let headers = referee(&segment);
+        let Some(NetHeaders::Ipv4(ip, _)) = headers.net else { panic!("no IPv4") };
+        assert_eq!(ip.options[..], [0x94, 4, 0, 0]);
+    }
+}
+
+/// A UDP checksum that comes out as 0 is sent as 0xFFFF, since 0 means that there is none.
+#[test]
+fn udp_checksums_are_never_zero() {
+    for v6 in [false, true] {
+        let spec = Spec { udp: true, v6, ..tcp4() };
+        let field = spec.l4() + 6;
+        let sum = spec.build(&[0; 100])[field..field + 2].to_vec();
+        let data = [sum, vec![0; 98]].concat();
+        let mut frame = spec.build(&data);
+        assert_eq!(frame[field..field + 2], [0xff, 0xff]);
+        let complete = frame.clone();
+        spec.make_partial(&mut frame);
+        for gso_type in [spec.gso(), vnet::GSO_NONE] {
+            let vnet = VnetHeader { gso_type, ..spec.vnet(100) };
+            let plan = Plan::new(&vnet, &frame, 1500).unwrap();
+            assert_eq!(segments(&plan, &frame, true), std::slice::from_ref(&complete));
+        }
+    }
+}
