@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use aws_lc_rs::digest::{SHA256, digest};
+use aws_lc_rs::digest::{Context, SHA256, digest};
 use serde::{Deserialize, Serialize};
 
 /// A host's identity: the SHA-256 of its raw 32-byte Ed25519 public key (DESIGN section 2).
@@ -47,6 +47,16 @@ impl fmt::Debug for PeerId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
     }
+}
+
+/// SHA-256 over the parts in turn: a stable short name for things that need one, such as an
+/// Ethernet address. No key is made with it.
+pub fn fingerprint(parts: &[&[u8]]) -> [u8; 32] {
+    let mut context = Context::new(&SHA256);
+    parts.iter().for_each(|part| context.update(part));
+    let mut hash = [0; 32];
+    hash.copy_from_slice(context.finish().as_ref());
+    hash
 }
 
 /// A text is not a peer id.

@@ -17,7 +17,7 @@ pub use cpace::{
     CPACE_SHARE_LEN, CPACE_TAG_LEN, CpaceContext, CpaceError, CpaceInitiator, CpaceKey,
     CpaceResponder, CpaceSecret, Initiator, Responder,
 };
-pub use identity::{Cipher, Format, ParsePeerIdError, PeerId};
+pub use identity::{Cipher, Format, ParsePeerIdError, PeerId, fingerprint};
 pub use sa::{ESP_HEADER_LEN, ESP_ICV_LEN, OpenError, OpeningSa, SealError, Sealer, SealingSa};
 pub use schedule::derive_sa_key;
 pub use secret::{SaKey, SessionKey};
