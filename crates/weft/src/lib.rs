@@ -1,2 +1,11 @@
 //! binary: the daemon, the CLI, the HTTP API: where everything meets.
 #![forbid(unsafe_code)]
+
+pub mod api;
+pub mod bench;
+pub mod cli;
+pub mod config;
+pub mod daemon;
+pub mod demo;
+pub mod sandbox;
+mod timestamp;

@@ -1,2 +1,10 @@
 //! The `weft` command.
-fn main() {}
+#![forbid(unsafe_code)]
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+fn main() -> ExitCode {
+    weft::cli::main(weft::cli::Cli::parse())
+}

@@ -1,0 +1,141 @@
+//! The CLI's side of the API.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::body::Bytes;
+use hyper_util::rt::TokioIo;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use tokio::net::UnixStream;
+
+use super::types::ApiError;
+
+/// Speaks to the daemon of one runtime directory.
+pub struct Client {
+    socket: PathBuf,
+}
+
+/// Why the daemon gave no answer.
+#[derive(Debug, thiserror::Error)]
+pub enum ClientError {
+    /// The daemon's answer is not what this command expects: versions differ, or the socket is another program's.
+    #[error(
+        "the daemon at {socket} answered in an unknown form ({detail}); is it of another version?"
+    )]
+    Malformed {
+        /// The socket.
+        socket: PathBuf,
+        /// What could not be read.
+        detail: String,
+    },
+    /// Nobody listens on the socket (configuration).
+    #[error("weft is not running here (nobody answers at {0}); start it with: weft launch")]
+    NotRunning(PathBuf),
+    /// The socket exists, and this user may not open it (configuration).
+    #[error("{0} may be opened by root only; run this command as root")]
+    NotPermitted(PathBuf),
+    /// The daemon refused.
+    #[error(transparent)]
+    Refused(#[from] ApiError),
+    /// The daemon accepted the request and gave no answer in time (us).
+    #[error("the daemon at {0} did not answer within {ANSWER_TIMEOUT_S} s; its log may say why")]
+    TimedOut(PathBuf),
+}
+
+impl Client {
+    /// A client of the daemon whose runtime directory this is.
+    pub fn new(runtime_dir: &Path) -> Self {
+        Self { socket: socket_path(runtime_dir) }
+    }
+
+    /// A GET request.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, ClientError> {
+        self.request("GET", path, Bytes::new()).await
+    }
+
+    /// A POST request with a JSON body.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub async fn post<B: Serialize + Sync, T: DeserializeOwned>(
+        &self,
+        path: &str,
+        body: &B,
+    ) -> Result<T, ClientError> {
+        let body = serde_json::to_vec(body).map_err(|error| self.malformed(error))?;
+        self.request("POST", path, Bytes::from(body)).await
+    }
+
+    async fn request<T: DeserializeOwned>(
+        &self,
+        method: &str,
+        path: &str,
+        body: Bytes,
+    ) -> Result<T, ClientError> {
+        let answer = self.exchange(method, path, body);
+        let (status, body) = tokio::time::timeout(Duration::from_secs(ANSWER_TIMEOUT_S), answer)
+            .await
+            .map_err(|_| ClientError::TimedOut(self.socket.clone()))??;
+        if status.is_success() {
+            return serde_json::from_slice(&body).map_err(|error| self.malformed(error));
+        }
+        match serde_json::from_slice::<ApiError>(&body) {
+            Ok(refusal) => Err(ClientError::Refused(refusal)),
+            Err(_) => Err(self.malformed(format!("{status}: {}", String::from_utf8_lossy(&body)))),
+        }
+    }
+
+    async fn exchange(
+        &self,
+        method: &str,
+        path: &str,
+        body: Bytes,
+    ) -> Result<(hyper::StatusCode, Bytes), ClientError> {
+        let stream =
+            UnixStream::connect(&self.socket).await.map_err(|error| match error.kind() {
+                std::io::ErrorKind::PermissionDenied => {
+                    ClientError::NotPermitted(self.socket.clone())
+                }
+                _ => ClientError::NotRunning(self.socket.clone()),
+            })?;
+        let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
+            .await
+            .map_err(|error| self.malformed(error))?;
+        let connection = tokio::spawn(connection);
+        let request = hyper::Request::builder()
+            .method(method)
+            .uri(path)
+            .header("host", "weft")
+            .header("content-type", "application/json")
+            .body(Full::new(body))
+            .map_err(|error| self.malformed(error))?;
+        let response = sender.send_request(request).await.map_err(|error| self.malformed(error))?;
+        let status = response.status();
+        let body = Limited::new(response.into_body(), ANSWER_BYTES_MAX)
+            .collect()
+            .await
+            .map_err(|error| self.malformed(error))?
+            .to_bytes();
+        connection.abort();
+        Ok((status, body))
+    }
+
+    fn malformed(&self, detail: impl std::fmt::Display) -> ClientError {
+        ClientError::Malformed { socket: self.socket.clone(), detail: detail.to_string() }
+    }
+}
+
+/// The API's socket in a runtime directory.
+pub(crate) fn socket_path(runtime_dir: &Path) -> PathBuf {
+    runtime_dir.join("weft.sock")
+}
+
+/// Longest wait for an answer; an attach may wait for an address range first.
+const ANSWER_TIMEOUT_S: u64 = 60;
+/// Largest answer read.
+const ANSWER_BYTES_MAX: usize = 16 << 20;

@@ -1,0 +1,303 @@
+//! What the API carries. Other people's scripts rely on these names: fields are added, never renamed.
+
+use std::collections::BTreeMap;
+
+use ipnet::IpNet;
+use serde::{Deserialize, Serialize};
+
+/// `weft status`: the host at a glance.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Status {
+    /// Weft's version.
+    pub version: String,
+    /// Oldest and newest protocol version that this host speaks.
+    pub protocol: [u16; 2],
+    /// This host's peer id, 64 hexadecimal digits.
+    pub peer: String,
+    /// Its nickname.
+    pub nickname: String,
+    /// The UDP port of links.
+    pub port: u16,
+    /// The UDP port of the vector engine.
+    pub data_port: u16,
+    /// When the daemon started, RFC 3339.
+    pub since: String,
+    /// How other hosts are admitted: `password` or `token`.
+    pub admission: String,
+    /// Whether anything ever leaves in the clear. There is no unencrypted mode: always true.
+    pub encrypted: bool,
+    /// MTU of containers attached from now on, bytes.
+    pub mtu: u16,
+    /// The switch that local ports are plugged into.
+    pub switch: String,
+    /// The engines this host runs.
+    pub engines: Vec<String>,
+    /// Offloads that the start-up self-test found working, and those it found wanting.
+    pub offloads: BTreeMap<String, bool>,
+    /// Number of targets.
+    pub targets: usize,
+    /// Number of connections by state.
+    pub connections: BTreeMap<String, usize>,
+    /// Number of peers known, this host not counted.
+    pub peers: usize,
+    /// Number of attached containers.
+    pub attachments: usize,
+    /// Address ranges.
+    pub ipam: Ipam,
+    /// Whether attached containers can reach the other hosts now; when not, `reason` says why.
+    pub ready: bool,
+    /// Why not ready.
+    pub reason: Option<String>,
+}
+
+/// One line of `weft status connections`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Connection {
+    /// Peer id, 64 hexadecimal digits, once known.
+    pub peer: Option<String>,
+    /// The peer's nickname, once known.
+    pub nickname: Option<String>,
+    /// Where the link goes to or comes from.
+    pub address: String,
+    /// `outbound` or `inbound`.
+    pub direction: String,
+    /// `connecting`, `pending`, `retrying`, `failed` (the link), then `probing`, `active`, `failed` (the path).
+    pub state: String,
+    /// Wire format.
+    pub format: Option<String>,
+    /// Engine at this end.
+    pub engine: Option<String>,
+    /// Switch at this end.
+    pub switch: Option<String>,
+    /// AEAD.
+    pub cipher: Option<String>,
+    /// Whether the path is encrypted.
+    pub encrypted: Option<bool>,
+    /// The path's inner MTU, bytes.
+    pub mtu: Option<u16>,
+    /// Smoothed round-trip time of probes, microseconds.
+    pub rtt_us: Option<u64>,
+    /// In this state since, RFC 3339.
+    pub since: String,
+    /// Why it is in this state, when it is not the best one.
+    pub reason: Option<String>,
+}
+
+/// One host of `weft status peers`.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Peer {
+    /// Peer id, 64 hexadecimal digits.
+    pub peer: String,
+    /// Its nickname.
+    pub nickname: String,
+    /// Whether it is this host.
+    pub local: bool,
+    /// Whether this host has a link to it now.
+    pub linked: bool,
+    /// Addresses at which it was seen.
+    pub addresses: Vec<String>,
+    /// Its links, as far as this host knows them.
+    pub connections: Vec<PeerConnection>,
+}
+
+/// One link of a peer.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct PeerConnection {
+    /// The other end's peer id.
+    pub peer: String,
+    /// The other end's nickname.
+    pub nickname: String,
+    /// The other end's address.
+    pub address: Option<String>,
+    /// `outbound` or `inbound`.
+    pub direction: Option<String>,
+    /// State, as in [`Connection::state`].
+    pub state: String,
+}
+
+/// An address that this host dials.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Target {
+    /// As the user gave it: `host[:port][#keyhash]`.
+    pub address: String,
+}
+
+/// `weft status ipam`.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Ipam {
+    /// `ready`, or `waiting`.
+    pub state: String,
+    /// What it waits for.
+    pub reason: Option<String>,
+    /// The range from which containers get IPv4 addresses.
+    pub range: String,
+    /// The prefix of their IPv6 addresses.
+    pub range6: Option<String>,
+    /// Who owns what.
+    pub hosts: Vec<HostRange>,
+}
+
+/// One host's share of the address range.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct HostRange {
+    /// Peer id.
+    pub peer: String,
+    /// Nickname.
+    pub nickname: String,
+    /// Number of addresses owned.
+    pub addresses: u64,
+    /// Share of the whole range in per cent.
+    pub percent: f64,
+    /// Addresses in use; known for this host only.
+    pub used: Option<u64>,
+    /// Whether this host has a link to it (itself: true).
+    pub reachable: bool,
+}
+
+/// One attached container (`weft ps`).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Attachment {
+    /// Stable key, such as `netns:web` or `docker:<id>`.
+    pub id: String,
+    /// The name the user knows it by.
+    pub name: String,
+    /// The interface inside the container.
+    pub interface: String,
+    /// Its Ethernet address.
+    pub mac: String,
+    /// Its addresses with prefix length.
+    pub addresses: Vec<IpNet>,
+    /// Its MTU, bytes.
+    pub mtu: u16,
+    /// Attached since, RFC 3339.
+    pub since: String,
+}
+
+/// The whole state for a bug report; holds no secret.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Report {
+    /// `weft status`.
+    pub status: Status,
+    /// `weft status connections`.
+    pub connections: Vec<Connection>,
+    /// `weft status peers`.
+    pub peers: Vec<Peer>,
+    /// `weft status targets`.
+    pub targets: Vec<Target>,
+    /// `weft ps`.
+    pub attachments: Vec<Attachment>,
+    /// Every counter of the vector engine by name.
+    pub counters: BTreeMap<String, u64>,
+    /// Counters per peer id.
+    pub peer_counters: BTreeMap<String, BTreeMap<String, u64>>,
+}
+
+/// Body of `POST /v1/attach`.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct AttachRequest {
+    /// The container: see `weft attach --help`.
+    pub container: String,
+    /// Explicit addresses; empty: allocate.
+    #[serde(default)]
+    pub addresses: Vec<IpNet>,
+    /// A name to show instead of the container's own.
+    #[serde(default)]
+    pub name: Option<String>,
+    /// Leave out the multicast routes.
+    #[serde(default)]
+    pub no_multicast_route: bool,
+}
+
+/// Body of `POST /v1/detach`.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DetachRequest {
+    /// The container, as for attach, or its id or name in `weft ps`.
+    pub container: String,
+}
+
+/// Answer to `POST /v1/detach`.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Detached {
+    /// The container's id.
+    pub id: String,
+    /// The addresses it had.
+    pub addresses: Vec<IpNet>,
+}
+
+/// Body of `POST /v1/connect`.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ConnectRequest {
+    /// Targets to add.
+    pub targets: Vec<String>,
+    /// Forget every other target.
+    #[serde(default)]
+    pub replace: bool,
+}
+
+/// Body of `POST /v1/forget`.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ForgetRequest {
+    /// Targets to dial no more.
+    pub targets: Vec<String>,
+}
+
+/// What another host needs to join: the answer to `POST /v1/token`, and what `weft launch` prints.
+#[derive(Clone, Serialize, Deserialize)]
+pub struct Invitation {
+    /// The command to run on the other host.
+    pub join: String,
+    /// A one-time token, where hosts are admitted by token. Give it apart from the command.
+    pub token: Option<String>,
+    /// Seconds for which the token is good.
+    pub token_lifetime_s: Option<u64>,
+}
+
+/// A refusal.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+#[error("{error}")]
+pub struct ApiError {
+    /// What kind of refusal, for scripts.
+    pub kind: ErrorKind,
+    /// What happened, to what, and what to do next.
+    pub error: String,
+}
+
+impl ApiError {
+    /// A refusal with its text.
+    pub fn new(kind: ErrorKind, error: impl std::fmt::Display) -> Self {
+        Self { kind, error: error.to_string() }
+    }
+}
+
+/// Kinds of refusal; each has an HTTP status and, in the CLI, an exit code.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ErrorKind {
+    /// The request makes no sense (400).
+    BadRequest,
+    /// What it names does not exist (404).
+    NotFound,
+    /// It is taken by somebody else (409).
+    Conflict,
+    /// It cannot be done now, and may be later (503).
+    Unavailable,
+    /// The kernel or Weft itself failed (500).
+    Internal,
+}
+
+impl ErrorKind {
+    /// The HTTP status code.
+    pub const fn http_status(self) -> u16 {
+        match self {
+            Self::BadRequest => 400,
+            Self::NotFound => 404,
+            Self::Conflict => 409,
+            Self::Unavailable => 503,
+            Self::Internal => 500,
+        }
+    }
+}

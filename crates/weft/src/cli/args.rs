@@ -1,0 +1,242 @@
+//! The words of the command line; Weave Net's where it had them.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand};
+use ipnet::IpNet;
+
+use crate::bench::BenchOptions;
+use crate::bench::peer::PeerCommand;
+use crate::config::{DEFAULT_RUNTIME_DIR, LaunchOptions};
+use crate::demo::DemoOptions;
+
+/// Weft: an encrypted network for containers and hosts.
+#[derive(Debug, Parser)]
+#[command(name = "weft", version, max_term_width = 100, subcommand_required = true)]
+pub struct Cli {
+    /// Directory of the daemon's API socket
+    #[arg(long, global = true, value_name = "DIR", env = "WEFT_RUNTIME_DIR", default_value = DEFAULT_RUNTIME_DIR)]
+    pub runtime_dir: PathBuf,
+
+    /// Configuration file (default: /etc/weft/weft.toml, if it exists)
+    #[arg(long, global = true, value_name = "FILE", env = "WEFT_CONFIG")]
+    pub config: Option<PathBuf>,
+
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// One word per action.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Start the daemon on this host, and join the network of the hosts named
+    Launch(LaunchArgs),
+    /// Stop the daemon; containers keep their interfaces and a later launch takes them up again
+    Stop(JsonOnly),
+    /// Show the state of this host, its connections, peers, targets or address ranges
+    Status(StatusArgs),
+    /// Connect to more hosts
+    Connect(ConnectArgs),
+    /// Stop dialling hosts given to launch or connect
+    Forget(ForgetArgs),
+    /// Plug a container or network namespace into the network
+    Attach(AttachArgs),
+    /// Unplug a container or network namespace
+    Detach(DetachArgs),
+    /// Run a command in a new network namespace on the network
+    Run(RunArgs),
+    /// List attached containers
+    Ps(JsonOnly),
+    /// Print what another host needs to join; makes a new one-time token
+    Token(JsonOnly),
+    /// Print the whole state as JSON for a bug report (no secrets)
+    Report(JsonOnly),
+    /// Stop the daemon, detach all containers and forget identity, ranges and peers
+    Reset(ResetArgs),
+    /// Two hosts on this machine, with containers, pings, figures; all removed at the end
+    Demo(DemoOptions),
+    /// Measure Weft beside other networks on this machine
+    Bench(BenchOptions),
+    /// The far end of measurements
+    #[command(hide = true, subcommand)]
+    BenchPeer(PeerCommand),
+    /// Print completions for a shell
+    Completions {
+        /// Which shell
+        shell: clap_complete::Shell,
+    },
+}
+
+/// `weft launch`.
+#[derive(Debug, Args)]
+pub struct LaunchArgs {
+    /// Stay in the foreground and log to standard error, for systemd and containers
+    #[arg(long)]
+    pub foreground: bool,
+
+    /// Set by `launch` for the daemon it starts: secrets come and readiness goes over pipes
+    #[arg(long, hide = true)]
+    pub detached: bool,
+
+    /// Print what other hosts need to join as JSON
+    #[arg(long)]
+    pub json: bool,
+
+    /// Everything else.
+    #[command(flatten)]
+    pub options: LaunchOptions,
+}
+
+/// A command whose only choice is the form of its output.
+#[derive(Debug, Args)]
+pub struct JsonOnly {
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `weft status`.
+#[derive(Debug, Args)]
+pub struct StatusArgs {
+    /// Which part
+    #[arg(value_enum)]
+    pub part: Option<StatusPart>,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Parts of the status.
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+pub enum StatusPart {
+    /// State, engine, MTU and reason of each connection
+    Connections,
+    /// All hosts of the network
+    Peers,
+    /// Addresses this host dials
+    Targets,
+    /// Who owns which addresses
+    Ipam,
+}
+
+/// `weft connect`.
+#[derive(Debug, Args)]
+pub struct ConnectArgs {
+    /// HOST[:PORT]
+    #[arg(required = true, value_name = "HOST")]
+    pub hosts: Vec<String>,
+    /// Forget all other targets
+    #[arg(long)]
+    pub replace: bool,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `weft forget`.
+#[derive(Debug, Args)]
+pub struct ForgetArgs {
+    /// HOST[:PORT], as given to launch or connect
+    #[arg(required = true, value_name = "HOST")]
+    pub hosts: Vec<String>,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `weft attach`.
+#[derive(Debug, Args)]
+pub struct AttachArgs {
+    /// [ADDRESS/LENGTH...] CONTAINER: a Docker container's name or id, the name of a network
+    /// namespace (ip netns), a path such as /proc/PID/ns/net, or netns:NAME, pid:PID, docker:NAME.
+    /// Without addresses the next free ones are given
+    #[arg(required = true, value_name = "[ADDRESS/LENGTH...] CONTAINER")]
+    pub words: Vec<String>,
+    /// Leave out the routes that make multicast leave by this interface
+    #[arg(long)]
+    pub no_multicast_route: bool,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `weft detach`.
+#[derive(Debug, Args)]
+pub struct DetachArgs {
+    /// The container, named as for attach, or as `weft ps` shows it
+    pub container: String,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `weft run`.
+#[derive(Debug, Args)]
+pub struct RunArgs {
+    /// Explicit addresses with prefix length
+    #[arg(value_name = "ADDRESS/LENGTH")]
+    pub addresses: Vec<IpNet>,
+    /// The command and its arguments
+    #[arg(last = true, required = true, value_name = "COMMAND")]
+    pub command: Vec<String>,
+}
+
+/// `weft reset`.
+#[derive(Debug, Args)]
+pub struct ResetArgs {
+    /// Directory for identity, ranges and attachments
+    #[arg(long, value_name = "DIR", env = "WEFT_STATE_DIR", default_value = crate::config::DEFAULT_STATE_DIR)]
+    pub state_dir: PathBuf,
+    /// Do not ask
+    #[arg(long)]
+    pub force: bool,
+}
+
+/// Splits `weft attach`'s words: addresses first, the container last.
+///
+/// # Errors
+/// A word before the last is no address with prefix length.
+pub(super) fn split_attach_words(words: &[String]) -> Result<(Vec<IpNet>, &str), String> {
+    let Some((container, addresses)) = words.split_last() else {
+        return Err("name a container".into());
+    };
+    if container.parse::<IpNet>().is_ok() {
+        return Err(format!("{container} is an address; name the container after it"));
+    }
+    let addresses = addresses.iter().map(|word| {
+        word.parse::<IpNet>().map_err(|_| {
+            format!("{word} is not an address with a prefix length, such as 10.32.5.1/12")
+        })
+    });
+    Ok((addresses.collect::<Result<_, _>>()?, container))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn attach_takes_addresses_then_a_container() {
+        let words = |text: &str| text.split(' ').map(String::from).collect::<Vec<_>>();
+        let (addresses, container) = split_attach_words(&words("10.1.0.1/16 fd00::1/64 web"))
+            .map(|(a, c)| (a, c.to_owned()))
+            .unwrap();
+        assert_eq!((addresses.len(), container.as_str()), (2, "web"));
+        assert!(split_attach_words(&words("10.1.0.1 web")).unwrap_err().contains("10.1.0.1"));
+        assert!(
+            split_attach_words(&words("web 10.1.0.1/16"))
+                .unwrap_err()
+                .contains("name the container")
+        );
+    }
+}

@@ -1,0 +1,73 @@
+//! The command line: arguments in, text or JSON out, an exit code that scripts can use.
+
+mod args;
+mod launch;
+mod output;
+mod requests;
+mod run;
+
+use std::process::ExitCode;
+
+pub use args::{Cli, Command};
+
+use crate::api::{ApiError, ClientError, ErrorKind};
+
+/// Runs one command and gives its exit code.
+///
+/// | code | meaning |
+/// | --- | --- |
+/// | 0 | done |
+/// | 1 | failed; the text says what and what to do |
+/// | 2 | the command line makes no sense |
+/// | 3 | the daemon is not running, or may not be asked by this user |
+/// | 4 | what was named does not exist |
+/// | 5 | it is taken: an address, a name, a second daemon |
+/// | 6 | not possible now, may be later |
+pub fn main(cli: Cli) -> ExitCode {
+    match dispatch(cli) {
+        Ok(code) => code,
+        Err(error) => {
+            output::error(&error);
+            ExitCode::from(exit_code(&error))
+        }
+    }
+}
+
+fn dispatch(cli: Cli) -> anyhow::Result<ExitCode> {
+    let runtime_dir = cli.runtime_dir;
+    match cli.command {
+        Command::Launch(launch) => launch::launch(launch, cli.config.as_deref(), &runtime_dir),
+        Command::Run(run) => run::run(run, &runtime_dir),
+        Command::Demo(options) => crate::demo::run(&options).map(|()| ExitCode::SUCCESS),
+        Command::Bench(options) => crate::bench::run(&options).map(|()| ExitCode::SUCCESS),
+        Command::BenchPeer(command) => {
+            crate::bench::peer::run(&command).map(|()| ExitCode::SUCCESS)
+        }
+        Command::Completions { shell } => {
+            output::completions(shell)?;
+            Ok(ExitCode::SUCCESS)
+        }
+        command => requests::request(command, &runtime_dir),
+    }
+}
+
+fn exit_code(error: &anyhow::Error) -> u8 {
+    if let Some(error) = error.downcast_ref::<ClientError>() {
+        return match error {
+            ClientError::NotRunning(_) | ClientError::NotPermitted(_) => 3,
+            ClientError::Refused(refusal) => refusal_code(refusal.kind),
+            ClientError::Malformed { .. } | ClientError::TimedOut(_) => 1,
+        };
+    }
+    error.downcast_ref::<ApiError>().map_or(1, |refusal| refusal_code(refusal.kind))
+}
+
+const fn refusal_code(kind: ErrorKind) -> u8 {
+    match kind {
+        ErrorKind::BadRequest => 2,
+        ErrorKind::NotFound => 4,
+        ErrorKind::Conflict => 5,
+        ErrorKind::Unavailable => 6,
+        ErrorKind::Internal => 1,
+    }
+}

@@ -1,0 +1,289 @@
+//! Text for people, JSON for scripts; a closed pipe ends the output quietly.
+
+use std::fmt::Write as _;
+use std::io::{self, Write};
+use std::time::SystemTime;
+
+use comfy_table::{Table, presets};
+use serde::Serialize;
+
+use crate::api::{
+    Attachment, Connection, Detached, HostRange, Invitation, Ipam, Peer, Status, Target,
+};
+use crate::timestamp;
+
+/// Prints `value` as JSON, or as the text that `render` makes of it.
+pub(super) fn print<T: Serialize>(
+    json: bool,
+    value: &T,
+    render: impl FnOnce(&T) -> String,
+) -> anyhow::Result<()> {
+    let text = if json { serde_json::to_string_pretty(value)? } else { render(value) };
+    match writeln!(io::stdout().lock(), "{}", text.trim_end()) {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error.into()),
+        _ => Ok(()),
+    }
+}
+
+/// Prints what went wrong, with its causes, on standard error.
+pub(super) fn error(error: &anyhow::Error) {
+    let _ = writeln!(io::stderr().lock(), "weft: {error:#}");
+}
+
+/// Prints a line of progress on standard error.
+pub(super) fn progress(text: &str) {
+    let _ = writeln!(io::stderr().lock(), "{text}");
+}
+
+/// Prints a question on standard error.
+pub(super) fn ask(question: &str) -> io::Result<()> {
+    let mut stderr = io::stderr().lock();
+    write!(stderr, "{question}")?;
+    stderr.flush()
+}
+
+/// Prints the completions of a shell.
+pub(super) fn completions(shell: clap_complete::Shell) -> anyhow::Result<()> {
+    let mut command = <super::Cli as clap::CommandFactory>::command();
+    let mut text = Vec::new();
+    clap_complete::generate(shell, &mut command, "weft", &mut text);
+    io::stdout().lock().write_all(&text)?;
+    Ok(())
+}
+
+pub(super) fn status(status: &Status) -> String {
+    let mut text = String::new();
+    let mut line = |label: &str, value: &dyn std::fmt::Display| {
+        let _ = writeln!(text, "{label:>14}: {value}");
+    };
+    line("Version", &status.version);
+    line("Host", &format!("{} ({})", short(&status.peer), status.nickname));
+    line("Ready", &status.reason.as_ref().map_or_else(|| "yes".into(), |r| format!("no: {r}")));
+    line("Since", &with_age(&status.since));
+    line("Encryption", &if status.encrypted { "always" } else { "never" });
+    line("Admission", &status.admission);
+    line("Engines", &status.engines.join(", "));
+    line("Switch", &status.switch);
+    line("Container MTU", &status.mtu);
+    line("Ports", &format!("{}/udp links, {}/udp data", status.port, status.data_port));
+    line("Targets", &status.targets);
+    line("Connections", &counted(&status.connections));
+    line("Peers", &status.peers);
+    line("Attached", &status.attachments);
+    let missing: Vec<_> =
+        status.offloads.iter().filter(|(_, works)| !**works).map(|(n, _)| n.as_str()).collect();
+    let offloads =
+        if missing.is_empty() { "all".into() } else { format!("without {}", missing.join(", ")) };
+    line("Offloads", &offloads);
+    line("Addresses", &ipam_line(&status.ipam));
+    text
+}
+
+pub(super) fn connections(connections: &[Connection]) -> String {
+    if connections.is_empty() {
+        return "no connections; name a host with: weft connect HOST".into();
+    }
+    let mut table =
+        table(&["", "ADDRESS", "PEER", "STATE", "PATH", "MTU", "RTT", "SINCE", "REASON"]);
+    for connection in connections {
+        let path = match (&connection.format, &connection.engine, &connection.cipher) {
+            (Some(format), Some(engine), Some(cipher)) => format!("{format} {engine} {cipher}"),
+            _ => "-".into(),
+        };
+        table.add_row([
+            arrow(Some(&connection.direction)).into(),
+            connection.address.clone(),
+            named(connection.peer.as_deref(), connection.nickname.as_deref()),
+            connection.state.clone(),
+            path,
+            connection.mtu.map_or_else(|| "-".into(), |mtu| mtu.to_string()),
+            connection.rtt_us.map_or_else(|| "-".into(), milliseconds),
+            age(&connection.since),
+            connection.reason.clone().unwrap_or_else(|| "-".into()),
+        ]);
+    }
+    table.to_string()
+}
+
+pub(super) fn peers(peers: &[Peer]) -> String {
+    let mut text = String::new();
+    for peer in peers {
+        let state = match (peer.local, peer.linked) {
+            (true, _) => "this host",
+            (_, true) => "linked",
+            (_, false) => "no link",
+        };
+        let addresses = peer.addresses.join(", ");
+        let _ = writeln!(
+            text,
+            "{} ({})  {state}{}{addresses}",
+            short(&peer.peer),
+            peer.nickname,
+            if addresses.is_empty() { "" } else { "  " }
+        );
+        for connection in &peer.connections {
+            let _ = writeln!(
+                text,
+                "   {} {:<24} {} ({})  {}",
+                arrow(connection.direction.as_deref()),
+                connection.address.as_deref().unwrap_or("-"),
+                short(&connection.peer),
+                connection.nickname,
+                connection.state
+            );
+        }
+    }
+    text
+}
+
+pub(super) fn targets(targets: &Vec<Target>) -> String {
+    if targets.is_empty() {
+        return "no targets; name one with: weft connect HOST".into();
+    }
+    targets.iter().map(|target| format!("{}\n", target.address)).collect()
+}
+
+pub(super) fn ipam(ipam: &Ipam) -> String {
+    let mut text = format!("{}\n", ipam_line(ipam));
+    let mut table = table(&["HOST", "ADDRESSES", "SHARE", "USED", ""]);
+    for HostRange { peer, nickname, addresses, percent, used, reachable } in &ipam.hosts {
+        table.add_row([
+            format!("{} ({nickname})", short(peer)),
+            addresses.to_string(),
+            format!("{percent:.1} %"),
+            used.map_or_else(|| "-".into(), |used| used.to_string()),
+            if *reachable { String::new() } else { "not linked".into() },
+        ]);
+    }
+    let _ = write!(text, "{table}");
+    text
+}
+
+pub(super) fn attached(attachment: &Attachment) -> String {
+    let addresses: Vec<_> = attachment.addresses.iter().map(ToString::to_string).collect();
+    addresses.join(" ")
+}
+
+pub(super) fn detached(detached: &Detached) -> String {
+    format!("{} detached", detached.id)
+}
+
+pub(super) fn attachments(attachments: &Vec<Attachment>) -> String {
+    if attachments.is_empty() {
+        return "nothing is attached; plug a container in with: weft attach CONTAINER".into();
+    }
+    let mut table = table(&["CONTAINER", "MAC", "ADDRESSES", "MTU", "SINCE", "ID"]);
+    for a in attachments {
+        let (mac, mtu) = (a.mac.clone(), a.mtu.to_string());
+        table.add_row([a.name.clone(), mac, attached(a), mtu, age(&a.since), a.id.clone()]);
+    }
+    table.to_string()
+}
+
+pub(super) fn invitation(invitation: &Invitation) -> String {
+    let mut text = format!("On another host run:\n  {}\n", invitation.join);
+    if let Some(token) = &invitation.token {
+        let minutes = invitation.token_lifetime_s.unwrap_or(0) / 60;
+        let _ = write!(
+            text,
+            "and give it this token when asked (good once, for {minutes} minutes):\n  {token}\n"
+        );
+    }
+    text
+}
+
+fn table(headings: &[&str]) -> Table {
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING).set_header(headings.iter().copied());
+    for column in table.column_iter_mut() {
+        column.set_padding((0, 2));
+    }
+    table
+}
+
+fn counted(counts: &std::collections::BTreeMap<String, usize>) -> String {
+    let total: usize = counts.values().sum();
+    let parts: Vec<_> = counts.iter().map(|(state, n)| format!("{n} {state}")).collect();
+    if parts.is_empty() { "0".into() } else { format!("{total} ({})", parts.join(", ")) }
+}
+
+fn ipam_line(ipam: &Ipam) -> String {
+    let range6 = ipam.range6.as_deref().map_or_else(String::new, |range| format!(" and {range}"));
+    let reason = ipam.reason.as_deref().map_or_else(String::new, |reason| format!(": {reason}"));
+    format!("{}{range6}, {}{reason}", ipam.range, ipam.state)
+}
+
+/// DESIGN section 2: a peer id is shown as its first eight bytes.
+fn short(peer: &str) -> &str {
+    peer.get(..16).unwrap_or(peer)
+}
+
+fn named(peer: Option<&str>, nickname: Option<&str>) -> String {
+    match (peer, nickname) {
+        (Some(peer), Some(nickname)) => format!("{} ({nickname})", short(peer)),
+        (Some(peer), None) => short(peer).into(),
+        (None, _) => "-".into(),
+    }
+}
+
+fn arrow(direction: Option<&str>) -> &'static str {
+    if direction == Some("inbound") { "<-" } else { "->" }
+}
+
+fn milliseconds(microseconds: u64) -> String {
+    format!("{}.{:03} ms", microseconds / 1000, microseconds % 1000)
+}
+
+fn with_age(since: &str) -> String {
+    format!("{since} ({} ago)", age(since))
+}
+
+/// The two largest units of the time that has passed since a time stamp.
+fn age(since: &str) -> String {
+    let Some(since) = timestamp::parse(since) else { return since.into() };
+    let seconds = SystemTime::now().duration_since(since).map_or(0, |age| age.as_secs());
+    match seconds {
+        0..60 => format!("{seconds}s"),
+        60..3_600 => format!("{}m{:02}s", seconds / 60, seconds % 60),
+        3_600..86_400 => format!("{}h{:02}m", seconds / 3_600, seconds % 3_600 / 60),
+        _ => format!("{}d{:02}h", seconds / 86_400, seconds % 86_400 / 3_600),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_connection_shows_its_state_and_reason() {
+        let connection = Connection {
+            peer: Some("00112233445566778899aabbccddeeff".into()),
+            nickname: Some("beta".into()),
+            address: "192.0.2.2:6783".into(),
+            direction: "outbound".into(),
+            state: "failed".into(),
+            format: Some("esp".into()),
+            engine: Some("userspace".into()),
+            switch: Some("bridge".into()),
+            cipher: Some("aes-256-gcm".into()),
+            encrypted: Some(true),
+            mtu: Some(1388),
+            rtt_us: Some(1234),
+            since: "1970-01-01T00:00:00Z".into(),
+            reason: Some("probe unanswered".into()),
+        };
+        let text = connections(&[connection]);
+        for part in [
+            "->",
+            "0011223344556677 (beta)",
+            "failed",
+            "esp userspace aes-256-gcm",
+            "1388",
+            "1.234 ms",
+            "probe unanswered",
+        ] {
+            assert!(text.contains(part), "{part} is missing in {text}");
+        }
+        assert!(connections(&[]).contains("weft connect"));
+    }
+}

@@ -1,0 +1,276 @@
+//! Attach and detach: from what the user named to an interface with addresses, and back; kept over
+//! restarts of the daemon.
+
+use std::collections::BTreeMap;
+use std::time::SystemTime;
+
+use ipnet::IpNet;
+use serde::{Deserialize, Serialize};
+use tokio::sync::{Mutex, mpsc, oneshot};
+use weft_container::{ContainerError, ResolveOptions, Sandbox};
+use weft_crypto::PeerId;
+use weft_kernel::{AttachSpec, Kernel, KernelError};
+
+use super::control::Request;
+use super::store::{Store, StoreError};
+use crate::api::{ApiError, AttachRequest, Attachment, Detached, ErrorKind};
+use crate::timestamp;
+
+/// All attachments of this host. One attach or detach runs at a time.
+pub(super) struct Attachments {
+    inner: Mutex<Inner>,
+    kernel: Kernel,
+    control: mpsc::Sender<Request>,
+    store: Store,
+    resolve: ResolveOptions,
+    local: PeerId,
+    mtu: u16,
+}
+
+struct Inner {
+    saved: BTreeMap<String, Saved>,
+}
+
+/// One attachment as it stands in the state directory.
+#[derive(Clone, Serialize, Deserialize)]
+struct Saved {
+    sandbox: Sandbox,
+    attachment: Attachment,
+    host_interface: String,
+    multicast_route: bool,
+}
+
+impl Attachments {
+    /// The attachments saved by the daemon before; nothing is restored yet.
+    pub(super) fn load(
+        store: Store,
+        kernel: Kernel,
+        control: mpsc::Sender<Request>,
+        local: PeerId,
+        mtu: u16,
+    ) -> Result<Self, StoreError> {
+        let saved = store.load(FILE)?.unwrap_or_default();
+        let resolve = ResolveOptions::default();
+        Ok(Self { inner: Mutex::new(Inner { saved }), kernel, control, store, resolve, local, mtu })
+    }
+
+    /// Plugs every saved container that still lives back in, and gives the addresses of the others back.
+    pub(super) async fn restore(&self) {
+        let mut inner = self.inner.lock().await;
+        for (id, saved) in inner.saved.clone() {
+            let restored = match weft_container::is_alive(&saved.sandbox) {
+                true => self.plug_in(&saved).await.map_err(|error| error.to_string()),
+                false => Err("its network namespace is gone".into()),
+            };
+            match restored {
+                Ok(()) => {
+                    tracing::info!(container = %saved.attachment.name, "attachment restored");
+                    self.tell(Request::Announce { attachment: saved.attachment }).await;
+                }
+                Err(reason) => {
+                    tracing::info!(container = %saved.attachment.name, reason, "attachment dropped");
+                    inner.saved.remove(&id);
+                    self.unplug(&id, &saved).await;
+                }
+            }
+        }
+        if let Err(error) = self.save(&inner) {
+            tracing::error!(error = %error.error, "attachments not saved");
+        }
+        self.tell(Request::KeepOnly { owners: inner.saved.keys().cloned().collect() }).await;
+    }
+
+    /// `weft ps`.
+    pub(super) async fn list(&self) -> Vec<Attachment> {
+        let inner = self.inner.lock().await;
+        inner.saved.values().map(|saved| saved.attachment.clone()).collect()
+    }
+
+    /// `weft attach`. Attaching again adds explicit addresses, or changes nothing.
+    pub(super) async fn attach(&self, request: AttachRequest) -> Result<Attachment, ApiError> {
+        let sandbox = weft_container::resolve(&request.container, &self.resolve)
+            .await
+            .map_err(|error| ApiError::new(error_kind(&error), error))?;
+        let mut inner = self.inner.lock().await;
+        let id = sandbox.id.clone();
+        let before = inner.saved.get(&id).cloned();
+        let addresses = self.addresses(&id, &request.addresses, before.as_ref()).await?;
+        let saved = self.describe(sandbox, addresses, &request, before.as_ref());
+        if let Err(error) = self.plug_in(&saved).await {
+            if before.is_none() {
+                self.unplug(&id, &saved).await;
+            }
+            return Err(kernel_refusal(error));
+        }
+        inner.saved.insert(id, saved.clone());
+        self.save(&inner)?;
+        self.tell(Request::Announce { attachment: saved.attachment.clone() }).await;
+        tracing::info!(container = %saved.attachment.name, id = %saved.attachment.id, "attached");
+        Ok(saved.attachment)
+    }
+
+    /// `weft detach`, by whatever name `attach` or `ps` knows the container.
+    pub(super) async fn detach(&self, container: &str) -> Result<Detached, ApiError> {
+        let resolved = weft_container::resolve(container, &self.resolve).await.ok();
+        let mut inner = self.inner.lock().await;
+        let by_name = |saved: &&Saved| {
+            resolved.as_ref().is_some_and(|sandbox| sandbox.id == saved.attachment.id)
+                || saved.attachment.id == container
+                || saved.attachment.name == container
+        };
+        let Some(saved) = inner.saved.values().find(by_name).cloned() else {
+            let text = format!("{container} is not attached; weft ps lists what is");
+            return Err(ApiError::new(ErrorKind::NotFound, text));
+        };
+        let id = saved.attachment.id.clone();
+        inner.saved.remove(&id);
+        self.save(&inner)?;
+        self.unplug(&id, &saved).await;
+        tracing::info!(container = %saved.attachment.name, id, "detached");
+        Ok(Detached { id, addresses: saved.attachment.addresses })
+    }
+
+    /// A host-side interface is gone: if its container is gone too, its addresses come back.
+    pub(super) async fn interface_removed(&self, interface: &str) {
+        let mut inner = self.inner.lock().await;
+        let gone = inner.saved.iter().find(|(_, saved)| {
+            saved.host_interface == interface && !weft_container::is_alive(&saved.sandbox)
+        });
+        let Some((id, saved)) = gone.map(|(id, saved)| (id.clone(), saved.clone())) else { return };
+        inner.saved.remove(&id);
+        if let Err(error) = self.save(&inner) {
+            tracing::error!(error = %error.error, "attachments not saved");
+        }
+        self.unplug(&id, &saved).await;
+        tracing::info!(container = %saved.attachment.name, id, "container ended, detached");
+    }
+
+    /// Addresses for a container that is attached first, or gets more.
+    async fn addresses(
+        &self,
+        id: &str,
+        request: &[IpNet],
+        before: Option<&Saved>,
+    ) -> Result<Vec<IpNet>, ApiError> {
+        let mut addresses = before.map(|b| b.attachment.addresses.clone()).unwrap_or_default();
+        if request.is_empty() && addresses.is_empty() {
+            return self.ask_for_addresses(id, None).await;
+        }
+        for explicit in request {
+            if addresses.contains(explicit) {
+                continue;
+            }
+            match self.ask_for_addresses(id, Some(*explicit)).await {
+                Ok(given) => addresses.extend(given),
+                Err(error) => {
+                    if before.is_none() {
+                        self.tell(Request::Release { owner: id.into() }).await;
+                    }
+                    return Err(error);
+                }
+            }
+        }
+        Ok(addresses)
+    }
+
+    async fn ask_for_addresses(
+        &self,
+        id: &str,
+        explicit: Option<IpNet>,
+    ) -> Result<Vec<IpNet>, ApiError> {
+        let (reply, answer) = oneshot::channel();
+        self.tell(Request::Addresses { owner: id.into(), explicit, reply }).await;
+        answer.await.unwrap_or_else(|_| {
+            Err(ApiError::new(ErrorKind::Unavailable, "weft is stopping; launch it again"))
+        })
+    }
+
+    fn describe(
+        &self,
+        sandbox: Sandbox,
+        addresses: Vec<IpNet>,
+        request: &AttachRequest,
+        before: Option<&Saved>,
+    ) -> Saved {
+        let digest = weft_crypto::fingerprint(&[self.local.as_bytes(), sandbox.id.as_bytes()]);
+        let [a, b, c, d, e, ..] = digest;
+        // Locally administered, unicast (IEEE 802).
+        let mac = weft_path::Mac([0x02, a, b, c, d, e]);
+        let since = before.map_or_else(
+            || timestamp::format(SystemTime::now()),
+            |before| before.attachment.since.clone(),
+        );
+        let attachment = Attachment {
+            id: sandbox.id.clone(),
+            name: request.name.clone().unwrap_or_else(|| sandbox.name.clone()),
+            interface: INTERFACE.into(),
+            mac: mac.to_string(),
+            addresses,
+            mtu: before.map_or(self.mtu, |before| before.attachment.mtu),
+            since,
+        };
+        let host_interface = format!("{HOST_INTERFACE}{a:02x}{b:02x}{c:02x}{d:02x}{e:02x}");
+        let multicast_route = !request.no_multicast_route;
+        Saved { sandbox, attachment, host_interface, multicast_route }
+    }
+
+    async fn plug_in(&self, saved: &Saved) -> Result<(), KernelError> {
+        let mac = saved.attachment.mac.parse().unwrap_or(weft_path::Mac([0x02, 0, 0, 0, 0, 1]));
+        self.kernel
+            .attach(&AttachSpec {
+                id: saved.attachment.id.clone(),
+                namespace: saved.sandbox.namespace.clone(),
+                host_name: saved.host_interface.clone(),
+                name: saved.attachment.interface.clone(),
+                mac: mac.0,
+                addresses: saved.attachment.addresses.clone(),
+                mtu: u32::from(saved.attachment.mtu),
+                gso_max_segs: Some(super::start::run_segments(saved.attachment.mtu)),
+                multicast_route: saved.multicast_route,
+                bridge: super::start::BRIDGE.into(),
+            })
+            .await
+    }
+
+    /// Takes the interface away and gives the addresses back; what is gone already is no error.
+    async fn unplug(&self, id: &str, saved: &Saved) {
+        if let Ok(mac) = saved.attachment.mac.parse() {
+            self.tell(Request::Withdraw { mac }).await;
+        }
+        if let Err(error) = self.kernel.detach(&saved.host_interface).await {
+            tracing::warn!(%error, interface = saved.host_interface, "interface not removed");
+        }
+        self.tell(Request::Release { owner: id.into() }).await;
+    }
+
+    fn save(&self, inner: &Inner) -> Result<(), ApiError> {
+        self.store
+            .save(FILE, &inner.saved)
+            .map_err(|error| ApiError::new(ErrorKind::Internal, error))
+    }
+
+    async fn tell(&self, request: Request) {
+        // The control loop ends only when the daemon stops; then nobody needs to know.
+        let _ = self.control.send(request).await;
+    }
+}
+
+fn error_kind(error: &ContainerError) -> ErrorKind {
+    match error {
+        ContainerError::Invalid { .. } | ContainerError::HostNetwork { .. } => {
+            ErrorKind::BadRequest
+        }
+        ContainerError::NotRunning { .. } => ErrorKind::Unavailable,
+        _ => ErrorKind::NotFound,
+    }
+}
+
+fn kernel_refusal(error: KernelError) -> ApiError {
+    ApiError::new(ErrorKind::Internal, error)
+}
+
+const FILE: &str = "attachments.json";
+/// The interface inside a container.
+const INTERFACE: &str = "weft0";
+/// Prefix of the interface outside it.
+const HOST_INTERFACE: &str = "weftv";

@@ -1,0 +1,429 @@
+//! The control loop: every input is handled to its end before the next, so that what the mesh, the
+//! paths, the engine and the kernel are told never crosses.
+//!
+//! Order within one round: the mesh's outputs (what must be durable is written before anything that
+//! follows from it), then commands for the engine, then messages for peers.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::time::Instant;
+
+use ipnet::IpNet;
+use serde::{Deserialize, Serialize};
+use tokio::sync::{mpsc, oneshot, watch};
+use weft_crypto::PeerId;
+use weft_engine::Engine;
+use weft_link::Links;
+use weft_mesh::{AddressError, Mesh, Output};
+use weft_path::{Endpoint, EngineCommand, EngineEvent, Mac, Paths, Vni};
+
+use super::requests::Targets;
+use super::store::Store;
+use crate::api::{ApiError, Attachment, ErrorKind};
+
+/// The network that containers are on: one per mesh today.
+pub(super) const VNI: Vni = Vni(1);
+
+/// What travels over a link once it is up.
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum ControlMessage {
+    Mesh(weft_mesh::Message),
+    Path(weft_path::Message),
+}
+
+/// What attachments and the API ask of the control loop.
+pub(super) enum Request {
+    /// Addresses for a container: an explicit one, or the next free.
+    Addresses {
+        owner: String,
+        explicit: Option<IpNet>,
+        reply: oneshot::Sender<Result<Vec<IpNet>, ApiError>>,
+    },
+    /// Gives a container's addresses back.
+    Release { owner: String },
+    /// A container is plugged in: tell the others.
+    Announce { attachment: Attachment },
+    /// A container is gone: tell the others.
+    Withdraw { mac: weft_mesh::Mac },
+    /// The user named other targets.
+    TargetsChanged,
+    /// After a start: addresses of all other owners come back.
+    KeepOnly { owners: BTreeSet<String> },
+    /// A picture of everything, for status.
+    Snapshot { reply: oneshot::Sender<Snapshot> },
+}
+
+/// What status is made of.
+pub(super) struct Snapshot {
+    pub(super) peers: Vec<weft_mesh::PeerStatus>,
+    pub(super) ipam: weft_mesh::IpamStatus,
+    pub(super) paths: Vec<weft_path::PathStatus>,
+    pub(super) counters: weft_engine::Counters,
+}
+
+/// Where containers of other hosts live, for the kernel's forwarding and neighbour tables.
+pub(super) type RemoteEndpoints = BTreeMap<Mac, Vec<IpAddr>>;
+
+/// Who waits for an address.
+pub(super) struct Waiting {
+    owner: String,
+    reply: oneshot::Sender<Result<Vec<IpNet>, ApiError>>,
+}
+
+/// The control loop's state.
+pub(super) struct Control {
+    pub(super) store: Store,
+    pub(super) links: Links,
+    pub(super) mesh: Mesh,
+    pub(super) paths: Paths,
+    pub(super) engine: Engine,
+    pub(super) remote: watch::Sender<RemoteEndpoints>,
+    pub(super) waiting: BTreeMap<weft_mesh::Ticket, Waiting>,
+    pub(super) broadcast: BTreeSet<PeerId>,
+    pub(super) local: PeerId,
+    /// Whom the user named.
+    pub(super) targets: Arc<Targets>,
+    /// What the mesh was told of them.
+    pub(super) told_targets: Vec<weft_mesh::Target>,
+    /// Members that the mesh had dialled, at which address, and how often.
+    pub(super) dialled: BTreeMap<PeerId, (weft_link::Target, usize)>,
+    /// Something happened after which going on would do harm.
+    pub(super) failed: bool,
+}
+
+impl Control {
+    /// Runs until `stop` fires or an input queue ends.
+    pub(super) async fn run(
+        mut self,
+        mut links: weft_link::Events,
+        mut events: mpsc::Receiver<EngineEvent>,
+        mut requests: mpsc::Receiver<Request>,
+        mut stop: watch::Receiver<bool>,
+    ) {
+        self.tell_targets();
+        loop {
+            self.settle();
+            if self.failed {
+                break;
+            }
+            let timer = self.next_timeout();
+            tokio::select! {
+                _ = stop.wait_for(|stopped| *stopped) => break,
+                event = links.recv() => match event {
+                    Some(event) => {
+                        self.handle_link(event);
+                        self.tell_targets();
+                    }
+                    None => break,
+                },
+                Some(event) = events.recv() => self.paths.handle_event(Instant::now(), event),
+                Some(request) = requests.recv() => self.handle_request(request),
+                () = sleep_until(timer) => self.handle_timeout(),
+            }
+        }
+        self.links.shutdown().await;
+    }
+}
+
+impl Control {
+    fn handle_link(&mut self, event: weft_link::Event) {
+        let now = Instant::now();
+        match event {
+            weft_link::Event::Up { peer, nickname, remote, session, hello, .. } => {
+                let hello = match serde_json::from_value(hello) {
+                    Ok(hello) => hello,
+                    Err(error) => {
+                        let reason = format!("its greeting is not understood ({error})");
+                        self.links.close(peer, &reason);
+                        return;
+                    }
+                };
+                if let Err(refusal) = self.mesh.handle_link_up(now, peer, hello, remote) {
+                    tracing::warn!(%peer, nickname, %refusal, "peer refused");
+                    self.links.close(peer, &refusal.to_string());
+                    return;
+                }
+                tracing::info!(%peer, nickname, %remote, "link up");
+                self.paths.handle_link_up(now, peer, session, remote.ip().to_canonical());
+            }
+            weft_link::Event::Message { peer, bytes, .. } => self.handle_message(now, peer, &bytes),
+            weft_link::Event::Down { peer, reason } => {
+                tracing::info!(%peer, reason, "link down");
+                self.mesh.handle_link_down(now, peer);
+                self.paths.handle_link_down(now, peer);
+            }
+            weft_link::Event::SecretLearned { secret } => self.keep_secret(&secret),
+            weft_link::Event::Refused { remote, reason, .. } => {
+                tracing::warn!(%remote, reason, "host refused");
+            }
+            weft_link::Event::TargetChanged { status } => tracing::info!(
+                target_host = status.address,
+                state = status.state.name(),
+                reason = status.reason,
+                "target"
+            ),
+        }
+    }
+
+    fn handle_message(&mut self, now: Instant, peer: PeerId, bytes: &[u8]) {
+        let problem = match serde_json::from_slice(bytes) {
+            Ok(ControlMessage::Mesh(message)) => {
+                self.mesh.handle_message(now, peer, message).err().map(|error| error.to_string())
+            }
+            Ok(ControlMessage::Path(message)) => {
+                self.paths.handle_message(now, peer, message).err().map(|error| error.to_string())
+            }
+            Err(error) => Some(error.to_string()),
+        };
+        if let Some(problem) = problem {
+            tracing::debug!(%peer, problem, "message ignored");
+        }
+    }
+
+    fn handle_request(&mut self, request: Request) {
+        let now = Instant::now();
+        match request {
+            Request::Addresses { owner, explicit, reply } => {
+                let ticket = match explicit {
+                    Some(address) => self.mesh.claim(now, &owner, address),
+                    None => self.mesh.allocate(now, &owner),
+                };
+                self.waiting.insert(ticket, Waiting { owner, reply });
+            }
+            Request::Release { owner } => {
+                self.mesh.release(now, &owner);
+            }
+            Request::TargetsChanged => self.tell_targets(),
+            Request::KeepOnly { owners } => {
+                let held = self.mesh.allocations().into_iter().map(|held| held.owner);
+                let gone: BTreeSet<String> = held.filter(|owner| !owners.contains(owner)).collect();
+                for owner in gone {
+                    self.mesh.release(now, &owner);
+                }
+            }
+            Request::Announce { attachment } => self.announce(&attachment),
+            Request::Withdraw { mac } => self.mesh.remove_local_endpoint(mac),
+            Request::Snapshot { reply } => {
+                let _ = reply.send(Snapshot {
+                    peers: self.mesh.peers(),
+                    ipam: self.mesh.ipam(),
+                    paths: self.paths.status(now),
+                    counters: self.engine.counters(),
+                });
+            }
+        }
+    }
+
+    fn handle_timeout(&mut self) {
+        let now = Instant::now();
+        self.mesh.handle_timeout(now);
+        self.paths.handle_timeout(now);
+    }
+
+    fn next_timeout(&self) -> Option<Instant> {
+        [self.mesh.poll_timeout(), self.paths.poll_timeout()].into_iter().flatten().min()
+    }
+
+    /// Tells the mesh whom the user named and who answered there, when that has changed.
+    fn tell_targets(&mut self) {
+        let links = self.links.status();
+        let answered = |name: &str| {
+            let link = links.iter().find(|link| link.address == name)?;
+            match link.reason.as_deref() {
+                Some(weft_link::REASON_ITSELF) => Some(self.local),
+                _ => link.peer,
+            }
+        };
+        let named = self.targets.list().into_iter();
+        let told: Vec<_> = named
+            .map(|target| {
+                let name = target.to_string();
+                weft_mesh::Target { peer: answered(&target.address()), name }
+            })
+            .collect();
+        if told != self.told_targets {
+            self.told_targets.clone_from(&told);
+            self.mesh.handle_targets(Instant::now(), told);
+        }
+    }
+
+    /// Tries one of the addresses at which a member was seen, another one each time.
+    fn dial(&mut self, peer: PeerId, addresses: &[SocketAddr]) {
+        let tries = self.dialled.get(&peer).map_or(0, |(_, tries)| *tries);
+        let Some(address) = addresses.get(tries % addresses.len().max(1)) else { return };
+        self.stop_dialling(peer);
+        let target = weft_link::Target::of_peer(peer, *address);
+        self.links.connect(target.clone());
+        self.dialled.insert(peer, (target, tries + 1));
+    }
+
+    fn stop_dialling(&mut self, peer: PeerId) {
+        if let Some((target, _)) = self.dialled.remove(&peer)
+            && !self.targets.list().contains(&target)
+        {
+            self.links.forget(&target);
+        }
+    }
+
+    /// Carries out all that the last input led to; nothing more once state could not be kept.
+    fn settle(&mut self) {
+        while !self.failed {
+            if let Some(output) = self.mesh.poll_output() {
+                self.carry_out(output);
+            } else if let Some(command) = self.paths.poll_command() {
+                self.command(command);
+            } else if let Some((peer, message)) = self.paths.poll_message() {
+                self.send(peer, &ControlMessage::Path(message));
+            } else if let Some(change) = self.paths.poll_change() {
+                tracing::info!(
+                    peer = %change.peer,
+                    from = change.from.name(),
+                    to = change.to.name(),
+                    reason = change.reason.map(|reason| reason.to_string()),
+                    "path"
+                );
+            } else {
+                break;
+            }
+        }
+    }
+}
+
+impl Control {
+    fn carry_out(&mut self, output: Output) {
+        match output {
+            Output::Persist(state) => self.persist(&state),
+            Output::Send { peer, message } => self.send(peer, &ControlMessage::Mesh(message)),
+            Output::Dial { peer, addresses } => self.dial(peer, &addresses),
+            Output::Endpoints { add, remove } => self.set_endpoints(add, &remove),
+            Output::Refuse { peer, reason } => {
+                tracing::warn!(%peer, %reason, "peer refused");
+                self.links.close(peer, &reason.to_string());
+                self.paths.handle_link_down(Instant::now(), peer);
+            }
+            Output::Answer { ticket, result } => {
+                if let Some(Waiting { owner, reply }) = self.waiting.remove(&ticket) {
+                    let result = result.map_err(|error| address_refusal(&error));
+                    // Nobody waits any more: the attach was given up, and its address comes back.
+                    if let Err(Ok(_)) = reply.send(result) {
+                        self.mesh.release(Instant::now(), &owner);
+                    }
+                }
+            }
+            Output::Changed(change) => {
+                if let weft_mesh::Change::MemberForgotten { peer } = &change {
+                    self.paths.handle_peer_gone(Instant::now(), *peer);
+                    self.stop_dialling(*peer);
+                    self.links.forget_peer(*peer);
+                }
+                tracing::info!(change = %serde_json::to_string(&change).unwrap_or_default(), "mesh");
+            }
+        }
+    }
+
+    /// What is not durable must not be acted on: a host that cannot write stops.
+    fn persist(&mut self, state: &weft_mesh::State) {
+        if let Err(error) = self.store.save(MESH_FILE, state) {
+            tracing::error!(%error, "state cannot be saved; stopping, since going on could give an address twice");
+            self.failed = true;
+        }
+    }
+
+    fn keep_secret(&mut self, secret: &weft_link::Secret) {
+        match self.store.save_secret(secret.expose()) {
+            Ok(()) => tracing::info!("admitted; the network's secret is kept for the next start"),
+            Err(error) => tracing::error!(%error, "the network's secret cannot be saved"),
+        }
+    }
+
+    fn announce(&mut self, attachment: &Attachment) {
+        let Ok(mac) = attachment.mac.parse() else { return };
+        let info = weft_mesh::EndpointInfo {
+            container: attachment.id.clone(),
+            name: attachment.name.clone(),
+            mac,
+            addresses: attachment.addresses.clone(),
+        };
+        if let Err(error) = self.mesh.set_local_endpoint(info) {
+            tracing::error!(container = attachment.name, %error, "endpoint not announced");
+        }
+    }
+
+    fn set_endpoints(
+        &mut self,
+        add: Vec<(weft_mesh::EndpointInfo, PeerId)>,
+        remove: &[(weft_mesh::Mac, PeerId)],
+    ) {
+        let remove: Vec<Mac> = remove.iter().map(|(mac, _)| Mac(mac.0)).collect();
+        let add: Vec<(Endpoint, PeerId)> = add
+            .into_iter()
+            .map(|(info, peer)| {
+                let addresses = info.addresses.iter().map(IpNet::addr).collect();
+                (Endpoint { mac: Mac(info.mac.0), addresses }, peer)
+            })
+            .collect();
+        self.remote.send_modify(|remote| {
+            for mac in &remove {
+                remote.remove(mac);
+            }
+            for (endpoint, _) in &add {
+                remote.insert(endpoint.mac, endpoint.addresses.clone());
+            }
+        });
+        self.command(EngineCommand::SetEndpoints { vni: VNI, add, remove });
+    }
+
+    /// Passes a command to the engine; a peer with a bound path gets broadcast frames.
+    fn command(&mut self, command: EngineCommand) {
+        let changed = match &command {
+            EngineCommand::BindPath { peer, path: Some(_) } => self.broadcast.insert(*peer),
+            EngineCommand::BindPath { peer, path: None } | EngineCommand::RemovePeer { peer } => {
+                self.broadcast.remove(peer)
+            }
+            _ => false,
+        };
+        self.pass(command);
+        if changed {
+            let peers = self.broadcast.iter().copied().collect();
+            self.pass(EngineCommand::SetBroadcast { vni: VNI, peers });
+        }
+    }
+
+    fn pass(&mut self, command: EngineCommand) {
+        if let Err(error) = self.engine.command(command) {
+            let event = EngineEvent::EngineFailed { reason: error.to_string() };
+            self.paths.handle_event(Instant::now(), event);
+        }
+    }
+
+    fn send(&self, peer: PeerId, message: &ControlMessage) {
+        match serde_json::to_vec(message) {
+            Ok(bytes) => {
+                // A link that went down meanwhile reports itself, and all is said again on the next.
+                let _ = self.links.send(peer, bytes);
+            }
+            Err(error) => tracing::error!(%error, "a message cannot be written"),
+        }
+    }
+}
+
+async fn sleep_until(moment: Option<Instant>) {
+    match moment {
+        Some(moment) => tokio::time::sleep_until(moment.into()).await,
+        None => std::future::pending().await,
+    }
+}
+
+fn address_refusal(error: &AddressError) -> ApiError {
+    let kind = match error {
+        AddressError::Taken { .. } => ErrorKind::Conflict,
+        AddressError::Reserved { .. } | AddressError::NotMapped { .. } => ErrorKind::BadRequest,
+        _ => ErrorKind::Unavailable,
+    };
+    ApiError::new(kind, error)
+}
+
+/// Ranges, members and addresses given out, as the mesh wants them kept.
+pub(super) const MESH_FILE: &str = "mesh.json";

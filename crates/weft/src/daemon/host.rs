@@ -1,0 +1,113 @@
+//! What is checked, kept and cleaned on the host around the daemon.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use tracing_subscriber::EnvFilter;
+
+use super::StartError;
+use super::store::{Lock, make_private_dir};
+use crate::config::Settings;
+
+/// Checks before anything is changed, so that a mistake is told at once and by name.
+///
+/// # Errors
+/// Not root, no TUN device, a second daemon, a port in use.
+pub fn check_host(settings: &Settings) -> Result<(), StartError> {
+    if !rustix::process::geteuid().is_root() {
+        return Err(StartError::NotRoot);
+    }
+    OpenOptions::new().read(true).write(true).open("/dev/net/tun").map_err(StartError::NoTun)?;
+    for dir in [&settings.runtime_dir, &settings.state_dir] {
+        if Lock::take(dir)?.is_none() {
+            return Err(StartError::AlreadyRunning(dir.clone()));
+        }
+    }
+    for (port, what, flag) in
+        [(settings.port, "links", "--port"), (settings.data_port, "data", "--data-port")]
+    {
+        if is_port_in_use(settings, port) {
+            return Err(StartError::PortInUse { port, what, flag });
+        }
+    }
+    Ok(())
+}
+
+fn is_port_in_use(settings: &Settings, port: u16) -> bool {
+    let addresses = match settings.host {
+        Some(address) => vec![address],
+        None => vec![Ipv6Addr::UNSPECIFIED.into(), Ipv4Addr::UNSPECIFIED.into()],
+    };
+    addresses.into_iter().any(|address| {
+        UdpSocket::bind(SocketAddr::new(address, port))
+            .is_err_and(|error| error.kind() == io::ErrorKind::AddrInUse)
+    })
+}
+
+/// Sends log lines to standard error. `WEFT_LOG` chooses what: `info` unless set.
+pub fn log_to_stderr() {
+    let filter = EnvFilter::try_from_env("WEFT_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
+    let _ = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(io::stderr)
+        .with_ansi(std::io::IsTerminal::is_terminal(&io::stderr()))
+        .try_init();
+}
+
+/// Opens the log of a detached daemon; the log of the run before is kept beside it.
+///
+/// # Errors
+/// The state directory cannot be written.
+pub fn open_log(state_dir: &Path) -> anyhow::Result<File> {
+    make_private_dir(state_dir)?;
+    let path = state_dir.join(LOG);
+    let _ = std::fs::rename(&path, state_dir.join(OLD_LOG));
+    OpenOptions::new()
+        .append(true)
+        .create(true)
+        .mode(0o600)
+        .open(&path)
+        .with_context(|| format!("cannot write {}", path.display()))
+}
+
+/// Waits until the daemon of a runtime directory has ended.
+///
+/// # Errors
+/// It has not ended in time.
+pub async fn wait_until_stopped(runtime_dir: &Path) -> anyhow::Result<()> {
+    for _ in 0..STOP_TIMEOUT_MS / STOP_POLL_MS {
+        if Lock::take(runtime_dir)?.is_some() {
+            return Ok(());
+        }
+        tokio::time::sleep(Duration::from_millis(STOP_POLL_MS)).await;
+    }
+    bail!("the daemon has not ended within {} s", STOP_TIMEOUT_MS / 1000)
+}
+
+/// Removes all that Weft made on this host: interfaces, identity, ranges, attachments, secret.
+///
+/// # Errors
+/// The daemon still runs, or something cannot be removed.
+pub async fn reset(state_dir: &Path, runtime_dir: &Path) -> anyhow::Result<()> {
+    let Some(_lock) = Lock::take(runtime_dir)? else {
+        bail!("the daemon still runs; end it with: weft stop");
+    };
+    weft_kernel::Kernel::new()?.remove_all(super::start::BRIDGE).await?;
+    match std::fs::remove_dir_all(state_dir) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            Err(error).with_context(|| format!("cannot delete {}", state_dir.display()))
+        }
+        _ => Ok(()),
+    }
+}
+
+const LOG: &str = "weft.log";
+const OLD_LOG: &str = "weft.log.1";
+/// Longest wait for a stopping daemon.
+const STOP_TIMEOUT_MS: u64 = 10_000;
+const STOP_POLL_MS: u64 = 50;

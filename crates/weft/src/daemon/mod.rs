@@ -1,0 +1,18 @@
+//! The daemon: one control loop over links, mesh, paths, engine and kernel; attachments; the API.
+//!
+//! Threads: the engine's workers, which run no tokio, and one tokio runtime for everything else.
+//! Between them: the engine's bounded command queue downwards, a bounded event queue upwards.
+
+mod attachments;
+mod control;
+mod error;
+mod host;
+mod requests;
+mod start;
+mod store;
+mod views;
+
+pub use error::StartError;
+pub use host::{check_host, log_to_stderr, open_log, reset, wait_until_stopped};
+pub use start::run;
+pub use store::{StoreError, has_secret};

@@ -1,0 +1,229 @@
+//! The API's requests, answered from links, control loop and attachments.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::SystemTime;
+
+use tokio::sync::{mpsc, oneshot, watch};
+use weft_crypto::PeerId;
+use weft_link::{KeyHash, Links, Target};
+
+use super::attachments::Attachments;
+use super::control::{Request, Snapshot};
+use super::store::Store;
+use super::views;
+use crate::api::{
+    self, Answer, ApiError, AttachRequest, Attachment, ConnectRequest, Connection, DetachRequest,
+    Detached, ErrorKind, ForgetRequest, Invitation, Ipam, Peer, Report, RequestSender, Status,
+};
+use crate::config::Settings;
+
+/// Targets of the last start and of `weft connect`.
+pub(super) const TARGETS_FILE: &str = "targets.json";
+
+/// The hosts that the user named, at launch and by `weft connect`.
+#[derive(Default)]
+pub(super) struct Targets(Mutex<Vec<Target>>);
+
+impl Targets {
+    pub(super) fn new(targets: Vec<Target>) -> Self {
+        Self(Mutex::new(targets))
+    }
+
+    pub(super) fn list(&self) -> Vec<Target> {
+        self.change(|targets| targets.clone())
+    }
+
+    fn change<T>(&self, change: impl FnOnce(&mut Vec<Target>) -> T) -> T {
+        change(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+/// What the API can reach.
+pub(super) struct Daemon {
+    pub(super) settings: Settings,
+    pub(super) local: PeerId,
+    pub(super) mtu: u16,
+    /// Offloads by name, and whether the self-test found them working.
+    pub(super) offloads: BTreeMap<String, bool>,
+    /// Events of the engine that the control loop could not take in time.
+    pub(super) events_lost: Arc<AtomicU64>,
+    /// Addresses in networks that the host reaches directly.
+    pub(super) near: Vec<IpAddr>,
+    pub(super) since: SystemTime,
+    pub(super) links: Links,
+    pub(super) targets: Arc<Targets>,
+    pub(super) store: Store,
+    pub(super) control: mpsc::Sender<Request>,
+    pub(super) attachments: Arc<Attachments>,
+    pub(super) stop: Arc<watch::Sender<bool>>,
+}
+
+impl Daemon {
+    /// What another host needs to join.
+    pub(super) fn invitation(&self) -> Invitation {
+        let host = views::own_address(self.settings.host, &self.near)
+            .unwrap_or_else(|| self.settings.nickname.clone());
+        let host = match self.settings.port {
+            weft_link::DEFAULT_PORT => host,
+            port if host.contains(':') => format!("[{host}]:{port}"),
+            port => format!("{host}:{port}"),
+        };
+        if self.settings.password.is_some() {
+            let join = format!("weft launch --password-file FILE {host}");
+            return Invitation { join, token: None, token_lifetime_s: None };
+        }
+        let join = format!("weft launch {host}#{}", KeyHash::short(self.local));
+        let token = self.links.new_token().map(|token| token.expose_text().to_string());
+        let token_lifetime_s = token.is_some().then_some(weft_link::limits::TOKEN_LIFETIME_S);
+        Invitation { join, token, token_lifetime_s }
+    }
+
+    async fn snapshot(&self) -> Result<Snapshot, ApiError> {
+        let (reply, answer) = oneshot::channel();
+        let _ = self.control.send(Request::Snapshot { reply }).await;
+        answer.await.map_err(|_| ApiError::new(ErrorKind::Unavailable, "weft is stopping"))
+    }
+
+    async fn report(&self) -> Result<Report, ApiError> {
+        let snapshot = self.snapshot().await?;
+        let links = self.links.status();
+        let connections = views::connections(&links, &snapshot.paths);
+        let attachments = self.attachments.list().await;
+        let status = views::status(self, &snapshot, &connections, attachments.len());
+        let mut counters = views::counters(&snapshot);
+        counters.insert("events_lost".into(), self.events_lost.load(Ordering::Relaxed));
+        Ok(Report {
+            status,
+            peers: views::peers(&snapshot.peers, &connections),
+            targets: self.target_list(),
+            attachments,
+            counters,
+            peer_counters: views::peer_counters(&snapshot.counters),
+            connections,
+        })
+    }
+
+    pub(super) fn target_list(&self) -> Vec<api::Target> {
+        let targets = self.targets.list().into_iter();
+        targets.map(|target| api::Target { address: target.to_string() }).collect()
+    }
+
+    async fn save_targets(&self) -> Result<Vec<api::Target>, ApiError> {
+        let _ = self.control.send(Request::TargetsChanged).await;
+        let targets = self.target_list();
+        let texts: Vec<&str> = targets.iter().map(|target| target.address.as_str()).collect();
+        self.store
+            .save(TARGETS_FILE, &texts)
+            .map_err(|error| ApiError::new(ErrorKind::Internal, error))?;
+        Ok(targets)
+    }
+}
+
+fn parse_targets(texts: &[String]) -> Result<Vec<Target>, ApiError> {
+    let parse = |text: &String| {
+        text.parse::<Target>().map_err(|error| ApiError::new(ErrorKind::BadRequest, error))
+    };
+    texts.iter().map(parse).collect()
+}
+
+impl RequestSender for Daemon {
+    fn status(&self) -> Answer<'_, Status> {
+        Box::pin(async { Ok(self.report().await?.status) })
+    }
+
+    fn connections(&self) -> Answer<'_, Vec<Connection>> {
+        Box::pin(async { Ok(self.report().await?.connections) })
+    }
+
+    fn peers(&self) -> Answer<'_, Vec<Peer>> {
+        Box::pin(async { Ok(self.report().await?.peers) })
+    }
+
+    fn targets(&self) -> Answer<'_, Vec<api::Target>> {
+        Box::pin(async { Ok(self.target_list()) })
+    }
+
+    fn ipam(&self) -> Answer<'_, Ipam> {
+        Box::pin(async { Ok(views::ipam(&self.snapshot().await?.ipam)) })
+    }
+
+    fn attachments(&self) -> Answer<'_, Vec<Attachment>> {
+        Box::pin(async { Ok(self.attachments.list().await) })
+    }
+
+    fn report(&self) -> Answer<'_, Report> {
+        Box::pin(Self::report(self))
+    }
+
+    fn attach(&self, request: AttachRequest) -> Answer<'_, Attachment> {
+        Box::pin(self.attachments.attach(request))
+    }
+
+    fn detach(&self, request: DetachRequest) -> Answer<'_, Detached> {
+        Box::pin(async move { self.attachments.detach(&request.container).await })
+    }
+
+    fn connect(&self, request: ConnectRequest) -> Answer<'_, Vec<api::Target>> {
+        Box::pin(async move {
+            let wanted = parse_targets(&request.targets)?;
+            let dropped = self.targets.change(|targets| {
+                let mut dropped = Vec::new();
+                if request.replace {
+                    (*targets, dropped) =
+                        targets.drain(..).partition(|target| wanted.contains(target));
+                }
+                targets.extend(
+                    wanted
+                        .iter()
+                        .filter(|target| !targets.contains(target))
+                        .cloned()
+                        .collect::<Vec<_>>(),
+                );
+                dropped
+            });
+            dropped.iter().for_each(|target| {
+                self.links.forget(target);
+            });
+            for target in wanted {
+                if !self.links.connect(target) {
+                    let text = "there are too many targets; forget some with weft forget HOST";
+                    return Err(ApiError::new(ErrorKind::Unavailable, text));
+                }
+            }
+            self.save_targets().await
+        })
+    }
+
+    fn forget(&self, request: ForgetRequest) -> Answer<'_, Vec<api::Target>> {
+        Box::pin(async move {
+            for target in parse_targets(&request.targets)? {
+                let same =
+                    |known: &Target| (&known.host, known.port) == (&target.host, target.port);
+                let found = self.targets.change(|targets| {
+                    let found = targets.iter().position(same);
+                    found.map(|index| targets.remove(index))
+                });
+                let Some(found) = found else {
+                    let text = format!("{target} is not a target; weft status targets lists them");
+                    return Err(ApiError::new(ErrorKind::NotFound, text));
+                };
+                self.links.forget(&found);
+            }
+            self.save_targets().await
+        })
+    }
+
+    fn invite(&self) -> Answer<'_, Invitation> {
+        Box::pin(async { Ok(self.invitation()) })
+    }
+
+    fn stop(&self) -> Answer<'_, ()> {
+        Box::pin(async {
+            self.stop.send_replace(true);
+            Ok(())
+        })
+    }
+}

@@ -1,0 +1,370 @@
+//! Starting and stopping: the order in which the daemon's parts come up and go down.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, SystemTime};
+
+use ipnet::IpNet;
+use tokio::sync::{mpsc, watch};
+use weft_crypto::{Format, PeerId};
+use weft_engine::{Engine, EngineConfig};
+use weft_kernel::{BridgeSpec, Kernel, LinkEvent, PortSpec};
+use weft_link::{Admission, Identity, Links, Secret, Target};
+use weft_mesh::{Founding, Mesh};
+use weft_path::{EngineEvent, EngineKind, EngineOffer, Paths};
+use zeroize::Zeroizing;
+
+use super::StartError;
+use super::attachments::Attachments;
+use super::control::{Control, RemoteEndpoints, VNI};
+use super::requests::{Daemon, Targets};
+use super::store::{Lock, Store};
+use crate::api::{self, ApiListener, Invitation};
+use crate::config::Settings;
+
+/// The switch.
+pub(super) const BRIDGE: &str = "weft";
+/// The vector engine's port on it.
+const TAP: &str = "weft-tap";
+
+/// Runs the daemon until it is told to stop by the API, SIGTERM or SIGINT. `ready` is called once
+/// it answers requests.
+///
+/// # Errors
+/// See [`StartError`]: nothing runs then.
+pub fn run(settings: Settings, ready: impl FnOnce(&Invitation)) -> Result<(), StartError> {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(RUNTIME_THREADS)
+        .thread_name("weft-control")
+        .enable_all()
+        .build()
+        .map_err(StartError::Runtime)?;
+    let result = runtime.block_on(run_async(settings, ready));
+    runtime.shutdown_timeout(Duration::from_millis(SHUTDOWN_TIMEOUT_MS));
+    result
+}
+
+async fn run_async(settings: Settings, ready: impl FnOnce(&Invitation)) -> Result<(), StartError> {
+    super::check_host(&settings)?;
+    let _runtime_lock = lock(&settings.runtime_dir)?;
+    let _state_lock = lock(&settings.state_dir)?;
+    let store = Store::open(&settings.state_dir)?;
+    let identity = Identity::load_or_create(&store.path(IDENTITY_FILE))?;
+    let local = identity.peer_id();
+    let kernel = Kernel::new()?;
+    kernel.check_range(IpNet::V4(settings.range)).await?;
+    let link_mtu = link_mtu(&settings, &kernel).await?;
+    let mtu = settings.mtu.unwrap_or_else(|| container_mtu(link_mtu));
+
+    ensure_bridge(&kernel, &local, mtu).await?;
+    let (event_sender, events) = mpsc::channel(EVENTS_QUEUED_MAX);
+    let events_lost = Arc::new(AtomicU64::new(0));
+    let lost = Arc::clone(&events_lost);
+    let engine = Engine::start(&engine_config(&settings, mtu), move |event: EngineEvent| {
+        if event_sender.try_send(event).is_err() {
+            lost.fetch_add(1, Ordering::Relaxed);
+        }
+    })?;
+    plug_in_engine(&kernel, mtu).await?;
+
+    let secret = secret(&settings, &store)?;
+    let targets = targets(&settings, &store)?;
+    let saved_mesh = store.load(super::control::MESH_FILE)?;
+    let mut mesh_config = weft_mesh::Config::new(local, settings.nickname.clone(), settings.port);
+    mesh_config.range = settings.range;
+    mesh_config.range6 = settings.range6;
+    mesh_config.discovery = settings.discovery;
+    mesh_config.founding = if targets.is_empty() { Founding::Found } else { Founding::Join };
+    let mesh = Mesh::new(std::time::Instant::now(), mesh_config, saved_mesh, rand::random())?;
+    let paths = Paths::new(local, path_config(&settings, link_mtu, mtu), rand::random());
+
+    let link_config = link_config(&settings, identity, secret, &mesh)?;
+    let (links, link_events) = Links::start(link_config)?;
+    for target in &targets {
+        links.connect(target.clone());
+    }
+    let targets = Arc::new(Targets::new(targets));
+
+    let (request_sender, requests) = mpsc::channel(REQUESTS_QUEUED_MAX);
+    let (stop_sender, stop) = watch::channel(false);
+    let stop_sender = Arc::new(stop_sender);
+    let attachments =
+        Attachments::load(store.clone(), kernel.clone(), request_sender.clone(), local, mtu)?;
+    let attachments = Arc::new(attachments);
+    let (remote_sender, remote) = watch::channel(RemoteEndpoints::new());
+    let daemon = Arc::new(Daemon {
+        settings: settings.clone(),
+        local,
+        mtu,
+        offloads: offloads(&engine),
+        events_lost,
+        near: near(&kernel).await,
+        since: SystemTime::now(),
+        links: links.clone(),
+        targets: Arc::clone(&targets),
+        store: store.clone(),
+        control: request_sender,
+        attachments: Arc::clone(&attachments),
+        stop: Arc::clone(&stop_sender),
+    });
+    let control = Control {
+        store,
+        links,
+        mesh,
+        paths,
+        engine,
+        remote: remote_sender,
+        waiting: BTreeMap::new(),
+        broadcast: BTreeSet::new(),
+        local,
+        targets,
+        told_targets: Vec::new(),
+        dialled: BTreeMap::new(),
+        failed: false,
+    };
+    let control = tokio::spawn(control.run(link_events, events, requests, stop));
+    let socket = api::socket_path(&settings.runtime_dir);
+    let listener =
+        api::listen(&socket).map_err(|error| StartError::Api { path: socket.clone(), error })?;
+    let api = serve_api(listener, Arc::clone(&daemon));
+    let helpers = [
+        tokio::spawn(keep_endpoints(kernel.clone(), remote)),
+        tokio::spawn(watch_interfaces(kernel, Arc::clone(&attachments))),
+        tokio::spawn(stop_on_signal(stop_sender)),
+        tokio::spawn(api),
+    ];
+    attachments.restore().await;
+    ready(&daemon.invitation());
+    tracing::info!(peer = %local, nickname = settings.nickname, mtu, "weft is running");
+    let _ = control.await;
+    helpers.into_iter().for_each(|helper| helper.abort());
+    let _ = std::fs::remove_file(socket);
+    tracing::info!("weft has stopped");
+    Ok(())
+}
+
+fn offloads(engine: &Engine) -> BTreeMap<String, bool> {
+    let found = engine.offloads();
+    BTreeMap::from([
+        ("tap-tso".into(), found.tap_tso.usable()),
+        ("tap-uso".into(), found.tap_uso.usable()),
+        ("udp-segment".into(), found.udp_segment.usable()),
+        ("udp-gro".into(), found.udp_gro.usable()),
+    ])
+}
+
+/// An address in each network that this host reaches without a router.
+async fn near(kernel: &Kernel) -> Vec<std::net::IpAddr> {
+    let routes = kernel.host_routes().await.unwrap_or_default();
+    routes.iter().filter_map(|route| route.destination.hosts().next()).collect()
+}
+
+fn lock(dir: &Path) -> Result<Lock, StartError> {
+    Lock::take(dir)?.ok_or_else(|| StartError::AlreadyRunning(dir.into()))
+}
+
+async fn ensure_bridge(kernel: &Kernel, local: &PeerId, mtu: u16) -> Result<(), StartError> {
+    let [a, b, c, d, e, ..] = *local.as_bytes();
+    let mac = [0x02, a, b, c, d, e];
+    let bridge = BridgeSpec { name: BRIDGE.into(), mac, mtu: u32::from(mtu) };
+    Ok(kernel.ensure_bridge(&bridge).await?)
+}
+
+fn engine_config(settings: &Settings, mtu: u16) -> EngineConfig {
+    let mut config = EngineConfig::new(TAP, VNI, mtu);
+    config.bind = settings.host;
+    config.port = settings.data_port;
+    #[cfg(feature = "keylog")]
+    {
+        config.keylog = std::env::var_os("WEFT_SA_KEYLOG").map(Into::into);
+    }
+    config
+}
+
+/// Makes the engine's TAP device a port of the bridge from which nothing goes back into the overlay.
+async fn plug_in_engine(kernel: &Kernel, mtu: u16) -> Result<(), StartError> {
+    let port = PortSpec {
+        name: TAP.into(),
+        bridge: BRIDGE.into(),
+        isolated: true,
+        learning: false,
+        neigh_suppress: true,
+        mtu: u32::from(mtu),
+        txqueuelen: Some(TAP_QUEUE_PACKETS),
+        gso_max_size: None,
+        gso_max_segs: None,
+    };
+    Ok(kernel.ensure_port(&port).await?)
+}
+
+/// MTU of the link that leads to the first target, else of the host's own.
+async fn link_mtu(settings: &Settings, kernel: &Kernel) -> Result<u16, StartError> {
+    let target = settings.hosts.iter().find_map(|host| host.split('#').next()?.parse().ok());
+    let routed = match target {
+        Some(address) => kernel.route_mtu(address).await.ok().map(|route| route.mtu),
+        None => None,
+    };
+    let mtu = match routed {
+        Some(mtu) => Some(mtu),
+        None => kernel.default_link_mtu().await?,
+    };
+    Ok(u16::try_from(mtu.unwrap_or(LINK_MTU_DEFAULT)).unwrap_or(u16::MAX))
+}
+
+/// DESIGN section 4: the host's link less the overhead over IPv6, a multiple of 4.
+fn container_mtu(link_mtu: u16) -> u16 {
+    let inner = link_mtu.saturating_sub(weft_path::overhead(Format::Esp, true));
+    (inner / 4 * 4).max(CONTAINER_MTU_MIN)
+}
+
+/// How many segments of a container's super-packet fill one run of datagrams, so that a super-packet
+/// is one run and no stub follows it.
+pub(super) fn run_segments(mtu: u16) -> u32 {
+    let datagram = usize::from(mtu) + DATAGRAM_OVERHEAD_BYTES;
+    let segments = weft_io::udp::RUN_BYTES_MAX / datagram;
+    u32::try_from(segments.clamp(1, weft_io::udp::RUN_SEGMENTS_MAX)).unwrap_or(1)
+}
+
+fn path_config(settings: &Settings, link_mtu: u16, mtu: u16) -> weft_path::Config {
+    let default = weft_path::Config::default();
+    weft_path::Config {
+        ciphers: settings.ciphers.clone(),
+        engines: vec![EngineOffer {
+            kind: EngineKind::Userspace,
+            format: Format::Esp,
+            port: settings.data_port,
+            lanes_max: 1,
+            rco: true,
+        }],
+        rekey_after: settings.rekey_after,
+        link_mtu,
+        container_mtu: mtu,
+        ..default
+    }
+}
+
+/// The network's secret: as configured, as learnt at an earlier start, or a new one where this host
+/// founds a network; none where it joins by a token.
+fn secret(settings: &Settings, store: &Store) -> Result<Option<Zeroizing<String>>, StartError> {
+    if let Some(password) = &settings.password {
+        store.save_secret(password.as_bytes())?;
+        return Ok(Some(password.clone()));
+    }
+    if let Some(secret) = store.load_secret()? {
+        return Ok(Some(secret));
+    }
+    if !settings.hosts.is_empty() {
+        return Ok(None);
+    }
+    let random: [u8; 32] = rand::random();
+    let secret: String = random.iter().map(|byte| format!("{byte:02x}")).collect();
+    store.save_secret(secret.as_bytes())?;
+    Ok(Some(Zeroizing::new(secret)))
+}
+
+fn link_config(
+    settings: &Settings,
+    identity: Identity,
+    secret: Option<Zeroizing<String>>,
+    mesh: &Mesh,
+) -> Result<weft_link::Config, StartError> {
+    let admission = match (secret, &settings.token) {
+        (Some(secret), _) => Admission::Secret(Secret::new(secret.as_bytes().to_vec())?),
+        (None, Some(token)) => Admission::Token(token.parse()?),
+        (None, None) => return Err(StartError::NoAdmission),
+    };
+    let mut config = weft_link::Config::new(identity, settings.nickname.clone(), admission);
+    config.host = settings.host;
+    config.port = settings.port;
+    config.hello = serde_json::to_value(mesh.hello()).unwrap_or_default();
+    Ok(config)
+}
+
+/// The hosts to dial: as configured, else those of the last start.
+fn targets(settings: &Settings, store: &Store) -> Result<Vec<Target>, StartError> {
+    let texts = if settings.hosts.is_empty() {
+        store.load::<Vec<String>>(super::requests::TARGETS_FILE)?.unwrap_or_default()
+    } else {
+        store.save(super::requests::TARGETS_FILE, &settings.hosts)?;
+        settings.hosts.clone()
+    };
+    Ok(texts.iter().map(|text| text.parse()).collect::<Result<_, _>>()?)
+}
+
+/// Keeps the kernel's forwarding and neighbour tables as the mesh knows the endpoints.
+async fn keep_endpoints(kernel: Kernel, mut remote: watch::Receiver<RemoteEndpoints>) {
+    while remote.changed().await.is_ok() {
+        let wanted: Vec<_> = remote
+            .borrow_and_update()
+            .iter()
+            .map(|(mac, addresses)| (mac.0, addresses.clone()))
+            .collect();
+        if let Err(error) = kernel.set_remote_endpoints(BRIDGE, TAP, &wanted).await {
+            tracing::warn!(%error, "forwarding entries not written");
+        }
+    }
+}
+
+/// Takes addresses back when containers end.
+async fn watch_interfaces(kernel: Kernel, attachments: Arc<Attachments>) {
+    let mut watch = match kernel.watch().await {
+        Ok(watch) => watch,
+        Err(error) => return tracing::error!(%error, "interfaces are not watched"),
+    };
+    loop {
+        match watch.next().await {
+            Ok(LinkEvent::Removed { name }) => attachments.interface_removed(&name).await,
+            Ok(_) => {}
+            Err(error) => return tracing::error!(%error, "interfaces are watched no more"),
+        }
+    }
+}
+
+async fn serve_api(listener: ApiListener, daemon: Arc<Daemon>) {
+    if let Err(error) = api::serve(listener, daemon).await {
+        tracing::error!(%error, "the API has ended");
+    }
+}
+
+async fn stop_on_signal(stop: Arc<watch::Sender<bool>>) {
+    use tokio::signal::unix::{SignalKind, signal};
+    let (Ok(mut terminate), Ok(mut interrupt)) =
+        (signal(SignalKind::terminate()), signal(SignalKind::interrupt()))
+    else {
+        return tracing::error!("signals are not watched; stop with weft stop");
+    };
+    tokio::select! {
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => {}
+    }
+    stop.send_replace(true);
+}
+
+const IDENTITY_FILE: &str = "identity.pem";
+const RUNTIME_THREADS: usize = 2;
+const SHUTDOWN_TIMEOUT_MS: u64 = 2_000;
+const EVENTS_QUEUED_MAX: usize = 16_384;
+const REQUESTS_QUEUED_MAX: usize = 1_024;
+/// In super-packets: enough for every flow's burst.
+const TAP_QUEUE_PACKETS: u32 = 5_000;
+/// Where the host has no link that tells.
+const LINK_MTU_DEFAULT: u32 = 1_500;
+/// IPv6 needs it inside (RFC 8200 section 5).
+const CONTAINER_MTU_MIN: u16 = 1_280;
+/// UDP payload of a full segment less its inner IP packet: ESP in UDP without outer IP and UDP headers.
+const DATAGRAM_OVERHEAD_BYTES: usize = weft_packet::esp::packet_len(weft_packet::ethernet::LEN);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_super_packet_of_a_container_is_one_run() {
+        assert_eq!(container_mtu(1500), 1388);
+        assert_eq!(container_mtu(9000), 8888);
+        assert_eq!(run_segments(1388), 45);
+        assert!(usize::try_from(run_segments(8888)).is_ok_and(|n| n * 8952 <= 65_507));
+    }
+}

@@ -1,0 +1,218 @@
+//! What status shows, made from what links, mesh, paths and engine say of themselves.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
+
+use weft_crypto::PeerId;
+use weft_link::{LinkState, LinkStatus};
+use weft_path::PathStatus;
+
+use super::control::Snapshot;
+use super::requests::Daemon;
+use crate::api::{Connection, HostRange, Ipam, Peer, PeerConnection, Status};
+use crate::timestamp;
+
+/// The only switch of this version.
+const SWITCH: &str = "bridge";
+
+/// One line for each target, link and refused source; where the link is up, the state is its path's.
+pub(super) fn connections(links: &[LinkStatus], paths: &[PathStatus]) -> Vec<Connection> {
+    let mut connections: Vec<Connection> =
+        links.iter().map(|link| connection(link, paths)).collect();
+    connections.sort_by(|a, b| (&a.nickname, &a.address).cmp(&(&b.nickname, &b.address)));
+    connections
+}
+
+fn connection(link: &LinkStatus, paths: &[PathStatus]) -> Connection {
+    let path = link.peer.and_then(|peer| best_path(peer, paths));
+    let mut connection = Connection {
+        peer: link.peer.map(|peer| peer.to_hex()),
+        nickname: link.nickname.clone(),
+        address: link.address.clone(),
+        direction: match link.direction {
+            weft_link::Direction::Outbound => "outbound".into(),
+            weft_link::Direction::Inbound => "inbound".into(),
+        },
+        state: link.state.name().into(),
+        format: None,
+        engine: None,
+        switch: None,
+        cipher: None,
+        encrypted: None,
+        mtu: None,
+        rtt_us: None,
+        since: timestamp::format(timestamp::of_instant(link.since)),
+        reason: link.reason.clone(),
+    };
+    let Some(path) = path.filter(|_| link.state == LinkState::Established) else {
+        return connection;
+    };
+    connection.state = path.state.name().into();
+    connection.format = path.format.map(|format| format.name().into());
+    connection.engine = path.engine.map(|engine| engine.name().into());
+    connection.switch = Some(SWITCH.into());
+    connection.cipher = path.cipher.map(|cipher| cipher.name().into());
+    connection.encrypted = path.cipher.is_some().then_some(path.encrypted);
+    connection.mtu = path.mtu;
+    connection.rtt_us = path.rtt.and_then(|rtt| u64::try_from(rtt.as_micros()).ok());
+    connection.since = timestamp::format(timestamp::of_instant(path.since));
+    connection.reason = path.reason.as_ref().map(ToString::to_string);
+    connection
+}
+
+/// The path that carries the traffic, else the one that comes nearest to it.
+fn best_path(peer: PeerId, paths: &[PathStatus]) -> Option<&PathStatus> {
+    paths
+        .iter()
+        .filter(|path| path.peer == peer)
+        .max_by_key(|path| path.state == weft_path::PathState::Active)
+}
+
+pub(super) fn status(
+    daemon: &Daemon,
+    snapshot: &Snapshot,
+    connections: &[Connection],
+    attachments: usize,
+) -> Status {
+    let mut states: BTreeMap<String, usize> = BTreeMap::new();
+    for connection in connections {
+        *states.entry(connection.state.clone()).or_default() += 1;
+    }
+    let ipam = ipam(&snapshot.ipam);
+    let reason = not_ready(&ipam, connections);
+    Status {
+        version: env!("CARGO_PKG_VERSION").into(),
+        protocol: [weft_link::limits::PROTOCOL_VERSION, weft_link::limits::PROTOCOL_VERSION],
+        peer: daemon.local.to_hex(),
+        nickname: daemon.settings.nickname.clone(),
+        port: daemon.settings.port,
+        data_port: daemon.settings.data_port,
+        since: timestamp::format(daemon.since),
+        admission: if daemon.settings.password.is_some() { "password" } else { "token" }.into(),
+        encrypted: true,
+        mtu: daemon.mtu,
+        switch: SWITCH.into(),
+        engines: vec![weft_path::EngineKind::Userspace.name().into()],
+        offloads: daemon.offloads.clone(),
+        targets: daemon.target_list().len(),
+        connections: states,
+        peers: snapshot.peers.iter().filter(|peer| !peer.local).count(),
+        attachments,
+        ipam,
+        ready: reason.is_none(),
+        reason,
+    }
+}
+
+/// What stands between this host's containers and those of others.
+fn not_ready(ipam: &Ipam, connections: &[Connection]) -> Option<String> {
+    if let Some(reason) = &ipam.reason {
+        return Some(reason.clone());
+    }
+    let idle = connections.iter().find(|connection| connection.state != "active")?;
+    if connections.iter().any(|connection| connection.state == "active") {
+        return None;
+    }
+    let reason = idle.reason.as_deref().map_or_else(String::new, |reason| format!(": {reason}"));
+    Some(format!("no connection is active; {} is {}{reason}", idle.address, idle.state))
+}
+
+pub(super) fn peers(peers: &[weft_mesh::PeerStatus], connections: &[Connection]) -> Vec<Peer> {
+    let names: BTreeMap<PeerId, &str> =
+        peers.iter().map(|peer| (peer.peer, peer.nickname.as_str())).collect();
+    let own = |peer: PeerId| {
+        let id = peer.to_hex();
+        connections.iter().find(|connection| connection.peer.as_deref() == Some(id.as_str()))
+    };
+    peers
+        .iter()
+        .map(|peer| Peer {
+            peer: peer.peer.to_hex(),
+            nickname: peer.nickname.clone(),
+            local: peer.local,
+            linked: peer.linked,
+            addresses: peer.addresses.iter().map(ToString::to_string).collect(),
+            connections: peer
+                .connections
+                .iter()
+                .map(|other| {
+                    let known = own(*other).filter(|_| peer.local);
+                    PeerConnection {
+                        peer: other.to_hex(),
+                        nickname: names.get(other).copied().unwrap_or_default().into(),
+                        address: known.map(|known| known.address.clone()),
+                        direction: known.map(|known| known.direction.clone()),
+                        state: known.map_or_else(|| "established".into(), |k| k.state.clone()),
+                    }
+                })
+                .collect(),
+        })
+        .collect()
+}
+
+pub(super) fn ipam(ipam: &weft_mesh::IpamStatus) -> Ipam {
+    let all = 2_f64.powi(32 - i32::from(ipam.range.prefix_len()));
+    Ipam {
+        state: if ipam.waiting.is_some() { "waiting" } else { "ready" }.into(),
+        reason: ipam.waiting.clone(),
+        range: ipam.range.to_string(),
+        range6: ipam.range6.map(|range| range.to_string()),
+        hosts: ipam
+            .owners
+            .iter()
+            .map(|owner| HostRange {
+                peer: owner.peer.to_hex(),
+                nickname: owner.nickname.clone(),
+                addresses: owner.addresses,
+                percent: owner.addresses as f64 * 100.0 / all,
+                used: owner.used,
+                reachable: owner.linked,
+            })
+            .collect(),
+    }
+}
+
+/// The engine's counters by name (drops as `drop_` and the reason), and those of paths.
+pub(super) fn counters(snapshot: &Snapshot) -> BTreeMap<String, u64> {
+    let engine = &snapshot.counters;
+    let drops = engine.drops.iter().map(|(reason, n)| (format!("drop_{}", reason.name()), *n));
+    let work = engine.work.iter().map(|(work, n)| (work.name().to_owned(), *n));
+    let rekeys = snapshot.paths.iter().map(|path| path.rekeys).sum();
+    let paths = [("rekeys".to_owned(), rekeys), ("sas".to_owned(), engine.sas.len() as u64)];
+    drops.chain(work).chain(paths).collect()
+}
+
+/// Traffic by peer id.
+pub(super) fn peer_counters(
+    counters: &weft_engine::Counters,
+) -> BTreeMap<String, BTreeMap<String, u64>> {
+    let by_name = |peer: &weft_engine::PeerTraffic| {
+        BTreeMap::from([
+            ("packets_received".to_owned(), peer.received.packets),
+            ("bytes_received".to_owned(), peer.received.bytes),
+            ("packets_sent".to_owned(), peer.sent.packets),
+            ("bytes_sent".to_owned(), peer.sent.bytes),
+        ])
+    };
+    counters.peers.iter().map(|peer| (peer.peer.to_hex(), by_name(peer))).collect()
+}
+
+/// The address at which others reach this host: the configured one, else the one from which its
+/// routing table would send. Nothing is sent to find out.
+pub(super) fn own_address(configured: Option<IpAddr>, routes: &[IpAddr]) -> Option<String> {
+    if let Some(address) = configured {
+        return Some(address.to_string());
+    }
+    // Addresses of documentation (RFC 5737, RFC 3849) that only a default route leads to.
+    let far = [
+        IpAddr::V4(Ipv4Addr::new(198, 51, 100, 1)),
+        IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0xffff, 0, 0, 0, 0, 1)),
+    ];
+    far.iter().chain(routes).find_map(|remote| {
+        let any = if remote.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
+        let socket = UdpSocket::bind(any).ok()?;
+        socket.connect((*remote, 9)).ok()?;
+        let address = socket.local_addr().ok()?.ip();
+        (!address.is_loopback() && !address.is_unspecified()).then(|| address.to_string())
+    })
+}

@@ -1,0 +1,19 @@
+//! Time stamps as people and scripts read them: RFC 3339, UTC, whole seconds.
+
+use std::time::{Instant, SystemTime};
+
+/// A time as RFC 3339.
+pub(crate) fn format(time: SystemTime) -> String {
+    humantime::format_rfc3339_seconds(time).to_string()
+}
+
+/// Reads what [`format`] wrote.
+pub(crate) fn parse(text: &str) -> Option<SystemTime> {
+    humantime::parse_rfc3339(text).ok()
+}
+
+/// The wall-clock time of a moment on the monotonic clock, for display only.
+pub(crate) fn of_instant(moment: Instant) -> SystemTime {
+    let (now, wall) = (Instant::now(), SystemTime::now());
+    wall.checked_sub(now.saturating_duration_since(moment)).unwrap_or(SystemTime::UNIX_EPOCH)
+}
