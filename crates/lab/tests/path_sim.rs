@@ -390,7 +390,7 @@ fn a_failed_engine_fails_its_paths_at_once_and_comes_back() {
 #[test]
 fn a_peer_behind_nat_is_followed_when_its_address_changes() {
     seeds(100, |seed| {
-        let mut world = World::new(seed, vec![Config::default(), Config::default()]);
+        let mut world = World::new(seed, vec![fast_rekey(1), fast_rekey(2)]);
         world.hosts[1].nat_port = Some(40_000);
         world.connect(0, 1);
         let end = world.now + s(4);
@@ -401,7 +401,10 @@ fn a_peer_behind_nat_is_followed_when_its_address_changes() {
         let end = world.now + s(1);
         let remote = |world: &World| world.hosts[0].paths.status(world.now)[0].remote;
         assert!(world.run_until(end, |world| remote(world).is_some_and(|it| it.port() == 50_000)));
+        // An address that was learned outlives rekeys.
+        steady(&mut world, s(8));
         world.run(s(30));
+        assert_no_loss(&world);
         assert!(world.is_connected(0, 1));
         assert_eq!(failed_at(&world, 0, end), None);
         assert!(world.hosts[1].engine.keepalives >= 1);

@@ -1,0 +1,60 @@
+//! iperf3 between two containers.
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use serde_json::Value;
+use weft::sandbox::{Container, Running};
+
+/// A server that takes one test after another; killed when dropped.
+pub struct Server(Running);
+
+impl Server {
+    /// Starts a server in a container and waits until it listens.
+    ///
+    /// # Errors
+    /// iperf3 is missing or does not start.
+    pub fn start(container: &Container) -> anyhow::Result<Self> {
+        let mut server = container.spawn(&["iperf3", "-s", "--forceflush"])?;
+        server.line_with("Server listening", Duration::from_secs(5))?;
+        Ok(Self(server))
+    }
+
+    /// The server's process.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.0.pid()
+    }
+}
+
+/// Runs a client with further arguments and gives its report; an error in the report is an error.
+///
+/// # Errors
+/// iperf3 failed.
+pub fn run(client: &Container, server: IpAddr, arguments: &[&str]) -> anyhow::Result<Value> {
+    let server = server.to_string();
+    let mut words = vec!["iperf3", "-J", "-c", &server];
+    words.extend_from_slice(arguments);
+    let output = client.exec(&words)?;
+    let report = output.json()?;
+    match report["error"].as_str() {
+        Some(error) => anyhow::bail!("iperf3 {}: {error}", words.join(" ")),
+        None => Ok(report),
+    }
+}
+
+/// Bits per second that the receiver got.
+#[must_use]
+pub fn received_bps(report: &Value) -> f64 {
+    let end = &report["end"];
+    end["sum_received"]["bits_per_second"]
+        .as_f64()
+        .or_else(|| end["sum"]["bits_per_second"].as_f64())
+        .unwrap_or(0.0)
+}
+
+/// TCP retransmissions of the sender.
+#[must_use]
+pub fn retransmits(report: &Value) -> Option<u64> {
+    report["end"]["sum_sent"]["retransmits"].as_u64()
+}

@@ -1,0 +1,144 @@
+//! The namespace lab: real daemons, real traffic, judged by programs that are not ours.
+
+pub mod capture;
+pub mod iperf;
+pub mod probe;
+
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde_json::Value;
+use weft::sandbox::{Container, Host, Sandbox, SandboxOptions, try_wait_until};
+
+/// How long hosts may take until their paths are active.
+pub const ACTIVE_TIMEOUT_S: u64 = 20;
+
+/// Hosts with daemons that have found each other.
+pub struct Lab {
+    /// The hosts.
+    pub sandbox: Sandbox,
+}
+
+impl Lab {
+    /// Two hosts with active paths, launched with further arguments.
+    ///
+    /// # Errors
+    /// What went wrong, for the test to show.
+    pub fn pair(arguments: &[&str]) -> anyhow::Result<Self> {
+        Self::launched(2, arguments)
+    }
+
+    /// So many hosts; all but the first name only the first.
+    ///
+    /// # Errors
+    /// As [`Lab::pair`].
+    pub fn launched(hosts: usize, arguments: &[&str]) -> anyhow::Result<Self> {
+        let sandbox = Sandbox::new(&SandboxOptions { hosts, ..SandboxOptions::default() })?;
+        sandbox.launch_all(arguments)?;
+        let lab = Self { sandbox };
+        lab.wait_active()?;
+        Ok(lab)
+    }
+
+    /// Waits until every host has an active path to every other.
+    ///
+    /// # Errors
+    /// They have not in time.
+    pub fn wait_active(&self) -> anyhow::Result<()> {
+        let others = self.sandbox.hosts().len() - 1;
+        for host in self.sandbox.hosts() {
+            host.wait_connected(others, Duration::from_secs(ACTIVE_TIMEOUT_S))?;
+        }
+        Ok(())
+    }
+
+    /// A host.
+    #[must_use]
+    pub fn host(&self, index: usize) -> &Host {
+        self.sandbox.host(index)
+    }
+
+    /// One container on each of the first two hosts.
+    ///
+    /// # Errors
+    /// What `weft attach` said.
+    pub fn containers(&self) -> anyhow::Result<(Container, Container)> {
+        Ok((self.host(0).add_container("c1")?, self.host(1).add_container("c2")?))
+    }
+
+    /// A file with the password that all hosts share.
+    #[must_use]
+    pub fn password_file(&self) -> PathBuf {
+        self.sandbox.password_file()
+    }
+}
+
+/// A container's namespace file.
+#[must_use]
+pub fn namespace(container: &Container) -> PathBuf {
+    PathBuf::from(container.netns().path())
+}
+
+/// One counter of a host's vector engine.
+///
+/// # Errors
+/// The report has no such counter: a renamed counter must not make a test pass.
+pub fn counter(host: &Host, name: &str) -> anyhow::Result<u64> {
+    let report = host.weft_json(&["report"])?;
+    report["counters"][name]
+        .as_u64()
+        .ok_or_else(|| anyhow::anyhow!("no counter {name} in {}", report["counters"]))
+}
+
+/// Waits until a host's first connection satisfies `wanted`; the error shows the last one seen.
+///
+/// # Errors
+/// It did not in time.
+pub fn wait_connection(
+    host: &Host,
+    what: &str,
+    limit: Duration,
+    wanted: impl Fn(&Value) -> bool,
+) -> anyhow::Result<Value> {
+    let mut found = Value::Null;
+    let result = try_wait_until(what, limit, || {
+        let connections = host.weft_json(&["status", "connections"])?;
+        let list = connections.as_array().cloned().unwrap_or_default();
+        match list.iter().find(|connection| wanted(connection)) {
+            Some(connection) => found = connection.clone(),
+            None => found = connections,
+        }
+        Ok(list.iter().any(&wanted))
+    });
+    match result {
+        Ok(_) => Ok(found),
+        Err(error) => Err(anyhow::anyhow!("{error}; connections are {found}")),
+    }
+}
+
+/// Pings with further arguments until the first answer, for paths that have to be learnt first.
+///
+/// # Errors
+/// No answer in time.
+pub fn wait_ping(from: &Container, to: IpAddr, limit: Duration) -> anyhow::Result<Duration> {
+    let to = to.to_string();
+    let what = format!("an answer from {to} to a ping");
+    Ok(try_wait_until(&what, limit, || {
+        Ok(from.exec(&["ping", "-n", "-c", "1", "-W", "1", &to])?.status.success())
+    })?)
+}
+
+/// A file's text, for assertions on it.
+///
+/// # Errors
+/// It cannot be read.
+pub fn read(path: &Path) -> anyhow::Result<String> {
+    std::fs::read_to_string(path).map_err(|error| anyhow::anyhow!("{}: {error}", path.display()))
+}
+
+/// Soak tests run their full length where this is set (`./dev soak`).
+#[must_use]
+pub fn is_soak() -> bool {
+    std::env::var_os("WEFT_SOAK").is_some()
+}

@@ -1,0 +1,95 @@
+//! Traffic that the tests make themselves, from inside a container's namespace.
+
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::path::Path;
+use std::time::Duration;
+
+use weft_io::namespace::{Namespace, run_in};
+
+/// How long a datagram may take within a laboratory.
+pub const ARRIVAL_TIMEOUT_MS: u64 = 3_000;
+
+/// A UDP socket inside a namespace. It stays there whichever thread uses it.
+///
+/// # Errors
+/// The namespace is gone, or the address cannot be bound.
+pub fn udp_in(namespace: &Path, address: SocketAddr) -> io::Result<UdpSocket> {
+    let socket = run_in(Namespace::open(namespace)?, move || UdpSocket::bind(address))??;
+    socket.set_read_timeout(Some(Duration::from_millis(ARRIVAL_TIMEOUT_MS)))?;
+    Ok(socket)
+}
+
+/// Sends `length` bytes of a known pattern and checks that the very same arrive.
+///
+/// # Errors
+/// Nothing, or something else, arrived.
+pub fn datagram_arrives(
+    from: (&Path, IpAddr),
+    to: (&Path, IpAddr),
+    length: usize,
+) -> io::Result<()> {
+    let receiver = udp_in(to.0, SocketAddr::new(to.1, 0))?;
+    let sender = udp_in(from.0, SocketAddr::new(from.1, 0))?;
+    let sent: Vec<u8> = (0..length).map(|i| (i * 31 % 251) as u8).collect();
+    sender.send_to(&sent, receiver.local_addr()?)?;
+    let mut received = vec![0; length + 1];
+    let (count, _) = receiver.recv_from(&mut received)?;
+    if received[..count] == sent[..] {
+        return Ok(());
+    }
+    Err(io::Error::other(format!("{count} bytes arrived instead of the {length} sent")))
+}
+
+/// Joins an IPv4 multicast group on the interface that has `address`.
+///
+/// # Errors
+/// As [`udp_in`], or the group cannot be joined.
+pub fn multicast_receiver(
+    namespace: &Path,
+    address: Ipv4Addr,
+    group: Ipv4Addr,
+    port: u16,
+) -> io::Result<UdpSocket> {
+    let socket = udp_in(namespace, SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), port))?;
+    socket.join_multicast_v4(&group, &address)?;
+    Ok(socket)
+}
+
+/// Joins an IPv6 multicast group on an interface.
+///
+/// # Errors
+/// As [`udp_in`], or the group cannot be joined.
+pub fn multicast_receiver6(
+    namespace: &Path,
+    interface_index: u32,
+    group: Ipv6Addr,
+    port: u16,
+) -> io::Result<UdpSocket> {
+    let socket = udp_in(namespace, SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), port))?;
+    socket.join_multicast_v6(&group, interface_index)?;
+    Ok(socket)
+}
+
+/// Waits for one datagram and compares it.
+///
+/// # Errors
+/// Nothing came in time, or something else.
+pub fn expect_datagram(socket: &UdpSocket, wanted: &[u8]) -> io::Result<()> {
+    let mut received = [0; 2048];
+    let (count, from) = socket.recv_from(&mut received)?;
+    if &received[..count] == wanted {
+        return Ok(());
+    }
+    Err(io::Error::other(format!("{count} other bytes arrived from {from}")))
+}
+
+/// The index of a container's interface on the network.
+///
+/// # Errors
+/// It has none.
+pub fn interface_index(container: &weft::sandbox::Container) -> anyhow::Result<u32> {
+    let links = container.exec(&["ip", "-j", "link", "show", "weft0"])?.success()?.json()?;
+    let index = links[0]["ifindex"].as_u64().and_then(|index| u32::try_from(index).ok());
+    index.ok_or_else(|| anyhow::anyhow!("no index in {links}"))
+}

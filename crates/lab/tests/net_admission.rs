@@ -1,0 +1,118 @@
+//! Who is let in, and what a host that is not let in learns.
+
+use std::time::Duration;
+
+use weft::sandbox::{Sandbox, SandboxOptions};
+use weft_lab::net::{Lab, counter, wait_connection};
+
+fn sandbox() -> anyhow::Result<Sandbox> {
+    Ok(Sandbox::new(&SandboxOptions::default())?)
+}
+
+fn password(sandbox: &Sandbox, name: &str, text: &str) -> anyhow::Result<String> {
+    let path = sandbox.directory().join(name);
+    std::fs::write(&path, text)?;
+    Ok(path.to_string_lossy().into_owned())
+}
+
+#[test]
+fn a_wrong_password_is_refused_with_the_reason_on_both_sides() -> anyhow::Result<()> {
+    let sandbox = sandbox()?;
+    let right = password(&sandbox, "right", "correct horse battery staple\n")?;
+    let wrong = password(&sandbox, "wrong", "incorrect horse battery staple\n")?;
+    let (one, two) = (sandbox.host(0), sandbox.host(1));
+    one.start_daemon(&["--password-file", &right])?;
+    two.start_daemon(&["--password-file", &wrong, &one.ipv4().to_string()])?;
+    for host in [one, two] {
+        let refused = |c: &serde_json::Value| {
+            c["state"] == "failed"
+                && c["reason"].as_str().is_some_and(|reason| reason.contains("wrong password"))
+        };
+        let connection = wait_connection(host, "a refusal", Duration::from_secs(3), refused)?;
+        assert!(connection["cipher"].is_null(), "{connection}");
+    }
+    assert_eq!(counter(one, "sas")?, 0, "key material was tried");
+    assert_eq!(counter(two, "sas")?, 0, "key material was tried");
+    let text = two.weft(&["status"])?.success()?.stdout;
+    assert!(text.contains("no"), "{text}");
+    Ok(())
+}
+
+#[test]
+fn a_token_lets_one_host_in_once_and_the_secret_it_learns_lets_it_come_back() -> anyhow::Result<()>
+{
+    let options = SandboxOptions { hosts: 3, ..SandboxOptions::default() };
+    let sandbox = Sandbox::new(&options)?;
+    let (one, two, three) = (sandbox.host(0), sandbox.host(1), sandbox.host(2));
+    one.start_daemon(&[])?;
+    let invitation = one.weft_json(&["token"])?;
+    let join = invitation["join"].as_str().unwrap_or_default().to_owned();
+    let token = invitation["token"].as_str().unwrap_or_default().to_owned();
+    let target = join.split_whitespace().last().unwrap_or_default().to_owned();
+    assert!(target.starts_with(&format!("{}#", one.ipv4())), "{join}");
+    assert!(!join.contains(&token), "the token stands on the command line: {join}");
+
+    two.start_daemon_with(&[&target], &[("WEFT_TOKEN", &token)])?;
+    two.wait_connected(1, Duration::from_secs(15))?;
+    three.start_daemon_with(&[&target], &[("WEFT_TOKEN", &token)])?;
+    let refused = |c: &serde_json::Value| c["state"] == "failed" && c["reason"].is_string();
+    wait_connection(three, "a refusal of the used token", Duration::from_secs(5), refused)?;
+
+    two.kill_daemon();
+    two.start_daemon(&[])?;
+    two.wait_connected(1, Duration::from_secs(15))?;
+
+    three.stop_daemon()?;
+    let wrong_key = format!("{}#{}", one.ipv4(), "ab".repeat(16));
+    three.start_daemon_with(&[&wrong_key], &[("WEFT_TOKEN", &token)])?;
+    wait_connection(three, "a refusal of another key", Duration::from_secs(5), refused)?;
+    Ok(())
+}
+
+#[test]
+fn hosts_founded_apart_refuse_each_other_and_say_so() -> anyhow::Result<()> {
+    let lab = Lab { sandbox: sandbox()? };
+    let file = lab.password_file();
+    let file = file.to_string_lossy();
+    let (one, two) = (lab.host(0), lab.host(1));
+    one.start_daemon(&["--password-file", &file])?;
+    two.start_daemon(&["--password-file", &file])?;
+    two.weft(&["connect", &one.ipv4().to_string()])?.success()?;
+    for host in [one, two] {
+        let refused = |c: &serde_json::Value| {
+            c["reason"].as_str().is_some_and(|reason| reason.contains("weft reset"))
+        };
+        wait_connection(host, "a refusal", Duration::from_secs(5), refused)?;
+    }
+    Ok(())
+}
+
+#[test]
+fn a_clock_an_hour_off_does_not_matter() -> anyhow::Result<()> {
+    let lab = Lab { sandbox: sandbox()? };
+    let library = faketime()?;
+    let file = lab.password_file();
+    let file = file.to_string_lossy();
+    let first = lab.host(0).ipv4().to_string();
+    lab.host(0).start_daemon(&["--password-file", &file])?;
+    let environment = [("LD_PRELOAD", library.as_str()), ("FAKETIME", "-61m")];
+    lab.host(1).start_daemon_with(&["--password-file", &file, &first], &environment)?;
+    lab.wait_active()?;
+    let (one, two) = lab.containers()?;
+    one.ping(two.ipv4()?.into())?;
+    let since = |host: usize| -> anyhow::Result<String> {
+        let status = lab.host(host).weft_json(&["status"])?;
+        Ok(status["since"].as_str().unwrap_or_default().to_owned())
+    };
+    assert_ne!(since(0)?.get(..13), since(1)?.get(..13), "the clock was not changed");
+    Ok(())
+}
+
+fn faketime() -> anyhow::Result<String> {
+    let places = ["/usr/lib/x86_64-linux-gnu/faketime", "/usr/lib/aarch64-linux-gnu/faketime"];
+    let files = places.iter().map(|place| format!("{place}/libfaketimeMT.so.1"));
+    files
+        .into_iter()
+        .find(|file| std::path::Path::new(file).exists())
+        .ok_or_else(|| anyhow::anyhow!("libfaketime is missing: apt-get install libfaketime"))
+}

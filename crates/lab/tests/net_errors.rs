@@ -1,0 +1,134 @@
+//! Bad input gets a clear error and its exit code, and changes nothing.
+
+use std::time::Duration;
+
+use weft::sandbox::{Host, Sandbox, SandboxOptions};
+use weft_lab::net::Lab;
+
+/// Runs a command that must fail with this code and say each of these words.
+fn fails(host: &Host, arguments: &[&str], code: i32, words: &[&str]) -> anyhow::Result<()> {
+    let output = host.weft(arguments)?;
+    let text = format!("{}{}", output.stdout, output.stderr);
+    assert_eq!(output.status.code(), Some(code), "weft {arguments:?}: {text}");
+    for word in words {
+        assert!(text.contains(word), "weft {arguments:?} does not say {word:?}: {text}");
+    }
+    Ok(())
+}
+
+/// Waits for a daemon that must not start, and gives what it said.
+fn refused_launch(host: &Host, arguments: &[&str]) -> anyhow::Result<(Option<i32>, String)> {
+    let before = host.log().len();
+    host.spawn_daemon(arguments, &[])?;
+    let code = host.wait_daemon(Duration::from_secs(10))?;
+    Ok((code, host.log()[before..].to_owned()))
+}
+
+#[test]
+fn commands_without_a_daemon_say_how_to_start_one() -> anyhow::Result<()> {
+    let sandbox = Sandbox::new(&SandboxOptions::default())?;
+    for command in [&["status"][..], &["ps"], &["attach", "x"], &["stop"], &["report"]] {
+        fails(sandbox.host(0), command, 3, &["not running", "weft launch"])?;
+    }
+    Ok(())
+}
+
+#[test]
+fn mistyped_command_lines_are_explained() -> anyhow::Result<()> {
+    let sandbox = Sandbox::new(&SandboxOptions::default())?;
+    let host = sandbox.host(0);
+    fails(host, &["launch", "--no-such-flag"], 2, &["--no-such-flag"])?;
+    fails(host, &["launch", "--ipalloc-range", "10.32.0.0/99"], 2, &["10.32.0.0/99"])?;
+    fails(host, &["launch", "--mtu", "9"], 2, &["9"])?;
+    fails(host, &["launch", "--password-file", "/nonexistent"], 2, &["/nonexistent"])?;
+    fails(host, &["launch", "--cipher", "rot13"], 2, &["rot13", "aes-256-gcm"])?;
+    fails(host, &["launch", "a b"], 1, &["a b"])?;
+    Ok(())
+}
+
+#[test]
+fn wrong_addresses_and_containers_are_refused_by_name() -> anyhow::Result<()> {
+    let lab = Lab::pair(&[])?;
+    let host = lab.host(0);
+    let one = host.add_container("c1")?;
+    let free = lab.sandbox.add_netns("free")?;
+    let taken = format!("{}/12", one.ipv4()?);
+    fails(host, &["attach", "no-such-container"], 4, &["no-such-container"])?;
+    fails(host, &["attach", "10.32.0.300/12", &free.path()], 2, &["10.32.0.300"])?;
+    fails(host, &["attach", &taken, &free.path()], 5, &["taken", "c1"])?;
+    fails(lab.host(1), &["attach", &taken, &free.path()], 5, &["taken"])?;
+    fails(host, &["detach", "no-such-container"], 4, &["not attached", "weft ps"])?;
+    fails(host, &["forget", "192.0.2.99"], 4, &["192.0.2.99"])?;
+    host.weft(&["attach", "10.47.1.1/12", &free.path()])?.success()?;
+    let addresses = free.ip("-br addr show weft0")?.stdout;
+    assert!(addresses.contains("10.47.1.1/12"), "{addresses}");
+    host.weft(&["detach", &free.path()])?.success()?;
+    assert!(free.ip("link show weft0").is_err(), "the interface is still there");
+    Ok(())
+}
+
+#[test]
+fn launches_that_cannot_work_say_why_and_change_nothing() -> anyhow::Result<()> {
+    let sandbox = Sandbox::new(&SandboxOptions::default())?;
+    let host = sandbox.host(0);
+    host.netns().ip("route add 10.32.7.0/24 via 192.0.2.2")?;
+    let (code, text) = refused_launch(host, &[])?;
+    assert!(code != Some(0) && text.contains("10.32.7.0/24"), "{code:?}: {text}");
+    let links = host.netns().ip("-br link")?.stdout;
+    assert!(!links.contains("weft"), "{links}");
+    host.netns().ip("route del 10.32.7.0/24")?;
+
+    let socket = host.netns().spawn(&["socat", "-u", "UDP6-RECV:6784", "STDOUT"])?;
+    weft::sandbox::wait_until("the other program's port", Duration::from_secs(5), || {
+        host.netns().exec(&["ss", "-uln"]).is_ok_and(|output| output.stdout.contains(":6784"))
+    })?;
+    let (code, text) = refused_launch(host, &[])?;
+    assert!(
+        code == Some(5) && text.contains("6784") && text.contains("--data-port"),
+        "{code:?}: {text}"
+    );
+    drop(socket);
+
+    host.start_daemon(&[])?;
+    fails(host, &["launch"], 5, &["already", "weft stop"])?;
+    Ok(())
+}
+
+#[test]
+fn launch_returns_once_the_daemon_answers_and_stop_ends_it() -> anyhow::Result<()> {
+    let sandbox = Sandbox::new(&SandboxOptions::default())?;
+    let host = sandbox.host(0);
+    let launched = host.weft(&["launch"])?.success()?;
+    assert!(launched.stdout.contains("weft launch 192.0.2.1#"), "{}", launched.stdout);
+    host.weft(&["status"])?.success()?;
+    host.weft(&["stop"])?.success()?;
+    fails(host, &["status"], 3, &["not running"])?;
+    Ok(())
+}
+
+#[test]
+fn an_unreachable_peer_is_retried_and_named() -> anyhow::Result<()> {
+    let sandbox = Sandbox::new(&SandboxOptions::default())?;
+    let file = sandbox.password_file();
+    sandbox.host(0).start_daemon(&["--password-file", &file.to_string_lossy(), "192.0.2.77"])?;
+    let retrying = |c: &serde_json::Value| c["reason"].is_string() && c["state"] == "retrying";
+    let limit = Duration::from_secs(20);
+    let connection = weft_lab::net::wait_connection(sandbox.host(0), "a retry", limit, retrying)?;
+    assert!(connection["address"].as_str().is_some_and(|a| a.contains("192.0.2.77")));
+    Ok(())
+}
+
+#[test]
+fn run_starts_a_command_on_the_network_and_its_address_comes_back() -> anyhow::Result<()> {
+    let lab = Lab::pair(&[])?;
+    let one = lab.host(0).add_container("c1")?;
+    let to = one.ipv4()?.to_string();
+    let output = lab.host(1).weft(&["run", "--", "ping", "-n", "-c", "2", "-i", "0.2", &to])?;
+    let output = output.success()?;
+    assert!(output.stdout.contains("0% packet loss"), "{}", output.stdout);
+    fails(lab.host(1), &["run", "--", "/no/such/program"], 1, &["/no/such/program"])?;
+    weft::sandbox::wait_until("the addresses to come back", Duration::from_secs(5), || {
+        lab.host(1).weft_json(&["ps"]).is_ok_and(|list| list.as_array().is_some_and(Vec::is_empty))
+    })?;
+    Ok(())
+}
