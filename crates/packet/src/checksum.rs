@@ -90,18 +90,21 @@ const fn fold(mut sum: u64) -> u16 {
     sum as u16
 }
 
-/// Sums 32-bit words in machine order: the order of bytes in a word commutes with the sum
-/// (RFC 1071 section 2), and eight independent lanes let the compiler use vectors.
+/// Sums words in machine order: the order of bytes in a word commutes with the sum (RFC 1071
+/// section 2). The halves of 64-bit words go to lanes of their own that cannot overflow, so that the
+/// compiler uses vectors.
 fn raw(bytes: &[u8]) -> u64 {
-    let mut lanes = [0_u64; 8];
+    let (mut low, mut high) = ([0_u64; 4], [0_u64; 4]);
     let (blocks, rest) = bytes.as_chunks::<32>();
     for block in blocks {
-        let (words, _) = block.as_chunks::<4>();
-        for (lane, word) in lanes.iter_mut().zip(words) {
-            *lane += u64::from(u32::from_ne_bytes(*word));
+        let (words, _) = block.as_chunks::<8>();
+        for lane in 0..4 {
+            let word = u64::from_ne_bytes(words[lane]);
+            low[lane] += word & 0xffff_ffff;
+            high[lane] += word >> 32;
         }
     }
-    let mut sum: u64 = lanes.iter().sum();
+    let mut sum = low.iter().sum::<u64>() + high.iter().sum::<u64>();
     let (words, rest) = rest.as_chunks::<4>();
     for word in words {
         sum += u64::from(u32::from_ne_bytes(*word));

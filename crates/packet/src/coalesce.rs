@@ -62,7 +62,8 @@ pub struct Coalescer {
     items: Box<[Item; RESULTS_MAX]>,
     slices: Box<[[Range<u32>; FRAMES_MAX]; RESULTS_MAX]>,
     len: usize,
-    /// The item that took the last frame of a known flow.
+    /// The item that took the last frame of a known flow, and so is the newest of that flow: in a
+    /// run of one flow nothing else is looked at.
     last: Option<u8>,
     /// By flow hash: the newest item of a flow. A flow that is pushed out by another loses a merge
     /// and not its order, since its next frame then opens a new item behind all others.
@@ -221,16 +222,19 @@ impl Coalescer {
         layout: Layout,
         partial: bool,
     ) -> Result<(), Full> {
-        let hash = layout::hash(bytes, &layout);
         let mergeable = self.mergeable(bytes, &layout);
-        if mergeable && let Some(index) = self.newest(hash) {
-            let item = &mut self.items[index];
-            if item.append(arena, bytes, &layout, partial) {
-                let start = frame.start + layout.payload as u32;
-                self.slices[index][usize::from(item.frames) - 1] = start..frame.end;
-                self.last = Some(index as u8);
-                return Ok(());
-            }
+        let last = self.last.map(usize::from);
+        if mergeable
+            && last.is_some_and(|last| self.join(last, arena, &frame, bytes, &layout, partial))
+        {
+            return Ok(());
+        }
+        let hash = layout::hash(bytes, &layout);
+        if mergeable
+            && let Some(newest) = self.newest(hash).filter(|newest| Some(*newest) != last)
+            && self.join(newest, arena, &frame, bytes, &layout, partial)
+        {
+            return Ok(());
         }
         let payload = frame.start + layout.payload as u32..frame.end;
         let item = Item::begin(frame, bytes, layout, partial, mergeable, hash);
@@ -241,13 +245,31 @@ impl Coalescer {
         Ok(())
     }
 
-    /// The newest item of the flow with this hash; perhaps of another flow.
+    /// Appends the frame to an item that is the newest of its flow, if it continues it.
+    #[inline]
+    fn join(
+        &mut self,
+        index: usize,
+        arena: &[u8],
+        frame: &Range<u32>,
+        bytes: &[u8],
+        layout: &Layout,
+        partial: bool,
+    ) -> bool {
+        let item = &mut self.items[index];
+        if !item.append(arena, bytes, layout, partial) {
+            return false;
+        }
+        let start = frame.start + layout.payload as u32;
+        self.slices[index][usize::from(item.frames) - 1] = start..frame.end;
+        self.last = Some(index as u8);
+        true
+    }
+
+    /// The newest item of the flow with this hash; perhaps of another flow with the same.
     fn newest(&self, hash: u32) -> Option<usize> {
-        let same = |index: &usize| self.items.get(*index).is_some_and(|item| item.hash == hash);
-        self.last
-            .map(usize::from)
-            .filter(same)
-            .or_else(|| Some(usize::from(self.buckets[hash as usize % BUCKETS])).filter(same))
+        let index = usize::from(self.buckets[hash as usize % BUCKETS]);
+        self.items.get(index).filter(|item| item.hash == hash).map(|_| index)
     }
 
     fn open(&mut self, item: Item) -> Result<usize, Full> {
