@@ -15,6 +15,9 @@ use weft_path::{
 };
 
 const PEERS: u64 = 3;
+/// That this host takes, and that the liars name for its one engine.
+const LANES: usize = 2;
+const REMOTE_ENGINES: usize = 2;
 
 /// A liar's memory: what this host said, so that lies come close to the truth.
 #[derive(Default)]
@@ -87,8 +90,8 @@ impl Dice {
                 lanes: (0..self.below(4))
                     .map(|lane| LaneOffer {
                         lane: u16::try_from(lane).unwrap(),
-                        spi: u32::try_from(250 + self.below(60)).unwrap(),
-                        nonce: [u8::try_from(self.below(4)).unwrap(); 32],
+                        spi: u32::try_from(252 + 8 * lane + self.below(8)).unwrap(),
+                        nonce: [1; 32],
                     })
                     .collect(),
             }),
@@ -129,6 +132,40 @@ fn peer(number: u64) -> PeerId {
     PeerId::from_bytes([u8::try_from(number).unwrap(); 32])
 }
 
+/// Holds what the commands installed.
+#[derive(Default)]
+struct Engine {
+    inbound: BTreeMap<u32, PeerId>,
+    /// Keys sent with in the present session.
+    keys: BTreeSet<[u8; 36]>,
+}
+
+impl Engine {
+    fn apply(&mut self, seed: u64, command: EngineCommand, known: &mut Known) {
+        match command {
+            EngineCommand::InstallInbound { peer, path, sa } => {
+                assert!(self.inbound.insert(sa.spi, peer).is_none(), "seed {seed}");
+                known.spis.push(sa.spi);
+                known.paths.push(path);
+            }
+            EngineCommand::RemoveInbound { spi } => {
+                self.inbound.remove(&spi);
+            }
+            EngineCommand::InstallOutbound { sa, remote, .. } => {
+                // Cleared with each session: the same session may not come twice in truth.
+                assert!(self.keys.insert(*sa.key.expose()), "seed {seed}: a key used twice");
+                assert!(!remote.ip().is_multicast());
+                known.spis.push(sa.spi);
+            }
+            EngineCommand::SendProbe { probe, mtu, .. } => {
+                assert!(mtu >= 400, "seed {seed}: a probe of {mtu} bytes");
+                known.probes.push(probe);
+            }
+            _ => {}
+        }
+    }
+}
+
 fn lie(seed: u64) {
     let mut dice = Dice(ChaCha20Rng::seed_from_u64(seed));
     let mut config = Config { rekey_after: Duration::from_secs(2), ..Config::default() };
@@ -136,8 +173,7 @@ fn lie(seed: u64) {
     let mut paths = Paths::new(peer(200), config, [9; 32]);
     let mut now = Instant::now();
     let mut known = Known::default();
-    let mut inbound: BTreeMap<u32, PeerId> = BTreeMap::new();
-    let mut keys: BTreeSet<[u8; 36]> = BTreeSet::new();
+    let mut engine = Engine::default();
     for _ in 0..600 {
         let about = peer(dice.below(PEERS));
         match dice.below(40) {
@@ -145,12 +181,12 @@ fn lie(seed: u64) {
                 let key = [u8::try_from(dice.below(256)).unwrap(); 32];
                 let remote = dice.address();
                 paths.handle_link_up(now, about, SessionKey::from_bytes(key), remote);
-                keys.clear();
+                engine.keys.clear();
             }
             2 => paths.handle_link_down(now, about),
             3 if dice.below(4) == 0 => {
                 paths.handle_peer_gone(now, about);
-                inbound.retain(|_, owner| *owner != about);
+                engine.inbound.retain(|_, owner| *owner != about);
             }
             4 => paths.handle_link_mtu(now, dice.mtu()),
             5..=25 => {
@@ -169,31 +205,14 @@ fn lie(seed: u64) {
             assert!(steps < 100, "seed {seed}: the same deadline again and again");
         }
         while let Some(command) = paths.poll_command() {
-            match command {
-                EngineCommand::InstallInbound { peer, path, sa } => {
-                    assert!(inbound.insert(sa.spi, peer).is_none(), "seed {seed}");
-                    known.spis.push(sa.spi);
-                    known.paths.push(path);
-                }
-                EngineCommand::RemoveInbound { spi } => {
-                    inbound.remove(&spi);
-                }
-                EngineCommand::InstallOutbound { sa, remote, .. } => {
-                    // Cleared with each session: the same session may not come twice in truth.
-                    assert!(keys.insert(*sa.key.expose()), "seed {seed}: a key used twice");
-                    assert!(!remote.ip().is_multicast());
-                    known.spis.push(sa.spi);
-                }
-                EngineCommand::SendProbe { probe, mtu, .. } => {
-                    assert!(mtu >= 400, "seed {seed}: a probe of {mtu} bytes");
-                    known.probes.push(probe);
-                }
-                _ => {}
-            }
+            engine.apply(seed, command, &mut known);
         }
         for number in 0..PEERS {
-            let live = inbound.values().filter(|owner| **owner == peer(number)).count();
-            assert!(live <= GENERATIONS_MAX * 2, "seed {seed}: {live} SAs live");
+            let live = engine.inbound.values().filter(|owner| **owner == peer(number)).count();
+            assert!(
+                live <= GENERATIONS_MAX * LANES * REMOTE_ENGINES,
+                "seed {seed}: {live} SAs live"
+            );
         }
         while let Some((_, message)) = paths.poll_message() {
             match message {
