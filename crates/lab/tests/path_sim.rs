@@ -402,7 +402,7 @@ fn a_peer_behind_nat_is_followed_when_its_address_changes() {
         let remote = |world: &World| world.hosts[0].paths.status(world.now)[0].remote;
         assert!(world.run_until(end, |world| remote(world).is_some_and(|it| it.port() == 50_000)));
         // An address that was learned outlives rekeys.
-        steady(&mut world, s(8));
+        world.traffic(0, 1, ms(1), None, s(8));
         world.run(s(30));
         assert_no_loss(&world);
         assert!(world.is_connected(0, 1));
