@@ -129,9 +129,8 @@ fn class_of(row: &ReportRow) -> &'static str {
 fn legend(svg: &mut String, report: &Report, y: f64) {
     let all =
         [("weft", "Weft, encrypted"), ("secret", "others, encrypted"), ("clear", "not encrypted")];
-    let shown = all
-        .into_iter()
-        .filter(|(class, _)| report.rows.iter().any(|row| class_of(row) == *class));
+    let shown =
+        all.into_iter().filter(|(class, _)| report.rows.iter().any(|row| class_of(row) == *class));
     let mut x = LEFT;
     for (class, label) in shown {
         let _ = writeln!(

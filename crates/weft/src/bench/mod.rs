@@ -293,7 +293,8 @@ fn commands(plan: &Plan) -> BTreeMap<String, String> {
             measure::LOSS_MAX * 100.0
         )
     };
-    let tcp = |streams| format!("iperf3 -J -c SERVER -p 5201 -C cubic -P {streams} -t {tcp_seconds}");
+    let tcp =
+        |streams| format!("iperf3 -J -c SERVER -p 5201 -C cubic -P {streams} -t {tcp_seconds}");
     let rr = format!("weft bench-peer rr-client --connect SERVER:7001 --seconds {rr_seconds}");
     let mut commands = BTreeMap::from([
         ("tcp1_gbps".to_owned(), tcp(1)),
