@@ -128,12 +128,15 @@ impl Worker {
     }
 
     fn drain_socket(&mut self, receiver: &mut Receiver) -> io::Result<()> {
-        let Self { tap, socket, state, counters, events, .. } = self;
-        let env = Env { tap: &*tap, socket: &**socket, counters, events: &**events };
         for _ in 0..UDP_BATCHES_MAX {
             let max = receiver.messages_max();
-            match socket.recv(&mut receiver.batch, max) {
+            match self.socket.recv(&mut receiver.batch, max) {
                 Ok(got) => {
+                    // An SA that was installed before the peer heard of it is known before the
+                    // first packet on it is opened.
+                    self.carry_out();
+                    let Self { tap, socket, state, counters, events, .. } = self;
+                    let env = Env { tap: &*tap, socket: &**socket, counters, events: &**events };
                     receiver.handle_batch(state, &env);
                     if got < max {
                         break;
