@@ -39,7 +39,7 @@ async fn serve(shared: Arc<Shared>, incoming: Incoming, _pass: Pass) {
         return;
     };
     let result = match admission::accepted(&shared, conn.clone()).await {
-        Ok(admitted) => conclude(&shared, admitted, shared.timing.admission_timeout)
+        Ok(admitted) => conclude(&shared, admitted, false, shared.timing.admission_timeout)
             .await
             .inspect_err(|failure| admission::tell(&shared, &conn, failure)),
         Err(failure) => Err(failure),

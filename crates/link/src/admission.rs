@@ -18,7 +18,7 @@ use crate::error::{
 };
 use crate::limits::FAILURE_DELAY_MAX_S;
 use crate::secret::Secret;
-use crate::session::Admitted;
+use crate::session::{Admitted, check_wanted};
 use crate::shared::Shared;
 use crate::status::Direction;
 use crate::tls;
@@ -43,14 +43,10 @@ pub(crate) fn tell(shared: &Shared, conn: &Connection, failure: &Failure) {
 }
 
 /// Admission by the side that dialled. The connection is closed on failure.
-pub(crate) async fn dialled(
-    shared: &Arc<Shared>,
-    conn: Connection,
-    renewal: bool,
-) -> Result<Admitted, Failure> {
+pub(crate) async fn dialled(shared: &Arc<Shared>, conn: Connection) -> Result<Admitted, Failure> {
     let result = async {
         let mut talk = Talk::begin(shared, &conn, Direction::Outbound).await?;
-        talk.initiate(renewal).await.and_then(|theirs| talk.finish(theirs))
+        talk.initiate().await.and_then(|theirs| talk.finish(theirs))
     };
     result.await.inspect_err(|failure| tell(shared, &conn, failure))
 }
@@ -75,6 +71,8 @@ struct Talk<'a> {
     initiator_key: [u8; 32],
     responder_key: [u8; 32],
     version: u16,
+    /// `State::epoch` of the password that is used.
+    epoch: u64,
     deadline: Instant,
 }
 
@@ -116,6 +114,7 @@ impl<'a> Talk<'a> {
             initiator_key,
             responder_key,
             version: 0,
+            epoch: 0,
             deadline,
         };
         talk.agree_on_version().await?;
@@ -142,7 +141,7 @@ impl<'a> Talk<'a> {
         Ok(())
     }
 
-    async fn initiate(&mut self, renewal: bool) -> Result<Ready, Failure> {
+    async fn initiate(&mut self) -> Result<Ready, Failure> {
         let (method, password) = self.credential()?;
         let context = self.cpace_context(method)?;
         let (cpace, share) = CpaceInitiator::start(&password, &context, random());
@@ -173,7 +172,8 @@ impl<'a> Talk<'a> {
             let secret = secret.ok_or_else(|| Failure::protocol("the peer sent no secret"))?;
             self.shared.learn_secret(secret);
         }
-        self.put(&self.ready(renewal, None)).await?;
+        let ready = self.ready(None)?;
+        self.put(&ready).await?;
         if let Method::Token(_) = method {
             self.put(&Step::Joined).await?;
         }
@@ -205,7 +205,8 @@ impl<'a> Talk<'a> {
             Method::Password => None,
         };
         self.put(&Step::Accept(tag)).await?;
-        self.put(&self.ready(false, to_joiner)).await?;
+        let ready = self.ready(to_joiner)?;
+        self.put(&ready).await?;
         let Step::Ready(theirs) = self.get(ADMISSION_MAX_BYTES).await? else {
             return Err(unexpected());
         };
@@ -238,8 +239,9 @@ impl<'a> Talk<'a> {
     }
 
     /// What this host has to prove that it belongs to the network.
-    fn credential(&self) -> Result<(Method, Zeroizing<Vec<u8>>), Failure> {
+    fn credential(&mut self) -> Result<(Method, Zeroizing<Vec<u8>>), Failure> {
         let state = self.shared.lock();
+        self.epoch = state.epoch;
         match (&state.secret, &state.join_token) {
             (Some(secret), _) => Ok((Method::Password, copy(secret.expose()))),
             (None, Some(token)) => Ok((Method::Token(token.id()), copy(token.secret()))),
@@ -248,8 +250,9 @@ impl<'a> Talk<'a> {
     }
 
     /// The network's secret, and the password against which a host of this method is checked.
-    fn password_for(&self, method: Method) -> Result<(Secret, Zeroizing<Vec<u8>>), Failure> {
+    fn password_for(&mut self, method: Method) -> Result<(Secret, Zeroizing<Vec<u8>>), Failure> {
         let mut state = self.shared.lock();
+        self.epoch = state.epoch;
         let Some(secret) = state.secret.clone() else {
             return Err(Failure::refused(CloseCode::NotReady, NOT_READY));
         };
@@ -284,16 +287,16 @@ impl<'a> Talk<'a> {
         })
     }
 
-    fn ready(&self, renewal: bool, secret: Option<Secret>) -> Step {
+    fn ready(&self, secret: Option<Secret>) -> Result<Step, Failure> {
         let state = self.shared.lock();
-        Step::Ready(Ready {
+        check_wanted(&state, self.peer)?;
+        Ok(Step::Ready(Ready {
             instance: self.shared.instance,
             current: state.links.get(&self.peer).map_or(0, |link| link.session_id),
-            renewal,
             nickname: self.shared.nickname.clone(),
             hello: state.hello.clone(),
             secret,
-        })
+        }))
     }
 
     fn finish(self, theirs: Ready) -> Result<Admitted, Failure> {
@@ -316,6 +319,7 @@ impl<'a> Talk<'a> {
             session_id: u64::from_be_bytes(id).max(1),
             theirs,
             hello,
+            epoch: self.epoch,
         })
     }
 

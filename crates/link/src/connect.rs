@@ -38,8 +38,8 @@ pub(crate) async fn renew(shared: &Arc<Shared>, target: &Target) -> Result<Outco
 }
 
 async fn admit(shared: &Arc<Shared>, conn: Connection, renewal: bool) -> Result<Outcome, Failure> {
-    let admitted = admission::dialled(shared, conn.clone(), renewal).await?;
-    conclude(shared, admitted, shared.timing.admission_timeout)
+    let admitted = admission::dialled(shared, conn.clone()).await?;
+    conclude(shared, admitted, renewal, shared.timing.admission_timeout)
         .await
         .inspect_err(|failure| admission::tell(shared, &conn, failure))
 }

@@ -38,6 +38,9 @@ pub(crate) fn start(
     };
     let task = tokio::spawn(dialler.run(lost.is_some())).abort_handle();
     let mut dial = Dial::new(target, kick, task);
+    if let DialKey::Peer(peer) = key {
+        dial.peer = Some(peer);
+    }
     if lost.is_some() {
         dial.change(LinkState::Retrying, lost, None, Instant::now(), &shared.events);
     }

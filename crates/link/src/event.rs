@@ -1,7 +1,7 @@
 //! What links tell the application, in order and with bounded memory.
 
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use weft_crypto::{PeerId, SessionKey};
@@ -108,7 +108,7 @@ struct Queued {
 /// The sending end. The queue itself has no bound; what fills it has: `Up` and `Down` follow
 /// connections, messages hold permits of their link's inbox, notices hold permits of their own.
 pub(crate) struct EventSender {
-    queue: mpsc::UnboundedSender<Queued>,
+    queue: Mutex<Option<mpsc::UnboundedSender<Queued>>>,
     notices: Arc<Semaphore>,
 }
 
@@ -116,7 +116,12 @@ impl EventSender {
     pub(crate) fn new() -> (Self, Events) {
         let (sender, queue) = mpsc::unbounded_channel();
         let notices = Arc::new(Semaphore::new(NOTICES_MAX));
-        (Self { queue: sender, notices }, Events { queue })
+        (Self { queue: Mutex::new(Some(sender)), notices }, Events { queue })
+    }
+
+    /// Nothing comes after what has been sent.
+    pub(crate) fn end(&self) {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner).take();
     }
 
     pub(crate) fn send(&self, event: Event) {
@@ -135,8 +140,11 @@ impl EventSender {
     }
 
     fn push(&self, event: Event, permit: Option<OwnedSemaphorePermit>) {
-        // Without a receiver the application has gone; nothing is to be told any more.
-        let _ = self.queue.send(Queued { event, _permit: permit });
+        let queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(queue) = queue.as_ref() {
+            // Without a receiver the application has gone; nothing is to be told any more.
+            let _ = queue.send(Queued { event, _permit: permit });
+        }
     }
 }
 

@@ -247,6 +247,11 @@ impl Links {
         self.shared.lock().links.get(&peer).map(|link| link.conn.rtt())
     }
 
+    /// The session of the link with a peer, as in its last `Up`; the same number on both sides.
+    pub fn session_id(&self, peer: PeerId) -> Option<u64> {
+        self.shared.lock().links.get(&peer).map(|link| link.session_id)
+    }
+
     /// A new join token for one other host, good for an hour; `None` while this host itself has
     /// not joined. A restart makes it void.
     pub fn new_token(&self) -> Option<Token> {
@@ -268,6 +273,7 @@ impl Links {
     pub fn set_secret(&self, secret: Secret) {
         let mut state = self.shared.lock();
         state.secret = Some(secret);
+        state.epoch += 1;
         state.join_token = None;
         for link in state.links.values_mut() {
             link.close(Failure::refused(CloseCode::Readmit, "the password was changed"));
@@ -290,6 +296,13 @@ impl Links {
         self.shared.endpoint.close(CloseCode::Shutdown.to_wire(), b"this host was stopped");
         let limit = Duration::from_millis(SHUTDOWN_TIMEOUT_MS);
         let _ = timeout(limit, self.shared.endpoint.wait_idle()).await;
+        // The endpoint lives until its last handle is dropped; its port shall be free now. It
+        // keeps the socket before the present one, hence twice.
+        for _ in 0..2 {
+            let unused = std::net::UdpSocket::bind((std::net::Ipv4Addr::LOCALHOST, 0));
+            let _ = unused.and_then(|socket| self.shared.endpoint.rebind(socket));
+        }
+        self.shared.events.end();
     }
 }
 

@@ -37,6 +37,8 @@ pub(crate) struct Admitted {
     /// What the peer says about itself, and its application's part of it.
     pub(crate) theirs: Ready,
     pub(crate) hello: serde_json::Value,
+    /// `State::epoch` when the peer proved itself.
+    pub(crate) epoch: u64,
 }
 
 /// The connection that is the link with a peer.
@@ -52,8 +54,6 @@ pub(crate) struct Link {
     since: Instant,
     /// The number of its `Use`.
     order: u64,
-    /// Distinguishes this connection from its predecessors; local.
-    serial: u64,
     halves: Halves,
 }
 
@@ -109,14 +109,16 @@ impl Link {
     }
 }
 
-/// Makes an admitted connection the link with its peer, or not, as both sides will agree.
+/// Makes an admitted connection the link with its peer, or not, as both sides will agree. A
+/// renewal, which only the side with the lower peer id starts, replaces a live link, too.
 pub(crate) async fn conclude(
     shared: &Arc<Shared>,
     mut admitted: Admitted,
+    renewal: bool,
     limit: Duration,
 ) -> Result<Outcome, Failure> {
     if shared.me < admitted.peer {
-        return decide(shared, admitted);
+        return decide(shared, admitted, renewal);
     }
     let frame = match timeout(limit, read_frame(&mut admitted.recv, 16)).await {
         Ok(frame) => frame,
@@ -137,14 +139,13 @@ pub(crate) async fn conclude(
 }
 
 /// The side with the lower peer id: takes the connection unless both have a live one.
-fn decide(shared: &Arc<Shared>, admitted: Admitted) -> Result<Outcome, Failure> {
+fn decide(shared: &Arc<Shared>, admitted: Admitted, renewal: bool) -> Result<Outcome, Failure> {
     let mut state = shared.lock();
     let both_have_one = state.links.get(&admitted.peer).is_some_and(|link| {
         link.instance == admitted.theirs.instance
             && link.session_id == admitted.theirs.current
             && link.conn.close_reason().is_none()
     });
-    let renewal = admitted.theirs.renewal && admitted.direction == Direction::Outbound;
     if both_have_one && !renewal {
         admitted.conn.close(CloseCode::Duplicate.to_wire(), b"there is a link already");
         return Ok(Outcome::Duplicate(admitted.peer));
@@ -174,16 +175,15 @@ fn install(
     admitted: Admitted,
     order: u64,
 ) -> Result<Outcome, Failure> {
-    let Admitted { conn, send, recv, peer, direction, session, session_id, theirs, hello } =
-        admitted;
+    let Admitted { conn, send, recv, peer, theirs, session_id, .. } = admitted;
     check_wanted(state, peer)?;
+    if admitted.epoch != state.epoch {
+        return Err(Failure::refused(CloseCode::Readmit, "the password was changed"));
+    }
     let before = state.links.remove(&peer);
     let same_instance = before.as_ref().filter(|link| link.instance == theirs.instance);
-    let since = same_instance.map_or_else(Instant::now, |link| link.since);
-    let direction = same_instance.map_or(direction, |link| link.direction);
     // Both sides hold the same live connection: what is on its way there shall arrive.
     let renewed = same_instance.filter(|link| link.session_id == theirs.current);
-    let outbox = renewed.map_or_else(Arc::default, |link| link.outbox.clone());
     let predecessor = renewed.map(|link| link.halves.clone());
     if let Some(link) = &before {
         link.halves.stop.send_replace(true);
@@ -191,50 +191,31 @@ fn install(
             link.conn.close(CloseCode::Replaced.to_wire(), REPLACED);
         }
     }
-    state.order = state.order.max(order);
-    let serial = session_id;
-    let halves = Halves::new();
-    let remote = canonical(conn.remote_address());
-    let what = match (&before, &predecessor) {
-        (None, _) => "link up",
-        (Some(_), Some(_)) => "link renewed",
-        (Some(_), None) => "link replaced",
-    };
-    tracing::info!(%peer, nickname = theirs.nickname, %remote, ?direction, "{what}");
-    shared.events.send(Event::Up {
-        peer,
-        nickname: theirs.nickname.clone(),
-        remote,
-        direction,
-        session,
-        session_id,
-        renewal: predecessor.is_some(),
-        instance: theirs.instance,
-        hello,
-    });
-    let run = Run {
-        shared: shared.clone(),
-        peer,
-        session_id,
-        conn: conn.clone(),
-        outbox: outbox.clone(),
-        halves: halves.clone(),
-        predecessor,
-        decision: (shared.me < peer).then_some(order),
-    };
     let link = Link {
-        conn,
-        outbox,
+        conn: conn.clone(),
+        outbox: renewed.map_or_else(Arc::default, |link| link.outbox.clone()),
         session_id,
         closing: None,
         instance: theirs.instance,
         nickname: theirs.nickname,
-        direction,
-        since,
+        direction: same_instance.map_or(admitted.direction, |link| link.direction),
+        since: same_instance.map_or_else(Instant::now, |link| link.since),
         order,
-        serial,
-        halves,
+        halves: Halves::new(),
     };
+    tell_up(shared, &link, before.as_ref(), peer, admitted.session, admitted.hello);
+    let run = Run {
+        shared: shared.clone(),
+        peer,
+        session_id,
+        conn,
+        outbox: link.outbox.clone(),
+        halves: link.halves.clone(),
+        predecessor,
+        decision: (shared.me < peer).then_some(order),
+    };
+    let remote = canonical(link.conn.remote_address());
+    state.order = state.order.max(order);
     state.links.insert(peer, link);
     Shared::forget_refusals(state, remote.ip(), peer);
     if let Some(dial) = state.dials.get_mut(&DialKey::Peer(peer)) {
@@ -245,7 +226,40 @@ fn install(
     Ok(Outcome::Up(peer))
 }
 
-fn check_wanted(state: &State, peer: PeerId) -> Result<(), Failure> {
+fn tell_up(
+    shared: &Shared,
+    link: &Link,
+    before: Option<&Link>,
+    peer: PeerId,
+    session: SessionKey,
+    hello: serde_json::Value,
+) {
+    let remote = canonical(link.conn.remote_address());
+    let (nickname, direction) = (&link.nickname, link.direction);
+    // A renewal goes on with the same outbox.
+    let renewal = before.is_some_and(|before| Arc::ptr_eq(&before.outbox, &link.outbox));
+    let what = match (before, renewal) {
+        (None, _) => "link up",
+        (Some(_), true) => "link renewed",
+        (Some(_), false) => "link replaced",
+    };
+    tracing::info!(%peer, nickname, %remote, ?direction, "{what}");
+    shared.events.send(Event::Up {
+        peer,
+        nickname: nickname.clone(),
+        remote,
+        direction,
+        session,
+        session_id: link.session_id,
+        renewal,
+        instance: link.instance,
+        hello,
+    });
+}
+
+/// Whether this host wants a link with a peer that has proven itself. Asked before this host says
+/// who it is, so that an unwanted peer never sees a link come up.
+pub(crate) fn check_wanted(state: &State, peer: PeerId) -> Result<(), Failure> {
     if state.closed {
         return Err(Failure::refused(CloseCode::Shutdown, "this host was stopped"));
     }
@@ -282,11 +296,12 @@ impl Run {
             () = self.drained() => {}
             () = self.renew() => {}
         }
-        // Both halves have ended: replaced, or closed already, and then this does nothing.
-        self.conn.close(CloseCode::Replaced.to_wire(), REPLACED);
         self.halves.written.send_replace(true);
         self.halves.read.send_replace(true);
-        let error = self.conn.closed().await;
+        let error = self.conn.close_reason().unwrap_or_else(|| {
+            self.conn.close(CloseCode::Replaced.to_wire(), REPLACED);
+            ConnectionError::LocallyClosed
+        });
         if is_replaced(&error) {
             // The peer has decided for another connection, which is about to be admitted here.
             let mut changes = self.shared.changed.subscribe();
@@ -298,7 +313,7 @@ impl Run {
 
     fn is_current(&self) -> bool {
         let state = self.shared.lock();
-        state.links.get(&self.peer).is_some_and(|link| link.serial == self.session_id)
+        state.links.get(&self.peer).is_some_and(|link| link.session_id == self.session_id)
     }
 
     async fn write(&self, mut send: SendStream, before: Option<&Halves>) {
@@ -347,7 +362,7 @@ impl Run {
                 Err(FrameError::Bad(reason)) => {
                     let mut state = self.shared.lock();
                     let link = state.links.get_mut(&self.peer);
-                    match link.filter(|link| link.serial == self.session_id) {
+                    match link.filter(|link| link.session_id == self.session_id) {
                         Some(link) => link.close(Failure::protocol(reason)),
                         None => self.conn.close(CloseCode::Protocol.to_wire(), reason.as_bytes()),
                     }
@@ -358,10 +373,14 @@ impl Run {
         self.halves.read.send_replace(true);
     }
 
-    /// Returns when a replaced connection has had its time.
+    /// Returns when a replaced or lost connection has had its time, even if the application has
+    /// not taken its last messages.
     async fn drained(&self) {
         let mut stop = self.halves.stop.subscribe();
-        let _ = stop.wait_for(|stop| *stop).await;
+        tokio::select! {
+            _ = stop.wait_for(|stop| *stop) => {}
+            _ = self.conn.closed() => {}
+        }
         sleep(DRAIN_TIMEOUT).await;
     }
 
@@ -403,11 +422,11 @@ fn is_replaced(error: &ConnectionError) -> bool {
 }
 
 /// A connection has ended. If it was the link, the link is down.
-fn ended(shared: &Arc<Shared>, peer: PeerId, serial: u64, error: &ConnectionError) {
+fn ended(shared: &Arc<Shared>, peer: PeerId, session_id: u64, error: &ConnectionError) {
     let now = Instant::now();
     let mut state = shared.lock();
     let Some(link) = state.links.remove(&peer) else { return };
-    if link.serial != serial {
+    if link.session_id != session_id {
         state.links.insert(peer, link);
         return;
     }

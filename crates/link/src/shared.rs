@@ -42,6 +42,8 @@ pub(crate) struct Shared {
 
 pub(crate) struct State {
     pub(crate) secret: Option<Secret>,
+    /// Counts the changes of the password: who proved an older one must prove the new one.
+    pub(crate) epoch: u64,
     /// With which this host means to join.
     pub(crate) join_token: Option<Token>,
     pub(crate) tokens: TokenBook,
@@ -174,6 +176,7 @@ impl Shared {
             changed: watch::Sender::new(0),
             state: Mutex::new(State {
                 secret: parts.secret,
+                epoch: 0,
                 join_token: parts.join_token,
                 tokens: TokenBook::default(),
                 hello: parts.hello,

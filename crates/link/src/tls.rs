@@ -23,6 +23,10 @@ use crate::target::KeyHash;
 const ALPN: &[u8] = b"weft-link";
 /// Certificates name keys, not hosts.
 pub(crate) const SERVER_NAME: &str = "weft";
+/// What stands, in DER, between the signed part of a certificate and the 64 bytes of its Ed25519
+/// signature (RFC 8410): the parser is lax about it, and no signature covers it.
+const SIGNATURE_HEADER: [u8; 10] = [0x30, 5, 6, 3, 0x2b, 0x65, 0x70, 3, 0x41, 0];
+const SIGNATURE_LEN: usize = 64;
 const CERTIFICATE_MAX_BYTES: usize = 4096;
 /// What a peer may send ahead of our reading it.
 const STREAM_WINDOW_BYTES: u32 = 256 << 10;
@@ -200,10 +204,10 @@ fn public_key_of(certificate: &CertificateDer<'_>) -> Result<[u8; 32], Error> {
     let (rest, parsed) = X509Certificate::from_der(certificate).map_err(|_| bad())?;
     let key_info = parsed.public_key();
     let all_ed25519 = key_info.algorithm.algorithm == OID_SIG_ED25519
-        && parsed.signature_algorithm.algorithm == OID_SIG_ED25519
-        && parsed.signature_algorithm == parsed.tbs_certificate.signature
-        && parsed.signature_value.unused_bits == 0;
-    if !rest.is_empty() || !all_ed25519 {
+        && parsed.signature_algorithm.algorithm == OID_SIG_ED25519;
+    let unsigned = certificate.iter().rev().skip(SIGNATURE_LEN).take(SIGNATURE_HEADER.len());
+    let canonical = unsigned.eq(SIGNATURE_HEADER.iter().rev());
+    if !rest.is_empty() || !all_ed25519 || !canonical {
         return Err(bad());
     }
     let key = <[u8; 32]>::try_from(&*key_info.subject_public_key.data).map_err(|_| bad())?;

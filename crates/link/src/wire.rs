@@ -61,8 +61,6 @@ pub(crate) struct Ready {
     pub(crate) instance: u64,
     /// The session that this host already has with the other one; 0 if none.
     pub(crate) current: u64,
-    /// This connection is to replace the present one.
-    pub(crate) renewal: bool,
     pub(crate) nickname: String,
     /// The application's hello, as JSON.
     pub(crate) hello: Vec<u8>,
@@ -133,7 +131,6 @@ impl Ready {
         out.push(5);
         out.extend_from_slice(&self.instance.to_be_bytes());
         out.extend_from_slice(&self.current.to_be_bytes());
-        out.push(u8::from(self.renewal));
         let secret = self.secret.as_ref().map_or(&[][..], Secret::expose);
         for part in [self.nickname.as_bytes(), &self.hello, secret] {
             out.extend_from_slice(&(part.len() as u32).to_be_bytes());
@@ -144,7 +141,6 @@ impl Ready {
     fn decode(reader: &mut Reader<'_>) -> Option<Self> {
         let instance = u64::from_be_bytes(reader.array()?);
         let current = u64::from_be_bytes(reader.array()?);
-        let renewal = reader.array()? != [0];
         let nickname = reader.part(NICKNAME_MAX_BYTES)?;
         let nickname = crate::error::clean(std::str::from_utf8(nickname).ok()?);
         let hello = reader.part(HELLO_MAX_BYTES)?.to_vec();
@@ -152,7 +148,7 @@ impl Ready {
             [] => None,
             secret => Some(Secret::new(secret.to_vec()).ok()?),
         };
-        Some(Self { instance, current, renewal, nickname, hello, secret })
+        Some(Self { instance, current, nickname, hello, secret })
     }
 }
 
@@ -277,7 +273,6 @@ mod tests {
             Step::Ready(Ready {
                 instance: 1,
                 current: 2,
-                renewal: true,
                 nickname: "host".to_owned(),
                 hello: b"{}".to_vec(),
                 secret,

@@ -1,0 +1,351 @@
+//! Two hosts on loopback: up, messages, one link, restart, renewal, targets.
+#![allow(clippy::unwrap_used, clippy::print_stdout)]
+
+mod common;
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use common::{Host, config, password, within};
+use tokio::net::UdpSocket;
+use weft_link::limits::MESSAGE_MAX_BYTES;
+use weft_link::{
+    Config, Event, Identity, KeyHash, LinkState, LinkStatus, Links, REASON_ITSELF, Secret,
+    SendError, Target,
+};
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_link_comes_up_with_one_key_and_carries_messages_both_ways() {
+    let mut a = Host::with_password("p");
+    let mut b = {
+        let mut config = config(password("p"));
+        config.nickname = "other\nhost".to_owned();
+        config.hello = serde_json::json!({"range": "10.32.0.0/12"});
+        Host::start(config)
+    };
+    a.dial(&b);
+    let (at_a, at_b) = (a.up().await, b.up().await);
+    assert_eq!((at_a.peer, at_b.peer), (b.id(), a.id()));
+    assert_eq!(at_a.session, at_b.session);
+    assert_eq!(at_a.session_id, at_b.session_id);
+    assert_eq!(at_a.nickname, "other host");
+    assert_eq!(at_a.hello["range"], "10.32.0.0/12");
+
+    for size in [0, 1, 1000, MESSAGE_MAX_BYTES] {
+        a.links.send(b.id(), vec![7; size]).unwrap();
+        assert_eq!(b.message().await, vec![7; size]);
+        b.links.send(a.id(), vec![8; size]).unwrap();
+        assert_eq!(a.message().await, vec![8; size]);
+    }
+    assert_eq!(a.links.send(b.id(), vec![0; MESSAGE_MAX_BYTES + 1]), Err(SendError::TooLong));
+    assert_eq!(a.links.send(a.id(), vec![]), Err(SendError::NotConnected));
+
+    let line = a.until(|line| line.state == LinkState::Established).await;
+    assert_eq!(line.peer, Some(b.id()));
+    assert_eq!(line.address, b.addr.to_string());
+    assert_eq!(a.links.status().len(), 1, "the target and the link are one line");
+    assert_eq!(b.links.status().len(), 1);
+
+    b.links.shutdown().await;
+    assert_eq!(a.down().await, "the peer was stopped");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_hosts_that_dial_each_other_at_once_end_with_one_link() {
+    for round in 0..50 {
+        let mut a = Host::with_password("p");
+        let mut b = Host::with_password("p");
+        a.dial(&b);
+        b.dial(&a);
+        let (mut at_a, mut at_b) = (a.up().await, b.up().await);
+        // One of the connections may have been replaced by the other before both sides knew it.
+        while at_a.session_id != at_b.session_id {
+            tokio::select! {
+                up = a.up() => at_a = up,
+                up = b.up() => at_b = up,
+            }
+        }
+        assert_eq!(at_a.session, at_b.session);
+        // Whatever still comes, both follow it alike: messages pass, and nobody reports Down.
+        for (from, to) in [(&a, b.id()), (&b, a.id())] {
+            let sent = within(async {
+                while from.links.send(to, b"last".to_vec()).is_err() {
+                    tokio::task::yield_now().await;
+                }
+            });
+            sent.await;
+        }
+        settle(&mut a, &mut b).await;
+        println!("round {round} done");
+        tokio::join!(a.links.shutdown(), b.links.shutdown());
+    }
+}
+
+/// Both ends name the same session and keep it, without ever having been down.
+async fn settle(a: &mut Host, b: &mut Host) {
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    for host in [&mut *a, b] {
+        while let Some(event) = host.events.try_recv() {
+            assert!(!matches!(event, Event::Down { .. }), "{event:?}");
+        }
+    }
+    assert_eq!(a.links.session_id(b.id()), b.links.session_id(a.id()));
+    assert!(a.links.session_id(b.id()).is_some());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_restarted_host_replaces_its_old_link_at_once() {
+    let identity = Identity::generate().unwrap();
+    let mut a = Host::with_password("p");
+    let first = Config { identity: identity.clone(), ..config(password("p")) };
+    let second = Config { instance: 77, ..first.clone() };
+    let old = Host::start(first);
+    old.dial(&a);
+    let before = a.up().await;
+    // The old one is killed: it neither answers nor says good-bye, but its peer has not noticed.
+    // (Its port stays open, as that of a host behind a dead network would.)
+    let new = Host::start(second);
+    new.dial(&a);
+    let after = a.up().await;
+    assert_eq!(after.peer, before.peer);
+    assert_eq!(after.instance, 77);
+    assert!(!after.renewal);
+    assert_ne!(after.session_id, before.session_id);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn renewal_gives_both_sides_a_new_key_and_loses_no_message() {
+    let hourly = |port| {
+        let mut config = config(password("p"));
+        config.timing.renew_interval = Duration::from_millis(300);
+        config.port = port;
+        config
+    };
+    let mut a = Host::start(hourly(0));
+    let mut b = Host::start(hourly(0));
+    a.dial(&b);
+    let mut sessions = [vec![a.up().await], vec![b.up().await]];
+    let mut received = [0_u32; 2];
+    let mut sent = 0_u32;
+    let mut pause = tokio::time::interval(Duration::from_millis(1));
+    let total = 2000;
+    while received.iter().any(|count| *count < total)
+        || sessions.iter().any(|sessions| sessions.len() < 4)
+    {
+        let (side, event) = tokio::select! {
+            event = a.next() => (0, event),
+            event = b.next() => (1, event),
+            _ = pause.tick(), if sent < total => {
+                a.links.send(b.id(), sent.to_be_bytes().to_vec()).unwrap();
+                b.links.send(a.id(), sent.to_be_bytes().to_vec()).unwrap();
+                sent += 1;
+                continue;
+            }
+        };
+        match event {
+            Event::Message { bytes, .. } => {
+                assert_eq!(bytes, received[side].to_be_bytes(), "in order, none lost");
+                received[side] += 1;
+            }
+            Event::Up { peer, session, session_id, renewal, instance, nickname, hello, .. } => {
+                assert!(renewal);
+                sessions[side].push(common::Up {
+                    peer,
+                    session,
+                    session_id,
+                    renewal,
+                    instance,
+                    nickname,
+                    hello,
+                });
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    let [at_a, at_b] = sessions;
+    for (at_a, at_b) in at_a.iter().zip(&at_b) {
+        assert_eq!(at_a.session, at_b.session);
+        assert_eq!(at_a.session_id, at_b.session_id);
+    }
+    for two in at_a.windows(2) {
+        assert_ne!(two[0].session, two[1].session);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_unreachable_target_is_retried_and_comes_up_when_it_is_there() {
+    let mut a = Host::with_password("p");
+    // A port that nobody answers on, until b takes it.
+    let silent = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+    let address = silent.local_addr().unwrap();
+    assert!(a.links.connect(Target::from(address)));
+    let line = a.until(|line| line.state == LinkState::Retrying).await;
+    assert!(line.reason.as_ref().unwrap().contains("no answer"), "{line:?}");
+    drop(silent);
+    let mut b = Host::start(Config { port: address.port(), ..config(password("p")) });
+    assert_eq!(a.up().await.peer, b.id());
+    b.up().await;
+
+    // The same after a loss; it is b's part, too, to dial a peer that was up.
+    b.links.close(a.id(), "the mesh says no");
+    assert_eq!(a.down().await, "closed by the peer: the mesh says no");
+    assert_eq!(b.down().await, "the mesh says no");
+    let failed = |line: &LinkStatus| line.state == LinkState::Failed && line.next_try.is_some();
+    let line = a.until(failed).await;
+    assert_eq!(line.reason.unwrap(), "closed by the peer: the mesh says no");
+    assert!(line.next_try.unwrap() > Duration::from_secs(1), "slowly");
+    assert!(a.links.connect(Target::from(address)), "at once");
+    a.up().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_peer_that_was_up_is_dialled_again_and_a_refused_one_stays_out() {
+    let mut a = Host::with_password("p");
+    let kept = config(password("p"));
+    let mut b = Host::start(kept.clone());
+    let port = b.addr.port();
+    a.dial(&b);
+    a.up().await;
+    b.up().await;
+    assert!(a.links.forget(&Target::from(b.addr)), "a has no target any more");
+    assert_eq!(a.links.status().len(), 1, "the link stays");
+    b.links.shutdown().await;
+    drop(b);
+    a.down().await;
+    let line = a.until(|line| line.state == LinkState::Retrying).await;
+    assert_eq!(line.peer, Some(kept.identity.peer_id()));
+    // Started anew without a target: a finds it.
+    let mut b = Host::start(Config { port, instance: 2, ..kept });
+    assert_eq!(a.up().await.instance, 2);
+    b.up().await;
+
+    a.links.refuse(b.id(), "removed by rmpeer");
+    assert_eq!(b.down().await, "closed by the peer: removed by rmpeer");
+    a.down().await;
+    b.dial(&a);
+    let line = b.until_failed().await;
+    assert!(line.reason.unwrap().contains("removed by rmpeer"));
+    assert!(b.was_never_up() && a.was_never_up());
+    a.links.allow(b.id());
+    b.dial(&a);
+    a.up().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_host_that_dials_itself_is_told_so() {
+    let a = Host::with_password("p");
+    a.dial(&a);
+    let line = a.until_failed().await;
+    assert_eq!(line.reason.as_deref(), Some(REASON_ITSELF));
+    assert_eq!(a.links.status().len(), 1, "no refusal is shown");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn names_are_looked_up_and_both_address_families_work() {
+    let mut a = Host::start(Config { host: None, ..config(password("p")) });
+    let mut b = Host::start(Config { host: None, ..config(password("p")) });
+    let port = b.links.local_addr().unwrap().port();
+    for text in ["127.0.0.1", "[::1]", "localhost"] {
+        let target: Target = format!("{text}:{port}").parse().unwrap();
+        if text == "[::1]" && !std::path::Path::new("/proc/net/if_inet6").exists() {
+            continue;
+        }
+        assert!(a.links.connect(target.clone()));
+        assert_eq!(a.up().await.peer, b.id());
+        b.up().await;
+        a.until(|line| line.state == LinkState::Established).await;
+        assert!(a.links.forget(&target));
+        a.links.close(b.id(), "next");
+        a.down().await;
+        b.down().await;
+    }
+    let lost: Target = "no-such-host.invalid:1".parse().unwrap();
+    assert!(a.links.connect(lost));
+    let line = a.until(|line| line.state == LinkState::Retrying).await;
+    assert!(line.reason.unwrap().starts_with("cannot look up no-such-host.invalid"));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_changed_password_re_admits_every_peer() {
+    let (mut a, mut b) = (Host::with_password("old"), Host::with_password("old"));
+    a.dial(&b);
+    a.up().await;
+    b.up().await;
+    b.links.set_secret(Secret::new(b"new".to_vec()).unwrap());
+    assert!(a.down().await.contains("the password was changed"));
+    b.down().await;
+    a.links.set_secret(Secret::new(b"new".to_vec()).unwrap());
+    a.dial(&b);
+    a.up().await;
+    b.up().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_peer_that_takes_no_messages_loses_the_link_and_not_our_memory() {
+    let (mut a, mut b) = (Host::with_password("p"), Host::with_password("p"));
+    a.dial(&b);
+    a.up().await;
+    b.up().await;
+    // b's application takes nothing.
+    let error = within(async {
+        loop {
+            if let Err(error) = a.links.send(b.id(), vec![0; MESSAGE_MAX_BYTES]) {
+                return error;
+            }
+            tokio::task::yield_now().await;
+        }
+    });
+    assert_eq!(error.await, SendError::Full);
+    assert!(a.down().await.contains("fast enough"));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_flood_of_random_datagrams_leaves_a_running_link_alone() {
+    let (mut a, mut b) = (Host::with_password("p"), Host::with_password("p"));
+    a.dial(&b);
+    a.up().await;
+    b.up().await;
+    let socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+    let mut bytes = [0_u8; 1200];
+    for round in 0..20_000_u32 {
+        rand::fill(&mut bytes);
+        // Every kind of first byte: short and long headers, the latter with QUIC's version.
+        bytes[1..5].copy_from_slice(&[0, 0, 0, (round % 3) as u8]);
+        let len = 1 + (round as usize * 37) % bytes.len();
+        let _ = socket.try_send_to(&bytes[..len], b.addr);
+        if round % 1000 == 0 {
+            a.links.send(b.id(), round.to_be_bytes().to_vec()).unwrap();
+            assert_eq!(b.message().await, round.to_be_bytes());
+        }
+    }
+    // A newcomer gets in, too.
+    let mut c = Host::with_password("p");
+    c.dial(&b);
+    c.up().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_port_in_use_is_a_clear_error() {
+    let a = Host::with_password("p");
+    let config = Config { port: a.addr.port(), ..config(password("p")) };
+    let error = Links::start(config).unwrap_err();
+    let address: SocketAddr = a.addr;
+    assert!(error.to_string().contains(&address.to_string()), "{error}");
+    assert!(error.to_string().contains("another weft"), "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_target_with_another_key_is_refused_with_both_keys_in_the_reason() {
+    let (mut a, mut b) = (Host::with_password("p"), Host::with_password("p"));
+    let expected = KeyHash::short(a.id());
+    let target = Target { key_hash: Some(expected.clone()), ..Target::from(b.addr) };
+    assert!(a.links.connect(target));
+    let reason = a.until_failed().await.reason.unwrap();
+    assert!(reason.contains(&expected.to_string()), "{reason}");
+    assert!(reason.contains(&KeyHash::short(b.id()).to_string()), "{reason}");
+    assert!(a.was_never_up() && b.was_never_up());
+
+    let target = Target { key_hash: Some(KeyHash::short(b.id())), ..Target::from(b.addr) };
+    assert!(a.links.connect(target));
+    a.up().await;
+}
