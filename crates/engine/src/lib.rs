@@ -14,6 +14,8 @@ mod receive;
 mod run;
 mod state;
 mod table;
+#[cfg(test)]
+mod tests;
 mod transmit;
 mod worker;
 

@@ -1,0 +1,607 @@
+//! Both halves of a worker against each other over loopback, with a fake TAP device.
+#![allow(clippy::unwrap_used)]
+
+use std::cell::{Cell, RefCell};
+use std::io::{self, IoSlice};
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::{Arc, Mutex};
+
+use proptest::prelude::*;
+use weft_crypto::{Cipher, PeerId, SaKey};
+use weft_io::udp::{RUN_BYTES_MAX, Remote, UdpSocket};
+use weft_packet::vnet::{self, VnetHeader};
+use weft_packet::{checksum, ethernet, ipv4, tcp, udp};
+use weft_path::{Endpoint, EngineCommand, EngineEvent, InboundSa, Mac, OutboundSa, PathId, Vni};
+
+use crate::counters::{Counters, DropReason, Registry, Work, WorkerCounters};
+use crate::device::{Env, FrameSink, RunSink};
+use crate::keylog::KeyLog;
+use crate::receive::Receiver;
+use crate::run::{SEND_TRIES_MAX, errno};
+use crate::state::State;
+use crate::transmit::Transmitter;
+
+const VNI: Vni = Vni(7);
+const PATH: PathId = PathId(1);
+const PEER: PeerId = PeerId::from_bytes([9; 32]);
+const SPI: u32 = 300;
+const MTU: u16 = 1388;
+const LOCAL: Mac = Mac([2, 0, 0, 0, 0, 1]);
+const FAR: Mac = Mac([2, 0, 0, 0, 0, 2]);
+const LOCAL_IP: Ipv4Addr = Ipv4Addr::new(10, 99, 0, 1);
+const FAR_IP: Ipv4Addr = Ipv4Addr::new(10, 99, 0, 2);
+
+/// A TAP device that keeps what is written to it.
+#[derive(Default)]
+struct FakeTap {
+    frames: RefCell<Vec<Vec<u8>>>,
+    /// Nothing is kept but how many there were.
+    forget: Cell<bool>,
+    written: Cell<usize>,
+}
+
+impl FrameSink for FakeTap {
+    fn send(&self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
+        self.written.set(self.written.get() + 1);
+        if !self.forget.get() {
+            self.frames.borrow_mut().push(slices.iter().flat_map(|slice| slice.to_vec()).collect());
+        }
+        Ok(0)
+    }
+}
+
+/// A socket that fails as told, and otherwise is a real one.
+struct Socket {
+    real: UdpSocket,
+    /// Error for runs, and for single datagrams.
+    errors: Cell<(Option<i32>, Option<i32>)>,
+    calls: Cell<u32>,
+}
+
+impl RunSink for Socket {
+    fn send_run(&self, run: &[u8], segment: usize, to: &Remote) -> io::Result<()> {
+        self.calls.set(self.calls.get() + 1);
+        let (for_runs, for_single) = self.errors.get();
+        match if run.len() > segment { for_runs } else { for_single } {
+            Some(error) => Err(io::Error::from_raw_os_error(error)),
+            None => self.real.send_run(run, segment, to),
+        }
+    }
+}
+
+/// A sender, a receiver, and what came of it.
+struct Rig {
+    state: State,
+    transmitter: Transmitter,
+    receiver: Receiver,
+    socket: Socket,
+    far_socket: UdpSocket,
+    tap: FakeTap,
+    counters: Arc<WorkerCounters>,
+    events: Mutex<Vec<EngineEvent>>,
+}
+
+impl Rig {
+    /// One state holds both ends: it seals for the far socket and opens what arrives there.
+    fn new() -> Self {
+        Self::with(|_| {})
+    }
+
+    fn with(change: impl FnOnce(&mut OutboundSa)) -> Self {
+        let bind = || UdpSocket::bind(Some(Ipv4Addr::LOCALHOST.into()), 0).unwrap();
+        let (near, far_socket) = (bind(), bind());
+        let remote = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), far_socket.port());
+        let mut state = State::new(VNI, MTU, Arc::new(Registry::default()), KeyLog::default());
+        let mut outbound = OutboundSa {
+            spi: SPI,
+            lane: 0,
+            cipher: Cipher::Aes256Gcm,
+            key: SaKey::from_bytes([3; 36]),
+            rco: true,
+            iv_salt: 11,
+            packets_soft: u64::MAX,
+            packets_hard: u64::MAX,
+            bytes_soft: u64::MAX,
+            bytes_hard: u64::MAX,
+        };
+        change(&mut outbound);
+        let inbound =
+            InboundSa { spi: SPI, lane: 0, cipher: outbound.cipher, key: outbound.key.clone() };
+        let far = Endpoint { mac: FAR, addresses: Vec::new() };
+        let local = Endpoint { mac: LOCAL, addresses: Vec::new() };
+        for command in [
+            EngineCommand::InstallInbound { peer: PEER, path: PATH, sa: inbound },
+            EngineCommand::InstallOutbound { peer: PEER, path: PATH, sa: outbound, remote },
+            EngineCommand::BindPath { peer: PEER, path: Some(PATH) },
+            EngineCommand::SetEndpoints {
+                vni: VNI,
+                add: vec![(far, PEER), (local, PEER)],
+                remove: Vec::new(),
+            },
+            EngineCommand::SetBroadcast { vni: VNI, peers: vec![PEER] },
+        ] {
+            state.apply(command, |address| near.remote(address)).unwrap();
+        }
+        Self {
+            state,
+            transmitter: Transmitter::new(64, LOCAL),
+            receiver: Receiver::new(),
+            socket: Socket { real: near, errors: Cell::default(), calls: Cell::default() },
+            far_socket,
+            tap: FakeTap::default(),
+            counters: Arc::new(WorkerCounters::default()),
+            events: Mutex::new(Vec::new()),
+        }
+    }
+
+    fn command(&mut self, command: EngineCommand) {
+        self.state.apply(command, |address| self.socket.real.remote(address)).unwrap();
+    }
+
+    /// Reads these from the TAP device in one batch and sends them.
+    fn transmit(&mut self, reads: &mut [Vec<u8>]) {
+        let events = |event| self.events.lock().unwrap().push(event);
+        let env =
+            Env { tap: &self.tap, socket: &self.socket, counters: &self.counters, events: &events };
+        for read in reads {
+            self.transmitter.handle_read(&mut self.state, &env, read);
+        }
+        self.transmitter.flush(&env);
+    }
+
+    /// Receives all that has arrived. Loopback delivers within the send call.
+    fn receive(&mut self) {
+        let events = |event| self.events.lock().unwrap().push(event);
+        let env =
+            Env { tap: &self.tap, socket: &self.socket, counters: &self.counters, events: &events };
+        loop {
+            let max = self.receiver.messages_max();
+            if self.far_socket.recv(&mut self.receiver.batch, max).is_err() {
+                return;
+            }
+            self.receiver.handle_batch(&mut self.state, &env);
+        }
+    }
+
+    fn counters(&self) -> Counters {
+        Registry::default().read(&[Arc::clone(&self.counters)])
+    }
+
+    /// Events so far, without those that the rig itself brings about: its packets do not come from
+    /// where they go to.
+    fn events(&self) -> Vec<EngineEvent> {
+        let events = std::mem::take(&mut *self.events.lock().unwrap());
+        let moved = |event: &EngineEvent| matches!(event, EngineEvent::RemoteMoved { .. });
+        events.into_iter().filter(|event| !moved(event)).collect()
+    }
+
+    fn drops(&self) -> Vec<(DropReason, u64)> {
+        self.counters().drops.into_iter().filter(|(_, count)| *count > 0).collect()
+    }
+}
+
+/// A TCP packet or super-packet as the kernel gives it; `segment` 0 for a single one.
+fn tcp_read(payload: &[u8], segment: u16, flags: u8) -> Vec<u8> {
+    let mut read = headers(ipv4::PROTOCOL_TCP, 20 + payload.len(), true);
+    let l4 = vnet::LEN + ethernet::LEN + ipv4::LEN;
+    read.extend([0; 20]);
+    read[l4..l4 + 8].copy_from_slice(&[0x10, 1, 0x14, 0x51, 0xff, 0xff, 0xf0, 0]);
+    read[l4 + 12] = 0x50;
+    read[l4 + 13] = flags;
+    let pseudo =
+        checksum::pseudo_v4(LOCAL_IP, FAR_IP, ipv4::PROTOCOL_TCP, 20 + payload.len() as u32);
+    read[l4 + 16..l4 + 18].copy_from_slice(&pseudo.partial().to_be_bytes());
+    read.extend_from_slice(payload);
+    let vnet = VnetHeader {
+        flags: vnet::F_NEEDS_CSUM,
+        gso_type: if segment > 0 { vnet::GSO_TCPV4 } else { vnet::GSO_NONE },
+        hdr_len: if segment > 0 { 54 } else { 0 },
+        gso_size: segment,
+        csum_start: 34,
+        csum_offset: tcp::CHECKSUM_OFFSET,
+    };
+    vnet.write(&mut read);
+    read
+}
+
+/// A UDP packet, its checksum complete.
+fn udp_read(payload: &[u8], dont_fragment: bool) -> Vec<u8> {
+    let len = udp::LEN + payload.len();
+    let mut read = headers(ipv4::PROTOCOL_UDP, len, dont_fragment);
+    let l4 = read.len();
+    read.extend([0x10, 1, 0x14, 0x51]);
+    read.extend((len as u16).to_be_bytes());
+    read.extend([0, 0]);
+    read.extend_from_slice(payload);
+    let pseudo = checksum::pseudo_v4(LOCAL_IP, FAR_IP, ipv4::PROTOCOL_UDP, len as u32);
+    let sum = checksum::udp_nonzero(pseudo.bytes(&read[l4..]).checksum());
+    read[l4 + 6..l4 + 8].copy_from_slice(&sum.to_be_bytes());
+    read
+}
+
+/// Virtio net, Ethernet and IPv4 header in front of `len` bytes.
+fn headers(protocol: u8, len: usize, dont_fragment: bool) -> Vec<u8> {
+    let mut read = vec![0; vnet::LEN + ethernet::LEN + ipv4::LEN];
+    ethernet::write(&mut read[vnet::LEN..], FAR.0, LOCAL.0, ethernet::TYPE_IPV4);
+    let header = ipv4::Builder {
+        tos: 0,
+        total_len: (ipv4::LEN + len) as u16,
+        id: 77,
+        dont_fragment,
+        ttl: 64,
+        protocol,
+        source: LOCAL_IP,
+        destination: FAR_IP,
+    };
+    header.write(&mut read[vnet::LEN + ethernet::LEN..]);
+    read
+}
+
+fn pattern(len: usize) -> Vec<u8> {
+    (0..len).map(|at| (at * 31 + at / 251) as u8).collect()
+}
+
+#[test]
+fn a_super_packet_crosses_as_one_run_and_arrives_as_it_was() {
+    let mut rig = Rig::new();
+    let read = tcp_read(&pattern(45 * 1348 - 100), 1348, tcp::ACK | tcp::PSH);
+    rig.transmit(&mut [read.clone()]);
+    rig.receive();
+    let frames = rig.tap.frames.borrow();
+    assert_eq!(frames.len(), 1);
+    // The header length that the kernel is told is the one that it told.
+    assert_eq!(frames[0][..64], read[..64]);
+    assert!(frames[0] == read);
+    assert_eq!(rig.counters().done(Work::RunsSent), 1);
+    assert_eq!(rig.counters().done(Work::DatagramsReceived), 45);
+    assert_eq!(rig.drops(), []);
+    assert_eq!(rig.events(), [EngineEvent::InboundFirstUse { spi: SPI }]);
+}
+
+#[test]
+fn small_packets_of_one_batch_share_a_run() {
+    let mut rig = Rig::new();
+    let mut reads: Vec<_> = (0..10).map(|_| tcp_read(&[], 0, tcp::ACK)).collect();
+    rig.transmit(&mut reads);
+    rig.receive();
+    assert_eq!(rig.counters().done(Work::RunsSent), 1);
+    assert!(*rig.tap.frames.borrow() == reads);
+}
+
+#[test]
+fn packets_that_do_not_belong_to_a_run_start_the_next() {
+    let mut rig = Rig::new();
+    let mut reads = [
+        udp_read(&pattern(100), true),
+        udp_read(&pattern(1000), true),
+        udp_read(&pattern(500), true),
+        udp_read(&pattern(500), true),
+    ];
+    rig.transmit(&mut reads);
+    rig.receive();
+    // 100; 1000 and 500, which closes; 500.
+    assert_eq!(rig.counters().done(Work::RunsSent), 3);
+    assert_eq!(rig.counters().done(Work::DatagramsReceived), 4);
+    assert_eq!(rig.drops(), []);
+}
+
+#[test]
+fn a_checksum_is_finished_for_a_peer_that_takes_no_marks() {
+    let mut rig = Rig::with(|sa| sa.rco = false);
+    rig.transmit(&mut [tcp_read(&pattern(999), 0, tcp::ACK)]);
+    rig.receive();
+    let frames = rig.tap.frames.borrow();
+    assert_eq!(frames[0][..vnet::LEN], [0; vnet::LEN]);
+    let packet = &frames[0][vnet::LEN + ethernet::LEN + ipv4::LEN..];
+    let pseudo = checksum::pseudo_v4(LOCAL_IP, FAR_IP, ipv4::PROTOCOL_TCP, packet.len() as u32);
+    assert_eq!(pseudo.bytes(packet).checksum(), 0);
+}
+
+#[test]
+fn no_allocation_per_packet() {
+    let mut rig = Rig::new();
+    rig.tap.forget.set(true);
+    let super_packet = tcp_read(&pattern(45 * 1348), 1348, tcp::ACK);
+    let small = udp_read(&pattern(64), true);
+    let mut reads = [small.clone(), super_packet.clone(), small.clone(), super_packet, small];
+    let mut turn = || {
+        rig.transmit(&mut reads);
+        rig.receive();
+    };
+    turn();
+    let info = allocation_counter::measure(|| (0..50).for_each(|_| turn()));
+    assert_eq!(info.count_total, 0);
+    assert!(rig.tap.written.get() >= 51 * 4);
+    assert_eq!(rig.drops(), []);
+}
+
+#[test]
+fn a_refused_run_goes_as_single_datagrams() {
+    for error in [errno::EINVAL, errno::EIO] {
+        let mut rig = Rig::new();
+        rig.socket.errors.set((Some(error), None));
+        let read = tcp_read(&pattern(10 * 1348), 1348, tcp::ACK);
+        rig.transmit(&mut [read.clone()]);
+        rig.transmit(&mut [read.clone()]);
+        rig.receive();
+        assert_eq!(rig.counters().done(Work::DatagramsSent), 20);
+        // The second run is not even tried.
+        assert_eq!(rig.counters().done(Work::RunsRefused), 1);
+        assert_eq!(rig.socket.calls.get(), 1 + 20);
+        assert_eq!(rig.drops(), []);
+        let bytes: usize = rig.tap.frames.borrow().iter().map(Vec::len).sum();
+        assert!(bytes >= 2 * (10 * 1348 + 54));
+    }
+}
+
+#[test]
+fn a_datagram_too_long_for_the_route_is_reported_with_its_inner_mtu() {
+    let mut rig = Rig::new();
+    rig.socket.errors.set((Some(errno::EMSGSIZE), Some(errno::EMSGSIZE)));
+    for _ in 0..3 {
+        rig.transmit(&mut [tcp_read(&pattern(3 * 1348), 1348, tcp::ACK)]);
+    }
+    assert_eq!(rig.drops(), [(DropReason::MessageTooLong, 9)]);
+    // Once, however often within a moment.
+    assert_eq!(rig.events(), [EngineEvent::MessageTooLong { path: PATH, mtu: MTU }]);
+    // Only runs are too long: nothing to report, nothing lost, and runs are tried again.
+    rig.socket.errors.set((Some(errno::EMSGSIZE), None));
+    rig.transmit(&mut [tcp_read(&pattern(3 * 1348), 1348, tcp::ACK)]);
+    assert_eq!(rig.counters().done(Work::DatagramsSent), 3);
+    assert_eq!(rig.events(), []);
+}
+
+#[test]
+fn a_full_socket_is_tried_a_few_times_and_then_the_run_is_dropped() {
+    let mut rig = Rig::new();
+    for (calls, error) in [(1, errno::EAGAIN), (2, errno::ENOBUFS)] {
+        rig.socket.errors.set((Some(error), Some(error)));
+        rig.transmit(&mut [tcp_read(&pattern(4 * 1348), 1348, tcp::ACK)]);
+        assert_eq!(rig.socket.calls.get(), calls * SEND_TRIES_MAX);
+        assert_eq!(rig.drops(), [(DropReason::SendFull, 4 * u64::from(calls))]);
+    }
+}
+
+#[test]
+fn frames_without_a_place_to_go_are_counted() {
+    let mut rig = Rig::new();
+    let mut stranger = udp_read(&pattern(10), true);
+    stranger[vnet::LEN + 5] = 0xee;
+    rig.transmit(&mut [stranger, vec![0; 5], vec![0; 14]]);
+    rig.command(EngineCommand::BindPath { peer: PEER, path: None });
+    rig.transmit(&mut [udp_read(&pattern(10), true)]);
+    let mut broken = tcp_read(&pattern(4000), 1348, tcp::ACK);
+    broken[4..6].fill(0);
+    rig.command(EngineCommand::BindPath { peer: PEER, path: Some(PATH) });
+    rig.transmit(&mut [broken]);
+    assert_eq!(
+        rig.drops(),
+        [(DropReason::NoEndpoint, 1), (DropReason::NoPath, 1), (DropReason::BadSuperPacket, 3),]
+    );
+    assert_eq!(rig.socket.calls.get(), 0);
+}
+
+#[test]
+fn an_over_long_packet_is_answered_or_cut() {
+    let mut rig = Rig::new();
+    rig.command(EngineCommand::SetPathMtu { path: PATH, mtu: 1000 });
+    rig.transmit(&mut [udp_read(&pattern(1300), true)]);
+    let answer = rig.tap.frames.borrow_mut().pop().unwrap();
+    let icmp = &answer[vnet::LEN + ethernet::LEN + ipv4::LEN..];
+    assert_eq!((icmp[0], icmp[1], &icmp[6..8]), (3, 4, &1000_u16.to_be_bytes()[..]));
+    assert_eq!(answer[vnet::LEN..vnet::LEN + 6], LOCAL.0);
+    assert_eq!(rig.counters().done(Work::TooLongAnswered), 1);
+    assert_eq!(rig.drops(), [(DropReason::TooLong, 1)]);
+    // Without DF it is fragmented.
+    rig.transmit(&mut [udp_read(&pattern(1300), false)]);
+    rig.receive();
+    assert_eq!(rig.counters().done(Work::FragmentsSent), 2);
+    let fragments = rig.tap.frames.borrow();
+    let mut payload = Vec::new();
+    for fragment in fragments.iter() {
+        assert!(fragment.len() <= vnet::LEN + ethernet::LEN + 1000);
+        payload.extend_from_slice(&fragment[vnet::LEN + ethernet::LEN + ipv4::LEN..]);
+    }
+    assert_eq!(payload[udp::LEN..], pattern(1300));
+    assert_eq!(rig.drops(), [(DropReason::TooLong, 1)]);
+}
+
+#[test]
+fn a_tcp_super_packet_is_cut_to_a_smaller_path() {
+    let mut rig = Rig::new();
+    rig.command(EngineCommand::SetPathMtu { path: PATH, mtu: 1000 });
+    let payload = pattern(10 * 1348);
+    rig.transmit(&mut [tcp_read(&payload, 1348, tcp::ACK)]);
+    rig.receive();
+    assert_eq!(rig.counters().done(Work::DatagramsSent), payload.len().div_ceil(960) as u64);
+    let frame = rig.tap.frames.borrow_mut().pop().unwrap();
+    assert_eq!(frame[vnet::LEN + 54..], payload);
+}
+
+#[test]
+fn limits_are_reported_once_and_then_nothing_is_sealed() {
+    let mut rig = Rig::with(|sa| (sa.packets_soft, sa.packets_hard) = (5, 8));
+    for _ in 0..4 {
+        rig.transmit(&mut [udp_read(&pattern(10), true)]);
+    }
+    assert_eq!(rig.events(), []);
+    for _ in 0..10 {
+        rig.transmit(&mut [udp_read(&pattern(10), true)]);
+    }
+    assert_eq!(
+        rig.events(),
+        [
+            EngineEvent::OutboundNearLimit { path: PATH, spi: SPI },
+            EngineEvent::OutboundExhausted { path: PATH, spi: SPI },
+        ]
+    );
+    assert_eq!(rig.counters().done(Work::DatagramsSent), 8);
+    assert_eq!(rig.drops(), [(DropReason::SaExhausted, 6)]);
+    let mut rig = Rig::with(|sa| (sa.bytes_soft, sa.bytes_hard) = (2_000, 3_000));
+    for _ in 0..4 {
+        rig.transmit(&mut [udp_read(&pattern(1000), true)]);
+    }
+    assert_eq!(rig.drops(), [(DropReason::SaExhausted, 2)]);
+}
+
+#[test]
+fn broadcast_goes_to_each_peer_that_has_a_path() {
+    let mut rig = Rig::new();
+    let absent = PeerId::from_bytes([8; 32]);
+    rig.command(EngineCommand::SetBroadcast { vni: VNI, peers: vec![absent, PEER] });
+    let mut read = udp_read(&pattern(100), true);
+    read[vnet::LEN..vnet::LEN + 6].fill(0xff);
+    rig.transmit(&mut [read.clone()]);
+    rig.receive();
+    assert_eq!(*rig.tap.frames.borrow(), [read]);
+    assert_eq!(rig.drops(), [(DropReason::NoPath, 1)]);
+}
+
+#[test]
+fn an_address_that_lives_at_another_peer_is_foreign() {
+    let mut rig = Rig::new();
+    let other = PeerId::from_bytes([8; 32]);
+    let local = Endpoint { mac: LOCAL, addresses: Vec::new() };
+    rig.command(EngineCommand::SetEndpoints {
+        vni: VNI,
+        add: vec![(local, other)],
+        remove: Vec::new(),
+    });
+    rig.transmit(&mut [udp_read(&pattern(100), true)]);
+    rig.receive();
+    assert_eq!(rig.drops(), [(DropReason::ForeignSource, 1)]);
+    rig.command(EngineCommand::SetEndpoints { vni: VNI, add: Vec::new(), remove: vec![LOCAL] });
+    rig.transmit(&mut [udp_read(&pattern(100), true)]);
+    rig.receive();
+    assert_eq!(rig.tap.frames.borrow().len(), 1);
+}
+
+#[test]
+fn lanes_share_the_flows_and_each_flow_keeps_its_lane() {
+    let mut rig = Rig::new();
+    let remote = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), rig.far_socket.port());
+    let key = SaKey::from_bytes([4; 36]);
+    let cipher = Cipher::ChaCha20Poly1305;
+    let inbound = InboundSa { spi: SPI + 1, lane: 2, cipher, key: key.clone() };
+    let outbound = OutboundSa {
+        spi: SPI + 1,
+        lane: 2,
+        cipher,
+        key,
+        rco: true,
+        iv_salt: 5,
+        packets_soft: u64::MAX,
+        packets_hard: u64::MAX,
+        bytes_soft: u64::MAX,
+        bytes_hard: u64::MAX,
+    };
+    rig.command(EngineCommand::InstallInbound { peer: PEER, path: PATH, sa: inbound });
+    rig.command(EngineCommand::InstallOutbound { peer: PEER, path: PATH, sa: outbound, remote });
+    for port in 0..32_u8 {
+        let mut read = udp_read(&pattern(100), true);
+        read[vnet::LEN + 14 + 20 + 1] = port;
+        rig.transmit(&mut [read.clone(), read]);
+    }
+    rig.receive();
+    let packets: Vec<u64> = [SPI, SPI + 1]
+        .iter()
+        .map(|spi| rig.state.inbound.get(rig.state.inbound_of(*spi).unwrap()).unwrap().sa.highest())
+        .collect();
+    assert_eq!(packets.iter().sum::<u64>(), 64);
+    assert!(packets.iter().all(|count| *count >= 10 && count % 2 == 0), "{packets:?}");
+}
+
+#[test]
+fn a_removed_peer_leaves_nothing() {
+    let mut rig = Rig::new();
+    rig.command(EngineCommand::RemovePeer { peer: PEER });
+    assert_eq!(rig.state.inbound_of(SPI), None);
+    assert_eq!(rig.state.path_number(PATH), None);
+    rig.transmit(&mut [udp_read(&pattern(10), true)]);
+    assert_eq!(rig.drops(), [(DropReason::NoEndpoint, 1)]);
+}
+
+#[test]
+fn commands_that_contradict_what_is_known_change_nothing() {
+    let mut rig = Rig::new();
+    let other = PeerId::from_bytes([8; 32]);
+    let sa =
+        InboundSa { spi: SPI, lane: 0, cipher: Cipher::Aes256Gcm, key: SaKey::from_bytes([5; 36]) };
+    let fresh = InboundSa { spi: SPI + 1, ..sa.clone() };
+    for command in [
+        EngineCommand::InstallInbound { peer: PEER, path: PATH, sa },
+        EngineCommand::InstallInbound { peer: other, path: PATH, sa: fresh },
+        EngineCommand::BindPath { peer: PEER, path: Some(PathId(99)) },
+        EngineCommand::SetPathMtu { path: PathId(99), mtu: 1 },
+        EngineCommand::SetBroadcast { vni: Vni(8), peers: Vec::new() },
+    ] {
+        let shown = format!("{command:?}");
+        let result = rig.state.apply(command, |address| rig.socket.real.remote(address));
+        assert!(result.is_err(), "{shown}");
+    }
+    rig.transmit(&mut [udp_read(&pattern(10), true)]);
+    rig.receive();
+    assert_eq!(rig.tap.frames.borrow().len(), 1);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(200))]
+
+    /// Whatever a container writes, and whatever MTU: nothing panics, and a TCP stream arrives whole.
+    #[test]
+    fn any_super_packet(
+        len in 1_usize..60_000,
+        segment in prop_oneof![Just(0), 48_u16..3_000],
+        mtu in 200_u16..3_000,
+        twist in proptest::option::of((0_usize..64, any::<u8>())),
+    ) {
+        let mut rig = Rig::new();
+        rig.command(EngineCommand::SetPathMtu { path: PATH, mtu });
+        let payload = pattern(len);
+        let mut read = tcp_read(&payload, segment, tcp::ACK);
+        if let Some((at, value)) = twist {
+            read[at] = value;
+            rig.transmit(&mut [read]);
+            rig.receive();
+            return Ok(());
+        }
+        rig.transmit(&mut [read]);
+        rig.receive();
+        let fits = if segment == 0 { len + 40 <= usize::from(mtu) } else { usize::from(segment) <= len };
+        let got: Vec<u8> =
+            rig.tap.frames.borrow().iter().flat_map(|frame| frame[vnet::LEN + 54..].to_vec()).collect();
+        if fits {
+            prop_assert!(got == payload, "{} of {} bytes", got.len(), payload.len());
+        } else {
+            prop_assert_eq!(rig.counters().done(Work::DatagramsSent), 0);
+        }
+    }
+
+    #[test]
+    fn any_datagram(datagram in prop::collection::vec(any::<u8>(), 0..200), spi in any::<bool>()) {
+        let mut rig = Rig::new();
+        let mut datagram = datagram;
+        if spi && datagram.len() >= 4 {
+            datagram[..4].copy_from_slice(&SPI.to_be_bytes());
+        }
+        let address = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), rig.far_socket.port());
+        let to = rig.socket.real.remote(address).unwrap();
+        rig.socket.real.send_run(&datagram, datagram.len().max(1), &to).unwrap();
+        rig.receive();
+        prop_assert_eq!(rig.tap.frames.borrow().len(), 0);
+        prop_assert_eq!(rig.drops().iter().map(|(_, count)| count).sum::<u64>(), u64::from(datagram != [0xff]));
+    }
+}
+
+#[test]
+fn the_longest_packet_of_all_is_sent_or_counted() {
+    let mut rig = Rig::new();
+    rig.command(EngineCommand::SetPathMtu { path: PATH, mtu: u16::MAX });
+    rig.transmit(&mut [
+        udp_read(&pattern(RUN_BYTES_MAX - 28), true),
+        udp_read(&pattern(65_400), true),
+    ]);
+    assert_eq!(rig.drops(), [(DropReason::TooLong, 1)]);
+    rig.receive();
+    assert_eq!(rig.tap.frames.borrow().len(), 1);
+}
