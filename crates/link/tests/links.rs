@@ -349,3 +349,39 @@ async fn a_target_with_another_key_is_refused_with_both_keys_in_the_reason() {
     assert!(a.links.connect(target));
     a.up().await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_peer_that_falls_silent_is_down_and_comes_back_with_the_network() {
+    let impatient = || {
+        let mut config = config(password("p"));
+        config.timing.keep_alive = Duration::from_millis(100);
+        config.timing.idle_timeout = Duration::from_secs(1);
+        config
+    };
+    let (mut a, mut b) = (Host::start(impatient()), Host::start(impatient()));
+    let wire = std::sync::Arc::new(UdpSocket::bind("127.0.0.1:0").await.unwrap());
+    assert!(a.links.connect(Target::from(wire.local_addr().unwrap())));
+    let cable = tokio::spawn(carry(wire.clone(), a.addr, b.addr));
+    let first = a.up().await;
+    b.up().await;
+    cable.abort();
+    assert_eq!(a.down().await, "the peer no longer answers");
+    assert_eq!(b.down().await, "the peer no longer answers");
+    let cable = tokio::spawn(carry(wire, a.addr, b.addr));
+    let again = a.up().await;
+    assert_eq!(again.peer, b.id());
+    assert_eq!(again.instance, first.instance);
+    assert_ne!(again.session, first.session);
+    b.up().await;
+    cable.abort();
+}
+
+/// Carries datagrams between two hosts.
+async fn carry(wire: std::sync::Arc<UdpSocket>, a: SocketAddr, b: SocketAddr) {
+    let mut bytes = [0; 2048];
+    loop {
+        let (len, from) = wire.recv_from(&mut bytes).await.unwrap();
+        let to = if from == a { b } else { a };
+        wire.send_to(&bytes[..len], to).await.unwrap();
+    }
+}
