@@ -1,0 +1,6 @@
+//! Two engines in network namespaces of their own. Needs root, `ip` and /dev/net/tun.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+mod hostile;
+mod traffic;

@@ -1,0 +1,217 @@
+//! Real traffic between two engines in network namespaces.
+
+use std::io::{Read, Write};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use crate::common::{Host, MTU, PATH, PATIENCE, connect, inbound, outbound, pattern, two_hosts};
+use weft_engine::{DropReason, Work};
+use weft_path::{EngineCommand, EngineEvent};
+
+/// Sends `bytes` from one host to the other over TCP and checks what arrives.
+fn tcp(from: &Host, to: &Host, address: IpAddr, bytes: &[u8]) {
+    let listener = to.run(|| TcpListener::bind((address, 0)).unwrap());
+    let target = listener.local_addr().unwrap();
+    thread::scope(|scope| {
+        let server = scope.spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            stream.set_read_timeout(Some(PATIENCE)).unwrap();
+            let mut got = Vec::new();
+            stream.read_to_end(&mut got).unwrap();
+            got
+        });
+        let mut client = from.run(|| TcpStream::connect_timeout(&target, PATIENCE).unwrap());
+        client.set_write_timeout(Some(PATIENCE)).unwrap();
+        client.write_all(bytes).unwrap();
+        drop(client);
+        assert!(server.join().unwrap() == bytes, "the stream arrived changed");
+    });
+}
+
+fn udp_pair(from: &Host, to: &Host, address: IpAddr) -> (UdpSocket, UdpSocket) {
+    let any = |address: IpAddr| SocketAddr::new(address, 0);
+    let receiver = to.run(|| UdpSocket::bind(any(address)).unwrap());
+    let unspecified =
+        if address.is_ipv6() { "::".parse().unwrap() } else { "0.0.0.0".parse().unwrap() };
+    let sender = from.run(|| UdpSocket::bind(any(unspecified)).unwrap());
+    sender.connect(receiver.local_addr().unwrap()).unwrap();
+    receiver.set_read_timeout(Some(PATIENCE)).unwrap();
+    (sender, receiver)
+}
+
+#[test]
+fn tcp_both_ways_over_ipv4_and_ipv6() {
+    let (a, b) = two_hosts();
+    let bytes = pattern(1, 24 << 20);
+    tcp(&a, &b, b.v4.into(), &bytes);
+    tcp(&b, &a, a.v6, &bytes);
+    // Super-packets crossed whole: far fewer calls than datagrams.
+    let sent = a.engine.counters();
+    assert!(sent.done(Work::DatagramsSent) > 15_000, "{sent:?}");
+    assert!(sent.done(Work::RunsSent) * 4 < sent.done(Work::DatagramsSent), "{sent:?}");
+    assert!(b.engine.counters().done(Work::TapWrites) * 4 < sent.done(Work::DatagramsSent));
+    for reason in
+        [DropReason::Forged, DropReason::BadInner, DropReason::BadMark, DropReason::TapRefused]
+    {
+        assert_eq!((a.dropped(reason), b.dropped(reason)), (0, 0), "{}", reason.name());
+    }
+    let traffic = b.engine.counters().peers;
+    assert!(traffic[0].received.bytes > 24 << 20, "{traffic:?}");
+}
+
+#[test]
+fn udp_of_all_lengths() {
+    let (a, b) = two_hosts();
+    for address in [b.v4.into(), b.v6] {
+        let (sender, receiver) = udp_pair(&a, &b, address);
+        for len in [0, 1, 17, 1000, 1340, 1360, 1361, 4_000, 20_000, 60_000] {
+            let sent = pattern(len as u64 + 1, len);
+            sender.send(&sent).unwrap();
+            let mut got = vec![0; 65_536];
+            let length = receiver.recv(&mut got).unwrap();
+            assert!(got[..length] == sent, "{length} of {len} bytes");
+        }
+    }
+}
+
+#[test]
+fn broadcast_reaches_the_other_host() {
+    let (a, b) = two_hosts();
+    let receiver = b.run(|| UdpSocket::bind("0.0.0.0:0").unwrap());
+    receiver.set_read_timeout(Some(PATIENCE)).unwrap();
+    let sender = a.run(|| UdpSocket::bind((a.v4, 0)).unwrap());
+    sender.set_broadcast(true).unwrap();
+    let everyone = Ipv4Addr::new(10, 99, 0, 255);
+    sender.send_to(b"hello", (everyone, receiver.local_addr().unwrap().port())).unwrap();
+    let mut got = [0; 16];
+    assert_eq!(receiver.recv(&mut got).unwrap(), 5);
+}
+
+#[test]
+fn a_smaller_path_answers_udp_and_carries_tcp() {
+    let (a, b) = two_hosts();
+    for (from, _) in [(&a, &b), (&b, &a)] {
+        from.command(EngineCommand::SetPathMtu { path: PATH, mtu: 1_000 });
+    }
+    tcp(&a, &b, b.v4.into(), &pattern(3, 1 << 20));
+    let (sender, receiver) = udp_pair(&a, &b, b.v4.into());
+    receiver.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
+    let sent = pattern(9, 1_300);
+    let mut got = [0; 2_000];
+    // The kernel learns from the first one's answer and fragments the others.
+    let arrived = (0..20).any(|_| {
+        let _ = sender.send(&sent);
+        receiver.recv(&mut got).is_ok_and(|len| got[..len] == sent[..])
+    });
+    assert!(arrived);
+    let counters = a.engine.counters();
+    assert!(counters.done(Work::TooLongAnswered) > 0, "{counters:?}");
+    assert!(counters.dropped(DropReason::TooLong) > 0, "{counters:?}");
+}
+
+#[test]
+fn a_change_of_sas_under_load_loses_nothing() {
+    const DATAGRAMS: u32 = 30_000;
+    const WINDOW: u32 = 64;
+    let (a, b) = two_hosts();
+    // So that no datagram waits for address resolution, which holds few.
+    tcp(&a, &b, b.v4.into(), b"warm");
+    let (sender, receiver) = udp_pair(&a, &b, b.v4.into());
+    let stop = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let echo = scope.spawn(|| {
+            let mut got = [0; 1_500];
+            let mut next = 0;
+            while next < DATAGRAMS {
+                // A lost datagram leaves this waiting for ever, that is until the timeout.
+                let (len, from) = receiver.recv_from(&mut got).unwrap();
+                assert_eq!(got[..4], next.to_be_bytes(), "lost or out of order after {len} bytes");
+                next += 1;
+                if next.is_multiple_of(WINDOW) {
+                    receiver.send_to(&next.to_be_bytes(), from).unwrap();
+                }
+            }
+        });
+        let rekey = scope.spawn(|| {
+            let mut spi = 1_000;
+            while !stop.load(Ordering::Relaxed) {
+                spi += 1;
+                b.command(EngineCommand::InstallInbound {
+                    peer: a.id,
+                    path: PATH,
+                    sa: inbound(spi),
+                });
+                a.command(EngineCommand::InstallOutbound {
+                    peer: b.id,
+                    path: PATH,
+                    sa: outbound(spi),
+                    remote: b.data_address(),
+                });
+                b.events
+                    .wait(|event| (*event == EngineEvent::InboundFirstUse { spi }).then_some(()));
+                if spi > 1_010 {
+                    b.command(EngineCommand::RemoveInbound { spi: spi - 10 });
+                }
+                thread::sleep(Duration::from_millis(2));
+            }
+            spi
+        });
+        let mut datagram = [0; 1_200];
+        let mut acknowledged = [0; 4];
+        sender.set_read_timeout(Some(PATIENCE)).unwrap();
+        for number in 0..DATAGRAMS {
+            datagram[..4].copy_from_slice(&number.to_be_bytes());
+            sender.send(&datagram[..200 + (number as usize * 7) % 1_000]).unwrap();
+            if (number + 1).is_multiple_of(WINDOW) && number + 1 > WINDOW {
+                sender.recv(&mut acknowledged).unwrap();
+            }
+        }
+        // Ends the rekeying: the last SA needs a packet to be seen in use.
+        stop.store(true, Ordering::Relaxed);
+        while !rekey.is_finished() {
+            let _ = a.run(|| UdpSocket::bind((a.v4, 0)).unwrap().send_to(b"x", (b.v4, 9)));
+            thread::sleep(Duration::from_millis(5));
+        }
+        assert!(rekey.join().unwrap() > 1_010, "the test was too short for a rekey");
+        echo.join().unwrap();
+    });
+    for reason in
+        [DropReason::UnknownSpi, DropReason::NoPath, DropReason::Forged, DropReason::Replayed]
+    {
+        assert_eq!((a.dropped(reason), b.dropped(reason)), (0, 0), "{}", reason.name());
+    }
+}
+
+#[test]
+fn probes_of_both_kinds_arrive_bound_or_not() {
+    let (a, b) = two_hosts();
+    a.command(EngineCommand::BindPath { peer: b.id, path: None });
+    for (probe, mtu, candidate) in [(41, MTU, true), (42, 1_280, false), (43, 64, false)] {
+        a.command(EngineCommand::SendProbe { path: PATH, probe, mtu, candidate });
+        let expected = EngineEvent::ProbeReceived { peer: a.id, path: PATH, probe, mtu, candidate };
+        b.events.wait(|event| (*event == expected).then_some(()));
+    }
+    // One that the wire does not carry is reported by the sender's kernel.
+    a.command(EngineCommand::SendProbe { path: PATH, probe: 44, mtu: 1_440, candidate: true });
+    let refused = EngineEvent::MessageTooLong { path: PATH, mtu: 1_440 };
+    a.events.wait(|event| (*event == refused).then_some(()));
+    a.command(EngineCommand::SendKeepalive { path: PATH });
+    b.wait_counters(|counters| counters.done(Work::Keepalives) == 1);
+    assert_eq!(b.drops(), []);
+}
+
+#[test]
+fn a_removed_peer_gets_nothing_until_it_is_back() {
+    let (a, b) = two_hosts();
+    tcp(&a, &b, b.v4.into(), b"before");
+    a.command(EngineCommand::RemovePeer { peer: b.id });
+    let (sender, _receiver) = udp_pair(&a, &b, b.v4.into());
+    sender.send(b"into the void").unwrap();
+    a.wait_counters(|counters| counters.dropped(DropReason::NoEndpoint) > 0);
+    assert_eq!(a.engine.counters().peers, []);
+    connect(&a, &b, 301);
+    connect(&b, &a, 401);
+    tcp(&a, &b, b.v4.into(), b"again");
+}
