@@ -106,3 +106,17 @@ fn an_ipv6_underlay_carries_both_families() -> anyhow::Result<()> {
     assert!(iperf::received_bps(&report) > 1e8, "{report}");
     Ok(())
 }
+
+#[test]
+fn the_other_cipher_carries_traffic_where_it_is_preferred() -> anyhow::Result<()> {
+    let lab = Lab::pair(&["--cipher", "chacha20-poly1305"])?;
+    let (one, two) = lab.containers()?;
+    let connections = lab.host(0).weft_json(&["status", "connections"])?;
+    assert_eq!(connections[0]["cipher"], "chacha20-poly1305", "{connections}");
+    assert_eq!(connections[0]["encrypted"], true, "{connections}");
+    one.ping(two.ipv4()?.into())?;
+    let _server = Server::start(&two)?;
+    let report = iperf::run(&one, two.ipv4()?.into(), &["-t", "1"])?;
+    assert!(iperf::received_bps(&report) > 1e8, "{report}");
+    Ok(())
+}

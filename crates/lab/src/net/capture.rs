@@ -24,7 +24,8 @@ impl Capture {
         filter: &str,
     ) -> anyhow::Result<Self> {
         let path = file.to_string_lossy();
-        let mut words = vec!["tcpdump", "-U", "-n", "-Z", "root", "-B", "65536", "-s", "0"];
+        let mut words =
+            vec!["tcpdump", "-U", "--immediate-mode", "-n", "-Z", "root", "-B", "65536", "-s", "0"];
         words.extend_from_slice(&["-i", interface, "-w", &path]);
         words.extend(filter.split_whitespace());
         let mut tcpdump = netns.spawn(&words)?;
