@@ -51,7 +51,7 @@ pub struct Status {
 }
 
 /// One line of `weft status connections`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Connection {
     /// Peer id, 64 hexadecimal digits, once known.
     pub peer: Option<String>,

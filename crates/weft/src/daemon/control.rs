@@ -61,6 +61,7 @@ pub(super) struct Snapshot {
     pub(super) ipam: weft_mesh::IpamStatus,
     pub(super) paths: Vec<weft_path::PathStatus>,
     pub(super) counters: weft_engine::Counters,
+    pub(super) lost: Vec<LostLink>,
 }
 
 /// Where containers of other hosts live, for the kernel's forwarding and neighbour tables.
@@ -70,6 +71,16 @@ pub(super) type RemoteEndpoints = BTreeMap<Mac, Vec<IpAddr>>;
 pub(super) struct Waiting {
     owner: String,
     reply: oneshot::Sender<Result<Vec<IpNet>, ApiError>>,
+}
+
+/// A link that ended, and why.
+#[derive(Clone)]
+pub(super) struct LostLink {
+    pub(super) peer: PeerId,
+    pub(super) nickname: String,
+    pub(super) remote: SocketAddr,
+    pub(super) reason: String,
+    pub(super) since: Instant,
 }
 
 /// The control loop's state.
@@ -89,6 +100,10 @@ pub(super) struct Control {
     pub(super) told_targets: Vec<weft_mesh::Target>,
     /// Members that the mesh had dialled, at which address, and how often.
     pub(super) dialled: BTreeMap<PeerId, (weft_link::Target, usize)>,
+    /// Links that are up: nickname and address.
+    pub(super) seen: BTreeMap<PeerId, (String, SocketAddr)>,
+    /// Links that ended, until they are up again.
+    pub(super) lost: BTreeMap<PeerId, LostLink>,
     /// Something happened after which going on would do harm.
     pub(super) failed: bool,
 }
@@ -131,6 +146,10 @@ impl Control {
     fn handle_link(&mut self, event: weft_link::Event) {
         let now = Instant::now();
         match event {
+            weft_link::Event::Up { peer, session, remote, renewal: true, .. } => {
+                tracing::info!(%peer, "session renewed");
+                self.paths.handle_link_up(now, peer, session, remote.ip().to_canonical());
+            }
             weft_link::Event::Up { peer, nickname, remote, session, hello, .. } => {
                 let hello = match serde_json::from_value(hello) {
                     Ok(hello) => hello,
@@ -140,17 +159,21 @@ impl Control {
                         return;
                     }
                 };
+                self.seen.insert(peer, (nickname.clone(), remote));
                 if let Err(refusal) = self.mesh.handle_link_up(now, peer, hello, remote) {
                     tracing::warn!(%peer, nickname, %refusal, "peer refused");
+                    self.lost(peer, &refusal.to_string());
                     self.links.close(peer, &refusal.to_string());
                     return;
                 }
+                self.lost.remove(&peer);
                 tracing::info!(%peer, nickname, %remote, "link up");
                 self.paths.handle_link_up(now, peer, session, remote.ip().to_canonical());
             }
             weft_link::Event::Message { peer, bytes, .. } => self.handle_message(now, peer, &bytes),
             weft_link::Event::Down { peer, reason } => {
                 tracing::info!(%peer, reason, "link down");
+                self.lost(peer, &reason);
                 self.mesh.handle_link_down(now, peer);
                 self.paths.handle_link_down(now, peer);
             }
@@ -211,6 +234,7 @@ impl Control {
                     ipam: self.mesh.ipam(),
                     paths: self.paths.status(now),
                     counters: self.engine.counters(),
+                    lost: self.lost.values().cloned().collect(),
                 });
             }
         }
@@ -247,6 +271,20 @@ impl Control {
             self.told_targets.clone_from(&told);
             self.mesh.handle_targets(Instant::now(), told);
         }
+    }
+
+    /// Notes why a link ended, for status; the first reason stands until the next link is up.
+    fn lost(&mut self, peer: PeerId, reason: &str) {
+        let Some((nickname, remote)) = self.seen.remove(&peer) else { return };
+        if self.lost.len() >= LOST_LINKS_MAX
+            && let Some(oldest) = self.lost.iter().min_by_key(|(_, lost)| lost.since)
+        {
+            let oldest = *oldest.0;
+            self.lost.remove(&oldest);
+        }
+        let lost =
+            LostLink { peer, nickname, remote, reason: reason.into(), since: Instant::now() };
+        self.lost.insert(peer, lost);
     }
 
     /// Tries one of the addresses at which a member was seen, another one each time.
@@ -300,6 +338,7 @@ impl Control {
             Output::Endpoints { add, remove } => self.set_endpoints(add, &remove),
             Output::Refuse { peer, reason } => {
                 tracing::warn!(%peer, %reason, "peer refused");
+                self.lost(peer, &reason.to_string());
                 self.links.close(peer, &reason.to_string());
                 self.paths.handle_link_down(Instant::now(), peer);
             }
@@ -425,5 +464,7 @@ fn address_refusal(error: &AddressError) -> ApiError {
     ApiError::new(kind, error)
 }
 
+/// Ended links that are remembered for status.
+const LOST_LINKS_MAX: usize = 64;
 /// Ranges, members and addresses given out, as the mesh wants them kept.
 pub(super) const MESH_FILE: &str = "mesh.json";

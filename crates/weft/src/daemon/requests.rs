@@ -90,7 +90,7 @@ impl Daemon {
     async fn report(&self) -> Result<Report, ApiError> {
         let snapshot = self.snapshot().await?;
         let links = self.links.status();
-        let connections = views::connections(&links, &snapshot.paths);
+        let connections = views::connections(&links, &snapshot);
         let attachments = self.attachments.list().await;
         let status = views::status(self, &snapshot, &connections, attachments.len());
         let mut counters = views::counters(&snapshot);

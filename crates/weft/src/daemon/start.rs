@@ -122,6 +122,8 @@ async fn run_async(settings: Settings, ready: impl FnOnce(&Invitation)) -> Resul
         targets,
         told_targets: Vec::new(),
         dialled: BTreeMap::new(),
+        seen: BTreeMap::new(),
+        lost: BTreeMap::new(),
         failed: false,
     };
     let control = tokio::spawn(control.run(link_events, events, requests, stop));

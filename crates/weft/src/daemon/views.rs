@@ -7,7 +7,7 @@ use weft_crypto::PeerId;
 use weft_link::{LinkState, LinkStatus};
 use weft_path::PathStatus;
 
-use super::control::Snapshot;
+use super::control::{LostLink, Snapshot};
 use super::requests::Daemon;
 use crate::api::{Connection, HostRange, Ipam, Peer, PeerConnection, Status};
 use crate::timestamp;
@@ -15,12 +15,37 @@ use crate::timestamp;
 /// The only switch of this version.
 const SWITCH: &str = "bridge";
 
-/// One line for each target, link and refused source; where the link is up, the state is its path's.
-pub(super) fn connections(links: &[LinkStatus], paths: &[PathStatus]) -> Vec<Connection> {
+/// One line for each target, link, ended link and refused source; where the link is up, the state
+/// is its path's.
+pub(super) fn connections(links: &[LinkStatus], snapshot: &Snapshot) -> Vec<Connection> {
+    let paths = &snapshot.paths;
     let mut connections: Vec<Connection> =
         links.iter().map(|link| connection(link, paths)).collect();
+    for lost in &snapshot.lost {
+        match links.iter().position(|link| link.peer == Some(lost.peer)) {
+            Some(index) => {
+                let reason = &mut connections[index].reason;
+                reason.get_or_insert_with(|| lost.reason.clone());
+            }
+            None => connections.push(ended(lost)),
+        }
+    }
     connections.sort_by(|a, b| (&a.nickname, &a.address).cmp(&(&b.nickname, &b.address)));
     connections
+}
+
+fn ended(lost: &LostLink) -> Connection {
+    let since = timestamp::of_instant(lost.since);
+    Connection {
+        peer: Some(lost.peer.to_hex()),
+        nickname: Some(lost.nickname.clone()),
+        address: lost.remote.to_string(),
+        direction: "inbound".into(),
+        state: LinkState::Failed.name().into(),
+        since: timestamp::format(since),
+        reason: Some(lost.reason.clone()),
+        ..Connection::default()
+    }
 }
 
 fn connection(link: &LinkStatus, paths: &[PathStatus]) -> Connection {
@@ -34,15 +59,9 @@ fn connection(link: &LinkStatus, paths: &[PathStatus]) -> Connection {
             weft_link::Direction::Inbound => "inbound".into(),
         },
         state: link.state.name().into(),
-        format: None,
-        engine: None,
-        switch: None,
-        cipher: None,
-        encrypted: None,
-        mtu: None,
-        rtt_us: None,
         since: timestamp::format(timestamp::of_instant(link.since)),
         reason: link.reason.clone(),
+        ..Connection::default()
     };
     let Some(path) = path.filter(|_| link.state == LinkState::Established) else {
         return connection;
