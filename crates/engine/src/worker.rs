@@ -74,7 +74,8 @@ impl Worker {
             if socket {
                 self.drain_socket(&mut receiver)?;
             }
-            if tap {
+            // What was just written may have been answered within the call, as TCP does.
+            if tap || socket {
                 self.drain_tap(&mut buffer)?;
             }
         }

@@ -276,7 +276,7 @@ fn what_cannot_be_started_is_refused_by_name() {
     run_in(&namespace, || {
         let config = EngineConfig::new("weft0", VNI, common::MTU);
         let _first = Engine::start(&config, |_| {}).unwrap();
-        let second = EngineConfig { tap_name: "weft1".to_owned(), ..config.clone() };
+        let second = EngineConfig::new("weft1", VNI, common::MTU);
         let taken = Engine::start(&second, |_| {}).unwrap_err();
         assert!(taken.to_string().contains("UDP port 6784"), "{taken}");
         let two = EngineConfig { workers: 2, ..config.clone() };
