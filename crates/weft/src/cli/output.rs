@@ -136,7 +136,7 @@ pub(super) fn peers(peers: &[Peer]) -> String {
     text
 }
 
-pub(super) fn targets(targets: &Vec<Target>) -> String {
+pub(super) fn targets(targets: &[Target]) -> String {
     if targets.is_empty() {
         return "no targets; name one with: weft connect HOST".into();
     }
@@ -168,7 +168,7 @@ pub(super) fn detached(detached: &Detached) -> String {
     format!("{} detached", detached.id)
 }
 
-pub(super) fn attachments(attachments: &Vec<Attachment>) -> String {
+pub(super) fn attachments(attachments: &[Attachment]) -> String {
     if attachments.is_empty() {
         return "nothing is attached; plug a container in with: weft attach CONTAINER".into();
     }

@@ -29,12 +29,12 @@ async fn ask(command: Command, daemon: &Client, runtime_dir: &Path) -> anyhow::R
         Command::Connect(args) => {
             let request = ConnectRequest { targets: args.hosts, replace: args.replace };
             let targets: Vec<Target> = daemon.post("/v1/connect", &request).await?;
-            output::print(args.json, &targets, output::targets)
+            output::print(args.json, &targets, |list| output::targets(list))
         }
         Command::Forget(args) => {
             let request = ForgetRequest { targets: args.hosts };
             let targets: Vec<Target> = daemon.post("/v1/forget", &request).await?;
-            output::print(args.json, &targets, output::targets)
+            output::print(args.json, &targets, |list| output::targets(list))
         }
         Command::Attach(args) => {
             let (addresses, container) = split_attach_words(&args.words)
@@ -55,7 +55,7 @@ async fn ask(command: Command, daemon: &Client, runtime_dir: &Path) -> anyhow::R
         }
         Command::Ps(args) => {
             let attachments: Vec<Attachment> = daemon.get("/v1/attachments").await?;
-            output::print(args.json, &attachments, output::attachments)
+            output::print(args.json, &attachments, |list| output::attachments(list))
         }
         Command::Token(args) => {
             let invitation: Invitation = daemon.post("/v1/token", &json!({})).await?;
@@ -91,7 +91,7 @@ async fn status(part: Option<StatusPart>, json: bool, daemon: &Client) -> anyhow
         }
         Some(StatusPart::Targets) => {
             let targets: Vec<Target> = daemon.get("/v1/targets").await?;
-            output::print(json, &targets, output::targets)
+            output::print(json, &targets, |list| output::targets(list))
         }
         Some(StatusPart::Ipam) => {
             let ipam: Ipam = daemon.get("/v1/ipam").await?;
