@@ -224,6 +224,9 @@ impl Drop for Engine {
     }
 }
 
+const fn shared_between_threads<T: Send + Sync>() {}
+const _: () = shared_between_threads::<Engine>();
+
 impl std::fmt::Debug for Engine {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Engine")

@@ -116,6 +116,10 @@ impl RunBuilder {
                     self.refused_at = Some(Instant::now());
                 }
                 if let Err(error) = self.send_singly(env, &target) {
+                    // Not for being a run, then: older kernels say EINVAL for a datagram too long.
+                    if error.raw_os_error() == Some(errno::EMSGSIZE) {
+                        self.refused_at = None;
+                    }
                     self.failed(env, &target, &error, 0);
                 }
             }

@@ -127,7 +127,7 @@ impl State {
     /// `resolve` turns an address into what the socket takes.
     ///
     /// # Errors
-    /// [`CommandError`]; then nothing has changed.
+    /// [`CommandError`]; then nothing has changed, but for endpoints added before a table was full.
     pub(crate) fn apply(
         &mut self,
         command: EngineCommand,

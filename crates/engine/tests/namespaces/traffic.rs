@@ -111,6 +111,15 @@ fn a_smaller_path_answers_udp_and_carries_tcp() {
     assert!(counters.dropped(DropReason::TooLong) > 0, "{counters:?}");
 }
 
+/// Sends datagrams that nobody takes until `done`: an SA needs a packet to be seen in use.
+fn nudge_until(from: &Host, to: &Host, done: impl Fn() -> bool) {
+    let socket = from.run(|| UdpSocket::bind((from.v4, 0)).unwrap());
+    while !done() {
+        let _ = socket.send_to(b"x", (to.v4, 9));
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
 #[test]
 fn a_change_of_sas_under_load_loses_nothing() {
     const DATAGRAMS: u32 = 30_000;
@@ -168,12 +177,8 @@ fn a_change_of_sas_under_load_loses_nothing() {
                 sender.recv(&mut acknowledged).unwrap();
             }
         }
-        // Ends the rekeying: the last SA needs a packet to be seen in use.
         stop.store(true, Ordering::Relaxed);
-        while !rekey.is_finished() {
-            let _ = a.run(|| UdpSocket::bind((a.v4, 0)).unwrap().send_to(b"x", (b.v4, 9)));
-            thread::sleep(Duration::from_millis(5));
-        }
+        nudge_until(&a, &b, || rekey.is_finished());
         assert!(rekey.join().unwrap() > 1_010, "the test was too short for a rekey");
         echo.join().unwrap();
     });
