@@ -92,18 +92,7 @@ impl Rig {
         let (near, far_socket) = (bind(), bind());
         let remote = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), far_socket.port());
         let mut state = State::new(VNI, MTU, Arc::new(Registry::default()), KeyLog::default());
-        let mut outbound = OutboundSa {
-            spi: SPI,
-            lane: 0,
-            cipher: Cipher::Aes256Gcm,
-            key: SaKey::from_bytes([3; 36]),
-            rco: true,
-            iv_salt: 11,
-            packets_soft: u64::MAX,
-            packets_hard: u64::MAX,
-            bytes_soft: u64::MAX,
-            bytes_hard: u64::MAX,
-        };
+        let mut outbound = outbound_sa();
         change(&mut outbound);
         let inbound =
             InboundSa { spi: SPI, lane: 0, cipher: outbound.cipher, key: outbound.key.clone() };
@@ -177,6 +166,21 @@ impl Rig {
 
     fn drops(&self) -> Vec<(DropReason, u64)> {
         self.counters().drops.into_iter().filter(|(_, count)| *count > 0).collect()
+    }
+}
+
+fn outbound_sa() -> OutboundSa {
+    OutboundSa {
+        spi: SPI,
+        lane: 0,
+        cipher: Cipher::Aes256Gcm,
+        key: SaKey::from_bytes([3; 36]),
+        rco: true,
+        iv_salt: 11,
+        packets_soft: u64::MAX,
+        packets_hard: u64::MAX,
+        bytes_soft: u64::MAX,
+        bytes_hard: u64::MAX,
     }
 }
 
@@ -489,18 +493,7 @@ fn lanes_share_the_flows_and_each_flow_keeps_its_lane() {
     let key = SaKey::from_bytes([4; 36]);
     let cipher = Cipher::ChaCha20Poly1305;
     let inbound = InboundSa { spi: SPI + 1, lane: 2, cipher, key: key.clone() };
-    let outbound = OutboundSa {
-        spi: SPI + 1,
-        lane: 2,
-        cipher,
-        key,
-        rco: true,
-        iv_salt: 5,
-        packets_soft: u64::MAX,
-        packets_hard: u64::MAX,
-        bytes_soft: u64::MAX,
-        bytes_hard: u64::MAX,
-    };
+    let outbound = OutboundSa { spi: SPI + 1, lane: 2, cipher, key, ..outbound_sa() };
     rig.command(EngineCommand::InstallInbound { peer: PEER, path: PATH, sa: inbound });
     rig.command(EngineCommand::InstallOutbound { peer: PEER, path: PATH, sa: outbound, remote });
     for port in 0..32_u8 {
@@ -525,6 +518,30 @@ fn a_removed_peer_leaves_nothing() {
     assert_eq!(rig.state.path_number(PATH), None);
     rig.transmit(&mut [udp_read(&pattern(10), true)]);
     assert_eq!(rig.drops(), [(DropReason::NoEndpoint, 1)]);
+}
+
+#[test]
+fn a_path_lives_as_long_as_it_has_an_sa_or_carries_something() {
+    let mut rig = Rig::new();
+    rig.command(EngineCommand::RemoveOutbound { path: PATH });
+    rig.command(EngineCommand::BindPath { peer: PEER, path: None });
+    // Probes of the peer still come in on it.
+    assert!(rig.state.path_number(PATH).is_some());
+    rig.command(EngineCommand::RemoveInbound { spi: SPI });
+    assert_eq!(rig.state.path_number(PATH), None);
+    assert_eq!(rig.state.inbound_of(SPI), None);
+}
+
+#[test]
+fn a_new_outbound_sa_may_go_elsewhere() {
+    let mut rig = Rig::new();
+    let elsewhere = UdpSocket::bind(Some(Ipv4Addr::LOCALHOST.into()), 0).unwrap();
+    let remote = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), elsewhere.port());
+    let sa = OutboundSa { spi: 999, ..outbound_sa() };
+    rig.command(EngineCommand::InstallOutbound { peer: PEER, path: PATH, sa, remote });
+    rig.transmit(&mut [udp_read(&pattern(10), true)]);
+    assert_eq!(elsewhere.recv(&mut rig.receiver.batch, 1).unwrap(), 1);
+    assert_eq!(rig.receiver.batch.buffer()[..4], 999_u32.to_be_bytes());
 }
 
 #[test]
