@@ -73,7 +73,7 @@ fn launches_that_cannot_work_say_why_and_change_nothing() -> anyhow::Result<()> 
     let host = sandbox.host(0);
     host.netns().ip("route add 10.32.7.0/24 via 192.0.2.2")?;
     let (code, text) = refused_launch(host, &[])?;
-    assert!(code != Some(0) && text.contains("10.32.7.0/24"), "{code:?}: {text}");
+    assert!(code == Some(5) && text.contains("10.32.7.0/24"), "{code:?}: {text}");
     let links = host.netns().ip("-br link")?.stdout;
     assert!(!links.contains("weft"), "{links}");
     host.netns().ip("route del 10.32.7.0/24")?;
@@ -91,6 +91,31 @@ fn launches_that_cannot_work_say_why_and_change_nothing() -> anyhow::Result<()> 
 
     host.start_daemon(&[])?;
     fails(host, &["launch"], 5, &["already", "weft stop"])?;
+    Ok(())
+}
+
+#[test]
+fn without_root_or_tun_the_launch_says_what_is_missing() -> anyhow::Result<()> {
+    let sandbox = Sandbox::new(&SandboxOptions::default())?;
+    let host = sandbox.host(0);
+    let binary = std::env::var("WEFT_BIN")?;
+    // Where another user can run it.
+    let open = tempfile::tempdir()?;
+    std::fs::set_permissions(open.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755))?;
+    let reach = open.path().join("weft");
+    std::fs::copy(&binary, &reach)?;
+    let reach = reach.to_string_lossy();
+    let nobody = "setpriv --reuid 65534 --regid 65534 --clear-groups";
+    let hidden = "mount -t tmpfs none /dev/net &&";
+    for (before, word) in [(nobody, "root"), (hidden, "modprobe tun")] {
+        let script = format!(
+            "{before} {reach} launch --foreground --runtime-dir {dir}/r --state-dir {dir}/s",
+            dir = sandbox.directory().display()
+        );
+        let output = host.netns().exec(&["unshare", "-m", "sh", "-c", &script])?;
+        assert_eq!(output.status.code(), Some(1), "{output:?}");
+        assert!(output.stderr.contains(word), "{output:?}");
+    }
     Ok(())
 }
 

@@ -48,6 +48,13 @@ fn a_dropped_sandbox_leaves_nothing() {
     let (tag, directory) = (sandbox.tag().to_owned(), sandbox.directory().to_owned());
     let mut sleeper = sandbox.host(1).netns().spawn(&["sleep", "1000"]).unwrap();
     assert_eq!(namespaces(&tag).len(), 2);
+    // `ip netns exec` has to enter the namespace first.
+    let netns = sandbox.host(1).netns().name().to_owned();
+    let entered = || {
+        let pids = std::process::Command::new("ip").args(["netns", "pids", &netns]).output();
+        pids.is_ok_and(|pids| !pids.stdout.is_empty())
+    };
+    weft::sandbox::wait_until("a process in the namespace", LIMIT, entered).unwrap();
     drop(sandbox);
     assert_eq!(namespaces(&tag), Vec::<String>::new());
     assert!(!directory.exists());

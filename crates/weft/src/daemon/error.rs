@@ -3,7 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
-use ipnet::IpNet;
+use weft_kernel::KernelError;
 
 use super::store::StoreError;
 use crate::api::{ApiError, ErrorKind};
@@ -29,7 +29,7 @@ pub enum StartError {
     Engine(#[from] weft_engine::EngineError),
     /// The kernel refused (the kernel).
     #[error(transparent)]
-    Kernel(#[from] weft_kernel::KernelError),
+    Kernel(#[from] KernelError),
     /// Links cannot start: port in use, broken identity (configuration or the machine).
     #[error(transparent)]
     Link(#[from] weft_link::LinkError),
@@ -61,18 +61,6 @@ pub enum StartError {
         /// How to choose another.
         flag: &'static str,
     },
-    /// The range collides with a route of the host (configuration).
-    #[error(
-        "--ipalloc-range {range} overlaps {route}, which this host reaches by {device}; choose a range that no host uses, the same on every host"
-    )]
-    RangeOverlapsRoute {
-        /// The range.
-        range: IpNet,
-        /// The route's destination.
-        route: IpNet,
-        /// Its device.
-        device: String,
-    },
     /// The tokio runtime cannot start (the machine).
     #[error("cannot start the runtime: {0}")]
     Runtime(io::Error),
@@ -85,7 +73,9 @@ impl StartError {
     /// The refusal that the CLI prints and takes its exit code from.
     pub fn into_api_error(self) -> ApiError {
         let kind = match &self {
-            Self::AlreadyRunning(_) | Self::PortInUse { .. } | Self::RangeOverlapsRoute { .. } => {
+            Self::AlreadyRunning(_)
+            | Self::PortInUse { .. }
+            | Self::Kernel(KernelError::RangeOverlaps { .. } | KernelError::NameTaken { .. }) => {
                 ErrorKind::Conflict
             }
             Self::NoAdmission => ErrorKind::BadRequest,
