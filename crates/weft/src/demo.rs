@@ -278,6 +278,9 @@ impl DockerContainer {
 }
 
 fn print_how_to_enter(sandbox: &Sandbox, containers: &[Container]) {
+    // The program that runs: in a clone it is not on the search path.
+    let weft = std::env::current_exe()
+        .map_or_else(|_| "weft".into(), |program| program.display().to_string());
     let mut text = String::from("\nIt keeps running. To enter a container:\n");
     for container in containers {
         text.push_str(&format!("  ip netns exec {} bash\n", container.netns().name()));
@@ -285,10 +288,10 @@ fn print_how_to_enter(sandbox: &Sandbox, containers: &[Container]) {
     text.push_str("To ask a host:\n");
     for host in sandbox.hosts() {
         text.push_str(&format!(
-            "  weft status connections --runtime-dir {}\n",
+            "  {weft} status connections --runtime-dir {}\n",
             host.runtime_directory().display()
         ));
     }
-    text.push_str("To remove it all:\n  weft demo --clean\n");
+    text.push_str(&format!("To remove it all:\n  {weft} demo --clean\n"));
     progress::print(&text);
 }
