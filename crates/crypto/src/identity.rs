@@ -128,6 +128,8 @@ pub enum Format {
     Esp,
     /// OpenVPN DATA_V2 AEAD packets.
     Ovpn,
+    /// Ethernet in VXLAN without encryption, between hosts that name each other trusted.
+    Plain,
 }
 
 impl Format {
@@ -136,6 +138,7 @@ impl Format {
         match self {
             Self::Esp => "esp",
             Self::Ovpn => "ovpn",
+            Self::Plain => "plain",
         }
     }
 }

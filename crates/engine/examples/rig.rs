@@ -9,9 +9,12 @@
 use std::io::Read;
 use std::net::{IpAddr, SocketAddr};
 
+use std::time::Duration;
 use weft_crypto::{Cipher, PeerId, SaKey};
 use weft_engine::{Engine, EngineConfig};
-use weft_path::{Endpoint, EngineCommand, InboundSa, Mac, OutboundSa, PathId, Vni};
+use weft_path::{
+    Encapsulation, Endpoint, EngineCommand, EngineKind, InboundSa, Mac, OutboundSa, PathId, Vni,
+};
 
 type Error = Box<dyn std::error::Error>;
 
@@ -39,8 +42,15 @@ fn main() -> Result<(), Error> {
     let endpoints: Result<Vec<Mac>, _> = macs.iter().map(|mac| mac.parse()).collect();
     let add = endpoints?.into_iter().map(|mac| (Endpoint { mac, addresses: Vec::new() }, peer));
     for command in [
-        EngineCommand::InstallInbound { peer, path: PATH, sa: inbound_sa(inbound, cipher) },
+        EngineCommand::InstallInbound {
+            engine: EngineKind::Userspace,
+            remote: std::net::Ipv4Addr::LOCALHOST.into(),
+            peer,
+            path: PATH,
+            sa: inbound_sa(inbound, cipher),
+        },
         EngineCommand::InstallOutbound {
+            engine: EngineKind::Userspace,
             peer,
             path: PATH,
             sa: outbound_sa(outbound, cipher),
@@ -70,7 +80,14 @@ fn key(spi: u32) -> SaKey {
 }
 
 fn inbound_sa(spi: u32, cipher: Cipher) -> InboundSa {
-    InboundSa { spi, lane: 0, cipher, key: key(spi) }
+    InboundSa {
+        spi,
+        lane: 0,
+        cipher,
+        key: key(spi),
+        encapsulation: Encapsulation::Udp,
+        lifetime: Duration::MAX,
+    }
 }
 
 fn outbound_sa(spi: u32, cipher: Cipher) -> OutboundSa {
@@ -85,5 +102,7 @@ fn outbound_sa(spi: u32, cipher: Cipher) -> OutboundSa {
         packets_hard: u64::MAX,
         bytes_soft: u64::MAX,
         bytes_hard: u64::MAX,
+        encapsulation: Encapsulation::Udp,
+        lifetime: Duration::MAX,
     }
 }

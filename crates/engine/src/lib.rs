@@ -30,7 +30,7 @@ use weft_io::offload::{self, Offloads};
 use weft_io::poller::Waker;
 use weft_io::tap::{Tap, TapOptions};
 use weft_io::udp::UdpSocket;
-use weft_path::{EngineCommand, EngineEvent, Mac, Vni};
+use weft_path::{EngineCommand, EngineEvent, EngineKind, Mac, Vni};
 
 pub use crate::counters::{Counters, Direction, DropReason, PeerTraffic, SaTraffic, Traffic, Work};
 pub use crate::error::EngineError;
@@ -280,7 +280,7 @@ fn supervise(worker: Worker, pin: bool) {
         }
     };
     tracing::error!(reason, "the engine has failed");
-    events(EngineEvent::EngineFailed { reason });
+    events(EngineEvent::EngineFailed { engine: EngineKind::Userspace, reason });
 }
 
 fn pin_first() -> std::io::Result<()> {

@@ -134,14 +134,14 @@ impl State {
         resolve: impl Fn(SocketAddr) -> std::io::Result<Remote>,
     ) -> Result<(), CommandError> {
         match command {
-            EngineCommand::InstallInbound { peer, path, sa } => {
+            EngineCommand::InstallInbound { peer, path, sa, .. } => {
                 self.install_inbound(peer, path, &sa)
             }
             EngineCommand::RemoveInbound { spi } => {
                 self.remove_inbound(spi);
                 Ok(())
             }
-            EngineCommand::InstallOutbound { peer, path, sa, remote } => {
+            EngineCommand::InstallOutbound { peer, path, sa, remote, .. } => {
                 let remote = resolve(remote).map_err(|_| CommandError::Unreachable { remote })?;
                 self.install_outbound(peer, path, &sa, remote)
             }
@@ -164,7 +164,10 @@ impl State {
                 self.remove_peer(peer);
                 Ok(())
             }
-            EngineCommand::SendProbe { .. } | EngineCommand::SendKeepalive { .. } => Ok(()),
+            // A plain path is the kernel engine's, and is not sent here.
+            EngineCommand::SendProbe { .. }
+            | EngineCommand::SendKeepalive { .. }
+            | EngineCommand::InstallPlain { .. } => Ok(()),
         }
     }
 

@@ -7,11 +7,15 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::{Arc, Mutex};
 
 use proptest::prelude::*;
+use std::time::Duration;
 use weft_crypto::{Cipher, PeerId, SaKey};
 use weft_io::udp::{RUN_BYTES_MAX, Remote, UdpSocket};
 use weft_packet::vnet::{self, VnetHeader};
 use weft_packet::{checksum, ethernet, ipv4, tcp, udp};
-use weft_path::{Endpoint, EngineCommand, EngineEvent, InboundSa, Mac, OutboundSa, PathId, Vni};
+use weft_path::{
+    Encapsulation, Endpoint, EngineCommand, EngineEvent, EngineKind, InboundSa, Mac, OutboundSa,
+    PathId, Vni,
+};
 
 use crate::counters::{Counters, DropReason, Registry, Work, WorkerCounters};
 use crate::device::{Env, FrameSink, RunSink};
@@ -94,13 +98,31 @@ impl Rig {
         let mut state = State::new(VNI, MTU, Arc::new(Registry::default()), KeyLog::default());
         let mut outbound = outbound_sa();
         change(&mut outbound);
-        let inbound =
-            InboundSa { spi: SPI, lane: 0, cipher: outbound.cipher, key: outbound.key.clone() };
+        let inbound = InboundSa {
+            spi: SPI,
+            lane: 0,
+            cipher: outbound.cipher,
+            key: outbound.key.clone(),
+            encapsulation: Encapsulation::Udp,
+            lifetime: Duration::MAX,
+        };
         let far = Endpoint { mac: FAR, addresses: Vec::new() };
         let local = Endpoint { mac: LOCAL, addresses: Vec::new() };
         for command in [
-            EngineCommand::InstallInbound { peer: PEER, path: PATH, sa: inbound },
-            EngineCommand::InstallOutbound { peer: PEER, path: PATH, sa: outbound, remote },
+            EngineCommand::InstallInbound {
+                engine: EngineKind::Userspace,
+                remote: std::net::Ipv4Addr::LOCALHOST.into(),
+                peer: PEER,
+                path: PATH,
+                sa: inbound,
+            },
+            EngineCommand::InstallOutbound {
+                engine: EngineKind::Userspace,
+                peer: PEER,
+                path: PATH,
+                sa: outbound,
+                remote,
+            },
             EngineCommand::BindPath { peer: PEER, path: Some(PATH) },
             EngineCommand::SetEndpoints {
                 vni: VNI,
@@ -181,6 +203,8 @@ fn outbound_sa() -> OutboundSa {
         packets_hard: u64::MAX,
         bytes_soft: u64::MAX,
         bytes_hard: u64::MAX,
+        encapsulation: Encapsulation::Udp,
+        lifetime: Duration::MAX,
     }
 }
 
@@ -492,10 +516,29 @@ fn lanes_share_the_flows_and_each_flow_keeps_its_lane() {
     let remote = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), rig.far_socket.port());
     let key = SaKey::from_bytes([4; 36]);
     let cipher = Cipher::ChaCha20Poly1305;
-    let inbound = InboundSa { spi: SPI + 1, lane: 2, cipher, key: key.clone() };
+    let inbound = InboundSa {
+        spi: SPI + 1,
+        lane: 2,
+        cipher,
+        key: key.clone(),
+        encapsulation: Encapsulation::Udp,
+        lifetime: Duration::MAX,
+    };
     let outbound = OutboundSa { spi: SPI + 1, lane: 2, cipher, key, ..outbound_sa() };
-    rig.command(EngineCommand::InstallInbound { peer: PEER, path: PATH, sa: inbound });
-    rig.command(EngineCommand::InstallOutbound { peer: PEER, path: PATH, sa: outbound, remote });
+    rig.command(EngineCommand::InstallInbound {
+        engine: EngineKind::Userspace,
+        remote: std::net::Ipv4Addr::LOCALHOST.into(),
+        peer: PEER,
+        path: PATH,
+        sa: inbound,
+    });
+    rig.command(EngineCommand::InstallOutbound {
+        engine: EngineKind::Userspace,
+        peer: PEER,
+        path: PATH,
+        sa: outbound,
+        remote,
+    });
     for port in 0..32_u8 {
         let mut read = udp_read(&pattern(100), true);
         read[vnet::LEN + 14 + 20 + 1] = port;
@@ -538,7 +581,13 @@ fn a_new_outbound_sa_may_go_elsewhere() {
     let elsewhere = UdpSocket::bind(Some(Ipv4Addr::LOCALHOST.into()), 0).unwrap();
     let remote = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), elsewhere.port());
     let sa = OutboundSa { spi: 999, ..outbound_sa() };
-    rig.command(EngineCommand::InstallOutbound { peer: PEER, path: PATH, sa, remote });
+    rig.command(EngineCommand::InstallOutbound {
+        engine: EngineKind::Userspace,
+        peer: PEER,
+        path: PATH,
+        sa,
+        remote,
+    });
     rig.transmit(&mut [udp_read(&pattern(10), true)]);
     assert_eq!(elsewhere.recv(&mut rig.receiver.batch, 1).unwrap(), 1);
     assert_eq!(rig.receiver.batch.buffer()[..4], 999_u32.to_be_bytes());
@@ -548,12 +597,30 @@ fn a_new_outbound_sa_may_go_elsewhere() {
 fn commands_that_contradict_what_is_known_change_nothing() {
     let mut rig = Rig::new();
     let other = PeerId::from_bytes([8; 32]);
-    let sa =
-        InboundSa { spi: SPI, lane: 0, cipher: Cipher::Aes256Gcm, key: SaKey::from_bytes([5; 36]) };
+    let sa = InboundSa {
+        spi: SPI,
+        lane: 0,
+        cipher: Cipher::Aes256Gcm,
+        key: SaKey::from_bytes([5; 36]),
+        encapsulation: Encapsulation::Udp,
+        lifetime: Duration::MAX,
+    };
     let fresh = InboundSa { spi: SPI + 1, ..sa.clone() };
     for command in [
-        EngineCommand::InstallInbound { peer: PEER, path: PATH, sa },
-        EngineCommand::InstallInbound { peer: other, path: PATH, sa: fresh },
+        EngineCommand::InstallInbound {
+            engine: EngineKind::Userspace,
+            remote: std::net::Ipv4Addr::LOCALHOST.into(),
+            peer: PEER,
+            path: PATH,
+            sa,
+        },
+        EngineCommand::InstallInbound {
+            engine: EngineKind::Userspace,
+            remote: std::net::Ipv4Addr::LOCALHOST.into(),
+            peer: other,
+            path: PATH,
+            sa: fresh,
+        },
         EngineCommand::BindPath { peer: PEER, path: Some(PathId(99)) },
         EngineCommand::SetPathMtu { path: PathId(99), mtu: 1 },
         EngineCommand::SetBroadcast { vni: Vni(8), peers: Vec::new() },

@@ -167,6 +167,7 @@ const fn name_of(command: &EngineCommand) -> &'static str {
         EngineCommand::InstallInbound { .. } => "install inbound",
         EngineCommand::RemoveInbound { .. } => "remove inbound",
         EngineCommand::InstallOutbound { .. } => "install outbound",
+        EngineCommand::InstallPlain { .. } => "install plain",
         EngineCommand::RemoveOutbound { .. } => "remove outbound",
         EngineCommand::BindPath { .. } => "bind path",
         EngineCommand::SetPathMtu { .. } => "set path MTU",

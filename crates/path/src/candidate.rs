@@ -11,7 +11,7 @@ use crate::config::{DRAIN_SHORTEST_MS, KEEPALIVE_MS, RESEND_MS, ms, overhead};
 use crate::inbound::{Inbound, Terms};
 use crate::message::{Accept, Message, Offer, ProbeAnswer, RekeyRequest};
 use crate::prober::{Prober, Role, Sizes, Verdict, retry_after};
-use crate::seam::{EngineCommand, EngineKind, OutboundSa, PathId};
+use crate::seam::{Encapsulation, EngineCommand, EngineKind, OutboundSa, PathId};
 use crate::shared::Shared;
 use crate::status::{PathChange, PathState, PathStatus, Reason};
 
@@ -199,8 +199,11 @@ impl Candidate {
                 packets_hard: shared.config.packets_hard,
                 bytes_soft: shared.config.bytes_soft,
                 bytes_hard: shared.config.bytes_hard,
+                encapsulation: Encapsulation::Udp,
+                lifetime: shared.config.sa_lifetime,
             };
-            shared.command(EngineCommand::InstallOutbound { peer, path, sa, remote });
+            let engine = self.key.engine;
+            shared.command(EngineCommand::InstallOutbound { engine, peer, path, sa, remote });
         }
         self.accepted = Some(Accept {
             session: offer.session,
@@ -275,7 +278,7 @@ impl Candidate {
     /// Sets the largest inner MTU to be sought, from the outer MTU of both links.
     pub(crate) fn set_link_mtu(&mut self, now: Instant, outer: u16, ipv6: bool, sh: &mut Shared) {
         let ipv6 = self.outbound.as_ref().map_or(ipv6, |outbound| outbound.remote.is_ipv6());
-        let ceiling = outer.saturating_sub(overhead(self.key.format, ipv6));
+        let ceiling = outer.saturating_sub(overhead(self.key.format, Encapsulation::Udp, ipv6));
         let verdict = self.prober.set_sizes(now, Sizes::new(sh.config.container_mtu, ceiling));
         self.apply(verdict, sh);
     }

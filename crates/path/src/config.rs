@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use weft_crypto::{Cipher, Format};
 
-use crate::seam::EngineKind;
+use crate::seam::{Encapsulation, EngineKind};
 
 /// Lanes that one offer may hold; more in a peer's offer are refused.
 pub const LANES_MAX: usize = 256;
@@ -140,14 +140,16 @@ impl Config {
 }
 
 /// Bytes that a wire format adds around an inner IP packet, outer IP header included (DESIGN
-/// section 4, MTU).
-pub const fn overhead(format: Format, outer_ipv6: bool) -> u16 {
-    match (format, outer_ipv6) {
-        (Format::Esp, false) => 92,
-        (Format::Esp, true) => 112,
-        (Format::Ovpn, false) => 122,
-        (Format::Ovpn, true) => 142,
-    }
+/// section 4, MTU). The encapsulation is that of format `esp`; the others have no choice.
+pub const fn overhead(format: Format, encapsulation: Encapsulation, outer_ipv6: bool) -> u16 {
+    let over_ipv4 = match (format, encapsulation) {
+        (Format::Esp, Encapsulation::Udp) => 92,
+        (Format::Esp, Encapsulation::Raw) => 84,
+        (Format::Ovpn, _) => 122,
+        (Format::Plain, _) => 50,
+    };
+    // An IPv6 header is 20 bytes longer.
+    if outer_ipv6 { over_ipv4 + 20 } else { over_ipv4 }
 }
 
 pub(crate) const fn ms(milliseconds: u64) -> Duration {

@@ -5,6 +5,7 @@
 //! accepted it, or a packet came in on it), all earlier ones only drain.
 
 use std::collections::VecDeque;
+use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use rand::Rng;
@@ -15,7 +16,7 @@ use crate::config::{
     OFFER_SENDINGS_MAX, RESEND_MS, ms,
 };
 use crate::message::{LaneOffer, Message, Offer};
-use crate::seam::{EngineCommand, EngineKind, InboundSa, PathId};
+use crate::seam::{Encapsulation, EngineCommand, EngineKind, InboundSa, PathId};
 use crate::shared::Shared;
 
 /// What an offer is made from.
@@ -26,6 +27,8 @@ pub(crate) struct Terms<'a> {
     pub(crate) sender_engine: EngineKind,
     pub(crate) cipher: Cipher,
     pub(crate) lanes: u16,
+    /// The peer's address.
+    pub(crate) remote: IpAddr,
 }
 
 pub(crate) struct Inbound {
@@ -253,9 +256,17 @@ impl Inbound {
             let (spi, nonce) = (shared.new_spi(self.peer), shared.nonce());
             let (format, local) = (terms.engine.format, shared.local);
             let key = derive_sa_key(terms.session, &nonce, &local, format, spi, lane);
-            let sa = InboundSa { spi, lane, cipher: terms.cipher, key };
+            let sa = InboundSa {
+                spi,
+                lane,
+                cipher: terms.cipher,
+                key,
+                encapsulation: Encapsulation::Udp,
+                lifetime: shared.config.sa_lifetime,
+            };
             let (peer, path) = (self.peer, self.path);
-            shared.command(EngineCommand::InstallInbound { peer, path, sa });
+            let (engine, remote) = (terms.engine.kind, terms.remote);
+            shared.command(EngineCommand::InstallInbound { engine, peer, path, sa, remote });
             lanes.push(LaneOffer { lane, spi, nonce });
         }
         let generation = Generation {

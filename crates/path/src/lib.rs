@@ -30,7 +30,7 @@ pub use message::{
 };
 pub use paths::Paths;
 pub use seam::{
-    Endpoint, EngineCommand, EngineEvent, EngineKind, InboundSa, Mac, OutboundSa, ParseMacError,
-    PathId, Vni,
+    Encapsulation, Endpoint, EngineCommand, EngineEvent, EngineKind, InboundSa, Mac, OutboundSa,
+    ParseMacError, PathId, Vni,
 };
 pub use status::{Counters, PathChange, PathState, PathStatus, Reason};

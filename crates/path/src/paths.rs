@@ -87,15 +87,16 @@ impl Paths {
         result
     }
 
-    /// An engine reports. [`EngineEvent::EngineFailed`] does not name its engine and fails all
-    /// paths; where there are several engines, use [`Self::handle_engine_failed`].
+    /// An engine reports. After [`EngineEvent::EngineFailed`] all paths on that engine fail at once
+    /// and are tried again with back-off.
     pub fn handle_event(&mut self, now: Instant, event: EngineEvent) {
         let peer = match &event {
             EngineEvent::ProbeReceived { path, .. }
             | EngineEvent::OutboundNearLimit { path, .. }
             | EngineEvent::OutboundExhausted { path, .. }
             | EngineEvent::RemoteMoved { path, .. }
-            | EngineEvent::MessageTooLong { path, .. } => self.shared.paths.get(path),
+            | EngineEvent::MessageTooLong { path, .. }
+            | EngineEvent::PathFailed { path, .. } => self.shared.paths.get(path),
             EngineEvent::InboundFirstUse { spi } => self.shared.spis.get(spi),
             EngineEvent::EngineFailed { .. } => None,
         };
@@ -104,17 +105,14 @@ impl Paths {
             _ => None,
         };
         match (peer.copied(), event) {
-            (_, EngineEvent::EngineFailed { reason }) => self.engine_failed(now, None, &reason),
+            (_, EngineEvent::EngineFailed { engine, reason }) => {
+                self.engine_failed(now, engine, &reason);
+            }
             (Some(peer), event) if named.is_none_or(|named| named == peer) => {
                 self.with(peer, |peer, shared| peer.handle_event(now, &event, shared));
             }
             _ => self.shared.counters.events_stale += 1,
         }
-    }
-
-    /// One engine cannot go on: all paths on it fail at once and are tried again with back-off.
-    pub fn handle_engine_failed(&mut self, now: Instant, kind: EngineKind, reason: &str) {
-        self.engine_failed(now, Some(kind), reason);
     }
 
     /// The outer IP MTU of this host's link is another now, in bytes; peers are told.
@@ -170,7 +168,7 @@ impl Paths {
         self.shared.counters
     }
 
-    fn engine_failed(&mut self, now: Instant, kind: Option<EngineKind>, reason: &str) {
+    fn engine_failed(&mut self, now: Instant, kind: EngineKind, reason: &str) {
         for peer in self.ids() {
             self.with(peer, |peer, shared| peer.handle_engine_failed(now, kind, reason, shared));
         }

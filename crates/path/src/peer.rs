@@ -11,7 +11,7 @@ use crate::config::{ENGINES_MAX, LINK_GRACE_MS, RESEND_MS, SESSION_SPIS_MAX, ms,
 use crate::inbound::Terms;
 use crate::message::{EngineAbility, Hello, Message, MessageError, Offer};
 use crate::prober::Role;
-use crate::seam::{EngineCommand, EngineEvent, EngineKind, PathId};
+use crate::seam::{Encapsulation, EngineCommand, EngineEvent, EngineKind, PathId};
 use crate::shared::Shared;
 use crate::status::{PathChange, PathState, PathStatus, Reason};
 
@@ -178,6 +178,10 @@ impl Peer {
             EngineEvent::MessageTooLong { path, mtu } => {
                 self.at(*path).map(|it| it.handle_too_long(now, *mtu, shared)).is_some()
             }
+            EngineEvent::PathFailed { path, reason } => {
+                let reason = reason.clone();
+                self.at(*path).map(|it| it.handle_engine_failure(now, reason, shared)).is_some()
+            }
             EngineEvent::EngineFailed { .. } => true,
         };
         shared.counters.events_stale += u64::from(!known);
@@ -187,12 +191,12 @@ impl Peer {
     pub(crate) fn handle_engine_failed(
         &mut self,
         now: Instant,
-        kind: Option<EngineKind>,
+        kind: EngineKind,
         reason: &str,
         shared: &mut Shared,
     ) {
         for candidate in self.candidates.values_mut() {
-            if kind.is_none_or(|kind| kind == candidate.key.engine) {
+            if kind == candidate.key.engine {
                 candidate.handle_engine_failure(now, reason.to_owned(), shared);
             }
         }
@@ -228,6 +232,7 @@ impl Peer {
                 sender_engine: key.remote_engine,
                 cipher: *cipher,
                 lanes: *lanes,
+                remote: self.remote,
             });
             candidate.handle_timeout(now, role(self.bound, *key), terms.as_ref(), shared);
         }
@@ -416,7 +421,11 @@ impl Peer {
             kept
         });
         for key in keys {
-            let ceiling = outer.saturating_sub(overhead(key.format, self.remote.is_ipv6()));
+            let ceiling = outer.saturating_sub(overhead(
+                key.format,
+                Encapsulation::Udp,
+                self.remote.is_ipv6(),
+            ));
             self.candidates
                 .entry(key)
                 .or_insert_with(|| Candidate::new(now, self.id, key, ceiling, shared));

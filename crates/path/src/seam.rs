@@ -6,6 +6,7 @@
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::str::FromStr;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use weft_crypto::{Cipher, PeerId, SaKey};
@@ -92,6 +93,29 @@ impl EngineKind {
     }
 }
 
+/// How the packets of format `esp` travel between two hosts (DESIGN section 4).
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
+#[serde(rename_all = "lowercase")]
+pub enum Encapsulation {
+    /// As IP protocol 50; between two kernel engines alone.
+    Raw,
+    /// In UDP (RFC 3948).
+    #[default]
+    Udp,
+}
+
+impl Encapsulation {
+    /// The value in JSON.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Raw => "raw",
+            Self::Udp => "udp",
+        }
+    }
+}
+
 /// A container's (or the host's) place in a network: where frames for `mac` go.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Endpoint {
@@ -112,6 +136,10 @@ pub struct InboundSa {
     pub cipher: Cipher,
     /// Key and salt.
     pub key: SaKey,
+    /// How its packets come; the vector engine takes UDP alone.
+    pub encapsulation: Encapsulation,
+    /// Path choice removes it before this age; an engine that outlives the daemon does so itself.
+    pub lifetime: Duration,
 }
 
 /// An SA this host sends on.
@@ -137,6 +165,10 @@ pub struct OutboundSa {
     pub bytes_soft: u64,
     /// Hard limit of bytes sealed.
     pub bytes_hard: u64,
+    /// How its packets go; the vector engine takes UDP alone.
+    pub encapsulation: Encapsulation,
+    /// Path choice removes it before this age; an engine that outlives the daemon does so itself.
+    pub lifetime: Duration,
 }
 
 /// What path choice (and, for endpoints, the mesh) asks of an engine. Carried out in order.
@@ -144,12 +176,17 @@ pub struct OutboundSa {
 pub enum EngineCommand {
     /// Receive on a new SA from now on, beside any older one of the same path.
     InstallInbound {
+        /// Which engine is to do it.
+        engine: EngineKind,
         /// Whose packets it opens.
         peer: PeerId,
         /// The path it belongs to.
         path: PathId,
         /// The SA.
         sa: InboundSa,
+        /// The address that the peer's link comes from. A kernel's SA is bound to the pair of
+        /// addresses; the vector engine takes its packets from anywhere.
+        remote: IpAddr,
     },
     /// Stop receiving on an SA.
     RemoveInbound {
@@ -158,14 +195,26 @@ pub enum EngineCommand {
     },
     /// Send on this SA from the next packet on; what the same path and lane sent on before is erased.
     InstallOutbound {
+        /// Which engine is to do it.
+        engine: EngineKind,
         /// To whom.
         peer: PeerId,
         /// The path it belongs to.
         path: PathId,
         /// The SA.
         sa: OutboundSa,
-        /// Where the peer wants it: address and UDP port.
+        /// Where the peer wants it: address and UDP port (which a raw SA does not use).
         remote: SocketAddr,
+    },
+    /// The path of format `plain` may carry frames to this trusted peer and take them from it: the
+    /// guard's exception. [`Self::RemoveOutbound`] takes it back. The kernel engine's alone.
+    InstallPlain {
+        /// The trusted peer.
+        peer: PeerId,
+        /// The path.
+        path: PathId,
+        /// Its address.
+        remote: IpAddr,
     },
     /// Erase the outbound SAs of a path.
     RemoveOutbound {
@@ -186,7 +235,8 @@ pub enum EngineCommand {
         /// Inner MTU in bytes.
         mtu: u16,
     },
-    /// The peer's packets come from another address (NAT): send there.
+    /// The peer's packets come from another address (NAT): send there. The vector engine's alone: a
+    /// kernel's SA is bound to its addresses and is replaced.
     SetRemote {
         /// The path.
         path: PathId,
@@ -281,8 +331,17 @@ pub enum EngineEvent {
         /// Inner MTU of the refused datagram in bytes.
         mtu: u16,
     },
+    /// The engine lost what one path had in it, or refused it; the engine's other paths go on.
+    PathFailed {
+        /// The path.
+        path: PathId,
+        /// What happened, for `status connections`.
+        reason: String,
+    },
     /// The engine cannot go on; every path on it has failed.
     EngineFailed {
+        /// Which engine.
+        engine: EngineKind,
         /// What happened, for `status connections`.
         reason: String,
     },

@@ -122,7 +122,9 @@ impl Dice {
             4 => EngineEvent::OutboundExhausted { path, spi },
             5 => EngineEvent::RemoteMoved { path, remote: (self.address(), 9).into() },
             6 => EngineEvent::MessageTooLong { path, mtu: self.mtu() },
-            _ if self.below(20) == 0 => EngineEvent::EngineFailed { reason: "lie".into() },
+            _ if self.below(20) == 0 => {
+                EngineEvent::EngineFailed { engine: EngineKind::Userspace, reason: "lie".into() }
+            }
             _ => EngineEvent::MessageTooLong { path, mtu: 1300 },
         }
     }
@@ -143,7 +145,7 @@ struct Engine {
 impl Engine {
     fn apply(&mut self, seed: u64, command: EngineCommand, known: &mut Known) {
         match command {
-            EngineCommand::InstallInbound { peer, path, sa } => {
+            EngineCommand::InstallInbound { peer, path, sa, .. } => {
                 assert!(self.inbound.insert(sa.spi, peer).is_none(), "seed {seed}");
                 known.spis.push(sa.spi);
                 known.paths.push(path);

@@ -11,7 +11,10 @@ use std::time::{Duration, Instant};
 use weft_crypto::{Cipher, PeerId, SaKey};
 use weft_engine::{Counters, DropReason, Engine, EngineConfig};
 use weft_io::namespace::{Namespace, run_in, unshare_network};
-use weft_path::{Endpoint, EngineCommand, EngineEvent, InboundSa, Mac, OutboundSa, PathId, Vni};
+use weft_path::{
+    Encapsulation, Endpoint, EngineCommand, EngineEvent, EngineKind, InboundSa, Mac, OutboundSa,
+    PathId, Vni,
+};
 
 /// How long anything may take before a test fails.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
@@ -124,8 +127,15 @@ pub(crate) fn strangers() -> (Host, Host) {
 
 /// Makes `from` send to `to` on a new SA with this SPI.
 pub(crate) fn connect(from: &Host, to: &Host, spi: u32) {
-    to.command(EngineCommand::InstallInbound { peer: from.id, path: PATH, sa: inbound(spi) });
+    to.command(EngineCommand::InstallInbound {
+        engine: EngineKind::Userspace,
+        remote: std::net::Ipv4Addr::LOCALHOST.into(),
+        peer: from.id,
+        path: PATH,
+        sa: inbound(spi),
+    });
     from.command(EngineCommand::InstallOutbound {
+        engine: EngineKind::Userspace,
         peer: to.id,
         path: PATH,
         sa: outbound(spi),
@@ -144,7 +154,14 @@ pub(crate) fn key(spi: u32) -> SaKey {
 }
 
 pub(crate) fn inbound(spi: u32) -> InboundSa {
-    InboundSa { spi, lane: 0, cipher: Cipher::Aes256Gcm, key: key(spi) }
+    InboundSa {
+        spi,
+        lane: 0,
+        cipher: Cipher::Aes256Gcm,
+        key: key(spi),
+        encapsulation: Encapsulation::Udp,
+        lifetime: Duration::MAX,
+    }
 }
 
 pub(crate) fn outbound(spi: u32) -> OutboundSa {
@@ -159,6 +176,8 @@ pub(crate) fn outbound(spi: u32) -> OutboundSa {
         packets_hard: u64::MAX,
         bytes_soft: u64::MAX,
         bytes_hard: u64::MAX,
+        encapsulation: Encapsulation::Udp,
+        lifetime: Duration::MAX,
     }
 }
 

@@ -14,7 +14,7 @@ use weft_engine::{DropReason, Engine, EngineConfig, EngineError, Work};
 use weft_io::namespace::run_in;
 use weft_packet::vxlan::{Rco, VxlanHeader};
 use weft_packet::{esp, ethernet, vxlan};
-use weft_path::{EngineCommand, EngineEvent, Mac, Vni};
+use weft_path::{EngineCommand, EngineEvent, EngineKind, Mac, Vni};
 
 use crate::common;
 
@@ -32,7 +32,13 @@ impl<'a> Forger<'a> {
     /// Authentic at `victim`, from `at`.
     fn new(at: &Host, victim: &'a Host) -> Self {
         let sa = common::inbound(Self::SPI);
-        victim.command(EngineCommand::InstallInbound { peer: at.id, path: PATH, sa });
+        victim.command(EngineCommand::InstallInbound {
+            engine: EngineKind::Userspace,
+            remote: std::net::Ipv4Addr::LOCALHOST.into(),
+            peer: at.id,
+            path: PATH,
+            sa,
+        });
         Self {
             socket: at.run(|| UdpSocket::bind((at.wire, 0)).unwrap()),
             sa: SealingSa::new(Cipher::Aes256Gcm, Self::SPI, &key(Self::SPI), 99),
@@ -224,7 +230,7 @@ fn a_device_that_goes_away_is_reported() {
     let (a, b) = two_hosts();
     a.run(|| ip("link del weft0"));
     let reason = a.events.wait(|event| match event {
-        EngineEvent::EngineFailed { reason } => Some(reason.clone()),
+        EngineEvent::EngineFailed { reason, .. } => Some(reason.clone()),
         _ => None,
     });
     assert!(reason.contains("failed"), "{reason}");
@@ -257,14 +263,30 @@ fn a_panic_in_a_worker_is_an_event() {
     let peer = PeerId::from_bytes([1; 32]);
     let remote = SocketAddr::new("127.0.0.1".parse().unwrap(), engine.port());
     let sa = common::outbound(600);
-    engine.command(EngineCommand::InstallOutbound { peer, path: PATH, sa, remote }).unwrap();
+    engine
+        .command(EngineCommand::InstallOutbound {
+            engine: EngineKind::Userspace,
+            peer,
+            path: PATH,
+            sa,
+            remote,
+        })
+        .unwrap();
     let sa = common::inbound(600);
-    engine.command(EngineCommand::InstallInbound { peer, path: PATH, sa }).unwrap();
+    engine
+        .command(EngineCommand::InstallInbound {
+            engine: EngineKind::Userspace,
+            remote: std::net::Ipv4Addr::LOCALHOST.into(),
+            peer,
+            path: PATH,
+            sa,
+        })
+        .unwrap();
     // The engine receives its own probe, and the listener panics over the first use of the SA.
     let probe = EngineCommand::SendProbe { path: PATH, probe: 1, mtu: 100, candidate: false };
     engine.command(probe).unwrap();
     let reason = events.wait(|event| match event {
-        EngineEvent::EngineFailed { reason } => Some(reason.clone()),
+        EngineEvent::EngineFailed { reason, .. } => Some(reason.clone()),
         _ => None,
     });
     assert!(reason.contains("panicked"), "{reason}");

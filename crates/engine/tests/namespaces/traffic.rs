@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use crate::common::{Host, MTU, PATH, PATIENCE, connect, inbound, outbound, pattern, two_hosts};
 use weft_engine::{DropReason, Work};
-use weft_path::{EngineCommand, EngineEvent};
+use weft_path::{EngineCommand, EngineEvent, EngineKind};
 
 /// Sends `bytes` from one host to the other over TCP and checks what arrives.
 fn tcp(from: &Host, to: &Host, address: IpAddr, bytes: &[u8]) {
@@ -148,11 +148,14 @@ fn a_change_of_sas_under_load_loses_nothing() {
             while !stop.load(Ordering::Relaxed) {
                 spi += 1;
                 b.command(EngineCommand::InstallInbound {
+                    engine: EngineKind::Userspace,
+                    remote: std::net::Ipv4Addr::LOCALHOST.into(),
                     peer: a.id,
                     path: PATH,
                     sa: inbound(spi),
                 });
                 a.command(EngineCommand::InstallOutbound {
+                    engine: EngineKind::Userspace,
                     peer: b.id,
                     path: PATH,
                     sa: outbound(spi),

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 
 use weft_crypto::PeerId;
-use weft_path::{EngineCommand, EngineEvent, PathId};
+use weft_path::{EngineCommand, EngineEvent, EngineKind, PathId};
 
 /// A packet on the simulated data network.
 #[derive(Clone, Debug)]
@@ -105,7 +105,7 @@ impl SimEngine {
             {
                 self.fail(events);
             }
-            EngineCommand::InstallInbound { peer, path, sa } => {
+            EngineCommand::InstallInbound { peer, path, sa, .. } => {
                 let (key, seen) = (*sa.key.expose(), BTreeSet::new());
                 let older = self.inbound.insert(sa.spi, Inbound { peer, path, key, seen });
                 assert!(older.is_none(), "an SPI was installed twice");
@@ -153,7 +153,9 @@ impl SimEngine {
                 self.bound.remove(&peer);
                 self.inbound.retain(|_, sa| sa.peer != peer);
             }
-            EngineCommand::SetEndpoints { .. } | EngineCommand::SetBroadcast { .. } => {}
+            EngineCommand::SetEndpoints { .. }
+            | EngineCommand::SetBroadcast { .. }
+            | EngineCommand::InstallPlain { .. } => {}
         }
         None
     }
@@ -210,7 +212,10 @@ impl SimEngine {
         self.inbound.clear();
         self.outbound.clear();
         self.bound.clear();
-        events.push(EngineEvent::EngineFailed { reason: "simulated".to_owned() });
+        events.push(EngineEvent::EngineFailed {
+            engine: EngineKind::Userspace,
+            reason: "simulated".to_owned(),
+        });
     }
 
     fn seal(

@@ -454,7 +454,11 @@ impl World {
     }
 
     fn overhead_to(&self, packet: &Packet) -> u16 {
-        overhead(weft_crypto::Format::Esp, packet.destination.is_ipv6())
+        overhead(
+            weft_crypto::Format::Esp,
+            weft_path::Encapsulation::Udp,
+            packet.destination.is_ipv6(),
+        )
     }
 
     fn transmit(&mut self, from: HostId, mut packet: Packet) {

@@ -16,7 +16,7 @@ use weft_crypto::PeerId;
 use weft_engine::Engine;
 use weft_link::Links;
 use weft_mesh::{AddressError, Mesh, Output};
-use weft_path::{Endpoint, EngineCommand, EngineEvent, Mac, Paths, Vni};
+use weft_path::{Endpoint, EngineCommand, EngineEvent, EngineKind, Mac, Paths, Vni};
 
 use super::requests::Targets;
 use super::store::Store;
@@ -432,7 +432,10 @@ impl Control {
 
     fn pass(&mut self, command: EngineCommand) {
         if let Err(error) = self.engine.command(command) {
-            let event = EngineEvent::EngineFailed { reason: error.to_string() };
+            let event = EngineEvent::EngineFailed {
+                engine: EngineKind::Userspace,
+                reason: error.to_string(),
+            };
             self.paths.handle_event(Instant::now(), event);
         }
     }

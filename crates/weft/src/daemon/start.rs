@@ -13,7 +13,7 @@ use weft_engine::{Engine, EngineConfig};
 use weft_kernel::{BridgeSpec, Kernel, LinkEvent, PortSpec};
 use weft_link::{Admission, Identity, Links, Secret, Target};
 use weft_mesh::{Founding, Mesh};
-use weft_path::{EngineEvent, EngineKind, EngineOffer, Paths};
+use weft_path::{Encapsulation, EngineEvent, EngineKind, EngineOffer, Paths};
 use zeroize::Zeroizing;
 
 use super::StartError;
@@ -217,7 +217,7 @@ async fn link_mtu(settings: &Settings, kernel: &Kernel) -> Result<u16, StartErro
 
 /// DESIGN section 4: the host's link less the overhead over IPv6, a multiple of 4.
 fn container_mtu(link_mtu: u16) -> u16 {
-    let inner = link_mtu.saturating_sub(weft_path::overhead(Format::Esp, true));
+    let inner = link_mtu.saturating_sub(weft_path::overhead(Format::Esp, Encapsulation::Udp, true));
     (inner / 4 * 4).max(CONTAINER_MTU_MIN)
 }
 
