@@ -11,6 +11,7 @@ use crate::{
     attach::Addresses,
     error::KernelError,
     link::{Change, DEVICE_ALIAS, DEVICE_GROUP, Link, check_name},
+    odp::is_datapath,
     set_ipv6_sysctl,
 };
 
@@ -137,7 +138,7 @@ impl Kernel {
         Change::of(&link).up(&link).send(socket, &spec.name).await
     }
 
-    /// Gives the host exactly these addresses on the network, on the bridge device. Those that
+    /// Gives the host exactly these addresses on the network, on the bridge's or datapath's device. Those that
     /// the kernel made (link-local) are left alone.
     ///
     /// # Errors
@@ -148,7 +149,7 @@ impl Kernel {
         wanted: &[IpNet],
     ) -> Result<(), KernelError> {
         let _one = self.inner.reconcile.lock().await;
-        let link = self.own_bridge(bridge).await?;
+        let link = self.own_switch(bridge).await?;
         let socket = self.socket();
         let present = Addresses::read(socket).await?;
         let surplus: Vec<IpNet> = present
@@ -201,6 +202,12 @@ impl Kernel {
         }
     }
 
+    /// The bridge or the datapath's device by name, if it is there and ours.
+    pub(crate) async fn own_switch(&self, name: &str) -> Result<Link, KernelError> {
+        let link = self.socket().need_link(name).await?;
+        if link.is_own() && is_datapath(&link) { Ok(link) } else { self.own_bridge(name).await }
+    }
+
     /// Makes `link` a port of `bridge`, unless another bridge has it.
     pub(crate) async fn join(&self, link: &Link, bridge: &Link) -> Result<(), KernelError> {
         let socket = self.socket();
@@ -231,7 +238,7 @@ pub(crate) fn check_mtu(mtu: u32) -> Result<(), KernelError> {
 }
 
 /// The marks of what is ours, where they are missing.
-fn mark(link: &Link) -> Change {
+pub(crate) fn mark(link: &Link) -> Change {
     Change::of(link).when(link.group != DEVICE_GROUP, LinkAttribute::Group(DEVICE_GROUP)).when(
         link.alias.as_deref() != Some(DEVICE_ALIAS),
         LinkAttribute::IfAlias(DEVICE_ALIAS.to_owned()),

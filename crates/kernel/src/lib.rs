@@ -14,6 +14,7 @@ mod bridge;
 mod endpoints;
 mod error;
 mod link;
+pub mod odp;
 mod route;
 mod socket;
 mod watch;

@@ -223,7 +223,7 @@ fn step(bytes: &[u8], sequence: u32) -> Step {
 }
 
 /// The kernel's own words in an extended acknowledgement, after the echo of the request's header.
-fn explanation(flags: u16, echo: &[u8]) -> Option<String> {
+pub(crate) fn explanation(flags: u16, echo: &[u8]) -> Option<String> {
     if flags & NLM_F_ACK_TLVS == 0 {
         return None;
     }

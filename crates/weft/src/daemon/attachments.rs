@@ -227,7 +227,7 @@ impl Attachments {
                 mtu: u32::from(saved.attachment.mtu),
                 gso_max_segs: Some(super::start::run_segments(saved.attachment.mtu)),
                 multicast_route: saved.multicast_route,
-                bridge: super::start::BRIDGE.into(),
+                bridge: Some(super::start::BRIDGE.into()),
             })
             .await
     }
