@@ -40,6 +40,8 @@ pub use self::{
 };
 
 pub(crate) use self::device::is_datapath;
+use weft_io::namespace;
+
 use self::socket::Requests;
 use crate::{Kernel, error::KernelError};
 
@@ -50,8 +52,22 @@ impl Kernel {
     /// # Errors
     /// [`KernelError::OdpMissing`], [`KernelError::VxlanMissing`], [`KernelError::NotPermitted`].
     pub async fn odp_support(&self) -> Result<(), KernelError> {
-        let mut requests = Requests::open()?;
+        let mut requests = self.at_home(Requests::open)?;
         requests.families().await?;
         device::try_tunnel(self).await
+    }
+
+    /// Opens sockets in the namespace of this handle, whatever thread runs the caller's task.
+    fn at_home<T: Send>(
+        &self,
+        open: impl FnOnce() -> Result<T, KernelError> + Send,
+    ) -> Result<T, KernelError> {
+        let runtime = tokio::runtime::Handle::current();
+        let opened = namespace::run_in(&self.inner.home, || {
+            let _guard = runtime.enter();
+            open()
+        });
+        let doing = "open a socket in the host's network namespace";
+        opened.map_err(|source| KernelError::Socket { doing: doing.into(), source })?
     }
 }

@@ -109,7 +109,7 @@ pub async fn remove_datapath(
     let socket = kernel.socket();
     let mut deleted = 0;
     if let Some(link) = socket.link(name).await?.filter(is_datapath) {
-        let mut requests = Requests::open()?;
+        let mut requests = kernel.at_home(Requests::open)?;
         let families = requests.families().await?;
         let Some(datapath) = own_datapath(&mut requests, &families, &link).await? else {
             return Err(link.name_taken("on this host"));

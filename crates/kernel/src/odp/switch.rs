@@ -141,7 +141,7 @@ impl OdpSwitch {
     /// after `kill -9`: its ports stay, its flows (which nobody watches any more) are deleted once.
     /// A bridge of ours under the name is deleted first.
     ///
-    /// Call it in the network namespace of `kernel`. The switch runs as a task of the runtime.
+    /// It works in the network namespace of `kernel`, as a task of the runtime.
     ///
     /// # Errors
     /// [`KernelError::OdpMissing`], [`KernelError::NameTaken`] if a device or datapath of somebody

@@ -88,20 +88,27 @@ pub(super) struct Core {
 /// How the switch goes on after a command.
 enum Next {
     Serve,
-    Stop,
+    /// It ends, and then says so: whoever waits for that may start the next at once.
+    Stop(Farewell),
+}
+
+type Farewell = Box<dyn FnOnce() + Send>;
+
+/// Why a switch has ended.
+enum End {
+    Stopped(Farewell),
+    Failed(String),
 }
 
 impl Worker {
-    /// Opens the sockets in the calling thread's network namespace and makes what is missing.
+    /// Opens the sockets in the network namespace of `kernel` and makes what is missing.
     pub(super) async fn start(
         kernel: &Kernel,
         spec: OdpSpec,
         queues: Queues,
     ) -> Result<Self, KernelError> {
-        let mut requests = Requests::open()?;
-        let upcalls = Upcalls::open()?;
-        let notices = Notices::open()?;
-        let sweep = Sweep::open()?;
+        let open = || Ok((Requests::open()?, Upcalls::open()?, Notices::open()?, Sweep::open()?));
+        let (mut requests, upcalls, notices, sweep) = kernel.at_home(open)?;
         let families = requests.families().await?;
         notices.join(&families)?;
         let found = ports::open_datapath(kernel, &spec, &mut requests, &families).await?;
@@ -138,14 +145,20 @@ impl Worker {
 
     /// Serves until it is stopped or the datapath is gone.
     pub(super) async fn run(mut self, end: watch::Sender<Option<String>>) {
-        if let Some(reason) = self.serve().await {
-            tracing::error!(switch = %self.core.spec.name, %reason, "the ODP switch has ended");
-            end.send_replace(Some(reason.clone()));
-            self.core.event(OdpEvent::Failed { reason });
+        match self.serve().await {
+            End::Stopped(farewell) => {
+                drop(self);
+                farewell();
+            }
+            End::Failed(reason) => {
+                tracing::error!(switch = %self.core.spec.name, %reason, "the ODP switch has ended");
+                end.send_replace(Some(reason.clone()));
+                self.core.event(OdpEvent::Failed { reason });
+            }
         }
     }
 
-    async fn serve(&mut self) -> Option<String> {
+    async fn serve(&mut self) -> End {
         let Self { core, commands, upcalls, notices, sweep } = self;
         let mut repair = interval(Duration::from_millis(REPAIR_INTERVAL_MS));
         repair.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -154,8 +167,9 @@ impl Worker {
         loop {
             tokio::select! {
                 command = commands.recv() => {
-                    if let Next::Stop = core.command(command?, sweep).await {
-                        return None;
+                    let Some(command) = command else { return End::Stopped(Box::new(|| ())) };
+                    if let Next::Stop(farewell) = core.command(command, sweep).await {
+                        return End::Stopped(farewell);
                     }
                 }
                 received = upcalls.receive() => match received {
@@ -175,10 +189,9 @@ impl Worker {
                 _ = sweep_due.tick() => core.begin_sweep(sweep).await,
             }
             if core.suspect && !core.is_there().await {
-                return Some(format!(
-                    "the datapath {} was deleted or the module openvswitch unloaded",
-                    core.spec.name
-                ));
+                let name = &core.spec.name;
+                let what = "was deleted or the module openvswitch unloaded";
+                return End::Failed(format!("the datapath {name} {what}"));
             }
         }
     }
@@ -206,16 +219,13 @@ impl Core {
                 self.begin_sweep(sweep).await;
                 let _ = reply.send(Ok(()));
             }
-            Command::Stop(reply) => {
-                let _ = reply.send(Ok(()));
-                return Next::Stop;
-            }
+            Command::Stop(reply) => return Next::Stop(Box::new(|| _ = reply.send(Ok(())))),
             Command::Remove(reply) => {
                 let (name, tunnel) = (&self.spec.name, &self.spec.tunnel);
-                let removed = ports::remove_datapath(&self.kernel, name, tunnel).await;
-                let done = removed.is_ok();
-                let _ = reply.send(removed);
-                return if done { Next::Stop } else { Next::Serve };
+                match ports::remove_datapath(&self.kernel, name, tunnel).await {
+                    Ok(count) => return Next::Stop(Box::new(move || _ = reply.send(Ok(count)))),
+                    Err(error) => _ = reply.send(Err(error)),
+                }
             }
         }
         Next::Serve

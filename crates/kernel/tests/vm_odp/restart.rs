@@ -108,14 +108,14 @@ fn a_host_with_a_bridge_and_a_vxlan_device_is_a_peer() {
             Outer::Ipv4 => ("192.0.2.2", "192.0.2.1"),
             Outer::Ipv6 => ("2001:db8::2", "2001:db8::1"),
         };
-        host.run("ip link add br type bridge");
-        host.run("ip link set br up mtu 1388 addrgenmode none");
+        host.run("ip link add name sw type bridge");
+        host.run("ip link set dev sw up mtu 1388 addrgenmode none");
         // A device for IPv6 has no DF to set; 6.1 lets it be said anyway.
         host.run(&format!(
             "ip link add vx mtu 1388 type vxlan id 1 local {local} dstport 6787 noudpcsum \
              udp6zerocsumtx udp6zerocsumrx nolearning ttl 64"
         ));
-        host.run("ip link set vx master br up addrgenmode none");
+        host.run("ip link set vx master sw up addrgenmode none");
         host.run(&format!("bridge fdb append 00:00:00:00:00:00 dev vx dst {remote}"));
         host.run(&format!("bridge fdb append {} dev vx dst {remote}", a.mac));
         let inside = Space::new();
@@ -125,7 +125,7 @@ fn a_host_with_a_bridge_and_a_vxlan_device_is_a_peer() {
         });
         host.run("ip link add box type veth peer name weft0");
         host.run(&format!("ip link set weft0 netns {target}"));
-        host.run("ip link set box master br up addrgenmode none");
+        host.run("ip link set box master sw up addrgenmode none");
         inside.run("ip link set weft0 address 02:00:00:01:02:03 mtu 1388 up");
         inside.run("ip address add 10.32.2.3/12 dev weft0");
         inside.run("ip address add fd32::2:3/64 dev weft0 nodad");

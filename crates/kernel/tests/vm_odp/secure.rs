@@ -25,9 +25,9 @@ fn protect(host: &Host, other: u8, outer: Outer) {
 }
 
 const GUARD: &str = "table inet weft-test { \
-    chain out { type filter hook output priority 0; udp dport 6787 rt ipsec missing counter drop; } \
-    chain post { type filter hook postrouting priority 0; udp dport 6787 rt ipsec missing counter drop; } \
-    chain in { type filter hook input priority 0; udp dport 6787 meta ipsec missing counter drop; } }";
+    chain out { type filter hook output priority 0; udp dport 6787 rt ipsec missing counter drop; }; \
+    chain post { type filter hook postrouting priority 0; udp dport 6787 rt ipsec missing counter drop; }; \
+    chain in { type filter hook input priority 0; udp dport 6787 meta ipsec missing counter drop; }; }";
 
 fn guard(host: &Host) {
     host.space.run(&format!("nft '{GUARD}'"));
