@@ -116,7 +116,7 @@ fn task(task: Task) -> anyhow::Result<ExitCode> {
         Task::Shell { guest } => {
             let job = job(&guest, "bash -i".to_owned(), u64::MAX)?;
             let kernel = Kernel::get(guest.kernel, false)?;
-            Ok(exit_code(Guest::new(&kernel, &job)?.interact()?.code))
+            Ok(exit_code(Guest::new(&kernel, &job)?.interact()?))
         }
         Task::Test { kernel, guests, weft, logs, name } => {
             let environment = environment();
