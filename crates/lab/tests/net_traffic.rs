@@ -3,7 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use weft_lab::net::iperf::{self, Server};
-use weft_lab::net::{Lab, attainable_bps, counter, namespace, probe};
+use weft_lab::net::{Lab, attainable_bps, counter, namespace, probe, slowness};
 
 #[test]
 fn ping_and_iperf3_both_ways_over_ipv4_and_ipv6() -> anyhow::Result<()> {
@@ -15,7 +15,8 @@ fn ping_and_iperf3_both_ways_over_ipv4_and_ipv6() -> anyhow::Result<()> {
             from.ping(address)?;
             let tcp = iperf::run(from, address, &["-t", "1"])?;
             assert!(iperf::received_bps(&tcp) > attainable_bps(1e8), "TCP to {address}: {tcp}");
-            let udp = iperf::run(from, address, &["-u", "-b", "50M", "-t", "1", "-l", "1300"])?;
+            let rate = format!("{}M", 50 / slowness());
+            let udp = iperf::run(from, address, &["-u", "-b", &rate, "-t", "1", "-l", "1300"])?;
             assert_eq!(udp["end"]["sum"]["lost_packets"], 0, "UDP to {address}: {udp}");
         }
     }

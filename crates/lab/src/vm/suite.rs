@@ -194,13 +194,14 @@ fn prepared(share: &Share, request: &Request, place: &Path) -> anyhow::Result<Jo
     })
 }
 
-/// The script that runs the programs one after the other, with a mark before and after each.
+/// The script that runs the programs one after the other, with a mark before and after each. What they
+/// say on standard error, such as how long they have been waiting, goes to the kernel's log.
 fn script(programs: &[Program]) -> String {
     let mut text = String::new();
     for Program { target, tests, .. } in programs {
         let names: Vec<String> = tests.iter().map(|name| quoted(name)).collect();
         text.push_str(&format!(
-            "{begin}\ntimeout -k 5 {PROGRAM_LIMIT_S} /tests/{target} --test-threads 1 --exact {names}\n\
+            "{begin}\ntimeout -k 5 {PROGRAM_LIMIT_S} /tests/{target} --test-threads 1 --exact {names} 2>/dev/console\n\
              {end} $? $SECONDS\n",
             begin = super::report::begin_command(target),
             end = super::report::end_command(target),
