@@ -15,7 +15,7 @@ use anyhow::{Context, bail};
 use weft::sandbox::progress::step;
 
 use super::kernel::{Kernel, module_name};
-use super::{cache_directory, make_directory, run, scratch};
+use super::{cache_directory, locked, make_directory, run, scratch};
 
 /// Process 1 of the guest, and what stands in for a program that is on a disk.
 const PROGRAMS_OF_OURS: [(&str, &str); 2] =
@@ -156,7 +156,7 @@ pub(crate) struct Additions {
 /// The base image for a kernel; made if there is none for exactly these tools.
 pub(crate) fn base(kernel: &Kernel) -> anyhow::Result<PathBuf> {
     let place = cache_directory()?.join("images");
-    make_directory(&place)?;
+    let _lock = locked(&place)?;
     let programs = programs()?;
     let prefix = format!("base-{}-", kernel.release);
     let image = place.join(format!("{prefix}{:016x}.cpio", fingerprint(&programs)?));

@@ -4,18 +4,16 @@
 //! when they cannot be reached the one in the cache serves.
 
 use std::fmt;
-use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, bail};
-use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
 use weft::sandbox::progress::{note, step};
 
 use super::apt::{Mirror, Suite};
-use super::{cache_directory, make_directory, run};
+use super::{cache_directory, locked, make_directory, run};
 
 /// After this long the suites are asked for a newer kernel.
 const REFRESH_INTERVAL_S: u64 = 7 * 24 * 3600;
@@ -114,10 +112,7 @@ impl Kernel {
             "the VM lab puts this machine's own programs into its guests, which are x86-64"
         );
         let place = Self::place()?;
-        make_directory(&place)?;
-        // One at a time: runs side by side must not fetch the same kernel twice.
-        let lock = File::create(place.join("lock")).context("cannot make the cache's lock")?;
-        flock(&lock, FlockOperation::LockExclusive).context("cannot lock the cache")?;
+        let _lock = locked(&place)?;
         let record = place.join(format!("{choice}.json"));
         let cached = Self::recorded(&record).filter(Self::is_complete);
         if let Some(kernel) = &cached

@@ -15,10 +15,12 @@ mod shell;
 pub mod suite;
 mod tools;
 
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use anyhow::{Context, bail};
+use rustix::fs::{FlockOperation, flock};
 
 pub use guest::{Ending, Guest, Job, place_of};
 pub use shell::script_of;
@@ -56,6 +58,15 @@ pub(crate) fn last_lines(text: &str, count: usize) -> String {
 /// Makes a folder and those above it.
 pub(crate) fn make_directory(path: &Path) -> anyhow::Result<()> {
     std::fs::create_dir_all(path).with_context(|| format!("cannot make {}", path.display()))
+}
+
+/// Holds a folder of the cache until the lock is dropped: guests side by side, and runs side by side, must
+/// not make the same thing twice.
+pub(crate) fn locked(place: &Path) -> anyhow::Result<File> {
+    make_directory(place)?;
+    let lock = File::create(place.join("lock")).context("cannot make the cache's lock")?;
+    flock(&lock, FlockOperation::LockExclusive).context("cannot lock the cache")?;
+    Ok(lock)
 }
 
 /// A temporary folder of this run; what killed runs left is removed first.

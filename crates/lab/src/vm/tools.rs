@@ -9,7 +9,7 @@ use anyhow::Context;
 use weft::sandbox::progress::step;
 
 use super::image::libraries;
-use super::{cache_directory, make_directory, run, scratch};
+use super::{cache_directory, locked, make_directory, run, scratch};
 
 /// Where the program and its data stand on this machine (packages `tshark` and `libwireshark-data`).
 const PROGRAM: &str = "/usr/bin/tshark";
@@ -40,7 +40,7 @@ pub(crate) fn disk() -> anyhow::Result<Option<PathBuf>> {
     }
     let libraries = libraries(&[program.to_owned()])?;
     let place = cache_directory()?.join("images");
-    make_directory(&place)?;
+    let _lock = locked(&place)?;
     let disk = place.join(format!("tools-{:016x}.ext4", fingerprint(program, &libraries)?));
     if disk.exists() {
         return Ok(Some(disk));
