@@ -3,6 +3,7 @@
 pub mod cpu;
 pub mod namespace;
 pub mod offload;
+pub mod packet;
 pub mod poller;
 pub mod tap;
 pub mod udp;

@@ -67,6 +67,14 @@ impl UdpSocket {
         Ok(any)
     }
 
+    /// Takes datagrams without a checksum over IPv6 as well (RFC 6936); over IPv4 they always come.
+    ///
+    /// # Errors
+    /// What the kernel refused.
+    pub fn accept_no_checksum(&self) -> io::Result<()> {
+        if self.ipv6 { self.set(libc::SOL_UDP, libc::UDP_NO_CHECK6_RX, 1) } else { Ok(()) }
+    }
+
     /// The port it is bound to.
     pub const fn port(&self) -> u16 {
         self.port
