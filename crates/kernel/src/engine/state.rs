@@ -1,0 +1,409 @@
+//! What the kernel engine knows of peers, paths and SAs, and what follows from a command: a list of
+//! actions on the kernel. Pure, so that its order can be tested without one.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
+
+use weft_crypto::PeerId;
+use weft_packet::vxlan;
+use weft_path::{Encapsulation, EngineCommand, EngineEvent, InboundSa, OutboundSa, PathId};
+
+use super::probe_mac;
+use crate::overlay::Via;
+use crate::xfrm::{
+    Direction, Limits, PolicyId, PolicySpec, StateId, StateSpec, Template, UdpPorts,
+};
+
+/// What is to be done in the kernel, in order.
+#[derive(Debug, PartialEq)]
+pub(super) enum Action {
+    /// Install an SA of a path.
+    AddState(PathId, StateSpec),
+    /// Remove an SA at once.
+    RemoveState(StateId),
+    /// Remove an SA once no packet can be on its way through it any more.
+    RetireState(StateId),
+    /// Install or replace a policy.
+    SetPolicy(PolicySpec),
+    /// Remove a policy.
+    RemovePolicy(PolicyId),
+    /// The guard lets plain packets to and from this peer pass.
+    Trust(IpAddr),
+    /// It does no longer.
+    Distrust(IpAddr),
+    /// Where frames for a peer go.
+    SetVia(PeerId, Via),
+    /// Send a probe of a path.
+    Probe(Probe),
+    /// Send a NAT keepalive.
+    Keepalive(SocketAddr),
+    /// Tell path choice.
+    Tell(EngineEvent),
+}
+
+/// A probe to be sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Probe {
+    pub(super) path: PathId,
+    pub(super) remote: IpAddr,
+    /// Inner UDP port: the one whose policy names the path's SA.
+    pub(super) port: u16,
+    pub(super) number: u64,
+    /// Length of the inner IP packet in bytes.
+    pub(super) mtu: u16,
+}
+
+/// Everything that the kernel holds for path choice.
+pub(super) struct State {
+    /// Where the kernel takes ESP in UDP.
+    encapsulation_port: u16,
+    peers: BTreeMap<PeerId, Peer>,
+    paths: BTreeMap<PathId, Path>,
+    inbound: BTreeMap<u32, Inbound>,
+}
+
+#[derive(Default)]
+struct Peer {
+    bound: Option<PathId>,
+    /// What the kernel's policies for data and for probes of candidates are.
+    data: Option<PolicySpec>,
+    candidate: Option<PolicySpec>,
+    /// The path that the candidate's policy leads to.
+    probed: Option<PathId>,
+}
+
+struct Path {
+    peer: PeerId,
+    /// By lane.
+    outbound: BTreeMap<u16, Outbound>,
+    plain: Option<IpAddr>,
+}
+
+#[derive(Clone, Copy)]
+struct Outbound {
+    id: StateId,
+    source: IpAddr,
+    remote: SocketAddr,
+    encapsulation: Encapsulation,
+}
+
+struct Inbound {
+    path: PathId,
+    id: StateId,
+}
+
+impl State {
+    pub(super) fn new(encapsulation_port: u16) -> Self {
+        Self {
+            encapsulation_port,
+            peers: BTreeMap::new(),
+            paths: BTreeMap::new(),
+            inbound: BTreeMap::new(),
+        }
+    }
+
+    /// What a command asks of the kernel. `local` tells from which address this host reaches a peer.
+    pub(super) fn apply(
+        &mut self,
+        command: EngineCommand,
+        local: impl Fn(IpAddr) -> Option<IpAddr>,
+    ) -> Vec<Action> {
+        let mut actions = Vec::new();
+        match command {
+            EngineCommand::InstallInbound { peer, path, sa, remote, .. } => {
+                match local(remote) {
+                    Some(local) => self.install_inbound(peer, path, &sa, (remote, local), &mut actions),
+                    None => actions.push(unreachable(path, remote)),
+                }
+            }
+            EngineCommand::RemoveInbound { spi } => {
+                let removed = self.inbound.remove(&spi);
+                actions.extend(removed.map(|inbound| Action::RemoveState(inbound.id)));
+            }
+            EngineCommand::InstallOutbound { peer, path, sa, remote, .. } => {
+                match local(remote.ip()) {
+                    Some(local) => {
+                        self.install_outbound(peer, path, &sa, (local, remote), &mut actions);
+                    }
+                    None => actions.push(unreachable(path, remote.ip())),
+                }
+            }
+            EngineCommand::InstallPlain { peer, path, remote } => {
+                self.path(peer, path).plain = Some(remote);
+                actions.push(Action::Trust(remote));
+                self.refresh(peer, &mut actions);
+            }
+            EngineCommand::RemoveOutbound { path } => self.remove_outbound(path, &mut actions),
+            EngineCommand::BindPath { peer, path } => self.bind(peer, path, &mut actions),
+            EngineCommand::SendProbe { path, probe, mtu, candidate } => {
+                self.probe(path, (probe, mtu, candidate), &mut actions);
+            }
+            EngineCommand::SendKeepalive { path } => {
+                let outbound = self.paths.get(&path).and_then(Path::main);
+                let encapsulated =
+                    outbound.filter(|outbound| outbound.encapsulation == Encapsulation::Udp);
+                actions.extend(encapsulated.map(|outbound| Action::Keepalive(outbound.remote)));
+            }
+            EngineCommand::RemovePeer { peer } => self.remove_peer(peer, &mut actions),
+            // The MTU of a path is the kernel's route's; endpoints and broadcast are the switch's.
+            EngineCommand::SetPathMtu { .. }
+            | EngineCommand::SetRemote { .. }
+            | EngineCommand::SetEndpoints { .. }
+            | EngineCommand::SetBroadcast { .. } => {}
+        }
+        actions
+    }
+
+    /// A probe came in: which peer sent it, by the Ethernet address that it comes from, and on
+    /// which path. The kernel does not tell the SA, so any of the peer's paths stands for it.
+    pub(super) fn probed_by(&self, mac: [u8; 6]) -> Option<(PeerId, PathId)> {
+        let mut paths = self.inbound.values().map(|inbound| inbound.path);
+        let of = |path: PathId| self.paths.get(&path).map(|it| (it.peer, path));
+        let ours = paths.find_map(|path| of(path).filter(|(peer, _)| probe_mac(peer) == mac));
+        let mut all = self.paths.iter().map(|(path, it)| (it.peer, *path));
+        ours.or_else(|| all.find(|(peer, _)| probe_mac(peer) == mac))
+    }
+
+    /// The path of an inbound or outbound SA; the flag says outbound.
+    pub(super) fn path_of(&self, spi: u32) -> Option<(PathId, bool)> {
+        if let Some(inbound) = self.inbound.get(&spi) {
+            return Some((inbound.path, false));
+        }
+        let has = |path: &Path| path.outbound.values().any(|outbound| outbound.id.spi == spi);
+        self.paths.iter().find(|(_, path)| has(path)).map(|(path, _)| (*path, true))
+    }
+
+    /// Packets of an inbound SA come from `remote`; the path to tell if that is news.
+    pub(super) fn moved(&self, spi: u32, remote: SocketAddr) -> Option<PathId> {
+        let path = self.inbound.get(&spi)?.path;
+        let outbound = self.paths.get(&path).and_then(Path::main)?;
+        (outbound.remote != remote).then_some(path)
+    }
+
+    /// Every policy that must be in the kernel.
+    pub(super) fn policies(&self) -> impl Iterator<Item = &PolicySpec> {
+        self.peers.values().flat_map(|peer| peer.data.iter().chain(&peer.candidate))
+    }
+
+    /// Every SA that must be in the kernel, with its path.
+    pub(super) fn states(&self) -> impl Iterator<Item = (StateId, PathId)> {
+        let inbound = self.inbound.values().map(|inbound| (inbound.id, inbound.path));
+        let outbound = self.paths.iter().flat_map(|(path, it)| {
+            it.outbound.values().map(move |outbound| (outbound.id, *path))
+        });
+        inbound.chain(outbound)
+    }
+
+    /// All SAs are gone: nothing of them is to be removed again.
+    pub(super) fn states_lost(&mut self) {
+        self.inbound.clear();
+        for path in self.paths.values_mut() {
+            path.outbound.clear();
+        }
+    }
+}
+
+impl State {
+    fn install_inbound(
+        &mut self,
+        peer: PeerId,
+        path: PathId,
+        sa: &InboundSa,
+        (remote, local): (IpAddr, IpAddr),
+        actions: &mut Vec<Action>,
+    ) {
+        let known = self.path(peer, path).main();
+        let port = known.map_or(self.encapsulation_port, |outbound| outbound.remote.port());
+        let ports = UdpPorts { source: port, destination: self.encapsulation_port };
+        let id = StateId { destination: local, spi: sa.spi };
+        actions.push(Action::AddState(
+            path,
+            StateSpec {
+                direction: Direction::In,
+                source: remote,
+                destination: local,
+                spi: sa.spi,
+                cipher: sa.cipher,
+                key: sa.key.clone(),
+                encapsulation: (sa.encapsulation == Encapsulation::Udp).then_some(ports),
+                limits: Limits::NONE,
+                lifetime: sa.lifetime,
+                group: None,
+                cpu: None,
+            },
+        ));
+        self.inbound.insert(sa.spi, Inbound { path, id });
+    }
+
+    fn install_outbound(
+        &mut self,
+        peer: PeerId,
+        path: PathId,
+        sa: &OutboundSa,
+        (local, remote): (IpAddr, SocketAddr),
+        actions: &mut Vec<Action>,
+    ) {
+        let ports = UdpPorts { source: self.encapsulation_port, destination: remote.port() };
+        let id = StateId { destination: remote.ip(), spi: sa.spi };
+        actions.push(Action::AddState(
+            path,
+            StateSpec {
+                direction: Direction::Out,
+                source: local,
+                destination: remote.ip(),
+                spi: sa.spi,
+                cipher: sa.cipher,
+                key: sa.key.clone(),
+                encapsulation: (sa.encapsulation == Encapsulation::Udp).then_some(ports),
+                limits: Limits {
+                    packets_soft: sa.packets_soft,
+                    packets_hard: sa.packets_hard,
+                    bytes_soft: sa.bytes_soft,
+                    bytes_hard: sa.bytes_hard,
+                },
+                lifetime: sa.lifetime,
+                group: None,
+                cpu: None,
+            },
+        ));
+        let outbound = Outbound { id, source: local, remote, encapsulation: sa.encapsulation };
+        let older = self.path(peer, path).outbound.insert(sa.lane, outbound);
+        // The policy leads to the new SA before the old one goes.
+        self.refresh(peer, actions);
+        if let Some(older) = older
+            && older.remote.ip() != remote.ip()
+            && self.bound(peer) == Some(path)
+        {
+            actions.push(Action::SetVia(peer, Via::Vxlan { remote: remote.ip() }));
+        }
+        actions.extend(older.map(|older| Action::RetireState(older.id)));
+    }
+
+    fn remove_outbound(&mut self, path: PathId, actions: &mut Vec<Action>) {
+        let Some(it) = self.paths.get_mut(&path) else { return };
+        let peer = it.peer;
+        let outbound = std::mem::take(&mut it.outbound);
+        let plain = it.plain.take();
+        self.refresh(peer, actions);
+        actions.extend(outbound.into_values().map(|outbound| Action::RemoveState(outbound.id)));
+        actions.extend(plain.map(Action::Distrust));
+    }
+
+    fn bind(&mut self, peer: PeerId, path: Option<PathId>, actions: &mut Vec<Action>) {
+        self.peers.entry(peer).or_default().bound = path;
+        self.refresh(peer, actions);
+        let via = match path {
+            None => Via::None,
+            Some(path) => match self.paths.get(&path).and_then(Path::remote) {
+                Some(remote) => Via::Vxlan { remote },
+                // A path of the vector engine.
+                None => Via::Tap,
+            },
+        };
+        actions.push(Action::SetVia(peer, via));
+    }
+
+    fn probe(
+        &mut self,
+        path: PathId,
+        (number, mtu, candidate): (u64, u16, bool),
+        actions: &mut Vec<Action>,
+    ) {
+        let Some(it) = self.paths.get(&path) else { return };
+        let (Some(remote), peer) = (it.remote(), it.peer) else { return };
+        let port = if candidate { vxlan::PROBE_PORT } else { vxlan::PORT };
+        if candidate {
+            self.peers.entry(peer).or_default().probed = Some(path);
+            self.refresh(peer, actions);
+        }
+        actions.push(Action::Probe(Probe { path, remote, port, number, mtu }));
+    }
+
+    fn remove_peer(&mut self, peer: PeerId, actions: &mut Vec<Action>) {
+        let paths: Vec<PathId> =
+            self.paths.iter().filter(|(_, it)| it.peer == peer).map(|(path, _)| *path).collect();
+        for path in paths {
+            self.remove_outbound(path, actions);
+            self.inbound.retain(|_, inbound| {
+                let kept = inbound.path != path;
+                if !kept {
+                    actions.push(Action::RemoveState(inbound.id));
+                }
+                kept
+            });
+            self.paths.remove(&path);
+        }
+        self.peers.remove(&peer);
+        actions.push(Action::SetVia(peer, Via::None));
+    }
+
+    /// Brings a peer's policies in line with its paths.
+    fn refresh(&mut self, id: PeerId, actions: &mut Vec<Action>) {
+        let peer = self.peers.entry(id).or_default();
+        let paths = &self.paths;
+        let policy = |path: Option<PathId>, present: Option<&PolicySpec>, port: u16| {
+            match path.and_then(|path| paths.get(&path)) {
+                Some(path) => path.policy(port),
+                // Bound to the other engine: what is still on its way goes on being sealed.
+                None => present.copied().filter(|policy| {
+                    let has = |outbound: &Outbound| outbound.template() == policy.template;
+                    paths.values().any(|path| path.outbound.values().any(has))
+                }),
+            }
+        };
+        let data = policy(peer.bound, peer.data.as_ref(), vxlan::PORT);
+        let candidate = policy(peer.probed, peer.candidate.as_ref(), vxlan::PROBE_PORT);
+        replace(&mut peer.data, data, actions);
+        replace(&mut peer.candidate, candidate, actions);
+    }
+
+    fn path(&mut self, peer: PeerId, path: PathId) -> &mut Path {
+        let new = || Path { peer, outbound: BTreeMap::new(), plain: None };
+        self.paths.entry(path).or_insert_with(new)
+    }
+
+    fn bound(&self, peer: PeerId) -> Option<PathId> {
+        self.peers.get(&peer)?.bound
+    }
+}
+
+impl Path {
+    /// The SA that packets leave on, if there is one.
+    fn main(&self) -> Option<Outbound> {
+        self.outbound.values().next().copied()
+    }
+
+    fn remote(&self) -> Option<IpAddr> {
+        self.main().map(|outbound| outbound.remote.ip()).or(self.plain)
+    }
+
+    fn policy(&self, port: u16) -> Option<PolicySpec> {
+        let outbound = self.main()?;
+        let id = PolicyId { source: outbound.source, destination: outbound.remote.ip(), port };
+        Some(PolicySpec { id, template: outbound.template() })
+    }
+}
+
+impl Outbound {
+    fn template(&self) -> Template {
+        Template::State { spi: self.id.spi }
+    }
+}
+
+/// Replaces a policy in place where it is for the same packets, so that none finds no policy.
+fn replace(present: &mut Option<PolicySpec>, wanted: Option<PolicySpec>, actions: &mut Vec<Action>) {
+    if *present == wanted {
+        return;
+    }
+    actions.extend(wanted.map(Action::SetPolicy));
+    if let Some(older) = present.map(|policy| policy.id)
+        && wanted.is_none_or(|wanted| wanted.id != older)
+    {
+        actions.push(Action::RemovePolicy(older));
+    }
+    *present = wanted;
+}
+
+fn unreachable(path: PathId, remote: IpAddr) -> Action {
+    Action::Tell(EngineEvent::PathFailed { path, reason: format!("no route to {remote}") })
+}
