@@ -278,6 +278,7 @@ impl Inbound {
                 format: terms.engine.format,
                 engine: terms.engine.kind,
                 sender_engine: terms.sender_engine,
+                encapsulation: Encapsulation::Udp,
                 address: None,
                 port: terms.engine.port,
                 cipher: terms.cipher,

@@ -6,12 +6,12 @@ use std::time::Instant;
 
 use weft_crypto::{PeerId, SessionKey};
 
-use crate::config::{Config, LINK_MTU_MIN};
+use crate::config::{Config, EngineOffer, LINK_MTU_MIN, clamped_engines};
 use crate::message::{Message, MessageError};
 use crate::peer::Peer;
 use crate::seam::{EngineCommand, EngineEvent, EngineKind};
 use crate::shared::Shared;
-use crate::status::{Counters, PathChange, PathStatus};
+use crate::status::{Counters, PathChange, PathStatus, Reason};
 
 /// Paths to all peers of this host.
 ///
@@ -40,19 +40,21 @@ impl Paths {
 
     /// A connection to a peer is up. Called again for each new connection, also while the older
     /// one still works: its session key is another, and every SA is re-keyed without loss.
-    /// `remote` is where the link's other end is. Messages for the peer go over this connection
-    /// from now on.
+    /// `local` is this host's own address on the connection, where it is known: without it no NAT
+    /// is seen that hides this host. `remote` is where the other end is. Messages for the peer go
+    /// over this connection from now on.
     pub fn handle_link_up(
         &mut self,
         now: Instant,
         peer: PeerId,
         session: SessionKey,
+        local: Option<IpAddr>,
         remote: IpAddr,
     ) {
         self.peers
             .entry(peer)
             .or_insert_with(|| Entry { peer: Peer::new(now, peer, remote), deadline: None });
-        self.with(peer, |entry, shared| entry.handle_link_up(now, session, remote, shared));
+        self.with(peer, |peer, shared| peer.handle_link_up(now, session, local, remote, shared));
     }
 
     /// The last connection to a peer is gone. Data goes on for [`crate::LINK_GRACE_MS`] while the
@@ -122,6 +124,27 @@ impl Paths {
             for peer in self.ids() {
                 self.with(peer, |peer, shared| peer.handle_local_change(now, shared));
             }
+        }
+    }
+
+    /// This host offers these engines from now on, for those that are `missing` for that reason: a
+    /// module was loaded, or an engine is broken for good. Peers are told; paths that are new or
+    /// gone lead to no loss while another one works.
+    pub fn handle_engines(
+        &mut self,
+        now: Instant,
+        engines: Vec<EngineOffer>,
+        missing: Vec<(EngineKind, Reason)>,
+    ) {
+        let engines = clamped_engines(engines);
+        let config = &mut self.shared.config;
+        if config.engines == engines && config.missing == missing {
+            return;
+        }
+        config.engines = engines;
+        config.missing = missing;
+        for peer in self.ids() {
+            self.with(peer, |peer, shared| peer.handle_local_change(now, shared));
         }
     }
 

@@ -20,6 +20,7 @@ pub(crate) struct Peer {
     /// `None` while the link is down.
     session: Option<Session>,
     link_down: Option<Instant>,
+    local: Option<IpAddr>,
     remote: IpAddr,
     hello: Option<Hello>,
     /// The start of the peer's daemon that the candidates belong to.
@@ -51,6 +52,7 @@ impl Peer {
             id,
             session: None,
             link_down: None,
+            local: None,
             remote,
             hello: None,
             instance: None,
@@ -67,12 +69,14 @@ impl Peer {
         &mut self,
         now: Instant,
         key: SessionKey,
+        local: Option<IpAddr>,
         remote: IpAddr,
         shared: &mut Shared,
     ) {
         let tag = session_tag(&key);
         self.link_down = None;
         self.remote = remote.to_canonical();
+        self.local = local.map(|local| local.to_canonical());
         if self.session.as_ref().is_none_or(|session| session.tag != tag) {
             self.spis.clear();
             self.candidates.values_mut().for_each(|candidate| candidate.handle_session(now));
@@ -143,6 +147,7 @@ impl Peer {
                     }
                 }
             }
+            Message::Withdraw(_) => {}
             Message::Unknown => shared.counters.messages_unknown += 1,
         }
         self.handle_timeout(now, shared);
@@ -261,8 +266,11 @@ impl Peer {
             path: None,
             format: None,
             engine: None,
+            remote_engine: None,
+            encapsulation: None,
             state: self.none.state,
             reason: Some(self.none.reason.clone()),
+            why_not_best: None,
             since: self.none.since,
             next_try: None,
             cipher: None,
@@ -293,8 +301,13 @@ impl Peer {
             engine: engine.kind,
             format: engine.format,
             lanes_max: engine.lanes_max,
+            ciphers: engine.ciphers.clone(),
         });
         let hello = Hello {
+            missing: Vec::new(),
+            address: self.local,
+            peer_address: Some(self.remote),
+            trusted: shared.config.trusts(self.remote),
             session: session.tag,
             instance: shared.instance,
             ciphers: shared.config.ciphers.clone(),
@@ -478,8 +491,17 @@ impl Peer {
         let from = self.none.state;
         if self.candidates.is_empty() {
             let (peer, reason) = (self.id, Some(reason.clone()));
-            let change =
-                PathChange { peer, path: None, format: None, engine: None, from, to, reason };
+            let change = PathChange {
+                peer,
+                path: None,
+                format: None,
+                engine: None,
+                remote_engine: None,
+                encapsulation: None,
+                from,
+                to,
+                reason,
+            };
             shared.change(change);
         }
         self.none = NoPath { state: to, reason, since: now };

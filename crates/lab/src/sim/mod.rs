@@ -309,7 +309,7 @@ impl World {
                 if self.live.contains_key(&connection) {
                     let (id, remote) = (self.hosts[peer].id, self.hosts[peer].address);
                     self.hosts[host].connections.insert(peer, connection);
-                    self.hosts[host].paths.handle_link_up(self.now, id, key, remote);
+                    self.hosts[host].paths.handle_link_up(self.now, id, key, None, remote);
                     self.drain(host);
                 }
             }

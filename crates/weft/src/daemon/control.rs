@@ -148,7 +148,7 @@ impl Control {
         match event {
             weft_link::Event::Up { peer, session, remote, renewal: true, .. } => {
                 tracing::info!(%peer, "session renewed");
-                self.paths.handle_link_up(now, peer, session, remote.ip().to_canonical());
+                self.paths.handle_link_up(now, peer, session, None, remote.ip().to_canonical());
             }
             weft_link::Event::Up { peer, nickname, remote, session, hello, .. } => {
                 let hello = match serde_json::from_value(hello) {
@@ -168,7 +168,7 @@ impl Control {
                 }
                 self.lost.remove(&peer);
                 tracing::info!(%peer, nickname, %remote, "link up");
-                self.paths.handle_link_up(now, peer, session, remote.ip().to_canonical());
+                self.paths.handle_link_up(now, peer, session, None, remote.ip().to_canonical());
             }
             weft_link::Event::Message { peer, bytes, .. } => self.handle_message(now, peer, &bytes),
             weft_link::Event::Down { peer, reason } => {

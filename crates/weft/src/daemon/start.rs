@@ -239,6 +239,7 @@ fn path_config(settings: &Settings, link_mtu: u16, mtu: u16) -> weft_path::Confi
             port: settings.data_port,
             lanes_max: 1,
             rco: true,
+            ciphers: settings.ciphers.clone(),
         }],
         rekey_after: settings.rekey_after,
         link_mtu,

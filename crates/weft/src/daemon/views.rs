@@ -49,7 +49,9 @@ fn ended(lost: &LostLink) -> Connection {
 }
 
 fn connection(link: &LinkStatus, paths: &[PathStatus]) -> Connection {
-    let path = link.peer.and_then(|peer| best_path(peer, paths));
+    let path = link
+        .peer
+        .and_then(|peer| weft_path::overall(paths.iter().filter(|path| path.peer == peer)));
     let mut connection = Connection {
         peer: link.peer.map(|peer| peer.to_hex()),
         nickname: link.nickname.clone(),
@@ -77,14 +79,6 @@ fn connection(link: &LinkStatus, paths: &[PathStatus]) -> Connection {
     connection.since = timestamp::format(timestamp::of_instant(path.since));
     connection.reason = path.reason.as_ref().map(ToString::to_string);
     connection
-}
-
-/// The path that carries the traffic, else the one that comes nearest to it.
-fn best_path(peer: PeerId, paths: &[PathStatus]) -> Option<&PathStatus> {
-    paths
-        .iter()
-        .filter(|path| path.peer == peer)
-        .max_by_key(|path| path.state == weft_path::PathState::Active)
 }
 
 pub(super) fn status(
