@@ -5,6 +5,8 @@
 //! engine is a set of forwarding entries too. So it runs on a host without IPsec as well, and looks
 //! from time to time whether the kernel has learnt it meanwhile.
 
+mod actions;
+mod lifecycle;
 mod probes;
 mod state;
 mod switch;
@@ -29,6 +31,8 @@ const ORDERS_QUEUED_MAX: usize = 64;
 /// Settings of [`KernelEngine::start`].
 #[derive(Clone, Debug)]
 pub struct KernelEngineConfig {
+    /// This host.
+    pub local: PeerId,
     /// The network.
     pub vni: Vni,
     /// The switch's device.
@@ -45,8 +49,13 @@ pub struct KernelEngineConfig {
     pub encapsulation_port: u16,
     /// Which switch moves frames.
     pub switch: SwitchKind,
-    /// Whether IPsec in the kernel is used where it is there.
-    pub ipsec: bool,
+    /// Where the keys of SAs are written, for a test that reads the wire with another program.
+    #[cfg(feature = "keylog")]
+    pub keylog: Option<std::path::PathBuf>,
+    /// Whether the kernel may move packets to peers at all.
+    pub moves: bool,
+    /// Whether there may be peers that need no encryption.
+    pub plain: bool,
 }
 
 /// What the kernel engine can do on this host, or why it cannot.
@@ -54,8 +63,8 @@ pub struct KernelEngineConfig {
 pub enum Support {
     /// Packets can be moved by the kernel.
     Ready {
-        /// AEADs that the kernel has.
-        ciphers: Vec<Cipher>,
+        /// AEADs that the kernel has; or why there is only the plain path, for trusted peers.
+        esp: Result<Vec<Cipher>, EspMissing>,
         /// It takes remote checksum offload marks.
         rco: bool,
     },
@@ -76,6 +85,10 @@ pub enum Support {
 pub struct KernelCounters {
     /// Packets that the guard dropped, by rule; `None` while there is no guard.
     pub guard: Option<GuardCounters>,
+    /// The switch in use.
+    pub switch: SwitchKind,
+    /// Why it is not the one asked for.
+    pub switch_reason: Option<String>,
     /// By name, for `weft report`.
     pub named: Vec<(&'static str, u64)>,
 }

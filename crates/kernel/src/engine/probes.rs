@@ -52,7 +52,8 @@ pub(super) enum SendError {
 pub(super) struct Probes {
     mac: [u8; 6],
     socket: AsyncFd<Raw<UdpSocket>>,
-    devices: Vec<AsyncFd<PacketSocket>>,
+    /// With their indices.
+    devices: Vec<(u32, AsyncFd<PacketSocket>)>,
     frame: Vec<u8>,
 }
 
@@ -82,17 +83,33 @@ impl Probes {
             .accept_no_checksum()
             .and_then(|()| socket.stop_merging())
             .map_err(|source| failed("set up the probes' port", source))?;
-        let open = |index: &u32| {
-            let socket = PacketSocket::open(*index).map_err(other("listen on the probes' device"))?;
-            AsyncFd::new(socket).map_err(|source| failed("watch the probes' device", source))
-        };
-        Ok(Self {
+        let mut probes = Self {
             mac: probe_mac(local),
             socket: AsyncFd::new(Raw(socket))
                 .map_err(|source| failed("watch the probes' port", source))?,
-            devices: devices.iter().map(open).collect::<Result<_, _>>()?,
+            devices: Vec::new(),
             frame: vec![0; FRAME_ROOM_BYTES],
-        })
+        };
+        probes.reopen(devices)?;
+        Ok(probes)
+    }
+
+    /// Listens on these devices, where it does not already.
+    pub(super) fn reopen(&mut self, indices: &[u32]) -> Result<(), KernelError> {
+        self.devices.retain(|(index, _)| indices.contains(index));
+        for index in indices {
+            if self.devices.iter().any(|(open, _)| open == index) {
+                continue;
+            }
+            let failed = |source| KernelError::Socket {
+                doing: "listen on the probes' device".into(),
+                source,
+            };
+            let socket = PacketSocket::open(*index)
+                .map_err(|error| failed(io::Error::other(error.to_string())))?;
+            self.devices.push((*index, AsyncFd::new(socket).map_err(failed)?));
+        }
+        Ok(())
     }
 
     /// Sends one probe.
@@ -132,7 +149,7 @@ impl Probes {
     async fn ready(&self) -> io::Result<()> {
         std::future::poll_fn(|context| {
             let mut any = false;
-            for device in &self.devices {
+            for (_, device) in &self.devices {
                 if let Poll::Ready(guard) = device.poll_read_ready(context) {
                     guard?.clear_ready();
                     any = true;
@@ -150,7 +167,7 @@ impl Probes {
     /// The flag says that there may be more.
     fn drain(&mut self) -> (Vec<Received>, bool) {
         let (mut received, mut more) = (Vec::new(), false);
-        for device in &self.devices {
+        for (_, device) in &self.devices {
             let mut taken = 0;
             while taken < BATCH_MAX
                 && let Ok(length) = device.get_ref().recv(&mut self.frame)

@@ -173,6 +173,12 @@ impl State {
         self.paths.iter().find(|(_, path)| has(path)).map(|(path, _)| (*path, true))
     }
 
+    /// A path that sends to this address.
+    pub(super) fn path_to(&self, remote: IpAddr) -> Option<PathId> {
+        let sends = |path: &Path| path.main().is_some_and(|outbound| outbound.remote.ip() == remote);
+        self.paths.iter().find(|(_, path)| sends(path)).map(|(path, _)| *path)
+    }
+
     /// Packets of an inbound SA come from `remote`; the path to tell if that is news.
     pub(super) fn moved(&self, spi: u32, remote: SocketAddr) -> Option<PathId> {
         let path = self.inbound.get(&spi)?.path;

@@ -151,14 +151,14 @@ impl Worker {
                 let _ = done.send(());
             }
             Order::AddPort { name, reply } => {
-                let _ = reply.send(self.switch.add_port(&self.kernel, &name).await);
+                let _ = reply.send(self.switch.add_port(&name).await);
             }
             Order::Repair { done } => {
                 self.reconcile().await;
                 let _ = done.send(());
             }
             Order::Counters { reply } => {
-                let _ = reply.send(self.counters().await);
+                let _ = reply.send(self.count().await);
             }
             Order::Stop { .. } => {}
         }

@@ -80,6 +80,17 @@ impl Attachments {
         self.tell(Request::KeepOnly { owners: inner.saved.keys().cloned().collect() }).await;
     }
 
+    /// Plugs every container back in whose switch was taken away and made again.
+    pub(super) async fn plug_in_all(&self) {
+        let inner = self.inner.lock().await;
+        for saved in inner.saved.values() {
+            if let Err(error) = self.plug_in(saved).await {
+                let container = &saved.attachment.name;
+                tracing::warn!(container, %error, "container not plugged in again");
+            }
+        }
+    }
+
     /// `weft ps`.
     pub(super) async fn list(&self) -> Vec<Attachment> {
         let inner = self.inner.lock().await;
@@ -227,7 +238,7 @@ impl Attachments {
                 mtu: u32::from(saved.attachment.mtu),
                 gso_max_segs: Some(super::start::run_segments(saved.attachment.mtu)),
                 multicast_route: saved.multicast_route,
-                bridge: super::start::BRIDGE.into(),
+                bridge: super::start::SWITCH.into(),
             })
             .await
     }
