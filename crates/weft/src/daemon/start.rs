@@ -10,7 +10,7 @@ use ipnet::IpNet;
 use tokio::sync::{mpsc, watch};
 use weft_crypto::{Format, PeerId};
 use weft_engine::{Engine, EngineConfig};
-use weft_kernel::{BridgeSpec, Kernel, LinkEvent, PortSpec};
+use weft_kernel::{BridgeSpec, Kernel, LinkEvent, Overlay, OverlaySpec, PortSpec};
 use weft_link::{Admission, Identity, Links, Secret, Target};
 use weft_mesh::{Founding, Mesh};
 use weft_path::{Encapsulation, EngineEvent, EngineKind, EngineOffer, Paths};
@@ -297,13 +297,30 @@ fn targets(settings: &Settings, store: &Store) -> Result<Vec<Target>, StartError
 
 /// Keeps the kernel's forwarding and neighbour tables as the mesh knows the endpoints.
 async fn keep_endpoints(kernel: Kernel, mut remote: watch::Receiver<RemoteEndpoints>) {
-    while remote.changed().await.is_ok() {
-        let wanted: Vec<_> = remote
-            .borrow_and_update()
-            .iter()
-            .map(|(mac, addresses)| (mac.0, addresses.clone()))
-            .collect();
-        if let Err(error) = kernel.set_remote_endpoints(BRIDGE, TAP, &wanted).await {
+    let spec = OverlaySpec {
+        bridge: BRIDGE.into(),
+        tap: TAP.into(),
+        vxlan: "weft-vxlan".into(),
+        vxlan6: "weft-vxlan6".into(),
+    };
+    let mut overlay = Overlay::new(kernel, spec);
+    let mut again = tokio::time::interval(RESYNC_INTERVAL);
+    loop {
+        let result = tokio::select! {
+            changed = remote.changed() => {
+                if changed.is_err() {
+                    return;
+                }
+                let wanted: Vec<_> = remote
+                    .borrow_and_update()
+                    .iter()
+                    .map(|(mac, addresses)| (mac.0, addresses.clone(), ()))
+                    .collect();
+                overlay.replace_endpoints(&wanted).await
+            }
+            _ = again.tick() => overlay.resync().await.map(|_| ()),
+        };
+        if let Err(error) = result {
             tracing::warn!(%error, "forwarding entries not written");
         }
     }
@@ -346,6 +363,8 @@ async fn stop_on_signal(stop: Arc<watch::Sender<bool>>) {
 
 const IDENTITY_FILE: &str = "identity.pem";
 const RUNTIME_THREADS: usize = 2;
+/// How often the kernel's forwarding entries are compared with what they should be.
+const RESYNC_INTERVAL: Duration = Duration::from_secs(30);
 const SHUTDOWN_TIMEOUT_MS: u64 = 2_000;
 const EVENTS_QUEUED_MAX: usize = 16_384;
 const REQUESTS_QUEUED_MAX: usize = 1_024;
