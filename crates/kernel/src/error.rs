@@ -128,6 +128,42 @@ pub enum KernelError {
         /// The address.
         remote: IpAddr,
     },
+    /// The kernel lacks what a VXLAN device needs.
+    #[error(
+        "this kernel cannot make the VXLAN device {device}: load the module vxlan (CONFIG_VXLAN), or let Weft use its own engine"
+    )]
+    NoVxlan {
+        /// The device's name.
+        device: String,
+    },
+    /// Configuration: somebody else's VXLAN device has the network's number.
+    #[error(
+        "another VXLAN device already has network {vni} on UDP port {port}: remove that device or change its number"
+    )]
+    VniTaken {
+        /// The VXLAN network identifier.
+        vni: u32,
+        /// The UDP port.
+        port: u16,
+    },
+    /// Configuration: another program has the UDP port.
+    #[error(
+        "UDP port {port} of device {device} is in use by another program or device: stop that, or let it use another port"
+    )]
+    UdpPortTaken {
+        /// The UDP port.
+        port: u16,
+        /// The device's name.
+        device: String,
+    },
+    /// More than Weft takes.
+    #[error("no room for more than {limit} {table}: the rest is left out")]
+    TableFull {
+        /// What there is too much of.
+        table: String,
+        /// The limit.
+        limit: usize,
+    },
     /// The kernel said no.
     #[error("the kernel refused to {doing}: {source}{}", reason.as_ref().map(|r| format!(" ({r})")).unwrap_or_default())]
     Refused {

@@ -11,11 +11,13 @@
 
 mod attach;
 mod bridge;
-mod endpoints;
+mod entries;
 mod error;
 mod link;
+mod overlay;
 mod route;
 mod socket;
+mod vxlan;
 mod watch;
 
 use std::{
@@ -35,7 +37,9 @@ pub use self::{
     bridge::{BridgeSpec, PortSpec},
     error::KernelError,
     link::{DEVICE_ALIAS, DEVICE_GROUP},
+    overlay::{ENDPOINT_ADDRESSES_MAX, ENDPOINTS_MAX, Overlay, OverlaySpec, Via},
     route::{HostRoute, ROUTE_PROTOCOL, RouteMtu},
+    vxlan::{OuterFamily, VxlanSpec},
     watch::{LinkEvent, LinkWatch},
 };
 

@@ -9,7 +9,7 @@ use std::{
 use ipnet::IpNet;
 use serde_json::Value;
 use weft_io::namespace::{Namespace, run_in, unshare_network};
-use weft_kernel::{AttachSpec, BridgeSpec, Kernel, PortSpec};
+use weft_kernel::{AttachSpec, BridgeSpec, Kernel, Overlay, OverlaySpec, PortSpec};
 
 pub(crate) const BRIDGE: &str = "weft";
 pub(crate) const TAP: &str = "weft-tap";
@@ -166,6 +166,17 @@ pub(crate) fn port_spec() -> PortSpec {
         gso_max_size: Some(60_000),
         gso_max_segs: Some(40),
     }
+}
+
+/// An overlay on the usual devices.
+pub(crate) fn overlay_of<P: Copy + Eq + std::hash::Hash>(kernel: &Kernel) -> Overlay<P> {
+    let spec = OverlaySpec {
+        bridge: BRIDGE.into(),
+        tap: TAP.into(),
+        vxlan: "weft-vxlan".into(),
+        vxlan6: "weft-vxlan6".into(),
+    };
+    Overlay::new(kernel.clone(), spec)
 }
 
 /// Attachment number `n`, with the address 10.32.0.n.
