@@ -10,7 +10,7 @@ use super::worker::{Ipsec, RECONCILE_MS, SUPPORT_MS, Worker};
 use super::{KernelCounters, Support};
 use crate::Guard;
 use crate::error::KernelError;
-use crate::xfrm::{PolicyId, StateId, Xfrm};
+use crate::xfrm::{PolicyId, PolicySpec, StateId, Xfrm};
 
 impl Worker {
     /// What a run before this one left behind, killed or stopped: SAs whose keys nobody has any
@@ -50,15 +50,16 @@ impl Worker {
     async fn open_ipsec(&mut self) -> Result<(Ipsec, Support), Support> {
         let failed = |error: KernelError| match error {
             KernelError::NoVxlan { .. } => Support::NoVxlan,
+            KernelError::NoXfrm | KernelError::NoEsp => Support::NoEsp(error.to_string()),
+            KernelError::NoCipher => Support::NoCipher,
             error => Support::Failed(error.to_string()),
         };
         let xfrm = Xfrm::open().map_err(failed)?;
-        let esp = xfrm.support().await.map(|esp| esp.ciphers);
-        if let Err(missing) = &esp
-            && !self.config.plain
-        {
-            return Err(Support::NoEsp(missing.clone()));
-        }
+        let esp = match xfrm.support().await {
+            Ok(esp) => Ok(esp.ciphers),
+            Err(error) if self.config.plain => Err(error.to_string()),
+            Err(error) => return Err(failed(error)),
+        };
         // Nothing of the overlay may be there without the guard.
         let no_guard = |error: KernelError| Support::NoGuard(error.to_string());
         let guard = Guard::new();
@@ -154,9 +155,9 @@ impl Worker {
         let retired: BTreeSet<StateId> = self.retired.iter().map(|(_, id)| *id).collect();
         let is_left = |id: &&StateId| !wanted.contains_key(id) && !retired.contains(id);
         let left: Vec<StateId> = present.iter().filter(is_left).copied().collect();
-        let wanted: BTreeMap<PolicyId, _> =
+        let wanted: BTreeMap<PolicyId, PolicySpec> =
             self.state.policies().map(|policy| (policy.id, *policy)).collect();
-        let differs = |policy: &&_| !policies.contains(policy);
+        let differs = |policy: &&PolicySpec| !policies.contains(policy);
         let to_set: Vec<_> = wanted.values().filter(differs).copied().collect();
         let gone = policies.iter().map(|policy| policy.id).filter(|id| !wanted.contains_key(id));
         let gone: Vec<PolicyId> = gone.collect();

@@ -20,7 +20,6 @@ use weft_path::{EngineCommand, EngineEvent, Vni};
 
 pub use self::switch::SwitchKind;
 use crate::error::KernelError;
-use crate::xfrm::EspMissing;
 use crate::{GuardCounters, Kernel};
 
 /// Where the kernel takes ESP in UDP (DESIGN section 11).
@@ -64,14 +63,16 @@ pub enum Support {
     /// Packets can be moved by the kernel.
     Ready {
         /// AEADs that the kernel has; or why there is only the plain path, for trusted peers.
-        esp: Result<Vec<Cipher>, EspMissing>,
+        esp: Result<Vec<Cipher>, String>,
         /// It takes remote checksum offload marks.
         rco: bool,
     },
     /// The configuration forbids it.
     Forbidden,
     /// The kernel lacks IPsec, or a part of it.
-    NoEsp(EspMissing),
+    NoEsp(String),
+    /// It has ESP, but none of the AEADs.
+    NoCipher,
     /// The kernel has no VXLAN devices.
     NoVxlan,
     /// The guard cannot be set, and nothing is moved without it.

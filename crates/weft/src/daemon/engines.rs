@@ -184,6 +184,7 @@ fn kernel_offers(settings: &Settings, support: &Support) -> Result<Vec<EngineOff
         Support::NoVxlan => return Err(Reason::KernelWithoutVxlan),
         Support::NoGuard(_) => return Err(Reason::NftMissing),
         Support::NoEsp(_) => return Err(Reason::KernelWithoutEsp),
+        Support::NoCipher => return Err(Reason::CipherMissing),
         Support::Failed(reason) => return Err(Reason::EngineError(reason.clone())),
     };
     let offer = |format, ciphers: &[_]| EngineOffer {
