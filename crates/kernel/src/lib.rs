@@ -1,4 +1,4 @@
-//! linux: wanted state -> kernel state: links, bridge, addresses, routes, neighbours.
+//! linux: wanted state -> kernel state: links, bridge, addresses, routes, neighbours, IPsec.
 //!
 //! A [`Kernel`] speaks netlink with the network namespace of the thread that made it (the daemon's
 //! own). Every call states what is wanted; the call looks at what is there, and sends only what
@@ -17,6 +17,7 @@ mod link;
 mod route;
 mod socket;
 mod watch;
+pub mod xfrm;
 
 use std::{
     path::Path,
