@@ -164,6 +164,54 @@ pub enum KernelError {
         /// The limit.
         limit: usize,
     },
+    /// The host's: a kernel that was built without IPsec.
+    #[error("this kernel has no IPsec (CONFIG_XFRM_USER): load the module `xfrm_user`")]
+    NoXfrm,
+    /// The host's: a kernel without ESP.
+    #[error(
+        "this kernel has no ESP over {family} (modules `esp4` and `esp6`), or may not load the module"
+    )]
+    NoEsp {
+        /// IPv4 or IPv6.
+        family: &'static str,
+    },
+    /// The host's: a kernel without this AEAD.
+    #[error("this kernel has not the cipher {cipher}, or may not load its module: use another")]
+    NoCipher {
+        /// The cipher's name in the CLI.
+        cipher: &'static str,
+    },
+    /// The host's: a kernel before Linux 6.13.
+    #[error("this kernel has no IPsec states of one CPU (RFC 9611, Linux 6.13): use one lane")]
+    NoPerCpu,
+    /// Another program's, or the peer chose an SPI twice.
+    #[error(
+        "an IPsec state for SPI {spi:#010x} to {destination} already exists: choose another SPI"
+    )]
+    SpiTaken {
+        /// The SPI.
+        spi: u32,
+        /// The receiver's address.
+        destination: IpAddr,
+    },
+    /// Another program's: it seals the same packets in its own way.
+    #[error(
+        "an IPsec policy from {from} to {to} UDP port {port} already exists and Weft did not make it: remove it, or use the userspace engine"
+    )]
+    PolicyTaken {
+        /// This host's address.
+        from: IpAddr,
+        /// The peer's.
+        to: IpAddr,
+        /// The UDP port.
+        port: u16,
+    },
+    /// Us, or the peer's offer: an IPsec state or policy that makes no sense.
+    #[error("an IPsec state or policy cannot have {what}")]
+    InvalidXfrm {
+        /// What it would have.
+        what: &'static str,
+    },
     /// The kernel said no.
     #[error("the kernel refused to {doing}: {source}{}", reason.as_ref().map(|r| format!(" ({r})")).unwrap_or_default())]
     Refused {

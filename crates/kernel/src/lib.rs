@@ -1,4 +1,4 @@
-//! linux: wanted state -> kernel state: links, bridge, addresses, routes, neighbours.
+//! linux: wanted state -> kernel state: links, bridge, addresses, routes, neighbours, IPsec.
 //!
 //! A [`Kernel`] speaks netlink with the network namespace of the thread that made it (the daemon's
 //! own). Every call states what is wanted; the call looks at what is there, and sends only what
@@ -11,6 +11,7 @@
 
 mod attach;
 mod bridge;
+pub mod engine;
 mod entries;
 mod error;
 mod link;
@@ -19,6 +20,7 @@ mod route;
 mod socket;
 mod vxlan;
 mod watch;
+pub mod xfrm;
 
 use std::{
     path::Path,

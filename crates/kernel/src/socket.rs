@@ -27,14 +27,14 @@ use crate::error::RequestError;
 /// process holds its configuration lock.
 pub(crate) const REQUEST_TIMEOUT_MS: u64 = 10_000;
 /// How often an interrupted dump (the table changed while it was read) is read again.
-const DUMP_ATTEMPTS_MAX: u32 = 8;
+pub(crate) const DUMP_ATTEMPTS_MAX: u32 = 8;
 /// Most requests in one message to the kernel. Their acknowledgements (under 1 KiB each as the
 /// kernel counts them) must fit the receive buffer that an unprivileged limit leaves.
 const BATCH_REQUESTS_MAX: usize = 100;
 /// Receive buffer of a request socket, in bytes: one batch of a large dump and then some.
 const RECEIVE_BUFFER_BYTES: usize = 1 << 20;
 /// Length of `struct nlmsghdr`, which every message and every error's echo begins with.
-const HEADER_LEN: usize = 16;
+pub(crate) const HEADER_LEN: usize = 16;
 /// Attribute of an extended acknowledgement that holds the kernel's explanation.
 const NLMSGERR_ATTR_MSG: u16 = 1;
 
@@ -298,7 +298,7 @@ fn step(bytes: &[u8], sequence: u32) -> Step {
 }
 
 /// The kernel's own words in an extended acknowledgement, after the echo of the request's header.
-fn explanation(flags: u16, echo: &[u8]) -> Option<String> {
+pub(crate) fn explanation(flags: u16, echo: &[u8]) -> Option<String> {
     if flags & NLM_F_ACK_TLVS == 0 {
         return None;
     }
