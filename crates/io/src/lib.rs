@@ -1,6 +1,8 @@
 //! linux: TUN/TAP and UDP in batches, offloads, namespaces: the only crate with unsafe.
 
 pub mod cpu;
+pub mod encap;
+pub mod keylog;
 pub mod namespace;
 pub mod offload;
 pub mod packet;

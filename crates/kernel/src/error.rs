@@ -156,6 +156,9 @@ pub enum KernelError {
         /// The device's name.
         device: String,
     },
+    /// Us: the kernel engine's task has ended.
+    #[error("the kernel engine has stopped: launch weft again")]
+    EngineGone,
     /// More than Weft takes.
     #[error("no room for more than {limit} {table}: the rest is left out")]
     TableFull {

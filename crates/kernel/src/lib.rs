@@ -14,6 +14,7 @@ mod bridge;
 pub mod engine;
 mod entries;
 mod error;
+mod guard;
 mod link;
 mod overlay;
 mod route;
@@ -38,6 +39,7 @@ pub use self::{
     attach::{AttachSpec, Attachment, CONTAINER_MTU_MIN},
     bridge::{BridgeSpec, PortSpec},
     error::KernelError,
+    guard::{Guard, GuardCounters, GuardWatch},
     link::{DEVICE_ALIAS, DEVICE_GROUP},
     overlay::{ENDPOINT_ADDRESSES_MAX, ENDPOINTS_MAX, Overlay, OverlaySpec, Via},
     route::{HostRoute, ROUTE_PROTOCOL, RouteMtu},

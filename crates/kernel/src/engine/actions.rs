@@ -112,9 +112,10 @@ impl Worker {
         }
     }
 
-    async fn remove_policies(&mut self, policies: Vec<PolicyId>) {
+    pub(super) async fn remove_policies(&mut self, policies: Vec<PolicyId>) {
         let Some(ipsec) = self.ipsec.as_ref().filter(|_| !policies.is_empty()) else { return };
-        for error in ipsec.xfrm.remove_policies(&policies).await.into_iter().filter_map(Result::err) {
+        for error in ipsec.xfrm.remove_policies(&policies).await.into_iter().filter_map(Result::err)
+        {
             tracing::warn!(%error, "an IPsec policy is still there");
         }
     }

@@ -50,8 +50,8 @@ impl Worker {
     async fn open_ipsec(&mut self) -> Result<(Ipsec, Support), Support> {
         let failed = |error: KernelError| match error {
             KernelError::NoVxlan { .. } => Support::NoVxlan,
-            KernelError::NoXfrm | KernelError::NoEsp => Support::NoEsp(error.to_string()),
-            KernelError::NoCipher => Support::NoCipher,
+            KernelError::NoXfrm | KernelError::NoEsp { .. } => Support::NoEsp(error.to_string()),
+            KernelError::NoCipher { .. } => Support::NoCipher,
             error => Support::Failed(error.to_string()),
         };
         let xfrm = Xfrm::open().map_err(failed)?;
@@ -70,7 +70,8 @@ impl Worker {
         let port = self.config.encapsulation_port;
         let encapsulation = EncapSocket::bind(self.config.host, port)
             .map_err(|error| Support::Failed(error.to_string()))?;
-        let probes = Probes::open(self.config.local, self.config.host, &devices).map_err(failed)?;
+        let probes =
+            Probes::open(&self.config.local, self.config.host, &devices).map_err(failed)?;
         let support = Support::Ready { esp, rco: self.switch.takes_rco() };
         Ok((Ipsec { xfrm, watch, guard, guard_watch, encapsulation, probes }, support))
     }
@@ -141,13 +142,13 @@ impl Worker {
     /// its sequence numbers would begin again; its path gets another.
     pub(super) async fn reconcile_xfrm(&mut self) {
         let Some(ipsec) = &self.ipsec else { return };
-        let (states, policies) = match (ipsec.xfrm.own_states().await, ipsec.xfrm.own_policies().await)
-        {
-            (Ok(states), Ok(policies)) => (states, policies),
-            (Err(error), _) | (_, Err(error)) => {
-                return tracing::warn!(%error, "IPsec states and policies cannot be listed");
-            }
-        };
+        let (states, policies) =
+            match (ipsec.xfrm.own_states().await, ipsec.xfrm.own_policies().await) {
+                (Ok(states), Ok(policies)) => (states, policies),
+                (Err(error), _) | (_, Err(error)) => {
+                    return tracing::warn!(%error, "IPsec states and policies cannot be listed");
+                }
+            };
         let present: BTreeSet<StateId> = states.iter().map(|state| state.id).collect();
         let wanted: BTreeMap<StateId, _> = self.state.states().collect();
         let missing: BTreeSet<_> =

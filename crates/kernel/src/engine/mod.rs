@@ -48,8 +48,7 @@ pub struct KernelEngineConfig {
     pub encapsulation_port: u16,
     /// Which switch moves frames.
     pub switch: SwitchKind,
-    /// Where the keys of SAs are written, for a test that reads the wire with another program.
-    #[cfg(feature = "keylog")]
+    /// Where the keys of SAs are written, in a build with the feature `keylog`.
     pub keylog: Option<std::path::PathBuf>,
     /// Whether the kernel may move packets to peers at all.
     pub moves: bool,
@@ -178,7 +177,7 @@ impl KernelEngine {
 
 /// The Ethernet address that a host's probes come from, by which the kernel engine knows the sender.
 #[must_use]
-pub fn probe_mac(peer: PeerId) -> [u8; 6] {
+pub const fn probe_mac(peer: &PeerId) -> [u8; 6] {
     let [a, b, c, d, e, ..] = *peer.as_bytes();
     [0x02, a, b, c, d, e]
 }

@@ -7,12 +7,12 @@
 
 use std::io;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
-use std::os::fd::{AsFd, AsRawFd, RawFd};
-use std::task::Poll;
+use std::sync::Arc;
 
-use tokio::io::unix::AsyncFd;
+use tokio::sync::mpsc;
 use weft_crypto::PeerId;
 use weft_io::packet::PacketSocket;
+use weft_io::poller::{Poller, Waker};
 use weft_io::udp::UdpSocket;
 use weft_packet::vxlan::{self, VxlanHeader};
 use weft_packet::{ethernet, probe};
@@ -26,8 +26,10 @@ const MAC_ALL: [u8; 6] = [0x33, 0x33, 0, 0, 0, 1];
 const IP_ALL: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
 /// Room for one frame in bytes: the longest UDP payload.
 const FRAME_ROOM_BYTES: usize = 65_536;
-/// Probes taken from one socket in one go.
+/// Datagrams taken from the candidates' socket between two looks at the other sockets.
 const BATCH_MAX: usize = 64;
+/// Probes that wait for the engine's task; more are lost, as on the network.
+const RECEIVED_QUEUED_MAX: usize = 1_024;
 
 /// A probe that came in.
 pub(super) struct Received {
@@ -48,66 +50,52 @@ pub(super) enum SendError {
     Refused(io::Error),
 }
 
-/// The sockets for probes.
+/// The sockets for probes. A thread reads them, so that waiting needs nothing of the runtime.
 pub(super) struct Probes {
     mac: [u8; 6],
-    socket: AsyncFd<Raw<UdpSocket>>,
-    /// With their indices.
-    devices: Vec<(u32, AsyncFd<PacketSocket>)>,
+    socket: Arc<UdpSocket>,
     frame: Vec<u8>,
+    indices: Vec<u32>,
+    reader: Reader,
 }
 
-/// Gives a socket the trait that tokio asks for.
-pub(super) struct Raw<T>(T);
+/// The thread that reads; it ends when this is dropped.
+struct Reader {
+    received: mpsc::Receiver<Received>,
+    waker: Waker,
+}
 
-impl<T: AsFd> AsRawFd for Raw<T> {
-    fn as_raw_fd(&self) -> RawFd {
-        self.0.as_fd().as_raw_fd()
+impl Drop for Reader {
+    fn drop(&mut self) {
+        self.received.close();
+        self.waker.wake();
     }
 }
 
 impl Probes {
     /// Opens the sockets; `devices` are the indices of the probes' VXLAN devices.
     pub(super) fn open(
-        local: PeerId,
+        local: &PeerId,
         host: Option<IpAddr>,
         devices: &[u32],
     ) -> Result<Self, KernelError> {
-        let failed = |doing: &str, source| KernelError::Socket { doing: doing.into(), source };
-        let other = |doing: &'static str| {
-            move |error: weft_io::IoError| failed(doing, io::Error::other(error.to_string()))
-        };
-        let mut socket =
-            UdpSocket::bind(host, vxlan::PROBE_PORT).map_err(other("open the probes' port"))?;
+        let mut socket = UdpSocket::bind(host, vxlan::PROBE_PORT)
+            .map_err(|error| failed("open the probes' port", other(&error)))?;
         socket
             .accept_no_checksum()
             .and_then(|()| socket.stop_merging())
             .map_err(|source| failed("set up the probes' port", source))?;
-        let mut probes = Self {
-            mac: probe_mac(local),
-            socket: AsyncFd::new(Raw(socket))
-                .map_err(|source| failed("watch the probes' port", source))?,
-            devices: Vec::new(),
-            frame: vec![0; FRAME_ROOM_BYTES],
-        };
-        probes.reopen(devices)?;
-        Ok(probes)
+        let socket = Arc::new(socket);
+        let reader = Reader::start(Arc::clone(&socket), devices)?;
+        let (mac, frame) = (probe_mac(local), vec![0; FRAME_ROOM_BYTES]);
+        Ok(Self { mac, socket, frame, indices: devices.to_vec(), reader })
     }
 
     /// Listens on these devices, where it does not already.
-    pub(super) fn reopen(&mut self, indices: &[u32]) -> Result<(), KernelError> {
-        self.devices.retain(|(index, _)| indices.contains(index));
-        for index in indices {
-            if self.devices.iter().any(|(open, _)| open == index) {
-                continue;
-            }
-            let failed = |source| KernelError::Socket {
-                doing: "listen on the probes' device".into(),
-                source,
-            };
-            let socket = PacketSocket::open(*index)
-                .map_err(|error| failed(io::Error::other(error.to_string())))?;
-            self.devices.push((*index, AsyncFd::new(socket).map_err(failed)?));
+    pub(super) fn reopen(&mut self, devices: &[u32]) -> Result<(), KernelError> {
+        if self.indices != devices {
+            self.reader = Reader::start(Arc::clone(&self.socket), devices)?;
+            self.indices = devices.to_vec();
         }
         Ok(())
     }
@@ -121,71 +109,91 @@ impl Probes {
         let (number, mtu) = (wanted.number, wanted.mtu);
         let written = probe::write(room, self.mac, MAC_ALL, source, IP_ALL, number, mtu);
         let length = vxlan::LEN + written.map_err(|error| refused(error.to_string()))?;
-        let socket = &self.socket.get_ref().0;
+        let socket = &self.socket;
         let to = SocketAddr::new(wanted.remote, wanted.port);
         let remote = socket.remote(to).map_err(SendError::Refused)?;
         match socket.send_run(&self.frame[..length], length, &remote) {
-            Err(error) if error.raw_os_error() == Some(rustix::io::Errno::MSGSIZE.raw_os_error()) => {
+            Err(error)
+                if error.raw_os_error() == Some(rustix::io::Errno::MSGSIZE.raw_os_error()) =>
+            {
                 Err(SendError::TooLong)
             }
             result => result.map_err(SendError::Refused),
         }
     }
 
-    /// Waits for the next probes. Cancel safe: what was read is returned at once.
-    pub(super) async fn receive(&mut self) -> io::Result<Vec<Received>> {
-        loop {
-            let (received, more) = self.drain();
-            if !received.is_empty() {
-                return Ok(received);
-            }
-            if !more {
-                self.ready().await?;
-            }
-        }
+    /// Waits for the next probe. Cancel safe.
+    pub(super) async fn receive(&mut self) -> io::Result<Received> {
+        let received = self.reader.received.recv().await;
+        received.ok_or_else(|| io::Error::other("the thread that reads probes has ended"))
     }
+}
 
-    /// Waits until a socket may have something, and forgets that it has.
-    async fn ready(&self) -> io::Result<()> {
-        std::future::poll_fn(|context| {
-            let mut any = false;
-            for (_, device) in &self.devices {
-                if let Poll::Ready(guard) = device.poll_read_ready(context) {
-                    guard?.clear_ready();
-                    any = true;
+impl Reader {
+    fn start(socket: Arc<UdpSocket>, devices: &[u32]) -> Result<Self, KernelError> {
+        const DOING: &str = "listen for probes";
+        let (sender, received) = mpsc::channel(RECEIVED_QUEUED_MAX);
+        let waker = Waker::new().map_err(|source| failed(DOING, source))?;
+        let open = |index: &u32| PacketSocket::open(*index);
+        let devices: Result<Vec<_>, _> = devices.iter().map(open).collect();
+        let devices = devices.map_err(|error| failed(DOING, other(&error)))?;
+        let stop = waker.clone();
+        std::thread::Builder::new()
+            .name("weft-probes".into())
+            .spawn(move || {
+                if let Err(error) = read(&stop, &socket, devices, &sender) {
+                    tracing::error!(%error, "probes are read no more");
+                }
+            })
+            .map_err(|source| failed(DOING, source))?;
+        Ok(Self { received, waker })
+    }
+}
+
+/// Reads until nobody wants what is read.
+fn read(
+    stop: &Waker,
+    socket: &UdpSocket,
+    mut devices: Vec<PacketSocket>,
+    sender: &mpsc::Sender<Received>,
+) -> io::Result<()> {
+    let mut poller = Poller::new()?;
+    devices.iter().try_for_each(|device| poller.add(device, 0))?;
+    poller.add(socket, 0)?;
+    poller.add(stop, 0)?;
+    let mut frame = vec![0; FRAME_ROOM_BYTES];
+    while !sender.is_closed() {
+        let _ready = poller.wait(None)?;
+        stop.clear();
+        // A device that is gone reports errors for ever; the worker opens another.
+        devices.retain(|device| {
+            loop {
+                match device.recv(&mut frame) {
+                    // A full queue loses a probe as the network may.
+                    Ok(length) => parse(&frame[..length], false)
+                        .into_iter()
+                        .for_each(|received| _ = sender.try_send(received)),
+                    Err(error) => return error.kind() == io::ErrorKind::WouldBlock,
                 }
             }
-            if let Poll::Ready(guard) = self.socket.poll_read_ready(context) {
-                guard?.clear_ready();
-                any = true;
+        });
+        // Errors of earlier sends come here too, one by one, and leave the socket as it is.
+        for _ in 0..BATCH_MAX {
+            if let Ok(length) = socket.recv_datagram(&mut frame) {
+                let received = candidate(&frame[..length]);
+                received.into_iter().for_each(|received| _ = sender.try_send(received));
             }
-            if any { Poll::Ready(Ok(())) } else { Poll::Pending }
-        })
-        .await
+        }
     }
+    Ok(())
+}
 
-    /// The flag says that there may be more.
-    fn drain(&mut self) -> (Vec<Received>, bool) {
-        let (mut received, mut more) = (Vec::new(), false);
-        for (_, device) in &self.devices {
-            let mut taken = 0;
-            while taken < BATCH_MAX
-                && let Ok(length) = device.get_ref().recv(&mut self.frame)
-            {
-                taken += 1;
-                received.extend(parse(&self.frame[..length], false));
-            }
-            more |= taken == BATCH_MAX;
-        }
-        let mut taken = 0;
-        while taken < BATCH_MAX
-            && let Ok(length) = self.socket.get_ref().0.recv_datagram(&mut self.frame)
-        {
-            taken += 1;
-            received.extend(candidate(&self.frame[..length]));
-        }
-        (received, more || taken == BATCH_MAX)
-    }
+fn failed(doing: &str, source: io::Error) -> KernelError {
+    KernelError::Socket { doing: doing.into(), source }
+}
+
+fn other(error: &weft_io::IoError) -> io::Error {
+    io::Error::other(error.to_string())
 }
 
 /// A datagram on the candidates' port.

@@ -110,12 +110,10 @@ impl State {
     ) -> Vec<Action> {
         let mut actions = Vec::new();
         match command {
-            EngineCommand::InstallInbound { peer, path, sa, remote, .. } => {
-                match local(remote) {
-                    Some(local) => self.install_inbound(peer, path, &sa, (remote, local), &mut actions),
-                    None => actions.push(unreachable(path, remote)),
-                }
-            }
+            EngineCommand::InstallInbound { peer, path, sa, remote, .. } => match local(remote) {
+                Some(local) => self.install_inbound(peer, path, &sa, (remote, local), &mut actions),
+                None => actions.push(unreachable(path, remote)),
+            },
             EngineCommand::RemoveInbound { spi } => {
                 let removed = self.inbound.remove(&spi);
                 actions.extend(removed.map(|inbound| Action::RemoveState(inbound.id)));
@@ -175,7 +173,8 @@ impl State {
 
     /// A path that sends to this address.
     pub(super) fn path_to(&self, remote: IpAddr) -> Option<PathId> {
-        let sends = |path: &Path| path.main().is_some_and(|outbound| outbound.remote.ip() == remote);
+        let sends =
+            |path: &Path| path.main().is_some_and(|outbound| outbound.remote.ip() == remote);
         self.paths.iter().find(|(_, path)| sends(path)).map(|(path, _)| *path)
     }
 
@@ -194,9 +193,10 @@ impl State {
     /// Every SA that must be in the kernel, with its path.
     pub(super) fn states(&self) -> impl Iterator<Item = (StateId, PathId)> {
         let inbound = self.inbound.values().map(|inbound| (inbound.id, inbound.path));
-        let outbound = self.paths.iter().flat_map(|(path, it)| {
-            it.outbound.values().map(move |outbound| (outbound.id, *path))
-        });
+        let outbound = self
+            .paths
+            .iter()
+            .flat_map(|(path, it)| it.outbound.values().map(move |outbound| (outbound.id, *path)));
         inbound.chain(outbound)
     }
 
@@ -397,7 +397,11 @@ impl Outbound {
 }
 
 /// Replaces a policy in place where it is for the same packets, so that none finds no policy.
-fn replace(present: &mut Option<PolicySpec>, wanted: Option<PolicySpec>, actions: &mut Vec<Action>) {
+fn replace(
+    present: &mut Option<PolicySpec>,
+    wanted: Option<PolicySpec>,
+    actions: &mut Vec<Action>,
+) {
     if *present == wanted {
         return;
     }

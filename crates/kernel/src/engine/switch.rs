@@ -8,9 +8,7 @@ use weft_path::{Endpoint, Mac};
 use super::KernelEngineConfig;
 use super::probes::Received;
 use crate::error::KernelError;
-use crate::{
-    BridgeSpec, Kernel, OuterFamily, Overlay, OverlaySpec, PortSpec, Via, VxlanSpec,
-};
+use crate::{BridgeSpec, Kernel, OuterFamily, Overlay, OverlaySpec, PortSpec, Via, VxlanSpec};
 
 /// The VXLAN devices of the network, one for each family of outer addresses.
 const VXLAN: &str = "weft-vxlan";
@@ -22,6 +20,9 @@ const PROBE6: &str = "weft-probe6";
 const TAP_QUEUE_PACKETS: u32 = 5_000;
 /// A probe may be as long as any path carries.
 const PROBE_MTU_BYTES: u32 = 65_000;
+
+/// What a VXLAN device does with marks of remote checksum offload.
+const RCO: bool = false;
 
 /// What moves frames between local ports and paths.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -139,6 +140,13 @@ impl Switch {
         }
     }
 
+    /// Whether it takes frames whose inner checksum is only partial (remote checksum offload).
+    pub(super) const fn takes_rco(&self) -> bool {
+        match self {
+            Self::Bridge(_) => RCO,
+        }
+    }
+
     pub(super) fn counters(&self) -> Vec<(&'static str, u64)> {
         match self {
             Self::Bridge(_) => Vec::new(),
@@ -192,8 +200,7 @@ impl Bridge {
         self.open = true;
         let mut probes = Vec::new();
         let mut made = false;
-        let devices =
-            [(VXLAN, PROBE, OuterFamily::V4), (VXLAN6, PROBE6, OuterFamily::V6)];
+        let devices = [(VXLAN, PROBE, OuterFamily::V4), (VXLAN6, PROBE6, OuterFamily::V6)];
         for (data, probe, family) in devices {
             let spec = self.vxlan(data, family);
             match self.kernel.ensure_vxlan(&spec).await {

@@ -12,7 +12,7 @@ use super::actions::local_address;
 use super::probes::{Probes, Received};
 use super::state::{Action, State};
 use super::switch::Switch;
-use super::{KernelCounters, KernelEngineConfig, Order, Support};
+use super::{KernelEngineConfig, Order, Support};
 use crate::error::KernelError;
 use crate::xfrm::{StateId, Xfrm, XfrmEvent, XfrmWatch};
 use crate::{Guard, GuardWatch, Kernel, LinkEvent, LinkWatch};
@@ -20,17 +20,17 @@ use crate::{Guard, GuardWatch, Kernel, LinkEvent, LinkWatch};
 /// How long a replaced outbound SA stays for packets that looked it up before, in milliseconds.
 pub(super) const RETIRE_MS: u64 = 1_000;
 /// How often everything in the kernel is looked at, in milliseconds.
-const RECONCILE_MS: u64 = 30_000;
+pub(super) const RECONCILE_MS: u64 = 30_000;
 /// How often a kernel that lacks something is asked again, in milliseconds.
-const SUPPORT_MS: u64 = 5_000;
+pub(super) const SUPPORT_MS: u64 = 5_000;
 
 type Events = Box<dyn Fn(EngineEvent) + Send + Sync>;
 
 pub(super) struct Worker {
     pub(super) kernel: Kernel,
-    config: KernelEngineConfig,
+    pub(super) config: KernelEngineConfig,
     pub(super) events: Events,
-    support: watch::Sender<Support>,
+    pub(super) support: watch::Sender<Support>,
     pub(super) state: State,
     pub(super) switch: Switch,
     /// What IPsec needs; `None` where the kernel engine cannot or must not move packets.
@@ -39,17 +39,19 @@ pub(super) struct Worker {
     /// Peers whose plain packets the guard lets pass.
     pub(super) trusted: BTreeSet<IpAddr>,
     pub(super) retired: VecDeque<(Instant, StateId)>,
-    next_support: Instant,
-    next_reconcile: Instant,
+    /// Why the switch is not the one asked for.
+    pub(super) switch_reason: Option<String>,
+    pub(super) next_support: Instant,
+    pub(super) next_reconcile: Instant,
     pub(super) counters: Counters,
 }
 
 /// IPsec in the kernel, ready for use.
 pub(super) struct Ipsec {
     pub(super) xfrm: Xfrm,
-    watch: XfrmWatch,
-    guard: Guard,
-    guard_watch: GuardWatch,
+    pub(super) watch: XfrmWatch,
+    pub(super) guard: Guard,
+    pub(super) guard_watch: GuardWatch,
     pub(super) encapsulation: EncapSocket,
     pub(super) probes: Probes,
 }
@@ -91,6 +93,7 @@ impl Worker {
             links,
             trusted: BTreeSet::new(),
             retired: VecDeque::new(),
+            switch_reason: None,
             next_support: now,
             next_reconcile: now + Duration::from_millis(RECONCILE_MS),
             counters: Counters::default(),
@@ -138,7 +141,7 @@ impl Ipsec {
         tokio::select! {
             event = ipsec.watch.next() => Event::Xfrm(event),
             changed = ipsec.guard_watch.changed() => Event::GuardChanged(changed),
-            received = ipsec.probes.receive() => Event::Probes(received),
+            received = ipsec.probes.receive() => Event::Probes(received.map(|received| vec![received])),
         }
     }
 }
@@ -235,20 +238,21 @@ impl Worker {
 impl Worker {
     async fn handle_xfrm(&mut self, event: XfrmEvent) {
         match event {
-            XfrmEvent::Expired { spi, hard, .. } => {
+            XfrmEvent::Expired { state, hard } => {
+                let spi = state.spi;
                 let Some((path, true)) = self.state.path_of(spi) else { return };
                 (self.events)(match hard {
                     false => EngineEvent::OutboundNearLimit { path, spi },
                     true => EngineEvent::OutboundExhausted { path, spi },
                 });
             }
-            XfrmEvent::RemoteMoved { spi, remote } => {
-                if let Some(path) = self.state.moved(spi, remote) {
+            XfrmEvent::RemoteMoved { state, remote } => {
+                if let Some(path) = self.state.moved(state.spi, remote) {
                     (self.events)(EngineEvent::RemoteMoved { path, remote });
                 }
             }
-            XfrmEvent::StateRemoved { spi, .. } => {
-                if let Some((path, _)) = self.state.path_of(spi) {
+            XfrmEvent::StateRemoved { state } => {
+                if let Some((path, _)) = self.state.path_of(state.spi) {
                     self.path_failed(path, "its IPsec state was removed by another program");
                 }
             }
@@ -273,7 +277,7 @@ impl Worker {
         self.reconcile().await;
     }
 
-    async fn restore_guard(&mut self) {
+    pub(super) async fn restore_guard(&mut self) {
         let Some(ipsec) = &self.ipsec else { return };
         match ipsec.guard.is_whole(&self.trusted).await {
             Ok(true) => {}

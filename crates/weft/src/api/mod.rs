@@ -28,6 +28,6 @@ pub use client::{Client, ClientError};
 pub use server::{Answer, ApiListener, RequestSender, listen, serve};
 pub use types::{
     ApiError, AttachRequest, Attachment, ConnectRequest, Connection, DetachRequest, Detached,
-    ErrorKind, ForgetRequest, HostRange, Invitation, Ipam, Path, Peer, PeerConnection, Report, Status,
-    Target,
+    ErrorKind, ForgetRequest, HostRange, Invitation, Ipam, Path, Peer, PeerConnection, Report,
+    Status, Target,
 };

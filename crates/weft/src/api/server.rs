@@ -17,8 +17,7 @@ use tokio::net::{UnixListener, UnixStream};
 
 use super::types::{
     ApiError, AttachRequest, Attachment, ConnectRequest, Connection, DetachRequest, Detached,
-    ErrorKind, ForgetRequest, Invitation, Ipam, Path as PeerPath, Peer, Report, Status,
-    Target,
+    ErrorKind, ForgetRequest, Invitation, Ipam, Path as PeerPath, Peer, Report, Status, Target,
 };
 
 /// A boxed answer: the trait below is used behind a pointer.

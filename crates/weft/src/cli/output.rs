@@ -61,10 +61,13 @@ pub(super) fn status(status: &Status) -> String {
     line("Ready", &status.reason.as_ref().map_or_else(|| "yes".into(), |r| format!("no: {r}")));
     line("Since", &with_age(&status.since));
     let trusted: Vec<_> = status.trusted_subnets.iter().map(ToString::to_string).collect();
-    line("Encryption", &match status.encrypted {
-        true => "always".into(),
-        false => format!("always, except between hosts that both trust {}", trusted.join(", ")),
-    });
+    line(
+        "Encryption",
+        &match status.encrypted {
+            true => "always".into(),
+            false => format!("always, except between hosts that both trust {}", trusted.join(", ")),
+        },
+    );
     line("Admission", &status.admission);
     line("Engines", &status.engines.join(", "));
     for (engine, reason) in &status.engines_missing {
@@ -121,8 +124,9 @@ pub(super) fn paths(paths: &[Path]) -> String {
         return "no paths; weft status connections says how far each connection is".into();
     }
     let or_dash = |text: &Option<String>| text.clone().unwrap_or_else(|| "-".into());
-    let mut table =
-        table(&["PEER", "FORMAT", "HERE", "THERE", "AS", "STATE", "CIPHER", "MTU", "SINCE", "REASON"]);
+    let mut table = table(&[
+        "PEER", "FORMAT", "HERE", "THERE", "AS", "STATE", "CIPHER", "MTU", "SINCE", "REASON",
+    ]);
     for path in paths {
         table.add_row([
             named(Some(&path.peer), path.nickname.as_deref()),

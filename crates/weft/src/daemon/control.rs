@@ -124,7 +124,7 @@ impl Control {
             }
             let timer = self.next_timeout();
             tokio::select! {
-                _ = stop.wait_for(|stopped| *stopped) => break,
+                () = stopped(&mut stop) => break,
                 event = links.recv() => match event {
                     Some(event) => {
                         self.handle_link(event);
@@ -433,6 +433,11 @@ impl Control {
             Err(error) => tracing::error!(%error, "a message cannot be written"),
         }
     }
+}
+
+/// Waits for the order to stop, or for the end of those who could give it.
+async fn stopped(stop: &mut watch::Receiver<bool>) {
+    let _ = stop.wait_for(|stopped| *stopped).await;
 }
 
 async fn sleep_until(moment: Option<Instant>) {

@@ -70,7 +70,13 @@ impl Engines {
     /// after [`Self::flush`].
     pub(super) async fn command(&mut self, command: EngineCommand) {
         match command {
-            EngineCommand::InstallInbound { engine: EngineKind::Kernel, peer, path, ref sa, .. } => {
+            EngineCommand::InstallInbound {
+                engine: EngineKind::Kernel,
+                peer,
+                path,
+                ref sa,
+                ..
+            } => {
                 self.kernel_paths.insert(path, peer);
                 self.kernel_spis.insert(sa.spi);
                 self.waiting.push(command);

@@ -1,7 +1,7 @@
 //! Starting and stopping: the order in which the daemon's parts come up and go down.
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
@@ -185,7 +185,7 @@ fn kernel_config(settings: &Settings, local: PeerId, mtu: u16) -> KernelEngineCo
         vni: VNI,
         device: SWITCH.into(),
         tap: TAP.into(),
-        mac: probe_mac(local),
+        mac: probe_mac(&local),
         mtu,
         host: settings.host,
         encapsulation_port: ENCAPSULATION_PORT,
@@ -195,21 +195,23 @@ fn kernel_config(settings: &Settings, local: PeerId, mtu: u16) -> KernelEngineCo
         },
         moves: settings.engine != EngineChoice::Userspace,
         plain: !settings.trusted_subnets.is_empty(),
-        #[cfg(feature = "keylog")]
-        keylog: std::env::var_os("WEFT_SA_KEYLOG").map(Into::into),
+        keylog: keylog(),
     }
 }
 
 fn engine_config(settings: &Settings, local: PeerId, mtu: u16) -> EngineConfig {
     let mut config = EngineConfig::new(TAP, VNI, mtu);
-    config.probe_mac = Mac(probe_mac(local));
+    config.probe_mac = Mac(probe_mac(&local));
     config.bind = settings.host;
     config.port = settings.data_port;
-    #[cfg(feature = "keylog")]
-    {
-        config.keylog = std::env::var_os("WEFT_SA_KEYLOG").map(Into::into);
-    }
+    config.keylog = keylog();
     config
+}
+
+/// Only in builds for tests that read the wire with another program.
+fn keylog() -> Option<PathBuf> {
+    let wanted = cfg!(feature = "keylog").then(|| std::env::var_os("WEFT_SA_KEYLOG"));
+    wanted.flatten().map(PathBuf::from)
 }
 
 /// MTU of the link that leads to the first target, else of the host's own.
@@ -240,12 +242,7 @@ pub(super) fn run_segments(mtu: u16) -> u32 {
     u32::try_from(segments.clamp(1, weft_io::udp::RUN_SEGMENTS_MAX)).unwrap_or(1)
 }
 
-fn path_config(
-    settings: &Settings,
-    offers: Offers,
-    link_mtu: u16,
-    mtu: u16,
-) -> weft_path::Config {
+fn path_config(settings: &Settings, offers: Offers, link_mtu: u16, mtu: u16) -> weft_path::Config {
     let default = weft_path::Config::default();
     weft_path::Config {
         ciphers: settings.ciphers.clone(),
