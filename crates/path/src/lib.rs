@@ -8,9 +8,11 @@
 #![forbid(unsafe_code)]
 
 mod candidate;
+mod choice;
 mod config;
 mod inbound;
 mod message;
+mod pairing;
 mod paths;
 mod peer;
 mod prober;
