@@ -73,7 +73,7 @@ const POLICY_LEN: usize = 168;
 const POLICY_ID_LEN: usize = 64;
 const TEMPLATE_LEN: usize = 64;
 /// Room for any request of ours, so that a buffer with a key in it never grows and leaves a copy.
-const REQUEST_BYTES_MAX: usize = 1200;
+const REQUEST_BYTES_MAX: usize = 512;
 
 /// What the running kernel understands beyond the oldest supported one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -165,7 +165,7 @@ pub(super) fn new_state(spec: &StateSpec, can: Abilities) -> Body {
         body.zeros(32).be16(port & mask).be16(mask).zeros(4);
         body.u16(family).u8(0).u8(0).u8(UDP).pad_to(SELECTOR_LEN);
     } else {
-        body.zeros(40).u16(family).pad_to(SELECTOR_LEN);
+        body.zeros(SELECTOR_LEN);
     }
     body.address(spec.destination).be32(spec.spi).u8(ESP).zeros(3);
     body.address(spec.source);
@@ -179,25 +179,25 @@ pub(super) fn new_state(spec: &StateSpec, can: Abilities) -> Body {
     body.u32(reqid_of(spec.group)).u16(family).u8(MODE_TRANSPORT).u8(0).u8(STATE_ESN);
     body.pad_to(STATE_LEN);
     aead(&mut body, spec.cipher, &spec.key);
+    if let Some(ports) = spec.encapsulation {
+        body.attribute(ENCAP, |body| {
+            body.u16(ENCAP_ESP_IN_UDP).be16(ports.source).be16(ports.destination).zeros(18);
+        });
+    }
     // Kernels without directions refuse an empty window, those with them refuse any outbound one.
     let window = match spec.direction {
         Direction::In => REPLAY_WINDOW_PACKETS,
         Direction::Out if can.direction => 0,
         Direction::Out => u32::BITS,
     };
-    let words = window / u32::BITS;
     body.attribute(REPLAY_ESN_VAL, |body| {
-        body.u32(words).zeros(16).u32(window).zeros(words as usize * 4);
+        // The kernel makes the bitmap of so many words itself, and empty.
+        body.u32(window / u32::BITS).zeros(16).u32(window);
     });
-    if let Some(ports) = spec.encapsulation {
-        body.attribute(ENCAP, |body| {
-            body.u16(ENCAP_ESP_IN_UDP).be16(ports.source).be16(ports.destination).zeros(18);
+    if inbound && spec.encapsulation.is_some() {
+        body.attribute(MTIMER_THRESH, |body| {
+            body.u32(MAPPING_NOTICE_SECONDS);
         });
-        if inbound {
-            body.attribute(MTIMER_THRESH, |body| {
-                body.u32(MAPPING_NOTICE_SECONDS);
-            });
-        }
     }
     if can.direction {
         let direction = if inbound { DIRECTION_IN } else { DIRECTION_OUT };

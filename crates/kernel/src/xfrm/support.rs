@@ -28,6 +28,9 @@ const TRIAL_HOSTS_V6: (IpAddr, IpAddr) = (
 );
 /// How long one stays if this process is killed in between, in seconds.
 const TRIAL_LIFETIME_S: u64 = 10;
+/// A kernel looks for the cipher first. One built with ESP has AES-GCM, so where both are missing it
+/// is ESP that is.
+const NO_ESP: KernelError = KernelError::NoEsp { family: "IPv4" };
 const TRIAL_PORTS: UdpPorts = UdpPorts { source: 6785, destination: 6785 };
 
 /// What this kernel's IPsec can do.
@@ -50,8 +53,8 @@ impl Xfrm {
     /// kernel load the modules that it needs, so it may find more when called again.
     ///
     /// # Errors
-    /// [`KernelError::NoEsp`] if it has no ESP over IPv4, [`KernelError::NoCipher`] if it has none of
-    /// the AEADs, [`KernelError::NotPermitted`], or another refusal.
+    /// [`KernelError::NoEsp`] if it has no ESP over IPv4 or none of the AEADs,
+    /// [`KernelError::NotPermitted`], or another refusal.
     pub async fn support(&self) -> Result<EspSupport, KernelError> {
         let can = self.abilities().await?;
         let mut ciphers = Vec::new();
@@ -62,9 +65,7 @@ impl Xfrm {
                 Err(error) => return Err(error),
             }
         }
-        let Some(cipher) = ciphers.first().copied() else {
-            return Err(KernelError::NoCipher { cipher: Cipher::Aes256Gcm.name() });
-        };
+        let Some(cipher) = ciphers.first().copied() else { return Err(NO_ESP) };
         let ipv6 = self.takes(cipher, TRIAL_HOSTS_V6, None, can).await?;
         let udp = self.takes(cipher, TRIAL_HOSTS_V4, Some(TRIAL_PORTS), can).await?;
         let udp_ipv6 = ipv6 && self.takes(cipher, TRIAL_HOSTS_V6, Some(TRIAL_PORTS), can).await?;
@@ -76,15 +77,14 @@ impl Xfrm {
     pub(super) async fn abilities(&self) -> Result<Abilities, KernelError> {
         let try_out = async || {
             let all = Abilities { direction: true, per_cpu: true };
-            let mut result = Err(KernelError::NoCipher { cipher: Cipher::Aes256Gcm.name() });
             for cipher in [Cipher::Aes256Gcm, Cipher::ChaCha20Poly1305] {
                 let spec = StateSpec { cpu: Some(0), ..trial(cipher, TRIAL_HOSTS_V4, None) };
-                result = self.attempt(&spec, all).await;
-                if !matches!(result, Err(KernelError::NoCipher { .. })) {
-                    break;
+                match self.attempt(&spec, all).await {
+                    Err(KernelError::NoCipher { .. }) => {}
+                    result => return result,
                 }
             }
-            result
+            Err(NO_ESP)
         };
         self.inner.abilities.get_or_try_init(try_out).await.copied()
     }
