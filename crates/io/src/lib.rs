@@ -42,6 +42,12 @@ pub enum IoError {
         /// The port.
         port: u16,
     },
+    /// The host's: a kernel that was built without IPsec.
+    #[error("this kernel does not take ESP in UDP from a socket (CONFIG_XFRM): {source}")]
+    NoEspInUdp {
+        /// Its answer.
+        source: io::Error,
+    },
     /// The kernel refused something that it should grant.
     #[error("the kernel refused to {what}: {source}")]
     Kernel {

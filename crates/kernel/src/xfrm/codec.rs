@@ -397,7 +397,7 @@ fn read_state_info(body: &[u8]) -> Option<State> {
         usage: StateUsage {
             bytes: u64_at(info, 160)?,
             packets: u64_at(info, 168)?,
-            replays: u32_at(info, 196)?.into(),
+            replays: u64::from(u32_at(info, 192)?) + u64::from(u32_at(info, 196)?),
             integrity_failures: u32_at(info, 200)?.into(),
         },
     };

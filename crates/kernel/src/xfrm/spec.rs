@@ -156,9 +156,9 @@ pub struct StateUsage {
     pub packets: u64,
     /// Their bytes, as [`Limits`] counts them.
     pub bytes: u64,
-    /// Packets dropped because they were seen before or are older than the window; it wraps at 2^32.
+    /// Packets dropped because they were seen before or are older than the window; it wraps.
     pub replays: u64,
-    /// Packets dropped because they were not authentic; it wraps at 2^32.
+    /// Packets dropped because they were not authentic; it wraps.
     pub integrity_failures: u64,
 }
 
