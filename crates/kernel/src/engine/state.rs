@@ -417,3 +417,219 @@ fn replace(
 fn unreachable(path: PathId, remote: IpAddr) -> Action {
     Action::Tell(EngineEvent::PathFailed { path, reason: format!("no route to {remote}") })
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use std::time::Duration;
+
+    use weft_crypto::{Cipher, SaKey};
+    use weft_path::{EngineKind, Vni};
+
+    use super::*;
+
+    const PEER: PeerId = PeerId::from_bytes([7; 32]);
+    const REMOTE: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 2));
+    const LOCAL: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 1));
+    const RAW: PathId = PathId(1);
+    const UDP: PathId = PathId(2);
+    const VECTOR: PathId = PathId(3);
+
+    fn apply(state: &mut State, command: EngineCommand) -> Vec<Action> {
+        state.apply(command, |_| Some(LOCAL))
+    }
+
+    fn outbound(path: PathId, spi: u32, encapsulation: Encapsulation) -> EngineCommand {
+        let sa = OutboundSa {
+            spi,
+            lane: 0,
+            cipher: Cipher::Aes256Gcm,
+            key: SaKey::from_bytes([1; 36]),
+            rco: false,
+            iv_salt: 0,
+            packets_soft: 3,
+            packets_hard: 4,
+            bytes_soft: 5,
+            bytes_hard: 6,
+            encapsulation,
+            lifetime: Duration::from_secs(60),
+        };
+        let remote = SocketAddr::new(REMOTE, 6784);
+        EngineCommand::InstallOutbound { engine: EngineKind::Kernel, peer: PEER, path, sa, remote }
+    }
+
+    fn inbound(path: PathId, spi: u32, encapsulation: Encapsulation) -> EngineCommand {
+        let sa = InboundSa {
+            spi,
+            lane: 0,
+            cipher: Cipher::Aes256Gcm,
+            key: SaKey::from_bytes([2; 36]),
+            encapsulation,
+            lifetime: Duration::from_secs(60),
+        };
+        let (engine, peer, remote) = (EngineKind::Kernel, PEER, REMOTE);
+        EngineCommand::InstallInbound { engine, peer, path, sa, remote }
+    }
+
+    fn policy(port: u16, spi: u32) -> PolicySpec {
+        let id = PolicyId { source: LOCAL, destination: REMOTE, port };
+        PolicySpec { id, template: Template::State { spi } }
+    }
+
+    fn added(actions: &[Action]) -> &StateSpec {
+        match &actions[0] {
+            Action::AddState(_, spec) => spec,
+            other => panic!("not an SA: {other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_path_carries_frames_only_once_it_is_bound() {
+        let mut state = State::new(6785);
+        let actions = apply(&mut state, outbound(RAW, 300, Encapsulation::Raw));
+        let spec = added(&actions);
+        assert_eq!((spec.source, spec.destination, spec.encapsulation), (LOCAL, REMOTE, None));
+        assert_eq!(spec.limits.packets_soft, 3);
+        assert_eq!(actions.len(), 1, "no policy leads to it yet: {actions:?}");
+        let bind = EngineCommand::BindPath { peer: PEER, path: Some(RAW) };
+        assert_eq!(
+            apply(&mut state, bind),
+            [
+                Action::SetPolicy(policy(6787, 300)),
+                Action::SetVia(PEER, Via::Vxlan { remote: REMOTE }),
+            ],
+            "the policy stands before frames are led to it"
+        );
+    }
+
+    #[test]
+    fn a_rekey_installs_leads_over_and_only_then_retires() {
+        let mut state = State::new(6785);
+        apply(&mut state, outbound(RAW, 300, Encapsulation::Raw));
+        apply(&mut state, EngineCommand::BindPath { peer: PEER, path: Some(RAW) });
+        let actions = apply(&mut state, outbound(RAW, 301, Encapsulation::Raw));
+        assert_eq!(added(&actions).spi, 301);
+        let old = StateId { destination: REMOTE, spi: 300 };
+        assert_eq!(
+            actions[1..],
+            [Action::SetPolicy(policy(6787, 301)), Action::RetireState(old)]
+        );
+    }
+
+    #[test]
+    fn each_candidate_is_probed_on_its_own_sa_and_the_active_path_on_its_own() {
+        let mut state = State::new(6785);
+        apply(&mut state, outbound(RAW, 300, Encapsulation::Raw));
+        apply(&mut state, outbound(UDP, 400, Encapsulation::Udp));
+        apply(&mut state, EngineCommand::BindPath { peer: PEER, path: Some(UDP) });
+        let probe = |path, candidate| EngineCommand::SendProbe {
+            path,
+            probe: 9,
+            mtu: 1400,
+            candidate,
+        };
+        let sent = |path, port| {
+            Action::Probe(Probe { path, remote: REMOTE, port, number: 9, mtu: 1400 })
+        };
+        assert_eq!(
+            apply(&mut state, probe(RAW, true)),
+            [Action::SetPolicy(policy(6788, 300)), sent(RAW, 6788)]
+        );
+        assert_eq!(apply(&mut state, probe(RAW, true)), [sent(RAW, 6788)]);
+        assert_eq!(apply(&mut state, probe(UDP, false)), [sent(UDP, 6787)]);
+        assert_eq!(
+            apply(&mut state, probe(UDP, true)),
+            [Action::SetPolicy(policy(6788, 400)), sent(UDP, 6788)]
+        );
+    }
+
+    #[test]
+    fn moving_to_the_other_engine_leaves_the_sa_for_what_is_on_its_way() {
+        let mut state = State::new(6785);
+        apply(&mut state, outbound(RAW, 300, Encapsulation::Raw));
+        apply(&mut state, EngineCommand::BindPath { peer: PEER, path: Some(RAW) });
+        let bind = EngineCommand::BindPath { peer: PEER, path: Some(VECTOR) };
+        assert_eq!(apply(&mut state, bind), [Action::SetVia(PEER, Via::Tap)]);
+        assert_eq!(
+            apply(&mut state, EngineCommand::RemoveOutbound { path: RAW }),
+            [
+                Action::RemovePolicy(PolicyId { source: LOCAL, destination: REMOTE, port: 6787 }),
+                Action::RemoveState(StateId { destination: REMOTE, spi: 300 }),
+            ]
+        );
+    }
+
+    #[test]
+    fn a_plain_path_has_an_exception_and_no_policy() {
+        let mut state = State::new(6785);
+        apply(&mut state, outbound(RAW, 300, Encapsulation::Raw));
+        apply(&mut state, EngineCommand::BindPath { peer: PEER, path: Some(RAW) });
+        let plain = EngineCommand::InstallPlain { peer: PEER, path: UDP, remote: REMOTE };
+        assert_eq!(apply(&mut state, plain), [Action::Trust(REMOTE)]);
+        let bind = EngineCommand::BindPath { peer: PEER, path: Some(UDP) };
+        assert_eq!(
+            apply(&mut state, bind),
+            [
+                Action::RemovePolicy(PolicyId { source: LOCAL, destination: REMOTE, port: 6787 }),
+                Action::SetVia(PEER, Via::Vxlan { remote: REMOTE }),
+            ]
+        );
+        assert_eq!(
+            apply(&mut state, EngineCommand::RemoveOutbound { path: UDP }),
+            [Action::Distrust(REMOTE)]
+        );
+    }
+
+    #[test]
+    fn inbound_sas_take_udp_where_the_kernel_listens_and_know_their_path() {
+        let mut state = State::new(6785);
+        apply(&mut state, outbound(UDP, 400, Encapsulation::Udp));
+        let actions = apply(&mut state, inbound(UDP, 500, Encapsulation::Udp));
+        let spec = added(&actions);
+        let ports = UdpPorts { source: 6784, destination: 6785 };
+        assert_eq!(
+            (spec.source, spec.destination, spec.encapsulation),
+            (REMOTE, LOCAL, Some(ports))
+        );
+        assert_eq!(state.path_of(500), Some((UDP, false)));
+        assert_eq!(state.path_of(400), Some((UDP, true)));
+        assert_eq!(state.probed_by(probe_mac(&PEER)), Some((PEER, UDP)));
+        assert_eq!(state.moved(500, SocketAddr::new(REMOTE, 6784)), None);
+        assert_eq!(state.moved(500, SocketAddr::new(REMOTE, 9)), Some(UDP));
+        let id = StateId { destination: LOCAL, spi: 500 };
+        let remove = EngineCommand::RemoveInbound { spi: 500 };
+        assert_eq!(apply(&mut state, remove), [Action::RemoveState(id)]);
+        assert_eq!(apply(&mut state, EngineCommand::RemoveInbound { spi: 500 }), []);
+    }
+
+    #[test]
+    fn a_forgotten_peer_leaves_nothing() {
+        let mut state = State::new(6785);
+        apply(&mut state, outbound(RAW, 300, Encapsulation::Raw));
+        apply(&mut state, inbound(RAW, 500, Encapsulation::Raw));
+        apply(&mut state, EngineCommand::BindPath { peer: PEER, path: Some(RAW) });
+        let actions = apply(&mut state, EngineCommand::RemovePeer { peer: PEER });
+        for spi in [300, 500] {
+            let removed = |action: &Action| {
+                matches!(action, Action::RemoveState(id) if id.spi == spi)
+            };
+            assert!(actions.iter().any(removed), "{spi} stays: {actions:?}");
+        }
+        assert!(actions.contains(&Action::SetVia(PEER, Via::None)));
+        assert_eq!((state.policies().count(), state.states().count()), (0, 0));
+        let endpoints =
+            EngineCommand::SetEndpoints { vni: Vni(1), add: Vec::new(), remove: Vec::new() };
+        assert_eq!(apply(&mut state, endpoints), []);
+    }
+
+    #[test]
+    fn a_peer_without_a_route_is_a_failed_path() {
+        let mut state = State::new(6785);
+        let actions = state.apply(outbound(RAW, 300, Encapsulation::Raw), |_| None);
+        let failed = |action: &Action| {
+            matches!(action, Action::Tell(EngineEvent::PathFailed { path: RAW, reason })
+                if reason == "no route to 192.0.2.2")
+        };
+        assert!(actions.iter().all(failed) && actions.len() == 1, "{actions:?}");
+    }
+}
