@@ -11,6 +11,7 @@ use crate::{
     attach::Addresses,
     error::KernelError,
     link::{Change, DEVICE_ALIAS, DEVICE_GROUP, Link, check_name},
+    odp::is_datapath,
     set_ipv6_sysctl,
 };
 
@@ -135,7 +136,7 @@ impl Kernel {
         Change::of(&link).up(&link).send(socket, &spec.name).await
     }
 
-    /// Gives the host exactly these addresses on the network, on the bridge device. Those that
+    /// Gives the host exactly these addresses on the network, on the bridge's or datapath's device. Those that
     /// the kernel made (link-local) are left alone.
     ///
     /// # Errors
@@ -146,7 +147,7 @@ impl Kernel {
         wanted: &[IpNet],
     ) -> Result<(), KernelError> {
         let _one = self.inner.reconcile.lock().await;
-        let link = self.own_bridge(bridge).await?;
+        let link = self.own_switch(bridge).await?;
         let socket = self.socket();
         let present = Addresses::read(socket).await?;
         let surplus: Vec<IpNet> = present
@@ -215,6 +216,12 @@ impl Kernel {
             return Ok(());
         }
         self.socket().set_port_options(link, differing).await
+    }
+
+    /// The bridge or the datapath's device by name, if it is there and ours.
+    pub(crate) async fn own_switch(&self, name: &str) -> Result<Link, KernelError> {
+        let link = self.socket().need_link(name).await?;
+        if link.is_own() && is_datapath(&link) { Ok(link) } else { self.own_bridge(name).await }
     }
 
     /// Makes `link` a port of `bridge`, unless another bridge has it.

@@ -128,6 +128,32 @@ pub enum KernelError {
         /// The address.
         remote: IpAddr,
     },
+    /// Configuration of the host: no Open vSwitch datapath.
+    #[error(
+        "the kernel has no Open vSwitch datapath: install and load the module openvswitch, or choose --switch bridge"
+    )]
+    OdpMissing,
+    /// Configuration of the host: no VXLAN device that a datapath can steer.
+    #[error(
+        "the kernel cannot make the VXLAN device that the Open vSwitch datapath sends by (install and load the module vxlan, or choose --switch bridge): {why}"
+    )]
+    VxlanMissing {
+        /// The kernel's refusal.
+        why: String,
+    },
+    /// Configuration: a second switch in one network namespace.
+    #[error(
+        "another Weft drives an Open vSwitch datapath in this network namespace: stop it first"
+    )]
+    SwitchTaken,
+    /// The switch has ended.
+    #[error("the Open vSwitch switch {name} has stopped: {why}")]
+    SwitchStopped {
+        /// Its name.
+        name: String,
+        /// Why.
+        why: String,
+    },
     /// The kernel lacks what a VXLAN device needs.
     #[error(
         "this kernel cannot make the VXLAN device {device}: load the module vxlan (CONFIG_VXLAN), or let Weft use its own engine"
@@ -214,6 +240,16 @@ pub enum KernelError {
     InvalidXfrm {
         /// What it would have.
         what: &'static str,
+    },
+    /// Us: a frame that the kernel cannot send as a probe.
+    #[error("a probe must be an Ethernet frame of {min} to {max} bytes, not {length}")]
+    ProbeLength {
+        /// Its length in bytes.
+        length: usize,
+        /// The shortest possible.
+        min: usize,
+        /// The longest possible.
+        max: usize,
     },
     /// The kernel said no.
     #[error("the kernel refused to {doing}: {source}{}", reason.as_ref().map(|r| format!(" ({r})")).unwrap_or_default())]

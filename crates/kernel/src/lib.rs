@@ -16,6 +16,7 @@ mod entries;
 mod error;
 mod guard;
 mod link;
+pub mod odp;
 mod overlay;
 mod route;
 mod socket;

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::time::{Duration, Instant};
 
+use weft_crypto::PeerId;
 use weft_path::{EngineEvent, PathId};
 
 use super::probes::{Received, SendError};
@@ -20,6 +21,7 @@ struct Batch {
     removed: Vec<StateId>,
     retired: Vec<StateId>,
     distrusted: Vec<IpAddr>,
+    sources: Vec<(PeerId, Vec<IpAddr>)>,
 }
 
 impl Worker {
@@ -41,6 +43,7 @@ impl Worker {
                 Action::Trust(address) => trusts |= self.trusted.insert(address),
                 Action::Distrust(address) => batch.distrusted.push(address),
                 Action::SetVia(peer, via) => vias.push((peer, via)),
+                Action::AcceptFrom(peer, address) => batch.sources.push((peer, vec![address])),
                 Action::Probe(_) | Action::Keepalive(_) | Action::Tell(_) => last.push(action),
             }
         }
@@ -51,7 +54,8 @@ impl Worker {
         let (set, gone): (Vec<_>, Vec<_>) =
             batch.policies.into_iter().partition(|(_, policy)| policy.is_some());
         self.set_policies(set.into_iter().filter_map(|(_, policy)| policy).collect()).await;
-        if let Err(error) = self.switch.set_peers(&vias).await {
+        let accepted = self.switch.accept_from(batch.sources).await;
+        if let Err(error) = accepted.and(self.switch.set_peers(&vias).await) {
             tracing::warn!(%error, "forwarding entries not written");
         }
         self.remove_policies(gone.into_iter().map(|(id, _)| id).collect()).await;
@@ -152,16 +156,14 @@ impl Worker {
         }
     }
 
-    pub(super) fn handle_probes(&mut self, received: &[Received]) {
-        for Received { mac, probe, mtu, candidate } in received {
-            match self.state.probed_by(*mac) {
-                Some((peer, path)) => {
-                    self.counters.probes_received += 1;
-                    let (probe, mtu, candidate) = (*probe, *mtu, *candidate);
-                    (self.events)(EngineEvent::ProbeReceived { peer, path, probe, mtu, candidate });
-                }
-                None => self.counters.probes_unknown += 1,
+    pub(super) fn handle_probe(&mut self, received: &Received) {
+        let Received { mac, probe, mtu, candidate } = *received;
+        match self.state.probed_by(mac) {
+            Some((peer, path)) => {
+                self.counters.probes_received += 1;
+                (self.events)(EngineEvent::ProbeReceived { peer, path, probe, mtu, candidate });
             }
+            None => self.counters.probes_unknown += 1,
         }
     }
 

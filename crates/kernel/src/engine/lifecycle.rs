@@ -102,10 +102,16 @@ impl Worker {
 
     /// Overlay devices first: with them gone there is nothing left to guard.
     async fn close_overlay(&mut self) {
-        if let Err(error) = self.switch.close_overlay().await {
-            tracing::warn!(%error, "the kernel engine's devices are still there, and so is the guard");
-            return;
+        match self.switch.close_overlay().await {
+            Ok(true) => self.remove_guard().await,
+            Ok(false) => {}
+            Err(error) => {
+                tracing::warn!(%error, "the kernel engine's devices are still there, and so is the guard");
+            }
         }
+    }
+
+    async fn remove_guard(&self) {
         if let Err(error) = Guard::new().remove().await {
             tracing::debug!(%error, "no guard to remove");
         }
@@ -174,6 +180,10 @@ impl Worker {
     /// Leaves nothing in the kernel but the local switch.
     pub(super) async fn stop(mut self) {
         self.withdraw(Support::Forbidden).await;
+        match self.switch.stop().await {
+            Ok(()) => self.remove_guard().await,
+            Err(error) => tracing::warn!(%error, "the switch is still there, and so is the guard"),
+        }
     }
 
     pub(super) async fn count(&self) -> KernelCounters {
@@ -195,7 +205,7 @@ impl Worker {
             ("devices_restored", counters.devices_restored),
             ("guard_restored", counters.guard_restored),
         ];
-        named.extend(self.switch.counters());
+        named.extend(self.switch.counters().await);
         let switch_reason = self.switch_reason.clone();
         KernelCounters { guard, switch: self.switch.kind(), switch_reason, named }
     }

@@ -98,11 +98,13 @@ pub struct KernelCounters {
 pub struct KernelEngine {
     orders: mpsc::Sender<Order>,
     support: watch::Receiver<Support>,
+    switch: SwitchKind,
 }
 
 /// What the task is asked to do.
 enum Order {
     Apply { commands: Vec<EngineCommand>, done: oneshot::Sender<()> },
+    RemovePort { name: String, done: oneshot::Sender<()> },
     AddPort { name: String, reply: oneshot::Sender<Result<(), KernelError>> },
     Repair { done: oneshot::Sender<()> },
     Counters { reply: oneshot::Sender<KernelCounters> },
@@ -123,8 +125,9 @@ impl KernelEngine {
         let (orders, received) = mpsc::channel(ORDERS_QUEUED_MAX);
         let (told, support) = watch::channel(Support::Forbidden);
         let worker = worker::Worker::start(kernel, config, told, Box::new(events)).await?;
+        let switch = worker.switch_kind();
         tokio::spawn(worker.run(received));
-        Ok(Self { orders, support })
+        Ok(Self { orders, support, switch })
     }
 
     /// Carries commands out in order; they are done when this returns. What fails is reported as an
@@ -148,6 +151,18 @@ impl KernelEngine {
         let (reply, answer) = oneshot::channel();
         let order = Order::AddPort { name: name.to_owned(), reply };
         self.order(order, answer).await.unwrap_or(Err(KernelError::EngineGone))
+    }
+
+    /// Takes a container's device out of the switch; one that is gone is as good.
+    pub async fn remove_port(&self, name: &str) {
+        let (done, removed) = oneshot::channel();
+        self.order(Order::RemovePort { name: name.to_owned(), done }, removed).await;
+    }
+
+    /// The switch in use; it does not change while the engine runs.
+    #[must_use]
+    pub const fn switch(&self) -> SwitchKind {
+        self.switch
     }
 
     /// Looks at everything in the kernel and mends what is not as it should be.

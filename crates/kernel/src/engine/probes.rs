@@ -202,7 +202,8 @@ fn candidate(datagram: &[u8]) -> Option<Received> {
     (header.vni == vxlan::VNI_MAX).then(|| parse(datagram.get(vxlan::LEN..)?, true))?
 }
 
-fn parse(frame: &[u8], candidate: bool) -> Option<Received> {
+/// A probe's whole frame.
+pub(super) fn parse(frame: &[u8], candidate: bool) -> Option<Received> {
     let (probe, mtu) = probe::parse(frame)?;
     let mac = ethernet::Header::parse(frame).ok()?.source();
     Some(Received { mac, probe, mtu, candidate })

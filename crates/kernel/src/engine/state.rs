@@ -33,6 +33,8 @@ pub(super) enum Action {
     Distrust(IpAddr),
     /// Where frames for a peer go.
     SetVia(PeerId, Via),
+    /// A peer's tunnel packets come from this address.
+    AcceptFrom(PeerId, IpAddr),
     /// Send a probe of a path.
     Probe(Probe),
     /// Send a NAT keepalive.
@@ -129,6 +131,7 @@ impl State {
             EngineCommand::InstallPlain { peer, path, remote } => {
                 self.path(peer, path).plain = Some(remote);
                 actions.push(Action::Trust(remote));
+                actions.push(Action::AcceptFrom(peer, remote));
                 self.refresh(peer, &mut actions);
             }
             EngineCommand::RemoveOutbound { path } => self.remove_outbound(path, &mut actions),
@@ -239,6 +242,7 @@ impl State {
             },
         ));
         self.inbound.insert(sa.spi, Inbound { path, id });
+        actions.push(Action::AcceptFrom(peer, remote));
     }
 
     fn install_outbound(
@@ -510,10 +514,7 @@ mod tests {
         let actions = apply(&mut state, outbound(RAW, 301, Encapsulation::Raw));
         assert_eq!(added(&actions).spi, 301);
         let old = StateId { destination: REMOTE, spi: 300 };
-        assert_eq!(
-            actions[1..],
-            [Action::SetPolicy(policy(6787, 301)), Action::RetireState(old)]
-        );
+        assert_eq!(actions[1..], [Action::SetPolicy(policy(6787, 301)), Action::RetireState(old)]);
     }
 
     #[test]
@@ -522,15 +523,10 @@ mod tests {
         apply(&mut state, outbound(RAW, 300, Encapsulation::Raw));
         apply(&mut state, outbound(UDP, 400, Encapsulation::Udp));
         apply(&mut state, EngineCommand::BindPath { peer: PEER, path: Some(UDP) });
-        let probe = |path, candidate| EngineCommand::SendProbe {
-            path,
-            probe: 9,
-            mtu: 1400,
-            candidate,
-        };
-        let sent = |path, port| {
-            Action::Probe(Probe { path, remote: REMOTE, port, number: 9, mtu: 1400 })
-        };
+        let probe =
+            |path, candidate| EngineCommand::SendProbe { path, probe: 9, mtu: 1400, candidate };
+        let sent =
+            |path, port| Action::Probe(Probe { path, remote: REMOTE, port, number: 9, mtu: 1400 });
         assert_eq!(
             apply(&mut state, probe(RAW, true)),
             [Action::SetPolicy(policy(6788, 300)), sent(RAW, 6788)]
@@ -565,7 +561,10 @@ mod tests {
         apply(&mut state, outbound(RAW, 300, Encapsulation::Raw));
         apply(&mut state, EngineCommand::BindPath { peer: PEER, path: Some(RAW) });
         let plain = EngineCommand::InstallPlain { peer: PEER, path: UDP, remote: REMOTE };
-        assert_eq!(apply(&mut state, plain), [Action::Trust(REMOTE)]);
+        assert_eq!(
+            apply(&mut state, plain),
+            [Action::Trust(REMOTE), Action::AcceptFrom(PEER, REMOTE)]
+        );
         let bind = EngineCommand::BindPath { peer: PEER, path: Some(UDP) };
         assert_eq!(
             apply(&mut state, bind),
@@ -610,9 +609,8 @@ mod tests {
         apply(&mut state, EngineCommand::BindPath { peer: PEER, path: Some(RAW) });
         let actions = apply(&mut state, EngineCommand::RemovePeer { peer: PEER });
         for spi in [300, 500] {
-            let removed = |action: &Action| {
-                matches!(action, Action::RemoveState(id) if id.spi == spi)
-            };
+            let removed =
+                |action: &Action| matches!(action, Action::RemoveState(id) if id.spi == spi);
             assert!(actions.iter().any(removed), "{spi} stays: {actions:?}");
         }
         assert!(actions.contains(&Action::SetVia(PEER, Via::None)));

@@ -1,13 +1,17 @@
 //! The switch under both engines: a Linux bridge with VXLAN devices, or an Open vSwitch datapath.
 
+use std::net::IpAddr;
+use std::time::Duration;
+
 use serde::{Deserialize, Serialize};
 use weft_crypto::PeerId;
 use weft_packet::vxlan;
 use weft_path::{Endpoint, Mac};
 
 use super::KernelEngineConfig;
-use super::probes::Received;
+use super::probes::{self, Received};
 use crate::error::KernelError;
+use crate::odp::{self, OdpEdit, OdpEvent, OdpInbox, OdpSpec, OdpSwitch};
 use crate::{BridgeSpec, Kernel, OuterFamily, Overlay, OverlaySpec, PortSpec, Via, VxlanSpec};
 
 /// The VXLAN devices of the network, one for each family of outer addresses.
@@ -49,22 +53,47 @@ impl SwitchKind {
 /// The switch in use.
 pub(super) enum Switch {
     Bridge(Bridge),
+    Odp(Odp),
+}
+
+/// What a switch reports.
+pub(super) enum SwitchEvent {
+    /// A probe came in that has no device of its own.
+    Probe(Received),
+    /// A port came or went.
+    Changed,
+    /// It cannot go on, and why.
+    Failed(String),
 }
 
 impl Switch {
-    /// Makes the local switch with the vector engine's port on it.
+    /// Makes the local switch with the vector engine's port on it. Where the kernel has no Open
+    /// vSwitch datapath it is a bridge, and the text says why.
     pub(super) async fn start(
         kernel: &Kernel,
         config: &KernelEngineConfig,
-    ) -> Result<Self, KernelError> {
+    ) -> Result<(Self, Option<String>), KernelError> {
+        let mut reason = None;
+        if config.switch == SwitchKind::Odp {
+            match Odp::start(kernel, config).await {
+                Ok(odp) => return Ok((Self::Odp(odp), None)),
+                Err(error) => {
+                    tracing::warn!(%error, "no Open vSwitch datapath; a bridge takes its place");
+                    reason = Some(error.to_string());
+                }
+            }
+        }
+        // A datapath of an earlier run has the bridge's name.
+        odp::remove_datapath(kernel, &config.device, VXLAN).await?;
         let bridge = Bridge::new(kernel.clone(), config);
         bridge.ensure_local().await?;
-        Ok(Self::Bridge(bridge))
+        Ok((Self::Bridge(bridge), reason))
     }
 
     pub(super) const fn kind(&self) -> SwitchKind {
         match self {
             Self::Bridge(_) => SwitchKind::Bridge,
+            Self::Odp(_) => SwitchKind::Odp,
         }
     }
 
@@ -73,26 +102,70 @@ impl Switch {
     pub(super) async fn open_overlay(&mut self) -> Result<Vec<u32>, KernelError> {
         match self {
             Self::Bridge(bridge) => bridge.open_overlay().await,
+            // The datapath has its tunnel from the start, and takes probes itself.
+            Self::Odp(odp) => odp.switch.reconcile().await.map(|()| Vec::new()),
         }
     }
 
-    /// Removes them.
-    pub(super) async fn close_overlay(&mut self) -> Result<(), KernelError> {
+    /// Removes them; false if they stay, since the switch cannot be without them.
+    pub(super) async fn close_overlay(&mut self) -> Result<bool, KernelError> {
+        match self {
+            Self::Bridge(bridge) => bridge.close_overlay().await.map(|()| true),
+            Self::Odp(_) => Ok(false),
+        }
+    }
+
+    /// What stays when the daemon stops is the local switch.
+    pub(super) async fn stop(&mut self) -> Result<(), KernelError> {
         match self {
             Self::Bridge(bridge) => bridge.close_overlay().await,
+            Self::Odp(odp) => {
+                odp.switch.stop().await?;
+                odp.kernel.remove_device(VXLAN).await.map(|_| ())
+            }
         }
     }
 
     /// Plugs a container's device in.
     pub(super) async fn add_port(&mut self, name: &str) -> Result<(), KernelError> {
         match self {
-            Self::Bridge(bridge) => bridge.add_port(name).await,
+            // `Kernel::attach` has put it into the bridge.
+            Self::Bridge(_) => Ok(()),
+            Self::Odp(odp) => odp.switch.add_port(name).await,
+        }
+    }
+
+    /// Takes a container's device out.
+    pub(super) async fn remove_port(&mut self, name: &str) {
+        if let Self::Odp(odp) = self
+            && let Err(error) = odp.switch.remove_port(name).await
+        {
+            tracing::debug!(%error, name, "no port to remove");
         }
     }
 
     pub(super) async fn set_peers(&mut self, vias: &[(PeerId, Via)]) -> Result<(), KernelError> {
         match self {
             Self::Bridge(bridge) => bridge.overlay.set_peers(vias).await,
+            Self::Odp(odp) => {
+                let edit = |(peer, via): &(PeerId, Via)| OdpEdit::Peer(*peer, odp.via(*via));
+                odp.apply(vias.iter().map(edit).collect()).await
+            }
+        }
+    }
+
+    /// Peers whose tunnel packets may come from these addresses.
+    pub(super) async fn accept_from(
+        &mut self,
+        sources: Vec<(PeerId, Vec<IpAddr>)>,
+    ) -> Result<(), KernelError> {
+        match self {
+            // The guard takes authenticated packets alone, and that is enough.
+            Self::Bridge(_) => Ok(()),
+            Self::Odp(odp) => {
+                let edit = |(peer, addresses)| OdpEdit::Sources(peer, addresses);
+                odp.apply(sources.into_iter().map(edit).collect()).await
+            }
         }
     }
 
@@ -101,14 +174,19 @@ impl Switch {
         add: &[(Endpoint, PeerId)],
         remove: &[Mac],
     ) -> Result<(), KernelError> {
-        let remove: Vec<_> = remove.iter().map(|mac| mac.0).collect();
         match self {
             Self::Bridge(bridge) => {
                 let entry = |(endpoint, peer): &(Endpoint, PeerId)| {
                     (endpoint.mac.0, endpoint.addresses.clone(), *peer)
                 };
                 let add: Vec<_> = add.iter().map(entry).collect();
+                let remove: Vec<_> = remove.iter().map(|mac| mac.0).collect();
                 bridge.overlay.set_endpoints(&add, &remove).await
+            }
+            Self::Odp(odp) => {
+                let add = add.iter().map(|(endpoint, peer)| OdpEdit::Endpoint(endpoint.mac, *peer));
+                let remove = remove.iter().map(|mac| OdpEdit::RemoveEndpoint(*mac));
+                odp.apply(remove.chain(add).collect()).await
             }
         }
     }
@@ -120,6 +198,7 @@ impl Switch {
                 bridge.ensure_local().await?;
                 bridge.overlay.resync().await.map(|_| ())
             }
+            Self::Odp(odp) => odp.switch.reconcile().await,
         }
     }
 
@@ -130,27 +209,114 @@ impl Switch {
                 device == bridge.config.device
                     || (bridge.open && [VXLAN, VXLAN6, PROBE, PROBE6].contains(&device))
             }
+            // It watches its ports itself.
+            Self::Odp(_) => false,
         }
     }
 
-    /// Probes that the switch itself takes, where they have no device.
-    pub(super) async fn receive(&mut self) -> Vec<Received> {
+    /// Waits for what the switch reports. Cancel safe.
+    pub(super) async fn next(&mut self) -> SwitchEvent {
         match self {
             Self::Bridge(_) => std::future::pending().await,
+            Self::Odp(odp) => odp.next().await,
         }
     }
 
     /// Whether it takes frames whose inner checksum is only partial (remote checksum offload).
     pub(super) const fn takes_rco(&self) -> bool {
+        RCO
+    }
+
+    pub(super) async fn counters(&self) -> Vec<(&'static str, u64)> {
         match self {
-            Self::Bridge(_) => RCO,
+            Self::Bridge(_) => Vec::new(),
+            Self::Odp(odp) => odp.counters().await,
+        }
+    }
+}
+
+/// The datapath of the openvswitch module.
+pub(super) struct Odp {
+    kernel: Kernel,
+    switch: OdpSwitch,
+    inbox: OdpInbox,
+    host: Option<IpAddr>,
+}
+
+impl Odp {
+    async fn start(kernel: &Kernel, config: &KernelEngineConfig) -> Result<Self, KernelError> {
+        let spec = OdpSpec {
+            name: config.device.clone(),
+            mac: config.mac,
+            mtu: u32::from(config.mtu),
+            tap: config.tap.clone(),
+            tunnel: VXLAN.into(),
+            tunnel_port: vxlan::PORT,
+            vni: config.vni.0,
+            remote_checksum: RCO,
+            sweep_interval: Duration::from_secs(odp::SWEEP_INTERVAL_S),
+        };
+        // The bridge's own devices may be left from a run with the other switch.
+        for device in [VXLAN6, PROBE, PROBE6] {
+            kernel.remove_device(device).await?;
+        }
+        let (switch, inbox) = OdpSwitch::start(kernel, spec).await?;
+        Ok(Self { kernel: kernel.clone(), switch, inbox, host: config.host })
+    }
+
+    const fn via(&self, via: Via) -> odp::Via {
+        match via {
+            Via::None => odp::Via::None,
+            Via::Tap => odp::Via::Tap,
+            Via::Vxlan { remote } => {
+                let local = match self.host {
+                    Some(host) if host.is_ipv4() == remote.is_ipv4() => Some(host),
+                    _ => None,
+                };
+                odp::Via::Tunnel { remote, local }
+            }
         }
     }
 
-    pub(super) fn counters(&self) -> Vec<(&'static str, u64)> {
-        match self {
-            Self::Bridge(_) => Vec::new(),
+    async fn apply(&self, edits: Vec<OdpEdit>) -> Result<(), KernelError> {
+        if edits.is_empty() { Ok(()) } else { self.switch.apply(edits).await }
+    }
+
+    async fn next(&mut self) -> SwitchEvent {
+        loop {
+            tokio::select! {
+                Some(probe) = self.inbox.probes.recv() => {
+                    if let Some(received) = probes::parse(&probe.frame, false) {
+                        return SwitchEvent::Probe(received);
+                    }
+                }
+                Some(event) = self.inbox.events.recv() => match event {
+                    OdpEvent::Failed { reason } => return SwitchEvent::Failed(reason),
+                    event => {
+                        tracing::info!(?event, "switch");
+                        return SwitchEvent::Changed;
+                    }
+                },
+                else => std::future::pending().await,
+            }
         }
+    }
+
+    async fn counters(&self) -> Vec<(&'static str, u64)> {
+        let Ok(counters) = self.switch.counters().await else { return Vec::new() };
+        vec![
+            ("odp_upcalls", counters.upcalls),
+            ("odp_upcalls_lost", counters.upcalls_lost + counters.upcall_overruns),
+            ("odp_hits", counters.hits),
+            ("odp_misses", counters.misses),
+            ("odp_flows", counters.flows),
+            ("odp_flows_refused", counters.flows_refused),
+            ("odp_flow_errors", counters.flow_errors),
+            ("odp_floods", counters.floods),
+            ("odp_limited", counters.limited),
+            ("odp_macs_learned", counters.macs_learned),
+            ("odp_drops", counters.drops.values().sum()),
+        ]
     }
 }
 
@@ -234,11 +400,6 @@ impl Bridge {
             self.kernel.remove_device(device).await?;
         }
         Ok(())
-    }
-
-    async fn add_port(&self, name: &str) -> Result<(), KernelError> {
-        // `Kernel::attach` has put it into the bridge.
-        self.kernel.socket().need_link(name).await.map(|_| ())
     }
 
     fn vxlan(&self, name: &str, family: OuterFamily) -> VxlanSpec {

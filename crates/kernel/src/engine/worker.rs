@@ -11,8 +11,8 @@ use weft_path::{EngineCommand, EngineEvent, EngineKind};
 use super::actions::local_address;
 use super::probes::{Probes, Received};
 use super::state::{Action, State};
-use super::switch::Switch;
-use super::{KernelEngineConfig, Order, Support};
+use super::switch::{Switch, SwitchEvent};
+use super::{KernelEngineConfig, Order, Support, SwitchKind};
 use crate::error::KernelError;
 use crate::xfrm::{StateId, Xfrm, XfrmEvent, XfrmWatch};
 use crate::{Guard, GuardWatch, Kernel, LinkEvent, LinkWatch};
@@ -79,7 +79,11 @@ impl Worker {
         support: watch::Sender<Support>,
         events: Events,
     ) -> Result<Self, KernelError> {
-        let switch = Switch::start(&kernel, &config).await?;
+        if config.switch == SwitchKind::Odp && config.moves {
+            // Its tunnel is there from the start, and nothing of the overlay may be without the guard.
+            Guard::new().ensure(&BTreeSet::new()).await?;
+        }
+        let (switch, switch_reason) = Switch::start(&kernel, &config).await?;
         let links = kernel.watch().await?;
         let now = Instant::now();
         let mut worker = Self {
@@ -93,7 +97,7 @@ impl Worker {
             links,
             trusted: BTreeSet::new(),
             retired: VecDeque::new(),
-            switch_reason: None,
+            switch_reason,
             next_support: now,
             next_reconcile: now + Duration::from_millis(RECONCILE_MS),
             counters: Counters::default(),
@@ -101,6 +105,10 @@ impl Worker {
         worker.remove_leftovers().await;
         worker.look_for_support().await;
         Ok(worker)
+    }
+
+    pub(super) const fn switch_kind(&self) -> SwitchKind {
+        self.switch.kind()
     }
 
     pub(super) async fn run(mut self, mut orders: mpsc::Receiver<Order>) {
@@ -118,7 +126,7 @@ impl Worker {
                 },
                 event = self.links.next() => Event::Link(event),
                 event = Ipsec::next(self.ipsec.as_mut()) => event,
-                frames = self.switch.receive() => Event::Probes(Ok(frames)),
+                event = self.switch.next() => Event::Switch(event),
                 () = tokio::time::sleep_until(timer.into()) => Event::Timer,
             };
             self.handle_event(event).await;
@@ -131,7 +139,8 @@ enum Event {
     Link(Result<LinkEvent, KernelError>),
     Xfrm(Result<XfrmEvent, KernelError>),
     GuardChanged(Result<(), KernelError>),
-    Probes(std::io::Result<Vec<Received>>),
+    Probes(std::io::Result<Received>),
+    Switch(SwitchEvent),
     Timer,
 }
 
@@ -141,7 +150,7 @@ impl Ipsec {
         tokio::select! {
             event = ipsec.watch.next() => Event::Xfrm(event),
             changed = ipsec.guard_watch.changed() => Event::GuardChanged(changed),
-            received = ipsec.probes.receive() => Event::Probes(received.map(|received| vec![received])),
+            received = ipsec.probes.receive() => Event::Probes(received),
         }
     }
 }
@@ -155,6 +164,10 @@ impl Worker {
             }
             Order::AddPort { name, reply } => {
                 let _ = reply.send(self.switch.add_port(&name).await);
+            }
+            Order::RemovePort { name, done } => {
+                self.switch.remove_port(&name).await;
+                let _ = done.send(());
             }
             Order::Repair { done } => {
                 self.reconcile().await;
@@ -184,7 +197,13 @@ impl Worker {
             }
             Event::Xfrm(Ok(event)) => self.handle_xfrm(event).await,
             Event::GuardChanged(Ok(())) => self.restore_guard().await,
-            Event::Probes(Ok(received)) => self.handle_probes(&received),
+            Event::Probes(Ok(received)) | Event::Switch(SwitchEvent::Probe(received)) => {
+                self.handle_probe(&received);
+            }
+            Event::Switch(SwitchEvent::Changed) => {}
+            Event::Switch(SwitchEvent::Failed(reason)) => {
+                self.fail(&reason).await;
+            }
             Event::Xfrm(Err(error)) | Event::GuardChanged(Err(error)) => {
                 self.fail(&error.to_string()).await;
             }

@@ -272,7 +272,7 @@ pub(crate) fn attach_spec(n: u8, container: &Container) -> AttachSpec {
         mtu: MTU,
         gso_max_segs: Some(42),
         multicast_route: true,
-        bridge: BRIDGE.into(),
+        bridge: Some(BRIDGE.into()),
     }
 }
 

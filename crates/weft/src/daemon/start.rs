@@ -93,8 +93,14 @@ async fn run_async(settings: Settings, ready: impl FnOnce(&Invitation)) -> Resul
     let (request_sender, requests) = mpsc::channel(REQUESTS_QUEUED_MAX);
     let (stop_sender, stop) = watch::channel(false);
     let stop_sender = Arc::new(stop_sender);
-    let attachments =
-        Attachments::load(store.clone(), kernel.clone(), request_sender.clone(), local, mtu)?;
+    let attachments = Attachments::load(
+        store.clone(),
+        kernel.clone(),
+        kernel_engine.clone(),
+        request_sender.clone(),
+        local,
+        mtu,
+    )?;
     let attachments = Arc::new(attachments);
     let daemon = Arc::new(Daemon {
         settings: settings.clone(),
@@ -117,7 +123,7 @@ async fn run_async(settings: Settings, ready: impl FnOnce(&Invitation)) -> Resul
         mesh,
         paths,
         engines,
-        settings,
+        settings: settings.clone(),
         waiting: BTreeMap::new(),
         local,
         targets,
