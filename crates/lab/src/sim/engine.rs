@@ -144,6 +144,15 @@ impl SimEngine {
         self.inbound.len()
     }
 
+    /// The same, by path.
+    pub fn inbound_by_path(&self) -> BTreeMap<PathId, usize> {
+        let mut counts = BTreeMap::new();
+        for sa in self.inbound.values() {
+            *counts.entry(sa.path).or_default() += 1;
+        }
+        counts
+    }
+
     /// Outbound SAs that live now.
     pub fn outbound_sas(&self) -> usize {
         self.outbound.len()

@@ -198,6 +198,7 @@ impl World {
         let id = self.hosts[peer].id;
         self.disconnect(host, peer, Duration::from_millis(100));
         self.hosts[host].connections.remove(&peer);
+        self.hosts[host].turns.remove(&id);
         self.hosts[host].paths.handle_peer_gone(self.now, id);
         self.drain(host);
     }
