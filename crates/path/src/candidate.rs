@@ -8,8 +8,8 @@ use rand::Rng;
 use weft_crypto::{Cipher, PeerId, SessionKey, derive_sa_key};
 
 use crate::config::{
-    DRAIN_SHORTEST_MS, ENGINE_HOLD_FIRST_MS, KEEPALIVE_MS, PLAIN_PORT, PROBE_TURN_MS, RESEND_MS,
-    RETRY_MAX_MS, ms, overhead,
+    DRAIN_SHORTEST_MS, ENGINE_HOLD_FIRST_MS, ENGINE_SOUND_MS, KEEPALIVE_MS, PLAIN_PORT,
+    PROBE_TURN_MS, RESEND_MS, ms, overhead,
 };
 use crate::inbound::{Generation, Inbound, Terms};
 use crate::message::{Accept, Message, Offer, ProbeAnswer, RekeyRequest};
@@ -37,7 +37,8 @@ pub(crate) struct Candidate {
     /// Not to be used before: the engine has failed.
     hold: Option<Instant>,
     engine_failures: u32,
-    engine_failed: Option<Instant>,
+    /// Since when it carries packets.
+    alive: Option<Instant>,
     /// The hosts no longer have it: no frame may take it any more.
     leaving: bool,
     /// When the peer's last probe came in.
@@ -102,7 +103,7 @@ impl Candidate {
             learned: None,
             hold: None,
             engine_failures: 0,
-            engine_failed: None,
+            alive: None,
             leaving: false,
             heard: None,
             keepalive: None,
@@ -226,13 +227,12 @@ impl Candidate {
         let spi = self.outbound.as_ref().and_then(Outbound::first_spi);
         let spi = spi.or(self.request.as_ref().map(|request| request.spi));
         self.inbound.clear(sh);
-        self.drop_outbound(sh);
-        if self.engine_failed.is_some_and(|at| now >= at + ms(RETRY_MAX_MS)) {
+        if self.alive.is_some_and(|since| now >= since + ms(ENGINE_SOUND_MS)) {
             self.engine_failures = 0;
         }
+        self.drop_outbound(sh);
         let at = now + engine_hold(self.engine_failures, sh);
         self.engine_failures = self.engine_failures.saturating_add(1);
-        self.engine_failed = Some(now);
         self.request = spi.map(|spi| Request { spi, at });
         self.hold = Some(at);
         self.fail(Reason::EngineError(text));
@@ -351,7 +351,7 @@ impl Candidate {
     ) -> bool {
         let verdict = self.prober.handle_answer(now, answer.probe, answer.mtu, shared);
         let known = verdict.is_some();
-        self.apply(verdict.unwrap_or(Verdict::Nothing), shared);
+        self.apply(now, verdict.unwrap_or(Verdict::Nothing), shared);
         known
     }
 
@@ -401,7 +401,7 @@ impl Candidate {
 
     pub(crate) fn handle_too_long(&mut self, now: Instant, mtu: u16, shared: &mut Shared) {
         let verdict = self.prober.handle_too_long(now, mtu, shared);
-        self.apply(verdict, shared);
+        self.apply(now, verdict, shared);
     }
 
     /// Sets the largest inner MTU to be sought, from the outer MTU of both links.
@@ -410,7 +410,7 @@ impl Candidate {
         let overhead = overhead(self.key.format, self.key.encapsulation, ipv6);
         let ceiling = outer.saturating_sub(overhead);
         let verdict = self.prober.set_sizes(now, Sizes::new(sh.config.container_mtu, ceiling));
-        self.apply(verdict, sh);
+        self.apply(now, verdict, sh);
     }
 
     pub(crate) fn handle_timeout(
@@ -455,7 +455,7 @@ impl Candidate {
             match turn {
                 Ok(()) => {
                     let verdict = self.prober.handle_timeout(now, role, shared);
-                    self.apply(verdict, shared);
+                    self.apply(now, verdict, shared);
                 }
                 Err(at) => self.prober.delay(at),
             }
@@ -542,12 +542,15 @@ impl Candidate {
         }
     }
 
-    fn apply(&mut self, verdict: Verdict, shared: &mut Shared) {
+    fn apply(&mut self, now: Instant, verdict: Verdict, shared: &mut Shared) {
         match verdict {
             Verdict::Nothing => return,
             Verdict::Dead { mtu_not_carried: true } => self.fail(Reason::MtuNotCarried),
             Verdict::Dead { .. } => self.fail(Reason::ProbeUnanswered),
-            Verdict::Alive => self.failure = None,
+            Verdict::Alive => {
+                self.failure = None;
+                self.alive = Some(now);
+            }
             Verdict::MtuChanged => {}
         }
         if let Some(mtu) = self.prober.mtu() {
@@ -593,6 +596,7 @@ impl Candidate {
             shared.command(EngineCommand::RemoveOutbound { path: self.path });
         }
         self.prober.stop();
+        self.alive = None;
     }
 }
 

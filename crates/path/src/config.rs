@@ -42,6 +42,9 @@ pub const RETRY_MAX_MS: u64 = 60_000;
 /// that reports of one and the same event count once; each further one as long as
 /// [`RETRY_FIRST_MS`] and [`RETRY_MAX_MS`] say.
 pub const ENGINE_HOLD_FIRST_MS: u64 = 100;
+/// A path that has carried packets for so many milliseconds has recovered: the next failure that
+/// its engine reports counts as the first.
+pub const ENGINE_SOUND_MS: u64 = 2_000;
 /// For so many milliseconds after a peer's first path came into use, a better one that has never
 /// failed is taken as soon as it is proven: which path is proven first is mere chance.
 pub const SETTLE_MS: u64 = 5_000;

@@ -148,8 +148,14 @@ impl<'a> Scene<'a> {
     /// What there is no path on, once each.
     pub(crate) fn absent(&self) -> Vec<Absence> {
         let mut absent = Vec::new();
-        let here = |kind| self.ours(kind, Format::Esp).or(self.ours(kind, Format::Ovpn)).err();
-        let there = |kind| self.theirs(kind, Format::Esp).or(self.theirs(kind, Format::Ovpn)).err();
+        let here = |kind| {
+            let esp = self.ours(kind, Format::Esp).err();
+            esp.filter(|_| self.ours(kind, Format::Ovpn).is_err())
+        };
+        let there = |kind| {
+            let esp = self.theirs(kind, Format::Esp).err();
+            esp.filter(|_| self.theirs(kind, Format::Ovpn).is_err())
+        };
         for kind in KINDS {
             let (engine, remote_engine, encapsulation) = (Some(kind), None, None);
             let reason = here(kind);

@@ -521,9 +521,14 @@ impl Peer {
             _ if candidate.is_held() => return Ok(()),
             _ => {}
         }
+        if !shared.config.ciphers.contains(&offer.cipher) {
+            return Err(MessageError::WrongCipher);
+        }
         let engine = shared.config.engine(key.engine, key.format);
         if !engine.is_some_and(|it| taken(&shared.config, it).any(|own| own == offer.cipher)) {
-            return Err(MessageError::WrongCipher);
+            // The offer and a hello of an engine that takes less have crossed.
+            shared.counters.messages_stale += 1;
+            return Ok(());
         }
         if !offer.lanes.iter().any(|lane| lane.lane == 0) {
             return Err(MessageError::WrongLanes);
