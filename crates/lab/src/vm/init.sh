@@ -17,6 +17,14 @@ ln -s /proc/self/fd/2 /dev/stderr
 # The kernel loads algorithms and device kinds by itself, given a program to do it.
 echo /usr/sbin/modprobe >/proc/sys/kernel/modprobe
 for module in virtio_pci virtio_blk virtio_console; do modprobe "$module"; done
+# Device files that load their module when they are first opened, such as /dev/net/tun.
+while read -r module node device; do
+  [ "$module" = '#' ] || [ -e "/dev/$node" ] || {
+    mkdir -p "/dev/$(dirname "$node")"
+    IFS=: read -r major minor <<<"${device:1}"
+    mknod -m 0666 "/dev/$node" "${device:0:1}" "$major" "$minor"
+  }
+done <"/lib/modules/$(uname -r)/modules.devname"
 hostname guest
 ip link set lo up
 ulimit -Hn 1048576

@@ -10,7 +10,9 @@ mod guest;
 mod image;
 pub mod interrupt;
 pub mod kernel;
+mod report;
 mod shell;
+pub mod suite;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
