@@ -5,8 +5,8 @@
 //! interface id take part in the kernel's look-ups and are not used.
 //!
 //! A path's packets are chosen by an outbound policy whose template names the SPI. So a rekey is: add
-//! the new state, update the policy (the kernel replaces it in one step), remove the old state when
-//! the peer has drained it. There are no inbound policies: in transport mode the kernel needs none,
+//! the new state, update the policy (the kernel replaces it in one step), remove the old state
+//! [`DRAIN_MS`] later; an inbound one when it is drained. There are no inbound policies: in transport mode the kernel needs none,
 //! and the guard drops what has come without IPsec.
 //!
 //! A template whose state is gone makes the kernel drop the packets. If some other program listens
@@ -36,6 +36,10 @@ pub use self::{
     watch::{XfrmEvent, XfrmWatch},
 };
 use crate::error::KernelError;
+
+/// How long an outbound state must stay after its policy names another, in milliseconds. A packet that
+/// had found the state before the change is dropped if the state is gone when it is sealed.
+pub const DRAIN_MS: u64 = 1000;
 
 /// A handle to the kernel's IPsec. Clones share one socket; calls from several tasks are served one
 /// after another. Dropping the future of a call is safe: what it had sent is done, the rest is not.

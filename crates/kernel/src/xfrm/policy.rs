@@ -13,7 +13,8 @@ use crate::error::{KernelError, RequestError};
 impl Xfrm {
     /// Makes each of these policies as stated, and says what became of each, in their order: adds
     /// it, or replaces one of ours in one step (no packet finds none), or sends nothing if it is
-    /// so already. Add the state that it names first.
+    /// so already. Add the state that it names first, and remove the one that it named before no
+    /// sooner than [`super::DRAIN_MS`] later.
     ///
     /// # Errors
     /// For each: [`KernelError::PolicyTaken`] if a policy that is not ours has the same selector,

@@ -93,6 +93,19 @@ impl Host {
         }))
     }
 
+    /// Writes what passes on the cable to a file.
+    pub(crate) fn capture(&self, file: &str, filter: &str) -> Running {
+        let _ = std::fs::remove_file(file);
+        let line = format!("tcpdump -Z root --immediate-mode -i u0 -U -w {file} {filter}");
+        let running = self.start(&line);
+        let deadline = Instant::now() + PATIENCE;
+        while std::fs::metadata(file).map_or(0, |file| file.len()) == 0 {
+            assert!(Instant::now() < deadline, "tcpdump does not start");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        running
+    }
+
     pub(crate) fn udp(&self, address: IpAddr, port: u16) -> UdpSocket {
         let socket = self.within(|| UdpSocket::bind((address, port)).unwrap());
         socket.set_read_timeout(Some(Duration::from_secs(1))).unwrap();
@@ -165,6 +178,8 @@ impl Pair {
                 other.outer,
                 if ipv6 { "" } else { "df set" }
             ));
+            // Nor does a router solicitation.
+            host.run("ip link set vx addrgenmode none");
             host.run(&format!("ip link set vx address 02:00:00:00:00:0{number} mtu 1388 up"));
             host.run(&format!("ip address add {}/24 dev vx", host.inner));
         }

@@ -39,6 +39,7 @@ fn what_others_remove_is_reported_and_what_we_remove_is_not() {
         assert_eq!(next(&mut watch).await, XfrmEvent::PolicyRemoved { policy: policy_id });
         a.run("ip xfrm state flush");
         assert_eq!(next(&mut watch).await, XfrmEvent::StatesFlushed);
+        a.set(&[policy(a, b, 0x1100)]).await;
         a.run("ip xfrm policy flush");
         assert_eq!(next(&mut watch).await, XfrmEvent::PoliciesFlushed);
         // Another daemon's states are not ours to report.

@@ -6,6 +6,7 @@
 //! for the figures.
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
+mod absent;
 mod lab;
 mod lanes;
 mod life;
