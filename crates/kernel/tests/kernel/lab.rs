@@ -166,6 +166,17 @@ pub(crate) fn snapshot() -> Vec<Value> {
     shown
 }
 
+/// Asks again and again for some seconds until something is so.
+pub(crate) fn wait_until(mut is_so: impl FnMut() -> bool) -> bool {
+    for _ in 0..100 {
+        if is_so() {
+            return true;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(50));
+    }
+    false
+}
+
 /// Waits until a device has its carrier; the kernel tells that a moment later.
 pub(crate) fn wait_until_up(name: &str) {
     for _ in 0..2000 {
