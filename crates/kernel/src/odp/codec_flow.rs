@@ -15,6 +15,7 @@ const FLOW_VERSION: u8 = 1;
 const CMD_NEW: u8 = 1;
 const CMD_DEL: u8 = 2;
 const CMD_GET: u8 = 3;
+const CMD_SET: u8 = 4;
 
 const FLOW_ATTR_KEY: u16 = 1;
 const FLOW_ATTR_ACTIONS: u16 = 2;
@@ -47,6 +48,8 @@ const ACTION_SET: u16 = 3;
 
 /// Set in a tag control word if there is a tag at all (VLAN_CFI_MASK, in network byte order).
 const TAG_PRESENT: u16 = 0x1000;
+/// The Ethernet type of a tag (IEEE 802.1Q).
+const TAG_TYPE: u16 = 0x8100;
 /// Time to live of tunnel packets.
 const TUNNEL_TTL: u8 = 64;
 const ETHERNET_LEN: usize = 12;
@@ -85,16 +88,30 @@ pub(super) struct FlowEntry {
     pub(super) outputs: Option<Vec<Output>>,
 }
 
-/// Makes a flow, or gives the flow of this name other actions.
+/// Whether a flow is new to the kernel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Put {
+    /// It is made.
+    New,
+    /// The flow of this name gets other actions. (The command for new flows compares the unmasked
+    /// key with the masked one of the flow that is there, and does not find it.)
+    Set,
+}
+
+/// Makes or changes a flow.
 pub(super) fn put_flow(
     family: u16,
     datapath: u32,
+    put: Put,
     id: FlowId,
     key: &FlowKey,
     outputs: &[Output],
 ) -> Writer {
-    // Neither NLM_F_CREATE nor NLM_F_EXCL: with either the kernel refuses to change a flow.
-    let mut request = flow_request(family, CMD_NEW, Answer::Acknowledgement, datapath);
+    let command = match put {
+        Put::New => CMD_NEW,
+        Put::Set => CMD_SET,
+    };
+    let mut request = flow_request(family, command, Answer::Acknowledgement, datapath);
     request.nest(FLOW_ATTR_KEY, |list| write_key(list, key));
     request.nest(FLOW_ATTR_MASK, |list| write_mask(list, key));
     request.bytes(FLOW_ATTR_UFID, &id.bytes());
@@ -147,8 +164,8 @@ fn write_key(list: &mut Writer, key: &FlowKey) {
             }
             list.u32(KEY_ATTR_IN_PORT, frame.port);
             list.bytes(KEY_ATTR_ETHERNET, &ethernet(frame));
-            if let Tag::One(kind) = frame.tag {
-                write_tag(list, kind);
+            if let Tag::One(control) = frame.tag {
+                write_tag(list, control);
             }
         }
         FlowKey::Tunnel { port, tunnel } => {
@@ -169,20 +186,16 @@ fn write_mask(list: &mut Writer, key: &FlowKey) {
     }
     list.u32(KEY_ATTR_IN_PORT, u32::MAX);
     match key {
-        FlowKey::Pair(frame) => {
-            list.bytes(KEY_ATTR_ETHERNET, &[0xff; ETHERNET_LEN]);
-            if let Tag::One(_) = frame.tag {
-                write_tag(list, u16::MAX);
-            }
-        }
+        // The control word of the tag is always matched, without being in the mask.
+        FlowKey::Pair(_) => list.bytes(KEY_ATTR_ETHERNET, &[0xff; ETHERNET_LEN]),
         FlowKey::Tunnel { .. } => list.bytes(KEY_ATTR_ETHERNET, &[0; ETHERNET_LEN]),
     }
 }
 
-/// A tag, of which only the type and the presence are matched.
-fn write_tag(list: &mut Writer, kind: u16) {
-    list.bytes(KEY_ATTR_ETHERTYPE, &kind.to_be_bytes());
-    list.bytes(KEY_ATTR_VLAN, &TAG_PRESENT.to_be_bytes());
+/// A tag. Its type is not matched; the kernel wants one.
+fn write_tag(list: &mut Writer, control: u16) {
+    list.bytes(KEY_ATTR_ETHERTYPE, &TAG_TYPE.to_be_bytes());
+    list.bytes(KEY_ATTR_VLAN, &control.to_be_bytes());
     list.flag(KEY_ATTR_ENCAP);
 }
 
@@ -327,11 +340,9 @@ fn read_tag(list: &[u8]) -> Tag {
     };
     let Some(control) = be16(list, KEY_ATTR_VLAN) else { return Tag::None };
     let inside = attribute(list, KEY_ATTR_ENCAP).unwrap_or_default();
-    match be16(list, KEY_ATTR_ETHERTYPE) {
-        Some(kind) if control & TAG_PRESENT != 0 && be16(inside, KEY_ATTR_VLAN).is_none() => {
-            Tag::One(kind)
-        }
-        _ => Tag::Deep,
+    match control & TAG_PRESENT != 0 && be16(inside, KEY_ATTR_VLAN).is_none() {
+        true => Tag::One(control),
+        false => Tag::Deep,
     }
 }
 

@@ -21,7 +21,7 @@ pub(super) enum Tag {
     /// No tag.
     #[default]
     None,
-    /// One tag with this Ethernet type, whatever its number.
+    /// One tag with this control word: number, priority, and the bit that says it is there.
     One(u16),
     /// Two tags or more, or half a tag: no flow is made for these.
     Deep,

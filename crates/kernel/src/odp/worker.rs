@@ -14,7 +14,7 @@ use weft_path::{Mac, Vni};
 
 use super::{
     codec::{Received, message},
-    codec_flow::{delete_flow, dump_flows, flow_entry, put_flow},
+    codec_flow::{FlowEntry, Put, delete_flow, dump_flows, flow_entry, put_flow},
     codec_packet::{Upcall, execute, upcall},
     codec_port::{CMD_DEL, PORT_INTERNAL, datapath, get_datapath, vport},
     counters::{OdpAudit, OdpCounters},
@@ -413,7 +413,13 @@ impl Core {
         let (family, number) = (self.families.flow, self.datapath);
         match edit {
             Edit::Put { id, key, outputs, replaces } => {
-                let done = self.requests.run(put_flow(family, number, id, &key, &outputs)).await;
+                let put = |put| put_flow(family, number, put, id, &key, &outputs);
+                let first = if replaces { Put::Set } else { Put::New };
+                let mut done = self.requests.run(put(first)).await;
+                if replaces && done.as_ref().is_err_and(|error| error.is(Errno::NOENT)) {
+                    // Somebody deleted it.
+                    done = self.requests.run(put(Put::New)).await;
+                }
                 self.watch_for_end(&done);
                 let Err(error) = done else { return true };
                 tracing::warn!(?error, ?key, "the datapath refused a flow");
@@ -450,7 +456,7 @@ impl Core {
         }
     }
 
-    async fn swept(&mut self, listed: io::Result<Option<Vec<super::codec_flow::FlowEntry>>>) {
+    async fn swept(&mut self, listed: io::Result<Option<Vec<FlowEntry>>>) {
         let entries = match listed {
             Ok(Some(entries)) => entries,
             Ok(None) => return,

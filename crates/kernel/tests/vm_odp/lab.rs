@@ -319,7 +319,7 @@ pub(crate) fn until(what: &str, mut holds: impl FnMut() -> bool) {
 
 /// All packets that pass an interface, as tcpdump prints them.
 pub(crate) fn capture(space: &Space, interface: &str, filter: &str) -> Capture {
-    let line = format!("tcpdump -i {interface} -nn -v -l --immediate-mode {filter}");
+    let line = format!("tcpdump -Z root -i {interface} -nn -v -l --immediate-mode {filter}");
     let running = space.spawn(&line);
     sleep(Duration::from_millis(1_500));
     Capture(running)

@@ -12,3 +12,4 @@ mod flows;
 mod foreign;
 mod lab;
 mod restart;
+mod secure;
