@@ -182,6 +182,27 @@ pub enum KernelError {
         /// The device's name.
         device: String,
     },
+    /// Configuration of the host: the guard cannot be set.
+    #[error(
+        "the program nft is not installed: install the package nftables; the kernel engine does not run without its guard"
+    )]
+    NftMissing,
+    /// Configuration: somebody else's table has the guard's name.
+    #[error(
+        "the nftables table inet {table} is not Weft's: remove or rename it; the kernel engine does not run without its guard"
+    )]
+    GuardTaken {
+        /// The table.
+        table: &'static str,
+    },
+    /// The kernel's, or another program's table.
+    #[error("nft could not {doing}: {why}")]
+    NftRefused {
+        /// What it was to do.
+        doing: &'static str,
+        /// Its answer.
+        why: String,
+    },
     /// Us: the kernel engine's task has ended.
     #[error("the kernel engine has stopped: launch weft again")]
     EngineGone,
