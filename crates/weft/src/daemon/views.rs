@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
 
-use weft_crypto::PeerId;
+use weft_crypto::{Format, PeerId};
 use weft_link::{LinkState, LinkStatus};
 use weft_path::PathStatus;
 
@@ -73,7 +73,8 @@ fn connection(link: &LinkStatus, paths: &[PathStatus]) -> Connection {
     connection.engine = path.engine.map(|engine| engine.name().into());
     connection.switch = Some(SWITCH.into());
     connection.cipher = path.cipher.map(|cipher| cipher.name().into());
-    connection.encrypted = path.cipher.is_some().then_some(path.encrypted);
+    let plain = path.format == Some(Format::Plain);
+    connection.encrypted = (path.cipher.is_some() || plain).then_some(path.encrypted);
     connection.mtu = path.mtu;
     connection.rtt_us = path.rtt.and_then(|rtt| u64::try_from(rtt.as_micros()).ok());
     connection.since = timestamp::format(timestamp::of_instant(path.since));
