@@ -9,3 +9,4 @@ mod endpoints;
 mod lab;
 mod routes;
 mod watch;
+mod xfrm;
