@@ -12,3 +12,4 @@ mod routes;
 mod switch;
 mod vxlan;
 mod watch;
+mod xfrm;
