@@ -187,7 +187,7 @@ impl Sandbox {
         Ok(())
     }
 
-    /// Makes a bare namespace that belongs to no host.
+    /// Makes a bare namespace that belongs to no host; `weft-TAG-NAME` for `ip netns`.
     ///
     /// # Errors
     /// What `ip` said.
