@@ -2,8 +2,8 @@
 
 use ipnet::IpNet;
 use netlink_packet_route::link::{
-    BridgeStpState, InfoBridge, InfoBridgePort, InfoData, InfoKind, LinkAttribute, LinkInfo,
-    LinkMessage,
+    BridgeMulticastRouterType, BridgeStpState, InfoBridge, InfoBridgePort, InfoData, InfoKind,
+    LinkAttribute, LinkInfo, LinkMessage,
 };
 
 use crate::{
@@ -11,6 +11,7 @@ use crate::{
     attach::Addresses,
     error::KernelError,
     link::{Change, DEVICE_ALIAS, DEVICE_GROUP, Link, check_name},
+    odp::is_datapath,
     set_ipv6_sysctl,
 };
 
@@ -124,20 +125,18 @@ impl Kernel {
             .send(socket, &spec.name)
             .await?;
         let link = socket.need_link(&spec.name).await?;
-        let wanted = [
+        let wanted = vec![
             InfoBridgePort::Isolated(spec.isolated),
             InfoBridgePort::Learning(spec.learning),
             InfoBridgePort::NeighSupress(spec.neigh_suppress),
+            // Every multicast frame leaves by it: nobody asks the hosts behind it for their groups.
+            InfoBridgePort::MulticastRouter(BridgeMulticastRouterType::Permanent),
         ];
-        let differing =
-            wanted.into_iter().filter(|option| !link.port.contains(option)).collect::<Vec<_>>();
-        if !differing.is_empty() {
-            socket.set_port_options(&link, differing).await?;
-        }
+        self.set_port(&link, wanted).await?;
         Change::of(&link).up(&link).send(socket, &spec.name).await
     }
 
-    /// Gives the host exactly these addresses on the network, on the bridge device. Those that
+    /// Gives the host exactly these addresses on the network, on the bridge's or datapath's device. Those that
     /// the kernel made (link-local) are left alone.
     ///
     /// # Errors
@@ -148,7 +147,7 @@ impl Kernel {
         wanted: &[IpNet],
     ) -> Result<(), KernelError> {
         let _one = self.inner.reconcile.lock().await;
-        let link = self.own_bridge(bridge).await?;
+        let link = self.own_switch(bridge).await?;
         let socket = self.socket();
         let present = Addresses::read(socket).await?;
         let surplus: Vec<IpNet> = present
@@ -168,27 +167,31 @@ impl Kernel {
     }
 
     /// Deletes the bridge and every device of ours that is in it (each container end goes with its
-    /// host end) or was taken out of it, and says how many devices it deleted. Devices of others in
-    /// the bridge stay and only lose the bridge.
+    /// host end), was taken out of it or stands beside it (probe devices), and says how many devices
+    /// it deleted. Devices of others in the bridge stay and only lose the bridge.
     ///
     /// # Errors
     /// [`KernelError::NameTaken`] if the bridge is not ours (nothing is deleted then), or the kernel's refusal.
     pub async fn remove_all(&self, bridge: &str) -> Result<usize, KernelError> {
         let _one = self.inner.reconcile.lock().await;
         let socket = self.socket();
-        let Some(link) = socket.link(bridge).await? else { return Ok(0) };
-        if !link.is_own() {
+        let link = socket.link(bridge).await?;
+        if let Some(link) = link.as_ref().filter(|link| !link.is_own()) {
             return Err(link.name_taken("on this host"));
         }
-        let loose = |port: &Link| port.master.is_none() && port.kind == Some(InfoKind::Veth);
-        let ours = |port: &Link| port.is_own() && (port.master == Some(link.index) || loose(port));
+        let loose = |port: &Link| {
+            let kinds = [Some(InfoKind::Veth), Some(InfoKind::Vxlan)];
+            port.master.is_none() && kinds.contains(&port.kind)
+        };
+        let index = link.as_ref().map(|link| link.index);
+        let inside = |port: &Link| port.master.is_some() && port.master == index;
+        let ours = |port: &Link| port.is_own() && (inside(port) || loose(port));
         let mut deleted = 0;
-        for port in socket.links().await?.iter().filter(|port| ours(port)) {
+        for port in socket.links().await?.iter().filter(|port| ours(port)).chain(&link) {
             socket.delete_link(port).await?;
             deleted += 1;
         }
-        socket.delete_link(&link).await?;
-        Ok(deleted + 1)
+        Ok(deleted)
     }
 
     /// The bridge by name, if it is there and ours.
@@ -199,6 +202,26 @@ impl Kernel {
         } else {
             Err(link.name_taken("on this host"))
         }
+    }
+
+    /// Sets those of a port's options that differ.
+    pub(crate) async fn set_port(
+        &self,
+        link: &Link,
+        wanted: Vec<InfoBridgePort>,
+    ) -> Result<(), KernelError> {
+        let differing =
+            wanted.into_iter().filter(|option| !link.port.contains(option)).collect::<Vec<_>>();
+        if differing.is_empty() {
+            return Ok(());
+        }
+        self.socket().set_port_options(link, differing).await
+    }
+
+    /// The bridge or the datapath's device by name, if it is there and ours.
+    pub(crate) async fn own_switch(&self, name: &str) -> Result<Link, KernelError> {
+        let link = self.socket().need_link(name).await?;
+        if link.is_own() && is_datapath(&link) { Ok(link) } else { self.own_bridge(name).await }
     }
 
     /// Makes `link` a port of `bridge`, unless another bridge has it.
@@ -231,7 +254,7 @@ pub(crate) fn check_mtu(mtu: u32) -> Result<(), KernelError> {
 }
 
 /// The marks of what is ours, where they are missing.
-fn mark(link: &Link) -> Change {
+pub(crate) fn mark(link: &Link) -> Change {
     Change::of(link).when(link.group != DEVICE_GROUP, LinkAttribute::Group(DEVICE_GROUP)).when(
         link.alias.as_deref() != Some(DEVICE_ALIAS),
         LinkAttribute::IfAlias(DEVICE_ALIAS.to_owned()),

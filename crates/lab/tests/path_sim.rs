@@ -1,6 +1,7 @@
 //! The path state machine among simulated hosts, over thousands of seeds in virtual time.
 #![allow(clippy::unwrap_used)]
 
+use std::net::IpAddr;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::time::{Duration, Instant};
 
@@ -82,7 +83,7 @@ fn failed_at(world: &World, host: usize, after: Instant) -> Option<Instant> {
 }
 
 fn reason(world: &World, host: usize) -> Option<Reason> {
-    world.hosts[host].paths.status(world.now).into_iter().next().and_then(|status| status.reason)
+    world.overall(host, 1 - host).and_then(|status| status.reason)
 }
 
 #[test]
@@ -143,7 +144,7 @@ fn a_dead_network_is_noticed_within_three_seconds_and_healed_from() {
             let last = world.tallies[&(from, to)].last.unwrap();
             let failed = failed_at(&world, from, cut).expect("never failed");
             assert!(failed - last <= s(3), "failed {:?} after the last packet", failed - last);
-            assert_eq!(reason(&world, from), Some(Reason::ProbeUnanswered));
+            assert_eq!(reason(&world, from), Some(Reason::DataPortsBlocked));
         }
         let outage = s(world.below(300));
         world.run(outage);
@@ -214,7 +215,7 @@ fn a_path_below_the_floor_fails() {
     world.connect(0, 1);
     world.run(s(10));
     assert_eq!(world.state(0, 1), Some(PathState::Failed));
-    assert_eq!(reason(&world, 0), Some(Reason::ProbeUnanswered));
+    assert_eq!(reason(&world, 0), Some(Reason::DataPortsBlocked));
 }
 
 #[test]
@@ -376,12 +377,14 @@ fn a_failed_engine_fails_its_paths_at_once_and_comes_back() {
     seeds(100, |seed| {
         let mut world = pair(seed, &Config::default());
         world.run(s(2));
-        world.fail_engine(0);
+        world.fail_engine(0, EngineKind::Userspace);
         assert_eq!(reason(&world, 0), Some(Reason::EngineError("simulated".into())));
         assert_eq!(world.state(0, 1), Some(PathState::Failed));
-        world.hosts[0].engine.broken = seed % 2 == 0;
+        if seed % 2 == 0 {
+            world.hosts[0].engine.broken.insert(EngineKind::Userspace);
+        }
         world.run(s(5));
-        world.hosts[0].engine.broken = false;
+        world.hosts[0].engine.broken.clear();
         let end = world.now + s(62);
         assert!(world.run_until(end, |world| world.is_connected(0, 1)), "never came back");
     });
@@ -390,17 +393,20 @@ fn a_failed_engine_fails_its_paths_at_once_and_comes_back() {
 #[test]
 fn a_peer_behind_nat_is_followed_when_its_address_changes() {
     seeds(100, |seed| {
+        let public = IpAddr::from([192, 0, 2, 1]);
         let mut world = World::new(seed, vec![fast_rekey(1), fast_rekey(2)]);
-        world.hosts[1].nat_port = Some(40_000);
+        world.hosts[1].nat = Some(public);
         world.connect(0, 1);
         let end = world.now + s(4);
         assert!(world.run_until(end, |world| world.is_connected(0, 1)), "not through NAT");
+        let remote = |world: &World| world.active(0, 1).and_then(|status| status.remote).unwrap();
+        assert_eq!(remote(&world).ip(), public);
         let before = ms(world.below(3000));
         world.run(before);
-        world.hosts[1].nat_port = Some(50_000);
+        let old = remote(&world);
+        world.rebind(public);
         let end = world.now + s(1);
-        let remote = |world: &World| world.hosts[0].paths.status(world.now)[0].remote;
-        assert!(world.run_until(end, |world| remote(world).is_some_and(|it| it.port() == 50_000)));
+        assert!(world.run_until(end, |world| remote(world) != old), "not followed");
         // An address that was learned outlives rekeys.
         world.traffic(0, 1, ms(1), None, s(8));
         world.run(s(30));
@@ -416,17 +422,15 @@ fn traffic_moves_to_the_other_engine_and_back() {
     seeds(60, |seed| {
         let mut world = pair(seed, &two_engines());
         world.run(s(25));
-        let engine = |world: &World| {
-            let status = world.hosts[0].paths.status(world.now);
-            status.into_iter().find(|it| it.state == PathState::Active).unwrap().engine
-        };
+        let engine = |world: &World| world.active(0, 1).unwrap().engine;
         assert_eq!(engine(&world), Some(EngineKind::Kernel));
         steady(&mut world, s(60));
         world.run(s(1));
         let blocked = world.now;
-        // Whatever goes to or comes from the kernel's port.
+        // Whatever the kernel sends or takes.
         world.both(0, 1, |net| {
             net.blocked_ports.insert(6785);
+            net.raw_blocked = true;
         });
         world.run(ms(3100));
         assert!(world.is_connected(0, 1));
@@ -436,6 +440,7 @@ fn traffic_moves_to_the_other_engine_and_back() {
         assert_eq!(world.tallies[&(0, 1)].lost, lost);
         world.both(0, 1, |net| {
             net.blocked_ports.clear();
+            net.raw_blocked = false;
         });
         let healed = world.now;
         world.run(s(85));
@@ -497,10 +502,10 @@ fn after_any_sequence_of_troubles_every_pair_is_connected() {
                 2 => world.restart(a),
                 3 => world.net(a, b).cut = true,
                 4 => world.both(a, b, |net| net.cut = false),
-                5 => world.fail_engine(b),
+                5 => world.fail_engine(b, EngineKind::Userspace),
                 6 => world.net(b, a).mtu = 1350,
                 7 => world.both(a, b, |net| net.loss_per_mille = 100),
-                _ => world.hosts[b].nat_port = None,
+                _ => world.fail_engine(a, EngineKind::Kernel),
             }
             let pause = ms(world.below(4000));
             world.run(pause);

@@ -10,8 +10,8 @@ use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha20Rng;
 use weft_crypto::{Cipher, Format, PeerId, SessionKey};
 use weft_path::{
-    Accept, Config, EngineAbility, EngineCommand, EngineEvent, EngineKind, GENERATIONS_MAX, Hello,
-    LaneOffer, Message, Offer, PathId, Paths, ProbeAnswer, RekeyRequest,
+    Accept, Config, Encapsulation, EngineAbility, EngineCommand, EngineEvent, EngineKind,
+    GENERATIONS_MAX, Hello, LaneOffer, Message, Offer, PathId, Paths, ProbeAnswer, RekeyRequest,
 };
 
 const PEERS: u64 = 3;
@@ -71,8 +71,13 @@ impl Dice {
                         engine: self.engine(),
                         format: if self.below(4) == 0 { Format::Ovpn } else { Format::Esp },
                         lanes_max: u16::try_from(self.below(70_000) % 65_536).unwrap(),
+                        ciphers: vec![],
                     })
                     .collect(),
+                missing: vec![],
+                address: None,
+                peer_address: None,
+                trusted: false,
                 mtu: self.mtu(),
                 reply_wanted: self.below(2) == 0,
             }),
@@ -82,6 +87,7 @@ impl Dice {
                 format: Format::Esp,
                 engine: self.engine(),
                 sender_engine: self.engine(),
+                encapsulation: Encapsulation::Udp,
                 address: (self.below(2) == 0).then(|| self.address()),
                 port: u16::try_from(self.below(3)).unwrap(),
                 cipher: Cipher::Aes256Gcm,
@@ -182,7 +188,7 @@ fn lie(seed: u64) {
             0 | 1 => {
                 let key = [u8::try_from(dice.below(256)).unwrap(); 32];
                 let remote = dice.address();
-                paths.handle_link_up(now, about, SessionKey::from_bytes(key), remote);
+                paths.handle_link_up(now, about, SessionKey::from_bytes(key), None, remote);
                 engine.keys.clear();
             }
             2 => paths.handle_link_down(now, about),
@@ -238,7 +244,8 @@ fn the_same_inputs_give_the_same_outputs() {
     let run = || {
         let now = Instant::now();
         let mut paths = Paths::new(peer(1), Config::default(), [3; 32]);
-        paths.handle_link_up(now, peer(2), SessionKey::from_bytes([4; 32]), [10, 0, 0, 2].into());
+        let key = SessionKey::from_bytes([4; 32]);
+        paths.handle_link_up(now, peer(2), key, None, [10, 0, 0, 2].into());
         let Some((_, Message::Hello(mut hello))) = paths.poll_message() else { panic!() };
         hello.instance = 5;
         paths.handle_message(now, peer(2), Message::Hello(hello)).unwrap();

@@ -9,7 +9,9 @@ use std::{
 use ipnet::IpNet;
 use serde_json::Value;
 use weft_io::namespace::{Namespace, run_in, unshare_network};
-use weft_kernel::{AttachSpec, BridgeSpec, Kernel, PortSpec};
+use weft_kernel::{
+    AttachSpec, BridgeSpec, Kernel, OuterFamily, Overlay, OverlaySpec, PortSpec, VxlanSpec,
+};
 
 pub(crate) const BRIDGE: &str = "weft";
 pub(crate) const TAP: &str = "weft-tap";
@@ -60,8 +62,64 @@ impl Container {
         .unwrap()
     }
 
+    /// Makes something (a socket) inside.
+    pub(crate) fn inside<T: Send>(&self, make: impl FnOnce() -> T + Send) -> T {
+        run_in(&self.0, make).unwrap()
+    }
+
     pub(crate) fn json(&self, program: &str, arguments: &[&str]) -> Value {
         run_in(&self.0, || json(program, arguments)).unwrap()
+    }
+}
+
+/// A further host with the usual switch: a bridge, a TAP whose other end nobody reads, and VXLAN
+/// devices for both families; on the underlay `wan`.
+pub(crate) struct Host {
+    pub(crate) namespace: Container,
+    pub(crate) kernel: Kernel,
+    pub(crate) overlay: Overlay<u8>,
+}
+
+impl Host {
+    /// Host number `n` (192.0.2.n, fd00:2::n), whose underlay link `wan` is the other end of a veth
+    /// in the bridge `underlay` of the calling thread's namespace.
+    pub(crate) async fn new(n: u8) -> Self {
+        let namespace = Container::new();
+        let handle = tokio::runtime::Handle::current();
+        let kernel = run_in(&namespace.0, || {
+            let _guard = handle.enter();
+            Kernel::new().unwrap()
+        })
+        .unwrap();
+        if !has_link("underlay") {
+            run("ip", &["link", "add", "underlay", "type", "bridge", "mcast_snooping", "0"]);
+            run("ip", &["link", "set", "underlay", "up"]);
+        }
+        let outer = format!("u{n}");
+        let number = namespace.0.as_fd().as_raw_fd();
+        let path = format!("/proc/{}/fd/{number}", std::process::id());
+        let peer = ["type", "veth", "peer", "name", "wan", "netns", &path];
+        run("ip", &[&["link", "add", &outer][..], &peer].concat());
+        run("ip", &["link", "set", &outer, "master", "underlay", "up"]);
+        namespace.run("ip", &["address", "add", &format!("192.0.2.{n}/24"), "dev", "wan"]);
+        let six = format!("fd00:2::{n}/64");
+        namespace.run("ip", &["address", "add", &six, "dev", "wan", "nodad"]);
+        namespace.run("ip", &["link", "set", "wan", "up"]);
+        kernel.ensure_bridge(&bridge_spec()).await.unwrap();
+        namespace.run("ip", &["tuntap", "add", "dev", TAP, "mode", "tap"]);
+        kernel.ensure_port(&port_spec()).await.unwrap();
+        for family in [OuterFamily::V4, OuterFamily::V6] {
+            kernel.ensure_vxlan(&vxlan_spec(family)).await.unwrap();
+        }
+        let overlay = overlay_of(&kernel);
+        Self { namespace, kernel, overlay }
+    }
+
+    /// A container of this host: see [`attach_spec`].
+    pub(crate) async fn container(&self, n: u8) -> Container {
+        let container = Container::new();
+        self.kernel.attach(&attach_spec(n, &container)).await.unwrap();
+        container
     }
 }
 
@@ -106,6 +164,17 @@ pub(crate) fn snapshot() -> Vec<Value> {
     ];
     shown.iter_mut().for_each(forget_changing);
     shown
+}
+
+/// Asks again and again for some seconds until something is so.
+pub(crate) fn wait_until(mut is_so: impl FnMut() -> bool) -> bool {
+    for _ in 0..100 {
+        if is_so() {
+            return true;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(50));
+    }
+    false
 }
 
 /// Waits until a device has its carrier; the kernel tells that a moment later.
@@ -168,6 +237,40 @@ pub(crate) fn port_spec() -> PortSpec {
     }
 }
 
+/// The overlay port for peers of one address family.
+pub(crate) fn vxlan_spec(family: OuterFamily) -> VxlanSpec {
+    let name = match family {
+        OuterFamily::V4 => "weft-vxlan",
+        OuterFamily::V6 => "weft-vxlan6",
+    };
+    VxlanSpec {
+        name: name.into(),
+        vni: 1,
+        port: 6787,
+        family,
+        mac: None,
+        mtu: MTU,
+        bridge: Some(BRIDGE.into()),
+    }
+}
+
+/// An overlay on the usual devices.
+pub(crate) fn overlay_of<P: Copy + Eq + std::hash::Hash>(kernel: &Kernel) -> Overlay<P> {
+    let spec = OverlaySpec {
+        bridge: BRIDGE.into(),
+        tap: TAP.into(),
+        vxlan: "weft-vxlan".into(),
+        vxlan6: "weft-vxlan6".into(),
+    };
+    Overlay::new(kernel.clone(), spec)
+}
+
+/// The endpoint of [`attach_spec`] as other hosts know it, held by peer `peer`.
+pub(crate) fn endpoint_of(n: u8, peer: u8) -> ([u8; 6], Vec<std::net::IpAddr>, u8) {
+    let addresses = [format!("10.32.0.{n}"), format!("fd32::{n}")];
+    ([0x02, 0, 0, 0, 1, n], addresses.map(|text| text.parse().unwrap()).to_vec(), peer)
+}
+
 /// Attachment number `n`, with the address 10.32.0.n.
 pub(crate) fn attach_spec(n: u8, container: &Container) -> AttachSpec {
     AttachSpec {
@@ -180,7 +283,7 @@ pub(crate) fn attach_spec(n: u8, container: &Container) -> AttachSpec {
         mtu: MTU,
         gso_max_segs: Some(42),
         multicast_route: true,
-        bridge: BRIDGE.into(),
+        bridge: Some(BRIDGE.into()),
     }
 }
 

@@ -7,5 +7,8 @@ mod attach;
 mod bridge;
 mod endpoints;
 mod lab;
+mod overlay;
 mod routes;
+mod switch;
+mod vxlan;
 mod watch;
