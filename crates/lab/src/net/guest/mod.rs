@@ -1,0 +1,49 @@
+//! What the tests of the guest's kernel share: hosts with something between them, the wire seen from
+//! there, streams of numbered datagrams, and what other programs say of the kernel's state.
+
+pub mod flow;
+pub mod foreign;
+pub mod host;
+pub mod stage;
+pub mod wire;
+pub mod xfrm;
+
+pub use self::flow::{Flow, FlowReport};
+pub use self::stage::{Outer, Stage};
+pub use self::wire::{Block, LeakWatch, Netem};
+
+use std::time::Duration;
+
+/// How much longer than the product promises a guest may take, whose processor is emulated.
+pub const EMULATED_FACTOR: u32 = 5;
+/// A path that failed is replaced within this time (DESIGN section 7).
+pub const FAIL_OVER_LIMIT: Duration = Duration::from_secs(3);
+/// Until hosts that were just started, or whose network has come back, have found their best path.
+pub const SETTLE_LIMIT: Duration = Duration::from_secs(60);
+
+/// Prints a figure that the run has measured.
+pub fn figure(name: &str, value: impl std::fmt::Display) {
+    weft::sandbox::progress::note(&format!("measured: {name}: {value}"));
+}
+
+/// The seed of this run: `WEFT_SEED`, or a random one. It is printed.
+///
+/// # Errors
+/// `WEFT_SEED` is no number.
+pub fn seed() -> anyhow::Result<u64> {
+    let seed = match std::env::var("WEFT_SEED") {
+        Ok(text) => text.trim().parse()?,
+        Err(_) => rand::random(),
+    };
+    weft::sandbox::progress::note(&format!("seed: run again with WEFT_SEED={seed}"));
+    Ok(seed)
+}
+
+/// Where files go that are to leave the guest: `/out` in the VM lab, else the sandbox's own.
+///
+/// # Errors
+/// The folder cannot be made.
+pub fn artefacts(stage: &Stage) -> anyhow::Result<std::path::PathBuf> {
+    let out = std::path::PathBuf::from("/out");
+    Ok(if out.is_dir() { out } else { stage.directory().to_owned() })
+}
