@@ -77,10 +77,15 @@ impl Kernel {
         };
         socket.disable_autoconfiguration(&link).await?;
         set_ipv6_sysctl(&self.inner.home, &spec.name, "accept_ra", "0");
-        let differing = bridge_options()
+        let mut differing = bridge_options()
             .into_iter()
             .filter(|option| !link.bridge.contains(option))
             .collect::<Vec<_>>();
+        // A kernel that does not know VLANs on bridges shows no such option.
+        let is_vlan = |option: &&InfoBridge| matches!(option, InfoBridge::VlanDefaultPvid(_));
+        if link.bridge.iter().find(is_vlan).is_some_and(|option| *option != NO_VLAN) {
+            differing.push(NO_VLAN);
+        }
         if !differing.is_empty() {
             socket.set_bridge_options(&link, differing).await?;
         }
@@ -254,6 +259,9 @@ pub(crate) fn mark(link: &Link) -> Change {
     )
 }
 
+/// Ports of the bridge are in no VLAN. In the default one each forwarding entry would stand twice.
+const NO_VLAN: InfoBridge = InfoBridge::VlanDefaultPvid(0);
+
 fn bridge_options() -> [InfoBridge; 2] {
     [InfoBridge::StpState(BridgeStpState::Disabled), InfoBridge::ForwardDelay(0)]
 }
@@ -269,7 +277,7 @@ fn new_bridge(spec: &BridgeSpec) -> LinkMessage {
         LinkAttribute::Group(DEVICE_GROUP),
         LinkAttribute::LinkInfo(vec![
             LinkInfo::Kind(InfoKind::Bridge),
-            LinkInfo::Data(InfoData::Bridge(bridge_options().to_vec())),
+            LinkInfo::Data(InfoData::Bridge([&bridge_options()[..], &[NO_VLAN]].concat())),
         ]),
     ];
     message

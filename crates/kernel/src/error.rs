@@ -164,6 +164,40 @@ pub enum KernelError {
         /// The limit.
         limit: usize,
     },
+    /// Configuration of the host: the program that writes the guard is not installed.
+    #[error("cannot {doing}: the program nft is not installed; install the package nftables")]
+    NftMissing {
+        /// The step.
+        doing: String,
+    },
+    /// nftables said no.
+    #[error("nft refused to {doing}: {reason}")]
+    NftRefused {
+        /// The step.
+        doing: String,
+        /// Its first words.
+        reason: String,
+    },
+    /// Configuration: somebody else's nftables table has the name that Weft wants.
+    #[error(
+        "an nftables table {family} {name} already exists and Weft did not make it: remove or rename that table"
+    )]
+    TableTaken {
+        /// Its address family.
+        family: String,
+        /// Its name.
+        name: String,
+    },
+    /// A program could not be run to its end.
+    #[error("the program {program} failed to {doing}: {source}")]
+    Program {
+        /// The program.
+        program: String,
+        /// The step.
+        doing: String,
+        /// Why.
+        source: io::Error,
+    },
     /// The kernel said no.
     #[error("the kernel refused to {doing}: {source}{}", reason.as_ref().map(|r| format!(" ({r})")).unwrap_or_default())]
     Refused {

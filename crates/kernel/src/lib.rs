@@ -13,7 +13,10 @@ mod attach;
 mod bridge;
 mod entries;
 mod error;
+mod guard;
 mod link;
+mod nft;
+mod nft_watch;
 mod overlay;
 mod route;
 mod socket;
@@ -36,7 +39,9 @@ pub use self::{
     attach::{AttachSpec, Attachment, CONTAINER_MTU_MIN},
     bridge::{BridgeSpec, PortSpec},
     error::KernelError,
+    guard::{GUARDED_PORTS, Guard, GuardCount, GuardCounters, TRUSTED_MAX},
     link::{DEVICE_ALIAS, DEVICE_GROUP},
+    nft_watch::NftWatch,
     overlay::{ENDPOINT_ADDRESSES_MAX, ENDPOINTS_MAX, Overlay, OverlaySpec, Via},
     route::{HostRoute, ROUTE_PROTOCOL, RouteMtu},
     vxlan::{OuterFamily, VxlanSpec},
