@@ -74,10 +74,21 @@ pub enum Support {
     NoCipher,
     /// The kernel has no VXLAN devices.
     NoVxlan,
-    /// The guard cannot be set, and nothing is moved without it.
+    /// The guard cannot be set without the program nft, and nothing is moved without it.
+    NoNft,
+    /// The guard cannot be set for another reason.
     NoGuard(String),
     /// Something else failed; it is tried again.
     Failed(String),
+}
+
+impl Support {
+    fn no_guard(error: &KernelError) -> Self {
+        match error {
+            KernelError::NftMissing { .. } => Self::NoNft,
+            error => Self::NoGuard(error.to_string()),
+        }
+    }
 }
 
 /// What the kernel engine has counted.

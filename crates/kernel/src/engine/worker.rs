@@ -15,7 +15,7 @@ use super::switch::{Switch, SwitchEvent};
 use super::{KernelEngineConfig, Order, Support, SwitchKind};
 use crate::error::KernelError;
 use crate::xfrm::{StateId, Xfrm, XfrmEvent, XfrmWatch};
-use crate::{Guard, GuardWatch, Kernel, LinkEvent, LinkWatch};
+use crate::{Guard, Kernel, LinkEvent, LinkWatch, NftWatch};
 
 /// How long a replaced outbound SA stays for packets that looked it up before, in milliseconds.
 pub(super) const RETIRE_MS: u64 = 1_000;
@@ -51,7 +51,7 @@ pub(super) struct Ipsec {
     pub(super) xfrm: Xfrm,
     pub(super) watch: XfrmWatch,
     pub(super) guard: Guard,
-    pub(super) guard_watch: GuardWatch,
+    pub(super) guard_watch: NftWatch,
     pub(super) encapsulation: EncapSocket,
     pub(super) probes: Probes,
 }
@@ -81,7 +81,7 @@ impl Worker {
     ) -> Result<Self, KernelError> {
         if config.switch == SwitchKind::Odp && config.moves {
             // Its tunnel is there from the start, and nothing of the overlay may be without the guard.
-            Guard::new().ensure(&BTreeSet::new()).await?;
+            Guard::new(kernel.clone()).ensure(&[]).await?;
         }
         let (switch, switch_reason) = Switch::start(&kernel, &config).await?;
         let links = kernel.watch().await?;
@@ -298,7 +298,7 @@ impl Worker {
 
     pub(super) async fn restore_guard(&mut self) {
         let Some(ipsec) = &self.ipsec else { return };
-        match ipsec.guard.is_whole(&self.trusted).await {
+        match ipsec.guard.is_whole().await {
             Ok(true) => {}
             _ => {
                 tracing::warn!("the guard was changed by another program; setting it again");
@@ -310,9 +310,10 @@ impl Worker {
 
     /// Without the guard nothing may be moved by the kernel.
     pub(super) async fn ensure_guard(&mut self) {
-        let Some(ipsec) = &self.ipsec else { return };
-        if let Err(error) = ipsec.guard.ensure(&self.trusted).await {
-            self.withdraw(Support::NoGuard(error.to_string())).await;
+        let Some(ipsec) = &mut self.ipsec else { return };
+        let trusted: Vec<IpAddr> = self.trusted.iter().copied().collect();
+        if let Err(error) = ipsec.guard.ensure(&trusted).await {
+            self.withdraw(Support::no_guard(&error)).await;
         }
     }
 }

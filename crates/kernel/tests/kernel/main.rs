@@ -6,6 +6,7 @@
 mod attach;
 mod bridge;
 mod endpoints;
+mod guard;
 mod lab;
 mod overlay;
 mod routes;
