@@ -238,6 +238,15 @@ impl Switch {
     }
 }
 
+/// Removes the switch of either kind, with all devices of ours.
+pub(super) async fn remove(kernel: &Kernel, device: &str) -> Result<(), KernelError> {
+    for overlay in [VXLAN, VXLAN6, PROBE, PROBE6] {
+        kernel.remove_device(overlay).await?;
+    }
+    odp::remove_datapath(kernel, device, VXLAN).await?;
+    kernel.remove_all(device).await.map(|_| ())
+}
+
 /// The datapath of the openvswitch module.
 pub(super) struct Odp {
     kernel: Kernel,

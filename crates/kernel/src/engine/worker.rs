@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::{mpsc, watch};
 use weft_io::encap::EncapSocket;
+use weft_io::keylog::KeyLog;
 use weft_path::{EngineCommand, EngineEvent, EngineKind};
 
 use super::actions::local_address;
@@ -44,6 +45,7 @@ pub(super) struct Worker {
     pub(super) next_support: Instant,
     pub(super) next_reconcile: Instant,
     pub(super) counters: Counters,
+    pub(super) keylog: KeyLog,
 }
 
 /// IPsec in the kernel, ready for use.
@@ -85,6 +87,9 @@ impl Worker {
         }
         let (switch, switch_reason) = Switch::start(&kernel, &config).await?;
         let links = kernel.watch().await?;
+        let keylog = KeyLog::open(config.keylog.as_deref()).map_err(|source| {
+            KernelError::Socket { doing: "open the key log".into(), source }
+        })?;
         let now = Instant::now();
         let mut worker = Self {
             state: State::new(config.encapsulation_port),
@@ -101,6 +106,7 @@ impl Worker {
             next_support: now,
             next_reconcile: now + Duration::from_millis(RECONCILE_MS),
             counters: Counters::default(),
+            keylog,
         };
         worker.remove_leftovers().await;
         worker.look_for_support().await;
