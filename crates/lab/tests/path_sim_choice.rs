@@ -316,8 +316,7 @@ fn an_engine_that_comes_or_goes_costs_no_packet() {
         );
         steady(&mut world, s(60));
         world.run(s(1));
-        let all = both_engines();
-        world.set_engines(1, all.engines.clone(), Vec::new());
+        world.set_engines(1, both_engines().engines, Vec::new());
         world.run(s(20));
         assert_eq!(both_ways(&world), ["kk raw", "kk raw"]);
         let gone = without(EngineKind::Kernel, Reason::EngineError("broken for good".into()));
@@ -326,7 +325,7 @@ fn an_engine_that_comes_or_goes_costs_no_packet() {
         let (mine, theirs) = ("uk udp: engine error: broken for good", "ku udp: peer: ");
         assert_eq!(in_use(&world, 0, 1), mine);
         assert_eq!(in_use(&world, 1, 0), format!("{theirs}engine error: broken for good"));
-        let mut fewer = all.clone();
+        let mut fewer = both_engines();
         fewer.engines[1].ciphers = vec![Cipher::ChaCha20Poly1305];
         world.set_engines(1, fewer.engines, Vec::new());
         world.run(s(30));
