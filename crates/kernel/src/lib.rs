@@ -13,8 +13,10 @@ mod attach;
 mod bridge;
 mod entries;
 mod error;
+mod forward;
 mod guard;
 mod link;
+mod mss;
 mod nft;
 mod nft_watch;
 mod overlay;
@@ -39,8 +41,10 @@ pub use self::{
     attach::{AttachSpec, Attachment, CONTAINER_MTU_MIN},
     bridge::{BridgeSpec, PortSpec},
     error::KernelError,
+    forward::{FORWARD_COMMENT, ForwardRule},
     guard::{GUARDED_PORTS, Guard, GuardCount, GuardCounters, TRUSTED_MAX},
     link::{DEVICE_ALIAS, DEVICE_GROUP},
+    mss::MssClamp,
     nft_watch::NftWatch,
     overlay::{ENDPOINT_ADDRESSES_MAX, ENDPOINTS_MAX, Overlay, OverlaySpec, Via},
     route::{HostRoute, ROUTE_PROTOCOL, RouteMtu},
