@@ -6,8 +6,10 @@
 mod attach;
 mod bridge;
 mod endpoints;
+mod forward;
 mod guard;
 mod lab;
+mod mss;
 mod overlay;
 mod routes;
 mod switch;
