@@ -78,10 +78,15 @@ impl Kernel {
         };
         socket.disable_autoconfiguration(&link).await?;
         set_ipv6_sysctl(&self.inner.home, &spec.name, "accept_ra", "0");
-        let differing = bridge_options()
+        let mut differing = bridge_options()
             .into_iter()
             .filter(|option| !link.bridge.contains(option))
             .collect::<Vec<_>>();
+        // A kernel that does not know VLANs on bridges shows no such option.
+        let is_vlan = |option: &&InfoBridge| matches!(option, InfoBridge::VlanDefaultPvid(_));
+        if link.bridge.iter().find(is_vlan).is_some_and(|option| *option != NO_VLAN) {
+            differing.push(NO_VLAN);
+        }
         if !differing.is_empty() {
             socket.set_bridge_options(&link, differing).await?;
         }
@@ -110,20 +115,7 @@ impl Kernel {
             return Err(link.name_taken("on this host"));
         }
         self.join(&link, &bridge).await?;
-        socket.disable_autoconfiguration(&link).await?;
-        let limit = |wanted: Option<u32>, present: Option<u32>| {
-            (wanted.is_some() && wanted != present, wanted.unwrap_or_default())
-        };
-        let (queue_differs, queue) = limit(spec.txqueuelen, Some(link.tx_queue_len));
-        let (size_differs, size) = limit(spec.gso_max_size, link.gso_max_size);
-        let (segs_differ, segs) = limit(spec.gso_max_segs, link.gso_max_segs);
-        mark(&link)
-            .when(link.mtu != spec.mtu, LinkAttribute::Mtu(spec.mtu))
-            .when(queue_differs, LinkAttribute::TxQueueLen(queue))
-            .when(size_differs, LinkAttribute::GsoMaxSize(size))
-            .when(segs_differ, LinkAttribute::GsoMaxSegs(segs))
-            .send(socket, &spec.name)
-            .await?;
+        self.set_up_device(&link, spec).await?;
         let link = socket.need_link(&spec.name).await?;
         let wanted = vec![
             InfoBridgePort::Isolated(spec.isolated),
@@ -134,6 +126,40 @@ impl Kernel {
         ];
         self.set_port(&link, wanted).await?;
         Change::of(&link).up(&link).send(socket, &spec.name).await
+    }
+
+    /// Switches the engine's device on with the wanted MTU, queue and limits, where another switch
+    /// than a bridge takes it as a port.
+    ///
+    /// # Errors
+    /// [`KernelError::LinkMissing`] if the engine has not opened it, [`KernelError::NameTaken`] if
+    /// it is no TAP device.
+    pub async fn ensure_device(&self, spec: &PortSpec) -> Result<(), KernelError> {
+        let _one = self.inner.reconcile.lock().await;
+        let link = self.socket().need_link(&spec.name).await?;
+        if link.kind != Some(InfoKind::Tun) && !link.is_own() {
+            return Err(link.name_taken("on this host"));
+        }
+        self.set_up_device(&link, spec).await?;
+        Change::of(&link).up(&link).send(self.socket(), &spec.name).await
+    }
+
+    async fn set_up_device(&self, link: &Link, spec: &PortSpec) -> Result<(), KernelError> {
+        let socket = self.socket();
+        socket.disable_autoconfiguration(link).await?;
+        let limit = |wanted: Option<u32>, present: Option<u32>| {
+            (wanted.is_some() && wanted != present, wanted.unwrap_or_default())
+        };
+        let (queue_differs, queue) = limit(spec.txqueuelen, Some(link.tx_queue_len));
+        let (size_differs, size) = limit(spec.gso_max_size, link.gso_max_size);
+        let (segs_differ, segs) = limit(spec.gso_max_segs, link.gso_max_segs);
+        mark(link)
+            .when(link.mtu != spec.mtu, LinkAttribute::Mtu(spec.mtu))
+            .when(queue_differs, LinkAttribute::TxQueueLen(queue))
+            .when(size_differs, LinkAttribute::GsoMaxSize(size))
+            .when(segs_differ, LinkAttribute::GsoMaxSegs(segs))
+            .send(socket, &spec.name)
+            .await
     }
 
     /// Gives the host exactly these addresses on the network, on the bridge's or datapath's device. Those that
@@ -261,6 +287,9 @@ pub(crate) fn mark(link: &Link) -> Change {
     )
 }
 
+/// Ports of the bridge are in no VLAN. In the default one each forwarding entry would stand twice.
+const NO_VLAN: InfoBridge = InfoBridge::VlanDefaultPvid(0);
+
 fn bridge_options() -> [InfoBridge; 2] {
     [InfoBridge::StpState(BridgeStpState::Disabled), InfoBridge::ForwardDelay(0)]
 }
@@ -276,7 +305,7 @@ fn new_bridge(spec: &BridgeSpec) -> LinkMessage {
         LinkAttribute::Group(DEVICE_GROUP),
         LinkAttribute::LinkInfo(vec![
             LinkInfo::Kind(InfoKind::Bridge),
-            LinkInfo::Data(InfoData::Bridge(bridge_options().to_vec())),
+            LinkInfo::Data(InfoData::Bridge([&bridge_options()[..], &[NO_VLAN]].concat())),
         ]),
     ];
     message

@@ -182,27 +182,6 @@ pub enum KernelError {
         /// The device's name.
         device: String,
     },
-    /// Configuration of the host: the guard cannot be set.
-    #[error(
-        "the program nft is not installed: install the package nftables; the kernel engine does not run without its guard"
-    )]
-    NftMissing,
-    /// Configuration: somebody else's table has the guard's name.
-    #[error(
-        "the nftables table inet {table} is not Weft's: remove or rename it; the kernel engine does not run without its guard"
-    )]
-    GuardTaken {
-        /// The table.
-        table: &'static str,
-    },
-    /// The kernel's, or another program's table.
-    #[error("nft could not {doing}: {why}")]
-    NftRefused {
-        /// What it was to do.
-        doing: &'static str,
-        /// Its answer.
-        why: String,
-    },
     /// Us: the kernel engine's task has ended.
     #[error("the kernel engine has stopped: launch weft again")]
     EngineGone,
@@ -271,6 +250,40 @@ pub enum KernelError {
         min: usize,
         /// The longest possible.
         max: usize,
+    },
+    /// Configuration of the host: the program that writes the guard is not installed.
+    #[error("cannot {doing}: the program nft is not installed; install the package nftables")]
+    NftMissing {
+        /// The step.
+        doing: String,
+    },
+    /// nftables said no.
+    #[error("nft refused to {doing}: {reason}")]
+    NftRefused {
+        /// The step.
+        doing: String,
+        /// Its first words.
+        reason: String,
+    },
+    /// Configuration: somebody else's nftables table has the name that Weft wants.
+    #[error(
+        "an nftables table {family} {name} already exists and Weft did not make it: remove or rename that table"
+    )]
+    TableTaken {
+        /// Its address family.
+        family: String,
+        /// Its name.
+        name: String,
+    },
+    /// A program could not be run to its end.
+    #[error("the program {program} failed to {doing}: {source}")]
+    Program {
+        /// The program.
+        program: String,
+        /// The step.
+        doing: String,
+        /// Why.
+        source: io::Error,
     },
     /// The kernel said no.
     #[error("the kernel refused to {doing}: {source}{}", reason.as_ref().map(|r| format!(" ({r})")).unwrap_or_default())]

@@ -1,265 +1,248 @@
-//! The guard: netfilter rules that drop every overlay packet which leaves, or has arrived, without
-//! IPsec (DESIGN section 8).
-//!
-//! One table of ours, `inet weft-guard`, set in one transaction by the `nft` program, whose language
-//! is the one that users read and write themselves. The rules name no peer: they hold for whoever
-//! sends. Trusted peers are elements of two sets. Counters are named, and outlive a change of the
-//! sets.
+//! The guard: no overlay packet leaves or arrives outside IPsec, whoever sent it (DESIGN section 8).
 
-use std::{
-    collections::BTreeSet, fmt::Write as _, io, net::IpAddr, process::Stdio, time::Duration,
+use std::{collections::BTreeSet, net::IpAddr};
+
+use serde_json::{Value, json};
+
+use crate::{
+    Kernel,
+    error::KernelError,
+    nft::{Listing, Table},
+    nft_watch::NftWatch,
 };
 
-use netlink_sys::{AsyncSocket, AsyncSocketExt, TokioSocket, protocols::NETLINK_NETFILTER};
-use serde_json::Value;
-use tokio::io::AsyncWriteExt;
+/// The inner UDP ports of overlay packets: data and probes, and probes of candidates.
+pub const GUARDED_PORTS: [u16; 2] = [6787, 6788];
+/// Most addresses that may be trusted.
+pub const TRUSTED_MAX: usize = 4096;
 
-use crate::error::KernelError;
+const TABLE: Table = Table { family: "inet", name: "weft-guard" };
+/// After every change of address, mark or route by others on the way out: what decides is the
+/// route that the packet takes.
+const PRIORITY_LAST: i32 = 300;
+/// Before all others on the way in, so that everything is counted.
+const PRIORITY_FIRST: i32 = -300;
 
-/// The guard's table, of family `inet`.
-const GUARD_TABLE: &str = "weft-guard";
-/// How long one call of `nft` may take, in milliseconds.
-const NFT_TIMEOUT_MS: u64 = 10_000;
-/// The multicast group of changes to nftables (Linux NFNLGRP_NFTABLES).
-const GROUP_NFTABLES: u32 = 7;
-/// The mark on the table by which it is known as ours.
-const COMMENT: &str = "Weft: drops overlay packets that are not protected by IPsec";
-/// Name of the counter, and of the rule that it belongs to.
-const COUNTERS: [&str; 3] = ["output", "postrouting", "input"];
+/// How often one rule dropped.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct GuardCount {
+    /// Packets.
+    pub packets: u64,
+    /// Bytes, IP header included.
+    pub bytes: u64,
+}
 
-/// Packets that the guard dropped since it was set, by rule.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// What the guard dropped since it was made, by rule.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct GuardCounters {
-    /// About to leave, made on this host.
-    pub output: u64,
-    /// About to leave, at the last hook.
-    pub postrouting: u64,
-    /// Arrived.
-    pub input: u64,
+    /// Packets of this host that would have left unprotected.
+    pub output: GuardCount,
+    /// Packets that would have left unprotected and were not caught as this host's own: forwarded.
+    pub postrouting: GuardCount,
+    /// Packets for this host that arrived unprotected.
+    pub input: GuardCount,
 }
 
-impl GuardCounters {
-    /// Each counter with its name.
-    pub fn named(&self) -> impl Iterator<Item = (&'static str, u64)> {
-        COUNTERS.into_iter().zip([self.output, self.postrouting, self.input])
-    }
+/// The guard of a host: one nftables table, `inet weft-guard`. It does not depend on any SA or
+/// policy, and stays when the daemon is killed.
+pub struct Guard {
+    kernel: Kernel,
+    trusted: BTreeSet<IpAddr>,
+    /// How this host's `nft` shows the table as it was written, should that differ from the words
+    /// it was written in.
+    as_written: Option<Vec<Value>>,
 }
-
-/// The guard of the network namespace of the thread that calls.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Guard;
 
 impl Guard {
-    /// A handle; nothing is changed.
+    /// The guard of the kernel's namespace. Nothing is changed.
     #[must_use]
-    pub const fn new() -> Self {
-        Self
+    pub fn new(kernel: Kernel) -> Self {
+        Self { kernel, trusted: BTreeSet::new(), as_written: None }
     }
 
-    /// Sets the guard with exceptions for these peers. One that stands as wanted is left as it is.
+    /// Makes the guard stand whole, with `trusted` as the addresses of peers that overlay packets
+    /// may go to and come from in plain. True if something had to be changed. Counts survive,
+    /// except those of a table that somebody deleted.
     ///
     /// # Errors
-    /// [`KernelError::NftMissing`], [`KernelError::NftRefused`]; [`KernelError::GuardTaken`]
-    /// if a table of somebody else has the name.
-    pub async fn ensure(&self, trusted: &BTreeSet<IpAddr>) -> Result<(), KernelError> {
-        if self.is_whole(trusted).await? {
-            return Ok(());
+    /// [`KernelError::TableTaken`] if somebody else's table has the name,
+    /// [`KernelError::NftMissing`], [`KernelError::NftRefused`], [`KernelError::Program`],
+    /// [`KernelError::TableFull`] if there are more than [`TRUSTED_MAX`] addresses (nothing is
+    /// changed), [`KernelError::NotPermitted`].
+    pub async fn ensure(&mut self, trusted: &[IpAddr]) -> Result<bool, KernelError> {
+        let trusted: BTreeSet<IpAddr> = trusted.iter().copied().collect();
+        if trusted.len() > TRUSTED_MAX {
+            let table = "trusted addresses".into();
+            return Err(KernelError::TableFull { table, limit: TRUSTED_MAX });
         }
-        nft(&["-f", "-"], Some(&script(trusted)), "set the guard").await.map(|_| ())
-    }
-
-    /// Whether it stands, complete and with exactly these exceptions.
-    ///
-    /// # Errors
-    /// As [`Self::ensure`].
-    pub async fn is_whole(&self, trusted: &BTreeSet<IpAddr>) -> Result<bool, KernelError> {
-        let Some(found) = self.list().await? else { return Ok(false) };
-        let found = Found::read(&found);
-        if !found.ours {
-            return Err(KernelError::GuardTaken { table: GUARD_TABLE });
+        self.trusted = trusted;
+        let kernel = self.kernel.clone();
+        let _one = kernel.inner.reconcile.lock().await;
+        let found = kernel.nft_list(TABLE).await?;
+        if found.as_ref().is_some_and(|listing| !listing.is_ours()) {
+            return Err(TABLE.taken());
         }
-        Ok(found.rules == RULES.len() && found.drops == COUNTERS.len() && found.trusted == *trusted)
-    }
-
-    /// What it dropped.
-    ///
-    /// # Errors
-    /// As [`Self::ensure`].
-    pub async fn counters(&self) -> Result<GuardCounters, KernelError> {
-        let listed = self.list().await?.unwrap_or_default();
-        let count = |name: &str| {
-            let mut counters = items(&listed, "counter");
-            let counter = counters.find(|counter| counter["name"] == name);
-            counter.and_then(|counter| counter["packets"].as_u64()).unwrap_or(0)
-        };
-        let [output, postrouting, input] = COUNTERS.map(count);
-        Ok(GuardCounters { output, postrouting, input })
-    }
-
-    /// Takes the guard away; none, or somebody else's table of that name, is left as it is.
-    ///
-    /// # Errors
-    /// As [`Self::ensure`].
-    pub async fn remove(&self) -> Result<(), KernelError> {
-        match self.list().await? {
-            Some(found) if Found::read(&found).ours => {
-                let words = ["delete", "table", "inet", GUARD_TABLE];
-                nft(&words, None, "remove the guard").await.map(|_| ())
+        let found = found.unwrap_or_default();
+        let counts = counters(&found);
+        if !self.has_shape(&found) {
+            let commands = TABLE.replacement(&objects(&self.trusted, counts));
+            kernel.nft_apply(commands, "write the guard").await?;
+            let written = kernel.nft_list(TABLE).await?.unwrap_or_default();
+            self.as_written = Some(written.shape());
+            return Ok(true);
+        }
+        if trusted_in(&found).as_ref() == Some(&self.trusted) {
+            return Ok(false);
+        }
+        let mut commands = Vec::new();
+        for (set, is_family) in SETS {
+            let set_object = json!({ "family": TABLE.family, "table": TABLE.name, "name": set });
+            commands.push(json!({ "flush": { "set": set_object } }));
+            let members = members(&self.trusted, is_family);
+            if !members.is_empty() {
+                let element = TABLE.part("element", json!({ "name": set, "elem": members }));
+                commands.push(json!({ "add": element }));
             }
-            _ => Ok(()),
         }
+        kernel.nft_apply(commands, "write the guard's exceptions").await.map(|()| true)
     }
 
-    /// Watches the tables of this namespace.
+    /// Whether the guard stands as [`Self::ensure`] last wanted it.
+    ///
+    /// # Errors
+    /// See [`Self::ensure`].
+    pub async fn is_whole(&self) -> Result<bool, KernelError> {
+        let Some(found) = self.kernel.nft_list(TABLE).await? else { return Ok(false) };
+        Ok(self.has_shape(&found) && trusted_in(&found).as_ref() == Some(&self.trusted))
+    }
+
+    /// What was dropped so far; zero if there is no guard.
+    ///
+    /// # Errors
+    /// [`KernelError::NftMissing`], [`KernelError::NftRefused`], [`KernelError::Program`].
+    pub async fn counters(&self) -> Result<GuardCounters, KernelError> {
+        let found = self.kernel.nft_list(TABLE).await?;
+        Ok(found.map(|listing| counters(&listing)).unwrap_or_default())
+    }
+
+    /// Takes the guard down. False if there was none.
+    ///
+    /// # Errors
+    /// See [`Self::ensure`]; somebody else's table is left alone.
+    pub async fn remove(&mut self) -> Result<bool, KernelError> {
+        let kernel = self.kernel.clone();
+        let _one = kernel.inner.reconcile.lock().await;
+        self.as_written = None;
+        kernel.nft_remove(TABLE).await
+    }
+
+    /// Watches the guard's table. Open it before [`Self::ensure`], so that no change is missed.
     ///
     /// # Errors
     /// [`KernelError::Socket`] if the kernel gives no socket.
-    pub fn watch(&self) -> Result<GuardWatch, KernelError> {
-        let failed = |source| KernelError::Socket { doing: "watch nftables".into(), source };
-        let mut socket = TokioSocket::new(NETLINK_NETFILTER).map_err(failed)?;
-        socket.socket_mut().bind_auto().map_err(failed)?;
-        socket.socket_mut().add_membership(GROUP_NFTABLES).map_err(failed)?;
-        Ok(GuardWatch { socket })
+    pub fn watch(&self) -> Result<NftWatch, KernelError> {
+        self.kernel.nft_watch(vec![TABLE])
     }
 
-    async fn list(&self) -> Result<Option<Value>, KernelError> {
-        const DOING: &str = "list the guard";
-        match nft(&["-j", "list", "table", "inet", GUARD_TABLE], None, DOING).await {
-            Ok(text) => serde_json::from_str(&text)
-                .map(Some)
-                .map_err(|error| KernelError::NftRefused { doing: DOING, why: error.to_string() }),
-            Err(KernelError::NftRefused { why, .. }) if why.contains("No such file") => Ok(None),
-            Err(error) => Err(error),
-        }
-    }
-}
-
-/// Tells when somebody has changed a table of nftables.
-pub struct GuardWatch {
-    socket: TokioSocket,
-}
-
-impl GuardWatch {
-    /// Waits for a change, whosever table it was.
+    /// Waits until somebody damaged the guard, and returns when it stands whole again.
     ///
     /// # Errors
-    /// [`KernelError::Socket`] if the socket fails.
-    pub async fn changed(&mut self) -> Result<(), KernelError> {
-        match self.socket.recv_from_full().await {
-            Ok(_) => Ok(()),
-            // Too much has changed for the socket's buffer: it is looked at anyway.
-            Err(error) if error.raw_os_error() == Some(105) => Ok(()),
-            Err(source) => Err(KernelError::Socket { doing: "watch nftables".into(), source }),
+    /// See [`Self::ensure`]: the guard is damaged then and could not be restored.
+    pub async fn restore(&mut self, watch: &mut NftWatch) -> Result<(), KernelError> {
+        loop {
+            watch.changed().await?;
+            if !self.is_whole().await? {
+                let trusted: Vec<IpAddr> = self.trusted.iter().copied().collect();
+                self.ensure(&trusted).await?;
+                return Ok(());
+            }
         }
     }
+
+    fn has_shape(&self, found: &Listing) -> bool {
+        let shape = found.shape();
+        let wanted = Listing(objects(&BTreeSet::new(), GuardCounters::default())).shape();
+        shape == wanted || self.as_written.as_ref() == Some(&shape)
+    }
 }
 
-/// Chain and rule, in order. An exception goes before the drop.
-const RULES: [(&str, &str); 9] = [
-    ("output", "udp dport { 6787, 6788 } ip daddr @trusted4 accept"),
-    ("output", "udp dport { 6787, 6788 } ip6 daddr @trusted6 accept"),
-    ("output", "udp dport { 6787, 6788 } rt ipsec missing counter name output drop"),
-    ("postrouting", "udp dport { 6787, 6788 } ip daddr @trusted4 accept"),
-    ("postrouting", "udp dport { 6787, 6788 } ip6 daddr @trusted6 accept"),
-    ("postrouting", "udp dport { 6787, 6788 } rt ipsec missing counter name postrouting drop"),
-    ("input", "udp dport { 6787, 6788 } ip saddr @trusted4 accept"),
-    ("input", "udp dport { 6787, 6788 } ip6 saddr @trusted6 accept"),
-    ("input", "udp dport { 6787, 6788 } meta ipsec missing counter name input drop"),
-];
+type IsFamily = fn(&IpAddr) -> bool;
+const SETS: [(&str, IsFamily); 2] = [("trusted4", IpAddr::is_ipv4), ("trusted6", IpAddr::is_ipv6)];
 
-/// The whole table in one transaction; counters that are there go on.
-fn script(trusted: &BTreeSet<IpAddr>) -> String {
-    let table = format!("inet {GUARD_TABLE}");
-    let mut text = format!("add table {table} {{ comment \"{COMMENT}\"; }}\n");
-    for counter in COUNTERS {
-        let _ = writeln!(text, "add counter {table} {counter}");
-    }
-    for (set, kind) in [("trusted4", "ipv4_addr"), ("trusted6", "ipv6_addr")] {
-        let _ = writeln!(text, "add set {table} {set} {{ type {kind}; }}\nflush set {table} {set}");
-    }
-    for address in trusted {
-        let set = if address.is_ipv4() { "trusted4" } else { "trusted6" };
-        let _ = writeln!(text, "add element {table} {set} {{ {address} }}");
-    }
-    for chain in COUNTERS {
-        let hook = format!("type filter hook {chain} priority 0; policy accept;");
-        let _ =
-            writeln!(text, "add chain {table} {chain} {{ {hook} }}\nflush chain {table} {chain}");
-    }
-    for (chain, rule) in RULES {
-        let _ = writeln!(text, "add rule {table} {chain} {rule}");
-    }
-    text
+fn members(trusted: &BTreeSet<IpAddr>, is_family: IsFamily) -> Vec<String> {
+    trusted.iter().filter(|address| is_family(address)).map(ToString::to_string).collect()
 }
 
-/// What a listing shows.
-#[derive(Default)]
-struct Found {
-    ours: bool,
-    rules: usize,
-    /// Rules that drop and count.
-    drops: usize,
-    trusted: BTreeSet<IpAddr>,
-}
-
-impl Found {
-    fn read(listed: &Value) -> Self {
-        let mut found = Self {
-            ours: items(listed, "table").any(|table| table["comment"] == COMMENT)
-                // nft before 1.0.3 does not tell comments; the counters' names do.
-                || COUNTERS.iter().all(|name| items(listed, "counter").any(|c| c["name"] == *name)),
-            ..Self::default()
-        };
-        for rule in items(listed, "rule") {
-            found.rules += 1;
-            let statements = rule["expr"].as_array().map(Vec::as_slice).unwrap_or_default();
-            let drops = statements.iter().any(|statement| statement.get("drop").is_some());
-            let counts = statements.iter().any(|statement| statement.get("counter").is_some());
-            found.drops += usize::from(drops && counts);
+/// Everything in the table.
+fn objects(trusted: &BTreeSet<IpAddr>, counts: GuardCounters) -> Vec<Value> {
+    let mut objects = vec![TABLE.tag()];
+    for (name, count) in
+        [("output", counts.output), ("postrouting", counts.postrouting), ("input", counts.input)]
+    {
+        let fields = json!({ "name": name, "packets": count.packets, "bytes": count.bytes });
+        objects.push(TABLE.part("counter", fields));
+    }
+    for ((name, is_family), kind) in SETS.into_iter().zip(["ipv4_addr", "ipv6_addr"]) {
+        let mut fields = json!({ "name": name, "type": kind });
+        let members = members(trusted, is_family);
+        if !members.is_empty() {
+            fields["elem"] = members.into();
         }
-        for set in items(listed, "set") {
-            let elements = set["elem"].as_array().map(Vec::as_slice).unwrap_or_default();
-            let addresses = elements.iter().filter_map(|element| element.as_str()?.parse().ok());
-            found.trusted.extend(addresses.collect::<Vec<IpAddr>>());
-        }
-        found
+        objects.push(TABLE.part("set", fields));
+    }
+    for (hook, priority) in
+        [("output", PRIORITY_LAST), ("postrouting", PRIORITY_LAST), ("input", PRIORITY_FIRST)]
+    {
+        let fields = json!({
+            "name": hook, "type": "filter", "hook": hook, "prio": priority, "policy": "accept",
+        });
+        objects.push(TABLE.part("chain", fields));
+        objects.extend(rules(hook));
+    }
+    objects
+}
+
+/// The rules of one chain: the exceptions, then the drop.
+fn rules(hook: &str) -> [Value; 3] {
+    let arriving = hook == "input";
+    let side = if arriving { "saddr" } else { "daddr" };
+    let equal = |left: Value, right: Value| json!({ "match": { "op": "==", "left": left, "right": right } });
+    let field = |protocol: &str, field: &str| json!({ "payload": { "protocol": protocol, "field": field } });
+    let overlay = || equal(field("udp", "dport"), json!({ "set": GUARDED_PORTS }));
+    let rule = |comment: &str, expr: Vec<Value>| {
+        TABLE.part("rule", json!({ "chain": hook, "comment": comment, "expr": expr }))
+    };
+    let exception = |protocol: &str, set: &str| {
+        let peer = equal(field(protocol, side), format!("@{set}").into());
+        rule("weft: peers trusted in plain", vec![peer, overlay(), json!({ "accept": null })])
+    };
+    // The route that a packet takes knows whether IPsec will wrap it; an arrived packet knows what
+    // it was wrapped in.
+    let protection = if arriving { "meta" } else { "rt" };
+    let unprotected = equal(json!({ protection: { "key": "ipsec" } }), false.into());
+    let drop = vec![overlay(), unprotected, json!({ "counter": hook }), json!({ "drop": null })];
+    [
+        exception("ip", "trusted4"),
+        exception("ip6", "trusted6"),
+        rule("weft: no overlay packet without IPsec", drop),
+    ]
+}
+
+fn counters(listing: &Listing) -> GuardCounters {
+    let count = |name: &str| {
+        let counter = listing.of("counter").find(|counter| counter["name"] == name);
+        let number = |key: &str| counter.and_then(|c| c[key].as_u64()).unwrap_or_default();
+        GuardCount { packets: number("packets"), bytes: number("bytes") }
+    };
+    GuardCounters {
+        output: count("output"),
+        postrouting: count("postrouting"),
+        input: count("input"),
     }
 }
 
-/// The objects of one kind in a listing.
-fn items<'a>(listed: &'a Value, kind: &'static str) -> impl Iterator<Item = &'a Value> {
-    let all = listed["nftables"].as_array().map(Vec::as_slice).unwrap_or_default();
-    all.iter().filter_map(move |item| item.get(kind))
-}
-
-async fn nft(
-    words: &[&str],
-    input: Option<&str>,
-    doing: &'static str,
-) -> Result<String, KernelError> {
-    let refused = |why: String| KernelError::NftRefused { doing, why };
-    let mut child = tokio::process::Command::new("nft")
-        .args(words)
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .kill_on_drop(true)
-        .spawn()
-        .map_err(|error| match error.kind() {
-            io::ErrorKind::NotFound => KernelError::NftMissing,
-            _ => refused(error.to_string()),
-        })?;
-    if let Some(mut stdin) = child.stdin.take() {
-        let text = input.unwrap_or_default().as_bytes();
-        stdin.write_all(text).await.map_err(|error| refused(error.to_string()))?;
-    }
-    let limit = Duration::from_millis(NFT_TIMEOUT_MS);
-    let output = tokio::time::timeout(limit, child.wait_with_output())
-        .await
-        .map_err(|_| refused(format!("no answer within {NFT_TIMEOUT_MS} ms")))?
-        .map_err(|error| refused(error.to_string()))?;
-    if output.status.success() {
-        return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
-    }
-    Err(refused(String::from_utf8_lossy(&output.stderr).trim().to_owned()))
+/// The members of both sets; `None` if there is one that is no single address.
+fn trusted_in(listing: &Listing) -> Option<BTreeSet<IpAddr>> {
+    let members = listing.of("set").filter_map(|set| set["elem"].as_array()).flatten();
+    members.map(|member| member.as_str()?.parse().ok()).collect()
 }

@@ -16,6 +16,8 @@ mod entries;
 mod error;
 mod guard;
 mod link;
+mod nft;
+mod nft_watch;
 pub mod odp;
 mod overlay;
 mod route;
@@ -40,8 +42,9 @@ pub use self::{
     attach::{AttachSpec, Attachment, CONTAINER_MTU_MIN},
     bridge::{BridgeSpec, PortSpec},
     error::KernelError,
-    guard::{Guard, GuardCounters, GuardWatch},
+    guard::{GUARDED_PORTS, Guard, GuardCount, GuardCounters, TRUSTED_MAX},
     link::{DEVICE_ALIAS, DEVICE_GROUP},
+    nft_watch::NftWatch,
     overlay::{ENDPOINT_ADDRESSES_MAX, ENDPOINTS_MAX, Overlay, OverlaySpec, Via},
     route::{HostRoute, ROUTE_PROTOCOL, RouteMtu},
     vxlan::{OuterFamily, VxlanSpec},

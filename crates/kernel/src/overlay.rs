@@ -63,8 +63,8 @@ pub enum Via {
 /// discovery itself. Each peer on the kernel engine gets copies of broadcast and multicast frames.
 ///
 /// Calls send only what differs. A peer is moved make-before-break: what the new way needs is
-/// written first, then the bridge's entry is changed in one step, then the rest is removed. The
-/// first call, and each call after one that failed or was dropped, reads the kernel's tables and
+/// written first, then the bridge's entry is changed in one step, then the rest is removed (tunnel
+/// entries with the next call of any kind, since frames may be on their way to them). The first call, and each call after one that failed or was dropped, reads the kernel's tables and
 /// puts right all that differs ([`Overlay::resync`]).
 pub struct Overlay<P> {
     kernel: Kernel,
@@ -78,6 +78,9 @@ pub struct Overlay<P> {
     /// Who gets copies of broadcast frames; `None`: every peer.
     broadcast: Option<HashSet<P>>,
     present: HashMap<Key, Value>,
+    /// Tunnel entries of MACs that moved away. A frame that the bridge had already sent their way
+    /// may still look for them, so they go with the next call.
+    leaving: BTreeSet<Key>,
     /// `None`: what the kernel holds is not known.
     devices: Option<Devices>,
 }
@@ -117,6 +120,7 @@ impl<P: Copy + Eq + Hash> Overlay<P> {
             remotes: HashMap::new(),
             broadcast: None,
             present: HashMap::new(),
+            leaving: BTreeSet::new(),
             devices: None,
         }
     }
@@ -255,7 +259,8 @@ impl<P: Copy + Eq + Hash> Overlay<P> {
         self.present = tables.entries;
         let mut touched: BTreeSet<Key> = self.present.keys().copied().collect();
         touched.extend(self.wanted_keys());
-        let mut plan = self.plan(&devices, &touched);
+        self.leaving.clear();
+        let mut plan = self.plan(&devices, &touched, &BTreeSet::new());
         for (family, mac, remote) in tables.surplus {
             plan.drop_surplus(self, &devices, (family, mac, remote));
         }
@@ -264,11 +269,19 @@ impl<P: Copy + Eq + Hash> Overlay<P> {
         Ok(changes)
     }
 
-    async fn apply(&mut self, touched: BTreeSet<Key>) -> Result<(), KernelError> {
+    async fn apply(&mut self, mut touched: BTreeSet<Key>) -> Result<(), KernelError> {
         let Some(devices) = self.devices else { return self.resync().await.map(|_| ()) };
         let kernel = self.kernel.clone();
         let one = kernel.inner.reconcile.lock().await;
-        let plan = self.plan(&devices, &touched);
+        let due = std::mem::take(&mut self.leaving);
+        let postponed: BTreeSet<Key> = touched
+            .iter()
+            .filter(|key| !due.contains(key) && self.moves_away(key))
+            .copied()
+            .collect();
+        touched.extend(due);
+        let plan = self.plan(&devices, &touched, &postponed);
+        self.leaving = postponed;
         let result = self.run(devices, plan).await;
         drop(one);
         match result {
@@ -326,8 +339,16 @@ impl<P: Copy + Eq + Hash> Overlay<P> {
         })
     }
 
+    /// Whether this is the tunnel entry of an endpoint that is carried by something else by now.
+    fn moves_away(&self, key: &Key) -> bool {
+        let Key::Tunnel(_, mac) = key else { return false };
+        self.endpoints.contains_key(mac)
+            && self.present.contains_key(key)
+            && self.wanted(*key).is_none()
+    }
+
     /// What must be sent so that these entries are as wanted, in the order that breaks nothing.
-    fn plan(&self, devices: &Devices, touched: &BTreeSet<Key>) -> Plan {
+    fn plan(&self, devices: &Devices, touched: &BTreeSet<Key>, postponed: &BTreeSet<Key>) -> Plan {
         let mut plan = Plan::default();
         for key in touched {
             let Some(value) = self.wanted(*key) else { continue };
@@ -339,7 +360,7 @@ impl<P: Copy + Eq + Hash> Overlay<P> {
                 None => plan.missing = plan.missing.or_else(|| self.device_name(*key, value)),
             }
         }
-        for key in touched {
+        for key in touched.difference(postponed) {
             if self.wanted(*key).is_none()
                 && let Some(value) = self.present.get(key)
                 && let Some(request) = entries::unset(devices, *key, *value)

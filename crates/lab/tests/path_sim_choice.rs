@@ -278,11 +278,10 @@ fn an_engine_that_reports_its_failure_is_left_at_once_by_both() {
                 world.fail_engine(0, EngineKind::Kernel);
             }
         }
-        world.run(s(5));
+        world.run(s(9));
         assert!(longest_gap(&world) < ms(100), "{:?}", longest_gap(&world));
         let lost_by_failure = lost(&world);
         assert_ne!(in_use(&world, 0, 1), "kk raw");
-        world.run(s(5));
         world.hosts[0].engine.broken.clear();
         settled(&mut world);
         assert_eq!(both_ways(&world), ["kk raw", "kk raw"]);
@@ -525,6 +524,20 @@ fn a_kernel_path_that_is_too_narrow_yields_to_userspace_and_comes_back() {
         settled(&mut world);
         assert_eq!(both_ways(&world), ["kk raw", "kk raw"]);
         assert_eq!(lost(&world), lost_before);
+    });
+}
+
+#[test]
+fn kernel_paths_use_jumbo_links_to_the_full() {
+    seeds(0..20, |seed| {
+        let jumbo = Config { link_mtu: 9000, ..both_engines() };
+        let mut world = world(seed, vec![jumbo.clone(), jumbo]);
+        world.run(s(20));
+        assert_eq!(world.mtu(0, 1), Some((9000 - 84) & !3));
+        world.both(0, 1, |net| net.mtu = 4000);
+        world.run(s(60));
+        assert_eq!(both_ways(&world), ["kk raw", "kk raw"], "the containers' MTU is carried");
+        assert_eq!(world.mtu(0, 1), Some((4000 - 84) & !3));
     });
 }
 

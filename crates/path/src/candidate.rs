@@ -279,6 +279,13 @@ impl Candidate {
         self.hold.is_some()
     }
 
+    /// An offer came while the path is held back: it is asked for again afterwards, since the peer
+    /// repeats it ever less often.
+    pub(crate) fn ask_later(&mut self, offer: &Offer) {
+        let spi = offer.lanes.first().map(|lane| lane.spi);
+        self.request = spi.zip(self.hold).map(|(spi, at)| Request { spi, at });
+    }
+
     /// The last offer that was taken in this session.
     pub(crate) fn accepted(&self) -> Option<&Accept> {
         self.accepted.as_ref()

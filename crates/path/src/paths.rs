@@ -117,13 +117,14 @@ impl Paths {
             EngineEvent::InboundFirstUse { spi } => self.shared.spis.get(spi),
             EngineEvent::EngineFailed { .. } => {
                 for peer in self.ids() {
-                    self.with(now, peer, |peer, shared| peer.handle_event(now, &event, shared));
+                    let event = event.clone();
+                    self.with(now, peer, |peer, shared| peer.handle_event(now, event, shared));
                 }
                 return;
             }
         };
         let known = peer.copied().and_then(|peer| {
-            self.with(now, peer, |peer, shared| peer.handle_event(now, &event, shared))
+            self.with(now, peer, |peer, shared| peer.handle_event(now, event, shared))
         });
         self.shared.counters.events_stale += u64::from(known.is_none());
     }

@@ -215,40 +215,40 @@ impl Peer {
     }
 
     /// `event` is about `path` of this peer, or about an inbound SA of it.
-    pub(crate) fn handle_event(&mut self, now: Instant, event: &EngineEvent, shared: &mut Shared) {
+    pub(crate) fn handle_event(&mut self, now: Instant, event: EngineEvent, shared: &mut Shared) {
         let known = match event {
             EngineEvent::ProbeReceived { path, probe, mtu, .. } => {
-                self.handle_probe(now, *path);
+                self.handle_probe(now, path);
                 if self.session.is_some() {
-                    let answer = ProbeAnswer { probe: *probe, mtu: *mtu };
+                    let answer = ProbeAnswer { probe, mtu };
                     shared.message(self.id, Message::ProbeAnswer(answer));
                 }
                 true
             }
             EngineEvent::InboundFirstUse { spi } => {
                 let mut candidates = self.candidates.values_mut();
-                candidates.any(|candidate| candidate.inbound.handle_first_use(now, *spi))
+                candidates.any(|candidate| candidate.inbound.handle_first_use(now, spi))
             }
             EngineEvent::OutboundNearLimit { path, spi } => {
-                self.at(*path).is_some_and(|it| it.handle_near_limit(now, *spi))
+                self.at(path).is_some_and(|it| it.handle_near_limit(now, spi))
             }
             EngineEvent::OutboundExhausted { path, spi } => {
-                self.at(*path).is_some_and(|it| it.handle_exhausted(now, *spi, shared))
+                self.at(path).is_some_and(|it| it.handle_exhausted(now, spi, shared))
             }
             EngineEvent::RemoteMoved { path, remote } => {
-                let known = self.at(*path).map(|it| it.handle_moved(now, *remote, shared));
+                let known = self.at(path).map(|it| it.handle_moved(now, remote, shared));
                 self.set_sizes(now, shared);
                 known.is_some()
             }
             EngineEvent::MessageTooLong { path, mtu } => {
-                self.at(*path).map(|it| it.handle_too_long(now, *mtu, shared)).is_some()
+                self.at(path).map(|it| it.handle_too_long(now, mtu, shared)).is_some()
             }
             EngineEvent::PathFailed { path, reason } => {
-                self.fail_paths(now, |candidate| candidate.path == *path, reason, shared)
+                self.fail_paths(now, |candidate| candidate.path == path, &reason, shared)
             }
             EngineEvent::EngineFailed { engine, reason } => {
                 // A peer need not have a path on every engine.
-                self.fail_paths(now, |candidate| candidate.key.engine == *engine, reason, shared);
+                self.fail_paths(now, |candidate| candidate.key.engine == engine, &reason, shared);
                 true
             }
         };
@@ -518,7 +518,10 @@ impl Peer {
                 shared.counters.messages_stale += 1;
                 return Ok(());
             }
-            _ if candidate.is_held() => return Ok(()),
+            _ if candidate.is_held() => {
+                candidate.ask_later(offer);
+                return Ok(());
+            }
             _ => {}
         }
         if !shared.config.ciphers.contains(&offer.cipher) {

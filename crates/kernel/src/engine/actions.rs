@@ -10,7 +10,7 @@ use weft_path::{EngineEvent, PathId};
 use super::probes::{Received, SendError};
 use super::state::{Action, Probe};
 use super::worker::{RETIRE_MS, Worker};
-use crate::xfrm::{PolicyId, PolicySpec, StateId, StateSpec};
+use crate::xfrm::{Direction, PolicyId, PolicySpec, StateId, StateSpec};
 
 /// Actions of one batch by kind; within a kind the order is kept.
 #[derive(Default)]
@@ -87,6 +87,10 @@ impl Worker {
             }
             return;
         };
+        for spec in &specs {
+            let way = if spec.direction == Direction::In { "in" } else { "out" };
+            self.keylog.note(way, spec.spi, spec.cipher, &spec.key);
+        }
         let results = ipsec.xfrm.add_states(&specs).await;
         for (path, result) in paths.into_iter().zip(results) {
             match result {

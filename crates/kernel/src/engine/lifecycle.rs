@@ -61,10 +61,10 @@ impl Worker {
             Err(error) => return Err(failed(error)),
         };
         // Nothing of the overlay may be there without the guard.
-        let no_guard = |error: KernelError| Support::NoGuard(error.to_string());
-        let guard = Guard::new();
+        let mut guard = Guard::new(self.kernel.clone());
         let guard_watch = guard.watch().map_err(failed)?;
-        guard.ensure(&self.trusted).await.map_err(no_guard)?;
+        let trusted: Vec<_> = self.trusted.iter().copied().collect();
+        guard.ensure(&trusted).await.map_err(|error| Support::no_guard(&error))?;
         let devices = self.switch.open_overlay().await.map_err(failed)?;
         let watch = xfrm.watch().map_err(failed)?;
         let port = self.config.encapsulation_port;
@@ -112,7 +112,7 @@ impl Worker {
     }
 
     async fn remove_guard(&self) {
-        if let Err(error) = Guard::new().remove().await {
+        if let Err(error) = Guard::new(self.kernel.clone()).remove().await {
             tracing::debug!(%error, "no guard to remove");
         }
     }

@@ -20,7 +20,8 @@ use weft_path::{EngineCommand, EngineEvent, Vni};
 
 pub use self::switch::SwitchKind;
 use crate::error::KernelError;
-use crate::{GuardCounters, Kernel};
+use crate::xfrm::Xfrm;
+use crate::{Guard, GuardCounters, Kernel};
 
 /// Where the kernel takes ESP in UDP (DESIGN section 11).
 pub const ENCAPSULATION_PORT: u16 = 6785;
@@ -74,10 +75,21 @@ pub enum Support {
     NoCipher,
     /// The kernel has no VXLAN devices.
     NoVxlan,
-    /// The guard cannot be set, and nothing is moved without it.
+    /// The guard cannot be set without the program nft, and nothing is moved without it.
+    NoNft,
+    /// The guard cannot be set for another reason.
     NoGuard(String),
     /// Something else failed; it is tried again.
     Failed(String),
+}
+
+impl Support {
+    fn no_guard(error: &KernelError) -> Self {
+        match error {
+            KernelError::NftMissing { .. } => Self::NoNft,
+            error => Self::NoGuard(error.to_string()),
+        }
+    }
 }
 
 /// What the kernel engine has counted.
@@ -187,6 +199,23 @@ impl KernelEngine {
     async fn order<T>(&self, order: Order, answer: oneshot::Receiver<T>) -> Option<T> {
         self.orders.send(order).await.ok()?;
         answer.await.ok()
+    }
+}
+
+/// Removes all that Weft made in this kernel, whether a daemon ran before or not: SAs and policies,
+/// the switch of either kind with its devices and the containers' interfaces, and last the guard.
+///
+/// # Errors
+/// The kernel's first refusal; what stands in nobody's name but ours is removed as far as possible.
+pub async fn remove_all(kernel: &Kernel, device: &str) -> Result<(), KernelError> {
+    if let Ok(xfrm) = Xfrm::open() {
+        xfrm.remove_own().await?;
+    }
+    switch::remove(kernel, device).await?;
+    match Guard::new(kernel.clone()).remove().await {
+        // Without the program there never was a guard.
+        Err(KernelError::NftMissing { .. }) => Ok(()),
+        result => result.map(|_| ()),
     }
 }
 

@@ -79,7 +79,10 @@ impl Switch {
                 Ok(odp) => return Ok((Self::Odp(odp), None)),
                 Err(error) => {
                     tracing::warn!(%error, "no Open vSwitch datapath; a bridge takes its place");
-                    reason = Some(error.to_string());
+                    reason = Some(match error {
+                        KernelError::OdpMissing => "kernel without Open vSwitch".to_owned(),
+                        error => error.to_string(),
+                    });
                 }
             }
         }
@@ -235,6 +238,15 @@ impl Switch {
     }
 }
 
+/// Removes the switch of either kind, with all devices of ours.
+pub(super) async fn remove(kernel: &Kernel, device: &str) -> Result<(), KernelError> {
+    for overlay in [VXLAN, VXLAN6, PROBE, PROBE6] {
+        kernel.remove_device(overlay).await?;
+    }
+    odp::remove_datapath(kernel, device, VXLAN).await?;
+    kernel.remove_all(device).await.map(|_| ())
+}
+
 /// The datapath of the openvswitch module.
 pub(super) struct Odp {
     kernel: Kernel,
@@ -260,6 +272,7 @@ impl Odp {
         for device in [VXLAN6, PROBE, PROBE6] {
             kernel.remove_device(device).await?;
         }
+        kernel.ensure_device(&tap(config)).await?;
         let (switch, inbox) = OdpSwitch::start(kernel, spec).await?;
         Ok(Self { kernel: kernel.clone(), switch, inbox, host: config.host })
     }
@@ -320,6 +333,21 @@ impl Odp {
     }
 }
 
+/// The vector engine's device as a port.
+fn tap(config: &KernelEngineConfig) -> PortSpec {
+    PortSpec {
+        name: config.tap.clone(),
+        bridge: config.device.clone(),
+        isolated: true,
+        learning: false,
+        neigh_suppress: true,
+        mtu: u32::from(config.mtu),
+        txqueuelen: Some(TAP_QUEUE_PACKETS),
+        gso_max_size: None,
+        gso_max_segs: None,
+    }
+}
+
 /// A Linux bridge, its overlay ports and what is behind them.
 pub(super) struct Bridge {
     kernel: Kernel,
@@ -348,18 +376,7 @@ impl Bridge {
         let mtu = u32::from(config.mtu);
         let bridge = BridgeSpec { name: config.device.clone(), mac: config.mac, mtu };
         self.kernel.ensure_bridge(&bridge).await?;
-        let port = PortSpec {
-            name: config.tap.clone(),
-            bridge: config.device.clone(),
-            isolated: true,
-            learning: false,
-            neigh_suppress: true,
-            mtu,
-            txqueuelen: Some(TAP_QUEUE_PACKETS),
-            gso_max_size: None,
-            gso_max_segs: None,
-        };
-        self.kernel.ensure_port(&port).await
+        self.kernel.ensure_port(&tap(config)).await
     }
 
     async fn open_overlay(&mut self) -> Result<Vec<u32>, KernelError> {

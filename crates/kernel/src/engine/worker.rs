@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::{mpsc, watch};
 use weft_io::encap::EncapSocket;
+use weft_io::keylog::KeyLog;
 use weft_path::{EngineCommand, EngineEvent, EngineKind};
 
 use super::actions::local_address;
@@ -15,7 +16,7 @@ use super::switch::{Switch, SwitchEvent};
 use super::{KernelEngineConfig, Order, Support, SwitchKind};
 use crate::error::KernelError;
 use crate::xfrm::{StateId, Xfrm, XfrmEvent, XfrmWatch};
-use crate::{Guard, GuardWatch, Kernel, LinkEvent, LinkWatch};
+use crate::{Guard, Kernel, LinkEvent, LinkWatch, NftWatch};
 
 /// How long a replaced outbound SA stays for packets that looked it up before, in milliseconds.
 pub(super) const RETIRE_MS: u64 = 1_000;
@@ -44,6 +45,7 @@ pub(super) struct Worker {
     pub(super) next_support: Instant,
     pub(super) next_reconcile: Instant,
     pub(super) counters: Counters,
+    pub(super) keylog: KeyLog,
 }
 
 /// IPsec in the kernel, ready for use.
@@ -51,7 +53,7 @@ pub(super) struct Ipsec {
     pub(super) xfrm: Xfrm,
     pub(super) watch: XfrmWatch,
     pub(super) guard: Guard,
-    pub(super) guard_watch: GuardWatch,
+    pub(super) guard_watch: NftWatch,
     pub(super) encapsulation: EncapSocket,
     pub(super) probes: Probes,
 }
@@ -81,10 +83,13 @@ impl Worker {
     ) -> Result<Self, KernelError> {
         if config.switch == SwitchKind::Odp && config.moves {
             // Its tunnel is there from the start, and nothing of the overlay may be without the guard.
-            Guard::new().ensure(&BTreeSet::new()).await?;
+            Guard::new(kernel.clone()).ensure(&[]).await?;
         }
         let (switch, switch_reason) = Switch::start(&kernel, &config).await?;
         let links = kernel.watch().await?;
+        let keylog = KeyLog::open(config.keylog.as_deref()).map_err(|source| {
+            KernelError::Socket { doing: "open the key log".into(), source }
+        })?;
         let now = Instant::now();
         let mut worker = Self {
             state: State::new(config.encapsulation_port),
@@ -101,6 +106,7 @@ impl Worker {
             next_support: now,
             next_reconcile: now + Duration::from_millis(RECONCILE_MS),
             counters: Counters::default(),
+            keylog,
         };
         worker.remove_leftovers().await;
         worker.look_for_support().await;
@@ -298,7 +304,7 @@ impl Worker {
 
     pub(super) async fn restore_guard(&mut self) {
         let Some(ipsec) = &self.ipsec else { return };
-        match ipsec.guard.is_whole(&self.trusted).await {
+        match ipsec.guard.is_whole().await {
             Ok(true) => {}
             _ => {
                 tracing::warn!("the guard was changed by another program; setting it again");
@@ -310,9 +316,10 @@ impl Worker {
 
     /// Without the guard nothing may be moved by the kernel.
     pub(super) async fn ensure_guard(&mut self) {
-        let Some(ipsec) = &self.ipsec else { return };
-        if let Err(error) = ipsec.guard.ensure(&self.trusted).await {
-            self.withdraw(Support::NoGuard(error.to_string())).await;
+        let Some(ipsec) = &mut self.ipsec else { return };
+        let trusted: Vec<IpAddr> = self.trusted.iter().copied().collect();
+        if let Err(error) = ipsec.guard.ensure(&trusted).await {
+            self.withdraw(Support::no_guard(&error)).await;
         }
     }
 }

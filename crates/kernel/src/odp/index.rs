@@ -150,7 +150,7 @@ impl Index {
             let decision = decide(tables, &flow.frame);
             match Effect::of(&decision.verdict) {
                 Some(effect) if decision.flow == Some(flow.key) => {
-                    let same = flow.effect == effect;
+                    let same = flow.effect.outputs() == effect.outputs();
                     flow.effect = effect;
                     let (key, outputs) = (flow.key, flow.effect.outputs().to_vec());
                     self.depend(id, decision.depends);

@@ -4,10 +4,10 @@
 //! and in policies' templates: by it a restarted daemon finds exactly its own. A mark and an
 //! interface id take part in the kernel's look-ups and are not used.
 //!
-//! A path's packets are chosen by an outbound policy whose template names the SPI. So a rekey is: add
-//! the new state, update the policy (the kernel replaces it in one step), remove the old state
-//! [`DRAIN_MS`] later; an inbound one when it is drained. There are no inbound policies: in transport mode the kernel needs none,
-//! and the guard drops what has come without IPsec.
+//! A path's packets are chosen by an outbound policy whose template names the SPI. So a rekey is:
+//! add the new state, update the policy (the kernel replaces it in one step), and remove the old
+//! state [`DRAIN_MS`] later; an inbound one when it is drained. There are no inbound policies: in
+//! transport mode the kernel needs none, and the guard drops what has come without IPsec.
 //!
 //! A template whose state is gone makes the kernel drop the packets. If some other program listens
 //! for such cases (an IKE daemon does), the kernel also makes a placeholder without keys under our

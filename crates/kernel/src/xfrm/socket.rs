@@ -23,6 +23,8 @@ use crate::{
 const PROTOCOL: isize = 6;
 /// Requests sent in one call. Their answers, at most two each, must fit into the receive buffer.
 const BATCH_REQUESTS_MAX: usize = 32;
+/// How long the rest of an abandoned answer is waited for, in milliseconds.
+const DRAIN_TIMEOUT_MS: u64 = REQUEST_TIMEOUT_MS / 2;
 /// Receive buffer of a socket, in bytes. A watch that falls behind by more is told so.
 const RECEIVE_BUFFER_BYTES: usize = 8 << 20;
 
@@ -257,9 +259,9 @@ impl Exchange {
             bytes.resize(padded, 0);
         }
         debug_assert_eq!(bytes.len(), length);
-        self.unfinished = Some(self.sequence);
         let sent = self.socket.send(&bytes).await;
         sent.map_err(|error| self.failed(error))?;
+        self.unfinished = Some(self.sequence);
         Ok(first)
     }
 
@@ -275,8 +277,14 @@ impl Exchange {
     }
 
     /// Reads an abandoned answer to its end, else a dump still running on the socket would make the
-    /// next one fail.
+    /// next one fail. An answer that does not come is given up.
     async fn drain(&mut self) {
+        let limit = Duration::from_millis(DRAIN_TIMEOUT_MS);
+        let _ = tokio::time::timeout(limit, self.drain_unbounded()).await;
+        self.unfinished = None;
+    }
+
+    async fn drain_unbounded(&mut self) {
         while let Some(last) = self.unfinished {
             let Ok(datagram) = self.receive().await else { return };
             let ended = received(&datagram)

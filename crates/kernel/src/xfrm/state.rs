@@ -1,5 +1,7 @@
 //! States: one security association, one direction each.
 
+use std::collections::HashMap;
+
 use rustix::io::Errno;
 
 use super::{
@@ -9,6 +11,9 @@ use super::{
     spec::{OwnState, StateId, StateSpec, StateUsage},
 };
 use crate::error::{KernelError, RequestError};
+
+/// From so many states on, listing all is quicker than asking for each.
+const LIST_STATES_MIN: usize = 64;
 
 impl Xfrm {
     /// Adds states, and says what became of each, in their order. One that exists already is never
@@ -113,7 +118,14 @@ impl Xfrm {
         Ok(states.filter(State::is_own).collect())
     }
 
+    /// The states with these names. Of many, those of others count as not there.
     pub(super) async fn look_up(&self, ids: &[StateId]) -> Vec<Result<Option<State>, KernelError>> {
+        if ids.len() >= LIST_STATES_MIN
+            && let Ok(all) = self.all_states().await
+        {
+            let all: HashMap<_, _> = all.into_iter().map(|state| (state.own.id, state)).collect();
+            return ids.iter().map(|id| Ok(all.get(id).cloned())).collect();
+        }
         let requests: Vec<_> =
             ids.iter().map(|id| Request::new(GETSA, codec::state_id(*id))).collect();
         let outcomes = self.socket().run(&requests).await;

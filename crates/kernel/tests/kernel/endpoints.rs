@@ -166,7 +166,7 @@ struct Capture(Child);
 impl Capture {
     fn start(filter: &str) -> Self {
         let mut child = Command::new("tcpdump")
-            .args(["-l", "-n", "-i", "wire", "--immediate-mode", filter])
+            .args(["-Z", "root", "-l", "-n", "-i", "wire", "--immediate-mode", filter])
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn()

@@ -67,6 +67,21 @@ impl Container {
         run_in(&self.0, make).unwrap()
     }
 
+    /// Makes a veth pair: `outer` in the calling thread's namespace, `wan` inside.
+    fn plug_into(&self, outer: &str) {
+        let path = format!("/proc/{}/fd/{}", std::process::id(), self.0.as_fd().as_raw_fd());
+        let peer = ["type", "veth", "peer", "name", "wan", "netns", &path];
+        run("ip", &[&["link", "add", outer][..], &peer].concat());
+        run("ip", &["link", "set", outer, "up"]);
+    }
+
+    /// The same, with an address inside, switched on.
+    pub(crate) fn plug(&self, outer: &str, address: &str) {
+        self.plug_into(outer);
+        self.run("ip", &["address", "add", address, "dev", "wan"]);
+        self.run("ip", &["link", "set", "wan", "up"]);
+    }
+
     pub(crate) fn json(&self, program: &str, arguments: &[&str]) -> Value {
         run_in(&self.0, || json(program, arguments)).unwrap()
     }
@@ -96,10 +111,7 @@ impl Host {
             run("ip", &["link", "set", "underlay", "up"]);
         }
         let outer = format!("u{n}");
-        let number = namespace.0.as_fd().as_raw_fd();
-        let path = format!("/proc/{}/fd/{number}", std::process::id());
-        let peer = ["type", "veth", "peer", "name", "wan", "netns", &path];
-        run("ip", &[&["link", "add", &outer][..], &peer].concat());
+        namespace.plug_into(&outer);
         run("ip", &["link", "set", &outer, "master", "underlay", "up"]);
         namespace.run("ip", &["address", "add", &format!("192.0.2.{n}/24"), "dev", "wan"]);
         let six = format!("fd00:2::{n}/64");

@@ -6,9 +6,11 @@
 mod attach;
 mod bridge;
 mod endpoints;
+mod guard;
 mod lab;
 mod overlay;
 mod routes;
 mod switch;
 mod vxlan;
 mod watch;
+mod xfrm;

@@ -95,7 +95,10 @@ fn a_peer_moves_with_its_entries() {
             (Via::Tap, &on_tap),
         ] {
             overlay.set_peer(7, way).await.unwrap();
+            // What was left for frames under way goes with the next call.
+            overlay.set_peers(&[]).await.unwrap();
             assert_eq!(&entries(), wanted, "{way:?}");
+            assert_eq!(overlay.resync().await.unwrap(), 0);
             assert_eq!(overlay.via(7), way);
             let changes = kernel.changes();
             overlay.set_peer(7, way).await.unwrap();

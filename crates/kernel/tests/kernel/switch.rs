@@ -28,7 +28,7 @@ fn via(family: OuterFamily, n: u8) -> Via {
 }
 
 /// Hosts 1 to `count`, all on the kernel engine with each other, each with the container 10.32.0.n.
-async fn hosts(family: OuterFamily, count: u8) -> (Vec<Host>, Vec<Container>) {
+pub(crate) async fn hosts(family: OuterFamily, count: u8) -> (Vec<Host>, Vec<Container>) {
     let mut hosts = Vec::new();
     let mut containers = Vec::new();
     for n in 1..=count {
@@ -47,14 +47,16 @@ async fn hosts(family: OuterFamily, count: u8) -> (Vec<Host>, Vec<Container>) {
     for container in &containers {
         for n in 1..=count {
             let to = format!("10.32.0.{n}");
-            assert!(
-                wait_until(|| container.succeeds("ping", &["-c", "1", "-W", "1", &to])),
-                "{to}"
-            );
+            assert!(wait_until(|| ping(container, &to)), "{to}");
         }
         assert!(wait_until(|| has_carrier(container)));
     }
     (hosts, containers)
+}
+
+/// Whether one ping comes back within a second.
+pub(crate) fn ping(container: &Container, to: &str) -> bool {
+    container.succeeds("ping", &["-c", "1", "-W", "1", to])
 }
 
 fn has_carrier(container: &Container) -> bool {

@@ -52,9 +52,9 @@ enum Task {
         /// The weft program for the guests
         #[arg(long, value_name = "FILE", env = "WEFT_BIN")]
         weft: Option<PathBuf>,
-        /// Where logs are to stand
-        #[arg(long, value_name = "DIR", default_value = "target/vm")]
-        logs: PathBuf,
+        /// Where logs are to stand, instead of vm in cargo's target folder
+        #[arg(long, value_name = "DIR")]
+        logs: Option<PathBuf>,
         /// Only tests with this in their name, TARGET::TEST
         name: Option<String>,
     },
@@ -116,10 +116,11 @@ fn task(task: Task) -> anyhow::Result<ExitCode> {
         Task::Shell { guest } => {
             let job = job(&guest, "bash -i".to_owned(), u64::MAX)?;
             let kernel = Kernel::get(guest.kernel, false)?;
-            Ok(exit_code(Guest::new(&kernel, &job)?.interact()?.code))
+            Ok(exit_code(Guest::new(&kernel, &job)?.interact()?))
         }
         Task::Test { kernel, guests, weft, logs, name } => {
             let environment = environment();
+            let logs = std::path::absolute(logs.unwrap_or_else(default_logs))?;
             let request = Request { name, kernel, guests, weft, environment, logs };
             let passed = suite::run_tests(&request)?;
             Ok(if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE })
@@ -152,6 +153,12 @@ fn job(options: &GuestOptions, script: String, limit_s: u64) -> anyhow::Result<J
         out: options.out.clone(),
         log: options.log.clone(),
     })
+}
+
+fn default_logs() -> PathBuf {
+    let target =
+        std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| "target".into(), PathBuf::from);
+    target.join("vm")
 }
 
 /// The variables of this program that are a guest's too.

@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde_json::Value;
+pub use weft::sandbox::slowness;
 use weft::sandbox::{Container, Host, Sandbox, SandboxOptions, try_wait_until};
 
 /// How long hosts may take until their paths are active.
@@ -136,6 +137,13 @@ pub fn wait_ping(from: &Container, to: IpAddr, limit: Duration) -> anyhow::Resul
 /// It cannot be read.
 pub fn read(path: &Path) -> anyhow::Result<String> {
     std::fs::read_to_string(path).map_err(|error| anyhow::anyhow!("{}: {error}", path.display()))
+}
+
+/// A rate that a real machine must reach, in bits per second, for this one. It falls with the square of
+/// the slowness: emulated ciphers are slower still than all else, and short flows find their rate late.
+#[must_use]
+pub fn attainable_bps(bps: f64) -> f64 {
+    bps / f64::from(slowness()).powi(2)
 }
 
 /// Soak tests run their full length where this is set (`./dev soak`).

@@ -13,7 +13,7 @@ use anyhow::{Context, bail};
 use super::image::{self, Additions};
 use super::kernel::Kernel;
 use super::shell::quoted;
-use super::{interrupt, last_lines, make_directory, run, scratch};
+use super::{interrupt, last_lines, make_directory, run, scratch, tools};
 
 /// Where Weft's program stands in a guest.
 const WEFT_IN_GUEST: &str = "/usr/local/bin/weft";
@@ -35,6 +35,8 @@ const OUTPUT_READ_BYTES: usize = 64 * 1024;
 const LINGER_S: u32 = 20;
 /// How long a guest of a shell waits, so that its last words reach QEMU.
 const SHELL_LINGER_S: u32 = 1;
+/// The unit of processor time in `/proc` on Linux.
+const TICK_MS: u64 = 10;
 /// How many lines of the kernel's log an error shows.
 const LOG_LINES_SHOWN: usize = 20;
 
@@ -66,6 +68,8 @@ pub struct Ending {
     pub code: i32,
     /// From QEMU's start to the end of the script.
     pub elapsed: Duration,
+    /// The processor time that QEMU took: what a busy machine does not change much.
+    pub processor: Duration,
 }
 
 /// A machine to be booted.
@@ -106,32 +110,33 @@ impl<'a> Guest<'a> {
         let reader = std::thread::spawn(move || read_into(&mut pipe, &sender));
         let start = Instant::now();
         let code = self.listen(&output, start, sink);
+        let processor = machine.processor_time();
         drop(machine);
         drop(output);
         let _ = reader.join();
-        let ending = Ending { code: code?, elapsed: start.elapsed() };
+        let ending = Ending { code: code?, elapsed: start.elapsed(), processor };
         self.take_files()?;
         Ok(ending)
     }
 
-    /// Boots the guest with a terminal: the script's input and output are this program's.
+    /// Boots the guest with a terminal, where the script's input and output are this program's, and gives
+    /// the script's exit code.
     ///
     /// # Errors
     /// As [`Guest::run`].
-    pub fn interact(&self) -> anyhow::Result<Ending> {
+    pub fn interact(&self) -> anyhow::Result<i32> {
         let mut command = self.qemu("shell", SHELL_LINGER_S)?;
         let end = self.place.path().join("end");
         command.args(["-chardev", "stdio,id=terminal,signal=off", "-serial", "chardev:terminal"]);
         command.args(["-serial", &self.log_argument()]);
         command.args(["-chardev", &format!("file,id=output,path={}", end.display())]);
         let mut machine = Machine::start(command)?;
-        let start = Instant::now();
         machine.0.wait()?;
         let mut watch = EndWatch::new(&self.token);
         watch.feed(&std::fs::read(&end).unwrap_or_default());
         let code = watch.code.with_context(|| self.crash())?;
         self.take_files()?;
-        Ok(Ending { code, elapsed: start.elapsed() })
+        Ok(code)
     }
 
     /// QEMU's command line but for serial lines and the port's other end.
@@ -147,6 +152,11 @@ impl<'a> Guest<'a> {
         command.args(["-append", KERNEL_ARGUMENTS]);
         command.args(["-device", "virtio-serial-pci"]);
         command.args(["-device", "virtserialport,chardev=output,name=weft.output"]);
+        if let Some(tools) = tools::disk()? {
+            let options = "if=none,id=tools,format=raw,readonly=on";
+            command.args(["-drive", &format!("{options},file={}", tools.display())]);
+            command.args(["-device", "virtio-blk-pci,drive=tools,serial=tools"]);
+        }
         if self.job.out.is_some() {
             let outbox = self.outbox();
             std::fs::File::create(&outbox)?.set_len(OUTBOX_BYTES)?;
@@ -257,6 +267,15 @@ impl Machine {
         Ok(Self(
             command.spawn().context("cannot start setpriv (util-linux) with qemu-system-x86_64")?,
         ))
+    }
+
+    /// The processor time taken so far (proc(5), stat, fields 14 and 15).
+    fn processor_time(&self) -> Duration {
+        let stat =
+            std::fs::read_to_string(format!("/proc/{}/stat", self.0.id())).unwrap_or_default();
+        let fields = stat.rsplit(") ").next().unwrap_or_default().split(' ').skip(11).take(2);
+        let ticks: u64 = fields.filter_map(|field| field.parse::<u64>().ok()).sum();
+        Duration::from_millis(ticks * TICK_MS)
     }
 }
 

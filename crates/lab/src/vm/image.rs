@@ -17,8 +17,9 @@ use weft::sandbox::progress::step;
 use super::kernel::{Kernel, module_name};
 use super::{cache_directory, make_directory, run, scratch};
 
-/// Process 1 of the guest.
-const INIT: &str = include_str!("init.sh");
+/// Process 1 of the guest, and what stands in for a program that is on a disk.
+const PROGRAMS_OF_OURS: [(&str, &str); 2] =
+    [("init", include_str!("init.sh")), ("usr/local/bin/tshark", super::tools::WRAPPER)];
 
 /// Debian packages whose programs every guest has.
 const PACKAGES: [&str; 21] = [
@@ -174,8 +175,10 @@ pub(crate) fn base(kernel: &Kernel) -> anyhow::Result<PathBuf> {
         }
     }
     root.add_modules(kernel)?;
-    root.write(Path::new("init"), INIT)?;
-    std::fs::set_permissions(root.0.join("init"), std::fs::Permissions::from_mode(0o755))?;
+    for (path, text) in PROGRAMS_OF_OURS {
+        root.write(Path::new(path), text)?;
+        std::fs::set_permissions(root.0.join(path), std::fs::Permissions::from_mode(0o755))?;
+    }
     for entry in std::fs::read_dir(&place)?.flatten() {
         if entry.file_name().to_string_lossy().starts_with(&prefix) {
             let _ = std::fs::remove_file(entry.path());
@@ -344,7 +347,7 @@ fn programs() -> anyhow::Result<Vec<PathBuf>> {
 /// What decides whether a base image still serves.
 fn fingerprint(programs: &[PathBuf]) -> anyhow::Result<u64> {
     let mut hasher = DefaultHasher::new();
-    (INIT, DATA, MODULE_FOLDERS, MODULES, FOLDERS, ETC).hash(&mut hasher);
+    (PROGRAMS_OF_OURS, DATA, MODULE_FOLDERS, MODULES, FOLDERS, ETC).hash(&mut hasher);
     for program in programs {
         let about = std::fs::metadata(program)?;
         (program, about.len(), about.modified()?).hash(&mut hasher);
@@ -378,7 +381,7 @@ fn is_program(path: &Path) -> bool {
 }
 
 /// The shared libraries of programs, the loader included.
-fn libraries(programs: &[PathBuf]) -> anyhow::Result<Vec<PathBuf>> {
+pub(crate) fn libraries(programs: &[PathBuf]) -> anyhow::Result<Vec<PathBuf>> {
     let programs: Vec<&PathBuf> = programs.iter().filter(|path| is_program(path)).collect();
     if programs.is_empty() {
         return Ok(Vec::new());

@@ -69,11 +69,6 @@ end_processes() {
   done
 }
 
-tools=$(disk tools)
-if [ -n "$tools" ]; then
-  modprobe ext4
-  mount -o ro "$tools" /vm/tools
-fi
 # shellcheck disable=SC2153 # from the settings
 port=$(port weft.output)
 cd /root || exit

@@ -46,7 +46,7 @@ const REQUIRED_MODULES: [&str; 18] = [
 const NEWEST_MODULES: [&str; 1] = ["ovpn"];
 
 /// Which kernel a guest boots.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Choice {
     /// The newest that Debian offers, with the ovpn module where there is one.
     Newest,
@@ -109,6 +109,10 @@ impl Kernel {
     /// # Errors
     /// There is none in the cache, and Debian's mirror cannot be reached or has none that will do.
     pub fn get(choice: Choice, update: bool) -> anyhow::Result<Self> {
+        anyhow::ensure!(
+            std::env::consts::ARCH == "x86_64",
+            "the VM lab puts this machine's own programs into its guests, which are x86-64"
+        );
         let place = Self::place()?;
         make_directory(&place)?;
         // One at a time: runs side by side must not fetch the same kernel twice.

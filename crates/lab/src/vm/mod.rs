@@ -13,6 +13,7 @@ pub mod kernel;
 mod report;
 mod shell;
 pub mod suite;
+mod tools;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};

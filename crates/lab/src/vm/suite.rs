@@ -1,6 +1,7 @@
 //! Tests in guests: which run on which kernel, how they are found and built, and what came of them.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Mutex;
@@ -26,9 +27,9 @@ const OVERHEAD_MIB: u64 = 512;
 /// How many cores a guest has, so that as many guests run at once as there are such pairs.
 const CORES_PER_GUEST: usize = 2;
 /// The longest that one test program may take in a guest, in seconds.
-const PROGRAM_LIMIT_S: u64 = 600;
+const PROGRAM_LIMIT_S: u64 = 900;
 /// The longest that a guest may take, in seconds.
-const GUEST_LIMIT_S: u64 = 1_140;
+const GUEST_LIMIT_S: u64 = 2_400;
 /// How many times longer than real hardware an emulated machine takes: what `weft_lab::net` multiplies
 /// its limits by.
 const SLOWNESS: u32 = 8;
@@ -105,9 +106,8 @@ pub fn run_tests(request: &Request) -> anyhow::Result<bool> {
     let shares = shared_out(by_kernel, guests);
     let mut kernels = BTreeMap::new();
     for share in &shares {
-        let name = share.kernel.to_string();
-        if !kernels.contains_key(&name) {
-            kernels.insert(name, Kernel::get(share.kernel, false)?);
+        if let Entry::Vacant(place) = kernels.entry(share.kernel) {
+            place.insert(Kernel::get(share.kernel, false)?);
         }
     }
     let waiting = Mutex::new(shares.into_iter());
@@ -117,7 +117,7 @@ pub fn run_tests(request: &Request) -> anyhow::Result<bool> {
             scope.spawn(|| {
                 loop {
                     let Some(share) = next(&waiting) else { return };
-                    let Some(kernel) = kernels.get(&share.kernel.to_string()) else { return };
+                    let Some(kernel) = kernels.get(&share.kernel) else { return };
                     let good = run_share(&share, kernel, request);
                     if !good && let Ok(mut passed) = passed.lock() {
                         *passed = false;
@@ -158,7 +158,11 @@ fn run_share(share: &Share, kernel: &Kernel, request: &Request) -> bool {
         })
     });
     match &ending {
-        Ok(ending) => note(&format!("guest {label} took {:.0} s", ending.elapsed.as_secs_f64())),
+        Ok(ending) => note(&format!(
+            "guest {label} took {:.0} s ({:.0} s of processor time)",
+            ending.elapsed.as_secs_f64(),
+            ending.processor.as_secs_f64()
+        )),
         Err(error) => note(&format!("guest {label}: {error:#}")),
     }
     if interrupt::check().is_err() {
@@ -190,13 +194,14 @@ fn prepared(share: &Share, request: &Request, place: &Path) -> anyhow::Result<Jo
     })
 }
 
-/// The script that runs the programs one after the other, with a mark before and after each.
+/// The script that runs the programs one after the other, with a mark before and after each. What they
+/// say on standard error, such as how long they have been waiting, goes to the kernel's log.
 fn script(programs: &[Program]) -> String {
     let mut text = String::new();
     for Program { target, tests, .. } in programs {
         let names: Vec<String> = tests.iter().map(|name| quoted(name)).collect();
         text.push_str(&format!(
-            "{begin}\ntimeout -k 5 {PROGRAM_LIMIT_S} /tests/{target} --test-threads 1 --exact {names}\n\
+            "{begin}\ntimeout -k 5 {PROGRAM_LIMIT_S} /tests/{target} --test-threads 1 --exact {names} 2>/dev/console\n\
              {end} $? $SECONDS\n",
             begin = super::report::begin_command(target),
             end = super::report::end_command(target),

@@ -188,10 +188,12 @@ fn kernel_offers(settings: &Settings, support: &Support) -> Result<Vec<EngineOff
         Support::Ready { esp, rco } => (esp, *rco),
         Support::Forbidden => return Err(Reason::Forced),
         Support::NoVxlan => return Err(Reason::KernelWithoutVxlan),
-        Support::NoGuard(_) => return Err(Reason::NftMissing),
+        Support::NoNft => return Err(Reason::NftMissing),
         Support::NoEsp(_) => return Err(Reason::KernelWithoutEsp),
         Support::NoCipher => return Err(Reason::CipherMissing),
-        Support::Failed(reason) => return Err(Reason::EngineError(reason.clone())),
+        Support::NoGuard(reason) | Support::Failed(reason) => {
+            return Err(Reason::EngineError(reason.clone()));
+        }
     };
     let offer = |format, ciphers: &[_]| EngineOffer {
         kind: EngineKind::Kernel,

@@ -119,8 +119,10 @@ pub(super) fn paths(links: &[LinkStatus], paths: &[PathStatus]) -> Vec<crate::ap
 pub(super) fn kernel_counters(kernel: &KernelCounters) -> BTreeMap<String, u64> {
     let mut counters: BTreeMap<String, u64> =
         kernel.named.iter().map(|(name, count)| ((*name).into(), *count)).collect();
-    for (name, count) in kernel.guard.iter().flat_map(|guard| guard.named()) {
-        counters.insert(format!("guard_{name}"), count);
+    if let Some(guard) = kernel.guard {
+        let rules =
+            [("output", guard.output), ("postrouting", guard.postrouting), ("input", guard.input)];
+        counters.extend(rules.map(|(rule, count)| (format!("guard_{rule}"), count.packets)));
     }
     counters
 }

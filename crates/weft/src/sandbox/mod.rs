@@ -21,7 +21,7 @@ pub use cleanup::{remove_kept, sweep};
 pub use error::SandboxError;
 pub use host::{Container, Host};
 pub use netns::{Netns, Output, Running};
-pub use progress::{try_wait_until, wait_until};
+pub use progress::{slowness, try_wait_until, wait_until};
 
 pub(crate) use netns::{last_lines, output_of, run};
 
