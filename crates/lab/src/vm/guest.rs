@@ -13,14 +13,14 @@ use anyhow::{Context, bail};
 use super::image::{self, Additions};
 use super::kernel::Kernel;
 use super::shell::quoted;
-use super::{interrupt, last_lines, make_directory, run, scratch, tools};
+use super::{interrupt, make_directory, run, scratch, tools};
 
 /// Where Weft's program stands in a guest.
 const WEFT_IN_GUEST: &str = "/usr/local/bin/weft";
 /// For the kernel: its log goes to the second serial line; a panic ends the guest; an emulated clock
-/// that a busy machine holds up is no reason to doubt it or to complain.
+/// that a busy machine holds up is no reason to doubt it, to complain or to give up.
 const KERNEL_ARGUMENTS: &str = "console=ttyS1 loglevel=4 panic=-1 oops=panic mitigations=off \
-    random.trust_cpu=on tsc=reliable nowatchdog rcupdate.rcu_cpu_stall_suppress=1 rcupdate.rcu_expedited=1";
+    random.trust_cpu=on tsc=reliable no_timer_check nowatchdog rcupdate.rcu_cpu_stall_suppress=1 rcupdate.rcu_expedited=1";
 /// The cores of a guest.
 const CORES: u32 = 2;
 /// The size of the disk that files come back on; it takes no room until it is written.
@@ -229,7 +229,7 @@ impl<'a> Guest<'a> {
     fn log_end(&self) -> String {
         let log = std::fs::read(self.log()).unwrap_or_default();
         let log = String::from_utf8_lossy(&log).replace('\r', "");
-        format!("its kernel's log ends with:\n{}", last_lines(&log, LOG_LINES_SHOWN))
+        format!("its kernel's log:\n{}", telling_lines(&log))
     }
 
     fn take_files(&self) -> anyhow::Result<()> {
@@ -324,6 +324,16 @@ impl EndWatch {
     }
 }
 
+/// Of a kernel's log the lines that tell why it died, else the last ones.
+fn telling_lines(log: &str) -> String {
+    const DEATHS: [&str; 3] = ["Kernel panic", "BUG:", "Oops"];
+    let lines: Vec<&str> = log.lines().collect();
+    let death = lines.iter().position(|line| DEATHS.iter().any(|word| line.contains(word)));
+    let from = death.unwrap_or(lines.len().saturating_sub(LOG_LINES_SHOWN));
+    let to = lines.len().min(from + LOG_LINES_SHOWN);
+    lines[from..to].join("\n")
+}
+
 fn read_into(pipe: &mut impl Read, output: &SyncSender<Vec<u8>>) {
     let mut buffer = vec![0; OUTPUT_READ_BYTES];
     while let Ok(count) = pipe.read(&mut buffer) {
@@ -387,6 +397,15 @@ mod tests {
             heard(&["weft-guest-7", "8 0\nweft-", "x"]),
             ("weft-guest-78 0\nweft-x".to_owned(), None)
         );
+    }
+
+    #[test]
+    fn a_death_is_shown_from_its_beginning_and_no_death_by_the_end() {
+        let after: String = (0..50).map(|n| format!("trace {n}\n")).collect();
+        let text = telling_lines(&format!("calm\nKernel panic - not syncing\n{after}"));
+        assert!(text.starts_with("Kernel panic") && text.ends_with("trace 18"), "{text}");
+        assert!(telling_lines(&after).starts_with("trace 30"));
+        assert_eq!(telling_lines(""), "");
     }
 
     #[test]
