@@ -9,7 +9,6 @@ use weft::sandbox::{Container, Host, progress, wait_until};
 use weft_lab::net::guest::host::{HiddenModules, kernel_counter, load, status};
 use weft_lab::net::guest::stage::{WRAP, is_active, is_on, path, says, wait_path};
 use weft_lab::net::guest::{Flow, LeakWatch, SETTLE_LIMIT, Stage, figure, foreign, xfrm};
-use weft_lab::net::wait_ping;
 
 /// A kernel that lacks something is asked again every few seconds; the path must then prove itself.
 const PICKED_UP_LIMIT: Duration = Duration::from_secs(60);
@@ -50,7 +49,7 @@ fn falls_back(stage: &Stage, reason: &str) -> anyhow::Result<(Container, Contain
     let told = |c: &Value| is_active(c) && says(c, &[&format!("peer: {reason}")]);
     wait_path(there, here, "the peer's reason", SETTLE_LIMIT, told)?;
     let (one, two) = stage.containers()?;
-    wait_ping(&one, two.ipv4()?.into(), SETTLE_LIMIT)?;
+    stage.reach(&one, &two)?;
     Ok((one, two))
 }
 
@@ -126,7 +125,7 @@ fn without_open_vswitch_the_bridge_is_taken_and_the_reason_named() -> anyhow::Re
     let text = host.weft(&["status"])?.success()?.stdout;
     assert!(text.contains("Open vSwitch"), "{text}");
     let (one, two) = stage.containers()?;
-    wait_ping(&one, two.ipv4()?.into(), SETTLE_LIMIT)?;
+    stage.reach(&one, &two)?;
     Ok(())
 }
 
@@ -140,7 +139,7 @@ fn a_kernel_without_aes_gcm_takes_the_other_cipher() -> anyhow::Result<()> {
     let chacha = |c: &Value| is_on("kernel", "kernel")(c) && c["cipher"] == "chacha20-poly1305";
     wait_path(stage.host(0), stage.host(1), "the other cipher", SETTLE_LIMIT, chacha)?;
     let (one, two) = stage.containers()?;
-    wait_ping(&one, two.ipv4()?.into(), SETTLE_LIMIT)?;
+    stage.reach(&one, &two)?;
     Ok(())
 }
 
@@ -192,7 +191,7 @@ fn without_a_capability_the_daemon_runs_on_what_it_may_do() -> anyhow::Result<()
     let text = missing.as_str().unwrap_or_default();
     assert!(text.contains("engine error") && text.contains("permitted"), "{missing}; {connection}");
     let (one, two) = stage.containers()?;
-    wait_ping(&one, two.ipv4()?.into(), SETTLE_LIMIT)?;
+    stage.reach(&one, &two)?;
     Ok(())
 }
 
@@ -204,7 +203,13 @@ struct Obstacle {
     reason: &'static str,
 }
 
-const OBSTACLES: [Obstacle; 4] = [
+const OBSTACLES: [Obstacle; 5] = [
+    Obstacle {
+        name: "a foreign table has the guard's name",
+        put: "nft 'add table inet weft-guard; add chain inet weft-guard other'",
+        remove: "nft delete table inet weft-guard",
+        reason: "weft-guard",
+    },
     Obstacle {
         name: "a foreign device has the VXLAN device's name",
         put: "ip link add weft-vxlan type dummy",
@@ -262,24 +267,11 @@ fn obstructed(obstacle: &Obstacle) -> anyhow::Result<()> {
 }
 
 #[test]
-fn a_table_with_the_guards_name_is_made_a_guard() -> anyhow::Result<()> {
-    let stage = Stage::new(2)?;
-    let table = "add table inet weft-guard; add chain inet weft-guard other { type filter hook input \
-                 priority 0 ; }; add rule inet weft-guard other accept";
-    stage.host(0).netns().exec(&["nft", table])?.success()?;
-    let stage = stage.launched(&[&["--engine", "kernel"], &["--engine", "kernel"]])?;
-    let netns = stage.host(0).netns();
-    let list = netns.exec(&["nft", "list", "table", "inet", "weft-guard"])?.success()?.stdout;
-    assert!(list.contains("6787") && list.contains("drop") && list.contains("ipsec"), "{list}");
-    Ok(())
-}
-
-#[test]
 fn devices_deleted_by_hand_come_back() -> anyhow::Result<()> {
     let kernel = ["--engine", "kernel"];
     let stage = Stage::pair(&kernel, &kernel)?;
     let (one, two) = stage.containers()?;
-    wait_ping(&one, two.ipv4()?.into(), SETTLE_LIMIT)?;
+    stage.reach(&one, &two)?;
     let host = stage.host(0);
     let alive = Alive::of(host);
     let watch = LeakWatch::start(&stage)?;
@@ -298,7 +290,7 @@ fn devices_deleted_by_hand_come_back() -> anyhow::Result<()> {
         assert!(kernel_counter(host, "devices_restored")? > before, "{device}");
         let on = is_on("kernel", "kernel");
         wait_path(host, stage.host(1), "the path", SETTLE_LIMIT, on)?;
-        wait_ping(&two, one.ipv4()?.into(), SETTLE_LIMIT)?;
+        stage.reach(&two, &one)?;
     }
     alive.still()?;
     assert_eq!(watch.finish()?.readable, 0, "overlay packets could be read");
@@ -310,7 +302,7 @@ fn lost_notifications_are_made_good_by_looking() -> anyhow::Result<()> {
     let kernel = ["--engine", "kernel"];
     let stage = Stage::pair(&kernel, &kernel)?;
     let (one, two) = stage.containers()?;
-    wait_ping(&one, two.ipv4()?.into(), SETTLE_LIMIT)?;
+    stage.reach(&one, &two)?;
     let host = stage.host(0);
     let alive = Alive::of(host);
     let pid = alive.1.unwrap_or_default().to_string();
@@ -333,7 +325,7 @@ fn lost_notifications_are_made_good_by_looking() -> anyhow::Result<()> {
     );
     host.netns().exec(&["bash", "-c", &script])?.success()?;
     let start = Instant::now();
-    wait_ping(&one, two.ipv4()?.into(), SETTLE_LIMIT)?;
+    stage.reach(&one, &two)?;
     figure("healed after lost notifications", format!("{:.1} s", start.elapsed().as_secs_f64()));
     wait_path(host, stage.host(1), "the path", SETTLE_LIMIT, is_on("kernel", "kernel"))?;
     alive.still()

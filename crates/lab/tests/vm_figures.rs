@@ -8,7 +8,7 @@ use weft_lab::net::guest::host::Work;
 use weft_lab::net::guest::stage::{is_active, wait_path};
 use weft_lab::net::guest::{SETTLE_LIMIT, Stage, figure};
 use weft_lab::net::iperf::{self, Server};
-use weft_lab::net::{counter, is_soak, wait_ping};
+use weft_lab::net::{counter, is_soak};
 
 /// Rounds of each side; the figure is the median.
 const ROUNDS: usize = 7;
@@ -40,7 +40,7 @@ fn compared(stage: &Stage, format: &str, wanted: f64) -> anyhow::Result<()> {
         wait_path(host, peer, "the kernel's path", SETTLE_LIMIT, of_format)?;
     }
     let (one, two) = stage.containers()?;
-    wait_ping(&one, two.ipv4()?.into(), SETTLE_LIMIT)?;
+    stage.reach(&one, &two)?;
     let hand = by_hand(stage, one.mtu()?, format == "esp")?;
     let ours = (one, two);
     let mut rates = [Vec::new(), Vec::new()];
@@ -130,7 +130,7 @@ fn the_daemon_does_nothing_while_gigabytes_pass() -> anyhow::Result<()> {
     let trusted = ["--engine", "kernel", "--trusted-subnets", "192.0.2.0/24"];
     let stage = Stage::pair(&trusted, &trusted)?;
     let (one, two) = stage.containers()?;
-    wait_ping(&one, two.ipv4()?.into(), SETTLE_LIMIT)?;
+    stage.reach(&one, &two)?;
     let gigabytes = if is_soak() { "10G" } else { "2G" };
     idle_under(&stage, &one, &two, &["-n", gigabytes])
 }
@@ -140,7 +140,7 @@ fn the_daemon_does_nothing_while_encrypted_traffic_passes() -> anyhow::Result<()
     let kernel = ["--engine", "kernel"];
     let stage = Stage::pair(&kernel, &kernel)?;
     let (one, two) = stage.containers()?;
-    wait_ping(&one, two.ipv4()?.into(), SETTLE_LIMIT)?;
+    stage.reach(&one, &two)?;
     idle_under(&stage, &one, &two, &["-t", if is_soak() { "120" } else { "20" }])
 }
 

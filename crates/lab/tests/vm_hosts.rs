@@ -47,7 +47,7 @@ fn once(switches: [&str; 3]) -> anyhow::Result<()> {
     }
     for from in &containers {
         for to in &containers {
-            wait_ping(from, to.ipv4()?.into(), SETTLE_LIMIT)?;
+            stage.reach(from, &to)?;
         }
     }
     let all = (Ipv4Addr::new(10, 47, 255, 255), 5001);
@@ -93,7 +93,7 @@ fn copies(socket: &UdpSocket, wanted: &[u8]) -> anyhow::Result<usize> {
 fn trust_of_one_side_alone_changes_nothing() -> anyhow::Result<()> {
     let stage = Stage::pair(&TRUST, &[])?;
     let (one, two) = stage.containers()?;
-    wait_ping(&one, two.ipv4()?.into(), SETTLE_LIMIT)?;
+    stage.reach(&one, &two)?;
     let watch = LeakWatch::start(&stage)?;
     let flow = Flow::start(&one, &two, Duration::from_millis(10))?;
     for (here, there) in [(0, 1), (1, 0)] {
@@ -131,8 +131,8 @@ fn trust_of_both_sides_is_plain_shown_as_plain_and_an_exception_for_that_peer_al
     let containers = [here, there, stranger].map(|host| host.add_container("c"));
     let [one, two, three] = containers;
     let (one, two, three) = (one?, two?, three?);
-    wait_ping(&one, two.ipv4()?.into(), SETTLE_LIMIT)?;
-    wait_ping(&one, three.ipv4()?.into(), SETTLE_LIMIT)?;
+    stage.reach(&one, &two)?;
+    stage.reach(&one, &three)?;
     for (to, readable) in [(&two, true), (&three, false)] {
         let file = stage.directory().join(format!("{}.pcap", to.netns().name()));
         let capture = Capture::start(here.netns(), "eth0", &file, "")?;
@@ -245,7 +245,7 @@ fn killed(switch: &str) -> anyhow::Result<()> {
     let stage = stage.launched(&[&options, &options])?;
     let (here, there) = (stage.host(0), stage.host(1));
     let (one, two) = stage.containers()?;
-    wait_ping(&one, two.ipv4()?.into(), SETTLE_LIMIT)?;
+    stage.reach(&one, &two)?;
     let netns = there.netns();
     let standing = foreign::shown(netns)?;
     let watch = LeakWatch::start(&stage)?;

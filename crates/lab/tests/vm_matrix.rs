@@ -10,7 +10,7 @@ use weft::sandbox::{Container, Host};
 use weft_lab::net::guest::stage::{is_on, wait_path};
 use weft_lab::net::guest::{Outer, SETTLE_LIMIT, Stage, figure, host};
 use weft_lab::net::iperf::{self, Server};
-use weft_lab::net::{counter, is_soak, namespace, probe, wait_ping};
+use weft_lab::net::{counter, is_soak, namespace, probe};
 
 const ENGINES: [&str; 2] = ["userspace", "kernel"];
 const SWITCHES: [&str; 2] = ["bridge", "odp"];
@@ -129,7 +129,7 @@ impl Row {
         }
         self.check_paths(&stage)?;
         let (one, two) = stage.containers()?;
-        wait_ping(&one, two.ipv4()?.into(), SETTLE_LIMIT)?;
+        stage.reach(&one, &two)?;
         let before = [tap_reads(stage.host(0))?, tap_reads(stage.host(1))?];
         carry(&one, &two).map_err(|error| error.context("from host1 to host2"))?;
         carry(&two, &one).map_err(|error| error.context("from host2 to host1"))?;

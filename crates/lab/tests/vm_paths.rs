@@ -12,7 +12,7 @@ use weft_lab::net::guest::{
     xfrm,
 };
 use weft_lab::net::iperf::{self, Server};
-use weft_lab::net::{counter, namespace, probe, wait_ping};
+use weft_lab::net::{counter, namespace, probe};
 
 /// Between two datagrams of a stream.
 const EVERY: Duration = Duration::from_millis(10);
@@ -26,7 +26,7 @@ fn raw(connection: &Value) -> bool {
 
 fn ready(stage: &Stage) -> anyhow::Result<(Container, Container)> {
     let (one, two) = stage.containers()?;
-    wait_ping(&one, two.ipv4()?.into(), SETTLE_LIMIT)?;
+    stage.reach(&one, &two)?;
     Ok((one, two))
 }
 
@@ -113,7 +113,7 @@ fn blocked_udp_data_ports_between_vector_engines_fail_with_the_reason_and_heal()
     assert!(!says(&connection, &["protocol 50"]), "{connection}");
     drop(block);
     wait_path(here, there, "the path again", BACK_LIMIT, is_on("userspace", "userspace"))?;
-    wait_ping(&one, two.ipv4()?.into(), SETTLE_LIMIT)?;
+    stage.reach(&one, &two)?;
     Ok(())
 }
 
@@ -150,7 +150,7 @@ fn with_both_blocked_the_state_is_failed_both_are_named_and_it_heals() -> anyhow
     for (host, peer) in [(here, there), (there, here)] {
         wait_path(host, peer, "an active path", BACK_LIMIT, is_active)?;
     }
-    wait_ping(&one, two.ipv4()?.into(), SETTLE_LIMIT)?;
+    stage.reach(&one, &two)?;
     figure("healed after", format!("{:.1} s", back.elapsed().as_secs_f64()));
     wait_path(here, there, "the best path again", BACK_LIMIT, raw)?;
     Ok(())

@@ -14,7 +14,7 @@ use weft_lab::net::guest::{
     xfrm,
 };
 use weft_lab::net::iperf::Server;
-use weft_lab::net::{namespace, probe, read, wait_ping};
+use weft_lab::net::{namespace, probe, read};
 
 const KERNEL: [&str; 2] = ["--engine", "kernel"];
 /// Between two datagrams of a stream.
@@ -42,7 +42,7 @@ fn decrypts(other: &[&str], encapsulation: &str, filter: &str, name: &str) -> an
     let path = wait_path(stage.host(0), stage.host(1), "a path", SETTLE_LIMIT, on)?;
     assert_eq!(path["encapsulation"], encapsulation, "{path}");
     let (one, two) = stage.containers()?;
-    wait_ping(&one, two.ipv4()?.into(), SETTLE_LIMIT)?;
+    stage.reach(&one, &two)?;
 
     let file = artefacts(&stage)?.join(format!("esp-{}.pcap", name.replace(' ', "-")));
     let capture = Capture::start(stage.host(0).netns(), "eth0", &file, filter)?;
@@ -112,7 +112,7 @@ fn flushes(switch: &str) -> anyhow::Result<()> {
     let options = ["--engine", "kernel", "--switch", switch];
     let stage = Stage::pair(&options, &options)?;
     let (one, two) = stage.containers()?;
-    wait_ping(&one, two.ipv4()?.into(), SETTLE_LIMIT)?;
+    stage.reach(&one, &two)?;
     let _server = Server::start(&two)?;
     let server = two.ipv4()?.to_string();
     let watch = LeakWatch::start(&stage)?;
@@ -152,7 +152,7 @@ fn the_guard_holds_while_ipsec_is_flushed_again_and_again_and_is_mended_when_del
 -> anyhow::Result<()> {
     let stage = Stage::pair(&KERNEL, &KERNEL)?;
     let (one, two) = stage.containers()?;
-    wait_ping(&one, two.ipv4()?.into(), SETTLE_LIMIT)?;
+    stage.reach(&one, &two)?;
     let watch = LeakWatch::start(&stage)?;
     let flow = Flow::start(&one, &two, Duration::from_millis(2))?;
     let end = Instant::now() + Duration::from_secs(10);
@@ -200,7 +200,7 @@ fn injected(switch: &str, outer: Outer) -> anyhow::Result<()> {
     let options = ["--engine", "kernel", "--switch", switch];
     let stage = stage.launched(&[&options, &options])?;
     let (one, two) = stage.containers()?;
-    wait_ping(&one, two.ipv4()?.into(), SETTLE_LIMIT)?;
+    stage.reach(&one, &two)?;
     let (target, attacker) = (stage.host(1), stage.host(2));
     let receiver = probe::udp_in(&namespace(&two), (two.ipv4()?, 5001).into())?;
     receiver.set_read_timeout(Some(Duration::from_millis(500)))?;
@@ -282,7 +282,7 @@ fn the_injected_frame_is_one_that_a_container_would_take() -> anyhow::Result<()>
     // The check of the check: let in by hand through a VXLAN device of the test's own, it arrives.
     let stage = Stage::pair(&KERNEL, &KERNEL)?;
     let (one, two) = stage.containers()?;
-    wait_ping(&one, two.ipv4()?.into(), SETTLE_LIMIT)?;
+    stage.reach(&one, &two)?;
     let target = stage.host(1);
     let add = "link add hole type vxlan id 9 dstport 4790 local 192.0.2.2 nolearning";
     target.netns().ip(add)?;
@@ -307,7 +307,7 @@ fn stop_leaves_nothing_of_ipsec_and_reset_leaves_nothing_at_all() -> anyhow::Res
         let options = ["--engine", "kernel", "--switch", switch];
         let stage = stage.launched(&[&options, &options])?;
         let (one, two) = stage.containers()?;
-        wait_ping(&one, two.ipv4()?.into(), SETTLE_LIMIT)?;
+        stage.reach(&one, &two)?;
         let netns = stage.host(0).netns();
         assert!(!xfrm::own_states(netns)?.is_empty(), "no SA to be removed");
         stage.host(0).stop_daemon()?;
@@ -322,7 +322,7 @@ fn stop_leaves_nothing_of_ipsec_and_reset_leaves_nothing_at_all() -> anyhow::Res
         // Containers keep their interfaces, and a launch takes them up again.
         assert!(!one.addresses()?.is_empty());
         stage.launch(0, &options)?;
-        wait_ping(&one, two.ipv4()?.into(), SETTLE_LIMIT)?;
+        stage.reach(&one, &two)?;
         stage.host(0).weft(&["reset", "--force"])?.success()?;
         stage.host(0).wait_daemon(Duration::from_secs(20))?;
         let left = foreign::difference(&clean, &foreign::everything(netns)?);

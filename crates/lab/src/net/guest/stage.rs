@@ -186,6 +186,21 @@ impl Stage {
         self.sandbox.directory()
     }
 
+    /// Waits until one container's pings are answered by another.
+    ///
+    /// # Errors
+    /// No answer came in time; the error shows the hosts' state.
+    pub fn reach(&self, from: &Container, to: &Container) -> anyhow::Result<Duration> {
+        let waited = crate::net::wait_ping(from, to.ipv4()?.into(), SETTLE_LIMIT);
+        waited.map_err(|error| error.context(self.diagnosis()))
+    }
+
+    /// What daemons and kernels say of themselves, for the error of a test.
+    #[must_use]
+    pub fn diagnosis(&self) -> String {
+        self.sandbox.hosts().iter().map(diagnosis_of).collect()
+    }
+
     /// One container on each of the first two hosts.
     ///
     /// # Errors
@@ -193,6 +208,35 @@ impl Stage {
     pub fn containers(&self) -> anyhow::Result<(Container, Container)> {
         Ok((self.host(0).add_container("c1")?, self.host(1).add_container("c2")?))
     }
+}
+
+fn diagnosis_of(host: &Host) -> String {
+    const COMMANDS: [&str; 6] = [
+        "ip -o link | cut -c1-120",
+        "bridge fdb | grep -E 'weft|vx' | grep -v 33:33",
+        "ip xfrm state | grep -E '^src|spi|encap'",
+        "ip xfrm policy | grep -E '^src|spi'",
+        "nft list table inet weft-guard | grep -E 'packets|elements'",
+        "cat /proc/net/xfrm_stat | grep -v '0$'",
+    ];
+    let mut text = format!("\n===== {}\n", host.nickname());
+    for part in [&["status", "connections"][..], &["status", "paths"]] {
+        let output = host.weft(part).map(|it| it.stdout + &it.stderr);
+        text.push_str(&output.unwrap_or_else(|error| error.to_string()));
+    }
+    let report = host.weft_json(&["report"]).unwrap_or_default();
+    for part in ["kernel_counters", "counters"] {
+        let counters = report[part].as_object().cloned().unwrap_or_default();
+        let counted = counters.into_iter().filter(|(_, count)| count != 0);
+        let words: Vec<String> = counted.map(|(name, count)| format!("{name} {count}")).collect();
+        text.push_str(&format!("{part}: {}\n", words.join(", ")));
+    }
+    for command in COMMANDS {
+        let output = host.netns().exec(&["bash", "-c", command]).map(|it| it.stdout + &it.stderr);
+        let output = output.unwrap_or_else(|error| error.to_string());
+        text.push_str(&format!("# {command}\n{output}"));
+    }
+    text + "# log\n" + &tail(host) + "\n"
 }
 
 /// Whether a connection or path is active.
