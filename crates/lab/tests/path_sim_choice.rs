@@ -458,6 +458,8 @@ fn plaintext_needs_the_word_of_both() {
         world.set_address(1, "172.16.0.9".parse().unwrap(), Duration::from_nanos(1));
         world.run(ms(1));
         let before = world.plaintext;
+        steady(&mut world, s(10));
+        world.run(s(2));
         world.connect(0, 1);
         settled(&mut world);
         assert_eq!(both_ways(&world), ["kk raw", "kk raw"]);
