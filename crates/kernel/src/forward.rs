@@ -181,7 +181,7 @@ impl ForwardRule {
         let is_wanted = |rule: &&Value| {
             wanted.is_some_and(|chain| rule["chain"] == chain) && self.is_rule(&rule["expr"])
         };
-        let kept = ours.iter().position(|rule| is_wanted(rule));
+        let kept = ours.iter().position(is_wanted);
         let mut commands = Vec::new();
         for (_, rule) in ours.iter().enumerate().filter(|(index, _)| kept != Some(*index)) {
             let fields = json!({ "chain": rule["chain"], "handle": rule["handle"] });

@@ -55,7 +55,7 @@ impl SwitchKind {
 
 /// The switch in use.
 pub(super) enum Switch {
-    Bridge(Bridge),
+    Bridge(Box<Bridge>),
     Odp(Odp),
 }
 
@@ -91,7 +91,7 @@ impl Switch {
         }
         // A datapath of an earlier run has the bridge's name.
         odp::remove_datapath(kernel, &config.device, VXLAN).await?;
-        let bridge = Bridge::new(kernel.clone(), config);
+        let bridge = Box::new(Bridge::new(kernel.clone(), config));
         bridge.ensure_local().await?;
         Ok((Self::Bridge(bridge), reason))
     }
