@@ -119,6 +119,10 @@ impl Worker {
 
     /// Devices that somebody removed are made again, and what they held is written again.
     pub(super) async fn restore_devices(&mut self) {
+        // The overlay's devices are plugged into the local switch.
+        if let Err(error) = self.switch.ensure_local().await {
+            tracing::warn!(%error, "the local switch cannot be made again");
+        }
         if self.ipsec.is_some() {
             match self.switch.open_overlay().await {
                 Ok(devices) => {

@@ -210,11 +210,16 @@ impl Switch {
     /// Mends what somebody changed by hand.
     pub(super) async fn resync(&mut self) -> Result<(), KernelError> {
         match self {
-            Self::Bridge(bridge) => {
-                bridge.ensure_local().await?;
-                bridge.overlay.resync().await.map(|_| ())
-            }
+            Self::Bridge(bridge) => bridge.overlay.resync().await.map(|_| ()),
             Self::Odp(odp) => odp.switch.reconcile().await,
+        }
+    }
+
+    /// The switch itself, with the vector engine's port on it.
+    pub(super) async fn ensure_local(&self) -> Result<(), KernelError> {
+        match self {
+            Self::Bridge(bridge) => bridge.ensure_local().await,
+            Self::Odp(odp) => odp.kernel.ensure_device(&odp.tap).await,
         }
     }
 
@@ -273,6 +278,7 @@ pub(super) async fn remove(kernel: &Kernel, device: &str) -> Result<(), KernelEr
 /// The datapath of the openvswitch module.
 pub(super) struct Odp {
     kernel: Kernel,
+    tap: PortSpec,
     switch: OdpSwitch,
     inbox: OdpInbox,
     host: Option<IpAddr>,
@@ -295,9 +301,10 @@ impl Odp {
         for device in [VXLAN6, PROBE, PROBE6] {
             kernel.remove_device(device).await?;
         }
-        kernel.ensure_device(&tap(config)).await?;
+        let tap = tap(config);
+        kernel.ensure_device(&tap).await?;
         let (switch, inbox) = OdpSwitch::start(kernel, spec).await?;
-        Ok(Self { kernel: kernel.clone(), switch, inbox, host: config.host })
+        Ok(Self { kernel: kernel.clone(), tap, switch, inbox, host: config.host })
     }
 
     const fn via(&self, via: Via) -> odp::Via {
