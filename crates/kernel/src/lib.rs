@@ -14,8 +14,10 @@ mod bridge;
 pub mod engine;
 mod entries;
 mod error;
+mod forward;
 mod guard;
 mod link;
+mod mss;
 mod nft;
 mod nft_watch;
 pub mod odp;
@@ -42,8 +44,10 @@ pub use self::{
     attach::{AttachSpec, Attachment, CONTAINER_MTU_MIN},
     bridge::{BridgeSpec, PortSpec},
     error::KernelError,
+    forward::{FORWARD_COMMENT, ForwardRule},
     guard::{GUARDED_PORTS, Guard, GuardCount, GuardCounters, TRUSTED_MAX},
     link::{DEVICE_ALIAS, DEVICE_GROUP},
+    mss::MssClamp,
     nft_watch::NftWatch,
     overlay::{ENDPOINT_ADDRESSES_MAX, ENDPOINTS_MAX, Overlay, OverlaySpec, Via},
     route::{HostRoute, ROUTE_PROTOCOL, RouteMtu},

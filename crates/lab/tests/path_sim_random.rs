@@ -44,11 +44,11 @@ fn network(seed: u64) -> World {
     let count = 3 + usize::try_from(seed % 3).unwrap();
     let configs = (0..count as u64).map(|index| {
         let mut config = host((seed / 3 + index * (1 + seed % 5)) % KINDS);
-        if seed % 2 == 0 && index < 2 {
+        if seed.is_multiple_of(2) && index < 2 {
             config.trusted_subnets =
                 vec!["10.0.0.1/32".parse().unwrap(), "10.0.0.2/32".parse().unwrap()];
         }
-        if seed % 7 == 0 {
+        if seed.is_multiple_of(7) {
             config.rekey_after = Duration::from_secs(3);
         }
         config
@@ -57,7 +57,7 @@ fn network(seed: u64) -> World {
     for host in &mut world.hosts {
         host.engine.kernel_tells_length = seed % 4 < 2;
     }
-    if seed % 5 == 0 {
+    if seed.is_multiple_of(5) {
         world.hosts[count - 1].nat = Some(NAT);
     }
     world

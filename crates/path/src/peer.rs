@@ -524,23 +524,12 @@ impl Peer {
             }
             _ => {}
         }
-        if !shared.config.ciphers.contains(&offer.cipher) {
-            return Err(MessageError::WrongCipher);
-        }
+        check_lanes(offer, &self.spis, &shared.config)?;
         let engine = shared.config.engine(key.engine, key.format);
         if !engine.is_some_and(|it| taken(&shared.config, it).any(|own| own == offer.cipher)) {
             // The offer and a hello of an engine that takes less have crossed.
             shared.counters.messages_stale += 1;
             return Ok(());
-        }
-        if !offer.lanes.iter().any(|lane| lane.lane == 0) {
-            return Err(MessageError::WrongLanes);
-        }
-        if offer.lanes.iter().any(|lane| self.spis.contains(&lane.spi)) {
-            return Err(MessageError::WrongSpi);
-        }
-        if self.spis.len() + offer.lanes.len() > SESSION_SPIS_MAX {
-            return Err(MessageError::TooManySas);
         }
         self.spis.extend(offer.lanes.iter().map(|lane| lane.spi));
         let address = offer.address.unwrap_or(self.remote).to_canonical();
@@ -615,6 +604,23 @@ impl Peer {
         }
         self.none = NoPath { state: to, reason, since: now };
     }
+}
+
+/// Whether an offer's SAs can be sent on, in view of those that the peer has offered before.
+fn check_lanes(offer: &Offer, spis: &BTreeSet<u32>, config: &Config) -> Result<(), MessageError> {
+    if !config.ciphers.contains(&offer.cipher) {
+        return Err(MessageError::WrongCipher);
+    }
+    if !offer.lanes.iter().any(|lane| lane.lane == 0) {
+        return Err(MessageError::WrongLanes);
+    }
+    if offer.lanes.iter().any(|lane| spis.contains(&lane.spi)) {
+        return Err(MessageError::WrongSpi);
+    }
+    if spis.len() + offer.lanes.len() > SESSION_SPIS_MAX {
+        return Err(MessageError::TooManySas);
+    }
+    Ok(())
 }
 
 /// Tells two session keys apart without telling them: the key schedule's output for an SPI that no

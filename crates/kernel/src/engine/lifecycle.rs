@@ -180,6 +180,11 @@ impl Worker {
     /// Leaves nothing in the kernel but the local switch.
     pub(super) async fn stop(mut self) {
         self.withdraw(Support::Forbidden).await;
+        if let Some(mss) = &mut self.mss
+            && let Err(error) = mss.remove().await
+        {
+            tracing::debug!(%error, "no clamp to remove");
+        }
         match self.switch.stop().await {
             Ok(()) => self.remove_guard().await,
             Err(error) => tracing::warn!(%error, "the switch is still there, and so is the guard"),

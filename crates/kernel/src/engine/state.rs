@@ -79,6 +79,8 @@ struct Path {
     /// By lane.
     outbound: BTreeMap<u16, Outbound>,
     plain: Option<IpAddr>,
+    /// The inner MTU that probes have proven, in bytes.
+    mtu: Option<u16>,
 }
 
 #[derive(Clone, Copy)]
@@ -146,9 +148,13 @@ impl State {
                 actions.extend(encapsulated.map(|outbound| Action::Keepalive(outbound.remote)));
             }
             EngineCommand::RemovePeer { peer } => self.remove_peer(peer, &mut actions),
-            // The MTU of a path is the kernel's route's; endpoints and broadcast are the switch's.
-            EngineCommand::SetPathMtu { .. }
-            | EngineCommand::SetRemote { .. }
+            EngineCommand::SetPathMtu { path, mtu } => {
+                if let Some(it) = self.paths.get_mut(&path) {
+                    it.mtu = Some(mtu);
+                }
+            }
+            // A kernel's SA is not moved; endpoints and broadcast are the switch's.
+            EngineCommand::SetRemote { .. }
             | EngineCommand::SetEndpoints { .. }
             | EngineCommand::SetBroadcast { .. } => {}
         }
@@ -186,6 +192,15 @@ impl State {
         let path = self.inbound.get(&spi)?.path;
         let outbound = self.paths.get(&path).and_then(Path::main)?;
         (outbound.remote != remote).then_some(path)
+    }
+
+    /// Peers whose frames take a path that carries less than `mtu` bytes, and how much it carries.
+    pub(super) fn narrow(&self, mtu: u16) -> BTreeMap<PeerId, u16> {
+        let bound = self.peers.iter().filter_map(|(peer, it)| Some((*peer, it.bound?)));
+        bound
+            .filter_map(|(peer, path)| Some((peer, self.paths.get(&path)?.mtu?)))
+            .filter(|(_, carried)| *carried < mtu)
+            .collect()
     }
 
     /// Every policy that must be in the kernel.
@@ -368,7 +383,7 @@ impl State {
     }
 
     fn path(&mut self, peer: PeerId, path: PathId) -> &mut Path {
-        let new = || Path { peer, outbound: BTreeMap::new(), plain: None };
+        let new = || Path { peer, outbound: BTreeMap::new(), plain: None, mtu: None };
         self.paths.entry(path).or_insert_with(new)
     }
 

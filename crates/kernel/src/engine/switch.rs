@@ -12,7 +12,10 @@ use super::KernelEngineConfig;
 use super::probes::{self, Received};
 use crate::error::KernelError;
 use crate::odp::{self, OdpEdit, OdpEvent, OdpInbox, OdpSpec, OdpSwitch};
-use crate::{BridgeSpec, Kernel, OuterFamily, Overlay, OverlaySpec, PortSpec, Via, VxlanSpec};
+use crate::{
+    BridgeSpec, ForwardRule, Kernel, MssClamp, OuterFamily, Overlay, OverlaySpec, PortSpec, Via,
+    VxlanSpec,
+};
 
 /// The VXLAN devices of the network, one for each family of outer addresses.
 const VXLAN: &str = "weft-vxlan";
@@ -52,7 +55,7 @@ impl SwitchKind {
 
 /// The switch in use.
 pub(super) enum Switch {
-    Bridge(Bridge),
+    Bridge(Box<Bridge>),
     Odp(Odp),
 }
 
@@ -88,7 +91,7 @@ impl Switch {
         }
         // A datapath of an earlier run has the bridge's name.
         odp::remove_datapath(kernel, &config.device, VXLAN).await?;
-        let bridge = Bridge::new(kernel.clone(), config);
+        let bridge = Box::new(Bridge::new(kernel.clone(), config));
         bridge.ensure_local().await?;
         Ok((Self::Bridge(bridge), reason))
     }
@@ -126,6 +129,16 @@ impl Switch {
                 odp.switch.stop().await?;
                 odp.kernel.remove_device(VXLAN).await.map(|_| ())
             }
+        }
+    }
+
+    /// What clamps segment sizes at the overlay ports; the datapath has no such hook.
+    pub(super) fn mss_clamp(&self) -> Result<Option<MssClamp>, KernelError> {
+        match self {
+            Self::Bridge(bridge) => {
+                MssClamp::new(bridge.kernel.clone(), &[VXLAN, VXLAN6]).map(Some)
+            }
+            Self::Odp(_) => Ok(None),
         }
     }
 
@@ -244,6 +257,16 @@ pub(super) async fn remove(kernel: &Kernel, device: &str) -> Result<(), KernelEr
         kernel.remove_device(overlay).await?;
     }
     odp::remove_datapath(kernel, device, VXLAN).await?;
+    for result in [
+        ForwardRule::new(kernel.clone(), device)?.remove().await,
+        MssClamp::new(kernel.clone(), &[VXLAN, VXLAN6])?.remove().await,
+    ] {
+        match result {
+            // Without the program there never was a rule.
+            Err(KernelError::NftMissing { .. }) => {}
+            result => _ = result?,
+        }
+    }
     kernel.remove_all(device).await.map(|_| ())
 }
 

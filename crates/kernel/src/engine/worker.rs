@@ -1,10 +1,11 @@
 //! The kernel engine's task: one order, event or timer at a time.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use tokio::sync::{mpsc, watch};
+use weft_crypto::PeerId;
 use weft_io::encap::EncapSocket;
 use weft_io::keylog::KeyLog;
 use weft_path::{EngineCommand, EngineEvent, EngineKind};
@@ -16,7 +17,7 @@ use super::switch::{Switch, SwitchEvent};
 use super::{KernelEngineConfig, Order, Support, SwitchKind};
 use crate::error::KernelError;
 use crate::xfrm::{StateId, Xfrm, XfrmEvent, XfrmWatch};
-use crate::{Guard, Kernel, LinkEvent, LinkWatch, NftWatch};
+use crate::{Guard, Kernel, LinkEvent, LinkWatch, MssClamp, NftWatch};
 
 /// How long a replaced outbound SA stays for packets that looked it up before, in milliseconds.
 pub(super) const RETIRE_MS: u64 = 1_000;
@@ -39,6 +40,9 @@ pub(super) struct Worker {
     links: LinkWatch,
     /// Peers whose plain packets the guard lets pass.
     pub(super) trusted: BTreeSet<IpAddr>,
+    /// Which peer holds a remote endpoint.
+    pub(super) holders: BTreeMap<[u8; 6], PeerId>,
+    pub(super) mss: Option<MssClamp>,
     pub(super) retired: VecDeque<(Instant, StateId)>,
     /// Why the switch is not the one asked for.
     pub(super) switch_reason: Option<String>,
@@ -87,9 +91,9 @@ impl Worker {
         }
         let (switch, switch_reason) = Switch::start(&kernel, &config).await?;
         let links = kernel.watch().await?;
-        let keylog = KeyLog::open(config.keylog.as_deref()).map_err(|source| {
-            KernelError::Socket { doing: "open the key log".into(), source }
-        })?;
+        let mss = switch.mss_clamp()?;
+        let keylog = KeyLog::open(config.keylog.as_deref())
+            .map_err(|source| KernelError::Socket { doing: "open the key log".into(), source })?;
         let now = Instant::now();
         let mut worker = Self {
             state: State::new(config.encapsulation_port),
@@ -101,6 +105,8 @@ impl Worker {
             ipsec: None,
             links,
             trusted: BTreeSet::new(),
+            holders: BTreeMap::new(),
+            mss,
             retired: VecDeque::new(),
             switch_reason,
             next_support: now,
@@ -243,6 +249,8 @@ impl Worker {
         for command in commands {
             if let EngineCommand::SetEndpoints { add, remove, .. } = &command {
                 self.carry_out(&mut pending).await;
+                remove.iter().for_each(|mac| _ = self.holders.remove(&mac.0));
+                self.holders.extend(add.iter().map(|(endpoint, peer)| (endpoint.mac.0, *peer)));
                 if let Err(error) = self.switch.set_endpoints(add, remove).await {
                     tracing::warn!(%error, "forwarding entries not written");
                 }
@@ -257,6 +265,23 @@ impl Worker {
             }
         }
         self.carry_out(&mut pending).await;
+        self.clamp().await;
+    }
+
+    /// TCP connections through a path that is narrower than the containers' MTU learn so from their
+    /// first packet on; all else learns it from the kernel's ICMP.
+    async fn clamp(&mut self) {
+        let Some(mss) = self.mss.as_mut().filter(|_| self.ipsec.is_some()) else { return };
+        let narrow = self.state.narrow(self.config.mtu);
+        let of = |(mac, peer): (&[u8; 6], &PeerId)| Some((*mac, *narrow.get(peer)?));
+        let wanted: Vec<_> = match narrow.is_empty() {
+            true => Vec::new(),
+            false => self.holders.iter().filter_map(of).collect(),
+        };
+        if let Err(error) = mss.set(&wanted).await {
+            tracing::warn!(%error, "segment sizes are not clamped");
+            self.mss = None;
+        }
     }
 }
 

@@ -21,8 +21,8 @@ use crate::{
 
 /// NETLINK_XFRM.
 const PROTOCOL: isize = 6;
-/// Requests sent in one call. Their answers, at most two each, must fit into the receive buffer.
-const BATCH_REQUESTS_MAX: usize = 32;
+/// Requests sent in one call. Their answers must fit into the receive buffer.
+const BATCH_REQUESTS_MAX: usize = 64;
 /// How long the rest of an abandoned answer is waited for, in milliseconds.
 const DRAIN_TIMEOUT_MS: u64 = REQUEST_TIMEOUT_MS / 2;
 /// Receive buffer of a socket, in bytes. A watch that falls behind by more is told so.
@@ -161,67 +161,55 @@ impl Exchange {
     async fn batch(&mut self, requests: &[Request]) -> Vec<Outcome> {
         let mut outcomes: Vec<Option<Outcome>> = Vec::new();
         outcomes.resize_with(requests.len(), || None);
-        let result = self.limited(requests, NLM_F_REQUEST | NLM_F_ACK, &mut outcomes).await;
-        let failure = result.err();
-        let unknown = || match &failure {
-            Some(RequestError::Socket(error)) => RequestError::Socket(
-                error
-                    .raw_os_error()
-                    .map_or_else(|| io::Error::from(error.kind()), io::Error::from_raw_os_error),
-            ),
-            _ => RequestError::TimedOut,
-        };
-        outcomes.into_iter().map(|outcome| outcome.unwrap_or_else(|| Err(unknown()))).collect()
-    }
-
-    /// [`Self::send_and_collect`] with its time limit.
-    async fn limited(
-        &mut self,
-        requests: &[Request],
-        flags: u16,
-        outcomes: &mut [Option<Outcome>],
-    ) -> Result<(), RequestError> {
         let limit = Duration::from_millis(REQUEST_TIMEOUT_MS);
-        let work = self.send_and_collect(requests, flags, outcomes);
-        tokio::time::timeout(limit, work).await.unwrap_or(Err(RequestError::TimedOut))
+        let work = self.send_and_collect(requests, &mut outcomes);
+        let result = tokio::time::timeout(limit, work).await.unwrap_or(Err(RequestError::TimedOut));
+        let unknown = || match &result {
+            // All that were not refused were done.
+            Ok(()) => Ok(None),
+            Err(RequestError::Socket(error)) => Err(RequestError::Socket(copy_of(error))),
+            Err(_) => Err(RequestError::TimedOut),
+        };
+        outcomes.into_iter().map(|outcome| outcome.unwrap_or_else(unknown)).collect()
     }
 
+    /// Sends requests and collects what comes before the acknowledgement of the last one: the kernel
+    /// carries them out in order, and tells what was asked for and each refusal without being asked.
     async fn send_and_collect(
         &mut self,
         requests: &[Request],
-        flags: u16,
         outcomes: &mut [Option<Outcome>],
     ) -> Result<(), RequestError> {
         self.drain().await;
-        let first = self.send(requests, flags).await?;
-        let mut data: Vec<Option<Message>> = Vec::new();
-        data.resize_with(requests.len(), || None);
-        let mut open = requests.len();
-        while open > 0 {
+        let first = self.send(requests, 0, NLM_F_ACK).await?;
+        let last = requests.len() - 1;
+        loop {
             let datagram = self.receive().await?;
             for message in received(&datagram) {
                 let index = message.sequence.wrapping_sub(first) as usize;
                 let Some(outcome) = outcomes.get_mut(index) else { continue };
                 match step(&message) {
-                    Step::Data(message) => data[index] = Some(message),
-                    Step::End(result) if outcome.is_none() => {
-                        *outcome = Some(result.map(|()| data[index].take()));
-                        open -= 1;
+                    Step::Data(message) => *outcome = Some(Ok(Some(message))),
+                    Step::End(result) => {
+                        if let Err(error) = result {
+                            *outcome = Some(Err(error));
+                        }
+                        if index == last {
+                            self.unfinished = None;
+                            return Ok(());
+                        }
                     }
-                    Step::End(_) | Step::Skip => {}
+                    Step::Skip => {}
                 }
             }
         }
-        self.unfinished = None;
-        Ok(())
     }
 
     /// A whole table; the flag is false when it changed while it was read.
     async fn dump(&mut self, request: &Request) -> Result<(Vec<Message>, bool), RequestError> {
         let work = async {
             self.drain().await;
-            let first =
-                self.send(std::slice::from_ref(request), NLM_F_REQUEST | NLM_F_DUMP).await?;
+            let first = self.send(std::slice::from_ref(request), NLM_F_DUMP, 0).await?;
             let (mut found, mut whole) = (Vec::new(), true);
             loop {
                 let datagram = self.receive().await?;
@@ -242,16 +230,23 @@ impl Exchange {
         tokio::time::timeout(limit, work).await.unwrap_or(Err(RequestError::TimedOut))
     }
 
-    /// Sends requests in one call and returns the first's sequence number.
-    async fn send(&mut self, requests: &[Request], flags: u16) -> Result<u32, RequestError> {
+    /// Sends requests in one call, with more flags for the last one, and returns the first's sequence
+    /// number.
+    async fn send(
+        &mut self,
+        requests: &[Request],
+        flags: u16,
+        last_flags: u16,
+    ) -> Result<u32, RequestError> {
         let first = self.sequence.wrapping_add(1);
         let length = requests.iter().map(|request| request.length().next_multiple_of(4)).sum();
         let mut bytes = Zeroizing::new(Vec::with_capacity(length));
-        for request in requests {
+        for (index, request) in requests.iter().enumerate() {
+            let more = if index + 1 == requests.len() { last_flags } else { 0 };
             self.sequence = self.sequence.wrapping_add(1);
             bytes.extend_from_slice(&(request.length() as u32).to_ne_bytes());
             bytes.extend_from_slice(&request.kind.to_ne_bytes());
-            bytes.extend_from_slice(&flags.to_ne_bytes());
+            bytes.extend_from_slice(&(NLM_F_REQUEST | flags | more).to_ne_bytes());
             bytes.extend_from_slice(&self.sequence.to_ne_bytes());
             bytes.extend_from_slice(&self.port.to_ne_bytes());
             bytes.extend_from_slice(request.body.bytes());
@@ -305,6 +300,11 @@ impl Request {
     fn length(&self) -> usize {
         HEADER_LEN + self.body.bytes().len()
     }
+}
+
+fn copy_of(error: &io::Error) -> io::Error {
+    let number = error.raw_os_error();
+    number.map_or_else(|| error.kind().into(), io::Error::from_raw_os_error)
 }
 
 fn step(message: &Received<'_>) -> Step {

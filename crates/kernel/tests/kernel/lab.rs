@@ -202,10 +202,27 @@ pub(crate) fn wait_until_up(name: &str) {
 
 /// Compares what was shown at two moments, and shows only what differs.
 pub(crate) fn assert_same(now: &[Value], before: &[Value]) {
-    for (now, before) in now.iter().zip(before) {
-        assert_eq!(now, before);
+    let mut found = Vec::new();
+    differences(&now.into(), &before.into(), "", &mut found);
+    assert!(found.is_empty(), "differs (now, before): {found:#?}");
+}
+
+fn differences(now: &Value, before: &Value, path: &str, found: &mut Vec<String>) {
+    match (now, before) {
+        (Value::Array(left), Value::Array(right)) if left.len() == right.len() => {
+            for (index, (left, right)) in left.iter().zip(right).enumerate() {
+                differences(left, right, &format!("{path}/{index}"), found);
+            }
+        }
+        (Value::Object(left), Value::Object(right)) => {
+            let keys: std::collections::BTreeSet<_> = left.keys().chain(right.keys()).collect();
+            for key in keys {
+                differences(&now[key], &before[key], &format!("{path}/{key}"), found);
+            }
+        }
+        _ if now == before => {}
+        _ => found.push(format!("{path}: {now}, {before}")),
     }
-    assert_eq!(now.len(), before.len());
 }
 
 /// Takes out what moves by itself: a bridge's timers and what it learned.

@@ -6,7 +6,7 @@ use std::{
     path::PathBuf,
     process::{Child, Command, Stdio},
     sync::{
-        Arc, LazyLock, Mutex,
+        Arc, LazyLock,
         atomic::{AtomicU32, Ordering},
     },
     thread::sleep,
@@ -135,7 +135,7 @@ impl Underlay {
         Self(space)
     }
 
-    fn connect(&self, number: u8, host: &Space) {
+    pub(crate) fn connect(&self, number: u8, host: &Space) {
         let path = host.path();
         let leg = format!("u{number}");
         self.0.run(&format!("ip link add {leg} type veth peer name eth0"));
@@ -310,7 +310,7 @@ pub(crate) fn join(hosts: &[&Host], containers: &[&Container], outer: Outer) {
 
 /// Waits until something holds.
 pub(crate) fn until(what: &str, mut holds: impl FnMut() -> bool) {
-    let end = Instant::now() + Duration::from_secs(20);
+    let end = Instant::now() + Duration::from_secs(60);
     while !holds() {
         assert!(Instant::now() < end, "{what}");
         sleep(Duration::from_millis(50));
@@ -357,6 +357,3 @@ impl Drop for Stop {
         }
     }
 }
-
-/// Something that several threads add to.
-pub(crate) type Shared<T> = Arc<Mutex<T>>;

@@ -13,3 +13,4 @@ mod foreign;
 mod lab;
 mod restart;
 mod secure;
+mod theirs;

@@ -79,7 +79,9 @@ fn a_thousand_peers_come_rekey_and_go_in_seconds() {
 
         let start = Instant::now();
         all_ok(xfrm.add_states(&states(&host, 1)).await);
+        let added = start.elapsed();
         all_ok(xfrm.set_policies(&policies(&host, 1)).await);
+        let moved = start.elapsed() - added;
         let old: Vec<_> = states(&host, 0).iter().map(StateSpec::id).collect();
         all_ok(xfrm.remove_states(&old).await);
         let rekeyed = start.elapsed();
@@ -100,7 +102,8 @@ fn a_thousand_peers_come_rekey_and_go_in_seconds() {
         let gone = start.elapsed();
         assert_eq!((removed.states, removed.policies), (2 * PEERS as usize, PEERS as usize));
         println!(
-            "{PEERS} peers: install {installed:.2?}, rekey {rekeyed:.2?}, counters {read:.2?}, \
+            "{PEERS} peers: install {installed:.2?}, rekey {rekeyed:.2?} (states {added:.2?}, policies \
+             {moved:.2?}), counters {read:.2?}, \
              list {listed:.2?}, remove {gone:.2?}, {per_peer:.1} KiB each"
         );
         for taken in [installed, rekeyed, gone] {

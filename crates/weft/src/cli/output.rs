@@ -302,6 +302,8 @@ mod tests {
             direction: "outbound".into(),
             state: "failed".into(),
             format: Some("esp".into()),
+            remote_engine: Some("userspace".into()),
+            encapsulation: Some("udp".into()),
             engine: Some("userspace".into()),
             switch: Some("bridge".into()),
             cipher: Some("aes-256-gcm".into()),

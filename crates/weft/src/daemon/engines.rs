@@ -49,7 +49,7 @@ impl Engines {
     /// Waits until the kernel engine can do more or less than before.
     pub(super) async fn support_changed(&mut self) {
         if self.support.changed().await.is_err() {
-            std::future::pending().await
+            std::future::pending::<()>().await;
         }
     }
 

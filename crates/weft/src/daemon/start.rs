@@ -13,7 +13,7 @@ use weft_engine::{Engine, EngineConfig};
 use weft_kernel::engine::{
     ENCAPSULATION_PORT, KernelEngine, KernelEngineConfig, SwitchKind, probe_mac,
 };
-use weft_kernel::{Kernel, LinkEvent};
+use weft_kernel::{ForwardRule, Kernel, LinkEvent};
 use weft_link::{Admission, Identity, Links, Secret, Target};
 use weft_mesh::{Founding, Mesh};
 use weft_path::{Encapsulation, EngineEvent, Mac, Paths};
@@ -69,6 +69,7 @@ async fn run_async(settings: Settings, ready: impl FnOnce(&Invitation)) -> Resul
     let offloads = offloads(&engine);
     let kernel_engine =
         KernelEngine::start(kernel.clone(), kernel_config(&settings, local, mtu), report).await?;
+    let switch = kernel_engine.switch();
     let mut engines = Engines::new(engine, kernel_engine.clone(), event_sender);
     let offers = engines.offers(&settings);
 
@@ -139,7 +140,8 @@ async fn run_async(settings: Settings, ready: impl FnOnce(&Invitation)) -> Resul
         api::listen(&socket).map_err(|error| StartError::Api { path: socket.clone(), error })?;
     let api = serve_api(listener, Arc::clone(&daemon));
     let helpers = [
-        tokio::spawn(watch_interfaces(kernel, kernel_engine, Arc::clone(&attachments))),
+        tokio::spawn(watch_interfaces(kernel.clone(), kernel_engine, Arc::clone(&attachments))),
+        tokio::spawn(keep_forward_rule(kernel.clone(), switch)),
         tokio::spawn(stop_on_signal(stop_sender)),
         tokio::spawn(api),
     ];
@@ -148,6 +150,7 @@ async fn run_async(settings: Settings, ready: impl FnOnce(&Invitation)) -> Resul
     tracing::info!(peer = %local, nickname = settings.nickname, mtu, "weft is running");
     let _ = control.await;
     helpers.into_iter().for_each(|helper| helper.abort());
+    remove_forward_rule(&kernel).await;
     let _ = std::fs::remove_file(socket);
     tracing::info!("weft has stopped");
     Ok(())
@@ -329,6 +332,39 @@ async fn watch_interfaces(kernel: Kernel, engine: KernelEngine, attachments: Arc
     }
 }
 
+/// Keeps Docker's firewall from judging the switch's frames, where br_netfilter hands them to it.
+async fn keep_forward_rule(kernel: Kernel, switch: SwitchKind) {
+    if switch != SwitchKind::Bridge {
+        return;
+    }
+    let Ok(mut rule) = ForwardRule::new(kernel, SWITCH) else { return };
+    let mut told = None;
+    loop {
+        let result = async {
+            let mut watch = rule.watch()?;
+            rule.ensure().await?;
+            loop {
+                rule.keep(&mut watch).await?;
+                tracing::info!("the accept rule for bridged frames was brought up to date");
+            }
+        };
+        let result: Result<(), weft_kernel::KernelError> = result.await;
+        let reason = result.err().map(|error| error.to_string());
+        if reason != told {
+            tracing::warn!(reason, "bridged frames may be dropped by this host's firewall");
+            told = reason;
+        }
+        tokio::time::sleep(Duration::from_millis(FORWARD_RULE_RETRY_MS)).await;
+    }
+}
+
+async fn remove_forward_rule(kernel: &Kernel) {
+    let Ok(mut rule) = ForwardRule::new(kernel.clone(), SWITCH) else { return };
+    if let Err(error) = rule.remove().await {
+        tracing::debug!(%error, "no accept rule to remove");
+    }
+}
+
 async fn serve_api(listener: ApiListener, daemon: Arc<Daemon>) {
     if let Err(error) = api::serve(listener, daemon).await {
         tracing::error!(%error, "the API has ended");
@@ -354,6 +390,8 @@ const RUNTIME_THREADS: usize = 2;
 const SHUTDOWN_TIMEOUT_MS: u64 = 2_000;
 const EVENTS_QUEUED_MAX: usize = 16_384;
 const REQUESTS_QUEUED_MAX: usize = 1_024;
+/// Pause after the accept rule for bridged frames could not be looked after.
+const FORWARD_RULE_RETRY_MS: u64 = 10_000;
 /// Where the host has no link that tells.
 const LINK_MTU_DEFAULT: u32 = 1_500;
 /// IPv6 needs it inside (RFC 8200 section 5).
