@@ -11,7 +11,7 @@ use weft_lab::net::guest::stage::{WRAP, is_active, is_on, path, says, wait_path}
 use weft_lab::net::guest::{Flow, LeakWatch, SETTLE_LIMIT, Stage, figure, foreign, xfrm};
 
 /// A kernel that lacks something is asked again every few seconds; the path must then prove itself.
-const PICKED_UP_LIMIT: Duration = Duration::from_secs(60);
+const PICKED_UP_LIMIT: Duration = Duration::from_secs(12);
 
 /// The daemon that runs on a host must be the same at the end.
 struct Alive<'a>(&'a Host, Option<u32>);
@@ -281,7 +281,7 @@ fn devices_deleted_by_hand_come_back() -> anyhow::Result<()> {
         let before = kernel_counter(host, "devices_restored")?;
         let at = Instant::now();
         host.netns().ip(&format!("link del {device}"))?;
-        wait_until(&format!("{device} to come back"), Duration::from_secs(20), || {
+        wait_until(&format!("{device} to come back"), Duration::from_secs(5), || {
             host.netns().ip(&format!("link show {device}")).is_ok()
         })?;
         flow.wait_more(50, SETTLE_LIMIT)?;

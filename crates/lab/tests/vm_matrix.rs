@@ -99,7 +99,10 @@ fn pairing(engines: [usize; 2]) -> anyhow::Result<()> {
         let start = Instant::now();
         match row.run() {
             Ok(()) => figure(&name, format!("{:.1} s", start.elapsed().as_secs_f64())),
-            Err(error) => failures.push(format!("{name}: {error:?}")),
+            Err(error) => {
+                weft::sandbox::progress::note(&format!("failed: {error:?}"));
+                failures.push(format!("{name}: {error:?}"));
+            }
         }
     }
     anyhow::ensure!(failures.is_empty(), "{}", failures.join("\n\n"));

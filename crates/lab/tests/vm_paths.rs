@@ -4,22 +4,18 @@
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
-use weft::sandbox::Container;
+use weft::sandbox::{Container, slowness};
 use weft_lab::net::guest::stage::{is_active, is_on, path, says, wait_candidate, wait_path};
 use weft_lab::net::guest::wire::Blocked;
 use weft_lab::net::guest::{
-    Block, EMULATED_FACTOR, FAIL_OVER_LIMIT, Flow, Netem, Outer, SETTLE_LIMIT, Stage, figure, host,
-    xfrm,
+    BACK_LIMIT_S, Block, FAIL_OVER_LIMIT, Flow, Netem, Outer, SETTLE_LIMIT, Stage, by_clock,
+    figure, host, xfrm,
 };
 use weft_lab::net::iperf::{self, Server};
 use weft_lab::net::{counter, namespace, probe};
 
 /// Between two datagrams of a stream.
 const EVERY: Duration = Duration::from_millis(10);
-/// Failing over and back: a failed path is tried again after up to a minute, and must then prove
-/// itself for ten seconds (DESIGN section 7).
-const BACK_LIMIT: Duration = Duration::from_secs(120);
-
 fn raw(connection: &Value) -> bool {
     is_on("kernel", "kernel")(connection) && connection["encapsulation"] == "raw"
 }
@@ -37,7 +33,7 @@ fn outage(flow: Flow, at: Instant, what: &str) -> anyhow::Result<Duration> {
     let gap = report.longest_gap(at);
     figure(what, format!("{} ms without a packet, {} lost", gap.as_millis(), report.lost().len()));
     anyhow::ensure!(report.doubled().is_empty(), "{what}: doubled {:?}", report.doubled());
-    anyhow::ensure!(gap <= FAIL_OVER_LIMIT * EMULATED_FACTOR, "{what}: nothing for {gap:?}");
+    anyhow::ensure!(gap <= FAIL_OVER_LIMIT * slowness(), "{what}: nothing for {gap:?}");
     Ok(gap)
 }
 
@@ -72,7 +68,7 @@ fn blocked_protocol_50_moves_to_udp_and_back() -> anyhow::Result<()> {
     let flow = Flow::start(&one, &two, EVERY)?;
     let back = Instant::now();
     for (host, peer) in [(here, there), (there, here)] {
-        let path = wait_path(host, peer, "the raw path again", BACK_LIMIT, raw)?;
+        let path = wait_path(host, peer, "the raw path again", by_clock(BACK_LIMIT_S), raw)?;
         assert!(path["reason"].is_null(), "{path}");
     }
     figure("back on raw ESP after", format!("{:.1} s", back.elapsed().as_secs_f64()));
@@ -92,11 +88,11 @@ fn blocked_udp_data_ports_leave_raw_esp_and_are_named() -> anyhow::Result<()> {
     let blocked = |p: &Value| {
         p["encapsulation"] == "udp" && p["state"] == "failed" && says(p, &["data ports blocked"])
     };
-    wait_candidate(here, there, "a blocked path in UDP", BACK_LIMIT, blocked)?;
+    wait_candidate(here, there, "a blocked path in UDP", by_clock(BACK_LIMIT_S), blocked)?;
     assert!(raw(&path(here, there)?), "the raw path must stay");
     drop(block);
     let standby = |p: &Value| p["encapsulation"] == "udp" && p["state"] == "standby";
-    wait_candidate(here, there, "a path in UDP that works again", BACK_LIMIT, standby)?;
+    wait_candidate(here, there, "a path in UDP that works again", by_clock(BACK_LIMIT_S), standby)?;
     assert_eq!(flow.stop()?.lost(), Vec::<u32>::new(), "the path in use lost packets");
     Ok(())
 }
@@ -112,7 +108,13 @@ fn blocked_udp_data_ports_between_vector_engines_fail_with_the_reason_and_heal()
     let connection = wait_path(here, there, "the failure", SETTLE_LIMIT, failed)?;
     assert!(!says(&connection, &["protocol 50"]), "{connection}");
     drop(block);
-    wait_path(here, there, "the path again", BACK_LIMIT, is_on("userspace", "userspace"))?;
+    wait_path(
+        here,
+        there,
+        "the path again",
+        by_clock(BACK_LIMIT_S),
+        is_on("userspace", "userspace"),
+    )?;
     stage.reach(&one, &two)?;
     Ok(())
 }
@@ -137,6 +139,7 @@ fn with_both_blocked_the_state_is_failed_both_are_named_and_it_heals() -> anyhow
     let dropped = || counter(here, "drop_no_path");
     let before = dropped()?;
     let receiver = probe::udp_in(&namespace(&two), (two.ipv4()?, 5001).into())?;
+    receiver.set_read_timeout(Some(Duration::from_secs(1)))?;
     let sender = probe::udp_in(&namespace(&one), (one.ipv4()?, 0).into())?;
     for _ in 0..20 {
         sender.send_to(b"into the dark", receiver.local_addr()?)?;
@@ -148,11 +151,11 @@ fn with_both_blocked_the_state_is_failed_both_are_named_and_it_heals() -> anyhow
     drop(block);
     let back = Instant::now();
     for (host, peer) in [(here, there), (there, here)] {
-        wait_path(host, peer, "an active path", BACK_LIMIT, is_active)?;
+        wait_path(host, peer, "an active path", by_clock(BACK_LIMIT_S), is_active)?;
     }
     stage.reach(&one, &two)?;
     figure("healed after", format!("{:.1} s", back.elapsed().as_secs_f64()));
-    wait_path(here, there, "the best path again", BACK_LIMIT, raw)?;
+    wait_path(here, there, "the best path again", by_clock(BACK_LIMIT_S), raw)?;
     Ok(())
 }
 
@@ -171,7 +174,7 @@ fn with_the_kernel_ports_blocked_both_ways_the_vector_engine_takes_over() -> any
     flow.wait_more(50, SETTLE_LIMIT)?;
     outage(flow, at, "fail-over from the kernel to the vector engine")?;
     drop(block);
-    wait_path(here, there, "the best path again", BACK_LIMIT, raw)?;
+    wait_path(here, there, "the best path again", by_clock(BACK_LIMIT_S), raw)?;
     Ok(())
 }
 
@@ -202,7 +205,7 @@ fn an_engines_own_report_moves_traffic_at_once() -> anyhow::Result<()> {
     here.netns().exec(&["bash", "-c", &script.join("; ")])?.success()?;
     flow.wait_more(100, SETTLE_LIMIT)?;
     outage(flow, at, "fail-over after the kernel's own report (100 ms in the simulator)")?;
-    wait_path(here, there, "the best path again", BACK_LIMIT, raw)?;
+    wait_path(here, there, "the best path again", by_clock(BACK_LIMIT_S), raw)?;
     Ok(())
 }
 
@@ -220,12 +223,12 @@ fn a_peer_whose_address_changes_is_found_again() -> anyhow::Result<()> {
     let moved = |p: &Value| {
         is_active(p) && p["remote"].as_str().is_some_and(|remote| remote.starts_with("192.0.2.102"))
     };
-    wait_candidate(here, there, "a path to the new address", BACK_LIMIT, moved)?;
-    flow.wait_more(50, BACK_LIMIT)?;
+    wait_candidate(here, there, "a path to the new address", by_clock(BACK_LIMIT_S), moved)?;
+    flow.wait_more(50, by_clock(BACK_LIMIT_S))?;
     let gap = flow.stop()?.longest_gap(at);
     figure("the peer's address changed", format!("{} ms without a packet", gap.as_millis()));
     let kernel = is_on("kernel", "kernel");
-    wait_path(here, there, "the kernel's path at the new address", BACK_LIMIT, kernel)?;
+    wait_path(here, there, "the kernel's path at the new address", by_clock(BACK_LIMIT_S), kernel)?;
     let stale: Vec<_> = xfrm::own_states(here.netns())?
         .into_iter()
         .filter(|sa| [&sa.source, &sa.destination].contains(&&"192.0.2.2".to_owned()))
@@ -292,7 +295,13 @@ fn a_narrower_way_is_named_and_told_to_containers_and_gives_way_to_the_vector_en
             && says(c, &["MTU not carried"])
             && c["mtu"].as_u64().is_some_and(|mtu| (1200..=1308).contains(&mtu))
     };
-    wait_path(here, there, "the vector engine, since the MTU is not carried", BACK_LIMIT, vector)?;
+    wait_path(
+        here,
+        there,
+        "the vector engine, since the MTU is not carried",
+        by_clock(BACK_LIMIT_S),
+        vector,
+    )?;
     let to = two.ipv4()?.to_string();
     let ping = ["ping", "-n", "-M", "do", "-s", "1360", "-c", "2", "-W", "2", &to];
     let output = one.exec(&ping)?;
@@ -305,7 +314,7 @@ fn a_narrower_way_is_named_and_told_to_containers_and_gives_way_to_the_vector_en
     )?;
     netns.ip("link set port2 mtu 1500")?;
     there.netns().ip("link set eth0 mtu 1500")?;
-    wait_path(here, there, "the best path again", BACK_LIMIT, raw)?;
+    wait_path(here, there, "the best path again", by_clock(BACK_LIMIT_S), raw)?;
     Ok(())
 }
 
@@ -318,7 +327,7 @@ fn on_a_narrow_way_the_kernel_alone_answers_by_icmp_and_clamps_tcp() -> anyhow::
         netns.ip(&format!("link set {device} mtu 1400"))?;
     }
     let narrow = |c: &Value| is_active(c) && c["mtu"].as_u64().is_some_and(|mtu| mtu <= 1316);
-    let found = wait_path(here, there, "the smaller MTU", BACK_LIMIT, narrow)?;
+    let found = wait_path(here, there, "the smaller MTU", by_clock(BACK_LIMIT_S), narrow)?;
     figure("the kernel path's MTU on 1,400 bytes", &found["mtu"]);
     for address in [two.ipv4()?.to_string(), two.ipv6()?.to_string()] {
         let ping = ["ping", "-n", "-M", "do", "-s", "1340", "-c", "3", "-W", "2", &address];
@@ -352,7 +361,7 @@ fn a_jumbo_underlay_is_found_and_used() -> anyhow::Result<()> {
     let (one, two) = ready(&stage)?;
     let (here, there) = (stage.host(0), stage.host(1));
     let jumbo = |c: &Value| raw(c) && c["mtu"].as_u64() > Some(8_800);
-    let found = wait_path(here, there, "the jumbo path", BACK_LIMIT, jumbo)?;
+    let found = wait_path(here, there, "the jumbo path", by_clock(BACK_LIMIT_S), jumbo)?;
     figure("the kernel path's MTU on 9,000 bytes", &found["mtu"]);
     assert!(one.mtu()? >= 8_880, "the container's MTU is {}", one.mtu()?);
     let to = two.ipv4()?.to_string();
@@ -376,7 +385,7 @@ fn a_standard_underlay_that_grows_to_jumbo_is_noticed_by_probing() -> anyhow::Re
         host.netns().ip("link set eth0 mtu 9000")?;
     }
     let grown = |c: &Value| is_active(c) && c["mtu"].as_u64() > before;
-    let found = wait_path(here, there, "a greater MTU", BACK_LIMIT, grown)?;
+    let found = wait_path(here, there, "a greater MTU", by_clock(BACK_LIMIT_S), grown)?;
     figure("the vector path's MTU after the underlay grew", &found["mtu"]);
     Ok(())
 }

@@ -148,7 +148,7 @@ fn module_file(name: &str) -> anyhow::Result<PathBuf> {
 /// # Errors
 /// One is still in use after some time: namespaces that are going away hold on to it.
 pub fn unload(names: &[&str]) -> anyhow::Result<()> {
-    const UNLOAD_LIMIT: Duration = Duration::from_secs(30);
+    const UNLOAD_LIMIT: Duration = Duration::from_secs(5);
     for name in names {
         let what = format!("module {name} to be unloaded");
         let mut said = String::new();

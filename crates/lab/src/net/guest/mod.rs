@@ -14,12 +14,22 @@ pub use self::wire::{Block, LeakWatch, Netem};
 
 use std::time::Duration;
 
-/// How much longer than the product promises a guest may take, whose processor is emulated.
-pub const EMULATED_FACTOR: u32 = 5;
+use weft::sandbox::slowness;
+
 /// A path that failed is replaced within this time (DESIGN section 7).
 pub const FAIL_OVER_LIMIT: Duration = Duration::from_secs(3);
-/// Until hosts that were just started, or whose network has come back, have found their best path.
-pub const SETTLE_LIMIT: Duration = Duration::from_secs(60);
+/// Until hosts that were just started have found their best path, on a real machine.
+pub const SETTLE_LIMIT: Duration = Duration::from_secs(15);
+/// Until the best path is back where it was blocked: it is tried again after up to a minute, and must
+/// then prove itself for ten seconds (DESIGN section 7).
+pub const BACK_LIMIT_S: u64 = 150;
+
+/// A limit for what goes by the product's clocks, which an emulated machine does not slow down; waits
+/// multiply limits by [`slowness`].
+#[must_use]
+pub fn by_clock(seconds: u64) -> Duration {
+    Duration::from_secs(seconds) / slowness()
+}
 
 /// Prints a figure that the run has measured.
 pub fn figure(name: &str, value: impl std::fmt::Display) {

@@ -181,7 +181,7 @@ impl<'a> LeakWatch<'a> {
             words.extend_from_slice(&["-B", "32768", "-s", SNAP_BYTES, "-i", "any", "-w", &path]);
             words.extend(filter.split_whitespace());
             let mut tcpdump = middle.spawn(&words)?;
-            tcpdump.line_with("listening on", Duration::from_secs(30))?;
+            tcpdump.line_with("listening on", Duration::from_secs(5))?;
             Ok((tcpdump, file))
         };
         let captures = [start("plain", filters[0])?, start("heads", filters[1])?];
@@ -205,7 +205,7 @@ impl<'a> LeakWatch<'a> {
         let mut seen = Seen::default();
         for (mut tcpdump, file) in self.captures {
             tcpdump.signal(Signal::INT);
-            tcpdump.wait(Duration::from_secs(60))?;
+            tcpdump.wait(Duration::from_secs(8))?;
             let bytes = std::fs::read(&file)?;
             let all = packets(&bytes);
             let is_control = |packet: &&&[u8]| contains(packet, CONTROL);
