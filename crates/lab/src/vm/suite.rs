@@ -24,8 +24,8 @@ const PREFIXES: [&str; 2] = ["net_", "vm_"];
 const MEMORY_MIB: u32 = 3072;
 /// What a guest takes from this machine beside its own memory, in MiB.
 const OVERHEAD_MIB: u64 = 512;
-/// How many cores a guest has, so that as many guests run at once as there are such pairs.
-const CORES_PER_GUEST: usize = 2;
+/// How many of this machine's cores a guest keeps busy: emulation runs its cores on one thread.
+const CORES_PER_GUEST: usize = 1;
 /// The longest that one test program may take in a guest, in seconds.
 const PROGRAM_LIMIT_S: u64 = 900;
 /// The longest that a guest may take, in seconds.
