@@ -50,8 +50,9 @@ pub struct AttachSpec {
     pub gso_max_segs: Option<u32>,
     /// Route multicast (224.0.0.0/4, and ff00::/8 if there is an IPv6 address) into the network.
     pub multicast_route: bool,
-    /// The bridge, made by [`Kernel::ensure_bridge`].
-    pub bridge: String,
+    /// The bridge, made by [`Kernel::ensure_bridge`]; `None` leaves the host's end to the ODP
+    /// switch, which makes it a port ([`crate::odp::OdpSwitch::add_port`]).
+    pub bridge: Option<String>,
 }
 
 /// An attachment as found in the kernel.
@@ -78,14 +79,17 @@ impl Kernel {
         check_name(&spec.name)?;
         check_mtu(spec.mtu)?;
         let _one = self.inner.reconcile.lock().await;
-        let bridge = self.own_bridge(&spec.bridge).await?;
+        let bridge = match &spec.bridge {
+            Some(name) => Some(self.own_bridge(name).await?),
+            None => None,
+        };
         let namespace = self.foreign_namespace(&spec.namespace)?;
         let inside = self.socket_in(&namespace, &spec.namespace)?;
         let (host, end) = match self.find_pair(spec, &inside).await? {
             Some(pair) => pair,
             None => self.create_pair(spec, &namespace, &inside).await?,
         };
-        self.set_up_host_end(spec, &host, &bridge).await?;
+        self.set_up_host_end(spec, &host, bridge.as_ref()).await?;
         self.set_up_container_end(spec, &end, &inside).await?;
         set_up_addresses(spec, &end, &namespace, &inside).await?;
         if spec.multicast_route {
@@ -144,12 +148,12 @@ impl Kernel {
         Ok(())
     }
 
-    /// The attachments that have a port in the bridge, by host device name.
+    /// The attachments that have a port in the bridge or datapath, by host device name.
     ///
     /// # Errors
     /// [`KernelError::LinkMissing`] if the bridge is not there, or the kernel's refusal.
     pub async fn attachments(&self, bridge: &str) -> Result<Vec<Attachment>, KernelError> {
-        let bridge = self.own_bridge(bridge).await?;
+        let bridge = self.own_switch(bridge).await?;
         let links = self.socket().links().await?;
         let mut found: Vec<Attachment> = links
             .into_iter()
@@ -253,10 +257,12 @@ impl Kernel {
         &self,
         spec: &AttachSpec,
         host: &Link,
-        bridge: &Link,
+        bridge: Option<&Link>,
     ) -> Result<(), KernelError> {
         let socket = self.socket();
-        self.join(host, bridge).await?;
+        if let Some(bridge) = bridge {
+            self.join(host, bridge).await?;
+        }
         socket.disable_autoconfiguration(host).await?;
         settings(spec, host).send(socket, &spec.host_name).await?;
         Change::of(host).up(host).send(socket, &spec.host_name).await

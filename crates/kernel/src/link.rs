@@ -5,7 +5,7 @@ use netlink_packet_route::{
     AddressFamily, RouteNetlinkMessage,
     link::{
         AfSpecInet6, AfSpecUnspec, In6AddrGenMode, InfoBridge, InfoBridgePort, InfoData, InfoKind,
-        InfoPortData, InfoPortKind, LinkAttribute, LinkFlags, LinkInfo, LinkMessage,
+        InfoPortData, InfoPortKind, InfoVxlan, LinkAttribute, LinkFlags, LinkInfo, LinkMessage,
     },
 };
 use rustix::io::Errno;
@@ -47,6 +47,7 @@ pub(crate) struct Link {
     pub(crate) addr_gen_mode: Option<In6AddrGenMode>,
     pub(crate) bridge: Vec<InfoBridge>,
     pub(crate) port: Vec<InfoBridgePort>,
+    pub(crate) vxlan: Vec<InfoVxlan>,
 }
 
 impl Link {
@@ -117,6 +118,7 @@ impl Link {
             match info {
                 LinkInfo::Kind(kind) => self.kind = Some(kind),
                 LinkInfo::Data(InfoData::Bridge(data)) => self.bridge = data,
+                LinkInfo::Data(InfoData::Vxlan(data)) => self.vxlan = data,
                 LinkInfo::PortData(InfoPortData::BridgePort(data)) => self.port = data,
                 _ => {}
             }

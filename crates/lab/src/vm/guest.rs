@@ -145,7 +145,9 @@ impl<'a> Guest<'a> {
         // The guest ends with this program, however that ends.
         command.args(["--pdeathsig", "KILL", "qemu-system-x86_64"]);
         command.args(["-nodefaults", "-no-user-config", "-no-reboot", "-display", "none"]);
-        command.args(["-accel", "tcg,thread=multi", "-cpu", "max"]);
+        // With a thread for each core, a core may run an instruction that another has just patched,
+        // and the guest's kernel dies (an int3 where a static key was switched).
+        command.args(["-accel", "tcg,thread=single", "-cpu", "max"]);
         command.args(["-smp", &CORES.to_string(), "-m", &format!("{}M", self.job.memory_mib)]);
         command.arg("-kernel").arg(self.kernel.image()?);
         command.arg("-initrd").arg(self.initrd(mode, linger_s)?);

@@ -1,0 +1,57 @@
+//! The ODP switch: the kernel's openvswitch module alone, driven by generic netlink, without an OVS
+//! daemon (DESIGN section 8).
+//!
+//! A datapath named like the bridge in bridge mode holds the containers' devices, the vector
+//! engine's TAP and one VXLAN device that takes its peer from each packet. The first frame of a pair
+//! of MACs comes up as an upcall; the daemon decides (`decide`), puts a flow for its like, and sends
+//! the frame on its way. Everything after it stays in the kernel. What a decision has read is noted
+//! with the flow (`index`), so that a change touches exactly the flows that it concerns.
+
+mod codec;
+mod codec_flow;
+mod codec_packet;
+mod codec_port;
+mod counters;
+mod decide;
+mod device;
+mod flow;
+mod index;
+mod ports;
+mod socket;
+mod switch;
+mod tables;
+mod worker;
+
+#[cfg(test)]
+mod tests;
+
+pub use self::{
+    counters::{OdpAudit, OdpCounters},
+    decide::OdpDrop,
+    index::{FLOWS_MAX, FLOWS_PER_PORT_MAX, PUT_AGAIN_AFTER_MS},
+    ports::remove_datapath,
+    socket::{UPCALL_BUFFER_BYTES, UPCALL_SOCKETS},
+    switch::{
+        COMMANDS_QUEUED_MAX, EVENTS_QUEUED_MAX, OdpEdit, OdpEvent, OdpInbox, OdpProbe, OdpSpec,
+        OdpSwitch, PROBES_QUEUED_MAX, SWEEP_INTERVAL_S,
+    },
+    tables::{LEARNED_AGE_MS, LEARNED_MAX, LEARNED_PER_PORT_MAX, MOVE_HOLD_MS, Via},
+    worker::{FLOODS_PER_S_MAX, FLOWLESS_PER_S_MAX, PROBES_PER_S_MAX, REPAIR_INTERVAL_MS},
+};
+
+pub(crate) use self::device::is_datapath;
+use self::socket::Requests;
+use crate::{Kernel, error::KernelError};
+
+impl Kernel {
+    /// Whether this kernel can run the ODP switch: the openvswitch module is there (asking makes the
+    /// kernel load it, if it can) and a VXLAN device can be made for it.
+    ///
+    /// # Errors
+    /// [`KernelError::OdpMissing`], [`KernelError::VxlanMissing`], [`KernelError::NotPermitted`].
+    pub async fn odp_support(&self) -> Result<(), KernelError> {
+        let mut requests = Requests::open()?;
+        requests.families().await?;
+        device::try_tunnel(self).await
+    }
+}

@@ -1,0 +1,6 @@
+//! Tests of the pure parts.
+#![allow(clippy::unwrap_used)]
+
+mod codec;
+mod flows;
+mod world;
