@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use weft::sandbox::Netns;
 
 /// The reqid on every SA and policy of Weft's.
-pub const REQID: &str = "reqid 1464157780(0x57454654)";
+pub const REQID: &str = "reqid 1464157780";
 
 /// One SA.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
