@@ -8,7 +8,6 @@
 mod counters;
 mod device;
 mod error;
-mod keylog;
 mod limit;
 mod receive;
 mod run;
@@ -26,6 +25,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
 use std::thread::{self, JoinHandle};
 
+use weft_io::keylog::KeyLog;
 use weft_io::offload::{self, Offloads};
 use weft_io::poller::Waker;
 use weft_io::tap::{Tap, TapOptions};
@@ -40,7 +40,6 @@ pub use crate::transmit::TOO_LONG_ANSWERS_PER_S;
 pub use crate::worker::{COMMANDS_MAX, TAP_BYTES_MAX, TAP_READS_MAX, UDP_BATCHES_MAX};
 
 use crate::counters::{Registry, WorkerCounters};
-use crate::keylog::KeyLog;
 use crate::state::State;
 use crate::transmit::Transmitter;
 use crate::worker::Worker;
@@ -74,7 +73,6 @@ pub struct EngineConfig {
     /// Pin each worker to a CPU.
     pub pin: bool,
     /// Append each SA's keys to this file, for tests with an outside referee.
-    #[cfg(feature = "keylog")]
     pub keylog: Option<std::path::PathBuf>,
 }
 
@@ -91,7 +89,6 @@ impl EngineConfig {
             probe_mac: Mac([0x02, 0x57, 0x45, 0x46, 0x54, 0x00]),
             container_mtu,
             pin: false,
-            #[cfg(feature = "keylog")]
             keylog: None,
         }
     }
@@ -131,7 +128,8 @@ impl Engine {
         let registry = Arc::new(Registry::default());
         let counters = Arc::new(WorkerCounters::default());
         let stop = Arc::new(AtomicBool::new(false));
-        let keylog = open_keylog(config)?;
+        let keylog = KeyLog::open(config.keylog.as_deref())
+            .map_err(|source| EngineError::Kernel { what: "open the key log", source })?;
         let segments = if offloads.udp_segment.usable() { offloads.run_segments_max } else { 1 };
         let tap_name = tap.name().to_owned();
         let worker = Worker {
@@ -249,18 +247,6 @@ fn check(config: &EngineConfig) -> Result<(), EngineError> {
         ));
     }
     Ok(())
-}
-
-#[cfg(feature = "keylog")]
-fn open_keylog(config: &EngineConfig) -> Result<KeyLog, EngineError> {
-    let kernel = |source| EngineError::Kernel { what: "open the key log", source };
-    config.keylog.as_deref().map_or_else(|| Ok(KeyLog::default()), KeyLog::open).map_err(kernel)
-}
-
-#[cfg(not(feature = "keylog"))]
-#[expect(clippy::unnecessary_wraps, reason = "with the feature a file may not open")]
-fn open_keylog(_: &EngineConfig) -> Result<KeyLog, EngineError> {
-    Ok(KeyLog::default())
 }
 
 /// Runs a worker and turns its end by error or panic into an event.

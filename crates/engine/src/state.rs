@@ -5,12 +5,12 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use weft_crypto::{OpeningSa, PeerId, SealingSa};
+use weft_io::keylog::KeyLog;
 use weft_io::udp::Remote;
 use weft_path::{Endpoint, EngineCommand, InboundSa, Mac, OutboundSa, PathId, Vni};
 
 use crate::counters::{Direction, Registry, SaCounters, SaName};
 use crate::error::CommandError;
-use crate::keylog::KeyLog;
 use crate::table::{Slab, Table};
 
 /// Lanes that one path may have.
@@ -184,7 +184,7 @@ impl State {
             return Err(CommandError::TableFull { table: "inbound SAs" });
         }
         let (peer_number, path_number) = self.path_of(peer, path)?;
-        self.keylog.note(Direction::Inbound, sa.spi, sa.cipher, &sa.key);
+        self.keylog.note("in", sa.spi, sa.cipher, &sa.key);
         let counters = self.registry.add(SaName {
             peer,
             path,
@@ -218,7 +218,7 @@ impl State {
             return Err(CommandError::TableFull { table: "lanes of a path" });
         }
         let (_, path_number) = self.path_of(peer, path)?;
-        self.keylog.note(Direction::Outbound, sa.spi, sa.cipher, &sa.key);
+        self.keylog.note("out", sa.spi, sa.cipher, &sa.key);
         let name = |spi| SaName { peer, path, lane: sa.lane, direction: Direction::Outbound, spi };
         let outbound = Outbound {
             sa: SealingSa::new(sa.cipher, sa.spi, &sa.key, sa.iv_salt),

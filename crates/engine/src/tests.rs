@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex};
 use proptest::prelude::*;
 use std::time::Duration;
 use weft_crypto::{Cipher, PeerId, SaKey};
+use weft_io::keylog::KeyLog;
 use weft_io::udp::{RUN_BYTES_MAX, Remote, UdpSocket};
 use weft_packet::vnet::{self, VnetHeader};
 use weft_packet::{checksum, ethernet, ipv4, tcp, udp};
@@ -19,7 +20,6 @@ use weft_path::{
 
 use crate::counters::{Counters, DropReason, Registry, Work, WorkerCounters};
 use crate::device::{Env, FrameSink, RunSink};
-use crate::keylog::KeyLog;
 use crate::receive::Receiver;
 use crate::run::{SEND_TRIES_MAX, errno};
 use crate::state::State;

@@ -1,8 +1,11 @@
 //! linux: TUN/TAP and UDP in batches, offloads, namespaces: the only crate with unsafe.
 
 pub mod cpu;
+pub mod encap;
+pub mod keylog;
 pub mod namespace;
 pub mod offload;
+pub mod packet;
 pub mod poller;
 pub mod tap;
 pub mod udp;
@@ -38,6 +41,12 @@ pub enum IoError {
     PortInUse {
         /// The port.
         port: u16,
+    },
+    /// The host's: a kernel that was built without IPsec.
+    #[error("this kernel does not take ESP in UDP from a socket (CONFIG_XFRM): {source}")]
+    NoEspInUdp {
+        /// Its answer.
+        source: io::Error,
     },
     /// The kernel refused something that it should grant.
     #[error("the kernel refused to {what}: {source}")]

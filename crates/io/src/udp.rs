@@ -67,6 +67,34 @@ impl UdpSocket {
         Ok(any)
     }
 
+    /// Takes datagrams without a checksum over IPv6 as well (RFC 6936); over IPv4 they always come.
+    ///
+    /// # Errors
+    /// What the kernel refused.
+    pub fn accept_no_checksum(&self) -> io::Result<()> {
+        if self.ipv6 { self.set(libc::SOL_UDP, libc::UDP_NO_CHECK6_RX, 1) } else { Ok(()) }
+    }
+
+    /// From now on every datagram comes alone, for [`Self::recv_datagram`].
+    ///
+    /// # Errors
+    /// What the kernel refused.
+    pub fn stop_merging(&mut self) -> io::Result<()> {
+        if self.gro {
+            self.set(libc::SOL_UDP, libc::UDP_GRO, 0)?;
+        }
+        self.gro = false;
+        Ok(())
+    }
+
+    /// Receives one datagram and returns its length; what is longer than `buffer` is cut off.
+    ///
+    /// # Errors
+    /// `WouldBlock` if there is none; an error of an earlier send.
+    pub fn recv_datagram(&self, buffer: &mut [u8]) -> io::Result<usize> {
+        rustix::io::read(&self.fd, buffer).map_err(io::Error::from)
+    }
+
     /// The port it is bound to.
     pub const fn port(&self) -> u16 {
         self.port

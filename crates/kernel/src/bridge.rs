@@ -2,8 +2,8 @@
 
 use ipnet::IpNet;
 use netlink_packet_route::link::{
-    BridgeStpState, InfoBridge, InfoBridgePort, InfoData, InfoKind, LinkAttribute, LinkInfo,
-    LinkMessage,
+    BridgeMulticastRouterType, BridgeStpState, InfoBridge, InfoBridgePort, InfoData, InfoKind,
+    LinkAttribute, LinkInfo, LinkMessage,
 };
 
 use crate::{
@@ -78,10 +78,15 @@ impl Kernel {
         };
         socket.disable_autoconfiguration(&link).await?;
         set_ipv6_sysctl(&self.inner.home, &spec.name, "accept_ra", "0");
-        let differing = bridge_options()
+        let mut differing = bridge_options()
             .into_iter()
             .filter(|option| !link.bridge.contains(option))
             .collect::<Vec<_>>();
+        // A kernel that does not know VLANs on bridges shows no such option.
+        let is_vlan = |option: &&InfoBridge| matches!(option, InfoBridge::VlanDefaultPvid(_));
+        if link.bridge.iter().find(is_vlan).is_some_and(|option| *option != NO_VLAN) {
+            differing.push(NO_VLAN);
+        }
         if !differing.is_empty() {
             socket.set_bridge_options(&link, differing).await?;
         }
@@ -110,32 +115,51 @@ impl Kernel {
             return Err(link.name_taken("on this host"));
         }
         self.join(&link, &bridge).await?;
-        socket.disable_autoconfiguration(&link).await?;
+        self.set_up_device(&link, spec).await?;
+        let link = socket.need_link(&spec.name).await?;
+        let wanted = vec![
+            InfoBridgePort::Isolated(spec.isolated),
+            InfoBridgePort::Learning(spec.learning),
+            InfoBridgePort::NeighSupress(spec.neigh_suppress),
+            // Every multicast frame leaves by it: nobody asks the hosts behind it for their groups.
+            InfoBridgePort::MulticastRouter(BridgeMulticastRouterType::Permanent),
+        ];
+        self.set_port(&link, wanted).await?;
+        Change::of(&link).up(&link).send(socket, &spec.name).await
+    }
+
+    /// Switches the engine's device on with the wanted MTU, queue and limits, where another switch
+    /// than a bridge takes it as a port.
+    ///
+    /// # Errors
+    /// [`KernelError::LinkMissing`] if the engine has not opened it, [`KernelError::NameTaken`] if
+    /// it is no TAP device.
+    pub async fn ensure_device(&self, spec: &PortSpec) -> Result<(), KernelError> {
+        let _one = self.inner.reconcile.lock().await;
+        let link = self.socket().need_link(&spec.name).await?;
+        if link.kind != Some(InfoKind::Tun) && !link.is_own() {
+            return Err(link.name_taken("on this host"));
+        }
+        self.set_up_device(&link, spec).await?;
+        Change::of(&link).up(&link).send(self.socket(), &spec.name).await
+    }
+
+    async fn set_up_device(&self, link: &Link, spec: &PortSpec) -> Result<(), KernelError> {
+        let socket = self.socket();
+        socket.disable_autoconfiguration(link).await?;
         let limit = |wanted: Option<u32>, present: Option<u32>| {
             (wanted.is_some() && wanted != present, wanted.unwrap_or_default())
         };
         let (queue_differs, queue) = limit(spec.txqueuelen, Some(link.tx_queue_len));
         let (size_differs, size) = limit(spec.gso_max_size, link.gso_max_size);
         let (segs_differ, segs) = limit(spec.gso_max_segs, link.gso_max_segs);
-        mark(&link)
+        mark(link)
             .when(link.mtu != spec.mtu, LinkAttribute::Mtu(spec.mtu))
             .when(queue_differs, LinkAttribute::TxQueueLen(queue))
             .when(size_differs, LinkAttribute::GsoMaxSize(size))
             .when(segs_differ, LinkAttribute::GsoMaxSegs(segs))
             .send(socket, &spec.name)
-            .await?;
-        let link = socket.need_link(&spec.name).await?;
-        let wanted = [
-            InfoBridgePort::Isolated(spec.isolated),
-            InfoBridgePort::Learning(spec.learning),
-            InfoBridgePort::NeighSupress(spec.neigh_suppress),
-        ];
-        let differing =
-            wanted.into_iter().filter(|option| !link.port.contains(option)).collect::<Vec<_>>();
-        if !differing.is_empty() {
-            socket.set_port_options(&link, differing).await?;
-        }
-        Change::of(&link).up(&link).send(socket, &spec.name).await
+            .await
     }
 
     /// Gives the host exactly these addresses on the network, on the bridge's or datapath's device. Those that
@@ -169,27 +193,31 @@ impl Kernel {
     }
 
     /// Deletes the bridge and every device of ours that is in it (each container end goes with its
-    /// host end) or was taken out of it, and says how many devices it deleted. Devices of others in
-    /// the bridge stay and only lose the bridge.
+    /// host end), was taken out of it or stands beside it (probe devices), and says how many devices
+    /// it deleted. Devices of others in the bridge stay and only lose the bridge.
     ///
     /// # Errors
     /// [`KernelError::NameTaken`] if the bridge is not ours (nothing is deleted then), or the kernel's refusal.
     pub async fn remove_all(&self, bridge: &str) -> Result<usize, KernelError> {
         let _one = self.inner.reconcile.lock().await;
         let socket = self.socket();
-        let Some(link) = socket.link(bridge).await? else { return Ok(0) };
-        if !link.is_own() {
+        let link = socket.link(bridge).await?;
+        if let Some(link) = link.as_ref().filter(|link| !link.is_own()) {
             return Err(link.name_taken("on this host"));
         }
-        let loose = |port: &Link| port.master.is_none() && port.kind == Some(InfoKind::Veth);
-        let ours = |port: &Link| port.is_own() && (port.master == Some(link.index) || loose(port));
+        let loose = |port: &Link| {
+            let kinds = [Some(InfoKind::Veth), Some(InfoKind::Vxlan)];
+            port.master.is_none() && kinds.contains(&port.kind)
+        };
+        let index = link.as_ref().map(|link| link.index);
+        let inside = |port: &Link| port.master.is_some() && port.master == index;
+        let ours = |port: &Link| port.is_own() && (inside(port) || loose(port));
         let mut deleted = 0;
-        for port in socket.links().await?.iter().filter(|port| ours(port)) {
+        for port in socket.links().await?.iter().filter(|port| ours(port)).chain(&link) {
             socket.delete_link(port).await?;
             deleted += 1;
         }
-        socket.delete_link(&link).await?;
-        Ok(deleted + 1)
+        Ok(deleted)
     }
 
     /// The bridge by name, if it is there and ours.
@@ -200,6 +228,20 @@ impl Kernel {
         } else {
             Err(link.name_taken("on this host"))
         }
+    }
+
+    /// Sets those of a port's options that differ.
+    pub(crate) async fn set_port(
+        &self,
+        link: &Link,
+        wanted: Vec<InfoBridgePort>,
+    ) -> Result<(), KernelError> {
+        let differing =
+            wanted.into_iter().filter(|option| !link.port.contains(option)).collect::<Vec<_>>();
+        if differing.is_empty() {
+            return Ok(());
+        }
+        self.socket().set_port_options(link, differing).await
     }
 
     /// The bridge or the datapath's device by name, if it is there and ours.
@@ -245,6 +287,9 @@ pub(crate) fn mark(link: &Link) -> Change {
     )
 }
 
+/// Ports of the bridge are in no VLAN. In the default one each forwarding entry would stand twice.
+const NO_VLAN: InfoBridge = InfoBridge::VlanDefaultPvid(0);
+
 fn bridge_options() -> [InfoBridge; 2] {
     [InfoBridge::StpState(BridgeStpState::Disabled), InfoBridge::ForwardDelay(0)]
 }
@@ -260,7 +305,7 @@ fn new_bridge(spec: &BridgeSpec) -> LinkMessage {
         LinkAttribute::Group(DEVICE_GROUP),
         LinkAttribute::LinkInfo(vec![
             LinkInfo::Kind(InfoKind::Bridge),
-            LinkInfo::Data(InfoData::Bridge(bridge_options().to_vec())),
+            LinkInfo::Data(InfoData::Bridge([&bridge_options()[..], &[NO_VLAN]].concat())),
         ]),
     ];
     message

@@ -154,13 +154,92 @@ pub enum KernelError {
         /// Why.
         why: String,
     },
-    /// Configuration: somebody else listens on the tunnel's UDP port.
+    /// The kernel lacks what a VXLAN device needs.
     #[error(
-        "UDP port {port} is taken by a VXLAN device or a program that is not Weft's: remove or stop it"
+        "this kernel cannot make the VXLAN device {device}: load the module vxlan (CONFIG_VXLAN), or let Weft use its own engine"
+    )]
+    NoVxlan {
+        /// The device's name.
+        device: String,
+    },
+    /// Configuration: somebody else's VXLAN device has the network's number.
+    #[error(
+        "another VXLAN device already has network {vni} on UDP port {port}: remove that device or change its number"
+    )]
+    VniTaken {
+        /// The VXLAN network identifier.
+        vni: u32,
+        /// The UDP port.
+        port: u16,
+    },
+    /// Configuration: another program has the UDP port.
+    #[error(
+        "UDP port {port} of device {device} is in use by another program or device: stop that, or let it use another port"
     )]
     UdpPortTaken {
         /// The UDP port.
         port: u16,
+        /// The device's name.
+        device: String,
+    },
+    /// Us: the kernel engine's task has ended.
+    #[error("the kernel engine has stopped: launch weft again")]
+    EngineGone,
+    /// More than Weft takes.
+    #[error("no room for more than {limit} {table}: the rest is left out")]
+    TableFull {
+        /// What there is too much of.
+        table: String,
+        /// The limit.
+        limit: usize,
+    },
+    /// The host's: a kernel that was built without IPsec.
+    #[error("this kernel has no IPsec (CONFIG_XFRM_USER): load the module `xfrm_user`")]
+    NoXfrm,
+    /// The host's: a kernel without ESP.
+    #[error(
+        "this kernel has no ESP over {family} (modules `esp4` and `esp6`), or may not load the module"
+    )]
+    NoEsp {
+        /// IPv4 or IPv6.
+        family: &'static str,
+    },
+    /// The host's: a kernel without this AEAD.
+    #[error("this kernel has not the cipher {cipher}, or may not load its module: use another")]
+    NoCipher {
+        /// The cipher's name in the CLI.
+        cipher: &'static str,
+    },
+    /// The host's: a kernel before Linux 6.13.
+    #[error("this kernel has no IPsec states of one CPU (RFC 9611, Linux 6.13): use one lane")]
+    NoPerCpu,
+    /// Another program's, or the peer chose an SPI twice.
+    #[error(
+        "an IPsec state for SPI {spi:#010x} to {destination} already exists: choose another SPI"
+    )]
+    SpiTaken {
+        /// The SPI.
+        spi: u32,
+        /// The receiver's address.
+        destination: IpAddr,
+    },
+    /// Another program's: it seals the same packets in its own way.
+    #[error(
+        "an IPsec policy from {from} to {to} UDP port {port} already exists and Weft did not make it: remove it, or use the userspace engine"
+    )]
+    PolicyTaken {
+        /// This host's address.
+        from: IpAddr,
+        /// The peer's.
+        to: IpAddr,
+        /// The UDP port.
+        port: u16,
+    },
+    /// Us, or the peer's offer: an IPsec state or policy that makes no sense.
+    #[error("an IPsec state or policy cannot have {what}")]
+    InvalidXfrm {
+        /// What it would have.
+        what: &'static str,
     },
     /// Us: a frame that the kernel cannot send as a probe.
     #[error("a probe must be an Ethernet frame of {min} to {max} bytes, not {length}")]
@@ -171,6 +250,40 @@ pub enum KernelError {
         min: usize,
         /// The longest possible.
         max: usize,
+    },
+    /// Configuration of the host: the program that writes the guard is not installed.
+    #[error("cannot {doing}: the program nft is not installed; install the package nftables")]
+    NftMissing {
+        /// The step.
+        doing: String,
+    },
+    /// nftables said no.
+    #[error("nft refused to {doing}: {reason}")]
+    NftRefused {
+        /// The step.
+        doing: String,
+        /// Its first words.
+        reason: String,
+    },
+    /// Configuration: somebody else's nftables table has the name that Weft wants.
+    #[error(
+        "an nftables table {family} {name} already exists and Weft did not make it: remove or rename that table"
+    )]
+    TableTaken {
+        /// Its address family.
+        family: String,
+        /// Its name.
+        name: String,
+    },
+    /// A program could not be run to its end.
+    #[error("the program {program} failed to {doing}: {source}")]
+    Program {
+        /// The program.
+        program: String,
+        /// The step.
+        doing: String,
+        /// Why.
+        source: io::Error,
     },
     /// The kernel said no.
     #[error("the kernel refused to {doing}: {source}{}", reason.as_ref().map(|r| format!(" ({r})")).unwrap_or_default())]

@@ -1,4 +1,4 @@
-//! linux: wanted state -> kernel state: links, bridge, addresses, routes, neighbours.
+//! linux: wanted state -> kernel state: links, bridge, addresses, routes, neighbours, IPsec.
 //!
 //! A [`Kernel`] speaks netlink with the network namespace of the thread that made it (the daemon's
 //! own). Every call states what is wanted; the call looks at what is there, and sends only what
@@ -11,13 +11,22 @@
 
 mod attach;
 mod bridge;
-mod endpoints;
+pub mod engine;
+mod entries;
 mod error;
+mod forward;
+mod guard;
 mod link;
+mod mss;
+mod nft;
+mod nft_watch;
 pub mod odp;
+mod overlay;
 mod route;
 mod socket;
+mod vxlan;
 mod watch;
+pub mod xfrm;
 
 use std::{
     path::Path,
@@ -35,8 +44,14 @@ pub use self::{
     attach::{AttachSpec, Attachment, CONTAINER_MTU_MIN},
     bridge::{BridgeSpec, PortSpec},
     error::KernelError,
+    forward::{FORWARD_COMMENT, ForwardRule},
+    guard::{GUARDED_PORTS, Guard, GuardCount, GuardCounters, TRUSTED_MAX},
     link::{DEVICE_ALIAS, DEVICE_GROUP},
+    mss::MssClamp,
+    nft_watch::NftWatch,
+    overlay::{ENDPOINT_ADDRESSES_MAX, ENDPOINTS_MAX, Overlay, OverlaySpec, Via},
     route::{HostRoute, ROUTE_PROTOCOL, RouteMtu},
+    vxlan::{OuterFamily, VxlanSpec},
     watch::{LinkEvent, LinkWatch},
 };
 

@@ -27,11 +27,14 @@ use crate::error::RequestError;
 /// process holds its configuration lock.
 pub(crate) const REQUEST_TIMEOUT_MS: u64 = 10_000;
 /// How often an interrupted dump (the table changed while it was read) is read again.
-const DUMP_ATTEMPTS_MAX: u32 = 8;
+pub(crate) const DUMP_ATTEMPTS_MAX: u32 = 8;
+/// Most requests in one message to the kernel. Their acknowledgements (under 1 KiB each as the
+/// kernel counts them) must fit the receive buffer that an unprivileged limit leaves.
+const BATCH_REQUESTS_MAX: usize = 100;
 /// Receive buffer of a request socket, in bytes: one batch of a large dump and then some.
 const RECEIVE_BUFFER_BYTES: usize = 1 << 20;
 /// Length of `struct nlmsghdr`, which every message and every error's echo begins with.
-const HEADER_LEN: usize = 16;
+pub(crate) const HEADER_LEN: usize = 16;
 /// Attribute of an extended acknowledgement that holds the kernel's explanation.
 const NLMSGERR_ATTR_MSG: u16 = 1;
 
@@ -107,6 +110,30 @@ impl Socket {
         self.changes.fetch_add(1, Ordering::Relaxed);
         exchange.run(message, NLM_F_REQUEST | NLM_F_ACK | flags).await.map(|_| ())
     }
+
+    /// Makes many changes with few system calls, in order; `flags` as in [`Self::change`]. One that
+    /// is refused does not stop those after it. The answers are in the order of the requests.
+    ///
+    /// # Errors
+    /// Only what ends the whole exchange: the socket failed, or no answer came in time.
+    pub(crate) async fn change_all(
+        &self,
+        requests: Vec<(RouteNetlinkMessage, u16)>,
+    ) -> Result<Vec<Result<(), RequestError>>, RequestError> {
+        let mut exchange = self.exchange.lock().await;
+        let mut answers = Vec::with_capacity(requests.len());
+        let mut requests = requests.into_iter().peekable();
+        while requests.peek().is_some() {
+            let batch: Vec<_> = requests.by_ref().take(BATCH_REQUESTS_MAX).collect();
+            self.changes.fetch_add(batch.len() as u64, Ordering::Relaxed);
+            let limit = Duration::from_millis(REQUEST_TIMEOUT_MS);
+            match tokio::time::timeout(limit, exchange.run_batch(batch)).await {
+                Ok(found) => answers.extend(found?),
+                Err(_) => return Err(RequestError::TimedOut),
+            }
+        }
+        Ok(answers)
+    }
 }
 
 impl Exchange {
@@ -128,26 +155,58 @@ impl Exchange {
         message: RouteNetlinkMessage,
         flags: u16,
     ) -> Result<(Vec<RouteNetlinkMessage>, bool), RequestError> {
-        if self.unfinished {
-            // Read the abandoned answer to its end, else a dump still running on the socket would
-            // make the next one fail.
-            let _ = self.collect(self.sequence).await;
-            self.unfinished = false;
-        }
-        self.sequence = self.sequence.wrapping_add(1).max(1);
-        let mut header = NetlinkHeader::default();
-        header.flags = flags;
-        header.sequence_number = self.sequence;
-        let mut request = NetlinkMessage::new(header, NetlinkPayload::InnerMessage(message));
-        request.finalize();
-        let mut bytes = vec![0; request.buffer_len()];
-        request.serialize(&mut bytes);
-
+        self.finish_abandoned().await;
+        self.sequence = next(self.sequence);
+        let mut bytes = Vec::new();
+        append(&mut bytes, message, flags, self.sequence);
         self.socket.send(&bytes).await.map_err(RequestError::Socket)?;
         self.unfinished = true;
         let result = self.collect(self.sequence).await;
         self.unfinished = false;
         result
+    }
+
+    /// One message with many requests, and all their acknowledgements.
+    async fn run_batch(
+        &mut self,
+        requests: Vec<(RouteNetlinkMessage, u16)>,
+    ) -> Result<Vec<Result<(), RequestError>>, RequestError> {
+        self.finish_abandoned().await;
+        let mut bytes = Vec::new();
+        let mut sequences = Vec::with_capacity(requests.len());
+        for (message, flags) in requests {
+            self.sequence = next(self.sequence);
+            append(&mut bytes, message, NLM_F_REQUEST | NLM_F_ACK | flags, self.sequence);
+            sequences.push(self.sequence);
+        }
+        self.socket.send(&bytes).await.map_err(RequestError::Socket)?;
+        self.unfinished = true;
+        let mut answers = Vec::with_capacity(sequences.len());
+        // The kernel works them off, and answers, in their order; one datagram may hold several.
+        let mut waiting = sequences.into_iter().peekable();
+        while waiting.peek().is_some() {
+            let (datagram, _) = self.socket.recv_from_full().await.map_err(RequestError::Socket)?;
+            for bytes in messages(&datagram) {
+                let Some(sequence) = waiting.peek().copied() else { break };
+                match step(bytes, sequence) {
+                    Step::Finished => answers.push(Ok(())),
+                    Step::Failed(error) => answers.push(Err(error)),
+                    Step::Data(_) | Step::Interrupted(_) | Step::Skip => continue,
+                }
+                waiting.next();
+            }
+        }
+        self.unfinished = false;
+        Ok(answers)
+    }
+
+    /// Reads an abandoned answer to its end, else a dump still running on the socket would make the
+    /// next one fail.
+    async fn finish_abandoned(&mut self) {
+        if self.unfinished {
+            let _ = self.collect(self.sequence).await;
+            self.unfinished = false;
+        }
     }
 
     /// Everything the kernel says about one sequence number.
@@ -173,6 +232,22 @@ impl Exchange {
             }
         }
     }
+}
+
+fn next(sequence: u32) -> u32 {
+    sequence.wrapping_add(1).max(1)
+}
+
+/// Appends one request, padded so that another may follow.
+fn append(bytes: &mut Vec<u8>, message: RouteNetlinkMessage, flags: u16, sequence: u32) {
+    let mut header = NetlinkHeader::default();
+    header.flags = flags;
+    header.sequence_number = sequence;
+    let mut request = NetlinkMessage::new(header, NetlinkPayload::InnerMessage(message));
+    request.finalize();
+    let start = bytes.len();
+    bytes.resize(start + request.buffer_len().next_multiple_of(4), 0);
+    request.serialize(&mut bytes[start..]);
 }
 
 /// Cuts a datagram into its messages; a truncated or senseless rest is left out.
@@ -240,6 +315,7 @@ pub(crate) fn explanation(flags: u16, echo: &[u8]) -> Option<String> {
 mod tests {
     #![allow(clippy::unwrap_used)]
 
+    use netlink_packet_core::{NLM_F_CREATE, NLM_F_EXCL};
     use netlink_packet_route::link::{InfoKind, LinkAttribute, LinkInfo, LinkMessage};
 
     use super::*;
@@ -295,6 +371,33 @@ mod tests {
                 exchange.unfinished = true;
             }
             assert_eq!(socket.dump(list()).await.unwrap().len(), DEVICES + 1);
+        });
+    }
+
+    #[test]
+    fn of_many_changes_each_has_its_own_answer() {
+        apart(|| async {
+            let changes = Arc::default();
+            let socket = Socket::open(Arc::clone(&changes)).unwrap();
+            // Every third asks for a kind of device that there is not.
+            let request = |n: usize| {
+                let kind = if n.is_multiple_of(3) { "no-such-kind" } else { "bridge" };
+                let kind = LinkInfo::Kind(InfoKind::Other(kind.into()));
+                let mut message = LinkMessage::default();
+                message.attributes.push(LinkAttribute::IfName(format!("many{n}")));
+                message.attributes.push(LinkAttribute::LinkInfo(vec![kind]));
+                (RouteNetlinkMessage::NewLink(message), NLM_F_CREATE | NLM_F_EXCL)
+            };
+            let many = 3 * BATCH_REQUESTS_MAX - 1;
+            let answers = socket.change_all((0..many).map(request).collect()).await.unwrap();
+            assert_eq!(answers.len(), many);
+            for (n, answer) in answers.into_iter().enumerate() {
+                assert_eq!(answer.is_err(), n.is_multiple_of(3), "{n}");
+            }
+            assert_eq!(changes.load(Ordering::Relaxed), many as u64);
+            let made = (0..many).filter(|n| !n.is_multiple_of(3)).count();
+            assert_eq!(socket.dump(list()).await.unwrap().len(), made + 1);
+            assert!(socket.change_all(Vec::new()).await.unwrap().is_empty());
         });
     }
 

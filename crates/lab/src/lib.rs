@@ -4,3 +4,5 @@
 pub mod net;
 
 pub mod sim;
+
+pub mod vm;

@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 use weft_lab::net::iperf::{self, Server};
-use weft_lab::net::{Lab, counter, is_soak, namespace, probe, wait_connection};
+use weft_lab::net::{Lab, counter, is_soak, namespace, probe, slowness, wait_connection};
 
 #[test]
 fn rekeying_every_two_seconds_loses_nothing_and_causes_no_retransmission() -> anyhow::Result<()> {
-    let seconds = if is_soak() { 120 } else { 9 };
+    let seconds: u32 = if is_soak() { 120 } else { 9 };
     let lab = Lab::pair(&["--rekey-seconds", "2"])?;
     let (one, two) = lab.containers()?;
     let _server = Server::start(&two)?;
@@ -21,11 +21,15 @@ fn rekeying_every_two_seconds_loses_nothing_and_causes_no_retransmission() -> an
     let target = receiver.local_addr()?;
     // 200 Mbit/s of TCP: enough that packets are under way at each change, little enough that no
     // queue of this machine overflows and causes a retransmission of its own.
-    let arguments = ["-t", &seconds.to_string(), "-b", "200M", "-C", "cubic"];
+    let rate = format!("{}M", 200 / slowness());
+    let arguments = ["-t", &seconds.to_string(), "-b", &rate, "-C", "cubic"];
     let report = std::thread::scope(|scope| {
         let load = scope.spawn(|| iperf::run(&one, two.ipv4()?.into(), &arguments));
         let mut lost = Vec::new();
-        for number in 0..seconds * 400_u32 {
+        for number in 0_u32.. {
+            if load.is_finished() {
+                break;
+            }
             sender.send_to(&number.to_be_bytes(), target)?;
             if probe::expect_datagram(&receiver, &number.to_be_bytes()).is_err() {
                 lost.push(number);

@@ -1,14 +1,14 @@
 //! The path state machine among simulated hosts, over thousands of seeds in virtual time.
 #![allow(clippy::unwrap_used)]
 
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use weft_crypto::{Cipher, Format};
 use weft_lab::sim::World;
+use weft_lab::sim::expect::{both_engines, seeds};
 use weft_path::{
-    Config, EngineKind, EngineOffer, GENERATIONS_MAX, LINK_GRACE_MS, Message, PathState, Reason,
-    RekeyRequest,
+    Config, EngineKind, GENERATIONS_MAX, LINK_GRACE_MS, Message, PathState, Reason, RekeyRequest,
 };
 
 const fn ms(milliseconds: u64) -> Duration {
@@ -19,30 +19,9 @@ const fn s(seconds: u64) -> Duration {
     Duration::from_secs(seconds)
 }
 
-/// Runs a test for many seeds and names the seed that fails.
-fn seeds(count: u64, test: impl Fn(u64)) {
-    for seed in 0..count {
-        if let Err(panic) = catch_unwind(AssertUnwindSafe(|| test(seed))) {
-            std::io::Write::write_all(
-                &mut std::io::stderr(),
-                format!("failed with seed {seed}\n").as_bytes(),
-            )
-            .unwrap();
-            resume_unwind(panic);
-        }
-    }
-}
-
 fn fast_rekey(lanes_max: u16) -> Config {
     let mut config = Config { rekey_after: s(2), ..Config::default() };
     config.engines[0].lanes_max = lanes_max;
-    config
-}
-
-fn two_engines() -> Config {
-    let mut config = Config::default();
-    let kernel = EngineOffer { kind: EngineKind::Kernel, port: 6785, ..config.engines[0].clone() };
-    config.engines.push(kernel);
     config
 }
 
@@ -82,12 +61,12 @@ fn failed_at(world: &World, host: usize, after: Instant) -> Option<Instant> {
 }
 
 fn reason(world: &World, host: usize) -> Option<Reason> {
-    world.hosts[host].paths.status(world.now).into_iter().next().and_then(|status| status.reason)
+    world.overall(host, 1 - host).and_then(|status| status.reason)
 }
 
 #[test]
 fn both_sides_are_active_within_three_seconds() {
-    seeds(1500, |seed| {
+    seeds(0..1500, |seed| {
         let mut world = World::new(seed, vec![Config::default(), fast_rekey(4)]);
         world.link_latency = ms(1 + world.below(120));
         let (latency, jitter, loss) = (world.below(120), world.below(40), world.below(60));
@@ -104,7 +83,7 @@ fn both_sides_are_active_within_three_seconds() {
 
 #[test]
 fn not_one_packet_is_lost_by_rekeys_renewals_and_simultaneous_offers() {
-    seeds(40, |seed| {
+    seeds(0..40, |seed| {
         let lanes = u16::try_from(1 + seed % 4).unwrap();
         let mut world = pair(seed, &fast_rekey(lanes));
         let jitter = ms(world.below(30));
@@ -131,7 +110,7 @@ fn not_one_packet_is_lost_by_rekeys_renewals_and_simultaneous_offers() {
 
 #[test]
 fn a_dead_network_is_noticed_within_three_seconds_and_healed_from() {
-    seeds(300, |seed| {
+    seeds(0..300, |seed| {
         let mut world = pair(seed, &Config::default());
         steady(&mut world, s(20));
         let before = ms(3000 + world.below(2000));
@@ -143,7 +122,7 @@ fn a_dead_network_is_noticed_within_three_seconds_and_healed_from() {
             let last = world.tallies[&(from, to)].last.unwrap();
             let failed = failed_at(&world, from, cut).expect("never failed");
             assert!(failed - last <= s(3), "failed {:?} after the last packet", failed - last);
-            assert_eq!(reason(&world, from), Some(Reason::ProbeUnanswered));
+            assert_eq!(reason(&world, from), Some(Reason::DataPortsBlocked));
         }
         let outage = s(world.below(300));
         world.run(outage);
@@ -155,7 +134,7 @@ fn a_dead_network_is_noticed_within_three_seconds_and_healed_from() {
 
 #[test]
 fn one_dead_direction_leaves_the_other_alone() {
-    seeds(100, |seed| {
+    seeds(0..100, |seed| {
         let mut world = pair(seed, &Config::default());
         steady(&mut world, s(8));
         world.net(0, 1).cut = true;
@@ -172,7 +151,7 @@ fn one_dead_direction_leaves_the_other_alone() {
 
 #[test]
 fn a_black_hole_for_large_packets_lowers_the_mtu_and_its_end_raises_it() {
-    seeds(60, |seed| {
+    seeds(0..60, |seed| {
         let mut world = pair(seed, &Config::default());
         world.run(s(5));
         assert_eq!((world.mtu(0, 1), world.mtu(1, 0)), (Some(1408), Some(1408)));
@@ -194,7 +173,7 @@ fn a_black_hole_for_large_packets_lowers_the_mtu_and_its_end_raises_it() {
 
 #[test]
 fn a_path_too_narrow_for_the_containers_becomes_active_with_what_it_carries() {
-    seeds(200, |seed| {
+    seeds(0..200, |seed| {
         let mut world = World::new(seed, vec![Config::default(), Config::default()]);
         let hole = u16::try_from(1292 + world.below(180)).unwrap();
         world.both(0, 1, |net| net.mtu = hole);
@@ -214,7 +193,7 @@ fn a_path_below_the_floor_fails() {
     world.connect(0, 1);
     world.run(s(10));
     assert_eq!(world.state(0, 1), Some(PathState::Failed));
-    assert_eq!(reason(&world, 0), Some(Reason::ProbeUnanswered));
+    assert_eq!(reason(&world, 0), Some(Reason::DataPortsBlocked));
 }
 
 #[test]
@@ -238,7 +217,7 @@ fn jumbo_links_are_used_to_the_full_and_a_refused_size_is_left_at_once() {
 
 #[test]
 fn a_short_loss_of_the_link_loses_no_data_and_a_long_one_fails_the_path() {
-    seeds(40, |seed| {
+    seeds(0..40, |seed| {
         let mut world = pair(seed, &fast_rekey(1));
         steady(&mut world, s(20));
         let before = ms(2000 + world.below(3000));
@@ -263,7 +242,7 @@ fn a_short_loss_of_the_link_loses_no_data_and_a_long_one_fails_the_path() {
 
 #[test]
 fn a_restarted_peer_is_found_again() {
-    seeds(300, |seed| {
+    seeds(0..300, |seed| {
         let mut world = pair(seed, &fast_rekey(2));
         steady(&mut world, s(30));
         let before = ms(world.below(6000));
@@ -284,7 +263,7 @@ fn a_restarted_peer_is_found_again() {
 
 #[test]
 fn an_sa_near_its_limit_is_replaced_before_it_ends() {
-    seeds(40, |seed| {
+    seeds(0..40, |seed| {
         let config = Config { packets_soft: 600, packets_hard: 900, ..Config::default() };
         let mut world = pair(seed, &config);
         steady(&mut world, s(10));
@@ -325,7 +304,7 @@ fn without_a_successor_an_sa_ends_with_its_life() {
 
 #[test]
 fn messages_said_again_in_any_order_change_nothing() {
-    seeds(40, |seed| {
+    seeds(0..40, |seed| {
         let mut world = pair(seed, &fast_rekey(2));
         steady(&mut world, s(10));
         let mut old: Vec<(usize, usize, Message)> = Vec::new();
@@ -373,15 +352,17 @@ fn a_flood_of_wishes_for_new_sas_is_bounded() {
 
 #[test]
 fn a_failed_engine_fails_its_paths_at_once_and_comes_back() {
-    seeds(100, |seed| {
+    seeds(0..100, |seed| {
         let mut world = pair(seed, &Config::default());
         world.run(s(2));
-        world.fail_engine(0);
+        world.fail_engine(0, EngineKind::Userspace);
         assert_eq!(reason(&world, 0), Some(Reason::EngineError("simulated".into())));
         assert_eq!(world.state(0, 1), Some(PathState::Failed));
-        world.hosts[0].engine.broken = seed % 2 == 0;
+        if seed % 2 == 0 {
+            world.hosts[0].engine.broken.insert(EngineKind::Userspace);
+        }
         world.run(s(5));
-        world.hosts[0].engine.broken = false;
+        world.hosts[0].engine.broken.clear();
         let end = world.now + s(62);
         assert!(world.run_until(end, |world| world.is_connected(0, 1)), "never came back");
     });
@@ -389,18 +370,21 @@ fn a_failed_engine_fails_its_paths_at_once_and_comes_back() {
 
 #[test]
 fn a_peer_behind_nat_is_followed_when_its_address_changes() {
-    seeds(100, |seed| {
+    seeds(0..100, |seed| {
+        let public = IpAddr::from([192, 0, 2, 1]);
         let mut world = World::new(seed, vec![fast_rekey(1), fast_rekey(2)]);
-        world.hosts[1].nat_port = Some(40_000);
+        world.hosts[1].nat = Some(public);
         world.connect(0, 1);
         let end = world.now + s(4);
         assert!(world.run_until(end, |world| world.is_connected(0, 1)), "not through NAT");
+        let remote = |world: &World| world.active(0, 1).and_then(|status| status.remote).unwrap();
+        assert_eq!(remote(&world).ip(), public);
         let before = ms(world.below(3000));
         world.run(before);
-        world.hosts[1].nat_port = Some(50_000);
+        let old = remote(&world);
+        world.rebind(public);
         let end = world.now + s(1);
-        let remote = |world: &World| world.hosts[0].paths.status(world.now)[0].remote;
-        assert!(world.run_until(end, |world| remote(world).is_some_and(|it| it.port() == 50_000)));
+        assert!(world.run_until(end, |world| remote(world) != old), "not followed");
         // An address that was learned outlives rekeys.
         world.traffic(0, 1, ms(1), None, s(8));
         world.run(s(30));
@@ -413,20 +397,18 @@ fn a_peer_behind_nat_is_followed_when_its_address_changes() {
 
 #[test]
 fn traffic_moves_to_the_other_engine_and_back() {
-    seeds(60, |seed| {
-        let mut world = pair(seed, &two_engines());
+    seeds(0..60, |seed| {
+        let mut world = pair(seed, &both_engines());
         world.run(s(25));
-        let engine = |world: &World| {
-            let status = world.hosts[0].paths.status(world.now);
-            status.into_iter().find(|it| it.state == PathState::Active).unwrap().engine
-        };
+        let engine = |world: &World| world.active(0, 1).unwrap().engine;
         assert_eq!(engine(&world), Some(EngineKind::Kernel));
         steady(&mut world, s(60));
         world.run(s(1));
         let blocked = world.now;
-        // Whatever goes to or comes from the kernel's port.
+        // Whatever the kernel sends or takes.
         world.both(0, 1, |net| {
             net.blocked_ports.insert(6785);
+            net.raw_blocked = true;
         });
         world.run(ms(3100));
         assert!(world.is_connected(0, 1));
@@ -436,6 +418,7 @@ fn traffic_moves_to_the_other_engine_and_back() {
         assert_eq!(world.tallies[&(0, 1)].lost, lost);
         world.both(0, 1, |net| {
             net.blocked_ports.clear();
+            net.raw_blocked = false;
         });
         let healed = world.now;
         world.run(s(85));
@@ -478,8 +461,8 @@ fn each_receiver_chooses_its_own_cipher() {
 
 #[test]
 fn after_any_sequence_of_troubles_every_pair_is_connected() {
-    seeds(150, |seed| {
-        let config = if seed % 2 == 0 { fast_rekey(2) } else { two_engines() };
+    seeds(0..150, |seed| {
+        let config = if seed % 2 == 0 { fast_rekey(2) } else { both_engines() };
         let mut world = World::new(seed, vec![config.clone(), config.clone(), config]);
         let pairs = [(0, 1), (0, 2), (1, 2)];
         for (a, b) in pairs {
@@ -497,10 +480,10 @@ fn after_any_sequence_of_troubles_every_pair_is_connected() {
                 2 => world.restart(a),
                 3 => world.net(a, b).cut = true,
                 4 => world.both(a, b, |net| net.cut = false),
-                5 => world.fail_engine(b),
+                5 => world.fail_engine(b, EngineKind::Userspace),
                 6 => world.net(b, a).mtu = 1350,
                 7 => world.both(a, b, |net| net.loss_per_mille = 100),
-                _ => world.hosts[b].nat_port = None,
+                _ => world.fail_engine(a, EngineKind::Kernel),
             }
             let pause = ms(world.below(4000));
             world.run(pause);

@@ -1,27 +1,23 @@
 //! One path to one peer: the SAs it receives on, the SAs it sends on, and what is known of it.
 
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
-use std::time::Instant;
+use std::net::{IpAddr, SocketAddr};
+use std::time::{Duration, Instant};
 
 use rand::Rng;
-use weft_crypto::{Cipher, Format, PeerId, SessionKey, derive_sa_key};
+use weft_crypto::{Cipher, PeerId, SessionKey, derive_sa_key};
 
-use crate::config::{DRAIN_SHORTEST_MS, KEEPALIVE_MS, RESEND_MS, ms, overhead};
-use crate::inbound::{Inbound, Terms};
+use crate::config::{
+    DRAIN_SHORTEST_MS, ENGINE_HOLD_FIRST_MS, ENGINE_SOUND_MS, KEEPALIVE_MS, PLAIN_PORT,
+    PROBE_TURN_MS, RESEND_MS, ms, overhead,
+};
+use crate::inbound::{Generation, Inbound, Terms};
 use crate::message::{Accept, Message, Offer, ProbeAnswer, RekeyRequest};
+use crate::pairing::Key;
 use crate::prober::{Prober, Role, Sizes, Verdict, retry_after};
-use crate::seam::{Encapsulation, EngineCommand, EngineKind, OutboundSa, PathId};
+use crate::seam::{EngineCommand, OutboundSa, PathId};
 use crate::shared::Shared;
 use crate::status::{PathChange, PathState, PathStatus, Reason};
-
-/// Names a candidate among those of one peer, the preferred first: kernel before userspace.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Key {
-    pub(crate) engine: EngineKind,
-    pub(crate) remote_engine: EngineKind,
-    pub(crate) format: Format,
-}
 
 pub(crate) struct Candidate {
     pub(crate) peer: PeerId,
@@ -33,10 +29,18 @@ pub(crate) struct Candidate {
     /// The last offer taken under the present session key, and the answer to it.
     accepted: Option<Accept>,
     failure: Option<Reason>,
+    /// Since the hosts met, or met again, it has failed.
+    has_failed: bool,
     request: Option<Request>,
+    /// Where the peer's packets come from, if that is not the address that it offered (the first).
+    learned: Option<(SocketAddr, SocketAddr)>,
     /// Not to be used before: the engine has failed.
     hold: Option<Instant>,
     engine_failures: u32,
+    /// Since when it carries packets.
+    alive: Option<Instant>,
+    /// The hosts no longer have it: no frame may take it any more.
+    leaving: bool,
     /// When the peer's last probe came in.
     heard: Option<Instant>,
     keepalive: Option<Instant>,
@@ -46,8 +50,9 @@ pub(crate) struct Candidate {
 }
 
 struct Outbound {
-    cipher: Cipher,
-    /// Lane and SPI.
+    /// `None` on a path of format `plain`.
+    cipher: Option<Cipher>,
+    /// Lane and SPI; none on a path of format `plain`.
     lanes: BTreeMap<u16, u32>,
     installed: Instant,
     offered: SocketAddr,
@@ -58,6 +63,26 @@ struct Outbound {
 struct Request {
     spi: u32,
     at: Instant,
+}
+
+/// Which candidate of a peer may send probes through the kernel engine, which has one policy for
+/// all of them ([`PROBE_TURN_MS`]).
+#[derive(Default)]
+pub(crate) struct Turn(Option<(PathId, Instant)>);
+
+impl Turn {
+    /// Takes the turn, or says when to ask again.
+    fn take(&mut self, now: Instant, path: PathId, shared: &Shared) -> Result<(), Instant> {
+        if let Some((holder, until)) = self.0
+            && holder != path
+            && now < until
+        {
+            return Err(until);
+        }
+        let length = ms(PROBE_TURN_MS).min(shared.config.probe_interval / 8);
+        self.0 = Some((path, now + length));
+        Ok(())
+    }
 }
 
 impl Candidate {
@@ -73,9 +98,13 @@ impl Candidate {
             prober: Prober::new(path, sizes, sh),
             accepted: None,
             failure: None,
+            has_failed: false,
             request: None,
+            learned: None,
             hold: None,
             engine_failures: 0,
+            alive: None,
+            leaving: false,
             heard: None,
             keepalive: None,
             state: PathState::Probing,
@@ -86,7 +115,50 @@ impl Candidate {
 
     /// Frames can take this path.
     pub(crate) fn is_usable(&self) -> bool {
-        self.outbound.is_some() && self.prober.is_alive()
+        self.outbound.is_some() && self.prober.is_alive() && !self.leaving
+    }
+
+    /// It was proven without a failure since the hosts met.
+    pub(crate) fn is_unblemished(&self) -> bool {
+        self.is_usable() && !self.has_failed && !self.prober.is_in_doubt()
+    }
+
+    /// See [`Prober::is_narrow`].
+    pub(crate) fn is_narrow(&self) -> bool {
+        self.prober.is_narrow()
+    }
+
+    /// See [`Prober::is_in_doubt`].
+    pub(crate) fn is_in_doubt(&self) -> bool {
+        self.prober.is_in_doubt()
+    }
+
+    /// How little is known of a usable path while another one is in doubt since `since`: the
+    /// smaller, the better.
+    pub(crate) fn doubt(&self, since: Option<Instant>) -> u8 {
+        if self.prober.is_in_doubt() {
+            2
+        } else {
+            u8::from(since.is_some_and(|since| !self.prober.is_answered_since(since)))
+        }
+    }
+
+    /// Where its packets go.
+    pub(crate) fn remote(&self) -> Option<SocketAddr> {
+        self.outbound.as_ref().map(|outbound| outbound.remote)
+    }
+
+    pub(crate) fn has_outbound(&self) -> bool {
+        self.outbound.is_some()
+    }
+
+    pub(crate) fn failure(&self) -> Option<&Reason> {
+        self.failure.as_ref()
+    }
+
+    /// State and reason as last told.
+    pub(crate) fn told(&self) -> (PathState, Option<&Reason>) {
+        (self.state, self.reason.as_ref())
     }
 
     /// It may take traffic from a path that is less preferred.
@@ -108,6 +180,13 @@ impl Candidate {
         }
     }
 
+    /// The link has another pair of addresses: what was learned of the older pair does not hold.
+    pub(crate) fn handle_addresses(&mut self, now: Instant) {
+        self.learned = None;
+        self.prober.hint(now);
+        self.prober.hasten(now);
+    }
+
     pub(crate) fn handle_link_down(&mut self) {
         self.prober.pause();
     }
@@ -117,6 +196,7 @@ impl Candidate {
         self.request = None;
         self.hold = None;
         self.failure = Some(Reason::LinkLost);
+        self.has_failed = false;
     }
 
     /// The peer has lost all its SAs.
@@ -125,21 +205,47 @@ impl Candidate {
         self.drop_outbound(shared);
         self.request = None;
         self.accepted = None;
+        self.learned = None;
+        self.has_failed = false;
         if !matches!(self.failure, Some(Reason::EngineError(_))) {
             self.failure = None;
         }
     }
 
-    pub(crate) fn handle_engine_failure(&mut self, now: Instant, text: String, sh: &mut Shared) {
+    /// This host's engine has lost the path. `true`: it was in the engine, so the peer's packets on
+    /// it come to nothing.
+    pub(crate) fn handle_engine_failure(
+        &mut self,
+        now: Instant,
+        text: String,
+        sh: &mut Shared,
+    ) -> bool {
+        if self.hold.is_some() {
+            // Another report of the same event.
+            return false;
+        }
         let spi = self.outbound.as_ref().and_then(Outbound::first_spi);
         let spi = spi.or(self.request.as_ref().map(|request| request.spi));
         self.inbound.clear(sh);
+        if self.alive.is_some_and(|since| now >= since + ms(ENGINE_SOUND_MS)) {
+            self.engine_failures = 0;
+        }
         self.drop_outbound(sh);
-        let at = now + retry_after(self.engine_failures, sh);
+        let at = now + engine_hold(self.engine_failures, sh);
         self.engine_failures = self.engine_failures.saturating_add(1);
         self.request = spi.map(|spi| Request { spi, at });
         self.hold = Some(at);
-        self.failure = Some(Reason::EngineError(text));
+        self.fail(Reason::EngineError(text));
+        true
+    }
+
+    /// The peer's engine has lost the path; its next offer brings it back.
+    pub(crate) fn handle_withdraw(&mut self, reason: Reason, shared: &mut Shared) {
+        if self.outbound.is_some() {
+            self.drop_outbound(shared);
+            self.request = None;
+            self.fail(reason);
+        }
     }
 
     /// Everything of this path leaves the engine.
@@ -149,12 +255,35 @@ impl Candidate {
         shared.paths.remove(&self.path);
     }
 
+    /// From now on no frame takes it.
+    pub(crate) fn leave(&mut self) {
+        self.leaving = true;
+    }
+
+    pub(crate) fn is_leaving(&self) -> bool {
+        self.leaving
+    }
+
+    /// Nothing is sent on it any more; the SAs that the peer may still send on go on draining.
+    pub(crate) fn retire(mut self, now: Instant, shared: &mut Shared) -> Vec<Generation> {
+        self.drop_outbound(shared);
+        shared.paths.remove(&self.path);
+        self.inbound.retire(now)
+    }
+
     pub(crate) fn is_lost(&self) -> bool {
         self.failure == Some(Reason::LinkLost)
     }
 
     pub(crate) fn is_held(&self) -> bool {
         self.hold.is_some()
+    }
+
+    /// An offer came while the path is held back: it is asked for again afterwards, since the peer
+    /// repeats it ever less often.
+    pub(crate) fn ask_later(&mut self, offer: &Offer) {
+        let spi = offer.lanes.first().map(|lane| lane.spi);
+        self.request = spi.zip(self.hold).map(|(spi, at)| Request { spi, at });
     }
 
     /// The last offer that was taken in this session.
@@ -172,10 +301,8 @@ impl Candidate {
         shared: &mut Shared,
     ) {
         // An address learned from the peer's packets holds until the peer names another.
-        let remote = match &self.outbound {
-            Some(outbound) if outbound.offered == offered => outbound.remote,
-            _ => offered,
-        };
+        self.learned = self.learned.filter(|(named, _)| *named == offered);
+        let remote = self.learned.map_or(offered, |(_, learned)| learned);
         let engine = shared.config.engine(self.key.engine, self.key.format);
         let lanes_max = engine.map_or(1, |engine| engine.lanes_max);
         let taken: Vec<_> = offer.lanes.iter().filter(|lane| lane.lane < lanes_max).collect();
@@ -199,7 +326,7 @@ impl Candidate {
                 packets_hard: shared.config.packets_hard,
                 bytes_soft: shared.config.bytes_soft,
                 bytes_hard: shared.config.bytes_hard,
-                encapsulation: Encapsulation::Udp,
+                encapsulation: offer.encapsulation,
                 lifetime: shared.config.sa_lifetime,
             };
             let engine = self.key.engine;
@@ -210,7 +337,7 @@ impl Candidate {
             offer: offer.offer,
             lanes: lanes.keys().copied().collect(),
         });
-        let cipher = offer.cipher;
+        let cipher = Some(offer.cipher);
         self.outbound = Some(Outbound { cipher, lanes, installed: now, offered, remote });
         self.request = None;
         match self.failure {
@@ -231,7 +358,7 @@ impl Candidate {
     ) -> bool {
         let verdict = self.prober.handle_answer(now, answer.probe, answer.mtu, shared);
         let known = verdict.is_some();
-        self.apply(verdict.unwrap_or(Verdict::Nothing), shared);
+        self.apply(now, verdict.unwrap_or(Verdict::Nothing), shared);
         known
     }
 
@@ -260,27 +387,37 @@ impl Candidate {
         known
     }
 
+    /// The peer's packets come from another address than the one sent to. Userspace sends there from
+    /// now on; a kernel's SA is bound to its addresses, so another is asked for to be put there.
     pub(crate) fn handle_moved(&mut self, now: Instant, remote: SocketAddr, shared: &mut Shared) {
         let remote = SocketAddr::new(remote.ip().to_canonical(), remote.port());
-        if let Some(outbound) = self.outbound.as_mut().filter(|outbound| outbound.remote != remote)
-        {
+        let Some(outbound) = self.outbound.as_mut() else { return };
+        if self.key.is_plain() || outbound.remote == remote {
+            return;
+        }
+        let known = self.learned.replace((outbound.offered, remote));
+        if !self.key.is_kernel() {
             outbound.remote = remote;
             shared.command(EngineCommand::SetRemote { path: self.path, remote });
             self.prober.hint(now);
+        } else if known.is_none_or(|(_, known)| known != remote) || self.request.is_none() {
+            let spi = outbound.first_spi();
+            self.request = spi.map(|spi| Request { spi, at: now });
         }
     }
 
     pub(crate) fn handle_too_long(&mut self, now: Instant, mtu: u16, shared: &mut Shared) {
         let verdict = self.prober.handle_too_long(now, mtu, shared);
-        self.apply(verdict, shared);
+        self.apply(now, verdict, shared);
     }
 
     /// Sets the largest inner MTU to be sought, from the outer MTU of both links.
     pub(crate) fn set_link_mtu(&mut self, now: Instant, outer: u16, ipv6: bool, sh: &mut Shared) {
         let ipv6 = self.outbound.as_ref().map_or(ipv6, |outbound| outbound.remote.is_ipv6());
-        let ceiling = outer.saturating_sub(overhead(self.key.format, Encapsulation::Udp, ipv6));
+        let overhead = overhead(self.key.format, self.key.encapsulation, ipv6);
+        let ceiling = outer.saturating_sub(overhead);
         let verdict = self.prober.set_sizes(now, Sizes::new(sh.config.container_mtu, ceiling));
-        self.apply(verdict, sh);
+        self.apply(now, verdict, sh);
     }
 
     pub(crate) fn handle_timeout(
@@ -288,6 +425,7 @@ impl Candidate {
         now: Instant,
         role: Role,
         terms: Option<&Terms<'_>>,
+        turn: &mut Turn,
         shared: &mut Shared,
     ) {
         if self.hold.is_some_and(|at| now >= at) {
@@ -295,10 +433,15 @@ impl Candidate {
             self.inbound.want();
         }
         let held = self.hold.is_some();
-        self.inbound.handle_timeout(now, terms.filter(|_| !held), shared);
-        let lifetime = shared.config.sa_lifetime;
-        if self.outbound.as_ref().is_some_and(|outbound| now >= outbound.installed + lifetime) {
-            self.end_outbound(now, Reason::SaExpired, shared);
+        if self.key.is_plain() {
+            if let Some(terms) = terms.filter(|_| !held) {
+                self.install_plain(now, terms.remote, shared);
+            }
+        } else {
+            self.inbound.handle_timeout(now, terms.filter(|_| !held), shared);
+            if self.expires(shared).is_some_and(|at| now >= at) {
+                self.end_outbound(now, Reason::SaExpired, shared);
+            }
         }
         if let Some(request) = self.request.as_mut().filter(|request| now >= request.at)
             && terms.is_some()
@@ -309,14 +452,31 @@ impl Candidate {
         }
         if self.keepalive.is_some_and(|at| now >= at) {
             self.keepalive = Some(now + ms(KEEPALIVE_MS));
-            if self.outbound.is_some() {
+            if self.outbound.is_some() && !self.key.is_raw() && !self.key.is_plain() {
                 shared.command(EngineCommand::SendKeepalive { path: self.path });
             }
         }
-        if self.outbound.is_some() {
-            let verdict = self.prober.handle_timeout(now, role, shared);
-            self.apply(verdict, shared);
+        if self.outbound.is_some() && self.prober.is_due(now) {
+            let waits = self.key.is_kernel() && role != Role::Active;
+            let turn = if waits { turn.take(now, self.path, shared) } else { Ok(()) };
+            match turn {
+                Ok(()) => {
+                    let verdict = self.prober.handle_timeout(now, role, shared);
+                    self.apply(now, verdict, shared);
+                }
+                Err(at) => self.prober.delay(at),
+            }
         }
+    }
+
+    /// Something makes it urgent to know whether the path works.
+    pub(crate) fn hasten(&mut self, now: Instant) {
+        self.prober.hasten(now);
+    }
+
+    /// The network may have healed.
+    pub(crate) fn hint(&mut self, now: Instant) {
+        self.prober.hint(now);
     }
 
     pub(crate) fn next_timeout(&self, ready: bool, shared: &Shared) -> Option<Instant> {
@@ -324,7 +484,7 @@ impl Candidate {
         let offers = ready && self.hold.is_none();
         [
             self.inbound.next_timeout(offers, lifetime),
-            self.outbound.as_ref().map(|outbound| outbound.installed + lifetime),
+            self.expires(shared),
             self.request.as_ref().filter(|_| ready).map(|request| request.at),
             self.hold,
             self.keepalive,
@@ -336,20 +496,13 @@ impl Candidate {
     }
 
     /// Tells a change of state, once.
-    pub(crate) fn report(&mut self, now: Instant, role: Role, bound: bool, shared: &mut Shared) {
-        let (state, reason) = if bound {
-            (PathState::Active, None)
-        } else if self.is_usable() {
-            let contends = role == Role::Contender;
-            let reason = if contends { Reason::ProvingClean } else { Reason::BetterPathActive };
-            (PathState::Standby, Some(reason))
-        } else if let Some(reason) = &self.failure {
-            (PathState::Failed, Some(reason.clone()))
-        } else if self.outbound.is_some() {
-            (PathState::Probing, Some(Reason::Probing))
-        } else {
-            (PathState::Probing, Some(Reason::AwaitingOffer))
-        };
+    pub(crate) fn report(
+        &mut self,
+        now: Instant,
+        state: PathState,
+        reason: Option<Reason>,
+        shared: &mut Shared,
+    ) {
         if (state, &reason) == (self.state, &self.reason) {
             return;
         }
@@ -361,6 +514,8 @@ impl Candidate {
             path: Some(self.path),
             format: Some(self.key.format),
             engine: Some(self.key.engine),
+            remote_engine: Some(self.key.remote_engine),
+            encapsulation: self.key.shown_encapsulation(),
             from: self.state,
             to: state,
             reason: reason.clone(),
@@ -377,12 +532,15 @@ impl Candidate {
             path: Some(self.path),
             format: Some(self.key.format),
             engine: Some(self.key.engine),
+            remote_engine: Some(self.key.remote_engine),
+            encapsulation: self.key.shown_encapsulation(),
             state: self.state,
             reason: self.reason.clone(),
+            why_not_best: None,
             since: self.since,
             next_try: self.hold.or(self.prober.next()).filter(|_| failed),
-            cipher: outbound.map(|outbound| outbound.cipher),
-            encrypted: outbound.is_some(),
+            cipher: outbound.and_then(|outbound| outbound.cipher),
+            encrypted: !self.key.is_plain(),
             mtu: self.prober.mtu(),
             rtt: self.prober.rtt(),
             remote: outbound.map(|outbound| outbound.remote),
@@ -391,14 +549,14 @@ impl Candidate {
         }
     }
 
-    fn apply(&mut self, verdict: Verdict, shared: &mut Shared) {
+    fn apply(&mut self, now: Instant, verdict: Verdict, shared: &mut Shared) {
         match verdict {
             Verdict::Nothing => return,
-            Verdict::Dead { mtu_not_carried: true } => self.failure = Some(Reason::MtuNotCarried),
-            Verdict::Dead { .. } => self.failure = Some(Reason::ProbeUnanswered),
+            Verdict::Dead { mtu_not_carried: true } => self.fail(Reason::MtuNotCarried),
+            Verdict::Dead { .. } => self.fail(Reason::ProbeUnanswered),
             Verdict::Alive => {
                 self.failure = None;
-                self.engine_failures = 0;
+                self.alive = Some(now);
             }
             Verdict::MtuChanged => {}
         }
@@ -412,7 +570,32 @@ impl Candidate {
         let spi = self.outbound.as_ref().and_then(Outbound::first_spi);
         self.drop_outbound(shared);
         self.request = spi.map(|spi| Request { spi, at: now });
+        self.fail(reason);
+    }
+
+    fn fail(&mut self, reason: Reason) {
         self.failure = Some(reason);
+        self.has_failed = true;
+    }
+
+    /// Both hosts trust each other: this path needs no SAs, only the guard's exception.
+    fn install_plain(&mut self, now: Instant, remote: IpAddr, shared: &mut Shared) {
+        if self.outbound.is_some() {
+            return;
+        }
+        let (peer, path) = (self.peer, self.path);
+        shared.command(EngineCommand::InstallPlain { peer, path, remote });
+        let remote = SocketAddr::new(remote, PLAIN_PORT);
+        let (lanes, cipher) = (BTreeMap::new(), None);
+        self.outbound = Some(Outbound { cipher, lanes, installed: now, offered: remote, remote });
+        self.failure = None;
+        self.prober.start(now);
+    }
+
+    /// When its outbound SAs come to the end of their life.
+    fn expires(&self, shared: &Shared) -> Option<Instant> {
+        let outbound = self.outbound.as_ref().filter(|_| !self.key.is_plain())?;
+        Some(outbound.installed + shared.config.sa_lifetime)
     }
 
     fn drop_outbound(&mut self, shared: &mut Shared) {
@@ -420,6 +603,7 @@ impl Candidate {
             shared.command(EngineCommand::RemoveOutbound { path: self.path });
         }
         self.prober.stop();
+        self.alive = None;
     }
 }
 
@@ -430,5 +614,13 @@ impl Outbound {
 
     fn first_spi(&self) -> Option<u32> {
         self.lanes.values().next().copied()
+    }
+}
+
+/// How long a path waits after the engine's so many failures of it.
+fn engine_hold(failures: u32, shared: &mut Shared) -> Duration {
+    match failures.checked_sub(1) {
+        Some(tries) => retry_after(tries, shared),
+        None => ms(ENGINE_HOLD_FIRST_MS),
     }
 }

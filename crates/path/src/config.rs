@@ -1,10 +1,13 @@
 //! What this host offers and when it acts, with the figures of DESIGN sections 4, 6 and 7.
 
+use std::net::IpAddr;
 use std::time::Duration;
 
+use ipnet::IpNet;
 use weft_crypto::{Cipher, Format};
 
 use crate::seam::{Encapsulation, EngineKind};
+use crate::status::Reason;
 
 /// Lanes that one offer may hold; more in a peer's offer are refused.
 pub const LANES_MAX: usize = 256;
@@ -35,8 +38,27 @@ pub const CLEAN_BEFORE_MOVE_MS: u64 = 10_000;
 pub const RETRY_FIRST_MS: u64 = 1_000;
 /// ... and at the latest after so many.
 pub const RETRY_MAX_MS: u64 = 60_000;
+/// The first failure that an engine reports of a path holds it back for so many milliseconds, so
+/// that reports of one and the same event count once; each further one as long as
+/// [`RETRY_FIRST_MS`] and [`RETRY_MAX_MS`] say.
+pub const ENGINE_HOLD_FIRST_MS: u64 = 100;
+/// A path that has carried packets for so many milliseconds has recovered: the next failure that
+/// its engine reports counts as the first.
+pub const ENGINE_SOUND_MS: u64 = 2_000;
+/// For so many milliseconds after a peer's first path came into use, a better one that has never
+/// failed is taken as soon as it is proven: which path is proven first is mere chance.
+pub const SETTLE_MS: u64 = 5_000;
+/// A kernel engine has one policy for the probes of candidates towards one peer, so each candidate
+/// has it to itself for so many milliseconds.
+pub const PROBE_TURN_MS: u64 = 50;
+/// Generations of inbound SAs of one peer that still drain after their path went away.
+pub const RETIRED_MAX: usize = 16;
 /// The search for a larger MTU starts again after so many seconds (RFC 8899 section 5.1.1).
 pub const MTU_RAISE_S: u64 = 600;
+/// Likewise on a path that does not carry the containers' MTU.
+pub const MTU_RAISE_NARROW_S: u64 = 60;
+/// Where a trusted peer's VXLAN packets go: a UDP port (DESIGN section 11).
+pub const PLAIN_PORT: u16 = 6787;
 /// The inner MTU, in bytes, that a path carries at least (RFC 8899's base of 1200).
 pub const MTU_FLOOR: u16 = 1_200;
 /// The smallest MTU of a link, in bytes, that is believed: every IPv4 host takes 576.
@@ -62,6 +84,8 @@ pub struct EngineOffer {
     pub lanes_max: u16,
     /// It takes remote checksum offload marks (DESIGN section 4).
     pub rco: bool,
+    /// AEADs it takes; the order does not matter. One that [`Config::ciphers`] lacks is not used.
+    pub ciphers: Vec<Cipher>,
 }
 
 /// Settings of [`crate::Paths`]; [`Config::default`] has DESIGN's figures and the vector engine.
@@ -69,8 +93,14 @@ pub struct EngineOffer {
 pub struct Config {
     /// AEADs this host takes, the preferred first. Empty: no path ever works.
     pub ciphers: Vec<Cipher>,
-    /// Engines of this host.
+    /// Engines of this host. Format `plain` needs no entry where the kernel engine has format
+    /// `esp`; a kernel without ESP may offer it alone.
     pub engines: Vec<EngineOffer>,
+    /// Why an engine is not among them; peers are told.
+    pub missing: Vec<(EngineKind, Reason)>,
+    /// Peers with an address in these networks need no encryption, if they say the same of this
+    /// host.
+    pub trusted_subnets: Vec<IpNet>,
     /// An SA is replaced after this age (a tenth less at random, so that rekeys spread).
     pub rekey_after: Duration,
     /// No SA is used longer.
@@ -103,7 +133,10 @@ impl Default for Config {
                 port: 6784,
                 lanes_max: 1,
                 rco: true,
+                ciphers: vec![Cipher::Aes256Gcm, Cipher::ChaCha20Poly1305],
             }],
+            missing: Vec::new(),
+            trusted_subnets: Vec::new(),
             rekey_after: Duration::from_secs(45 * 60),
             sa_lifetime: Duration::from_secs(60 * 60),
             packets_soft: (1 << 32) / 4 * 3,
@@ -127,16 +160,25 @@ impl Config {
         self.standby_interval = self.standby_interval.max(self.probe_interval);
         self.rekey_after = self.rekey_after.max(Duration::from_millis(500));
         self.sa_lifetime = self.sa_lifetime.max(self.rekey_after);
-        for engine in &mut self.engines {
-            let most = u16::try_from(LANES_MAX).unwrap_or(u16::MAX);
-            engine.lanes_max = engine.lanes_max.clamp(1, most);
-        }
+        self.engines = clamped_engines(self.engines);
         self
+    }
+
+    pub(crate) fn trusts(&self, address: IpAddr) -> bool {
+        self.trusted_subnets.iter().any(|subnet| subnet.contains(&address))
     }
 
     pub(crate) fn engine(&self, kind: EngineKind, format: Format) -> Option<&EngineOffer> {
         self.engines.iter().find(|engine| engine.kind == kind && engine.format == format)
     }
+}
+
+pub(crate) fn clamped_engines(mut engines: Vec<EngineOffer>) -> Vec<EngineOffer> {
+    for engine in &mut engines {
+        let most = u16::try_from(LANES_MAX).unwrap_or(u16::MAX);
+        engine.lanes_max = engine.lanes_max.clamp(1, most);
+    }
+    engines
 }
 
 /// Bytes that a wire format adds around an inner IP packet, outer IP header included (DESIGN

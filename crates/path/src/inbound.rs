@@ -25,8 +25,12 @@ pub(crate) struct Terms<'a> {
     pub(crate) tag: u64,
     pub(crate) engine: &'a EngineOffer,
     pub(crate) sender_engine: EngineKind,
-    pub(crate) cipher: Cipher,
+    pub(crate) encapsulation: Encapsulation,
+    /// `None` for format `plain`, which has no SAs.
+    pub(crate) cipher: Option<Cipher>,
     pub(crate) lanes: u16,
+    /// This host's address, where it is known.
+    pub(crate) local: Option<IpAddr>,
     /// The peer's address.
     pub(crate) remote: IpAddr,
 }
@@ -42,9 +46,12 @@ pub(crate) struct Inbound {
     rekeys: u64,
 }
 
-struct Generation {
+/// The SAs of one offer.
+pub(crate) struct Generation {
     session: u64,
     offer: Offer,
+    /// This host's address and the peer's, which a kernel's SAs are bound to.
+    addresses: (Option<IpAddr>, IpAddr),
     lanes: Vec<(u16, u32)>,
     installed: Instant,
     rekey_at: Instant,
@@ -91,6 +98,14 @@ impl Inbound {
         }
         self.not_before = None;
         self.wanted = true;
+    }
+
+    /// Takes all SAs out; each still receives for a while.
+    pub(crate) fn retire(&mut self, now: Instant) -> Vec<Generation> {
+        for generation in &mut self.generations {
+            generation.superseded.get_or_insert(now);
+        }
+        self.generations.drain(..).collect()
     }
 
     /// The peer sends on these lanes of an offer. `None`: an old offer.
@@ -155,7 +170,7 @@ impl Inbound {
         self.prune(now, shared);
         let Some(terms) = terms else { return };
         if let Some(newest) = self.generations.back_mut() {
-            if newest.used.is_some() && now >= newest.rekey_at {
+            if (newest.used.is_some() && now >= newest.rekey_at) || newest.is_outdated(terms) {
                 self.wanted = true;
             }
             if newest.resend.is_some_and(|at| now >= at) {
@@ -171,11 +186,14 @@ impl Inbound {
         } else {
             self.wanted = true;
         }
-        if self.wanted && self.not_before.is_none_or(|at| now >= at) {
+        if self.wanted
+            && self.not_before.is_none_or(|at| now >= at)
+            && let Some(cipher) = terms.cipher
+        {
             self.not_before = Some(now + ms(OFFER_INTERVAL_MS));
             if self.make_room(now, shared) {
                 self.wanted = false;
-                self.offer(now, terms, shared);
+                self.offer(now, terms, cipher, shared);
             }
         }
     }
@@ -247,7 +265,7 @@ impl Inbound {
         }
     }
 
-    fn offer(&mut self, now: Instant, terms: &Terms<'_>, shared: &mut Shared) {
+    fn offer(&mut self, now: Instant, terms: &Terms<'_>, cipher: Cipher, shared: &mut Shared) {
         if let Some(newest) = self.generations.back_mut() {
             newest.resend = None;
         }
@@ -259,9 +277,9 @@ impl Inbound {
             let sa = InboundSa {
                 spi,
                 lane,
-                cipher: terms.cipher,
+                cipher,
                 key,
-                encapsulation: Encapsulation::Udp,
+                encapsulation: terms.encapsulation,
                 lifetime: shared.config.sa_lifetime,
             };
             let (peer, path) = (self.peer, self.path);
@@ -271,6 +289,7 @@ impl Inbound {
         }
         let generation = Generation {
             session: terms.tag,
+            addresses: (terms.local, terms.remote),
             lanes: lanes.iter().map(|lane| (lane.lane, lane.spi)).collect(),
             offer: Offer {
                 session: terms.tag,
@@ -278,9 +297,10 @@ impl Inbound {
                 format: terms.engine.format,
                 engine: terms.engine.kind,
                 sender_engine: terms.sender_engine,
+                encapsulation: terms.encapsulation,
                 address: None,
                 port: terms.engine.port,
-                cipher: terms.cipher,
+                cipher,
                 rco: terms.engine.rco,
                 mtu: shared.config.link_mtu,
                 lanes,
@@ -302,12 +322,25 @@ impl Generation {
         self.lanes.iter().any(|&(_, other)| other == spi)
     }
 
-    fn dies_at(&self, lifetime: Duration) -> Instant {
+    /// It was offered on other terms: the engine has changed, or the addresses that a kernel's SAs
+    /// are bound to.
+    fn is_outdated(&self, terms: &Terms<'_>) -> bool {
+        let moved = terms.engine.kind == EngineKind::Kernel
+            && self.addresses != (terms.local, terms.remote);
+        let offer = &self.offer;
+        moved
+            || offer.port != terms.engine.port
+            || offer.rco != terms.engine.rco
+            || terms.cipher != Some(offer.cipher)
+            || offer.lanes.len() != usize::from(terms.lanes)
+    }
+
+    pub(crate) fn dies_at(&self, lifetime: Duration) -> Instant {
         let end = self.installed + lifetime;
         self.superseded.map_or(end, |since| end.min(since + ms(DRAIN_MS)))
     }
 
-    fn remove(self, shared: &mut Shared) {
+    pub(crate) fn remove(self, shared: &mut Shared) {
         for (_, spi) in self.lanes {
             shared.spis.remove(&spi);
             shared.command(EngineCommand::RemoveInbound { spi });

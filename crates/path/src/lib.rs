@@ -8,9 +8,11 @@
 #![forbid(unsafe_code)]
 
 mod candidate;
+mod choice;
 mod config;
 mod inbound;
 mod message;
+mod pairing;
 mod paths;
 mod peer;
 mod prober;
@@ -19,18 +21,20 @@ mod shared;
 mod status;
 
 pub use config::{
-    CHANGES_QUEUED_MAX, CLEAN_BEFORE_MOVE_MS, Config, DRAIN_MS, DRAIN_SHORTEST_MS, ENGINES_MAX,
-    EngineOffer, GENERATIONS_MAX, KEEPALIVE_MS, LANES_MAX, LINK_GRACE_MS, LINK_MTU_MIN,
-    MESSAGES_QUEUED_MAX, MTU_FLOOR, MTU_RAISE_S, OFFER_INTERVAL_MS, OFFER_SENDINGS_MAX,
-    PROBES_UNANSWERED_MAX, RESEND_MS, RETRY_FIRST_MS, RETRY_MAX_MS, SESSION_SPIS_MAX, overhead,
+    CHANGES_QUEUED_MAX, CLEAN_BEFORE_MOVE_MS, Config, DRAIN_MS, DRAIN_SHORTEST_MS,
+    ENGINE_HOLD_FIRST_MS, ENGINE_SOUND_MS, ENGINES_MAX, EngineOffer, GENERATIONS_MAX, KEEPALIVE_MS,
+    LANES_MAX, LINK_GRACE_MS, LINK_MTU_MIN, MESSAGES_QUEUED_MAX, MTU_FLOOR, MTU_RAISE_NARROW_S,
+    MTU_RAISE_S, OFFER_INTERVAL_MS, OFFER_SENDINGS_MAX, PLAIN_PORT, PROBE_TURN_MS,
+    PROBES_UNANSWERED_MAX, RESEND_MS, RETIRED_MAX, RETRY_FIRST_MS, RETRY_MAX_MS, SESSION_SPIS_MAX,
+    SETTLE_MS, overhead,
 };
 pub use message::{
-    Accept, EngineAbility, Hello, LaneOffer, Message, MessageError, Offer, ProbeAnswer,
-    RekeyRequest,
+    Accept, EngineAbility, Hello, LaneOffer, Message, MessageError, MissingEngine, Offer,
+    ProbeAnswer, RekeyRequest, Withdraw,
 };
 pub use paths::Paths;
 pub use seam::{
     Encapsulation, Endpoint, EngineCommand, EngineEvent, EngineKind, InboundSa, Mac, OutboundSa,
     ParseMacError, PathId, Vni,
 };
-pub use status::{Counters, PathChange, PathState, PathStatus, Reason};
+pub use status::{Counters, PathChange, PathState, PathStatus, Reason, overall};

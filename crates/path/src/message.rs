@@ -10,7 +10,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use weft_crypto::{Cipher, Format};
 
 use crate::config::{ENGINES_MAX, LANES_MAX, LINK_MTU_MIN};
-use crate::seam::EngineKind;
+use crate::seam::{Encapsulation, EngineKind};
 
 /// One control message. Holds no secret: the nonces of an offer are public (DESIGN section 6).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -27,6 +27,8 @@ pub enum Message {
     ProbeAnswer(ProbeAnswer),
     /// The sender needs a new SA in place of this one.
     RekeyRequest(RekeyRequest),
+    /// The receiver's SAs of a path are gone.
+    Withdraw(Withdraw),
     /// A message of a later version; ignored.
     #[serde(other)]
     Unknown,
@@ -45,6 +47,19 @@ pub struct Hello {
     /// Engines it sends and receives with.
     #[serde(deserialize_with = "known_only")]
     pub engines: Vec<EngineAbility>,
+    /// Why it has no path on an engine, or none with the receiver.
+    #[serde(default, deserialize_with = "known_only")]
+    pub missing: Vec<MissingEngine>,
+    /// Its own address on this link, as it sees it; absent: not known.
+    #[serde(default)]
+    pub address: Option<IpAddr>,
+    /// The receiver's address on this link, as the sender sees it. A NAT makes either address
+    /// differ from the one that the other host sees, so both hosts know of it from both hellos.
+    #[serde(default)]
+    pub peer_address: Option<IpAddr>,
+    /// It needs no encryption towards the receiver's address.
+    #[serde(default)]
+    pub trusted: bool,
     /// Outer IP MTU of its link in bytes.
     pub mtu: u16,
     /// It lacks the receiver's hello.
@@ -53,7 +68,7 @@ pub struct Hello {
 }
 
 /// An engine of a host, as the peer needs to know it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EngineAbility {
     /// The engine.
     pub engine: EngineKind,
@@ -61,6 +76,18 @@ pub struct EngineAbility {
     pub format: Format,
     /// Lanes it sends on at most.
     pub lanes_max: u16,
+    /// AEADs it takes; empty: those of the hello.
+    #[serde(default, deserialize_with = "known_only")]
+    pub ciphers: Vec<Cipher>,
+}
+
+/// An engine that a host does not offer to the receiver of its hello.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MissingEngine {
+    /// The engine.
+    pub engine: EngineKind,
+    /// A [`crate::Reason`]'s text, for the other host's status.
+    pub reason: String,
 }
 
 /// The SAs that a host wants to receive on. They are installed before the offer is sent.
@@ -76,10 +103,13 @@ pub struct Offer {
     pub engine: EngineKind,
     /// The engine that is to send: an SA has one sequence-number space, so it has one sender.
     pub sender_engine: EngineKind,
+    /// How the packets are to travel.
+    #[serde(default)]
+    pub encapsulation: Encapsulation,
     /// Where the packets are wanted; absent: at the address that the link has.
     #[serde(default)]
     pub address: Option<IpAddr>,
-    /// The UDP port where they are wanted.
+    /// The UDP port where they are wanted; a raw SA does not use it.
     pub port: u16,
     /// The AEAD.
     pub cipher: Cipher,
@@ -131,6 +161,25 @@ pub struct RekeyRequest {
     pub spi: u32,
 }
 
+/// The SAs of a path that the sender of this message received on are gone: its engine lost them.
+/// The other host stops sending on them at once instead of finding out by probes; the next offer
+/// brings the path back.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Withdraw {
+    /// The session key that the SA keys came from.
+    pub session: u64,
+    /// The wire format.
+    pub format: Format,
+    /// The receiving engine.
+    pub engine: EngineKind,
+    /// The engine that was to send.
+    pub sender_engine: EngineKind,
+    /// How the packets travelled.
+    pub encapsulation: Encapsulation,
+    /// What happened, for the other host's status.
+    pub reason: String,
+}
+
 /// A message cannot be used. The peer's fault; the link and every path stay as they are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -138,10 +187,8 @@ pub enum MessageError {
     /// Our caller's fault: the link of this peer was never reported.
     #[error("a path message from a peer without a link: report the link first")]
     UnknownPeer,
-    /// The peer names a path that the hellos do not give.
-    #[error(
-        "the peer offered a format or engine that this host did not name: update the older host"
-    )]
+    /// The peer names a path that no two hosts can have, such as a raw one to a userspace engine.
+    #[error("the peer offered a path that no two hosts can have: update the older host")]
     NoSuchPath,
     /// The peer chose a cipher that this host does not take.
     #[error("the peer chose a cipher that this host did not name: update the older host")]
@@ -254,6 +301,7 @@ mod tests {
             format: Format::Esp,
             engine: EngineKind::Userspace,
             sender_engine: EngineKind::Userspace,
+            encapsulation: Encapsulation::Udp,
             address: None,
             port: 6784,
             cipher: Cipher::Aes256Gcm,
@@ -273,7 +321,12 @@ mod tests {
                 engine: EngineKind::Userspace,
                 format: Format::Esp,
                 lanes_max: 4,
+                ciphers: vec![Cipher::Aes256Gcm],
             }],
+            missing: vec![MissingEngine { engine: EngineKind::Kernel, reason: "NAT".to_owned() }],
+            address: Some([10, 0, 0, 1].into()),
+            peer_address: Some([10, 0, 0, 2].into()),
+            trusted: true,
             mtu: 1500,
             reply_wanted: true,
         };
@@ -283,6 +336,14 @@ mod tests {
             Message::Accept(Accept { session: 1, offer: 2, lanes: vec![0] }),
             Message::ProbeAnswer(ProbeAnswer { probe: u64::MAX, mtu: 1388 }),
             Message::RekeyRequest(RekeyRequest { spi: 256 }),
+            Message::Withdraw(Withdraw {
+                session: 1,
+                format: Format::Esp,
+                engine: EngineKind::Kernel,
+                sender_engine: EngineKind::Kernel,
+                encapsulation: Encapsulation::Raw,
+                reason: "flushed".to_owned(),
+            }),
         ];
         for message in messages {
             let text = serde_json::to_string(&message).unwrap();
@@ -301,6 +362,20 @@ mod tests {
         let Message::Hello(hello) = serde_json::from_str(hello).unwrap() else { panic!() };
         assert_eq!(hello.ciphers, [Cipher::Aes256Gcm]);
         assert_eq!(hello.engines.len(), 1);
+    }
+
+    #[test]
+    fn what_an_earlier_version_lacks_has_its_meaning() {
+        let hello = r#"{"type":"hello","session":1,"instance":2,"mtu":1500,
+            "ciphers":["aes-256-gcm"],
+            "engines":[{"engine":"userspace","format":"esp","lanes_max":1}]}"#;
+        let Message::Hello(hello) = serde_json::from_str(hello).unwrap() else { panic!() };
+        assert!(hello.engines[0].ciphers.is_empty() && hello.missing.is_empty());
+        assert_eq!((hello.address, hello.peer_address, hello.trusted), (None, None, false));
+        let mut text = serde_json::to_value(offer()).unwrap();
+        text.as_object_mut().unwrap().remove("encapsulation");
+        let offer: Offer = serde_json::from_value(text).unwrap();
+        assert_eq!(offer.encapsulation, Encapsulation::Udp);
     }
 
     #[test]

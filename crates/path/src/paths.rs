@@ -2,16 +2,17 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
+use std::sync::Arc;
 use std::time::Instant;
 
 use weft_crypto::{PeerId, SessionKey};
 
-use crate::config::{Config, LINK_MTU_MIN};
+use crate::config::{Config, EngineOffer, LINK_MTU_MIN, clamped_engines};
 use crate::message::{Message, MessageError};
 use crate::peer::Peer;
 use crate::seam::{EngineCommand, EngineEvent, EngineKind};
 use crate::shared::Shared;
-use crate::status::{Counters, PathChange, PathStatus};
+use crate::status::{Counters, PathChange, PathStatus, Reason};
 
 /// Paths to all peers of this host.
 ///
@@ -23,11 +24,18 @@ pub struct Paths {
     shared: Shared,
     peers: BTreeMap<PeerId, Entry>,
     deadlines: BTreeSet<(Instant, PeerId)>,
+    /// The peer that has this host's kernel engine for an address, since kernel policies cannot
+    /// tell two peers at one address apart: the one that came first, until its link is lost for
+    /// good or has another address. The next is the one with the lowest id of those that are
+    /// there. The peers need not agree: each is told by a hello of its own.
+    owners: BTreeMap<IpAddr, PeerId>,
 }
 
 struct Entry {
     peer: Peer,
     deadline: Option<Instant>,
+    /// The address of its link, while the link is up or may come back in time.
+    claim: Option<IpAddr>,
 }
 
 impl Paths {
@@ -35,34 +43,43 @@ impl Paths {
     /// used for two starts of a daemon.
     pub fn new(local: PeerId, config: Config, seed: [u8; 32]) -> Self {
         let shared = Shared::new(local, config, seed);
-        Self { shared, peers: BTreeMap::new(), deadlines: BTreeSet::new() }
+        let (peers, deadlines) = (BTreeMap::new(), BTreeSet::new());
+        Self { shared, peers, deadlines, owners: BTreeMap::new() }
     }
 
     /// A connection to a peer is up. Called again for each new connection, also while the older
     /// one still works: its session key is another, and every SA is re-keyed without loss.
-    /// `remote` is where the link's other end is. Messages for the peer go over this connection
-    /// from now on.
+    /// `local` is this host's own address on the connection, where it is known: without it no NAT
+    /// is seen that hides this host. `remote` is where the other end is. Messages for the peer go
+    /// over this connection from now on.
     pub fn handle_link_up(
         &mut self,
         now: Instant,
         peer: PeerId,
         session: SessionKey,
+        local: Option<IpAddr>,
         remote: IpAddr,
     ) {
-        self.peers
-            .entry(peer)
-            .or_insert_with(|| Entry { peer: Peer::new(now, peer, remote), deadline: None });
-        self.with(peer, |entry, shared| entry.handle_link_up(now, session, remote, shared));
+        self.peers.entry(peer).or_insert_with(|| Entry {
+            peer: Peer::new(now, peer, remote),
+            deadline: None,
+            claim: None,
+        });
+        let address_shared = self.claim(now, peer, remote.to_canonical()) != peer;
+        self.with(now, peer, |peer, shared| {
+            peer.handle_link_up(now, session, (local, remote), address_shared, shared);
+        });
     }
 
     /// The last connection to a peer is gone. Data goes on for [`crate::LINK_GRACE_MS`] while the
     /// link reconnects; then its paths fail with [`crate::Reason::LinkLost`].
     pub fn handle_link_down(&mut self, now: Instant, peer: PeerId) {
-        self.with(peer, |peer, shared| peer.handle_link_down(now, shared));
+        self.with(now, peer, |peer, shared| peer.handle_link_down(now, shared));
     }
 
     /// The peer is forgotten, with all that its paths had in the engines.
-    pub fn handle_peer_gone(&mut self, _now: Instant, peer: PeerId) {
+    pub fn handle_peer_gone(&mut self, now: Instant, peer: PeerId) {
+        self.release(now, peer);
         if let Some(mut entry) = self.peers.remove(&peer) {
             entry.peer.close(&mut self.shared);
             if let Some(deadline) = entry.deadline {
@@ -81,7 +98,7 @@ impl Paths {
         peer: PeerId,
         message: Message,
     ) -> Result<(), MessageError> {
-        let result = self.with(peer, |peer, shared| peer.handle_message(now, message, shared));
+        let result = self.with(now, peer, |peer, shared| peer.handle_message(now, message, shared));
         let result = result.unwrap_or(Err(MessageError::UnknownPeer));
         self.shared.counters.messages_refused += u64::from(result.is_err());
         result
@@ -91,37 +108,56 @@ impl Paths {
     /// and are tried again with back-off.
     pub fn handle_event(&mut self, now: Instant, event: EngineEvent) {
         let peer = match &event {
-            EngineEvent::ProbeReceived { path, .. }
-            | EngineEvent::OutboundNearLimit { path, .. }
+            EngineEvent::ProbeReceived { peer, .. } => Some(peer),
+            EngineEvent::OutboundNearLimit { path, .. }
             | EngineEvent::OutboundExhausted { path, .. }
             | EngineEvent::RemoteMoved { path, .. }
             | EngineEvent::MessageTooLong { path, .. }
             | EngineEvent::PathFailed { path, .. } => self.shared.paths.get(path),
             EngineEvent::InboundFirstUse { spi } => self.shared.spis.get(spi),
-            EngineEvent::EngineFailed { .. } => None,
-        };
-        let named = match &event {
-            EngineEvent::ProbeReceived { peer, .. } => Some(*peer),
-            _ => None,
-        };
-        match (peer.copied(), event) {
-            (_, EngineEvent::EngineFailed { engine, reason }) => {
-                self.engine_failed(now, engine, &reason);
+            EngineEvent::EngineFailed { .. } => {
+                for peer in self.ids() {
+                    let event = event.clone();
+                    self.with(now, peer, |peer, shared| peer.handle_event(now, event, shared));
+                }
+                return;
             }
-            (Some(peer), event) if named.is_none_or(|named| named == peer) => {
-                self.with(peer, |peer, shared| peer.handle_event(now, &event, shared));
-            }
-            _ => self.shared.counters.events_stale += 1,
-        }
+        };
+        let known = peer.copied().and_then(|peer| {
+            self.with(now, peer, |peer, shared| peer.handle_event(now, event, shared))
+        });
+        self.shared.counters.events_stale += u64::from(known.is_none());
     }
 
     /// The outer IP MTU of this host's link is another now, in bytes; peers are told.
     pub fn handle_link_mtu(&mut self, now: Instant, link_mtu: u16) {
         let link_mtu = link_mtu.max(LINK_MTU_MIN);
-        if std::mem::replace(&mut self.shared.config.link_mtu, link_mtu) != link_mtu {
+        let config = Arc::make_mut(&mut self.shared.config);
+        if std::mem::replace(&mut config.link_mtu, link_mtu) != link_mtu {
             for peer in self.ids() {
-                self.with(peer, |peer, shared| peer.handle_local_change(now, shared));
+                self.with(now, peer, |peer, shared| peer.handle_local_change(now, shared));
             }
+        }
+    }
+
+    /// This host offers these engines from now on, for those that are `missing` for that reason: a
+    /// module was loaded, or an engine is broken for good. Peers are told; paths that are new or
+    /// gone lead to no loss while another one works.
+    pub fn handle_engines(
+        &mut self,
+        now: Instant,
+        engines: Vec<EngineOffer>,
+        missing: Vec<(EngineKind, Reason)>,
+    ) {
+        let engines = clamped_engines(engines);
+        let config = Arc::make_mut(&mut self.shared.config);
+        if config.engines == engines && config.missing == missing {
+            return;
+        }
+        config.engines = engines;
+        config.missing = missing;
+        for peer in self.ids() {
+            self.with(now, peer, |peer, shared| peer.handle_local_change(now, shared));
         }
     }
 
@@ -130,7 +166,7 @@ impl Paths {
         while let Some(&(deadline, peer)) = self.deadlines.first()
             && deadline <= now
         {
-            self.with(peer, |peer, shared| peer.handle_timeout(now, shared));
+            self.with(now, peer, |peer, shared| peer.handle_timeout(now, shared));
             if self.deadlines.contains(&(deadline, peer)) {
                 // It has more to do at once: after the others, and not for ever in this call.
                 break;
@@ -158,9 +194,12 @@ impl Paths {
         self.shared.changes.pop_front()
     }
 
-    /// Every path of every peer, by peer; a peer without a path has one entry that says why.
+    /// By peer: every path, the preferred first, or one entry that says why there is none; then one
+    /// entry without a path for each engine, at either end, that there is none on, with the reason.
+    /// [`crate::overall`] makes one line of a peer's entries.
     pub fn status(&self, _now: Instant) -> Vec<PathStatus> {
-        self.peers.values().flat_map(|entry| entry.peer.status()).collect()
+        let config = &self.shared.config;
+        self.peers.values().flat_map(|entry| entry.peer.status(config)).collect()
     }
 
     /// What was left aside so far.
@@ -168,9 +207,32 @@ impl Paths {
         self.shared.counters
     }
 
-    fn engine_failed(&mut self, now: Instant, kind: EngineKind, reason: &str) {
-        for peer in self.ids() {
-            self.with(peer, |peer, shared| peer.handle_engine_failed(now, kind, reason, shared));
+    /// Notes where a peer's link comes from, and says who has the kernel engine for that address.
+    fn claim(&mut self, now: Instant, id: PeerId, address: IpAddr) -> PeerId {
+        if self.peers.get(&id).and_then(|entry| entry.claim) != Some(address) {
+            self.release(now, id);
+            if let Some(entry) = self.peers.get_mut(&id) {
+                entry.claim = Some(address);
+            }
+        }
+        *self.owners.entry(address).or_insert(id)
+    }
+
+    /// The peer no longer has its address; the next one there gets the kernel engine.
+    fn release(&mut self, now: Instant, id: PeerId) {
+        let claim = self.peers.get_mut(&id).and_then(|entry| entry.claim.take());
+        let Some(address) = claim.filter(|address| self.owners.get(address) == Some(&id)) else {
+            return;
+        };
+        let there = |(_, entry): &(&PeerId, &Entry)| entry.claim == Some(address);
+        match self.peers.iter().find(there).map(|(heir, _)| *heir) {
+            Some(heir) => {
+                self.owners.insert(address, heir);
+                self.with(now, heir, |peer, all| peer.handle_address_free(now, all));
+            }
+            None => {
+                self.owners.remove(&address);
+            }
         }
     }
 
@@ -179,7 +241,12 @@ impl Paths {
     }
 
     /// Does something with a peer, and notes when it is to be looked at next.
-    fn with<T>(&mut self, id: PeerId, act: impl FnOnce(&mut Peer, &mut Shared) -> T) -> Option<T> {
+    fn with<T>(
+        &mut self,
+        now: Instant,
+        id: PeerId,
+        act: impl FnOnce(&mut Peer, &mut Shared) -> T,
+    ) -> Option<T> {
         let entry = self.peers.get_mut(&id)?;
         let result = act(&mut entry.peer, &mut self.shared);
         let next = entry.peer.next_timeout(&self.shared);
@@ -189,6 +256,9 @@ impl Paths {
             }
             self.deadlines.extend(next.map(|next| (next, id)));
             entry.deadline = next;
+        }
+        if entry.claim.is_some() && !entry.peer.holds_address() {
+            self.release(now, id);
         }
         Some(result)
     }

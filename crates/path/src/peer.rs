@@ -1,48 +1,62 @@
 //! All paths to one peer, and which of them carries its frames.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 use std::time::Instant;
 
-use weft_crypto::{Cipher, Format, PeerId, SessionKey, derive_sa_key};
+use weft_crypto::{Format, PeerId, SessionKey, derive_sa_key};
 
-use crate::candidate::{Candidate, Key};
-use crate::config::{ENGINES_MAX, LINK_GRACE_MS, RESEND_MS, SESSION_SPIS_MAX, ms, overhead};
-use crate::inbound::Terms;
-use crate::message::{EngineAbility, Hello, Message, MessageError, Offer};
+use crate::candidate::{Candidate, Turn};
+use crate::config::{
+    Config, LINK_GRACE_MS, RESEND_MS, RETIRED_MAX, SESSION_SPIS_MAX, ms, overhead,
+};
+use crate::inbound::{Generation, Terms};
+use crate::message::{Hello, Message, MessageError, Offer, ProbeAnswer, Withdraw};
+use crate::pairing::{Key, Scene, abilities, taken};
 use crate::prober::Role;
-use crate::seam::{Encapsulation, EngineCommand, EngineEvent, EngineKind, PathId};
+use crate::seam::{EngineCommand, EngineEvent, PathId};
 use crate::shared::Shared;
-use crate::status::{PathChange, PathState, PathStatus, Reason};
+use crate::status::{PathChange, PathState, Reason};
 
 pub(crate) struct Peer {
-    id: PeerId,
+    pub(crate) id: PeerId,
     /// `None` while the link is down.
-    session: Option<Session>,
-    link_down: Option<Instant>,
+    pub(crate) session: Option<Session>,
+    pub(crate) link_down: Option<Instant>,
+    /// This host's address on the link, where it is known.
+    local: Option<IpAddr>,
     remote: IpAddr,
-    hello: Option<Hello>,
+    /// Another peer has the same address and the kernel engine here.
+    address_shared: bool,
+    pub(crate) hello: Option<Hello>,
     /// The start of the peer's daemon that the candidates belong to.
     instance: Option<u64>,
     hello_again: Option<Instant>,
-    cipher: Option<Cipher>,
-    candidates: BTreeMap<Key, Candidate>,
-    bound: Option<Key>,
+    pub(crate) candidates: BTreeMap<Key, Candidate>,
+    turn: Turn,
+    /// SAs of paths that the hosts no longer have, on which the peer may still send.
+    retired: VecDeque<Generation>,
+    pub(crate) bound: Option<Key>,
+    /// Until when a better path is taken as soon as it is proven.
+    pub(crate) settles: Option<Instant>,
+    /// Since when the path in use is in doubt.
+    pub(crate) doubted: Option<Instant>,
     /// Stands for the paths while there is none.
-    none: NoPath,
+    pub(crate) none: NoPath,
     /// SPIs that the peer has offered in this session.
     spis: BTreeSet<u32>,
 }
 
-struct Session {
+pub(crate) struct Session {
     key: SessionKey,
     tag: u64,
 }
 
-struct NoPath {
-    state: PathState,
-    reason: Reason,
-    since: Instant,
+pub(crate) struct NoPath {
+    pub(crate) state: PathState,
+    pub(crate) reason: Reason,
+    pub(crate) since: Instant,
 }
 
 impl Peer {
@@ -51,13 +65,18 @@ impl Peer {
             id,
             session: None,
             link_down: None,
-            remote,
+            local: None,
+            remote: remote.to_canonical(),
+            address_shared: false,
             hello: None,
             instance: None,
             hello_again: None,
-            cipher: None,
             candidates: BTreeMap::new(),
+            turn: Turn::default(),
+            retired: VecDeque::new(),
             bound: None,
+            settles: None,
+            doubted: None,
             none: NoPath { state: PathState::Probing, reason: Reason::AwaitingOffer, since: now },
             spis: BTreeSet::new(),
         }
@@ -67,17 +86,22 @@ impl Peer {
         &mut self,
         now: Instant,
         key: SessionKey,
-        remote: IpAddr,
+        addresses: (Option<IpAddr>, IpAddr),
+        address_shared: bool,
         shared: &mut Shared,
     ) {
         let tag = session_tag(&key);
         self.link_down = None;
-        self.remote = remote.to_canonical();
         if self.session.as_ref().is_none_or(|session| session.tag != tag) {
             self.spis.clear();
             self.candidates.values_mut().for_each(|candidate| candidate.handle_session(now));
         }
         self.session = Some(Session { key, tag });
+        self.set_addresses(now, addresses, shared);
+        self.address_shared = address_shared;
+        if address_shared {
+            self.retire(now, Key::is_kernel, shared);
+        }
         if self.has_greeted() {
             self.hello_again = None;
             self.send_hello(false, shared);
@@ -89,25 +113,65 @@ impl Peer {
         self.handle_timeout(now, shared);
     }
 
+    fn set_addresses(
+        &mut self,
+        now: Instant,
+        (local, remote): (Option<IpAddr>, IpAddr),
+        shared: &mut Shared,
+    ) {
+        let known =
+            |address: IpAddr| Some(address.to_canonical()).filter(|it| !it.is_unspecified());
+        let (local, remote) = (local.and_then(known), remote.to_canonical());
+        if (self.local, self.remote) == (local, remote) {
+            return;
+        }
+        (self.local, self.remote) = (local, remote);
+        // Trust is in an address: both hosts have to say again that they trust the new one.
+        self.retire(now, Key::is_plain, shared);
+        for (key, candidate) in &mut self.candidates {
+            if key.is_kernel() {
+                candidate.handle_addresses(now);
+            }
+        }
+    }
+
+    /// The peer that had the kernel engine for this one's address has it no longer.
+    pub(crate) fn handle_address_free(&mut self, now: Instant, shared: &mut Shared) {
+        self.address_shared = false;
+        self.handle_local_change(now, shared);
+    }
+
+    /// Its address is not free for the kernel paths of another peer: the link is up, or may come
+    /// back in time.
+    pub(crate) fn holds_address(&self) -> bool {
+        self.session.is_some() || self.none.reason != Reason::LinkLost
+    }
+
     pub(crate) fn handle_link_down(&mut self, now: Instant, shared: &mut Shared) {
         self.session = None;
         self.hello = None;
         self.hello_again = None;
         self.link_down.get_or_insert(now);
         self.candidates.values_mut().for_each(Candidate::handle_link_down);
+        // The peer may come back from an address that is not trusted.
+        self.retire(now, Key::is_plain, shared);
         self.handle_timeout(now, shared);
     }
 
     pub(crate) fn close(&mut self, shared: &mut Shared) {
         self.candidates.values_mut().for_each(|candidate| candidate.close(shared));
         self.candidates.clear();
+        self.retired.drain(..).for_each(|generation| generation.remove(shared));
         shared.command(EngineCommand::RemovePeer { peer: self.id });
     }
 
-    /// Our own link has another MTU, or our offers changed.
+    /// This host's link has another MTU, or its engines have changed.
     pub(crate) fn handle_local_change(&mut self, now: Instant, shared: &mut Shared) {
         if self.session.is_some() {
             self.send_hello(!self.has_greeted(), shared);
+        }
+        if self.has_greeted() {
+            self.sync(now, shared);
         }
         self.set_sizes(now, shared);
         self.handle_timeout(now, shared);
@@ -143,6 +207,7 @@ impl Peer {
                     }
                 }
             }
+            Message::Withdraw(withdraw) => self.handle_withdraw(&withdraw, shared),
             Message::Unknown => shared.counters.messages_unknown += 1,
         }
         self.handle_timeout(now, shared);
@@ -150,56 +215,44 @@ impl Peer {
     }
 
     /// `event` is about `path` of this peer, or about an inbound SA of it.
-    pub(crate) fn handle_event(&mut self, now: Instant, event: &EngineEvent, shared: &mut Shared) {
+    pub(crate) fn handle_event(&mut self, now: Instant, event: EngineEvent, shared: &mut Shared) {
         let known = match event {
             EngineEvent::ProbeReceived { path, probe, mtu, .. } => {
-                let known = self.at(*path).map(|it| it.handle_probe(now)).is_some();
-                if known && self.session.is_some() {
-                    let answer = crate::message::ProbeAnswer { probe: *probe, mtu: *mtu };
+                self.handle_probe(now, path);
+                if self.session.is_some() {
+                    let answer = ProbeAnswer { probe, mtu };
                     shared.message(self.id, Message::ProbeAnswer(answer));
                 }
-                known
+                true
             }
             EngineEvent::InboundFirstUse { spi } => {
                 let mut candidates = self.candidates.values_mut();
-                candidates.any(|candidate| candidate.inbound.handle_first_use(now, *spi))
+                candidates.any(|candidate| candidate.inbound.handle_first_use(now, spi))
             }
             EngineEvent::OutboundNearLimit { path, spi } => {
-                self.at(*path).is_some_and(|it| it.handle_near_limit(now, *spi))
+                self.at(path).is_some_and(|it| it.handle_near_limit(now, spi))
             }
             EngineEvent::OutboundExhausted { path, spi } => {
-                self.at(*path).is_some_and(|it| it.handle_exhausted(now, *spi, shared))
+                self.at(path).is_some_and(|it| it.handle_exhausted(now, spi, shared))
             }
             EngineEvent::RemoteMoved { path, remote } => {
-                let known = self.at(*path).map(|it| it.handle_moved(now, *remote, shared));
+                let known = self.at(path).map(|it| it.handle_moved(now, remote, shared));
                 self.set_sizes(now, shared);
                 known.is_some()
             }
             EngineEvent::MessageTooLong { path, mtu } => {
-                self.at(*path).map(|it| it.handle_too_long(now, *mtu, shared)).is_some()
+                self.at(path).map(|it| it.handle_too_long(now, mtu, shared)).is_some()
             }
             EngineEvent::PathFailed { path, reason } => {
-                let reason = reason.clone();
-                self.at(*path).map(|it| it.handle_engine_failure(now, reason, shared)).is_some()
+                self.fail_paths(now, |candidate| candidate.path == path, &reason, shared)
             }
-            EngineEvent::EngineFailed { .. } => true,
+            EngineEvent::EngineFailed { engine, reason } => {
+                // A peer need not have a path on every engine.
+                self.fail_paths(now, |candidate| candidate.key.engine == engine, &reason, shared);
+                true
+            }
         };
         shared.counters.events_stale += u64::from(!known);
-        self.handle_timeout(now, shared);
-    }
-
-    pub(crate) fn handle_engine_failed(
-        &mut self,
-        now: Instant,
-        kind: EngineKind,
-        reason: &str,
-        shared: &mut Shared,
-    ) {
-        for candidate in self.candidates.values_mut() {
-            if kind == candidate.key.engine {
-                candidate.handle_engine_failure(now, reason.to_owned(), shared);
-            }
-        }
         self.handle_timeout(now, shared);
     }
 
@@ -217,66 +270,158 @@ impl Peer {
             self.hello_again = Some(now + ms(RESEND_MS));
             self.send_hello(true, shared);
         }
-        let greeted = self.has_greeted();
-        for (key, candidate) in &mut self.candidates {
-            let terms = match (&self.session, &self.hello, self.cipher) {
-                (Some(session), Some(hello), Some(cipher)) if greeted => {
-                    terms(session, hello, cipher, *key, shared)
-                }
-                _ => None,
-            };
-            let terms = terms.as_ref().map(|(engine, lanes, session, cipher)| Terms {
-                session: &session.key,
-                tag: session.tag,
-                engine,
-                sender_engine: key.remote_engine,
-                cipher: *cipher,
-                lanes: *lanes,
-                remote: self.remote,
-            });
-            candidate.handle_timeout(now, role(self.bound, *key), terms.as_ref(), shared);
-        }
+        self.prune_retired(now, shared);
+        self.run_candidates(now, shared);
         self.select(now, shared);
     }
 
+    fn run_candidates(&mut self, now: Instant, shared: &mut Shared) {
+        let config = Arc::clone(&shared.config);
+        let roles: Vec<Role> = self.candidates.keys().map(|key| self.role(key)).collect();
+        let mut candidates = std::mem::take(&mut self.candidates);
+        let mut turn = std::mem::take(&mut self.turn);
+        let scene = self.scene(&config).zip(self.session.as_ref());
+        for ((key, candidate), role) in candidates.iter_mut().zip(roles) {
+            let agreed = scene
+                .as_ref()
+                .and_then(|(scene, session)| scene.agree(key).ok().map(|agreed| (agreed, session)));
+            let terms = agreed.map(|(agreed, session)| Terms {
+                session: &session.key,
+                tag: session.tag,
+                engine: agreed.engine,
+                sender_engine: key.remote_engine,
+                encapsulation: key.encapsulation,
+                cipher: agreed.cipher,
+                lanes: agreed.lanes,
+                local: self.local,
+                remote: self.remote,
+            });
+            candidate.handle_timeout(now, role, terms.as_ref(), &mut turn, shared);
+        }
+        self.candidates = candidates;
+        self.turn = turn;
+    }
+
+    /// What decides which paths there can be, once the hosts have greeted.
+    pub(crate) fn scene<'a>(&'a self, config: &'a Config) -> Option<Scene<'a>> {
+        let hello = self.hello.as_ref().filter(|_| self.has_greeted())?;
+        let known = |address: Option<IpAddr>| {
+            address.map(|it| it.to_canonical()).filter(|address| !address.is_unspecified())
+        };
+        let theirs = known(hello.address).is_some_and(|address| address != self.remote);
+        let ours =
+            known(hello.peer_address).zip(self.local).is_some_and(|(seen, local)| seen != local);
+        Some(Scene {
+            config,
+            hello,
+            nat: theirs || ours,
+            address_shared: self.address_shared,
+            trusted: config.trusts(self.remote),
+        })
+    }
+
+    fn prune_retired(&mut self, now: Instant, shared: &mut Shared) {
+        let lifetime = shared.config.sa_lifetime;
+        let (gone, kept) = std::mem::take(&mut self.retired)
+            .into_iter()
+            .partition::<VecDeque<_>, _>(|generation| now >= generation.dies_at(lifetime));
+        gone.into_iter().for_each(|generation| generation.remove(shared));
+        self.retired = kept;
+    }
+
+    /// These paths are no more. Frames take another one first, and what the peer still sends on
+    /// them is received for a while.
+    fn retire(&mut self, now: Instant, which: impl Fn(&Key) -> bool, shared: &mut Shared) {
+        let leaving: Vec<Key> = self.candidates.keys().copied().filter(|key| which(key)).collect();
+        if leaving.is_empty() {
+            return;
+        }
+        for key in &leaving {
+            self.candidates.get_mut(key).into_iter().for_each(Candidate::leave);
+        }
+        self.select(now, shared);
+        for key in &leaving {
+            if let Some(candidate) = self.candidates.remove(key) {
+                self.retired.extend(candidate.retire(now, shared));
+            }
+        }
+        while self.retired.len() > RETIRED_MAX {
+            self.retired.pop_front().into_iter().for_each(|oldest| oldest.remove(shared));
+        }
+    }
+
     pub(crate) fn next_timeout(&self, shared: &Shared) -> Option<Instant> {
-        let ready = self.session.is_some() && self.has_greeted() && self.cipher.is_some();
+        let ready = self.session.is_some() && self.has_greeted();
         let lost = self.none.state == PathState::Failed && self.none.reason == Reason::LinkLost;
         let grace = self.link_down.filter(|_| !lost).map(|since| since + ms(LINK_GRACE_MS));
+        let lifetime = shared.config.sa_lifetime;
         let candidates = self.candidates.values();
         candidates
             .filter_map(|candidate| candidate.next_timeout(ready, shared))
+            .chain(self.retired.iter().map(|generation| generation.dies_at(lifetime)))
             .chain(self.hello_again)
             .chain(grace)
             .min()
     }
 
-    pub(crate) fn status(&self) -> Vec<PathStatus> {
-        let link_down = self.link_down.is_some();
-        if !self.candidates.is_empty() {
-            return self.candidates.values().map(|it| it.status(link_down)).collect();
-        }
-        vec![PathStatus {
-            peer: self.id,
-            path: None,
-            format: None,
-            engine: None,
-            state: self.none.state,
-            reason: Some(self.none.reason.clone()),
-            since: self.none.since,
-            next_try: None,
-            cipher: None,
-            encrypted: false,
-            mtu: None,
-            rtt: None,
-            remote: None,
-            rekeys: 0,
-            link_down,
-        }]
-    }
-
     fn at(&mut self, path: PathId) -> Option<&mut Candidate> {
         self.candidates.values_mut().find(|candidate| candidate.path == path)
+    }
+
+    /// A probe came in. A kernel engine does not know on which of its paths.
+    fn handle_probe(&mut self, now: Instant, path: PathId) {
+        let Some(key) = self.at(path).map(|candidate| candidate.key) else { return };
+        for candidate in self.candidates.values_mut() {
+            if candidate.path == path || (key.is_kernel() && candidate.key.is_kernel()) {
+                candidate.handle_probe(now);
+            }
+        }
+    }
+
+    /// An engine has lost these paths: the peer is told at once, so that it need not find out.
+    fn fail_paths(
+        &mut self,
+        now: Instant,
+        which: impl Fn(&Candidate) -> bool,
+        reason: &str,
+        shared: &mut Shared,
+    ) -> bool {
+        let mut known = false;
+        for (key, candidate) in &mut self.candidates {
+            if !which(candidate) {
+                continue;
+            }
+            known = true;
+            let lost = candidate.handle_engine_failure(now, reason.to_owned(), shared);
+            if let Some(session) = self.session.as_ref().filter(|_| lost) {
+                let withdraw = Withdraw {
+                    session: session.tag,
+                    format: key.format,
+                    engine: key.engine,
+                    sender_engine: key.remote_engine,
+                    encapsulation: key.encapsulation,
+                    reason: Reason::EngineError(reason.to_owned()).to_string(),
+                };
+                shared.message(self.id, Message::Withdraw(withdraw));
+            }
+        }
+        known
+    }
+
+    fn handle_withdraw(&mut self, withdraw: &Withdraw, shared: &mut Shared) {
+        let key = Key {
+            engine: withdraw.sender_engine,
+            remote_engine: withdraw.engine,
+            encapsulation: withdraw.encapsulation,
+            format: withdraw.format,
+        };
+        let present = self.session.as_ref().is_some_and(|it| it.tag == withdraw.session);
+        match self.candidates.get_mut(&key).filter(|_| present) {
+            Some(candidate) => {
+                candidate.handle_withdraw(Reason::of_peer(&withdraw.reason), shared);
+            }
+            None => shared.counters.messages_stale += 1,
+        }
     }
 
     /// The peer's hello belongs to the session key that this host has.
@@ -289,16 +434,16 @@ impl Peer {
 
     fn send_hello(&self, reply_wanted: bool, shared: &mut Shared) {
         let Some(session) = &self.session else { return };
-        let engines = shared.config.engines.iter().map(|engine| EngineAbility {
-            engine: engine.kind,
-            format: engine.format,
-            lanes_max: engine.lanes_max,
-        });
+        let (engines, missing) = abilities(&shared.config, self.address_shared);
         let hello = Hello {
             session: session.tag,
             instance: shared.instance,
             ciphers: shared.config.ciphers.clone(),
-            engines: engines.collect(),
+            engines,
+            missing,
+            address: self.local,
+            peer_address: Some(self.remote),
+            trusted: shared.config.trusts(self.remote),
             mtu: shared.config.link_mtu,
             reply_wanted,
         };
@@ -347,9 +492,20 @@ impl Peer {
             return Ok(());
         };
         offer.check()?;
-        let (engine, remote_engine) = (offer.sender_engine, offer.engine);
-        let key = Key { engine, remote_engine, format: offer.format };
-        let candidate = self.candidates.get_mut(&key).ok_or(MessageError::NoSuchPath)?;
+        let key = Key {
+            engine: offer.sender_engine,
+            remote_engine: offer.engine,
+            encapsulation: offer.encapsulation,
+            format: offer.format,
+        };
+        if key.is_impossible() {
+            return Err(MessageError::NoSuchPath);
+        }
+        let Some(candidate) = self.candidates.get_mut(&key) else {
+            // The offer and a hello that takes the path away have crossed.
+            shared.counters.messages_stale += 1;
+            return Ok(());
+        };
         match candidate.accepted() {
             // The answer was lost. The SA is in use: installed again, its sequence numbers would
             // begin again under the same key.
@@ -362,20 +518,18 @@ impl Peer {
                 shared.counters.messages_stale += 1;
                 return Ok(());
             }
-            _ if candidate.is_held() => return Ok(()),
+            _ if candidate.is_held() => {
+                candidate.ask_later(offer);
+                return Ok(());
+            }
             _ => {}
         }
-        if !shared.config.ciphers.contains(&offer.cipher) {
-            return Err(MessageError::WrongCipher);
-        }
-        if !offer.lanes.iter().any(|lane| lane.lane == 0) {
-            return Err(MessageError::WrongLanes);
-        }
-        if offer.lanes.iter().any(|lane| self.spis.contains(&lane.spi)) {
-            return Err(MessageError::WrongSpi);
-        }
-        if self.spis.len() + offer.lanes.len() > SESSION_SPIS_MAX {
-            return Err(MessageError::TooManySas);
+        check_lanes(offer, &self.spis, &shared.config)?;
+        let engine = shared.config.engine(key.engine, key.format);
+        if !engine.is_some_and(|it| taken(&shared.config, it).any(|own| own == offer.cipher)) {
+            // The offer and a hello of an engine that takes less have crossed.
+            shared.counters.messages_stale += 1;
+            return Ok(());
         }
         self.spis.extend(offer.lanes.iter().map(|lane| lane.spi));
         let address = offer.address.unwrap_or(self.remote).to_canonical();
@@ -396,45 +550,28 @@ impl Peer {
         let Some(hello) = &self.hello else { return };
         if self.instance.replace(hello.instance).is_some_and(|before| before != hello.instance) {
             self.candidates.values_mut().for_each(|it| it.handle_peer_restart(shared));
+            self.retired.drain(..).for_each(|generation| generation.remove(shared));
         }
-        let own = &shared.config.ciphers;
-        let cipher = own.iter().find(|cipher| hello.ciphers.contains(cipher)).copied();
-        if cipher != self.cipher {
-            self.cipher = cipher;
-            self.candidates.values_mut().for_each(|candidate| candidate.inbound.want());
-        }
-        let mut keys = BTreeSet::new();
-        for ours in &shared.config.engines {
-            for theirs in hello.engines.iter().take(ENGINES_MAX) {
-                if ours.format == theirs.format && cipher.is_some() {
-                    let (engine, remote_engine) = (ours.kind, theirs.engine);
-                    keys.insert(Key { engine, remote_engine, format: ours.format });
-                }
-            }
-        }
-        let outer = hello.mtu.min(shared.config.link_mtu);
-        self.candidates.retain(|key, candidate| {
-            let kept = keys.contains(key);
-            if !kept {
-                candidate.close(shared);
-            }
-            kept
-        });
-        for key in keys {
-            let ceiling = outer.saturating_sub(overhead(
-                key.format,
-                Encapsulation::Udp,
-                self.remote.is_ipv6(),
-            ));
+        let config = Arc::clone(&shared.config);
+        let Some(scene) = self.scene(&config) else { return };
+        let mut keys = scene.keys();
+        keys.retain(|key| scene.agree(key).is_ok());
+        let none = keys.is_empty().then(|| scene.why_none());
+        let outer = hello.mtu.min(config.link_mtu);
+        for key in &keys {
+            let overhead = overhead(key.format, key.encapsulation, self.remote.is_ipv6());
+            let ceiling = outer.saturating_sub(overhead);
             self.candidates
-                .entry(key)
-                .or_insert_with(|| Candidate::new(now, self.id, key, ceiling, shared));
+                .entry(*key)
+                .or_insert_with(|| Candidate::new(now, self.id, *key, ceiling, shared));
         }
+        self.retire(now, |key| !keys.contains(key), shared);
         self.set_sizes(now, shared);
-        if self.candidates.is_empty() {
-            let reason = cipher.map_or(Reason::NoCommonCipher, |_| Reason::NoCommonFormat);
-            self.none_changed(now, PathState::Failed, reason, shared);
-        }
+        let (state, reason) = match none {
+            Some(reason) => (PathState::Failed, reason),
+            None => (PathState::Probing, Reason::AwaitingOffer),
+        };
+        self.none_changed(now, state, reason, shared);
     }
 
     fn set_sizes(&mut self, now: Instant, shared: &mut Shared) {
@@ -445,32 +582,6 @@ impl Peer {
         }
     }
 
-    /// Chooses the path for the peer's frames: the present one while it works, unless a better one
-    /// has proven itself; else the best that works.
-    fn select(&mut self, now: Instant, shared: &mut Shared) {
-        let usable = |key: &Key| self.candidates.get(key).is_some_and(Candidate::is_usable);
-        let chosen = match self.bound.filter(usable) {
-            Some(present) => {
-                let mut better = self.candidates.range(..present);
-                let better = better.find(|(_, candidate)| candidate.is_clean(now));
-                Some(better.map_or(present, |(key, _)| *key))
-            }
-            None => self.candidates.keys().copied().find(usable),
-        };
-        if chosen != self.bound {
-            self.bound = chosen;
-            let path = chosen.and_then(|key| self.candidates.get(&key)).map(|it| it.path);
-            shared.command(EngineCommand::BindPath { peer: self.id, path });
-            for (key, candidate) in &mut self.candidates {
-                candidate.role_changed(now, role(chosen, *key));
-            }
-        }
-        for (key, candidate) in &mut self.candidates {
-            let bound = self.bound == Some(*key);
-            candidate.report(now, role(self.bound, *key), bound, shared);
-        }
-    }
-
     fn none_changed(&mut self, now: Instant, to: PathState, reason: Reason, shared: &mut Shared) {
         if self.none.state == to && self.none.reason == reason {
             return;
@@ -478,38 +589,38 @@ impl Peer {
         let from = self.none.state;
         if self.candidates.is_empty() {
             let (peer, reason) = (self.id, Some(reason.clone()));
-            let change =
-                PathChange { peer, path: None, format: None, engine: None, from, to, reason };
+            let change = PathChange {
+                peer,
+                path: None,
+                format: None,
+                engine: None,
+                remote_engine: None,
+                encapsulation: None,
+                from,
+                to,
+                reason,
+            };
             shared.change(change);
         }
         self.none = NoPath { state: to, reason, since: now };
     }
 }
 
-type OwnedTerms<'a> = (crate::config::EngineOffer, u16, &'a Session, Cipher);
-
-fn terms<'a>(
-    session: &'a Session,
-    hello: &Hello,
-    cipher: Cipher,
-    key: Key,
-    shared: &Shared,
-) -> Option<OwnedTerms<'a>> {
-    let engine = shared.config.engine(key.engine, key.format)?.clone();
-    let theirs = hello
-        .engines
-        .iter()
-        .find(|theirs| theirs.engine == key.remote_engine && theirs.format == key.format)?;
-    let lanes = engine.lanes_max.min(theirs.lanes_max).max(1);
-    Some((engine, lanes, session, cipher))
-}
-
-fn role(bound: Option<Key>, key: Key) -> Role {
-    match bound {
-        Some(bound) if bound == key => Role::Active,
-        Some(bound) if bound < key => Role::Standby,
-        _ => Role::Contender,
+/// Whether an offer's SAs can be sent on, in view of those that the peer has offered before.
+fn check_lanes(offer: &Offer, spis: &BTreeSet<u32>, config: &Config) -> Result<(), MessageError> {
+    if !config.ciphers.contains(&offer.cipher) {
+        return Err(MessageError::WrongCipher);
     }
+    if !offer.lanes.iter().any(|lane| lane.lane == 0) {
+        return Err(MessageError::WrongLanes);
+    }
+    if offer.lanes.iter().any(|lane| spis.contains(&lane.spi)) {
+        return Err(MessageError::WrongSpi);
+    }
+    if spis.len() + offer.lanes.len() > SESSION_SPIS_MAX {
+        return Err(MessageError::TooManySas);
+    }
+    Ok(())
 }
 
 /// Tells two session keys apart without telling them: the key schedule's output for an SPI that no

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use rand::Rng;
 
 use crate::config::{
-    CLEAN_BEFORE_MOVE_MS, MTU_FLOOR, MTU_RAISE_S, PROBES_UNANSWERED_MAX, RETRY_FIRST_MS,
-    RETRY_MAX_MS, ms,
+    CLEAN_BEFORE_MOVE_MS, MTU_FLOOR, MTU_RAISE_NARROW_S, MTU_RAISE_S, PROBES_UNANSWERED_MAX,
+    RETRY_FIRST_MS, RETRY_MAX_MS, ms,
 };
 use crate::seam::{EngineCommand, PathId};
 use crate::shared::Shared;
@@ -49,7 +49,8 @@ pub(crate) enum Verdict {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Role {
     Active,
-    /// Better than the active path: probed as often, so that it can prove itself.
+    /// Better than the active path, or the active path is in doubt: probed as often, so that it can
+    /// prove itself.
     Contender,
     Standby,
 }
@@ -61,13 +62,16 @@ pub(crate) struct Sizes {
     /// Tried first: what the containers have.
     start: u16,
     ceiling: u16,
+    /// What the containers have, whether the links carry it or not.
+    wanted: u16,
 }
 
 impl Sizes {
     pub(crate) fn new(container_mtu: u16, ceiling: u16) -> Self {
         let ceiling = ceiling & !3;
         let floor = MTU_FLOOR.min(ceiling);
-        Self { floor, start: (container_mtu & !3).clamp(floor, ceiling), ceiling }
+        let wanted = container_mtu & !3;
+        Self { floor, start: wanted.clamp(floor, ceiling), ceiling, wanted }
     }
 }
 
@@ -108,16 +112,22 @@ pub(crate) struct Prober {
     sizes: Sizes,
     phase: Phase,
     next: Option<Instant>,
+    /// The next step of the search for a larger MTU, where it does not wait for `next`.
+    search_at: Option<Instant>,
     number: u64,
     outstanding: BTreeMap<u64, Sent>,
     unanswered: u32,
     small_answered: bool,
     clean_since: Option<Instant>,
+    /// When the last answer to a probe of full size came.
+    answered: Option<Instant>,
     rtt: Option<Duration>,
     mtu: Option<u16>,
     search: Option<Search>,
     raise_at: Option<Instant>,
     floor_refused: bool,
+    /// What the containers have is known not to get through.
+    narrow: bool,
     /// The path is in use: its probes say so.
     active: bool,
 }
@@ -129,16 +139,19 @@ impl Prober {
             sizes,
             phase: Phase::Idle,
             next: None,
+            search_at: None,
             number: shared.rng.next_u64(),
             outstanding: BTreeMap::new(),
             unanswered: 0,
             small_answered: false,
             clean_since: None,
+            answered: None,
             rtt: None,
             mtu: None,
             search: None,
             raise_at: None,
             floor_refused: false,
+            narrow: false,
             active: false,
         }
     }
@@ -156,7 +169,40 @@ impl Prober {
     }
 
     pub(crate) fn next(&self) -> Option<Instant> {
-        self.next
+        [self.next, self.search_at].into_iter().flatten().min()
+    }
+
+    /// Packets as large as the containers' MTU do not get through; smaller ones do.
+    pub(crate) fn is_narrow(&self) -> bool {
+        self.is_alive() && self.narrow
+    }
+
+    /// Its last probes are unanswered, though not yet enough of them for a verdict.
+    pub(crate) fn is_in_doubt(&self) -> bool {
+        self.is_alive() && self.unanswered > 0
+    }
+
+    /// A probe was answered since then.
+    pub(crate) fn is_answered_since(&self, since: Instant) -> bool {
+        self.answered.is_some_and(|at| at >= since)
+    }
+
+    /// Probes are to be sent.
+    pub(crate) fn is_due(&self, now: Instant) -> bool {
+        self.next().is_some_and(|at| now >= at)
+    }
+
+    /// Sends nothing before `at`.
+    pub(crate) fn delay(&mut self, at: Instant) {
+        self.next = self.next.map(|next| next.max(at));
+        self.search_at = self.search_at.map(|search| search.max(at));
+    }
+
+    /// Something makes it urgent to know whether a path that was proven still works.
+    pub(crate) fn hasten(&mut self, now: Instant) {
+        if self.is_alive() {
+            self.next = self.next.map(|next| next.min(now));
+        }
     }
 
     /// No probe was lost for so long that traffic may move to this path.
@@ -175,15 +221,18 @@ impl Prober {
     pub(crate) fn stop(&mut self) {
         self.phase = Phase::Idle;
         self.next = None;
+        self.search_at = None;
         self.mtu = None;
         self.search = None;
         self.clean_since = None;
+        self.narrow = false;
         self.forget();
     }
 
     /// Answers cannot come back: nothing is sent and nothing concluded until [`Self::resume`].
     pub(crate) fn pause(&mut self) {
         self.next = None;
+        self.search_at = None;
         self.forget();
     }
 
@@ -221,12 +270,13 @@ impl Prober {
         } else if let Some(search) = self.search {
             self.begin_search(now, search.size, search.high, search.bounded);
         }
-        if mtu > sizes.ceiling {
+        let lowered = mtu > sizes.ceiling;
+        if lowered {
             self.mtu = Some(sizes.ceiling);
             self.search = None;
-            return Verdict::MtuChanged;
         }
-        Verdict::Nothing
+        self.judge_width();
+        if lowered { Verdict::MtuChanged } else { Verdict::Nothing }
     }
 
     /// Does what is due.
@@ -236,22 +286,34 @@ impl Prober {
         role: Role,
         shared: &mut Shared,
     ) -> Verdict {
-        if self.next.is_none_or(|next| now < next) {
+        if !self.is_due(now) {
             return Verdict::Nothing;
         }
         self.active = role == Role::Active;
+        let searches = self.search_at.take_if(|at| now >= *at).is_some();
+        if self.next.is_none_or(|next| now < next) {
+            if searches && self.is_alive() {
+                self.search_send(now, shared);
+            }
+            return Verdict::Nothing;
+        }
         self.expire(now);
-        match self.phase {
-            Phase::Idle => self.next = None,
-            Phase::Proving { round } => return self.prove(now, round, shared),
-            Phase::Alive => return self.watch(now, role, shared),
+        let verdict = match self.phase {
+            Phase::Idle => {
+                self.next = None;
+                Verdict::Nothing
+            }
+            Phase::Proving { round } => self.prove(now, round, shared),
+            Phase::Alive => self.watch(now, role, shared),
             Phase::Dead { tries } => {
                 self.send_large_and_small(now, shared);
                 self.phase = Phase::Dead { tries: tries.saturating_add(1) };
                 self.next = Some(now + retry_after(tries, shared));
+                Verdict::Nothing
             }
-        }
-        Verdict::Nothing
+        };
+        self.judge_width();
+        verdict
     }
 
     /// A probe's answer came over the link.
@@ -260,17 +322,19 @@ impl Prober {
         now: Instant,
         probe: u64,
         mtu: u16,
-        shared: &mut Shared,
+        shared: &Shared,
     ) -> Option<Verdict> {
         let sent = *self.outstanding.get(&probe).filter(|sent| sent.mtu == mtu)?;
         self.outstanding.remove(&probe);
         let sample = now.saturating_duration_since(sent.at);
         self.rtt = Some(self.rtt.map_or(sample, |rtt| (rtt * 7 + sample) / 8));
-        Some(match self.phase {
+        let verdict = match self.phase {
             Phase::Idle => Verdict::Nothing,
             Phase::Proving { .. } | Phase::Dead { .. } => self.revive(now, sent.mtu, shared),
-            Phase::Alive => self.confirm(now, sent, shared),
-        })
+            Phase::Alive => self.confirm(now, sent),
+        };
+        self.judge_width();
+        Some(verdict)
     }
 
     /// The kernel refused a datagram of this inner size.
@@ -283,7 +347,7 @@ impl Prober {
         let largest = size.saturating_sub(1) & !3;
         self.floor_refused |= size <= self.sizes.floor;
         self.outstanding.retain(|_, sent| sent.mtu < size);
-        match (self.phase, self.mtu) {
+        let verdict = match (self.phase, self.mtu) {
             (Phase::Proving { .. }, _) => {
                 let small_is_out =
                     self.outstanding.values().any(|sent| sent.purpose == Purpose::Small);
@@ -306,7 +370,9 @@ impl Prober {
                 Verdict::Nothing
             }
             _ => Verdict::Nothing,
-        }
+        };
+        self.judge_width();
+        verdict
     }
 
     fn prove(&mut self, now: Instant, round: u32, shared: &mut Shared) -> Verdict {
@@ -348,7 +414,7 @@ impl Prober {
         verdict
     }
 
-    fn revive(&mut self, now: Instant, mtu: u16, shared: &mut Shared) -> Verdict {
+    fn revive(&mut self, now: Instant, mtu: u16, shared: &Shared) -> Verdict {
         let mtu = mtu.min(self.sizes.ceiling);
         self.phase = Phase::Alive;
         self.mtu = Some(mtu);
@@ -356,18 +422,20 @@ impl Prober {
         self.unanswered = 0;
         self.small_answered = false;
         self.clean_since = Some(now);
+        self.answered = Some(now);
         let first = if mtu < self.sizes.start { self.sizes.start } else { self.sizes.ceiling };
         self.begin_search(now, first, self.sizes.ceiling, false);
         self.next = Some(now + shared.config.probe_interval);
-        self.search_send(now, shared);
+        self.search_at = self.search.map(|_| now);
         Verdict::Alive
     }
 
-    fn confirm(&mut self, now: Instant, sent: Sent, shared: &mut Shared) -> Verdict {
+    fn confirm(&mut self, now: Instant, sent: Sent) -> Verdict {
         let mtu = self.mtu.unwrap_or(0);
         if sent.mtu >= mtu {
             self.unanswered = 0;
             self.small_answered = false;
+            self.answered = Some(now);
             self.clean_since.get_or_insert(now);
         } else if sent.purpose == Purpose::Small {
             self.small_answered = true;
@@ -379,7 +447,7 @@ impl Prober {
         if let Some(search) = self.search {
             let next = if search.bounded { middle(sent.mtu, search.high) } else { search.high };
             self.begin_search(now, next, search.high, search.bounded);
-            self.search_send(now, shared);
+            self.search_at = self.search.and(self.next).map(|_| now);
         }
         Verdict::MtuChanged
     }
@@ -388,9 +456,11 @@ impl Prober {
         self.phase = Phase::Dead { tries: 1 };
         self.mtu = None;
         self.search = None;
+        self.search_at = None;
         self.clean_since = None;
         self.unanswered = 0;
         self.small_answered = false;
+        self.narrow = false;
         self.next = Some(now + retry_after(0, shared));
         Verdict::Dead { mtu_not_carried: std::mem::take(&mut self.floor_refused) }
     }
@@ -427,10 +497,23 @@ impl Prober {
         let high = high.min(self.sizes.ceiling);
         if high < low.saturating_add(4) {
             self.search = None;
-            self.raise_at = Some(now + Duration::from_secs(MTU_RAISE_S));
+            let narrow = low < self.sizes.wanted.min(self.sizes.ceiling);
+            let seconds = if narrow { MTU_RAISE_NARROW_S } else { MTU_RAISE_S };
+            self.raise_at = Some(now + Duration::from_secs(seconds));
         } else {
             let size = first.clamp(low + 4, high);
             self.search = Some(Search { size, high, probes: 0, bounded });
+        }
+    }
+
+    /// Whether the containers' MTU gets through is known once that size was answered, or given up;
+    /// what was given up stays so while larger sizes are sought again.
+    fn judge_width(&mut self) {
+        let Some(mtu) = self.mtu else { return };
+        if mtu >= self.sizes.wanted {
+            self.narrow = false;
+        } else if self.search.is_none_or(|search| search.high < self.sizes.wanted) {
+            self.narrow = true;
         }
     }
 

@@ -1,6 +1,7 @@
 //! What all peers of a host share: settings, the random source, the SPIs, and what goes out.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
 
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha20Rng;
@@ -13,7 +14,7 @@ use crate::status::{Counters, PathChange};
 
 pub(crate) struct Shared {
     pub(crate) local: PeerId,
-    pub(crate) config: Config,
+    pub(crate) config: Arc<Config>,
     pub(crate) rng: ChaCha20Rng,
     /// See [`crate::Hello::instance`].
     pub(crate) instance: u64,
@@ -34,7 +35,7 @@ impl Shared {
         let instance = rng.next_u64();
         Self {
             local,
-            config: config.clamped(),
+            config: Arc::new(config.clamped()),
             rng,
             instance,
             spis: BTreeMap::new(),

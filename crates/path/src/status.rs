@@ -1,5 +1,6 @@
 //! What a user sees of paths: states, named reasons, and one line per change.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -7,7 +8,7 @@ use std::time::{Duration, Instant};
 use serde::{Serialize, Serializer};
 use weft_crypto::{Cipher, Format, PeerId};
 
-use crate::seam::{EngineKind, PathId};
+use crate::seam::{Encapsulation, EngineKind, PathId};
 
 /// The state of a path (DESIGN section 7).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
@@ -69,6 +70,56 @@ pub enum Reason {
     BetterPathActive,
     /// Better than the active path, but not yet without loss for long enough.
     ProvingClean,
+    /// This host's kernel has no ESP.
+    KernelWithoutEsp,
+    /// This host's kernel has no VXLAN.
+    KernelWithoutVxlan,
+    /// This host's kernel has no Open vSwitch datapath, which the configuration asks for.
+    KernelWithoutOvs,
+    /// The guard cannot be set up, so that the kernel engine must not run.
+    NftMissing,
+    /// A raw path's probes are unanswered while the link to the peer works.
+    Protocol50Blocked,
+    /// The probes of a path in UDP are unanswered while the link to the peer works, and no other
+    /// path to the same port of the peer works.
+    DataPortsBlocked,
+    /// There is a NAT between the hosts, which protocol 50 does not pass.
+    Nat,
+    /// Another peer has the same address, and kernel policies cannot tell the two apart.
+    AddressShared,
+    /// The two engines have no AEAD in common.
+    CipherMissing,
+    /// The configuration rules the engine out.
+    Forced,
+    /// The host does not offer the engine and does not say why.
+    NotOffered,
+    /// What the peer says of its own side: the text of a reason.
+    Peer(String),
+    /// All of these.
+    Several(Vec<Reason>),
+}
+
+/// Bytes of a peer's text that are shown.
+const PEER_TEXT_MAX_BYTES: usize = 120;
+
+impl Reason {
+    /// What a peer says of its own side, made fit to be shown.
+    pub(crate) fn of_peer(text: &str) -> Self {
+        let mut end = text.len().min(PEER_TEXT_MAX_BYTES);
+        while !text.is_char_boundary(end) {
+            end -= 1;
+        }
+        let text = text.get(..end).unwrap_or_default();
+        Self::Peer(text.chars().filter(|character| !character.is_control()).collect())
+    }
+
+    /// One reason for several; each is named once, in the order of their texts.
+    pub(crate) fn of_all(reasons: impl IntoIterator<Item = Self>) -> Option<Self> {
+        let named = reasons.into_iter().map(|reason| (reason.to_string(), reason));
+        let mut named: Vec<Self> =
+            named.collect::<BTreeMap<String, Self>>().into_values().collect();
+        if named.len() > 1 { Some(Self::Several(named)) } else { named.pop() }
+    }
 }
 
 impl fmt::Display for Reason {
@@ -86,6 +137,25 @@ impl fmt::Display for Reason {
             Self::SaExpired => "SA expired",
             Self::BetterPathActive => "better path active",
             Self::ProvingClean => "better, not yet 10 s without loss",
+            Self::KernelWithoutEsp => "kernel without ESP",
+            Self::KernelWithoutVxlan => "kernel without VXLAN",
+            Self::KernelWithoutOvs => "kernel without Open vSwitch",
+            Self::NftMissing => "nft missing",
+            Self::Protocol50Blocked => "protocol 50 blocked",
+            Self::DataPortsBlocked => "data ports blocked",
+            Self::Nat => "NAT",
+            Self::AddressShared => "address shared",
+            Self::CipherMissing => "cipher missing",
+            Self::Forced => "forced by configuration",
+            Self::NotOffered => "not offered",
+            Self::Peer(text) => return write!(f, "peer: {text}"),
+            Self::Several(reasons) => {
+                for (index, reason) in reasons.iter().enumerate() {
+                    let between = if index == 0 { "" } else { "; " };
+                    write!(f, "{between}{reason}")?;
+                }
+                return Ok(());
+            }
         })
     }
 }
@@ -101,17 +171,25 @@ impl Serialize for Reason {
 pub struct PathStatus {
     /// The peer.
     pub peer: PeerId,
-    /// The path; `None` while the hosts have none in common or have not yet greeted.
+    /// The path; `None` where there can be none between the two hosts: then `reason` says why, for
+    /// this engine, that of the peer, or both.
     #[serde(skip)]
     pub path: Option<PathId>,
     /// The wire format.
     pub format: Option<Format>,
     /// The engine at this end.
     pub engine: Option<EngineKind>,
+    /// The engine at the peer's end.
+    pub remote_engine: Option<EngineKind>,
+    /// How packets of format `esp` travel.
+    pub encapsulation: Option<Encapsulation>,
     /// The state.
     pub state: PathState,
     /// Why it is not active.
     pub reason: Option<Reason>,
+    /// Of the active path alone: why the most preferred path that is not in use is not; `None`: it
+    /// is the best that two hosts can have.
+    pub why_not_best: Option<Reason>,
     /// When it came into this state.
     #[serde(skip)]
     pub since: Instant,
@@ -120,7 +198,7 @@ pub struct PathStatus {
     pub next_try: Option<Instant>,
     /// The AEAD it sends with.
     pub cipher: Option<Cipher>,
-    /// Packets are sealed; always true for the formats of this version once a cipher is known.
+    /// Packets are sealed: always, but on a path of format `plain`.
     pub encrypted: bool,
     /// The inner MTU, in bytes, that probes have proven.
     pub mtu: Option<u16>,
@@ -134,6 +212,26 @@ pub struct PathStatus {
     pub link_down: bool,
 }
 
+/// One line for a peer, of all its entries: the active path; without one, the path that comes
+/// nearest to carrying frames, and with nothing usable the reasons of all that were tried.
+pub fn overall<'a>(entries: impl IntoIterator<Item = &'a PathStatus>) -> Option<PathStatus> {
+    let entries: Vec<&PathStatus> = entries.into_iter().collect();
+    let tried: Vec<&PathStatus> =
+        entries.iter().copied().filter(|entry| entry.path.is_some()).collect();
+    let in_state = |state| tried.iter().find(|entry| entry.state == state).copied();
+    let nearest = [PathState::Active, PathState::Standby, PathState::Probing];
+    if let Some(nearest) = nearest.into_iter().find_map(in_state) {
+        return Some(nearest.clone());
+    }
+    let Some(first) = tried.first() else { return entries.first().map(|&entry| entry.clone()) };
+    Some(PathStatus {
+        reason: Reason::of_all(tried.iter().filter_map(|entry| entry.reason.clone())),
+        since: tried.iter().map(|entry| entry.since).max().unwrap_or(first.since),
+        next_try: tried.iter().filter_map(|entry| entry.next_try).min(),
+        ..(*first).clone()
+    })
+}
+
 /// A path changed its state: one line in the log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PathChange {
@@ -145,6 +243,10 @@ pub struct PathChange {
     pub format: Option<Format>,
     /// The engine at this end.
     pub engine: Option<EngineKind>,
+    /// The engine at the peer's end.
+    pub remote_engine: Option<EngineKind>,
+    /// How packets of format `esp` travel.
+    pub encapsulation: Option<Encapsulation>,
     /// The state before.
     pub from: PathState,
     /// The state now.
@@ -156,8 +258,12 @@ pub struct PathChange {
 impl fmt::Display for PathChange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "path to {}", self.peer)?;
-        if let (Some(format), Some(engine)) = (self.format, self.engine) {
-            write!(f, " ({format}, {})", engine.name())?;
+        if let (Some(format), Some(engine), Some(remote)) =
+            (self.format, self.engine, self.remote_engine)
+        {
+            write!(f, " ({format}, {} to {}", engine.name(), remote.name())?;
+            self.encapsulation.iter().try_for_each(|how| write!(f, ", {}", how.name()))?;
+            f.write_str(")")?;
         }
         write!(f, ": {} -> {}", self.from, self.to)?;
         self.reason.iter().try_for_each(|reason| write!(f, ", {reason}"))
@@ -199,6 +305,22 @@ mod tests {
             (Reason::SaExpired, "SA expired"),
             (Reason::BetterPathActive, "better path active"),
             (Reason::ProvingClean, "better, not yet 10 s without loss"),
+            (Reason::KernelWithoutEsp, "kernel without ESP"),
+            (Reason::KernelWithoutVxlan, "kernel without VXLAN"),
+            (Reason::KernelWithoutOvs, "kernel without Open vSwitch"),
+            (Reason::NftMissing, "nft missing"),
+            (Reason::Protocol50Blocked, "protocol 50 blocked"),
+            (Reason::DataPortsBlocked, "data ports blocked"),
+            (Reason::Nat, "NAT"),
+            (Reason::AddressShared, "address shared"),
+            (Reason::CipherMissing, "cipher missing"),
+            (Reason::Forced, "forced by configuration"),
+            (Reason::NotOffered, "not offered"),
+            (Reason::Peer("kernel without ESP".to_owned()), "peer: kernel without ESP"),
+            (
+                Reason::Several(vec![Reason::DataPortsBlocked, Reason::Protocol50Blocked]),
+                "data ports blocked; protocol 50 blocked",
+            ),
         ];
         for (reason, name) in names {
             assert_eq!(serde_json::to_value(&reason).unwrap(), name);
@@ -210,17 +332,36 @@ mod tests {
     }
 
     #[test]
+    fn several_reasons_are_named_once_each_in_a_stable_order() {
+        let both = [Reason::Protocol50Blocked, Reason::DataPortsBlocked, Reason::Protocol50Blocked];
+        let both = Reason::of_all(both).unwrap();
+        assert_eq!(both.to_string(), "data ports blocked; protocol 50 blocked");
+        assert_eq!(Reason::of_all([Reason::Nat, Reason::Nat]), Some(Reason::Nat));
+        assert_eq!(Reason::of_all([]), None);
+    }
+
+    #[test]
+    fn a_text_of_a_peer_cannot_disturb_a_terminal() {
+        let text = format!("no\u{1b}[2J ESP\n{}", "\u{e9}".repeat(500));
+        let Reason::Peer(shown) = Reason::of_peer(&text) else { panic!() };
+        assert!(shown.len() <= PEER_TEXT_MAX_BYTES && shown.starts_with("no[2J ESP\u{e9}"));
+    }
+
+    #[test]
     fn a_change_is_one_line() {
         let change = PathChange {
             peer: PeerId::from_bytes([0x5a; 32]),
             path: Some(PathId(1)),
             format: Some(Format::Esp),
             engine: Some(EngineKind::Userspace),
+            remote_engine: Some(EngineKind::Kernel),
+            encapsulation: Some(Encapsulation::Udp),
             from: PathState::Active,
             to: PathState::Failed,
             reason: Some(Reason::ProbeUnanswered),
         };
-        let line = "path to 5a5a5a5a5a5a5a5a (esp, userspace): active -> failed, probe unanswered";
+        let line = "path to 5a5a5a5a5a5a5a5a (esp, userspace to kernel, udp): active -> failed, \
+                    probe unanswered";
         assert_eq!(change.to_string(), line);
     }
 }

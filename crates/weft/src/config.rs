@@ -4,7 +4,7 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use ipnet::{Ipv4Net, Ipv6Net};
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use serde::Deserialize;
 use weft_crypto::Cipher;
 use zeroize::Zeroizing;
@@ -48,6 +48,21 @@ pub struct LaunchOptions {
     #[arg(long, env = "WEFT_DATA_PORT")]
     pub data_port: Option<u16>,
 
+    /// Which engine moves packets: auto takes the kernel where it has IPsec and VXLAN, and the
+    /// vector engine (userspace) otherwise (default: auto)
+    #[arg(long, value_enum, env = "WEFT_ENGINE")]
+    pub engine: Option<EngineChoice>,
+
+    /// What containers are plugged into: auto and bridge take a Linux bridge, odp the kernel's Open
+    /// vSwitch datapath (default: auto)
+    #[arg(long, value_enum, env = "WEFT_SWITCH")]
+    pub switch: Option<SwitchChoice>,
+
+    /// Networks of hosts to which packets may go unencrypted, where those hosts say the same of
+    /// this one; may be given several times
+    #[arg(long, value_name = "CIDR,...", value_delimiter = ',', env = "WEFT_TRUSTED_SUBNETS")]
+    pub trusted_subnets: Vec<IpNet>,
+
     /// Range from which containers get IPv4 addresses; the same on every host (default: 10.32.0.0/12)
     #[arg(long, value_name = "CIDR", env = "WEFT_IPALLOC_RANGE")]
     pub ipalloc_range: Option<Ipv4Net>,
@@ -78,6 +93,32 @@ pub struct LaunchOptions {
     pub state_dir: Option<PathBuf>,
 }
 
+/// `--engine`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum EngineChoice {
+    /// The kernel engine where it works, else the vector engine.
+    #[default]
+    Auto,
+    /// The kernel engine alone.
+    Kernel,
+    /// The vector engine alone.
+    Userspace,
+}
+
+/// `--switch`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum SwitchChoice {
+    /// A Linux bridge.
+    #[default]
+    Auto,
+    /// A Linux bridge.
+    Bridge,
+    /// The datapath of the kernel's openvswitch module.
+    Odp,
+}
+
 /// What the daemon runs with.
 #[derive(Clone)]
 pub struct Settings {
@@ -95,6 +136,12 @@ pub struct Settings {
     pub port: u16,
     /// UDP port of the vector engine.
     pub data_port: u16,
+    /// Which engines may be used.
+    pub engine: EngineChoice,
+    /// Which switch is wanted.
+    pub switch: SwitchChoice,
+    /// Networks of peers that need no encryption if they say the same.
+    pub trusted_subnets: Vec<IpNet>,
     /// IPv4 range.
     pub range: Ipv4Net,
     /// IPv6 prefix, if set.
@@ -182,6 +229,9 @@ impl LaunchOptions {
             host: self.host,
             port: self.port.unwrap_or(LINK_PORT),
             data_port: self.data_port.unwrap_or(DATA_PORT),
+            engine: self.engine.unwrap_or_default(),
+            switch: self.switch.unwrap_or_default(),
+            trusted_subnets: self.trusted_subnets.iter().map(IpNet::trunc).collect(),
             range: self.ipalloc_range.map_or(DEFAULT_RANGE, |range| range.trunc()),
             range6: self.ipalloc_range6.map(|range| range.trunc()),
             mtu: self.mtu,
@@ -210,6 +260,11 @@ impl LaunchOptions {
         fill(&mut self.host, file.host);
         fill(&mut self.port, file.port);
         fill(&mut self.data_port, file.data_port);
+        if self.trusted_subnets.is_empty() {
+            self.trusted_subnets = file.trusted_subnets;
+        }
+        fill(&mut self.engine, file.engine);
+        fill(&mut self.switch, file.switch);
         fill(&mut self.ipalloc_range, file.ipalloc_range);
         fill(&mut self.ipalloc_range6, file.ipalloc_range6);
         fill(&mut self.mtu, file.mtu);

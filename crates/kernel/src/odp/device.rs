@@ -100,7 +100,7 @@ pub(super) async fn ensure_tunnel(kernel: &Kernel, spec: &OdpSpec) -> Result<(),
         Err(KernelError::Refused { source, .. })
             if source.raw_os_error() == Some(Errno::ADDRINUSE.raw_os_error()) =>
         {
-            Err(KernelError::UdpPortTaken { port: spec.tunnel_port })
+            Err(KernelError::UdpPortTaken { port: spec.tunnel_port, device: spec.tunnel.clone() })
         }
         other => other,
     }

@@ -11,15 +11,15 @@ use weft_kernel::{DEVICE_GROUP, Kernel};
 
 use crate::lab::{
     BRIDGE, Container, TAP, assert_same, attach_spec, host_with_bridge, json, make_device,
-    make_tap, on_a_host, port_spec, run, snapshot,
+    make_tap, on_a_host, overlay_of, port_spec, run, snapshot,
 };
 
-type Endpoint = ([u8; 6], Vec<IpAddr>);
+type Endpoint = ([u8; 6], Vec<IpAddr>, ());
 
 fn endpoint(n: u8) -> Endpoint {
     let addresses =
         vec![format!("10.40.0.{n}").parse().unwrap(), format!("fd32::40:{n}").parse().unwrap()];
-    ([0x02, 0, 0, 0, 9, n], addresses)
+    ([0x02, 0, 0, 0, 9, n], addresses, ())
 }
 
 /// The static entries of the port, as iproute2 shows them.
@@ -66,7 +66,8 @@ async fn host_with_wire() -> Kernel {
 fn entries_are_as_wanted() {
     on_a_host(|| async {
         let kernel = host_with_tap().await;
-        kernel.set_remote_endpoints(BRIDGE, TAP, &[endpoint(1), endpoint(2)]).await.unwrap();
+        let mut overlay = overlay_of(&kernel);
+        overlay.replace_endpoints(&[endpoint(1), endpoint(2)]).await.unwrap();
         let entries = forwarding();
         assert_eq!(entries.len(), 2, "{entries:?}");
         for (entry, mac) in entries.iter().zip(["02:00:00:00:09:01", "02:00:00:00:09:02"]) {
@@ -90,26 +91,27 @@ fn entries_are_as_wanted() {
 fn only_differences_are_sent() {
     on_a_host(|| async {
         let kernel = host_with_tap().await;
+        let mut overlay = overlay_of(&kernel);
         let first = [endpoint(1), endpoint(2)];
-        kernel.set_remote_endpoints(BRIDGE, TAP, &first).await.unwrap();
+        overlay.replace_endpoints(&first).await.unwrap();
         let (before, changes) = (snapshot(), kernel.changes());
-        kernel.set_remote_endpoints(BRIDGE, TAP, &first).await.unwrap();
+        overlay.replace_endpoints(&first).await.unwrap();
         assert_eq!(kernel.changes(), changes);
         assert_same(&snapshot(), &before);
         let restarted = Kernel::new().unwrap();
-        restarted.set_remote_endpoints(BRIDGE, TAP, &first).await.unwrap();
+        overlay_of::<()>(&restarted).replace_endpoints(&first).await.unwrap();
         assert_eq!(restarted.changes(), 0);
         // Endpoint 2 goes, 3 comes: three entries each.
-        kernel.set_remote_endpoints(BRIDGE, TAP, &[endpoint(1), endpoint(3)]).await.unwrap();
+        overlay.replace_endpoints(&[endpoint(1), endpoint(3)]).await.unwrap();
         assert_eq!(kernel.changes(), changes + 6);
         // An address moves to another MAC: that one entry is replaced.
         let mut moved = [endpoint(1), endpoint(3)];
         moved[1].1.push("10.40.0.1".parse().unwrap());
         moved[0].1.remove(0);
-        kernel.set_remote_endpoints(BRIDGE, TAP, &moved).await.unwrap();
+        overlay.replace_endpoints(&moved).await.unwrap();
         assert_eq!(kernel.changes(), changes + 7);
         assert!(neighbours().contains(&("10.40.0.1".into(), "02:00:00:00:09:03".into())));
-        kernel.set_remote_endpoints(BRIDGE, TAP, &[]).await.unwrap();
+        overlay.replace_endpoints(&[]).await.unwrap();
         assert!(forwarding().is_empty() && neighbours().is_empty());
     });
 }
@@ -118,17 +120,18 @@ fn only_differences_are_sent() {
 fn what_others_entered_stays_and_what_is_lost_comes_back() {
     on_a_host(|| async {
         let kernel = host_with_tap().await;
+        let mut overlay = overlay_of(&kernel);
         make_device("other");
         run("ip", &["link", "set", "other", "master", BRIDGE]);
         let foreign = "02:00:00:00:0f:0f";
         run("bridge", &["fdb", "add", foreign, "dev", "other", "master", "static"]);
         run("ip", &["neigh", "add", "10.40.0.77", "lladdr", foreign, "dev", BRIDGE]);
-        kernel.set_remote_endpoints(BRIDGE, TAP, &[endpoint(1)]).await.unwrap();
+        overlay.replace_endpoints(&[endpoint(1)]).await.unwrap();
         run("bridge", &["fdb", "del", "02:00:00:00:09:01", "dev", TAP, "master"]);
         run("ip", &["neigh", "del", "10.40.0.1", "dev", BRIDGE]);
-        kernel.set_remote_endpoints(BRIDGE, TAP, &[endpoint(1)]).await.unwrap();
+        assert_eq!(overlay.resync().await.unwrap(), 2);
         assert_eq!(forwarding().len(), 1);
-        kernel.set_remote_endpoints(BRIDGE, TAP, &[]).await.unwrap();
+        overlay.replace_endpoints(&[]).await.unwrap();
         assert_eq!(neighbours(), [("10.40.0.77".to_owned(), foreign.to_owned())]);
         let fdb = run("bridge", &["fdb", "show", "brport", "other"]);
         assert!(fdb.contains(foreign), "{fdb}");
@@ -139,19 +142,20 @@ fn what_others_entered_stays_and_what_is_lost_comes_back() {
 fn thousands_of_endpoints_fit() {
     on_a_host(|| async {
         let kernel = host_with_tap().await;
+        let mut overlay = overlay_of(&kernel);
         let many: Vec<Endpoint> = (0..2000u16)
             .map(|n| {
                 let [high, low] = n.to_be_bytes();
                 let address = IpAddr::from([10, 40, high, low]);
-                ([0x02, 0, 0, 1, high, low], vec![address])
+                ([0x02, 0, 0, 1, high, low], vec![address], ())
             })
             .collect();
-        kernel.set_remote_endpoints(BRIDGE, TAP, &many).await.unwrap();
+        overlay.replace_endpoints(&many).await.unwrap();
         assert_eq!((forwarding().len(), neighbours().len()), (2000, 2000));
         let changes = kernel.changes();
-        kernel.set_remote_endpoints(BRIDGE, TAP, &many).await.unwrap();
+        overlay.replace_endpoints(&many).await.unwrap();
         assert_eq!(kernel.changes(), changes);
-        kernel.set_remote_endpoints(BRIDGE, TAP, &many[..1]).await.unwrap();
+        overlay.replace_endpoints(&many[..1]).await.unwrap();
         assert_eq!((forwarding().len(), neighbours().len()), (1, 1));
     });
 }
@@ -162,7 +166,7 @@ struct Capture(Child);
 impl Capture {
     fn start(filter: &str) -> Self {
         let mut child = Command::new("tcpdump")
-            .args(["-l", "-n", "-i", "wire", "--immediate-mode", filter])
+            .args(["-Z", "root", "-l", "-n", "-i", "wire", "--immediate-mode", filter])
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn()
@@ -206,9 +210,10 @@ fn resolved(container: &Container, address: &str) -> Value {
 fn the_bridge_answers_arp_for_known_endpoints_and_asks_the_wire_for_others() {
     on_a_host(|| async {
         let kernel = host_with_wire().await;
+        let mut overlay = overlay_of(&kernel);
         let container = Container::new();
         kernel.attach(&attach_spec(5, &container)).await.unwrap();
-        kernel.set_remote_endpoints(BRIDGE, TAP, &[endpoint(1)]).await.unwrap();
+        overlay.replace_endpoints(&[endpoint(1)]).await.unwrap();
         let mut capture = Capture::start("arp");
         // Nobody answers the ping itself; the question for the MAC is what counts.
         container.succeeds("ping", &["-c", "1", "-W", "1", "10.40.0.1"]);
@@ -224,9 +229,10 @@ fn the_bridge_answers_arp_for_known_endpoints_and_asks_the_wire_for_others() {
 fn the_bridge_answers_neighbour_discovery_for_known_endpoints() {
     on_a_host(|| async {
         let kernel = host_with_wire().await;
+        let mut overlay = overlay_of(&kernel);
         let container = Container::new();
         kernel.attach(&attach_spec(5, &container)).await.unwrap();
-        kernel.set_remote_endpoints(BRIDGE, TAP, &[endpoint(1)]).await.unwrap();
+        overlay.replace_endpoints(&[endpoint(1)]).await.unwrap();
         let mut capture = Capture::start("icmp6");
         container.succeeds("ping", &["-c", "1", "-W", "1", "fd32::40:1"]);
         assert_eq!(resolved(&container, "fd32::40:1"), "02:00:00:00:09:01");
@@ -242,10 +248,11 @@ fn the_bridge_answers_neighbour_discovery_for_known_endpoints() {
 fn a_container_cannot_draw_a_remote_endpoints_traffic_to_itself() {
     on_a_host(|| async {
         let kernel = host_with_wire().await;
+        let mut overlay = overlay_of(&kernel);
         let (victim, thief) = (Container::new(), Container::new());
         kernel.attach(&attach_spec(5, &victim)).await.unwrap();
         kernel.attach(&attach_spec(6, &thief)).await.unwrap();
-        kernel.set_remote_endpoints(BRIDGE, TAP, &[endpoint(1)]).await.unwrap();
+        overlay.replace_endpoints(&[endpoint(1)]).await.unwrap();
         thief.run("ip", &["link", "set", "weft0", "address", "02:00:00:00:09:01"]);
         thief.succeeds("ping", &["-c", "1", "-W", "1", "10.32.0.5"]);
         let entries = forwarding();

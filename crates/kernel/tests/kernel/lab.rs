@@ -9,7 +9,9 @@ use std::{
 use ipnet::IpNet;
 use serde_json::Value;
 use weft_io::namespace::{Namespace, run_in, unshare_network};
-use weft_kernel::{AttachSpec, BridgeSpec, Kernel, PortSpec};
+use weft_kernel::{
+    AttachSpec, BridgeSpec, Kernel, OuterFamily, Overlay, OverlaySpec, PortSpec, VxlanSpec,
+};
 
 pub(crate) const BRIDGE: &str = "weft";
 pub(crate) const TAP: &str = "weft-tap";
@@ -60,8 +62,76 @@ impl Container {
         .unwrap()
     }
 
+    /// Makes something (a socket) inside.
+    pub(crate) fn inside<T: Send>(&self, make: impl FnOnce() -> T + Send) -> T {
+        run_in(&self.0, make).unwrap()
+    }
+
+    /// Makes a veth pair: `outer` in the calling thread's namespace, `wan` inside.
+    fn plug_into(&self, outer: &str) {
+        let path = format!("/proc/{}/fd/{}", std::process::id(), self.0.as_fd().as_raw_fd());
+        let peer = ["type", "veth", "peer", "name", "wan", "netns", &path];
+        run("ip", &[&["link", "add", outer][..], &peer].concat());
+        run("ip", &["link", "set", outer, "up"]);
+    }
+
+    /// The same, with an address inside, switched on.
+    pub(crate) fn plug(&self, outer: &str, address: &str) {
+        self.plug_into(outer);
+        self.run("ip", &["address", "add", address, "dev", "wan"]);
+        self.run("ip", &["link", "set", "wan", "up"]);
+    }
+
     pub(crate) fn json(&self, program: &str, arguments: &[&str]) -> Value {
         run_in(&self.0, || json(program, arguments)).unwrap()
+    }
+}
+
+/// A further host with the usual switch: a bridge, a TAP whose other end nobody reads, and VXLAN
+/// devices for both families; on the underlay `wan`.
+pub(crate) struct Host {
+    pub(crate) namespace: Container,
+    pub(crate) kernel: Kernel,
+    pub(crate) overlay: Overlay<u8>,
+}
+
+impl Host {
+    /// Host number `n` (192.0.2.n, fd00:2::n), whose underlay link `wan` is the other end of a veth
+    /// in the bridge `underlay` of the calling thread's namespace.
+    pub(crate) async fn new(n: u8) -> Self {
+        let namespace = Container::new();
+        let handle = tokio::runtime::Handle::current();
+        let kernel = run_in(&namespace.0, || {
+            let _guard = handle.enter();
+            Kernel::new().unwrap()
+        })
+        .unwrap();
+        if !has_link("underlay") {
+            run("ip", &["link", "add", "underlay", "type", "bridge", "mcast_snooping", "0"]);
+            run("ip", &["link", "set", "underlay", "up"]);
+        }
+        let outer = format!("u{n}");
+        namespace.plug_into(&outer);
+        run("ip", &["link", "set", &outer, "master", "underlay", "up"]);
+        namespace.run("ip", &["address", "add", &format!("192.0.2.{n}/24"), "dev", "wan"]);
+        let six = format!("fd00:2::{n}/64");
+        namespace.run("ip", &["address", "add", &six, "dev", "wan", "nodad"]);
+        namespace.run("ip", &["link", "set", "wan", "up"]);
+        kernel.ensure_bridge(&bridge_spec()).await.unwrap();
+        namespace.run("ip", &["tuntap", "add", "dev", TAP, "mode", "tap"]);
+        kernel.ensure_port(&port_spec()).await.unwrap();
+        for family in [OuterFamily::V4, OuterFamily::V6] {
+            kernel.ensure_vxlan(&vxlan_spec(family)).await.unwrap();
+        }
+        let overlay = overlay_of(&kernel);
+        Self { namespace, kernel, overlay }
+    }
+
+    /// A container of this host: see [`attach_spec`].
+    pub(crate) async fn container(&self, n: u8) -> Container {
+        let container = Container::new();
+        self.kernel.attach(&attach_spec(n, &container)).await.unwrap();
+        container
     }
 }
 
@@ -108,6 +178,17 @@ pub(crate) fn snapshot() -> Vec<Value> {
     shown
 }
 
+/// Asks again and again for some seconds until something is so.
+pub(crate) fn wait_until(mut is_so: impl FnMut() -> bool) -> bool {
+    for _ in 0..100 {
+        if is_so() {
+            return true;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(50));
+    }
+    false
+}
+
 /// Waits until a device has its carrier; the kernel tells that a moment later.
 pub(crate) fn wait_until_up(name: &str) {
     for _ in 0..2000 {
@@ -121,10 +202,27 @@ pub(crate) fn wait_until_up(name: &str) {
 
 /// Compares what was shown at two moments, and shows only what differs.
 pub(crate) fn assert_same(now: &[Value], before: &[Value]) {
-    for (now, before) in now.iter().zip(before) {
-        assert_eq!(now, before);
+    let mut found = Vec::new();
+    differences(&now.into(), &before.into(), "", &mut found);
+    assert!(found.is_empty(), "differs (now, before): {found:#?}");
+}
+
+fn differences(now: &Value, before: &Value, path: &str, found: &mut Vec<String>) {
+    match (now, before) {
+        (Value::Array(left), Value::Array(right)) if left.len() == right.len() => {
+            for (index, (left, right)) in left.iter().zip(right).enumerate() {
+                differences(left, right, &format!("{path}/{index}"), found);
+            }
+        }
+        (Value::Object(left), Value::Object(right)) => {
+            let keys: std::collections::BTreeSet<_> = left.keys().chain(right.keys()).collect();
+            for key in keys {
+                differences(&now[key], &before[key], &format!("{path}/{key}"), found);
+            }
+        }
+        _ if now == before => {}
+        _ => found.push(format!("{path}: {now}, {before}")),
     }
-    assert_eq!(now.len(), before.len());
 }
 
 /// Takes out what moves by itself: a bridge's timers and what it learned.
@@ -166,6 +264,40 @@ pub(crate) fn port_spec() -> PortSpec {
         gso_max_size: Some(60_000),
         gso_max_segs: Some(40),
     }
+}
+
+/// The overlay port for peers of one address family.
+pub(crate) fn vxlan_spec(family: OuterFamily) -> VxlanSpec {
+    let name = match family {
+        OuterFamily::V4 => "weft-vxlan",
+        OuterFamily::V6 => "weft-vxlan6",
+    };
+    VxlanSpec {
+        name: name.into(),
+        vni: 1,
+        port: 6787,
+        family,
+        mac: None,
+        mtu: MTU,
+        bridge: Some(BRIDGE.into()),
+    }
+}
+
+/// An overlay on the usual devices.
+pub(crate) fn overlay_of<P: Copy + Eq + std::hash::Hash>(kernel: &Kernel) -> Overlay<P> {
+    let spec = OverlaySpec {
+        bridge: BRIDGE.into(),
+        tap: TAP.into(),
+        vxlan: "weft-vxlan".into(),
+        vxlan6: "weft-vxlan6".into(),
+    };
+    Overlay::new(kernel.clone(), spec)
+}
+
+/// The endpoint of [`attach_spec`] as other hosts know it, held by peer `peer`.
+pub(crate) fn endpoint_of(n: u8, peer: u8) -> ([u8; 6], Vec<std::net::IpAddr>, u8) {
+    let addresses = [format!("10.32.0.{n}"), format!("fd32::{n}")];
+    ([0x02, 0, 0, 0, 1, n], addresses.map(|text| text.parse().unwrap()).to_vec(), peer)
 }
 
 /// Attachment number `n`, with the address 10.32.0.n.

@@ -2,10 +2,19 @@
 //! referee. Every test runs in network namespaces of its own on a thread of its own, so nothing of
 //! the machine is touched. Needs root, iproute2, iputils-ping and tcpdump.
 #![allow(clippy::unwrap_used)]
+// Figures go to the log.
+#![allow(clippy::print_stderr)]
 
 mod attach;
 mod bridge;
 mod endpoints;
+mod forward;
+mod guard;
 mod lab;
+mod mss;
+mod overlay;
 mod routes;
+mod switch;
+mod vxlan;
 mod watch;
+mod xfrm;

@@ -6,6 +6,8 @@ use std::time::Duration;
 use rustix::process::Signal;
 use weft::sandbox::{Netns, Running};
 
+use super::slowness;
+
 /// A running tcpdump; ended by [`Capture::finish`].
 pub struct Capture {
     tcpdump: Running,
@@ -39,7 +41,7 @@ impl Capture {
     /// tcpdump does not end, or the file cannot be read.
     pub fn finish(mut self) -> anyhow::Result<Vec<u8>> {
         // tcpdump writes what the kernel still holds for it before it ends.
-        std::thread::sleep(Duration::from_millis(300));
+        std::thread::sleep(Duration::from_millis(300) * slowness());
         self.tcpdump.signal(Signal::INT);
         self.tcpdump.wait(Duration::from_secs(10))?;
         Ok(std::fs::read(&self.file)?)

@@ -1,6 +1,7 @@
 //! The namespace lab: real daemons, real traffic, judged by programs that are not ours.
 
 pub mod capture;
+pub mod guest;
 pub mod iperf;
 pub mod probe;
 
@@ -9,10 +10,14 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde_json::Value;
+pub use weft::sandbox::slowness;
 use weft::sandbox::{Container, Host, Sandbox, SandboxOptions, try_wait_until};
 
 /// How long hosts may take until their paths are active.
 pub const ACTIVE_TIMEOUT_S: u64 = 20;
+
+/// What TCP must reach in its first second on an emulated machine, in bits per second.
+const EMULATED_FLOW_BPS: f64 = 1e5;
 
 /// Hosts with daemons that have found each other.
 pub struct Lab {
@@ -135,6 +140,13 @@ pub fn wait_ping(from: &Container, to: IpAddr, limit: Duration) -> anyhow::Resul
 /// It cannot be read.
 pub fn read(path: &Path) -> anyhow::Result<String> {
     std::fs::read_to_string(path).map_err(|error| anyhow::anyhow!("{}: {error}", path.display()))
+}
+
+/// A rate that a real machine must reach, in bits per second. Of an emulated one it is asked only that the
+/// flow moves: its ciphers are slow out of proportion, and a short flow finds its rate late.
+#[must_use]
+pub fn attainable_bps(bps: f64) -> f64 {
+    if slowness() == 1 { bps } else { EMULATED_FLOW_BPS }
 }
 
 /// Soak tests run their full length where this is set (`./dev soak`).

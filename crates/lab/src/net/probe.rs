@@ -7,7 +7,9 @@ use std::time::Duration;
 
 use weft_io::namespace::{Namespace, run_in};
 
-/// How long a datagram may take within a laboratory.
+use super::slowness;
+
+/// How long a datagram may take within a laboratory on a real machine.
 pub const ARRIVAL_TIMEOUT_MS: u64 = 3_000;
 
 /// A UDP socket inside a namespace. It stays there whichever thread uses it.
@@ -16,7 +18,7 @@ pub const ARRIVAL_TIMEOUT_MS: u64 = 3_000;
 /// The namespace is gone, or the address cannot be bound.
 pub fn udp_in(namespace: &Path, address: SocketAddr) -> io::Result<UdpSocket> {
     let socket = run_in(Namespace::open(namespace)?, move || UdpSocket::bind(address))??;
-    socket.set_read_timeout(Some(Duration::from_millis(ARRIVAL_TIMEOUT_MS)))?;
+    socket.set_read_timeout(Some(Duration::from_millis(ARRIVAL_TIMEOUT_MS) * slowness()))?;
     Ok(socket)
 }
 

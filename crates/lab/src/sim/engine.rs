@@ -1,31 +1,48 @@
-//! An engine that keeps SAs as a real one does, but seals nothing: a packet carries the key it
-//! would have been sealed with, and opens only under the same key.
+//! The two engines of a host, which keep SAs as real ones do but seal nothing: a packet carries the
+//! key it would have been sealed with, and opens only under the same key.
+//!
+//! The kernel engine's SAs are bound to the addresses they were made for and travel as protocol 50
+//! or in UDP. It cannot tell on which of a peer's SAs a probe came, reports no first use, and sends
+//! a candidate's probe by one policy for each peer. The vector engine takes UDP alone, from
+//! anywhere, and can send elsewhere under the same SA.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
-use weft_crypto::PeerId;
-use weft_path::{EngineCommand, EngineEvent, EngineKind, PathId};
+use weft_crypto::{Format, PeerId};
+use weft_path::{
+    Encapsulation, EngineCommand, EngineEvent, EngineKind, InboundSa, OutboundSa, PLAIN_PORT,
+    PathId,
+};
 
 /// A packet on the simulated data network.
 #[derive(Clone, Debug)]
 pub struct Packet {
     /// The sender's path.
     pub path: PathId,
+    /// Protocol 50 or UDP.
+    pub encapsulation: Encapsulation,
     /// Where it comes from, as the receiver sees it.
     pub source: SocketAddr,
     /// Where it goes.
     pub destination: SocketAddr,
-    /// The SA.
-    pub spi: u32,
-    /// What it is sealed with.
-    pub key: [u8; 36],
-    /// Sequence number, from 1.
-    pub sequence: u64,
+    /// `None`: plaintext.
+    pub seal: Option<Seal>,
     /// Length of the inner IP packet in bytes.
     pub size: u16,
     /// What is inside.
     pub payload: Payload,
+}
+
+/// What a packet is sealed with.
+#[derive(Clone, Debug)]
+pub struct Seal {
+    /// The SA.
+    pub spi: u32,
+    /// Its key.
+    pub key: [u8; 36],
+    /// Sequence number, from 1.
+    pub sequence: u64,
 }
 
 /// What a simulated packet carries.
@@ -43,15 +60,23 @@ pub enum Payload {
 }
 
 struct Inbound {
+    engine: EngineKind,
     peer: PeerId,
     path: PathId,
     key: [u8; 36],
+    encapsulation: Encapsulation,
+    /// The address of this host that a kernel's SA is bound to.
+    local: IpAddr,
     seen: BTreeSet<u64>,
 }
 
 struct Outbound {
+    engine: EngineKind,
+    peer: PeerId,
     spi: u32,
     key: [u8; 36],
+    encapsulation: Encapsulation,
+    local: IpAddr,
     remote: SocketAddr,
     sequence: u64,
     soft: u64,
@@ -60,29 +85,82 @@ struct Outbound {
     told_hard: bool,
 }
 
-/// The simulated engine of one host.
-#[derive(Default)]
+/// The simulated engines of one host.
 pub struct SimEngine {
+    /// This host's own address; packets with another source do not leave it.
+    pub address: IpAddr,
+    /// Packets dropped, by reason.
+    pub drops: BTreeMap<&'static str, u64>,
+    /// NAT keepalives sent.
+    pub keepalives: u64,
+    /// Engines that lose all and say so at the next installation.
+    pub broken: BTreeSet<EngineKind>,
+    /// The kernel refuses SAs that travel like this.
+    pub refused: BTreeSet<Encapsulation>,
+    /// The kernel engine says which datagrams were too long for the link.
+    pub kernel_tells_length: bool,
+    ports: BTreeMap<EngineKind, u16>,
     inbound: BTreeMap<u32, Inbound>,
     /// By path and lane.
     outbound: BTreeMap<(PathId, u16), Outbound>,
+    plain: BTreeMap<PathId, (PeerId, IpAddr)>,
     bound: BTreeMap<PeerId, PathId>,
     mtu: BTreeMap<PathId, u16>,
-    /// Packets dropped, by reason.
-    pub drops: BTreeMap<&'static str, u64>,
     /// Every key that was ever sent with: none may come twice.
     sent_with: BTreeSet<[u8; 36]>,
-    /// NAT keepalives sent.
-    pub keepalives: u64,
-    /// Refuses everything and reports a failure on the next installation.
-    pub broken: bool,
     lane: u16,
+    probes: usize,
 }
 
 impl SimEngine {
+    /// Engines without SAs, with these data ports.
+    pub fn new(address: IpAddr, ports: BTreeMap<EngineKind, u16>) -> Self {
+        Self {
+            address,
+            drops: BTreeMap::new(),
+            keepalives: 0,
+            broken: BTreeSet::new(),
+            refused: BTreeSet::new(),
+            kernel_tells_length: true,
+            ports,
+            inbound: BTreeMap::new(),
+            outbound: BTreeMap::new(),
+            plain: BTreeMap::new(),
+            bound: BTreeMap::new(),
+            mtu: BTreeMap::new(),
+            sent_with: BTreeSet::new(),
+            lane: 0,
+            probes: 0,
+        }
+    }
+
+    /// The engines' data ports are others from now on.
+    pub fn set_ports(&mut self, ports: impl IntoIterator<Item = (EngineKind, u16)>) {
+        self.ports.extend(ports);
+    }
+
     /// Inbound SAs that live now.
     pub fn inbound_sas(&self) -> usize {
         self.inbound.len()
+    }
+
+    /// The same, by path.
+    pub fn inbound_by_path(&self) -> BTreeMap<PathId, usize> {
+        let mut counts = BTreeMap::new();
+        for sa in self.inbound.values() {
+            *counts.entry(sa.path).or_default() += 1;
+        }
+        counts
+    }
+
+    /// Outbound SAs that live now.
+    pub fn outbound_sas(&self) -> usize {
+        self.outbound.len()
+    }
+
+    /// Trusted peers to whom plaintext may go now.
+    pub fn plain_paths(&self) -> usize {
+        self.plain.len()
     }
 
     /// The path that frames for a peer take.
@@ -90,49 +168,56 @@ impl SimEngine {
         self.bound.get(&peer).copied()
     }
 
+    /// The engine that a path with SAs is on.
+    pub fn engine_of(&self, path: PathId) -> Option<EngineKind> {
+        self.sender(path).map(|(engine, _)| engine)
+    }
+
+    /// The peer of a path through the kernel.
+    pub fn kernel_peer_of(&self, path: PathId) -> Option<PeerId> {
+        self.sender(path).filter(|(engine, _)| *engine == EngineKind::Kernel).map(|(_, peer)| peer)
+    }
+
+    fn sender(&self, path: PathId) -> Option<(EngineKind, PeerId)> {
+        let outbound = self.outbound.range((path, 0)..=(path, u16::MAX)).next();
+        let plain = self.plain.get(&path).map(|(peer, _)| (EngineKind::Kernel, *peer));
+        outbound.map(|(_, outbound)| (outbound.engine, outbound.peer)).or(plain)
+    }
+
     /// Carries out a command. Probes come back as packets; `None`: nothing to send.
     ///
     /// # Panics
-    /// If a key is installed for sending twice, since its sequence numbers would repeat.
+    /// If a command breaks a promise of path choice: a key is installed for sending twice (its
+    /// sequence numbers would repeat), a path is bound without an SA, a kernel's SA is told to send
+    /// elsewhere, or a kernel's probe goes out on the port of another role.
     pub fn apply(
         &mut self,
         command: EngineCommand,
         events: &mut Vec<EngineEvent>,
     ) -> Option<Packet> {
         match command {
-            EngineCommand::InstallInbound { .. } | EngineCommand::InstallOutbound { .. }
-                if self.broken =>
-            {
-                self.fail(events);
-            }
-            EngineCommand::InstallInbound { peer, path, sa, .. } => {
-                let (key, seen) = (*sa.key.expose(), BTreeSet::new());
-                let older = self.inbound.insert(sa.spi, Inbound { peer, path, key, seen });
-                assert!(older.is_none(), "an SPI was installed twice");
+            EngineCommand::InstallInbound { engine, peer, path, sa, .. } => {
+                self.install_inbound((engine, peer, path), &sa, events);
             }
             EngineCommand::RemoveInbound { spi } => {
                 self.inbound.remove(&spi);
             }
-            EngineCommand::InstallOutbound { path, sa, remote, .. } => {
-                let key = *sa.key.expose();
-                assert!(self.sent_with.insert(key), "a key was installed for sending twice");
-                let outbound = Outbound {
-                    spi: sa.spi,
-                    key,
-                    remote,
-                    sequence: 0,
-                    soft: sa.packets_soft,
-                    hard: sa.packets_hard,
-                    told_soft: false,
-                    told_hard: false,
-                };
-                self.outbound.insert((path, sa.lane), outbound);
+            EngineCommand::InstallOutbound { engine, peer, path, sa, remote } => {
+                self.install_outbound((engine, peer, path), &sa, remote, events);
+            }
+            EngineCommand::InstallPlain { peer, path, remote } => {
+                if self.broken.contains(&EngineKind::Kernel) {
+                    self.fail(EngineKind::Kernel, events);
+                } else {
+                    self.plain.insert(path, (peer, remote));
+                }
             }
             EngineCommand::RemoveOutbound { path } => {
                 self.outbound.retain(|(other, _), _| *other != path);
+                self.plain.remove(&path);
             }
             EngineCommand::BindPath { peer, path: Some(path) } => {
-                assert!(self.outbound.keys().any(|(p, _)| *p == path), "bound without an SA");
+                assert!(self.engine_of(path).is_some(), "bound without an SA");
                 self.bound.insert(peer, path);
             }
             EngineCommand::BindPath { peer, path: None } => {
@@ -143,21 +228,99 @@ impl SimEngine {
             }
             EngineCommand::SetRemote { path, remote } => {
                 let lanes = self.outbound.iter_mut().filter(|((other, _), _)| *other == path);
-                lanes.for_each(|(_, outbound)| outbound.remote = remote);
+                for (_, outbound) in lanes {
+                    assert_eq!(outbound.engine, EngineKind::Userspace, "a kernel's SA cannot move");
+                    outbound.remote = remote;
+                }
             }
             EngineCommand::SendProbe { path, probe, mtu, candidate } => {
-                return self.seal(path, mtu, Payload::Probe { probe, candidate }, events);
+                if self.engine_of(path) == Some(EngineKind::Kernel) {
+                    let bound = self.bound.values().any(|bound| *bound == path);
+                    assert_eq!(candidate, !bound, "a probe on the port of another role");
+                }
+                return self.emit(path, mtu, Payload::Probe { probe, candidate }, events);
             }
             EngineCommand::SendKeepalive { .. } => self.keepalives += 1,
             EngineCommand::RemovePeer { peer } => {
                 self.bound.remove(&peer);
-                self.inbound.retain(|_, sa| sa.peer != peer);
+                let left = self.inbound.values().any(|sa| sa.peer == peer)
+                    || self.outbound.values().any(|sa| sa.peer == peer)
+                    || self.plain.values().any(|(other, _)| *other == peer);
+                assert!(!left, "a forgotten peer left an SA behind");
             }
-            EngineCommand::SetEndpoints { .. }
-            | EngineCommand::SetBroadcast { .. }
-            | EngineCommand::InstallPlain { .. } => {}
+            EngineCommand::SetEndpoints { .. } | EngineCommand::SetBroadcast { .. } => {}
         }
         None
+    }
+
+    fn install_inbound(
+        &mut self,
+        (engine, peer, path): (EngineKind, PeerId, PathId),
+        sa: &InboundSa,
+        events: &mut Vec<EngineEvent>,
+    ) {
+        if self.accepts(engine, path, sa.encapsulation, events) {
+            let inbound = Inbound {
+                engine,
+                peer,
+                path,
+                key: *sa.key.expose(),
+                encapsulation: sa.encapsulation,
+                local: self.address,
+                seen: BTreeSet::new(),
+            };
+            assert!(self.inbound.insert(sa.spi, inbound).is_none(), "an SPI was installed twice");
+        }
+    }
+
+    fn install_outbound(
+        &mut self,
+        (engine, peer, path): (EngineKind, PeerId, PathId),
+        sa: &OutboundSa,
+        remote: SocketAddr,
+        events: &mut Vec<EngineEvent>,
+    ) {
+        let key = *sa.key.expose();
+        assert!(self.sent_with.insert(key), "a key was installed for sending twice");
+        if self.accepts(engine, path, sa.encapsulation, events) {
+            let outbound = Outbound {
+                engine,
+                peer,
+                spi: sa.spi,
+                key,
+                encapsulation: sa.encapsulation,
+                local: self.address,
+                remote,
+                sequence: 0,
+                soft: sa.packets_soft,
+                hard: sa.packets_hard,
+                told_soft: false,
+                told_hard: false,
+            };
+            self.outbound.insert((path, sa.lane), outbound);
+        }
+    }
+
+    fn accepts(
+        &mut self,
+        engine: EngineKind,
+        path: PathId,
+        encapsulation: Encapsulation,
+        events: &mut Vec<EngineEvent>,
+    ) -> bool {
+        assert!(
+            engine == EngineKind::Kernel || encapsulation == Encapsulation::Udp,
+            "the vector engine takes UDP alone"
+        );
+        if self.broken.contains(&engine) {
+            self.fail(engine, events);
+            return false;
+        }
+        if engine == EngineKind::Kernel && self.refused.contains(&encapsulation) {
+            events.push(EngineEvent::PathFailed { path, reason: "refused".to_owned() });
+            return false;
+        }
+        true
     }
 
     /// A container's packet for `peer`, of `size` bytes or else of the path's MTU.
@@ -172,59 +335,115 @@ impl SimEngine {
             return None;
         };
         let mtu = self.mtu.get(&path).copied().unwrap_or(0);
-        self.seal(path, size.unwrap_or(mtu).min(mtu), Payload::Data, events)
+        self.emit(path, size.unwrap_or(mtu).min(mtu), Payload::Data, events)
     }
 
     /// A packet came in. `true`: it was a container's packet, and was delivered.
     pub fn receive(&mut self, packet: &Packet, events: &mut Vec<EngineEvent>) -> bool {
-        let Some(sa) = self.inbound.get_mut(&packet.spi) else {
-            self.drop("unknown SPI");
-            return false;
-        };
-        if sa.key != packet.key {
-            self.drop("wrong key");
-            return false;
-        }
-        if !sa.seen.insert(packet.sequence) {
-            self.drop("replayed");
-            return false;
-        }
-        if sa.seen.len() == 1 {
-            events.push(EngineEvent::InboundFirstUse { spi: packet.spi });
-        }
-        let (peer, path) = (sa.peer, sa.path);
-        let outbound = self.outbound.range((path, 0)..=(path, u16::MAX)).next();
-        if outbound.is_some_and(|(_, outbound)| outbound.remote != packet.source) {
-            events.push(EngineEvent::RemoteMoved { path, remote: packet.source });
-        }
-        match packet.payload {
-            Payload::Data => true,
-            Payload::Probe { probe, candidate } => {
-                let mtu = packet.size;
-                events.push(EngineEvent::ProbeReceived { peer, path, probe, mtu, candidate });
+        match self.open(packet, events) {
+            Ok((peer, path)) => match packet.payload {
+                Payload::Data => true,
+                Payload::Probe { probe, candidate } => {
+                    let mtu = packet.size;
+                    events.push(EngineEvent::ProbeReceived { peer, path, probe, mtu, candidate });
+                    false
+                }
+            },
+            Err(reason) => {
+                self.drop(reason);
                 false
             }
         }
     }
 
-    /// The engine breaks down: it loses its SAs.
-    pub fn fail(&mut self, events: &mut Vec<EngineEvent>) {
-        self.inbound.clear();
-        self.outbound.clear();
-        self.bound.clear();
-        events.push(EngineEvent::EngineFailed {
-            engine: EngineKind::Userspace,
-            reason: "simulated".to_owned(),
-        });
+    fn open(
+        &mut self,
+        packet: &Packet,
+        events: &mut Vec<EngineEvent>,
+    ) -> Result<(PeerId, PathId), &'static str> {
+        let Some(seal) = &packet.seal else {
+            let trusted = self.plain.iter().find(|(_, (_, ip))| *ip == packet.source.ip());
+            return trusted.map(|(path, (peer, _))| (*peer, *path)).ok_or("guard");
+        };
+        let engine = self.engine_at(packet).ok_or("no engine there")?;
+        let sa = self.inbound.get_mut(&seal.spi).ok_or("unknown SPI")?;
+        if sa.engine != engine || sa.encapsulation != packet.encapsulation {
+            return Err("wrong engine");
+        }
+        if engine == EngineKind::Kernel && sa.local != packet.destination.ip() {
+            return Err("wrong address");
+        }
+        if sa.key != seal.key {
+            return Err("wrong key");
+        }
+        if !sa.seen.insert(seal.sequence) {
+            return Err("replayed");
+        }
+        if sa.seen.len() == 1 && engine == EngineKind::Userspace {
+            events.push(EngineEvent::InboundFirstUse { spi: seal.spi });
+        }
+        let (peer, path, encapsulation) = (sa.peer, sa.path, sa.encapsulation);
+        let outbound = self.outbound.range((path, 0)..=(path, u16::MAX)).next();
+        let moved = outbound.is_some_and(|(_, outbound)| outbound.remote != packet.source);
+        if moved && encapsulation == Encapsulation::Udp {
+            events.push(EngineEvent::RemoteMoved { path, remote: packet.source });
+        }
+        Ok((peer, if engine == EngineKind::Kernel { self.any_kernel_path(peer) } else { path }))
     }
 
-    fn seal(
+    /// The kernel knows the peer of a probe, but not the SA.
+    fn any_kernel_path(&mut self, peer: PeerId) -> PathId {
+        self.probes += 1;
+        let kernel = |sa: &&Inbound| sa.engine == EngineKind::Kernel && sa.peer == peer;
+        let count = self.inbound.values().filter(kernel).count();
+        let nth = self.probes % count.max(1);
+        self.inbound.values().filter(kernel).nth(nth).map_or(PathId(u32::MAX), |sa| sa.path)
+    }
+
+    fn engine_at(&self, packet: &Packet) -> Option<EngineKind> {
+        if packet.encapsulation == Encapsulation::Raw {
+            return Some(EngineKind::Kernel);
+        }
+        let port = packet.destination.port();
+        self.ports.iter().find(|(_, own)| **own == port).map(|(engine, _)| *engine)
+    }
+
+    /// An engine breaks down, or somebody flushes it: it loses its SAs.
+    pub fn fail(&mut self, engine: EngineKind, events: &mut Vec<EngineEvent>) {
+        self.inbound.retain(|_, sa| sa.engine != engine);
+        self.outbound.retain(|_, sa| sa.engine != engine);
+        if engine == EngineKind::Kernel {
+            self.plain.clear();
+        }
+        events.push(EngineEvent::EngineFailed { engine, reason: "simulated".to_owned() });
+    }
+
+    /// The kernel loses the SAs of one path, which it reports.
+    pub fn fail_path(&mut self, path: PathId, events: &mut Vec<EngineEvent>) {
+        self.inbound.retain(|_, sa| sa.path != path);
+        self.outbound.retain(|(other, _), _| *other != path);
+        events.push(EngineEvent::PathFailed { path, reason: "state deleted".to_owned() });
+    }
+
+    /// Sends by a path: sealed by its SA, or plain where both hosts want it so.
+    fn emit(
         &mut self,
         path: PathId,
         size: u16,
         payload: Payload,
         events: &mut Vec<EngineEvent>,
     ) -> Option<Packet> {
+        if let Some((_, remote)) = self.plain.get(&path) {
+            return Some(Packet {
+                path,
+                encapsulation: Encapsulation::Udp,
+                source: SocketAddr::new(self.address, PLAIN_PORT),
+                destination: SocketAddr::new(*remote, PLAIN_PORT),
+                seal: None,
+                size,
+                payload,
+            });
+        }
         let lanes = self.outbound.range((path, 0)..=(path, u16::MAX)).count();
         self.lane = self.lane.wrapping_add(1);
         let nth = usize::from(self.lane).checked_rem(lanes).unwrap_or(0);
@@ -244,13 +463,16 @@ impl SimEngine {
         if sa.sequence >= sa.soft && !std::mem::replace(&mut sa.told_soft, true) {
             events.push(EngineEvent::OutboundNearLimit { path, spi: sa.spi });
         }
+        let userspace = sa.engine == EngineKind::Userspace;
+        let local = if userspace { self.address } else { sa.local };
+        let port = self.ports.get(&sa.engine).copied().unwrap_or(0);
         Some(Packet {
             path,
-            source: sa.remote,
+            encapsulation: sa.encapsulation,
+            // Both directions of a lane use one 5-tuple: packets come from the port that is offered.
+            source: SocketAddr::new(local, port),
             destination: sa.remote,
-            spi: sa.spi,
-            key: sa.key,
-            sequence: sa.sequence,
+            seal: Some(Seal { spi: sa.spi, key: sa.key, sequence: sa.sequence }),
             size,
             payload,
         })
@@ -258,5 +480,12 @@ impl SimEngine {
 
     fn drop(&mut self, reason: &'static str) {
         *self.drops.entry(reason).or_default() += 1;
+    }
+}
+
+impl Packet {
+    /// Its wire format.
+    pub fn format(&self) -> Format {
+        if self.seal.is_some() { Format::Esp } else { Format::Plain }
     }
 }

@@ -2,52 +2,26 @@
 //! and a data network. A run is a function of its seed.
 
 mod engine;
+pub mod expect;
+mod network;
 
-pub use engine::{Packet, Payload, SimEngine};
+pub use engine::{Packet, Payload, Seal, SimEngine};
+pub use network::Net;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha20Rng;
 use weft_crypto::{PeerId, SessionKey};
 use weft_path::{
-    Config, EngineCommand, EngineEvent, Message, PathChange, PathId, PathState, Paths, overhead,
+    Config, EngineCommand, EngineEvent, EngineKind, EngineOffer, Message, PROBE_TURN_MS,
+    PathChange, PathId, PathState, PathStatus, Paths, Reason, overall,
 };
 
 /// Names a host of a [`World`].
 pub type HostId = usize;
-
-/// One direction of the data network between two hosts.
-#[derive(Clone, Debug)]
-pub struct Net {
-    /// How long a packet is on its way, ...
-    pub latency: Duration,
-    /// ... and how much longer at most, at random.
-    pub jitter: Duration,
-    /// Packets lost of a thousand.
-    pub loss_per_mille: u32,
-    /// Outer IP packets above this are lost without a word.
-    pub mtu: u16,
-    /// Nothing arrives.
-    pub cut: bool,
-    /// Nothing arrives at these UDP ports.
-    pub blocked_ports: BTreeSet<u16>,
-}
-
-impl Default for Net {
-    fn default() -> Self {
-        Self {
-            latency: Duration::from_millis(5),
-            jitter: Duration::ZERO,
-            loss_per_mille: 0,
-            mtu: u16::MAX,
-            cut: false,
-            blocked_ports: BTreeSet::new(),
-        }
-    }
-}
 
 /// What one direction of steady traffic came to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -60,6 +34,8 @@ pub struct Tally {
     pub lost: u64,
     /// When the last one arrived.
     pub last: Option<Instant>,
+    /// The longest time between one arrival and the next.
+    pub longest_gap: Duration,
 }
 
 /// A simulated host.
@@ -68,27 +44,31 @@ pub struct Host {
     pub id: PeerId,
     /// The state machine.
     pub paths: Paths,
-    /// Its engine.
+    /// Its engines.
     pub engine: SimEngine,
     /// Changes of state, with their time.
     pub changes: Vec<(Instant, PathChange)>,
     /// MTU of its own link: its kernel refuses longer datagrams.
     pub link_mtu: u16,
-    /// Behind a NAT that shows this source port and lets packets in to it alone.
-    pub nat_port: Option<u16>,
-    address: IpAddr,
+    /// Behind the NAT that has this public address.
+    pub nat: Option<IpAddr>,
+    /// It knows its own address on a link.
+    pub knows_address: bool,
+    /// It speaks as a version did that had the vector engine alone.
+    pub old_version: bool,
     config: Config,
     /// The newest connection to each peer.
     connections: BTreeMap<HostId, u64>,
     /// Messages seen by this host, for an attacker to say again.
     pub heard: Vec<(HostId, Message)>,
     timer: Option<Instant>,
-    ports: BTreeMap<PathId, u16>,
+    /// Who sent the last probe of a candidate through the kernel, by peer.
+    turns: BTreeMap<PeerId, (PathId, Instant)>,
 }
 
 enum Event {
     Timer(HostId),
-    LinkUp { host: HostId, peer: HostId, connection: u64, key: SessionKey },
+    LinkUp { host: HostId, peer: HostId, connection: u64, key: SessionKey, seen: IpAddr },
     LinkDown { host: HostId, peer: HostId, connection: u64 },
     Message { from: HostId, to: HostId, connection: u64, text: String },
     Packet { from: HostId, to: HostId, packet: Packet },
@@ -107,9 +87,12 @@ pub struct World {
     pub tallies: BTreeMap<(HostId, HostId), Tally>,
     /// How long a message is on its way over a link.
     pub link_latency: Duration,
+    /// Packets that left a host without a seal.
+    pub plaintext: u64,
     start: Instant,
     rng: ChaCha20Rng,
     nets: BTreeMap<(HostId, HostId), Net>,
+    nats: BTreeMap<IpAddr, network::Nat>,
     queue: BTreeMap<(Instant, u64), Event>,
     events: u64,
     connection: u64,
@@ -132,9 +115,11 @@ impl World {
             hosts,
             tallies: BTreeMap::new(),
             link_latency: Duration::from_millis(5),
+            plaintext: 0,
             start,
             rng,
             nets: BTreeMap::new(),
+            nats: BTreeMap::new(),
             queue: BTreeMap::new(),
             events: 0,
             connection: 0,
@@ -174,7 +159,8 @@ impl World {
         for (host, peer) in [(a, b), (b, a)] {
             let at = self.now + Duration::from_micros(self.below(20_000));
             let key = SessionKey::from_bytes(key);
-            self.push(at, Event::LinkUp { host, peer, connection, key });
+            let seen = self.address_seen(peer, host);
+            self.push(at, Event::LinkUp { host, peer, connection, key, seen });
         }
     }
 
@@ -197,9 +183,53 @@ impl World {
             self.disconnect(host, peer, Duration::from_millis(100));
         }
         let mut fresh = Host::new(host, self.hosts[host].config.clone(), &mut self.rng);
-        fresh.link_mtu = self.hosts[host].link_mtu;
-        fresh.nat_port = self.hosts[host].nat_port;
+        let before = &self.hosts[host];
+        fresh.link_mtu = before.link_mtu;
+        fresh.nat = before.nat;
+        fresh.knows_address = before.knows_address;
+        fresh.old_version = before.old_version;
+        fresh.engine.address = before.engine.address;
+        fresh.engine.kernel_tells_length = before.engine.kernel_tells_length;
         self.hosts[host] = fresh;
+    }
+
+    /// One host forgets another, and the link between them goes.
+    pub fn forget(&mut self, host: HostId, peer: HostId) {
+        let id = self.hosts[peer].id;
+        self.disconnect(host, peer, Duration::from_millis(100));
+        self.hosts[host].connections.remove(&peer);
+        self.hosts[host].turns.remove(&id);
+        self.hosts[host].paths.handle_peer_gone(self.now, id);
+        self.drain(host);
+    }
+
+    /// A host has another address; all its links break, which each end notices within `noticed`.
+    pub fn set_address(&mut self, host: HostId, address: IpAddr, noticed: Duration) {
+        self.hosts[host].engine.address = address;
+        let peers: Vec<HostId> = self.hosts[host].connections.keys().copied().collect();
+        for peer in peers {
+            self.disconnect(host, peer, noticed);
+        }
+    }
+
+    /// A NAT gives each flow another port from now on.
+    pub fn rebind(&mut self, public: IpAddr) {
+        self.nats.entry(public).or_default().rebind();
+    }
+
+    /// A host offers other engines from now on, also after a restart.
+    pub fn set_engines(
+        &mut self,
+        host: HostId,
+        engines: Vec<EngineOffer>,
+        missing: Vec<(EngineKind, Reason)>,
+    ) {
+        let it = &mut self.hosts[host];
+        it.engine.set_ports(engines.iter().map(|engine| (engine.kind, engine.port)));
+        it.config.engines.clone_from(&engines);
+        it.config.missing.clone_from(&missing);
+        it.paths.handle_engines(self.now, engines, missing);
+        self.drain(host);
     }
 
     /// Steady traffic from one host to another: a packet every so often, of `size` bytes or of
@@ -230,10 +260,20 @@ impl World {
         self.drain(host);
     }
 
-    /// The engine of a host breaks down.
-    pub fn fail_engine(&mut self, host: HostId) {
+    /// An engine of a host loses its SAs, which it reports.
+    pub fn fail_engine(&mut self, host: HostId, engine: EngineKind) {
         let mut events = Vec::new();
-        self.hosts[host].engine.fail(&mut events);
+        self.hosts[host].engine.fail(engine, &mut events);
+        events.into_iter().for_each(|event| self.event(host, event));
+    }
+
+    /// An engine of a host loses the SAs of the path in use to a peer, which it reports.
+    pub fn fail_path(&mut self, host: HostId, peer: HostId) {
+        let mut events = Vec::new();
+        let id = self.hosts[peer].id;
+        if let Some(path) = self.hosts[host].engine.bound(id) {
+            self.hosts[host].engine.fail_path(path, &mut events);
+        }
         events.into_iter().for_each(|event| self.event(host, event));
     }
 
@@ -244,20 +284,32 @@ impl World {
         self.drain(host);
     }
 
+    /// What is said of every path from one host to another.
+    pub fn status(&self, from: HostId, to: HostId) -> Vec<PathStatus> {
+        let peer = self.hosts[to].id;
+        let mut entries = self.hosts[from].paths.status(self.now);
+        entries.retain(|entry| entry.peer == peer);
+        entries
+    }
+
+    /// One line of it; `None`: they have not met.
+    pub fn overall(&self, from: HostId, to: HostId) -> Option<PathStatus> {
+        overall(&self.status(from, to))
+    }
+
     /// The state of the best path from one host to another, `None` without any.
     pub fn state(&self, from: HostId, to: HostId) -> Option<PathState> {
-        let peer = self.hosts[to].id;
-        let states = self.hosts[from].paths.status(self.now);
-        let states = states.into_iter().filter(|status| status.peer == peer);
-        states.map(|status| status.state).max_by_key(|state| *state == PathState::Active)
+        self.overall(from, to).map(|status| status.state)
+    }
+
+    /// The path in use from one host to another.
+    pub fn active(&self, from: HostId, to: HostId) -> Option<PathStatus> {
+        self.overall(from, to).filter(|status| status.state == PathState::Active)
     }
 
     /// The proven MTU of the active path from one host to another.
     pub fn mtu(&self, from: HostId, to: HostId) -> Option<u16> {
-        let peer = self.hosts[to].id;
-        let states = self.hosts[from].paths.status(self.now);
-        let mut active = states.into_iter().filter(|it| it.state == PathState::Active);
-        active.find(|status| status.peer == peer).and_then(|status| status.mtu)
+        self.active(from, to).and_then(|status| status.mtu)
     }
 
     /// Both directions between two hosts carry frames.
@@ -305,11 +357,12 @@ impl World {
                     self.drain(host);
                 }
             }
-            Event::LinkUp { host, peer, connection, key } => {
+            Event::LinkUp { host, peer, connection, key, seen } => {
                 if self.live.contains_key(&connection) {
-                    let (id, remote) = (self.hosts[peer].id, self.hosts[peer].address);
-                    self.hosts[host].connections.insert(peer, connection);
-                    self.hosts[host].paths.handle_link_up(self.now, id, key, remote);
+                    let (id, it) = (self.hosts[peer].id, &mut self.hosts[host]);
+                    let local = it.knows_address.then_some(it.engine.address);
+                    it.connections.insert(peer, connection);
+                    it.paths.handle_link_up(self.now, id, key, local, seen);
                     self.drain(host);
                 }
             }
@@ -368,6 +421,8 @@ impl World {
             tally.delivered += u64::from(delivered);
             tally.lost += u64::from(!delivered);
             if delivered {
+                let gap = tally.last.map_or(Duration::ZERO, |last| self.now - last);
+                tally.longest_gap = tally.longest_gap.max(gap);
                 tally.last = Some(self.now);
             }
         }
@@ -429,7 +484,30 @@ impl World {
                 let known = keys.is_some_and(|keys| keys.contains(sa.key.expose()));
                 assert!(known, "seed {}: a key that the peer did not derive", self.seed);
             }
+            EngineCommand::InstallPlain { peer, .. } => self.check_plain(host, *peer),
+            EngineCommand::SendProbe { path, candidate: true, .. } => self.check_turn(host, *path),
             _ => {}
+        }
+    }
+
+    /// Plaintext needs the word of both.
+    fn check_plain(&self, host: HostId, peer: PeerId) {
+        let Some(to) = self.hosts.iter().position(|host| host.id == peer) else { return };
+        for (truster, trusted) in [(host, to), (to, host)] {
+            let address = self.address_seen(trusted, truster);
+            let subnets = &self.hosts[truster].config.trusted_subnets;
+            let trusts = subnets.iter().any(|subnet| subnet.contains(&address));
+            assert!(trusts, "seed {}: plaintext towards a host that is not trusted", self.seed);
+        }
+    }
+
+    /// The kernel sends the probes of one candidate at a time to a peer.
+    fn check_turn(&mut self, host: HostId, path: PathId) {
+        let it = &mut self.hosts[host];
+        let Some(peer) = it.engine.kernel_peer_of(path) else { return };
+        if let Some((other, at)) = it.turns.insert(peer, (path, self.now)) {
+            let apart = self.now - at >= Duration::from_millis(PROBE_TURN_MS);
+            assert!(other == path || apart, "seed {}: two candidates probed at once", self.seed);
         }
     }
 
@@ -440,55 +518,26 @@ impl World {
         let last = arrivals.entry((from, to)).or_insert(self.now);
         *last = (self.now + self.link_latency).max(*last);
         let at = *last;
-        let text = serde_json::to_string(message).unwrap_or_default();
-        self.push(at, Event::Message { from, to, connection, text });
+        let mut value = serde_json::to_value(message).unwrap_or_default();
+        if self.hosts[from].old_version || self.hosts[to].old_version {
+            strip(&mut value);
+        }
+        self.push(at, Event::Message { from, to, connection, text: value.to_string() });
     }
+}
 
-    fn transmit_probe(&mut self, from: HostId, packet: Packet, events: &mut Vec<EngineEvent>) {
-        let outer = packet.size.saturating_add(self.overhead_to(&packet));
-        if outer > self.hosts[from].link_mtu {
-            events.push(EngineEvent::MessageTooLong { path: packet.path, mtu: packet.size });
-        } else {
-            self.transmit(from, packet);
+/// Leaves of a message what a version knew that had the vector engine alone.
+fn strip(message: &mut serde_json::Value) {
+    if message["type"] == "withdraw" {
+        *message = serde_json::json!({"type": "unknown"});
+    }
+    if let Some(fields) = message.as_object_mut() {
+        for new in ["missing", "address", "peer_address", "trusted", "encapsulation"] {
+            fields.remove(new);
         }
     }
-
-    fn overhead_to(&self, packet: &Packet) -> u16 {
-        overhead(
-            weft_crypto::Format::Esp,
-            weft_path::Encapsulation::Udp,
-            packet.destination.is_ipv6(),
-        )
-    }
-
-    fn transmit(&mut self, from: HostId, mut packet: Packet) {
-        let outer = packet.size.saturating_add(self.overhead_to(&packet));
-        let destination = packet.destination;
-        let to = self.hosts.iter().position(|host| host.address == destination.ip());
-        let data = packet.payload == Payload::Data;
-        // Both directions of a lane use one 5-tuple: packets come from the port that is offered.
-        let sender = &mut self.hosts[from];
-        let port = sender.nat_port.unwrap_or_else(|| sender.port(packet.path, self.now));
-        packet.source = SocketAddr::new(sender.address, port);
-        let dice = self.below(1000);
-        let Some(to) = to else { return };
-        let reached = match self.hosts[to].nat_port {
-            Some(port) => destination.port() == port,
-            None => true,
-        };
-        let net = self.net(from, to).clone();
-        let carried = reached
-            && !net.cut
-            && outer <= net.mtu
-            && !net.blocked_ports.contains(&destination.port())
-            && dice >= u64::from(net.loss_per_mille);
-        if carried {
-            let jitter = u64::try_from(net.jitter.as_micros()).unwrap_or(0);
-            let at = self.now + net.latency + Duration::from_micros(self.below(jitter + 1));
-            self.push(at, Event::Packet { from, to, packet });
-        } else if data {
-            self.tallies.entry((from, to)).or_default().lost += 1;
-        }
+    for engine in message["engines"].as_array_mut().into_iter().flatten() {
+        engine.as_object_mut().and_then(|engine| engine.remove("ciphers"));
     }
 }
 
@@ -498,35 +547,33 @@ impl Host {
         let id = PeerId::of_public_key(&[octet; 32]);
         let mut seed = [0; 32];
         rng.fill_bytes(&mut seed);
+        let ports = [(EngineKind::Kernel, 6785), (EngineKind::Userspace, 6784)];
+        let mut engine = SimEngine::new(IpAddr::from([10, 0, 0, octet]), ports.into());
+        engine.set_ports(config.engines.iter().map(|engine| (engine.kind, engine.port)));
         Self {
             id,
             paths: Paths::new(id, config.clone(), seed),
-            engine: SimEngine::default(),
+            engine,
             changes: Vec::new(),
             link_mtu: config.link_mtu,
-            nat_port: None,
-            address: IpAddr::from([10, 0, 0, octet]),
+            nat: None,
+            knows_address: true,
+            old_version: false,
             config,
             connections: BTreeMap::new(),
             heard: Vec::new(),
             timer: None,
-            ports: BTreeMap::new(),
+            turns: BTreeMap::new(),
         }
     }
 
-    /// The address that the data network and links know it by.
+    /// Its own address.
     pub fn address(&self) -> IpAddr {
-        self.address
+        self.engine.address
     }
 
-    /// The data port of the engine that a path is on.
-    fn port(&mut self, path: PathId, now: Instant) -> u16 {
-        let (paths, config) = (&self.paths, &self.config);
-        *self.ports.entry(path).or_insert_with(|| {
-            let status = paths.status(now).into_iter().find(|status| status.path == Some(path));
-            let kind = status.and_then(|status| status.engine);
-            let engine = config.engines.iter().find(|engine| Some(engine.kind) == kind);
-            engine.map_or(0, |engine| engine.port)
-        })
+    /// Its settings.
+    pub fn config(&self) -> &Config {
+        &self.config
     }
 }

@@ -4,6 +4,7 @@
 //! | --- | --- | --- |
 //! | `GET /v1/status` | | [`Status`] |
 //! | `GET /v1/connections` | | list of [`Connection`] |
+//! | `GET /v1/paths` | | list of [`Path`] |
 //! | `GET /v1/peers` | | list of [`Peer`] |
 //! | `GET /v1/targets` | | list of [`Target`] |
 //! | `GET /v1/ipam` | | [`Ipam`] |
@@ -27,6 +28,6 @@ pub use client::{Client, ClientError};
 pub use server::{Answer, ApiListener, RequestSender, listen, serve};
 pub use types::{
     ApiError, AttachRequest, Attachment, ConnectRequest, Connection, DetachRequest, Detached,
-    ErrorKind, ForgetRequest, HostRange, Invitation, Ipam, Peer, PeerConnection, Report, Status,
-    Target,
+    ErrorKind, ForgetRequest, HostRange, Invitation, Ipam, Path, Peer, PeerConnection, Report,
+    Status, Target,
 };

@@ -17,7 +17,7 @@ use tokio::net::{UnixListener, UnixStream};
 
 use super::types::{
     ApiError, AttachRequest, Attachment, ConnectRequest, Connection, DetachRequest, Detached,
-    ErrorKind, ForgetRequest, Invitation, Ipam, Peer, Report, Status, Target,
+    ErrorKind, ForgetRequest, Invitation, Ipam, Path as PeerPath, Peer, Report, Status, Target,
 };
 
 /// A boxed answer: the trait below is used behind a pointer.
@@ -29,6 +29,8 @@ pub trait RequestSender: Send + Sync + 'static {
     fn status(&self) -> Answer<'_, Status>;
     /// `GET /v1/connections`.
     fn connections(&self) -> Answer<'_, Vec<Connection>>;
+    /// `GET /v1/paths`.
+    fn paths(&self) -> Answer<'_, Vec<PeerPath>>;
     /// `GET /v1/peers`.
     fn peers(&self) -> Answer<'_, Vec<Peer>>;
     /// `GET /v1/targets`.
@@ -91,6 +93,7 @@ fn router(daemon: Daemon) -> Router {
             "/v1/connections",
             get(|State(d): State<Daemon>| async move { reply(d.connections().await) }),
         )
+        .route("/v1/paths", get(|State(d): State<Daemon>| async move { reply(d.paths().await) }))
         .route("/v1/peers", get(|State(d): State<Daemon>| async move { reply(d.peers().await) }))
         .route(
             "/v1/targets",

@@ -24,14 +24,24 @@ pub struct Status {
     pub since: String,
     /// How other hosts are admitted: `password` or `token`.
     pub admission: String,
-    /// Whether anything ever leaves in the clear. There is no unencrypted mode: always true.
+    /// Whether everything is sealed that leaves for another host; false where there are trusted
+    /// subnets.
     pub encrypted: bool,
+    /// Networks of hosts to which packets may go in the clear, if those hosts say the same.
+    #[serde(default)]
+    pub trusted_subnets: Vec<IpNet>,
     /// MTU of containers attached from now on, bytes.
     pub mtu: u16,
     /// The switch that local ports are plugged into.
     pub switch: String,
-    /// The engines this host runs.
+    /// Why it is not the one that was asked for.
+    #[serde(default)]
+    pub switch_reason: Option<String>,
+    /// The engines this host runs, the preferred first.
     pub engines: Vec<String>,
+    /// Engines that it does not run, and why.
+    #[serde(default)]
+    pub engines_missing: BTreeMap<String, String>,
     /// Offloads that the start-up self-test found working, and those it found wanting.
     pub offloads: BTreeMap<String, bool>,
     /// Number of targets.
@@ -67,6 +77,12 @@ pub struct Connection {
     pub format: Option<String>,
     /// Engine at this end.
     pub engine: Option<String>,
+    /// Engine at the other end.
+    #[serde(default)]
+    pub remote_engine: Option<String>,
+    /// How packets of format `esp` travel: `raw` or `udp`.
+    #[serde(default)]
+    pub encapsulation: Option<String>,
     /// Switch at this end.
     pub switch: Option<String>,
     /// AEAD.
@@ -81,6 +97,43 @@ pub struct Connection {
     pub since: String,
     /// Why it is in this state, when it is not the best one.
     pub reason: Option<String>,
+}
+
+/// One line of `weft status paths`: a path to a peer, in use or not, or why there is none.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Path {
+    /// Peer id, 64 hexadecimal digits.
+    pub peer: String,
+    /// The peer's nickname, once known.
+    pub nickname: Option<String>,
+    /// Wire format.
+    pub format: Option<String>,
+    /// Engine at this end.
+    pub engine: Option<String>,
+    /// Engine at the other end.
+    pub remote_engine: Option<String>,
+    /// How packets of format `esp` travel: `raw` or `udp`.
+    pub encapsulation: Option<String>,
+    /// `probing`, `standby`, `active` or `failed`.
+    pub state: String,
+    /// Why it is not in use.
+    pub reason: Option<String>,
+    /// In this state since, RFC 3339.
+    pub since: String,
+    /// When a failed path is tried again, RFC 3339.
+    pub next_try: Option<String>,
+    /// AEAD.
+    pub cipher: Option<String>,
+    /// Whether it is encrypted.
+    pub encrypted: bool,
+    /// Its inner MTU, bytes.
+    pub mtu: Option<u16>,
+    /// Smoothed round-trip time of probes, microseconds.
+    pub rtt_us: Option<u64>,
+    /// Where its packets are sent.
+    pub remote: Option<String>,
+    /// How often the peer has taken a new SA in place of an older one.
+    pub rekeys: u64,
 }
 
 /// One host of `weft status peers`.
@@ -180,6 +233,9 @@ pub struct Report {
     pub status: Status,
     /// `weft status connections`.
     pub connections: Vec<Connection>,
+    /// `weft status paths`.
+    #[serde(default)]
+    pub paths: Vec<Path>,
     /// `weft status peers`.
     pub peers: Vec<Peer>,
     /// `weft status targets`.
@@ -188,6 +244,9 @@ pub struct Report {
     pub attachments: Vec<Attachment>,
     /// Every counter of the vector engine by name.
     pub counters: BTreeMap<String, u64>,
+    /// Every counter of the kernel engine by name; what the guard dropped begins with `guard_`.
+    #[serde(default)]
+    pub kernel_counters: BTreeMap<String, u64>,
     /// Counters per peer id.
     pub peer_counters: BTreeMap<String, BTreeMap<String, u64>>,
 }

@@ -112,6 +112,8 @@ pub struct StatusArgs {
 pub enum StatusPart {
     /// State, engine, MTU and reason of each connection
     Connections,
+    /// Every path to each peer, in use or not, with its reason
+    Paths,
     /// All hosts of the network
     Peers,
     /// Addresses this host dials

@@ -8,7 +8,7 @@ use comfy_table::{Table, presets};
 use serde::Serialize;
 
 use crate::api::{
-    Attachment, Connection, Detached, HostRange, Invitation, Ipam, Peer, Status, Target,
+    Attachment, Connection, Detached, HostRange, Invitation, Ipam, Path, Peer, Status, Target,
 };
 use crate::timestamp;
 
@@ -60,10 +60,21 @@ pub(super) fn status(status: &Status) -> String {
     line("Host", &format!("{} ({})", short(&status.peer), status.nickname));
     line("Ready", &status.reason.as_ref().map_or_else(|| "yes".into(), |r| format!("no: {r}")));
     line("Since", &with_age(&status.since));
-    line("Encryption", &if status.encrypted { "always" } else { "never" });
+    let trusted: Vec<_> = status.trusted_subnets.iter().map(ToString::to_string).collect();
+    line(
+        "Encryption",
+        &match status.encrypted {
+            true => "always".into(),
+            false => format!("always, except between hosts that both trust {}", trusted.join(", ")),
+        },
+    );
     line("Admission", &status.admission);
     line("Engines", &status.engines.join(", "));
-    line("Switch", &status.switch);
+    for (engine, reason) in &status.engines_missing {
+        line("", &format!("not {engine}: {reason}"));
+    }
+    let switch_reason = status.switch_reason.as_ref().map(|reason| format!(" ({reason})"));
+    line("Switch", &format!("{}{}", status.switch, switch_reason.unwrap_or_default()));
     line("Container MTU", &status.mtu);
     line("Ports", &format!("{}/udp links, {}/udp data", status.port, status.data_port));
     line("Targets", &status.targets);
@@ -88,6 +99,9 @@ pub(super) fn connections(connections: &[Connection]) -> String {
     for connection in connections {
         let path = match (&connection.format, &connection.engine, &connection.cipher) {
             (Some(format), Some(engine), Some(cipher)) => format!("{format} {engine} {cipher}"),
+            (Some(format), Some(engine), None) if connection.encrypted == Some(false) => {
+                format!("{format} {engine} unencrypted")
+            }
             _ => "-".into(),
         };
         table.add_row([
@@ -100,6 +114,31 @@ pub(super) fn connections(connections: &[Connection]) -> String {
             connection.rtt_us.map_or_else(|| "-".into(), milliseconds),
             age(&connection.since),
             connection.reason.clone().unwrap_or_else(|| "-".into()),
+        ]);
+    }
+    table.to_string()
+}
+
+pub(super) fn paths(paths: &[Path]) -> String {
+    if paths.is_empty() {
+        return "no paths; weft status connections says how far each connection is".into();
+    }
+    let or_dash = |text: &Option<String>| text.clone().unwrap_or_else(|| "-".into());
+    let mut table = table(&[
+        "PEER", "FORMAT", "HERE", "THERE", "AS", "STATE", "CIPHER", "MTU", "SINCE", "REASON",
+    ]);
+    for path in paths {
+        table.add_row([
+            named(Some(&path.peer), path.nickname.as_deref()),
+            or_dash(&path.format),
+            or_dash(&path.engine),
+            or_dash(&path.remote_engine),
+            or_dash(&path.encapsulation),
+            path.state.clone(),
+            or_dash(&path.cipher),
+            path.mtu.map_or_else(|| "-".into(), |mtu| mtu.to_string()),
+            age(&path.since),
+            or_dash(&path.reason),
         ]);
     }
     table.to_string()
@@ -263,6 +302,8 @@ mod tests {
             direction: "outbound".into(),
             state: "failed".into(),
             format: Some("esp".into()),
+            remote_engine: Some("userspace".into()),
+            encapsulation: Some("udp".into()),
             engine: Some("userspace".into()),
             switch: Some("bridge".into()),
             cipher: Some("aes-256-gcm".into()),

@@ -85,6 +85,10 @@ async fn status(part: Option<StatusPart>, json: bool, daemon: &Client) -> anyhow
             let connections: Vec<Connection> = daemon.get("/v1/connections").await?;
             output::print(json, &connections, |list| output::connections(list))
         }
+        Some(StatusPart::Paths) => {
+            let paths: Vec<crate::api::Path> = daemon.get("/v1/paths").await?;
+            output::print(json, &paths, |list| output::paths(list))
+        }
         Some(StatusPart::Peers) => {
             let peers: Vec<Peer> = daemon.get("/v1/peers").await?;
             output::print(json, &peers, |list| output::peers(list))

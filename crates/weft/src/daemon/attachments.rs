@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::{Mutex, mpsc, oneshot};
 use weft_container::{ContainerError, ResolveOptions, Sandbox};
 use weft_crypto::PeerId;
+use weft_kernel::engine::{KernelEngine, SwitchKind};
 use weft_kernel::{AttachSpec, Kernel, KernelError};
 
 use super::control::Request;
@@ -20,6 +21,7 @@ use crate::timestamp;
 pub(super) struct Attachments {
     inner: Mutex<Inner>,
     kernel: Kernel,
+    engine: KernelEngine,
     control: mpsc::Sender<Request>,
     store: Store,
     resolve: ResolveOptions,
@@ -45,13 +47,15 @@ impl Attachments {
     pub(super) fn load(
         store: Store,
         kernel: Kernel,
+        engine: KernelEngine,
         control: mpsc::Sender<Request>,
         local: PeerId,
         mtu: u16,
     ) -> Result<Self, StoreError> {
         let saved = store.load(FILE)?.unwrap_or_default();
         let resolve = ResolveOptions::default();
-        Ok(Self { inner: Mutex::new(Inner { saved }), kernel, control, store, resolve, local, mtu })
+        let inner = Mutex::new(Inner { saved });
+        Ok(Self { inner, kernel, engine, control, store, resolve, local, mtu })
     }
 
     /// Plugs every saved container that still lives back in, and gives the addresses of the others back.
@@ -78,6 +82,17 @@ impl Attachments {
             tracing::error!(error = %error.error, "attachments not saved");
         }
         self.tell(Request::KeepOnly { owners: inner.saved.keys().cloned().collect() }).await;
+    }
+
+    /// Plugs every container back in whose switch was taken away and made again.
+    pub(super) async fn plug_in_all(&self) {
+        let inner = self.inner.lock().await;
+        for saved in inner.saved.values() {
+            if let Err(error) = self.plug_in(saved).await {
+                let container = &saved.attachment.name;
+                tracing::warn!(container, %error, "container not plugged in again");
+            }
+        }
     }
 
     /// `weft ps`.
@@ -227,9 +242,11 @@ impl Attachments {
                 mtu: u32::from(saved.attachment.mtu),
                 gso_max_segs: Some(super::start::run_segments(saved.attachment.mtu)),
                 multicast_route: saved.multicast_route,
-                bridge: Some(super::start::BRIDGE.into()),
+                bridge: (self.engine.switch() == SwitchKind::Bridge)
+                    .then(|| super::start::SWITCH.into()),
             })
-            .await
+            .await?;
+        self.engine.add_port(&saved.host_interface).await
     }
 
     /// Takes the interface away and gives the addresses back; what is gone already is no error.
@@ -237,6 +254,7 @@ impl Attachments {
         if let Ok(mac) = saved.attachment.mac.parse() {
             self.tell(Request::Withdraw { mac }).await;
         }
+        self.engine.remove_port(&saved.host_interface).await;
         if let Err(error) = self.kernel.detach(&saved.host_interface).await {
             tracing::warn!(%error, interface = saved.host_interface, "interface not removed");
         }

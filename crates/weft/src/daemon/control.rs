@@ -5,22 +5,23 @@
 //! follows from it), then commands for the engine, then messages for peers.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::sync::Arc;
 use std::time::Instant;
 
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 use tokio::sync::{mpsc, oneshot, watch};
-use weft_crypto::PeerId;
-use weft_engine::Engine;
+use weft_crypto::{PeerId, SessionKey};
 use weft_link::Links;
 use weft_mesh::{AddressError, Mesh, Output};
-use weft_path::{Endpoint, EngineCommand, EngineEvent, EngineKind, Mac, Paths, Vni};
+use weft_path::{Endpoint, EngineCommand, EngineEvent, Mac, Paths, Vni};
 
+use super::engines::Engines;
 use super::requests::Targets;
 use super::store::Store;
 use crate::api::{ApiError, Attachment, ErrorKind};
+use crate::config::Settings;
 
 /// The network that containers are on: one per mesh today.
 pub(super) const VNI: Vni = Vni(1);
@@ -61,11 +62,10 @@ pub(super) struct Snapshot {
     pub(super) ipam: weft_mesh::IpamStatus,
     pub(super) paths: Vec<weft_path::PathStatus>,
     pub(super) counters: weft_engine::Counters,
+    pub(super) kernel: weft_kernel::engine::KernelCounters,
+    pub(super) support: weft_kernel::engine::Support,
     pub(super) lost: Vec<LostLink>,
 }
-
-/// Where containers of other hosts live, for the kernel's forwarding and neighbour tables.
-pub(super) type RemoteEndpoints = BTreeMap<Mac, Vec<IpAddr>>;
 
 /// Who waits for an address.
 pub(super) struct Waiting {
@@ -89,10 +89,9 @@ pub(super) struct Control {
     pub(super) links: Links,
     pub(super) mesh: Mesh,
     pub(super) paths: Paths,
-    pub(super) engine: Engine,
-    pub(super) remote: watch::Sender<RemoteEndpoints>,
+    pub(super) engines: Engines,
+    pub(super) settings: Settings,
     pub(super) waiting: BTreeMap<weft_mesh::Ticket, Waiting>,
-    pub(super) broadcast: BTreeSet<PeerId>,
     pub(super) local: PeerId,
     /// Whom the user named.
     pub(super) targets: Arc<Targets>,
@@ -119,13 +118,13 @@ impl Control {
     ) {
         self.tell_targets();
         loop {
-            self.settle();
+            self.settle().await;
             if self.failed {
                 break;
             }
             let timer = self.next_timeout();
             tokio::select! {
-                _ = stop.wait_for(|stopped| *stopped) => break,
+                () = stopped(&mut stop) => break,
                 event = links.recv() => match event {
                     Some(event) => {
                         self.handle_link(event);
@@ -134,11 +133,13 @@ impl Control {
                     None => break,
                 },
                 Some(event) = events.recv() => self.paths.handle_event(Instant::now(), event),
-                Some(request) = requests.recv() => self.handle_request(request),
+                Some(request) = requests.recv() => self.handle_request(request).await,
+                () = self.engines.support_changed() => self.offer_again(),
                 () = sleep_until(timer) => self.handle_timeout(),
             }
         }
         self.links.shutdown().await;
+        self.engines.kernel().stop().await;
     }
 }
 
@@ -148,7 +149,7 @@ impl Control {
         match event {
             weft_link::Event::Up { peer, session, remote, renewal: true, .. } => {
                 tracing::info!(%peer, "session renewed");
-                self.paths.handle_link_up(now, peer, session, remote.ip().to_canonical());
+                self.path_link_up(peer, session, remote);
             }
             weft_link::Event::Up { peer, nickname, remote, session, hello, .. } => {
                 let hello = match serde_json::from_value(hello) {
@@ -168,7 +169,7 @@ impl Control {
                 }
                 self.lost.remove(&peer);
                 tracing::info!(%peer, nickname, %remote, "link up");
-                self.paths.handle_link_up(now, peer, session, remote.ip().to_canonical());
+                self.path_link_up(peer, session, remote);
             }
             weft_link::Event::Message { peer, bytes, .. } => self.handle_message(now, peer, &bytes),
             weft_link::Event::Down { peer, reason } => {
@@ -190,6 +191,13 @@ impl Control {
         }
     }
 
+    fn path_link_up(&mut self, peer: PeerId, session: SessionKey, remote: SocketAddr) {
+        let remote = remote.ip().to_canonical();
+        let host = self.settings.host.filter(|host| host.is_ipv4() == remote.is_ipv4());
+        let local = host.or_else(|| local_address(remote));
+        self.paths.handle_link_up(Instant::now(), peer, session, local, remote);
+    }
+
     fn handle_message(&mut self, now: Instant, peer: PeerId, bytes: &[u8]) {
         let problem = match serde_json::from_slice(bytes) {
             Ok(ControlMessage::Mesh(message)) => {
@@ -205,7 +213,7 @@ impl Control {
         }
     }
 
-    fn handle_request(&mut self, request: Request) {
+    async fn handle_request(&mut self, request: Request) {
         let now = Instant::now();
         match request {
             Request::Addresses { owner, explicit, reply } => {
@@ -233,7 +241,9 @@ impl Control {
                     peers: self.mesh.peers(),
                     ipam: self.mesh.ipam(),
                     paths: self.paths.status(now),
-                    counters: self.engine.counters(),
+                    counters: self.engines.vector().counters(),
+                    kernel: self.engines.kernel().counters().await,
+                    support: self.engines.kernel().support().borrow().clone(),
                     lost: self.lost.values().cloned().collect(),
                 });
             }
@@ -306,13 +316,14 @@ impl Control {
     }
 
     /// Carries out all that the last input led to; nothing more once state could not be kept.
-    fn settle(&mut self) {
+    async fn settle(&mut self) {
         while !self.failed {
             if let Some(output) = self.mesh.poll_output() {
-                self.carry_out(output);
+                self.carry_out(output).await;
             } else if let Some(command) = self.paths.poll_command() {
-                self.command(command);
+                self.engines.command(command).await;
             } else if let Some((peer, message)) = self.paths.poll_message() {
+                self.engines.flush().await;
                 self.send(peer, &ControlMessage::Path(message));
             } else if let Some(change) = self.paths.poll_change() {
                 tracing::info!(
@@ -326,16 +337,23 @@ impl Control {
                 break;
             }
         }
+        self.engines.flush().await;
+    }
+
+    /// The kernel can do more or less than before.
+    fn offer_again(&mut self) {
+        let offers = self.engines.offers(&self.settings);
+        self.paths.handle_engines(Instant::now(), offers.engines, offers.missing);
     }
 }
 
 impl Control {
-    fn carry_out(&mut self, output: Output) {
+    async fn carry_out(&mut self, output: Output) {
         match output {
             Output::Persist(state) => self.persist(&state),
             Output::Send { peer, message } => self.send(peer, &ControlMessage::Mesh(message)),
             Output::Dial { peer, addresses } => self.dial(peer, &addresses),
-            Output::Endpoints { add, remove } => self.set_endpoints(add, &remove),
+            Output::Endpoints { add, remove } => self.set_endpoints(add, &remove).await,
             Output::Refuse { peer, reason } => {
                 tracing::warn!(%peer, %reason, "peer refused");
                 self.lost(peer, &reason.to_string());
@@ -390,7 +408,7 @@ impl Control {
         }
     }
 
-    fn set_endpoints(
+    async fn set_endpoints(
         &mut self,
         add: Vec<(weft_mesh::EndpointInfo, PeerId)>,
         remove: &[(weft_mesh::Mac, PeerId)],
@@ -403,41 +421,7 @@ impl Control {
                 (Endpoint { mac: Mac(info.mac.0), addresses }, peer)
             })
             .collect();
-        self.remote.send_modify(|remote| {
-            for mac in &remove {
-                remote.remove(mac);
-            }
-            for (endpoint, _) in &add {
-                remote.insert(endpoint.mac, endpoint.addresses.clone());
-            }
-        });
-        self.command(EngineCommand::SetEndpoints { vni: VNI, add, remove });
-    }
-
-    /// Passes a command to the engine; a peer with a bound path gets broadcast frames.
-    fn command(&mut self, command: EngineCommand) {
-        let changed = match &command {
-            EngineCommand::BindPath { peer, path: Some(_) } => self.broadcast.insert(*peer),
-            EngineCommand::BindPath { peer, path: None } | EngineCommand::RemovePeer { peer } => {
-                self.broadcast.remove(peer)
-            }
-            _ => false,
-        };
-        self.pass(command);
-        if changed {
-            let peers = self.broadcast.iter().copied().collect();
-            self.pass(EngineCommand::SetBroadcast { vni: VNI, peers });
-        }
-    }
-
-    fn pass(&mut self, command: EngineCommand) {
-        if let Err(error) = self.engine.command(command) {
-            let event = EngineEvent::EngineFailed {
-                engine: EngineKind::Userspace,
-                reason: error.to_string(),
-            };
-            self.paths.handle_event(Instant::now(), event);
-        }
+        self.engines.command(EngineCommand::SetEndpoints { vni: VNI, add, remove }).await;
     }
 
     fn send(&self, peer: PeerId, message: &ControlMessage) {
@@ -451,11 +435,27 @@ impl Control {
     }
 }
 
+/// Waits for the order to stop, or for the end of those who could give it.
+async fn stopped(stop: &mut watch::Receiver<bool>) {
+    let _ = stop.wait_for(|stopped| *stopped).await;
+}
+
 async fn sleep_until(moment: Option<Instant>) {
     match moment {
         Some(moment) => tokio::time::sleep_until(moment.into()).await,
         None => std::future::pending().await,
     }
+}
+
+/// This host's own address towards a peer, as the route has it. Connecting a UDP socket sends nothing.
+fn local_address(remote: IpAddr) -> Option<IpAddr> {
+    let any: IpAddr = match remote {
+        IpAddr::V4(_) => std::net::Ipv4Addr::UNSPECIFIED.into(),
+        IpAddr::V6(_) => std::net::Ipv6Addr::UNSPECIFIED.into(),
+    };
+    let socket = UdpSocket::bind((any, 0)).ok()?;
+    socket.connect((remote, weft_packet::vxlan::PORT)).ok()?;
+    socket.local_addr().ok().map(|address| address.ip())
 }
 
 fn address_refusal(error: &AddressError) -> ApiError {

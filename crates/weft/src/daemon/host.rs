@@ -97,7 +97,8 @@ pub async fn reset(state_dir: &Path, runtime_dir: &Path) -> anyhow::Result<()> {
     let Some(_lock) = Lock::take(runtime_dir)? else {
         bail!("the daemon still runs; end it with: weft stop");
     };
-    weft_kernel::Kernel::new()?.remove_all(super::start::BRIDGE).await?;
+    let kernel = weft_kernel::Kernel::new()?;
+    weft_kernel::engine::remove_all(&kernel, super::start::SWITCH).await?;
     match std::fs::remove_dir_all(state_dir) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
             Err(error).with_context(|| format!("cannot delete {}", state_dir.display()))

@@ -5,6 +5,7 @@
 
 mod attachments;
 mod control;
+mod engines;
 mod error;
 mod host;
 mod requests;

@@ -97,10 +97,12 @@ impl Daemon {
         counters.insert("events_lost".into(), self.events_lost.load(Ordering::Relaxed));
         Ok(Report {
             status,
+            paths: views::paths(&links, &snapshot.paths),
             peers: views::peers(&snapshot.peers, &connections),
             targets: self.target_list(),
             attachments,
             counters,
+            kernel_counters: views::kernel_counters(&snapshot.kernel),
             peer_counters: views::peer_counters(&snapshot.counters),
             connections,
         })
@@ -136,6 +138,10 @@ impl RequestSender for Daemon {
 
     fn connections(&self) -> Answer<'_, Vec<Connection>> {
         Box::pin(async { Ok(self.report().await?.connections) })
+    }
+
+    fn paths(&self) -> Answer<'_, Vec<api::Path>> {
+        Box::pin(async { Ok(self.report().await?.paths) })
     }
 
     fn peers(&self) -> Answer<'_, Vec<Peer>> {

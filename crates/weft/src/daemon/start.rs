@@ -1,7 +1,7 @@
 //! Starting and stopping: the order in which the daemon's parts come up and go down.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
@@ -10,22 +10,26 @@ use ipnet::IpNet;
 use tokio::sync::{mpsc, watch};
 use weft_crypto::{Format, PeerId};
 use weft_engine::{Engine, EngineConfig};
-use weft_kernel::{BridgeSpec, Kernel, LinkEvent, PortSpec};
+use weft_kernel::engine::{
+    ENCAPSULATION_PORT, KernelEngine, KernelEngineConfig, SwitchKind, probe_mac,
+};
+use weft_kernel::{ForwardRule, Kernel, LinkEvent};
 use weft_link::{Admission, Identity, Links, Secret, Target};
 use weft_mesh::{Founding, Mesh};
-use weft_path::{Encapsulation, EngineEvent, EngineKind, EngineOffer, Paths};
+use weft_path::{Encapsulation, EngineEvent, Mac, Paths};
 use zeroize::Zeroizing;
 
 use super::StartError;
 use super::attachments::Attachments;
-use super::control::{Control, RemoteEndpoints, VNI};
+use super::control::{Control, VNI};
+use super::engines::{Engines, Offers};
 use super::requests::{Daemon, Targets};
 use super::store::{Lock, Store};
 use crate::api::{self, ApiListener, Invitation};
-use crate::config::Settings;
+use crate::config::{EngineChoice, Settings, SwitchChoice};
 
-/// The switch.
-pub(super) const BRIDGE: &str = "weft";
+/// The switch's device.
+pub(super) const SWITCH: &str = "weft";
 /// The vector engine's port on it.
 const TAP: &str = "weft-tap";
 
@@ -58,16 +62,16 @@ async fn run_async(settings: Settings, ready: impl FnOnce(&Invitation)) -> Resul
     let link_mtu = link_mtu(&settings, &kernel).await?;
     let mtu = settings.mtu.unwrap_or_else(|| container_mtu(link_mtu));
 
-    ensure_bridge(&kernel, &local, mtu).await?;
     let (event_sender, events) = mpsc::channel(EVENTS_QUEUED_MAX);
     let events_lost = Arc::new(AtomicU64::new(0));
-    let lost = Arc::clone(&events_lost);
-    let engine = Engine::start(&engine_config(&settings, mtu), move |event: EngineEvent| {
-        if event_sender.try_send(event).is_err() {
-            lost.fetch_add(1, Ordering::Relaxed);
-        }
-    })?;
-    plug_in_engine(&kernel, mtu).await?;
+    let report = reporter(event_sender.clone(), Arc::clone(&events_lost));
+    let engine = Engine::start(&engine_config(&settings, local, mtu), report.clone())?;
+    let offloads = offloads(&engine);
+    let kernel_engine =
+        KernelEngine::start(kernel.clone(), kernel_config(&settings, local, mtu), report).await?;
+    let switch = kernel_engine.switch();
+    let mut engines = Engines::new(engine, kernel_engine.clone(), event_sender);
+    let offers = engines.offers(&settings);
 
     let secret = secret(&settings, &store)?;
     let targets = targets(&settings, &store)?;
@@ -78,7 +82,7 @@ async fn run_async(settings: Settings, ready: impl FnOnce(&Invitation)) -> Resul
     mesh_config.discovery = settings.discovery;
     mesh_config.founding = if targets.is_empty() { Founding::Found } else { Founding::Join };
     let mesh = Mesh::new(std::time::Instant::now(), mesh_config, saved_mesh, rand::random())?;
-    let paths = Paths::new(local, path_config(&settings, link_mtu, mtu), rand::random());
+    let paths = Paths::new(local, path_config(&settings, offers, link_mtu, mtu), rand::random());
 
     let link_config = link_config(&settings, identity, secret, &mesh)?;
     let (links, link_events) = Links::start(link_config)?;
@@ -90,15 +94,20 @@ async fn run_async(settings: Settings, ready: impl FnOnce(&Invitation)) -> Resul
     let (request_sender, requests) = mpsc::channel(REQUESTS_QUEUED_MAX);
     let (stop_sender, stop) = watch::channel(false);
     let stop_sender = Arc::new(stop_sender);
-    let attachments =
-        Attachments::load(store.clone(), kernel.clone(), request_sender.clone(), local, mtu)?;
+    let attachments = Attachments::load(
+        store.clone(),
+        kernel.clone(),
+        kernel_engine.clone(),
+        request_sender.clone(),
+        local,
+        mtu,
+    )?;
     let attachments = Arc::new(attachments);
-    let (remote_sender, remote) = watch::channel(RemoteEndpoints::new());
     let daemon = Arc::new(Daemon {
         settings: settings.clone(),
         local,
         mtu,
-        offloads: offloads(&engine),
+        offloads,
         events_lost,
         near: near(&kernel).await,
         since: SystemTime::now(),
@@ -114,10 +123,9 @@ async fn run_async(settings: Settings, ready: impl FnOnce(&Invitation)) -> Resul
         links,
         mesh,
         paths,
-        engine,
-        remote: remote_sender,
+        engines,
+        settings: settings.clone(),
         waiting: BTreeMap::new(),
-        broadcast: BTreeSet::new(),
         local,
         targets,
         told_targets: Vec::new(),
@@ -132,8 +140,8 @@ async fn run_async(settings: Settings, ready: impl FnOnce(&Invitation)) -> Resul
         api::listen(&socket).map_err(|error| StartError::Api { path: socket.clone(), error })?;
     let api = serve_api(listener, Arc::clone(&daemon));
     let helpers = [
-        tokio::spawn(keep_endpoints(kernel.clone(), remote)),
-        tokio::spawn(watch_interfaces(kernel, Arc::clone(&attachments))),
+        tokio::spawn(watch_interfaces(kernel.clone(), kernel_engine, Arc::clone(&attachments))),
+        tokio::spawn(keep_forward_rule(kernel.clone(), switch)),
         tokio::spawn(stop_on_signal(stop_sender)),
         tokio::spawn(api),
     ];
@@ -142,6 +150,7 @@ async fn run_async(settings: Settings, ready: impl FnOnce(&Invitation)) -> Resul
     tracing::info!(peer = %local, nickname = settings.nickname, mtu, "weft is running");
     let _ = control.await;
     helpers.into_iter().for_each(|helper| helper.abort());
+    remove_forward_rule(&kernel).await;
     let _ = std::fs::remove_file(socket);
     tracing::info!("weft has stopped");
     Ok(())
@@ -167,38 +176,51 @@ fn lock(dir: &Path) -> Result<Lock, StartError> {
     Lock::take(dir)?.ok_or_else(|| StartError::AlreadyRunning(dir.into()))
 }
 
-async fn ensure_bridge(kernel: &Kernel, local: &PeerId, mtu: u16) -> Result<(), StartError> {
-    let [a, b, c, d, e, ..] = *local.as_bytes();
-    let mac = [0x02, a, b, c, d, e];
-    let bridge = BridgeSpec { name: BRIDGE.into(), mac, mtu: u32::from(mtu) };
-    Ok(kernel.ensure_bridge(&bridge).await?)
+/// Where both engines report to. What finds the queue full is counted.
+fn reporter(
+    sender: mpsc::Sender<EngineEvent>,
+    lost: Arc<AtomicU64>,
+) -> impl Fn(EngineEvent) + Clone + Send + Sync + 'static {
+    move |event| {
+        if sender.try_send(event).is_err() {
+            lost.fetch_add(1, Ordering::Relaxed);
+        }
+    }
 }
 
-fn engine_config(settings: &Settings, mtu: u16) -> EngineConfig {
+fn kernel_config(settings: &Settings, local: PeerId, mtu: u16) -> KernelEngineConfig {
+    KernelEngineConfig {
+        local,
+        vni: VNI,
+        device: SWITCH.into(),
+        tap: TAP.into(),
+        mac: probe_mac(&local),
+        mtu,
+        host: settings.host,
+        encapsulation_port: ENCAPSULATION_PORT,
+        switch: match settings.switch {
+            SwitchChoice::Auto | SwitchChoice::Bridge => SwitchKind::Bridge,
+            SwitchChoice::Odp => SwitchKind::Odp,
+        },
+        moves: settings.engine != EngineChoice::Userspace,
+        plain: !settings.trusted_subnets.is_empty(),
+        keylog: keylog(),
+    }
+}
+
+fn engine_config(settings: &Settings, local: PeerId, mtu: u16) -> EngineConfig {
     let mut config = EngineConfig::new(TAP, VNI, mtu);
+    config.probe_mac = Mac(probe_mac(&local));
     config.bind = settings.host;
     config.port = settings.data_port;
-    #[cfg(feature = "keylog")]
-    {
-        config.keylog = std::env::var_os("WEFT_SA_KEYLOG").map(Into::into);
-    }
+    config.keylog = keylog();
     config
 }
 
-/// Makes the engine's TAP device a port of the bridge from which nothing goes back into the overlay.
-async fn plug_in_engine(kernel: &Kernel, mtu: u16) -> Result<(), StartError> {
-    let port = PortSpec {
-        name: TAP.into(),
-        bridge: BRIDGE.into(),
-        isolated: true,
-        learning: false,
-        neigh_suppress: true,
-        mtu: u32::from(mtu),
-        txqueuelen: Some(TAP_QUEUE_PACKETS),
-        gso_max_size: None,
-        gso_max_segs: None,
-    };
-    Ok(kernel.ensure_port(&port).await?)
+/// Only in builds for tests that read the wire with another program.
+fn keylog() -> Option<PathBuf> {
+    let wanted = cfg!(feature = "keylog").then(|| std::env::var_os("WEFT_SA_KEYLOG"));
+    wanted.flatten().map(PathBuf::from)
 }
 
 /// MTU of the link that leads to the first target, else of the host's own.
@@ -229,17 +251,13 @@ pub(super) fn run_segments(mtu: u16) -> u32 {
     u32::try_from(segments.clamp(1, weft_io::udp::RUN_SEGMENTS_MAX)).unwrap_or(1)
 }
 
-fn path_config(settings: &Settings, link_mtu: u16, mtu: u16) -> weft_path::Config {
+fn path_config(settings: &Settings, offers: Offers, link_mtu: u16, mtu: u16) -> weft_path::Config {
     let default = weft_path::Config::default();
     weft_path::Config {
         ciphers: settings.ciphers.clone(),
-        engines: vec![EngineOffer {
-            kind: EngineKind::Userspace,
-            format: Format::Esp,
-            port: settings.data_port,
-            lanes_max: 1,
-            rco: true,
-        }],
+        engines: offers.engines,
+        missing: offers.missing,
+        trusted_subnets: settings.trusted_subnets.clone(),
         rekey_after: settings.rekey_after,
         link_mtu,
         container_mtu: mtu,
@@ -295,32 +313,55 @@ fn targets(settings: &Settings, store: &Store) -> Result<Vec<Target>, StartError
     Ok(texts.iter().map(|text| text.parse()).collect::<Result<_, _>>()?)
 }
 
-/// Keeps the kernel's forwarding and neighbour tables as the mesh knows the endpoints.
-async fn keep_endpoints(kernel: Kernel, mut remote: watch::Receiver<RemoteEndpoints>) {
-    while remote.changed().await.is_ok() {
-        let wanted: Vec<_> = remote
-            .borrow_and_update()
-            .iter()
-            .map(|(mac, addresses)| (mac.0, addresses.clone()))
-            .collect();
-        if let Err(error) = kernel.set_remote_endpoints(BRIDGE, TAP, &wanted).await {
-            tracing::warn!(%error, "forwarding entries not written");
-        }
-    }
-}
-
-/// Takes addresses back when containers end.
-async fn watch_interfaces(kernel: Kernel, attachments: Arc<Attachments>) {
+/// Takes addresses back when containers end, and plugs them in again when the switch was removed.
+async fn watch_interfaces(kernel: Kernel, engine: KernelEngine, attachments: Arc<Attachments>) {
     let mut watch = match kernel.watch().await {
         Ok(watch) => watch,
         Err(error) => return tracing::error!(%error, "interfaces are not watched"),
     };
     loop {
         match watch.next().await {
+            Ok(LinkEvent::Removed { name }) if name == SWITCH => {
+                engine.repair().await;
+                attachments.plug_in_all().await;
+            }
             Ok(LinkEvent::Removed { name }) => attachments.interface_removed(&name).await,
             Ok(_) => {}
             Err(error) => return tracing::error!(%error, "interfaces are watched no more"),
         }
+    }
+}
+
+/// Keeps Docker's firewall from judging the switch's frames, where br_netfilter hands them to it.
+async fn keep_forward_rule(kernel: Kernel, switch: SwitchKind) {
+    if switch != SwitchKind::Bridge {
+        return;
+    }
+    let Ok(mut rule) = ForwardRule::new(kernel, SWITCH) else { return };
+    let mut told = None;
+    loop {
+        let result = async {
+            let mut watch = rule.watch()?;
+            rule.ensure().await?;
+            loop {
+                rule.keep(&mut watch).await?;
+                tracing::info!("the accept rule for bridged frames was brought up to date");
+            }
+        };
+        let result: Result<(), weft_kernel::KernelError> = result.await;
+        let reason = result.err().map(|error| error.to_string());
+        if reason != told {
+            tracing::warn!(reason, "bridged frames may be dropped by this host's firewall");
+            told = reason;
+        }
+        tokio::time::sleep(Duration::from_millis(FORWARD_RULE_RETRY_MS)).await;
+    }
+}
+
+async fn remove_forward_rule(kernel: &Kernel) {
+    let Ok(mut rule) = ForwardRule::new(kernel.clone(), SWITCH) else { return };
+    if let Err(error) = rule.remove().await {
+        tracing::debug!(%error, "no accept rule to remove");
     }
 }
 
@@ -349,8 +390,8 @@ const RUNTIME_THREADS: usize = 2;
 const SHUTDOWN_TIMEOUT_MS: u64 = 2_000;
 const EVENTS_QUEUED_MAX: usize = 16_384;
 const REQUESTS_QUEUED_MAX: usize = 1_024;
-/// In super-packets: enough for every flow's burst.
-const TAP_QUEUE_PACKETS: u32 = 5_000;
+/// Pause after the accept rule for bridged frames could not be looked after.
+const FORWARD_RULE_RETRY_MS: u64 = 10_000;
 /// Where the host has no link that tells.
 const LINK_MTU_DEFAULT: u32 = 1_500;
 /// IPv6 needs it inside (RFC 8200 section 5).

@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
 
-use weft_crypto::PeerId;
+use weft_crypto::{Format, PeerId};
+use weft_kernel::engine::{KernelCounters, SwitchKind};
 use weft_link::{LinkState, LinkStatus};
 use weft_path::PathStatus;
 
@@ -12,15 +13,12 @@ use super::requests::Daemon;
 use crate::api::{Connection, HostRange, Ipam, Peer, PeerConnection, Status};
 use crate::timestamp;
 
-/// The only switch of this version.
-const SWITCH: &str = "bridge";
-
 /// One line for each target, link, ended link and refused source; where the link is up, the state
 /// is its path's.
 pub(super) fn connections(links: &[LinkStatus], snapshot: &Snapshot) -> Vec<Connection> {
     let paths = &snapshot.paths;
     let mut connections: Vec<Connection> =
-        links.iter().map(|link| connection(link, paths)).collect();
+        links.iter().map(|link| connection(link, paths, snapshot.kernel.switch)).collect();
     for lost in &snapshot.lost {
         match links.iter().position(|link| link.peer == Some(lost.peer)) {
             Some(index) => {
@@ -48,8 +46,10 @@ fn ended(lost: &LostLink) -> Connection {
     }
 }
 
-fn connection(link: &LinkStatus, paths: &[PathStatus]) -> Connection {
-    let path = link.peer.and_then(|peer| best_path(peer, paths));
+fn connection(link: &LinkStatus, paths: &[PathStatus], switch: SwitchKind) -> Connection {
+    let path = link
+        .peer
+        .and_then(|peer| weft_path::overall(paths.iter().filter(|path| path.peer == peer)));
     let mut connection = Connection {
         peer: link.peer.map(|peer| peer.to_hex()),
         nickname: link.nickname.clone(),
@@ -69,22 +69,62 @@ fn connection(link: &LinkStatus, paths: &[PathStatus]) -> Connection {
     connection.state = path.state.name().into();
     connection.format = path.format.map(|format| format.name().into());
     connection.engine = path.engine.map(|engine| engine.name().into());
-    connection.switch = Some(SWITCH.into());
+    connection.remote_engine = path.remote_engine.map(|engine| engine.name().into());
+    connection.encapsulation = encapsulation(&path);
+    connection.switch = Some(switch.name().into());
     connection.cipher = path.cipher.map(|cipher| cipher.name().into());
-    connection.encrypted = path.cipher.is_some().then_some(path.encrypted);
+    let is_known = path.cipher.is_some() || path.format == Some(Format::Plain);
+    connection.encrypted = is_known.then_some(path.encrypted);
     connection.mtu = path.mtu;
     connection.rtt_us = path.rtt.and_then(|rtt| u64::try_from(rtt.as_micros()).ok());
     connection.since = timestamp::format(timestamp::of_instant(path.since));
-    connection.reason = path.reason.as_ref().map(ToString::to_string);
+    connection.reason =
+        path.reason.as_ref().or(path.why_not_best.as_ref()).map(ToString::to_string);
     connection
 }
 
-/// The path that carries the traffic, else the one that comes nearest to it.
-fn best_path(peer: PeerId, paths: &[PathStatus]) -> Option<&PathStatus> {
-    paths
-        .iter()
-        .filter(|path| path.peer == peer)
-        .max_by_key(|path| path.state == weft_path::PathState::Active)
+fn encapsulation(path: &PathStatus) -> Option<String> {
+    let esp = path.format == Some(Format::Esp);
+    path.encapsulation.filter(|_| esp).map(|encapsulation| encapsulation.name().into())
+}
+
+/// Every path to every peer.
+pub(super) fn paths(links: &[LinkStatus], paths: &[PathStatus]) -> Vec<crate::api::Path> {
+    let nickname = |peer| {
+        let link = links.iter().find(|link| link.peer == Some(peer))?;
+        link.nickname.clone()
+    };
+    let since = |instant| timestamp::format(timestamp::of_instant(instant));
+    let of = |path: &PathStatus| crate::api::Path {
+        peer: path.peer.to_hex(),
+        nickname: nickname(path.peer),
+        format: path.format.map(|format| format.name().into()),
+        engine: path.engine.map(|engine| engine.name().into()),
+        remote_engine: path.remote_engine.map(|engine| engine.name().into()),
+        encapsulation: encapsulation(path),
+        state: path.state.name().into(),
+        reason: path.reason.as_ref().or(path.why_not_best.as_ref()).map(ToString::to_string),
+        since: since(path.since),
+        next_try: path.next_try.map(since),
+        cipher: path.cipher.map(|cipher| cipher.name().into()),
+        encrypted: path.encrypted,
+        mtu: path.mtu,
+        rtt_us: path.rtt.and_then(|rtt| u64::try_from(rtt.as_micros()).ok()),
+        remote: path.remote.map(|remote| remote.to_string()),
+        rekeys: path.rekeys,
+    };
+    paths.iter().map(of).collect()
+}
+
+pub(super) fn kernel_counters(kernel: &KernelCounters) -> BTreeMap<String, u64> {
+    let mut counters: BTreeMap<String, u64> =
+        kernel.named.iter().map(|(name, count)| ((*name).into(), *count)).collect();
+    if let Some(guard) = kernel.guard {
+        let rules =
+            [("output", guard.output), ("postrouting", guard.postrouting), ("input", guard.input)];
+        counters.extend(rules.map(|(rule, count)| (format!("guard_{rule}"), count.packets)));
+    }
+    counters
 }
 
 pub(super) fn status(
@@ -99,6 +139,7 @@ pub(super) fn status(
     }
     let ipam = ipam(&snapshot.ipam);
     let reason = not_ready(&ipam, connections);
+    let offers = super::engines::offers(&daemon.settings, &snapshot.support);
     Status {
         version: env!("CARGO_PKG_VERSION").into(),
         protocol: [weft_link::limits::PROTOCOL_VERSION, weft_link::limits::PROTOCOL_VERSION],
@@ -108,10 +149,17 @@ pub(super) fn status(
         data_port: daemon.settings.data_port,
         since: timestamp::format(daemon.since),
         admission: if daemon.settings.password.is_some() { "password" } else { "token" }.into(),
-        encrypted: true,
+        encrypted: daemon.settings.trusted_subnets.is_empty(),
+        trusted_subnets: daemon.settings.trusted_subnets.clone(),
         mtu: daemon.mtu,
-        switch: SWITCH.into(),
-        engines: vec![weft_path::EngineKind::Userspace.name().into()],
+        switch: snapshot.kernel.switch.name().into(),
+        switch_reason: snapshot.kernel.switch_reason.clone(),
+        engines: offers.engines.iter().map(|offer| offer.kind.name().into()).collect(),
+        engines_missing: offers
+            .missing
+            .iter()
+            .map(|(engine, reason)| (engine.name().into(), reason.to_string()))
+            .collect(),
         offloads: daemon.offloads.clone(),
         targets: daemon.target_list().len(),
         connections: states,

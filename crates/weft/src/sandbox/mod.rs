@@ -21,7 +21,7 @@ pub use cleanup::{remove_kept, sweep};
 pub use error::SandboxError;
 pub use host::{Container, Host};
 pub use netns::{Netns, Output, Running};
-pub use progress::{try_wait_until, wait_until};
+pub use progress::{slowness, try_wait_until, wait_until};
 
 pub(crate) use netns::{last_lines, output_of, run};
 
@@ -63,6 +63,8 @@ impl Underlay {
 pub struct SandboxOptions {
     /// How many hosts, 1 to [`HOSTS_MAX`]. Two are joined by a veth pair, more by a bridge.
     pub hosts: usize,
+    /// Two hosts are joined by a bridge too, so that there is something between them.
+    pub bridged: bool,
     /// The underlay's MTU in bytes.
     pub mtu: u32,
     /// How packets cross the underlay at first.
@@ -73,7 +75,13 @@ pub struct SandboxOptions {
 
 impl Default for SandboxOptions {
     fn default() -> Self {
-        Self { hosts: 2, mtu: UNDERLAY_MTU_BYTES, underlay: Underlay::Veth, binary: None }
+        Self {
+            hosts: 2,
+            bridged: false,
+            mtu: UNDERLAY_MTU_BYTES,
+            underlay: Underlay::Veth,
+            binary: None,
+        }
     }
 }
 
@@ -83,6 +91,7 @@ pub struct Sandbox {
     tag: String,
     directory: PathBuf,
     hosts: Vec<Host>,
+    middle: Option<Netns>,
     kept: bool,
 }
 
@@ -107,13 +116,13 @@ impl Sandbox {
             progress::note(&format!("removed what the killed run {tag} had left behind"));
         }
         let (tag, directory) = cleanup::claim()?;
-        let mut sandbox = Self { tag, directory, hosts: Vec::new(), kept: false };
+        let mut sandbox = Self { tag, directory, hosts: Vec::new(), middle: None, kept: false };
         sandbox.write_password()?;
         for index in 0..options.hosts.clamp(1, HOSTS_MAX) {
             let host = Host::create(&sandbox.tag, &sandbox.directory, index, binary.clone())?;
             sandbox.hosts.push(host);
         }
-        sandbox.join_hosts(options.mtu)?;
+        sandbox.join_hosts(options.bridged, options.mtu)?;
         sandbox.set_underlay(options.underlay)?;
         Ok(sandbox)
     }
@@ -145,6 +154,13 @@ impl Sandbox {
         &self.hosts
     }
 
+    /// The namespace with the bridge `br0` between the hosts, whose port of the first host is
+    /// `port1`; `None` where they are joined by a veth pair.
+    #[must_use]
+    pub fn middle(&self) -> Option<&Netns> {
+        self.middle.as_ref()
+    }
+
     /// A file with a random password, readable by root only: the admission of this run.
     #[must_use]
     pub fn password_file(&self) -> PathBuf {
@@ -171,7 +187,7 @@ impl Sandbox {
         Ok(())
     }
 
-    /// Makes a bare namespace that belongs to no host.
+    /// Makes a bare namespace that belongs to no host; `weft-TAG-NAME` for `ip netns`.
     ///
     /// # Errors
     /// What `ip` said.
@@ -234,8 +250,8 @@ impl Sandbox {
         .map_err(SandboxError::io(format!("write {}", path.display())))
     }
 
-    fn join_hosts(&self, mtu: u32) -> Result<(), SandboxError> {
-        if let [first, second] = self.hosts.as_slice() {
+    fn join_hosts(&mut self, bridged: bool, mtu: u32) -> Result<(), SandboxError> {
+        if let ([first, second], false) = (self.hosts.as_slice(), bridged) {
             veth_between((first.netns(), "eth0"), (second.netns(), "eth0"))?;
         } else {
             let middle = self.add_netns("net")?;
@@ -246,6 +262,7 @@ impl Sandbox {
                 veth_between((host.netns(), "eth0"), (&middle, &port))?;
                 middle.ip(&format!("link set {port} mtu {mtu} master br0 up"))?;
             }
+            self.middle = Some(middle);
         }
         for host in &self.hosts {
             host.netns().ip(&format!("link set eth0 mtu {mtu} up"))?;

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use super::SandboxError;
 use super::cleanup;
+use super::progress::slowness;
 
 /// A command that was given no other limit is killed after this time.
 const COMMAND_LIMIT: Duration = Duration::from_secs(120);
@@ -207,6 +208,10 @@ impl Running {
     /// [`SandboxError::WaitTimedOut`] after `limit`; [`SandboxError::UnexpectedOutput`] if the
     /// program closed its outputs or they go to a file.
     pub fn line(&mut self, limit: Duration) -> Result<String, SandboxError> {
+        self.line_within(limit * slowness())
+    }
+
+    fn line_within(&mut self, limit: Duration) -> Result<String, SandboxError> {
         let Some(lines) = &self.lines else {
             return Err(self.unexpected("its output goes to a file"));
         };
@@ -225,11 +230,11 @@ impl Running {
     /// # Errors
     /// As [`Running::line`]; the error quotes what came instead.
     pub fn line_with(&mut self, needle: &str, limit: Duration) -> Result<String, SandboxError> {
-        let deadline = Instant::now() + limit;
+        let deadline = Instant::now() + limit * slowness();
         let mut seen = String::new();
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
-            match self.line(left) {
+            match self.line_within(left) {
                 Ok(line) if line.contains(needle) => return Ok(line),
                 Ok(line) => {
                     seen.push_str(&line);
@@ -256,6 +261,7 @@ impl Running {
     /// # Errors
     /// [`SandboxError::CommandTimedOut`] after `limit`; the program is killed then.
     pub fn wait(&mut self, limit: Duration) -> Result<ExitStatus, SandboxError> {
+        let limit = limit * slowness();
         let deadline = Instant::now() + limit;
         loop {
             if let Some(status) = self.ended()? {
@@ -319,6 +325,7 @@ pub(crate) fn run(command: &mut Command) -> Result<Output, SandboxError> {
 /// Runs a command to its end, with a limit.
 pub(crate) fn output_of(command: &mut Command, limit: Duration) -> Result<Output, SandboxError> {
     let text = text_of(command);
+    let limit = limit * slowness();
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().map_err(SandboxError::io(format!("start `{text}`")))?;
     let stdout = child.stdout.take().map(read_to_end);

@@ -1,6 +1,7 @@
 //! Lines of progress on standard error. A closed pipe never ends the program.
 
 use std::io::{self, Write};
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use super::SandboxError;
@@ -29,7 +30,18 @@ pub fn print(text: &str) {
     let _ = out.flush();
 }
 
-/// Waits until `check` holds and returns how long that took.
+/// How many times longer than real hardware this machine takes: 1, or what `WEFT_LAB_SLOWNESS` says. The
+/// VM lab sets it in its emulated guests. Every limit of a sandbox's waits is multiplied by it, so that
+/// limits stay tight on real machines. What is no whole number of at least 1 counts as 1.
+#[must_use]
+pub fn slowness() -> u32 {
+    static SLOWNESS: OnceLock<u32> = OnceLock::new();
+    let read =
+        || std::env::var("WEFT_LAB_SLOWNESS").ok()?.parse().ok().filter(|factor| *factor >= 1);
+    *SLOWNESS.get_or_init(|| read().unwrap_or(1))
+}
+
+/// Waits until `check` holds and returns how long that took. `limit` is that of a real machine.
 ///
 /// A wait longer than two seconds shows on standard error that it goes on.
 ///
@@ -52,6 +64,7 @@ pub fn try_wait_until(
     limit: Duration,
     mut check: impl FnMut() -> Result<bool, SandboxError>,
 ) -> Result<Duration, SandboxError> {
+    let limit = limit * slowness();
     let start = Instant::now();
     let mut next_word = Duration::from_millis(PROGRESS_INTERVAL_MS);
     loop {

@@ -1,0 +1,221 @@
+//! Finding out what the kernel can do, taking it into use, mending it and giving it up.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
+
+use weft_io::encap::EncapSocket;
+
+use super::probes::Probes;
+use super::worker::{Ipsec, RECONCILE_MS, SUPPORT_MS, Worker};
+use super::{KernelCounters, Support};
+use crate::Guard;
+use crate::error::KernelError;
+use crate::xfrm::{PolicyId, PolicySpec, StateId, Xfrm};
+
+impl Worker {
+    /// What a run before this one left behind, killed or stopped: SAs whose keys nobody has any
+    /// more, and policies that lead to them.
+    pub(super) async fn remove_leftovers(&self) {
+        let Ok(xfrm) = Xfrm::open() else { return };
+        match xfrm.remove_own().await {
+            Ok(removed) if removed.states + removed.policies > 0 => tracing::info!(
+                states = removed.states,
+                policies = removed.policies,
+                "removed what an earlier run left in the kernel"
+            ),
+            Ok(_) => {}
+            Err(error) => tracing::warn!(%error, "an earlier run's IPsec states may be left"),
+        }
+    }
+
+    /// Takes IPsec into use if the kernel has all of it, and says what it can.
+    pub(super) async fn look_for_support(&mut self) {
+        self.next_support = Instant::now() + Duration::from_millis(SUPPORT_MS);
+        let support = match self.config.moves {
+            false => Support::Forbidden,
+            true => match self.open_ipsec().await {
+                Ok((ipsec, support)) => {
+                    self.ipsec = Some(ipsec);
+                    support
+                }
+                Err(support) => support,
+            },
+        };
+        if self.ipsec.is_none() {
+            self.close_overlay().await;
+        }
+        self.tell_support(support);
+    }
+
+    async fn open_ipsec(&mut self) -> Result<(Ipsec, Support), Support> {
+        let failed = |error: KernelError| match error {
+            KernelError::NoVxlan { .. } => Support::NoVxlan,
+            KernelError::NoXfrm | KernelError::NoEsp { .. } => Support::NoEsp(error.to_string()),
+            KernelError::NoCipher { .. } => Support::NoCipher,
+            error => Support::Failed(error.to_string()),
+        };
+        let xfrm = Xfrm::open().map_err(failed)?;
+        let esp = match xfrm.support().await {
+            Ok(esp) => Ok(esp.ciphers),
+            Err(error) if self.config.plain => Err(error.to_string()),
+            Err(error) => return Err(failed(error)),
+        };
+        // Nothing of the overlay may be there without the guard.
+        let mut guard = Guard::new(self.kernel.clone());
+        let guard_watch = guard.watch().map_err(failed)?;
+        let trusted: Vec<_> = self.trusted.iter().copied().collect();
+        guard.ensure(&trusted).await.map_err(|error| Support::no_guard(&error))?;
+        let devices = self.switch.open_overlay().await.map_err(failed)?;
+        let watch = xfrm.watch().map_err(failed)?;
+        let port = self.config.encapsulation_port;
+        let encapsulation = EncapSocket::bind(self.config.host, port)
+            .map_err(|error| Support::Failed(error.to_string()))?;
+        let probes =
+            Probes::open(&self.config.local, self.config.host, &devices).map_err(failed)?;
+        let support = Support::Ready { esp, rco: self.switch.takes_rco() };
+        Ok((Ipsec { xfrm, watch, guard, guard_watch, encapsulation, probes }, support))
+    }
+
+    fn tell_support(&self, support: Support) {
+        self.support.send_if_modified(|present| {
+            let changed = *present != support;
+            if changed {
+                tracing::info!(?support, "kernel engine");
+                *present = support;
+            }
+            changed
+        });
+    }
+
+    /// The kernel must move nothing any more, for this reason.
+    pub(super) async fn withdraw(&mut self, support: Support) {
+        if let Some(ipsec) = self.ipsec.take() {
+            self.state.states_lost();
+            if let Err(error) = ipsec.xfrm.remove_own().await {
+                tracing::warn!(%error, "IPsec states may be left");
+            }
+        }
+        self.close_overlay().await;
+        self.next_support = Instant::now() + Duration::from_millis(SUPPORT_MS);
+        self.tell_support(support);
+    }
+
+    /// Overlay devices first: with them gone there is nothing left to guard.
+    async fn close_overlay(&mut self) {
+        match self.switch.close_overlay().await {
+            Ok(true) => self.remove_guard().await,
+            Ok(false) => {}
+            Err(error) => {
+                tracing::warn!(%error, "the kernel engine's devices are still there, and so is the guard");
+            }
+        }
+    }
+
+    async fn remove_guard(&self) {
+        if let Err(error) = Guard::new(self.kernel.clone()).remove().await {
+            tracing::debug!(%error, "no guard to remove");
+        }
+    }
+
+    /// Devices that somebody removed are made again, and what they held is written again.
+    pub(super) async fn restore_devices(&mut self) {
+        // The overlay's devices are plugged into the local switch.
+        if let Err(error) = self.switch.ensure_local().await {
+            tracing::warn!(%error, "the local switch cannot be made again");
+        }
+        if self.ipsec.is_some() {
+            match self.switch.open_overlay().await {
+                Ok(devices) => {
+                    if let Some(ipsec) = &mut self.ipsec
+                        && let Err(error) = ipsec.probes.reopen(&devices)
+                    {
+                        tracing::warn!(%error, "probes are not received");
+                    }
+                }
+                Err(error) => return self.withdraw(Support::Failed(error.to_string())).await,
+            }
+        }
+        if let Err(error) = self.switch.resync().await {
+            tracing::warn!(%error, "the switch is not as it should be");
+        }
+    }
+
+    /// Looks at everything in the kernel and mends what is not as wanted.
+    pub(super) async fn reconcile(&mut self) {
+        self.next_reconcile = Instant::now() + Duration::from_millis(RECONCILE_MS);
+        self.restore_guard().await;
+        self.restore_devices().await;
+        self.reconcile_xfrm().await;
+    }
+
+    /// Compares SAs and policies with what they should be. A missing SA cannot be put back, since
+    /// its sequence numbers would begin again; its path gets another.
+    pub(super) async fn reconcile_xfrm(&mut self) {
+        let Some(ipsec) = &self.ipsec else { return };
+        let (states, policies) =
+            match (ipsec.xfrm.own_states().await, ipsec.xfrm.own_policies().await) {
+                (Ok(states), Ok(policies)) => (states, policies),
+                (Err(error), _) | (_, Err(error)) => {
+                    return tracing::warn!(%error, "IPsec states and policies cannot be listed");
+                }
+            };
+        let present: BTreeSet<StateId> = states.iter().map(|state| state.id).collect();
+        let wanted: BTreeMap<StateId, _> = self.state.states().collect();
+        let missing: BTreeSet<_> =
+            wanted.iter().filter(|(id, _)| !present.contains(id)).map(|(_, path)| *path).collect();
+        let retired: BTreeSet<StateId> = self.retired.iter().map(|(_, id)| *id).collect();
+        let is_left = |id: &&StateId| !wanted.contains_key(id) && !retired.contains(id);
+        let left: Vec<StateId> = present.iter().filter(is_left).copied().collect();
+        let wanted: BTreeMap<PolicyId, PolicySpec> =
+            self.state.policies().map(|policy| (policy.id, *policy)).collect();
+        let differs = |policy: &&PolicySpec| !policies.contains(policy);
+        let to_set: Vec<_> = wanted.values().filter(differs).copied().collect();
+        let gone = policies.iter().map(|policy| policy.id).filter(|id| !wanted.contains_key(id));
+        let gone: Vec<PolicyId> = gone.collect();
+        for path in missing {
+            self.path_failed(path, "its IPsec state is gone");
+        }
+        self.counters.policies_restored += to_set.len() as u64;
+        self.set_policies(to_set).await;
+        self.remove_policies(gone).await;
+        self.remove_states(&left).await;
+    }
+
+    /// Leaves nothing in the kernel but the local switch.
+    pub(super) async fn stop(mut self) {
+        self.withdraw(Support::Forbidden).await;
+        if let Some(mss) = &mut self.mss
+            && let Err(error) = mss.remove().await
+        {
+            tracing::debug!(%error, "no clamp to remove");
+        }
+        match self.switch.stop().await {
+            Ok(()) => self.remove_guard().await,
+            Err(error) => tracing::warn!(%error, "the switch is still there, and so is the guard"),
+        }
+    }
+
+    pub(super) async fn count(&self) -> KernelCounters {
+        let guard = match &self.ipsec {
+            Some(ipsec) => ipsec.guard.counters().await.ok(),
+            None => None,
+        };
+        let counters = &self.counters;
+        let mut named = vec![
+            ("states_added", counters.states_added),
+            ("states_refused", counters.states_refused),
+            ("policies_set", counters.policies_set),
+            ("policies_restored", counters.policies_restored),
+            ("probes_sent", counters.probes_sent),
+            ("probes_too_long", counters.probes_too_long),
+            ("probes_refused", counters.probes_refused),
+            ("probes_received", counters.probes_received),
+            ("probes_unknown", counters.probes_unknown),
+            ("devices_restored", counters.devices_restored),
+            ("guard_restored", counters.guard_restored),
+        ];
+        named.extend(self.switch.counters().await);
+        let switch_reason = self.switch_reason.clone();
+        KernelCounters { guard, switch: self.switch.kind(), switch_reason, named }
+    }
+}

@@ -1,0 +1,227 @@
+//! The kernel engine: carries the seam's commands out on XFRM, the switch and the guard, and
+//! reports what becomes of them.
+//!
+//! It runs as one task. It also owns the switch, which both engines share: a peer on the vector
+//! engine is a set of forwarding entries too. So it runs on a host without IPsec as well, and looks
+//! from time to time whether the kernel has learnt it meanwhile.
+
+mod actions;
+mod lifecycle;
+mod probes;
+mod state;
+mod switch;
+mod worker;
+
+use std::net::IpAddr;
+
+use tokio::sync::{mpsc, oneshot, watch};
+use weft_crypto::{Cipher, PeerId};
+use weft_path::{EngineCommand, EngineEvent, Vni};
+
+pub use self::switch::SwitchKind;
+use crate::error::KernelError;
+use crate::xfrm::Xfrm;
+use crate::{Guard, GuardCounters, Kernel};
+
+/// Where the kernel takes ESP in UDP (DESIGN section 11).
+pub const ENCAPSULATION_PORT: u16 = 6785;
+/// Orders that wait for the engine's task; a sender waits when there are more.
+const ORDERS_QUEUED_MAX: usize = 64;
+
+/// Settings of [`KernelEngine::start`].
+#[derive(Clone, Debug)]
+pub struct KernelEngineConfig {
+    /// This host.
+    pub local: PeerId,
+    /// The network.
+    pub vni: Vni,
+    /// The switch's device.
+    pub device: String,
+    /// The vector engine's port on the switch.
+    pub tap: String,
+    /// The switch's own Ethernet address.
+    pub mac: [u8; 6],
+    /// MTU of the containers, bytes.
+    pub mtu: u16,
+    /// The address that SAs begin at; `None`: the one that the route to each peer names.
+    pub host: Option<IpAddr>,
+    /// UDP port for ESP in UDP.
+    pub encapsulation_port: u16,
+    /// Which switch moves frames.
+    pub switch: SwitchKind,
+    /// Where the keys of SAs are written, in a build with the feature `keylog`.
+    pub keylog: Option<std::path::PathBuf>,
+    /// Whether the kernel may move packets to peers at all.
+    pub moves: bool,
+    /// Whether there may be peers that need no encryption.
+    pub plain: bool,
+}
+
+/// What the kernel engine can do on this host, or why it cannot.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Support {
+    /// Packets can be moved by the kernel.
+    Ready {
+        /// AEADs that the kernel has; or why there is only the plain path, for trusted peers.
+        esp: Result<Vec<Cipher>, String>,
+        /// It takes remote checksum offload marks.
+        rco: bool,
+    },
+    /// The configuration forbids it.
+    Forbidden,
+    /// The kernel lacks IPsec, or a part of it.
+    NoEsp(String),
+    /// It has ESP, but none of the AEADs.
+    NoCipher,
+    /// The kernel has no VXLAN devices.
+    NoVxlan,
+    /// The guard cannot be set without the program nft, and nothing is moved without it.
+    NoNft,
+    /// The guard cannot be set for another reason.
+    NoGuard(String),
+    /// Something else failed; it is tried again.
+    Failed(String),
+}
+
+impl Support {
+    fn no_guard(error: &KernelError) -> Self {
+        match error {
+            KernelError::NftMissing { .. } => Self::NoNft,
+            error => Self::NoGuard(error.to_string()),
+        }
+    }
+}
+
+/// What the kernel engine has counted.
+#[derive(Clone, Debug, Default)]
+pub struct KernelCounters {
+    /// Packets that the guard dropped, by rule; `None` while there is no guard.
+    pub guard: Option<GuardCounters>,
+    /// The switch in use.
+    pub switch: SwitchKind,
+    /// Why it is not the one asked for.
+    pub switch_reason: Option<String>,
+    /// By name, for `weft report`.
+    pub named: Vec<(&'static str, u64)>,
+}
+
+/// A handle to the running engine; clones share it.
+#[derive(Clone)]
+pub struct KernelEngine {
+    orders: mpsc::Sender<Order>,
+    support: watch::Receiver<Support>,
+    switch: SwitchKind,
+}
+
+/// What the task is asked to do.
+enum Order {
+    Apply { commands: Vec<EngineCommand>, done: oneshot::Sender<()> },
+    RemovePort { name: String, done: oneshot::Sender<()> },
+    AddPort { name: String, reply: oneshot::Sender<Result<(), KernelError>> },
+    Repair { done: oneshot::Sender<()> },
+    Counters { reply: oneshot::Sender<KernelCounters> },
+    Stop { done: oneshot::Sender<()> },
+}
+
+impl KernelEngine {
+    /// Removes what an earlier run left, makes the switch ready for `config.tap`, which exists, and
+    /// goes on in a task of its own. `events` is called for what it has to report.
+    ///
+    /// # Errors
+    /// The switch cannot be made. That IPsec is missing is no error: see [`Self::support`].
+    pub async fn start(
+        kernel: Kernel,
+        config: KernelEngineConfig,
+        events: impl Fn(EngineEvent) + Send + Sync + 'static,
+    ) -> Result<Self, KernelError> {
+        let (orders, received) = mpsc::channel(ORDERS_QUEUED_MAX);
+        let (told, support) = watch::channel(Support::Forbidden);
+        let worker = worker::Worker::start(kernel, config, told, Box::new(events)).await?;
+        let switch = worker.switch_kind();
+        tokio::spawn(worker.run(received));
+        Ok(Self { orders, support, switch })
+    }
+
+    /// Carries commands out in order; they are done when this returns. What fails is reported as an
+    /// event.
+    pub async fn apply(&self, commands: Vec<EngineCommand>) {
+        let (done, carried_out) = oneshot::channel();
+        self.order(Order::Apply { commands, done }, carried_out).await;
+    }
+
+    /// What this host's kernel can do; changes when a module is loaded, or the guard breaks.
+    #[must_use]
+    pub fn support(&self) -> watch::Receiver<Support> {
+        self.support.clone()
+    }
+
+    /// Plugs a container's device into the switch.
+    ///
+    /// # Errors
+    /// The kernel's refusal, or [`KernelError::EngineGone`].
+    pub async fn add_port(&self, name: &str) -> Result<(), KernelError> {
+        let (reply, answer) = oneshot::channel();
+        let order = Order::AddPort { name: name.to_owned(), reply };
+        self.order(order, answer).await.unwrap_or(Err(KernelError::EngineGone))
+    }
+
+    /// Takes a container's device out of the switch; one that is gone is as good.
+    pub async fn remove_port(&self, name: &str) {
+        let (done, removed) = oneshot::channel();
+        self.order(Order::RemovePort { name: name.to_owned(), done }, removed).await;
+    }
+
+    /// The switch in use; it does not change while the engine runs.
+    #[must_use]
+    pub const fn switch(&self) -> SwitchKind {
+        self.switch
+    }
+
+    /// Looks at everything in the kernel and mends what is not as it should be.
+    pub async fn repair(&self) {
+        let (done, mended) = oneshot::channel();
+        self.order(Order::Repair { done }, mended).await;
+    }
+
+    /// What was counted so far.
+    pub async fn counters(&self) -> KernelCounters {
+        let (reply, answer) = oneshot::channel();
+        self.order(Order::Counters { reply }, answer).await.unwrap_or_default()
+    }
+
+    /// Removes SAs, policies, overlay devices and, last, the guard; the local switch stays.
+    pub async fn stop(&self) {
+        let (done, stopped) = oneshot::channel();
+        self.order(Order::Stop { done }, stopped).await;
+    }
+
+    /// `None` if the task is gone.
+    async fn order<T>(&self, order: Order, answer: oneshot::Receiver<T>) -> Option<T> {
+        self.orders.send(order).await.ok()?;
+        answer.await.ok()
+    }
+}
+
+/// Removes all that Weft made in this kernel, whether a daemon ran before or not: SAs and policies,
+/// the switch of either kind with its devices and the containers' interfaces, and last the guard.
+///
+/// # Errors
+/// The kernel's first refusal; what stands in nobody's name but ours is removed as far as possible.
+pub async fn remove_all(kernel: &Kernel, device: &str) -> Result<(), KernelError> {
+    if let Ok(xfrm) = Xfrm::open() {
+        xfrm.remove_own().await?;
+    }
+    switch::remove(kernel, device).await?;
+    match Guard::new(kernel.clone()).remove().await {
+        // Without the program there never was a guard.
+        Err(KernelError::NftMissing { .. }) => Ok(()),
+        result => result.map(|_| ()),
+    }
+}
+
+/// The Ethernet address that a host's probes come from, by which the kernel engine knows the sender.
+#[must_use]
+pub const fn probe_mac(peer: &PeerId) -> [u8; 6] {
+    let [a, b, c, d, e, ..] = *peer.as_bytes();
+    [0x02, a, b, c, d, e]
+}

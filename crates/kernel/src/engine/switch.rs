@@ -1,0 +1,463 @@
+//! The switch under both engines: a Linux bridge with VXLAN devices, or an Open vSwitch datapath.
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use weft_crypto::PeerId;
+use weft_packet::vxlan;
+use weft_path::{Endpoint, Mac};
+
+use super::KernelEngineConfig;
+use super::probes::{self, Received};
+use crate::error::KernelError;
+use crate::odp::{self, OdpEdit, OdpEvent, OdpInbox, OdpSpec, OdpSwitch};
+use crate::{
+    BridgeSpec, ForwardRule, Kernel, MssClamp, OuterFamily, Overlay, OverlaySpec, PortSpec, Via,
+    VxlanSpec,
+};
+
+/// The VXLAN devices of the network, one for each family of outer addresses.
+const VXLAN: &str = "weft-vxlan";
+const VXLAN6: &str = "weft-vxlan6";
+/// Those that take the probes of active paths.
+const PROBE: &str = "weft-probe";
+const PROBE6: &str = "weft-probe6";
+/// In super-packets: enough for every flow's burst.
+const TAP_QUEUE_PACKETS: u32 = 5_000;
+/// A probe may be as long as any path carries.
+const PROBE_MTU_BYTES: u32 = 65_000;
+
+/// What a VXLAN device does with marks of remote checksum offload.
+const RCO: bool = false;
+
+/// What moves frames between local ports and paths.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum SwitchKind {
+    /// A Linux bridge.
+    #[default]
+    Bridge,
+    /// The datapath of the kernel's openvswitch module.
+    Odp,
+}
+
+impl SwitchKind {
+    /// The value in the CLI and in JSON.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Bridge => "bridge",
+            Self::Odp => "odp",
+        }
+    }
+}
+
+/// The switch in use.
+pub(super) enum Switch {
+    Bridge(Box<Bridge>),
+    Odp(Odp),
+}
+
+/// What a switch reports.
+pub(super) enum SwitchEvent {
+    /// A probe came in that has no device of its own.
+    Probe(Received),
+    /// A port came or went.
+    Changed,
+    /// It cannot go on, and why.
+    Failed(String),
+}
+
+impl Switch {
+    /// Makes the local switch with the vector engine's port on it. Where the kernel has no Open
+    /// vSwitch datapath it is a bridge, and the text says why.
+    pub(super) async fn start(
+        kernel: &Kernel,
+        config: &KernelEngineConfig,
+    ) -> Result<(Self, Option<String>), KernelError> {
+        let mut reason = None;
+        if config.switch == SwitchKind::Odp {
+            match Odp::start(kernel, config).await {
+                Ok(odp) => return Ok((Self::Odp(odp), None)),
+                Err(error) => {
+                    tracing::warn!(%error, "no Open vSwitch datapath; a bridge takes its place");
+                    reason = Some(match error {
+                        KernelError::OdpMissing => "kernel without Open vSwitch".to_owned(),
+                        error => error.to_string(),
+                    });
+                }
+            }
+        }
+        // A datapath of an earlier run has the bridge's name.
+        odp::remove_datapath(kernel, &config.device, VXLAN).await?;
+        let bridge = Box::new(Bridge::new(kernel.clone(), config));
+        bridge.ensure_local().await?;
+        Ok((Self::Bridge(bridge), reason))
+    }
+
+    pub(super) const fn kind(&self) -> SwitchKind {
+        match self {
+            Self::Bridge(_) => SwitchKind::Bridge,
+            Self::Odp(_) => SwitchKind::Odp,
+        }
+    }
+
+    /// Makes the devices that the kernel engine sends by; returns the indices of those that take
+    /// probes.
+    pub(super) async fn open_overlay(&mut self) -> Result<Vec<u32>, KernelError> {
+        match self {
+            Self::Bridge(bridge) => bridge.open_overlay().await,
+            // The datapath has its tunnel from the start, and takes probes itself.
+            Self::Odp(odp) => odp.switch.reconcile().await.map(|()| Vec::new()),
+        }
+    }
+
+    /// Removes them; false if they stay, since the switch cannot be without them.
+    pub(super) async fn close_overlay(&mut self) -> Result<bool, KernelError> {
+        match self {
+            Self::Bridge(bridge) => bridge.close_overlay().await.map(|()| true),
+            Self::Odp(_) => Ok(false),
+        }
+    }
+
+    /// What stays when the daemon stops is the local switch.
+    pub(super) async fn stop(&mut self) -> Result<(), KernelError> {
+        match self {
+            Self::Bridge(bridge) => bridge.close_overlay().await,
+            Self::Odp(odp) => {
+                odp.switch.stop().await?;
+                odp.kernel.remove_device(VXLAN).await.map(|_| ())
+            }
+        }
+    }
+
+    /// What clamps segment sizes at the overlay ports; the datapath has no such hook.
+    pub(super) fn mss_clamp(&self) -> Result<Option<MssClamp>, KernelError> {
+        match self {
+            Self::Bridge(bridge) => {
+                MssClamp::new(bridge.kernel.clone(), &[VXLAN, VXLAN6]).map(Some)
+            }
+            Self::Odp(_) => Ok(None),
+        }
+    }
+
+    /// Plugs a container's device in.
+    pub(super) async fn add_port(&mut self, name: &str) -> Result<(), KernelError> {
+        match self {
+            // `Kernel::attach` has put it into the bridge.
+            Self::Bridge(_) => Ok(()),
+            Self::Odp(odp) => odp.switch.add_port(name).await,
+        }
+    }
+
+    /// Takes a container's device out.
+    pub(super) async fn remove_port(&mut self, name: &str) {
+        if let Self::Odp(odp) = self
+            && let Err(error) = odp.switch.remove_port(name).await
+        {
+            tracing::debug!(%error, name, "no port to remove");
+        }
+    }
+
+    pub(super) async fn set_peers(&mut self, vias: &[(PeerId, Via)]) -> Result<(), KernelError> {
+        match self {
+            Self::Bridge(bridge) => bridge.overlay.set_peers(vias).await,
+            Self::Odp(odp) => {
+                let edit = |(peer, via): &(PeerId, Via)| OdpEdit::Peer(*peer, odp.via(*via));
+                odp.apply(vias.iter().map(edit).collect()).await
+            }
+        }
+    }
+
+    /// Peers whose tunnel packets may come from these addresses.
+    pub(super) async fn accept_from(
+        &mut self,
+        sources: Vec<(PeerId, Vec<IpAddr>)>,
+    ) -> Result<(), KernelError> {
+        match self {
+            // The guard takes authenticated packets alone, and that is enough.
+            Self::Bridge(_) => Ok(()),
+            Self::Odp(odp) => {
+                let edit = |(peer, addresses)| OdpEdit::Sources(peer, addresses);
+                odp.apply(sources.into_iter().map(edit).collect()).await
+            }
+        }
+    }
+
+    pub(super) async fn set_endpoints(
+        &mut self,
+        add: &[(Endpoint, PeerId)],
+        remove: &[Mac],
+    ) -> Result<(), KernelError> {
+        match self {
+            Self::Bridge(bridge) => {
+                let entry = |(endpoint, peer): &(Endpoint, PeerId)| {
+                    (endpoint.mac.0, endpoint.addresses.clone(), *peer)
+                };
+                let add: Vec<_> = add.iter().map(entry).collect();
+                let remove: Vec<_> = remove.iter().map(|mac| mac.0).collect();
+                bridge.overlay.set_endpoints(&add, &remove).await
+            }
+            Self::Odp(odp) => {
+                let add = add.iter().map(|(endpoint, peer)| OdpEdit::Endpoint(endpoint.mac, *peer));
+                let remove = remove.iter().map(|mac| OdpEdit::RemoveEndpoint(*mac));
+                odp.apply(remove.chain(add).collect()).await
+            }
+        }
+    }
+
+    /// Mends what somebody changed by hand.
+    pub(super) async fn resync(&mut self) -> Result<(), KernelError> {
+        match self {
+            Self::Bridge(bridge) => bridge.overlay.resync().await.map(|_| ()),
+            Self::Odp(odp) => odp.switch.reconcile().await,
+        }
+    }
+
+    /// The switch itself, with the vector engine's port on it.
+    pub(super) async fn ensure_local(&self) -> Result<(), KernelError> {
+        match self {
+            Self::Bridge(bridge) => bridge.ensure_local().await,
+            Self::Odp(odp) => odp.kernel.ensure_device(&odp.tap).await,
+        }
+    }
+
+    /// Whether the switch is broken without this device.
+    pub(super) fn needs(&self, device: &str) -> bool {
+        match self {
+            Self::Bridge(bridge) => {
+                device == bridge.config.device
+                    || (bridge.open && [VXLAN, VXLAN6, PROBE, PROBE6].contains(&device))
+            }
+            // It watches its ports itself.
+            Self::Odp(_) => false,
+        }
+    }
+
+    /// Waits for what the switch reports. Cancel safe.
+    pub(super) async fn next(&mut self) -> SwitchEvent {
+        match self {
+            Self::Bridge(_) => std::future::pending().await,
+            Self::Odp(odp) => odp.next().await,
+        }
+    }
+
+    /// Whether it takes frames whose inner checksum is only partial (remote checksum offload).
+    pub(super) const fn takes_rco(&self) -> bool {
+        RCO
+    }
+
+    pub(super) async fn counters(&self) -> Vec<(&'static str, u64)> {
+        match self {
+            Self::Bridge(_) => Vec::new(),
+            Self::Odp(odp) => odp.counters().await,
+        }
+    }
+}
+
+/// Removes the switch of either kind, with all devices of ours.
+pub(super) async fn remove(kernel: &Kernel, device: &str) -> Result<(), KernelError> {
+    for overlay in [VXLAN, VXLAN6, PROBE, PROBE6] {
+        kernel.remove_device(overlay).await?;
+    }
+    odp::remove_datapath(kernel, device, VXLAN).await?;
+    for result in [
+        ForwardRule::new(kernel.clone(), device)?.remove().await,
+        MssClamp::new(kernel.clone(), &[VXLAN, VXLAN6])?.remove().await,
+    ] {
+        match result {
+            // Without the program there never was a rule.
+            Err(KernelError::NftMissing { .. }) => {}
+            result => _ = result?,
+        }
+    }
+    kernel.remove_all(device).await.map(|_| ())
+}
+
+/// The datapath of the openvswitch module.
+pub(super) struct Odp {
+    kernel: Kernel,
+    tap: PortSpec,
+    switch: OdpSwitch,
+    inbox: OdpInbox,
+    host: Option<IpAddr>,
+}
+
+impl Odp {
+    async fn start(kernel: &Kernel, config: &KernelEngineConfig) -> Result<Self, KernelError> {
+        let spec = OdpSpec {
+            name: config.device.clone(),
+            mac: config.mac,
+            mtu: u32::from(config.mtu),
+            tap: config.tap.clone(),
+            tunnel: VXLAN.into(),
+            tunnel_port: vxlan::PORT,
+            vni: config.vni.0,
+            remote_checksum: RCO,
+            sweep_interval: Duration::from_secs(odp::SWEEP_INTERVAL_S),
+        };
+        // The bridge's own devices may be left from a run with the other switch.
+        for device in [VXLAN6, PROBE, PROBE6] {
+            kernel.remove_device(device).await?;
+        }
+        let tap = tap(config);
+        kernel.ensure_device(&tap).await?;
+        let (switch, inbox) = OdpSwitch::start(kernel, spec).await?;
+        Ok(Self { kernel: kernel.clone(), tap, switch, inbox, host: config.host })
+    }
+
+    const fn via(&self, via: Via) -> odp::Via {
+        match via {
+            Via::None => odp::Via::None,
+            Via::Tap => odp::Via::Tap,
+            Via::Vxlan { remote } => {
+                let local = match self.host {
+                    Some(host) if host.is_ipv4() == remote.is_ipv4() => Some(host),
+                    _ => None,
+                };
+                odp::Via::Tunnel { remote, local }
+            }
+        }
+    }
+
+    async fn apply(&self, edits: Vec<OdpEdit>) -> Result<(), KernelError> {
+        if edits.is_empty() { Ok(()) } else { self.switch.apply(edits).await }
+    }
+
+    async fn next(&mut self) -> SwitchEvent {
+        loop {
+            tokio::select! {
+                Some(probe) = self.inbox.probes.recv() => {
+                    if let Some(received) = probes::parse(&probe.frame, false) {
+                        return SwitchEvent::Probe(received);
+                    }
+                }
+                Some(event) = self.inbox.events.recv() => match event {
+                    OdpEvent::Failed { reason } => return SwitchEvent::Failed(reason),
+                    event => {
+                        tracing::info!(?event, "switch");
+                        return SwitchEvent::Changed;
+                    }
+                },
+                else => std::future::pending().await,
+            }
+        }
+    }
+
+    async fn counters(&self) -> Vec<(&'static str, u64)> {
+        let Ok(counters) = self.switch.counters().await else { return Vec::new() };
+        vec![
+            ("odp_upcalls", counters.upcalls),
+            ("odp_upcalls_lost", counters.upcalls_lost + counters.upcall_overruns),
+            ("odp_hits", counters.hits),
+            ("odp_misses", counters.misses),
+            ("odp_flows", counters.flows),
+            ("odp_flows_refused", counters.flows_refused),
+            ("odp_flow_errors", counters.flow_errors),
+            ("odp_floods", counters.floods),
+            ("odp_limited", counters.limited),
+            ("odp_macs_learned", counters.macs_learned),
+            ("odp_drops", counters.drops.values().sum()),
+        ]
+    }
+}
+
+/// The vector engine's device as a port.
+fn tap(config: &KernelEngineConfig) -> PortSpec {
+    PortSpec {
+        name: config.tap.clone(),
+        bridge: config.device.clone(),
+        isolated: true,
+        learning: false,
+        neigh_suppress: true,
+        mtu: u32::from(config.mtu),
+        txqueuelen: Some(TAP_QUEUE_PACKETS),
+        gso_max_size: None,
+        gso_max_segs: None,
+    }
+}
+
+/// A Linux bridge, its overlay ports and what is behind them.
+pub(super) struct Bridge {
+    kernel: Kernel,
+    config: KernelEngineConfig,
+    overlay: Overlay<PeerId>,
+    /// The VXLAN devices are to be there.
+    open: bool,
+}
+
+impl Bridge {
+    fn new(kernel: Kernel, config: &KernelEngineConfig) -> Self {
+        let spec = OverlaySpec {
+            bridge: config.device.clone(),
+            tap: config.tap.clone(),
+            vxlan: VXLAN.into(),
+            vxlan6: VXLAN6.into(),
+        };
+        let overlay = Overlay::new(kernel.clone(), spec);
+        Self { kernel, config: config.clone(), overlay, open: false }
+    }
+
+    /// The bridge, and the vector engine's TAP device as a port of it from which nothing goes back
+    /// into the overlay.
+    async fn ensure_local(&self) -> Result<(), KernelError> {
+        let config = &self.config;
+        let mtu = u32::from(config.mtu);
+        let bridge = BridgeSpec { name: config.device.clone(), mac: config.mac, mtu };
+        self.kernel.ensure_bridge(&bridge).await?;
+        self.kernel.ensure_port(&tap(config)).await
+    }
+
+    async fn open_overlay(&mut self) -> Result<Vec<u32>, KernelError> {
+        self.open = true;
+        let mut probes = Vec::new();
+        let mut made = false;
+        let devices = [(VXLAN, PROBE, OuterFamily::V4), (VXLAN6, PROBE6, OuterFamily::V6)];
+        for (data, probe, family) in devices {
+            let spec = self.vxlan(data, family);
+            match self.kernel.ensure_vxlan(&spec).await {
+                Ok(new) => made |= new,
+                // A host without IPv6 has no peers over IPv6.
+                Err(error) if family == OuterFamily::V6 => {
+                    tracing::debug!(%error, "no VXLAN over IPv6");
+                    continue;
+                }
+                Err(error) => return Err(error),
+            }
+            let spec = VxlanSpec {
+                name: probe.into(),
+                vni: vxlan::VNI_MAX,
+                mtu: PROBE_MTU_BYTES,
+                bridge: None,
+                ..spec
+            };
+            self.kernel.ensure_vxlan(&spec).await?;
+            probes.push(self.kernel.socket().need_link(probe).await?.index);
+        }
+        if made {
+            self.overlay.resync().await?;
+        }
+        Ok(probes)
+    }
+
+    async fn close_overlay(&mut self) -> Result<(), KernelError> {
+        self.open = false;
+        for device in [VXLAN, VXLAN6, PROBE, PROBE6] {
+            self.kernel.remove_device(device).await?;
+        }
+        Ok(())
+    }
+
+    fn vxlan(&self, name: &str, family: OuterFamily) -> VxlanSpec {
+        VxlanSpec {
+            name: name.into(),
+            vni: self.config.vni.0,
+            port: vxlan::PORT,
+            family,
+            mac: None,
+            mtu: u32::from(self.config.mtu),
+            bridge: Some(self.config.device.clone()),
+        }
+    }
+}

@@ -1,0 +1,350 @@
+//! The kernel engine's task: one order, event or timer at a time.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
+
+use tokio::sync::{mpsc, watch};
+use weft_crypto::PeerId;
+use weft_io::encap::EncapSocket;
+use weft_io::keylog::KeyLog;
+use weft_path::{EngineCommand, EngineEvent, EngineKind};
+
+use super::actions::local_address;
+use super::probes::{Probes, Received};
+use super::state::{Action, State};
+use super::switch::{Switch, SwitchEvent};
+use super::{KernelEngineConfig, Order, Support, SwitchKind};
+use crate::error::KernelError;
+use crate::xfrm::{StateId, Xfrm, XfrmEvent, XfrmWatch};
+use crate::{Guard, Kernel, LinkEvent, LinkWatch, MssClamp, NftWatch};
+
+/// How long a replaced outbound SA stays for packets that looked it up before, in milliseconds.
+pub(super) const RETIRE_MS: u64 = 1_000;
+/// How often everything in the kernel is looked at, in milliseconds.
+pub(super) const RECONCILE_MS: u64 = 30_000;
+/// How often a kernel that lacks something is asked again, in milliseconds.
+pub(super) const SUPPORT_MS: u64 = 5_000;
+
+type Events = Box<dyn Fn(EngineEvent) + Send + Sync>;
+
+pub(super) struct Worker {
+    pub(super) kernel: Kernel,
+    pub(super) config: KernelEngineConfig,
+    pub(super) events: Events,
+    pub(super) support: watch::Sender<Support>,
+    pub(super) state: State,
+    pub(super) switch: Switch,
+    /// What IPsec needs; `None` where the kernel engine cannot or must not move packets.
+    pub(super) ipsec: Option<Ipsec>,
+    links: LinkWatch,
+    /// Peers whose plain packets the guard lets pass.
+    pub(super) trusted: BTreeSet<IpAddr>,
+    /// Which peer holds a remote endpoint.
+    pub(super) holders: BTreeMap<[u8; 6], PeerId>,
+    pub(super) mss: Option<MssClamp>,
+    pub(super) retired: VecDeque<(Instant, StateId)>,
+    /// Why the switch is not the one asked for.
+    pub(super) switch_reason: Option<String>,
+    pub(super) next_support: Instant,
+    pub(super) next_reconcile: Instant,
+    pub(super) counters: Counters,
+    pub(super) keylog: KeyLog,
+}
+
+/// IPsec in the kernel, ready for use.
+pub(super) struct Ipsec {
+    pub(super) xfrm: Xfrm,
+    pub(super) watch: XfrmWatch,
+    pub(super) guard: Guard,
+    pub(super) guard_watch: NftWatch,
+    pub(super) encapsulation: EncapSocket,
+    pub(super) probes: Probes,
+}
+
+#[derive(Default)]
+pub(super) struct Counters {
+    pub(super) states_added: u64,
+    pub(super) states_refused: u64,
+    pub(super) policies_set: u64,
+    pub(super) policies_restored: u64,
+    pub(super) probes_sent: u64,
+    pub(super) probes_refused: u64,
+    pub(super) probes_too_long: u64,
+    pub(super) probes_received: u64,
+    pub(super) probes_unknown: u64,
+    pub(super) devices_restored: u64,
+    pub(super) guard_restored: u64,
+}
+
+impl Worker {
+    /// Makes the switch ready and, where the kernel can, IPsec.
+    pub(super) async fn start(
+        kernel: Kernel,
+        config: KernelEngineConfig,
+        support: watch::Sender<Support>,
+        events: Events,
+    ) -> Result<Self, KernelError> {
+        if config.switch == SwitchKind::Odp && config.moves {
+            // Its tunnel is there from the start, and nothing of the overlay may be without the guard.
+            Guard::new(kernel.clone()).ensure(&[]).await?;
+        }
+        let (switch, switch_reason) = Switch::start(&kernel, &config).await?;
+        let links = kernel.watch().await?;
+        let mss = switch.mss_clamp()?;
+        let keylog = KeyLog::open(config.keylog.as_deref())
+            .map_err(|source| KernelError::Socket { doing: "open the key log".into(), source })?;
+        let now = Instant::now();
+        let mut worker = Self {
+            state: State::new(config.encapsulation_port),
+            kernel,
+            config,
+            events,
+            support,
+            switch,
+            ipsec: None,
+            links,
+            trusted: BTreeSet::new(),
+            holders: BTreeMap::new(),
+            mss,
+            retired: VecDeque::new(),
+            switch_reason,
+            next_support: now,
+            next_reconcile: now + Duration::from_millis(RECONCILE_MS),
+            counters: Counters::default(),
+            keylog,
+        };
+        worker.remove_leftovers().await;
+        worker.look_for_support().await;
+        Ok(worker)
+    }
+
+    pub(super) const fn switch_kind(&self) -> SwitchKind {
+        self.switch.kind()
+    }
+
+    pub(super) async fn run(mut self, mut orders: mpsc::Receiver<Order>) {
+        loop {
+            let timer = self.next_timeout();
+            let event = tokio::select! {
+                order = orders.recv() => match order {
+                    Some(Order::Stop { done }) => {
+                        self.stop().await;
+                        let _ = done.send(());
+                        return;
+                    }
+                    Some(order) => { self.handle_order(order).await; continue; }
+                    None => return,
+                },
+                event = self.links.next() => Event::Link(event),
+                event = Ipsec::next(self.ipsec.as_mut()) => event,
+                event = self.switch.next() => Event::Switch(event),
+                () = tokio::time::sleep_until(timer.into()) => Event::Timer,
+            };
+            self.handle_event(event).await;
+        }
+    }
+}
+
+/// What can happen beside orders.
+enum Event {
+    Link(Result<LinkEvent, KernelError>),
+    Xfrm(Result<XfrmEvent, KernelError>),
+    GuardChanged(Result<(), KernelError>),
+    Probes(std::io::Result<Received>),
+    Switch(SwitchEvent),
+    Timer,
+}
+
+impl Ipsec {
+    async fn next(ipsec: Option<&mut Self>) -> Event {
+        let Some(ipsec) = ipsec else { return std::future::pending().await };
+        tokio::select! {
+            event = ipsec.watch.next() => Event::Xfrm(event),
+            changed = ipsec.guard_watch.changed() => Event::GuardChanged(changed),
+            received = ipsec.probes.receive() => Event::Probes(received),
+        }
+    }
+}
+
+impl Worker {
+    async fn handle_order(&mut self, order: Order) {
+        match order {
+            Order::Apply { commands, done } => {
+                self.apply(commands).await;
+                let _ = done.send(());
+            }
+            Order::AddPort { name, reply } => {
+                let _ = reply.send(self.switch.add_port(&name).await);
+            }
+            Order::RemovePort { name, done } => {
+                self.switch.remove_port(&name).await;
+                let _ = done.send(());
+            }
+            Order::Repair { done } => {
+                self.reconcile().await;
+                let _ = done.send(());
+            }
+            Order::Counters { reply } => {
+                let _ = reply.send(self.count().await);
+            }
+            Order::Stop { .. } => {}
+        }
+    }
+
+    async fn handle_event(&mut self, event: Event) {
+        match event {
+            Event::Link(Ok(LinkEvent::Removed { name })) if self.switch.needs(&name) => {
+                tracing::warn!(name, "an interface of ours was removed; making it again");
+                self.counters.devices_restored += 1;
+                self.restore_devices().await;
+            }
+            Event::Link(Ok(_)) => {}
+            Event::Link(Err(error)) => {
+                tracing::warn!(%error, "interfaces are not watched; opening the watch again");
+                if let Ok(links) = self.kernel.watch().await {
+                    self.links = links;
+                }
+                self.reconcile().await;
+            }
+            Event::Xfrm(Ok(event)) => self.handle_xfrm(event).await,
+            Event::GuardChanged(Ok(())) => self.restore_guard().await,
+            Event::Probes(Ok(received)) | Event::Switch(SwitchEvent::Probe(received)) => {
+                self.handle_probe(&received);
+            }
+            Event::Switch(SwitchEvent::Changed) => {}
+            Event::Switch(SwitchEvent::Failed(reason)) => {
+                self.fail(&reason).await;
+            }
+            Event::Xfrm(Err(error)) | Event::GuardChanged(Err(error)) => {
+                self.fail(&error.to_string()).await;
+            }
+            Event::Probes(Err(error)) => self.fail(&format!("probes not received: {error}")).await,
+            Event::Timer => self.handle_timeout().await,
+        }
+    }
+
+    fn next_timeout(&self) -> Instant {
+        let retire = self.retired.front().map(|(at, _)| *at);
+        let support = self.ipsec.is_none().then_some(self.next_support);
+        retire.into_iter().chain(support).fold(self.next_reconcile, Instant::min)
+    }
+
+    async fn handle_timeout(&mut self) {
+        let now = Instant::now();
+        let due = self.retired.partition_point(|(at, _)| *at <= now);
+        let retired: Vec<StateId> = self.retired.drain(..due).map(|(_, id)| id).collect();
+        self.remove_states(&retired).await;
+        if self.ipsec.is_none() && now >= self.next_support {
+            self.look_for_support().await;
+        }
+        if now >= self.next_reconcile {
+            self.reconcile().await;
+        }
+    }
+
+    async fn apply(&mut self, commands: Vec<EngineCommand>) {
+        let host = self.config.host;
+        let mut pending = Vec::new();
+        for command in commands {
+            if let EngineCommand::SetEndpoints { add, remove, .. } = &command {
+                self.carry_out(&mut pending).await;
+                remove.iter().for_each(|mac| _ = self.holders.remove(&mac.0));
+                self.holders.extend(add.iter().map(|(endpoint, peer)| (endpoint.mac.0, *peer)));
+                if let Err(error) = self.switch.set_endpoints(add, remove).await {
+                    tracing::warn!(%error, "forwarding entries not written");
+                }
+                continue;
+            }
+            for action in self.state.apply(command, |remote| local_address(remote, host)) {
+                let alone = matches!(action, Action::Probe(_));
+                if alone {
+                    self.carry_out(&mut pending).await;
+                }
+                pending.push(action);
+            }
+        }
+        self.carry_out(&mut pending).await;
+        self.clamp().await;
+    }
+
+    /// TCP connections through a path that is narrower than the containers' MTU learn so from their
+    /// first packet on; all else learns it from the kernel's ICMP.
+    async fn clamp(&mut self) {
+        let Some(mss) = self.mss.as_mut().filter(|_| self.ipsec.is_some()) else { return };
+        let narrow = self.state.narrow(self.config.mtu);
+        let of = |(mac, peer): (&[u8; 6], &PeerId)| Some((*mac, *narrow.get(peer)?));
+        let wanted: Vec<_> = match narrow.is_empty() {
+            true => Vec::new(),
+            false => self.holders.iter().filter_map(of).collect(),
+        };
+        if let Err(error) = mss.set(&wanted).await {
+            tracing::warn!(%error, "segment sizes are not clamped");
+            self.mss = None;
+        }
+    }
+}
+
+impl Worker {
+    async fn handle_xfrm(&mut self, event: XfrmEvent) {
+        match event {
+            XfrmEvent::Expired { state, hard } => {
+                let spi = state.spi;
+                let Some((path, true)) = self.state.path_of(spi) else { return };
+                (self.events)(match hard {
+                    false => EngineEvent::OutboundNearLimit { path, spi },
+                    true => EngineEvent::OutboundExhausted { path, spi },
+                });
+            }
+            XfrmEvent::RemoteMoved { state, remote } => {
+                if let Some(path) = self.state.moved(state.spi, remote) {
+                    (self.events)(EngineEvent::RemoteMoved { path, remote });
+                }
+            }
+            XfrmEvent::StateRemoved { state } => {
+                if let Some((path, _)) = self.state.path_of(state.spi) {
+                    self.path_failed(path, "its IPsec state was removed by another program");
+                }
+            }
+            XfrmEvent::StatesFlushed => {
+                self.state.states_lost();
+                self.fail("all IPsec states were removed by another program").await;
+            }
+            XfrmEvent::PolicyRemoved { .. } | XfrmEvent::PoliciesFlushed => {
+                let wanted: Vec<_> = self.state.policies().copied().collect();
+                self.counters.policies_restored += wanted.len() as u64;
+                self.set_policies(wanted).await;
+            }
+            XfrmEvent::Lost => self.reconcile_xfrm().await,
+        }
+    }
+
+    /// The kernel engine has lost what its paths had; path choice moves them and offers anew.
+    pub(super) async fn fail(&mut self, reason: &str) {
+        tracing::warn!(reason, "the kernel engine has failed");
+        let reason = reason.to_owned();
+        (self.events)(EngineEvent::EngineFailed { engine: EngineKind::Kernel, reason });
+        self.reconcile().await;
+    }
+
+    pub(super) async fn restore_guard(&mut self) {
+        let Some(ipsec) = &self.ipsec else { return };
+        match ipsec.guard.is_whole().await {
+            Ok(true) => {}
+            _ => {
+                tracing::warn!("the guard was changed by another program; setting it again");
+                self.counters.guard_restored += 1;
+                self.ensure_guard().await;
+            }
+        }
+    }
+
+    /// Without the guard nothing may be moved by the kernel.
+    pub(super) async fn ensure_guard(&mut self) {
+        let Some(ipsec) = &mut self.ipsec else { return };
+        let trusted: Vec<IpAddr> = self.trusted.iter().copied().collect();
+        if let Err(error) = ipsec.guard.ensure(&trusted).await {
+            self.withdraw(Support::no_guard(&error)).await;
+        }
+    }
+}

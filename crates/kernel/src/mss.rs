@@ -1,0 +1,139 @@
+//! TCP's segment size where a peer's path is smaller than the containers' MTU.
+//!
+//! Containers would find the size by themselves (the VXLAN device answers what is too big), but
+//! some hosts drop these answers. One nftables table of the bridge family lowers the announced
+//! segment size in both directions of the handshake, by the remote endpoint's MAC.
+
+use std::collections::BTreeMap;
+
+use serde_json::{Value, json};
+
+use crate::{
+    Kernel,
+    entries::{MacAddress, mac_text},
+    error::KernelError,
+    link::check_name,
+    nft::Table,
+};
+
+const TABLE: Table = Table { family: "bridge", name: "weft-mss" };
+/// Headers of a TCP segment without options, in bytes: IP and TCP (RFC 6691).
+const HEADERS: [(&str, u16); 2] = [("ip", 40), ("ip6", 60)];
+/// The smallest MTU that is clamped to, in bytes: what IPv4 requires (RFC 791), less than any path
+/// that carries frames.
+const MTU_MIN: u16 = 576;
+
+/// Clamps the segment size of TCP connections through the overlay ports.
+pub struct MssClamp {
+    kernel: Kernel,
+    ports: Vec<String>,
+    wanted: Option<BTreeMap<MacAddress, u16>>,
+}
+
+impl MssClamp {
+    /// For connections through these overlay ports. Nothing is changed.
+    ///
+    /// # Errors
+    /// [`KernelError::InvalidName`].
+    pub fn new(kernel: Kernel, ports: &[&str]) -> Result<Self, KernelError> {
+        ports.iter().try_for_each(|port| check_name(port))?;
+        let ports = ports.iter().map(|port| (*port).to_owned()).collect();
+        Ok(Self { kernel, ports, wanted: None })
+    }
+
+    /// Makes `wanted` the whole list of remote endpoints (MAC address) whose path carries only so
+    /// large an IP packet (MTU in bytes, at least 576). Endpoints that take the containers' full MTU
+    /// do not belong in it. True if something was changed.
+    ///
+    /// # Errors
+    /// [`KernelError::TableTaken`] if somebody else's table has the name,
+    /// [`KernelError::NftRefused`] also where the kernel cannot do it,
+    /// [`KernelError::NftMissing`], [`KernelError::Program`], [`KernelError::NotPermitted`].
+    pub async fn set(&mut self, wanted: &[(MacAddress, u16)]) -> Result<bool, KernelError> {
+        let wanted: BTreeMap<MacAddress, u16> =
+            wanted.iter().map(|(mac, mtu)| (*mac, (*mtu).max(MTU_MIN))).collect();
+        if self.wanted.as_ref() == Some(&wanted) {
+            return Ok(false);
+        }
+        let kernel = self.kernel.clone();
+        let _one = kernel.inner.reconcile.lock().await;
+        let found = kernel.nft_list(TABLE).await?;
+        if found.as_ref().is_some_and(|listing| !listing.is_ours()) {
+            return Err(TABLE.taken());
+        }
+        let changed = match (found.is_some(), wanted.is_empty()) {
+            (false, true) => false,
+            (true, true) => kernel.nft_remove(TABLE).await?,
+            (_, false) => {
+                let commands = TABLE.replacement(&self.objects(&wanted));
+                kernel.nft_apply(commands, "write the segment sizes").await?;
+                true
+            }
+        };
+        self.wanted = Some(wanted);
+        Ok(changed)
+    }
+
+    /// Takes the table away. False if there was none.
+    ///
+    /// # Errors
+    /// See [`Self::set`].
+    pub async fn remove(&mut self) -> Result<bool, KernelError> {
+        self.wanted = None;
+        self.set(&[]).await
+    }
+
+    fn objects(&self, wanted: &BTreeMap<MacAddress, u16>) -> Vec<Value> {
+        let mut by_mtu: BTreeMap<u16, Vec<String>> = BTreeMap::new();
+        for (mac, mtu) in wanted {
+            by_mtu.entry(*mtu).or_default().push(mac_text(mac));
+        }
+        let mut objects = vec![TABLE.tag()];
+        for (mtu, macs) in &by_mtu {
+            let fields = json!({ "name": set_name(*mtu), "type": "ether_addr", "elem": macs });
+            objects.push(TABLE.part("set", fields));
+        }
+        for (hook, port, side) in
+            [("prerouting", "iifname", "saddr"), ("postrouting", "oifname", "daddr")]
+        {
+            let fields = json!({
+                "name": hook, "type": "filter", "hook": hook, "prio": 0, "policy": "accept",
+            });
+            objects.push(TABLE.part("chain", fields));
+            for mtu in by_mtu.keys() {
+                let rules = HEADERS.map(|header| self.rule(hook, port, side, *mtu, header));
+                objects.extend(rules);
+            }
+        }
+        objects
+    }
+
+    fn rule(
+        &self,
+        hook: &str,
+        port: &str,
+        side: &str,
+        mtu: u16,
+        (protocol, headers): (&str, u16),
+    ) -> Value {
+        let matches = |op: &str, left: Value, right: Value| json!({ "match": { "op": op, "left": left, "right": right } });
+        let field = |protocol: &str, field: &str| json!({ "payload": { "protocol": protocol, "field": field } });
+        let handshake = json!({ "&": [field("tcp", "flags"), ["syn", "rst"]] });
+        let size = || json!({ "tcp option": { "name": "maxseg", "field": "size" } });
+        let mss = mtu.saturating_sub(headers);
+        let expr = json!([
+            matches("==", json!({ "meta": { "key": port } }), json!({ "set": self.ports })),
+            matches("==", field("ether", side), format!("@{}", set_name(mtu)).into()),
+            matches("==", json!({ "meta": { "key": "protocol" } }), protocol.into()),
+            matches("==", handshake, "syn".into()),
+            matches(">", size(), mss.into()),
+            json!({ "mangle": { "key": size(), "value": mss } }),
+        ]);
+        let comment = "weft: the way carries no more";
+        TABLE.part("rule", json!({ "chain": hook, "comment": comment, "expr": expr }))
+    }
+}
+
+fn set_name(mtu: u16) -> String {
+    format!("mtu{mtu}")
+}

@@ -1,0 +1,532 @@
+//! The messages of NETLINK_XFRM that Weft speaks, byte for byte (`linux/xfrm.h`).
+//!
+//! Own code and not `netlink-packet-xfrm` 0.5 for three reasons. The kernel puts the keys into every
+//! answer and every notice about a state, and that crate copies them into plain vectors with a
+//! `Debug` that prints them, where here they stay in buffers that are erased. One attribute that it
+//! cannot read makes it give up the whole message, where here the rest counts. And it does not know
+//! the direction of a state, nor states of one CPU. In the tests it is the second decoder.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+use weft_crypto::{Cipher, SaKey};
+use zeroize::Zeroizing;
+
+use super::spec::{
+    Direction, LaneGroup, OwnPolicy, OwnState, POLICY_PRIORITY, PolicyId, PolicySpec,
+    REPLAY_WINDOW_PACKETS, StateId, StateSpec, StateUsage, Template, UdpPorts, is_own,
+};
+
+// Messages.
+pub(super) const NEWSA: u16 = 0x10;
+pub(super) const DELSA: u16 = 0x11;
+pub(super) const GETSA: u16 = 0x12;
+pub(super) const NEWPOLICY: u16 = 0x13;
+pub(super) const DELPOLICY: u16 = 0x14;
+pub(super) const GETPOLICY: u16 = 0x15;
+pub(super) const EXPIRE: u16 = 0x18;
+pub(super) const UPDPOLICY: u16 = 0x19;
+pub(super) const FLUSHSA: u16 = 0x1c;
+pub(super) const FLUSHPOLICY: u16 = 0x1d;
+pub(super) const MAPPING: u16 = 0x26;
+
+// Attributes.
+const ENCAP: u16 = 4;
+const TMPL: u16 = 5;
+const SA: u16 = 6;
+const POLICY: u16 = 7;
+const ALG_AEAD: u16 = 18;
+const REPLAY_ESN_VAL: u16 = 23;
+const PROTO: u16 = 25;
+const MTIMER_THRESH: u16 = 32;
+const SA_DIR: u16 = 33;
+const SA_PCPU: u16 = 35;
+
+const AF_INET: u16 = 2;
+const AF_INET6: u16 = 10;
+const ESP: u8 = 50;
+const UDP: u8 = 17;
+/// What a flush names as its protocol when it takes all of IPsec.
+const ANY_PROTOCOL: [u8; 2] = [0, 255];
+const MODE_TRANSPORT: u8 = 0;
+const STATE_ESN: u8 = 128;
+const POLICY_OUT: u8 = 1;
+const POLICY_ALLOW: u8 = 0;
+const ENCAP_ESP_IN_UDP: u16 = 2;
+const DIRECTION_IN: u8 = 1;
+const DIRECTION_OUT: u8 = 2;
+/// No limit of bytes or packets.
+const UNLIMITED: u64 = u64::MAX;
+
+const ICV_BITS: u32 = 128;
+const ALGORITHM_NAME_LEN: usize = 64;
+/// What comes out of an inbound state may only go to ports that share these bits with the VXLAN
+/// device's, so that a peer's key opens nothing else on this host: 6784 to 6791.
+const INNER_PORTS: (u16, u16) = (weft_packet::vxlan::PORT, 0xfff8);
+/// The kernel tells at most once in so many seconds that a peer's packets come from another address.
+const MAPPING_NOTICE_SECONDS: u32 = 5;
+
+// Lengths of the kernel's structures.
+const SELECTOR_LEN: usize = 56;
+const STATE_LEN: usize = 224;
+const STATE_ID_LEN: usize = 24;
+const POLICY_LEN: usize = 168;
+const POLICY_ID_LEN: usize = 64;
+const TEMPLATE_LEN: usize = 64;
+/// Room for any request of ours, so that a buffer with a key in it never grows and leaves a copy.
+const REQUEST_BYTES_MAX: usize = 512;
+
+/// What the running kernel understands beyond the oldest supported one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Abilities {
+    /// States have a direction (Linux 6.10).
+    pub(super) direction: bool,
+    /// States can belong to one CPU (Linux 6.13).
+    pub(super) per_cpu: bool,
+}
+
+/// A message without its netlink header. Erased when dropped.
+#[derive(Clone, Default)]
+pub(super) struct Body(Zeroizing<Vec<u8>>);
+
+impl Body {
+    fn new() -> Self {
+        Self(Zeroizing::new(Vec::with_capacity(REQUEST_BYTES_MAX)))
+    }
+
+    pub(super) fn bytes(&self) -> &[u8] {
+        &self.0
+    }
+
+    fn put(&mut self, bytes: &[u8]) -> &mut Self {
+        debug_assert!(self.0.len() + bytes.len() <= REQUEST_BYTES_MAX);
+        self.0.extend_from_slice(bytes);
+        self
+    }
+
+    fn zeros(&mut self, count: usize) -> &mut Self {
+        self.pad_to(self.0.len() + count)
+    }
+
+    fn pad_to(&mut self, length: usize) -> &mut Self {
+        debug_assert!(self.0.len() <= length);
+        self.0.resize(length, 0);
+        self
+    }
+
+    fn u8(&mut self, value: u8) -> &mut Self {
+        self.put(&[value])
+    }
+
+    fn u16(&mut self, value: u16) -> &mut Self {
+        self.put(&value.to_ne_bytes())
+    }
+
+    fn u32(&mut self, value: u32) -> &mut Self {
+        self.put(&value.to_ne_bytes())
+    }
+
+    fn u64(&mut self, value: u64) -> &mut Self {
+        self.put(&value.to_ne_bytes())
+    }
+
+    fn be16(&mut self, value: u16) -> &mut Self {
+        self.put(&value.to_be_bytes())
+    }
+
+    fn be32(&mut self, value: u32) -> &mut Self {
+        self.put(&value.to_be_bytes())
+    }
+
+    fn address(&mut self, address: IpAddr) -> &mut Self {
+        match address {
+            IpAddr::V4(v4) => self.put(&v4.octets()).zeros(12),
+            IpAddr::V6(v6) => self.put(&v6.octets()),
+        }
+    }
+
+    fn attribute(&mut self, kind: u16, write: impl FnOnce(&mut Self)) -> &mut Self {
+        let start = self.0.len();
+        self.zeros(4);
+        write(self);
+        let length = (self.0.len() - start) as u16;
+        self.0[start..start + 2].copy_from_slice(&length.to_ne_bytes());
+        self.0[start + 2..start + 4].copy_from_slice(&kind.to_ne_bytes());
+        self.pad_to(self.0.len().next_multiple_of(4))
+    }
+}
+
+/// XFRM_MSG_NEWSA.
+pub(super) fn new_state(spec: &StateSpec, can: Abilities) -> Body {
+    let mut body = Body::new();
+    let inbound = spec.direction == Direction::In;
+    let family = family_of(spec.destination);
+    if inbound {
+        let (port, mask) = INNER_PORTS;
+        body.zeros(32).be16(port & mask).be16(mask).zeros(4);
+        body.u16(family).u8(0).u8(0).u8(UDP).pad_to(SELECTOR_LEN);
+    } else {
+        body.zeros(SELECTOR_LEN);
+    }
+    body.address(spec.destination).be32(spec.spi).u8(ESP).zeros(3);
+    body.address(spec.source);
+    let limits = &spec.limits;
+    body.u64(limits.bytes_soft).u64(limits.bytes_hard);
+    body.u64(limits.packets_soft).u64(limits.packets_hard);
+    let seconds = spec.lifetime.as_secs() + u64::from(spec.lifetime.subsec_nanos() > 0);
+    body.u64(0).u64(seconds).u64(0).u64(0);
+    // Current lifetime, statistics, sequence number.
+    body.zeros(32 + 12 + 4);
+    body.u32(reqid_of(spec.group)).u16(family).u8(MODE_TRANSPORT).u8(0).u8(STATE_ESN);
+    body.pad_to(STATE_LEN);
+    aead(&mut body, spec.cipher, &spec.key);
+    if let Some(ports) = spec.encapsulation {
+        body.attribute(ENCAP, |body| {
+            body.u16(ENCAP_ESP_IN_UDP).be16(ports.source).be16(ports.destination).zeros(18);
+        });
+    }
+    // Kernels without directions refuse an empty window, those with them refuse any outbound one.
+    let window = match spec.direction {
+        Direction::In => REPLAY_WINDOW_PACKETS,
+        Direction::Out if can.direction => 0,
+        Direction::Out => u32::BITS,
+    };
+    body.attribute(REPLAY_ESN_VAL, |body| {
+        // The kernel makes the bitmap of so many words itself, and empty.
+        body.u32(window / u32::BITS).zeros(16).u32(window);
+    });
+    if inbound && spec.encapsulation.is_some() {
+        body.attribute(MTIMER_THRESH, |body| {
+            body.u32(MAPPING_NOTICE_SECONDS);
+        });
+    }
+    if can.direction {
+        let direction = if inbound { DIRECTION_IN } else { DIRECTION_OUT };
+        body.attribute(SA_DIR, |body| {
+            body.u8(direction);
+        });
+    }
+    if let Some(cpu) = spec.cpu {
+        body.attribute(SA_PCPU, |body| {
+            body.u32(cpu);
+        });
+    }
+    body
+}
+
+fn aead(body: &mut Body, cipher: Cipher, key: &SaKey) {
+    body.attribute(ALG_AEAD, |body| {
+        let end = body.0.len() + ALGORITHM_NAME_LEN;
+        body.put(algorithm_of(cipher).as_bytes()).pad_to(end);
+        let key = key.expose();
+        body.u32(key.len() as u32 * u8::BITS).u32(ICV_BITS).put(key);
+    });
+}
+
+/// The kernel's name of a cipher with the explicit IV that ESP has.
+pub(super) const fn algorithm_of(cipher: Cipher) -> &'static str {
+    match cipher {
+        Cipher::Aes256Gcm => "rfc4106(gcm(aes))",
+        Cipher::ChaCha20Poly1305 => "rfc7539esp(chacha20,poly1305)",
+    }
+}
+
+/// The body of XFRM_MSG_GETSA and XFRM_MSG_DELSA.
+pub(super) fn state_id(id: StateId) -> Body {
+    let mut body = Body::new();
+    body.address(id.destination).be32(id.spi).u16(family_of(id.destination)).u8(ESP);
+    body.pad_to(STATE_ID_LEN);
+    body
+}
+
+/// The body of XFRM_MSG_GETSA as a dump of the ESP states.
+pub(super) fn all_states() -> Body {
+    let mut body = Body::new();
+    body.attribute(PROTO, |body| {
+        body.u8(ESP);
+    });
+    body
+}
+
+/// The body of XFRM_MSG_GETPOLICY as a dump.
+pub(super) fn all_policies() -> Body {
+    Body::new()
+}
+
+/// XFRM_MSG_NEWPOLICY, or XFRM_MSG_UPDPOLICY with the same body.
+pub(super) fn policy(spec: &PolicySpec) -> Body {
+    let mut body = Body::new();
+    selector(&mut body, &spec.id);
+    body.u64(UNLIMITED).u64(UNLIMITED).u64(UNLIMITED).u64(UNLIMITED).zeros(32);
+    // Current lifetime; the kernel chooses the index.
+    body.zeros(32).u32(POLICY_PRIORITY).u32(0);
+    body.u8(POLICY_OUT).u8(POLICY_ALLOW);
+    body.pad_to(POLICY_LEN);
+    let family = family_of(spec.id.destination);
+    let (spi, reqid) = match spec.template {
+        Template::State { spi } => (spi, reqid_of(None)),
+        Template::Lanes(group) => (0, reqid_of(Some(group))),
+    };
+    body.attribute(TMPL, |body| {
+        body.address(spec.id.destination).be32(spi).u8(ESP).zeros(3);
+        body.u16(family).zeros(2).address(spec.id.source).u32(reqid);
+        body.u8(MODE_TRANSPORT).zeros(3);
+        // Any algorithm: the state decides.
+        body.u32(u32::MAX).u32(u32::MAX).u32(u32::MAX);
+    });
+    body
+}
+
+/// The body of XFRM_MSG_GETPOLICY for one policy.
+pub(super) fn policy_by_selector(id: &PolicyId) -> Body {
+    let mut body = Body::new();
+    selector(&mut body, id);
+    body.u32(0).u8(POLICY_OUT).pad_to(POLICY_ID_LEN);
+    body
+}
+
+/// The body of XFRM_MSG_DELPOLICY for the policy that was seen under this index, so that another one
+/// with the same selector stays.
+pub(super) fn policy_by_index(index: u32) -> Body {
+    let mut body = Body::new();
+    body.zeros(SELECTOR_LEN).u32(index).u8(POLICY_OUT).pad_to(POLICY_ID_LEN);
+    body
+}
+
+fn selector(body: &mut Body, id: &PolicyId) {
+    let start = body.0.len();
+    let prefix = if id.destination.is_ipv4() { 32 } else { 128 };
+    body.address(id.destination).address(id.source);
+    body.be16(id.port).be16(u16::MAX).zeros(4);
+    body.u16(family_of(id.destination)).u8(prefix).u8(prefix).u8(UDP);
+    body.pad_to(start + SELECTOR_LEN);
+}
+
+const fn family_of(address: IpAddr) -> u16 {
+    match address {
+        IpAddr::V4(_) => AF_INET,
+        IpAddr::V6(_) => AF_INET6,
+    }
+}
+
+fn reqid_of(group: Option<LaneGroup>) -> u32 {
+    group.map_or(super::REQID, LaneGroup::reqid)
+}
+
+/// A state as the kernel tells it. Its key is not read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct State {
+    pub(super) own: OwnState,
+    pub(super) reqid: u32,
+    /// It has keys; one that the kernel made because a policy found none ("larval") has not.
+    pub(super) keyed: bool,
+    pub(super) told: Abilities,
+}
+
+impl State {
+    pub(super) fn is_own(&self) -> bool {
+        is_own(self.reqid)
+    }
+}
+
+/// A policy as the kernel tells it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Policy {
+    /// `None`: its selector or template is of a form that Weft does not write.
+    pub(super) own: Option<OwnPolicy>,
+    pub(super) id: Option<PolicyId>,
+    pub(super) reqid: u32,
+    pub(super) index: u32,
+    pub(super) outbound: bool,
+}
+
+impl Policy {
+    pub(super) fn is_own(&self) -> bool {
+        is_own(self.reqid)
+    }
+}
+
+/// XFRM_MSG_NEWSA in an answer or a notice.
+pub(super) fn read_state(body: &[u8]) -> Option<State> {
+    let mut state = read_state_info(body)?;
+    for (kind, value) in attributes(body.get(STATE_LEN..)?) {
+        read_state_attribute(&mut state, kind, value);
+    }
+    Some(state)
+}
+
+fn read_state_attribute(state: &mut State, kind: u16, value: &[u8]) {
+    match kind {
+        ALG_AEAD => state.keyed = true,
+        ENCAP => {
+            let source = be16_at(value, 2);
+            let destination = be16_at(value, 4);
+            state.own.encapsulation = source
+                .zip(destination)
+                .map(|(source, destination)| UdpPorts { source, destination });
+        }
+        SA_DIR => {
+            state.told.direction = true;
+            state.own.direction = match value.first() {
+                Some(&DIRECTION_IN) => Some(Direction::In),
+                Some(&DIRECTION_OUT) => Some(Direction::Out),
+                _ => None,
+            };
+        }
+        SA_PCPU => {
+            state.told.per_cpu = true;
+            state.own.cpu = u32_at(value, 0);
+        }
+        _ => {}
+    }
+}
+
+fn read_state_info(body: &[u8]) -> Option<State> {
+    let info = body.get(..STATE_LEN)?;
+    if info[76] != ESP {
+        return None;
+    }
+    let family = u16_at(info, 212)?;
+    let reqid = u32_at(info, 208)?;
+    let own = OwnState {
+        id: StateId { destination: address_at(info, 56, family)?, spi: be32_at(info, 72)? },
+        source: address_at(info, 80, family)?,
+        group: LaneGroup::of_reqid(reqid),
+        direction: None,
+        encapsulation: None,
+        cpu: None,
+        usage: StateUsage {
+            bytes: u64_at(info, 160)?,
+            packets: u64_at(info, 168)?,
+            replays: u64::from(u32_at(info, 192)?) + u64::from(u32_at(info, 196)?),
+            integrity_failures: u32_at(info, 200)?.into(),
+        },
+    };
+    Some(State { own, reqid, keyed: false, told: Abilities::default() })
+}
+
+/// The notice of XFRM_MSG_DELSA: the identity, with the state itself as an attribute.
+pub(super) fn read_deleted_state(body: &[u8]) -> Option<State> {
+    let info = find(body.get(STATE_ID_LEN..)?, SA)?;
+    read_state_info(info)
+}
+
+/// XFRM_MSG_EXPIRE: the state, and whether it is gone.
+pub(super) fn read_expired(body: &[u8]) -> Option<(State, bool)> {
+    Some((read_state_info(body)?, *body.get(STATE_LEN)? != 0))
+}
+
+/// XFRM_MSG_MAPPING of a state of ours: the state, and where its packets come from.
+pub(super) fn read_mapping(body: &[u8]) -> Option<(StateId, SocketAddr)> {
+    if !is_own(u32_at(body, 24)?) || *body.get(22)? != ESP {
+        return None;
+    }
+    let family = u16_at(body, 20)?;
+    let id = StateId { destination: address_at(body, 0, family)?, spi: be32_at(body, 16)? };
+    Some((id, SocketAddr::new(address_at(body, 44, family)?, be16_at(body, 62)?)))
+}
+
+/// XFRM_MSG_FLUSHSA: whether it takes ESP states.
+pub(super) fn read_flush(body: &[u8]) -> bool {
+    body.first().is_some_and(|protocol| *protocol == ESP || ANY_PROTOCOL.contains(protocol))
+}
+
+/// XFRM_MSG_NEWPOLICY in an answer, and it or XFRM_MSG_UPDPOLICY in a notice.
+pub(super) fn read_policy(body: &[u8]) -> Option<Policy> {
+    read_policy_parts(body.get(..POLICY_LEN)?, body.get(POLICY_LEN..)?)
+}
+
+/// The notice of XFRM_MSG_DELPOLICY: the identity, with the policy itself as an attribute.
+pub(super) fn read_deleted_policy(body: &[u8]) -> Option<Policy> {
+    let rest = body.get(POLICY_ID_LEN..)?;
+    read_policy_parts(find(rest, POLICY)?.get(..POLICY_LEN)?, rest)
+}
+
+fn read_policy_parts(info: &[u8], rest: &[u8]) -> Option<Policy> {
+    let outbound = info[160] == POLICY_OUT;
+    let templates = find(rest, TMPL).unwrap_or_default();
+    let reqid = u32_at(templates, 44).unwrap_or_default();
+    let id = read_selector(info).filter(|_| outbound);
+    let spi = be32_at(templates, 16);
+    let template = match (LaneGroup::of_reqid(reqid), spi) {
+        (Some(group), Some(0)) => Some(Template::Lanes(group)),
+        (None, Some(spi)) if is_own(reqid) => Some(Template::State { spi }),
+        _ => None,
+    };
+    let single = templates.len() == TEMPLATE_LEN && u32_at(info, 152)? == POLICY_PRIORITY;
+    let own = id.zip(template).filter(|_| single);
+    Some(Policy {
+        own: own.map(|(id, template)| OwnPolicy { id, template }),
+        id,
+        reqid,
+        index: u32_at(info, 156)?,
+        outbound,
+    })
+}
+
+/// A selector of the form that Weft writes: one host to another, one UDP port.
+fn read_selector(info: &[u8]) -> Option<PolicyId> {
+    let family = u16_at(info, 40)?;
+    let whole = if family == AF_INET { 32 } else { 128 };
+    let hosts = info[42] == whole && info[43] == whole;
+    let ports = be16_at(info, 34)? == u16::MAX && be16_at(info, 38)? == 0;
+    if !hosts || !ports || info[44] != UDP {
+        return None;
+    }
+    Some(PolicyId {
+        destination: address_at(info, 0, family)?,
+        source: address_at(info, 16, family)?,
+        port: be16_at(info, 32)?,
+    })
+}
+
+/// The attributes of a message; what cannot be cut is left out.
+fn attributes(bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
+    let mut rest = bytes;
+    std::iter::from_fn(move || {
+        let length = usize::from(u16_at(rest, 0)?);
+        let kind = u16_at(rest, 2)?;
+        let value = rest.get(4..length)?;
+        rest = rest.get(length.next_multiple_of(4).min(rest.len())..)?;
+        Some((kind, value))
+    })
+}
+
+fn find(bytes: &[u8], wanted: u16) -> Option<&[u8]> {
+    attributes(bytes).find(|(kind, _)| *kind == wanted).map(|(_, value)| value)
+}
+
+fn array_at<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
+    bytes.get(at..at + N)?.try_into().ok()
+}
+
+fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
+    array_at(bytes, at).map(u16::from_ne_bytes)
+}
+
+fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
+    array_at(bytes, at).map(u32::from_ne_bytes)
+}
+
+fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
+    array_at(bytes, at).map(u64::from_ne_bytes)
+}
+
+fn be16_at(bytes: &[u8], at: usize) -> Option<u16> {
+    array_at(bytes, at).map(u16::from_be_bytes)
+}
+
+fn be32_at(bytes: &[u8], at: usize) -> Option<u32> {
+    array_at(bytes, at).map(u32::from_be_bytes)
+}
+
+fn address_at(bytes: &[u8], at: usize, family: u16) -> Option<IpAddr> {
+    match family {
+        AF_INET => array_at::<4>(bytes, at).map(|octets| Ipv4Addr::from(octets).into()),
+        AF_INET6 => array_at::<16>(bytes, at).map(|octets| Ipv6Addr::from(octets).into()),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+#[path = "codec_tests.rs"]
+mod tests;

@@ -1,0 +1,102 @@
+//! IPsec of the kernel: states (security associations) and policies by NETLINK_XFRM.
+//!
+//! Everything of ours carries the reqid [`REQID`], or one with its high half ([`LaneGroup`]), in states
+//! and in policies' templates: by it a restarted daemon finds exactly its own. A mark and an
+//! interface id take part in the kernel's look-ups and are not used.
+//!
+//! A path's packets are chosen by an outbound policy whose template names the SPI. So a rekey is:
+//! add the new state, update the policy (the kernel replaces it in one step), and remove the old
+//! state [`DRAIN_MS`] later; an inbound one when it is drained. There are no inbound policies: in
+//! transport mode the kernel needs none, and the guard drops what has come without IPsec.
+//!
+//! A template whose state is gone makes the kernel drop the packets. If some other program listens
+//! for such cases (an IKE daemon does), the kernel also makes a placeholder without keys under our
+//! reqid for some minutes ("acquire"); it counts as nobody's here.
+
+mod codec;
+mod policy;
+mod socket;
+mod spec;
+mod state;
+mod support;
+mod watch;
+
+use std::{io, sync::Arc};
+
+use rustix::io::Errno;
+use tokio::sync::{Mutex, OnceCell};
+
+use self::{codec::Abilities, socket::Socket};
+pub use self::{
+    spec::{
+        Direction, LaneGroup, Limits, OwnPolicy, OwnState, PolicyId, PolicySpec,
+        REPLAY_WINDOW_PACKETS, REQID, StateId, StateSpec, StateUsage, Template, UdpPorts,
+    },
+    support::EspSupport,
+    watch::{XfrmEvent, XfrmWatch},
+};
+use crate::error::KernelError;
+
+/// How long an outbound state must stay after its policy names another, in milliseconds. A packet that
+/// had found the state before the change is dropped if the state is gone when it is sealed.
+pub const DRAIN_MS: u64 = 1000;
+
+/// A handle to the kernel's IPsec. Clones share one socket; calls from several tasks are served one
+/// after another. Dropping the future of a call is safe: what it had sent is done, the rest is not.
+#[derive(Clone)]
+pub struct Xfrm {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    socket: Socket,
+    abilities: OnceCell<Abilities>,
+    /// States are tried out one at a time, as they share a name.
+    trial: Mutex<()>,
+}
+
+/// How many states and policies [`Xfrm::remove_own`] found and removed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Removed {
+    /// States.
+    pub states: usize,
+    /// Policies.
+    pub policies: usize,
+}
+
+impl Xfrm {
+    /// Opens a socket in the network namespace of the calling thread. Call it within a tokio runtime
+    /// with I/O and time switched on.
+    ///
+    /// # Errors
+    /// [`KernelError::NoXfrm`] if this kernel has no IPsec, [`KernelError::Socket`] if it gives no
+    /// socket.
+    pub fn open() -> Result<Self, KernelError> {
+        let socket = Socket::open().map_err(|error| cannot_open(error, "open the IPsec socket"))?;
+        let (abilities, trial) = (OnceCell::new(), Mutex::new(()));
+        Ok(Self { inner: Arc::new(Inner { socket, abilities, trial }) })
+    }
+
+    /// Removes all policies and states of ours, whichever handle or daemon made them, and nothing
+    /// else.
+    ///
+    /// # Errors
+    /// The kernel's refusal to list or to remove.
+    pub async fn remove_own(&self) -> Result<Removed, KernelError> {
+        // Policies first: without them nothing looks for the states any more.
+        let policies = self.remove_own_policies().await?;
+        let states = self.remove_own_states().await?;
+        Ok(Removed { states, policies })
+    }
+
+    fn socket(&self) -> &Socket {
+        &self.inner.socket
+    }
+}
+
+fn cannot_open(source: io::Error, doing: &str) -> KernelError {
+    match Errno::from_io_error(&source) {
+        Some(Errno::PROTONOSUPPORT) => KernelError::NoXfrm,
+        _ => KernelError::Socket { doing: doing.to_owned(), source },
+    }
+}

@@ -1,0 +1,149 @@
+//! Policies: which packets are sealed, and on which state.
+
+use rustix::io::Errno;
+
+use super::{
+    Xfrm,
+    codec::{self, DELPOLICY, GETPOLICY, NEWPOLICY, Policy, UPDPOLICY},
+    socket::{Message, Request},
+    spec::{OwnPolicy, PolicyId, PolicySpec},
+};
+use crate::error::{KernelError, RequestError};
+
+impl Xfrm {
+    /// Makes each of these policies as stated, and says what became of each, in their order: adds
+    /// it, or replaces one of ours in one step (no packet finds none), or sends nothing if it is
+    /// so already. Add the state that it names first, and remove the one that it named before no
+    /// sooner than [`super::DRAIN_MS`] later.
+    ///
+    /// # Errors
+    /// For each: [`KernelError::PolicyTaken`] if a policy that is not ours has the same selector,
+    /// [`KernelError::InvalidXfrm`], or another refusal of the kernel.
+    pub async fn set_policies(&self, specs: &[PolicySpec]) -> Vec<Result<(), KernelError>> {
+        let ids: Vec<_> = specs.iter().map(|spec| spec.id).collect();
+        let found = self.find_policies(&ids).await;
+        let mut requests = Vec::new();
+        let mut asked = Vec::new();
+        let mut results = Vec::with_capacity(specs.len());
+        for (index, (spec, found)) in specs.iter().zip(found).enumerate() {
+            let kind = spec.check().and_then(|()| change(spec, found?));
+            if let Ok(Some(kind)) = kind {
+                requests.push(Request::new(kind, codec::policy(spec)));
+                asked.push(index);
+            }
+            results.push(kind.map(|_| ()));
+        }
+        let outcomes = self.socket().run(&requests).await;
+        for (index, outcome) in asked.into_iter().zip(outcomes) {
+            if let Err(error) = outcome {
+                results[index] = Err(refused(error, &specs[index].id));
+            }
+        }
+        results
+    }
+
+    /// Removes policies of ours, and says of each whether it was there. A policy with such a selector
+    /// that is not ours stays and counts as not there.
+    ///
+    /// # Errors
+    /// For each: the kernel's refusal.
+    pub async fn remove_policies(&self, ids: &[PolicyId]) -> Vec<Result<bool, KernelError>> {
+        let found = self.find_policies(ids).await;
+        let own = |found: Option<Policy>| found.filter(Policy::is_own);
+        let found: Vec<_> = found.into_iter().map(|found| found.map(own)).collect();
+        let requests: Vec<_> = found
+            .iter()
+            .filter_map(|found| found.as_ref().ok()?.as_ref())
+            .map(|policy| Request::new(DELPOLICY, codec::policy_by_index(policy.index)))
+            .collect();
+        let mut outcomes = self.socket().run(&requests).await.into_iter();
+        let results = ids.iter().zip(found).map(|(id, found)| match found? {
+            None => Ok(false),
+            Some(_) => match outcomes.next() {
+                Some(Err(error)) if !error.is(Errno::NOENT) => {
+                    Err(error.while_doing(format!("remove {}", name(id))))
+                }
+                outcome => Ok(matches!(outcome, Some(Ok(_)))),
+            },
+        });
+        results.collect()
+    }
+
+    /// The policies of ours that the kernel has. One under our reqid that is not of the form that
+    /// [`PolicySpec`] gives is left out here, and removed by [`Xfrm::remove_own`].
+    ///
+    /// # Errors
+    /// The kernel's refusal.
+    pub async fn own_policies(&self) -> Result<Vec<OwnPolicy>, KernelError> {
+        let all = self.all_policies().await?;
+        Ok(all.into_iter().filter_map(|policy| policy.own).collect())
+    }
+
+    pub(super) async fn remove_own_policies(&self) -> Result<usize, KernelError> {
+        let policies = self.all_policies().await?;
+        let requests: Vec<_> = policies
+            .iter()
+            .map(|policy| Request::new(DELPOLICY, codec::policy_by_index(policy.index)))
+            .collect();
+        let mut count = 0;
+        for outcome in self.socket().run(&requests).await {
+            match outcome {
+                Ok(_) => count += 1,
+                Err(error) if error.is(Errno::NOENT) => {}
+                Err(error) => return Err(error.while_doing("remove the IPsec policies")),
+            }
+        }
+        Ok(count)
+    }
+
+    async fn all_policies(&self) -> Result<Vec<Policy>, KernelError> {
+        let answers = self
+            .socket()
+            .dump(&Request::new(GETPOLICY, codec::all_policies()))
+            .await
+            .map_err(|error| error.while_doing("list the IPsec policies"))?;
+        let policies = answers.iter().filter_map(read);
+        Ok(policies.filter(|policy| policy.is_own() && policy.outbound).collect())
+    }
+
+    async fn find_policies(&self, ids: &[PolicyId]) -> Vec<Result<Option<Policy>, KernelError>> {
+        let requests: Vec<_> =
+            ids.iter().map(|id| Request::new(GETPOLICY, codec::policy_by_selector(id))).collect();
+        let outcomes = self.socket().run(&requests).await;
+        let found = outcomes.into_iter().zip(ids).map(|(outcome, id)| match outcome {
+            Ok(answer) => Ok(answer.as_ref().and_then(read)),
+            Err(error) if error.is(Errno::NOENT) => Ok(None),
+            Err(error) => Err(error.while_doing(format!("read {}", name(id)))),
+        });
+        found.collect()
+    }
+}
+
+/// Which message makes the policy as stated; `None`: it is.
+fn change(spec: &PolicySpec, found: Option<Policy>) -> Result<Option<u16>, KernelError> {
+    match found {
+        None => Ok(Some(NEWPOLICY)),
+        Some(policy) if !policy.is_own() => Err(taken(&spec.id)),
+        Some(policy) if policy.own.as_ref() == Some(spec) => Ok(None),
+        Some(_) => Ok(Some(UPDPOLICY)),
+    }
+}
+
+fn read(message: &Message) -> Option<Policy> {
+    (message.kind == NEWPOLICY).then(|| codec::read_policy(&message.body)).flatten()
+}
+
+fn refused(error: RequestError, id: &PolicyId) -> KernelError {
+    if error.is(Errno::EXIST) {
+        return taken(id);
+    }
+    error.while_doing(format!("set {}", name(id)))
+}
+
+const fn taken(id: &PolicyId) -> KernelError {
+    KernelError::PolicyTaken { from: id.source, to: id.destination, port: id.port }
+}
+
+fn name(id: &PolicyId) -> String {
+    format!("the IPsec policy from {} to {} UDP port {}", id.source, id.destination, id.port)
+}

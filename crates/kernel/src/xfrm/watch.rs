@@ -1,0 +1,146 @@
+//! What happens to states and policies, as it happens.
+
+use std::{collections::VecDeque, net::SocketAddr};
+
+use netlink_sys::TokioSocket;
+use rustix::io::Errno;
+
+use super::{
+    Xfrm, cannot_open,
+    codec::{self, DELPOLICY, DELSA, EXPIRE, FLUSHPOLICY, FLUSHSA, MAPPING, State, UPDPOLICY},
+    socket::{self, Received},
+    spec::{PolicyId, StateId},
+};
+use crate::error::KernelError;
+
+// Bits of the kernel's multicast groups (XFRMNLGRP_*).
+const GROUPS: u32 = group(2) | group(3) | group(4) | group(8);
+const DOING: &str = "watch the IPsec states and policies";
+
+const fn group(number: u32) -> u32 {
+    1 << (number - 1)
+}
+
+/// What happened to something of ours, but not by the watched handle or its clones.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum XfrmEvent {
+    /// A state reached a limit.
+    Expired {
+        /// The state.
+        state: StateId,
+        /// It is gone. Else it still works, and a successor is due.
+        hard: bool,
+    },
+    /// Authentic packets of an inbound state in UDP come from another address than its source.
+    RemoteMoved {
+        /// The state.
+        state: StateId,
+        /// Where they come from.
+        remote: SocketAddr,
+    },
+    /// Somebody removed a state.
+    StateRemoved {
+        /// The state.
+        state: StateId,
+    },
+    /// Somebody removed all states.
+    StatesFlushed,
+    /// Somebody removed a policy, or put another in its place.
+    PolicyRemoved {
+        /// The policy.
+        policy: PolicyId,
+    },
+    /// Somebody removed all policies.
+    PoliciesFlushed,
+    /// The kernel dropped notices, because nobody took them in time: compare with
+    /// [`Xfrm::own_states`] and [`Xfrm::own_policies`].
+    Lost,
+}
+
+/// A stream of [`XfrmEvent`]s. It holds back no more than the kernel's socket buffer and the notices
+/// of one datagram.
+pub struct XfrmWatch {
+    socket: TokioSocket,
+    /// The port number in the notices of what the handle did itself.
+    own_port: u32,
+    ready: VecDeque<XfrmEvent>,
+}
+
+impl Xfrm {
+    /// Watches the calling thread's namespace, which must be this handle's.
+    ///
+    /// # Errors
+    /// [`KernelError::Socket`] if the kernel gives no socket, [`KernelError::NotPermitted`] without
+    /// CAP_NET_ADMIN.
+    pub fn watch(&self) -> Result<XfrmWatch, KernelError> {
+        let (socket, _) = socket::open(GROUPS).map_err(|error| match error.kind() {
+            std::io::ErrorKind::PermissionDenied => {
+                KernelError::NotPermitted { doing: DOING.into() }
+            }
+            _ => cannot_open(error, DOING),
+        })?;
+        Ok(XfrmWatch { socket, own_port: self.socket().port(), ready: VecDeque::new() })
+    }
+}
+
+impl XfrmWatch {
+    /// The next event. Dropping the future loses nothing.
+    ///
+    /// # Errors
+    /// [`KernelError::Socket`] if the socket fails; the watch should be opened again then.
+    pub async fn next(&mut self) -> Result<XfrmEvent, KernelError> {
+        loop {
+            if let Some(event) = self.ready.pop_front() {
+                return Ok(event);
+            }
+            match socket::receive(&self.socket).await {
+                Ok(datagram) => {
+                    let notices = socket::received(&datagram);
+                    self.ready.extend(notices.filter_map(|notice| event(&notice, self.own_port)));
+                }
+                Err(error) if Errno::from_io_error(&error) == Some(Errno::NOBUFS) => {
+                    tracing::warn!("the kernel dropped notices of IPsec states and policies");
+                    return Ok(XfrmEvent::Lost);
+                }
+                Err(source) => {
+                    return Err(KernelError::Socket { doing: DOING.into(), source });
+                }
+            }
+        }
+    }
+}
+
+/// What a notice means. The kernel copies the port number from the request that made the change; a
+/// program that leaves it out is nobody's handle.
+fn event(notice: &Received<'_>, own_port: u32) -> Option<XfrmEvent> {
+    let others = notice.port != own_port;
+    let body = notice.body;
+    match notice.kind {
+        EXPIRE => {
+            let (state, hard) = codec::read_expired(body)?;
+            let known = state.is_own() && state.own.id.spi != 0;
+            known.then_some(XfrmEvent::Expired { state: state.own.id, hard })
+        }
+        MAPPING => {
+            let (state, remote) = codec::read_mapping(body)?;
+            Some(XfrmEvent::RemoteMoved { state, remote })
+        }
+        DELSA if others => {
+            let state = codec::read_deleted_state(body).filter(State::is_own)?;
+            Some(XfrmEvent::StateRemoved { state: state.own.id })
+        }
+        FLUSHSA if others => codec::read_flush(body).then_some(XfrmEvent::StatesFlushed),
+        DELPOLICY if others => {
+            let policy = codec::read_deleted_policy(body).filter(codec::Policy::is_own)?;
+            Some(XfrmEvent::PolicyRemoved { policy: policy.id? })
+        }
+        // What was replaced is not told; a policy with a selector such as ours may have been ours.
+        UPDPOLICY if others => {
+            let policy = codec::read_policy(body)?.id?;
+            Some(XfrmEvent::PolicyRemoved { policy })
+        }
+        FLUSHPOLICY if others => Some(XfrmEvent::PoliciesFlushed),
+        _ => None,
+    }
+}

@@ -1,0 +1,251 @@
+//! The guard on plain VXLAN: what it drops and counts, and that it stands. That it lets ESP pass is
+//! shown in a guest whose kernel has ESP.
+
+use std::{net::IpAddr, time::Duration};
+
+use serde_json::Value;
+use weft_kernel::{Guard, GuardCounters, Kernel, KernelError, OuterFamily};
+
+use crate::{
+    lab::{Container, Host, json, on_a_host, run, wait_until},
+    switch::{hosts, ping},
+};
+
+/// How soon a damaged guard must stand again.
+const RESTORED: Duration = Duration::from_secs(5);
+
+fn listing() -> Value {
+    let mut listing = json("nft", &["-j", "list", "table", "inet", "weft-guard"]);
+    for object in listing["nftables"].as_array_mut().unwrap() {
+        object.as_object_mut().unwrap().remove("metainfo");
+    }
+    listing
+}
+
+fn ip(text: &str) -> IpAddr {
+    text.parse().unwrap()
+}
+
+fn new_guard() -> Guard {
+    Guard::new(Kernel::new().unwrap())
+}
+
+#[test]
+fn the_table_is_made_once_and_says_whose_it_is() {
+    on_a_host(|| async {
+        let mut guard = new_guard();
+        assert!(!guard.is_whole().await.unwrap());
+        assert_eq!(guard.counters().await.unwrap(), GuardCounters::default());
+        assert!(guard.ensure(&[ip("192.0.2.7"), ip("fd00:2::7")]).await.unwrap());
+        assert!(guard.is_whole().await.unwrap());
+        let first = listing();
+        let text = run("nft", &["list", "table", "inet", "weft-guard"]);
+        for part in [
+            "made-by-weft",
+            "udp dport { 6787, 6788 } rt ipsec missing counter name \"output\" drop comment \"weft:",
+            "udp dport { 6787, 6788 } rt ipsec missing counter name \"postrouting\" drop",
+            "udp dport { 6787, 6788 } meta ipsec missing counter name \"input\" drop",
+            "ip daddr @trusted4 udp dport { 6787, 6788 } accept",
+            "ip6 saddr @trusted6 udp dport { 6787, 6788 } accept",
+            "elements = { 192.0.2.7 }",
+            "elements = { fd00:2::7 }",
+        ] {
+            assert!(text.contains(part), "{part}: {text}");
+        }
+        // The same handles: nothing was written again, by this handle or by a restarted daemon's.
+        assert!(!guard.ensure(&[ip("fd00:2::7"), ip("192.0.2.7")]).await.unwrap());
+        let restarted = Kernel::new().unwrap();
+        let mut again = Guard::new(restarted.clone());
+        assert!(!again.ensure(&[ip("fd00:2::7"), ip("192.0.2.7")]).await.unwrap());
+        assert_eq!(restarted.changes(), 0);
+        assert_eq!(listing(), first);
+        assert!(guard.remove().await.unwrap());
+        assert!(!guard.remove().await.unwrap());
+        assert_eq!(run("nft", &["list", "ruleset"]).trim(), "");
+    });
+}
+
+#[test]
+fn plain_packets_are_dropped_and_counted_by_rule() {
+    for family in [OuterFamily::V4, OuterFamily::V6] {
+        on_a_host(move || async move {
+            let (hosts, containers) = hosts(family, 2).await;
+            let remotes = [ip("192.0.2.1"), ip("fd00:2::1"), ip("192.0.2.2"), ip("fd00:2::2")];
+            let mut guards = hosts.iter().map(|h| Guard::new(h.kernel.clone())).collect::<Vec<_>>();
+            // Leaving.
+            guards[0].ensure(&[]).await.unwrap();
+            assert!(!ping(&containers[0], "10.32.0.2"));
+            let counted = guards[0].counters().await.unwrap();
+            assert!(counted.output.packets > 0 && counted.output.bytes > 0, "{counted:?}");
+            // Arriving: the other end sends, this one does not let it in.
+            assert!(!ping(&containers[1], "10.32.0.1"));
+            let counted = guards[0].counters().await.unwrap();
+            assert!(counted.input.packets > 0 && counted.input.bytes > 0, "{counted:?}");
+            // A trusted peer passes both ways, and the counts stay as they were.
+            assert!(guards[0].ensure(&remotes).await.unwrap());
+            let before = guards[0].counters().await.unwrap();
+            assert!(ping(&containers[0], "10.32.0.2"));
+            assert_eq!(guards[0].counters().await.unwrap(), before);
+            // The other end must trust as well.
+            guards[1].ensure(&[]).await.unwrap();
+            assert!(!ping(&containers[0], "10.32.0.2"));
+            assert!(guards[1].counters().await.unwrap().input.packets > 0);
+            guards[1].ensure(&remotes).await.unwrap();
+            assert!(ping(&containers[0], "10.32.0.2"));
+            // Trust withdrawn.
+            assert!(guards[0].ensure(&[]).await.unwrap());
+            assert!(!ping(&containers[0], "10.32.0.2"));
+            let after = guards[0].counters().await.unwrap();
+            assert!(after.output.packets > before.output.packets, "{after:?} {before:?}");
+        });
+    }
+}
+
+#[test]
+fn any_sender_is_meant_and_other_ports_are_not() {
+    on_a_host(|| async {
+        let host = Host::new(1).await;
+        run("ip", &["address", "add", "192.0.2.254/24", "dev", "underlay"]);
+        let mut guard = Guard::new(host.kernel.clone());
+        guard.ensure(&[]).await.unwrap();
+        let sender = host.namespace.inside(|| std::net::UdpSocket::bind("0.0.0.0:0").unwrap());
+        let listener = std::net::UdpSocket::bind("0.0.0.0:6786").unwrap();
+        let _ = wait_until(|| host.namespace.succeeds("ping", &["-c", "1", "192.0.2.254"]));
+        let before = guard.counters().await.unwrap().output.packets;
+        for port in [6787, 6788] {
+            let error = sender.send_to(b"plain", ("192.0.2.254", port)).unwrap_err();
+            assert_eq!(error.kind(), std::io::ErrorKind::PermissionDenied);
+        }
+        assert_eq!(guard.counters().await.unwrap().output.packets, before + 2);
+        sender.send_to(b"other", "192.0.2.254:6786").unwrap();
+        listener.set_read_timeout(Some(RESTORED)).unwrap();
+        assert_eq!(listener.recv(&mut [0; 64]).unwrap(), 5);
+        // From a host that nobody knows.
+        let stranger = std::net::UdpSocket::bind("192.0.2.254:0").unwrap();
+        stranger.send_to(&[8, 0, 0, 0, 0, 0, 1, 0], "192.0.2.1:6788").unwrap();
+        assert!(wait_until(|| {
+            let text =
+                host.namespace.run("nft", &["list", "counter", "inet", "weft-guard", "input"]);
+            text.contains("packets 1 ")
+        }));
+    });
+}
+
+#[test]
+fn what_is_forwarded_is_dropped_too() {
+    on_a_host(|| async {
+        let _host = Host::new(1).await;
+        run("ip", &["address", "add", "192.0.2.254/24", "dev", "underlay"]);
+        run("sysctl", &["-q", "-w", "net.ipv4.ip_forward=1"]);
+        let inner = Container::new();
+        inner.plug("inner", "198.51.100.1/24");
+        run("ip", &["address", "add", "198.51.100.254/24", "dev", "inner"]);
+        inner.run("ip", &["route", "add", "default", "via", "198.51.100.254"]);
+        assert!(wait_until(|| inner.succeeds("ping", &["-c", "1", "-W", "1", "198.51.100.254"])));
+        let mut guard = new_guard();
+        guard.ensure(&[]).await.unwrap();
+        let sender = inner.inside(|| std::net::UdpSocket::bind("0.0.0.0:0").unwrap());
+        sender.send_to(b"plain", "192.0.2.1:6787").unwrap();
+        let mut counted = GuardCounters::default();
+        for _ in 0..50 {
+            counted = guard.counters().await.unwrap();
+            if counted.postrouting.packets == 1 {
+                break;
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        assert_eq!((counted.postrouting.packets, counted.output.packets), (1, 0));
+    });
+}
+
+#[test]
+fn a_damaged_guard_stands_again_at_once_and_others_tables_are_left_alone() {
+    on_a_host(|| async {
+        run(
+            "nft",
+            &["add table inet theirs; add chain inet theirs c; add rule inet theirs c accept"],
+        );
+        let theirs = run("nft", &["list", "table", "inet", "theirs"]);
+        let mut guard = new_guard();
+        let mut watch = guard.watch().unwrap();
+        guard.ensure(&[ip("192.0.2.7")]).await.unwrap();
+        for damage in [
+            "delete table inet weft-guard",
+            "flush chain inet weft-guard input",
+            "delete chain inet weft-guard output",
+            "insert rule inet weft-guard input accept",
+            "add element inet weft-guard trusted4 { 192.0.2.66 }",
+            "flush set inet weft-guard trusted4",
+            "flush ruleset",
+        ] {
+            run("nft", &[&format!("flush chain inet weft-guard {}", "made-by-weft")]);
+            if damage == "delete chain inet weft-guard output" {
+                run("nft", &["flush chain inet weft-guard output"]);
+            }
+            run("nft", &[damage]);
+            assert!(!guard.is_whole().await.unwrap(), "{damage}");
+            tokio::time::timeout(RESTORED, guard.restore(&mut watch))
+                .await
+                .unwrap_or_else(|_| panic!("not restored after: {damage}"))
+                .unwrap();
+            assert!(guard.is_whole().await.unwrap(), "{damage}");
+            if damage != "flush ruleset" {
+                assert_eq!(run("nft", &["list", "table", "inet", "theirs"]), theirs, "{damage}");
+            }
+        }
+        // What others do to their own is no event of ours.
+        run(
+            "nft",
+            &["add table inet theirs; add chain inet theirs c; add rule inet theirs c accept"],
+        );
+        let quiet = tokio::time::timeout(Duration::from_millis(300), guard.restore(&mut watch));
+        assert!(quiet.await.is_err());
+        guard.remove().await.unwrap();
+        assert_eq!(run("nft", &["list", "table", "inet", "theirs"]), theirs);
+    });
+}
+
+#[test]
+fn counts_survive_a_repair() {
+    on_a_host(|| async {
+        run("ip", &["address", "add", "192.0.2.254/24", "dev", "lo"]);
+        let mut guard = new_guard();
+        guard.ensure(&[]).await.unwrap();
+        let sender = std::net::UdpSocket::bind("0.0.0.0:0").unwrap();
+        let _ = sender.send_to(b"plain", "192.0.2.254:6787");
+        let before = guard.counters().await.unwrap();
+        assert_eq!(before.output.packets, 1);
+        run("nft", &["insert rule inet weft-guard output accept"]);
+        assert!(guard.ensure(&[]).await.unwrap());
+        assert_eq!(guard.counters().await.unwrap(), before);
+        let _ = sender.send_to(b"plain", "192.0.2.254:6787");
+        assert_eq!(guard.counters().await.unwrap().output.packets, 2);
+    });
+}
+
+#[test]
+fn somebody_elses_table_is_left_alone() {
+    on_a_host(|| async {
+        run("nft", &["add table inet weft-guard; add chain inet weft-guard output"]);
+        let before = run("nft", &["list", "ruleset"]);
+        let mut guard = new_guard();
+        let error = guard.ensure(&[]).await.unwrap_err();
+        assert!(matches!(error, KernelError::TableTaken { .. }), "{error}");
+        let error = guard.remove().await.unwrap_err();
+        assert!(matches!(error, KernelError::TableTaken { .. }), "{error}");
+        assert_eq!(run("nft", &["list", "ruleset"]), before);
+    });
+}
+
+#[test]
+fn too_many_trusted_addresses_are_refused_and_many_fit() {
+    on_a_host(|| async {
+        let mut guard = new_guard();
+        let many: Vec<IpAddr> =
+            (0..=4096u16).map(|n| IpAddr::from([10, 9, (n >> 8) as u8, n as u8])).collect();
+        let error = guard.ensure(&many).await.unwrap_err();
+        assert!(matches!(error, KernelError::TableFull { limit: 4096, .. }), "{error}");
+        guard.ensure(&many[1..]).await.unwrap();
+        assert!(guard.is_whole().await.unwrap());
+    });
+}

@@ -1,0 +1,173 @@
+//! `./dev vm`: guests with Debian's kernels, for what this machine's own kernel lacks.
+
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::{Args, Parser, Subcommand};
+use weft::sandbox::progress::{note, print};
+use weft_lab::vm::kernel::{Choice, Kernel};
+use weft_lab::vm::suite::{self, Request};
+use weft_lab::vm::{Guest, Job, interrupt, place_of, script_of};
+
+/// The exit code where the guest itself failed, and not what ran in it.
+const FAILED: u8 = 125;
+/// Variables of these names, or beginning so, are the guest's too.
+const INHERITED: [&str; 4] = ["PROPTEST_", "RUST_BACKTRACE", "RUST_LOG", "WEFT_"];
+
+#[derive(Parser)]
+#[command(name = "./dev vm", about = "Guests with Debian's kernels under QEMU, without KVM")]
+struct Options {
+    #[command(subcommand)]
+    task: Task,
+}
+
+#[derive(Subcommand)]
+enum Task {
+    /// Runs a command in a guest and ends with its exit code (125: the guest itself failed)
+    Run {
+        #[command(flatten)]
+        guest: GuestOptions,
+        /// Ends the guest after so many seconds
+        #[arg(long, value_name = "S", default_value_t = 540)]
+        timeout: u64,
+        /// One word: a script for bash; several: a program and its arguments
+        #[arg(required = true, last = true, value_name = "COMMAND")]
+        command: Vec<String>,
+    },
+    /// Opens a shell in a guest; `exit` ends the guest
+    Shell {
+        #[command(flatten)]
+        guest: GuestOptions,
+    },
+    /// Runs tests in guests: those of the namespace lab (net_*) and those for a guest's kernel (vm_*)
+    Test {
+        /// newest, or 6.1 (Debian 12's own); by default as the table in suite.rs says, and newest for one NAME
+        #[arg(long)]
+        kernel: Option<Choice>,
+        /// How many guests at once; by default as cores and memory allow
+        #[arg(long, value_name = "N")]
+        guests: Option<usize>,
+        /// The weft program for the guests
+        #[arg(long, value_name = "FILE", env = "WEFT_BIN")]
+        weft: Option<PathBuf>,
+        /// Where logs are to stand, instead of vm in cargo's target folder
+        #[arg(long, value_name = "DIR")]
+        logs: Option<PathBuf>,
+        /// Only tests with this in their name, TARGET::TEST
+        name: Option<String>,
+    },
+    /// Fetches the kernels and lists them
+    Kernels {
+        /// Asks Debian for newer ones
+        #[arg(long)]
+        update: bool,
+    },
+}
+
+#[derive(Args)]
+struct GuestOptions {
+    /// newest, or 6.1 (Debian 12's own)
+    #[arg(long, default_value_t = Choice::Newest)]
+    kernel: Choice,
+    /// Puts a file or a folder at / of the guest, under its own name (can be repeated)
+    #[arg(long, value_name = "F")]
+    file: Vec<PathBuf>,
+    /// The guest's memory in MiB
+    #[arg(long, value_name = "MIB", default_value_t = 2048)]
+    memory: u32,
+    /// Where what the command writes under /out is to come
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
+    /// The weft program for the guest
+    #[arg(long, value_name = "FILE", env = "WEFT_BIN")]
+    weft: Option<PathBuf>,
+    /// Keeps the guest's kernel log
+    #[arg(long, value_name = "FILE")]
+    log: Option<PathBuf>,
+}
+
+fn main() -> ExitCode {
+    interrupt::watch();
+    match task(Options::parse().task) {
+        Ok(code) => code,
+        Err(error) => {
+            if let Some(interrupted) = error.downcast_ref::<interrupt::Interrupted>() {
+                return ExitCode::from(u8::try_from(interrupted.0).unwrap_or(FAILED));
+            }
+            note(&format!("error: {error:#}"));
+            ExitCode::from(FAILED)
+        }
+    }
+}
+
+fn task(task: Task) -> anyhow::Result<ExitCode> {
+    match task {
+        Task::Run { guest, timeout, command } => {
+            let job = job(&guest, script_of(&command), timeout)?;
+            let kernel = Kernel::get(guest.kernel, false)?;
+            let ending = Guest::new(&kernel, &job)?.run(&mut |bytes| {
+                let mut out = std::io::stdout();
+                let _ = out.write_all(bytes).and_then(|()| out.flush());
+            })?;
+            Ok(exit_code(ending.code))
+        }
+        Task::Shell { guest } => {
+            let job = job(&guest, "bash -i".to_owned(), u64::MAX)?;
+            let kernel = Kernel::get(guest.kernel, false)?;
+            Ok(exit_code(Guest::new(&kernel, &job)?.interact()?))
+        }
+        Task::Test { kernel, guests, weft, logs, name } => {
+            let environment = environment();
+            let logs = std::path::absolute(logs.unwrap_or_else(default_logs))?;
+            let request = Request { name, kernel, guests, weft, environment, logs };
+            let passed = suite::run_tests(&request)?;
+            Ok(if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+        }
+        Task::Kernels { update } => {
+            for choice in Choice::ALL {
+                let kernel = Kernel::get(choice, update)?;
+                let place = kernel.directory()?;
+                print(&format!(
+                    "{choice}\t{}\t{}\t{}\n",
+                    kernel.release,
+                    kernel.suite,
+                    place.display()
+                ));
+            }
+            Ok(ExitCode::SUCCESS)
+        }
+    }
+}
+
+fn job(options: &GuestOptions, script: String, limit_s: u64) -> anyhow::Result<Job> {
+    let files = options.file.iter().map(|file| Ok((file.clone(), place_of(file)?)));
+    Ok(Job {
+        script,
+        files: files.collect::<anyhow::Result<_>>()?,
+        weft: options.weft.clone(),
+        environment: environment(),
+        memory_mib: options.memory,
+        limit: Duration::from_secs(limit_s),
+        out: options.out.clone(),
+        log: options.log.clone(),
+    })
+}
+
+fn default_logs() -> PathBuf {
+    let target =
+        std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| "target".into(), PathBuf::from);
+    target.join("vm")
+}
+
+/// The variables of this program that are a guest's too.
+fn environment() -> Vec<(String, String)> {
+    let inherited =
+        |name: &str| name != "WEFT_BIN" && INHERITED.iter().any(|part| name.starts_with(part));
+    std::env::vars().filter(|(name, _)| inherited(name)).collect()
+}
+
+fn exit_code(code: i32) -> ExitCode {
+    ExitCode::from(u8::try_from(code).unwrap_or(FAILED))
+}

@@ -1,0 +1,212 @@
+//! A stream of numbered datagrams between two containers: what was lost, doubled, and for how long
+//! nothing came.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, UdpSocket};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use weft::sandbox::Container;
+
+use crate::net::{namespace, probe};
+
+/// In every datagram: long enough never to occur by chance on a wire.
+pub const MARKER: &[u8] = b"this sentence must never be readable on the wire between two hosts";
+/// How long the receiver waits for what is still on its way when the sender has ended.
+const DRAIN_MS: u64 = 1_500;
+/// How often a thread looks whether it is to end.
+const LOOK_MS: u64 = 100;
+/// The sender's number stands behind the marker.
+const NUMBER_BYTES: usize = 4;
+
+/// A stream that runs until [`Flow::stop`].
+pub struct Flow {
+    stop: Arc<AtomicBool>,
+    arrived: Arc<AtomicU32>,
+    sender: Option<JoinHandle<Vec<Instant>>>,
+    receiver: Option<JoinHandle<Vec<(u32, Instant)>>>,
+}
+
+/// What became of a stream.
+pub struct FlowReport {
+    /// When each datagram was sent.
+    pub sent: Vec<Instant>,
+    /// Which datagrams came, in the order in which they came.
+    pub arrived: Vec<(u32, Instant)>,
+}
+
+impl Flow {
+    /// Starts a stream over IPv4 with one datagram each `every`.
+    ///
+    /// # Errors
+    /// As [`probe::udp_in`].
+    pub fn start(from: &Container, to: &Container, every: Duration) -> anyhow::Result<Self> {
+        Self::start_between(
+            (from, from.ipv4()?.into()),
+            (to, to.ipv4()?.into()),
+            every,
+            MARKER.len() + NUMBER_BYTES,
+        )
+    }
+
+    /// As [`Flow::start`], between these addresses, with so many bytes in each datagram.
+    ///
+    /// # Errors
+    /// As [`probe::udp_in`].
+    pub fn start_between(
+        from: (&Container, IpAddr),
+        to: (&Container, IpAddr),
+        every: Duration,
+        length: usize,
+    ) -> anyhow::Result<Self> {
+        let receiver = probe::udp_in(&namespace(to.0), (to.1, 0).into())?;
+        let sender = probe::udp_in(&namespace(from.0), (from.1, 0).into())?;
+        receiver.set_read_timeout(Some(Duration::from_millis(LOOK_MS)))?;
+        sender.connect(receiver.local_addr()?)?;
+        let stop = Arc::new(AtomicBool::new(false));
+        let arrived = Arc::new(AtomicU32::new(0));
+        let (told, counted) = (Arc::clone(&stop), Arc::clone(&arrived));
+        let receiver = std::thread::spawn(move || receive(&receiver, &told, &counted));
+        let told = Arc::clone(&stop);
+        let sender = std::thread::spawn(move || send(&sender, &told, every, length));
+        Ok(Self { stop, arrived, sender: Some(sender), receiver: Some(receiver) })
+    }
+
+    /// How many datagrams have come so far.
+    #[must_use]
+    pub fn arrived(&self) -> u32 {
+        self.arrived.load(Ordering::Relaxed)
+    }
+
+    /// Waits until so many more datagrams have come.
+    ///
+    /// # Errors
+    /// They have not in time.
+    pub fn wait_more(&self, count: u32, limit: Duration) -> anyhow::Result<Duration> {
+        let wanted = self.arrived() + count;
+        let what = format!("{count} more datagrams");
+        Ok(weft::sandbox::wait_until(&what, limit, || self.arrived() >= wanted)?)
+    }
+
+    /// Ends the stream.
+    ///
+    /// # Errors
+    /// A thread panicked.
+    pub fn stop(mut self) -> anyhow::Result<FlowReport> {
+        self.stop.store(true, Ordering::Relaxed);
+        let panicked = || anyhow::anyhow!("a thread of the stream panicked");
+        let sent = self.sender.take().map_or(Ok(Vec::new()), |it| it.join());
+        let arrived = self.receiver.take().map_or(Ok(Vec::new()), |it| it.join());
+        Ok(FlowReport {
+            sent: sent.map_err(|_| panicked())?,
+            arrived: arrived.map_err(|_| panicked())?,
+        })
+    }
+}
+
+impl Drop for Flow {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+    }
+}
+
+impl FlowReport {
+    /// Numbers that never came.
+    #[must_use]
+    pub fn lost(&self) -> Vec<u32> {
+        let counts = self.counts();
+        let sent = u32::try_from(self.sent.len()).unwrap_or(u32::MAX);
+        (0..sent).filter(|number| !counts.contains_key(number)).collect()
+    }
+
+    /// Numbers that came more than once.
+    #[must_use]
+    pub fn doubled(&self) -> Vec<u32> {
+        self.counts()
+            .into_iter()
+            .filter(|(_, count)| *count > 1)
+            .map(|(number, _)| number)
+            .collect()
+    }
+
+    /// Whether a datagram came before one that was sent earlier.
+    #[must_use]
+    pub fn is_reordered(&self) -> bool {
+        self.arrived.windows(2).any(|two| two[1].0 < two[0].0)
+    }
+
+    /// The longest time in which nothing came, of those that ended after `after`; the stream's end
+    /// counts as an arrival.
+    #[must_use]
+    pub fn longest_gap(&self, after: Instant) -> Duration {
+        let end = self.sent.last().copied();
+        let mut times: Vec<Instant> = self.arrived.iter().map(|(_, at)| *at).chain(end).collect();
+        times.sort_unstable();
+        let gaps = times.windows(2).filter(|two| two[1] > after);
+        gaps.map(|two| two[1] - two[0]).max().unwrap_or_default()
+    }
+
+    fn counts(&self) -> BTreeMap<u32, usize> {
+        let mut counts = BTreeMap::new();
+        for (number, _) in &self.arrived {
+            *counts.entry(*number).or_default() += 1;
+        }
+        counts
+    }
+}
+
+fn send(socket: &UdpSocket, stop: &AtomicBool, every: Duration, length: usize) -> Vec<Instant> {
+    let mut datagram = vec![0; length.max(MARKER.len() + NUMBER_BYTES)];
+    datagram[..MARKER.len()].copy_from_slice(MARKER);
+    let mut sent: Vec<Instant> = Vec::new();
+    while !stop.load(Ordering::Relaxed) {
+        let number = u32::try_from(sent.len()).unwrap_or(u32::MAX).to_be_bytes();
+        datagram[MARKER.len()..MARKER.len() + NUMBER_BYTES].copy_from_slice(&number);
+        sent.push(Instant::now());
+        // A refusal is a loss, and shows as one.
+        let _ = socket.send(&datagram);
+        std::thread::sleep(every);
+    }
+    sent
+}
+
+fn receive(socket: &UdpSocket, stop: &AtomicBool, count: &AtomicU32) -> Vec<(u32, Instant)> {
+    let mut arrived = Vec::new();
+    let mut buffer = vec![0; 65_536];
+    let mut ends = None;
+    loop {
+        if stop.load(Ordering::Relaxed) {
+            let end = *ends.get_or_insert_with(|| Instant::now() + Duration::from_millis(DRAIN_MS));
+            if Instant::now() >= end {
+                return arrived;
+            }
+        }
+        let Ok(length) = socket.recv(&mut buffer) else { continue };
+        let number = buffer[..length].strip_prefix(MARKER).and_then(|rest| rest.first_chunk());
+        if let Some(number) = number {
+            arrived.push((u32::from_be_bytes(*number), Instant::now()));
+            count.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_report_tells_losses_doubles_and_the_longest_gap() {
+        let start = Instant::now();
+        let at = |ms| start + Duration::from_millis(ms);
+        let sent = [0, 10, 20, 30, 40].map(at).to_vec();
+        let arrived = vec![(0, at(1)), (2, at(21)), (1, at(22)), (1, at(23))];
+        let report = FlowReport { sent, arrived };
+        assert_eq!(report.lost(), [3, 4]);
+        assert_eq!(report.doubled(), [1]);
+        assert!(report.is_reordered());
+        assert_eq!(report.longest_gap(start), Duration::from_millis(20));
+        assert_eq!(report.longest_gap(at(22)), Duration::from_millis(17));
+    }
+}

@@ -1,0 +1,59 @@
+//! What the tests of the guest's kernel share: hosts with something between them, the wire seen from
+//! there, streams of numbered datagrams, and what other programs say of the kernel's state.
+
+pub mod flow;
+pub mod foreign;
+pub mod host;
+pub mod stage;
+pub mod wire;
+pub mod xfrm;
+
+pub use self::flow::{Flow, FlowReport};
+pub use self::stage::{Outer, Stage};
+pub use self::wire::{Block, LeakWatch, Netem};
+
+use std::time::Duration;
+
+use weft::sandbox::slowness;
+
+/// A path that failed is replaced within this time (DESIGN section 7).
+pub const FAIL_OVER_LIMIT: Duration = Duration::from_secs(3);
+/// Until hosts that were just started have found their best path, on a real machine.
+pub const SETTLE_LIMIT: Duration = Duration::from_secs(15);
+/// Until the best path is back where it was blocked: it is tried again after up to a minute, and must
+/// then prove itself for ten seconds (DESIGN section 7).
+pub const BACK_LIMIT_S: u64 = 150;
+
+/// A limit for what goes by the product's clocks, which an emulated machine does not slow down; waits
+/// multiply limits by [`slowness`].
+#[must_use]
+pub fn by_clock(seconds: u64) -> Duration {
+    Duration::from_secs(seconds) / slowness()
+}
+
+/// Prints a figure that the run has measured.
+pub fn figure(name: &str, value: impl std::fmt::Display) {
+    weft::sandbox::progress::note(&format!("measured: {name}: {value}"));
+}
+
+/// The seed of this run: `WEFT_SEED`, or a random one. It is printed.
+///
+/// # Errors
+/// `WEFT_SEED` is no number.
+pub fn seed() -> anyhow::Result<u64> {
+    let seed = match std::env::var("WEFT_SEED") {
+        Ok(text) => text.trim().parse()?,
+        Err(_) => rand::random(),
+    };
+    weft::sandbox::progress::note(&format!("seed: run again with WEFT_SEED={seed}"));
+    Ok(seed)
+}
+
+/// Where files go that are to leave the guest: `/out` in the VM lab, else the sandbox's own.
+///
+/// # Errors
+/// The folder cannot be made.
+pub fn artefacts(stage: &Stage) -> anyhow::Result<std::path::PathBuf> {
+    let out = std::path::PathBuf::from("/out");
+    Ok(if out.is_dir() { out } else { stage.directory().to_owned() })
+}

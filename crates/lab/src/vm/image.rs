@@ -1,0 +1,453 @@
+//! The guest's root file system: two archives that the kernel unpacks one over the other.
+//!
+//! The base holds the field's tools, with the libraries that `ldd` names, and the kernel's modules. It
+//! is made once for a kernel and these tools. What a run adds is made for each run.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::io::Read;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Instant;
+
+use anyhow::{Context, bail};
+use weft::sandbox::progress::step;
+
+use super::kernel::{Kernel, module_name};
+use super::{cache_directory, locked, make_directory, run, scratch};
+
+/// Process 1 of the guest, and what stands in for a program that is on a disk.
+const PROGRAMS_OF_OURS: [(&str, &str); 2] =
+    [("init", include_str!("init.sh")), ("usr/local/bin/tshark", super::tools::WRAPPER)];
+
+/// Debian packages whose programs every guest has.
+const PACKAGES: [&str; 21] = [
+    "bash",
+    "coreutils",
+    "diffutils",
+    "ethtool",
+    "findutils",
+    "grep",
+    "gzip",
+    "hostname",
+    "iperf3",
+    "iproute2",
+    "iputils-ping",
+    "jq",
+    "kmod",
+    "mount",
+    "nftables",
+    "procps",
+    "sed",
+    "socat",
+    "tar",
+    "tcpdump",
+    "util-linux",
+];
+/// Packages whose programs a guest has where this machine has them.
+const OPTIONAL_PACKAGES: [&str; 9] = [
+    "bsdutils",
+    "dash",
+    "iptables",
+    "libc-bin",
+    "ncurses-bin",
+    "openvpn",
+    "psmisc",
+    "strace",
+    "wireguard-tools",
+];
+/// Programs that stand under a name of Debian's alternatives, and those without a package of their own.
+const MORE_PROGRAMS: [&str; 4] = ["awk", "ip6tables", "iptables", "which"];
+/// What the programs read besides their libraries.
+const DATA: [&str; 8] = [
+    "/etc/protocols",
+    "/etc/services",
+    "/usr/lib/x86_64-linux-gnu/faketime",
+    "/usr/lib/x86_64-linux-gnu/tc",
+    "/usr/lib/x86_64-linux-gnu/xtables",
+    "/usr/share/iproute2",
+    "/etc/iproute2",
+    "/lib/terminfo",
+];
+/// Parts of the kernel whose modules every guest has, under `lib/modules/RELEASE/kernel`.
+const MODULE_FOLDERS: [&str; 22] = [
+    "arch/x86/crypto",
+    "crypto",
+    "drivers/net/ovpn",
+    "drivers/net/vxlan",
+    "drivers/net/wireguard",
+    "drivers/vhost",
+    "drivers/virtio",
+    "lib/crypto",
+    "net/802",
+    "net/8021q",
+    "net/bridge",
+    "net/core",
+    "net/ipv4",
+    "net/ipv6",
+    "net/key",
+    "net/netfilter",
+    "net/openvswitch",
+    "net/packet",
+    "net/sched",
+    "net/unix",
+    "net/xdp",
+    "net/xfrm",
+];
+/// Single modules besides.
+const MODULES: [&str; 15] = [
+    "dummy",
+    "ext4",
+    "geneve",
+    "ifb",
+    "ipvlan",
+    "macvlan",
+    "macvtap",
+    "netlink_diag",
+    "nlmon",
+    "overlay",
+    "tun",
+    "veth",
+    "virtio_blk",
+    "virtio_console",
+    "vrf",
+];
+/// Places that are links where `/usr` is merged, as Debian has it.
+const MERGED: [&str; 4] = ["bin", "sbin", "lib", "lib64"];
+/// Folders that the guest needs, empty or not.
+const FOLDERS: [&str; 16] = [
+    "dev",
+    "etc",
+    "out",
+    "proc",
+    "root",
+    "run",
+    "sys",
+    "tmp",
+    "usr/bin",
+    "usr/lib",
+    "usr/lib64",
+    "usr/local/bin",
+    "usr/sbin",
+    "var/lib",
+    "vm/tools",
+    "var/log",
+];
+const ETC: [(&str, &str); 4] = [
+    ("etc/passwd", "root:x:0:0:root:/root:/bin/bash\nnobody:x:65534:65534:nobody:/:/bin/false\n"),
+    ("etc/group", "root:x:0:\nnogroup:x:65534:\n"),
+    ("etc/hosts", "127.0.0.1 localhost guest\n::1 localhost guest\n"),
+    (
+        "etc/nsswitch.conf",
+        "passwd: files\ngroup: files\nhosts: files\nprotocols: files\nservices: files\n",
+    ),
+];
+
+/// What a run adds to the base.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Additions {
+    /// Files and folders of this machine, and where they are to stand in the guest.
+    pub(crate) files: Vec<(PathBuf, PathBuf)>,
+    /// Texts, by their place in the guest.
+    pub(crate) texts: Vec<(PathBuf, String)>,
+}
+
+/// The base image for a kernel; made if there is none for exactly these tools.
+pub(crate) fn base(kernel: &Kernel) -> anyhow::Result<PathBuf> {
+    let place = cache_directory()?.join("images");
+    let _lock = locked(&place)?;
+    let programs = programs()?;
+    let prefix = format!("base-{}-", kernel.release);
+    let image = place.join(format!("{prefix}{:016x}.cpio", fingerprint(&programs)?));
+    if image.exists() {
+        return Ok(image);
+    }
+    step(&format!("making the base image for {}", kernel.release));
+    let start = Instant::now();
+    let tree = scratch()?;
+    let root = Tree(tree.path().to_owned());
+    root.skeleton()?;
+    root.add_programs(&programs)?;
+    for path in DATA {
+        if Path::new(path).exists() {
+            root.copy(Path::new(path), Path::new(path))?;
+        }
+    }
+    root.add_modules(kernel)?;
+    for (path, text) in PROGRAMS_OF_OURS {
+        root.write(Path::new(path), text)?;
+        std::fs::set_permissions(root.0.join(path), std::fs::Permissions::from_mode(0o755))?;
+    }
+    for entry in std::fs::read_dir(&place)?.flatten() {
+        if entry.file_name().to_string_lossy().starts_with(&prefix) {
+            let _ = std::fs::remove_file(entry.path());
+        }
+    }
+    root.pack(&image)?;
+    let bytes = std::fs::metadata(&image)?.len();
+    step(&format!("made in {:.1} s: {} MB", start.elapsed().as_secs_f64(), bytes / 1_000_000));
+    Ok(image)
+}
+
+/// The archive with what a run adds, libraries included.
+pub(crate) fn additions(additions: &Additions, image: &Path) -> anyhow::Result<()> {
+    let tree = scratch()?;
+    let root = Tree(tree.path().to_owned());
+    let mut programs = Vec::new();
+    for (from, to) in &additions.files {
+        root.copy(from, to)?;
+        if is_program(from) {
+            programs.push(from.clone());
+        }
+    }
+    for library in libraries(&programs)? {
+        root.copy(&library, &library)?;
+    }
+    for (path, text) in &additions.texts {
+        root.write(path, text)?;
+    }
+    root.pack(image)
+}
+
+/// A folder that becomes an archive.
+struct Tree(PathBuf);
+
+impl Tree {
+    fn skeleton(&self) -> anyhow::Result<()> {
+        for folder in FOLDERS {
+            make_directory(&self.0.join(folder))?;
+        }
+        for name in MERGED {
+            symlink(format!("usr/{name}"), self.0.join(name))?;
+        }
+        symlink("/run", self.0.join("var/run"))?;
+        for (path, text) in ETC {
+            self.write(Path::new(path), text)?;
+        }
+        Ok(())
+    }
+
+    fn add_programs(&self, programs: &[PathBuf]) -> anyhow::Result<()> {
+        let mut real = BTreeSet::new();
+        for program in programs {
+            let target = program.canonicalize()?;
+            self.copy(&target, &target)?;
+            if &target != program && !self.inside(program).exists() {
+                make_directory(self.inside(program).parent().unwrap_or(&self.0))?;
+                symlink(&target, self.inside(program))?;
+            }
+            real.insert(target);
+        }
+        let real: Vec<PathBuf> = real.into_iter().collect();
+        for library in libraries(&real)? {
+            self.copy(&library, &library)?;
+        }
+        Ok(())
+    }
+
+    fn add_modules(&self, kernel: &Kernel) -> anyhow::Result<()> {
+        let release = &kernel.release;
+        let source = kernel.directory()?.join("lib/modules").join(release);
+        let target = self.0.join("usr/lib/modules").join(release);
+        let index = std::fs::read_to_string(source.join("modules.dep"))?;
+        for path in selected(&index) {
+            let to = target.join(&path);
+            make_directory(to.parent().unwrap_or(&target))?;
+            std::fs::copy(source.join(&path), &to)?;
+            // Unpacked here once instead of slowly in every guest.
+            if path.ends_with(".xz") {
+                run(Command::new("xz").arg("-d").arg(&to))?;
+            }
+        }
+        for name in ["modules.order", "modules.builtin", "modules.builtin.modinfo"] {
+            if source.join(name).exists() {
+                std::fs::copy(source.join(name), target.join(name))?;
+            }
+        }
+        run(Command::new("depmod").arg("-b").arg(&self.0).arg(release))?;
+        Ok(())
+    }
+
+    /// A place of the guest, with what Debian's merged `/usr` makes of it.
+    fn inside(&self, path: &Path) -> PathBuf {
+        let path = path.strip_prefix("/").unwrap_or(path);
+        let first = path.iter().next().and_then(|name| name.to_str()).unwrap_or_default();
+        if MERGED.contains(&first) { self.0.join("usr").join(path) } else { self.0.join(path) }
+    }
+
+    fn copy(&self, from: &Path, to: &Path) -> anyhow::Result<()> {
+        let to = self.inside(to);
+        if to.is_file() {
+            return Ok(());
+        }
+        make_directory(to.parent().unwrap_or(&self.0))?;
+        if from.is_dir() {
+            run(Command::new("cp").args(["-rLT", "--"]).arg(from).arg(to))?;
+            return Ok(());
+        }
+        std::fs::copy(from, &to).with_context(|| format!("cannot copy {}", from.display()))?;
+        Ok(())
+    }
+
+    fn write(&self, path: &Path, text: &str) -> anyhow::Result<()> {
+        let path = self.inside(path);
+        make_directory(path.parent().unwrap_or(&self.0))?;
+        std::fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))
+    }
+
+    /// Packs the folder, as root's, and puts the archive in place whole. Not compressed: an emulated
+    /// processor takes two seconds more to unpack 80 MB than to take them as they are.
+    fn pack(&self, image: &Path) -> anyhow::Result<()> {
+        const PACK: &str = r#"set -o pipefail; cd "$1" || exit
+            find . -mindepth 1 -print0 | LC_ALL=C sort -z | cpio --quiet -0 -o -H newc -R 0:0 >"$2""#;
+        let fresh = image.with_extension(format!("new-{}", std::process::id()));
+        run(Command::new("bash").args(["-c", PACK, "pack"]).arg(&self.0).arg(&fresh))?;
+        std::fs::rename(&fresh, image).with_context(|| format!("cannot make {}", image.display()))
+    }
+}
+
+/// The programs of the packages, by their full names.
+fn programs() -> anyhow::Result<Vec<PathBuf>> {
+    let list = |package: &str| {
+        let output = Command::new("dpkg-query").env("LC_ALL", "C").args(["-L", package]).output();
+        let output = output.context("cannot start dpkg-query: the VM lab needs Debian 12 or 13")?;
+        let text =
+            output.status.success().then(|| String::from_utf8_lossy(&output.stdout).into_owned());
+        anyhow::Ok(text)
+    };
+    let mut lists = Vec::new();
+    let mut missing = Vec::new();
+    for package in PACKAGES {
+        match list(package)? {
+            Some(text) => lists.push(text),
+            None => missing.push(package),
+        }
+    }
+    if !missing.is_empty() {
+        bail!("packages are missing: apt-get install {}", missing.join(" "));
+    }
+    for package in OPTIONAL_PACKAGES {
+        lists.extend(list(package)?);
+    }
+    let mut found: BTreeSet<PathBuf> = BTreeSet::new();
+    for path in lists.iter().flat_map(|text| text.lines()).map(Path::new) {
+        let folder = path.parent().and_then(Path::to_str).unwrap_or_default();
+        if ["/bin", "/sbin", "/usr/bin", "/usr/sbin"].contains(&folder) && path.is_file() {
+            found.insert(path.to_owned());
+        }
+    }
+    for name in MORE_PROGRAMS {
+        let places = ["/usr/bin", "/usr/sbin"].map(|folder| Path::new(folder).join(name));
+        found.extend(places.into_iter().filter(|path| path.is_file()));
+    }
+    Ok(found.into_iter().collect())
+}
+
+/// What decides whether a base image still serves.
+fn fingerprint(programs: &[PathBuf]) -> anyhow::Result<u64> {
+    let mut hasher = DefaultHasher::new();
+    (PROGRAMS_OF_OURS, DATA, MODULE_FOLDERS, MODULES, FOLDERS, ETC).hash(&mut hasher);
+    for program in programs {
+        let about = std::fs::metadata(program)?;
+        (program, about.len(), about.modified()?).hash(&mut hasher);
+    }
+    Ok(hasher.finish())
+}
+
+/// Of a `modules.dep`, the files of the modules that a guest gets, with all that they depend on.
+fn selected(index: &str) -> Vec<String> {
+    let entries: BTreeMap<&str, &str> =
+        index.lines().filter_map(|line| line.split_once(':')).collect();
+    let wanted = |path: &str| {
+        let part = path.strip_prefix("kernel/").unwrap_or(path);
+        let under =
+            |folder: &str| part.strip_prefix(folder).is_some_and(|rest| rest.starts_with('/'));
+        MODULE_FOLDERS.into_iter().any(under) || MODULES.contains(&module_name(path).as_str())
+    };
+    let mut found = BTreeSet::new();
+    for (path, depends) in entries.iter().filter(|(path, _)| wanted(path)) {
+        // depmod lists what a module needs in full, not only the next step.
+        found.insert(*path);
+        found.extend(depends.split_whitespace());
+    }
+    found.into_iter().map(str::to_owned).collect()
+}
+
+fn is_program(path: &Path) -> bool {
+    let mut magic = [0; 4];
+    let read = std::fs::File::open(path).and_then(|mut file| file.read_exact(&mut magic));
+    read.is_ok() && magic == *b"\x7fELF"
+}
+
+/// The shared libraries of programs, the loader included.
+pub(crate) fn libraries(programs: &[PathBuf]) -> anyhow::Result<Vec<PathBuf>> {
+    let programs: Vec<&PathBuf> = programs.iter().filter(|path| is_program(path)).collect();
+    if programs.is_empty() {
+        return Ok(Vec::new());
+    }
+    // It ends badly when one of many is static; what it lacks it says in its output.
+    let output = Command::new("ldd").env("LC_ALL", "C").args(&programs).output();
+    let output = output.context("cannot start ldd")?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    if let Some(line) = text.lines().find(|line| line.contains("=> not found")) {
+        bail!("a library of {} is missing: {}", programs[0].display(), line.trim());
+    }
+    Ok(library_paths(&text).into_iter().map(PathBuf::from).collect())
+}
+
+fn library_paths(text: &str) -> BTreeSet<String> {
+    let path = |line: &str| {
+        let line = line.strip_prefix('\t')?;
+        let path = line.split_once(" => ").map_or(line, |(_, path)| path);
+        let path = path.split(" (").next()?.trim();
+        path.starts_with('/').then(|| path.to_owned())
+    };
+    text.lines().filter_map(path).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn a_module_brings_what_it_depends_on_and_nothing_else() {
+        let index = "kernel/drivers/net/veth.ko.xz:\n\
+            kernel/net/openvswitch/openvswitch.ko.xz: kernel/net/nsh/nsh.ko.xz kernel/lib/libcrc32c.ko.xz\n\
+            kernel/net/nsh/nsh.ko.xz:\nkernel/lib/libcrc32c.ko.xz:\nkernel/net/wireless/cfg80211.ko.xz:\n\
+            kernel/net/ipv4x/no.ko:\nkernel/drivers/vhost/vhost-net.ko: kernel/drivers/vhost/vhost.ko\n\
+            kernel/drivers/vhost/vhost.ko:\n";
+        let wanted = [
+            "kernel/drivers/net/veth.ko.xz",
+            "kernel/drivers/vhost/vhost-net.ko",
+            "kernel/drivers/vhost/vhost.ko",
+            "kernel/lib/libcrc32c.ko.xz",
+            "kernel/net/nsh/nsh.ko.xz",
+            "kernel/net/openvswitch/openvswitch.ko.xz",
+        ];
+        assert_eq!(selected(index), wanted);
+    }
+
+    #[test]
+    fn libraries_are_read_from_ldd_for_one_program_and_for_many() {
+        let text = "/usr/bin/a:\n\tlinux-vdso.so.1 (0x00007ffc)\n\tlibc.so.6 => /lib/x86_64-linux-gnu/libc.so.6 (0x00007f)\n\
+            \t/lib64/ld-linux-x86-64.so.2 (0x00007f)\n/usr/bin/b:\n\tnot a dynamic executable\n";
+        let paths: Vec<String> = library_paths(text).into_iter().collect();
+        assert_eq!(paths, ["/lib/x86_64-linux-gnu/libc.so.6", "/lib64/ld-linux-x86-64.so.2"]);
+    }
+
+    #[test]
+    fn the_shell_of_this_machine_has_a_loader() {
+        let found = libraries(&[PathBuf::from("/bin/bash")]).unwrap();
+        assert!(found.iter().any(|path| path.to_string_lossy().contains("ld-linux")), "{found:?}");
+    }
+
+    #[test]
+    fn links_of_a_merged_usr_lead_to_one_place() {
+        let tree = Tree(PathBuf::from("/tree"));
+        assert_eq!(tree.inside(Path::new("/lib/x/y.so")), Path::new("/tree/usr/lib/x/y.so"));
+        assert_eq!(tree.inside(Path::new("/usr/lib/x/y.so")), Path::new("/tree/usr/lib/x/y.so"));
+        assert_eq!(tree.inside(Path::new("root/file")), Path::new("/tree/root/file"));
+    }
+}

@@ -1,0 +1,88 @@
+//! The VM lab: stock Debian kernels under QEMU, for what the machine's own kernel lacks.
+//!
+//! A guest is emulated (TCG), so it needs no `/dev/kvm`; it has no disk and no network card. Its
+//! root file system is two archives: a base with the field's tools and the kernel's modules, made once
+//! for a kernel, and what this run adds (Weft, test programs, files). What a command prints comes
+//! out on a virtio port, what it writes under `/out` on a virtio disk.
+
+mod apt;
+mod guest;
+mod image;
+pub mod interrupt;
+pub mod kernel;
+mod report;
+mod shell;
+pub mod suite;
+mod tools;
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use anyhow::{Context, bail};
+use rustix::fs::{FlockOperation, flock};
+
+pub use guest::{Ending, Guest, Job, place_of};
+pub use shell::script_of;
+
+/// The folder of kernels and base images: `$XDG_CACHE_HOME/weft`, else `~/.cache/weft`.
+///
+/// # Errors
+/// Neither variable is set.
+pub fn cache_directory() -> anyhow::Result<PathBuf> {
+    if let Some(cache) = std::env::var_os("XDG_CACHE_HOME").filter(|value| !value.is_empty()) {
+        return Ok(PathBuf::from(cache).join("weft"));
+    }
+    let home = std::env::var_os("HOME").context("HOME is not set: where is the cache to be?")?;
+    Ok(PathBuf::from(home).join(".cache/weft"))
+}
+
+/// Runs a program to its end and gives its output; a bad end is an error with what it said.
+pub(crate) fn run(command: &mut Command) -> anyhow::Result<Output> {
+    let name = command.get_program().to_string_lossy().into_owned();
+    let output = command.output().with_context(|| format!("cannot start {name}"))?;
+    interrupt::check()?;
+    if output.status.success() {
+        return Ok(output);
+    }
+    let said = String::from_utf8_lossy(&output.stderr);
+    bail!("{name} failed ({}): {}", output.status, last_lines(&said, 12))
+}
+
+/// The end of a text.
+pub(crate) fn last_lines(text: &str, count: usize) -> String {
+    let lines: Vec<&str> = text.lines().collect();
+    lines[lines.len().saturating_sub(count)..].join("\n")
+}
+
+/// Makes a folder and those above it.
+pub(crate) fn make_directory(path: &Path) -> anyhow::Result<()> {
+    std::fs::create_dir_all(path).with_context(|| format!("cannot make {}", path.display()))
+}
+
+/// Holds a folder of the cache until the lock is dropped: guests side by side, and runs side by side, must
+/// not make the same thing twice.
+pub(crate) fn locked(place: &Path) -> anyhow::Result<File> {
+    make_directory(place)?;
+    let lock = File::create(place.join("lock")).context("cannot make the cache's lock")?;
+    flock(&lock, FlockOperation::LockExclusive).context("cannot lock the cache")?;
+    Ok(lock)
+}
+
+/// A temporary folder of this run; what killed runs left is removed first.
+pub(crate) fn scratch() -> anyhow::Result<tempfile::TempDir> {
+    const PREFIX: &str = "weft-vm-";
+    let place = std::env::temp_dir();
+    for entry in std::fs::read_dir(&place).into_iter().flatten().flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let owner = name.strip_prefix(PREFIX).and_then(|rest| rest.split('-').next());
+        let gone = owner
+            .and_then(|pid| pid.parse::<u32>().ok())
+            .is_some_and(|pid| !Path::new(&format!("/proc/{pid}")).exists());
+        if gone {
+            let _ = std::fs::remove_dir_all(entry.path());
+        }
+    }
+    let prefix = format!("{PREFIX}{}-", std::process::id());
+    tempfile::Builder::new().prefix(&prefix).tempdir_in(&place).context("cannot make a folder")
+}

@@ -1,0 +1,503 @@
+//! Tests in guests: which run on which kernel, how they are found and built, and what came of them.
+
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::Mutex;
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use serde_json::Value;
+use weft::sandbox::progress::{note, print, step};
+
+use super::kernel::{Choice, Kernel};
+use super::report::Report;
+use super::shell::quoted;
+use super::{Guest, Job, interrupt, make_directory, run};
+
+/// The packages whose tests run in guests.
+const PACKAGES: [&str; 2] = ["weft-kernel", "weft-lab"];
+/// The tests of a guest: those of the namespace lab, and those that need a guest's kernel.
+const PREFIXES: [&str; 2] = ["net_", "vm_"];
+/// A guest's memory in MiB.
+const MEMORY_MIB: u32 = 3072;
+/// What a guest takes from this machine beside its own memory, in MiB.
+const OVERHEAD_MIB: u64 = 512;
+/// How many of this machine's cores a guest keeps busy: emulation runs its cores on one thread.
+const CORES_PER_GUEST: usize = 1;
+/// How many tests a guest gets: few enough that guests side by side end together and that a guest that
+/// dies takes few along, enough that booting is the smaller part.
+const TESTS_PER_GUEST: usize = 12;
+/// The longest that one test program may take in a guest, in seconds.
+const PROGRAM_LIMIT_S: u64 = 900;
+/// The longest that a guest may take, in seconds.
+const GUEST_LIMIT_S: u64 = 2_400;
+/// How many times longer than real hardware an emulated machine takes: what `weft_lab::net` multiplies
+/// its limits by.
+const SLOWNESS: u32 = 8;
+
+const BOTH: &[Choice] = &[Choice::Newest, Choice::Debian12];
+const NEWEST: &[Choice] = &[Choice::Newest];
+
+/// Which test runs on which kernel: of all rows that fit a test, named `target::test`, the last one
+/// counts. `*` stands for any text.
+const TABLE: [Row; 4] = [
+    Row {
+        tests: "vm_*",
+        kernels: BOTH,
+        why: "what Weft asks of the kernel differs between kernels",
+    },
+    Row { tests: "net_*", kernels: NEWEST, why: "the namespace lab, on a kernel with all engines" },
+    Row { tests: "net_traffic::*", kernels: BOTH, why: "traffic is what it is all for" },
+    Row {
+        tests: "net_idle::*",
+        kernels: &[],
+        why: "judges ticks and memory of real hardware: the namespace lab alone can",
+    },
+];
+
+/// A row of the table.
+struct Row {
+    tests: &'static str,
+    kernels: &'static [Choice],
+    why: &'static str,
+}
+
+/// What is asked for.
+#[derive(Debug, Clone, Default)]
+pub struct Request {
+    /// Only tests with this in their name, `target::test`; the table is not asked then.
+    pub name: Option<String>,
+    /// Only this kernel.
+    pub kernel: Option<Choice>,
+    /// How many guests at once; by default as many as cores and memory allow.
+    pub guests: Option<usize>,
+    /// The `weft` program for the guests.
+    pub weft: Option<PathBuf>,
+    /// Environment variables for the tests.
+    pub environment: Vec<(String, String)>,
+    /// Where logs and files of the guests are to stand.
+    pub logs: PathBuf,
+}
+
+/// A test program and the tests of it that run.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Program {
+    target: String,
+    file: PathBuf,
+    tests: Vec<String>,
+}
+
+/// What one guest runs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Share {
+    kernel: Choice,
+    number: usize,
+    programs: Vec<Program>,
+}
+
+/// Builds the tests, runs them in guests, prints their output as each program ends, and tells whether
+/// all passed.
+///
+/// # Errors
+/// Nothing fits the request, a build failed, or there is no kernel. A guest that fails is no error:
+/// its tests count as failed.
+pub fn run_tests(request: &Request) -> anyhow::Result<bool> {
+    let programs = programs(request)?;
+    let by_kernel = planned(&programs, request)?;
+    let guests = request.guests.unwrap_or_else(guests_at_once);
+    let shares = shared_out(by_kernel);
+    let mut kernels = BTreeMap::new();
+    for share in &shares {
+        if let Entry::Vacant(place) = kernels.entry(share.kernel) {
+            place.insert(Kernel::get(share.kernel, false)?);
+        }
+    }
+    let waiting = Mutex::new(shares.into_iter());
+    let passed = Mutex::new(true);
+    std::thread::scope(|scope| {
+        for _ in 0..guests {
+            scope.spawn(|| {
+                loop {
+                    let Some(share) = next(&waiting) else { return };
+                    let Some(kernel) = kernels.get(&share.kernel) else { return };
+                    let good = run_share(&share, kernel, request);
+                    if !good && let Ok(mut passed) = passed.lock() {
+                        *passed = false;
+                    }
+                }
+            });
+        }
+    });
+    interrupt::check()?;
+    Ok(passed.into_inner().unwrap_or(false))
+}
+
+fn next(waiting: &Mutex<std::vec::IntoIter<Share>>) -> Option<Share> {
+    if interrupt::check().is_err() {
+        return None;
+    }
+    waiting.lock().ok()?.next()
+}
+
+/// Runs one guest to its end. Whatever happens to it, each of its tests is counted.
+fn run_share(share: &Share, kernel: &Kernel, request: &Request) -> bool {
+    let label = format!("{}-{}", share.kernel, share.number);
+    let tests: usize = share.programs.iter().map(|program| program.tests.len()).sum();
+    step(&format!("guest {label}: {tests} tests on {}", kernel.release));
+    let expected = share.programs.iter();
+    let expected =
+        expected.map(|program| (program.target.clone(), program.tests.clone())).collect();
+    let mut report = Report::new(expected);
+    let place = request.logs.join(&label);
+    let ending = prepared(share, request, &place).and_then(|job| {
+        let mut log = std::fs::File::create(place.join("output.log"))?;
+        Guest::new(kernel, &job)?.run(&mut |bytes| {
+            use std::io::Write;
+            let _ = log.write_all(bytes);
+            for block in report.feed(bytes) {
+                print(&format!("\n[{label}] {block}"));
+            }
+        })
+    });
+    match &ending {
+        Ok(ending) => note(&format!(
+            "guest {label} took {:.0} s ({:.0} s of processor time)",
+            ending.elapsed.as_secs_f64(),
+            ending.processor.as_secs_f64()
+        )),
+        Err(error) => note(&format!("guest {label}: {error:#}")),
+    }
+    if interrupt::check().is_err() {
+        return false;
+    }
+    if let Some(block) = report.finish() {
+        print(&format!("\n[{label}] {block}"));
+    }
+    note(&format!("logs: {}", place.display()));
+    ending.is_ok() && report.all_passed()
+}
+
+fn prepared(share: &Share, request: &Request, place: &Path) -> anyhow::Result<Job> {
+    let _ = std::fs::remove_dir_all(place);
+    make_directory(place)?;
+    let inside = |program: &Program| Path::new("/tests").join(&program.target);
+    let files = share.programs.iter().map(|program| (program.file.clone(), inside(program)));
+    let mut environment = request.environment.clone();
+    environment.push(("WEFT_LAB_SLOWNESS".to_owned(), SLOWNESS.to_string()));
+    Ok(Job {
+        script: script(&share.programs),
+        files: files.collect(),
+        weft: request.weft.clone(),
+        environment,
+        memory_mib: MEMORY_MIB,
+        limit: Duration::from_secs(GUEST_LIMIT_S),
+        out: Some(place.join("out")),
+        log: Some(place.join("kernel.log")),
+    })
+}
+
+/// The script that runs the programs one after the other, with a mark before and after each. What they
+/// say on standard error, such as how long they have been waiting, goes to the kernel's log.
+fn script(programs: &[Program]) -> String {
+    let mut text = String::new();
+    for Program { target, tests, .. } in programs {
+        let names: Vec<String> = tests.iter().map(|name| quoted(name)).collect();
+        text.push_str(&format!(
+            "{begin}\ntimeout -k 5 {PROGRAM_LIMIT_S} /tests/{target} --test-threads 1 --exact {names} 2>/dev/console\n\
+             {end} $? $SECONDS\n",
+            begin = super::report::begin_command(target),
+            end = super::report::end_command(target),
+            names = names.join(" "),
+        ));
+    }
+    text
+}
+
+/// As many as cores and free memory allow, at least one.
+fn guests_at_once() -> usize {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let memory = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    guests_for(cores, available_mib(&memory))
+}
+
+fn guests_for(cores: usize, available_mib: u64) -> usize {
+    let by_memory = available_mib / (u64::from(MEMORY_MIB) + OVERHEAD_MIB);
+    (cores / CORES_PER_GUEST).min(usize::try_from(by_memory).unwrap_or(usize::MAX)).max(1)
+}
+
+fn available_mib(meminfo: &str) -> u64 {
+    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
+    let kib =
+        line.and_then(|line| line.split_whitespace().next()).and_then(|word| word.parse().ok());
+    kib.unwrap_or(0_u64) / 1024
+}
+
+/// Which tests run on which kernel.
+fn planned(programs: &[Program], request: &Request) -> anyhow::Result<Vec<(Choice, Vec<Program>)>> {
+    if request.name.is_none() {
+        no_row_is_idle(programs)?;
+    }
+    let mut plan = Vec::new();
+    for choice in Choice::ALL {
+        let wanted = |name: &str| match &request.name {
+            Some(part) => {
+                request.kernel.unwrap_or(Choice::Newest) == choice && name.contains(part.as_str())
+            }
+            None => {
+                request.kernel.is_none_or(|kernel| kernel == choice)
+                    && row(name).is_some_and(|row| row.kernels.contains(&choice))
+            }
+        };
+        let of_kernel = programs.iter().map(|program| {
+            let tests = program.tests.iter();
+            let tests = tests.filter(|test| wanted(&format!("{}::{test}", program.target)));
+            Program { tests: tests.cloned().collect(), ..program.clone() }
+        });
+        let of_kernel: Vec<Program> =
+            of_kernel.filter(|program| !program.tests.is_empty()).collect();
+        if !of_kernel.is_empty() {
+            plan.push((choice, of_kernel));
+        }
+    }
+    match &request.name {
+        Some(name) if plan.is_empty() => bail!("no test of a guest has '{name}' in its name"),
+        None if plan.is_empty() => bail!("no test runs on this kernel"),
+        _ => Ok(plan),
+    }
+}
+
+/// The row that counts for a test.
+fn row(name: &str) -> Option<&'static Row> {
+    TABLE.iter().rev().find(|row| fits(row.tests, name))
+}
+
+/// A row that no test needs names a test that is gone.
+fn no_row_is_idle(programs: &[Program]) -> anyhow::Result<()> {
+    let names: Vec<String> = programs
+        .iter()
+        .flat_map(|program| program.tests.iter().map(|test| format!("{}::{test}", program.target)))
+        .collect();
+    for row in &TABLE[2..] {
+        if !names.iter().any(|name| fits(row.tests, name)) {
+            bail!("no test fits the row {} ({}) of the table of the VM suite", row.tests, row.why);
+        }
+    }
+    Ok(())
+}
+
+fn fits(pattern: &str, name: &str) -> bool {
+    let mut parts = pattern.split('*');
+    let Some(mut rest) = parts.next().and_then(|first| name.strip_prefix(first)) else {
+        return false;
+    };
+    let mut open = false;
+    for part in parts {
+        open = true;
+        match rest.find(part) {
+            // The last part has to end the name.
+            _ if part.is_empty() => {}
+            Some(at) => {
+                rest = &rest[at + part.len()..];
+                open = false;
+            }
+            None => return false,
+        }
+    }
+    open || rest.is_empty()
+}
+
+/// What each guest gets: a kernel's programs are spread evenly, larger ones first.
+fn shared_out(plan: Vec<(Choice, Vec<Program>)>) -> Vec<Share> {
+    let mut shares = Vec::new();
+    for (kernel, mut programs) in plan {
+        let tests: usize = programs.iter().map(|program| program.tests.len()).sum();
+        let parts = tests.div_ceil(TESTS_PER_GUEST);
+        programs.sort_by_key(|program| std::cmp::Reverse(program.tests.len()));
+        let mut bins: Vec<Vec<Program>> = vec![Vec::new(); parts];
+        for program in programs {
+            let load =
+                |bin: &Vec<Program>| bin.iter().map(|program| program.tests.len()).sum::<usize>();
+            if let Some(bin) = bins.iter_mut().min_by_key(|bin| load(bin)) {
+                bin.push(program);
+            }
+        }
+        bins.retain(|bin| !bin.is_empty());
+        let numbered = bins.into_iter().enumerate();
+        shares.extend(numbered.map(|(index, programs)| Share {
+            kernel,
+            number: index + 1,
+            programs,
+        }));
+    }
+    shares
+}
+
+/// Builds the test programs that the request can need and asks each for its tests.
+fn programs(request: &Request) -> anyhow::Result<Vec<Program>> {
+    let targets = targets(&metadata()?);
+    // A name such as `net_mtu` or `net_mtu::…` tells the program; building the others would only cost time.
+    let named = request.name.as_deref().and_then(|name| name.split("::").next());
+    let chosen = |target: &&String| named.is_some_and(|name| target.as_str() == name);
+    let chosen: Vec<&String> = match targets.iter().filter(chosen).collect::<Vec<_>>() {
+        some if !some.is_empty() => some,
+        _ => targets.iter().collect(),
+    };
+    let mut programs = Vec::new();
+    for (target, file) in built(&chosen)? {
+        let output = run(Command::new(&file).args(["--list", "--format", "terse"]))?;
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        let tests = text.lines().filter_map(|line| line.strip_suffix(": test")).map(str::to_owned);
+        programs.push(Program { target, file, tests: tests.collect() });
+    }
+    Ok(programs)
+}
+
+fn cargo() -> Command {
+    Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
+}
+
+fn metadata() -> anyhow::Result<Value> {
+    let output = run(cargo().args(["metadata", "--no-deps", "--locked", "--format-version", "1"]))?;
+    Ok(serde_json::from_slice(&output.stdout)?)
+}
+
+/// The names of the test programs of guests.
+fn targets(metadata: &Value) -> Vec<String> {
+    let packages = metadata["packages"].as_array().into_iter().flatten();
+    let ours = packages
+        .filter(|package| package["name"].as_str().is_some_and(|name| PACKAGES.contains(&name)));
+    let targets = ours.flat_map(|package| package["targets"].as_array().into_iter().flatten());
+    let tests = targets.filter(|target| {
+        target["kind"].as_array().is_some_and(|kinds| kinds.iter().any(|kind| kind == "test"))
+    });
+    let mut names: Vec<String> = tests
+        .filter_map(|target| target["name"].as_str())
+        .filter(|name| PREFIXES.iter().any(|prefix| name.starts_with(prefix)))
+        .map(str::to_owned)
+        .collect();
+    names.sort();
+    names
+}
+
+/// Builds test programs as the namespace lab has them, and gives their files.
+fn built(targets: &[&String]) -> anyhow::Result<Vec<(String, PathBuf)>> {
+    let mut command = cargo();
+    command.args([
+        "test",
+        "--profile",
+        "lab",
+        "--locked",
+        "--no-run",
+        "--message-format",
+        "json-render-diagnostics",
+    ]);
+    command.args(["-p", "weft", "--features", "weft/keylog"]);
+    for package in PACKAGES {
+        command.args(["-p", package]);
+    }
+    for target in targets {
+        command.args(["--test", target]);
+    }
+    let output = command.stderr(Stdio::inherit()).output().context("cannot start cargo")?;
+    interrupt::check()?;
+    anyhow::ensure!(output.status.success(), "the tests of the guests cannot be built");
+    let mut found = Vec::new();
+    for line in String::from_utf8_lossy(&output.stdout).lines() {
+        let Ok(message) = serde_json::from_str::<Value>(line) else { continue };
+        let name = message["target"]["name"].as_str().unwrap_or_default();
+        if let Some(file) = message["executable"].as_str()
+            && targets.iter().any(|target| *target == name)
+        {
+            found.push((name.to_owned(), PathBuf::from(file)));
+        }
+    }
+    anyhow::ensure!(
+        found.len() == targets.len(),
+        "cargo built {} of {} tests",
+        found.len(),
+        targets.len()
+    );
+    found.sort();
+    Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    fn program(target: &str, tests: &[&str]) -> Program {
+        let tests = tests.iter().map(|&name| name.to_owned()).collect();
+        Program { target: target.to_owned(), file: PathBuf::new(), tests }
+    }
+
+    #[test]
+    fn patterns_fit_whole_names() {
+        for (pattern, name, wanted) in [
+            ("net_*", "net_mtu::a", true),
+            ("net_*", "vm_net_mtu::a", false),
+            ("net_mtu::a", "net_mtu::a", true),
+            ("net_mtu::a", "net_mtu::ab", false),
+            ("*::ping*", "net_x::ping_all", true),
+            ("net_*::b", "net_x::a::b", true),
+            ("net_*::b", "net_x::bc", false),
+            ("*", "", true),
+        ] {
+            assert_eq!(fits(pattern, name), wanted, "{pattern} {name}");
+        }
+    }
+
+    #[test]
+    fn the_last_row_that_fits_counts() {
+        let names = ["net_idle", "net_mtu", "net_traffic", "vm_esp"];
+        let all = names.map(|name| program(name, &["x"]));
+        let plan = planned(&all, &Request::default()).unwrap();
+        assert_eq!(plan[0], (Choice::Newest, all[1..].to_vec()));
+        assert_eq!(plan[1], (Choice::Debian12, all[2..].to_vec()));
+    }
+
+    #[test]
+    fn a_name_asks_for_one_kernel_and_not_for_the_table() {
+        let both = [program("net_idle", &["x", "xy"]), program("vm_esp", &["xyz"])];
+        let name = Some("net_idle::xy".to_owned());
+        let plan = planned(&both, &Request { name, ..Request::default() }).unwrap();
+        assert_eq!(plan, [(Choice::Newest, vec![program("net_idle", &["xy"])])]);
+        let name = Some("nothing".to_owned());
+        assert!(planned(&both, &Request { name, ..Request::default() }).is_err());
+    }
+
+    #[test]
+    fn a_row_without_a_test_is_an_error() {
+        let error = planned(&[program("vm_esp", &["z"])], &Request::default()).unwrap_err();
+        assert!(error.to_string().contains("net_traffic"), "{error}");
+    }
+
+    #[test]
+    fn guests_get_even_shares_and_every_program_once() {
+        let many: Vec<Program> =
+            (1..8).map(|n| program(&format!("vm_{n}"), &vec!["t"; n])).collect();
+        let plan = vec![(Choice::Newest, many.clone()), (Choice::Debian12, vec![many[0].clone()])];
+        let shares = shared_out(plan);
+        let tests = |share: &Share| share.programs.iter().map(|p| p.tests.len()).sum::<usize>();
+        assert_eq!(shares.iter().map(tests).collect::<Vec<_>>(), [10, 9, 9, 1]);
+        assert_eq!((shares[3].kernel, shares[3].number), (Choice::Debian12, 1));
+        let mut targets: Vec<&str> = shares[..3]
+            .iter()
+            .flat_map(|share| share.programs.iter().map(|program| program.target.as_str()))
+            .collect();
+        targets.sort_unstable();
+        assert_eq!(targets, ["vm_1", "vm_2", "vm_3", "vm_4", "vm_5", "vm_6", "vm_7"]);
+    }
+
+    #[test]
+    fn guests_at_once_are_bounded_by_cores_and_memory() {
+        assert_eq!(guests_for(1, 64_000), 1);
+        assert_eq!(guests_for(2, 64_000), 2);
+        assert_eq!(guests_for(8, 64_000), 8);
+        assert_eq!(guests_for(8, 8_000), 2);
+        assert_eq!(guests_for(8, 100), 1);
+        assert_eq!(available_mib("MemTotal: 9 kB\nMemAvailable:   2097152 kB\n"), 2048);
+    }
+}

@@ -1,0 +1,330 @@
+//! Several hosts, trust between them, other people's firewalls and objects, and daemons that die.
+
+use std::net::{Ipv4Addr, UdpSocket};
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use weft::sandbox::{Container, Host, Netns};
+use weft_lab::net::capture::{Capture, contains};
+use weft_lab::net::guest::flow::MARKER;
+use weft_lab::net::guest::stage::{is_active, is_on, path, wait_candidate, wait_path};
+use weft_lab::net::guest::{
+    Flow, LeakWatch, SETTLE_LIMIT, Stage, by_clock, figure, foreign, host, xfrm,
+};
+use weft_lab::net::{namespace, probe, wait_ping};
+
+const TRUST: [&str; 2] = ["--trusted-subnets", "192.0.2.0/24"];
+
+#[test]
+fn one_broadcast_arrives_exactly_once_everywhere_on_bridges() -> anyhow::Result<()> {
+    once(["bridge"; 3])
+}
+
+#[test]
+fn one_broadcast_arrives_exactly_once_everywhere_on_odp() -> anyhow::Result<()> {
+    once(["odp"; 3])
+}
+
+#[test]
+fn one_broadcast_arrives_exactly_once_everywhere_on_different_switches() -> anyhow::Result<()> {
+    once(["odp", "bridge", "odp"])
+}
+
+/// Host 1 offers both engines, host 2 the vector engine, host 3 the kernel's: three pairings at once.
+fn once(switches: [&str; 3]) -> anyhow::Result<()> {
+    let stage = Stage::new(3)?;
+    for (index, engine) in ["auto", "userspace", "kernel"].into_iter().enumerate() {
+        stage.launch(index, &["--engine", engine, "--switch", switches[index]])?;
+    }
+    stage.wait_all_active(3)?;
+    let (auto, vector, kernel) = (stage.host(0), stage.host(1), stage.host(2));
+    wait_path(auto, kernel, "its pairing", SETTLE_LIMIT, is_on("kernel", "kernel"))?;
+    wait_path(vector, kernel, "its pairing", SETTLE_LIMIT, is_on("userspace", "kernel"))?;
+    let mut containers = Vec::new();
+    for index in 0..3 {
+        for name in ["a", "b"] {
+            containers.push(stage.host(index).add_container(name)?);
+        }
+    }
+    for from in &containers {
+        for to in &containers {
+            stage.reach(from, to)?;
+        }
+    }
+    let all = (Ipv4Addr::new(10, 47, 255, 255), 5001);
+    let group = (Ipv4Addr::new(239, 9, 8, 7), 5002);
+    let sockets: Vec<[UdpSocket; 2]> =
+        containers.iter().map(|it| receivers(it, group.0)).collect::<Result<_, _>>()?;
+    for (index, from) in containers.iter().enumerate() {
+        let sender = probe::udp_in(&namespace(from), (from.ipv4()?, 0).into())?;
+        sender.set_broadcast(true)?;
+        for (kind, to) in [all, group].into_iter().enumerate() {
+            let text = format!("from {} by {kind}", from.netns().name());
+            sender.send_to(text.as_bytes(), to)?;
+            let others = || sockets.iter().enumerate().filter(|(other, _)| *other != index);
+            for (other, socket) in others() {
+                let to = containers[other].netns().name();
+                probe::expect_datagram(&socket[kind], text.as_bytes())
+                    .map_err(|error| anyhow::anyhow!("{text:?} to {to}: {error}"))?;
+            }
+            // As long as a copy by another way could take.
+            std::thread::sleep(Duration::from_millis(300));
+            for (other, socket) in others() {
+                let count = waiting(&socket[kind])?;
+                let to = containers[other].netns().name();
+                assert_eq!(count, 0, "{count} more copies of {text:?} came to {to}");
+            }
+        }
+    }
+    Ok(())
+}
+
+fn receivers(container: &Container, group: Ipv4Addr) -> anyhow::Result<[UdpSocket; 2]> {
+    let place = namespace(container);
+    let broadcast = probe::udp_in(&place, (Ipv4Addr::UNSPECIFIED, 5001).into())?;
+    Ok([broadcast, probe::multicast_receiver(&place, container.ipv4()?, group, 5002)?])
+}
+
+/// How many datagrams are in a socket.
+fn waiting(socket: &UdpSocket) -> anyhow::Result<usize> {
+    let mut room = [0; 2048];
+    socket.set_nonblocking(true)?;
+    let count = std::iter::from_fn(|| socket.recv(&mut room).ok()).count();
+    socket.set_nonblocking(false)?;
+    Ok(count)
+}
+
+#[test]
+fn trust_of_one_side_alone_changes_nothing() -> anyhow::Result<()> {
+    let stage = Stage::pair(&TRUST, &[])?;
+    let (one, two) = stage.containers()?;
+    stage.reach(&one, &two)?;
+    let watch = LeakWatch::start(&stage)?;
+    let flow = Flow::start(&one, &two, Duration::from_millis(10))?;
+    for (here, there) in [(0, 1), (1, 0)] {
+        let kernel = is_on("kernel", "kernel");
+        let (host, peer) = (stage.host(here), stage.host(there));
+        let path = wait_path(host, peer, "the kernel's path", SETTLE_LIMIT, kernel)?;
+        assert_eq!((&path["format"], &path["encrypted"]), (&"esp".into(), &true.into()), "{path}");
+    }
+    flow.wait_more(200, SETTLE_LIMIT)?;
+    flow.stop()?;
+    assert_eq!(watch.finish()?.readable, 0, "overlay packets could be read");
+    Ok(())
+}
+
+#[test]
+fn trust_of_both_sides_is_plain_shown_as_plain_and_an_exception_for_that_peer_alone()
+-> anyhow::Result<()> {
+    let stage = Stage::new(3)?;
+    let trusted = ["--trusted-subnets", "192.0.2.1/32,192.0.2.2/32"];
+    let stage = stage.launched(&[&trusted, &trusted, &["--engine", "kernel"]])?;
+    let (here, there, stranger) = (stage.host(0), stage.host(1), stage.host(2));
+    let plain = |c: &Value| {
+        is_active(c) && c["format"] == "plain" && c["encrypted"] == false && c["cipher"].is_null()
+    };
+    for (host, peer) in [(here, there), (there, here)] {
+        let path = wait_path(host, peer, "the plain path", SETTLE_LIMIT, plain)?;
+        assert_eq!(path["engine"], "kernel", "{path}");
+    }
+    let text = here.weft(&["status", "connections"])?.success()?.stdout;
+    assert!(text.contains("plain"), "{text}");
+    assert_eq!(host::status(here)?["encrypted"], false);
+    let esp = |c: &Value| is_on("kernel", "kernel")(c) && c["format"] == "esp";
+    wait_path(here, stranger, "the encrypted path to the third", SETTLE_LIMIT, esp)?;
+
+    let containers = [here, there, stranger].map(|host| host.add_container("c"));
+    let [one, two, three] = containers;
+    let (one, two, three) = (one?, two?, three?);
+    stage.reach(&one, &two)?;
+    stage.reach(&one, &three)?;
+    for (to, readable) in [(&two, true), (&three, false)] {
+        let file = stage.directory().join(format!("{}.pcap", to.netns().name()));
+        let capture = Capture::start(here.netns(), "eth0", &file, "")?;
+        let flow = Flow::start(&one, to, Duration::from_millis(10))?;
+        flow.wait_more(20, SETTLE_LIMIT)?;
+        flow.stop()?;
+        let seen = contains(&capture.finish()?, MARKER);
+        assert_eq!(seen, readable, "to {}", to.netns().name());
+    }
+    // The exception is for the peer: what the third host sends in the clear stays out.
+    let before = host::guard_dropped(here, "input")?;
+    let place = PathBuf::from(stranger.netns().path());
+    let socket = probe::udp_in(&place, (stranger.ipv4(), 0).into())?;
+    socket.send_to(&[0x08, 0, 0, 0, 0, 0, 1, 0, 1, 2, 3, 4], (here.ipv4(), 6787))?;
+    weft::sandbox::wait_until("the guard's drop", Duration::from_secs(3), || {
+        host::guard_dropped(here, "input").is_ok_and(|now| now == before + 1)
+    })?;
+    Ok(())
+}
+
+#[test]
+fn dockers_bridge_firewall_does_not_stop_the_overlay() -> anyhow::Result<()> {
+    host::load("br_netfilter")?;
+    let stage = Stage::new(2)?;
+    for index in 0..2 {
+        docker_rules(stage.host(index).netns())?;
+    }
+    let before = foreign::everything(stage.host(0).netns())?;
+    let stage = stage.launched(&[&["--engine", "kernel"], &["--engine", "userspace"]])?;
+    let (here, netns) = (stage.host(0), stage.host(0).netns());
+    let containers = [here.add_container("a")?, here.add_container("b")?];
+    let far = stage.host(1).add_container("far")?;
+    for to in [&containers[1], &far] {
+        stage.reach(&containers[0], to)?;
+        containers[0].ping(to.ipv6()?.into())?;
+    }
+    // Another bridge stays judged: the rule is for Weft's alone.
+    foreign_bridge_is_stopped(netns)?;
+    let rules = netns.exec(&["iptables-save"])?.success()?.stdout;
+    let ours = rules.lines().filter(|line| line.contains("weft")).count();
+    assert_eq!(ours, 1, "one tagged rule: {rules}");
+    assert!(rules.contains("-A DOCKER-USER"), "{rules}");
+
+    netns.exec(&["iptables", "-F", "DOCKER-USER"])?.success()?;
+    netns.exec(&["ip6tables", "-F", "DOCKER-USER"])?.success()?;
+    wait_ping(&containers[0], containers[1].ipv4()?.into(), by_clock(60))?;
+
+    here.stop_daemon()?;
+    let after = foreign::everything(netns)?;
+    let is_rule = |line: &&str| line.contains("DOCKER") || line.contains("FORWARD");
+    let rules_of = |text: &str| text.lines().filter(is_rule).map(str::to_owned).collect::<Vec<_>>();
+    let flushed: Vec<String> = rules_of(&before)
+        .into_iter()
+        .filter(|line| !line.starts_with("-A DOCKER-USER") && !line.contains("RETURN"))
+        .collect();
+    for line in rules_of(&after) {
+        assert!(flushed.contains(&line) || !line.contains("weft"), "left by stop: {line}");
+    }
+    Ok(())
+}
+
+/// What dockerd sets up, as far as it matters here.
+fn docker_rules(netns: &Netns) -> anyhow::Result<()> {
+    for program in ["iptables", "ip6tables"] {
+        for rule in [
+            "-N DOCKER-USER",
+            "-A DOCKER-USER -j RETURN",
+            "-A FORWARD -j DOCKER-USER",
+            "-P FORWARD DROP",
+        ] {
+            let words: Vec<&str> = [program].into_iter().chain(rule.split(' ')).collect();
+            netns.exec(&words)?.success()?;
+        }
+    }
+    for key in ["iptables", "ip6tables"] {
+        let setting = format!("net.bridge.bridge-nf-call-{key}=1");
+        netns.exec(&["sysctl", "-q", "-w", &setting])?.success()?;
+    }
+    Ok(())
+}
+
+/// Shows that the firewall does judge bridged frames: on a bridge that is not Weft's none passes.
+fn foreign_bridge_is_stopped(netns: &Netns) -> anyhow::Result<()> {
+    let script = "set -e; ip link add other type bridge; ip link set other up; \
+        for n in 1 2; do ip link add o$n type veth peer name p$n; ip link set o$n master other up; \
+        unshare -n sleep 60 & sleep 1; ip link set p$n netns $!; \
+        nsenter -n -t $! ip addr add 203.0.113.$n/24 dev p$n; nsenter -n -t $! ip link set p$n up; \
+        pids=\"$pids $!\"; done; set -- $pids; \
+        ! nsenter -n -t $1 ping -n -c 2 -i 0.3 -W 1 203.0.113.2; result=$?; kill $pids; \
+        ip link del other; exit $result";
+    netns.exec(&["bash", "-c", script])?.success()?;
+    Ok(())
+}
+
+#[test]
+fn after_kill_9_nothing_of_the_earlier_run_is_left_and_nothing_foreign_was_touched()
+-> anyhow::Result<()> {
+    for switch in ["bridge", "odp"] {
+        killed(switch)?;
+    }
+    Ok(())
+}
+
+fn killed(switch: &str) -> anyhow::Result<()> {
+    let options = ["--engine", "kernel", "--switch", switch];
+    let stage = Stage::new(2)?;
+    for index in 0..2 {
+        foreign::plant(stage.host(index).netns())?;
+    }
+    let stage = stage.launched(&[&options, &options])?;
+    let (here, there) = (stage.host(0), stage.host(1));
+    let (one, two) = stage.containers()?;
+    stage.reach(&one, &two)?;
+    let netns = there.netns();
+    let standing = foreign::shown(netns)?;
+    let watch = LeakWatch::start(&stage)?;
+    let flow = Flow::start(&one, &two, Duration::from_millis(10))?;
+    for round in 0..3 {
+        let before = xfrm::own_spis(netns)?;
+        assert!(!before.is_empty(), "no SA to be left behind");
+        there.kill_daemon();
+        assert_eq!(xfrm::own_spis(netns)?, before, "SAs outlive a killed daemon");
+        let start = Instant::now();
+        stage.launch(1, &options)?;
+        wait_path(here, there, "the path", SETTLE_LIMIT, is_on("kernel", "kernel"))?;
+        wait_path(there, here, "the path", SETTLE_LIMIT, is_on("kernel", "kernel"))?;
+        flow.wait_more(50, SETTLE_LIMIT)?;
+        let after = start.elapsed().as_secs_f64();
+        figure(&format!("{switch}, round {round}: traffic again after"), format!("{after:.1} s"));
+        let left: Vec<_> = xfrm::own_spis(netns)?.intersection(&before).copied().collect();
+        assert!(left.is_empty(), "SAs of the earlier run: {left:x?}");
+        for policy in xfrm::own_policies(netns)? {
+            let old = before.iter().find(|spi| policy.contains(&format!("spi {spi:#010x}")));
+            assert!(old.is_none(), "a policy of the earlier run: {policy}");
+        }
+        assert_eq!(foreign::shown(netns)?, standing, "touched by {switch}");
+    }
+    flow.stop()?;
+    assert_eq!(watch.finish()?.readable, 0, "overlay packets could be read");
+    one_object_of_each(there)?;
+    there.stop_daemon()?;
+    assert_eq!(foreign::shown(netns)?, standing, "touched by stop, {switch}");
+    assert!(xfrm::own_states(netns)?.is_empty() && xfrm::own_policies(netns)?.is_empty());
+    Ok(())
+}
+
+/// No device, table or policy stands twice.
+fn one_object_of_each(host: &Host) -> anyhow::Result<()> {
+    let tables = host.netns().exec(&["nft", "list", "tables"])?.success()?.stdout;
+    assert_eq!(tables.matches("weft").count(), 1, "{tables}");
+    let policies = xfrm::own_policies(host.netns())?;
+    assert!(policies.len() <= 2, "{policies:#?}");
+    Ok(())
+}
+
+#[test]
+fn stopping_and_starting_touches_nothing_foreign() -> anyhow::Result<()> {
+    let stage = Stage::new(2)?;
+    foreign::plant(stage.host(0).netns())?;
+    let standing = foreign::shown(stage.host(0).netns())?;
+    let before = foreign::everything(stage.host(0).netns())?;
+    let stage = stage.launched(&[&["--engine", "kernel"], &["--engine", "kernel"]])?;
+    assert_eq!(foreign::shown(stage.host(0).netns())?, standing, "touched by launch");
+    let host = stage.host(0);
+    host.weft(&["reset", "--force"])?.success()?;
+    host.wait_daemon(Duration::from_secs(20))?;
+    assert_eq!(foreign::shown(host.netns())?, standing, "touched by reset");
+    let left = foreign::difference(&before, &foreign::everything(host.netns())?);
+    assert_eq!(left, "", "after reset");
+    Ok(())
+}
+
+#[test]
+fn a_host_with_the_kernel_and_one_without_talk_and_say_so() -> anyhow::Result<()> {
+    let stage = Stage::pair(&[], &["--engine", "userspace"])?;
+    let (here, there) = (stage.host(0), stage.host(1));
+    let mixed = is_on("kernel", "userspace");
+    wait_path(here, there, "each on its own engine", SETTLE_LIMIT, mixed)?;
+    let absent = |p: &Value| {
+        p["reason"].as_str().is_some_and(|reason| reason.contains("peer: forced by configuration"))
+    };
+    wait_candidate(here, there, "why the peer's kernel is not used", SETTLE_LIMIT, absent)?;
+    let connection = path(here, there)?;
+    let reason = connection["reason"].as_str().unwrap_or_default();
+    assert!(reason.contains("forced by configuration"), "{connection}");
+    let missing = &host::status(there)?["engines_missing"];
+    assert_eq!(missing["kernel"], "forced by configuration", "{missing}");
+    Ok(())
+}

@@ -1,0 +1,218 @@
+//! Which path to a peer carries its frames, and what is said of those that do not.
+
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
+use std::time::Instant;
+
+use crate::candidate::Candidate;
+use crate::config::{Config, SETTLE_MS, ms};
+use crate::pairing::Key;
+use crate::peer::Peer;
+use crate::prober::Role;
+use crate::seam::{EngineCommand, EngineKind};
+use crate::shared::Shared;
+use crate::status::{PathState, PathStatus, Reason};
+
+impl Peer {
+    /// Chooses the path for the peer's frames, and tells every change of a path's state.
+    pub(crate) fn select(&mut self, now: Instant, shared: &mut Shared) {
+        self.watch_bound(now);
+        let chosen = self.choose(now);
+        if chosen != self.bound {
+            if self.bound.is_none() {
+                // What brought this path back may have brought back the others.
+                self.settles = Some(now + ms(SETTLE_MS));
+                self.candidates.values_mut().for_each(|candidate| candidate.hint(now));
+            }
+            self.bound = chosen;
+            self.doubted = None;
+            let path = chosen.and_then(|key| self.candidates.get(&key)).map(|it| it.path);
+            shared.command(EngineCommand::BindPath { peer: self.id, path });
+            let roles: Vec<Role> = self.candidates.keys().map(|key| self.role(key)).collect();
+            for (candidate, role) in self.candidates.values_mut().zip(roles) {
+                candidate.role_changed(now, role);
+            }
+        }
+        let standings = self.standings();
+        for (candidate, (state, reason)) in self.candidates.values_mut().zip(standings) {
+            if !candidate.is_leaving() {
+                candidate.report(now, state, reason, shared);
+            }
+        }
+    }
+
+    /// Once the path in use is in doubt, the others are probed as often as it, so that those that
+    /// went down with it are known before the verdict.
+    fn watch_bound(&mut self, now: Instant) {
+        let bound = self.bound.and_then(|key| self.candidates.get(&key));
+        if !bound.is_some_and(Candidate::is_in_doubt) {
+            self.doubted = None;
+        } else if self.doubted.is_none() {
+            self.doubted = Some(now);
+            for (key, candidate) in &mut self.candidates {
+                if self.bound != Some(*key) {
+                    candidate.hasten(now);
+                }
+            }
+        }
+    }
+
+    /// The present path while it works, unless a better one has proven itself; else the best of
+    /// those that are known to work, and then of those that were.
+    fn choose(&self, now: Instant) -> Option<Key> {
+        let fits = |key: &Key| {
+            let candidate = self.candidates.get(key);
+            candidate.is_some_and(|it| it.is_usable() && !self.is_refused(key, it))
+        };
+        let Some(present) = self.bound.filter(fits) else {
+            let usable = self.candidates.iter().filter(|(key, _)| fits(key));
+            let best = usable.min_by_key(|(key, it)| (it.doubt(self.doubted), **key));
+            return best.map(|(key, _)| *key);
+        };
+        let settling = self.settles.is_some_and(|until| now < until);
+        let mut better = self.candidates.range(..present).filter(|(key, _)| fits(key));
+        let better = better.find(|(_, it)| it.is_clean(now) || (settling && it.is_unblemished()));
+        Some(better.map_or(present, |(key, _)| *key))
+    }
+
+    /// A kernel engine cannot cut packets to a smaller MTU, so it yields to a userspace path that
+    /// works; without any it is used as it is.
+    fn is_refused(&self, key: &Key, candidate: &Candidate) -> bool {
+        let userspace = |(key, it): (&Key, &Candidate)| !key.is_kernel() && it.is_usable();
+        key.is_kernel() && candidate.is_narrow() && self.candidates.iter().any(userspace)
+    }
+
+    pub(crate) fn role(&self, key: &Key) -> Role {
+        let refused = || self.candidates.get(key).is_some_and(|it| self.is_refused(key, it));
+        match self.bound {
+            Some(bound) if bound == *key => Role::Active,
+            Some(_) if self.doubted.is_some() => Role::Contender,
+            Some(bound) if bound < *key || refused() => Role::Standby,
+            _ => Role::Contender,
+        }
+    }
+
+    /// State and reason of each candidate, in their order.
+    fn standings(&self) -> Vec<(PathState, Option<Reason>)> {
+        let working: BTreeSet<SocketAddr> = self
+            .candidates
+            .iter()
+            .filter(|(key, it)| !key.is_raw() && it.is_usable() && !it.is_in_doubt())
+            .filter_map(|(_, it)| it.remote())
+            .collect();
+        let standing = |(key, candidate): (&Key, &Candidate)| {
+            if self.bound == Some(*key) {
+                (PathState::Active, None)
+            } else if candidate.is_usable() {
+                if self.is_refused(key, candidate) {
+                    return (PathState::Failed, Some(Reason::MtuNotCarried));
+                }
+                let better = self.bound.is_none_or(|bound| *key < bound);
+                let reason = if better { Reason::ProvingClean } else { Reason::BetterPathActive };
+                (PathState::Standby, Some(reason))
+            } else if let Some(failure) = candidate.failure() {
+                (PathState::Failed, Some(self.name_failure(key, candidate, failure, &working)))
+            } else if candidate.has_outbound() {
+                (PathState::Probing, Some(Reason::Probing))
+            } else {
+                (PathState::Probing, Some(Reason::AwaitingOffer))
+            }
+        };
+        self.candidates.iter().map(standing).collect()
+    }
+
+    /// Unanswered probes while the link works say that the network between the hosts stops them:
+    /// protocol 50 for a raw path; for one in UDP the ports, unless another path to the same
+    /// address and port of the peer works (`working`).
+    fn name_failure(
+        &self,
+        key: &Key,
+        candidate: &Candidate,
+        failure: &Reason,
+        working: &BTreeSet<SocketAddr>,
+    ) -> Reason {
+        let linked = self.session.is_some();
+        match failure {
+            Reason::ProbeUnanswered if linked && key.is_raw() => Reason::Protocol50Blocked,
+            Reason::ProbeUnanswered
+                if linked
+                    && !key.is_plain()
+                    && !candidate.remote().is_some_and(|remote| working.contains(&remote)) =>
+            {
+                Reason::DataPortsBlocked
+            }
+            other => other.clone(),
+        }
+    }
+}
+
+impl Peer {
+    /// Every candidate, then what the hosts cannot have and why.
+    pub(crate) fn status(&self, config: &Config) -> Vec<PathStatus> {
+        let link_down = self.link_down.is_some();
+        let mut entries: Vec<PathStatus> =
+            self.candidates.values().map(|it| it.status(link_down)).collect();
+        for entry in entries.iter_mut().filter(|entry| entry.state == PathState::Active) {
+            entry.why_not_best = self.why_not_best(config);
+        }
+        if entries.is_empty() {
+            let entry = self.absent(self.none.state, self.none.reason.clone(), None, None);
+            entries.push(entry);
+        }
+        let absent = self.scene(config).map(|scene| scene.absent()).unwrap_or_default();
+        entries.extend(absent.into_iter().map(|absence| PathStatus {
+            encapsulation: absence.encapsulation,
+            ..self.absent(PathState::Failed, absence.reason, absence.engine, absence.remote_engine)
+        }));
+        entries
+    }
+
+    /// Of the paths that two such hosts could have, the first that is not in use, if it is better
+    /// than the one in use: why.
+    fn why_not_best(&self, config: &Config) -> Option<Reason> {
+        let bound = self.bound?;
+        let tried = |key: &Key| {
+            let told = self.candidates.get(key).map(Candidate::told);
+            told.map(|(_, reason)| reason.cloned().unwrap_or(Reason::Probing))
+        };
+        match self.scene(config) {
+            Some(scene) => {
+                let best = scene.keys().into_iter().find(|key| *key < bound)?;
+                tried(&best).or_else(|| scene.agree(&best).err())
+            }
+            None => {
+                let best = self.candidates.keys().find(|key| **key < bound)?;
+                tried(best)
+            }
+        }
+    }
+
+    fn absent(
+        &self,
+        state: PathState,
+        reason: Reason,
+        engine: Option<EngineKind>,
+        remote_engine: Option<EngineKind>,
+    ) -> PathStatus {
+        PathStatus {
+            peer: self.id,
+            path: None,
+            format: None,
+            engine,
+            remote_engine,
+            encapsulation: None,
+            state,
+            reason: Some(reason),
+            why_not_best: None,
+            since: self.none.since,
+            next_try: None,
+            cipher: None,
+            encrypted: false,
+            mtu: None,
+            rtt: None,
+            remote: None,
+            rekeys: 0,
+            link_down: self.link_down.is_some(),
+        }
+    }
+}

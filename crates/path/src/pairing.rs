@@ -1,0 +1,403 @@
+//! Which paths two hosts can have, the best first, and why they cannot have the others.
+
+use std::cmp::Ordering;
+
+use weft_crypto::{Cipher, Format};
+
+use crate::config::{Config, ENGINES_MAX, EngineOffer};
+use crate::message::{EngineAbility, Hello, MissingEngine};
+use crate::seam::{Encapsulation, EngineKind};
+use crate::status::Reason;
+
+const KINDS: [EngineKind; 2] = [EngineKind::Kernel, EngineKind::Userspace];
+
+/// Names a candidate among those of one peer. Candidates are ordered by preference: without
+/// encryption (where both hosts trust each other) before all others, then the kernel before
+/// userspace, at this end first, and protocol 50 before UDP.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Key {
+    pub(crate) engine: EngineKind,
+    pub(crate) remote_engine: EngineKind,
+    pub(crate) encapsulation: Encapsulation,
+    pub(crate) format: Format,
+}
+
+impl Key {
+    pub(crate) const PLAIN: Self = Self {
+        engine: EngineKind::Kernel,
+        remote_engine: EngineKind::Kernel,
+        encapsulation: Encapsulation::Udp,
+        format: Format::Plain,
+    };
+
+    pub(crate) fn is_kernel(&self) -> bool {
+        self.engine == EngineKind::Kernel
+    }
+
+    pub(crate) fn is_plain(&self) -> bool {
+        self.format == Format::Plain
+    }
+
+    pub(crate) fn is_raw(&self) -> bool {
+        self.encapsulation == Encapsulation::Raw
+    }
+
+    /// No two hosts can have SAs for it: protocol 50 is the kernels' alone, `plain` has none.
+    pub(crate) fn is_impossible(&self) -> bool {
+        let kernels = self.is_kernel() && self.remote_engine == EngineKind::Kernel;
+        let esp = self.format == Format::Esp;
+        self.is_plain() || (self.is_raw() && !(kernels && esp))
+    }
+
+    /// How its packets travel, where there is a choice.
+    pub(crate) fn shown_encapsulation(&self) -> Option<Encapsulation> {
+        (self.format == Format::Esp).then_some(self.encapsulation)
+    }
+
+    fn rank(&self) -> (bool, EngineKind, EngineKind, Encapsulation, Format) {
+        (!self.is_plain(), self.engine, self.remote_engine, self.encapsulation, self.format)
+    }
+}
+
+impl Ord for Key {
+    fn cmp(&self, other: &Self) -> Ordering {
+        self.rank().cmp(&other.rank())
+    }
+}
+
+impl PartialOrd for Key {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+/// What decides which paths two hosts can have.
+pub(crate) struct Scene<'a> {
+    pub(crate) config: &'a Config,
+    /// The peer's, of the present session.
+    pub(crate) hello: &'a Hello,
+    /// There is a NAT between the hosts.
+    pub(crate) nat: bool,
+    /// Another peer has this one's address, and came first.
+    pub(crate) address_shared: bool,
+    /// This host trusts the peer's address.
+    pub(crate) trusted: bool,
+}
+
+/// What two engines agree on.
+#[derive(Clone, Debug)]
+pub(crate) struct Agreement<'a> {
+    pub(crate) engine: &'a EngineOffer,
+    /// `None` for format `plain`.
+    pub(crate) cipher: Option<Cipher>,
+    /// Lanes that this host receives on.
+    pub(crate) lanes: u16,
+}
+
+/// Something that two hosts have no path on: for the engine at this end, at the peer's, or both.
+pub(crate) struct Absence {
+    pub(crate) engine: Option<EngineKind>,
+    pub(crate) remote_engine: Option<EngineKind>,
+    pub(crate) encapsulation: Option<Encapsulation>,
+    pub(crate) reason: Reason,
+}
+
+impl<'a> Scene<'a> {
+    /// All paths that two such hosts could have at best, the preferred first. Format `plain` is
+    /// among them only where both hosts want it, `ovpn` only where both have it.
+    pub(crate) fn keys(&self) -> Vec<Key> {
+        let mut keys = Vec::with_capacity(6);
+        if self.trusted && self.hello.trusted {
+            keys.push(Key::PLAIN);
+        }
+        for engine in KINDS {
+            for remote_engine in KINDS {
+                for encapsulation in [Encapsulation::Raw, Encapsulation::Udp] {
+                    for format in [Format::Esp, Format::Ovpn] {
+                        let key = Key { engine, remote_engine, encapsulation, format };
+                        let wanted = format == Format::Esp || self.agree(&key).is_ok();
+                        if wanted && !key.is_impossible() {
+                            keys.push(key);
+                        }
+                    }
+                }
+            }
+        }
+        keys
+    }
+
+    /// What the two hosts agree on for a path, or why they cannot have it. This host's own reason
+    /// comes before the peer's.
+    pub(crate) fn agree(&self, key: &Key) -> Result<Agreement<'a>, Reason> {
+        if key.is_plain() {
+            return self.agree_plain();
+        }
+        let engine = self.ours(key.engine, key.format)?;
+        let theirs = self.theirs(key.remote_engine, key.format)?;
+        if key.is_raw() && self.nat {
+            return Err(Reason::Nat);
+        }
+        let they_take =
+            if theirs.ciphers.is_empty() { &self.hello.ciphers } else { &theirs.ciphers };
+        let cipher = taken(self.config, engine).find(|cipher| they_take.contains(cipher));
+        let cipher = Some(cipher.ok_or(Reason::CipherMissing)?);
+        let lanes = engine.lanes_max.min(theirs.lanes_max).max(1);
+        Ok(Agreement { engine, cipher, lanes })
+    }
+
+    /// What there is no path on, once each.
+    pub(crate) fn absent(&self) -> Vec<Absence> {
+        let mut absent = Vec::new();
+        let here = |kind| {
+            let esp = self.ours(kind, Format::Esp).err();
+            esp.filter(|_| self.ours(kind, Format::Ovpn).is_err())
+        };
+        let there = |kind| {
+            let esp = self.theirs(kind, Format::Esp).err();
+            esp.filter(|_| self.theirs(kind, Format::Ovpn).is_err())
+        };
+        for kind in KINDS {
+            let (engine, remote_engine, encapsulation) = (Some(kind), None, None);
+            let reason = here(kind);
+            absent.extend(reason.map(|reason| Absence {
+                engine,
+                remote_engine,
+                encapsulation,
+                reason,
+            }));
+        }
+        for kind in KINDS {
+            let (engine, remote_engine, encapsulation) = (None, Some(kind), None);
+            let reason = there(kind);
+            absent.extend(reason.map(|reason| Absence {
+                engine,
+                remote_engine,
+                encapsulation,
+                reason,
+            }));
+        }
+        for key in self.keys() {
+            if let Err(reason @ (Reason::Nat | Reason::CipherMissing)) = self.agree(&key)
+                && here(key.engine).is_none()
+                && there(key.remote_engine).is_none()
+            {
+                absent.push(Absence {
+                    engine: Some(key.engine),
+                    remote_engine: Some(key.remote_engine),
+                    encapsulation: Some(key.encapsulation),
+                    reason,
+                });
+            }
+        }
+        absent
+    }
+
+    /// Why there is no path at all.
+    pub(crate) fn why_none(&self) -> Reason {
+        if !self.config.ciphers.iter().any(|cipher| self.hello.ciphers.contains(cipher)) {
+            return Reason::NoCommonCipher;
+        }
+        let nothing_said = Reason::of_peer(&Reason::NotOffered.to_string());
+        let said = self.absent().into_iter().map(|absence| absence.reason);
+        let said = said.filter(|reason| *reason != Reason::NotOffered && *reason != nothing_said);
+        Reason::of_all(said).unwrap_or(Reason::NoCommonFormat)
+    }
+
+    /// A kernel engine is enough for `plain`, with ESP or without.
+    fn agree_plain(&self) -> Result<Agreement<'a>, Reason> {
+        let kernel = EngineKind::Kernel;
+        let engine = self.ours(kernel, Format::Plain).or(self.ours(kernel, Format::Esp))?;
+        let theirs = self.theirs(kernel, Format::Plain).or(self.theirs(kernel, Format::Esp));
+        theirs.map(|_| Agreement { engine, cipher: None, lanes: 0 })
+    }
+
+    fn ours(&self, kind: EngineKind, format: Format) -> Result<&'a EngineOffer, Reason> {
+        let reason = || why_missing(self.config, kind);
+        let engine = self.config.engine(kind, format).ok_or_else(reason)?;
+        if kind == EngineKind::Kernel && self.address_shared {
+            return Err(Reason::AddressShared);
+        }
+        let able = format == Format::Plain || taken(self.config, engine).next().is_some();
+        able.then_some(engine).ok_or(Reason::CipherMissing)
+    }
+
+    fn theirs(&self, kind: EngineKind, format: Format) -> Result<&'a EngineAbility, Reason> {
+        let mut engines = self.hello.engines.iter().take(ENGINES_MAX);
+        let engine = engines.find(|engine| engine.engine == kind && engine.format == format);
+        engine.ok_or_else(|| {
+            let missing = self.hello.missing.iter().take(ENGINES_MAX);
+            let reasons = missing.filter(|missing| missing.engine == kind);
+            let reasons = reasons.map(|missing| Reason::of_peer(&missing.reason));
+            let nothing_said = || Reason::of_peer(&Reason::NotOffered.to_string());
+            Reason::of_all(reasons).unwrap_or_else(nothing_said)
+        })
+    }
+}
+
+/// What this host says in its hello of its engines, and why it says nothing of the others.
+pub(crate) fn abilities(
+    config: &Config,
+    address_shared: bool,
+) -> (Vec<EngineAbility>, Vec<MissingEngine>) {
+    let mut engines = Vec::new();
+    let mut missing: Vec<MissingEngine> = config
+        .missing
+        .iter()
+        .map(|(engine, reason)| MissingEngine { engine: *engine, reason: reason.to_string() })
+        .collect();
+    for engine in &config.engines {
+        let ciphers: Vec<Cipher> = taken(config, engine).collect();
+        let reason = if engine.kind == EngineKind::Kernel && address_shared {
+            Reason::AddressShared
+        } else if ciphers.is_empty() && engine.format != Format::Plain {
+            Reason::CipherMissing
+        } else {
+            let (format, lanes_max) = (engine.format, engine.lanes_max);
+            engines.push(EngineAbility { engine: engine.kind, format, lanes_max, ciphers });
+            continue;
+        };
+        missing.push(MissingEngine { engine: engine.kind, reason: reason.to_string() });
+    }
+    missing.truncate(ENGINES_MAX);
+    (engines, missing)
+}
+
+/// AEADs that one engine of this host takes, the preferred first.
+pub(crate) fn taken<'a>(
+    config: &'a Config,
+    engine: &'a EngineOffer,
+) -> impl Iterator<Item = Cipher> + 'a {
+    config.ciphers.iter().copied().filter(|cipher| engine.ciphers.contains(cipher))
+}
+
+fn why_missing(config: &Config, kind: EngineKind) -> Reason {
+    let named = config.missing.iter().filter(|(engine, _)| *engine == kind);
+    Reason::of_all(named.map(|(_, reason)| reason.clone())).unwrap_or(Reason::NotOffered)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    fn kernel(ciphers: &[Cipher]) -> EngineOffer {
+        EngineOffer {
+            kind: EngineKind::Kernel,
+            format: Format::Esp,
+            port: 6785,
+            lanes_max: 1,
+            rco: false,
+            ciphers: ciphers.to_vec(),
+        }
+    }
+
+    fn config(kernel_ciphers: Option<&[Cipher]>) -> Config {
+        let mut config = Config::default();
+        match kernel_ciphers {
+            Some(ciphers) => config.engines.push(kernel(ciphers)),
+            None => config.missing.push((EngineKind::Kernel, Reason::KernelWithoutEsp)),
+        }
+        config
+    }
+
+    fn hello(config: &Config) -> Hello {
+        let (engines, missing) = abilities(config, false);
+        Hello {
+            session: 1,
+            instance: 1,
+            ciphers: config.ciphers.clone(),
+            engines,
+            missing,
+            address: None,
+            peer_address: None,
+            trusted: false,
+            mtu: 1500,
+            reply_wanted: false,
+        }
+    }
+
+    fn scene<'a>(config: &'a Config, hello: &'a Hello) -> Scene<'a> {
+        Scene { config, hello, nat: false, address_shared: false, trusted: false }
+    }
+
+    const BOTH: &[Cipher] = &[Cipher::Aes256Gcm, Cipher::ChaCha20Poly1305];
+
+    fn names(scene: &Scene<'_>) -> Vec<String> {
+        let name = |key: &Key| {
+            let (here, there) = (&key.engine.name()[..1], &key.remote_engine.name()[..1]);
+            match scene.agree(key) {
+                Ok(_) => format!("{here}{there} {}", key.encapsulation.name()),
+                Err(reason) => format!("{here}{there} {}: {reason}", key.encapsulation.name()),
+            }
+        };
+        scene.keys().iter().map(name).collect()
+    }
+
+    #[test]
+    fn the_kernel_comes_first_here_then_there_and_raw_before_udp() {
+        let config = config(Some(BOTH));
+        let hello = hello(&config);
+        let expected = ["kk raw", "kk udp", "ku udp", "uk udp", "uu udp"];
+        assert_eq!(names(&scene(&config, &hello)), expected);
+        let mut keys = scene(&config, &hello).keys();
+        keys.push(Key::PLAIN);
+        keys.sort();
+        assert_eq!(keys[0], Key::PLAIN, "nothing is faster than no encryption");
+        assert_eq!(keys[1..], scene(&config, &hello).keys());
+    }
+
+    #[test]
+    fn a_reason_of_this_host_comes_before_that_of_the_peer() {
+        let (with, without) = (config(Some(BOTH)), config(None));
+        let (with_hello, without_hello) = (hello(&with), hello(&without));
+        let mine = names(&scene(&without, &without_hello));
+        assert_eq!(mine[0], "kk raw: kernel without ESP");
+        let theirs = names(&scene(&with, &without_hello));
+        assert_eq!(theirs[0], "kk raw: peer: kernel without ESP");
+        assert_eq!(theirs[2], "ku udp");
+        assert_eq!(names(&scene(&without, &with_hello))[3], "uk udp");
+    }
+
+    #[test]
+    fn nat_shared_addresses_and_ciphers_rule_out_what_they_must() {
+        let both = config(Some(BOTH));
+        let chacha_only = config(Some(&[Cipher::ChaCha20Poly1305]));
+        let aes_only = config(Some(&[Cipher::Aes256Gcm]));
+        let (greeting, chacha) = (hello(&both), hello(&chacha_only));
+        let nat = Scene { nat: true, ..scene(&both, &greeting) };
+        assert_eq!(names(&nat)[..2], ["kk raw: NAT", "kk udp"]);
+        let shared = Scene { address_shared: true, ..scene(&both, &greeting) };
+        assert_eq!(names(&shared)[2..], ["ku udp: address shared", "uk udp", "uu udp"]);
+        let (engines, missing) = abilities(&both, true);
+        assert!(engines.iter().all(|engine| engine.engine == EngineKind::Userspace));
+        assert_eq!(missing[0].reason, "address shared");
+        let expected = ["kk raw: cipher missing", "kk udp: cipher missing", "ku udp"];
+        assert_eq!(names(&scene(&aes_only, &chacha))[..3], expected);
+        let agreed = scene(&both, &chacha).agree(&scene(&both, &chacha).keys()[0]).unwrap();
+        assert_eq!(agreed.cipher, Some(Cipher::ChaCha20Poly1305));
+    }
+
+    #[test]
+    fn plain_needs_the_word_of_both() {
+        let config = config(Some(BOTH));
+        let mut hello = hello(&config);
+        let plain = |hello: &Hello, trusted| {
+            Scene { trusted, ..scene(&config, hello) }.keys().contains(&Key::PLAIN)
+        };
+        assert!(!plain(&hello, true));
+        hello.trusted = true;
+        assert!(!plain(&hello, false));
+        assert!(plain(&hello, true));
+    }
+
+    #[test]
+    fn an_earlier_version_says_nothing_of_its_kernel() {
+        let config = config(Some(BOTH));
+        let mut hello = hello(&config);
+        hello.engines.retain(|engine| engine.engine == EngineKind::Userspace);
+        hello.engines[0].ciphers.clear();
+        let names = names(&scene(&config, &hello));
+        assert_eq!(names[0], "kk raw: peer: not offered");
+        assert_eq!((names[2].as_str(), names[4].as_str()), ("ku udp", "uu udp"));
+    }
+}
