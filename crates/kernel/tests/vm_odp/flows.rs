@@ -123,7 +123,8 @@ fn no_flow_is_stale_after_changes_at_any_moment() {
             0 => wait(one.switch.set_endpoints(&[], &[c.mac])).unwrap(),
             1 => one.knows(&c),
             _ => {
-                wait(one.switch.apply(vec![weft_kernel::odp::OdpEdit::RemoveLocal(b.mac)])).unwrap()
+                wait(one.switch.apply(vec![weft_kernel::odp::OdpEdit::RemoveLocal(b.mac)]))
+                    .unwrap();
             }
         }
         if round % 5 == 0 {

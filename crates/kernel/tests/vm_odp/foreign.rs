@@ -61,7 +61,7 @@ fn a_datapath_or_device_under_our_name_is_not_touched() {
     space.enter(async {
         let kernel = weft_kernel::Kernel::new().unwrap();
         let refused = OdpSwitch::start(&kernel, spec(1)).await.unwrap_err();
-        assert!(matches!(refused, KernelError::UdpPortTaken { port: 6787 }), "{refused}");
+        assert!(matches!(refused, KernelError::UdpPortTaken { port: 6787, .. }), "{refused}");
         remove_datapath(&kernel, SWITCH, TUNNEL).await.unwrap();
     });
     assert!(space.run("ip -o link show").contains("theirs"));
@@ -159,7 +159,7 @@ fn what_is_deleted_by_hand_comes_back() {
     one.space.run("ip link set extra up");
     theirs.new_port(datapath, "extra");
     wait(one.switch.add_port("extra")).unwrap();
-    assert_eq!(wait(one.switch.retain_ports(&[a.port.clone()])).unwrap(), 0);
+    assert_eq!(wait(one.switch.retain_ports(std::slice::from_ref(&a.port))).unwrap(), 0);
     one.audit();
     // A name that is not there.
     let missing = wait(one.switch.add_port("weft-none")).unwrap_err();

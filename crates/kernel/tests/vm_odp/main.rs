@@ -4,6 +4,8 @@
 //!
 //! Needs root and a kernel with the modules openvswitch, vxlan, esp4 and esp6; run in the VM lab,
 //! one test at a time (`--test-threads 1`).
+// Figures go to the log.
+#![allow(clippy::print_stdout)]
 #![allow(clippy::unwrap_used)]
 
 mod broadcast;
