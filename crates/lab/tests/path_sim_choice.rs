@@ -166,6 +166,8 @@ fn the_best_path_is_in_use_within_three_seconds_of_the_first_link() {
     seeds(0..200, |seed| {
         let mut world = World::new(seed, vec![both_engines(), both_engines()]);
         prepare(&mut world, 100);
+        // Which path is proven first is mere chance.
+        world.both(0, 1, |net| net.jitter = ms(150));
         world.run(s(3));
         assert_eq!(both_ways(&world), ["kk raw", "kk raw"]);
     });
@@ -221,8 +223,14 @@ fn one_blocked_port_is_left_for_the_other_engine_in_one_step() {
         steady(&mut world, s(15));
         world.run(s(1));
         // All that the kernels send or take; what goes to the vector engines' port goes on.
+        let blocked = world.now;
         block(&mut world, false, &[6785]);
         world.run(s(10));
+        for host in &world.hosts {
+            let moves =
+                host.changes.iter().filter(|(at, it)| *at > blocked && it.to == PathState::Active);
+            assert_eq!(moves.count(), 1, "by way of a path that went down with it");
+        }
         assert_eq!(both_ways(&world), ["uu udp: NAT", "uu udp: NAT"]);
         assert!(longest_gap(&world) <= s(3), "{:?}", longest_gap(&world));
     });
