@@ -41,8 +41,10 @@ impl Worker {
                 Err(support) => support,
             },
         };
-        if self.ipsec.is_none() {
+        // What an earlier run, or half an attempt, left is removed once and not at every look.
+        if self.ipsec.is_none() && !self.closed {
             self.close_overlay().await;
+            self.closed = true;
         }
         self.tell_support(support);
     }
@@ -64,6 +66,7 @@ impl Worker {
         let mut guard = Guard::new(self.kernel.clone());
         let guard_watch = guard.watch().map_err(failed)?;
         let trusted: Vec<_> = self.trusted.iter().copied().collect();
+        self.closed = false;
         guard.ensure(&trusted).await.map_err(|error| Support::no_guard(&error))?;
         let devices = self.switch.open_overlay().await.map_err(failed)?;
         let watch = xfrm.watch().map_err(failed)?;

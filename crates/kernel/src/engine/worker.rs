@@ -44,6 +44,8 @@ pub(super) struct Worker {
     pub(super) holders: BTreeMap<[u8; 6], PeerId>,
     pub(super) mss: Option<MssClamp>,
     pub(super) retired: VecDeque<(Instant, StateId)>,
+    /// Nothing of the overlay is in the kernel.
+    pub(super) closed: bool,
     /// Why the switch is not the one asked for.
     pub(super) switch_reason: Option<String>,
     pub(super) next_support: Instant,
@@ -108,6 +110,7 @@ impl Worker {
             holders: BTreeMap::new(),
             mss,
             retired: VecDeque::new(),
+            closed: false,
             switch_reason,
             next_support: now,
             next_reconcile: now + Duration::from_millis(RECONCILE_MS),
