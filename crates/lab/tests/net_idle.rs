@@ -46,12 +46,16 @@ fn memory_does_not_grow_under_traffic() -> anyhow::Result<()> {
     let (one, two) = lab.containers()?;
     let _servers = (Server::start(&one)?, Server::start(&two)?);
     let pids: Vec<u32> = lab.sandbox.hosts().iter().filter_map(|host| host.daemon_pid()).collect();
-    // The first seconds fill every buffer and table once.
-    iperf::run(&one, two.ipv4()?.into(), &["-t", "6", "-P", "4", "--bidir"])?;
+    let load = |tcp: &str, udp: &str| -> anyhow::Result<()> {
+        iperf::run(&one, two.ipv4()?.into(), &["-t", tcp, "-P", "4", "--bidir"])?;
+        iperf::run(&two, one.ipv4()?.into(), &["-t", udp, "-u", "-b", "200M", "-l", "200"])?;
+        Ok(())
+    };
+    // Each kind of load fills its buffers and tables once.
+    load("14", "6")?;
     let before: Vec<u64> = pids.iter().map(|pid| resident_kib(*pid)).collect::<Result<_, _>>()?;
     for _ in 0..seconds / 20 {
-        iperf::run(&one, two.ipv4()?.into(), &["-t", "14", "-P", "4", "--bidir"])?;
-        iperf::run(&two, one.ipv4()?.into(), &["-t", "6", "-u", "-b", "200M", "-l", "200"])?;
+        load("14", "6")?;
     }
     for (pid, before) in pids.iter().zip(before) {
         let after = resident_kib(*pid)?;
