@@ -213,7 +213,7 @@ fn a_broadcast_arrives_once_with_mixed_engines() {
     three.each_is_heard_once("mixed");
     for one in &three.boxes {
         for other in three.boxes.iter().filter(|other| other.host != one.host) {
-            one.space.run(&format!("ping -c 1 -W 5 {}", other.ipv4()));
+            one.space.run(&format!("ping -c 1 -W 20 {}", other.ipv4()));
         }
     }
     three.each_is_heard_once("mixed, by flows");
@@ -241,7 +241,7 @@ fn moving_a_peer_touches_only_its_flows() {
                 a.space.run(&format!("ip neigh replace {entry}"));
                 let entry = format!("{} lladdr {} dev weft0 nud permanent", a.ipv4(), a.mac);
                 other.space.run(&format!("ip neigh replace {entry}"));
-                a.space.run(&format!("ping -c 2 -i 0.2 -W 5 {}", other.ipv4()));
+                a.space.run(&format!("ping -c 2 -i 0.2 -W 20 {}", other.ipv4()));
             }
             let before = one.counters();
             engines.serve(1, if via == Via::Tap { &[3] } else { &[] });
@@ -256,8 +256,8 @@ fn moving_a_peer_touches_only_its_flows() {
             println!("{changed} of {} flows changed, {broadcasts} of them broadcasts", after.flows);
             assert!(changed > broadcasts && changed <= broadcasts + 2, "{changed}, {broadcasts}");
             // The other peer's flows carry on without a question.
-            a.space.run(&format!("ping -c 5 -i 0.1 -W 5 {}", to_two.ipv4()));
-            a.space.run(&format!("ping -c 5 -i 0.1 -W 5 {}", to_three.ipv4()));
+            a.space.run(&format!("ping -c 5 -i 0.1 -W 20 {}", to_two.ipv4()));
+            a.space.run(&format!("ping -c 5 -i 0.1 -W 20 {}", to_three.ipv4()));
             let later = one.counters();
             let asked = later.upcalls - after.upcalls;
             // Frames from the other host come in by another port: a flow each.

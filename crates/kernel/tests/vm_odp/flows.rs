@@ -40,7 +40,7 @@ fn flows_that_nothing_uses_go() {
     for space in [&a.space, &c.space] {
         space.run("ip link set weft0 up");
     }
-    a.space.run(&format!("ping -c 2 -W 5 {}", c.ipv4()));
+    a.space.run(&format!("ping -c 2 -W 20 {}", c.ipv4()));
     one.audit();
 }
 
@@ -75,7 +75,7 @@ fn a_flood_of_new_macs_is_bounded_and_counted() {
         }
     }
     // Who talks already is not disturbed: its frames do not come up.
-    a.space.run(&format!("ping -c 5 -i 0.2 -W 5 {}", b.ipv4()));
+    a.space.run(&format!("ping -c 5 -i 0.2 -W 20 {}", b.ipv4()));
     let mut last = 0;
     until("the queue is worked off", || {
         sleep(Duration::from_millis(300));

@@ -234,7 +234,7 @@ impl Container {
     /// Asks another container for some echoes; all must come.
     pub(crate) fn pings(&self, other: &Self) {
         for address in [other.ipv4(), other.ipv6()] {
-            self.space.run(&format!("ping -c 3 -i 0.2 -W 5 {address}"));
+            self.space.run(&format!("ping -c 3 -i 0.2 -W 20 {address}"));
         }
     }
 }
@@ -320,8 +320,11 @@ pub(crate) fn until(what: &str, mut holds: impl FnMut() -> bool) {
 /// All packets that pass an interface, as tcpdump prints them.
 pub(crate) fn capture(space: &Space, interface: &str, filter: &str) -> Capture {
     let line = format!("tcpdump -Z root -i {interface} -nn -v -l --immediate-mode {filter}");
+    let sockets = || space.run("cat /proc/net/packet").lines().count();
+    let before = sockets();
     let running = space.spawn(&line);
-    sleep(Duration::from_millis(1_500));
+    until("tcpdump listens", || sockets() > before);
+    sleep(Duration::from_millis(500));
     Capture(running)
 }
 

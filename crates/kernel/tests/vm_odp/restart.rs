@@ -134,7 +134,7 @@ fn a_host_with_a_bridge_and_a_vxlan_device_is_a_peer() {
         one.knows(&c);
         a.pings(&c);
         c.pings(&a);
-        a.space.run("ping -c 2 -M do -s 1360 -W 5 10.32.2.3");
+        a.space.run("ping -c 2 -M do -s 1360 -W 20 10.32.2.3");
         one.audit();
     }
 }
