@@ -22,7 +22,7 @@ const PROGRAMS_OF_OURS: [(&str, &str); 2] =
     [("init", include_str!("init.sh")), ("usr/local/bin/tshark", super::tools::WRAPPER)];
 
 /// Debian packages whose programs every guest has.
-const PACKAGES: [&str; 21] = [
+const PACKAGES: [&str; 22] = [
     "bash",
     "coreutils",
     "diffutils",
@@ -33,6 +33,7 @@ const PACKAGES: [&str; 21] = [
     "hostname",
     "iperf3",
     "iproute2",
+    "iptables",
     "iputils-ping",
     "jq",
     "kmod",
@@ -46,10 +47,9 @@ const PACKAGES: [&str; 21] = [
     "util-linux",
 ];
 /// Packages whose programs a guest has where this machine has them.
-const OPTIONAL_PACKAGES: [&str; 9] = [
+const OPTIONAL_PACKAGES: [&str; 8] = [
     "bsdutils",
     "dash",
-    "iptables",
     "libc-bin",
     "ncurses-bin",
     "openvpn",
@@ -58,7 +58,8 @@ const OPTIONAL_PACKAGES: [&str; 9] = [
     "wireguard-tools",
 ];
 /// Programs that stand under a name of Debian's alternatives, and those without a package of their own.
-const MORE_PROGRAMS: [&str; 4] = ["awk", "ip6tables", "iptables", "which"];
+const MORE_PROGRAMS: [&str; 6] =
+    ["awk", "ip6tables", "ip6tables-save", "iptables", "iptables-save", "which"];
 /// What the programs read besides their libraries.
 const DATA: [&str; 8] = [
     "/etc/protocols",

@@ -8,6 +8,8 @@ use super::SandboxError;
 
 /// The pause between two looks of [`wait_until`].
 const POLL_INTERVAL_MS: u64 = 20;
+/// It is at least so many times what a look takes, so that waiting does not hold up what it waits for.
+const POLL_SHARE: u32 = 4;
 /// A wait says that it goes on after this time, and again after each such time.
 const PROGRESS_INTERVAL_MS: u64 = 2_000;
 
@@ -68,9 +70,11 @@ pub fn try_wait_until(
     let start = Instant::now();
     let mut next_word = Duration::from_millis(PROGRESS_INTERVAL_MS);
     loop {
+        let looked = Instant::now();
         if check()? {
             return Ok(start.elapsed());
         }
+        let pause = (looked.elapsed() * POLL_SHARE).max(Duration::from_millis(POLL_INTERVAL_MS));
         let waited = start.elapsed();
         if waited >= limit {
             return Err(SandboxError::WaitTimedOut { what: what.to_owned(), limit });
@@ -79,7 +83,7 @@ pub fn try_wait_until(
             next_word = waited + Duration::from_millis(PROGRESS_INTERVAL_MS);
             note(&format!("waiting for {what} ({} s of {} s)", waited.as_secs(), limit.as_secs()));
         }
-        std::thread::sleep(Duration::from_millis(POLL_INTERVAL_MS));
+        std::thread::sleep(pause);
     }
 }
 
