@@ -1,8 +1,9 @@
 //! TCP's segment size where a peer's path is smaller than the containers' MTU.
 //!
 //! Containers would find the size by themselves (the VXLAN device answers what is too big), but
-//! some hosts drop these answers. One nftables table of the bridge family lowers the announced
-//! segment size in both directions of the handshake, by the remote endpoint's MAC.
+//! some hosts drop these answers. One nftables table lowers the announced segment size in both
+//! directions of the handshake, by the remote endpoint's MAC: of the bridge family where a bridge
+//! is the switch, and at the tunnel's device itself where it is a datapath.
 
 use std::collections::BTreeMap;
 
@@ -16,7 +17,8 @@ use crate::{
     nft::Table,
 };
 
-const TABLE: Table = Table { family: "bridge", name: "weft-mss" };
+const AT_BRIDGE: Table = Table { family: "bridge", name: "weft-mss" };
+const AT_DEVICE: Table = Table { family: "netdev", name: "weft-mss" };
 /// Headers of a TCP segment without options, in bytes: IP and TCP (RFC 6691).
 const HEADERS: [(&str, u16); 2] = [("ip", 40), ("ip6", 60)];
 /// The smallest MTU that is clamped to, in bytes: what IPv4 requires (RFC 791), less than any path
@@ -26,19 +28,37 @@ const MTU_MIN: u16 = 576;
 /// Clamps the segment size of TCP connections through the overlay ports.
 pub struct MssClamp {
     kernel: Kernel,
+    table: Table,
     ports: Vec<String>,
     wanted: Option<BTreeMap<MacAddress, u16>>,
 }
 
 impl MssClamp {
-    /// For connections through these overlay ports. Nothing is changed.
+    /// For connections through these ports of a bridge, which need not be there yet. Nothing is
+    /// changed.
     ///
     /// # Errors
     /// [`KernelError::InvalidName`].
-    pub fn new(kernel: Kernel, ports: &[&str]) -> Result<Self, KernelError> {
+    pub fn at_bridge(kernel: Kernel, ports: &[&str]) -> Result<Self, KernelError> {
         ports.iter().try_for_each(|port| check_name(port))?;
         let ports = ports.iter().map(|port| (*port).to_owned()).collect();
-        Ok(Self { kernel, ports, wanted: None })
+        Ok(Self { kernel, table: AT_BRIDGE, ports, wanted: None })
+    }
+
+    /// For connections through this device, whatever switch it is a port of. It must be there
+    /// whenever segment sizes are set, and the clamp goes with it: [`Self::forget`]. Nothing is
+    /// changed.
+    ///
+    /// # Errors
+    /// [`KernelError::InvalidName`].
+    pub fn at_device(kernel: Kernel, device: &str) -> Result<Self, KernelError> {
+        check_name(device)?;
+        Ok(Self { kernel, table: AT_DEVICE, ports: vec![device.to_owned()], wanted: None })
+    }
+
+    /// What was set may be gone: the next [`Self::set`] writes it again.
+    pub fn forget(&mut self) {
+        self.wanted = None;
     }
 
     /// Makes `wanted` the whole list of remote endpoints (MAC address) whose path carries only so
@@ -57,15 +77,15 @@ impl MssClamp {
         }
         let kernel = self.kernel.clone();
         let _one = kernel.inner.reconcile.lock().await;
-        let found = kernel.nft_list(TABLE).await?;
+        let found = kernel.nft_list(self.table).await?;
         if found.as_ref().is_some_and(|listing| !listing.is_ours()) {
-            return Err(TABLE.taken());
+            return Err(self.table.taken());
         }
         let changed = match (found.is_some(), wanted.is_empty()) {
             (false, true) => false,
-            (true, true) => kernel.nft_remove(TABLE).await?,
+            (true, true) => kernel.nft_remove(self.table).await?,
             (_, false) => {
-                let commands = TABLE.replacement(&self.objects(&wanted));
+                let commands = self.table.replacement(&self.objects(&wanted));
                 kernel.nft_apply(commands, "write the segment sizes").await?;
                 true
             }
@@ -88,18 +108,23 @@ impl MssClamp {
         for (mac, mtu) in wanted {
             by_mtu.entry(*mtu).or_default().push(mac_text(mac));
         }
-        let mut objects = vec![TABLE.tag()];
+        let mut objects = vec![self.table.tag()];
         for (mtu, macs) in &by_mtu {
             let fields = json!({ "name": set_name(*mtu), "type": "ether_addr", "elem": macs });
-            objects.push(TABLE.part("set", fields));
+            objects.push(self.table.part("set", fields));
         }
-        for (hook, port, side) in
-            [("prerouting", "iifname", "saddr"), ("postrouting", "oifname", "daddr")]
-        {
-            let fields = json!({
+        let hooks = match self.table.family {
+            "bridge" => ["prerouting", "postrouting"],
+            _ => ["ingress", "egress"],
+        };
+        for (hook, port, side) in [(hooks[0], "iifname", "saddr"), (hooks[1], "oifname", "daddr")] {
+            let mut fields = json!({
                 "name": hook, "type": "filter", "hook": hook, "prio": 0, "policy": "accept",
             });
-            objects.push(TABLE.part("chain", fields));
+            if self.table.family == "netdev" {
+                fields["dev"] = json!(self.ports);
+            }
+            objects.push(self.table.part("chain", fields));
             for mtu in by_mtu.keys() {
                 let rules = HEADERS.map(|header| self.rule(hook, port, side, *mtu, header));
                 objects.extend(rules);
@@ -130,7 +155,7 @@ impl MssClamp {
             json!({ "mangle": { "key": size(), "value": mss } }),
         ]);
         let comment = "weft: the way carries no more";
-        TABLE.part("rule", json!({ "chain": hook, "comment": comment, "expr": expr }))
+        self.table.part("rule", json!({ "chain": hook, "comment": comment, "expr": expr }))
     }
 }
 

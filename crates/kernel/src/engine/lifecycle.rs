@@ -12,6 +12,9 @@ use crate::Guard;
 use crate::error::KernelError;
 use crate::xfrm::{PolicyId, PolicySpec, StateId, Xfrm};
 
+/// Lanes to a peer at most beside the one for all other CPUs; each costs about 5 KiB at both ends.
+const CPU_LANES_MAX: u16 = 8;
+
 impl Worker {
     /// What a run before this one left behind, killed or stopped: SAs whose keys nobody has any
     /// more, and policies that lead to them.
@@ -57,9 +60,9 @@ impl Worker {
             error => Support::Failed(error.to_string()),
         };
         let xfrm = Xfrm::open().map_err(failed)?;
-        let esp = match xfrm.support().await {
-            Ok(esp) => Ok(esp.ciphers),
-            Err(error) if self.config.plain => Err(error.to_string()),
+        let (esp, per_cpu) = match xfrm.support().await {
+            Ok(esp) => (Ok(esp.ciphers), esp.per_cpu),
+            Err(error) if self.config.plain => (Err(error.to_string()), false),
             Err(error) => return Err(failed(error)),
         };
         // Nothing of the overlay may be there without the guard.
@@ -75,7 +78,9 @@ impl Worker {
             .map_err(|error| Support::Failed(error.to_string()))?;
         let probes =
             Probes::open(&self.config.local, self.config.host, &devices).map_err(failed)?;
-        let support = Support::Ready { esp, rco: self.switch.takes_rco() };
+        self.state.set_per_cpu(per_cpu);
+        let lanes_max = if per_cpu { 1 + online_cpus().min(CPU_LANES_MAX) } else { 1 };
+        let support = Support::Ready { esp, lanes_max, rco: self.switch.takes_rco() };
         Ok((Ipsec { xfrm, watch, guard, guard_watch, encapsulation, probes }, support))
     }
 
@@ -187,9 +192,7 @@ impl Worker {
     /// Leaves nothing in the kernel but the local switch.
     pub(super) async fn stop(mut self) {
         self.withdraw(Support::Forbidden).await;
-        if let Some(mss) = &mut self.mss
-            && let Err(error) = mss.remove().await
-        {
+        if let Err(error) = self.mss.remove().await {
             tracing::debug!(%error, "no clamp to remove");
         }
         match self.switch.stop().await {
@@ -220,5 +223,31 @@ impl Worker {
         named.extend(self.switch.counters().await);
         let switch_reason = self.switch_reason.clone();
         KernelCounters { guard, switch: self.switch.kind(), switch_reason, named }
+    }
+}
+
+/// How many CPUs there are up to the highest that is on line: packets leave from any of them, whatever
+/// this process may use. A CPU without a lane of its own takes the one for all.
+fn online_cpus() -> u16 {
+    let list = std::fs::read_to_string("/sys/devices/system/cpu/online").unwrap_or_default();
+    highest(&list).map_or(1, |highest| highest.saturating_add(1))
+}
+
+/// The last number of a list such as `0-3,6`.
+fn highest(list: &str) -> Option<u16> {
+    list.trim().rsplit([',', '-']).next()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cpus_are_counted_up_to_the_last() {
+        assert_eq!(highest("0\n"), Some(0));
+        assert_eq!(highest("0-3\n"), Some(3));
+        assert_eq!(highest("0-3,6\n"), Some(6));
+        assert_eq!(highest(""), None);
+        assert!(online_cpus() >= 1);
     }
 }

@@ -64,6 +64,8 @@ pub enum Support {
     Ready {
         /// AEADs that the kernel has; or why there is only the plain path, for trusted peers.
         esp: Result<Vec<Cipher>, String>,
+        /// Lanes to a peer at most: more than one where the kernel chooses among them by CPU.
+        lanes_max: u16,
         /// It takes remote checksum offload marks.
         rco: bool,
     },

@@ -11,7 +11,7 @@ use weft_path::{Encapsulation, EngineCommand, EngineEvent, InboundSa, OutboundSa
 use super::probe_mac;
 use crate::overlay::Via;
 use crate::xfrm::{
-    Direction, Limits, PolicyId, PolicySpec, StateId, StateSpec, Template, UdpPorts,
+    Direction, LaneGroup, Limits, PolicyId, PolicySpec, StateId, StateSpec, Template, UdpPorts,
 };
 
 /// What is to be done in the kernel, in order.
@@ -59,6 +59,10 @@ pub(super) struct Probe {
 pub(super) struct State {
     /// Where the kernel takes ESP in UDP.
     encapsulation_port: u16,
+    /// Whether the kernel chooses among a path's lanes by CPU; else each path has one.
+    per_cpu: bool,
+    /// The group of lanes that was given out last.
+    group: u16,
     peers: BTreeMap<PeerId, Peer>,
     paths: BTreeMap<PathId, Path>,
     inbound: BTreeMap<u32, Inbound>,
@@ -86,6 +90,8 @@ struct Path {
 #[derive(Clone, Copy)]
 struct Outbound {
     id: StateId,
+    /// That of all lanes that came with this one.
+    group: Option<LaneGroup>,
     source: IpAddr,
     remote: SocketAddr,
     encapsulation: Encapsulation,
@@ -100,10 +106,17 @@ impl State {
     pub(super) fn new(encapsulation_port: u16) -> Self {
         Self {
             encapsulation_port,
+            per_cpu: false,
+            group: 0,
             peers: BTreeMap::new(),
             paths: BTreeMap::new(),
             inbound: BTreeMap::new(),
         }
+    }
+
+    /// Whether SAs installed from now on may be one for each CPU (RFC 9611).
+    pub(super) fn set_per_cpu(&mut self, per_cpu: bool) {
+        self.per_cpu = per_cpu;
     }
 
     /// What a command asks of the kernel. `local` tells from which address this host reaches a peer.
@@ -270,6 +283,7 @@ impl State {
     ) {
         let ports = UdpPorts { source: self.encapsulation_port, destination: remote.port() };
         let id = StateId { destination: remote.ip(), spi: sa.spi };
+        let group = self.group_of(path, sa.lane, remote.ip());
         actions.push(Action::AddState(
             path,
             StateSpec {
@@ -287,11 +301,13 @@ impl State {
                     bytes_hard: sa.bytes_hard,
                 },
                 lifetime: sa.lifetime,
-                group: None,
-                cpu: None,
+                group,
+                // Lane 0 takes what comes from a CPU without a lane of its own.
+                cpu: group.and_then(|_| u32::from(sa.lane).checked_sub(1)),
             },
         ));
-        let outbound = Outbound { id, source: local, remote, encapsulation: sa.encapsulation };
+        let encapsulation = sa.encapsulation;
+        let outbound = Outbound { id, group, source: local, remote, encapsulation };
         let older = self.path(peer, path).outbound.insert(sa.lane, outbound);
         // The policy leads to the new SA before the old one goes.
         self.refresh(peer, actions);
@@ -302,6 +318,29 @@ impl State {
             actions.push(Action::SetVia(peer, Via::Vxlan { remote: remote.ip() }));
         }
         actions.extend(older.map(|older| Action::RetireState(older.id)));
+    }
+
+    /// The lanes of an offer come together, lane 0 first: it begins a group that no other lanes to
+    /// this host are in.
+    fn group_of(&mut self, path: PathId, lane: u16, remote: IpAddr) -> Option<LaneGroup> {
+        if !self.per_cpu {
+            return None;
+        }
+        if lane > 0 {
+            return self.paths.get(&path)?.main()?.group;
+        }
+        let there = self.paths.values().filter_map(Path::main);
+        let there = there.filter(|outbound| outbound.remote.ip() == remote);
+        let taken: Vec<LaneGroup> = there.filter_map(|outbound| outbound.group).collect();
+        let mut number = self.group;
+        let group = std::iter::repeat_with(|| {
+            number = number.wrapping_add(1);
+            LaneGroup::new(number)
+        })
+        .flatten()
+        .find(|group| !taken.contains(group));
+        self.group = number;
+        group
     }
 
     fn remove_outbound(&mut self, path: PathId, actions: &mut Vec<Action>) {
@@ -411,7 +450,10 @@ impl Path {
 
 impl Outbound {
     fn template(&self) -> Template {
-        Template::State { spi: self.id.spi }
+        match self.group {
+            Some(group) => Template::Lanes(group),
+            None => Template::State { spi: self.id.spi },
+        }
     }
 }
 
@@ -530,6 +572,57 @@ mod tests {
         assert_eq!(added(&actions).spi, 301);
         let old = StateId { destination: REMOTE, spi: 300 };
         assert_eq!(actions[1..], [Action::SetPolicy(policy(6787, 301)), Action::RetireState(old)]);
+    }
+
+    #[test]
+    fn lanes_are_one_for_each_cpu_and_a_rekey_moves_them_together() {
+        let mut state = State::new(6785);
+        state.set_per_cpu(true);
+        let install = |state: &mut State, spi: u32| -> Vec<Action> {
+            let lanes = (0..3).flat_map(|lane: u16| {
+                let mut command = outbound(RAW, spi + u32::from(lane), Encapsulation::Raw);
+                if let EngineCommand::InstallOutbound { sa, .. } = &mut command {
+                    sa.lane = lane;
+                }
+                apply(state, command)
+            });
+            lanes.collect()
+        };
+        let added = |actions: &[Action]| -> Vec<_> {
+            let of = |action: &Action| match action {
+                Action::AddState(_, spec) => Some((spec.spi, spec.group.unwrap(), spec.cpu)),
+                _ => None,
+            };
+            actions.iter().filter_map(of).collect()
+        };
+        let first = added(&install(&mut state, 300));
+        let group = first[0].1;
+        assert_eq!(first, [(300, group, None), (301, group, Some(0)), (302, group, Some(1))]);
+        let bind = EngineCommand::BindPath { peer: PEER, path: Some(RAW) };
+        let led = |group| PolicySpec { template: Template::Lanes(group), ..policy(6787, 0) };
+        assert_eq!(apply(&mut state, bind)[0], Action::SetPolicy(led(group)));
+
+        let actions = install(&mut state, 400);
+        let second = added(&actions);
+        let next = second[0].1;
+        assert_ne!(next, group, "two sets of keys must not share a group");
+        assert_eq!(second, [(400, next, None), (401, next, Some(0)), (402, next, Some(1))]);
+        let of = |action: &Action| match action {
+            Action::SetPolicy(policy) => Some(*policy),
+            _ => None,
+        };
+        assert_eq!(actions.iter().filter_map(of).collect::<Vec<_>>(), [led(next)]);
+        for spi in 300..303 {
+            let old = StateId { destination: REMOTE, spi };
+            assert!(actions.contains(&Action::RetireState(old)), "{spi}: {actions:?}");
+        }
+        // Another path to the same host has a group of its own, however often the numbers wrap.
+        state.group = u16::MAX;
+        let other = apply(&mut state, outbound(UDP, 500, Encapsulation::Udp));
+        assert_ne!(self::added(&other).group, Some(next));
+        state.group = state.group.wrapping_sub(1);
+        let again = apply(&mut state, outbound(VECTOR, 600, Encapsulation::Udp));
+        assert_ne!(self::added(&again).group, self::added(&other).group);
     }
 
     #[test]

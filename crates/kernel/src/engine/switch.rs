@@ -132,13 +132,11 @@ impl Switch {
         }
     }
 
-    /// What clamps segment sizes at the overlay ports; the datapath has no such hook.
-    pub(super) fn mss_clamp(&self) -> Result<Option<MssClamp>, KernelError> {
+    /// What clamps segment sizes at the overlay ports.
+    pub(super) fn mss_clamp(&self) -> Result<MssClamp, KernelError> {
         match self {
-            Self::Bridge(bridge) => {
-                MssClamp::new(bridge.kernel.clone(), &[VXLAN, VXLAN6]).map(Some)
-            }
-            Self::Odp(_) => Ok(None),
+            Self::Bridge(bridge) => MssClamp::at_bridge(bridge.kernel.clone(), &[VXLAN, VXLAN6]),
+            Self::Odp(odp) => MssClamp::at_device(odp.kernel.clone(), VXLAN),
         }
     }
 
@@ -264,7 +262,8 @@ pub(super) async fn remove(kernel: &Kernel, device: &str) -> Result<(), KernelEr
     odp::remove_datapath(kernel, device, VXLAN).await?;
     for result in [
         ForwardRule::new(kernel.clone(), device)?.remove().await,
-        MssClamp::new(kernel.clone(), &[VXLAN, VXLAN6])?.remove().await,
+        MssClamp::at_bridge(kernel.clone(), &[VXLAN, VXLAN6])?.remove().await,
+        MssClamp::at_device(kernel.clone(), VXLAN)?.remove().await,
     ] {
         match result {
             // Without the program there never was a rule.

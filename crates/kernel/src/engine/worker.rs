@@ -42,7 +42,9 @@ pub(super) struct Worker {
     pub(super) trusted: BTreeSet<IpAddr>,
     /// Which peer holds a remote endpoint.
     pub(super) holders: BTreeMap<[u8; 6], PeerId>,
-    pub(super) mss: Option<MssClamp>,
+    pub(super) mss: MssClamp,
+    /// Segment sizes are not written before this time, since that failed.
+    next_clamp: Instant,
     pub(super) retired: VecDeque<(Instant, StateId)>,
     /// Nothing of the overlay is in the kernel.
     pub(super) closed: bool,
@@ -109,6 +111,7 @@ impl Worker {
             trusted: BTreeSet::new(),
             holders: BTreeMap::new(),
             mss,
+            next_clamp: now,
             retired: VecDeque::new(),
             closed: false,
             switch_reason,
@@ -215,7 +218,8 @@ impl Worker {
             Event::Probes(Ok(received)) | Event::Switch(SwitchEvent::Probe(received)) => {
                 self.handle_probe(&received);
             }
-            Event::Switch(SwitchEvent::Changed) => {}
+            // The clamp goes with the tunnel's device.
+            Event::Switch(SwitchEvent::Changed) => self.mss.forget(),
             Event::Switch(SwitchEvent::Failed(reason)) => {
                 self.fail(&reason).await;
             }
@@ -274,16 +278,18 @@ impl Worker {
     /// TCP connections through a path that is narrower than the containers' MTU learn so from their
     /// first packet on; all else learns it from the kernel's ICMP.
     async fn clamp(&mut self) {
-        let Some(mss) = self.mss.as_mut().filter(|_| self.ipsec.is_some()) else { return };
+        if self.ipsec.is_none() || Instant::now() < self.next_clamp {
+            return;
+        }
         let narrow = self.state.narrow(self.config.mtu);
         let of = |(mac, peer): (&[u8; 6], &PeerId)| Some((*mac, *narrow.get(peer)?));
         let wanted: Vec<_> = match narrow.is_empty() {
             true => Vec::new(),
             false => self.holders.iter().filter_map(of).collect(),
         };
-        if let Err(error) = mss.set(&wanted).await {
+        if let Err(error) = self.mss.set(&wanted).await {
             tracing::warn!(%error, "segment sizes are not clamped");
-            self.mss = None;
+            self.next_clamp = Instant::now() + Duration::from_millis(RECONCILE_MS);
         }
     }
 }

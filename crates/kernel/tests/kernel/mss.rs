@@ -35,7 +35,7 @@ fn both_ends_send_no_more_than_the_way_carries() {
     on_a_host(|| async {
         let (hosts, containers) = hosts(OuterFamily::V4, 2).await;
         let kernel = hosts[0].kernel.clone();
-        let mut clamp = MssClamp::new(kernel, &["weft-vxlan", "weft-vxlan6"]).unwrap();
+        let mut clamp = MssClamp::at_bridge(kernel, &["weft-vxlan", "weft-vxlan6"]).unwrap();
         assert!(!clamp.set(&[]).await.unwrap());
         // Twelve bytes of each segment are time stamps.
         assert_eq!(segment_sizes(&containers, "10.32.0.2:5001"), [1336, 1336]);
@@ -60,7 +60,7 @@ fn a_table_of_that_name_that_is_not_ours_is_left_alone() {
     on_a_host(|| async {
         run("nft", &["add table bridge weft-mss"]);
         let kernel = weft_kernel::Kernel::new().unwrap();
-        let mut clamp = MssClamp::new(kernel, &["weft-vxlan"]).unwrap();
+        let mut clamp = MssClamp::at_bridge(kernel, &["weft-vxlan"]).unwrap();
         let error = clamp.set(&[(REMOTE, 1300)]).await.unwrap_err();
         assert!(matches!(error, KernelError::TableTaken { .. }), "{error}");
     });

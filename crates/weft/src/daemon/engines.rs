@@ -184,8 +184,8 @@ pub(super) fn offers(settings: &Settings, support: &Support) -> Offers {
 }
 
 fn kernel_offers(settings: &Settings, support: &Support) -> Result<Vec<EngineOffer>, Reason> {
-    let (esp, rco) = match support {
-        Support::Ready { esp, rco } => (esp, *rco),
+    let (esp, lanes_max, rco) = match support {
+        Support::Ready { esp, lanes_max, rco } => (esp, *lanes_max, *rco),
         Support::Forbidden => return Err(Reason::Forced),
         Support::NoVxlan => return Err(Reason::KernelWithoutVxlan),
         Support::NoNft => return Err(Reason::NftMissing),
@@ -199,7 +199,7 @@ fn kernel_offers(settings: &Settings, support: &Support) -> Result<Vec<EngineOff
         kind: EngineKind::Kernel,
         format,
         port: weft_kernel::engine::ENCAPSULATION_PORT,
-        lanes_max: 1,
+        lanes_max,
         rco,
         ciphers: ciphers.to_vec(),
     };

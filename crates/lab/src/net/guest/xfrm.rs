@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 
 use weft::sandbox::Netns;
 
-/// The reqid on every SA and policy of Weft's.
-pub const REQID: &str = "reqid 1464157780";
+/// The high half of the reqid on every SA and policy of Weft's.
+const TAG: u32 = 0x5745;
 
 /// One SA.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -34,7 +34,7 @@ pub fn own_states(netns: &Netns) -> anyhow::Result<Vec<Sa>> {
 /// What `ip` said.
 pub fn own_policies(netns: &Netns) -> anyhow::Result<Vec<String>> {
     let text = netns.ip("xfrm policy")?.stdout;
-    Ok(blocks(&text).into_iter().filter(|block| block.contains(REQID)).collect())
+    Ok(blocks(&text).into_iter().filter(|block| is_tagged(block)).collect())
 }
 
 /// The SPIs of a namespace's SAs of Weft's.
@@ -78,7 +78,14 @@ impl Flush {
 }
 
 fn is_own(sa: &Sa) -> bool {
-    sa.text.contains(REQID)
+    is_tagged(&sa.text)
+}
+
+fn is_tagged(text: &str) -> bool {
+    text.split("reqid ").skip(1).any(|rest| {
+        let digits = rest.split(|letter: char| !letter.is_ascii_digit()).next();
+        digits.and_then(|digits| digits.parse::<u32>().ok()).is_some_and(|id| id >> 16 == TAG)
+    })
 }
 
 /// The paragraphs of `ip xfrm`'s output: each begins at a line's first column.
@@ -125,5 +132,7 @@ mod tests {
         assert_eq!(found.len(), 2);
         assert_eq!((found[0].spi, found[0].destination.as_str()), (0x8000_abcd, "192.0.2.2"));
         assert!(is_own(&found[0]) && !is_own(&found[1]));
+        let lane = "proto esp spi 0x00000000 reqid 1464139777 mode transport";
+        assert!(is_tagged(lane), "a set of lanes has a number of its own under the tag");
     }
 }
