@@ -52,6 +52,8 @@ pub(super) enum Request {
     TargetsChanged,
     /// After a start: addresses of all other owners come back.
     KeepOnly { owners: BTreeSet<String> },
+    /// The host's link carries packets of this size now, in bytes.
+    LinkMtu { link_mtu: u16 },
     /// A picture of everything, for status.
     Snapshot { reply: oneshot::Sender<Snapshot> },
 }
@@ -227,6 +229,7 @@ impl Control {
                 self.mesh.release(now, &owner);
             }
             Request::TargetsChanged => self.tell_targets(),
+            Request::LinkMtu { link_mtu } => self.paths.handle_link_mtu(now, link_mtu),
             Request::KeepOnly { owners } => {
                 let held = self.mesh.allocations().into_iter().map(|held| held.owner);
                 let gone: BTreeSet<String> = held.filter(|owner| !owners.contains(owner)).collect();

@@ -8,6 +8,7 @@ mod control;
 mod engines;
 mod error;
 mod host;
+mod mtu;
 mod requests;
 mod start;
 mod store;

@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime};
 
 use ipnet::IpNet;
 use tokio::sync::{mpsc, watch};
-use weft_crypto::{Format, PeerId};
+use weft_crypto::PeerId;
 use weft_engine::{Engine, EngineConfig};
 use weft_kernel::engine::{
     ENCAPSULATION_PORT, KernelEngine, KernelEngineConfig, SwitchKind, probe_mac,
@@ -16,13 +16,14 @@ use weft_kernel::engine::{
 use weft_kernel::{ForwardRule, Kernel, LinkEvent};
 use weft_link::{Admission, Identity, Links, Secret, Target};
 use weft_mesh::{Founding, Mesh};
-use weft_path::{Encapsulation, EngineEvent, Mac, Paths};
+use weft_path::{EngineEvent, Mac, Paths};
 use zeroize::Zeroizing;
 
 use super::StartError;
 use super::attachments::Attachments;
 use super::control::{Control, VNI};
 use super::engines::{Engines, Offers};
+use super::mtu::{container_mtu, follow_link_mtu, link_mtu};
 use super::requests::{Daemon, Targets};
 use super::store::{Lock, Store};
 use crate::api::{self, ApiListener, Invitation};
@@ -142,6 +143,7 @@ async fn run_async(settings: Settings, ready: impl FnOnce(&Invitation)) -> Resul
     let helpers = [
         tokio::spawn(watch_interfaces(kernel.clone(), kernel_engine, Arc::clone(&attachments))),
         tokio::spawn(keep_forward_rule(kernel.clone(), switch)),
+        tokio::spawn(follow_link_mtu(settings.clone(), kernel.clone(), daemon.control.clone())),
         tokio::spawn(stop_on_signal(stop_sender)),
         tokio::spawn(api),
     ];
@@ -221,26 +223,6 @@ fn engine_config(settings: &Settings, local: PeerId, mtu: u16) -> EngineConfig {
 fn keylog() -> Option<PathBuf> {
     let wanted = cfg!(feature = "keylog").then(|| std::env::var_os("WEFT_SA_KEYLOG"));
     wanted.flatten().map(PathBuf::from)
-}
-
-/// MTU of the link that leads to the first target, else of the host's own.
-async fn link_mtu(settings: &Settings, kernel: &Kernel) -> Result<u16, StartError> {
-    let target = settings.hosts.iter().find_map(|host| host.split('#').next()?.parse().ok());
-    let routed = match target {
-        Some(address) => kernel.route_mtu(address).await.ok().map(|route| route.mtu),
-        None => None,
-    };
-    let mtu = match routed {
-        Some(mtu) => Some(mtu),
-        None => kernel.default_link_mtu().await?,
-    };
-    Ok(u16::try_from(mtu.unwrap_or(LINK_MTU_DEFAULT)).unwrap_or(u16::MAX))
-}
-
-/// DESIGN section 4: the host's link less the overhead over IPv6, a multiple of 4.
-fn container_mtu(link_mtu: u16) -> u16 {
-    let inner = link_mtu.saturating_sub(weft_path::overhead(Format::Esp, Encapsulation::Udp, true));
-    (inner / 4 * 4).max(CONTAINER_MTU_MIN)
 }
 
 /// How many segments of a container's super-packet fill one run of datagrams, so that a super-packet
@@ -392,10 +374,6 @@ const EVENTS_QUEUED_MAX: usize = 16_384;
 const REQUESTS_QUEUED_MAX: usize = 1_024;
 /// Pause after the accept rule for bridged frames could not be looked after.
 const FORWARD_RULE_RETRY_MS: u64 = 10_000;
-/// Where the host has no link that tells.
-const LINK_MTU_DEFAULT: u32 = 1_500;
-/// IPv6 needs it inside (RFC 8200 section 5).
-const CONTAINER_MTU_MIN: u16 = 1_280;
 /// UDP payload of a full segment less its inner IP packet: ESP in UDP without outer IP and UDP headers.
 const DATAGRAM_OVERHEAD_BYTES: usize = weft_packet::esp::packet_len(weft_packet::ethernet::LEN);
 
@@ -405,8 +383,6 @@ mod tests {
 
     #[test]
     fn a_super_packet_of_a_container_is_one_run() {
-        assert_eq!(container_mtu(1500), 1388);
-        assert_eq!(container_mtu(9000), 8888);
         assert_eq!(run_segments(1388), 45);
         assert!(usize::try_from(run_segments(8888)).is_ok_and(|n| n * 8952 <= 65_507));
     }
