@@ -218,8 +218,9 @@ fn a_peer_whose_address_changes_is_found_again() -> anyhow::Result<()> {
     let flow = Flow::start(&one, &two, EVERY)?;
     flow.wait_more(50, SETTLE_LIMIT)?;
     let at = Instant::now();
-    there.netns().ip("addr add 192.0.2.102/24 dev eth0")?;
+    // The new one would go with the old one if it came first.
     there.netns().ip("addr del 192.0.2.2/24 dev eth0")?;
+    there.netns().ip("addr add 192.0.2.102/24 dev eth0")?;
     let moved = |p: &Value| {
         is_active(p) && p["remote"].as_str().is_some_and(|remote| remote.starts_with("192.0.2.102"))
     };
@@ -289,11 +290,12 @@ fn a_narrower_way_is_named_and_told_to_containers_and_gives_way_to_the_vector_en
     let netns = stage.middle()?;
     netns.ip("link set port2 mtu 1400")?;
     there.netns().ip("link set eth0 mtu 1400")?;
-    // Not only told by the link: the way itself is narrow.
+    // Not only told by the link: the way itself is narrow. A bridge lets 4 bytes more pass, for a tag.
     let vector = |c: &Value| {
-        is_on("userspace", "userspace")(c)
+        is_active(c)
+            && c["engine"] == "userspace"
             && says(c, &["MTU not carried"])
-            && c["mtu"].as_u64().is_some_and(|mtu| (1200..=1308).contains(&mtu))
+            && c["mtu"].as_u64().is_some_and(|mtu| (1200..=1312).contains(&mtu))
     };
     wait_path(
         here,
@@ -320,30 +322,31 @@ fn a_narrower_way_is_named_and_told_to_containers_and_gives_way_to_the_vector_en
 
 #[test]
 fn on_a_narrow_way_the_kernel_alone_answers_by_icmp_and_clamps_tcp() -> anyhow::Result<()> {
-    let stage = Stage::pair(&["--engine", "kernel"], &["--engine", "kernel"])?;
+    narrow_for_the_kernel_alone("bridge")
+}
+
+#[test]
+fn on_a_narrow_way_the_datapath_answers_by_icmp_and_clamps_tcp() -> anyhow::Result<()> {
+    narrow_for_the_kernel_alone("odp")
+}
+
+fn narrow_for_the_kernel_alone(switch: &str) -> anyhow::Result<()> {
+    let options = ["--engine", "kernel", "--switch", switch];
+    let stage = Stage::pair(&options, &options)?;
     let (one, two) = ready(&stage)?;
     let (here, there) = (stage.host(0), stage.host(1));
     for (netns, device) in [(stage.middle()?, "port2"), (there.netns(), "eth0")] {
         netns.ip(&format!("link set {device} mtu 1400"))?;
     }
-    let narrow = |c: &Value| is_active(c) && c["mtu"].as_u64().is_some_and(|mtu| mtu <= 1316);
+    let narrow = |c: &Value| is_active(c) && c["mtu"].as_u64().is_some_and(|mtu| mtu <= 1320);
     let found = wait_path(here, there, "the smaller MTU", by_clock(BACK_LIMIT_S), narrow)?;
     figure("the kernel path's MTU on 1,400 bytes", &found["mtu"]);
-    for address in [two.ipv4()?.to_string(), two.ipv6()?.to_string()] {
-        let ping = ["ping", "-n", "-M", "do", "-s", "1340", "-c", "3", "-W", "2", &address];
-        let output = one.exec(&ping)?;
-        let text = format!("{}{}", output.stdout, output.stderr);
-        assert!(text.contains("mtu") || text.contains("too long"), "{address}: {text}");
-    }
-    let server = Server::start(&two)?;
-    let dump = |container: &Container| -> anyhow::Result<_> {
-        let words = ["tcpdump", "-n", "-l", "-v", "-i", "weft0", "tcp[tcpflags] & tcp-syn != 0"];
-        let mut tcpdump = container.spawn(&words)?;
-        tcpdump.line_with("listening on", Duration::from_secs(20))?;
-        Ok(tcpdump)
-    };
-    let mut seen = dump(&two)?;
-    one.exec(&["ip", "route", "flush", "cache"])?;
+
+    // The way tells nobody that it is narrow, and TCP goes through it nevertheless.
+    let _server = Server::start(&two)?;
+    let words = ["tcpdump", "-n", "-l", "-v", "-i", "weft0", "tcp[tcpflags] & tcp-syn != 0"];
+    let mut seen = two.spawn(&words)?;
+    seen.line_with("listening on", Duration::from_secs(20))?;
     let report = iperf::run(&one, two.ipv4()?.into(), &["-n", "2M"])?;
     assert!(iperf::received_bps(&report) > 0.0, "{report}");
     let line = seen.line_with("mss ", Duration::from_secs(10))?;
@@ -351,7 +354,19 @@ fn on_a_narrow_way_the_kernel_alone_answers_by_icmp_and_clamps_tcp() -> anyhow::
     let mss: u64 = mss.unwrap_or_default().parse()?;
     figure("MSS that the peer was told", mss);
     assert!(Some(mss + 40) <= found["mtu"].as_u64(), "MSS {mss} does not fit {found}");
-    drop(server);
+
+    // Once the host's own link is as narrow, the kernel answers what is too long.
+    here.netns().ip("link set eth0 mtu 1400")?;
+    for address in [two.ipv4()?.to_string(), two.ipv6()?.to_string()] {
+        let ping = ["ping", "-n", "-M", "do", "-s", "1340", "-c", "3", "-W", "2", &address];
+        let output = one.exec(&ping)?;
+        let text = format!("{}{}", output.stdout, output.stderr);
+        let told = text.split("mtu").nth(1).map(|rest| rest.trim_start_matches([' ', '=', ':']));
+        let told = told.and_then(|rest| rest.split(|it: char| !it.is_ascii_digit()).next());
+        let told: Option<u64> = told.and_then(|digits| digits.parse().ok());
+        figure(&format!("MTU that ICMP tells for {address}"), format!("{told:?}"));
+        assert!(told.is_some_and(|mtu| (1280..=1316).contains(&mtu)), "{address}: {text}");
+    }
     Ok(())
 }
 

@@ -3,7 +3,7 @@
 use weft::sandbox::Netns;
 
 /// Objects of another program's.
-const PLANTED: [&str; 10] = [
+const PLANTED: [&str; 11] = [
     "ip xfrm state add src 198.51.100.1 dst 198.51.100.2 proto esp spi 0x1001 reqid 77 mode transport \
      aead 'rfc4106(gcm(aes))' 0x0102030405060708090a0b0c0d0e0f1011121314 128",
     "ip xfrm policy add src 198.51.100.1/32 dst 198.51.100.2/32 dir out \
@@ -18,6 +18,7 @@ const PLANTED: [&str; 10] = [
     "bridge fdb append 02:00:00:00:00:77 dev foreign-vx dst 198.51.100.7",
     "ip link add foreign-d type dummy",
     "ip addr add 198.51.100.1/24 dev foreign-d",
+    "ip link set foreign-d up",
 ];
 
 /// What shows whether they stand; none of it counts packets or time.
