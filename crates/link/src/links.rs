@@ -211,6 +211,12 @@ impl Links {
         self.shared.lock().refused.remove(&peer);
     }
 
+    /// Where each peer that is up is reached now: a connection outlives a change of either address.
+    pub fn remotes(&self) -> Vec<(PeerId, SocketAddr)> {
+        let state = self.shared.lock();
+        state.links.iter().map(|(peer, link)| (*peer, link.remote())).collect()
+    }
+
     /// All targets, all links that come from no target, and hosts that were refused here.
     pub fn status(&self) -> Vec<LinkStatus> {
         let now = Instant::now();

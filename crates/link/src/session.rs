@@ -1,5 +1,6 @@
 //! The life of a link: which connection it is, its two streams, replacement, renewal, end.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -82,9 +83,13 @@ pub(crate) enum Outcome {
 }
 
 impl Link {
+    pub(crate) fn remote(&self) -> SocketAddr {
+        canonical(self.conn.remote_address())
+    }
+
     pub(crate) fn status(&self, peer: PeerId) -> LinkStatus {
         LinkStatus {
-            address: canonical(self.conn.remote_address()).to_string(),
+            address: self.remote().to_string(),
             direction: self.direction,
             peer: Some(peer),
             nickname: Some(self.nickname.clone()),

@@ -71,6 +71,26 @@ impl Paths {
         });
     }
 
+    /// A peer's link goes on between these addresses, the old or others: one of the hosts has moved.
+    /// Paths that are bound to addresses are made anew; the rest goes on.
+    pub fn handle_addresses(
+        &mut self,
+        now: Instant,
+        peer: PeerId,
+        local: Option<IpAddr>,
+        remote: IpAddr,
+    ) {
+        let (local, remote) = (local.map(|it| it.to_canonical()), remote.to_canonical());
+        let known = self.peers.get(&peer).and_then(|entry| entry.peer.addresses());
+        if known.is_none_or(|known| known == (local, remote)) {
+            return;
+        }
+        let address_shared = self.claim(now, peer, remote) != peer;
+        self.with(now, peer, |peer, shared| {
+            peer.handle_addresses(now, (local, remote), address_shared, shared);
+        });
+    }
+
     /// The last connection to a peer is gone. Data goes on for [`crate::LINK_GRACE_MS`] while the
     /// link reconnects; then its paths fail with [`crate::Reason::LinkLost`].
     pub fn handle_link_down(&mut self, now: Instant, peer: PeerId) {

@@ -135,6 +135,27 @@ impl Peer {
         }
     }
 
+    /// The link goes on between other addresses.
+    pub(crate) fn handle_addresses(
+        &mut self,
+        now: Instant,
+        addresses: (Option<IpAddr>, IpAddr),
+        address_shared: bool,
+        shared: &mut Shared,
+    ) {
+        self.set_addresses(now, addresses, shared);
+        self.address_shared = address_shared;
+        if address_shared {
+            self.retire(now, Key::is_kernel, shared);
+        }
+        self.handle_local_change(now, shared);
+    }
+
+    /// This host's address towards the peer, and the peer's; `None` while the link is down.
+    pub(crate) fn addresses(&self) -> Option<(Option<IpAddr>, IpAddr)> {
+        self.session.as_ref().map(|_| (self.local, self.remote))
+    }
+
     /// The peer that had the kernel engine for this one's address has it no longer.
     pub(crate) fn handle_address_free(&mut self, now: Instant, shared: &mut Shared) {
         self.address_shared = false;

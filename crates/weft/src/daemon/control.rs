@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
@@ -25,6 +25,9 @@ use crate::config::Settings;
 
 /// The network that containers are on: one per mesh today.
 pub(super) const VNI: Vni = Vni(1);
+
+/// How often is looked whether links go on between other addresses, in milliseconds.
+const ADDRESSES_LOOK_MS: u64 = 2_000;
 
 /// What travels over a link once it is up.
 #[derive(Serialize, Deserialize)]
@@ -119,6 +122,8 @@ impl Control {
         mut stop: watch::Receiver<bool>,
     ) {
         self.tell_targets();
+        let mut look = tokio::time::interval(Duration::from_millis(ADDRESSES_LOOK_MS));
+        look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
             self.settle().await;
             if self.failed {
@@ -137,6 +142,7 @@ impl Control {
                 Some(event) = events.recv() => self.paths.handle_event(Instant::now(), event),
                 Some(request) = requests.recv() => self.handle_request(request).await,
                 () = self.engines.support_changed() => self.offer_again(),
+                _ = look.tick() => self.look_at_addresses(),
                 () = sleep_until(timer) => self.handle_timeout(),
             }
         }
@@ -195,9 +201,29 @@ impl Control {
 
     fn path_link_up(&mut self, peer: PeerId, session: SessionKey, remote: SocketAddr) {
         let remote = remote.ip().to_canonical();
-        let host = self.settings.host.filter(|host| host.is_ipv4() == remote.is_ipv4());
-        let local = host.or_else(|| local_address(remote));
+        let local = self.local_towards(remote);
         self.paths.handle_link_up(Instant::now(), peer, session, local, remote);
+    }
+
+    /// Links outlive a change of address at either end; kernel paths are bound to both.
+    fn look_at_addresses(&mut self) {
+        let now = Instant::now();
+        for (peer, remote) in self.links.remotes() {
+            let address = remote.ip().to_canonical();
+            let local = self.local_towards(address);
+            // Without a route for a moment, the old one is as good.
+            if local.is_some() {
+                self.paths.handle_addresses(now, peer, local, address);
+            }
+            if let Some((_, seen)) = self.seen.get_mut(&peer) {
+                *seen = remote;
+            }
+        }
+    }
+
+    fn local_towards(&self, remote: IpAddr) -> Option<IpAddr> {
+        let host = self.settings.host.filter(|host| host.is_ipv4() == remote.is_ipv4());
+        host.or_else(|| local_address(remote))
     }
 
     fn handle_message(&mut self, now: Instant, peer: PeerId, bytes: &[u8]) {
