@@ -209,6 +209,8 @@ pub enum KernelError {
     NoCipher {
         /// The cipher's name in the CLI.
         cipher: &'static str,
+        /// The kernel knows it, and a part of it is missing.
+        known: bool,
     },
     /// The host's: a kernel before Linux 6.13.
     #[error("this kernel has no IPsec states of one CPU (RFC 9611, Linux 6.13): use one lane")]

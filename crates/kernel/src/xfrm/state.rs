@@ -163,7 +163,8 @@ pub(super) fn refused(error: RequestError, spec: &StateSpec) -> KernelError {
     }
     // ENOSYS: it does not know the name; ENOENT: it knows it, and a part of the algorithm is missing.
     if error.is(Errno::NOSYS) || error.is(Errno::NOENT) {
-        return KernelError::NoCipher { cipher: spec.cipher.name() };
+        let cipher = spec.cipher.name();
+        return KernelError::NoCipher { cipher, known: error.is(Errno::NOENT) };
     }
     if error.is(Errno::PROTONOSUPPORT) || error.is(Errno::AFNOSUPPORT) {
         let family = if spec.destination.is_ipv4() { "IPv4" } else { "IPv6" };

@@ -28,8 +28,8 @@ const TRIAL_HOSTS_V6: (IpAddr, IpAddr) = (
 );
 /// How long one stays if this process is killed in between, in seconds.
 const TRIAL_LIFETIME_S: u64 = 10;
-/// A kernel looks for the cipher first. One built with ESP has AES-GCM, so where both are missing it
-/// is ESP that is.
+/// A kernel looks for the cipher's name first. One built with ESP has AES-GCM, so where it knows neither
+/// name it is ESP that is missing.
 const NO_ESP: KernelError = KernelError::NoEsp { family: "IPv4" };
 const TRIAL_PORTS: UdpPorts = UdpPorts { source: 6785, destination: 6785 };
 
@@ -53,19 +53,20 @@ impl Xfrm {
     /// kernel load the modules that it needs, so it may find more when called again.
     ///
     /// # Errors
-    /// [`KernelError::NoEsp`] if it has no ESP over IPv4 or none of the AEADs,
-    /// [`KernelError::NotPermitted`], or another refusal.
+    /// [`KernelError::NoEsp`] if it has no ESP over IPv4, [`KernelError::NoCipher`] if a part of each
+    /// AEAD is missing, [`KernelError::NotPermitted`], or another refusal.
     pub async fn support(&self) -> Result<EspSupport, KernelError> {
         let can = self.abilities().await?;
-        let mut ciphers = Vec::new();
+        let (mut ciphers, mut missing) = (Vec::new(), NO_ESP);
         for cipher in [Cipher::Aes256Gcm, Cipher::ChaCha20Poly1305] {
             match self.attempt(&trial(cipher, TRIAL_HOSTS_V4, None), can).await {
                 Ok(_) => ciphers.push(cipher),
+                Err(error @ KernelError::NoCipher { known: true, .. }) => missing = error,
                 Err(KernelError::NoCipher { .. }) => {}
                 Err(error) => return Err(error),
             }
         }
-        let Some(cipher) = ciphers.first().copied() else { return Err(NO_ESP) };
+        let Some(cipher) = ciphers.first().copied() else { return Err(missing) };
         let ipv6 = self.takes(cipher, TRIAL_HOSTS_V6, None, can).await?;
         let udp = self.takes(cipher, TRIAL_HOSTS_V4, Some(TRIAL_PORTS), can).await?;
         let udp_ipv6 = ipv6 && self.takes(cipher, TRIAL_HOSTS_V6, Some(TRIAL_PORTS), can).await?;
@@ -77,14 +78,16 @@ impl Xfrm {
     pub(super) async fn abilities(&self) -> Result<Abilities, KernelError> {
         let try_out = async || {
             let all = Abilities { direction: true, per_cpu: true };
+            let mut missing = NO_ESP;
             for cipher in [Cipher::Aes256Gcm, Cipher::ChaCha20Poly1305] {
                 let spec = StateSpec { cpu: Some(0), ..trial(cipher, TRIAL_HOSTS_V4, None) };
                 match self.attempt(&spec, all).await {
+                    Err(error @ KernelError::NoCipher { known: true, .. }) => missing = error,
                     Err(KernelError::NoCipher { .. }) => {}
                     result => return result,
                 }
             }
-            Err(NO_ESP)
+            Err(missing)
         };
         self.inner.abilities.get_or_try_init(try_out).await.copied()
     }

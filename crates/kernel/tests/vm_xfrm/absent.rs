@@ -28,7 +28,7 @@ fn a_missing_cipher_is_named() {
         let support = host.xfrm.support().await;
         std::fs::write(MODPROBE, before.trim()).unwrap();
         let error = refused.unwrap_err();
-        let named = KernelError::NoCipher { cipher: "chacha20-poly1305" };
+        let named = KernelError::NoCipher { cipher: "chacha20-poly1305", known: false };
         assert_eq!(error.to_string(), named.to_string());
         assert_eq!(support.unwrap().ciphers, [Cipher::Aes256Gcm]);
         // The module came later: no restart is needed.

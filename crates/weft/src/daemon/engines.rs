@@ -203,10 +203,13 @@ fn kernel_offers(settings: &Settings, support: &Support) -> Result<Vec<EngineOff
         rco,
         ciphers: ciphers.to_vec(),
     };
-    Ok(match esp {
-        Ok(ciphers) => vec![offer(Format::Esp, ciphers)],
+    let wanted = |cipher: &&_| settings.ciphers.contains(*cipher);
+    let esp = esp.as_ref().map_err(|_| Reason::KernelWithoutEsp);
+    let esp: Result<Vec<_>, _> = esp.map(|esp| esp.iter().filter(wanted).copied().collect());
+    match esp.and_then(|it| if it.is_empty() { Err(Reason::CipherMissing) } else { Ok(it) }) {
+        Ok(ciphers) => Ok(vec![offer(Format::Esp, &ciphers)]),
         // Trusted peers need no ESP.
-        Err(_) if !settings.trusted_subnets.is_empty() => vec![offer(Format::Plain, &[])],
-        Err(_) => return Err(Reason::KernelWithoutEsp),
-    })
+        Err(_) if !settings.trusted_subnets.is_empty() => Ok(vec![offer(Format::Plain, &[])]),
+        Err(reason) => Err(reason),
+    }
 }
