@@ -24,7 +24,7 @@ const PLANTED: [&str; 11] = [
 /// What shows whether they stand; none of it counts packets or time.
 const SHOWN: [&str; 8] = [
     "ip xfrm state list reqid 77",
-    "ip xfrm policy | grep -B1 -A3 'src 198.51.100.1/32'",
+    "ip xfrm policy | grep -A3 'src 198.51.100.1/32'",
     "nft -s list table inet foreign",
     "ip -o link show foreign-br | cut -d: -f2-",
     "ip -j -d link show foreign-vx | jq -S '.[0] | [.master, .address, .operstate, .linkinfo.info_data]'",
