@@ -121,8 +121,8 @@ impl MssClamp {
             let mut fields = json!({
                 "name": hook, "type": "filter", "hook": hook, "prio": 0, "policy": "accept",
             });
-            if self.table.family == "netdev" {
-                fields["dev"] = json!(self.ports);
+            if self.table == AT_DEVICE {
+                fields["dev"] = json!(self.ports.first());
             }
             objects.push(self.table.part("chain", fields));
             for mtu in by_mtu.keys() {

@@ -2,7 +2,7 @@
 
 use std::net::{TcpListener, TcpStream};
 
-use weft_kernel::{KernelError, MssClamp, OuterFamily};
+use weft_kernel::{Kernel, KernelError, MssClamp, OuterFamily};
 
 use crate::{
     lab::{Container, on_a_host, run},
@@ -32,10 +32,18 @@ fn segment_sizes(containers: &[Container], to: &str) -> [u32; 2] {
 
 #[test]
 fn both_ends_send_no_more_than_the_way_carries() {
-    on_a_host(|| async {
+    clamped(|kernel| MssClamp::at_bridge(kernel, &["weft-vxlan", "weft-vxlan6"]));
+}
+
+#[test]
+fn both_ends_send_no_more_than_the_way_behind_a_device_carries() {
+    clamped(|kernel| MssClamp::at_device(kernel, "weft-vxlan"));
+}
+
+fn clamped(clamp: fn(Kernel) -> Result<MssClamp, KernelError>) {
+    on_a_host(move || async move {
         let (hosts, containers) = hosts(OuterFamily::V4, 2).await;
-        let kernel = hosts[0].kernel.clone();
-        let mut clamp = MssClamp::at_bridge(kernel, &["weft-vxlan", "weft-vxlan6"]).unwrap();
+        let mut clamp = clamp(hosts[0].kernel.clone()).unwrap();
         assert!(!clamp.set(&[]).await.unwrap());
         // Twelve bytes of each segment are time stamps.
         assert_eq!(segment_sizes(&containers, "10.32.0.2:5001"), [1336, 1336]);
