@@ -517,6 +517,30 @@ fn a_host_that_moves_takes_its_kernel_paths_along() {
 }
 
 #[test]
+fn a_link_that_goes_on_between_other_addresses_takes_its_kernel_paths_along() {
+    seeds(0..60, |seed| {
+        let mut world = world(seed, vec![both_engines(), kernel_only()]);
+        for round in 0..3 {
+            let address = IpAddr::from([10, 0, 1 + round, 7]);
+            let host = usize::from(round % 2);
+            world.migrate(host, address, s(2));
+            let end = world.now + s(5);
+            let moved = |world: &World| {
+                let to = world.active(1 - host, host).and_then(|status| status.remote);
+                to.is_some_and(|remote| remote.ip() == address) && world.is_connected(0, 1)
+            };
+            assert!(world.run_until(end, moved), "not within 5 s");
+            world.run(s(3));
+            steady(&mut world, s(2));
+            world.run(s(60));
+            assert_no_loss(&world);
+            settled(&mut world);
+        }
+        assert_eq!(both_ways(&world), ["kk raw", "kk raw"]);
+    });
+}
+
+#[test]
 fn a_kernel_path_that_is_too_narrow_yields_to_userspace_and_comes_back() {
     seeds(0..20, |seed| {
         let mut world = world(seed, vec![both_engines(), both_engines()]);

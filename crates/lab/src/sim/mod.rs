@@ -70,6 +70,7 @@ enum Event {
     Timer(HostId),
     LinkUp { host: HostId, peer: HostId, connection: u64, key: SessionKey, seen: IpAddr },
     LinkDown { host: HostId, peer: HostId, connection: u64 },
+    Moved { host: HostId, peer: HostId, connection: u64 },
     Message { from: HostId, to: HostId, connection: u64, text: String },
     Packet { from: HostId, to: HostId, packet: Packet },
     Traffic { from: HostId, to: HostId, every: Duration, size: Option<u16>, until: Instant },
@@ -209,6 +210,20 @@ impl World {
         let peers: Vec<HostId> = self.hosts[host].connections.keys().copied().collect();
         for peer in peers {
             self.disconnect(host, peer, noticed);
+        }
+    }
+
+    /// A host has another address, and its links go on from there, which each end notices within
+    /// `noticed`.
+    pub fn migrate(&mut self, host: HostId, address: IpAddr, noticed: Duration) {
+        self.hosts[host].engine.address = address;
+        let connections = self.hosts[host].connections.clone();
+        let micros = u64::try_from(noticed.as_micros()).unwrap_or(u64::MAX);
+        for (other, connection) in connections {
+            for (host, peer) in [(host, other), (other, host)] {
+                let at = self.now + Duration::from_micros(self.below(micros));
+                self.push(at, Event::Moved { host, peer, connection });
+            }
         }
     }
 
@@ -371,6 +386,15 @@ impl World {
                     self.hosts[host].connections.remove(&peer);
                     let id = self.hosts[peer].id;
                     self.hosts[host].paths.handle_link_down(self.now, id);
+                    self.drain(host);
+                }
+            }
+            Event::Moved { host, peer, connection } => {
+                if self.hosts[host].connections.get(&peer) == Some(&connection) {
+                    let remote = self.address_seen(peer, host);
+                    let (id, it) = (self.hosts[peer].id, &mut self.hosts[host]);
+                    let local = it.knows_address.then_some(it.engine.address);
+                    it.paths.handle_addresses(self.now, id, local, remote);
                     self.drain(host);
                 }
             }
