@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
-use weft::sandbox::{Container, slowness};
+use weft::sandbox::{Container, slowness, wait_until};
 use weft_lab::net::guest::stage::{is_active, is_on, path, says, wait_candidate, wait_path};
 use weft_lab::net::guest::wire::Blocked;
 use weft_lab::net::guest::{
@@ -144,7 +144,7 @@ fn with_both_blocked_the_state_is_failed_both_are_named_and_it_heals() -> anyhow
     for _ in 0..20 {
         sender.send_to(b"into the dark", receiver.local_addr()?)?;
     }
-    weft::sandbox::wait_until("20 counted drops", Duration::from_secs(10), || {
+    wait_until("20 counted drops", Duration::from_secs(10), || {
         dropped().is_ok_and(|now| now >= before + 20)
     })?;
     assert!(probe::expect_datagram(&receiver, b"into the dark").is_err(), "a datagram came");
@@ -233,11 +233,15 @@ fn a_peer_whose_address_changes_is_found_again() -> anyhow::Result<()> {
     figure("the peer's address changed", format!("{} ms without a packet", gap.as_millis()));
     let kernel = is_on("kernel", "kernel");
     wait_path(here, there, "the kernel's path at the new address", by_clock(BACK_LIMIT_S), kernel)?;
-    let stale: Vec<_> = xfrm::own_states(here.netns())?
-        .into_iter()
-        .filter(|sa| [&sa.source, &sa.destination].contains(&&"192.0.2.2".to_owned()))
-        .collect();
-    assert!(stale.is_empty(), "SAs of the old address are left: {stale:?}");
+    let stale = || -> anyhow::Result<Vec<xfrm::Sa>> {
+        let mut states = xfrm::own_states(here.netns())?;
+        states.retain(|sa| [&sa.source, &sa.destination].contains(&&"192.0.2.2".to_owned()));
+        Ok(states)
+    };
+    // What was on its way is received for a while.
+    let gone = || stale().is_ok_and(|stale| stale.is_empty());
+    let result = wait_until("the SAs of the old address to go", by_clock(90), gone);
+    result.map_err(|error| anyhow::anyhow!("{error}: {:?}", stale()))?;
     Ok(())
 }
 
