@@ -12,7 +12,7 @@ use weft_lab::net::guest::stage::{is_active, is_on, path, wait_candidate, wait_p
 use weft_lab::net::guest::{
     Flow, LeakWatch, SETTLE_LIMIT, Stage, by_clock, figure, foreign, host, xfrm,
 };
-use weft_lab::net::{namespace, probe, wait_ping};
+use weft_lab::net::{is_soak, namespace, probe, wait_ping};
 
 const TRUST: [&str; 2] = ["--trusted-subnets", "192.0.2.0/24"];
 
@@ -260,7 +260,7 @@ fn killed(switch: &str) -> anyhow::Result<()> {
     let standing = foreign::shown(netns)?;
     let watch = LeakWatch::start(&stage)?;
     let flow = Flow::start(&one, &two, Duration::from_millis(10))?;
-    for round in 0..3 {
+    for round in 0..if is_soak() { 3 } else { 1 } {
         let before = xfrm::own_spis(netns)?;
         assert!(!before.is_empty(), "no SA to be left behind");
         there.kill_daemon();
