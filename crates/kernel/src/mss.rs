@@ -113,15 +113,13 @@ impl MssClamp {
             let fields = json!({ "name": set_name(*mtu), "type": "ether_addr", "elem": macs });
             objects.push(self.table.part("set", fields));
         }
-        let hooks = match self.table.family {
-            "bridge" => ["prerouting", "postrouting"],
-            _ => ["ingress", "egress"],
-        };
+        let at_device = self.table == AT_DEVICE;
+        let hooks = if at_device { ["ingress", "egress"] } else { ["prerouting", "postrouting"] };
         for (hook, port, side) in [(hooks[0], "iifname", "saddr"), (hooks[1], "oifname", "daddr")] {
             let mut fields = json!({
                 "name": hook, "type": "filter", "hook": hook, "prio": 0, "policy": "accept",
             });
-            if self.table == AT_DEVICE {
+            if at_device {
                 fields["dev"] = json!(self.ports.first());
             }
             objects.push(self.table.part("chain", fields));
