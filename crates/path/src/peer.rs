@@ -97,11 +97,7 @@ impl Peer {
             self.candidates.values_mut().for_each(|candidate| candidate.handle_session(now));
         }
         self.session = Some(Session { key, tag });
-        self.set_addresses(now, addresses, shared);
-        self.address_shared = address_shared;
-        if address_shared {
-            self.retire(now, Key::is_kernel, shared);
-        }
+        self.set_addresses(now, addresses, address_shared, shared);
         if self.has_greeted() {
             self.hello_again = None;
             self.send_hello(false, shared);
@@ -117,21 +113,25 @@ impl Peer {
         &mut self,
         now: Instant,
         (local, remote): (Option<IpAddr>, IpAddr),
+        address_shared: bool,
         shared: &mut Shared,
     ) {
         let known =
             |address: IpAddr| Some(address.to_canonical()).filter(|it| !it.is_unspecified());
         let (local, remote) = (local.and_then(known), remote.to_canonical());
-        if (self.local, self.remote) == (local, remote) {
-            return;
-        }
-        (self.local, self.remote) = (local, remote);
-        // Trust is in an address: both hosts have to say again that they trust the new one.
-        self.retire(now, Key::is_plain, shared);
-        for (key, candidate) in &mut self.candidates {
-            if key.is_kernel() {
-                candidate.handle_addresses(now);
+        if (self.local, self.remote) != (local, remote) {
+            (self.local, self.remote) = (local, remote);
+            // Trust is in an address: both hosts have to say again that they trust the new one.
+            self.retire(now, Key::is_plain, shared);
+            for (key, candidate) in &mut self.candidates {
+                if key.is_kernel() {
+                    candidate.handle_addresses(now);
+                }
             }
+        }
+        self.address_shared = address_shared;
+        if address_shared {
+            self.retire(now, Key::is_kernel, shared);
         }
     }
 
@@ -143,11 +143,7 @@ impl Peer {
         address_shared: bool,
         shared: &mut Shared,
     ) {
-        self.set_addresses(now, addresses, shared);
-        self.address_shared = address_shared;
-        if address_shared {
-            self.retire(now, Key::is_kernel, shared);
-        }
+        self.set_addresses(now, addresses, address_shared, shared);
         self.handle_local_change(now, shared);
     }
 

@@ -177,8 +177,10 @@ impl Worker {
     }
 }
 
-/// The address from which this host reaches `remote`: the configured one, or the route's choice.
-pub(super) fn local_address(remote: IpAddr, host: Option<IpAddr>) -> Option<IpAddr> {
+/// The address from which this host reaches `remote`: the configured one, `host`, if it is of the same
+/// family, else the route's choice; `None` without a route.
+#[must_use]
+pub fn local_address(remote: IpAddr, host: Option<IpAddr>) -> Option<IpAddr> {
     if let Some(host) = host.filter(|host| host.is_ipv4() == remote.is_ipv4()) {
         return Some(host);
     }

@@ -18,6 +18,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use weft_crypto::{Cipher, PeerId};
 use weft_path::{EngineCommand, EngineEvent, Vni};
 
+pub use self::actions::local_address;
 pub use self::switch::SwitchKind;
 use crate::error::KernelError;
 use crate::xfrm::Xfrm;

@@ -5,7 +5,7 @@
 //! follows from it), then commands for the engine, then messages for peers.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -13,6 +13,7 @@ use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 use tokio::sync::{mpsc, oneshot, watch};
 use weft_crypto::{PeerId, SessionKey};
+use weft_kernel::engine::local_address;
 use weft_link::Links;
 use weft_mesh::{AddressError, Mesh, Output};
 use weft_path::{Endpoint, EngineCommand, EngineEvent, Mac, Paths, Vni};
@@ -26,7 +27,7 @@ use crate::config::Settings;
 /// The network that containers are on: one per mesh today.
 pub(super) const VNI: Vni = Vni(1);
 
-/// How often is looked whether links go on between other addresses, in milliseconds.
+/// The pause between two looks at the addresses that links go between, in milliseconds.
 const ADDRESSES_LOOK_MS: u64 = 2_000;
 
 /// What travels over a link once it is up.
@@ -201,7 +202,7 @@ impl Control {
 
     fn path_link_up(&mut self, peer: PeerId, session: SessionKey, remote: SocketAddr) {
         let remote = remote.ip().to_canonical();
-        let local = self.local_towards(remote);
+        let local = local_address(remote, self.settings.host);
         self.paths.handle_link_up(Instant::now(), peer, session, local, remote);
     }
 
@@ -210,7 +211,7 @@ impl Control {
         let now = Instant::now();
         for (peer, remote) in self.links.remotes() {
             let address = remote.ip().to_canonical();
-            let local = self.local_towards(address);
+            let local = local_address(address, self.settings.host);
             // Without a route for a moment, the old one is as good.
             if local.is_some() {
                 self.paths.handle_addresses(now, peer, local, address);
@@ -219,11 +220,6 @@ impl Control {
                 *seen = remote;
             }
         }
-    }
-
-    fn local_towards(&self, remote: IpAddr) -> Option<IpAddr> {
-        let host = self.settings.host.filter(|host| host.is_ipv4() == remote.is_ipv4());
-        host.or_else(|| local_address(remote))
     }
 
     fn handle_message(&mut self, now: Instant, peer: PeerId, bytes: &[u8]) {
@@ -474,17 +470,6 @@ async fn sleep_until(moment: Option<Instant>) {
         Some(moment) => tokio::time::sleep_until(moment.into()).await,
         None => std::future::pending().await,
     }
-}
-
-/// This host's own address towards a peer, as the route has it. Connecting a UDP socket sends nothing.
-fn local_address(remote: IpAddr) -> Option<IpAddr> {
-    let any: IpAddr = match remote {
-        IpAddr::V4(_) => std::net::Ipv4Addr::UNSPECIFIED.into(),
-        IpAddr::V6(_) => std::net::Ipv6Addr::UNSPECIFIED.into(),
-    };
-    let socket = UdpSocket::bind((any, 0)).ok()?;
-    socket.connect((remote, weft_packet::vxlan::PORT)).ok()?;
-    socket.local_addr().ok().map(|address| address.ip())
 }
 
 fn address_refusal(error: &AddressError) -> ApiError {
