@@ -180,9 +180,21 @@ impl Candidate {
         }
     }
 
-    /// The link has another pair of addresses: what was learned of the older pair does not hold.
-    pub(crate) fn handle_addresses(&mut self, now: Instant) {
+    /// The link has another pair of addresses, with the peer at `remote`: what was learned of the
+    /// older pair does not hold. Userspace sends there from now on; a kernel's SA is bound to both
+    /// addresses, so another is asked for. The peer need not see that it is needed: its last offer
+    /// may have come before the news.
+    pub(crate) fn handle_addresses(&mut self, now: Instant, remote: IpAddr, shared: &mut Shared) {
         self.learned = None;
+        if let Some(outbound) = self.outbound.as_mut() {
+            if self.key.is_kernel() {
+                self.request = outbound.first_spi().map(|spi| Request { spi, at: now });
+            } else if outbound.remote.ip() != remote {
+                outbound.remote.set_ip(remote);
+                let (path, remote) = (self.path, outbound.remote);
+                shared.command(EngineCommand::SetRemote { path, remote });
+            }
+        }
         self.prober.hint(now);
         self.prober.hasten(now);
     }

@@ -123,10 +123,8 @@ impl Peer {
             (self.local, self.remote) = (local, remote);
             // Trust is in an address: both hosts have to say again that they trust the new one.
             self.retire(now, Key::is_plain, shared);
-            for (key, candidate) in &mut self.candidates {
-                if key.is_kernel() {
-                    candidate.handle_addresses(now);
-                }
+            for candidate in self.candidates.values_mut() {
+                candidate.handle_addresses(now, remote, shared);
             }
         }
         self.address_shared = address_shared;
