@@ -6,7 +6,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::{Duration, Instant};
 
-use weft::sandbox::{Container, Host};
+use weft::sandbox::{Container, Host, Running};
 use weft_lab::net::guest::stage::{is_on, wait_path};
 use weft_lab::net::guest::{Outer, SETTLE_LIMIT, Stage, figure, host};
 use weft_lab::net::iperf::{self, Server};
@@ -16,6 +16,8 @@ const ENGINES: [&str; 2] = ["userspace", "kernel"];
 const SWITCHES: [&str; 2] = ["bridge", "odp"];
 const CIPHERS: [&str; 2] = ["aes-256-gcm", "chacha20-poly1305"];
 const OUTERS: [Outer; 2] = [Outer::V4, Outer::V6];
+/// How many segments' checksums are looked at.
+const CHECKSUMS_JUDGED: usize = 20;
 /// What iperf3 sends in one direction.
 const IPERF_BYTES: &str = "3M";
 
@@ -134,8 +136,11 @@ impl Row {
         let (one, two) = stage.containers()?;
         stage.reach(&one, &two)?;
         let before = [tap_reads(stage.host(0))?, tap_reads(stage.host(1))?];
-        carry(&one, &two).map_err(|error| error.context("from host1 to host2"))?;
-        carry(&two, &one).map_err(|error| error.context("from host2 to host1"))?;
+        for (index, (from, to)) in [(1, (&one, &two)), (0, (&two, &one))] {
+            let watch = self.watch_checksums(&stage, index)?;
+            carry(from, to).map_err(|error| error.context(format!("to host{}", index + 1)))?;
+            watch.map_or(Ok(()), ChecksumWatch::finish)?;
+        }
         for index in 0..2 {
             let host = stage.host(index);
             let through_daemon = tap_reads(host)? - before[index];
@@ -151,6 +156,25 @@ impl Row {
             }
         }
         self.check_paths(&stage)
+    }
+
+    /// Where a host's kernel takes what a vector engine sends.
+    fn watch_checksums(
+        &self,
+        stage: &Stage,
+        index: usize,
+    ) -> anyhow::Result<Option<ChecksumWatch>> {
+        if [self.engines[index], self.engines[1 - index]].map(|it| ENGINES[it])
+            != ["kernel", "userspace"]
+        {
+            return Ok(None);
+        }
+        let of_bridge = SWITCHES[self.switches[index]] == "bridge";
+        let device = match OUTERS[self.outer] {
+            Outer::V6 if of_bridge => "weft-vxlan6",
+            _ => "weft-vxlan",
+        };
+        ChecksumWatch::start(stage.host(index), device).map(Some)
     }
 
     fn check_paths(&self, stage: &Stage) -> anyhow::Result<()> {
@@ -173,6 +197,33 @@ impl Row {
             let is_v6 = address.contains("2001:db8");
             anyhow::ensure!(is_v6 == (stage.outer() == Outer::V6), "outer family: {path}");
         }
+        Ok(())
+    }
+}
+
+/// What arrives at a kernel engine from a vector engine: tcpdump judges the checksums.
+struct ChecksumWatch(Running);
+
+impl ChecksumWatch {
+    fn start(host: &Host, device: &str) -> anyhow::Result<Self> {
+        let count = CHECKSUMS_JUDGED.to_string();
+        let words = ["tcpdump", "-i", device, "-Q", "in", "-nn", "-vv", "-Z", "root", "-c", &count];
+        // Segments with payload alone.
+        let words = [&words[..], &["--immediate-mode", "tcp and greater 500"]].concat();
+        let mut tcpdump = host.netns().spawn(&words)?;
+        tcpdump.line_with("listening on", SETTLE_LIMIT)?;
+        Ok(Self(tcpdump))
+    }
+
+    /// The sender has left the checksums to this host, whose kernel leaves them to its devices.
+    fn finish(mut self) -> anyhow::Result<()> {
+        self.0.wait(SETTLE_LIMIT)?;
+        let mut lines = Vec::new();
+        while let Ok(line) = self.0.line(Duration::from_millis(200)) {
+            lines.push(line);
+        }
+        let left = lines.iter().filter(|line| line.contains("(incorrect -> 0x")).count();
+        anyhow::ensure!(left == CHECKSUMS_JUDGED, "{left} checksums were left partial: {lines:?}");
         Ok(())
     }
 }

@@ -28,8 +28,9 @@ const TAP_QUEUE_PACKETS: u32 = 5_000;
 /// A probe may be as long as any path carries.
 const PROBE_MTU_BYTES: u32 = 65_000;
 
-/// What a VXLAN device does with marks of remote checksum offload.
-const RCO: bool = false;
+/// What a VXLAN device does with marks of remote checksum offload: it takes them, and the checksum stays
+/// partial up to the container (`vm_matrix`).
+const RCO: bool = true;
 
 /// What moves frames between local ports and paths.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
