@@ -17,6 +17,8 @@ const LINK_MTU_DEFAULT: u32 = 1_500;
 const CONTAINER_MTU_MIN: u16 = 1_280;
 /// Changes of devices come in flocks; the link is looked at once they are over.
 const SETTLE_MS: u64 = 300;
+/// Pause after the kernel refused to say what happens to devices, in milliseconds.
+pub(super) const WATCH_RETRY_MS: u64 = 2_000;
 
 /// MTU of the link that leads to the first target, else of the host's own.
 ///
@@ -48,11 +50,13 @@ pub(super) async fn follow_link_mtu(
     kernel: Kernel,
     control: mpsc::Sender<Request>,
 ) {
-    if let Err(error) = follow(&settings, &kernel, &control).await {
-        tracing::error!(%error, "the link's MTU is watched no more");
+    while let Err(error) = follow(&settings, &kernel, &control).await {
+        tracing::warn!(%error, again_ms = WATCH_RETRY_MS, "the link's MTU is not watched");
+        tokio::time::sleep(Duration::from_millis(WATCH_RETRY_MS)).await;
     }
 }
 
+/// Ends with the control loop.
 async fn follow(
     settings: &Settings,
     kernel: &Kernel,
@@ -61,13 +65,13 @@ async fn follow(
     let mut watch = kernel.watch().await?;
     let settle = Duration::from_millis(SETTLE_MS);
     loop {
-        while !concerns_the_link(&watch.next().await?) {}
-        while let Ok(event) = tokio::time::timeout(settle, watch.next()).await {
-            event?;
-        }
         let link_mtu = link_mtu(settings, kernel).await?;
         if control.send(Request::LinkMtu { link_mtu }).await.is_err() {
             return Ok(());
+        }
+        while !concerns_the_link(&watch.next().await?) {}
+        while let Ok(event) = tokio::time::timeout(settle, watch.next()).await {
+            event?;
         }
     }
 }

@@ -1,6 +1,7 @@
 //! Starting and stopping: the order in which the daemon's parts come up and go down.
 
 use std::collections::BTreeMap;
+use std::convert::Infallible;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -23,7 +24,7 @@ use super::StartError;
 use super::attachments::Attachments;
 use super::control::{Control, VNI};
 use super::engines::{Engines, Offers};
-use super::mtu::{container_mtu, follow_link_mtu, link_mtu};
+use super::mtu::{WATCH_RETRY_MS, container_mtu, follow_link_mtu, link_mtu};
 use super::requests::{Daemon, Targets};
 use super::store::{Lock, Store};
 use crate::api::{self, ApiListener, Invitation};
@@ -297,19 +298,30 @@ fn targets(settings: &Settings, store: &Store) -> Result<Vec<Target>, StartError
 
 /// Takes addresses back when containers end, and plugs them in again when the switch was removed.
 async fn watch_interfaces(kernel: Kernel, engine: KernelEngine, attachments: Arc<Attachments>) {
-    let mut watch = match kernel.watch().await {
-        Ok(watch) => watch,
-        Err(error) => return tracing::error!(%error, "interfaces are not watched"),
-    };
     loop {
-        match watch.next().await {
-            Ok(LinkEvent::Removed { name }) if name == SWITCH => {
+        let Err(error) = follow_interfaces(&kernel, &engine, &attachments).await;
+        tracing::warn!(%error, again_ms = WATCH_RETRY_MS, "interfaces are not watched");
+        tokio::time::sleep(Duration::from_millis(WATCH_RETRY_MS)).await;
+        // The switch may have gone meanwhile.
+        engine.repair().await;
+        attachments.plug_in_all().await;
+    }
+}
+
+async fn follow_interfaces(
+    kernel: &Kernel,
+    engine: &KernelEngine,
+    attachments: &Attachments,
+) -> Result<Infallible, weft_kernel::KernelError> {
+    let mut watch = kernel.watch().await?;
+    loop {
+        match watch.next().await? {
+            LinkEvent::Removed { name } if name == SWITCH => {
                 engine.repair().await;
                 attachments.plug_in_all().await;
             }
-            Ok(LinkEvent::Removed { name }) => attachments.interface_removed(&name).await,
-            Ok(_) => {}
-            Err(error) => return tracing::error!(%error, "interfaces are watched no more"),
+            LinkEvent::Removed { name } => attachments.interface_removed(&name).await,
+            _ => {}
         }
     }
 }
