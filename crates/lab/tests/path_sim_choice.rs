@@ -522,7 +522,11 @@ fn moves(limit: Duration, start: impl Fn(&mut World, usize, IpAddr)) {
                 let remotes = world.status(1 - host, host).into_iter().filter_map(|it| it.remote);
                 remotes.map(|remote| remote.ip()).filter(|it| *it != address).count()
             };
-            assert!(world.run_until(end, |world| left(world) == 0), "SAs of the old address stay: {:#?}", world.status(1 - host, host));
+            assert!(
+                world.run_until(end, |world| left(world) == 0),
+                "SAs of the old address stay: {:#?}",
+                world.status(1 - host, host)
+            );
             world.run(s(3));
             steady(&mut world, s(2));
             world.run(s(60));

@@ -142,6 +142,7 @@ fn random_sequences_end_with_every_pair_connected_and_nothing_readable() -> anyh
         progress::step(&format!("sequence {} of {count}, seed {seed}", number + 1));
         let mut told = Vec::new();
         sequence(&stage, &containers, seed, &mut told)
+            .map_err(|error| error.context(stage.diagnosis()))
             .map_err(|error| error.context(format!("seed {seed}: {told:?}")))?;
     }
     Ok(())

@@ -8,13 +8,14 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use weft::sandbox::Container;
+use weft::sandbox::{Container, slowness};
 
 use crate::net::{namespace, probe};
 
 /// In every datagram: long enough never to occur by chance on a wire.
 pub const MARKER: &[u8] = b"this sentence must never be readable on the wire between two hosts";
-/// How long the receiver waits for what is still on its way when the sender has ended.
+/// How long the receiver goes on when the sender has ended: for copies, and where datagrams are missing,
+/// on real hardware, for those that are still on their way.
 const DRAIN_MS: u64 = 1_500;
 /// How often a thread looks whether it is to end.
 const LOOK_MS: u64 = 100;
@@ -24,9 +25,16 @@ const NUMBER_BYTES: usize = 4;
 /// A stream that runs until [`Flow::stop`].
 pub struct Flow {
     stop: Arc<AtomicBool>,
-    arrived: Arc<AtomicU32>,
+    counts: Arc<Counts>,
     sender: Option<JoinHandle<Vec<Instant>>>,
     receiver: Option<JoinHandle<Vec<(u32, Instant)>>>,
+}
+
+/// What both threads know.
+#[derive(Default)]
+struct Counts {
+    sent: AtomicU32,
+    arrived: AtomicU32,
 }
 
 /// What became of a stream.
@@ -66,18 +74,18 @@ impl Flow {
         receiver.set_read_timeout(Some(Duration::from_millis(LOOK_MS)))?;
         sender.connect(receiver.local_addr()?)?;
         let stop = Arc::new(AtomicBool::new(false));
-        let arrived = Arc::new(AtomicU32::new(0));
-        let (told, counted) = (Arc::clone(&stop), Arc::clone(&arrived));
+        let counts = Arc::new(Counts::default());
+        let (told, counted) = (Arc::clone(&stop), Arc::clone(&counts));
         let receiver = std::thread::spawn(move || receive(&receiver, &told, &counted));
-        let told = Arc::clone(&stop);
-        let sender = std::thread::spawn(move || send(&sender, &told, every, length));
-        Ok(Self { stop, arrived, sender: Some(sender), receiver: Some(receiver) })
+        let (told, counted) = (Arc::clone(&stop), Arc::clone(&counts));
+        let sender = std::thread::spawn(move || send(&sender, &told, &counted, every, length));
+        Ok(Self { stop, counts, sender: Some(sender), receiver: Some(receiver) })
     }
 
     /// How many datagrams have come so far.
     #[must_use]
     pub fn arrived(&self) -> u32 {
-        self.arrived.load(Ordering::Relaxed)
+        self.counts.arrived.load(Ordering::Relaxed)
     }
 
     /// Waits until so many more datagrams have come.
@@ -157,7 +165,13 @@ impl FlowReport {
     }
 }
 
-fn send(socket: &UdpSocket, stop: &AtomicBool, every: Duration, length: usize) -> Vec<Instant> {
+fn send(
+    socket: &UdpSocket,
+    stop: &AtomicBool,
+    counts: &Counts,
+    every: Duration,
+    length: usize,
+) -> Vec<Instant> {
     let mut datagram = vec![0; length.max(MARKER.len() + NUMBER_BYTES)];
     datagram[..MARKER.len()].copy_from_slice(MARKER);
     let mut sent: Vec<Instant> = Vec::new();
@@ -165,6 +179,7 @@ fn send(socket: &UdpSocket, stop: &AtomicBool, every: Duration, length: usize) -
         let number = u32::try_from(sent.len()).unwrap_or(u32::MAX).to_be_bytes();
         datagram[MARKER.len()..MARKER.len() + NUMBER_BYTES].copy_from_slice(&number);
         sent.push(Instant::now());
+        counts.sent.fetch_add(1, Ordering::Relaxed);
         // A refusal is a loss, and shows as one.
         let _ = socket.send(&datagram);
         std::thread::sleep(every);
@@ -172,14 +187,17 @@ fn send(socket: &UdpSocket, stop: &AtomicBool, every: Duration, length: usize) -
     sent
 }
 
-fn receive(socket: &UdpSocket, stop: &AtomicBool, count: &AtomicU32) -> Vec<(u32, Instant)> {
+fn receive(socket: &UdpSocket, stop: &AtomicBool, counts: &Counts) -> Vec<(u32, Instant)> {
     let mut arrived = Vec::new();
     let mut buffer = vec![0; 65_536];
-    let mut ends = None;
+    let mut ended = None;
     loop {
         if stop.load(Ordering::Relaxed) {
-            let end = *ends.get_or_insert_with(|| Instant::now() + Duration::from_millis(DRAIN_MS));
-            if Instant::now() >= end {
+            let ended = *ended.get_or_insert_with(Instant::now);
+            let came = counts.arrived.load(Ordering::Relaxed);
+            let missing = came < counts.sent.load(Ordering::Relaxed);
+            let longer = if missing { slowness() } else { 1 };
+            if ended.elapsed() >= Duration::from_millis(DRAIN_MS) * longer {
                 return arrived;
             }
         }
@@ -187,7 +205,7 @@ fn receive(socket: &UdpSocket, stop: &AtomicBool, count: &AtomicU32) -> Vec<(u32
         let number = buffer[..length].strip_prefix(MARKER).and_then(|rest| rest.first_chunk());
         if let Some(number) = number {
             arrived.push((u32::from_be_bytes(*number), Instant::now()));
-            count.fetch_add(1, Ordering::Relaxed);
+            counts.arrived.fetch_add(1, Ordering::Relaxed);
         }
     }
 }
