@@ -19,7 +19,7 @@ use crate::shared::{DialKey, Shared, State};
 use crate::socket::canonical;
 use crate::status::{Direction, LinkState, LinkStatus};
 use crate::target::Target;
-use crate::wire::{FrameError, Ready, Step, read_frame, write_frame};
+use crate::wire::{DECISION_MAX_BYTES, Decision, FrameError, Ready, Step, read_frame, write_frame};
 use crate::{connect, dial};
 
 const DRAIN_TIMEOUT: Duration = Duration::from_millis(DRAIN_TIMEOUT_MS);
@@ -125,13 +125,13 @@ pub(crate) async fn conclude(
     if shared.me < admitted.peer {
         return decide(shared, admitted, renewal);
     }
-    let frame = match timeout(limit, read_frame(&mut admitted.recv, 16)).await {
+    let frame = match timeout(limit, read_frame(&mut admitted.recv, DECISION_MAX_BYTES)).await {
         Ok(frame) => frame,
         Err(_) => return Err(Failure::refused(CloseCode::Timeout, "the peer did not decide")),
     };
     match frame {
         Ok(bytes) => match Step::decode(&bytes) {
-            Some(Step::Use(order)) => follow(shared, admitted, order),
+            Some(Step::Use(decision)) => follow(shared, admitted, decision),
             _ => Err(Failure::protocol("the peer sent something else than its decision")),
         },
         Err(FrameError::Lost(ConnectionError::ApplicationClosed(close)))
@@ -146,39 +146,46 @@ pub(crate) async fn conclude(
 /// The side with the lower peer id: takes the connection unless both have a live one.
 fn decide(shared: &Arc<Shared>, admitted: Admitted, renewal: bool) -> Result<Outcome, Failure> {
     let mut state = shared.lock();
-    let both_have_one = state.links.get(&admitted.peer).is_some_and(|link| {
-        link.instance == admitted.theirs.instance
-            && link.session_id == admitted.theirs.current
-            && link.conn.close_reason().is_none()
-    });
-    if both_have_one && !renewal {
+    let theirs = &admitted.theirs;
+    let shared_link = state
+        .links
+        .get(&admitted.peer)
+        .filter(|link| link.instance == theirs.instance && link.session_id == theirs.current);
+    if shared_link.is_some_and(|link| link.conn.close_reason().is_none()) && !renewal {
         admitted.conn.close(CloseCode::Duplicate.to_wire(), b"there is a link already");
         return Ok(Outcome::Duplicate(admitted.peer));
     }
+    let renews = shared_link.map_or(0, |link| link.session_id);
     state.order += 1;
-    let order = state.order;
-    install(shared, &mut state, admitted, order)
+    let decision = Decision { order: state.order, renews };
+    install(shared, &mut state, admitted, decision)
 }
 
 /// The other side: follows the newest decision.
-fn follow(shared: &Arc<Shared>, admitted: Admitted, order: u64) -> Result<Outcome, Failure> {
+fn follow(
+    shared: &Arc<Shared>,
+    admitted: Admitted,
+    decision: Decision,
+) -> Result<Outcome, Failure> {
     let mut state = shared.lock();
-    let overtaken = state
-        .links
-        .get(&admitted.peer)
-        .is_some_and(|link| link.instance == admitted.theirs.instance && link.order >= order);
-    if overtaken {
+    let present = state.links.get(&admitted.peer);
+    let present = present.filter(|link| link.instance == admitted.theirs.instance);
+    let overtaken = present.is_some_and(|link| link.order >= decision.order);
+    // What it should go on with is here no more: the peer has to begin anew, too.
+    let gone =
+        decision.renews != 0 && present.is_none_or(|link| link.session_id != decision.renews);
+    if overtaken || gone {
         admitted.conn.close(CloseCode::Replaced.to_wire(), REPLACED);
         return Ok(Outcome::Duplicate(admitted.peer));
     }
-    install(shared, &mut state, admitted, order)
+    install(shared, &mut state, admitted, decision)
 }
 
 fn install(
     shared: &Arc<Shared>,
     state: &mut State,
     admitted: Admitted,
-    order: u64,
+    decision: Decision,
 ) -> Result<Outcome, Failure> {
     let Admitted { conn, send, recv, peer, theirs, session_id, .. } = admitted;
     check_wanted(state, peer)?;
@@ -187,8 +194,8 @@ fn install(
     }
     let before = state.links.remove(&peer);
     let same_instance = before.as_ref().filter(|link| link.instance == theirs.instance);
-    // Both sides hold the same live connection: what is on its way there shall arrive.
-    let renewed = same_instance.filter(|link| link.session_id == theirs.current);
+    // Both sides hold the same connection: what is on its way there shall arrive.
+    let renewed = same_instance.filter(|link| link.session_id == decision.renews);
     let predecessor = renewed.map(|link| link.halves.clone());
     if let Some(link) = &before {
         link.halves.stop.send_replace(true);
@@ -205,7 +212,7 @@ fn install(
         nickname: theirs.nickname,
         direction: same_instance.map_or(admitted.direction, |link| link.direction),
         since: same_instance.map_or_else(Instant::now, |link| link.since),
-        order,
+        order: decision.order,
         halves: Halves::new(),
     };
     tell_up(shared, &link, before.as_ref(), peer, admitted.session, admitted.hello);
@@ -217,10 +224,10 @@ fn install(
         outbox: link.outbox.clone(),
         halves: link.halves.clone(),
         predecessor,
-        decision: (shared.me < peer).then_some(order),
+        decision: (shared.me < peer).then_some(decision),
     };
     let remote = canonical(link.conn.remote_address());
-    state.order = state.order.max(order);
+    state.order = state.order.max(decision.order);
     state.links.insert(peer, link);
     Shared::forget_refusals(state, remote.ip(), peer);
     if let Some(dial) = state.dials.get_mut(&DialKey::Peer(peer)) {
@@ -288,7 +295,7 @@ struct Run {
     /// Whose messages, in both directions, come before ours.
     predecessor: Option<Halves>,
     /// To be told to the peer first of all.
-    decision: Option<u64>,
+    decision: Option<Decision>,
 }
 
 impl Run {
@@ -323,8 +330,8 @@ impl Run {
 
     async fn write(&self, mut send: SendStream, before: Option<&Halves>) {
         let work = async {
-            if let Some(order) = self.decision {
-                write_frame(&mut send, &Step::Use(order).encode()).await?;
+            if let Some(decision) = self.decision {
+                write_frame(&mut send, &Step::Use(decision).encode()).await?;
             }
             wait_for(before, |halves| &halves.written).await;
             let mut stop = self.halves.stop.subscribe();

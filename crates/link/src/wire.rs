@@ -35,6 +35,9 @@ pub(crate) const UNPROVEN_MAX_BYTES: usize = 128;
 pub(crate) const ADMISSION_MAX_BYTES: usize =
     HELLO_MAX_BYTES + NICKNAME_MAX_BYTES + SECRET_MAX_BYTES + 64;
 
+/// No decision is longer.
+pub(crate) const DECISION_MAX_BYTES: usize = 32;
+
 /// How a host proves that it belongs to the network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Method {
@@ -51,7 +54,17 @@ pub(crate) enum Step {
     Accept([u8; CPACE_TAG_LEN]),
     Ready(Ready),
     Joined,
-    Use(u64),
+    Use(Decision),
+}
+
+/// The connection is the link from now on.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Decision {
+    /// Later decisions have higher ones.
+    pub(crate) order: u64,
+    /// The session of both hosts that goes on in it; 0 if it begins anew. One of them says which it
+    /// is, since each may have taken another connection since it said what it had.
+    pub(crate) renews: u64,
 }
 
 /// What a host says about itself once both have proven that they belong together.
@@ -96,7 +109,10 @@ impl Step {
             Self::Accept(tag) => tagged(&mut out, 4, tag),
             Self::Ready(ready) => ready.encode(&mut out),
             Self::Joined => out.push(6),
-            Self::Use(order) => tagged(&mut out, 7, &order.to_be_bytes()),
+            Self::Use(Decision { order, renews }) => {
+                tagged(&mut out, 7, &order.to_be_bytes());
+                out.extend_from_slice(&renews.to_be_bytes());
+            }
         }
         out
     }
@@ -119,7 +135,10 @@ impl Step {
             [4] => Self::Accept(reader.array()?),
             [5] => Self::Ready(Ready::decode(&mut reader)?),
             [6] => Self::Joined,
-            [7] => Self::Use(u64::from_be_bytes(reader.array()?)),
+            [7] => Self::Use(Decision {
+                order: u64::from_be_bytes(reader.array()?),
+                renews: u64::from_be_bytes(reader.array()?),
+            }),
             _ => return None,
         };
         reader.0.is_empty().then_some(step)
@@ -287,7 +306,7 @@ mod tests {
             ready(None),
             ready(Some(Secret::random())),
             Step::Joined,
-            Step::Use(77),
+            Step::Use(Decision { order: 77, renews: 78 }),
         ]
     }
 

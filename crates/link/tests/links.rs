@@ -3,6 +3,7 @@
 
 mod common;
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -58,11 +59,15 @@ async fn two_hosts_that_dial_each_other_at_once_end_with_one_link() {
         a.dial(&b);
         b.dial(&a);
         let (mut at_a, mut at_b) = (a.up().await, b.up().await);
+        let mut renewals = [&at_a, &at_b].map(|up| BTreeMap::from([(up.session_id, up.renewal)]));
         // One of the connections may have been replaced by the other before both sides knew it.
         while at_a.session_id != at_b.session_id {
             tokio::select! {
                 up = a.up() => at_a = up,
                 up = b.up() => at_b = up,
+            }
+            for (known, up) in renewals.iter_mut().zip([&at_a, &at_b]) {
+                known.insert(up.session_id, up.renewal);
             }
         }
         assert_eq!(at_a.session, at_b.session);
@@ -75,18 +80,27 @@ async fn two_hosts_that_dial_each_other_at_once_end_with_one_link() {
             });
             sent.await;
         }
-        settle(&mut a, &mut b).await;
+        settle(&mut a, &mut b, &mut renewals).await;
+        // What one takes for the same link must not be another one to the other: it would wait for a
+        // greeting that nobody repeats.
+        let [known_a, known_b] = renewals;
+        for (session, renewal) in known_a {
+            assert!(known_b.get(&session).is_none_or(|other| *other == renewal), "round {round}");
+        }
         println!("round {round} done");
         tokio::join!(a.links.shutdown(), b.links.shutdown());
     }
 }
 
 /// Both ends name the same session and keep it, without ever having been down.
-async fn settle(a: &mut Host, b: &mut Host) {
+async fn settle(a: &mut Host, b: &mut Host, renewals: &mut [BTreeMap<u64, bool>; 2]) {
     tokio::time::sleep(Duration::from_millis(50)).await;
-    for host in [&mut *a, b] {
+    for (host, known) in [&mut *a, b].into_iter().zip(renewals) {
         while let Some(event) = host.events.try_recv() {
             assert!(!matches!(event, Event::Down { .. }), "{event:?}");
+            if let Event::Up { session_id, renewal, .. } = event {
+                known.insert(session_id, renewal);
+            }
         }
     }
     assert_eq!(a.links.session_id(b.id()), b.links.session_id(a.id()));
