@@ -9,7 +9,7 @@ use weft::sandbox::{Container, Host, progress, wait_until};
 use weft_lab::net::guest::host::{HiddenModules, kernel_counter, load, status};
 use weft_lab::net::guest::stage::{WRAP, is_active, is_on, says, wait_path};
 use weft_lab::net::guest::{
-    Flow, LeakWatch, SETTLE_LIMIT, Stage, by_clock, figure, foreign, seed, xfrm,
+    BACK_LIMIT_S, Flow, LeakWatch, SETTLE_LIMIT, Stage, by_clock, figure, foreign, seed, xfrm,
 };
 use weft_lab::net::is_soak;
 
@@ -329,6 +329,25 @@ fn devices_deleted_by_hand_come_back() -> anyhow::Result<()> {
     alive.still()?;
     assert_eq!(watch.finish()?.readable, 0, "overlay packets could be read");
     Ok(())
+}
+
+#[test]
+fn a_device_that_the_kernel_says_is_busy_is_named_and_made_again() -> anyhow::Result<()> {
+    let stage = Stage::pair(&[], &[])?;
+    let (one, two) = stage.containers()?;
+    stage.reach(&one, &two)?;
+    let (here, there) = (stage.host(0), stage.host(1));
+    let kernel = is_on("kernel", "kernel");
+    wait_path(here, there, "the kernel's path", SETTLE_LIMIT, &kernel)?;
+    let alive = [Alive::of(here), Alive::of(there)];
+    // A device has one master: with another, the switch cannot have it (EBUSY).
+    here.netns().ip("link set weft-vxlan nomaster")?;
+    here.netns().ip("link add other link weft-vxlan type macvlan")?;
+    wait_missing(here, "busy")?;
+    // The other device hung on this one, and goes with it.
+    wait_path(here, there, "the kernel's path again", by_clock(BACK_LIMIT_S), &kernel)?;
+    stage.reach(&one, &two)?;
+    alive.iter().try_for_each(Alive::still)
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! Paths that choose themselves: what is blocked, lost, late, narrow or loaded later, and what
 //! `weft status` says of it.
 
+use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
@@ -8,7 +9,7 @@ use weft::sandbox::{Container, slowness, wait_until};
 use weft_lab::net::guest::stage::{is_active, is_on, path, says, wait_candidate, wait_path};
 use weft_lab::net::guest::wire::Blocked;
 use weft_lab::net::guest::{
-    BACK_LIMIT_S, Block, FAIL_OVER_LIMIT, Flow, Netem, Outer, SETTLE_LIMIT, Stage, by_clock,
+    BACK_LIMIT_S, Block, FAIL_OVER_LIMIT, Flow, Nat, Netem, Outer, SETTLE_LIMIT, Stage, by_clock,
     figure, host, xfrm,
 };
 use weft_lab::net::iperf::{self, Server};
@@ -242,6 +243,47 @@ fn a_peer_whose_address_changes_is_found_again() -> anyhow::Result<()> {
     let gone = || stale().is_ok_and(|stale| stale.is_empty());
     let result = wait_until("the SAs of the old address to go", by_clock(90), gone);
     result.map_err(|error| anyhow::anyhow!("{error}: {:?}", stale()))?;
+    Ok(())
+}
+
+#[test]
+fn behind_a_nat_the_kernels_go_through_udp_and_follow_the_nats_address() -> anyhow::Result<()> {
+    let stage = Stage::new(2)?;
+    let mut nat = Nat::before(&stage, 1, "192.0.2.102")?;
+    let stage = stage.launched(&[&[], &[]])?;
+    let (one, two) = ready(&stage)?;
+    let (here, there) = (stage.host(0), stage.host(1));
+    let through = |c: &Value| {
+        is_on("kernel", "kernel")(c) && c["encapsulation"] == "udp" && says(c, &["NAT"])
+    };
+    let _server = Server::start(&two)?;
+    for (number, address) in ["192.0.2.102", "192.0.2.103"].into_iter().enumerate() {
+        let flow = Flow::start(&one, &two, EVERY)?;
+        let at = Instant::now();
+        if number > 0 {
+            nat.set_address(address)?;
+        }
+        for (host, peer) in [(here, there), (there, here)] {
+            wait_path(host, peer, "ESP in UDP for the NAT", by_clock(BACK_LIMIT_S), through)?;
+        }
+        // The port is one that the NAT gave, and not the one that the host behind it has.
+        let mapped = |p: &Value| {
+            let remote = p["remote"].as_str().and_then(|it| it.parse::<SocketAddr>().ok());
+            let mapped = |it: SocketAddr| it.ip().to_string() == address && it.port() >= 20_000;
+            is_active(p) && through(p) && remote.is_some_and(mapped)
+        };
+        wait_candidate(here, there, "the NAT's port", by_clock(BACK_LIMIT_S), mapped)?;
+        flow.wait_more(50, by_clock(BACK_LIMIT_S))?;
+        let gap = flow.stop()?.longest_gap(at);
+        figure(&format!("NAT at {address}"), format!("{} ms without a packet", gap.as_millis()));
+        stage.reach(&two, &one)?;
+        let report = iperf::run(&one, two.ipv4()?.into(), &["-n", "2M"])?;
+        assert!(iperf::received_bps(&report) > 0.0, "{report}");
+    }
+    // The NAT has broken every checksum over addresses inside ESP.
+    let told = here.netns().exec(&["dmesg"])?.success()?.stdout;
+    let complaints: Vec<_> = told.lines().filter(|line| line.contains("csum failure")).collect();
+    assert_eq!(complaints, Vec::<&str>::new(), "the kernel complains");
     Ok(())
 }
 

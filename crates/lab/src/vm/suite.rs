@@ -44,7 +44,7 @@ const DEBIAN12: &[Choice] = &[Choice::Debian12];
 
 /// Which test runs on which kernel: of all rows that fit a test, named `target::test`, the last one
 /// counts. `*` stands for any text.
-const TABLE: [Row; 11] = [
+const TABLE: [Row; 7] = [
     Row {
         tests: "vm_*",
         kernels: NEWEST,
@@ -66,23 +66,11 @@ const TABLE: [Row; 11] = [
         why: "newer kernels have AES-GCM built in, so that nothing can take it away",
     },
     Row {
-        tests: "vm_bad_input::names_and_ports*",
-        kernels: &[],
-        why: "by name: once, on a machine with much else to do, 150 datagrams were lost on the way back",
-    },
-    Row {
         tests: "vm_figures::*within*",
         kernels: &[],
         why: "speed is measured, by name, and asserted in no suite",
     },
-    Row {
-        tests: "net_*",
-        kernels: &[],
-        why: "their limits are those of real hardware: by name, until they are scaled",
-    },
-    Row { tests: "net_errors::*", kernels: NEWEST, why: "the namespace lab on another kernel" },
-    Row { tests: "net_admission::*", kernels: NEWEST, why: "the namespace lab on another kernel" },
-    Row { tests: "net_mtu::*", kernels: NEWEST, why: "the namespace lab on another kernel" },
+    Row { tests: "net_*", kernels: NEWEST, why: "the namespace lab on another kernel" },
     Row {
         tests: "net_idle::*",
         kernels: &[],
@@ -500,8 +488,8 @@ mod tests {
             let programs: &Vec<Program> = &plan[index].1;
             programs.iter().map(|program| program.target.as_str()).collect()
         };
-        let net = ["net_admission", "net_errors", "net_mtu"];
-        assert_eq!(of(0), [&net[..], &["vm_matrix", "vm_xfrm"]].concat());
+        let net = ["net_admission", "net_errors", "net_mtu", "net_wire"];
+        assert_eq!(of(0), [&net[..], &["vm_bad_input", "vm_matrix", "vm_xfrm"]].concat());
         assert_eq!(of(1), ["vm_bad_input", "vm_matrix", "vm_xfrm"]);
         assert_eq!((plan[0].0, plan[1].0), (Choice::Newest, Choice::Debian12));
     }

@@ -4,11 +4,13 @@
 pub mod flow;
 pub mod foreign;
 pub mod host;
+pub mod nat;
 pub mod stage;
 pub mod wire;
 pub mod xfrm;
 
 pub use self::flow::{Flow, FlowReport};
+pub use self::nat::Nat;
 pub use self::stage::{Outer, Stage};
 pub use self::wire::{Block, LeakWatch, Netem};
 
