@@ -67,12 +67,18 @@ impl UdpSocket {
         Ok(any)
     }
 
-    /// Takes datagrams without a checksum over IPv6 as well (RFC 6936); over IPv4 they always come.
+    /// Sends datagrams without a checksum, and takes them over IPv6 as well (RFC 6936); over IPv4 they
+    /// always come. Datagrams go one by one then: the kernel splits no runs without checksums.
     ///
     /// # Errors
     /// What the kernel refused.
-    pub fn accept_no_checksum(&self) -> io::Result<()> {
-        if self.ipv6 { self.set(libc::SOL_UDP, libc::UDP_NO_CHECK6_RX, 1) } else { Ok(()) }
+    pub fn leave_out_checksums(&self) -> io::Result<()> {
+        self.set(libc::SOL_SOCKET, libc::SO_NO_CHECK, 1)?;
+        if self.ipv6 {
+            self.set(libc::SOL_UDP, libc::UDP_NO_CHECK6_TX, 1)?;
+            self.set(libc::SOL_UDP, libc::UDP_NO_CHECK6_RX, 1)?;
+        }
+        Ok(())
     }
 
     /// From now on every datagram comes alone, for [`Self::recv_datagram`].
@@ -534,6 +540,22 @@ mod tests {
         assert_eq!(socket.recv(&mut batch, 8).unwrap_err().kind(), io::ErrorKind::WouldBlock);
         assert!(batch.is_empty() && batch.message(0).is_none());
         (all, messages)
+    }
+
+    #[test]
+    fn a_checksum_can_be_left_out_where_the_receiver_agrees() {
+        let localhost = Some(IpAddr::V6(Ipv6Addr::LOCALHOST));
+        let [from, to, strict] = [(); 3].map(|()| UdpSocket::bind(localhost, 0).unwrap());
+        from.leave_out_checksums().unwrap();
+        to.leave_out_checksums().unwrap();
+        for socket in [&strict, &to] {
+            let address = SocketAddr::new(localhost.unwrap(), socket.port());
+            from.send_run(b"bare", 4, &from.remote(address).unwrap()).unwrap();
+        }
+        assert_eq!(datagrams(&to, 1).0, [b"bare"]);
+        // It came by the same queue before.
+        let error = strict.recv_datagram(&mut [0; 8]).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
     }
 
     #[test]
