@@ -20,6 +20,10 @@ const UDP_ENCAP_ESPINUDP: libc::c_int = 2;
 /// How often a free port is looked for that is free for IPv4 and IPv6.
 const PORT_ATTEMPTS_MAX: u32 = 16;
 
+/// All addresses of the host, of each family.
+const UNSPECIFIED: [IpAddr; 2] =
+    [IpAddr::V4(Ipv4Addr::UNSPECIFIED), IpAddr::V6(Ipv6Addr::UNSPECIFIED)];
+
 /// One UDP port, for IPv4 and IPv6, on which the kernel takes ESP packets and hands them to its
 /// IPsec states. It does so as long as the sockets live, in whichever process; ESP leaves the host
 /// from the port that the state names, not through the sockets.
@@ -72,6 +76,21 @@ impl EncapSocket {
         Self::of(v4, v6)
     }
 
+    /// Whether these are the sockets that [`Self::bind`] would give: of this address and port, and of
+    /// the calling thread's network namespace.
+    pub fn serves(&self, address: Option<IpAddr>, port: u16) -> bool {
+        let local = |socket: &Option<UdpSocket>| Some(socket.as_ref()?.local_addr().ok()?.ip());
+        let (v4, v6) = (local(&self.v4), local(&self.v6));
+        let fits = match address {
+            Some(IpAddr::V4(_)) => (v4, v6) == (address, None),
+            Some(IpAddr::V6(_)) => (v4, v6) == (None, address),
+            None => v4 == Some(UNSPECIFIED[0]) && v6 == ipv6_is_there().then_some(UNSPECIFIED[1]),
+        };
+        // In another namespace the port would be free in this one.
+        let is_here = |ip| matches!(open(ip, self.port), Err(IoError::PortInUse { .. }));
+        fits && (port == 0 || port == self.port) && v4.into_iter().chain(v6).all(is_here)
+    }
+
     /// The sockets, for a process that holds them while this one is restarted.
     pub fn into_fds(self) -> Vec<OwnedFd> {
         self.v4.into_iter().chain(self.v6).map(OwnedFd::from).collect()
@@ -107,9 +126,9 @@ impl EncapSocket {
     fn bind_all(port: u16) -> Result<Self, IoError> {
         let mut last = IoError::PortInUse { port };
         for _ in 0..PORT_ATTEMPTS_MAX {
-            let v4 = open(Ipv4Addr::UNSPECIFIED.into(), port)?;
+            let v4 = open(UNSPECIFIED[0], port)?;
             let chosen = port_of(&v4)?;
-            match open(Ipv6Addr::UNSPECIFIED.into(), chosen) {
+            match open(UNSPECIFIED[1], chosen) {
                 Ok(v6) => return Self::of(Some(v4), Some(v6)),
                 Err(error @ IoError::PortInUse { .. }) if port == 0 => last = error,
                 Err(IoError::Kernel { source, .. }) if without_ipv6(&source) => {
@@ -183,6 +202,10 @@ fn port_of(socket: &UdpSocket) -> Result<u16, IoError> {
     local.map(|local| local.port()).map_err(|error| IoError::of("read a socket's port", error))
 }
 
+fn ipv6_is_there() -> bool {
+    open(UNSPECIFIED[1], 0).is_ok()
+}
+
 /// What a kernel without IPv6, or with it switched off, answers.
 fn without_ipv6(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EAFNOSUPPORT | libc::EADDRNOTAVAIL))
@@ -249,6 +272,27 @@ mod tests {
         assert!(EncapSocket::from_fds(vec![tcp.into()]).is_err());
         let two = [receiver(LOOPBACK[0]), receiver(LOOPBACK[0])].map(OwnedFd::from);
         assert!(EncapSocket::from_fds(two.into()).is_err());
+    }
+
+    #[test]
+    fn sockets_serve_the_address_port_and_namespace_that_they_were_made_for() {
+        let all = EncapSocket::bind(None, 0).unwrap();
+        assert!(all.serves(None, all.port()) && all.serves(None, 0));
+        assert!(!all.serves(None, all.port() ^ 1));
+        for address in LOOPBACK {
+            assert!(!all.serves(Some(address), all.port()));
+            let one = EncapSocket::bind(Some(address), 0).unwrap();
+            assert!(one.serves(Some(address), one.port()));
+            assert!(!one.serves(None, one.port()));
+            assert!(!one.serves(Some(LOOPBACK[usize::from(address.is_ipv4())]), one.port()));
+        }
+        let only_v4 = EncapSocket::bind(Some(UNSPECIFIED[0]), 0).unwrap();
+        assert!(!only_v4.serves(None, only_v4.port()), "IPv6 would be without");
+        let elsewhere = std::thread::spawn(move || {
+            crate::namespace::unshare_network().unwrap();
+            all.serves(None, all.port())
+        });
+        assert!(!elsewhere.join().unwrap(), "of another namespace");
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 pub mod cpu;
 pub mod encap;
+pub mod handover;
 pub mod keylog;
 pub mod namespace;
 pub mod offload;
