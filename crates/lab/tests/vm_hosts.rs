@@ -1,6 +1,6 @@
 //! Several hosts, trust between them, other people's firewalls and objects, and daemons that die.
 
-use std::net::{Ipv4Addr, UdpSocket};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -9,8 +9,9 @@ use weft::sandbox::{Container, Host, Netns};
 use weft_lab::net::capture::{Capture, contains};
 use weft_lab::net::guest::flow::MARKER;
 use weft_lab::net::guest::stage::{is_active, is_on, path, wait_candidate, wait_path};
+use weft_lab::net::guest::wire::Blocked;
 use weft_lab::net::guest::{
-    Flow, LeakWatch, SETTLE_LIMIT, Stage, by_clock, figure, foreign, host, xfrm,
+    Block, Flow, LeakWatch, SETTLE_LIMIT, Stage, by_clock, figure, foreign, host, xfrm,
 };
 use weft_lab::net::{is_soak, namespace, probe, wait_ping};
 
@@ -295,6 +296,94 @@ fn one_object_of_each(host: &Host) -> anyhow::Result<()> {
     assert_eq!(tables.matches("weft").count(), 1, "{tables}");
     let policies = xfrm::own_policies(host.netns())?;
     assert!(policies.len() <= 2, "{policies:#?}");
+    Ok(())
+}
+
+/// The daemons of both hosts are killed, so that all that is seen is the kernels' doing: a daemon that
+/// lives gives a path up whose probes nobody answers.
+#[test]
+fn esp_in_udp_goes_on_while_no_daemon_runs_and_the_next_takes_its_sockets_back()
+-> anyhow::Result<()> {
+    const GONE_S: u64 = 6;
+    const TAKEN_BACK: &str = "took back the sockets for ESP in UDP";
+    let options = ["--engine", "kernel"];
+    let stage = Stage::new(2)?;
+    let _block = Block::all(&stage, &[Blocked::Protocol50])?;
+    for index in 0..2 {
+        stage.launch(index, &options)?;
+    }
+    let hosts = [stage.host(0), stage.host(1)];
+    let wait_udp = |what: &str| -> anyhow::Result<()> {
+        let udp = |c: &Value| is_on("kernel", "kernel")(c) && c["encapsulation"] == "udp";
+        for (host, peer) in [(hosts[0], hosts[1]), (hosts[1], hosts[0])] {
+            wait_path(host, peer, what, by_clock(60), udp)?;
+        }
+        Ok(())
+    };
+    wait_udp("ESP in UDP")?;
+    let (one, two) = stage.containers()?;
+    stage.reach(&one, &two)?;
+    let there = Flow::start(&one, &two, Duration::from_millis(10))?;
+    let back = Flow::start(&two, &one, Duration::from_millis(10))?;
+    let held = [the_holder(hosts[0])?, the_holder(hosts[1])?];
+
+    hosts.iter().for_each(|host| host.kill_daemon());
+    let killed = Instant::now();
+    while killed.elapsed() < Duration::from_secs(GONE_S) {
+        there.wait_more(20, SETTLE_LIMIT)?;
+        back.wait_more(20, SETTLE_LIMIT)?;
+    }
+    for index in 0..2 {
+        assert_eq!(hosts[index].log().matches(TAKEN_BACK).count(), 0);
+        stage.launch(index, &options)?;
+        assert_eq!(hosts[index].log().matches(TAKEN_BACK).count(), 1, "{}", hosts[index].log());
+        assert_eq!(the_holder(hosts[index])?, held[index], "another process holds the sockets");
+    }
+    wait_udp("ESP in UDP again")?;
+    there.wait_more(50, SETTLE_LIMIT)?;
+    back.wait_more(50, SETTLE_LIMIT)?;
+    let longest = there.stop()?.longest_gap(killed);
+    figure("nothing came for at most", format!("{:.1} s", longest.as_secs_f64()));
+    back.stop()?;
+
+    hosts[0].stop_daemon()?;
+    nothing_is_held(hosts[0])?;
+    hosts[1].kill_daemon();
+    assert_eq!(the_holder(hosts[1])?, held[1]);
+    hosts[1].weft(&["reset", "--force"])?.success()?;
+    nothing_is_held(hosts[1])
+}
+
+/// The process that holds a host's sockets, and nothing else of the daemon's.
+fn the_holder(host: &Host) -> anyhow::Result<u32> {
+    let found = holders(host)?;
+    anyhow::ensure!(found.len() == 1, "holders on {}: {found:?}", host.nickname());
+    for entry in std::fs::read_dir(format!("/proc/{}/fd", found[0]))? {
+        let open = std::fs::read_link(entry?.path())?;
+        let text = open.to_string_lossy();
+        assert!(text.starts_with("socket:") || text == "/dev/null", "the holder has {text} open");
+    }
+    Ok(found[0])
+}
+
+fn holders(host: &Host) -> anyhow::Result<Vec<u32>> {
+    let words = ["netns", "pids", host.netns().name()];
+    let output = std::process::Command::new("ip").args(words).output()?;
+    let pids = String::from_utf8(output.stdout)?;
+    let pids = pids.lines().filter_map(|line| line.trim().parse().ok());
+    let name = |pid: &u32| std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+    Ok(pids.filter(|pid| name(pid).trim_end() == "weft-holder").collect())
+}
+
+fn nothing_is_held(host: &Host) -> anyhow::Result<()> {
+    weft::sandbox::wait_until("the holder's end", by_clock(5), || {
+        holders(host).is_ok_and(|found| found.is_empty())
+    })?;
+    assert!(!host.runtime_directory().join("holder.sock").exists());
+    let place = PathBuf::from(host.netns().path());
+    for address in [Ipv4Addr::UNSPECIFIED.into(), Ipv6Addr::UNSPECIFIED.into()] {
+        probe::udp_in(&place, SocketAddr::new(address, 6785))?;
+    }
     Ok(())
 }
 

@@ -3,8 +3,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use weft_io::encap::EncapSocket;
-
 use super::probes::Probes;
 use super::worker::{Ipsec, RECONCILE_MS, SUPPORT_MS, Worker};
 use super::{KernelCounters, Support};
@@ -47,6 +45,7 @@ impl Worker {
         // What an earlier run, or half an attempt, left is removed once and not at every look.
         if self.ipsec.is_none() && !self.closed {
             self.close_overlay().await;
+            self.release_encapsulation().await;
             self.closed = true;
         }
         self.tell_support(support);
@@ -73,11 +72,11 @@ impl Worker {
         guard.ensure(&trusted).await.map_err(|error| Support::no_guard(&error))?;
         let devices = self.switch.open_overlay().await.map_err(failed)?;
         let watch = xfrm.watch().map_err(failed)?;
-        let port = self.config.encapsulation_port;
-        let encapsulation = EncapSocket::bind(self.config.host, port)
-            .map_err(|error| Support::Failed(error.to_string()))?;
+        let encapsulation = self.open_encapsulation().await;
+        let encapsulation = encapsulation.map_err(|error| Support::Failed(error.to_string()))?;
         let probes =
             Probes::open(&self.config.local, self.config.host, &devices).map_err(failed)?;
+        self.keep_encapsulation(&encapsulation).await;
         self.state.set_per_cpu(per_cpu);
         let lanes_max = if per_cpu { 1 + online_cpus().min(CPU_LANES_MAX) } else { 1 };
         let support = Support::Ready { esp, lanes_max, rco: self.switch.takes_rco() };
@@ -103,6 +102,7 @@ impl Worker {
                 tracing::warn!(%error, "IPsec states may be left");
             }
         }
+        self.release_encapsulation().await;
         self.close_overlay().await;
         self.next_support = Instant::now() + Duration::from_millis(SUPPORT_MS);
         self.tell_support(support);

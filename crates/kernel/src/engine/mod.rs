@@ -6,6 +6,7 @@
 //! from time to time whether the kernel has learnt it meanwhile.
 
 mod actions;
+mod keeper;
 mod lifecycle;
 mod probes;
 mod state;
@@ -13,12 +14,14 @@ mod switch;
 mod worker;
 
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use tokio::sync::{mpsc, oneshot, watch};
 use weft_crypto::{Cipher, PeerId};
 use weft_path::{EngineCommand, EngineEvent, Vni};
 
 pub use self::actions::local_address;
+pub use self::keeper::SocketKeeper;
 pub use self::switch::SwitchKind;
 use crate::error::KernelError;
 use crate::xfrm::Xfrm;
@@ -48,6 +51,8 @@ pub struct KernelEngineConfig {
     pub host: Option<IpAddr>,
     /// UDP port for ESP in UDP.
     pub encapsulation_port: u16,
+    /// Who keeps the sockets for ESP in UDP open while no daemon runs; `None`: nobody.
+    pub keeper: Option<Arc<dyn SocketKeeper>>,
     /// Which switch moves frames.
     pub switch: SwitchKind,
     /// Where the keys of SAs are written, in a build with the feature `keylog`.

@@ -61,6 +61,9 @@ pub enum Command {
     /// The far end of measurements
     #[command(hide = true, subcommand)]
     BenchPeer(PeerCommand),
+    /// Keep the daemon's sockets open while it is started again; the daemon starts this itself
+    #[command(hide = true)]
+    HoldSockets,
     /// Print completions for a shell
     Completions {
         /// Which shell

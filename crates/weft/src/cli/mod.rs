@@ -43,6 +43,9 @@ fn dispatch(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::BenchPeer(command) => {
             crate::bench::peer::run(&command).map(|()| ExitCode::SUCCESS)
         }
+        Command::HoldSockets => {
+            crate::daemon::hold_sockets(&runtime_dir).map(|()| ExitCode::SUCCESS)
+        }
         Command::Completions { shell } => {
             output::completions(shell)?;
             Ok(ExitCode::SUCCESS)

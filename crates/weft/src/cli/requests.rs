@@ -71,6 +71,7 @@ async fn ask(command: Command, daemon: &Client, runtime_dir: &Path) -> anyhow::R
         | Command::Demo(_)
         | Command::Bench(_)
         | Command::BenchPeer(_)
+        | Command::HoldSockets
         | Command::Completions { .. } => bail!("this command does not ask the daemon"),
     }
 }

@@ -97,6 +97,7 @@ pub async fn reset(state_dir: &Path, runtime_dir: &Path) -> anyhow::Result<()> {
     let Some(_lock) = Lock::take(runtime_dir)? else {
         bail!("the daemon still runs; end it with: weft stop");
     };
+    super::holder::release(runtime_dir);
     let kernel = weft_kernel::Kernel::new()?;
     weft_kernel::engine::remove_all(&kernel, super::start::SWITCH).await?;
     match std::fs::remove_dir_all(state_dir) {

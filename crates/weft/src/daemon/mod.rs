@@ -7,6 +7,7 @@ mod attachments;
 mod control;
 mod engines;
 mod error;
+mod holder;
 mod host;
 mod mtu;
 mod requests;
@@ -15,6 +16,7 @@ mod store;
 mod views;
 
 pub use error::StartError;
+pub use holder::hold_sockets;
 pub use host::{check_host, log_to_stderr, open_log, reset, wait_until_stopped};
 pub use start::run;
 pub use store::{StoreError, has_secret};

@@ -12,7 +12,7 @@ use tokio::sync::{mpsc, watch};
 use weft_crypto::PeerId;
 use weft_engine::{Engine, EngineConfig};
 use weft_kernel::engine::{
-    ENCAPSULATION_PORT, KernelEngine, KernelEngineConfig, SwitchKind, probe_mac,
+    ENCAPSULATION_PORT, KernelEngine, KernelEngineConfig, SocketKeeper, SwitchKind, probe_mac,
 };
 use weft_kernel::{ForwardRule, Kernel, LinkEvent};
 use weft_link::{Admission, Identity, Links, Secret, Target};
@@ -56,6 +56,7 @@ async fn run_async(settings: Settings, ready: impl FnOnce(&Invitation)) -> Resul
     super::check_host(&settings)?;
     let _runtime_lock = lock(&settings.runtime_dir)?;
     let _state_lock = lock(&settings.state_dir)?;
+    let keeper = super::holder::keeper(&settings.runtime_dir);
     let store = Store::open(&settings.state_dir)?;
     let identity = Identity::load_or_create(&store.path(IDENTITY_FILE))?;
     let local = identity.peer_id();
@@ -69,8 +70,8 @@ async fn run_async(settings: Settings, ready: impl FnOnce(&Invitation)) -> Resul
     let report = reporter(event_sender.clone(), Arc::clone(&events_lost));
     let engine = Engine::start(&engine_config(&settings, local, mtu), report.clone())?;
     let offloads = offloads(&engine);
-    let kernel_engine =
-        KernelEngine::start(kernel.clone(), kernel_config(&settings, local, mtu), report).await?;
+    let kernel_config = kernel_config(&settings, local, mtu, keeper);
+    let kernel_engine = KernelEngine::start(kernel.clone(), kernel_config, report).await?;
     let switch = kernel_engine.switch();
     let mut engines = Engines::new(engine, kernel_engine.clone(), event_sender);
     let offers = engines.offers(&settings);
@@ -191,7 +192,12 @@ fn reporter(
     }
 }
 
-fn kernel_config(settings: &Settings, local: PeerId, mtu: u16) -> KernelEngineConfig {
+fn kernel_config(
+    settings: &Settings,
+    local: PeerId,
+    mtu: u16,
+    keeper: Arc<dyn SocketKeeper>,
+) -> KernelEngineConfig {
     KernelEngineConfig {
         local,
         vni: VNI,
@@ -201,6 +207,7 @@ fn kernel_config(settings: &Settings, local: PeerId, mtu: u16) -> KernelEngineCo
         mtu,
         host: settings.host,
         encapsulation_port: ENCAPSULATION_PORT,
+        keeper: Some(keeper),
         switch: match settings.switch {
             SwitchChoice::Auto | SwitchChoice::Bridge => SwitchKind::Bridge,
             SwitchChoice::Odp => SwitchKind::Odp,

@@ -1,0 +1,213 @@
+//! The daemon's side of the process that holds sockets.
+
+use std::io::{self, ErrorKind};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use weft_io::handover::peer_uid;
+use weft_kernel::engine::SocketKeeper;
+
+use super::process::is_trusted;
+use super::rights::{self, Word};
+use super::{ANSWER_LIMIT, ANSWER_LIMIT_MS, HOLD_MAX_S, socket_path};
+
+/// This program, also when its file was replaced meanwhile.
+const PROGRAM: &str = "/proc/self/exe";
+/// The pause between two looks whether the process has ended, in milliseconds.
+const END_POLL_MS: u64 = 10;
+
+/// The process that holds sockets for the daemon of one runtime directory, running or not.
+#[derive(Debug)]
+pub(super) struct Holder {
+    runtime_dir: PathBuf,
+    link: Mutex<Link>,
+}
+
+#[derive(Debug, Default)]
+struct Link {
+    /// As long as it is open, the process knows that a daemon lives.
+    stream: Option<UnixStream>,
+    /// The process, if this one has started it.
+    child: Option<Child>,
+}
+
+impl Holder {
+    pub(super) fn new(runtime_dir: &Path) -> Self {
+        Self { runtime_dir: runtime_dir.to_owned(), link: Mutex::default() }
+    }
+
+    fn link(&self) -> MutexGuard<'_, Link> {
+        self.link.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Connects to the process that runs; `None` if none does.
+    fn connect(&self) -> io::Result<Option<UnixStream>> {
+        let stream = match UnixStream::connect(socket_path(&self.runtime_dir)) {
+            Ok(stream) => stream,
+            Err(error) if is_absence(&error) => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        let uid = peer_uid(&stream)?;
+        if !is_trusted(uid) {
+            let text = format!("it is a process of user {uid}");
+            return Err(io::Error::new(ErrorKind::PermissionDenied, text));
+        }
+        stream.set_read_timeout(Some(ANSWER_LIMIT))?;
+        stream.set_write_timeout(Some(ANSWER_LIMIT))?;
+        Ok(Some(stream))
+    }
+
+    /// Starts the process. It listens from before it runs, so that it can be asked at once and is
+    /// never there twice.
+    fn start(&self) -> io::Result<(UnixStream, Child)> {
+        let path = socket_path(&self.runtime_dir);
+        match std::fs::remove_file(&path) {
+            Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        let listener = UnixListener::bind(&path)?;
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600))?;
+        let mut command = Command::new(PROGRAM);
+        // Nothing of the environment: there may be a password in it.
+        command
+            .arg0("weft")
+            .arg("--runtime-dir")
+            .arg(&self.runtime_dir)
+            .arg("hold-sockets")
+            .env_clear()
+            .stdin(OwnedFd::from(listener))
+            .stdout(Stdio::null())
+            .stderr(Stdio::null());
+        let child = command.spawn()?;
+        // The listener is the child's alone, so that nobody connects to a process that is gone.
+        drop(command);
+        let process = child.id();
+        tracing::info!(process, "started the process that holds sockets while no daemon runs");
+        match self.connect() {
+            Ok(Some(stream)) => Ok((stream, child)),
+            Ok(None) => {
+                reap(child);
+                Err(io::Error::new(ErrorKind::ConnectionRefused, "the process ended at once"))
+            }
+            Err(error) => {
+                reap(child);
+                Err(error)
+            }
+        }
+    }
+
+    fn try_keep(&self, link: &mut Link, sockets: &[OwnedFd]) -> io::Result<()> {
+        let stream = match link.stream.take() {
+            Some(stream) => Some(stream),
+            None => self.connect()?,
+        };
+        if let Some(stream) = stream {
+            match ask(&stream, Word::Keep, sockets) {
+                Ok(_) => {
+                    link.stream = Some(stream);
+                    return Ok(());
+                }
+                // Somebody has ended it: another is started.
+                Err(error) if is_absence(&error) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        link.child.take().into_iter().for_each(reap);
+        let (stream, child) = self.start()?;
+        link.child = Some(child);
+        ask(&stream, Word::Keep, sockets)?;
+        link.stream = Some(stream);
+        Ok(())
+    }
+}
+
+impl SocketKeeper for Holder {
+    fn take(&self) -> Vec<OwnedFd> {
+        let mut link = self.link();
+        let taken = self.connect().and_then(|stream| {
+            let Some(stream) = stream else { return Ok(Vec::new()) };
+            let sockets = ask(&stream, Word::Take, &[])?;
+            link.stream = Some(stream);
+            Ok(sockets)
+        });
+        taken.unwrap_or_else(|error| {
+            tracing::warn!(%error, "sockets that an earlier run left cannot be taken back");
+            Vec::new()
+        })
+    }
+
+    fn keep(&self, sockets: Vec<OwnedFd>) {
+        if let Err(error) = self.try_keep(&mut self.link(), &sockets) {
+            tracing::warn!(
+                %error,
+                "sockets are not held: if this daemon is killed, what the kernel moves in UDP stops"
+            );
+        }
+    }
+
+    fn release(&self) {
+        let mut link = self.link();
+        let stream = match link.stream.take() {
+            Some(stream) => Ok(Some(stream)),
+            None => self.connect(),
+        };
+        let result = stream.and_then(|stream| match stream {
+            Some(stream) => ask(&stream, Word::Release, &[]).map(|_| await_end(&stream)),
+            None => Ok(()),
+        });
+        match result {
+            Err(error) if !is_absence(&error) => tracing::warn!(
+                %error,
+                "the process that holds sockets does not answer; without a daemon it ends within \
+                 {HOLD_MAX_S} s"
+            ),
+            _ => {}
+        }
+        link.child.take().into_iter().for_each(reap);
+    }
+}
+
+/// Whether nobody is there, or is there no more.
+fn is_absence(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        ErrorKind::NotFound
+            | ErrorKind::ConnectionRefused
+            | ErrorKind::ConnectionReset
+            | ErrorKind::BrokenPipe
+            | ErrorKind::UnexpectedEof
+    )
+}
+
+/// Asks one thing and takes what the answer brings.
+fn ask(stream: &UnixStream, word: Word, fds: &[OwnedFd]) -> io::Result<Vec<OwnedFd>> {
+    rights::send(stream, word, fds)?;
+    match rights::receive(stream)? {
+        Some((answer, fds)) if answer == word => Ok(fds),
+        Some(_) => Err(io::Error::new(ErrorKind::InvalidData, "it answers something else")),
+        None => Err(ErrorKind::UnexpectedEof.into()),
+    }
+}
+
+/// Waits until the process closes the connection, which it does as it ends.
+fn await_end(stream: &UnixStream) {
+    let _ = rights::receive(stream);
+}
+
+/// Takes the status of a process that is ending; one that does not is killed.
+fn reap(mut child: Child) {
+    for _ in 0..ANSWER_LIMIT_MS / END_POLL_MS {
+        match child.try_wait() {
+            Ok(None) => std::thread::sleep(Duration::from_millis(END_POLL_MS)),
+            _ => return,
+        }
+    }
+    let _ = child.kill();
+    let _ = child.wait();
+}

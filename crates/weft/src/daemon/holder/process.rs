@@ -1,0 +1,169 @@
+//! The process that holds sockets: it has no keys and no capabilities, reads nothing from the
+//! network, and ends on request or when no daemon has come for some time.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::{AddressFamily, sockopt};
+use rustix::thread::{CapabilitySet, CapabilitySets};
+use weft_io::handover::{close_inherited, peer_uid};
+
+use super::rights::{self, Word};
+use super::{ANSWER_LIMIT, HOLD_MAX_S, socket_path};
+
+/// Connections at once: the daemon's, and what `weft reset` or the next daemon asks meanwhile.
+const CLIENTS_MAX: usize = 4;
+/// The name that the process goes by.
+const NAME: &std::ffi::CStr = c"weft-holder";
+
+/// Holds sockets for the daemon of a runtime directory, until it or its successor releases them, or
+/// none has been connected for ten minutes. The daemon starts it, with a listening socket as standard
+/// input.
+///
+/// # Errors
+/// Standard input is something else, or the kernel refuses to wait.
+pub fn hold_sockets(runtime_dir: &Path) -> anyhow::Result<()> {
+    let stdin = io::stdin();
+    let listens = sockopt::socket_acceptconn(&stdin) == Ok(true)
+        && sockopt::socket_domain(&stdin) == Ok(AddressFamily::UNIX);
+    if !listens {
+        bail!("hold-sockets is started by the daemon alone, and does nothing without it");
+    }
+    close_inherited().context("cannot see what is open here; is /proc mounted?")?;
+    let listener = UnixListener::from(stdin.as_fd().try_clone_to_owned()?);
+    // It outlives the daemon's terminal and session, and holds no directory busy.
+    let _ = rustix::process::setsid();
+    let _ = std::env::set_current_dir("/");
+    let _ = rustix::thread::set_name(NAME);
+    drop_privileges();
+    hold(&listener, &socket_path(runtime_dir), Duration::from_secs(HOLD_MAX_S))
+        .context("cannot hold sockets any longer")
+}
+
+/// Root without capabilities may still delete its own socket, and that is all it needs. A kernel that
+/// refuses leaves a process that makes no use of them.
+fn drop_privileges() {
+    let none = CapabilitySet::empty();
+    let none = CapabilitySets { effective: none, permitted: none, inheritable: none };
+    let _ = rustix::thread::set_no_new_privs(true);
+    let _ = rustix::thread::clear_ambient_capability_set();
+    let _ = rustix::thread::set_capabilities(None, none);
+}
+
+/// Serves until released, or until nobody has been connected for `limit`. The file `path` is gone
+/// before `listener` can be: who finds it finds a process that answers, or nobody.
+fn hold(listener: &UnixListener, path: &Path, limit: Duration) -> io::Result<()> {
+    listener.set_nonblocking(true)?;
+    let mut holding = Holding {
+        path: path.to_owned(),
+        held: Vec::new(),
+        clients: Vec::new(),
+        alone_since: Instant::now(),
+        released: false,
+    };
+    while !holding.released {
+        let left = match holding.clients.is_empty() {
+            true => Some(limit.saturating_sub(holding.alone_since.elapsed())),
+            false => None,
+        };
+        if left == Some(Duration::ZERO) {
+            holding.remove_path();
+            break;
+        }
+        let ready = holding.wait(listener, left)?;
+        holding.serve(&ready);
+        holding.accept(listener);
+    }
+    Ok(())
+}
+
+struct Holding {
+    path: PathBuf,
+    held: Vec<OwnedFd>,
+    clients: Vec<UnixStream>,
+    /// Since when no client is connected.
+    alone_since: Instant,
+    released: bool,
+}
+
+impl Holding {
+    /// Waits until somebody connects or asks; tells which clients do.
+    fn wait(&self, listener: &UnixListener, limit: Option<Duration>) -> io::Result<Vec<bool>> {
+        let limit = limit.and_then(|limit| Timespec::try_from(limit).ok());
+        let clients = self.clients.iter().map(|client| PollFd::new(client, PollFlags::IN));
+        let mut waiting: Vec<PollFd<'_>> = clients.collect();
+        waiting.push(PollFd::new(listener, PollFlags::IN));
+        match poll(&mut waiting, limit.as_ref()) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+        let clients = waiting.iter().take(self.clients.len());
+        Ok(clients.map(|client| !client.revents().is_empty()).collect())
+    }
+
+    /// Answers those who ask, and forgets those who are gone or send what cannot be understood.
+    fn serve(&mut self, ready: &[bool]) {
+        let clients = std::mem::take(&mut self.clients);
+        let had_any = !clients.is_empty();
+        for (client, ready) in clients.into_iter().zip(ready) {
+            if !ready || matches!(self.answer(&client), Ok(true)) {
+                self.clients.push(client);
+            }
+        }
+        if had_any && self.clients.is_empty() {
+            self.alone_since = Instant::now();
+        }
+    }
+
+    /// `false`: the client has gone.
+    fn answer(&mut self, client: &UnixStream) -> io::Result<bool> {
+        let Some((word, fds)) = rights::receive(client)? else { return Ok(false) };
+        match word {
+            Word::Keep => {
+                self.held = fds;
+                rights::send(client, word, &[])?;
+            }
+            Word::Take => rights::send(client, word, &self.held)?,
+            Word::Release => {
+                self.released = true;
+                self.held.clear();
+                self.remove_path();
+                rights::send(client, word, &[])?;
+            }
+        }
+        Ok(true)
+    }
+
+    /// Lets in who waits, if it is root or this process's own user.
+    fn accept(&mut self, listener: &UnixListener) {
+        while let Ok((client, _)) = listener.accept() {
+            let trusted = peer_uid(&client).is_ok_and(is_trusted);
+            let limited = client
+                .set_nonblocking(false)
+                .and_then(|()| client.set_read_timeout(Some(ANSWER_LIMIT)))
+                .and_then(|()| client.set_write_timeout(Some(ANSWER_LIMIT)));
+            if trusted && limited.is_ok() && self.clients.len() < CLIENTS_MAX {
+                self.clients.push(client);
+            }
+        }
+    }
+
+    /// A file that cannot be removed is in nobody's way: the next holder replaces it.
+    fn remove_path(&self) {
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+/// Whether a process of this user may hand sockets over or take them.
+pub(super) fn is_trusted(uid: u32) -> bool {
+    uid == 0 || uid == rustix::process::geteuid().as_raw()
+}
+
+#[cfg(test)]
+#[path = "tests.rs"]
+mod tests;

@@ -1,0 +1,150 @@
+//! Sending descriptors over unix sockets (SCM_RIGHTS).
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::net::addr::SocketAddrArg;
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags,
+};
+
+use super::SOCKETS_MAX;
+
+const SPACE_BYTES: usize = rustix::cmsg_space!(ScmRights(SOCKETS_MAX));
+
+/// What one process asks of the other, and its answer to the same: one byte, so that it never comes
+/// in parts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(super) enum Word {
+    /// The descriptors that come with it are to be held instead of those before.
+    Keep = b'K',
+    /// The answer brings what is held; it stays held.
+    Take = b'T',
+    /// What is held is closed, and the process ends. The byte is the same in every version of Weft,
+    /// so that each can end the holder of another.
+    Release = b'R',
+}
+
+impl Word {
+    fn of(byte: u8) -> Option<Self> {
+        [Self::Keep, Self::Take, Self::Release].into_iter().find(|word| *word as u8 == byte)
+    }
+}
+
+/// Sends a word with descriptors, at most [`SOCKETS_MAX`].
+pub(super) fn send(socket: impl AsFd, word: Word, fds: &[OwnedFd]) -> io::Result<()> {
+    let bytes = [word as u8];
+    with_rights(fds, |rights| {
+        let flags = SendFlags::NOSIGNAL;
+        Ok(rustix::net::sendmsg(&socket, &[IoSlice::new(&bytes)], rights, flags)?)
+    })
+}
+
+/// Sends a datagram with descriptors, at most [`SOCKETS_MAX`], to an address.
+pub(super) fn send_to(
+    socket: impl AsFd,
+    to: &impl SocketAddrArg,
+    bytes: &[u8],
+    fds: &[OwnedFd],
+) -> io::Result<()> {
+    with_rights(fds, |rights| {
+        let flags = SendFlags::NOSIGNAL;
+        Ok(rustix::net::sendmsg_addr(&socket, to, &[IoSlice::new(bytes)], rights, flags)?)
+    })
+}
+
+fn with_rights(
+    fds: &[OwnedFd],
+    send: impl FnOnce(&mut SendAncillaryBuffer<'_, '_, '_>) -> io::Result<usize>,
+) -> io::Result<()> {
+    let borrowed: Vec<BorrowedFd<'_>> = fds.iter().map(AsFd::as_fd).collect();
+    let mut space = [MaybeUninit::uninit(); SPACE_BYTES];
+    let mut rights = SendAncillaryBuffer::new(&mut space);
+    let fits = borrowed.len() <= SOCKETS_MAX
+        && (borrowed.is_empty() || rights.push(SendAncillaryMessage::ScmRights(&borrowed)));
+    if !fits {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "too many descriptors"));
+    }
+    send(&mut rights).map(|_| ())
+}
+
+/// Waits for a word; `None` if the other end has closed the connection.
+pub(super) fn receive(socket: impl AsFd) -> io::Result<Option<(Word, Vec<OwnedFd>)>> {
+    let mut byte = [0];
+    let mut space = [MaybeUninit::uninit(); SPACE_BYTES];
+    let mut rights = RecvAncillaryBuffer::new(&mut space);
+    let mut room = [IoSliceMut::new(&mut byte)];
+    let flags = RecvFlags::CMSG_CLOEXEC;
+    let received = rustix::net::recvmsg(&socket, &mut room, &mut rights, flags)?;
+    let mut fds = Vec::new();
+    for message in rights.drain() {
+        if let RecvAncillaryMessage::ScmRights(sent) = message {
+            fds.extend(sent);
+        }
+    }
+    if received.bytes == 0 {
+        return Ok(None);
+    }
+    // The kernel has closed those for which there was no room.
+    if fds.len() > SOCKETS_MAX || received.flags.contains(ReturnFlags::CTRUNC) {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "too many descriptors"));
+    }
+    let word = Word::of(byte[0]);
+    let word = word.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "no word of ours"))?;
+    Ok(Some((word, fds)))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use std::io::Write;
+    use std::net::UdpSocket;
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+
+    fn sockets(count: usize) -> Vec<OwnedFd> {
+        (0..count).map(|_| UdpSocket::bind("127.0.0.1:0").unwrap().into()).collect()
+    }
+
+    #[test]
+    fn descriptors_arrive_with_their_word_and_are_closed_on_exec() {
+        let (here, there) = UnixStream::pair().unwrap();
+        let sent = sockets(SOCKETS_MAX);
+        send(&here, Word::Keep, &sent).unwrap();
+        send(&here, Word::Release, &[]).unwrap();
+        let (word, arrived) = receive(&there).unwrap().unwrap();
+        assert_eq!((word, arrived.len()), (Word::Keep, SOCKETS_MAX));
+        for (sent, arrived) in sent.into_iter().zip(arrived) {
+            let flags = rustix::io::fcntl_getfd(&arrived).unwrap();
+            assert!(flags.contains(rustix::io::FdFlags::CLOEXEC));
+            let port = |fd| UdpSocket::from(fd).local_addr().unwrap();
+            assert_eq!(port(sent), port(arrived));
+        }
+        assert!(matches!(receive(&there).unwrap(), Some((Word::Release, fds)) if fds.is_empty()));
+        drop(here);
+        assert!(receive(&there).unwrap().is_none());
+    }
+
+    #[test]
+    fn what_is_no_word_or_brings_too_much_is_refused() {
+        let (mut here, there) = UnixStream::pair().unwrap();
+        here.write_all(b"?").unwrap();
+        assert_eq!(receive(&there).unwrap_err().kind(), io::ErrorKind::InvalidData);
+        assert!(send(&here, Word::Keep, &sockets(SOCKETS_MAX + 1)).is_err());
+        for count in [SOCKETS_MAX + 1, SOCKETS_MAX + 9] {
+            let many = sockets(count);
+            let borrowed: Vec<BorrowedFd<'_>> = many.iter().map(AsFd::as_fd).collect();
+            let mut space = [MaybeUninit::uninit(); 256];
+            let mut rights = SendAncillaryBuffer::new(&mut space);
+            assert!(rights.push(SendAncillaryMessage::ScmRights(&borrowed)));
+            let bytes = [IoSlice::new(b"K")];
+            rustix::net::sendmsg(&here, &bytes, &mut rights, SendFlags::empty()).unwrap();
+            assert_eq!(receive(&there).unwrap_err().kind(), io::ErrorKind::InvalidData);
+        }
+    }
+}
