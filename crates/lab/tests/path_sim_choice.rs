@@ -394,6 +394,31 @@ fn a_kernel_peer_behind_nat_is_found_where_its_packets_come_from() {
 }
 
 #[test]
+fn a_nat_that_gets_another_address_is_followed_by_the_kernels() {
+    seeds(0..300, |seed| {
+        let mut world = World::new(seed, vec![kernel_only(), kernel_only()]);
+        world.hosts[1].nat = Some(NAT);
+        prepare(&mut world, 40);
+        settled(&mut world);
+        for number in 1..4 {
+            let public = IpAddr::from([198, 51, 100, number]);
+            world.migrate_nat(1, public, s(2));
+            let end = world.now + s(10);
+            let moved = |world: &World| {
+                let to = world.active(0, 1).and_then(|status| status.remote);
+                to.is_some_and(|remote| remote.ip() == public) && world.is_connected(0, 1)
+            };
+            assert!(world.run_until(end, moved), "not followed: {:?}", world.status(0, 1));
+            world.run(s(5));
+            steady(&mut world, s(2));
+            world.run(s(20));
+            assert_no_loss(&world);
+            assert_eq!(both_ways(&world), ["kk udp: NAT", "kk udp: NAT"]);
+        }
+    });
+}
+
+#[test]
 fn of_two_peers_at_one_address_the_first_has_the_kernel() {
     seeds(0..60, |seed| {
         let mut world = World::new(seed, vec![both_engines(), both_engines(), both_engines()]);

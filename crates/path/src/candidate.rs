@@ -180,13 +180,15 @@ impl Candidate {
         }
     }
 
-    /// The link has another pair of addresses, with the peer at `remote`: what was learned of the
-    /// older pair does not hold. Userspace sends there from now on; a kernel's SA is bound to both
-    /// addresses, so another is asked for. The peer need not see that it is needed: its last offer
-    /// may have come before the news.
+    /// The link has another pair of addresses, with the peer at `remote`. Userspace sends there from
+    /// now on; a kernel's SA is bound to both addresses, so another is asked for. The peer need not see
+    /// that it is needed: its last offer may have come before the news. A port that was learned stays:
+    /// the kernel reports packets from another one than it was told to expect, and only those.
     pub(crate) fn handle_addresses(&mut self, now: Instant, remote: IpAddr, shared: &mut Shared) {
-        self.learned = None;
+        let there = |address: SocketAddr| SocketAddr::new(remote, address.port());
+        self.learned = self.learned.map(|(named, learned)| (there(named), there(learned)));
         if let Some(outbound) = self.outbound.as_mut() {
+            outbound.offered = there(outbound.offered);
             if self.key.is_kernel() {
                 self.request = outbound.first_spi().map(|spi| Request { spi, at: now });
             } else if outbound.remote.ip() != remote {

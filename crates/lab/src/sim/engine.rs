@@ -67,6 +67,8 @@ struct Inbound {
     encapsulation: Encapsulation,
     /// The address of this host that a kernel's SA is bound to.
     local: IpAddr,
+    /// Where a kernel expects its packets from: it reports those from elsewhere.
+    expected: SocketAddr,
     seen: BTreeSet<u64>,
 }
 
@@ -196,8 +198,8 @@ impl SimEngine {
         events: &mut Vec<EngineEvent>,
     ) -> Option<Packet> {
         match command {
-            EngineCommand::InstallInbound { engine, peer, path, sa, .. } => {
-                self.install_inbound((engine, peer, path), &sa, events);
+            EngineCommand::InstallInbound { engine, peer, path, sa, remote } => {
+                self.install_inbound((engine, peer, path), &sa, remote, events);
             }
             EngineCommand::RemoveInbound { spi } => {
                 self.inbound.remove(&spi);
@@ -257,9 +259,13 @@ impl SimEngine {
         &mut self,
         (engine, peer, path): (EngineKind, PeerId, PathId),
         sa: &InboundSa,
+        remote: IpAddr,
         events: &mut Vec<EngineEvent>,
     ) {
         if self.accepts(engine, path, sa.encapsulation, events) {
+            let outbound = self.outbound.range((path, 0)..=(path, u16::MAX)).next();
+            let default = self.ports.get(&EngineKind::Kernel).copied().unwrap_or_default();
+            let port = outbound.map_or(default, |(_, outbound)| outbound.remote.port());
             let inbound = Inbound {
                 engine,
                 peer,
@@ -267,6 +273,7 @@ impl SimEngine {
                 key: *sa.key.expose(),
                 encapsulation: sa.encapsulation,
                 local: self.address,
+                expected: SocketAddr::new(remote, port),
                 seen: BTreeSet::new(),
             };
             assert!(self.inbound.insert(sa.spi, inbound).is_none(), "an SPI was installed twice");
@@ -383,9 +390,10 @@ impl SimEngine {
             events.push(EngineEvent::InboundFirstUse { spi: seal.spi });
         }
         let (peer, path, encapsulation) = (sa.peer, sa.path, sa.encapsulation);
+        let reported = engine == EngineKind::Userspace || sa.expected != packet.source;
         let outbound = self.outbound.range((path, 0)..=(path, u16::MAX)).next();
         let moved = outbound.is_some_and(|(_, outbound)| outbound.remote != packet.source);
-        if moved && encapsulation == Encapsulation::Udp {
+        if moved && reported && encapsulation == Encapsulation::Udp {
             events.push(EngineEvent::RemoteMoved { path, remote: packet.source });
         }
         Ok((peer, if engine == EngineKind::Kernel { self.any_kernel_path(peer) } else { path }))

@@ -217,6 +217,17 @@ impl World {
     /// `noticed`.
     pub fn migrate(&mut self, host: HostId, address: IpAddr, noticed: Duration) {
         self.hosts[host].engine.address = address;
+        self.links_go_on(host, noticed);
+    }
+
+    /// The NAT before a host has another address: its links go on from there, which each end notices
+    /// within `noticed`.
+    pub fn migrate_nat(&mut self, host: HostId, public: IpAddr, noticed: Duration) {
+        self.hosts[host].nat = Some(public);
+        self.links_go_on(host, noticed);
+    }
+
+    fn links_go_on(&mut self, host: HostId, noticed: Duration) {
         let connections = self.hosts[host].connections.clone();
         let micros = u64::try_from(noticed.as_micros()).unwrap_or(u64::MAX);
         for (other, connection) in connections {
