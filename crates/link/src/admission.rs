@@ -292,7 +292,7 @@ impl<'a> Talk<'a> {
         check_wanted(&state, self.peer)?;
         Ok(Step::Ready(Ready {
             instance: self.shared.instance,
-            current: state.links.get(&self.peer).map_or(0, |link| link.session_id),
+            current: state.links.get(&self.peer).map(|link| link.session_id),
             nickname: self.shared.nickname.clone(),
             hello: state.hello.clone(),
             secret,

@@ -150,12 +150,12 @@ fn decide(shared: &Arc<Shared>, admitted: Admitted, renewal: bool) -> Result<Out
     let shared_link = state
         .links
         .get(&admitted.peer)
-        .filter(|link| link.instance == theirs.instance && link.session_id == theirs.current);
+        .filter(|link| link.instance == theirs.instance && Some(link.session_id) == theirs.current);
     if shared_link.is_some_and(|link| link.conn.close_reason().is_none()) && !renewal {
         admitted.conn.close(CloseCode::Duplicate.to_wire(), b"there is a link already");
         return Ok(Outcome::Duplicate(admitted.peer));
     }
-    let renews = shared_link.map_or(0, |link| link.session_id);
+    let renews = shared_link.map(|link| link.session_id);
     state.order += 1;
     let decision = Decision { order: state.order, renews };
     install(shared, &mut state, admitted, decision)
@@ -172,8 +172,8 @@ fn follow(
     let present = present.filter(|link| link.instance == admitted.theirs.instance);
     let overtaken = present.is_some_and(|link| link.order >= decision.order);
     // What it should go on with is here no more: the peer has to begin anew, too.
-    let gone =
-        decision.renews != 0 && present.is_none_or(|link| link.session_id != decision.renews);
+    let has = present.map(|link| link.session_id);
+    let gone = decision.renews.is_some() && decision.renews != has;
     if overtaken || gone {
         admitted.conn.close(CloseCode::Replaced.to_wire(), REPLACED);
         return Ok(Outcome::Duplicate(admitted.peer));
@@ -195,7 +195,7 @@ fn install(
     let before = state.links.remove(&peer);
     let same_instance = before.as_ref().filter(|link| link.instance == theirs.instance);
     // Both sides hold the same connection: what is on its way there shall arrive.
-    let renewed = same_instance.filter(|link| link.session_id == decision.renews);
+    let renewed = same_instance.filter(|link| Some(link.session_id) == decision.renews);
     let predecessor = renewed.map(|link| link.halves.clone());
     if let Some(link) = &before {
         link.halves.stop.send_replace(true);

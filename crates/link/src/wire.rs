@@ -62,9 +62,9 @@ pub(crate) enum Step {
 pub(crate) struct Decision {
     /// Later decisions have higher ones.
     pub(crate) order: u64,
-    /// The session of both hosts that goes on in it; 0 if it begins anew. One of them says which it
-    /// is, since each may have taken another connection since it said what it had.
-    pub(crate) renews: u64,
+    /// The session of both hosts that goes on in it; `None` if it begins anew. One of them says which
+    /// it is, since each may have taken another connection since it said what it had.
+    pub(crate) renews: Option<u64>,
 }
 
 /// What a host says about itself once both have proven that they belong together.
@@ -72,8 +72,8 @@ pub(crate) struct Decision {
 pub(crate) struct Ready {
     /// Random per start of the daemon.
     pub(crate) instance: u64,
-    /// The session that this host already has with the other one; 0 if none.
-    pub(crate) current: u64,
+    /// The session that this host already has with the other one.
+    pub(crate) current: Option<u64>,
     pub(crate) nickname: String,
     /// The application's hello, as JSON.
     pub(crate) hello: Vec<u8>,
@@ -111,7 +111,7 @@ impl Step {
             Self::Joined => out.push(6),
             Self::Use(Decision { order, renews }) => {
                 tagged(&mut out, 7, &order.to_be_bytes());
-                out.extend_from_slice(&renews.to_be_bytes());
+                session_id(&mut out, *renews);
             }
         }
         out
@@ -137,7 +137,7 @@ impl Step {
             [6] => Self::Joined,
             [7] => Self::Use(Decision {
                 order: u64::from_be_bytes(reader.array()?),
-                renews: u64::from_be_bytes(reader.array()?),
+                renews: reader.session_id()?,
             }),
             _ => return None,
         };
@@ -149,7 +149,7 @@ impl Ready {
     fn encode(&self, out: &mut Vec<u8>) {
         out.push(5);
         out.extend_from_slice(&self.instance.to_be_bytes());
-        out.extend_from_slice(&self.current.to_be_bytes());
+        session_id(out, self.current);
         let secret = self.secret.as_ref().map_or(&[][..], Secret::expose);
         for part in [self.nickname.as_bytes(), &self.hello, secret] {
             out.extend_from_slice(&(part.len() as u32).to_be_bytes());
@@ -159,7 +159,7 @@ impl Ready {
 
     fn decode(reader: &mut Reader<'_>) -> Option<Self> {
         let instance = u64::from_be_bytes(reader.array()?);
-        let current = u64::from_be_bytes(reader.array()?);
+        let current = reader.session_id()?;
         let nickname = reader.part(NICKNAME_MAX_BYTES)?;
         let nickname = crate::error::clean(std::str::from_utf8(nickname).ok()?);
         let hello = reader.part(HELLO_MAX_BYTES)?.to_vec();
@@ -176,6 +176,11 @@ fn tagged(out: &mut Vec<u8>, tag: u8, bytes: &[u8]) {
     out.extend_from_slice(bytes);
 }
 
+/// The id of a session, which is never 0: that says that there is none.
+fn session_id(out: &mut Vec<u8>, id: Option<u64>) {
+    out.extend_from_slice(&id.unwrap_or(0).to_be_bytes());
+}
+
 struct Reader<'a>(&'a [u8]);
 
 impl<'a> Reader<'a> {
@@ -183,6 +188,11 @@ impl<'a> Reader<'a> {
         let (head, rest) = self.0.split_first_chunk()?;
         self.0 = rest;
         Some(*head)
+    }
+
+    fn session_id(&mut self) -> Option<Option<u64>> {
+        let id = u64::from_be_bytes(self.array()?);
+        Some((id != 0).then_some(id))
     }
 
     fn part(&mut self, max: usize) -> Option<&'a [u8]> {
@@ -291,7 +301,7 @@ mod tests {
         let ready = |secret| {
             Step::Ready(Ready {
                 instance: 1,
-                current: 2,
+                current: Some(2),
                 nickname: "host".to_owned(),
                 hello: b"{}".to_vec(),
                 secret,
@@ -306,7 +316,8 @@ mod tests {
             ready(None),
             ready(Some(Secret::random())),
             Step::Joined,
-            Step::Use(Decision { order: 77, renews: 78 }),
+            Step::Use(Decision { order: 77, renews: Some(78) }),
+            Step::Use(Decision { order: 79, renews: None }),
         ]
     }
 

@@ -201,9 +201,16 @@ async fn versions_without_overlap_are_named_on_both_sides() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn time_is_not_looked_at_and_an_over_long_message_ends_the_link() {
+    for decides in [true, false] {
+        joins_and_sends_too_much(decides).await;
+    }
+}
+
+/// Whether the host that joins by hand has the lower peer id makes its last step another.
+async fn joins_and_sends_too_much(decides: bool) {
     let mut a = Host::with_password("p");
     // Its certificate expired in 1980.
-    let raw = RawHost::new(Ipv4Addr::LOCALHOST);
+    let raw = RawHost::that_decides(decides, a.id());
     let mut talk = raw.greet(a.addr).await;
     talk.join("p").await;
     assert_eq!(a.up().await.nickname, "raw");

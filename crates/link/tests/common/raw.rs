@@ -17,6 +17,8 @@ use weft_crypto::{CpaceContext, CpaceInitiator, PeerId};
 use super::within;
 
 pub const PREAMBLE: [u8; 16] = *b"WEFTLINK\0\x01\0\x01\0\0\0\0";
+/// Use: order 1, renews no session.
+const FIRST_DECISION: [u8; 17] = [7, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0];
 pub const WRONG_PASSWORD: u64 = 6;
 
 pub struct RawHost {
@@ -45,6 +47,12 @@ impl RawHost {
         let config = quinn::ServerConfig::with_crypto(crypto);
         let endpoint = Endpoint::server(config, SocketAddr::from((from, 0))).unwrap();
         Self { endpoint, key, certificate }
+    }
+
+    /// One that decides about connections with `peer`, or one that follows the peer's decisions.
+    pub fn that_decides(decides: bool, peer: PeerId) -> Self {
+        let is_wanted = |host: &Self| (PeerId::of_public_key(&host.public_key()) < peer) == decides;
+        std::iter::repeat_with(|| Self::new(Ipv4Addr::LOCALHOST)).find(is_wanted).unwrap()
     }
 
     pub fn public_key(&self) -> [u8; 32] {
@@ -159,9 +167,9 @@ impl RawTalk {
         self.put(&ready).await;
         let (me, peer) = (PeerId::of_public_key(&self.ours), PeerId::of_public_key(&self.theirs()));
         if me < peer {
-            self.put(&[7, 0, 0, 0, 0, 0, 0, 0, 1]).await;
+            self.put(&FIRST_DECISION).await;
         } else {
-            assert_eq!(within(self.get()).await.unwrap()[0], 7);
+            assert_eq!(within(self.get()).await.unwrap(), FIRST_DECISION);
         }
     }
 
