@@ -5,6 +5,7 @@ use std::collections::btree_map::Entry;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
@@ -27,9 +28,9 @@ const OVERHEAD_MIB: u64 = 512;
 /// How many guests two of this machine's cores take: emulation runs a guest's cores on one thread, and
 /// tests wait for about a third of their time.
 const GUESTS_PER_TWO_CORES: usize = 3;
-/// How many tests a guest gets: few enough that guests side by side end together and that a guest that
-/// dies takes few along, enough that booting is the smaller part.
-const TESTS_PER_GUEST: usize = 12;
+/// How long a guest is to take, in seconds of [`DURATIONS`]: short enough that guests side by side end
+/// together and that a guest that dies takes few along, long enough that booting is the smaller part.
+const GUEST_SECONDS: u32 = 400;
 /// The longest that one test program may take in a guest, in seconds.
 const PROGRAM_LIMIT_S: u64 = 1_500;
 /// The longest that a guest may take, in seconds.
@@ -85,11 +86,35 @@ const TABLE: [Row; 11] = [
     },
 ];
 
+/// Tests that run before all others, with no guest beside theirs: their limits go by the product's
+/// clocks, which stand still for nobody.
+const ALONE: [&str; 1] = ["vm_wire::flushing*"];
+
+/// About how long a test takes in one of three guests, in seconds: of all lines that fit it, the last
+/// one counts. Nothing is judged by it; the longest guests begin first.
+const DURATIONS: [(&str, u32); 7] = [
+    ("*", 15),
+    ("vm_*", 40),
+    ("vm_odp::*", 10),
+    ("vm_xfrm::*", 4),
+    ("vm_matrix::*", 60),
+    ("vm_matrix::two_rows*", 1),
+    ("vm_random::*", 140),
+];
+
 /// A row of the table.
 struct Row {
     tests: &'static str,
     kernels: &'static [Choice],
     why: &'static str,
+}
+
+impl Program {
+    /// About how long its tests take, in seconds.
+    fn seconds(&self) -> u32 {
+        let of = |test: &String| seconds(&format!("{}::{test}", self.target));
+        self.tests.iter().map(of).sum()
+    }
 }
 
 /// What is asked for.
@@ -122,6 +147,8 @@ struct Program {
 struct Share {
     kernel: Choice,
     number: usize,
+    /// Whether no other guest may run beside it.
+    alone: bool,
     programs: Vec<Program>,
 }
 
@@ -142,24 +169,27 @@ pub fn run_tests(request: &Request) -> anyhow::Result<bool> {
             place.insert(Kernel::get(share.kernel, false)?);
         }
     }
-    let waiting = Mutex::new(shares.into_iter());
-    let passed = Mutex::new(true);
-    std::thread::scope(|scope| {
-        for _ in 0..guests {
-            scope.spawn(|| {
-                loop {
-                    let Some(share) = next(&waiting) else { return };
-                    let Some(kernel) = kernels.get(&share.kernel) else { return };
-                    let good = run_share(&share, kernel, request);
-                    if !good && let Ok(mut passed) = passed.lock() {
-                        *passed = false;
+    let passed = AtomicBool::new(true);
+    let run_all = |shares: Vec<Share>, guests: usize| {
+        let waiting = Mutex::new(shares.into_iter());
+        std::thread::scope(|scope| {
+            for _ in 0..guests {
+                scope.spawn(|| {
+                    while let Some(share) = next(&waiting)
+                        && let Some(kernel) = kernels.get(&share.kernel)
+                    {
+                        let good = run_share(&share, kernel, request);
+                        passed.fetch_and(good, Ordering::Relaxed);
                     }
-                }
-            });
-        }
-    });
+                });
+            }
+        });
+    };
+    let (alone, others) = shares.into_iter().partition(|share| share.alone);
+    run_all(alone, 1);
+    run_all(others, guests);
     interrupt::check()?;
-    Ok(passed.into_inner().unwrap_or(false))
+    Ok(passed.into_inner())
 }
 
 fn next(waiting: &Mutex<std::vec::IntoIter<Share>>) -> Option<Share> {
@@ -301,6 +331,15 @@ fn row(name: &str) -> Option<&'static Row> {
     TABLE.iter().rev().find(|row| fits(row.tests, name))
 }
 
+/// About how long a test takes.
+fn seconds(name: &str) -> u32 {
+    DURATIONS.iter().rev().find(|(pattern, _)| fits(pattern, name)).map_or(0, |(_, it)| *it)
+}
+
+fn is_alone(name: &str) -> bool {
+    ALONE.iter().any(|pattern| fits(pattern, name))
+}
+
 /// A row that no test needs names a test that is gone.
 fn no_row_is_idle(programs: &[Program]) -> anyhow::Result<()> {
     let names: Vec<String> = programs
@@ -310,6 +349,11 @@ fn no_row_is_idle(programs: &[Program]) -> anyhow::Result<()> {
     for row in &TABLE {
         if !names.iter().any(|name| fits(row.tests, name)) {
             bail!("no test fits the row {} ({}) of the table of the VM suite", row.tests, row.why);
+        }
+    }
+    for pattern in ALONE {
+        if !names.iter().any(|name| fits(pattern, name)) {
+            bail!("no test fits {pattern}, which is to run alone in the VM suite");
         }
     }
     Ok(())
@@ -336,30 +380,52 @@ fn fits(pattern: &str, name: &str) -> bool {
     open || rest.is_empty()
 }
 
-/// What each guest gets: a kernel's programs are spread evenly, larger ones first.
+/// What each guest gets: what runs alone is one guest's, a kernel's other programs are spread evenly;
+/// the longest first.
 fn shared_out(plan: Vec<(Choice, Vec<Program>)>) -> Vec<Share> {
     let mut shares = Vec::new();
-    for (kernel, mut programs) in plan {
-        let tests: usize = programs.iter().map(|program| program.tests.len()).sum();
-        let parts = tests.div_ceil(TESTS_PER_GUEST);
-        programs.sort_by_key(|program| std::cmp::Reverse(program.tests.len()));
+    for (kernel, programs) in plan {
+        let (alone, mut programs) = without_those_alone(programs);
+        let parts = length(&programs).div_ceil(GUEST_SECONDS) as usize;
+        programs.sort_by_key(|program| std::cmp::Reverse(program.seconds()));
         let mut bins: Vec<Vec<Program>> = vec![Vec::new(); parts];
         for program in programs {
-            let load =
-                |bin: &Vec<Program>| bin.iter().map(|program| program.tests.len()).sum::<usize>();
-            if let Some(bin) = bins.iter_mut().min_by_key(|bin| load(bin)) {
+            if let Some(bin) = bins.iter_mut().min_by_key(|bin| length(bin)) {
                 bin.push(program);
             }
         }
-        bins.retain(|bin| !bin.is_empty());
-        let numbered = bins.into_iter().enumerate();
-        shares.extend(numbered.map(|(index, programs)| Share {
+        let alone = std::iter::once((true, alone));
+        let bins = alone.chain(bins.into_iter().map(|programs| (false, programs)));
+        let numbered = bins.filter(|(_, programs)| !programs.is_empty()).enumerate();
+        shares.extend(numbered.map(|(index, (alone, programs))| Share {
             kernel,
             number: index + 1,
+            alone,
             programs,
         }));
     }
+    shares.sort_by_key(|share| std::cmp::Reverse(length(&share.programs)));
     shares
+}
+
+/// About how long programs take one after the other, in seconds.
+fn length(programs: &[Program]) -> u32 {
+    programs.iter().map(Program::seconds).sum()
+}
+
+/// The programs with the tests that run alone, and with the others.
+fn without_those_alone(programs: Vec<Program>) -> (Vec<Program>, Vec<Program>) {
+    let mut parts = (Vec::new(), Vec::new());
+    for Program { target, file, tests } in programs {
+        let is_alone = |test: &String| is_alone(&format!("{target}::{test}"));
+        let (alone, others): (Vec<_>, Vec<_>) = tests.into_iter().partition(is_alone);
+        for (part, tests) in [(&mut parts.0, alone), (&mut parts.1, others)] {
+            if !tests.is_empty() {
+                part.push(Program { target: target.clone(), file: file.clone(), tests });
+            }
+        }
+    }
+    parts
 }
 
 /// Builds the test programs that the request can need and asks each for its tests.
@@ -491,6 +557,7 @@ mod tests {
             program("vm_bad_input", &["a_kernel_without_aes_gcm_goes_on", "names_and_ports"]),
             program("vm_figures", &["one_is_within_two"]),
             program("vm_matrix", &["kernel_to_kernel"]),
+            program("vm_wire", &["flushing_ipsec"]),
             program("vm_xfrm", &["x"]),
         ];
         let plan = planned(&all, &Request::default()).unwrap();
@@ -499,7 +566,10 @@ mod tests {
             programs.iter().map(|program| program.target.as_str()).collect()
         };
         let net = ["net_admission", "net_errors", "net_mtu"];
-        assert_eq!(of(0), [&net[..], &["vm_bad_input", "vm_matrix", "vm_xfrm"]].concat());
+        assert_eq!(
+            of(0),
+            [&net[..], &["vm_bad_input", "vm_matrix", "vm_wire", "vm_xfrm"]].concat()
+        );
         assert_eq!(of(1), ["vm_bad_input", "vm_matrix", "vm_xfrm"]);
         assert_eq!((plan[0].0, plan[1].0), (Choice::Newest, Choice::Debian12));
     }
@@ -524,10 +594,10 @@ mod tests {
     fn guests_get_even_shares_and_every_program_once() {
         let many: Vec<Program> =
             (1..8).map(|n| program(&format!("vm_{n}"), &vec!["t"; n])).collect();
-        let plan = vec![(Choice::Newest, many.clone()), (Choice::Debian12, vec![many[0].clone()])];
+        let plan = vec![(Choice::Debian12, vec![many[0].clone()]), (Choice::Newest, many.clone())];
         let shares = shared_out(plan);
-        let tests = |share: &Share| share.programs.iter().map(|p| p.tests.len()).sum::<usize>();
-        assert_eq!(shares.iter().map(tests).collect::<Vec<_>>(), [10, 9, 9, 1]);
+        let seconds: Vec<u32> = shares.iter().map(|share| length(&share.programs)).collect();
+        assert_eq!(seconds, [400, 360, 360, 40], "even, and the longest first");
         assert_eq!((shares[3].kernel, shares[3].number), (Choice::Debian12, 1));
         let mut targets: Vec<&str> = shares[..3]
             .iter()
@@ -535,6 +605,17 @@ mod tests {
             .collect();
         targets.sort_unstable();
         assert_eq!(targets, ["vm_1", "vm_2", "vm_3", "vm_4", "vm_5", "vm_6", "vm_7"]);
+    }
+
+    #[test]
+    fn what_runs_alone_has_a_guest_of_its_own() {
+        let plan = vec![(Choice::Newest, vec![program("vm_wire", &["other", "flushing_ipsec"])])];
+        let shares = shared_out(plan);
+        let seen: Vec<(bool, &Vec<Program>)> =
+            shares.iter().map(|share| (share.alone, &share.programs)).collect();
+        let alone = vec![program("vm_wire", &["flushing_ipsec"])];
+        let others = vec![program("vm_wire", &["other"])];
+        assert_eq!(seen, [(true, &alone), (false, &others)]);
     }
 
     #[test]
