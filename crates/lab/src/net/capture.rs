@@ -51,7 +51,7 @@ impl Capture {
 /// Whether `needle` stands anywhere in `haystack`.
 #[must_use]
 pub fn contains(haystack: &[u8], needle: &[u8]) -> bool {
-    haystack.windows(needle.len()).any(|window| window == needle)
+    memchr::memmem::find(haystack, needle).is_some()
 }
 
 /// Runs tshark on a capture and gives its output.

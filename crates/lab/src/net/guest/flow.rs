@@ -14,8 +14,8 @@ use crate::net::{namespace, probe};
 
 /// In every datagram: long enough never to occur by chance on a wire.
 pub const MARKER: &[u8] = b"this sentence must never be readable on the wire between two hosts";
-/// How long the receiver goes on when the sender has ended: for copies, and where datagrams are missing,
-/// on real hardware, for those that are still on their way.
+/// How long the receiver goes on when the sender has ended: for copies, and while the last datagram has
+/// not come, on real hardware, for those that are still on their way.
 const DRAIN_MS: u64 = 1_500;
 /// How often a thread looks whether it is to end.
 const LOOK_MS: u64 = 100;
@@ -35,6 +35,8 @@ pub struct Flow {
 struct Counts {
     sent: AtomicU32,
     arrived: AtomicU32,
+    /// One more than the highest number that has come.
+    newest: AtomicU32,
 }
 
 /// What became of a stream.
@@ -194,9 +196,9 @@ fn receive(socket: &UdpSocket, stop: &AtomicBool, counts: &Counts) -> Vec<(u32, 
     loop {
         if stop.load(Ordering::Relaxed) {
             let ended = *ended.get_or_insert_with(Instant::now);
-            let came = counts.arrived.load(Ordering::Relaxed);
-            let missing = came < counts.sent.load(Ordering::Relaxed);
-            let longer = if missing { slowness() } else { 1 };
+            let newest = counts.newest.load(Ordering::Relaxed);
+            let on_its_way = newest < counts.sent.load(Ordering::Relaxed);
+            let longer = if on_its_way { slowness() } else { 1 };
             if ended.elapsed() >= Duration::from_millis(DRAIN_MS) * longer {
                 return arrived;
             }
@@ -204,7 +206,9 @@ fn receive(socket: &UdpSocket, stop: &AtomicBool, counts: &Counts) -> Vec<(u32, 
         let Ok(length) = socket.recv(&mut buffer) else { continue };
         let number = buffer[..length].strip_prefix(MARKER).and_then(|rest| rest.first_chunk());
         if let Some(number) = number {
-            arrived.push((u32::from_be_bytes(*number), Instant::now()));
+            let number = u32::from_be_bytes(*number);
+            arrived.push((number, Instant::now()));
+            counts.newest.fetch_max(number + 1, Ordering::Relaxed);
             counts.arrived.fetch_add(1, Ordering::Relaxed);
         }
     }

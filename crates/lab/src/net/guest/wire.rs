@@ -20,6 +20,9 @@ const CONTROL: &[u8] = b"sent in the clear to show that it is seen";
 const CONTROL_ADDRESS: &str = "192.0.2.251";
 /// Bytes kept of each packet: all headers and the marker.
 const SNAP_BYTES: &str = "320";
+/// The kernel gives packets to tcpdump in blocks, after a second at the latest: a wake-up for each
+/// packet would be most of what an emulated machine does.
+const HELD_BACK: Duration = Duration::from_secs(2);
 /// A pcap file's header and that of each packet (libpcap's format, little endian here).
 const FILE_HEADER_BYTES: usize = 24;
 const PACKET_HEADER_BYTES: usize = 16;
@@ -177,8 +180,8 @@ impl<'a> LeakWatch<'a> {
         let start = |name: &str, filter: &str| -> anyhow::Result<(Running, PathBuf)> {
             let file = stage.directory().join(format!("{name}-{number:08x}.pcap"));
             let path = file.to_string_lossy().into_owned();
-            let mut words = vec!["tcpdump", "-U", "--immediate-mode", "-n", "-Z", "root"];
-            words.extend_from_slice(&["-B", "32768", "-s", SNAP_BYTES, "-i", "any", "-w", &path]);
+            let mut words = vec!["tcpdump", "-n", "-Z", "root", "-B", "32768", "-s", SNAP_BYTES];
+            words.extend_from_slice(&["-i", "any", "-w", &path]);
             words.extend(filter.split_whitespace());
             let mut tcpdump = middle.spawn(&words)?;
             tcpdump.line_with("listening on", Duration::from_secs(5))?;
@@ -200,8 +203,7 @@ impl<'a> LeakWatch<'a> {
         let place = PathBuf::from(middle.path());
         let socket = probe::udp_in(&place, SocketAddr::new(source, 0))?;
         socket.send_to(&[CONTROL, MARKER].concat(), (self.stage.host(0).ipv4(), 6787))?;
-        // tcpdump writes what the kernel still holds for it before it ends.
-        std::thread::sleep(Duration::from_millis(1_000));
+        std::thread::sleep(HELD_BACK);
         let mut seen = Seen::default();
         for (mut tcpdump, file) in self.captures {
             tcpdump.signal(Signal::INT);
