@@ -39,6 +39,15 @@ fn world(seed: u64, configs: Vec<Config>) -> World {
     world
 }
 
+/// Two hosts, the second one behind a NAT.
+fn world_with_nat(seed: u64, config: Config) -> World {
+    let mut world = World::new(seed, vec![config.clone(), config]);
+    world.hosts[1].nat = Some(NAT);
+    prepare(&mut world, 40);
+    settled(&mut world);
+    world
+}
+
 fn prepare(world: &mut World, latency_most: u64) {
     world.link_latency = ms(1 + world.below(latency_most));
     for host in 0..world.hosts.len() {
@@ -215,10 +224,7 @@ fn blocked_ports_leave_protocol_50_alone_and_are_named() {
 #[test]
 fn one_blocked_port_is_left_for_the_other_engine_in_one_step() {
     seeds(0..40, |seed| {
-        let mut world = World::new(seed, vec![both_engines(), both_engines()]);
-        world.hosts[1].nat = Some(NAT);
-        prepare(&mut world, 40);
-        settled(&mut world);
+        let mut world = world_with_nat(seed, both_engines());
         assert_eq!(both_ways(&world), ["kk udp: NAT", "kk udp: NAT"]);
         steady(&mut world, s(15));
         world.run(s(1));
@@ -396,10 +402,7 @@ fn a_kernel_peer_behind_nat_is_found_where_its_packets_come_from() {
 #[test]
 fn a_nat_that_gets_another_address_is_followed_by_the_kernels() {
     seeds(0..300, |seed| {
-        let mut world = World::new(seed, vec![kernel_only(), kernel_only()]);
-        world.hosts[1].nat = Some(NAT);
-        prepare(&mut world, 40);
-        settled(&mut world);
+        let mut world = world_with_nat(seed, kernel_only());
         for number in 1..4 {
             let public = IpAddr::from([198, 51, 100, number]);
             world.migrate_nat(1, public, s(2));

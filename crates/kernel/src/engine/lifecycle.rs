@@ -79,7 +79,7 @@ impl Worker {
         self.keep_encapsulation(&encapsulation).await;
         self.state.set_per_cpu(per_cpu);
         let lanes_max = if per_cpu { 1 + online_cpus().min(CPU_LANES_MAX) } else { 1 };
-        let support = Support::Ready { esp, lanes_max, rco: self.switch.takes_rco() };
+        let support = Support::Ready { esp, lanes_max };
         Ok((Ipsec { xfrm, watch, guard, guard_watch, encapsulation, probes }, support))
     }
 

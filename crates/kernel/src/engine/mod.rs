@@ -72,8 +72,6 @@ pub enum Support {
         esp: Result<Vec<Cipher>, String>,
         /// Lanes to a peer at most: more than one where the kernel chooses among them by CPU.
         lanes_max: u16,
-        /// It takes remote checksum offload marks.
-        rco: bool,
     },
     /// The configuration forbids it.
     Forbidden,

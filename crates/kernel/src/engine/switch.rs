@@ -28,10 +28,6 @@ const TAP_QUEUE_PACKETS: u32 = 5_000;
 /// A probe may be as long as any path carries.
 const PROBE_MTU_BYTES: u32 = 65_000;
 
-/// What a VXLAN device does with marks of remote checksum offload: it takes them, and the checksum stays
-/// partial up to the container (`vm_matrix`).
-const RCO: bool = true;
-
 /// What moves frames between local ports and paths.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -242,11 +238,6 @@ impl Switch {
         }
     }
 
-    /// Whether it takes frames whose inner checksum is only partial (remote checksum offload).
-    pub(super) const fn takes_rco(&self) -> bool {
-        RCO
-    }
-
     pub(super) async fn counters(&self) -> Vec<(&'static str, u64)> {
         match self {
             Self::Bridge(_) => Vec::new(),
@@ -294,7 +285,6 @@ impl Odp {
             tunnel: VXLAN.into(),
             tunnel_port: vxlan::PORT,
             vni: config.vni.0,
-            remote_checksum: RCO,
             sweep_interval: Duration::from_secs(odp::SWEEP_INTERVAL_S),
         };
         // The bridge's own devices may be left from a run with the other switch.

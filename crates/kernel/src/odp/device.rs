@@ -125,18 +125,15 @@ pub(super) async fn try_tunnel(kernel: &Kernel) -> Result<(), KernelError> {
 }
 
 fn tunnel_options(spec: &OdpSpec) -> Vec<InfoVxlan> {
-    let mut options = vec![
+    vec![
         InfoVxlan::CollectMetadata(true),
         InfoVxlan::Port(spec.tunnel_port),
         InfoVxlan::Learning(false),
         InfoVxlan::UDPCsum(false),
         InfoVxlan::UDPZeroCsumTX(true),
         InfoVxlan::UDPZeroCsumRX(true),
-    ];
-    if spec.remote_checksum {
-        options.push(InfoVxlan::RemCsumRX(true));
-    }
-    options
+        InfoVxlan::RemCsumRX(true),
+    ]
 }
 
 fn new_tunnel(name: &str, options: Vec<InfoVxlan>) -> LinkMessage {

@@ -43,8 +43,6 @@ pub struct OdpSpec {
     pub tunnel_port: u16,
     /// The network's VXLAN network identifier, 24 bits.
     pub vni: u32,
-    /// Whether the VXLAN device takes packets with remote checksum offload.
-    pub remote_checksum: bool,
     /// How often flows that nothing has used since the last time are deleted.
     pub sweep_interval: Duration,
 }

@@ -256,7 +256,6 @@ pub(crate) fn spec(number: u8) -> OdpSpec {
         tunnel: TUNNEL.into(),
         tunnel_port: PORT,
         vni: 1,
-        remote_checksum: false,
         sweep_interval: Duration::from_secs(3600),
     }
 }

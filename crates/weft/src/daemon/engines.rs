@@ -184,8 +184,8 @@ pub(super) fn offers(settings: &Settings, support: &Support) -> Offers {
 }
 
 fn kernel_offers(settings: &Settings, support: &Support) -> Result<Vec<EngineOffer>, Reason> {
-    let (esp, lanes_max, rco) = match support {
-        Support::Ready { esp, lanes_max, rco } => (esp, *lanes_max, *rco),
+    let (esp, lanes_max) = match support {
+        Support::Ready { esp, lanes_max } => (esp, *lanes_max),
         Support::Forbidden => return Err(Reason::Forced),
         Support::NoVxlan => return Err(Reason::KernelWithoutVxlan),
         Support::NoNft => return Err(Reason::NftMissing),
@@ -200,7 +200,9 @@ fn kernel_offers(settings: &Settings, support: &Support) -> Result<Vec<EngineOff
         format,
         port: weft_kernel::engine::ENCAPSULATION_PORT,
         lanes_max,
-        rco,
+        // Its VXLAN devices take the marks, and the checksum stays partial up to the container
+        // (`vm_matrix`).
+        rco: true,
         ciphers: ciphers.to_vec(),
     };
     let wanted = |cipher: &&_| settings.ciphers.contains(*cipher);
