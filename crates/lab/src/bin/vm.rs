@@ -121,7 +121,8 @@ fn task(task: Task) -> anyhow::Result<ExitCode> {
         Task::Test { kernel, guests, weft, logs, name } => {
             let environment = environment();
             let logs = std::path::absolute(logs.unwrap_or_else(default_logs))?;
-            let request = Request { name, kernel, guests, weft, environment, logs };
+            let soak = weft_lab::net::is_soak();
+            let request = Request { name, kernel, soak, guests, weft, environment, logs };
             let passed = suite::run_tests(&request)?;
             Ok(if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE })
         }

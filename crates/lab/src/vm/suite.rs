@@ -43,12 +43,9 @@ const BOTH: &[Choice] = &[Choice::Newest, Choice::Debian12];
 const NEWEST: &[Choice] = &[Choice::Newest];
 const DEBIAN12: &[Choice] = &[Choice::Debian12];
 
-/// They pass in a guest by name, and the suite must end within 20 minutes.
-const IN_TIME: &str = "by name: tests of the guest's own kernel show the same and more";
-
 /// Which test runs on which kernel: of all rows that fit a test, named `target::test`, the last one
 /// counts. `*` stands for any text.
-const TABLE: [Row; 11] = [
+const TABLE: [Row; 7] = [
     Row {
         tests: "vm_*",
         kernels: NEWEST,
@@ -75,15 +72,22 @@ const TABLE: [Row; 11] = [
         why: "speed is measured, by name, and asserted in no suite",
     },
     Row { tests: "net_*", kernels: NEWEST, why: "the namespace lab on another kernel" },
-    Row { tests: "net_restart::*", kernels: &[], why: IN_TIME },
-    Row { tests: "net_traffic::*", kernels: &[], why: IN_TIME },
-    Row { tests: "net_rekey::*", kernels: &[], why: IN_TIME },
-    Row { tests: "net_wire::*", kernels: &[], why: IN_TIME },
     Row {
         tests: "net_idle::*",
         kernels: &[],
         why: "judges ticks and memory of real hardware: the namespace lab alone can",
     },
+];
+
+/// Tests of the table that wait for a soak, so that the suite ends within 20 minutes: those of the guest's
+/// own kernel show the same and more, or no kernel matters to them.
+const SOAK_ONLY: [&str; 6] = [
+    "net_admission::*",
+    "net_errors::*",
+    "net_rekey::*",
+    "net_restart::*",
+    "net_traffic::*",
+    "net_wire::*",
 ];
 
 /// Tests that run before all others, with no guest beside theirs: their limits go by the product's
@@ -124,6 +128,8 @@ pub struct Request {
     pub name: Option<String>,
     /// Only this kernel.
     pub kernel: Option<Choice>,
+    /// Also what waits for a soak.
+    pub soak: bool,
     /// How many guests at once; by default as many as cores and memory allow.
     pub guests: Option<usize>,
     /// The `weft` program for the guests.
@@ -304,7 +310,8 @@ fn planned(programs: &[Program], request: &Request) -> anyhow::Result<Vec<(Choic
                 request.kernel.unwrap_or(Choice::Newest) == choice && name.contains(part.as_str())
             }
             None => {
-                request.kernel.is_none_or(|kernel| kernel == choice)
+                (request.soak || !is_one_of(&SOAK_ONLY, name))
+                    && request.kernel.is_none_or(|kernel| kernel == choice)
                     && row(name).is_some_and(|row| row.kernels.contains(&choice))
             }
         };
@@ -336,8 +343,8 @@ fn seconds(name: &str) -> u32 {
     DURATIONS.iter().rev().find(|(pattern, _)| fits(pattern, name)).map_or(0, |(_, it)| *it)
 }
 
-fn is_alone(name: &str) -> bool {
-    ALONE.iter().any(|pattern| fits(pattern, name))
+fn is_one_of(patterns: &[&str], name: &str) -> bool {
+    patterns.iter().any(|pattern| fits(pattern, name))
 }
 
 /// A row that no test needs names a test that is gone.
@@ -351,9 +358,9 @@ fn no_row_is_idle(programs: &[Program]) -> anyhow::Result<()> {
             bail!("no test fits the row {} ({}) of the table of the VM suite", row.tests, row.why);
         }
     }
-    for pattern in ALONE {
+    for pattern in SOAK_ONLY.iter().chain(&ALONE) {
         if !names.iter().any(|name| fits(pattern, name)) {
-            bail!("no test fits {pattern}, which is to run alone in the VM suite");
+            bail!("no test fits {pattern}, which the VM suite treats in a way of its own");
         }
     }
     Ok(())
@@ -417,7 +424,7 @@ fn length(programs: &[Program]) -> u32 {
 fn without_those_alone(programs: Vec<Program>) -> (Vec<Program>, Vec<Program>) {
     let mut parts = (Vec::new(), Vec::new());
     for Program { target, file, tests } in programs {
-        let is_alone = |test: &String| is_alone(&format!("{target}::{test}"));
+        let is_alone = |test: &String| is_one_of(&ALONE, &format!("{target}::{test}"));
         let (alone, others): (Vec<_>, Vec<_>) = tests.into_iter().partition(is_alone);
         for (part, tests) in [(&mut parts.0, alone), (&mut parts.1, others)] {
             if !tests.is_empty() {
@@ -565,13 +572,15 @@ mod tests {
             let programs: &Vec<Program> = &plan[index].1;
             programs.iter().map(|program| program.target.as_str()).collect()
         };
-        let net = ["net_admission", "net_errors", "net_mtu"];
-        assert_eq!(
-            of(0),
-            [&net[..], &["vm_bad_input", "vm_matrix", "vm_wire", "vm_xfrm"]].concat()
-        );
+        let guests = ["vm_bad_input", "vm_matrix", "vm_wire", "vm_xfrm"];
+        assert_eq!(of(0), [&["net_mtu"], &guests[..]].concat());
         assert_eq!(of(1), ["vm_bad_input", "vm_matrix", "vm_xfrm"]);
         assert_eq!((plan[0].0, plan[1].0), (Choice::Newest, Choice::Debian12));
+
+        let soak = planned(&all, &Request { soak: true, ..Request::default() }).unwrap();
+        let programs = soak[0].1.iter().map(|program| program.target.as_str());
+        let waited = programs.filter(|name| name.starts_with("net_")).count();
+        assert_eq!(waited, 1 + SOAK_ONLY.len());
     }
 
     #[test]
