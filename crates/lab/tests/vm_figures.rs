@@ -131,9 +131,8 @@ fn the_daemon_does_nothing_while_gigabytes_pass() -> anyhow::Result<()> {
     let stage = Stage::pair(&trusted, &trusted)?;
     let (one, two) = stage.containers()?;
     stage.reach(&one, &two)?;
-    // What is judged is the work per second; an emulated machine takes eight minutes for two gigabytes.
-    let bytes = if is_soak() { "2G" } else { "256M" };
-    idle_under(&stage, &one, &two, &["-n", bytes])
+    let gigabytes = if is_soak() { "10G" } else { "2G" };
+    idle_under(&stage, &one, &two, &["-n", gigabytes])
 }
 
 #[test]
