@@ -117,7 +117,7 @@ fn flushes(switch: &str, host: usize) -> anyhow::Result<()> {
     let _server = Server::start(&two)?;
     let server = two.ipv4()?.to_string();
     let watch = LeakWatch::start(&stage)?;
-    let mut load = one.spawn(&["iperf3", "-c", &server, "-t", "600", "-b", "2M"])?;
+    let mut load = one.spawn(&["iperf3", "-c", &server, "-t", "600", "-b", "10M"])?;
     let hosts = if is_soak() { vec![0, 1] } else { vec![host] };
     for (flushed, what) in hosts.iter().flat_map(|host| Flush::ALL.map(|what| (*host, what))) {
         let flows = [Flow::start(&one, &two, EVERY)?, Flow::start(&two, &one, EVERY)?];
