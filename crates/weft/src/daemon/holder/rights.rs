@@ -4,6 +4,7 @@ use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use rustix::io::retry_on_intr;
 use rustix::net::addr::SocketAddrArg;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
@@ -39,7 +40,8 @@ pub(super) fn send(socket: impl AsFd, word: Word, fds: &[OwnedFd]) -> io::Result
     let bytes = [word as u8];
     with_rights(fds, |rights| {
         let flags = SendFlags::NOSIGNAL;
-        Ok(rustix::net::sendmsg(&socket, &[IoSlice::new(&bytes)], rights, flags)?)
+        let bytes = [IoSlice::new(&bytes)];
+        Ok(retry_on_intr(|| rustix::net::sendmsg(&socket, &bytes, rights, flags))?)
     })
 }
 
@@ -52,7 +54,8 @@ pub(super) fn send_to(
 ) -> io::Result<()> {
     with_rights(fds, |rights| {
         let flags = SendFlags::NOSIGNAL;
-        Ok(rustix::net::sendmsg_addr(&socket, to, &[IoSlice::new(bytes)], rights, flags)?)
+        let bytes = [IoSlice::new(bytes)];
+        Ok(retry_on_intr(|| rustix::net::sendmsg_addr(&socket, to, &bytes, rights, flags))?)
     })
 }
 
@@ -78,7 +81,9 @@ pub(super) fn receive(socket: impl AsFd) -> io::Result<Option<(Word, Vec<OwnedFd
     let mut rights = RecvAncillaryBuffer::new(&mut space);
     let mut room = [IoSliceMut::new(&mut byte)];
     let flags = RecvFlags::CMSG_CLOEXEC;
-    let received = rustix::net::recvmsg(&socket, &mut room, &mut rights, flags)?;
+    // A socket with a time limit is interrupted by signals that have no handler too (signal(7)), such
+    // as the end of a child that another thread waits for.
+    let received = retry_on_intr(|| rustix::net::recvmsg(&socket, &mut room, &mut rights, flags))?;
     let mut fds = Vec::new();
     for message in rights.drain() {
         if let RecvAncillaryMessage::ScmRights(sent) = message {
@@ -104,6 +109,8 @@ mod tests {
     use std::io::Write;
     use std::net::UdpSocket;
     use std::os::unix::net::UnixStream;
+    use std::process::Command;
+    use std::time::Duration;
 
     use super::*;
 
@@ -128,6 +135,20 @@ mod tests {
         assert!(matches!(receive(&there).unwrap(), Some((Word::Release, fds)) if fds.is_empty()));
         drop(here);
         assert!(receive(&there).unwrap().is_none());
+    }
+
+    #[test]
+    fn an_interrupted_wait_goes_on() {
+        let (here, there) = UnixStream::pair().unwrap();
+        there.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        let waiting = std::thread::spawn(move || receive(&there));
+        // Being stopped interrupts a wait that has a limit, without any handler.
+        let script = "for i in 1 2 3 4 5; do sleep 0.01; kill -STOP $0; kill -CONT $0; done";
+        let pid = std::process::id().to_string();
+        assert!(Command::new("sh").args(["-c", script, &pid]).status().unwrap().success());
+        send(&here, Word::Keep, &sockets(1)).unwrap();
+        let (word, arrived) = waiting.join().unwrap().unwrap().unwrap();
+        assert_eq!((word, arrived.len()), (Word::Keep, 1));
     }
 
     #[test]

@@ -8,6 +8,7 @@ use std::os::unix::net::UnixDatagram;
 use std::sync::{Mutex, PoisonError};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::retry_on_intr;
 use rustix::net::SocketAddrUnix;
 use weft_io::handover::{PASSED_MAX, passed_fds};
 use weft_kernel::engine::SocketKeeper;
@@ -54,7 +55,8 @@ impl FdStore {
         let (reader, writer) = io::pipe()?;
         self.tell("BARRIER=1", &[writer.into()])?;
         let limit = Timespec::try_from(ANSWER_LIMIT).ok();
-        poll(&mut [PollFd::new(&reader, PollFlags::IN)], limit.as_ref())?;
+        let mut waiting = [PollFd::new(&reader, PollFlags::IN)];
+        retry_on_intr(|| poll(&mut waiting, limit.as_ref()))?;
         Ok(())
     }
 }
