@@ -107,7 +107,7 @@ async fn status(part: Option<StatusPart>, json: bool, daemon: &Client) -> anyhow
 
 async fn stop(json: bool, daemon: &Client, runtime_dir: &Path) -> anyhow::Result<()> {
     let _: Value = daemon.post("/v1/stop", &json!({})).await?;
-    daemon::wait_until_stopped(runtime_dir).await?;
+    daemon::wait_until_stopped(runtime_dir, output::progress).await?;
     output::print(json, &json!({ "stopped": true }), |_| "weft stopped".into())
 }
 
@@ -116,7 +116,7 @@ async fn reset(args: ResetArgs, daemon: &Client, runtime_dir: &Path) -> anyhow::
         bail!("nothing was changed; use --force to reset without being asked");
     }
     match daemon.post::<_, Value>("/v1/stop", &json!({})).await {
-        Ok(_) => daemon::wait_until_stopped(runtime_dir).await?,
+        Ok(_) => daemon::wait_until_stopped(runtime_dir, output::progress).await?,
         Err(ClientError::NotRunning(_)) => {}
         Err(error) => return Err(error.into()),
     }

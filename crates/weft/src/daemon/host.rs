@@ -5,7 +5,7 @@ use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use tracing_subscriber::EnvFilter;
@@ -75,18 +75,30 @@ pub fn open_log(state_dir: &Path) -> anyhow::Result<File> {
         .with_context(|| format!("cannot write {}", path.display()))
 }
 
-/// Waits until the daemon of a runtime directory has ended.
+/// Waits until the daemon of a runtime directory has ended; tells `progress` of a wait that is long.
 ///
 /// # Errors
 /// It has not ended in time.
-pub async fn wait_until_stopped(runtime_dir: &Path) -> anyhow::Result<()> {
-    for _ in 0..STOP_TIMEOUT_MS / STOP_POLL_MS {
-        if Lock::take(runtime_dir)?.is_some() {
-            return Ok(());
+pub async fn wait_until_stopped(runtime_dir: &Path, progress: impl Fn(&str)) -> anyhow::Result<()> {
+    let start = Instant::now();
+    let mut next_word = Duration::from_millis(STOP_PROGRESS_MS);
+    while Lock::take(runtime_dir)?.is_none() {
+        let waited = start.elapsed();
+        if waited >= Duration::from_millis(STOP_TIMEOUT_MS) {
+            bail!(
+                "the daemon was told to stop and still runs after {} s; its log says what it waits \
+                 for; killed, it leaves interfaces and IPsec states that the next weft launch or \
+                 weft reset removes",
+                STOP_TIMEOUT_MS / 1000
+            );
+        }
+        if waited >= next_word {
+            next_word = waited + Duration::from_millis(STOP_PROGRESS_MS);
+            progress(&format!("waiting for the daemon to end ({} s) ...", waited.as_secs()));
         }
         tokio::time::sleep(Duration::from_millis(STOP_POLL_MS)).await;
     }
-    bail!("the daemon has not ended within {} s", STOP_TIMEOUT_MS / 1000)
+    Ok(())
 }
 
 /// Removes all that Weft made on this host: interfaces, identity, ranges, attachments, secret.
@@ -110,6 +122,8 @@ pub async fn reset(state_dir: &Path, runtime_dir: &Path) -> anyhow::Result<()> {
 
 const LOG: &str = "weft.log";
 const OLD_LOG: &str = "weft.log.1";
-/// Longest wait for a stopping daemon.
-const STOP_TIMEOUT_MS: u64 = 10_000;
+/// Longest wait for a stopping daemon, in milliseconds: a host without a core to spare is slow to take
+/// a thousand peers' states out of its kernel.
+const STOP_TIMEOUT_MS: u64 = 60_000;
+const STOP_PROGRESS_MS: u64 = 3_000;
 const STOP_POLL_MS: u64 = 50;
