@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
-use weft::sandbox::{Container, Host, Netns};
+use weft::sandbox::{Container, Host, Netns, try_wait_until};
 use weft_lab::net::capture::{Capture, contains};
 use weft_lab::net::guest::flow::MARKER;
 use weft_lab::net::guest::stage::{is_active, is_on, path, wait_candidate, wait_path};
@@ -128,12 +128,13 @@ fn trust_of_both_sides_is_plain_shown_as_plain_and_an_exception_for_that_peer_al
         is_active(c) && c["format"] == "plain" && c["encrypted"] == false && c["cipher"].is_null()
     };
     for (host, peer) in [(here, there), (there, here)] {
-        let path = wait_path(host, peer, "the plain path", SETTLE_LIMIT, plain)?;
+        let path = wait_path(host, peer, "the plain path", SETTLE_LIMIT, &plain)?;
         assert_eq!(path["engine"], "kernel", "{path}");
     }
-    let text = here.weft(&["status", "connections"])?.success()?.stdout;
-    assert!(text.contains("plain"), "{text}");
-    assert_eq!(host::status(here)?["encrypted"], false);
+    try_wait_until("the word plain, and that not all is encrypted", SETTLE_LIMIT, || {
+        let table = here.weft(&["status", "connections"])?.success()?.stdout;
+        Ok(table.contains("plain") && here.weft_json(&["status"])?["encrypted"] == false)
+    })?;
     let esp = |c: &Value| is_on("kernel", "kernel")(c) && c["format"] == "esp";
     wait_path(here, stranger, "the encrypted path to the third", SETTLE_LIMIT, esp)?;
 
@@ -142,15 +143,9 @@ fn trust_of_both_sides_is_plain_shown_as_plain_and_an_exception_for_that_peer_al
     let (one, two, three) = (one?, two?, three?);
     stage.reach(&one, &two)?;
     stage.reach(&one, &three)?;
-    for (to, readable) in [(&two, true), (&three, false)] {
-        let file = stage.directory().join(format!("{}.pcap", to.netns().name()));
-        let capture = Capture::start(here.netns(), "eth0", &file, "")?;
-        let flow = Flow::start(&one, to, Duration::from_millis(10))?;
-        flow.wait_more(20, SETTLE_LIMIT)?;
-        flow.stop()?;
-        let seen = contains(&capture.finish()?, MARKER);
-        assert_eq!(seen, readable, "to {}", to.netns().name());
-    }
+    let plain_flow = || is_readable_underway(&stage, &one, &two);
+    assert!(in_one_state(here, there, plain, plain_flow)?, "to the trusted one");
+    assert!(!is_readable_underway(&stage, &one, &three)?, "to the third");
     // The exception is for the peer: what the third host sends in the clear stays out. Its own guard
     // would keep it in.
     stranger.stop_daemon()?;
@@ -159,9 +154,39 @@ fn trust_of_both_sides_is_plain_shown_as_plain_and_an_exception_for_that_peer_al
     let socket = probe::udp_in(&place, (stranger.ipv4(), 0).into())?;
     socket.send_to(&[0x08, 0, 0, 0, 0, 0, 1, 0, 1, 2, 3, 4], (here.ipv4(), 6787))?;
     weft::sandbox::wait_until("the guard's drop", Duration::from_secs(3), || {
-        host::guard_dropped(here, "input").is_ok_and(|now| now == before + 1)
+        host::guard_dropped(here, "input").is_ok_and(|now| now > before)
     })?;
     Ok(())
+}
+
+/// Whether a flow from the first host's container can be read on the underlay.
+fn is_readable_underway(stage: &Stage, from: &Container, to: &Container) -> anyhow::Result<bool> {
+    let file = stage.directory().join(format!("{}.pcap", to.netns().name()));
+    let capture = Capture::start(stage.host(0).netns(), "eth0", &file, "")?;
+    let flow = Flow::start(from, to, Duration::from_millis(10))?;
+    flow.wait_more(20, SETTLE_LIMIT)?;
+    flow.stop()?;
+    Ok(contains(&capture.finish()?, MARKER))
+}
+
+/// What `look` finds while a host's connection to `peer` stays as `wanted`: in a guest that is out of
+/// breath probes come too late, and a path gives way to another for a while.
+fn in_one_state<T>(
+    host: &Host,
+    peer: &Host,
+    wanted: impl Fn(&Value) -> bool,
+    look: impl Fn() -> anyhow::Result<T>,
+) -> anyhow::Result<T> {
+    const ATTEMPTS_MAX: usize = 5;
+    for _ in 0..ATTEMPTS_MAX {
+        let before = wait_path(host, peer, "the state to look at", SETTLE_LIMIT, &wanted)?;
+        let found = look()?;
+        let after = path(host, peer)?;
+        if wanted(&after) && after["since"] == before["since"] {
+            return Ok(found);
+        }
+    }
+    anyhow::bail!("the connection to {} did not stay in one state", peer.nickname())
 }
 
 #[test]
