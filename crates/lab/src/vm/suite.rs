@@ -94,7 +94,7 @@ const DURATIONS: [(&str, u32); 8] = [
     ("vm_*", 40),
     ("vm_odp::*", 10),
     ("vm_xfrm::*", 4),
-    ("vm_figures::*gigabytes*", 450),
+    ("vm_figures::*gigabytes*", 250),
     ("vm_matrix::*", 60),
     ("vm_matrix::two_rows*", 1),
     ("vm_random::*", 140),

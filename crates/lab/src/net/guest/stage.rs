@@ -61,13 +61,21 @@ impl Stage {
     /// # Errors
     /// As [`Sandbox::new`].
     pub fn with(hosts: usize, outer: Outer, mtu: u32) -> anyhow::Result<Self> {
-        let options = SandboxOptions {
-            hosts,
-            bridged: true,
-            mtu,
-            underlay: Underlay::Wire,
-            ..SandboxOptions::default()
-        };
+        Self::on(Underlay::Wire, hosts, outer, mtu)
+    }
+
+    /// As [`Stage::new`], where super-packets cross the underlay whole: so many bytes cost an emulated
+    /// processor a fraction of what they cost as datagrams.
+    ///
+    /// # Errors
+    /// As [`Sandbox::new`].
+    pub fn of_super_packets(hosts: usize) -> anyhow::Result<Self> {
+        Self::on(Underlay::Veth, hosts, Outer::V4, weft::sandbox::UNDERLAY_MTU_BYTES)
+    }
+
+    fn on(underlay: Underlay, hosts: usize, outer: Outer, mtu: u32) -> anyhow::Result<Self> {
+        let options =
+            SandboxOptions { hosts, bridged: true, mtu, underlay, ..SandboxOptions::default() };
         Ok(Self { sandbox: Sandbox::new(&options)?, outer })
     }
 
