@@ -128,7 +128,7 @@ fn trust_of_both_sides_is_plain_shown_as_plain_and_an_exception_for_that_peer_al
         is_active(c) && c["format"] == "plain" && c["encrypted"] == false && c["cipher"].is_null()
     };
     for (host, peer) in [(here, there), (there, here)] {
-        let path = wait_path(host, peer, "the plain path", SETTLE_LIMIT, &plain)?;
+        let path = wait_path(host, peer, "the plain path", SETTLE_LIMIT, plain)?;
         assert_eq!(path["engine"], "kernel", "{path}");
     }
     try_wait_until("the word plain, and that not all is encrypted", SETTLE_LIMIT, || {
