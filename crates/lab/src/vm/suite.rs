@@ -83,9 +83,9 @@ const TABLE: [Row; 7] = [
 /// own kernel show the same and more.
 const SOAK_ONLY: [&str; 4] = ["net_rekey::*", "net_restart::*", "net_traffic::*", "net_wire::*"];
 
-/// Tests that run before all others, with no guest beside theirs: their limits go by the product's
-/// clocks, which stand still for nobody.
-const ALONE: [&str; 1] = ["vm_wire::flushing*"];
+/// Tests that run before all others, each in a guest that has a core of this machine to itself: their
+/// limits go by the product's clocks, which stand still for nobody.
+const ON_OWN_CORE: [&str; 1] = ["vm_wire::flushing*"];
 
 /// About how long a test takes in one of three guests, in seconds: of all lines that fit it, the last
 /// one counts. Nothing is judged by it; the longest guests begin first.
@@ -147,8 +147,8 @@ struct Program {
 struct Share {
     kernel: Choice,
     number: usize,
-    /// Whether no other guest may run beside it.
-    alone: bool,
+    /// Whether it needs a core to itself; QEMU emulates all cores of a guest in one thread.
+    on_own_core: bool,
     programs: Vec<Program>,
 }
 
@@ -185,8 +185,8 @@ pub fn run_tests(request: &Request) -> anyhow::Result<bool> {
             }
         });
     };
-    let (alone, others) = shares.into_iter().partition(|share| share.alone);
-    run_all(alone, 1);
+    let (first, others) = shares.into_iter().partition(|share| share.on_own_core);
+    run_all(first, guests.min(cores()));
     run_all(others, guests);
     interrupt::check()?;
     Ok(passed.into_inner())
@@ -275,9 +275,12 @@ fn script(programs: &[Program]) -> String {
 
 /// As many as cores and free memory allow, at least one.
 fn guests_at_once() -> usize {
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let memory = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    guests_for(cores, available_mib(&memory))
+    guests_for(cores(), available_mib(&memory))
+}
+
+fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
 }
 
 fn guests_for(cores: usize, available_mib: u64) -> usize {
@@ -352,7 +355,7 @@ fn no_row_is_idle(programs: &[Program]) -> anyhow::Result<()> {
             bail!("no test fits the row {} ({}) of the table of the VM suite", row.tests, row.why);
         }
     }
-    for pattern in SOAK_ONLY.iter().chain(&ALONE) {
+    for pattern in SOAK_ONLY.iter().chain(&ON_OWN_CORE) {
         if !names.iter().any(|name| fits(pattern, name)) {
             bail!("no test fits {pattern}, which the VM suite treats in a way of its own");
         }
@@ -381,12 +384,12 @@ fn fits(pattern: &str, name: &str) -> bool {
     open || rest.is_empty()
 }
 
-/// What each guest gets: what runs alone is one guest's, a kernel's other programs are spread evenly;
-/// the longest first.
+/// What each guest gets: one test that needs a core, or a share of the kernel's other programs, spread
+/// evenly; the longest first.
 fn shared_out(plan: Vec<(Choice, Vec<Program>)>) -> Vec<Share> {
     let mut shares = Vec::new();
     for (kernel, programs) in plan {
-        let (alone, mut programs) = those_alone_and_others(programs);
+        let (on_own_core, mut programs) = on_own_core_and_others(programs);
         let parts = length(&programs).div_ceil(GUEST_SECONDS) as usize;
         programs.sort_by_key(|program| std::cmp::Reverse(program.seconds()));
         let mut bins: Vec<Vec<Program>> = vec![Vec::new(); parts];
@@ -395,13 +398,13 @@ fn shared_out(plan: Vec<(Choice, Vec<Program>)>) -> Vec<Share> {
                 bin.push(program);
             }
         }
-        let alone = std::iter::once((true, alone));
-        let bins = alone.chain(bins.into_iter().map(|programs| (false, programs)));
+        let on_own_core = on_own_core.into_iter().map(|test| (true, vec![test]));
+        let bins = on_own_core.chain(bins.into_iter().map(|programs| (false, programs)));
         let numbered = bins.filter(|(_, programs)| !programs.is_empty()).enumerate();
-        shares.extend(numbered.map(|(index, (alone, programs))| Share {
+        shares.extend(numbered.map(|(index, (on_own_core, programs))| Share {
             kernel,
             number: index + 1,
-            alone,
+            on_own_core,
             programs,
         }));
     }
@@ -414,16 +417,16 @@ fn length(programs: &[Program]) -> u32 {
     programs.iter().map(Program::seconds).sum()
 }
 
-/// The programs with their tests that run alone, and with all others.
-fn those_alone_and_others(programs: Vec<Program>) -> (Vec<Program>, Vec<Program>) {
+/// Each test that needs a core to itself, and the programs with all other tests.
+fn on_own_core_and_others(programs: Vec<Program>) -> (Vec<Program>, Vec<Program>) {
     let mut parts = (Vec::new(), Vec::new());
     for Program { target, file, tests } in programs {
-        let is_alone = |test: &String| is_one_of(&ALONE, &format!("{target}::{test}"));
-        let (alone, others): (Vec<_>, Vec<_>) = tests.into_iter().partition(is_alone);
-        for (part, tests) in [(&mut parts.0, alone), (&mut parts.1, others)] {
-            if !tests.is_empty() {
-                part.push(Program { target: target.clone(), file: file.clone(), tests });
-            }
+        let program = |tests| Program { target: target.clone(), file: file.clone(), tests };
+        let needs_core = |test: &String| is_one_of(&ON_OWN_CORE, &format!("{target}::{test}"));
+        let (on_own_core, others): (Vec<_>, Vec<_>) = tests.into_iter().partition(needs_core);
+        parts.0.extend(on_own_core.into_iter().map(|test| program(vec![test])));
+        if !others.is_empty() {
+            parts.1.push(program(others));
         }
     }
     parts
@@ -612,14 +615,14 @@ mod tests {
     }
 
     #[test]
-    fn what_runs_alone_has_a_guest_of_its_own() {
-        let plan = vec![(Choice::Newest, vec![program("vm_wire", &["other", "flushing_ipsec"])])];
-        let shares = shared_out(plan);
+    fn what_needs_a_core_is_the_only_test_of_its_guest() {
+        let tests = ["other", "flushing_on_a", "another", "flushing_on_b"];
+        let shares = shared_out(vec![(Choice::Newest, vec![program("vm_wire", &tests)])]);
         let seen: Vec<(bool, &Vec<Program>)> =
-            shares.iter().map(|share| (share.alone, &share.programs)).collect();
-        let alone = vec![program("vm_wire", &["flushing_ipsec"])];
-        let others = vec![program("vm_wire", &["other"])];
-        assert_eq!(seen, [(true, &alone), (false, &others)]);
+            shares.iter().map(|share| (share.on_own_core, &share.programs)).collect();
+        let [a, b, others] = [&tests[1..2], &tests[3..], &["other", "another"]]
+            .map(|tests| vec![program("vm_wire", tests)]);
+        assert_eq!(seen, [(false, &others), (true, &a), (true, &b)]);
     }
 
     #[test]
