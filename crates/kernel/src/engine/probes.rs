@@ -178,11 +178,15 @@ fn read(
                 }
             }
         });
-        // Errors of earlier sends come here too, one by one, and leave the socket as it is.
         for _ in 0..BATCH_MAX {
-            if let Ok(length) = socket.recv_datagram(&mut frame) {
-                let received = candidate(&frame[..length]);
-                received.into_iter().for_each(|received| _ = sender.try_send(received));
+            match socket.recv_datagram(&mut frame) {
+                Ok(length) => {
+                    let received = candidate(&frame[..length]);
+                    received.into_iter().for_each(|received| _ = sender.try_send(received));
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                // Errors of earlier sends come here too, one by one, and leave the socket as it is.
+                Err(_) => {}
             }
         }
     }
