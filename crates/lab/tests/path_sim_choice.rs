@@ -8,7 +8,8 @@ use weft_crypto::{Cipher, Format};
 use weft_lab::sim::World;
 use weft_lab::sim::expect::{both_engines, kernel_engine, seeds, without};
 use weft_path::{
-    Config, Encapsulation, EngineKind, LINK_GRACE_MS, PathState, PathStatus, Reason, overhead,
+    CARRY_ON_MS, Config, Encapsulation, EngineKind, LINK_GRACE_MS, PathState, PathStatus, Reason,
+    overhead,
 };
 
 const fn ms(milliseconds: u64) -> Duration {
@@ -264,6 +265,45 @@ fn with_both_blocked_the_state_is_failed_and_both_reasons_are_named() {
         assert!(world.run_until(end, |world| world.is_connected(0, 1)), "never healed");
         settled(&mut world);
         assert_eq!(world.plaintext, 0);
+    });
+}
+
+#[test]
+fn silence_costs_no_frame_until_it_has_lasted() {
+    seeds(0..40, |seed| {
+        let mut world = world(seed, vec![both_engines(), both_engines()]);
+        steady(&mut world, s(40));
+        world.both(0, 1, |net| net.probes_lost = true);
+        // Two seconds to the verdict, and then as long as the path carries on.
+        world.run(ms(CARRY_ON_MS));
+        for (from, to) in [(0, 1), (1, 0)] {
+            assert_eq!(world.overall(from, to).unwrap().state, PathState::Failed);
+        }
+        assert_no_loss(&world);
+        world.run(s(5));
+        for host in &world.hosts {
+            assert!(host.engine.drops["no path"] > 1000, "dropped and counted");
+        }
+        world.both(0, 1, |net| net.probes_lost = false);
+        settled(&mut world);
+        assert_eq!(world.plaintext, 0);
+    });
+}
+
+#[test]
+fn a_short_silence_costs_no_frame() {
+    seeds(0..40, |seed| {
+        let mut world = world(seed, vec![both_engines(), both_engines()]);
+        steady(&mut world, s(60));
+        world.both(0, 1, |net| net.probes_lost = true);
+        // A failed path is tried again after one, three and seven seconds.
+        let silence = ms(2_600 + world.below(4_000));
+        world.run(silence);
+        assert_eq!(world.overall(0, 1).unwrap().state, PathState::Failed);
+        world.both(0, 1, |net| net.probes_lost = false);
+        world.run(s(20));
+        assert_no_loss(&world);
+        settled(&mut world);
     });
 }
 

@@ -84,7 +84,7 @@ fn heals(
     figure("picked up after", format!("{:.1} s", start.elapsed().as_secs_f64()));
     flow.wait_more(50, SETTLE_LIMIT)?;
     let report = flow.stop()?;
-    anyhow::ensure!(report.lost().is_empty(), "lost on the way: {:?}", report.lost());
+    report.ensure_no_loss().map_err(|error| error.context(stage.diagnosis()))?;
     anyhow::ensure!(report.doubled().is_empty(), "doubled: {:?}", report.doubled());
     let best = |c: &Value| is_on("kernel", "kernel")(c) && c["reason"].is_null();
     wait_path(here, there, "the path without a reason", by_clock(60), best)?;

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::time::Instant;
 
 use crate::candidate::Candidate;
-use crate::config::{Config, SETTLE_MS, ms};
+use crate::config::{CARRY_ON_MS, Config, SETTLE_MS, ms};
 use crate::pairing::Key;
 use crate::peer::Peer;
 use crate::prober::Role;
@@ -18,6 +18,7 @@ impl Peer {
     pub(crate) fn select(&mut self, now: Instant, shared: &mut Shared) {
         self.watch_bound(now);
         let chosen = self.choose(now);
+        let before = (self.bound, self.carrier);
         if chosen != self.bound {
             if self.bound.is_none() {
                 // What brought this path back may have brought back the others.
@@ -26,8 +27,15 @@ impl Peer {
             }
             self.bound = chosen;
             self.doubted = None;
-            let path = chosen.and_then(|key| self.candidates.get(&key)).map(|it| it.path);
+            self.carries_until = chosen.is_none().then(|| now + ms(CARRY_ON_MS));
+        }
+        let carrier = chosen.or_else(|| self.carrier.filter(|key| self.carries_on(now, key)));
+        if carrier != self.carrier {
+            self.carrier = carrier;
+            let path = carrier.and_then(|key| self.candidates.get(&key)).map(|it| it.path);
             shared.command(EngineCommand::BindPath { peer: self.id, path });
+        }
+        if (self.bound, self.carrier) != before {
             let roles: Vec<Role> = self.candidates.keys().map(|key| self.role(key)).collect();
             for (candidate, role) in self.candidates.values_mut().zip(roles) {
                 candidate.role_changed(now, role);
@@ -39,6 +47,13 @@ impl Peer {
                 candidate.report(now, state, reason, shared);
             }
         }
+    }
+
+    /// See [`CARRY_ON_MS`].
+    fn carries_on(&self, now: Instant, key: &Key) -> bool {
+        let candidate = self.candidates.get(key);
+        self.carries_until.is_some_and(|until| now < until)
+            && candidate.is_some_and(|it| it.has_outbound() && !it.is_leaving())
     }
 
     /// Once the path in use is in doubt, the others are probed as often as it, so that those that
@@ -85,7 +100,7 @@ impl Peer {
     pub(crate) fn role(&self, key: &Key) -> Role {
         let refused = || self.candidates.get(key).is_some_and(|it| self.is_refused(key, it));
         match self.bound {
-            Some(bound) if bound == *key => Role::Active,
+            _ if self.carrier == Some(*key) => Role::Active,
             Some(_) if self.doubted.is_some() => Role::Contender,
             Some(bound) if bound < *key || refused() => Role::Standby,
             _ => Role::Contender,

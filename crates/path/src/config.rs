@@ -32,6 +32,10 @@ pub const OFFER_INTERVAL_MS: u64 = 100;
 pub const KEEPALIVE_MS: u64 = 20_000;
 /// So many probes without an answer, and a path has failed (DESIGN section 7).
 pub const PROBES_UNANSWERED_MAX: u32 = 4;
+/// For so many milliseconds after the path in use has failed by silence, frames stay on it while no
+/// other works: on a busy host it may be the probes alone that are late. Then they are dropped and
+/// counted.
+pub const CARRY_ON_MS: u64 = 10_000;
 /// A better path must go so many milliseconds without a loss before traffic moves back to it.
 pub const CLEAN_BEFORE_MOVE_MS: u64 = 10_000;
 /// A failed path is tried again after so many milliseconds, then after twice as many, ...

@@ -37,7 +37,12 @@ pub(crate) struct Peer {
     turn: Turn,
     /// SAs of paths that the hosts no longer have, on which the peer may still send.
     retired: VecDeque<Generation>,
+    /// The active path.
     pub(crate) bound: Option<Key>,
+    /// The path that carries frames: the active one, or the last one while there is none.
+    pub(crate) carrier: Option<Key>,
+    /// Until when the last one carries on while none is active.
+    pub(crate) carries_until: Option<Instant>,
     /// Until when a better path is taken as soon as it is proven.
     pub(crate) settles: Option<Instant>,
     /// Since when the path in use is in doubt.
@@ -75,6 +80,8 @@ impl Peer {
             turn: Turn::default(),
             retired: VecDeque::new(),
             bound: None,
+            carrier: None,
+            carries_until: None,
             settles: None,
             doubted: None,
             none: NoPath { state: PathState::Probing, reason: Reason::AwaitingOffer, since: now },
@@ -375,6 +382,7 @@ impl Peer {
             .filter_map(|candidate| candidate.next_timeout(ready, shared))
             .chain(self.retired.iter().map(|generation| generation.dies_at(lifetime)))
             .chain(self.hello_again)
+            .chain(self.carries_until.filter(|_| self.carrier.is_some()))
             .chain(grace)
             .min()
     }

@@ -25,6 +25,8 @@ pub struct Net {
     pub blocked_ports: BTreeSet<u16>,
     /// Nothing arrives of IP protocol 50.
     pub raw_blocked: bool,
+    /// Of all that engines send, no probe arrives.
+    pub probes_lost: bool,
 }
 
 impl Default for Net {
@@ -37,6 +39,7 @@ impl Default for Net {
             cut: false,
             blocked_ports: BTreeSet::new(),
             raw_blocked: false,
+            probes_lost: false,
         }
     }
 }
@@ -159,6 +162,7 @@ impl World {
             let inner = packet.destination.port();
             ports.into_iter().chain([inner]).any(|port| net.blocked_ports.contains(&port))
         };
+        let blocked = blocked || (net.probes_lost && packet.payload != Payload::Data);
         let lost = net.cut || blocked || outer > net.mtu || dice < u64::from(net.loss_per_mille);
         let jitter = u64::try_from(net.jitter.as_micros()).unwrap_or(0);
         let delay = net.latency + Duration::from_micros(self.below(jitter + 1));

@@ -141,6 +141,22 @@ impl FlowReport {
             .collect()
     }
 
+    /// That nothing was lost.
+    ///
+    /// # Errors
+    /// What was lost, and when it was sent, counted back from the last datagram.
+    pub fn ensure_no_loss(&self) -> anyhow::Result<()> {
+        let lost = self.lost();
+        let (Some(first), Some(last)) = (lost.first(), lost.last()) else { return Ok(()) };
+        let end = self.sent.last().copied();
+        let before_end = |number: &u32| {
+            let at = usize::try_from(*number).ok().and_then(|number| self.sent.get(number));
+            end.zip(at).map_or(0, |(end, at)| (end - *at).as_millis())
+        };
+        let (sent, from, to) = (self.sent.len(), before_end(first), before_end(last));
+        anyhow::bail!("of {sent} datagrams were lost {lost:?}, {from} to {to} ms before the end")
+    }
+
     /// Whether a datagram came before one that was sent earlier.
     #[must_use]
     pub fn is_reordered(&self) -> bool {
@@ -228,6 +244,8 @@ mod tests {
         assert_eq!(report.lost(), [3, 4]);
         assert_eq!(report.doubled(), [1]);
         assert!(report.is_reordered());
+        let words = report.ensure_no_loss().unwrap_err().to_string();
+        assert_eq!(words, "of 5 datagrams were lost [3, 4], 10 to 0 ms before the end");
         assert_eq!(report.longest_gap(start), Duration::from_millis(20));
         assert_eq!(report.longest_gap(at(22)), Duration::from_millis(17));
     }
