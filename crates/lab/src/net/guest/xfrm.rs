@@ -20,7 +20,11 @@ pub struct Sa {
     pub text: String,
 }
 
-/// SAs of a namespace that carry Weft's tag.
+/// No peer chooses an SPI up to here (RFC 4303 section 2.1). The kernel engine uses one for the
+/// states by which it finds out what the kernel can do: each is there for a moment.
+const RESERVED_SPI_MAX: u32 = 255;
+
+/// SAs of a namespace that carry Weft's tag and that packets may have.
 ///
 /// # Errors
 /// What `ip` said.
@@ -78,7 +82,7 @@ impl Flush {
 }
 
 fn is_own(sa: &Sa) -> bool {
-    is_tagged(&sa.text)
+    is_tagged(&sa.text) && sa.spi > RESERVED_SPI_MAX
 }
 
 fn is_tagged(text: &str) -> bool {
@@ -132,6 +136,8 @@ mod tests {
         assert_eq!(found.len(), 2);
         assert_eq!((found[0].spi, found[0].destination.as_str()), (0x8000_abcd, "192.0.2.2"));
         assert!(is_own(&found[0]) && !is_own(&found[1]));
+        let trial = Sa { spi: 253, ..found[0].clone() };
+        assert!(!is_own(&trial), "a state that finds out what the kernel can do");
         let lane = "proto esp spi 0x00000000 reqid 1464139777 mode transport";
         assert!(is_tagged(lane), "a set of lanes has a number of its own under the tag");
     }
