@@ -58,24 +58,31 @@ pub(crate) fn claim() -> Result<(String, PathBuf), SandboxError> {
     fs::create_dir_all(ROOT).map_err(SandboxError::io(format!("make {ROOT}")))?;
     for _ in 0..TAG_ATTEMPTS_MAX {
         let tag = format!("{:04x}", rand::random::<u16>());
-        let directory = Path::new(ROOT).join(&tag);
-        let fresh = Path::new(ROOT).join(format!(".{tag}-{}", std::process::id()));
-        fs::create_dir_all(&fresh)
-            .map_err(SandboxError::io(format!("make {}", fresh.display())))?;
-        write_owner(&fresh, &own_mark())?;
-        // A directory that exists and is not empty refuses the rename, so a tag has one owner.
-        match fs::rename(&fresh, &directory) {
-            Ok(()) => {
-                live().push(tag.clone());
-                return Ok((tag, directory));
-            }
-            Err(_) => {
-                let _ = fs::remove_dir_all(&fresh);
-            }
+        if let Some(directory) = take(&tag)? {
+            live().push(tag.clone());
+            return Ok((tag, directory));
         }
     }
     let source = io::Error::from(io::ErrorKind::AlreadyExists);
     Err(SandboxError::Io { what: format!("find a free name in {ROOT}"), source })
+}
+
+/// Takes a tag for this process, and makes its directory; `None`: it is in use, or something is left of
+/// a namespace that could not be removed.
+fn take(tag: &str) -> Result<Option<PathBuf>, SandboxError> {
+    if !namespaces_of(tag).is_empty() {
+        return Ok(None);
+    }
+    let directory = Path::new(ROOT).join(tag);
+    let fresh = Path::new(ROOT).join(format!(".{tag}-{}", std::process::id()));
+    fs::create_dir_all(&fresh).map_err(SandboxError::io(format!("make {}", fresh.display())))?;
+    write_owner(&fresh, &own_mark())?;
+    // A directory that exists and is not empty refuses the rename, so a tag has one owner.
+    if fs::rename(&fresh, &directory).is_err() {
+        let _ = fs::remove_dir_all(&fresh);
+        return Ok(None);
+    }
+    Ok(Some(directory))
 }
 
 /// Removes all that carries the tag. Errors are shown and do not stop the rest.
@@ -137,14 +144,16 @@ fn remove_where(judge: impl Fn(Owner) -> bool) -> Vec<String> {
         if name.starts_with('.') {
             let _ = fs::remove_dir_all(entry.path());
         } else {
-            remove_unguarded(&name);
-            removed.push(name);
+            if remove_unguarded(&name) {
+                removed.push(name);
+            }
         }
     }
     removed
 }
 
-fn remove_unguarded(tag: &str) {
+/// False if something of it is left.
+fn remove_unguarded(tag: &str) -> bool {
     let directory = Path::new(ROOT).join(tag);
     let names = namespaces_of(tag);
     end_processes(&names);
@@ -154,11 +163,16 @@ fn remove_unguarded(tag: &str) {
     for name in &names {
         attempt(Command::new("ip").args(["netns", "del", name]));
     }
+    // What is still there is for the next sweep, which finds it by the directory.
+    if !namespaces_of(tag).is_empty() {
+        return false;
+    }
     match fs::remove_dir_all(&directory) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
             progress::note(&format!("could not remove {}: {error}", directory.display()));
+            false
         }
-        _ => {}
+        _ => true,
     }
 }
 
@@ -252,7 +266,9 @@ fn watch_signals() {
                 if !tags.is_empty() {
                     progress::step("interrupted: removing all that was made");
                 }
-                tags.iter().for_each(|tag| remove_unguarded(tag));
+                for tag in tags {
+                    remove_unguarded(&tag);
+                }
                 std::process::exit(code);
             }
         });
@@ -286,6 +302,33 @@ mod tests {
         assert_eq!(judge_mark("kept\n", clock), Owner::Kept);
         assert_eq!(judge_mark("", clock), Owner::Gone);
         assert_eq!(judge_mark("7\n", clock), Owner::Gone);
+    }
+
+    #[test]
+    fn a_tag_is_taken_once_and_not_while_a_namespace_has_it()
+    -> Result<(), Box<dyn std::error::Error>> {
+        // No random tag is like it.
+        let tag = format!("once{}", std::process::id());
+        let directory = Path::new(ROOT).join(&tag);
+        fs::create_dir_all(ROOT)?;
+        let (first, second) = (take(&tag)?, take(&tag)?);
+        // `ip netns del` fails on a directory.
+        let stuck = Path::new(NETNS_DIRECTORY).join(format!("weft-{tag}-stuck"));
+        fs::create_dir_all(&stuck)?;
+        let while_stuck = (remove_unguarded(&tag), directory.exists(), take(&tag)?);
+        fs::remove_dir(&stuck)?;
+        let after = (remove_unguarded(&tag), directory.exists());
+        assert_eq!((first, second), (Some(directory.clone()), None));
+        assert_eq!(while_stuck, (false, true, None));
+        assert_eq!(after, (true, false));
+        // A name without a directory is nobody's to sweep, and its tag is not taken either.
+        let netns = Netns::create(format!("weft-{tag}-left"))?;
+        let while_left = take(&tag)?;
+        attempt(Command::new("ip").args(["netns", "del", netns.name()]));
+        assert_eq!(while_left, None);
+        assert_eq!(take(&tag)?, Some(directory));
+        assert!(remove_unguarded(&tag));
+        Ok(())
     }
 
     #[test]
