@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 pub use weft::sandbox::slowness;
-use weft::sandbox::{Container, Host, Sandbox, SandboxOptions, try_wait_until};
+use weft::sandbox::{Container, Host, Netns, Sandbox, SandboxOptions, try_wait_until};
 
 /// How long hosts may take until their paths are active.
 pub const ACTIVE_TIMEOUT_S: u64 = 20;
@@ -77,6 +77,22 @@ impl Lab {
     pub fn password_file(&self) -> PathBuf {
         self.sandbox.password_file()
     }
+}
+
+/// Has the kernel pass on in order what devices of these namespaces receive, for tests that count what
+/// Weft brings out of order. A veth pair leaves a packet with the CPU on which its sender runs, and a
+/// sender that moves to another CPU meanwhile overtakes itself before Weft reads what it sends. With
+/// receive packet steering one CPU takes all packets.
+///
+/// # Errors
+/// The kernel has no such steering.
+pub fn keep_order<'a>(namespaces: impl IntoIterator<Item = &'a Netns>) -> anyhow::Result<()> {
+    const STEER: &str =
+        "for file in /sys/class/net/*/queues/rx-*/rps_cpus; do echo 1 > $file; done";
+    for namespace in namespaces {
+        namespace.exec(&["sh", "-e", "-c", STEER])?.success()?;
+    }
+    Ok(())
 }
 
 /// A container's namespace file.
