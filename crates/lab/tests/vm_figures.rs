@@ -10,8 +10,8 @@ use weft_lab::net::guest::{SETTLE_LIMIT, Stage, figure};
 use weft_lab::net::iperf::{self, Server};
 use weft_lab::net::{counter, is_soak};
 
-/// Rounds of each side; the figure is the median.
-const ROUNDS: usize = 7;
+/// Rounds of each side; the figure is the median. Single rounds spread by a half around it.
+const ROUNDS: usize = 25;
 /// Seconds of each round.
 const ROUND_S: &str = "3";
 /// What the daemon's processor time may grow by under traffic, in ticks of 10 ms for each second:
