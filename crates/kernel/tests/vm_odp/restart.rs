@@ -13,10 +13,10 @@ use crate::{
     theirs::Theirs,
 };
 
-/// Not a test of its own: the process that `a_killed_switch_is_taken_over` kills. It runs host 1's
-/// switch with container 1 until its end.
-#[test]
-#[ignore = "started by another test"]
+/// Set in the process that `a_killed_switch_is_taken_over` starts and kills: this program once more.
+const CHILD: &str = "WEFT_TEST_CHILD";
+
+/// Runs host 1's switch with container 1 until the process's end.
 fn child() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
@@ -35,12 +35,15 @@ fn child() {
 
 fn start_child(space: &Space) -> Running {
     let program = std::env::current_exe().unwrap();
-    let arguments = "--exact restart::child --ignored --nocapture";
-    space.spawn(&format!("{} {arguments}", program.display()))
+    let arguments = "--exact restart::a_killed_switch_is_taken_over --nocapture";
+    space.spawn(&format!("env {CHILD}=1 {} {arguments}", program.display()))
 }
 
 #[test]
 fn a_killed_switch_is_taken_over() {
+    if std::env::var_os(CHILD).is_some() {
+        return child();
+    }
     let underlay = Underlay::new();
     let two = Host::new(2, &underlay);
     let c = two.container(3);
