@@ -56,15 +56,29 @@ impl UdpSocket {
     /// # Errors
     /// [`IoError::PortInUse`], or what the kernel refused.
     pub fn bind(address: Option<IpAddr>, port: u16) -> Result<Self, IoError> {
-        let any = match address {
-            Some(address) => Self::bind_to(address, port)?,
-            None => match Self::bind_to(Ipv6Addr::UNSPECIFIED.into(), port) {
+        Self::bind_any(address, port, false)
+    }
+
+    /// As [`Self::bind`], but others that are bound by this call, by the same user, may have the same
+    /// port: each takes a share of the datagrams ([`crate::steer`] says which).
+    ///
+    /// # Errors
+    /// As [`Self::bind`].
+    pub fn bind_shared(address: Option<IpAddr>, port: u16) -> Result<Self, IoError> {
+        Self::bind_any(address, port, true)
+    }
+
+    fn bind_any(address: Option<IpAddr>, port: u16, shared: bool) -> Result<Self, IoError> {
+        match address {
+            Some(address) => Self::bind_to(address, port, shared),
+            None => match Self::bind_to(Ipv6Addr::UNSPECIFIED.into(), port, shared) {
                 // A kernel without IPv6, or with it switched off.
-                Err(IoError::Kernel { .. }) => Self::bind_to(Ipv4Addr::UNSPECIFIED.into(), port)?,
-                bound => bound?,
+                Err(IoError::Kernel { .. }) => {
+                    Self::bind_to(Ipv4Addr::UNSPECIFIED.into(), port, shared)
+                }
+                bound => bound,
             },
-        };
-        Ok(any)
+        }
     }
 
     /// Sends datagrams without a checksum, and takes them over IPv6 as well (RFC 6936); over IPv4 they
@@ -197,7 +211,7 @@ impl UdpSocket {
         if rc < 0 { 0 } else { info[libc::SK_MEMINFO_DROPS as usize] }
     }
 
-    fn bind_to(address: IpAddr, port: u16) -> Result<Self, IoError> {
+    fn bind_to(address: IpAddr, port: u16, shared: bool) -> Result<Self, IoError> {
         const WHAT: &str = "open a UDP socket";
         let family = if address.is_ipv6() { libc::AF_INET6 } else { libc::AF_INET };
         let kind = libc::SOCK_DGRAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
@@ -210,6 +224,11 @@ impl UdpSocket {
         let fd = unsafe { OwnedFd::from_raw_fd(raw) };
         let mut socket = Self { fd, ipv6: address.is_ipv6(), gro: false, port };
         socket.configure(address).map_err(|error| IoError::of("set up a UDP socket", error))?;
+        if shared {
+            socket
+                .set(libc::SOL_SOCKET, libc::SO_REUSEPORT, 1)
+                .map_err(|error| IoError::of("let UDP sockets share a port", error))?;
+        }
         let local = socket
             .remote(SocketAddr::new(address, port))
             .map_err(|error| IoError::of("bind a UDP socket", error))?;
