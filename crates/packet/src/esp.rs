@@ -125,12 +125,28 @@ pub const fn trailer_len(plaintext_len: usize) -> usize {
 /// # Panics
 /// If `out` is shorter than `pad + 2`, or `pad` is over 255.
 pub fn write_trailer(out: &mut [u8], pad: usize) {
+    write_trailer_of(out, pad, NEXT_UDP);
+}
+
+/// Writes the plaintext of a dummy packet, which the receiver drops (RFC 4303 section 2.6), to the
+/// first [`DUMMY_LEN`] bytes of `out`.
+///
+/// # Panics
+/// If `out` is shorter than [`DUMMY_LEN`].
+pub fn write_dummy(out: &mut [u8]) {
+    write_trailer_of(out, DUMMY_LEN - 2, NEXT_NONE);
+}
+
+/// Bytes of the plaintext of a dummy packet.
+pub const DUMMY_LEN: usize = 4;
+
+fn write_trailer_of(out: &mut [u8], pad: usize, next: u8) {
     assert!(pad <= 255, "ESP padding has one byte for its length");
     for (value, byte) in (1_u8..=255).zip(&mut out[..pad]) {
         *byte = value;
     }
     out[pad] = pad as u8;
-    out[pad + 1] = NEXT_UDP;
+    out[pad + 1] = next;
 }
 
 /// Reads the trailer at the end of an opened plaintext: the bytes before the padding, and the next
