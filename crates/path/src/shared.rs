@@ -81,9 +81,11 @@ impl Shared {
     }
 
     /// An SPI that no inbound SA of this host has (RFC 4303 section 2.1 reserves those below 256).
-    pub(crate) fn new_spi(&mut self, peer: PeerId) -> u32 {
+    /// The last byte is the lane's, so that a receiver with several sockets finds the lane's without
+    /// a table.
+    pub(crate) fn new_spi(&mut self, peer: PeerId, lane: u16) -> u32 {
         loop {
-            let spi = self.rng.next_u32();
+            let spi = self.rng.next_u32() & !0xff | u32::from(lane & 0xff);
             if spi >= 256 && !self.spis.contains_key(&spi) {
                 self.spis.insert(spi, peer);
                 return spi;
