@@ -18,7 +18,9 @@ pub use cpace::{
     CpaceResponder, CpaceSecret, Initiator, Responder,
 };
 pub use identity::{Cipher, Format, ParsePeerIdError, PeerId, fingerprint};
-pub use sa::{ESP_HEADER_LEN, ESP_ICV_LEN, OpenError, OpeningSa, SealError, Sealer, SealingSa};
+pub use sa::{
+    ESP_HEADER_LEN, ESP_ICV_LEN, OpenError, OpeningSa, Reserved, SealError, Sealer, SealingSa,
+};
 pub use schedule::derive_sa_key;
 pub use secret::{SaKey, SessionKey};
 pub use window::{Replay, ReplayWindow, WINDOW_PACKETS};

@@ -1,8 +1,9 @@
 //! Counters: written by one worker with plain stores, read by anyone without stopping it.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicI32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use weft_crypto::PeerId;
 use weft_path::PathId;
@@ -175,6 +176,21 @@ pub struct Counters {
     pub peers: Vec<PeerTraffic>,
     /// By SA in use.
     pub sas: Vec<SaTraffic>,
+    /// By worker, in order; the sums of `work` and `drops` are over these.
+    pub workers: Vec<WorkerTraffic>,
+}
+
+/// What one worker did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct WorkerTraffic {
+    /// Processor time that its thread has used; zero if it is gone.
+    pub busy: Duration,
+    /// Datagrams received.
+    pub received: u64,
+    /// Datagrams sent.
+    pub sent: u64,
+    /// Datagrams and frames dropped, for whatever reason.
+    pub dropped: u64,
 }
 
 impl Counters {
@@ -189,7 +205,7 @@ impl Counters {
     }
 }
 
-/// One number with one writer.
+/// One number, written by one thread at a time but for [`Self::add_shared`].
 #[derive(Debug, Default)]
 pub(crate) struct Count(AtomicU64);
 
@@ -198,6 +214,12 @@ impl Count {
     #[inline]
     pub(crate) fn add(&self, more: u64) {
         self.0.store(self.0.load(Relaxed).wrapping_add(more), Relaxed);
+    }
+
+    /// Adds while others may do the same.
+    #[inline]
+    pub(crate) fn add_shared(&self, more: u64) {
+        self.0.fetch_add(more, Relaxed);
     }
 
     pub(crate) fn get(&self) -> u64 {
@@ -210,9 +232,25 @@ impl Count {
 pub(crate) struct WorkerCounters {
     drops: [Count; DropReason::ALL.len()],
     work: [Count; Work::ALL.len()],
+    /// The thread's number; 0 before it has one.
+    thread: AtomicI32,
 }
 
 impl WorkerCounters {
+    /// The calling thread is the worker.
+    pub(crate) fn begin(&self) {
+        self.thread.store(rustix::thread::gettid().as_raw_nonzero().get(), Relaxed);
+    }
+
+    fn read(&self) -> WorkerTraffic {
+        WorkerTraffic {
+            busy: busy(self.thread.load(Relaxed)),
+            received: self.work[Work::DatagramsReceived as usize].get(),
+            sent: self.work[Work::DatagramsSent as usize].get(),
+            dropped: self.drops.iter().map(Count::get).sum(),
+        }
+    }
+
     #[inline]
     pub(crate) fn dropped(&self, reason: DropReason, packets: u64) {
         self.drops[reason as usize].add(packets);
@@ -222,6 +260,13 @@ impl WorkerCounters {
     pub(crate) fn did(&self, work: Work, times: u64) {
         self.work[work as usize].add(times);
     }
+}
+
+/// The processor time of a thread of this process; zero if there is none.
+fn busy(thread: i32) -> Duration {
+    let read = std::fs::read_to_string(format!("/proc/self/task/{thread}/schedstat"));
+    let ns = read.ok().and_then(|text| text.split(' ').next()?.parse().ok());
+    Duration::from_nanos(ns.unwrap_or(0))
 }
 
 /// The counters of one SA.
@@ -236,6 +281,13 @@ impl SaCounters {
     pub(crate) fn add(&self, packets: u64, bytes: u64) {
         self.packets.add(packets);
         self.bytes.add(bytes);
+    }
+
+    /// Adds while others may do the same.
+    #[inline]
+    pub(crate) fn add_shared(&self, packets: u64, bytes: u64) {
+        self.packets.add_shared(packets);
+        self.bytes.add_shared(bytes);
     }
 
     fn read(&self) -> Traffic {
@@ -300,6 +352,7 @@ impl Registry {
             work: work.map(|k| (*k, sum(&|w| w.work[*k as usize].get()))).collect(),
             peers,
             sas,
+            workers: workers.iter().map(|worker| worker.read()).collect(),
         }
     }
 

@@ -1,6 +1,7 @@
 //! What a worker needs of a TAP device and of a UDP socket: the real ones, or a test's.
 
 use std::io::{self, IoSlice};
+use std::sync::Arc;
 
 use weft_io::tap::Tap;
 use weft_io::udp::{Remote, UdpSocket};
@@ -17,6 +18,27 @@ pub(crate) trait FrameSink {
 /// Takes runs of equal datagrams.
 pub(crate) trait RunSink {
     fn send_run(&self, run: &[u8], segment: usize, to: &Remote) -> io::Result<()>;
+
+    /// How many sockets the lanes are shared out to.
+    #[inline]
+    fn sockets(&self) -> usize {
+        1
+    }
+
+    /// Sends from a lane's socket.
+    #[inline]
+    fn send_from(&self, from: Origin, run: &[u8], segment: usize, to: &Remote) -> io::Result<()> {
+        let _ = from;
+        self.send_run(run, segment, to)
+    }
+}
+
+/// Which socket a run leaves from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Origin {
+    pub(crate) lane: u16,
+    /// The engine's port instead of the lane's own.
+    pub(crate) data_port: bool,
 }
 
 impl FrameSink for Tap {
@@ -30,6 +52,34 @@ impl RunSink for UdpSocket {
     #[inline]
     fn send_run(&self, run: &[u8], segment: usize, to: &Remote) -> io::Result<()> {
         Self::send_run(self, run, segment, to)
+    }
+}
+
+/// The sockets that lanes are sent from, by worker. The first worker's has the engine's port. The
+/// others have ports of their own, so that the network and the peer's kernel tell the lanes apart.
+#[derive(Debug, Default)]
+pub(crate) struct LaneSockets {
+    pub(crate) own: Vec<Arc<UdpSocket>>,
+    /// Each worker's share of the engine's port.
+    pub(crate) shares: Vec<Arc<UdpSocket>>,
+}
+
+impl RunSink for LaneSockets {
+    #[inline]
+    fn send_run(&self, run: &[u8], segment: usize, to: &Remote) -> io::Result<()> {
+        self.send_from(Origin { lane: 0, data_port: true }, run, segment, to)
+    }
+
+    #[inline]
+    fn sockets(&self) -> usize {
+        self.own.len()
+    }
+
+    #[inline]
+    fn send_from(&self, from: Origin, run: &[u8], segment: usize, to: &Remote) -> io::Result<()> {
+        let sockets = if from.data_port { &self.shares } else { &self.own };
+        let socket = sockets.get(usize::from(from.lane) % sockets.len().max(1));
+        socket.ok_or(io::ErrorKind::NotConnected)?.send_run(run, segment, to)
     }
 }
 

@@ -6,8 +6,10 @@
 #![forbid(unsafe_code)]
 
 mod counters;
+mod crew;
 mod device;
 mod error;
+mod lane;
 mod limit;
 mod receive;
 mod run;
@@ -19,37 +21,44 @@ mod transmit;
 mod worker;
 
 use std::net::IpAddr;
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
-use std::thread::{self, JoinHandle};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
+use weft_crypto::PeerId;
 use weft_io::keylog::KeyLog;
 use weft_io::offload::{self, Offloads};
 use weft_io::poller::Waker;
-use weft_io::tap::{Tap, TapOptions};
-use weft_io::udp::UdpSocket;
-use weft_path::{EngineCommand, EngineEvent, EngineKind, Mac, Vni};
+use weft_path::{EngineCommand, EngineEvent, Mac, Vni};
 
-pub use crate::counters::{Counters, Direction, DropReason, PeerTraffic, SaTraffic, Traffic, Work};
+pub use crate::counters::{
+    Counters, Direction, DropReason, PeerTraffic, SaTraffic, Traffic, Work, WorkerTraffic,
+};
 pub use crate::error::EngineError;
+pub use crate::lane::{LANE_IDLE_LOOKS, LANE_LOOK_MS, LANE_MISSES_MAX};
 pub use crate::run::{EVENT_INTERVAL_MS, RUNS_RETRY_S, SEND_TRIES_MAX};
 pub use crate::state::{ENDPOINTS_MAX, INBOUND_SAS_MAX, LANES_MAX, PEERS_MAX};
 pub use crate::transmit::TOO_LONG_ANSWERS_PER_S;
-pub use crate::worker::{COMMANDS_MAX, TAP_BYTES_MAX, TAP_READS_MAX, UDP_BATCHES_MAX};
+pub use crate::worker::{SENDINGS_MAX, TAP_BYTES_MAX, TAP_READS_MAX, UDP_BATCHES_MAX};
 
-use crate::counters::{Registry, WorkerCounters};
+use crate::counters::Registry;
+use crate::crew::Crew;
+use crate::device::LaneSockets;
 use crate::state::State;
-use crate::transmit::Transmitter;
-use crate::worker::Worker;
+use crate::worker::{Sending, Shared};
 
 /// The UDP port of the vector engine (DESIGN section 11).
 pub const PORT: u16 = 6784;
-/// Commands that wait at most.
+/// Probes and keepalives that wait to be sent at most.
 pub const COMMANDS_QUEUED_MAX: usize = 4_096;
-/// Workers that an engine can have.
-pub const WORKERS_MAX: usize = 1;
+/// Workers that an engine can have; each takes a TAP queue, two sockets and some 4 MiB.
+pub const WORKERS_MAX: usize = 64;
+
+/// As many workers as leave the other half of the processors, that this thread may use, to the
+/// containers: 1 to 8.
+pub fn default_workers() -> usize {
+    let processors = std::thread::available_parallelism().map_or(1, usize::from);
+    (processors / 2).clamp(1, 8)
+}
 
 /// How an engine is set up.
 #[derive(Clone, Debug)]
@@ -60,9 +69,11 @@ pub struct EngineConfig {
     pub tap_persist: bool,
     /// The network on the TAP device.
     pub vni: Vni,
+    /// This host's peer id: of two hosts the one with the lower id begins on lanes beyond the first.
+    pub local: PeerId,
     /// The address to receive on; `None`: all of the host.
     pub bind: Option<IpAddr>,
-    /// The UDP port, [`PORT`] by default; 0: any free one.
+    /// The UDP port, [`PORT`] by default; 0: any free one. Workers share it.
     pub port: u16,
     /// Threads: 1 to [`WORKERS_MAX`].
     pub workers: usize,
@@ -70,7 +81,7 @@ pub struct EngineConfig {
     pub probe_mac: Mac,
     /// MTU of the containers in bytes: what a path carries until `SetPathMtu` says more or less.
     pub container_mtu: u16,
-    /// Pin each worker to a CPU.
+    /// Pin each worker to a CPU, in the order of the CPUs that the starting thread may use.
     pub pin: bool,
     /// Append each SA's keys to this file, for tests with an outside referee.
     pub keylog: Option<std::path::PathBuf>,
@@ -83,6 +94,7 @@ impl EngineConfig {
             tap_name: tap_name.into(),
             tap_persist: false,
             vni,
+            local: PeerId::from_bytes([0; 32]),
             bind: None,
             port: PORT,
             workers: 1,
@@ -96,20 +108,21 @@ impl EngineConfig {
 
 /// A running engine. Dropping it stops it.
 pub struct Engine {
-    commands: SyncSender<EngineCommand>,
+    shared: Arc<RwLock<Shared>>,
+    crew: Mutex<Crew>,
+    sendings: SyncSender<Sending>,
+    /// Of the first worker, which sends what is sent by command.
     waker: Waker,
-    stop: Arc<AtomicBool>,
-    thread: Option<JoinHandle<()>>,
     registry: Arc<Registry>,
-    workers: Vec<Arc<WorkerCounters>>,
-    socket: Arc<UdpSocket>,
+    port: u16,
     offloads: Offloads,
     tap_name: String,
 }
 
 impl Engine {
-    /// Tries the offloads, opens the TAP device and the socket in the calling thread's network
-    /// namespace, and starts the workers. `events` is called on their threads and must be quick.
+    /// Tries the offloads, opens the TAP device and the sockets in the calling thread's network
+    /// namespace, and starts the workers. `events` is called on their threads, must be quick, and must
+    /// give the engine no command.
     ///
     /// # Errors
     /// [`EngineError`]
@@ -119,58 +132,46 @@ impl Engine {
     ) -> Result<Self, EngineError> {
         check(config)?;
         let offloads = offload::self_test()?;
-        let tap =
-            Tap::open(&TapOptions { name: config.tap_name.clone(), persist: config.tap_persist })?;
-        let socket = Arc::new(UdpSocket::bind(config.bind, config.port)?);
-        let kernel = |what| move |source| EngineError::Kernel { what, source };
-        let waker = Waker::new().map_err(kernel("make an event descriptor"))?;
-        let (commands, queue) = sync_channel(COMMANDS_QUEUED_MAX);
         let registry = Arc::new(Registry::default());
-        let counters = Arc::new(WorkerCounters::default());
-        let stop = Arc::new(AtomicBool::new(false));
         let keylog = KeyLog::open(config.keylog.as_deref())
             .map_err(|source| EngineError::Kernel { what: "open the key log", source })?;
-        let segments = if offloads.udp_segment.usable() { offloads.run_segments_max } else { 1 };
-        let tap_name = tap.name().to_owned();
-        let worker = Worker {
-            merge: (
-                tap.offloads().tso && offloads.tap_tso.usable(),
-                tap.offloads().uso && offloads.tap_uso.usable(),
-            ),
-            tap,
-            socket: Arc::clone(&socket),
-            state: State::new(config.vni, config.container_mtu, Arc::clone(&registry), keylog),
-            transmitter: Transmitter::new(segments, config.probe_mac),
-            commands: queue,
-            waker: waker.clone(),
-            stop: Arc::clone(&stop),
-            counters: Arc::clone(&counters),
-            events: Arc::new(events),
-        };
-        let pin = config.pin;
-        let thread = thread::Builder::new()
-            .name("weft-engine0".to_owned())
-            .spawn(move || supervise(worker, pin))
-            .map_err(kernel("start a thread"))?;
+        let (vni, mtu) = (config.vni, config.container_mtu);
+        let state = State::of_host(config.local, vni, mtu, Arc::clone(&registry), keylog);
+        let shared = Arc::new(RwLock::new(Shared { state, sockets: LaneSockets::default() }));
+        let (sendings, queue) = sync_channel(COMMANDS_QUEUED_MAX);
+        let mut crew = Crew::new(config, &offloads, Arc::clone(&shared), Arc::new(events));
+        crew.add(queue)?;
+        crew.resize(config.workers)?;
+        let (waker, port, tap_name) = crew.first()?;
         Ok(Self {
-            commands,
+            shared,
+            crew: Mutex::new(crew),
+            sendings,
             waker,
-            stop,
-            thread: Some(thread),
             registry,
-            workers: vec![counters],
-            socket,
+            port,
             offloads,
             tap_name,
         })
     }
 
-    /// Gives the engine a command; commands are carried out in order.
+    /// Gives the engine a command; commands are carried out in order. What changes what is known is
+    /// done on return; a command that contradicts what is known changes nothing and is logged.
     ///
     /// # Errors
     /// [`EngineError::Busy`] if too many wait, [`EngineError::Stopped`] if nobody carries them out.
     pub fn command(&self, command: EngineCommand) -> Result<(), EngineError> {
-        self.commands.try_send(command).map_err(|error| match error {
+        let sending = match command {
+            EngineCommand::SendProbe { path, probe, mtu, candidate } => {
+                Sending::Probe { path, probe, mtu, candidate }
+            }
+            EngineCommand::SendKeepalive { path } => Sending::Keepalive { path },
+            command => {
+                self.apply(command);
+                return Ok(());
+            }
+        };
+        self.sendings.try_send(sending).map_err(|error| match error {
             TrySendError::Full(_) => EngineError::Busy,
             TrySendError::Disconnected(_) => EngineError::Stopped,
         })?;
@@ -178,10 +179,45 @@ impl Engine {
         Ok(())
     }
 
+    fn apply(&self, command: EngineCommand) {
+        let name = name_of(&command);
+        let mut shared = self.shared.write().unwrap_or_else(PoisonError::into_inner);
+        let Shared { state, sockets } = &mut *shared;
+        let several = state.several_lanes();
+        if let Err(error) = state.apply(command, |address| sockets.remote(address)) {
+            tracing::warn!(command = name, %error, "the engine could not carry out a command");
+        }
+        let is_first_of_several = state.several_lanes() && !several;
+        drop(shared);
+        if is_first_of_several {
+            self.lock().wake();
+        }
+    }
+
+    /// How many workers there are.
+    pub fn workers(&self) -> usize {
+        self.lock().len()
+    }
+
+    /// Adds or removes workers, the last ones, until there are `workers`; to be called in the network
+    /// namespace in which the engine was started. Lanes that peers have taken go on: fewer workers
+    /// serve them together.
+    ///
+    /// # Errors
+    /// [`EngineError::Configuration`]: not 1 to [`WORKERS_MAX`]. Else what kept a worker from starting;
+    /// those before it stay.
+    pub fn set_workers(&self, workers: usize) -> Result<(), EngineError> {
+        check_workers(workers)?;
+        self.lock().resize(workers)
+    }
+
     /// All counters, read without stopping anyone.
     pub fn counters(&self) -> Counters {
-        let mut counters = self.registry.read(&self.workers);
-        let overflows = u64::from(self.socket.overflows());
+        let (workers, overflows) = {
+            let crew = self.lock();
+            (crew.counters(), crew.overflows())
+        };
+        let mut counters = self.registry.read(&workers);
         for (work, count) in &mut counters.work {
             if *work == Work::SocketOverflows {
                 *count = overflows;
@@ -196,8 +232,8 @@ impl Engine {
     }
 
     /// The UDP port it receives on.
-    pub fn port(&self) -> u16 {
-        self.socket.port()
+    pub const fn port(&self) -> u16 {
+        self.port
     }
 
     /// The name of the TAP device.
@@ -209,16 +245,9 @@ impl Engine {
     pub fn stop(self) {
         drop(self);
     }
-}
 
-impl Drop for Engine {
-    fn drop(&mut self) {
-        self.stop.store(true, Ordering::Relaxed);
-        self.waker.wake();
-        if let Some(thread) = self.thread.take() {
-            // A panic was caught and reported by the thread itself.
-            let _ = thread.join();
-        }
+    fn lock(&self) -> MutexGuard<'_, Crew> {
+        self.crew.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -229,49 +258,48 @@ impl std::fmt::Debug for Engine {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Engine")
             .field("tap", &self.tap_name)
-            .field("port", &self.socket.port())
+            .field("port", &self.port)
             .finish_non_exhaustive()
     }
 }
 
 fn check(config: &EngineConfig) -> Result<(), EngineError> {
-    let wrong = |what, allowed, given: String| EngineError::Configuration { what, allowed, given };
-    if !(1..=WORKERS_MAX).contains(&config.workers) {
-        return Err(wrong("the number of workers", "1", config.workers.to_string()));
-    }
+    check_workers(config.workers)?;
     if config.vni.0 >= Vni::PROBE.0 {
-        return Err(wrong(
-            "a network identifier",
-            "under 0xffffff",
-            format!("{:#x}", config.vni.0),
-        ));
+        return Err(EngineError::Configuration {
+            what: "a network identifier",
+            allowed: "under 0xffffff",
+            given: format!("{:#x}", config.vni.0),
+        });
     }
     Ok(())
 }
 
-/// Runs a worker and turns its end by error or panic into an event.
-fn supervise(worker: Worker, pin: bool) {
-    if pin && let Err(error) = pin_first() {
-        tracing::warn!(%error, "the engine's worker could not be pinned to a CPU");
+fn check_workers(workers: usize) -> Result<(), EngineError> {
+    if (1..=WORKERS_MAX).contains(&workers) {
+        return Ok(());
     }
-    let events = Arc::clone(&worker.events);
-    // Nothing of the worker is used after a panic.
-    let reason = match catch_unwind(AssertUnwindSafe(|| worker.run())) {
-        Ok(Ok(())) => return,
-        Ok(Err(error)) => format!("the engine's worker failed: {error}"),
-        Err(panic) => {
-            let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
-            let text = text.or_else(|| panic.downcast_ref::<String>().cloned());
-            format!("the engine's worker panicked: {}", text.unwrap_or_default())
-        }
-    };
-    tracing::error!(reason, "the engine has failed");
-    events(EngineEvent::EngineFailed { engine: EngineKind::Userspace, reason });
+    Err(EngineError::Configuration {
+        what: "the number of workers",
+        allowed: "1 to 64",
+        given: workers.to_string(),
+    })
 }
 
-fn pin_first() -> std::io::Result<()> {
-    match weft_io::cpu::allowed()?.first() {
-        Some(cpu) => weft_io::cpu::pin_to(*cpu),
-        None => Ok(()),
+const fn name_of(command: &EngineCommand) -> &'static str {
+    match command {
+        EngineCommand::InstallInbound { .. } => "install inbound",
+        EngineCommand::RemoveInbound { .. } => "remove inbound",
+        EngineCommand::InstallOutbound { .. } => "install outbound",
+        EngineCommand::InstallPlain { .. } => "install plain",
+        EngineCommand::RemoveOutbound { .. } => "remove outbound",
+        EngineCommand::BindPath { .. } => "bind path",
+        EngineCommand::SetPathMtu { .. } => "set path MTU",
+        EngineCommand::SetRemote { .. } => "set remote",
+        EngineCommand::SendProbe { .. } => "send probe",
+        EngineCommand::SendKeepalive { .. } => "send keepalive",
+        EngineCommand::SetEndpoints { .. } => "set endpoints",
+        EngineCommand::SetBroadcast { .. } => "set broadcast",
+        EngineCommand::RemovePeer { .. } => "remove peer",
     }
 }

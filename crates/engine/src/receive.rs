@@ -4,10 +4,11 @@ use std::array;
 use std::io::{self, IoSlice};
 use std::net::SocketAddr;
 use std::ops::Range;
+use std::sync::{MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use weft_crypto::OpenError;
-use weft_io::udp::{MESSAGES_MAX, RecvBatch};
+use weft_crypto::{OpenError, OpeningSa};
+use weft_io::udp::{MESSAGES_MAX, Message, RecvBatch};
 use weft_packet::coalesce::{Coalescer, FRAMES_MAX, Merged};
 use weft_packet::split::FrameChecksum;
 use weft_packet::{esp, ethernet, probe, vxlan};
@@ -28,6 +29,8 @@ pub(crate) struct Receiver {
     pub(crate) batch: RecvBatch,
     merger: Merger,
     moved: Recent,
+    /// A lane whose packets come from elsewhere than before: path, lane, source.
+    moved_lane: Option<(u32, u16, SocketAddr)>,
     messages_max: usize,
 }
 
@@ -45,6 +48,7 @@ impl Receiver {
             batch: RecvBatch::new(),
             merger: Merger { coalescer: Coalescer::new() },
             moved: Recent::new(Duration::from_millis(EVENT_INTERVAL_MS)),
+            moved_lane: None,
             messages_max: RUN_MESSAGES_MAX,
         }
     }
@@ -54,22 +58,27 @@ impl Receiver {
         self.merger.coalescer.set_merging(tcp, udp);
     }
 
+    /// A lane whose source the worker is to write down: path, lane, source.
+    pub(crate) const fn take_moved_lane(&mut self) -> Option<(u32, u16, SocketAddr)> {
+        self.moved_lane.take()
+    }
+
     /// How many messages the next batch may have.
     pub(crate) const fn messages_max(&self) -> usize {
         self.messages_max
     }
 
     /// Works through [`Self::batch`] and writes all of it to the TAP device.
-    pub(crate) fn handle_batch<F: FrameSink, R>(&mut self, state: &mut State, env: &Env<'_, F, R>) {
+    pub(crate) fn handle_batch<F: FrameSink, R>(&mut self, state: &State, env: &Env<'_, F, R>) {
         let (messages, mut datagrams) = (self.batch.len(), 0);
+        let mut held = None;
         for index in 0..messages {
             let Some(message) = self.batch.message(index) else { break };
             if message.truncated {
                 env.counters.dropped(DropReason::Truncated, 1);
                 continue;
             }
-            datagrams +=
-                self.handle_message(state, env, message.range, message.segment, message.source);
+            datagrams += self.handle_message(state, env, &message, &mut held);
         }
         env.counters.did(Work::MessagesReceived, messages as u64);
         env.counters.did(Work::DatagramsReceived, datagrams);
@@ -80,25 +89,25 @@ impl Receiver {
     }
 
     /// One message: datagrams of `segment` bytes from one source. Returns how many.
-    fn handle_message<F: FrameSink, R>(
+    fn handle_message<'a, F: FrameSink, R>(
         &mut self,
-        state: &mut State,
+        state: &'a State,
         env: &Env<'_, F, R>,
-        message: Range<usize>,
-        segment: usize,
-        source: SocketAddr,
+        message: &Message,
+        held: &mut Option<Held<'a>>,
     ) -> u64 {
-        if message.is_empty() {
+        let (whole, segment) = (message.range.clone(), message.segment);
+        if whole.is_empty() {
             env.counters.dropped(DropReason::Malformed, 1);
             return 1;
         }
         let mut newest = None;
         let mut count = 0;
-        for start in message.clone().step_by(segment) {
-            let range = start..(start + segment).min(message.end);
+        for start in whole.clone().step_by(segment) {
+            let range = start..(start + segment).min(whole.end);
             let buffer = self.batch.buffer_mut();
             count += 1;
-            match open(state, env, &mut buffer[range.clone()], &mut newest) {
+            match open(state, env, &mut buffer[range.clone()], held, &mut newest) {
                 Ok(Opened::Frame(frame, checksum)) => {
                     let frame = (start + frame.start) as u32..(start + frame.end) as u32;
                     self.merger.push(self.batch.buffer(), frame, checksum, env);
@@ -107,22 +116,30 @@ impl Receiver {
                 Err(reason) => env.counters.dropped(reason, 1),
             }
         }
-        if let Some(path) = newest {
-            self.check_source(state, env, path, source);
+        if let Some((path, lane)) = newest {
+            self.check_source(state, env, (path, lane), message.source);
         }
         count
     }
 
-    /// Reports a peer whose packets come from elsewhere than packets to it go.
+    /// Reports a peer whose packets come from elsewhere than packets to it go; on lanes beyond the
+    /// first notes where to answer.
     #[inline]
     fn check_source<F, R>(
         &mut self,
         state: &State,
         env: &Env<'_, F, R>,
-        path: u32,
+        (number, lane): (u32, u16),
         source: SocketAddr,
     ) {
-        let Some(path) = state.paths.get(path) else { return };
+        let Some(path) = state.paths.get(number) else { return };
+        if lane > 0 {
+            let known = path.known.get(usize::from(lane)).and_then(|lane| lane.source);
+            if path.responds && known.is_none_or(|known| !same_place(known.address(), source)) {
+                self.moved_lane = Some((number, lane, source));
+            }
+            return;
+        }
         let Some(remote) = path.remote else { return };
         if !same_place(remote.address(), source) && self.moved.allow(path.id.0, Instant::now()) {
             (env.events)(EngineEvent::RemoteMoved { path: path.id, remote: source });
@@ -136,32 +153,60 @@ fn same_place(a: SocketAddr, b: SocketAddr) -> bool {
     a.port() == b.port() && a.ip() == b.ip()
 }
 
+/// The inbound SA of the last datagram: most come many on one.
+struct Held<'a> {
+    inbound: &'a Inbound,
+    sa: MutexGuard<'a, OpeningSa>,
+}
+
+/// The SA with this SPI, for this thread alone.
+#[inline]
+fn hold<'h, 'a>(
+    state: &'a State,
+    held: &'h mut Option<Held<'a>>,
+    spi: u32,
+) -> Option<&'h mut Held<'a>> {
+    if held.as_ref().is_none_or(|held| held.inbound.spi != spi) {
+        // Never two at once: another worker may want them the other way round.
+        *held = None;
+        let inbound = state.inbound.get(state.inbound_of(spi)?)?;
+        // Who panicked with it left it whole: the window is told last.
+        let sa = inbound.sa.lock().unwrap_or_else(PoisonError::into_inner);
+        *held = Some(Held { inbound, sa });
+    }
+    held.as_mut()
+}
+
 /// Opens one datagram in place. `newest` becomes the path of an SA that has moved on with it.
 #[inline]
-fn open<F, R>(
-    state: &mut State,
+fn open<'a, F, R>(
+    state: &'a State,
     env: &Env<'_, F, R>,
     datagram: &mut [u8],
-    newest: &mut Option<u32>,
+    held: &mut Option<Held<'a>>,
+    newest: &mut Option<(u32, u16)>,
 ) -> Result<Opened, DropReason> {
     if *datagram == [esp::KEEPALIVE] {
         env.counters.did(Work::Keepalives, 1);
         return Ok(Opened::Done);
     }
     let header = esp::Header::parse(datagram).map_err(|_| DropReason::Malformed)?;
-    let number = state.inbound_of(header.spi).ok_or(DropReason::UnknownSpi)?;
-    let (sa_path, sa_peer) = {
-        let inbound = state.inbound.get_mut(number).ok_or(DropReason::UnknownSpi)?;
-        let before = inbound.sa.highest();
-        let plain = inbound.sa.open(datagram).map_err(refused)?;
-        if inbound.sa.highest() > before {
-            *newest = Some(inbound.path);
-        }
-        debug_assert_eq!(plain.start, esp::HEADER_LEN);
-        inbound.counters.add(1, plain.len().saturating_sub(esp::INNER_LEN) as u64);
-        first_use(inbound, env);
-        (inbound.path, inbound.peer)
-    };
+    let Held { inbound, sa } = hold(state, held, header.spi).ok_or(DropReason::UnknownSpi)?;
+    let before = sa.highest();
+    let plain = sa.open(datagram).map_err(refused)?;
+    if sa.highest() > before {
+        *newest = Some((inbound.path, inbound.lane));
+    }
+    let lane = state.lane(inbound.path, inbound.lane);
+    if let Some(lane) = lane {
+        lane.hear();
+    }
+    debug_assert_eq!(plain.start, esp::HEADER_LEN);
+    inbound.counters.add(1, plain.len().saturating_sub(esp::INNER_LEN) as u64);
+    if inbound.is_first_use() {
+        (env.events)(EngineEvent::InboundFirstUse { spi: inbound.spi });
+    }
+    let (sa_path, sa_peer) = (inbound.path, inbound.peer);
     let end = datagram.len() - esp::ICV_LEN;
     let plain = datagram.get(esp::HEADER_LEN..end).ok_or(DropReason::BadInner)?;
     let (length, next) = esp::parse_trailer(plain).map_err(|_| DropReason::BadInner)?;
@@ -190,6 +235,9 @@ fn open<F, R>(
     if state.peer_of(key_of(*source)).is_some_and(|owner| owner != sa_peer) {
         return Err(DropReason::ForeignSource);
     }
+    if let Some(lane) = lane {
+        lane.carry();
+    }
     let at = esp::HEADER_LEN + inner.frame.start..esp::HEADER_LEN + inner.frame.end;
     Ok(Opened::Frame(at, inner.vxlan.rco.into()))
 }
@@ -200,14 +248,6 @@ fn refused(error: OpenError) -> DropReason {
         OpenError::Duplicate => DropReason::Replayed,
         OpenError::TooOld => DropReason::TooOld,
         OpenError::Forged => DropReason::Forged,
-    }
-}
-
-#[inline]
-fn first_use<F, R>(inbound: &mut Inbound, env: &Env<'_, F, R>) {
-    if !inbound.used {
-        inbound.used = true;
-        (env.events)(EngineEvent::InboundFirstUse { spi: inbound.sa.spi() });
     }
 }
 

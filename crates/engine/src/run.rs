@@ -8,7 +8,7 @@ use weft_io::udp::{RUN_BYTES_MAX, Remote};
 use weft_path::{EngineEvent, PathId};
 
 use crate::counters::{DropReason, Work};
-use crate::device::{Env, RunSink};
+use crate::device::{Env, Origin, RunSink};
 use crate::limit::Recent;
 
 /// How often a send is tried when the kernel has no room, before the newest run is dropped.
@@ -39,6 +39,8 @@ pub(crate) struct RunBuilder {
 pub(crate) struct Target {
     /// The path's number.
     pub(crate) number: u32,
+    /// The socket that it leaves from.
+    pub(crate) from: Origin,
     pub(crate) path: PathId,
     pub(crate) remote: Remote,
     /// The inner IP packet of the largest datagram, in bytes.
@@ -63,13 +65,13 @@ impl RunBuilder {
         }
     }
 
-    /// Room for one more datagram of `len` bytes to the path with this number; `None` if it cannot
+    /// Room for one more datagram of `len` bytes on this lane of the path with this number; `None` if it cannot
     /// be of this run, which is to be sent first. An empty run takes every datagram of at most
     /// [`RUN_BYTES_MAX`] bytes.
     #[inline]
-    pub(crate) fn slot(&mut self, path: u32, len: usize) -> Option<&mut [u8]> {
+    pub(crate) fn slot(&mut self, place: (u32, u16), len: usize) -> Option<&mut [u8]> {
         if self.segments > 0 {
-            let same = self.target.is_some_and(|target| target.number == path);
+            let same = self.target.is_some_and(|target| (target.number, target.from.lane) == place);
             if !same || self.closed || len > self.segment || self.segments >= self.segments_max {
                 return None;
             }
@@ -162,7 +164,7 @@ impl RunBuilder {
         let mut tries = 0;
         loop {
             tries += 1;
-            match env.socket.send_run(bytes, self.segment, &target.remote) {
+            match env.socket.send_from(target.from, bytes, self.segment, &target.remote) {
                 Ok(()) => {
                     env.counters.did(Work::RunsSent, 1);
                     env.counters.did(Work::DatagramsSent, segments as u64);
@@ -201,7 +203,7 @@ fn is_full(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(errno::EAGAIN | errno::ENOBUFS | errno::EINTR))
 }
 
-fn reason(error: &io::Error) -> DropReason {
+pub(crate) fn reason(error: &io::Error) -> DropReason {
     match error.raw_os_error() {
         Some(errno::EMSGSIZE) => DropReason::MessageTooLong,
         _ if is_full(error) => DropReason::SendFull,

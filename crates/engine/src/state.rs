@@ -1,8 +1,9 @@
-//! What a worker knows: peers, paths, SAs, endpoints; and the commands that change it.
+//! What the workers know: peers, paths, SAs, endpoints; and the commands that change it.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
 
 use weft_crypto::{OpeningSa, PeerId, SealingSa};
 use weft_io::keylog::KeyLog;
@@ -10,7 +11,9 @@ use weft_io::udp::Remote;
 use weft_path::{Endpoint, EngineCommand, InboundSa, Mac, OutboundSa, PathId, Vni};
 
 use crate::counters::{Direction, Registry, SaCounters, SaName};
+use crate::device::Origin;
 use crate::error::CommandError;
+use crate::lane::Lane;
 use crate::table::{Slab, Table};
 
 /// Lanes that one path may have.
@@ -41,36 +44,102 @@ pub(crate) struct Path {
     pub(crate) mtu: u16,
     /// By lane number.
     pub(crate) lanes: Vec<Option<Outbound>>,
+    /// By lane number, those that had an SA in either direction.
+    pub(crate) known: Vec<Lane>,
+    /// This host answers on lanes beyond the first at the peer's lane port.
+    pub(crate) responds: bool,
     inbound: usize,
 }
 
-/// An outbound SA and its limits.
+impl Path {
+    /// Whether frames may take the lane, if it has an SA.
+    #[inline]
+    pub(crate) fn is_open(&self, lane: usize) -> bool {
+        lane == 0 || self.known.get(lane).is_some_and(Lane::is_alive)
+    }
+
+    /// Where packets of a lane leave from, and where they go.
+    #[inline]
+    pub(crate) fn way(&self, lane: usize) -> Option<(Origin, Remote)> {
+        let data_port = self.responds || lane == 0;
+        let from = Origin { lane: lane as u16, data_port };
+        let to = if self.responds && lane > 0 { self.known.get(lane)?.source } else { self.remote };
+        Some((from, to?))
+    }
+
+    fn know(&mut self, lane: u16) {
+        let lane = usize::from(lane);
+        if self.known.len() <= lane {
+            self.known.resize_with(lane + 1, Lane::default);
+        }
+    }
+}
+
+/// An outbound SA and its limits. Any worker may seal on it.
 #[derive(Debug)]
 pub(crate) struct Outbound {
     pub(crate) sa: SealingSa,
     pub(crate) rco: bool,
-    pub(crate) bytes: u64,
+    bytes: AtomicU64,
     pub(crate) packets_soft: u64,
     pub(crate) packets_hard: u64,
     pub(crate) bytes_soft: u64,
     pub(crate) bytes_hard: u64,
-    pub(crate) near_reported: bool,
-    pub(crate) exhausted_reported: bool,
-    pub(crate) counters: Arc<SaCounters>,
+    near_reported: AtomicBool,
+    exhausted_reported: AtomicBool,
+    counters: Arc<SaCounters>,
+}
+
+impl Outbound {
+    /// Bytes of frames sealed so far.
+    #[inline]
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes.load(Relaxed)
+    }
+
+    /// Counts what was sealed.
+    #[inline]
+    pub(crate) fn sealed(&self, packets: u64, bytes: u64) {
+        self.bytes.fetch_add(bytes, Relaxed);
+        self.counters.add_shared(packets, bytes);
+    }
+
+    /// True the first time.
+    pub(crate) fn is_first_near(&self) -> bool {
+        !self.near_reported.swap(true, Relaxed)
+    }
+
+    /// True the first time.
+    pub(crate) fn is_first_exhausted(&self) -> bool {
+        !self.exhausted_reported.swap(true, Relaxed)
+    }
 }
 
 /// An inbound SA.
 #[derive(Debug)]
 pub(crate) struct Inbound {
-    pub(crate) sa: OpeningSa,
+    pub(crate) spi: u32,
+    /// Held by a worker while it opens packets of this SA, once for many. The lane's worker is the
+    /// only one that wants it, but for moments when workers come and go, and where the kernel does
+    /// not steer by lane.
+    pub(crate) sa: Mutex<OpeningSa>,
     pub(crate) peer: u32,
     pub(crate) path: u32,
     pub(crate) lane: u16,
-    pub(crate) used: bool,
+    used: AtomicBool,
+    /// Written by who holds the SA.
     pub(crate) counters: Arc<SaCounters>,
 }
 
-/// All of it, for one worker.
+impl Inbound {
+    /// True the first time.
+    #[inline]
+    pub(crate) fn is_first_use(&self) -> bool {
+        !self.used.load(Relaxed) && !self.used.swap(true, Relaxed)
+    }
+}
+
+/// All of it, for all workers.
 #[derive(Debug)]
 pub(crate) struct State {
     pub(crate) vni: Vni,
@@ -82,13 +151,28 @@ pub(crate) struct State {
     pub(crate) broadcast: Vec<u32>,
     peer_numbers: HashMap<PeerId, u32>,
     path_numbers: HashMap<PathId, u32>,
+    /// Some path has, or had, more lanes than one.
+    several_lanes: bool,
+    local: PeerId,
     default_mtu: u16,
     registry: Arc<Registry>,
     keylog: KeyLog,
 }
 
 impl State {
+    #[cfg(test)]
     pub(crate) fn new(vni: Vni, default_mtu: u16, registry: Arc<Registry>, keylog: KeyLog) -> Self {
+        Self::of_host(PeerId::from_bytes([0; 32]), vni, default_mtu, registry, keylog)
+    }
+
+    /// With this host's own peer id.
+    pub(crate) fn of_host(
+        local: PeerId,
+        vni: Vni,
+        default_mtu: u16,
+        registry: Arc<Registry>,
+        keylog: KeyLog,
+    ) -> Self {
         Self {
             vni,
             peers: Slab::new(),
@@ -99,9 +183,34 @@ impl State {
             broadcast: Vec::new(),
             peer_numbers: HashMap::new(),
             path_numbers: HashMap::new(),
+            several_lanes: false,
+            local,
             default_mtu,
             registry,
             keylog,
+        }
+    }
+
+    /// Whether there are lanes that their workers must look after.
+    #[inline]
+    pub(crate) const fn several_lanes(&self) -> bool {
+        self.several_lanes
+    }
+
+    /// A lane beyond the first.
+    #[inline]
+    pub(crate) fn lane(&self, path: u32, lane: u16) -> Option<&Lane> {
+        if lane == 0 {
+            return None;
+        }
+        self.paths.get(path)?.known.get(usize::from(lane))
+    }
+
+    /// Where the peer's packets on a lane come from now.
+    pub(crate) fn set_lane_source(&mut self, path: u32, lane: u16, source: Remote) {
+        let path = self.paths.get_mut(path);
+        if let Some(lane) = path.and_then(|path| path.known.get_mut(usize::from(lane))) {
+            lane.source = Some(source);
         }
     }
 
@@ -122,7 +231,7 @@ impl State {
         self.path_numbers.get(&path).copied()
     }
 
-    /// Carries out all commands that change what is known; the two that send are the worker's.
+    /// Carries out all commands that change what is known; the two that send are a worker's.
     ///
     /// `resolve` turns an address into what the socket takes.
     ///
@@ -180,6 +289,7 @@ impl State {
         if self.spis.get(sa.spi.into()).is_some() {
             return Err(CommandError::SpiInUse { spi: sa.spi });
         }
+        check_lane(sa.lane)?;
         if self.spis.len() >= INBOUND_SAS_MAX {
             return Err(CommandError::TableFull { table: "inbound SAs" });
         }
@@ -193,16 +303,18 @@ impl State {
             spi: sa.spi,
         });
         let number = self.inbound.insert(Inbound {
-            sa: OpeningSa::new(sa.cipher, sa.spi, &sa.key),
+            spi: sa.spi,
+            sa: Mutex::new(OpeningSa::new(sa.cipher, sa.spi, &sa.key)),
             peer: peer_number,
             path: path_number,
             lane: sa.lane,
-            used: false,
+            used: AtomicBool::new(false),
             counters,
         });
         self.spis.insert(sa.spi.into(), number);
         if let Some(path) = self.paths.get_mut(path_number) {
             path.inbound += 1;
+            path.know(sa.lane);
         }
         Ok(())
     }
@@ -214,26 +326,26 @@ impl State {
         sa: &OutboundSa,
         remote: Remote,
     ) -> Result<(), CommandError> {
-        if sa.lane >= LANES_MAX {
-            return Err(CommandError::TableFull { table: "lanes of a path" });
-        }
+        check_lane(sa.lane)?;
         let (_, path_number) = self.path_of(peer, path)?;
         self.keylog.note("out", sa.spi, sa.cipher, &sa.key);
         let name = |spi| SaName { peer, path, lane: sa.lane, direction: Direction::Outbound, spi };
         let outbound = Outbound {
             sa: SealingSa::new(sa.cipher, sa.spi, &sa.key, sa.iv_salt),
             rco: sa.rco,
-            bytes: 0,
+            bytes: AtomicU64::new(0),
             packets_soft: sa.packets_soft,
             packets_hard: sa.packets_hard,
             bytes_soft: sa.bytes_soft,
             bytes_hard: sa.bytes_hard,
-            near_reported: false,
-            exhausted_reported: false,
+            near_reported: AtomicBool::new(false),
+            exhausted_reported: AtomicBool::new(false),
             counters: self.registry.add(name(sa.spi)),
         };
         let Some(entry) = self.paths.get_mut(path_number) else { return Ok(()) };
         entry.remote = Some(remote);
+        entry.know(sa.lane);
+        self.several_lanes |= sa.lane > 0;
         let lane = usize::from(sa.lane);
         if entry.lanes.len() <= lane {
             entry.lanes.resize_with(lane + 1, || None);
@@ -335,7 +447,7 @@ impl State {
             self.inbound.iter().filter(|(_, sa)| sa.peer == number).map(|(i, _)| i).collect();
         for sa in sas {
             if let Some(gone) = self.inbound.remove(sa) {
-                self.spis.remove(gone.sa.spi().into());
+                self.spis.remove(gone.spi.into());
             }
         }
         let paths: Vec<u32> =
@@ -375,6 +487,8 @@ impl State {
             remote: None,
             mtu: self.default_mtu,
             lanes: Vec::new(),
+            known: Vec::new(),
+            responds: self.local > peer,
             inbound: 0,
         });
         self.path_numbers.insert(path, number);
@@ -401,6 +515,14 @@ impl State {
             self.path_numbers.remove(&path.id);
             self.paths.remove(number);
         }
+    }
+}
+
+const fn check_lane(lane: u16) -> Result<(), CommandError> {
+    if lane < LANES_MAX {
+        Ok(())
+    } else {
+        Err(CommandError::TableFull { table: "lanes of a path" })
     }
 }
 

@@ -155,7 +155,7 @@ impl Rig {
         let env =
             Env { tap: &self.tap, socket: &self.socket, counters: &self.counters, events: &events };
         for read in reads {
-            self.transmitter.handle_read(&mut self.state, &env, read);
+            self.transmitter.handle_read(&self.state, &env, read);
         }
         self.transmitter.flush(&env);
     }
@@ -170,7 +170,7 @@ impl Rig {
             if self.far_socket.recv(&mut self.receiver.batch, max).is_err() {
                 return;
             }
-            self.receiver.handle_batch(&mut self.state, &env);
+            self.receiver.handle_batch(&self.state, &env);
         }
     }
 
@@ -539,16 +539,33 @@ fn lanes_share_the_flows_and_each_flow_keeps_its_lane() {
         sa: outbound,
         remote,
     });
+    // A lane of which nothing has been heard carries nothing.
+    rig.transmit(&mut [udp_read(&pattern(100), true)]);
+    rig.receive();
+    let number = rig.state.path_number(PATH).unwrap();
+    let proven = rig.state.lane(number, 2).unwrap();
+    assert!(!proven.is_alive());
+    proven.prove();
     for port in 0..32_u8 {
         let mut read = udp_read(&pattern(100), true);
         read[vnet::LEN + 14 + 20 + 1] = port;
         rig.transmit(&mut [read.clone(), read]);
     }
     rig.receive();
-    let packets: Vec<u64> = [SPI, SPI + 1]
+    let mut packets: Vec<u64> = [SPI, SPI + 1]
         .iter()
-        .map(|spi| rig.state.inbound.get(rig.state.inbound_of(*spi).unwrap()).unwrap().sa.highest())
+        .map(|spi| {
+            rig.state
+                .inbound
+                .get(rig.state.inbound_of(*spi).unwrap())
+                .unwrap()
+                .sa
+                .lock()
+                .unwrap()
+                .highest()
+        })
         .collect();
+    packets[0] -= 1;
     assert_eq!(packets.iter().sum::<u64>(), 64);
     assert!(packets.iter().all(|count| *count >= 10 && count % 2 == 0), "{packets:?}");
 }

@@ -4,6 +4,8 @@ use std::io::IoSlice;
 use std::net::Ipv6Addr;
 use std::time::Instant;
 
+use weft_crypto::Sealer;
+use weft_io::udp::Remote;
 use weft_packet::split::{self, FragmentError, Plan, SplitError};
 use weft_packet::vnet::{self, VnetHeader};
 use weft_packet::vxlan::VxlanHeader;
@@ -11,7 +13,7 @@ use weft_packet::{esp, ethernet, layout, probe, toobig, vxlan};
 use weft_path::{EngineEvent, Mac, PathId, Vni};
 
 use crate::counters::{DropReason, Work};
-use crate::device::{Env, FrameSink, RunSink};
+use crate::device::{Env, FrameSink, Origin, RunSink};
 use crate::error::CommandError;
 use crate::limit::PerSecond;
 use crate::run::{RunBuilder, Target, send_alone};
@@ -33,6 +35,8 @@ const UNLIMITED: usize = u16::MAX as usize;
 pub(crate) struct Transmitter {
     run: RunBuilder,
     answers: PerSecond,
+    /// The number of its worker.
+    worker: usize,
     /// Source of probes.
     mac: Mac,
     /// A frame of the slow path.
@@ -48,10 +52,16 @@ struct Inner {
 }
 
 impl Transmitter {
+    /// Of the worker with this number.
+    pub(crate) fn of_worker(worker: usize, segments_max: usize, mac: Mac) -> Self {
+        Self { worker, ..Self::new(segments_max, mac) }
+    }
+
     pub(crate) fn new(segments_max: usize, mac: Mac) -> Self {
         Self {
             run: RunBuilder::new(segments_max),
             answers: PerSecond::new(TOO_LONG_ANSWERS_PER_S),
+            worker: 0,
             mac,
             scratch: vec![0; ethernet::LEN + UNLIMITED + 64],
         }
@@ -67,15 +77,15 @@ impl Transmitter {
     #[inline]
     pub(crate) fn handle_read<F: FrameSink, R: RunSink>(
         &mut self,
-        state: &mut State,
+        state: &State,
         env: &Env<'_, F, R>,
-        read: &mut [u8],
+        read: &[u8],
     ) {
         env.counters.did(Work::TapReads, 1);
         let Some(vnet) = VnetHeader::parse(read) else {
             return env.counters.dropped(DropReason::BadSuperPacket, 1);
         };
-        let frame = &mut read[vnet::LEN..];
+        let frame = &read[vnet::LEN..];
         let Some(destination) = frame.first_chunk::<6>().copied() else {
             return env.counters.dropped(DropReason::BadSuperPacket, 1);
         };
@@ -95,12 +105,12 @@ impl Transmitter {
     /// Sends one probe, at once.
     pub(crate) fn send_probe<F, R: RunSink>(
         &mut self,
-        state: &mut State,
+        state: &State,
         env: &Env<'_, F, R>,
         (id, number, mtu, candidate): (PathId, u64, u16, bool),
     ) -> Result<(), CommandError> {
         let path_number = state.path_number(id).ok_or(CommandError::UnknownPath { path: id })?;
-        let Some(path) = state.paths.get_mut(path_number) else { return Ok(()) };
+        let Some(path) = state.paths.get(path_number) else { return Ok(()) };
         let lane = path.lanes.iter().position(Option::is_some);
         let lane = lane.ok_or(CommandError::NoOutboundSa { path: id })?;
         let source = link_local(self.mac);
@@ -136,20 +146,43 @@ impl Transmitter {
         Ok(())
     }
 
+    /// Looks at the lanes of its worker, one of `workers`, and sends the dummies that are due.
+    pub(crate) fn look_after_lanes<F, R: RunSink>(
+        &self,
+        state: &State,
+        env: &Env<'_, F, R>,
+        workers: usize,
+    ) {
+        let workers = workers.max(1);
+        for (_, path) in state.paths.iter() {
+            for (number, outbound) in path.lanes.iter().enumerate().skip(1) {
+                let (Some(outbound), Some(lane)) = (outbound, path.known.get(number)) else {
+                    continue;
+                };
+                if number % workers == self.worker
+                    && lane.look(outbound.sa.packets())
+                    && let Some((from, to)) = path.way(number)
+                {
+                    send_dummy(env, outbound, from, &to);
+                }
+            }
+        }
+    }
+
     #[inline]
     fn send_to_peer<F: FrameSink, R: RunSink>(
         &mut self,
-        state: &mut State,
+        state: &State,
         env: &Env<'_, F, R>,
         peer: u32,
         vnet: &VnetHeader,
-        frame: &mut [u8],
+        frame: &[u8],
     ) {
         let bound = state.peers.get(peer).and_then(|peer| peer.bound);
         let (Some(number), vni) = (bound, state.vni) else {
             return env.counters.dropped(DropReason::NoPath, 1);
         };
-        let Some(path) = state.paths.get_mut(number) else {
+        let Some(path) = state.paths.get(number) else {
             return env.counters.dropped(DropReason::NoPath, 1);
         };
         match Plan::new(vnet, frame, path.mtu.into()) {
@@ -166,13 +199,13 @@ impl Transmitter {
         &mut self,
         env: &Env<'_, F, R>,
         number: u32,
-        path: &mut Path,
+        path: &Path,
         vni: Vni,
         plan: &Plan,
         frame: &[u8],
     ) {
         let hash = layout::flow_hash(frame);
-        let Some(lane) = pick_lane(path, hash) else {
+        let Some(lane) = pick_lane(path, self.worker, env.socket.sockets(), hash) else {
             return env.counters.dropped(DropReason::NoPath, 1);
         };
         let source_port = SOURCE_PORT_FIRST | (hash >> 16) as u16;
@@ -185,19 +218,24 @@ impl Transmitter {
         &mut self,
         env: &Env<'_, F, R>,
         number: u32,
-        (path, lane): (&mut Path, usize),
+        (path, lane): (&Path, usize),
         inner: Inner,
         plan: &Plan,
         frame: &[u8],
     ) {
         let (id, mtu) = (path.id, (plan.segment_frame_len(0) - ethernet::LEN) as u16);
-        let (Some(remote), Some(Some(outbound))) = (path.remote, path.lanes.get_mut(lane)) else {
+        let (Some((from, remote)), Some(Some(outbound))) = (path.way(lane), path.lanes.get(lane))
+        else {
             return env.counters.dropped(DropReason::NoPath, 1);
         };
         if !within_limits(env, id, outbound, plan) {
             return env.counters.dropped(DropReason::SaExhausted, plan.segments as u64);
         }
-        let target = Target { number, path: id, remote, mtu, probe: inner.vni == Vni::PROBE };
+        let Ok(mut sealer) = outbound.sa.reserve(plan.segments as u64) else {
+            return env.counters.dropped(DropReason::SaExhausted, plan.segments as u64);
+        };
+        let probe = inner.vni == Vni::PROBE;
+        let (lane, target) = (from.lane, Target { number, from, path: id, remote, mtu, probe });
         // Only a whole checksum, or one that a mark can name to a peer that takes marks, goes out.
         let rco = if outbound.rco { plan.rco() } else { None };
         let vxlan = VxlanHeader { vni: inner.vni.0, rco };
@@ -205,10 +243,10 @@ impl Transmitter {
         for index in 0..plan.segments {
             let frame_len = plan.segment_frame_len(index);
             let len = esp::packet_len(frame_len);
-            if self.run.slot(number, len).is_none() {
+            if self.run.slot((number, lane), len).is_none() {
                 self.run.flush(env);
             }
-            let Some(slot) = self.run.slot(number, len) else {
+            let Some(slot) = self.run.slot((number, lane), len) else {
                 env.counters.dropped(DropReason::TooLong, 1);
                 continue;
             };
@@ -220,15 +258,14 @@ impl Transmitter {
             out[header_len..].copy_from_slice(&frame[plan.payload(index)]);
             let trailer = esp::trailer_len(plain_len);
             esp::write_trailer(&mut plain[plain_len..], trailer - 2);
-            if outbound.sa.seal_in_place(slot, plain_len + trailer).is_err() {
+            if sealer.seal_in_place(slot, plain_len + trailer).is_err() {
                 env.counters.dropped(DropReason::SaExhausted, 1);
                 continue;
             }
             self.run.commit(len, &target);
             bytes += frame_len as u64;
         }
-        outbound.bytes += bytes;
-        outbound.counters.add(plan.segments as u64, bytes);
+        outbound.sealed(plan.segments as u64, bytes);
     }
 
     /// A packet that the path does not carry: fragmented, or answered, or counted.
@@ -238,7 +275,7 @@ impl Transmitter {
         &mut self,
         env: &Env<'_, F, R>,
         number: u32,
-        path: &mut Path,
+        path: &Path,
         vni: Vni,
         vnet: &VnetHeader,
         frame: &[u8],
@@ -268,7 +305,7 @@ impl Transmitter {
         &mut self,
         env: &Env<'_, F, R>,
         number: u32,
-        path: &mut Path,
+        path: &Path,
         vni: Vni,
         vnet: &VnetHeader,
         frame: &[u8],
@@ -304,17 +341,39 @@ impl Transmitter {
     }
 }
 
-/// The lane of a flow: lanes with an SA share the flows.
+/// One packet that the peer drops, and that says that the lane gets through.
+fn send_dummy<F, R: RunSink>(env: &Env<'_, F, R>, outbound: &Outbound, from: Origin, to: &Remote) {
+    let mut datagram = [0; esp::HEADER_LEN + esp::DUMMY_LEN + esp::ICV_LEN];
+    esp::write_dummy(&mut datagram[esp::HEADER_LEN..]);
+    let sealed = outbound.sa.packets() < outbound.packets_hard
+        && outbound
+            .sa
+            .reserve(1)
+            .is_ok_and(|mut sealer| sealer.seal_in_place(&mut datagram, esp::DUMMY_LEN).is_ok());
+    if !sealed {
+        return env.counters.dropped(DropReason::SaExhausted, 1);
+    }
+    match env.socket.send_from(from, &datagram, datagram.len(), to) {
+        Ok(()) => env.counters.did(Work::DatagramsSent, 1),
+        Err(error) => env.counters.dropped(crate::run::reason(&error), 1),
+    }
+}
+
+/// The lane of a flow that this of `workers` workers sends: lanes that go from its own socket share
+/// its flows; where the peer takes too few lanes for that, another worker's lane.
 #[inline]
-fn pick_lane(path: &Path, hash: u32) -> Option<usize> {
+fn pick_lane(path: &Path, worker: usize, workers: usize, hash: u32) -> Option<usize> {
     let lanes = &path.lanes;
     if let [Some(_)] = lanes[..] {
         return Some(0);
     }
-    let usable = lanes.iter().filter(|lane| lane.is_some()).count();
-    let wanted = hash as usize % usable.max(1);
-    let mut numbers = lanes.iter().enumerate().filter(|(_, lane)| lane.is_some());
-    numbers.nth(wanted).map(|(number, _)| number)
+    let nth = |own: &dyn Fn(usize) -> bool, wanted: usize| {
+        let is_usable = |lane: &usize| lanes[*lane].is_some() && path.is_open(*lane) && own(*lane);
+        let usable = || (0..lanes.len()).filter(is_usable);
+        usable().nth(wanted % usable().count().max(1))
+    };
+    let own = nth(&|lane| lane % workers.max(1) == worker, hash as usize);
+    own.or_else(|| nth(&|_| true, worker))
 }
 
 /// Whether the SA may seal this plan; reports each limit once.
@@ -322,20 +381,18 @@ fn pick_lane(path: &Path, hash: u32) -> Option<usize> {
 fn within_limits<F, R>(
     env: &Env<'_, F, R>,
     path: PathId,
-    outbound: &mut Outbound,
+    outbound: &Outbound,
     plan: &Plan,
 ) -> bool {
     let packets = outbound.sa.packets() + plan.segments as u64;
-    if packets >= outbound.packets_soft || outbound.bytes >= outbound.bytes_soft {
+    if packets >= outbound.packets_soft || outbound.bytes() >= outbound.bytes_soft {
         let spi = outbound.sa.spi();
-        if !outbound.near_reported {
-            outbound.near_reported = true;
+        if outbound.is_first_near() {
             (env.events)(EngineEvent::OutboundNearLimit { path, spi });
         }
-        let sealed = outbound.bytes + plan.frame_len as u64;
+        let sealed = outbound.bytes() + plan.frame_len as u64;
         if packets > outbound.packets_hard || sealed > outbound.bytes_hard {
-            if !outbound.exhausted_reported {
-                outbound.exhausted_reported = true;
+            if outbound.is_first_exhausted() {
                 (env.events)(EngineEvent::OutboundExhausted { path, spi });
             }
             return false;

@@ -1,17 +1,19 @@
 //! A worker: one thread that runs each batch to completion.
 
 use std::io;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Receiver as Queue;
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
+use std::time::{Duration, Instant};
 
 use weft_io::poller::{Poller, Waker};
 use weft_io::tap::{FRAME_LEN_MAX, Tap};
 use weft_io::udp::UdpSocket;
-use weft_path::{EngineCommand, EngineEvent};
+use weft_path::{EngineEvent, PathId};
 
 use crate::counters::WorkerCounters;
-use crate::device::Env;
+use crate::device::{Env, LaneSockets, RunSink};
+use crate::lane::LANE_LOOK_MS;
 use crate::receive::Receiver;
 use crate::run::errno;
 use crate::state::State;
@@ -23,21 +25,40 @@ pub const TAP_READS_MAX: usize = 64;
 pub const TAP_BYTES_MAX: usize = 8 * 65_536;
 /// Batches received in one turn.
 pub const UDP_BATCHES_MAX: usize = 4;
-/// Commands carried out in one turn.
-pub const COMMANDS_MAX: usize = 256;
+/// Probes and keepalives sent in one turn.
+pub const SENDINGS_MAX: usize = 256;
 
 const WAKER: u64 = 0;
 const TAP: u64 = 1;
 const SOCKET: u64 = 2;
+const LANE_SOCKET: u64 = 3;
+
+/// What all workers of an engine know. A worker reads it for one batch at a time; a command that
+/// changes it waits for the batches in hand and holds up the next ones for as long as it takes.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) state: State,
+    pub(crate) sockets: LaneSockets,
+}
+
+/// What is sent by command.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Sending {
+    Probe { path: PathId, probe: u64, mtu: u16, candidate: bool },
+    Keepalive { path: PathId },
+}
 
 /// What a worker owns.
 pub(crate) struct Worker {
     pub(crate) tap: Tap,
+    /// Its share of the engine's port.
     pub(crate) socket: Arc<UdpSocket>,
-    pub(crate) state: State,
+    /// What its lanes are sent from, if that is another one.
+    pub(crate) lane_socket: Option<Arc<UdpSocket>>,
+    pub(crate) shared: Arc<RwLock<Shared>>,
     pub(crate) transmitter: Transmitter,
     pub(crate) merge: (bool, bool),
-    pub(crate) commands: Queue<EngineCommand>,
+    pub(crate) sendings: Queue<Sending>,
     pub(crate) waker: Waker,
     pub(crate) stop: Arc<AtomicBool>,
     pub(crate) counters: Arc<WorkerCounters>,
@@ -48,73 +69,104 @@ impl Worker {
     /// Works until it is stopped.
     ///
     /// # Errors
-    /// The TAP device, the socket or the poller is broken.
+    /// The TAP device, a socket or the poller is broken.
     pub(crate) fn run(mut self) -> io::Result<()> {
+        self.counters.begin();
         let mut poller = Poller::new()?;
         poller.add(&self.waker, WAKER)?;
         poller.add(&self.tap, TAP)?;
         poller.add(&self.socket, SOCKET)?;
+        if let Some(socket) = &self.lane_socket {
+            poller.add(socket, LANE_SOCKET)?;
+        }
         // Of this thread alone, hence made here.
         let mut receiver = Receiver::new();
         receiver.set_merging(self.merge.0, self.merge.1);
         let mut buffer = vec![0; FRAME_LEN_MAX];
-        while !self.stop.load(Ordering::Relaxed) {
-            let (mut woken, mut tap, mut socket) = (false, false, false);
-            for token in poller.wait(None)? {
+        let mut next_look = Instant::now();
+        loop {
+            let (mut woken, mut tap, mut socket, mut lane_socket) = (false, false, false, false);
+            let wait = self.look_after_lanes(&mut next_look);
+            for token in poller.wait(wait)? {
                 match token {
                     WAKER => woken = true,
                     TAP => tap = true,
-                    _ => socket = true,
+                    SOCKET => socket = true,
+                    _ => lane_socket = true,
                 }
             }
             if woken {
                 self.waker.clear();
                 self.carry_out();
             }
-            if socket {
-                self.drain_socket(&mut receiver)?;
+            // Nothing more comes to a worker that is to stop: what has come is its last.
+            let stop = self.stop.load(Ordering::Relaxed);
+            if socket || stop {
+                let share = Arc::clone(&self.socket);
+                self.drain_socket(&share, &mut receiver)?;
+            }
+            if let Some(socket) = self.lane_socket.clone().filter(|_| lane_socket) {
+                self.drain_socket(&socket, &mut receiver)?;
             }
             // What was just written may have been answered within the call, as TCP does.
-            if tap || socket {
+            if tap || socket || lane_socket || stop {
                 self.drain_tap(&mut buffer)?;
             }
+            if stop {
+                return Ok(());
+            }
         }
-        Ok(())
+    }
+
+    /// Looks after its lanes if it is time to; returns how long it is until then, if it ever is.
+    fn look_after_lanes(&self, next: &mut Instant) -> Option<Duration> {
+        let shared = read(&self.shared);
+        if !shared.state.several_lanes() {
+            return None;
+        }
+        let now = Instant::now();
+        if now >= *next {
+            *next = now + Duration::from_millis(LANE_LOOK_MS);
+            let Self { tap, counters, events, .. } = self;
+            let env = Env { tap, socket: &shared.sockets, counters, events: &**events };
+            self.transmitter.look_after_lanes(&shared.state, &env, shared.sockets.sockets());
+        }
+        Some(next.saturating_duration_since(now))
     }
 
     fn carry_out(&mut self) {
-        for _ in 0..COMMANDS_MAX {
-            let Ok(command) = self.commands.try_recv() else { return };
-            self.command(command);
+        for _ in 0..SENDINGS_MAX {
+            let Ok(sending) = self.sendings.try_recv() else { return };
+            self.send(sending);
         }
         // More may wait.
         self.waker.wake();
     }
 
-    fn command(&mut self, command: EngineCommand) {
-        let Self { tap, socket, state, transmitter, counters, events, .. } = self;
-        let env = Env { tap, socket: &**socket, counters, events: &**events };
-        let name = name_of(&command);
-        let result = match command {
-            EngineCommand::SendProbe { path, probe, mtu, candidate } => {
-                transmitter.send_probe(state, &env, (path, probe, mtu, candidate))
+    fn send(&mut self, sending: Sending) {
+        let Self { tap, shared, transmitter, counters, events, .. } = self;
+        let shared = read(shared);
+        let env = Env { tap: &*tap, socket: &shared.sockets, counters, events: &**events };
+        let result = match sending {
+            Sending::Probe { path, probe, mtu, candidate } => {
+                transmitter.send_probe(&shared.state, &env, (path, probe, mtu, candidate))
             }
-            EngineCommand::SendKeepalive { path } => Transmitter::send_keepalive(state, &env, path),
-            command => state.apply(command, |address| socket.remote(address)),
+            Sending::Keepalive { path } => Transmitter::send_keepalive(&shared.state, &env, path),
         };
         if let Err(error) = result {
-            tracing::warn!(command = name, %error, "the engine could not carry out a command");
+            tracing::warn!(?sending, %error, "the engine could not send what it was told to");
         }
     }
 
     fn drain_tap(&mut self, buffer: &mut [u8]) -> io::Result<()> {
-        let Self { tap, socket, state, transmitter, counters, events, .. } = self;
-        let env = Env { tap: &*tap, socket: &**socket, counters, events: &**events };
+        let Self { tap, shared, transmitter, counters, events, .. } = self;
+        let shared = read(shared);
+        let env = Env { tap: &*tap, socket: &shared.sockets, counters, events: &**events };
         let mut bytes = 0;
         for _ in 0..TAP_READS_MAX {
             match tap.recv(buffer) {
                 Ok(len) => {
-                    transmitter.handle_read(state, &env, &mut buffer[..len]);
+                    transmitter.handle_read(&shared.state, &env, &buffer[..len]);
                     bytes += len;
                 }
                 Err(error) if nothing_now(&error) => break,
@@ -128,17 +180,20 @@ impl Worker {
         Ok(())
     }
 
-    fn drain_socket(&mut self, receiver: &mut Receiver) -> io::Result<()> {
+    fn drain_socket(&mut self, socket: &UdpSocket, receiver: &mut Receiver) -> io::Result<()> {
         for _ in 0..UDP_BATCHES_MAX {
             let max = receiver.messages_max();
-            match self.socket.recv(&mut receiver.batch, max) {
+            match socket.recv(&mut receiver.batch, max) {
                 Ok(got) => {
-                    // An SA that was installed before the peer heard of it is known before the
-                    // first packet on it is opened.
-                    self.carry_out();
-                    let Self { tap, socket, state, counters, events, .. } = self;
-                    let env = Env { tap: &*tap, socket: &**socket, counters, events: &**events };
-                    receiver.handle_batch(state, &env);
+                    let Self { tap, shared, counters, events, .. } = self;
+                    // After the packets came: an SA that was installed before the peer heard of it is
+                    // known by now.
+                    let shared = read(shared);
+                    let env =
+                        Env { tap: &*tap, socket: &shared.sockets, counters, events: &**events };
+                    receiver.handle_batch(&shared.state, &env);
+                    drop(shared);
+                    self.note_moved_lane(receiver);
                     if got < max {
                         break;
                     }
@@ -151,6 +206,23 @@ impl Worker {
     }
 }
 
+impl Worker {
+    /// A peer's lane port is new or has changed: rare enough to hold up the others for.
+    fn note_moved_lane(&self, receiver: &mut Receiver) {
+        let Some((path, lane, source)) = receiver.take_moved_lane() else { return };
+        let mut shared = self.shared.write().unwrap_or_else(PoisonError::into_inner);
+        if let Ok(source) = shared.sockets.remote(source) {
+            shared.state.set_lane_source(path, lane, source);
+        }
+    }
+}
+
+/// A command that panicked has changed a table in part at worst, and each entry is whole.
+#[inline]
+fn read(shared: &RwLock<Shared>) -> RwLockReadGuard<'_, Shared> {
+    shared.read().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// Errors of a read that say nothing about the next one: empty, interrupted, no memory, or an ICMP
 /// error that some earlier datagram met.
 fn nothing_now(error: &io::Error) -> bool {
@@ -160,22 +232,4 @@ fn nothing_now(error: &io::Error) -> bool {
             error.raw_os_error(),
             Some(errno::EAGAIN | errno::EINTR | errno::ENOMEM | errno::ENOBUFS | errno::EMSGSIZE)
         )
-}
-
-const fn name_of(command: &EngineCommand) -> &'static str {
-    match command {
-        EngineCommand::InstallInbound { .. } => "install inbound",
-        EngineCommand::RemoveInbound { .. } => "remove inbound",
-        EngineCommand::InstallOutbound { .. } => "install outbound",
-        EngineCommand::InstallPlain { .. } => "install plain",
-        EngineCommand::RemoveOutbound { .. } => "remove outbound",
-        EngineCommand::BindPath { .. } => "bind path",
-        EngineCommand::SetPathMtu { .. } => "set path MTU",
-        EngineCommand::SetRemote { .. } => "set remote",
-        EngineCommand::SendProbe { .. } => "send probe",
-        EngineCommand::SendKeepalive { .. } => "send keepalive",
-        EngineCommand::SetEndpoints { .. } => "set endpoints",
-        EngineCommand::SetBroadcast { .. } => "set broadcast",
-        EngineCommand::RemovePeer { .. } => "remove peer",
-    }
 }

@@ -189,7 +189,8 @@ fn start(namespace: Namespace, number: u8) -> Host {
         ip(&format!("addr add 192.168.77.{number}/24 dev eth0"));
         ip("link set eth0 up");
         let sink = Arc::clone(&events);
-        let config = EngineConfig::new("weft0", VNI, MTU);
+        let mut config = EngineConfig::new("weft0", VNI, MTU);
+        config.local = PeerId::from_bytes([number; 32]);
         let engine = Engine::start(&config, move |event| sink.push(event)).unwrap();
         ip(&format!("link set weft0 address {mac} mtu {MTU} gso_max_segs 45"));
         ip("link set weft0 addrgenmode none");

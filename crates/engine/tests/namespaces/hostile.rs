@@ -9,7 +9,7 @@ use std::thread;
 use crate::common::{
     Events, Host, PATH, PATIENCE, VNI, fresh_namespace, ip, key, pattern, strangers, two_hosts,
 };
-use weft_crypto::{Cipher, PeerId, SealingSa};
+use weft_crypto::{Cipher, PeerId, Sealer, SealingSa};
 use weft_engine::{DropReason, Engine, EngineConfig, EngineError, Work};
 use weft_io::namespace::run_in;
 use weft_packet::vxlan::{Rco, VxlanHeader};
@@ -50,7 +50,7 @@ impl<'a> Forger<'a> {
     fn seal(&mut self, plain: &[u8]) -> Vec<u8> {
         let mut datagram = vec![0; esp::HEADER_LEN + plain.len() + esp::ICV_LEN];
         datagram[esp::HEADER_LEN..esp::HEADER_LEN + plain.len()].copy_from_slice(plain);
-        self.sa.seal_in_place(&mut datagram, plain.len()).unwrap();
+        self.sa.reserve(1).unwrap().seal_in_place(&mut datagram, plain.len()).unwrap();
         datagram
     }
 
@@ -301,8 +301,8 @@ fn what_cannot_be_started_is_refused_by_name() {
         let second = EngineConfig::new("weft1", VNI, common::MTU);
         let taken = Engine::start(&second, |_| {}).unwrap_err();
         assert!(taken.to_string().contains("UDP port 6784"), "{taken}");
-        let two = EngineConfig { workers: 2, ..config.clone() };
-        let refused = Engine::start(&two, |_| {}).unwrap_err();
+        let none = EngineConfig { workers: 0, ..config.clone() };
+        let refused = Engine::start(&none, |_| {}).unwrap_err();
         assert!(matches!(refused, EngineError::Configuration { .. }), "{refused}");
         let probes = EngineConfig { vni: Vni::PROBE, ..config };
         assert!(Engine::start(&probes, |_| {}).is_err());

@@ -1,0 +1,280 @@
+//! The workers of an engine: how they start, come and go.
+
+use std::net::{IpAddr, SocketAddr};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver as Queue, sync_channel};
+use std::sync::{Arc, PoisonError, RwLock};
+use std::thread::{self, JoinHandle};
+
+use weft_io::offload::Offloads;
+use weft_io::poller::Waker;
+use weft_io::steer;
+use weft_io::tap::{Tap, TapOptions};
+use weft_io::udp::{Remote, UdpSocket};
+use weft_path::{EngineEvent, EngineKind, Mac};
+
+use crate::counters::WorkerCounters;
+use crate::device::LaneSockets;
+use crate::transmit::Transmitter;
+use crate::worker::{Sending, Shared, Worker};
+use crate::{EngineConfig, EngineError};
+
+type Events = Arc<dyn Fn(EngineEvent) + Send + Sync>;
+
+/// The workers, and what a further one is made from.
+pub(crate) struct Crew {
+    running: Vec<Running>,
+    /// By the worker's number, also of those that are gone.
+    counters: Vec<Arc<WorkerCounters>>,
+    /// Datagrams that sockets of workers that are gone did not take.
+    past_overflows: u64,
+    shared: Arc<RwLock<Shared>>,
+    events: Events,
+    tap: TapOptions,
+    bind: Option<IpAddr>,
+    port: u16,
+    pin: bool,
+    probe_mac: Mac,
+    segments_max: usize,
+    /// What the self-test grants: TCP and UDP super-packets to the TAP device.
+    merge: (bool, bool),
+}
+
+/// A worker from outside.
+struct Running {
+    thread: Option<JoinHandle<()>>,
+    stop: Arc<AtomicBool>,
+    waker: Waker,
+    socket: Arc<UdpSocket>,
+    lane_socket: Option<Arc<UdpSocket>>,
+    tap_name: String,
+}
+
+impl Crew {
+    /// No worker yet.
+    pub(crate) fn new(
+        config: &EngineConfig,
+        offloads: &Offloads,
+        shared: Arc<RwLock<Shared>>,
+        events: Events,
+    ) -> Self {
+        Self {
+            running: Vec::new(),
+            counters: Vec::new(),
+            past_overflows: 0,
+            shared,
+            events,
+            tap: TapOptions { name: config.tap_name.clone(), persist: config.tap_persist },
+            bind: config.bind,
+            port: config.port,
+            pin: config.pin,
+            probe_mac: config.probe_mac,
+            segments_max: if offloads.udp_segment.usable() { offloads.run_segments_max } else { 1 },
+            merge: (offloads.tap_tso.usable(), offloads.tap_uso.usable()),
+        }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.running.len()
+    }
+
+    /// The first worker's waker, the port, and the device's name.
+    ///
+    /// # Errors
+    /// There is no worker.
+    pub(crate) fn first(&self) -> Result<(Waker, u16, String), EngineError> {
+        let first = self.running.first().ok_or(EngineError::Stopped)?;
+        Ok((first.waker.clone(), first.socket.port(), first.tap_name.clone()))
+    }
+
+    /// The counters of all workers that there ever were.
+    pub(crate) fn counters(&self) -> Vec<Arc<WorkerCounters>> {
+        self.counters.clone()
+    }
+
+    /// Datagrams that the kernel dropped since a socket was full.
+    pub(crate) fn overflows(&self) -> u64 {
+        self.past_overflows + self.running.iter().map(Running::overflows).sum::<u64>()
+    }
+
+    /// Has all of them look at what they wait for.
+    pub(crate) fn wake(&self) {
+        self.running.iter().for_each(|worker| worker.waker.wake());
+    }
+
+    /// Adds or removes workers at the end.
+    ///
+    /// # Errors
+    /// As [`Self::add`].
+    pub(crate) fn resize(&mut self, workers: usize) -> Result<(), EngineError> {
+        while self.running.len() > workers.max(1) {
+            self.remove_last();
+        }
+        while self.running.len() < workers {
+            // What is sent by command is the first worker's affair.
+            let (_, nothing) = sync_channel(0);
+            self.add(nothing)?;
+        }
+        Ok(())
+    }
+
+    /// Starts one more worker.
+    ///
+    /// # Errors
+    /// A device or socket could not be opened, or a thread not be started.
+    pub(crate) fn add(&mut self, sendings: Queue<Sending>) -> Result<(), EngineError> {
+        let kernel = |what| move |source| EngineError::Kernel { what, source };
+        let number = self.running.len();
+        let tap = Tap::open(&self.tap)?;
+        let (socket, lane_socket) = self.sockets(number)?;
+        let waker = Waker::new().map_err(kernel("make an event descriptor"))?;
+        let stop = Arc::new(AtomicBool::new(false));
+        if self.counters.len() <= number {
+            self.counters.push(Arc::default());
+        }
+        let tap_name = tap.name().to_owned();
+        // The next one opens a queue of the same device, also where the name was a pattern.
+        self.tap.name.clone_from(&tap_name);
+        let worker = Worker {
+            merge: (tap.offloads().tso && self.merge.0, tap.offloads().uso && self.merge.1),
+            tap,
+            socket: Arc::clone(&socket),
+            lane_socket: lane_socket.clone(),
+            shared: Arc::clone(&self.shared),
+            transmitter: Transmitter::of_worker(number, self.segments_max, self.probe_mac),
+            sendings,
+            waker: waker.clone(),
+            stop: Arc::clone(&stop),
+            counters: Arc::clone(&self.counters[number]),
+            events: Arc::clone(&self.events),
+        };
+        let pin = self.pin;
+        let thread = thread::Builder::new()
+            .name(format!("weft-engine{number}"))
+            .spawn(move || supervise(worker, number, pin))
+            .map_err(kernel("start a thread"))?;
+        let sends_from = Arc::clone(lane_socket.as_ref().unwrap_or(&socket));
+        let share = Arc::clone(&socket);
+        self.running.push(Running {
+            thread: Some(thread),
+            stop,
+            waker,
+            socket,
+            lane_socket,
+            tap_name,
+        });
+        self.change_sockets(|sockets| {
+            sockets.own.push(sends_from);
+            sockets.shares.push(share);
+        });
+        self.steer(self.running.len());
+        Ok(())
+    }
+
+    /// The share of the engine's port that the worker with this number has, and what its lanes are sent
+    /// from if that is another.
+    fn sockets(
+        &mut self,
+        number: usize,
+    ) -> Result<(Arc<UdpSocket>, Option<Arc<UdpSocket>>), EngineError> {
+        if number > 0 {
+            let socket = UdpSocket::bind_shared(self.bind, self.port)?;
+            let lane_socket = UdpSocket::bind(self.bind, 0)?;
+            return Ok((Arc::new(socket), Some(Arc::new(lane_socket))));
+        }
+        // Sharing is with one another, not with another program that shares as well.
+        if self.port != 0 {
+            drop(UdpSocket::bind(self.bind, self.port)?);
+        }
+        let socket = UdpSocket::bind_shared(self.bind, self.port)?;
+        self.port = socket.port();
+        Ok((Arc::new(socket), None))
+    }
+
+    fn remove_last(&mut self) {
+        let Some(mut last) = self.running.pop() else { return };
+        // First it gets nothing more, then nothing is sent from it, then it ends.
+        self.steer(self.running.len());
+        self.change_sockets(|sockets| {
+            sockets.own.pop();
+            sockets.shares.pop();
+        });
+        last.end();
+        self.past_overflows += last.overflows();
+    }
+
+    fn change_sockets(&self, change: impl FnOnce(&mut LaneSockets)) {
+        let mut shared = self.shared.write().unwrap_or_else(PoisonError::into_inner);
+        change(&mut shared.sockets);
+    }
+
+    fn steer(&self, sockets: usize) {
+        let Some(first) = self.running.first() else { return };
+        if let Err(error) = steer::by_lane(&first.socket, sockets) {
+            tracing::warn!(%error, "the kernel does not steer by lane: workers share SAs");
+        }
+    }
+}
+
+impl Drop for Crew {
+    fn drop(&mut self) {
+        for worker in &self.running {
+            worker.stop.store(true, Ordering::Relaxed);
+            worker.waker.wake();
+        }
+        self.running.iter_mut().for_each(Running::end);
+    }
+}
+
+impl Running {
+    /// Stops it and waits for its end.
+    fn end(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        self.waker.wake();
+        if let Some(thread) = self.thread.take() {
+            // A panic was caught and reported by the thread itself.
+            let _ = thread.join();
+        }
+    }
+
+    fn overflows(&self) -> u64 {
+        let lane = self.lane_socket.as_ref().map_or(0, |socket| socket.overflows());
+        u64::from(self.socket.overflows()) + u64::from(lane)
+    }
+}
+
+impl LaneSockets {
+    /// A destination for all of them.
+    pub(crate) fn remote(&self, address: SocketAddr) -> std::io::Result<Remote> {
+        self.shares.first().ok_or(std::io::ErrorKind::NotConnected)?.remote(address)
+    }
+}
+
+/// Runs a worker and turns its end by error or panic into an event.
+fn supervise(worker: Worker, number: usize, pin: bool) {
+    if pin && let Err(error) = pin_nth(number) {
+        tracing::warn!(%error, number, "a worker of the engine could not be pinned to a CPU");
+    }
+    let events = Arc::clone(&worker.events);
+    // Nothing of the worker is used after a panic.
+    let reason = match catch_unwind(AssertUnwindSafe(|| worker.run())) {
+        Ok(Ok(())) => return,
+        Ok(Err(error)) => format!("the engine's worker {number} failed: {error}"),
+        Err(panic) => {
+            let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
+            let text = text.or_else(|| panic.downcast_ref::<String>().cloned());
+            format!("the engine's worker {number} panicked: {}", text.unwrap_or_default())
+        }
+    };
+    tracing::error!(reason, "the engine has failed");
+    events(EngineEvent::EngineFailed { engine: EngineKind::Userspace, reason });
+}
+
+fn pin_nth(number: usize) -> std::io::Result<()> {
+    let cpus = weft_io::cpu::allowed()?;
+    match cpus.get(number % cpus.len().max(1)) {
+        Some(cpu) => weft_io::cpu::pin_to(*cpu),
+        None => Ok(()),
+    }
+}

@@ -1,0 +1,144 @@
+//! Lanes beyond the first: which of two hosts answers at the other's lane port, and whether a lane
+//! gets through.
+//!
+//! Both directions of a lane use one 5-tuple, so that it passes where answers alone pass (NAT,
+//! stateful firewalls): the initiator's lane port and the responder's data port (DESIGN section 4).
+//! The host with the lower peer id is the initiator. A lane carries frames only while packets come
+//! back on it; dummy packets (RFC 4303 section 2.6) make sure that some do. Lane 0 is proven by path
+//! choice, with its probes.
+
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering::Relaxed};
+
+use weft_io::udp::Remote;
+
+/// Time between a worker's looks at its lanes, in milliseconds.
+pub const LANE_LOOK_MS: u64 = 1_000;
+/// A lane that carries nothing is proven with each of so many looks only.
+pub const LANE_IDLE_LOOKS: u8 = 5;
+/// Looks at which a dummy went out and nothing had come back before a lane carries nothing more.
+pub const LANE_MISSES_MAX: u8 = 3;
+
+/// What is known of a lane of a path beyond its SAs, which come and go.
+#[derive(Debug, Default)]
+pub(crate) struct Lane {
+    /// Where the peer's packets on this lane come from; the responder answers there.
+    pub(crate) source: Option<Remote>,
+    /// An authentic packet came in since the last look.
+    heard: AtomicBool,
+    /// One with a frame in it.
+    carried: AtomicBool,
+    alive: AtomicBool,
+    /// Written by the lane's worker alone, like what follows.
+    misses: AtomicU8,
+    idle: AtomicU8,
+    /// Packets sent at the last look.
+    sent: AtomicU64,
+}
+
+impl Lane {
+    /// Whether frames may take it.
+    #[inline]
+    pub(crate) fn is_alive(&self) -> bool {
+        self.alive.load(Relaxed)
+    }
+
+    /// An authentic packet came in.
+    #[inline]
+    pub(crate) fn hear(&self) {
+        // Written only where it changes something: other workers read the same line.
+        if !self.heard.load(Relaxed) {
+            self.heard.store(true, Relaxed);
+        }
+    }
+
+    /// It held a frame.
+    #[inline]
+    pub(crate) fn carry(&self) {
+        if !self.carried.load(Relaxed) {
+            self.carried.store(true, Relaxed);
+        }
+    }
+
+    /// The worker's look, at most one each [`LANE_LOOK_MS`]. `sent` is how many packets have gone out
+    /// on its SA. Returns whether a dummy is to be sent.
+    pub(crate) fn look(&self, sent: u64) -> bool {
+        let heard = self.heard.swap(false, Relaxed);
+        if heard {
+            self.misses.store(0, Relaxed);
+            self.alive.store(true, Relaxed);
+        }
+        let carried = self.carried.swap(false, Relaxed) || sent != self.sent.load(Relaxed);
+        let looks = self.idle.load(Relaxed).saturating_add(1);
+        let is_due = carried || !self.is_alive() || looks >= LANE_IDLE_LOOKS;
+        self.idle.store(if is_due { 0 } else { looks }, Relaxed);
+        if is_due {
+            // The dummy counts as sent: alone it does not make the lane one that carries.
+            self.sent.store(sent + 1, Relaxed);
+            if !heard {
+                let misses = self.misses.load(Relaxed).saturating_add(1);
+                self.misses.store(misses, Relaxed);
+                if misses >= LANE_MISSES_MAX {
+                    self.alive.store(false, Relaxed);
+                }
+            }
+        }
+        is_due
+    }
+
+    /// As if it had been proven, for tests of what comes after.
+    #[cfg(test)]
+    pub(crate) fn prove(&self) {
+        self.alive.store(true, Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lane_lives_while_something_comes_back() {
+        let lane = Lane::default();
+        assert!(!lane.is_alive());
+        let mut sent = 0;
+        let mut look = |lane: &Lane| {
+            let due = lane.look(sent);
+            sent += u64::from(due);
+            due
+        };
+        assert!(look(&lane) && look(&lane) && !lane.is_alive(), "nothing came back");
+        lane.hear();
+        assert!(!look(&lane), "proven, and nothing to carry");
+        assert!(lane.is_alive());
+        // At rest each fifth look sends a dummy, and three without an answer end it.
+        let mut dummies = 0;
+        let mut looks = 0;
+        while lane.is_alive() {
+            dummies += u32::from(look(&lane));
+            looks += 1;
+        }
+        assert_eq!((dummies, looks), (3, u32::from(LANE_IDLE_LOOKS) * 3 - 1));
+        // Then it is asked for at each look until it answers.
+        assert!(look(&lane) && look(&lane));
+        lane.hear();
+        look(&lane);
+        assert!(lane.is_alive());
+    }
+
+    #[test]
+    fn a_lane_that_carries_is_proven_at_each_look() {
+        let lane = Lane::default();
+        lane.hear();
+        let _ = lane.look(0);
+        for round in 1..10 {
+            lane.hear();
+            assert!(lane.look(round * 100), "it sent frames");
+        }
+        for _ in 0..LANE_MISSES_MAX {
+            assert!(lane.is_alive());
+            lane.carry();
+            assert!(lane.look(901), "frames came in, so the peer waits for a sign");
+        }
+        assert!(!lane.is_alive());
+    }
+}

@@ -1,0 +1,201 @@
+//! Several workers, lanes that differ in number, and workers that come and go.
+
+use std::io::{Read, Write};
+use std::net::{IpAddr, TcpListener, TcpStream};
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use weft_engine::{Direction, DropReason, EngineError, WORKERS_MAX};
+use weft_path::{EngineCommand, EngineKind};
+
+use crate::common::{Host, PATH, PATIENCE, connect, inbound, outbound, pattern, strangers};
+
+/// The SPI of a lane, as path choice makes them: the last byte is the lane.
+fn spi(base: u32, lane: u16) -> u32 {
+    base << 8 | u32::from(lane)
+}
+
+/// Makes `from` send to `to` on lanes from 0 on.
+fn connect_lanes(from: &Host, to: &Host, base: u32, lanes: u16) {
+    connect(from, to, spi(base, 0));
+    for lane in 1..lanes {
+        let mut sa = inbound(spi(base, lane));
+        sa.lane = lane;
+        to.command(EngineCommand::InstallInbound {
+            engine: EngineKind::Userspace,
+            remote: from.wire,
+            peer: from.id,
+            path: PATH,
+            sa,
+        });
+        let mut sa = outbound(spi(base, lane));
+        sa.lane = lane;
+        from.command(EngineCommand::InstallOutbound {
+            engine: EngineKind::Userspace,
+            peer: to.id,
+            path: PATH,
+            sa,
+            remote: to.data_address(),
+        });
+    }
+}
+
+/// Sends `bytes` over each of `flows` connections at once, and checks what arrives.
+fn flows(from: &Host, to: &Host, address: IpAddr, flows: usize, bytes: &[u8]) {
+    let listener = to.run(|| TcpListener::bind((address, 0)).unwrap());
+    let target = listener.local_addr().unwrap();
+    thread::scope(|scope| {
+        let server = scope.spawn(move || {
+            thread::scope(|scope| {
+                for _ in 0..flows {
+                    let (mut stream, _) = listener.accept().unwrap();
+                    scope.spawn(move || {
+                        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+                        let mut got = Vec::new();
+                        stream.read_to_end(&mut got).unwrap();
+                        assert!(got == bytes, "a stream arrived changed");
+                    });
+                }
+            });
+        });
+        for _ in 0..flows {
+            scope.spawn(move || {
+                let connect = || TcpStream::connect_timeout(&target, PATIENCE).unwrap();
+                let mut client = from.run(connect);
+                client.set_write_timeout(Some(PATIENCE)).unwrap();
+                client.write_all(bytes).unwrap();
+            });
+        }
+        server.join().unwrap();
+    });
+}
+
+/// None of the drops that a mistake about lanes or SAs would cause.
+fn check_drops(host: &Host) {
+    for reason in [
+        DropReason::Replayed,
+        DropReason::Forged,
+        DropReason::UnknownSpi,
+        DropReason::TooOld,
+        DropReason::SendFailed,
+        DropReason::NoPath,
+    ] {
+        assert_eq!(host.dropped(reason), 0, "{}", reason.name());
+    }
+}
+
+/// Lanes that carried frames to the host; a dummy packet has no frame.
+fn used_lanes(host: &Host) -> usize {
+    let sas = host.engine.counters().sas;
+    let inbound = sas.iter().filter(|sa| sa.direction == Direction::Inbound);
+    inbound.filter(|sa| sa.traffic.bytes > 0).count()
+}
+
+#[test]
+fn peers_differ_in_workers_and_lanes() {
+    for (workers, lanes) in [((1, 3), 1), ((3, 1), 1), ((2, 2), 2), ((2, 3), 2), ((3, 2), 4)] {
+        let (a, b) = strangers();
+        a.run(|| a.engine.set_workers(workers.0)).unwrap();
+        b.run(|| b.engine.set_workers(workers.1)).unwrap();
+        assert_eq!((a.engine.workers(), b.engine.workers()), workers);
+        connect_lanes(&a, &b, 300, lanes);
+        connect_lanes(&b, &a, 400, lanes);
+        let bytes = pattern(5, 1 << 20);
+        let until = Instant::now() + PATIENCE;
+        // Lanes beyond the first carry frames once they are proven.
+        let wanted = usize::from(lanes.min(2));
+        while used_lanes(&a) < wanted || used_lanes(&b) < wanted {
+            assert!(Instant::now() < until, "{workers:?}: {:?}", a.engine.counters());
+            flows(&a, &b, b.v4.into(), 12, &bytes);
+            flows(&b, &a, a.v6, 12, &bytes);
+        }
+        for host in [&a, &b] {
+            check_drops(host);
+            assert_eq!(host.events.all().len(), usize::from(lanes), "{:?}", host.events.all());
+            // The kernel steers by lane, and a worker without a lane of its own receives nothing.
+            let received = host.engine.counters().workers;
+            for (number, worker) in received.iter().enumerate().skip(lanes.into()) {
+                assert_eq!(worker.received, 0, "worker {number} of {workers:?}, {lanes} lanes");
+            }
+        }
+    }
+}
+
+#[test]
+fn workers_come_and_go_under_traffic() {
+    let (a, b) = strangers();
+    connect_lanes(&a, &b, 300, 3);
+    connect_lanes(&b, &a, 400, 3);
+    let done = AtomicBool::new(false);
+    let mut most = (0, 0);
+    thread::scope(|scope| {
+        let traffic = scope.spawn(|| {
+            flows(&a, &b, b.v4.into(), 4, &pattern(6, 24 << 20));
+            done.store(true, Ordering::Relaxed);
+        });
+        for number in [3, 1, 2, 4, 1, 3].into_iter().cycle() {
+            a.run(|| a.engine.set_workers(number)).unwrap();
+            b.run(|| b.engine.set_workers(4 - number.min(3))).unwrap();
+            most = (most.0.max(a.engine.workers()), most.1.max(b.engine.workers()));
+            thread::sleep(Duration::from_millis(20));
+            if done.load(Ordering::Relaxed) {
+                break;
+            }
+        }
+        traffic.join().unwrap();
+    });
+    assert_eq!(most, (4, 3), "the traffic was over too soon");
+    check_drops(&a);
+    check_drops(&b);
+    // What workers that are gone counted is not lost.
+    let all = a.engine.counters();
+    assert_eq!(all.workers.len(), 4);
+    assert!(all.workers.iter().skip(1).any(|worker| worker.sent > 0), "{all:?}");
+}
+
+#[test]
+fn the_number_of_workers_has_limits() {
+    let (a, _b) = strangers();
+    for number in [0, WORKERS_MAX + 1] {
+        let error = a.run(|| a.engine.set_workers(number)).unwrap_err();
+        assert!(matches!(error, EngineError::Configuration { .. }), "{error}");
+        assert!(error.to_string().contains(&format!("1 to {WORKERS_MAX}")), "{error}");
+    }
+    assert_eq!(a.engine.workers(), 1);
+}
+
+/// Lets nothing in on `host` but its data port and answers, as a stateful firewall or a NAT does.
+fn close(host: &Host, rule: &str) {
+    let table = format!(
+        "add table inet t; add chain inet t in {{ type filter hook input priority 0; }}; add rule inet t in iifname eth0 {rule}"
+    );
+    let status = host.run(|| Command::new("nft").arg(&table).status().unwrap());
+    assert!(status.success(), "{table}");
+}
+
+#[test]
+fn a_lane_that_does_not_get_through_carries_nothing() {
+    for closed_is_initiator in [true, false] {
+        let (a, b) = strangers();
+        a.run(|| a.engine.set_workers(2)).unwrap();
+        b.run(|| b.engine.set_workers(2)).unwrap();
+        // The first has the lower peer id, hence begins. Only lane 0 comes from the data port.
+        let closed = if closed_is_initiator { &a } else { &b };
+        close(closed, "udp dport 6784 udp sport != 6784 ct state new drop");
+        connect_lanes(&a, &b, 300, 2);
+        connect_lanes(&b, &a, 400, 2);
+        let bytes = pattern(7, 1 << 18);
+        let until = Instant::now() + Duration::from_secs(6);
+        while Instant::now() < until {
+            flows(&a, &b, b.v4.into(), 4, &bytes);
+            flows(&b, &a, a.v6, 4, &bytes);
+        }
+        // The initiator's own packets open the way back; those to a closed responder are lost.
+        let lanes = if closed_is_initiator { 2 } else { 1 };
+        assert_eq!((used_lanes(&a), used_lanes(&b)), (lanes, lanes), "{closed_is_initiator}");
+        check_drops(&a);
+        check_drops(&b);
+    }
+}
