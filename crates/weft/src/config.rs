@@ -53,6 +53,11 @@ pub struct LaunchOptions {
     #[arg(long, value_enum, env = "WEFT_ENGINE")]
     pub engine: Option<EngineChoice>,
 
+    /// Threads of the vector engine, each with its own queue, sockets and lane (default: half of the
+    /// processors, 1 to 8)
+    #[arg(long, value_name = "N", env = "WEFT_WORKERS", value_parser = clap::value_parser!(u8).range(1..=WORKERS_MAX))]
+    pub workers: Option<u8>,
+
     /// What containers are plugged into: auto and bridge take a Linux bridge, odp the kernel's Open
     /// vSwitch datapath (default: auto)
     #[arg(long, value_enum, env = "WEFT_SWITCH")]
@@ -138,6 +143,8 @@ pub struct Settings {
     pub data_port: u16,
     /// Which engines may be used.
     pub engine: EngineChoice,
+    /// Threads of the vector engine.
+    pub workers: usize,
     /// Which switch is wanted.
     pub switch: SwitchChoice,
     /// Networks of peers that need no encryption if they say the same.
@@ -198,6 +205,9 @@ pub enum ConfigError {
     /// Both ports are the same.
     #[error("--port and --data-port are both {0}; links and data need a port each")]
     PortsEqual(u16),
+    /// No worker at all, or more than the engine can have.
+    #[error("workers is {0}; the vector engine can have 1 to {max}", max = weft_engine::WORKERS_MAX)]
+    Workers(usize),
 }
 
 impl LaunchOptions {
@@ -230,6 +240,7 @@ impl LaunchOptions {
             port: self.port.unwrap_or(LINK_PORT),
             data_port: self.data_port.unwrap_or(DATA_PORT),
             engine: self.engine.unwrap_or_default(),
+            workers: self.workers.map_or_else(weft_engine::default_workers, usize::from),
             switch: self.switch.unwrap_or_default(),
             trusted_subnets: self.trusted_subnets.iter().map(IpNet::trunc).collect(),
             range: self.ipalloc_range.map_or(DEFAULT_RANGE, |range| range.trunc()),
@@ -264,6 +275,7 @@ impl LaunchOptions {
             self.trusted_subnets = file.trusted_subnets;
         }
         fill(&mut self.engine, file.engine);
+        fill(&mut self.workers, file.workers);
         fill(&mut self.switch, file.switch);
         fill(&mut self.ipalloc_range, file.ipalloc_range);
         fill(&mut self.ipalloc_range6, file.ipalloc_range6);
@@ -285,6 +297,10 @@ impl Settings {
         }
         if self.port == self.data_port {
             return Err(ConfigError::PortsEqual(self.port));
+        }
+        // A flag was judged by the command line already; the file was not.
+        if !(1..=weft_engine::WORKERS_MAX).contains(&self.workers) {
+            return Err(ConfigError::Workers(self.workers));
         }
         Ok(self)
     }
@@ -352,6 +368,7 @@ const RANGE_PREFIX_MAX: u8 = 29;
 /// IPv6 needs 1280 inside (RFC 8200 section 5).
 const MTU_MIN: u16 = 1_280;
 const MTU_MAX: u16 = 65_000;
+const WORKERS_MAX: i64 = weft_engine::WORKERS_MAX as i64;
 
 #[cfg(test)]
 mod tests {
@@ -398,6 +415,7 @@ mod tests {
         assert!(message(tiny, "").contains("10.0.0.0/30 is too small"));
         let equal = LaunchOptions { port: Some(1), data_port: Some(1), ..Default::default() };
         assert!(message(equal, "").contains("both 1"));
+        assert!(message(LaunchOptions::default(), "workers = 0").contains("1 to 64"));
         let missing =
             LaunchOptions { password_file: Some("/nonexistent".into()), ..Default::default() };
         assert!(message(missing, "").contains("/nonexistent"));

@@ -175,7 +175,8 @@ pub(super) fn offers(settings: &Settings, support: &Support) -> Offers {
             kind: EngineKind::Userspace,
             format: Format::Esp,
             port: settings.data_port,
-            lanes_max: 1,
+            // A lane for each worker.
+            lanes_max: u16::try_from(settings.workers).unwrap_or(u16::MAX),
             rco: true,
             ciphers: settings.ciphers.clone(),
         });

@@ -104,6 +104,7 @@ impl Daemon {
             counters,
             kernel_counters: views::kernel_counters(&snapshot.kernel),
             peer_counters: views::peer_counters(&snapshot.counters),
+            worker_counters: views::worker_counters(&snapshot.counters),
             connections,
         })
     }

@@ -220,9 +220,11 @@ fn kernel_config(
 
 fn engine_config(settings: &Settings, local: PeerId, mtu: u16) -> EngineConfig {
     let mut config = EngineConfig::new(TAP, VNI, mtu);
+    config.local = local;
     config.probe_mac = Mac(probe_mac(&local));
     config.bind = settings.host;
     config.port = settings.data_port;
+    config.workers = settings.workers;
     config.keylog = keylog();
     config
 }

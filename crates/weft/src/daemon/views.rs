@@ -264,6 +264,20 @@ pub(super) fn peer_counters(
     counters.peers.iter().map(|peer| (peer.peer.to_hex(), by_name(peer))).collect()
 }
 
+/// What each worker of the vector engine did.
+pub(super) fn worker_counters(counters: &weft_engine::Counters) -> Vec<BTreeMap<String, u64>> {
+    let by_name = |worker: &weft_engine::WorkerTraffic| {
+        let busy_ms = u64::try_from(worker.busy.as_millis()).unwrap_or(u64::MAX);
+        BTreeMap::from([
+            ("busy_ms".to_owned(), busy_ms),
+            ("datagrams_received".to_owned(), worker.received),
+            ("datagrams_sent".to_owned(), worker.sent),
+            ("dropped".to_owned(), worker.dropped),
+        ])
+    };
+    counters.workers.iter().map(by_name).collect()
+}
+
 /// The address at which others reach this host: the configured one, else the one from which its
 /// routing table would send. Nothing is sent to find out.
 pub(super) fn own_address(configured: Option<IpAddr>, routes: &[IpAddr]) -> Option<String> {
