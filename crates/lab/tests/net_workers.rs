@@ -1,0 +1,83 @@
+//! Daemons with several workers: flows over several lanes, and none of it seen by the containers.
+
+use std::time::{Duration, Instant};
+
+use weft::sandbox::Host;
+use weft_lab::net::iperf::{self, Server};
+use weft_lab::net::{Lab, counter, is_soak, keep_order, wait_connection};
+
+/// How long lanes beyond the first may take until frames take them: each end looks once a second.
+const LANES_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// Datagrams that each worker of a host has sent and received.
+fn workers(host: &Host) -> anyhow::Result<Vec<(u64, u64)>> {
+    let report = host.weft_json(&["report"])?;
+    let all = report["worker_counters"].as_array().cloned().unwrap_or_default();
+    let number = |value: &serde_json::Value| value.as_u64().unwrap_or_default();
+    let both = |worker: &serde_json::Value| {
+        (number(&worker["datagrams_sent"]), number(&worker["datagrams_received"]))
+    };
+    Ok(all.iter().map(both).collect())
+}
+
+#[test]
+fn flows_over_two_lanes_pass_rekeys_in_order() -> anyhow::Result<()> {
+    let seconds: u32 = if is_soak() { 60 } else { 7 };
+    let lab = Lab::pair(&["--workers", "2", "--rekey-seconds", "2"])?;
+    let (one, two) = lab.containers()?;
+    keep_order([lab.host(0).netns(), lab.host(1).netns(), one.netns(), two.netns()])?;
+    let _server = Server::start(&two)?;
+    // Tail loss probes answer to the scheduling of a busy machine, not to loss.
+    one.exec(&["sysctl", "-qw", "net.ipv4.tcp_early_retrans=0"])?.success()?;
+    let until = Instant::now() + LANES_TIMEOUT;
+    let flows = |seconds: &str| {
+        let many = ["-t", seconds, "-P", "8", "-l", "32K", "-b", "20M"];
+        iperf::run(&one, two.ipv4()?.into(), &many)
+    };
+    // Some datagrams are the lanes' own; a flow brings hundreds.
+    while !workers(lab.host(1))?.iter().all(|(_, received)| *received > 500) {
+        anyhow::ensure!(Instant::now() < until, "one lane: {:?}", workers(lab.host(1))?);
+        flows("1")?;
+    }
+    let before = counter(lab.host(1), "rekeys")?;
+    let report = flows(&seconds.to_string())?;
+    let rekeys = counter(lab.host(1), "rekeys")? - before;
+    assert!(rekeys >= u64::from(seconds) / 2 - 1, "{rekeys} rekeys in {seconds} s");
+    assert_eq!(iperf::retransmits(&report), Some(0), "{report}");
+    for container in [&one, &two] {
+        let text = container.exec(&["nstat", "-asz"])?.success()?.stdout;
+        let reordered = |name: &str| {
+            let line = text.lines().find(|line| line.starts_with(name));
+            line.and_then(|line| line.split_whitespace().nth(1)).map(str::to_owned)
+        };
+        for name in ["TcpExtTCPSACKReorder", "TcpExtTCPRenoReorder", "TcpExtTCPTSReorder"] {
+            assert_eq!(reordered(name).as_deref(), Some("0"), "{name}");
+        }
+    }
+    for host in lab.sandbox.hosts() {
+        for reason in ["drop_replayed", "drop_forged", "drop_unknown_spi", "drop_too_old"] {
+            assert_eq!(counter(host, reason)?, 0, "{reason}");
+        }
+        wait_connection(host, "an active path", Duration::from_secs(1), |c| {
+            c["state"] == "active"
+        })?;
+    }
+    Ok(())
+}
+
+#[test]
+fn hosts_may_differ_in_workers() -> anyhow::Result<()> {
+    let lab = Lab::launched(2, &["--workers", "1"])?;
+    let (one, two) = lab.containers()?;
+    lab.host(1).stop_daemon()?;
+    let password = lab.password_file();
+    let password = password.to_string_lossy();
+    let first = lab.host(0).ipv4().to_string();
+    lab.host(1).start_daemon(&["--password-file", &password, "--workers", "3", &first])?;
+    lab.wait_active()?;
+    let _server = Server::start(&two)?;
+    let report = iperf::run(&one, two.ipv4()?.into(), &["-t", "2", "-P", "6", "--bidir"])?;
+    assert!(iperf::received_bps(&report) > 0.0, "{report}");
+    assert_eq!((workers(lab.host(0))?.len(), workers(lab.host(1))?.len()), (1, 3));
+    Ok(())
+}
