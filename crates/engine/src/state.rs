@@ -55,7 +55,9 @@ impl Path {
     /// Whether frames may take the lane, if it has an SA.
     #[inline]
     pub(crate) fn is_open(&self, lane: usize) -> bool {
-        lane == 0 || self.known.get(lane).is_some_and(Lane::is_alive)
+        // It may be heard of a moment before it is written down from where.
+        let reaches = |known: &Lane| known.is_alive() && (!self.responds || known.source.is_some());
+        lane == 0 || self.known.get(lane).is_some_and(reaches)
     }
 
     /// Where packets of a lane leave from, and where they go.
