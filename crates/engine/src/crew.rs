@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver as Queue, sync_channel};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::thread::{self, JoinHandle};
+use std::time::Duration;
 
 use weft_io::offload::Offloads;
 use weft_io::poller::Waker;
@@ -18,7 +19,7 @@ use crate::counters::WorkerCounters;
 use crate::device::LaneSockets;
 use crate::transmit::Transmitter;
 use crate::worker::{Sending, Shared, Worker};
-use crate::{EngineConfig, EngineError};
+use crate::{BUSY_POLL_MAX, EngineConfig, EngineError};
 
 type Events = Arc<dyn Fn(EngineEvent) + Send + Sync>;
 
@@ -35,6 +36,7 @@ pub(crate) struct Crew {
     bind: Option<IpAddr>,
     port: u16,
     pin: bool,
+    busy_poll: Duration,
     probe_mac: Mac,
     segments_max: usize,
     /// What the self-test grants: TCP and UDP super-packets to the TAP device.
@@ -69,6 +71,7 @@ impl Crew {
             bind: config.bind,
             port: config.port,
             pin: config.pin,
+            busy_poll: config.busy_poll.min(BUSY_POLL_MAX),
             probe_mac: config.probe_mac,
             segments_max: if offloads.udp_segment.usable() { offloads.run_segments_max } else { 1 },
             merge: (offloads.tap_tso.usable(), offloads.tap_uso.usable()),
@@ -143,6 +146,7 @@ impl Crew {
             lane_socket: lane_socket.clone(),
             shared: Arc::clone(&self.shared),
             transmitter: Transmitter::of_worker(number, self.segments_max, self.probe_mac),
+            busy_poll: self.busy_poll,
             sendings,
             waker: waker.clone(),
             stop: Arc::clone(&stop),

@@ -23,6 +23,7 @@ mod worker;
 use std::net::IpAddr;
 use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::time::Duration;
 
 use weft_crypto::PeerId;
 use weft_io::keylog::KeyLog;
@@ -52,6 +53,9 @@ pub const PORT: u16 = 6784;
 pub const COMMANDS_QUEUED_MAX: usize = 4_096;
 /// Workers that an engine can have; each takes a TAP queue, two sockets and some 4 MiB.
 pub const WORKERS_MAX: usize = 64;
+
+/// The longest that a worker stays awake with nothing to do.
+pub const BUSY_POLL_MAX: Duration = Duration::from_millis(10);
 
 /// As many workers as leave the other half of the processors, that this thread may use, to the
 /// containers: 1 to 8.
@@ -83,6 +87,9 @@ pub struct EngineConfig {
     pub container_mtu: u16,
     /// Pin each worker to a CPU, in the order of the CPUs that the starting thread may use.
     pub pin: bool,
+    /// How long a worker stays awake when there is nothing to do, at most [`BUSY_POLL_MAX`]; zero: it
+    /// sleeps at once. It saves a wake-up for each answer that comes in time, and costs a CPU.
+    pub busy_poll: Duration,
     /// Append each SA's keys to this file, for tests with an outside referee.
     pub keylog: Option<std::path::PathBuf>,
 }
@@ -101,6 +108,7 @@ impl EngineConfig {
             probe_mac: Mac([0x02, 0x57, 0x45, 0x46, 0x54, 0x00]),
             container_mtu,
             pin: false,
+            busy_poll: Duration::ZERO,
             keylog: None,
         }
     }

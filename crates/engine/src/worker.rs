@@ -58,6 +58,8 @@ pub(crate) struct Worker {
     pub(crate) shared: Arc<RwLock<Shared>>,
     pub(crate) transmitter: Transmitter,
     pub(crate) merge: (bool, bool),
+    /// How long it stays awake when there is nothing to do.
+    pub(crate) busy_poll: Duration,
     pub(crate) sendings: Queue<Sending>,
     pub(crate) waker: Waker,
     pub(crate) stop: Arc<AtomicBool>,
@@ -87,7 +89,7 @@ impl Worker {
         loop {
             let (mut woken, mut tap, mut socket, mut lane_socket) = (false, false, false, false);
             let wait = self.look_after_lanes(&mut next_look);
-            for token in poller.wait(wait)? {
+            for token in poller.wait_awake(self.busy_poll, wait)? {
                 match token {
                     WAKER => woken = true,
                     TAP => tap = true,

@@ -3,7 +3,7 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
 
@@ -45,16 +45,55 @@ impl Poller {
         &mut self,
         timeout: Option<Duration>,
     ) -> io::Result<impl Iterator<Item = u64> + '_> {
+        let ready = self.ask(timeout)?;
+        Ok(self.tokens(ready))
+    }
+
+    /// As [`Self::wait`], but awake for the first `spin` of the time: what comes meanwhile need not
+    /// wake a thread. Others that want the CPU get it all the same.
+    ///
+    /// # Errors
+    /// The error of `epoll_wait`.
+    pub fn wait_awake(
+        &mut self,
+        spin: Duration,
+        timeout: Option<Duration>,
+    ) -> io::Result<impl Iterator<Item = u64> + '_> {
+        if spin.is_zero() {
+            let ready = self.ask(timeout)?;
+            return Ok(self.tokens(ready));
+        }
+        let begin = Instant::now();
+        let mut ready = self.ask(Some(Duration::ZERO))?;
+        while ready == 0 {
+            let waited = begin.elapsed();
+            if timeout.is_some_and(|timeout| waited >= timeout) {
+                break;
+            }
+            if waited >= spin {
+                ready = self.ask(timeout.map(|timeout| timeout.saturating_sub(waited)))?;
+                break;
+            }
+            std::thread::yield_now();
+            ready = self.ask(Some(Duration::ZERO))?;
+        }
+        Ok(self.tokens(ready))
+    }
+
+    fn ask(&mut self, timeout: Option<Duration>) -> io::Result<usize> {
         let timeout = timeout.map(|timeout| Timespec {
             tv_sec: i64::try_from(timeout.as_secs()).unwrap_or(i64::MAX),
             tv_nsec: timeout.subsec_nanos().into(),
         });
-        let ready = match epoll::wait(&self.epoll, &mut self.events[..], timeout.as_ref()) {
-            Ok(ready) => ready,
-            Err(rustix::io::Errno::INTR) => 0,
-            Err(error) => return Err(error.into()),
-        };
-        Ok(self.events[..ready].iter().map(|event| event.data.u64()))
+        match epoll::wait(&self.epoll, &mut self.events[..], timeout.as_ref()) {
+            Ok(ready) => Ok(ready),
+            Err(rustix::io::Errno::INTR) => Ok(0),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    fn tokens(&self, ready: usize) -> impl Iterator<Item = u64> + '_ {
+        self.events[..ready].iter().map(|event| event.data.u64())
     }
 }
 
@@ -104,6 +143,28 @@ mod tests {
     #![allow(clippy::unwrap_used)]
 
     use super::*;
+
+    #[test]
+    fn awake_or_asleep_the_same_is_seen() {
+        let waker = Waker::new().unwrap();
+        let mut poller = Poller::new().unwrap();
+        poller.add(&waker, 7).unwrap();
+        let ms = Duration::from_millis;
+        // Found before the spinning ends, and after it.
+        for (spin, after) in [(ms(60_000), ms(5)), (ms(1), ms(20))] {
+            let other = waker.clone();
+            let thread = std::thread::spawn(move || {
+                std::thread::sleep(after);
+                other.wake();
+            });
+            assert_eq!(poller.wait_awake(spin, None).unwrap().collect::<Vec<_>>(), [7]);
+            thread.join().unwrap();
+            waker.clear();
+        }
+        for spin in [ms(1), ms(60_000)] {
+            assert_eq!(poller.wait_awake(spin, Some(ms(20))).unwrap().count(), 0);
+        }
+    }
 
     #[test]
     fn a_wake_from_another_thread_is_seen_until_cleared() {

@@ -117,12 +117,17 @@ pub(crate) fn two_hosts() -> (Host, Host) {
 
 /// Two hosts that know nothing of each other.
 pub(crate) fn strangers() -> (Host, Host) {
+    strangers_with(|_| {})
+}
+
+/// Likewise, with engines of another configuration.
+pub(crate) fn strangers_with(change: impl Fn(&mut EngineConfig) + Sync) -> (Host, Host) {
     let (left, right) = (fresh_namespace(), fresh_namespace());
     let path =
         |ns: &Namespace| format!("/proc/{}/fd/{}", std::process::id(), ns.as_fd().as_raw_fd());
     let link = format!("link add eth0 type veth peer name eth0 netns {}", path(&right));
     run_in(&left, || ip(&link)).unwrap();
-    (start(left, 1), start(right, 2))
+    (start(left, 1, &change), start(right, 2, &change))
 }
 
 /// Makes `from` send to `to` on a new SA with this SPI.
@@ -181,7 +186,7 @@ pub(crate) fn outbound(spi: u32) -> OutboundSa {
     }
 }
 
-fn start(namespace: Namespace, number: u8) -> Host {
+fn start(namespace: Namespace, number: u8, change: &(impl Fn(&mut EngineConfig) + Sync)) -> Host {
     let events = Arc::new(Events::default());
     let mac = Mac([2, 0, 0, 0, 0, number]);
     let engine = run_in(&namespace, || {
@@ -191,6 +196,7 @@ fn start(namespace: Namespace, number: u8) -> Host {
         let sink = Arc::clone(&events);
         let mut config = EngineConfig::new("weft0", VNI, MTU);
         config.local = PeerId::from_bytes([number; 32]);
+        change(&mut config);
         let engine = Engine::start(&config, move |event| sink.push(event)).unwrap();
         ip(&format!("link set weft0 address {mac} mtu {MTU} gso_max_segs 45"));
         ip("link set weft0 addrgenmode none");

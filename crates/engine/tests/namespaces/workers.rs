@@ -10,7 +10,9 @@ use std::time::{Duration, Instant};
 use weft_engine::{Direction, DropReason, EngineError, WORKERS_MAX};
 use weft_path::{EngineCommand, EngineKind};
 
-use crate::common::{Host, PATH, PATIENCE, connect, inbound, outbound, pattern, strangers};
+use crate::common::{
+    Host, PATH, PATIENCE, connect, inbound, outbound, pattern, strangers, strangers_with,
+};
 
 /// The SPI of a lane, as path choice makes them: the last byte is the lane.
 fn spi(base: u32, lane: u16) -> u32 {
@@ -153,6 +155,22 @@ fn workers_come_and_go_under_traffic() {
     let all = a.engine.counters();
     assert_eq!(all.workers.len(), 4);
     assert!(all.workers.iter().skip(1).any(|worker| worker.sent > 0), "{all:?}");
+}
+
+#[test]
+fn a_worker_that_stays_awake_sleeps_all_the_same_when_nothing_comes() {
+    let (a, b) = strangers_with(|config| config.busy_poll = Duration::from_millis(2));
+    connect_lanes(&a, &b, 300, 1);
+    connect_lanes(&b, &a, 400, 1);
+    flows(&a, &b, b.v4.into(), 2, &pattern(8, 4 << 20));
+    let busy = || a.engine.counters().workers[0].busy;
+    // The kernel's own packets, such as neighbour discovery, wake it now and then.
+    let rest = || {
+        let before = busy();
+        thread::sleep(Duration::from_millis(400));
+        busy() - before
+    };
+    assert!((0..10).any(|_| rest() < Duration::from_millis(100)), "it never sleeps");
 }
 
 #[test]
