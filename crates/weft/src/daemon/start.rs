@@ -225,6 +225,7 @@ fn engine_config(settings: &Settings, local: PeerId, mtu: u16) -> EngineConfig {
     config.bind = settings.host;
     config.port = settings.data_port;
     config.workers = settings.workers;
+    config.busy_poll = settings.busy_poll;
     config.keylog = keylog();
     config
 }
