@@ -90,7 +90,7 @@ impl<'a> Header<'a> {
 }
 
 /// The end of a chain of extension headers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Upper {
     /// The protocol, or the extension header at which the walk had to stop.
     pub next_header: u8,

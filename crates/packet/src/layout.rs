@@ -92,6 +92,19 @@ impl Layout {
         }
     }
 
+    /// As [`Self::parse`], for a packet with a routing header too: its final destination, which the
+    /// checksum counts, need not be the one in the IP header (RFC 8200 section 8.1).
+    pub(crate) fn behind_routing(frame: &[u8]) -> Option<Self> {
+        let header = ethernet::Header::parse(frame).ok()?;
+        let l3 = header.header_len();
+        if header.ethertype() != ethernet::TYPE_IPV6 {
+            return None;
+        }
+        let upper = ipv6::upper(&frame[l3..]).ok().filter(|upper| upper.routed)?;
+        let end = l3 + ipv6::Header::parse(&frame[l3..]).ok()?.total_len();
+        if upper.fragment { None } else { layout_v6(frame, l3, end, &upper).ok() }
+    }
+
     /// The sum of the pseudo-header for a transport packet of `length` bytes.
     #[must_use]
     pub fn pseudo(&self, frame: &[u8], length: u32) -> Sum {
@@ -212,20 +225,29 @@ fn parse_v6(frame: &[u8], l3: usize) -> Result<Layout, Opaque> {
     let Ok(header) = ipv6::Header::parse(packet) else { return Err(Opaque::Other) };
     let hidden = Opaque::Hidden { l3, network: Network::V6 };
     let end = l3 + header.total_len();
-    let (next, l4) = match header.next_header() {
-        next @ (ipv6::NEXT_TCP | ipv6::NEXT_UDP) => (next, l3 + ipv6::LEN),
+    let upper = match header.next_header() {
+        next_header @ (ipv6::NEXT_TCP | ipv6::NEXT_UDP) => {
+            ipv6::Upper { next_header, offset: ipv6::LEN, ..ipv6::Upper::default() }
+        }
         _ => match ipv6::upper(packet) {
-            Ok(upper) if !upper.fragment && !upper.routed => (upper.next_header, l3 + upper.offset),
+            Ok(upper) if !upper.fragment && !upper.routed => upper,
             _ => return Err(hidden),
         },
     };
-    let transport = match next {
+    layout_v6(frame, l3, end, &upper)
+}
+
+#[inline]
+fn layout_v6(frame: &[u8], l3: usize, end: usize, upper: &ipv6::Upper) -> Result<Layout, Opaque> {
+    let transport = match upper.next_header {
         ipv6::NEXT_TCP => Transport::Tcp,
         ipv6::NEXT_UDP => Transport::Udp,
         _ => return Err(Opaque::Other),
     };
+    let l4 = l3 + upper.offset;
+    let hidden = Opaque::Hidden { l3, network: Network::V6 };
     let payload = payload(frame, l4, end, transport).ok_or(hidden)?;
-    let plain = l4 == l3 + ipv6::LEN;
+    let plain = upper.offset == ipv6::LEN;
     Ok(Layout { l3, l4, payload, end, network: Network::V6, transport, plain })
 }
 

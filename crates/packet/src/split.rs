@@ -143,12 +143,18 @@ impl Plan {
             vnet::GSO_UDP_L4 => (None, Transport::Udp),
             other => return Err(SplitError::UnknownType(other)),
         };
-        let layout = Layout::parse(frame).map_err(|_| SplitError::Malformed)?;
+        let seen = Layout::parse(frame);
+        let layout =
+            seen.or_else(|_| Layout::behind_routing(frame).ok_or(SplitError::Malformed))?;
         if layout.transport != transport || network.is_some_and(|network| network != layout.network)
         {
             return Err(SplitError::Malformed);
         }
-        Self::super_packet(vnet, frame, &layout, limit)
+        let mut plan = Self::super_packet(vnet, frame, &layout, limit)?;
+        if seen.is_err() || !holds_pseudo(frame, &layout) {
+            plan.rco = None;
+        }
+        Ok(plan)
     }
 
     /// Writes the headers of segment `index` to the start of `out` and returns [`Self::header_len`].
@@ -201,7 +207,9 @@ impl Plan {
 
     /// The mark that says where the partial checksum is; `None` if the checksum is complete or no
     /// mark can say it, so that it must be finished. Only the checksum of the outermost TCP or UDP
-    /// header is ever marked, since a receiver takes no other.
+    /// header is ever marked, since a receiver takes no other, and only if its field holds the sum of
+    /// the pseudo-header that can be seen: a receiver that merges makes that sum anew, and must not
+    /// make right what was wrong.
     #[must_use]
     pub const fn rco(&self) -> Option<vxlan::Rco> {
         self.rco
@@ -232,7 +240,7 @@ impl Plan {
             plan.checksum = FrameChecksum::Partial { start, offset };
             plan.rco = Layout::parse(frame)
                 .ok()
-                .filter(|layout| marks(layout, start, offset))
+                .filter(|layout| marks(layout, start, offset) && holds_pseudo(frame, layout))
                 .and_then(|_| vxlan::Rco::new(start, offset));
         }
         Ok(plan)
@@ -279,7 +287,10 @@ impl Plan {
             rco: vxlan::Rco::new(start, offset),
             l3: layout.l3,
             l4: layout.l4,
-            pseudo: layout.pseudo(frame, 0),
+            // As the field has it, less the length, as Linux's own cutting does.
+            pseudo: Sum::default()
+                .word(be16(frame, layout.checksum_field()))
+                .word(!((layout.end - layout.l4) as u16)),
             ip_sum: ip_sum(frame, layout),
         })
     }
@@ -374,6 +385,12 @@ fn mark_end(frame_len: usize, start: u16, offset: u16) -> Result<usize, SplitErr
 /// Whether a mark names the transport checksum of this packet.
 pub(crate) fn marks(layout: &Layout, start: u16, offset: u16) -> bool {
     usize::from(start) == layout.l4 && offset == layout.transport.checksum_offset()
+}
+
+/// Whether the checksum field holds the sum of the pseudo-header, as a partial checksum should.
+fn holds_pseudo(frame: &[u8], layout: &Layout) -> bool {
+    let length = (layout.end - layout.l4) as u32;
+    layout.pseudo(frame, length).partial() == be16(frame, layout.checksum_field())
 }
 
 fn ip_sum(frame: &[u8], layout: &Layout) -> Sum {

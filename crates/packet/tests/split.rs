@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{ACK, CWR, FIN, PSH, Spec, payload, referee, segments, spec};
+use common::{ACK, CWR, FIN, PSH, Spec, checksums_ok, payload, referee, segments, spec};
 use etherparse::{NetHeaders, TransportHeader};
 use proptest::prelude::*;
 use weft_packet::split::{
@@ -295,6 +295,7 @@ fn what_cannot_be_fragmented() {
 fn a_super_packet_with_ip_options() {
     let spec = tcp4();
     let mut frame = spec.build(&payload(3000, 0));
+    spec.make_partial(&mut frame);
     frame.splice(34..34, [0x94, 4, 0, 0]);
     frame[14] = 0x46;
     let total = (frame.len() - 14) as u16;
@@ -306,6 +307,59 @@ fn a_super_packet_with_ip_options() {
         let headers = referee(&segment);
         let Some(NetHeaders::Ipv4(ip, _)) = headers.net else { panic!("no IPv4") };
         assert_eq!(ip.options[..], [0x94, 4, 0, 0]);
+    }
+}
+
+/// What a container writes to the field of a partial checksum is not made right on the way: the field
+/// says what the checksum comes to, and no mark leaves it to a receiver that makes it anew.
+#[test]
+fn a_wrong_partial_sum_stays_wrong() {
+    for v6 in [false, true] {
+        for udp in [false, true] {
+            let spec = Spec { udp, v6, ..tcp4() };
+            let data = payload(3000, 0);
+            let right = spec.build(&data);
+            let mut frame = right.clone();
+            spec.make_partial(&mut frame);
+            let field = spec.l4() + spec.checksum_offset();
+            frame[field] ^= 0x10;
+            let whole = VnetHeader { gso_type: vnet::GSO_NONE, ..spec.vnet(0) };
+            for vnet in [whole, spec.vnet(1000)] {
+                let plan = Plan::new(&vnet, &frame, 3100).unwrap();
+                assert_eq!(plan.rco(), None);
+                for segment in segments(&plan, &frame, true) {
+                    assert!(!checksums_ok(&segment), "{vnet:?}");
+                }
+            }
+        }
+    }
+}
+
+/// The checksum of a packet with a routing header is that for its final destination, which stands
+/// elsewhere; what the kernel left in the field knows it.
+#[test]
+fn a_super_packet_with_a_routing_header() {
+    let spec = Spec { v6: true, ..tcp4() };
+    // Type 2 (RFC 6275 section 6.4): one address, to go to.
+    let mut routing = vec![6, 2, 2, 1, 0, 0, 0, 0];
+    routing.extend_from_slice(&spec.destination6());
+    let mut frame = spec.build(&payload(3000, 0));
+    spec.make_partial(&mut frame);
+    frame.splice(54..54, routing);
+    frame[20] = 43;
+    frame[53] = 0xaa;
+    let length = (frame.len() - 54) as u16;
+    frame[18..20].copy_from_slice(&length.to_be_bytes());
+    let vnet = VnetHeader { csum_start: 78, ..spec.vnet(1000) };
+    let plan = Plan::new(&vnet, &frame, 1500).unwrap();
+    assert_eq!((plan.header_len, plan.segments, plan.rco()), (98, 3, None));
+    for mut segment in segments(&plan, &frame, true) {
+        // As it arrives: at its final destination, without the routing header.
+        segment.drain(54..78);
+        segment[20] = 6;
+        segment[38..54].copy_from_slice(&spec.destination6());
+        segment[18..20].copy_from_slice(&1020_u16.to_be_bytes());
+        referee(&segment);
     }
 }
 

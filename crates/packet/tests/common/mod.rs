@@ -218,6 +218,19 @@ pub fn segments(plan: &Plan, frame: &[u8], finish: bool) -> Vec<Vec<u8>> {
         .collect()
 }
 
+/// Whether `etherparse` finds the transport checksum of a frame right.
+pub fn checksums_ok(frame: &[u8]) -> bool {
+    let headers = PacketHeaders::from_ethernet_slice(frame).unwrap();
+    let (sent, payload) = (headers.transport.unwrap(), headers.payload.slice());
+    let mut right = sent.clone();
+    match headers.net.unwrap() {
+        NetHeaders::Ipv4(ip, _) => right.update_checksum_ipv4(&ip, payload).unwrap(),
+        NetHeaders::Ipv6(ip, _) => right.update_checksum_ipv6(&ip, payload).unwrap(),
+        NetHeaders::Arp(_) => unreachable!(),
+    }
+    right == sent
+}
+
 /// Parses a frame with `etherparse` and checks every length and checksum in it.
 pub fn referee(frame: &[u8]) -> PacketHeaders<'_> {
     let headers = PacketHeaders::from_ethernet_slice(frame).unwrap();
