@@ -1,6 +1,12 @@
 //! Both halves of a worker against each other over loopback, with a fake TAP device.
 #![allow(clippy::unwrap_used)]
 
+mod exact;
+mod nonsense;
+mod referee;
+mod source;
+mod wire;
+
 use std::cell::{Cell, RefCell};
 use std::io::{self, IoSlice};
 use std::net::{Ipv4Addr, SocketAddr};
@@ -48,7 +54,8 @@ impl FrameSink for FakeTap {
     fn send(&self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
         self.written.set(self.written.get() + 1);
         if !self.forget.get() {
-            self.frames.borrow_mut().push(slices.iter().flat_map(|slice| slice.to_vec()).collect());
+            let parts: Vec<&[u8]> = slices.iter().map(|slice| &**slice).collect();
+            self.frames.borrow_mut().push(parts.concat());
         }
         Ok(0)
     }
@@ -60,11 +67,17 @@ struct Socket {
     /// Error for runs, and for single datagrams.
     errors: Cell<(Option<i32>, Option<i32>)>,
     calls: Cell<u32>,
+    /// Datagrams, if they are to be kept and not sent.
+    kept: Option<RefCell<Vec<Vec<u8>>>>,
 }
 
 impl RunSink for Socket {
     fn send_run(&self, run: &[u8], segment: usize, to: &Remote) -> io::Result<()> {
         self.calls.set(self.calls.get() + 1);
+        if let Some(kept) = &self.kept {
+            kept.borrow_mut().extend(run.chunks(segment).map(<[u8]>::to_vec));
+            return Ok(());
+        }
         let (for_runs, for_single) = self.errors.get();
         match if run.len() > segment { for_runs } else { for_single } {
             Some(error) => Err(io::Error::from_raw_os_error(error)),
@@ -137,7 +150,12 @@ impl Rig {
             state,
             transmitter: Transmitter::new(64, LOCAL),
             receiver: Receiver::new(),
-            socket: Socket { real: near, errors: Cell::default(), calls: Cell::default() },
+            socket: Socket {
+                real: near,
+                errors: Cell::default(),
+                calls: Cell::default(),
+                kept: None,
+            },
             far_socket,
             tap: FakeTap::default(),
             counters: Arc::new(WorkerCounters::default()),
