@@ -318,6 +318,21 @@ impl RawAddress {
             Self::V6(v6) => (ptr::from_ref(v6).cast(), mem::size_of_val(v6) as libc::socklen_t),
         }
     }
+
+    fn storage(&self) -> libc::sockaddr_storage {
+        let mut storage = zeroed_storage();
+        let (name, len) = self.as_ptr();
+        // SAFETY: `name` points to the `len` bytes of this address; a `sockaddr_storage` has room for
+        // every kind of address, any bytes are valid for it, and it is no part of `self`.
+        unsafe {
+            ptr::copy_nonoverlapping(
+                name.cast::<u8>(),
+                (&raw mut storage).cast::<u8>(),
+                len as usize,
+            );
+        }
+        storage
+    }
 }
 
 /// Received messages, each in its own room of one buffer. Belongs to one thread.
@@ -384,6 +399,33 @@ impl RecvBatch {
         })
     }
 
+    /// Forgets all messages.
+    pub fn clear(&mut self) {
+        self.filled = 0;
+    }
+
+    /// Puts a message behind those that are there, as if it had come from `source` in datagrams of
+    /// `segment` bytes: for measurements without a socket. False if there is no room for it.
+    pub fn push(&mut self, run: &[u8], segment: usize, source: &Remote) -> bool {
+        let index = self.filled;
+        let Some(room) = self.buffer.chunks_exact_mut(MESSAGE_ROOM).nth(index) else {
+            return false;
+        };
+        let (Some(room), Ok(segment)) = (room.get_mut(..run.len()), i32::try_from(segment)) else {
+            return false;
+        };
+        room.copy_from_slice(run);
+        let (control, control_len) = Control::of_segment(segment);
+        let header = &mut self.headers[index];
+        header.msg_len = run.len() as libc::c_uint;
+        header.msg_hdr.msg_controllen = control_len as _;
+        header.msg_hdr.msg_flags = 0;
+        self.controls[index] = control;
+        self.names[index] = source.raw.storage();
+        self.filled += 1;
+        true
+    }
+
     /// The buffer that [`Message::range`] points into.
     pub fn buffer(&self) -> &[u8] {
         &self.buffer
@@ -426,6 +468,27 @@ struct Control([u8; 64]);
 
 impl Control {
     const EMPTY: Self = Self([0; 64]);
+
+    /// What UDP_GRO tells of a segment size, and how many bytes of it there are.
+    fn of_segment(segment: i32) -> (Self, usize) {
+        let mut control = Self::EMPTY;
+        // SAFETY: a `msghdr` is a C struct of integers and pointers, for which zero is valid.
+        let mut header: libc::msghdr = unsafe { mem::zeroed() };
+        header.msg_control = control.0.as_mut_ptr().cast();
+        // SAFETY: CMSG_SPACE and CMSG_LEN only compute; the space for 4 bytes of data is 24 bytes,
+        // within the 64 of `control`, so that CMSG_FIRSTHDR returns a pointer to a `cmsghdr` in it,
+        // with 4 bytes of data behind it, all exclusively borrowed here.
+        unsafe {
+            header.msg_controllen = libc::CMSG_SPACE(4) as _;
+            let first = libc::CMSG_FIRSTHDR(&raw const header);
+            (*first).cmsg_level = libc::SOL_UDP;
+            (*first).cmsg_type = libc::UDP_GRO;
+            (*first).cmsg_len = libc::CMSG_LEN(4) as _;
+            libc::CMSG_DATA(first).cast::<i32>().write_unaligned(segment);
+        }
+        let len = header.msg_controllen as usize;
+        (control, len)
+    }
 
     /// The segment size that UDP_GRO tells, from the first `len` bytes.
     fn segment(&self, len: usize) -> Option<usize> {
@@ -600,6 +663,38 @@ mod tests {
         let last = batch.message(4).unwrap();
         assert_eq!(last.source, SocketAddr::new(LOOPBACK, from.port()));
         assert_eq!((last.segment, &batch.buffer()[last.range]), (32, &[5; 32][..]));
+    }
+
+    #[test]
+    fn a_message_put_in_is_what_the_kernel_would_have_given() {
+        let run: Vec<u8> = (0..3 * 700 - 9).map(|at| at as u8).collect();
+        let dual = UdpSocket::bind(None, 0).unwrap();
+        for (to, ip) in [("127.0.0.1", LOOPBACK), ("::1", Ipv6Addr::LOCALHOST.into())] {
+            let to = UdpSocket::bind(Some(to.parse().unwrap()), 0).unwrap();
+            let there = dual.remote(SocketAddr::new(ip, to.port())).unwrap();
+            dual.send_run(&run, 700, &there).unwrap();
+            let (mut received, mut made) = (RecvBatch::new(), RecvBatch::new());
+            assert_eq!(to.recv(&mut received, 1).unwrap(), 1);
+            let from = to.remote(SocketAddr::new(ip, dual.port())).unwrap();
+            assert!(made.push(&run, 700, &from));
+            assert_eq!(made.message(0), received.message(0));
+            let range = made.message(0).unwrap().range;
+            assert_eq!(made.buffer()[range.clone()], received.buffer()[range]);
+        }
+        let mut batch = RecvBatch::new();
+        let from = dual.remote(SocketAddr::new(LOOPBACK, 9)).unwrap();
+        assert!(!batch.push(&vec![0; MESSAGE_ROOM + 1], 1000, &from));
+        for number in 1..=MESSAGES_MAX {
+            assert!(batch.push(&[number as u8; 40], 20, &from));
+        }
+        assert!(!batch.push(&[0; 40], 20, &from));
+        let last = batch.message(MESSAGES_MAX - 1).unwrap();
+        assert_eq!(
+            (last.segment, &batch.buffer()[last.range]),
+            (20, &[MESSAGES_MAX as u8; 40][..])
+        );
+        batch.clear();
+        assert!(batch.is_empty() && batch.message(0).is_none());
     }
 
     #[test]
