@@ -5,6 +5,7 @@
 //! run to completion by one thread, without an allocation, lock or log line per packet.
 #![forbid(unsafe_code)]
 
+pub mod alone;
 mod counters;
 mod crew;
 mod device;

@@ -21,7 +21,7 @@ use crate::run::{EVENT_INTERVAL_MS, errno};
 use crate::state::{Inbound, State, key_of};
 
 /// Messages taken in one call while they come as runs: what fits the processor's cache.
-const RUN_MESSAGES_MAX: usize = 8;
+pub(crate) const RUN_MESSAGES_MAX: usize = 8;
 
 /// The receiving half of a worker.
 #[derive(Debug)]
