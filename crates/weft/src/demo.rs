@@ -6,12 +6,14 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 
+use weft_crypto::Cipher;
+
 use crate::bench::measure::{Lengths, tcp};
-use crate::bench::rows::{self, CONNECT_LIMIT};
+use crate::bench::rows::{self, CONNECT_LIMIT, WeftPair};
 use crate::bench::{self, Plan};
 use crate::sandbox::{
-    self, Container, Host, Output, Sandbox, SandboxError, SandboxOptions, Underlay, find_program,
-    output_of, progress, run as run_command,
+    self, Container, Host, Output, Sandbox, SandboxError, SandboxOptions, UNDERLAY_MTU_BYTES,
+    Underlay, find_program, output_of, progress, run as run_command,
 };
 
 /// Rounds of the table's measurements.
@@ -169,17 +171,20 @@ fn figures(
     let plan = Plan {
         rows: vec![rows::DIRECT, rows::VXLAN, rows::WEFT],
         underlays: &[Underlay::Veth],
+        link_mtu: UNDERLAY_MTU_BYTES,
         rounds: ROUNDS,
         lengths: Lengths {
             tcp_seconds: options.seconds.unwrap_or(TCP_SECONDS),
             rr_seconds: 1.0,
             trial_seconds: 0.4,
             small_datagrams: true,
+            more: false,
         },
     };
     progress::step("measuring side by side: the direct link, plain kernel VXLAN, Weft encrypted");
     let binary = bench::own_binary()?;
-    let report = bench::compare(sandbox, &binary, Some((client, server)), &plan)?;
+    let pair = WeftPair { cipher: Cipher::Aes256Gcm, sandbox, client, server };
+    let report = bench::compare(sandbox, &binary, &[pair], &plan)?;
     bench::write_files(&report, options.json.as_deref(), options.svg.as_deref())?;
     progress::print(&format!("\n{}\n{}\n", report.table(), report.ratios()));
     for file in [&options.json, &options.svg].into_iter().flatten() {

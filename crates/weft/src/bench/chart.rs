@@ -121,7 +121,7 @@ fn bar(svg: &mut String, row: &ReportRow, scale: &Scale, y: f64) {
 fn class_of(row: &ReportRow) -> &'static str {
     match row.name.as_str() {
         name if name.starts_with("weft-") => "weft",
-        rows::DIRECT | rows::VXLAN => "clear",
+        rows::DIRECT | rows::GRE | rows::VXLAN => "clear",
         _ => "secret",
     }
 }

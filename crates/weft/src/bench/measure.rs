@@ -2,6 +2,7 @@
 //! benchmark's own ends, processor time of the whole machine from `/proc/stat`.
 
 use std::net::{IpAddr, SocketAddr};
+use std::thread;
 use std::time::Duration;
 
 use serde_json::Value;
@@ -29,6 +30,10 @@ const SINK_LIMIT: Duration = Duration::from_secs(2);
 /// The unit of `/proc/stat`: USER_HZ, which Linux fixes at 100 for what user space sees.
 const TICKS_PER_SECOND: f64 = 100.0;
 
+/// How much longer than the requests the stream runs beside which they are measured, in seconds: it
+/// begins half of this before them.
+const LOAD_LEAD_S: u64 = 1;
+
 const IPERF_PORT: u16 = 5201;
 const RR_PORT: u16 = 7001;
 const UDP_PORT: u16 = 7002;
@@ -44,6 +49,8 @@ pub struct Lengths {
     pub trial_seconds: f64,
     /// Whether the 64-byte rate is measured.
     pub small_datagrams: bool,
+    /// Whether eight streams, both directions at once and requests beside a stream are measured.
+    pub more: bool,
 }
 
 /// The figures of one round of one row.
@@ -53,6 +60,10 @@ pub struct Sample {
     pub tcp1_gbps: f64,
     /// TCP, four streams, Gbit/s of payload.
     pub tcp4_gbps: f64,
+    /// TCP, eight streams, Gbit/s of payload.
+    pub tcp8_gbps: Option<f64>,
+    /// TCP, one stream each way at once, Gbit/s of payload of both together.
+    pub tcp_both_gbps: Option<f64>,
     /// Datagrams of 1,350 B at the greatest rate carried, Gbit/s of payload.
     pub udp_gbps: f64,
     /// Share of these that was lost at that rate, 0 to 1.
@@ -65,6 +76,10 @@ pub struct Sample {
     pub rr_p50_us: f64,
     /// 99th percentile of these in microseconds.
     pub rr_p99_us: f64,
+    /// Median in microseconds while one TCP stream runs beside.
+    pub load_p50_us: Option<f64>,
+    /// 99th percentile in microseconds while one TCP stream runs beside.
+    pub load_p99_us: Option<f64>,
     /// Busy processor seconds of the whole machine per gigabit, during the run with one stream.
     pub core_s_per_gbit: f64,
     /// Resident memory of the daemon of one end (the larger), MiB.
@@ -114,6 +129,12 @@ pub fn measure(
     let busy_seconds = BusyTime::now()?.since(before);
     let rss_mib = row.daemons.iter().filter_map(|pid| resident_mib(*pid)).reduce(f64::max);
     let four = tcp(&row.client, row.server_address, 4, lengths.tcp_seconds)?;
+    let (mut eight, mut both, mut loaded) = (None, None, None);
+    if lengths.more {
+        eight = Some(tcp(&row.client, row.server_address, 8, lengths.tcp_seconds)?);
+        both = Some(tcp_both(&row.client, row.server_address, lengths.tcp_seconds)?);
+        loaded = Some(requests_beside_a_stream(row, binary, lengths.rr_seconds)?);
+    }
     let mut datagrams = Datagrams { row, binary, sink: &mut servers.sink, lengths };
     let large = datagrams.greatest_rate(UDP_PAYLOAD_BYTES)?;
     let small = match lengths.small_datagrams {
@@ -124,12 +145,16 @@ pub fn measure(
     Ok(Sample {
         tcp1_gbps: one.gbps,
         tcp4_gbps: four.gbps,
+        tcp8_gbps: eight.map(|eight| eight.gbps),
+        tcp_both_gbps: both.map(|both| both.gbps),
         udp_gbps: large.received_per_s * UDP_PAYLOAD_BYTES as f64 * 8.0 / 1e9,
         udp_loss: large.loss,
         pps64: small.map(|trial| trial.received_per_s),
         rr_tps: requests.transactions as f64 / requests.seconds,
         rr_p50_us: requests.p50_us,
         rr_p99_us: requests.p99_us,
+        load_p50_us: loaded.as_ref().map(|loaded| loaded.p50_us),
+        load_p99_us: loaded.as_ref().map(|loaded| loaded.p99_us),
         core_s_per_gbit: busy_seconds / one.gigabits.max(f64::MIN_POSITIVE),
         rss_mib,
     })
@@ -156,24 +181,26 @@ pub fn tcp(
     streams: u32,
     seconds: u64,
 ) -> Result<TcpResult, SandboxError> {
-    let address = server.to_string();
-    let (port, streams, time) = (IPERF_PORT.to_string(), streams.to_string(), seconds.to_string());
-    let words = [
-        "iperf3",
-        "-J",
-        "-c",
-        &address,
-        "-p",
-        &port,
-        "-C",
-        "cubic",
-        "-P",
-        &streams,
-        "-t",
-        &time,
-        "--connect-timeout",
-        "5000",
-    ];
+    iperf(client, server, &["-P", &streams.to_string()], seconds)
+}
+
+/// As [`tcp`], with one stream each way at once; the figures are of both together.
+///
+/// # Errors
+/// What iperf3 said.
+pub fn tcp_both(client: &Netns, server: IpAddr, seconds: u64) -> Result<TcpResult, SandboxError> {
+    iperf(client, server, &["--bidir"], seconds)
+}
+
+fn iperf(
+    client: &Netns,
+    server: IpAddr,
+    options: &[&str],
+    seconds: u64,
+) -> Result<TcpResult, SandboxError> {
+    let (address, port, time) = (server.to_string(), IPERF_PORT.to_string(), seconds.to_string());
+    let words = ["iperf3", "-J", "-c", &address, "-p", &port, "-C", "cubic", "-t", &time];
+    let words = [&words[..], options, &["--connect-timeout", "5000"]].concat();
     let limit = Duration::from_secs(seconds) + CLIENT_GRACE;
     let output = client.exec_within(limit, &words)?;
     let json = output.json();
@@ -190,11 +217,24 @@ pub fn tcp(
 
 fn parse_iperf(json: &Value) -> Option<TcpResult> {
     let end = json.get("end")?;
-    let received = end.get("sum_received")?;
+    let forward = parse_direction(end, "sum_received", "/sum_sent/retransmits")?;
+    let reverse = "/sum_sent_bidir_reverse/retransmits";
+    let Some(back) = parse_direction(end, "sum_received_bidir_reverse", reverse) else {
+        return Some(forward);
+    };
+    Some(TcpResult {
+        gbps: forward.gbps + back.gbps,
+        gigabits: forward.gigabits + back.gigabits,
+        retransmits: forward.retransmits + back.retransmits,
+    })
+}
+
+fn parse_direction(end: &Value, received: &str, retransmits: &str) -> Option<TcpResult> {
+    let received = end.get(received)?;
     Some(TcpResult {
         gbps: received.get("bits_per_second")?.as_f64()? / 1e9,
         gigabits: received.get("bytes")?.as_f64()? * 8.0 / 1e9,
-        retransmits: end.pointer("/sum_sent/retransmits").and_then(Value::as_u64).unwrap_or(0),
+        retransmits: end.pointer(retransmits).and_then(Value::as_u64).unwrap_or(0),
     })
 }
 
@@ -209,6 +249,23 @@ pub fn requests(row: &Row, binary: &str, seconds: f64) -> Result<RrResult, Sandb
     let limit = Duration::from_secs_f64(seconds) + CLIENT_GRACE;
     let output = row.client.exec_within(limit, &words)?.success()?;
     parse_line(&output.command, &output.stdout)
+}
+
+/// As [`requests`], while one TCP stream takes all that the path carries.
+fn requests_beside_a_stream(
+    row: &Row,
+    binary: &str,
+    seconds: f64,
+) -> Result<RrResult, SandboxError> {
+    thread::scope(|scope| {
+        let stream_seconds = seconds.ceil() as u64 + LOAD_LEAD_S;
+        let (client, server) = (&row.client, row.server_address);
+        let stream = scope.spawn(move || tcp(client, server, 1, stream_seconds));
+        thread::sleep(Duration::from_secs(LOAD_LEAD_S) / 2);
+        let result = requests(row, binary, seconds);
+        stream.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+        result
+    })
 }
 
 /// One trial of datagrams at one rate.
@@ -392,6 +449,19 @@ mod tests {
         let result = parse_iperf(&json).unwrap();
         assert_eq!(result, TcpResult { gbps: 10.0, gigabits: 100.0, retransmits: 3 });
         assert_eq!(parse_iperf(&serde_json::json!({"error": "unable to connect"})), None);
+    }
+
+    #[test]
+    fn of_both_directions_at_once_the_sum_counts() {
+        let sum =
+            |bytes: u64, rate: f64| serde_json::json!({"bytes": bytes, "bits_per_second": rate});
+        let json = serde_json::json!({"end": {
+            "sum_sent": {"retransmits": 3}, "sum_received": sum(2_500_000_000, 2e9),
+            "sum_sent_bidir_reverse": {"retransmits": 4},
+            "sum_received_bidir_reverse": sum(1_250_000_000, 1e9)
+        }});
+        let result = parse_iperf(&json).unwrap();
+        assert_eq!(result, TcpResult { gbps: 3.0, gigabits: 30.0, retransmits: 7 });
     }
 
     #[test]

@@ -4,24 +4,37 @@
 //! and the figures are medians over the rounds. So a slow minute of the machine meets all alike.
 
 pub mod chart;
+pub mod engine;
 pub mod machine;
 pub mod measure;
+pub mod others;
 pub mod peer;
 pub mod report;
 pub mod rows;
 pub mod stats;
+pub mod weave;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use weft_crypto::Cipher;
+use weft_packet::esp;
 
 use self::machine::Machine;
 use self::measure::{Lengths, Sample, Servers};
+use self::others::Outside;
 use self::report::{Report, ReportRow};
-use self::rows::{Row, WireguardGo};
-use crate::sandbox::{self, Container, Sandbox, SandboxError, SandboxOptions, Underlay, progress};
+use self::rows::{Row, WeftPair};
+use self::weave::WeaveRow;
+use crate::sandbox::{
+    self, Container, Sandbox, SandboxError, SandboxOptions, UNDERLAY_MTU_BYTES, Underlay, progress,
+};
 
 /// Rounds that are measured where nothing else is asked for.
-const ROUNDS: usize = 5;
+const ROUNDS: usize = 6;
+/// Seconds each way with each load when the engine is measured alone.
+const ENGINE_SECONDS: u64 = 3;
 /// Seconds of a TCP run where nothing else is asked for.
 const TCP_SECONDS: u64 = 3;
 
@@ -46,13 +59,27 @@ impl Underlays {
     }
 }
 
+/// What is measured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum Table {
+    /// Systems side by side between two hosts
+    Systems,
+    /// The vector engine alone: what one core seals and opens where devices cost nothing
+    Engine,
+    /// qperf's bandwidth and latency, as Weave Net showed its fast datapath
+    Weave,
+}
+
 /// What `weft bench` measures, and where the figures go.
 #[derive(Debug, Clone, clap::Args)]
 pub struct BenchOptions {
+    /// What to measure
+    #[arg(long, value_enum, default_value_t = Table::Systems)]
+    pub table: Table,
     /// One round with short runs, veth only: a look, not a result
     #[arg(long, conflicts_with = "full")]
     pub quick: bool,
-    /// Long runs: five rounds of ten seconds, both underlays
+    /// Long runs: six rounds of ten seconds, both underlays
     #[arg(long)]
     pub full: bool,
     /// Rounds; the figures are medians over them
@@ -70,12 +97,15 @@ pub struct BenchOptions {
     /// Write table, ratios and machine as Markdown to a file
     #[arg(long, value_name = "FILE")]
     pub markdown: Option<PathBuf>,
-    /// Rows to measure, of: direct, vxlan, weft-esp-userspace, wireguard-go
+    /// Rows to measure; all that can be had here unless told otherwise
     #[arg(long, value_delimiter = ',', value_parser = rows::ALL)]
     pub rows: Option<Vec<String>>,
     /// Underlays to measure
     #[arg(long)]
     pub underlay: Option<Underlays>,
+    /// MTUs of the link between the hosts, bytes
+    #[arg(long, value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1400..=9200))]
+    pub mtu: Option<Vec<u32>>,
 }
 
 /// The order of the work: rows, rounds and lengths.
@@ -83,12 +113,14 @@ pub struct BenchOptions {
 pub(crate) struct Plan {
     pub(crate) rows: Vec<&'static str>,
     pub(crate) underlays: &'static [Underlay],
+    /// The MTU of the link between the hosts, bytes.
+    pub(crate) link_mtu: u32,
     pub(crate) rounds: usize,
     pub(crate) lengths: Lengths,
 }
 
 impl BenchOptions {
-    fn plan(&self) -> Plan {
+    fn plan(&self, link_mtu: u32) -> Plan {
         let (rounds, seconds, underlays) = match (self.quick, self.full) {
             (true, _) => (1, 2, Underlays::Veth),
             (_, true) => (ROUNDS, 10, Underlays::Both),
@@ -102,12 +134,14 @@ impl BenchOptions {
         Plan {
             rows: rows::ALL.into_iter().filter(wanted).collect(),
             underlays: self.underlay.unwrap_or(underlays).list(),
+            link_mtu,
             rounds: self.rounds.map_or(rounds, |rounds| rounds as usize),
             lengths: Lengths {
                 tcp_seconds,
                 rr_seconds: (tcp_seconds as f64 / 2.0).clamp(1.0, 5.0),
                 trial_seconds: if self.full { 1.0 } else { 0.5 },
                 small_datagrams: true,
+                more: true,
             },
         }
     }
@@ -118,18 +152,22 @@ impl BenchOptions {
 /// # Errors
 /// The first step that did not work: then nothing is written.
 pub fn run(options: &BenchOptions) -> anyhow::Result<()> {
+    match options.table {
+        Table::Engine => return engine_alone(options),
+        Table::Weave => return weave_table(options),
+        Table::Systems => {}
+    }
     require_programs()?;
-    let plan = options.plan();
-    progress::step("making two hosts, joined by a veth pair");
-    let sandbox = Sandbox::new(&SandboxOptions::default())?;
     let binary = own_binary()?;
-    let containers = match plan.rows.contains(&rows::WEFT) {
-        true => Some(start_weft(&sandbox)?),
-        false => None,
-    };
-    let pair = containers.as_ref().map(|[client, server]| (client, server));
-    let report = compare(&sandbox, &binary, pair, &plan)?;
-    drop(sandbox);
+    let mut report = Report::default();
+    for link_mtu in options.mtu.as_deref().unwrap_or(&[UNDERLAY_MTU_BYTES]) {
+        let plan = options.plan(*link_mtu);
+        let part = on_link(&plan, |sandbox, pairs| compare(sandbox, &binary, pairs, &plan))?;
+        report.rows.extend(part.rows);
+        let commands = std::mem::take(&mut report.machine.commands);
+        report.machine = part.machine;
+        report.machine.commands.extend(commands);
+    }
     write_files(&report, options.json.as_ref().and_then(Option::as_deref), options.svg.as_deref())?;
     if let Some(file) = &options.markdown {
         write_file(file, &report.markdown())?;
@@ -147,28 +185,115 @@ pub fn run(options: &BenchOptions) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Measures the engine alone and writes what was asked for.
+fn engine_alone(options: &BenchOptions) -> anyhow::Result<()> {
+    let seconds = options.seconds.unwrap_or(if options.quick { 1 } else { ENGINE_SECONDS });
+    progress::step(&format!("the vector engine alone, {seconds} s each way with each load"));
+    let engine = engine::measure(Duration::from_secs(seconds))?;
+    let report = Report { machine: Machine::here(), engine, ..Report::default() };
+    let text = format!("{}\n{}", engine::table(&report.engine), report.machine_text());
+    write_table(options, &report, text)
+}
+
+/// Measures what Weave Net's table shows and writes what was asked for.
+fn weave_table(options: &BenchOptions) -> anyhow::Result<()> {
+    sandbox::require("qperf", "qperf")?;
+    let mut report = Report { machine: Machine::here(), ..Report::default() };
+    for link_mtu in options.mtu.as_deref().unwrap_or(&weave::LINK_MTUS) {
+        let mut plan = options.plan(*link_mtu);
+        if options.rows.is_none() {
+            plan.rows = vec![rows::DIRECT, rows::WEFT];
+        }
+        let Report { machine, weave, .. } = &mut report;
+        weave.extend(on_link(&plan, |sandbox, pairs| {
+            weave_rows(&set_up(sandbox, pairs, &plan, machine)?, &plan)
+        })?);
+    }
+    let text = format!("{}\n{}", weave::table(&report.weave), report.machine_text());
+    write_table(options, &report, text)
+}
+
+fn weave_rows(rows: &[Row], plan: &Plan) -> Result<Vec<WeaveRow>, SandboxError> {
+    let mut samples: Vec<Vec<weave::Sample>> = rows.iter().map(|_| Vec::new()).collect();
+    for round in 1..=plan.rounds {
+        for (row, samples) in rows.iter().zip(&mut samples) {
+            progress::step(&format!("qperf: round {round} of {}, {}", plan.rounds, row.name));
+            samples.push(weave::measure(row, plan.lengths.tcp_seconds)?);
+        }
+    }
+    let rows = rows.iter().zip(&samples);
+    Ok(rows.map(|(row, samples)| weave::row_of(row, plan.link_mtu, samples)).collect())
+}
+
+fn write_table(options: &BenchOptions, report: &Report, text: String) -> anyhow::Result<()> {
+    if let Some(Some(file)) = &options.json {
+        write_file(file, &format!("{}\n", to_json(report)?))?;
+    }
+    if let Some(file) = &options.markdown {
+        write_file(file, &text)?;
+    }
+    let json = if options.json == Some(None) { Some(to_json(report)?) } else { None };
+    progress::print(&json.map_or(text, |json| format!("{json}\n")));
+    Ok(())
+}
+
+/// Makes hosts whose link has one MTU, and for each of Weft's rows hosts of its own, and has them
+/// measured.
+fn on_link<T>(
+    plan: &Plan,
+    work: impl FnOnce(&Sandbox, &[WeftPair<'_>]) -> Result<T, SandboxError>,
+) -> Result<T, SandboxError> {
+    progress::step(&format!("making two hosts, joined by a veth pair of MTU {}", plan.link_mtu));
+    let options = SandboxOptions { mtu: plan.link_mtu, ..SandboxOptions::default() };
+    let sandbox = Sandbox::new(&options)?;
+    let mut ours = Vec::new();
+    for cipher in plan.rows.iter().filter_map(|row| rows::cipher_of(row)) {
+        let sandbox = Sandbox::new(&options)?;
+        let containers = start_weft(&sandbox, cipher)?;
+        ours.push((cipher, sandbox, containers));
+    }
+    let pairs: Vec<WeftPair<'_>> = ours
+        .iter()
+        .map(|(cipher, sandbox, [client, server])| WeftPair {
+            cipher: *cipher,
+            sandbox,
+            client,
+            server,
+        })
+        .collect();
+    work(&sandbox, &pairs)
+}
+
 /// Sets the rows up, measures them in turns, and takes them down.
 pub(crate) fn compare(
     sandbox: &Sandbox,
     binary: &str,
-    containers: Option<(&Container, &Container)>,
+    pairs: &[WeftPair<'_>],
     plan: &Plan,
 ) -> Result<Report, SandboxError> {
     let mut machine = Machine::here();
-    let rows = set_up(sandbox, containers, plan, &mut machine)?;
+    let rows = set_up(sandbox, pairs, plan, &mut machine)?;
     machine.commands.append(&mut commands(plan));
     for row in &rows {
         machine.commands.insert(format!("row {}", row.name), row.setup.clone());
     }
-    let mut report = Report { machine, rows: Vec::new() };
+    let mut report = Report { machine, ..Report::default() };
+    let set_underlay = |underlay| {
+        let sandboxes = pairs.iter().map(|pair| pair.sandbox).chain([sandbox]);
+        sandboxes.into_iter().try_for_each(|sandbox| sandbox.set_underlay(underlay))
+    };
     for underlay in plan.underlays {
-        sandbox.set_underlay(*underlay)?;
+        set_underlay(*underlay)?;
         let samples = measure_underlay(&rows, *underlay, binary, plan)?;
+        let name = match plan.link_mtu {
+            UNDERLAY_MTU_BYTES => underlay.name().to_owned(),
+            other => format!("{} {other}", underlay.name()),
+        };
         for (row, samples) in rows.iter().zip(&samples) {
-            report.rows.push(ReportRow::of(row.name, underlay.name(), row.mtu, samples));
+            report.rows.push(ReportRow::of(row.name, &name, row.mtu, samples));
         }
     }
-    sandbox.set_underlay(Underlay::Veth)?;
+    set_underlay(Underlay::Veth)?;
     if let Some(row) = rows.iter().find(|row| row.name == rows::VXLAN) {
         rows::remove_vxlan(sandbox, row)?;
     }
@@ -208,40 +333,54 @@ pub(crate) fn write_files(
     Ok(())
 }
 
-fn start_weft(sandbox: &Sandbox) -> Result<[Container; 2], SandboxError> {
-    progress::step("starting a daemon on each host and attaching a container to each");
-    sandbox.launch_all(&[])?;
+fn start_weft(sandbox: &Sandbox, cipher: Cipher) -> Result<[Container; 2], SandboxError> {
+    progress::step(&format!(
+        "starting a daemon on each host and attaching a container to each, {cipher}"
+    ));
+    sandbox.launch_all(&["--cipher", cipher.name()])?;
     Ok([sandbox.host(0).add_container("a")?, sandbox.host(1).add_container("b")?])
 }
 
 fn set_up(
     sandbox: &Sandbox,
-    containers: Option<(&Container, &Container)>,
+    pairs: &[WeftPair<'_>],
     plan: &Plan,
     machine: &mut Machine,
 ) -> Result<Vec<Row>, SandboxError> {
     let mut set = Vec::new();
-    let weft = match containers.filter(|_| plan.rows.contains(&rows::WEFT)) {
-        Some((client, server)) => Some(rows::weft(sandbox, client, server)?),
-        None => None,
-    };
-    let overlay_mtu = weft.as_ref().map_or(OVERLAY_MTU_BYTES, |row| row.mtu);
-    let mut weft = weft;
+    let link_mtu = plan.link_mtu;
+    let overlay_mtu = esp::inner_mtu(link_mtu as usize, esp::OVERHEAD_V6_UDP) as u32;
     for name in &plan.rows {
-        match *name {
-            rows::DIRECT => set.push(rows::direct(sandbox)),
-            rows::VXLAN => set.push(rows::vxlan(sandbox, overlay_mtu)?),
-            rows::WIREGUARD_GO => match rows::wireguard_go(sandbox)? {
-                WireguardGo::Row { row, version } => {
-                    machine.versions.insert(rows::WIREGUARD_GO.to_owned(), version);
-                    set.push(*row);
+        let outside = match *name {
+            rows::DIRECT => {
+                set.push(rows::direct(sandbox, link_mtu));
+                continue;
+            }
+            rows::VXLAN => {
+                set.push(rows::vxlan(sandbox, overlay_mtu)?);
+                continue;
+            }
+            rows::GRE => others::gre(sandbox, link_mtu)?,
+            rows::WIREGUARD_GO => others::wireguard_go(sandbox, link_mtu)?,
+            rows::NEBULA => others::nebula(sandbox, link_mtu)?,
+            rows::OPENVPN => others::openvpn(sandbox, link_mtu)?,
+            ours => {
+                let cipher = rows::cipher_of(ours);
+                if let Some(pair) = pairs.iter().find(|pair| Some(pair.cipher) == cipher) {
+                    set.push(rows::weft(*pair)?);
                 }
-                WireguardGo::Missing(why) => {
-                    progress::note(&format!("row {name} left out: {why}"));
-                    machine.versions.insert((*name).to_owned(), format!("left out: {why}"));
-                }
-            },
-            _ => set.extend(weft.take()),
+                continue;
+            }
+        };
+        match outside {
+            Outside::Row { row, version } => {
+                machine.versions.insert((*name).to_owned(), version);
+                set.push(*row);
+            }
+            Outside::Missing(why) => {
+                progress::note(&format!("row {name} left out: {why}"));
+                machine.versions.insert((*name).to_owned(), format!("left out: {why}"));
+            }
         }
     }
     for row in &set {
@@ -249,9 +388,6 @@ fn set_up(
     }
     Ok(set)
 }
-
-/// The container MTU of a Weft network over 1500 bytes (DESIGN section 4), where no Weft row says it.
-const OVERLAY_MTU_BYTES: u32 = 1388;
 
 fn measure_underlay(
     rows: &[Row],
@@ -285,7 +421,7 @@ fn measure_underlay(
 }
 
 fn commands(plan: &Plan) -> BTreeMap<String, String> {
-    let Lengths { tcp_seconds, rr_seconds, trial_seconds, small_datagrams } = plan.lengths;
+    let Lengths { tcp_seconds, rr_seconds, trial_seconds, small_datagrams, more } = plan.lengths;
     let flood = |size: usize| {
         format!(
             "weft bench-peer udp-flood --connect SERVER:7002 --size {size} --seconds {trial_seconds} --rate R \
@@ -300,13 +436,20 @@ fn commands(plan: &Plan) -> BTreeMap<String, String> {
         ("tcp1_gbps".to_owned(), tcp(1)),
         ("tcp4_gbps".to_owned(), tcp(4)),
         ("udp_gbps".to_owned(), flood(measure::UDP_PAYLOAD_BYTES)),
-        ("rr_tps".to_owned(), rr),
         (
             "core_s_per_gbit".to_owned(),
             "busy time of the whole machine (/proc/stat) over the tcp1 run / gigabits carried"
                 .to_owned(),
         ),
     ]);
+    if more {
+        commands.insert("tcp8_gbps".to_owned(), tcp(8));
+        let both =
+            format!("iperf3 -J -c SERVER -p 5201 -C cubic --bidir -t {tcp_seconds}; the sum");
+        commands.insert("tcp_both_gbps".to_owned(), both);
+        commands.insert("load_p50_us".to_owned(), format!("{rr}, beside one TCP stream"));
+    }
+    commands.insert("rr_tps".to_owned(), rr);
     if small_datagrams {
         commands.insert("pps64".to_owned(), flood(measure::SMALL_PAYLOAD_BYTES));
     }
@@ -346,23 +489,23 @@ mod tests {
     }
 
     #[test]
-    fn five_rounds_of_all_rows_on_both_underlays_unless_told_otherwise() {
-        let plan = options(&[]).unwrap().plan();
-        assert_eq!((plan.rounds, plan.rows.as_slice()), (5, &rows::ALL[..]));
+    fn six_rounds_of_all_rows_on_both_underlays_unless_told_otherwise() {
+        let plan = options(&[]).unwrap().plan(1500);
+        assert_eq!((plan.rounds, plan.rows.as_slice()), (6, &rows::ALL[..]));
         assert_eq!(plan.underlays, [Underlay::Veth, Underlay::Wire]);
     }
 
     #[test]
     fn full_is_long_and_quick_is_short() {
-        assert_eq!(options(&["--full"]).unwrap().plan().lengths.tcp_seconds, 10);
-        let quick = options(&["--quick"]).unwrap().plan();
+        assert_eq!(options(&["--full"]).unwrap().plan(1500).lengths.tcp_seconds, 10);
+        let quick = options(&["--quick"]).unwrap().plan(1500);
         assert_eq!((quick.rounds, quick.underlays), (1, &[Underlay::Veth][..]));
         assert!(options(&["--quick", "--full"]).is_err());
     }
 
     #[test]
     fn rows_keep_the_tables_order_and_unknown_ones_are_refused() {
-        let plan = options(&["--rows", "wireguard-go,direct"]).unwrap().plan();
+        let plan = options(&["--rows", "wireguard-go,direct"]).unwrap().plan(1500);
         assert_eq!(plan.rows, [rows::DIRECT, rows::WIREGUARD_GO]);
         assert!(options(&["--rows", "carrier-pigeon"]).is_err());
     }

@@ -1,0 +1,168 @@
+//! The table in which Weave Net showed its fast datapath: qperf's TCP bandwidth and latency, host to
+//! host and between containers, at the usual MTU and at a large one.
+
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use super::rows::Row;
+use super::stats;
+use crate::sandbox::{SandboxError, output_of};
+
+/// The MTUs of the link: Weave's table has container MTUs of 1410 and 8950.
+pub const LINK_MTUS: [u32; 2] = [1500, 9000];
+/// The port that qperf's two ends agree over.
+const PORT: u16 = 19_765;
+/// What a client may take beyond its two tests.
+const GRACE: Duration = Duration::from_secs(20);
+/// What the server may take until it answers.
+const SERVER_LIMIT: Duration = Duration::from_secs(10);
+
+/// What qperf found between two ends.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct WeaveRow {
+    /// The way between them.
+    pub name: String,
+    /// The link's MTU, bytes.
+    pub link_mtu: u32,
+    /// The MTU between the two ends, bytes.
+    pub mtu: u32,
+    /// TCP bandwidth, MB/s.
+    pub bandwidth_mb_s: Option<f64>,
+    /// TCP latency one way, microseconds.
+    pub latency_us: Option<f64>,
+    /// How many rounds the medians are of.
+    pub rounds: usize,
+}
+
+/// One round: bandwidth in bytes a second, latency in seconds.
+pub type Sample = (f64, f64);
+
+/// Measures one row once.
+///
+/// # Errors
+/// What qperf said.
+pub fn measure(row: &Row, seconds: u64) -> Result<Sample, SandboxError> {
+    let port = PORT.to_string();
+    let _server = row.server.spawn(&["qperf", "--listen_port", &port])?;
+    wait_for_server(row)?;
+    let (address, time) = (row.server_address.to_string(), seconds.to_string());
+    let words = ["qperf", "--listen_port", &port, "--time", &time, &address, "tcp_bw", "tcp_lat"];
+    let limit = Duration::from_secs(2 * seconds) + GRACE;
+    let output = row.client.exec_within(limit, &words)?.success()?;
+    parse(&output.stdout).ok_or_else(|| SandboxError::UnexpectedOutput {
+        command: output.command,
+        why: format!("no bandwidth and latency: {}", output.stdout),
+    })
+}
+
+/// qperf's server says nothing when it listens.
+fn wait_for_server(row: &Row) -> Result<(), SandboxError> {
+    let filter = format!("sport = :{PORT}");
+    crate::sandbox::wait_until("qperf's server", SERVER_LIMIT, || {
+        let mut command = row.server.command("ss");
+        let output = output_of(command.args(["-Hlnt", &filter]), SERVER_LIMIT);
+        output.is_ok_and(|output| !output.stdout.trim().is_empty())
+    })
+    .map(|_| ())
+}
+
+/// The medians of a row's rounds.
+#[must_use]
+pub fn row_of(row: &Row, link_mtu: u32, samples: &[Sample]) -> WeaveRow {
+    let median = |pick: fn(&Sample) -> f64| {
+        let values: Vec<f64> = samples.iter().map(pick).collect();
+        stats::median(&values).map(|value| (value * 10.0).round() / 10.0)
+    };
+    WeaveRow {
+        name: row.name.to_owned(),
+        link_mtu,
+        mtu: row.mtu,
+        bandwidth_mb_s: median(|(bandwidth, _)| bandwidth / 1e6),
+        latency_us: median(|(_, latency)| latency * 1e6),
+        rounds: samples.len(),
+    }
+}
+
+fn parse(text: &str) -> Option<Sample> {
+    let value = |name: &str| {
+        let line = text.lines().find_map(|line| {
+            let (key, value) = line.split_once('=')?;
+            (key.trim() == name).then_some(value)
+        })?;
+        let mut words = line.split_whitespace();
+        Some(words.next()?.parse::<f64>().ok()? * unit(words.next()?)?)
+    };
+    Some((value("bw")?, value("latency")?))
+}
+
+/// qperf's units, in bytes a second and in seconds. Its thousands are 1,000.
+fn unit(name: &str) -> Option<f64> {
+    Some(match name {
+        "bytes/sec" | "sec" => 1.0,
+        "KB/sec" => 1e3,
+        "MB/sec" => 1e6,
+        "GB/sec" => 1e9,
+        "ms" => 1e-3,
+        "us" => 1e-6,
+        "ns" => 1e-9,
+        _ => return None,
+    })
+}
+
+/// The table in Markdown, with Weave's own figures from its post beside.
+#[must_use]
+pub fn table(rows: &[WeaveRow]) -> String {
+    let mut text = String::from(
+        "| way                         | link MTU | MTU  | TCP bandwidth MB/s | TCP latency µs |\n\
+         | --------------------------- | -------: | ---: | -----------------: | -------------: |\n",
+    );
+    let cell = |value: Option<f64>| value.map_or_else(|| "–".to_owned(), |v| format!("{v:.1}"));
+    for row in rows {
+        let WeaveRow { name, link_mtu, mtu, .. } = row;
+        let (bandwidth, latency) = (cell(row.bandwidth_mb_s), cell(row.latency_us));
+        let _ = writeln!(
+            text,
+            "| {name:<27} | {link_mtu:>8} | {mtu:>4} | {bandwidth:>18} | {latency:>14} |"
+        );
+    }
+    text.push_str(
+        "\nWeave Net's post, two c3.8xlarge with 10 Gbit/s: host to host 1200 MB/s, 48.1 µs; fast datapath,\n\
+         not encrypted, MTU 1410: 316 MB/s, 61.4 µs; MTU 8950: 1090 MB/s, 61.9 µs.\n",
+    );
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn qperfs_figures_are_read_in_any_unit() {
+        let text = |bandwidth: &str, latency: &str| {
+            format!("tcp_bw:\n    bw  =  {bandwidth}\ntcp_lat:\n    latency  =  {latency}\n")
+        };
+        assert_eq!(parse(&text("1.5 GB/sec", "12 us")), Some((1.5e9, 12.0 * 1e-6)));
+        assert_eq!(parse(&text("316 MB/sec", "900 ns")), Some((316.0 * 1e6, 900.0 * 1e-9)));
+        assert_eq!(parse(&text("316 furlongs", "900 ns")), None);
+        assert_eq!(parse("failed to connect"), None);
+    }
+
+    #[test]
+    fn the_table_has_a_line_for_each_row() {
+        let row = |name: &str, bandwidth_mb_s| WeaveRow {
+            name: name.to_owned(),
+            link_mtu: 1500,
+            mtu: 1388,
+            bandwidth_mb_s,
+            latency_us: Some(33.25),
+            rounds: 6,
+        };
+        let table = table(&[row("direct", Some(1_200.0)), row("weft-esp-userspace", None)]);
+        let lines: Vec<&str> = table.lines().take(4).collect();
+        let widths: Vec<usize> = lines.iter().map(|line| line.chars().count()).collect();
+        assert!(widths.iter().all(|width| *width == widths[0]), "{table}");
+        assert!(lines[2].contains("1200.0") && lines[3].contains("–"), "{table}");
+    }
+}
