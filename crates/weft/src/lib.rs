@@ -7,5 +7,6 @@ pub mod cli;
 pub mod config;
 pub mod daemon;
 pub mod demo;
+pub mod doctor;
 pub mod sandbox;
 mod timestamp;

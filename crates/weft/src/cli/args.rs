@@ -9,6 +9,7 @@ use crate::bench::BenchOptions;
 use crate::bench::peer::PeerCommand;
 use crate::config::{DEFAULT_RUNTIME_DIR, LaunchOptions};
 use crate::demo::DemoOptions;
+use crate::doctor::DoctorOptions;
 
 /// Weft: an encrypted network for containers and hosts.
 #[derive(Debug, Parser)]
@@ -56,6 +57,8 @@ pub enum Command {
     Reset(ResetArgs),
     /// Two hosts on this machine, with containers, pings, figures; all removed at the end
     Demo(DemoOptions),
+    /// Say what this host has of what Weft uses, how fast it is, and what to do about the rest
+    Doctor(DoctorOptions),
     /// Measure Weft beside other networks on this machine
     Bench(BenchOptions),
     /// The far end of measurements

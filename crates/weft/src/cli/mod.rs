@@ -40,6 +40,11 @@ fn dispatch(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Run(run) => run::run(run, &runtime_dir),
         Command::Demo(options) => crate::demo::run(&options).map(|()| ExitCode::SUCCESS),
         Command::Bench(options) => crate::bench::run(&options).map(|()| ExitCode::SUCCESS),
+        Command::Doctor(options) => {
+            let diagnosis = crate::doctor::examine(&options)?;
+            output::print(options.json, &diagnosis, crate::doctor::text)?;
+            Ok(if diagnosis.ready { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+        }
         Command::BenchPeer(command) => {
             crate::bench::peer::run(&command).map(|()| ExitCode::SUCCESS)
         }

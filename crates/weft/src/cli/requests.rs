@@ -69,6 +69,7 @@ async fn ask(command: Command, daemon: &Client, runtime_dir: &Path) -> anyhow::R
         Command::Launch(_)
         | Command::Run(_)
         | Command::Demo(_)
+        | Command::Doctor(_)
         | Command::Bench(_)
         | Command::BenchPeer(_)
         | Command::HoldSockets

@@ -1,0 +1,391 @@
+//! `weft doctor`: what this host has of what Weft uses, how fast its processor is at it, and what to
+//! do where something is missing.
+//!
+//! Nothing of the host is changed. The offloads are tried on a device that is gone right after.
+
+mod host;
+
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use serde::Serialize;
+use weft_crypto::Cipher;
+use weft_engine::alone;
+use weft_io::offload::{self, Verdict};
+
+use self::host::Module;
+use crate::bench::engine::{self, EngineRow};
+use crate::bench::machine::Machine;
+use crate::sandbox::find_program;
+
+/// The plaintext on which the AEADs are measured, in bytes: that of a full datagram on 1500.
+const AEAD_BYTES: usize = 1_420;
+/// How long each AEAD is measured each way, in milliseconds.
+const AEAD_MS: u64 = 100;
+/// How long the engine is measured with each load each way, in milliseconds.
+const RACE_MS: u64 = 300;
+
+/// What `weft doctor` looks at.
+#[derive(Debug, Clone, clap::Args)]
+pub struct DoctorOptions {
+    /// Measure the vector engine too: what one core seals and opens without the kernel's part
+    #[arg(long)]
+    pub race: bool,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// How a finding is to be taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum State {
+    /// There, and right.
+    Ok,
+    /// Weft runs without it, and is slower or can do less.
+    Without,
+    /// Weft cannot run.
+    Missing,
+    /// The host does not tell.
+    Unknown,
+}
+
+/// One line: what, how it is, and what to do.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Finding {
+    /// What was looked at.
+    pub name: String,
+    /// How it is.
+    pub state: State,
+    /// What was found.
+    pub detail: String,
+    /// What to do, where there is something.
+    pub advice: Option<String>,
+}
+
+/// What one core does with an AEAD.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct AeadFigure {
+    /// The AEAD.
+    pub cipher: Cipher,
+    /// The library that was measured.
+    pub library: &'static str,
+    /// Plaintext of one packet, bytes.
+    pub bytes: usize,
+    /// Gbit/s sealed.
+    pub sealed_gbps: f64,
+    /// Gbit/s opened.
+    pub opened_gbps: f64,
+}
+
+/// All that was found.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Diagnosis {
+    /// Whether Weft can run here.
+    pub ready: bool,
+    /// Line by line.
+    pub findings: Vec<Finding>,
+    /// The AEADs, per core.
+    pub aead: Vec<AeadFigure>,
+    /// The vector engine alone, per core; empty unless asked for.
+    pub engine: Vec<EngineRow>,
+}
+
+/// Looks at this host.
+///
+/// # Errors
+/// The engine could not be measured: there is no UDP socket to be had.
+pub fn examine(options: &DoctorOptions) -> anyhow::Result<Diagnosis> {
+    let kernel = host::Kernel::read();
+    let aead = measure_aeads();
+    let mut findings = vec![
+        Finding::new("kernel", State::Ok, format!("Linux {}", kernel.release)),
+        processor(&aead),
+        permission(host::may_change_networks()),
+    ];
+    findings.extend(tap_and_offloads());
+    findings.extend(PARTS.iter().map(|part| part.look_at(&kernel)));
+    findings.push(nft(find_program("nft").is_some()));
+    let ready = findings.iter().all(|finding| finding.state != State::Missing);
+    let race = Duration::from_millis(RACE_MS);
+    let engine = if options.race { engine::measure(race)? } else { Vec::new() };
+    Ok(Diagnosis { ready, findings, aead, engine })
+}
+
+impl Finding {
+    fn new(name: &str, state: State, detail: impl Into<String>) -> Self {
+        Self { name: name.to_owned(), state, detail: detail.into(), advice: None }
+    }
+
+    fn advise(mut self, advice: impl Into<String>) -> Self {
+        self.advice = Some(advice.into());
+        self
+    }
+}
+
+fn measure_aeads() -> Vec<AeadFigure> {
+    let measure = |cipher| {
+        let rates = alone::measure_aead(cipher, AEAD_BYTES, Duration::from_millis(AEAD_MS));
+        AeadFigure {
+            cipher,
+            library: "aws-lc",
+            bytes: AEAD_BYTES,
+            sealed_gbps: engine::tenths(rates.sealed.gbps),
+            opened_gbps: engine::tenths(rates.opened.gbps),
+        }
+    };
+    [Cipher::Aes256Gcm, Cipher::ChaCha20Poly1305].map(measure).to_vec()
+}
+
+fn processor(aead: &[AeadFigure]) -> Finding {
+    let machine = Machine::here();
+    let features = host::cpu_features();
+    let detail = format!("{} cores of {}; {}", machine.cores, machine.cpu, features.join(" "));
+    let speed = |cipher| aead.iter().find(|figure| figure.cipher == cipher).map(|f| f.sealed_gbps);
+    let slower = speed(Cipher::Aes256Gcm) < speed(Cipher::ChaCha20Poly1305);
+    if slower {
+        let advice =
+            "chacha20-poly1305 is faster on this processor: weft launch --cipher chacha20-poly1305";
+        return Finding::new("processor", State::Without, detail).advise(advice);
+    }
+    Finding::new("processor", State::Ok, detail)
+}
+
+fn permission(granted: bool) -> Finding {
+    match granted {
+        true => Finding::new("permission", State::Ok, "this process may change networks"),
+        false => Finding::new("permission", State::Missing, "this process lacks CAP_NET_ADMIN")
+            .advise("run as root, or give the container the capability NET_ADMIN"),
+    }
+}
+
+/// The TAP device, and the offloads tried on one.
+fn tap_and_offloads() -> Vec<Finding> {
+    let offloads = match offload::self_test() {
+        Ok(offloads) => offloads,
+        Err(error) => {
+            let advice = "load it (modprobe tun), give the container /dev/net/tun, or run as root";
+            return vec![
+                Finding::new("TAP device", State::Missing, error.to_string()).advise(advice),
+            ];
+        }
+    };
+    let segments = offloads.run_segments_max;
+    let slower =
+        "a newer kernel has it: the vector engine works without, at a fraction of the speed";
+    let mut findings = vec![Finding::new("TAP device", State::Ok, "/dev/net/tun gives one")];
+    for (name, verdict, what) in [
+        ("TCP super-packets", &offloads.tap_tso, "to and from the TAP device".to_owned()),
+        ("UDP super-packets", &offloads.tap_uso, "to and from the TAP device".to_owned()),
+        ("UDP_SEGMENT", &offloads.udp_segment, format!("{segments} datagrams a run")),
+        ("UDP_GRO", &offloads.udp_gro, "runs on receipt".to_owned()),
+    ] {
+        let detail = format!("{verdict}: {what}");
+        findings.push(match verdict {
+            Verdict::Works => Finding::new(name, State::Ok, detail),
+            Verdict::Untested(_) => Finding::new(name, State::Unknown, detail)
+                .advise("bring the loopback device up: ip link set lo up"),
+            Verdict::Absent | Verdict::Broken(_) => {
+                Finding::new(name, State::Without, detail).advise(slower)
+            }
+        });
+    }
+    findings
+}
+
+/// A part of the kernel, and what it is needed for.
+struct Part {
+    module: &'static str,
+    option: &'static str,
+    use_of_it: &'static str,
+    /// Nothing works without it.
+    needed: bool,
+}
+
+const PARTS: [Part; 9] = [
+    Part { module: "bridge", option: "CONFIG_BRIDGE", use_of_it: "the switch", needed: true },
+    Part { module: "veth", option: "CONFIG_VETH", use_of_it: "attaching containers", needed: true },
+    Part { module: "vxlan", option: "CONFIG_VXLAN", use_of_it: "kernel engine", needed: false },
+    Part {
+        module: "xfrm_user",
+        option: "CONFIG_XFRM_USER",
+        use_of_it: "kernel engine",
+        needed: false,
+    },
+    Part {
+        module: "esp4",
+        option: "CONFIG_INET_ESP",
+        use_of_it: "kernel engine, IPv4",
+        needed: false,
+    },
+    Part {
+        module: "esp6",
+        option: "CONFIG_INET6_ESP",
+        use_of_it: "kernel engine, IPv6",
+        needed: false,
+    },
+    Part {
+        module: "nf_tables",
+        option: "CONFIG_NF_TABLES",
+        use_of_it: "the guard of the kernel engine",
+        needed: false,
+    },
+    Part {
+        module: "openvswitch",
+        option: "CONFIG_OPENVSWITCH",
+        use_of_it: "--switch odp",
+        needed: false,
+    },
+    Part {
+        module: "ovpn",
+        option: "CONFIG_OVPN",
+        use_of_it: "OpenVPN in the kernel (Linux 6.16)",
+        needed: false,
+    },
+];
+
+impl Part {
+    fn look_at(&self, kernel: &host::Kernel) -> Finding {
+        self.finding(kernel.module(self.module, self.option))
+    }
+
+    fn finding(&self, module: Module) -> Finding {
+        let Self { module: name, option, use_of_it, needed } = self;
+        let lacking = if *needed { State::Missing } else { State::Without };
+        let (state, found, advice) = match module {
+            Module::There => (State::Ok, "in the kernel", None),
+            Module::OnDisk => (State::Ok, "a module, loaded when needed", None),
+            Module::NotInstalled => {
+                let advice = format!(
+                    "the kernel was built with {name} as a module: install the package that holds it"
+                );
+                (lacking, "a module that is not installed", Some(advice))
+            }
+            Module::Absent => {
+                let without = if *needed { "" } else { "; Weft runs without it" };
+                (lacking, "absent", Some(format!("a kernel built with {option} has it{without}")))
+            }
+            Module::Unknown => (State::Unknown, "this kernel does not tell", None),
+        };
+        let finding = Finding::new(name, state, format!("{found}: {use_of_it}"));
+        advice.into_iter().fold(finding, Finding::advise)
+    }
+}
+
+fn nft(found: bool) -> Finding {
+    match found {
+        true => Finding::new("nft", State::Ok, "installed: the guard of the kernel engine"),
+        false => {
+            Finding::new("nft", State::Without, "not installed: no kernel engine without its guard")
+                .advise("install it: apt-get install nftables")
+        }
+    }
+}
+
+/// The diagnosis for people.
+#[must_use]
+pub fn text(diagnosis: &Diagnosis) -> String {
+    let width = diagnosis.findings.iter().map(|finding| finding.name.len()).max().unwrap_or(0);
+    let mut text = String::new();
+    for Finding { name, state, detail, advice } in &diagnosis.findings {
+        let state = match state {
+            State::Ok => "ok",
+            State::Without => "without",
+            State::Missing => "MISSING",
+            State::Unknown => "unknown",
+        };
+        let _ = writeln!(text, "{name:<width$}  {state:<7}  {detail}");
+        if let Some(advice) = advice {
+            let _ = writeln!(text, "{:width$}           -> {advice}", "");
+        }
+    }
+    let _ = writeln!(text, "\nper core, Gbit/s");
+    for AeadFigure { cipher, library, bytes, sealed_gbps, opened_gbps } in &diagnosis.aead {
+        let _ = writeln!(
+            text,
+            "{cipher:<18} {library}, {bytes} bytes: seals {sealed_gbps:.1}, opens {opened_gbps:.1}"
+        );
+    }
+    if !diagnosis.engine.is_empty() {
+        let _ = write!(
+            text,
+            "\nthe vector engine alone, one core\n{}",
+            engine::table(&diagnosis.engine)
+        );
+    }
+    let _ = writeln!(
+        text,
+        "\n{}",
+        if diagnosis.ready { "Weft can run here." } else { "Weft cannot run here: see MISSING." }
+    );
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn part(needed: bool) -> Part {
+        Part { module: "esp4", option: "CONFIG_INET_ESP", use_of_it: "kernel engine", needed }
+    }
+
+    #[test]
+    fn only_what_nothing_works_without_keeps_weft_from_running() {
+        for lacking in [Module::Absent, Module::NotInstalled] {
+            assert_eq!(part(true).finding(lacking).state, State::Missing);
+            assert_eq!(part(false).finding(lacking).state, State::Without);
+        }
+        for there in [Module::There, Module::OnDisk] {
+            assert_eq!(part(true).finding(there).state, State::Ok);
+        }
+        assert_eq!(part(true).finding(Module::Unknown).state, State::Unknown);
+        assert_eq!(permission(false).state, State::Missing);
+        assert_eq!(nft(false).state, State::Without);
+    }
+
+    #[test]
+    fn whatever_is_lacking_comes_with_advice() {
+        let mut findings = vec![permission(false), nft(false)];
+        for module in [Module::Absent, Module::NotInstalled] {
+            findings.extend([true, false].map(|needed| part(needed).finding(module)));
+        }
+        for finding in findings {
+            assert!(finding.advice.is_some(), "{finding:?}");
+        }
+    }
+
+    #[test]
+    fn a_processor_without_aes_is_told_the_other_cipher() {
+        let figure = |cipher, sealed_gbps| AeadFigure {
+            cipher,
+            library: "aws-lc",
+            bytes: AEAD_BYTES,
+            sealed_gbps,
+            opened_gbps: sealed_gbps,
+        };
+        let both = |aes, chacha| {
+            [figure(Cipher::Aes256Gcm, aes), figure(Cipher::ChaCha20Poly1305, chacha)]
+        };
+        assert_eq!(processor(&both(40.0, 12.0)).state, State::Ok);
+        let slow = processor(&both(2.0, 8.0));
+        assert_eq!(slow.state, State::Without);
+        assert!(slow.advice.is_some_and(|advice| advice.contains("--cipher chacha20-poly1305")));
+    }
+
+    #[test]
+    fn the_text_has_a_line_for_each_finding_and_the_verdict() {
+        let mut diagnosis = Diagnosis {
+            ready: true,
+            findings: vec![permission(true), part(false).finding(Module::Absent)],
+            aead: Vec::new(),
+            engine: Vec::new(),
+        };
+        let good = text(&diagnosis);
+        assert!(
+            good.contains("permission") && good.contains("-> a kernel built with CONFIG_INET_ESP")
+        );
+        assert!(good.ends_with("Weft can run here.\n"), "{good}");
+        diagnosis.ready = false;
+        assert!(text(&diagnosis).contains("cannot run here"));
+    }
+}
