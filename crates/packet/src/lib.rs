@@ -9,6 +9,7 @@ pub mod arp;
 mod bytes;
 pub mod checksum;
 pub mod coalesce;
+pub mod ecn;
 pub mod esp;
 pub mod ethernet;
 mod fragment;
