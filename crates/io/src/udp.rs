@@ -36,11 +36,12 @@ pub struct UdpSocket {
     port: u16,
 }
 
-/// A destination in the form that the socket's kernel calls take.
+/// A destination in the form that the socket's kernel calls take, and the TOS of what goes there.
 #[derive(Clone, Copy)]
 pub struct Remote {
     address: SocketAddr,
     raw: RawAddress,
+    tos: u8,
 }
 
 #[derive(Clone, Copy)]
@@ -147,11 +148,11 @@ impl UdpSocket {
             (true, SocketAddr::V6(v6)) => RawAddress::V6(raw_v6(&v6)),
             (false, SocketAddr::V6(_)) => return Err(io::ErrorKind::AddrNotAvailable.into()),
         };
-        Ok(Remote { address, raw })
+        Ok(Remote { address, raw, tos: 0 })
     }
 
     /// Sends `run` as datagrams of `segment` bytes each, the last one shorter where it must be: at
-    /// most [`RUN_BYTES_MAX`] bytes. One datagram goes without UDP_SEGMENT.
+    /// most [`RUN_BYTES_MAX`] bytes, all with the TOS of `to`. One datagram goes without UDP_SEGMENT.
     ///
     /// # Errors
     /// `WouldBlock` or ENOBUFS: no room now. EMSGSIZE: a datagram is longer than the route takes.
@@ -249,9 +250,11 @@ impl UdpSocket {
         if self.ipv6 {
             self.set(libc::IPPROTO_IPV6, libc::IPV6_V6ONLY, i32::from(!address.is_unspecified()))?;
             self.set(libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER, libc::IPV6_PMTUDISC_PROBE)?;
+            self.set(libc::IPPROTO_IPV6, libc::IPV6_RECVTCLASS, 1)?;
         }
         if !self.ipv6 || address.is_unspecified() {
             self.set(libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_PROBE)?;
+            self.set(libc::IPPROTO_IP, libc::IP_RECVTOS, 1)?;
         }
         for (force, plain) in
             [(libc::SO_RCVBUFFORCE, libc::SO_RCVBUF), (libc::SO_SNDBUFFORCE, libc::SO_SNDBUF)]
@@ -302,6 +305,17 @@ impl Remote {
     /// The address, IPv4 as IPv4 on any socket.
     pub const fn address(&self) -> SocketAddr {
         self.address
+    }
+
+    /// The same place for datagrams with this IPv4 TOS or IPv6 traffic class; 0 unless said.
+    #[must_use]
+    pub const fn with_tos(self, tos: u8) -> Self {
+        Self { tos, ..self }
+    }
+
+    /// IPv4 TOS or IPv6 traffic class of what is sent there.
+    pub const fn tos(&self) -> u8 {
+        self.tos
     }
 }
 
@@ -354,6 +368,9 @@ pub struct Message {
     pub segment: usize,
     /// Where it came from, IPv4 as IPv4.
     pub source: SocketAddr,
+    /// IPv4 TOS or IPv6 traffic class of its datagrams: UDP_GRO puts together what has the same
+    /// alone. Kernels before 6.9 without that fix did not look; it is the first datagram's then.
+    pub tos: u8,
     /// It was longer than [`MESSAGE_ROOM`] and is cut.
     pub truncated: bool,
 }
@@ -390,11 +407,12 @@ impl RecvBatch {
         let header = self.headers[..self.filled].get(index)?;
         let start = index * MESSAGE_ROOM;
         let len = (header.msg_len as usize).min(MESSAGE_ROOM);
-        let segment = self.controls[index].segment(header.msg_hdr.msg_controllen as _);
+        let (segment, tos) = self.controls[index].read(header.msg_hdr.msg_controllen as _);
         Some(Message {
             range: start..start + len,
             segment: segment.unwrap_or(len).max(1),
             source: address_of(&self.names[index]),
+            tos,
             truncated: header.msg_hdr.msg_flags & libc::MSG_TRUNC != 0,
         })
     }
@@ -461,7 +479,7 @@ impl std::fmt::Debug for RecvBatch {
     }
 }
 
-/// Room for one control message with a number in it, aligned as `cmsghdr` must be.
+/// Room for two control messages with a number in each, aligned as `cmsghdr` must be.
 #[derive(Clone, Copy)]
 #[repr(C, align(8))]
 struct Control([u8; 64]);
@@ -472,45 +490,60 @@ impl Control {
     /// What UDP_GRO tells of a segment size, and how many bytes of it there are.
     fn of_segment(segment: i32) -> (Self, usize) {
         let mut control = Self::EMPTY;
-        // SAFETY: a `msghdr` is a C struct of integers and pointers, for which zero is valid.
-        let mut header: libc::msghdr = unsafe { mem::zeroed() };
-        header.msg_control = control.0.as_mut_ptr().cast();
-        // SAFETY: CMSG_SPACE and CMSG_LEN only compute; the space for 4 bytes of data is 24 bytes,
-        // within the 64 of `control`, so that CMSG_FIRSTHDR returns a pointer to a `cmsghdr` in it,
-        // with 4 bytes of data behind it, all exclusively borrowed here.
-        unsafe {
-            header.msg_controllen = libc::CMSG_SPACE(4) as _;
-            let first = libc::CMSG_FIRSTHDR(&raw const header);
-            (*first).cmsg_level = libc::SOL_UDP;
-            (*first).cmsg_type = libc::UDP_GRO;
-            (*first).cmsg_len = libc::CMSG_LEN(4) as _;
-            libc::CMSG_DATA(first).cast::<i32>().write_unaligned(segment);
-        }
-        let len = header.msg_controllen as usize;
+        let len = control.put(0, libc::SOL_UDP, libc::UDP_GRO, &segment.to_ne_bytes());
         (control, len)
     }
 
-    /// The segment size that UDP_GRO tells, from the first `len` bytes.
-    fn segment(&self, len: usize) -> Option<usize> {
-        // SAFETY: a `msghdr` is a C struct of integers and pointers, for which zero is valid.
-        let mut header: libc::msghdr = unsafe { mem::zeroed() };
-        header.msg_control = self.0.as_ptr().cast_mut().cast();
-        header.msg_controllen = len.min(self.0.len()) as _;
-        // SAFETY: `header` describes the valid bytes of this buffer, which is aligned for `cmsghdr`;
-        // the macro returns null or a pointer to a whole `cmsghdr` within them.
-        let first = unsafe { libc::CMSG_FIRSTHDR(&raw const header).as_ref() }?;
-        // SAFETY: CMSG_LEN only computes.
-        let need = unsafe { libc::CMSG_LEN(4) } as usize;
-        if (first.cmsg_level, first.cmsg_type) != (libc::SOL_UDP, libc::UDP_GRO)
-            || (first.cmsg_len as usize) < need
-            || len < need
-        {
-            return None;
+    /// What the kernel tells in the first `len` bytes: the segment size of a run put together by
+    /// UDP_GRO, and the TOS or traffic class (0 if it does not say).
+    fn read(&self, len: usize) -> (Option<usize>, u8) {
+        let told = &self.0[..len.min(self.0.len())];
+        let (mut segment, mut tos, mut at) = (None, 0, 0);
+        while let Some(head) = told.get(at..at + mem::size_of::<libc::cmsghdr>()) {
+            // SAFETY: `head` has the bytes of a `cmsghdr`, for which all values are valid.
+            let head: libc::cmsghdr =
+                unsafe { head.as_ptr().cast::<libc::cmsghdr>().read_unaligned() };
+            // SAFETY: CMSG_LEN only computes.
+            let data_at = at + unsafe { libc::CMSG_LEN(0) } as usize;
+            let Some(data) = told.get(data_at..at.saturating_add(head.cmsg_len as _)) else {
+                break;
+            };
+            match (head.cmsg_level, head.cmsg_type, data) {
+                (libc::SOL_UDP, libc::UDP_GRO, &[a, b, c, d, ..]) => {
+                    let size = usize::try_from(i32::from_ne_bytes([a, b, c, d])).ok();
+                    segment = size.filter(|size| *size > 0);
+                }
+                (libc::IPPROTO_IP, libc::IP_TOS, &[byte, ..]) => tos = byte,
+                (libc::IPPROTO_IPV6, libc::IPV6_TCLASS, &[a, b, c, d, ..]) => {
+                    tos = i32::from_ne_bytes([a, b, c, d]) as u8;
+                }
+                _ => {}
+            }
+            // SAFETY: CMSG_SPACE only computes.
+            at += unsafe { libc::CMSG_SPACE(data.len() as libc::c_uint) } as usize;
         }
-        // SAFETY: the message has at least 4 bytes of data within the buffer, as was just checked;
-        // they need not be aligned.
-        let size = unsafe { libc::CMSG_DATA(first).cast::<i32>().read_unaligned() };
-        usize::try_from(size).ok().filter(|size| *size > 0)
+        (segment, tos)
+    }
+
+    /// Writes one control message at `at`, 0 or what an earlier call returned, and returns where it
+    /// ends.
+    #[inline]
+    fn put(&mut self, at: usize, level: libc::c_int, kind: libc::c_int, data: &[u8]) -> usize {
+        let data_len = data.len() as libc::c_uint;
+        // SAFETY: both only compute.
+        let (space, len) = unsafe { (libc::CMSG_SPACE(data_len), libc::CMSG_LEN(data_len)) };
+        let end = at + space as usize;
+        let room = &mut self.0[at..end];
+        // SAFETY: `room` is borrowed exclusively and holds a `cmsghdr` with `data_len` bytes behind
+        // it; the buffer is aligned for one, and `at` is a sum of CMSG_SPACEs, which keep that.
+        unsafe {
+            let message = room.as_mut_ptr().cast::<libc::cmsghdr>();
+            (*message).cmsg_level = level;
+            (*message).cmsg_type = kind;
+            (*message).cmsg_len = len as _;
+            ptr::copy_nonoverlapping(data.as_ptr(), libc::CMSG_DATA(message), data.len());
+        }
+        end
     }
 }
 
@@ -529,19 +562,22 @@ fn send_header(
     header.msg_namelen = len;
     header.msg_iov = ptr::from_ref(iovec).cast_mut();
     header.msg_iovlen = 1;
-    let Some(segment) = segment else { return Ok(header) };
-    let segment = u16::try_from(segment).map_err(|_| io::ErrorKind::InvalidInput)?;
-    header.msg_control = control.0.as_mut_ptr().cast();
-    // SAFETY: CMSG_SPACE and CMSG_LEN only compute; the space for 2 bytes of data is 24 bytes, within
-    // the 64 of `control`, so that CMSG_FIRSTHDR returns a pointer to a `cmsghdr` in `control`, with
-    // 2 bytes of data behind it, all exclusively borrowed here.
-    unsafe {
-        header.msg_controllen = libc::CMSG_SPACE(2) as _;
-        let first = libc::CMSG_FIRSTHDR(&raw const header);
-        (*first).cmsg_level = libc::SOL_UDP;
-        (*first).cmsg_type = libc::UDP_SEGMENT;
-        (*first).cmsg_len = libc::CMSG_LEN(2) as _;
-        libc::CMSG_DATA(first).cast::<u16>().write_unaligned(segment);
+    let mut used = 0;
+    if let Some(segment) = segment {
+        let segment = u16::try_from(segment).map_err(|_| io::ErrorKind::InvalidInput)?;
+        used = control.put(used, libc::SOL_UDP, libc::UDP_SEGMENT, &segment.to_ne_bytes());
+    }
+    if to.tos != 0 {
+        // To IPv4 an IPv6 socket sends as an IPv4 one, by the options of IPv4.
+        let (level, kind) = match to.address {
+            SocketAddr::V4(_) => (libc::IPPROTO_IP, libc::IP_TOS),
+            SocketAddr::V6(_) => (libc::IPPROTO_IPV6, libc::IPV6_TCLASS),
+        };
+        used = control.put(used, level, kind, &libc::c_int::from(to.tos).to_ne_bytes());
+    }
+    if used > 0 {
+        header.msg_control = control.0.as_mut_ptr().cast();
+        header.msg_controllen = used as _;
     }
     Ok(header)
 }
@@ -734,6 +770,57 @@ mod tests {
             assert_eq!(batch.message(0).unwrap().source, SocketAddr::new(ip, socket.port()));
         }
         assert!(v4.remote("[::1]:1".parse().unwrap()).is_err());
+    }
+
+    #[test]
+    fn the_tos_goes_with_each_message_in_every_pair_of_families() {
+        let localhost = IpAddr::V6(Ipv6Addr::LOCALHOST);
+        let bind = |address| UdpSocket::bind(address, 0).unwrap();
+        // From, to, by which address.
+        let pairs = [
+            (bind(Some(LOOPBACK)), bind(Some(LOOPBACK)), LOOPBACK),
+            (bind(Some(localhost)), bind(Some(localhost)), localhost),
+            (bind(None), bind(None), LOOPBACK),
+            (bind(None), bind(None), localhost),
+            (bind(None), bind(Some(LOOPBACK)), LOOPBACK),
+            (bind(Some(localhost)), bind(None), localhost),
+        ];
+        for (from, to, address) in pairs {
+            let remote = from.remote(SocketAddr::new(address, to.port())).unwrap();
+            // ECN alone, DSCP alone, both, all bits, and none after some.
+            for tos in [0, 1, 2, 3, 0xb8, 0x2a, 0xff, 0] {
+                for (run, segment) in [(&[7_u8; 100][..], 100), (&[7; 1900], 1000)] {
+                    from.send_run(run, segment, &remote.with_tos(tos)).unwrap();
+                    let mut batch = RecvBatch::new();
+                    let messages = to.recv(&mut batch, 8).unwrap();
+                    let got: Vec<_> = (0..messages).filter_map(|i| batch.message(i)).collect();
+                    assert_eq!(got.iter().map(|got| got.range.len()).sum::<usize>(), run.len());
+                    for message in got {
+                        assert_eq!(message.tos, tos, "{segment} bytes to {address}");
+                        assert!(message.segment == segment || !to.gro());
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_control_message_cut_short_says_nothing() {
+        let mut control = Control::EMPTY;
+        let end = control.put(0, libc::SOL_UDP, libc::UDP_GRO, &1200_i32.to_ne_bytes());
+        let end = control.put(end, libc::IPPROTO_IP, libc::IP_TOS, &[3]);
+        assert_eq!(control.read(end), (Some(1200), 3));
+        for len in 0..end {
+            let (segment, tos) = control.read(len);
+            assert!(segment.is_none_or(|segment| segment == 1200) && (tos == 0 || tos == 3));
+        }
+        // A length beyond the buffer, and one under a header's.
+        for wrong in [1_usize, 15, 17, 4096, usize::MAX] {
+            let mut bad = control;
+            bad.0[..size_of::<usize>()].copy_from_slice(&wrong.to_ne_bytes());
+            assert_eq!(bad.read(end).0, None, "{wrong}");
+        }
+        assert_eq!(control.read(usize::MAX).0, Some(1200));
     }
 
     #[test]
