@@ -11,7 +11,9 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use weft_crypto::{Cipher, ESP_HEADER_LEN, ESP_ICV_LEN, OpeningSa, PeerId, SaKey, SealingSa};
+use weft_crypto::{
+    Cipher, ESP_HEADER_LEN, ESP_ICV_LEN, OpeningSa, PeerId, SaKey, Sealer, SealingSa,
+};
 use weft_io::keylog::KeyLog;
 use weft_io::udp::{RUN_BYTES_MAX, RUN_SEGMENTS_MIN, RecvBatch, Remote, UdpSocket};
 use weft_packet::vnet::{self, VnetHeader};
@@ -104,14 +106,19 @@ pub fn measure(cipher: Cipher, load: Load, time: Duration) -> Result<Rates, Engi
 /// way and a little more.
 pub fn measure_aead(cipher: Cipher, plaintext_bytes: usize, time: Duration) -> Rates {
     let key = SaKey::from_bytes([3; 36]);
-    let mut sealing = SealingSa::new(cipher, SPI, &key, 11);
+    let sealing = SealingSa::new(cipher, SPI, &key, 11);
     let mut opening = OpeningSa::new(cipher, SPI, &key);
     let len = ESP_HEADER_LEN + plaintext_bytes + ESP_ICV_LEN;
     let mut packets = vec![0x5a; AEAD_PACKETS * len];
     let batch = (AEAD_PACKETS, AEAD_PACKETS * plaintext_bytes);
     let mut seal = |packets: &mut [u8]| {
         for packet in packets.chunks_exact_mut(len) {
-            black_box(sealing.seal_in_place(black_box(packet), plaintext_bytes).is_ok());
+            black_box(
+                sealing
+                    .reserve(1)
+                    .and_then(|mut sealer| sealer.seal_in_place(black_box(packet), plaintext_bytes))
+                    .is_ok(),
+            );
         }
     };
     let sealed = rate(time, batch, || timed(|| seal(&mut packets)));

@@ -51,6 +51,9 @@ named! {
         UnknownNetwork = "unknown_network",
         /// Received: from the Ethernet address of an endpoint that lives at another peer.
         ForeignSource = "foreign_source",
+        /// Received: the network marked congestion (CE) on a packet whose sender does not understand
+        /// such marks (RFC 6040 section 4.2).
+        CeOverNotEct = "ce_over_not_ect",
         /// Received: a mark of a partial checksum where none can be.
         BadMark = "bad_mark",
         /// Received: the kernel did not take the frame from the TAP device.

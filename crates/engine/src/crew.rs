@@ -37,6 +37,7 @@ pub(crate) struct Crew {
     port: u16,
     pin: bool,
     busy_poll: Duration,
+    copy_dscp: bool,
     probe_mac: Mac,
     segments_max: usize,
     /// What the self-test grants: TCP and UDP super-packets to the TAP device.
@@ -72,6 +73,7 @@ impl Crew {
             port: config.port,
             pin: config.pin,
             busy_poll: config.busy_poll.min(BUSY_POLL_MAX),
+            copy_dscp: config.copy_dscp,
             probe_mac: config.probe_mac,
             segments_max: if offloads.udp_segment.usable() { offloads.run_segments_max } else { 1 },
             merge: (offloads.tap_tso.usable(), offloads.tap_uso.usable()),
@@ -145,7 +147,8 @@ impl Crew {
             socket: Arc::clone(&socket),
             lane_socket: lane_socket.clone(),
             shared: Arc::clone(&self.shared),
-            transmitter: Transmitter::of_worker(number, self.segments_max, self.probe_mac),
+            transmitter: Transmitter::of_worker(number, self.segments_max, self.probe_mac)
+                .with_copy_dscp(self.copy_dscp),
             busy_poll: self.busy_poll,
             sendings,
             waker: waker.clone(),

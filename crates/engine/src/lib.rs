@@ -18,6 +18,8 @@ mod state;
 mod table;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod tests_ecn;
 mod transmit;
 mod worker;
 
@@ -91,6 +93,8 @@ pub struct EngineConfig {
     /// How long a worker stays awake when there is nothing to do, at most [`BUSY_POLL_MAX`]; zero: it
     /// sleeps at once. It saves a wake-up for each answer that comes in time, and costs a CPU.
     pub busy_poll: Duration,
+    /// Copy the DSCP of the packets inside to the outer header, where an observer sees it.
+    pub copy_dscp: bool,
     /// Append each SA's keys to this file, for tests with an outside referee.
     pub keylog: Option<std::path::PathBuf>,
 }
@@ -110,6 +114,7 @@ impl EngineConfig {
             container_mtu,
             pin: false,
             busy_poll: Duration::ZERO,
+            copy_dscp: false,
             keylog: None,
         }
     }

@@ -11,7 +11,7 @@ use weft_crypto::{OpenError, OpeningSa};
 use weft_io::udp::{MESSAGES_MAX, Message, RecvBatch};
 use weft_packet::coalesce::{Coalescer, FRAMES_MAX, Merged};
 use weft_packet::split::FrameChecksum;
-use weft_packet::{esp, ethernet, probe, vxlan};
+use weft_packet::{ecn, esp, ethernet, probe, vxlan};
 use weft_path::{EngineEvent, Vni};
 
 use crate::counters::{DropReason, Work, WorkerCounters};
@@ -88,7 +88,7 @@ impl Receiver {
         self.messages_max = if single { MESSAGES_MAX } else { RUN_MESSAGES_MAX };
     }
 
-    /// One message: datagrams of `segment` bytes from one source. Returns how many.
+    /// One message: equal datagrams from one source. Returns how many.
     fn handle_message<'a, F: FrameSink, R>(
         &mut self,
         state: &'a State,
@@ -96,18 +96,18 @@ impl Receiver {
         message: &Message,
         held: &mut Option<Held<'a>>,
     ) -> u64 {
-        let (whole, segment) = (message.range.clone(), message.segment);
-        if whole.is_empty() {
+        let Message { range: ref all, segment, source, tos, .. } = *message;
+        if all.is_empty() {
             env.counters.dropped(DropReason::Malformed, 1);
             return 1;
         }
         let mut newest = None;
         let mut count = 0;
-        for start in whole.clone().step_by(segment) {
-            let range = start..(start + segment).min(whole.end);
+        for start in all.clone().step_by(segment) {
+            let range = start..(start + segment).min(all.end);
             let buffer = self.batch.buffer_mut();
             count += 1;
-            match open(state, env, &mut buffer[range.clone()], held, &mut newest) {
+            match open(state, env, &mut buffer[range], (held, tos), &mut newest) {
                 Ok(Opened::Frame(frame, checksum)) => {
                     let frame = (start + frame.start) as u32..(start + frame.end) as u32;
                     self.merger.push(self.batch.buffer(), frame, checksum, env);
@@ -117,7 +117,7 @@ impl Receiver {
             }
         }
         if let Some((path, lane)) = newest {
-            self.check_source(state, env, (path, lane), message.source);
+            self.check_source(state, env, (path, lane), source);
         }
         count
     }
@@ -177,13 +177,14 @@ fn hold<'h, 'a>(
     held.as_mut()
 }
 
-/// Opens one datagram in place. `newest` becomes the path of an SA that has moved on with it.
+/// Opens one datagram in place. `tos` is that of the outer header; `newest` becomes the path and lane
+/// of an SA that has moved on with it.
 #[inline]
 fn open<'a, F, R>(
     state: &'a State,
     env: &Env<'_, F, R>,
     datagram: &mut [u8],
-    held: &mut Option<Held<'a>>,
+    (held, tos): (&mut Option<Held<'a>>, u8),
     newest: &mut Option<(u32, u16)>,
 ) -> Result<Opened, DropReason> {
     if *datagram == [esp::KEEPALIVE] {
@@ -239,6 +240,7 @@ fn open<'a, F, R>(
         lane.carry();
     }
     let at = esp::HEADER_LEN + inner.frame.start..esp::HEADER_LEN + inner.frame.end;
+    ecn::decapsulate(&mut datagram[at.clone()], tos).map_err(|_| DropReason::CeOverNotEct)?;
     Ok(Opened::Frame(at, inner.vxlan.rco.into()))
 }
 

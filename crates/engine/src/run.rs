@@ -42,6 +42,7 @@ pub(crate) struct Target {
     /// The socket that it leaves from.
     pub(crate) from: Origin,
     pub(crate) path: PathId,
+    /// Where to, and with which TOS: a run has one.
     pub(crate) remote: Remote,
     /// The inner IP packet of the largest datagram, in bytes.
     pub(crate) mtu: u16,
@@ -65,13 +66,15 @@ impl RunBuilder {
         }
     }
 
-    /// Room for one more datagram of `len` bytes on this lane of the path with this number; `None` if it cannot
-    /// be of this run, which is to be sent first. An empty run takes every datagram of at most
-    /// [`RUN_BYTES_MAX`] bytes.
+    /// Room for one more datagram of `len` bytes to `to`; `None` if it cannot be of this run, which is
+    /// to be sent first. An empty run takes every datagram of at most [`RUN_BYTES_MAX`] bytes.
     #[inline]
-    pub(crate) fn slot(&mut self, place: (u32, u16), len: usize) -> Option<&mut [u8]> {
+    pub(crate) fn slot(&mut self, to: &Target, len: usize) -> Option<&mut [u8]> {
         if self.segments > 0 {
-            let same = self.target.is_some_and(|target| (target.number, target.from.lane) == place);
+            let same = self.target.is_some_and(|target| {
+                (target.number, target.from) == (to.number, to.from)
+                    && target.remote.tos() == to.remote.tos()
+            });
             if !same || self.closed || len > self.segment || self.segments >= self.segments_max {
                 return None;
             }

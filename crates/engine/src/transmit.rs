@@ -9,7 +9,7 @@ use weft_io::udp::Remote;
 use weft_packet::split::{self, FragmentError, Plan, SplitError};
 use weft_packet::vnet::{self, VnetHeader};
 use weft_packet::vxlan::VxlanHeader;
-use weft_packet::{esp, ethernet, layout, probe, toobig, vxlan};
+use weft_packet::{ecn, esp, ethernet, layout, probe, toobig, vxlan};
 use weft_path::{EngineEvent, Mac, PathId, Vni};
 
 use crate::counters::{DropReason, Work};
@@ -39,6 +39,8 @@ pub(crate) struct Transmitter {
     worker: usize,
     /// Source of probes.
     mac: Mac,
+    /// The DSCP of frames goes to the outer header too.
+    copy_dscp: bool,
     /// A frame of the slow path.
     scratch: Vec<u8>,
 }
@@ -63,8 +65,14 @@ impl Transmitter {
             answers: PerSecond::new(TOO_LONG_ANSWERS_PER_S),
             worker: 0,
             mac,
+            copy_dscp: false,
             scratch: vec![0; ethernet::LEN + UNLIMITED + 64],
         }
+    }
+
+    /// Says whether the DSCP of frames goes to the outer header; not, to begin with.
+    pub(crate) fn with_copy_dscp(self, copy_dscp: bool) -> Self {
+        Self { copy_dscp, ..self }
     }
 
     /// Sends what is still unsent; at the end of each batch.
@@ -234,8 +242,9 @@ impl Transmitter {
         let Ok(mut sealer) = outbound.sa.reserve(plan.segments as u64) else {
             return env.counters.dropped(DropReason::SaExhausted, plan.segments as u64);
         };
+        let remote = remote.with_tos(ecn::outer_tos(ecn::tos(frame), self.copy_dscp));
         let probe = inner.vni == Vni::PROBE;
-        let (lane, target) = (from.lane, Target { number, from, path: id, remote, mtu, probe });
+        let target = Target { number, from, path: id, remote, mtu, probe };
         // Only a whole checksum, or one that a mark can name to a peer that takes marks, goes out.
         let rco = if outbound.rco { plan.rco() } else { None };
         let vxlan = VxlanHeader { vni: inner.vni.0, rco };
@@ -243,10 +252,10 @@ impl Transmitter {
         for index in 0..plan.segments {
             let frame_len = plan.segment_frame_len(index);
             let len = esp::packet_len(frame_len);
-            if self.run.slot((number, lane), len).is_none() {
+            if self.run.slot(&target, len).is_none() {
                 self.run.flush(env);
             }
-            let Some(slot) = self.run.slot((number, lane), len) else {
+            let Some(slot) = self.run.slot(&target, len) else {
                 env.counters.dropped(DropReason::TooLong, 1);
                 continue;
             };
