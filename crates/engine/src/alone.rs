@@ -111,7 +111,7 @@ pub fn measure_aead(cipher: Cipher, plaintext_bytes: usize, time: Duration) -> R
     let len = ESP_HEADER_LEN + plaintext_bytes + ESP_ICV_LEN;
     let mut packets = vec![0x5a; AEAD_PACKETS * len];
     let batch = (AEAD_PACKETS, AEAD_PACKETS * plaintext_bytes);
-    let mut seal = |packets: &mut [u8]| {
+    let seal = |packets: &mut [u8]| {
         for packet in packets.chunks_exact_mut(len) {
             black_box(
                 sealing

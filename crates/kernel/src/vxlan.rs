@@ -44,7 +44,7 @@ impl OuterFamily {
 ///
 /// Its fixed options (DESIGN section 8): no outer checksum over IPv4, zero checksum sent and taken
 /// over IPv6, no learning, don't-fragment set, remote checksum offload received, any local address,
-/// no default remote.
+/// no default remote. The kernel itself carries congestion marks through it (RFC 6040).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VxlanSpec {
     /// Device name, 1 to 15 bytes.
@@ -62,6 +62,8 @@ pub struct VxlanSpec {
     /// The bridge that it is an overlay port of, made by [`Kernel::ensure_bridge`]; `None`: it
     /// stands alone (probe devices).
     pub bridge: Option<String>,
+    /// The DSCP of what it carries goes to the outer header too, where an observer sees it.
+    pub copy_dscp: bool,
 }
 
 impl Kernel {
@@ -164,7 +166,7 @@ impl crate::socket::Socket {
         use netlink_packet_core::{NLM_F_CREATE, NLM_F_EXCL};
         use netlink_packet_route::RouteNetlinkMessage;
         let mut data = vec![InfoVxlan::Id(spec.vni), InfoVxlan::Port(spec.port)];
-        data.extend(fixed_options());
+        data.extend(fixed_options(spec));
         if spec.family == OuterFamily::V6 {
             // The unspecified address, and with it the family of the device's socket.
             data.push(InfoVxlan::Local6(Ipv6Addr::UNSPECIFIED));
@@ -201,9 +203,14 @@ fn overlay_port_options() -> Vec<InfoBridgePort> {
     ]
 }
 
-/// The options that the kernel does not change on a device that is there.
-fn fixed_options() -> [InfoVxlan; 6] {
+/// The outer TOS that makes the kernel copy the inner one (iproute2's `tos inherit`). With 0 it copies
+/// ECN alone.
+const TOS_INHERIT: u8 = 1;
+
+/// The options that a device is made with; one that has others is made anew.
+fn fixed_options(spec: &VxlanSpec) -> [InfoVxlan; 7] {
     [
+        InfoVxlan::Tos(if spec.copy_dscp { TOS_INHERIT } else { 0 }),
         InfoVxlan::Learning(false),
         InfoVxlan::UDPCsum(false),
         InfoVxlan::UDPZeroCsumTX(true),
@@ -226,7 +233,7 @@ fn is_as_wanted(link: &Link, spec: &VxlanSpec) -> bool {
         | InfoVxlan::Gpe
         | InfoVxlan::RemCsumNoPartial => true,
         InfoVxlan::Link(index) => *index != 0,
-        InfoVxlan::Tos(value) | InfoVxlan::Ttl(value) => *value != 0,
+        InfoVxlan::Ttl(value) => *value != 0,
         InfoVxlan::Proxy(on)
         | InfoVxlan::Rsc(on)
         | InfoVxlan::CollectMetadata(on)
@@ -236,6 +243,6 @@ fn is_as_wanted(link: &Link, spec: &VxlanSpec) -> bool {
     };
     has(&InfoVxlan::Id(spec.vni))
         && has(&InfoVxlan::Port(spec.port))
-        && fixed_options().iter().all(has)
+        && fixed_options(spec).iter().all(has)
         && !link.vxlan.iter().any(foreign)
 }

@@ -85,6 +85,11 @@ pub struct LaunchOptions {
     #[arg(long, env = "WEFT_MTU", value_parser = clap::value_parser!(u16).range(i64::from(MTU_MIN)..=i64::from(MTU_MAX)))]
     pub mtu: Option<u16>,
 
+    /// Copy the DSCP of the packets inside to the outer header, so that routers on the way treat them
+    /// by it; it tells an observer what kind of traffic is inside (default: outer DSCP 0)
+    #[arg(long, env = "WEFT_COPY_DSCP")]
+    pub copy_dscp: bool,
+
     /// AEAD that this host wants to receive with first: aes-256-gcm or chacha20-poly1305
     #[arg(long, value_parser = parse_cipher, env = "WEFT_CIPHER")]
     #[serde(default)]
@@ -162,6 +167,8 @@ pub struct Settings {
     pub range6: Option<Ipv6Net>,
     /// MTU of containers, if set.
     pub mtu: Option<u16>,
+    /// Whether the DSCP of the packets inside goes to the outer header.
+    pub copy_dscp: bool,
     /// AEADs in order of preference.
     pub ciphers: Vec<Cipher>,
     /// Age at which SAs are replaced.
@@ -257,6 +264,7 @@ impl LaunchOptions {
             range: self.ipalloc_range.map_or(DEFAULT_RANGE, |range| range.trunc()),
             range6: self.ipalloc_range6.map(|range| range.trunc()),
             mtu: self.mtu,
+            copy_dscp: self.copy_dscp,
             ciphers: preference(self.cipher),
             rekey_after: Duration::from_secs(self.rekey_seconds.map_or(REKEY_S, u64::from)),
             discovery: !self.no_discovery,
@@ -296,6 +304,7 @@ impl LaunchOptions {
         fill(&mut self.rekey_seconds, file.rekey_seconds);
         fill(&mut self.state_dir, file.state_dir);
         self.no_discovery |= file.no_discovery;
+        self.copy_dscp |= file.copy_dscp;
     }
 }
 
@@ -407,14 +416,15 @@ mod tests {
         assert_eq!(settings.range.to_string(), "10.32.0.0/12");
         assert_eq!(settings.ciphers[0], Cipher::Aes256Gcm);
         assert_eq!(settings.rekey_after, Duration::from_secs(2700));
-        assert!(settings.discovery);
+        assert!(settings.discovery && !settings.copy_dscp);
     }
 
     #[test]
     fn a_flag_wins_over_the_file_and_the_file_over_the_default() {
         let options = LaunchOptions { port: Some(7000), ..Default::default() };
-        let file = "port = 8000\ndata-port = 8001\nhosts = [\"a\", \"b:1\"]\ncipher = \"chacha20-poly1305\"\n";
+        let file = "port = 8000\ndata-port = 8001\nhosts = [\"a\", \"b:1\"]\ncipher = \"chacha20-poly1305\"\ncopy-dscp = true\n";
         let settings = settings(options, file).unwrap();
+        assert!(settings.copy_dscp);
         assert_eq!((settings.port, settings.data_port), (7000, 8001));
         assert_eq!(settings.hosts, ["a", "b:1"]);
         assert_eq!(settings.ciphers[0], Cipher::ChaCha20Poly1305);

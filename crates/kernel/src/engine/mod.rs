@@ -61,6 +61,9 @@ pub struct KernelEngineConfig {
     pub moves: bool,
     /// Whether there may be peers that need no encryption.
     pub plain: bool,
+    /// The DSCP of frames goes to the outer header too: on a bridge; an ODP tunnel takes one TOS for
+    /// all.
+    pub copy_dscp: bool,
 }
 
 /// What the kernel engine can do on this host, or why it cannot.

@@ -448,6 +448,7 @@ impl Bridge {
             mac: None,
             mtu: u32::from(self.config.mtu),
             bridge: Some(self.config.device.clone()),
+            copy_dscp: self.config.copy_dscp,
         }
     }
 }

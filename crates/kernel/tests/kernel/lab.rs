@@ -280,6 +280,7 @@ pub(crate) fn vxlan_spec(family: OuterFamily) -> VxlanSpec {
         mac: None,
         mtu: MTU,
         bridge: Some(BRIDGE.into()),
+        copy_dscp: false,
     }
 }
 

@@ -144,6 +144,7 @@ fn a_device_with_other_options_is_made_anew() {
         ("id 1", "id 1 remote 192.0.2.1"),
         ("id 1", "id 1 local 127.0.0.1"),
         ("id 1", "id 1 ttl 5"),
+        ("id 1", "id 1 tos inherit"),
     ] {
         on_a_host(move || async move {
             let kernel = host_with_bridge().await;
@@ -159,6 +160,19 @@ fn a_device_with_other_options_is_made_anew() {
             assert_eq!(options("weft-vxlan"), wanted, "{other}");
         });
     }
+}
+
+#[test]
+fn a_device_copies_the_dscp_where_it_is_told_to() {
+    on_a_host(|| async {
+        let kernel = host_with_bridge().await;
+        let with = |copy_dscp| VxlanSpec { copy_dscp, ..vxlan_spec(OuterFamily::V4) };
+        for (copy_dscp, made) in [(true, true), (true, false), (false, true), (false, false)] {
+            assert_eq!(kernel.ensure_vxlan(&with(copy_dscp)).await.unwrap(), made, "{copy_dscp}");
+            let tos = run("ip", &["-d", "link", "show", "weft-vxlan"]);
+            assert_eq!(tos.contains("tos inherit"), copy_dscp, "{tos}");
+        }
+    });
 }
 
 #[test]

@@ -214,6 +214,7 @@ fn kernel_config(
         },
         moves: settings.engine != EngineChoice::Userspace,
         plain: !settings.trusted_subnets.is_empty(),
+        copy_dscp: settings.copy_dscp,
         keylog: keylog(),
     }
 }
@@ -226,6 +227,7 @@ fn engine_config(settings: &Settings, local: PeerId, mtu: u16) -> EngineConfig {
     config.port = settings.data_port;
     config.workers = settings.workers;
     config.busy_poll = settings.busy_poll;
+    config.copy_dscp = settings.copy_dscp;
     config.keylog = keylog();
     config
 }
