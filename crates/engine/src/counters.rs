@@ -168,6 +168,24 @@ pub struct PeerTraffic {
     pub sent: Traffic,
 }
 
+/// What one worker did and dropped.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct WorkerTotals {
+    /// Processor time that its thread has used; zero if it is gone.
+    pub busy: Duration,
+    /// Drops, all reasons together.
+    pub dropped: u64,
+    /// Other work, in the order of [`Work::ALL`].
+    pub work: Vec<(Work, u64)>,
+}
+
+impl WorkerTotals {
+    /// How much of `work` was done.
+    pub fn done(&self, work: Work) -> u64 {
+        self.work.iter().find(|(found, _)| *found == work).map_or(0, |(_, count)| *count)
+    }
+}
+
 /// One reading of all counters. All but `peers` and `sas` count from the start of the engine.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
@@ -175,25 +193,12 @@ pub struct Counters {
     pub drops: Vec<(DropReason, u64)>,
     /// Other work, in the order of [`Work::ALL`].
     pub work: Vec<(Work, u64)>,
+    /// By worker, in their order.
+    pub workers: Vec<WorkerTotals>,
     /// By peer; a peer that is removed is forgotten.
     pub peers: Vec<PeerTraffic>,
     /// By SA in use.
     pub sas: Vec<SaTraffic>,
-    /// By worker, in order; the sums of `work` and `drops` are over these.
-    pub workers: Vec<WorkerTraffic>,
-}
-
-/// What one worker did.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct WorkerTraffic {
-    /// Processor time that its thread has used; zero if it is gone.
-    pub busy: Duration,
-    /// Datagrams received.
-    pub received: u64,
-    /// Datagrams sent.
-    pub sent: u64,
-    /// Datagrams and frames dropped, for whatever reason.
-    pub dropped: u64,
 }
 
 impl Counters {
@@ -245,12 +250,11 @@ impl WorkerCounters {
         self.thread.store(rustix::thread::gettid().as_raw_nonzero().get(), Relaxed);
     }
 
-    fn read(&self) -> WorkerTraffic {
-        WorkerTraffic {
+    fn read(&self) -> WorkerTotals {
+        WorkerTotals {
             busy: busy(self.thread.load(Relaxed)),
-            received: self.work[Work::DatagramsReceived as usize].get(),
-            sent: self.work[Work::DatagramsSent as usize].get(),
             dropped: self.drops.iter().map(Count::get).sum(),
+            work: Work::ALL.iter().map(|k| (*k, self.work[*k as usize].get())).collect(),
         }
     }
 
@@ -430,6 +434,8 @@ mod tests {
         assert_eq!(read.dropped(DropReason::Forged), 5);
         assert_eq!(read.dropped(DropReason::SendFailed), 0);
         assert_eq!(read.done(Work::TapReads), 1);
+        let by_worker = read.workers.iter().map(|w| (w.dropped, w.done(Work::TapReads)));
+        assert_eq!(by_worker.collect::<Vec<_>>(), [(2, 0), (3, 1)]);
         let names: std::collections::BTreeSet<_> = DropReason::ALL
             .iter()
             .map(|r| r.name())

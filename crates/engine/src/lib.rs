@@ -35,7 +35,7 @@ use weft_io::poller::Waker;
 use weft_path::{EngineCommand, EngineEvent, Mac, Vni};
 
 pub use crate::counters::{
-    Counters, Direction, DropReason, PeerTraffic, SaTraffic, Traffic, Work, WorkerTraffic,
+    Counters, Direction, DropReason, PeerTraffic, SaTraffic, Traffic, Work, WorkerTotals,
 };
 pub use crate::error::EngineError;
 pub use crate::lane::{LANE_IDLE_LOOKS, LANE_LOOK_MS, LANE_MISSES_MAX};

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use weft_engine::{Direction, DropReason, EngineError, WORKERS_MAX};
+use weft_engine::{Direction, DropReason, EngineError, WORKERS_MAX, Work};
 use weft_path::{EngineCommand, EngineKind};
 
 use crate::common::{
@@ -119,7 +119,11 @@ fn peers_differ_in_workers_and_lanes() {
             // The kernel steers by lane, and a worker without a lane of its own receives nothing.
             let received = host.engine.counters().workers;
             for (number, worker) in received.iter().enumerate().skip(lanes.into()) {
-                assert_eq!(worker.received, 0, "worker {number} of {workers:?}, {lanes} lanes");
+                assert_eq!(
+                    worker.done(Work::DatagramsReceived),
+                    0,
+                    "worker {number} of {workers:?}, {lanes} lanes"
+                );
             }
         }
     }
@@ -154,7 +158,10 @@ fn workers_come_and_go_under_traffic() {
     // What workers that are gone counted is not lost.
     let all = a.engine.counters();
     assert_eq!(all.workers.len(), 4);
-    assert!(all.workers.iter().skip(1).any(|worker| worker.sent > 0), "{all:?}");
+    assert!(
+        all.workers.iter().skip(1).any(|worker| worker.done(Work::DatagramsSent) > 0),
+        "{all:?}"
+    );
 }
 
 #[test]

@@ -266,12 +266,12 @@ pub(super) fn peer_counters(
 
 /// What each worker of the vector engine did.
 pub(super) fn worker_counters(counters: &weft_engine::Counters) -> Vec<BTreeMap<String, u64>> {
-    let by_name = |worker: &weft_engine::WorkerTraffic| {
+    let by_name = |worker: &weft_engine::WorkerTotals| {
         let busy_ms = u64::try_from(worker.busy.as_millis()).unwrap_or(u64::MAX);
         BTreeMap::from([
             ("busy_ms".to_owned(), busy_ms),
-            ("datagrams_received".to_owned(), worker.received),
-            ("datagrams_sent".to_owned(), worker.sent),
+            ("datagrams_received".to_owned(), worker.done(weft_engine::Work::DatagramsReceived)),
+            ("datagrams_sent".to_owned(), worker.done(weft_engine::Work::DatagramsSent)),
             ("dropped".to_owned(), worker.dropped),
         ])
     };
