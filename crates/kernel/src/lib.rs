@@ -24,6 +24,7 @@ pub mod odp;
 mod overlay;
 mod route;
 mod socket;
+mod traffic;
 mod vxlan;
 mod watch;
 pub mod xfrm;
@@ -51,6 +52,7 @@ pub use self::{
     nft_watch::NftWatch,
     overlay::{ENDPOINT_ADDRESSES_MAX, ENDPOINTS_MAX, Overlay, OverlaySpec, Via},
     route::{HostRoute, ROUTE_PROTOCOL, RouteMtu},
+    traffic::LinkTraffic,
     vxlan::{OuterFamily, VxlanSpec},
     watch::{LinkEvent, LinkWatch},
 };

@@ -11,6 +11,7 @@ mod lifecycle;
 mod probes;
 mod state;
 mod switch;
+mod traffic;
 mod worker;
 
 use std::net::IpAddr;
@@ -23,6 +24,7 @@ use weft_path::{EngineCommand, EngineEvent, Vni};
 pub use self::actions::local_address;
 pub use self::keeper::SocketKeeper;
 pub use self::switch::SwitchKind;
+pub use self::traffic::{Carried, PeerTraffic};
 use crate::error::KernelError;
 use crate::xfrm::Xfrm;
 use crate::{Guard, GuardCounters, Kernel};
@@ -129,6 +131,7 @@ enum Order {
     AddPort { name: String, reply: oneshot::Sender<Result<(), KernelError>> },
     Repair { done: oneshot::Sender<()> },
     Counters { reply: oneshot::Sender<KernelCounters> },
+    Traffic { reply: oneshot::Sender<Vec<(PeerId, PeerTraffic)>> },
     Stop { done: oneshot::Sender<()> },
 }
 
@@ -196,6 +199,13 @@ impl KernelEngine {
     pub async fn counters(&self) -> KernelCounters {
         let (reply, answer) = oneshot::channel();
         self.order(Order::Counters { reply }, answer).await.unwrap_or_default()
+    }
+
+    /// What the SAs of each peer have carried since the engine first looked; nothing of plain paths,
+    /// which have none.
+    pub async fn traffic(&self) -> Vec<(PeerId, PeerTraffic)> {
+        let (reply, answer) = oneshot::channel();
+        self.order(Order::Traffic { reply }, answer).await.unwrap_or_default()
     }
 
     /// Removes SAs, policies, overlay devices and, last, the guard; the local switch stays.

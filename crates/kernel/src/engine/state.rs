@@ -43,6 +43,15 @@ pub(super) enum Action {
     Tell(EngineEvent),
 }
 
+/// Which way an SA carries packets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Way {
+    /// From the peer.
+    In,
+    /// To the peer.
+    Out,
+}
+
 /// A probe to be sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Probe {
@@ -229,6 +238,22 @@ impl State {
             .iter()
             .flat_map(|(path, it)| it.outbound.values().map(move |outbound| (outbound.id, *path)));
         inbound.chain(outbound)
+    }
+
+    /// Every SA with its peer and its way.
+    pub(super) fn sas(&self) -> impl Iterator<Item = (StateId, (PeerId, Way))> {
+        let inbound = self.inbound.values().filter_map(|inbound| {
+            Some((inbound.id, (self.paths.get(&inbound.path)?.peer, Way::In)))
+        });
+        let outbound = self.paths.values().flat_map(|path| {
+            path.outbound.values().map(|outbound| (outbound.id, (path.peer, Way::Out)))
+        });
+        inbound.chain(outbound)
+    }
+
+    /// Whether there is anything of a peer.
+    pub(super) fn knows(&self, peer: &PeerId) -> bool {
+        self.peers.contains_key(peer) || self.paths.values().any(|path| path.peer == *peer)
     }
 
     /// All SAs are gone: nothing of them is to be removed again.

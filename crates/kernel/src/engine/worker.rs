@@ -14,6 +14,7 @@ use super::actions::local_address;
 use super::probes::{Probes, Received};
 use super::state::{Action, State};
 use super::switch::{Switch, SwitchEvent};
+use super::traffic::Ledger;
 use super::{KernelEngineConfig, Order, Support, SwitchKind};
 use crate::error::KernelError;
 use crate::xfrm::{StateId, Xfrm, XfrmEvent, XfrmWatch};
@@ -53,6 +54,7 @@ pub(super) struct Worker {
     pub(super) next_support: Instant,
     pub(super) next_reconcile: Instant,
     pub(super) counters: Counters,
+    pub(super) ledger: Ledger,
     pub(super) keylog: KeyLog,
 }
 
@@ -118,6 +120,7 @@ impl Worker {
             next_support: now,
             next_reconcile: now + Duration::from_millis(RECONCILE_MS),
             counters: Counters::default(),
+            ledger: Ledger::default(),
             keylog,
         };
         worker.remove_leftovers().await;
@@ -193,6 +196,9 @@ impl Worker {
             }
             Order::Counters { reply } => {
                 let _ = reply.send(self.count().await);
+            }
+            Order::Traffic { reply } => {
+                let _ = reply.send(self.traffic().await);
             }
             Order::Stop { .. } => {}
         }
