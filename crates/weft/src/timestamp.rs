@@ -12,6 +12,13 @@ pub(crate) fn parse(text: &str) -> Option<SystemTime> {
     humantime::parse_rfc3339(text).ok()
 }
 
+/// Milliseconds on the host's monotonic clock, the same for every process on it.
+pub(crate) fn monotonic_ms() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    let (seconds, nanoseconds) = (now.tv_sec.max(0), now.tv_nsec.max(0));
+    seconds.unsigned_abs() * 1_000 + nanoseconds.unsigned_abs() / 1_000_000
+}
+
 /// The wall-clock time of a moment on the monotonic clock, for display only.
 pub(crate) fn of_instant(moment: Instant) -> SystemTime {
     let (now, wall) = (Instant::now(), SystemTime::now());

@@ -10,6 +10,7 @@
 //! | `GET /v1/ipam` | | [`Ipam`] |
 //! | `GET /v1/attachments` | | list of [`Attachment`] |
 //! | `GET /v1/report` | | [`Report`] |
+//! | `GET /v1/traffic` | | [`Traffic`] |
 //! | `POST /v1/attach` | [`AttachRequest`] | [`Attachment`] |
 //! | `POST /v1/detach` | [`DetachRequest`] | [`Detached`] |
 //! | `POST /v1/connect` | [`ConnectRequest`] | list of [`Target`] |
@@ -27,7 +28,7 @@ pub(crate) use client::socket_path;
 pub use client::{Client, ClientError};
 pub use server::{Answer, ApiListener, RequestSender, listen, serve};
 pub use types::{
-    ApiError, AttachRequest, Attachment, ConnectRequest, Connection, DetachRequest, Detached,
-    ErrorKind, ForgetRequest, HostRange, Invitation, Ipam, Path, Peer, PeerConnection, Report,
-    Status, Target,
+    ApiError, AttachRequest, Attachment, ConnectRequest, Connection, ContainerTraffic,
+    DetachRequest, Detached, ErrorKind, ForgetRequest, HostRange, Invitation, Ipam, Path, Peer,
+    PeerConnection, PeerTraffic, Report, Status, Target, Traffic, Volume, WorkerTraffic,
 };

@@ -18,6 +18,7 @@ use tokio::net::{UnixListener, UnixStream};
 use super::types::{
     ApiError, AttachRequest, Attachment, ConnectRequest, Connection, DetachRequest, Detached,
     ErrorKind, ForgetRequest, Invitation, Ipam, Path as PeerPath, Peer, Report, Status, Target,
+    Traffic,
 };
 
 /// A boxed answer: the trait below is used behind a pointer.
@@ -41,6 +42,8 @@ pub trait RequestSender: Send + Sync + 'static {
     fn attachments(&self) -> Answer<'_, Vec<Attachment>>;
     /// `GET /v1/report`.
     fn report(&self) -> Answer<'_, Report>;
+    /// `GET /v1/traffic`.
+    fn traffic(&self) -> Answer<'_, Traffic>;
     /// `POST /v1/attach`.
     fn attach(&self, request: AttachRequest) -> Answer<'_, Attachment>;
     /// `POST /v1/detach`.
@@ -105,6 +108,10 @@ fn router(daemon: Daemon) -> Router {
             get(|State(d): State<Daemon>| async move { reply(d.attachments().await) }),
         )
         .route("/v1/report", get(|State(d): State<Daemon>| async move { reply(d.report().await) }))
+        .route(
+            "/v1/traffic",
+            get(|State(d): State<Daemon>| async move { reply(d.traffic().await) }),
+        )
         .route(
             "/v1/attach",
             post(|State(d): State<Daemon>, Json(body): Json<AttachRequest>| async move {

@@ -254,6 +254,83 @@ pub struct Report {
     pub worker_counters: Vec<BTreeMap<String, u64>>,
 }
 
+/// Counters at one moment; two of them make the rates of `weft top`. They count up from 0 and begin
+/// anew when what they are of does: the daemon, a peer, a container's interface.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Traffic {
+    /// Milliseconds on the host's monotonic clock: only differences mean something.
+    pub monotonic_ms: u64,
+    /// By peer.
+    pub peers: Vec<PeerTraffic>,
+    /// By attached container.
+    pub containers: Vec<ContainerTraffic>,
+    /// By worker of the vector engine.
+    pub workers: Vec<WorkerTraffic>,
+    /// Dropped packets by reason; those of the kernel engine begin with `kernel_`.
+    pub drops: BTreeMap<String, u64>,
+}
+
+/// Packets and bytes, both ways.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Volume {
+    /// Packets received.
+    pub packets_received: u64,
+    /// Bytes received.
+    pub bytes_received: u64,
+    /// Packets sent.
+    pub packets_sent: u64,
+    /// Bytes sent.
+    pub bytes_sent: u64,
+}
+
+/// The traffic with one peer over both engines: datagrams, and the bytes of the Ethernet frames in them
+/// (on the kernel engine: of the packets that its SAs sealed and opened). A plain path has no counters.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PeerTraffic {
+    /// Peer id, 64 hexadecimal digits.
+    pub peer: String,
+    /// The peer's nickname, once known.
+    pub nickname: Option<String>,
+    /// The engine at this end that carries frames now.
+    pub engine: Option<String>,
+    /// From the peer and to it.
+    #[serde(flatten)]
+    pub volume: Volume,
+}
+
+/// What crossed a container's interface, as the kernel counts it. A super-packet is one packet.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ContainerTraffic {
+    /// The container's id in `weft ps`.
+    pub id: String,
+    /// Its name there.
+    pub name: String,
+    /// The interface's other end, on the host.
+    pub host_interface: String,
+    /// By the container and from it.
+    #[serde(flatten)]
+    pub volume: Volume,
+    /// Packets that the kernel dropped at this interface, both ways.
+    pub dropped: u64,
+}
+
+/// What a worker of the vector engine did.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WorkerTraffic {
+    /// Which one, from 0.
+    pub worker: usize,
+    /// Datagrams received from peers.
+    pub datagrams_received: u64,
+    /// Datagrams sent to peers.
+    pub datagrams_sent: u64,
+    /// Frames and super-packets read from the switch.
+    pub tap_reads: u64,
+    /// Frames and super-packets written to the switch.
+    pub tap_writes: u64,
+    /// Packets dropped, for whatever reason.
+    pub dropped: u64,
+}
+
 /// Body of `POST /v1/attach`.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

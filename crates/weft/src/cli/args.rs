@@ -1,6 +1,7 @@
 //! The words of the command line; Weave Net's where it had them.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
 use ipnet::IpNet;
@@ -53,6 +54,8 @@ pub enum Command {
     Token(JsonOnly),
     /// Print the whole state as JSON for a bug report (no secrets)
     Report(JsonOnly),
+    /// Show what moves now, by peer and by container, and what is dropped and why
+    Top(TopArgs),
     /// Stop the daemon, detach all containers and forget identity, ranges and peers
     Reset(ResetArgs),
     /// Two hosts on this machine, with containers, pings, figures; all removed at the end
@@ -188,6 +191,20 @@ pub struct RunArgs {
     /// The command and its arguments
     #[arg(last = true, required = true, value_name = "COMMAND")]
     pub command: Vec<String>,
+}
+
+/// `weft top`.
+#[derive(Debug, Args)]
+pub struct TopArgs {
+    /// Time between two readings, in seconds
+    #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = super::top::parse_interval)]
+    pub interval: Duration,
+    /// End after so many tables or lines (default: go on)
+    #[arg(long, value_name = "N")]
+    pub count: Option<u64>,
+    /// Print one line of JSON for each interval
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// `weft reset`.

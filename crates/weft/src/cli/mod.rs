@@ -5,6 +5,7 @@ mod launch;
 mod output;
 mod requests;
 mod run;
+mod top;
 
 use std::process::ExitCode;
 

@@ -231,7 +231,7 @@ pub(super) fn invitation(invitation: &Invitation) -> String {
     text
 }
 
-fn table(headings: &[&str]) -> Table {
+pub(super) fn table(headings: &[&str]) -> Table {
     let mut table = Table::new();
     table.load_style(presets::NOTHING).set_header(headings.iter().copied());
     for column in table.column_iter_mut() {
@@ -257,7 +257,7 @@ fn short(peer: &str) -> &str {
     peer.get(..16).unwrap_or(peer)
 }
 
-fn named(peer: Option<&str>, nickname: Option<&str>) -> String {
+pub(super) fn named(peer: Option<&str>, nickname: Option<&str>) -> String {
     match (peer, nickname) {
         (Some(peer), Some(nickname)) => format!("{} ({nickname})", short(peer)),
         (Some(peer), None) => short(peer).into(),

@@ -65,6 +65,7 @@ async fn ask(command: Command, daemon: &Client, runtime_dir: &Path) -> anyhow::R
             let report: Report = daemon.get("/v1/report").await?;
             output::print(true, &report, |_| String::new())
         }
+        Command::Top(args) => super::top::top(args, daemon).await,
         Command::Reset(args) => reset(args, daemon, runtime_dir).await,
         Command::Launch(_)
         | Command::Run(_)

@@ -14,7 +14,9 @@ use weft_kernel::{AttachSpec, Kernel, KernelError};
 
 use super::control::Request;
 use super::store::{Store, StoreError};
-use crate::api::{ApiError, AttachRequest, Attachment, Detached, ErrorKind};
+use crate::api::{
+    ApiError, AttachRequest, Attachment, ContainerTraffic, Detached, ErrorKind, Volume,
+};
 use crate::timestamp;
 
 /// All attachments of this host. One attach or detach runs at a time.
@@ -99,6 +101,29 @@ impl Attachments {
     pub(super) async fn list(&self) -> Vec<Attachment> {
         let inner = self.inner.lock().await;
         inner.saved.values().map(|saved| saved.attachment.clone()).collect()
+    }
+
+    /// What crossed each container's interface; one that is gone is left out.
+    pub(super) async fn traffic(&self) -> Result<Vec<ContainerTraffic>, ApiError> {
+        let links = self.kernel.link_traffic().await.map_err(kernel_refusal)?;
+        let inner = self.inner.lock().await;
+        let of = |saved: &Saved| {
+            let link = links.get(&saved.host_interface)?;
+            Some(ContainerTraffic {
+                id: saved.attachment.id.clone(),
+                name: saved.attachment.name.clone(),
+                host_interface: saved.host_interface.clone(),
+                // The host's end receives what the container sends.
+                volume: Volume {
+                    packets_received: link.packets_sent,
+                    bytes_received: link.bytes_sent,
+                    packets_sent: link.packets_received,
+                    bytes_sent: link.bytes_received,
+                },
+                dropped: link.dropped_received + link.dropped_sent,
+            })
+        };
+        Ok(inner.saved.values().filter_map(of).collect())
     }
 
     /// `weft attach`. Attaching again adds explicit addresses, or changes nothing.

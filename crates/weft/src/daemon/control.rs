@@ -16,7 +16,7 @@ use weft_crypto::{PeerId, SessionKey};
 use weft_kernel::engine::local_address;
 use weft_link::Links;
 use weft_mesh::{AddressError, Mesh, Output};
-use weft_path::{Endpoint, EngineCommand, EngineEvent, Mac, Paths, Vni};
+use weft_path::{Endpoint, EngineCommand, EngineEvent, EngineKind, Mac, PathState, Paths, Vni};
 
 use super::engines::Engines;
 use super::requests::Targets;
@@ -60,6 +60,16 @@ pub(super) enum Request {
     LinkMtu { link_mtu: u16 },
     /// A picture of everything, for status.
     Snapshot { reply: oneshot::Sender<Snapshot> },
+    /// What the engines have counted, for rates.
+    Traffic { reply: oneshot::Sender<Readings> },
+}
+
+/// What rates are made of.
+pub(super) struct Readings {
+    pub(super) counters: weft_engine::Counters,
+    pub(super) kernel: Vec<(PeerId, weft_kernel::engine::PeerTraffic)>,
+    /// Which engine carries a peer's frames.
+    pub(super) engines: BTreeMap<PeerId, EngineKind>,
 }
 
 /// What status is made of.
@@ -261,6 +271,17 @@ impl Control {
             }
             Request::Announce { attachment } => self.announce(&attachment),
             Request::Withdraw { mac } => self.mesh.remove_local_endpoint(mac),
+            Request::Traffic { reply } => {
+                let active = |path: &weft_path::PathStatus| {
+                    let engine = path.engine.filter(|_| path.state == PathState::Active);
+                    engine.map(|engine| (path.peer, engine))
+                };
+                let _ = reply.send(Readings {
+                    kernel: self.engines.kernel().traffic().await,
+                    engines: self.paths.status(now).iter().filter_map(active).collect(),
+                    counters: self.engines.vector().counters(),
+                });
+            }
             Request::Snapshot { reply } => {
                 let _ = reply.send(Snapshot {
                     peers: self.mesh.peers(),

@@ -17,8 +17,10 @@ use super::views;
 use crate::api::{
     self, Answer, ApiError, AttachRequest, Attachment, ConnectRequest, Connection, DetachRequest,
     Detached, ErrorKind, ForgetRequest, Invitation, Ipam, Peer, Report, RequestSender, Status,
+    Traffic,
 };
 use crate::config::Settings;
+use crate::timestamp;
 
 /// Targets of the last start and of `weft connect`.
 pub(super) const TARGETS_FILE: &str = "targets.json";
@@ -109,6 +111,16 @@ impl Daemon {
         })
     }
 
+    async fn traffic(&self) -> Result<Traffic, ApiError> {
+        let containers = self.attachments.traffic().await?;
+        let (reply, answer) = oneshot::channel();
+        let _ = self.control.send(Request::Traffic { reply }).await;
+        let readings =
+            answer.await.map_err(|_| ApiError::new(ErrorKind::Unavailable, "weft is stopping"))?;
+        let monotonic_ms = timestamp::monotonic_ms();
+        Ok(views::traffic(&readings, containers, &self.links.status(), monotonic_ms))
+    }
+
     pub(super) fn target_list(&self) -> Vec<api::Target> {
         let targets = self.targets.list().into_iter();
         targets.map(|target| api::Target { address: target.to_string() }).collect()
@@ -163,6 +175,10 @@ impl RequestSender for Daemon {
 
     fn report(&self) -> Answer<'_, Report> {
         Box::pin(Self::report(self))
+    }
+
+    fn traffic(&self) -> Answer<'_, Traffic> {
+        Box::pin(Self::traffic(self))
     }
 
     fn attach(&self, request: AttachRequest) -> Answer<'_, Attachment> {

@@ -8,9 +8,12 @@ use weft_kernel::engine::{KernelCounters, SwitchKind};
 use weft_link::{LinkState, LinkStatus};
 use weft_path::PathStatus;
 
-use super::control::{LostLink, Snapshot};
+use super::control::{LostLink, Readings, Snapshot};
 use super::requests::Daemon;
-use crate::api::{Connection, HostRange, Ipam, Peer, PeerConnection, Status};
+use crate::api::{
+    Connection, ContainerTraffic, HostRange, Ipam, Peer, PeerConnection, PeerTraffic, Status,
+    Traffic, Volume, WorkerTraffic,
+};
 use crate::timestamp;
 
 /// One line for each target, link, ended link and refused source; where the link is up, the state
@@ -90,14 +93,10 @@ fn encapsulation(path: &PathStatus) -> Option<String> {
 
 /// Every path to every peer.
 pub(super) fn paths(links: &[LinkStatus], paths: &[PathStatus]) -> Vec<crate::api::Path> {
-    let nickname = |peer| {
-        let link = links.iter().find(|link| link.peer == Some(peer))?;
-        link.nickname.clone()
-    };
     let since = |instant| timestamp::format(timestamp::of_instant(instant));
     let of = |path: &PathStatus| crate::api::Path {
         peer: path.peer.to_hex(),
-        nickname: nickname(path.peer),
+        nickname: nickname(links, path.peer),
         format: path.format.map(|format| format.name().into()),
         engine: path.engine.map(|engine| engine.name().into()),
         remote_engine: path.remote_engine.map(|engine| engine.name().into()),
@@ -276,6 +275,62 @@ pub(super) fn worker_counters(counters: &weft_engine::Counters) -> Vec<BTreeMap<
         ])
     };
     counters.workers.iter().map(by_name).collect()
+}
+
+/// What `weft top` makes rates of.
+pub(super) fn traffic(
+    readings: &Readings,
+    containers: Vec<ContainerTraffic>,
+    links: &[LinkStatus],
+    monotonic_ms: u64,
+) -> Traffic {
+    let counters = &readings.counters;
+    let mut volumes: BTreeMap<PeerId, Volume> = BTreeMap::new();
+    for of in &counters.peers {
+        let volume = volumes.entry(of.peer).or_default();
+        add(volume, (of.received.packets, of.received.bytes), (of.sent.packets, of.sent.bytes));
+    }
+    let mut drops: BTreeMap<String, u64> =
+        counters.drops.iter().map(|(reason, n)| (reason.name().to_owned(), *n)).collect();
+    for (name, count) in [
+        ("socket_overflows", counters.done(weft_engine::Work::SocketOverflows)),
+        ("kernel_replayed", readings.kernel.iter().map(|(_, of)| of.replayed).sum()),
+        ("kernel_forged", readings.kernel.iter().map(|(_, of)| of.forged).sum()),
+    ] {
+        drops.insert(name.into(), count);
+    }
+    for (peer, of) in &readings.kernel {
+        let volume = volumes.entry(*peer).or_default();
+        add(volume, (of.received.packets, of.received.bytes), (of.sent.packets, of.sent.bytes));
+    }
+    let peers = volumes.into_iter().map(|(peer, volume)| PeerTraffic {
+        peer: peer.to_hex(),
+        nickname: nickname(links, peer),
+        engine: readings.engines.get(&peer).map(|engine| engine.name().into()),
+        volume,
+    });
+    let workers = counters.workers.iter().enumerate().map(|(worker, of)| WorkerTraffic {
+        worker,
+        datagrams_received: of.done(weft_engine::Work::DatagramsReceived),
+        datagrams_sent: of.done(weft_engine::Work::DatagramsSent),
+        tap_reads: of.done(weft_engine::Work::TapReads),
+        tap_writes: of.done(weft_engine::Work::TapWrites),
+        dropped: of.dropped,
+    });
+    let (peers, workers) = (peers.collect(), workers.collect());
+    Traffic { monotonic_ms, peers, containers, workers, drops }
+}
+
+/// Adds packets and bytes received, and packets and bytes sent.
+fn add(volume: &mut Volume, received: (u64, u64), sent: (u64, u64)) {
+    volume.packets_received += received.0;
+    volume.bytes_received += received.1;
+    volume.packets_sent += sent.0;
+    volume.bytes_sent += sent.1;
+}
+
+fn nickname(links: &[LinkStatus], peer: PeerId) -> Option<String> {
+    links.iter().find(|link| link.peer == Some(peer))?.nickname.clone()
 }
 
 /// The address at which others reach this host: the configured one, else the one from which its

@@ -1,0 +1,89 @@
+//! `weft top`: what moves now, by peer, by container and by worker, and what is dropped and why.
+
+mod rates;
+mod view;
+
+use std::io::{self, IsTerminal, Write};
+use std::time::Duration;
+
+use rustix::termios::tcgetwinsize;
+
+use super::args::TopArgs;
+use crate::api::{Client, Traffic};
+use rates::Rates;
+
+pub(super) async fn top(args: TopArgs, daemon: &Client) -> anyhow::Result<()> {
+    let mut before: Traffic = daemon.get("/v1/traffic").await?;
+    let mut screen = Screen::default();
+    let mut ticks = tokio::time::interval(args.interval);
+    // Late is late: the rates are over the time that has really passed.
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    ticks.tick().await;
+    let mut shown = 0;
+    while args.count.is_none_or(|count| shown < count) {
+        ticks.tick().await;
+        let now: Traffic = daemon.get("/v1/traffic").await?;
+        let rates = Rates::between(&before, &now);
+        let written = if args.json {
+            serde_json::to_string(&rates).map(|line| writeln!(io::stdout().lock(), "{line}"))?
+        } else {
+            screen.show(&view::text(&rates))
+        };
+        match written {
+            // Who read has seen enough.
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => return Ok(()),
+            written => written?,
+        }
+        before = now;
+        shown += 1;
+    }
+    Ok(())
+}
+
+/// Reads `--interval`.
+pub(super) fn parse_interval(text: &str) -> Result<Duration, String> {
+    let seconds: f64 = text.parse().map_err(|_| format!("{text} is not a number of seconds"))?;
+    if !(INTERVAL_S_MIN..=INTERVAL_S_MAX).contains(&seconds) {
+        return Err(format!("must be {INTERVAL_S_MIN} to {INTERVAL_S_MAX} seconds"));
+    }
+    Ok(Duration::from_secs_f64(seconds))
+}
+
+/// Standard output: a terminal, on which each table takes the place of the one before, or not.
+#[derive(Default)]
+struct Screen {
+    drawn: bool,
+}
+
+impl Screen {
+    fn show(&mut self, text: &str) -> io::Result<()> {
+        let mut out = io::stdout().lock();
+        if out.is_terminal() {
+            let rows = tcgetwinsize(&out).map_or(usize::MAX, |size| usize::from(size.ws_row));
+            write!(out, "{}", view::frame(text, rows, self.drawn))?;
+            self.drawn = true;
+        } else {
+            writeln!(out, "{text}")?;
+        }
+        out.flush()
+    }
+}
+
+/// Shortest `--interval`, in seconds: the daemon has other things to do than to count.
+const INTERVAL_S_MIN: f64 = 0.1;
+/// Longest `--interval`, in seconds.
+const INTERVAL_S_MAX: f64 = 86_400.0;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_interval_is_a_number_of_seconds_within_reason() {
+        assert_eq!(parse_interval("1"), Ok(Duration::from_secs(1)));
+        assert_eq!(parse_interval("0.25"), Ok(Duration::from_millis(250)));
+        for wrong in ["0", "-1", "NaN", "inf", "1e9", "one", ""] {
+            assert!(parse_interval(wrong).is_err(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,211 @@
+//! Rates as tables.
+
+use std::fmt::Write as _;
+
+use super::rates::{Rates, VolumeRates};
+use crate::cli::output::{named, table};
+
+/// All tables, one under the other; those that would be empty are left out, but for the peers'.
+pub(super) fn text(rates: &Rates) -> String {
+    let seconds = rates.interval_ms as f64 / 1_000.0;
+    let mut text = format!("Rates over {seconds:.1} s\n\n");
+    let mut peers = table(&["PEER", "ENGINE", "RECEIVED", "SENT", "PKT/S IN", "PKT/S OUT"]);
+    for peer in &rates.peers {
+        let name = named(Some(&peer.peer), peer.nickname.as_deref());
+        let engine = peer.engine.clone().unwrap_or_else(|| "-".into());
+        peers.add_row([vec![name, engine], cells(&peer.rates)].concat());
+    }
+    let _ = match rates.peers.is_empty() {
+        true => writeln!(text, "no peers; weft status connections says why"),
+        false => writeln!(text, "{peers}"),
+    };
+    if !rates.containers.is_empty() {
+        let headings = ["CONTAINER", "RECEIVED", "SENT", "PKT/S IN", "PKT/S OUT", "DROPPED/S"];
+        let mut containers = table(&headings);
+        for container in &rates.containers {
+            let (name, dropped) = (container.name.clone(), count(container.dropped_pps));
+            containers.add_row([vec![name], cells(&container.rates), vec![dropped]].concat());
+        }
+        let _ = writeln!(text, "\n{containers}");
+    }
+    if !rates.workers.is_empty() {
+        let headings =
+            ["WORKER", "DATAGRAMS/S IN", "DATAGRAMS/S OUT", "READS/S", "WRITES/S", "DROPPED/S"];
+        let mut workers = table(&headings);
+        for worker in &rates.workers {
+            workers.add_row([
+                worker.worker.to_string(),
+                count(worker.datagrams_received_pps),
+                count(worker.datagrams_sent_pps),
+                count(worker.tap_reads_pps),
+                count(worker.tap_writes_pps),
+                count(worker.dropped_pps),
+            ]);
+        }
+        let _ = writeln!(text, "\n{workers}");
+    }
+    if !rates.drops.is_empty() {
+        let mut drops = table(&["DROPPED", "PKT/S", "SINCE START"]);
+        for (reason, dropped) in &rates.drops {
+            drops.add_row([reason.clone(), count(dropped.pps), dropped.total.to_string()]);
+        }
+        let _ = writeln!(text, "\n{drops}");
+    }
+    text
+}
+
+/// What a terminal of so many rows is sent: the text in the place of the one before, cut to what fits.
+pub(super) fn frame(text: &str, rows: usize, drawn: bool) -> String {
+    const CLEAR: &str = "\x1b[2J";
+    const HOME: &str = "\x1b[H";
+    const CLEAR_TO_END_OF_LINE: &str = "\x1b[K";
+    const CLEAR_BELOW: &str = "\x1b[J";
+    let mut frame = if drawn { HOME.to_owned() } else { format!("{CLEAR}{HOME}") };
+    let lines: Vec<&str> = text.trim_end().lines().collect();
+    // The cursor stands in the last row.
+    let room = rows.saturating_sub(1).max(1);
+    let shown = if lines.len() <= room { lines.len() } else { room - 1 };
+    for line in &lines[..shown] {
+        let _ = write!(frame, "{line}{CLEAR_TO_END_OF_LINE}\r\n");
+    }
+    if shown < lines.len() {
+        let more = lines.len() - shown;
+        let _ = write!(frame, "... and {more} more lines{CLEAR_TO_END_OF_LINE}\r\n");
+    }
+    frame + CLEAR_BELOW
+}
+
+fn cells(rates: &VolumeRates) -> Vec<String> {
+    vec![
+        bits(rates.received_bps),
+        bits(rates.sent_bps),
+        count(rates.received_pps),
+        count(rates.sent_pps),
+    ]
+}
+
+/// Bits per second with three digits and a prefix.
+fn bits(bps: f64) -> String {
+    let (number, prefix) = scaled(bps);
+    format!("{number} {prefix}bit/s")
+}
+
+fn count(per_second: f64) -> String {
+    let (number, prefix) = scaled(per_second);
+    format!("{number}{prefix}")
+}
+
+/// Three digits, and the prefix (SI) that goes with them.
+fn scaled(value: f64) -> (String, &'static str) {
+    let (mut value, mut prefix) = (value, "");
+    for next in ["k", "M", "G", "T"] {
+        // What would be rounded to four digits takes the next prefix.
+        if value < 999.5 {
+            break;
+        }
+        (value, prefix) = (value / 1_000.0, next);
+    }
+    let number = match value {
+        0.0 => "0".to_owned(),
+        value if value < 9.995 => format!("{value:.2}"),
+        value if value < 99.95 => format!("{value:.1}"),
+        value => format!("{value:.0}"),
+    };
+    (number, prefix)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::rates::{ContainerRates, Drops, PeerRates, WorkerRates};
+    use super::*;
+
+    fn rates() -> Rates {
+        let rates = VolumeRates {
+            received_bps: 1.234e9,
+            sent_bps: 56_700.0,
+            received_pps: 110_000.0,
+            sent_pps: 0.0,
+        };
+        Rates {
+            interval_ms: 1_000,
+            peers: vec![PeerRates {
+                peer: "00112233445566778899aabbccddeeff".into(),
+                nickname: Some("beta".into()),
+                engine: Some("userspace".into()),
+                rates,
+            }],
+            containers: vec![ContainerRates {
+                id: "netns:web".into(),
+                name: "web".into(),
+                rates,
+                dropped_pps: 2.0,
+            }],
+            workers: vec![WorkerRates {
+                worker: 7,
+                datagrams_received_pps: 1.0,
+                datagrams_sent_pps: 22.0,
+                tap_reads_pps: 333.0,
+                tap_writes_pps: 4_444.0,
+                dropped_pps: 55_555.0,
+            }],
+            drops: [("no_endpoint".into(), Drops { pps: 3.0, total: 12_345 })].into(),
+        }
+    }
+
+    #[test]
+    fn every_table_shows_its_rates() {
+        let text = text(&rates());
+        for line in [
+            "0011223344556677 (beta)  userspace  1.23 Gbit/s  56.7 kbit/s  110k      0",
+            "web        1.23 Gbit/s  56.7 kbit/s  110k      0          2.00",
+            "7       1.00            22.0             333      4.44k     55.6k",
+            "no_endpoint  3.00   12345",
+        ] {
+            assert!(text.contains(line), "{line} is missing in\n{text}");
+        }
+    }
+
+    #[test]
+    fn empty_tables_are_left_out() {
+        let empty = Rates {
+            peers: Vec::new(),
+            containers: Vec::new(),
+            workers: Vec::new(),
+            drops: std::collections::BTreeMap::new(),
+            ..rates()
+        };
+        let text = text(&empty);
+        assert!(text.contains("no peers"), "{text}");
+        assert!(!["CONTAINER", "WORKER", "DROPPED"].iter().any(|it| text.contains(it)), "{text}");
+    }
+
+    #[test]
+    fn numbers_have_three_digits() {
+        for (value, wanted) in [
+            (0.0, "0"),
+            (0.5, "0.50"),
+            (9.996, "10.0"),
+            (999.4, "999"),
+            (999.6, "1.00k"),
+            (999_600.0, "1.00M"),
+            (5e15, "5000T"),
+        ] {
+            assert_eq!(count(value), wanted);
+        }
+        assert_eq!(bits(2.5e9), "2.50 Gbit/s");
+    }
+
+    #[test]
+    fn a_terminal_gets_no_more_lines_than_it_has_rows() {
+        let text = "one\ntwo\nthree\nfour\n";
+        let first = frame(text, 24, false);
+        assert!(first.starts_with("\x1b[2J\x1b[H") && first.contains("four"), "{first:?}");
+        assert!(!first.contains("more"));
+        let next = frame(text, 4, true);
+        assert!(next.starts_with("\x1b[Hone\x1b[K\r\n"), "{next:?}");
+        assert!(next.contains("... and 2 more lines") && !next.contains("three"), "{next:?}");
+        assert_eq!(next.matches('\n').count(), 3);
+        assert!(next.ends_with("\x1b[J"));
+        assert_eq!(frame(text, 0, true).matches('\n').count(), 1);
+    }
+}
