@@ -243,7 +243,7 @@ impl Lane {
         let env = Env { tap: &Void, socket: &Void, counters: &self.counters, events: &ignore };
         for _ in 0..self.runs {
             for _ in 0..self.reads_per_run {
-                self.transmitter.handle_read(&mut self.state, &env, &mut self.read);
+                self.transmitter.handle_read(&self.state, &env, &self.read);
             }
             self.transmitter.flush(&env);
         }
@@ -256,7 +256,7 @@ impl Lane {
         let env = Env { tap: &Void, socket: &wire, counters: &self.counters, events: &ignore };
         for _ in 0..self.runs {
             for _ in 0..self.reads_per_run {
-                self.transmitter.handle_read(&mut self.state, &env, &mut self.read);
+                self.transmitter.handle_read(&self.state, &env, &self.read);
             }
             self.transmitter.flush(&env);
         }
@@ -265,7 +265,7 @@ impl Lane {
     /// From the wire to the TAP device, the batch of [`Self::fill`].
     pub fn open(&mut self) {
         let env = Env { tap: &Void, socket: &Void, counters: &self.counters, events: &ignore };
-        self.receiver.handle_batch(&mut self.state, &env);
+        self.receiver.handle_batch(&self.state, &env);
     }
 
     /// Looks up an endpoint, as each frame does: whether it is known.

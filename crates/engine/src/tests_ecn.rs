@@ -126,7 +126,7 @@ impl Rig {
         let (tap, socket, counters) = (&self.tap, &self.wire, &*self.counters);
         let env = Env { tap, socket, counters, events: &|_| {} };
         for read in reads {
-            self.transmitter.handle_read(&mut self.state, &env, read);
+            self.transmitter.handle_read(&self.state, &env, read);
         }
         self.transmitter.flush(&env);
         self.wire.sent.take()
@@ -138,7 +138,7 @@ impl Rig {
         let env = Env { tap, socket, counters, events: &|_| {} };
         let max = self.receiver.messages_max();
         while self.far.recv(&mut self.receiver.batch, max).is_ok() {
-            self.receiver.handle_batch(&mut self.state, &env);
+            self.receiver.handle_batch(&self.state, &env);
         }
         self.tap.0.take()
     }

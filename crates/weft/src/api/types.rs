@@ -319,6 +319,8 @@ pub struct ContainerTraffic {
 pub struct WorkerTraffic {
     /// Which one, from 0.
     pub worker: usize,
+    /// Processor time of its thread, in microseconds.
+    pub busy_us: u64,
     /// Datagrams received from peers.
     pub datagrams_received: u64,
     /// Datagrams sent to peers.

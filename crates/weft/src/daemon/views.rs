@@ -311,6 +311,7 @@ pub(super) fn traffic(
     });
     let workers = counters.workers.iter().enumerate().map(|(worker, of)| WorkerTraffic {
         worker,
+        busy_us: u64::try_from(of.busy.as_micros()).unwrap_or(u64::MAX),
         datagrams_received: of.done(weft_engine::Work::DatagramsReceived),
         datagrams_sent: of.done(weft_engine::Work::DatagramsSent),
         tap_reads: of.done(weft_engine::Work::TapReads),
