@@ -1,0 +1,63 @@
+//! The fuzz targets over their committed corpus, and over each of its inputs cut short or with a byte
+//! changed: what `./dev fuzz` does for longer and with libFuzzer's choice of inputs.
+#![allow(clippy::unwrap_used, missing_docs)]
+
+use std::panic::catch_unwind;
+use std::path::Path;
+
+#[allow(unreachable_pub, reason = "a library of its own where libFuzzer builds it")]
+#[path = "../../../fuzz/src/lib.rs"]
+mod targets;
+
+/// Changes of one input at most; long ones are changed at every so many-th byte.
+const CHANGES_MAX: usize = 2_000;
+
+fn replay(name: &str, run: fn(&[u8])) {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus").join(name);
+    let mut count = 0;
+    for entry in std::fs::read_dir(&folder).unwrap() {
+        let path = entry.unwrap().path();
+        let seed = std::fs::read(&path).unwrap();
+        let check = |data: &[u8], what: &str| {
+            let shown = path.display();
+            assert!(catch_unwind(|| run(data)).is_ok(), "{name} fails on {shown}, {what}");
+        };
+        check(&seed, "as it is");
+        let step = seed.len().div_ceil(CHANGES_MAX).max(1);
+        for at in (0..seed.len()).step_by(step) {
+            check(&seed[..at], &format!("cut to {at} bytes"));
+            let mut changed = seed.clone();
+            for bits in [0x01, 0x80, 0xff] {
+                changed[at] = seed[at] ^ bits;
+                check(&changed, &format!("with {bits:#x} on byte {at}"));
+            }
+        }
+        count += 1;
+    }
+    assert!(count >= 3, "{count} inputs in {}", folder.display());
+}
+
+#[test]
+fn split() {
+    replay("split", targets::split::run);
+}
+
+#[test]
+fn coalesce() {
+    replay("coalesce", targets::coalesce::run);
+}
+
+#[test]
+fn esp_open() {
+    replay("esp_open", targets::esp_open::run);
+}
+
+#[test]
+fn vxlan() {
+    replay("vxlan", targets::vxlan::run);
+}
+
+#[test]
+fn vnet() {
+    replay("vnet", targets::vnet::run);
+}

@@ -1,0 +1,63 @@
+//! Opening ESP packets. Input: cipher and kind 1 byte; then, if bit 1 is set, a packet; else how many
+//! alterations 1 byte, each 2 bytes of place and 1 byte to XOR, and the plaintext.
+
+use weft_crypto::{Cipher, OpenError, OpeningSa, SaKey, SealingSa};
+use weft_packet::esp;
+
+const SPI: u32 = 0x1234_5678;
+
+/// What was not sealed with the key is not opened, nor what was altered; what was sealed is opened
+/// once, whatever was tried before.
+pub fn run(data: &[u8]) {
+    let Some((first, rest)) = data.split_first() else { return };
+    let cipher = if first & 1 == 0 { Cipher::Aes256Gcm } else { Cipher::ChaCha20Poly1305 };
+    if first & 2 != 0 {
+        // A key that nothing is ever sealed with: libFuzzer sees what is compared, sealed packets too.
+        let mut opening = OpeningSa::new(cipher, SPI, &SaKey::from_bytes([8; 36]));
+        let _ = esp::classify(rest);
+        let mut packet = rest.to_vec();
+        if let Some(spi) = packet.first_chunk_mut::<4>() {
+            *spi = SPI.to_be_bytes();
+        }
+        assert!(opening.open(&mut packet).is_err(), "opened, but never sealed");
+        assert_eq!(opening.highest(), 0, "moved by a forged packet");
+        return;
+    }
+    let Some((count, rest)) = rest.split_first() else { return };
+    let (alterations, plaintext) = rest.split_at((usize::from(*count) * 3).min(rest.len()));
+    let mut sealed = vec![0; esp::HEADER_LEN];
+    sealed.extend_from_slice(plaintext);
+    sealed.resize(sealed.len() + esp::ICV_LEN, 0);
+    let key = SaKey::from_bytes([7; 36]);
+    let mut opening = OpeningSa::new(cipher, SPI, &key);
+    let mut sealing = SealingSa::new(cipher, SPI, &key, 5);
+    assert_eq!(sealing.seal_in_place(&mut sealed, plaintext.len()), Ok(sealed.len()));
+
+    let mut altered = sealed.clone();
+    for alteration in alterations.as_chunks::<3>().0 {
+        let [low, high, bits] = *alteration;
+        let at = usize::from(u16::from_le_bytes([low, high]));
+        match altered.get_mut(at) {
+            Some(byte) => *byte ^= bits,
+            // Shorter, or longer.
+            None if at % 2 == 0 => altered.truncate(at % (sealed.len() + 1)),
+            None => altered.push(bits),
+        }
+    }
+    if altered != sealed {
+        assert!(opening.open(&mut altered).is_err(), "opened, but altered");
+    }
+    let mut again = sealed.clone();
+    let range = opening.open(&mut sealed).expect("sealed with the key and not altered");
+    assert_eq!(&sealed[range], plaintext);
+    assert_eq!(opening.open(&mut again), Err(OpenError::Duplicate));
+    inside(plaintext);
+}
+
+/// What is in an opened packet is within it.
+fn inside(plaintext: &[u8]) {
+    let Ok((length, _)) = esp::parse_trailer(plaintext) else { return };
+    assert!(length + 2 <= plaintext.len());
+    let Ok(inner) = esp::parse_inner_headers(&plaintext[..length]) else { return };
+    assert!(inner.frame.start == esp::INNER_LEN && inner.frame.end <= length);
+}
