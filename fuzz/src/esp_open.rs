@@ -1,7 +1,7 @@
 //! Opening ESP packets. Input: cipher and kind 1 byte; then, if bit 1 is set, a packet; else how many
 //! alterations 1 byte, each 2 bytes of place and 1 byte to XOR, and the plaintext.
 
-use weft_crypto::{Cipher, OpenError, OpeningSa, SaKey, SealingSa};
+use weft_crypto::{Cipher, OpenError, OpeningSa, SaKey, Sealer, SealingSa};
 use weft_packet::esp;
 
 const SPI: u32 = 0x1234_5678;
@@ -30,8 +30,11 @@ pub fn run(data: &[u8]) {
     sealed.resize(sealed.len() + esp::ICV_LEN, 0);
     let key = SaKey::from_bytes([7; 36]);
     let mut opening = OpeningSa::new(cipher, SPI, &key);
-    let mut sealing = SealingSa::new(cipher, SPI, &key, 5);
-    assert_eq!(sealing.seal_in_place(&mut sealed, plaintext.len()), Ok(sealed.len()));
+    let sealing = SealingSa::new(cipher, SPI, &key, 5);
+    let whole = sealing
+        .reserve(1)
+        .and_then(|mut sealer| sealer.seal_in_place(&mut sealed, plaintext.len()));
+    assert_eq!(whole, Ok(sealed.len()));
 
     let mut altered = sealed.clone();
     for alteration in alterations.as_chunks::<3>().0 {
