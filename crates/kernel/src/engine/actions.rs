@@ -129,6 +129,7 @@ impl Worker {
     }
 
     pub(super) async fn remove_states(&mut self, states: &[StateId]) {
+        self.read_last(states).await;
         let Some(ipsec) = self.ipsec.as_ref().filter(|_| !states.is_empty()) else { return };
         for error in ipsec.xfrm.remove_states(states).await.into_iter().filter_map(Result::err) {
             tracing::warn!(%error, "an IPsec state is still there");

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use weft_crypto::PeerId;
 
 use super::state::Way;
-use super::worker::Worker;
+use super::worker::{Ipsec, Worker};
 use crate::xfrm::{StateId, StateUsage};
 
 /// What SAs of one direction have carried.
@@ -34,8 +34,8 @@ pub struct PeerTraffic {
 /// Which way an SA goes, and with whom.
 pub(super) type SaOf = (PeerId, Way);
 
-/// Adds up readings, so that no peer's sum shrinks when an SA is replaced. What an SA carried between
-/// its last reading and its end is not in the sum.
+/// Adds up readings, so that no peer's sum shrinks when an SA is replaced. An SA that lived and was
+/// replaced between two readings is not in the sum; what one carried before the first reading is.
 #[derive(Debug, Default)]
 pub(super) struct Ledger {
     /// SAs by the last reading.
@@ -48,6 +48,11 @@ impl Ledger {
     /// SAs that were there at the last reading.
     pub(super) fn seen(&self) -> impl Iterator<Item = (StateId, SaOf)> {
         self.seen.iter().map(|(id, (of, _))| (*id, *of))
+    }
+
+    /// Whose SA this was at the last reading.
+    fn of(&self, id: &StateId) -> Option<SaOf> {
+        self.seen.get(id).map(|(of, _)| *of)
     }
 
     /// Takes a reading; `None` for an SA that the kernel does not have.
@@ -96,15 +101,29 @@ impl Worker {
         let Some(ipsec) = &self.ipsec else { return Vec::new() };
         let mut sas: BTreeMap<StateId, SaOf> = self.ledger.seen().collect();
         sas.extend(self.state.sas());
+        Self::read(ipsec, &mut self.ledger, sas).await;
+        self.ledger.sums(|peer| self.state.knows(peer))
+    }
+
+    /// Reads what SAs have carried that are about to go, of those that somebody has asked about.
+    pub(super) async fn read_last(&mut self, states: &[StateId]) {
+        let Some(ipsec) = &self.ipsec else { return };
+        let of = |id: &StateId| Some((*id, self.ledger.of(id)?));
+        let sas: BTreeMap<StateId, SaOf> = states.iter().filter_map(of).collect();
+        if !sas.is_empty() {
+            Self::read(ipsec, &mut self.ledger, sas).await;
+        }
+    }
+
+    async fn read(ipsec: &Ipsec, ledger: &mut Ledger, sas: BTreeMap<StateId, SaOf>) {
         let ids: Vec<StateId> = sas.keys().copied().collect();
         let readings = ipsec.xfrm.usage(&ids).await;
         for ((id, of), reading) in sas.into_iter().zip(readings) {
             match reading {
-                Ok(usage) => self.ledger.note(id, of, usage),
+                Ok(usage) => ledger.note(id, of, usage),
                 Err(error) => tracing::debug!(%error, spi = id.spi, "an SA's counters not read"),
             }
         }
-        self.ledger.sums(|peer| self.state.knows(peer))
     }
 }
 

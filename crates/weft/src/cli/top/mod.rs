@@ -59,14 +59,20 @@ impl Screen {
     fn show(&mut self, text: &str) -> io::Result<()> {
         let mut out = io::stdout().lock();
         if out.is_terminal() {
-            let rows = tcgetwinsize(&out).map_or(usize::MAX, |size| usize::from(size.ws_row));
-            write!(out, "{}", view::frame(text, rows, self.drawn))?;
+            write!(out, "{}", view::frame(text, size(&out), self.drawn))?;
             self.drawn = true;
         } else {
             writeln!(out, "{text}")?;
         }
         out.flush()
     }
+}
+
+/// Rows and columns of a terminal; one that does not say has as many as it takes.
+fn size(terminal: &io::StdoutLock<'_>) -> (usize, usize) {
+    let known = |n: u16| if n == 0 { usize::MAX } else { n.into() };
+    tcgetwinsize(terminal)
+        .map_or((usize::MAX, usize::MAX), |size| (known(size.ws_row), known(size.ws_col)))
 }
 
 /// Shortest `--interval`, in seconds: the daemon has other things to do than to count.

@@ -62,8 +62,9 @@ pub(super) fn text(rates: &Rates) -> String {
     text
 }
 
-/// What a terminal of so many rows is sent: the text in the place of the one before, cut to what fits.
-pub(super) fn frame(text: &str, rows: usize, drawn: bool) -> String {
+/// What a terminal of so many rows and columns is sent: the text in the place of the one before, cut to
+/// what fits, since a line that wraps would push the others down.
+pub(super) fn frame(text: &str, (rows, columns): (usize, usize), drawn: bool) -> String {
     const CLEAR: &str = "\x1b[2J";
     const HOME: &str = "\x1b[H";
     const CLEAR_TO_END_OF_LINE: &str = "\x1b[K";
@@ -74,6 +75,7 @@ pub(super) fn frame(text: &str, rows: usize, drawn: bool) -> String {
     let room = rows.saturating_sub(1).max(1);
     let shown = if lines.len() <= room { lines.len() } else { room - 1 };
     for line in &lines[..shown] {
+        let line = line.char_indices().nth(columns).map_or(*line, |(end, _)| &line[..end]);
         let _ = write!(frame, "{line}{CLEAR_TO_END_OF_LINE}\r\n");
     }
     if shown < lines.len() {
@@ -207,14 +209,16 @@ mod tests {
     #[test]
     fn a_terminal_gets_no_more_lines_than_it_has_rows() {
         let text = "one\ntwo\nthree\nfour\n";
-        let first = frame(text, 24, false);
+        let first = frame(text, (24, 80), false);
         assert!(first.starts_with("\x1b[2J\x1b[H") && first.contains("four"), "{first:?}");
         assert!(!first.contains("more"));
-        let next = frame(text, 4, true);
+        let next = frame(text, (4, 80), true);
         assert!(next.starts_with("\x1b[Hone\x1b[K\r\n"), "{next:?}");
         assert!(next.contains("... and 2 more lines") && !next.contains("three"), "{next:?}");
         assert_eq!(next.matches('\n').count(), 3);
         assert!(next.ends_with("\x1b[J"));
-        assert_eq!(frame(text, 0, true).matches('\n').count(), 1);
+        assert_eq!(frame(text, (0, 80), true).matches('\n').count(), 1);
+        let narrow = frame("größer\n", (24, 3), true);
+        assert_eq!(narrow, "\x1b[Hgrö\x1b[K\r\n\x1b[J");
     }
 }

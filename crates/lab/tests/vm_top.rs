@@ -1,0 +1,43 @@
+//! `weft top` where the kernel engine moves packets and Weft sees none of them.
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use serde_json::Value;
+use weft_lab::net::guest::Stage;
+use weft_lab::net::iperf::{self, Server};
+
+/// An SA that lives so short is replaced while the test looks.
+const OPTIONS: [&str; 4] = ["--engine", "kernel", "--rekey-seconds", "5"];
+/// What an emulated processor seals with ease, in bits per second.
+const RATE: &str = "4M";
+
+#[test]
+fn the_kernels_sas_give_the_rates_of_a_peer_also_while_they_are_replaced() -> anyhow::Result<()> {
+    let stage = Stage::pair(&OPTIONS, &OPTIONS)?;
+    let (one, two) = stage.containers()?;
+    stage.reach(&one, &two)?;
+    let to: IpAddr = two.ipv4()?.into();
+    let _server = Server::start(&two)?;
+    let flow = std::thread::spawn(move || iperf::run(&one, to, &["-b", RATE, "-t", "30"]));
+    std::thread::sleep(Duration::from_secs(5));
+    let top = ["top", "--json", "--count", "6", "--interval", "3"];
+    let output = stage.host(0).weft(&top)?.success()?;
+    let lines: Vec<Value> =
+        output.stdout.lines().map(serde_json::from_str).collect::<Result<_, _>>()?;
+    let report = flow.join().map_err(|_| anyhow::anyhow!("the client panicked"))??;
+    let wanted = iperf::received_bps(&report);
+    assert_eq!(lines.len(), 6);
+    for line in &lines {
+        let (peer, container) = (&line["peers"][0], &line["containers"][0]);
+        assert_eq!(peer["engine"], "kernel", "{line}");
+        for of in [peer, container] {
+            let bps = of["sent_bps"].as_f64().unwrap_or(0.0);
+            assert!(bps > wanted / 2.0 && bps < wanted * 2.0, "iperf3 says {wanted}: {line}");
+        }
+        assert!(peer["received_pps"].as_f64().is_some_and(|pps| pps > 0.0), "{line}");
+    }
+    let counters = stage.host(0).weft_json(&["report"])?;
+    assert!(counters["counters"]["rekeys"].as_u64() > Some(1), "no SA was replaced: {counters}");
+    Ok(())
+}
