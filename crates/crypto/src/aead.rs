@@ -1,7 +1,11 @@
-//! The AEADs of ESP: the only place that knows which library seals and opens.
+//! The AEADs of ESP: the only place that calls the libraries that seal and open.
 
-use aws_lc_rs::aead::{AES_256_GCM, Aad, CHACHA20_POLY1305, LessSafeKey, Nonce, UnboundKey};
+use std::hint::black_box;
 
+use aws_lc_rs::aead as aws_lc;
+use ring::aead as ring;
+
+use crate::library::{Choice, Library, SizeClass};
 use crate::{Cipher, SaKey};
 
 /// Bytes of the integrity check value (RFC 4106 section 6, RFC 7634 section 2).
@@ -13,59 +17,117 @@ pub(crate) struct AeadError;
 
 /// A prepared AEAD key and the salt that begins each of its nonces.
 pub(crate) struct AeadKey {
-    key: LessSafeKey,
+    aws_lc: aws_lc::LessSafeKey,
+    /// Where some sizes are ring's.
+    ring: Option<Box<ring::LessSafeKey>>,
+    choice: Choice,
     salt: [u8; 4],
 }
 
 impl AeadKey {
     /// Expands the key once, so that no packet pays for it.
-    pub(crate) fn new(cipher: Cipher, sa_key: &SaKey) -> Self {
+    pub(crate) fn new(cipher: Cipher, sa_key: &SaKey, choice: Choice) -> Self {
         let algorithm = match cipher {
-            Cipher::Aes256Gcm => &AES_256_GCM,
-            Cipher::ChaCha20Poly1305 => &CHACHA20_POLY1305,
+            Cipher::Aes256Gcm => &aws_lc::AES_256_GCM,
+            Cipher::ChaCha20Poly1305 => &aws_lc::CHACHA20_POLY1305,
         };
         let (key, salt) = sa_key.expose().split_at(32);
-        let key = UnboundKey::new(algorithm, key).expect("both AEADs take 32 bytes of key");
-        Self { key: LessSafeKey::new(key), salt: [salt[0], salt[1], salt[2], salt[3]] }
+        let ring = choice.has(Library::Ring).then(|| Box::new(ring_key(cipher, key)));
+        let key = aws_lc::UnboundKey::new(algorithm, key).expect("both AEADs take 32 bytes of key");
+        let aws_lc = aws_lc::LessSafeKey::new(key);
+        Self { aws_lc, ring, choice, salt: [salt[0], salt[1], salt[2], salt[3]] }
     }
 
-    /// Encrypts `in_out`, then `extra` into the front of `extra_out_and_icv`, and puts the ICV
-    /// behind it; that slice is exactly [`ICV_LEN`] longer than `extra`.
+    /// Encrypts the first `head_len` bytes of `sealed` in place, then `extra` behind them, and puts the
+    /// ICV behind both: `sealed` has exactly room for all.
+    #[inline]
     pub(crate) fn seal(
         &self,
         iv: [u8; 8],
         aad: &[u8],
-        in_out: &mut [u8],
+        sealed: &mut [u8],
+        head_len: usize,
         extra: &[u8],
-        extra_out_and_icv: &mut [u8],
     ) -> Result<(), AeadError> {
-        self.key
-            .seal_in_place_scatter(self.nonce(iv), Aad::from(aad), in_out, extra, extra_out_and_icv)
+        if let Some(key) = self.rings(head_len + extra.len()) {
+            let (plaintext, icv) = sealed.split_last_chunk_mut::<ICV_LEN>().ok_or(AeadError)?;
+            plaintext[head_len..].copy_from_slice(extra);
+            let nonce = ring::Nonce::assume_unique_for_key(self.nonce(iv));
+            let tag = key.seal_in_place_separate_tag(nonce, ring::Aad::from(aad), plaintext);
+            icv.copy_from_slice(tag.map_err(|_| AeadError)?.as_ref());
+            return Ok(());
+        }
+        let nonce = aws_lc::Nonce::assume_unique_for_key(self.nonce(iv));
+        let (head, rest) = sealed.split_at_mut(head_len);
+        self.aws_lc
+            .seal_in_place_scatter(nonce, aws_lc::Aad::from(aad), head, extra, rest)
             .map_err(|_| AeadError)
     }
 
     /// Decrypts `in_out` in place if `icv` is right. If not, `in_out` holds nothing of use.
+    #[inline]
     pub(crate) fn open(
         &self,
         iv: [u8; 8],
         aad: &[u8],
         in_out: &mut [u8],
-        icv: &[u8],
+        icv: &[u8; ICV_LEN],
     ) -> Result<(), AeadError> {
-        self.key
-            .open_in_place_separate_tag(self.nonce(iv), Aad::from(aad), icv, in_out)
+        if let Some(key) = self.rings(in_out.len()) {
+            let nonce = ring::Nonce::assume_unique_for_key(self.nonce(iv));
+            let opened = key.open_in_place_separate_tag(
+                nonce,
+                ring::Aad::from(aad),
+                (*icv).into(),
+                in_out,
+                0..,
+            );
+            return opened.map(|_| ()).map_err(|_| AeadError);
+        }
+        let nonce = aws_lc::Nonce::assume_unique_for_key(self.nonce(iv));
+        self.aws_lc
+            .open_in_place_separate_tag(nonce, aws_lc::Aad::from(aad), icv, in_out)
             .map(|_| ())
             .map_err(|_| AeadError)
     }
 
+    /// ring's key, if a plaintext of this length is ring's.
+    #[inline]
+    pub(crate) fn rings(&self, plaintext_len: usize) -> Option<&ring::LessSafeKey> {
+        match self.choice.of(SizeClass::of(plaintext_len)) {
+            Library::AwsLc => None,
+            Library::Ring => self.ring.as_deref(),
+        }
+    }
+
     /// Salt, then IV (RFC 4106 section 4, RFC 7634 section 2).
     #[inline]
-    fn nonce(&self, iv: [u8; 8]) -> Nonce {
+    fn nonce(&self, iv: [u8; 8]) -> [u8; 12] {
         let mut nonce = [0; 12];
         nonce[..4].copy_from_slice(&self.salt);
         nonce[4..].copy_from_slice(&iv);
-        Nonce::assume_unique_for_key(nonce)
+        nonce
     }
+}
+
+impl Drop for AeadKey {
+    /// AWS-LC erases its keys. ring does not: its key is overwritten with that of no packet.
+    fn drop(&mut self) {
+        if let Some(key) = &mut self.ring {
+            **key = ring_key(Cipher::Aes256Gcm, &[0; 32]);
+            // Or the compiler sees that nobody reads it any more.
+            black_box(key);
+        }
+    }
+}
+
+fn ring_key(cipher: Cipher, key: &[u8]) -> ring::LessSafeKey {
+    let algorithm = match cipher {
+        Cipher::Aes256Gcm => &ring::AES_256_GCM,
+        Cipher::ChaCha20Poly1305 => &ring::CHACHA20_POLY1305,
+    };
+    let key = ring::UnboundKey::new(algorithm, key).expect("both AEADs take 32 bytes of key");
+    ring::LessSafeKey::new(key)
 }
 
 #[cfg(test)]
@@ -78,17 +140,18 @@ mod tests {
     /// The last case of each row says whether it must open.
     type Row = (u32, String, String, String, String, String, String, String);
 
-    fn key_of(cipher: Cipher, key: &[u8], nonce: &[u8]) -> (AeadKey, [u8; 8]) {
+    fn key_of(library: Library, cipher: Cipher, key: &[u8], nonce: &[u8]) -> (AeadKey, [u8; 8]) {
         let sa_key = SaKey::from_bytes([key, &nonce[..4]].concat().try_into().unwrap());
-        (AeadKey::new(cipher, &sa_key), nonce[4..].try_into().unwrap())
+        let key = AeadKey::new(cipher, &sa_key, Choice::all(library));
+        assert_eq!(key.rings(100).is_some(), library == Library::Ring);
+        (key, nonce[4..].try_into().unwrap())
     }
 
     /// Seals with the plaintext split after `split` bytes between the two inputs.
     fn sealed(key: &AeadKey, iv: [u8; 8], aad: &[u8], plaintext: &[u8], split: usize) -> Vec<u8> {
         let mut out = vec![0; plaintext.len() + ICV_LEN];
         out[..split].copy_from_slice(&plaintext[..split]);
-        let (head, rest) = out.split_at_mut(split);
-        key.seal(iv, aad, head, &plaintext[split..], rest).unwrap();
+        key.seal(iv, aad, &mut out, split, &plaintext[split..]).unwrap();
         out
     }
 
@@ -96,22 +159,29 @@ mod tests {
         let rows: Vec<Row> = serde_json::from_str(json).unwrap();
         assert_eq!(rows.len(), cases);
         assert!(rows.iter().any(|row| row.7 == "invalid"));
-        for (case, key, nonce, aad, plaintext, ciphertext, tag, result) in rows {
-            let (key, iv) = key_of(cipher, &hex(&key), &hex(&nonce));
-            let (aad, plaintext, tag) = (hex(&aad), hex(&plaintext), hex(&tag));
-            let expected = [hex(&ciphertext), tag.clone()].concat();
-            for split in [plaintext.len(), plaintext.len() / 2, 0] {
-                let equal = sealed(&key, iv, &aad, &plaintext, split) == expected;
-                assert_eq!(equal, result == "valid", "case {case}, split {split}");
+        for library in Library::ALL {
+            for row in &rows {
+                check_case(library, cipher, row);
             }
-            let mut opened = hex(&ciphertext);
-            match key.open(iv, &aad, &mut opened, &tag) {
-                Ok(()) => {
-                    assert_eq!(result, "valid", "case {case}");
-                    assert_eq!(opened, plaintext, "case {case}");
-                }
-                Err(AeadError) => assert_eq!(result, "invalid", "case {case}"),
+        }
+    }
+
+    fn check_case(library: Library, cipher: Cipher, row: &Row) {
+        let (case, key, nonce, aad, plaintext, ciphertext, tag, result) = row;
+        let (key, iv) = key_of(library, cipher, &hex(key), &hex(nonce));
+        let (aad, plaintext, tag) = (hex(aad), hex(plaintext), hex(tag));
+        let expected = [hex(ciphertext), tag.clone()].concat();
+        for split in [plaintext.len(), plaintext.len() / 2, 0] {
+            let equal = sealed(&key, iv, &aad, &plaintext, split) == expected;
+            assert_eq!(equal, result == "valid", "{library:?}, case {case}, split {split}");
+        }
+        let mut opened = hex(ciphertext);
+        match key.open(iv, &aad, &mut opened, &tag.try_into().unwrap()) {
+            Ok(()) => {
+                assert_eq!(result, "valid", "{library:?}, case {case}");
+                assert_eq!(opened, plaintext, "{library:?}, case {case}");
             }
+            Err(AeadError) => assert_eq!(result, "invalid", "{library:?}, case {case}"),
         }
     }
 
@@ -130,7 +200,7 @@ mod tests {
     /// RFC 7634 appendix A: a whole ESP packet, but with 32-bit sequence numbers.
     #[test]
     fn rfc_7634_example_packet() {
-        let (key, iv) = key_of(
+        let (cipher, key, nonce) = (
             Cipher::ChaCha20Poly1305,
             &hex("808182838485868788898a8b8c8d8e8f909192939495969798999a9b9c9d9e9f"),
             &hex("a0a1a2a3 1011121314151617"),
@@ -142,14 +212,14 @@ mod tests {
              14ee8099d52844eb61aa95dfab4c02f72aa71e7c4c4f64c9befe2facc638e8f3
              cbec163fac469b502773f6fb94e664da9165b82829f641e0
              76aaa8266b7fb0f7b11b369907e1ad43");
-        check_packet(&key, iv, &hex("01020304 00000005"), &plaintext, &packet);
+        check_packet((cipher, key, nonce), &hex("01020304 00000005"), &plaintext, &packet);
     }
 
     /// draft-mcgrew-gcm-test-01 section 4: the case of RFC 4106 with a 256-bit key and 32-bit
     /// sequence numbers; those with 64 bits are in the tests of the SA.
     #[test]
     fn rfc_4106_example_packet() {
-        let (key, iv) = key_of(
+        let (cipher, key, nonce) = (
             Cipher::Aes256Gcm,
             &hex("abbccddef00112233445566778899aababbccddef00112233445566778899aab"),
             &hex("11223344 0102030405060708"),
@@ -159,16 +229,24 @@ mod tests {
         let packet = hex("ff425c9b724599df7a3bcd510194e00d6a78107f1b0b1cbf06efae9d65a5d763
              748a637985771d347f0545659f14e99def842d8eb335f4eecfdbf831824b4c49
              15956c96");
-        check_packet(&key, iv, &hex("4a2cbfe3 00000002"), &plaintext, &packet);
+        check_packet((cipher, key, nonce), &hex("4a2cbfe3 00000002"), &plaintext, &packet);
     }
 
-    fn check_packet(key: &AeadKey, iv: [u8; 8], aad: &[u8], plaintext: &[u8], packet: &[u8]) {
-        for split in 0..=plaintext.len() {
-            assert_eq!(sealed(key, iv, aad, plaintext, split), packet, "split {split}");
+    fn check_packet(
+        (cipher, key, nonce): (Cipher, &[u8], &[u8]),
+        aad: &[u8],
+        plaintext: &[u8],
+        packet: &[u8],
+    ) {
+        for library in Library::ALL {
+            let (key, iv) = key_of(library, cipher, key, nonce);
+            for split in 0..=plaintext.len() {
+                assert_eq!(sealed(&key, iv, aad, plaintext, split), packet, "{library:?}, {split}");
+            }
+            let (ciphertext, icv) = packet.split_at(plaintext.len());
+            let mut opened = ciphertext.to_vec();
+            key.open(iv, aad, &mut opened, icv.try_into().unwrap()).unwrap();
+            assert_eq!(opened, plaintext);
         }
-        let (ciphertext, icv) = packet.split_at(plaintext.len());
-        let mut opened = ciphertext.to_vec();
-        key.open(iv, aad, &mut opened, icv).unwrap();
-        assert_eq!(opened, plaintext);
     }
 }

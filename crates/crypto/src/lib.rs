@@ -6,6 +6,7 @@
 mod aead;
 mod cpace;
 mod identity;
+mod library;
 mod sa;
 mod schedule;
 mod secret;
@@ -18,6 +19,7 @@ pub use cpace::{
     CpaceResponder, CpaceSecret, Initiator, Responder,
 };
 pub use identity::{Cipher, Format, ParsePeerIdError, PeerId, fingerprint};
+pub use library::{Choice, Library, SizeClass, prefer, preferred};
 pub use sa::{
     ESP_HEADER_LEN, ESP_ICV_LEN, OpenError, OpeningSa, Reserved, SealError, Sealer, SealingSa,
 };

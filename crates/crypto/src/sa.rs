@@ -9,6 +9,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use crate::aead::{AeadKey, ICV_LEN};
+use crate::library::{Choice, preferred};
 use crate::window::{Replay, ReplayWindow};
 use crate::{Cipher, SaKey};
 
@@ -114,16 +115,21 @@ pub struct SealingSa {
 }
 
 impl SealingSa {
-    /// A fresh SA. A key must never be given to two of them.
+    /// A fresh SA that seals with the preferred libraries. A key must never be given to two of them.
     ///
     /// `spi` is the receiver's choice; `iv_salt` is any random value.
     pub fn new(cipher: Cipher, spi: u32, key: &SaKey, iv_salt: u64) -> Self {
+        Self::with(preferred(cipher).0, cipher, spi, key, iv_salt)
+    }
+
+    /// As [`Self::new`], with libraries of the caller's choice.
+    pub fn with(choice: Choice, cipher: Cipher, spi: u32, key: &SaKey, iv_salt: u64) -> Self {
         let fused_extra_min = match cipher {
             Cipher::Aes256Gcm => FUSED_EXTRA_BYTES_MIN,
             Cipher::ChaCha20Poly1305 => usize::MAX,
         };
-        let sequence = AtomicU64::new(0);
-        Self { key: AeadKey::new(cipher, key), spi, fused_extra_min, sequence, iv_salt }
+        let key = AeadKey::new(cipher, key, choice);
+        Self { key, spi, fused_extra_min, sequence: AtomicU64::new(0), iv_salt }
     }
 
     /// The SPI in its packets.
@@ -218,9 +224,8 @@ impl Reserved<'_> {
         header[..4].copy_from_slice(&sa.spi.to_be_bytes());
         header[4..8].copy_from_slice(&(sequence as u32).to_be_bytes());
         header[8..].copy_from_slice(&iv);
-        let (head, rest) = sealed.split_at_mut(head_len);
         sa.key
-            .seal(iv, &associated_data(sa.spi, sequence), head, extra, rest)
+            .seal(iv, &associated_data(sa.spi, sequence), sealed, head_len, extra)
             .map_err(|_| SealError::NoRoom)?;
         Ok(total)
     }
@@ -234,9 +239,15 @@ pub struct OpeningSa {
 }
 
 impl OpeningSa {
-    /// A fresh SA, nothing received yet. `spi` is this host's choice.
+    /// A fresh SA that opens with the preferred libraries, nothing received yet. `spi` is this host's
+    /// choice.
     pub fn new(cipher: Cipher, spi: u32, key: &SaKey) -> Self {
-        Self { key: AeadKey::new(cipher, key), spi, window: ReplayWindow::new() }
+        Self::with(preferred(cipher).1, cipher, spi, key)
+    }
+
+    /// As [`Self::new`], with libraries of the caller's choice.
+    pub fn with(choice: Choice, cipher: Cipher, spi: u32, key: &SaKey) -> Self {
+        Self { key: AeadKey::new(cipher, key, choice), spi, window: ReplayWindow::new() }
     }
 
     /// The SPI of the packets it opens.
@@ -322,6 +333,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::library::{Library, SizeClass};
     use crate::testing::{hex, hex_array};
 
     const CIPHERS: [Cipher; 2] = [Cipher::Aes256Gcm, Cipher::ChaCha20Poly1305];
@@ -664,6 +676,43 @@ mod tests {
             assert_eq!(a, b);
             assert_eq!(default.seal(&mut b[1..], 98, &extra), Err(SealError::NoRoom));
         }
+    }
+
+    /// Each library seals the same packets and opens those of the other, whatever the size, and a
+    /// mixed choice changes library from packet to packet.
+    #[test]
+    fn libraries_are_of_one_opinion() {
+        let mixed = Choice::default().with(SizeClass::Medium, Library::Ring);
+        let choices = [Choice::all(Library::AwsLc), Choice::all(Library::Ring), mixed];
+        for cipher in CIPHERS {
+            let sealing =
+                choices.map(|choice| SealingSa::with(choice, cipher, SPI, &key(7), 0x5a17));
+            let mut opening = choices.map(|choice| OpeningSa::with(choice, cipher, SPI, &key(7)));
+            for len in [0, 1, 64, 511, 512, 1_420, 2_100, 4_095, 4_096, 8_920] {
+                let plaintext: Vec<u8> = (0..len).map(|at| (at * 7 + len) as u8).collect();
+                let packets = sealing.each_ref().map(|sa| packet(sa, &plaintext));
+                assert!(packets.iter().all(|packet| *packet == packets[0]), "{cipher}, {len}");
+                let mut forged = packets[0].clone();
+                forged[len + 17] ^= 1;
+                for sa in &mut opening {
+                    assert_eq!(open(sa, &forged), Err(OpenError::Forged), "{cipher}, {len}");
+                    assert_eq!(open(sa, &packets[0]).as_ref(), Ok(&plaintext), "{cipher}, {len}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn preferred_libraries_are_those_of_new_sas() {
+        let choice = Choice::all(Library::Ring);
+        let before = preferred(Cipher::ChaCha20Poly1305);
+        crate::prefer(Cipher::ChaCha20Poly1305, choice, Choice::default());
+        assert_eq!(preferred(Cipher::ChaCha20Poly1305), (choice, Choice::default()));
+        let (sealing, mut opening) = pair(Cipher::ChaCha20Poly1305);
+        assert!(sealing.key.rings(100).is_some() && opening.key.rings(100).is_none());
+        assert!(open(&mut opening, &packet(&sealing, b"frame")).is_ok());
+        assert_eq!(preferred(Cipher::Aes256Gcm), (Choice::default(), Choice::default()));
+        crate::prefer(Cipher::ChaCha20Poly1305, before.0, before.1);
     }
 
     #[test]

@@ -12,7 +12,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use weft_crypto::{
-    Cipher, ESP_HEADER_LEN, ESP_ICV_LEN, OpeningSa, PeerId, SaKey, Sealer, SealingSa,
+    Choice, Cipher, ESP_HEADER_LEN, ESP_ICV_LEN, Library, OpeningSa, PeerId, SaKey, Sealer,
+    SealingSa,
 };
 use weft_io::keylog::KeyLog;
 use weft_io::udp::{RUN_BYTES_MAX, RUN_SEGMENTS_MIN, RecvBatch, Remote, UdpSocket};
@@ -102,12 +103,18 @@ pub fn measure(cipher: Cipher, load: Load, time: Duration) -> Result<Rates, Engi
     Ok(Rates { sealed, opened })
 }
 
-/// Measures the AEAD by itself on the calling thread, on plaintexts of so many bytes, for `time` each
-/// way and a little more.
-pub fn measure_aead(cipher: Cipher, plaintext_bytes: usize, time: Duration) -> Rates {
+/// Measures a library's AEAD by itself on the calling thread, on plaintexts of so many bytes, for
+/// `time` each way and a little more.
+pub fn measure_aead(
+    library: Library,
+    cipher: Cipher,
+    plaintext_bytes: usize,
+    time: Duration,
+) -> Rates {
     let key = SaKey::from_bytes([3; 36]);
-    let sealing = SealingSa::new(cipher, SPI, &key, 11);
-    let mut opening = OpeningSa::new(cipher, SPI, &key);
+    let choice = Choice::all(library);
+    let sealing = SealingSa::with(choice, cipher, SPI, &key, 11);
+    let mut opening = OpeningSa::with(choice, cipher, SPI, &key);
     let len = ESP_HEADER_LEN + plaintext_bytes + ESP_ICV_LEN;
     let mut packets = vec![0x5a; AEAD_PACKETS * len];
     let batch = (AEAD_PACKETS, AEAD_PACKETS * plaintext_bytes);
@@ -502,7 +509,7 @@ mod tests {
     #[test]
     fn figures_are_of_both_ways() {
         let time = Duration::from_millis(5);
-        let aead = measure_aead(Cipher::Aes256Gcm, 1_420, time);
+        let aead = measure_aead(Library::AwsLc, Cipher::Aes256Gcm, 1_420, time);
         let lane = measure(Cipher::Aes256Gcm, LOADS[0], time).unwrap();
         for rate in [aead.sealed, aead.opened, lane.sealed, lane.opened] {
             assert!(rate.gbps > 0.0 && rate.packets_per_s > 0.0, "{rate:?}");

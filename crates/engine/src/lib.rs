@@ -12,6 +12,7 @@ mod device;
 mod error;
 mod lane;
 mod limit;
+pub mod race;
 mod receive;
 mod run;
 mod state;

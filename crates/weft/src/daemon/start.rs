@@ -68,6 +68,7 @@ async fn run_async(settings: Settings, ready: impl FnOnce(&Invitation)) -> Resul
     let (event_sender, events) = mpsc::channel(EVENTS_QUEUED_MAX);
     let events_lost = Arc::new(AtomicU64::new(0));
     let report = reporter(event_sender.clone(), Arc::clone(&events_lost));
+    choose_libraries();
     let engine = Engine::start(&engine_config(&settings, local, mtu), report.clone())?;
     let offloads = offloads(&engine);
     let kernel_config = kernel_config(&settings, local, mtu, keeper);
@@ -158,6 +159,21 @@ async fn run_async(settings: Settings, ready: impl FnOnce(&Invitation)) -> Resul
     let _ = std::fs::remove_file(socket);
     tracing::info!("weft has stopped");
     Ok(())
+}
+
+/// The AEADs' libraries of the vector engine, by a race.
+fn choose_libraries() {
+    for winners in weft_engine::race::prefer_fastest() {
+        let names = |choice: weft_crypto::Choice| {
+            weft_crypto::SizeClass::ALL.map(|class| choice.of(class).name()).join(" ")
+        };
+        tracing::info!(
+            cipher = %winners.cipher,
+            sealing = names(winners.sealing),
+            opening = names(winners.opening),
+            "chose the fastest library for small, full and large packets"
+        );
+    }
 }
 
 fn offloads(engine: &Engine) -> BTreeMap<String, bool> {

@@ -9,8 +9,8 @@ use std::fmt::Write as _;
 use std::time::Duration;
 
 use serde::Serialize;
-use weft_crypto::Cipher;
-use weft_engine::alone;
+use weft_crypto::{Cipher, Library, SizeClass};
+use weft_engine::{alone, race};
 use weft_io::offload::{self, Verdict};
 
 use self::host::Module;
@@ -19,7 +19,7 @@ use crate::bench::machine::Machine;
 use crate::sandbox::find_program;
 
 /// The plaintext on which the AEADs are measured, in bytes: that of a full datagram on 1500.
-const AEAD_BYTES: usize = 1_420;
+const AEAD_BYTES: usize = SizeClass::Medium.typical_bytes();
 /// How long each AEAD is measured each way, in milliseconds.
 const AEAD_MS: u64 = 100;
 /// How long the engine is measured with each load each way, in milliseconds.
@@ -76,6 +76,10 @@ pub struct AeadFigure {
     pub sealed_gbps: f64,
     /// Gbit/s opened.
     pub opened_gbps: f64,
+    /// Whether the race at start makes the engine seal packets of this size with it.
+    pub seals: bool,
+    /// Whether it makes the engine open them with it.
+    pub opens: bool,
 }
 
 /// All that was found.
@@ -124,24 +128,34 @@ impl Finding {
 }
 
 fn measure_aeads() -> Vec<AeadFigure> {
-    let measure = |cipher| {
-        let rates = alone::measure_aead(cipher, AEAD_BYTES, Duration::from_millis(AEAD_MS));
-        AeadFigure {
-            cipher,
-            library: "aws-lc",
-            bytes: AEAD_BYTES,
-            sealed_gbps: engine::tenths(rates.sealed.gbps),
-            opened_gbps: engine::tenths(rates.opened.gbps),
-        }
-    };
-    [Cipher::Aes256Gcm, Cipher::ChaCha20Poly1305].map(measure).to_vec()
+    let time = Duration::from_millis(AEAD_MS);
+    let mut figures = Vec::new();
+    for winners in race::winners(&race::run(Duration::from_millis(race::RACE_MS))) {
+        let cipher = winners.cipher;
+        figures.extend(Library::ALL.map(|library| {
+            let rates = alone::measure_aead(library, cipher, AEAD_BYTES, time);
+            AeadFigure {
+                cipher,
+                library: library.name(),
+                bytes: AEAD_BYTES,
+                sealed_gbps: engine::tenths(rates.sealed.gbps),
+                opened_gbps: engine::tenths(rates.opened.gbps),
+                seals: winners.sealing.of(SizeClass::Medium) == library,
+                opens: winners.opening.of(SizeClass::Medium) == library,
+            }
+        }));
+    }
+    figures
 }
 
 fn processor(aead: &[AeadFigure]) -> Finding {
     let machine = Machine::here();
     let features = host::cpu_features();
     let detail = format!("{} cores of {}; {}", machine.cores, machine.cpu, features.join(" "));
-    let speed = |cipher| aead.iter().find(|figure| figure.cipher == cipher).map(|f| f.sealed_gbps);
+    let speed = |cipher| {
+        let seal = aead.iter().filter(|figure| figure.cipher == cipher);
+        seal.map(|figure| figure.sealed_gbps).fold(0.0, f64::max)
+    };
     let slower = speed(Cipher::Aes256Gcm) < speed(Cipher::ChaCha20Poly1305);
     if slower {
         let advice =
@@ -180,7 +194,7 @@ fn tap_and_offloads() -> Vec<Finding> {
         ("UDP_SEGMENT", &offloads.udp_segment, format!("{segments} datagrams a run")),
         ("UDP_GRO", &offloads.udp_gro, "runs on receipt".to_owned()),
     ] {
-        let detail = format!("{verdict}: {what}");
+        let detail = format!("{verdict} ({what})");
         findings.push(match verdict {
             Verdict::Works => Finding::new(name, State::Ok, detail),
             Verdict::Untested(_) => Finding::new(name, State::Unknown, detail)
@@ -267,18 +281,20 @@ impl Part {
             }
             Module::Unknown => (State::Unknown, "this kernel does not tell", None),
         };
-        let finding = Finding::new(name, state, format!("{found}: {use_of_it}"));
+        let finding = Finding::new(name, state, format!("{found} ({use_of_it})"));
         advice.into_iter().fold(finding, Finding::advise)
     }
 }
 
 fn nft(found: bool) -> Finding {
     match found {
-        true => Finding::new("nft", State::Ok, "installed: the guard of the kernel engine"),
-        false => {
-            Finding::new("nft", State::Without, "not installed: no kernel engine without its guard")
-                .advise("install it: apt-get install nftables")
-        }
+        true => Finding::new("nft", State::Ok, "installed (the guard of the kernel engine)"),
+        false => Finding::new(
+            "nft",
+            State::Without,
+            "not installed (no kernel engine without its guard)",
+        )
+        .advise("install it: apt-get install nftables"),
     }
 }
 
@@ -299,11 +315,17 @@ pub fn text(diagnosis: &Diagnosis) -> String {
             let _ = writeln!(text, "{:width$}           -> {advice}", "");
         }
     }
-    let _ = writeln!(text, "\nper core, Gbit/s");
-    for AeadFigure { cipher, library, bytes, sealed_gbps, opened_gbps } in &diagnosis.aead {
+    let _ = writeln!(
+        text,
+        "\nGbit/s of one core, {AEAD_BYTES} bytes a packet (*: taken for packets of this size)"
+    );
+    for figure in &diagnosis.aead {
+        let AeadFigure { cipher, library, sealed_gbps, opened_gbps, seals, opens, .. } = figure;
+        let mark = |taken: &bool| if *taken { "*" } else { " " };
+        let (seals, opens) = (mark(seals), mark(opens));
         let _ = writeln!(
             text,
-            "{cipher:<18} {library}, {bytes} bytes: seals {sealed_gbps:.1}, opens {opened_gbps:.1}"
+            "{cipher:<18} {library:<7} seals {sealed_gbps:>5.1}{seals}  opens {opened_gbps:>5.1}{opens}"
         );
     }
     if !diagnosis.engine.is_empty() {
@@ -362,6 +384,8 @@ mod tests {
             bytes: AEAD_BYTES,
             sealed_gbps,
             opened_gbps: sealed_gbps,
+            seals: true,
+            opens: true,
         };
         let both = |aes, chacha| {
             [figure(Cipher::Aes256Gcm, aes), figure(Cipher::ChaCha20Poly1305, chacha)]
