@@ -362,7 +362,6 @@ fn set_up(
             }
             rows::GRE => others::gre(sandbox, link_mtu)?,
             rows::WIREGUARD_GO => others::wireguard_go(sandbox, link_mtu)?,
-            rows::NEBULA => others::nebula(sandbox, link_mtu)?,
             rows::OPENVPN => others::openvpn(sandbox, link_mtu)?,
             ours => {
                 let cipher = rows::cipher_of(ours);

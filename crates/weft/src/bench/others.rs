@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use super::rows::{GRE, NEBULA, OPENVPN, Row, WIREGUARD_GO};
+use super::rows::{GRE, OPENVPN, Row, WIREGUARD_GO};
 use crate::sandbox::{
     Running, Sandbox, SandboxError, find_program, last_lines, output_of, progress, run, wait_until,
 };
@@ -18,12 +18,6 @@ const WIREGUARD_OVERHEAD_BYTES: u32 = 80;
 const WIREGUARD_PORT: u16 = 51820;
 /// What building a program with Go may take, once.
 const GO_INSTALL_LIMIT: Duration = Duration::from_secs(300);
-/// The link's MTU less that of nebula's device: as much as wireguard-go takes, so that both send whole
-/// packets. Nebula's own default, 1300, would cost it throughput.
-const NEBULA_OVERHEAD_BYTES: u32 = 80;
-const NEBULA_PORT: u16 = 4242;
-/// What nebula's first packet, which brings the tunnel up, may take.
-const NEBULA_LIMIT: Duration = Duration::from_secs(20);
 /// The link's MTU less that of OpenVPN's device: as much as wireguard-go takes, so that both send
 /// whole packets.
 const OPENVPN_OVERHEAD_BYTES: u32 = 80;
@@ -224,95 +218,6 @@ fn write_secret(path: &Path, text: &str) -> Result<(), SandboxError> {
         .map_err(|source| SandboxError::Io { what: format!("write {}", path.display()), source })
 }
 
-/// Nebula between the hosts, with its offloads, without containers.
-///
-/// # Errors
-/// What a command said; a missing program is [`Outside::Missing`].
-pub fn nebula(sandbox: &Sandbox, link_mtu: u32) -> Result<Outside, SandboxError> {
-    let found = (
-        go_program("nebula", "github.com/slackhq/nebula/cmd/nebula@latest")?,
-        go_program("nebula-cert", "github.com/slackhq/nebula/cmd/nebula-cert@latest")?,
-    );
-    let (binary, cert) = match found {
-        (Ok(binary), Ok(cert)) => (binary, cert),
-        (Err(why), _) | (_, Err(why)) => return Ok(Outside::Missing(why)),
-    };
-    let path = |name: &str| sandbox.directory().join(name).to_string_lossy().into_owned();
-    let (ca, ca_key) = (path("nebula-ca.crt"), path("nebula-ca.key"));
-    let ca_words = ["ca", "-name", "weft-bench", "-out-crt", &ca, "-out-key", &ca_key];
-    run(Command::new(&cert).args(ca_words))?;
-    let mtu = link_mtu.saturating_sub(NEBULA_OVERHEAD_BYTES);
-    let mut processes = Vec::new();
-    for index in 0..2 {
-        let name = format!("nebula{}", index + 1);
-        let network = format!("{}/24", nebula_address(index));
-        let (out, key) = (path(&format!("{name}.crt")), path(&format!("{name}.key")));
-        run(Command::new(&cert)
-            .args(["sign", "-name", &name, "-networks", &network, "-ca-crt", &ca])
-            .args(["-ca-key", &ca_key, "-out-crt", &out, "-out-key", &key]))?;
-        processes.push(start_nebula(sandbox, &binary, index, mtu)?);
-    }
-    let far = nebula_address(1).to_string();
-    let client = sandbox.host(0).netns();
-    let up = wait_until("nebula's tunnel", NEBULA_LIMIT, || {
-        let ping = client.exec(&["ping", "-n", "-c", "1", "-W", "1", &far]);
-        ping.is_ok_and(|output| output.status.success())
-    });
-    if let Err(error) = up {
-        let log = std::fs::read_to_string(path("nebula1.log")).unwrap_or_default();
-        progress::note(&last_lines(&log, 6));
-        return Err(error);
-    }
-    let row = Box::new(Row {
-        name: NEBULA,
-        client: client.clone(),
-        server: sandbox.host(1).netns().clone(),
-        server_address: nebula_address(1).into(),
-        mtu,
-        daemons: processes.iter().map(Running::pid).collect(),
-        setup: "nebula (newest by `go install`) on each host, host to host: cipher aes, \
-                listen.udp_offloads, tun.use_offloads, punchy off"
-            .to_owned(),
-        _processes: processes,
-    });
-    let version = super::machine::go_module_version(&binary);
-    Ok(Outside::Row { row, version: version.unwrap_or_else(|| "unknown".to_owned()) })
-}
-
-fn start_nebula(
-    sandbox: &Sandbox,
-    binary: &Path,
-    index: usize,
-    mtu: u32,
-) -> Result<Running, SandboxError> {
-    let host = sandbox.host(index);
-    let path = |kind: &str| sandbox.directory().join(format!("nebula{}.{kind}", index + 1));
-    let anything = "[{port: any, proto: any, host: any}]";
-    let text = format!(
-        "pki: {{ca: {}, cert: {}, key: {}}}\n\
-         static_host_map: {{\"{}\": [\"{}:{NEBULA_PORT}\"]}}\n\
-         lighthouse: {{am_lighthouse: false}}\n\
-         listen: {{host: 0.0.0.0, port: {NEBULA_PORT}, udp_offloads: true}}\n\
-         punchy: {{punch: false}}\ncipher: aes\n\
-         tun: {{dev: weftnebula, mtu: {mtu}, tx_queue: 2000, use_offloads: true}}\n\
-         firewall: {{outbound: {anything}, inbound: {anything}}}\n",
-        sandbox.directory().join("nebula-ca.crt").display(),
-        path("crt").display(),
-        path("key").display(),
-        nebula_address(1 - index),
-        sandbox.host(1 - index).ipv4(),
-    );
-    let config = path("yml");
-    write_secret(&config, &text)?;
-    let log_path = path("log");
-    let log = File::create(&log_path).map_err(|source| SandboxError::Io {
-        what: format!("make {}", log_path.display()),
-        source,
-    })?;
-    let words = [&*binary.to_string_lossy(), "-config", &config.to_string_lossy()];
-    host.netns().spawn_logged(&words, &log)
-}
-
 /// OpenVPN between the hosts, without its kernel module and without containers.
 ///
 /// # Errors
@@ -428,10 +333,6 @@ fn start_openvpn(
 /// Benchmark addresses (RFC 2544's 198.18.0.0/15), inside the sandbox's namespaces only.
 fn wireguard_address(index: usize) -> Ipv4Addr {
     Ipv4Addr::new(198, 18, 1, if index == 0 { 1 } else { 2 })
-}
-
-fn nebula_address(index: usize) -> Ipv4Addr {
-    Ipv4Addr::new(198, 18, 4, if index == 0 { 1 } else { 2 })
 }
 
 fn openvpn_address(index: usize) -> Ipv4Addr {

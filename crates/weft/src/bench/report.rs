@@ -156,7 +156,7 @@ impl Report {
     pub fn ratios(&self) -> String {
         let mut text = String::new();
         for ours in self.rows.iter().filter(|row| row.name.starts_with("weft-")) {
-            for other in [rows::VXLAN, rows::WIREGUARD_GO, rows::NEBULA] {
+            for other in [rows::VXLAN, rows::WIREGUARD_GO] {
                 let same = |row: &&ReportRow| row.name == other && row.underlay == ours.underlay;
                 let Some(theirs) = self.rows.iter().find(same) else { continue };
                 let (Some(a), Some(b)) = (ours.tcp1_gbps, theirs.tcp1_gbps) else { continue };

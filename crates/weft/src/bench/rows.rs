@@ -13,7 +13,7 @@ pub const CONNECT_LIMIT: Duration = Duration::from_secs(30);
 const VXLAN_ID: u32 = 4242;
 
 /// The rows that are measured where nothing else is asked for, in the table's order.
-pub const ALL: [&str; 8] = [DIRECT, GRE, VXLAN, WEFT, WEFT_CHACHA20, WIREGUARD_GO, NEBULA, OPENVPN];
+pub const ALL: [&str; 7] = [DIRECT, GRE, VXLAN, WEFT, WEFT_CHACHA20, WIREGUARD_GO, OPENVPN];
 /// The underlay itself.
 pub const DIRECT: &str = "direct";
 /// The kernel's GRE, host to host, not encrypted.
@@ -26,8 +26,6 @@ pub const WEFT: &str = "weft-esp-userspace";
 pub const WEFT_CHACHA20: &str = "weft-esp-userspace-chacha20";
 /// WireGuard in userspace, the newest release of the Go implementation.
 pub const WIREGUARD_GO: &str = "wireguard-go";
-/// Nebula, the newest release, with its offloads.
-pub const NEBULA: &str = "nebula";
 /// OpenVPN without its kernel module.
 pub const OPENVPN: &str = "openvpn";
 
