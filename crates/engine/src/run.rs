@@ -34,15 +34,23 @@ pub(crate) struct RunBuilder {
     too_long: Recent,
 }
 
-/// Where a run goes.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Target {
+/// What all datagrams of a run have in common.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct RunKey {
     /// The path's number.
     pub(crate) number: u32,
     /// The socket that it leaves from.
     pub(crate) from: Origin,
+    /// TOS or traffic class of the outer header.
+    pub(crate) tos: u8,
+}
+
+/// Where a run goes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Target {
+    pub(crate) key: RunKey,
     pub(crate) path: PathId,
-    /// Where to, and with which TOS: a run has one.
+    /// Where to, with the key's TOS.
     pub(crate) remote: Remote,
     /// The inner IP packet of the largest datagram, in bytes.
     pub(crate) mtu: u16,
@@ -66,15 +74,12 @@ impl RunBuilder {
         }
     }
 
-    /// Room for one more datagram of `len` bytes to `to`; `None` if it cannot be of this run, which is
-    /// to be sent first. An empty run takes every datagram of at most [`RUN_BYTES_MAX`] bytes.
+    /// Room for one more datagram of `len` bytes; `None` if it cannot be of this run, which is to be
+    /// sent first. An empty run takes every datagram of at most [`RUN_BYTES_MAX`] bytes.
     #[inline]
-    pub(crate) fn slot(&mut self, to: &Target, len: usize) -> Option<&mut [u8]> {
+    pub(crate) fn slot(&mut self, key: RunKey, len: usize) -> Option<&mut [u8]> {
         if self.segments > 0 {
-            let same = self.target.is_some_and(|target| {
-                (target.number, target.from) == (to.number, to.from)
-                    && target.remote.tos() == to.remote.tos()
-            });
+            let same = self.target.as_ref().is_some_and(|target| target.key == key);
             if !same || self.closed || len > self.segment || self.segments >= self.segments_max {
                 return None;
             }
@@ -82,12 +87,12 @@ impl RunBuilder {
         self.buffer.get_mut(self.len..self.len + len)
     }
 
-    /// Appends what was written to the slot of `len` bytes.
+    /// Appends what was written to the slot of `len` bytes. The first one says where the run goes.
     #[inline]
-    pub(crate) fn commit(&mut self, len: usize, target: &Target) {
+    pub(crate) fn commit(&mut self, len: usize, target: impl FnOnce() -> Target) {
         if self.segments == 0 {
             self.segment = len;
-            self.target = Some(*target);
+            self.target = Some(target());
         }
         self.closed = len < self.segment;
         self.len += len;
@@ -167,7 +172,7 @@ impl RunBuilder {
         let mut tries = 0;
         loop {
             tries += 1;
-            match env.socket.send_from(target.from, bytes, self.segment, &target.remote) {
+            match env.socket.send_from(target.key.from, bytes, self.segment, &target.remote) {
                 Ok(()) => {
                     env.counters.did(Work::RunsSent, 1);
                     env.counters.did(Work::DatagramsSent, segments as u64);

@@ -62,11 +62,12 @@ impl Path {
 
     /// Where packets of a lane leave from, and where they go.
     #[inline]
-    pub(crate) fn way(&self, lane: usize) -> Option<(Origin, Remote)> {
+    pub(crate) fn way(&self, lane: usize) -> Option<(Origin, &Remote)> {
         let data_port = self.responds || lane == 0;
         let from = Origin { lane: lane as u16, data_port };
-        let to = if self.responds && lane > 0 { self.known.get(lane)?.source } else { self.remote };
-        Some((from, to?))
+        let at_lane = self.responds && lane > 0;
+        let to = if at_lane { &self.known.get(lane)?.source } else { &self.remote };
+        Some((from, to.as_ref()?))
     }
 
     fn know(&mut self, lane: u16) {

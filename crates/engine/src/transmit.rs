@@ -16,7 +16,7 @@ use crate::counters::{DropReason, Work};
 use crate::device::{Env, FrameSink, Origin, RunSink};
 use crate::error::CommandError;
 use crate::limit::PerSecond;
-use crate::run::{RunBuilder, Target, send_alone};
+use crate::run::{RunBuilder, RunKey, Target, send_alone};
 use crate::state::{Outbound, Path, State, key_of};
 
 /// Over-long packets that are answered with ICMP in one second.
@@ -171,7 +171,7 @@ impl Transmitter {
                     && lane.look(outbound.sa.packets())
                     && let Some((from, to)) = path.way(number)
                 {
-                    send_dummy(env, outbound, from, &to);
+                    send_dummy(env, outbound, from, to);
                 }
             }
         }
@@ -242,9 +242,10 @@ impl Transmitter {
         let Ok(mut sealer) = outbound.sa.reserve(plan.segments as u64) else {
             return env.counters.dropped(DropReason::SaExhausted, plan.segments as u64);
         };
-        let remote = remote.with_tos(ecn::outer_tos(ecn::tos(frame), self.copy_dscp));
+        let tos = ecn::outer_tos(ecn::tos(frame), self.copy_dscp);
+        let key = RunKey { number, from, tos };
         let probe = inner.vni == Vni::PROBE;
-        let target = Target { number, from, path: id, remote, mtu, probe };
+        let target = || Target { key, path: id, remote: remote.with_tos(tos), mtu, probe };
         // Only a whole checksum, or one that a mark can name to a peer that takes marks, goes out.
         let rco = if outbound.rco { plan.rco() } else { None };
         let vxlan = VxlanHeader { vni: inner.vni.0, rco };
@@ -252,10 +253,10 @@ impl Transmitter {
         for index in 0..plan.segments {
             let frame_len = plan.segment_frame_len(index);
             let len = esp::packet_len(frame_len);
-            if self.run.slot(&target, len).is_none() {
+            if self.run.slot(key, len).is_none() {
                 self.run.flush(env);
             }
-            let Some(slot) = self.run.slot(&target, len) else {
+            let Some(slot) = self.run.slot(key, len) else {
                 env.counters.dropped(DropReason::TooLong, 1);
                 continue;
             };
@@ -271,7 +272,7 @@ impl Transmitter {
                 env.counters.dropped(DropReason::SaExhausted, 1);
                 continue;
             }
-            self.run.commit(len, &target);
+            self.run.commit(len, target);
             bytes += frame_len as u64;
         }
         outbound.sealed(plan.segments as u64, bytes);
