@@ -81,7 +81,8 @@ const TABLE: [Row; 7] = [
 
 /// Tests of the table that wait for a soak, so that the suite ends within 20 minutes: those of the guest's
 /// own kernel show the same and more.
-const SOAK_ONLY: [&str; 4] = ["net_rekey::*", "net_restart::*", "net_traffic::*", "net_wire::*"];
+const SOAK_ONLY: [&str; 5] =
+    ["net_rekey::*", "net_restart::*", "net_traffic::*", "net_wire::*", "net_workers::*"];
 
 /// Tests that run before all others, each in a guest that has a core of this machine to itself: their
 /// limits go by the product's clocks, which stand still for nobody.
@@ -558,6 +559,7 @@ mod tests {
             program("net_restart", &["x"]),
             program("net_traffic", &["x"]),
             program("net_wire", &["x"]),
+            program("net_workers", &["x"]),
             program("vm_bad_input", &["a_kernel_without_aes_gcm_goes_on", "names_and_ports"]),
             program("vm_figures", &["one_is_within_two"]),
             program("vm_matrix", &["kernel_to_kernel"]),
