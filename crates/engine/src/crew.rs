@@ -1,6 +1,6 @@
 //! The workers of an engine: how they start, come and go.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver as Queue, sync_channel};
@@ -12,7 +12,7 @@ use weft_io::offload::Offloads;
 use weft_io::poller::Waker;
 use weft_io::steer;
 use weft_io::tap::{Tap, TapOptions};
-use weft_io::udp::{Remote, UdpSocket};
+use weft_io::udp::UdpSocket;
 use weft_path::{EngineEvent, EngineKind, Mac};
 
 use crate::counters::WorkerCounters;
@@ -248,13 +248,6 @@ impl Running {
     fn overflows(&self) -> u64 {
         let lane = self.lane_socket.as_ref().map_or(0, |socket| socket.overflows());
         u64::from(self.socket.overflows()) + u64::from(lane)
-    }
-}
-
-impl LaneSockets {
-    /// A destination for all of them.
-    pub(crate) fn remote(&self, address: SocketAddr) -> std::io::Result<Remote> {
-        self.shares.first().ok_or(std::io::ErrorKind::NotConnected)?.remote(address)
     }
 }
 

@@ -1,6 +1,7 @@
 //! What a worker needs of a TAP device and of a UDP socket: the real ones, or a test's.
 
 use std::io::{self, IoSlice};
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use weft_io::tap::Tap;
@@ -62,6 +63,13 @@ pub(crate) struct LaneSockets {
     pub(crate) own: Vec<Arc<UdpSocket>>,
     /// Each worker's share of the engine's port.
     pub(crate) shares: Vec<Arc<UdpSocket>>,
+}
+
+impl LaneSockets {
+    /// A destination for all of them.
+    pub(crate) fn remote(&self, address: SocketAddr) -> io::Result<Remote> {
+        self.shares.first().ok_or(io::ErrorKind::NotConnected)?.remote(address)
+    }
 }
 
 impl RunSink for LaneSockets {
