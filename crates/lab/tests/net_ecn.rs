@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use weft::sandbox::{Container, Netns, Underlay};
 use weft_lab::net::iperf::{self, Server};
-use weft_lab::net::{Lab, counter};
+use weft_lab::net::{Lab, counter, nft_packets};
 
 /// What is looked at is the vector engine's.
 const VECTOR: [&str; 2] = ["--engine", "userspace"];
@@ -43,11 +43,7 @@ impl<'a> Rules<'a> {
     }
 
     fn count(&self, name: &str) -> anyhow::Result<u64> {
-        let listed = self.0.exec(&["nft", "-j", "list", "counter", "inet", "lab", name])?;
-        let listed = listed.success()?.json()?;
-        let objects = listed["nftables"].as_array().cloned().unwrap_or_default();
-        let found = objects.iter().find_map(|object| object["counter"]["packets"].as_u64());
-        found.ok_or_else(|| anyhow::anyhow!("no counter {name} in {listed}"))
+        nft_packets(self.0, name)
     }
 }
 

@@ -2,6 +2,7 @@
 
 use weft::sandbox::{Container, Host, Netns};
 use weft_lab::net::guest::Stage;
+use weft_lab::net::nft_packets;
 
 const KERNEL: [&str; 2] = ["--engine", "kernel"];
 const VECTOR: [&str; 2] = ["--engine", "userspace"];
@@ -50,11 +51,7 @@ impl<'a> Rules<'a> {
     }
 
     fn count(&self, name: &str) -> anyhow::Result<u64> {
-        let listed = self.0.exec(&["nft", "-j", "list", "counter", "inet", "lab", name])?;
-        let listed = listed.success()?.json()?;
-        let objects = listed["nftables"].as_array().cloned().unwrap_or_default();
-        let found = objects.iter().find_map(|object| object["counter"]["packets"].as_u64());
-        found.ok_or_else(|| anyhow::anyhow!("no counter {name} in {listed}"))
+        nft_packets(self.0, name)
     }
 }
 

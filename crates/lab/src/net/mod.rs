@@ -95,6 +95,18 @@ pub fn keep_order<'a>(namespaces: impl IntoIterator<Item = &'a Netns>) -> anyhow
     Ok(())
 }
 
+/// Packets that a named counter of the nftables table `inet lab` has counted in a namespace.
+///
+/// # Errors
+/// There is no such table or counter.
+pub fn nft_packets(namespace: &Netns, counter: &str) -> anyhow::Result<u64> {
+    let listed = namespace.exec(&["nft", "-j", "list", "counter", "inet", "lab", counter])?;
+    let listed = listed.success()?.json()?;
+    let objects = listed["nftables"].as_array().cloned().unwrap_or_default();
+    let found = objects.iter().find_map(|object| object["counter"]["packets"].as_u64());
+    found.ok_or_else(|| anyhow::anyhow!("no counter {counter} in {listed}"))
+}
+
 /// A container's namespace file.
 #[must_use]
 pub fn namespace(container: &Container) -> PathBuf {
