@@ -7,7 +7,10 @@ pub const WINDOW_PACKETS: u64 = 8192;
 
 const WORD_BITS: u64 = 64;
 const WORDS: usize = (WINDOW_PACKETS / WORD_BITS) as usize;
-const _: () = assert!(WINDOW_PACKETS.is_power_of_two() && WINDOW_PACKETS >= WORD_BITS);
+/// What a fresh window takes. Most SAs of a large network carry a few probes in their hour.
+const FIRST_WORDS: usize = 4;
+const _: () = assert!(WORDS.is_power_of_two() && FIRST_WORDS.is_power_of_two());
+const _: () = assert!(WORDS > FIRST_WORDS);
 
 /// Why a sequence number is refused. Both are the network's or an attacker's doing; drop and count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -24,12 +27,14 @@ pub enum Replay {
 /// Which sequence numbers have been accepted (RFC 4303 section 3.4.3 and appendix A2).
 ///
 /// One writer: [`check`](Self::check) before a packet is opened, [`mark`](Self::mark) once it has
-/// proven authentic.
+/// proven authentic. It takes room as its numbers grow, in a few steps up to 1 KiB.
 #[derive(Clone, Debug)]
 pub struct ReplayWindow {
     highest: u64,
-    /// Bit `s % WINDOW_PACKETS` belongs to sequence number `s` of the window's current span.
-    accepted: [u64; WORDS],
+    /// A power of two of words, at most [`WORDS`]. Bit `s % (64 * words)` belongs to sequence number
+    /// `s` of the window's current span. Fewer words than [`WORDS`] have room for all numbers
+    /// from 0 to the highest.
+    accepted: Box<[u64]>,
 }
 
 impl Default for ReplayWindow {
@@ -40,10 +45,10 @@ impl Default for ReplayWindow {
 
 impl ReplayWindow {
     /// Nothing accepted yet; sequence number zero counts as used.
-    pub const fn new() -> Self {
-        let mut accepted = [0; WORDS];
+    pub fn new() -> Self {
+        let mut accepted = [0; FIRST_WORDS];
         accepted[0] = 1;
-        Self { highest: 0, accepted }
+        Self { highest: 0, accepted: Box::new(accepted) }
     }
 
     /// The highest accepted sequence number; 0 before the first.
@@ -63,7 +68,7 @@ impl ReplayWindow {
         if self.highest - sequence >= WINDOW_PACKETS {
             return Err(Replay::TooOld);
         }
-        let (word, bit) = place(sequence);
+        let (word, bit) = self.place(sequence);
         if self.accepted[word] & bit == 0 { Ok(()) } else { Err(Replay::Duplicate) }
     }
 
@@ -73,12 +78,19 @@ impl ReplayWindow {
     #[inline]
     pub fn mark(&mut self, sequence: u64) {
         if sequence > self.highest {
-            self.forget_span(sequence);
+            let words = self.accepted.len();
+            if words < WORDS && sequence / WORD_BITS >= words as u64 {
+                self.grow(sequence);
+            }
+            // Packets in order leave no gap behind them whose bits would have to be cleared.
+            if sequence - self.highest > 1 {
+                self.forget_span(sequence);
+            }
             self.highest = sequence;
         } else if self.highest - sequence >= WINDOW_PACKETS {
             return;
         }
-        let (word, bit) = place(sequence);
+        let (word, bit) = self.place(sequence);
         self.accepted[word] |= bit;
     }
 
@@ -103,29 +115,40 @@ impl ReplayWindow {
     }
 
     /// Clears the bits that `highest + 1 ..= new` take over from sequence numbers that leave.
-    #[inline]
     fn forget_span(&mut self, new: u64) {
         let first = self.highest + 1;
         if new - self.highest >= WINDOW_PACKETS {
-            self.accepted = [0; WORDS];
+            self.accepted.fill(0);
             return;
         }
+        let words = self.accepted.len() - 1;
         let last_word = new / WORD_BITS;
         let mut word = first / WORD_BITS;
         let mut mask = u64::MAX << (first % WORD_BITS);
         while word < last_word {
-            self.accepted[word as usize % WORDS] &= !mask;
+            self.accepted[word as usize & words] &= !mask;
             mask = u64::MAX;
             word += 1;
         }
         mask &= u64::MAX >> (WORD_BITS - 1 - new % WORD_BITS);
-        self.accepted[word as usize % WORDS] &= !mask;
+        self.accepted[word as usize & words] &= !mask;
     }
-}
 
-#[inline]
-const fn place(sequence: u64) -> (usize, u64) {
-    ((sequence / WORD_BITS) as usize % WORDS, 1 << (sequence % WORD_BITS))
+    /// Makes room for the numbers up to `new`: in a window of few words each number has its own bit.
+    #[cold]
+    fn grow(&mut self, new: u64) {
+        let needed = usize::try_from(new / WORD_BITS + 1).unwrap_or(WORDS).min(WORDS);
+        let mut accepted = vec![0; needed.next_power_of_two()].into_boxed_slice();
+        accepted[..self.accepted.len()].copy_from_slice(&self.accepted);
+        self.accepted = accepted;
+    }
+
+    /// The word and the bit of a sequence number.
+    #[inline]
+    fn place(&self, sequence: u64) -> (usize, u64) {
+        let words = self.accepted.len() - 1;
+        ((sequence / WORD_BITS) as usize & words, 1 << (sequence % WORD_BITS))
+    }
 }
 
 #[cfg(test)]
@@ -180,6 +203,7 @@ mod tests {
     fn start() -> impl Strategy<Value = u64> {
         prop_oneof![
             Just(0_u64),
+            0..WORD_BITS * 2 * FIRST_WORDS as u64,
             0..3 * WINDOW_PACKETS,
             (1_u64 << 32) - 2 * WINDOW_PACKETS..(1 << 32) + 2 * WINDOW_PACKETS,
             any::<u64>().prop_map(|start| start / 2),
@@ -237,6 +261,21 @@ mod tests {
         window.mark(WINDOW_PACKETS + 1);
         assert_eq!(window.check(1), Err(Replay::TooOld));
         assert_eq!(window.check(2), Ok(()));
+    }
+
+    #[test]
+    fn a_window_takes_room_as_it_needs_it() {
+        let mut window = ReplayWindow::new();
+        let mut words = vec![window.accepted.len()];
+        for sequence in 1..=2 * WINDOW_PACKETS {
+            window.mark(sequence);
+            if words.last() != Some(&window.accepted.len()) {
+                words.push(window.accepted.len());
+            }
+        }
+        assert_eq!(words, [4, 8, 16, 32, 64, 128]);
+        assert_eq!(ReplayWindow::at(255).accepted.len(), FIRST_WORDS);
+        assert_eq!(ReplayWindow::at(u64::MAX).accepted.len(), WORDS);
     }
 
     #[test]

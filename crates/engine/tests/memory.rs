@@ -14,8 +14,8 @@ use weft_path::{
 
 /// What a further peer may take: bytes of resident memory.
 const PEER_BYTES_MAX: usize = 8 << 10;
-/// Lanes of each peer: of hosts with up to three processors, by default.
-const LANES: u16 = 1;
+/// Lanes of each peer: of hosts with up to five processors, by default.
+const LANES: u16 = 2;
 /// Containers of each peer.
 const ENDPOINTS: u32 = 4;
 const VNI: Vni = Vni(7);
