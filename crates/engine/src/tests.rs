@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex};
 
 use proptest::prelude::*;
 use std::time::Duration;
-use weft_crypto::{Cipher, PeerId, SaKey};
+use weft_crypto::{Cipher, PeerId, SaKey, WINDOW_PACKETS};
 use weft_io::keylog::KeyLog;
 use weft_io::udp::{RUN_BYTES_MAX, Remote, UdpSocket};
 use weft_packet::vnet::{self, VnetHeader};
@@ -354,10 +354,11 @@ fn no_allocation_per_packet() {
         rig.transmit(&mut reads);
         rig.receive();
     };
-    turn();
+    // Until the SA's replay window has its full size: 93 packets a turn.
+    (0..WINDOW_PACKETS / 90).for_each(|_| turn());
     let info = allocation_counter::measure(|| (0..50).for_each(|_| turn()));
     assert_eq!(info.count_total, 0);
-    assert!(rig.tap.written.get() >= 51 * 4);
+    assert!(rig.tap.written.get() >= 50 * 4);
     assert_eq!(rig.drops(), []);
 }
 
