@@ -21,7 +21,8 @@ pub use cpace::{
 pub use identity::{Cipher, Format, ParsePeerIdError, PeerId, fingerprint};
 pub use library::{Choice, Library, SizeClass, prefer, preferred};
 pub use sa::{
-    ESP_HEADER_LEN, ESP_ICV_LEN, OpenError, OpeningSa, Reserved, SealError, Sealer, SealingSa,
+    ESP_HEADER_LEN, ESP_ICV_LEN, OpenError, OpeningKey, OpeningSa, Reserved, SealError, Sealer,
+    SealingSa,
 };
 pub use schedule::derive_sa_key;
 pub use secret::{SaKey, SessionKey};

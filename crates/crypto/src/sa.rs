@@ -231,33 +231,27 @@ impl Reserved<'_> {
     }
 }
 
-/// An inbound SA with its replay window.
-pub struct OpeningSa {
+/// The key of an inbound SA, without its replay window. Several threads may open packets with it, if
+/// one alone tells the window at a time.
+pub struct OpeningKey {
     key: AeadKey,
     spi: u32,
-    window: ReplayWindow,
 }
 
-impl OpeningSa {
-    /// A fresh SA that opens with the preferred libraries, nothing received yet. `spi` is this host's
-    /// choice.
+impl OpeningKey {
+    /// A key that opens with the preferred libraries. `spi` is this host's choice.
     pub fn new(cipher: Cipher, spi: u32, key: &SaKey) -> Self {
         Self::with(preferred(cipher).1, cipher, spi, key)
     }
 
     /// As [`Self::new`], with libraries of the caller's choice.
     pub fn with(choice: Choice, cipher: Cipher, spi: u32, key: &SaKey) -> Self {
-        Self { key: AeadKey::new(cipher, key, choice), spi, window: ReplayWindow::new() }
+        Self { key: AeadKey::new(cipher, key, choice), spi }
     }
 
     /// The SPI of the packets it opens.
     pub const fn spi(&self) -> u32 {
         self.spi
-    }
-
-    /// The highest sequence number opened; 0 before the first.
-    pub const fn highest(&self) -> u64 {
-        self.window.highest()
     }
 
     /// Opens an ESP packet, from the SPI to the end of the ICV, in place.
@@ -268,7 +262,29 @@ impl OpeningSa {
     /// # Errors
     /// [`OpenError`]; after [`OpenError::Forged`] the packet's bytes are of no use.
     #[inline]
-    pub fn open(&mut self, packet: &mut [u8]) -> Result<Range<usize>, OpenError> {
+    pub fn open(
+        &self,
+        window: &mut ReplayWindow,
+        packet: &mut [u8],
+    ) -> Result<Range<usize>, OpenError> {
+        let (sequence, plain) = self.open_ahead(window, packet)?;
+        window.mark(sequence);
+        Ok(plain)
+    }
+
+    /// As [`Self::open`], but tells no window: `window` may be an earlier state of the SA's. The
+    /// packet counts as received only once [`ReplayWindow::accept`] has taken the sequence number
+    /// that is returned with its plaintext's place. That number is the packet's own, since the ICV
+    /// covers its high half too, however old the window is from which it was inferred.
+    ///
+    /// # Errors
+    /// [`OpenError`]; after [`OpenError::Forged`] the packet's bytes are of no use.
+    #[inline]
+    pub fn open_ahead(
+        &self,
+        window: &ReplayWindow,
+        packet: &mut [u8],
+    ) -> Result<(u64, Range<usize>), OpenError> {
         let end = packet.len().checked_sub(ESP_ICV_LEN).ok_or(OpenError::TooShort)?;
         let (header, sealed) =
             packet.split_first_chunk_mut::<ESP_HEADER_LEN>().ok_or(OpenError::TooShort)?;
@@ -278,32 +294,75 @@ impl OpeningSa {
         if u32::from_be_bytes([s0, s1, s2, s3]) != self.spi {
             return Err(OpenError::Forged);
         }
-        let sequence = self.window.infer(u32::from_be_bytes([n0, n1, n2, n3]));
-        self.window.check(sequence)?;
+        let sequence = window.infer(u32::from_be_bytes([n0, n1, n2, n3]));
+        window.check(sequence)?;
         self.key
             .open(iv, &associated_data(self.spi, sequence), ciphertext, icv)
-            .map_err(|_| self.late_or_forged(sequence))?;
-        self.window.mark(sequence);
-        Ok(ESP_HEADER_LEN..end)
+            .map_err(|_| late_or_forged(window.highest(), sequence))?;
+        Ok((sequence, ESP_HEADER_LEN..end))
+    }
+}
+
+impl fmt::Debug for OpeningKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("OpeningKey").field("spi", &self.spi).finish_non_exhaustive()
+    }
+}
+
+/// An inbound SA: a key with its replay window.
+pub struct OpeningSa {
+    key: OpeningKey,
+    window: ReplayWindow,
+}
+
+impl OpeningSa {
+    /// A fresh SA that opens with the preferred libraries, nothing received yet. `spi` is this host's
+    /// choice.
+    pub fn new(cipher: Cipher, spi: u32, key: &SaKey) -> Self {
+        Self { key: OpeningKey::new(cipher, spi, key), window: ReplayWindow::new() }
     }
 
-    /// Names a packet that did not authenticate: late if the same low half stands for a number
-    /// that the peer has used and that is nearer than the one inferred.
-    #[cold]
-    fn late_or_forged(&self, inferred: u64) -> OpenError {
-        const SPAN: u64 = 1 << 32;
-        let ahead = inferred.saturating_sub(self.highest());
-        if inferred > SPAN && ahead > SPAN / 2 { OpenError::TooOld } else { OpenError::Forged }
+    /// As [`Self::new`], with libraries of the caller's choice.
+    pub fn with(choice: Choice, cipher: Cipher, spi: u32, key: &SaKey) -> Self {
+        Self { key: OpeningKey::with(choice, cipher, spi, key), window: ReplayWindow::new() }
+    }
+
+    /// The SPI of the packets it opens.
+    pub const fn spi(&self) -> u32 {
+        self.key.spi
+    }
+
+    /// The highest sequence number opened; 0 before the first.
+    pub const fn highest(&self) -> u64 {
+        self.window.highest()
+    }
+
+    /// As [`OpeningKey::open`], with its window.
+    ///
+    /// # Errors
+    /// As there.
+    #[inline]
+    pub fn open(&mut self, packet: &mut [u8]) -> Result<Range<usize>, OpenError> {
+        self.key.open(&mut self.window, packet)
     }
 }
 
 impl fmt::Debug for OpeningSa {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("OpeningSa")
-            .field("spi", &self.spi)
+            .field("spi", &self.spi())
             .field("highest", &self.highest())
             .finish_non_exhaustive()
     }
+}
+
+/// Names a packet that did not authenticate: late if the same low half stands for a number that the
+/// peer has used and that is nearer than the one inferred.
+#[cold]
+const fn late_or_forged(highest: u64, inferred: u64) -> OpenError {
+    const SPAN: u64 = 1 << 32;
+    let ahead = inferred.saturating_sub(highest);
+    if inferred > SPAN && ahead > SPAN / 2 { OpenError::TooOld } else { OpenError::Forged }
 }
 
 /// Copies `extra` behind the head; returns the length of the whole plaintext.
@@ -709,7 +768,7 @@ mod tests {
         crate::prefer(Cipher::ChaCha20Poly1305, choice, Choice::default());
         assert_eq!(preferred(Cipher::ChaCha20Poly1305), (choice, Choice::default()));
         let (sealing, mut opening) = pair(Cipher::ChaCha20Poly1305);
-        assert!(sealing.key.rings(100).is_some() && opening.key.rings(100).is_none());
+        assert!(sealing.key.rings(100).is_some() && opening.key.key.rings(100).is_none());
         assert!(open(&mut opening, &packet(&sealing, b"frame")).is_ok());
         assert_eq!(preferred(Cipher::Aes256Gcm), (Choice::default(), Choice::default()));
         crate::prefer(Cipher::ChaCha20Poly1305, before.0, before.1);

@@ -28,7 +28,7 @@ pub enum Replay {
 ///
 /// One writer: [`check`](Self::check) before a packet is opened, [`mark`](Self::mark) once it has
 /// proven authentic. It takes room as its numbers grow, in a few steps up to 1 KiB.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct ReplayWindow {
     highest: u64,
     /// A power of two of words, at most [`WORDS`]. Bit `s % (64 * words)` belongs to sequence number
@@ -40,6 +40,19 @@ pub struct ReplayWindow {
 impl Default for ReplayWindow {
     fn default() -> Self {
         Self::new()
+    }
+}
+
+impl Clone for ReplayWindow {
+    fn clone(&self) -> Self {
+        Self { highest: self.highest, accepted: self.accepted.clone() }
+    }
+
+    /// Takes no new room where this window has as much as `source`.
+    #[inline]
+    fn clone_from(&mut self, source: &Self) {
+        self.highest = source.highest;
+        self.accepted.clone_from(&source.accepted);
     }
 }
 
@@ -92,6 +105,17 @@ impl ReplayWindow {
         }
         let (word, bit) = self.place(sequence);
         self.accepted[word] |= bit;
+    }
+
+    /// [`Self::check`] and [`Self::mark`] of an authentic packet in one.
+    ///
+    /// # Errors
+    /// As [`Self::check`]; then nothing has changed.
+    #[inline]
+    pub fn accept(&mut self, sequence: u64) -> Result<(), Replay> {
+        self.check(sequence)?;
+        self.mark(sequence);
+        Ok(())
     }
 
     /// The 64-bit sequence number of a packet that carries only the low half (RFC 4303 appendix

@@ -533,6 +533,26 @@ mod tests {
     }
 
     #[test]
+    fn a_batch_goes_from_thread_to_thread() {
+        let (from, to, remote) = pair();
+        let mut batch = RecvBatch::new();
+        for turn in 0..3_u8 {
+            from.send_run(&[turn; 900], 400, &remote).unwrap();
+            batch = std::thread::scope(|scope| {
+                let received = scope.spawn(|| {
+                    // Loopback delivers within the send call. What was there is overwritten.
+                    assert_eq!(to.recv(&mut batch, 8).unwrap(), if to.gro() { 1 } else { 3 });
+                    batch
+                });
+                received.join().unwrap()
+            });
+            let message = batch.message(0).unwrap();
+            assert_eq!((message.segment, message.source.port()), (400, from.port()));
+            assert!(batch.buffer()[message.range].iter().all(|byte| *byte == turn));
+        }
+    }
+
+    #[test]
     fn a_checksum_can_be_left_out_where_the_receiver_agrees() {
         let localhost = IpAddr::V6(Ipv6Addr::LOCALHOST);
         let [from, to, strict] = [(); 3].map(|()| UdpSocket::bind(Some(localhost), 0).unwrap());

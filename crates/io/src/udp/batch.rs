@@ -7,7 +7,7 @@ use std::ptr;
 
 use super::{Control, MESSAGE_ROOM, MESSAGES_MAX, Remote, address_of, zeroed_storage};
 
-/// Received messages, each in its own room of one buffer. Belongs to one thread.
+/// Received messages, each in its own room of one buffer. Belongs to one thread at a time.
 pub struct RecvBatch {
     buffer: Vec<u8>,
     pub(super) headers: Vec<libc::mmsghdr>,
@@ -16,6 +16,11 @@ pub struct RecvBatch {
     controls: Vec<Control>,
     pub(super) filled: usize,
 }
+
+// SAFETY: the pointers in `headers` and `iovecs` are to memory that the batch owns alone and that does
+// not move with it. They are used by receiving calls only, which set all of them anew and hold the
+// batch by `&mut`; nothing of it is bound to a thread.
+unsafe impl Send for RecvBatch {}
 
 /// One received message.
 #[derive(Clone, Debug, PartialEq, Eq)]
