@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
 use weft_crypto::PeerId;
@@ -112,6 +112,12 @@ named! {
         RunsRefused = "runs_refused",
         /// Datagrams that the kernel dropped since the socket's receive buffer was full.
         SocketOverflows = "socket_overflows",
+        /// Units of some 64 KiB that helpers sealed or opened.
+        UnitsHelped = "units_helped",
+        /// Helpers turned on.
+        HelpersOn = "helpers_on",
+        /// Helpers turned off.
+        HelpersOff = "helpers_off",
     }
 }
 
@@ -173,9 +179,11 @@ pub struct PeerTraffic {
 pub struct WorkerTotals {
     /// Processor time that its thread has used; zero if it is gone.
     pub busy: Duration,
-    /// Drops, all reasons together.
+    /// Processor time that its helpers' threads have used.
+    pub helpers_busy: Duration,
+    /// Drops, all reasons together, its helpers' included.
     pub dropped: u64,
-    /// Other work, in the order of [`Work::ALL`].
+    /// Other work, its helpers' included, in the order of [`Work::ALL`].
     pub work: Vec<(Work, u64)>,
 }
 
@@ -242,6 +250,8 @@ pub(crate) struct WorkerCounters {
     work: [Count; Work::ALL.len()],
     /// The thread's number; 0 before it has one.
     thread: AtomicI32,
+    /// Of the worker's helpers, by their number: each has one writer too.
+    helpers: RwLock<Vec<Arc<Self>>>,
 }
 
 impl WorkerCounters {
@@ -250,11 +260,39 @@ impl WorkerCounters {
         self.thread.store(rustix::thread::gettid().as_raw_nonzero().get(), Relaxed);
     }
 
+    /// Those of a helper of this worker.
+    pub(crate) fn of_helper(&self, number: usize) -> Arc<Self> {
+        let mut helpers = self.helpers.write().unwrap_or_else(PoisonError::into_inner);
+        if helpers.len() <= number {
+            helpers.resize_with(number + 1, Arc::default);
+        }
+        Arc::clone(&helpers[number])
+    }
+
+    /// Processor time that the worker's thread has used, and that of its helpers' threads.
+    pub(crate) fn busy(&self) -> (Duration, Duration) {
+        let helpers = self.helpers.read().unwrap_or_else(PoisonError::into_inner);
+        let of_helpers = helpers.iter().map(|helper| busy(helper.thread.load(Relaxed)));
+        (busy(self.thread.load(Relaxed)), of_helpers.sum())
+    }
+
+    /// What the worker and its helpers have done.
+    pub(crate) fn done(&self, work: Work) -> u64 {
+        self.sum(&|counters| counters.work[work as usize].get())
+    }
+
+    fn sum(&self, pick: &dyn Fn(&Self) -> u64) -> u64 {
+        let helpers = self.helpers.read().unwrap_or_else(PoisonError::into_inner);
+        pick(self) + helpers.iter().map(|helper| pick(helper)).sum::<u64>()
+    }
+
     fn read(&self) -> WorkerTotals {
+        let (busy, helpers_busy) = self.busy();
         WorkerTotals {
-            busy: busy(self.thread.load(Relaxed)),
-            dropped: self.drops.iter().map(Count::get).sum(),
-            work: Work::ALL.iter().map(|k| (*k, self.work[*k as usize].get())).collect(),
+            busy,
+            helpers_busy,
+            dropped: self.sum(&|counters| counters.drops.iter().map(Count::get).sum()),
+            work: Work::ALL.iter().map(|k| (*k, self.done(*k))).collect(),
         }
     }
 
@@ -350,7 +388,7 @@ impl Registry {
     }
 
     pub(crate) fn read(&self, workers: &[Arc<WorkerCounters>]) -> Counters {
-        let sum = |pick: &dyn Fn(&WorkerCounters) -> u64| workers.iter().map(|w| pick(w)).sum();
+        let sum = |pick: &dyn Fn(&WorkerCounters) -> u64| workers.iter().map(|w| w.sum(pick)).sum();
         let drops = DropReason::ALL.iter();
         let work = Work::ALL.iter();
         let (peers, sas) = self.lock().read();

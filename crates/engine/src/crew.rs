@@ -15,8 +15,10 @@ use weft_io::tap::{Tap, TapOptions};
 use weft_io::udp::UdpSocket;
 use weft_path::{EngineEvent, EngineKind, Mac};
 
+use crate::control::Control;
 use crate::counters::WorkerCounters;
 use crate::device::LaneSockets;
+use crate::helper::{Helpers, Seed};
 use crate::transmit::Transmitter;
 use crate::worker::{Sending, Shared, Worker};
 use crate::{BUSY_POLL_MAX, EngineConfig, EngineError};
@@ -42,6 +44,9 @@ pub(crate) struct Crew {
     segments_max: usize,
     /// What the self-test grants: TCP and UDP super-packets to the TAP device.
     merge: (bool, bool),
+    /// Helpers of each worker; `None`: as the control decides.
+    helpers: Option<usize>,
+    control: Option<Control>,
 }
 
 /// A worker from outside.
@@ -52,6 +57,7 @@ struct Running {
     socket: Arc<UdpSocket>,
     lane_socket: Option<Arc<UdpSocket>>,
     tap_name: String,
+    helpers: Arc<Helpers>,
 }
 
 impl Crew {
@@ -77,6 +83,8 @@ impl Crew {
             probe_mac: config.probe_mac,
             segments_max: if offloads.udp_segment.usable() { offloads.run_segments_max } else { 1 },
             merge: (offloads.tap_tso.usable(), offloads.tap_uso.usable()),
+            helpers: config.helpers,
+            control: None,
         }
     }
 
@@ -131,7 +139,7 @@ impl Crew {
     pub(crate) fn add(&mut self, sendings: Queue<Sending>) -> Result<(), EngineError> {
         let kernel = |what| move |source| EngineError::Kernel { what, source };
         let number = self.running.len();
-        let tap = Tap::open(&self.tap)?;
+        let tap = Arc::new(Tap::open(&self.tap)?);
         let (socket, lane_socket) = self.sockets(number)?;
         let waker = Waker::new().map_err(kernel("make an event descriptor"))?;
         let stop = Arc::new(AtomicBool::new(false));
@@ -141,15 +149,32 @@ impl Crew {
         let tap_name = tap.name().to_owned();
         // The next one opens a queue of the same device, also where the name was a pattern.
         self.tap.name.clone_from(&tap_name);
+        let merge = (tap.offloads().tso && self.merge.0, tap.offloads().uso && self.merge.1);
+        let (segments_max, mac, copy_dscp) = (self.segments_max, self.probe_mac, self.copy_dscp);
+        let make =
+            move || Transmitter::of_worker(number, segments_max, mac).with_copy_dscp(copy_dscp);
+        let seed = Seed {
+            worker: number,
+            tap: Arc::clone(&tap),
+            socket: Arc::clone(&socket),
+            lane_socket: lane_socket.clone(),
+            shared: Arc::clone(&self.shared),
+            merge,
+            make_transmitter: Arc::new(make),
+            help: Arc::default(),
+            events: Arc::clone(&self.events),
+            counters: Arc::clone(&self.counters[number]),
+        };
+        let helpers = Arc::new(Helpers::new(seed.clone()));
         let worker = Worker {
-            merge: (tap.offloads().tso && self.merge.0, tap.offloads().uso && self.merge.1),
+            merge,
             tap,
             socket: Arc::clone(&socket),
             lane_socket: lane_socket.clone(),
             shared: Arc::clone(&self.shared),
-            transmitter: Transmitter::of_worker(number, self.segments_max, self.probe_mac)
-                .with_copy_dscp(self.copy_dscp),
+            transmitter: make(),
             busy_poll: self.busy_poll,
+            seed,
             sendings,
             waker: waker.clone(),
             stop: Arc::clone(&stop),
@@ -159,7 +184,7 @@ impl Crew {
         let pin = self.pin;
         let thread = thread::Builder::new()
             .name(format!("weft-engine{number}"))
-            .spawn(move || supervise(worker, number, pin))
+            .spawn(move || run(worker, number, pin))
             .map_err(kernel("start a thread"))?;
         let sends_from = Arc::clone(lane_socket.as_ref().unwrap_or(&socket));
         let share = Arc::clone(&socket);
@@ -170,12 +195,27 @@ impl Crew {
             socket,
             lane_socket,
             tap_name,
+            helpers: Arc::clone(&helpers),
         });
         self.change_sockets(|sockets| {
             sockets.own.push(sends_from);
             sockets.shares.push(share);
         });
         self.steer(self.running.len());
+        self.give_helpers(helpers)
+    }
+
+    /// So many as are set, or as will turn out to help.
+    fn give_helpers(&mut self, helpers: Arc<Helpers>) -> Result<(), EngineError> {
+        let started = match self.helpers {
+            Some(number) => helpers.set(number),
+            None if self.control.is_some() => Ok(()),
+            None => Control::start().map(|control| self.control = control),
+        };
+        started.map_err(|source| EngineError::Kernel { what: "start a thread", source })?;
+        if let Some(control) = &self.control {
+            control.add(helpers);
+        }
         Ok(())
     }
 
@@ -202,6 +242,9 @@ impl Crew {
     fn remove_last(&mut self) {
         let Some(mut last) = self.running.pop() else { return };
         // First it gets nothing more, then nothing is sent from it, then it ends.
+        if let Some(control) = &self.control {
+            control.remove(&last.helpers);
+        }
         self.steer(self.running.len());
         self.change_sockets(|sockets| {
             sockets.own.pop();
@@ -226,6 +269,7 @@ impl Crew {
 
 impl Drop for Crew {
     fn drop(&mut self) {
+        self.control = None;
         for worker in &self.running {
             worker.stop.store(true, Ordering::Relaxed);
             worker.waker.wake();
@@ -237,6 +281,7 @@ impl Drop for Crew {
 impl Running {
     /// Stops it and waits for its end.
     fn end(&mut self) {
+        self.helpers.end();
         self.stop.store(true, Ordering::Relaxed);
         self.waker.wake();
         if let Some(thread) = self.thread.take() {
@@ -251,20 +296,28 @@ impl Running {
     }
 }
 
-/// Runs a worker and turns its end by error or panic into an event.
-fn supervise(worker: Worker, number: usize, pin: bool) {
+fn run(worker: Worker, number: usize, pin: bool) {
     if pin && let Err(error) = pin_nth(number) {
         tracing::warn!(%error, number, "a worker of the engine could not be pinned to a CPU");
     }
     let events = Arc::clone(&worker.events);
-    // Nothing of the worker is used after a panic.
-    let reason = match catch_unwind(AssertUnwindSafe(|| worker.run())) {
+    supervise(&*events, &format!("worker {number}"), || worker.run());
+}
+
+/// Runs a thread of the engine and turns its end by error or panic into an event.
+pub(crate) fn supervise(
+    events: &(dyn Fn(EngineEvent) + Send + Sync),
+    who: &str,
+    work: impl FnOnce() -> std::io::Result<()>,
+) {
+    // Nothing of the thread is used after a panic.
+    let reason = match catch_unwind(AssertUnwindSafe(work)) {
         Ok(Ok(())) => return,
-        Ok(Err(error)) => format!("the engine's worker {number} failed: {error}"),
+        Ok(Err(error)) => format!("the engine's {who} failed: {error}"),
         Err(panic) => {
             let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
             let text = text.or_else(|| panic.downcast_ref::<String>().cloned());
-            format!("the engine's worker {number} panicked: {}", text.unwrap_or_default())
+            format!("the engine's {who} panicked: {}", text.unwrap_or_default())
         }
     };
     tracing::error!(reason, "the engine has failed");

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use weft_io::tap::Tap;
-use weft_io::udp::{Remote, UdpSocket};
+use weft_io::udp::{RecvBatch, Remote, UdpSocket};
 
 use weft_path::EngineEvent;
 
@@ -16,9 +16,23 @@ pub(crate) trait FrameSink {
     fn send(&self, slices: &[IoSlice<'_>]) -> io::Result<usize>;
 }
 
+/// Gives frames behind their virtio net header, one a call.
+pub(crate) trait FrameSource {
+    fn recv(&self, buffer: &mut [u8]) -> io::Result<usize>;
+}
+
+/// Gives messages, at most `max` a call.
+pub(crate) trait MessageSource {
+    fn recv(&self, batch: &mut RecvBatch, max: usize) -> io::Result<usize>;
+}
+
 /// Takes runs of equal datagrams.
 pub(crate) trait RunSink {
     fn send_run(&self, run: &[u8], segment: usize, to: &Remote) -> io::Result<()>;
+
+    /// The sequence numbers of what is being sealed are taken: who is behind may take the next ones.
+    #[inline]
+    fn reserved(&self) {}
 
     /// How many sockets the lanes are shared out to.
     #[inline]
@@ -46,6 +60,20 @@ impl FrameSink for Tap {
     #[inline]
     fn send(&self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
         Self::send(self, slices)
+    }
+}
+
+impl FrameSource for Tap {
+    #[inline]
+    fn recv(&self, buffer: &mut [u8]) -> io::Result<usize> {
+        Self::recv(self, buffer)
+    }
+}
+
+impl MessageSource for UdpSocket {
+    #[inline]
+    fn recv(&self, batch: &mut RecvBatch, max: usize) -> io::Result<usize> {
+        Self::recv(self, batch, max)
     }
 }
 

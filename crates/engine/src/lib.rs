@@ -5,11 +5,16 @@
 //! run to completion by one thread, without an allocation, lock or log line per packet.
 #![forbid(unsafe_code)]
 
+mod ahead;
 pub mod alone;
+mod control;
 mod counters;
 mod crew;
+mod decide;
 mod device;
 mod error;
+mod gate;
+mod helper;
 mod lane;
 mod limit;
 pub mod race;
@@ -38,12 +43,13 @@ use weft_path::{EngineCommand, EngineEvent, Mac, Vni};
 pub use crate::counters::{
     Counters, Direction, DropReason, PeerTraffic, SaTraffic, Traffic, Work, WorkerTotals,
 };
+pub use crate::decide::{HELP_LOOK_MS, HELPERS_MAX};
 pub use crate::error::EngineError;
 pub use crate::lane::{LANE_IDLE_LOOKS, LANE_LOOK_MS, LANE_MISSES_MAX};
 pub use crate::run::{EVENT_INTERVAL_MS, RUNS_RETRY_S, SEND_TRIES_MAX};
 pub use crate::state::{ENDPOINTS_MAX, INBOUND_SAS_MAX, LANES_MAX, PEERS_MAX};
 pub use crate::transmit::TOO_LONG_ANSWERS_PER_S;
-pub use crate::worker::{SENDINGS_MAX, TAP_BYTES_MAX, TAP_READS_MAX, UDP_BATCHES_MAX};
+pub use crate::worker::{SENDINGS_MAX, TAP_BYTES_MAX, TAP_READS_MAX, UDP_BATCHES_MAX, UNITS_MAX};
 
 use crate::counters::Registry;
 use crate::crew::Crew;
@@ -85,6 +91,9 @@ pub struct EngineConfig {
     pub port: u16,
     /// Threads: 1 to [`WORKERS_MAX`].
     pub workers: usize,
+    /// Helpers of each worker, at most [`HELPERS_MAX`]: threads that seal and open beside it, so that
+    /// one flow uses several cores. `None`: as many as help, while cores idle.
+    pub helpers: Option<usize>,
     /// The Ethernet address that probes come from; their IPv6 address follows from it.
     pub probe_mac: Mac,
     /// MTU of the containers in bytes: what a path carries until `SetPathMtu` says more or less.
@@ -111,6 +120,7 @@ impl EngineConfig {
             bind: None,
             port: PORT,
             workers: 1,
+            helpers: None,
             probe_mac: Mac([0x02, 0x57, 0x45, 0x46, 0x54, 0x00]),
             container_mtu,
             pin: false,
@@ -280,6 +290,13 @@ impl std::fmt::Debug for Engine {
 
 fn check(config: &EngineConfig) -> Result<(), EngineError> {
     check_workers(config.workers)?;
+    if let Some(given) = config.helpers.filter(|given| *given > HELPERS_MAX) {
+        return Err(EngineError::Configuration {
+            what: "the number of helpers of each worker",
+            allowed: "0 to 7",
+            given: given.to_string(),
+        });
+    }
     if config.vni.0 >= Vni::PROBE.0 {
         return Err(EngineError::Configuration {
             what: "a network identifier",

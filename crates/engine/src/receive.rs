@@ -4,16 +4,17 @@ use std::array;
 use std::io::{self, IoSlice};
 use std::net::SocketAddr;
 use std::ops::Range;
-use std::sync::{MutexGuard, PoisonError};
+use std::sync::MutexGuard;
 use std::time::{Duration, Instant};
 
-use weft_crypto::{OpenError, OpeningSa};
+use weft_crypto::{OpenError, ReplayWindow};
 use weft_io::udp::{MESSAGES_MAX, Message, RecvBatch};
 use weft_packet::coalesce::{Coalescer, FRAMES_MAX, Merged};
 use weft_packet::split::FrameChecksum;
 use weft_packet::{ecn, esp, ethernet, probe, vxlan};
 use weft_path::{EngineEvent, Vni};
 
+use crate::ahead::Ahead;
 use crate::counters::{DropReason, Work, WorkerCounters};
 use crate::device::{Env, FrameSink};
 use crate::limit::Recent;
@@ -23,11 +24,16 @@ use crate::state::{Inbound, State, key_of};
 /// Messages taken in one call while they come as runs: what fits the processor's cache.
 pub(crate) const RUN_MESSAGES_MAX: usize = 8;
 
+/// As many of them are a unit that one thread opens beside others: small enough that all have work,
+/// and what a super-packet that did not fit one run comes in.
+pub(crate) const UNIT_MESSAGES_MAX: usize = 2;
+
 /// The receiving half of a worker.
 #[derive(Debug)]
 pub(crate) struct Receiver {
     pub(crate) batch: RecvBatch,
-    merger: Merger,
+    pub(crate) merger: Merger,
+    pub(crate) ahead: Option<Box<Ahead>>,
     moved: Recent,
     /// A lane whose packets come from elsewhere than before: path, lane, source.
     moved_lane: Option<(u32, u16, SocketAddr)>,
@@ -47,6 +53,7 @@ impl Receiver {
         Self {
             batch: RecvBatch::new(),
             merger: Merger { coalescer: Coalescer::new() },
+            ahead: None,
             moved: Recent::new(Duration::from_millis(EVENT_INTERVAL_MS)),
             moved_lane: None,
             messages_max: RUN_MESSAGES_MAX,
@@ -68,6 +75,11 @@ impl Receiver {
         self.messages_max
     }
 
+    /// How many messages the next unit may have that is opened beside others.
+    pub(crate) const fn unit_messages_max(&self) -> usize {
+        if self.messages_max > RUN_MESSAGES_MAX { self.messages_max } else { UNIT_MESSAGES_MAX }
+    }
+
     /// Works through [`Self::batch`] and writes all of it to the TAP device.
     pub(crate) fn handle_batch<F: FrameSink, R>(&mut self, state: &State, env: &Env<'_, F, R>) {
         let (messages, mut datagrams) = (self.batch.len(), 0);
@@ -83,8 +95,13 @@ impl Receiver {
         env.counters.did(Work::MessagesReceived, messages as u64);
         env.counters.did(Work::DatagramsReceived, datagrams);
         self.merger.flush(self.batch.buffer(), env);
+        self.note_kind(messages as u64, datagrams);
+    }
+
+    /// How a batch came, so many datagrams in so many messages, says how the next one will.
+    pub(crate) const fn note_kind(&mut self, messages: u64, datagrams: u64) {
         // Senders without runs fill many small messages: take more of them at once.
-        let single = datagrams <= messages as u64;
+        let single = datagrams <= messages;
         self.messages_max = if single { MESSAGES_MAX } else { RUN_MESSAGES_MAX };
     }
 
@@ -125,7 +142,7 @@ impl Receiver {
     /// Reports a peer whose packets come from elsewhere than packets to it go; on lanes beyond the
     /// first notes where to answer.
     #[inline]
-    fn check_source<F, R>(
+    pub(crate) fn check_source<F, R>(
         &mut self,
         state: &State,
         env: &Env<'_, F, R>,
@@ -156,10 +173,10 @@ fn same_place(a: SocketAddr, b: SocketAddr) -> bool {
 /// The inbound SA of the last datagram: most come many on one.
 struct Held<'a> {
     inbound: &'a Inbound,
-    sa: MutexGuard<'a, OpeningSa>,
+    window: MutexGuard<'a, ReplayWindow>,
 }
 
-/// The SA with this SPI, for this thread alone.
+/// The SA with this SPI, its window for this thread alone.
 #[inline]
 fn hold<'h, 'a>(
     state: &'a State,
@@ -170,9 +187,7 @@ fn hold<'h, 'a>(
         // Never two at once: another worker may want them the other way round.
         *held = None;
         let inbound = state.inbound.get(state.inbound_of(spi)?)?;
-        // Who panicked with it left it whole: the window is told last.
-        let sa = inbound.sa.lock().unwrap_or_else(PoisonError::into_inner);
-        *held = Some(Held { inbound, sa });
+        *held = Some(Held { inbound, window: inbound.hold() });
     }
     held.as_mut()
 }
@@ -192,28 +207,74 @@ fn open<'a, F, R>(
         return Ok(Opened::Done);
     }
     let header = esp::Header::parse(datagram).map_err(|_| DropReason::Malformed)?;
-    let Held { inbound, sa } = hold(state, held, header.spi).ok_or(DropReason::UnknownSpi)?;
-    let before = sa.highest();
-    let plain = sa.open(datagram).map_err(refused)?;
-    if sa.highest() > before {
+    let Held { inbound, window } = hold(state, held, header.spi).ok_or(DropReason::UnknownSpi)?;
+    let before = window.highest();
+    let plain = inbound.key.open(window, datagram).map_err(refused)?;
+    if window.highest() > before {
         *newest = Some((inbound.path, inbound.lane));
     }
-    let lane = state.lane(inbound.path, inbound.lane);
-    if let Some(lane) = lane {
+    let inbound = *inbound;
+    debug_assert_eq!(plain.start, esp::HEADER_LEN);
+    accepted(state, env, inbound, plain.len());
+    match inspect(state, inbound, datagram, tos)? {
+        Inside::Frame(at, checksum) => {
+            carried(state, inbound);
+            Ok(Opened::Frame(at, checksum))
+        }
+        inside => noted(state, env, inbound, &inside).map(|()| Opened::Done),
+    }
+}
+
+/// What an authentic packet holds.
+#[derive(Debug)]
+pub(crate) enum Inside {
+    /// A frame for the TAP device: where in the datagram it stands.
+    Frame(Range<usize>, FrameChecksum),
+    /// A probe: its number, its MTU in bytes, whether it is of a candidate.
+    Probe(u64, u16, bool),
+    /// Nothing: a dummy.
+    Nothing,
+}
+
+/// A packet with `plain_len` bytes of plaintext is authentic and no repetition; the window is held.
+#[inline]
+pub(crate) fn accepted<F, R>(
+    state: &State,
+    env: &Env<'_, F, R>,
+    inbound: &Inbound,
+    plain_len: usize,
+) {
+    if let Some(lane) = state.lane(inbound.path, inbound.lane) {
         lane.hear();
     }
-    debug_assert_eq!(plain.start, esp::HEADER_LEN);
-    inbound.counters.add(1, plain.len().saturating_sub(esp::INNER_LEN) as u64);
+    inbound.counters.add(1, plain_len.saturating_sub(esp::INNER_LEN) as u64);
     if inbound.is_first_use() {
         (env.events)(EngineEvent::InboundFirstUse { spi: inbound.spi });
     }
-    let (sa_path, sa_peer) = (inbound.path, inbound.peer);
+}
+
+/// A frame came in on the SA's lane.
+#[inline]
+pub(crate) fn carried(state: &State, inbound: &Inbound) {
+    if let Some(lane) = state.lane(inbound.path, inbound.lane) {
+        lane.carry();
+    }
+}
+
+/// Looks into a packet that has been opened in place, and brings the frame's congestion mark up to
+/// the outer header's. Says nothing to anybody: the packet may yet turn out to be a repetition.
+#[inline]
+pub(crate) fn inspect(
+    state: &State,
+    inbound: &Inbound,
+    datagram: &mut [u8],
+    tos: u8,
+) -> Result<Inside, DropReason> {
     let end = datagram.len() - esp::ICV_LEN;
     let plain = datagram.get(esp::HEADER_LEN..end).ok_or(DropReason::BadInner)?;
     let (length, next) = esp::parse_trailer(plain).map_err(|_| DropReason::BadInner)?;
     if next == esp::NEXT_NONE {
-        env.counters.did(Work::Dummies, 1);
-        return Ok(Opened::Done);
+        return Ok(Inside::Nothing);
     }
     if next != esp::NEXT_UDP {
         return Err(DropReason::BadInner);
@@ -221,7 +282,7 @@ fn open<'a, F, R>(
     let inner = esp::parse_inner_headers(&plain[..length]).map_err(|_| DropReason::BadInner)?;
     let frame = &plain[inner.frame.clone()];
     if inner.vxlan.vni == Vni::PROBE.0 {
-        return probe_received(state, env, (sa_peer, sa_path), inner.dst_port, frame);
+        return probe_inside(inner.dst_port, frame);
     }
     if inner.dst_port != vxlan::PORT {
         return Err(DropReason::BadInner);
@@ -233,18 +294,15 @@ fn open<'a, F, R>(
     if frame.len() < ethernet::LEN {
         return Err(DropReason::BadInner);
     }
-    if state.peer_of(key_of(*source)).is_some_and(|owner| owner != sa_peer) {
+    if state.peer_of(key_of(*source)).is_some_and(|owner| owner != inbound.peer) {
         return Err(DropReason::ForeignSource);
-    }
-    if let Some(lane) = lane {
-        lane.carry();
     }
     let at = esp::HEADER_LEN + inner.frame.start..esp::HEADER_LEN + inner.frame.end;
     ecn::decapsulate(&mut datagram[at.clone()], tos).map_err(|_| DropReason::CeOverNotEct)?;
-    Ok(Opened::Frame(at, inner.vxlan.rco.into()))
+    Ok(Inside::Frame(at, inner.vxlan.rco.into()))
 }
 
-fn refused(error: OpenError) -> DropReason {
+pub(crate) fn refused(error: OpenError) -> DropReason {
     match error {
         OpenError::TooShort => DropReason::Malformed,
         OpenError::Duplicate => DropReason::Replayed,
@@ -254,42 +312,57 @@ fn refused(error: OpenError) -> DropReason {
 }
 
 #[cold]
-fn probe_received<F, R>(
-    state: &State,
-    env: &Env<'_, F, R>,
-    (peer, path): (u32, u32),
-    port: u16,
-    frame: &[u8],
-) -> Result<Opened, DropReason> {
+fn probe_inside(port: u16, frame: &[u8]) -> Result<Inside, DropReason> {
     let candidate = match port {
         vxlan::PORT => false,
         vxlan::PROBE_PORT => true,
         _ => return Err(DropReason::BadInner),
     };
     let (probe, mtu) = probe::parse(frame).ok_or(DropReason::BadInner)?;
-    let (Some(peer), Some(path)) = (state.peers.get(peer), state.paths.get(path)) else {
-        return Err(DropReason::UnknownSpi);
+    Ok(Inside::Probe(probe, mtu, candidate))
+}
+
+/// Counts and reports what holds no frame.
+#[cold]
+pub(crate) fn noted<F, R>(
+    state: &State,
+    env: &Env<'_, F, R>,
+    inbound: &Inbound,
+    inside: &Inside,
+) -> Result<(), DropReason> {
+    let &Inside::Probe(probe, mtu, candidate) = inside else {
+        env.counters.did(Work::Dummies, 1);
+        return Ok(());
     };
+    let peer = state.peers.get(inbound.peer).ok_or(DropReason::UnknownSpi)?.id;
+    let path = state.paths.get(inbound.path).ok_or(DropReason::UnknownSpi)?.id;
     env.counters.did(Work::ProbesReceived, 1);
-    (env.events)(EngineEvent::ProbeReceived {
-        peer: peer.id,
-        path: path.id,
-        probe,
-        mtu,
-        candidate,
-    });
-    Ok(Opened::Done)
+    (env.events)(EngineEvent::ProbeReceived { peer, path, probe, mtu, candidate });
+    Ok(())
 }
 
 /// Merges frames and writes them.
 #[derive(Debug)]
-struct Merger {
+pub(crate) struct Merger {
     coalescer: Coalescer,
 }
 
 impl Merger {
+    /// Files a frame and writes nothing; false if there is no room.
     #[inline]
-    fn push<F: FrameSink, R>(
+    pub(crate) fn file(&mut self, arena: &[u8], at: Range<u32>, checksum: FrameChecksum) -> bool {
+        self.coalescer.push(arena, at, checksum).is_ok()
+    }
+
+    /// Forgets all that is filed.
+    #[cold]
+    pub(crate) fn forget(&mut self) {
+        self.coalescer.flush(&[], |_| {});
+        let _ = self.coalescer.take_rejected();
+    }
+
+    #[inline]
+    pub(crate) fn push<F: FrameSink, R>(
         &mut self,
         arena: &[u8],
         frame: Range<u32>,
@@ -303,7 +376,7 @@ impl Merger {
         }
     }
 
-    fn flush<F: FrameSink, R>(&mut self, arena: &[u8], env: &Env<'_, F, R>) {
+    pub(crate) fn flush<F: FrameSink, R>(&mut self, arena: &[u8], env: &Env<'_, F, R>) {
         self.coalescer.flush(arena, |merged| write(arena, &merged, env));
         let rejected = self.coalescer.take_rejected();
         env.counters.dropped(DropReason::BadMark, rejected.bad_mark);

@@ -3,9 +3,9 @@
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use weft_crypto::{OpeningSa, PeerId, SealingSa};
+use weft_crypto::{OpeningKey, PeerId, ReplayWindow, SealingSa};
 use weft_io::keylog::KeyLog;
 use weft_io::udp::Remote;
 use weft_path::{Endpoint, EngineCommand, InboundSa, Mac, OutboundSa, PathId, Vni};
@@ -122,19 +122,27 @@ impl Outbound {
 #[derive(Debug)]
 pub(crate) struct Inbound {
     pub(crate) spi: u32,
+    pub(crate) key: OpeningKey,
     /// Held by a worker while it opens packets of this SA, once for many. The lane's worker is the
-    /// only one that wants it, but for moments when workers come and go, and where the kernel does
-    /// not steer by lane.
-    pub(crate) sa: Mutex<OpeningSa>,
+    /// only one that wants it, but for its helpers, for moments when workers come and go, and where
+    /// the kernel does not steer by lane.
+    pub(crate) window: Mutex<ReplayWindow>,
     pub(crate) peer: u32,
     pub(crate) path: u32,
     pub(crate) lane: u16,
     used: AtomicBool,
-    /// Written by who holds the SA.
+    /// Written by who holds the window.
     pub(crate) counters: Arc<SaCounters>,
 }
 
 impl Inbound {
+    /// The window, for this thread alone.
+    #[inline]
+    pub(crate) fn hold(&self) -> MutexGuard<'_, ReplayWindow> {
+        // Who panicked with it left it whole: it is told last.
+        self.window.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// True the first time.
     #[inline]
     pub(crate) fn is_first_use(&self) -> bool {
@@ -307,7 +315,8 @@ impl State {
         });
         let number = self.inbound.insert(Inbound {
             spi: sa.spi,
-            sa: Mutex::new(OpeningSa::new(sa.cipher, sa.spi, &sa.key)),
+            key: OpeningKey::new(sa.cipher, sa.spi, &sa.key),
+            window: Mutex::new(ReplayWindow::new()),
             peer: peer_number,
             path: path_number,
             lane: sa.lane,

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod exact;
+mod helped;
 mod nonsense;
 mod referee;
 mod source;
@@ -574,14 +575,7 @@ fn lanes_share_the_flows_and_each_flow_keeps_its_lane() {
     let mut packets: Vec<u64> = [SPI, SPI + 1]
         .iter()
         .map(|spi| {
-            rig.state
-                .inbound
-                .get(rig.state.inbound_of(*spi).unwrap())
-                .unwrap()
-                .sa
-                .lock()
-                .unwrap()
-                .highest()
+            rig.state.inbound.get(rig.state.inbound_of(*spi).unwrap()).unwrap().hold().highest()
         })
         .collect();
     packets[0] -= 1;

@@ -242,6 +242,7 @@ impl Transmitter {
         let Ok(mut sealer) = outbound.sa.reserve(plan.segments as u64) else {
             return env.counters.dropped(DropReason::SaExhausted, plan.segments as u64);
         };
+        env.socket.reserved();
         let tos = ecn::outer_tos(ecn::tos(frame), self.copy_dscp);
         let key = RunKey { number, from, tos };
         let probe = inner.vni == Vni::PROBE;

@@ -13,6 +13,7 @@ use weft_path::{EngineEvent, PathId};
 
 use crate::counters::WorkerCounters;
 use crate::device::{Env, LaneSockets, RunSink};
+use crate::helper::Seed;
 use crate::lane::LANE_LOOK_MS;
 use crate::receive::Receiver;
 use crate::run::errno;
@@ -27,6 +28,9 @@ pub const TAP_BYTES_MAX: usize = 8 * 65_536;
 pub const UDP_BATCHES_MAX: usize = 4;
 /// Probes and keepalives sent in one turn.
 pub const SENDINGS_MAX: usize = 256;
+
+/// Units that a worker and each of its helpers take in one turn, while there are helpers.
+pub const UNITS_MAX: u64 = 8;
 
 const WAKER: u64 = 0;
 const TAP: u64 = 1;
@@ -50,7 +54,7 @@ pub(crate) enum Sending {
 
 /// What a worker owns.
 pub(crate) struct Worker {
-    pub(crate) tap: Tap,
+    pub(crate) tap: Arc<Tap>,
     /// Its share of the engine's port.
     pub(crate) socket: Arc<UdpSocket>,
     /// What its lanes are sent from, if that is another one.
@@ -60,6 +64,8 @@ pub(crate) struct Worker {
     pub(crate) merge: (bool, bool),
     /// How long it stays awake when there is nothing to do.
     pub(crate) busy_poll: Duration,
+    /// How it works while it has helpers.
+    pub(crate) seed: Seed,
     pub(crate) sendings: Queue<Sending>,
     pub(crate) waker: Waker,
     pub(crate) stop: Arc<AtomicBool>,
@@ -103,16 +109,31 @@ impl Worker {
             }
             // Nothing more comes to a worker that is to stop: what has come is its last.
             let stop = self.stop.load(Ordering::Relaxed);
+            let helped = self.seed.help.is_on();
             if socket || stop {
                 let share = Arc::clone(&self.socket);
-                self.drain_socket(&share, &mut receiver)?;
+                if helped {
+                    let gate = &self.seed.help.socket;
+                    self.seed.open(gate, &share, &self.counters, &mut receiver)?;
+                } else {
+                    self.drain_socket(&share, &mut receiver)?;
+                }
             }
             if let Some(socket) = self.lane_socket.clone().filter(|_| lane_socket) {
-                self.drain_socket(&socket, &mut receiver)?;
+                if helped {
+                    let gate = &self.seed.help.lane_socket;
+                    self.seed.open(gate, &socket, &self.counters, &mut receiver)?;
+                } else {
+                    self.drain_socket(&socket, &mut receiver)?;
+                }
             }
             // What was just written may have been answered within the call, as TCP does.
             if tap || socket || lane_socket || stop {
-                self.drain_tap(&mut buffer)?;
+                if helped {
+                    self.seed.seal(&self.counters, &mut self.transmitter, &mut buffer)?;
+                } else {
+                    self.drain_tap(&mut buffer)?;
+                }
             }
             if stop {
                 return Ok(());
@@ -130,7 +151,7 @@ impl Worker {
         if now >= *next {
             *next = now + Duration::from_millis(LANE_LOOK_MS);
             let Self { tap, counters, events, .. } = self;
-            let env = Env { tap, socket: &shared.sockets, counters, events: &**events };
+            let env = Env { tap: &**tap, socket: &shared.sockets, counters, events: &**events };
             self.transmitter.look_after_lanes(&shared.state, &env, shared.sockets.sockets());
         }
         Some(next.saturating_duration_since(now))
@@ -148,7 +169,7 @@ impl Worker {
     fn send(&mut self, sending: Sending) {
         let Self { tap, shared, transmitter, counters, events, .. } = self;
         let shared = read(shared);
-        let env = Env { tap: &*tap, socket: &shared.sockets, counters, events: &**events };
+        let env = Env { tap: &**tap, socket: &shared.sockets, counters, events: &**events };
         let result = match sending {
             Sending::Probe { path, probe, mtu, candidate } => {
                 transmitter.send_probe(&shared.state, &env, (path, probe, mtu, candidate))
@@ -163,7 +184,7 @@ impl Worker {
     fn drain_tap(&mut self, buffer: &mut [u8]) -> io::Result<()> {
         let Self { tap, shared, transmitter, counters, events, .. } = self;
         let shared = read(shared);
-        let env = Env { tap: &*tap, socket: &shared.sockets, counters, events: &**events };
+        let env = Env { tap: &**tap, socket: &shared.sockets, counters, events: &**events };
         let mut bytes = 0;
         for _ in 0..TAP_READS_MAX {
             match tap.recv(buffer) {
@@ -192,10 +213,10 @@ impl Worker {
                     // known by now.
                     let shared = read(shared);
                     let env =
-                        Env { tap: &*tap, socket: &shared.sockets, counters, events: &**events };
+                        Env { tap: &**tap, socket: &shared.sockets, counters, events: &**events };
                     receiver.handle_batch(&shared.state, &env);
                     drop(shared);
-                    self.note_moved_lane(receiver);
+                    note_moved_lane(&self.shared, receiver);
                     if got < max {
                         break;
                     }
@@ -208,26 +229,24 @@ impl Worker {
     }
 }
 
-impl Worker {
-    /// A peer's lane port is new or has changed: rare enough to hold up the others for.
-    fn note_moved_lane(&self, receiver: &mut Receiver) {
-        let Some((path, lane, source)) = receiver.take_moved_lane() else { return };
-        let mut shared = self.shared.write().unwrap_or_else(PoisonError::into_inner);
-        if let Ok(source) = shared.sockets.remote(source) {
-            shared.state.set_lane_source(path, lane, source);
-        }
+/// A peer's lane port is new or has changed: rare enough to hold up the others for.
+pub(crate) fn note_moved_lane(shared: &RwLock<Shared>, receiver: &mut Receiver) {
+    let Some((path, lane, source)) = receiver.take_moved_lane() else { return };
+    let mut shared = shared.write().unwrap_or_else(PoisonError::into_inner);
+    if let Ok(source) = shared.sockets.remote(source) {
+        shared.state.set_lane_source(path, lane, source);
     }
 }
 
 /// A command that panicked has changed a table in part at worst, and each entry is whole.
 #[inline]
-fn read(shared: &RwLock<Shared>) -> RwLockReadGuard<'_, Shared> {
+pub(crate) fn read(shared: &RwLock<Shared>) -> RwLockReadGuard<'_, Shared> {
     shared.read().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Errors of a read that say nothing about the next one: empty, interrupted, no memory, or an ICMP
 /// error that some earlier datagram met.
-fn nothing_now(error: &io::Error) -> bool {
+pub(crate) fn nothing_now(error: &io::Error) -> bool {
     use io::ErrorKind::{ConnectionRefused, HostUnreachable, NetworkUnreachable};
     matches!(error.kind(), ConnectionRefused | HostUnreachable | NetworkUnreachable)
         || matches!(

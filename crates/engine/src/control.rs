@@ -1,0 +1,174 @@
+//! The thread that looks at the workers and turns their helpers on and off.
+
+use std::io;
+use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use crate::counters::{Work, WorkerCounters};
+use crate::decide::{Decider, HELP_LOOK_MS, Look};
+use crate::helper::Helpers;
+
+/// The thread from outside. Dropping it ends it; helpers stay as they are.
+pub(crate) struct Control {
+    watched: Arc<Mutex<Vec<Watched>>>,
+    /// Ends it by being dropped.
+    stop: Option<SyncSender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// A worker that is looked at.
+struct Watched {
+    helpers: Arc<Helpers>,
+    decider: Decider,
+    last: Seen,
+}
+
+/// Running totals of a worker.
+#[derive(Clone, Copy, Debug, Default)]
+struct Seen {
+    busy: Duration,
+    helpers_busy: Duration,
+    datagrams: u64,
+}
+
+impl Seen {
+    fn now(counters: &WorkerCounters) -> Self {
+        let (busy, helpers_busy) = counters.busy();
+        let datagrams = counters.done(Work::DatagramsSent) + counters.done(Work::DatagramsReceived);
+        Self { busy, helpers_busy, datagrams }
+    }
+}
+
+/// The machine's processor time so far, in ticks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Ticks {
+    idle: u64,
+    all: u64,
+    cores: u64,
+}
+
+impl Control {
+    /// Starts it, if there is any processor that a helper could have.
+    ///
+    /// # Errors
+    /// No thread can be started.
+    pub(crate) fn start() -> io::Result<Option<Self>> {
+        if processors() < 2 {
+            return Ok(None);
+        }
+        let watched = Arc::new(Mutex::new(Vec::new()));
+        let (stop, stopped) = sync_channel::<()>(0);
+        let looked_at = Arc::clone(&watched);
+        let thread = thread::Builder::new().name("weft-helpers".to_owned()).spawn(move || {
+            let pause = Duration::from_millis(HELP_LOOK_MS);
+            let (mut last, mut ticks) = (Instant::now(), None);
+            while stopped.recv_timeout(pause) == Err(RecvTimeoutError::Timeout) {
+                let now = Instant::now();
+                look(&mut lock(&looked_at), now, now - last, &mut ticks);
+                last = now;
+            }
+        })?;
+        Ok(Some(Self { watched, stop: Some(stop), thread: Some(thread) }))
+    }
+
+    /// Looks at one more worker.
+    pub(crate) fn add(&self, helpers: Arc<Helpers>) {
+        let decider = Decider::new(processors() - 1);
+        let last = Seen::now(helpers.counters());
+        lock(&self.watched).push(Watched { helpers, decider, last });
+    }
+
+    /// Looks at a worker no more.
+    pub(crate) fn remove(&self, helpers: &Arc<Helpers>) {
+        lock(&self.watched).retain(|watched| !Arc::ptr_eq(&watched.helpers, helpers));
+    }
+}
+
+impl Drop for Control {
+    fn drop(&mut self) {
+        self.stop = None;
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn lock(watched: &Mutex<Vec<Watched>>) -> MutexGuard<'_, Vec<Watched>> {
+    watched.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn processors() -> usize {
+    thread::available_parallelism().map_or(1, usize::from)
+}
+
+/// One look at all workers. `ticks` are the machine's at the last look, if they were asked for.
+fn look(watched: &mut [Watched], now: Instant, passed: Duration, ticks: &mut Option<Ticks>) {
+    let is_asked = watched.iter().any(|watched| watched.decider.needs_idle_cores());
+    let before = std::mem::replace(ticks, if is_asked { read_ticks() } else { None });
+    let mut idle_cores = idle_cores(before, *ticks).unwrap_or(0.0);
+    let seconds = passed.as_secs_f64().max(1e-3);
+    for Watched { helpers, decider, last } in watched {
+        let seen = Seen::now(helpers.counters());
+        let of_time =
+            |now: Duration, before: Duration| now.saturating_sub(before).as_secs_f64() / seconds;
+        let look = Look {
+            busy: of_time(seen.busy, last.busy),
+            helpers_busy: of_time(seen.helpers_busy, last.helpers_busy),
+            idle_cores,
+            rate: seen.datagrams.saturating_sub(last.datagrams) as f64 / seconds,
+        };
+        *last = seen;
+        let Some(wanted) = decider.handle_look(now, &look) else { continue };
+        // Two workers do not both get the one core that idles.
+        idle_cores = 0.0;
+        tracing::debug!(wanted, ?look, "helpers of a worker");
+        if let Err(error) = helpers.set(wanted) {
+            tracing::warn!(%error, "a helper of the engine could not be started");
+        }
+    }
+}
+
+fn idle_cores(before: Option<Ticks>, now: Option<Ticks>) -> Option<f64> {
+    let (before, now) = (before?, now?);
+    let all = now.all.checked_sub(before.all).filter(|all| *all > 0)?;
+    let idle = now.idle.saturating_sub(before.idle).min(all);
+    Some(idle as f64 / all as f64 * now.cores as f64)
+}
+
+fn read_ticks() -> Option<Ticks> {
+    parse_ticks(&std::fs::read_to_string("/proc/stat").ok()?)
+}
+
+/// The first line of `/proc/stat`: user, nice, system, idle, waiting for devices, interrupts, soft
+/// interrupts, stolen (proc(5)); what comes then is counted in user and nice already. Then a line for
+/// each core.
+fn parse_ticks(text: &str) -> Option<Ticks> {
+    let line = text.lines().next()?.strip_prefix("cpu ")?;
+    let ticks: Vec<u64> =
+        line.split_ascii_whitespace().take(8).map_while(|tick| tick.parse().ok()).collect();
+    let idle = ticks.get(3)? + ticks.get(4)?;
+    let cores = text.lines().skip(1).take_while(|line| line.starts_with("cpu")).count() as u64;
+    Some(Ticks { idle, all: ticks.iter().sum(), cores })
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    #[test]
+    fn idle_cores_are_told_by_the_ticks() {
+        let text = "cpu  100 5 50 800 45 3 7 10 90 1\ncpu0 1 2 3 4\ncpu1 1 2 3 4\nintr 5\n";
+        let ticks = parse_ticks(text).unwrap();
+        assert_eq!(ticks, Ticks { idle: 845, all: 1_020, cores: 2 });
+        let later = Ticks { idle: 845 + 25, all: 1_020 + 100, cores: 2 };
+        assert_eq!(idle_cores(Some(ticks), Some(later)), Some(0.5));
+        assert_eq!(idle_cores(Some(ticks), Some(ticks)), None, "no time has passed");
+        assert_eq!(idle_cores(None, Some(ticks)), None);
+        assert_eq!(parse_ticks("intr 1 2 3"), None);
+        assert!(read_ticks().unwrap().all > 0);
+    }
+}
