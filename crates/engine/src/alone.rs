@@ -4,6 +4,8 @@
 //! that swallows runs, or hands out sealed ones. What is left is what one core spends on sealing and
 //! opening, without the kernel's copies and calls: the engine's limit on this host.
 
+mod crowd;
+
 use std::cell::RefCell;
 use std::hint::black_box;
 use std::io::{self, IoSlice};
@@ -30,6 +32,8 @@ use crate::error::EngineError;
 use crate::receive::{RUN_MESSAGES_MAX, Receiver};
 use crate::state::{State, key_of};
 use crate::transmit::Transmitter;
+
+pub use self::crowd::{measure_helped, measure_lanes};
 
 /// Endpoints that a lane's tables know, as on a network of so many containers.
 pub const ENDPOINTS: u32 = 1_000;
@@ -94,13 +98,20 @@ pub struct Rates {
 /// [`EngineError::Io`]: there is no UDP socket to be had.
 pub fn measure(cipher: Cipher, load: Load, time: Duration) -> Result<Rates, EngineError> {
     let mut lane = Lane::new(cipher, load, RUN_MESSAGES_MAX)?;
+    Ok(measure_lane(&mut lane, time, || {}))
+}
+
+/// Measures this lane; `begin` is called before each way.
+fn measure_lane(lane: &mut Lane, time: Duration, begin: impl Fn()) -> Rates {
     let batch = (lane.packets(), lane.payload_bytes());
+    begin();
     let sealed = rate(time, batch, || timed(|| lane.seal()));
+    begin();
     let opened = rate(time, batch, || {
         lane.fill();
         timed(|| lane.open())
     });
-    Ok(Rates { sealed, opened })
+    Rates { sealed, opened }
 }
 
 /// Measures a library's AEAD by itself on the calling thread, on plaintexts of so many bytes, for
@@ -153,7 +164,7 @@ fn rate(
     mut batch: impl FnMut() -> Duration,
 ) -> Rate {
     let part = (time / PARTS).max(Duration::from_micros(1));
-    let mut rates: Vec<f64> = (0..=PARTS)
+    let rates: Vec<f64> = (0..=PARTS)
         .map(|_| {
             let (mut spent, mut batches) = (Duration::ZERO, 0.0);
             while spent < part {
@@ -164,9 +175,13 @@ fn rate(
         })
         .skip(1)
         .collect();
-    rates.sort_by(f64::total_cmp);
-    let median = rates[rates.len() / 2];
+    let median = median(rates);
     Rate { gbps: median * bytes as f64 * 8.0 / 1e9, packets_per_s: median * packets as f64 }
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
 }
 
 /// One lane, both ends of it, with a batch of a load. Nothing allocates once it is made.

@@ -1,11 +1,11 @@
-//! The vector engine alone: what one core seals and opens where devices cost nothing.
+//! The vector engine alone: what one core, and several, seal and open where devices cost nothing.
 
 use std::fmt::Write as _;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use weft_crypto::Cipher;
-use weft_engine::alone::{self, Load};
+use weft_engine::alone::{self, Load, Rates};
 use weft_engine::{EngineError, race};
 
 /// What is measured, by its name in the table.
@@ -14,6 +14,9 @@ const LOADS: [(&str, Load); 3] = [
     ("TCP, link MTU 9000", Load::Tcp { link_mtu: 9000 }),
     ("UDP, 64 B", Load::Udp { payload: 64 }),
 ];
+
+/// Cores that the curve goes to.
+const CORES_MAX: usize = 8;
 
 /// What one core does with one load under one AEAD.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -56,6 +59,86 @@ pub fn measure(time: Duration) -> Result<Vec<EngineRow>, EngineError> {
     Ok(rows)
 }
 
+/// What several cores do together, with super-packets on a link of MTU 1500 under AES-256-GCM.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct CoresRow {
+    /// What shares the work: helpers with one flow, or lanes.
+    pub shared_by: String,
+    /// The threads, each of which can use a core.
+    pub threads: usize,
+    /// Gbit/s of payload from the TAP device to the wire, all together.
+    pub sealed_gbps: f64,
+    /// Gbit/s of payload from the wire to the TAP device, all together.
+    pub opened_gbps: f64,
+    /// How many times what one of them seals by itself.
+    pub sealed_times: f64,
+    /// How many times what one of them opens by itself.
+    pub opened_times: f64,
+}
+
+/// Measures one flow with helpers and several lanes, as far as this machine has the cores, at most
+/// [`CORES_MAX`]; each way for this time.
+///
+/// # Errors
+/// As [`alone::measure_helped`].
+pub fn measure_cores(time: Duration) -> Result<Vec<CoresRow>, EngineError> {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from).min(CORES_MAX);
+    measure_on(cores, time)
+}
+
+fn measure_on(cores: usize, time: Duration) -> Result<Vec<CoresRow>, EngineError> {
+    let (cipher, (_, load)) = (Cipher::Aes256Gcm, LOADS[0]);
+    let flow = |threads| alone::measure_helped(cipher, load, threads - 1, time);
+    let lanes = |threads| alone::measure_lanes(cipher, load, threads, time);
+    let named: [(fn(usize) -> String, &dyn Fn(usize) -> Result<Rates, EngineError>); 2] = [
+        (
+            |threads| match threads {
+                1 => "one flow, no helper".to_owned(),
+                2 => "one flow, 1 helper".to_owned(),
+                _ => format!("one flow, {} helpers", threads - 1),
+            },
+            &flow,
+        ),
+        (|lanes| if lanes == 1 { "1 lane".to_owned() } else { format!("{lanes} lanes") }, &lanes),
+    ];
+    let mut rows = Vec::new();
+    for (name, rates) in named {
+        let mut by_itself = None;
+        for threads in 1..=cores {
+            let rates = rates(threads)?;
+            let one = *by_itself.get_or_insert(rates);
+            rows.push(CoresRow {
+                shared_by: name(threads),
+                threads,
+                sealed_gbps: tenths(rates.sealed.gbps),
+                opened_gbps: tenths(rates.opened.gbps),
+                sealed_times: hundredths(rates.sealed.gbps / one.sealed.gbps),
+                opened_times: hundredths(rates.opened.gbps / one.opened.gbps),
+            });
+        }
+    }
+    Ok(rows)
+}
+
+/// The table of several cores in Markdown.
+#[must_use]
+pub fn cores_table(rows: &[CoresRow]) -> String {
+    let mut text = String::from(
+        "| TCP, link MTU 1500  | threads | sealed Gbit/s | opened Gbit/s | sealed times one | opened times one |\n\
+         | ------------------- | ------: | ------------: | ------------: | ---------------: | ---------------: |\n",
+    );
+    for row in rows {
+        let CoresRow { shared_by, threads, sealed_gbps, opened_gbps, .. } = row;
+        let CoresRow { sealed_times, opened_times, .. } = row;
+        let _ = writeln!(
+            text,
+            "| {shared_by:<19} | {threads:>7} | {sealed_gbps:>13.1} | {opened_gbps:>13.1} \
+             | {sealed_times:>16.2} | {opened_times:>16.2} |"
+        );
+    }
+    text
+}
+
 /// The table in Markdown.
 #[must_use]
 pub fn table(rows: &[EngineRow]) -> String {
@@ -93,6 +176,20 @@ mod tests {
         assert_eq!(rows.len(), 2 * LOADS.len());
         assert!(rows.iter().all(|row| row.sealed_mpps > 0.0 && row.opened_gbps > 0.0), "{rows:?}");
         let table = table(&rows);
+        let widths: Vec<usize> = table.lines().map(|line| line.chars().count()).collect();
+        assert_eq!(widths.len(), 2 + rows.len());
+        assert!(widths.iter().all(|width| *width == widths[0]), "{table}");
+    }
+
+    #[test]
+    fn the_curve_has_a_line_for_each_number_of_cores() {
+        let rows = measure_on(3, Duration::from_millis(5)).unwrap();
+        let threads: Vec<_> = rows.iter().map(|row| row.threads).collect();
+        assert_eq!(threads, [1, 2, 3, 1, 2, 3]);
+        let mut one = rows.iter().filter(|row| row.threads == 1);
+        assert!(one.all(|row| (row.sealed_times - 1.0).abs() < 1e-9), "{rows:?}");
+        assert!(rows.iter().all(|row| row.opened_times > 0.0), "{rows:?}");
+        let table = cores_table(&rows);
         let widths: Vec<usize> = table.lines().map(|line| line.chars().count()).collect();
         assert_eq!(widths.len(), 2 + rows.len());
         assert!(widths.iter().all(|width| *width == widths[0]), "{table}");

@@ -190,8 +190,14 @@ fn engine_alone(options: &BenchOptions) -> anyhow::Result<()> {
     let seconds = options.seconds.unwrap_or(if options.quick { 1 } else { ENGINE_SECONDS });
     progress::step(&format!("the vector engine alone, {seconds} s each way with each load"));
     let engine = engine::measure(Duration::from_secs(seconds))?;
-    let report = Report { machine: Machine::here(), engine, ..Report::default() };
-    let text = format!("{}\n{}", engine::table(&report.engine), report.machine_text());
+    let cores = engine::measure_cores(Duration::from_secs(seconds))?;
+    let report = Report { machine: Machine::here(), engine, cores, ..Report::default() };
+    let text = format!(
+        "{}\n{}\n{}",
+        engine::table(&report.engine),
+        engine::cores_table(&report.cores),
+        report.machine_text()
+    );
     write_table(options, &report, text)
 }
 

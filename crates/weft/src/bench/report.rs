@@ -5,7 +5,7 @@ use std::fmt::Write;
 
 use serde::{Deserialize, Serialize};
 
-use super::engine::EngineRow;
+use super::engine::{CoresRow, EngineRow};
 use super::machine::Machine;
 use super::measure::Sample;
 use super::rows;
@@ -22,6 +22,9 @@ pub struct Report {
     /// The vector engine alone, where that was asked for.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub engine: Vec<EngineRow>,
+    /// Several of its threads together, likewise.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub cores: Vec<CoresRow>,
     /// Weave Net's table, where that was asked for.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub weave: Vec<WeaveRow>,
