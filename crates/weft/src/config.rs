@@ -58,6 +58,11 @@ pub struct LaunchOptions {
     #[arg(long, value_name = "N", env = "WEFT_WORKERS", value_parser = clap::value_parser!(u8).range(1..=WORKERS_MAX))]
     pub workers: Option<u8>,
 
+    /// Further threads on each worker's queue and sockets, so that one flow can use several cores; 0 to
+    /// 7 (default: as many as help, while a worker has more than it can do and processors idle)
+    #[arg(long, value_name = "N", env = "WEFT_HELPERS", value_parser = clap::value_parser!(u8).range(0..=HELPERS_MAX))]
+    pub helpers: Option<u8>,
+
     /// Microseconds that a worker of the vector engine stays awake before it sleeps: quicker answers,
     /// for a processor that is busy between them; at most 10000 (default: 0)
     #[arg(long, value_name = "MICROSECONDS", env = "WEFT_BUSY_POLL", value_parser = clap::value_parser!(u16).range(0..=BUSY_POLL_MAX_US))]
@@ -155,6 +160,8 @@ pub struct Settings {
     pub engine: EngineChoice,
     /// Threads of the vector engine.
     pub workers: usize,
+    /// Helpers of each; `None`: as many as help.
+    pub helpers: Option<usize>,
     /// How long a worker stays awake with nothing to do.
     pub busy_poll: Duration,
     /// Which switch is wanted.
@@ -222,6 +229,9 @@ pub enum ConfigError {
     /// No worker at all, or more than the engine can have.
     #[error("workers is {0}; the vector engine can have 1 to {max}", max = weft_engine::WORKERS_MAX)]
     Workers(usize),
+    /// More helpers than a worker can have.
+    #[error("helpers is {0}; a worker can have 0 to {max}", max = weft_engine::HELPERS_MAX)]
+    Helpers(usize),
     /// A worker would be awake for ever.
     #[error("busy-poll is {0} microseconds; at most {BUSY_POLL_MAX_US} are allowed")]
     BusyPoll(u128),
@@ -258,6 +268,7 @@ impl LaunchOptions {
             data_port: self.data_port.unwrap_or(DATA_PORT),
             engine: self.engine.unwrap_or_default(),
             busy_poll: Duration::from_micros(self.busy_poll.map_or(0, u64::from)),
+            helpers: self.helpers.map(usize::from),
             workers: self.workers.map_or_else(weft_engine::default_workers, usize::from),
             switch: self.switch.unwrap_or_default(),
             trusted_subnets: self.trusted_subnets.iter().map(IpNet::trunc).collect(),
@@ -295,6 +306,7 @@ impl LaunchOptions {
         }
         fill(&mut self.engine, file.engine);
         fill(&mut self.workers, file.workers);
+        fill(&mut self.helpers, file.helpers);
         fill(&mut self.busy_poll, file.busy_poll);
         fill(&mut self.switch, file.switch);
         fill(&mut self.ipalloc_range, file.ipalloc_range);
@@ -322,6 +334,9 @@ impl Settings {
         // A flag was judged by the command line already; the file was not.
         if !(1..=weft_engine::WORKERS_MAX).contains(&self.workers) {
             return Err(ConfigError::Workers(self.workers));
+        }
+        if let Some(helpers) = self.helpers.filter(|helpers| *helpers > weft_engine::HELPERS_MAX) {
+            return Err(ConfigError::Helpers(helpers));
         }
         if self.busy_poll > weft_engine::BUSY_POLL_MAX {
             return Err(ConfigError::BusyPoll(self.busy_poll.as_micros()));
@@ -394,6 +409,7 @@ const MTU_MIN: u16 = 1_280;
 const MTU_MAX: u16 = 65_000;
 const BUSY_POLL_MAX_US: i64 = weft_engine::BUSY_POLL_MAX.as_micros() as i64;
 const WORKERS_MAX: i64 = weft_engine::WORKERS_MAX as i64;
+const HELPERS_MAX: i64 = weft_engine::HELPERS_MAX as i64;
 
 #[cfg(test)]
 mod tests {
@@ -442,6 +458,7 @@ mod tests {
         let equal = LaunchOptions { port: Some(1), data_port: Some(1), ..Default::default() };
         assert!(message(equal, "").contains("both 1"));
         assert!(message(LaunchOptions::default(), "workers = 0").contains("1 to 64"));
+        assert!(message(LaunchOptions::default(), "helpers = 8").contains("0 to 7"));
         assert!(message(LaunchOptions::default(), "busy-poll = 10001").contains("at most 10000"));
         let missing =
             LaunchOptions { password_file: Some("/nonexistent".into()), ..Default::default() };

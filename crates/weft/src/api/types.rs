@@ -249,7 +249,8 @@ pub struct Report {
     pub kernel_counters: BTreeMap<String, u64>,
     /// Counters per peer id.
     pub peer_counters: BTreeMap<String, BTreeMap<String, u64>>,
-    /// Counters per worker of the vector engine, in order; `busy_ms` is its thread's processor time.
+    /// Counters per worker of the vector engine, in order; `busy_ms` is its thread's processor time,
+    /// `helpers_busy_ms` its helpers'.
     #[serde(default)]
     pub worker_counters: Vec<BTreeMap<String, u64>>,
 }

@@ -242,6 +242,7 @@ fn engine_config(settings: &Settings, local: PeerId, mtu: u16) -> EngineConfig {
     config.bind = settings.host;
     config.port = settings.data_port;
     config.workers = settings.workers;
+    config.helpers = settings.helpers;
     config.busy_poll = settings.busy_poll;
     config.copy_dscp = settings.copy_dscp;
     config.keylog = keylog();

@@ -266,12 +266,17 @@ pub(super) fn peer_counters(
 /// What each worker of the vector engine did.
 pub(super) fn worker_counters(counters: &weft_engine::Counters) -> Vec<BTreeMap<String, u64>> {
     let by_name = |worker: &weft_engine::WorkerTotals| {
-        let busy_ms = u64::try_from(worker.busy.as_millis()).unwrap_or(u64::MAX);
+        let ms = |time: std::time::Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+        let (busy_ms, helpers_busy_ms) = (ms(worker.busy), ms(worker.helpers_busy));
         BTreeMap::from([
             ("busy_ms".to_owned(), busy_ms),
             ("datagrams_received".to_owned(), worker.done(weft_engine::Work::DatagramsReceived)),
             ("datagrams_sent".to_owned(), worker.done(weft_engine::Work::DatagramsSent)),
             ("dropped".to_owned(), worker.dropped),
+            ("helpers_busy_ms".to_owned(), helpers_busy_ms),
+            ("helpers_off".to_owned(), worker.done(weft_engine::Work::HelpersOff)),
+            ("helpers_on".to_owned(), worker.done(weft_engine::Work::HelpersOn)),
+            ("units_helped".to_owned(), worker.done(weft_engine::Work::UnitsHelped)),
         ])
     };
     counters.workers.iter().map(by_name).collect()
