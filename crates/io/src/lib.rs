@@ -8,6 +8,7 @@ pub mod namespace;
 pub mod offload;
 pub mod packet;
 pub mod poller;
+pub mod redirect;
 pub mod steer;
 pub mod tap;
 pub mod udp;

@@ -36,6 +36,14 @@ impl Poller {
         Ok(epoll::add(&self.epoll, source, data, epoll::EventFlags::IN)?)
     }
 
+    /// Reports `source` no more.
+    ///
+    /// # Errors
+    /// The error of `epoll_ctl`: it was not added.
+    pub fn remove(&self, source: impl AsFd) -> io::Result<()> {
+        Ok(epoll::delete(&self.epoll, source)?)
+    }
+
     /// Waits until something is ready or `timeout` has passed (`None`: for ever) and returns the
     /// tokens. An empty answer means the time has passed or a signal came.
     ///

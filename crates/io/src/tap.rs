@@ -14,6 +14,9 @@ pub const QUEUE_PACKETS: i32 = 4_096;
 /// The longest name of a network device, in bytes.
 pub const NAME_LEN_MAX: usize = 15;
 
+/// Who may open a queue without CAP_NET_ADMIN in the device's namespace: root.
+const OWNER: libc::c_ulong = 0;
+
 const OPEN_TUN: &str = "open /dev/net/tun";
 
 /// How a device is opened.
@@ -56,6 +59,9 @@ impl Tap {
             .map_err(|error| IoError::of("set the size of a TAP device's header", error))?;
         control_value(fd.as_raw_fd(), libc::TUNSETVNETLE, 1)
             .map_err(|error| IoError::of("set the byte order of a TAP device's header", error))?;
+        // A device without an owner gives a queue to whoever may open /dev/net/tun: on most hosts, to all.
+        control(fd.as_raw_fd(), libc::TUNSETOWNER, OWNER)
+            .map_err(|error| IoError::of("set the owner of a TAP device", error))?;
         let offloads = set_offloads(fd.as_raw_fd())?;
         if options.persist {
             control(fd.as_raw_fd(), libc::TUNSETPERSIST, 1)
@@ -65,7 +71,16 @@ impl Tap {
         Ok(Self { fd, name, offloads })
     }
 
-    /// The device's name.
+    /// Says whether the device stays when its last user is gone.
+    ///
+    /// # Errors
+    /// The device is gone.
+    pub fn set_persist(&self, persist: bool) -> Result<(), IoError> {
+        control(self.fd.as_raw_fd(), libc::TUNSETPERSIST, persist.into())
+            .map_err(|error| IoError::of("make a TAP device persistent", error))
+    }
+
+    /// The name under which the device was opened.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -194,8 +209,8 @@ fn interface_request(name: &str) -> libc::ifreq {
 
 /// An ioctl whose argument is a number.
 fn control(fd: RawFd, request: libc::Ioctl, value: libc::c_ulong) -> io::Result<()> {
-    // SAFETY: called with TUNSETPERSIST and TUNSETOFFLOAD only, which take a number and touch no
-    // memory of ours.
+    // SAFETY: called with TUNSETPERSIST, TUNSETOWNER and TUNSETOFFLOAD only, which take a number and
+    // touch no memory of ours.
     let rc = unsafe { libc::ioctl(fd, request, value) };
     if rc < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
@@ -271,6 +286,13 @@ mod tests {
             assert_eq!(tap.name(), "weftstay");
             let queues = Tap::open(&options).unwrap();
             assert_eq!(queues.name(), "weftstay");
+            let shown = Command::new("ip").args(["-d", "link", "show", "weftstay"]).output();
+            let shown = String::from_utf8(shown.unwrap().stdout).unwrap();
+            assert!(shown.contains("persist on") && shown.contains("user root"), "{shown}");
+            tap.set_persist(false).unwrap();
+            drop((tap, queues));
+            let shown = Command::new("ip").args(["link", "show", "weftstay"]).status().unwrap();
+            assert!(!shown.success());
         })
         .unwrap();
     }

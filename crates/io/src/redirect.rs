@@ -1,0 +1,447 @@
+//! Which frames of a container leave by a direct port, decided by the kernel: two small eBPF programs.
+//!
+//! A container with a direct port has two devices: the TAP that is its interface, and one end of a
+//! veth pair whose other end is a port of the switch. On the TAP's way out a program lets frames for
+//! the MAC addresses in a [`MacSet`] pass, to the vector engine; all others (for this host, to
+//! groups, to nobody known) leave by the veth pair. On the veth end's way in another program makes
+//! frames the TAP's. So the switch sees what it would see without a direct port, but for frames
+//! between this container and those addresses.
+
+use std::io;
+use std::mem;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+
+use crate::IoError;
+
+/// Addresses that a [`MacSet`] holds at most. The kernel takes 1 MiB for its table, and more for
+/// each address that is in it.
+pub const MACS_MAX: usize = 65_536;
+
+const BPF_MAP_CREATE: libc::c_int = 0;
+const BPF_MAP_LOOKUP_ELEM: libc::c_int = 1;
+const BPF_MAP_UPDATE_ELEM: libc::c_int = 2;
+const BPF_MAP_DELETE_ELEM: libc::c_int = 3;
+const BPF_PROG_LOAD: libc::c_int = 5;
+const BPF_PROG_ATTACH: libc::c_int = 8;
+const BPF_MAP_TYPE_HASH: u32 = 1;
+const BPF_F_NO_PREALLOC: u32 = 1;
+const BPF_PROG_TYPE_SCHED_CLS: u32 = 3;
+/// Linux 6.6.
+const BPF_TCX_INGRESS: u32 = 46;
+const BPF_TCX_EGRESS: u32 = 47;
+/// bpf_redirect: into the device, as if the frame had come in there.
+const BPF_F_INGRESS: i32 = 1;
+
+/// Helpers by number (bpf-helpers(7)).
+const MAP_LOOKUP_ELEM: i32 = 1;
+const REDIRECT: i32 = 23;
+const SKB_LOAD_BYTES: i32 = 26;
+/// What a program returns so that the next one decides, in the end to let the frame pass.
+const TCX_NEXT: i32 = -1;
+
+const KEY_LEN: u32 = 8;
+const VALUE_LEN: u32 = 1;
+
+/// MAC addresses that the kernel looks up for each frame. Clones of its descriptor live in the
+/// programs that read it; it ends with the last of them.
+#[derive(Debug)]
+pub struct MacSet {
+    map: OwnedFd,
+}
+
+impl MacSet {
+    /// An empty set.
+    ///
+    /// # Errors
+    /// A kernel without eBPF, or without the right to use it.
+    pub fn new() -> Result<Self, IoError> {
+        let attributes = MapCreate {
+            map_type: BPF_MAP_TYPE_HASH,
+            key_size: KEY_LEN,
+            value_size: VALUE_LEN,
+            max_entries: MACS_MAX as u32,
+            map_flags: BPF_F_NO_PREALLOC,
+            ..MapCreate::default()
+        };
+        let map = descriptor(BPF_MAP_CREATE, &attributes)
+            .map_err(|error| IoError::of("make a table of MAC addresses for eBPF", error))?;
+        Ok(Self { map })
+    }
+
+    /// Adds an address; false if the set is full.
+    ///
+    /// # Errors
+    /// The kernel has no memory for it.
+    pub fn insert(&self, mac: [u8; 6]) -> Result<bool, IoError> {
+        match self.element(BPF_MAP_UPDATE_ELEM, mac) {
+            Ok(()) => Ok(true),
+            Err(error) if error.raw_os_error() == Some(libc::E2BIG) => Ok(false),
+            Err(error) => Err(IoError::of("add a MAC address to a table for eBPF", error)),
+        }
+    }
+
+    /// Removes an address; one that is not there is as good.
+    ///
+    /// # Errors
+    /// What the kernel refused.
+    pub fn remove(&self, mac: [u8; 6]) -> Result<(), IoError> {
+        match self.element(BPF_MAP_DELETE_ELEM, mac) {
+            Err(error) if error.raw_os_error() != Some(libc::ENOENT) => {
+                Err(IoError::of("remove a MAC address from a table for eBPF", error))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether an address is in the set.
+    ///
+    /// # Errors
+    /// What the kernel refused.
+    pub fn contains(&self, mac: [u8; 6]) -> Result<bool, IoError> {
+        match self.element(BPF_MAP_LOOKUP_ELEM, mac) {
+            Ok(()) => Ok(true),
+            Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(false),
+            Err(error) => Err(IoError::of("look a MAC address up in a table for eBPF", error)),
+        }
+    }
+
+    /// Finds out whether the kernel takes both programs and knows where to put them, on no device.
+    ///
+    /// # Errors
+    /// What it lacks.
+    pub fn self_test(&self) -> Result<(), IoError> {
+        load(&self.outward(1))?;
+        let inward = load(&inward(1))?;
+        // Where the kernel knows the place, it misses the device.
+        match attach(&inward, 0, BPF_TCX_EGRESS) {
+            Err(error) if error.raw_os_error() == Some(libc::ENODEV) => Ok(()),
+            Err(error) => Err(IoError::of(ATTACH, error)),
+            Ok(()) => Ok(()),
+        }
+    }
+
+    /// Puts the programs on a direct port, both of whose devices are new and in the calling thread's
+    /// network namespace: `tap` and the veth end `local`, by index. They stay as long as the devices,
+    /// also when this process is gone.
+    ///
+    /// # Errors
+    /// What the kernel refused: a kernel before 6.6, no right, a device that is gone.
+    pub fn join(&self, tap: u32, local: u32) -> Result<(), IoError> {
+        let failed = |error| IoError::of(ATTACH, error);
+        attach(&load(&inward(tap))?, local, BPF_TCX_INGRESS).map_err(failed)?;
+        attach(&load(&self.outward(local))?, tap, BPF_TCX_EGRESS).map_err(failed)
+    }
+
+    /// What leaves by the TAP: frames for addresses of the set; the others go to `local`.
+    fn outward(&self, local: u32) -> Vec<Instruction> {
+        let map = self.map.as_raw_fd();
+        vec![
+            // The key: six bytes of MAC address, two of zero.
+            store_zero(10, -8),
+            move_value(2, 0),
+            move_register(3, 10),
+            add_value(3, -8),
+            move_value(4, 6),
+            call(SKB_LOAD_BYTES),
+            // Too short for an address: to the switch, which drops it.
+            jump_unless_zero(0, 6),
+            load_map(1, map),
+            SECOND_HALF,
+            move_register(2, 10),
+            add_value(2, -8),
+            call(MAP_LOOKUP_ELEM),
+            jump_unless_zero(0, 4),
+            move_value(1, local as i32),
+            move_value(2, 0),
+            call(REDIRECT),
+            EXIT,
+            move_value(0, TCX_NEXT),
+            EXIT,
+        ]
+    }
+
+    /// The one command on an element: what is written or read is always the value 1.
+    fn element(&self, command: libc::c_int, mac: [u8; 6]) -> io::Result<()> {
+        let [a, b, c, d, e, f] = mac;
+        let key = [a, b, c, d, e, f, 0, 0];
+        let mut value = [1_u8; VALUE_LEN as usize];
+        let attributes = MapElement {
+            map: self.map.as_raw_fd() as u32,
+            unused: 0,
+            key: (&raw const key) as u64,
+            value: (&raw mut value) as u64,
+            flags: 0,
+        };
+        const { assert!(mem::size_of::<[u8; 8]>() == KEY_LEN as usize) };
+        bpf(command, &attributes).map(|_| ())
+    }
+}
+
+const ATTACH: &str = "put an eBPF program on a network device (Linux 6.6)";
+
+/// What comes in by the veth end becomes the TAP's.
+fn inward(tap: u32) -> Vec<Instruction> {
+    vec![move_value(1, tap as i32), move_value(2, BPF_F_INGRESS), call(REDIRECT), EXIT]
+}
+
+/// One instruction as the kernel takes it (`struct bpf_insn`).
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+struct Instruction {
+    code: u8,
+    /// Destination in the low half, source in the high one.
+    registers: u8,
+    offset: i16,
+    value: i32,
+}
+
+const fn instruction(code: u8, to: u8, from: u8, offset: i16, value: i32) -> Instruction {
+    Instruction { code, registers: from << 4 | to, offset, value }
+}
+
+const EXIT: Instruction = instruction(0x95, 0, 0, 0, 0);
+/// The upper 32 bits of a 64-bit load.
+const SECOND_HALF: Instruction = instruction(0, 0, 0, 0, 0);
+
+const fn move_value(to: u8, value: i32) -> Instruction {
+    instruction(0xb7, to, 0, 0, value)
+}
+
+const fn move_register(to: u8, from: u8) -> Instruction {
+    instruction(0xbf, to, from, 0, 0)
+}
+
+const fn add_value(to: u8, value: i32) -> Instruction {
+    instruction(0x07, to, 0, 0, value)
+}
+
+/// Eight bytes of zero to where a register points.
+const fn store_zero(to: u8, offset: i16) -> Instruction {
+    instruction(0x7a, to, 0, offset, 0)
+}
+
+const fn call(helper: i32) -> Instruction {
+    instruction(0x85, 0, 0, 0, helper)
+}
+
+const fn jump_unless_zero(register: u8, over: i16) -> Instruction {
+    instruction(0x55, register, 0, over, 0)
+}
+
+/// A map by descriptor (source 1: BPF_PSEUDO_MAP_FD); [`SECOND_HALF`] follows.
+const fn load_map(to: u8, map: libc::c_int) -> Instruction {
+    instruction(0x18, to, 1, 0, map)
+}
+
+/// `union bpf_attr` of BPF_MAP_CREATE, up to the last field set here.
+#[repr(C)]
+#[derive(Default)]
+struct MapCreate {
+    map_type: u32,
+    key_size: u32,
+    value_size: u32,
+    max_entries: u32,
+    map_flags: u32,
+    inner_map: u32,
+    numa_node: u32,
+    name: [u8; 16],
+    ifindex: u32,
+}
+
+/// That of BPF_MAP_UPDATE_ELEM and BPF_MAP_DELETE_ELEM.
+#[repr(C)]
+struct MapElement {
+    map: u32,
+    unused: u32,
+    key: u64,
+    value: u64,
+    flags: u64,
+}
+
+/// That of BPF_PROG_LOAD.
+#[repr(C)]
+#[derive(Default)]
+struct ProgramLoad {
+    kind: u32,
+    instructions_len: u32,
+    instructions: u64,
+    license: u64,
+    log_level: u32,
+    log_size: u32,
+    log: u64,
+    kernel_version: u32,
+    flags: u32,
+    name: [u8; 16],
+}
+
+/// That of BPF_PROG_ATTACH.
+#[repr(C)]
+#[derive(Default)]
+struct ProgramAttach {
+    ifindex: u32,
+    program: u32,
+    kind: u32,
+    flags: u32,
+    replaced: u32,
+    relative: u32,
+    revision: u64,
+}
+
+fn load(program: &[Instruction]) -> Result<OwnedFd, IoError> {
+    let attributes = ProgramLoad {
+        kind: BPF_PROG_TYPE_SCHED_CLS,
+        instructions_len: program.len() as u32,
+        instructions: program.as_ptr() as u64,
+        license: c"Apache-2.0".as_ptr() as u64,
+        name: *b"weft_direct\0\0\0\0\0",
+        ..ProgramLoad::default()
+    };
+    descriptor(BPF_PROG_LOAD, &attributes)
+        .map_err(|error| IoError::of("load an eBPF program", error))
+}
+
+fn attach(program: &OwnedFd, ifindex: u32, kind: u32) -> io::Result<()> {
+    let program = program.as_raw_fd() as u32;
+    bpf(BPF_PROG_ATTACH, &ProgramAttach { ifindex, program, kind, ..ProgramAttach::default() })
+        .map(|_| ())
+}
+
+/// A command that returns a new descriptor.
+fn descriptor<A>(command: libc::c_int, attributes: &A) -> io::Result<OwnedFd> {
+    let raw = bpf(command, attributes)?;
+    // SAFETY: the commands that this is called with (BPF_MAP_CREATE, BPF_PROG_LOAD) return a new
+    // descriptor, which nothing else knows.
+    Ok(unsafe { OwnedFd::from_raw_fd(raw) })
+}
+
+fn bpf<A>(command: libc::c_int, attributes: &A) -> io::Result<libc::c_int> {
+    // SAFETY: the kernel reads as many bytes of `attributes` as it is told, which are those of a
+    // `repr(C)` struct without padding. Through its pointers it reads a program of the length told, a
+    // string that ends in zero, or the key and value of a map made with exactly their lengths; all live
+    // in the caller for longer than the call. It writes to the value alone, which is given by a pointer
+    // made for writing and is not looked at again.
+    let rc = unsafe {
+        libc::syscall(
+            libc::SYS_bpf,
+            command,
+            std::ptr::from_ref(attributes),
+            mem::size_of::<A>() as libc::c_uint,
+        )
+    };
+    if rc < 0 { Err(io::Error::last_os_error()) } else { Ok(rc as libc::c_int) }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use std::process::Command;
+
+    use super::*;
+    use crate::namespace::{Namespace, run_in, unshare_network};
+    use crate::tap::{FRAME_LEN_MAX, Tap, TapOptions, VNET_LEN};
+
+    const REMOTE: [u8; 6] = [2, 0, 0, 0, 0, 1];
+    const OTHER: [u8; 6] = [2, 0, 0, 0, 0, 2];
+
+    fn fresh_namespace() -> Namespace {
+        std::thread::spawn(|| {
+            unshare_network().expect("this test makes network namespaces and must run as root");
+            Namespace::current().unwrap()
+        })
+        .join()
+        .unwrap()
+    }
+
+    fn ip(arguments: &str) {
+        let status = Command::new("ip").args(arguments.split(' ')).status().unwrap();
+        assert!(status.success(), "ip {arguments}");
+    }
+
+    fn index_of(device: &str) -> u32 {
+        let text = std::fs::read_to_string(format!("/proc/thread-self/net/igmp")).unwrap();
+        let line = text.lines().find(|line| line.contains(&format!("\t{device} "))).unwrap();
+        line.split('\t').next().unwrap().parse().unwrap()
+    }
+
+    /// Packets that a device has received and sent.
+    fn packets(device: &str) -> (u64, u64) {
+        let all = std::fs::read_to_string("/proc/thread-self/net/dev").unwrap();
+        let line = all.lines().find(|line| line.trim().starts_with(device)).unwrap();
+        let words: Vec<_> = line.split(':').nth(1).unwrap().split_whitespace().collect();
+        (words[1].parse().unwrap(), words[9].parse().unwrap())
+    }
+
+    #[test]
+    fn frames_for_the_set_go_up_the_tap_and_the_others_to_the_switch() {
+        run_in(fresh_namespace(), || {
+            for path in ["all", "default"] {
+                let path = format!("/proc/sys/net/ipv6/conf/{path}/disable_ipv6");
+                std::fs::write(path, "1").unwrap();
+            }
+            let tap = Tap::open(&TapOptions { name: "tap0".into(), persist: false }).unwrap();
+            ip("link add local0 type veth peer name switch0");
+            let macs = MacSet::new().unwrap();
+            macs.self_test().unwrap();
+            macs.join(index_of("tap0"), index_of("local0")).unwrap();
+            ip("link set local0 arp off up");
+            ip("link set switch0 arp off up");
+            ip("link set tap0 up");
+            ip("addr add 10.9.0.1/24 dev tap0");
+            for (host, mac) in
+                [("10.9.0.2", "02:00:00:00:00:01"), ("10.9.0.3", "02:00:00:00:00:02")]
+            {
+                ip(&format!("neigh add {host} lladdr {mac} dev tap0"));
+            }
+            let socket = std::net::UdpSocket::bind("10.9.0.1:0").unwrap();
+            let mut buffer = vec![0; FRAME_LEN_MAX];
+            let mut reads = || {
+                let mut to = Vec::new();
+                while let Ok(len) = tap.recv(&mut buffer) {
+                    to.push(<[u8; 6]>::try_from(&buffer[VNET_LEN..len][..6]).unwrap());
+                }
+                to
+            };
+            reads();
+            let mut switched = packets("switch0").0;
+            let mut crosses = |expected: &[[u8; 6]]| {
+                socket.send_to(b"x", "10.9.0.2:9").unwrap();
+                socket.send_to(b"x", "10.9.0.3:9").unwrap();
+                assert_eq!(reads(), expected);
+                let now = packets("switch0").0;
+                assert_eq!(now - switched, 2 - expected.len() as u64);
+                switched = now;
+            };
+            crosses(&[]);
+            assert!(macs.insert(REMOTE).unwrap());
+            assert!(macs.insert(REMOTE).unwrap());
+            assert!(macs.contains(REMOTE).unwrap() && !macs.contains(OTHER).unwrap());
+            crosses(&[REMOTE]);
+            assert!(macs.insert(OTHER).unwrap());
+            crosses(&[REMOTE, OTHER]);
+            macs.remove(REMOTE).unwrap();
+            macs.remove(REMOTE).unwrap();
+            crosses(&[OTHER]);
+            // What comes in by the veth end is the TAP's, and answered by its owner.
+            let from = packets("tap0");
+            ip("addr add 10.9.1.1/24 dev switch0");
+            ip("neigh add 10.9.1.2 lladdr 02:00:00:00:00:05 dev switch0");
+            let sender = std::net::UdpSocket::bind("10.9.1.1:0").unwrap();
+            sender.send_to(b"y", "10.9.1.2:9").unwrap();
+            // The set outlives its owner as long as a program reads it.
+            drop(macs);
+            crosses(&[OTHER]);
+            assert_eq!(packets("tap0").1, from.1 + 1);
+        })
+        .unwrap();
+    }
+
+    #[test]
+    fn a_device_that_is_not_there_is_refused() {
+        run_in(fresh_namespace(), || {
+            let macs = MacSet::new().unwrap();
+            assert!(macs.join(77, 78).is_err());
+        })
+        .unwrap();
+    }
+}
