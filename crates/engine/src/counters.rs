@@ -58,7 +58,7 @@ named! {
         BadMark = "bad_mark",
         /// Received: the kernel did not take the frame from the TAP device.
         TapRefused = "tap_refused",
-        /// Received: the TAP device is down.
+        /// Received: the TAP device is down or gone.
         TapDown = "tap_down",
         /// Received: the kernel had no memory for the frame.
         TapFull = "tap_full",
@@ -140,7 +140,7 @@ pub struct Traffic {
 }
 
 impl Traffic {
-    fn add(&mut self, other: Self) {
+    pub(crate) fn add(&mut self, other: Self) {
         self.packets += other.packets;
         self.bytes += other.bytes;
     }

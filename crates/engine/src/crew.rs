@@ -167,6 +167,7 @@ impl Crew {
         };
         let helpers = Arc::new(Helpers::new(seed.clone()));
         let worker = Worker {
+            number,
             merge,
             tap,
             socket: Arc::clone(&socket),

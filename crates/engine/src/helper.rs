@@ -23,6 +23,7 @@ use crate::counters::{Work, WorkerCounters};
 use crate::crew::supervise;
 use crate::device::{Env, FrameSink, FrameSource, MessageSource, Origin, RunSink};
 use crate::gate::{Front, Gate, Ticket};
+use crate::ports::{Outlet, PortReader};
 use crate::receive::Receiver;
 use crate::state::State;
 use crate::transmit::Transmitter;
@@ -314,6 +315,7 @@ impl Helper {
         receiver.set_merging(self.seed.merge.0, self.seed.merge.1);
         let mut transmitter = (self.seed.make_transmitter)();
         let mut buffer = vec![0; FRAME_LEN_MAX];
+        let ports = PortReader::of_worker(self.seed.worker);
         while !self.stop.load(SeqCst) {
             if self.number >= help.wanted.load(SeqCst) {
                 thread::park();
@@ -335,11 +337,11 @@ impl Helper {
             };
             let mut units = 0;
             if from_socket {
-                units += self.seed.open(&help.socket, socket, &self.counters, &mut receiver)?;
+                units += self.seed.open(&help.socket, socket, &self.counters, &mut receiver, &ports)?;
             }
             if let Some(socket) = lane_socket.as_ref().filter(|_| from_lane) {
-                units +=
-                    self.seed.open(&help.lane_socket, socket, &self.counters, &mut receiver)?;
+                let gate = &help.lane_socket;
+                units += self.seed.open(gate, socket, &self.counters, &mut receiver, &ports)?;
             }
             if from_tap || from_socket || from_lane {
                 units += self.seed.seal(&self.counters, &mut transmitter, &mut buffer)?;
@@ -358,13 +360,20 @@ impl Seed {
         socket: &UdpSocket,
         counters: &WorkerCounters,
         receiver: &mut Receiver,
+        ports: &PortReader,
     ) -> io::Result<u64> {
         for units in 0..UNITS_MAX {
             // Before the ticket is drawn: a command that waits lets nobody read any more, and who
             // holds a ticket must not wait for it.
             let shared = read(&self.shared);
+            let outlet = Outlet {
+                switch: &self.tap,
+                ports: &shared.ports,
+                worker: self.worker,
+                written: &ports.written,
+            };
             let env =
-                Env { tap: &*self.tap, socket: &shared.sockets, counters, events: &*self.events };
+                Env { tap: &outlet, socket: &shared.sockets, counters, events: &*self.events };
             let done = open_unit(gate, socket, &shared.state, &env, receiver);
             drop(shared);
             if !there_was(done)? {

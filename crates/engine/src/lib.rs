@@ -17,6 +17,7 @@ mod gate;
 mod helper;
 mod lane;
 mod limit;
+mod ports;
 pub mod race;
 mod receive;
 mod run;
@@ -46,6 +47,7 @@ pub use crate::counters::{
 pub use crate::decide::{HELP_LOOK_MS, HELPERS_MAX};
 pub use crate::error::EngineError;
 pub use crate::lane::{LANE_IDLE_LOOKS, LANE_LOOK_MS, LANE_MISSES_MAX};
+pub use crate::ports::{PORTS_MAX, PortTraffic};
 pub use crate::run::{EVENT_INTERVAL_MS, RUNS_RETRY_S, SEND_TRIES_MAX};
 pub use crate::state::{ENDPOINTS_MAX, INBOUND_SAS_MAX, LANES_MAX, PEERS_MAX};
 pub use crate::transmit::TOO_LONG_ANSWERS_PER_S;
@@ -54,6 +56,7 @@ pub use crate::worker::{SENDINGS_MAX, TAP_BYTES_MAX, TAP_READS_MAX, UDP_BATCHES_
 use crate::counters::Registry;
 use crate::crew::Crew;
 use crate::device::LaneSockets;
+use crate::ports::Ports;
 use crate::state::State;
 use crate::worker::{Sending, Shared};
 
@@ -162,7 +165,11 @@ impl Engine {
             .map_err(|source| EngineError::Kernel { what: "open the key log", source })?;
         let (vni, mtu) = (config.vni, config.container_mtu);
         let state = State::of_host(config.local, vni, mtu, Arc::clone(&registry), keylog);
-        let shared = Arc::new(RwLock::new(Shared { state, sockets: LaneSockets::default() }));
+        let shared = Arc::new(RwLock::new(Shared {
+            state,
+            sockets: LaneSockets::default(),
+            ports: Ports::new(),
+        }));
         let (sendings, queue) = sync_channel(COMMANDS_QUEUED_MAX);
         let mut crew = Crew::new(config, &offloads, Arc::clone(&shared), Arc::new(events));
         crew.add(queue)?;
@@ -207,7 +214,7 @@ impl Engine {
     fn apply(&self, command: EngineCommand) {
         let name = name_of(&command);
         let mut shared = self.shared.write().unwrap_or_else(PoisonError::into_inner);
-        let Shared { state, sockets } = &mut *shared;
+        let Shared { state, sockets, .. } = &mut *shared;
         let several = state.several_lanes();
         if let Err(error) = state.apply(command, |address| sockets.remote(address)) {
             tracing::warn!(command = name, %error, "the engine could not carry out a command");
@@ -233,7 +240,9 @@ impl Engine {
     /// those before it stay.
     pub fn set_workers(&self, workers: usize) -> Result<(), EngineError> {
         check_workers(workers)?;
-        self.lock().resize(workers)
+        let result = self.lock().resize(workers);
+        self.share_ports();
+        result
     }
 
     /// All counters, read without stopping anyone.

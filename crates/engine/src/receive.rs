@@ -403,7 +403,7 @@ fn write<F: FrameSink, R>(arena: &[u8], merged: &Merged<'_>, env: &Env<'_, F, R>
 #[cold]
 fn count_refusal(counters: &WorkerCounters, error: &io::Error, frames: u32) {
     let reason = match error.raw_os_error() {
-        Some(errno::EIO) => DropReason::TapDown,
+        Some(errno::EIO | errno::EBADFD) => DropReason::TapDown,
         Some(errno::EAGAIN | errno::ENOMEM | errno::ENOBUFS) => DropReason::TapFull,
         _ => DropReason::TapRefused,
     };

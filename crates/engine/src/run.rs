@@ -225,6 +225,8 @@ pub(crate) mod errno {
 
     pub(crate) const EINVAL: i32 = Errno::INVAL.raw_os_error();
     pub(crate) const EIO: i32 = Errno::IO.raw_os_error();
+    /// The device of a TAP queue is gone.
+    pub(crate) const EBADFD: i32 = Errno::BADFD.raw_os_error();
     pub(crate) const EMSGSIZE: i32 = Errno::MSGSIZE.raw_os_error();
     pub(crate) const EAGAIN: i32 = Errno::AGAIN.raw_os_error();
     pub(crate) const ENOBUFS: i32 = Errno::NOBUFS.raw_os_error();

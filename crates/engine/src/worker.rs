@@ -12,9 +12,10 @@ use weft_io::udp::UdpSocket;
 use weft_path::{EngineEvent, PathId};
 
 use crate::counters::WorkerCounters;
-use crate::device::{Env, LaneSockets, RunSink};
+use crate::device::{Env, FrameSink, LaneSockets, RunSink};
 use crate::helper::Seed;
 use crate::lane::LANE_LOOK_MS;
+use crate::ports::{Outlet, PortReader, Ports};
 use crate::receive::Receiver;
 use crate::run::errno;
 use crate::state::State;
@@ -43,6 +44,7 @@ const LANE_SOCKET: u64 = 3;
 pub(crate) struct Shared {
     pub(crate) state: State,
     pub(crate) sockets: LaneSockets,
+    pub(crate) ports: Ports,
 }
 
 /// What is sent by command.
@@ -54,6 +56,7 @@ pub(crate) enum Sending {
 
 /// What a worker owns.
 pub(crate) struct Worker {
+    pub(crate) number: usize,
     pub(crate) tap: Arc<Tap>,
     /// Its share of the engine's port.
     pub(crate) socket: Arc<UdpSocket>,
@@ -92,6 +95,8 @@ impl Worker {
         receiver.set_merging(self.merge.0, self.merge.1);
         let mut buffer = vec![0; FRAME_LEN_MAX];
         let mut next_look = Instant::now();
+        let mut ports = PortReader::of_worker(self.number);
+        ports.sync(&poller, &self.shared);
         loop {
             let (mut woken, mut tap, mut socket, mut lane_socket) = (false, false, false, false);
             let wait = self.look_after_lanes(&mut next_look);
@@ -100,11 +105,13 @@ impl Worker {
                     WAKER => woken = true,
                     TAP => tap = true,
                     SOCKET => socket = true,
-                    _ => lane_socket = true,
+                    LANE_SOCKET => lane_socket = true,
+                    token => ports.note_ready(token),
                 }
             }
             if woken {
                 self.waker.clear();
+                ports.sync(&poller, &self.shared);
                 self.carry_out();
             }
             // Nothing more comes to a worker that is to stop: what has come is its last.
@@ -114,17 +121,17 @@ impl Worker {
                 let share = Arc::clone(&self.socket);
                 if helped {
                     let gate = &self.seed.help.socket;
-                    self.seed.open(gate, &share, &self.counters, &mut receiver)?;
+                    self.seed.open(gate, &share, &self.counters, &mut receiver, &ports)?;
                 } else {
-                    self.drain_socket(&share, &mut receiver)?;
+                    self.drain_socket(&share, &mut receiver, &ports)?;
                 }
             }
             if let Some(socket) = self.lane_socket.clone().filter(|_| lane_socket) {
                 if helped {
                     let gate = &self.seed.help.lane_socket;
-                    self.seed.open(gate, &socket, &self.counters, &mut receiver)?;
+                    self.seed.open(gate, &socket, &self.counters, &mut receiver, &ports)?;
                 } else {
-                    self.drain_socket(&socket, &mut receiver)?;
+                    self.drain_socket(&socket, &mut receiver, &ports)?;
                 }
             }
             // What was just written may have been answered within the call, as TCP does.
@@ -135,6 +142,7 @@ impl Worker {
                     self.drain_tap(&mut buffer)?;
                 }
             }
+            self.drain_ports(&poller, &mut ports, &mut buffer);
             if stop {
                 return Ok(());
             }
@@ -185,35 +193,42 @@ impl Worker {
         let Self { tap, shared, transmitter, counters, events, .. } = self;
         let shared = read(shared);
         let env = Env { tap: &**tap, socket: &shared.sockets, counters, events: &**events };
-        let mut bytes = 0;
-        for _ in 0..TAP_READS_MAX {
-            match tap.recv(buffer) {
-                Ok(len) => {
-                    transmitter.handle_read(&shared.state, &env, &buffer[..len]);
-                    bytes += len;
-                }
-                Err(error) if nothing_now(&error) => break,
-                Err(error) => return Err(error),
-            }
-            if bytes >= TAP_BYTES_MAX {
-                break;
-            }
-        }
-        transmitter.flush(&env);
-        Ok(())
+        drain(&shared.state, transmitter, &env, |buffer| tap.recv(buffer), buffer)
     }
 
-    fn drain_socket(&mut self, socket: &UdpSocket, receiver: &mut Receiver) -> io::Result<()> {
+    /// Reads the direct ports that have something.
+    fn drain_ports(&mut self, poller: &Poller, ports: &mut PortReader, buffer: &mut [u8]) {
+        ports.note_answers();
+        let Self { shared, transmitter, counters, events, .. } = self;
+        ports.drain(poller, |queue| {
+            let shared = read(shared);
+            let env = Env { tap: queue, socket: &shared.sockets, counters, events: &**events };
+            drain(&shared.state, transmitter, &env, |buffer| queue.recv(buffer), buffer)
+        });
+    }
+
+    fn drain_socket(
+        &mut self,
+        socket: &UdpSocket,
+        receiver: &mut Receiver,
+        ports: &PortReader,
+    ) -> io::Result<()> {
         for _ in 0..UDP_BATCHES_MAX {
             let max = receiver.messages_max();
             match socket.recv(&mut receiver.batch, max) {
                 Ok(got) => {
-                    let Self { tap, shared, counters, events, .. } = self;
+                    let Self { number, tap, shared, counters, events, .. } = self;
                     // After the packets came: an SA that was installed before the peer heard of it is
                     // known by now.
                     let shared = read(shared);
+                    let outlet = Outlet {
+                        switch: tap,
+                        ports: &shared.ports,
+                        worker: *number,
+                        written: &ports.written,
+                    };
                     let env =
-                        Env { tap: &**tap, socket: &shared.sockets, counters, events: &**events };
+                        Env { tap: &outlet, socket: &shared.sockets, counters, events: &**events };
                     receiver.handle_batch(&shared.state, &env);
                     drop(shared);
                     note_moved_lane(&self.shared, receiver);
@@ -236,6 +251,37 @@ pub(crate) fn note_moved_lane(shared: &RwLock<Shared>, receiver: &mut Receiver) 
     if let Ok(source) = shared.sockets.remote(source) {
         shared.state.set_lane_source(path, lane, source);
     }
+}
+
+/// Sends what a device has, up to a turn's share. Answers go back to where frames come from.
+#[inline]
+fn drain<F: FrameSink>(
+    state: &State,
+    transmitter: &mut Transmitter,
+    env: &Env<'_, F, LaneSockets>,
+    recv: impl Fn(&mut [u8]) -> io::Result<usize>,
+    buffer: &mut [u8],
+) -> io::Result<()> {
+    let mut bytes = 0;
+    let mut result = Ok(());
+    for _ in 0..TAP_READS_MAX {
+        match recv(buffer) {
+            Ok(len) => {
+                transmitter.handle_read(state, env, &buffer[..len]);
+                bytes += len;
+            }
+            Err(error) if nothing_now(&error) => break,
+            Err(error) => {
+                result = Err(error);
+                break;
+            }
+        }
+        if bytes >= TAP_BYTES_MAX {
+            break;
+        }
+    }
+    transmitter.flush(env);
+    result
 }
 
 /// A command that panicked has changed a table in part at worst, and each entry is whole.

@@ -172,7 +172,7 @@ impl Kernel {
     }
 
     /// Opens a namespace that is not the host's own.
-    fn foreign_namespace(&self, path: &Path) -> Result<Namespace, KernelError> {
+    pub(crate) fn foreign_namespace(&self, path: &Path) -> Result<Namespace, KernelError> {
         let failed = |source| namespace_error(path, source);
         let namespace = Namespace::open(path).map_err(failed)?;
         let same =
@@ -185,7 +185,7 @@ impl Kernel {
 
     /// The veth pair of this attachment, if both ends are where they should be. A half or stale
     /// pair of ours is deleted.
-    async fn find_pair(
+    pub(crate) async fn find_pair(
         &self,
         spec: &AttachSpec,
         inside: &Socket,
@@ -199,7 +199,9 @@ impl Kernel {
         match (host, end) {
             (Some(host), Some(end)) if is_pair(&host, &end) => return Ok(Some((host, end))),
             (host, end) => {
-                if let Some(end) = end {
+                if let Some(end) = end.as_ref().filter(|end| is_direct(&spec.id, end)) {
+                    inside.delete_link(end).await?;
+                } else if let Some(end) = end {
                     let stale = self.stale_host_end(spec, &end).await?.ok_or_else(|| {
                         end.name_taken(format!("in {}", spec.namespace.display()))
                     })?;
@@ -242,7 +244,7 @@ impl Kernel {
         }))
     }
 
-    async fn create_pair(
+    pub(crate) async fn create_pair(
         &self,
         spec: &AttachSpec,
         namespace: &Namespace,
@@ -253,7 +255,7 @@ impl Kernel {
         Ok((socket.need_link(&spec.host_name).await?, inside.need_link(&spec.name).await?))
     }
 
-    async fn set_up_host_end(
+    pub(crate) async fn set_up_host_end(
         &self,
         spec: &AttachSpec,
         host: &Link,
@@ -268,7 +270,7 @@ impl Kernel {
         Change::of(host).up(host).send(socket, &spec.host_name).await
     }
 
-    async fn set_up_container_end(
+    pub(crate) async fn set_up_container_end(
         &self,
         spec: &AttachSpec,
         end: &Link,
@@ -286,12 +288,19 @@ impl Kernel {
 }
 
 /// What both ends of the pair have in common.
-fn settings(spec: &AttachSpec, link: &Link) -> Change {
+pub(crate) fn settings(spec: &AttachSpec, link: &Link) -> Change {
     let alias = alias_of(&spec.id);
     Change::of(link)
         .when(link.group != DEVICE_GROUP, LinkAttribute::Group(DEVICE_GROUP))
         .when(link.mtu != spec.mtu, LinkAttribute::Mtu(spec.mtu))
         .when(link.alias.as_deref() != Some(&alias), LinkAttribute::IfAlias(alias))
+}
+
+/// Whether this is the TAP device of a direct port that the attachment had.
+pub(crate) fn is_direct(attachment: &str, end: &Link) -> bool {
+    end.kind == Some(InfoKind::Tun)
+        && end.is_own()
+        && end.attachment().is_none_or(|id| id == attachment)
 }
 
 /// Whether these are the two ends of one veth pair of ours. Indices alone could meet by chance,
@@ -336,7 +345,7 @@ fn new_pair(spec: &AttachSpec, namespace: &Namespace) -> LinkMessage {
     host
 }
 
-async fn set_up_addresses(
+pub(crate) async fn set_up_addresses(
     spec: &AttachSpec,
     end: &Link,
     namespace: &Namespace,

@@ -206,7 +206,7 @@ impl Kernel {
             return Err(link.name_taken("on this host"));
         }
         let loose = |port: &Link| {
-            let kinds = [Some(InfoKind::Veth), Some(InfoKind::Vxlan)];
+            let kinds = [Some(InfoKind::Veth), Some(InfoKind::Vxlan), Some(InfoKind::Tun)];
             port.master.is_none() && kinds.contains(&port.kind)
         };
         let index = link.as_ref().map(|link| link.index);

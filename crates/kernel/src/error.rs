@@ -133,6 +133,12 @@ pub enum KernelError {
         "the kernel has no Open vSwitch datapath: install and load the module openvswitch, or choose --switch bridge"
     )]
     OdpMissing,
+    /// Configuration of the host: it cannot tell frames for other hosts from the rest in a container.
+    #[error("a container cannot have a direct port here: {why}; choose --port-mode bridge")]
+    NoDirectPort {
+        /// What the kernel refused.
+        why: String,
+    },
     /// Configuration of the host: no VXLAN device that a datapath can steer.
     #[error(
         "the kernel cannot make the VXLAN device that the Open vSwitch datapath sends by (install and load the module vxlan, or choose --switch bridge): {why}"

@@ -11,6 +11,7 @@
 
 mod attach;
 mod bridge;
+mod direct;
 pub mod engine;
 mod entries;
 mod error;
@@ -44,6 +45,7 @@ use self::socket::Socket;
 pub use self::{
     attach::{AttachSpec, Attachment, CONTAINER_MTU_MIN},
     bridge::{BridgeSpec, PortSpec},
+    direct::{DIRECT_LOCAL_NAME, DirectTap},
     error::KernelError,
     forward::{FORWARD_COMMENT, ForwardRule},
     guard::{GUARDED_PORTS, Guard, GuardCount, GuardCounters, TRUSTED_MAX},

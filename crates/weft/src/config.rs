@@ -73,6 +73,12 @@ pub struct LaunchOptions {
     #[arg(long, value_enum, env = "WEFT_SWITCH")]
     pub switch: Option<SwitchChoice>,
 
+    /// How containers are plugged in: bridge by the switch alone; direct also by a device of the vector
+    /// engine in the container, past the switch, for what goes to other hosts and comes from them
+    /// (Linux 6.6); auto takes direct where the vector engine alone moves frames (default: auto)
+    #[arg(long, value_enum, env = "WEFT_PORT_MODE")]
+    pub port_mode: Option<PortChoice>,
+
     /// Networks of hosts to which packets may go unencrypted, where those hosts say the same of
     /// this one; may be given several times
     #[arg(long, value_name = "CIDR,...", value_delimiter = ',', env = "WEFT_TRUSTED_SUBNETS")]
@@ -139,6 +145,19 @@ pub enum SwitchChoice {
     Odp,
 }
 
+/// `--port-mode`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum PortChoice {
+    /// Direct where only the vector engine moves frames, else the switch's.
+    #[default]
+    Auto,
+    /// A port of the switch.
+    Bridge,
+    /// A device of the vector engine, with a port of the switch beside it.
+    Direct,
+}
+
 /// What the daemon runs with.
 #[derive(Clone)]
 pub struct Settings {
@@ -166,6 +185,8 @@ pub struct Settings {
     pub busy_poll: Duration,
     /// Which switch is wanted.
     pub switch: SwitchChoice,
+    /// How containers are plugged in.
+    pub port_mode: PortChoice,
     /// Networks of peers that need no encryption if they say the same.
     pub trusted_subnets: Vec<IpNet>,
     /// IPv4 range.
@@ -271,6 +292,7 @@ impl LaunchOptions {
             helpers: self.helpers.map(usize::from),
             workers: self.workers.map_or_else(weft_engine::default_workers, usize::from),
             switch: self.switch.unwrap_or_default(),
+            port_mode: self.port_mode.unwrap_or_default(),
             trusted_subnets: self.trusted_subnets.iter().map(IpNet::trunc).collect(),
             range: self.ipalloc_range.map_or(DEFAULT_RANGE, |range| range.trunc()),
             range6: self.ipalloc_range6.map(|range| range.trunc()),
@@ -309,6 +331,7 @@ impl LaunchOptions {
         fill(&mut self.helpers, file.helpers);
         fill(&mut self.busy_poll, file.busy_poll);
         fill(&mut self.switch, file.switch);
+        fill(&mut self.port_mode, file.port_mode);
         fill(&mut self.ipalloc_range, file.ipalloc_range);
         fill(&mut self.ipalloc_range6, file.ipalloc_range6);
         fill(&mut self.mtu, file.mtu);

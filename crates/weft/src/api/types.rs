@@ -37,6 +37,12 @@ pub struct Status {
     /// Why it is not the one that was asked for.
     #[serde(default)]
     pub switch_reason: Option<String>,
+    /// How containers attached now are plugged in: `bridge` or `direct`.
+    #[serde(default = "port_of_the_switch")]
+    pub ports: String,
+    /// Why not by direct ports.
+    #[serde(default)]
+    pub ports_reason: Option<String>,
     /// The engines this host runs, the preferred first.
     pub engines: Vec<String>,
     /// Engines that it does not run, and why.
@@ -222,8 +228,16 @@ pub struct Attachment {
     pub addresses: Vec<IpNet>,
     /// Its MTU, bytes.
     pub mtu: u16,
+    /// How it is plugged in: `bridge`, by the switch alone, or `direct`.
+    #[serde(default = "port_of_the_switch")]
+    pub port: String,
     /// Attached since, RFC 3339.
     pub since: String,
+}
+
+/// What all ports were before there were others.
+fn port_of_the_switch() -> String {
+    "bridge".into()
 }
 
 /// The whole state for a bug report; holds no secret.

@@ -75,6 +75,8 @@ pub(super) fn status(status: &Status) -> String {
     }
     let switch_reason = status.switch_reason.as_ref().map(|reason| format!(" ({reason})"));
     line("Switch", &format!("{}{}", status.switch, switch_reason.unwrap_or_default()));
+    let ports_reason = status.ports_reason.as_ref().map(|reason| format!(" ({reason})"));
+    line("Ports", &format!("{}{}", status.ports, ports_reason.unwrap_or_default()));
     line("Container MTU", &status.mtu);
     line("Ports", &format!("{}/udp links, {}/udp data", status.port, status.data_port));
     line("Targets", &status.targets);

@@ -13,6 +13,7 @@ use weft_kernel::engine::{KernelEngine, SwitchKind};
 use weft_kernel::{AttachSpec, Kernel, KernelError};
 
 use super::control::Request;
+use super::ports::{self, DirectPorts, PortKind};
 use super::store::{Store, StoreError};
 use crate::api::{
     ApiError, AttachRequest, Attachment, ContainerTraffic, Detached, ErrorKind, Volume,
@@ -25,6 +26,7 @@ pub(super) struct Attachments {
     kernel: Kernel,
     engine: KernelEngine,
     control: mpsc::Sender<Request>,
+    ports: DirectPorts,
     store: Store,
     resolve: ResolveOptions,
     local: PeerId,
@@ -51,27 +53,29 @@ impl Attachments {
         kernel: Kernel,
         engine: KernelEngine,
         control: mpsc::Sender<Request>,
+        ports: DirectPorts,
         local: PeerId,
         mtu: u16,
     ) -> Result<Self, StoreError> {
         let saved = store.load(FILE)?.unwrap_or_default();
         let resolve = ResolveOptions::default();
         let inner = Mutex::new(Inner { saved });
-        Ok(Self { inner, kernel, engine, control, store, resolve, local, mtu })
+        Ok(Self { inner, kernel, engine, control, ports, store, resolve, local, mtu })
     }
 
     /// Plugs every saved container that still lives back in, and gives the addresses of the others back.
     pub(super) async fn restore(&self) {
         let mut inner = self.inner.lock().await;
-        for (id, saved) in inner.saved.clone() {
+        for (id, mut saved) in inner.saved.clone() {
             let restored = match weft_container::is_alive(&saved.sandbox) {
-                true => self.plug_in(&saved).await.map_err(|error| error.to_string()),
+                true => self.plug_in(&mut saved).await.map_err(|error| error.to_string()),
                 false => Err("its network namespace is gone".into()),
             };
             match restored {
                 Ok(()) => {
                     tracing::info!(container = %saved.attachment.name, "attachment restored");
-                    self.tell(Request::Announce { attachment: saved.attachment }).await;
+                    self.tell(Request::Announce { attachment: saved.attachment.clone() }).await;
+                    inner.saved.insert(id, saved);
                 }
                 Err(reason) => {
                     tracing::info!(container = %saved.attachment.name, reason, "attachment dropped");
@@ -88,8 +92,8 @@ impl Attachments {
 
     /// Plugs every container back in whose switch was taken away and made again.
     pub(super) async fn plug_in_all(&self) {
-        let inner = self.inner.lock().await;
-        for saved in inner.saved.values() {
+        let mut inner = self.inner.lock().await;
+        for saved in inner.saved.values_mut() {
             if let Err(error) = self.plug_in(saved).await {
                 let container = &saved.attachment.name;
                 tracing::warn!(container, %error, "container not plugged in again");
@@ -106,19 +110,21 @@ impl Attachments {
     /// What crossed each container's interface; one that is gone is left out.
     pub(super) async fn traffic(&self) -> Result<Vec<ContainerTraffic>, ApiError> {
         let links = self.kernel.link_traffic().await.map_err(kernel_refusal)?;
+        let direct = self.ports.traffic();
         let inner = self.inner.lock().await;
         let of = |saved: &Saved| {
             let link = links.get(&saved.host_interface)?;
+            let direct = direct.get(&mac_of(&saved.attachment)).copied().unwrap_or_default();
             Some(ContainerTraffic {
                 id: saved.attachment.id.clone(),
                 name: saved.attachment.name.clone(),
                 host_interface: saved.host_interface.clone(),
                 // The host's end receives what the container sends.
                 volume: Volume {
-                    packets_received: link.packets_sent,
-                    bytes_received: link.bytes_sent,
-                    packets_sent: link.packets_received,
-                    bytes_sent: link.bytes_received,
+                    packets_received: link.packets_sent + direct.received.packets,
+                    bytes_received: link.bytes_sent + direct.received.bytes,
+                    packets_sent: link.packets_received + direct.sent.packets,
+                    bytes_sent: link.bytes_received + direct.sent.bytes,
                 },
                 dropped: link.dropped_received + link.dropped_sent,
             })
@@ -135,8 +141,8 @@ impl Attachments {
         let id = sandbox.id.clone();
         let before = inner.saved.get(&id).cloned();
         let addresses = self.addresses(&id, &request.addresses, before.as_ref()).await?;
-        let saved = self.describe(sandbox, addresses, &request, before.as_ref());
-        if let Err(error) = self.plug_in(&saved).await {
+        let mut saved = self.describe(sandbox, addresses, &request, before.as_ref());
+        if let Err(error) = self.plug_in(&mut saved).await {
             if before.is_none() {
                 self.unplug(&id, &saved).await;
             }
@@ -247,6 +253,7 @@ impl Attachments {
             mac: mac.to_string(),
             addresses,
             mtu: before.map_or(self.mtu, |before| before.attachment.mtu),
+            port: PortKind::Bridge.name().into(),
             since,
         };
         let host_interface = format!("{HOST_INTERFACE}{a:02x}{b:02x}{c:02x}{d:02x}{e:02x}");
@@ -254,24 +261,33 @@ impl Attachments {
         Saved { sandbox, attachment, host_interface, multicast_route }
     }
 
-    async fn plug_in(&self, saved: &Saved) -> Result<(), KernelError> {
-        let mac = saved.attachment.mac.parse().unwrap_or(weft_path::Mac([0x02, 0, 0, 0, 0, 1]));
-        self.kernel
-            .attach(&AttachSpec {
-                id: saved.attachment.id.clone(),
-                namespace: saved.sandbox.namespace.clone(),
-                host_name: saved.host_interface.clone(),
-                name: saved.attachment.interface.clone(),
-                mac: mac.0,
-                addresses: saved.attachment.addresses.clone(),
-                mtu: u32::from(saved.attachment.mtu),
-                gso_max_segs: Some(super::start::run_segments(saved.attachment.mtu)),
-                multicast_route: saved.multicast_route,
-                bridge: (self.engine.switch() == SwitchKind::Bridge)
-                    .then(|| super::start::SWITCH.into()),
-            })
-            .await?;
+    /// A container that cannot have a direct port gets one of the switch.
+    async fn plug_in(&self, saved: &mut Saved) -> Result<(), KernelError> {
+        let mut spec = spec_of(saved);
+        let is_bridge = self.engine.switch() == SwitchKind::Bridge;
+        spec.bridge = is_bridge.then(|| super::start::SWITCH.into());
+        let mut kind =
+            self.ports.kind_of(mac_of(&saved.attachment), &self.engine.support().borrow());
+        if kind == PortKind::Direct
+            && let Err(error) = self.ports.plug_in(&self.kernel, &spec).await
+        {
+            if !matches!(error, KernelError::NoDirectPort { .. }) {
+                return Err(error);
+            }
+            tracing::warn!(container = saved.attachment.name, %error, "it gets a port of the switch");
+            kind = PortKind::Bridge;
+        }
+        if kind == PortKind::Bridge {
+            self.ports.let_go(mac_of(&saved.attachment));
+            self.kernel.attach(&spec).await?;
+        }
+        saved.attachment.port = kind.name().into();
         self.engine.add_port(&saved.host_interface).await
+    }
+
+    /// What a container attached now gets, and why not a direct port.
+    pub(super) fn port_kind(&self) -> (PortKind, Option<String>) {
+        self.ports.kind(&self.engine.support().borrow())
     }
 
     /// Takes the interface away and gives the addresses back; what is gone already is no error.
@@ -280,6 +296,7 @@ impl Attachments {
             self.tell(Request::Withdraw { mac }).await;
         }
         self.engine.remove_port(&saved.host_interface).await;
+        self.ports.unplug(&self.kernel, &spec_of(saved)).await;
         if let Err(error) = self.kernel.detach(&saved.host_interface).await {
             tracing::warn!(%error, interface = saved.host_interface, "interface not removed");
         }
@@ -296,6 +313,36 @@ impl Attachments {
         // The control loop ends only when the daemon stops; then nobody needs to know.
         let _ = self.control.send(request).await;
     }
+}
+
+/// Removes the devices of direct ports from all containers that a daemon has left attached.
+pub(super) async fn remove_direct_ports(store: &Store, kernel: &Kernel) -> Result<(), StoreError> {
+    let saved: BTreeMap<String, Saved> = store.load(FILE)?.unwrap_or_default();
+    for saved in saved.values() {
+        ports::remove_device(kernel, &spec_of(saved)).await;
+    }
+    Ok(())
+}
+
+/// What the container is to have, but for the switch.
+fn spec_of(saved: &Saved) -> AttachSpec {
+    let Attachment { id, interface, addresses, mtu, .. } = &saved.attachment;
+    AttachSpec {
+        id: id.clone(),
+        namespace: saved.sandbox.namespace.clone(),
+        host_name: saved.host_interface.clone(),
+        name: interface.clone(),
+        mac: mac_of(&saved.attachment).0,
+        addresses: addresses.clone(),
+        mtu: u32::from(*mtu),
+        gso_max_segs: Some(super::start::run_segments(*mtu)),
+        multicast_route: saved.multicast_route,
+        bridge: None,
+    }
+}
+
+fn mac_of(attachment: &Attachment) -> weft_path::Mac {
+    attachment.mac.parse().unwrap_or(weft_path::Mac([0x02, 0, 0, 0, 0, 1]))
 }
 
 fn error_kind(error: &ContainerError) -> ErrorKind {
@@ -316,4 +363,4 @@ const FILE: &str = "attachments.json";
 /// The interface inside a container.
 const INTERFACE: &str = "weft0";
 /// Prefix of the interface outside it.
-const HOST_INTERFACE: &str = "weftv";
+pub(super) const HOST_INTERFACE: &str = "weftv";

@@ -2,6 +2,7 @@
 //! one to the other.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use tokio::sync::{mpsc, watch};
 use weft_crypto::{Format, PeerId};
@@ -10,11 +11,12 @@ use weft_kernel::engine::{KernelEngine, Support};
 use weft_path::{EngineCommand, EngineEvent, EngineKind, EngineOffer, PathId, Reason};
 
 use super::control::VNI;
+use super::ports::RemoteMacs;
 use crate::config::{EngineChoice, Settings};
 
 /// The engines of this host.
 pub(super) struct Engines {
-    vector: Engine,
+    vector: Arc<Engine>,
     kernel: KernelEngine,
     support: watch::Receiver<Support>,
     /// What the engines report.
@@ -24,15 +26,18 @@ pub(super) struct Engines {
     kernel_spis: BTreeSet<u32>,
     /// Peers to which the vector engine sends broadcast frames.
     broadcast: BTreeSet<PeerId>,
+    /// Where direct ports send past the switch.
+    macs: RemoteMacs,
     /// Commands that the kernel engine has not been given yet.
     waiting: Vec<EngineCommand>,
 }
 
 impl Engines {
     pub(super) fn new(
-        vector: Engine,
+        vector: Arc<Engine>,
         kernel: KernelEngine,
         events: mpsc::Sender<EngineEvent>,
+        macs: RemoteMacs,
     ) -> Self {
         Self {
             vector,
@@ -42,6 +47,7 @@ impl Engines {
             kernel_paths: BTreeMap::new(),
             kernel_spis: BTreeSet::new(),
             broadcast: BTreeSet::new(),
+            macs,
             waiting: Vec::new(),
         }
     }
@@ -98,14 +104,17 @@ impl Engines {
                 self.waiting.push(command);
             }
             EngineCommand::BindPath { peer, path } => self.bind(peer, path).await,
-            EngineCommand::SetEndpoints { .. } => {
+            EngineCommand::SetEndpoints { ref add, ref remove, .. } => {
                 self.waiting.push(command.clone());
-                self.tell_vector(command);
+                self.macs.remove(remove);
+                self.tell_vector(command.clone());
+                self.macs.add(add);
             }
             EngineCommand::RemovePeer { peer } => {
                 self.kernel_paths.retain(|_, of| *of != peer);
                 self.waiting.push(command.clone());
                 self.set_broadcast(peer, false);
+                self.macs.forget(peer);
                 self.tell_vector(command);
             }
             command => self.tell_vector(command),
@@ -127,10 +136,12 @@ impl Engines {
         if to_kernel {
             self.waiting.push(command);
             self.flush().await;
+            self.macs.carry(peer, false);
             self.set_broadcast(peer, false);
         } else {
             self.tell_vector(command.clone());
             self.set_broadcast(peer, path.is_some());
+            self.macs.carry(peer, path.is_some());
             self.waiting.push(command);
             self.flush().await;
         }

@@ -11,7 +11,7 @@ use anyhow::{Context, bail};
 use tracing_subscriber::EnvFilter;
 
 use super::StartError;
-use super::store::{Lock, make_private_dir};
+use super::store::{Lock, Store, make_private_dir};
 use crate::config::Settings;
 
 /// Checks before anything is changed, so that a mistake is told at once and by name.
@@ -111,12 +111,23 @@ pub async fn reset(state_dir: &Path, runtime_dir: &Path) -> anyhow::Result<()> {
     };
     super::holder::release(runtime_dir);
     let kernel = weft_kernel::Kernel::new()?;
+    remove_direct_ports(state_dir, &kernel).await;
     weft_kernel::engine::remove_all(&kernel, super::start::SWITCH).await?;
     match std::fs::remove_dir_all(state_dir) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
             Err(error).with_context(|| format!("cannot delete {}", state_dir.display()))
         }
         _ => Ok(()),
+    }
+}
+
+/// Without a list of what is attached, or with one that cannot be read, there is nothing to find the
+/// devices by: they go with their containers.
+async fn remove_direct_ports(state_dir: &Path, kernel: &weft_kernel::Kernel) {
+    if state_dir.exists()
+        && let Ok(store) = Store::open(state_dir)
+    {
+        let _ = super::attachments::remove_direct_ports(&store, kernel).await;
     }
 }
 

@@ -10,6 +10,7 @@ mod error;
 mod holder;
 mod host;
 mod mtu;
+mod ports;
 mod requests;
 mod start;
 mod store;

@@ -25,6 +25,7 @@ use super::attachments::Attachments;
 use super::control::{Control, VNI};
 use super::engines::{Engines, Offers};
 use super::mtu::{WATCH_RETRY_MS, container_mtu, follow_link_mtu, link_mtu};
+use super::ports::{DirectPorts, RemoteMacs};
 use super::requests::{Daemon, Targets};
 use super::store::{Lock, Store};
 use crate::api::{self, ApiListener, Invitation};
@@ -74,7 +75,10 @@ async fn run_async(settings: Settings, ready: impl FnOnce(&Invitation)) -> Resul
     let kernel_config = kernel_config(&settings, local, mtu, keeper);
     let kernel_engine = KernelEngine::start(kernel.clone(), kernel_config, report).await?;
     let switch = kernel_engine.switch();
-    let mut engines = Engines::new(engine, kernel_engine.clone(), event_sender);
+    let engine = Arc::new(engine);
+    let ports = DirectPorts::new(&settings, &engine);
+    let macs = RemoteMacs::new(ports.macs());
+    let mut engines = Engines::new(engine, kernel_engine.clone(), event_sender, macs);
     let offers = engines.offers(&settings);
 
     let secret = secret(&settings, &store)?;
@@ -103,6 +107,7 @@ async fn run_async(settings: Settings, ready: impl FnOnce(&Invitation)) -> Resul
         kernel.clone(),
         kernel_engine.clone(),
         request_sender.clone(),
+        ports,
         local,
         mtu,
     )?;

@@ -139,6 +139,7 @@ pub(super) fn status(
     let ipam = ipam(&snapshot.ipam);
     let reason = not_ready(&ipam, connections);
     let offers = super::engines::offers(&daemon.settings, &snapshot.support);
+    let (ports, ports_reason) = daemon.attachments.port_kind();
     Status {
         version: env!("CARGO_PKG_VERSION").into(),
         protocol: [weft_link::limits::PROTOCOL_VERSION, weft_link::limits::PROTOCOL_VERSION],
@@ -153,6 +154,8 @@ pub(super) fn status(
         mtu: daemon.mtu,
         switch: snapshot.kernel.switch.name().into(),
         switch_reason: snapshot.kernel.switch_reason.clone(),
+        ports: ports.name().into(),
+        ports_reason,
         engines: offers.engines.iter().map(|offer| offer.kind.name().into()).collect(),
         engines_missing: offers
             .missing

@@ -1,0 +1,166 @@
+//! Direct ports: the engine's TAP device is the container's interface, and a veth pair beside it leads
+//! to the switch what is not for other hosts.
+
+use std::{
+    os::fd::{AsFd, AsRawFd},
+    path::Path,
+};
+
+use netlink_packet_route::{
+    RouteNetlinkMessage,
+    link::{LinkAttribute, LinkMessage},
+};
+use weft_io::{
+    namespace::{self, Namespace},
+    redirect::MacSet,
+};
+
+use crate::{
+    AttachSpec, Kernel,
+    attach::{is_direct, set_up_addresses, settings},
+    bridge::check_mtu,
+    error::KernelError,
+    link::{Link, check_name},
+    namespace_error, set_ipv6_sysctl,
+    socket::Socket,
+};
+
+/// The veth end in a container with a direct port. It has no address: what comes in by it is the
+/// interface's.
+pub const DIRECT_LOCAL_NAME: &str = "weft0-local";
+
+/// What makes a container's port a direct one.
+#[derive(Debug)]
+pub struct DirectTap<'a> {
+    /// The engine's TAP device, new and on this host, which becomes the container's interface; `None`:
+    /// it has become that already.
+    pub fresh: Option<&'a str>,
+    /// Addresses to which frames leave by it.
+    pub macs: &'a MacSet,
+}
+
+impl Kernel {
+    /// As [`Self::attach`], with a direct port: `spec.name` is a TAP device, and the veth end is
+    /// [`DIRECT_LOCAL_NAME`]. False if there is no such port yet and no fresh device to make it of.
+    ///
+    /// # Errors
+    /// As [`Self::attach`]; [`KernelError::LinkMissing`] if the fresh device is not there,
+    /// [`KernelError::NoDirectPort`] if the kernel does not take the programs.
+    pub async fn attach_direct(
+        &self,
+        spec: &AttachSpec,
+        direct: &DirectTap<'_>,
+    ) -> Result<bool, KernelError> {
+        check_name(&spec.host_name)?;
+        check_name(&spec.name)?;
+        check_mtu(spec.mtu)?;
+        let _one = self.inner.reconcile.lock().await;
+        let bridge = match &spec.bridge {
+            Some(name) => Some(self.own_bridge(name).await?),
+            None => None,
+        };
+        let namespace = self.foreign_namespace(&spec.namespace)?;
+        let inside = self.socket_in(&namespace, &spec.namespace)?;
+        let pair = pair_of(spec);
+        let (host, local, tap) = match direct.fresh {
+            None => {
+                let tap = inside.link(&spec.name).await?.filter(|tap| is_direct(&spec.id, tap));
+                let Some(tap) = tap else { return Ok(false) };
+                let Some((host, local)) = self.find_pair(&pair, &inside).await? else {
+                    return Ok(false);
+                };
+                (host, local, tap)
+            }
+            Some(fresh) => {
+                // The programs name both devices: an old veth pair goes, as does an old TAP.
+                if let Some((host, _)) = self.find_pair(&pair, &inside).await? {
+                    self.socket().delete_link(&host).await?;
+                }
+                let tap = self.move_in(spec, fresh, &namespace, &inside).await?;
+                let (host, local) = self.create_pair(&pair, &namespace, &inside).await?;
+                let join = || direct.macs.join(tap.index, local.index);
+                namespace::run_in(&namespace, join)
+                    .map_err(|source| namespace_error(&spec.namespace, source))?
+                    .map_err(|error| KernelError::NoDirectPort { why: error.to_string() })?;
+                (host, local, tap)
+            }
+        };
+        self.set_up_host_end(&pair, &host, bridge.as_ref()).await?;
+        // Nothing of its own leaves by it.
+        set_ipv6_sysctl(&namespace, &pair.name, "disable_ipv6", "1");
+        self.set_up_container_end(&pair, &local, &inside).await?;
+        self.set_up_container_end(spec, &tap, &inside).await?;
+        set_up_addresses(spec, &tap, &namespace, &inside).await?;
+        if spec.multicast_route {
+            let ipv6 = spec.addresses.iter().any(|address| address.addr().is_ipv6());
+            inside.ensure_multicast_routes(&tap, ipv6).await?;
+        }
+        Ok(true)
+    }
+
+    /// Takes the TAP device of a direct port away from a container; its veth pair is
+    /// [`Self::detach`]'s. False if there is none of this attachment.
+    ///
+    /// # Errors
+    /// [`KernelError::NamespaceGone`], or the kernel's refusal.
+    pub async fn remove_direct(
+        &self,
+        namespace: &Path,
+        name: &str,
+        id: &str,
+    ) -> Result<bool, KernelError> {
+        let _one = self.inner.reconcile.lock().await;
+        let open = self.foreign_namespace(namespace)?;
+        let inside = self.socket_in(&open, namespace)?;
+        let Some(tap) = inside.link(name).await?.filter(|tap| is_direct(id, tap)) else {
+            return Ok(false);
+        };
+        inside.delete_link(&tap).await?;
+        Ok(true)
+    }
+
+    /// Moves the engine's new device from this host into the container, under its final name. It is
+    /// marked before, so that it is known as ours wherever it stays.
+    async fn move_in(
+        &self,
+        spec: &AttachSpec,
+        fresh: &str,
+        namespace: &Namespace,
+        inside: &Socket,
+    ) -> Result<Link, KernelError> {
+        let socket = self.socket();
+        let tap = socket.need_link(fresh).await?;
+        settings(spec, &tap).send(socket, fresh).await?;
+        if let Some(old) = inside.link(&spec.name).await? {
+            if !old.is_own() || old.attachment().is_some_and(|id| id != spec.id) {
+                return Err(old.name_taken(format!("in {}", spec.namespace.display())));
+            }
+            inside.delete_link(&old).await?;
+        }
+        let mut message = LinkMessage::default();
+        message.header.index = tap.index;
+        message.attributes = vec![
+            LinkAttribute::IfName(spec.name.clone()),
+            LinkAttribute::NetNsFd(namespace.as_fd().as_raw_fd()),
+        ];
+        socket
+            .change(RouteNetlinkMessage::SetLink(message), 0)
+            .await
+            .map_err(|error| error.while_doing(format!("move device {fresh} to a container")))?;
+        inside.need_link(&spec.name).await
+    }
+}
+
+/// The veth pair that leads to the switch.
+fn pair_of(spec: &AttachSpec) -> AttachSpec {
+    let [first, rest @ ..] = spec.mac;
+    let mut mac = [first ^ 0x04, 0, 0, 0, 0, 0];
+    mac[1..].copy_from_slice(&rest);
+    AttachSpec {
+        name: DIRECT_LOCAL_NAME.to_owned(),
+        mac,
+        addresses: Vec::new(),
+        gso_max_segs: None,
+        ..spec.clone()
+    }
+}

@@ -1,0 +1,335 @@
+//! Direct ports: what goes to other hosts passes the switch by, all else does not, and nobody notices.
+
+use std::io::{Read, Write};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use weft::sandbox::{Container, Host, try_wait_until};
+use weft_io::namespace::{Namespace, run_in};
+use weft_lab::net::guest::host::Work;
+use weft_lab::net::iperf::{self, Server};
+use weft_lab::net::{Lab, attainable_bps, namespace, probe, slowness, wait_ping};
+
+/// Kernels with IPsec would take the traffic.
+const DIRECT: [&str; 4] = ["--engine", "userspace", "--port-mode", "direct"];
+const BRIDGE: [&str; 4] = ["--engine", "userspace", "--port-mode", "bridge"];
+/// How long what follows from a change may take.
+const SETTLE: Duration = Duration::from_secs(15);
+/// How long nothing more may come.
+const QUIET: Duration = Duration::from_millis(300);
+
+/// How each container of a host is plugged in.
+fn ports(host: &Host) -> anyhow::Result<Vec<String>> {
+    let list = host.weft_json(&["ps"])?;
+    let list = list.as_array().cloned().unwrap_or_default();
+    Ok(list.iter().filter_map(|one| one["port"].as_str().map(str::to_owned)).collect())
+}
+
+/// Bytes that have crossed the switch's ports for containers, both ways.
+fn switched(host: &Host) -> anyhow::Result<u64> {
+    let links = host.netns().exec(&["ip", "-j", "-s", "link"])?.success()?.json()?;
+    let links = links.as_array().cloned().unwrap_or_default();
+    let is_port = |link: &&Value| link["ifname"].as_str().is_some_and(|it| it.starts_with("weftv"));
+    let bytes =
+        |link: &Value, way: &str| link["stats64"][way]["bytes"].as_u64().unwrap_or_default();
+    Ok(links.iter().filter(is_port).map(|link| bytes(link, "rx") + bytes(link, "tx")).sum())
+}
+
+/// The devices of a container, of one host, by name.
+fn devices(links: &str) -> Vec<String> {
+    let name = |line: &str| line.split(['@', ' ']).next().unwrap_or_default().to_owned();
+    let mut names: Vec<_> = links.lines().map(name).filter(|it| it.starts_with("weft")).collect();
+    names.sort();
+    names
+}
+
+fn devices_in(container: &Container) -> anyhow::Result<Vec<String>> {
+    Ok(devices(&container.netns().ip("-br link")?.stdout))
+}
+
+/// Starts a host's daemon again with other options.
+fn relaunch(lab: &Lab, index: usize, arguments: &[&str]) -> anyhow::Result<()> {
+    let password = lab.password_file();
+    let password = password.to_string_lossy();
+    Ok(lab.host(index).start_daemon(&[&["--password-file", &password][..], arguments].concat())?)
+}
+
+#[test]
+fn traffic_between_hosts_passes_the_switch_by() -> anyhow::Result<()> {
+    let lab = Lab::pair(&DIRECT)?;
+    let (one, two) = lab.containers()?;
+    assert_eq!(
+        (ports(lab.host(0))?, ports(lab.host(1))?),
+        (vec!["direct".into()], vec!["direct".into()])
+    );
+    let status = lab.host(0).weft_json(&["status"])?;
+    assert_eq!(status["ports"], "direct", "{status}");
+    let (server_one, server_two) = (Server::start(&one)?, Server::start(&two)?);
+    for (from, to) in [(&one, &two), (&two, &one)] {
+        for address in [IpAddr::V4(to.ipv4()?), IpAddr::V6(to.ipv6()?)] {
+            from.ping(address)?;
+            let before = switched(lab.host(0))? + switched(lab.host(1))?;
+            let tcp = iperf::run(from, address, &["-t", "1"])?;
+            assert!(iperf::received_bps(&tcp) > attainable_bps(1e8), "TCP to {address}: {tcp}");
+            let crossed = switched(lab.host(0))? + switched(lab.host(1))? - before;
+            assert!(crossed < 100_000, "{crossed} bytes crossed the switches");
+            let rate = format!("{}M", 50 / slowness());
+            let udp = iperf::run(from, address, &["-u", "-b", &rate, "-t", "1", "-l", "1300"])?;
+            assert_eq!(udp["end"]["sum"]["lost_packets"], 0, "UDP to {address}: {udp}");
+        }
+    }
+    drop((server_one, server_two));
+    let (here, there) = (namespace(&one), namespace(&two));
+    let pairs = [
+        (IpAddr::V4(one.ipv4()?), IpAddr::V4(two.ipv4()?)),
+        (IpAddr::V6(one.ipv6()?), IpAddr::V6(two.ipv6()?)),
+    ];
+    for (from, to) in pairs {
+        for length in [1, 1360, 1361, 9000, 60_000] {
+            probe::datagram_arrives((&here, from), (&there, to), length)
+                .map_err(|error| anyhow::anyhow!("{length} bytes from {from} to {to}: {error}"))?;
+        }
+    }
+    // What is too long is answered at the port that it came from.
+    one.netns().ip("link set weft0 mtu 2000")?;
+    let words = ["ping", "-n", "-c", "1", "-W", "2", "-M", "do", "-s", "1800"];
+    let answer = one.exec(&[&words[..], &[&two.ipv4()?.to_string()]].concat())?;
+    assert!(answer.stdout.contains("Frag needed"), "{}", answer.stdout);
+    let top =
+        lab.host(0).weft(&["top", "--count", "1", "--interval", "0.1", "--json"])?.success()?;
+    let top = top.json()?;
+    anyhow::ensure!(top["containers"][0]["name"].is_string(), "{top}");
+    Ok(())
+}
+
+#[test]
+fn workers_share_direct_ports_and_hosts_may_differ() -> anyhow::Result<()> {
+    let lab = Lab::pair(&[&DIRECT[..], &["--workers", "2"]].concat())?;
+    let (one, two) = lab.containers()?;
+    let _servers = (Server::start(&one)?, Server::start(&two)?);
+    for _ in 0..2 {
+        for (from, to) in [(&one, &two), (&two, &one)] {
+            let report = iperf::run(from, to.ipv4()?.into(), &["-t", "2", "-P", "6"])?;
+            assert!(iperf::received_bps(&report) > attainable_bps(1e8), "{report}");
+        }
+        let report = lab.host(0).weft_json(&["report"])?;
+        let workers = report["worker_counters"].as_array().cloned().unwrap_or_default();
+        let all = |name: &str| workers.iter().all(|w| w[name].as_u64().is_some_and(|n| n > 100));
+        assert!(all("datagrams_sent") && workers.len() == 2, "{workers:?}");
+        // The other host's containers get ports of its switch meanwhile.
+        lab.host(1).stop_daemon()?;
+        relaunch(&lab, 1, &[&BRIDGE[..], &[&lab.host(0).ipv4().to_string()]].concat())?;
+        lab.wait_active()?;
+        assert_eq!(ports(lab.host(1))?, ["bridge"]);
+        assert_eq!(devices_in(&two)?, ["weft0"]);
+        wait_ping(&one, two.ipv4()?.into(), SETTLE)?;
+        one.ping(two.ipv6()?.into())?;
+    }
+    Ok(())
+}
+
+#[test]
+fn on_one_host_the_switch_carries_it_with_and_without_a_daemon() -> anyhow::Result<()> {
+    let lab = Lab::launched(1, &DIRECT)?;
+    let host = lab.host(0);
+    let (one, two) = (host.add_container("c1")?, host.add_container("c2")?);
+    // One that somebody plugged into the switch, and the host itself.
+    let third = lab.sandbox.add_netns("c3")?;
+    let netns = third.name();
+    host.netns().ip(&format!("link add by-hand type veth peer name eth0 netns {netns}"))?;
+    host.netns().ip("link set by-hand master weft up")?;
+    third.ip("link set eth0 mtu 1388 up")?;
+    third.ip("addr add 10.47.250.3/12 dev eth0")?;
+    host.netns().ip("addr add 10.47.250.4/12 dev weft")?;
+    let server = Server::start(&two)?;
+    let reaches = || -> anyhow::Result<()> {
+        for address in [IpAddr::V4(two.ipv4()?), IpAddr::V6(two.ipv6()?)] {
+            one.ping(address)?;
+        }
+        for other in [Ipv4Addr::new(10, 47, 250, 3), Ipv4Addr::new(10, 47, 250, 4)] {
+            one.ping(other.into())?;
+            two.ping(other.into())?;
+        }
+        let target = one.ipv4()?.to_string();
+        for from in [&third, host.netns()] {
+            from.exec(&["ping", "-n", "-c", "1", "-W", "2", &target])?.success()?;
+        }
+        Ok(())
+    };
+    reaches()?;
+    let reads = || weft_lab::net::counter(host, "tap_reads");
+    let before = reads()?;
+    let report = iperf::run(&one, two.ipv4()?.into(), &["-t", "1"])?;
+    assert!(iperf::received_bps(&report) > attainable_bps(1e8), "{report}");
+    assert!(reads()? - before < 100, "local traffic passed the daemon");
+    host.kill_daemon();
+    reaches()?;
+    host.start_daemon(&DIRECT)?;
+    reaches()?;
+    host.stop_daemon()?;
+    reaches()?;
+    drop(server);
+    Ok(())
+}
+
+/// How often a datagram arrives, until none has come for a while.
+fn arrivals(socket: &UdpSocket, first: Duration) -> anyhow::Result<usize> {
+    let (mut count, mut buffer) = (0, [0; 64]);
+    socket.set_read_timeout(Some(first))?;
+    while socket.recv_from(&mut buffer).is_ok() {
+        count += 1;
+        socket.set_read_timeout(Some(QUIET))?;
+    }
+    Ok(count)
+}
+
+#[test]
+fn broadcast_and_multicast_reach_everybody_else_once() -> anyhow::Result<()> {
+    let lab = Lab::pair(&DIRECT)?;
+    let (one, two) = lab.containers()?;
+    let beside = lab.host(0).add_container("c3")?;
+    for other in [&two, &beside] {
+        wait_ping(&one, other.ipv4()?.into(), SETTLE)?;
+    }
+    let (first, group) = (SETTLE / 5 * slowness(), Ipv4Addr::new(239, 1, 2, 3));
+    let group6: Ipv6Addr = "ff05::1:3".parse()?;
+    for sender in [&one, &two, &beside] {
+        let everybody = [&one, &two, &beside];
+        let mut sockets = Vec::new();
+        for container in everybody {
+            let there = namespace(container);
+            let all = probe::udp_in(&there, (Ipv4Addr::UNSPECIFIED, 5001).into())?;
+            let some = probe::multicast_receiver(&there, container.ipv4()?, group, 5002)?;
+            let index = probe::interface_index(container)?;
+            let some6 = probe::multicast_receiver6(&there, index, group6, 5003)?;
+            sockets.push([all, some, some6]);
+        }
+        let from = probe::udp_in(&namespace(sender), (sender.ipv4()?, 0).into())?;
+        let from6 = probe::udp_in(&namespace(sender), (sender.ipv6()?, 0).into())?;
+        from.set_broadcast(true)?;
+        from.set_multicast_loop_v4(false)?;
+        from6.set_multicast_loop_v6(false)?;
+        // The bridge listens for members a moment after they have said so.
+        std::thread::sleep(QUIET);
+        from.send_to(b"all", (Ipv4Addr::new(10, 47, 255, 255), 5001))?;
+        from.send_to(b"group", (group, 5002))?;
+        from6.send_to(b"group6", (group6, 5003))?;
+        for (container, sockets) in everybody.into_iter().zip(&sockets) {
+            for (socket, what) in sockets.iter().zip(["broadcast", "IPv4 group", "IPv6 group"]) {
+                // A host hears its own broadcast without a network's help.
+                let own = container.name() == sender.name();
+                let expected = usize::from(!own || what == "broadcast");
+                let wait = if expected == 0 { QUIET } else { first };
+                let (to, from) = (container.name(), sender.name());
+                assert_eq!(arrivals(socket, wait)?, expected, "{what} of {from} at {to}");
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn a_detached_container_keeps_nothing_and_can_come_back() -> anyhow::Result<()> {
+    let lab = Lab::pair(&DIRECT)?;
+    let (one, two) = lab.containers()?;
+    let name = two.netns().name().to_owned();
+    for _ in 0..3 {
+        wait_ping(&one, two.ipv4()?.into(), SETTLE)?;
+        assert_eq!(devices_in(&two)?, ["weft0", "weft0-local"].map(str::to_owned));
+        lab.host(1).weft(&["detach", &name])?.success()?;
+        assert_eq!(devices_in(&two)?, Vec::<String>::new());
+        let left = devices(&lab.host(1).netns().ip("-br link")?.stdout);
+        assert!(left.iter().all(|name| ["weft", "weft-tap"].contains(&name.as_str())), "{left:?}");
+        lab.host(1).weft(&["attach", &name])?.success()?;
+    }
+    // Attaching again adds an address and changes nothing else.
+    wait_ping(&one, two.ipv4()?.into(), SETTLE)?;
+    let index = two.exec(&["cat", "/sys/class/net/weft0/ifindex"])?.stdout;
+    lab.host(1).weft(&["attach", "10.47.200.9/12", &name])?.success()?;
+    assert_eq!(two.exec(&["cat", "/sys/class/net/weft0/ifindex"])?.stdout, index);
+    wait_ping(&one, Ipv4Addr::new(10, 47, 200, 9).into(), SETTLE)?;
+    Ok(())
+}
+
+#[test]
+fn containers_that_end_and_devices_that_vanish_harm_nobody() -> anyhow::Result<()> {
+    let lab = Lab::pair(&DIRECT)?;
+    let (one, two) = lab.containers()?;
+    let (ends, loses) = (lab.host(1).add_container("c3")?, lab.host(1).add_container("c4")?);
+    for other in [&two, &ends, &loses] {
+        wait_ping(&one, other.ipv4()?.into(), SETTLE)?;
+    }
+    let before = lab.host(1).weft_json(&["ps"])?;
+    assert_eq!(before.as_array().map(Vec::len), Some(3), "{before}");
+    lab.sandbox.remove_netns(ends.netns())?;
+    try_wait_until("the ended container to be let go", SETTLE, || {
+        Ok(lab.host(1).weft_json(&["ps"])?.as_array().is_some_and(|list| list.len() == 2))
+    })?;
+    loses.netns().ip("link del weft0")?;
+    one.ping(two.ipv4()?.into())?;
+    let begun = Work::of(lab.host(1))?;
+    std::thread::sleep(Duration::from_secs(1));
+    let work = Work::of(lab.host(1))?.since(begun);
+    assert!(work.ticks < 30, "a worker spins: {work:?}");
+    // What is gone is given again.
+    let name = loses.netns().name().to_owned();
+    lab.host(1).weft(&["attach", &name])?.success()?;
+    wait_ping(&one, loses.ipv4()?.into(), SETTLE)?;
+    Ok(())
+}
+
+#[test]
+fn a_killed_daemon_is_followed_by_one_that_goes_on() -> anyhow::Result<()> {
+    let lab = Lab::pair(&DIRECT)?;
+    let (one, two) = lab.containers()?;
+    let addresses = (two.ipv4()?, two.ipv6()?);
+    wait_ping(&one, addresses.0.into(), SETTLE)?;
+    let listen = SocketAddr::new(addresses.0.into(), 7000);
+    let listener = run_in(Namespace::open(&namespace(&two))?, || TcpListener::bind(listen))??;
+    let mut near = run_in(Namespace::open(&namespace(&one))?, || TcpStream::connect(listen))??;
+    let (mut far, _) = listener.accept()?;
+    far.set_read_timeout(Some(SETTLE * 4 * slowness()))?;
+    let attached = lab.host(1).weft_json(&["ps"])?;
+    for round in 0..3_u8 {
+        lab.host(1).kill_daemon();
+        near.write_all(&[round])?;
+        lab.host(1).start_daemon(&DIRECT)?;
+        wait_ping(&one, addresses.0.into(), SETTLE)?;
+        assert_eq!((two.ipv4()?, two.ipv6()?), addresses);
+        assert_eq!(lab.host(1).weft_json(&["ps"])?, attached);
+        assert_eq!(devices_in(&two)?.len(), 2);
+        one.ping(addresses.1.into())?;
+        let (mut byte, begun) = ([0], Instant::now());
+        far.read_exact(&mut byte)
+            .map_err(|error| anyhow::anyhow!("{error} after {:?}", begun.elapsed()))?;
+        assert_eq!(byte, [round]);
+    }
+    Ok(())
+}
+
+#[test]
+fn modes_may_change_and_a_reset_leaves_nothing() -> anyhow::Result<()> {
+    let lab = Lab::pair(&DIRECT)?;
+    let (one, two) = lab.containers()?;
+    for (mode, devices, port) in
+        [(&BRIDGE, &["weft0"][..], "bridge"), (&DIRECT, &["weft0", "weft0-local"][..], "direct")]
+    {
+        lab.host(1).kill_daemon();
+        lab.host(1).start_daemon(mode)?;
+        wait_ping(&one, two.ipv4()?.into(), SETTLE)?;
+        assert_eq!(
+            (devices_in(&two)?, ports(lab.host(1))?),
+            (devices.iter().map(|it| (*it).to_owned()).collect(), vec![port.to_owned()])
+        );
+    }
+    lab.host(1).stop_daemon()?;
+    assert_eq!(devices_in(&two)?.len(), 2, "containers stay attached while no daemon runs");
+    let state = lab.host(1).state_directory();
+    let state = state.to_string_lossy();
+    lab.host(1).weft(&["reset", "--force", "--state-dir", &state])?.success()?;
+    assert_eq!(devices_in(&two)?, Vec::<String>::new());
+    let left = devices(&lab.host(1).netns().ip("-br link")?.stdout);
+    assert_eq!(left, Vec::<String>::new());
+    Ok(())
+}

@@ -1,0 +1,270 @@
+//! How containers are plugged in: by the switch alone, or by a direct port beside it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Weak};
+
+use weft_crypto::PeerId;
+use weft_engine::{Engine, PortTraffic};
+use weft_io::redirect::MacSet;
+use weft_io::tap::{Tap, TapOptions};
+use weft_kernel::engine::Support;
+use weft_kernel::{AttachSpec, DirectTap, Kernel, KernelError};
+use weft_path::{Endpoint, Mac};
+
+use crate::config::{EngineChoice, PortChoice, Settings};
+
+/// What a container's port is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum PortKind {
+    /// A port of the switch.
+    Bridge,
+    /// A device of the vector engine, with a port of the switch beside it.
+    Direct,
+}
+
+impl PortKind {
+    /// The value in the CLI and in JSON.
+    pub(super) const fn name(self) -> &'static str {
+        match self {
+            Self::Bridge => "bridge",
+            Self::Direct => "direct",
+        }
+    }
+}
+
+/// Makes and serves direct ports.
+pub(super) struct DirectPorts {
+    choice: PortChoice,
+    engine_choice: EngineChoice,
+    /// Who stops the engine owns it.
+    engine: Weak<Engine>,
+    /// Why there are none otherwise.
+    macs: Result<Arc<MacSet>, String>,
+}
+
+impl DirectPorts {
+    /// Finds out whether this kernel takes direct ports, where they may be wanted.
+    pub(super) fn new(settings: &Settings, engine: &Arc<Engine>) -> Self {
+        let macs = match settings.port_mode {
+            PortChoice::Bridge => Err("--port-mode bridge".to_owned()),
+            _ if settings.engine == EngineChoice::Kernel => Err("--engine kernel".to_owned()),
+            _ => new_set().map_err(|error| error.to_string()),
+        };
+        if let (PortChoice::Direct, Err(reason)) = (settings.port_mode, &macs) {
+            tracing::warn!(reason, "no direct ports; containers get ports of the switch");
+        }
+        let (choice, engine_choice) = (settings.port_mode, settings.engine);
+        Self { choice, engine_choice, engine: Arc::downgrade(engine), macs }
+    }
+
+    /// The addresses to which frames leave by direct ports, if there are such ports.
+    pub(super) fn macs(&self) -> Option<Arc<MacSet>> {
+        self.macs.as_ref().ok().map(Arc::clone)
+    }
+
+    /// What a container attached now gets, and why not a direct port.
+    pub(super) fn kind(&self, support: &Support) -> (PortKind, Option<String>) {
+        if let Err(reason) = &self.macs {
+            return (PortKind::Bridge, Some(reason.clone()));
+        }
+        let only_vector = self.engine_choice == EngineChoice::Userspace
+            || !matches!(support, Support::Ready { .. });
+        match self.choice {
+            PortChoice::Auto if !only_vector => {
+                (PortKind::Bridge, Some("the kernel engine moves frames too".to_owned()))
+            }
+            PortChoice::Bridge => (PortKind::Bridge, None),
+            PortChoice::Auto | PortChoice::Direct => (PortKind::Direct, None),
+        }
+    }
+
+    /// What a container gets that may have a port already: where nothing is forced, a direct port stays
+    /// one, though new ones be the switch's by now.
+    pub(super) fn kind_of(&self, mac: Mac, support: &Support) -> PortKind {
+        let has_one = || self.engine.upgrade().is_some_and(|engine| engine.has_port(mac));
+        match self.kind(support) {
+            (PortKind::Bridge, _) if self.choice == PortChoice::Auto && has_one() => {
+                PortKind::Direct
+            }
+            (kind, _) => kind,
+        }
+    }
+
+    /// Gives a container its direct port, or restores what is missing of it.
+    pub(super) async fn plug_in(
+        &self,
+        kernel: &Kernel,
+        spec: &AttachSpec,
+    ) -> Result<(), KernelError> {
+        let no_port = |why: String| KernelError::NoDirectPort { why };
+        let macs = self.macs.as_ref().map_err(|why| no_port(why.clone()))?;
+        let engine = self.engine.upgrade().ok_or_else(|| no_port("weft is stopping".into()))?;
+        let mac = Mac(spec.mac);
+        if engine.has_port(mac)
+            && kernel.attach_direct(spec, &DirectTap { fresh: None, macs }).await?
+        {
+            return Ok(());
+        }
+        engine.remove_port(mac);
+        let options = TapOptions { name: tap_name(&spec.host_name), persist: false };
+        let queues: Result<Vec<Tap>, _> =
+            (0..engine.workers()).map(|_| Tap::open(&options)).collect();
+        let queues = queues.map_err(|error| no_port(error.to_string()))?;
+        kernel.attach_direct(spec, &DirectTap { fresh: Some(&options.name), macs }).await?;
+        // From here on it stays while no daemon runs, as the switch does.
+        if let Some(queue) = queues.first() {
+            queue.set_persist(true).map_err(|error| no_port(error.to_string()))?;
+        }
+        engine.add_port(mac, queues).map_err(|error| no_port(error.to_string()))
+    }
+
+    /// Lets a container's direct port go, if it has one, and takes its device away.
+    pub(super) async fn unplug(&self, kernel: &Kernel, spec: &AttachSpec) {
+        self.let_go(Mac(spec.mac));
+        remove_device(kernel, spec).await;
+    }
+
+    /// The engine serves a container's direct port no more.
+    pub(super) fn let_go(&self, mac: Mac) {
+        if let Some(engine) = self.engine.upgrade() {
+            engine.remove_port(mac);
+        }
+    }
+
+    /// What direct ports have carried, by the containers' addresses.
+    pub(super) fn traffic(&self) -> BTreeMap<Mac, PortTraffic> {
+        let engine = self.engine.upgrade();
+        engine.map(|engine| engine.port_traffic().into_iter().collect()).unwrap_or_default()
+    }
+}
+
+/// Takes the device of a direct port out of a container that still runs.
+pub(super) async fn remove_device(kernel: &Kernel, spec: &AttachSpec) {
+    match kernel.remove_direct(&spec.namespace, &spec.name, &spec.id).await {
+        Ok(_) | Err(KernelError::NamespaceGone { .. } | KernelError::Namespace { .. }) => {}
+        Err(error) => {
+            tracing::warn!(%error, container = spec.id, "a direct port's device was not removed");
+        }
+    }
+}
+
+fn new_set() -> Result<Arc<MacSet>, weft_io::IoError> {
+    let macs = MacSet::new()?;
+    macs.self_test()?;
+    Ok(Arc::new(macs))
+}
+
+/// The name that the device has on the host, until it is in the container.
+fn tap_name(host_interface: &str) -> String {
+    let digits = host_interface.strip_prefix(super::attachments::HOST_INTERFACE);
+    format!("{TAP}{}", digits.unwrap_or(host_interface))
+}
+
+/// Prefix of such a name.
+const TAP: &str = "weftt";
+
+/// Keeps the set of addresses to which frames leave by direct ports: those of endpoints at peers that
+/// the vector engine carries. All others are the switch's affair.
+pub(super) struct RemoteMacs {
+    macs: Option<Arc<MacSet>>,
+    peers: BTreeMap<PeerId, BTreeSet<Mac>>,
+    at: BTreeMap<Mac, PeerId>,
+    /// Peers whose frames the vector engine carries.
+    carried: BTreeSet<PeerId>,
+}
+
+impl RemoteMacs {
+    pub(super) fn new(macs: Option<Arc<MacSet>>) -> Self {
+        let (peers, at, carried) = Default::default();
+        Self { macs, peers, at, carried }
+    }
+
+    /// Endpoints that are gone; to be called before the engines forget them.
+    pub(super) fn remove(&mut self, macs: &[Mac]) {
+        for mac in macs {
+            if let Some(peer) = self.at.remove(mac) {
+                self.peers.entry(peer).or_default().remove(mac);
+                self.set(*mac, false);
+            }
+        }
+    }
+
+    /// Endpoints and where they are; to be called once the engines know them.
+    pub(super) fn add(&mut self, endpoints: &[(Endpoint, PeerId)]) {
+        for (Endpoint { mac, .. }, peer) in endpoints {
+            if let Some(before) = self.at.insert(*mac, *peer) {
+                self.peers.entry(before).or_default().remove(mac);
+            }
+            self.peers.entry(*peer).or_default().insert(*mac);
+            self.set(*mac, self.carried.contains(peer));
+        }
+    }
+
+    /// Whether the vector engine carries a peer's frames now.
+    pub(super) fn carry(&mut self, peer: PeerId, carried: bool) {
+        let changed = if carried { self.carried.insert(peer) } else { self.carried.remove(&peer) };
+        if changed {
+            for mac in self.peers.get(&peer).into_iter().flatten() {
+                self.set(*mac, carried);
+            }
+        }
+    }
+
+    /// A peer is gone, with its endpoints.
+    pub(super) fn forget(&mut self, peer: PeerId) {
+        self.carry(peer, false);
+        for mac in self.peers.remove(&peer).unwrap_or_default() {
+            self.at.remove(&mac);
+        }
+    }
+
+    /// An address that is not in the set is reached over the switch, so that no failure here loses
+    /// more than speed, but for one to remove an address.
+    fn set(&self, mac: Mac, wanted: bool) {
+        let Some(macs) = &self.macs else { return };
+        let result = if wanted { macs.insert(mac.0).map(|_| ()) } else { macs.remove(mac.0) };
+        if let Err(error) = result {
+            tracing::warn!(%error, %mac, wanted, "the addresses of direct ports are not up to date");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    fn endpoint(number: u8) -> Endpoint {
+        Endpoint { mac: Mac([2, 0, 0, 0, 0, number]), addresses: Vec::new() }
+    }
+
+    #[test]
+    fn the_set_holds_endpoints_of_peers_that_the_vector_engine_carries() {
+        let set = new_set().expect("this test makes an eBPF map and must run as root");
+        let mut remote = RemoteMacs::new(Some(Arc::clone(&set)));
+        let [near, far] = [1, 2].map(|byte| PeerId::from_bytes([byte; 32]));
+        let held = || -> Vec<u8> {
+            (1..=4).filter(|n| set.contains(endpoint(*n).mac.0).unwrap()).collect()
+        };
+        remote.add(&[(endpoint(1), near), (endpoint(2), far)]);
+        assert_eq!(held(), []);
+        remote.carry(near, true);
+        assert_eq!(held(), [1]);
+        remote.add(&[(endpoint(3), near), (endpoint(4), far)]);
+        assert_eq!(held(), [1, 3]);
+        // A container moves to a peer that the kernel engine carries, and to one of the vector engine.
+        remote.add(&[(endpoint(3), far), (endpoint(4), near)]);
+        assert_eq!(held(), [1, 4]);
+        remote.carry(far, true);
+        assert_eq!(held(), [1, 2, 3, 4]);
+        remote.carry(near, false);
+        assert_eq!(held(), [2, 3]);
+        remote.remove(&[endpoint(2).mac, endpoint(2).mac]);
+        assert_eq!(held(), [3]);
+        remote.forget(far);
+        assert_eq!(held(), []);
+        remote.carry(far, true);
+        assert_eq!(held(), []);
+    }
+}
