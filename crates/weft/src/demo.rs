@@ -6,8 +6,6 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 
-use weft_crypto::Cipher;
-
 use crate::bench::measure::{Lengths, tcp};
 use crate::bench::rows::{self, CONNECT_LIMIT, WeftPair};
 use crate::bench::{self, Plan};
@@ -168,8 +166,11 @@ fn figures(
     let (Some(client), Some(server)) = (containers.first(), containers.last()) else {
         return Ok(());
     };
+    // What containers get where nothing is asked for, as here.
+    let is_direct = sandbox.host(0).weft_json(&["status"])?["ports"] == "direct";
+    let row = if is_direct { rows::WEFT_PORTS } else { rows::WEFT };
     let plan = Plan {
-        rows: vec![rows::DIRECT, rows::VXLAN, rows::WEFT],
+        rows: vec![rows::DIRECT, rows::VXLAN, row],
         underlays: &[Underlay::Veth],
         link_mtu: UNDERLAY_MTU_BYTES,
         rounds: ROUNDS,
@@ -183,8 +184,8 @@ fn figures(
     };
     progress::step("measuring side by side: the direct link, plain kernel VXLAN, Weft encrypted");
     let binary = bench::own_binary()?;
-    let pair = WeftPair { cipher: Cipher::Aes256Gcm, sandbox, client, server };
-    let report = bench::compare(sandbox, &binary, &[pair], &plan)?;
+    let pair = rows::way_of(row).map(|way| WeftPair { row, way, sandbox, client, server });
+    let report = bench::compare(sandbox, &binary, pair.as_slice(), &plan)?;
     bench::write_files(&report, options.json.as_deref(), options.svg.as_deref())?;
     progress::print(&format!("\n{}\n{}\n", report.table(), report.ratios()));
     for file in [&options.json, &options.svg].into_iter().flatten() {

@@ -18,14 +18,13 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use weft_crypto::Cipher;
 use weft_packet::esp;
 
 use self::machine::Machine;
 use self::measure::{Lengths, Sample, Servers};
 use self::others::Outside;
 use self::report::{Report, ReportRow};
-use self::rows::{Row, WeftPair};
+use self::rows::{Row, Way, WeftPair};
 use self::weave::WeaveRow;
 use crate::sandbox::{
     self, Container, Sandbox, SandboxError, SandboxOptions, UNDERLAY_MTU_BYTES, Underlay, progress,
@@ -253,15 +252,16 @@ fn on_link<T>(
     let options = SandboxOptions { mtu: plan.link_mtu, ..SandboxOptions::default() };
     let sandbox = Sandbox::new(&options)?;
     let mut ours = Vec::new();
-    for cipher in plan.rows.iter().filter_map(|row| rows::cipher_of(row)) {
+    for (row, way) in plan.rows.iter().filter_map(|row| Some((*row, rows::way_of(row)?))) {
         let sandbox = Sandbox::new(&options)?;
-        let containers = start_weft(&sandbox, cipher)?;
-        ours.push((cipher, sandbox, containers));
+        let containers = start_weft(&sandbox, way)?;
+        ours.push((row, way, sandbox, containers));
     }
     let pairs: Vec<WeftPair<'_>> = ours
         .iter()
-        .map(|(cipher, sandbox, [client, server])| WeftPair {
-            cipher: *cipher,
+        .map(|(row, way, sandbox, [client, server])| WeftPair {
+            row,
+            way: *way,
             sandbox,
             client,
             server,
@@ -339,11 +339,12 @@ pub(crate) fn write_files(
     Ok(())
 }
 
-fn start_weft(sandbox: &Sandbox, cipher: Cipher) -> Result<[Container; 2], SandboxError> {
+fn start_weft(sandbox: &Sandbox, way: Way) -> Result<[Container; 2], SandboxError> {
+    let Way { cipher, ports } = way;
     progress::step(&format!(
-        "starting a daemon on each host and attaching a container to each, {cipher}"
+        "starting a daemon on each host and attaching a container to each, {cipher}, {ports} ports"
     ));
-    sandbox.launch_all(&["--cipher", cipher.name()])?;
+    sandbox.launch_all(&["--cipher", cipher.name(), "--port-mode", ports])?;
     Ok([sandbox.host(0).add_container("a")?, sandbox.host(1).add_container("b")?])
 }
 
@@ -370,8 +371,7 @@ fn set_up(
             rows::WIREGUARD_GO => others::wireguard_go(sandbox, link_mtu)?,
             rows::OPENVPN => others::openvpn(sandbox, link_mtu)?,
             ours => {
-                let cipher = rows::cipher_of(ours);
-                if let Some(pair) = pairs.iter().find(|pair| Some(pair.cipher) == cipher) {
+                if let Some(pair) = pairs.iter().find(|pair| pair.row == ours) {
                     set.push(rows::weft(*pair)?);
                 }
                 continue;

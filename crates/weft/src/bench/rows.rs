@@ -13,16 +13,19 @@ pub const CONNECT_LIMIT: Duration = Duration::from_secs(30);
 const VXLAN_ID: u32 = 4242;
 
 /// The rows that are measured where nothing else is asked for, in the table's order.
-pub const ALL: [&str; 7] = [DIRECT, GRE, VXLAN, WEFT, WEFT_CHACHA20, WIREGUARD_GO, OPENVPN];
+pub const ALL: [&str; 8] =
+    [DIRECT, GRE, VXLAN, WEFT, WEFT_PORTS, WEFT_CHACHA20, WIREGUARD_GO, OPENVPN];
 /// The underlay itself.
 pub const DIRECT: &str = "direct";
 /// The kernel's GRE, host to host, not encrypted.
 pub const GRE: &str = "gre";
 /// Plain kernel VXLAN between two bridges, not encrypted.
 pub const VXLAN: &str = "vxlan";
-/// Weft, format `esp`, vector engine, AES-256-GCM.
+/// Weft, format `esp`, vector engine, AES-256-GCM, ports of the switch.
 pub const WEFT: &str = "weft-esp-userspace";
-/// The same with ChaCha20-Poly1305.
+/// The same with direct ports.
+pub const WEFT_PORTS: &str = "weft-esp-userspace-direct";
+/// As [`WEFT`] with ChaCha20-Poly1305.
 pub const WEFT_CHACHA20: &str = "weft-esp-userspace-chacha20";
 /// WireGuard in userspace, the newest release of the Go implementation.
 pub const WIREGUARD_GO: &str = "wireguard-go";
@@ -53,8 +56,10 @@ pub struct Row {
 /// Weft between two hosts whose daemons run, with a container attached to each.
 #[derive(Debug, Clone, Copy)]
 pub struct WeftPair<'a> {
-    /// The AEAD that the daemons were told.
-    pub cipher: Cipher,
+    /// Which of Weft's rows it is.
+    pub row: &'static str,
+    /// What the daemons were told.
+    pub way: Way,
     /// The two hosts.
     pub sandbox: &'a Sandbox,
     /// The container on the first.
@@ -63,14 +68,25 @@ pub struct WeftPair<'a> {
     pub server: &'a Container,
 }
 
-/// The AEAD of a row of Weft's; `None` for the others.
+/// What tells Weft's rows apart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Way {
+    /// The AEAD.
+    pub cipher: Cipher,
+    /// How containers are plugged in, as `--port-mode` and `weft ps` name it.
+    pub ports: &'static str,
+}
+
+/// That of a row of Weft's; `None` for the others.
 #[must_use]
-pub fn cipher_of(row: &str) -> Option<Cipher> {
-    match row {
-        WEFT => Some(Cipher::Aes256Gcm),
-        WEFT_CHACHA20 => Some(Cipher::ChaCha20Poly1305),
-        _ => None,
-    }
+pub fn way_of(row: &str) -> Option<Way> {
+    let (cipher, ports) = match row {
+        WEFT => (Cipher::Aes256Gcm, "bridge"),
+        WEFT_PORTS => (Cipher::Aes256Gcm, "direct"),
+        WEFT_CHACHA20 => (Cipher::ChaCha20Poly1305, "bridge"),
+        _ => return None,
+    };
+    Some(Way { cipher, ports })
 }
 
 /// The underlay itself, host to host.
@@ -140,30 +156,30 @@ pub fn remove_vxlan(sandbox: &Sandbox, row: &Row) -> Result<(), SandboxError> {
     Ok(())
 }
 
-/// Weft between two attached containers; the row is refused if the path is not the one that its name
-/// says.
+/// Weft between two attached containers; the row is refused if the path or a port is not the one that
+/// its name says.
 ///
 /// # Errors
 /// [`SandboxError::WaitTimedOut`] while no path is active; [`SandboxError::UnexpectedOutput`] if it is another one.
 pub fn weft(pair: WeftPair<'_>) -> Result<Row, SandboxError> {
-    let WeftPair { cipher, sandbox, client, server } = pair;
+    let WeftPair { row, way: Way { cipher, ports }, sandbox, client, server } = pair;
     for host in sandbox.hosts() {
         host.wait_connected(sandbox.hosts().len() - 1, CONNECT_LIMIT)?;
         for connection in host.active_connections()? {
             check_path(&connection, cipher)?;
         }
+        check_ports(&host.weft_json(&["ps"])?, ports)?;
     }
     Ok(Row {
-        name: match cipher {
-            Cipher::Aes256Gcm => WEFT,
-            Cipher::ChaCha20Poly1305 => WEFT_CHACHA20,
-        },
+        name: row,
         client: client.netns().clone(),
         server: server.netns().clone(),
         server_address: server.ipv4()?.into(),
         mtu: client.mtu()?,
         daemons: sandbox.hosts().iter().filter_map(|host| host.daemon_pid()).collect(),
-        setup: format!("`weft launch` on each host, `weft attach` of each container; {cipher}"),
+        setup: format!(
+            "`weft launch --port-mode {ports}` on each host, `weft attach` of each container; {cipher}"
+        ),
         _processes: Vec::new(),
     })
 }
@@ -183,6 +199,18 @@ fn check_path(connection: &serde_json::Value, cipher: Cipher) -> Result<(), Sand
         why: format!(
             "the row needs format esp, engine userspace, {cipher}, encrypted; it is {connection}"
         ),
+    })
+}
+
+/// A row named after a kind of port must have it.
+fn check_ports(attachments: &serde_json::Value, ports: &str) -> Result<(), SandboxError> {
+    let is_right = |one: &serde_json::Value| one["port"] == ports;
+    if attachments.as_array().is_some_and(|all| all.iter().all(is_right)) {
+        return Ok(());
+    }
+    Err(SandboxError::UnexpectedOutput {
+        command: "weft ps --json".to_owned(),
+        why: format!("the row needs ports of the kind {ports}; there is {attachments}"),
     })
 }
 
@@ -221,5 +249,7 @@ mod tests {
             assert!(check_path(&bad).is_err(), "{bad}");
         }
         assert!(check_path(&serde_json::json!({})).is_err());
+        let ports = serde_json::json!([{ "port": "direct" }]);
+        assert!(check_ports(&ports, "direct").is_ok() && check_ports(&ports, "bridge").is_err());
     }
 }
