@@ -315,9 +315,11 @@ impl Helper {
         receiver.set_merging(self.seed.merge.0, self.seed.merge.1);
         let mut transmitter = (self.seed.make_transmitter)();
         let mut buffer = vec![0; FRAME_LEN_MAX];
-        let ports = PortReader::of_worker(self.seed.worker);
+        let mut ports = PortReader::of_worker(self.seed.worker);
         while !self.stop.load(SeqCst) {
             if self.number >= help.wanted.load(SeqCst) {
+                // Who is not at work must not keep the devices of ports that go.
+                ports.let_go(&poller);
                 thread::park();
                 continue;
             }
@@ -327,17 +329,21 @@ impl Helper {
                     WAKER => {}
                     TAP => from_tap = true,
                     SOCKET => from_socket = true,
-                    _ => from_lane = true,
+                    LANE_SOCKET => from_lane = true,
+                    token => ports.note_ready(token),
                 }
             }
+            ports.sync(&poller, &self.seed.shared);
             let Some(_at_work) = help.begin(self.number) else {
+                ports.forget_ready();
                 // The worker has not seen yet that it is wanted, or no longer.
                 thread::yield_now();
                 continue;
             };
             let mut units = 0;
             if from_socket {
-                units += self.seed.open(&help.socket, socket, &self.counters, &mut receiver, &ports)?;
+                units +=
+                    self.seed.open(&help.socket, socket, &self.counters, &mut receiver, &ports)?;
             }
             if let Some(socket) = lane_socket.as_ref().filter(|_| from_lane) {
                 let gate = &help.lane_socket;
@@ -346,6 +352,8 @@ impl Helper {
             if from_tap || from_socket || from_lane {
                 units += self.seed.seal(&self.counters, &mut transmitter, &mut buffer)?;
             }
+            let (seed, counters) = (&self.seed, &self.counters);
+            units += seed.seal_ports(&poller, &mut ports, counters, &mut transmitter, &mut buffer);
             self.counters.did(Work::UnitsHelped, units);
         }
         Ok(())
@@ -384,18 +392,46 @@ impl Seed {
         Ok(UNITS_MAX)
     }
 
-    /// Some units from the TAP device to the wire; returns how many.
+    /// Some units from the switch's TAP device to the wire; returns how many.
     pub(crate) fn seal(
         &self,
         counters: &WorkerCounters,
         transmitter: &mut Transmitter,
         buffer: &mut [u8],
     ) -> io::Result<u64> {
+        self.seal_from(&self.help.tap, &*self.tap, counters, transmitter, buffer)
+    }
+
+    /// The same from the direct ports that have something.
+    pub(crate) fn seal_ports(
+        &self,
+        poller: &Poller,
+        ports: &mut PortReader,
+        counters: &WorkerCounters,
+        transmitter: &mut Transmitter,
+        buffer: &mut [u8],
+    ) -> u64 {
+        let mut units = 0;
+        ports.note_answers();
+        ports.drain(poller, |queue| {
+            units += self.seal_from(&queue.gate, queue, counters, transmitter, buffer)?;
+            Ok(())
+        });
+        units
+    }
+
+    fn seal_from<T: FrameSource + FrameSink>(
+        &self,
+        gate: &Gate,
+        tap: &T,
+        counters: &WorkerCounters,
+        transmitter: &mut Transmitter,
+        buffer: &mut [u8],
+    ) -> io::Result<u64> {
         for units in 0..UNITS_MAX {
             let shared = read(&self.shared);
-            let env =
-                Env { tap: &*self.tap, socket: &shared.sockets, counters, events: &*self.events };
-            let done = seal_unit(&self.help.tap, &shared.state, &env, transmitter, buffer);
+            let env = Env { tap, socket: &shared.sockets, counters, events: &*self.events };
+            let done = seal_unit(gate, &shared.state, &env, transmitter, buffer);
             if !there_was(done)? {
                 return Ok(units);
             }

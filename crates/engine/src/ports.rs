@@ -14,8 +14,9 @@ use weft_io::poller::Poller;
 use weft_io::tap::Tap;
 use weft_path::Mac;
 
-use crate::device::{FrameSink, RunSink};
+use crate::device::{FrameSink, FrameSource, RunSink};
 use crate::error::EngineError;
+use crate::gate::Gate;
 use crate::state::key_of;
 use crate::table::{Slab, Table};
 use crate::worker::Shared;
@@ -44,10 +45,12 @@ pub(crate) struct Port {
     gone: AtomicBool,
 }
 
-/// One queue of its TAP device, read by one worker and written by those that share it.
+/// One queue of its TAP device, read by one worker with its helpers and written by those that share it.
 #[derive(Debug)]
 pub(crate) struct PortQueue {
     tap: Tap,
+    /// Where worker and helpers pass.
+    pub(crate) gate: Gate,
     sent: Counter,
     received: Counter,
 }
@@ -70,10 +73,9 @@ impl Counter {
     }
 }
 
-impl PortQueue {
-    /// As [`Tap::recv`].
+impl FrameSource for PortQueue {
     #[inline]
-    pub(crate) fn recv(&self, buffer: &mut [u8]) -> io::Result<usize> {
+    fn recv(&self, buffer: &mut [u8]) -> io::Result<usize> {
         let len = self.tap.recv(buffer)?;
         self.sent.add(len);
         Ok(len)
@@ -122,7 +124,12 @@ impl Ports {
                 given: self.by_mac.len().to_string(),
             });
         }
-        let queue = |tap| PortQueue { tap, sent: Counter::default(), received: Counter::default() };
+        let queue = |tap| PortQueue {
+            tap,
+            gate: Gate::default(),
+            sent: Counter::default(),
+            received: Counter::default(),
+        };
         let queues = queues.into_iter().map(queue).collect();
         self.last_id += 1;
         let port = Port { id: self.last_id, mac, queues, gone: AtomicBool::new(false) };
@@ -213,7 +220,7 @@ impl FrameSink for Outlet<'_> {
     }
 }
 
-/// The queues of direct ports that one worker reads: of each port, those whose number modulo the number
+/// The queues of direct ports that one thread reads, a worker or a helper of it: of each port, those whose number modulo the number
 /// of workers is its own.
 #[derive(Debug)]
 pub(crate) struct PortReader {
@@ -270,6 +277,19 @@ impl PortReader {
     #[inline]
     pub(crate) fn note_ready(&mut self, token: u64) {
         self.ready.push(token);
+    }
+
+    /// Waits for no queue any more, until it is synchronised again.
+    pub(crate) fn let_go(&mut self, poller: &Poller) {
+        self.queues.iter().for_each(|queue| stop_waiting(poller, queue));
+        self.queues.clear();
+        self.ready.clear();
+        self.seen = None;
+    }
+
+    /// Nobody looks at what has something now: it will be told again.
+    pub(crate) fn forget_ready(&mut self) {
+        self.ready.clear();
     }
 
     /// What was just written may have been answered within the call, as TCP does.

@@ -12,7 +12,7 @@ use weft_io::udp::UdpSocket;
 use weft_path::{EngineEvent, PathId};
 
 use crate::counters::WorkerCounters;
-use crate::device::{Env, FrameSink, LaneSockets, RunSink};
+use crate::device::{Env, FrameSink, FrameSource, LaneSockets, RunSink};
 use crate::helper::Seed;
 use crate::lane::LANE_LOOK_MS;
 use crate::ports::{Outlet, PortReader, Ports};
@@ -142,7 +142,12 @@ impl Worker {
                     self.drain_tap(&mut buffer)?;
                 }
             }
-            self.drain_ports(&poller, &mut ports, &mut buffer);
+            if helped {
+                let Self { seed, counters, transmitter, .. } = &mut self;
+                seed.seal_ports(&poller, &mut ports, counters, transmitter, &mut buffer);
+            } else {
+                self.drain_ports(&poller, &mut ports, &mut buffer);
+            }
             if stop {
                 return Ok(());
             }

@@ -9,7 +9,9 @@ use weft::sandbox::{Container, Host, try_wait_until};
 use weft_io::namespace::{Namespace, run_in};
 use weft_lab::net::guest::host::Work;
 use weft_lab::net::iperf::{self, Server};
-use weft_lab::net::{Lab, attainable_bps, namespace, probe, slowness, wait_ping};
+use weft_lab::net::{
+    Lab, attainable_bps, counter, keep_order, namespace, probe, slowness, wait_ping,
+};
 
 /// Kernels with IPsec would take the traffic.
 const DIRECT: [&str; 4] = ["--engine", "userspace", "--port-mode", "direct"];
@@ -125,6 +127,30 @@ fn workers_share_direct_ports_and_hosts_may_differ() -> anyhow::Result<()> {
         assert_eq!(devices_in(&two)?, ["weft0"]);
         wait_ping(&one, two.ipv4()?.into(), SETTLE)?;
         one.ping(two.ipv6()?.into())?;
+    }
+    Ok(())
+}
+
+#[test]
+fn helpers_share_a_direct_port_in_order() -> anyhow::Result<()> {
+    let lab = Lab::pair(&[&DIRECT[..], &["--workers", "1", "--helpers", "3"]].concat())?;
+    let (one, two) = lab.containers()?;
+    keep_order([lab.host(0).netns(), lab.host(1).netns(), one.netns(), two.netns()])?;
+    let _servers = (Server::start(&one)?, Server::start(&two)?);
+    for (from, to) in [(&one, &two), (&two, &one)] {
+        let report = iperf::run(from, to.ipv4()?.into(), &["-t", "2"])?;
+        assert!(iperf::received_bps(&report) > attainable_bps(1e8), "{report}");
+    }
+    for host in lab.sandbox.hosts() {
+        let helped = counter(host, "units_helped")?;
+        assert!(helped > 100, "helpers took {helped} units");
+    }
+    for container in [&one, &two] {
+        let text = container.exec(&["nstat", "-asz"])?.success()?.stdout;
+        for name in ["TcpExtTCPSACKReorder", "TcpExtTCPRenoReorder", "TcpExtTCPTSReorder"] {
+            let line = text.lines().find(|line| line.starts_with(name));
+            assert_eq!(line.and_then(|line| line.split_whitespace().nth(1)), Some("0"), "{name}");
+        }
     }
     Ok(())
 }
