@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use weft::sandbox::Host;
 use weft_lab::net::iperf::{self, Server};
-use weft_lab::net::{Lab, counter, is_soak, keep_order, slowness, wait_connection};
+use weft_lab::net::{Lab, counter, is_soak, keep_order, slowness, tcp_counter, wait_connection};
 
 /// Kernels with IPsec would leave the workers nothing to do.
 const VECTOR: &str = "--engine=userspace";
@@ -47,13 +47,8 @@ fn flows_over_two_lanes_pass_rekeys_in_order() -> anyhow::Result<()> {
     assert!(rekeys >= u64::from(seconds) / 2 - 1, "{rekeys} rekeys in {seconds} s");
     assert_eq!(iperf::retransmits(&report), Some(0), "{report}");
     for container in [&one, &two] {
-        let text = container.exec(&["nstat", "-asz"])?.success()?.stdout;
-        let reordered = |name: &str| {
-            let line = text.lines().find(|line| line.starts_with(name));
-            line.and_then(|line| line.split_whitespace().nth(1)).map(str::to_owned)
-        };
         for name in ["TcpExtTCPSACKReorder", "TcpExtTCPRenoReorder", "TcpExtTCPTSReorder"] {
-            assert_eq!(reordered(name).as_deref(), Some("0"), "{name}");
+            assert_eq!(tcp_counter(container, name)?, 0, "{name}");
         }
     }
     for host in lab.sandbox.hosts() {

@@ -107,6 +107,17 @@ pub fn nft_packets(namespace: &Netns, counter: &str) -> anyhow::Result<u64> {
     found.ok_or_else(|| anyhow::anyhow!("no counter {counter} in {listed}"))
 }
 
+/// One counter of a container's kernel by the name that `nstat` gives it, such as `TcpRetransSegs`.
+///
+/// # Errors
+/// There is no such counter.
+pub fn tcp_counter(container: &Container, name: &str) -> anyhow::Result<u64> {
+    let text = container.exec(&["nstat", "-asz", name])?.success()?.stdout;
+    let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+    let count = line.and_then(|line| line.split_whitespace().next()?.parse().ok());
+    count.ok_or_else(|| anyhow::anyhow!("no counter {name} in {text}"))
+}
+
 /// A container's namespace file.
 #[must_use]
 pub fn namespace(container: &Container) -> PathBuf {

@@ -45,7 +45,7 @@ const DEBIAN12: &[Choice] = &[Choice::Debian12];
 
 /// Which test runs on which kernel: of all rows that fit a test, named `target::test`, the last one
 /// counts. `*` stands for any text.
-const TABLE: [Row; 7] = [
+const TABLE: [Row; 8] = [
     Row {
         tests: "vm_*",
         kernels: NEWEST,
@@ -76,6 +76,11 @@ const TABLE: [Row; 7] = [
         tests: "net_idle::*",
         kernels: &[],
         why: "judges ticks and memory of real hardware: the namespace lab alone can",
+    },
+    Row {
+        tests: "net_mixed::*",
+        kernels: &[],
+        why: "more at once than an emulated machine moves without queues that overflow",
     },
 ];
 
@@ -554,6 +559,7 @@ mod tests {
             program("net_admission", &["x"]),
             program("net_errors", &["x"]),
             program("net_idle", &["x"]),
+            program("net_mixed", &["x"]),
             program("net_mtu", &["x"]),
             program("net_rekey", &["x"]),
             program("net_restart", &["x"]),
