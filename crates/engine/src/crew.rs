@@ -4,9 +4,9 @@ use std::net::IpAddr;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver as Queue, sync_channel};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use weft_io::offload::Offloads;
 use weft_io::poller::Waker;
@@ -19,15 +19,22 @@ use crate::control::Control;
 use crate::counters::WorkerCounters;
 use crate::device::LaneSockets;
 use crate::helper::{Helpers, Seed};
+use crate::lane::LANE_LOOK_MS;
 use crate::transmit::Transmitter;
 use crate::worker::{Sending, Shared, Worker};
 use crate::{BUSY_POLL_MAX, EngineConfig, EngineError};
+
+/// How long a worker that is removed goes on receiving, in milliseconds: by then peers have heard from
+/// where the lanes that it had are sent now, even where one dummy was lost.
+const LINGER_MS: u64 = 2 * LANE_LOOK_MS + LANE_LOOK_MS / 2;
 
 type Events = Arc<dyn Fn(EngineEvent) + Send + Sync>;
 
 /// The workers, and what a further one is made from.
 pub(crate) struct Crew {
     running: Vec<Running>,
+    /// Removed, and receiving for [`LINGER_MS`] yet, the one with the highest number first.
+    leaving: Vec<Running>,
     /// By the worker's number, also of those that are gone.
     counters: Vec<Arc<WorkerCounters>>,
     /// Datagrams that sockets of workers that are gone did not take.
@@ -53,6 +60,8 @@ pub(crate) struct Crew {
 struct Running {
     thread: Option<JoinHandle<()>>,
     stop: Arc<AtomicBool>,
+    /// When it ends by itself.
+    until: Arc<OnceLock<Instant>>,
     waker: Waker,
     socket: Arc<UdpSocket>,
     lane_socket: Option<Arc<UdpSocket>>,
@@ -70,6 +79,7 @@ impl Crew {
     ) -> Self {
         Self {
             running: Vec::new(),
+            leaving: Vec::new(),
             counters: Vec::new(),
             past_overflows: 0,
             shared,
@@ -108,7 +118,8 @@ impl Crew {
 
     /// Datagrams that the kernel dropped since a socket was full.
     pub(crate) fn overflows(&self) -> u64 {
-        self.past_overflows + self.running.iter().map(Running::overflows).sum::<u64>()
+        let all = self.running.iter().chain(&self.leaving);
+        self.past_overflows + all.map(Running::overflows).sum::<u64>()
     }
 
     /// Has all of them look at what they wait for.
@@ -121,8 +132,14 @@ impl Crew {
     /// # Errors
     /// As [`Self::add`].
     pub(crate) fn resize(&mut self, workers: usize) -> Result<(), EngineError> {
+        self.bury();
         while self.running.len() > workers.max(1) {
             self.remove_last();
+        }
+        if self.running.len() < workers {
+            // A new one takes its predecessor's number and its place among the shares of the port.
+            self.leaving.iter_mut().for_each(Running::end);
+            self.bury();
         }
         while self.running.len() < workers {
             // What is sent by command is the first worker's affair.
@@ -143,6 +160,7 @@ impl Crew {
         let (socket, lane_socket) = self.sockets(number)?;
         let waker = Waker::new().map_err(kernel("make an event descriptor"))?;
         let stop = Arc::new(AtomicBool::new(false));
+        let until = Arc::new(OnceLock::new());
         if self.counters.len() <= number {
             self.counters.push(Arc::default());
         }
@@ -179,6 +197,7 @@ impl Crew {
             sendings,
             waker: waker.clone(),
             stop: Arc::clone(&stop),
+            until: Arc::clone(&until),
             counters: Arc::clone(&self.counters[number]),
             events: Arc::clone(&self.events),
         };
@@ -192,6 +211,7 @@ impl Crew {
         self.running.push(Running {
             thread: Some(thread),
             stop,
+            until,
             waker,
             socket,
             lane_socket,
@@ -241,18 +261,33 @@ impl Crew {
     }
 
     fn remove_last(&mut self) {
-        let Some(mut last) = self.running.pop() else { return };
-        // First it gets nothing more, then nothing is sent from it, then it ends.
+        let Some(last) = self.running.pop() else { return };
+        // First it gets nothing more on the engine's port, then nothing is sent from its own. What peers
+        // send there it takes until they know better: those that stay tell them at once.
         if let Some(control) = &self.control {
             control.remove(&last.helpers);
         }
+        // What is left to receive is little. Fewer threads need no start, so nothing can fail.
+        let _ = last.helpers.set(0);
         self.steer(self.running.len());
         self.change_sockets(|sockets| {
             sockets.own.pop();
             sockets.shares.pop();
         });
-        last.end();
-        self.past_overflows += last.overflows();
+        let _ = last.until.set(Instant::now() + Duration::from_millis(LINGER_MS));
+        last.waker.wake();
+        self.leaving.push(last);
+        self.wake();
+    }
+
+    /// Forgets those that have ended, in the order in which they left: the kernel fills the place of a
+    /// socket that is closed with the last one.
+    pub(crate) fn bury(&mut self) {
+        while self.leaving.first().is_some_and(Running::has_ended) {
+            let mut ended = self.leaving.remove(0);
+            ended.end();
+            self.past_overflows += ended.overflows();
+        }
     }
 
     fn change_sockets(&self, change: impl FnOnce(&mut LaneSockets)) {
@@ -271,11 +306,11 @@ impl Crew {
 impl Drop for Crew {
     fn drop(&mut self) {
         self.control = None;
-        for worker in &self.running {
+        for worker in self.running.iter().chain(&self.leaving) {
             worker.stop.store(true, Ordering::Relaxed);
             worker.waker.wake();
         }
-        self.running.iter_mut().for_each(Running::end);
+        self.running.iter_mut().chain(&mut self.leaving).for_each(Running::end);
     }
 }
 
@@ -289,6 +324,10 @@ impl Running {
             // A panic was caught and reported by the thread itself.
             let _ = thread.join();
         }
+    }
+
+    fn has_ended(&self) -> bool {
+        self.thread.as_ref().is_none_or(JoinHandle::is_finished)
     }
 
     fn overflows(&self) -> u64 {

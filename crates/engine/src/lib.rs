@@ -248,7 +248,8 @@ impl Engine {
     /// All counters, read without stopping anyone.
     pub fn counters(&self) -> Counters {
         let (workers, overflows) = {
-            let crew = self.lock();
+            let mut crew = self.lock();
+            crew.bury();
             (crew.counters(), crew.overflows())
         };
         let mut counters = self.registry.read(&workers);

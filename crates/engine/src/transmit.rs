@@ -154,6 +154,25 @@ impl Transmitter {
         Ok(())
     }
 
+    /// Sends a dummy on each lane of its worker, one of `workers`, that is in use beyond the first.
+    pub(crate) fn tell_of_lanes<F, R: RunSink>(
+        &self,
+        state: &State,
+        env: &Env<'_, F, R>,
+        workers: usize,
+    ) {
+        for (_, path) in state.paths.iter() {
+            for (number, outbound) in path.lanes.iter().enumerate().skip(1) {
+                if number % workers.max(1) == self.worker
+                    && let Some(outbound) = outbound
+                    && let Some((from, to)) = path.way(number)
+                {
+                    send_dummy(env, outbound, from, to);
+                }
+            }
+        }
+    }
+
     /// Looks at the lanes of its worker, one of `workers`, and sends the dummies that are due.
     pub(crate) fn look_after_lanes<F, R: RunSink>(
         &self,

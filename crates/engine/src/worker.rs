@@ -3,7 +3,7 @@
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Receiver as Queue;
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
+use std::sync::{Arc, OnceLock, PoisonError, RwLock, RwLockReadGuard};
 use std::time::{Duration, Instant};
 
 use weft_io::poller::{Poller, Waker};
@@ -72,8 +72,17 @@ pub(crate) struct Worker {
     pub(crate) sendings: Queue<Sending>,
     pub(crate) waker: Waker,
     pub(crate) stop: Arc<AtomicBool>,
+    /// When it is to end, once that is known.
+    pub(crate) until: Arc<OnceLock<Instant>>,
     pub(crate) counters: Arc<WorkerCounters>,
     pub(crate) events: Arc<dyn Fn(EngineEvent) + Send + Sync>,
+}
+
+/// A worker's looks at its lanes.
+struct Looks {
+    next: Instant,
+    /// How many workers there were at the last one.
+    sockets: usize,
 }
 
 impl Worker {
@@ -94,12 +103,15 @@ impl Worker {
         let mut receiver = Receiver::new();
         receiver.set_merging(self.merge.0, self.merge.1);
         let mut buffer = vec![0; FRAME_LEN_MAX];
-        let mut next_look = Instant::now();
+        let mut looks = Looks { next: Instant::now(), sockets: 0 };
         let mut ports = PortReader::of_worker(self.number);
         ports.sync(&poller, &self.shared);
         loop {
             let (mut woken, mut tap, mut socket, mut lane_socket) = (false, false, false, false);
-            let wait = self.look_after_lanes(&mut next_look);
+            let wait = self.look_after_lanes(&mut looks);
+            let left =
+                self.until.get().map(|until| until.saturating_duration_since(Instant::now()));
+            let wait = wait.into_iter().chain(left).min();
             for token in poller.wait_awake(self.busy_poll, wait)? {
                 match token {
                     WAKER => woken = true,
@@ -115,7 +127,7 @@ impl Worker {
                 self.carry_out();
             }
             // Nothing more comes to a worker that is to stop: what has come is its last.
-            let stop = self.stop.load(Ordering::Relaxed);
+            let stop = self.stop.load(Ordering::Relaxed) || left.is_some_and(|left| left.is_zero());
             let helped = self.seed.help.is_on();
             if socket || stop {
                 let share = Arc::clone(&self.socket);
@@ -155,19 +167,25 @@ impl Worker {
     }
 
     /// Looks after its lanes if it is time to; returns how long it is until then, if it ever is.
-    fn look_after_lanes(&self, next: &mut Instant) -> Option<Duration> {
+    fn look_after_lanes(&self, looks: &mut Looks) -> Option<Duration> {
         let shared = read(&self.shared);
         if !shared.state.several_lanes() {
             return None;
         }
-        let now = Instant::now();
-        if now >= *next {
-            *next = now + Duration::from_millis(LANE_LOOK_MS);
-            let Self { tap, counters, events, .. } = self;
-            let env = Env { tap: &**tap, socket: &shared.sockets, counters, events: &**events };
-            self.transmitter.look_after_lanes(&shared.state, &env, shared.sockets.sockets());
+        let Self { tap, counters, events, .. } = self;
+        let env = Env { tap: &**tap, socket: &shared.sockets, counters, events: &**events };
+        let sockets = shared.sockets.sockets();
+        // Lanes leave from other sockets now: peers are to hear from where.
+        let moved = std::mem::replace(&mut looks.sockets, sockets) > sockets;
+        if moved {
+            self.transmitter.tell_of_lanes(&shared.state, &env, sockets);
         }
-        Some(next.saturating_duration_since(now))
+        let now = Instant::now();
+        if now >= looks.next {
+            looks.next = now + Duration::from_millis(LANE_LOOK_MS);
+            self.transmitter.look_after_lanes(&shared.state, &env, sockets);
+        }
+        Some(looks.next.saturating_duration_since(now))
     }
 
     fn carry_out(&mut self) {

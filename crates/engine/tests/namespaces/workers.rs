@@ -1,7 +1,7 @@
 //! Several workers, lanes that differ in number, and workers that come and go.
 
 use std::io::{Read, Write};
-use std::net::{IpAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, TcpListener, TcpStream, UdpSocket};
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -162,6 +162,53 @@ fn workers_come_and_go_under_traffic() {
         all.workers.iter().skip(1).any(|worker| worker.done(Work::DatagramsSent) > 0),
         "{all:?}"
     );
+}
+
+#[test]
+fn what_is_sent_to_a_worker_that_is_removed_arrives() {
+    const PAIRS: usize = 24;
+    let (a, b) = strangers();
+    for host in [&a, &b] {
+        host.run(|| host.engine.set_workers(3)).unwrap();
+    }
+    connect_lanes(&a, &b, 300, 3);
+    connect_lanes(&b, &a, 400, 3);
+    let until = Instant::now() + PATIENCE;
+    while used_lanes(&a) < 3 || used_lanes(&b) < 3 {
+        assert!(Instant::now() < until, "{:?}", a.engine.counters());
+        flows(&a, &b, b.v4.into(), 12, &pattern(9, 1 << 18));
+        flows(&b, &a, a.v4.into(), 12, &pattern(9, 1 << 18));
+    }
+    let pair = |_| {
+        let receiver = a.run(|| UdpSocket::bind((a.v4, 0)).unwrap());
+        receiver.set_read_timeout(Some(PATIENCE)).unwrap();
+        let sender = b.run(|| UdpSocket::bind((b.v4, 0)).unwrap());
+        sender.connect(receiver.local_addr().unwrap()).unwrap();
+        (sender, receiver)
+    };
+    let pairs: Vec<(UdpSocket, UdpSocket)> = (0..PAIRS).map(pair).collect();
+    let beyond_first = || {
+        let sas = a.engine.counters().sas;
+        let lanes = sas.iter().filter(|sa| sa.direction == Direction::Inbound && sa.lane > 0);
+        lanes.map(|sa| sa.traffic.bytes).sum::<u64>()
+    };
+    let before = beyond_first();
+    // The peer hears within a second from where a lane is sent now.
+    for round in 0_u8..75 {
+        if round == 10 {
+            a.run(|| a.engine.set_workers(1)).unwrap();
+        }
+        for (sender, receiver) in &pairs {
+            sender.send(&[round; 64]).unwrap();
+            let mut got = [0; 64];
+            receiver.recv(&mut got).unwrap();
+            assert_eq!(got, [round; 64]);
+        }
+        thread::sleep(Duration::from_millis(20));
+    }
+    assert!(beyond_first() > before + 75 * 64, "all went on one lane");
+    check_drops(&a);
+    check_drops(&b);
 }
 
 #[test]
