@@ -1,7 +1,9 @@
 //! Daemons with several workers: flows over several lanes, and none of it seen by the containers.
 
+use std::thread;
 use std::time::{Duration, Instant};
 
+use weft::api::{Client, Workers, WorkersRequest};
 use weft::sandbox::Host;
 use weft_lab::net::iperf::{self, Server};
 use weft_lab::net::{Lab, counter, is_soak, keep_order, slowness, tcp_counter, wait_connection};
@@ -80,5 +82,62 @@ fn hosts_may_differ_in_workers() -> anyhow::Result<()> {
     }
     assert!(workers(lab.host(0))?.iter().all(|(sent, received)| *sent > 100 && *received > 100));
     assert_eq!((workers(lab.host(0))?.len(), workers(lab.host(1))?.len()), (1, 3));
+    Ok(())
+}
+
+#[test]
+fn workers_come_and_go_on_request_without_a_retransmission() -> anyhow::Result<()> {
+    let lab = Lab::pair(&[VECTOR, "--workers", "1"])?;
+    let (one, two) = lab.containers()?;
+    keep_order([lab.host(0).netns(), lab.host(1).netns(), one.netns(), two.netns()])?;
+    let _server = Server::start(&two)?;
+    one.exec(&["sysctl", "-qw", "net.ipv4.tcp_early_retrans=0"])?.success()?;
+    let to = two.ipv4()?.into();
+    let rate = format!("{}M", (20 / slowness()).max(1));
+    let load = ["-t", "12", "-P", "6", "-l", "32K", "-b", &rate];
+    let report = thread::scope(|scope| {
+        let load = scope.spawn(|| iperf::run(&one, to, &load));
+        for number in [3, 1, 2, 3, 2] {
+            // Long enough for lanes that are new to be proven and taken.
+            thread::sleep(Duration::from_secs(2));
+            for host in lab.sandbox.hosts() {
+                let answer = host.weft_json(&["workers", &number.to_string()])?;
+                assert_eq!(answer["workers"], number, "{answer}");
+                assert_eq!(answer["lanes"], 3, "{answer}");
+                assert_eq!(host.weft_json(&["workers"])?, answer);
+                assert_eq!(host.weft_json(&["status"])?["workers"], number);
+            }
+        }
+        load.join().map_err(|_| anyhow::anyhow!("iperf3 panicked"))?
+    })?;
+    assert_eq!(iperf::retransmits(&report), Some(0), "{}", report["end"]["sum_sent"]);
+    let top = lab.host(0).weft_json(&["top", "--count", "1", "--interval", "0.2"])?;
+    assert_eq!(top["workers"].as_array().map(Vec::len), Some(2), "{top}");
+    // What they moved before they went is still counted.
+    assert!(workers(lab.host(1))?.iter().all(|(_, received)| *received > 100));
+    for host in lab.sandbox.hosts() {
+        for reason in ["drop_replayed", "drop_forged", "drop_unknown_spi", "drop_no_path"] {
+            assert_eq!(counter(host, reason)?, 0, "{reason}");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn a_number_of_workers_that_cannot_be_is_refused() -> anyhow::Result<()> {
+    let lab = Lab::pair(&[VECTOR, "--workers", "1"])?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let daemon = Client::new(&lab.host(0).runtime_directory());
+    for workers in [0, 65] {
+        let output = lab.host(0).weft(&["workers", &workers.to_string()])?;
+        assert_eq!(output.status.code(), Some(2), "{output:?}");
+        assert!(output.stderr.contains("1..=64"), "{output:?}");
+        let request = WorkersRequest { workers };
+        let answer = daemon.post::<_, Workers>("/v1/workers", &request);
+        let text =
+            runtime.block_on(answer).map_or_else(|error| error.to_string(), |_| String::new());
+        assert!(text.contains("1 to 64"), "{text}");
+    }
+    assert_eq!(lab.host(0).weft_json(&["workers"])?["workers"], 1);
     Ok(())
 }

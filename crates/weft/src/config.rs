@@ -431,7 +431,7 @@ const RANGE_PREFIX_MAX: u8 = 29;
 const MTU_MIN: u16 = 1_280;
 const MTU_MAX: u16 = 65_000;
 const BUSY_POLL_MAX_US: i64 = weft_engine::BUSY_POLL_MAX.as_micros() as i64;
-const WORKERS_MAX: i64 = weft_engine::WORKERS_MAX as i64;
+pub(crate) const WORKERS_MAX: i64 = weft_engine::WORKERS_MAX as i64;
 const HELPERS_MAX: i64 = weft_engine::HELPERS_MAX as i64;
 
 #[cfg(test)]

@@ -11,6 +11,8 @@
 //! | `GET /v1/attachments` | | list of [`Attachment`] |
 //! | `GET /v1/report` | | [`Report`] |
 //! | `GET /v1/traffic` | | [`Traffic`] |
+//! | `GET /v1/workers` | | [`Workers`] |
+//! | `POST /v1/workers` | [`WorkersRequest`] | [`Workers`] |
 //! | `POST /v1/attach` | [`AttachRequest`] | [`Attachment`] |
 //! | `POST /v1/detach` | [`DetachRequest`] | [`Detached`] |
 //! | `POST /v1/connect` | [`ConnectRequest`] | list of [`Target`] |
@@ -30,5 +32,6 @@ pub use server::{Answer, ApiListener, RequestSender, listen, serve};
 pub use types::{
     ApiError, AttachRequest, Attachment, ConnectRequest, Connection, ContainerTraffic,
     DetachRequest, Detached, ErrorKind, ForgetRequest, HostRange, Invitation, Ipam, Path, Peer,
-    PeerConnection, PeerTraffic, Report, Status, Target, Traffic, Volume, WorkerTraffic,
+    PeerConnection, PeerTraffic, Report, Status, Target, Traffic, Volume, WorkerTraffic, Workers,
+    WorkersRequest,
 };

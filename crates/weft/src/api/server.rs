@@ -18,7 +18,7 @@ use tokio::net::{UnixListener, UnixStream};
 use super::types::{
     ApiError, AttachRequest, Attachment, ConnectRequest, Connection, DetachRequest, Detached,
     ErrorKind, ForgetRequest, Invitation, Ipam, Path as PeerPath, Peer, Report, Status, Target,
-    Traffic,
+    Traffic, Workers, WorkersRequest,
 };
 
 /// A boxed answer: the trait below is used behind a pointer.
@@ -44,6 +44,10 @@ pub trait RequestSender: Send + Sync + 'static {
     fn report(&self) -> Answer<'_, Report>;
     /// `GET /v1/traffic`.
     fn traffic(&self) -> Answer<'_, Traffic>;
+    /// `GET /v1/workers`.
+    fn workers(&self) -> Answer<'_, Workers>;
+    /// `POST /v1/workers`.
+    fn set_workers(&self, request: WorkersRequest) -> Answer<'_, Workers>;
     /// `POST /v1/attach`.
     fn attach(&self, request: AttachRequest) -> Answer<'_, Attachment>;
     /// `POST /v1/detach`.
@@ -111,6 +115,14 @@ fn router(daemon: Daemon) -> Router {
         .route(
             "/v1/traffic",
             get(|State(d): State<Daemon>| async move { reply(d.traffic().await) }),
+        )
+        .route(
+            "/v1/workers",
+            get(|State(d): State<Daemon>| async move { reply(d.workers().await) }).post(
+                |State(d): State<Daemon>, Json(body): Json<WorkersRequest>| async move {
+                    reply(d.set_workers(body).await)
+                },
+            ),
         )
         .route(
             "/v1/attach",

@@ -48,6 +48,9 @@ pub struct Status {
     /// Engines that it does not run, and why.
     #[serde(default)]
     pub engines_missing: BTreeMap<String, String>,
+    /// Workers of the vector engine.
+    #[serde(default)]
+    pub workers: usize,
     /// Offloads that the start-up self-test found working, and those it found wanting.
     pub offloads: BTreeMap<String, bool>,
     /// Number of targets.
@@ -399,6 +402,27 @@ pub struct ConnectRequest {
 pub struct ForgetRequest {
     /// Targets to dial no more.
     pub targets: Vec<String>,
+}
+
+/// Body of `POST /v1/workers`.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct WorkersRequest {
+    /// How many workers the vector engine is to have from now on.
+    pub workers: usize,
+}
+
+/// `weft workers`: the threads of the vector engine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Workers {
+    /// How many there are.
+    pub workers: usize,
+    /// How many there can be.
+    pub workers_max: usize,
+    /// How many there are where nobody says otherwise: half of the processors, 1 to 8.
+    pub workers_default: usize,
+    /// Lanes that are offered to each peer: as many as there were workers at most since the start.
+    pub lanes: usize,
 }
 
 /// What another host needs to join: the answer to `POST /v1/token`, and what `weft launch` prints.

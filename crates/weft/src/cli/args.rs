@@ -8,7 +8,7 @@ use ipnet::IpNet;
 
 use crate::bench::BenchOptions;
 use crate::bench::peer::PeerCommand;
-use crate::config::{DEFAULT_RUNTIME_DIR, LaunchOptions};
+use crate::config::{DEFAULT_RUNTIME_DIR, LaunchOptions, WORKERS_MAX};
 use crate::demo::DemoOptions;
 use crate::doctor::DoctorOptions;
 
@@ -56,6 +56,8 @@ pub enum Command {
     Report(JsonOnly),
     /// Show what moves now, by peer and by container, and what is dropped and why
     Top(TopArgs),
+    /// Show or change how many threads the vector engine has, while traffic goes on
+    Workers(WorkersArgs),
     /// Stop the daemon, detach all containers and forget identity, ranges and peers
     Reset(ResetArgs),
     /// Two hosts on this machine, with containers, pings, figures; all removed at the end
@@ -203,6 +205,18 @@ pub struct TopArgs {
     #[arg(long, value_name = "N")]
     pub count: Option<u64>,
     /// Print one line of JSON for each interval
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `weft workers`.
+#[derive(Debug, Args)]
+pub struct WorkersArgs {
+    /// How many from now on, until the daemon is started again; `weft launch --workers N` or `workers =
+    /// N` in the configuration file is for longer. Without it, how many there are
+    #[arg(value_name = "N", value_parser = clap::value_parser!(u8).range(1..=WORKERS_MAX))]
+    pub workers: Option<u8>,
+    /// Print JSON
     #[arg(long)]
     pub json: bool,
 }

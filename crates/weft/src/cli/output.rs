@@ -9,6 +9,7 @@ use serde::Serialize;
 
 use crate::api::{
     Attachment, Connection, Detached, HostRange, Invitation, Ipam, Path, Peer, Status, Target,
+    Workers,
 };
 use crate::timestamp;
 
@@ -70,6 +71,7 @@ pub(super) fn status(status: &Status) -> String {
     );
     line("Admission", &status.admission);
     line("Engines", &status.engines.join(", "));
+    line("Workers", &status.workers);
     for (engine, reason) in &status.engines_missing {
         line("", &format!("not {engine}: {reason}"));
     }
@@ -89,6 +91,16 @@ pub(super) fn status(status: &Status) -> String {
         if missing.is_empty() { "all".into() } else { format!("without {}", missing.join(", ")) };
     line("Offloads", &offloads);
     line("Addresses", &ipam_line(&status.ipam));
+    text
+}
+
+pub(super) fn workers(workers: &Workers) -> String {
+    let Workers { workers, workers_max, workers_default, lanes } = workers;
+    let mut text =
+        format!("{workers} of 1 to {workers_max} workers; {workers_default} by default here\n");
+    if lanes > workers {
+        let _ = writeln!(text, "they serve the {lanes} lanes that peers have been offered");
+    }
     text
 }
 

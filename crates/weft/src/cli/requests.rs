@@ -12,7 +12,7 @@ use super::output;
 use crate::api::{
     ApiError, AttachRequest, Attachment, Client, ClientError, ConnectRequest, Connection,
     DetachRequest, Detached, ErrorKind, ForgetRequest, Invitation, Ipam, Peer, Report, Status,
-    Target,
+    Target, Workers, WorkersRequest,
 };
 use crate::daemon;
 
@@ -64,6 +64,13 @@ async fn ask(command: Command, daemon: &Client, runtime_dir: &Path) -> anyhow::R
         Command::Report(_) => {
             let report: Report = daemon.get("/v1/report").await?;
             output::print(true, &report, |_| String::new())
+        }
+        Command::Workers(args) => {
+            let workers: Workers = match args.workers.map(usize::from) {
+                Some(workers) => daemon.post("/v1/workers", &WorkersRequest { workers }).await?,
+                None => daemon.get("/v1/workers").await?,
+            };
+            output::print(args.json, &workers, output::workers)
         }
         Command::Top(args) => super::top::top(args, daemon).await,
         Command::Reset(args) => reset(args, daemon, runtime_dir).await,

@@ -21,8 +21,8 @@ use weft_path::{Endpoint, EngineCommand, EngineEvent, EngineKind, Mac, PathState
 use super::engines::Engines;
 use super::requests::Targets;
 use super::store::Store;
-use crate::api::{ApiError, Attachment, ErrorKind};
-use crate::config::Settings;
+use crate::api::{ApiError, Attachment, ErrorKind, Workers};
+use crate::config::{ConfigError, Settings};
 
 /// The network that containers are on: one per mesh today.
 pub(super) const VNI: Vni = Vni(1);
@@ -58,6 +58,8 @@ pub(super) enum Request {
     KeepOnly { owners: BTreeSet<String> },
     /// The host's link carries packets of this size now, in bytes.
     LinkMtu { link_mtu: u16 },
+    /// The vector engine is to have so many workers; `None`: says how many it has.
+    Workers { wanted: Option<usize>, reply: oneshot::Sender<Result<Workers, ApiError>> },
     /// A picture of everything, for status.
     Snapshot { reply: oneshot::Sender<Snapshot> },
     /// What the engines have counted, for rates.
@@ -67,6 +69,8 @@ pub(super) enum Request {
 /// What rates are made of.
 pub(super) struct Readings {
     pub(super) counters: weft_engine::Counters,
+    /// Workers of the vector engine now.
+    pub(super) workers: usize,
     pub(super) kernel: Vec<(PeerId, weft_kernel::engine::PeerTraffic)>,
     /// Which engine carries a peer's frames.
     pub(super) engines: BTreeMap<PeerId, EngineKind>,
@@ -78,6 +82,8 @@ pub(super) struct Snapshot {
     pub(super) ipam: weft_mesh::IpamStatus,
     pub(super) paths: Vec<weft_path::PathStatus>,
     pub(super) counters: weft_engine::Counters,
+    /// Workers of the vector engine now.
+    pub(super) workers: usize,
     pub(super) kernel: weft_kernel::engine::KernelCounters,
     pub(super) support: weft_kernel::engine::Support,
     pub(super) lost: Vec<LostLink>,
@@ -271,6 +277,9 @@ impl Control {
             }
             Request::Announce { attachment } => self.announce(&attachment),
             Request::Withdraw { mac } => self.mesh.remove_local_endpoint(mac),
+            Request::Workers { wanted, reply } => {
+                let _ = reply.send(self.workers(wanted));
+            }
             Request::Traffic { reply } => {
                 let active = |path: &weft_path::PathStatus| {
                     let engine = path.engine.filter(|_| path.state == PathState::Active);
@@ -280,6 +289,7 @@ impl Control {
                     kernel: self.engines.kernel().traffic().await,
                     engines: self.paths.status(now).iter().filter_map(active).collect(),
                     counters: self.engines.vector().counters(),
+                    workers: self.engines.vector().workers(),
                 });
             }
             Request::Snapshot { reply } => {
@@ -288,6 +298,7 @@ impl Control {
                     ipam: self.mesh.ipam(),
                     paths: self.paths.status(now),
                     counters: self.engines.vector().counters(),
+                    workers: self.engines.vector().workers(),
                     kernel: self.engines.kernel().counters().await,
                     support: self.engines.kernel().support().borrow().clone(),
                     lost: self.lost.values().cloned().collect(),
@@ -387,6 +398,33 @@ impl Control {
     }
 
     /// The kernel can do more or less than before.
+    /// Changes how many workers the vector engine has, where that is wanted. Peers are offered a lane
+    /// for each worker more, and keep the lanes of those that are gone, which the others serve: taking
+    /// a lane back would cost what is on its way.
+    fn workers(&mut self, wanted: Option<usize>) -> Result<Workers, ApiError> {
+        if let Some(wanted) = wanted {
+            if !(1..=weft_engine::WORKERS_MAX).contains(&wanted) {
+                return Err(ApiError::new(ErrorKind::BadRequest, ConfigError::Workers(wanted)));
+            }
+            let before = self.engines.vector().workers();
+            let result = self.engines.vector().set_workers(wanted);
+            let now = self.engines.vector().workers();
+            tracing::info!(before, now, "workers of the vector engine");
+            self.settings.workers = self.settings.workers.max(now);
+            self.offer_again();
+            result.map_err(|error| {
+                let text = format!("{error}; the vector engine has {now} workers now, of {wanted}");
+                ApiError::new(ErrorKind::Internal, text)
+            })?;
+        }
+        Ok(Workers {
+            workers: self.engines.vector().workers(),
+            workers_max: weft_engine::WORKERS_MAX,
+            workers_default: weft_engine::default_workers(),
+            lanes: self.settings.workers,
+        })
+    }
+
     fn offer_again(&mut self) {
         let offers = self.engines.offers(&self.settings);
         self.paths.handle_engines(Instant::now(), offers.engines, offers.missing);

@@ -17,7 +17,7 @@ use super::views;
 use crate::api::{
     self, Answer, ApiError, AttachRequest, Attachment, ConnectRequest, Connection, DetachRequest,
     Detached, ErrorKind, ForgetRequest, Invitation, Ipam, Peer, Report, RequestSender, Status,
-    Traffic,
+    Traffic, Workers, WorkersRequest,
 };
 use crate::config::Settings;
 use crate::timestamp;
@@ -121,6 +121,12 @@ impl Daemon {
         Ok(views::traffic(&readings, containers, &self.links.status(), monotonic_ms))
     }
 
+    async fn ask_workers(&self, wanted: Option<usize>) -> Result<Workers, ApiError> {
+        let (reply, answer) = oneshot::channel();
+        let _ = self.control.send(Request::Workers { wanted, reply }).await;
+        answer.await.map_err(|_| ApiError::new(ErrorKind::Unavailable, "weft is stopping"))?
+    }
+
     pub(super) fn target_list(&self) -> Vec<api::Target> {
         let targets = self.targets.list().into_iter();
         targets.map(|target| api::Target { address: target.to_string() }).collect()
@@ -179,6 +185,14 @@ impl RequestSender for Daemon {
 
     fn traffic(&self) -> Answer<'_, Traffic> {
         Box::pin(Self::traffic(self))
+    }
+
+    fn workers(&self) -> Answer<'_, Workers> {
+        Box::pin(self.ask_workers(None))
+    }
+
+    fn set_workers(&self, request: WorkersRequest) -> Answer<'_, Workers> {
+        Box::pin(self.ask_workers(Some(request.workers)))
     }
 
     fn attach(&self, request: AttachRequest) -> Answer<'_, Attachment> {

@@ -162,6 +162,7 @@ pub(super) fn status(
             .iter()
             .map(|(engine, reason)| (engine.name().into(), reason.to_string()))
             .collect(),
+        workers: snapshot.workers,
         offloads: daemon.offloads.clone(),
         targets: daemon.target_list().len(),
         connections: states,
@@ -317,7 +318,9 @@ pub(super) fn traffic(
         engine: readings.engines.get(&peer).map(|engine| engine.name().into()),
         volume,
     });
-    let workers = counters.workers.iter().enumerate().map(|(worker, of)| WorkerTraffic {
+    // Those that are gone do nothing more.
+    let workers = counters.workers.iter().take(readings.workers).enumerate();
+    let workers = workers.map(|(worker, of)| WorkerTraffic {
         worker,
         busy_us: u64::try_from(of.busy.as_micros()).unwrap_or(u64::MAX),
         datagrams_received: of.done(weft_engine::Work::DatagramsReceived),
