@@ -48,6 +48,7 @@ pub(crate) struct Crew {
     busy_poll: Duration,
     copy_dscp: bool,
     probe_mac: Mac,
+    offloads: bool,
     segments_max: usize,
     /// What the self-test grants: TCP and UDP super-packets to the TAP device.
     merge: (bool, bool),
@@ -91,6 +92,7 @@ impl Crew {
             busy_poll: config.busy_poll.min(BUSY_POLL_MAX),
             copy_dscp: config.copy_dscp,
             probe_mac: config.probe_mac,
+            offloads: config.offloads,
             segments_max: if offloads.udp_segment.usable() { offloads.run_segments_max } else { 1 },
             merge: (offloads.tap_tso.usable(), offloads.tap_uso.usable()),
             helpers: config.helpers,
@@ -156,7 +158,11 @@ impl Crew {
     pub(crate) fn add(&mut self, sendings: Queue<Sending>) -> Result<(), EngineError> {
         let kernel = |what| move |source| EngineError::Kernel { what, source };
         let number = self.running.len();
-        let tap = Arc::new(Tap::open(&self.tap)?);
+        let mut tap = Tap::open(&self.tap)?;
+        if !self.offloads {
+            tap.stop_offloads().map_err(kernel("turn a TAP device's offloads off"))?;
+        }
+        let tap = Arc::new(tap);
         let (socket, lane_socket) = self.sockets(number)?;
         let waker = Waker::new().map_err(kernel("make an event descriptor"))?;
         let stop = Arc::new(AtomicBool::new(false));
@@ -247,17 +253,26 @@ impl Crew {
         number: usize,
     ) -> Result<(Arc<UdpSocket>, Option<Arc<UdpSocket>>), EngineError> {
         if number > 0 {
-            let socket = UdpSocket::bind_shared(self.bind, self.port)?;
-            let lane_socket = UdpSocket::bind(self.bind, 0)?;
+            let socket = self.merging(UdpSocket::bind_shared(self.bind, self.port)?)?;
+            let lane_socket = self.merging(UdpSocket::bind(self.bind, 0)?)?;
             return Ok((Arc::new(socket), Some(Arc::new(lane_socket))));
         }
         // Sharing is with one another, not with another program that shares as well.
         if self.port != 0 {
             drop(UdpSocket::bind(self.bind, self.port)?);
         }
-        let socket = UdpSocket::bind_shared(self.bind, self.port)?;
+        let socket = self.merging(UdpSocket::bind_shared(self.bind, self.port)?)?;
         self.port = socket.port();
         Ok((Arc::new(socket), None))
+    }
+
+    /// The socket as it is to receive: runs, or datagrams alone.
+    fn merging(&self, mut socket: UdpSocket) -> Result<UdpSocket, EngineError> {
+        if !self.offloads {
+            let stopped = socket.stop_merging();
+            stopped.map_err(|source| EngineError::Kernel { what: "turn UDP_GRO off", source })?;
+        }
+        Ok(socket)
     }
 
     fn remove_last(&mut self) {

@@ -108,6 +108,8 @@ pub struct EngineConfig {
     pub busy_poll: Duration,
     /// Copy the DSCP of the packets inside to the outer header, where an observer sees it.
     pub copy_dscp: bool,
+    /// Move super-packets where the kernel has them; else every frame and every datagram goes alone.
+    pub offloads: bool,
     /// Append each SA's keys to this file, for tests with an outside referee.
     pub keylog: Option<std::path::PathBuf>,
 }
@@ -129,6 +131,7 @@ impl EngineConfig {
             pin: false,
             busy_poll: Duration::ZERO,
             copy_dscp: false,
+            offloads: true,
             keylog: None,
         }
     }
@@ -159,7 +162,7 @@ impl Engine {
         events: impl Fn(EngineEvent) + Send + Sync + 'static,
     ) -> Result<Self, EngineError> {
         check(config)?;
-        let offloads = offload::self_test()?;
+        let offloads = if config.offloads { offload::self_test()? } else { Offloads::NONE };
         let registry = Arc::new(Registry::default());
         let keylog = KeyLog::open(config.keylog.as_deref())
             .map_err(|source| EngineError::Kernel { what: "open the key log", source })?;

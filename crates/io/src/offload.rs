@@ -65,6 +65,17 @@ pub struct Offloads {
     pub run_segments_max: usize,
 }
 
+impl Offloads {
+    /// None at all, whatever the kernel has.
+    pub const NONE: Self = Self {
+        tap_tso: Verdict::Absent,
+        tap_uso: Verdict::Absent,
+        udp_segment: Verdict::Absent,
+        udp_gro: Verdict::Absent,
+        run_segments_max: 1,
+    };
+}
+
 impl fmt::Display for Offloads {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { tap_tso, tap_uso, udp_segment, udp_gro, run_segments_max } = self;

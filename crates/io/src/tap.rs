@@ -90,6 +90,16 @@ impl Tap {
         self.offloads
     }
 
+    /// From now on the kernel gives single frames with whole checksums, on all queues of the device.
+    ///
+    /// # Errors
+    /// What the kernel refused.
+    pub fn stop_offloads(&mut self) -> io::Result<()> {
+        control(self.fd.as_raw_fd(), libc::TUNSETOFFLOAD, 0)?;
+        self.offloads = TapOffloads { tso: false, uso: false };
+        Ok(())
+    }
+
     /// Takes one super-packet with its header. A `buffer` shorter than [`FRAME_LEN_MAX`] may cut it.
     ///
     /// # Errors

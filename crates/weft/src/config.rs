@@ -101,6 +101,11 @@ pub struct LaunchOptions {
     #[arg(long, env = "WEFT_COPY_DSCP")]
     pub copy_dscp: bool,
 
+    /// The vector engine moves every frame and every datagram alone: for kernels whose super-packets
+    /// are broken in a way that the test at start does not find, and to see what they are worth
+    #[arg(long, env = "WEFT_NO_OFFLOADS")]
+    pub no_offloads: bool,
+
     /// AEAD that this host wants to receive with first: aes-256-gcm or chacha20-poly1305
     #[arg(long, value_parser = parse_cipher, env = "WEFT_CIPHER")]
     #[serde(default)]
@@ -197,6 +202,8 @@ pub struct Settings {
     pub mtu: Option<u16>,
     /// Whether the DSCP of the packets inside goes to the outer header.
     pub copy_dscp: bool,
+    /// Whether the vector engine moves super-packets where the kernel has them.
+    pub offloads: bool,
     /// AEADs in order of preference.
     pub ciphers: Vec<Cipher>,
     /// Age at which SAs are replaced.
@@ -298,6 +305,7 @@ impl LaunchOptions {
             range6: self.ipalloc_range6.map(|range| range.trunc()),
             mtu: self.mtu,
             copy_dscp: self.copy_dscp,
+            offloads: !self.no_offloads,
             ciphers: preference(self.cipher),
             rekey_after: Duration::from_secs(self.rekey_seconds.map_or(REKEY_S, u64::from)),
             discovery: !self.no_discovery,
@@ -340,6 +348,7 @@ impl LaunchOptions {
         fill(&mut self.state_dir, file.state_dir);
         self.no_discovery |= file.no_discovery;
         self.copy_dscp |= file.copy_dscp;
+        self.no_offloads |= file.no_offloads;
     }
 }
 
@@ -455,7 +464,7 @@ mod tests {
         assert_eq!(settings.range.to_string(), "10.32.0.0/12");
         assert_eq!(settings.ciphers[0], Cipher::Aes256Gcm);
         assert_eq!(settings.rekey_after, Duration::from_secs(2700));
-        assert!(settings.discovery && !settings.copy_dscp);
+        assert!(settings.discovery && settings.offloads && !settings.copy_dscp);
     }
 
     #[test]

@@ -6,7 +6,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use crate::common::{Host, MTU, PATH, PATIENCE, connect, inbound, outbound, pattern, two_hosts};
+use crate::common::{
+    Host, MTU, PATH, PATIENCE, connect, inbound, outbound, pattern, strangers_with, two_hosts,
+};
 use weft_engine::{DropReason, Work};
 use weft_path::{EngineCommand, EngineEvent, EngineKind};
 
@@ -39,6 +41,24 @@ fn udp_pair(from: &Host, to: &Host, address: IpAddr) -> (UdpSocket, UdpSocket) {
     sender.connect(receiver.local_addr().unwrap()).unwrap();
     receiver.set_read_timeout(Some(PATIENCE)).unwrap();
     (sender, receiver)
+}
+
+#[test]
+fn without_offloads_every_frame_and_datagram_goes_alone() {
+    let (a, b) = strangers_with(|config| config.offloads = false);
+    connect(&a, &b, 300);
+    connect(&b, &a, 400);
+    let bytes = pattern(1, 4 << 20);
+    tcp(&a, &b, b.v4.into(), &bytes);
+    tcp(&b, &a, a.v6, &bytes);
+    for host in [&a, &b] {
+        let done = |work| host.engine.counters().done(work);
+        assert!(done(Work::DatagramsSent) > 2_500, "{:?}", host.engine.counters());
+        assert_eq!(done(Work::RunsSent), done(Work::DatagramsSent));
+        assert_eq!(done(Work::MessagesReceived), done(Work::DatagramsReceived));
+        assert!(done(Work::TapReads) > 2_500 && done(Work::TapWrites) > 2_500);
+        assert_eq!(host.dropped(DropReason::TapRefused), 0);
+    }
 }
 
 #[test]

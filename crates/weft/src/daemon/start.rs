@@ -250,6 +250,7 @@ fn engine_config(settings: &Settings, local: PeerId, mtu: u16) -> EngineConfig {
     config.helpers = settings.helpers;
     config.busy_poll = settings.busy_poll;
     config.copy_dscp = settings.copy_dscp;
+    config.offloads = settings.offloads;
     config.keylog = keylog();
     config
 }
