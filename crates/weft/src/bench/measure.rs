@@ -89,7 +89,7 @@ pub struct Sample {
 /// The servers of one row. They run until dropped.
 #[derive(Debug)]
 pub struct Servers {
-    sink: Running,
+    pub(super) sink: Running,
     _others: [Running; 2],
 }
 
@@ -99,11 +99,20 @@ impl Servers {
     /// # Errors
     /// What a server said instead.
     pub fn start(row: &Row, binary: &str) -> Result<Self, SandboxError> {
+        Self::start_in(&row.server, row.server_address, binary)
+    }
+
+    /// As [`Self::start`], in a namespace that has this address.
+    pub(super) fn start_in(
+        server: &Netns,
+        address: IpAddr,
+        binary: &str,
+    ) -> Result<Self, SandboxError> {
         let port = IPERF_PORT.to_string();
-        let mut iperf = row.server.spawn(&["iperf3", "-s", "--forceflush", "-p", &port])?;
+        let mut iperf = server.spawn(&["iperf3", "-s", "--forceflush", "-p", &port])?;
         let start = |part: &str, port: u16| -> Result<Running, SandboxError> {
-            let bind = SocketAddr::new(row.server_address, port).to_string();
-            let mut server = row.server.spawn(&[binary, "bench-peer", part, "--bind", &bind])?;
+            let bind = SocketAddr::new(address, port).to_string();
+            let mut server = server.spawn(&[binary, "bench-peer", part, "--bind", &bind])?;
             server.line_with("ready", SERVER_LIMIT)?;
             Ok(server)
         };
@@ -135,7 +144,9 @@ pub fn measure(
         both = Some(tcp_both(&row.client, row.server_address, lengths.tcp_seconds)?);
         loaded = Some(requests_beside_a_stream(row, binary, lengths.rr_seconds)?);
     }
-    let mut datagrams = Datagrams { row, binary, sink: &mut servers.sink, lengths };
+    let (client, server) = (&row.client, row.server_address);
+    let (sink, seconds) = (&mut servers.sink, lengths.trial_seconds);
+    let mut datagrams = Datagrams { client, server, binary, sink, seconds };
     let large = datagrams.greatest_rate(UDP_PAYLOAD_BYTES)?;
     let small = match lengths.small_datagrams {
         true => Some(datagrams.greatest_rate(SMALL_PAYLOAD_BYTES)?),
@@ -192,12 +203,50 @@ pub fn tcp_both(client: &Netns, server: IpAddr, seconds: u64) -> Result<TcpResul
     iperf(client, server, &["--bidir"], seconds)
 }
 
+/// As [`tcp`], for each stream by itself: Gbit/s that the server got of it.
+///
+/// # Errors
+/// What iperf3 said.
+pub fn tcp_streams(
+    client: &Netns,
+    server: IpAddr,
+    streams: u32,
+    seconds: u64,
+) -> Result<Vec<f64>, SandboxError> {
+    let (command, json) = iperf_json(client, server, &["-P", &streams.to_string()], seconds)?;
+    let rates = parse_streams(&json).filter(|rates| rates.len() == streams as usize);
+    rates.ok_or_else(|| SandboxError::UnexpectedOutput {
+        command,
+        why: "no end.streams.receiver.bits_per_second of each".to_owned(),
+    })
+}
+
+fn parse_streams(json: &Value) -> Option<Vec<f64>> {
+    let streams = json.pointer("/end/streams")?.as_array()?.iter();
+    let rate = |stream: &Value| Some(stream.pointer("/receiver/bits_per_second")?.as_f64()? / 1e9);
+    streams.map(rate).collect()
+}
+
 fn iperf(
     client: &Netns,
     server: IpAddr,
     options: &[&str],
     seconds: u64,
 ) -> Result<TcpResult, SandboxError> {
+    let (command, json) = iperf_json(client, server, options, seconds)?;
+    parse_iperf(&json).ok_or_else(|| SandboxError::UnexpectedOutput {
+        command,
+        why: "no end.sum_received.bits_per_second".to_owned(),
+    })
+}
+
+/// The command and its report.
+fn iperf_json(
+    client: &Netns,
+    server: IpAddr,
+    options: &[&str],
+    seconds: u64,
+) -> Result<(String, Value), SandboxError> {
     let (address, port, time) = (server.to_string(), IPERF_PORT.to_string(), seconds.to_string());
     let words = ["iperf3", "-J", "-c", &address, "-p", &port, "-C", "cubic", "-t", &time];
     let words = [&words[..], options, &["--connect-timeout", "5000"]].concat();
@@ -209,10 +258,7 @@ fn iperf(
         return Err(SandboxError::UnexpectedOutput { command: output.command, why });
     }
     let json = output.clone().success().and(json)?;
-    parse_iperf(&json).ok_or_else(|| SandboxError::UnexpectedOutput {
-        command: output.command,
-        why: "no end.sum_received.bits_per_second".to_owned(),
-    })
+    Ok((output.command, json))
 }
 
 fn parse_iperf(json: &Value) -> Option<TcpResult> {
@@ -270,18 +316,21 @@ fn requests_beside_a_stream(
 
 /// One trial of datagrams at one rate.
 #[derive(Debug, Clone, Copy, PartialEq)]
-struct Trial {
+pub(super) struct Trial {
     sent_per_s: f64,
-    received_per_s: f64,
+    pub(super) received_per_s: f64,
     loss: f64,
 }
 
+/// One sender of datagrams and the sink that counts them.
 #[derive(Debug)]
-struct Datagrams<'a> {
-    row: &'a Row,
-    binary: &'a str,
-    sink: &'a mut Running,
-    lengths: Lengths,
+pub(super) struct Datagrams<'a> {
+    pub(super) client: &'a Netns,
+    pub(super) server: IpAddr,
+    pub(super) binary: &'a str,
+    pub(super) sink: &'a mut Running,
+    /// Seconds of a trial.
+    pub(super) seconds: f64,
 }
 
 impl Datagrams<'_> {
@@ -289,10 +338,11 @@ impl Datagrams<'_> {
         greatest_rate(|rate| self.trial(size, rate))
     }
 
-    fn trial(&mut self, size: usize, rate: f64) -> Result<Trial, SandboxError> {
-        let connect = SocketAddr::new(self.row.server_address, UDP_PORT).to_string();
+    /// Datagrams of one size at one rate; 0: as fast as it goes.
+    pub(super) fn trial(&mut self, size: usize, rate: f64) -> Result<Trial, SandboxError> {
+        let connect = SocketAddr::new(self.server, UDP_PORT).to_string();
         let (size_text, rate_text) = (size.to_string(), rate.to_string());
-        let time = self.lengths.trial_seconds.to_string();
+        let time = self.seconds.to_string();
         let words = [
             self.binary,
             "bench-peer",
@@ -306,8 +356,8 @@ impl Datagrams<'_> {
             "--rate",
             &rate_text,
         ];
-        let limit = Duration::from_secs_f64(self.lengths.trial_seconds) + CLIENT_GRACE;
-        let output = self.row.client.exec_within(limit, &words)?.success()?;
+        let limit = Duration::from_secs_f64(self.seconds) + CLIENT_GRACE;
+        let output = self.client.exec_within(limit, &words)?.success()?;
         let flood: FloodResult = parse_line(&output.command, &output.stdout)?;
         let received = self.received()?;
         Ok(Trial {
@@ -449,6 +499,14 @@ mod tests {
         let result = parse_iperf(&json).unwrap();
         assert_eq!(result, TcpResult { gbps: 10.0, gigabits: 100.0, retransmits: 3 });
         assert_eq!(parse_iperf(&serde_json::json!({"error": "unable to connect"})), None);
+    }
+
+    #[test]
+    fn each_stream_has_its_own_rate() {
+        let stream = |rate: f64| serde_json::json!({"receiver": {"bits_per_second": rate}});
+        let json = serde_json::json!({"end": {"streams": [stream(2e9), stream(5e8)]}});
+        assert_eq!(parse_streams(&json), Some(vec![2.0, 0.5]));
+        assert_eq!(parse_streams(&serde_json::json!({"end": {"streams": [{}]}})), None);
     }
 
     #[test]

@@ -5,6 +5,8 @@
 
 pub mod chart;
 pub mod engine;
+pub mod fair;
+pub mod ladder;
 pub mod machine;
 pub mod measure;
 pub mod others;
@@ -12,6 +14,7 @@ pub mod peer;
 pub mod report;
 pub mod rows;
 pub mod stats;
+pub mod vpncloud;
 pub mod weave;
 
 use std::collections::BTreeMap;
@@ -36,6 +39,9 @@ const ROUNDS: usize = 6;
 const ENGINE_SECONDS: u64 = 3;
 /// Seconds of a TCP run where nothing else is asked for.
 const TCP_SECONDS: u64 = 3;
+
+/// The other link that a full run measures.
+const JUMBO_MTU_BYTES: u32 = 9_000;
 
 /// Which underlays are measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -65,6 +71,12 @@ pub enum Table {
     Systems,
     /// The vector engine alone: what one core seals and opens where devices cost nothing
     Engine,
+    /// The vector engine step by step: single packets, super-packets, more queues and workers
+    Vpp,
+    /// One worker to eight, as far as this machine has cores
+    Scale,
+    /// Three hosts that send to a fourth at once: what each gets of it
+    Fair,
     /// qperf's bandwidth and latency, as Weave Net showed its fast datapath
     Weave,
 }
@@ -75,10 +87,10 @@ pub struct BenchOptions {
     /// What to measure
     #[arg(long, value_enum, default_value_t = Table::Systems)]
     pub table: Table,
-    /// One round with short runs, veth only: a look, not a result
+    /// One round with short runs, veth only, some five minutes: a look, not a result
     #[arg(long, conflicts_with = "full")]
     pub quick: bool,
-    /// Long runs: six rounds of ten seconds, both underlays
+    /// Long runs: six rounds of ten seconds, both underlays, links of MTU 1500 and 9000
     #[arg(long)]
     pub full: bool,
     /// Rounds; the figures are medians over them
@@ -119,6 +131,13 @@ pub(crate) struct Plan {
 }
 
 impl BenchOptions {
+    /// The links of the main table.
+    fn link_mtus(&self) -> &[u32] {
+        let usual: &[u32] =
+            if self.full { &[UNDERLAY_MTU_BYTES, JUMBO_MTU_BYTES] } else { &[UNDERLAY_MTU_BYTES] };
+        self.mtu.as_deref().unwrap_or(usual)
+    }
+
     fn plan(&self, link_mtu: u32) -> Plan {
         let (rounds, seconds, underlays) = match (self.quick, self.full) {
             (true, _) => (1, 2, Underlays::Veth),
@@ -154,12 +173,14 @@ pub fn run(options: &BenchOptions) -> anyhow::Result<()> {
     match options.table {
         Table::Engine => return engine_alone(options),
         Table::Weave => return weave_table(options),
+        Table::Vpp | Table::Scale => return ladder_table(options),
+        Table::Fair => return fair_table(options),
         Table::Systems => {}
     }
     require_programs()?;
     let binary = own_binary()?;
     let mut report = Report::default();
-    for link_mtu in options.mtu.as_deref().unwrap_or(&[UNDERLAY_MTU_BYTES]) {
+    for link_mtu in options.link_mtus() {
         let plan = options.plan(*link_mtu);
         let part = on_link(&plan, |sandbox, pairs| compare(sandbox, &binary, pairs, &plan))?;
         report.rows.extend(part.rows);
@@ -215,6 +236,46 @@ fn weave_table(options: &BenchOptions) -> anyhow::Result<()> {
         })?);
     }
     let text = format!("{}\n{}", weave::table(&report.weave), report.machine_text());
+    write_table(options, &report, text)
+}
+
+/// Measures the vector engine step by step and writes what was asked for.
+fn ladder_table(options: &BenchOptions) -> anyhow::Result<()> {
+    require_programs()?;
+    let machine = Machine::here();
+    let cores = machine.cores;
+    let (rungs, left_out, note) = match options.table {
+        Table::Scale => {
+            let (rungs, left_out) = ladder::curve(cores);
+            (rungs, left_out, "")
+        }
+        _ => (ladder::LADDER.to_vec(), None, ladder::ARTICLE),
+    };
+    let plan = options.plan(options.mtu.as_deref().map_or(UNDERLAY_MTU_BYTES, |mtus| mtus[0]));
+    let mut report =
+        Report { machine, ladder: ladder::measure(&rungs, &plan)?, ..Report::default() };
+    let commands = &mut report.machine.commands;
+    let seconds = plan.lengths.tcp_seconds;
+    let tcp = format!("iperf3 -J -c SERVER -p 5201 -C cubic -P STREAMS -t {seconds}");
+    commands.insert("tcp".to_owned(), tcp);
+    let launch = "weft launch --engine userspace --workers N (single packets: --no-offloads)";
+    commands.insert("step".to_owned(), launch.to_owned());
+    commands.extend(left_out.clone().map(|text| ("left out".to_owned(), text)));
+    let left_out = left_out.map_or_else(String::new, |text| format!("\n{text}.\n"));
+    let table = ladder::table(&report.ladder, cores);
+    let text = format!("{table}{left_out}{note}\n{}", report.machine_text());
+    write_table(options, &report, text)
+}
+
+/// Measures what each of several senders gets and writes what was asked for.
+fn fair_table(options: &BenchOptions) -> anyhow::Result<()> {
+    require_programs()?;
+    let binary = own_binary()?;
+    let plan = options.plan(options.mtu.as_deref().map_or(UNDERLAY_MTU_BYTES, |mtus| mtus[0]));
+    let fair = fair::measure(&plan, &binary)?;
+    let mut report = Report { machine: Machine::here(), fair, ..Report::default() };
+    report.machine.commands.extend(fair::commands(&plan));
+    let text = format!("{}\n{}", fair::table(&report.fair), report.machine_text());
     write_table(options, &report, text)
 }
 
@@ -278,6 +339,9 @@ pub(crate) fn compare(
     plan: &Plan,
 ) -> Result<Report, SandboxError> {
     let mut machine = Machine::here();
+    let offloads = weft_io::offload::self_test();
+    let offloads = offloads.map_or_else(|error| error.to_string(), |found| found.to_string());
+    machine.versions.insert("offloads".to_owned(), offloads);
     let rows = set_up(sandbox, pairs, plan, &mut machine)?;
     machine.commands.append(&mut commands(plan));
     for row in &rows {
@@ -370,6 +434,7 @@ fn set_up(
             rows::GRE => others::gre(sandbox, link_mtu)?,
             rows::WIREGUARD_GO => others::wireguard_go(sandbox, link_mtu)?,
             rows::OPENVPN => others::openvpn(sandbox, link_mtu)?,
+            rows::VPNCLOUD => vpncloud::vpncloud(sandbox, link_mtu)?,
             ours => {
                 if let Some(pair) = pairs.iter().find(|pair| pair.row == ours) {
                     set.push(rows::weft(*pair)?);
@@ -502,7 +567,12 @@ mod tests {
 
     #[test]
     fn full_is_long_and_quick_is_short() {
-        assert_eq!(options(&["--full"]).unwrap().plan(1500).lengths.tcp_seconds, 10);
+        let full = options(&["--full"]).unwrap();
+        assert_eq!(
+            (full.plan(1500).lengths.tcp_seconds, full.link_mtus()),
+            (10, &[1500, 9000][..])
+        );
+        assert_eq!(options(&[]).unwrap().link_mtus(), [1500]);
         let quick = options(&["--quick"]).unwrap().plan(1500);
         assert_eq!((quick.rounds, quick.underlays), (1, &[Underlay::Veth][..]));
         assert!(options(&["--quick", "--full"]).is_err());

@@ -183,7 +183,7 @@ fn go_program(name: &str, package: &str) -> Result<Result<PathBuf, String>, Sand
     }
 }
 
-fn cache_directory() -> Option<PathBuf> {
+pub(super) fn cache_directory() -> Option<PathBuf> {
     let base = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
     let base = base.or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".cache")));
     base.map(|base| base.join("weft/bin"))
@@ -209,7 +209,7 @@ fn wireguard_keys() -> Result<(String, String), SandboxError> {
     Ok((private, String::from_utf8_lossy(&output.stdout).trim().to_owned()))
 }
 
-fn write_secret(path: &Path, text: &str) -> Result<(), SandboxError> {
+pub(super) fn write_secret(path: &Path, text: &str) -> Result<(), SandboxError> {
     use std::os::unix::fs::OpenOptionsExt;
     let mut options = File::options();
     let opened = options.create(true).write(true).truncate(true).mode(0o600).open(path);

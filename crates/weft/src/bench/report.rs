@@ -6,6 +6,8 @@ use std::fmt::Write;
 use serde::{Deserialize, Serialize};
 
 use super::engine::{CoresRow, EngineRow};
+use super::fair::FairScene;
+use super::ladder::LadderRow;
 use super::machine::Machine;
 use super::measure::Sample;
 use super::rows;
@@ -28,6 +30,12 @@ pub struct Report {
     /// Weave Net's table, where that was asked for.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub weave: Vec<WeaveRow>,
+    /// The vector engine step by step, where that was asked for.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub ladder: Vec<LadderRow>,
+    /// Senders side by side, where that was asked for.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub fair: Vec<FairScene>,
 }
 
 /// The medians of one row on one underlay. A figure that was not measured is `null`.
@@ -159,18 +167,13 @@ impl Report {
     pub fn ratios(&self) -> String {
         let mut text = String::new();
         for ours in self.rows.iter().filter(|row| row.name.starts_with("weft-")) {
-            for other in [rows::VXLAN, rows::WIREGUARD_GO] {
+            for other in [rows::VXLAN, rows::WIREGUARD_GO, rows::OPENVPN, rows::VPNCLOUD] {
                 let same = |row: &&ReportRow| row.name == other && row.underlay == ours.underlay;
                 let Some(theirs) = self.rows.iter().find(same) else { continue };
-                let (Some(a), Some(b)) = (ours.tcp1_gbps, theirs.tcp1_gbps) else { continue };
-                if b > 0.0 {
-                    let _ = writeln!(
-                        text,
-                        "{} / {other} ({}): TCP 1 stream {:.3}",
-                        ours.name,
-                        ours.underlay,
-                        a / b
-                    );
+                let ratios = ratios_of(ours, theirs);
+                if !ratios.is_empty() {
+                    let (name, underlay) = (&ours.name, &ours.underlay);
+                    let _ = writeln!(text, "{name} / {other} ({underlay}): {}", ratios.join(", "));
                 }
             }
         }
@@ -193,6 +196,21 @@ impl Report {
             text
         })
     }
+}
+
+/// What one row has of another's figures.
+fn ratios_of(ours: &ReportRow, theirs: &ReportRow) -> Vec<String> {
+    let columns = [
+        ("TCP 1 stream", ours.tcp1_gbps, theirs.tcp1_gbps),
+        ("UDP", ours.udp_gbps, theirs.udp_gbps),
+        ("64 B", ours.pps64, theirs.pps64),
+        ("RR", ours.rr_tps, theirs.rr_tps),
+    ];
+    let ratio = |(name, a, b): (&str, Option<f64>, Option<f64>)| {
+        let (a, b) = a.zip(b).filter(|(_, b)| *b > 0.0)?;
+        Some(format!("{name} {:.3}", a / b))
+    };
+    columns.into_iter().filter_map(ratio).collect()
 }
 
 fn table_line(row: &ReportRow) -> [String; 15] {
@@ -348,7 +366,7 @@ pub(crate) mod tests {
     fn weft_is_compared_with_vxlan_and_wireguard() {
         let ratios = report().ratios();
         assert!(
-            ratios.contains("weft-esp-userspace / vxlan (veth): TCP 1 stream 0.250"),
+            ratios.contains("weft-esp-userspace / vxlan (veth): TCP 1 stream 0.250, UDP 1.000"),
             "{ratios}"
         );
         assert!(ratios.contains("weft-esp-userspace / wireguard-go (veth): TCP 1 stream 2.750"));
