@@ -169,7 +169,8 @@ impl MacSet {
             map: self.map.as_raw_fd() as u32,
             unused: 0,
             key: (&raw const key) as u64,
-            value: (&raw mut value) as u64,
+            // The kernel refuses a value where it wants none.
+            value: if command == BPF_MAP_DELETE_ELEM { 0 } else { (&raw mut value) as u64 },
             flags: 0,
         };
         const { assert!(mem::size_of::<[u8; 8]>() == KEY_LEN as usize) };
@@ -359,9 +360,9 @@ mod tests {
     }
 
     fn index_of(device: &str) -> u32 {
-        let text = std::fs::read_to_string(format!("/proc/thread-self/net/igmp")).unwrap();
-        let line = text.lines().find(|line| line.contains(&format!("\t{device} "))).unwrap();
-        line.split('\t').next().unwrap().parse().unwrap()
+        let output = Command::new("ip").args(["-o", "link", "show", device]).output().unwrap();
+        let text = String::from_utf8(output.stdout).unwrap();
+        text.split(':').next().unwrap().parse().unwrap()
     }
 
     /// Packets that a device has received and sent.

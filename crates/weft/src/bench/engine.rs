@@ -86,11 +86,15 @@ pub fn measure_cores(time: Duration) -> Result<Vec<CoresRow>, EngineError> {
     measure_on(cores, time)
 }
 
+/// How so many threads are named, and what they do.
+type NameOf = fn(usize) -> String;
+type RatesOf<'a> = &'a dyn Fn(usize) -> Result<Rates, EngineError>;
+
 fn measure_on(cores: usize, time: Duration) -> Result<Vec<CoresRow>, EngineError> {
     let (cipher, (_, load)) = (Cipher::Aes256Gcm, LOADS[0]);
     let flow = |threads| alone::measure_helped(cipher, load, threads - 1, time);
     let lanes = |threads| alone::measure_lanes(cipher, load, threads, time);
-    let named: [(fn(usize) -> String, &dyn Fn(usize) -> Result<Rates, EngineError>); 2] = [
+    let named: [(NameOf, RatesOf<'_>); 2] = [
         (
             |threads| match threads {
                 1 => "one flow, no helper".to_owned(),
