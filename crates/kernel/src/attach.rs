@@ -64,6 +64,30 @@ pub struct Attachment {
     pub id: Option<String>,
 }
 
+/// Both ends of where a container is plugged in.
+pub(crate) struct Place {
+    pub(crate) bridge: Option<Link>,
+    pub(crate) namespace: Namespace,
+    /// Asks the kernel from inside the namespace.
+    pub(crate) inside: Socket,
+}
+
+impl Place {
+    /// Gives the container's interface its addresses and routes.
+    pub(crate) async fn set_up_network(
+        &self,
+        spec: &AttachSpec,
+        device: &Link,
+    ) -> Result<(), KernelError> {
+        set_up_addresses(spec, device, &self.namespace, &self.inside).await?;
+        if spec.multicast_route {
+            let ipv6 = spec.addresses.iter().any(|address| address.addr().is_ipv6());
+            self.inside.ensure_multicast_routes(device, ipv6).await?;
+        }
+        Ok(())
+    }
+}
+
 impl Kernel {
     /// Gives a container its device, addresses and routes, or restores what is missing of them.
     /// Addresses and routes that are there besides stay. Loopback and everything else in the
@@ -75,28 +99,30 @@ impl Kernel {
     /// [`KernelError::AttachmentTaken`] if another attachment has `host_name`,
     /// [`KernelError::AddressInUse`] if another device there has one of the addresses.
     pub async fn attach(&self, spec: &AttachSpec) -> Result<(), KernelError> {
+        let _one = self.inner.reconcile.lock().await;
+        let place = self.place_of(spec).await?;
+        let Place { bridge, namespace, inside } = &place;
+        let (host, end) = match self.find_pair(spec, inside).await? {
+            Some(pair) => pair,
+            None => self.create_pair(spec, namespace, inside).await?,
+        };
+        self.set_up_host_end(spec, &host, bridge.as_ref()).await?;
+        self.set_up_container_end(spec, &end, inside).await?;
+        place.set_up_network(spec, &end).await
+    }
+
+    /// Checks what is wanted, and finds where.
+    pub(crate) async fn place_of(&self, spec: &AttachSpec) -> Result<Place, KernelError> {
         check_name(&spec.host_name)?;
         check_name(&spec.name)?;
         check_mtu(spec.mtu)?;
-        let _one = self.inner.reconcile.lock().await;
         let bridge = match &spec.bridge {
             Some(name) => Some(self.own_bridge(name).await?),
             None => None,
         };
         let namespace = self.foreign_namespace(&spec.namespace)?;
         let inside = self.socket_in(&namespace, &spec.namespace)?;
-        let (host, end) = match self.find_pair(spec, &inside).await? {
-            Some(pair) => pair,
-            None => self.create_pair(spec, &namespace, &inside).await?,
-        };
-        self.set_up_host_end(spec, &host, bridge.as_ref()).await?;
-        self.set_up_container_end(spec, &end, &inside).await?;
-        set_up_addresses(spec, &end, &namespace, &inside).await?;
-        if spec.multicast_route {
-            let ipv6 = spec.addresses.iter().any(|address| address.addr().is_ipv6());
-            inside.ensure_multicast_routes(&end, ipv6).await?;
-        }
-        Ok(())
+        Ok(Place { bridge, namespace, inside })
     }
 
     /// Takes a container's device away: both ends, with their addresses and routes. False if there
@@ -345,7 +371,7 @@ fn new_pair(spec: &AttachSpec, namespace: &Namespace) -> LinkMessage {
     host
 }
 
-pub(crate) async fn set_up_addresses(
+async fn set_up_addresses(
     spec: &AttachSpec,
     end: &Link,
     namespace: &Namespace,

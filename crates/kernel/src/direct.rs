@@ -17,10 +17,9 @@ use weft_io::{
 
 use crate::{
     AttachSpec, Kernel,
-    attach::{is_direct, set_up_addresses, settings},
-    bridge::check_mtu,
+    attach::{Place, is_direct, settings},
     error::KernelError,
-    link::{Link, check_name},
+    link::Link,
     namespace_error, set_ipv6_sysctl,
     socket::Socket,
 };
@@ -51,35 +50,28 @@ impl Kernel {
         spec: &AttachSpec,
         direct: &DirectTap<'_>,
     ) -> Result<bool, KernelError> {
-        check_name(&spec.host_name)?;
-        check_name(&spec.name)?;
-        check_mtu(spec.mtu)?;
         let _one = self.inner.reconcile.lock().await;
-        let bridge = match &spec.bridge {
-            Some(name) => Some(self.own_bridge(name).await?),
-            None => None,
-        };
-        let namespace = self.foreign_namespace(&spec.namespace)?;
-        let inside = self.socket_in(&namespace, &spec.namespace)?;
+        let place = self.place_of(spec).await?;
+        let Place { bridge, namespace, inside } = &place;
         let pair = pair_of(spec);
         let (host, local, tap) = match direct.fresh {
             None => {
                 let tap = inside.link(&spec.name).await?.filter(|tap| is_direct(&spec.id, tap));
                 let Some(tap) = tap else { return Ok(false) };
-                let Some((host, local)) = self.find_pair(&pair, &inside).await? else {
+                let Some((host, local)) = self.find_pair(&pair, inside).await? else {
                     return Ok(false);
                 };
                 (host, local, tap)
             }
             Some(fresh) => {
                 // The programs name both devices: an old veth pair goes, as does an old TAP.
-                if let Some((host, _)) = self.find_pair(&pair, &inside).await? {
+                if let Some((host, _)) = self.find_pair(&pair, inside).await? {
                     self.socket().delete_link(&host).await?;
                 }
-                let tap = self.move_in(spec, fresh, &namespace, &inside).await?;
-                let (host, local) = self.create_pair(&pair, &namespace, &inside).await?;
+                let tap = self.move_in(spec, fresh, namespace, inside).await?;
+                let (host, local) = self.create_pair(&pair, namespace, inside).await?;
                 let join = || direct.macs.join(tap.index, local.index);
-                namespace::run_in(&namespace, join)
+                namespace::run_in(namespace, join)
                     .map_err(|source| namespace_error(&spec.namespace, source))?
                     .map_err(|error| KernelError::NoDirectPort { why: error.to_string() })?;
                 (host, local, tap)
@@ -87,14 +79,10 @@ impl Kernel {
         };
         self.set_up_host_end(&pair, &host, bridge.as_ref()).await?;
         // Nothing of its own leaves by it.
-        set_ipv6_sysctl(&namespace, &pair.name, "disable_ipv6", "1");
-        self.set_up_container_end(&pair, &local, &inside).await?;
-        self.set_up_container_end(spec, &tap, &inside).await?;
-        set_up_addresses(spec, &tap, &namespace, &inside).await?;
-        if spec.multicast_route {
-            let ipv6 = spec.addresses.iter().any(|address| address.addr().is_ipv6());
-            inside.ensure_multicast_routes(&tap, ipv6).await?;
-        }
+        set_ipv6_sysctl(namespace, &pair.name, "disable_ipv6", "1");
+        self.set_up_container_end(&pair, &local, inside).await?;
+        self.set_up_container_end(spec, &tap, inside).await?;
+        place.set_up_network(spec, &tap).await?;
         Ok(true)
     }
 
