@@ -8,7 +8,7 @@
 use std::cell::Cell;
 use std::io::{self, IoSlice};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
+use std::sync::{Arc, PoisonError, RwLock};
 
 use weft_io::poller::Poller;
 use weft_io::tap::Tap;
@@ -19,7 +19,7 @@ use crate::error::EngineError;
 use crate::gate::Gate;
 use crate::state::key_of;
 use crate::table::{Slab, Table};
-use crate::worker::Shared;
+use crate::worker::{Shared, read};
 use crate::{Engine, Traffic};
 
 /// Direct ports of one host.
@@ -339,8 +339,4 @@ fn stop_waiting(poller: &Poller, (port, queue): &(Arc<Port>, usize)) {
     if let Err(error) = poller.remove(&port.queues[*queue].tap) {
         tracing::debug!(%error, mac = %port.mac, "a queue was not waited for");
     }
-}
-
-fn read(shared: &RwLock<Shared>) -> RwLockReadGuard<'_, Shared> {
-    shared.read().unwrap_or_else(PoisonError::into_inner)
 }
