@@ -11,9 +11,25 @@ pub mod poller;
 pub mod redirect;
 pub mod steer;
 pub mod tap;
+#[cfg(test)]
+mod testing;
 pub mod udp;
 
 use std::io;
+
+/// Does it again if a signal came between. A socket with a time limit answers so even without any
+/// handler, when its process was stopped and goes on (signal(7)).
+///
+/// # Errors
+/// As `call`, but for [`io::ErrorKind::Interrupted`].
+pub fn uninterrupted<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+    loop {
+        match call() {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            other => return other,
+        }
+    }
+}
 
 /// Why a device or socket could not be set up.
 #[derive(Debug, thiserror::Error)]
@@ -72,5 +88,25 @@ impl IoError {
             Some(libc::EPERM | libc::EACCES) => Self::NotPermitted { what },
             _ => Self::Kernel { what, source },
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_interrupted_is_done_again_and_what_failed_is_not() {
+        let mut answers = [
+            Err(io::ErrorKind::Interrupted.into()),
+            Err(io::ErrorKind::Interrupted.into()),
+            Ok(7),
+            Err(io::ErrorKind::WouldBlock.into()),
+        ]
+        .into_iter();
+        let mut call = || uninterrupted(|| answers.next().unwrap_or(Ok(0)));
+        assert!(matches!(call(), Ok(7)));
+        assert!(call().is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock));
+        assert!(matches!(call(), Ok(0)), "the last answer was asked for again");
     }
 }

@@ -158,21 +158,12 @@ mod tests {
     #![allow(clippy::unwrap_used)]
 
     use super::*;
-
-    /// A namespace of its own, made on a thread that ends; the open descriptor keeps it.
-    fn fresh() -> Namespace {
-        thread::spawn(|| {
-            unshare_network().expect("this test makes network namespaces and must run as root");
-            Namespace::current().unwrap()
-        })
-        .join()
-        .unwrap()
-    }
+    use crate::testing::fresh_namespace;
 
     #[test]
     fn code_runs_inside_and_the_caller_stays_where_it_is() {
         let before = Namespace::current().unwrap().identity().unwrap();
-        let other = fresh();
+        let other = fresh_namespace();
         let inside = run_in(&other, || Namespace::current().unwrap().identity().unwrap()).unwrap();
         assert_eq!(inside, other.identity().unwrap());
         assert_ne!(inside, before);
@@ -181,7 +172,7 @@ mod tests {
 
     #[test]
     fn a_new_namespace_holds_only_loopback() {
-        let other = fresh();
+        let other = fresh_namespace();
         let devices =
             run_in(&other, || std::fs::read_to_string("/proc/thread-self/net/dev").unwrap())
                 .unwrap();
@@ -195,7 +186,7 @@ mod tests {
 
     #[test]
     fn cookies_tell_namespaces_apart_and_are_stable() {
-        let (one, two) = (fresh(), fresh());
+        let (one, two) = (fresh_namespace(), fresh_namespace());
         assert_ne!(one.cookie().unwrap(), two.cookie().unwrap());
         assert_eq!(one.cookie().unwrap(), one.cookie().unwrap());
     }

@@ -223,19 +223,9 @@ fn exchange(from: &UdpSocket, to: &UdpSocket, segments: usize) -> io::Result<usi
 mod tests {
     #![allow(clippy::unwrap_used)]
 
-    use std::thread;
-
     use super::*;
-    use crate::namespace::{Namespace, run_in, unshare_network};
-
-    fn fresh_namespace() -> Namespace {
-        thread::spawn(|| {
-            unshare_network().expect("this test makes network namespaces and must run as root");
-            Namespace::current().unwrap()
-        })
-        .join()
-        .unwrap()
-    }
+    use crate::namespace::run_in;
+    use crate::testing::fresh_namespace;
 
     #[test]
     fn this_machine_has_all_offloads() {

@@ -339,25 +339,12 @@ mod tests {
     use std::process::Command;
 
     use super::*;
-    use crate::namespace::{Namespace, run_in, unshare_network};
+    use crate::namespace::run_in;
     use crate::tap::{FRAME_LEN_MAX, Tap, TapOptions, VNET_LEN};
+    use crate::testing::{fresh_namespace, ip};
 
     const REMOTE: [u8; 6] = [2, 0, 0, 0, 0, 1];
     const OTHER: [u8; 6] = [2, 0, 0, 0, 0, 2];
-
-    fn fresh_namespace() -> Namespace {
-        std::thread::spawn(|| {
-            unshare_network().expect("this test makes network namespaces and must run as root");
-            Namespace::current().unwrap()
-        })
-        .join()
-        .unwrap()
-    }
-
-    fn ip(arguments: &str) {
-        let status = Command::new("ip").args(arguments.split(' ')).status().unwrap();
-        assert!(status.success(), "ip {arguments}");
-    }
 
     fn index_of(device: &str) -> u32 {
         let output = Command::new("ip").args(["-o", "link", "show", device]).output().unwrap();

@@ -239,17 +239,9 @@ mod tests {
     use std::process::Command;
 
     use super::*;
-    use crate::namespace::{Namespace, run_in, unshare_network};
+    use crate::namespace::run_in;
     use crate::poller::Poller;
-
-    fn fresh_namespace() -> Namespace {
-        std::thread::spawn(|| {
-            unshare_network().expect("this test makes network namespaces and must run as root");
-            Namespace::current().unwrap()
-        })
-        .join()
-        .unwrap()
-    }
+    use crate::testing::{fresh_namespace, ip};
 
     fn open(name: &str) -> Result<Tap, IoError> {
         Tap::open(&TapOptions { name: name.to_owned(), persist: false })
@@ -317,10 +309,5 @@ mod tests {
             }
         })
         .unwrap();
-    }
-
-    fn ip(arguments: &str) {
-        let status = Command::new("ip").args(arguments.split(' ')).status().unwrap();
-        assert!(status.success(), "ip {arguments}");
     }
 }
