@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use weft::sandbox::progress::note;
 use weft::sandbox::{Container, Host, try_wait_until};
+use weft_io::uninterrupted;
 use weft_lab::net::iperf::{self, Server};
 use weft_lab::net::{Lab, counter, is_soak, keep_order, namespace, probe, slowness, tcp_counter};
 
@@ -125,7 +126,7 @@ fn datagrams(
         }
         let mut seen = [false; BURST];
         for nth in 0..count {
-            let Ok(length) = receiver.recv(&mut got) else {
+            let Ok(length) = uninterrupted(|| receiver.recv(&mut got)) else {
                 tally.add(0, (count - nth) as u64);
                 break;
             };

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 use weft::sandbox::{Container, Host, try_wait_until};
 use weft_io::namespace::{Namespace, run_in};
+use weft_io::uninterrupted;
 use weft_lab::net::guest::host::Work;
 use weft_lab::net::iperf::{self, Server};
 use weft_lab::net::{
@@ -203,7 +204,7 @@ fn on_one_host_the_switch_carries_it_with_and_without_a_daemon() -> anyhow::Resu
 fn arrivals(socket: &UdpSocket, first: Duration) -> anyhow::Result<usize> {
     let (mut count, mut buffer) = (0, [0; 64]);
     socket.set_read_timeout(Some(first))?;
-    while socket.recv_from(&mut buffer).is_ok() {
+    while uninterrupted(|| socket.recv_from(&mut buffer)).is_ok() {
         count += 1;
         socket.set_read_timeout(Some(QUIET))?;
     }

@@ -1,7 +1,8 @@
 //! Two hosts, each a fresh network namespace with an engine whose TAP device is the host's own
 //! interface on the overlay, joined by a veth pair.
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::io::{Read, Write};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, AsRawFd};
 use std::process::Command;
 use std::sync::{Arc, Condvar, Mutex};
@@ -242,4 +243,34 @@ pub(crate) fn pattern(seed: u64, len: usize) -> Vec<u8> {
         state as u8
     };
     std::iter::repeat_with(next).take(len).collect()
+}
+
+/// Sends `bytes` over each of `flows` connections at once, and checks what arrives.
+pub(crate) fn flows(from: &Host, to: &Host, address: IpAddr, flows: usize, bytes: &[u8]) {
+    let listener = to.run(|| TcpListener::bind((address, 0)).unwrap());
+    let target = listener.local_addr().unwrap();
+    thread::scope(|scope| {
+        let server = scope.spawn(move || {
+            thread::scope(|scope| {
+                for _ in 0..flows {
+                    let (mut stream, _) = listener.accept().unwrap();
+                    scope.spawn(move || {
+                        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+                        let mut got = Vec::new();
+                        stream.read_to_end(&mut got).unwrap();
+                        assert!(got == bytes, "a stream arrived changed");
+                    });
+                }
+            });
+        });
+        for _ in 0..flows {
+            scope.spawn(move || {
+                let connect = || TcpStream::connect_timeout(&target, PATIENCE).unwrap();
+                let mut client = from.run(connect);
+                client.set_write_timeout(Some(PATIENCE)).unwrap();
+                client.write_all(bytes).unwrap();
+            });
+        }
+        server.join().unwrap();
+    });
 }

@@ -1,17 +1,17 @@
 //! Several workers, lanes that differ in number, and workers that come and go.
 
-use std::io::{Read, Write};
-use std::net::{IpAddr, TcpListener, TcpStream, UdpSocket};
+use std::net::UdpSocket;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use weft_engine::{Direction, DropReason, EngineError, WORKERS_MAX, Work};
+use weft_io::uninterrupted;
 use weft_path::{EngineCommand, EngineKind};
 
 use crate::common::{
-    Host, PATH, PATIENCE, connect, inbound, outbound, pattern, strangers, strangers_with,
+    Host, PATH, PATIENCE, connect, flows, inbound, outbound, pattern, strangers, strangers_with,
 };
 
 /// The SPI of a lane, as path choice makes them: the last byte is the lane.
@@ -42,36 +42,6 @@ fn connect_lanes(from: &Host, to: &Host, base: u32, lanes: u16) {
             remote: to.data_address(),
         });
     }
-}
-
-/// Sends `bytes` over each of `flows` connections at once, and checks what arrives.
-fn flows(from: &Host, to: &Host, address: IpAddr, flows: usize, bytes: &[u8]) {
-    let listener = to.run(|| TcpListener::bind((address, 0)).unwrap());
-    let target = listener.local_addr().unwrap();
-    thread::scope(|scope| {
-        let server = scope.spawn(move || {
-            thread::scope(|scope| {
-                for _ in 0..flows {
-                    let (mut stream, _) = listener.accept().unwrap();
-                    scope.spawn(move || {
-                        stream.set_read_timeout(Some(PATIENCE)).unwrap();
-                        let mut got = Vec::new();
-                        stream.read_to_end(&mut got).unwrap();
-                        assert!(got == bytes, "a stream arrived changed");
-                    });
-                }
-            });
-        });
-        for _ in 0..flows {
-            scope.spawn(move || {
-                let connect = || TcpStream::connect_timeout(&target, PATIENCE).unwrap();
-                let mut client = from.run(connect);
-                client.set_write_timeout(Some(PATIENCE)).unwrap();
-                client.write_all(bytes).unwrap();
-            });
-        }
-        server.join().unwrap();
-    });
 }
 
 /// None of the drops that a mistake about lanes or SAs would cause.
@@ -206,7 +176,7 @@ fn what_is_sent_to_a_worker_that_is_removed_arrives() {
         for (sender, receiver) in &pairs {
             sender.send(&[round; 64]).unwrap();
             let mut got = [0; 64];
-            receiver.recv(&mut got).unwrap();
+            uninterrupted(|| receiver.recv(&mut got)).unwrap();
             assert_eq!(got, [round; 64]);
         }
         thread::sleep(Duration::from_millis(20));

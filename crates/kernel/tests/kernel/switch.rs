@@ -7,6 +7,7 @@ use std::{
     time::Duration,
 };
 
+use weft_io::uninterrupted;
 use weft_kernel::{OuterFamily, Via};
 
 use crate::lab::{
@@ -74,14 +75,15 @@ fn socket(container: &Container, address: &str) -> UdpSocket {
 fn exactly_once(socket: &UdpSocket, payload: &[u8]) {
     let mut buffer = [0; 2048];
     socket.set_read_timeout(Some(ARRIVAL)).unwrap();
-    let len = socket.recv(&mut buffer).expect("the datagram did not arrive");
+    let len = uninterrupted(|| socket.recv(&mut buffer)).expect("the datagram did not arrive");
     assert_eq!(&buffer[..len], payload);
     never(socket);
 }
 
 fn never(socket: &UdpSocket) {
     socket.set_read_timeout(Some(SILENCE)).unwrap();
-    let error = socket.recv(&mut [0; 2048]).expect_err("a datagram that should not arrive");
+    let error = uninterrupted(|| socket.recv(&mut [0; 2048]))
+        .expect_err("a datagram that should not arrive");
     assert!(matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut), "{error}");
 }
 
@@ -288,9 +290,9 @@ fn a_partial_checksum_with_the_mark_is_taken_and_without_it_is_not() {
         listener.set_read_timeout(Some(SILENCE)).unwrap();
         assert!(wait_until(|| {
             wire.send_to(&partial_frame(true), "192.0.2.1:6787").unwrap();
-            listener.recv(&mut [0; 64]).is_ok()
+            uninterrupted(|| listener.recv(&mut [0; 64])).is_ok()
         }));
-        while listener.recv(&mut [0; 64]).is_ok() {}
+        while uninterrupted(|| listener.recv(&mut [0; 64])).is_ok() {}
         for (marked, arrives) in [(true, true), (false, false), (true, true)] {
             wire.send_to(&partial_frame(marked), "192.0.2.1:6787").unwrap();
             if arrives {

@@ -13,6 +13,7 @@ use std::{
 use weft_io::{
     namespace::run_in,
     tap::{FRAME_LEN_MAX, Tap, TapOptions, VNET_LEN},
+    uninterrupted,
 };
 use weft_kernel::odp::Via;
 
@@ -164,7 +165,7 @@ impl Three {
         for (number, socket) in sockets.iter().enumerate() {
             let mut heard: HashMap<Vec<u8>, u32> = HashMap::new();
             let mut buffer = [0; 100];
-            while let Ok(length) = socket.recv(&mut buffer) {
+            while let Ok(length) = uninterrupted(|| socket.recv(&mut buffer)) {
                 // A sender hears its own broadcast on its own stack.
                 if usize::from(buffer[1]) != number {
                     *heard.entry(buffer[..length].to_vec()).or_default() += 1;

@@ -2,6 +2,7 @@
 
 use std::{thread::sleep, time::Duration};
 
+use weft_io::uninterrupted;
 use weft_kernel::odp::OdpDrop;
 
 use crate::lab::{Host, MTU, Outer, PORT, Underlay, capture, join, until, wait};
@@ -51,7 +52,7 @@ fn reach_each_other(outer: Outer) {
         let sent: Vec<u8> = (0..60_000_u32).map(|n| n.to_be_bytes()[3]).collect();
         from.send_to(&sent, format!("{}:7000", c.ipv4())).unwrap();
         let mut received = vec![0; 65_536];
-        let length = to.recv(&mut received).unwrap();
+        let length = uninterrupted(|| to.recv(&mut received)).unwrap();
         assert_eq!(received[..length], sent);
         let seen = seen.end();
         check_outer(&seen, outer);

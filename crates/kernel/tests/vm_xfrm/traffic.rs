@@ -6,6 +6,7 @@ use std::{
 };
 
 use weft_crypto::Cipher;
+use weft_io::uninterrupted;
 use weft_kernel::xfrm::{
     Direction, EspSupport, Limits, PolicyId, PolicySpec, StateId, StateSpec, Template, UdpPorts,
     XfrmEvent,
@@ -159,7 +160,7 @@ fn send_numbered(socket: &UdpSocket, stop: &std::sync::atomic::AtomicBool) -> u6
 fn count_numbered(socket: &UdpSocket) -> u64 {
     let mut seen = std::collections::HashSet::new();
     let mut bytes = [0; 8];
-    while let Ok(8) = socket.recv(&mut bytes) {
+    while let Ok(8) = uninterrupted(|| socket.recv(&mut bytes)) {
         seen.insert(u64::from_be_bytes(bytes));
     }
     seen.len() as u64
@@ -235,7 +236,7 @@ fn a_peers_key_opens_the_overlays_ports_alone() {
             receiver.set_read_timeout(Some(Duration::from_millis(500))).unwrap();
             let before = pair.b.counter("XfrmInStateMismatch");
             sender.send_to(b"hello", (pair.b.outer, port)).unwrap();
-            assert_eq!(receiver.recv(&mut [0; 8]).is_ok(), open, "{port}");
+            assert_eq!(uninterrupted(|| receiver.recv(&mut [0; 8])).is_ok(), open, "{port}");
             let dropped = pair.b.counter("XfrmInStateMismatch") - before;
             assert_eq!(dropped, u64::from(!open), "{port}");
         }

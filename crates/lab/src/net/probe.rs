@@ -6,6 +6,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use weft_io::namespace::{Namespace, run_in};
+use weft_io::uninterrupted;
 
 use super::slowness;
 
@@ -36,7 +37,7 @@ pub fn datagram_arrives(
     let sent: Vec<u8> = (0..length).map(|i| (i * 31 % 251) as u8).collect();
     sender.send_to(&sent, receiver.local_addr()?)?;
     let mut received = vec![0; length + 1];
-    let (count, _) = receiver.recv_from(&mut received)?;
+    let (count, _) = uninterrupted(|| receiver.recv_from(&mut received))?;
     if received[..count] == sent[..] {
         return Ok(());
     }
@@ -79,7 +80,7 @@ pub fn multicast_receiver6(
 /// Nothing came in time, or something else.
 pub fn expect_datagram(socket: &UdpSocket, wanted: &[u8]) -> io::Result<()> {
     let mut received = [0; 2048];
-    let (count, from) = socket.recv_from(&mut received)?;
+    let (count, from) = uninterrupted(|| socket.recv_from(&mut received))?;
     if &received[..count] == wanted {
         return Ok(());
     }

@@ -9,6 +9,8 @@ use std::time::{Duration, Instant};
 use rustix::net::{MMsgHdr, SendAncillaryBuffer, SendFlags};
 use serde::{Deserialize, Serialize};
 
+use weft_io::uninterrupted;
+
 use super::stats::Histogram;
 
 /// Datagrams given to the kernel in one call; a burst of the paced sender is never longer.
@@ -221,13 +223,9 @@ fn receive_run(socket: &UdpSocket, buffer: &mut [u8]) -> io::Result<SinkResult> 
 
 fn receive(socket: &UdpSocket, buffer: &mut [u8]) -> io::Result<usize> {
     loop {
-        match socket.recv(buffer) {
-            // An answer to an earlier send, or a signal: neither says anything of this run.
-            Err(error)
-                if matches!(
-                    error.kind(),
-                    io::ErrorKind::Interrupted | io::ErrorKind::ConnectionRefused
-                ) => {}
+        match uninterrupted(|| socket.recv(buffer)) {
+            // The answer to an earlier send says nothing of this run.
+            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {}
             other => return other,
         }
     }
