@@ -18,7 +18,7 @@ pub mod udp;
 use std::io;
 
 /// Does it again if a signal came between. A socket with a time limit answers so even without any
-/// handler, when its process was stopped and goes on (signal(7)).
+/// handler, when its process was stopped and goes on (signal(7)); its limit begins anew then.
 ///
 /// # Errors
 /// As `call`, but for [`io::ErrorKind::Interrupted`].
