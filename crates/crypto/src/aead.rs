@@ -40,7 +40,10 @@ impl AeadKey {
 
     /// Encrypts the first `head_len` bytes of `sealed` in place, then `extra` behind them, and puts the
     /// ICV behind both: `sealed` has exactly room for all.
-    #[inline]
+    ///
+    /// Never inlined, so that its instructions can be told from the caller's (`./dev counts`): what a
+    /// compiler makes inline of the libraries' wrappers moves with everything else in the program.
+    #[inline(never)]
     pub(crate) fn seal(
         &self,
         iv: [u8; 8],
@@ -64,8 +67,9 @@ impl AeadKey {
             .map_err(|_| AeadError)
     }
 
-    /// Decrypts `in_out` in place if `icv` is right. If not, `in_out` holds nothing of use.
-    #[inline]
+    /// Decrypts `in_out` in place if `icv` is right. If not, `in_out` holds nothing of use. Never
+    /// inlined, as [`Self::seal`].
+    #[inline(never)]
     pub(crate) fn open(
         &self,
         iv: [u8; 8],

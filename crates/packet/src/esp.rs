@@ -124,6 +124,7 @@ pub const fn trailer_len(plaintext_len: usize) -> usize {
 ///
 /// # Panics
 /// If `out` is shorter than `pad + 2`, or `pad` is over 255.
+#[inline]
 pub fn write_trailer(out: &mut [u8], pad: usize) {
     write_trailer_of(out, pad, NEXT_UDP);
 }
@@ -140,6 +141,7 @@ pub fn write_dummy(out: &mut [u8]) {
 /// Bytes of the plaintext of a dummy packet.
 pub const DUMMY_LEN: usize = 4;
 
+#[inline]
 fn write_trailer_of(out: &mut [u8], pad: usize, next: u8) {
     assert!(pad <= 255, "ESP padding has one byte for its length");
     for (value, byte) in (1_u8..=255).zip(&mut out[..pad]) {
@@ -172,6 +174,7 @@ pub fn parse_trailer(plaintext: &[u8]) -> Result<(usize, u8), ParseError> {
 ///
 /// # Panics
 /// If `out` is shorter than [`INNER_LEN`], or `frame_len` does not fit a UDP datagram.
+#[inline]
 pub fn write_inner_headers(
     out: &mut [u8],
     src_port: u16,

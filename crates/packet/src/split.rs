@@ -193,6 +193,7 @@ impl Plan {
 
     /// Where the payload of segment `index` lies in the frame; empty from [`Self::segments`] on.
     #[must_use]
+    #[inline]
     pub fn payload(&self, index: usize) -> Range<usize> {
         let start = index.saturating_mul(self.segment_len).saturating_add(self.header_len);
         let start = start.min(self.frame_len);
@@ -201,6 +202,7 @@ impl Plan {
 
     /// Bytes of the whole frame of segment `index`: headers and payload.
     #[must_use]
+    #[inline]
     pub fn segment_frame_len(&self, index: usize) -> usize {
         self.header_len + self.payload(index).len()
     }
