@@ -70,11 +70,14 @@ pub const WORKERS_MAX: usize = 64;
 /// The longest that a worker stays awake with nothing to do.
 pub const BUSY_POLL_MAX: Duration = Duration::from_millis(10);
 
+/// Workers that there are by default at most.
+pub const DEFAULT_WORKERS_MAX: usize = 8;
+
 /// As many workers as leave the other half of the processors, that this thread may use, to the
-/// containers: 1 to 8.
+/// containers: 1 to [`DEFAULT_WORKERS_MAX`].
 pub fn default_workers() -> usize {
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
-    (processors / 2).clamp(1, 8)
+    (processors / 2).clamp(1, DEFAULT_WORKERS_MAX)
 }
 
 /// How an engine is set up.

@@ -13,6 +13,9 @@ const VECTOR: &str = "--engine=userspace";
 /// How long lanes beyond the first may take until frames take them: each end looks once a second.
 const LANES_TIMEOUT: Duration = Duration::from_secs(20);
 
+/// More than a lane sends by itself.
+const FLOW_DATAGRAMS: u64 = 500;
+
 /// Datagrams that each worker of a host has sent and received.
 fn workers(host: &Host) -> anyhow::Result<Vec<(u64, u64)>> {
     let report = host.weft_json(&["report"])?;
@@ -38,8 +41,7 @@ fn flows_over_two_lanes_pass_rekeys_in_order() -> anyhow::Result<()> {
         let many = ["-t", seconds, "-P", "8", "-l", "32K", "-b", "20M"];
         iperf::run(&one, two.ipv4()?.into(), &many)
     };
-    // Some datagrams are the lanes' own; a flow brings hundreds.
-    while !workers(lab.host(1))?.iter().all(|(_, received)| *received > 500) {
+    while !workers(lab.host(1))?.iter().all(|(_, received)| *received > FLOW_DATAGRAMS) {
         anyhow::ensure!(Instant::now() < until, "one lane: {:?}", workers(lab.host(1))?);
         flows("1")?;
     }
@@ -90,22 +92,23 @@ fn workers_come_and_go_on_request_without_a_retransmission() -> anyhow::Result<(
     let lab = Lab::pair(&[VECTOR, "--workers", "1"])?;
     let (one, two) = lab.containers()?;
     keep_order([lab.host(0).netns(), lab.host(1).netns(), one.netns(), two.netns()])?;
-    let _server = Server::start(&two)?;
+    let _servers = (Server::start(&one)?, Server::start(&two)?);
     one.exec(&["sysctl", "-qw", "net.ipv4.tcp_early_retrans=0"])?.success()?;
-    let to = two.ipv4()?.into();
-    let rate = format!("{}M", (20 / slowness()).max(1));
-    let load = ["-t", "12", "-P", "6", "-l", "32K", "-b", &rate];
+    let (to, back) = (two.ipv4()?.into(), one.ipv4()?.into());
+    let load = ["-t", "16", "-P", "6", "-l", "32K", "-b", "20M"];
     let report = thread::scope(|scope| {
         let load = scope.spawn(|| iperf::run(&one, to, &load));
         for number in [3, 1, 2, 3, 2] {
-            // Long enough for lanes that are new to be proven and taken.
-            thread::sleep(Duration::from_secs(2));
+            thread::sleep(Duration::from_secs(1));
             for host in lab.sandbox.hosts() {
                 let answer = host.weft_json(&["workers", &number.to_string()])?;
                 assert_eq!(answer["workers"], number, "{answer}");
                 assert_eq!(answer["lanes"], 3, "{answer}");
                 assert_eq!(host.weft_json(&["workers"])?, answer);
                 assert_eq!(host.weft_json(&["status"])?["workers"], number);
+            }
+            if number == 3 {
+                use_all(lab.host(0), || iperf::run(&two, back, &["-t", "1", "-P", "12"]))?;
             }
         }
         load.join().map_err(|_| anyhow::anyhow!("iperf3 panicked"))?
@@ -114,13 +117,34 @@ fn workers_come_and_go_on_request_without_a_retransmission() -> anyhow::Result<(
     let top = lab.host(0).weft_json(&["top", "--count", "1", "--interval", "0.2"])?;
     assert_eq!(top["workers"].as_array().map(Vec::len), Some(2), "{top}");
     // What they moved before they went is still counted.
-    assert!(workers(lab.host(1))?.iter().all(|(_, received)| *received > 100));
+    let moved = workers(lab.host(0))?;
+    assert!(
+        moved.iter().filter(|(_, received)| *received > FLOW_DATAGRAMS).count() == 3,
+        "{moved:?}"
+    );
     for host in lab.sandbox.hosts() {
         for reason in ["drop_replayed", "drop_forged", "drop_unknown_spi", "drop_no_path"] {
             assert_eq!(counter(host, reason)?, 0, "{reason}");
         }
     }
     Ok(())
+}
+
+/// Begins flows until each of three workers has received some. Those that run stay where they are.
+fn use_all(
+    host: &Host,
+    begin: impl Fn() -> anyhow::Result<serde_json::Value>,
+) -> anyhow::Result<()> {
+    let (until, before) = (Instant::now() + LANES_TIMEOUT, workers(host)?);
+    loop {
+        begin()?;
+        let now = workers(host)?;
+        let received = |nth: usize| now[nth].1 - before.get(nth).map_or(0, |before| before.1);
+        if now.len() == 3 && (0..3).all(|nth| received(nth) > FLOW_DATAGRAMS) {
+            return Ok(());
+        }
+        anyhow::ensure!(Instant::now() < until, "of three workers some idle: {before:?}, {now:?}");
+    }
 }
 
 #[test]

@@ -213,7 +213,9 @@ pub struct TopArgs {
 #[derive(Debug, Args)]
 pub struct WorkersArgs {
     /// How many from now on, until the daemon is started again; `weft launch --workers N` or `workers =
-    /// N` in the configuration file is for longer. Without it, how many there are
+    /// N` in the configuration file is for longer. Flows that run stay with their worker, new ones are
+    /// shared out. A direct port that is there already is shared among as many as there are processors
+    /// (4 to 8). Without it, how many there are
     #[arg(value_name = "N", value_parser = clap::value_parser!(u8).range(1..=WORKERS_MAX))]
     pub workers: Option<u8>,
     /// Print JSON

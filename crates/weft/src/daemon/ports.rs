@@ -108,7 +108,7 @@ impl DirectPorts {
         engine.remove_port(mac);
         let options = TapOptions { name: tap_name(&spec.host_name), persist: false };
         let queues: Result<Vec<Tap>, _> =
-            (0..engine.workers()).map(|_| Tap::open(&options)).collect();
+            (0..queues(engine.workers())).map(|_| Tap::open(&options)).collect();
         let mut queues = queues.map_err(|error| no_port(error.to_string()))?;
         if !engine.offloads().tap_tso.usable() {
             let stopped = queues.iter_mut().try_for_each(Tap::stop_offloads);
@@ -151,6 +151,16 @@ pub(super) async fn remove_device(kernel: &Kernel, spec: &AttachSpec) {
         }
     }
 }
+
+/// Queues of a direct port. None can be added once its device is in the container, so there are some
+/// for workers that come later; as long as they have not, the others serve theirs.
+fn queues(workers: usize) -> usize {
+    let processors = std::thread::available_parallelism().map_or(1, usize::from);
+    workers.max(processors.clamp(QUEUES_MIN, weft_engine::DEFAULT_WORKERS_MAX))
+}
+
+/// Queues that each direct port has at least: each costs a descriptor and 32 KiB of the kernel's memory.
+const QUEUES_MIN: usize = 4;
 
 fn new_set() -> Result<Arc<MacSet>, weft_io::IoError> {
     let macs = MacSet::new()?;
