@@ -1,15 +1,15 @@
 //! What the host's network devices have carried, as the kernel counts it.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, path::Path};
 
 use netlink_packet_route::{
     RouteNetlinkMessage,
     link::{LinkAttribute, LinkMessage, Stats64},
 };
 
-use crate::{Kernel, KernelError};
+use crate::{Kernel, KernelError, socket::Socket};
 
-/// The counters of one device since it was made, from the host's side of it.
+/// The counters of one device since it was made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LinkTraffic {
     /// Packets received; a super-packet is one.
@@ -40,18 +40,33 @@ impl From<Stats64> for LinkTraffic {
 }
 
 impl Kernel {
-    /// The counters of every device, by name, in one request.
+    /// The counters of every device of the host, by name, in one request.
     ///
     /// # Errors
     /// The kernel's refusal.
     pub async fn link_traffic(&self) -> Result<BTreeMap<String, LinkTraffic>, KernelError> {
-        let found = self
-            .socket()
-            .dump(RouteNetlinkMessage::GetLink(LinkMessage::default()))
-            .await
-            .map_err(|error| error.while_doing("read the counters of the network devices"))?;
-        Ok(found.into_iter().filter_map(named).collect())
+        traffic_of(self.socket()).await
     }
+
+    /// The counters of every device in another network namespace, by name.
+    ///
+    /// # Errors
+    /// [`KernelError::NamespaceGone`], or the kernel's refusal.
+    pub async fn link_traffic_in(
+        &self,
+        namespace: &Path,
+    ) -> Result<BTreeMap<String, LinkTraffic>, KernelError> {
+        let opened = self.foreign_namespace(namespace)?;
+        traffic_of(&self.socket_in(&opened, namespace)?).await
+    }
+}
+
+async fn traffic_of(socket: &Socket) -> Result<BTreeMap<String, LinkTraffic>, KernelError> {
+    let found = socket
+        .dump(RouteNetlinkMessage::GetLink(LinkMessage::default()))
+        .await
+        .map_err(|error| error.while_doing("read the counters of the network devices"))?;
+    Ok(found.into_iter().filter_map(named).collect())
 }
 
 fn named(message: RouteNetlinkMessage) -> Option<(String, LinkTraffic)> {

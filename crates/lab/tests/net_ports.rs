@@ -4,7 +4,9 @@ use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::time::{Duration, Instant};
 
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
+use weft::api::{Client, Traffic};
 use weft::sandbox::{Container, Host, try_wait_until};
 use weft_io::namespace::{Namespace, run_in};
 use weft_io::uninterrupted;
@@ -253,6 +255,34 @@ fn broadcast_and_multicast_reach_everybody_else_once() -> anyhow::Result<()> {
             }
         }
     }
+    Ok(())
+}
+
+#[test]
+fn what_a_full_queue_drops_is_the_containers() -> anyhow::Result<()> {
+    let lab = Lab::pair(&DIRECT)?;
+    let (one, two) = lab.containers()?;
+    let to = two.ipv4()?;
+    wait_ping(&one, to.into(), SETTLE)?;
+    let daemon = Client::new(&lab.host(0).runtime_directory());
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let dropped = || -> anyhow::Result<u64> {
+        let traffic: Traffic = runtime.block_on(daemon.get("/v1/traffic"))?;
+        Ok(traffic.containers[0].dropped)
+    };
+    let before = dropped()?;
+    let socket = probe::udp_in(&namespace(&one), (one.ipv4()?, 0).into())?;
+    let process = lab.host(0).daemon_pid().and_then(|pid| Pid::from_raw(i32::try_from(pid).ok()?));
+    let process = process.ok_or_else(|| anyhow::anyhow!("no daemon"))?;
+    // Its queue takes some thousand while nobody reads.
+    kill_process(process, Signal::STOP)?;
+    for _ in 0..10_000 {
+        socket.send_to(b"flood", (to, 9))?;
+    }
+    kill_process(process, Signal::CONT)?;
+    let after = dropped()?;
+    assert!(after >= before + 1_000, "{before} before, {after} after");
+    wait_ping(&one, to.into(), SETTLE)?;
     Ok(())
 }
 

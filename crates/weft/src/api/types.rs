@@ -339,6 +339,8 @@ pub struct WorkerTraffic {
     pub worker: usize,
     /// Processor time of its thread, in microseconds.
     pub busy_us: u64,
+    /// Processor time of its helpers' threads, in microseconds.
+    pub helpers_busy_us: u64,
     /// Datagrams received from peers.
     pub datagrams_received: u64,
     /// Datagrams sent to peers.

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::{Mutex, mpsc, oneshot};
 use weft_container::{ContainerError, ResolveOptions, Sandbox};
 use weft_crypto::PeerId;
+use weft_engine::PortTraffic;
 use weft_kernel::engine::{KernelEngine, SwitchKind};
 use weft_kernel::{AttachSpec, Kernel, KernelError};
 
@@ -111,14 +112,18 @@ impl Attachments {
     pub(super) async fn traffic(&self) -> Result<Vec<ContainerTraffic>, ApiError> {
         let links = self.kernel.link_traffic().await.map_err(kernel_refusal)?;
         let direct = self.ports.traffic();
-        let inner = self.inner.lock().await;
-        let of = |saved: &Saved| {
-            let link = links.get(&saved.host_interface)?;
-            let direct = direct.get(&mac_of(&saved.attachment)).copied().unwrap_or_default();
-            Some(ContainerTraffic {
-                id: saved.attachment.id.clone(),
-                name: saved.attachment.name.clone(),
-                host_interface: saved.host_interface.clone(),
+        let saved: Vec<Saved> = self.inner.lock().await.saved.values().cloned().collect();
+        let mut all = Vec::with_capacity(saved.len());
+        for Saved { sandbox, attachment, host_interface, .. } in saved {
+            let Some(link) = links.get(&host_interface) else { continue };
+            let (direct, dropped) = match direct.get(&mac_of(&attachment)) {
+                None => (PortTraffic::default(), 0),
+                Some(direct) => (*direct, self.dropped_inside(&sandbox).await),
+            };
+            all.push(ContainerTraffic {
+                id: attachment.id,
+                name: attachment.name,
+                host_interface,
                 // The host's end receives what the container sends.
                 volume: Volume {
                     packets_received: link.packets_sent + direct.received.packets,
@@ -126,10 +131,19 @@ impl Attachments {
                     packets_sent: link.packets_received + direct.sent.packets,
                     bytes_sent: link.bytes_received + direct.sent.bytes,
                 },
-                dropped: link.dropped_received + link.dropped_sent,
-            })
-        };
-        Ok(inner.saved.values().filter_map(of).collect())
+                dropped: link.dropped_received + link.dropped_sent + dropped,
+            });
+        }
+        Ok(all)
+    }
+
+    /// What the kernel dropped at a direct port, whose device is the container's: most of all what
+    /// the container sent while the engine's queue was full.
+    async fn dropped_inside(&self, sandbox: &Sandbox) -> u64 {
+        let links = self.kernel.link_traffic_in(&sandbox.namespace).await;
+        // A container that ends has nothing more to tell.
+        let link = links.ok().and_then(|links| links.get(INTERFACE).copied()).unwrap_or_default();
+        link.dropped_received + link.dropped_sent
     }
 
     /// `weft attach`. Attaching again adds explicit addresses, or changes nothing.

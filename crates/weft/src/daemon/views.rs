@@ -320,9 +320,11 @@ pub(super) fn traffic(
     });
     // Those that are gone do nothing more.
     let workers = counters.workers.iter().take(readings.workers).enumerate();
+    let us = |time: std::time::Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
     let workers = workers.map(|(worker, of)| WorkerTraffic {
         worker,
-        busy_us: u64::try_from(of.busy.as_micros()).unwrap_or(u64::MAX),
+        busy_us: us(of.busy),
+        helpers_busy_us: us(of.helpers_busy),
         datagrams_received: of.done(weft_engine::Work::DatagramsReceived),
         datagrams_sent: of.done(weft_engine::Work::DatagramsSent),
         tap_reads: of.done(weft_engine::Work::TapReads),

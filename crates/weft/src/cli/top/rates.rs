@@ -53,6 +53,8 @@ pub(super) struct WorkerRates {
     pub(super) worker: usize,
     /// Share of the time that its thread ran, in percent.
     pub(super) busy_percent: f64,
+    /// The same of its helpers' threads together: each may add up to 100.
+    pub(super) helpers_busy_percent: f64,
     pub(super) datagrams_received_pps: f64,
     pub(super) datagrams_sent_pps: f64,
     pub(super) tap_reads_pps: f64,
@@ -145,6 +147,7 @@ impl PerSecond {
             worker: now.worker,
             // Microseconds in a second, as a share of it.
             busy_percent: rate(|worker| worker.busy_us) / 1e4,
+            helpers_busy_percent: rate(|worker| worker.helpers_busy_us) / 1e4,
             datagrams_received_pps: rate(|worker| worker.datagrams_received),
             datagrams_sent_pps: rate(|worker| worker.datagrams_sent),
             tap_reads_pps: rate(|worker| worker.tap_reads),
@@ -176,6 +179,7 @@ mod tests {
             }],
             workers: vec![WorkerTraffic {
                 busy_us: 2_500 * packets,
+                helpers_busy_us: 12_500 * packets,
                 datagrams_sent: packets,
                 dropped: packets,
                 ..WorkerTraffic::default()
@@ -198,7 +202,7 @@ mod tests {
         assert_eq!(rates.containers[0].dropped_pps, 100.0);
         let worker = &rates.workers[0];
         assert_eq!((worker.datagrams_sent_pps, worker.dropped_pps), (100.0, 100.0));
-        assert_eq!(worker.busy_percent, 25.0);
+        assert_eq!((worker.busy_percent, worker.helpers_busy_percent), (25.0, 125.0));
         assert_eq!((worker.datagrams_received_pps, worker.tap_reads_pps), (0.0, 0.0));
         assert_eq!(rates.drops.len(), 1, "only what was ever dropped");
         assert_eq!(rates.drops["no_endpoint"], Drops { pps: 100.0, total: 60 });

@@ -32,6 +32,7 @@ pub(super) fn text(rates: &Rates) -> String {
         let headings = [
             "WORKER",
             "BUSY",
+            "HELPERS",
             "DATAGRAMS/S IN",
             "DATAGRAMS/S OUT",
             "READS/S",
@@ -43,6 +44,7 @@ pub(super) fn text(rates: &Rates) -> String {
             workers.add_row([
                 worker.worker.to_string(),
                 format!("{:.0} %", worker.busy_percent),
+                format!("{:.0} %", worker.helpers_busy_percent),
                 count(worker.datagrams_received_pps),
                 count(worker.datagrams_sent_pps),
                 count(worker.tap_reads_pps),
@@ -153,6 +155,7 @@ mod tests {
             workers: vec![WorkerRates {
                 worker: 7,
                 busy_percent: 62.4,
+                helpers_busy_percent: 131.0,
                 datagrams_received_pps: 1.0,
                 datagrams_sent_pps: 22.0,
                 tap_reads_pps: 333.0,
@@ -169,7 +172,7 @@ mod tests {
         for line in [
             "0011223344556677 (beta)  userspace  1.23 Gbit/s  56.7 kbit/s  110k      0",
             "web        1.23 Gbit/s  56.7 kbit/s  110k      0          2.00",
-            "7       62 %  1.00            22.0             333      4.44k     55.6k",
+            "7       62 %  131 %    1.00            22.0             333      4.44k     55.6k",
             "no_endpoint  3.00   12345",
         ] {
             assert!(text.contains(line), "{line} is missing in\n{text}");
