@@ -1,4 +1,4 @@
-//! What the host's network devices have carried, as the kernel counts it.
+//! What network devices have carried, the host's or a container's, as the kernel counts it.
 
 use std::{collections::BTreeMap, path::Path};
 

@@ -8,7 +8,6 @@ use std::time::{Duration, Instant};
 
 use rustix::net::{MMsgHdr, SendAncillaryBuffer, SendFlags};
 use serde::{Deserialize, Serialize};
-
 use weft_io::uninterrupted;
 
 use super::stats::Histogram;
