@@ -172,6 +172,19 @@ fn a_black_hole_for_large_packets_lowers_the_mtu_and_its_end_raises_it() {
 }
 
 #[test]
+fn packets_lost_by_chance_are_not_taken_for_a_smaller_mtu() {
+    seeds(0..100, |seed| {
+        let mut world = pair(seed, &Config::default());
+        world.run(s(5));
+        world.both(0, 1, |net| net.loss_per_mille = 30);
+        for _ in 0..600 {
+            world.run(s(1));
+            assert_eq!((world.mtu(0, 1), world.mtu(1, 0)), (Some(1408), Some(1408)));
+        }
+    });
+}
+
+#[test]
 fn a_path_too_narrow_for_the_containers_becomes_active_with_what_it_carries() {
     seeds(0..200, |seed| {
         let mut world = World::new(seed, vec![Config::default(), Config::default()]);

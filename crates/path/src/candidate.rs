@@ -33,7 +33,7 @@ pub(crate) struct Candidate {
     has_failed: bool,
     request: Option<Request>,
     /// Where the peer's packets come from, if that is not the address that it offered (the first).
-    learned: Option<(SocketAddr, SocketAddr)>,
+    learned: Option<Learned>,
     /// Not to be used before: the engine has failed.
     hold: Option<Instant>,
     engine_failures: u32,
@@ -57,6 +57,14 @@ struct Outbound {
     installed: Instant,
     offered: SocketAddr,
     remote: SocketAddr,
+}
+
+/// The peer's packets come from another address than the one it named: there is a NAT.
+struct Learned {
+    named: SocketAddr,
+    remote: SocketAddr,
+    /// The path, which had failed, was tried there once more.
+    tried: bool,
 }
 
 /// A wish for a new SA, repeated until one is offered.
@@ -186,7 +194,9 @@ impl Candidate {
     /// the kernel reports packets from another one than it was told to expect, and only those.
     pub(crate) fn handle_addresses(&mut self, now: Instant, remote: IpAddr, shared: &mut Shared) {
         let there = |address: SocketAddr| SocketAddr::new(remote, address.port());
-        self.learned = self.learned.map(|(named, learned)| (there(named), there(learned)));
+        if let Some(learned) = &mut self.learned {
+            (learned.named, learned.remote) = (there(learned.named), there(learned.remote));
+        }
         if let Some(outbound) = self.outbound.as_mut() {
             outbound.offered = there(outbound.offered);
             if self.key.is_kernel() {
@@ -315,8 +325,8 @@ impl Candidate {
         shared: &mut Shared,
     ) {
         // An address learned from the peer's packets holds until the peer names another.
-        self.learned = self.learned.filter(|(named, _)| *named == offered);
-        let remote = self.learned.map_or(offered, |(_, learned)| learned);
+        self.learned.take_if(|learned| learned.named != offered);
+        let remote = self.learned.as_ref().map_or(offered, |learned| learned.remote);
         let engine = shared.config.engine(self.key.engine, self.key.format);
         let lanes_max = engine.map_or(1, |engine| engine.lanes_max);
         let taken: Vec<_> = offer.lanes.iter().filter(|lane| lane.lane < lanes_max).collect();
@@ -409,15 +419,34 @@ impl Candidate {
         if self.key.is_plain() || outbound.remote == remote {
             return;
         }
-        let known = self.learned.replace((outbound.offered, remote));
+        let learned = Learned { named: outbound.offered, remote, tried: false };
+        let known = self.learned.replace(learned);
         if !self.key.is_kernel() {
             outbound.remote = remote;
             shared.command(EngineCommand::SetRemote { path: self.path, remote });
             self.prober.hint(now);
-        } else if known.is_none_or(|(_, known)| known != remote) || self.request.is_none() {
+        } else if known.is_none_or(|known| known.remote != remote) || self.request.is_none() {
             let spi = outbound.first_spi();
             self.request = spi.map(|spi| Request { spi, at: now });
         }
+    }
+
+    /// A failed path is tried once at the address that was learned and then at the one that the peer
+    /// has named, until its packets come from elsewhere again: the NAT may be gone, and of two hosts
+    /// that send to where the other is no longer neither would ever hear of the other. Not with the
+    /// kernel, which would not tell of a change again.
+    fn doubt_learned(&mut self, shared: &mut Shared) {
+        let doubted = self.prober.is_dead() && !self.key.is_kernel();
+        let (Some(learned), Some(outbound)) = (&mut self.learned, &mut self.outbound) else {
+            return;
+        };
+        if !doubted || !std::mem::replace(&mut learned.tried, true) {
+            return;
+        }
+        outbound.remote = outbound.offered;
+        let (path, remote) = (self.path, outbound.remote);
+        self.learned = None;
+        shared.command(EngineCommand::SetRemote { path, remote });
     }
 
     pub(crate) fn handle_too_long(&mut self, now: Instant, mtu: u16, shared: &mut Shared) {
@@ -475,6 +504,7 @@ impl Candidate {
             let turn = if waits { turn.take(now, self.path, shared) } else { Ok(()) };
             match turn {
                 Ok(()) => {
+                    self.doubt_learned(shared);
                     let verdict = self.prober.handle_timeout(now, role, shared);
                     self.apply(now, verdict, shared);
                 }

@@ -44,6 +44,9 @@ pub(crate) struct Inbound {
     /// ... but not before.
     not_before: Option<Instant>,
     rekeys: u64,
+    /// First SPIs of the last [`GENERATIONS_MAX`] generations that were cleared: what the peer may
+    /// still name.
+    cleared: VecDeque<u32>,
 }
 
 /// The SAs of one offer.
@@ -66,7 +69,15 @@ pub(crate) struct Generation {
 
 impl Inbound {
     pub(crate) fn new(peer: PeerId, path: PathId) -> Self {
-        Self { peer, path, generations: VecDeque::new(), wanted: true, not_before: None, rekeys: 0 }
+        Self {
+            peer,
+            path,
+            generations: VecDeque::new(),
+            wanted: true,
+            not_before: None,
+            rekeys: 0,
+            cleared: VecDeque::new(),
+        }
     }
 
     pub(crate) fn rekeys(&self) -> u64 {
@@ -74,8 +85,13 @@ impl Inbound {
     }
 
     /// This SA is one of them.
-    pub(crate) fn has(&self, spi: u32) -> bool {
+    fn has(&self, spi: u32) -> bool {
         self.generations.iter().any(|generation| generation.has(spi))
+    }
+
+    /// This SA is one of them, or was until they were cleared.
+    pub(crate) fn knows(&self, spi: u32) -> bool {
+        self.has(spi) || self.cleared.contains(&spi)
     }
 
     /// Asks for new SAs.
@@ -94,8 +110,10 @@ impl Inbound {
     /// The sender, or the engine that held the SAs, is gone.
     pub(crate) fn clear(&mut self, shared: &mut Shared) {
         while let Some(generation) = self.generations.pop_front() {
+            self.cleared.extend(generation.lanes.first().map(|(_, spi)| *spi));
             generation.remove(shared);
         }
+        self.cleared.drain(..self.cleared.len().saturating_sub(GENERATIONS_MAX));
         self.not_before = None;
         self.wanted = true;
     }

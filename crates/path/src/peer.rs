@@ -222,9 +222,10 @@ impl Peer {
             }
             Message::RekeyRequest(request) => {
                 // One that names no SA of ours wants them all: its path is not known any more.
-                let owned = shared.spis.get(&request.spi) == Some(&self.id);
+                let known = shared.spis.get(&request.spi) == Some(&self.id)
+                    || self.candidates.values().any(|it| it.inbound.knows(request.spi));
                 for candidate in self.candidates.values_mut() {
-                    if !owned || candidate.inbound.has(request.spi) {
+                    if !known || candidate.inbound.knows(request.spi) {
                         candidate.inbound.handle_rekey_request(now, request.spi);
                     }
                 }

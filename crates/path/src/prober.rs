@@ -1,8 +1,9 @@
 //! Proving that a path carries packets, how large they may be (RFC 8899), and how long they take.
 //!
 //! One prober watches the sending direction of one path. A probe of the path's full MTU goes out
-//! every interval; when two in a row stay unanswered, one of the smallest size goes with it, so
-//! that a black hole for large packets is told from a dead path before the verdict is due.
+//! every interval; while the last one is unanswered, one of the smallest size goes with it, so that
+//! a black hole for large packets is told both from a dead path and from one that loses packets of
+//! any size by chance.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -24,10 +25,10 @@ const PROBE_TIMEOUT_MAX_MS: u64 = 1_000;
 const PROBE_FORGET_MS: u64 = 5_000;
 /// Probes that are remembered at once.
 const PROBES_OUTSTANDING_MAX: usize = 64;
-/// Unanswered probes of full size before small ones go with them.
-const SMALL_PROBES_AFTER: u32 = 2;
-/// Unanswered probes of full size, small ones answered, before the MTU is lowered.
-const LOWER_MTU_AFTER: u32 = 3;
+/// So many small probes in a row are answered, while [`PROBES_UNANSWERED_MAX`] of full size are not,
+/// before the MTU is lowered: a tenth of all packets lost at random looks like that for a moment
+/// every two hours.
+const SMALL_ANSWERED_TO_LOWER: u32 = 3;
 /// A size is held to be too large after so many probes (MAX_PROBES of RFC 8899 section 5.1.2).
 const SEARCH_PROBES_MAX: u32 = 3;
 
@@ -117,7 +118,8 @@ pub(crate) struct Prober {
     number: u64,
     outstanding: BTreeMap<u64, Sent>,
     unanswered: u32,
-    small_answered: bool,
+    /// Small probes answered in a row, none of full size between them.
+    small_answered: u32,
     clean_since: Option<Instant>,
     /// When the last answer to a probe of full size came.
     answered: Option<Instant>,
@@ -143,7 +145,7 @@ impl Prober {
             number: shared.rng.next_u64(),
             outstanding: BTreeMap::new(),
             unanswered: 0,
-            small_answered: false,
+            small_answered: 0,
             clean_since: None,
             answered: None,
             rtt: None,
@@ -158,6 +160,11 @@ impl Prober {
 
     pub(crate) fn is_alive(&self) -> bool {
         self.phase == Phase::Alive
+    }
+
+    /// The path did not carry packets when it was last tried.
+    pub(crate) fn is_dead(&self) -> bool {
+        matches!(self.phase, Phase::Dead { .. })
     }
 
     pub(crate) fn mtu(&self) -> Option<u16> {
@@ -243,7 +250,7 @@ impl Prober {
 
     /// The network may have healed: a dead path is tried at once.
     pub(crate) fn hint(&mut self, now: Instant) {
-        if matches!(self.phase, Phase::Dead { .. }) && self.next.is_some() {
+        if self.is_dead() && self.next.is_some() {
             self.next = Some(now);
         }
     }
@@ -391,16 +398,19 @@ impl Prober {
 
     fn watch(&mut self, now: Instant, role: Role, shared: &mut Shared) -> Verdict {
         let mut verdict = Verdict::Nothing;
-        if self.unanswered >= LOWER_MTU_AFTER && self.small_answered {
-            // It is sought again up to where it was: mere loss must not cost four bytes.
-            self.lower(now, self.mtu.unwrap_or(self.sizes.floor), false);
-            verdict = Verdict::MtuChanged;
-        } else if self.unanswered >= PROBES_UNANSWERED_MAX {
-            return self.die(now, shared);
+        if self.unanswered >= PROBES_UNANSWERED_MAX {
+            if self.small_answered == 0 {
+                return self.die(now, shared);
+            }
+            if self.small_answered >= SMALL_ANSWERED_TO_LOWER {
+                // It is sought again up to where it was: mere loss must not cost four bytes.
+                self.lower(now, self.mtu.unwrap_or(self.sizes.floor), false);
+                verdict = Verdict::MtuChanged;
+            }
         }
         let mtu = self.mtu.unwrap_or(self.sizes.floor);
         self.send(now, mtu, Purpose::Full, shared);
-        if self.unanswered >= SMALL_PROBES_AFTER && self.sizes.floor < mtu {
+        if self.unanswered > 0 && self.sizes.floor < mtu {
             self.send(now, self.sizes.floor, Purpose::Small, shared);
         }
         if self.unanswered == 0 {
@@ -420,7 +430,7 @@ impl Prober {
         self.mtu = Some(mtu);
         self.floor_refused = false;
         self.unanswered = 0;
-        self.small_answered = false;
+        self.small_answered = 0;
         self.clean_since = Some(now);
         self.answered = Some(now);
         let first = if mtu < self.sizes.start { self.sizes.start } else { self.sizes.ceiling };
@@ -434,11 +444,11 @@ impl Prober {
         let mtu = self.mtu.unwrap_or(0);
         if sent.mtu >= mtu {
             self.unanswered = 0;
-            self.small_answered = false;
+            self.small_answered = 0;
             self.answered = Some(now);
             self.clean_since.get_or_insert(now);
         } else if sent.purpose == Purpose::Small {
-            self.small_answered = true;
+            self.small_answered += 1;
         }
         if sent.mtu <= mtu || sent.mtu > self.sizes.ceiling {
             return Verdict::Nothing;
@@ -459,7 +469,7 @@ impl Prober {
         self.search_at = None;
         self.clean_since = None;
         self.unanswered = 0;
-        self.small_answered = false;
+        self.small_answered = 0;
         self.narrow = false;
         self.next = Some(now + retry_after(0, shared));
         Verdict::Dead { mtu_not_carried: std::mem::take(&mut self.floor_refused) }
@@ -469,7 +479,7 @@ impl Prober {
     fn lower(&mut self, now: Instant, high: u16, bounded: bool) {
         self.mtu = Some(self.sizes.floor);
         self.unanswered = 0;
-        self.small_answered = false;
+        self.small_answered = 0;
         let first = if bounded { self.sizes.start } else { high };
         self.begin_search(now, first, high, bounded);
     }
@@ -484,9 +494,13 @@ impl Prober {
                 continue;
             }
             sent.lost = true;
-            if sent.purpose == Purpose::Full && sent.mtu <= full {
-                self.unanswered += 1;
-                self.clean_since = None;
+            match sent.purpose {
+                Purpose::Full if sent.mtu <= full => {
+                    self.unanswered += 1;
+                    self.clean_since = None;
+                }
+                Purpose::Small => self.small_answered = 0,
+                Purpose::Full | Purpose::Search => {}
             }
         }
         self.outstanding.retain(|_, sent| now < sent.at + ms(PROBE_FORGET_MS));
@@ -563,7 +577,7 @@ impl Prober {
     fn forget(&mut self) {
         self.outstanding.clear();
         self.unanswered = 0;
-        self.small_answered = false;
+        self.small_answered = 0;
     }
 }
 
