@@ -48,6 +48,8 @@ pub(crate) struct Link {
     pub(crate) bridge: Vec<InfoBridge>,
     pub(crate) port: Vec<InfoBridgePort>,
     pub(crate) vxlan: Vec<InfoVxlan>,
+    /// The attributes of a kind that netlink-packet-route does not know, as they came.
+    pub(crate) data: Vec<u8>,
 }
 
 impl Link {
@@ -119,6 +121,7 @@ impl Link {
                 LinkInfo::Kind(kind) => self.kind = Some(kind),
                 LinkInfo::Data(InfoData::Bridge(data)) => self.bridge = data,
                 LinkInfo::Data(InfoData::Vxlan(data)) => self.vxlan = data,
+                LinkInfo::Data(InfoData::Other(data)) => self.data = data,
                 LinkInfo::PortData(InfoPortData::BridgePort(data)) => self.port = data,
                 _ => {}
             }

@@ -138,7 +138,7 @@ impl Kernel {
         }
     }
 
-    async fn routes(&self) -> Result<Vec<RouteMessage>, KernelError> {
+    pub(crate) async fn routes(&self) -> Result<Vec<RouteMessage>, KernelError> {
         let mut all = self.socket().routes(AddressFamily::Inet).await?;
         all.extend(self.socket().routes(AddressFamily::Inet6).await?);
         Ok(all)
@@ -261,7 +261,7 @@ fn device_of(route: &RouteMessage) -> Option<u32> {
     devices_of(route).first().copied()
 }
 
-fn destination_address(route: &RouteMessage) -> Option<IpAddr> {
+pub(crate) fn destination_address(route: &RouteMessage) -> Option<IpAddr> {
     route.attributes.iter().find_map(|attribute| match attribute {
         RouteAttribute::Destination(RouteAddress::Inet(address)) => Some(IpAddr::V4(*address)),
         RouteAttribute::Destination(RouteAddress::Inet6(address)) => Some(IpAddr::V6(*address)),

@@ -15,6 +15,24 @@ fn the_container_mtu_is_the_hosts_link_less_the_overhead_unless_set() -> anyhow:
     Ok(())
 }
 
+/// The labs' hosts have no default route, so that any device could be the link to other hosts.
+#[test]
+fn a_device_that_leads_to_no_peer_narrows_no_path() -> anyhow::Result<()> {
+    let lab = Lab::pair(&[])?;
+    let whole = |c: &serde_json::Value| c["mtu"].as_u64().is_some_and(|mtu| mtu >= 1388);
+    wait_connection(lab.host(0), "the whole MTU", Duration::from_secs(10), whole)?;
+    let netns = lab.host(0).netns();
+    netns.ip("link add tunnel0 mtu 1300 type veth peer name tunnel1 mtu 1300")?;
+    netns.ip("link set tunnel0 up")?;
+    netns.ip("link set tunnel1 up")?;
+    for _ in 0..20 {
+        std::thread::sleep(Duration::from_millis(100));
+        let connection = wait_connection(lab.host(0), "any", Duration::from_secs(1), |_| true)?;
+        assert!(whole(&connection), "{connection}");
+    }
+    Ok(())
+}
+
 #[test]
 fn a_narrower_path_is_found_by_probing_and_told_to_containers_by_icmp() -> anyhow::Result<()> {
     let lab = Lab::pair(&[])?;

@@ -1,8 +1,14 @@
 //! What Weft reads of the host's routing.
 
-use weft_kernel::{Kernel, KernelError};
+use std::net::IpAddr;
+use std::time::Duration;
 
-use crate::lab::{BRIDGE, host_with_bridge, make_device, net, on_a_host, run, switch_on};
+use weft_kernel::{DeviceRoute, Kernel, KernelError};
+
+use crate::lab::{BRIDGE, host_with_bridge, link, make_device, net, on_a_host, run, switch_on};
+
+/// Longer than any notice takes; a test that waits this long has failed.
+const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Two links, one of them with the default route.
 fn make_links() {
@@ -97,5 +103,56 @@ fn a_range_that_the_host_reaches_elsewhere_is_refused() {
         }
         let text = kernel.check_range(net("10.200.5.0/24")).await.unwrap_err().to_string();
         assert!(text.contains("10.200.0.0/16 via up0"), "{text}");
+    });
+}
+
+#[test]
+fn routes_over_a_device_are_told_as_they_come_and_go() {
+    on_a_host(|| async {
+        make_device("d0");
+        make_device("other");
+        for device in ["d0", "other"] {
+            // Nothing of IPv6, so that what is told is told for what is done here.
+            run("ip", &["link", "set", device, "addrgenmode", "none"]);
+            switch_on(device);
+        }
+        run("ip", &["address", "add", "10.8.0.1/24", "dev", "d0"]);
+        let index = u32::try_from(link("d0")["ifindex"].as_u64().unwrap()).unwrap();
+        let mut watch = Kernel::new().unwrap().watch_routes(index).unwrap();
+        let ipv4 = |routes: Vec<DeviceRoute>| -> Vec<(String, String, u32)> {
+            let ipv4 = routes.into_iter().filter(|route| route.destination.addr().is_ipv4());
+            let text = |hop: Option<IpAddr>| hop.map(|hop| hop.to_string()).unwrap_or_default();
+            ipv4.map(|r| (r.destination.to_string(), text(r.gateway), r.metric)).collect()
+        };
+        let mut next = async || {
+            let next = tokio::time::timeout(PATIENCE, watch.next()).await;
+            ipv4(next.expect("routes must be told").unwrap())
+        };
+        let of = |destination: &str, gateway: &str, metric| {
+            (destination.to_owned(), gateway.to_owned(), metric)
+        };
+        let own = of("10.8.0.0/24", "", 0);
+        assert_eq!(next().await, std::slice::from_ref(&own));
+        // Another table, a metric, a way among several.
+        run(
+            "ip",
+            &["route", "add", "172.20.0.0/16", "via", "10.8.0.2", "table", "77", "metric", "5"],
+        );
+        assert_eq!(next().await, [own.clone(), of("172.20.0.0/16", "10.8.0.2", 5)]);
+        run(
+            "ip",
+            &["route", "add", "default", "nexthop", "via", "10.8.0.3", "nexthop", "dev", "other"],
+        );
+        let both =
+            [of("0.0.0.0/0", "10.8.0.3", 0), own.clone(), of("172.20.0.0/16", "10.8.0.2", 5)];
+        assert_eq!(next().await, both);
+        // What leads elsewhere is not told: the next one is.
+        run("ip", &["route", "add", "172.30.0.0/16", "dev", "other"]);
+        run("ip", &["route", "del", "172.20.0.0/16", "table", "77"]);
+        assert_eq!(next().await, both[..2]);
+        run("ip", &["route", "del", "default"]);
+        assert_eq!(next().await, std::slice::from_ref(&own));
+        run("ip", &["address", "flush", "dev", "d0"]);
+        assert_eq!(next().await, []);
     });
 }

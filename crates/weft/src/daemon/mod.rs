@@ -20,4 +20,5 @@ pub use error::StartError;
 pub use holder::hold_sockets;
 pub use host::{check_host, log_to_stderr, open_log, reset, wait_until_stopped};
 pub use start::run;
+pub(crate) use store::make_private_dir;
 pub use store::{StoreError, has_secret};

@@ -1,11 +1,14 @@
 //! Sizes of packets: what the host's link carries, what containers get, and what becomes of it while
 //! the daemon runs.
 
+use std::collections::BTreeSet;
+use std::net::IpAddr;
 use std::time::Duration;
 
 use tokio::sync::mpsc;
 use weft_crypto::Format;
 use weft_kernel::{Kernel, KernelError, LinkEvent};
+use weft_link::Links;
 use weft_path::Encapsulation;
 
 use super::control::Request;
@@ -17,19 +20,41 @@ const LINK_MTU_DEFAULT: u32 = 1_500;
 const CONTAINER_MTU_MIN: u16 = 1_280;
 /// Changes of devices come in flocks; the link is looked at once they are over.
 const SETTLE_MS: u64 = 300;
+/// Routes that are looked at for the MTU of the link.
+const ROUTES_MAX: usize = 64;
+/// How often it is asked whether there are other peers than before, in milliseconds.
+const PEERS_LOOK_MS: u64 = 1_000;
 /// Pause after the kernel refused to say what happens to devices, in milliseconds.
 pub(super) const WATCH_RETRY_MS: u64 = 2_000;
 
-/// MTU of the link that leads to the first target, else of the host's own.
+/// What to reckon with before there are peers, so that every path carries what containers are given:
+/// the smallest MTU of the links that lead to the targets, else that of the host's own link.
 ///
 /// # Errors
 /// The kernel's refusal.
 pub(super) async fn link_mtu(settings: &Settings, kernel: &Kernel) -> Result<u16, KernelError> {
-    let target = settings.hosts.iter().find_map(|host| host.split('#').next()?.parse().ok());
-    let routed = match target {
-        Some(address) => kernel.route_mtu(address).await.ok().map(|route| route.mtu),
-        None => None,
-    };
+    let named = settings.hosts.iter().filter_map(|host| host.split('#').next()?.parse().ok());
+    let routed = routed_mtus(named.collect(), kernel).await;
+    known_or_own(routed.into_iter().min(), kernel).await
+}
+
+/// The largest MTU of the links that lead to the peers, so that one narrow way holds nobody else
+/// back: which of the paths carry less their probes find out.
+async fn link_mtu_towards(peers: BTreeSet<IpAddr>, kernel: &Kernel) -> Result<u16, KernelError> {
+    let routed = routed_mtus(peers, kernel).await;
+    known_or_own(routed.into_iter().max(), kernel).await
+}
+
+/// MTUs towards those of the addresses that have a route, of the first [`ROUTES_MAX`].
+async fn routed_mtus(addresses: BTreeSet<IpAddr>, kernel: &Kernel) -> Vec<u32> {
+    let mut mtus = Vec::new();
+    for address in addresses.into_iter().take(ROUTES_MAX) {
+        mtus.extend(kernel.route_mtu(address).await.ok().map(|route| route.mtu));
+    }
+    mtus
+}
+
+async fn known_or_own(routed: Option<u32>, kernel: &Kernel) -> Result<u16, KernelError> {
     let mtu = match routed {
         Some(mtu) => Some(mtu),
         None => kernel.default_link_mtu().await?,
@@ -48,9 +73,10 @@ pub(super) fn container_mtu(link_mtu: u16) -> u16 {
 pub(super) async fn follow_link_mtu(
     settings: Settings,
     kernel: Kernel,
+    links: Links,
     control: mpsc::Sender<Request>,
 ) {
-    while let Err(error) = follow(&settings, &kernel, &control).await {
+    while let Err(error) = follow(&settings, &kernel, &links, &control).await {
         tracing::warn!(%error, again_ms = WATCH_RETRY_MS, "the link's MTU is not watched");
         tokio::time::sleep(Duration::from_millis(WATCH_RETRY_MS)).await;
     }
@@ -60,20 +86,35 @@ pub(super) async fn follow_link_mtu(
 async fn follow(
     settings: &Settings,
     kernel: &Kernel,
+    links: &Links,
     control: &mpsc::Sender<Request>,
 ) -> Result<(), KernelError> {
     let mut watch = kernel.watch().await?;
+    let mut look = tokio::time::interval(Duration::from_millis(PEERS_LOOK_MS));
     let settle = Duration::from_millis(SETTLE_MS);
     loop {
-        let link_mtu = link_mtu(settings, kernel).await?;
+        let peers = addresses(links);
+        let link_mtu = match peers.is_empty() {
+            true => link_mtu(settings, kernel).await?,
+            false => link_mtu_towards(peers.clone(), kernel).await?,
+        };
         if control.send(Request::LinkMtu { link_mtu }).await.is_err() {
             return Ok(());
         }
-        while !concerns_the_link(&watch.next().await?) {}
+        loop {
+            tokio::select! {
+                event = watch.next() => if concerns_the_link(&event?) { break },
+                _ = look.tick() => if addresses(links) != peers { break },
+            }
+        }
         while let Ok(event) = tokio::time::timeout(settle, watch.next()).await {
             event?;
         }
     }
+}
+
+fn addresses(links: &Links) -> BTreeSet<IpAddr> {
+    links.remotes().into_iter().map(|(_, remote)| remote.ip().to_canonical()).collect()
 }
 
 /// Devices of Weft's own are no links to other hosts.

@@ -127,6 +127,8 @@ async fn run_async(settings: Settings, ready: impl FnOnce(&Invitation)) -> Resul
         attachments: Arc::clone(&attachments),
         stop: Arc::clone(&stop_sender),
     });
+    let mtu_follower =
+        follow_link_mtu(settings.clone(), kernel.clone(), links.clone(), daemon.control.clone());
     let control = Control {
         store,
         links,
@@ -151,7 +153,7 @@ async fn run_async(settings: Settings, ready: impl FnOnce(&Invitation)) -> Resul
     let helpers = [
         tokio::spawn(watch_interfaces(kernel.clone(), kernel_engine, Arc::clone(&attachments))),
         tokio::spawn(keep_forward_rule(kernel.clone(), switch)),
-        tokio::spawn(follow_link_mtu(settings.clone(), kernel.clone(), daemon.control.clone())),
+        tokio::spawn(mtu_follower),
         tokio::spawn(stop_on_signal(stop_sender)),
         tokio::spawn(api),
     ];

@@ -109,7 +109,7 @@ impl Store {
 }
 
 /// Makes a directory that only root may enter, with its parents.
-pub(super) fn make_private_dir(dir: &Path) -> Result<(), StoreError> {
+pub(crate) fn make_private_dir(dir: &Path) -> Result<(), StoreError> {
     fs::DirBuilder::new().recursive(true).mode(0o700).create(dir).map_err(|error| StoreError::Io {
         action: "create",
         path: dir.into(),

@@ -185,6 +185,16 @@ impl Host {
         self.daemon().as_ref().map(Running::pid)
     }
 
+    /// Starts `weft` on this host and lets it run, as [`Netns::spawn`] does.
+    ///
+    /// # Errors
+    /// [`SandboxError::Io`] if it does not start.
+    pub fn spawn_weft(&self, arguments: &[&str]) -> Result<Running, SandboxError> {
+        let (binary, runtime) = (self.binary.to_string_lossy(), self.runtime_directory());
+        let runtime = runtime.to_string_lossy();
+        self.netns.spawn(&[&[&*binary, "--runtime-dir", &*runtime], arguments].concat())
+    }
+
     /// Runs a `weft` command on this host, as a user would.
     ///
     /// # Errors
