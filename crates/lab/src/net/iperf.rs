@@ -1,10 +1,15 @@
 //! iperf3 between two containers.
 
 use std::net::IpAddr;
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use weft::sandbox::{Container, Running};
+
+/// How long a server may take until it listens again, and the pause between two tries.
+const LISTEN_LIMIT: Duration = Duration::from_secs(5);
+const LISTEN_PAUSE: Duration = Duration::from_millis(50);
 
 /// A server that takes one test after another; killed when dropped.
 pub struct Server(Running);
@@ -35,11 +40,17 @@ pub fn run(client: &Container, server: IpAddr, arguments: &[&str]) -> anyhow::Re
     let server = server.to_string();
     let mut words = vec!["iperf3", "-J", "-c", &server];
     words.extend_from_slice(arguments);
-    let output = client.exec(&words)?;
-    let report = output.json()?;
-    match report["error"].as_str() {
-        Some(error) => anyhow::bail!("iperf3 {}: {error}", words.join(" ")),
-        None => Ok(report),
+    let deadline = Instant::now() + LISTEN_LIMIT;
+    loop {
+        let report = client.exec(&words)?.json()?;
+        match report["error"].as_str() {
+            // A server listens anew after each test; one of a busy machine takes a moment for it.
+            Some(error) if error.ends_with("Connection refused") && Instant::now() < deadline => {
+                thread::sleep(LISTEN_PAUSE);
+            }
+            Some(error) => anyhow::bail!("iperf3 {}: {error}", words.join(" ")),
+            None => return Ok(report),
+        }
     }
 }
 

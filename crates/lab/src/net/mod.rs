@@ -3,6 +3,7 @@
 pub mod capture;
 pub mod guest;
 pub mod iperf;
+pub mod memory;
 pub mod probe;
 
 use std::net::IpAddr;
