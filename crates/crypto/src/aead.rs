@@ -1,4 +1,4 @@
-//! The AEADs of ESP: the only place that calls the libraries that seal and open.
+//! The AEADs of both encrypted formats: the only place that calls the libraries that seal and open.
 
 use std::hint::black_box;
 
@@ -6,36 +6,32 @@ use aws_lc_rs::aead as aws_lc;
 use ring::aead as ring;
 
 use crate::library::{Choice, Library, SizeClass};
-use crate::{Cipher, SaKey};
+use crate::{Cipher, DataCipher, SaKey};
 
-/// Bytes of the integrity check value (RFC 4106 section 6, RFC 7634 section 2).
+/// Bytes of the integrity check value (RFC 4106 section 6, RFC 7634 section 2), the tag of `ovpn`.
 pub(crate) const ICV_LEN: usize = 16;
 
-/// The library refused: forged input on opening, impossible length on sealing.
+/// Bytes of a nonce, of every AEAD here.
+pub(crate) const NONCE_LEN: usize = 12;
+
+/// The library refused: forged input on opening, impossible length on sealing; or a key is not as
+/// long as its cipher's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct AeadError;
 
-/// A prepared AEAD key and the salt that begins each of its nonces.
+/// A prepared AEAD key and the salt that begins each of its nonces: that of an SA.
 pub(crate) struct AeadKey {
-    aws_lc: aws_lc::LessSafeKey,
-    /// Where some sizes are ring's.
-    ring: Option<Box<ring::LessSafeKey>>,
-    choice: Choice,
+    expanded: ExpandedKey,
     salt: [u8; 4],
 }
 
 impl AeadKey {
     /// Expands the key once, so that no packet pays for it.
     pub(crate) fn new(cipher: Cipher, sa_key: &SaKey, choice: Choice) -> Self {
-        let algorithm = match cipher {
-            Cipher::Aes256Gcm => &aws_lc::AES_256_GCM,
-            Cipher::ChaCha20Poly1305 => &aws_lc::CHACHA20_POLY1305,
-        };
         let (key, salt) = sa_key.expose().split_at(32);
-        let ring = choice.has(Library::Ring).then(|| Box::new(ring_key(cipher, key)));
-        let key = aws_lc::UnboundKey::new(algorithm, key).expect("both AEADs take 32 bytes of key");
-        let aws_lc = aws_lc::LessSafeKey::new(key);
-        Self { aws_lc, ring, choice, salt: [salt[0], salt[1], salt[2], salt[3]] }
+        let expanded = ExpandedKey::new(cipher.into(), key, choice);
+        let expanded = expanded.expect("both AEADs take 32 bytes of key");
+        Self { expanded, salt: [salt[0], salt[1], salt[2], salt[3]] }
     }
 
     /// Encrypts the first `head_len` bytes of `sealed` in place, then `extra` behind them, and puts the
@@ -52,17 +48,15 @@ impl AeadKey {
         head_len: usize,
         extra: &[u8],
     ) -> Result<(), AeadError> {
-        if let Some(key) = self.rings(head_len + extra.len()) {
+        if let Some(key) = self.expanded.rings(head_len + extra.len()) {
             let (plaintext, icv) = sealed.split_last_chunk_mut::<ICV_LEN>().ok_or(AeadError)?;
             plaintext[head_len..].copy_from_slice(extra);
-            let nonce = ring::Nonce::assume_unique_for_key(self.nonce(iv));
-            let tag = key.seal_in_place_separate_tag(nonce, ring::Aad::from(aad), plaintext);
-            icv.copy_from_slice(tag.map_err(|_| AeadError)?.as_ref());
-            return Ok(());
+            return ring_seal(key, self.nonce(iv), aad, plaintext, icv);
         }
         let nonce = aws_lc::Nonce::assume_unique_for_key(self.nonce(iv));
         let (head, rest) = sealed.split_at_mut(head_len);
-        self.aws_lc
+        self.expanded
+            .aws_lc
             .seal_in_place_scatter(nonce, aws_lc::Aad::from(aad), head, extra, rest)
             .map_err(|_| AeadError)
     }
@@ -77,20 +71,103 @@ impl AeadKey {
         in_out: &mut [u8],
         icv: &[u8; ICV_LEN],
     ) -> Result<(), AeadError> {
+        self.expanded.open_inline(self.nonce(iv), aad, in_out, icv)
+    }
+
+    /// Salt, then IV (RFC 4106 section 4, RFC 7634 section 2).
+    #[inline]
+    fn nonce(&self, iv: [u8; 8]) -> [u8; NONCE_LEN] {
+        let mut nonce = [0; NONCE_LEN];
+        nonce[..4].copy_from_slice(&self.salt);
+        nonce[4..].copy_from_slice(&iv);
+        nonce
+    }
+
+    #[cfg(test)]
+    pub(crate) fn rings(&self, plaintext_len: usize) -> Option<&ring::LessSafeKey> {
+        self.expanded.rings(plaintext_len)
+    }
+}
+
+/// A prepared AEAD key; its nonces are the caller's, whole.
+pub(crate) struct ExpandedKey {
+    aws_lc: aws_lc::LessSafeKey,
+    /// Where some sizes are ring's.
+    ring: Option<Box<ring::LessSafeKey>>,
+    choice: Choice,
+}
+
+impl ExpandedKey {
+    /// Expands the key once. Where ring lacks the cipher all sizes are AWS-LC's.
+    ///
+    /// # Errors
+    /// The key has not [`DataCipher::key_bytes`] bytes.
+    pub(crate) fn new(cipher: DataCipher, key: &[u8], choice: Choice) -> Result<Self, AeadError> {
+        let algorithm = match cipher {
+            DataCipher::Aes128Gcm => &aws_lc::AES_128_GCM,
+            DataCipher::Aes192Gcm => &aws_lc::AES_192_GCM,
+            DataCipher::Aes256Gcm => &aws_lc::AES_256_GCM,
+            DataCipher::ChaCha20Poly1305 => &aws_lc::CHACHA20_POLY1305,
+        };
+        let aws_lc = aws_lc::UnboundKey::new(algorithm, key).map_err(|_| AeadError)?;
+        let algorithm = ring_algorithm(cipher).filter(|_| choice.has(Library::Ring));
+        let ring = algorithm.map(|algorithm| ring_key(algorithm, key).map(Box::new)).transpose()?;
+        Ok(Self { aws_lc: aws_lc::LessSafeKey::new(aws_lc), ring, choice })
+    }
+
+    /// Encrypts `in_out` in place; its tag goes where the packet's layout has it.
+    #[inline(never)]
+    pub(crate) fn seal(
+        &self,
+        nonce: [u8; NONCE_LEN],
+        aad: &[u8],
+        in_out: &mut [u8],
+        tag: &mut [u8; ICV_LEN],
+    ) -> Result<(), AeadError> {
         if let Some(key) = self.rings(in_out.len()) {
-            let nonce = ring::Nonce::assume_unique_for_key(self.nonce(iv));
+            return ring_seal(key, nonce, aad, in_out, tag);
+        }
+        let nonce = aws_lc::Nonce::assume_unique_for_key(nonce);
+        self.aws_lc
+            .seal_in_place_scatter(nonce, aws_lc::Aad::from(aad), in_out, &[], tag)
+            .map_err(|_| AeadError)
+    }
+
+    /// Decrypts `in_out` in place if `tag` is right. If not, `in_out` holds nothing of use.
+    #[inline(never)]
+    pub(crate) fn open(
+        &self,
+        nonce: [u8; NONCE_LEN],
+        aad: &[u8],
+        in_out: &mut [u8],
+        tag: &[u8; ICV_LEN],
+    ) -> Result<(), AeadError> {
+        self.open_inline(nonce, aad, in_out, tag)
+    }
+
+    /// Inlined always, so that an SA's packets cost no second call.
+    #[inline(always)]
+    fn open_inline(
+        &self,
+        nonce: [u8; NONCE_LEN],
+        aad: &[u8],
+        in_out: &mut [u8],
+        tag: &[u8; ICV_LEN],
+    ) -> Result<(), AeadError> {
+        if let Some(key) = self.rings(in_out.len()) {
+            let nonce = ring::Nonce::assume_unique_for_key(nonce);
             let opened = key.open_in_place_separate_tag(
                 nonce,
                 ring::Aad::from(aad),
-                (*icv).into(),
+                (*tag).into(),
                 in_out,
                 0..,
             );
             return opened.map(|_| ()).map_err(|_| AeadError);
         }
-        let nonce = aws_lc::Nonce::assume_unique_for_key(self.nonce(iv));
+        let nonce = aws_lc::Nonce::assume_unique_for_key(nonce);
         self.aws_lc
-            .open_in_place_separate_tag(nonce, aws_lc::Aad::from(aad), icv, in_out)
+            .open_in_place_separate_tag(nonce, aws_lc::Aad::from(aad), tag, in_out)
             .map(|_| ())
             .map_err(|_| AeadError)
     }
@@ -103,35 +180,49 @@ impl AeadKey {
             Library::Ring => self.ring.as_deref(),
         }
     }
-
-    /// Salt, then IV (RFC 4106 section 4, RFC 7634 section 2).
-    #[inline]
-    fn nonce(&self, iv: [u8; 8]) -> [u8; 12] {
-        let mut nonce = [0; 12];
-        nonce[..4].copy_from_slice(&self.salt);
-        nonce[4..].copy_from_slice(&iv);
-        nonce
-    }
 }
 
-impl Drop for AeadKey {
+impl Drop for ExpandedKey {
     /// AWS-LC erases its keys. ring does not: its key is overwritten with that of no packet.
     fn drop(&mut self) {
         if let Some(key) = &mut self.ring {
-            **key = ring_key(Cipher::Aes256Gcm, &[0; 32]);
+            **key = ring_key(&ring::AES_256_GCM, &[0; 32]).expect("32 bytes are a key of it");
             // Or the compiler sees that nobody reads it any more.
             black_box(key);
         }
     }
 }
 
-fn ring_key(cipher: Cipher, key: &[u8]) -> ring::LessSafeKey {
-    let algorithm = match cipher {
-        Cipher::Aes256Gcm => &ring::AES_256_GCM,
-        Cipher::ChaCha20Poly1305 => &ring::CHACHA20_POLY1305,
-    };
-    let key = ring::UnboundKey::new(algorithm, key).expect("both AEADs take 32 bytes of key");
-    ring::LessSafeKey::new(key)
+#[inline(always)]
+fn ring_seal(
+    key: &ring::LessSafeKey,
+    nonce: [u8; NONCE_LEN],
+    aad: &[u8],
+    in_out: &mut [u8],
+    tag: &mut [u8; ICV_LEN],
+) -> Result<(), AeadError> {
+    let nonce = ring::Nonce::assume_unique_for_key(nonce);
+    let made = key.seal_in_place_separate_tag(nonce, ring::Aad::from(aad), in_out);
+    tag.copy_from_slice(made.map_err(|_| AeadError)?.as_ref());
+    Ok(())
+}
+
+/// What ring calls the cipher, if it has it.
+fn ring_algorithm(cipher: DataCipher) -> Option<&'static ring::Algorithm> {
+    match cipher {
+        DataCipher::Aes128Gcm => Some(&ring::AES_128_GCM),
+        DataCipher::Aes192Gcm => None,
+        DataCipher::Aes256Gcm => Some(&ring::AES_256_GCM),
+        DataCipher::ChaCha20Poly1305 => Some(&ring::CHACHA20_POLY1305),
+    }
+}
+
+fn ring_key(
+    algorithm: &'static ring::Algorithm,
+    key: &[u8],
+) -> Result<ring::LessSafeKey, AeadError> {
+    let key = ring::UnboundKey::new(algorithm, key).map_err(|_| AeadError)?;
+    Ok(ring::LessSafeKey::new(key))
 }
 
 #[cfg(test)]
@@ -139,7 +230,7 @@ mod tests {
     #![allow(clippy::unwrap_used)]
 
     use super::*;
-    use crate::testing::hex;
+    use crate::testing::{hex, hex_array};
 
     /// The last case of each row says whether it must open.
     type Row = (u32, String, String, String, String, String, String, String);
@@ -251,6 +342,39 @@ mod tests {
             let mut opened = ciphertext.to_vec();
             key.open(iv, aad, &mut opened, icv.try_into().unwrap()).unwrap();
             assert_eq!(opened, plaintext);
+        }
+    }
+
+    /// McGrew and Viega, "The Galois/Counter Mode of Operation", appendix B, test cases 4, 10 and 16:
+    /// the same input under keys of three lengths.
+    #[test]
+    fn aes_gcm_of_every_key_length_agrees_with_its_specification() {
+        let key = hex("feffe9928665731c6d6a8f9467308308feffe9928665731c6d6a8f9467308308");
+        let nonce = hex_array("cafebabefacedbaddecaf888");
+        let aad = hex("feedfacedeadbeeffeedfacedeadbeefabaddad2");
+        let plaintext = hex("d9313225f88406e5a55909c5aff5269a86a7a9531534f7da2e4c303d8a318a72
+             1c3c0c95956809532fcf0e2449a6b525b16aedf5aa0de657ba637b39");
+        let aes_128 = "42831ec2217774244b7221b784d0d49ce3aa212f2c02a4e035c17e2329aca12e
+             21d514b25466931c7d8f6a5aac84aa051ba30b396a0aac973d58e091
+             5bc94fbc3221a5db94fae95ae7121a47";
+        let aes_192 = "3980ca0b3c00e841eb06fac4872a2757859e1ceaa6efd984628593b40ca1e19c
+             7d773d00c144c525ac619d18c84a3f4718e2448b2fe324d9ccda2710
+             2519498e80f1478f37ba55bd6d27618c";
+        let aes_256 = "522dc1f099567d07f47f37a32a84427d643a8cdcbfe5c0c97598a2bd2555d1aa
+             8cb08e48590dbb3da7b08b1056828838c5f61e6393ba7a0abcc9f662
+             76fc6ece0f4e1768cddf8853bb2d551b";
+        for (bytes, expected) in [(16, aes_128), (24, aes_192), (32, aes_256)] {
+            let (cipher, expected) = (DataCipher::aes_gcm(bytes).unwrap(), hex(expected));
+            for library in Library::ALL {
+                let key = ExpandedKey::new(cipher, &key[..bytes], Choice::all(library)).unwrap();
+                let (mut text, mut tag) = (plaintext.clone(), [0; ICV_LEN]);
+                key.seal(nonce, &aad, &mut text, &mut tag).unwrap();
+                assert_eq!([&text[..], &tag].concat(), expected, "{cipher}, {library:?}");
+                key.open(nonce, &aad, &mut text, &tag).unwrap();
+                assert_eq!(text, plaintext, "{cipher}, {library:?}");
+                tag[15] ^= 1;
+                assert_eq!(key.open(nonce, &aad, &mut text, &tag), Err(AeadError));
+            }
         }
     }
 }

@@ -120,6 +120,69 @@ impl fmt::Display for Cipher {
     }
 }
 
+/// An AEAD of OpenVPN's data channel (format `ovpn`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum DataCipher {
+    /// AES-GCM with a 128-bit key.
+    Aes128Gcm,
+    /// AES-GCM with a 192-bit key.
+    Aes192Gcm,
+    /// AES-GCM with a 256-bit key.
+    Aes256Gcm,
+    /// ChaCha20-Poly1305, with a 256-bit key.
+    ChaCha20Poly1305,
+}
+
+impl DataCipher {
+    /// All of them.
+    pub const ALL: [Self; 4] =
+        [Self::Aes128Gcm, Self::Aes192Gcm, Self::Aes256Gcm, Self::ChaCha20Poly1305];
+
+    /// AES-GCM with a key of so many bytes; `None` unless it is 16, 24 or 32.
+    pub const fn aes_gcm(key_bytes: usize) -> Option<Self> {
+        match key_bytes {
+            16 => Some(Self::Aes128Gcm),
+            24 => Some(Self::Aes192Gcm),
+            32 => Some(Self::Aes256Gcm),
+            _ => None,
+        }
+    }
+
+    /// Bytes of its key.
+    pub const fn key_bytes(self) -> usize {
+        match self {
+            Self::Aes128Gcm => 16,
+            Self::Aes192Gcm => 24,
+            Self::Aes256Gcm | Self::ChaCha20Poly1305 => 32,
+        }
+    }
+
+    /// The name in OpenVPN's messages and configuration.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Aes128Gcm => "AES-128-GCM",
+            Self::Aes192Gcm => "AES-192-GCM",
+            Self::Aes256Gcm => "AES-256-GCM",
+            Self::ChaCha20Poly1305 => "CHACHA20-POLY1305",
+        }
+    }
+}
+
+impl From<Cipher> for DataCipher {
+    fn from(cipher: Cipher) -> Self {
+        match cipher {
+            Cipher::Aes256Gcm => Self::Aes256Gcm,
+            Cipher::ChaCha20Poly1305 => Self::ChaCha20Poly1305,
+        }
+    }
+}
+
+impl fmt::Display for DataCipher {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
 /// A wire format (DESIGN section 1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -159,5 +222,19 @@ mod tests {
         assert_eq!(id.to_hex().parse(), Ok(id));
         assert_eq!(id.to_string(), id.to_hex()[..16]);
         assert_eq!("zz".parse::<PeerId>(), Err(ParsePeerIdError));
+    }
+
+    #[test]
+    fn a_length_of_key_names_one_aes() {
+        for cipher in DataCipher::ALL {
+            let named = DataCipher::aes_gcm(cipher.key_bytes());
+            let expected = match cipher {
+                DataCipher::ChaCha20Poly1305 => DataCipher::Aes256Gcm,
+                aes => aes,
+            };
+            assert_eq!(named, Some(expected));
+            assert!(expected.name().contains(&(8 * expected.key_bytes()).to_string()));
+        }
+        assert_eq!([0, 15, 17, 31, 33].map(DataCipher::aes_gcm), [None; 5]);
     }
 }

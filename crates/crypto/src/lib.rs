@@ -1,4 +1,5 @@
-//! pure: SAs: seal, open, sequence numbers, replay window, key schedule; password exchange.
+//! pure: SAs and keys of OpenVPN's data channel: seal, open, sequence numbers, replay window, key
+//! schedule; password exchange.
 //!
 //! No socket, file, clock or random source is used here: nonces, seeds and scalars are arguments.
 #![forbid(unsafe_code)]
@@ -7,6 +8,7 @@ mod aead;
 mod cpace;
 mod identity;
 mod library;
+pub mod ovpn;
 mod sa;
 mod schedule;
 mod secret;
@@ -18,12 +20,12 @@ pub use cpace::{
     CPACE_SHARE_LEN, CPACE_TAG_LEN, CpaceContext, CpaceError, CpaceInitiator, CpaceKey,
     CpaceResponder, CpaceSecret, Initiator, Responder,
 };
-pub use identity::{Cipher, Format, ParsePeerIdError, PeerId, fingerprint};
+pub use identity::{Cipher, DataCipher, Format, ParsePeerIdError, PeerId, fingerprint};
 pub use library::{Choice, Library, SizeClass, prefer, preferred};
 pub use sa::{
     ESP_HEADER_LEN, ESP_ICV_LEN, OpenError, OpeningKey, OpeningSa, Reserved, SealError, Sealer,
     SealingSa,
 };
 pub use schedule::derive_sa_key;
-pub use secret::{SaKey, SessionKey};
+pub use secret::{EpochSecret, SaKey, SessionKey};
 pub use window::{Replay, ReplayWindow, WINDOW_PACKETS};

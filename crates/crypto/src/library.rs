@@ -5,15 +5,15 @@
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
-use crate::Cipher;
+use crate::{Cipher, DataCipher};
 
-/// A library that has all AEADs.
+/// A library that has the AEADs of SAs; AES-192-GCM, for OpenVPN alone, only AWS-LC has.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Library {
-    /// AWS-LC: AES-256-GCM with AVX-512, else with AES-NI. The default.
+    /// AWS-LC: AES-GCM with AVX-512, else with AES-NI. The default.
     #[default]
     AwsLc,
-    /// ring: AES-256-GCM with VAES and AVX2, which AWS-LC 1.x has not.
+    /// ring: AES-GCM with VAES and AVX2, which AWS-LC 1.x has not.
     Ring,
 }
 
@@ -114,7 +114,8 @@ impl Choice {
 static PREFERRED: [[AtomicU8; 2]; 2] =
     [[AtomicU8::new(0), AtomicU8::new(0)], [AtomicU8::new(0), AtomicU8::new(0)]];
 
-/// Says which libraries SAs made from now on use, in this process. Nothing depends on it but time.
+/// Says which libraries SAs and keys made from now on use, in this process. Nothing depends on it but
+/// time.
 pub fn prefer(cipher: Cipher, sealing: Choice, opening: Choice) {
     let [seal, open] = &PREFERRED[cipher as usize];
     seal.store(sealing.bits(), Ordering::Relaxed);
@@ -126,6 +127,17 @@ pub fn preferred(cipher: Cipher) -> (Choice, Choice) {
     let [seal, open] = &PREFERRED[cipher as usize];
     let choice = |bits: &AtomicU8| Choice::from_bits(bits.load(Ordering::Relaxed));
     (choice(seal), choice(open))
+}
+
+/// The libraries that a new key of the data channel seals with, and those that it opens with.
+///
+/// AES with a shorter key goes by what is preferred for AES-256-GCM: the same code, in fewer rounds.
+pub(crate) fn preferred_for_data(cipher: DataCipher) -> (Choice, Choice) {
+    match cipher {
+        DataCipher::Aes192Gcm => (Choice::default(), Choice::default()),
+        DataCipher::Aes128Gcm | DataCipher::Aes256Gcm => preferred(Cipher::Aes256Gcm),
+        DataCipher::ChaCha20Poly1305 => preferred(Cipher::ChaCha20Poly1305),
+    }
 }
 
 #[cfg(test)]

@@ -392,7 +392,8 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::library::{Library, SizeClass};
+    use crate::DataCipher;
+    use crate::library::{Library, SizeClass, preferred_for_data};
     use crate::testing::{hex, hex_array};
 
     const CIPHERS: [Cipher; 2] = [Cipher::Aes256Gcm, Cipher::ChaCha20Poly1305];
@@ -772,6 +773,11 @@ mod tests {
         assert!(open(&mut opening, &packet(&sealing, b"frame")).is_ok());
         assert_eq!(preferred(Cipher::Aes256Gcm), (Choice::default(), Choice::default()));
         crate::prefer(Cipher::ChaCha20Poly1305, before.0, before.1);
+        crate::prefer(Cipher::Aes256Gcm, Choice::default(), choice);
+        let [aes_128, aes_192, aes_256, chacha] = DataCipher::ALL.map(preferred_for_data);
+        assert_eq!((aes_128, aes_256), (aes_256, (Choice::default(), choice)));
+        assert_eq!((aes_192, chacha), (Default::default(), before));
+        crate::prefer(Cipher::Aes256Gcm, Choice::default(), Choice::default());
     }
 
     #[test]

@@ -42,15 +42,18 @@ pub(crate) fn hkdf_into(
     info: &[&[u8]],
     out: &mut [u8],
 ) {
+    expand(&hkdf::Salt::new(hash, salt).extract(input), info, out);
+}
+
+/// HKDF-Expand (RFC 5869 section 2.3), with the info in parts. `out` is at most 255 hash lengths.
+pub(crate) fn expand(prk: &hkdf::Prk, info: &[&[u8]], out: &mut [u8]) {
     struct Length(usize);
     impl hkdf::KeyType for Length {
         fn len(&self) -> usize {
             self.0
         }
     }
-    hkdf::Salt::new(hash, salt)
-        .extract(input)
-        .expand(info, Length(out.len()))
+    prk.expand(info, Length(out.len()))
         .and_then(|okm| okm.fill(out))
         .expect("the callers' lengths are constants below 255 hash lengths");
 }

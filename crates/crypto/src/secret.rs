@@ -12,6 +12,10 @@ pub struct SessionKey([u8; 32]);
 #[derive(Clone, PartialEq, Eq, Zeroize, ZeroizeOnDrop)]
 pub struct SaKey([u8; 36]);
 
+/// What the keys of one epoch of one direction of OpenVPN's data channel are derived from.
+#[derive(Clone, PartialEq, Eq, Zeroize, ZeroizeOnDrop)]
+pub struct EpochSecret([u8; 32]);
+
 macro_rules! opaque {
     ($name:ident, $length:literal) => {
         impl $name {
@@ -36,6 +40,7 @@ macro_rules! opaque {
 
 opaque!(SessionKey, 32);
 opaque!(SaKey, 36);
+opaque!(EpochSecret, 32);
 
 #[cfg(test)]
 mod tests {
@@ -45,5 +50,6 @@ mod tests {
     fn debug_output_holds_no_secret() {
         assert_eq!(format!("{:?}", SessionKey::from_bytes([0x41; 32])), "SessionKey(secret)");
         assert_eq!(format!("{:?}", SaKey::from_bytes([0x41; 36])), "SaKey(secret)");
+        assert_eq!(format!("{:?}", EpochSecret::from_bytes([0x41; 32])), "EpochSecret(secret)");
     }
 }

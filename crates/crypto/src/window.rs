@@ -1,4 +1,5 @@
-//! The replay window of an inbound SA, with extended (64-bit) sequence numbers.
+//! The replay window of an inbound SA, with extended (64-bit) sequence numbers, and of a key of
+//! OpenVPN's data channel, whose packet ids need no inference.
 
 /// How far behind the highest accepted sequence number a packet may still be accepted, in packets.
 ///

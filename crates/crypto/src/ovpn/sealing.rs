@@ -1,0 +1,114 @@
+//! What sealing is in both layouts: packet ids, and the plaintext put together.
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use super::{SealError, usage};
+
+/// What one sealing key has given away and sealed; several threads count on it.
+#[derive(Debug)]
+pub(super) struct Spent {
+    /// The last packet id given away.
+    last: AtomicU64,
+    /// The last packet id that there is.
+    max: u64,
+    /// Blocks sealed, those of the packets included ([`usage::blocks_of`]).
+    blocks: AtomicU64,
+}
+
+impl Spent {
+    /// Nothing given away; the ids are 1 to `max`.
+    pub(super) const fn new(max: u64) -> Self {
+        Self { last: AtomicU64::new(0), max, blocks: AtomicU64::new(0) }
+    }
+
+    /// The last packet id given away; 0 before the first.
+    pub(super) fn last(&self) -> u64 {
+        // One number by itself, as the next one: nothing else is read in its light.
+        self.last.load(Relaxed)
+    }
+
+    /// Blocks sealed by all whose [`Ids`] are dropped.
+    pub(super) fn blocks(&self) -> u64 {
+        self.blocks.load(Relaxed)
+    }
+
+    /// Takes the next `packets` ids.
+    ///
+    /// # Errors
+    /// [`SealError::Exhausted`]: there are not so many left.
+    #[inline]
+    pub(super) fn reserve(&self, packets: u64) -> Result<Ids<'_>, SealError> {
+        let next = |last: u64| last.checked_add(packets).filter(|last| *last <= self.max);
+        // The number itself is all that is handed over, so no order with other memory is needed.
+        let last = self.last.fetch_update(Relaxed, Relaxed, next);
+        Ok(Ids {
+            spent: self,
+            last: last.map_err(|_| SealError::Exhausted)?,
+            left: packets,
+            blocks: 0,
+        })
+    }
+}
+
+#[cfg(test)]
+impl Spent {
+    /// As if all ids up to `last` had been given away, and so many blocks sealed.
+    pub(super) fn at(max: u64, last: u64, blocks: u64) -> Self {
+        Self { last: last.into(), max, blocks: blocks.into() }
+    }
+}
+
+/// Consecutive packet ids, each good for one packet.
+#[derive(Debug)]
+pub(super) struct Ids<'a> {
+    spent: &'a Spent,
+    /// The last one used, or the one before the first.
+    last: u64,
+    left: u64,
+    /// Sealed with these ids.
+    blocks: u64,
+}
+
+impl Ids<'_> {
+    /// The next id, used up whatever comes of it, so that no failure can make a nonce repeat.
+    ///
+    /// # Errors
+    /// [`SealError::Exhausted`]: all that were reserved are used.
+    #[inline]
+    pub(super) fn take(&mut self, plaintext_len: usize) -> Result<u64, SealError> {
+        self.left = self.left.checked_sub(1).ok_or(SealError::Exhausted)?;
+        self.last += 1;
+        self.blocks += usage::blocks_of(plaintext_len);
+        Ok(self.last)
+    }
+}
+
+impl Drop for Ids<'_> {
+    /// Counts once for all packets, since several threads may count.
+    fn drop(&mut self) {
+        if self.blocks > 0 {
+            self.spent.blocks.fetch_add(self.blocks, Relaxed);
+        }
+    }
+}
+
+/// Copies `extra` behind the head that stands behind `front` bytes; `back` bytes must have room behind
+/// both. Returns the packet.
+///
+/// A copy, since the libraries put a tag behind plaintext of a second buffer, and a classic packet has
+/// its tag in front.
+#[inline]
+pub(super) fn gather<'a>(
+    datagram: &'a mut [u8],
+    front: usize,
+    back: usize,
+    head_len: usize,
+    extra: &[u8],
+) -> Result<&'a mut [u8], SealError> {
+    let head_end = front.checked_add(head_len).ok_or(SealError::NoRoom)?;
+    let end = head_end.checked_add(extra.len()).ok_or(SealError::NoRoom)?;
+    let total = end.checked_add(back).ok_or(SealError::NoRoom)?;
+    let packet = datagram.get_mut(..total).ok_or(SealError::NoRoom)?;
+    packet[head_end..end].copy_from_slice(extra);
+    Ok(packet)
+}
