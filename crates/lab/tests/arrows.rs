@@ -15,8 +15,16 @@ const HOUSE: [(&str, &str, &[&str]); 12] = [
     ("weft-mesh", "pure", &["weft-crypto", "weft-packet"]),
     ("weft-openvpn", "pure", &["weft-crypto", "weft-packet"]),
     ("weft-io", "linux", &["weft-crypto", "weft-packet"]),
-    ("weft-engine", "linux", &["weft-io", "weft-path", "weft-crypto", "weft-packet"]),
-    ("weft-kernel", "linux", &["weft-io", "weft-path", "weft-crypto", "weft-packet"]),
+    (
+        "weft-engine",
+        "linux",
+        &["weft-io", "weft-openvpn", "weft-path", "weft-crypto", "weft-packet"],
+    ),
+    (
+        "weft-kernel",
+        "linux",
+        &["weft-io", "weft-openvpn", "weft-path", "weft-crypto", "weft-packet"],
+    ),
     ("weft-link", "tokio", &["weft-mesh", "weft-path", "weft-crypto", "weft-packet"]),
     ("weft-container", "tokio", &["weft-mesh", "weft-path", "weft-crypto", "weft-packet"]),
     (

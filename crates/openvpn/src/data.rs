@@ -1,17 +1,12 @@
 //! The data channel: the DATA_V2 AEAD layout and the payloads that are no packets.
 //!
-//! opcode and key id 1 | peer id 3 | packet id 4 | tag 16 | ciphertext. Numbers are big-endian. The associated data
-//! is the first 8 bytes; the nonce is the packet id and the 8-byte tail of the key.
+//! opcode and key id 1 | peer id 3 | packet id 4 | tag 16 | ciphertext. Numbers are big-endian. What seals and
+//! opens such packets, from the packet id on, is [`weft_crypto::ovpn`].
 
 use crate::opcode::{KeyId, Opcode};
 use crate::{PacketError, take};
 
-/// Bytes before the tag; they are the associated data.
-pub const HEADER_BYTES: usize = 8;
-/// Bytes of the tag.
-pub const TAG_BYTES: usize = 16;
-/// Bytes that a DATA_V2 packet adds to its plaintext.
-pub const OVERHEAD_BYTES: usize = HEADER_BYTES + TAG_BYTES;
+pub use weft_crypto::ovpn::{FIRST_WORD_BYTES, HEADER_BYTES, OVERHEAD_BYTES, TAG_BYTES};
 
 /// The payload of a keepalive, to be compared whole; it is never delivered.
 pub const PING: [u8; 16] = [
@@ -85,19 +80,13 @@ impl<'a> DataPacket<'a> {
     }
 }
 
-/// The header, and associated data, of a packet to be sealed.
-pub fn header(key_id: KeyId, peer: Option<PeerNumber>, packet_id: u32) -> [u8; HEADER_BYTES] {
-    let number = peer.map_or(PeerNumber::UNSET, PeerNumber::get);
-    let word = u32::from(Opcode::DataV2.first_byte(key_id)) << 24 | number;
-    (u64::from(word) << 32 | u64::from(packet_id)).to_be_bytes()
-}
-
-/// The nonce of a packet, from its packet id and the key's 8-byte tail.
-pub fn nonce(packet_id: u32, tail: [u8; 8]) -> [u8; 12] {
-    let mut nonce = [0; 12];
-    nonce[..4].copy_from_slice(&packet_id.to_be_bytes());
-    nonce[4..].copy_from_slice(&tail);
-    nonce
+/// How a packet to be sealed begins: its opcode, the key's id and the peer's number.
+pub const fn first_word(key_id: KeyId, peer: Option<PeerNumber>) -> [u8; FIRST_WORD_BYTES] {
+    let number = match peer {
+        Some(peer) => peer.get(),
+        None => PeerNumber::UNSET,
+    };
+    ((Opcode::DataV2.first_byte(key_id) as u32) << 24 | number).to_be_bytes()
 }
 
 /// What an opened payload is.
@@ -129,21 +118,39 @@ mod tests {
     #![allow(clippy::unwrap_used)]
 
     use proptest::prelude::*;
+    use weft_crypto::ovpn::{OpeningKey, SealingKey};
+    use weft_crypto::{DataCipher, ReplayWindow};
 
     use super::*;
 
-    #[test]
-    fn a_header_as_openvpn_writes_it() {
-        let peer = PeerNumber::new(0x17);
-        let bytes = header(KeyId::new(3).unwrap(), peer, 1);
-        assert_eq!(bytes, [0x4b, 0, 0, 0x17, 0, 0, 0, 1]);
-        assert_eq!(header(KeyId::FIRST, None, 2)[..4], [0x48, 0xff, 0xff, 0xff]);
-        assert_eq!(PeerNumber::new(0xff_ffff), None);
+    /// The associated data of a packet.
+    fn header(key_id: KeyId, peer: Option<PeerNumber>, packet_id: u32) -> [u8; HEADER_BYTES] {
+        let parts = [first_word(key_id, peer), packet_id.to_be_bytes()].concat();
+        parts.try_into().unwrap()
     }
 
     #[test]
-    fn the_nonce_is_packet_id_then_tail() {
-        assert_eq!(nonce(0x0102_0304, *b"abcdefgh"), *b"\x01\x02\x03\x04abcdefgh");
+    fn a_packet_begins_as_openvpn_begins_it() {
+        let peer = PeerNumber::new(0x17);
+        assert_eq!(first_word(KeyId::new(3).unwrap(), peer), [0x4b, 0, 0, 0x17]);
+        assert_eq!(first_word(KeyId::FIRST, None), [0x48, 0xff, 0xff, 0xff]);
+        assert_eq!(PeerNumber::new(0xff_ffff), None);
+    }
+
+    /// What the sealing key writes behind the first word is read here.
+    #[test]
+    fn a_sealed_packet_is_one_to_be_read() {
+        let key = SealingKey::new(DataCipher::Aes128Gcm, &[1; 16], [2; 8]).unwrap();
+        let (key_id, peer) = (KeyId::new(5).unwrap(), PeerNumber::new(9));
+        let mut bytes = [0; OVERHEAD_BYTES + 3];
+        let mut reserved = key.reserve(1, first_word(key_id, peer)).unwrap();
+        assert_eq!(reserved.seal(&mut bytes, 0, b"abc"), Ok(bytes.len()));
+        let packet = DataPacket::parse(&bytes).unwrap();
+        assert_eq!((packet.key_id, packet.peer, packet.packet_id), (key_id, peer, 1));
+        assert_eq!(packet.ciphertext.len(), 3);
+        let opening = OpeningKey::new(DataCipher::Aes128Gcm, &[1; 16], [2; 8]).unwrap();
+        let plain = opening.open(&mut ReplayWindow::new(), &mut bytes).unwrap();
+        assert_eq!(bytes[plain], *b"abc");
     }
 
     #[test]

@@ -1,0 +1,151 @@
+//! Why a device refuses what it is asked, in the kernel's numbers.
+
+use super::Slot;
+
+/// Error numbers of Linux (errno(3)) that a device answers with.
+mod errno {
+    pub(super) const ENOENT: i32 = 2;
+    pub(super) const EAGAIN: i32 = 11;
+    pub(super) const EBUSY: i32 = 16;
+    pub(super) const EEXIST: i32 = 17;
+    pub(super) const ENODEV: i32 = 19;
+    pub(super) const EINVAL: i32 = 22;
+    pub(super) const ERANGE: i32 = 34;
+    pub(super) const ENOTSOCK: i32 = 88;
+    pub(super) const EADDRINUSE: i32 = 98;
+}
+
+/// Why a device refused. It is as it was before. Every fault is the caller's, but for
+/// [`Self::NoPeer`] and [`Self::NoKey`], which a race with a peer's end brings about too.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum DeviceError {
+    /// An attribute that the command needs.
+    #[error("{0} is missing: give it")]
+    Missing(&'static str),
+    /// A number beyond what the field takes.
+    #[error("{what} {value} is too large: at most {max}")]
+    TooLarge {
+        /// Which number.
+        what: &'static str,
+        /// What was given.
+        value: u32,
+        /// The largest possible.
+        max: u32,
+    },
+    /// Remote port 0.
+    #[error("remote port 0 cannot be sent to: give the peer's UDP port")]
+    PortZero,
+    /// Two remote addresses.
+    #[error("a remote IPv4 and a remote IPv6 address: a peer has one of them")]
+    TwoRemotes,
+    /// A remote port by itself.
+    #[error("a remote port without a remote address: give both or neither")]
+    PortWithoutAddress,
+    /// A remote address by itself.
+    #[error("a remote address without a remote port: give both or neither")]
+    AddressWithoutPort,
+    /// A local address that cannot be sent from to the remote one.
+    #[error("a local address without a remote address of its family: give both of one family")]
+    LocalWithoutRemote,
+    /// A scope without what it is the scope of.
+    #[error("a scope id without a remote IPv6 address: give both or neither")]
+    ScopeWithoutAddress,
+    /// One of the two times.
+    #[error("keepalive needs both interval and timeout: give both (0 and 0 for none)")]
+    HalfKeepalive,
+    /// A peer of a device that has only one.
+    #[error(
+        "a VPN address for the peer of a p2p device, which everything is sent to: leave it out"
+    )]
+    UnexpectedVpnAddress,
+    /// A peer that nothing would ever be sent to.
+    #[error("no VPN address for a peer of an mp device: give an IPv4 or IPv6 address, or both")]
+    NoVpnAddress,
+    /// A peer over UDP without its address.
+    #[error("no remote address for a peer over UDP: give address and port")]
+    NoRemote,
+    /// A peer over TCP with an address, which its connection has.
+    #[error("a remote address for a peer over TCP, whose connection has one: leave it out")]
+    UnexpectedRemote,
+    /// IPv6 over a socket that has IPv4 only, or the reverse.
+    #[error("the socket cannot send to the remote address's family: open one of that family")]
+    WrongFamily,
+    /// A cipher that no device has.
+    #[error("no such cipher: give aes-gcm or chacha20-poly1305")]
+    UnknownCipher,
+    /// A key of a length that its cipher has not.
+    #[error("a cipher key of {bytes} bytes: AES-GCM takes 16, 24 or 32, ChaCha20-Poly1305 32")]
+    KeyLength {
+        /// What was given.
+        bytes: usize,
+    },
+    /// Not there (any more).
+    #[error("no peer {0} on this device: it was never made, or is gone")]
+    NoPeer(u32),
+    /// Not there (any more).
+    #[error("no key in the {slot} slot of peer {peer_id}: it was never installed, or is gone")]
+    NoKey {
+        /// Whose.
+        peer_id: u32,
+        /// Which.
+        slot: Slot,
+    },
+    /// Already there.
+    #[error("peer {0} exists on this device: change it, or delete it first")]
+    PeerExists(u32),
+    /// Another peer has the VPN address.
+    #[error(
+        "a peer of this device has one of the VPN addresses: give another, or delete that peer"
+    )]
+    VpnAddressTaken,
+    /// No such device.
+    #[error("no device has this number: it was never made, or is removed")]
+    NoDevice,
+    /// Somebody else's device.
+    #[error("the device is no data channel device: name another")]
+    WrongDevice,
+    /// The descriptor cannot carry packets.
+    #[error("the descriptor is no UDP socket and no connected TCP socket: give one")]
+    NotASocket,
+    /// The socket serves something else.
+    #[error("the socket serves another device, or carries another encapsulation: open another")]
+    SocketTaken,
+    /// The transport did not take a packet of the control channel.
+    #[error("the packet was not sent ({0}): send it again later")]
+    NotSent(std::io::ErrorKind),
+    /// No room.
+    #[error("the device has {0} peers, which is all that it takes: delete some first")]
+    TooManyPeers(usize),
+}
+
+impl DeviceError {
+    /// The number that the kernel's device answers the same request with (reference `openvpn` 1.4).
+    pub const fn errno(&self) -> i32 {
+        match self {
+            Self::NoPeer(_) | Self::NoKey { .. } => errno::ENOENT,
+            Self::PeerExists(_) => errno::EEXIST,
+            Self::VpnAddressTaken => errno::EADDRINUSE,
+            Self::NoDevice => errno::ENODEV,
+            // The kernel has one number for whatever it cannot take over.
+            Self::NotASocket | Self::SocketTaken => errno::ENOTSOCK,
+            Self::TooManyPeers(_) => errno::EBUSY,
+            Self::NotSent(_) => errno::EAGAIN,
+            Self::TooLarge { .. } | Self::PortZero => errno::ERANGE,
+            Self::Missing(_)
+            | Self::TwoRemotes
+            | Self::PortWithoutAddress
+            | Self::AddressWithoutPort
+            | Self::LocalWithoutRemote
+            | Self::ScopeWithoutAddress
+            | Self::HalfKeepalive
+            | Self::UnexpectedVpnAddress
+            | Self::NoVpnAddress
+            | Self::NoRemote
+            | Self::UnexpectedRemote
+            | Self::WrongFamily
+            | Self::UnknownCipher
+            | Self::KeyLength { .. }
+            | Self::WrongDevice => errno::EINVAL,
+        }
+    }
+}

@@ -1,0 +1,158 @@
+//! The 256 bytes that the keys of both directions are cut from (reference `openvpn`, sections 2.3 and
+//! 3.6).
+
+use std::fmt;
+
+use zeroize::Zeroizing;
+
+use super::{KeyDirection, NONCE_TAIL_BYTES};
+
+/// Bytes of a block.
+pub const KEY_BLOCK_BYTES: usize = 256;
+/// Bytes of one direction: a cipher key of up to 64 and an HMAC key of up to 64.
+const DIRECTION_BYTES: usize = 128;
+/// Where the HMAC key begins, whose first bytes are the nonce tail of an AEAD.
+const TAIL_START: usize = 64;
+/// The first and the last line around the lines of a static key file.
+const BEGIN: &str = "-----BEGIN OpenVPN Static key V1-----";
+const END: &str = "-----END OpenVPN Static key V1-----";
+
+/// Which end of a tunnel: they cut the two directions from the block the other way round.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Side {
+    /// What it sends is sealed with the first half.
+    Client,
+    /// What it sends is sealed with the second half.
+    Server,
+}
+
+/// Key material for both directions. It is erased when dropped, and never shown.
+#[derive(Clone)]
+pub struct KeyBlock(Zeroizing<[u8; KEY_BLOCK_BYTES]>);
+
+/// A text is no key file: the configuration's fault.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum KeyFileError {
+    /// The lines around it are missing.
+    #[error(
+        "no static key file: the line {BEGIN:?} or {END:?} is missing; make one with openvpn --genkey secret FILE"
+    )]
+    NotAFile,
+    /// Something else than hexadecimal digits.
+    #[error("line {0} of the key file is not hexadecimal: restore the file")]
+    NotHexadecimal(usize),
+    /// Too little or too much.
+    #[error("the key file has {0} bytes of key instead of {KEY_BLOCK_BYTES}: restore the file")]
+    WrongLength(usize),
+}
+
+impl KeyBlock {
+    /// A block as it was negotiated.
+    pub fn new(bytes: [u8; KEY_BLOCK_BYTES]) -> Self {
+        Self(Zeroizing::new(bytes))
+    }
+
+    /// Reads a static key file as `openvpn --genkey` writes it: lines of hexadecimal digits between two
+    /// lines that say so, comments and empty lines around.
+    ///
+    /// # Errors
+    /// [`KeyFileError`]
+    pub fn parse(text: &str) -> Result<Self, KeyFileError> {
+        let mut block = Zeroizing::new([0; KEY_BLOCK_BYTES]);
+        let mut lines = (1..).zip(text.lines().map(str::trim));
+        lines.find(|(_, line)| *line == BEGIN).ok_or(KeyFileError::NotAFile)?;
+        let mut filled = 0;
+        let mut is_whole = false;
+        for (number, line) in lines {
+            if line == END {
+                is_whole = true;
+                break;
+            }
+            let wrong = KeyFileError::NotHexadecimal(number);
+            if line.len() % 2 == 1 {
+                return Err(wrong);
+            }
+            for digits in line.as_bytes().chunks(2) {
+                let value = |digit: u8| char::from(digit).to_digit(16).ok_or(wrong);
+                let byte = value(digits[0])? << 4 | value(digits[1])?;
+                if let Some(room) = block.get_mut(filled) {
+                    *room = byte as u8;
+                }
+                filled += 1;
+            }
+        }
+        match (is_whole, filled) {
+            (false, _) => Err(KeyFileError::NotAFile),
+            (true, KEY_BLOCK_BYTES) => Ok(Self(block)),
+            (true, bytes) => Err(KeyFileError::WrongLength(bytes)),
+        }
+    }
+
+    /// What one end seals with and what it opens with; the cipher's key has `cipher_key_bytes` bytes, at
+    /// most 64.
+    pub fn directions(&self, side: Side, cipher_key_bytes: usize) -> (KeyDirection, KeyDirection) {
+        let (client, server) = self.0.split_at(DIRECTION_BYTES);
+        let cut = |half: &[u8]| {
+            let mut nonce_tail = [0; NONCE_TAIL_BYTES];
+            nonce_tail.copy_from_slice(&half[TAIL_START..TAIL_START + NONCE_TAIL_BYTES]);
+            KeyDirection {
+                cipher_key: half[..cipher_key_bytes.min(TAIL_START)].to_vec(),
+                nonce_tail,
+            }
+        };
+        match side {
+            Side::Client => (cut(client), cut(server)),
+            Side::Server => (cut(server), cut(client)),
+        }
+    }
+}
+
+impl fmt::Debug for KeyBlock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("KeyBlock").finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    fn block() -> [u8; KEY_BLOCK_BYTES] {
+        std::array::from_fn(|at| at as u8)
+    }
+
+    /// As OpenVPN writes it.
+    fn file(bytes: &[u8]) -> String {
+        let line = |line: &[u8]| line.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+        let lines: Vec<String> = bytes.chunks(16).map(line).collect();
+        format!("#\n# 2048 bit OpenVPN static key\n#\n{BEGIN}\n{}\n{END}\n", lines.join("\n"))
+    }
+
+    #[test]
+    fn a_file_is_read_and_cut_for_both_ends() {
+        let key = KeyBlock::parse(&file(&block())).unwrap();
+        let (seals, opens) = key.directions(Side::Client, 32);
+        // The slices that the reference names for AES-256-GCM.
+        assert_eq!(seals.cipher_key, (0..32).collect::<Vec<u8>>());
+        assert_eq!(seals.nonce_tail, [64, 65, 66, 67, 68, 69, 70, 71]);
+        assert_eq!(opens.cipher_key, (128..160).collect::<Vec<u8>>());
+        assert_eq!(opens.nonce_tail, [192, 193, 194, 195, 196, 197, 198, 199]);
+        assert_eq!(key.directions(Side::Server, 32), (opens, seals));
+        assert_eq!(key.directions(Side::Server, 16).0.cipher_key.len(), 16);
+        assert!(!format!("{key:?}").contains("12"), "{key:?}");
+    }
+
+    #[test]
+    fn what_is_no_key_file_is_refused_with_what_is_wrong() {
+        let whole = file(&block());
+        let error = |text: &str| KeyBlock::parse(text).unwrap_err();
+        assert_eq!(error(""), KeyFileError::NotAFile);
+        assert_eq!(error(&whole.replace(END, "")), KeyFileError::NotAFile);
+        assert_eq!(error(&whole.replace("00010203", "0001020x")), KeyFileError::NotHexadecimal(5));
+        assert_eq!(error(&whole.replace("1011", "101")), KeyFileError::NotHexadecimal(6));
+        assert_eq!(error(&file(&block()[..240])), KeyFileError::WrongLength(240));
+        assert_eq!(error(&file(&[7; 300])), KeyFileError::WrongLength(300));
+    }
+}
