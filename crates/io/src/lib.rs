@@ -13,6 +13,7 @@ pub mod steer;
 pub mod tap;
 #[cfg(test)]
 mod testing;
+pub mod tun;
 pub mod udp;
 
 use std::io;
@@ -44,7 +45,7 @@ pub enum IoError {
         what: &'static str,
     },
     /// The configuration's or another program's: the device is in use, or of another kind.
-    #[error("the device {name} is in use by another program or is no multi-queue TAP device")]
+    #[error("the device {name} is in use by another program or is of another kind")]
     DeviceBusy {
         /// Its name.
         name: String,

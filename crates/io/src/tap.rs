@@ -52,9 +52,14 @@ impl Tap {
     /// # Errors
     /// [`IoError`]; the texts say what to do.
     pub fn open(options: &TapOptions) -> Result<Self, IoError> {
+        Self::open_layer(options, libc::IFF_TAP)
+    }
+
+    /// A device of frames (IFF_TAP) or of packets (IFF_TUN).
+    pub(crate) fn open_layer(options: &TapOptions, layer: libc::c_int) -> Result<Self, IoError> {
         check_name(&options.name)?;
         let fd = open_tun()?;
-        let name = set_interface(fd.as_fd(), &options.name)?;
+        let name = set_interface(fd.as_fd(), &options.name, layer)?;
         control_value(fd.as_raw_fd(), libc::TUNSETVNETHDRSZ, VNET_LEN as i32)
             .map_err(|error| IoError::of("set the size of a TAP device's header", error))?;
         control_value(fd.as_raw_fd(), libc::TUNSETVNETLE, 1)
@@ -148,9 +153,9 @@ fn open_tun() -> Result<OwnedFd, IoError> {
 }
 
 /// Binds `fd` to a queue of the device; returns the device's name.
-fn set_interface(fd: BorrowedFd<'_>, name: &str) -> Result<String, IoError> {
+fn set_interface(fd: BorrowedFd<'_>, name: &str, layer: libc::c_int) -> Result<String, IoError> {
     let mut request = interface_request(name);
-    let flags = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR | libc::IFF_MULTI_QUEUE;
+    let flags = layer | libc::IFF_NO_PI | libc::IFF_VNET_HDR | libc::IFF_MULTI_QUEUE;
     request.ifr_ifru.ifru_flags = flags as libc::c_short;
     // SAFETY: TUNSETIFF reads and writes one `ifreq`, which `request` is; it lives over the call.
     let rc = unsafe { libc::ioctl(fd.as_raw_fd(), libc::TUNSETIFF, &raw mut request) };
@@ -190,21 +195,25 @@ fn set_offloads(fd: RawFd) -> Result<TapOffloads, IoError> {
 
 fn set_queue_length(name: &str, packets: i32) -> Result<(), IoError> {
     const WHAT: &str = "set the queue length of a TAP device";
+    // `ifr_qlen` shares its place with `ifr_metric`: both are the union's int.
+    set_number(name, libc::SIOCSIFTXQLEN as libc::Ioctl, packets).map_err(|e| IoError::of(WHAT, e))
+}
+
+/// Sets a number of the device of this name in the calling thread's network namespace.
+pub(crate) fn set_number(name: &str, request: libc::Ioctl, value: i32) -> io::Result<()> {
     // SAFETY: `socket` takes plain integers and returns a descriptor or -1.
     let raw = unsafe { libc::socket(libc::AF_INET, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0) };
     if raw < 0 {
-        return Err(IoError::last(WHAT));
+        return Err(io::Error::last_os_error());
     }
     // SAFETY: `raw` was just opened by this thread and nothing else knows it, so it has one owner.
     let socket = unsafe { OwnedFd::from_raw_fd(raw) };
-    let mut request = interface_request(name);
-    // `ifr_qlen` shares its place with `ifr_metric`: both are the union's int.
-    request.ifr_ifru.ifru_metric = packets;
-    // SAFETY: SIOCSIFTXQLEN reads one `ifreq` with the union's int set, which `request` is.
-    let rc = unsafe {
-        libc::ioctl(socket.as_raw_fd(), libc::SIOCSIFTXQLEN as libc::Ioctl, &raw mut request)
-    };
-    if rc < 0 { Err(IoError::last(WHAT)) } else { Ok(()) }
+    let mut change = interface_request(name);
+    change.ifr_ifru.ifru_metric = value;
+    // SAFETY: called with SIOCSIFTXQLEN and SIOCSIFMTU only, which read one `ifreq` with the union's
+    // int set, which `change` is.
+    let rc = unsafe { libc::ioctl(socket.as_raw_fd(), request, &raw mut change) };
+    if rc < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
 /// An `ifreq` with a name of at most [`NAME_LEN_MAX`] bytes and all else zero.

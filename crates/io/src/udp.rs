@@ -1,14 +1,18 @@
 //! UDP sockets that send and receive runs: many equal datagrams in one call.
 
+mod adopt;
 mod batch;
+mod control;
 
 use std::io;
 use std::mem;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr;
 
+pub use self::adopt::Adopted;
 pub use self::batch::{Message, RecvBatch};
+use self::control::{Control, send_header};
 use crate::IoError;
 
 /// Bytes that one call to [`UdpSocket::send_run`] sends at most: the payload of an IPv4 datagram.
@@ -44,6 +48,8 @@ pub struct Remote {
     address: SocketAddr,
     raw: RawAddress,
     tos: u8,
+    /// The address to send from; else the system's choice.
+    source: Option<IpAddr>,
 }
 
 #[derive(Clone, Copy)]
@@ -135,12 +141,7 @@ impl UdpSocket {
     pub fn remote(&self, address: SocketAddr) -> io::Result<Remote> {
         let address = SocketAddr::new(address.ip().to_canonical(), address.port());
         let raw = match (self.ipv6, address) {
-            (false, SocketAddr::V4(v4)) => RawAddress::V4(libc::sockaddr_in {
-                sin_family: libc::AF_INET as libc::sa_family_t,
-                sin_port: v4.port().to_be(),
-                sin_addr: libc::in_addr { s_addr: u32::from_ne_bytes(v4.ip().octets()) },
-                sin_zero: [0; 8],
-            }),
+            (false, SocketAddr::V4(v4)) => RawAddress::V4(raw_v4(v4)),
             (true, SocketAddr::V4(v4)) => RawAddress::V6(raw_v6(&SocketAddrV6::new(
                 v4.ip().to_ipv6_mapped(),
                 v4.port(),
@@ -150,7 +151,7 @@ impl UdpSocket {
             (true, SocketAddr::V6(v6)) => RawAddress::V6(raw_v6(&v6)),
             (false, SocketAddr::V6(_)) => return Err(io::ErrorKind::AddrNotAvailable.into()),
         };
-        Ok(Remote { address, raw, tos: 0 })
+        Ok(Remote { address, raw, tos: 0, source: None })
     }
 
     /// Sends `run` as datagrams of `segment` bytes each, the last one shorter where it must be: at
@@ -304,6 +305,17 @@ impl AsFd for UdpSocket {
 }
 
 impl Remote {
+    /// A destination that no socket sends to, for who only wants to know it: [`UdpSocket::remote`]
+    /// makes those that are sent to.
+    pub fn of(address: SocketAddr) -> Self {
+        let address = SocketAddr::new(address.ip().to_canonical(), address.port());
+        let raw = match address {
+            SocketAddr::V4(v4) => RawAddress::V4(raw_v4(v4)),
+            SocketAddr::V6(v6) => RawAddress::V6(raw_v6(&v6)),
+        };
+        Self { address, raw, tos: 0, source: None }
+    }
+
     /// The address, IPv4 as IPv4 on any socket.
     pub const fn address(&self) -> SocketAddr {
         self.address
@@ -313,6 +325,17 @@ impl Remote {
     #[must_use]
     pub const fn with_tos(self, tos: u8) -> Self {
         Self { tos, ..self }
+    }
+
+    /// The same place, sent to from this address of the host, which is of the same family.
+    #[must_use]
+    pub const fn with_source(self, source: Option<IpAddr>) -> Self {
+        Self { source, ..self }
+    }
+
+    /// The address that is sent from, if it is not the system's choice.
+    pub const fn source(&self) -> Option<IpAddr> {
+        self.source
     }
 
     /// IPv4 TOS or IPv6 traffic class of what is sent there.
@@ -351,107 +374,13 @@ impl RawAddress {
     }
 }
 
-/// Room for two control messages with a number in each, aligned as `cmsghdr` must be.
-#[derive(Clone, Copy)]
-#[repr(C, align(8))]
-struct Control([u8; 64]);
-
-impl Control {
-    const EMPTY: Self = Self([0; 64]);
-
-    /// What UDP_GRO tells of a segment size, and how many bytes of it there are.
-    fn of_segment(segment: i32) -> (Self, usize) {
-        let mut control = Self::EMPTY;
-        let len = control.put(0, libc::SOL_UDP, libc::UDP_GRO, &segment.to_ne_bytes());
-        (control, len)
+fn raw_v4(v4: SocketAddrV4) -> libc::sockaddr_in {
+    libc::sockaddr_in {
+        sin_family: libc::AF_INET as libc::sa_family_t,
+        sin_port: v4.port().to_be(),
+        sin_addr: libc::in_addr { s_addr: u32::from_ne_bytes(v4.ip().octets()) },
+        sin_zero: [0; 8],
     }
-
-    /// What the kernel tells in the first `len` bytes: the segment size of a run put together by
-    /// UDP_GRO, and the TOS or traffic class (0 if it does not say).
-    fn read(&self, len: usize) -> (Option<usize>, u8) {
-        let told = &self.0[..len.min(self.0.len())];
-        let (mut segment, mut tos, mut at) = (None, 0, 0);
-        while let Some(head) = told.get(at..at + mem::size_of::<libc::cmsghdr>()) {
-            // SAFETY: `head` has the bytes of a `cmsghdr`, for which all values are valid.
-            let head: libc::cmsghdr =
-                unsafe { head.as_ptr().cast::<libc::cmsghdr>().read_unaligned() };
-            // SAFETY: CMSG_LEN only computes.
-            let data_at = at + unsafe { libc::CMSG_LEN(0) } as usize;
-            let Some(data) = told.get(data_at..at.saturating_add(head.cmsg_len as _)) else {
-                break;
-            };
-            match (head.cmsg_level, head.cmsg_type, data) {
-                (libc::SOL_UDP, libc::UDP_GRO, &[a, b, c, d, ..]) => {
-                    let size = usize::try_from(i32::from_ne_bytes([a, b, c, d])).ok();
-                    segment = size.filter(|size| *size > 0);
-                }
-                (libc::IPPROTO_IP, libc::IP_TOS, &[byte, ..]) => tos = byte,
-                (libc::IPPROTO_IPV6, libc::IPV6_TCLASS, &[a, b, c, d, ..]) => {
-                    tos = i32::from_ne_bytes([a, b, c, d]) as u8;
-                }
-                _ => {}
-            }
-            // SAFETY: CMSG_SPACE only computes.
-            at += unsafe { libc::CMSG_SPACE(data.len() as libc::c_uint) } as usize;
-        }
-        (segment, tos)
-    }
-
-    /// Writes one control message at `at`, 0 or what an earlier call returned, and returns where it
-    /// ends.
-    #[inline]
-    fn put(&mut self, at: usize, level: libc::c_int, kind: libc::c_int, data: &[u8]) -> usize {
-        let data_len = data.len() as libc::c_uint;
-        // SAFETY: both only compute.
-        let (space, len) = unsafe { (libc::CMSG_SPACE(data_len), libc::CMSG_LEN(data_len)) };
-        let end = at + space as usize;
-        let room = &mut self.0[at..end];
-        // SAFETY: `room` is borrowed exclusively and holds a `cmsghdr` with `data_len` bytes behind
-        // it; the buffer is aligned for one, and `at` is a sum of CMSG_SPACEs, which keep that.
-        unsafe {
-            let message = room.as_mut_ptr().cast::<libc::cmsghdr>();
-            (*message).cmsg_level = level;
-            (*message).cmsg_type = kind;
-            (*message).cmsg_len = len as _;
-            ptr::copy_nonoverlapping(data.as_ptr(), libc::CMSG_DATA(message), data.len());
-        }
-        end
-    }
-}
-
-/// A header for `sendmsg` that points to the arguments; it must not outlive them.
-#[inline]
-fn send_header(
-    iovec: &libc::iovec,
-    to: &Remote,
-    segment: Option<usize>,
-    control: &mut Control,
-) -> io::Result<libc::msghdr> {
-    // SAFETY: a `msghdr` is a C struct of integers and pointers, for which zero is valid.
-    let mut header: libc::msghdr = unsafe { mem::zeroed() };
-    let (name, len) = to.raw.as_ptr();
-    header.msg_name = name.cast_mut().cast();
-    header.msg_namelen = len;
-    header.msg_iov = ptr::from_ref(iovec).cast_mut();
-    header.msg_iovlen = 1;
-    let mut used = 0;
-    if let Some(segment) = segment {
-        let segment = u16::try_from(segment).map_err(|_| io::ErrorKind::InvalidInput)?;
-        used = control.put(used, libc::SOL_UDP, libc::UDP_SEGMENT, &segment.to_ne_bytes());
-    }
-    if to.tos != 0 {
-        // To IPv4 an IPv6 socket sends as an IPv4 one, by the options of IPv4.
-        let (level, kind) = match to.address {
-            SocketAddr::V4(_) => (libc::IPPROTO_IP, libc::IP_TOS),
-            SocketAddr::V6(_) => (libc::IPPROTO_IPV6, libc::IPV6_TCLASS),
-        };
-        used = control.put(used, level, kind, &libc::c_int::from(to.tos).to_ne_bytes());
-    }
-    if used > 0 {
-        header.msg_control = control.0.as_mut_ptr().cast();
-        header.msg_controllen = used as _;
-    }
-    Ok(header)
 }
 
 fn raw_v6(address: &SocketAddrV6) -> libc::sockaddr_in6 {
@@ -501,6 +430,35 @@ mod tests {
     use crate::poller::Poller;
 
     const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+
+    /// From any address of the host that is asked for, on a socket that is bound to none.
+    #[test]
+    fn the_source_is_the_address_that_was_asked_for() {
+        let to = UdpSocket::bind(Some(LOOPBACK), 0).unwrap();
+        let from = UdpSocket::bind(None, 0).unwrap();
+        let remote = from.remote(SocketAddr::new(LOOPBACK, to.port())).unwrap();
+        let mut batch = RecvBatch::new();
+        let mut source = |remote: &Remote, run: &[u8]| {
+            from.send_run(run, 100, remote).unwrap();
+            to.recv(&mut batch, 1).unwrap();
+            batch.message(0).unwrap().source.ip()
+        };
+        assert_eq!(source(&remote, &[1; 100]), LOOPBACK);
+        let other: IpAddr = "127.0.0.9".parse().unwrap();
+        let remote = remote.with_source(Some(other)).with_tos(2);
+        assert_eq!(remote.source(), Some(other));
+        assert_eq!(source(&remote, &[1; 100]), other);
+        assert_eq!(source(&remote, &[1; 250]), other, "a run");
+        assert_eq!(source(&remote.with_source(None), &[1; 100]), LOOPBACK);
+        let to = UdpSocket::bind(Some(Ipv6Addr::LOCALHOST.into()), 0).unwrap();
+        let remote = from.remote(SocketAddr::new(Ipv6Addr::LOCALHOST.into(), to.port())).unwrap();
+        let remote = remote.with_source(Some(Ipv6Addr::LOCALHOST.into()));
+        from.send_run(&[1; 250], 100, &remote).unwrap();
+        to.recv(&mut batch, 1).unwrap();
+        assert!(batch.message(0).unwrap().source.is_ipv6());
+        let nobodys = remote.with_source("2001:db8::1".parse().ok());
+        assert!(from.send_run(&[1; 10], 10, &nobodys).is_err(), "an address of somebody else");
+    }
 
     fn pair() -> (UdpSocket, UdpSocket, Remote) {
         let from = UdpSocket::bind(Some(LOOPBACK), 0).unwrap();
