@@ -168,6 +168,14 @@ pub enum KernelError {
         /// The device's name.
         device: String,
     },
+    /// The kernel lacks data channel offload.
+    #[error(
+        "this kernel cannot make the ovpn device {device}: boot Linux 6.16 or later with the module ovpn (CONFIG_OVPN), or let userspace carry the packets"
+    )]
+    NoOvpn {
+        /// The device's name.
+        device: String,
+    },
     /// Configuration: somebody else's VXLAN device has the network's number.
     #[error(
         "another VXLAN device already has network {vni} on UDP port {port}: remove that device or change its number"

@@ -1,4 +1,4 @@
-//! linux: wanted state -> kernel state: links, bridge, addresses, routes, neighbours, IPsec.
+//! linux: wanted state -> kernel state: links, bridge, addresses, routes, neighbours, IPsec, ovpn.
 //!
 //! A [`Kernel`] speaks netlink with the network namespace of the thread that made it (the daemon's
 //! own). Every call states what is wanted; the call looks at what is there, and sends only what
@@ -16,6 +16,7 @@ pub mod engine;
 mod entries;
 mod error;
 mod forward;
+mod generic;
 mod guard;
 mod link;
 mod mss;
@@ -23,7 +24,9 @@ mod nft;
 mod nft_watch;
 pub mod odp;
 mod overlay;
+pub mod ovpn;
 mod route;
+mod route_watch;
 mod socket;
 mod traffic;
 mod vxlan;
@@ -54,6 +57,7 @@ pub use self::{
     nft_watch::NftWatch,
     overlay::{ENDPOINT_ADDRESSES_MAX, ENDPOINTS_MAX, Overlay, OverlaySpec, Via},
     route::{HostRoute, ROUTE_PROTOCOL, RouteMtu},
+    route_watch::{DeviceRoute, RouteWatch},
     traffic::LinkTraffic,
     vxlan::{OuterFamily, VxlanSpec},
     watch::{LinkEvent, LinkWatch},

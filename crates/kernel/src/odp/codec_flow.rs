@@ -5,9 +5,10 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use weft_path::Mac;
 
 use super::{
-    codec::{Answer, Writer, attribute, attributes, ovs_body, u32_at, u64_at},
+    codec::{ovs_body, ovs_header},
     flow::{FlowKey, Frame, Output, Tag, TunnelKey},
 };
+use crate::generic::codec::{Answer, Writer, attribute, attributes, u32_at, u64_at};
 
 /// The family's name.
 pub(super) const FLOW_FAMILY: &str = "ovs_flow";
@@ -152,7 +153,7 @@ pub(super) fn flow_entry(body: &[u8]) -> Option<FlowEntry> {
 
 fn flow_request(family: u16, command: u8, answer: Answer, datapath: u32) -> Writer {
     let mut request = Writer::request(family, FLOW_VERSION, command, answer);
-    request.ovs_header(datapath);
+    ovs_header(&mut request, datapath);
     request
 }
 

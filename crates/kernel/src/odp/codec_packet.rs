@@ -1,10 +1,11 @@
 //! Messages of the family ovs_packet: upcalls, and packets to be executed (`linux/openvswitch.h`).
 
 use super::{
-    codec::{Answer, Received, Writer, attributes, message, ovs_body},
+    codec::{ovs_body, ovs_header},
     codec_flow::{read_frame, write_actions, write_metadata},
     flow::{Frame, Output},
 };
+use crate::generic::codec::{Answer, Received, Writer, attributes, message};
 
 /// The family's name.
 pub(super) const PACKET_FAMILY: &str = "ovs_packet";
@@ -56,7 +57,7 @@ pub(super) fn execute(
     outputs: &[Output],
 ) -> Writer {
     let mut request = Writer::request(family, PACKET_VERSION, CMD_EXECUTE, Answer::Acknowledgement);
-    request.ovs_header(datapath);
+    ovs_header(&mut request, datapath);
     request.bytes(PACKET_ATTR_PACKET, packet);
     request.nest(PACKET_ATTR_KEY, |list| write_metadata(list, port));
     if let Some(hash) = hash {

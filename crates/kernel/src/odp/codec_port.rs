@@ -1,6 +1,7 @@
 //! Messages of the families ovs_datapath (version 2) and ovs_vport (`linux/openvswitch.h`).
 
-use super::codec::{Answer, Writer, attributes, ovs_body, text, u32_at, u64_at};
+use super::codec::{ovs_body, ovs_header};
+use crate::generic::codec::{Answer, Writer, attributes, text, u32_at, u64_at};
 
 /// The datapath family's name.
 pub(super) const DATAPATH_FAMILY: &str = "ovs_datapath";
@@ -76,13 +77,13 @@ pub(super) struct Vport {
 
 fn datapath_request(family: u16, command: u8, answer: Answer, index: u32) -> Writer {
     let mut request = Writer::request(family, DATAPATH_VERSION, command, answer);
-    request.ovs_header(index);
+    ovs_header(&mut request, index);
     request
 }
 
 fn vport_request(family: u16, command: u8, answer: Answer, datapath: u32) -> Writer {
     let mut request = Writer::request(family, VPORT_VERSION, command, answer);
-    request.ovs_header(datapath);
+    ovs_header(&mut request, datapath);
     request
 }
 

@@ -42,7 +42,7 @@ pub use self::{
 pub(crate) use self::device::is_datapath;
 use weft_io::namespace;
 
-use self::socket::Requests;
+use self::socket::open_requests;
 use crate::{Kernel, error::KernelError};
 
 impl Kernel {
@@ -52,7 +52,7 @@ impl Kernel {
     /// # Errors
     /// [`KernelError::OdpMissing`], [`KernelError::VxlanMissing`], [`KernelError::NotPermitted`].
     pub async fn odp_support(&self) -> Result<(), KernelError> {
-        let mut requests = self.at_home(Requests::open)?;
+        let mut requests = self.at_home(open_requests)?;
         requests.families().await?;
         device::try_tunnel(self).await
     }

@@ -11,7 +11,7 @@ use super::{
         new_vport, set_datapath, set_vport, vport,
     },
     device::{clear_name, ensure_internal, ensure_tunnel, is_datapath},
-    socket::{Families, Requests, upcall_port},
+    socket::{Families, open_requests, upcall_port},
     switch::{OdpEvent, OdpSpec},
     tables::PortKind,
     worker::Core,
@@ -19,6 +19,7 @@ use super::{
 use crate::{
     Kernel,
     error::{KernelError, RequestError},
+    generic::socket::Requests,
     link::{Link, check_name},
 };
 
@@ -109,7 +110,7 @@ pub async fn remove_datapath(
     let socket = kernel.socket();
     let mut deleted = 0;
     if let Some(link) = socket.link(name).await?.filter(is_datapath) {
-        let mut requests = kernel.at_home(Requests::open)?;
+        let mut requests = kernel.at_home(open_requests)?;
         let families = requests.families().await?;
         let Some(datapath) = own_datapath(&mut requests, &families, &link).await? else {
             return Err(link.name_taken("on this host"));

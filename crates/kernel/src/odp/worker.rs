@@ -13,7 +13,6 @@ use tokio::{
 use weft_path::{Mac, Vni};
 
 use super::{
-    codec::{Received, message},
     codec_flow::{FlowEntry, Put, delete_flow, dump_flows, flow_entry, put_flow},
     codec_packet::{Upcall, execute, upcall},
     codec_port::{CMD_DEL, PORT_INTERNAL, datapath, get_datapath, vport},
@@ -22,13 +21,17 @@ use super::{
     flow::{Frame, Output},
     index::{Edit, Index},
     ports,
-    socket::{Families, Notices, Requests, Sweep, Upcalls},
+    socket::{Families, Sweep, Upcalls, join, open_notices, open_requests},
     switch::{Command, OdpEdit, OdpEvent, OdpProbe, OdpSpec},
     tables::{Change, PortKind, Tables},
 };
 use crate::{
     Kernel,
     error::{KernelError, RequestError},
+    generic::{
+        codec::{Received, message},
+        socket::{Notices, Requests},
+    },
     socket::messages,
 };
 
@@ -107,10 +110,10 @@ impl Worker {
         spec: OdpSpec,
         queues: Queues,
     ) -> Result<Self, KernelError> {
-        let open = || Ok((Requests::open()?, Upcalls::open()?, Notices::open()?, Sweep::open()?));
+        let open = || Ok((open_requests()?, Upcalls::open()?, open_notices()?, Sweep::open()?));
         let (mut requests, upcalls, notices, sweep) = kernel.at_home(open)?;
         let families = requests.families().await?;
-        notices.join(&families)?;
+        join(&notices, &families)?;
         let found = ports::open_datapath(kernel, &spec, &mut requests, &families).await?;
         let mut tables = Tables::new(u64::from(spec.vni));
         tables.pin(Mac(spec.mac), Some(&spec.name));

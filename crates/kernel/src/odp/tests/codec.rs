@@ -9,18 +9,20 @@ use netlink_bindings::{
 use proptest::prelude::*;
 use weft_path::Mac;
 
-use crate::odp::{
-    codec::{self, Writer},
-    codec_flow::{self, FlowId, Put},
-    codec_packet, codec_port,
-    flow::{FlowKey, Frame, Output, Tag, TunnelKey},
+use crate::{
+    generic::codec::{self, Writer},
+    odp::{
+        codec_flow::{self, FlowId, Put},
+        codec_packet, codec_port,
+        flow::{FlowKey, Frame, Output, Tag, TunnelKey},
+    },
 };
 
 const FAMILY: u16 = 0x21;
 const DATAPATH: u32 = 7;
 
 /// Command and body of a request, and that its headers are right.
-fn parts(request: Writer) -> (u8, Vec<u8>) {
+fn parts(mut request: Writer) -> (u8, Vec<u8>) {
     let bytes = request.finish(99);
     assert_eq!(bytes.len() % 4, 0);
     let length = u32::from_ne_bytes(bytes[..4].try_into().unwrap());
@@ -173,8 +175,8 @@ fn the_other_flow_messages_read_back() {
     let (command, datapath, list) = flow_parts(codec_flow::flush_flows(FAMILY, DATAPATH));
     assert_eq!((command, datapath, list.len()), (2, DATAPATH, 0));
     for (actions, flags) in [(true, 3), (false, 7)] {
-        let request = codec_flow::dump_flows(FAMILY, DATAPATH, actions);
-        assert_eq!(request.clone().finish(1)[6..8], 0x301_u16.to_ne_bytes());
+        let mut request = codec_flow::dump_flows(FAMILY, DATAPATH, actions);
+        assert_eq!(request.finish(1)[6..8], 0x301_u16.to_ne_bytes());
         let (command, _, list) = flow_parts(request);
         assert_eq!(command, 3);
         assert_eq!(theirs::FlowAttrs::new(&list).get_ufid_flags().unwrap(), flags);

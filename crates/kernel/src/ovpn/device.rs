@@ -1,0 +1,199 @@
+//! Devices of the kind `ovpn` (reference `openvpn`, section 1.2).
+
+use netlink_packet_core::{NLM_F_CREATE, NLM_F_EXCL};
+use netlink_packet_route::{
+    RouteNetlinkMessage,
+    link::{InfoData, InfoKind, LinkAttribute, LinkInfo, LinkMessage},
+};
+use rustix::io::Errno;
+use weft_openvpn::device::Mode;
+
+use super::support;
+use crate::{
+    Kernel,
+    bridge::mark,
+    error::KernelError,
+    generic::codec::attribute,
+    link::{DEVICE_GROUP, Link, check_name},
+};
+
+const KIND: &str = "ovpn";
+/// The attribute of the mode, of one byte (IFLA_OVPN_MODE).
+const MODE: u16 = 1;
+
+/// A device that is to be made.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OvpnDeviceSpec {
+    /// Its name, 1 to 15 bytes.
+    pub name: String,
+    /// How many peers it has. It cannot be changed.
+    pub mode: Mode,
+    /// Weft's own: it is in Weft's device group and bears its alias, so that it is tidied away with what
+    /// else Weft made. A device that a user asked for is not.
+    pub own: bool,
+}
+
+/// A device that is there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OvpnDevice {
+    /// Its interface index, by which peers and keys are asked for.
+    pub index: u32,
+    /// Its name.
+    pub name: String,
+    /// How many peers it has.
+    pub mode: Mode,
+    /// Its MTU in bytes.
+    pub mtu: u32,
+    /// Weft's own.
+    pub own: bool,
+}
+
+impl Kernel {
+    /// Makes a device, which is down and has no address.
+    ///
+    /// # Errors
+    /// [`KernelError::NameTaken`] if a device has the name, [`KernelError::NoOvpn`] if this kernel has no
+    /// such devices, [`KernelError::InvalidName`], [`KernelError::NotPermitted`].
+    pub async fn create_ovpn_device(
+        &self,
+        spec: &OvpnDeviceSpec,
+    ) -> Result<OvpnDevice, KernelError> {
+        check_name(&spec.name)?;
+        let _one = self.inner.reconcile.lock().await;
+        let socket = self.socket();
+        let create = || {
+            let request = RouteNetlinkMessage::NewLink(new_link(spec));
+            socket.change(request, NLM_F_CREATE | NLM_F_EXCL)
+        };
+        let mut made = create().await;
+        // Asking for the kind of device does not load the module; asking for the family does.
+        if matches!(&made, Err(error) if error.is(Errno::OPNOTSUPP)) && support().await.is_ok() {
+            made = create().await;
+        }
+        match made {
+            Ok(()) => {}
+            Err(error) if error.is(Errno::OPNOTSUPP) => {
+                return Err(KernelError::NoOvpn { device: spec.name.clone() });
+            }
+            Err(error) => {
+                if error.is(Errno::EXIST)
+                    && let Some(link) = socket.link(&spec.name).await?
+                {
+                    return Err(link.name_taken("on this host"));
+                }
+                return Err(error.while_doing(format!("create device {}", spec.name)));
+            }
+        }
+        let link = socket.need_link(&spec.name).await?;
+        if spec.own {
+            mark(&link).send(socket, &spec.name).await?;
+        }
+        let missing = || KernelError::LinkMissing { name: spec.name.clone() };
+        OvpnDevice::of(&link).ok_or_else(missing)
+    }
+
+    /// Deletes an `ovpn` device with its peers, or the TUN device of one in userspace. A device that is
+    /// not there, or of another kind, is left as it is; true if it was deleted.
+    ///
+    /// # Errors
+    /// The kernel's refusal.
+    pub async fn remove_ovpn_device(&self, name: &str) -> Result<bool, KernelError> {
+        let _one = self.inner.reconcile.lock().await;
+        match self.socket().link(name).await? {
+            Some(link) if is_ovpn(&link) || link.kind == Some(InfoKind::Tun) => {
+                self.socket().delete_link(&link).await.map(|()| true)
+            }
+            _ => Ok(false),
+        }
+    }
+
+    /// The `ovpn` device of this name, if there is one.
+    ///
+    /// # Errors
+    /// The kernel's refusal.
+    pub async fn ovpn_device(&self, name: &str) -> Result<Option<OvpnDevice>, KernelError> {
+        Ok(self.socket().link(name).await?.as_ref().and_then(OvpnDevice::of))
+    }
+
+    /// All `ovpn` devices of the namespace, whoever made them.
+    ///
+    /// # Errors
+    /// The kernel's refusal.
+    pub async fn ovpn_devices(&self) -> Result<Vec<OvpnDevice>, KernelError> {
+        Ok(self.socket().links().await?.iter().filter_map(OvpnDevice::of).collect())
+    }
+}
+
+impl OvpnDevice {
+    fn of(link: &Link) -> Option<Self> {
+        is_ovpn(link).then(|| Self {
+            index: link.index,
+            name: link.name.clone(),
+            mode: mode(&link.data),
+            mtu: link.mtu,
+            own: link.is_own(),
+        })
+    }
+}
+
+fn is_ovpn(link: &Link) -> bool {
+    link.kind == Some(InfoKind::Other(KIND.to_owned()))
+}
+
+fn new_link(spec: &OvpnDeviceSpec) -> LinkMessage {
+    let mode = match spec.mode {
+        Mode::P2p => 0,
+        Mode::Mp => 1,
+    };
+    // A header of 4 bytes, the mode, and padding.
+    let [length, kind] = [5_u16, MODE].map(u16::to_ne_bytes);
+    let data = [&length[..], &kind, &[mode, 0, 0, 0]].concat();
+    let mut message = LinkMessage::default();
+    message.attributes = vec![
+        LinkAttribute::IfName(spec.name.clone()),
+        LinkAttribute::LinkInfo(vec![
+            LinkInfo::Kind(InfoKind::Other(KIND.to_owned())),
+            LinkInfo::Data(InfoData::Other(data)),
+        ]),
+    ];
+    if spec.own {
+        message.attributes.push(LinkAttribute::Group(DEVICE_GROUP));
+    }
+    message
+}
+
+/// The mode in the attributes of a device; a kernel that does not tell has the default.
+fn mode(data: &[u8]) -> Mode {
+    match attribute(data, MODE) {
+        Some([1, ..]) => Mode::Mp,
+        _ => Mode::P2p,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    fn spec(mode: Mode, own: bool) -> OvpnDeviceSpec {
+        OvpnDeviceSpec { name: "tun0".into(), mode, own }
+    }
+
+    #[test]
+    fn a_device_reads_back_in_its_mode() {
+        for mode in [Mode::P2p, Mode::Mp] {
+            for own in [false, true] {
+                let device = OvpnDevice::of(&Link::from(new_link(&spec(mode, own)))).unwrap();
+                assert_eq!((device.name.as_str(), device.mode, device.own), ("tun0", mode, own));
+            }
+        }
+    }
+
+    #[test]
+    fn another_kind_is_no_ovpn_device() {
+        let mut message = new_link(&spec(Mode::Mp, true));
+        message.attributes[1] = LinkAttribute::LinkInfo(vec![LinkInfo::Kind(InfoKind::Tun)]);
+        assert_eq!(OvpnDevice::of(&Link::from(message)), None);
+    }
+}

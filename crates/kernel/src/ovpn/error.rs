@@ -1,0 +1,193 @@
+//! How the kernel's `ovpn` device refuses, and other ways in which a request ends badly.
+
+use std::{fmt, io};
+
+use rustix::io::Errno;
+
+use crate::{error::RequestError, socket::REQUEST_TIMEOUT_MS};
+
+/// Why a request to the kernel's `ovpn` device was not carried out. None of them ends anything: the
+/// handle serves the next request.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum OvpnError {
+    /// The host's: a kernel without the module.
+    #[error(
+        "this kernel has no data channel offload, or may not load its module: boot Linux 6.16 or later with the module ovpn (CONFIG_OVPN), or let userspace carry the packets"
+    )]
+    Missing,
+    /// The kernel said no; the device is as it was before.
+    #[error("the kernel refused to {doing}: {refusal}{}", said(reason.as_ref(), *errno))]
+    Refused {
+        /// The step, in the infinitive.
+        doing: String,
+        /// What the number means.
+        refusal: Refusal,
+        /// The kernel's error number (errno(3)).
+        errno: i32,
+        /// The kernel's own explanation, if it gave one.
+        reason: Option<String>,
+    },
+    /// A kernel newer than this program, or a fault of ours.
+    #[error(
+        "the kernel's answer to the request to {doing} cannot be read: if a newer Weft does not help, report it"
+    )]
+    Unreadable {
+        /// The step, in the infinitive.
+        doing: String,
+    },
+    /// The kernel did not answer.
+    #[error(
+        "no answer from the kernel within {REQUEST_TIMEOUT_MS} ms to the request to {doing}: the host may be overloaded; try again"
+    )]
+    TimedOut {
+        /// The step, in the infinitive.
+        doing: String,
+    },
+    /// The netlink socket itself failed.
+    #[error(
+        "the netlink socket failed while trying to {doing}: {source}; the host may be short of memory or descriptors"
+    )]
+    Socket {
+        /// The step, in the infinitive.
+        doing: String,
+        /// The error of the socket call.
+        source: io::Error,
+    },
+}
+
+/// What a refusal means, whose fault it is, and what to do (reference `openvpn`, section 1.4).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Refusal {
+    /// ENOENT, by the race with a peer's end, or the caller.
+    Absent,
+    /// EEXIST: the caller.
+    Exists,
+    /// EADDRINUSE: the caller.
+    AddressTaken,
+    /// EBUSY: the caller.
+    Busy,
+    /// ENODEV: the caller, or the device was removed.
+    NoDevice,
+    /// ENOTSOCK, for every socket that cannot be taken over: the caller.
+    NotASocket,
+    /// EOPNOTSUPP: the caller.
+    NotSupported,
+    /// EPERM or EACCES: how the program was started.
+    NotPermitted,
+    /// ERANGE: the caller.
+    OutOfRange,
+    /// EINVAL: the caller.
+    Invalid,
+    /// Another number.
+    Other,
+}
+
+impl OvpnError {
+    /// What became of a request, with what was being done in the infinitive.
+    pub(super) fn new(error: RequestError, doing: String) -> Self {
+        match error {
+            RequestError::Kernel { errno, reason } => {
+                Self::Refused { doing, refusal: Refusal::of(errno), errno, reason }
+            }
+            RequestError::Socket(source) => Self::Socket { doing, source },
+            RequestError::TimedOut => Self::TimedOut { doing },
+        }
+    }
+
+    /// The kernel's error number, or that of the socket call, if there is one.
+    #[must_use]
+    pub fn errno(&self) -> Option<i32> {
+        match self {
+            Self::Refused { errno, .. } => Some(*errno),
+            Self::Socket { source, .. } => source.raw_os_error(),
+            Self::Missing | Self::Unreadable { .. } | Self::TimedOut { .. } => None,
+        }
+    }
+
+    /// What the kernel's refusal means, if it was one.
+    #[must_use]
+    pub const fn refusal(&self) -> Option<Refusal> {
+        match self {
+            Self::Refused { refusal, .. } => Some(*refusal),
+            _ => None,
+        }
+    }
+}
+
+impl Refusal {
+    /// The meaning of an error number.
+    fn of(errno: i32) -> Self {
+        match Errno::from_raw_os_error(errno) {
+            Errno::NOENT => Self::Absent,
+            Errno::EXIST => Self::Exists,
+            Errno::ADDRINUSE => Self::AddressTaken,
+            Errno::BUSY => Self::Busy,
+            Errno::NODEV => Self::NoDevice,
+            Errno::NOTSOCK => Self::NotASocket,
+            Errno::OPNOTSUPP => Self::NotSupported,
+            Errno::PERM | Errno::ACCESS => Self::NotPermitted,
+            Errno::RANGE => Self::OutOfRange,
+            Errno::INVAL => Self::Invalid,
+            _ => Self::Other,
+        }
+    }
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Absent => "there is no such peer or key: it was never made, or is gone",
+            Self::Exists => "it is there already: change it, or delete it first",
+            Self::AddressTaken => {
+                "another peer has one of the addresses: give another, or delete that peer"
+            }
+            Self::Busy => {
+                "the socket serves another device or encapsulation: give a socket of its own"
+            }
+            Self::NoDevice => "there is no such device: it was never made, or is removed",
+            Self::NotASocket => {
+                "the descriptor is no UDP socket and no connected TCP socket, or serves another device or encapsulation: give one of its own"
+            }
+            Self::NotSupported => "the device or its socket cannot do that: use another",
+            Self::NotPermitted => "CAP_NET_ADMIN is needed in the device's network namespace",
+            Self::OutOfRange => "a number or a length is beyond its limits: correct it",
+            Self::Invalid => "attributes are missing or contradict each other: correct them",
+            Self::Other => "see its error number",
+        })
+    }
+}
+
+/// The kernel's own words, or else what its number is called.
+fn said(reason: Option<&String>, errno: i32) -> String {
+    match reason {
+        Some(reason) => format!(" (the kernel says: {reason})"),
+        None => format!(" ({})", io::Error::from_raw_os_error(errno)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refusal_has_number_meaning_and_the_kernels_words() {
+        let kernel = |errno, reason: Option<String>| RequestError::Kernel { errno, reason };
+        let error =
+            OvpnError::new(kernel(2, Some("cannot find peer with id 7".into())), "x".into());
+        assert_eq!((error.errno(), error.refusal()), (Some(2), Some(Refusal::Absent)));
+        let text = error.to_string();
+        for part in ["refused to x", "no such peer or key", "cannot find peer with id 7"] {
+            assert!(text.contains(part), "{text}");
+        }
+        let other = OvpnError::new(kernel(75, None), "x".into());
+        assert_eq!((other.errno(), other.refusal()), (Some(75), Some(Refusal::Other)));
+        assert!(other.to_string().contains("os error 75"), "{other}");
+        let socket =
+            OvpnError::new(RequestError::Socket(io::Error::from_raw_os_error(105)), "x".into());
+        assert_eq!((socket.errno(), socket.refusal()), (Some(105), None));
+        let late = OvpnError::new(RequestError::TimedOut, "x".into());
+        assert_eq!((late.errno(), late.refusal()), (None, None));
+    }
+}

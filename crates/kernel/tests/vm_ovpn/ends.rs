@@ -1,0 +1,129 @@
+//! The ends of peers, each told with its reason.
+
+use std::{
+    io::{ErrorKind, Read, Write},
+    net::TcpStream,
+    time::Duration,
+};
+
+use weft_kernel::ovpn::{KnownPeer, Missed, OvpnWatch, Refusal, Watched};
+use weft_openvpn::device::{DeletionReason, Mode, Notification, Slot};
+
+use crate::lab::{
+    CIPHERS, Carrier, DEVICE, Host, Outer, PEER, Pair, address, connection, hosts, key, peer, told,
+    wait,
+};
+
+fn deleted(peer_id: u32, reason: DeletionReason) -> Notification {
+    Notification::PeerDeleted { peer_id, reason }
+}
+
+#[test]
+fn a_peer_that_is_deleted_or_replaced_is_told() {
+    let pair = Pair::new(Outer::Udp4, CIPHERS[2]);
+    let mut watch = pair.a.watch();
+    let (client, device) = (&pair.a.client, pair.device_a);
+    let new = |id| peer(id, Some(address(2, Outer::Udp4)));
+    wait(client.new_peer(device, pair.carrier_a.fd(), &new(7))).unwrap();
+    assert_eq!(told(&mut watch, device), deleted(PEER, DeletionReason::Teardown));
+    wait(client.delete_peer(device, 7)).unwrap();
+    assert_eq!(told(&mut watch, device), deleted(7, DeletionReason::Userspace));
+    let error = wait(client.delete_peer(device, 7)).unwrap_err();
+    assert_eq!((error.errno(), error.refusal()), (Some(2), Some(Refusal::Absent)), "{error}");
+    wait(client.new_peer(device, pair.carrier_a.fd(), &new(8))).unwrap();
+    pair.a.remove_device();
+    assert_eq!(told(&mut watch, device), deleted(8, DeletionReason::Teardown));
+    let error = wait(client.peers(device)).unwrap_err();
+    assert_eq!((error.errno(), error.refusal()), (Some(19), Some(Refusal::NoDevice)), "{error}");
+}
+
+#[test]
+fn a_closed_udp_socket_ends_its_peers() {
+    let Pair { a, device_a, carrier_a, .. } = Pair::new(Outer::Udp4, CIPHERS[2]);
+    let mut watch = a.watch();
+    drop(carrier_a);
+    assert_eq!(told(&mut watch, device_a), deleted(PEER, DeletionReason::TransportDisconnect));
+}
+
+/// A peer over TCP at `a`, whose other end is no device.
+fn over_tcp(a: &Host, b: &Host) -> (u32, OvpnWatch, Carrier, TcpStream) {
+    let device = a.device(Mode::P2p);
+    let [here, there] = connection(a, b);
+    let watch = a.watch();
+    let here = Carrier::Tcp(here);
+    wait(a.client.new_peer(device, here.fd(), &peer(PEER, None))).unwrap();
+    (device, watch, here, there)
+}
+
+#[test]
+fn a_closed_connection_ends_its_peer() {
+    let [a, b] = hosts();
+    let (device, mut watch, here, _there) = over_tcp(&a, &b);
+    drop(here);
+    assert_eq!(told(&mut watch, device), deleted(PEER, DeletionReason::TransportDisconnect));
+}
+
+#[test]
+fn the_other_ends_close_is_found_by_what_is_sent_next() {
+    let [a, b] = hosts();
+    let (device, mut watch, here, there) = over_tcp(&a, &b);
+    wait(a.client.new_key(device, &key(PEER, Slot::Primary, 0, CIPHERS[2], false))).unwrap();
+    drop(there);
+    // Of a close in good order the kernel tells nothing.
+    std::thread::sleep(Duration::from_millis(500));
+    assert_eq!(wait(a.client.peers(device)).unwrap().len(), 1);
+    // A read does.
+    let Carrier::Tcp(socket) = &here else { panic!("over TCP") };
+    socket.set_read_timeout(Some(Duration::from_secs(2))).unwrap();
+    assert_eq!((&*socket).read(&mut [0; 64]).unwrap_err().kind(), ErrorKind::BrokenPipe);
+    assert!(!a.space.succeeds("ping -c 4 -i 0.5 -W 1 10.8.0.2"));
+    assert_eq!(told(&mut watch, device), deleted(PEER, DeletionReason::TransportError));
+}
+
+#[test]
+fn a_packet_that_cannot_be_ends_the_peer() {
+    let [a, b] = hosts();
+    let (device, mut watch, _here, mut there) = over_tcp(&a, &b);
+    // A frame with a packet of the kind DATA_V1, opcode 6.
+    let mut frame = vec![0, 40, 6 << 3];
+    frame.resize(42, 0);
+    there.write_all(&frame).unwrap();
+    assert_eq!(told(&mut watch, device), deleted(PEER, DeletionReason::TransportError));
+}
+
+#[test]
+fn after_lost_notices_the_difference_is_found() {
+    const MANY: u32 = 4_000;
+    let Pair { a, b, device_a, carrier_a, .. } = Pair::new(Outer::Udp4, CIPHERS[2]);
+    let mut watch = a.watch();
+    let remote = address(2, Outer::Udp4);
+    let known = |id, key| KnownPeer { id, remote: Some(remote), primary_key_id: key };
+    let client = &a.client;
+    assert_eq!(wait(client.resynchronise(device_a, &[known(PEER, Some(0))])).unwrap(), []);
+    for number in 0..MANY {
+        let new = peer(number, Some(remote));
+        wait(client.new_peer(device_a, carrier_a.fd(), &new)).unwrap();
+    }
+    let mut notices = 0;
+    while let Watched::Notice(_) = wait(watch.next()).unwrap() {
+        notices += 1;
+    }
+    println!("{notices} notices before the loss of {MANY}");
+    let all = [known(PEER, Some(0)), known(MANY - 1, None)];
+    let gone = Missed::PeerGone { peer_id: PEER };
+    assert_eq!(wait(client.resynchronise(device_a, &all)).unwrap(), [gone]);
+    let moved = KnownPeer { remote: Some(address(9, Outer::Udp4)), ..known(MANY - 1, Some(3)) };
+    let there = [
+        Missed::PeerMoved { peer_id: MANY - 1, remote },
+        Missed::KeyGone { peer_id: MANY - 1, key_id: 3 },
+    ];
+    assert_eq!(wait(client.resynchronise(device_a, &[moved])).unwrap(), there);
+    let new = key(MANY - 1, Slot::Primary, 3, CIPHERS[2], false);
+    wait(client.new_key(device_a, &new)).unwrap();
+    let all = [known(MANY - 1, Some(3))];
+    assert_eq!(wait(client.resynchronise(device_a, &all)).unwrap(), []);
+    a.remove_device();
+    let error = wait(client.resynchronise(device_a, &all)).unwrap_err();
+    assert_eq!(error.refusal(), Some(Refusal::NoDevice), "{error}");
+    assert!(b.space.succeeds(&format!("ip link show {DEVICE}")));
+}
