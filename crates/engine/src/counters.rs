@@ -33,15 +33,15 @@ macro_rules! named {
 named! {
     /// Why a packet was dropped. Counted in datagrams received, or in frames to be sent.
     DropReason {
-        /// Received: not ESP, or too short for it.
+        /// Received: not of the format, or too short for it.
         Malformed = "malformed",
         /// Received: longer than any datagram of ours.
         Truncated = "truncated",
-        /// Received: for no SA of this host.
+        /// Received: for no SA, or for no peer and key, of this host.
         UnknownSpi = "unknown_spi",
-        /// Received: its sequence number was accepted before.
+        /// Received: its sequence number, or packet id, was accepted before.
         Replayed = "replayed",
-        /// Received: its sequence number is behind the replay window.
+        /// Received: its sequence number, or packet id, is behind the replay window.
         TooOld = "too_old",
         /// Received: not authentic.
         Forged = "forged",
@@ -49,7 +49,7 @@ named! {
         BadInner = "bad_inner",
         /// Received: for a network that this host is not in.
         UnknownNetwork = "unknown_network",
-        /// Received: from the Ethernet address of an endpoint that lives at another peer.
+        /// Received: from an address inside that lives at another peer.
         ForeignSource = "foreign_source",
         /// Received: the network marked congestion (CE) on a packet whose sender does not understand
         /// such marks (RFC 6040 section 4.2).
@@ -62,11 +62,11 @@ named! {
         TapDown = "tap_down",
         /// Received: the kernel had no memory for the frame.
         TapFull = "tap_full",
-        /// To send: no peer is known to have this Ethernet address.
+        /// To send: no peer is known to have this address inside.
         NoEndpoint = "no_endpoint",
-        /// To send: the peer has no path now.
+        /// To send: the peer has no path, or no key, now.
         NoPath = "no_path",
-        /// To send: the SA is used up and the peer has not given a new one.
+        /// To send: the SA or key is used up and there is no new one.
         SaExhausted = "sa_exhausted",
         /// To send: longer than the path carries, and no answer can tell the sender.
         TooLong = "too_long",
@@ -279,6 +279,11 @@ impl WorkerCounters {
     /// What the worker and its helpers have done.
     pub(crate) fn done(&self, work: Work) -> u64 {
         self.sum(&|counters| counters.work[work as usize].get())
+    }
+
+    /// Packets that the worker and its helpers have dropped for `reason`.
+    pub(crate) fn drops_of(&self, reason: DropReason) -> u64 {
+        self.sum(&|counters| counters.drops[reason as usize].get())
     }
 
     fn sum(&self, pick: &dyn Fn(&Self) -> u64) -> u64 {

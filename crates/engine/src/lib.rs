@@ -10,6 +10,7 @@ pub mod alone;
 mod control;
 mod counters;
 mod crew;
+pub mod dco;
 mod decide;
 mod device;
 mod error;

@@ -401,7 +401,7 @@ fn write<F: FrameSink, R>(arena: &[u8], merged: &Merged<'_>, env: &Env<'_, F, R>
 }
 
 #[cold]
-fn count_refusal(counters: &WorkerCounters, error: &io::Error, frames: u32) {
+pub(crate) fn count_refusal(counters: &WorkerCounters, error: &io::Error, frames: u32) {
     let reason = match error.raw_os_error() {
         Some(errno::EIO | errno::EBADFD) => DropReason::TapDown,
         Some(errno::EAGAIN | errno::ENOMEM | errno::ENOBUFS) => DropReason::TapFull,

@@ -247,7 +247,18 @@ pub(crate) fn pattern(seed: u64, len: usize) -> Vec<u8> {
 
 /// Sends `bytes` over each of `flows` connections at once, and checks what arrives.
 pub(crate) fn flows(from: &Host, to: &Host, address: IpAddr, flows: usize, bytes: &[u8]) {
-    let listener = to.run(|| TcpListener::bind((address, 0)).unwrap());
+    flows_between(&from.namespace, &to.namespace, address, flows, bytes);
+}
+
+/// As [`flows`], between any two namespaces.
+pub(crate) fn flows_between(
+    from: &Namespace,
+    to: &Namespace,
+    address: IpAddr,
+    flows: usize,
+    bytes: &[u8],
+) {
+    let listener = run_in(to, || TcpListener::bind((address, 0)).unwrap()).unwrap();
     let target = listener.local_addr().unwrap();
     thread::scope(|scope| {
         let server = scope.spawn(move || {
@@ -266,7 +277,7 @@ pub(crate) fn flows(from: &Host, to: &Host, address: IpAddr, flows: usize, bytes
         for _ in 0..flows {
             scope.spawn(move || {
                 let connect = || TcpStream::connect_timeout(&target, PATIENCE).unwrap();
-                let mut client = from.run(connect);
+                let mut client = run_in(from, connect).unwrap();
                 client.set_write_timeout(Some(PATIENCE)).unwrap();
                 client.write_all(bytes).unwrap();
             });

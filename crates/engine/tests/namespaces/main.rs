@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod common;
+mod dco;
 mod helpers;
 mod hostile;
 mod traffic;

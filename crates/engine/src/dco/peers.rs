@@ -1,0 +1,351 @@
+//! The peers of a data channel device, and how a packet finds its own (reference `openvpn`, 1.10).
+
+use std::collections::HashMap;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use weft_io::udp::Remote;
+use weft_openvpn::device::rules::{NewPeer, PeerChange};
+use weft_openvpn::device::{DeviceError, Keepalive, Mode, PeerState, Traffic};
+
+use super::keys::Keys;
+use super::routes::Routes;
+use crate::table::Slab;
+
+/// Peers that a device takes.
+pub const DEVICE_PEERS_MAX: usize = 16_384;
+
+/// A peer, as the workers use it.
+#[derive(Debug)]
+pub(crate) struct Peer {
+    /// What its packets bear.
+    pub(crate) id: u32,
+    /// What the packets to it bear.
+    pub(crate) tx_id: u32,
+    /// The transport that it is reached by.
+    pub(crate) transport: u16,
+    /// Where it is, over UDP.
+    pub(crate) remote: Option<Remote>,
+    pub(crate) vpn_ipv4: Option<Ipv4Addr>,
+    pub(crate) vpn_ipv6: Option<Ipv6Addr>,
+    pub(crate) keepalive: Keepalive,
+    pub(crate) keys: Keys,
+    pub(crate) counts: Counts,
+    /// When something was last sent to it and last received from it, in ms of the device's clock.
+    sent_ms: AtomicU64,
+    heard_ms: AtomicU64,
+}
+
+/// What went to and came from a peer: several threads add.
+#[derive(Debug, Default)]
+pub(crate) struct Counts {
+    vpn: Way,
+    link: Way,
+}
+
+#[derive(Debug, Default)]
+struct Way {
+    rx_bytes: AtomicU64,
+    tx_bytes: AtomicU64,
+    rx_packets: AtomicU64,
+    tx_packets: AtomicU64,
+}
+
+impl Way {
+    fn traffic(&self) -> Traffic {
+        Traffic {
+            rx_bytes: self.rx_bytes.load(Relaxed),
+            tx_bytes: self.tx_bytes.load(Relaxed),
+            rx_packets: self.rx_packets.load(Relaxed),
+            tx_packets: self.tx_packets.load(Relaxed),
+        }
+    }
+}
+
+impl Counts {
+    /// Packets of so many bytes inside and outside were sent.
+    #[inline]
+    pub(crate) fn sent(&self, packets: u64, inside: u64, outside: u64) {
+        for (way, bytes) in [(&self.vpn, inside), (&self.link, outside)] {
+            way.tx_packets.fetch_add(packets, Relaxed);
+            way.tx_bytes.fetch_add(bytes, Relaxed);
+        }
+    }
+
+    /// Keepalives of so many bytes outside were sent.
+    pub(crate) fn sent_outside(&self, packets: u64, outside: u64) {
+        self.link.tx_packets.fetch_add(packets, Relaxed);
+        self.link.tx_bytes.fetch_add(outside, Relaxed);
+    }
+
+    /// A packet was authentic; `inside` is that of an IP packet.
+    #[inline]
+    pub(crate) fn received(&self, inside: Option<u64>, outside: u64) {
+        for (way, bytes) in [(&self.vpn, inside), (&self.link, Some(outside))] {
+            let Some(bytes) = bytes else { continue };
+            way.rx_packets.fetch_add(1, Relaxed);
+            way.rx_bytes.fetch_add(bytes, Relaxed);
+        }
+    }
+}
+
+impl Peer {
+    /// A peer without keys, of which nothing was heard yet.
+    pub(crate) fn new(new: &NewPeer, transport: u16, remote: Option<Remote>, now_ms: u64) -> Self {
+        Self {
+            id: new.id,
+            tx_id: new.tx_id,
+            transport,
+            remote,
+            vpn_ipv4: new.vpn_ipv4,
+            vpn_ipv6: new.vpn_ipv6,
+            keepalive: new.keepalive,
+            keys: Keys::default(),
+            counts: Counts::default(),
+            sent_ms: AtomicU64::new(now_ms),
+            heard_ms: AtomicU64::new(now_ms),
+        }
+    }
+
+    /// Something goes to it at this time of the device's clock.
+    #[inline]
+    pub(crate) fn sent(&self, now_ms: u64) {
+        self.sent_ms.store(now_ms, Relaxed);
+    }
+
+    /// Something authentic came from it at this time of the device's clock.
+    #[inline]
+    pub(crate) fn heard(&self, now_ms: u64) {
+        self.heard_ms.store(now_ms, Relaxed);
+    }
+
+    fn has_keepalive(&self) -> bool {
+        self.keepalive != Keepalive::default()
+    }
+
+    /// Nothing was heard of it for longer than its keepalive allows.
+    pub(crate) fn is_expired(&self, now_ms: u64) -> bool {
+        let limit_ms = u64::from(self.keepalive.timeout_s) * 1_000;
+        limit_ms > 0 && now_ms.saturating_sub(self.heard_ms.load(Relaxed)) >= limit_ms
+    }
+
+    /// Nothing was sent to it for as long as its keepalive allows.
+    pub(crate) fn is_ping_due(&self, now_ms: u64) -> bool {
+        let limit_ms = u64::from(self.keepalive.interval_s) * 1_000;
+        limit_ms > 0 && now_ms.saturating_sub(self.sent_ms.load(Relaxed)) >= limit_ms
+    }
+
+    /// As it is told of. `local` is where its transport sends from.
+    pub(crate) fn state(&self, local: Option<SocketAddr>) -> PeerState {
+        PeerState {
+            id: self.id,
+            tx_id: Some(self.tx_id),
+            remote: self.remote.map(|remote| remote.address()),
+            local,
+            vpn_ipv4: self.vpn_ipv4,
+            vpn_ipv6: self.vpn_ipv6,
+            keepalive: self.keepalive,
+            vpn: self.counts.vpn.traffic(),
+            link: self.counts.link.traffic(),
+        }
+    }
+
+    fn vpn_addresses(&self) -> impl Iterator<Item = IpAddr> + use<> {
+        let (ipv4, ipv6) = (self.vpn_ipv4, self.vpn_ipv6);
+        ipv4.map(IpAddr::V4).into_iter().chain(ipv6.map(IpAddr::V6))
+    }
+}
+
+/// All peers of a device.
+#[derive(Debug)]
+pub(crate) struct Peers {
+    mode: Mode,
+    peers: Slab<Peer>,
+    by_id: HashMap<u32, u32>,
+    by_vpn_address: HashMap<IpAddr, u32>,
+    by_remote: HashMap<SocketAddr, u32>,
+    /// Peers with signs of life.
+    with_keepalive: usize,
+    pub(crate) routes: Routes,
+}
+
+impl Peers {
+    pub(crate) fn new(mode: Mode) -> Self {
+        Self {
+            mode,
+            peers: Slab::new(),
+            by_id: HashMap::new(),
+            by_vpn_address: HashMap::new(),
+            by_remote: HashMap::new(),
+            with_keepalive: 0,
+            routes: Routes::default(),
+        }
+    }
+
+    pub(crate) const fn mode(&self) -> Mode {
+        self.mode
+    }
+
+    #[inline]
+    pub(crate) fn get(&self, index: u32) -> Option<&Peer> {
+        self.peers.get(index)
+    }
+
+    pub(crate) fn get_mut(&mut self, index: u32) -> Option<&mut Peer> {
+        self.peers.get_mut(index)
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (u32, &Peer)> {
+        self.peers.iter()
+    }
+
+    /// Whether any peer has signs of life to be looked after.
+    pub(crate) const fn has_keepalive(&self) -> bool {
+        self.with_keepalive > 0
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.by_id.len()
+    }
+
+    /// The peer with this id.
+    ///
+    /// # Errors
+    /// There is none.
+    pub(crate) fn index_of(&self, id: u32) -> Result<u32, DeviceError> {
+        self.with_id(id).ok_or(DeviceError::NoPeer(id))
+    }
+
+    /// The peer whose packets bear this id.
+    #[inline]
+    pub(crate) fn with_id(&self, id: u32) -> Option<u32> {
+        self.by_id.get(&id).copied()
+    }
+
+    /// The peer that is there: whose it is when a packet bears no id.
+    #[inline]
+    pub(crate) fn at(&self, remote: SocketAddr) -> Option<u32> {
+        self.by_remote.get(&remote).copied()
+    }
+
+    /// The peer that packets to this address go to.
+    #[inline]
+    pub(crate) fn towards(&self, address: IpAddr) -> Option<u32> {
+        match self.mode {
+            Mode::P2p => self.peers.iter().next().map(|(index, _)| index),
+            Mode::Mp => self.by_vpn_address.get(&address).copied().or_else(|| {
+                let hop = self.routes.next_hop(address)?;
+                self.by_vpn_address.get(&hop).copied()
+            }),
+        }
+    }
+
+    /// Whether packets from this address may come from this peer: those to it would go there.
+    #[inline]
+    pub(crate) fn may_come_from(&self, index: u32, address: IpAddr) -> bool {
+        self.mode == Mode::P2p || self.towards(address) == Some(index)
+    }
+
+    /// Adds a peer. The only one of a device in mode p2p makes room for it and is returned.
+    ///
+    /// # Errors
+    /// Its id or one of its VPN addresses is another's, or there are [`DEVICE_PEERS_MAX`].
+    pub(crate) fn insert(&mut self, peer: Peer) -> Result<Option<Peer>, DeviceError> {
+        let replaced = match self.mode {
+            Mode::P2p => {
+                let before = self.peers.iter().next().map(|(_, peer)| peer.id);
+                before.and_then(|id| self.remove(id).ok())
+            }
+            Mode::Mp => None,
+        };
+        if self.by_id.contains_key(&peer.id) {
+            return Err(DeviceError::PeerExists(peer.id));
+        }
+        if peer.vpn_addresses().any(|address| self.by_vpn_address.contains_key(&address)) {
+            return Err(DeviceError::VpnAddressTaken);
+        }
+        if self.len() >= DEVICE_PEERS_MAX {
+            return Err(DeviceError::TooManyPeers(DEVICE_PEERS_MAX));
+        }
+        let (id, remote) = (peer.id, peer.remote);
+        self.with_keepalive += usize::from(peer.has_keepalive());
+        let addresses = peer.vpn_addresses();
+        let index = self.peers.insert(peer);
+        self.by_id.insert(id, index);
+        self.by_vpn_address.extend(addresses.map(|address| (address, index)));
+        if let Some(remote) = remote {
+            self.by_remote.insert(remote.address(), index);
+        }
+        Ok(replaced)
+    }
+
+    /// Changes a peer; `remote` is the change's, as its transport sends there. Its signs of life are
+    /// reckoned from now on, if they change.
+    ///
+    /// # Errors
+    /// There is no such peer, or a VPN address is another's; nothing is changed then.
+    pub(crate) fn change(
+        &mut self,
+        id: u32,
+        change: &PeerChange,
+        remote: Option<Remote>,
+        now_ms: u64,
+    ) -> Result<(), DeviceError> {
+        let index = self.index_of(id)?;
+        let ipv4 = change.vpn_ipv4.map(IpAddr::V4);
+        let mut new = ipv4.into_iter().chain(change.vpn_ipv6.map(IpAddr::V6));
+        let anothers = |address| self.by_vpn_address.get(&address).is_some_and(|of| *of != index);
+        if new.any(anothers) {
+            return Err(DeviceError::VpnAddressTaken);
+        }
+        let peer = self.peers.get_mut(index).ok_or(DeviceError::NoPeer(id))?;
+        for old in peer.vpn_addresses() {
+            self.by_vpn_address.remove(&old);
+        }
+        peer.vpn_ipv4 = change.vpn_ipv4.or(peer.vpn_ipv4);
+        peer.vpn_ipv6 = change.vpn_ipv6.or(peer.vpn_ipv6);
+        self.by_vpn_address.extend(peer.vpn_addresses().map(|address| (address, index)));
+        peer.tx_id = change.tx_id.unwrap_or(peer.tx_id);
+        if let Some(keepalive) = change.keepalive {
+            self.with_keepalive -= usize::from(peer.has_keepalive());
+            peer.keepalive = keepalive;
+            self.with_keepalive += usize::from(peer.has_keepalive());
+            peer.sent(now_ms);
+            peer.heard(now_ms);
+        }
+        if let Some(remote) = remote {
+            self.set_remote(index, remote);
+        }
+        Ok(())
+    }
+
+    /// The peer is there from now on.
+    pub(crate) fn set_remote(&mut self, index: u32, remote: Remote) {
+        let Some(peer) = self.peers.get_mut(index) else { return };
+        if let Some(old) = peer.remote.replace(remote)
+            && self.by_remote.get(&old.address()) == Some(&index)
+        {
+            self.by_remote.remove(&old.address());
+        }
+        self.by_remote.insert(remote.address(), index);
+    }
+
+    /// Removes a peer, and erases its keys with it.
+    ///
+    /// # Errors
+    /// There is no such peer.
+    pub(crate) fn remove(&mut self, id: u32) -> Result<Peer, DeviceError> {
+        let index = self.by_id.remove(&id).ok_or(DeviceError::NoPeer(id))?;
+        let peer = self.peers.remove(index).ok_or(DeviceError::NoPeer(id))?;
+        self.with_keepalive -= usize::from(peer.has_keepalive());
+        for address in peer.vpn_addresses() {
+            self.by_vpn_address.remove(&address);
+        }
+        if let Some(remote) = peer.remote
+            && self.by_remote.get(&remote.address()) == Some(&index)
+        {
+            self.by_remote.remove(&remote.address());
+        }
+        Ok(peer)
+    }
+}

@@ -1,0 +1,262 @@
+//! From the wire to the TUN device: find peer and key, open in place, merge, write; what is no data is
+//! handed on.
+
+use std::net::SocketAddr;
+use std::ops::Range;
+use std::sync::MutexGuard;
+
+use weft_crypto::ReplayWindow;
+use weft_crypto::ovpn::{OVERHEAD_BYTES, OpenError};
+use weft_io::udp::RecvBatch;
+use weft_openvpn::data::{self, PeerNumber};
+use weft_openvpn::{KeyId, Opcode};
+use weft_packet::coalesce::Coalescer;
+use weft_packet::ethernet;
+use weft_packet::mss;
+use weft_packet::split::FrameChecksum;
+
+use super::framed;
+use super::keys::Key;
+use super::peers::Peer;
+use super::transmit::{DeviceEnv, Field, address};
+use super::transport::FRAME_PREFIX_LEN;
+use super::{Event, Shared};
+use crate::counters::{DropReason, Work};
+use crate::receive::{RUN_MESSAGES_MAX, count_refusal};
+
+/// Where the frame of an opened packet begins: an Ethernet header goes in front of the packet, over what
+/// was its own header and tag.
+const FRAME_START: usize = OVERHEAD_BYTES - ethernet::LEN;
+
+/// The receiving half of a device's worker.
+#[derive(Debug)]
+pub(super) struct Receiver {
+    pub(super) batch: RecvBatch,
+    coalescer: Coalescer,
+    /// The last peer of a batch whose packets come from elsewhere than packets to it go.
+    moved: Option<(u32, SocketAddr)>,
+}
+
+/// What came in, but for its bytes.
+#[derive(Clone, Copy)]
+pub(super) struct Arrival {
+    /// Where from, over UDP.
+    pub(super) source: SocketAddr,
+    /// The transport's number.
+    pub(super) transport: u16,
+    /// Over a connection, whose other end cannot move.
+    pub(super) connected: bool,
+    /// By the device's clock.
+    pub(super) now_ms: u64,
+}
+
+/// The key of the last packet: most come many on one.
+struct Held<'a> {
+    index: u32,
+    peer: &'a Peer,
+    key: &'a Key,
+    window: MutexGuard<'a, ReplayWindow>,
+}
+
+/// What a packet turned out to be.
+enum Opened {
+    /// An IP packet, and the frame made of it: where in the packet's bytes it stands.
+    Frame(Range<usize>),
+    /// A sign of life.
+    Ping,
+    /// Of the control channel.
+    Control,
+}
+
+impl Receiver {
+    pub(super) fn new(tcp: bool, udp: bool) -> Self {
+        let mut coalescer = Coalescer::new();
+        coalescer.set_merging(tcp, udp);
+        Self { batch: RecvBatch::new(), coalescer, moved: None }
+    }
+
+    /// How many messages the next batch may have.
+    pub(super) const fn messages_max() -> usize {
+        RUN_MESSAGES_MAX
+    }
+
+    /// A peer that has moved, and where to: the worker is to write it down.
+    pub(super) const fn take_moved(&mut self) -> Option<(u32, SocketAddr)> {
+        self.moved.take()
+    }
+
+    /// Works through the batch and writes all of it to the TUN device.
+    pub(super) fn handle_batch(
+        &mut self,
+        shared: &Shared,
+        env: &DeviceEnv<'_>,
+        events: &dyn Fn(Event),
+        (transport, now_ms): (u16, u64),
+    ) {
+        let Self { batch, coalescer, moved } = self;
+        let (messages, mut datagrams) = (batch.len(), 0);
+        let mut held = None;
+        for index in 0..messages {
+            let Some(message) = batch.message(index) else { break };
+            if message.truncated {
+                env.counters.dropped(DropReason::Truncated, 1);
+                continue;
+            }
+            let arrival = Arrival { source: message.source, transport, connected: false, now_ms };
+            let end = message.range.end;
+            for start in message.range.step_by(message.segment) {
+                datagrams += 1;
+                let range = start..(start + message.segment).min(end);
+                let arena = batch.buffer_mut();
+                take(shared, env, events, arrival, (arena, range), &mut held, coalescer, moved);
+            }
+        }
+        env.counters.did(Work::MessagesReceived, messages as u64);
+        env.counters.did(Work::DatagramsReceived, datagrams);
+        flush(coalescer, self.batch.buffer(), env);
+    }
+
+    /// Works through the whole packets in what came over a connection. Returns how many bytes that is;
+    /// `None` if it is no framing of ours.
+    pub(super) fn handle_stream(
+        &mut self,
+        shared: &Shared,
+        env: &DeviceEnv<'_>,
+        events: &dyn Fn(Event),
+        arrival: Arrival,
+        arena: &mut [u8],
+    ) -> Option<usize> {
+        let Self { coalescer, moved, .. } = self;
+        let (mut at, mut count, mut held) = (0, 0, None);
+        let mut is_whole = true;
+        while let Some(length) = arena[at..].first_chunk().map(|length| u16::from_be_bytes(*length))
+        {
+            let start = at + FRAME_PREFIX_LEN;
+            let range = start..start + usize::from(length);
+            is_whole = length > 0;
+            if !is_whole || arena.len() < range.end {
+                break;
+            }
+            at = range.end;
+            count += 1;
+            take(shared, env, events, arrival, (arena, range), &mut held, coalescer, moved);
+        }
+        env.counters.did(Work::DatagramsReceived, count);
+        flush(coalescer, arena, env);
+        is_whole.then_some(at)
+    }
+}
+
+/// One packet.
+#[expect(clippy::too_many_arguments, reason = "a worker's parts, borrowed apart")]
+#[inline]
+fn take<'a>(
+    shared: &'a Shared,
+    env: &DeviceEnv<'_>,
+    events: &dyn Fn(Event),
+    arrival: Arrival,
+    (arena, range): (&mut [u8], Range<usize>),
+    held: &mut Option<Held<'a>>,
+    coalescer: &mut Coalescer,
+    moved: &mut Option<(u32, SocketAddr)>,
+) {
+    let start = range.start;
+    match open(shared, &mut arena[range.clone()], arrival, held, moved) {
+        Ok(Opened::Frame(at)) => {
+            let frame = (start + at.start) as u32..(start + at.end) as u32;
+            if coalescer.push(arena, frame.clone(), FrameChecksum::Complete).is_err() {
+                flush(coalescer, arena, env);
+                // An empty one takes every frame.
+                let _ = coalescer.push(arena, frame, FrameChecksum::Complete);
+            }
+        }
+        Ok(Opened::Ping) => env.counters.did(Work::Keepalives, 1),
+        Ok(Opened::Control) => {
+            let Arrival { source, transport, .. } = arrival;
+            events(Event::Packet { source, transport, packet: arena[range].to_vec() });
+        }
+        Err(reason) => env.counters.dropped(reason, 1),
+    }
+}
+
+/// Opens one packet in place.
+#[inline]
+fn open<'a>(
+    shared: &'a Shared,
+    packet: &mut [u8],
+    arrival: Arrival,
+    held: &mut Option<Held<'a>>,
+    moved: &mut Option<(u32, SocketAddr)>,
+) -> Result<Opened, DropReason> {
+    let word = *packet.first_chunk::<4>().ok_or(DropReason::Malformed)?;
+    let (opcode, key_id) = Opcode::parse(word[0]).map_err(|_| DropReason::Malformed)?;
+    match opcode {
+        Opcode::DataV2 => {}
+        Opcode::DataV1 => return Err(DropReason::Malformed),
+        _ => return Ok(Opened::Control),
+    }
+    let id = u32::from_be_bytes([0, word[1], word[2], word[3]]);
+    let index = match PeerNumber::new(id) {
+        Some(number) => shared.peers.with_id(number.get()),
+        None => shared.peers.at(arrival.source),
+    };
+    let index = index.ok_or(DropReason::UnknownSpi)?;
+    let Held { peer, key, window, .. } =
+        hold(shared, held, index, key_id).ok_or(DropReason::UnknownSpi)?;
+    let plain = key.opening.open(window, packet).map_err(refused)?;
+    peer.heard(arrival.now_ms);
+    if !arrival.connected && peer.remote.is_none_or(|known| known.address() != arrival.source) {
+        *moved = Some((index, arrival.source));
+    }
+    let inside = &packet[plain.clone()];
+    if *inside == data::PING {
+        peer.counts.received(None, packet.len() as u64);
+        return Ok(Opened::Ping);
+    }
+    peer.counts.received(Some(inside.len() as u64), packet.len() as u64);
+    let (room, inside) = packet.split_at_mut(plain.start);
+    if !framed::write_ethernet(&mut room[FRAME_START..], inside) {
+        return Err(DropReason::BadInner);
+    }
+    let frame = &mut packet[FRAME_START..];
+    let source = address(frame, Field::Source).ok_or(DropReason::BadInner)?;
+    if !shared.peers.may_come_from(index, source) {
+        return Err(DropReason::ForeignSource);
+    }
+    mss::clamp(frame, shared.mtu, FrameChecksum::Complete);
+    Ok(Opened::Frame(FRAME_START..packet.len()))
+}
+
+/// The key with this id, its window for this thread alone.
+#[inline]
+fn hold<'h, 'a>(
+    shared: &'a Shared,
+    held: &'h mut Option<Held<'a>>,
+    index: u32,
+    key_id: KeyId,
+) -> Option<&'h mut Held<'a>> {
+    if held.as_ref().is_none_or(|held| held.index != index || held.key.id != key_id) {
+        // Never two at once: another worker may want them the other way round.
+        *held = None;
+        let peer = shared.peers.get(index)?;
+        let key = peer.keys.opening(key_id)?;
+        *held = Some(Held { index, peer, key, window: key.hold() });
+    }
+    held.as_mut()
+}
+
+fn flush(coalescer: &mut Coalescer, arena: &[u8], env: &DeviceEnv<'_>) {
+    coalescer.flush(arena, |merged| match framed::write(env.tap, arena, &merged) {
+        Ok(_) => env.counters.did(Work::TapWrites, 1),
+        Err(error) => count_refusal(env.counters, &error, merged.frames),
+    });
+}
+
+fn refused(error: OpenError) -> DropReason {
+    match error {
+        OpenError::TooShort | OpenError::ZeroPacketId => DropReason::Malformed,
+        OpenError::Duplicate => DropReason::Replayed,
+        OpenError::TooOld | OpenError::UnknownEpoch => DropReason::TooOld,
+        OpenError::Forged | OpenError::TooManyFailures => DropReason::Forged,
+    }
+}

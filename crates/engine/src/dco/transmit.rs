@@ -1,0 +1,244 @@
+//! From the TUN device to the wire: find the peer, cut, seal into the run, send.
+
+use std::io::IoSlice;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::time::Instant;
+
+use weft_crypto::ovpn::OVERHEAD_BYTES;
+use weft_io::tun::Tun;
+use weft_openvpn::KeyId;
+use weft_openvpn::data::{self, PeerNumber};
+use weft_openvpn::device::Notification;
+use weft_packet::split::{FrameChecksum, Plan, SplitError};
+use weft_packet::vnet::{self, VnetHeader};
+use weft_packet::{ethernet, mss, toobig};
+use weft_path::PathId;
+
+use super::keys::Key;
+use super::peers::Peer;
+use super::transport::{FRAME_PREFIX_LEN, Transports};
+use super::{Event, Shared};
+use crate::counters::{DropReason, Work};
+use crate::device::{Env, Origin, RunSink};
+use crate::limit::PerSecond;
+use crate::run::{RunBuilder, RunKey, Target};
+use crate::transmit::TOO_LONG_ANSWERS_PER_S;
+
+/// Bytes in front of the packet inside, of which the last will be an Ethernet header until the packet's
+/// own header and tag are written over it.
+const ROOM_LEN: usize = OVERHEAD_BYTES - ethernet::LEN;
+
+/// What a device sends with.
+pub(super) type DeviceEnv<'a> = Env<'a, Tun, Transports>;
+
+/// The sending half of a device's worker.
+#[derive(Debug)]
+pub(super) struct Transmitter {
+    run: RunBuilder,
+    answers: PerSecond,
+}
+
+impl Transmitter {
+    pub(super) fn new(segments_max: usize) -> Self {
+        let answers = PerSecond::new(TOO_LONG_ANSWERS_PER_S);
+        Self { run: RunBuilder::new(segments_max), answers }
+    }
+
+    /// Sends what is still unsent; at the end of each batch.
+    pub(super) fn flush(&mut self, env: &DeviceEnv<'_>) {
+        self.run.flush(env);
+    }
+
+    /// One packet or super-packet as a frame behind its virtio net header.
+    pub(super) fn handle_read(
+        &mut self,
+        shared: &Shared,
+        env: &DeviceEnv<'_>,
+        events: &dyn Fn(Event),
+        read: &mut [u8],
+        now_ms: u64,
+    ) {
+        env.counters.did(Work::TapReads, 1);
+        let Some((vnet, frame)) = read.split_at_mut_checked(vnet::LEN) else {
+            return env.counters.dropped(DropReason::BadSuperPacket, 1);
+        };
+        let Some(vnet) = VnetHeader::parse(vnet) else {
+            return env.counters.dropped(DropReason::BadSuperPacket, 1);
+        };
+        let Some(destination) = address(frame, Field::Destination) else {
+            return env.counters.dropped(DropReason::BadSuperPacket, 1);
+        };
+        let index = shared.peers.towards(destination);
+        let Some((index, peer)) = index.and_then(|index| Some((index, shared.peers.get(index)?)))
+        else {
+            return env.counters.dropped(DropReason::NoEndpoint, 1);
+        };
+        let checksum = match vnet.needs_checksum() {
+            true => FrameChecksum::Partial { start: vnet.csum_start, offset: vnet.csum_offset },
+            false => FrameChecksum::Complete,
+        };
+        mss::clamp(frame, shared.mtu, checksum);
+        let Some(key) = peer.keys.sealing() else {
+            return env.counters.dropped(DropReason::NoPath, 1);
+        };
+        match Plan::new(&vnet, frame, shared.mtu.into()) {
+            Ok(plan) => {
+                self.seal(env, events, (index, peer), key, &plan, frame);
+                peer.sent(now_ms);
+            }
+            Err(SplitError::TooLong { mtu, .. }) => self.answer(env, frame, mtu),
+            Err(_) => env.counters.dropped(DropReason::BadSuperPacket, 1),
+        }
+    }
+
+    /// Seals all segments of a plan into runs.
+    fn seal(
+        &mut self,
+        env: &DeviceEnv<'_>,
+        events: &dyn Fn(Event),
+        (index, peer): (u32, &Peer),
+        key: &Key,
+        plan: &Plan,
+        frame: &[u8],
+    ) {
+        let segments = plan.segments as u64;
+        let (Some(remote), Some(transport)) = (peer.remote, env.socket.get(peer.transport)) else {
+            return env.counters.dropped(DropReason::NoPath, segments);
+        };
+        let Ok(mut sealer) = key.sealing.reserve(segments, first_word(key.id, peer.tx_id)) else {
+            used_up(events, peer.id, key);
+            return env.counters.dropped(DropReason::SaExhausted, segments);
+        };
+        let from = Origin { lane: peer.transport, data_port: false };
+        let run_key = RunKey { number: index, from, tos: 0 };
+        let mtu = (plan.segment_frame_len(0) - ethernet::LEN) as u16;
+        let path = PathId(index);
+        let target = || Target { key: run_key, path, remote, mtu, probe: false };
+        let prefix = transport.prefix_len();
+        let (mut inside, mut outside) = (0, 0);
+        for segment in 0..plan.segments {
+            let frame_len = plan.segment_frame_len(segment);
+            let packet_len = frame_len - ethernet::LEN;
+            let datagram_len = OVERHEAD_BYTES + packet_len;
+            let len = prefix + datagram_len;
+            if self.run.slot(run_key, len).is_none() {
+                self.run.flush(env);
+            }
+            let Some(slot) = self.run.slot(run_key, len) else {
+                env.counters.dropped(DropReason::TooLong, 1);
+                continue;
+            };
+            let (length, datagram) = slot.split_at_mut(prefix);
+            let out = &mut datagram[ROOM_LEN..];
+            let header_len = plan.write_header(frame, segment, true, out);
+            out[header_len..].copy_from_slice(&frame[plan.payload(segment)]);
+            if sealer.seal_in_place(datagram, packet_len).is_err() {
+                env.counters.dropped(DropReason::SaExhausted, 1);
+                continue;
+            }
+            write_prefix(length, datagram_len);
+            self.run.commit(len, target);
+            inside += packet_len as u64;
+            outside += datagram_len as u64;
+        }
+        peer.counts.sent(segments, inside, outside);
+    }
+
+    /// Tells the sender of a packet that the device does not carry.
+    #[cold]
+    fn answer(&mut self, env: &DeviceEnv<'_>, frame: &[u8], mtu: usize) {
+        let mut answer = [0; toobig::FRAME_LEN_MAX];
+        let told = u16::try_from(mtu).unwrap_or(u16::MAX);
+        let work = match toobig::write(&mut answer, frame, told) {
+            Ok(_) if !self.answers.allow(Instant::now()) => Some(Work::TooLongUnanswered),
+            Ok(len) => {
+                let vnet = [0; vnet::LEN];
+                let packet = [IoSlice::new(&vnet), IoSlice::new(&answer[ethernet::LEN..len])];
+                env.tap.send(&packet).is_ok().then_some(Work::TooLongAnswered)
+            }
+            Err(_) => None,
+        };
+        if let Some(work) = work {
+            env.counters.did(work, 1);
+        }
+        env.counters.dropped(DropReason::TooLong, 1);
+    }
+}
+
+/// Sends a keepalive, if there is a key to seal it with.
+pub(super) fn send_ping(env: &DeviceEnv<'_>, events: &dyn Fn(Event), peer: &Peer, now_ms: u64) {
+    const LEN: usize = OVERHEAD_BYTES + data::PING.len();
+    let (Some(key), Some(remote), Some(transport)) =
+        (peer.keys.sealing(), peer.remote, env.socket.get(peer.transport))
+    else {
+        return;
+    };
+    let mut buffer = [0; FRAME_PREFIX_LEN + LEN];
+    let prefix = transport.prefix_len();
+    let slot = &mut buffer[..prefix + LEN];
+    let (length, datagram) = slot.split_at_mut(prefix);
+    let sealed = key.sealing.reserve(1, first_word(key.id, peer.tx_id));
+    let sealed = sealed.and_then(|mut sealer| sealer.seal(datagram, 0, &data::PING));
+    if sealed.is_err() {
+        used_up(events, peer.id, key);
+        return env.counters.dropped(DropReason::SaExhausted, 1);
+    }
+    write_prefix(length, LEN);
+    let from = Origin { lane: peer.transport, data_port: false };
+    match env.socket.send_from(from, slot, slot.len(), &remote) {
+        Ok(()) => {
+            env.counters.did(Work::DatagramsSent, 1);
+            peer.counts.sent_outside(1, LEN as u64);
+            peer.sent(now_ms);
+        }
+        Err(error) => env.counters.dropped(crate::run::reason(&error), 1),
+    }
+}
+
+/// Which address of a packet.
+#[derive(Clone, Copy)]
+pub(super) enum Field {
+    Source,
+    Destination,
+}
+
+/// An address of the packet in a frame without tags; `None` if it ends before.
+#[inline]
+pub(super) fn address(frame: &[u8], field: Field) -> Option<IpAddr> {
+    let packet = frame.get(ethernet::LEN..)?;
+    let second = matches!(field, Field::Destination);
+    match packet.first()? >> 4 {
+        4 => {
+            let at = if second { 16 } else { 12 };
+            let octets: [u8; 4] = *packet.get(at..)?.first_chunk()?;
+            Some(Ipv4Addr::from(octets).into())
+        }
+        6 => {
+            let at = if second { 24 } else { 8 };
+            let octets: [u8; 16] = *packet.get(at..)?.first_chunk()?;
+            Some(Ipv6Addr::from(octets).into())
+        }
+        _ => None,
+    }
+}
+
+/// Opcode, key id and peer id.
+fn first_word(key_id: KeyId, tx_id: u32) -> [u8; 4] {
+    data::first_word(key_id, PeerNumber::new(tx_id))
+}
+
+/// The length in front of a packet on a connection.
+fn write_prefix(room: &mut [u8], datagram_len: usize) {
+    if let Some(room) = room.first_chunk_mut() {
+        *room = u16::try_from(datagram_len).unwrap_or(u16::MAX).to_be_bytes();
+    }
+}
+
+/// The key's packet ids are used up: told once.
+#[cold]
+fn used_up(events: &dyn Fn(Event), peer_id: u32, key: &Key) {
+    if key.retire() {
+        let key_id = key.id.get().into();
+        events(Event::Notification(Notification::KeySwap { peer_id, key_id }));
+    }
+}

@@ -1,0 +1,340 @@
+//! The thread of a data channel device.
+
+use std::collections::HashMap;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::time::{Duration, Instant};
+
+use weft_io::poller::{Poller, Waker};
+use weft_io::tun::Tun;
+use weft_openvpn::device::{DeletionReason, Notification};
+
+use super::framed::{self, ROOM};
+use super::receive::{Arrival, Receiver};
+use super::transmit::{DeviceEnv, Transmitter, send_ping};
+use super::transport::{Connection, Transport, Way};
+use super::{Event, Shared};
+use crate::counters::WorkerCounters;
+use crate::device::Env;
+use crate::worker::{TAP_BYTES_MAX, TAP_READS_MAX, UDP_BATCHES_MAX, nothing_now};
+
+/// How often it is looked whether peers have expired or want a ping, in milliseconds.
+pub const KEEPALIVE_LOOK_MS: u64 = 1_000;
+/// How soon a connection that took not all is offered the rest, in milliseconds.
+const STREAM_RETRY_MS: u64 = 1;
+/// Bytes that are read from a connection at once: more than one packet has.
+const STREAM_READ_BYTES: usize = 256 * 1024;
+
+const WAKER: u64 = 0;
+const TUN: u64 = 1;
+/// The first transport's.
+const TRANSPORT: u64 = 2;
+
+/// What the device's thread owns.
+pub(super) struct Worker {
+    pub(super) tun: Arc<Tun>,
+    pub(super) shared: Arc<RwLock<Shared>>,
+    pub(super) events: Arc<dyn Fn(Event) + Send + Sync>,
+    pub(super) waker: Waker,
+    pub(super) stop: Arc<AtomicBool>,
+    pub(super) counters: Arc<WorkerCounters>,
+    /// When the device's clock began.
+    pub(super) epoch: Instant,
+    pub(super) segments_max: usize,
+    pub(super) merge: (bool, bool),
+}
+
+/// A transport that is waited for.
+struct Watched {
+    transport: Arc<Transport>,
+    /// What came over a connection and is no whole packet yet.
+    stream: Vec<u8>,
+    filled: usize,
+}
+
+impl Worker {
+    /// Works until it is stopped, or until the device is removed; its peers are gone then.
+    pub(super) fn run(self) {
+        let result = self.work();
+        if let Err(error) = result {
+            tracing::warn!(device = self.tun.name(), %error, "a data channel device has stopped");
+            let ids: Vec<u32> = self.read().peers.iter().map(|(_, peer)| peer.id).collect();
+            for id in ids {
+                if self.write().remove_peer(id).is_ok() {
+                    self.told(id, DeletionReason::Teardown);
+                }
+            }
+        }
+    }
+
+    fn work(&self) -> io::Result<()> {
+        self.counters.begin();
+        let mut poller = Poller::new()?;
+        poller.add(&self.waker, WAKER)?;
+        poller.add(&*self.tun, TUN)?;
+        let mut transmitter = Transmitter::new(self.segments_max);
+        let mut receiver = Receiver::new(self.merge.0, self.merge.1);
+        let mut buffer = Box::new([0; ROOM]);
+        let (mut watched, mut ready) = (HashMap::new(), Vec::new());
+        let mut look_at = Instant::now();
+        loop {
+            let (mut woken, mut tun) = (false, false);
+            for token in poller.wait(self.time_until(look_at))? {
+                match token {
+                    WAKER => woken = true,
+                    TUN => tun = true,
+                    token => ready.extend(u16::try_from(token - TRANSPORT)),
+                }
+            }
+            if self.stop.load(Ordering::Relaxed) {
+                return Ok(());
+            }
+            if woken {
+                self.waker.clear();
+                self.watch(&poller, &mut watched);
+            }
+            for number in ready.drain(..) {
+                self.drain(&mut receiver, number, &mut watched);
+            }
+            if tun {
+                self.drain_tun(&mut transmitter, &mut buffer)?;
+            }
+            self.push_streams();
+            if Instant::now() >= look_at {
+                look_at = Instant::now() + Duration::from_millis(KEEPALIVE_LOOK_MS);
+                self.look_after_peers();
+            }
+        }
+    }
+
+    /// How long there may be nothing to do; `None` for ever.
+    fn time_until(&self, look_at: Instant) -> Option<Duration> {
+        let shared = self.read();
+        if shared.transports.is_any_waiting() {
+            return Some(Duration::from_millis(STREAM_RETRY_MS));
+        }
+        let timed = shared.peers.has_keepalive();
+        timed.then(|| look_at.saturating_duration_since(Instant::now()))
+    }
+
+    /// Waits for the transports that there are now, and for no others.
+    fn watch(&self, poller: &Poller, watched: &mut HashMap<u16, Watched>) {
+        let shared = self.read();
+        let mut lost = Vec::new();
+        let is_there = |number: u16, watched: &Watched| {
+            let now = shared.transports.get(number);
+            now.is_some_and(|now| Arc::ptr_eq(now, &watched.transport))
+        };
+        watched.retain(|number, watched| {
+            let stays = is_there(*number, watched);
+            if !stays {
+                // Somebody else may hold the socket, so that it would be reported for ever.
+                let _ = poller.remove(&*watched.transport);
+            }
+            stays
+        });
+        for (number, transport) in shared.transports.iter() {
+            if watched.contains_key(&number) {
+                continue;
+            }
+            if poller.add(&**transport, TRANSPORT + u64::from(number)).is_err() {
+                lost.push(number);
+                continue;
+            }
+            let stream = match transport.way {
+                Way::Udp(_) => Vec::new(),
+                Way::Tcp(_) => vec![0; STREAM_READ_BYTES],
+            };
+            let new = Watched { transport: Arc::clone(transport), stream, filled: 0 };
+            watched.insert(number, new);
+        }
+        drop(shared);
+        for number in lost {
+            self.lose_transport(number, DeletionReason::TransportError);
+        }
+    }
+
+    /// Takes what has come over one transport.
+    fn drain(&self, receiver: &mut Receiver, number: u16, watched: &mut HashMap<u16, Watched>) {
+        let Some(entry) = watched.get_mut(&number) else { return };
+        let transport = Arc::clone(&entry.transport);
+        let broken = match &transport.way {
+            Way::Udp(socket) => {
+                for _ in 0..UDP_BATCHES_MAX {
+                    let max = Receiver::messages_max();
+                    // What is wrong with a socket concerns the next datagram no more than the last.
+                    let Ok(got) = socket.recv(&mut receiver.batch, max) else { break };
+                    let shared = self.read();
+                    let at = (number, self.now_ms());
+                    receiver.handle_batch(&shared, &self.env(&shared), &*self.events, at);
+                    drop(shared);
+                    self.note_moved(receiver);
+                    if got < max {
+                        break;
+                    }
+                }
+                None
+            }
+            Way::Tcp(connection) => self.drain_stream(receiver, number, connection, entry),
+        };
+        if let Some(reason) = broken {
+            self.lose_transport(number, reason);
+        }
+    }
+
+    /// Takes what has come over a connection; returns why it is of no more use.
+    fn drain_stream(
+        &self,
+        receiver: &mut Receiver,
+        number: u16,
+        connection: &Connection,
+        watched: &mut Watched,
+    ) -> Option<DeletionReason> {
+        let Watched { stream, filled, transport } = watched;
+        match connection.read(&mut stream[*filled..]) {
+            Ok(0) => return Some(DeletionReason::TransportDisconnect),
+            Ok(more) => *filled += more,
+            Err(error) if nothing_now(&error) => return None,
+            Err(_) => return Some(DeletionReason::TransportDisconnect),
+        }
+        let shared = self.read();
+        let nowhere = SocketAddr::from((IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0));
+        let arrival = Arrival {
+            source: transport.connected_to().unwrap_or(nowhere),
+            transport: number,
+            connected: true,
+            now_ms: self.now_ms(),
+        };
+        let bytes = &mut stream[..*filled];
+        let (env, events) = (self.env(&shared), &*self.events);
+        match receiver.handle_stream(&shared, &env, events, arrival, bytes) {
+            Some(taken) => {
+                stream.copy_within(taken..*filled, 0);
+                *filled -= taken;
+                None
+            }
+            None => Some(DeletionReason::TransportError),
+        }
+    }
+
+    /// Sends what the TUN device has, up to a turn's share.
+    fn drain_tun(&self, transmitter: &mut Transmitter, buffer: &mut [u8; ROOM]) -> io::Result<()> {
+        let shared = self.read();
+        let env = self.env(&shared);
+        let now_ms = self.now_ms();
+        let mut bytes = 0;
+        let mut result = Ok(());
+        for _ in 0..TAP_READS_MAX {
+            match framed::read(&self.tun, buffer) {
+                Ok(len) => {
+                    let read = &mut buffer[..len];
+                    transmitter.handle_read(&shared, &env, &*self.events, read, now_ms);
+                    bytes += len;
+                }
+                Err(error) if nothing_now(&error) => break,
+                Err(error) => {
+                    result = Err(error);
+                    break;
+                }
+            }
+            if bytes >= TAP_BYTES_MAX {
+                break;
+            }
+        }
+        transmitter.flush(&env);
+        result
+    }
+
+    /// Offers connections what they did not take.
+    fn push_streams(&self) {
+        let shared = self.read();
+        if !shared.transports.is_any_waiting() {
+            return;
+        }
+        let mut lost = Vec::new();
+        for (number, transport) in shared.transports.iter() {
+            if let Way::Tcp(connection) = &transport.way
+                && connection.is_waiting()
+                && connection.flush().is_err()
+            {
+                lost.push(number);
+            }
+        }
+        drop(shared);
+        for number in lost {
+            self.lose_transport(number, DeletionReason::TransportDisconnect);
+        }
+    }
+
+    /// Sends the pings that are due and removes the peers that have expired.
+    fn look_after_peers(&self) {
+        let now_ms = self.now_ms();
+        let shared = self.read();
+        let env = self.env(&shared);
+        let mut expired = Vec::new();
+        for (_, peer) in shared.peers.iter() {
+            if peer.is_expired(now_ms) {
+                expired.push(peer.id);
+            } else if peer.is_ping_due(now_ms) {
+                send_ping(&env, &*self.events, peer, now_ms);
+            }
+        }
+        drop(shared);
+        for id in expired {
+            if self.write().remove_expired(id, now_ms) {
+                self.waker.wake();
+                self.told(id, DeletionReason::Expired);
+            }
+        }
+    }
+
+    /// A peer has moved: rare enough to hold up all others for.
+    fn note_moved(&self, receiver: &mut Receiver) {
+        let Some((index, source)) = receiver.take_moved() else { return };
+        let mut shared = self.write();
+        if let Some(peer_id) = shared.move_peer(index, source) {
+            drop(shared);
+            let floated = Notification::PeerFloat { peer_id, remote: source };
+            (self.events)(Event::Notification(floated));
+        }
+    }
+
+    /// A transport is of no more use, and so are its peers.
+    fn lose_transport(&self, number: u16, reason: DeletionReason) {
+        let mut shared = self.write();
+        let lost = shared.remove_transport(number);
+        drop(shared);
+        self.waker.wake();
+        for id in lost {
+            self.told(id, reason);
+        }
+    }
+
+    fn told(&self, peer_id: u32, reason: DeletionReason) {
+        (self.events)(Event::Notification(Notification::PeerDeleted { peer_id, reason }));
+    }
+
+    fn env<'a>(&'a self, shared: &'a Shared) -> DeviceEnv<'a> {
+        Env {
+            tap: &*self.tun,
+            socket: &shared.transports,
+            counters: &self.counters,
+            // A datagram longer than the route takes is fragmented; there is nobody to tell.
+            events: &|_| (),
+        }
+    }
+
+    fn now_ms(&self) -> u64 {
+        self.epoch.elapsed().as_millis() as u64
+    }
+
+    fn read(&self) -> RwLockReadGuard<'_, Shared> {
+        self.shared.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, Shared> {
+        self.shared.write().unwrap_or_else(PoisonError::into_inner)
+    }
+}
