@@ -6,6 +6,7 @@ pub mod bench;
 pub mod cli;
 pub mod config;
 pub mod daemon;
+pub mod dco;
 pub mod demo;
 pub mod doctor;
 pub mod sandbox;

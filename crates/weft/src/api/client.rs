@@ -71,6 +71,33 @@ impl Client {
         self.request("POST", path, Bytes::from(body)).await
     }
 
+    /// A GET request that is answered by lines for as long as there are any, or as `take` asks for more.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub async fn lines(
+        &self,
+        path: &str,
+        mut take: impl FnMut(&str) -> bool,
+    ) -> Result<(), ClientError> {
+        let mut answer = self.open("GET", path, Bytes::new()).await?;
+        let mut begun = Vec::new();
+        while let Some(frame) = answer.body.frame().await {
+            let frame = frame.map_err(|error| self.malformed(error))?;
+            begun.extend_from_slice(frame.data_ref().map_or(&[][..], |data| data));
+            while let Some(end) = begun.iter().position(|byte| *byte == b'\n') {
+                let line: Vec<u8> = begun.drain(..=end).collect();
+                if !take(String::from_utf8_lossy(&line[..end]).as_ref()) {
+                    return Ok(());
+                }
+            }
+            if begun.len() > ANSWER_BYTES_MAX {
+                return Err(self.malformed("a line without an end"));
+            }
+        }
+        Ok(())
+    }
+
     async fn request<T: DeserializeOwned>(
         &self,
         method: &str,
@@ -96,6 +123,17 @@ impl Client {
         path: &str,
         body: Bytes,
     ) -> Result<(hyper::StatusCode, Bytes), ClientError> {
+        let answer = self.open(method, path, body).await?;
+        let body = Limited::new(answer.body, ANSWER_BYTES_MAX)
+            .collect()
+            .await
+            .map_err(|error| self.malformed(error))?
+            .to_bytes();
+        Ok((answer.status, body))
+    }
+
+    /// Asks, and returns the beginning of the answer.
+    async fn open(&self, method: &str, path: &str, body: Bytes) -> Result<Opened, ClientError> {
         let stream =
             UnixStream::connect(&self.socket).await.map_err(|error| match error.kind() {
                 std::io::ErrorKind::PermissionDenied => {
@@ -106,7 +144,9 @@ impl Client {
         let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
             .await
             .map_err(|error| self.malformed(error))?;
-        let connection = tokio::spawn(connection);
+        let connection = AbortOnDrop(tokio::spawn(async move {
+            let _ = connection.await;
+        }));
         let request = hyper::Request::builder()
             .method(method)
             .uri(path)
@@ -116,17 +156,27 @@ impl Client {
             .map_err(|error| self.malformed(error))?;
         let response = sender.send_request(request).await.map_err(|error| self.malformed(error))?;
         let status = response.status();
-        let body = Limited::new(response.into_body(), ANSWER_BYTES_MAX)
-            .collect()
-            .await
-            .map_err(|error| self.malformed(error))?
-            .to_bytes();
-        connection.abort();
-        Ok((status, body))
+        Ok(Opened { status, body: response.into_body(), _connection: connection })
     }
 
     fn malformed(&self, detail: impl std::fmt::Display) -> ClientError {
         ClientError::Malformed { socket: self.socket.clone(), detail: detail.to_string() }
+    }
+}
+
+/// An answer whose body is still to be read.
+struct Opened {
+    status: hyper::StatusCode,
+    body: hyper::body::Incoming,
+    _connection: AbortOnDrop,
+}
+
+/// The task that moves a connection's bytes; it ends with this value.
+struct AbortOnDrop(tokio::task::JoinHandle<()>);
+
+impl Drop for AbortOnDrop {
+    fn drop(&mut self) {
+        self.0.abort();
     }
 }
 

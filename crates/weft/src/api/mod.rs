@@ -29,6 +29,7 @@ mod types;
 pub(crate) use client::socket_path;
 pub use client::{Client, ClientError};
 pub use server::{Answer, ApiListener, RequestSender, listen, serve};
+pub(crate) use server::{reply, serve_router};
 pub use types::{
     ApiError, AttachRequest, Attachment, ConnectRequest, Connection, ContainerTraffic,
     DetachRequest, Detached, ErrorKind, ForgetRequest, HostRange, Invitation, Ipam, Path, Peer,

@@ -90,7 +90,12 @@ pub fn listen(socket: &Path) -> io::Result<ApiListener> {
 /// # Errors
 /// The kernel's.
 pub async fn serve(listener: ApiListener, daemon: Arc<dyn RequestSender>) -> io::Result<()> {
-    axum::serve(listener.0, router(daemon)).await
+    serve_router(listener, router(daemon)).await
+}
+
+/// Answers requests by other routes than the daemon's.
+pub(crate) async fn serve_router(listener: ApiListener, router: Router) -> io::Result<()> {
+    axum::serve(listener.0, router).await
 }
 
 fn router(daemon: Daemon) -> Router {
@@ -164,7 +169,8 @@ fn router(daemon: Daemon) -> Router {
         .with_state(daemon)
 }
 
-fn reply<T: Serialize>(answer: Result<T, ApiError>) -> Response {
+/// A value as JSON, or a refusal with its HTTP status.
+pub(crate) fn reply<T: Serialize>(answer: Result<T, ApiError>) -> Response {
     match answer {
         Ok(value) => Json(value).into_response(),
         Err(error) => {

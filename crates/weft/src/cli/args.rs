@@ -9,6 +9,7 @@ use ipnet::IpNet;
 use crate::bench::BenchOptions;
 use crate::bench::peer::PeerCommand;
 use crate::config::{DEFAULT_RUNTIME_DIR, LaunchOptions, WORKERS_MAX};
+use crate::dco::DcoCommand;
 use crate::demo::DemoOptions;
 use crate::doctor::DoctorOptions;
 
@@ -66,6 +67,9 @@ pub enum Command {
     Doctor(DoctorOptions),
     /// Measure Weft beside other networks on this machine
     Bench(BenchOptions),
+    /// Drive an OpenVPN data channel device by hand, the kernel's or one in userspace
+    #[command(subcommand)]
+    Dco(DcoCommand),
     /// The far end of measurements
     #[command(hide = true, subcommand)]
     BenchPeer(PeerCommand),

@@ -2,7 +2,7 @@
 
 mod args;
 mod launch;
-mod output;
+pub(crate) mod output;
 mod requests;
 mod run;
 mod top;
@@ -52,6 +52,7 @@ fn dispatch(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::HoldSockets => {
             crate::daemon::hold_sockets(&runtime_dir).map(|()| ExitCode::SUCCESS)
         }
+        Command::Dco(command) => crate::dco::run(command, &runtime_dir),
         Command::Completions { shell } => {
             output::completions(shell)?;
             Ok(ExitCode::SUCCESS)

@@ -14,7 +14,7 @@ use crate::api::{
 use crate::timestamp;
 
 /// Prints `value` as JSON, or as the text that `render` makes of it.
-pub(super) fn print<T: Serialize>(
+pub(crate) fn print<T: Serialize>(
     json: bool,
     value: &T,
     render: impl FnOnce(&T) -> String,

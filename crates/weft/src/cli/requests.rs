@@ -80,6 +80,7 @@ async fn ask(command: Command, daemon: &Client, runtime_dir: &Path) -> anyhow::R
         | Command::Doctor(_)
         | Command::Bench(_)
         | Command::BenchPeer(_)
+        | Command::Dco(_)
         | Command::HoldSockets
         | Command::Completions { .. } => bail!("this command does not ask the daemon"),
     }

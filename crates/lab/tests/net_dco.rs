@@ -1,0 +1,190 @@
+//! `weft dco`: a data channel device driven by hand. Where the kernel has such devices it is the
+//! kernel's, with Weft's own as the other end; else both are Weft's own.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use weft::sandbox::{Host, Running, Sandbox, SandboxOptions};
+use weft_lab::net::slowness;
+
+const DEVICE: &str = "dco0";
+
+/// Two hosts with a device each, and one key file for both.
+struct Pair {
+    sandbox: Sandbox,
+    key_file: PathBuf,
+}
+
+impl Pair {
+    /// The first host's device is the kernel's where there is one.
+    fn new(modes: [&str; 2]) -> anyhow::Result<Self> {
+        let options = SandboxOptions { hosts: 2, ..SandboxOptions::default() };
+        let sandbox = Sandbox::new(&options)?;
+        let key_file = sandbox.directory().join("static.key");
+        std::fs::write(&key_file, key_file_of(7))?;
+        let pair = Self { sandbox, key_file };
+        for (at, mode) in modes.into_iter().enumerate() {
+            let mut words = vec!["new-iface", DEVICE, "--mode", mode];
+            words.extend((at == 1).then_some("--engine=userspace"));
+            let shown = pair.dco(at, &words)?;
+            anyhow::ensure!(shown["name"] == DEVICE && shown["ifindex"].is_u64(), "{shown}");
+            let netns = pair.host(at).netns();
+            netns.ip(&format!("link set {DEVICE} up"))?;
+            netns.ip(&format!("address add 10.8.0.{}/24 dev {DEVICE}", at + 1))?;
+        }
+        Ok(pair)
+    }
+
+    fn host(&self, at: usize) -> &Host {
+        self.sandbox.host(at)
+    }
+
+    /// A verb of one host, which must succeed.
+    fn dco(&self, at: usize, words: &[&str]) -> anyhow::Result<Value> {
+        let words = [&["dco"], words, &["--json"]].concat();
+        Ok(self.host(at).weft(&words)?.success()?.json()?)
+    }
+
+    /// A verb that must be refused: its exit code and what it says.
+    fn refused(&self, at: usize, words: &[&str]) -> anyhow::Result<(Option<i32>, String)> {
+        let output = self.host(at).weft(&[&["dco"], words].concat())?;
+        Ok((output.status.code(), output.stderr))
+    }
+
+    /// Makes each the other's peer 5 over UDP, with a key.
+    fn connect(&self, modes: [&str; 2]) -> anyhow::Result<()> {
+        for (at, mode) in modes.into_iter().enumerate() {
+            let (own, other) = (self.host(at).ipv4(), self.host(1 - at).ipv4());
+            let (udp, remote) = (format!("{own}:1194"), format!("{other}:1194"));
+            let vpn = format!("10.8.0.{}", 2 - at);
+            let mut words = vec!["new-peer", DEVICE, "5", "--udp", &udp, "--remote", &remote];
+            words.extend((mode == "mp").then_some(["--vpn-ipv4", &vpn]).into_iter().flatten());
+            self.dco(at, &words)?;
+            self.key(at, "primary", "0", &self.key_file)?;
+        }
+        Ok(())
+    }
+
+    fn key(&self, at: usize, slot: &str, key_id: &str, file: &Path) -> anyhow::Result<Value> {
+        let side = ["server", "client"][at];
+        let file = file.to_string_lossy();
+        self.dco(at, &["new-key", DEVICE, "5", slot, key_id, "--side", side, "--key-file", &file])
+    }
+
+    fn listen(&self, at: usize) -> anyhow::Result<Running> {
+        Ok(self.host(at).spawn_weft(&["dco", "listen", DEVICE, "--packets"])?)
+    }
+
+    fn pings(&self, count: u32) -> anyhow::Result<()> {
+        let words = ["ping", "-c", &count.to_string(), "-i", "0.2", "-W", "20", "10.8.0.2"];
+        let told = self.host(0).netns().exec(&words)?.stdout;
+        anyhow::ensure!(told.contains(&format!(" {count} received")), "{told}");
+        Ok(())
+    }
+
+    fn end(&self) -> anyhow::Result<()> {
+        for at in 0..2 {
+            self.dco(at, &["del-iface", DEVICE])?;
+        }
+        Ok(())
+    }
+}
+
+/// As OpenVPN writes it.
+fn key_file_of(seed: u8) -> String {
+    let line = |line: u8| (0..16).map(|at| format!("{:02x}", seed ^ (line * 16 + at))).collect();
+    let lines: Vec<String> = (0..16).map(line).collect();
+    let name = "OpenVPN Static key V1-----";
+    format!("-----BEGIN {name}\n{}\n-----END {name}\n", lines.join("\n"))
+}
+
+fn limit() -> Duration {
+    Duration::from_secs(10) * slowness()
+}
+
+fn line(running: &mut Running) -> anyhow::Result<Value> {
+    Ok(serde_json::from_str(&running.line(limit())?)?)
+}
+
+#[test]
+fn a_device_is_driven_by_hand_from_its_making_to_its_end() -> anyhow::Result<()> {
+    let modes = ["p2p", "mp"];
+    let pair = Pair::new(modes)?;
+    let mut told = pair.listen(0)?;
+    pair.connect(modes)?;
+    pair.pings(3)?;
+    for at in 0..2 {
+        let peers = pair.dco(at, &["get-peer", DEVICE])?;
+        anyhow::ensure!(peers[0]["id"] == 5 && peers[0]["remote-port"] == 1194, "{peers}");
+        anyhow::ensure!(peers[0]["vpn-rx-packets"].as_u64() >= Some(3), "{peers}");
+    }
+    // A new key for both, then both send with it.
+    let next = pair.key_file.with_extension("next");
+    std::fs::write(&next, key_file_of(99))?;
+    for at in 0..2 {
+        pair.key(at, "secondary", "1", &next)?;
+    }
+    for at in 0..2 {
+        pair.dco(at, &["swap-keys", DEVICE, "5"])?;
+        let key = pair.dco(at, &["get-key", DEVICE, "5", "primary"])?;
+        anyhow::ensure!(key["key-id"] == 1 && key["cipher-alg"] == "aes-gcm", "{key}");
+        pair.dco(at, &["del-key", DEVICE, "5", "secondary"])?;
+    }
+    pair.pings(3)?;
+    // Beside the data a packet of the control channel.
+    pair.dco(1, &["packet", DEVICE, "5", "380102030405"])?;
+    let packet = line(&mut told)?;
+    anyhow::ensure!(packet["msg"]["bytes"] == "380102030405", "{packet}");
+    pair.dco(0, &["del-peer", DEVICE, "5"])?;
+    let deleted = line(&mut told)?;
+    anyhow::ensure!(deleted["name"] == "peer-del-ntf", "{deleted}");
+    anyhow::ensure!(
+        deleted["msg"]["peer"] == json!({"del-reason": "userspace", "id": 5}),
+        "{deleted}"
+    );
+    pair.end()?;
+    for at in 0..2 {
+        let links = pair.host(at).netns().exec(&["ip", "link", "show", DEVICE])?;
+        anyhow::ensure!(!links.status.success(), "the device is still there: {}", links.stdout);
+    }
+    Ok(())
+}
+
+#[test]
+fn silence_ends_a_peer_and_is_told() -> anyhow::Result<()> {
+    let modes = ["mp", "p2p"];
+    let pair = Pair::new(modes)?;
+    let mut told = pair.listen(0)?;
+    pair.connect(modes)?;
+    let times = ["--keepalive-interval", "1", "--keepalive-timeout", "3"];
+    pair.dco(0, &[&["set-peer", DEVICE, "5"], &times[..]].concat())?;
+    let expired = line(&mut told)?;
+    anyhow::ensure!(expired["msg"]["peer"]["del-reason"] == "expired", "{expired}");
+    pair.end()
+}
+
+#[test]
+fn what_cannot_be_is_refused_with_what_to_do() -> anyhow::Result<()> {
+    let pair = Pair::new(["p2p", "p2p"])?;
+    for at in 0..2 {
+        let get = pair.refused(at, &["get-peer", DEVICE, "9"])?;
+        anyhow::ensure!(get.0 == Some(4), "{get:?}");
+        let remote = ["new-peer", DEVICE, "5", "--udp", "0.0.0.0:1194"];
+        let nowhere = pair.refused(at, &remote)?;
+        anyhow::ensure!(nowhere.0 == Some(2), "{nowhere:?}");
+        let half =
+            [&remote[..], &["--remote", "192.0.2.1:9", "--keepalive-interval", "3"]].concat();
+        let half = pair.refused(at, &half)?;
+        anyhow::ensure!(half.0 == Some(2) && half.1.contains("keepalive"), "{half:?}");
+        let again = pair.refused(at, &["new-iface", DEVICE])?;
+        anyhow::ensure!(again.0 == Some(5) && again.1.contains("already"), "{again:?}");
+    }
+    let nobody = pair.refused(0, &["get-peer", "dco9"])?;
+    anyhow::ensure!(nobody.0 == Some(4) && nobody.1.contains("new-iface dco9"), "{nobody:?}");
+    let taken = pair.refused(0, &["new-iface", "eth0", "--engine", "userspace"])?;
+    anyhow::ensure!(taken.0 == Some(5) && taken.1.contains("eth0"), "{taken:?}");
+    let hex = pair.refused(0, &["packet", DEVICE, "5", "123"])?;
+    anyhow::ensure!(hex.0 == Some(2) && hex.1.contains("hexadecimal"), "{hex:?}");
+    pair.end()
+}

@@ -1,0 +1,16 @@
+//! `weft dco`: a data channel device driven by hand, the kernel's `ovpn` device or the one in userspace,
+//! with one set of verbs (DESIGN section 5).
+//!
+//! A process holds each device with its sockets, answers the verbs over a unix socket in the runtime
+//! directory, and tells what happens. It knows nothing of certificates or sessions: who negotiates keys
+//! brings them.
+
+mod args;
+mod held;
+mod holder;
+mod json;
+mod requests;
+mod verbs;
+
+pub use args::DcoCommand;
+pub(crate) use verbs::run;

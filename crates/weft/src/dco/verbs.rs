@@ -1,0 +1,208 @@
+//! The verbs' side of the command line.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, BufRead, BufReader, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+use std::process::{Command, ExitCode, Stdio};
+
+use anyhow::{Context, bail};
+use rustix::process::setsid;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::args::{DcoCommand, Engine, Listen, NewIface};
+use super::holder::{DEVICES, directory, hold};
+use super::requests::Request;
+use crate::api::{ApiError, Client, ClientError, ErrorKind};
+use crate::cli::output;
+
+/// The one line that a holding process writes to standard output.
+#[derive(Serialize, Deserialize)]
+enum Readiness {
+    Ready(Value),
+    Failed(ApiError),
+}
+
+/// Runs one verb.
+pub(crate) fn run(command: DcoCommand, runtime_dir: &Path) -> anyhow::Result<ExitCode> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    match command {
+        DcoCommand::Hold(words) => return Ok(runtime.block_on(held(&words, runtime_dir))),
+        DcoCommand::NewIface(words) => new_iface(&words, runtime_dir, &runtime)?,
+        DcoCommand::Listen(words) => runtime.block_on(listen(&words, runtime_dir))?,
+        command => {
+            let (device, json, request) = request(command)?;
+            let answer = runtime.block_on(ask(&device, runtime_dir, &request))?;
+            output::print(json, &answer, text)?;
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Device, form of the output, and what its holder is asked.
+fn request(command: DcoCommand) -> anyhow::Result<(String, bool, Request)> {
+    Ok(match command {
+        DcoCommand::DelIface(of) => (of.device, of.json, Request::End),
+        DcoCommand::NewPeer(new) => {
+            let request = Request::NewPeer { peer: new.words, carrier: new.carrier };
+            (new.device, new.json, request)
+        }
+        DcoCommand::SetPeer(set) => (set.device, set.json, Request::SetPeer { peer: set.words }),
+        DcoCommand::GetPeer(get) => (get.device, get.json, Request::GetPeer { id: get.peer }),
+        DcoCommand::DelPeer(of) => (of.device, of.json, Request::DelPeer { id: of.peer }),
+        DcoCommand::NewKey(mut new) => {
+            // The holder stands in another directory.
+            new.words.key_file = std::path::absolute(&new.words.key_file)?;
+            (new.device, new.json, Request::NewKey { key: new.words })
+        }
+        DcoCommand::GetKey(of) => {
+            (of.device, of.json, Request::GetKey { peer: of.peer, slot: of.slot })
+        }
+        DcoCommand::SwapKeys(of) => (of.device, of.json, Request::SwapKeys { peer: of.peer }),
+        DcoCommand::DelKey(of) => {
+            (of.device, of.json, Request::DelKey { peer: of.peer, slot: of.slot })
+        }
+        DcoCommand::Packet(packet) => {
+            let bytes = bytes_of(&packet.bytes).ok_or_else(|| {
+                let text = "a packet is an even number of hexadecimal digits, at least two";
+                ApiError::new(ErrorKind::BadRequest, text)
+            })?;
+            (packet.device, packet.json, Request::Packet { peer: packet.peer, bytes })
+        }
+        DcoCommand::NewIface(_) | DcoCommand::Hold(_) | DcoCommand::Listen(_) => {
+            bail!("no request to a device")
+        }
+    })
+}
+
+async fn ask(device: &str, runtime_dir: &Path, request: &Request) -> anyhow::Result<Value> {
+    let client = Client::new(&directory(runtime_dir, device));
+    client.post("/v1/dco", request).await.map_err(|error| nobody(device, error))
+}
+
+/// Who is not there is no daemon, but the process of a device.
+fn nobody(device: &str, error: ClientError) -> anyhow::Error {
+    match error {
+        ClientError::NotRunning(_) => ApiError::new(
+            ErrorKind::NotFound,
+            format!(
+                "no process holds a device {device}: make one with weft dco new-iface {device}"
+            ),
+        )
+        .into(),
+        other => other.into(),
+    }
+}
+
+/// Starts this program again to hold the device, and waits until it answers or has failed.
+fn new_iface(
+    words: &NewIface,
+    runtime_dir: &Path,
+    runtime: &tokio::runtime::Runtime,
+) -> anyhow::Result<()> {
+    if runtime.block_on(ask(&words.device, runtime_dir, &Request::Show)).is_ok() {
+        let text = format!("a process holds a device {} already", words.device);
+        return Err(ApiError::new(ErrorKind::Conflict, text).into());
+    }
+    let program = std::env::current_exe().context("cannot find this program's own file")?;
+    let mut command = Command::new(program);
+    let (mode, mtu) = (words.mode.name(), words.mtu.to_string());
+    command.arg("--runtime-dir").arg(std::path::absolute(runtime_dir)?);
+    command.args(["dco", "hold", &words.device, "--mode", mode, "--mtu", &mtu]);
+    match words.engine {
+        Some(Engine::Kernel) => drop(command.args(["--engine", "kernel"])),
+        Some(Engine::Userspace) => drop(command.args(["--engine", "userspace"])),
+        None => {}
+    }
+    let log = open_log(&words.device, runtime_dir)?;
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log);
+    let mut child = command.spawn().context("cannot start the process that holds the device")?;
+    let stdout = child.stdout.take().context("the process has no standard output")?;
+    let mut line = String::new();
+    BufReader::new(stdout).read_line(&mut line)?;
+    match serde_json::from_str(&line) {
+        Ok(Readiness::Ready(shown)) => output::print(words.json, &shown, text),
+        Ok(Readiness::Failed(error)) => {
+            let _ = child.wait();
+            Err(error.into())
+        }
+        Err(_) => bail!("the process that was to hold the device ended without a word"),
+    }
+}
+
+/// Where the process that holds a device says what it cannot tell anybody: it stays when the device is
+/// gone.
+fn open_log(device: &str, runtime_dir: &Path) -> anyhow::Result<File> {
+    if device.contains('/') || device.is_empty() {
+        let text = format!("{device:?} cannot name a network device: 1 to 15 bytes, without slash");
+        return Err(ApiError::new(ErrorKind::BadRequest, text).into());
+    }
+    let devices = runtime_dir.join(DEVICES);
+    crate::daemon::make_private_dir(&devices)?;
+    let path = devices.join(format!("{device}.log"));
+    let mut options = OpenOptions::new();
+    let log = options.append(true).create(true).mode(0o600).open(&path);
+    log.with_context(|| format!("cannot write {}", path.display()))
+}
+
+/// The holding process's own side of [`new_iface`].
+async fn held(words: &NewIface, runtime_dir: &Path) -> ExitCode {
+    // It outlives its terminal and holds no directory of the user's busy.
+    let _ = setsid();
+    let _ = std::env::set_current_dir("/");
+    crate::daemon::log_to_stderr();
+    let announce = |readiness: &Readiness| {
+        if let Ok(line) = serde_json::to_string(readiness) {
+            let _ = writeln!(io::stdout().lock(), "{line}");
+        }
+    };
+    let ready = |shown: &Value| announce(&Readiness::Ready(shown.clone()));
+    match hold(words, runtime_dir, ready).await {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            let error = error.downcast::<ApiError>();
+            let error = error
+                .unwrap_or_else(|other| ApiError::new(ErrorKind::Internal, format!("{other:#}")));
+            announce(&Readiness::Failed(error));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Prints lines as they come.
+async fn listen(words: &Listen, runtime_dir: &Path) -> anyhow::Result<()> {
+    let client = Client::new(&directory(runtime_dir, &words.device));
+    let path = if words.packets { "/v1/packets" } else { "/v1/notices" };
+    let mut left = words.count.unwrap_or(u64::MAX);
+    let print = |line: &str| {
+        left = left.saturating_sub(1);
+        let printed = writeln!(io::stdout().lock(), "{line}");
+        // A pipe that is closed ends it quietly.
+        printed.is_ok() && left > 0
+    };
+    client.lines(path, print).await.map_err(|error| nobody(&words.device, error))
+}
+
+/// For people: one `name value` a line, peers apart.
+fn text(answer: &Value) -> String {
+    let shown = |value: &Value| match value {
+        Value::String(text) => text.clone(),
+        other => other.to_string(),
+    };
+    let object = |object: &Value| {
+        let fields = object.as_object().into_iter().flatten();
+        fields.map(|(name, value)| format!("{name:>18}: {}\n", shown(value))).collect::<String>()
+    };
+    match answer {
+        Value::Array(list) => list.iter().map(object).collect::<Vec<_>>().join("\n"),
+        other => object(other),
+    }
+}
+
+fn bytes_of(hex: &str) -> Option<Vec<u8>> {
+    let digits: Vec<u32> = hex.chars().map(|digit| digit.to_digit(16)).collect::<Option<_>>()?;
+    let pairs = digits.chunks_exact(2);
+    let whole = pairs.remainder().is_empty() && !digits.is_empty();
+    whole.then(|| pairs.map(|pair| (pair[0] << 4 | pair[1]) as u8).collect())
+}
