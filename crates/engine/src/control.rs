@@ -7,7 +7,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use crate::counters::{Work, WorkerCounters};
-use crate::decide::{Decider, HELP_LOOK_MS, Look};
+use crate::decide::{Decider, HELP_LOOK_MS, HELP_QUIET_LOOK_MS, Look};
 use crate::helper::Helpers;
 
 /// The thread from outside. Dropping it ends it; helpers stay as they are.
@@ -62,11 +62,13 @@ impl Control {
         let (stop, stopped) = sync_channel::<()>(0);
         let looked_at = Arc::clone(&watched);
         let thread = thread::Builder::new().name("weft-helpers".to_owned()).spawn(move || {
-            let pause = Duration::from_millis(HELP_LOOK_MS);
             let (mut last, mut ticks) = (Instant::now(), None);
-            while stopped.recv_timeout(pause) == Err(RecvTimeoutError::Timeout) {
+            let mut pause = HELP_LOOK_MS;
+            let waited = |pause| stopped.recv_timeout(Duration::from_millis(pause));
+            while waited(pause) == Err(RecvTimeoutError::Timeout) {
                 let now = Instant::now();
-                look(&mut lock(&looked_at), now, now - last, &mut ticks);
+                let are_quiet = look(&mut lock(&looked_at), now, now - last, &mut ticks);
+                pause = if are_quiet { HELP_QUIET_LOOK_MS } else { HELP_LOOK_MS };
                 last = now;
             }
         })?;
@@ -103,12 +105,19 @@ fn processors() -> usize {
     thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// One look at all workers. `ticks` are the machine's at the last look, if they were asked for.
-fn look(watched: &mut [Watched], now: Instant, passed: Duration, ticks: &mut Option<Ticks>) {
+/// One look at all workers; true if all are quiet. `ticks` are the machine's at the last look, if they
+/// were asked for.
+fn look(
+    watched: &mut [Watched],
+    now: Instant,
+    passed: Duration,
+    ticks: &mut Option<Ticks>,
+) -> bool {
     let is_asked = watched.iter().any(|watched| watched.decider.needs_idle_cores());
     let before = std::mem::replace(ticks, if is_asked { read_ticks() } else { None });
     let mut idle_cores = idle_cores(before, *ticks).unwrap_or(0.0);
     let seconds = passed.as_secs_f64().max(1e-3);
+    let mut are_quiet = true;
     for Watched { helpers, decider, last } in watched {
         let seen = Seen::now(helpers.counters());
         let of_time =
@@ -120,6 +129,7 @@ fn look(watched: &mut [Watched], now: Instant, passed: Duration, ticks: &mut Opt
             rate: seen.datagrams.saturating_sub(last.datagrams) as f64 / seconds,
         };
         *last = seen;
+        are_quiet &= decider.is_quiet(&look);
         let Some(wanted) = decider.handle_look(now, &look) else { continue };
         // Two workers do not both get the one core that idles.
         idle_cores = 0.0;
@@ -128,6 +138,7 @@ fn look(watched: &mut [Watched], now: Instant, passed: Duration, ticks: &mut Opt
             tracing::warn!(%error, "a helper of the engine could not be started");
         }
     }
+    are_quiet
 }
 
 fn idle_cores(before: Option<Ticks>, now: Option<Ticks>) -> Option<f64> {

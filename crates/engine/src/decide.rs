@@ -7,6 +7,10 @@ use std::time::{Duration, Instant};
 pub const HELPERS_MAX: usize = 7;
 /// Time between two looks at the workers, in milliseconds.
 pub const HELP_LOOK_MS: u64 = 100;
+/// The same while all workers are quiet and none has a helper, in milliseconds: looks cost, too.
+pub const HELP_QUIET_LOOK_MS: u64 = 500;
+/// A worker is quiet below this share of its thread's time.
+const QUIET: f64 = 0.05;
 /// A worker is saturated from this share of its thread's time on.
 const SATURATED: f64 = 0.9;
 /// How long it has been so before a helper is tried, in milliseconds.
@@ -81,6 +85,11 @@ impl Decider {
     /// Whether the idle cores are of interest before the next look.
     pub(crate) const fn needs_idle_cores(&self) -> bool {
         self.helpers > 0 || self.saturated_since.is_some()
+    }
+
+    /// Whether the worker, as it was seen last, need not be looked at soon.
+    pub(crate) fn is_quiet(&self, look: &Look) -> bool {
+        self.helpers == 0 && look.busy < QUIET
     }
 
     /// A look at the worker. Returns how many helpers it is to have from now on, if that changes.

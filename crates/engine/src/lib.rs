@@ -45,7 +45,7 @@ use weft_path::{EngineCommand, EngineEvent, Mac, Vni};
 pub use crate::counters::{
     Counters, Direction, DropReason, PeerTraffic, SaTraffic, Traffic, Work, WorkerTotals,
 };
-pub use crate::decide::{HELP_LOOK_MS, HELPERS_MAX};
+pub use crate::decide::{HELP_LOOK_MS, HELP_QUIET_LOOK_MS, HELPERS_MAX};
 pub use crate::error::EngineError;
 pub use crate::lane::{LANE_IDLE_LOOKS, LANE_LOOK_MS, LANE_MISSES_MAX};
 pub use crate::ports::{PORTS_MAX, PortTraffic};
