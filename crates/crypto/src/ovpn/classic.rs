@@ -54,7 +54,7 @@ impl SealingKey {
             key: expanded(choice, cipher, cipher_key)?,
             cipher,
             nonce_tail: Zeroizing::new(nonce_tail),
-            spent: Spent::new(usage::PACKET_ID_MAX),
+            spent: Spent::new(cipher, usage::PACKET_ID_MAX),
         })
     }
 
@@ -68,8 +68,7 @@ impl SealingKey {
         self.spent.blocks()
     }
 
-    /// How far it is used up, by packet ids and by blocks. Blocks that are used up make no call fail:
-    /// whoever asks here knows how near the next key is, and may stop.
+    /// How far it is used up, by packet ids and by blocks.
     pub fn usage(&self) -> Usage {
         usage::of_packet_id(self.packets()).max(usage::of_blocks(self.cipher, self.blocks()))
     }
@@ -78,7 +77,7 @@ impl SealingKey {
     /// else gets them. Those that stay unused are skipped.
     ///
     /// # Errors
-    /// [`SealError::Exhausted`]: there are not so many left.
+    /// [`SealError::Exhausted`]: there are not so many left, or the blocks are used up.
     #[inline]
     pub fn reserve(
         &self,
@@ -315,7 +314,7 @@ mod tests {
     }
 
     fn set_last(key: &mut SealingKey, last: u64) {
-        key.spent = Spent::at(usage::PACKET_ID_MAX, last, 0);
+        key.spent = Spent::at(key.cipher, usage::PACKET_ID_MAX, last, 0);
     }
 
     /// Section A of the reference's known answers, which has parts of the packet.
@@ -464,7 +463,7 @@ mod tests {
         for cipher in DataCipher::ALL {
             let (mut sealing, _) = pair(cipher);
             // Short of 7/8 of the limit by one packet of 17 bytes, which costs three blocks.
-            sealing.spent = Spent::at(usage::PACKET_ID_MAX, 1000, (7 << 33) - 3);
+            sealing.spent = Spent::at(cipher, usage::PACKET_ID_MAX, 1000, (7 << 33) - 3);
             assert_eq!(sealing.usage(), Usage::Ample);
             packet(&sealing, &[1; 17]);
             let due = match cipher {
@@ -472,6 +471,13 @@ mod tests {
                 _ => Usage::RenewalDue,
             };
             assert_eq!((sealing.blocks(), sealing.usage()), (7 << 33, due), "{cipher}");
+            // The last block that there is; the packet may need more than it.
+            sealing.spent =
+                Spent::at(cipher, usage::PACKET_ID_MAX, 1000, usage::AES_GCM_BLOCKS_MAX - 1);
+            packet(&sealing, &[1; 17]);
+            let refused = sealing.reserve(1, FIRST_WORD).err();
+            let expected = (due != Usage::Ample).then_some(SealError::Exhausted);
+            assert_eq!(refused, expected, "{cipher}");
         }
     }
 

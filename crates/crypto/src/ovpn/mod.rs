@@ -53,7 +53,7 @@ pub struct KeyLengthError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SealError {
     /// Ours: the key should have been replaced long before. Retire it, and say that a new one is needed.
-    #[error("the key's packet ids are used up; a new key is needed")]
+    #[error("the key's packet ids, or the blocks it is good for, are used up; a new key is needed")]
     Exhausted,
     /// Ours: the datagram's buffer does not hold header, plaintext and tag.
     #[error("no room in the datagram for the header, the plaintext and the tag")]

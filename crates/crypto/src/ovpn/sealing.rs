@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use super::{SealError, usage};
+use crate::DataCipher;
 
 /// What one sealing key has given away and sealed; several threads count on it.
 #[derive(Debug)]
@@ -13,12 +14,15 @@ pub(super) struct Spent {
     max: u64,
     /// Blocks sealed, those of the packets included ([`usage::blocks_of`]).
     blocks: AtomicU64,
+    /// With so many sealed no more ids are given away.
+    blocks_max: u64,
 }
 
 impl Spent {
     /// Nothing given away; the ids are 1 to `max`.
-    pub(super) const fn new(max: u64) -> Self {
-        Self { last: AtomicU64::new(0), max, blocks: AtomicU64::new(0) }
+    pub(super) fn new(cipher: DataCipher, max: u64) -> Self {
+        let blocks_max = usage::blocks_max(cipher).unwrap_or(u64::MAX);
+        Self { last: AtomicU64::new(0), max, blocks: AtomicU64::new(0), blocks_max }
     }
 
     /// The last packet id given away; 0 before the first.
@@ -35,9 +39,13 @@ impl Spent {
     /// Takes the next `packets` ids.
     ///
     /// # Errors
-    /// [`SealError::Exhausted`]: there are not so many left.
+    /// [`SealError::Exhausted`]: there are not so many left, or the key has sealed all the blocks that
+    /// its cipher is good for.
     #[inline]
     pub(super) fn reserve(&self, packets: u64) -> Result<Ids<'_>, SealError> {
+        if self.blocks() >= self.blocks_max {
+            return Err(SealError::Exhausted);
+        }
         let next = |last: u64| last.checked_add(packets).filter(|last| *last <= self.max);
         // The number itself is all that is handed over, so no order with other memory is needed.
         let last = self.last.fetch_update(Relaxed, Relaxed, next);
@@ -53,8 +61,8 @@ impl Spent {
 #[cfg(test)]
 impl Spent {
     /// As if all ids up to `last` had been given away, and so many blocks sealed.
-    pub(super) fn at(max: u64, last: u64, blocks: u64) -> Self {
-        Self { last: last.into(), max, blocks: blocks.into() }
+    pub(super) fn at(cipher: DataCipher, max: u64, last: u64, blocks: u64) -> Self {
+        Self { last: last.into(), blocks: blocks.into(), ..Self::new(cipher, max) }
     }
 }
 

@@ -45,13 +45,21 @@ pub const fn blocks_at_most(packets: u64, bytes: u64) -> u64 {
     if blocks > u64::MAX as u128 { u64::MAX } else { blocks as u64 }
 }
 
-/// By the blocks sealed, or by those opened.
-pub const fn of_blocks(cipher: DataCipher, blocks: u64) -> Usage {
+/// Blocks that may be sealed, or opened, with one key; `None` where it does not matter.
+pub const fn blocks_max(cipher: DataCipher) -> Option<u64> {
     match cipher {
         DataCipher::Aes128Gcm | DataCipher::Aes192Gcm | DataCipher::Aes256Gcm => {
-            against(blocks, AES_GCM_BLOCKS_MAX)
+            Some(AES_GCM_BLOCKS_MAX)
         }
-        DataCipher::ChaCha20Poly1305 => Usage::Ample,
+        DataCipher::ChaCha20Poly1305 => None,
+    }
+}
+
+/// By the blocks sealed, or by those opened.
+pub const fn of_blocks(cipher: DataCipher, blocks: u64) -> Usage {
+    match blocks_max(cipher) {
+        Some(max) => against(blocks, max),
+        None => Usage::Ample,
     }
 }
 

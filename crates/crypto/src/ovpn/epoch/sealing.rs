@@ -102,7 +102,7 @@ pub struct EpochSealingKey {
 impl EpochSealingKey {
     fn new(cipher: DataCipher, choice: Choice, epoch: u16, secret: &EpochSecret) -> Self {
         let key = EpochKey::new(cipher, secret, choice);
-        Self { key, cipher, epoch, spent: Spent::new(COUNTER_MAX) }
+        Self { key, cipher, epoch, spent: Spent::new(cipher, COUNTER_MAX) }
     }
 
     /// Its epoch, 1 to [`EPOCH_MAX`].
@@ -130,7 +130,7 @@ impl EpochSealingKey {
     /// else gets them. Those that stay unused are skipped.
     ///
     /// # Errors
-    /// [`SealError::Exhausted`]: there are not so many left.
+    /// [`SealError::Exhausted`]: there are not so many left, or the blocks are used up.
     #[inline]
     pub fn reserve(
         &self,
@@ -218,7 +218,7 @@ impl SealingEpochs {
     pub(super) fn spend(&mut self, last: u64, blocks: u64) {
         let epoch = self.current.epoch;
         let mut key = EpochSealingKey::new(self.cipher, self.choice, epoch, &self.secret);
-        key.spent = Spent::at(COUNTER_MAX, last, blocks);
+        key.spent = Spent::at(key.cipher, COUNTER_MAX, last, blocks);
         self.current = Arc::new(key);
     }
 }
