@@ -272,17 +272,7 @@ impl UdpSocket {
     }
 
     fn set(&self, level: libc::c_int, option: libc::c_int, value: libc::c_int) -> io::Result<()> {
-        // SAFETY: the option's value is read from `value`, an int of the length given.
-        let rc = unsafe {
-            libc::setsockopt(
-                self.fd.as_raw_fd(),
-                level,
-                option,
-                (&raw const value).cast(),
-                mem::size_of_val(&value) as libc::socklen_t,
-            )
-        };
-        if rc < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+        set_option(self.fd.as_fd(), level, option, value)
     }
 
     fn local_port(&self) -> io::Result<u16> {
@@ -296,6 +286,34 @@ impl UdpSocket {
         }
         Ok(address_of(&name).port())
     }
+}
+
+/// Marks all that a socket sends from now on (SO_MARK), for the host's packet filter and routes. Needs
+/// CAP_NET_ADMIN.
+///
+/// # Errors
+/// What the kernel refused.
+pub fn set_mark(socket: impl AsFd, mark: u32) -> io::Result<()> {
+    set_option(socket.as_fd(), libc::SOL_SOCKET, libc::SO_MARK, mark as libc::c_int)
+}
+
+fn set_option(
+    socket: BorrowedFd<'_>,
+    level: libc::c_int,
+    option: libc::c_int,
+    value: libc::c_int,
+) -> io::Result<()> {
+    // SAFETY: the option's value is read from `value`, an int of the length given.
+    let rc = unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            level,
+            option,
+            (&raw const value).cast(),
+            mem::size_of_val(&value) as libc::socklen_t,
+        )
+    };
+    if rc < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
 impl AsFd for UdpSocket {

@@ -194,7 +194,7 @@ pub(super) fn key(body: &[u8]) -> Option<KeyState> {
         2 => CipherAlgorithm::ChaCha20Poly1305,
         _ => return None,
     };
-    Some(KeyState { key_id: u32_of(attribute(list, KEYCONF_KEY_ID)?)?, cipher })
+    Some(KeyState { key_id: u32_of(attribute(list, KEYCONF_KEY_ID)?)?, cipher, epoch: None })
 }
 
 /// Whether messages of this command are notices that [`notice`] is to read.

@@ -3,6 +3,7 @@
 
 use std::fmt;
 
+use weft_crypto::EpochSecret;
 use zeroize::Zeroizing;
 
 use super::{KeyDirection, NONCE_TAIL_BYTES};
@@ -13,6 +14,8 @@ pub const KEY_BLOCK_BYTES: usize = 256;
 const DIRECTION_BYTES: usize = 128;
 /// Where the HMAC key begins, whose first bytes are the nonce tail of an AEAD.
 const TAIL_START: usize = 64;
+/// Bytes of an epoch's secret: the first ones of its direction.
+const EPOCH_SECRET_BYTES: usize = 32;
 /// The first and the last line around the lines of a static key file.
 const BEGIN: &str = "-----BEGIN OpenVPN Static key V1-----";
 const END: &str = "-----END OpenVPN Static key V1-----";
@@ -105,6 +108,19 @@ impl KeyBlock {
             Side::Server => (cut(server), cut(client)),
         }
     }
+
+    /// The secrets of the first epoch that one end seals with and that it opens with (section 2.4).
+    pub fn epoch_secrets(&self, side: Side) -> (EpochSecret, EpochSecret) {
+        let cut = |start: usize| {
+            let mut secret = Zeroizing::new([0; EPOCH_SECRET_BYTES]);
+            secret.copy_from_slice(&self.0[start..start + EPOCH_SECRET_BYTES]);
+            EpochSecret::from_bytes(*secret)
+        };
+        match side {
+            Side::Client => (cut(0), cut(DIRECTION_BYTES)),
+            Side::Server => (cut(DIRECTION_BYTES), cut(0)),
+        }
+    }
 }
 
 impl fmt::Debug for KeyBlock {
@@ -138,6 +154,9 @@ mod tests {
         assert_eq!(seals.cipher_key, (0..32).collect::<Vec<u8>>());
         assert_eq!(seals.nonce_tail, [64, 65, 66, 67, 68, 69, 70, 71]);
         assert_eq!(opens.cipher_key, (128..160).collect::<Vec<u8>>());
+        let secrets = key.epoch_secrets(Side::Server);
+        assert_eq!(secrets.0.expose()[..], (128..160).collect::<Vec<u8>>());
+        assert_eq!(secrets.1.expose()[..], (0..32).collect::<Vec<u8>>());
         assert_eq!(opens.nonce_tail, [192, 193, 194, 195, 196, 197, 198, 199]);
         assert_eq!(key.directions(Side::Server, 32), (opens, seals));
         assert_eq!(key.directions(Side::Server, 16).0.cipher_key.len(), 16);

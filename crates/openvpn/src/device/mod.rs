@@ -15,7 +15,7 @@ use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
-use weft_crypto::DataCipher;
+use weft_crypto::{DataCipher, EpochSecret};
 use zeroize::{Zeroize, ZeroizeOnDrop};
 
 pub use error::DeviceError;
@@ -31,6 +31,8 @@ pub const KEY_ID_MAX: u32 = 7;
 pub const KEEPALIVE_MAX_S: u32 = 86_400;
 /// The longest cipher key that an attribute takes, in bytes.
 pub const CIPHER_KEY_BYTES_MAX: usize = 256;
+/// The longest packet of the control channel, in bytes: on a connection its length has 16 bits.
+pub const CONTROL_PACKET_BYTES_MAX: usize = 0xffff;
 /// MTU that a device has unless another is set, in bytes: a link of 1500 less 4 + 4 + 16 of the packet,
 /// 20 of TCP and 40 of IPv6.
 pub const MTU_DEFAULT: u32 = 1_416;
@@ -120,6 +122,15 @@ pub enum CipherAlgorithm {
     /// ChaCha20-Poly1305.
     #[serde(rename = "chacha20-poly1305")]
     ChaCha20Poly1305,
+}
+
+impl From<DataCipher> for CipherAlgorithm {
+    fn from(cipher: DataCipher) -> Self {
+        match cipher {
+            DataCipher::Aes128Gcm | DataCipher::Aes192Gcm | DataCipher::Aes256Gcm => Self::AesGcm,
+            DataCipher::ChaCha20Poly1305 => Self::ChaCha20Poly1305,
+        }
+    }
 }
 
 impl CipherAlgorithm {
@@ -230,6 +241,24 @@ pub struct KeyAttributes {
     pub decrypt: Option<KeyDirection>,
 }
 
+/// What is said of epochs as they are installed in the place of a key, whose packets have OpenVPN 2.7's
+/// layout (reference `openvpn`, section 2.4). The kernel's device has none.
+#[derive(Debug)]
+pub struct EpochAttributes {
+    /// Whose they are.
+    pub peer_id: u32,
+    /// Where they go.
+    pub slot: Slot,
+    /// What the packets bear, 0 to 7.
+    pub key_id: u32,
+    /// The AEAD.
+    pub cipher: DataCipher,
+    /// The first epoch's secret of what seals.
+    pub encrypt: EpochSecret,
+    /// The first epoch's secret of what opens.
+    pub decrypt: EpochSecret,
+}
+
 /// One direction of a key.
 #[derive(Clone, Default, PartialEq, Eq, Zeroize, ZeroizeOnDrop)]
 pub struct KeyDirection {
@@ -255,6 +284,8 @@ pub struct KeyState {
     pub key_id: u32,
     /// The AEAD.
     pub cipher: CipherAlgorithm,
+    /// The epoch that is sealed in, where there are epochs.
+    pub epoch: Option<u16>,
 }
 
 #[cfg(test)]

@@ -4,8 +4,8 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 
 use super::{
-    CIPHER_KEY_BYTES_MAX, CipherAlgorithm, DeviceError, KEEPALIVE_MAX_S, KEY_ID_MAX, Keepalive,
-    KeyAttributes, KeyDirection, Mode, PEER_ID_MAX, PeerAttributes, Slot,
+    CIPHER_KEY_BYTES_MAX, CONTROL_PACKET_BYTES_MAX, CipherAlgorithm, DeviceError, KEEPALIVE_MAX_S,
+    KEY_ID_MAX, Keepalive, KeyAttributes, KeyDirection, Mode, PEER_ID_MAX, PeerAttributes, Slot,
 };
 use crate::KeyId;
 
@@ -146,6 +146,23 @@ pub const fn change_fits(transport: Transport, change: &PeerChange) -> Result<()
     }
 }
 
+/// Checks a packet of the control channel that is to be sent. Returns its length, which goes in front of
+/// it on a connection.
+///
+/// # Errors
+/// It is empty, or longer than [`CONTROL_PACKET_BYTES_MAX`].
+pub fn control_packet(packet: &[u8]) -> Result<u16, DeviceError> {
+    match u16::try_from(packet.len()) {
+        Ok(0) => Err(DeviceError::Missing("a packet with bytes in it")),
+        Ok(length) => Ok(length),
+        Err(_) => Err(DeviceError::TooLarge {
+            what: "a packet's length",
+            value: u32::try_from(packet.len()).unwrap_or(u32::MAX),
+            max: CONTROL_PACKET_BYTES_MAX as u32,
+        }),
+    }
+}
+
 /// Checks a key that is to be installed; whether there is such a peer is not looked at. The kernel looks
 /// for it before it looks at the lengths of keys.
 ///
@@ -161,9 +178,7 @@ pub fn new_key(attributes: &KeyAttributes) -> Result<NewKey<'_>, DeviceError> {
     }
     let peer_id = peer_id(attributes.peer_id)?;
     let slot = attributes.slot.ok_or(DeviceError::Missing("the key's slot"))?;
-    let key_id = attributes.key_id.ok_or(DeviceError::Missing("the key's id"))?;
-    let too_large = DeviceError::TooLarge { what: "key id", value: key_id, max: KEY_ID_MAX };
-    let key_id = u8::try_from(key_id).ok().and_then(KeyId::new).ok_or(too_large)?;
+    let key_id = key_id(attributes.key_id.ok_or(DeviceError::Missing("the key's id"))?)?;
     let cipher = attributes.cipher.ok_or(DeviceError::Missing("the key's cipher"))?;
     let encrypt = attributes.encrypt.as_ref();
     let encrypt = encrypt.ok_or(DeviceError::Missing("the direction that encrypts"))?;
@@ -177,6 +192,15 @@ pub fn new_key(attributes: &KeyAttributes) -> Result<NewKey<'_>, DeviceError> {
         cipher.with_key_bytes(bytes).ok_or(DeviceError::KeyLength { bytes })?;
     }
     Ok(NewKey { peer_id, slot, key_id, cipher, encrypt, decrypt })
+}
+
+/// What the packets of a key bear.
+///
+/// # Errors
+/// It is larger than [`KEY_ID_MAX`].
+pub fn key_id(id: u32) -> Result<KeyId, DeviceError> {
+    let too_large = DeviceError::TooLarge { what: "key id", value: id, max: KEY_ID_MAX };
+    u8::try_from(id).ok().and_then(KeyId::new).ok_or(too_large)
 }
 
 /// The id of a peer that is asked for.
@@ -291,6 +315,15 @@ mod tests {
         new_peer(mode, UDP, &attributes).unwrap();
         change(&mut attributes);
         new_peer(mode, UDP, &attributes).unwrap_err()
+    }
+
+    #[test]
+    fn a_control_packet_has_a_length_of_16_bits() {
+        assert_eq!(control_packet(&[0; 65_535]), Ok(65_535));
+        let (value, max) = (65_536, 65_535);
+        let long = DeviceError::TooLarge { what: "a packet's length", value, max };
+        assert_eq!(control_packet(&[0; 65_536]), Err(long));
+        assert!(matches!(control_packet(&[]), Err(DeviceError::Missing(_))));
     }
 
     #[test]
