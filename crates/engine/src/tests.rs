@@ -228,7 +228,7 @@ fn outbound_sa() -> OutboundSa {
 }
 
 /// A TCP packet or super-packet as the kernel gives it; `segment` 0 for a single one.
-fn tcp_read(payload: &[u8], segment: u16, flags: u8) -> Vec<u8> {
+pub(crate) fn tcp_read(payload: &[u8], segment: u16, flags: u8) -> Vec<u8> {
     let mut read = headers(ipv4::PROTOCOL_TCP, 20 + payload.len(), true);
     let l4 = vnet::LEN + ethernet::LEN + ipv4::LEN;
     read.extend([0; 20]);
@@ -252,7 +252,7 @@ fn tcp_read(payload: &[u8], segment: u16, flags: u8) -> Vec<u8> {
 }
 
 /// A UDP packet, its checksum complete.
-fn udp_read(payload: &[u8], dont_fragment: bool) -> Vec<u8> {
+pub(crate) fn udp_read(payload: &[u8], dont_fragment: bool) -> Vec<u8> {
     let len = udp::LEN + payload.len();
     let mut read = headers(ipv4::PROTOCOL_UDP, len, dont_fragment);
     let l4 = read.len();
@@ -284,7 +284,7 @@ fn headers(protocol: u8, len: usize, dont_fragment: bool) -> Vec<u8> {
     read
 }
 
-fn pattern(len: usize) -> Vec<u8> {
+pub(crate) fn pattern(len: usize) -> Vec<u8> {
     (0..len).map(|at| (at * 31 + at / 251) as u8).collect()
 }
 

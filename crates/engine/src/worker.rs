@@ -285,26 +285,34 @@ fn drain<F: FrameSink>(
     recv: impl Fn(&mut [u8]) -> io::Result<usize>,
     buffer: &mut [u8],
 ) -> io::Result<()> {
+    let result = take_turn(|| {
+        let len = recv(buffer)?;
+        transmitter.handle_read(state, env, &buffer[..len]);
+        Ok(len)
+    });
+    transmitter.flush(env);
+    result
+}
+
+/// Reads until there is nothing more, or until a turn's share of reads or bytes is taken; `take` reads
+/// and handles one frame and returns its length.
+///
+/// # Errors
+/// What no later read can be expected to do without.
+#[inline]
+pub(crate) fn take_turn(mut take: impl FnMut() -> io::Result<usize>) -> io::Result<()> {
     let mut bytes = 0;
-    let mut result = Ok(());
     for _ in 0..TAP_READS_MAX {
-        match recv(buffer) {
-            Ok(len) => {
-                transmitter.handle_read(state, env, &buffer[..len]);
-                bytes += len;
-            }
+        match take() {
+            Ok(len) => bytes += len,
             Err(error) if nothing_now(&error) => break,
-            Err(error) => {
-                result = Err(error);
-                break;
-            }
+            Err(error) => return Err(error),
         }
         if bytes >= TAP_BYTES_MAX {
             break;
         }
     }
-    transmitter.flush(env);
-    result
+    Ok(())
 }
 
 /// A command that panicked has changed a table in part at worst, and each entry is whole.

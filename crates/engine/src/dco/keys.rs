@@ -1,25 +1,54 @@
-//! A peer's two keys (reference `openvpn`, section 1.6).
+//! A peer's two keys, each for one of the two layouts of packets (reference `openvpn`, sections 1.6, 2.2
+//! and 2.4).
 
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use weft_crypto::ReplayWindow;
-use weft_crypto::ovpn::{KeyLengthError, OpeningKey, SealingKey};
+use weft_crypto::ovpn::{
+    EPOCH_HEADER_BYTES, EPOCH_OVERHEAD_BYTES, EpochReserved, EpochSealingKey, FIRST_WORD_BYTES,
+    KeyLengthError, OVERHEAD_BYTES, OpenError, OpeningEpochs, OpeningKey, Reserved, SealError,
+    SealingEpochs, SealingKey, Usage, usage,
+};
+use weft_crypto::{DataCipher, ReplayWindow};
 use weft_openvpn::KeyId;
-use weft_openvpn::device::rules::NewKey;
-use weft_openvpn::device::{CipherAlgorithm, DeviceError, KeyDirection, KeyState, Slot};
+use weft_openvpn::device::rules::{self, NewKey};
+use weft_openvpn::device::{
+    CipherAlgorithm, DeviceError, EpochAttributes, KeyDirection, KeyState, Slot,
+};
 
 /// A key in both directions.
 #[derive(Debug)]
 pub(crate) struct Key {
     pub(crate) id: KeyId,
     cipher: CipherAlgorithm,
-    pub(crate) sealing: SealingKey,
-    pub(crate) opening: OpeningKey,
-    /// Held by a worker while it opens packets of this key, once for many.
-    window: Mutex<ReplayWindow>,
-    /// Its packet ids are used up, and that was told.
+    layout: Layout,
+    /// It is used up, and that was told.
     retired: AtomicBool,
+}
+
+#[derive(Debug)]
+enum Layout {
+    Classic {
+        sealing: SealingKey,
+        opening: OpeningKey,
+        /// Held by a worker while it opens packets of this key, once for many.
+        window: Mutex<ReplayWindow>,
+        /// Of what comes in.
+        cipher: DataCipher,
+        /// Blocks opened ([`usage::blocks_of`]).
+        opened: AtomicU64,
+    },
+    Epochs(Box<Epochs>),
+}
+
+/// Keys that follow from one another; the peer's sender and this one move each other ahead.
+#[derive(Debug)]
+struct Epochs {
+    /// Held for as long as it takes to find the current key.
+    sealing: Mutex<SealingEpochs>,
+    /// Held by a worker while it opens packets, once for many.
+    opening: Mutex<OpeningEpochs>,
 }
 
 impl Key {
@@ -35,28 +64,198 @@ impl Key {
         };
         let (encrypt, decrypt) = (new.encrypt, new.decrypt);
         let wrong = |error: KeyLengthError| DeviceError::KeyLength { bytes: error.have };
+        let cipher = cipher_of(decrypt)?;
         let sealing = SealingKey::new(cipher_of(encrypt)?, &encrypt.cipher_key, encrypt.nonce_tail);
-        let opening = OpeningKey::new(cipher_of(decrypt)?, &decrypt.cipher_key, decrypt.nonce_tail);
-        Ok(Self {
-            id: new.key_id,
-            cipher: new.cipher,
+        let opening = OpeningKey::new(cipher, &decrypt.cipher_key, decrypt.nonce_tail);
+        let layout = Layout::Classic {
             sealing: sealing.map_err(wrong)?,
             opening: opening.map_err(wrong)?,
             window: Mutex::new(ReplayWindow::new()),
-            retired: AtomicBool::new(false),
-        })
+            cipher,
+            opened: AtomicU64::new(0),
+        };
+        Ok(Self { id: new.key_id, cipher: new.cipher, layout, retired: AtomicBool::new(false) })
     }
 
-    /// The window, for this thread alone.
+    /// Fresh epochs.
+    ///
+    /// # Errors
+    /// The key id is too large.
+    pub(crate) fn epochs(new: EpochAttributes) -> Result<Self, DeviceError> {
+        let EpochAttributes { key_id, cipher, encrypt, decrypt, .. } = new;
+        let layout = Layout::Epochs(Box::new(Epochs {
+            sealing: Mutex::new(SealingEpochs::new(cipher, encrypt)),
+            opening: Mutex::new(OpeningEpochs::new(cipher, decrypt)),
+        }));
+        let (id, retired) = (rules::key_id(key_id)?, AtomicBool::new(false));
+        Ok(Self { id, cipher: cipher.into(), layout, retired })
+    }
+
+    /// What seals now.
     #[inline]
-    pub(crate) fn hold(&self) -> MutexGuard<'_, ReplayWindow> {
-        // Who panicked with it left it whole: it is told last.
-        self.window.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(crate) fn sealing(&self) -> Sealing<'_> {
+        match &self.layout {
+            Layout::Classic { sealing, .. } => Sealing::Classic(sealing),
+            Layout::Epochs(epochs) => {
+                let mut sealing = lock(&epochs.sealing);
+                sealing.advance_if_due();
+                Sealing::Epoch(Arc::clone(sealing.current()))
+            }
+        }
     }
 
-    /// Seals no more; true the first time.
+    /// What opens, for this thread alone.
+    #[inline]
+    pub(crate) fn hold(&self) -> Opening<'_> {
+        match &self.layout {
+            Layout::Classic { opening, window, opened, .. } => {
+                Opening::Classic { key: opening, window: lock(window), blocks: 0, opened }
+            }
+            Layout::Epochs(epochs) => Opening::Epochs(lock(&epochs.opening), &epochs.sealing),
+        }
+    }
+
+    /// Whether it has opened all that its cipher is good for. It goes on: who sealed it all is at fault.
+    pub(crate) fn is_opened_out(&self) -> bool {
+        match &self.layout {
+            Layout::Classic { cipher, opened, .. } => {
+                usage::of_blocks(*cipher, opened.load(Relaxed)) == Usage::UsedUp
+            }
+            // Each epoch ends before.
+            Layout::Epochs(_) => false,
+        }
+    }
+
+    /// It is used up; true the first time that this is said.
     pub(crate) fn retire(&self) -> bool {
         !self.retired.swap(true, Relaxed)
+    }
+
+    fn state(&self) -> KeyState {
+        let epoch = match &self.layout {
+            Layout::Classic { .. } => None,
+            Layout::Epochs(epochs) => Some(lock(&epochs.sealing).current().epoch()),
+        };
+        KeyState { key_id: self.id.get().into(), cipher: self.cipher, epoch }
+    }
+}
+
+/// Who panicked with it left it whole: windows are told last, and keys are taken whole.
+#[inline]
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What a key seals with.
+pub(crate) enum Sealing<'a> {
+    Classic(&'a SealingKey),
+    Epoch(Arc<EpochSealingKey>),
+}
+
+impl Sealing<'_> {
+    /// Bytes in front of the plaintext.
+    #[inline]
+    pub(crate) const fn front_len(&self) -> usize {
+        match self {
+            Self::Classic(_) => OVERHEAD_BYTES,
+            Self::Epoch(_) => EPOCH_HEADER_BYTES,
+        }
+    }
+
+    /// Bytes that a packet adds to its plaintext.
+    #[inline]
+    pub(crate) const fn overhead_len(&self) -> usize {
+        match self {
+            Self::Classic(_) => OVERHEAD_BYTES,
+            Self::Epoch(_) => EPOCH_OVERHEAD_BYTES,
+        }
+    }
+
+    /// Takes ids for so many packets.
+    ///
+    /// # Errors
+    /// [`SealError::Exhausted`]
+    #[inline]
+    pub(crate) fn reserve(
+        &self,
+        packets: u64,
+        first_word: [u8; FIRST_WORD_BYTES],
+    ) -> Result<Sealer<'_>, SealError> {
+        Ok(match self {
+            Self::Classic(key) => Sealer::Classic(key.reserve(packets, first_word)?),
+            Self::Epoch(key) => Sealer::Epoch(key.reserve(packets, first_word)?),
+        })
+    }
+}
+
+/// Ids that are taken.
+pub(crate) enum Sealer<'a> {
+    Classic(Reserved<'a>),
+    Epoch(EpochReserved<'a>),
+}
+
+impl Sealer<'_> {
+    /// Seals a datagram whose plaintext stands behind the room in front; behind it is room for the rest of
+    /// the overhead.
+    ///
+    /// # Errors
+    /// [`SealError`]
+    #[inline]
+    pub(crate) fn seal(
+        &mut self,
+        datagram: &mut [u8],
+        plaintext_len: usize,
+    ) -> Result<usize, SealError> {
+        match self {
+            Self::Classic(sealer) => sealer.seal_in_place(datagram, plaintext_len),
+            Self::Epoch(sealer) => sealer.seal_in_place(datagram, plaintext_len),
+        }
+    }
+}
+
+/// What a key opens with, and its window.
+pub(crate) enum Opening<'a> {
+    Classic {
+        key: &'a OpeningKey,
+        window: MutexGuard<'a, ReplayWindow>,
+        /// Opened since it is held.
+        blocks: u64,
+        opened: &'a AtomicU64,
+    },
+    Epochs(MutexGuard<'a, OpeningEpochs>, &'a Mutex<SealingEpochs>),
+}
+
+impl Opening<'_> {
+    /// Opens a packet in place. Returns where the plaintext stands.
+    ///
+    /// # Errors
+    /// [`OpenError`]
+    #[inline]
+    pub(crate) fn open(&mut self, packet: &mut [u8]) -> Result<Range<usize>, OpenError> {
+        match self {
+            Self::Classic { key, window, blocks, .. } => {
+                let plain = key.open(window, packet)?;
+                *blocks += usage::blocks_of(plain.len());
+                Ok(plain)
+            }
+            Self::Epochs(opening, sealing) => {
+                let before = opening.epoch();
+                let plain = opening.open(packet)?;
+                if opening.epoch() != before {
+                    lock(sealing).follow(opening.epoch());
+                }
+                Ok(plain)
+            }
+        }
+    }
+}
+
+impl Drop for Opening<'_> {
+    /// Counts once for all packets.
+    fn drop(&mut self) {
+        if let Self::Classic { blocks, opened, .. } = self {
+            opened.fetch_add(*blocks, Relaxed);
+        }
     }
 }
 
@@ -89,7 +288,7 @@ impl Keys {
             Slot::Primary => self.primary.as_ref(),
             Slot::Secondary => self.secondary.as_ref(),
         };
-        key.map(|key| KeyState { key_id: key.id.get().into(), cipher: key.cipher })
+        key.map(|key| key.state())
     }
 
     /// What seals.
@@ -111,5 +310,67 @@ impl Keys {
             Slot::Primary => &mut self.primary,
             Slot::Secondary => &mut self.secondary,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use weft_crypto::EpochSecret;
+
+    use super::*;
+
+    fn key(cipher: CipherAlgorithm) -> Key {
+        let direction = KeyDirection { cipher_key: vec![7; 32], nonce_tail: [9; 8] };
+        let (peer_id, slot, key_id) = (1, Slot::Primary, KeyId::new(0).unwrap());
+        let (encrypt, decrypt) = (&direction, &direction);
+        Key::new(&NewKey { peer_id, slot, key_id, cipher, encrypt, decrypt }).unwrap()
+    }
+
+    fn count_opened(key: &Key, more: u64) {
+        match key.hold() {
+            Opening::Classic { ref mut blocks, .. } => *blocks += more,
+            Opening::Epochs(..) => panic!("a key of the classic layout"),
+        }
+    }
+
+    #[test]
+    fn opened_blocks_use_up_a_key_of_aes() {
+        let [aes, chacha] = [CipherAlgorithm::AesGcm, CipherAlgorithm::ChaCha20Poly1305].map(key);
+        for key in [&aes, &chacha] {
+            count_opened(key, usage::AES_GCM_BLOCKS_MAX - 1);
+            assert!(!key.is_opened_out());
+            count_opened(key, 1);
+        }
+        assert!(aes.is_opened_out() && !chacha.is_opened_out());
+        assert!(aes.retire() && !aes.retire(), "told once");
+    }
+
+    fn epochs(encrypt: u8, decrypt: u8) -> Key {
+        let secret = |byte| EpochSecret::from_bytes([byte; 32]);
+        let (peer_id, slot, key_id, cipher) = (1, Slot::Primary, 3, DataCipher::Aes256Gcm);
+        let (encrypt, decrypt) = (secret(encrypt), secret(decrypt));
+        Key::epochs(EpochAttributes { peer_id, slot, key_id, cipher, encrypt, decrypt }).unwrap()
+    }
+
+    #[test]
+    fn who_hears_of_a_new_epoch_seals_in_it() {
+        let (here, there) = (epochs(1, 2), epochs(2, 1));
+        let carry = |from: &Key, to: &Key| {
+            let sealing = from.sealing();
+            let mut packet = vec![5; sealing.overhead_len() + 100];
+            let sealed = sealing.reserve(1, [0x4b, 0, 0, 1]).unwrap().seal(&mut packet, 100);
+            assert_eq!(sealed, Ok(packet.len()));
+            let plain = to.hold().open(&mut packet).unwrap();
+            assert_eq!(packet[plain], [5; 100]);
+        };
+        carry(&here, &there);
+        let Layout::Epochs(of_here) = &here.layout else { panic!("it has epochs") };
+        assert!(lock(&of_here.sealing).advance());
+        assert_eq!((here.state().epoch, there.state().epoch), (Some(2), Some(1)));
+        carry(&here, &there);
+        assert_eq!(there.state().epoch, Some(2), "it follows");
+        carry(&there, &here);
     }
 }

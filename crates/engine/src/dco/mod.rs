@@ -28,8 +28,8 @@ use weft_io::tun::Tun;
 use weft_io::udp::{Adopted, Remote};
 use weft_openvpn::device::rules::{self, PeerChange};
 use weft_openvpn::device::{
-    DeletionReason, DeviceError, KeyAttributes, KeyState, Mode, Notification, PeerAttributes,
-    PeerState, Slot,
+    DeletionReason, DeviceError, EpochAttributes, KeyAttributes, KeyState, Mode, Notification,
+    PeerAttributes, PeerState, Slot,
 };
 
 use self::keys::Key;
@@ -38,7 +38,7 @@ use self::peers::{Peer, Peers};
 use self::routes::Routes;
 pub use self::routes::{ROUTES_MAX, Route};
 pub use self::transport::{STREAM_QUEUE_BYTES, TRANSPORTS_MAX};
-use self::transport::{Transport, Transports, Way};
+use self::transport::{Transports, Way};
 pub use self::worker::KEEPALIVE_LOOK_MS;
 use self::worker::Worker;
 use crate::EngineError;
@@ -84,14 +84,50 @@ struct Shared {
 
 /// A running device. It is gone with this value, and its peers with it.
 pub struct Device {
-    shared: Arc<RwLock<Shared>>,
-    events: Arc<dyn Fn(Event) + Send + Sync>,
-    counters: Arc<WorkerCounters>,
-    waker: Waker,
-    stop: Arc<AtomicBool>,
+    common: Arc<Common>,
     thread: Option<JoinHandle<()>>,
-    tun: Arc<Tun>,
+}
+
+/// What a device's handle and its thread have together.
+struct Common {
+    tun: Tun,
+    shared: RwLock<Shared>,
+    events: Arc<dyn Fn(Event) + Send + Sync>,
+    counters: WorkerCounters,
+    waker: Waker,
+    stop: AtomicBool,
+    /// When the device's clock began.
     epoch: Instant,
+}
+
+impl Common {
+    fn now_ms(&self) -> u64 {
+        self.epoch.elapsed().as_millis() as u64
+    }
+
+    fn read(&self) -> RwLockReadGuard<'_, Shared> {
+        self.shared.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, Shared> {
+        self.shared.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Tells that a peer is gone.
+    fn told(&self, peer_id: u32, reason: DeletionReason) {
+        (self.events)(Event::Notification(Notification::PeerDeleted { peer_id, reason }));
+    }
+
+    /// All peers are gone with the device.
+    fn end(&self) {
+        let ids: Vec<u32> = self.read().peers.iter().map(|(_, peer)| peer.id).collect();
+        for id in ids {
+            let removed = self.write().remove_peer(id);
+            if removed.is_ok() {
+                self.told(id, DeletionReason::Teardown);
+            }
+        }
+    }
 }
 
 impl Device {
@@ -105,7 +141,7 @@ impl Device {
         events: Arc<dyn Fn(Event) + Send + Sync>,
     ) -> Result<Self, EngineError> {
         let kernel = |what| move |source| EngineError::Kernel { what, source };
-        let tun = Arc::new(Tun::open(&TapOptions { name: config.name.clone(), persist: false })?);
+        let tun = Tun::open(&TapOptions { name: config.name.clone(), persist: false })?;
         let waker = Waker::new().map_err(kernel("make an event descriptor"))?;
         let shared = Shared {
             peers: Peers::new(config.mode),
@@ -114,24 +150,17 @@ impl Device {
         };
         let offloads = if config.offloads { offload::self_test()? } else { Offloads::NONE };
         let granted = tun.offloads();
-        let mut device = Self {
-            shared: Arc::new(RwLock::new(shared)),
-            events,
-            counters: Arc::default(),
-            waker,
-            stop: Arc::default(),
-            thread: None,
+        let common = Arc::new(Common {
             tun,
+            shared: RwLock::new(shared),
+            events,
+            counters: WorkerCounters::default(),
+            waker,
+            stop: AtomicBool::new(false),
             epoch: Instant::now(),
-        };
+        });
         let worker = Worker {
-            tun: Arc::clone(&device.tun),
-            shared: Arc::clone(&device.shared),
-            events: Arc::clone(&device.events),
-            waker: device.waker.clone(),
-            stop: Arc::clone(&device.stop),
-            counters: Arc::clone(&device.counters),
-            epoch: device.epoch,
+            common: Arc::clone(&common),
             segments_max: match offloads.udp_segment.usable() {
                 true => offloads.run_segments_max,
                 false => 1,
@@ -142,23 +171,22 @@ impl Device {
             ),
         };
         let thread = thread::Builder::new().name("weft-dco".to_owned()).spawn(|| worker.run());
-        device.thread = Some(thread.map_err(kernel("start a thread"))?);
-        Ok(device)
+        Ok(Self { common, thread: Some(thread.map_err(kernel("start a thread"))?) })
     }
 
     /// The TUN device's name.
     pub fn name(&self) -> &str {
-        self.tun.name()
+        self.common.tun.name()
     }
 
     /// How many peers it has.
     pub fn mode(&self) -> Mode {
-        self.read().peers.mode()
+        self.common.read().peers.mode()
     }
 
     /// Packets dropped since it was opened, by reason.
     pub fn dropped(&self, reason: DropReason) -> u64 {
-        self.counters.drops_of(reason)
+        self.common.counters.drops_of(reason)
     }
 
     /// Makes a peer that is reached by `socket`, a UDP socket, which may serve other peers of this
@@ -173,31 +201,24 @@ impl Device {
         attributes: &PeerAttributes,
     ) -> Result<(), DeviceError> {
         let adopted = Adopted::adopt(socket).map_err(|_| DeviceError::NotASocket)?;
-        let mut shared = self.write();
-        let transport = Transport::new(adopted, &shared.transports.waiting);
-        let transport = transport.map_err(|_| DeviceError::NotASocket)?;
-        let kind = transport.kind().map_err(|_| DeviceError::NotASocket)?;
+        let cookie = adopted.cookie().map_err(|_| DeviceError::NotASocket)?;
+        let kind = transport::kind(&adopted).map_err(|_| DeviceError::NotASocket)?;
+        let mut shared = self.common.write();
         let new = rules::new_peer(shared.peers.mode(), kind, attributes)?;
-        let known = shared.transports.with_cookie(transport.cookie);
-        if known.is_some() && kind == rules::Transport::Tcp {
-            return Err(DeviceError::SocketTaken);
-        }
-        let remote = match (&transport.way, new.remote) {
-            (Way::Udp(socket), Some(remote)) => {
+        let remote = match (&adopted, new.remote) {
+            (Adopted::Udp(socket), Some(remote)) => {
                 let remote = socket.remote(remote).map_err(|_| DeviceError::WrongFamily)?;
                 Some(remote.with_source(new.local))
             }
-            (Way::Tcp(_), _) => transport.connected_to().map(Remote::of),
-            (Way::Udp(_), None) => None,
+            (Adopted::Tcp(stream), _) => stream.peer_addr().ok().map(Remote::of),
+            (Adopted::Udp(_), None) => None,
         };
-        let number = match known {
+        let number = match shared.transports.with_cookie(cookie) {
+            Some(_) if kind == rules::Transport::Tcp => return Err(DeviceError::SocketTaken),
             Some(number) => number,
-            None => shared
-                .transports
-                .insert(Arc::new(transport))
-                .ok_or(DeviceError::TooManyPeers(TRANSPORTS_MAX))?,
+            None => shared.transports.insert(adopted, kind, cookie)?,
         };
-        let peer = Peer::new(&new, number, remote, self.now_ms());
+        let peer = Peer::new(&new, number, remote, self.common.now_ms());
         let inserted = shared.peers.insert(peer);
         let replaced = match inserted {
             Ok(replaced) => replaced,
@@ -210,9 +231,9 @@ impl Device {
             shared.release(replaced.transport);
         }
         drop(shared);
-        self.waker.wake();
+        self.common.waker.wake();
         if let Some(replaced) = replaced {
-            self.told(replaced.id, DeletionReason::Teardown);
+            self.common.told(replaced.id, DeletionReason::Teardown);
         }
         Ok(())
     }
@@ -222,13 +243,13 @@ impl Device {
     /// # Errors
     /// [`DeviceError`]; nothing is changed then.
     pub fn set_peer(&self, attributes: &PeerAttributes) -> Result<(), DeviceError> {
-        let mut shared = self.write();
+        let mut shared = self.common.write();
         let (id, change) = rules::peer_change(shared.peers.mode(), attributes)?;
         let remote = shared.remote_of(id, &change)?;
-        shared.peers.change(id, &change, remote, self.now_ms())?;
+        shared.peers.change(id, &change, remote, self.common.now_ms())?;
         drop(shared);
         // There may be times to look at now.
-        self.waker.wake();
+        self.common.waker.wake();
         Ok(())
     }
 
@@ -237,14 +258,14 @@ impl Device {
     /// # Errors
     /// There is none with this id.
     pub fn peer(&self, id: u32) -> Result<PeerState, DeviceError> {
-        let shared = self.read();
+        let shared = self.common.read();
         let peer = shared.peers.get(shared.peers.index_of(id)?);
         peer.map(|peer| shared.state_of(peer)).ok_or(DeviceError::NoPeer(id))
     }
 
     /// All peers, in no order.
     pub fn peers(&self) -> Vec<PeerState> {
-        let shared = self.read();
+        let shared = self.common.read();
         shared.peers.iter().map(|(_, peer)| shared.state_of(peer)).collect()
     }
 
@@ -253,9 +274,9 @@ impl Device {
     /// # Errors
     /// There is none with this id.
     pub fn delete_peer(&self, id: u32) -> Result<(), DeviceError> {
-        self.write().remove_peer(id)?;
-        self.waker.wake();
-        self.told(id, DeletionReason::Userspace);
+        self.common.write().remove_peer(id)?;
+        self.common.waker.wake();
+        self.common.told(id, DeletionReason::Userspace);
         Ok(())
     }
 
@@ -271,12 +292,22 @@ impl Device {
         self.change_keys(id, |peer| peer.keys.install(slot, key))
     }
 
+    /// Installs epochs in the place of a key; what was in their slot is erased.
+    ///
+    /// # Errors
+    /// There is no such peer, or the key's id is too large; nothing is changed then.
+    pub fn new_epochs(&self, attributes: EpochAttributes) -> Result<(), DeviceError> {
+        let (id, slot) = (attributes.peer_id, attributes.slot);
+        let key = Key::epochs(attributes)?;
+        self.change_keys(id, |peer| peer.keys.install(slot, key))
+    }
+
     /// What is told of a key.
     ///
     /// # Errors
     /// There is no such peer, or nothing in the slot.
     pub fn key(&self, id: u32, slot: Slot) -> Result<KeyState, DeviceError> {
-        let shared = self.read();
+        let shared = self.common.read();
         let peer = shared.peers.get(shared.peers.index_of(id)?).ok_or(DeviceError::NoPeer(id))?;
         peer.keys.state(slot).ok_or(DeviceError::NoKey { peer_id: id, slot })
     }
@@ -300,63 +331,44 @@ impl Device {
     /// The system's routes over this device are these now.
     pub fn set_routes(&self, routes: &[Route]) {
         let routes = Routes::of(routes);
-        self.write().peers.routes = routes;
+        self.common.write().peers.routes = routes;
     }
 
     /// Sends a packet of the control channel beside the data. On a connection its length goes in front.
     ///
     /// # Errors
-    /// There is no such peer, or its transport does not take the packet.
+    /// There is no such peer, or its transport does not take the packet, or no transport would.
     pub fn send_packet(&self, id: u32, packet: &[u8]) -> Result<(), DeviceError> {
-        let shared = self.read();
+        let length = rules::control_packet(packet)?;
+        let shared = self.common.read();
         let peer = shared.peers.get(shared.peers.index_of(id)?).ok_or(DeviceError::NoPeer(id))?;
         let transport = shared.transports.get(peer.transport).ok_or(DeviceError::NoPeer(id))?;
         let sent = match (&transport.way, peer.remote) {
             (Way::Udp(socket), Some(remote)) => socket.send_run(packet, packet.len(), &remote),
             (Way::Udp(_), None) => return Err(DeviceError::NoRemote),
             (Way::Tcp(connection), _) => {
-                let length = u16::try_from(packet.len()).unwrap_or(u16::MAX).to_be_bytes();
-                connection.write(&[&length, packet].concat())
+                connection.write(&[&length.to_be_bytes(), packet].concat())
             }
         };
         sent.map_err(|error| DeviceError::NotSent(error.kind()))
     }
 
     fn change_keys(&self, id: u32, change: impl FnOnce(&mut Peer)) -> Result<(), DeviceError> {
-        let mut shared = self.write();
+        let mut shared = self.common.write();
         let index = shared.peers.index_of(id)?;
         change(shared.peers.get_mut(index).ok_or(DeviceError::NoPeer(id))?);
         Ok(())
-    }
-
-    fn told(&self, peer_id: u32, reason: DeletionReason) {
-        (self.events)(Event::Notification(Notification::PeerDeleted { peer_id, reason }));
-    }
-
-    fn now_ms(&self) -> u64 {
-        self.epoch.elapsed().as_millis() as u64
-    }
-
-    fn read(&self) -> RwLockReadGuard<'_, Shared> {
-        self.shared.read().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn write(&self) -> RwLockWriteGuard<'_, Shared> {
-        self.shared.write().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Drop for Device {
     fn drop(&mut self) {
-        self.stop.store(true, Ordering::Relaxed);
-        self.waker.wake();
+        self.common.stop.store(true, Ordering::Relaxed);
+        self.common.waker.wake();
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
-        let ids: Vec<u32> = self.read().peers.iter().map(|(_, peer)| peer.id).collect();
-        for id in ids {
-            self.told(id, DeletionReason::Teardown);
-        }
+        self.common.end();
     }
 }
 
@@ -374,7 +386,7 @@ impl Shared {
         let Some(remote) = change.remote else { return Ok(None) };
         let peer = self.peers.get(self.peers.index_of(id)?).ok_or(DeviceError::NoPeer(id))?;
         let transport = self.transports.get(peer.transport).ok_or(DeviceError::NoPeer(id))?;
-        rules::change_fits(transport.kind().map_err(|_| DeviceError::NotASocket)?, change)?;
+        rules::change_fits(transport.kind, change)?;
         match &transport.way {
             Way::Udp(socket) => {
                 let remote = socket.remote(remote).map_err(|_| DeviceError::WrongFamily)?;

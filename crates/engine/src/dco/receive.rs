@@ -1,12 +1,10 @@
 //! From the wire to the TUN device: find peer and key, open in place, merge, write; what is no data is
 //! handed on.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::ops::Range;
-use std::sync::MutexGuard;
 
-use weft_crypto::ReplayWindow;
-use weft_crypto::ovpn::{OVERHEAD_BYTES, OpenError};
+use weft_crypto::ovpn::OpenError;
 use weft_io::udp::RecvBatch;
 use weft_openvpn::data::{self, PeerNumber};
 use weft_openvpn::{KeyId, Opcode};
@@ -16,17 +14,13 @@ use weft_packet::mss;
 use weft_packet::split::FrameChecksum;
 
 use super::framed;
-use super::keys::Key;
+use super::keys::{Key, Opening};
 use super::peers::Peer;
-use super::transmit::{DeviceEnv, Field, address};
+use super::transmit::{DeviceEnv, Field, address, used_up};
 use super::transport::FRAME_PREFIX_LEN;
 use super::{Event, Shared};
 use crate::counters::{DropReason, Work};
 use crate::receive::{RUN_MESSAGES_MAX, count_refusal};
-
-/// Where the frame of an opened packet begins: an Ethernet header goes in front of the packet, over what
-/// was its own header and tag.
-const FRAME_START: usize = OVERHEAD_BYTES - ethernet::LEN;
 
 /// The receiving half of a device's worker.
 #[derive(Debug)]
@@ -55,7 +49,9 @@ struct Held<'a> {
     index: u32,
     peer: &'a Peer,
     key: &'a Key,
-    window: MutexGuard<'a, ReplayWindow>,
+    opening: Opening<'a>,
+    /// An address inside that its packets may come from, as was found before.
+    allowed: Option<IpAddr>,
 }
 
 /// What a packet turned out to be.
@@ -161,7 +157,7 @@ fn take<'a>(
     moved: &mut Option<(u32, SocketAddr)>,
 ) {
     let start = range.start;
-    match open(shared, &mut arena[range.clone()], arrival, held, moved) {
+    match open(shared, events, &mut arena[range.clone()], arrival, held, moved) {
         Ok(Opened::Frame(at)) => {
             let frame = (start + at.start) as u32..(start + at.end) as u32;
             if coalescer.push(arena, frame.clone(), FrameChecksum::Complete).is_err() {
@@ -183,6 +179,7 @@ fn take<'a>(
 #[inline]
 fn open<'a>(
     shared: &'a Shared,
+    events: &dyn Fn(Event),
     packet: &mut [u8],
     arrival: Arrival,
     held: &mut Option<Held<'a>>,
@@ -196,14 +193,15 @@ fn open<'a>(
         _ => return Ok(Opened::Control),
     }
     let id = u32::from_be_bytes([0, word[1], word[2], word[3]]);
-    let index = match PeerNumber::new(id) {
-        Some(number) => shared.peers.with_id(number.get()),
-        None => shared.peers.at(arrival.source),
+    let index = match (PeerNumber::new(id), &*held) {
+        (Some(_), Some(held)) if held.peer.id == id => Some(held.index),
+        (Some(number), _) => shared.peers.with_id(number.get()),
+        (None, _) => shared.peers.at(arrival.source),
     };
     let index = index.ok_or(DropReason::UnknownSpi)?;
-    let Held { peer, key, window, .. } =
-        hold(shared, held, index, key_id).ok_or(DropReason::UnknownSpi)?;
-    let plain = key.opening.open(window, packet).map_err(refused)?;
+    let Held { peer, opening, allowed, .. } =
+        hold(shared, events, held, index, key_id).ok_or(DropReason::UnknownSpi)?;
+    let plain = opening.open(packet).map_err(refused)?;
     peer.heard(arrival.now_ms);
     if !arrival.connected && peer.remote.is_none_or(|known| known.address() != arrival.source) {
         *moved = Some((index, arrival.source));
@@ -214,23 +212,39 @@ fn open<'a>(
         return Ok(Opened::Ping);
     }
     peer.counts.received(Some(inside.len() as u64), packet.len() as u64);
-    let (room, inside) = packet.split_at_mut(plain.start);
-    if !framed::write_ethernet(&mut room[FRAME_START..], inside) {
-        return Err(DropReason::BadInner);
-    }
-    let frame = &mut packet[FRAME_START..];
+    let frame_at = frame_of(packet, plain).ok_or(DropReason::BadInner)?;
+    let frame = &mut packet[frame_at.clone()];
     let source = address(frame, Field::Source).ok_or(DropReason::BadInner)?;
-    if !shared.peers.may_come_from(index, source) {
-        return Err(DropReason::ForeignSource);
+    if *allowed != Some(source) {
+        if !shared.peers.may_come_from(index, source) {
+            return Err(DropReason::ForeignSource);
+        }
+        *allowed = Some(source);
     }
     mss::clamp(frame, shared.mtu, FrameChecksum::Complete);
-    Ok(Opened::Frame(FRAME_START..packet.len()))
+    Ok(Opened::Frame(frame_at))
+}
+
+/// Makes a frame of an opened packet: an Ethernet header goes in front of it, over what was its header
+/// and, in the classic layout, its tag. `None` if it is no IP packet.
+#[inline]
+fn frame_of(packet: &mut [u8], plain: Range<usize>) -> Option<Range<usize>> {
+    // The header of an epoch's packet is a little short; behind the plaintext is the tag's place.
+    let start = plain.start.max(ethernet::LEN);
+    let end = start + plain.len();
+    if start > plain.start {
+        packet.copy_within(plain, start);
+    }
+    let (room, inside) = packet.split_at_mut_checked(start)?;
+    let room = &mut room[start - ethernet::LEN..];
+    framed::write_ethernet(room, inside).then_some(start - ethernet::LEN..end)
 }
 
 /// The key with this id, its window for this thread alone.
 #[inline]
 fn hold<'h, 'a>(
     shared: &'a Shared,
+    events: &dyn Fn(Event),
     held: &'h mut Option<Held<'a>>,
     index: u32,
     key_id: KeyId,
@@ -240,7 +254,10 @@ fn hold<'h, 'a>(
         *held = None;
         let peer = shared.peers.get(index)?;
         let key = peer.keys.opening(key_id)?;
-        *held = Some(Held { index, peer, key, window: key.hold() });
+        if key.is_opened_out() {
+            used_up(events, peer.id, key);
+        }
+        *held = Some(Held { index, peer, key, opening: key.hold(), allowed: None });
     }
     held.as_mut()
 }

@@ -4,7 +4,7 @@ use std::io::IoSlice;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::Instant;
 
-use weft_crypto::ovpn::OVERHEAD_BYTES;
+use weft_crypto::ovpn::EPOCH_OVERHEAD_BYTES;
 use weft_io::tun::Tun;
 use weft_openvpn::KeyId;
 use weft_openvpn::data::{self, PeerNumber};
@@ -23,10 +23,6 @@ use crate::device::{Env, Origin, RunSink};
 use crate::limit::PerSecond;
 use crate::run::{RunBuilder, RunKey, Target};
 use crate::transmit::TOO_LONG_ANSWERS_PER_S;
-
-/// Bytes in front of the packet inside, of which the last will be an Ethernet header until the packet's
-/// own header and tag are written over it.
-const ROOM_LEN: usize = OVERHEAD_BYTES - ethernet::LEN;
 
 /// What a device sends with.
 pub(super) type DeviceEnv<'a> = Env<'a, Tun, Transports>;
@@ -105,7 +101,8 @@ impl Transmitter {
         let (Some(remote), Some(transport)) = (peer.remote, env.socket.get(peer.transport)) else {
             return env.counters.dropped(DropReason::NoPath, segments);
         };
-        let Ok(mut sealer) = key.sealing.reserve(segments, first_word(key.id, peer.tx_id)) else {
+        let sealing = key.sealing();
+        let Ok(mut sealer) = sealing.reserve(segments, first_word(key.id, peer.tx_id)) else {
             used_up(events, peer.id, key);
             return env.counters.dropped(DropReason::SaExhausted, segments);
         };
@@ -119,7 +116,7 @@ impl Transmitter {
         for segment in 0..plan.segments {
             let frame_len = plan.segment_frame_len(segment);
             let packet_len = frame_len - ethernet::LEN;
-            let datagram_len = OVERHEAD_BYTES + packet_len;
+            let datagram_len = sealing.overhead_len() + packet_len;
             let len = prefix + datagram_len;
             if self.run.slot(run_key, len).is_none() {
                 self.run.flush(env);
@@ -129,10 +126,8 @@ impl Transmitter {
                 continue;
             };
             let (length, datagram) = slot.split_at_mut(prefix);
-            let out = &mut datagram[ROOM_LEN..];
-            let header_len = plan.write_header(frame, segment, true, out);
-            out[header_len..].copy_from_slice(&frame[plan.payload(segment)]);
-            if sealer.seal_in_place(datagram, packet_len).is_err() {
+            write_packet(plan, frame, segment, datagram, sealing.front_len());
+            if sealer.seal(datagram, packet_len).is_err() {
                 env.counters.dropped(DropReason::SaExhausted, 1);
                 continue;
             }
@@ -165,30 +160,49 @@ impl Transmitter {
     }
 }
 
+/// Writes a segment's packet behind `front` bytes of `datagram`, which has room for it and for what a tag
+/// takes.
+///
+/// The segment's frame begins with an Ethernet header that has no place on the wire; the bytes in front,
+/// which are written anew afterwards, have room for it, but for two where they are an epoch's.
+#[inline]
+fn write_packet(plan: &Plan, frame: &[u8], segment: usize, datagram: &mut [u8], front: usize) {
+    let start = front.saturating_sub(ethernet::LEN);
+    let end = start + plan.segment_frame_len(segment);
+    let out = &mut datagram[start..end];
+    let header_len = plan.write_header(frame, segment, true, out);
+    out[header_len..].copy_from_slice(&frame[plan.payload(segment)]);
+    let packet = start + ethernet::LEN..end;
+    if packet.start > front {
+        datagram.copy_within(packet, front);
+    }
+}
+
 /// Sends a keepalive, if there is a key to seal it with.
 pub(super) fn send_ping(env: &DeviceEnv<'_>, events: &dyn Fn(Event), peer: &Peer, now_ms: u64) {
-    const LEN: usize = OVERHEAD_BYTES + data::PING.len();
     let (Some(key), Some(remote), Some(transport)) =
         (peer.keys.sealing(), peer.remote, env.socket.get(peer.transport))
     else {
         return;
     };
-    let mut buffer = [0; FRAME_PREFIX_LEN + LEN];
-    let prefix = transport.prefix_len();
-    let slot = &mut buffer[..prefix + LEN];
+    let mut buffer = [0; FRAME_PREFIX_LEN + EPOCH_OVERHEAD_BYTES + data::PING.len()];
+    let (prefix, sealing) = (transport.prefix_len(), key.sealing());
+    let datagram_len = sealing.overhead_len() + data::PING.len();
+    let slot = &mut buffer[..prefix + datagram_len];
     let (length, datagram) = slot.split_at_mut(prefix);
-    let sealed = key.sealing.reserve(1, first_word(key.id, peer.tx_id));
-    let sealed = sealed.and_then(|mut sealer| sealer.seal(datagram, 0, &data::PING));
+    datagram[sealing.front_len()..][..data::PING.len()].copy_from_slice(&data::PING);
+    let sealed = sealing.reserve(1, first_word(key.id, peer.tx_id));
+    let sealed = sealed.and_then(|mut sealer| sealer.seal(datagram, data::PING.len()));
     if sealed.is_err() {
         used_up(events, peer.id, key);
         return env.counters.dropped(DropReason::SaExhausted, 1);
     }
-    write_prefix(length, LEN);
+    write_prefix(length, datagram_len);
     let from = Origin { lane: peer.transport, data_port: false };
     match env.socket.send_from(from, slot, slot.len(), &remote) {
         Ok(()) => {
             env.counters.did(Work::DatagramsSent, 1);
-            peer.counts.sent_outside(1, LEN as u64);
+            peer.counts.sent_outside(1, datagram_len as u64);
             peer.sent(now_ms);
         }
         Err(error) => env.counters.dropped(crate::run::reason(&error), 1),
@@ -234,11 +248,46 @@ fn write_prefix(room: &mut [u8], datagram_len: usize) {
     }
 }
 
-/// The key's packet ids are used up: told once.
+/// The key is used up: told once.
 #[cold]
-fn used_up(events: &dyn Fn(Event), peer_id: u32, key: &Key) {
+pub(super) fn used_up(events: &dyn Fn(Event), peer_id: u32, key: &Key) {
     if key.retire() {
         let key_id = key.id.get().into();
         events(Event::Notification(Notification::KeySwap { peer_id, key_id }));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use weft_crypto::ovpn::{EPOCH_HEADER_BYTES, OVERHEAD_BYTES};
+
+    use super::*;
+    use crate::tests::{pattern, tcp_read, udp_read};
+
+    #[test]
+    fn every_kind_of_packet_stands_behind_the_room_of_either_layout() {
+        let whole = udp_read(&pattern(901), true);
+        let partial = tcp_read(&pattern(700), 0, 0x10);
+        let cut = tcp_read(&pattern(5_000), 1_000, 0x18);
+        for (read, segments) in [(whole, 1), (partial, 1), (cut, 5)] {
+            let (vnet, frame) = read.split_at(vnet::LEN);
+            let plan = Plan::new(&VnetHeader::parse(vnet).unwrap(), frame, 1_400).unwrap();
+            assert_eq!(plan.segments, segments);
+            for segment in 0..plan.segments {
+                let mut expected = vec![0; plan.segment_frame_len(segment)];
+                let header_len = plan.write_header(frame, segment, true, &mut expected);
+                expected[header_len..].copy_from_slice(&frame[plan.payload(segment)]);
+                let expected = &expected[ethernet::LEN..];
+                for (front, overhead) in
+                    [(OVERHEAD_BYTES, OVERHEAD_BYTES), (EPOCH_HEADER_BYTES, EPOCH_OVERHEAD_BYTES)]
+                {
+                    let mut datagram = vec![0; overhead + expected.len()];
+                    write_packet(&plan, frame, segment, &mut datagram, front);
+                    assert_eq!(datagram[front..][..expected.len()], *expected);
+                }
+            }
+        }
     }
 }

@@ -1,7 +1,7 @@
 //! What a device's packets travel by: UDP sockets, which peers share, and TCP connections of one peer
 //! each (reference `openvpn`, section 1.8).
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use weft_io::udp::{Adopted, Remote, UdpSocket};
-use weft_openvpn::device::rules;
+use weft_openvpn::device::{DeviceError, rules};
 
 use crate::device::{Origin, RunSink};
 
@@ -20,13 +20,19 @@ pub const STREAM_QUEUE_BYTES: usize = 1 << 20;
 /// Transports that a device has at most: one UDP socket, or one connection of each peer.
 pub const TRANSPORTS_MAX: usize = 16_384;
 
-/// A transport and how it is known.
+/// Cookies of the sockets that devices of this process have: two devices would take each other's packets.
+static TAKEN: Mutex<BTreeSet<u64>> = Mutex::new(BTreeSet::new());
+
+/// A transport, and how the rules for peers see it.
 #[derive(Debug)]
 pub(crate) struct Transport {
     pub(crate) way: Way,
-    /// The kernel's number of the socket, the same for all its descriptors.
-    pub(crate) cookie: u64,
+    pub(crate) kind: rules::Transport,
 }
+
+/// A socket that is this device's. `0` is the kernel's number of it, the same for all its descriptors.
+#[derive(Debug)]
+struct Claim(u64);
 
 #[derive(Debug)]
 pub(crate) enum Way {
@@ -37,11 +43,7 @@ pub(crate) enum Way {
 impl Transport {
     /// A transport that nobody uses yet. `waiting` counts the device's connections that did not take
     /// all.
-    ///
-    /// # Errors
-    /// What the kernel refused to tell.
-    pub(crate) fn new(adopted: Adopted, waiting: &Arc<AtomicUsize>) -> io::Result<Self> {
-        let cookie = adopted.cookie()?;
+    fn new(adopted: Adopted, kind: rules::Transport, waiting: &Arc<AtomicUsize>) -> Self {
         let way = match adopted {
             Adopted::Udp(socket) => Way::Udp(socket),
             Adopted::Tcp(stream) => Way::Tcp(Connection {
@@ -50,21 +52,7 @@ impl Transport {
                 waiting: Arc::clone(waiting),
             }),
         };
-        Ok(Self { way, cookie })
-    }
-
-    /// As the rules for peers see it.
-    ///
-    /// # Errors
-    /// What the kernel refused to tell.
-    pub(crate) fn kind(&self) -> io::Result<rules::Transport> {
-        Ok(match &self.way {
-            Way::Udp(socket) => {
-                let (ipv4, ipv6) = socket.families()?;
-                rules::Transport::Udp { ipv4, ipv6 }
-            }
-            Way::Tcp(_) => rules::Transport::Tcp,
-        })
+        Self { way, kind }
     }
 
     /// Where it sends from.
@@ -90,6 +78,34 @@ impl Transport {
             Way::Udp(_) => None,
             Way::Tcp(connection) => connection.stream.peer_addr().ok(),
         }
+    }
+}
+
+/// A socket as the rules for peers see it.
+///
+/// # Errors
+/// What the kernel refused to tell.
+pub(crate) fn kind(adopted: &Adopted) -> io::Result<rules::Transport> {
+    Ok(match adopted {
+        Adopted::Udp(socket) => {
+            let (ipv4, ipv6) = socket.families()?;
+            rules::Transport::Udp { ipv4, ipv6 }
+        }
+        Adopted::Tcp(_) => rules::Transport::Tcp,
+    })
+}
+
+impl Claim {
+    /// `None`: somebody has it.
+    fn new(cookie: u64) -> Option<Self> {
+        let mut taken = TAKEN.lock().unwrap_or_else(PoisonError::into_inner);
+        taken.insert(cookie).then(|| Self(cookie))
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        TAKEN.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.0);
     }
 }
 
@@ -196,20 +212,20 @@ impl Drop for Connection {
 /// All transports of a device by their numbers, which a run's origin names.
 #[derive(Debug, Default)]
 pub(crate) struct Transports {
-    slots: Vec<Option<Arc<Transport>>>,
+    slots: Vec<Option<(Arc<Transport>, Claim)>>,
     /// Connections that did not take all.
-    pub(crate) waiting: Arc<AtomicUsize>,
+    waiting: Arc<AtomicUsize>,
 }
 
 impl Transports {
     #[inline]
     pub(crate) fn get(&self, number: u16) -> Option<&Arc<Transport>> {
-        self.slots.get(usize::from(number))?.as_ref()
+        self.slots.get(usize::from(number))?.as_ref().map(|(transport, _)| transport)
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = (u16, &Arc<Transport>)> {
         let slots = (0_u16..).zip(&self.slots);
-        slots.filter_map(|(number, slot)| Some((number, slot.as_ref()?)))
+        slots.filter_map(|(number, slot)| Some((number, &slot.as_ref()?.0)))
     }
 
     /// Whether a connection has not taken all.
@@ -219,18 +235,30 @@ impl Transports {
 
     /// The number of the transport with this cookie.
     pub(crate) fn with_cookie(&self, cookie: u64) -> Option<u16> {
-        self.iter().find(|(_, transport)| transport.cookie == cookie).map(|(number, _)| number)
+        let has_it = |slot: &Option<(_, Claim)>| slot.as_ref().is_some_and(|(_, c)| c.0 == cookie);
+        self.slots.iter().position(has_it).and_then(|number| u16::try_from(number).ok())
     }
 
-    /// Takes a transport in; `None` if there are [`TRANSPORTS_MAX`].
-    pub(crate) fn insert(&mut self, transport: Arc<Transport>) -> Option<u16> {
+    /// Takes a socket of this kind in, which has this cookie. Returns its number.
+    ///
+    /// # Errors
+    /// There are [`TRANSPORTS_MAX`], or a device of this process has the socket.
+    pub(crate) fn insert(
+        &mut self,
+        adopted: Adopted,
+        kind: rules::Transport,
+        cookie: u64,
+    ) -> Result<u16, DeviceError> {
         let free = self.slots.iter().position(Option::is_none).unwrap_or(self.slots.len());
-        let number = u16::try_from(free).ok().filter(|_| free < TRANSPORTS_MAX)?;
-        if free == self.slots.len() {
-            self.slots.push(None);
+        let number = u16::try_from(free).ok().filter(|_| free < TRANSPORTS_MAX);
+        let number = number.ok_or(DeviceError::TooManyPeers(TRANSPORTS_MAX))?;
+        let claim = Claim::new(cookie).ok_or(DeviceError::SocketTaken)?;
+        let new = Some((Arc::new(Transport::new(adopted, kind, &self.waiting)), claim));
+        match self.slots.get_mut(free) {
+            Some(slot) => *slot = new,
+            None => self.slots.push(new),
         }
-        self.slots[free] = Some(transport);
-        Some(number)
+        Ok(number)
     }
 
     /// Lets a transport go.

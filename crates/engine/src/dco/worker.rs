@@ -3,22 +3,20 @@
 use std::collections::HashMap;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use weft_io::poller::{Poller, Waker};
-use weft_io::tun::Tun;
+use weft_io::poller::Poller;
 use weft_openvpn::device::{DeletionReason, Notification};
 
 use super::framed::{self, ROOM};
 use super::receive::{Arrival, Receiver};
 use super::transmit::{DeviceEnv, Transmitter, send_ping};
 use super::transport::{Connection, Transport, Way};
-use super::{Event, Shared};
-use crate::counters::WorkerCounters;
+use super::{Common, Event, Shared};
 use crate::device::Env;
-use crate::worker::{TAP_BYTES_MAX, TAP_READS_MAX, UDP_BATCHES_MAX, nothing_now};
+use crate::worker::{UDP_BATCHES_MAX, nothing_now, take_turn};
 
 /// How often it is looked whether peers have expired or want a ping, in milliseconds.
 pub const KEEPALIVE_LOOK_MS: u64 = 1_000;
@@ -34,14 +32,7 @@ const TRANSPORT: u64 = 2;
 
 /// What the device's thread owns.
 pub(super) struct Worker {
-    pub(super) tun: Arc<Tun>,
-    pub(super) shared: Arc<RwLock<Shared>>,
-    pub(super) events: Arc<dyn Fn(Event) + Send + Sync>,
-    pub(super) waker: Waker,
-    pub(super) stop: Arc<AtomicBool>,
-    pub(super) counters: Arc<WorkerCounters>,
-    /// When the device's clock began.
-    pub(super) epoch: Instant,
+    pub(super) common: Arc<Common>,
     pub(super) segments_max: usize,
     pub(super) merge: (bool, bool),
 }
@@ -59,21 +50,17 @@ impl Worker {
     pub(super) fn run(self) {
         let result = self.work();
         if let Err(error) = result {
-            tracing::warn!(device = self.tun.name(), %error, "a data channel device has stopped");
-            let ids: Vec<u32> = self.read().peers.iter().map(|(_, peer)| peer.id).collect();
-            for id in ids {
-                if self.write().remove_peer(id).is_ok() {
-                    self.told(id, DeletionReason::Teardown);
-                }
-            }
+            let device = self.common.tun.name();
+            tracing::warn!(device, %error, "a data channel device has stopped");
+            self.common.end();
         }
     }
 
     fn work(&self) -> io::Result<()> {
-        self.counters.begin();
+        self.common.counters.begin();
         let mut poller = Poller::new()?;
-        poller.add(&self.waker, WAKER)?;
-        poller.add(&*self.tun, TUN)?;
+        poller.add(&self.common.waker, WAKER)?;
+        poller.add(&self.common.tun, TUN)?;
         let mut transmitter = Transmitter::new(self.segments_max);
         let mut receiver = Receiver::new(self.merge.0, self.merge.1);
         let mut buffer = Box::new([0; ROOM]);
@@ -88,11 +75,11 @@ impl Worker {
                     token => ready.extend(u16::try_from(token - TRANSPORT)),
                 }
             }
-            if self.stop.load(Ordering::Relaxed) {
+            if self.common.stop.load(Ordering::Relaxed) {
                 return Ok(());
             }
             if woken {
-                self.waker.clear();
+                self.common.waker.clear();
                 self.watch(&poller, &mut watched);
             }
             for number in ready.drain(..) {
@@ -111,7 +98,7 @@ impl Worker {
 
     /// How long there may be nothing to do; `None` for ever.
     fn time_until(&self, look_at: Instant) -> Option<Duration> {
-        let shared = self.read();
+        let shared = self.common.read();
         if shared.transports.is_any_waiting() {
             return Some(Duration::from_millis(STREAM_RETRY_MS));
         }
@@ -121,7 +108,7 @@ impl Worker {
 
     /// Waits for the transports that there are now, and for no others.
     fn watch(&self, poller: &Poller, watched: &mut HashMap<u16, Watched>) {
-        let shared = self.read();
+        let shared = self.common.read();
         let mut lost = Vec::new();
         let is_there = |number: u16, watched: &Watched| {
             let now = shared.transports.get(number);
@@ -160,15 +147,20 @@ impl Worker {
     fn drain(&self, receiver: &mut Receiver, number: u16, watched: &mut HashMap<u16, Watched>) {
         let Some(entry) = watched.get_mut(&number) else { return };
         let transport = Arc::clone(&entry.transport);
+        let now = self.common.read().transports.get(number).map(Arc::as_ptr);
+        if now != Some(Arc::as_ptr(&transport)) {
+            // What comes from now on is for whoever has the socket.
+            return;
+        }
         let broken = match &transport.way {
             Way::Udp(socket) => {
                 for _ in 0..UDP_BATCHES_MAX {
                     let max = Receiver::messages_max();
                     // What is wrong with a socket concerns the next datagram no more than the last.
                     let Ok(got) = socket.recv(&mut receiver.batch, max) else { break };
-                    let shared = self.read();
-                    let at = (number, self.now_ms());
-                    receiver.handle_batch(&shared, &self.env(&shared), &*self.events, at);
+                    let shared = self.common.read();
+                    let at = (number, self.common.now_ms());
+                    receiver.handle_batch(&shared, &self.env(&shared), &*self.common.events, at);
                     drop(shared);
                     self.note_moved(receiver);
                     if got < max {
@@ -199,16 +191,16 @@ impl Worker {
             Err(error) if nothing_now(&error) => return None,
             Err(_) => return Some(DeletionReason::TransportDisconnect),
         }
-        let shared = self.read();
+        let shared = self.common.read();
         let nowhere = SocketAddr::from((IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0));
         let arrival = Arrival {
             source: transport.connected_to().unwrap_or(nowhere),
             transport: number,
             connected: true,
-            now_ms: self.now_ms(),
+            now_ms: self.common.now_ms(),
         };
         let bytes = &mut stream[..*filled];
-        let (env, events) = (self.env(&shared), &*self.events);
+        let (env, events) = (self.env(&shared), &*self.common.events);
         match receiver.handle_stream(&shared, &env, events, arrival, bytes) {
             Some(taken) => {
                 stream.copy_within(taken..*filled, 0);
@@ -221,35 +213,22 @@ impl Worker {
 
     /// Sends what the TUN device has, up to a turn's share.
     fn drain_tun(&self, transmitter: &mut Transmitter, buffer: &mut [u8; ROOM]) -> io::Result<()> {
-        let shared = self.read();
+        let shared = self.common.read();
         let env = self.env(&shared);
-        let now_ms = self.now_ms();
-        let mut bytes = 0;
-        let mut result = Ok(());
-        for _ in 0..TAP_READS_MAX {
-            match framed::read(&self.tun, buffer) {
-                Ok(len) => {
-                    let read = &mut buffer[..len];
-                    transmitter.handle_read(&shared, &env, &*self.events, read, now_ms);
-                    bytes += len;
-                }
-                Err(error) if nothing_now(&error) => break,
-                Err(error) => {
-                    result = Err(error);
-                    break;
-                }
-            }
-            if bytes >= TAP_BYTES_MAX {
-                break;
-            }
-        }
+        let now_ms = self.common.now_ms();
+        let result = take_turn(|| {
+            let len = framed::read(&self.common.tun, buffer)?;
+            let read = &mut buffer[..len];
+            transmitter.handle_read(&shared, &env, &*self.common.events, read, now_ms);
+            Ok(len)
+        });
         transmitter.flush(&env);
         result
     }
 
     /// Offers connections what they did not take.
     fn push_streams(&self) {
-        let shared = self.read();
+        let shared = self.common.read();
         if !shared.transports.is_any_waiting() {
             return;
         }
@@ -270,22 +249,22 @@ impl Worker {
 
     /// Sends the pings that are due and removes the peers that have expired.
     fn look_after_peers(&self) {
-        let now_ms = self.now_ms();
-        let shared = self.read();
+        let now_ms = self.common.now_ms();
+        let shared = self.common.read();
         let env = self.env(&shared);
         let mut expired = Vec::new();
         for (_, peer) in shared.peers.iter() {
             if peer.is_expired(now_ms) {
                 expired.push(peer.id);
             } else if peer.is_ping_due(now_ms) {
-                send_ping(&env, &*self.events, peer, now_ms);
+                send_ping(&env, &*self.common.events, peer, now_ms);
             }
         }
         drop(shared);
         for id in expired {
-            if self.write().remove_expired(id, now_ms) {
-                self.waker.wake();
-                self.told(id, DeletionReason::Expired);
+            if self.common.write().remove_expired(id, now_ms) {
+                self.common.waker.wake();
+                self.common.told(id, DeletionReason::Expired);
             }
         }
     }
@@ -293,48 +272,32 @@ impl Worker {
     /// A peer has moved: rare enough to hold up all others for.
     fn note_moved(&self, receiver: &mut Receiver) {
         let Some((index, source)) = receiver.take_moved() else { return };
-        let mut shared = self.write();
+        let mut shared = self.common.write();
         if let Some(peer_id) = shared.move_peer(index, source) {
             drop(shared);
             let floated = Notification::PeerFloat { peer_id, remote: source };
-            (self.events)(Event::Notification(floated));
+            (self.common.events)(Event::Notification(floated));
         }
     }
 
     /// A transport is of no more use, and so are its peers.
     fn lose_transport(&self, number: u16, reason: DeletionReason) {
-        let mut shared = self.write();
+        let mut shared = self.common.write();
         let lost = shared.remove_transport(number);
         drop(shared);
-        self.waker.wake();
+        self.common.waker.wake();
         for id in lost {
-            self.told(id, reason);
+            self.common.told(id, reason);
         }
-    }
-
-    fn told(&self, peer_id: u32, reason: DeletionReason) {
-        (self.events)(Event::Notification(Notification::PeerDeleted { peer_id, reason }));
     }
 
     fn env<'a>(&'a self, shared: &'a Shared) -> DeviceEnv<'a> {
         Env {
-            tap: &*self.tun,
+            tap: &self.common.tun,
             socket: &shared.transports,
-            counters: &self.counters,
+            counters: &self.common.counters,
             // A datagram longer than the route takes is fragmented; there is nobody to tell.
             events: &|_| (),
         }
-    }
-
-    fn now_ms(&self) -> u64 {
-        self.epoch.elapsed().as_millis() as u64
-    }
-
-    fn read(&self) -> RwLockReadGuard<'_, Shared> {
-        self.shared.read().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn write(&self) -> RwLockWriteGuard<'_, Shared> {
-        self.shared.write().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -11,13 +11,14 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use weft_crypto::DataCipher;
 use weft_engine::DropReason;
 use weft_engine::dco::{Device, DeviceConfig, Event, Route};
 use weft_io::namespace::{Namespace, run_in};
 use weft_io::uninterrupted;
 use weft_openvpn::device::{
-    CipherAlgorithm, DeletionReason, DeviceError, KeyAttributes, KeyDirection, Mode, Notification,
-    PeerAttributes, Slot,
+    CipherAlgorithm, DeletionReason, DeviceError, EpochAttributes, KeyAttributes, KeyBlock,
+    KeyDirection, Mode, Notification, PeerAttributes, Side, Slot,
 };
 
 use crate::common::{PATIENCE, flows_between, fresh_namespace, ip, pattern};
@@ -265,6 +266,35 @@ fn every_mode_cipher_transport_and_family_carries_packets() {
                 assert_eq!(forged, 0, "{modes:?} {cipher:?}: {:?}", host.drops());
             }
         }
+    }
+}
+
+#[test]
+fn epochs_take_the_place_of_keys_over_every_transport_and_cipher() {
+    let block = KeyBlock::new(std::array::from_fn(|at| at as u8 ^ 0x5a));
+    for (round, cipher) in (0..).zip(DataCipher::ALL) {
+        let (a, b) = strangers((Mode::Mp, Mode::P2p));
+        let sockets = (round % 2 == 0).then(|| connect_udp(&a, &b, round == 2, AES_256));
+        if sockets.is_none() {
+            connect_tcp(&a, &b, round == 3, AES_256);
+        }
+        for (host, other, side) in [(&a, &b, Side::Client), (&b, &a, Side::Server)] {
+            let (encrypt, decrypt) = block.epoch_secrets(side);
+            let (peer_id, slot, key_id) = (other.number.into(), Slot::Primary, 3);
+            let new = EpochAttributes { peer_id, slot, key_id, cipher, encrypt, decrypt };
+            host.device.new_epochs(new).unwrap();
+            let state = host.device.key(peer_id, slot).unwrap();
+            assert_eq!((state.key_id, state.epoch), (3, Some(1)));
+        }
+        check_traffic(&a, &b, 400_000);
+        if round < 2 {
+            // Keepalives are sealed as everything else.
+            a.keepalive(&b, 1, 3);
+            b.keepalive(&a, 1, 3);
+            thread::sleep(Duration::from_secs(4));
+        }
+        let left = [&a, &b].map(|host| (host.device.peers().len(), host.drops()));
+        assert_eq!(left, [(1, vec![]), (1, vec![])], "{cipher}");
     }
 }
 
@@ -605,8 +635,15 @@ fn what_cannot_be_is_refused_with_the_kernels_numbers() {
     assert_eq!(a.device.delete_key(9, Slot::Secondary).unwrap_err().errno(), 2);
     // As the kernel has it: what is not there is gone.
     assert_eq!(a.device.delete_key(2, Slot::Secondary), Ok(()));
+    assert_eq!(a.device.send_packet(2, &[0; 65_536]).unwrap_err().errno(), 34);
+    let elsewhere = PeerAttributes { vpn_ipv4: None, ..whole.clone() };
+    let taken = b.device.new_peer(udp(), &elsewhere);
+    assert_eq!(taken, Err(DeviceError::SocketTaken), "two devices would read from it");
     // None of it left anything behind.
     assert_eq!(a.device.peers().len(), 1);
     arrives(&datagrams(&a, &b), b"as before");
+    // What a device has let go of is anybody's.
+    a.device.delete_peer(2).unwrap();
+    b.device.new_peer(udp(), &elsewhere).unwrap();
     drop(there);
 }
