@@ -10,4 +10,5 @@ pub mod dco;
 pub mod demo;
 pub mod doctor;
 pub mod sandbox;
+mod task;
 mod timestamp;

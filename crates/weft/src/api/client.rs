@@ -11,6 +11,7 @@ use serde::de::DeserializeOwned;
 use tokio::net::UnixStream;
 
 use super::types::ApiError;
+use crate::task::OwnedTask;
 
 /// Speaks to the daemon of one runtime directory.
 pub struct Client {
@@ -30,6 +31,9 @@ pub enum ClientError {
         /// What could not be read.
         detail: String,
     },
+    /// What was answering ended before it was done (us, unless somebody killed it).
+    #[error("who answered at {0} has ended; its log may say why")]
+    Ended(PathBuf),
     /// Nobody listens on the socket (configuration).
     #[error("weft is not running here (nobody answers at {0}); start it with: weft launch")]
     NotRunning(PathBuf),
@@ -74,7 +78,7 @@ impl Client {
     /// A GET request that is answered by lines for as long as there are any, or as `take` asks for more.
     ///
     /// # Errors
-    /// See [`ClientError`].
+    /// See [`ClientError`]; [`ClientError::Ended`] where the lines break off.
     pub async fn lines(
         &self,
         path: &str,
@@ -83,7 +87,7 @@ impl Client {
         let mut answer = self.open("GET", path, Bytes::new()).await?;
         let mut begun = Vec::new();
         while let Some(frame) = answer.body.frame().await {
-            let frame = frame.map_err(|error| self.malformed(error))?;
+            let frame = frame.map_err(|_| ClientError::Ended(self.socket.clone()))?;
             begun.extend_from_slice(frame.data_ref().map_or(&[][..], |data| data));
             while let Some(end) = begun.iter().position(|byte| *byte == b'\n') {
                 let line: Vec<u8> = begun.drain(..=end).collect();
@@ -144,9 +148,9 @@ impl Client {
         let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
             .await
             .map_err(|error| self.malformed(error))?;
-        let connection = AbortOnDrop(tokio::spawn(async move {
+        let connection = OwnedTask::spawn(async move {
             let _ = connection.await;
-        }));
+        });
         let request = hyper::Request::builder()
             .method(method)
             .uri(path)
@@ -168,16 +172,7 @@ impl Client {
 struct Opened {
     status: hyper::StatusCode,
     body: hyper::body::Incoming,
-    _connection: AbortOnDrop,
-}
-
-/// The task that moves a connection's bytes; it ends with this value.
-struct AbortOnDrop(tokio::task::JoinHandle<()>);
-
-impl Drop for AbortOnDrop {
-    fn drop(&mut self) {
-        self.0.abort();
-    }
+    _connection: OwnedTask,
 }
 
 /// The API's socket in a runtime directory.

@@ -4,6 +4,7 @@
 //! and the figures are medians over the rounds. So a slow minute of the machine meets all alike.
 
 pub mod chart;
+pub mod dco;
 pub mod engine;
 pub mod fair;
 pub mod ladder;
@@ -79,6 +80,8 @@ pub enum Table {
     Fair,
     /// qperf's bandwidth and latency, as Weave Net showed its fast datapath
     Weave,
+    /// Data channel devices beside OpenVPN without one, as OpenVPN's paper showed its offload
+    Dco,
 }
 
 /// What `weft bench` measures, and where the figures go.
@@ -147,7 +150,8 @@ impl BenchOptions {
         let tcp_seconds = self.seconds.unwrap_or(seconds);
         let wanted = |name: &&str| match &self.rows {
             Some(rows) => rows.iter().any(|row| row == name),
-            None => true,
+            None if self.table == Table::Dco => rows::DCO.contains(name),
+            None => !rows::is_device(name),
         };
         Plan {
             rows: rows::ALL.into_iter().filter(wanted).collect(),
@@ -175,7 +179,7 @@ pub fn run(options: &BenchOptions) -> anyhow::Result<()> {
         Table::Weave => return weave_table(options),
         Table::Vpp | Table::Scale => return ladder_table(options),
         Table::Fair => return fair_table(options),
-        Table::Systems => {}
+        Table::Systems | Table::Dco => {}
     }
     require_programs()?;
     let binary = own_binary()?;
@@ -435,6 +439,7 @@ fn set_up(
             rows::WIREGUARD_GO => others::wireguard_go(sandbox, link_mtu)?,
             rows::OPENVPN => others::openvpn(sandbox, link_mtu)?,
             rows::VPNCLOUD => vpncloud::vpncloud(sandbox, link_mtu)?,
+            device if rows::is_device(device) => dco::device(sandbox, device, link_mtu)?,
             ours => {
                 if let Some(pair) = pairs.iter().find(|pair| pair.row == ours) {
                     set.push(rows::weft(*pair)?);
@@ -561,8 +566,10 @@ mod tests {
     #[test]
     fn six_rounds_of_all_rows_on_both_underlays_unless_told_otherwise() {
         let plan = options(&[]).unwrap().plan(1500);
-        assert_eq!((plan.rounds, plan.rows.as_slice()), (6, &rows::ALL[..]));
+        assert_eq!((plan.rounds, plan.rows.len()), (6, rows::ALL.len() - 3));
+        assert!(!plan.rows.iter().any(|row| rows::is_device(row)));
         assert_eq!(plan.underlays, [Underlay::Veth, Underlay::Wire]);
+        assert_eq!(options(&["--table", "dco"]).unwrap().plan(1500).rows, rows::DCO);
     }
 
     #[test]

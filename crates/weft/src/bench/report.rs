@@ -167,8 +167,12 @@ impl Report {
     pub fn ratios(&self) -> String {
         let mut text = String::new();
         for ours in self.rows.iter().filter(|row| row.name.starts_with("weft-")) {
-            for other in [rows::VXLAN, rows::WIREGUARD_GO, rows::OPENVPN, rows::VPNCLOUD] {
-                let same = |row: &&ReportRow| row.name == other && row.underlay == ours.underlay;
+            let others: &[&str] = match rows::is_device(&ours.name) {
+                true => &[rows::DIRECT, rows::GRE, rows::OPENVPN],
+                false => &[rows::VXLAN, rows::WIREGUARD_GO, rows::OPENVPN, rows::VPNCLOUD],
+            };
+            for other in others {
+                let same = |row: &&ReportRow| row.name == *other && row.underlay == ours.underlay;
                 let Some(theirs) = self.rows.iter().find(same) else { continue };
                 let ratios = ratios_of(ours, theirs);
                 if !ratios.is_empty() {

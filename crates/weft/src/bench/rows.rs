@@ -12,9 +12,23 @@ pub const CONNECT_LIMIT: Duration = Duration::from_secs(30);
 /// The VXLAN row's network identifier.
 const VXLAN_ID: u32 = 4242;
 
-/// The rows that are measured where nothing else is asked for, in the table's order.
-pub const ALL: [&str; 9] =
-    [DIRECT, GRE, VXLAN, WEFT, WEFT_PORTS, WEFT_CHACHA20, WIREGUARD_GO, OPENVPN, VPNCLOUD];
+/// All rows that there are, in the tables' order.
+pub const ALL: [&str; 12] = [
+    DIRECT,
+    GRE,
+    VXLAN,
+    WEFT,
+    WEFT_PORTS,
+    WEFT_CHACHA20,
+    OVPN_USERSPACE,
+    OVPN_PEERS,
+    OVPN_KERNEL,
+    WIREGUARD_GO,
+    OPENVPN,
+    VPNCLOUD,
+];
+/// Those of the table of OpenVPN's paper on its data channel offload, and Weft's devices beside.
+pub const DCO: [&str; 6] = [DIRECT, GRE, OVPN_USERSPACE, OVPN_PEERS, OVPN_KERNEL, OPENVPN];
 /// The underlay itself.
 pub const DIRECT: &str = "direct";
 /// The kernel's GRE, host to host, not encrypted.
@@ -27,12 +41,24 @@ pub const WEFT: &str = "weft-esp-userspace";
 pub const WEFT_PORTS: &str = "weft-esp-userspace-direct";
 /// As [`WEFT`] with ChaCha20-Poly1305.
 pub const WEFT_CHACHA20: &str = "weft-esp-userspace-chacha20";
+/// Weft's data channel device in userspace, host to host, AES-256-GCM.
+pub const OVPN_USERSPACE: &str = "weft-ovpn-userspace";
+/// The same in mode mp, with 4,095 peers beside the one that is measured.
+pub const OVPN_PEERS: &str = "weft-ovpn-userspace-4096";
+/// The kernel's device, with one peer.
+pub const OVPN_KERNEL: &str = "weft-ovpn-kernel";
 /// WireGuard in userspace, the newest release of the Go implementation.
 pub const WIREGUARD_GO: &str = "wireguard-go";
 /// OpenVPN without its kernel module.
 pub const OPENVPN: &str = "openvpn";
 /// vpncloud, whose request/response rate is the best among the others.
 pub const VPNCLOUD: &str = "vpncloud";
+
+/// Whether a row stands between two data channel devices.
+#[must_use]
+pub fn is_device(row: &str) -> bool {
+    matches!(row, OVPN_USERSPACE | OVPN_PEERS | OVPN_KERNEL)
+}
 
 /// A pair of namespaces and the way between them.
 #[derive(Debug)]

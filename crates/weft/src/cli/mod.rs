@@ -66,7 +66,7 @@ fn exit_code(error: &anyhow::Error) -> u8 {
         return match error {
             ClientError::NotRunning(_) | ClientError::NotPermitted(_) => 3,
             ClientError::Refused(refusal) => refusal_code(refusal.kind),
-            ClientError::Malformed { .. } | ClientError::TimedOut(_) => 1,
+            ClientError::Malformed { .. } | ClientError::Ended(_) | ClientError::TimedOut(_) => 1,
         };
     }
     error.downcast_ref::<ApiError>().map_or(1, |refusal| refusal_code(refusal.kind))

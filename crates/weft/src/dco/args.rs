@@ -149,6 +149,10 @@ pub struct NewPeer {
     /// How it is reached.
     #[command(flatten)]
     pub carrier: Carrier,
+    /// Mark of the packets that its socket sends, for the host's packet filter and routes; peers that
+    /// share the socket get it too
+    #[arg(long, value_name = "MARK")]
+    pub mark: Option<u32>,
     /// Print JSON
     #[arg(long)]
     pub json: bool,
@@ -257,6 +261,10 @@ pub struct KeyWords {
     /// Which end this is: the other one must be the other
     #[arg(long, value_enum)]
     pub side: SideWord,
+    /// Epochs in the place of one key, as OpenVPN 2.7 has them (a device in userspace only)
+    #[arg(long)]
+    #[serde(default)]
+    pub epoch: bool,
     /// A static key file, as `openvpn --genkey secret FILE` makes it
     #[arg(long, value_name = "FILE")]
     pub key_file: PathBuf,

@@ -5,23 +5,26 @@ use std::convert::Infallible;
 use std::io::{self, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use tokio::sync::broadcast;
+use weft_crypto::DataCipher;
 use weft_engine::dco::{Device, DeviceConfig, Event, Route};
 use weft_kernel::ovpn::{OvpnClient, OvpnDeviceSpec, OvpnError, OvpnWatch, Watched};
 use weft_kernel::{DeviceRoute, Kernel, KernelError};
 use weft_openvpn::device::{
-    CipherAlgorithm, DeletionReason, DeviceError, KeyAttributes, KeyBlock, Notice, Notification,
-    PeerAttributes, PeerState, Side, Slot,
+    CONTROL_PACKET_BYTES_MAX, DeletionReason, DeviceError, EpochAttributes, KeyAttributes,
+    KeyBlock, Notice, Notification, PeerAttributes, PeerState, Side, Slot, rules,
 };
 use zeroize::Zeroizing;
 
 use super::args::{Carrier, CipherWord, Engine, KeyWords, NewIface, PeerWords, SideWord};
 use super::json;
 use crate::api::{ApiError, ErrorKind};
+use crate::task::OwnedTask;
 
 /// Lines that wait for each listener at most; a slower one misses some and is told so.
 pub(super) const LINES_MAX: usize = 4_096;
@@ -30,8 +33,6 @@ const CONNECT_LIMIT: Duration = Duration::from_secs(30);
 /// Pause before routes that could not be watched are watched again.
 const WATCH_RETRY: Duration = Duration::from_secs(2);
 const ACCEPT_PAUSE: Duration = Duration::from_millis(20);
-/// The longest packet of the control channel that is taken, in bytes.
-const PACKET_BYTES_MAX: usize = 65_535;
 /// Bytes of the length in front of a packet on a connection.
 const LENGTH_BYTES: usize = 2;
 
@@ -43,7 +44,14 @@ pub(super) struct Line {
 }
 
 /// TCP connections by the peer that is reached by them.
-type Connections = Arc<Mutex<BTreeMap<u32, TcpStream>>>;
+type Connections = Arc<Mutex<BTreeMap<u32, Connection>>>;
+
+/// A connection that the kernel's device has taken.
+struct Connection {
+    stream: TcpStream,
+    /// Tells of the packets of the control channel that the device leaves on it.
+    reader: Option<OwnedTask>,
+}
 
 pub(super) type Lines = broadcast::Sender<Line>;
 
@@ -82,8 +90,7 @@ impl Held {
             Engine::Kernel => Self::new_kernel(words, &lines).await?,
             Engine::Userspace => Self::new_userspace(words, &lines)?,
         };
-        weft_io::tun::set_mtu(&words.device, words.mtu).map_err(internal)?;
-        Ok(Self {
+        let held = Self {
             name: words.device.clone(),
             index,
             engine,
@@ -91,7 +98,13 @@ impl Held {
             sockets: Mutex::default(),
             carriers: Mutex::default(),
             lines,
-        })
+        };
+        if let Err(error) = weft_io::tun::set_mtu(&words.device, words.mtu) {
+            held.end().await?;
+            let text = format!("{} takes no MTU of {}: {error}", words.device, words.mtu);
+            return Err(ApiError::new(ErrorKind::BadRequest, text));
+        }
+        Ok(held)
     }
 
     async fn new_kernel(words: &NewIface, lines: &Lines) -> Result<(Either, u32), ApiError> {
@@ -165,11 +178,13 @@ impl Held {
         &self,
         words: &PeerWords,
         carrier: &Carrier,
+        mark: Option<u32>,
     ) -> Result<Value, ApiError> {
         let attributes = attributes(words);
         let carrier = carrier.clone();
         if let Some(local) = carrier.udp {
             let socket = self.udp(local)?;
+            set_mark(&socket, mark)?;
             self.give(socket.into(), &attributes).await?;
             lock(&self.carriers).insert(words.peer, local);
             return Ok(json!({}));
@@ -183,12 +198,13 @@ impl Held {
         let stream = stream.map_err(|error| {
             ApiError::new(ErrorKind::Unavailable, format!("no connection to the peer: {error}"))
         })?;
+        set_mark(&stream, mark)?;
         match &self.device {
             Either::Kernel { client, connections } => {
                 let made = client.new_peer(self.index, stream.as_fd(), &attributes).await;
                 made.map_err(refused)?;
-                self.read_tcp(&stream).map_err(internal)?;
-                lock(connections).insert(words.peer, stream);
+                let reader = Some(self.read_tcp(&stream).map_err(internal)?);
+                lock(connections).insert(words.peer, Connection { stream, reader });
             }
             Either::Userspace(device) => {
                 device.new_peer(stream.into(), &attributes).map_err(device_refused)?;
@@ -244,6 +260,9 @@ impl Held {
     pub(super) async fn delete_peer(&self, id: u32) -> Result<Value, ApiError> {
         match &self.device {
             Either::Kernel { client, connections } => {
+                // Without its peer the kernel leaves data on a connection, too: it is for nobody.
+                let reader = lock(connections).get_mut(&id).and_then(|one| one.reader.take());
+                drop(reader);
                 client.delete_peer(self.index, id).await.map_err(refused)?;
                 lock(connections).remove(&id);
             }
@@ -254,12 +273,22 @@ impl Held {
     }
 
     pub(super) async fn new_key(&self, words: &KeyWords) -> Result<Value, ApiError> {
-        let key = key(words)?;
-        match &self.device {
-            Either::Kernel { client, .. } => {
-                client.new_key(self.index, &key).await.map_err(refused)?;
+        let block = read_key_block(&words.key_file)?;
+        match (&self.device, words.epoch) {
+            (Either::Kernel { client, .. }, false) => {
+                client.new_key(self.index, &key(words, &block)).await.map_err(refused)?;
             }
-            Either::Userspace(device) => device.new_key(&key).map_err(device_refused)?,
+            (Either::Userspace(device), false) => {
+                device.new_key(&key(words, &block)).map_err(device_refused)?;
+            }
+            (Either::Userspace(device), true) => {
+                device.new_epochs(epochs(words, &block)).map_err(device_refused)?;
+            }
+            (Either::Kernel { .. }, true) => {
+                let text = "the kernel's device has no epochs: leave --epoch out, or make a device \
+                            with --engine userspace";
+                return Err(ApiError::new(ErrorKind::BadRequest, text));
+            }
         }
         Ok(json!({}))
     }
@@ -298,12 +327,12 @@ impl Held {
     pub(super) async fn packet(&self, peer: u32, packet: &[u8]) -> Result<Value, ApiError> {
         match &self.device {
             Either::Kernel { client, connections } => {
+                let length = rules::control_packet(packet).map_err(device_refused)?;
                 let remote = client.peer(self.index, peer).await.map_err(refused)?.remote;
-                let connection = lock(connections).get(&peer).map(TcpStream::try_clone);
+                let connection = lock(connections).get(&peer).map(|one| one.stream.try_clone());
                 let sent = match (connection, self.socket_of(peer), remote) {
                     (Some(stream), ..) => {
-                        let length = u16::try_from(packet.len()).unwrap_or(u16::MAX).to_be_bytes();
-                        let frame = [&length, packet].concat();
+                        let frame = [&length.to_be_bytes(), packet].concat();
                         // Whole or not at all: the kernel takes one packet a call.
                         stream.and_then(|stream| (&stream).write(&frame))
                     }
@@ -358,7 +387,7 @@ impl Held {
         let socket = tokio::net::UdpSocket::from_std(socket)?;
         let (lines, index) = (self.lines.clone(), self.index);
         tokio::spawn(async move {
-            let mut buffer = vec![0; PACKET_BYTES_MAX];
+            let mut buffer = vec![0; CONTROL_PACKET_BYTES_MAX];
             while let Ok((len, source)) = socket.recv_from(&mut buffer).await {
                 let _ = lines.send(line(true, &json::packet(index, Some(source), &buffer[..len])));
             }
@@ -367,13 +396,13 @@ impl Held {
     }
 
     /// The same for a connection, on which each packet comes behind its length.
-    fn read_tcp(&self, stream: &TcpStream) -> io::Result<()> {
+    fn read_tcp(&self, stream: &TcpStream) -> io::Result<OwnedTask> {
         stream.set_nonblocking(true)?;
         let (lines, index) = (self.lines.clone(), self.index);
         let remote = stream.peer_addr().ok();
         let stream = tokio::net::TcpStream::from_std(stream.try_clone()?)?;
-        tokio::spawn(async move {
-            let mut buffer = vec![0; LENGTH_BYTES + PACKET_BYTES_MAX];
+        Ok(OwnedTask::spawn(async move {
+            let mut buffer = vec![0; LENGTH_BYTES + CONTROL_PACKET_BYTES_MAX];
             loop {
                 if stream.readable().await.is_err() {
                     return;
@@ -388,8 +417,7 @@ impl Held {
                     Ok(_) | Err(_) => return,
                 }
             }
-        });
-        Ok(())
+        }))
     }
 }
 
@@ -422,6 +450,14 @@ async fn tell(mut watch: OvpnWatch, device: u32, lines: Lines, connections: Conn
 
 fn line(is_packet: bool, text: &Value) -> Line {
     Line { is_packet, text: text.to_string().into() }
+}
+
+fn set_mark(socket: impl AsFd, mark: Option<u32>) -> Result<(), ApiError> {
+    let Some(mark) = mark else { return Ok(()) };
+    weft_io::udp::set_mark(socket, mark).map_err(|error| {
+        let text = format!("the socket cannot be marked: {error}; marks need CAP_NET_ADMIN");
+        ApiError::new(ErrorKind::Conflict, text)
+    })
 }
 
 /// Waits for one connection.
@@ -468,31 +504,47 @@ fn attributes(words: &PeerWords) -> PeerAttributes {
     attributes
 }
 
-fn key(words: &KeyWords) -> Result<KeyAttributes, ApiError> {
+fn read_key_block(file: &Path) -> Result<KeyBlock, ApiError> {
     let bad = |text: String| ApiError::new(ErrorKind::BadRequest, text);
-    let file = words.key_file.display();
-    let text = std::fs::read_to_string(&words.key_file).map(Zeroizing::new);
-    let text = text.map_err(|error| bad(format!("cannot read {file}: {error}")))?;
-    let block = KeyBlock::parse(&text).map_err(|error| bad(format!("{file}: {error}")))?;
-    let (cipher, bytes) = match words.cipher {
-        CipherWord::Aes128Gcm => (CipherAlgorithm::AesGcm, 16),
-        CipherWord::Aes192Gcm => (CipherAlgorithm::AesGcm, 24),
-        CipherWord::Aes256Gcm => (CipherAlgorithm::AesGcm, 32),
-        CipherWord::ChaCha20Poly1305 => (CipherAlgorithm::ChaCha20Poly1305, 32),
-    };
-    let side = match words.side {
-        SideWord::Client => Side::Client,
-        SideWord::Server => Side::Server,
-    };
-    let (encrypt, decrypt) = block.directions(side, bytes);
-    Ok(KeyAttributes {
+    let text = std::fs::read_to_string(file).map(Zeroizing::new);
+    let text = text.map_err(|error| bad(format!("cannot read {}: {error}", file.display())))?;
+    KeyBlock::parse(&text).map_err(|error| bad(format!("{}: {error}", file.display())))
+}
+
+fn key(words: &KeyWords, block: &KeyBlock) -> KeyAttributes {
+    let cipher = data_cipher(words.cipher);
+    let (encrypt, decrypt) = block.directions(side(words.side), cipher.key_bytes());
+    KeyAttributes {
         peer_id: Some(words.peer),
         slot: Some(words.slot),
         key_id: Some(words.key_id),
-        cipher: Some(cipher),
+        cipher: Some(cipher.into()),
         encrypt: Some(encrypt),
         decrypt: Some(decrypt),
-    })
+    }
+}
+
+fn epochs(words: &KeyWords, block: &KeyBlock) -> EpochAttributes {
+    let (encrypt, decrypt) = block.epoch_secrets(side(words.side));
+    let KeyWords { peer, slot, key_id, .. } = *words;
+    let cipher = data_cipher(words.cipher);
+    EpochAttributes { peer_id: peer, slot, key_id, cipher, encrypt, decrypt }
+}
+
+const fn data_cipher(word: CipherWord) -> DataCipher {
+    match word {
+        CipherWord::Aes128Gcm => DataCipher::Aes128Gcm,
+        CipherWord::Aes192Gcm => DataCipher::Aes192Gcm,
+        CipherWord::Aes256Gcm => DataCipher::Aes256Gcm,
+        CipherWord::ChaCha20Poly1305 => DataCipher::ChaCha20Poly1305,
+    }
+}
+
+const fn side(word: SideWord) -> Side {
+    match word {
+        SideWord::Client => Side::Client,
+        SideWord::Server => Side::Server,
+    }
 }
 
 fn refused(error: OvpnError) -> ApiError {

@@ -12,20 +12,23 @@ use axum::response::Response;
 use axum::routing::{get, post};
 use axum::{Json, Router};
 use serde_json::{Value, json};
-use tokio::sync::{Notify, broadcast};
+use tokio::sync::{Notify, broadcast, watch};
 
 use super::args::NewIface;
 use super::held::{Held, LINES_MAX, Lines};
 use super::requests::Request;
 use crate::api::{self, ApiError};
 
-/// How long an answer may take to leave before the process ends.
+/// How long notices about the end, and then answers, may take to leave before the process ends.
 const FAREWELL: Duration = Duration::from_millis(100);
 
 struct Holder {
     held: Held,
     lines: Lines,
+    /// The device is removed.
     ended: Notify,
+    /// Whether who listens has been told all.
+    told_all: watch::Sender<bool>,
 }
 
 /// Where the directories and logs of devices are, in the runtime directory.
@@ -49,15 +52,24 @@ pub(super) async fn hold(
     crate::daemon::make_private_dir(&directory)?;
     let listener = api::listen(&api::socket_path(&directory))
         .with_context(|| format!("cannot listen in {}", directory.display()))?;
-    let holder = Arc::new(Holder { held, lines, ended: Notify::new() });
+    let told_all = watch::Sender::new(false);
+    let holder = Arc::new(Holder { held, lines, ended: Notify::new(), told_all });
     ready(&holder.held.show());
     tokio::select! {
         served = api::serve_router(listener, router(Arc::clone(&holder))) => served?,
         never = holder.held.follow_routes() => match never {},
-        () = holder.ended.notified() => tokio::time::sleep(FAREWELL).await,
+        () = farewell(&holder) => {}
     }
     let _ = std::fs::remove_dir_all(&directory);
     Ok(())
+}
+
+/// Waits until the device is removed and all is said.
+async fn farewell(holder: &Holder) {
+    holder.ended.notified().await;
+    tokio::time::sleep(FAREWELL).await;
+    holder.told_all.send_replace(true);
+    tokio::time::sleep(FAREWELL).await;
 }
 
 fn router(holder: Arc<Holder>) -> Router {
@@ -84,7 +96,7 @@ impl Holder {
         let held = &self.held;
         match request {
             Request::Show => Ok(held.show()),
-            Request::NewPeer { peer, carrier } => held.new_peer(&peer, &carrier).await,
+            Request::NewPeer { peer, carrier, mark } => held.new_peer(&peer, &carrier, mark).await,
             Request::SetPeer { peer } => held.set_peer(&peer).await,
             Request::GetPeer { id } => held.peers(id).await,
             Request::DelPeer { id } => held.delete_peer(id).await,
@@ -104,19 +116,25 @@ impl Holder {
 
 /// One line for each thing that happens from now on.
 fn listen(holder: &Holder, packets: bool) -> Response {
-    let receiver = holder.lines.subscribe();
-    let lines = futures_util::stream::unfold(receiver, move |mut receiver| async move {
-        loop {
-            let text = match receiver.recv().await {
-                Ok(line) if line.is_packet && !packets => continue,
-                Ok(line) => format!("{}\n", line.text),
-                Err(broadcast::error::RecvError::Lagged(missed)) => {
-                    format!("{}\n", json!({"name": "missed", "msg": {"lines": missed}}))
-                }
-                Err(broadcast::error::RecvError::Closed) => return None,
-            };
-            return Some((Ok::<_, Infallible>(Bytes::from(text)), receiver));
-        }
-    });
+    let receivers = (holder.lines.subscribe(), holder.told_all.subscribe());
+    let lines =
+        futures_util::stream::unfold(receivers, move |(mut receiver, mut end)| async move {
+            loop {
+                let line = tokio::select! {
+                    biased;
+                    line = receiver.recv() => line,
+                    _ = end.wait_for(|told_all| *told_all) => return None,
+                };
+                let text = match line {
+                    Ok(line) if line.is_packet && !packets => continue,
+                    Ok(line) => format!("{}\n", line.text),
+                    Err(broadcast::error::RecvError::Lagged(missed)) => {
+                        format!("{}\n", json!({"name": "missed", "msg": {"lines": missed}}))
+                    }
+                    Err(broadcast::error::RecvError::Closed) => return None,
+                };
+                return Some((Ok::<_, Infallible>(Bytes::from(text)), (receiver, end)));
+            }
+        });
     Response::new(Body::from_stream(lines))
 }

@@ -77,7 +77,13 @@ pub(super) fn key(peer_id: u32, slot: &str, state: KeyState) -> Value {
         CipherAlgorithm::AesGcm => "aes-gcm",
         CipherAlgorithm::ChaCha20Poly1305 => "chacha20-poly1305",
     };
-    json!({"peer-id": peer_id, "slot": slot, "key-id": state.key_id, "cipher-alg": cipher})
+    let mut key = json!({
+        "peer-id": peer_id, "slot": slot, "key-id": state.key_id, "cipher-alg": cipher
+    });
+    if let Some(epoch) = state.epoch {
+        key["epoch"] = json!(epoch);
+    }
+    key
 }
 
 fn put_address(object: &mut Map<String, Value>, prefix: &str, address: SocketAddr) {

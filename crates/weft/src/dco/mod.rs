@@ -13,4 +13,6 @@ mod requests;
 mod verbs;
 
 pub use args::DcoCommand;
-pub(crate) use verbs::run;
+pub(crate) use args::{Carrier, CipherWord, KeyWords, PeerWords, SideWord};
+pub(crate) use requests::Request;
+pub(crate) use verbs::{ask_all, run};

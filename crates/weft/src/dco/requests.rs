@@ -8,12 +8,13 @@ use super::args::{Carrier, KeyWords, PeerWords};
 /// `POST /v1/dco`; the answer is the verb's.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(tag = "verb", rename_all = "kebab-case")]
-pub(super) enum Request {
+pub(crate) enum Request {
     /// The device: name, ifindex, engine.
     Show,
     NewPeer {
         peer: PeerWords,
         carrier: Carrier,
+        mark: Option<u32>,
     },
     SetPeer {
         peer: PeerWords,

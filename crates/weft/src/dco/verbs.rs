@@ -11,7 +11,7 @@ use rustix::process::setsid;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::args::{DcoCommand, Engine, Listen, NewIface};
+use super::args::{DcoCommand, Engine, Listen, NewIface, NewPeer};
 use super::holder::{DEVICES, directory, hold};
 use super::requests::Request;
 use crate::api::{ApiError, Client, ClientError, ErrorKind};
@@ -34,10 +34,29 @@ pub(crate) fn run(command: DcoCommand, runtime_dir: &Path) -> anyhow::Result<Exi
         command => {
             let (device, json, request) = request(command)?;
             let answer = runtime.block_on(ask(&device, runtime_dir, &request))?;
-            output::print(json, &answer, text)?;
+            // A verb without an answer has done what it was asked.
+            let is_empty = answer.as_object().is_some_and(serde_json::Map::is_empty);
+            if json || !is_empty {
+                output::print(json, &answer, text)?;
+            }
         }
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Asks a device's holder one thing after the other, without starting a program for each. The answers
+/// are of no interest.
+///
+/// # Errors
+/// The first that was refused, or that there is no holder.
+pub(crate) fn ask_all(
+    device: &str,
+    runtime_dir: &Path,
+    mut requests: impl Iterator<Item = Request>,
+) -> anyhow::Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    requests
+        .try_for_each(|request| runtime.block_on(ask(device, runtime_dir, &request)).map(|_| ()))
 }
 
 /// Device, form of the output, and what its holder is asked.
@@ -45,7 +64,8 @@ fn request(command: DcoCommand) -> anyhow::Result<(String, bool, Request)> {
     Ok(match command {
         DcoCommand::DelIface(of) => (of.device, of.json, Request::End),
         DcoCommand::NewPeer(new) => {
-            let request = Request::NewPeer { peer: new.words, carrier: new.carrier };
+            let NewPeer { words: peer, carrier, mark, .. } = new;
+            let request = Request::NewPeer { peer, carrier, mark };
             (new.device, new.json, request)
         }
         DcoCommand::SetPeer(set) => (set.device, set.json, Request::SetPeer { peer: set.words }),
