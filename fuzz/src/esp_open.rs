@@ -1,8 +1,10 @@
 //! Opening ESP packets. Input: cipher and kind 1 byte; then, if bit 1 is set, a packet; else how many
-//! alterations 1 byte, each 2 bytes of place and 1 byte to XOR, and the plaintext.
+//! alterations 1 byte, each as `alter` has them, and the plaintext.
 
 use weft_crypto::{Cipher, OpenError, OpeningSa, SaKey, Sealer, SealingSa};
 use weft_packet::esp;
+
+use super::alter;
 
 const SPI: u32 = 0x1234_5678;
 
@@ -37,16 +39,7 @@ pub fn run(data: &[u8]) {
     assert_eq!(whole, Ok(sealed.len()));
 
     let mut altered = sealed.clone();
-    for alteration in alterations.as_chunks::<3>().0 {
-        let [low, high, bits] = *alteration;
-        let at = usize::from(u16::from_le_bytes([low, high]));
-        match altered.get_mut(at) {
-            Some(byte) => *byte ^= bits,
-            // Shorter, or longer.
-            None if at % 2 == 0 => altered.truncate(at % (sealed.len() + 1)),
-            None => altered.push(bits),
-        }
-    }
+    alter(&mut altered, alterations);
     if altered != sealed {
         assert!(opening.open(&mut altered).is_err(), "opened, but altered");
     }

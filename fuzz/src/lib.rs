@@ -3,9 +3,25 @@
 
 pub mod coalesce;
 pub mod esp_open;
+pub mod ovpn_open;
 #[expect(dead_code, reason = "the tests of the engine use all of it")]
 #[path = "../../crates/engine/src/tests/referee.rs"]
 mod referee;
 pub mod split;
 pub mod vnet;
 pub mod vxlan;
+
+/// Alters a packet: each alteration is 2 bytes of place and 1 byte to XOR there. A place behind its end
+/// makes it shorter or longer.
+fn alter(packet: &mut Vec<u8>, alterations: &[u8]) {
+    let whole = packet.len();
+    for alteration in alterations.as_chunks::<3>().0 {
+        let [low, high, bits] = *alteration;
+        let at = usize::from(u16::from_le_bytes([low, high]));
+        match packet.get_mut(at) {
+            Some(byte) => *byte ^= bits,
+            None if at % 2 == 0 => packet.truncate(at % (whole + 1)),
+            None => packet.push(bits),
+        }
+    }
+}

@@ -53,6 +53,11 @@ fn esp_open() {
 }
 
 #[test]
+fn ovpn_open() {
+    replay("ovpn_open", targets::ovpn_open::run);
+}
+
+#[test]
 fn vxlan() {
     replay("vxlan", targets::vxlan::run);
 }

@@ -1,14 +1,11 @@
-//! `weft dco`: a data channel device driven by hand. Where the kernel has such devices it is the
-//! kernel's, with Weft's own as the other end; else both are Weft's own.
+//! The verbs of `weft dco` between two hosts, from a device's making to its end.
 
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use serde_json::{Value, json};
 use weft::sandbox::{Host, Running, Sandbox, SandboxOptions};
-use weft_lab::net::slowness;
 
-const DEVICE: &str = "dco0";
+use crate::common::{self, DEVICE, limit, line, write_key_file};
 
 /// Two hosts with a device each, and one key file for both.
 struct Pair {
@@ -22,7 +19,7 @@ impl Pair {
         let options = SandboxOptions { hosts: 2, ..SandboxOptions::default() };
         let sandbox = Sandbox::new(&options)?;
         let key_file = sandbox.directory().join("static.key");
-        std::fs::write(&key_file, key_file_of(7))?;
+        write_key_file(&key_file, 7)?;
         let pair = Self { sandbox, key_file };
         for (at, mode) in modes.into_iter().enumerate() {
             let mut words = vec!["new-iface", DEVICE, "--mode", mode];
@@ -40,16 +37,12 @@ impl Pair {
         self.sandbox.host(at)
     }
 
-    /// A verb of one host, which must succeed.
     fn dco(&self, at: usize, words: &[&str]) -> anyhow::Result<Value> {
-        let words = [&["dco"], words, &["--json"]].concat();
-        Ok(self.host(at).weft(&words)?.success()?.json()?)
+        common::dco(self.host(at), words)
     }
 
-    /// A verb that must be refused: its exit code and what it says.
     fn refused(&self, at: usize, words: &[&str]) -> anyhow::Result<(Option<i32>, String)> {
-        let output = self.host(at).weft(&[&["dco"], words].concat())?;
-        Ok((output.status.code(), output.stderr))
+        common::refused(self.host(at), words)
     }
 
     /// Makes each the other's peer 5 over UDP, with a key.
@@ -73,7 +66,7 @@ impl Pair {
     }
 
     fn listen(&self, at: usize) -> anyhow::Result<Running> {
-        Ok(self.host(at).spawn_weft(&["dco", "listen", DEVICE, "--packets"])?)
+        common::listen(self.host(at))
     }
 
     fn pings(&self, count: u32) -> anyhow::Result<()> {
@@ -91,22 +84,6 @@ impl Pair {
     }
 }
 
-/// As OpenVPN writes it.
-fn key_file_of(seed: u8) -> String {
-    let line = |line: u8| (0..16).map(|at| format!("{:02x}", seed ^ (line * 16 + at))).collect();
-    let lines: Vec<String> = (0..16).map(line).collect();
-    let name = "OpenVPN Static key V1-----";
-    format!("-----BEGIN {name}\n{}\n-----END {name}\n", lines.join("\n"))
-}
-
-fn limit() -> Duration {
-    Duration::from_secs(10) * slowness()
-}
-
-fn line(running: &mut Running) -> anyhow::Result<Value> {
-    Ok(serde_json::from_str(&running.line(limit())?)?)
-}
-
 #[test]
 fn a_device_is_driven_by_hand_from_its_making_to_its_end() -> anyhow::Result<()> {
     let modes = ["p2p", "mp"];
@@ -121,7 +98,7 @@ fn a_device_is_driven_by_hand_from_its_making_to_its_end() -> anyhow::Result<()>
     }
     // A new key for both, then both send with it.
     let next = pair.key_file.with_extension("next");
-    std::fs::write(&next, key_file_of(99))?;
+    write_key_file(&next, 99)?;
     for at in 0..2 {
         pair.key(at, "secondary", "1", &next)?;
     }
@@ -144,11 +121,36 @@ fn a_device_is_driven_by_hand_from_its_making_to_its_end() -> anyhow::Result<()>
         "{deleted}"
     );
     pair.end()?;
+    // Who listens is told that it is over.
+    let (ended, more) = (told.wait(limit())?, told.line(limit()).ok());
+    anyhow::ensure!(ended.success() && more.is_none(), "{ended:?}: {more:?}");
     for at in 0..2 {
         let links = pair.host(at).netns().exec(&["ip", "link", "show", DEVICE])?;
         anyhow::ensure!(!links.status.success(), "the device is still there: {}", links.stdout);
     }
     Ok(())
+}
+
+#[test]
+fn epochs_take_a_keys_place_where_both_ends_are_wefts_own() -> anyhow::Result<()> {
+    let modes = ["p2p", "p2p"];
+    let pair = Pair::new(modes)?;
+    pair.connect(modes)?;
+    let key_file = pair.key_file.to_string_lossy();
+    let words = |side| {
+        let key = ["new-key", DEVICE, "5", "primary", "2", "--epoch", "--cipher", "aes-128-gcm"];
+        [&key[..], &["--side", side, "--key-file", &key_file]].concat()
+    };
+    pair.dco(1, &words("client"))?;
+    let key = pair.dco(1, &["get-key", DEVICE, "5", "primary"])?;
+    anyhow::ensure!(key["epoch"] == 1 && key["cipher-alg"] == "aes-gcm", "{key}");
+    if pair.dco(0, &words("server")).is_err() {
+        let kernels = pair.refused(0, &words("server"))?;
+        anyhow::ensure!(kernels.0 == Some(2) && kernels.1.contains("no epochs"), "{kernels:?}");
+        return pair.end();
+    }
+    pair.pings(3)?;
+    pair.end()
 }
 
 #[test]
@@ -184,6 +186,14 @@ fn what_cannot_be_is_refused_with_what_to_do() -> anyhow::Result<()> {
     anyhow::ensure!(nobody.0 == Some(4) && nobody.1.contains("new-iface dco9"), "{nobody:?}");
     let taken = pair.refused(0, &["new-iface", "eth0", "--engine", "userspace"])?;
     anyhow::ensure!(taken.0 == Some(5) && taken.1.contains("eth0"), "{taken:?}");
+    // A device that cannot be as asked is not left behind.
+    for engine in ["--engine=userspace", "--engine=kernel"] {
+        let mtu = pair.refused(0, &["new-iface", "dco1", "--mtu", "20", engine])?;
+        let lacking = engine.ends_with("kernel") && mtu.1.contains("no data channel offload");
+        anyhow::ensure!(lacking || (mtu.0 == Some(2) && mtu.1.contains("MTU of 20")), "{mtu:?}");
+        let links = pair.host(0).netns().exec(&["ip", "link", "show", "dco1"])?;
+        anyhow::ensure!(!links.status.success(), "the device is still there: {}", links.stdout);
+    }
     let hex = pair.refused(0, &["packet", DEVICE, "5", "123"])?;
     anyhow::ensure!(hex.0 == Some(2) && hex.1.contains("hexadecimal"), "{hex:?}");
     pair.end()

@@ -1,0 +1,6 @@
+//! `weft dco`: data channel devices driven by hand. Where the kernel has such devices the first host's
+//! is the kernel's; else all are Weft's own.
+
+mod by_hand;
+mod common;
+mod scenarios;

@@ -1,0 +1,402 @@
+//! The scenarios of the kernel's self-tests for its own device (reference `openvpn`, section 1.14), told
+//! anew with `weft dco`: a server in mode mp and clients in mode p2p, each with its own engine.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::Instant;
+
+use serde_json::{Value, json};
+use weft::sandbox::{Host, Running, Sandbox, SandboxOptions};
+
+use crate::common::{DEVICE, dco, limit, line, listen, refused, write_key_file};
+
+/// Clients of the server, hosts 1 and up. The last one's packets go over IPv6.
+const CLIENTS: usize = 3;
+/// The server's port; each client's is the same, and over TCP the client's number is added.
+const PORT: u16 = 1_194;
+/// What the server's packets to a client bear, beyond what the client's to the server do.
+const TX_ID_STEP: usize = 9;
+/// The mark of the kernel's own scenario.
+const MARK: &str = "1056";
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Transport {
+    Udp,
+    Tcp,
+}
+
+/// A server, its clients, and how they speak.
+struct Net {
+    sandbox: Sandbox,
+    transport: Transport,
+    cipher: &'static str,
+    key_files: [PathBuf; 2],
+    /// Clients send from whatever address their host has at the moment.
+    is_roaming: bool,
+}
+
+impl Net {
+    /// Devices and addresses, without peers.
+    fn new(
+        clients: usize,
+        transport: Transport,
+        cipher: &'static str,
+        mtu: &str,
+    ) -> anyhow::Result<Self> {
+        let options = SandboxOptions { hosts: clients + 1, ..SandboxOptions::default() };
+        let sandbox = Sandbox::new(&options)?;
+        let key_files = ["first.key", "second.key"].map(|name| sandbox.directory().join(name));
+        for (seed, file) in (5..).zip(&key_files) {
+            write_key_file(file, seed)?;
+        }
+        let net = Self { sandbox, transport, cipher, key_files, is_roaming: false };
+        for at in 0..=clients {
+            let mode = if at == 0 { "mp" } else { "p2p" };
+            let mut words = vec!["new-iface", DEVICE, "--mode", mode, "--mtu", mtu];
+            // Where the kernel has devices, the second client still has Weft's own.
+            words.extend((at == 2).then_some("--engine=userspace"));
+            dco(net.host(at), &words)?;
+            net.host(at).netns().ip(&format!("link set {DEVICE} up"))?;
+            net.host(at).netns().ip(&format!("address add {}/24 dev {DEVICE}", inside(at)))?;
+        }
+        Ok(net)
+    }
+
+    fn server(&self) -> &Host {
+        self.sandbox.host(0)
+    }
+
+    fn host(&self, at: usize) -> &Host {
+        self.sandbox.host(at)
+    }
+
+    /// Where a host's end of the way between the server and a client is.
+    fn end(&self, at: usize, client: usize) -> SocketAddr {
+        let port = match self.transport {
+            Transport::Udp => PORT,
+            Transport::Tcp => PORT + client as u16,
+        };
+        let address: IpAddr = match client == CLIENTS {
+            true => self.host(at).ipv6().into(),
+            false => self.host(at).ipv4().into(),
+        };
+        SocketAddr::new(address, port)
+    }
+
+    /// Makes server and client each other's peer, with words of the test's own for the client's side.
+    fn meet(&self, client: usize, more: &[&str]) -> anyhow::Result<()> {
+        let own = [client.to_string(), (client + TX_ID_STEP).to_string()];
+        let vpn = inside(client).to_string();
+        let (server_end, client_end) = (self.end(0, client), self.end(client, client));
+        let ends = [server_end.to_string(), client_end.to_string()];
+        let at_server = ["new-peer", DEVICE, &own[0], "--tx-id", &own[1], "--vpn-ipv4", &vpn];
+        let at_client = ["new-peer", DEVICE, &own[1], "--tx-id", &own[0]];
+        match self.transport {
+            Transport::Udp => {
+                let at_server = [&at_server[..], &["--udp", &ends[0], "--remote", &ends[1]]];
+                dco(self.server(), &at_server.concat())?;
+                let any = format!("0.0.0.0:{PORT}");
+                let from = if self.is_roaming { &any } else { &ends[1] };
+                let at_client =
+                    [&at_client[..], &["--udp", from, "--remote", &ends[0]], more].concat();
+                dco(self.host(client), &at_client)?;
+            }
+            Transport::Tcp => thread::scope(|scope| -> anyhow::Result<()> {
+                let at_server = [&at_server[..], &["--tcp-listen", &ends[0]]].concat();
+                let listening = scope.spawn(move || dco(self.server(), &at_server));
+                let at_client = [&at_client[..], &["--tcp-connect", &ends[0]], more].concat();
+                let deadline = Instant::now() + limit();
+                // Nobody listens yet, at first.
+                while let Err(error) = dco(self.host(client), &at_client) {
+                    anyhow::ensure!(Instant::now() < deadline, "{error}");
+                }
+                listening.join().map_err(|_| anyhow::anyhow!("the server's side panicked"))??;
+                Ok(())
+            })?,
+        }
+        self.key(client, "primary", "0", &self.key_files[0])
+    }
+
+    /// A key on both sides.
+    fn key(&self, client: usize, slot: &str, key_id: &str, file: &Path) -> anyhow::Result<()> {
+        let file = file.to_string_lossy();
+        for (at, side) in [(0, "server"), (client, "client")] {
+            let peer = self.peer(at, client);
+            let words = ["new-key", DEVICE, &peer, slot, key_id, "--side", side];
+            let rest = ["--cipher", self.cipher, "--key-file", &file];
+            dco(self.host(at), &[&words[..], &rest].concat())?;
+        }
+        Ok(())
+    }
+
+    /// What the server calls a client, and what the client calls the server.
+    fn peer(&self, at: usize, client: usize) -> String {
+        (if at == 0 { client } else { client + TX_ID_STEP }).to_string()
+    }
+
+    /// Sends 500 pings as fast as they are answered. Of the last ones some may come too late for ping.
+    fn flood(&self, from: usize, to: Ipv4Addr, size: &str) -> anyhow::Result<()> {
+        let to = to.to_string();
+        let words = ["ping", "-q", "-n", "-f", "-c", "500", "-s", size, &to];
+        let told = self.host(from).netns().exec_within(limit() * 6, &words)?.stdout;
+        let received = told.split_once(" received").map(|(before, _)| before);
+        let received = received.and_then(|before| before.rsplit(' ').next()?.parse().ok());
+        anyhow::ensure!(received.is_some_and(|count: u32| count >= 498), "{words:?}: {told}");
+        Ok(())
+    }
+
+    /// Pings a client from the server, or the server from it, and wants every answer.
+    fn pings(&self, from: usize, to: Ipv4Addr, more: &[&str]) -> anyhow::Result<()> {
+        let to = to.to_string();
+        let words = [&["ping", "-q", "-n", "-W", "20"], more, &[to.as_str()]].concat();
+        let told = self.host(from).netns().exec_within(limit() * 6, &words)?.stdout;
+        anyhow::ensure!(told.contains(" 0% packet loss"), "{words:?}: {told}");
+        Ok(())
+    }
+
+    /// Waits on a host until a packet crosses the underlay whose payload begins with these bytes.
+    fn watch(&self, at: usize, from: SocketAddr, first: u32) -> anyhow::Result<Running> {
+        let payload = match self.transport {
+            Transport::Udp => "udp[8:4]".to_owned(),
+            // Behind the header of TCP and the length of the packet.
+            Transport::Tcp => "tcp[(((tcp[12]&0xf0)>>2)+2):4]".to_owned(),
+        };
+        let filter = format!("src host {} and {payload} = {first:#010x}", from.ip());
+        let words =
+            ["tcpdump", "-Z", "root", "-n", "-i", "eth0", "-c", "1", "--immediate-mode", &filter];
+        let mut running = self.host(at).netns().spawn(&words)?;
+        running.line_with("listening on", limit())?;
+        Ok(running)
+    }
+
+    /// A stream from a client to the server.
+    fn stream(&self, client: usize) -> anyhow::Result<()> {
+        let server = self.server().netns();
+        let mut serving = server.spawn(&["iperf3", "-s", "-1", "--forceflush"])?;
+        serving.line_with("listening", limit())?;
+        let to = inside(0).to_string();
+        let words = ["iperf3", "-c", &to, "-t", "1"];
+        self.host(client).netns().exec_within(limit() * 6, &words)?.success()?;
+        Ok(())
+    }
+
+    fn end_all(&self) -> anyhow::Result<()> {
+        for host in self.sandbox.hosts() {
+            dco(host, &["del-iface", DEVICE])?;
+        }
+        Ok(())
+    }
+}
+
+/// A host's address inside.
+fn inside(at: usize) -> Ipv4Addr {
+    Ipv4Addr::new(10, 8, 0, at as u8 + 1)
+}
+
+/// What is told when a peer ends.
+fn deleted(host: &Host, peer: usize, reason: &str) -> anyhow::Result<Value> {
+    let shown = host.netns().exec(&["ip", "-j", "link", "show", DEVICE])?.success()?.json()?;
+    let peer = json!({"del-reason": reason, "id": peer});
+    let msg = json!({"ifindex": shown[0]["ifindex"], "peer": peer});
+    Ok(json!({"name": "peer-del-ntf", "msg": msg}))
+}
+
+/// The kernel's test.sh, and test-tcp.sh and test-chachapoly.sh, which are the same with another
+/// transport and another cipher.
+fn whole_story(transport: Transport, cipher: &'static str) -> anyhow::Result<()> {
+    let net = Net::new(CLIENTS, transport, cipher, "1400")?;
+    let mut told = listen(net.server())?;
+    for client in 1..=CLIENTS {
+        net.meet(client, &["--keepalive-interval", "60", "--keepalive-timeout", "120"])?;
+    }
+    // Opcode and key id, then each direction's own peer id. Over IPv6 the filter has no such field.
+    let to_server = net.watch(1, net.end(1, 1), 0x4800_0001)?;
+    let to_client = net.watch(1, net.end(0, 1), 0x4800_0000 + 1 + TX_ID_STEP as u32)?;
+    for client in 1..=CLIENTS {
+        net.flood(client, inside(0), "64")?;
+        net.flood(0, inside(client), "3000")?;
+    }
+    for mut seen in [to_server, to_client] {
+        anyhow::ensure!(seen.wait(limit())?.success(), "a packet's first bytes were not seen");
+    }
+    // A network behind a client, by a route of the system's.
+    net.host(1).netns().ip("address add 10.99.0.1/32 dev lo")?;
+    net.host(1).netns().ip("link set lo up")?;
+    net.server().netns().ip(&format!("route add 10.99.0.0/24 via {} dev {DEVICE}", inside(1)))?;
+    let behind = Ipv4Addr::new(10, 99, 0, 1);
+    let deadline = Instant::now() + limit();
+    // A device in userspace learns of a route a moment later.
+    while net.pings(0, behind, &["-c", "1", "-W", "1"]).is_err() {
+        anyhow::ensure!(Instant::now() < deadline, "nothing comes from behind a client");
+    }
+    net.pings(0, behind, &["-c", "3", "-i", "0.2"])?;
+    net.stream(1)?;
+    for client in 1..=CLIENTS {
+        net.key(client, "secondary", "1", &net.key_files[1])?;
+        for at in [0, client] {
+            dco(net.host(at), &["swap-keys", DEVICE, &net.peer(at, client)])?;
+        }
+        net.pings(client, inside(0), &["-c", "3", "-i", "0.2"])?;
+    }
+    questions(&net)?;
+    endings(&net, &mut told)?;
+    net.end_all()
+}
+
+/// What can be asked of peers and keys.
+fn questions(net: &Net) -> anyhow::Result<()> {
+    let all = dco(net.server(), &["get-peer", DEVICE])?;
+    anyhow::ensure!(all.as_array().is_some_and(|all| all.len() == CLIENTS), "{all}");
+    let one = dco(net.server(), &["get-peer", DEVICE, "2"])?;
+    anyhow::ensure!(one[0]["id"] == 2 && one[0]["vpn-ipv4"] == json!(inside(2)), "{one}");
+    anyhow::ensure!(one[0]["vpn-rx-packets"].as_u64() > Some(1_000), "{one}");
+    anyhow::ensure!(refused(net.server(), &["get-peer", DEVICE, "20"])?.0 == Some(4));
+    for (slot, key_id) in [("primary", 1), ("secondary", 0)] {
+        let key = dco(net.server(), &["get-key", DEVICE, "2", slot])?;
+        let name = if net.cipher.starts_with("aes") { "aes-gcm" } else { net.cipher };
+        anyhow::ensure!(key["key-id"] == key_id && key["cipher-alg"] == name, "{key}");
+    }
+    Ok(())
+}
+
+/// Peers and keys go: by request while packets flow, and by silence in both modes.
+fn endings(net: &Net, told: &mut Running) -> anyhow::Result<()> {
+    let to = inside(0).to_string();
+    let mut flood = net.host(1).netns().spawn(&["ping", "-q", "-f", "-w", "600", &to])?;
+    dco(net.server(), &["del-peer", DEVICE, "1"])?;
+    flood.terminate(limit())?;
+    let gone = line(told)?;
+    anyhow::ensure!(gone == deleted(net.server(), 1, "userspace")?, "{gone}");
+    for slot in ["primary", "secondary"] {
+        dco(net.server(), &["del-key", DEVICE, "2", slot])?;
+        anyhow::ensure!(refused(net.server(), &["get-key", DEVICE, "2", slot])?.0 == Some(4));
+    }
+    let mut told_client = listen(net.host(3))?;
+    let times = ["--keepalive-interval", "3", "--keepalive-timeout", "3"];
+    // Both of the third's ends go silent: neither has a key to say anything with.
+    for at in [0, 3] {
+        for slot in ["primary", "secondary"] {
+            dco(net.host(at), &["del-key", DEVICE, &net.peer(at, 3), slot])?;
+        }
+    }
+    for at in [0, 3] {
+        dco(net.host(at), &[&["set-peer", DEVICE, &net.peer(at, 3)], &times[..]].concat())?;
+    }
+    let ends = [line(told)?, line(&mut told_client)?];
+    let with = |reasons: [&str; 2]| -> anyhow::Result<[Value; 2]> {
+        let [server, client] = reasons;
+        let client = deleted(net.host(3), 3 + TX_ID_STEP, client)?;
+        Ok([deleted(net.server(), 3, server)?, client])
+    };
+    // Over TCP the end whose time is up first closes the connection.
+    let possible = match net.transport {
+        Transport::Udp => &[["expired"; 2]][..],
+        Transport::Tcp => &[
+            ["expired"; 2],
+            ["expired", "transport-disconnect"],
+            ["transport-disconnect", "expired"],
+        ],
+    };
+    let possible: Vec<_> = possible.iter().map(|one| with(*one)).collect::<anyhow::Result<_>>()?;
+    anyhow::ensure!(possible.contains(&ends), "{ends:?}");
+    Ok(())
+}
+
+#[test]
+fn udp() -> anyhow::Result<()> {
+    whole_story(Transport::Udp, "aes-256-gcm")
+}
+
+#[test]
+fn tcp() -> anyhow::Result<()> {
+    whole_story(Transport::Tcp, "aes-256-gcm")
+}
+
+#[test]
+fn chachapoly() -> anyhow::Result<()> {
+    whole_story(Transport::Udp, "chacha20-poly1305")
+}
+
+#[test]
+fn float() -> anyhow::Result<()> {
+    let mut net = Net::new(1, Transport::Udp, "aes-256-gcm", "1400")?;
+    net.is_roaming = true;
+    let mut told = listen(net.server())?;
+    net.meet(1, &[])?;
+    net.pings(1, inside(0), &["-c", "2", "-i", "0.2"])?;
+    let old = net.host(1).ipv4();
+    let new = Ipv4Addr::from(old.to_bits() ^ 0x40);
+    // In this order: a second address of the same network goes with the first.
+    net.host(1).netns().ip(&format!("address del {old}/24 dev eth0"))?;
+    net.host(1).netns().ip(&format!("address add {new}/24 dev eth0"))?;
+    net.pings(1, inside(0), &["-c", "5", "-i", "0.2"])?;
+    let floated = line(&mut told)?;
+    let peer = json!({"id": 1, "remote-ipv4": new, "remote-port": PORT});
+    anyhow::ensure!(floated["name"] == "peer-float-ntf", "{floated}");
+    anyhow::ensure!(floated["msg"]["peer"] == peer, "{floated}");
+    net.end_all()
+}
+
+#[test]
+fn mark() -> anyhow::Result<()> {
+    for transport in [Transport::Udp, Transport::Tcp] {
+        let net = Net::new(1, transport, "aes-256-gcm", "1400")?;
+        net.meet(1, &["--mark", MARK])?;
+        net.pings(1, inside(0), &["-c", "2", "-i", "0.2"])?;
+        let netns = net.host(1).netns();
+        let rule = format!(
+            "table inet marked {{ chain out {{ type filter hook output priority 0; meta mark {MARK} \
+             counter drop; }}; }}"
+        );
+        netns.exec(&["nft", &rule])?.success()?;
+        let to = inside(0).to_string();
+        let lost = netns.exec(&["ping", "-q", "-c", "3", "-i", "0.2", "-W", "1", &to])?;
+        anyhow::ensure!(lost.stdout.contains("100% packet loss"), "{}", lost.stdout);
+        let rules = netns.exec(&["nft", "list", "table", "inet", "marked"])?.success()?.stdout;
+        anyhow::ensure!(!rules.contains("packets 0 "), "{rules}");
+        netns.exec(&["nft", "delete", "table", "inet", "marked"])?.success()?;
+        net.pings(1, inside(0), &["-c", "2", "-i", "0.2"])?;
+        net.end_all()?;
+    }
+    Ok(())
+}
+
+#[test]
+fn large_mtu() -> anyhow::Result<()> {
+    for transport in [Transport::Udp, Transport::Tcp] {
+        let net = Net::new(1, transport, "aes-256-gcm", "1500")?;
+        net.meet(1, &[])?;
+        // As large as the device takes without cutting it: what goes out is longer than the link's MTU.
+        net.pings(1, inside(0), &["-c", "5", "-i", "0.2", "-s", "1472", "-M", "do"])?;
+        net.pings(0, inside(1), &["-c", "5", "-i", "0.2", "-s", "1472", "-M", "do"])?;
+        net.stream(1)?;
+        net.end_all()?;
+    }
+    Ok(())
+}
+
+#[test]
+fn close_socket() -> anyhow::Result<()> {
+    for transport in [Transport::Udp, Transport::Tcp] {
+        let net = Net::new(1, transport, "aes-256-gcm", "1400")?;
+        let mut told = listen(net.server())?;
+        net.meet(1, &["--keepalive-interval", "1", "--keepalive-timeout", "20"])?;
+        net.pings(1, inside(0), &["-c", "2", "-i", "0.2"])?;
+        let times = ["--keepalive-interval", "1", "--keepalive-timeout", "4"];
+        dco(net.server(), &[&["set-peer", DEVICE, "1"], &times[..]].concat())?;
+        // Who owns the client's socket ends, and with it whatever it could say.
+        dco(net.host(1), &["del-iface", DEVICE])?;
+        let over = line(&mut told)?;
+        // A connection that is closed before all was read from it is reset.
+        let reasons = match transport {
+            Transport::Udp => &["expired"][..],
+            Transport::Tcp => &["transport-disconnect", "transport-error"],
+        };
+        let possible = reasons.iter().map(|reason| deleted(net.server(), 1, reason));
+        let possible: Vec<Value> = possible.collect::<anyhow::Result<_>>()?;
+        anyhow::ensure!(possible.contains(&over), "{transport:?}: {over}");
+        dco(net.server(), &["del-iface", DEVICE])?;
+    }
+    Ok(())
+}
