@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::measure::{self, BusyTime};
+use super::cpu::CpuTime;
+use super::measure;
 use super::rows::CONNECT_LIMIT;
 use super::{Plan, engine, stats};
 use crate::sandbox::{Container, Sandbox, SandboxError, SandboxOptions, Underlay, progress};
@@ -127,9 +128,9 @@ impl Pair {
         server.line_with("listening", Duration::from_secs(10))?;
         // Lanes beyond the first are taken once they are proven.
         measure::tcp(client, to, self.rung.streams, 1)?;
-        let before = BusyTime::now()?;
+        let before = CpuTime::now()?;
         let one = measure::tcp(client, to, 1, seconds)?;
-        let busy = BusyTime::now()?.since(before);
+        let busy = CpuTime::now()?.busy_since(before);
         let many = measure::tcp(client, to, self.rung.streams, seconds)?;
         Ok((one.gbps, many.gbps, busy / one.gigabits.max(f64::MIN_POSITIVE)))
     }

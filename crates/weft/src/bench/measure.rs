@@ -3,10 +3,11 @@
 
 use std::net::{IpAddr, SocketAddr};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
+use super::cpu::CpuTime;
 use super::peer::{FloodResult, RrResult, SinkResult};
 use super::rows::Row;
 use crate::sandbox::{Netns, Running, SandboxError};
@@ -22,13 +23,12 @@ pub const LOSS_MAX: f64 = 0.005;
 const SEARCH_STEPS: usize = 6;
 /// What a server may take until it listens.
 const SERVER_LIMIT: Duration = Duration::from_secs(10);
+/// Pause before a server that does not listen yet is asked again.
+const SERVER_PAUSE: Duration = Duration::from_millis(200);
 /// What a client may take beyond the length of its run.
 const CLIENT_GRACE: Duration = Duration::from_secs(20);
 /// A datagram run that lost everything is known after this time.
 const SINK_LIMIT: Duration = Duration::from_secs(2);
-
-/// The unit of `/proc/stat`: USER_HZ, which Linux fixes at 100 for what user space sees.
-const TICKS_PER_SECOND: f64 = 100.0;
 
 /// How much longer than the requests the stream runs beside which they are measured, in seconds: it
 /// begins half of this before them.
@@ -133,9 +133,9 @@ pub fn measure(
     binary: &str,
     lengths: Lengths,
 ) -> Result<Sample, SandboxError> {
-    let before = BusyTime::now()?;
+    let before = CpuTime::now()?;
     let one = tcp(&row.client, row.server_address, 1, lengths.tcp_seconds)?;
-    let busy_seconds = BusyTime::now()?.since(before);
+    let busy_seconds = CpuTime::now()?.busy_since(before);
     let rss_mib = row.daemons.iter().filter_map(|pid| resident_mib(*pid)).reduce(f64::max);
     let four = tcp(&row.client, row.server_address, 4, lengths.tcp_seconds)?;
     let (mut eight, mut both, mut loaded) = (None, None, None);
@@ -251,14 +251,25 @@ fn iperf_json(
     let words = ["iperf3", "-J", "-c", &address, "-p", &port, "-C", "cubic", "-t", &time];
     let words = [&words[..], options, &["--connect-timeout", "5000"]].concat();
     let limit = Duration::from_secs(seconds) + CLIENT_GRACE;
-    let output = client.exec_within(limit, &words)?;
-    let json = output.json();
-    if let Some(error) = json.as_ref().ok().and_then(|json| json.get("error")?.as_str()) {
-        let why = error.to_owned();
-        return Err(SandboxError::UnexpectedOutput { command: output.command, why });
+    let deadline = Instant::now() + SERVER_LIMIT;
+    loop {
+        let output = client.exec_within(limit, &words)?;
+        let json = output.json();
+        match json.as_ref().ok().and_then(|json| json.get("error")?.as_str()) {
+            // A server listens anew after each test, which on a busy machine takes a moment.
+            Some(error) if error.ends_with("Connection refused") && Instant::now() < deadline => {
+                thread::sleep(SERVER_PAUSE);
+            }
+            Some(error) => {
+                let why = error.to_owned();
+                return Err(SandboxError::UnexpectedOutput { command: output.command, why });
+            }
+            None => {
+                let json = output.clone().success().and(json)?;
+                return Ok((output.command, json));
+            }
+        }
     }
-    let json = output.clone().success().and(json)?;
-    Ok((output.command, json))
 }
 
 fn parse_iperf(json: &Value) -> Option<TcpResult> {
@@ -426,44 +437,6 @@ fn parse_line<T: serde::de::DeserializeOwned>(
     })
 }
 
-/// Busy time of the whole machine: all processors, all but idle time.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct BusyTime {
-    ticks: u64,
-}
-
-impl BusyTime {
-    /// Reads `/proc/stat`.
-    ///
-    /// # Errors
-    /// [`SandboxError::Io`] or [`SandboxError::UnexpectedOutput`].
-    pub fn now() -> Result<Self, SandboxError> {
-        let text = std::fs::read_to_string("/proc/stat")
-            .map_err(|source| SandboxError::Io { what: "read /proc/stat".to_owned(), source })?;
-        busy_ticks(&text).map(|ticks| Self { ticks }).ok_or_else(|| {
-            SandboxError::UnexpectedOutput {
-                command: "/proc/stat".to_owned(),
-                why: "no line of all processors".to_owned(),
-            }
-        })
-    }
-
-    /// Busy seconds since an earlier reading.
-    #[must_use]
-    pub fn since(self, earlier: Self) -> f64 {
-        self.ticks.saturating_sub(earlier.ticks) as f64 / TICKS_PER_SECOND
-    }
-}
-
-/// user + nice + system + irq + softirq; guest time is contained in user time, stolen time is not
-/// work of this machine (proc_stat(5)).
-fn busy_ticks(stat: &str) -> Option<u64> {
-    let line = stat.lines().find(|line| line.starts_with("cpu "))?;
-    let fields: Vec<u64> =
-        line.split_whitespace().skip(1).map_while(|word| word.parse().ok()).collect();
-    [0, 1, 2, 5, 6].iter().map(|index| fields.get(*index).copied()).sum()
-}
-
 /// Resident memory of a process, MiB.
 fn resident_mib(pid: u32) -> Option<f64> {
     resident_of_status(&std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?)
@@ -520,14 +493,6 @@ mod tests {
         }});
         let result = parse_iperf(&json).unwrap();
         assert_eq!(result, TcpResult { gbps: 3.0, gigabits: 30.0, retransmits: 7 });
-    }
-
-    #[test]
-    fn busy_time_leaves_out_idle_iowait_steal_and_guest() {
-        let stat = "cpu  10 20 30 4000 500 60 70 8000 900 1000\ncpu0 1 1 1 1 1 1 1 1 1 1\n";
-        assert_eq!(busy_ticks(stat), Some(10 + 20 + 30 + 60 + 70));
-        assert_eq!(busy_ticks("intr 1 2 3"), None);
-        assert_eq!(busy_ticks("cpu  1 2 3"), None);
     }
 
     #[test]

@@ -4,9 +4,11 @@
 //! and the figures are medians over the rounds. So a slow minute of the machine meets all alike.
 
 pub mod chart;
+pub mod cpu;
 pub mod dco;
 pub mod engine;
 pub mod fair;
+pub mod ipsec;
 pub mod ladder;
 pub mod machine;
 pub mod measure;
@@ -78,7 +80,7 @@ pub enum Table {
     Scale,
     /// Three hosts that send to a fourth at once: what each gets of it
     Fair,
-    /// qperf's bandwidth and latency, as Weave Net showed its fast datapath
+    /// qperf's bandwidth and latency and where processor time went, as Weave Net showed its fast datapath
     Weave,
     /// Data channel devices beside OpenVPN without one, as OpenVPN's paper showed its offload
     Dco,
@@ -151,7 +153,7 @@ impl BenchOptions {
         let wanted = |name: &&str| match &self.rows {
             Some(rows) => rows.iter().any(|row| row == name),
             None if self.table == Table::Dco => rows::DCO.contains(name),
-            None => !rows::is_device(name),
+            None => !rows::is_device(name) && *name != rows::IPSEC,
         };
         Plan {
             rows: rows::ALL.into_iter().filter(wanted).collect(),
@@ -232,12 +234,15 @@ fn weave_table(options: &BenchOptions) -> anyhow::Result<()> {
     for link_mtu in options.mtu.as_deref().unwrap_or(&weave::LINK_MTUS) {
         let mut plan = options.plan(*link_mtu);
         if options.rows.is_none() {
-            plan.rows = vec![rows::DIRECT, rows::WEFT];
+            plan.rows = rows::WEAVE.to_vec();
         }
         let Report { machine, weave, .. } = &mut report;
         weave.extend(on_link(&plan, |sandbox, pairs| {
-            weave_rows(&set_up(sandbox, pairs, &plan, machine)?, &plan)
+            let rows = set_up(sandbox, pairs, &plan, machine)?;
+            machine.commands.extend(setups(&rows));
+            weave_rows(&rows, &plan)
         })?);
+        machine.commands.insert("qperf".to_owned(), weave::command(plan.lengths.tcp_seconds));
     }
     let text = format!("{}\n{}", weave::table(&report.weave), report.machine_text());
     write_table(options, &report, text)
@@ -348,9 +353,7 @@ pub(crate) fn compare(
     machine.versions.insert("offloads".to_owned(), offloads);
     let rows = set_up(sandbox, pairs, plan, &mut machine)?;
     machine.commands.append(&mut commands(plan));
-    for row in &rows {
-        machine.commands.insert(format!("row {}", row.name), row.setup.clone());
-    }
+    machine.commands.extend(setups(&rows));
     let mut report = Report { machine, ..Report::default() };
     let set_underlay = |underlay| {
         let sandboxes = pairs.iter().map(|pair| pair.sandbox).chain([sandbox]);
@@ -436,6 +439,7 @@ fn set_up(
                 continue;
             }
             rows::GRE => others::gre(sandbox, link_mtu)?,
+            rows::IPSEC => ipsec::ipsec(sandbox, link_mtu)?,
             rows::WIREGUARD_GO => others::wireguard_go(sandbox, link_mtu)?,
             rows::OPENVPN => others::openvpn(sandbox, link_mtu)?,
             rows::VPNCLOUD => vpncloud::vpncloud(sandbox, link_mtu)?,
@@ -493,6 +497,11 @@ fn measure_underlay(
         }
     }
     Ok(samples)
+}
+
+/// What was done to set rows up.
+fn setups(rows: &[Row]) -> impl Iterator<Item = (String, String)> {
+    rows.iter().map(|row| (format!("row {}", row.name), row.setup.clone()))
 }
 
 fn commands(plan: &Plan) -> BTreeMap<String, String> {
@@ -566,8 +575,8 @@ mod tests {
     #[test]
     fn six_rounds_of_all_rows_on_both_underlays_unless_told_otherwise() {
         let plan = options(&[]).unwrap().plan(1500);
-        assert_eq!((plan.rounds, plan.rows.len()), (6, rows::ALL.len() - 3));
-        assert!(!plan.rows.iter().any(|row| rows::is_device(row)));
+        assert_eq!((plan.rounds, plan.rows.len()), (6, rows::ALL.len() - 4));
+        assert!(!plan.rows.iter().any(|row| rows::is_device(row) || *row == rows::IPSEC));
         assert_eq!(plan.underlays, [Underlay::Veth, Underlay::Wire]);
         assert_eq!(options(&["--table", "dco"]).unwrap().plan(1500).rows, rows::DCO);
     }

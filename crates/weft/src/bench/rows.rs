@@ -13,9 +13,10 @@ pub const CONNECT_LIMIT: Duration = Duration::from_secs(30);
 const VXLAN_ID: u32 = 4242;
 
 /// All rows that there are, in the tables' order.
-pub const ALL: [&str; 12] = [
+pub const ALL: [&str; 13] = [
     DIRECT,
     GRE,
+    IPSEC,
     VXLAN,
     WEFT,
     WEFT_PORTS,
@@ -29,10 +30,14 @@ pub const ALL: [&str; 12] = [
 ];
 /// Those of the table of OpenVPN's paper on its data channel offload, and Weft's devices beside.
 pub const DCO: [&str; 6] = [DIRECT, GRE, OVPN_USERSPACE, OVPN_PEERS, OVPN_KERNEL, OPENVPN];
+/// Those of Weave Net's tables.
+pub const WEAVE: [&str; 4] = [DIRECT, IPSEC, WEFT, WEFT_CHACHA20];
 /// The underlay itself.
 pub const DIRECT: &str = "direct";
 /// The kernel's GRE, host to host, not encrypted.
 pub const GRE: &str = "gre";
+/// The kernel's IPsec in transport mode, host to host.
+pub const IPSEC: &str = "ipsec";
 /// Plain kernel VXLAN between two bridges, not encrypted.
 pub const VXLAN: &str = "vxlan";
 /// Weft, format `esp`, vector engine, AES-256-GCM, ports of the switch.

@@ -1,11 +1,12 @@
-//! The table in which Weave Net showed its fast datapath: qperf's TCP bandwidth and latency, host to
-//! host and between containers, at the usual MTU and at a large one.
+//! The table in which Weave Net showed its fast datapath: qperf's TCP bandwidth and UDP latency, host to
+//! host and between containers, at the usual MTU and at a large one, and where processor time went.
 
 use std::fmt::Write as _;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use super::cpu::{CpuShares, CpuTime};
 use super::rows::Row;
 use super::stats;
 use crate::sandbox::{SandboxError, output_of};
@@ -30,14 +31,24 @@ pub struct WeaveRow {
     pub mtu: u32,
     /// TCP bandwidth, MB/s.
     pub bandwidth_mb_s: Option<f64>,
-    /// TCP latency one way, microseconds.
+    /// UDP latency one way, microseconds.
     pub latency_us: Option<f64>,
+    /// Where processor time went while the bandwidth was measured, over the whole machine.
+    pub cpu: CpuShares,
     /// How many rounds the medians are of.
     pub rounds: usize,
 }
 
-/// One round: bandwidth in bytes a second, latency in seconds.
-pub type Sample = (f64, f64);
+/// One round.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Sample {
+    /// Bytes a second over TCP.
+    bandwidth: f64,
+    /// Seconds one way over UDP.
+    latency: f64,
+    /// Where processor time went meanwhile.
+    cpu: CpuShares,
+}
 
 /// Measures one row once.
 ///
@@ -47,14 +58,31 @@ pub fn measure(row: &Row, seconds: u64) -> Result<Sample, SandboxError> {
     let port = PORT.to_string();
     let _server = row.server.spawn(&["qperf", "--listen_port", &port])?;
     wait_for_server(row)?;
+    let before = CpuTime::now()?;
+    let bandwidth = ask(row, seconds, "tcp_bw", "bw")?;
+    let cpu = CpuTime::now()?.shares_since(before);
+    Ok(Sample { bandwidth, latency: ask(row, seconds, "udp_lat", "latency")?, cpu })
+}
+
+/// Runs one of qperf's tests and reads its figure of this name.
+fn ask(row: &Row, seconds: u64, test: &str, figure: &str) -> Result<f64, SandboxError> {
     let (address, time) = (row.server_address.to_string(), seconds.to_string());
-    let words = ["qperf", "--listen_port", &port, "--time", &time, &address, "tcp_bw", "tcp_lat"];
-    let limit = Duration::from_secs(2 * seconds) + GRACE;
+    let words = ["qperf", "--listen_port", &PORT.to_string(), "--time", &time, &address, test];
+    let limit = Duration::from_secs(seconds) + GRACE;
     let output = row.client.exec_within(limit, &words)?.success()?;
-    parse(&output.stdout).ok_or_else(|| SandboxError::UnexpectedOutput {
+    parse(&output.stdout, figure).ok_or_else(|| SandboxError::UnexpectedOutput {
         command: output.command,
-        why: format!("no bandwidth and latency: {}", output.stdout),
+        why: format!("no {figure}: {}", output.stdout),
     })
+}
+
+/// What a row's figures come from, for the report.
+#[must_use]
+pub fn command(seconds: u64) -> String {
+    format!(
+        "qperf --listen_port {PORT} --time {seconds} SERVER tcp_bw, then udp_lat; processor time of the \
+         whole machine by /proc/stat over tcp_bw"
+    )
 }
 
 /// qperf's server says nothing when it listens.
@@ -75,26 +103,25 @@ pub fn row_of(row: &Row, link_mtu: u32, samples: &[Sample]) -> WeaveRow {
         let values: Vec<f64> = samples.iter().map(pick).collect();
         stats::median(&values).map(|value| (value * 10.0).round() / 10.0)
     };
+    let cpu: Vec<CpuShares> = samples.iter().map(|sample| sample.cpu).collect();
     WeaveRow {
         name: row.name.to_owned(),
         link_mtu,
         mtu: row.mtu,
-        bandwidth_mb_s: median(|(bandwidth, _)| bandwidth / 1e6),
-        latency_us: median(|(_, latency)| latency * 1e6),
+        bandwidth_mb_s: median(|sample| sample.bandwidth / 1e6),
+        latency_us: median(|sample| sample.latency * 1e6),
+        cpu: CpuShares::medians(&cpu),
         rounds: samples.len(),
     }
 }
 
-fn parse(text: &str) -> Option<Sample> {
-    let value = |name: &str| {
-        let line = text.lines().find_map(|line| {
-            let (key, value) = line.split_once('=')?;
-            (key.trim() == name).then_some(value)
-        })?;
-        let mut words = line.split_whitespace();
-        Some(words.next()?.parse::<f64>().ok()? * unit(words.next()?)?)
-    };
-    Some((value("bw")?, value("latency")?))
+fn parse(text: &str, name: &str) -> Option<f64> {
+    let value = text.lines().find_map(|line| {
+        let (key, value) = line.split_once('=')?;
+        (key.trim() == name).then_some(value)
+    })?;
+    let mut words = value.split_whitespace();
+    Some(words.next()?.parse::<f64>().ok()? * unit(words.next()?)?)
 }
 
 /// qperf's units, in bytes a second and in seconds. Its thousands are 1,000.
@@ -115,16 +142,18 @@ fn unit(name: &str) -> Option<f64> {
 #[must_use]
 pub fn table(rows: &[WeaveRow]) -> String {
     let mut text = String::from(
-        "| way                         | link MTU | MTU  | TCP bandwidth MB/s | TCP latency µs |\n\
-         | --------------------------- | -------: | ---: | -----------------: | -------------: |\n",
+        "| way                         | link MTU | MTU  | TCP MB/s | UDP latency µs | usr % | sys % | irq % | soft % | steal % | idle % |\n\
+         | --------------------------- | -------: | ---: | -------: | -------------: | ----: | ----: | ----: | -----: | ------: | -----: |\n",
     );
     let cell = |value: Option<f64>| value.map_or_else(|| "–".to_owned(), |v| format!("{v:.1}"));
     for row in rows {
         let WeaveRow { name, link_mtu, mtu, .. } = row;
         let (bandwidth, latency) = (cell(row.bandwidth_mb_s), cell(row.latency_us));
+        let CpuShares { usr, sys, irq, soft, steal, idle } = row.cpu;
         let _ = writeln!(
             text,
-            "| {name:<27} | {link_mtu:>8} | {mtu:>4} | {bandwidth:>18} | {latency:>14} |"
+            "| {name:<27} | {link_mtu:>8} | {mtu:>4} | {bandwidth:>8} | {latency:>14} | {usr:>5.1} \
+             | {sys:>5.1} | {irq:>5.1} | {soft:>6.1} | {steal:>7.1} | {idle:>6.1} |"
         );
     }
     text.push_str(
@@ -140,13 +169,14 @@ mod tests {
 
     #[test]
     fn qperfs_figures_are_read_in_any_unit() {
-        let text = |bandwidth: &str, latency: &str| {
-            format!("tcp_bw:\n    bw  =  {bandwidth}\ntcp_lat:\n    latency  =  {latency}\n")
-        };
-        assert_eq!(parse(&text("1.5 GB/sec", "12 us")), Some((1.5e9, 12.0 * 1e-6)));
-        assert_eq!(parse(&text("316 MB/sec", "900 ns")), Some((316.0 * 1e6, 900.0 * 1e-9)));
-        assert_eq!(parse(&text("316 furlongs", "900 ns")), None);
-        assert_eq!(parse("failed to connect"), None);
+        let bandwidth = |text: &str| parse(&format!("tcp_bw:\n    bw  =  {text}\n"), "bw");
+        assert_eq!(bandwidth("1.5 GB/sec"), Some(1.5e9));
+        assert_eq!(bandwidth("316 MB/sec"), Some(316.0 * 1e6));
+        assert_eq!(bandwidth("316 furlongs"), None);
+        let latency = |text: &str| parse(&format!("udp_lat:\n    latency  =  {text}\n"), "latency");
+        assert_eq!(latency("12 us"), Some(12.0 * 1e-6));
+        assert_eq!(latency("900 ns"), Some(900.0 * 1e-9));
+        assert_eq!(parse("failed to connect", "bw"), None);
     }
 
     #[test]
@@ -157,6 +187,7 @@ mod tests {
             mtu: 1388,
             bandwidth_mb_s,
             latency_us: Some(33.25),
+            cpu: CpuShares { usr: 1.0, idle: 99.0, ..CpuShares::default() },
             rounds: 6,
         };
         let table = table(&[row("direct", Some(1_200.0)), row("weft-esp-userspace", None)]);
