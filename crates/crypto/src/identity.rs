@@ -1,6 +1,7 @@
 //! Who a host is, and the names of ciphers and wire formats that both ends must spell alike.
 
 use std::fmt;
+use std::net::Ipv6Addr;
 use std::str::FromStr;
 
 use aws_lc_rs::digest::{Context, SHA256, digest};
@@ -29,6 +30,15 @@ impl PeerId {
     /// All 32 bytes, as they enter the key schedule.
     pub const fn as_bytes(&self) -> &[u8; 32] {
         &self.0
+    }
+
+    /// The address by which hosts know each other inside packets of format `ovpn` (DESIGN section 5): of
+    /// the prefix fd77:6566:7400::/40 ("weft" behind fd, RFC 4193), then the first 11 bytes.
+    pub fn tunnel_address(&self) -> Ipv6Addr {
+        let mut octets = [0; 16];
+        octets[..5].copy_from_slice(&[0xfd, b'w', b'e', b'f', b't']);
+        octets[5..].copy_from_slice(&self.0[..11]);
+        octets.into()
     }
 
     /// All 32 bytes in lower-case hex.

@@ -5,14 +5,14 @@ use zeroize::Zeroizing;
 
 use crate::{Format, PeerId, SaKey, SessionKey};
 
-/// The key of one SA (DESIGN section 6.3): HKDF-SHA256 (RFC 5869), 36 bytes out.
+/// The key of one SA (DESIGN section 6.3): HKDF-SHA256 (RFC 5869), 36 bytes out, 40 for `ovpn`.
 ///
 /// - input keying material: the session key, 32 bytes;
 /// - salt: `nonce`, 32 random bytes that the receiving side made and sent over the link;
 /// - info: the receiver's peer id (32 bytes) || the format's name in ASCII (`esp` or `ovpn`, no
 ///   terminator) || `spi` (4 bytes, big-endian) || `lane` (2 bytes, big-endian).
 ///
-/// The output is 32 bytes of AEAD key, then 4 bytes of salt. The info is unambiguous: all its parts
+/// The output is 32 bytes of AEAD key, then 4 bytes of salt, or 8 for `ovpn`. The info is unambiguous: all its parts
 /// but the name have a fixed length. Since the receiver is in it, the two directions of a lane
 /// have different keys even if the SPIs and nonces were equal.
 pub fn derive_sa_key(
@@ -23,14 +23,18 @@ pub fn derive_sa_key(
     spi: u32,
     lane: u16,
 ) -> SaKey {
+    let (spi, lane) = (spi.to_be_bytes(), lane.to_be_bytes());
+    let info = [&receiver.as_bytes()[..], format.name().as_bytes(), &spi, &lane];
+    let fill = |key: &mut [u8]| {
+        hkdf_into(hkdf::HKDF_SHA256, nonce, session.expose(), &info, key);
+    };
+    if format == Format::Ovpn {
+        let mut key = Zeroizing::new([0; 40]);
+        fill(key.as_mut_slice());
+        return SaKey::for_ovpn(*key);
+    }
     let mut key = Zeroizing::new([0; 36]);
-    hkdf_into(
-        hkdf::HKDF_SHA256,
-        nonce,
-        session.expose(),
-        &[receiver.as_bytes(), format.name().as_bytes(), &spi.to_be_bytes(), &lane.to_be_bytes()],
-        key.as_mut_slice(),
-    );
+    fill(key.as_mut_slice());
     SaKey::from_bytes(*key)
 }
 
@@ -85,10 +89,13 @@ mod tests {
             derive(64, Format::Esp, 0xc0ff_ee01, 0x0203).expose(),
             &hex_array("4b13845682653a264f110b853ee8668a738511a0f37123faed09be7807c934274ffd4f40")
         );
+        let ovpn = derive(64, Format::Ovpn, 0xc0ff_ee01, 0x0203);
         assert_eq!(
-            derive(64, Format::Ovpn, 0xc0ff_ee01, 0x0203).expose(),
-            &hex_array("6f1367b776730c708ac184693e3b6976defc4a0a3de657c400a13313d138b9521231d694")
+            ovpn.cipher_key(),
+            &hex_array("6f1367b776730c708ac184693e3b6976defc4a0a3de657c400a13313d138b952")
         );
+        assert_eq!(ovpn.nonce_tail(), &hex_array("1231d69484761248"));
+        assert_eq!(ovpn.format(), Format::Ovpn);
     }
 
     #[test]

@@ -119,6 +119,11 @@ impl ReplayWindow {
         Ok(())
     }
 
+    /// Counts all up to the highest as accepted: what is missing of them is taken no more.
+    pub fn close_gaps(&mut self) {
+        self.accepted.fill(u64::MAX);
+    }
+
     /// The 64-bit sequence number of a packet that carries only the low half (RFC 4303 appendix
     /// A2): the one candidate that is not behind the window, or within it.
     #[inline]

@@ -22,6 +22,7 @@ pub mod probe;
 pub mod split;
 pub mod tcp;
 pub mod toobig;
+pub mod tunnel;
 pub mod udp;
 pub mod vnet;
 pub mod vxlan;

@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use rand::Rng;
-use weft_crypto::{Cipher, PeerId, SessionKey, derive_sa_key};
+use weft_crypto::{Cipher, Format, PeerId, SessionKey, derive_sa_key};
 
 use crate::config::{
     DRAIN_SHORTEST_MS, ENGINE_HOLD_FIRST_MS, ENGINE_SOUND_MS, KEEPALIVE_MS, PLAIN_PORT,
@@ -346,8 +346,8 @@ impl Candidate {
                 key,
                 rco: offer.rco,
                 iv_salt: shared.rng.next_u64(),
-                packets_soft: shared.config.packets_soft,
-                packets_hard: shared.config.packets_hard,
+                packets_soft: (packets_max(offer.format) / 4 * 3).min(shared.config.packets_soft),
+                packets_hard: packets_max(offer.format).min(shared.config.packets_hard),
                 bytes_soft: shared.config.bytes_soft,
                 bytes_hard: shared.config.bytes_hard,
                 encapsulation: offer.encapsulation,
@@ -658,6 +658,14 @@ impl Outbound {
 
     fn first_spi(&self) -> Option<u32> {
         self.lanes.values().next().copied()
+    }
+}
+
+/// Packets that one SA of this format can number: packet ids of `ovpn` have 32 bits and begin at 1.
+const fn packets_max(format: Format) -> u64 {
+    match format {
+        Format::Ovpn => u32::MAX as u64,
+        Format::Esp | Format::Plain => u64::MAX,
     }
 }
 

@@ -289,8 +289,8 @@ impl Inbound {
         }
         let mut lanes = Vec::with_capacity(usize::from(terms.lanes));
         for lane in 0..terms.lanes {
-            let (spi, nonce) = (shared.new_spi(self.peer, lane), shared.nonce());
             let (format, local) = (terms.engine.format, shared.local);
+            let (spi, nonce) = (shared.new_spi(self.peer, format, lane), shared.nonce());
             let key = derive_sa_key(terms.session, &nonce, &local, format, spi, lane);
             let sa = InboundSa {
                 spi,

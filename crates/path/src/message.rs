@@ -11,6 +11,7 @@ use weft_crypto::{Cipher, Format};
 
 use crate::config::{ENGINES_MAX, LANES_MAX, LINK_MTU_MIN};
 use crate::seam::{Encapsulation, EngineKind};
+use crate::shared::is_spi;
 
 /// One control message. Holds no secret: the nonces of an offer are public (DESIGN section 6).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -222,7 +223,7 @@ impl Offer {
             return Err(MessageError::WrongLanes);
         }
         for (index, lane) in self.lanes.iter().enumerate() {
-            if lane.spi < 256 {
+            if !is_spi(self.format, lane.spi) {
                 return Err(MessageError::WrongSpi);
             }
             for earlier in &self.lanes[..index] {
@@ -389,6 +390,9 @@ mod tests {
         assert_eq!(change(&|offer| offer.lanes.clear()), Err(MessageError::WrongLanes));
         assert_eq!(change(&|o| o.lanes.push(o.lanes[0])), Err(MessageError::WrongLanes));
         assert_eq!(change(&|offer| offer.lanes[0].spi = 255), Err(MessageError::WrongSpi));
+        let ovpn = |spi| change(&|offer| (offer.format, offer.lanes[0].spi) = (Format::Ovpn, spi));
+        assert_eq!(ovpn(0x4a01_0200), Ok(()));
+        assert_eq!(ovpn(0x0a01_0200), Err(MessageError::WrongSpi));
         assert_eq!(change(&|offer| offer.port = 0), Err(MessageError::WrongAddress));
         assert_eq!(change(&|offer| offer.mtu = 100), Err(MessageError::WrongMtu));
         for address in ["0.0.0.0", "255.255.255.255", "224.0.0.1", "ff02::1", "::"] {

@@ -1,6 +1,7 @@
 //! Which paths two hosts can have, the best first, and why they cannot have the others.
 
 use std::cmp::Ordering;
+use std::collections::BTreeSet;
 
 use weft_crypto::{Cipher, Format};
 
@@ -104,7 +105,8 @@ pub(crate) struct Absence {
 
 impl<'a> Scene<'a> {
     /// All paths that two such hosts could have at best, the preferred first. Format `plain` is
-    /// among them only where both hosts want it, `ovpn` only where both have it.
+    /// among them only where both hosts want it, `ovpn` only where both have it and no `esp` between the
+    /// same engines: beside that it would be no other path, only more of it.
     pub(crate) fn keys(&self) -> Vec<Key> {
         let mut keys = Vec::with_capacity(6);
         if self.trusted && self.hello.trusted {
@@ -115,7 +117,9 @@ impl<'a> Scene<'a> {
                 for encapsulation in [Encapsulation::Raw, Encapsulation::Udp] {
                     for format in [Format::Esp, Format::Ovpn] {
                         let key = Key { engine, remote_engine, encapsulation, format };
-                        let wanted = format == Format::Esp || self.agree(&key).is_ok();
+                        let esp = Key { format: Format::Esp, ..key };
+                        let wanted = format == Format::Esp
+                            || (self.agree(&key).is_ok() && self.agree(&esp).is_err());
                         if wanted && !key.is_impossible() {
                             keys.push(key);
                         }
@@ -197,6 +201,12 @@ impl<'a> Scene<'a> {
         if !self.config.ciphers.iter().any(|cipher| self.hello.ciphers.contains(cipher)) {
             return Reason::NoCommonCipher;
         }
+        let ours = self.config.engines.iter().map(|engine| engine.format);
+        let theirs = self.hello.engines.iter().take(ENGINES_MAX).map(|engine| engine.format);
+        let [ours, theirs] = [encrypted(ours), encrypted(theirs)];
+        if !ours.is_empty() && !theirs.is_empty() && ours.is_disjoint(&theirs) {
+            return Reason::NoCommonFormat;
+        }
         let nothing_said = Reason::of_peer(&Reason::NotOffered.to_string());
         let said = self.absent().into_iter().map(|absence| absence.reason);
         let said = said.filter(|reason| *reason != Reason::NotOffered && *reason != nothing_said);
@@ -268,6 +278,11 @@ pub(crate) fn taken<'a>(
     engine: &'a EngineOffer,
 ) -> impl Iterator<Item = Cipher> + 'a {
     config.ciphers.iter().copied().filter(|cipher| engine.ciphers.contains(cipher))
+}
+
+/// Without `plain`, which hosts have by trust.
+fn encrypted(formats: impl Iterator<Item = Format>) -> BTreeSet<Format> {
+    formats.filter(|format| *format != Format::Plain).collect()
 }
 
 fn why_missing(config: &Config, kind: EngineKind) -> Reason {
@@ -375,6 +390,37 @@ mod tests {
         assert_eq!(names(&scene(&aes_only, &chacha))[..3], expected);
         let agreed = scene(&both, &chacha).agree(&scene(&both, &chacha).keys()[0]).unwrap();
         assert_eq!(agreed.cipher, Some(Cipher::ChaCha20Poly1305));
+    }
+
+    /// With this format in place of the vector engine's.
+    fn with_format(config: &Config, formats: &[Format]) -> Config {
+        let mut config = config.clone();
+        let vector = config.engines.remove(0);
+        config.engines.extend(formats.iter().map(|format| {
+            let format = *format;
+            EngineOffer { format, ..vector.clone() }
+        }));
+        config
+    }
+
+    #[test]
+    fn ovpn_is_for_hosts_that_have_no_esp_together() {
+        let of = |formats: &[Format]| with_format(&config(None), formats);
+        let (both, esp, ovpn) =
+            (of(&[Format::Esp, Format::Ovpn]), of(&[Format::Esp]), of(&[Format::Ovpn]));
+        let agreed = |here: &Config, there: &Config| {
+            let hello = hello(there);
+            let scene = scene(here, &hello);
+            let keys = scene.keys().into_iter().filter(|key| scene.agree(key).is_ok());
+            keys.map(|key| key.format).collect::<Vec<_>>()
+        };
+        assert_eq!(agreed(&both, &both), [Format::Esp]);
+        assert_eq!(agreed(&both, &ovpn), [Format::Ovpn]);
+        assert_eq!(agreed(&ovpn, &both), [Format::Ovpn]);
+        assert_eq!(agreed(&ovpn, &ovpn), [Format::Ovpn]);
+        assert_eq!(agreed(&esp, &ovpn), []);
+        let hello = hello(&ovpn);
+        assert!(scene(&esp, &hello).why_none() == Reason::NoCommonFormat);
     }
 
     #[test]

@@ -118,7 +118,9 @@ impl Dice {
                 lanes: (0..self.below(4))
                     .map(|lane| LaneOffer {
                         lane: u16::try_from(lane).unwrap(),
-                        spi: u32::try_from(252 + 8 * lane + self.below(8)).unwrap(),
+                        // Of either format, and of none.
+                        spi: u32::try_from(252 + 8 * lane + self.below(8)).unwrap()
+                            | if self.below(2) == 0 { 0 } else { 0x4800_0000 },
                         nonce: [1; 32],
                     })
                     .collect(),

@@ -11,10 +11,13 @@ use super::{
     FIRST_WORD_BYTES, HEADER_BYTES, KeyLengthError, NONCE_TAIL_BYTES, OVERHEAD_BYTES, OpenError,
     SealError, TAG_BYTES, Usage, usage,
 };
-use crate::DataCipher;
 use crate::aead::{ExpandedKey, NONCE_LEN};
 use crate::library::{Choice, preferred_for_data};
 use crate::window::ReplayWindow;
+use crate::{Cipher, DataCipher, SaKey};
+
+/// Why an SA's key is one of its cipher's.
+const SA_KEY_FITS: &str = "the ciphers of SAs take 32 bytes, and so many an SA's key has";
 
 /// A key that seals. Several threads may seal with it, each with packet ids of its own
 /// ([`SealingKey::reserve`]).
@@ -38,6 +41,11 @@ impl SealingKey {
         nonce_tail: [u8; NONCE_TAIL_BYTES],
     ) -> Result<Self, KeyLengthError> {
         Self::with(preferred_for_data(cipher).0, cipher, cipher_key, nonce_tail)
+    }
+
+    /// The key of an SA of format `ovpn`.
+    pub fn of_sa(cipher: Cipher, key: &SaKey) -> Self {
+        Self::new(cipher.into(), key.cipher_key(), *key.nonce_tail()).expect(SA_KEY_FITS)
     }
 
     /// As [`Self::new`], with libraries of the caller's choice. AES-192-GCM is always AWS-LC's.
@@ -172,6 +180,11 @@ impl OpeningKey {
         nonce_tail: [u8; NONCE_TAIL_BYTES],
     ) -> Result<Self, KeyLengthError> {
         Self::with(preferred_for_data(cipher).1, cipher, cipher_key, nonce_tail)
+    }
+
+    /// The key of an SA of format `ovpn`.
+    pub fn of_sa(cipher: Cipher, key: &SaKey) -> Self {
+        Self::new(cipher.into(), key.cipher_key(), *key.nonce_tail()).expect(SA_KEY_FITS)
     }
 
     /// As [`Self::new`], with libraries of the caller's choice. AES-192-GCM is always AWS-LC's.
