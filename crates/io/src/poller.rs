@@ -14,6 +14,8 @@ pub const EVENTS_MAX: usize = 16;
 pub struct Poller {
     epoll: OwnedFd,
     events: [epoll::Event; EVENTS_MAX],
+    /// Of the last wait.
+    awake: Duration,
 }
 
 impl Poller {
@@ -24,7 +26,8 @@ impl Poller {
     pub fn new() -> io::Result<Self> {
         let empty =
             epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) };
-        Ok(Self { epoll: epoll::create(epoll::CreateFlags::CLOEXEC)?, events: [empty; EVENTS_MAX] })
+        let (epoll, awake) = (epoll::create(epoll::CreateFlags::CLOEXEC)?, Duration::ZERO);
+        Ok(Self { epoll, events: [empty; EVENTS_MAX], awake })
     }
 
     /// Reports `source` as `token` whenever it is readable or broken.
@@ -34,6 +37,17 @@ impl Poller {
     pub fn add(&self, source: impl AsFd, token: u64) -> io::Result<()> {
         let data = epoll::EventData::new_u64(token);
         Ok(epoll::add(&self.epoll, source, data, epoll::EventFlags::IN)?)
+    }
+
+    /// Reports `source`, which was added as `token`, whenever it takes bytes, too; or no longer.
+    ///
+    /// # Errors
+    /// The error of `epoll_ctl`: it was not added.
+    pub fn watch_writable(&self, source: impl AsFd, token: u64, watch: bool) -> io::Result<()> {
+        let data = epoll::EventData::new_u64(token);
+        let mut flags = epoll::EventFlags::IN;
+        flags.set(epoll::EventFlags::OUT, watch);
+        Ok(epoll::modify(&self.epoll, source, data, flags)?)
     }
 
     /// Reports `source` no more.
@@ -67,6 +81,7 @@ impl Poller {
         spin: Duration,
         timeout: Option<Duration>,
     ) -> io::Result<impl Iterator<Item = u64> + '_> {
+        self.awake = Duration::ZERO;
         if spin.is_zero() {
             let ready = self.ask(timeout)?;
             return Ok(self.tokens(ready));
@@ -75,6 +90,7 @@ impl Poller {
         let mut ready = self.ask(Some(Duration::ZERO))?;
         while ready == 0 {
             let waited = begin.elapsed();
+            self.awake = waited;
             if timeout.is_some_and(|timeout| waited >= timeout) {
                 break;
             }
@@ -86,6 +102,11 @@ impl Poller {
             ready = self.ask(Some(Duration::ZERO))?;
         }
         Ok(self.tokens(ready))
+    }
+
+    /// How long the last wait was awake with nothing to report.
+    pub const fn was_awake(&self) -> Duration {
+        self.awake
     }
 
     fn ask(&mut self, timeout: Option<Duration>) -> io::Result<usize> {
@@ -169,8 +190,9 @@ mod tests {
             thread.join().unwrap();
             waker.clear();
         }
-        for spin in [ms(1), ms(60_000)] {
+        for (spin, least) in [(ms(0), ms(0)), (ms(1), ms(1)), (ms(60_000), ms(20))] {
             assert_eq!(poller.wait_awake(spin, Some(ms(20))).unwrap().count(), 0);
+            assert!(poller.was_awake() >= least && (spin > ms(0) || poller.was_awake() == ms(0)));
         }
     }
 

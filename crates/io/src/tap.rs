@@ -196,11 +196,13 @@ fn set_offloads(fd: RawFd) -> Result<TapOffloads, IoError> {
 fn set_queue_length(name: &str, packets: i32) -> Result<(), IoError> {
     const WHAT: &str = "set the queue length of a TAP device";
     // `ifr_qlen` shares its place with `ifr_metric`: both are the union's int.
-    set_number(name, libc::SIOCSIFTXQLEN as libc::Ioctl, packets).map_err(|e| IoError::of(WHAT, e))
+    let set = number(name, libc::SIOCSIFTXQLEN as libc::Ioctl, packets);
+    set.map(|_| ()).map_err(|error| IoError::of(WHAT, error))
 }
 
-/// Sets a number of the device of this name in the calling thread's network namespace.
-pub(crate) fn set_number(name: &str, request: libc::Ioctl, value: i32) -> io::Result<()> {
+/// Sets a number of the device of this name in the calling thread's network namespace, or asks for it;
+/// returns what it is.
+pub(crate) fn number(name: &str, request: libc::Ioctl, value: i32) -> io::Result<i32> {
     // SAFETY: `socket` takes plain integers and returns a descriptor or -1.
     let raw = unsafe { libc::socket(libc::AF_INET, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0) };
     if raw < 0 {
@@ -210,10 +212,14 @@ pub(crate) fn set_number(name: &str, request: libc::Ioctl, value: i32) -> io::Re
     let socket = unsafe { OwnedFd::from_raw_fd(raw) };
     let mut change = interface_request(name);
     change.ifr_ifru.ifru_metric = value;
-    // SAFETY: called with SIOCSIFTXQLEN and SIOCSIFMTU only, which read one `ifreq` with the union's
-    // int set, which `change` is.
+    // SAFETY: called with SIOCSIFTXQLEN, SIOCSIFMTU and SIOCGIFMTU only, which read, or write, one `ifreq`
+    // with the union's int set, which `change` is.
     let rc = unsafe { libc::ioctl(socket.as_raw_fd(), request, &raw mut change) };
-    if rc < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    if rc < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the int was written above, and at most overwritten by an int.
+    Ok(unsafe { change.ifr_ifru.ifru_metric })
 }
 
 /// An `ifreq` with a name of at most [`NAME_LEN_MAX`] bytes and all else zero.

@@ -4,7 +4,7 @@ use std::io::{self, IoSlice, IoSliceMut};
 use std::os::fd::{AsFd, BorrowedFd};
 
 use crate::IoError;
-use crate::tap::{Tap, TapOffloads, TapOptions, VNET_LEN, set_number};
+use crate::tap::{Tap, TapOffloads, TapOptions, VNET_LEN, number};
 
 /// The longest super-packet, in bytes without its virtio net header.
 pub const PACKET_LEN_MAX: usize = 65_535;
@@ -66,8 +66,24 @@ pub fn set_mtu(name: &str, bytes: u32) -> Result<(), IoError> {
     const WHAT: &str = "set the MTU of a device";
     let bytes = i32::try_from(bytes).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput));
     bytes
-        .and_then(|bytes| set_number(name, libc::SIOCSIFMTU as libc::Ioctl, bytes))
+        .and_then(|bytes| number(name, libc::SIOCSIFMTU as libc::Ioctl, bytes))
+        .map(|_| ())
         .map_err(|error| IoError::of(WHAT, error))
+}
+
+/// The MTU of the device with this interface index, in the calling thread's network namespace, in bytes.
+///
+/// # Errors
+/// There is no such device.
+pub fn mtu(index: u32) -> Result<u32, IoError> {
+    const WHAT: &str = "find the MTU of a device";
+    let family = rustix::net::AddressFamily::INET;
+    let socket = rustix::net::socket(family, rustix::net::SocketType::DGRAM, None);
+    let name = socket.and_then(|socket| rustix::net::netdevice::index_to_name(socket, index));
+    let mtu = name
+        .map_err(io::Error::from)
+        .and_then(|name| number(&name, libc::SIOCGIFMTU as libc::Ioctl, 0));
+    Ok(u32::try_from(mtu.map_err(|error| IoError::of(WHAT, error))?).unwrap_or_default())
 }
 
 /// The interface index of the device of this name, in the calling thread's network namespace.
@@ -104,6 +120,9 @@ mod tests {
             assert_eq!((tun.name(), tun.offloads().tso), ("weft0", true));
             set_mtu("weft0", 1_300).unwrap();
             assert!(set_mtu("weft0", 10).is_err());
+            let number = index("weft0").unwrap();
+            assert_eq!(mtu(number).unwrap(), 1_300);
+            assert!(mtu(number + 9).is_err());
             assert!(index("weft0").unwrap() > 1);
             assert!(index("weft1").is_err());
             ip("address add 10.9.0.1/24 dev weft0");

@@ -139,7 +139,7 @@ impl UdpSocket {
     /// # Errors
     /// `AddrNotAvailable`: an IPv6 address on a socket that was bound to an IPv4 address.
     pub fn remote(&self, address: SocketAddr) -> io::Result<Remote> {
-        let address = SocketAddr::new(address.ip().to_canonical(), address.port());
+        let address = canonical(address);
         let raw = match (self.ipv6, address) {
             (false, SocketAddr::V4(v4)) => RawAddress::V4(raw_v4(v4)),
             (true, SocketAddr::V4(v4)) => RawAddress::V6(raw_v6(&SocketAddrV6::new(
@@ -316,6 +316,22 @@ fn set_option(
     if rc < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
+/// The first int of a socket option.
+fn option(
+    socket: BorrowedFd<'_>,
+    level: libc::c_int,
+    option: libc::c_int,
+) -> io::Result<libc::c_int> {
+    let mut value: libc::c_int = 0;
+    let mut len = mem::size_of_val(&value) as libc::socklen_t;
+    // SAFETY: the kernel writes at most `len` bytes to `value`, for which all are valid, and the length
+    // to `len`.
+    let rc = unsafe {
+        libc::getsockopt(socket.as_raw_fd(), level, option, (&raw mut value).cast(), &raw mut len)
+    };
+    if rc < 0 { Err(io::Error::last_os_error()) } else { Ok(value) }
+}
+
 impl AsFd for UdpSocket {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
@@ -326,7 +342,7 @@ impl Remote {
     /// A destination that no socket sends to, for who only wants to know it: [`UdpSocket::remote`]
     /// makes those that are sent to.
     pub fn of(address: SocketAddr) -> Self {
-        let address = SocketAddr::new(address.ip().to_canonical(), address.port());
+        let address = canonical(address);
         let raw = match address {
             SocketAddr::V4(v4) => RawAddress::V4(raw_v4(v4)),
             SocketAddr::V6(v6) => RawAddress::V6(raw_v6(&v6)),
@@ -389,6 +405,18 @@ impl RawAddress {
             );
         }
         storage
+    }
+}
+
+/// An address as the kernel tells it of what comes from there: IPv4 as IPv4, and a scope only where the
+/// address does not say by itself which host it is.
+fn canonical(address: SocketAddr) -> SocketAddr {
+    let port = address.port();
+    match (address.ip().to_canonical(), address) {
+        (IpAddr::V6(ip), SocketAddr::V6(v6)) if ip.is_unicast_link_local() => {
+            SocketAddrV6::new(ip, port, 0, v6.scope_id()).into()
+        }
+        (ip, _) => SocketAddr::new(ip, port),
     }
 }
 
@@ -669,6 +697,25 @@ mod tests {
                     }
                 }
             }
+        }
+    }
+
+    #[test]
+    fn a_scope_stays_where_the_address_needs_one() {
+        let socket = UdpSocket::bind(None, 0).unwrap();
+        let addresses = [
+            ("[fe80::1%7]:9", "[fe80::1%7]:9"),
+            ("[2001:db8::1%7]:9", "[2001:db8::1]:9"),
+            ("[::ffff:192.0.2.1]:9", "192.0.2.1:9"),
+            ("192.0.2.1:9", "192.0.2.1:9"),
+        ];
+        for (given, expected) in addresses {
+            let given: SocketAddr = given.parse().unwrap();
+            let remote = socket.remote(given).unwrap();
+            assert_eq!(remote.address().to_string(), expected);
+            assert_eq!(Remote::of(given).address(), remote.address());
+            let RawAddress::V6(raw) = remote.raw else { panic!("the socket is of IPv6") };
+            assert_eq!(raw.sin6_scope_id, if expected.contains('%') { 7 } else { 0 }, "{given}");
         }
     }
 

@@ -6,7 +6,10 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::net::{AddressFamily, SocketType, ipproto, sockopt};
 
-use super::{SOCKET_BUFFER_BYTES, UdpSocket};
+use super::{SOCKET_BUFFER_BYTES, UdpSocket, option};
+
+/// Of the states of a connection (`linux/tcp_states.h`); the `libc` crate has not the name.
+const TCP_ESTABLISHED: u8 = 1;
 
 /// A socket that carries datagrams or a stream of them.
 #[derive(Debug)]
@@ -22,17 +25,27 @@ impl Adopted {
     /// where the kernel has them. Who holds other descriptors of it sees that.
     ///
     /// # Errors
-    /// `InvalidInput`: it is neither. Else what the kernel refused.
+    /// `InvalidInput`: it is neither. `AddrInUse`: the kernel takes another protocol out of what comes
+    /// by it. Else what the kernel refused.
     pub fn adopt(fd: OwnedFd) -> io::Result<Self> {
         let neither = || io::Error::from(io::ErrorKind::InvalidInput);
         let kind = sockopt::socket_type(&fd).map_err(|_| neither())?;
         let protocol = sockopt::socket_protocol(&fd)?;
         rustix::io::ioctl_fionbio(&fd, true)?;
         match (kind, protocol) {
-            (SocketType::DGRAM, Some(ipproto::UDP)) => UdpSocket::adopt(fd).map(Self::Udp),
+            (SocketType::DGRAM, Some(ipproto::UDP)) => {
+                if option(fd.as_fd(), libc::SOL_UDP, libc::UDP_ENCAP)? != 0 {
+                    return Err(io::ErrorKind::AddrInUse.into());
+                }
+                UdpSocket::adopt(fd).map(Self::Udp)
+            }
             (SocketType::STREAM, Some(ipproto::TCP)) => {
+                // The state is the first byte of what the kernel tells (tcp(7)).
+                let state = option(fd.as_fd(), libc::IPPROTO_TCP, libc::TCP_INFO)?;
+                if state.to_ne_bytes()[0] != TCP_ESTABLISHED {
+                    return Err(neither());
+                }
                 let stream = TcpStream::from(fd);
-                stream.peer_addr().map_err(|_| neither())?;
                 stream.set_nodelay(true)?;
                 Ok(Self::Tcp(stream))
             }
@@ -68,6 +81,11 @@ impl UdpSocket {
             if socket.set(libc::SOL_SOCKET, force, SOCKET_BUFFER_BYTES).is_err() {
                 socket.set(libc::SOL_SOCKET, plain, SOCKET_BUFFER_BYTES)?;
             }
+        }
+        // IPv4 datagrams on a socket of IPv6 are told of by its option, too.
+        match ipv6 {
+            true => socket.set(libc::IPPROTO_IPV6, libc::IPV6_RECVPKTINFO, 1)?,
+            false => socket.set(libc::IPPROTO_IP, libc::IP_PKTINFO, 1)?,
         }
         socket.gro = socket.set(libc::SOL_UDP, libc::UDP_GRO, 1).is_ok();
         Ok(socket)
@@ -134,14 +152,47 @@ mod tests {
     }
 
     #[test]
+    fn the_address_that_a_datagram_came_to_is_told() {
+        let pairs = [("0.0.0.0:0", "127.0.0.7"), ("[::]:0", "127.0.0.7"), ("[::]:0", "::1")];
+        for (bound, to) in pairs {
+            let adopted = Adopted::adopt(net::UdpSocket::bind(bound).unwrap().into()).unwrap();
+            let Adopted::Udp(socket) = adopted else { panic!("a UDP socket is one") };
+            let to: net::IpAddr = to.parse().unwrap();
+            let from = UdpSocket::bind(None, 0).unwrap();
+            let there = from.remote(SocketAddr::new(to, socket.port())).unwrap().with_tos(2);
+            // A run, so that every kind of control message is there.
+            from.send_run(&[7; 300], 100, &there).unwrap();
+            let mut batch = RecvBatch::new();
+            while socket.recv(&mut batch, 4).is_err() {
+                std::thread::yield_now();
+            }
+            assert_eq!(batch.destination(0), Some(to), "{bound}");
+            let message = batch.message(0).unwrap();
+            assert_eq!((message.segment, message.source.port()), (100, from.port()));
+        }
+    }
+
+    #[test]
     fn a_connection_is_adopted_and_what_is_none_is_refused() {
         let listener = net::TcpListener::bind("127.0.0.1:0").unwrap();
         let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         assert!(matches!(Adopted::adopt(stream.into()).unwrap(), Adopted::Tcp(_)));
         let refused = |fd: OwnedFd| Adopted::adopt(fd).unwrap_err().kind();
+        let (half, other) =
+            (TcpStream::connect(listener.local_addr().unwrap()).unwrap(), &listener);
+        drop((other.accept().unwrap(), other.accept().unwrap()));
+        // The other end has closed it, which takes a moment.
+        while !matches!(half.peek(&mut [0; 1]), Ok(0)) {}
+        assert_eq!(refused(half.into()), io::ErrorKind::InvalidInput);
         assert_eq!(refused(listener.into()), io::ErrorKind::InvalidInput);
         let file = std::fs::File::open("/dev/null").unwrap();
         assert_eq!(refused(file.into()), io::ErrorKind::InvalidInput);
+        let encapsulated = crate::encap::EncapSocket::bind(Some("127.0.0.1".parse().unwrap()), 0);
+        let encapsulated = encapsulated.map(|socket| socket.into_fds().remove(0));
+        // A kernel without ESP has no such sockets.
+        if let Ok(encapsulated) = encapsulated {
+            assert_eq!(refused(encapsulated), io::ErrorKind::AddrInUse);
+        }
         let (unix, _other) = std::os::unix::net::UnixStream::pair().unwrap();
         assert_eq!(refused(unix.into()), io::ErrorKind::InvalidInput);
     }

@@ -1,7 +1,7 @@
 //! Messages received with one call.
 
 use std::mem;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::ops::Range;
 use std::ptr;
 
@@ -78,6 +78,13 @@ impl RecvBatch {
             tos,
             truncated: header.msg_hdr.msg_flags & libc::MSG_TRUNC != 0,
         })
+    }
+
+    /// The address of this host that the message at `index` came to, IPv4 as IPv4. Only sockets of
+    /// [`super::Adopted`] ask the kernel for it.
+    pub fn destination(&self, index: usize) -> Option<IpAddr> {
+        let header = self.headers[..self.filled].get(index)?;
+        self.controls[index].destination(header.msg_hdr.msg_controllen as _)
     }
 
     /// Forgets all messages.

@@ -7,8 +7,8 @@ use std::ptr;
 
 use super::Remote;
 
-/// Room for two control messages with a number in each and one with an address, aligned as `cmsghdr`
-/// must be.
+/// Room for two control messages with a number in each and one with an address of either family, aligned
+/// as `cmsghdr` must be.
 #[derive(Clone, Copy)]
 #[repr(C, align(8))]
 pub(super) struct Control(pub(super) [u8; 96]);
@@ -26,8 +26,46 @@ impl Control {
     /// What the kernel tells in the first `len` bytes: the segment size of a run put together by
     /// UDP_GRO, and the TOS or traffic class (0 if it does not say).
     pub(super) fn read(&self, len: usize) -> (Option<usize>, u8) {
+        let (mut segment, mut tos) = (None, 0);
+        self.each(len, |level, kind, data| match (level, kind, data) {
+            (libc::SOL_UDP, libc::UDP_GRO, &[a, b, c, d, ..]) => {
+                let size = usize::try_from(i32::from_ne_bytes([a, b, c, d])).ok();
+                segment = size.filter(|size| *size > 0);
+            }
+            (libc::IPPROTO_IP, libc::IP_TOS, &[byte, ..]) => tos = byte,
+            (libc::IPPROTO_IPV6, libc::IPV6_TCLASS, &[a, b, c, d, ..]) => {
+                tos = i32::from_ne_bytes([a, b, c, d]) as u8;
+            }
+            _ => {}
+        });
+        (segment, tos)
+    }
+
+    /// What the kernel tells in the first `len` bytes of the address that a message came to, where it was
+    /// asked to (ip(7), RFC 3542 section 6.1).
+    pub(super) fn destination(&self, len: usize) -> Option<IpAddr> {
+        let mut destination = None;
+        self.each(len, |level, kind, data| match (level, kind) {
+            (libc::IPPROTO_IP, libc::IP_PKTINFO) => {
+                let at = mem::offset_of!(libc::in_pktinfo, ipi_spec_dst);
+                let octets = data.get(at..).and_then(<[u8]>::first_chunk::<4>);
+                destination = octets.map(|octets| IpAddr::from(*octets));
+            }
+            (libc::IPPROTO_IPV6, libc::IPV6_PKTINFO) => {
+                let at = mem::offset_of!(libc::in6_pktinfo, ipi6_addr);
+                let octets = data.get(at..).and_then(<[u8]>::first_chunk::<16>);
+                destination = octets.map(|octets| IpAddr::from(*octets).to_canonical());
+            }
+            _ => {}
+        });
+        destination
+    }
+
+    /// Level, kind and data of each control message in the first `len` bytes.
+    #[inline]
+    fn each(&self, len: usize, mut take: impl FnMut(libc::c_int, libc::c_int, &[u8])) {
         let told = &self.0[..len.min(self.0.len())];
-        let (mut segment, mut tos, mut at) = (None, 0, 0);
+        let mut at = 0;
         while let Some(head) = told.get(at..at + mem::size_of::<libc::cmsghdr>()) {
             // SAFETY: `head` has the bytes of a `cmsghdr`, for which all values are valid.
             let head: libc::cmsghdr =
@@ -37,21 +75,10 @@ impl Control {
             let Some(data) = told.get(data_at..at.saturating_add(head.cmsg_len as _)) else {
                 break;
             };
-            match (head.cmsg_level, head.cmsg_type, data) {
-                (libc::SOL_UDP, libc::UDP_GRO, &[a, b, c, d, ..]) => {
-                    let size = usize::try_from(i32::from_ne_bytes([a, b, c, d])).ok();
-                    segment = size.filter(|size| *size > 0);
-                }
-                (libc::IPPROTO_IP, libc::IP_TOS, &[byte, ..]) => tos = byte,
-                (libc::IPPROTO_IPV6, libc::IPV6_TCLASS, &[a, b, c, d, ..]) => {
-                    tos = i32::from_ne_bytes([a, b, c, d]) as u8;
-                }
-                _ => {}
-            }
+            take(head.cmsg_level, head.cmsg_type, data);
             // SAFETY: CMSG_SPACE only computes.
             at += unsafe { libc::CMSG_SPACE(data.len() as libc::c_uint) } as usize;
         }
-        (segment, tos)
     }
 
     /// Writes one control message at `at`, 0 or what an earlier call returned, and returns where it

@@ -3,6 +3,8 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 
+use weft_crypto::DataCipher;
+
 use super::{
     CIPHER_KEY_BYTES_MAX, CONTROL_PACKET_BYTES_MAX, CipherAlgorithm, DeviceError, KEEPALIVE_MAX_S,
     KEY_ID_MAX, Keepalive, KeyAttributes, KeyDirection, Mode, PEER_ID_MAX, PeerAttributes, Slot,
@@ -163,8 +165,8 @@ pub fn control_packet(packet: &[u8]) -> Result<u16, DeviceError> {
     }
 }
 
-/// Checks a key that is to be installed; whether there is such a peer is not looked at. The kernel looks
-/// for it before it looks at the lengths of keys.
+/// Checks a key that is to be installed; whether there is such a peer is not looked at, nor, since the
+/// kernel looks for the peer first, whether the cipher has keys of these lengths ([`NewKey::ciphers`]).
 ///
 /// # Errors
 /// [`DeviceError`], as the kernel's device refuses it.
@@ -187,11 +189,22 @@ pub fn new_key(attributes: &KeyAttributes) -> Result<NewKey<'_>, DeviceError> {
     if cipher == CipherAlgorithm::None {
         return Err(DeviceError::UnknownCipher);
     }
-    for direction in [encrypt, decrypt] {
-        let bytes = direction.cipher_key.len();
-        cipher.with_key_bytes(bytes).ok_or(DeviceError::KeyLength { bytes })?;
-    }
     Ok(NewKey { peer_id, slot, key_id, cipher, encrypt, decrypt })
+}
+
+impl NewKey<'_> {
+    /// The ciphers of what is sent and of what comes in, by the lengths of their keys: to be asked for once
+    /// it is found that there is such a peer.
+    ///
+    /// # Errors
+    /// [`DeviceError::KeyLength`], as the kernel's device refuses it.
+    pub fn ciphers(&self) -> Result<(DataCipher, DataCipher), DeviceError> {
+        let of = |direction: &KeyDirection| {
+            let bytes = direction.cipher_key.len();
+            self.cipher.with_key_bytes(bytes).ok_or(DeviceError::KeyLength { bytes })
+        };
+        Ok((of(self.encrypt)?, of(self.decrypt)?))
+    }
 }
 
 /// What the packets of a key bear.
@@ -212,18 +225,23 @@ pub fn peer_id(id: Option<u32>) -> Result<u32, DeviceError> {
     id.ok_or(DeviceError::Missing("the peer's id"))
 }
 
-/// What holds for a peer that is made and for one that is changed. Returns its id.
-fn common(mode: Mode, attributes: &PeerAttributes) -> Result<u32, DeviceError> {
-    // The kernel looks at each attribute by itself first, and then at what there is of them.
+/// Checks each attribute of a peer by itself, which the kernel does before it looks at anything else: at
+/// the socket, and at what there is of them together. [`new_peer`] and [`peer_change`] do it too.
+///
+/// # Errors
+/// [`DeviceError::TooLarge`] or [`DeviceError::PortZero`], as the kernel's device refuses it.
+pub fn in_ranges(attributes: &PeerAttributes) -> Result<(), DeviceError> {
     in_range("peer id", attributes.id, PEER_ID_MAX)?;
     in_range("transmit id", attributes.tx_id, PEER_ID_MAX)?;
-    let times = [attributes.keepalive_interval_s, attributes.keepalive_timeout_s];
-    for time in times {
+    for time in [attributes.keepalive_interval_s, attributes.keepalive_timeout_s] {
         in_range("keepalive time in seconds", time, KEEPALIVE_MAX_S)?;
     }
-    if attributes.remote_port == Some(0) {
-        return Err(DeviceError::PortZero);
-    }
+    if attributes.remote_port == Some(0) { Err(DeviceError::PortZero) } else { Ok(()) }
+}
+
+/// What holds for a peer that is made and for one that is changed. Returns its id.
+fn common(mode: Mode, attributes: &PeerAttributes) -> Result<u32, DeviceError> {
+    in_ranges(attributes)?;
     let id = peer_id(attributes.id)?;
     let PeerAttributes { remote_ipv4, remote_ipv6, remote_port, .. } = attributes;
     let has_remote = remote_ipv4.is_some() || remote_ipv6.is_some();
@@ -251,7 +269,7 @@ fn common(mode: Mode, attributes: &PeerAttributes) -> Result<u32, DeviceError> {
     if mode == Mode::P2p && (attributes.vpn_ipv4.is_some() || attributes.vpn_ipv6.is_some()) {
         return Err(DeviceError::UnexpectedVpnAddress);
     }
-    if times[0].is_some() != times[1].is_some() {
+    if attributes.keepalive_interval_s.is_some() != attributes.keepalive_timeout_s.is_some() {
         return Err(DeviceError::HalfKeepalive);
     }
     Ok(id)
@@ -442,7 +460,7 @@ mod tests {
         let with = |change: &dyn Fn(&mut KeyAttributes)| {
             let mut key = whole.clone();
             change(&mut key);
-            new_key(&key).unwrap_err()
+            new_key(&key).and_then(|new| new.ciphers()).unwrap_err()
         };
         assert_eq!(with(&|key| key.key_id = Some(8)).errno(), 34);
         assert_eq!(
