@@ -9,7 +9,8 @@ use weft_packet::split::FrameChecksum;
 
 use crate::counters::{DropReason, Work};
 use crate::device::{Env, FrameSink};
-use crate::receive::{Inside, Receiver, accepted, carried, inspect, noted, refused};
+use crate::format::refused;
+use crate::receive::{Inside, Receiver, accepted, carried, inspect, noted};
 use crate::state::{Inbound, State};
 
 /// Authentic packets of one batch, and the window by which they were opened.
@@ -202,13 +203,13 @@ fn open<'a, F, R>(
             (number, inbound)
         }
     };
-    let (sequence, plain) = inbound.key.open_ahead(window, datagram).map_err(refused)?;
+    let (sequence, plain_len) = inbound.key.open_ahead(window, datagram)?;
     let inside = inspect(state, inbound, datagram, tos);
     Ok(Some(Opened {
         message: 0,
         inbound: number,
         sequence,
-        plain_len: plain.len(),
+        plain_len,
         inside,
         frame: 0..0,
         is_repeated: false,

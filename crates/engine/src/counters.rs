@@ -177,8 +177,10 @@ pub struct PeerTraffic {
 /// What one worker did and dropped.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct WorkerTotals {
-    /// Processor time that its thread has used; zero if it is gone.
+    /// Processor time that its thread has worked; zero if it is gone.
     pub busy: Duration,
+    /// How long it stayed awake with nothing to do.
+    pub awake: Duration,
     /// Processor time that its helpers' threads have used.
     pub helpers_busy: Duration,
     /// Drops, all reasons together, its helpers' included.
@@ -248,6 +250,8 @@ impl Count {
 pub(crate) struct WorkerCounters {
     drops: [Count; DropReason::ALL.len()],
     work: [Count; Work::ALL.len()],
+    /// How long the thread was awake with nothing to do, in nanoseconds.
+    awake_ns: Count,
     /// The thread's number; 0 before it has one.
     thread: AtomicI32,
     /// Of the worker's helpers, by their number: each has one writer too.
@@ -269,11 +273,30 @@ impl WorkerCounters {
         Arc::clone(&helpers[number])
     }
 
-    /// Processor time that the worker's thread has used, and that of its helpers' threads.
+    /// Processor time that the worker's thread has worked, and that of its helpers' threads.
     pub(crate) fn busy(&self) -> (Duration, Duration) {
         let helpers = self.helpers.read().unwrap_or_else(PoisonError::into_inner);
         let of_helpers = helpers.iter().map(|helper| busy(helper.thread.load(Relaxed)));
-        (busy(self.thread.load(Relaxed)), of_helpers.sum())
+        let of_worker = busy(self.thread.load(Relaxed)).saturating_sub(self.awake());
+        (of_worker, of_helpers.sum())
+    }
+
+    fn awake(&self) -> Duration {
+        Duration::from_nanos(self.awake_ns.get())
+    }
+
+    /// The worker has been awake for so long with nothing to do.
+    #[inline]
+    pub(crate) fn was_awake(&self, time: Duration) {
+        if !time.is_zero() {
+            self.awake_ns.add(time.as_nanos() as u64);
+        }
+    }
+
+    /// What the worker itself has done.
+    #[inline]
+    pub(crate) fn own(&self, work: Work) -> u64 {
+        self.work[work as usize].get()
     }
 
     /// What the worker and its helpers have done.
@@ -295,6 +318,7 @@ impl WorkerCounters {
         let (busy, helpers_busy) = self.busy();
         WorkerTotals {
             busy,
+            awake: self.awake(),
             helpers_busy,
             dropped: self.sum(&|counters| counters.drops.iter().map(Count::get).sum()),
             work: Work::ALL.iter().map(|k| (*k, self.done(*k))).collect(),

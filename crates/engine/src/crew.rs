@@ -15,6 +15,7 @@ use weft_io::tap::{Tap, TapOptions};
 use weft_io::udp::UdpSocket;
 use weft_path::{EngineEvent, EngineKind, Mac};
 
+use crate::awake::Awake;
 use crate::control::Control;
 use crate::counters::WorkerCounters;
 use crate::device::LaneSockets;
@@ -45,7 +46,7 @@ pub(crate) struct Crew {
     bind: Option<IpAddr>,
     port: u16,
     pin: bool,
-    busy_poll: Duration,
+    busy_poll: Option<Duration>,
     copy_dscp: bool,
     probe_mac: Mac,
     offloads: bool,
@@ -89,7 +90,7 @@ impl Crew {
             bind: config.bind,
             port: config.port,
             pin: config.pin,
-            busy_poll: config.busy_poll.min(BUSY_POLL_MAX),
+            busy_poll: config.busy_poll.map(|time| time.min(BUSY_POLL_MAX)),
             copy_dscp: config.copy_dscp,
             probe_mac: config.probe_mac,
             offloads: config.offloads,
@@ -198,7 +199,8 @@ impl Crew {
             lane_socket: lane_socket.clone(),
             shared: Arc::clone(&self.shared),
             transmitter: make(),
-            busy_poll: self.busy_poll,
+            awake: Awake::new(self.busy_poll),
+            moved: 0,
             seed,
             sendings,
             waker: waker.clone(),

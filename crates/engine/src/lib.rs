@@ -7,6 +7,7 @@
 
 mod ahead;
 pub mod alone;
+mod awake;
 mod control;
 mod counters;
 mod crew;
@@ -14,6 +15,7 @@ pub mod dco;
 mod decide;
 mod device;
 mod error;
+mod format;
 mod gate;
 mod helper;
 mod lane;
@@ -42,6 +44,9 @@ use weft_io::offload::{self, Offloads};
 use weft_io::poller::Waker;
 use weft_path::{EngineCommand, EngineEvent, Mac, Vni};
 
+pub use crate::awake::{
+    AWAKE_DATAGRAMS_MAX, AWAKE_PAUSE_MAX, AWAKE_PAUSE_MIN, AWAKE_SHORT_MIN, AWAKE_TRY_US, AWAKE_US,
+};
 pub use crate::counters::{
     Counters, Direction, DropReason, PeerTraffic, SaTraffic, Traffic, Work, WorkerTotals,
 };
@@ -108,8 +113,9 @@ pub struct EngineConfig {
     /// Pin each worker to a CPU, in the order of the CPUs that the starting thread may use.
     pub pin: bool,
     /// How long a worker stays awake when there is nothing to do, at most [`BUSY_POLL_MAX`]; zero: it
-    /// sleeps at once. It saves a wake-up for each answer that comes in time, and costs a CPU.
-    pub busy_poll: Duration,
+    /// sleeps at once. It saves a wake-up for each answer that comes in time, and costs processor time
+    /// that nobody else wants. `None`: [`AWAKE_US`] while it pays.
+    pub busy_poll: Option<Duration>,
     /// Copy the DSCP of the packets inside to the outer header, where an observer sees it.
     pub copy_dscp: bool,
     /// Move super-packets where the kernel has them; else every frame and every datagram goes alone.
@@ -133,7 +139,7 @@ impl EngineConfig {
             probe_mac: Mac([0x02, 0x57, 0x45, 0x46, 0x54, 0x00]),
             container_mtu,
             pin: false,
-            busy_poll: Duration::ZERO,
+            busy_poll: None,
             copy_dscp: false,
             offloads: true,
             keylog: None,

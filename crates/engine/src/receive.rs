@@ -7,7 +7,7 @@ use std::ops::Range;
 use std::sync::MutexGuard;
 use std::time::{Duration, Instant};
 
-use weft_crypto::{OpenError, ReplayWindow};
+use weft_crypto::ReplayWindow;
 use weft_io::udp::{MESSAGES_MAX, Message, RecvBatch};
 use weft_packet::coalesce::{Coalescer, FRAMES_MAX, Merged};
 use weft_packet::split::FrameChecksum;
@@ -209,13 +209,12 @@ fn open<'a, F, R>(
     let header = esp::Header::parse(datagram).map_err(|_| DropReason::Malformed)?;
     let Held { inbound, window } = hold(state, held, header.spi).ok_or(DropReason::UnknownSpi)?;
     let before = window.highest();
-    let plain = inbound.key.open(window, datagram).map_err(refused)?;
+    let plain_len = inbound.key.open(window, datagram)?;
     if window.highest() > before {
         *newest = Some((inbound.path, inbound.lane));
     }
     let inbound = *inbound;
-    debug_assert_eq!(plain.start, esp::HEADER_LEN);
-    accepted(state, env, inbound, plain.len());
+    accepted(state, env, inbound, plain_len);
     match inspect(state, inbound, datagram, tos)? {
         Inside::Frame(at, checksum) => {
             carried(state, inbound);
@@ -247,7 +246,7 @@ pub(crate) fn accepted<F, R>(
     if let Some(lane) = state.lane(inbound.path, inbound.lane) {
         lane.hear();
     }
-    inbound.counters.add(1, plain_len.saturating_sub(esp::INNER_LEN) as u64);
+    inbound.counters.add(1, plain_len.saturating_sub(inbound.key.headers_len()) as u64);
     if inbound.is_first_use() {
         (env.events)(EngineEvent::InboundFirstUse { spi: inbound.spi });
     }
@@ -270,17 +269,8 @@ pub(crate) fn inspect(
     datagram: &mut [u8],
     tos: u8,
 ) -> Result<Inside, DropReason> {
-    let end = datagram.len() - esp::ICV_LEN;
-    let plain = datagram.get(esp::HEADER_LEN..end).ok_or(DropReason::BadInner)?;
-    let (length, next) = esp::parse_trailer(plain).map_err(|_| DropReason::BadInner)?;
-    if next == esp::NEXT_NONE {
-        return Ok(Inside::Nothing);
-    }
-    if next != esp::NEXT_UDP {
-        return Err(DropReason::BadInner);
-    }
-    let inner = esp::parse_inner_headers(&plain[..length]).map_err(|_| DropReason::BadInner)?;
-    let frame = &plain[inner.frame.clone()];
+    let Some(inner) = inbound.key.parse(datagram)? else { return Ok(Inside::Nothing) };
+    let frame = &datagram[inner.frame.clone()];
     if inner.vxlan.vni == Vni::PROBE.0 {
         return probe_inside(inner.dst_port, frame);
     }
@@ -297,18 +287,9 @@ pub(crate) fn inspect(
     if state.peer_of(key_of(*source)).is_some_and(|owner| owner != inbound.peer) {
         return Err(DropReason::ForeignSource);
     }
-    let at = esp::HEADER_LEN + inner.frame.start..esp::HEADER_LEN + inner.frame.end;
-    ecn::decapsulate(&mut datagram[at.clone()], tos).map_err(|_| DropReason::CeOverNotEct)?;
-    Ok(Inside::Frame(at, inner.vxlan.rco.into()))
-}
-
-pub(crate) fn refused(error: OpenError) -> DropReason {
-    match error {
-        OpenError::TooShort => DropReason::Malformed,
-        OpenError::Duplicate => DropReason::Replayed,
-        OpenError::TooOld => DropReason::TooOld,
-        OpenError::Forged => DropReason::Forged,
-    }
+    ecn::decapsulate(&mut datagram[inner.frame.clone()], tos)
+        .map_err(|_| DropReason::CeOverNotEct)?;
+    Ok(Inside::Frame(inner.frame, inner.vxlan.rco.into()))
 }
 
 #[cold]

@@ -214,7 +214,8 @@ fn is_full(error: &io::Error) -> bool {
 pub(crate) fn reason(error: &io::Error) -> DropReason {
     match error.raw_os_error() {
         Some(errno::EMSGSIZE) => DropReason::MessageTooLong,
-        _ if is_full(error) => DropReason::SendFull,
+        // A connection's own queue says it without a number.
+        _ if is_full(error) || error.kind() == io::ErrorKind::WouldBlock => DropReason::SendFull,
         _ => DropReason::SendFailed,
     }
 }

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use weft_crypto::{OpeningKey, PeerId, ReplayWindow, SealingSa};
+use weft_crypto::{Format, PeerId, ReplayWindow};
 use weft_io::keylog::KeyLog;
 use weft_io::udp::Remote;
 use weft_path::{Endpoint, EngineCommand, InboundSa, Mac, OutboundSa, PathId, Vni};
@@ -13,6 +13,7 @@ use weft_path::{Endpoint, EngineCommand, InboundSa, Mac, OutboundSa, PathId, Vni
 use crate::counters::{Direction, Registry, SaCounters, SaName};
 use crate::device::Origin;
 use crate::error::CommandError;
+use crate::format::{Opening, Sealing};
 use crate::lane::Lane;
 use crate::table::{Slab, Table};
 
@@ -81,7 +82,7 @@ impl Path {
 /// An outbound SA and its limits. Any worker may seal on it.
 #[derive(Debug)]
 pub(crate) struct Outbound {
-    pub(crate) sa: SealingSa,
+    pub(crate) sa: Sealing,
     pub(crate) rco: bool,
     bytes: AtomicU64,
     pub(crate) packets_soft: u64,
@@ -122,7 +123,7 @@ impl Outbound {
 #[derive(Debug)]
 pub(crate) struct Inbound {
     pub(crate) spi: u32,
-    pub(crate) key: OpeningKey,
+    pub(crate) key: Opening,
     /// Held by a worker while it opens packets of this SA, once for many. The lane's worker is the
     /// only one that wants it, but for its helpers, for moments when workers come and go, and where
     /// the kernel does not steer by lane.
@@ -305,7 +306,9 @@ impl State {
             return Err(CommandError::TableFull { table: "inbound SAs" });
         }
         let (peer_number, path_number) = self.path_of(peer, path)?;
-        self.keylog.note("in", sa.spi, sa.cipher, &sa.key);
+        if sa.key.format() == Format::Esp {
+            self.keylog.note("in", sa.spi, sa.cipher, &sa.key);
+        }
         let counters = self.registry.add(SaName {
             peer,
             path,
@@ -315,7 +318,7 @@ impl State {
         });
         let number = self.inbound.insert(Inbound {
             spi: sa.spi,
-            key: OpeningKey::new(sa.cipher, sa.spi, &sa.key),
+            key: Opening::new(sa, &self.local, &peer),
             window: Mutex::new(ReplayWindow::new()),
             peer: peer_number,
             path: path_number,
@@ -340,10 +343,12 @@ impl State {
     ) -> Result<(), CommandError> {
         check_lane(sa.lane)?;
         let (_, path_number) = self.path_of(peer, path)?;
-        self.keylog.note("out", sa.spi, sa.cipher, &sa.key);
+        if sa.key.format() == Format::Esp {
+            self.keylog.note("out", sa.spi, sa.cipher, &sa.key);
+        }
         let name = |spi| SaName { peer, path, lane: sa.lane, direction: Direction::Outbound, spi };
         let outbound = Outbound {
-            sa: SealingSa::new(sa.cipher, sa.spi, &sa.key, sa.iv_salt),
+            sa: Sealing::new(sa, &self.local, &peer),
             rco: sa.rco,
             bytes: AtomicU64::new(0),
             packets_soft: sa.packets_soft,

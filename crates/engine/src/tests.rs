@@ -4,6 +4,7 @@
 mod exact;
 mod helped;
 mod nonsense;
+mod ovpn;
 mod referee;
 mod source;
 mod wire;
@@ -109,11 +110,13 @@ impl Rig {
         let bind = || UdpSocket::bind(Some(Ipv4Addr::LOCALHOST.into()), 0).unwrap();
         let (near, far_socket) = (bind(), bind());
         let remote = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), far_socket.port());
-        let mut state = State::new(VNI, MTU, Arc::new(Registry::default()), KeyLog::default());
+        // The one host at both ends: in format `ovpn` the packets name it.
+        let (registry, keylog) = (Arc::new(Registry::default()), KeyLog::default());
+        let mut state = State::of_host(PEER, VNI, MTU, registry, keylog);
         let mut outbound = outbound_sa();
         change(&mut outbound);
         let inbound = InboundSa {
-            spi: SPI,
+            spi: outbound.spi,
             lane: 0,
             cipher: outbound.cipher,
             key: outbound.key.clone(),

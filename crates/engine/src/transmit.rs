@@ -4,7 +4,6 @@ use std::io::IoSlice;
 use std::net::Ipv6Addr;
 use std::time::Instant;
 
-use weft_crypto::Sealer;
 use weft_io::udp::Remote;
 use weft_packet::split::{self, FragmentError, Plan, SplitError};
 use weft_packet::vnet::{self, VnetHeader};
@@ -15,6 +14,7 @@ use weft_path::{EngineEvent, Mac, PathId, Vni};
 use crate::counters::{DropReason, Work};
 use crate::device::{Env, FrameSink, Origin, RunSink};
 use crate::error::CommandError;
+use crate::format::{Builder, DUMMY_LEN_MAX, Inner, NotSealed, Sealing};
 use crate::limit::PerSecond;
 use crate::run::{RunBuilder, RunKey, Target, send_alone};
 use crate::state::{Outbound, Path, State, key_of};
@@ -43,14 +43,6 @@ pub(crate) struct Transmitter {
     copy_dscp: bool,
     /// A frame of the slow path.
     scratch: Vec<u8>,
-}
-
-/// What stands between the ESP header and the frame.
-#[derive(Clone, Copy)]
-struct Inner {
-    vni: Vni,
-    source_port: u16,
-    port: u16,
 }
 
 impl Transmitter {
@@ -127,7 +119,7 @@ impl Transmitter {
             probe::write(&mut frame, self.mac.0, PROBE_MAC, source, PROBE_IP, number, mtu);
         let result = written.map_err(|_| CommandError::ProbeSize { mtu }).map(|len| {
             let inner = Inner {
-                vni: Vni::PROBE,
+                vxlan: VxlanHeader { vni: Vni::PROBE.0, rco: None },
                 source_port: SOURCE_PORT_FIRST,
                 port: if candidate { vxlan::PROBE_PORT } else { vxlan::PORT },
             };
@@ -236,7 +228,8 @@ impl Transmitter {
             return env.counters.dropped(DropReason::NoPath, 1);
         };
         let source_port = SOURCE_PORT_FIRST | (hash >> 16) as u16;
-        let inner = Inner { vni, source_port, port: vxlan::PORT };
+        let vxlan = VxlanHeader { vni: vni.0, rco: None };
+        let inner = Inner { vxlan, source_port, port: vxlan::PORT };
         self.seal(env, number, (path, lane), inner, plan, frame);
     }
 
@@ -258,21 +251,45 @@ impl Transmitter {
         if !within_limits(env, id, outbound, plan) {
             return env.counters.dropped(DropReason::SaExhausted, plan.segments as u64);
         }
-        let Ok(mut sealer) = outbound.sa.reserve(plan.segments as u64) else {
-            return env.counters.dropped(DropReason::SaExhausted, plan.segments as u64);
-        };
-        env.socket.reserved();
         let tos = ecn::outer_tos(ecn::tos(frame), self.copy_dscp);
         let key = RunKey { number, from, tos };
-        let probe = inner.vni == Vni::PROBE;
+        let probe = inner.vxlan.vni == Vni::PROBE.0;
         let target = || Target { key, path: id, remote: remote.with_tos(tos), mtu, probe };
         // Only a whole checksum, or one that a mark can name to a peer that takes marks, goes out.
         let rco = if outbound.rco { plan.rco() } else { None };
-        let vxlan = VxlanHeader { vni: inner.vni.0, rco };
+        let inner = Inner { vxlan: VxlanHeader { rco, ..inner.vxlan }, ..inner };
+        let segments = plan.segments as u64;
+        let sealed = match &outbound.sa {
+            Sealing::Esp(sa) => sa
+                .reserve(segments)
+                .map_err(|_| NotSealed)
+                .map(|builder| self.fill(env, builder, (key, target), inner, (plan, frame))),
+            Sealing::Ovpn(sa) => sa
+                .reserve(segments)
+                .map(|builder| self.fill(env, builder, (key, target), inner, (plan, frame))),
+        };
+        match sealed {
+            Ok(bytes) => outbound.sealed(segments, bytes),
+            Err(NotSealed) => exhausted(env, id, outbound, segments),
+        }
+    }
+
+    /// Puts all segments of a plan into runs, sealed. Returns the bytes of their frames.
+    #[inline]
+    fn fill<F, R: RunSink, B: Builder>(
+        &mut self,
+        env: &Env<'_, F, R>,
+        mut builder: B,
+        (key, target): (RunKey, impl Fn() -> Target),
+        inner: Inner,
+        (plan, frame): (&Plan, &[u8]),
+    ) -> u64 {
+        env.socket.reserved();
+        let finish_checksum = inner.vxlan.rco.is_none();
         let mut bytes = 0;
         for index in 0..plan.segments {
             let frame_len = plan.segment_frame_len(index);
-            let len = esp::packet_len(frame_len);
+            let len = B::packet_len(frame_len);
             if self.run.slot(key, len).is_none() {
                 self.run.flush(env);
             }
@@ -280,22 +297,17 @@ impl Transmitter {
                 env.counters.dropped(DropReason::TooLong, 1);
                 continue;
             };
-            let plain = &mut slot[esp::HEADER_LEN..];
-            esp::write_inner_headers(plain, inner.source_port, inner.port, vxlan, frame_len);
-            let plain_len = esp::INNER_LEN + frame_len;
-            let out = &mut plain[esp::INNER_LEN..plain_len];
-            let header_len = plan.write_header(frame, index, rco.is_none(), out);
+            let out = &mut slot[B::FRAME_AT..B::FRAME_AT + frame_len];
+            let header_len = plan.write_header(frame, index, finish_checksum, out);
             out[header_len..].copy_from_slice(&frame[plan.payload(index)]);
-            let trailer = esp::trailer_len(plain_len);
-            esp::write_trailer(&mut plain[plain_len..], trailer - 2);
-            if sealer.seal_in_place(slot, plain_len + trailer).is_err() {
+            if builder.finish(slot, inner, frame_len).is_err() {
                 env.counters.dropped(DropReason::SaExhausted, 1);
                 continue;
             }
-            self.run.commit(len, target);
+            self.run.commit(len, &target);
             bytes += frame_len as u64;
         }
-        outbound.sealed(plan.segments as u64, bytes);
+        bytes
     }
 
     /// A packet that the path does not carry: fragmented, or answered, or counted.
@@ -373,17 +385,13 @@ impl Transmitter {
 
 /// One packet that the peer drops, and that says that the lane gets through.
 fn send_dummy<F, R: RunSink>(env: &Env<'_, F, R>, outbound: &Outbound, from: Origin, to: &Remote) {
-    let mut datagram = [0; esp::HEADER_LEN + esp::DUMMY_LEN + esp::ICV_LEN];
-    esp::write_dummy(&mut datagram[esp::HEADER_LEN..]);
-    let sealed = outbound.sa.packets() < outbound.packets_hard
-        && outbound
-            .sa
-            .reserve(1)
-            .is_ok_and(|mut sealer| sealer.seal_in_place(&mut datagram, esp::DUMMY_LEN).is_ok());
-    if !sealed {
+    let mut datagram = [0; DUMMY_LEN_MAX];
+    let is_allowed = outbound.sa.packets() < outbound.packets_hard;
+    let sealed = is_allowed.then(|| outbound.sa.seal_dummy(&mut datagram));
+    let Some(Ok(len)) = sealed else {
         return env.counters.dropped(DropReason::SaExhausted, 1);
-    }
-    match env.socket.send_from(from, &datagram, datagram.len(), to) {
+    };
+    match env.socket.send_from(from, &datagram[..len], len, to) {
         Ok(()) => env.counters.did(Work::DatagramsSent, 1),
         Err(error) => env.counters.dropped(crate::run::reason(&error), 1),
     }
@@ -404,6 +412,15 @@ fn pick_lane(path: &Path, worker: usize, workers: usize, hash: u32) -> Option<us
     };
     let own = nth(&|lane| lane % workers.max(1) == worker, hash as usize);
     own.or_else(|| nth(&|_| true, worker))
+}
+
+/// The SA has come to an end that no limit foresaw, such as that of its cipher's blocks.
+#[cold]
+fn exhausted<F, R>(env: &Env<'_, F, R>, path: PathId, outbound: &Outbound, segments: u64) {
+    if outbound.is_first_exhausted() {
+        (env.events)(EngineEvent::OutboundExhausted { path, spi: outbound.sa.spi() });
+    }
+    env.counters.dropped(DropReason::SaExhausted, segments);
 }
 
 /// Whether the SA may seal this plan; reports each limit once.

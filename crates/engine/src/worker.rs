@@ -11,7 +11,8 @@ use weft_io::tap::{FRAME_LEN_MAX, Tap};
 use weft_io::udp::UdpSocket;
 use weft_path::{EngineEvent, PathId};
 
-use crate::counters::WorkerCounters;
+use crate::awake::Awake;
+use crate::counters::{Work, WorkerCounters};
 use crate::device::{Env, FrameSink, FrameSource, LaneSockets, RunSink};
 use crate::helper::Seed;
 use crate::lane::LANE_LOOK_MS;
@@ -66,7 +67,9 @@ pub(crate) struct Worker {
     pub(crate) transmitter: Transmitter,
     pub(crate) merge: (bool, bool),
     /// How long it stays awake when there is nothing to do.
-    pub(crate) busy_poll: Duration,
+    pub(crate) awake: Awake,
+    /// Datagrams that it had moved by the end of the last turn.
+    pub(crate) moved: u64,
     /// How it works while it has helpers.
     pub(crate) seed: Seed,
     pub(crate) sendings: Queue<Sending>,
@@ -112,7 +115,8 @@ impl Worker {
             let left =
                 self.until.get().map(|until| until.saturating_duration_since(Instant::now()));
             let wait = wait.into_iter().chain(left).min();
-            for token in poller.wait_awake(self.busy_poll, wait)? {
+            let begun = self.begin_wait();
+            for token in poller.wait_awake(self.awake.spin(), wait)? {
                 match token {
                     WAKER => woken = true,
                     TAP => tap = true,
@@ -121,6 +125,7 @@ impl Worker {
                     token => ports.note_ready(token),
                 }
             }
+            self.end_wait(begun, poller.was_awake());
             if woken {
                 self.waker.clear();
                 ports.sync(&poller, &self.shared);
@@ -164,6 +169,27 @@ impl Worker {
                 return Ok(());
             }
         }
+    }
+
+    /// A turn is over. Returns what [`Self::end_wait`] wants.
+    #[inline]
+    fn begin_wait(&mut self) -> Option<Instant> {
+        if !self.awake.learns() {
+            return None;
+        }
+        let moved =
+            self.counters.own(Work::DatagramsSent) + self.counters.own(Work::DatagramsReceived);
+        self.awake.turned(moved.saturating_sub(std::mem::replace(&mut self.moved, moved)));
+        Some(Instant::now())
+    }
+
+    /// Something is to be done. For `awake` of the wait the thread did not sleep.
+    #[inline]
+    fn end_wait(&mut self, begun: Option<Instant>, awake: Duration) {
+        if let Some(begun) = begun {
+            self.awake.waited(begun.elapsed());
+        }
+        self.counters.was_awake(awake);
     }
 
     /// Looks after its lanes if it is time to; returns how long it is until then, if it ever is.

@@ -64,9 +64,15 @@ pub struct LaunchOptions {
     pub helpers: Option<u8>,
 
     /// Microseconds that a worker of the vector engine stays awake before it sleeps: quicker answers,
-    /// for a processor that is busy between them; at most 10000 (default: 0)
+    /// for processor time that nobody else wants; at most 10000, 0 for none (default: 150, while
+    /// requests and answers follow so closely that it pays)
     #[arg(long, value_name = "MICROSECONDS", env = "WEFT_BUSY_POLL", value_parser = clap::value_parser!(u16).range(0..=BUSY_POLL_MAX_US))]
     pub busy_poll: Option<u16>,
+
+    /// Wire format towards other hosts: esp; ovpn, the data packets of OpenVPN, which only the vector
+    /// engine moves so far; auto takes esp where the other host has it, else ovpn (default: auto)
+    #[arg(long, value_enum, env = "WEFT_FORMAT")]
+    pub format: Option<FormatChoice>,
 
     /// What containers are plugged into: auto and bridge take a Linux bridge, odp the kernel's Open
     /// vSwitch datapath (default: auto)
@@ -92,7 +98,7 @@ pub struct LaunchOptions {
     #[arg(long, value_name = "CIDR", env = "WEFT_IPALLOC_RANGE6")]
     pub ipalloc_range6: Option<Ipv6Net>,
 
-    /// MTU of containers, bytes (default: the host's link less 112)
+    /// MTU of containers, bytes (default: the host's link less 112; with --format ovpn less 144)
     #[arg(long, env = "WEFT_MTU", value_parser = clap::value_parser!(u16).range(i64::from(MTU_MIN)..=i64::from(MTU_MAX)))]
     pub mtu: Option<u16>,
 
@@ -135,6 +141,19 @@ pub enum EngineChoice {
     Kernel,
     /// The vector engine alone.
     Userspace,
+}
+
+/// `--format`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum FormatChoice {
+    /// `esp` where the other host has it, else `ovpn`.
+    #[default]
+    Auto,
+    /// `esp` alone.
+    Esp,
+    /// `ovpn` alone.
+    Ovpn,
 }
 
 /// `--switch`.
@@ -182,12 +201,14 @@ pub struct Settings {
     pub data_port: u16,
     /// Which engines may be used.
     pub engine: EngineChoice,
+    /// Which wire formats it offers its peers.
+    pub format: FormatChoice,
     /// Threads of the vector engine.
     pub workers: usize,
     /// Helpers of each; `None`: as many as help.
     pub helpers: Option<usize>,
-    /// How long a worker stays awake with nothing to do.
-    pub busy_poll: Duration,
+    /// How long a worker stays awake with nothing to do; `None`: while it pays.
+    pub busy_poll: Option<Duration>,
     /// Which switch is wanted.
     pub switch: SwitchChoice,
     /// How containers are plugged in.
@@ -260,6 +281,11 @@ pub enum ConfigError {
     /// More helpers than a worker can have.
     #[error("helpers is {0}; a worker can have 0 to {max}", max = weft_engine::HELPERS_MAX)]
     Helpers(usize),
+    /// Nothing would be left to carry frames.
+    #[error(
+        "--format ovpn needs the vector engine: leave --engine kernel out, or take --format esp"
+    )]
+    KernelWithoutOvpn,
     /// A worker would be awake for ever.
     #[error("busy-poll is {0} microseconds; at most {BUSY_POLL_MAX_US} are allowed")]
     BusyPoll(u128),
@@ -286,6 +312,12 @@ impl LaunchOptions {
             Some(path) => Some(read_secret("token", path)?),
             None => std::env::var("WEFT_TOKEN").ok().filter(|t| !t.is_empty()).map(Zeroizing::new),
         };
+        let format = self.format.unwrap_or_default();
+        let engine = match (self.engine.unwrap_or_default(), format) {
+            // The kernel engine does not have it.
+            (EngineChoice::Auto, FormatChoice::Ovpn) => EngineChoice::Userspace,
+            (engine, _) => engine,
+        };
         let settings = Settings {
             hosts: self.hosts,
             password,
@@ -294,8 +326,9 @@ impl LaunchOptions {
             host: self.host,
             port: self.port.unwrap_or(LINK_PORT),
             data_port: self.data_port.unwrap_or(DATA_PORT),
-            engine: self.engine.unwrap_or_default(),
-            busy_poll: Duration::from_micros(self.busy_poll.map_or(0, u64::from)),
+            engine,
+            format,
+            busy_poll: self.busy_poll.map(|time| Duration::from_micros(time.into())),
             helpers: self.helpers.map(usize::from),
             workers: self.workers.map_or_else(weft_engine::default_workers, usize::from),
             switch: self.switch.unwrap_or_default(),
@@ -335,6 +368,7 @@ impl LaunchOptions {
             self.trusted_subnets = file.trusted_subnets;
         }
         fill(&mut self.engine, file.engine);
+        fill(&mut self.format, file.format);
         fill(&mut self.workers, file.workers);
         fill(&mut self.helpers, file.helpers);
         fill(&mut self.busy_poll, file.busy_poll);
@@ -363,6 +397,9 @@ impl Settings {
         if self.port == self.data_port {
             return Err(ConfigError::PortsEqual(self.port));
         }
+        if self.format == FormatChoice::Ovpn && self.engine == EngineChoice::Kernel {
+            return Err(ConfigError::KernelWithoutOvpn);
+        }
         // A flag was judged by the command line already; the file was not.
         if !(1..=weft_engine::WORKERS_MAX).contains(&self.workers) {
             return Err(ConfigError::Workers(self.workers));
@@ -370,8 +407,8 @@ impl Settings {
         if let Some(helpers) = self.helpers.filter(|helpers| *helpers > weft_engine::HELPERS_MAX) {
             return Err(ConfigError::Helpers(helpers));
         }
-        if self.busy_poll > weft_engine::BUSY_POLL_MAX {
-            return Err(ConfigError::BusyPoll(self.busy_poll.as_micros()));
+        if let Some(time) = self.busy_poll.filter(|time| *time > weft_engine::BUSY_POLL_MAX) {
+            return Err(ConfigError::BusyPoll(time.as_micros()));
         }
         Ok(self)
     }
@@ -492,6 +529,8 @@ mod tests {
         assert!(message(LaunchOptions::default(), "workers = 0").contains("1 to 64"));
         assert!(message(LaunchOptions::default(), "helpers = 8").contains("0 to 7"));
         assert!(message(LaunchOptions::default(), "busy-poll = 10001").contains("at most 10000"));
+        let file = "format = \"ovpn\"\nengine = \"kernel\"";
+        assert!(message(LaunchOptions::default(), file).contains("vector engine"));
         let missing =
             LaunchOptions { password_file: Some("/nonexistent".into()), ..Default::default() };
         assert!(message(missing, "").contains("/nonexistent"));

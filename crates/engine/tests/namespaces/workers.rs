@@ -188,11 +188,14 @@ fn what_is_sent_to_a_worker_that_is_removed_arrives() {
 
 #[test]
 fn a_worker_that_stays_awake_sleeps_all_the_same_when_nothing_comes() {
-    let (a, b) = strangers_with(|config| config.busy_poll = Duration::from_millis(2));
+    let (a, b) = strangers_with(|config| config.busy_poll = Some(Duration::from_millis(2)));
     connect_lanes(&a, &b, 300, 1);
     connect_lanes(&b, &a, 400, 1);
     flows(&a, &b, b.v4.into(), 2, &pattern(8, 4 << 20));
-    let busy = || a.engine.counters().workers[0].busy;
+    let busy = || {
+        let worker = &a.engine.counters().workers[0];
+        worker.busy + worker.awake
+    };
     // The kernel's own packets, such as neighbour discovery, wake it now and then.
     let rest = || {
         let before = busy();
@@ -200,6 +203,39 @@ fn a_worker_that_stays_awake_sleeps_all_the_same_when_nothing_comes() {
         busy() - before
     };
     assert!((0..10).any(|_| rest() < Duration::from_millis(100)), "it never sleeps");
+}
+
+/// Left to itself it stays awake for answers, and sleeps once there are none.
+#[test]
+fn requests_and_answers_keep_a_worker_awake_and_nothing_else_does() {
+    let (a, b) = strangers();
+    connect_lanes(&a, &b, 300, 1);
+    connect_lanes(&b, &a, 400, 1);
+    let awake = || a.engine.counters().workers[0].awake;
+    flows(&a, &b, b.v4.into(), 2, &pattern(8, 16 << 20));
+    let after_bulk = awake();
+    let here = a.run(|| UdpSocket::bind((a.v4, 0)).unwrap());
+    let there = b.run(|| UdpSocket::bind((b.v4, 0)).unwrap());
+    here.connect(there.local_addr().unwrap()).unwrap();
+    there.connect(here.local_addr().unwrap()).unwrap();
+    for socket in [&here, &there] {
+        socket.set_read_timeout(Some(PATIENCE)).unwrap();
+    }
+    let begun = Instant::now();
+    // A host that is slow for a while only makes it take longer.
+    while awake() == after_bulk {
+        assert!(begun.elapsed() < PATIENCE, "{:?}", a.engine.counters().workers[0]);
+        here.send(b"request").unwrap();
+        uninterrupted(|| there.recv(&mut [0; 16])).unwrap();
+        there.send(b"answer").unwrap();
+        uninterrupted(|| here.recv(&mut [0; 16])).unwrap();
+    }
+    let rest = || {
+        let before = awake();
+        thread::sleep(Duration::from_millis(400));
+        awake() - before
+    };
+    assert!((0..10).any(|_| rest() < Duration::from_millis(5)), "it does not rest");
 }
 
 #[test]

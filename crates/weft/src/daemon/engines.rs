@@ -12,7 +12,7 @@ use weft_path::{EngineCommand, EngineEvent, EngineKind, EngineOffer, PathId, Rea
 
 use super::control::VNI;
 use super::ports::RemoteMacs;
-use crate::config::{EngineChoice, Settings};
+use crate::config::{EngineChoice, FormatChoice, Settings};
 
 /// The engines of this host.
 pub(super) struct Engines {
@@ -182,15 +182,21 @@ pub(super) fn offers(settings: &Settings, support: &Support) -> Offers {
     if settings.engine == EngineChoice::Kernel {
         missing.push((EngineKind::Userspace, Reason::Forced));
     } else {
-        engines.push(EngineOffer {
+        let formats: &[Format] = match settings.format {
+            FormatChoice::Auto => &[Format::Esp, Format::Ovpn],
+            FormatChoice::Esp => &[Format::Esp],
+            FormatChoice::Ovpn => &[Format::Ovpn],
+        };
+        engines.extend(formats.iter().map(|format| EngineOffer {
             kind: EngineKind::Userspace,
-            format: Format::Esp,
+            format: *format,
+            // One port for both: the first word of a packet says which SA it is of.
             port: settings.data_port,
             // A lane for each worker.
             lanes_max: u16::try_from(settings.workers).unwrap_or(u16::MAX),
             rco: true,
             ciphers: settings.ciphers.clone(),
-        });
+        }));
     }
     Offers { engines, missing }
 }

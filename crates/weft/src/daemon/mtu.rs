@@ -12,7 +12,7 @@ use weft_link::Links;
 use weft_path::Encapsulation;
 
 use super::control::Request;
-use crate::config::Settings;
+use crate::config::{FormatChoice, Settings};
 
 /// Where the host has no link that tells.
 const LINK_MTU_DEFAULT: u32 = 1_500;
@@ -62,9 +62,13 @@ async fn known_or_own(routed: Option<u32>, kernel: &Kernel) -> Result<u16, Kerne
     Ok(u16::try_from(mtu.unwrap_or(LINK_MTU_DEFAULT)).unwrap_or(u16::MAX))
 }
 
-/// DESIGN section 4: the host's link less the overhead over IPv6, a multiple of 4.
-pub(super) fn container_mtu(link_mtu: u16) -> u16 {
-    let inner = link_mtu.saturating_sub(weft_path::overhead(Format::Esp, Encapsulation::Udp, true));
+/// DESIGN section 4: the host's link less the format's overhead over IPv6, a multiple of 4.
+pub(super) fn container_mtu(link_mtu: u16, format: FormatChoice) -> u16 {
+    let format = match format {
+        FormatChoice::Ovpn => Format::Ovpn,
+        FormatChoice::Auto | FormatChoice::Esp => Format::Esp,
+    };
+    let inner = link_mtu.saturating_sub(weft_path::overhead(format, Encapsulation::Udp, true));
     (inner / 4 * 4).max(CONTAINER_MTU_MIN)
 }
 
@@ -134,9 +138,10 @@ mod tests {
 
     #[test]
     fn containers_get_what_every_path_carries() {
-        assert_eq!(container_mtu(1500), 1388);
-        assert_eq!(container_mtu(9000), 8888);
-        assert_eq!(container_mtu(1300), 1280);
+        assert_eq!(container_mtu(1500, FormatChoice::Auto), 1388);
+        assert_eq!(container_mtu(9000, FormatChoice::Esp), 8888);
+        assert_eq!(container_mtu(1300, FormatChoice::Esp), 1280);
+        assert_eq!(container_mtu(1500, FormatChoice::Ovpn), 1356);
     }
 
     #[test]

@@ -64,7 +64,7 @@ async fn run_async(settings: Settings, ready: impl FnOnce(&Invitation)) -> Resul
     let kernel = Kernel::new()?;
     kernel.check_range(IpNet::V4(settings.range)).await?;
     let link_mtu = link_mtu(&settings, &kernel).await?;
-    let mtu = settings.mtu.unwrap_or_else(|| container_mtu(link_mtu));
+    let mtu = settings.mtu.unwrap_or_else(|| container_mtu(link_mtu, settings.format));
 
     let (event_sender, events) = mpsc::channel(EVENTS_QUEUED_MAX);
     let events_lost = Arc::new(AtomicU64::new(0));

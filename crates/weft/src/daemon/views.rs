@@ -6,7 +6,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
 use weft_crypto::{Format, PeerId};
 use weft_kernel::engine::{KernelCounters, SwitchKind};
 use weft_link::{LinkState, LinkStatus};
-use weft_path::PathStatus;
+use weft_path::{EngineOffer, PathStatus};
 
 use super::control::{LostLink, Readings, Snapshot};
 use super::requests::Daemon;
@@ -86,6 +86,13 @@ fn connection(link: &LinkStatus, paths: &[PathStatus], switch: SwitchKind) -> Co
     connection
 }
 
+/// Once each, though an engine is offered for each of its formats.
+fn names_of(offers: &[EngineOffer]) -> Vec<String> {
+    let mut names: Vec<String> = offers.iter().map(|offer| offer.kind.name().into()).collect();
+    names.dedup();
+    names
+}
+
 fn encapsulation(path: &PathStatus) -> Option<String> {
     let esp = path.format == Some(Format::Esp);
     path.encapsulation.filter(|_| esp).map(|encapsulation| encapsulation.name().into())
@@ -156,7 +163,7 @@ pub(super) fn status(
         switch_reason: snapshot.kernel.switch_reason.clone(),
         ports: ports.name().into(),
         ports_reason,
-        engines: offers.engines.iter().map(|offer| offer.kind.name().into()).collect(),
+        engines: names_of(&offers.engines),
         engines_missing: offers
             .missing
             .iter()

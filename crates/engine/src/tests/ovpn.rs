@@ -1,0 +1,224 @@
+//! What format `ovpn` has of its own; what both formats carry stands in `exact`.
+
+use proptest::prelude::*;
+use weft_crypto::{SaKey, ovpn};
+use weft_openvpn::data::{DataPacket, PING};
+use weft_packet::tunnel::HEADERS_LEN;
+use weft_path::{EngineCommand, EngineEvent, OutboundSa};
+
+use super::referee::{VNET, frames_of, put};
+use super::source::{Packet, pattern};
+use super::wire::{Wire, judged};
+use super::{PATH, PEER, Rig, outbound_sa, udp_read};
+use crate::counters::{DropReason, Work};
+
+/// DATA_V2 with key id 3, and a peer id of lane 0.
+const WORD: u32 = 0x4b12_3400;
+/// From the outer UDP payload's begin to the frame.
+const AROUND: usize = ovpn::OVERHEAD_BYTES + HEADERS_LEN;
+
+/// Makes it an SA of this format.
+pub(super) fn in_ovpn(sa: &mut OutboundSa) {
+    sa.spi = WORD;
+    sa.key = SaKey::for_ovpn([3; 40]);
+}
+
+fn wire() -> Wire {
+    Wire::new(in_ovpn)
+}
+
+/// Another reader of the same bytes sees what OpenVPN's peers expect.
+#[test]
+fn packets_are_those_of_openvpns_data_channel() {
+    let mut wire = wire();
+    let packet = Packet::new(false, true).with(&pattern(0, 9_000));
+    let flights = wire.send(&[packet.offloaded(1_300)]);
+    let key = ovpn::OpeningKey::of_sa(outbound_sa().cipher, &SaKey::for_ovpn([3; 40]));
+    let mut window = weft_crypto::ReplayWindow::new();
+    for (flight, number) in flights.iter().zip(1_u32..) {
+        let seen = DataPacket::parse(&flight.datagram).unwrap();
+        assert_eq!((seen.key_id.get(), seen.peer.unwrap().get()), (3, 0x12_3400));
+        assert_eq!(seen.packet_id, number);
+        let mut packet = flight.datagram.clone();
+        let plain = key.open(&mut window, &mut packet).unwrap();
+        let inside = etherparse::SlicedPacket::from_ip(&packet[plain.clone()]).unwrap();
+        let Some(etherparse::NetSlice::Ipv6(ipv6)) = inside.net else { panic!("no IPv6") };
+        let address = PEER.tunnel_address();
+        assert_eq!(ipv6.header().source_addr(), address);
+        assert_eq!(ipv6.header().destination_addr(), address);
+        let Some(etherparse::TransportSlice::Udp(udp)) = inside.transport else { panic!("no UDP") };
+        assert_eq!((udp.destination_port(), udp.checksum()), (6787, 0));
+        assert_eq!(plain.len(), HEADERS_LEN + flight.frame.len());
+        assert_eq!(flight.datagram.len(), AROUND + flight.frame.len());
+    }
+}
+
+#[test]
+fn no_altered_packet_is_opened() {
+    let mut wire = wire();
+    let flights = wire.send(&[Packet::new(true, false).with(b"sealed").partial()]);
+    let good = &flights[0].datagram;
+    let altered: Vec<Vec<u8>> = (0..good.len() * 8)
+        .map(|bit| {
+            let mut bad = good.clone();
+            bad[bit / 8] ^= 1 << (bit % 8);
+            bad
+        })
+        .collect();
+    assert!(wire.carry(&altered).is_empty());
+    // The first packet id is 1, and 0 is none.
+    let forged = altered.len() as u64 - 33;
+    assert_eq!(
+        wire.far_drops(),
+        [(DropReason::Malformed, 1), (DropReason::UnknownSpi, 32), (DropReason::Forged, forged)]
+    );
+    wire.arrives(&flights);
+}
+
+/// A packet sealed with the right key around any plaintext.
+fn sealed(key: &ovpn::SealingKey, plaintext: &[u8]) -> Vec<u8> {
+    let mut packet = vec![0; ovpn::OVERHEAD_BYTES];
+    packet.extend_from_slice(plaintext);
+    let mut sealer = key.reserve(1, WORD.to_be_bytes()).unwrap();
+    sealer.seal_in_place(&mut packet, plaintext.len()).unwrap();
+    packet
+}
+
+fn sealing() -> ovpn::SealingKey {
+    ovpn::SealingKey::of_sa(outbound_sa().cipher, &SaKey::for_ovpn([3; 40]))
+}
+
+/// The plaintext of a packet that carries this frame.
+fn plaintext(frame: &[u8]) -> Vec<u8> {
+    let mut plain = vec![0x60, 0, 0, 0, 0, 0, 17, 64];
+    put(&mut plain, 4, (16 + frame.len()) as u16);
+    for _ in 0..2 {
+        plain.extend(PEER.tunnel_address().octets());
+    }
+    plain.extend([0xc0, 0, 0x1a, 0x83, 0, 0, 0, 0, 8, 0, 0, 0, 0, 0, 7, 0]);
+    put(&mut plain, 44, (16 + frame.len()) as u16);
+    plain.extend_from_slice(frame);
+    plain
+}
+
+#[test]
+fn what_is_not_between_the_two_hosts_is_dropped() {
+    let mut wire = wire();
+    let key = sealing();
+    let read = Packet::new(true, false).with(b"inside").complete();
+    let good = plaintext(&read[VNET..]);
+    let twisted = |at: usize, value: u8| {
+        let mut plain = good.clone();
+        plain[at] = value;
+        sealed(&key, &plain)
+    };
+    // Version, next header, source, destination, UDP length, VXLAN flags.
+    let bad = [(0, 0x45), (6, 6), (8 + 15, 1), (24 + 7, 1), (45, 3), (48, 0)];
+    let bad: Vec<Vec<u8>> = bad.iter().map(|(at, value)| twisted(*at, *value)).collect();
+    assert!(wire.carry(&bad).is_empty());
+    assert_eq!(wire.far_drops(), [(DropReason::BadInner, bad.len() as u64)]);
+    let written = wire.carry(&[sealed(&key, &good)]);
+    assert_eq!(judged(&written), frames_of(&read).unwrap());
+    assert!(wire.carry(&[sealed(&key, &PING)]).is_empty());
+    assert_eq!(wire.far.counters().done(Work::Dummies), 1);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(300))]
+
+    /// Whatever a peer with good keys seals: each datagram is counted or in a write that the kernel
+    /// takes.
+    #[test]
+    fn any_sealed_plaintext_is_written_sanely_or_counted(
+        plaintexts in prop::collection::vec(
+            (0_usize..4, 0_usize..60, prop::collection::vec((0_usize..150, any::<u8>()), 0..4)),
+            1..40,
+        ),
+    ) {
+        let (mut wire, key) = (wire(), sealing());
+        let datagrams: Vec<Vec<u8>> = plaintexts
+            .iter()
+            .map(|(which, len, twists)| {
+                let packet = Packet::each()[*which].with(&pattern(*len, *len));
+                let mut plain = plaintext(&packet.complete()[VNET..]);
+                for (at, value) in twists {
+                    if let Some(byte) = plain.get_mut(*at) {
+                        *byte = *value;
+                    }
+                }
+                sealed(&key, &plain)
+            })
+            .collect();
+        let written = wire.carry(&datagrams);
+        let frames = judged(&written).len() as u64;
+        let dropped: u64 = wire.far_drops().iter().map(|(_, count)| count).sum();
+        let counters = wire.far.counters();
+        let other = counters.done(Work::Dummies) + counters.done(Work::ProbesReceived);
+        prop_assert_eq!(frames + dropped + other, plaintexts.len() as u64);
+    }
+}
+
+#[test]
+fn packet_ids_end_and_are_asked_for_before() {
+    let mut rig = Rig::with(|sa| {
+        in_ovpn(sa);
+        (sa.packets_soft, sa.packets_hard) = (3, 5);
+    });
+    for _ in 0..7 {
+        rig.transmit(&mut [udp_read(b"one", true)]);
+    }
+    rig.receive();
+    let told = |event: &EngineEvent| !matches!(event, EngineEvent::InboundFirstUse { .. });
+    let events: Vec<EngineEvent> = rig.events().into_iter().filter(told).collect();
+    assert_eq!(
+        events,
+        [
+            EngineEvent::OutboundNearLimit { path: PATH, spi: WORD },
+            EngineEvent::OutboundExhausted { path: PATH, spi: WORD },
+        ]
+    );
+    assert_eq!(rig.counters().done(Work::DatagramsReceived), 5);
+    assert_eq!(rig.drops(), [(DropReason::SaExhausted, 2)]);
+}
+
+#[test]
+fn probes_and_a_new_key_go_through() {
+    let mut rig = Rig::with(in_ovpn);
+    let events = |event| rig.events.lock().unwrap().push(event);
+    let env = crate::device::Env {
+        tap: &rig.tap,
+        socket: &rig.socket,
+        counters: &rig.counters,
+        events: &events,
+    };
+    rig.transmitter.send_probe(&rig.state, &env, (PATH, 77, 1_356, true)).unwrap();
+    rig.receive();
+    let probe = EngineEvent::ProbeReceived {
+        peer: PEER,
+        path: PATH,
+        probe: 77,
+        mtu: 1_356,
+        candidate: true,
+    };
+    assert!(rig.events().contains(&probe));
+    // Another SA of the same path in the other format takes over.
+    let sa = outbound_sa();
+    let (engine, lifetime) = (weft_path::EngineKind::Userspace, std::time::Duration::MAX);
+    let remote =
+        std::net::SocketAddr::new(std::net::Ipv4Addr::LOCALHOST.into(), rig.far_socket.port());
+    let inbound = weft_path::InboundSa {
+        spi: sa.spi,
+        lane: 0,
+        cipher: sa.cipher,
+        key: sa.key.clone(),
+        encapsulation: sa.encapsulation,
+        lifetime,
+    };
+    let (peer, path) = (PEER, PATH);
+    let far = remote.ip();
+    rig.command(EngineCommand::InstallInbound { engine, peer, path, sa: inbound, remote: far });
+    rig.command(EngineCommand::InstallOutbound { engine, peer, path, sa, remote });
+    rig.transmit(&mut [udp_read(b"in the other format", true)]);
+    rig.receive();
+    assert_eq!((rig.tap.frames.borrow().len(), rig.drops()), (1, vec![]));
+}
