@@ -158,6 +158,13 @@ impl<T> Slab<T> {
             .enumerate()
             .filter_map(|(index, slot)| Some((index as u32, slot.as_ref()?)))
     }
+
+    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = (u32, &mut T)> {
+        self.slots
+            .iter_mut()
+            .enumerate()
+            .filter_map(|(index, slot)| Some((index as u32, slot.as_mut()?)))
+    }
 }
 
 #[cfg(test)]

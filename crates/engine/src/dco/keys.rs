@@ -13,9 +13,11 @@ use weft_crypto::ovpn::{
 use weft_crypto::{DataCipher, ReplayWindow};
 use weft_openvpn::KeyId;
 use weft_openvpn::device::rules::{self, NewKey};
-use weft_openvpn::device::{
-    CipherAlgorithm, DeviceError, EpochAttributes, KeyDirection, KeyState, Slot,
-};
+use weft_openvpn::device::{CipherAlgorithm, DeviceError, EpochAttributes, KeyState, Slot};
+
+/// A packet that comes after so long without a newer one than those before it is taken no more if it is
+/// older than they are, in milliseconds (reference `openvpn`, section 1.6).
+const REPLAY_QUIET_MS: u64 = 30_000;
 
 /// A key in both directions.
 #[derive(Debug)]
@@ -23,8 +25,10 @@ pub(crate) struct Key {
     pub(crate) id: KeyId,
     cipher: CipherAlgorithm,
     layout: Layout,
-    /// It is used up, and that was told.
-    retired: AtomicBool,
+    /// It was told that it is used up.
+    told: AtomicBool,
+    /// It seals no more, and is to leave its slot.
+    spent: AtomicBool,
 }
 
 #[derive(Debug)]
@@ -33,13 +37,21 @@ enum Layout {
         sealing: SealingKey,
         opening: OpeningKey,
         /// Held by a worker while it opens packets of this key, once for many.
-        window: Mutex<ReplayWindow>,
+        window: Mutex<Window>,
         /// Of what comes in.
         cipher: DataCipher,
         /// Blocks opened ([`usage::blocks_of`]).
         opened: AtomicU64,
     },
     Epochs(Box<Epochs>),
+}
+
+/// What was received with a key.
+#[derive(Debug, Default)]
+pub(crate) struct Window {
+    replay: ReplayWindow,
+    /// When something was opened last, in ms of the device's clock.
+    opened_ms: u64,
 }
 
 /// Keys that follow from one another; the peer's sender and this one move each other ahead.
@@ -55,26 +67,21 @@ impl Key {
     /// A fresh key.
     ///
     /// # Errors
-    /// [`DeviceError::KeyLength`], which the rules have refused before.
+    /// [`DeviceError::KeyLength`]
     pub(crate) fn new(new: &NewKey<'_>) -> Result<Self, DeviceError> {
-        let cipher_of = |direction: &KeyDirection| {
-            let bytes = direction.cipher_key.len();
-            let cipher = new.cipher.with_key_bytes(bytes);
-            cipher.ok_or(DeviceError::KeyLength { bytes })
-        };
         let (encrypt, decrypt) = (new.encrypt, new.decrypt);
+        let (sealing_cipher, cipher) = new.ciphers()?;
         let wrong = |error: KeyLengthError| DeviceError::KeyLength { bytes: error.have };
-        let cipher = cipher_of(decrypt)?;
-        let sealing = SealingKey::new(cipher_of(encrypt)?, &encrypt.cipher_key, encrypt.nonce_tail);
+        let sealing = SealingKey::new(sealing_cipher, &encrypt.cipher_key, encrypt.nonce_tail);
         let opening = OpeningKey::new(cipher, &decrypt.cipher_key, decrypt.nonce_tail);
         let layout = Layout::Classic {
             sealing: sealing.map_err(wrong)?,
             opening: opening.map_err(wrong)?,
-            window: Mutex::new(ReplayWindow::new()),
+            window: Mutex::default(),
             cipher,
             opened: AtomicU64::new(0),
         };
-        Ok(Self { id: new.key_id, cipher: new.cipher, layout, retired: AtomicBool::new(false) })
+        Ok(Self::of(new.key_id, new.cipher, layout))
     }
 
     /// Fresh epochs.
@@ -87,8 +94,12 @@ impl Key {
             sealing: Mutex::new(SealingEpochs::new(cipher, encrypt)),
             opening: Mutex::new(OpeningEpochs::new(cipher, decrypt)),
         }));
-        let (id, retired) = (rules::key_id(key_id)?, AtomicBool::new(false));
-        Ok(Self { id, cipher: cipher.into(), layout, retired })
+        Ok(Self::of(rules::key_id(key_id)?, cipher.into(), layout))
+    }
+
+    const fn of(id: KeyId, cipher: CipherAlgorithm, layout: Layout) -> Self {
+        let (told, spent) = (AtomicBool::new(false), AtomicBool::new(false));
+        Self { id, cipher, layout, told, spent }
     }
 
     /// What seals now.
@@ -104,12 +115,16 @@ impl Key {
         }
     }
 
-    /// What opens, for this thread alone.
+    /// What opens at this time of the device's clock, for this thread alone.
     #[inline]
-    pub(crate) fn hold(&self) -> Opening<'_> {
+    pub(crate) fn hold(&self, now_ms: u64) -> Opening<'_> {
         match &self.layout {
             Layout::Classic { opening, window, opened, .. } => {
-                Opening::Classic { key: opening, window: lock(window), blocks: 0, opened }
+                let mut window = lock(window);
+                if now_ms.saturating_sub(window.opened_ms) >= REPLAY_QUIET_MS {
+                    window.replay.close_gaps();
+                }
+                Opening::Classic { key: opening, window, now_ms, blocks: 0, opened }
             }
             Layout::Epochs(epochs) => Opening::Epochs(lock(&epochs.opening), &epochs.sealing),
         }
@@ -126,9 +141,14 @@ impl Key {
         }
     }
 
-    /// It is used up; true the first time that this is said.
-    pub(crate) fn retire(&self) -> bool {
-        !self.retired.swap(true, Relaxed)
+    /// It is told that it is used up; true the first time.
+    pub(crate) fn is_first_told(&self) -> bool {
+        !self.told.swap(true, Relaxed)
+    }
+
+    /// It seals no more.
+    pub(crate) fn retire(&self) {
+        self.spent.store(true, Relaxed);
     }
 
     fn state(&self) -> KeyState {
@@ -217,7 +237,8 @@ impl Sealer<'_> {
 pub(crate) enum Opening<'a> {
     Classic {
         key: &'a OpeningKey,
-        window: MutexGuard<'a, ReplayWindow>,
+        window: MutexGuard<'a, Window>,
+        now_ms: u64,
         /// Opened since it is held.
         blocks: u64,
         opened: &'a AtomicU64,
@@ -234,7 +255,7 @@ impl Opening<'_> {
     pub(crate) fn open(&mut self, packet: &mut [u8]) -> Result<Range<usize>, OpenError> {
         match self {
             Self::Classic { key, window, blocks, .. } => {
-                let plain = key.open(window, packet)?;
+                let plain = key.open(&mut window.replay, packet)?;
                 *blocks += usage::blocks_of(plain.len());
                 Ok(plain)
             }
@@ -253,7 +274,10 @@ impl Opening<'_> {
 impl Drop for Opening<'_> {
     /// Counts once for all packets.
     fn drop(&mut self) {
-        if let Self::Classic { blocks, opened, .. } = self {
+        if let Self::Classic { window, now_ms, blocks, opened, .. } = self
+            && *blocks > 0
+        {
+            window.opened_ms = *now_ms;
             opened.fetch_add(*blocks, Relaxed);
         }
     }
@@ -275,6 +299,13 @@ impl Keys {
     /// Erases the key in this slot.
     pub(crate) fn delete(&mut self, slot: Slot) {
         *self.slot_mut(slot) = None;
+    }
+
+    /// Erases the keys that seal no more.
+    pub(crate) fn remove_spent(&mut self) {
+        for slot in [&mut self.primary, &mut self.secondary] {
+            slot.take_if(|key| key.spent.load(Relaxed));
+        }
     }
 
     /// The primary key becomes the secondary one, and the reverse.
@@ -318,6 +349,7 @@ mod tests {
     #![allow(clippy::unwrap_used)]
 
     use weft_crypto::EpochSecret;
+    use weft_openvpn::device::KeyDirection;
 
     use super::*;
 
@@ -329,7 +361,7 @@ mod tests {
     }
 
     fn count_opened(key: &Key, more: u64) {
-        match key.hold() {
+        match key.hold(0) {
             Opening::Classic { ref mut blocks, .. } => *blocks += more,
             Opening::Epochs(..) => panic!("a key of the classic layout"),
         }
@@ -344,7 +376,39 @@ mod tests {
             count_opened(key, 1);
         }
         assert!(aes.is_opened_out() && !chacha.is_opened_out());
-        assert!(aes.retire() && !aes.retire(), "told once");
+        assert!(aes.is_first_told() && !aes.is_first_told());
+    }
+
+    #[test]
+    fn a_spent_key_leaves_its_slot_and_the_other_stays() {
+        let [one, other] = [(); 2].map(|()| key(CipherAlgorithm::AesGcm));
+        let mut keys = Keys::default();
+        keys.install(Slot::Primary, one);
+        keys.install(Slot::Secondary, other);
+        keys.remove_spent();
+        keys.sealing().unwrap().retire();
+        keys.remove_spent();
+        assert!(keys.state(Slot::Primary).is_none() && keys.state(Slot::Secondary).is_some());
+    }
+
+    #[test]
+    fn after_long_silence_nothing_older_is_taken() {
+        let key = key(CipherAlgorithm::ChaCha20Poly1305);
+        let sealing = key.sealing();
+        let mut packets: Vec<Vec<u8>> = (0..4).map(|_| vec![5; OVERHEAD_BYTES + 40]).collect();
+        for packet in &mut packets {
+            sealing.reserve(1, [0x48, 0, 0, 1]).unwrap().seal(packet, 40).unwrap();
+        }
+        // Of the first four packets the third comes first, and so on.
+        let open = |nth: usize, now_ms| {
+            let mut packet = packets[nth].clone();
+            key.hold(now_ms).open(&mut packet).map(|_| ())
+        };
+        assert_eq!(open(2, 1_000), Ok(()));
+        assert_eq!(open(0, 1_000 + REPLAY_QUIET_MS - 1), Ok(()));
+        let later = 1_000 + 2 * REPLAY_QUIET_MS;
+        assert_eq!(open(1, later), Err(OpenError::Duplicate));
+        assert_eq!(open(3, later), Ok(()));
     }
 
     fn epochs(encrypt: u8, decrypt: u8) -> Key {
@@ -362,7 +426,7 @@ mod tests {
             let mut packet = vec![5; sealing.overhead_len() + 100];
             let sealed = sealing.reserve(1, [0x4b, 0, 0, 1]).unwrap().seal(&mut packet, 100);
             assert_eq!(sealed, Ok(packet.len()));
-            let plain = to.hold().open(&mut packet).unwrap();
+            let plain = to.hold(0).open(&mut packet).unwrap();
             assert_eq!(packet[plain], [5; 100]);
         };
         carry(&here, &there);

@@ -14,18 +14,20 @@ mod transmit;
 mod transport;
 mod worker;
 
+use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::thread::{self, JoinHandle};
 use std::time::Instant;
 
+use weft_crypto::ovpn::EPOCH_OVERHEAD_BYTES;
 use weft_io::offload::{self, Offloads};
 use weft_io::poller::Waker;
 use weft_io::tap::TapOptions;
-use weft_io::tun::Tun;
-use weft_io::udp::{Adopted, Remote};
+use weft_io::tun::{self, Tun};
+use weft_io::udp::{Adopted, RUN_BYTES_MAX, Remote};
 use weft_openvpn::device::rules::{self, PeerChange};
 use weft_openvpn::device::{
     DeletionReason, DeviceError, EpochAttributes, KeyAttributes, KeyState, Mode, Notification,
@@ -35,14 +37,18 @@ use weft_openvpn::device::{
 use self::keys::Key;
 pub use self::peers::DEVICE_PEERS_MAX;
 use self::peers::{Peer, Peers};
+use self::receive::Moved;
 use self::routes::Routes;
 pub use self::routes::{ROUTES_MAX, Route};
+use self::transport::{FRAME_PREFIX_LEN, Transport, Transports, Way};
 pub use self::transport::{STREAM_QUEUE_BYTES, TRANSPORTS_MAX};
-use self::transport::{Transports, Way};
 pub use self::worker::KEEPALIVE_LOOK_MS;
 use self::worker::Worker;
 use crate::EngineError;
 use crate::counters::{DropReason, WorkerCounters};
+
+/// The largest IP packet that fits into a datagram with either layout's overhead, in bytes.
+pub const MTU_MAX: u16 = (RUN_BYTES_MAX - EPOCH_OVERHEAD_BYTES - FRAME_PREFIX_LEN) as u16;
 
 /// How a device is set up.
 #[derive(Clone, Debug)]
@@ -51,7 +57,8 @@ pub struct DeviceConfig {
     pub name: String,
     /// How many peers it has.
     pub mode: Mode,
-    /// The largest IP packet inside, in bytes; the TUN device's own MTU is set by who sets it up.
+    /// The largest IP packet inside, in bytes, at most [`MTU_MAX`], to begin with; the TUN device's own
+    /// MTU is set by who sets it up, and followed from then on.
     pub mtu: u16,
     /// Move super-packets where the kernel has them; else every packet and every datagram goes alone.
     pub offloads: bool,
@@ -78,8 +85,19 @@ pub enum Event {
 struct Shared {
     peers: Peers,
     transports: Transports,
+    /// The TUN device's interface index, which stays when its name does not.
+    index: u32,
     /// The largest IP packet inside, in bytes.
-    mtu: u16,
+    mtu: AtomicU16,
+    /// The TUN device is gone, and nothing can be asked of this one any more.
+    gone: bool,
+}
+
+/// Who is told what happens.
+struct Telling {
+    events: Arc<dyn Fn(Event) + Send + Sync>,
+    /// A key that seals no more is still in its slot.
+    key_spent: AtomicBool,
 }
 
 /// A running device. It is gone with this value, and its peers with it.
@@ -92,7 +110,7 @@ pub struct Device {
 struct Common {
     tun: Tun,
     shared: RwLock<Shared>,
-    events: Arc<dyn Fn(Event) + Send + Sync>,
+    telling: Telling,
     counters: WorkerCounters,
     waker: Waker,
     stop: AtomicBool,
@@ -113,19 +131,44 @@ impl Common {
         self.shared.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Tells that a peer is gone.
-    fn told(&self, peer_id: u32, reason: DeletionReason) {
-        (self.events)(Event::Notification(Notification::PeerDeleted { peer_id, reason }));
-    }
-
     /// All peers are gone with the device.
     fn end(&self) {
-        let ids: Vec<u32> = self.read().peers.iter().map(|(_, peer)| peer.id).collect();
+        let mut shared = self.write();
+        shared.gone = true;
+        let ids: Vec<u32> = shared.peers.iter().map(|(_, peer)| peer.id).collect();
+        drop(shared);
         for id in ids {
             let removed = self.write().remove_peer(id);
             if removed.is_ok() {
-                self.told(id, DeletionReason::Teardown);
+                self.telling.peer_deleted(id, DeletionReason::Teardown);
             }
+        }
+    }
+}
+
+impl Telling {
+    fn tell(&self, event: Event) {
+        (self.events)(event);
+    }
+
+    fn peer_deleted(&self, peer_id: u32, reason: DeletionReason) {
+        self.tell(Event::Notification(Notification::PeerDeleted { peer_id, reason }));
+    }
+
+    /// The key has sealed all that it may: the device's thread takes it out of its slot.
+    #[cold]
+    fn spent(&self, peer_id: u32, key: &Key) {
+        key.retire();
+        self.key_spent.store(true, Ordering::Relaxed);
+        self.used_up(peer_id, key);
+    }
+
+    /// The key is used up one way or the other: told once.
+    #[cold]
+    fn used_up(&self, peer_id: u32, key: &Key) {
+        if key.is_first_told() {
+            let key_id = key.id.get().into();
+            self.tell(Event::Notification(Notification::KeySwap { peer_id, key_id }));
         }
     }
 }
@@ -146,14 +189,16 @@ impl Device {
         let shared = Shared {
             peers: Peers::new(config.mode),
             transports: Transports::default(),
-            mtu: config.mtu,
+            index: tun::index(tun.name())?,
+            mtu: AtomicU16::new(config.mtu.min(MTU_MAX)),
+            gone: false,
         };
         let offloads = if config.offloads { offload::self_test()? } else { Offloads::NONE };
         let granted = tun.offloads();
         let common = Arc::new(Common {
             tun,
             shared: RwLock::new(shared),
-            events,
+            telling: Telling { events, key_spent: AtomicBool::new(false) },
             counters: WorkerCounters::default(),
             waker,
             stop: AtomicBool::new(false),
@@ -170,7 +215,8 @@ impl Device {
                 granted.uso && offloads.tap_uso.usable(),
             ),
         };
-        let thread = thread::Builder::new().name("weft-dco".to_owned()).spawn(|| worker.run());
+        let name = format!("dco-{}", common.tun.name());
+        let thread = thread::Builder::new().name(name).spawn(|| worker.run());
         Ok(Self { common, thread: Some(thread.map_err(kernel("start a thread"))?) })
     }
 
@@ -200,10 +246,15 @@ impl Device {
         socket: OwnedFd,
         attributes: &PeerAttributes,
     ) -> Result<(), DeviceError> {
-        let adopted = Adopted::adopt(socket).map_err(|_| DeviceError::NotASocket)?;
+        self.ensure_there()?;
+        rules::in_ranges(attributes)?;
+        let adopted = Adopted::adopt(socket).map_err(|error| match error.kind() {
+            io::ErrorKind::AddrInUse => DeviceError::SocketTaken,
+            _ => DeviceError::NotASocket,
+        })?;
         let cookie = adopted.cookie().map_err(|_| DeviceError::NotASocket)?;
         let kind = transport::kind(&adopted).map_err(|_| DeviceError::NotASocket)?;
-        let mut shared = self.common.write();
+        let mut shared = self.shared_mut()?;
         let new = rules::new_peer(shared.peers.mode(), kind, attributes)?;
         let remote = match (&adopted, new.remote) {
             (Adopted::Udp(socket), Some(remote)) => {
@@ -233,7 +284,7 @@ impl Device {
         drop(shared);
         self.common.waker.wake();
         if let Some(replaced) = replaced {
-            self.common.told(replaced.id, DeletionReason::Teardown);
+            self.common.telling.peer_deleted(replaced.id, DeletionReason::Teardown);
         }
         Ok(())
     }
@@ -243,7 +294,7 @@ impl Device {
     /// # Errors
     /// [`DeviceError`]; nothing is changed then.
     pub fn set_peer(&self, attributes: &PeerAttributes) -> Result<(), DeviceError> {
-        let mut shared = self.common.write();
+        let mut shared = self.shared_mut()?;
         let (id, change) = rules::peer_change(shared.peers.mode(), attributes)?;
         let remote = shared.remote_of(id, &change)?;
         shared.peers.change(id, &change, remote, self.common.now_ms())?;
@@ -256,27 +307,30 @@ impl Device {
     /// A peer.
     ///
     /// # Errors
-    /// There is none with this id.
+    /// There is none with this id, or no device any more.
     pub fn peer(&self, id: u32) -> Result<PeerState, DeviceError> {
-        let shared = self.common.read();
+        let shared = self.shared_for(id)?;
         let peer = shared.peers.get(shared.peers.index_of(id)?);
         peer.map(|peer| shared.state_of(peer)).ok_or(DeviceError::NoPeer(id))
     }
 
     /// All peers, in no order.
-    pub fn peers(&self) -> Vec<PeerState> {
-        let shared = self.common.read();
-        shared.peers.iter().map(|(_, peer)| shared.state_of(peer)).collect()
+    ///
+    /// # Errors
+    /// There is no device any more.
+    pub fn peers(&self) -> Result<Vec<PeerState>, DeviceError> {
+        let shared = self.shared()?;
+        Ok(shared.peers.iter().map(|(_, peer)| shared.state_of(peer)).collect())
     }
 
     /// Removes a peer and its keys.
     ///
     /// # Errors
-    /// There is none with this id.
+    /// There is none with this id, or no device any more.
     pub fn delete_peer(&self, id: u32) -> Result<(), DeviceError> {
-        self.common.write().remove_peer(id)?;
+        self.shared_mut_for(id)?.remove_peer(id)?;
         self.common.waker.wake();
-        self.common.told(id, DeletionReason::Userspace);
+        self.common.telling.peer_deleted(id, DeletionReason::Userspace);
         Ok(())
     }
 
@@ -285,8 +339,10 @@ impl Device {
     /// # Errors
     /// [`DeviceError`]; nothing is changed then.
     pub fn new_key(&self, attributes: &KeyAttributes) -> Result<(), DeviceError> {
+        self.ensure_there()?;
         let new = rules::new_key(attributes)?;
         let (id, slot) = (new.peer_id, new.slot);
+        self.shared()?.peers.index_of(id)?;
         // Made before the workers are held up.
         let key = Key::new(&new)?;
         self.change_keys(id, |peer| peer.keys.install(slot, key))
@@ -297,6 +353,7 @@ impl Device {
     /// # Errors
     /// There is no such peer, or the key's id is too large; nothing is changed then.
     pub fn new_epochs(&self, attributes: EpochAttributes) -> Result<(), DeviceError> {
+        self.ensure_there()?;
         let (id, slot) = (attributes.peer_id, attributes.slot);
         let key = Key::epochs(attributes)?;
         self.change_keys(id, |peer| peer.keys.install(slot, key))
@@ -307,7 +364,7 @@ impl Device {
     /// # Errors
     /// There is no such peer, or nothing in the slot.
     pub fn key(&self, id: u32, slot: Slot) -> Result<KeyState, DeviceError> {
-        let shared = self.common.read();
+        let shared = self.shared_for(id)?;
         let peer = shared.peers.get(shared.peers.index_of(id)?).ok_or(DeviceError::NoPeer(id))?;
         peer.keys.state(slot).ok_or(DeviceError::NoKey { peer_id: id, slot })
     }
@@ -328,10 +385,13 @@ impl Device {
         self.change_keys(id, |peer| peer.keys.delete(slot))
     }
 
-    /// The system's routes over this device are these now.
-    pub fn set_routes(&self, routes: &[Route]) {
+    /// The system's routes over this device are these now. Returns how many are beyond
+    /// [`ROUTES_MAX`] and left out.
+    pub fn set_routes(&self, routes: &[Route]) -> usize {
+        let left_out = routes.len().saturating_sub(ROUTES_MAX);
         let routes = Routes::of(routes);
         self.common.write().peers.routes = routes;
+        left_out
     }
 
     /// Sends a packet of the control channel beside the data. On a connection its length goes in front.
@@ -339,22 +399,62 @@ impl Device {
     /// # Errors
     /// There is no such peer, or its transport does not take the packet, or no transport would.
     pub fn send_packet(&self, id: u32, packet: &[u8]) -> Result<(), DeviceError> {
+        self.ensure_there()?;
         let length = rules::control_packet(packet)?;
-        let shared = self.common.read();
+        let shared = self.shared()?;
         let peer = shared.peers.get(shared.peers.index_of(id)?).ok_or(DeviceError::NoPeer(id))?;
         let transport = shared.transports.get(peer.transport).ok_or(DeviceError::NoPeer(id))?;
         let sent = match (&transport.way, peer.remote) {
             (Way::Udp(socket), Some(remote)) => socket.send_run(packet, packet.len(), &remote),
             (Way::Udp(_), None) => return Err(DeviceError::NoRemote),
             (Way::Tcp(connection), _) => {
-                connection.write(&[&length.to_be_bytes(), packet].concat())
+                let sent = connection.write(&[&length.to_be_bytes(), packet].concat());
+                // What it did not take now is offered by the device's thread.
+                self.common.waker.wake();
+                sent
             }
         };
         sent.map_err(|error| DeviceError::NotSent(error.kind()))
     }
 
+    /// # Errors
+    /// The TUN device is gone. It comes before whatever else is wrong with a command.
+    fn ensure_there(&self) -> Result<(), DeviceError> {
+        self.shared().map(|_| ())
+    }
+
+    /// # Errors
+    /// As [`Self::ensure_there`].
+    fn shared(&self) -> Result<RwLockReadGuard<'_, Shared>, DeviceError> {
+        let shared = self.common.read();
+        if shared.gone { Err(DeviceError::NoDevice) } else { Ok(shared) }
+    }
+
+    /// # Errors
+    /// As [`Self::ensure_there`].
+    fn shared_mut(&self) -> Result<RwLockWriteGuard<'_, Shared>, DeviceError> {
+        let shared = self.common.write();
+        if shared.gone { Err(DeviceError::NoDevice) } else { Ok(shared) }
+    }
+
+    /// For a command about a peer.
+    ///
+    /// # Errors
+    /// As [`Self::ensure_there`], or no peer can have this id.
+    fn shared_for(&self, id: u32) -> Result<RwLockReadGuard<'_, Shared>, DeviceError> {
+        let shared = self.shared()?;
+        rules::peer_id(Some(id)).map(|_| shared)
+    }
+
+    /// # Errors
+    /// As [`Self::shared_for`].
+    fn shared_mut_for(&self, id: u32) -> Result<RwLockWriteGuard<'_, Shared>, DeviceError> {
+        let shared = self.shared_mut()?;
+        rules::peer_id(Some(id)).map(|_| shared)
+    }
+
     fn change_keys(&self, id: u32, change: impl FnOnce(&mut Peer)) -> Result<(), DeviceError> {
-        let mut shared = self.common.write();
+        let mut shared = self.shared_mut_for(id)?;
         let index = shared.peers.index_of(id)?;
         change(shared.peers.get_mut(index).ok_or(DeviceError::NoPeer(id))?);
         Ok(())
@@ -373,6 +473,17 @@ impl Drop for Device {
 }
 
 impl Shared {
+    fn mtu(&self) -> u16 {
+        self.mtu.load(Ordering::Relaxed)
+    }
+
+    /// Takes the TUN device's MTU over, if the system tells it; true if it is another than before.
+    fn follow_mtu(&self) -> bool {
+        let Ok(now) = tun::mtu(self.index) else { return false };
+        let now = u16::try_from(now).unwrap_or(u16::MAX).min(MTU_MAX);
+        self.mtu.swap(now, Ordering::Relaxed) != now
+    }
+
     fn state_of(&self, peer: &Peer) -> PeerState {
         let transport = self.transports.get(peer.transport);
         let local = transport.and_then(|transport| transport.local());
@@ -416,27 +527,162 @@ impl Shared {
         }
     }
 
-    /// Removes a transport and its peers; returns their ids.
-    fn remove_transport(&mut self, transport: u16) -> Vec<u32> {
-        let its = self.peers.iter().filter(|(_, peer)| peer.transport == transport);
+    /// Removes a transport and its peers; returns their ids. None, if its number is another's by now.
+    fn remove_transport(&mut self, number: u16, transport: &Arc<Transport>) -> Vec<u32> {
+        if !self.transports.get(number).is_some_and(|there| Arc::ptr_eq(there, transport)) {
+            return Vec::new();
+        }
+        let its = self.peers.iter().filter(|(_, peer)| peer.transport == number);
         let ids: Vec<u32> = its.map(|(_, peer)| peer.id).collect();
         for id in &ids {
             let _ = self.peers.remove(*id);
         }
-        self.transports.remove(transport);
+        self.transports.remove(number);
         ids
     }
 
-    /// A peer is elsewhere; returns its id, if it is still there and was not there before.
-    fn move_peer(&mut self, index: u32, source: SocketAddr) -> Option<u32> {
-        let peer = self.peers.get(index)?;
+    /// A peer is elsewhere; returns its id, if there still is such a peer and it was not there before.
+    fn move_peer(&mut self, moved: Moved) -> Option<u32> {
+        let Moved { index, number, source, local } = moved;
+        let peer = self.peers.get(index).filter(|peer| peer.number == number)?;
         let Way::Udp(socket) = &self.transports.get(peer.transport)?.way else { return None };
         let remote = socket.remote(source).ok()?;
         let (id, before) = (peer.id, peer.remote);
         let of_its_family = |ip: &IpAddr| ip.is_ipv4() == source.is_ipv4();
-        let local = before.and_then(|before| before.source()).filter(of_its_family);
+        let local = local.or(before.and_then(|before| before.source())).filter(of_its_family);
         self.peers.set_remote(index, remote.with_source(local));
         let before = before.map(|before| before.address());
         (before != Some(source)).then_some(id)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use std::net::{Ipv4Addr, UdpSocket};
+    use std::process::Command;
+    use std::sync::mpsc;
+    use std::time::Duration;
+
+    use weft_io::namespace::unshare_network;
+    use weft_openvpn::device::{CipherAlgorithm, KeyDirection};
+
+    use super::*;
+
+    const PATIENCE: Duration = Duration::from_secs(20);
+
+    /// Attributes of a peer over UDP at this port of loopback.
+    fn peer(id: u32, port: u16) -> PeerAttributes {
+        PeerAttributes {
+            id: Some(id),
+            remote_ipv4: Some(Ipv4Addr::LOCALHOST),
+            remote_port: Some(port),
+            ..PeerAttributes::default()
+        }
+    }
+
+    fn key(id: u32) -> KeyAttributes {
+        let direction = Some(KeyDirection { cipher_key: vec![7; 32], nonce_tail: [9; 8] });
+        KeyAttributes {
+            peer_id: Some(id),
+            slot: Some(Slot::Primary),
+            key_id: Some(5),
+            cipher: Some(CipherAlgorithm::AesGcm),
+            encrypt: direction.clone(),
+            decrypt: direction,
+        }
+    }
+
+    /// Runs `f` with a device in a fresh network namespace.
+    fn with_device(f: impl FnOnce(&Device, mpsc::Receiver<Event>) + Send + 'static) {
+        let thread = thread::spawn(|| {
+            unshare_network().expect("this test needs root");
+            let (tell, told) = mpsc::channel();
+            let tell = std::sync::Mutex::new(tell);
+            let events = move |event| {
+                let _ = tell.lock().unwrap().send(event);
+            };
+            let (name, mode) = ("ovpn0".to_owned(), Mode::P2p);
+            let config = DeviceConfig { name, mode, mtu: 1_400, offloads: false };
+            let device = Device::open(&config, Arc::new(events)).unwrap();
+            for line in [
+                "link set lo up",
+                "link set ovpn0 addrgenmode none",
+                "link set ovpn0 mtu 1400 up",
+                "address add 10.8.0.1/24 dev ovpn0",
+            ] {
+                assert!(Command::new("ip").args(line.split(' ')).status().unwrap().success());
+            }
+            f(&device, told);
+        });
+        thread.join().unwrap();
+    }
+
+    #[test]
+    fn a_key_that_has_sealed_all_it_may_is_told_and_leaves_its_slot() {
+        with_device(|device, told| {
+            let there = UdpSocket::bind("127.0.0.1:0").unwrap();
+            there.set_read_timeout(Some(PATIENCE)).unwrap();
+            let here = UdpSocket::bind("127.0.0.1:0").unwrap();
+            let port = there.local_addr().unwrap().port();
+            device.new_peer(here.into(), &peer(3, port)).unwrap();
+            device.new_key(&key(3)).unwrap();
+            let shared = device.common.read();
+            let of = shared.peers.get(shared.peers.index_of(3).unwrap()).unwrap();
+            // All packet ids but one.
+            let sealing = of.keys.sealing().unwrap();
+            sealing.sealing().reserve(u64::from(u32::MAX) - 1, [0; 4]).unwrap();
+            drop(shared);
+            let inside = UdpSocket::bind("10.8.0.1:0").unwrap();
+            inside.send_to(b"the last", "10.8.0.2:9").unwrap();
+            assert!(weft_io::uninterrupted(|| there.recv(&mut [0; 2_000])).is_ok());
+            assert!(device.key(3, Slot::Primary).is_ok());
+            inside.send_to(b"one too many", "10.8.0.2:9").unwrap();
+            let swap = Notification::KeySwap { peer_id: 3, key_id: 5 };
+            assert_eq!(told.recv_timeout(PATIENCE), Ok(Event::Notification(swap)));
+            let empty = Err(DeviceError::NoKey { peer_id: 3, slot: Slot::Primary });
+            let begun = Instant::now();
+            while device.key(3, Slot::Primary) != empty {
+                assert!(begun.elapsed() < PATIENCE);
+            }
+            inside.send_to(b"without a key", "10.8.0.2:9").unwrap();
+            while device.dropped(DropReason::NoPath) == 0 {
+                assert!(begun.elapsed() < PATIENCE);
+            }
+            assert_eq!(device.dropped(DropReason::SaExhausted), 1);
+            assert!(told.try_recv().is_err(), "it is told once");
+        });
+    }
+
+    /// Between a look and what follows from it somebody else may have come to the same place.
+    #[test]
+    fn what_was_seen_of_one_is_not_done_to_its_successor() {
+        with_device(|device, _told| {
+            let socket = || UdpSocket::bind("127.0.0.1:0").unwrap().into();
+            device.new_peer(socket(), &peer(3, 1_000)).unwrap();
+            let shared = device.common.read();
+            let index = shared.peers.index_of(3).unwrap();
+            let before = shared.peers.get(index).unwrap();
+            let (number, place) = (before.number, before.transport);
+            let transport = Arc::clone(shared.transports.get(place).unwrap());
+            drop(shared);
+            // The transport of the second is beside the first's, that of the third in its place.
+            device.new_peer(socket(), &peer(3, 1_500)).unwrap();
+            device.new_peer(socket(), &peer(3, 2_000)).unwrap();
+            let mut shared = device.common.write();
+            let after = shared.peers.get(index).unwrap();
+            assert_eq!((after.id, after.transport), (3, place));
+            let source = "127.0.0.1:3000".parse().unwrap();
+            assert_eq!(shared.move_peer(Moved { index, number, source, local: None }), None);
+            assert_eq!(shared.remove_transport(place, &transport), []);
+            let after = shared.peers.get(index).unwrap();
+            let remote = after.remote.unwrap().address();
+            assert_eq!(remote, "127.0.0.1:2000".parse().unwrap());
+            let (number, place) = (after.number, after.transport);
+            assert_eq!(shared.move_peer(Moved { index, number, source, local: None }), Some(3));
+            let transport = Arc::clone(shared.transports.get(place).unwrap());
+            assert_eq!(shared.remove_transport(place, &transport), [3]);
+        });
     }
 }

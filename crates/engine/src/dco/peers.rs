@@ -18,6 +18,8 @@ pub const DEVICE_PEERS_MAX: usize = 16_384;
 /// A peer, as the workers use it.
 #[derive(Debug)]
 pub(crate) struct Peer {
+    /// Which it is of all that the device ever had: its id and its place may be another's one day.
+    pub(crate) number: u64,
     /// What its packets bear.
     pub(crate) id: u32,
     /// What the packets to it bear.
@@ -93,6 +95,7 @@ impl Peer {
     /// A peer without keys, of which nothing was heard yet.
     pub(crate) fn new(new: &NewPeer, transport: u16, remote: Option<Remote>, now_ms: u64) -> Self {
         Self {
+            number: 0,
             id: new.id,
             tx_id: new.tx_id,
             transport,
@@ -166,6 +169,8 @@ pub(crate) struct Peers {
     by_remote: HashMap<SocketAddr, u32>,
     /// Peers with signs of life.
     with_keepalive: usize,
+    /// Peers that there ever were.
+    ever: u64,
     pub(crate) routes: Routes,
 }
 
@@ -178,6 +183,7 @@ impl Peers {
             by_vpn_address: HashMap::new(),
             by_remote: HashMap::new(),
             with_keepalive: 0,
+            ever: 0,
             routes: Routes::default(),
         }
     }
@@ -250,7 +256,7 @@ impl Peers {
     ///
     /// # Errors
     /// Its id or one of its VPN addresses is another's, or there are [`DEVICE_PEERS_MAX`].
-    pub(crate) fn insert(&mut self, peer: Peer) -> Result<Option<Peer>, DeviceError> {
+    pub(crate) fn insert(&mut self, mut peer: Peer) -> Result<Option<Peer>, DeviceError> {
         let replaced = match self.mode {
             Mode::P2p => {
                 let before = self.peers.iter().next().map(|(_, peer)| peer.id);
@@ -268,6 +274,8 @@ impl Peers {
             return Err(DeviceError::TooManyPeers(DEVICE_PEERS_MAX));
         }
         let (id, remote) = (peer.id, peer.remote);
+        self.ever += 1;
+        peer.number = self.ever;
         self.with_keepalive += usize::from(peer.has_keepalive());
         let addresses = peer.vpn_addresses();
         let index = self.peers.insert(peer);
@@ -328,6 +336,11 @@ impl Peers {
             self.by_remote.remove(&old.address());
         }
         self.by_remote.insert(remote.address(), index);
+    }
+
+    /// Erases the keys that seal no more.
+    pub(crate) fn remove_spent_keys(&mut self) {
+        self.peers.iter_mut().for_each(|(_, peer)| peer.keys.remove_spent());
     }
 
     /// Removes a peer, and erases its keys with it.

@@ -4,7 +4,6 @@
 use std::net::{IpAddr, SocketAddr};
 use std::ops::Range;
 
-use weft_crypto::ovpn::OpenError;
 use weft_io::udp::RecvBatch;
 use weft_openvpn::data::{self, PeerNumber};
 use weft_openvpn::{KeyId, Opcode};
@@ -16,10 +15,11 @@ use weft_packet::split::FrameChecksum;
 use super::framed;
 use super::keys::{Key, Opening};
 use super::peers::Peer;
-use super::transmit::{DeviceEnv, Field, address, used_up};
+use super::transmit::{DeviceEnv, Field, address};
 use super::transport::FRAME_PREFIX_LEN;
-use super::{Event, Shared};
+use super::{Event, Shared, Telling};
 use crate::counters::{DropReason, Work};
+use crate::format::ovpn_refused;
 use crate::receive::{RUN_MESSAGES_MAX, count_refusal};
 
 /// The receiving half of a device's worker.
@@ -28,7 +28,19 @@ pub(super) struct Receiver {
     pub(super) batch: RecvBatch,
     coalescer: Coalescer,
     /// The last peer of a batch whose packets come from elsewhere than packets to it go.
-    moved: Option<(u32, SocketAddr)>,
+    moved: Option<Moved>,
+}
+
+/// A peer that is elsewhere.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Moved {
+    pub(super) index: u32,
+    /// The peer's own: its index may be another's by the time that this is looked at.
+    pub(super) number: u64,
+    /// Where it is.
+    pub(super) source: SocketAddr,
+    /// Which address of ours it sends to, if the socket tells.
+    pub(super) local: Option<IpAddr>,
 }
 
 /// What came in, but for its bytes.
@@ -77,7 +89,7 @@ impl Receiver {
     }
 
     /// A peer that has moved, and where to: the worker is to write it down.
-    pub(super) const fn take_moved(&mut self) -> Option<(u32, SocketAddr)> {
+    pub(super) const fn take_moved(&mut self) -> Option<Moved> {
         self.moved.take()
     }
 
@@ -86,7 +98,7 @@ impl Receiver {
         &mut self,
         shared: &Shared,
         env: &DeviceEnv<'_>,
-        events: &dyn Fn(Event),
+        telling: &Telling,
         (transport, now_ms): (u16, u64),
     ) {
         let Self { batch, coalescer, moved } = self;
@@ -104,7 +116,11 @@ impl Receiver {
                 datagrams += 1;
                 let range = start..(start + message.segment).min(end);
                 let arena = batch.buffer_mut();
-                take(shared, env, events, arrival, (arena, range), &mut held, coalescer, moved);
+                take(shared, env, telling, arrival, (arena, range), &mut held, coalescer, moved);
+            }
+            // A later message says nothing of one that has moved before.
+            if let Some(moved) = moved.as_mut().filter(|moved| moved.local.is_none()) {
+                moved.local = batch.destination(index);
             }
         }
         env.counters.did(Work::MessagesReceived, messages as u64);
@@ -118,7 +134,7 @@ impl Receiver {
         &mut self,
         shared: &Shared,
         env: &DeviceEnv<'_>,
-        events: &dyn Fn(Event),
+        telling: &Telling,
         arrival: Arrival,
         arena: &mut [u8],
     ) -> Option<usize> {
@@ -133,14 +149,23 @@ impl Receiver {
             if !is_whole || arena.len() < range.end {
                 break;
             }
+            if is_data_v1(arena[start]) {
+                is_whole = false;
+                break;
+            }
             at = range.end;
             count += 1;
-            take(shared, env, events, arrival, (arena, range), &mut held, coalescer, moved);
+            take(shared, env, telling, arrival, (arena, range), &mut held, coalescer, moved);
         }
         env.counters.did(Work::DatagramsReceived, count);
         flush(coalescer, arena, env);
         is_whole.then_some(at)
     }
+}
+
+/// Data without a peer id, which no device takes.
+fn is_data_v1(first: u8) -> bool {
+    matches!(Opcode::parse(first), Ok((Opcode::DataV1, _)))
 }
 
 /// One packet.
@@ -149,15 +174,15 @@ impl Receiver {
 fn take<'a>(
     shared: &'a Shared,
     env: &DeviceEnv<'_>,
-    events: &dyn Fn(Event),
+    telling: &Telling,
     arrival: Arrival,
     (arena, range): (&mut [u8], Range<usize>),
     held: &mut Option<Held<'a>>,
     coalescer: &mut Coalescer,
-    moved: &mut Option<(u32, SocketAddr)>,
+    moved: &mut Option<Moved>,
 ) {
     let start = range.start;
-    match open(shared, events, &mut arena[range.clone()], arrival, held, moved) {
+    match open(shared, telling, &mut arena[range.clone()], arrival, held, moved) {
         Ok(Opened::Frame(at)) => {
             let frame = (start + at.start) as u32..(start + at.end) as u32;
             if coalescer.push(arena, frame.clone(), FrameChecksum::Complete).is_err() {
@@ -169,7 +194,7 @@ fn take<'a>(
         Ok(Opened::Ping) => env.counters.did(Work::Keepalives, 1),
         Ok(Opened::Control) => {
             let Arrival { source, transport, .. } = arrival;
-            events(Event::Packet { source, transport, packet: arena[range].to_vec() });
+            telling.tell(Event::Packet { source, transport, packet: arena[range].to_vec() });
         }
         Err(reason) => env.counters.dropped(reason, 1),
     }
@@ -179,19 +204,19 @@ fn take<'a>(
 #[inline]
 fn open<'a>(
     shared: &'a Shared,
-    events: &dyn Fn(Event),
+    telling: &Telling,
     packet: &mut [u8],
     arrival: Arrival,
     held: &mut Option<Held<'a>>,
-    moved: &mut Option<(u32, SocketAddr)>,
+    moved: &mut Option<Moved>,
 ) -> Result<Opened, DropReason> {
     let word = *packet.first_chunk::<4>().ok_or(DropReason::Malformed)?;
-    let (opcode, key_id) = Opcode::parse(word[0]).map_err(|_| DropReason::Malformed)?;
-    match opcode {
-        Opcode::DataV2 => {}
-        Opcode::DataV1 => return Err(DropReason::Malformed),
+    let key_id = match Opcode::parse(word[0]) {
+        Ok((Opcode::DataV2, key_id)) => key_id,
+        _ if is_data_v1(word[0]) => return Err(DropReason::Malformed),
+        // What an opcode means is for whoever reads the control channel to know.
         _ => return Ok(Opened::Control),
-    }
+    };
     let id = u32::from_be_bytes([0, word[1], word[2], word[3]]);
     let index = match (PeerNumber::new(id), &*held) {
         (Some(_), Some(held)) if held.peer.id == id => Some(held.index),
@@ -200,11 +225,12 @@ fn open<'a>(
     };
     let index = index.ok_or(DropReason::UnknownSpi)?;
     let Held { peer, opening, allowed, .. } =
-        hold(shared, events, held, index, key_id).ok_or(DropReason::UnknownSpi)?;
-    let plain = opening.open(packet).map_err(refused)?;
+        hold(shared, telling, held, (index, key_id), arrival.now_ms)
+            .ok_or(DropReason::UnknownSpi)?;
+    let plain = opening.open(packet).map_err(ovpn_refused)?;
     peer.heard(arrival.now_ms);
     if !arrival.connected && peer.remote.is_none_or(|known| known.address() != arrival.source) {
-        *moved = Some((index, arrival.source));
+        *moved = Some(Moved { index, number: peer.number, source: arrival.source, local: None });
     }
     let inside = &packet[plain.clone()];
     if *inside == data::PING {
@@ -221,7 +247,7 @@ fn open<'a>(
         }
         *allowed = Some(source);
     }
-    mss::clamp(frame, shared.mtu, FrameChecksum::Complete);
+    mss::clamp(frame, shared.mtu(), FrameChecksum::Complete);
     Ok(Opened::Frame(frame_at))
 }
 
@@ -244,10 +270,10 @@ fn frame_of(packet: &mut [u8], plain: Range<usize>) -> Option<Range<usize>> {
 #[inline]
 fn hold<'h, 'a>(
     shared: &'a Shared,
-    events: &dyn Fn(Event),
+    telling: &Telling,
     held: &'h mut Option<Held<'a>>,
-    index: u32,
-    key_id: KeyId,
+    (index, key_id): (u32, KeyId),
+    now_ms: u64,
 ) -> Option<&'h mut Held<'a>> {
     if held.as_ref().is_none_or(|held| held.index != index || held.key.id != key_id) {
         // Never two at once: another worker may want them the other way round.
@@ -255,9 +281,9 @@ fn hold<'h, 'a>(
         let peer = shared.peers.get(index)?;
         let key = peer.keys.opening(key_id)?;
         if key.is_opened_out() {
-            used_up(events, peer.id, key);
+            telling.used_up(peer.id, key);
         }
-        *held = Some(Held { index, peer, key, opening: key.hold(), allowed: None });
+        *held = Some(Held { index, peer, key, opening: key.hold(now_ms), allowed: None });
     }
     held.as_mut()
 }
@@ -267,13 +293,4 @@ fn flush(coalescer: &mut Coalescer, arena: &[u8], env: &DeviceEnv<'_>) {
         Ok(_) => env.counters.did(Work::TapWrites, 1),
         Err(error) => count_refusal(env.counters, &error, merged.frames),
     });
-}
-
-fn refused(error: OpenError) -> DropReason {
-    match error {
-        OpenError::TooShort | OpenError::ZeroPacketId => DropReason::Malformed,
-        OpenError::Duplicate => DropReason::Replayed,
-        OpenError::TooOld | OpenError::UnknownEpoch => DropReason::TooOld,
-        OpenError::Forged | OpenError::TooManyFailures => DropReason::Forged,
-    }
 }

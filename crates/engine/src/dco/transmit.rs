@@ -8,7 +8,6 @@ use weft_crypto::ovpn::EPOCH_OVERHEAD_BYTES;
 use weft_io::tun::Tun;
 use weft_openvpn::KeyId;
 use weft_openvpn::data::{self, PeerNumber};
-use weft_openvpn::device::Notification;
 use weft_packet::split::{FrameChecksum, Plan, SplitError};
 use weft_packet::vnet::{self, VnetHeader};
 use weft_packet::{ethernet, mss, toobig};
@@ -17,7 +16,7 @@ use weft_path::PathId;
 use super::keys::Key;
 use super::peers::Peer;
 use super::transport::{FRAME_PREFIX_LEN, Transports};
-use super::{Event, Shared};
+use super::{Shared, Telling};
 use crate::counters::{DropReason, Work};
 use crate::device::{Env, Origin, RunSink};
 use crate::limit::PerSecond;
@@ -50,7 +49,7 @@ impl Transmitter {
         &mut self,
         shared: &Shared,
         env: &DeviceEnv<'_>,
-        events: &dyn Fn(Event),
+        telling: &Telling,
         read: &mut [u8],
         now_ms: u64,
     ) {
@@ -73,16 +72,17 @@ impl Transmitter {
             true => FrameChecksum::Partial { start: vnet.csum_start, offset: vnet.csum_offset },
             false => FrameChecksum::Complete,
         };
-        mss::clamp(frame, shared.mtu, checksum);
+        let mtu = shared.mtu();
+        mss::clamp(frame, mtu, checksum);
         let Some(key) = peer.keys.sealing() else {
             return env.counters.dropped(DropReason::NoPath, 1);
         };
-        match Plan::new(&vnet, frame, shared.mtu.into()) {
+        match Plan::new(&vnet, frame, mtu.into()) {
             Ok(plan) => {
-                self.seal(env, events, (index, peer), key, &plan, frame);
+                self.seal(env, telling, (index, peer), key, &plan, frame);
                 peer.sent(now_ms);
             }
-            Err(SplitError::TooLong { mtu, .. }) => self.answer(env, frame, mtu),
+            Err(SplitError::TooLong { mtu, .. }) => self.answer(shared, env, frame, mtu),
             Err(_) => env.counters.dropped(DropReason::BadSuperPacket, 1),
         }
     }
@@ -91,7 +91,7 @@ impl Transmitter {
     fn seal(
         &mut self,
         env: &DeviceEnv<'_>,
-        events: &dyn Fn(Event),
+        telling: &Telling,
         (index, peer): (u32, &Peer),
         key: &Key,
         plan: &Plan,
@@ -103,7 +103,7 @@ impl Transmitter {
         };
         let sealing = key.sealing();
         let Ok(mut sealer) = sealing.reserve(segments, first_word(key.id, peer.tx_id)) else {
-            used_up(events, peer.id, key);
+            telling.spent(peer.id, key);
             return env.counters.dropped(DropReason::SaExhausted, segments);
         };
         let from = Origin { lane: peer.transport, data_port: false };
@@ -112,7 +112,7 @@ impl Transmitter {
         let path = PathId(index);
         let target = || Target { key: run_key, path, remote, mtu, probe: false };
         let prefix = transport.prefix_len();
-        let (mut inside, mut outside) = (0, 0);
+        let (mut sealed, mut inside, mut outside) = (0, 0, 0);
         for segment in 0..plan.segments {
             let frame_len = plan.segment_frame_len(segment);
             let packet_len = frame_len - ethernet::LEN;
@@ -133,15 +133,21 @@ impl Transmitter {
             }
             write_prefix(length, datagram_len);
             self.run.commit(len, target);
+            sealed += 1;
             inside += packet_len as u64;
             outside += datagram_len as u64;
         }
-        peer.counts.sent(segments, inside, outside);
+        peer.counts.sent(sealed, inside, outside);
     }
 
     /// Tells the sender of a packet that the device does not carry.
     #[cold]
-    fn answer(&mut self, env: &DeviceEnv<'_>, frame: &[u8], mtu: usize) {
+    fn answer(&mut self, shared: &Shared, env: &DeviceEnv<'_>, frame: &[u8], mtu: usize) {
+        env.counters.dropped(DropReason::TooLong, 1);
+        if shared.follow_mtu() {
+            // The system has let it through by the new one, and lets the next through.
+            return;
+        }
         let mut answer = [0; toobig::FRAME_LEN_MAX];
         let told = u16::try_from(mtu).unwrap_or(u16::MAX);
         let work = match toobig::write(&mut answer, frame, told) {
@@ -156,7 +162,6 @@ impl Transmitter {
         if let Some(work) = work {
             env.counters.did(work, 1);
         }
-        env.counters.dropped(DropReason::TooLong, 1);
     }
 }
 
@@ -179,7 +184,7 @@ fn write_packet(plan: &Plan, frame: &[u8], segment: usize, datagram: &mut [u8], 
 }
 
 /// Sends a keepalive, if there is a key to seal it with.
-pub(super) fn send_ping(env: &DeviceEnv<'_>, events: &dyn Fn(Event), peer: &Peer, now_ms: u64) {
+pub(super) fn send_ping(env: &DeviceEnv<'_>, telling: &Telling, peer: &Peer, now_ms: u64) {
     let (Some(key), Some(remote), Some(transport)) =
         (peer.keys.sealing(), peer.remote, env.socket.get(peer.transport))
     else {
@@ -194,7 +199,7 @@ pub(super) fn send_ping(env: &DeviceEnv<'_>, events: &dyn Fn(Event), peer: &Peer
     let sealed = sealing.reserve(1, first_word(key.id, peer.tx_id));
     let sealed = sealed.and_then(|mut sealer| sealer.seal(datagram, data::PING.len()));
     if sealed.is_err() {
-        used_up(events, peer.id, key);
+        telling.spent(peer.id, key);
         return env.counters.dropped(DropReason::SaExhausted, 1);
     }
     write_prefix(length, datagram_len);
@@ -245,15 +250,6 @@ fn first_word(key_id: KeyId, tx_id: u32) -> [u8; 4] {
 fn write_prefix(room: &mut [u8], datagram_len: usize) {
     if let Some(room) = room.first_chunk_mut() {
         *room = u16::try_from(datagram_len).unwrap_or(u16::MAX).to_be_bytes();
-    }
-}
-
-/// The key is used up: told once.
-#[cold]
-pub(super) fn used_up(events: &dyn Fn(Event), peer_id: u32, key: &Key) {
-    if key.retire() {
-        let key_id = key.id.get().into();
-        events(Event::Notification(Notification::KeySwap { peer_id, key_id }));
     }
 }
 

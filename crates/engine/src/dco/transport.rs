@@ -5,7 +5,7 @@ use std::collections::{BTreeSet, VecDeque};
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use weft_io::udp::{Adopted, Remote, UdpSocket};
@@ -41,15 +41,14 @@ pub(crate) enum Way {
 }
 
 impl Transport {
-    /// A transport that nobody uses yet. `waiting` counts the device's connections that did not take
-    /// all.
-    fn new(adopted: Adopted, kind: rules::Transport, waiting: &Arc<AtomicUsize>) -> Self {
+    /// A transport that nobody uses yet.
+    fn new(adopted: Adopted, kind: rules::Transport, queues_changed: &Arc<AtomicBool>) -> Self {
         let way = match adopted {
             Adopted::Udp(socket) => Way::Udp(socket),
             Adopted::Tcp(stream) => Way::Tcp(Connection {
                 stream,
                 queue: Mutex::default(),
-                waiting: Arc::clone(waiting),
+                queues_changed: Arc::clone(queues_changed),
             }),
         };
         Self { way, kind }
@@ -123,8 +122,8 @@ impl AsFd for Transport {
 pub(crate) struct Connection {
     stream: TcpStream,
     queue: Mutex<VecDeque<u8>>,
-    /// How many connections of the device have something in their queue.
-    waiting: Arc<AtomicUsize>,
+    /// Of the device: a queue was filled or emptied.
+    queues_changed: Arc<AtomicBool>,
 }
 
 impl Connection {
@@ -153,7 +152,7 @@ impl Connection {
         }
         let rest = &frames[taken..];
         if queue.is_empty() && !rest.is_empty() {
-            self.waiting.fetch_add(1, Relaxed);
+            self.queues_changed.store(true, Relaxed);
         }
         queue.extend(rest);
         Ok(())
@@ -164,14 +163,12 @@ impl Connection {
         !self.queue.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
     }
 
-    /// Sends more of what waits; true if something still does.
+    /// Sends more of what waits.
     ///
     /// # Errors
     /// The connection has failed.
-    pub(crate) fn flush(&self) -> io::Result<bool> {
-        let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
-        self.push(&mut queue)?;
-        Ok(!queue.is_empty())
+    pub(crate) fn flush(&self) -> io::Result<()> {
+        self.push(&mut self.queue.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     fn push(&self, queue: &mut VecDeque<u8>) -> io::Result<()> {
@@ -184,7 +181,7 @@ impl Connection {
             queue.drain(..taken);
         }
         if waited && queue.is_empty() {
-            self.waiting.fetch_sub(1, Relaxed);
+            self.queues_changed.store(true, Relaxed);
         }
         Ok(())
     }
@@ -201,20 +198,12 @@ impl Connection {
     }
 }
 
-impl Drop for Connection {
-    fn drop(&mut self) {
-        if self.is_waiting() {
-            self.waiting.fetch_sub(1, Relaxed);
-        }
-    }
-}
-
 /// All transports of a device by their numbers, which a run's origin names.
 #[derive(Debug, Default)]
 pub(crate) struct Transports {
     slots: Vec<Option<(Arc<Transport>, Claim)>>,
-    /// Connections that did not take all.
-    waiting: Arc<AtomicUsize>,
+    /// A connection's queue was filled or emptied.
+    queues_changed: Arc<AtomicBool>,
 }
 
 impl Transports {
@@ -228,9 +217,9 @@ impl Transports {
         slots.filter_map(|(number, slot)| Some((number, &slot.as_ref()?.0)))
     }
 
-    /// Whether a connection has not taken all.
-    pub(crate) fn is_any_waiting(&self) -> bool {
-        self.waiting.load(Relaxed) > 0
+    /// Whether a connection's queue was filled or emptied since this was asked last.
+    pub(crate) fn take_queues_changed(&self) -> bool {
+        self.queues_changed.load(Relaxed) && self.queues_changed.swap(false, Relaxed)
     }
 
     /// The number of the transport with this cookie.
@@ -253,7 +242,7 @@ impl Transports {
         let number = u16::try_from(free).ok().filter(|_| free < TRANSPORTS_MAX);
         let number = number.ok_or(DeviceError::TooManyPeers(TRANSPORTS_MAX))?;
         let claim = Claim::new(cookie).ok_or(DeviceError::SocketTaken)?;
-        let new = Some((Arc::new(Transport::new(adopted, kind, &self.waiting)), claim));
+        let new = Some((Arc::new(Transport::new(adopted, kind, &self.queues_changed)), claim));
         match self.slots.get_mut(free) {
             Some(slot) => *slot = new,
             None => self.slots.push(new),

@@ -20,8 +20,6 @@ use crate::worker::{UDP_BATCHES_MAX, nothing_now, take_turn};
 
 /// How often it is looked whether peers have expired or want a ping, in milliseconds.
 pub const KEEPALIVE_LOOK_MS: u64 = 1_000;
-/// How soon a connection that took not all is offered the rest, in milliseconds.
-const STREAM_RETRY_MS: u64 = 1;
 /// Bytes that are read from a connection at once: more than one packet has.
 const STREAM_READ_BYTES: usize = 256 * 1024;
 
@@ -43,6 +41,8 @@ struct Watched {
     /// What came over a connection and is no whole packet yet.
     stream: Vec<u8>,
     filled: usize,
+    /// It is waited for that a connection takes more.
+    writable: bool,
 }
 
 impl Worker {
@@ -88,21 +88,21 @@ impl Worker {
             if tun {
                 self.drain_tun(&mut transmitter, &mut buffer)?;
             }
-            self.push_streams();
             if Instant::now() >= look_at {
                 look_at = Instant::now() + Duration::from_millis(KEEPALIVE_LOOK_MS);
                 self.look_after_peers();
             }
+            // A connection that is new may have something waiting already.
+            if self.common.read().transports.take_queues_changed() || woken {
+                wait_for_streams(&poller, &mut watched);
+            }
+            self.remove_spent_keys();
         }
     }
 
     /// How long there may be nothing to do; `None` for ever.
     fn time_until(&self, look_at: Instant) -> Option<Duration> {
-        let shared = self.common.read();
-        if shared.transports.is_any_waiting() {
-            return Some(Duration::from_millis(STREAM_RETRY_MS));
-        }
-        let timed = shared.peers.has_keepalive();
+        let timed = self.common.read().peers.has_keepalive();
         timed.then(|| look_at.saturating_duration_since(Instant::now()))
     }
 
@@ -127,19 +127,20 @@ impl Worker {
                 continue;
             }
             if poller.add(&**transport, TRANSPORT + u64::from(number)).is_err() {
-                lost.push(number);
+                lost.push((number, Arc::clone(transport)));
                 continue;
             }
             let stream = match transport.way {
                 Way::Udp(_) => Vec::new(),
                 Way::Tcp(_) => vec![0; STREAM_READ_BYTES],
             };
-            let new = Watched { transport: Arc::clone(transport), stream, filled: 0 };
+            let transport = Arc::clone(transport);
+            let new = Watched { transport, stream, filled: 0, writable: false };
             watched.insert(number, new);
         }
         drop(shared);
-        for number in lost {
-            self.lose_transport(number, DeletionReason::TransportError);
+        for (number, transport) in lost {
+            self.lose_transport(number, &transport, DeletionReason::TransportError);
         }
     }
 
@@ -160,7 +161,7 @@ impl Worker {
                     let Ok(got) = socket.recv(&mut receiver.batch, max) else { break };
                     let shared = self.common.read();
                     let at = (number, self.common.now_ms());
-                    receiver.handle_batch(&shared, &self.env(&shared), &*self.common.events, at);
+                    receiver.handle_batch(&shared, &self.env(&shared), &self.common.telling, at);
                     drop(shared);
                     self.note_moved(receiver);
                     if got < max {
@@ -169,10 +170,13 @@ impl Worker {
                 }
                 None
             }
-            Way::Tcp(connection) => self.drain_stream(receiver, number, connection, entry),
+            Way::Tcp(connection) => match connection.flush() {
+                Ok(()) => self.drain_stream(receiver, number, connection, entry),
+                Err(_) => Some(DeletionReason::TransportDisconnect),
+            },
         };
         if let Some(reason) = broken {
-            self.lose_transport(number, reason);
+            self.lose_transport(number, &transport, reason);
         }
     }
 
@@ -184,7 +188,7 @@ impl Worker {
         connection: &Connection,
         watched: &mut Watched,
     ) -> Option<DeletionReason> {
-        let Watched { stream, filled, transport } = watched;
+        let Watched { stream, filled, transport, .. } = watched;
         match connection.read(&mut stream[*filled..]) {
             Ok(0) => return Some(DeletionReason::TransportDisconnect),
             Ok(more) => *filled += more,
@@ -200,8 +204,8 @@ impl Worker {
             now_ms: self.common.now_ms(),
         };
         let bytes = &mut stream[..*filled];
-        let (env, events) = (self.env(&shared), &*self.common.events);
-        match receiver.handle_stream(&shared, &env, events, arrival, bytes) {
+        let (env, telling) = (self.env(&shared), &self.common.telling);
+        match receiver.handle_stream(&shared, &env, telling, arrival, bytes) {
             Some(taken) => {
                 stream.copy_within(taken..*filled, 0);
                 *filled -= taken;
@@ -219,31 +223,18 @@ impl Worker {
         let result = take_turn(|| {
             let len = framed::read(&self.common.tun, buffer)?;
             let read = &mut buffer[..len];
-            transmitter.handle_read(&shared, &env, &*self.common.events, read, now_ms);
+            transmitter.handle_read(&shared, &env, &self.common.telling, read, now_ms);
             Ok(len)
         });
         transmitter.flush(&env);
         result
     }
 
-    /// Offers connections what they did not take.
-    fn push_streams(&self) {
-        let shared = self.common.read();
-        if !shared.transports.is_any_waiting() {
-            return;
-        }
-        let mut lost = Vec::new();
-        for (number, transport) in shared.transports.iter() {
-            if let Way::Tcp(connection) = &transport.way
-                && connection.is_waiting()
-                && connection.flush().is_err()
-            {
-                lost.push(number);
-            }
-        }
-        drop(shared);
-        for number in lost {
-            self.lose_transport(number, DeletionReason::TransportDisconnect);
+    /// Takes the keys that seal no more out of their slots.
+    fn remove_spent_keys(&self) {
+        if self.common.telling.key_spent.load(Ordering::Relaxed) {
+            self.common.telling.key_spent.store(false, Ordering::Relaxed);
+            self.common.write().peers.remove_spent_keys();
         }
     }
 
@@ -251,43 +242,41 @@ impl Worker {
     fn look_after_peers(&self) {
         let now_ms = self.common.now_ms();
         let shared = self.common.read();
+        shared.follow_mtu();
         let env = self.env(&shared);
         let mut expired = Vec::new();
         for (_, peer) in shared.peers.iter() {
             if peer.is_expired(now_ms) {
                 expired.push(peer.id);
             } else if peer.is_ping_due(now_ms) {
-                send_ping(&env, &*self.common.events, peer, now_ms);
+                send_ping(&env, &self.common.telling, peer, now_ms);
             }
         }
         drop(shared);
         for id in expired {
             if self.common.write().remove_expired(id, now_ms) {
                 self.common.waker.wake();
-                self.common.told(id, DeletionReason::Expired);
+                self.common.telling.peer_deleted(id, DeletionReason::Expired);
             }
         }
     }
 
     /// A peer has moved: rare enough to hold up all others for.
     fn note_moved(&self, receiver: &mut Receiver) {
-        let Some((index, source)) = receiver.take_moved() else { return };
-        let mut shared = self.common.write();
-        if let Some(peer_id) = shared.move_peer(index, source) {
-            drop(shared);
-            let floated = Notification::PeerFloat { peer_id, remote: source };
-            (self.common.events)(Event::Notification(floated));
+        let Some(moved) = receiver.take_moved() else { return };
+        let floated = self.common.write().move_peer(moved);
+        if let Some(peer_id) = floated {
+            let floated = Notification::PeerFloat { peer_id, remote: moved.source };
+            self.common.telling.tell(Event::Notification(floated));
         }
     }
 
     /// A transport is of no more use, and so are its peers.
-    fn lose_transport(&self, number: u16, reason: DeletionReason) {
-        let mut shared = self.common.write();
-        let lost = shared.remove_transport(number);
-        drop(shared);
+    fn lose_transport(&self, number: u16, transport: &Arc<Transport>, reason: DeletionReason) {
+        let lost = self.common.write().remove_transport(number, transport);
         self.common.waker.wake();
         for id in lost {
-            self.common.told(id, reason);
+            self.common.telling.peer_deleted(id, reason);
         }
     }
 
@@ -298,6 +287,20 @@ impl Worker {
             counters: &self.common.counters,
             // A datagram longer than the route takes is fragmented; there is nobody to tell.
             events: &|_| (),
+        }
+    }
+}
+
+/// Waits for the connections that did not take all to take more, and for no others.
+fn wait_for_streams(poller: &Poller, watched: &mut HashMap<u16, Watched>) {
+    for (number, entry) in watched {
+        let Way::Tcp(connection) = &entry.transport.way else { continue };
+        let waits = connection.is_waiting();
+        if waits != entry.writable {
+            let token = TRANSPORT + u64::from(*number);
+            // It fails for a connection that is broken, which is reported as such.
+            let _ = poller.watch_writable(&*entry.transport, token, waits);
+            entry.writable = waits;
         }
     }
 }

@@ -99,7 +99,21 @@ impl Kernel {
     /// The kernel's refusal.
     pub async fn remove_ovpn_device(&self, name: &str) -> Result<bool, KernelError> {
         let _one = self.inner.reconcile.lock().await;
-        match self.socket().link(name).await? {
+        self.remove_if_ovpn(self.socket().link(name).await?).await
+    }
+
+    /// As [`Self::remove_ovpn_device`], the device with this interface index, whatever its name is by
+    /// now.
+    ///
+    /// # Errors
+    /// The kernel's refusal.
+    pub async fn remove_ovpn_device_by_index(&self, index: u32) -> Result<bool, KernelError> {
+        let _one = self.inner.reconcile.lock().await;
+        self.remove_if_ovpn(self.socket().link_by_index(index).await?).await
+    }
+
+    async fn remove_if_ovpn(&self, link: Option<Link>) -> Result<bool, KernelError> {
+        match link {
             Some(link) if is_ovpn(&link) || link.kind == Some(InfoKind::Tun) => {
                 self.socket().delete_link(&link).await.map(|()| true)
             }

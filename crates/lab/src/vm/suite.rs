@@ -95,10 +95,11 @@ const ON_OWN_CORE: [&str; 1] = ["vm_wire::flushing*"];
 
 /// About how long a test takes in one of three guests, in seconds: of all lines that fit it, the last
 /// one counts. Nothing is judged by it; the longest guests begin first.
-const DURATIONS: [(&str, u32); 10] = [
+const DURATIONS: [(&str, u32); 11] = [
     ("*", 15),
     ("vm_*", 40),
     ("vm_dco::*", 60),
+    ("vm_dco::referee::*", 15),
     ("vm_odp::*", 10),
     ("vm_ovpn::*", 15),
     ("vm_xfrm::*", 4),

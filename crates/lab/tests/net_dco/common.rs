@@ -1,7 +1,7 @@
 //! What the tests of devices have together.
 
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use weft::sandbox::{Host, Running};
@@ -9,6 +9,10 @@ use weft_lab::net::slowness;
 
 /// The device's name on every host.
 pub(crate) const DEVICE: &str = "dco0";
+/// A UDP address of a peer that nobody is.
+pub(crate) const NOWHERE: &str = "127.0.0.1:9";
+/// After so long without a line there is none on its way.
+const QUIET: Duration = Duration::from_millis(300);
 
 /// A verb of a host, which must succeed.
 pub(crate) fn dco(host: &Host, words: &[&str]) -> anyhow::Result<Value> {
@@ -30,6 +34,40 @@ pub(crate) fn listen(host: &Host) -> anyhow::Result<Running> {
 /// The next line of [`listen`].
 pub(crate) fn line(running: &mut Running) -> anyhow::Result<Value> {
     Ok(serde_json::from_str(&running.line(limit())?)?)
+}
+
+/// Waits until who listens to a device in mode mp does so: a peer comes and goes until that is told.
+pub(crate) fn hear(host: &Host, told: &mut Running) -> anyhow::Result<()> {
+    let carrier = ["--udp", "127.0.0.1:1999", "--remote", NOWHERE];
+    let peer = ["new-peer", DEVICE, "9999", "--vpn-ipv4", "10.8.99.99"];
+    let deadline = Instant::now() + limit();
+    loop {
+        dco(host, &[&peer[..], &carrier].concat())?;
+        dco(host, &["del-peer", DEVICE, "9999"])?;
+        if told.line(QUIET).is_ok() {
+            break;
+        }
+        anyhow::ensure!(Instant::now() < deadline, "nobody listens to {DEVICE}");
+    }
+    while told.line(QUIET).is_ok() {}
+    Ok(())
+}
+
+/// The option that asks for a device, for each kind of device that there can be here.
+pub(crate) fn engines(host: &Host) -> anyhow::Result<Vec<&'static str>> {
+    let (userspace, kernel) = ("--engine=userspace", "--engine=kernel");
+    let (code, said) = refused(host, &["new-iface", "probe0", kernel])?;
+    if code == Some(0) {
+        dco(host, &["del-iface", "probe0"])?;
+        return Ok(vec![userspace, kernel]);
+    }
+    anyhow::ensure!(said.contains("no data channel offload"), "{said}");
+    Ok(vec![userspace])
+}
+
+/// Whether a host has a network device of this name.
+pub(crate) fn has_device(host: &Host, name: &str) -> anyhow::Result<bool> {
+    Ok(host.netns().exec(&["ip", "link", "show", name])?.status.success())
 }
 
 /// A key file as OpenVPN writes it.

@@ -2,5 +2,7 @@
 //! is the kernel's; else all are Weft's own.
 
 mod by_hand;
+mod carriers;
 mod common;
+mod ends;
 mod scenarios;

@@ -338,28 +338,48 @@ fn float() -> anyhow::Result<()> {
     net.end_all()
 }
 
+/// Drops what the first client sends with the mark, and wants that to be all of it.
+fn drop_marked(net: &Net) -> anyhow::Result<()> {
+    let netns = net.host(1).netns();
+    let rule = format!(
+        "table inet marked {{ chain out {{ type filter hook output priority 0; meta mark {MARK} \
+         counter drop; }}; }}"
+    );
+    netns.exec(&["nft", &rule])?.success()?;
+    let to = inside(0).to_string();
+    let lost = netns.exec(&["ping", "-q", "-c", "3", "-i", "0.2", "-W", "1", &to])?;
+    anyhow::ensure!(lost.stdout.contains("100% packet loss"), "{}", lost.stdout);
+    let rules = netns.exec(&["nft", "list", "table", "inet", "marked"])?.success()?.stdout;
+    anyhow::ensure!(!rules.contains("packets 0 "), "{rules}");
+    netns.exec(&["nft", "delete", "table", "inet", "marked"])?.success()?;
+    Ok(())
+}
+
 #[test]
 fn mark() -> anyhow::Result<()> {
     for transport in [Transport::Udp, Transport::Tcp] {
         let net = Net::new(1, transport, "aes-256-gcm", "1400")?;
         net.meet(1, &["--mark", MARK])?;
         net.pings(1, inside(0), &["-c", "2", "-i", "0.2"])?;
-        let netns = net.host(1).netns();
-        let rule = format!(
-            "table inet marked {{ chain out {{ type filter hook output priority 0; meta mark {MARK} \
-             counter drop; }}; }}"
-        );
-        netns.exec(&["nft", &rule])?.success()?;
-        let to = inside(0).to_string();
-        let lost = netns.exec(&["ping", "-q", "-c", "3", "-i", "0.2", "-W", "1", &to])?;
-        anyhow::ensure!(lost.stdout.contains("100% packet loss"), "{}", lost.stdout);
-        let rules = netns.exec(&["nft", "list", "table", "inet", "marked"])?.success()?.stdout;
-        anyhow::ensure!(!rules.contains("packets 0 "), "{rules}");
-        netns.exec(&["nft", "delete", "table", "inet", "marked"])?.success()?;
+        drop_marked(&net)?;
         net.pings(1, inside(0), &["-c", "2", "-i", "0.2"])?;
         net.end_all()?;
     }
     Ok(())
+}
+
+#[test]
+fn a_refused_peer_leaves_the_mark_of_a_shared_socket() -> anyhow::Result<()> {
+    let net = Net::new(1, Transport::Udp, "aes-256-gcm", "1400")?;
+    net.meet(1, &["--mark", MARK])?;
+    // Nothing says where it is.
+    let shared = net.end(1, 1).to_string();
+    let words = ["new-peer", DEVICE, "50", "--udp", &shared, "--mark", "7"];
+    let nowhere = refused(net.host(1), &words)?;
+    anyhow::ensure!(nowhere.0 == Some(2), "{nowhere:?}");
+    drop_marked(&net)?;
+    net.pings(1, inside(0), &["-c", "2", "-i", "0.2"])?;
+    net.end_all()
 }
 
 #[test]

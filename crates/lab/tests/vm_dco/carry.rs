@@ -9,10 +9,12 @@ use crate::lab::{CIPHERS, Cipher, Kind, Outer, Two};
 
 /// Bytes of each stream: many super-packets, little for an emulated machine.
 const STREAM_BYTES: usize = 256 << 10;
+/// Bytes of the length in front of each packet on a connection.
+const PREFIX_BYTES: u64 = 2;
 /// How long the last packets may be under way.
 const SETTLE_LIMIT: Duration = Duration::from_secs(2);
 const MODES: [Mode; 2] = [Mode::P2p, Mode::Mp];
-const OUTERS: [Outer; 3] = [Outer::Udp4, Outer::Udp6, Outer::Tcp];
+const OUTERS: [Outer; 4] = [Outer::Udp4, Outer::Udp6, Outer::Tcp4, Outer::Tcp6];
 
 fn carries(kernels: Mode, userspaces: Mode, outer: Outer, cipher: Cipher) {
     println!("kernel {kernels}, userspace {userspaces}, {outer:?}, {cipher:?}");
@@ -25,17 +27,28 @@ fn carries(kernels: Mode, userspaces: Mode, outer: Outer, cipher: Cipher) {
     kernel.streams(userspace, &bytes);
     userspace.streams(kernel, &bytes);
     let states = || (kernel.peer(userspace).unwrap(), userspace.peer(kernel).unwrap());
-    // What one sends the other receives, but for what is under way: outside, since the kernel counts
-    // inside what it had no key for, too. Over TCP the kernel also counts what its full queue drops.
-    let received = |sent: Traffic, got: Traffic| {
-        (sent.tx_packets, sent.tx_bytes) == (got.rx_packets, got.rx_bytes)
+    let sent = |way: Traffic| (way.tx_packets, way.tx_bytes);
+    let received = |way: Traffic| (way.rx_packets, way.rx_bytes);
+    // Over TCP the kernel counts for its peer also what its full queue drops; for its link it counts what
+    // has gone out, with the lengths.
+    let sent_by_kernel = |here: &PeerState| {
+        if !outer.is_tcp() {
+            return sent(here.link);
+        }
+        let (packets, bytes) = kernel.sent_by_link();
+        (packets, bytes - PREFIX_BYTES * packets)
     };
+    // What one sends the other receives, but for what is under way, and but for what the kernel sends
+    // inside: it counts that by super-packets, and what it had no key for, too.
     let same = |(here, there): &(PeerState, PeerState)| {
-        received(there.link, here.link) && (outer == Outer::Tcp || received(here.link, there.link))
+        received(here.link) == sent(there.link)
+            && received(here.vpn) == sent(there.vpn)
+            && received(there.link) == sent_by_kernel(here)
     };
     let deadline = Instant::now() + SETTLE_LIMIT * slowness();
     while !same(&states()) {
-        assert!(Instant::now() < deadline, "{:?}", states());
+        let link = kernel.sent_by_link();
+        assert!(Instant::now() < deadline, "{:?}, the kernel's link {link:?}", states());
         std::thread::sleep(Duration::from_millis(50));
     }
     assert_eq!(userspace.drops(), []);

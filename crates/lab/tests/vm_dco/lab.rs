@@ -2,7 +2,7 @@
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, LazyLock, Mutex};
 use std::time::Duration;
@@ -13,22 +13,31 @@ use weft_engine::DropReason;
 use weft_engine::dco::{Device, DeviceConfig, Event};
 use weft_io::namespace::{Namespace, run_in};
 use weft_kernel::Kernel;
-use weft_kernel::ovpn::{OvpnClient, OvpnDeviceSpec, OvpnWatch, Watched};
+use weft_kernel::ovpn::{OvpnClient, OvpnDeviceSpec, OvpnError, OvpnWatch, Watched};
 use weft_lab::net::slowness;
 use weft_openvpn::device::{
-    CipherAlgorithm, KeyAttributes, KeyDirection, KeyState, MTU_DEFAULT, Mode, Notification,
-    PeerAttributes, PeerState, Slot,
+    CipherAlgorithm, DeviceError, KEY_ID_MAX, KeyAttributes, KeyDirection, KeyState, MTU_DEFAULT,
+    Mode, Notification, PeerAttributes, PeerState, Slot,
 };
 
 pub(crate) const DEVICE: &str = "dco0";
+/// A host's second device, which is not up.
+const OTHER_DEVICE: &str = "dco1";
 /// The inner and the outer port that tests use.
 pub(crate) const PORT: u16 = 1194;
 /// How long anything may take on a fast machine.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// The last byte of the address that a host moves to.
+const MOVED_TO: u8 = 0x77;
 
 static RUNTIME: LazyLock<Runtime> = LazyLock::new(|| {
     tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap()
 });
+
+/// How long anything may take on this machine.
+pub(crate) fn limit() -> Duration {
+    PATIENCE * slowness()
+}
 
 /// Which of the two devices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,7 +51,18 @@ pub(crate) enum Kind {
 pub(crate) enum Outer {
     Udp4,
     Udp6,
-    Tcp,
+    Tcp4,
+    Tcp6,
+}
+
+impl Outer {
+    pub(crate) const fn is_tcp(self) -> bool {
+        matches!(self, Self::Tcp4 | Self::Tcp6)
+    }
+
+    const fn is_ipv6(self) -> bool {
+        matches!(self, Self::Udp6 | Self::Tcp6)
+    }
 }
 
 pub(crate) type Cipher = (CipherAlgorithm, usize);
@@ -54,18 +74,163 @@ pub(crate) const CIPHERS: [Cipher; 4] = [
     (CipherAlgorithm::ChaCha20Poly1305, 32),
 ];
 
+/// A device's refusal. Two are the same if their numbers are: each kind of device has its own words.
+#[derive(Debug)]
+pub(crate) struct Refused {
+    pub(crate) errno: Option<i32>,
+    pub(crate) text: String,
+}
+
+impl PartialEq for Refused {
+    fn eq(&self, other: &Self) -> bool {
+        self.errno == other.errno
+    }
+}
+
+impl From<OvpnError> for Refused {
+    fn from(error: OvpnError) -> Self {
+        Self { errno: error.errno(), text: error.to_string() }
+    }
+}
+
+impl From<DeviceError> for Refused {
+    fn from(error: DeviceError) -> Self {
+        Self { errno: Some(error.errno()), text: error.to_string() }
+    }
+}
+
+/// The kernel's answer.
+fn wait<T>(answer: impl Future<Output = Result<T, OvpnError>>) -> Result<T, Refused> {
+    RUNTIME.block_on(answer).map_err(Refused::from)
+}
+
+/// A device of either kind, which takes the same commands.
+pub(crate) enum Either {
+    Kernel { client: OvpnClient, watch: Mutex<OvpnWatch>, index: u32 },
+    Userspace { device: Device, told: Mutex<Receiver<Notification>> },
+}
+
+impl Either {
+    /// Makes one in the calling thread's namespace.
+    fn open(kind: Kind, name: &str, mode: Mode) -> Self {
+        match kind {
+            Kind::Kernel => RUNTIME.block_on(async {
+                let client = OvpnClient::open().await.expect("this test needs the module ovpn");
+                let watch = OvpnWatch::open().await.unwrap();
+                let spec = OvpnDeviceSpec { name: name.into(), mode, own: false };
+                let device = Kernel::new().unwrap().create_ovpn_device(&spec).await.unwrap();
+                Self::Kernel { client, watch: Mutex::new(watch), index: device.index }
+            }),
+            Kind::Userspace => {
+                let (sender, told) = channel();
+                let events = move |event| {
+                    if let Event::Notification(notification) = event {
+                        let _ = sender.send(notification);
+                    }
+                };
+                let mtu = MTU_DEFAULT as u16;
+                let config = DeviceConfig { name: name.into(), mode, mtu, offloads: true };
+                let device = Device::open(&config, Arc::new(events)).unwrap();
+                Self::Userspace { device, told: Mutex::new(told) }
+            }
+        }
+    }
+
+    pub(crate) fn new_peer(
+        &self,
+        socket: &OwnedFd,
+        attributes: &PeerAttributes,
+    ) -> Result<(), Refused> {
+        match self {
+            Self::Kernel { client, index, .. } => {
+                wait(client.new_peer(*index, socket.as_fd(), attributes))
+            }
+            Self::Userspace { device, .. } => {
+                let socket = socket.try_clone().unwrap();
+                device.new_peer(socket, attributes).map_err(Refused::from)
+            }
+        }
+    }
+
+    pub(crate) fn set_peer(&self, attributes: &PeerAttributes) -> Result<(), Refused> {
+        match self {
+            Self::Kernel { client, index, .. } => wait(client.set_peer(*index, attributes)),
+            Self::Userspace { device, .. } => device.set_peer(attributes).map_err(Refused::from),
+        }
+    }
+
+    pub(crate) fn peer(&self, id: u32) -> Result<PeerState, Refused> {
+        match self {
+            Self::Kernel { client, index, .. } => wait(client.peer(*index, id)),
+            Self::Userspace { device, .. } => device.peer(id).map_err(Refused::from),
+        }
+    }
+
+    pub(crate) fn delete_peer(&self, id: u32) -> Result<(), Refused> {
+        match self {
+            Self::Kernel { client, index, .. } => wait(client.delete_peer(*index, id)),
+            Self::Userspace { device, .. } => device.delete_peer(id).map_err(Refused::from),
+        }
+    }
+
+    pub(crate) fn new_key(&self, attributes: &KeyAttributes) -> Result<(), Refused> {
+        match self {
+            Self::Kernel { client, index, .. } => wait(client.new_key(*index, attributes)),
+            Self::Userspace { device, .. } => device.new_key(attributes).map_err(Refused::from),
+        }
+    }
+
+    pub(crate) fn key(&self, id: u32, slot: Slot) -> Result<KeyState, Refused> {
+        match self {
+            Self::Kernel { client, index, .. } => wait(client.key(*index, id, slot)),
+            Self::Userspace { device, .. } => device.key(id, slot).map_err(Refused::from),
+        }
+    }
+
+    pub(crate) fn swap_keys(&self, id: u32) -> Result<(), Refused> {
+        match self {
+            Self::Kernel { client, index, .. } => wait(client.swap_keys(*index, id)),
+            Self::Userspace { device, .. } => device.swap_keys(id).map_err(Refused::from),
+        }
+    }
+
+    pub(crate) fn delete_key(&self, id: u32, slot: Slot) -> Result<(), Refused> {
+        match self {
+            Self::Kernel { client, index, .. } => wait(client.delete_key(*index, id, slot)),
+            Self::Userspace { device, .. } => device.delete_key(id, slot).map_err(Refused::from),
+        }
+    }
+
+    /// What it tells next.
+    fn told(&self) -> Notification {
+        match self {
+            Self::Kernel { watch, index, .. } => {
+                let mut watch = watch.lock().unwrap();
+                let next =
+                    RUNTIME.block_on(async { tokio::time::timeout(limit(), watch.next()).await });
+                match next.expect("a notice must come").unwrap() {
+                    Watched::Notice(notice) => {
+                        assert_eq!(notice.device, *index, "{notice:?}");
+                        notice.what
+                    }
+                    Watched::Lost => panic!("no notice may be lost here"),
+                }
+            }
+            Self::Userspace { told, .. } => {
+                told.lock().unwrap().recv_timeout(limit()).expect("a notification must come")
+            }
+        }
+    }
+}
+
 /// A host with a device. Its number is the last byte of its addresses, and its peer's id.
 pub(crate) struct End {
     pub(crate) netns: Netns,
     pub(crate) number: u8,
+    pub(crate) device: Either,
     outer: [IpAddr; 2],
-    device: Either,
+    kind: Kind,
     mode: Mode,
-}
-
-enum Either {
-    Kernel { client: OvpnClient, watch: Mutex<OvpnWatch>, index: u32 },
-    Userspace { device: Device, told: Mutex<Receiver<Notification>> },
 }
 
 /// Two hosts; the devices go before the namespaces.
@@ -91,16 +256,10 @@ impl Two {
 
     /// Each becomes the other's peer, with a primary key whose id is 0.
     pub(crate) fn connect(&mut self, outer: Outer, cipher: Cipher) {
-        let (here, there): (OwnedFd, OwnedFd) = match outer {
-            Outer::Udp4 | Outer::Udp6 => (self.a.udp(outer).into(), self.b.udp(outer).into()),
-            Outer::Tcp => {
-                let listener =
-                    self.b.within(|| TcpListener::bind((self.b.outer[0], PORT)).unwrap());
-                let to = listener.local_addr().unwrap();
-                let limit = PATIENCE * slowness();
-                let here = self.a.within(|| TcpStream::connect_timeout(&to, limit).unwrap());
-                (here.into(), listener.accept().unwrap().0.into())
-            }
+        let [here, there] = if outer.is_tcp() {
+            self.connection(outer)
+        } else {
+            [&self.a, &self.b].map(|end| OwnedFd::from(end.udp(outer)))
         };
         self.a.meet(&self.b, &here, outer);
         self.b.meet(&self.a, &there, outer);
@@ -108,39 +267,34 @@ impl Two {
         self.b.new_key(&self.a, Slot::Primary, 0, cipher);
         self.sockets.extend([here, there]);
     }
+
+    /// The ends of a new TCP connection, the first host's first.
+    pub(crate) fn connection(&self, outer: Outer) -> [OwnedFd; 2] {
+        let at = SocketAddr::new(self.b.address(outer).ip(), 0);
+        let listener = self.b.within(|| TcpListener::bind(at).unwrap());
+        let to = listener.local_addr().unwrap();
+        let here = self.a.within(|| TcpStream::connect_timeout(&to, limit()).unwrap());
+        let (there, _) = listener.accept().unwrap();
+        [OwnedFd::from(here), OwnedFd::from(there)]
+    }
 }
 
 impl End {
     fn new(netns: Netns, number: u8, outer: [IpAddr; 2], kind: Kind, mode: Mode) -> Self {
         let space = Namespace::open(std::path::Path::new(&netns.path())).unwrap();
-        let device = run_in(&space, || match kind {
-            Kind::Kernel => RUNTIME.block_on(async {
-                let client = OvpnClient::open().await.expect("this test needs the module ovpn");
-                let watch = OvpnWatch::open().await.unwrap();
-                let spec = OvpnDeviceSpec { name: DEVICE.into(), mode, own: false };
-                let device = Kernel::new().unwrap().create_ovpn_device(&spec).await.unwrap();
-                Either::Kernel { client, watch: Mutex::new(watch), index: device.index }
-            }),
-            Kind::Userspace => {
-                let (sender, told) = channel();
-                let events = move |event| {
-                    if let Event::Notification(notification) = event {
-                        let _ = sender.send(notification);
-                    }
-                };
-                let mtu = MTU_DEFAULT as u16;
-                let config = DeviceConfig { name: DEVICE.into(), mode, mtu, offloads: true };
-                let device = Device::open(&config, Arc::new(events)).unwrap();
-                Either::Userspace { device, told: Mutex::new(told) }
-            }
-        })
-        .unwrap();
+        let device = run_in(&space, || Either::open(kind, DEVICE, mode)).unwrap();
         // Nothing but what the tests send: no router is looked for.
         netns.ip(&format!("link set {DEVICE} addrgenmode none")).unwrap();
         netns.ip(&format!("link set {DEVICE} mtu {MTU_DEFAULT} up")).unwrap();
         netns.ip(&format!("address add 10.8.0.{number}/24 dev {DEVICE}")).unwrap();
         netns.ip(&format!("-6 address add fd08::{number}/64 dev {DEVICE} nodad")).unwrap();
-        Self { netns, number, outer, device, mode }
+        Self { netns, number, device, outer, kind, mode }
+    }
+
+    /// A second device of the same kind, in mode p2p.
+    pub(crate) fn another_device(&self) -> Either {
+        let kind = self.kind;
+        self.within(|| Either::open(kind, OTHER_DEVICE, Mode::P2p))
     }
 
     pub(crate) fn within<T: Send>(&self, f: impl FnOnce() -> T + Send) -> T {
@@ -148,16 +302,35 @@ impl End {
         run_in(&space, f).unwrap()
     }
 
-    /// Where it is on the wire.
+    /// Where it is on the wire, unless it has moved.
     pub(crate) fn address(&self, outer: Outer) -> SocketAddr {
-        SocketAddr::new(self.outer[usize::from(outer == Outer::Udp6)], PORT)
+        SocketAddr::new(self.outer[usize::from(outer.is_ipv6())], PORT)
+    }
+
+    /// Moves it to another address on the wire, which is returned.
+    pub(crate) fn moves(&self, outer: Outer) -> SocketAddr {
+        let old = self.address(outer).ip();
+        let (new, bits, now) = match old {
+            IpAddr::V4(ip) => {
+                let [x, y, z, _] = ip.octets();
+                (IpAddr::from([x, y, z, MOVED_TO]), 24, "")
+            }
+            IpAddr::V6(ip) => {
+                let mut octets = ip.octets();
+                octets[15] = MOVED_TO;
+                (IpAddr::from(octets), 64, "nodad")
+            }
+        };
+        self.netns.ip(&format!("address del {old}/{bits} dev eth0")).unwrap();
+        self.netns.ip(&format!("address add {new}/{bits} dev eth0 {now}")).unwrap();
+        SocketAddr::new(new, PORT)
     }
 
     /// A socket bound to no address, so that the system chooses the one that there is.
     fn udp(&self, outer: Outer) -> UdpSocket {
-        let any: IpAddr = match outer {
-            Outer::Udp6 => Ipv6Addr::UNSPECIFIED.into(),
-            _ => Ipv4Addr::UNSPECIFIED.into(),
+        let any: IpAddr = match outer.is_ipv6() {
+            true => Ipv6Addr::UNSPECIFIED.into(),
+            false => Ipv4Addr::UNSPECIFIED.into(),
         };
         self.within(|| UdpSocket::bind((any, PORT)).unwrap())
     }
@@ -173,7 +346,7 @@ impl End {
             tx_id: Some(other.id_of(self)),
             ..PeerAttributes::default()
         };
-        if outer != Outer::Tcp {
+        if !outer.is_tcp() {
             attributes.remote_port = Some(PORT);
             match other.address(outer).ip() {
                 IpAddr::V4(ipv4) => attributes.remote_ipv4 = Some(ipv4),
@@ -184,84 +357,39 @@ impl End {
             attributes.vpn_ipv4 = Some(Ipv4Addr::new(10, 8, 0, other.number));
             attributes.vpn_ipv6 = Some(format!("fd08::{}", other.number).parse().unwrap());
         }
-        self.new_peer(socket, &attributes).unwrap();
+        self.device.new_peer(socket, &attributes).unwrap();
     }
 
-    /// The error number, if it is refused.
-    pub(crate) fn new_peer(
-        &self,
-        socket: &OwnedFd,
-        attributes: &PeerAttributes,
-    ) -> Result<(), Option<i32>> {
-        match &self.device {
-            Either::Kernel { client, index, .. } => {
-                use std::os::fd::AsFd;
-                let made = client.new_peer(*index, socket.as_fd(), attributes);
-                RUNTIME.block_on(made).map_err(|error| error.errno())
-            }
-            Either::Userspace { device, .. } => {
-                let socket = socket.try_clone().unwrap();
-                device.new_peer(socket, attributes).map_err(|error| Some(error.errno()))
-            }
-        }
-    }
-
-    pub(crate) fn new_key(&self, of: &Self, slot: Slot, key_id: u32, cipher: Cipher) {
+    /// Installs a key that no other number gives. Its id is the number's last three bits.
+    pub(crate) fn new_key(&self, of: &Self, slot: Slot, number: u32, cipher: Cipher) {
         let direction = |from: u8, to: u8| {
-            let byte = |at: usize| (at as u8) ^ from.wrapping_mul(31) ^ to ^ (key_id as u8) << 5;
+            let mixed = from.wrapping_mul(31) ^ to ^ (number as u8).wrapping_mul(37);
             Some(KeyDirection {
-                cipher_key: (0..cipher.1).map(byte).collect(),
-                nonce_tail: [from, to, key_id as u8, 4, 5, 6, 7, 8],
+                cipher_key: (0..cipher.1).map(|at| (at as u8) ^ mixed).collect(),
+                nonce_tail: [from, to, number as u8, 4, 5, 6, 7, 8],
             })
         };
         let key = KeyAttributes {
             peer_id: Some(self.id_of(of)),
             slot: Some(slot),
-            key_id: Some(key_id),
+            key_id: Some(number & KEY_ID_MAX),
             cipher: Some(cipher.0),
             encrypt: direction(self.number, of.number),
             decrypt: direction(of.number, self.number),
         };
-        match &self.device {
-            Either::Kernel { client, index, .. } => {
-                RUNTIME.block_on(client.new_key(*index, &key)).unwrap();
-            }
-            Either::Userspace { device, .. } => device.new_key(&key).unwrap(),
-        }
+        self.device.new_key(&key).unwrap();
     }
 
-    pub(crate) fn key(&self, of: &Self, slot: Slot) -> Result<KeyState, Option<i32>> {
-        let id = self.id_of(of);
-        match &self.device {
-            Either::Kernel { client, index, .. } => {
-                RUNTIME.block_on(client.key(*index, id, slot)).map_err(|error| error.errno())
-            }
-            Either::Userspace { device, .. } => {
-                device.key(id, slot).map_err(|error| Some(error.errno()))
-            }
-        }
+    pub(crate) fn key(&self, of: &Self, slot: Slot) -> Result<KeyState, Refused> {
+        self.device.key(self.id_of(of), slot)
     }
 
     pub(crate) fn swap_keys(&self, of: &Self) {
-        let id = self.id_of(of);
-        match &self.device {
-            Either::Kernel { client, index, .. } => {
-                RUNTIME.block_on(client.swap_keys(*index, id)).unwrap();
-            }
-            Either::Userspace { device, .. } => device.swap_keys(id).unwrap(),
-        }
+        self.device.swap_keys(self.id_of(of)).unwrap();
     }
 
-    pub(crate) fn delete_key(&self, of: &Self, slot: Slot) -> Result<(), Option<i32>> {
-        let id = self.id_of(of);
-        match &self.device {
-            Either::Kernel { client, index, .. } => {
-                RUNTIME.block_on(client.delete_key(*index, id, slot)).map_err(|error| error.errno())
-            }
-            Either::Userspace { device, .. } => {
-                device.delete_key(id, slot).map_err(|error| Some(error.errno()))
-            }
-        }
+    pub(crate) fn delete_key(&self, of: &Self, slot: Slot) -> Result<(), Refused> {
+        self.device.delete_key(self.id_of(of), slot)
     }
 
     pub(crate) fn keepalive(&self, of: &Self, interval_s: u32, timeout_s: u32) {
@@ -271,58 +399,30 @@ impl End {
             keepalive_timeout_s: Some(timeout_s),
             ..PeerAttributes::default()
         };
-        match &self.device {
-            Either::Kernel { client, index, .. } => {
-                RUNTIME.block_on(client.set_peer(*index, &attributes)).unwrap();
-            }
-            Either::Userspace { device, .. } => device.set_peer(&attributes).unwrap(),
-        }
+        self.device.set_peer(&attributes).unwrap();
     }
 
-    pub(crate) fn peer(&self, of: &Self) -> Result<PeerState, Option<i32>> {
-        let id = self.id_of(of);
-        match &self.device {
-            Either::Kernel { client, index, .. } => {
-                RUNTIME.block_on(client.peer(*index, id)).map_err(|error| error.errno())
-            }
-            Either::Userspace { device, .. } => {
-                device.peer(id).map_err(|error| Some(error.errno()))
-            }
-        }
+    /// What is sent to another bears this id from now on.
+    pub(crate) fn set_tx_id(&self, to: &Self, tx_id: u32) {
+        let attributes = PeerAttributes {
+            id: Some(self.id_of(to)),
+            tx_id: Some(tx_id),
+            ..PeerAttributes::default()
+        };
+        self.device.set_peer(&attributes).unwrap();
     }
 
-    pub(crate) fn delete_peer(&self, of: &Self) -> Result<(), Option<i32>> {
-        let id = self.id_of(of);
-        match &self.device {
-            Either::Kernel { client, index, .. } => {
-                RUNTIME.block_on(client.delete_peer(*index, id)).map_err(|error| error.errno())
-            }
-            Either::Userspace { device, .. } => {
-                device.delete_peer(id).map_err(|error| Some(error.errno()))
-            }
-        }
+    pub(crate) fn peer(&self, of: &Self) -> Result<PeerState, Refused> {
+        self.device.peer(self.id_of(of))
+    }
+
+    pub(crate) fn delete_peer(&self, of: &Self) -> Result<(), Refused> {
+        self.device.delete_peer(self.id_of(of))
     }
 
     /// What the device tells next.
     pub(crate) fn told(&self) -> Notification {
-        let limit = PATIENCE * slowness();
-        match &self.device {
-            Either::Kernel { watch, index, .. } => {
-                let mut watch = watch.lock().unwrap();
-                let next =
-                    RUNTIME.block_on(async { tokio::time::timeout(limit, watch.next()).await });
-                match next.expect("a notice must come").unwrap() {
-                    Watched::Notice(notice) => {
-                        assert_eq!(notice.device, *index, "{notice:?}");
-                        notice.what
-                    }
-                    Watched::Lost => panic!("no notice may be lost here"),
-                }
-            }
-            Either::Userspace { told, .. } => {
-                told.lock().unwrap().recv_timeout(limit).expect("a notification must come")
-            }
-        }
+        self.device.told()
     }
 
     /// What a device in userspace has dropped, by reason.
@@ -330,6 +430,14 @@ impl End {
         let Either::Userspace { device, .. } = &self.device else { return Vec::new() };
         let all = DropReason::ALL.iter().map(|reason| (*reason, device.dropped(*reason)));
         all.filter(|(_, count)| *count > 0).collect()
+    }
+
+    /// Packets and bytes that have left by the device, as the system counts them for its link.
+    pub(crate) fn sent_by_link(&self) -> (u64, u64) {
+        let shown = self.netns.ip(&format!("-s -j link show dev {DEVICE}")).unwrap();
+        let links = shown.json().unwrap();
+        let count = |what: &str| links[0]["stats64"]["tx"][what].as_u64().unwrap();
+        (count("packets"), count("bytes"))
     }
 
     /// Pings another, small and nearly full, over both families; all must be answered.
@@ -344,21 +452,27 @@ impl End {
         }
     }
 
+    /// Pings another once, which must go unanswered.
+    pub(crate) fn pings_in_vain(&self, other: &Self) {
+        let to = format!("10.8.0.{}", other.number);
+        let told = self.netns.exec(&["ping", "-c", "1", "-W", "1", &to]).unwrap().stdout;
+        assert!(told.contains(" 0 received"), "{told}");
+    }
+
     /// Sends bytes to another over TCP; super-packets at the end in userspace.
     pub(crate) fn streams(&self, to: &Self, bytes: &[u8]) {
         let address = Ipv4Addr::new(10, 8, 0, to.number);
         let listener = to.within(|| TcpListener::bind((address, 0)).unwrap());
         let target = listener.local_addr().unwrap();
-        let limit = PATIENCE * slowness();
         std::thread::scope(|scope| {
             let receiver = scope.spawn(|| {
                 let (mut stream, _) = listener.accept().unwrap();
-                stream.set_read_timeout(Some(limit)).unwrap();
+                stream.set_read_timeout(Some(limit())).unwrap();
                 let mut got = Vec::new();
                 stream.read_to_end(&mut got).unwrap();
                 got
             });
-            let mut stream = self.within(|| TcpStream::connect_timeout(&target, limit).unwrap());
+            let mut stream = self.within(|| TcpStream::connect_timeout(&target, limit()).unwrap());
             stream.write_all(bytes).unwrap();
             drop(stream);
             assert!(receiver.join().unwrap() == bytes, "a stream arrived changed");

@@ -1,5 +1,5 @@
 //! The data channel device in userspace beside the kernel's: each with the other as its peer, and both
-//! put through the same scenes, which they must tell alike.
+//! put through the same scenes and asked the same things, which they must tell and refuse alike.
 //!
 //! Needs root and a kernel with the module ovpn (Linux 6.16); run in the VM lab.
 // Figures go to the log.
@@ -8,4 +8,6 @@
 
 mod carry;
 mod lab;
+mod load;
+mod referee;
 mod scenes;

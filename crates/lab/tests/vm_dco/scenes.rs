@@ -8,8 +8,13 @@ use std::time::Duration;
 use weft_openvpn::device::{DeletionReason, Mode, Notification, PeerAttributes, Slot};
 
 use crate::lab::{CIPHERS, Kind, Outer, Two};
+use crate::load::under_load;
 
 const AES_256: crate::lab::Cipher = CIPHERS[2];
+/// How often keys are swapped under load.
+const SWAPS: u32 = 10;
+/// How long datagrams flow between one end's swap and the other's.
+const SWAP_PAUSE: Duration = Duration::from_millis(200);
 
 /// Plays a scene with each kind of device in the first place, and compares what comes of it.
 fn both<T: PartialEq + Debug>(modes: [Mode; 2], outer: Outer, scene: impl Fn(&mut Two) -> T) {
@@ -32,21 +37,24 @@ fn deleted(peer_id: u32, reason: DeletionReason) -> Notification {
 fn keys_are_swapped_under_traffic_without_loss() {
     both([Mode::P2p, Mode::Mp], Outer::Udp4, |two| {
         let (a, b) = (&two.a, &two.b);
-        std::thread::scope(|scope| {
-            let words = ["ping", "-c", "60", "-i", "0.05", "-W", "20", "10.8.0.2"];
-            let pinging = scope.spawn(move || a.netns.exec(&words).unwrap().stdout);
-            for key_id in 1..4 {
-                a.new_key(b, Slot::Secondary, key_id, AES_256);
-                b.new_key(a, Slot::Secondary, key_id, AES_256);
-                std::thread::sleep(Duration::from_millis(300));
-                a.swap_keys(b);
-                std::thread::sleep(Duration::from_millis(300));
-                b.swap_keys(a);
-                std::thread::sleep(Duration::from_millis(300));
+        let ends = [(a, b), (b, a)];
+        // The hosts find each other on the wire before anything is counted.
+        a.pings(b);
+        under_load(a, b, |load| {
+            for number in 1..=SWAPS {
+                for (here, there) in ends {
+                    here.new_key(there, Slot::Secondary, number, AES_256);
+                }
+                for (here, there) in ends {
+                    load.pass();
+                    here.swap_keys(there);
+                    std::thread::sleep(SWAP_PAUSE);
+                }
+                // The next key takes the place of one that nothing under way may still need.
+                load.pass();
             }
-            let told = pinging.join().unwrap();
-            assert!(told.contains(" 60 received"), "{told}");
         });
+        assert_eq!([a.drops(), b.drops()], [Vec::new(), Vec::new()]);
         let keys = Slot::ALL.map(|slot| a.key(b, slot).map(|key| key.key_id));
         assert_eq!(a.delete_key(b, Slot::Secondary), Ok(()));
         let gone = (a.delete_key(b, Slot::Secondary), a.key(b, Slot::Secondary));
@@ -66,14 +74,14 @@ fn a_peer_that_is_replaced_or_deleted_is_told_alike() {
             remote_port: Some(remote.port()),
             ..PeerAttributes::default()
         };
-        a.new_peer(&two.sockets[0], &attributes).unwrap();
+        a.device.new_peer(&two.sockets[0], &attributes).unwrap();
         let replaced = a.told();
         assert_eq!(replaced, deleted(id, DeletionReason::Teardown));
         assert_eq!(a.delete_peer(b), Ok(()));
         let ended = a.told();
         assert_eq!(ended, deleted(id, DeletionReason::Userspace));
         let again = (a.delete_peer(b), a.peer(b), a.key(b, Slot::Primary));
-        let refused = a.new_peer(&two.sockets[0], &PeerAttributes::default());
+        let refused = a.device.new_peer(&two.sockets[0], &PeerAttributes::default());
         (replaced, ended, again, refused)
     });
 }
@@ -97,23 +105,73 @@ fn pings_keep_a_peer_and_silence_ends_it() {
 }
 
 #[test]
+fn over_tcp_pings_keep_both_ends_and_silence_ends_both() {
+    let kinds = [[Kind::Kernel, Kind::Userspace], [Kind::Userspace, Kind::Kernel]];
+    for (kinds, outer) in kinds.into_iter().zip([Outer::Tcp4, Outer::Tcp6]) {
+        let mut two = Two::new(kinds, [Mode::P2p; 2]);
+        two.connect(outer, AES_256);
+        let ends = [(&two.a, &two.b), (&two.b, &two.a)];
+        for (here, there) in ends {
+            here.keepalive(there, 1, 5);
+        }
+        std::thread::sleep(Duration::from_secs(7));
+        for (here, there) in ends {
+            let state = here.peer(there).expect("the other's pings keep it");
+            assert!(state.link.rx_packets > state.vpn.rx_packets, "{outer:?}: {state:?}");
+        }
+        for (here, there) in ends {
+            here.keepalive(there, 3_600, 2);
+        }
+        let came = ends.map(|(here, there)| {
+            let ended = deleted(here.id_of(there), DeletionReason::Expired);
+            (here.told() == ended, here.peer(there), here.key(there, Slot::Primary))
+        });
+        println!("{kinds:?}, {outer:?}: {came:?}");
+        assert!(came.iter().all(|(has_expired, ..)| *has_expired), "{kinds:?}");
+        assert_eq!(came[0], came[1], "{kinds:?}");
+    }
+}
+
+#[test]
 fn a_peer_that_floats_is_told_alike_and_followed() {
+    for outer in [Outer::Udp4, Outer::Udp6] {
+        both([Mode::Mp, Mode::P2p], outer, |two| {
+            let (a, b) = (&two.a, &two.b);
+            a.pings(b);
+            let new = b.moves(outer);
+            let words = ["ping", "-c", "3", "-i", "0.2", "-W", "20", "10.8.0.1"];
+            let told = b.netns.exec(&words).unwrap().stdout;
+            assert!(told.contains(" 3 received"), "{told}");
+            let float = a.told();
+            assert_eq!(float, Notification::PeerFloat { peer_id: a.id_of(b), remote: new });
+            assert_eq!(a.peer(b).unwrap().remote, Some(new));
+            a.pings(b);
+            float
+        });
+    }
+}
+
+#[test]
+fn what_a_peer_sends_is_known_by_one_id_and_what_it_gets_bears_another() {
     both([Mode::Mp, Mode::P2p], Outer::Udp4, |two| {
         let (a, b) = (&two.a, &two.b);
+        let ids = || a.peer(b).map(|state| (state.id, state.tx_id));
+        let (id, tx_id) = (a.id_of(b), b.id_of(a));
+        assert_ne!(id, tx_id);
+        assert_eq!(ids(), Ok((id, Some(tx_id))));
         a.pings(b);
-        let old = b.address(Outer::Udp4);
-        let SocketAddr::V4(at) = old else { panic!("over IPv4") };
-        let [x, y, z, _] = at.ip().octets();
-        b.netns.ip(&format!("address flush dev eth0 to {}", at.ip())).unwrap();
-        b.netns.ip(&format!("address add {x}.{y}.{z}.77/24 dev eth0")).unwrap();
-        let words = ["ping", "-c", "3", "-i", "0.2", "-W", "20", "10.8.0.1"];
-        let told = b.netns.exec(&words).unwrap().stdout;
-        assert!(told.contains(" 3 received"), "{told}");
-        let new: SocketAddr = format!("{x}.{y}.{z}.77:{}", old.port()).parse().unwrap();
+        // Nothing that bears an id unknown to its receiver gets in.
+        a.set_tx_id(b, tx_id + 1);
+        a.pings_in_vain(b);
+        let wrong = ids();
+        // What comes in is still found by its own id, from wherever it comes.
+        let new = b.moves(Outer::Udp4);
+        b.pings_in_vain(a);
         let float = a.told();
-        assert_eq!(float, Notification::PeerFloat { peer_id: a.id_of(b), remote: new });
-        assert_eq!(a.peer(b).unwrap().remote, Some(new));
+        assert_eq!(float, Notification::PeerFloat { peer_id: id, remote: new });
+        a.set_tx_id(b, tx_id);
         a.pings(b);
-        float
+        b.pings(a);
+        (wrong, float, ids())
     });
 }

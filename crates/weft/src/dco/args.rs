@@ -12,6 +12,8 @@ use weft_openvpn::device::{MTU_DEFAULT, Mode, Slot};
 pub enum DcoCommand {
     /// Make a device, and start a process that holds it and its sockets
     NewIface(NewIface),
+    /// Show a device, and of one in userspace how many packets it dropped and why
+    GetIface(OfDevice),
     /// Remove a device with its peers, and end the process that holds it
     DelIface(OfDevice),
     /// Make a peer that is reached over UDP or over a TCP connection
@@ -61,7 +63,7 @@ pub struct NewIface {
     /// Which device (default: the kernel's where there is one)
     #[arg(long, value_enum)]
     pub engine: Option<Engine>,
-    /// MTU inside, in bytes
+    /// MTU inside, in bytes: at most 65477, which fill a datagram
     #[arg(long, value_name = "BYTES", default_value_t = MTU_DEFAULT)]
     pub mtu: u32,
     /// Print JSON

@@ -1,34 +1,39 @@
 //! The process that holds a device and its sockets, and answers the verbs.
 
-use std::convert::Infallible;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
 use anyhow::Context;
-use axum::body::{Body, Bytes};
+use axum::body::Body;
 use axum::extract::State;
 use axum::response::Response;
 use axum::routing::{get, post};
 use axum::{Json, Router};
 use serde_json::{Value, json};
-use tokio::sync::{Notify, broadcast, watch};
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::Notify;
+use tokio::time::timeout;
 
 use super::args::NewIface;
-use super::held::{Held, LINES_MAX, Lines};
+use super::held::Held;
+use super::lines::Lines;
 use super::requests::Request;
-use crate::api::{self, ApiError};
+use crate::api::{self, ApiError, ApiListener};
 
-/// How long notices about the end, and then answers, may take to leave before the process ends.
-const FAREWELL: Duration = Duration::from_millis(100);
+/// How long it may take at the end until all peers have ended, and again until all is told.
+const FAREWELL_LIMIT: Duration = Duration::from_secs(2);
 
 struct Holder {
     held: Held,
-    lines: Lines,
-    /// The device is removed.
+    lines: Arc<Lines>,
+    directory: PathBuf,
+    /// The device is removed, and its directory is somebody else's from now on.
+    is_over: AtomicBool,
+    /// Told when that is so.
     ended: Notify,
-    /// Whether who listens has been told all.
-    told_all: watch::Sender<bool>,
 }
 
 /// Where the directories and logs of devices are, in the runtime directory.
@@ -39,37 +44,43 @@ pub(super) fn directory(runtime_dir: &Path, device: &str) -> PathBuf {
     runtime_dir.join(DEVICES).join(device)
 }
 
-/// Holds a device until it is asked to end; `ready` is called once it answers.
+/// Holds a device until it is asked to end, by the verb or by a signal; `ready` is called once it answers.
+/// However it ends, the device is removed.
 pub(super) async fn hold(
     words: &NewIface,
     runtime_dir: &Path,
     ready: impl FnOnce(&Value),
 ) -> anyhow::Result<()> {
+    // Before there is a device, so that no signal leaves one behind.
+    let mut signals = Signals::new().context("cannot watch for signals")?;
     let directory = directory(runtime_dir, &words.device);
-    let (lines, _) = broadcast::channel(LINES_MAX);
+    let lines = Arc::new(Lines::new());
     // First the device: a name that no device can have makes no directory either.
-    let held = Held::new(words, lines.clone()).await?;
-    crate::daemon::make_private_dir(&directory)?;
-    let listener = api::listen(&api::socket_path(&directory))
-        .with_context(|| format!("cannot listen in {}", directory.display()))?;
-    let told_all = watch::Sender::new(false);
-    let holder = Arc::new(Holder { held, lines, ended: Notify::new(), told_all });
+    let held = Held::new(words, Arc::clone(&lines)).await?;
+    let listener = match listen_in(&directory) {
+        Ok(listener) => listener,
+        Err(error) => {
+            held.end_or_warn().await;
+            return Err(error);
+        }
+    };
+    let (is_over, ended) = (AtomicBool::new(false), Notify::new());
+    let holder = Arc::new(Holder { held, lines, directory, is_over, ended });
     ready(&holder.held.show());
-    tokio::select! {
-        served = api::serve_router(listener, router(Arc::clone(&holder))) => served?,
-        never = holder.held.follow_routes() => match never {},
-        () = farewell(&holder) => {}
-    }
-    let _ = std::fs::remove_dir_all(&directory);
-    Ok(())
+    let served = tokio::select! {
+        served = api::serve_router(listener, router(Arc::clone(&holder))) => served,
+        never = holder.held.follow() => match never {},
+        () = holder.farewell(&mut signals) => return Ok(()),
+    };
+    holder.held.end_or_warn().await;
+    let _ = std::fs::remove_dir_all(&holder.directory);
+    served.context("the device's process cannot answer any more")
 }
 
-/// Waits until the device is removed and all is said.
-async fn farewell(holder: &Holder) {
-    holder.ended.notified().await;
-    tokio::time::sleep(FAREWELL).await;
-    holder.told_all.send_replace(true);
-    tokio::time::sleep(FAREWELL).await;
+fn listen_in(directory: &Path) -> anyhow::Result<ApiListener> {
+    crate::daemon::make_private_dir(directory)?;
+    api::listen(&api::socket_path(directory))
+        .with_context(|| format!("cannot listen in {}", directory.display()))
 }
 
 fn router(holder: Arc<Holder>) -> Router {
@@ -77,16 +88,19 @@ fn router(holder: Arc<Holder>) -> Router {
         .route(
             "/v1/dco",
             post(|State(holder): State<Arc<Holder>>, Json(request): Json<Request>| async move {
-                api::reply(holder.answer(request).await)
+                let on_its_way = holder.lines.on_its_way();
+                let mut response = api::reply(holder.answer(request).await);
+                response.extensions_mut().insert(on_its_way);
+                response
             }),
         )
         .route(
             "/v1/notices",
-            get(|State(holder): State<Arc<Holder>>| async move { listen(&holder, false) }),
+            get(|State(holder): State<Arc<Holder>>| async move { listen(&holder.lines, false) }),
         )
         .route(
             "/v1/packets",
-            get(|State(holder): State<Arc<Holder>>| async move { listen(&holder, true) }),
+            get(|State(holder): State<Arc<Holder>>| async move { listen(&holder.lines, true) }),
         )
         .with_state(holder)
 }
@@ -105,36 +119,61 @@ impl Holder {
             Request::SwapKeys { peer } => held.swap_keys(peer).await,
             Request::DelKey { peer, slot } => held.delete_key(peer, slot).await,
             Request::Packet { peer, bytes } => held.packet(peer, &bytes).await,
-            Request::End => {
-                let answer = held.end().await;
-                self.ended.notify_one();
-                answer
+            Request::End => self.end().await.map(|()| json!({})),
+        }
+    }
+
+    /// Removes the device. Where that fails, all goes on as before.
+    async fn end(&self) -> Result<(), ApiError> {
+        self.held.end().await?;
+        // Before the answer: whoever has it may make a device of this name, which another process holds.
+        if !self.is_over.swap(true, Relaxed) {
+            let _ = std::fs::remove_dir_all(&self.directory);
+            self.ended.notify_one();
+        }
+        Ok(())
+    }
+
+    /// Waits until the device is removed and all is said.
+    async fn farewell(&self, signals: &mut Signals) {
+        loop {
+            tokio::select! {
+                () = self.ended.notified() => break,
+                () = signals.next() => if let Err(error) = self.end().await {
+                    tracing::error!(error = %error.error, "asked to end by a signal, in vain");
+                },
             }
+        }
+        // What is not told in time is told to nobody.
+        let _ = timeout(FAREWELL_LIMIT, self.lines.ends_told()).await;
+        let _ = timeout(FAREWELL_LIMIT, self.lines.finish()).await;
+    }
+}
+
+/// The signals that ask a process to end.
+struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl Signals {
+    fn new() -> io::Result<Self> {
+        Ok(Self {
+            terminate: signal(SignalKind::terminate())?,
+            interrupt: signal(SignalKind::interrupt())?,
+        })
+    }
+
+    /// Waits for the next one.
+    async fn next(&mut self) {
+        tokio::select! {
+            _ = self.terminate.recv() => {}
+            _ = self.interrupt.recv() => {}
         }
     }
 }
 
 /// One line for each thing that happens from now on.
-fn listen(holder: &Holder, packets: bool) -> Response {
-    let receivers = (holder.lines.subscribe(), holder.told_all.subscribe());
-    let lines =
-        futures_util::stream::unfold(receivers, move |(mut receiver, mut end)| async move {
-            loop {
-                let line = tokio::select! {
-                    biased;
-                    line = receiver.recv() => line,
-                    _ = end.wait_for(|told_all| *told_all) => return None,
-                };
-                let text = match line {
-                    Ok(line) if line.is_packet && !packets => continue,
-                    Ok(line) => format!("{}\n", line.text),
-                    Err(broadcast::error::RecvError::Lagged(missed)) => {
-                        format!("{}\n", json!({"name": "missed", "msg": {"lines": missed}}))
-                    }
-                    Err(broadcast::error::RecvError::Closed) => return None,
-                };
-                return Some((Ok::<_, Infallible>(Bytes::from(text)), (receiver, end)));
-            }
-        });
-    Response::new(Body::from_stream(lines))
+fn listen(lines: &Lines, with_packets: bool) -> Response {
+    Response::new(Body::from_stream(lines.listen(with_packets)))
 }

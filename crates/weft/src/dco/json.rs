@@ -26,6 +26,21 @@ pub(super) fn notice(notice: &Notice) -> Value {
     }
 }
 
+/// The end of a peer whose reason was not heard, since the notice of it was lost: the specification has no
+/// word for that.
+pub(super) fn gone(ifindex: u32, peer_id: u32) -> Value {
+    json!({
+        "name": "peer-del-ntf",
+        "msg": {"ifindex": ifindex, "peer": {"del-reason": "unknown", "id": peer_id}},
+    })
+}
+
+/// How many packets were dropped, by reason; reasons that there were not are left out.
+pub(super) fn drops(counts: impl Iterator<Item = (&'static str, u64)>) -> Value {
+    let counts = counts.filter(|(_, count)| *count > 0);
+    Value::Object(counts.map(|(why, count)| (why.to_owned(), json!(count))).collect())
+}
+
 /// A packet of the control channel, which the specification knows nothing of.
 pub(super) fn packet(ifindex: u32, source: Option<SocketAddr>, packet: &[u8]) -> Value {
     let bytes: String = packet.iter().map(|byte| format!("{byte:02x}")).collect();
@@ -127,6 +142,21 @@ mod tests {
         let scoped = float("[fe80::1%4]:9");
         assert!(scoped.contains(r#""remote-ipv6-scope-id":4"#), "{scoped}");
         assert!(!float("[2001:db8::1]:9").contains("scope"));
+    }
+
+    #[test]
+    fn a_lost_end_is_told_like_others_with_a_reason_of_its_own() {
+        assert_eq!(
+            gone(7, 10).to_string(),
+            r#"{"msg":{"ifindex":7,"peer":{"del-reason":"unknown","id":10}},"name":"peer-del-ntf"}"#
+        );
+        assert!(DeletionReason::ALL.iter().all(|reason| reason.name() != "unknown"));
+    }
+
+    #[test]
+    fn of_drops_those_are_told_that_there_were() {
+        let counts = [("no_path", 3), ("forged", 0), ("too_old", 1)];
+        assert_eq!(drops(counts.into_iter()), json!({"no_path": 3, "too_old": 1}));
     }
 
     #[test]

@@ -6,11 +6,16 @@
 //! brings them.
 
 mod args;
+mod follow;
 mod held;
 mod holder;
 mod json;
+mod lines;
+mod peers;
 mod requests;
+mod sockets;
 mod verbs;
+mod words;
 
 pub use args::DcoCommand;
 pub(crate) use args::{Carrier, CipherWord, KeyWords, PeerWords, SideWord};

@@ -9,7 +9,7 @@ use super::args::{Carrier, KeyWords, PeerWords};
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(tag = "verb", rename_all = "kebab-case")]
 pub(crate) enum Request {
-    /// The device: name, ifindex, engine.
+    /// The device: name, ifindex, engine, and where it is one in userspace what it dropped.
     Show,
     NewPeer {
         peer: PeerWords,

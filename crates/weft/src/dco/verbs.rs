@@ -62,6 +62,7 @@ pub(crate) fn ask_all(
 /// Device, form of the output, and what its holder is asked.
 fn request(command: DcoCommand) -> anyhow::Result<(String, bool, Request)> {
     Ok(match command {
+        DcoCommand::GetIface(of) => (of.device, of.json, Request::Show),
         DcoCommand::DelIface(of) => (of.device, of.json, Request::End),
         DcoCommand::NewPeer(new) => {
             let NewPeer { words: peer, carrier, mark, .. } = new;
@@ -204,10 +205,15 @@ async fn listen(words: &Listen, runtime_dir: &Path) -> anyhow::Result<()> {
     client.lines(path, print).await.map_err(|error| nobody(&words.device, error))
 }
 
-/// For people: one `name value` a line, peers apart.
+/// For people: one `name value` a line, peers apart, counts behind one another.
 fn text(answer: &Value) -> String {
     let shown = |value: &Value| match value {
         Value::String(text) => text.clone(),
+        Value::Object(counts) if counts.is_empty() => "none".to_owned(),
+        Value::Object(counts) => {
+            let counts = counts.iter().map(|(name, count)| format!("{name} {count}"));
+            counts.collect::<Vec<_>>().join(", ")
+        }
         other => other.to_string(),
     };
     let object = |object: &Value| {
@@ -225,4 +231,20 @@ fn bytes_of(hex: &str) -> Option<Vec<u8>> {
     let pairs = digits.chunks_exact(2);
     let whole = pairs.remainder().is_empty() && !digits.is_empty();
     whole.then(|| pairs.map(|pair| (pair[0] << 4 | pair[1]) as u8).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn counts_are_shown_behind_one_another() {
+        let shown = |drops: Value| text(&json!({"name": "tun0", "drops": drops}));
+        let some = shown(json!({"no_path": 3, "forged": 1}));
+        assert!(some.contains("drops: forged 1, no_path 3\n"), "{some}");
+        let none = shown(json!({}));
+        assert!(none.contains("name: tun0\n") && none.contains("drops: none\n"), "{none}");
+    }
 }

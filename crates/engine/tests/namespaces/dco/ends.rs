@@ -1,0 +1,220 @@
+//! Peers that move and end, and commands that are refused.
+
+use std::io::Write;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use weft_crypto::DataCipher;
+use weft_engine::dco::Event;
+use weft_openvpn::device::{
+    CipherAlgorithm, DeletionReason, DeviceError, EpochAttributes, KeyBlock, Mode, Notification,
+    PeerAttributes, Side, Slot,
+};
+
+use super::host::{
+    AES_256, arrives, check_traffic, connect_tcp, connect_udp, datagrams, strangers,
+};
+use crate::common::{PATIENCE, ip};
+
+#[test]
+fn a_peer_that_floats_is_followed_and_told() {
+    let (a, b) = strangers((Mode::Mp, Mode::P2p));
+    // Bound to no address, so that the system chooses the one that there is.
+    let (here, there) =
+        (a.socket(false), b.run(|| UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).unwrap()));
+    let port = there.local_addr().unwrap().port();
+    let old = SocketAddr::new(b.outer(false), port);
+    let remote = here.local_addr().unwrap();
+    a.meet(&b, here.into(), Some(old), AES_256);
+    b.meet(&a, there.into(), Some(remote), AES_256);
+    let pair = datagrams(&b, &a);
+    arrives(&pair, b"before");
+    assert_eq!(a.device.peer(2).unwrap().remote, Some(old));
+    b.run(|| {
+        ip("addr del 192.168.77.2/24 dev eth0");
+        ip("addr add 192.168.77.3/24 dev eth0");
+    });
+    let new = SocketAddr::new("192.168.77.3".parse().unwrap(), port);
+    arrives(&pair, b"from elsewhere");
+    let told = a.events.wait(|event| match event {
+        Event::Notification(Notification::PeerFloat { peer_id: 2, remote }) => Some(*remote),
+        _ => None,
+    });
+    assert_eq!(told, new);
+    assert_eq!(a.device.peer(2).unwrap().remote, Some(new));
+    let back = (pair.1, pair.0);
+    arrives(&back, b"and back");
+}
+
+#[test]
+fn who_floats_is_answered_from_the_address_that_it_sends_to() {
+    let (a, b) = strangers((Mode::Mp, Mode::P2p));
+    let bind = || UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).unwrap();
+    let (here, there) = (a.run(bind), b.run(bind));
+    let [at_a, at_b] = [&here, &there].map(|socket| socket.local_addr().unwrap().port());
+    a.meet(&b, here.into(), Some((b.outer(false), at_b).into()), AES_256);
+    b.meet(&a, there.into(), Some((a.outer(false), at_a).into()), AES_256);
+    let pair = datagrams(&b, &a);
+    arrives(&pair, b"before");
+    a.run(|| ip("addr add 192.168.77.9/24 dev eth0"));
+    b.run(|| {
+        ip("addr del 192.168.77.2/24 dev eth0");
+        ip("addr add 192.168.77.3/24 dev eth0");
+    });
+    let other = SocketAddr::from((Ipv4Addr::new(192, 168, 77, 9), at_a));
+    let moved = PeerAttributes {
+        id: Some(1),
+        remote_ipv4: Some(Ipv4Addr::new(192, 168, 77, 9)),
+        remote_port: Some(at_a),
+        ..PeerAttributes::default()
+    };
+    b.device.set_peer(&moved).unwrap();
+    arrives(&pair, b"from elsewhere to elsewhere");
+    arrives(&(pair.1, pair.0), b"and back");
+    assert_eq!(a.device.peer(2).unwrap().local, Some(other));
+    assert_eq!(b.device.peer(1).unwrap().remote, Some(other), "or it would float in turn");
+}
+
+#[test]
+fn keepalives_hold_a_peer_and_their_absence_ends_it() {
+    for modes in [(Mode::P2p, Mode::P2p), (Mode::Mp, Mode::P2p)] {
+        let (a, b) = strangers(modes);
+        let _sockets = connect_udp(&a, &b, false, AES_256);
+        a.keepalive(&b, 1, 3);
+        b.keepalive(&a, 1, 60);
+        thread::sleep(Duration::from_secs(5));
+        assert!(a.device.peer(2).is_ok(), "pings kept it");
+        let pinged = a.device.peer(2).unwrap();
+        assert!(pinged.link.rx_packets > pinged.vpn.rx_packets, "{pinged:?}");
+        b.keepalive(&a, 0, 0);
+        assert_eq!(a.events.deleted(2), DeletionReason::Expired);
+        assert_eq!(a.device.peer(2), Err(DeviceError::NoPeer(2)));
+    }
+}
+
+#[test]
+fn peers_end_with_their_reasons() {
+    let (a, b) = strangers((Mode::P2p, Mode::Mp));
+    let (here, there) = connect_udp(&a, &b, false, AES_256);
+    let remote = Some(there.local_addr().unwrap());
+    // A second peer of a p2p device replaces the first.
+    a.meet(&b, here.try_clone().unwrap().into(), remote, AES_256);
+    assert_eq!(a.events.deleted(2), DeletionReason::Teardown);
+    assert_eq!(a.peers().len(), 1);
+    a.device.delete_peer(2).unwrap();
+    assert_eq!(a.events.deleted(2), DeletionReason::Userspace);
+    assert_eq!(a.device.delete_peer(2), Err(DeviceError::NoPeer(2)));
+    let key = a.key(&b, Slot::Primary, 0, AES_256);
+    assert_eq!(a.device.new_key(&key), Err(DeviceError::NoPeer(2)));
+    let events = Arc::clone(&b.events);
+    drop(b);
+    assert_eq!(events.deleted(1), DeletionReason::Teardown);
+}
+
+#[test]
+fn a_device_that_somebody_removes_has_no_peers_and_refuses_all() {
+    let (a, b) = strangers((Mode::P2p, Mode::Mp));
+    let (here, there) = connect_udp(&a, &b, false, AES_256);
+    a.run(|| ip("link del ovpn0"));
+    assert_eq!(a.events.deleted(2), DeletionReason::Teardown);
+    let gone = Err(DeviceError::NoDevice);
+    let device = &a.device;
+    // What is wrong with a command besides is not looked at.
+    let key = a.key(&b, Slot::Primary, 9, (CipherAlgorithm::AesGcm, 5));
+    let block = KeyBlock::new([7; 256]);
+    let (encrypt, decrypt) = block.epoch_secrets(Side::Client);
+    let (peer_id, slot, key_id, cipher) = (2, Slot::Primary, 99, DataCipher::Aes256Gcm);
+    let epochs = EpochAttributes { peer_id, slot, key_id, cipher, encrypt, decrypt };
+    let none = PeerAttributes::default();
+    let answers = [
+        device.new_peer(here.into(), &none),
+        device.set_peer(&none),
+        device.peer(2).map(|_| ()),
+        device.peers().map(|_| ()),
+        device.delete_peer(2),
+        device.new_key(&key),
+        device.new_epochs(epochs),
+        device.key(2, slot).map(|_| ()),
+        device.swap_keys(2),
+        device.delete_key(2, slot),
+        device.send_packet(2, &[]),
+    ];
+    assert!(answers.iter().all(|answer| *answer == gone), "{answers:?}");
+    drop(there);
+}
+
+#[test]
+fn a_connection_that_closes_or_carries_nonsense_ends_its_peer() {
+    let (a, b) = strangers((Mode::Mp, Mode::P2p));
+    connect_tcp(&a, &b, false, AES_256);
+    check_traffic(&a, &b, 1 << 16);
+    b.device.delete_peer(1).unwrap();
+    assert_eq!(a.events.deleted(2), DeletionReason::TransportDisconnect);
+    let listener = a.run(|| TcpListener::bind((a.outer(false), 0)).unwrap());
+    let address = listener.local_addr().unwrap();
+    let mut client = b.run(|| TcpStream::connect_timeout(&address, PATIENCE).unwrap());
+    a.meet(&b, listener.accept().unwrap().0.into(), None, AES_256);
+    client.write_all(&[0, 0]).unwrap();
+    assert_eq!(a.events.deleted(2), DeletionReason::TransportError);
+    let mut client = b.run(|| TcpStream::connect_timeout(&address, PATIENCE).unwrap());
+    a.meet(&b, listener.accept().unwrap().0.into(), None, AES_256);
+    // Of the control channel, and then data of the first version, which has no peer ids.
+    client.write_all(&[0, 5, 0x20, 1, 2, 3, 4]).unwrap();
+    assert_eq!(a.events.packet().0, [0x20, 1, 2, 3, 4]);
+    client.write_all(&[0, 5, 0x30, 0, 0, 0, 1]).unwrap();
+    assert_eq!(a.events.deleted(2), DeletionReason::TransportError);
+}
+
+#[test]
+fn what_cannot_be_is_refused_with_the_kernels_numbers() {
+    let (a, b) = strangers((Mode::Mp, Mode::P2p));
+    let (here, there) = connect_udp(&a, &b, false, AES_256);
+    let whole = PeerAttributes {
+        id: Some(9),
+        remote_ipv4: Some(Ipv4Addr::new(192, 168, 77, 9)),
+        remote_port: Some(1194),
+        vpn_ipv4: Some(Ipv4Addr::new(10, 8, 0, 9)),
+        ..PeerAttributes::default()
+    };
+    let refused = |socket: OwnedFd, change: &dyn Fn(&mut PeerAttributes)| {
+        let mut attributes = whole.clone();
+        change(&mut attributes);
+        a.device.new_peer(socket, &attributes).unwrap_err().errno()
+    };
+    let udp = || OwnedFd::from(here.try_clone().unwrap());
+    assert_eq!(refused(udp(), &|peer| peer.id = Some(2)), 17);
+    assert_eq!(refused(udp(), &|peer| peer.vpn_ipv4 = Some(Ipv4Addr::new(10, 8, 0, 2))), 98);
+    assert_eq!(refused(udp(), &|peer| peer.vpn_ipv4 = None), 22);
+    assert_eq!(refused(udp(), &|peer| peer.local_ipv6 = Some(Ipv6Addr::LOCALHOST)), 22);
+    let ipv6 = |peer: &mut PeerAttributes| {
+        (peer.remote_ipv4, peer.remote_ipv6) = (None, Some(Ipv6Addr::LOCALHOST));
+    };
+    assert_eq!(refused(udp(), &ipv6), 22, "an IPv4 socket");
+    let listener = a.run(|| TcpListener::bind((a.outer(false), 0)).unwrap());
+    assert_eq!(refused(listener.into(), &|_| ()), 88);
+    let unknown = PeerAttributes { id: Some(9), ..PeerAttributes::default() };
+    assert_eq!(a.device.set_peer(&unknown).unwrap_err().errno(), 2);
+    // Who is to have a key is looked at before the key's length.
+    let mut short = a.key(&b, Slot::Primary, 0, (CipherAlgorithm::AesGcm, 5));
+    assert_eq!(a.device.new_key(&short), Err(DeviceError::KeyLength { bytes: 5 }));
+    short.peer_id = Some(9);
+    assert_eq!(a.device.new_key(&short), Err(DeviceError::NoPeer(9)));
+    assert_eq!(a.device.key(2, Slot::Secondary).unwrap_err().errno(), 2);
+    assert_eq!(a.device.delete_key(9, Slot::Secondary).unwrap_err().errno(), 2);
+    // As the kernel has it: what is not there is gone.
+    assert_eq!(a.device.delete_key(2, Slot::Secondary), Ok(()));
+    assert_eq!(a.device.send_packet(2, &[0; 65_536]).unwrap_err().errno(), 34);
+    let elsewhere = PeerAttributes { vpn_ipv4: None, ..whole.clone() };
+    let taken = b.device.new_peer(udp(), &elsewhere);
+    assert_eq!(taken, Err(DeviceError::SocketTaken), "two devices would read from it");
+    // None of it left anything behind.
+    assert_eq!(a.peers().len(), 1);
+    arrives(&datagrams(&a, &b), b"as before");
+    // What a device has let go of is anybody's.
+    a.device.delete_peer(2).unwrap();
+    b.device.new_peer(udp(), &elsewhere).unwrap();
+    drop(there);
+}

@@ -1,0 +1,8 @@
+//! Data channel devices in userspace, two and more, with real traffic between them.
+
+mod carry;
+mod crowd;
+mod ends;
+mod host;
+mod routes;
+mod sizes;

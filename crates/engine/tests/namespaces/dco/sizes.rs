@@ -1,0 +1,91 @@
+//! How large packets may be, and super-packets.
+
+use std::net::{TcpListener, TcpStream, UdpSocket};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use weft_io::{offload, udp, uninterrupted};
+use weft_openvpn::device::Mode;
+
+use super::host::{AES_256, Host, arrives, connect_udp, datagrams, joined, strangers};
+use crate::common::{PATIENCE, ip, pattern};
+
+#[test]
+fn a_change_of_the_devices_mtu_is_followed() {
+    let (a, b) = strangers((Mode::P2p, Mode::P2p));
+    let _sockets = connect_udp(&a, &b, false, AES_256);
+    let pair = datagrams(&a, &b);
+    arrives(&pair, &[1; 1_300]);
+    a.run(|| ip("link set ovpn0 mtu 1450"));
+    let (from, to) = &pair;
+    to.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
+    let deadline = Instant::now() + PATIENCE;
+    // The first that is longer than before may be what it is seen by.
+    while from.send(&[2; 1_420]).is_err() || to.recv(&mut [0; 2_000]).ok() != Some(1_420) {
+        assert!(Instant::now() < deadline, "{:?}", a.drops());
+    }
+}
+
+/// What a stream's end was told of how much one segment may carry.
+fn segment_bytes(host: &Host) -> u32 {
+    let told = host.run(|| Command::new("ss").args(["-tinH"]).output().unwrap().stdout);
+    let told = String::from_utf8(told).unwrap();
+    let of = told.split_whitespace().find_map(|word| word.strip_prefix("mss:"));
+    of.unwrap_or_else(|| panic!("no mss in {told}")).parse().unwrap()
+}
+
+#[test]
+fn a_stream_that_would_send_too_long_segments_is_told_the_devices_size() {
+    let (left, right) = joined();
+    let a = Host::with_device(left, 1, Mode::P2p, ("ovpn0", 1_416));
+    let b = Host::with_device(right, 2, Mode::P2p, ("ovpn0", 1_500));
+    let _sockets = connect_udp(&a, &b, false, AES_256);
+    // As a container would say behind whose link the device is.
+    a.run(|| ip("route replace 10.8.0.0/24 dev ovpn0 src 10.8.0.1 advmss 1460"));
+    let listener = b.run(|| TcpListener::bind((b.inner_v4(), 0)).unwrap());
+    let address = listener.local_addr().unwrap();
+    let _client = a.run(|| TcpStream::connect_timeout(&address, PATIENCE).unwrap());
+    let _server = listener.accept().unwrap();
+    drop(listener);
+    let bytes = segment_bytes(&b);
+    // Without the options that every segment has.
+    assert!((1_300..=1_416 - 40).contains(&bytes), "{bytes} bytes a segment");
+}
+
+/// Packets that the system gave to the device, and those that it took from it.
+fn packets(host: &Host) -> (u64, u64) {
+    let table = host.run(|| std::fs::read_to_string("/proc/thread-self/net/dev").unwrap());
+    let line = table.lines().find_map(|line| line.trim().strip_prefix("ovpn0:")).unwrap();
+    let numbers: Vec<u64> = line.split_whitespace().map(|word| word.parse().unwrap()).collect();
+    (numbers[9], numbers[1])
+}
+
+#[test]
+fn runs_of_datagrams_cross_the_devices_whole_and_arrive_one_by_one() {
+    const SEGMENT: usize = 1_200;
+    const COUNT: usize = 40;
+    let (a, b) = strangers((Mode::P2p, Mode::P2p));
+    let _sockets = connect_udp(&a, &b, false, AES_256);
+    let there = b.run(|| UdpSocket::bind((b.inner_v4(), 0)).unwrap());
+    there.set_read_timeout(Some(PATIENCE)).unwrap();
+    let here = a.run(|| udp::UdpSocket::bind(Some(a.inner_v4()), 0).unwrap());
+    let remote = here.remote(there.local_addr().unwrap()).unwrap();
+    let (before_a, before_b) = (packets(&a), packets(&b));
+    // The last datagram is shorter.
+    let run = pattern(8, SEGMENT * COUNT - 500);
+    here.send_run(&run, SEGMENT, &remote).unwrap();
+    for sent in run.chunks(SEGMENT) {
+        let mut got = [0; 2_000];
+        let len = uninterrupted(|| there.recv(&mut got)).unwrap();
+        assert!(got[..len] == *sent, "a datagram of {len} bytes arrived changed");
+    }
+    let peers = (a.device.peer(2).unwrap().vpn, b.device.peer(1).unwrap().vpn);
+    assert_eq!((peers.0.tx_packets, peers.1.rx_packets), (COUNT as u64, COUNT as u64));
+    let given = packets(&a).0 - before_a.0;
+    let taken = packets(&b).1 - before_b.1;
+    if offload::self_test().unwrap().tap_uso.usable() {
+        assert_eq!(given, 1, "the device gets them as one");
+        // The wire may bring them in two runs.
+        assert!(taken <= 4, "{taken} packets and super-packets for {COUNT} datagrams");
+    }
+}

@@ -1,0 +1,179 @@
+//! What happens to a device by itself, and what follows from it.
+
+use std::collections::BTreeSet;
+use std::convert::Infallible;
+use std::time::Duration;
+
+use serde_json::json;
+use tokio::sync::Notify;
+use weft_engine::dco::{Device, Route};
+use weft_kernel::ovpn::{Missed, OvpnClient, OvpnError, OvpnWatch, Refusal, Watched};
+use weft_kernel::{DeviceRoute, Kernel, KernelError};
+use weft_openvpn::device::{Notice, Notification};
+
+use super::held::{Either, Held, is_gone, lock};
+
+/// Pause before what could not be watched, or compared, is tried again.
+const RETRY: Duration = Duration::from_secs(2);
+/// Without a notice for so long, those that were not lost are read.
+const QUIET: Duration = Duration::from_millis(20);
+/// Notices that are read at most before the search for those that were lost: more than wait in the
+/// watch's buffer.
+const REST_MAX: usize = 16_384;
+
+impl Held {
+    /// Follows the device, for ever: what its peers do, and the system's routes where it does not ask the
+    /// system itself.
+    pub(super) async fn follow(&self) -> Infallible {
+        match &self.device {
+            Either::Kernel { client, watch } => {
+                self.follow_notices(client, &mut *watch.lock().await).await
+            }
+            Either::Userspace { device, gone } => tokio::select! {
+                never = self.follow_routes(device) => never,
+                never = self.follow_ends(device, gone) => never,
+            },
+        }
+    }
+
+    /// Tells of the kernel's notices about the device.
+    async fn follow_notices(&self, client: &OvpnClient, watch: &mut OvpnWatch) -> Infallible {
+        loop {
+            match watch.next().await {
+                Ok(Watched::Notice(notice)) => self.take(client, &notice).await,
+                Ok(Watched::Lost) => {
+                    self.take_rest(client, watch).await;
+                    self.resynchronise(client).await;
+                }
+                Err(error) => {
+                    tracing::warn!(%error, device = %self.name, "its peers are not watched now");
+                    tokio::time::sleep(RETRY).await;
+                    if let Ok(new) = OvpnWatch::open().await {
+                        *watch = new;
+                        self.resynchronise(client).await;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Takes the notices that were not lost, so that what they say is told as they say it.
+    async fn take_rest(&self, client: &OvpnClient, watch: &mut OvpnWatch) {
+        for _ in 0..REST_MAX {
+            match tokio::time::timeout(QUIET, watch.next()).await {
+                Ok(Ok(Watched::Notice(notice))) => self.take(client, &notice).await,
+                Ok(Ok(Watched::Lost)) => {}
+                // Nothing more; or what fails now fails again.
+                Err(_) | Ok(Err(_)) => return,
+            }
+        }
+    }
+
+    /// Tells of a notice, and does what follows from it.
+    async fn take(&self, client: &OvpnClient, notice: &Notice) {
+        if notice.device != self.index {
+            return;
+        }
+        self.lines.tell(notice);
+        match notice.what {
+            Notification::PeerDeleted { peer_id, .. } => self.drop_gone(client, peer_id).await,
+            Notification::KeySwap { peer_id, key_id } => {
+                lock(&self.book).key_gone(peer_id, key_id);
+            }
+            Notification::PeerFloat { peer_id, remote } => lock(&self.book).moved(peer_id, remote),
+        }
+    }
+
+    /// Keeps nothing of a peer that is gone, hence no connection and no socket of its own. The notice may
+    /// be late, and the id another peer's by now.
+    async fn drop_gone(&self, client: &OvpnClient, id: u32) {
+        let _one = self.changes.lock().await;
+        let is_kept = lock(&self.book).contains(id);
+        if !is_kept {
+            return;
+        }
+        match client.peer(self.index, id).await {
+            Ok(_) => {}
+            Err(error) if is_gone(&error) => lock(&self.book).remove(id),
+            Err(error) => {
+                tracing::warn!(peer = id, %error, "what is kept of a deleted peer may stay");
+            }
+        }
+    }
+
+    /// After lost notices: tells what they must have said.
+    async fn resynchronise(&self, client: &OvpnClient) {
+        self.lines.say(&json!({"name": "lost", "msg": {"ifindex": self.index}}));
+        while let Err(error) = self.tell_missed(client).await {
+            tracing::warn!(%error, device = %self.name, "what became of its peers is not known");
+            tokio::time::sleep(RETRY).await;
+        }
+    }
+
+    async fn tell_missed(&self, client: &OvpnClient) -> Result<(), OvpnError> {
+        let _one = self.changes.lock().await;
+        let known = lock(&self.book).known();
+        let missed = match client.resynchronise(self.index, &known).await {
+            // All of them went with the device.
+            Err(error) if error.refusal() == Some(Refusal::NoDevice) => {
+                known.iter().map(|peer| Missed::PeerGone { peer_id: peer.id }).collect()
+            }
+            missed => missed?,
+        };
+        for missed in missed {
+            let what = match missed {
+                Missed::PeerGone { peer_id } => {
+                    self.lines.tell_gone(self.index, peer_id);
+                    lock(&self.book).remove(peer_id);
+                    continue;
+                }
+                Missed::KeyGone { peer_id, key_id } => {
+                    lock(&self.book).key_gone(peer_id, key_id);
+                    Notification::KeySwap { peer_id, key_id }
+                }
+                Missed::PeerMoved { peer_id, remote } => {
+                    lock(&self.book).moved(peer_id, remote);
+                    Notification::PeerFloat { peer_id, remote }
+                }
+            };
+            self.lines.tell(&Notice { device: self.index, what });
+        }
+        Ok(())
+    }
+
+    /// Keeps nothing of peers that are gone from a device in userspace.
+    async fn follow_ends(&self, device: &Device, gone: &Notify) -> Infallible {
+        loop {
+            gone.notified().await;
+            let _one = self.changes.lock().await;
+            // Where there is no device any more there are no peers.
+            let peers = device.peers().unwrap_or_default();
+            let ids: BTreeSet<u32> = peers.iter().map(|peer| peer.id).collect();
+            lock(&self.book).retain(|id| ids.contains(&id));
+        }
+    }
+
+    async fn follow_routes(&self, device: &Device) -> Infallible {
+        loop {
+            let Err(error) = self.give_routes(device).await;
+            tracing::warn!(%error, device = %self.name, "its routes are not followed now");
+            tokio::time::sleep(RETRY).await;
+        }
+    }
+
+    async fn give_routes(&self, device: &Device) -> Result<Infallible, KernelError> {
+        let mut watch = Kernel::new()?.watch_routes(self.index)?;
+        loop {
+            let routes = watch.next().await?;
+            let route = |route: &DeviceRoute| Route {
+                destination: (route.destination.addr(), route.destination.prefix_len()),
+                gateway: route.gateway,
+                metric: route.metric,
+            };
+            let left_out = device.set_routes(&routes.iter().map(route).collect::<Vec<_>>());
+            if left_out > 0 {
+                tracing::warn!(left_out, device = %self.name, "it does not take all its routes");
+            }
+        }
+    }
+}

@@ -1,0 +1,200 @@
+//! What is kept of a device's peers beside the device: by what they are reached, and what was told of
+//! them.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::net::{SocketAddr, TcpStream};
+use std::sync::Arc;
+
+use weft_kernel::ovpn::KnownPeer;
+use weft_openvpn::device::Slot;
+
+use super::sockets::{Connection, Reading, Socket};
+
+/// By what a peer is reached.
+pub(super) enum Way {
+    /// A socket, which others may be reached by too.
+    Udp(Arc<Socket>),
+    /// A connection of its own.
+    Tcp(Connection),
+    /// A connection that the device alone has.
+    Device,
+}
+
+/// A peer.
+struct Kept {
+    way: Way,
+    /// Where it is, over UDP.
+    remote: Option<SocketAddr>,
+    /// The ids of its keys, the primary first.
+    keys: [Option<u32>; 2],
+}
+
+/// All peers by their ids.
+#[derive(Default)]
+pub(super) struct Book(BTreeMap<u32, Kept>);
+
+impl Book {
+    /// A peer without keys, in the place of what was kept under its id.
+    pub(super) fn insert(&mut self, id: u32, way: Way, remote: Option<SocketAddr>) {
+        self.0.insert(id, Kept { way, remote: remote.map(plain), keys: [None; 2] });
+    }
+
+    pub(super) fn contains(&self, id: u32) -> bool {
+        self.0.contains_key(&id)
+    }
+
+    pub(super) fn remove(&mut self, id: u32) {
+        self.0.remove(&id);
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.0.clear();
+    }
+
+    /// Keeps those peers only whose ids pass.
+    pub(super) fn retain(&mut self, stays: impl Fn(u32) -> bool) {
+        self.0.retain(|id, _| stays(*id));
+    }
+
+    /// The socket that a peer is reached by.
+    pub(super) fn socket(&self, id: u32) -> Option<Arc<Socket>> {
+        match &self.0.get(&id)?.way {
+            Way::Udp(socket) => Some(Arc::clone(socket)),
+            Way::Tcp(_) | Way::Device => None,
+        }
+    }
+
+    /// Another descriptor of the connection that a peer is reached by.
+    pub(super) fn stream(&self, id: u32) -> Option<io::Result<TcpStream>> {
+        match &self.0.get(&id)?.way {
+            Way::Tcp(connection) => Some(connection.try_clone()),
+            Way::Udp(_) | Way::Device => None,
+        }
+    }
+
+    /// Leaves unread what comes over the connections of the peers whose ids pass.
+    pub(super) fn stop_reading(&mut self, stops: impl Fn(u32) -> bool) {
+        for (id, kept) in &mut self.0 {
+            if let Way::Tcp(connection) = &mut kept.way
+                && stops(*id)
+            {
+                connection.stop_reading();
+            }
+        }
+    }
+
+    /// Goes on reading what comes over connections.
+    pub(super) fn read_again(&mut self, reading: &Reading) {
+        for (id, kept) in &mut self.0 {
+            if let Way::Tcp(connection) = &mut kept.way
+                && let Err(error) = connection.read_again(reading)
+            {
+                tracing::warn!(peer = id, %error, "packets of the control channel are not read");
+            }
+        }
+    }
+
+    /// A peer is somewhere else.
+    pub(super) fn moved(&mut self, id: u32, remote: SocketAddr) {
+        if let Some(kept) = self.0.get_mut(&id) {
+            kept.remote = Some(plain(remote));
+        }
+    }
+
+    /// There is a key in a slot of a peer now, or none.
+    pub(super) fn set_key(&mut self, id: u32, slot: Slot, key_id: Option<u32>) {
+        if let Some(kept) = self.0.get_mut(&id) {
+            match slot {
+                Slot::Primary => kept.keys[0] = key_id,
+                Slot::Secondary => kept.keys[1] = key_id,
+            }
+        }
+    }
+
+    /// The keys of a peer have changed places.
+    pub(super) fn swap_keys(&mut self, id: u32) {
+        if let Some(kept) = self.0.get_mut(&id) {
+            kept.keys.swap(0, 1);
+        }
+    }
+
+    /// A key of a peer is used up.
+    pub(super) fn key_gone(&mut self, id: u32, key_id: u32) {
+        if let Some(kept) = self.0.get_mut(&id) {
+            for key in kept.keys.iter_mut().filter(|key| **key == Some(key_id)) {
+                *key = None;
+            }
+        }
+    }
+
+    /// The peers as far as who listens knows them.
+    pub(super) fn known(&self) -> Vec<KnownPeer> {
+        let known = |(id, kept): (&u32, &Kept)| KnownPeer {
+            id: *id,
+            remote: kept.remote,
+            primary_key_id: kept.keys[0],
+        };
+        self.0.iter().map(known).collect()
+    }
+}
+
+/// An address as devices tell it: one of IPv4 in the form of IPv6 is one of IPv4.
+fn plain(address: SocketAddr) -> SocketAddr {
+    match address {
+        SocketAddr::V6(v6) => match v6.ip().to_ipv4_mapped() {
+            Some(ipv4) => SocketAddr::from((ipv4, v6.port())),
+            None => address,
+        },
+        SocketAddr::V4(_) => address,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    fn at(text: &str) -> Option<SocketAddr> {
+        Some(text.parse().unwrap())
+    }
+
+    #[test]
+    fn what_is_known_of_peers_follows_what_happens_to_them() {
+        let mut book = Book::default();
+        book.insert(1, Way::Device, at("192.0.2.1:1"));
+        book.insert(2, Way::Device, at("[::ffff:192.0.2.2]:2"));
+        let known = |book: &Book, id: u32| book.known().into_iter().find(|peer| peer.id == id);
+        let peer = |id, remote, primary_key_id| Some(KnownPeer { id, remote, primary_key_id });
+        assert_eq!(known(&book, 2), peer(2, at("192.0.2.2:2"), None));
+        book.set_key(1, Slot::Primary, Some(5));
+        book.set_key(1, Slot::Secondary, Some(6));
+        book.moved(1, "192.0.2.9:9".parse().unwrap());
+        assert_eq!(known(&book, 1), peer(1, at("192.0.2.9:9"), Some(5)));
+        book.swap_keys(1);
+        assert_eq!(known(&book, 1), peer(1, at("192.0.2.9:9"), Some(6)));
+        // It was the other slot's by then.
+        book.key_gone(1, 5);
+        assert_eq!(known(&book, 1), peer(1, at("192.0.2.9:9"), Some(6)));
+        book.swap_keys(1);
+        assert_eq!(known(&book, 1), peer(1, at("192.0.2.9:9"), None));
+        book.insert(1, Way::Device, None);
+        assert_eq!(known(&book, 1), peer(1, None, None));
+        book.retain(|id| id == 2);
+        assert!(book.contains(2) && !book.contains(1));
+        book.remove(2);
+        assert_eq!(book.known(), []);
+    }
+
+    #[test]
+    fn of_a_peer_that_is_not_kept_nothing_is_known() {
+        let mut book = Book::default();
+        book.moved(3, "192.0.2.9:9".parse().unwrap());
+        book.set_key(3, Slot::Primary, Some(1));
+        book.swap_keys(3);
+        book.key_gone(3, 1);
+        assert_eq!(book.known(), []);
+        assert!(book.socket(3).is_none() && book.stream(3).is_none());
+    }
+}

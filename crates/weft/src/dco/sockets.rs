@@ -1,0 +1,275 @@
+//! What peers are reached by: UDP sockets, which they share, and TCP connections of their own.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::net::{SocketAddr, TcpStream, UdpSocket};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::{Arc, Mutex, Weak};
+use std::time::{Duration, Instant};
+
+use weft_openvpn::Opcode;
+use weft_openvpn::device::CONTROL_PACKET_BYTES_MAX;
+
+use super::args::Carrier;
+use super::held::lock;
+use super::json;
+use super::lines::Lines;
+use crate::api::{ApiError, ErrorKind};
+use crate::task::OwnedTask;
+
+/// How long the other end of a connection may take.
+const CONNECT_LIMIT: Duration = Duration::from_secs(30);
+/// How long an address may still be in use: who has read from a socket that was closed a moment ago lets
+/// it go a moment later.
+const ADDRESS_FREE_LIMIT: Duration = Duration::from_secs(1);
+/// Pause between two looks whether an address is free.
+const ADDRESS_FREE_PAUSE: Duration = Duration::from_millis(5);
+/// Bytes of the length in front of a packet on a connection.
+const LENGTH_BYTES: usize = 2;
+
+/// Tells of what the kernel's device leaves on the sockets of its peers: packets of the control channel.
+#[derive(Clone)]
+pub(super) struct Reading {
+    pub(super) lines: Arc<Lines>,
+    /// The device.
+    pub(super) index: u32,
+}
+
+impl Reading {
+    fn udp(&self, socket: UdpSocket) -> io::Result<OwnedTask> {
+        socket.set_nonblocking(true)?;
+        let socket = tokio::net::UdpSocket::from_std(socket)?;
+        let reading = self.clone();
+        Ok(OwnedTask::spawn(async move {
+            let mut buffer = vec![0; CONTROL_PACKET_BYTES_MAX];
+            while let Ok((len, source)) = socket.recv_from(&mut buffer).await {
+                reading.tell(Some(source), &buffer[..len]);
+            }
+        }))
+    }
+
+    /// The same for a connection, on which each packet comes behind its length.
+    fn tcp(&self, stream: &TcpStream) -> io::Result<OwnedTask> {
+        stream.set_nonblocking(true)?;
+        let remote = stream.peer_addr().ok();
+        let stream = tokio::net::TcpStream::from_std(stream.try_clone()?)?;
+        let reading = self.clone();
+        Ok(OwnedTask::spawn(async move {
+            let mut buffer = vec![0; LENGTH_BYTES + CONTROL_PACKET_BYTES_MAX];
+            loop {
+                if stream.readable().await.is_err() {
+                    return;
+                }
+                match stream.try_read(&mut buffer) {
+                    Ok(len) if len > LENGTH_BYTES => {
+                        reading.tell(remote, &buffer[LENGTH_BYTES..len]);
+                    }
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                    // Closed, or taken from its peer.
+                    Ok(_) | Err(_) => return,
+                }
+            }
+        }))
+    }
+
+    fn tell(&self, source: Option<SocketAddr>, packet: &[u8]) {
+        // The kernel leaves data, too, once it is for nobody.
+        if !is_data(packet) {
+            self.lines.packet(|| json::packet(self.index, source, packet));
+        }
+    }
+}
+
+/// Whether a packet is one of the data channel.
+fn is_data(packet: &[u8]) -> bool {
+    let opcode = packet.first().map(|first| Opcode::parse(*first));
+    matches!(opcode, Some(Ok((Opcode::DataV1 | Opcode::DataV2, _))))
+}
+
+/// A UDP socket. It is closed once nobody is reached by it.
+pub(super) struct Socket {
+    socket: UdpSocket,
+    /// Where the device does not read by itself.
+    _reader: Option<OwnedTask>,
+}
+
+impl Socket {
+    /// Sends a packet of the control channel.
+    pub(super) fn send_to(&self, packet: &[u8], remote: SocketAddr) -> io::Result<usize> {
+        self.socket.send_to(packet, remote)
+    }
+
+    /// Another descriptor of it.
+    pub(super) fn try_clone(&self) -> io::Result<UdpSocket> {
+        self.socket.try_clone()
+    }
+}
+
+impl AsFd for Socket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+/// The UDP sockets that peers are reached by, by the address that they were asked for. Whoever is reached
+/// by one has it; here it is only found.
+#[derive(Default)]
+pub(super) struct Sockets(Mutex<BTreeMap<SocketAddr, Weak<Socket>>>);
+
+impl Sockets {
+    /// The socket with this address, opened if it is not there.
+    pub(super) async fn open(
+        &self,
+        local: SocketAddr,
+        reading: Option<&Reading>,
+    ) -> Result<Arc<Socket>, ApiError> {
+        let deadline = Instant::now() + ADDRESS_FREE_LIMIT;
+        loop {
+            match self.try_open(local, reading) {
+                Ok(socket) => return Ok(socket),
+                Err(error)
+                    if error.kind() == io::ErrorKind::AddrInUse && Instant::now() < deadline =>
+                {
+                    tokio::time::sleep(ADDRESS_FREE_PAUSE).await;
+                }
+                Err(error) => {
+                    let text = format!(
+                        "cannot open a UDP socket on {local}: {error}; give an address of this \
+                         host and a port that is free"
+                    );
+                    return Err(ApiError::new(ErrorKind::Conflict, text));
+                }
+            }
+        }
+    }
+
+    fn try_open(&self, local: SocketAddr, reading: Option<&Reading>) -> io::Result<Arc<Socket>> {
+        let mut sockets = lock(&self.0);
+        if let Some(socket) = sockets.get(&local).and_then(Weak::upgrade) {
+            return Ok(socket);
+        }
+        let socket = UdpSocket::bind(local)?;
+        let reader = match reading {
+            Some(reading) => Some(reading.udp(socket.try_clone()?)?),
+            None => None,
+        };
+        let socket = Arc::new(Socket { socket, _reader: reader });
+        sockets.retain(|_, other| other.strong_count() > 0);
+        sockets.insert(local, Arc::downgrade(&socket));
+        Ok(socket)
+    }
+}
+
+/// A connection that the kernel's device has taken. It is open for as long as its peer is to live.
+pub(super) struct Connection {
+    stream: TcpStream,
+    reader: Option<OwnedTask>,
+}
+
+impl Connection {
+    pub(super) fn new(stream: TcpStream, reading: &Reading) -> io::Result<Self> {
+        let reader = Some(reading.tcp(&stream)?);
+        Ok(Self { stream, reader })
+    }
+
+    /// Leaves what comes unread.
+    pub(super) fn stop_reading(&mut self) {
+        self.reader = None;
+    }
+
+    /// Goes on reading after [`Self::stop_reading`].
+    pub(super) fn read_again(&mut self, reading: &Reading) -> io::Result<()> {
+        if self.reader.is_none() {
+            self.reader = Some(reading.tcp(&self.stream)?);
+        }
+        Ok(())
+    }
+
+    /// Another descriptor of it.
+    pub(super) fn try_clone(&self) -> io::Result<TcpStream> {
+        self.stream.try_clone()
+    }
+}
+
+/// A connection to a peer, which this end or the other opens.
+///
+/// # Errors
+/// It is refused, or the other end takes longer than [`CONNECT_LIMIT`].
+pub(super) async fn connect(carrier: &Carrier) -> io::Result<TcpStream> {
+    let connecting = async {
+        match (carrier.tcp_connect, carrier.tcp_listen) {
+            (Some(remote), _) => tokio::net::TcpStream::connect(remote).await,
+            (None, Some(local)) => {
+                let listener = tokio::net::TcpListener::bind(local).await?;
+                listener.accept().await.map(|(stream, _)| stream)
+            }
+            (None, None) => Err(io::ErrorKind::InvalidInput.into()),
+        }
+    };
+    let stream = tokio::time::timeout(CONNECT_LIMIT, connecting).await??.into_std()?;
+    stream.set_nonblocking(false)?;
+    Ok(stream)
+}
+
+/// Has all that a socket sends marked, if there is a mark.
+pub(super) fn set_mark(socket: impl AsFd, mark: Option<u32>) -> Result<(), ApiError> {
+    let Some(mark) = mark else { return Ok(()) };
+    weft_io::udp::set_mark(socket, mark).map_err(|error| {
+        let text = format!("the socket cannot be marked: {error}; marks need CAP_NET_ADMIN");
+        ApiError::new(ErrorKind::Conflict, text)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    /// An address that is free, for now.
+    fn free() -> SocketAddr {
+        UdpSocket::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
+    }
+
+    #[tokio::test]
+    async fn a_socket_is_shared_and_closed_with_the_last_who_has_it() {
+        let (sockets, local) = (Sockets::default(), free());
+        let reading = Reading { lines: Arc::new(Lines::new()), index: 7 };
+        let first = sockets.open(local, Some(&reading)).await.unwrap();
+        let second = sockets.open(local, None).await.unwrap();
+        assert!(Arc::ptr_eq(&first, &second));
+        drop(first);
+        assert_eq!(UdpSocket::bind(local).unwrap_err().kind(), io::ErrorKind::AddrInUse);
+        drop(second);
+        // The reader may let go of it a moment later, which the next one waits for.
+        let third = sockets.open(local, None).await.unwrap();
+        drop(third);
+        assert!(UdpSocket::bind(local).is_ok());
+    }
+
+    #[tokio::test]
+    async fn an_address_that_somebody_else_has_is_refused_after_a_while() {
+        let other = UdpSocket::bind("127.0.0.1:0").unwrap();
+        let local = other.local_addr().unwrap();
+        let begun = Instant::now();
+        let refused = Sockets::default().open(local, None).await.map(|_| ()).unwrap_err();
+        assert!(begun.elapsed() >= ADDRESS_FREE_LIMIT);
+        assert!(refused.error.contains("a port that is free"), "{}", refused.error);
+    }
+
+    #[tokio::test]
+    async fn control_packets_are_told_and_data_is_not() {
+        let (sockets, local) = (Sockets::default(), free());
+        let lines = Arc::new(Lines::new());
+        let reading = Reading { lines: Arc::clone(&lines), index: 7 };
+        let mut told = Box::pin(lines.listen(true));
+        let _socket = sockets.open(local, Some(&reading)).await.unwrap();
+        let from = UdpSocket::bind("127.0.0.1:0").unwrap();
+        for packet in [&[0x48, 0, 0, 5][..], &[0x30, 1], &[0x38, 2]] {
+            from.send_to(packet, local).unwrap();
+        }
+        let line = futures_util::StreamExt::next(&mut told).await.unwrap().unwrap();
+        let line = String::from_utf8(line.to_vec()).unwrap();
+        assert!(line.contains(r#""bytes":"3802""#), "{line}");
+    }
+}
