@@ -11,15 +11,15 @@ use std::time::Duration;
 pub const AWAKE_US: u64 = 150;
 /// It is tried where waits take no longer than this, in microseconds: a wait that sleeps takes some
 /// wake-ups longer than one that does not.
-pub const AWAKE_TRY_US: u64 = 500;
+const AWAKE_TRY_US: u64 = 500;
 /// So many of the last 32 waits must be short. Where a third are longer, the time is mostly in vain.
-pub const AWAKE_SHORT_MIN: u32 = 22;
+const AWAKE_SHORT_MIN: u32 = 22;
 /// Datagrams in a turn, in the mean: where there are more, time awake is better given to others.
-pub const AWAKE_DATAGRAMS_MAX: u64 = 4;
+const AWAKE_DATAGRAMS_MAX: u64 = 4;
 /// After a try in vain it is tried again no sooner than so many waits later, ...
-pub const AWAKE_PAUSE_MIN: u32 = 64;
+const AWAKE_PAUSE_MIN: u32 = 64;
 /// ... after the next twice as many, and so on up to so many.
-pub const AWAKE_PAUSE_MAX: u32 = 1 << 16;
+const AWAKE_PAUSE_MAX: u32 = 1 << 16;
 
 /// The mean is kept in these parts of a datagram, ...
 const PARTS: u64 = 256;

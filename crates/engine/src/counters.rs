@@ -179,7 +179,7 @@ pub struct PeerTraffic {
 pub struct WorkerTotals {
     /// Processor time that its thread has worked; zero if it is gone.
     pub busy: Duration,
-    /// How long it stayed awake with nothing to do.
+    /// Processor time that its thread was awake for with nothing to do.
     pub awake: Duration,
     /// Processor time that its helpers' threads have used.
     pub helpers_busy: Duration,
@@ -240,6 +240,10 @@ impl Count {
         self.0.fetch_add(more, Relaxed);
     }
 
+    fn set(&self, value: u64) {
+        self.0.store(value, Relaxed);
+    }
+
     pub(crate) fn get(&self) -> u64 {
         self.0.load(Relaxed)
     }
@@ -250,7 +254,7 @@ impl Count {
 pub(crate) struct WorkerCounters {
     drops: [Count; DropReason::ALL.len()],
     work: [Count; Work::ALL.len()],
-    /// How long the thread was awake with nothing to do, in nanoseconds.
+    /// Processor time of the thread while it was awake with nothing to do, in nanoseconds.
     awake_ns: Count,
     /// The thread's number; 0 before it has one.
     thread: AtomicI32,
@@ -259,8 +263,9 @@ pub(crate) struct WorkerCounters {
 }
 
 impl WorkerCounters {
-    /// The calling thread is the worker.
+    /// The calling thread is the worker, perhaps in the place of one that is gone.
     pub(crate) fn begin(&self) {
+        self.awake_ns.set(0);
         self.thread.store(rustix::thread::gettid().as_raw_nonzero().get(), Relaxed);
     }
 

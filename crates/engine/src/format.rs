@@ -4,8 +4,6 @@
 //! The first four bytes of a packet name the receiver's SA in both: in `esp` they are the SPI, in `ovpn`
 //! opcode, key id and peer id, which path choice calls the SPI there.
 
-use std::ops::Range;
-
 use weft_crypto::{
     Format, OpenError, OpeningKey, PeerId, ReplayWindow, Reserved, Sealer, SealingSa, ovpn,
 };
@@ -257,8 +255,10 @@ impl Opening {
             esp::NEXT_UDP => {}
             _ => return Err(DropReason::BadInner),
         }
-        let inner = esp::parse_inner_headers(&plain[..length]).map_err(wrong)?;
-        Ok(Some(behind(inner, esp::HEADER_LEN)))
+        let mut inner = esp::parse_inner_headers(&plain[..length]).map_err(wrong)?;
+        inner.frame.start += esp::HEADER_LEN;
+        inner.frame.end += esp::HEADER_LEN;
+        Ok(Some(inner))
     }
 }
 
@@ -285,16 +285,12 @@ impl OvpnOpening {
         if *plain == PING {
             return Ok(None);
         }
-        let inner = tunnel::parse_headers(plain, &self.ends).map_err(|_| DropReason::BadInner)?;
-        Ok(Some(behind(inner, ovpn::OVERHEAD_BYTES)))
+        let mut inner =
+            tunnel::parse_headers(plain, &self.ends).map_err(|_| DropReason::BadInner)?;
+        inner.frame.start += ovpn::OVERHEAD_BYTES;
+        inner.frame.end += ovpn::OVERHEAD_BYTES;
+        Ok(Some(inner))
     }
-}
-
-/// The same headers, their frame's place counted from so many bytes before.
-#[inline]
-fn behind(inner: esp::Inner, at: usize) -> esp::Inner {
-    let Range { start, end } = inner.frame;
-    esp::Inner { frame: at + start..at + end, ..inner }
 }
 
 /// The tunnel addresses of packets from one host to another.

@@ -44,9 +44,7 @@ use weft_io::offload::{self, Offloads};
 use weft_io::poller::Waker;
 use weft_path::{EngineCommand, EngineEvent, Mac, Vni};
 
-pub use crate::awake::{
-    AWAKE_DATAGRAMS_MAX, AWAKE_PAUSE_MAX, AWAKE_PAUSE_MIN, AWAKE_SHORT_MIN, AWAKE_TRY_US, AWAKE_US,
-};
+pub use crate::awake::AWAKE_US;
 pub use crate::counters::{
     Counters, Direction, DropReason, PeerTraffic, SaTraffic, Traffic, Work, WorkerTotals,
 };

@@ -95,6 +95,7 @@ impl Worker {
     /// The TAP device, a socket or the poller is broken.
     pub(crate) fn run(mut self) -> io::Result<()> {
         self.counters.begin();
+        self.moved = self.datagrams();
         let mut poller = Poller::new()?;
         poller.add(&self.waker, WAKER)?;
         poller.add(&self.tap, TAP)?;
@@ -177,10 +178,15 @@ impl Worker {
         if !self.awake.learns() {
             return None;
         }
-        let moved =
-            self.counters.own(Work::DatagramsSent) + self.counters.own(Work::DatagramsReceived);
+        let moved = self.datagrams();
         self.awake.turned(moved.saturating_sub(std::mem::replace(&mut self.moved, moved)));
         Some(Instant::now())
+    }
+
+    /// Datagrams that it has moved, and those before it that had its number.
+    #[inline]
+    fn datagrams(&self) -> u64 {
+        self.counters.own(Work::DatagramsSent) + self.counters.own(Work::DatagramsReceived)
     }
 
     /// Something is to be done. For `awake` of the wait the thread did not sleep.

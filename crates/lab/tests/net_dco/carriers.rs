@@ -58,7 +58,7 @@ fn a_socket_is_closed_with_the_last_peer_that_is_reached_by_it() -> anyhow::Resu
             make(host, "3", 1_194, &["--vpn-ipv4", "10.8.0.3"])?;
             dco(host, &["del-peer", DEVICE, "3"])?;
         }
-        let times = ["--keepalive-interval", "1", "--keepalive-timeout", "2"];
+        let times = ["--keepalive-interval", "1", "--keepalive-timeout", "5"];
         make(host, "4", 1_195, &[&["--vpn-ipv4", "10.8.0.4"], &times[..]].concat())?;
         anyhow::ensure!(sockets(host, 1_195)? == 1, "{engine}: no socket of a new peer");
         wait_closed(host, 1_195)?;

@@ -31,25 +31,35 @@ pub(crate) fn listen(host: &Host) -> anyhow::Result<Running> {
     Ok(host.spawn_weft(&["dco", "listen", DEVICE, "--packets"])?)
 }
 
+/// Ids of peers by which it is found whether anybody listens begin here.
+const HEARD: u32 = 900_000;
+
 /// The next line of [`listen`].
 pub(crate) fn line(running: &mut Running) -> anyhow::Result<Value> {
     Ok(serde_json::from_str(&running.line(limit())?)?)
 }
 
-/// Waits until who listens to a device in mode mp does so: a peer comes and goes until that is told.
+/// Waits until who listens to a device in mode mp does so: peers come and go until that is told, and
+/// until all of it is.
 pub(crate) fn hear(host: &Host, told: &mut Running) -> anyhow::Result<()> {
     let carrier = ["--udp", "127.0.0.1:1999", "--remote", NOWHERE];
-    let peer = ["new-peer", DEVICE, "9999", "--vpn-ipv4", "10.8.99.99"];
     let deadline = Instant::now() + limit();
-    loop {
+    for id in HEARD.. {
+        let id = id.to_string();
+        let peer = ["new-peer", DEVICE, &id, "--vpn-ipv4", "10.8.99.99"];
         dco(host, &[&peer[..], &carrier].concat())?;
-        dco(host, &["del-peer", DEVICE, "9999"])?;
-        if told.line(QUIET).is_ok() {
-            break;
+        dco(host, &["del-peer", DEVICE, &id])?;
+        let is_its = |line: &str| line.contains(&format!("\"id\":{id}}}"));
+        let Ok(mut line) = told.line(QUIET) else {
+            anyhow::ensure!(Instant::now() < deadline, "nobody listens to {DEVICE}");
+            continue;
+        };
+        // It may be of one that came before.
+        while !is_its(&line) {
+            line = told.line(limit())?;
         }
-        anyhow::ensure!(Instant::now() < deadline, "nobody listens to {DEVICE}");
+        break;
     }
-    while told.line(QUIET).is_ok() {}
     Ok(())
 }
 

@@ -89,8 +89,8 @@ fn a_device_that_cannot_be_removed_is_held_on() -> anyhow::Result<()> {
         let shown = dco(host, &["get-iface", DEVICE])?;
         anyhow::ensure!(shown["name"] == DEVICE && has_device(host, DEVICE)?, "{engine}: {shown}");
         holder.signal(Signal::TERM);
-        thread::sleep(Duration::from_millis(300));
         // Nor does it end by a signal.
+        holder.line_with("in vain", limit())?;
         let shown = dco(host, &["get-iface", DEVICE])?;
         anyhow::ensure!(has_device(host, DEVICE)?, "{engine}: {shown}");
         prlimit(Some(pid), Resource::Nofile, before)?;

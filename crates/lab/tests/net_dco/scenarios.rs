@@ -9,7 +9,7 @@ use std::time::Instant;
 use serde_json::{Value, json};
 use weft::sandbox::{Host, Running, Sandbox, SandboxOptions};
 
-use crate::common::{DEVICE, dco, limit, line, listen, refused, write_key_file};
+use crate::common::{DEVICE, dco, hear, limit, line, listen, refused, write_key_file};
 
 /// Clients of the server, hosts 1 and up. The last one's packets go over IPv6.
 const CLIENTS: usize = 3;
@@ -323,6 +323,7 @@ fn float() -> anyhow::Result<()> {
     let mut net = Net::new(1, Transport::Udp, "aes-256-gcm", "1400")?;
     net.is_roaming = true;
     let mut told = listen(net.server())?;
+    hear(net.server(), &mut told)?;
     net.meet(1, &[])?;
     net.pings(1, inside(0), &["-c", "2", "-i", "0.2"])?;
     let old = net.host(1).ipv4();

@@ -72,7 +72,7 @@ impl Way {
         let (mut different, mut last) = (0_u64, Instant::now());
         let mut datagram = [0_u8; DATAGRAM_BYTES];
         loop {
-            match self.to.recv(&mut datagram) {
+            match weft_io::uninterrupted(|| self.to.recv(&mut datagram)) {
                 Ok(_) => {
                     let number = u64::from_be_bytes(*datagram.first_chunk().unwrap());
                     let at = number as usize;

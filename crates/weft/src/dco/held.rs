@@ -31,7 +31,7 @@ pub(super) struct Held {
     mode: Mode,
     pub(super) device: Either,
     sockets: Sockets,
-    /// It is not held while a device is asked: a device in userspace tells under locks of its own.
+    /// It is not held across an await.
     pub(super) book: Mutex<Book>,
     /// One change of peers and keys at a time, so that the book is as the device.
     pub(super) changes: tokio::sync::Mutex<()>,

@@ -12,6 +12,7 @@ use axum::extract::State;
 use axum::response::Response;
 use axum::routing::{get, post};
 use axum::{Json, Router};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde_json::{Value, json};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::Notify;
@@ -45,12 +46,13 @@ pub(super) fn directory(runtime_dir: &Path, device: &str) -> PathBuf {
 }
 
 /// Holds a device until it is asked to end, by the verb or by a signal; `ready` is called once it answers.
-/// However it ends, the device is removed.
+/// The device is removed then. Where the process is killed, the kernel's stays.
 pub(super) async fn hold(
     words: &NewIface,
     runtime_dir: &Path,
     ready: impl FnOnce(&Value),
 ) -> anyhow::Result<()> {
+    raise_descriptor_limit();
     // Before there is a device, so that no signal leaves one behind.
     let mut signals = Signals::new().context("cannot watch for signals")?;
     let directory = directory(runtime_dir, &words.device);
@@ -61,6 +63,8 @@ pub(super) async fn hold(
         Ok(listener) => listener,
         Err(error) => {
             held.end_or_warn().await;
+            // What is in it is somebody else's.
+            let _ = std::fs::remove_dir(&directory);
             return Err(error);
         }
     };
@@ -75,6 +79,14 @@ pub(super) async fn hold(
     holder.held.end_or_warn().await;
     let _ = std::fs::remove_dir_all(&holder.directory);
     served.context("the device's process cannot answer any more")
+}
+
+/// Each connection of a peer takes descriptors: as many as this process may have.
+fn raise_descriptor_limit() {
+    let limit = getrlimit(Resource::Nofile);
+    if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }) {
+        tracing::warn!(%error, limit = limit.current, "descriptors end where they do by default");
+    }
 }
 
 fn listen_in(directory: &Path) -> anyhow::Result<ApiListener> {

@@ -5,7 +5,7 @@ use std::io;
 use std::net::{SocketAddr, TcpStream, UdpSocket};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex, Weak};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use weft_openvpn::Opcode;
 use weft_openvpn::device::CONTROL_PACKET_BYTES_MAX;
@@ -19,11 +19,13 @@ use crate::task::OwnedTask;
 
 /// How long the other end of a connection may take.
 const CONNECT_LIMIT: Duration = Duration::from_secs(30);
-/// How long an address may still be in use: who has read from a socket that was closed a moment ago lets
-/// it go a moment later.
-const ADDRESS_FREE_LIMIT: Duration = Duration::from_secs(1);
-/// Pause between two looks whether an address is free.
+/// How often it is tried whether an address is free by now: who has read from a socket that was closed a
+/// moment ago lets it go a moment later. Not a time, since this process may be stopped for a while.
+const ADDRESS_FREE_TRIES: u32 = 200;
+/// Pause between two tries.
 const ADDRESS_FREE_PAUSE: Duration = Duration::from_millis(5);
+/// Pause after a read that failed.
+const READ_PAUSE: Duration = Duration::from_millis(100);
 /// Bytes of the length in front of a packet on a connection.
 const LENGTH_BYTES: usize = 2;
 
@@ -42,8 +44,14 @@ impl Reading {
         let reading = self.clone();
         Ok(OwnedTask::spawn(async move {
             let mut buffer = vec![0; CONTROL_PACKET_BYTES_MAX];
-            while let Ok((len, source)) = socket.recv_from(&mut buffer).await {
-                reading.tell(Some(source), &buffer[..len]);
+            loop {
+                match socket.recv_from(&mut buffer).await {
+                    Ok((len, source)) => reading.tell(Some(source), &buffer[..len]),
+                    Err(error) => {
+                        tracing::warn!(%error, "a packet of the control channel was not read");
+                        tokio::time::sleep(READ_PAUSE).await;
+                    }
+                }
             }
         }))
     }
@@ -123,24 +131,22 @@ impl Sockets {
         local: SocketAddr,
         reading: Option<&Reading>,
     ) -> Result<Arc<Socket>, ApiError> {
-        let deadline = Instant::now() + ADDRESS_FREE_LIMIT;
-        loop {
-            match self.try_open(local, reading) {
-                Ok(socket) => return Ok(socket),
-                Err(error)
-                    if error.kind() == io::ErrorKind::AddrInUse && Instant::now() < deadline =>
-                {
-                    tokio::time::sleep(ADDRESS_FREE_PAUSE).await;
-                }
-                Err(error) => {
-                    let text = format!(
-                        "cannot open a UDP socket on {local}: {error}; give an address of this \
-                         host and a port that is free"
-                    );
-                    return Err(ApiError::new(ErrorKind::Conflict, text));
-                }
+        let mut opened = self.try_open(local, reading);
+        for _ in 1..ADDRESS_FREE_TRIES {
+            let is_taken = |error: &io::Error| error.kind() == io::ErrorKind::AddrInUse;
+            if !opened.as_ref().is_err_and(is_taken) {
+                break;
             }
+            tokio::time::sleep(ADDRESS_FREE_PAUSE).await;
+            opened = self.try_open(local, reading);
         }
+        opened.map_err(|error| {
+            let text = format!(
+                "cannot open a UDP socket on {local}: {error}; give an address of this host and a \
+                 port that is free"
+            );
+            ApiError::new(ErrorKind::Conflict, text)
+        })
     }
 
     fn try_open(&self, local: SocketAddr, reading: Option<&Reading>) -> io::Result<Arc<Socket>> {
@@ -224,6 +230,8 @@ pub(super) fn set_mark(socket: impl AsFd, mark: Option<u32>) -> Result<(), ApiEr
 mod tests {
     #![allow(clippy::unwrap_used)]
 
+    use std::time::Instant;
+
     use super::*;
 
     /// An address that is free, for now.
@@ -253,7 +261,7 @@ mod tests {
         let local = other.local_addr().unwrap();
         let begun = Instant::now();
         let refused = Sockets::default().open(local, None).await.map(|_| ()).unwrap_err();
-        assert!(begun.elapsed() >= ADDRESS_FREE_LIMIT);
+        assert!(begun.elapsed() >= ADDRESS_FREE_PAUSE * (ADDRESS_FREE_TRIES - 1));
         assert!(refused.error.contains("a port that is free"), "{}", refused.error);
     }
 

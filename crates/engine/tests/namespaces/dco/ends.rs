@@ -83,13 +83,14 @@ fn keepalives_hold_a_peer_and_their_absence_ends_it() {
     for modes in [(Mode::P2p, Mode::P2p), (Mode::Mp, Mode::P2p)] {
         let (a, b) = strangers(modes);
         let _sockets = connect_udp(&a, &b, false, AES_256);
-        a.keepalive(&b, 1, 3);
+        a.keepalive(&b, 1, 10);
         b.keepalive(&a, 1, 60);
         thread::sleep(Duration::from_secs(5));
         assert!(a.device.peer(2).is_ok(), "pings kept it");
         let pinged = a.device.peer(2).unwrap();
         assert!(pinged.link.rx_packets > pinged.vpn.rx_packets, "{pinged:?}");
         b.keepalive(&a, 0, 0);
+        a.keepalive(&b, 1, 3);
         assert_eq!(a.events.deleted(2), DeletionReason::Expired);
         assert_eq!(a.device.peer(2), Err(DeviceError::NoPeer(2)));
     }

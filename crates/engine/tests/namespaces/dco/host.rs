@@ -197,6 +197,15 @@ impl Host {
         self.device.peers().unwrap()
     }
 
+    /// Waits until it has dropped so many packets for this reason.
+    pub(super) fn wait_dropped(&self, reason: DropReason, wanted: u64) {
+        let deadline = Instant::now() + PATIENCE;
+        while self.device.dropped(reason) < wanted {
+            assert!(Instant::now() < deadline, "{reason:?}: {:?}", self.drops());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
     pub(super) fn drops(&self) -> Vec<(DropReason, u64)> {
         let all = DropReason::ALL.iter().map(|reason| (*reason, self.device.dropped(*reason)));
         all.filter(|(_, count)| *count > 0).collect()

@@ -27,10 +27,10 @@ fn networks_behind_peers_are_reached_by_routes_and_foreign_sources_are_not() {
     }
     let pair = (here, there);
     does_not_arrive(&pair, b"no route yet");
-    assert!(a.device.dropped(DropReason::NoEndpoint) > 0);
+    a.wait_dropped(DropReason::NoEndpoint, 1);
     let back = (pair.1, pair.0);
     does_not_arrive(&back, b"from where nobody lives");
-    assert_eq!(a.device.dropped(DropReason::ForeignSource), 1);
+    a.wait_dropped(DropReason::ForeignSource, 1);
     let route = Route {
         destination: ("172.20.0.0".parse().unwrap(), 16),
         gateway: Some(b.inner_v4()),
