@@ -255,10 +255,8 @@ impl Opening {
             esp::NEXT_UDP => {}
             _ => return Err(DropReason::BadInner),
         }
-        let mut inner = esp::parse_inner_headers(&plain[..length]).map_err(wrong)?;
-        inner.frame.start += esp::HEADER_LEN;
-        inner.frame.end += esp::HEADER_LEN;
-        Ok(Some(inner))
+        let inner = esp::parse_inner_headers(&plain[..length]).map_err(wrong)?;
+        Ok(Some(behind(&inner, esp::HEADER_LEN)))
     }
 }
 
@@ -285,12 +283,17 @@ impl OvpnOpening {
         if *plain == PING {
             return Ok(None);
         }
-        let mut inner =
-            tunnel::parse_headers(plain, &self.ends).map_err(|_| DropReason::BadInner)?;
-        inner.frame.start += ovpn::OVERHEAD_BYTES;
-        inner.frame.end += ovpn::OVERHEAD_BYTES;
-        Ok(Some(inner))
+        let inner = tunnel::parse_headers(plain, &self.ends).map_err(|_| DropReason::BadInner)?;
+        Ok(Some(behind(&inner, ovpn::OVERHEAD_BYTES)))
     }
+}
+
+/// The same headers, their frame's place counted from so many bytes before.
+#[inline]
+fn behind(inner: &esp::Inner, at: usize) -> esp::Inner {
+    let frame = at + inner.frame.start..at + inner.frame.end;
+    let esp::Inner { src_port, dst_port, vxlan, .. } = *inner;
+    esp::Inner { src_port, dst_port, vxlan, frame }
 }
 
 /// The tunnel addresses of packets from one host to another.
