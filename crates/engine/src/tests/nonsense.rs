@@ -178,9 +178,21 @@ proptest! {
         let sent = frames_of(&plain).map_err(TestCaseError::fail)?;
         let written = wire.carry(&datagrams);
         prop_assert_eq!(wire.far_drops(), []);
-        wire.same(&sent, &judged(&written));
+        let arrived = judged(&written);
+        let is_longer = |frame: &Vec<u8>| frame.len() > LONGEST_FRAME;
+        if sent.iter().any(is_longer) && !arrived.iter().any(is_longer) {
+            // Cut for the path; `every_path_smaller_than_the_mss` sees that it is cut well. More frames
+            // have more headers.
+            let bytes = |frames: &[Vec<u8>]| frames.iter().map(Vec::len).sum::<usize>();
+            prop_assert!(bytes(&arrived) >= bytes(&sent));
+            return Ok(());
+        }
+        wire.same(&sent, &arrived);
     }
 }
+
+/// A frame without tags that fills the path of a [`Wire`], in bytes.
+const LONGEST_FRAME: usize = 14 + 9_200;
 
 /// A datagram sealed with the right key around any plaintext.
 fn sealed(sa: &SealingSa, plaintext: &[u8]) -> Vec<u8> {
