@@ -8,7 +8,7 @@ use weft_path::{EngineCommand, EngineEvent, OutboundSa};
 
 use super::referee::{VNET, frames_of, put};
 use super::source::{Packet, pattern};
-use super::wire::{Wire, judged};
+use super::wire::{Wire, altered, judged};
 use super::{PATH, PEER, Rig, outbound_sa, udp_read};
 use crate::counters::{DropReason, Work};
 
@@ -58,13 +58,7 @@ fn no_altered_packet_is_opened() {
     let mut wire = wire();
     let flights = wire.send(&[Packet::new(true, false).with(b"sealed").partial()]);
     let good = &flights[0].datagram;
-    let altered: Vec<Vec<u8>> = (0..good.len() * 8)
-        .map(|bit| {
-            let mut bad = good.clone();
-            bad[bit / 8] ^= 1 << (bit % 8);
-            bad
-        })
-        .collect();
+    let altered = altered(good);
     assert!(wire.carry(&altered).is_empty());
     // The first packet id is 1, and 0 is none.
     let forged = altered.len() as u64 - 33;
@@ -149,12 +143,7 @@ proptest! {
                 sealed(&key, &plain)
             })
             .collect();
-        let written = wire.carry(&datagrams);
-        let frames = judged(&written).len() as u64;
-        let dropped: u64 = wire.far_drops().iter().map(|(_, count)| count).sum();
-        let counters = wire.far.counters();
-        let other = counters.done(Work::Dummies) + counters.done(Work::ProbesReceived);
-        prop_assert_eq!(frames + dropped + other, plaintexts.len() as u64);
+        prop_assert_eq!(wire.accounted(&datagrams), plaintexts.len() as u64);
     }
 }
 

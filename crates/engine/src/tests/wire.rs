@@ -23,6 +23,9 @@ pub(super) struct Flight {
     pub(super) frame: Vec<u8>,
 }
 
+/// The path's MTU to begin with, in bytes.
+pub(super) const MTU_OF_WIRE: usize = 9_200;
+
 /// The host that sends, and the host that receives.
 pub(super) struct Wire {
     pub(super) near: Rig,
@@ -41,7 +44,7 @@ impl Wire {
         near.socket.kept = Some(std::cell::RefCell::default());
         let group = (1, RUN_SEGMENTS_MIN);
         let mut wire = Self { near, far, group, idle_ids: true, dice: Dice(1), handed: 0 };
-        wire.set_mtu(9_200);
+        wire.set_mtu(MTU_OF_WIRE as u16);
         wire
     }
 
@@ -143,10 +146,30 @@ impl Wire {
         written
     }
 
+    /// Carries all of it, whatever it is. Returns how many frames the kernel gets, drops are counted, and
+    /// dummies and probes are seen, together.
+    pub(super) fn accounted(&mut self, datagrams: &[Vec<u8>]) -> u64 {
+        let written = self.carry(datagrams);
+        let dropped: u64 = self.far_drops().iter().map(|(_, count)| count).sum();
+        let counters = self.far.counters();
+        let other = counters.done(Work::Dummies) + counters.done(Work::ProbesReceived);
+        judged(&written).len() as u64 + dropped + other
+    }
+
     /// Reasons and counts of the receiver's drops.
     pub(super) fn far_drops(&self) -> Vec<(DropReason, u64)> {
         self.far.drops()
     }
+}
+
+/// A datagram with each of its bits altered, one at a time.
+pub(super) fn altered(good: &[u8]) -> Vec<Vec<u8>> {
+    let alter = |bit: usize| {
+        let mut bad = good.to_vec();
+        bad[bit / 8] ^= 1 << (bit % 8);
+        bad
+    };
+    (0..good.len() * 8).map(alter).collect()
 }
 
 /// What the referee makes of all that was written.
