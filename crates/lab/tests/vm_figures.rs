@@ -14,9 +14,10 @@ use weft_lab::net::{counter, is_soak};
 const ROUNDS: usize = 25;
 /// Seconds of each round.
 const ROUND_S: &str = "3";
-/// What the daemon's processor time may grow by under traffic, in ticks of 10 ms for each second:
-/// its probes take longer when the processor is busy.
-const TICKS_MORE_PER_S_MAX: u64 = 5;
+/// What the daemon's processor time may grow by under traffic, in ticks of 10 ms for each second. The
+/// kernel books the packets of an interrupt on whoever it interrupted, so that on a slow machine an
+/// idle daemon has shown 16; one that moves the packets takes eighty and more.
+const TICKS_MORE_PER_S_MAX: u64 = 25;
 
 #[test]
 fn the_encrypted_path_is_within_15_per_cent_of_one_built_by_hand() -> anyhow::Result<()> {
