@@ -59,8 +59,11 @@ pub fn run(options: &DemoOptions) -> anyhow::Result<()> {
         let (name, netns) = (host.nickname(), host.netns().name());
         progress::note(&format!("{name}: {} and {} in {netns}", host.ipv4(), host.ipv6()));
     }
-    progress::step("starting a daemon on each: weft launch --password-file F [HOST]");
-    sandbox.launch_all(&[])?;
+    // The figures are those of the vector engine, whatever engines this kernel has.
+    progress::step(
+        "starting a daemon on each: weft launch --engine userspace --password-file F [HOST]",
+    );
+    sandbox.launch_all(&["--engine", "userspace"])?;
     let containers = attach(&sandbox)?;
     progress::step("waiting until each host has an encrypted path to the other");
     for host in sandbox.hosts() {

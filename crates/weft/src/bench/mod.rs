@@ -415,7 +415,8 @@ fn start_weft(sandbox: &Sandbox, way: Way) -> Result<[Container; 2], SandboxErro
     progress::step(&format!(
         "starting a daemon on each host and attaching a container to each, {cipher}, {ports} ports"
     ));
-    sandbox.launch_all(&["--cipher", cipher.name(), "--port-mode", ports])?;
+    let words = ["--engine", "userspace", "--cipher", cipher.name(), "--port-mode", ports];
+    sandbox.launch_all(&words)?;
     Ok([sandbox.host(0).add_container("a")?, sandbox.host(1).add_container("b")?])
 }
 
