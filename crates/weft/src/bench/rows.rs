@@ -211,7 +211,8 @@ pub fn weft(pair: WeftPair<'_>) -> Result<Row, SandboxError> {
         mtu: client.mtu()?,
         daemons: sandbox.hosts().iter().filter_map(|host| host.daemon_pid()).collect(),
         setup: format!(
-            "`weft launch --port-mode {ports}` on each host, `weft attach` of each container; {cipher}"
+            "`weft launch --engine userspace --port-mode {ports}` on each host, `weft attach` of each \
+             container; {cipher}"
         ),
         _processes: Vec::new(),
     })
