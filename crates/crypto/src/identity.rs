@@ -7,6 +7,35 @@ use std::str::FromStr;
 use aws_lc_rs::digest::{Context, SHA256, digest};
 use serde::{Deserialize, Serialize};
 
+/// Where all tunnel addresses lie: an IPv6 prefix ("weft" behind fd, RFC 4193) and its length in bits.
+pub const TUNNEL_PREFIX: (Ipv6Addr, u8) =
+    (Ipv6Addr::new(0xfd77, 0x6566, 0x7400, 0, 0, 0, 0, 0), 40);
+
+/// In the sixth byte of a tunnel address: what the host receives goes there, ...
+const TUNNEL_TO: u8 = 0x80;
+/// ... and the kernel engine moves it.
+const TUNNEL_KERNEL: u8 = 0x01;
+
+/// Which of a host's tunnel addresses: packets of format `ovpn` go from the sender's `From` to the
+/// receiver's `To`, each that of the engine that moves them there. They differ because the kernel's device
+/// tells its peers apart by address: those that send from those that receive, and two paths to one host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TunnelEnd {
+    /// Whether the host sends from there, or receives there.
+    pub way: TunnelWay,
+    /// The kernel engine moves the packets at this host; else the vector engine does.
+    pub kernel: bool,
+}
+
+/// What a host has a tunnel address for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TunnelWay {
+    /// The source of what it sends.
+    From,
+    /// The destination of what it receives.
+    To,
+}
+
 /// A host's identity: the SHA-256 of its raw 32-byte Ed25519 public key (DESIGN section 2).
 ///
 /// Shown as its first 8 bytes in hex; serialised as all 32 bytes in hex.
@@ -32,12 +61,16 @@ impl PeerId {
         &self.0
     }
 
-    /// The address by which hosts know each other inside packets of format `ovpn` (DESIGN section 5): of
-    /// the prefix fd77:6566:7400::/40 ("weft" behind fd, RFC 4193), then the first 11 bytes.
-    pub fn tunnel_address(&self) -> Ipv6Addr {
-        let mut octets = [0; 16];
-        octets[..5].copy_from_slice(&[0xfd, b'w', b'e', b'f', b't']);
-        octets[5..].copy_from_slice(&self.0[..11]);
+    /// An address by which hosts know each other inside packets of format `ovpn` (DESIGN section 5):
+    /// [`TUNNEL_PREFIX`], a byte that says which of the host's it is, then the first 10 bytes.
+    pub fn tunnel_address(&self, end: TunnelEnd) -> Ipv6Addr {
+        let way = match end.way {
+            TunnelWay::From => 0,
+            TunnelWay::To => TUNNEL_TO,
+        };
+        let mut octets = TUNNEL_PREFIX.0.octets();
+        octets[5] = way | if end.kernel { TUNNEL_KERNEL } else { 0 };
+        octets[6..].copy_from_slice(&self.0[..10]);
         octets.into()
     }
 
@@ -232,6 +265,17 @@ mod tests {
         assert_eq!(id.to_hex().parse(), Ok(id));
         assert_eq!(id.to_string(), id.to_hex()[..16]);
         assert_eq!("zz".parse::<PeerId>(), Err(ParsePeerIdError));
+    }
+
+    #[test]
+    fn a_host_has_four_tunnel_addresses() {
+        let id = PeerId::from_bytes([0xa5; 32]);
+        let address = |way, kernel| id.tunnel_address(TunnelEnd { way, kernel }).to_string();
+        let rest = "a5a5:a5a5:a5a5:a5a5:a5a5";
+        assert_eq!(address(TunnelWay::From, false), format!("fd77:6566:7400:{rest}"));
+        assert_eq!(address(TunnelWay::From, true), format!("fd77:6566:7401:{rest}"));
+        assert_eq!(address(TunnelWay::To, false), format!("fd77:6566:7480:{rest}"));
+        assert_eq!(address(TunnelWay::To, true), format!("fd77:6566:7481:{rest}"));
     }
 
     #[test]

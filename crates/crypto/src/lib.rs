@@ -20,7 +20,10 @@ pub use cpace::{
     CPACE_SHARE_LEN, CPACE_TAG_LEN, CpaceContext, CpaceError, CpaceInitiator, CpaceKey,
     CpaceResponder, CpaceSecret, Initiator, Responder,
 };
-pub use identity::{Cipher, DataCipher, Format, ParsePeerIdError, PeerId, fingerprint};
+pub use identity::{
+    Cipher, DataCipher, Format, ParsePeerIdError, PeerId, TUNNEL_PREFIX, TunnelEnd, TunnelWay,
+    fingerprint,
+};
 pub use library::{Choice, Library, SizeClass, prefer, preferred};
 pub use sa::{
     ESP_HEADER_LEN, ESP_ICV_LEN, OpenError, OpeningKey, OpeningSa, Reserved, SealError, Sealer,

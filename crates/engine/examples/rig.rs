@@ -86,6 +86,7 @@ fn inbound_sa(spi: u32, cipher: Cipher) -> InboundSa {
         cipher,
         key: key(spi),
         encapsulation: Encapsulation::Udp,
+        remote_engine: EngineKind::Userspace,
         lifetime: Duration::MAX,
     }
 }
@@ -103,6 +104,7 @@ fn outbound_sa(spi: u32, cipher: Cipher) -> OutboundSa {
         bytes_soft: u64::MAX,
         bytes_hard: u64::MAX,
         encapsulation: Encapsulation::Udp,
+        remote_engine: EngineKind::Userspace,
         lifetime: Duration::MAX,
     }
 }

@@ -355,6 +355,7 @@ fn commands(cipher: Cipher, remote: SocketAddr) -> [EngineCommand; 4] {
         cipher,
         key: key.clone(),
         encapsulation: Encapsulation::Udp,
+        remote_engine: EngineKind::Userspace,
         lifetime: Duration::MAX,
     };
     let outbound = OutboundSa {
@@ -369,6 +370,7 @@ fn commands(cipher: Cipher, remote: SocketAddr) -> [EngineCommand; 4] {
         bytes_soft: u64::MAX,
         bytes_hard: u64::MAX,
         encapsulation: Encapsulation::Udp,
+        remote_engine: EngineKind::Userspace,
         lifetime: Duration::MAX,
     };
     let endpoint = |number| Endpoint { mac: mac(number), addresses: Vec::new() };

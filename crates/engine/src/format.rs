@@ -5,13 +5,14 @@
 //! opcode, key id and peer id, which path choice calls the SPI there.
 
 use weft_crypto::{
-    Format, OpenError, OpeningKey, PeerId, ReplayWindow, Reserved, Sealer, SealingSa, ovpn,
+    Format, OpenError, OpeningKey, PeerId, ReplayWindow, Reserved, Sealer, SealingSa, TunnelEnd,
+    TunnelWay, ovpn,
 };
 use weft_openvpn::data::PING;
 use weft_packet::esp;
 use weft_packet::tunnel::{self, Ends};
 use weft_packet::vxlan::VxlanHeader;
-use weft_path::{InboundSa, OutboundSa};
+use weft_path::{EngineKind, InboundSa, OutboundSa};
 
 use crate::counters::DropReason;
 
@@ -69,7 +70,7 @@ impl Sealing {
             Format::Ovpn => Self::Ovpn(Box::new(OvpnSealing {
                 key: ovpn::SealingKey::of_sa(sa.cipher, &sa.key),
                 spi: sa.spi,
-                ends: ends(local, peer),
+                ends: ends((local, EngineKind::Userspace), (peer, sa.remote_engine)),
             })),
             _ => Self::Esp(SealingSa::new(sa.cipher, sa.spi, &sa.key, sa.iv_salt)),
         }
@@ -194,7 +195,7 @@ impl Opening {
         match sa.key.format() {
             Format::Ovpn => Self::Ovpn(Box::new(OvpnOpening {
                 key: ovpn::OpeningKey::of_sa(sa.cipher, &sa.key),
-                ends: ends(peer, local),
+                ends: ends((peer, sa.remote_engine), (local, EngineKind::Userspace)),
             })),
             _ => Self::Esp(OpeningKey::new(sa.cipher, sa.spi, &sa.key)),
         }
@@ -296,9 +297,12 @@ fn behind(inner: &esp::Inner, at: usize) -> esp::Inner {
     esp::Inner { src_port, dst_port, vxlan, frame }
 }
 
-/// The tunnel addresses of packets from one host to another.
-fn ends(from: &PeerId, to: &PeerId) -> Ends {
-    Ends { source: from.tunnel_address(), destination: to.tunnel_address() }
+/// The tunnel addresses of packets from one host's engine to another's.
+fn ends(from: (&PeerId, EngineKind), to: (&PeerId, EngineKind)) -> Ends {
+    let address = |(host, engine): (&PeerId, EngineKind), way| {
+        host.tunnel_address(TunnelEnd { way, kernel: engine == EngineKind::Kernel })
+    };
+    Ends { source: address(from, TunnelWay::From), destination: address(to, TunnelWay::To) }
 }
 
 pub(crate) fn refused(error: OpenError) -> DropReason {

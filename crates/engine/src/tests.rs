@@ -121,6 +121,7 @@ impl Rig {
             cipher: outbound.cipher,
             key: outbound.key.clone(),
             encapsulation: Encapsulation::Udp,
+            remote_engine: outbound.remote_engine,
             lifetime: Duration::MAX,
         };
         let far = Endpoint { mac: FAR, addresses: Vec::new() };
@@ -226,6 +227,7 @@ fn outbound_sa() -> OutboundSa {
         bytes_soft: u64::MAX,
         bytes_hard: u64::MAX,
         encapsulation: Encapsulation::Udp,
+        remote_engine: EngineKind::Userspace,
         lifetime: Duration::MAX,
     }
 }
@@ -545,6 +547,7 @@ fn lanes_share_the_flows_and_each_flow_keeps_its_lane() {
         cipher,
         key: key.clone(),
         encapsulation: Encapsulation::Udp,
+        remote_engine: EngineKind::Userspace,
         lifetime: Duration::MAX,
     };
     let outbound = OutboundSa { spi: SPI + 1, lane: 2, cipher, key, ..outbound_sa() };
@@ -636,6 +639,7 @@ fn commands_that_contradict_what_is_known_change_nothing() {
         cipher: Cipher::Aes256Gcm,
         key: SaKey::from_bytes([5; 36]),
         encapsulation: Encapsulation::Udp,
+        remote_engine: EngineKind::Userspace,
         lifetime: Duration::MAX,
     };
     let fresh = InboundSa { spi: SPI + 1, ..sa.clone() };

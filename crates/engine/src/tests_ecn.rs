@@ -83,8 +83,16 @@ impl Rig {
         let key = SaKey::from_bytes([3; 36]);
         let (cipher, encapsulation) = (Cipher::Aes256Gcm, Encapsulation::Udp);
         let (lane, lifetime) = (0, Duration::MAX);
-        let inbound =
-            InboundSa { spi: SPI, lane, cipher, key: key.clone(), encapsulation, lifetime };
+        let remote_engine = EngineKind::Userspace;
+        let inbound = InboundSa {
+            spi: SPI,
+            lane,
+            cipher,
+            key: key.clone(),
+            encapsulation,
+            remote_engine,
+            lifetime,
+        };
         let outbound = OutboundSa {
             spi: SPI,
             lane,
@@ -97,6 +105,7 @@ impl Rig {
             bytes_soft: u64::MAX,
             bytes_hard: u64::MAX,
             encapsulation,
+            remote_engine,
             lifetime,
         };
         let (engine, peer, path) = (EngineKind::Userspace, PEER, PATH);

@@ -41,6 +41,7 @@ fn add_peer(engine: &Engine, number: u32) {
             cipher,
             key: key.clone(),
             encapsulation: Encapsulation::Udp,
+            remote_engine: EngineKind::Userspace,
             lifetime: Duration::MAX,
         };
         let remote = IpAddr::V4(address);
@@ -58,6 +59,7 @@ fn add_peer(engine: &Engine, number: u32) {
             bytes_soft: u64::MAX,
             bytes_hard: u64::MAX,
             encapsulation: Encapsulation::Udp,
+            remote_engine: EngineKind::Userspace,
             lifetime: Duration::MAX,
         };
         let remote = SocketAddr::new(address.into(), 6784);

@@ -1,4 +1,5 @@
-//! The UDP sockets behind which the kernel takes ESP out of UDP (RFC 3948).
+//! The UDP sockets behind which the kernel takes packets out of UDP: ESP (RFC 3948), or what an `ovpn`
+//! device opens.
 
 use std::io;
 use std::mem;
@@ -24,9 +25,18 @@ const PORT_ATTEMPTS_MAX: u32 = 16;
 const UNSPECIFIED: [IpAddr; 2] =
     [IpAddr::V4(Ipv4Addr::UNSPECIFIED), IpAddr::V6(Ipv6Addr::UNSPECIFIED)];
 
-/// One UDP port, for IPv4 and IPv6, on which the kernel takes ESP packets and hands them to its
-/// IPsec states. It does so as long as the sockets live, in whichever process; ESP leaves the host
-/// from the port that the state names, not through the sockets.
+/// What takes the packets that come to an [`EncapSocket`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Taker {
+    /// The kernel's IPsec states, from the start. ESP leaves the host from the port that the state
+    /// names, not through the sockets.
+    Ipsec,
+    /// An `ovpn` device of the kernel, from when it is given the sockets for its peers.
+    DataChannel,
+}
+
+/// One UDP port, for IPv4 and IPv6, on which the kernel takes packets itself. It does so as long as the
+/// sockets live, in whichever process.
 #[derive(Debug)]
 pub struct EncapSocket {
     v4: Option<UdpSocket>,
@@ -36,16 +46,16 @@ pub struct EncapSocket {
 
 impl EncapSocket {
     /// Binds `port` (0: any free one) on `address`, or on all addresses of the host, in the calling
-    /// thread's network namespace. A kernel without IPv6 gives IPv4 alone. It needs no ESP in the
-    /// kernel: packets are then dropped.
+    /// thread's network namespace. A kernel without IPv6 gives IPv4 alone. [`Taker::Ipsec`] needs no ESP
+    /// in the kernel: packets are then dropped.
     ///
     /// # Errors
     /// [`IoError::PortInUse`], [`IoError::NoEspInUdp`], or what the kernel refused.
-    pub fn bind(address: Option<IpAddr>, port: u16) -> Result<Self, IoError> {
+    pub fn bind(taker: Taker, address: Option<IpAddr>, port: u16) -> Result<Self, IoError> {
         match address {
-            Some(IpAddr::V4(v4)) => Self::of(Some(open(v4.into(), port)?), None),
-            Some(IpAddr::V6(v6)) => Self::of(None, Some(open(v6.into(), port)?)),
-            None => Self::bind_all(port),
+            Some(IpAddr::V4(v4)) => Self::of(Some(open(taker, v4.into(), port)?), None),
+            Some(IpAddr::V6(v6)) => Self::of(None, Some(open(taker, v6.into(), port)?)),
+            None => Self::bind_all(taker, port),
         }
     }
 
@@ -54,8 +64,8 @@ impl EncapSocket {
     /// # Errors
     /// [`IoError::Kernel`] if they are no bound UDP sockets of one port, at most one for IPv4 and one
     /// for IPv6, or [`IoError::NoEspInUdp`].
-    pub fn from_fds(fds: Vec<OwnedFd>) -> Result<Self, IoError> {
-        const WHAT: &str = "take over the sockets for ESP in UDP";
+    pub fn from_fds(taker: Taker, fds: Vec<OwnedFd>) -> Result<Self, IoError> {
+        const WHAT: &str = "take over the sockets of a UDP port";
         let wrong = |reason| IoError::of(WHAT, io::Error::new(io::ErrorKind::InvalidInput, reason));
         let (mut v4, mut v6) = (None, None);
         for fd in fds {
@@ -70,7 +80,7 @@ impl EncapSocket {
             if local.port() == 0 || slot.is_some() {
                 return Err(wrong("a socket without a port, or two of one family"));
             }
-            take_esp(&socket)?;
+            taker.prepare(&socket)?;
             *slot = Some(socket);
         }
         Self::of(v4, v6)
@@ -87,7 +97,8 @@ impl EncapSocket {
             None => v4 == Some(UNSPECIFIED[0]) && v6 == ipv6_is_there().then_some(UNSPECIFIED[1]),
         };
         // In another namespace the port would be free in this one.
-        let is_here = |ip| matches!(open(ip, self.port), Err(IoError::PortInUse { .. }));
+        let taker = Taker::DataChannel;
+        let is_here = |ip| matches!(open(taker, ip, self.port), Err(IoError::PortInUse { .. }));
         fits && (port == 0 || port == self.port) && v4.into_iter().chain(v6).all(is_here)
     }
 
@@ -99,6 +110,11 @@ impl EncapSocket {
     /// The sockets.
     pub fn fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         self.v4.iter().chain(&self.v6).map(AsFd::as_fd)
+    }
+
+    /// The socket that packets to and from this address go by; `None` without one of its family.
+    pub fn fd_for(&self, remote: IpAddr) -> Option<BorrowedFd<'_>> {
+        self.socket_for(remote).map(AsFd::as_fd)
     }
 
     /// The port.
@@ -118,17 +134,20 @@ impl EncapSocket {
     /// network's answer to an earlier one.
     pub fn send_keepalive(&self, to: SocketAddr) -> io::Result<()> {
         let to = SocketAddr::new(to.ip().to_canonical(), to.port());
-        let socket = if to.is_ipv4() { &self.v4 } else { &self.v6 };
-        let socket = socket.as_ref().ok_or(io::ErrorKind::AddrNotAvailable)?;
+        let socket = self.socket_for(to.ip()).ok_or(io::ErrorKind::AddrNotAvailable)?;
         socket.send_to(&KEEPALIVE, to).map(|_| ())
     }
 
-    fn bind_all(port: u16) -> Result<Self, IoError> {
+    fn socket_for(&self, remote: IpAddr) -> Option<&UdpSocket> {
+        if remote.to_canonical().is_ipv4() { self.v4.as_ref() } else { self.v6.as_ref() }
+    }
+
+    fn bind_all(taker: Taker, port: u16) -> Result<Self, IoError> {
         let mut last = IoError::PortInUse { port };
         for _ in 0..PORT_ATTEMPTS_MAX {
-            let v4 = open(UNSPECIFIED[0], port)?;
+            let v4 = open(taker, UNSPECIFIED[0], port)?;
             let chosen = port_of(&v4)?;
-            match open(UNSPECIFIED[1], chosen) {
+            match open(taker, UNSPECIFIED[1], chosen) {
                 Ok(v6) => return Self::of(Some(v4), Some(v6)),
                 Err(error @ IoError::PortInUse { .. }) if port == 0 => last = error,
                 Err(IoError::Kernel { source, .. }) if without_ipv6(&source) => {
@@ -141,7 +160,7 @@ impl EncapSocket {
     }
 
     fn of(v4: Option<UdpSocket>, v6: Option<UdpSocket>) -> Result<Self, IoError> {
-        const WHAT: &str = "use the sockets for ESP in UDP";
+        const WHAT: &str = "use the sockets of a UDP port";
         let mut ports = Vec::new();
         for socket in v4.iter().chain(&v6) {
             ports.push(port_of(socket)?);
@@ -154,8 +173,18 @@ impl EncapSocket {
     }
 }
 
-fn open(address: IpAddr, port: u16) -> Result<UdpSocket, IoError> {
-    const WHAT: &str = "open a UDP socket for ESP";
+impl Taker {
+    /// Switches a socket over to it, where that is not left to the taker.
+    fn prepare(self, socket: &UdpSocket) -> Result<(), IoError> {
+        match self {
+            Self::Ipsec => take_esp(socket),
+            Self::DataChannel => Ok(()),
+        }
+    }
+}
+
+fn open(taker: Taker, address: IpAddr, port: u16) -> Result<UdpSocket, IoError> {
+    const WHAT: &str = "open a UDP socket for the kernel's own use";
     let failed = |error: Errno| IoError::of(WHAT, error.into());
     let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
@@ -166,10 +195,10 @@ fn open(address: IpAddr, port: u16) -> Result<UdpSocket, IoError> {
     sockopt::set_socket_recv_buffer_size(&fd, RECEIVE_BUFFER_BYTES).map_err(failed)?;
     let socket = UdpSocket::from(fd);
     // Before it has a port, so that no ESP packet ever goes to its queue.
-    take_esp(&socket)?;
+    taker.prepare(&socket)?;
     rustix::net::bind(&socket, &SocketAddr::new(address, port)).map_err(|error| match error {
         Errno::ADDRINUSE => IoError::PortInUse { port },
-        error => IoError::of("bind a UDP socket for ESP", error.into()),
+        error => IoError::of("bind a UDP socket for the kernel's own use", error.into()),
     })?;
     Ok(socket)
 }
@@ -203,7 +232,7 @@ fn port_of(socket: &UdpSocket) -> Result<u16, IoError> {
 }
 
 fn ipv6_is_there() -> bool {
-    open(UNSPECIFIED[1], 0).is_ok()
+    open(Taker::DataChannel, UNSPECIFIED[1], 0).is_ok()
 }
 
 /// What a kernel without IPv6, or with it switched off, answers.
@@ -230,7 +259,7 @@ mod tests {
 
     #[test]
     fn a_keepalive_is_one_byte_from_the_port() {
-        let encap = EncapSocket::bind(None, 0).unwrap();
+        let encap = EncapSocket::bind(Taker::Ipsec, None, 0).unwrap();
         for address in LOOPBACK {
             let socket = receiver(address);
             encap.send_keepalive(socket.local_addr().unwrap()).unwrap();
@@ -241,9 +270,29 @@ mod tests {
     }
 
     #[test]
+    fn a_port_for_a_data_channel_leaves_packets_to_the_device() {
+        let encap = EncapSocket::bind(Taker::DataChannel, None, 0).unwrap();
+        let fds = LOOPBACK.map(|address| encap.fd_for(address).unwrap().as_raw_fd());
+        assert_ne!(fds[0], fds[1]);
+        let mapped = Ipv4Addr::LOCALHOST.to_ipv6_mapped().into();
+        assert_eq!(encap.fd_for(mapped).unwrap().as_raw_fd(), fds[0]);
+        let only_v4 = EncapSocket::bind(Taker::DataChannel, Some(LOOPBACK[0]), 0).unwrap();
+        assert!(only_v4.fd_for(LOOPBACK[1]).is_none());
+        let port = only_v4.port();
+        let [fd] = <[OwnedFd; 1]>::try_from(only_v4.into_fds()).unwrap();
+        let socket = UdpSocket::from(fd);
+        socket.set_nonblocking(false).unwrap();
+        socket.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+        // As ESP the kernel would take it.
+        receiver(LOOPBACK[0]).send_to(&[7; 64], (LOOPBACK[0], port)).unwrap();
+        let mut bytes = [0; 128];
+        assert_eq!(socket.recv(&mut bytes).unwrap(), 64);
+    }
+
+    #[test]
     fn the_kernel_takes_esp_and_leaves_the_rest() {
         for address in LOOPBACK {
-            let encap = EncapSocket::bind(Some(address), 0).unwrap();
+            let encap = EncapSocket::bind(Taker::Ipsec, Some(address), 0).unwrap();
             let port = encap.port();
             let sockets = encap.into_fds();
             let [fd] = <[OwnedFd; 1]>::try_from(sockets).unwrap();
@@ -262,31 +311,31 @@ mod tests {
 
     #[test]
     fn sockets_given_away_come_back() {
-        let encap = EncapSocket::bind(None, 0).unwrap();
+        let encap = EncapSocket::bind(Taker::Ipsec, None, 0).unwrap();
         let port = encap.port();
         assert_eq!((encap.fds().count(), encap.ipv6()), (2, true));
-        let back = EncapSocket::from_fds(encap.into_fds()).unwrap();
+        let back = EncapSocket::from_fds(Taker::Ipsec, encap.into_fds()).unwrap();
         assert_eq!((back.port(), back.ipv6()), (port, true));
-        assert!(EncapSocket::from_fds(Vec::new()).is_err());
+        assert!(EncapSocket::from_fds(Taker::Ipsec, Vec::new()).is_err());
         let tcp = std::net::TcpListener::bind((LOOPBACK[0], 0)).unwrap();
-        assert!(EncapSocket::from_fds(vec![tcp.into()]).is_err());
+        assert!(EncapSocket::from_fds(Taker::Ipsec, vec![tcp.into()]).is_err());
         let two = [receiver(LOOPBACK[0]), receiver(LOOPBACK[0])].map(OwnedFd::from);
-        assert!(EncapSocket::from_fds(two.into()).is_err());
+        assert!(EncapSocket::from_fds(Taker::Ipsec, two.into()).is_err());
     }
 
     #[test]
     fn sockets_serve_the_address_port_and_namespace_that_they_were_made_for() {
-        let all = EncapSocket::bind(None, 0).unwrap();
+        let all = EncapSocket::bind(Taker::Ipsec, None, 0).unwrap();
         assert!(all.serves(None, all.port()) && all.serves(None, 0));
         assert!(!all.serves(None, all.port() ^ 1));
         for address in LOOPBACK {
             assert!(!all.serves(Some(address), all.port()));
-            let one = EncapSocket::bind(Some(address), 0).unwrap();
+            let one = EncapSocket::bind(Taker::Ipsec, Some(address), 0).unwrap();
             assert!(one.serves(Some(address), one.port()));
             assert!(!one.serves(None, one.port()));
             assert!(!one.serves(Some(LOOPBACK[usize::from(address.is_ipv4())]), one.port()));
         }
-        let only_v4 = EncapSocket::bind(Some(UNSPECIFIED[0]), 0).unwrap();
+        let only_v4 = EncapSocket::bind(Taker::Ipsec, Some(UNSPECIFIED[0]), 0).unwrap();
         assert!(!only_v4.serves(None, only_v4.port()), "IPv6 would be without");
         let elsewhere = std::thread::spawn(move || {
             crate::namespace::unshare_network().unwrap();
@@ -297,11 +346,11 @@ mod tests {
 
     #[test]
     fn a_taken_port_and_a_refusal_are_named() {
-        let first = EncapSocket::bind(None, 0).unwrap();
+        let first = EncapSocket::bind(Taker::Ipsec, None, 0).unwrap();
         let port = first.port();
-        let error = EncapSocket::bind(None, port).unwrap_err();
+        let error = EncapSocket::bind(Taker::Ipsec, None, port).unwrap_err();
         assert!(matches!(error, IoError::PortInUse { port: taken } if taken == port), "{error}");
-        let only_v4 = EncapSocket::bind(Some(LOOPBACK[0]), 0).unwrap();
+        let only_v4 = EncapSocket::bind(Taker::Ipsec, Some(LOOPBACK[0]), 0).unwrap();
         let error = only_v4.send_keepalive((LOOPBACK[1], 9).into()).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::AddrNotAvailable);
         let error = refused(io::Error::from_raw_os_error(libc::ENOPROTOOPT));

@@ -1,4 +1,5 @@
-//! The guard: no overlay packet leaves or arrives outside IPsec, whoever sent it (DESIGN section 8).
+//! The guard: no overlay packet leaves or arrives unprotected, whoever sent it (DESIGN section 8), and
+//! nothing but overlay packets takes the data channel's device.
 
 use std::{collections::BTreeSet, net::IpAddr};
 
@@ -6,6 +7,7 @@ use serde_json::{Value, json};
 
 use crate::{
     Kernel,
+    engine::DATA_CHANNEL_DEVICE,
     error::KernelError,
     nft::{Listing, Table},
     nft_watch::NftWatch,
@@ -41,6 +43,9 @@ pub struct GuardCounters {
     pub postrouting: GuardCount,
     /// Packets for this host that arrived unprotected.
     pub input: GuardCount,
+    /// Packets other than the overlay's that came out of the data channel's device or would have
+    /// entered it: a peer's key opens nothing else on the host.
+    pub channel: GuardCount,
 }
 
 /// The guard of a host: one nftables table, `inet weft-guard`. It does not depend on any SA or
@@ -176,9 +181,12 @@ fn members(trusted: &BTreeSet<IpAddr>, is_family: IsFamily) -> Vec<String> {
 /// Everything in the table.
 fn objects(trusted: &BTreeSet<IpAddr>, counts: GuardCounters) -> Vec<Value> {
     let mut objects = vec![TABLE.tag()];
-    for (name, count) in
-        [("output", counts.output), ("postrouting", counts.postrouting), ("input", counts.input)]
-    {
+    for (name, count) in [
+        ("output", counts.output),
+        ("postrouting", counts.postrouting),
+        ("input", counts.input),
+        ("channel", counts.channel),
+    ] {
         let fields = json!({ "name": name, "packets": count.packets, "bytes": count.bytes });
         objects.push(TABLE.part("counter", fields));
     }
@@ -190,42 +198,78 @@ fn objects(trusted: &BTreeSet<IpAddr>, counts: GuardCounters) -> Vec<Value> {
         }
         objects.push(TABLE.part("set", fields));
     }
-    for (hook, priority) in
-        [("output", PRIORITY_LAST), ("postrouting", PRIORITY_LAST), ("input", PRIORITY_FIRST)]
-    {
+    for (hook, priority) in [
+        ("output", PRIORITY_LAST),
+        ("postrouting", PRIORITY_LAST),
+        ("input", PRIORITY_FIRST),
+        ("forward", PRIORITY_FIRST),
+    ] {
         let fields = json!({
             "name": hook, "type": "filter", "hook": hook, "prio": priority, "policy": "accept",
         });
         objects.push(TABLE.part("chain", fields));
-        objects.extend(rules(hook));
+        objects.extend(if hook == "forward" { forward_rules().into() } else { rules(hook) });
     }
     objects
 }
 
-/// The rules of one chain: the exceptions, then the drop.
-fn rules(hook: &str) -> [Value; 3] {
+/// The rules of a chain for what enters or leaves this host: the exceptions, then the drops.
+fn rules(hook: &str) -> Vec<Value> {
     let arriving = hook == "input";
     let side = if arriving { "saddr" } else { "daddr" };
-    let equal = |left: Value, right: Value| json!({ "match": { "op": "==", "left": left, "right": right } });
     let field = |protocol: &str, field: &str| json!({ "payload": { "protocol": protocol, "field": field } });
-    let overlay = || equal(field("udp", "dport"), json!({ "set": GUARDED_PORTS }));
-    let rule = |comment: &str, expr: Vec<Value>| {
-        TABLE.part("rule", json!({ "chain": hook, "comment": comment, "expr": expr }))
-    };
+    let overlay = || equal(&field("udp", "dport"), json!({ "set": GUARDED_PORTS }));
     let exception = |protocol: &str, set: &str| {
-        let peer = equal(field(protocol, side), format!("@{set}").into());
-        rule("weft: peers trusted in plain", vec![peer, overlay(), json!({ "accept": null })])
+        let peer = equal(&field(protocol, side), format!("@{set}"));
+        rule(hook, "weft: peers trusted in plain", vec![peer, overlay(), accept()])
     };
+    let channel = || by_channel(if arriving { "iifname" } else { "oifname" });
     // The route that a packet takes knows whether IPsec will wrap it; an arrived packet knows what
     // it was wrapped in.
     let protection = if arriving { "meta" } else { "rt" };
-    let unprotected = equal(json!({ protection: { "key": "ipsec" } }), false.into());
-    let drop = vec![overlay(), unprotected, json!({ "counter": hook }), json!({ "drop": null })];
-    [
+    let unprotected = equal(&json!({ protection: { "key": "ipsec" } }), false);
+    let sealed = "weft: the data channel seals and opens what takes its device";
+    vec![
         exception("ip", "trusted4"),
         exception("ip6", "trusted6"),
-        rule("weft: no overlay packet without IPsec", drop),
+        rule(hook, sealed, vec![channel(), overlay(), accept()]),
+        rule(hook, NOTHING_ELSE, dropped(vec![channel()], "channel")),
+        rule(
+            hook,
+            "weft: no overlay packet without protection",
+            dropped(vec![overlay(), unprotected], hook),
+        ),
     ]
+}
+
+const NOTHING_ELSE: &str = "weft: nothing but the overlay takes the data channel";
+
+/// What this host passes on never takes the data channel.
+fn forward_rules() -> [Value; 2] {
+    ["iifname", "oifname"]
+        .map(|key| rule("forward", NOTHING_ELSE, dropped(vec![by_channel(key)], "channel")))
+}
+
+fn rule(chain: &str, comment: &str, expr: Vec<Value>) -> Value {
+    TABLE.part("rule", json!({ "chain": chain, "comment": comment, "expr": Value::from(expr) }))
+}
+
+fn equal(left: &Value, right: impl Into<Value>) -> Value {
+    let right: Value = right.into();
+    json!({ "match": { "op": "==", "left": left, "right": right } })
+}
+
+fn by_channel(key: &str) -> Value {
+    equal(&json!({ "meta": { "key": key } }), DATA_CHANNEL_DEVICE)
+}
+
+fn accept() -> Value {
+    json!({ "accept": null })
+}
+
+fn dropped(mut expr: Vec<Value>, counter: &str) -> Vec<Value> {
+    expr.extend([json!({ "counter": counter }), json!({ "drop": null })]);
+    expr
 }
 
 fn counters(listing: &Listing) -> GuardCounters {
@@ -238,6 +282,7 @@ fn counters(listing: &Listing) -> GuardCounters {
         output: count("output"),
         postrouting: count("postrouting"),
         input: count("input"),
+        channel: count("channel"),
     }
 }
 

@@ -29,6 +29,7 @@ mod route;
 mod route_watch;
 mod socket;
 mod traffic;
+mod tunnel;
 mod vxlan;
 mod watch;
 pub mod xfrm;
@@ -59,6 +60,7 @@ pub use self::{
     route::{HostRoute, ROUTE_PROTOCOL, RouteMtu},
     route_watch::{DeviceRoute, RouteWatch},
     traffic::LinkTraffic,
+    tunnel::TunnelSpec,
     vxlan::{OuterFamily, VxlanSpec},
     watch::{LinkEvent, LinkWatch},
 };

@@ -12,7 +12,7 @@ const LIMIT: Duration = Duration::from_secs(30);
 
 #[test]
 fn containers_reach_each_other_in_openvpns_packets() -> anyhow::Result<()> {
-    let lab = Lab::pair(&["--format", "ovpn"])?;
+    let lab = Lab::pair(&["--format", "ovpn", "--engine", "userspace"])?;
     let (one, two) = lab.containers()?;
     for (from, to) in [(&one, &two), (&two, &one)] {
         from.ping(to.ipv4()?.into())?;
@@ -54,8 +54,10 @@ fn containers_reach_each_other_in_openvpns_packets() -> anyhow::Result<()> {
 
 #[test]
 fn a_rekey_in_this_format_loses_nothing() -> anyhow::Result<()> {
-    let lab =
-        Lab::pair(&["--format", "ovpn", "--rekey-seconds", "1", "--cipher", "chacha20-poly1305"])?;
+    let ovpn = ["--format", "ovpn", "--engine", "userspace"];
+    let lab = Lab::pair(
+        &[&ovpn[..], &["--rekey-seconds", "1", "--cipher", "chacha20-poly1305"]].concat(),
+    )?;
     let (one, two) = lab.containers()?;
     one.ping(two.ipv4()?.into())?;
     let receiver = probe::udp_in(&namespace(&two), (two.ipv4()?, 5001).into())?;
@@ -113,7 +115,5 @@ fn hosts_without_a_common_format_say_so() -> anyhow::Result<()> {
     wait_connection(lab.host(1), "a reason", LIMIT, |connection| {
         connection["reason"] == "no common format"
     })?;
-    let refused = lab.host(1).weft(&["launch", "--format", "ovpn", "--engine", "kernel"])?;
-    assert!(!refused.status.success() && refused.stderr.contains("leave --engine kernel out"));
     Ok(())
 }

@@ -5,10 +5,10 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
-use weft_crypto::Cipher;
+use weft_crypto::{Cipher, Format};
 use weft_lab::sim::World;
-use weft_lab::sim::expect::{both_engines, seeds, without};
-use weft_path::{Config, EngineKind, Reason};
+use weft_lab::sim::expect::{both_engines, kernel_engine, seeds, with_formats, without};
+use weft_path::{Config, EngineKind, EngineOffer, Reason};
 
 const fn ms(milliseconds: u64) -> Duration {
     Duration::from_millis(milliseconds)
@@ -17,33 +17,48 @@ const fn ms(milliseconds: u64) -> Duration {
 /// The longest hold or back-off, then ten seconds of proof, and room for a second try.
 const SETTLED: Duration = Duration::from_secs(150);
 const NAT: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 1));
-/// What kinds of hosts there are.
-const KINDS: u64 = 6;
+/// What kinds of hosts there are that have no engine in format `ovpn`, ...
+const WITHOUT_OVPN: u64 = 6;
+/// ... and all.
+const ALL_KINDS: u64 = 9;
 /// What can happen in one step.
 const TROUBLES: u64 = 21;
 
 fn host(kind: u64) -> Config {
+    let (esp, ovpn) = (Format::Esp, Format::Ovpn);
     let mut config = match kind {
         0..=2 => both_engines(),
         3 => without(EngineKind::Kernel, Reason::KernelWithoutEsp),
         4 => without(EngineKind::Userspace, Reason::Forced),
-        _ => {
+        5 => {
             let mut config = both_engines();
             config.engines[1].ciphers = vec![Cipher::Aes256Gcm];
             config
         }
+        6 => with_formats(&[esp, ovpn], &[esp, ovpn]),
+        7 => with_plain(with_formats(&[ovpn], &[esp, ovpn])),
+        // It was told to have this format alone.
+        _ => with_plain(Config { missing: Vec::new(), ..with_formats(&[ovpn], &[ovpn]) }),
     };
     for engine in &mut config.engines {
-        engine.lanes_max = 2;
+        // The kernel's `ovpn` takes one lane.
+        let one = (engine.kind, engine.format) == (EngineKind::Kernel, ovpn);
+        engine.lanes_max = if one { 1 } else { 2 };
     }
     config
 }
 
+/// A kernel without ESP has paths to trusted peers.
+fn with_plain(mut config: Config) -> Config {
+    config.engines.push(EngineOffer { format: Format::Plain, ..kernel_engine() });
+    config
+}
+
 /// Three to five hosts, of which every second run has two that trust each other.
-fn network(seed: u64) -> World {
+fn network(seed: u64, kinds: u64) -> World {
     let count = 3 + usize::try_from(seed % 3).unwrap();
     let configs = (0..count as u64).map(|index| {
-        let mut config = host((seed / 3 + index * (1 + seed % 5)) % KINDS);
+        let mut config = host((seed / 3 + index * (1 + seed % 5)) % kinds);
         if seed.is_multiple_of(2) && index < 2 {
             config.trusted_subnets =
                 vec!["10.0.0.1/32".parse().unwrap(), "10.0.0.2/32".parse().unwrap()];
@@ -69,7 +84,7 @@ fn pairs(world: &World) -> Vec<(usize, usize)> {
 }
 
 /// One thing that happens to two hosts or between them.
-fn trouble(world: &mut World, a: usize, b: usize) {
+fn trouble(world: &mut World, a: usize, b: usize, kinds: u64) {
     match world.below(TROUBLES) {
         0 | 1 => world.connect(a, b),
         2 => world.disconnect(a, b, ms(2000)),
@@ -82,8 +97,8 @@ fn trouble(world: &mut World, a: usize, b: usize) {
         }
         5 => world.net(a, b).cut = true,
         6 => world.both(a, b, |net| net.raw_blocked = true),
-        7 => world.both(a, b, |net| net.blocked_ports = [6784, 6785].into()),
-        8 => world.both(a, b, |net| net.blocked_ports = [6785].into()),
+        7 => world.both(a, b, |net| net.blocked_ports = [6784, 6785, 6786].into()),
+        8 => world.both(a, b, |net| net.blocked_ports = [6785, 6786].into()),
         9 => world.net(b, a).blocked_ports = [6784].into(),
         10 | 11 => world.both(a, b, |net| {
             net.cut = false;
@@ -94,7 +109,7 @@ fn trouble(world: &mut World, a: usize, b: usize) {
         13 => world.fail_engine(b, EngineKind::Userspace),
         14 => world.fail_path(a, b),
         15 | 16 => {
-            let kind = world.below(KINDS);
+            let kind = world.below(kinds);
             let config = host(kind);
             world.set_engines(b, config.engines, config.missing);
         }
@@ -144,8 +159,8 @@ fn calm(world: &mut World) {
     }
 }
 
-fn sequence(seed: u64) {
-    let mut world = network(seed);
+fn sequence(seed: u64, kinds: u64) {
+    let mut world = network(seed, kinds);
     for (a, b) in pairs(&world) {
         world.connect(a, b);
         world.traffic(a, b, ms(100), None, Duration::from_secs(60));
@@ -156,7 +171,7 @@ fn sequence(seed: u64) {
         let pick = usize::try_from(world.below(among.len() as u64)).unwrap();
         let (a, b) = among[pick];
         let (a, b) = if world.below(2) == 0 { (a, b) } else { (b, a) };
-        trouble(&mut world, a, b);
+        trouble(&mut world, a, b, kinds);
         let pause = ms(world.below(4000));
         world.run(pause);
     }
@@ -181,6 +196,7 @@ fn assert_sound(world: &mut World) {
     let most = (count - 1) * 6 * 2 * if hasty { 6 } else { 2 };
     for host in &world.hosts {
         assert_eq!(host.engine.drops.get("wrong key"), None);
+        assert_eq!(host.engine.drops.get("wrong tunnel address"), None);
         assert_eq!(host.engine.drops.get("replayed"), None);
         assert!(
             host.engine.inbound_sas() <= most,
@@ -202,10 +218,15 @@ fn assert_sound(world: &mut World) {
 
 #[test]
 fn after_any_sequence_every_pair_is_on_its_best_path_1() {
-    seeds(0..250, sequence);
+    seeds(0..250, |seed| sequence(seed, WITHOUT_OVPN));
 }
 
 #[test]
 fn after_any_sequence_every_pair_is_on_its_best_path_2() {
-    seeds(250..500, sequence);
+    seeds(250..500, |seed| sequence(seed, WITHOUT_OVPN));
+}
+
+#[test]
+fn after_any_sequence_every_pair_is_on_its_best_path_of_either_format() {
+    seeds(0..250, |seed| sequence(seed, ALL_KINDS));
 }

@@ -54,6 +54,8 @@ struct Outbound {
     cipher: Option<Cipher>,
     /// Lane and SPI; none on a path of format `plain`.
     lanes: BTreeMap<u16, u32>,
+    /// The answer to the offer that it comes from; `None` on a path of format `plain`.
+    accept: Option<Accept>,
     installed: Instant,
     offered: SocketAddr,
     remote: SocketAddr,
@@ -73,8 +75,8 @@ struct Request {
     at: Instant,
 }
 
-/// Which candidate of a peer may send probes through the kernel engine, which has one policy for
-/// all of them ([`PROBE_TURN_MS`]).
+/// Which candidate of a peer may send probes through the kernel engine, which has one policy for all
+/// those that are bound to addresses ([`PROBE_TURN_MS`]).
 #[derive(Default)]
 pub(crate) struct Turn(Option<(PathId, Instant)>);
 
@@ -179,17 +181,23 @@ impl Candidate {
         self.keepalive = (role == Role::Active).then(|| now + ms(KEEPALIVE_MS));
     }
 
-    pub(crate) fn handle_session(&mut self, now: Instant) {
+    /// The link has a new session key. The peer is told again which of its offers was taken: where the
+    /// answer went down with the old link, it would give up SAs that are in use.
+    pub(crate) fn handle_session(&mut self, now: Instant, shared: &mut Shared) {
         self.accepted = None;
-        self.inbound.new_session();
+        let accept = self.outbound.as_ref().and_then(|outbound| outbound.accept.clone());
+        if let Some(accept) = accept {
+            shared.message(self.peer, Message::Accept(accept));
+        }
+        self.inbound.new_session(now);
         self.prober.resume(now);
         if self.failure == Some(Reason::LinkLost) {
             self.failure = None;
         }
     }
 
-    /// The link has another pair of addresses, with the peer at `remote`. Userspace sends there from
-    /// now on; a kernel's SA is bound to both addresses, so another is asked for. The peer need not see
+    /// The link has another pair of addresses, with the peer at `remote`. The path sends there from now
+    /// on; an SA that is bound to both addresses cannot, so another is asked for. The peer need not see
     /// that it is needed: its last offer may have come before the news. A port that was learned stays:
     /// the kernel reports packets from another one than it was told to expect, and only those.
     pub(crate) fn handle_addresses(&mut self, now: Instant, remote: IpAddr, shared: &mut Shared) {
@@ -199,7 +207,7 @@ impl Candidate {
         }
         if let Some(outbound) = self.outbound.as_mut() {
             outbound.offered = there(outbound.offered);
-            if self.key.is_kernel() {
+            if self.key.is_bound_to_addresses() {
                 self.request = outbound.first_spi().map(|spi| Request { spi, at: now });
             } else if outbound.remote.ip() != remote {
                 outbound.remote.set_ip(remote);
@@ -274,7 +282,7 @@ impl Candidate {
 
     /// Everything of this path leaves the engine.
     pub(crate) fn close(&mut self, shared: &mut Shared) {
-        self.inbound.clear(shared);
+        self.inbound.close(shared);
         self.drop_outbound(shared);
         shared.paths.remove(&self.path);
     }
@@ -292,7 +300,7 @@ impl Candidate {
     pub(crate) fn retire(mut self, now: Instant, shared: &mut Shared) -> Vec<Generation> {
         self.drop_outbound(shared);
         shared.paths.remove(&self.path);
-        self.inbound.retire(now)
+        self.inbound.retire(now, shared)
     }
 
     pub(crate) fn is_lost(&self) -> bool {
@@ -351,18 +359,20 @@ impl Candidate {
                 bytes_soft: shared.config.bytes_soft,
                 bytes_hard: shared.config.bytes_hard,
                 encapsulation: offer.encapsulation,
+                remote_engine: offer.engine,
                 lifetime: shared.config.sa_lifetime,
             };
             let engine = self.key.engine;
             shared.command(EngineCommand::InstallOutbound { engine, peer, path, sa, remote });
         }
-        self.accepted = Some(Accept {
+        let accept = Some(Accept {
             session: offer.session,
             offer: offer.offer,
             lanes: lanes.keys().copied().collect(),
         });
+        self.accepted.clone_from(&accept);
         let cipher = Some(offer.cipher);
-        self.outbound = Some(Outbound { cipher, lanes, installed: now, offered, remote });
+        self.outbound = Some(Outbound { cipher, lanes, accept, installed: now, offered, remote });
         self.request = None;
         match self.failure {
             _ if self.prober.is_alive() => self.failure = None,
@@ -411,8 +421,8 @@ impl Candidate {
         known
     }
 
-    /// The peer's packets come from another address than the one sent to. Userspace sends there from
-    /// now on; a kernel's SA is bound to its addresses, so another is asked for to be put there.
+    /// The peer's packets come from another address than the one sent to. The path sends there from now
+    /// on; an SA that is bound to its addresses cannot, so another is asked for to be put there.
     pub(crate) fn handle_moved(&mut self, now: Instant, remote: SocketAddr, shared: &mut Shared) {
         let remote = SocketAddr::new(remote.ip().to_canonical(), remote.port());
         let Some(outbound) = self.outbound.as_mut() else { return };
@@ -421,7 +431,7 @@ impl Candidate {
         }
         let learned = Learned { named: outbound.offered, remote, tried: false };
         let known = self.learned.replace(learned);
-        if !self.key.is_kernel() {
+        if !self.key.is_bound_to_addresses() {
             outbound.remote = remote;
             shared.command(EngineCommand::SetRemote { path: self.path, remote });
             self.prober.hint(now);
@@ -433,10 +443,10 @@ impl Candidate {
 
     /// A failed path is tried once at the address that was learned and then at the one that the peer
     /// has named, until its packets come from elsewhere again: the NAT may be gone, and of two hosts
-    /// that send to where the other is no longer neither would ever hear of the other. Not with the
-    /// kernel, which would not tell of a change again.
+    /// that send to where the other is no longer neither would ever hear of the other. Not with an SA that
+    /// is bound to its addresses: of the same change there would be no word again.
     fn doubt_learned(&mut self, shared: &mut Shared) {
-        let doubted = self.prober.is_dead() && !self.key.is_kernel();
+        let doubted = self.prober.is_dead() && !self.key.is_bound_to_addresses();
         let (Some(learned), Some(outbound)) = (&mut self.learned, &mut self.outbound) else {
             return;
         };
@@ -500,7 +510,7 @@ impl Candidate {
             }
         }
         if self.outbound.is_some() && self.prober.is_due(now) {
-            let waits = self.key.is_kernel() && role != Role::Active;
+            let waits = self.key.is_bound_to_addresses() && role != Role::Active;
             let turn = if waits { turn.take(now, self.path, shared) } else { Ok(()) };
             match turn {
                 Ok(()) => {
@@ -630,8 +640,14 @@ impl Candidate {
         let (peer, path) = (self.peer, self.path);
         shared.command(EngineCommand::InstallPlain { peer, path, remote });
         let remote = SocketAddr::new(remote, PLAIN_PORT);
-        let (lanes, cipher) = (BTreeMap::new(), None);
-        self.outbound = Some(Outbound { cipher, lanes, installed: now, offered: remote, remote });
+        self.outbound = Some(Outbound {
+            cipher: None,
+            lanes: BTreeMap::new(),
+            accept: None,
+            installed: now,
+            offered: remote,
+            remote,
+        });
         self.failure = None;
         self.prober.start(now);
     }

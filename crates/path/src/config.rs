@@ -13,7 +13,8 @@ use crate::status::Reason;
 pub const LANES_MAX: usize = 256;
 /// Engines that a peer may name in its hello; the rest is not looked at.
 pub const ENGINES_MAX: usize = 8;
-/// Generations of inbound SAs that one path keeps alive at once: current, offered and draining.
+/// Generations of inbound SAs that one path keeps alive at once: current, offered and draining. Fewer in
+/// format `ovpn`, whose packets have eight key ids, and only two where the kernel receives it.
 pub const GENERATIONS_MAX: usize = 8;
 /// How long a replaced inbound SA still receives, in milliseconds.
 pub const DRAIN_MS: u64 = 10_000;
@@ -52,8 +53,8 @@ pub const ENGINE_SOUND_MS: u64 = 2_000;
 /// For so many milliseconds after a peer's first path came into use, a better one that has never
 /// failed is taken as soon as it is proven: which path is proven first is mere chance.
 pub const SETTLE_MS: u64 = 5_000;
-/// A kernel engine has one policy for the probes of candidates towards one peer, so each candidate
-/// has it to itself for so many milliseconds.
+/// A kernel engine has one policy for the probes of candidates towards one peer, so each candidate that
+/// is bound to addresses has it to itself for so many milliseconds.
 pub const PROBE_TURN_MS: u64 = 50;
 /// Generations of inbound SAs of one peer that still drain after their path went away.
 pub const RETIRED_MAX: usize = 16;
@@ -72,7 +73,7 @@ pub const LINK_MTU_MIN: u16 = 576;
 pub const MESSAGES_QUEUED_MAX: usize = 16_384;
 /// State changes waiting for [`crate::Paths::poll_change`]; more are dropped.
 pub const CHANGES_QUEUED_MAX: usize = 4_096;
-/// SPIs of one session that are remembered, so that no SA key is ever used twice.
+/// SPIs of one session that are remembered, each with its nonce, so that no SA key is ever used twice.
 pub const SESSION_SPIS_MAX: usize = 65_536;
 
 /// What one engine of this host offers to receive and to send with.

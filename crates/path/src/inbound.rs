@@ -4,28 +4,36 @@
 //! no offer older than the last it took; so once a generation is known to be in use (the peer
 //! accepted it, or a packet came in on it), all earlier ones only drain.
 
-use std::collections::VecDeque;
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, VecDeque};
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use rand::Rng;
-use weft_crypto::{Cipher, PeerId, SessionKey, derive_sa_key};
+use weft_crypto::{Cipher, Format, PeerId, SessionKey, derive_sa_key};
 
 use crate::config::{
     DRAIN_MS, DRAIN_SHORTEST_MS, EngineOffer, GENERATIONS_MAX, OFFER_INTERVAL_MS,
     OFFER_SENDINGS_MAX, RESEND_MS, ms,
 };
 use crate::message::{LaneOffer, Message, Offer};
-use crate::seam::{Encapsulation, EngineCommand, EngineKind, InboundSa, PathId};
-use crate::shared::Shared;
+use crate::pairing::Key;
+use crate::seam::{EngineCommand, InboundSa, PathId};
+use crate::shared::{LaneWord, OVPN_KEY_IDS, Shared};
+
+/// Generations of a path of format `ovpn` that live at once: one fewer than there are key ids, so that
+/// one is free for the next.
+const OVPN_GENERATIONS_MAX: usize = OVPN_KEY_IDS as usize - 1;
+/// Likewise where the kernel's device receives: it has two slots for keys, and puts a third key over the
+/// older one.
+const SLOTS: usize = 2;
 
 /// What an offer is made from.
 pub(crate) struct Terms<'a> {
     pub(crate) session: &'a SessionKey,
     pub(crate) tag: u64,
     pub(crate) engine: &'a EngineOffer,
-    pub(crate) sender_engine: EngineKind,
-    pub(crate) encapsulation: Encapsulation,
+    pub(crate) key: Key,
     /// `None` for format `plain`, which has no SAs.
     pub(crate) cipher: Option<Cipher>,
     pub(crate) lanes: u16,
@@ -39,6 +47,8 @@ pub(crate) struct Inbound {
     peer: PeerId,
     path: PathId,
     generations: VecDeque<Generation>,
+    /// What the SPIs of each lane come from in format `ovpn`, for the life of the path.
+    words: BTreeMap<u16, LaneWord>,
     /// A new offer is to be made ...
     wanted: bool,
     /// ... but not before.
@@ -53,7 +63,7 @@ pub(crate) struct Inbound {
 pub(crate) struct Generation {
     session: u64,
     offer: Offer,
-    /// This host's address and the peer's, which a kernel's SAs are bound to.
+    /// This host's address and the peer's, which its SAs may be bound to.
     addresses: (Option<IpAddr>, IpAddr),
     lanes: Vec<(u16, u32)>,
     installed: Instant,
@@ -65,6 +75,9 @@ pub(crate) struct Generation {
     /// When the offer is sent again.
     resend: Option<Instant>,
     sendings: u32,
+    /// When the sender was last given cause to say that it took the offer: by the offer itself, or by a
+    /// new link, on which it says so again.
+    asked: Instant,
 }
 
 impl Inbound {
@@ -73,6 +86,7 @@ impl Inbound {
             peer,
             path,
             generations: VecDeque::new(),
+            words: BTreeMap::new(),
             wanted: true,
             not_before: None,
             rekeys: 0,
@@ -101,8 +115,10 @@ impl Inbound {
 
     /// The link has a new session key: offers under the old one are not repeated, but the sender
     /// may have taken them, so their SAs stay until a later one is known to be used.
-    pub(crate) fn new_session(&mut self) {
-        self.generations.iter_mut().for_each(|generation| generation.resend = None);
+    pub(crate) fn new_session(&mut self, now: Instant) {
+        for generation in &mut self.generations {
+            (generation.resend, generation.asked) = (None, now);
+        }
         self.not_before = None;
         self.wanted = true;
     }
@@ -118,12 +134,23 @@ impl Inbound {
         self.wanted = true;
     }
 
-    /// Takes all SAs out; each still receives for a while.
-    pub(crate) fn retire(&mut self, now: Instant) -> Vec<Generation> {
+    /// The path is no more: takes all SAs out, each of which still receives for a while.
+    pub(crate) fn retire(mut self, now: Instant, shared: &mut Shared) -> Vec<Generation> {
+        self.free_words(shared);
         for generation in &mut self.generations {
             generation.superseded.get_or_insert(now);
         }
-        self.generations.drain(..).collect()
+        self.generations.into()
+    }
+
+    /// The path is no more, and all its SAs go.
+    pub(crate) fn close(&mut self, shared: &mut Shared) {
+        self.clear(shared);
+        self.free_words(shared);
+    }
+
+    fn free_words(&mut self, shared: &mut Shared) {
+        std::mem::take(&mut self.words).values().for_each(|word| shared.free_word(word));
     }
 
     /// The peer sends on these lanes of an offer. `None`: an old offer.
@@ -188,7 +215,11 @@ impl Inbound {
         self.prune(now, shared);
         let Some(terms) = terms else { return };
         if let Some(newest) = self.generations.back_mut() {
-            if (newest.used.is_some() && now >= newest.rekey_at) || newest.is_outdated(terms) {
+            if newest.is_outdated(terms) {
+                // Repeated no more, so that there is room for the next one soon.
+                newest.resend = None;
+                self.wanted = true;
+            } else if newest.used.is_some() && now >= newest.rekey_at {
                 self.wanted = true;
             }
             if newest.resend.is_some_and(|at| now >= at) {
@@ -198,6 +229,7 @@ impl Inbound {
                 } else {
                     newest.resend = Some(now + ms(RESEND_MS << newest.sendings));
                     newest.sendings += 1;
+                    newest.asked = now;
                     shared.message(self.peer, Message::Offer(newest.offer.clone()));
                 }
             }
@@ -209,9 +241,11 @@ impl Inbound {
             && let Some(cipher) = terms.cipher
         {
             self.not_before = Some(now + ms(OFFER_INTERVAL_MS));
-            if self.make_room(now, shared) {
+            if self.make_room(now, &terms.key, shared)
+                && let Some(lanes) = self.new_lanes(terms, shared)
+            {
                 self.wanted = false;
-                self.offer(now, terms, cipher, shared);
+                self.offer(now, terms, cipher, lanes, shared);
             }
         }
     }
@@ -264,15 +298,33 @@ impl Inbound {
         }
     }
 
-    /// Finds room for one more generation. What the sender may still use is never removed for it.
-    fn make_room(&mut self, now: Instant, shared: &mut Shared) -> bool {
-        if self.generations.len() < GENERATIONS_MAX {
+    /// Finds room for one more generation. What the sender may still use is never removed for it:
+    ///
+    /// - One that is superseded is not sent on any more, since the sender moves only forward; what was on
+    ///   its way has come in after the shortest drain.
+    /// - One whose offer has no answer was not taken. Where engines tell of first use, probes would have
+    ///   shown it long ago. The kernel's device does not tell: there an answer would be here. A sender
+    ///   takes an offer the moment it comes and says so at once, and on each new link says again what it
+    ///   took last; so an offer that is repeated no more is not in use once a message has had ample time.
+    ///
+    /// Of two generations in two slots only one can be in use, so there is room for a third once the other
+    /// has drained, or its offer is given up: a path waits with a new offer, and carries on as it is.
+    fn make_room(&mut self, now: Instant, key: &Key, shared: &mut Shared) -> bool {
+        let most = match key.format {
+            _ if key.has_two_slots() => SLOTS,
+            Format::Ovpn => OVPN_GENERATIONS_MAX,
+            Format::Esp | Format::Plain => GENERATIONS_MAX,
+        };
+        if self.generations.len() < most {
             return true;
         }
         let spare = self.generations.iter().position(|generation| match generation.superseded {
             Some(since) => now >= since + ms(DRAIN_SHORTEST_MS),
-            // Probes would have shown its use long ago.
-            None => generation.used.is_none() && now >= generation.installed + ms(DRAIN_MS),
+            None if generation.used.is_some() => false,
+            None if key.has_two_slots() => {
+                generation.resend.is_none() && now >= generation.asked + ms(DRAIN_SHORTEST_MS)
+            }
+            None => now >= generation.installed + ms(DRAIN_MS),
         });
         spare.map(|index| self.remove(index, shared)).is_some()
     }
@@ -283,27 +335,57 @@ impl Inbound {
         }
     }
 
-    fn offer(&mut self, now: Instant, terms: &Terms<'_>, cipher: Cipher, shared: &mut Shared) {
+    /// An SPI and a nonce for each lane of a new generation. `None`: there is no SPI free.
+    fn new_lanes(&mut self, terms: &Terms<'_>, shared: &mut Shared) -> Option<Vec<LaneOffer>> {
+        let mut lanes = Vec::with_capacity(usize::from(terms.lanes));
+        for lane in 0..terms.lanes {
+            let Some(spi) = self.new_spi(terms.key.format, lane, shared) else {
+                for LaneOffer { spi, .. } in &lanes {
+                    shared.spis.remove(spi);
+                }
+                return None;
+            };
+            lanes.push(LaneOffer { lane, spi, nonce: shared.nonce() });
+        }
+        Some(lanes)
+    }
+
+    fn new_spi(&mut self, format: Format, lane: u16, shared: &mut Shared) -> Option<u32> {
+        if format != Format::Ovpn {
+            return Some(shared.new_spi(self.peer, lane));
+        }
+        let word = match self.words.entry(lane) {
+            Entry::Occupied(word) => word.into_mut(),
+            Entry::Vacant(place) => place.insert(shared.new_word(lane)?),
+        };
+        shared.next_spi(self.peer, word)
+    }
+
+    fn offer(
+        &mut self,
+        now: Instant,
+        terms: &Terms<'_>,
+        cipher: Cipher,
+        lanes: Vec<LaneOffer>,
+        shared: &mut Shared,
+    ) {
         if let Some(newest) = self.generations.back_mut() {
             newest.resend = None;
         }
-        let mut lanes = Vec::with_capacity(usize::from(terms.lanes));
-        for lane in 0..terms.lanes {
-            let (format, local) = (terms.engine.format, shared.local);
-            let (spi, nonce) = (shared.new_spi(self.peer, format, lane), shared.nonce());
-            let key = derive_sa_key(terms.session, &nonce, &local, format, spi, lane);
+        let (engine, format) = (terms.engine.kind, terms.engine.format);
+        for LaneOffer { lane, spi, nonce } in &lanes {
+            let (lane, spi) = (*lane, *spi);
             let sa = InboundSa {
                 spi,
                 lane,
                 cipher,
-                key,
-                encapsulation: terms.encapsulation,
+                key: derive_sa_key(terms.session, nonce, &shared.local, format, spi, lane),
+                encapsulation: terms.key.encapsulation,
+                remote_engine: terms.key.remote_engine,
                 lifetime: shared.config.sa_lifetime,
             };
-            let (peer, path) = (self.peer, self.path);
-            let (engine, remote) = (terms.engine.kind, terms.remote);
+            let (peer, path, remote) = (self.peer, self.path, terms.remote);
             shared.command(EngineCommand::InstallInbound { engine, peer, path, sa, remote });
-            lanes.push(LaneOffer { lane, spi, nonce });
         }
         let generation = Generation {
             session: terms.tag,
@@ -312,10 +394,10 @@ impl Inbound {
             offer: Offer {
                 session: terms.tag,
                 offer: shared.new_offer(),
-                format: terms.engine.format,
-                engine: terms.engine.kind,
-                sender_engine: terms.sender_engine,
-                encapsulation: terms.encapsulation,
+                format,
+                engine,
+                sender_engine: terms.key.remote_engine,
+                encapsulation: terms.key.encapsulation,
                 address: None,
                 port: terms.engine.port,
                 cipher,
@@ -329,6 +411,7 @@ impl Inbound {
             superseded: None,
             resend: Some(now + ms(RESEND_MS)),
             sendings: 1,
+            asked: now,
         };
         shared.message(self.peer, Message::Offer(generation.offer.clone()));
         self.generations.push_back(generation);
@@ -340,17 +423,23 @@ impl Generation {
         self.lanes.iter().any(|&(_, other)| other == spi)
     }
 
-    /// It was offered on other terms: the engine has changed, or the addresses that a kernel's SAs
-    /// are bound to.
+    /// It was offered on other terms: the engine has changed, or the addresses that its SAs are bound
+    /// to.
     fn is_outdated(&self, terms: &Terms<'_>) -> bool {
-        let moved = terms.engine.kind == EngineKind::Kernel
-            && self.addresses != (terms.local, terms.remote);
+        let moved =
+            terms.key.is_bound_to_addresses() && self.addresses != (terms.local, terms.remote);
         let offer = &self.offer;
         moved
             || offer.port != terms.engine.port
             || offer.rco != terms.engine.rco
             || terms.cipher != Some(offer.cipher)
             || offer.lanes.len() != usize::from(terms.lanes)
+    }
+
+    /// It was made for such a path.
+    pub(crate) fn is_of(&self, key: &Key) -> bool {
+        let Offer { format, engine, sender_engine, encapsulation, .. } = self.offer;
+        *key == Key { engine, remote_engine: sender_engine, encapsulation, format }
     }
 
     pub(crate) fn dies_at(&self, lifetime: Duration) -> Instant {
@@ -371,4 +460,185 @@ fn rekey_after(shared: &mut Shared) -> Duration {
     let most = shared.config.rekey_after;
     let tenth = u64::try_from(most.as_millis() / 10).unwrap_or(u64::MAX).saturating_add(1);
     most.saturating_sub(ms(shared.rng.next_u64() % tenth))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use std::collections::BTreeSet;
+
+    use super::*;
+    use crate::config::Config;
+    use crate::seam::{Encapsulation, EngineKind};
+
+    /// A path of format `ovpn`, and what its engine holds.
+    struct Rig {
+        inbound: Inbound,
+        shared: Shared,
+        engine: EngineOffer,
+        session: SessionKey,
+        tag: u64,
+        now: Instant,
+        held: BTreeSet<u32>,
+    }
+
+    impl Rig {
+        fn new(kind: EngineKind) -> Self {
+            let peer = PeerId::from_bytes([2; 32]);
+            let engine =
+                EngineOffer { kind, format: Format::Ovpn, ..Config::default().engines.remove(0) };
+            Self {
+                inbound: Inbound::new(peer, PathId(1)),
+                shared: Shared::new(PeerId::from_bytes([1; 32]), Config::default(), [3; 32]),
+                engine,
+                session: SessionKey::from_bytes([4; 32]),
+                tag: 1,
+                now: Instant::now(),
+                held: BTreeSet::new(),
+            }
+        }
+
+        /// Lets so many milliseconds pass, and does what is due then.
+        fn pass(&mut self, milliseconds: u64) {
+            self.now += ms(milliseconds);
+            let key = Key {
+                engine: self.engine.kind,
+                remote_engine: EngineKind::Kernel,
+                encapsulation: Encapsulation::Udp,
+                format: Format::Ovpn,
+            };
+            let terms = Terms {
+                session: &self.session,
+                tag: self.tag,
+                engine: &self.engine,
+                key,
+                cipher: Some(Cipher::Aes256Gcm),
+                lanes: 1,
+                local: None,
+                remote: [10, 0, 0, 2].into(),
+            };
+            self.inbound.handle_timeout(self.now, Some(&terms), &mut self.shared);
+            self.carry_out();
+        }
+
+        fn carry_out(&mut self) {
+            let most = match self.engine.kind {
+                EngineKind::Kernel => SLOTS,
+                EngineKind::Userspace => OVPN_GENERATIONS_MAX,
+            };
+            for command in self.shared.commands.drain(..) {
+                match command {
+                    EngineCommand::InstallInbound { sa, .. } => {
+                        assert!(self.held.insert(sa.spi), "twice at once");
+                        assert_eq!(sa.remote_engine, EngineKind::Kernel);
+                    }
+                    EngineCommand::RemoveInbound { spi } => assert!(self.held.remove(&spi)),
+                    other => panic!("{other:?}"),
+                }
+                assert!(self.held.len() <= most, "more than there is room for");
+            }
+        }
+
+        /// Key ids of what the engine holds, the lowest first.
+        fn held(&self) -> Vec<u32> {
+            self.held.iter().map(|spi| spi >> 24 & 7).collect()
+        }
+
+        /// The sender takes the offer of this key id.
+        fn accept(&mut self, key_id: u32) {
+            let named = |generation: &&Generation| generation.lanes[0].1 >> 24 & 7 == key_id;
+            let generation = self.inbound.generations.iter().find(named).unwrap();
+            let (session, offer) = (generation.session, generation.offer.offer);
+            let inbound = &mut self.inbound;
+            inbound.handle_accept(self.now, session, offer, &[0], &mut self.shared).unwrap();
+        }
+
+        fn renew_session(&mut self) {
+            self.tag += 1;
+            self.inbound.new_session(self.now);
+        }
+
+        /// The sender is on key id 0, and 1 has been offered.
+        fn with_an_offer(kind: EngineKind) -> Self {
+            let mut rig = Self::new(kind);
+            rig.pass(0);
+            rig.accept(0);
+            rig.inbound.want();
+            rig.pass(100);
+            assert_eq!(rig.held(), [0, 1]);
+            rig
+        }
+    }
+
+    #[test]
+    fn a_third_key_waits_until_the_older_of_two_has_drained() {
+        let mut rig = Rig::with_an_offer(EngineKind::Kernel);
+        rig.accept(1);
+        rig.inbound.want();
+        rig.pass(1_900);
+        assert_eq!(rig.held(), [0, 1]);
+        rig.pass(200);
+        assert_eq!(rig.held(), [1, 2]);
+        assert_eq!(rig.inbound.rekeys(), 1);
+        // Key ids come in turn, from 0 again after the last.
+        for key_id in 2..19 {
+            rig.accept(key_id & 7);
+            rig.inbound.want();
+            rig.pass(2_100);
+            assert!(rig.held().contains(&((key_id + 1) & 7)), "{key_id}");
+        }
+        rig.inbound.clear(&mut rig.shared);
+        rig.pass(0);
+        assert_eq!(rig.held(), [20 & 7], "the count goes on");
+    }
+
+    #[test]
+    fn of_two_keys_the_one_that_may_be_in_use_is_never_given_up() {
+        // The offer was lost with the old link.
+        let mut rig = Rig::with_an_offer(EngineKind::Kernel);
+        rig.renew_session();
+        rig.pass(1_900);
+        assert_eq!(rig.held(), [0, 1]);
+        rig.pass(200);
+        assert_eq!(rig.held(), [0, 2]);
+        // Its answer was lost, and is said again.
+        let mut rig = Rig::with_an_offer(EngineKind::Kernel);
+        rig.renew_session();
+        rig.pass(1_000);
+        rig.accept(1);
+        rig.pass(1_900);
+        assert_eq!(rig.held(), [0, 1]);
+        rig.pass(200);
+        assert_eq!(rig.held(), [1, 2]);
+        // It is never answered.
+        let mut rig = Rig::with_an_offer(EngineKind::Kernel);
+        for _ in 0..60 {
+            rig.pass(1_000);
+        }
+        assert_eq!(rig.held(), [0, 1]);
+        for _ in 0..6 {
+            rig.pass(1_000);
+        }
+        assert_eq!(rig.held(), [0, 2]);
+        // It is on terms that no longer hold.
+        let mut rig = Rig::with_an_offer(EngineKind::Kernel);
+        rig.engine.port += 1;
+        rig.pass(1_900);
+        assert_eq!(rig.held(), [0, 1]);
+        rig.pass(200);
+        assert_eq!(rig.held(), [0, 2]);
+    }
+
+    #[test]
+    fn one_key_id_is_always_free() {
+        let mut rig = Rig::with_an_offer(EngineKind::Userspace);
+        for _ in 0..20 {
+            rig.renew_session();
+            rig.pass(100);
+            assert!(rig.held().contains(&0), "in use");
+        }
+        assert_eq!(rig.held(), [0, 1, 2, 3, 4, 5, 6]);
+        rig.pass(10_000);
+        assert_eq!(rig.held(), [0, 2, 3, 4, 5, 6, 7]);
+    }
 }

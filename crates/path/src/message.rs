@@ -128,7 +128,8 @@ pub struct Offer {
 pub struct LaneOffer {
     /// The lane, from 0.
     pub lane: u16,
-    /// The SPI, at least 256.
+    /// The SPI, at least 256; in format `ovpn` the first word of its packets. It may come again with
+    /// another nonce once its SA is gone.
     pub spi: u32,
     /// Salt of the key derivation (DESIGN section 6.3).
     #[serde(with = "hex32")]
@@ -197,8 +198,8 @@ pub enum MessageError {
     /// The peer's offer has no lane, too many, or one twice.
     #[error("the peer's offer has no lane, more than {LANES_MAX}, or one twice")]
     WrongLanes,
-    /// An SPI is reserved, or was already offered in this session.
-    #[error("the peer offered a reserved SPI or one that it offered before")]
+    /// An SPI is reserved, named twice, or was already offered with the same nonce in this session.
+    #[error("the peer offered a reserved SPI, or an SA that it offered before")]
     WrongSpi,
     /// Packets cannot be sent there.
     #[error("the peer wants packets at an address or port where none can be sent")]

@@ -14,7 +14,7 @@ const KINDS: [EngineKind; 2] = [EngineKind::Kernel, EngineKind::Userspace];
 
 /// Names a candidate among those of one peer. Candidates are ordered by preference: without
 /// encryption (where both hosts trust each other) before all others, then the kernel before
-/// userspace, at this end first, and protocol 50 before UDP.
+/// userspace, at this end first, protocol 50 before UDP, and `esp` before `ovpn`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Key {
     pub(crate) engine: EngineKind,
@@ -41,6 +41,18 @@ impl Key {
 
     pub(crate) fn is_raw(&self) -> bool {
         self.encapsulation == Encapsulation::Raw
+    }
+
+    /// This host's engine knows its packets by the addresses of both hosts: its SAs cannot be moved,
+    /// only replaced, two peers at one address cannot be told apart, and probes go by one policy for each
+    /// peer.
+    pub(crate) fn is_bound_to_addresses(&self) -> bool {
+        binds_addresses(self.engine, self.format)
+    }
+
+    /// This host receives with the kernel's `ovpn` device, which holds two keys for a path at once.
+    pub(crate) fn has_two_slots(&self) -> bool {
+        self.is_kernel() && self.format == Format::Ovpn
     }
 
     /// No two hosts can have SAs for it: protocol 50 is the kernels' alone, `plain` has none.
@@ -79,7 +91,7 @@ pub(crate) struct Scene<'a> {
     pub(crate) hello: &'a Hello,
     /// There is a NAT between the hosts.
     pub(crate) nat: bool,
-    /// Another peer has this one's address, and came first.
+    /// Another peer has this one's address, and came first: no path here that is bound to it.
     pub(crate) address_shared: bool,
     /// This host trusts the peer's address.
     pub(crate) trusted: bool,
@@ -106,7 +118,8 @@ pub(crate) struct Absence {
 impl<'a> Scene<'a> {
     /// All paths that two such hosts could have at best, the preferred first. Format `plain` is
     /// among them only where both hosts want it, `ovpn` only where both have it and no `esp` between the
-    /// same engines: beside that it would be no other path, only more of it.
+    /// same engines: beside that it would be no other path, only more of it. Where a host was told to
+    /// have `ovpn` alone, that is what is best.
     pub(crate) fn keys(&self) -> Vec<Key> {
         let mut keys = Vec::with_capacity(6);
         if self.trusted && self.hello.trusted {
@@ -117,9 +130,12 @@ impl<'a> Scene<'a> {
                 for encapsulation in [Encapsulation::Raw, Encapsulation::Udp] {
                     for format in [Format::Esp, Format::Ovpn] {
                         let key = Key { engine, remote_engine, encapsulation, format };
-                        let esp = Key { format: Format::Esp, ..key };
-                        let wanted = format == Format::Esp
-                            || (self.agree(&key).is_ok() && self.agree(&esp).is_err());
+                        let alone =
+                            self.has_ovpn_alone(engine) || self.peer_has_ovpn_alone(remote_engine);
+                        let wanted = match format {
+                            Format::Esp => !alone,
+                            _ => alone || self.stands_in(&key),
+                        };
                         if wanted && !key.is_impossible() {
                             keys.push(key);
                         }
@@ -128,6 +144,27 @@ impl<'a> Scene<'a> {
             }
         }
         keys
+    }
+
+    /// Two engines have this path of format `ovpn`, and no `esp`.
+    fn stands_in(&self, key: &Key) -> bool {
+        let esp = Key { format: Format::Esp, ..*key };
+        self.agree(key).is_ok() && self.agree(&esp).is_err()
+    }
+
+    /// This host offers the engine in format `ovpn` alone, and says no reason why not in `esp`.
+    fn has_ovpn_alone(&self, kind: EngineKind) -> bool {
+        let has = |format| self.config.engine(kind, format).is_some();
+        let said = self.config.missing.iter().any(|(engine, _)| *engine == kind);
+        has(Format::Ovpn) && !has(Format::Esp) && !said
+    }
+
+    /// Likewise the peer.
+    fn peer_has_ovpn_alone(&self, kind: EngineKind) -> bool {
+        let has = |format| self.theirs(kind, format).is_ok();
+        let mut missing = self.hello.missing.iter().take(ENGINES_MAX);
+        let said = missing.any(|missing| missing.engine == kind);
+        has(Format::Ovpn) && !has(Format::Esp) && !said
     }
 
     /// What the two hosts agree on for a path, or why they cannot have it. This host's own reason
@@ -149,16 +186,25 @@ impl<'a> Scene<'a> {
         Ok(Agreement { engine, cipher, lanes })
     }
 
-    /// What there is no path on, once each.
+    /// What there is no path on, once each. An engine whose `ovpn` stands in for its `esp` is not told.
     pub(crate) fn absent(&self) -> Vec<Absence> {
         let mut absent = Vec::new();
+        let keys = self.keys();
+        let stands_in = |engine: Option<EngineKind>, remote_engine: Option<EngineKind>| {
+            keys.iter().any(|key| {
+                key.format == Format::Ovpn
+                    && engine.is_none_or(|kind| kind == key.engine)
+                    && remote_engine.is_none_or(|kind| kind == key.remote_engine)
+                    && self.agree(key).is_ok()
+            })
+        };
         let here = |kind| {
-            let esp = self.ours(kind, Format::Esp).err();
-            esp.filter(|_| self.ours(kind, Format::Ovpn).is_err())
+            let told = !stands_in(Some(kind), None) && !self.has_ovpn_alone(kind);
+            self.ours(kind, Format::Esp).err().filter(|_| told)
         };
         let there = |kind| {
-            let esp = self.theirs(kind, Format::Esp).err();
-            esp.filter(|_| self.theirs(kind, Format::Ovpn).is_err())
+            let told = !stands_in(None, Some(kind)) && !self.peer_has_ovpn_alone(kind);
+            self.theirs(kind, Format::Esp).err().filter(|_| told)
         };
         for kind in KINDS {
             let (engine, remote_engine, encapsulation) = (Some(kind), None, None);
@@ -180,10 +226,11 @@ impl<'a> Scene<'a> {
                 reason,
             }));
         }
-        for key in self.keys() {
-            if let Err(reason @ (Reason::Nat | Reason::CipherMissing)) = self.agree(&key)
+        for key in &keys {
+            if let Err(reason @ (Reason::Nat | Reason::CipherMissing)) = self.agree(key)
                 && here(key.engine).is_none()
                 && there(key.remote_engine).is_none()
+                && !stands_in(Some(key.engine), Some(key.remote_engine))
             {
                 absent.push(Absence {
                     engine: Some(key.engine),
@@ -224,7 +271,7 @@ impl<'a> Scene<'a> {
     fn ours(&self, kind: EngineKind, format: Format) -> Result<&'a EngineOffer, Reason> {
         let reason = || why_missing(self.config, kind);
         let engine = self.config.engine(kind, format).ok_or_else(reason)?;
-        if kind == EngineKind::Kernel && self.address_shared {
+        if self.address_shared && binds_addresses(kind, format) {
             return Err(Reason::AddressShared);
         }
         let able = format == Format::Plain || taken(self.config, engine).next().is_some();
@@ -257,7 +304,7 @@ pub(crate) fn abilities(
         .collect();
     for engine in &config.engines {
         let ciphers: Vec<Cipher> = taken(config, engine).collect();
-        let reason = if engine.kind == EngineKind::Kernel && address_shared {
+        let reason = if address_shared && binds_addresses(engine.kind, engine.format) {
             Reason::AddressShared
         } else if ciphers.is_empty() && engine.format != Format::Plain {
             Reason::CipherMissing
@@ -278,6 +325,11 @@ pub(crate) fn taken<'a>(
     engine: &'a EngineOffer,
 ) -> impl Iterator<Item = Cipher> + 'a {
     config.ciphers.iter().copied().filter(|cipher| engine.ciphers.contains(cipher))
+}
+
+/// See [`Key::is_bound_to_addresses`]. In format `ovpn` the kernel, too, knows its peers by id.
+fn binds_addresses(engine: EngineKind, format: Format) -> bool {
+    engine == EngineKind::Kernel && format != Format::Ovpn
 }
 
 /// Without `plain`, which hosts have by trust.
@@ -340,9 +392,13 @@ mod tests {
     fn names(scene: &Scene<'_>) -> Vec<String> {
         let name = |key: &Key| {
             let (here, there) = (&key.engine.name()[..1], &key.remote_engine.name()[..1]);
+            let way = match key.format {
+                Format::Ovpn => "ovpn",
+                _ => key.encapsulation.name(),
+            };
             match scene.agree(key) {
-                Ok(_) => format!("{here}{there} {}", key.encapsulation.name()),
-                Err(reason) => format!("{here}{there} {}: {reason}", key.encapsulation.name()),
+                Ok(_) => format!("{here}{there} {way}"),
+                Err(reason) => format!("{here}{there} {way}: {reason}"),
             }
         };
         scene.keys().iter().map(name).collect()
@@ -421,6 +477,108 @@ mod tests {
         assert_eq!(agreed(&esp, &ovpn), []);
         let hello = hello(&ovpn);
         assert!(scene(&esp, &hello).why_none() == Reason::NoCommonFormat);
+    }
+
+    const ESP: &[Format] = &[Format::Esp];
+    const OVPN: &[Format] = &[Format::Ovpn];
+    const ALL: &[Format] = &[Format::Esp, Format::Ovpn];
+
+    /// A host whose engines have these formats; its kernel has no ESP where it does not offer it.
+    fn host(of_kernel: &[Format], of_vector: &[Format]) -> Config {
+        let mut host = with_format(&config(None), of_vector);
+        if of_kernel.contains(&Format::Esp) {
+            host.missing.clear();
+        }
+        let offer = |format: &Format| EngineOffer { format: *format, ..kernel(BOTH) };
+        host.engines.extend(of_kernel.iter().map(offer));
+        host
+    }
+
+    /// The paths that two hosts can have, and what is said to be absent.
+    fn possible(scene: &Scene<'_>) -> (Vec<String>, Vec<String>) {
+        let kind = |kind: Option<EngineKind>| kind.map_or("", EngineKind::name);
+        let absent = scene.absent().into_iter().map(|absence| {
+            let (here, there) = (kind(absence.engine), kind(absence.remote_engine));
+            format!("{here}-{there}: {}", absence.reason)
+        });
+        let paths = names(scene).into_iter().filter(|name| !name.contains(':'));
+        (paths.collect(), absent.collect())
+    }
+
+    #[test]
+    fn the_kernels_ovpn_stands_in_where_one_kernel_has_no_esp() {
+        let judged = |here: &Config, there: &Config| {
+            let hello = hello(there);
+            possible(&scene(here, &hello))
+        };
+        let of = |paths: &[&str], absent: &[&str]| {
+            let texts = |texts: &[&str]| -> Vec<String> {
+                texts.iter().map(|text| (*text).to_owned()).collect()
+            };
+            (texts(paths), texts(absent))
+        };
+        let auto = host(ALL, ALL);
+        assert_eq!(
+            judged(&auto, &auto),
+            of(&["kk raw", "kk udp", "ku udp", "uk udp", "uu udp"], &[])
+        );
+        let no_esp = host(OVPN, ALL);
+        let stands_in = ["kk ovpn", "ku ovpn", "uk ovpn", "uu udp"];
+        assert_eq!(judged(&no_esp, &no_esp), of(&stands_in, &[]));
+        assert_eq!(judged(&auto, &no_esp), of(&["kk ovpn", "ku udp", "uk ovpn", "uu udp"], &[]));
+        assert_eq!(judged(&no_esp, &auto), of(&["kk ovpn", "ku ovpn", "uk udp", "uu udp"], &[]));
+        // The vector engines have `esp` alone, so only the kernels meet in the other.
+        let kernels = host(OVPN, ESP);
+        assert_eq!(judged(&kernels, &kernels), of(&["kk ovpn", "uu udp"], &[]));
+        let (hello, esp) = (hello(&kernels), host(ESP, ESP));
+        assert_eq!(
+            names(&scene(&kernels, &hello))[..2],
+            ["kk raw: kernel without ESP", "kk udp: kernel without ESP"]
+        );
+        // It stands in for nothing towards a host that does not have it.
+        assert_eq!(
+            judged(&kernels, &esp),
+            of(&["uk udp", "uu udp"], &["kernel-: kernel without ESP"])
+        );
+        assert_eq!(
+            judged(&esp, &kernels),
+            of(&["ku udp", "uu udp"], &["-kernel: peer: kernel without ESP"])
+        );
+    }
+
+    #[test]
+    fn a_host_that_wants_ovpn_alone_is_not_asked_why() {
+        let mut alone = host(OVPN, OVPN);
+        alone.missing.clear();
+        let (greeting, esp) = (hello(&alone), host(ESP, ESP));
+        let all = ["kk ovpn", "ku ovpn", "uk ovpn", "uu ovpn"];
+        assert_eq!(names(&scene(&alone, &greeting)), all);
+        assert_eq!(possible(&scene(&alone, &greeting)).1, Vec::<String>::new());
+        let vector = hello(&host(&[], OVPN));
+        let names = names(&scene(&alone, &vector));
+        assert_eq!(names[..2], ["kk ovpn: peer: kernel without ESP", "ku ovpn"]);
+        let scene = scene(&esp, &greeting);
+        assert_eq!(possible(&scene), (Vec::new(), Vec::new()));
+        assert_eq!(scene.why_none(), Reason::NoCommonFormat);
+    }
+
+    #[test]
+    fn a_shared_address_rules_out_what_is_bound_to_it() {
+        let auto = host(ALL, ALL);
+        let (greeting, esp) = (hello(&auto), hello(&host(ESP, ESP)));
+        let shared = |hello| Scene { address_shared: true, ..scene(&auto, hello) };
+        let (paths, absent) = possible(&shared(&greeting));
+        assert_eq!(paths, ["kk ovpn", "ku ovpn", "uk udp", "uu udp"]);
+        assert_eq!(absent, Vec::<String>::new());
+        assert_eq!(names(&shared(&greeting))[0], "kk raw: address shared");
+        let (paths, absent) = possible(&shared(&esp));
+        assert_eq!((paths.len(), &absent[..]), (2, &["kernel-: address shared".to_owned()][..]));
+        let (engines, missing) = abilities(&auto, true);
+        let of_kernel = engines.iter().filter(|engine| engine.engine == EngineKind::Kernel);
+        assert!(of_kernel.map(|engine| engine.format).eq([Format::Ovpn]));
+        assert_eq!((missing.len(), &*missing[0].reason), (1, "address shared"));
+        let plain = Key::PLAIN;
+        assert!(plain.is_bound_to_addresses() && !plain.has_two_slots());
     }
 
     #[test]

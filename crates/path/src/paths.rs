@@ -24,10 +24,10 @@ pub struct Paths {
     shared: Shared,
     peers: BTreeMap<PeerId, Entry>,
     deadlines: BTreeSet<(Instant, PeerId)>,
-    /// The peer that has this host's kernel engine for an address, since kernel policies cannot
-    /// tell two peers at one address apart: the one that came first, until its link is lost for
-    /// good or has another address. The next is the one with the lowest id of those that are
-    /// there. The peers need not agree: each is told by a hello of its own.
+    /// The peer that has an address to itself in this host's kernel engine, since kernel policies
+    /// cannot tell two peers at one address apart (the `ovpn` device can): the one that came first,
+    /// until its link is lost for good or has another address. The next is the one with the lowest id
+    /// of those that are there. The peers need not agree: each is told by a hello of its own.
     owners: BTreeMap<IpAddr, PeerId>,
 }
 
@@ -227,7 +227,7 @@ impl Paths {
         self.shared.counters
     }
 
-    /// Notes where a peer's link comes from, and says who has the kernel engine for that address.
+    /// Notes where a peer's link comes from, and says who has that address to itself.
     fn claim(&mut self, now: Instant, id: PeerId, address: IpAddr) -> PeerId {
         if self.peers.get(&id).and_then(|entry| entry.claim) != Some(address) {
             self.release(now, id);
@@ -238,7 +238,7 @@ impl Paths {
         *self.owners.entry(address).or_insert(id)
     }
 
-    /// The peer no longer has its address; the next one there gets the kernel engine.
+    /// The peer no longer has its address; the next one there gets it to itself.
     fn release(&mut self, now: Instant, id: PeerId) {
         let claim = self.peers.get_mut(&id).and_then(|entry| entry.claim.take());
         let Some(address) = claim.filter(|address| self.owners.get(address) == Some(&id)) else {

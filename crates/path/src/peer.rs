@@ -27,7 +27,7 @@ pub(crate) struct Peer {
     /// This host's address on the link, where it is known.
     local: Option<IpAddr>,
     remote: IpAddr,
-    /// Another peer has the same address and the kernel engine here.
+    /// Another peer has the same address, and here all that the kernel engine binds to it.
     address_shared: bool,
     pub(crate) hello: Option<Hello>,
     /// The start of the peer's daemon that the candidates belong to.
@@ -49,8 +49,8 @@ pub(crate) struct Peer {
     pub(crate) doubted: Option<Instant>,
     /// Stands for the paths while there is none.
     pub(crate) none: NoPath,
-    /// SPIs that the peer has offered in this session.
-    spis: BTreeSet<u32>,
+    /// What the peer has offered in this session: SPI and nonce, which together make the key.
+    offered: BTreeSet<(u32, [u8; 32])>,
 }
 
 pub(crate) struct Session {
@@ -85,7 +85,7 @@ impl Peer {
             settles: None,
             doubted: None,
             none: NoPath { state: PathState::Probing, reason: Reason::AwaitingOffer, since: now },
-            spis: BTreeSet::new(),
+            offered: BTreeSet::new(),
         }
     }
 
@@ -100,8 +100,8 @@ impl Peer {
         let tag = session_tag(&key);
         self.link_down = None;
         if self.session.as_ref().is_none_or(|session| session.tag != tag) {
-            self.spis.clear();
-            self.candidates.values_mut().for_each(|candidate| candidate.handle_session(now));
+            self.offered.clear();
+            self.candidates.values_mut().for_each(|it| it.handle_session(now, shared));
         }
         self.session = Some(Session { key, tag });
         self.set_addresses(now, addresses, address_shared, shared);
@@ -136,7 +136,7 @@ impl Peer {
         }
         self.address_shared = address_shared;
         if address_shared {
-            self.retire(now, Key::is_kernel, shared);
+            self.retire(now, Key::is_bound_to_addresses, shared);
         }
     }
 
@@ -157,7 +157,7 @@ impl Peer {
         self.session.as_ref().map(|_| (self.local, self.remote))
     }
 
-    /// The peer that had the kernel engine for this one's address has it no longer.
+    /// The peer that had this one's address to itself in the kernel engine has it no longer.
     pub(crate) fn handle_address_free(&mut self, now: Instant, shared: &mut Shared) {
         self.address_shared = false;
         self.handle_local_change(now, shared);
@@ -312,8 +312,7 @@ impl Peer {
                 session: &session.key,
                 tag: session.tag,
                 engine: agreed.engine,
-                sender_engine: key.remote_engine,
-                encapsulation: key.encapsulation,
+                key: *key,
                 cipher: agreed.cipher,
                 lanes: agreed.lanes,
                 local: self.local,
@@ -345,9 +344,12 @@ impl Peer {
 
     fn prune_retired(&mut self, now: Instant, shared: &mut Shared) {
         let lifetime = shared.config.sa_lifetime;
-        let (gone, kept) = std::mem::take(&mut self.retired)
-            .into_iter()
-            .partition::<VecDeque<_>, _>(|generation| now >= generation.dies_at(lifetime));
+        self.remove_retired(|generation| now >= generation.dies_at(lifetime), shared);
+    }
+
+    fn remove_retired(&mut self, which: impl Fn(&Generation) -> bool, shared: &mut Shared) {
+        let retired = std::mem::take(&mut self.retired).into_iter();
+        let (gone, kept) = retired.partition::<VecDeque<_>, _>(which);
         gone.into_iter().for_each(|generation| generation.remove(shared));
         self.retired = kept;
     }
@@ -548,14 +550,14 @@ impl Peer {
             }
             _ => {}
         }
-        check_lanes(offer, &self.spis, &shared.config)?;
+        check_lanes(offer, &self.offered, &shared.config)?;
         let engine = shared.config.engine(key.engine, key.format);
         if !engine.is_some_and(|it| taken(&shared.config, it).any(|own| own == offer.cipher)) {
             // The offer and a hello of an engine that takes less have crossed.
             shared.counters.messages_stale += 1;
             return Ok(());
         }
-        self.spis.extend(offer.lanes.iter().map(|lane| lane.spi));
+        self.offered.extend(offer.lanes.iter().map(|lane| (lane.spi, lane.nonce)));
         let address = offer.address.unwrap_or(self.remote).to_canonical();
         let offered = SocketAddr::new(address, offer.port);
         candidate.handle_offer(now, offer, &session.key, offered, shared);
@@ -583,6 +585,11 @@ impl Peer {
         let none = keys.is_empty().then(|| scene.why_none());
         let outer = hello.mtu.min(config.link_mtu);
         for key in &keys {
+            if key.has_two_slots() && !self.candidates.contains_key(key) {
+                // The kernel's device has one place for what comes from this engine of the peer's: an
+                // earlier path that still drains there leaves it to this one.
+                self.remove_retired(|generation| generation.is_of(key), shared);
+            }
             let overhead = overhead(key.format, key.encapsulation, self.remote.is_ipv6());
             let ceiling = outer.saturating_sub(overhead);
             self.candidates
@@ -630,18 +637,23 @@ impl Peer {
     }
 }
 
-/// Whether an offer's SAs can be sent on, in view of those that the peer has offered before.
-fn check_lanes(offer: &Offer, spis: &BTreeSet<u32>, config: &Config) -> Result<(), MessageError> {
+/// Whether an offer's SAs can be sent on, in view of those that the peer has offered before. An SPI may
+/// come again with another nonce, hence another key.
+fn check_lanes(
+    offer: &Offer,
+    offered: &BTreeSet<(u32, [u8; 32])>,
+    config: &Config,
+) -> Result<(), MessageError> {
     if !config.ciphers.contains(&offer.cipher) {
         return Err(MessageError::WrongCipher);
     }
     if !offer.lanes.iter().any(|lane| lane.lane == 0) {
         return Err(MessageError::WrongLanes);
     }
-    if offer.lanes.iter().any(|lane| spis.contains(&lane.spi)) {
+    if offer.lanes.iter().any(|lane| offered.contains(&(lane.spi, lane.nonce))) {
         return Err(MessageError::WrongSpi);
     }
-    if spis.len() + offer.lanes.len() > SESSION_SPIS_MAX {
+    if offered.len() + offer.lanes.len() > SESSION_SPIS_MAX {
         return Err(MessageError::TooManySas);
     }
     Ok(())
@@ -653,4 +665,42 @@ fn session_tag(key: &SessionKey) -> u64 {
     let nobody = PeerId::from_bytes([0; 32]);
     let derived = derive_sa_key(key, &[0; 32], &nobody, Format::Esp, 0, 0);
     derived.expose().iter().take(8).fold(0, |tag, &byte| tag << 8 | u64::from(byte))
+}
+
+#[cfg(test)]
+mod tests {
+    use weft_crypto::Cipher;
+
+    use super::*;
+    use crate::message::LaneOffer;
+    use crate::seam::{Encapsulation, EngineKind};
+
+    #[test]
+    fn an_spi_may_come_again_but_not_with_its_nonce() {
+        let lane = |lane, spi, nonce| LaneOffer { lane, spi, nonce: [nonce; 32] };
+        let offer = |lanes: Vec<LaneOffer>| Offer {
+            session: 1,
+            offer: 2,
+            format: Format::Ovpn,
+            engine: EngineKind::Kernel,
+            sender_engine: EngineKind::Kernel,
+            encapsulation: Encapsulation::Udp,
+            address: None,
+            port: 6786,
+            cipher: Cipher::Aes256Gcm,
+            rco: false,
+            mtu: 1500,
+            lanes,
+        };
+        let config = Config::default();
+        let offered = BTreeSet::from([(0x4800_1200, [1; 32])]);
+        let check = |lanes| check_lanes(&offer(lanes), &offered, &config);
+        assert_eq!(check(vec![lane(0, 0x4800_1200, 2)]), Ok(()));
+        assert_eq!(check(vec![lane(0, 0x4900_1200, 1)]), Ok(()));
+        let again = vec![lane(0, 0x4900_1200, 3), lane(1, 0x4800_1200, 1)];
+        assert_eq!(check(again), Err(MessageError::WrongSpi));
+        let full: BTreeSet<_> = (0..).map(|spi| (spi, [0; 32])).take(SESSION_SPIS_MAX).collect();
+        let offer = offer(vec![lane(0, 0x4800_1200, 1)]);
+        assert_eq!(check_lanes(&offer, &full, &config), Err(MessageError::TooManySas));
+    }
 }

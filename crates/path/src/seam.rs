@@ -77,7 +77,7 @@ impl<'de> Deserialize<'de> for Mac {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum EngineKind {
-    /// The kernel: XFRM and a VXLAN device.
+    /// The kernel: a VXLAN device over XFRM, or over the `ovpn` device.
     Kernel,
     /// The vector engine.
     Userspace,
@@ -128,7 +128,10 @@ pub struct Endpoint {
 /// An SA this host receives on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InboundSa {
-    /// Chosen by this host; unique among all its inbound SAs; at least 256 (RFC 4303 section 2.1).
+    /// Chosen by this host; unique among all its inbound SAs; at least 256 (RFC 4303 section 2.1). In
+    /// format `ovpn` it is the first word of a packet: DATA_V2, a key id, and a peer id that the SAs of
+    /// one path and lane have in common and those of no other path have. It may come again once its SA
+    /// is removed.
     pub spi: u32,
     /// The lane it belongs to, from 0.
     pub lane: u16,
@@ -138,7 +141,10 @@ pub struct InboundSa {
     pub key: SaKey,
     /// How its packets come; the vector engine takes UDP alone.
     pub encapsulation: Encapsulation,
-    /// Path choice removes it before this age; an engine that outlives the daemon does so itself.
+    /// Which engine the peer sends on it with.
+    pub remote_engine: EngineKind,
+    /// Path choice removes it before this age. An engine that outlives the daemon does so itself, but for
+    /// the kernel's `ovpn` device: there it ends with the sockets that are kept for the daemon.
     pub lifetime: Duration,
 }
 
@@ -167,7 +173,9 @@ pub struct OutboundSa {
     pub bytes_hard: u64,
     /// How its packets go; the vector engine takes UDP alone.
     pub encapsulation: Encapsulation,
-    /// Path choice removes it before this age; an engine that outlives the daemon does so itself.
+    /// Which engine the peer receives on it with.
+    pub remote_engine: EngineKind,
+    /// See [`InboundSa::lifetime`].
     pub lifetime: Duration,
 }
 
@@ -184,8 +192,8 @@ pub enum EngineCommand {
         path: PathId,
         /// The SA.
         sa: InboundSa,
-        /// The address that the peer's link comes from. A kernel's SA is bound to the pair of
-        /// addresses; the vector engine takes its packets from anywhere.
+        /// The address that the peer's link comes from. A kernel's SA of format `esp` is bound to the
+        /// pair of addresses; all others take their packets from anywhere.
         remote: IpAddr,
     },
     /// Stop receiving on an SA.
@@ -235,8 +243,8 @@ pub enum EngineCommand {
         /// Inner MTU in bytes.
         mtu: u16,
     },
-    /// The peer's packets come from another address (NAT): send there. The vector engine's alone: a
-    /// kernel's SA is bound to its addresses and is replaced.
+    /// The peer's packets come from another address (NAT): send there. Not for a kernel's SA of format
+    /// `esp`, which is bound to its addresses and is replaced.
     SetRemote {
         /// The path.
         path: PathId,

@@ -1,6 +1,6 @@
 //! What all peers of a host share: settings, the random source, the SPIs, and what goes out.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use rand::{Rng, SeedableRng};
@@ -17,6 +17,9 @@ const OVPN_OPCODE_MASK: u32 = 0xf800_0000;
 const OVPN_DATA_V2: u32 = 9 << 27;
 /// The peer id that says that there is none.
 const OVPN_NO_PEER: u32 = 0xff_ffff;
+/// Key ids of one peer id, which stand in front of it.
+pub(crate) const OVPN_KEY_IDS: u32 = 8;
+const OVPN_KEY_ID_AT: u32 = 24;
 
 /// Whether packets of this format can bear it: RFC 4303 section 2.1 reserves SPIs below 256; in format
 /// `ovpn` it is the first word, DATA_V2 with a key id and a peer id.
@@ -29,6 +32,22 @@ pub(crate) const fn is_spi(format: Format, spi: u32) -> bool {
     }
 }
 
+/// What stands for the SPIs of one path and lane of format `ovpn`: a peer id that is theirs for the life of
+/// the path, and with each SA the next key id that is free. So an SPI comes again, once its SA is gone and
+/// the others had their turn; what is late of the SA that had it is not opened by another's key.
+pub(crate) struct LaneWord {
+    /// With key id 0.
+    first: u32,
+    /// The key id that is tried next; more than the last one counts from 0.
+    next: u32,
+}
+
+impl LaneWord {
+    fn spi(&self, key_id: u32) -> u32 {
+        self.first | (key_id % OVPN_KEY_IDS) << OVPN_KEY_ID_AT
+    }
+}
+
 pub(crate) struct Shared {
     pub(crate) local: PeerId,
     pub(crate) config: Arc<Config>,
@@ -37,6 +56,9 @@ pub(crate) struct Shared {
     pub(crate) instance: u64,
     /// Inbound SAs of all peers.
     pub(crate) spis: BTreeMap<u32, PeerId>,
+    /// Peer ids of format `ovpn` that paths have, whether there is an SA now or not: no two paths have
+    /// the same, since a kernel's device knows its peers by them.
+    words: BTreeSet<u32>,
     pub(crate) paths: BTreeMap<PathId, PeerId>,
     pub(crate) commands: VecDeque<EngineCommand>,
     pub(crate) messages: VecDeque<(PeerId, Message)>,
@@ -56,6 +78,7 @@ impl Shared {
             rng,
             instance,
             spis: BTreeMap::new(),
+            words: BTreeSet::new(),
             paths: BTreeMap::new(),
             commands: VecDeque::new(),
             messages: VecDeque::new(),
@@ -97,20 +120,49 @@ impl Shared {
         offer
     }
 
-    /// An SPI that no inbound SA of this host has. The last byte is the lane's, so that a receiver with
-    /// several sockets finds the lane's without a table.
-    pub(crate) fn new_spi(&mut self, peer: PeerId, format: Format, lane: u16) -> u32 {
+    /// An SPI of format `esp` that no inbound SA of this host has. The last byte is the lane's, so that a
+    /// receiver with several sockets finds the lane's without a table.
+    pub(crate) fn new_spi(&mut self, peer: PeerId, lane: u16) -> u32 {
         loop {
             let spi = self.rng.next_u32() & !0xff | u32::from(lane & 0xff);
-            let spi = match format {
-                Format::Ovpn => spi & !OVPN_OPCODE_MASK | OVPN_DATA_V2,
-                _ => spi,
-            };
-            if is_spi(format, spi) && !self.spis.contains_key(&spi) {
+            if is_spi(Format::Esp, spi) && !self.spis.contains_key(&spi) {
                 self.spis.insert(spi, peer);
                 return spi;
             }
         }
+    }
+
+    /// A peer id of format `ovpn` that no path of this host has, and whose SPIs are all free; its last
+    /// byte is the lane's. `None`: there is none.
+    pub(crate) fn new_word(&mut self, lane: u16) -> Option<LaneWord> {
+        let (random, lane) = (self.rng.next_u32(), u32::from(lane & 0xff));
+        let mut words = (0..=0xffff).map(|step| {
+            let peer_id = (random.wrapping_add(step) & 0xffff) << 8 | lane;
+            LaneWord { first: OVPN_DATA_V2 | peer_id, next: 0 }
+        });
+        let word = words.find(|word| {
+            let free = |key_id| !self.spis.contains_key(&word.spi(key_id));
+            is_spi(Format::Ovpn, word.first)
+                && !self.words.contains(&word.first)
+                && (0..OVPN_KEY_IDS).all(free)
+        })?;
+        self.words.insert(word.first);
+        Some(word)
+    }
+
+    /// The next SPI of these. `None`: each is an SA's.
+    pub(crate) fn next_spi(&mut self, peer: PeerId, word: &mut LaneWord) -> Option<u32> {
+        let mut key_ids = word.next..word.next + OVPN_KEY_IDS;
+        let key_id = key_ids.find(|key_id| !self.spis.contains_key(&word.spi(*key_id)))?;
+        word.next = (key_id + 1) % OVPN_KEY_IDS;
+        let spi = word.spi(key_id);
+        self.spis.insert(spi, peer);
+        Some(spi)
+    }
+
+    /// Its path is no more. SAs that still drain keep their SPIs.
+    pub(crate) fn free_word(&mut self, word: &LaneWord) {
+        self.words.remove(&word.first);
     }
 
     pub(crate) fn nonce(&mut self) -> [u8; 32] {
@@ -122,6 +174,7 @@ impl Shared {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used)]
     use super::*;
 
     #[test]
@@ -129,8 +182,9 @@ mod tests {
         let peer = PeerId::from_bytes([7; 32]);
         let mut shared = Shared::new(peer, Config::default(), [3; 32]);
         for lane in (0..256).chain([0; 300]) {
-            for format in [Format::Esp, Format::Ovpn] {
-                let spi = shared.new_spi(peer, format, lane);
+            let mut word = shared.new_word(lane).unwrap();
+            let spi = shared.next_spi(peer, &mut word).unwrap();
+            for (format, spi) in [(Format::Esp, shared.new_spi(peer, lane)), (Format::Ovpn, spi)] {
                 assert!(is_spi(format, spi) && spi & 0xff == u32::from(lane), "{spi:08x}");
             }
         }
@@ -138,5 +192,50 @@ mod tests {
         assert_eq!(spis, 2 * 556, "each is new");
         assert!(is_spi(Format::Ovpn, 0x4f00_0001) && !is_spi(Format::Ovpn, 0x5000_0001));
         assert!(!is_spi(Format::Ovpn, 0x48ff_ffff) && !is_spi(Format::Esp, 255));
+    }
+
+    #[test]
+    fn a_lane_keeps_its_peer_id_and_takes_the_free_key_ids_in_turn() {
+        let peer = PeerId::from_bytes([7; 32]);
+        let mut shared = Shared::new(peer, Config::default(), [3; 32]);
+        let mut word = shared.new_word(5).unwrap();
+        let mut next = |shared: &mut Shared| shared.next_spi(peer, &mut word);
+        let spis: Vec<u32> = (0..OVPN_KEY_IDS).map(|_| next(&mut shared).unwrap()).collect();
+        for (key_id, spi) in (0..).zip(&spis) {
+            assert_eq!((spi >> 24, spi & 0xff_ffff), (0x48 | key_id, spis[0] & 0xff_ffff));
+        }
+        assert_eq!(next(&mut shared), None, "each is in use");
+        for freed in [3, 1] {
+            shared.spis.remove(&spis[freed]);
+        }
+        assert_eq!(next(&mut shared), Some(spis[1]), "the count goes on from 0");
+        assert_eq!(next(&mut shared), Some(spis[3]));
+        shared.spis.remove(&spis[0]);
+        shared.spis.remove(&spis[4]);
+        assert_eq!(next(&mut shared), Some(spis[4]), "the count goes on");
+    }
+
+    /// Takes all peer ids that are left when only these are free.
+    fn words_of(shared: &mut Shared, free: &[u32], lane: u16) -> BTreeSet<u32> {
+        let all = (0..=0xffff_u32).map(|id| OVPN_DATA_V2 | id << 8 | u32::from(lane));
+        shared.words = all.filter(|word| !free.contains(word)).collect();
+        let words = std::iter::from_fn(|| shared.new_word(lane));
+        words.map(|word| word.first).collect()
+    }
+
+    #[test]
+    fn no_two_paths_have_one_peer_id_and_one_that_is_freed_comes_again() {
+        let peer = PeerId::from_bytes([7; 32]);
+        let mut shared = Shared::new(peer, Config::default(), [3; 32]);
+        let free = [0x4800_1200, 0x4812_3400, 0x48ff_ff00];
+        assert_eq!(words_of(&mut shared, &free, 0), BTreeSet::from(free));
+        shared.free_word(&LaneWord { first: free[1], next: 0 });
+        assert_eq!(shared.new_word(0).map(|word| word.first), Some(free[1]));
+        // An SA of the other format has one of its SPIs.
+        shared.spis.insert(0x4900_1200, peer);
+        assert_eq!(words_of(&mut shared, &free, 0), BTreeSet::from([free[1], free[2]]));
+        // This one says that there is none.
+        let free = [0x48ff_ffff, 0x4800_12ff];
+        assert_eq!(words_of(&mut shared, &free, 255), BTreeSet::from([free[1]]));
     }
 }

@@ -72,6 +72,8 @@ pub enum Reason {
     ProvingClean,
     /// This host's kernel has no ESP.
     KernelWithoutEsp,
+    /// This host's kernel has no data channel device, or one that is of no use here.
+    KernelWithoutOvpn,
     /// This host's kernel has no VXLAN.
     KernelWithoutVxlan,
     /// This host's kernel has no Open vSwitch datapath, which the configuration asks for.
@@ -85,7 +87,8 @@ pub enum Reason {
     DataPortsBlocked,
     /// There is a NAT between the hosts, which protocol 50 does not pass.
     Nat,
-    /// Another peer has the same address, and kernel policies cannot tell the two apart.
+    /// Another peer has the same address, and kernel policies cannot tell the two apart: no format
+    /// `esp` for this one on the kernel.
     AddressShared,
     /// The two engines have no AEAD in common.
     CipherMissing,
@@ -138,6 +141,7 @@ impl fmt::Display for Reason {
             Self::BetterPathActive => "better path active",
             Self::ProvingClean => "better, not yet 10 s without loss",
             Self::KernelWithoutEsp => "kernel without ESP",
+            Self::KernelWithoutOvpn => "kernel without ovpn",
             Self::KernelWithoutVxlan => "kernel without VXLAN",
             Self::KernelWithoutOvs => "kernel without Open vSwitch",
             Self::NftMissing => "nft missing",
@@ -306,6 +310,7 @@ mod tests {
             (Reason::BetterPathActive, "better path active"),
             (Reason::ProvingClean, "better, not yet 10 s without loss"),
             (Reason::KernelWithoutEsp, "kernel without ESP"),
+            (Reason::KernelWithoutOvpn, "kernel without ovpn"),
             (Reason::KernelWithoutVxlan, "kernel without VXLAN"),
             (Reason::KernelWithoutOvs, "kernel without Open vSwitch"),
             (Reason::NftMissing, "nft missing"),

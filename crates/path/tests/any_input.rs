@@ -121,7 +121,7 @@ impl Dice {
                         // Of either format, and of none.
                         spi: u32::try_from(252 + 8 * lane + self.below(8)).unwrap()
                             | if self.below(2) == 0 { 0 } else { 0x4800_0000 },
-                        nonce: [1; 32],
+                        nonce: [u8::try_from(self.below(3)).unwrap(); 32],
                     })
                     .collect(),
             }),
@@ -169,17 +169,17 @@ impl Dice {
     }
 
     fn engines(&mut self) -> Vec<EngineOffer> {
-        let offer = |kind, port, ciphers| EngineOffer {
-            kind,
-            format: Format::Esp,
-            port,
-            lanes_max: 2,
-            rco: true,
-            ciphers,
-        };
-        let all = [(EngineKind::Userspace, 6784), (EngineKind::Kernel, 6785)];
-        let all = all.map(|(kind, port)| offer(kind, port, self.ciphers()));
-        all.into_iter().filter(|_| self.below(4) != 0).collect()
+        let all = [
+            (EngineKind::Userspace, Format::Esp, 6784, 2),
+            (EngineKind::Userspace, Format::Ovpn, 6784, 2),
+            (EngineKind::Kernel, Format::Esp, 6785, 2),
+            (EngineKind::Kernel, Format::Ovpn, 6786, 1),
+        ];
+        let all = all.map(|(kind, format, port, lanes_max)| {
+            let ciphers = self.ciphers();
+            EngineOffer { kind, format, port, lanes_max, rco: true, ciphers }
+        });
+        all.into_iter().filter(|_| self.below(3) != 0).collect()
     }
 }
 
@@ -191,7 +191,9 @@ fn peer(number: u64) -> PeerId {
 #[derive(Default)]
 struct Engine {
     inbound: BTreeMap<u32, PeerId>,
-    outbound: BTreeMap<PathId, EngineKind>,
+    /// Those that the kernel's `ovpn` device has in its slots.
+    slots: BTreeMap<u32, PathId>,
+    outbound: BTreeMap<PathId, (EngineKind, Format)>,
     /// Keys sent with in the present session.
     keys: BTreeSet<[u8; 36]>,
 }
@@ -202,23 +204,27 @@ impl Engine {
             EngineCommand::InstallInbound { engine, peer, path, sa, .. } => {
                 assert!(self.inbound.insert(sa.spi, peer).is_none(), "seed {seed}");
                 assert!(engine == EngineKind::Kernel || sa.encapsulation == Encapsulation::Udp);
+                if (engine, sa.key.format()) == (EngineKind::Kernel, Format::Ovpn) {
+                    self.take_slot(seed, path, sa.spi);
+                }
                 known.spis.push(sa.spi);
                 known.paths.push(path);
             }
             EngineCommand::RemoveInbound { spi } => {
                 self.inbound.remove(&spi);
+                self.slots.remove(&spi);
             }
             EngineCommand::InstallOutbound { engine, path, sa, remote, .. } => {
                 // Cleared with each session: the same session may not come twice in truth.
                 assert!(self.keys.insert(*sa.key.expose()), "seed {seed}: a key used twice");
                 assert!(!remote.ip().is_multicast());
                 assert!(engine == EngineKind::Kernel || sa.encapsulation == Encapsulation::Udp);
-                self.outbound.insert(path, engine);
+                self.outbound.insert(path, (engine, sa.key.format()));
                 known.spis.push(sa.spi);
             }
             EngineCommand::InstallPlain { path, remote, .. } => {
                 assert_eq!(remote, IpAddr::from([10, 0, 0, 2]), "seed {seed}: it is not trusted");
-                self.outbound.insert(path, EngineKind::Kernel);
+                self.outbound.insert(path, (EngineKind::Kernel, Format::Plain));
                 known.paths.push(path);
             }
             EngineCommand::RemoveOutbound { path } => {
@@ -228,7 +234,9 @@ impl Engine {
                 assert!(self.outbound.contains_key(&path), "seed {seed}: bound without an SA");
             }
             EngineCommand::SetRemote { path, .. } => {
-                assert_eq!(self.outbound.get(&path), Some(&EngineKind::Userspace), "seed {seed}");
+                let bound = [Format::Esp, Format::Plain].map(|it| (EngineKind::Kernel, it));
+                let moved = self.outbound.get(&path);
+                assert!(moved.is_some_and(|it| !bound.contains(it)), "seed {seed}: {moved:?}");
             }
             EngineCommand::SendProbe { probe, mtu, .. } => {
                 assert!(mtu >= 400, "seed {seed}: a probe of {mtu} bytes");
@@ -236,6 +244,17 @@ impl Engine {
             }
             _ => {}
         }
+    }
+
+    /// Of a path there is room for two keys, which have a peer id of their own.
+    fn take_slot(&mut self, seed: u64, path: PathId, spi: u32) {
+        let peer_id = |spi: u32| spi & 0xff_ffff;
+        for (other, of) in &self.slots {
+            assert_eq!(peer_id(*other) == peer_id(spi), *of == path, "seed {seed}: {other:08x}");
+        }
+        self.slots.insert(spi, path);
+        let held = self.slots.values().filter(|of| **of == path).count();
+        assert!(held <= 2, "seed {seed}: a third key");
     }
 }
 

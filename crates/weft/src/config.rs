@@ -36,7 +36,7 @@ pub struct LaunchOptions {
     #[arg(long, env = "WEFT_NICKNAME")]
     pub nickname: Option<String>,
 
-    /// Local address for links and data (default: all)
+    /// Local address for links and data; the kernel's ovpn is not taken then (default: all)
     #[arg(long, value_name = "IP", env = "WEFT_HOST")]
     pub host: Option<IpAddr>,
 
@@ -48,8 +48,8 @@ pub struct LaunchOptions {
     #[arg(long, env = "WEFT_DATA_PORT")]
     pub data_port: Option<u16>,
 
-    /// Which engine moves packets: auto takes the kernel where it has IPsec and VXLAN, and the
-    /// vector engine (userspace) otherwise (default: auto)
+    /// Which engine moves packets: auto takes the kernel where it has VXLAN and IPsec or
+    /// ovpn, and the vector engine (userspace) otherwise (default: auto)
     #[arg(long, value_enum, env = "WEFT_ENGINE")]
     pub engine: Option<EngineChoice>,
 
@@ -69,8 +69,8 @@ pub struct LaunchOptions {
     #[arg(long, value_name = "MICROSECONDS", env = "WEFT_BUSY_POLL", value_parser = clap::value_parser!(u16).range(0..=BUSY_POLL_MAX_US))]
     pub busy_poll: Option<u16>,
 
-    /// Wire format towards other hosts: esp; ovpn, the data packets of OpenVPN, which only the vector
-    /// engine moves so far; auto takes esp where the other host has it, else ovpn (default: auto)
+    /// Wire format towards other hosts: esp; ovpn, the data packets of OpenVPN, which the kernel moves
+    /// by its ovpn device; auto takes esp where the other host has it, else ovpn (default: auto)
     #[arg(long, value_enum, env = "WEFT_FORMAT")]
     pub format: Option<FormatChoice>,
 
@@ -98,7 +98,8 @@ pub struct LaunchOptions {
     #[arg(long, value_name = "CIDR", env = "WEFT_IPALLOC_RANGE6")]
     pub ipalloc_range6: Option<Ipv6Net>,
 
-    /// MTU of containers, bytes (default: the host's link less 112; with --format ovpn less 144)
+    /// MTU of containers, bytes (default: the host's link less 112; with --format ovpn, or where the
+    /// kernel has ovpn and no IPsec, less 144)
     #[arg(long, env = "WEFT_MTU", value_parser = clap::value_parser!(u16).range(i64::from(MTU_MIN)..=i64::from(MTU_MAX)))]
     pub mtu: Option<u16>,
 
@@ -275,17 +276,17 @@ pub enum ConfigError {
     /// Both ports are the same.
     #[error("--port and --data-port are both {0}; links and data need a port each")]
     PortsEqual(u16),
+    /// Only the kernel's device was asked for, and an address that it cannot keep to.
+    #[error(
+        "--host {0} cannot be kept by the kernel's ovpn device: leave --host out, or take --format esp or another --engine"
+    )]
+    HostAndDevice(IpAddr),
     /// No worker at all, or more than the engine can have.
     #[error("workers is {0}; the vector engine can have 1 to {max}", max = weft_engine::WORKERS_MAX)]
     Workers(usize),
     /// More helpers than a worker can have.
     #[error("helpers is {0}; a worker can have 0 to {max}", max = weft_engine::HELPERS_MAX)]
     Helpers(usize),
-    /// Nothing would be left to carry frames.
-    #[error(
-        "--format ovpn needs the vector engine: leave --engine kernel out, or take --format esp"
-    )]
-    KernelWithoutOvpn,
     /// A worker would be awake for ever.
     #[error("busy-poll is {0} microseconds; at most {BUSY_POLL_MAX_US} are allowed")]
     BusyPoll(u128),
@@ -312,12 +313,6 @@ impl LaunchOptions {
             Some(path) => Some(read_secret("token", path)?),
             None => std::env::var("WEFT_TOKEN").ok().filter(|t| !t.is_empty()).map(Zeroizing::new),
         };
-        let format = self.format.unwrap_or_default();
-        let engine = match (self.engine.unwrap_or_default(), format) {
-            // The kernel engine does not have it.
-            (EngineChoice::Auto, FormatChoice::Ovpn) => EngineChoice::Userspace,
-            (engine, _) => engine,
-        };
         let settings = Settings {
             hosts: self.hosts,
             password,
@@ -326,8 +321,8 @@ impl LaunchOptions {
             host: self.host,
             port: self.port.unwrap_or(LINK_PORT),
             data_port: self.data_port.unwrap_or(DATA_PORT),
-            engine,
-            format,
+            engine: self.engine.unwrap_or_default(),
+            format: self.format.unwrap_or_default(),
             busy_poll: self.busy_poll.map(|time| Duration::from_micros(time.into())),
             helpers: self.helpers.map(usize::from),
             workers: self.workers.map_or_else(weft_engine::default_workers, usize::from),
@@ -397,8 +392,9 @@ impl Settings {
         if self.port == self.data_port {
             return Err(ConfigError::PortsEqual(self.port));
         }
-        if self.format == FormatChoice::Ovpn && self.engine == EngineChoice::Kernel {
-            return Err(ConfigError::KernelWithoutOvpn);
+        let by_device = (self.format, self.engine) == (FormatChoice::Ovpn, EngineChoice::Kernel);
+        if let Some(host) = self.host.filter(|_| by_device) {
+            return Err(ConfigError::HostAndDevice(host));
         }
         // A flag was judged by the command line already; the file was not.
         if !(1..=weft_engine::WORKERS_MAX).contains(&self.workers) {
@@ -529,8 +525,6 @@ mod tests {
         assert!(message(LaunchOptions::default(), "workers = 0").contains("1 to 64"));
         assert!(message(LaunchOptions::default(), "helpers = 8").contains("0 to 7"));
         assert!(message(LaunchOptions::default(), "busy-poll = 10001").contains("at most 10000"));
-        let file = "format = \"ovpn\"\nengine = \"kernel\"";
-        assert!(message(LaunchOptions::default(), file).contains("vector engine"));
         let missing =
             LaunchOptions { password_file: Some("/nonexistent".into()), ..Default::default() };
         assert!(message(missing, "").contains("/nonexistent"));

@@ -235,8 +235,15 @@ fn install(helped: &Helped, spi: u32, outbound: bool) {
     helped.command(if outbound {
         EngineCommand::InstallOutbound { engine, peer: PEER, path: PATH, sa, remote }
     } else {
-        let (cipher, key, encapsulation) = (sa.cipher, sa.key, Encapsulation::Udp);
-        let sa = InboundSa { spi, lane: 0, cipher, key, encapsulation, lifetime: Duration::MAX };
+        let sa = InboundSa {
+            spi,
+            lane: 0,
+            cipher: sa.cipher,
+            key: sa.key,
+            encapsulation: Encapsulation::Udp,
+            remote_engine: EngineKind::Userspace,
+            lifetime: Duration::MAX,
+        };
         EngineCommand::InstallInbound { engine, remote: remote.ip(), peer: PEER, path: PATH, sa }
     });
 }

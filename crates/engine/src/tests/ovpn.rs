@@ -1,10 +1,12 @@
 //! What format `ovpn` has of its own; what both formats carry stands in `exact`.
 
+use std::net::Ipv6Addr;
+
 use proptest::prelude::*;
-use weft_crypto::{SaKey, ovpn};
+use weft_crypto::{SaKey, TunnelEnd, TunnelWay, ovpn};
 use weft_openvpn::data::{DataPacket, PING};
 use weft_packet::tunnel::HEADERS_LEN;
-use weft_path::{EngineCommand, EngineEvent, OutboundSa};
+use weft_path::{EngineCommand, EngineEvent, EngineKind, InboundSa, OutboundSa};
 
 use super::referee::{VNET, frames_of, put};
 use super::source::{Packet, pattern};
@@ -23,6 +25,16 @@ pub(super) fn in_ovpn(sa: &mut OutboundSa) {
     sa.key = SaKey::for_ovpn([3; 40]);
 }
 
+/// Where the one host that is both ends sends from, or receives, with its vector engine.
+fn address(way: TunnelWay) -> Ipv6Addr {
+    PEER.tunnel_address(TunnelEnd { way, kernel: false })
+}
+
+/// Likewise with its kernel engine.
+fn kernels_address(way: TunnelWay) -> Ipv6Addr {
+    PEER.tunnel_address(TunnelEnd { way, kernel: true })
+}
+
 fn wire() -> Wire {
     Wire::new(in_ovpn)
 }
@@ -33,7 +45,7 @@ fn packets_are_those_of_openvpns_data_channel() {
     let mut wire = wire();
     let packet = Packet::new(false, true).with(&pattern(0, 9_000));
     let flights = wire.send(&[packet.offloaded(1_300)]);
-    let key = ovpn::OpeningKey::of_sa(outbound_sa().cipher, &SaKey::for_ovpn([3; 40]));
+    let key = opening();
     let mut window = weft_crypto::ReplayWindow::new();
     for (flight, number) in flights.iter().zip(1_u32..) {
         let seen = DataPacket::parse(&flight.datagram).unwrap();
@@ -43,9 +55,8 @@ fn packets_are_those_of_openvpns_data_channel() {
         let plain = key.open(&mut window, &mut packet).unwrap();
         let inside = etherparse::SlicedPacket::from_ip(&packet[plain.clone()]).unwrap();
         let Some(etherparse::NetSlice::Ipv6(ipv6)) = inside.net else { panic!("no IPv6") };
-        let address = PEER.tunnel_address();
-        assert_eq!(ipv6.header().source_addr(), address);
-        assert_eq!(ipv6.header().destination_addr(), address);
+        assert_eq!(ipv6.header().source_addr(), address(TunnelWay::From));
+        assert_eq!(ipv6.header().destination_addr(), address(TunnelWay::To));
         let Some(etherparse::TransportSlice::Udp(udp)) = inside.transport else { panic!("no UDP") };
         assert_eq!((udp.destination_port(), udp.checksum()), (6787, 0));
         assert_eq!(plain.len(), HEADERS_LEN + flight.frame.len());
@@ -78,16 +89,24 @@ fn sealed(key: &ovpn::SealingKey, plaintext: &[u8]) -> Vec<u8> {
     packet
 }
 
+fn opening() -> ovpn::OpeningKey {
+    ovpn::OpeningKey::of_sa(outbound_sa().cipher, &SaKey::for_ovpn([3; 40]))
+}
+
 fn sealing() -> ovpn::SealingKey {
     ovpn::SealingKey::of_sa(outbound_sa().cipher, &SaKey::for_ovpn([3; 40]))
 }
 
 /// The plaintext of a packet that carries this frame.
 fn plaintext(frame: &[u8]) -> Vec<u8> {
+    plaintext_from(address(TunnelWay::From), frame)
+}
+
+fn plaintext_from(source: Ipv6Addr, frame: &[u8]) -> Vec<u8> {
     let mut plain = vec![0x60, 0, 0, 0, 0, 0, 17, 64];
     put(&mut plain, 4, (16 + frame.len()) as u16);
-    for _ in 0..2 {
-        plain.extend(PEER.tunnel_address().octets());
+    for address in [source, address(TunnelWay::To)] {
+        plain.extend(address.octets());
     }
     plain.extend([0xc0, 0, 0x1a, 0x83, 0, 0, 0, 0, 8, 0, 0, 0, 0, 0, 7, 0]);
     put(&mut plain, 44, (16 + frame.len()) as u16);
@@ -115,6 +134,29 @@ fn what_is_not_between_the_two_hosts_is_dropped() {
     assert_eq!(judged(&written), frames_of(&read).unwrap());
     assert!(wire.carry(&[sealed(&key, &PING)]).is_empty());
     assert_eq!(wire.far.counters().done(Work::Dummies), 1);
+}
+
+#[test]
+fn the_kernels_engine_has_addresses_of_its_own() {
+    let mut wire = Wire::new(|sa| {
+        in_ovpn(sa);
+        sa.remote_engine = EngineKind::Kernel;
+    });
+    let read = Packet::new(true, false).with(b"inside").complete();
+    let sent = wire.transmit(std::slice::from_ref(&read));
+    let (key, mut packet) = (opening(), sent[0].clone());
+    let plain = key.open(&mut weft_crypto::ReplayWindow::new(), &mut packet).unwrap();
+    let ends = [address(TunnelWay::From), kernels_address(TunnelWay::To)].map(|it| it.octets());
+    assert_eq!(packet[plain][8..40], ends.concat());
+    // It takes what the peer's kernel has sent, and not what its vector engine would.
+    assert!(wire.carry(&sent).is_empty());
+    assert_eq!(wire.far_drops(), [(DropReason::BadInner, 1)]);
+    let good = plaintext_from(kernels_address(TunnelWay::From), &read[VNET..]);
+    let key = sealing();
+    // The one before has the first packet id.
+    sealed(&key, &good);
+    let written = wire.carry(&[sealed(&key, &good)]);
+    assert_eq!(judged(&written), frames_of(&read).unwrap());
 }
 
 proptest! {
@@ -192,15 +234,16 @@ fn probes_and_a_new_key_go_through() {
     assert!(rig.events().contains(&probe));
     // Another SA of the same path in the other format takes over.
     let sa = outbound_sa();
-    let (engine, lifetime) = (weft_path::EngineKind::Userspace, std::time::Duration::MAX);
+    let (engine, lifetime) = (EngineKind::Userspace, std::time::Duration::MAX);
     let remote =
         std::net::SocketAddr::new(std::net::Ipv4Addr::LOCALHOST.into(), rig.far_socket.port());
-    let inbound = weft_path::InboundSa {
+    let inbound = InboundSa {
         spi: sa.spi,
         lane: 0,
         cipher: sa.cipher,
         key: sa.key.clone(),
         encapsulation: sa.encapsulation,
+        remote_engine: EngineKind::Userspace,
         lifetime,
     };
     let (peer, path) = (PEER, PATH);

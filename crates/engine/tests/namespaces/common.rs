@@ -166,6 +166,7 @@ pub(crate) fn inbound(spi: u32) -> InboundSa {
         cipher: Cipher::Aes256Gcm,
         key: key(spi),
         encapsulation: Encapsulation::Udp,
+        remote_engine: EngineKind::Userspace,
         lifetime: Duration::MAX,
     }
 }
@@ -183,6 +184,7 @@ pub(crate) fn outbound(spi: u32) -> OutboundSa {
         bytes_soft: u64::MAX,
         bytes_hard: u64::MAX,
         encapsulation: Encapsulation::Udp,
+        remote_engine: EngineKind::Userspace,
         lifetime: Duration::MAX,
     }
 }

@@ -187,7 +187,11 @@ mod tests {
         assert_eq!(refused(listener.into()), io::ErrorKind::InvalidInput);
         let file = std::fs::File::open("/dev/null").unwrap();
         assert_eq!(refused(file.into()), io::ErrorKind::InvalidInput);
-        let encapsulated = crate::encap::EncapSocket::bind(Some("127.0.0.1".parse().unwrap()), 0);
+        let encapsulated = crate::encap::EncapSocket::bind(
+            crate::encap::Taker::Ipsec,
+            Some("127.0.0.1".parse().unwrap()),
+            0,
+        );
         let encapsulated = encapsulated.map(|socket| socket.into_fds().remove(0));
         // A kernel without ESP has no such sockets.
         if let Ok(encapsulated) = encapsulated {

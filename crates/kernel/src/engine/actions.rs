@@ -5,8 +5,10 @@ use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::time::{Duration, Instant};
 
 use weft_crypto::PeerId;
+use weft_io::encap::EncapSocket;
 use weft_path::{EngineEvent, PathId};
 
+use super::channel::{self, Change};
 use super::probes::{Received, SendError};
 use super::state::{Action, Probe};
 use super::worker::{RETIRE_MS, Worker};
@@ -20,13 +22,14 @@ struct Batch {
     policies: BTreeMap<PolicyId, Option<PolicySpec>>,
     removed: Vec<StateId>,
     retired: Vec<StateId>,
+    channel: Vec<Change>,
     distrusted: Vec<IpAddr>,
     sources: Vec<(PeerId, Vec<IpAddr>)>,
 }
 
 impl Worker {
-    /// SAs and exceptions first, then the policies that lead to them, then the forwarding entries
-    /// that lead there; what goes away goes in the reverse order.
+    /// SAs of both formats and exceptions first, then the policies that lead to them, then the
+    /// forwarding entries that lead there; what goes away goes in the reverse order.
     pub(super) async fn carry_out(&mut self, actions: &mut Vec<Action>) {
         if actions.is_empty() {
             return;
@@ -40,14 +43,20 @@ impl Worker {
                 Action::RemovePolicy(id) => _ = batch.policies.insert(id, None),
                 Action::RemoveState(id) => batch.removed.push(id),
                 Action::RetireState(id) => batch.retired.push(id),
+                Action::Channel(change) => batch.channel.push(change),
                 Action::Trust(address) => trusts |= self.trusted.insert(address),
                 Action::Distrust(address) => batch.distrusted.push(address),
                 Action::SetVia(peer, via) => vias.push((peer, via)),
-                Action::AcceptFrom(peer, address) => batch.sources.push((peer, vec![address])),
-                Action::Probe(_) | Action::Keepalive(_) | Action::Tell(_) => last.push(action),
+                Action::AcceptFrom(peer, addresses) => batch.sources.push((peer, addresses)),
+                Action::Probe(_)
+                | Action::Keepalive(_)
+                | Action::ChannelKeepalive(_)
+                | Action::Tell(_) => last.push(action),
             }
         }
-        self.add_states(std::mem::take(&mut batch.states)).await;
+        let (changes, deletions) = channel::split(batch.channel);
+        self.add_states(batch.states).await;
+        self.change_channel(changes).await;
         if trusts {
             self.ensure_guard().await;
         }
@@ -60,6 +69,7 @@ impl Worker {
         }
         self.remove_policies(gone.into_iter().map(|(id, _)| id).collect()).await;
         self.remove_states(&batch.removed).await;
+        self.change_channel(deletions).await;
         let at = Instant::now() + Duration::from_millis(RETIRE_MS);
         self.retired.extend(batch.retired.into_iter().map(|id| (at, id)));
         if !batch.distrusted.is_empty() {
@@ -69,7 +79,12 @@ impl Worker {
         for action in last {
             match action {
                 Action::Probe(probe) => self.send_probe(&probe),
-                Action::Keepalive(remote) => self.send_keepalive(remote),
+                Action::Keepalive(remote) => {
+                    send_keepalive(self.ipsec.as_ref().map(|ipsec| &ipsec.encapsulation), remote);
+                }
+                Action::ChannelKeepalive(remote) => {
+                    send_keepalive(self.channel.sockets.as_ref(), remote);
+                }
                 Action::Tell(event) => (self.events)(event),
                 _ => {}
             }
@@ -153,14 +168,6 @@ impl Worker {
         }
     }
 
-    fn send_keepalive(&self, remote: SocketAddr) {
-        if let Some(ipsec) = &self.ipsec
-            && let Err(error) = ipsec.encapsulation.send_keepalive(remote)
-        {
-            tracing::debug!(%error, %remote, "a keepalive did not leave");
-        }
-    }
-
     pub(super) fn handle_probe(&mut self, received: &Received) {
         let Received { mac, probe, mtu, candidate } = *received;
         match self.state.probed_by(mac) {
@@ -175,6 +182,14 @@ impl Worker {
     pub(super) fn path_failed(&self, path: PathId, reason: &str) {
         tracing::warn!(path = path.0, reason, "a kernel path has failed");
         (self.events)(EngineEvent::PathFailed { path, reason: reason.to_owned() });
+    }
+}
+
+fn send_keepalive(socket: Option<&EncapSocket>, remote: SocketAddr) {
+    if let Some(socket) = socket
+        && let Err(error) = socket.send_keepalive(remote)
+    {
+        tracing::debug!(%error, %remote, "a keepalive did not leave");
     }
 }
 

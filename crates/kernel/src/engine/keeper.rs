@@ -1,12 +1,14 @@
-//! Sockets that outlive the daemon: while those for ESP in UDP are open in any process, the kernel
-//! takes packets from them and hands them to its states, which stay when the daemon is killed.
+//! Sockets that outlive the daemon: while those for ESP in UDP and those of the data channel are open in
+//! any process, the kernel takes packets from them and hands them to its states and to its device's
+//! peers, which stay when the daemon is killed.
 
 use std::fmt::Debug;
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use weft_io::IoError;
-use weft_io::encap::EncapSocket;
+use weft_io::encap::{EncapSocket, Taker};
 
 use super::worker::Worker;
 
@@ -22,13 +24,19 @@ pub trait SocketKeeper: Debug + Send + Sync {
 }
 
 impl Worker {
-    /// The sockets that an earlier run has left, if they are what is wanted; else new ones. They are
-    /// not kept yet.
-    pub(super) async fn open_encapsulation(&self) -> Result<EncapSocket, IoError> {
+    /// The sockets for ESP in UDP that an earlier run has left, if they are what is wanted; else new
+    /// ones. They are not kept yet. Those of the data channel are laid aside for when they are needed.
+    pub(super) async fn open_encapsulation(&mut self) -> Result<EncapSocket, IoError> {
         let (host, port) = (self.config.host, self.config.encapsulation_port);
         let kept = self.with_keeper(|keeper| keeper.take()).await.unwrap_or_default();
+        let is_channels = |fd: &OwnedFd| port_of(fd) == Some(self.config.data_channel_port);
+        let (channel, kept): (Vec<_>, Vec<_>) = kept.into_iter().partition(is_channels);
+        if !self.lay_aside(channel) {
+            // New ones need their port.
+            self.release_sockets().await;
+        }
         if !kept.is_empty() {
-            match EncapSocket::from_fds(kept) {
+            match EncapSocket::from_fds(Taker::Ipsec, kept) {
                 Ok(socket) if socket.serves(host, port) => {
                     tracing::info!(port, "took back the sockets for ESP in UDP");
                     return Ok(socket);
@@ -44,21 +52,48 @@ impl Worker {
                 ),
             }
             // The new ones may need their port.
-            self.release_encapsulation().await;
+            self.release_sockets().await;
         }
-        EncapSocket::bind(host, port)
+        EncapSocket::bind(Taker::Ipsec, host, port)
     }
 
-    /// From here on the sockets outlive the daemon.
-    pub(super) async fn keep_encapsulation(&self, socket: &EncapSocket) {
-        match socket.fds().map(|fd| fd.as_fd().try_clone_to_owned()).collect() {
+    /// Takes the data channel's sockets of an earlier run, whose device is removed. False if they are not
+    /// what is wanted.
+    fn lay_aside(&mut self, sockets: Vec<OwnedFd>) -> bool {
+        if !self.config.ovpn || sockets.is_empty() {
+            return sockets.is_empty();
+        }
+        let (host, port) = (self.config.host, self.config.data_channel_port);
+        match EncapSocket::from_fds(Taker::DataChannel, sockets) {
+            Ok(sockets) if sockets.serves(host, port) => {
+                self.channel.sockets = Some(sockets);
+                return true;
+            }
+            Ok(_) => tracing::warn!(
+                port,
+                "the sockets kept for the data channel are of another address, port or network \
+                 namespace"
+            ),
+            Err(error) => {
+                tracing::warn!(%error, "the sockets kept for the data channel are of no use");
+            }
+        }
+        false
+    }
+
+    /// From here on these sockets, and the data channel's if there are any, outlive the daemon.
+    pub(super) async fn keep_sockets(&self, encapsulation: &EncapSocket) {
+        let channel = self.channel.sockets.iter().flat_map(|sockets| sockets.fds());
+        let fds = encapsulation.fds().chain(channel).map(|fd| fd.as_fd().try_clone_to_owned());
+        let sockets: Result<Vec<OwnedFd>, _> = fds.collect();
+        match sockets {
             Ok(sockets) => _ = self.with_keeper(move |keeper| keeper.keep(sockets)).await,
-            Err(error) => tracing::warn!(%error, "the sockets for ESP in UDP are not kept"),
+            Err(error) => tracing::warn!(%error, "the kernel's sockets are not kept"),
         }
     }
 
     /// Nothing is led to the sockets any more.
-    pub(super) async fn release_encapsulation(&self) {
+    pub(super) async fn release_sockets(&self) {
         self.with_keeper(|keeper| keeper.release()).await;
     }
 
@@ -70,4 +105,9 @@ impl Worker {
         let keeper = Arc::clone(self.config.keeper.as_ref()?);
         tokio::task::spawn_blocking(move || call(&*keeper)).await.ok()
     }
+}
+
+fn port_of(socket: &OwnedFd) -> Option<u16> {
+    let name = rustix::net::getsockname(socket).ok()?;
+    SocketAddr::try_from(name).ok().map(|local| local.port())
 }

@@ -3,9 +3,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
+use weft_crypto::Cipher;
+use weft_path::Reason;
+
 use super::probes::Probes;
 use super::worker::{Ipsec, RECONCILE_MS, SUPPORT_MS, Worker};
-use super::{KernelCounters, Support};
+use super::{DATA_CHANNEL_DEVICE, KernelCounters, Support};
 use crate::Guard;
 use crate::error::KernelError;
 use crate::xfrm::{PolicyId, PolicySpec, StateId, Xfrm};
@@ -13,10 +16,23 @@ use crate::xfrm::{PolicyId, PolicySpec, StateId, Xfrm};
 /// Lanes to a peer at most beside the one for all other CPUs; each costs about 5 KiB at both ends.
 const CPU_LANES_MAX: u16 = 8;
 
+/// In which formats the kernel moves packets.
+struct Formats {
+    esp: Result<Vec<Cipher>, Reason>,
+    ovpn: Result<Vec<Cipher>, Reason>,
+    per_cpu: bool,
+}
+
 impl Worker {
     /// What a run before this one left behind, killed or stopped: SAs whose keys nobody has any
-    /// more, and policies that lead to them.
+    /// more, and what leads to them. Sockets that were kept belong to the data channel's device until
+    /// it is gone.
     pub(super) async fn remove_leftovers(&self) {
+        match self.kernel.remove_device(DATA_CHANNEL_DEVICE).await {
+            Ok(true) => tracing::info!("removed the data channel that an earlier run left"),
+            Ok(false) => {}
+            Err(error) => tracing::warn!(%error, "an earlier run's data channel may be left"),
+        }
         let Ok(xfrm) = Xfrm::open() else { return };
         match xfrm.remove_own().await {
             Ok(removed) if removed.states + removed.policies > 0 => tracing::info!(
@@ -45,25 +61,45 @@ impl Worker {
         // What an earlier run, or half an attempt, left is removed once and not at every look.
         if self.ipsec.is_none() && !self.closed {
             self.close_overlay().await;
-            self.release_encapsulation().await;
+            self.release_sockets().await;
             self.closed = true;
         }
         self.tell_support(support);
     }
 
+    /// Whether there is something to look for again from time to time: the kernel engine's means, or of
+    /// the formats that are wanted the one that is taken first.
+    pub(super) fn lacks_support(&self) -> bool {
+        let lacks = match &*self.support.borrow() {
+            Support::Ready { esp, .. } if self.config.esp => esp.is_err(),
+            Support::Ready { ovpn, .. } => self.config.ovpn && ovpn.is_err(),
+            _ => false,
+        };
+        lacks || self.ipsec.is_none()
+    }
+
+    /// Looks whether the kernel has more formats than it had. That it has less is found where it fails.
+    pub(super) async fn look_for_formats(&mut self) {
+        self.next_support = Instant::now() + Duration::from_millis(SUPPORT_MS);
+        let Ok(xfrm) = Xfrm::open() else { return };
+        if let Ok(formats) = self.formats(&xfrm).await {
+            let support = self.take_into_use(formats);
+            self.tell_support(support);
+        }
+    }
+
+    fn take_into_use(&mut self, Formats { esp, ovpn, per_cpu }: Formats) -> Support {
+        self.state.set_per_cpu(per_cpu);
+        let lanes_max = if per_cpu { 1 + online_cpus().min(CPU_LANES_MAX) } else { 1 };
+        Support::Ready { esp, ovpn, lanes_max }
+    }
+
     async fn open_ipsec(&mut self) -> Result<(Ipsec, Support), Support> {
-        let failed = |error: KernelError| match error {
-            KernelError::NoVxlan { .. } => Support::NoVxlan,
-            KernelError::NoXfrm | KernelError::NoEsp { .. } => Support::NoEsp(error.to_string()),
-            KernelError::NoCipher { .. } => Support::NoCipher,
-            error => Support::Failed(error.to_string()),
-        };
-        let xfrm = Xfrm::open().map_err(failed)?;
-        let (esp, per_cpu) = match xfrm.support().await {
-            Ok(esp) => (Ok(esp.ciphers), esp.per_cpu),
-            Err(error) if self.config.plain => (Err(error.to_string()), false),
-            Err(error) => return Err(failed(error)),
-        };
+        let xfrm = Xfrm::open().map_err(|error| match self.config.esp {
+            true => failed(error),
+            false => Support::NoOvpn(Reason::EngineError(error.to_string())),
+        })?;
+        let formats = self.formats(&xfrm).await?;
         // Nothing of the overlay may be there without the guard.
         let mut guard = Guard::new(self.kernel.clone());
         let guard_watch = guard.watch().map_err(failed)?;
@@ -76,11 +112,33 @@ impl Worker {
         let encapsulation = encapsulation.map_err(|error| Support::Failed(error.to_string()))?;
         let probes =
             Probes::open(&self.config.local, self.config.host, &devices).map_err(failed)?;
-        self.keep_encapsulation(&encapsulation).await;
-        self.state.set_per_cpu(per_cpu);
-        let lanes_max = if per_cpu { 1 + online_cpus().min(CPU_LANES_MAX) } else { 1 };
-        let support = Support::Ready { esp, lanes_max };
+        self.keep_sockets(&encapsulation).await;
+        let support = self.take_into_use(formats);
         Ok((Ipsec { xfrm, watch, guard, guard_watch, encapsulation, probes }, support))
+    }
+
+    /// What the kernel can of what is wanted, which must be something.
+    async fn formats(&mut self, xfrm: &Xfrm) -> Result<Formats, Support> {
+        let esp = match self.config.esp {
+            true => Some(xfrm.support().await),
+            false => None,
+        };
+        let ovpn = self.channel_support().await;
+        match (esp, ovpn) {
+            (Some(Err(error)), Err(_)) if !self.config.plain => Err(failed(error)),
+            (None, Err(reason)) if !self.config.plain => Err(match self.config.ovpn {
+                true => Support::NoOvpn(reason),
+                false => Support::Forbidden,
+            }),
+            (esp, ovpn) => {
+                let per_cpu = matches!(&esp, Some(Ok(esp)) if esp.per_cpu);
+                let esp = match esp {
+                    Some(found) => found.map(|esp| esp.ciphers).map_err(why_no_esp),
+                    None => Err(Reason::Forced),
+                };
+                Ok(Formats { esp, ovpn, per_cpu })
+            }
+        }
     }
 
     fn tell_support(&self, support: Support) {
@@ -96,23 +154,28 @@ impl Worker {
 
     /// The kernel must move nothing any more, for this reason.
     pub(super) async fn withdraw(&mut self, support: Support) {
+        // An ODP tunnel stands without the guard, and what is led to it would find another route.
+        if let Err(error) = self.switch.set_peers(&self.state.led_to_kernel()).await {
+            tracing::warn!(%error, "forwarding entries not removed");
+        }
         if let Some(ipsec) = self.ipsec.take() {
             self.state.states_lost();
             if let Err(error) = ipsec.xfrm.remove_own().await {
                 tracing::warn!(%error, "IPsec states may be left");
             }
         }
-        self.release_encapsulation().await;
+        self.release_sockets().await;
         self.close_overlay().await;
         self.next_support = Instant::now() + Duration::from_millis(SUPPORT_MS);
         self.tell_support(support);
     }
 
-    /// Overlay devices first: with them gone there is nothing left to guard.
+    /// The devices first: with all of them gone there is nothing left to guard.
     async fn close_overlay(&mut self) {
+        let channel_gone = self.close_channel().await;
         match self.switch.close_overlay().await {
-            Ok(true) => self.remove_guard().await,
-            Ok(false) => {}
+            Ok(true) if channel_gone => self.remove_guard().await,
+            Ok(_) => {}
             Err(error) => {
                 tracing::warn!(%error, "the kernel engine's devices are still there, and so is the guard");
             }
@@ -154,6 +217,7 @@ impl Worker {
         self.restore_guard().await;
         self.restore_devices().await;
         self.reconcile_xfrm().await;
+        self.reconcile_channel().await;
     }
 
     /// Compares SAs and policies with what they should be. A missing SA cannot be put back, since
@@ -220,9 +284,29 @@ impl Worker {
             ("devices_restored", counters.devices_restored),
             ("guard_restored", counters.guard_restored),
         ];
+        named.extend(counters.channel.named());
         named.extend(self.switch.counters().await);
         let switch_reason = self.switch_reason.clone();
         KernelCounters { guard, switch: self.switch.kind(), switch_reason, named }
+    }
+}
+
+/// What an error means for the whole engine.
+fn failed(error: KernelError) -> Support {
+    match error {
+        KernelError::NoVxlan { .. } => Support::NoVxlan,
+        KernelError::NoXfrm | KernelError::NoEsp { .. } => Support::NoEsp(error.to_string()),
+        KernelError::NoCipher { .. } => Support::NoCipher,
+        error => Support::Failed(error.to_string()),
+    }
+}
+
+/// What it means for format `esp` alone.
+fn why_no_esp(error: KernelError) -> Reason {
+    match failed(error) {
+        Support::NoCipher => Reason::CipherMissing,
+        Support::Failed(text) => Reason::EngineError(text),
+        _ => Reason::KernelWithoutEsp,
     }
 }
 

@@ -1,11 +1,12 @@
-//! The kernel engine: carries the seam's commands out on XFRM, the switch and the guard, and
-//! reports what becomes of them.
+//! The kernel engine: carries the seam's commands out on XFRM, the data channel, the switch and the
+//! guard, and reports what becomes of them.
 //!
 //! It runs as one task. It also owns the switch, which both engines share: a peer on the vector
 //! engine is a set of forwarding entries too. So it runs on a host without IPsec as well, and looks
 //! from time to time whether the kernel has learnt it meanwhile.
 
 mod actions;
+mod channel;
 mod keeper;
 mod lifecycle;
 mod probes;
@@ -19,7 +20,7 @@ use std::sync::Arc;
 
 use tokio::sync::{mpsc, oneshot, watch};
 use weft_crypto::{Cipher, PeerId};
-use weft_path::{EngineCommand, EngineEvent, Vni};
+use weft_path::{EngineCommand, EngineEvent, Reason, Vni};
 
 pub use self::actions::local_address;
 pub use self::keeper::SocketKeeper;
@@ -31,6 +32,10 @@ use crate::{Guard, GuardCounters, Kernel};
 
 /// Where the kernel takes ESP in UDP (DESIGN section 11).
 pub const ENCAPSULATION_PORT: u16 = 6785;
+/// Where the kernel's data channel takes packets of format `ovpn`.
+pub const DATA_CHANNEL_PORT: u16 = 6786;
+/// The device that seals and opens them.
+pub const DATA_CHANNEL_DEVICE: &str = "weft-ovpn";
 /// Orders that wait for the engine's task; a sender waits when there are more.
 const ORDERS_QUEUED_MAX: usize = 64;
 
@@ -53,7 +58,9 @@ pub struct KernelEngineConfig {
     pub host: Option<IpAddr>,
     /// UDP port for ESP in UDP.
     pub encapsulation_port: u16,
-    /// Who keeps the sockets for ESP in UDP open while no daemon runs; `None`: nobody.
+    /// UDP port of the data channel.
+    pub data_channel_port: u16,
+    /// Who keeps the sockets of these two ports open while no daemon runs; `None`: nobody.
     pub keeper: Option<Arc<dyn SocketKeeper>>,
     /// Which switch moves frames.
     pub switch: SwitchKind,
@@ -61,6 +68,10 @@ pub struct KernelEngineConfig {
     pub keylog: Option<std::path::PathBuf>,
     /// Whether the kernel may move packets to peers at all.
     pub moves: bool,
+    /// Whether it may do so in format `esp`.
+    pub esp: bool,
+    /// Whether it may do so in format `ovpn`.
+    pub ovpn: bool,
     /// Whether there may be peers that need no encryption.
     pub plain: bool,
     /// The DSCP of frames goes to the outer header too: on a bridge; an ODP tunnel takes one TOS for
@@ -73,15 +84,21 @@ pub struct KernelEngineConfig {
 pub enum Support {
     /// Packets can be moved by the kernel.
     Ready {
-        /// AEADs that the kernel has; or why there is only the plain path, for trusted peers.
-        esp: Result<Vec<Cipher>, String>,
-        /// Lanes to a peer at most: more than one where the kernel chooses among them by CPU.
+        /// AEADs that the kernel has for format `esp`, or why it does not move that.
+        esp: Result<Vec<Cipher>, Reason>,
+        /// AEADs that it has for format `ovpn`, or why it does not move that. Without either there is
+        /// only the plain path, for trusted peers.
+        ovpn: Result<Vec<Cipher>, Reason>,
+        /// Lanes to a peer in format `esp` at most: more than one where the kernel chooses among them by
+        /// CPU. In format `ovpn` there is one.
         lanes_max: u16,
     },
     /// The configuration forbids it.
     Forbidden,
     /// The kernel lacks IPsec, or a part of it.
     NoEsp(String),
+    /// Only format `ovpn` is wanted, and the kernel does not move it.
+    NoOvpn(Reason),
     /// It has ESP, but none of the AEADs.
     NoCipher,
     /// The kernel has no VXLAN devices.
@@ -201,14 +218,15 @@ impl KernelEngine {
         self.order(Order::Counters { reply }, answer).await.unwrap_or_default()
     }
 
-    /// What the SAs of each peer have carried since the engine first looked; nothing of plain paths,
-    /// which have none.
+    /// What the SAs of each peer have carried since the engine first looked, in both formats; nothing
+    /// of plain paths, which have none.
     pub async fn traffic(&self) -> Vec<(PeerId, PeerTraffic)> {
         let (reply, answer) = oneshot::channel();
         self.order(Order::Traffic { reply }, answer).await.unwrap_or_default()
     }
 
-    /// Removes SAs, policies, overlay devices and, last, the guard; the local switch stays.
+    /// Removes SAs, policies, overlay devices, the data channel's and, last, the guard; the local
+    /// switch stays.
     pub async fn stop(&self) {
         let (done, stopped) = oneshot::channel();
         self.order(Order::Stop { done }, stopped).await;
@@ -222,7 +240,8 @@ impl KernelEngine {
 }
 
 /// Removes all that Weft made in this kernel, whether a daemon ran before or not: SAs and policies,
-/// the switch of either kind with its devices and the containers' interfaces, and last the guard.
+/// the switch of either kind with its devices and the containers' interfaces, the data channel's device,
+/// and last the guard.
 ///
 /// # Errors
 /// The kernel's first refusal; what stands in nobody's name but ours is removed as far as possible.
@@ -231,6 +250,7 @@ pub async fn remove_all(kernel: &Kernel, device: &str) -> Result<(), KernelError
         xfrm.remove_own().await?;
     }
     switch::remove(kernel, device).await?;
+    kernel.remove_device(DATA_CHANNEL_DEVICE).await?;
     match Guard::new(kernel.clone()).remove().await {
         // Without the program there never was a guard.
         Err(KernelError::NftMissing { .. }) => Ok(()),

@@ -4,10 +4,11 @@
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 
-use weft_crypto::PeerId;
+use weft_crypto::{Format, PeerId};
 use weft_packet::vxlan;
 use weft_path::{Encapsulation, EngineCommand, EngineEvent, InboundSa, OutboundSa, PathId};
 
+use super::channel::{Change, ChannelState};
 use super::probe_mac;
 use crate::overlay::Via;
 use crate::xfrm::{
@@ -27,18 +28,22 @@ pub(super) enum Action {
     SetPolicy(PolicySpec),
     /// Remove a policy.
     RemovePolicy(PolicyId),
+    /// Change something on the data channel's device.
+    Channel(Change),
     /// The guard lets plain packets to and from this peer pass.
     Trust(IpAddr),
     /// It does no longer.
     Distrust(IpAddr),
     /// Where frames for a peer go.
     SetVia(PeerId, Via),
-    /// A peer's tunnel packets come from this address.
-    AcceptFrom(PeerId, IpAddr),
+    /// A peer's tunnel packets come from these addresses.
+    AcceptFrom(PeerId, Vec<IpAddr>),
     /// Send a probe of a path.
     Probe(Probe),
-    /// Send a NAT keepalive.
+    /// Send a NAT keepalive from the port of ESP in UDP.
     Keepalive(SocketAddr),
+    /// Send one from the data channel's port.
+    ChannelKeepalive(SocketAddr),
     /// Tell path choice.
     Tell(EngineEvent),
 }
@@ -75,11 +80,15 @@ pub(super) struct State {
     peers: BTreeMap<PeerId, Peer>,
     paths: BTreeMap<PathId, Path>,
     inbound: BTreeMap<u32, Inbound>,
+    /// The paths of format `ovpn`, which are not among those above.
+    pub(super) channel: ChannelState,
 }
 
 #[derive(Default)]
 struct Peer {
     bound: Option<PathId>,
+    /// Where its packets of the other formats come from.
+    source: Option<IpAddr>,
     /// What the kernel's policies for data and for probes of candidates are.
     data: Option<PolicySpec>,
     candidate: Option<PolicySpec>,
@@ -112,7 +121,7 @@ struct Inbound {
 }
 
 impl State {
-    pub(super) fn new(encapsulation_port: u16) -> Self {
+    pub(super) fn new(encapsulation_port: u16, data_channel_port: u16) -> Self {
         Self {
             encapsulation_port,
             per_cpu: false,
@@ -120,6 +129,7 @@ impl State {
             peers: BTreeMap::new(),
             paths: BTreeMap::new(),
             inbound: BTreeMap::new(),
+            channel: ChannelState::new(data_channel_port),
         }
     }
 
@@ -135,6 +145,7 @@ impl State {
         local: impl Fn(IpAddr) -> Option<IpAddr>,
     ) -> Vec<Action> {
         let mut actions = Vec::new();
+        let Some(command) = self.apply_to_channel(command, &mut actions) else { return actions };
         match command {
             EngineCommand::InstallInbound { peer, path, sa, remote, .. } => match local(remote) {
                 Some(local) => self.install_inbound(peer, path, &sa, (remote, local), &mut actions),
@@ -155,7 +166,7 @@ impl State {
             EngineCommand::InstallPlain { peer, path, remote } => {
                 self.path(peer, path).plain = Some(remote);
                 actions.push(Action::Trust(remote));
-                actions.push(Action::AcceptFrom(peer, remote));
+                actions.push(self.accept(peer, Some(remote)));
                 self.refresh(peer, &mut actions);
             }
             EngineCommand::RemoveOutbound { path } => self.remove_outbound(path, &mut actions),
@@ -175,7 +186,7 @@ impl State {
                     it.mtu = Some(mtu);
                 }
             }
-            // A kernel's SA is not moved; endpoints and broadcast are the switch's.
+            // A kernel's state is not moved; endpoints and broadcast are the switch's.
             EngineCommand::SetRemote { .. }
             | EngineCommand::SetEndpoints { .. }
             | EngineCommand::SetBroadcast { .. } => {}
@@ -186,14 +197,14 @@ impl State {
     /// A probe came in: which peer sent it, by the Ethernet address that it comes from, and on
     /// which path. The kernel does not tell the SA, so any of the peer's paths stands for it.
     pub(super) fn probed_by(&self, mac: [u8; 6]) -> Option<(PeerId, PathId)> {
-        let mut paths = self.inbound.values().map(|inbound| inbound.path);
+        let paths = self.inbound.values().map(|inbound| inbound.path);
         let of = |path: PathId| self.paths.get(&path).map(|it| (it.peer, path));
-        let ours = paths.find_map(|path| of(path).filter(|(peer, _)| probe_mac(peer) == mac));
-        let mut all = self.paths.iter().map(|(path, it)| (it.peer, *path));
-        ours.or_else(|| all.find(|(peer, _)| probe_mac(peer) == mac))
+        let all = self.paths.iter().map(|(path, it)| (it.peer, *path));
+        let mut those = paths.filter_map(of).chain(self.channel.paths()).chain(all);
+        those.find(|(peer, _)| probe_mac(peer) == mac)
     }
 
-    /// The path of an inbound or outbound SA; the flag says outbound.
+    /// The path of an inbound or outbound SA of IPsec; the flag says outbound.
     pub(super) fn path_of(&self, spi: u32) -> Option<(PathId, bool)> {
         if let Some(inbound) = self.inbound.get(&spi) {
             return Some((inbound.path, false));
@@ -202,7 +213,7 @@ impl State {
         self.paths.iter().find(|(_, path)| has(path)).map(|(path, _)| (*path, true))
     }
 
-    /// A path that sends to this address.
+    /// A path of IPsec that sends to this address.
     pub(super) fn path_to(&self, remote: IpAddr) -> Option<PathId> {
         let sends =
             |path: &Path| path.main().is_some_and(|outbound| outbound.remote.ip() == remote);
@@ -219,8 +230,12 @@ impl State {
     /// Peers whose frames take a path that carries less than `mtu` bytes, and how much it carries.
     pub(super) fn narrow(&self, mtu: u16) -> BTreeMap<PeerId, u16> {
         let bound = self.peers.iter().filter_map(|(peer, it)| Some((*peer, it.bound?)));
+        let carries = |path: PathId| match self.paths.get(&path) {
+            Some(it) => it.mtu,
+            None => self.channel.mtu(path),
+        };
         bound
-            .filter_map(|(peer, path)| Some((peer, self.paths.get(&path)?.mtu?)))
+            .filter_map(|(peer, path)| Some((peer, carries(path)?)))
             .filter(|(_, carried)| *carried < mtu)
             .collect()
     }
@@ -230,7 +245,7 @@ impl State {
         self.peers.values().flat_map(|peer| peer.data.iter().chain(&peer.candidate))
     }
 
-    /// Every SA that must be in the kernel, with its path.
+    /// Every SA that must be among the kernel's states, with its path.
     pub(super) fn states(&self) -> impl Iterator<Item = (StateId, PathId)> {
         let inbound = self.inbound.values().map(|inbound| (inbound.id, inbound.path));
         let outbound = self
@@ -240,7 +255,7 @@ impl State {
         inbound.chain(outbound)
     }
 
-    /// Every SA with its peer and its way.
+    /// Every one of them with its peer and its way.
     pub(super) fn sas(&self) -> impl Iterator<Item = (StateId, (PeerId, Way))> {
         let inbound = self.inbound.values().filter_map(|inbound| {
             Some((inbound.id, (self.paths.get(&inbound.path)?.peer, Way::In)))
@@ -253,10 +268,22 @@ impl State {
 
     /// Whether there is anything of a peer.
     pub(super) fn knows(&self, peer: &PeerId) -> bool {
-        self.peers.contains_key(peer) || self.paths.values().any(|path| path.peer == *peer)
+        self.peers.contains_key(peer)
+            || self.paths.values().any(|path| path.peer == *peer)
+            || self.channel.knows(peer)
     }
 
-    /// All SAs are gone: nothing of them is to be removed again.
+    /// Peers whose frames take a path of the kernel, each with the way to nowhere.
+    pub(super) fn led_to_kernel(&self) -> Vec<(PeerId, Via)> {
+        let is_led = |it: &Peer| {
+            let of_kernel = |path| self.paths.contains_key(&path) || self.channel.has(path);
+            it.bound.is_some_and(of_kernel)
+        };
+        let led = self.peers.iter().filter(|(_, it)| is_led(it));
+        led.map(|(peer, _)| (*peer, Via::None)).collect()
+    }
+
+    /// All of the kernel's states are gone: nothing of them is to be removed again.
     pub(super) fn states_lost(&mut self) {
         self.inbound.clear();
         for path in self.paths.values_mut() {
@@ -266,6 +293,58 @@ impl State {
 }
 
 impl State {
+    /// What concerns paths of format `ovpn` alone; any other command comes back.
+    fn apply_to_channel(
+        &mut self,
+        command: EngineCommand,
+        actions: &mut Vec<Action>,
+    ) -> Option<EngineCommand> {
+        let channel = &mut self.channel;
+        match command {
+            EngineCommand::InstallInbound { peer, path, ref sa, remote, .. }
+                if sa.key.format() == Format::Ovpn =>
+            {
+                channel.install_inbound(peer, path, sa, remote, actions);
+                actions.push(self.accept(peer, None));
+            }
+            EngineCommand::RemoveInbound { spi } if channel.has_inbound(spi) => {
+                channel.remove_inbound(spi, actions);
+            }
+            EngineCommand::InstallOutbound { peer, path, ref sa, remote, .. }
+                if sa.key.format() == Format::Ovpn =>
+            {
+                let before = channel.remote(path);
+                channel.install_outbound(peer, path, sa, remote, actions);
+                let after = channel.remote(path).filter(|after| Some(*after) != before);
+                if self.bound(peer) == Some(path) {
+                    let via = after.map(|remote| Action::SetVia(peer, Via::Vxlan { remote }));
+                    actions.extend(via);
+                }
+            }
+            EngineCommand::RemoveOutbound { path } if channel.has(path) => {
+                channel.remove_outbound(path, actions);
+            }
+            EngineCommand::SendProbe { path, probe: number, mtu, candidate }
+                if channel.has(path) =>
+            {
+                let port = probe_port(candidate);
+                let probe = |remote| Probe { path, remote, port, number, mtu };
+                actions.extend(channel.remote(path).map(probe).map(Action::Probe));
+            }
+            EngineCommand::SendKeepalive { path } if channel.has(path) => {
+                actions.extend(channel.outer_remote(path).map(Action::ChannelKeepalive));
+            }
+            EngineCommand::SetPathMtu { path, mtu } if channel.has(path) => {
+                channel.set_mtu(path, mtu);
+            }
+            EngineCommand::SetRemote { path, remote } if channel.has(path) => {
+                channel.set_remote(path, remote, actions);
+            }
+            command => return Some(command),
+        }
+        None
+    }
+
     fn install_inbound(
         &mut self,
         peer: PeerId,
@@ -295,7 +374,16 @@ impl State {
             },
         ));
         self.inbound.insert(sa.spi, Inbound { path, id });
-        actions.push(Action::AcceptFrom(peer, remote));
+        actions.push(self.accept(peer, Some(remote)));
+    }
+
+    /// A peer may send by several paths at a time, each of which has a source of its own. `source` is
+    /// that of the formats other than `ovpn`, if it is another now.
+    fn accept(&mut self, peer: PeerId, source: Option<IpAddr>) -> Action {
+        let it = self.peers.entry(peer).or_default();
+        it.source = source.or(it.source);
+        let sources = it.source.into_iter().chain(self.channel.sources(peer));
+        Action::AcceptFrom(peer, sources.collect())
     }
 
     fn install_outbound(
@@ -385,8 +473,11 @@ impl State {
             None => Via::None,
             Some(path) => match self.paths.get(&path).and_then(Path::remote) {
                 Some(remote) => Via::Vxlan { remote },
-                // A path of the vector engine.
-                None => Via::Tap,
+                None => match self.channel.remote(path) {
+                    Some(remote) => Via::Vxlan { remote },
+                    // A path of the vector engine.
+                    None => Via::Tap,
+                },
             },
         };
         actions.push(Action::SetVia(peer, via));
@@ -400,7 +491,7 @@ impl State {
     ) {
         let Some(it) = self.paths.get(&path) else { return };
         let (Some(remote), peer) = (it.remote(), it.peer) else { return };
-        let port = if candidate { vxlan::PROBE_PORT } else { vxlan::PORT };
+        let port = probe_port(candidate);
         if candidate {
             self.peers.entry(peer).or_default().probed = Some(path);
             self.refresh(peer, actions);
@@ -422,6 +513,7 @@ impl State {
             });
             self.paths.remove(&path);
         }
+        self.channel.remove_peer(peer, actions);
         self.peers.remove(&peer);
         actions.push(Action::SetVia(peer, Via::None));
     }
@@ -500,267 +592,14 @@ fn replace(
     *present = wanted;
 }
 
+const fn probe_port(candidate: bool) -> u16 {
+    if candidate { vxlan::PROBE_PORT } else { vxlan::PORT }
+}
+
 fn unreachable(path: PathId, remote: IpAddr) -> Action {
     Action::Tell(EngineEvent::PathFailed { path, reason: format!("no route to {remote}") })
 }
 
 #[cfg(test)]
-mod tests {
-    #![allow(clippy::unwrap_used)]
-    use std::time::Duration;
-
-    use weft_crypto::{Cipher, SaKey};
-    use weft_path::{EngineKind, Vni};
-
-    use super::*;
-
-    const PEER: PeerId = PeerId::from_bytes([7; 32]);
-    const REMOTE: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 2));
-    const LOCAL: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 1));
-    const RAW: PathId = PathId(1);
-    const UDP: PathId = PathId(2);
-    const VECTOR: PathId = PathId(3);
-
-    fn apply(state: &mut State, command: EngineCommand) -> Vec<Action> {
-        state.apply(command, |_| Some(LOCAL))
-    }
-
-    fn outbound(path: PathId, spi: u32, encapsulation: Encapsulation) -> EngineCommand {
-        let sa = OutboundSa {
-            spi,
-            lane: 0,
-            cipher: Cipher::Aes256Gcm,
-            key: SaKey::from_bytes([1; 36]),
-            rco: false,
-            iv_salt: 0,
-            packets_soft: 3,
-            packets_hard: 4,
-            bytes_soft: 5,
-            bytes_hard: 6,
-            encapsulation,
-            lifetime: Duration::from_secs(60),
-        };
-        let remote = SocketAddr::new(REMOTE, 6784);
-        EngineCommand::InstallOutbound { engine: EngineKind::Kernel, peer: PEER, path, sa, remote }
-    }
-
-    fn inbound(path: PathId, spi: u32, encapsulation: Encapsulation) -> EngineCommand {
-        let sa = InboundSa {
-            spi,
-            lane: 0,
-            cipher: Cipher::Aes256Gcm,
-            key: SaKey::from_bytes([2; 36]),
-            encapsulation,
-            lifetime: Duration::from_secs(60),
-        };
-        let (engine, peer, remote) = (EngineKind::Kernel, PEER, REMOTE);
-        EngineCommand::InstallInbound { engine, peer, path, sa, remote }
-    }
-
-    fn policy(port: u16, spi: u32) -> PolicySpec {
-        let id = PolicyId { source: LOCAL, destination: REMOTE, port };
-        PolicySpec { id, template: Template::State { spi } }
-    }
-
-    fn added(actions: &[Action]) -> &StateSpec {
-        match &actions[0] {
-            Action::AddState(_, spec) => spec,
-            other => panic!("not an SA: {other:?}"),
-        }
-    }
-
-    #[test]
-    fn a_path_carries_frames_only_once_it_is_bound() {
-        let mut state = State::new(6785);
-        let actions = apply(&mut state, outbound(RAW, 300, Encapsulation::Raw));
-        let spec = added(&actions);
-        assert_eq!((spec.source, spec.destination, spec.encapsulation), (LOCAL, REMOTE, None));
-        assert_eq!(spec.limits.packets_soft, 3);
-        assert_eq!(actions.len(), 1, "no policy leads to it yet: {actions:?}");
-        let bind = EngineCommand::BindPath { peer: PEER, path: Some(RAW) };
-        assert_eq!(
-            apply(&mut state, bind),
-            [
-                Action::SetPolicy(policy(6787, 300)),
-                Action::SetVia(PEER, Via::Vxlan { remote: REMOTE }),
-            ],
-            "the policy stands before frames are led to it"
-        );
-    }
-
-    #[test]
-    fn a_rekey_installs_leads_over_and_only_then_retires() {
-        let mut state = State::new(6785);
-        apply(&mut state, outbound(RAW, 300, Encapsulation::Raw));
-        apply(&mut state, EngineCommand::BindPath { peer: PEER, path: Some(RAW) });
-        let actions = apply(&mut state, outbound(RAW, 301, Encapsulation::Raw));
-        assert_eq!(added(&actions).spi, 301);
-        let old = StateId { destination: REMOTE, spi: 300 };
-        assert_eq!(actions[1..], [Action::SetPolicy(policy(6787, 301)), Action::RetireState(old)]);
-    }
-
-    #[test]
-    fn lanes_are_one_for_each_cpu_and_a_rekey_moves_them_together() {
-        let mut state = State::new(6785);
-        state.set_per_cpu(true);
-        let install = |state: &mut State, spi: u32| -> Vec<Action> {
-            let lanes = (0..3).flat_map(|lane: u16| {
-                let mut command = outbound(RAW, spi + u32::from(lane), Encapsulation::Raw);
-                if let EngineCommand::InstallOutbound { sa, .. } = &mut command {
-                    sa.lane = lane;
-                }
-                apply(state, command)
-            });
-            lanes.collect()
-        };
-        let added = |actions: &[Action]| -> Vec<_> {
-            let of = |action: &Action| match action {
-                Action::AddState(_, spec) => Some((spec.spi, spec.group.unwrap(), spec.cpu)),
-                _ => None,
-            };
-            actions.iter().filter_map(of).collect()
-        };
-        let first = added(&install(&mut state, 300));
-        let group = first[0].1;
-        assert_eq!(first, [(300, group, None), (301, group, Some(0)), (302, group, Some(1))]);
-        let bind = EngineCommand::BindPath { peer: PEER, path: Some(RAW) };
-        let led = |group| PolicySpec { template: Template::Lanes(group), ..policy(6787, 0) };
-        assert_eq!(apply(&mut state, bind)[0], Action::SetPolicy(led(group)));
-
-        let actions = install(&mut state, 400);
-        let second = added(&actions);
-        let next = second[0].1;
-        assert_ne!(next, group, "two sets of keys must not share a group");
-        assert_eq!(second, [(400, next, None), (401, next, Some(0)), (402, next, Some(1))]);
-        let of = |action: &Action| match action {
-            Action::SetPolicy(policy) => Some(*policy),
-            _ => None,
-        };
-        assert_eq!(actions.iter().filter_map(of).collect::<Vec<_>>(), [led(next)]);
-        for spi in 300..303 {
-            let old = StateId { destination: REMOTE, spi };
-            assert!(actions.contains(&Action::RetireState(old)), "{spi}: {actions:?}");
-        }
-        // Another path to the same host has a group of its own, however often the numbers wrap.
-        state.group = 1;
-        let other = apply(&mut state, outbound(UDP, 500, Encapsulation::Udp));
-        assert_ne!(self::added(&other).group, Some(next));
-        state.group = state.group.wrapping_sub(1);
-        let again = apply(&mut state, outbound(VECTOR, 600, Encapsulation::Udp));
-        assert_ne!(self::added(&again).group, self::added(&other).group);
-    }
-
-    #[test]
-    fn each_candidate_is_probed_on_its_own_sa_and_the_active_path_on_its_own() {
-        let mut state = State::new(6785);
-        apply(&mut state, outbound(RAW, 300, Encapsulation::Raw));
-        apply(&mut state, outbound(UDP, 400, Encapsulation::Udp));
-        apply(&mut state, EngineCommand::BindPath { peer: PEER, path: Some(UDP) });
-        let probe =
-            |path, candidate| EngineCommand::SendProbe { path, probe: 9, mtu: 1400, candidate };
-        let sent =
-            |path, port| Action::Probe(Probe { path, remote: REMOTE, port, number: 9, mtu: 1400 });
-        assert_eq!(
-            apply(&mut state, probe(RAW, true)),
-            [Action::SetPolicy(policy(6788, 300)), sent(RAW, 6788)]
-        );
-        assert_eq!(apply(&mut state, probe(RAW, true)), [sent(RAW, 6788)]);
-        assert_eq!(apply(&mut state, probe(UDP, false)), [sent(UDP, 6787)]);
-        assert_eq!(
-            apply(&mut state, probe(UDP, true)),
-            [Action::SetPolicy(policy(6788, 400)), sent(UDP, 6788)]
-        );
-    }
-
-    #[test]
-    fn moving_to_the_other_engine_leaves_the_sa_for_what_is_on_its_way() {
-        let mut state = State::new(6785);
-        apply(&mut state, outbound(RAW, 300, Encapsulation::Raw));
-        apply(&mut state, EngineCommand::BindPath { peer: PEER, path: Some(RAW) });
-        let bind = EngineCommand::BindPath { peer: PEER, path: Some(VECTOR) };
-        assert_eq!(apply(&mut state, bind), [Action::SetVia(PEER, Via::Tap)]);
-        assert_eq!(
-            apply(&mut state, EngineCommand::RemoveOutbound { path: RAW }),
-            [
-                Action::RemovePolicy(PolicyId { source: LOCAL, destination: REMOTE, port: 6787 }),
-                Action::RemoveState(StateId { destination: REMOTE, spi: 300 }),
-            ]
-        );
-    }
-
-    #[test]
-    fn a_plain_path_has_an_exception_and_no_policy() {
-        let mut state = State::new(6785);
-        apply(&mut state, outbound(RAW, 300, Encapsulation::Raw));
-        apply(&mut state, EngineCommand::BindPath { peer: PEER, path: Some(RAW) });
-        let plain = EngineCommand::InstallPlain { peer: PEER, path: UDP, remote: REMOTE };
-        assert_eq!(
-            apply(&mut state, plain),
-            [Action::Trust(REMOTE), Action::AcceptFrom(PEER, REMOTE)]
-        );
-        let bind = EngineCommand::BindPath { peer: PEER, path: Some(UDP) };
-        assert_eq!(
-            apply(&mut state, bind),
-            [
-                Action::RemovePolicy(PolicyId { source: LOCAL, destination: REMOTE, port: 6787 }),
-                Action::SetVia(PEER, Via::Vxlan { remote: REMOTE }),
-            ]
-        );
-        assert_eq!(
-            apply(&mut state, EngineCommand::RemoveOutbound { path: UDP }),
-            [Action::Distrust(REMOTE)]
-        );
-    }
-
-    #[test]
-    fn inbound_sas_take_udp_where_the_kernel_listens_and_know_their_path() {
-        let mut state = State::new(6785);
-        apply(&mut state, outbound(UDP, 400, Encapsulation::Udp));
-        let actions = apply(&mut state, inbound(UDP, 500, Encapsulation::Udp));
-        let spec = added(&actions);
-        let ports = UdpPorts { source: 6784, destination: 6785 };
-        assert_eq!(
-            (spec.source, spec.destination, spec.encapsulation),
-            (REMOTE, LOCAL, Some(ports))
-        );
-        assert_eq!(state.path_of(500), Some((UDP, false)));
-        assert_eq!(state.path_of(400), Some((UDP, true)));
-        assert_eq!(state.probed_by(probe_mac(&PEER)), Some((PEER, UDP)));
-        assert_eq!(state.moved(500, SocketAddr::new(REMOTE, 6784)), None);
-        assert_eq!(state.moved(500, SocketAddr::new(REMOTE, 9)), Some(UDP));
-        let id = StateId { destination: LOCAL, spi: 500 };
-        let remove = EngineCommand::RemoveInbound { spi: 500 };
-        assert_eq!(apply(&mut state, remove), [Action::RemoveState(id)]);
-        assert_eq!(apply(&mut state, EngineCommand::RemoveInbound { spi: 500 }), []);
-    }
-
-    #[test]
-    fn a_forgotten_peer_leaves_nothing() {
-        let mut state = State::new(6785);
-        apply(&mut state, outbound(RAW, 300, Encapsulation::Raw));
-        apply(&mut state, inbound(RAW, 500, Encapsulation::Raw));
-        apply(&mut state, EngineCommand::BindPath { peer: PEER, path: Some(RAW) });
-        let actions = apply(&mut state, EngineCommand::RemovePeer { peer: PEER });
-        for spi in [300, 500] {
-            let removed =
-                |action: &Action| matches!(action, Action::RemoveState(id) if id.spi == spi);
-            assert!(actions.iter().any(removed), "{spi} stays: {actions:?}");
-        }
-        assert!(actions.contains(&Action::SetVia(PEER, Via::None)));
-        assert_eq!((state.policies().count(), state.states().count()), (0, 0));
-        let endpoints =
-            EngineCommand::SetEndpoints { vni: Vni(1), add: Vec::new(), remove: Vec::new() };
-        assert_eq!(apply(&mut state, endpoints), []);
-    }
-
-    #[test]
-    fn a_peer_without_a_route_is_a_failed_path() {
-        let mut state = State::new(6785);
-        let actions = state.apply(outbound(RAW, 300, Encapsulation::Raw), |_| None);
-        let failed = |action: &Action| {
-            matches!(action, Action::Tell(EngineEvent::PathFailed { path: RAW, reason })
-                if reason == "no route to 192.0.2.2")
-        };
-        assert!(actions.iter().all(failed) && actions.len() == 1, "{actions:?}");
-    }
-}
+#[path = "state_tests.rs"]
+mod tests;

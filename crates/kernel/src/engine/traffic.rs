@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use weft_crypto::PeerId;
 
+use super::channel;
 use super::state::Way;
 use super::worker::{Ipsec, Worker};
 use crate::xfrm::{StateId, StateUsage};
@@ -13,8 +14,8 @@ use crate::xfrm::{StateId, StateUsage};
 pub struct Carried {
     /// Packets sealed, or opened and found authentic and new.
     pub packets: u64,
-    /// Their bytes as the kernel counts them against the lifetime of an SA: the frame with its VXLAN,
-    /// UDP and perhaps IP headers.
+    /// Their bytes as the kernel counts them, against the lifetime of an SA or for a peer of the data
+    /// channel: the frame with its VXLAN, UDP and perhaps IP headers.
     pub bytes: u64,
 }
 
@@ -51,7 +52,7 @@ impl Ledger {
     }
 
     /// Whose SA this was at the last reading.
-    fn of(&self, id: &StateId) -> Option<SaOf> {
+    pub(super) fn of(&self, id: &StateId) -> Option<SaOf> {
         self.seen.get(id).map(|(of, _)| *of)
     }
 
@@ -99,9 +100,11 @@ impl Worker {
     /// Reads what every SA has carried, those too that were replaced since the last reading.
     pub(super) async fn traffic(&mut self) -> Vec<(PeerId, PeerTraffic)> {
         let Some(ipsec) = &self.ipsec else { return Vec::new() };
-        let mut sas: BTreeMap<StateId, SaOf> = self.ledger.seen().collect();
+        let seen = self.ledger.seen().filter(|(id, _)| !channel::is_channels(id));
+        let mut sas: BTreeMap<StateId, SaOf> = seen.collect();
         sas.extend(self.state.sas());
         Self::read(ipsec, &mut self.ledger, sas).await;
+        self.note_channel_traffic().await;
         self.ledger.sums(|peer| self.state.knows(peer))
     }
 

@@ -11,12 +11,14 @@ use weft_io::keylog::KeyLog;
 use weft_path::{EngineCommand, EngineEvent, EngineKind};
 
 use super::actions::local_address;
+use super::channel::{Channel, ChannelCounters};
 use super::probes::{Probes, Received};
 use super::state::{Action, State};
 use super::switch::{Switch, SwitchEvent};
 use super::traffic::Ledger;
-use super::{KernelEngineConfig, Order, Support, SwitchKind};
+use super::{DATA_CHANNEL_DEVICE, KernelEngineConfig, Order, Support, SwitchKind};
 use crate::error::KernelError;
+use crate::ovpn::{OvpnError, Watched};
 use crate::xfrm::{StateId, Xfrm, XfrmEvent, XfrmWatch};
 use crate::{Guard, Kernel, LinkEvent, LinkWatch, MssClamp, NftWatch};
 
@@ -36,8 +38,11 @@ pub(super) struct Worker {
     pub(super) support: watch::Sender<Support>,
     pub(super) state: State,
     pub(super) switch: Switch,
-    /// What IPsec needs; `None` where the kernel engine cannot or must not move packets.
+    /// What the kernel engine needs, for `ovpn` and plain paths too; `None` where it cannot or must not move
+    /// packets.
     pub(super) ipsec: Option<Ipsec>,
+    /// What moves format `ovpn`; only where `ipsec` is, which has the guard and the probes.
+    pub(super) channel: Channel,
     links: LinkWatch,
     /// Peers whose plain packets the guard lets pass.
     pub(super) trusted: BTreeSet<IpAddr>,
@@ -53,12 +58,14 @@ pub(super) struct Worker {
     pub(super) switch_reason: Option<String>,
     pub(super) next_support: Instant,
     pub(super) next_reconcile: Instant,
+    /// The data channel's counters are not read before this time.
+    pub(super) next_reading: Instant,
     pub(super) counters: Counters,
     pub(super) ledger: Ledger,
     pub(super) keylog: KeyLog,
 }
 
-/// IPsec in the kernel, ready for use.
+/// IPsec in the kernel, the guard and the probes, ready for use.
 pub(super) struct Ipsec {
     pub(super) xfrm: Xfrm,
     pub(super) watch: XfrmWatch,
@@ -81,6 +88,7 @@ pub(super) struct Counters {
     pub(super) probes_unknown: u64,
     pub(super) devices_restored: u64,
     pub(super) guard_restored: u64,
+    pub(super) channel: ChannelCounters,
 }
 
 impl Worker {
@@ -102,13 +110,14 @@ impl Worker {
             .map_err(|source| KernelError::Socket { doing: "open the key log".into(), source })?;
         let now = Instant::now();
         let mut worker = Self {
-            state: State::new(config.encapsulation_port),
+            state: State::new(config.encapsulation_port, config.data_channel_port),
             kernel,
             config,
             events,
             support,
             switch,
             ipsec: None,
+            channel: Channel::default(),
             links,
             trusted: BTreeSet::new(),
             holders: BTreeMap::new(),
@@ -119,6 +128,7 @@ impl Worker {
             switch_reason,
             next_support: now,
             next_reconcile: now + Duration::from_millis(RECONCILE_MS),
+            next_reading: now,
             counters: Counters::default(),
             ledger: Ledger::default(),
             keylog,
@@ -147,6 +157,7 @@ impl Worker {
                 },
                 event = self.links.next() => Event::Link(event),
                 event = Ipsec::next(self.ipsec.as_mut()) => event,
+                event = self.channel.next() => Event::Channel(event),
                 event = self.switch.next() => Event::Switch(event),
                 () = tokio::time::sleep_until(timer.into()) => Event::Timer,
             };
@@ -161,6 +172,7 @@ enum Event {
     Xfrm(Result<XfrmEvent, KernelError>),
     GuardChanged(Result<(), KernelError>),
     Probes(std::io::Result<Received>),
+    Channel(Result<Watched, OvpnError>),
     Switch(SwitchEvent),
     Timer,
 }
@@ -211,6 +223,9 @@ impl Worker {
                 self.counters.devices_restored += 1;
                 self.restore_devices().await;
             }
+            Event::Link(Ok(LinkEvent::Removed { name })) if name == DATA_CHANNEL_DEVICE => {
+                self.handle_channel_removed().await;
+            }
             Event::Link(Ok(_)) => {}
             Event::Link(Err(error)) => {
                 tracing::warn!(%error, "interfaces are not watched; opening the watch again");
@@ -221,6 +236,7 @@ impl Worker {
             }
             Event::Xfrm(Ok(event)) => self.handle_xfrm(event).await,
             Event::GuardChanged(Ok(())) => self.restore_guard().await,
+            Event::Channel(event) => self.handle_channel(event).await,
             Event::Probes(Ok(received)) | Event::Switch(SwitchEvent::Probe(received)) => {
                 self.handle_probe(&received);
             }
@@ -239,8 +255,9 @@ impl Worker {
 
     fn next_timeout(&self) -> Instant {
         let retire = self.retired.front().map(|(at, _)| *at);
-        let support = self.ipsec.is_none().then_some(self.next_support);
-        retire.into_iter().chain(support).fold(self.next_reconcile, Instant::min)
+        let support = self.lacks_support().then_some(self.next_support);
+        let timers = retire.into_iter().chain(support).chain(self.reading_due());
+        timers.fold(self.next_reconcile, Instant::min)
     }
 
     async fn handle_timeout(&mut self) {
@@ -248,8 +265,14 @@ impl Worker {
         let due = self.retired.partition_point(|(at, _)| *at <= now);
         let retired: Vec<StateId> = self.retired.drain(..due).map(|(_, id)| id).collect();
         self.remove_states(&retired).await;
-        if self.ipsec.is_none() && now >= self.next_support {
-            self.look_for_support().await;
+        if self.lacks_support() && now >= self.next_support {
+            match self.ipsec {
+                None => self.look_for_support().await,
+                Some(_) => self.look_for_formats().await,
+            }
+        }
+        if self.reading_due().is_some_and(|at| now >= at) {
+            self.read_channel().await;
         }
         if now >= self.next_reconcile {
             self.reconcile().await;

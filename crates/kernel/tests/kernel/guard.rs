@@ -46,6 +46,8 @@ fn the_table_is_made_once_and_says_whose_it_is() {
             "udp dport { 6787, 6788 } rt ipsec missing counter name \"output\" drop comment \"weft:",
             "udp dport { 6787, 6788 } rt ipsec missing counter name \"postrouting\" drop",
             "udp dport { 6787, 6788 } meta ipsec missing counter name \"input\" drop",
+            "oifname \"weft-ovpn\" udp dport { 6787, 6788 } accept",
+            "iifname \"weft-ovpn\" counter name \"channel\" drop",
             "ip daddr @trusted4 udp dport { 6787, 6788 } accept",
             "ip6 saddr @trusted6 udp dport { 6787, 6788 } accept",
             "elements = { 192.0.2.7 }",
@@ -156,6 +158,51 @@ fn what_is_forwarded_is_dropped_too() {
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
         assert_eq!((counted.postrouting.packets, counted.output.packets), (1, 0));
+    });
+}
+
+#[test]
+fn the_data_channels_device_is_for_the_overlay_alone() {
+    on_a_host(|| async {
+        let _host = Host::new(1).await;
+        run("ip", &["address", "add", "192.0.2.254/24", "dev", "underlay"]);
+        run("sysctl", &["-q", "-w", "net.ipv4.ip_forward=1"]);
+        let far = Container::new();
+        far.plug("weft-ovpn", "198.51.100.1/24");
+        run("ip", &["address", "add", "198.51.100.254/24", "dev", "weft-ovpn"]);
+        far.run("ip", &["route", "add", "default", "via", "198.51.100.254"]);
+        assert!(wait_until(|| far.succeeds("ping", &["-c", "1", "-W", "1", "198.51.100.254"])));
+        let mut guard = new_guard();
+        guard.ensure(&[]).await.unwrap();
+        let bound = |port: u16| std::net::UdpSocket::bind(("0.0.0.0", port)).unwrap();
+        let ports = [6787, 9_999];
+        let here = ports.map(bound);
+        let there = far.inside(|| ports.map(bound));
+        for socket in here.iter().chain(&there) {
+            socket.set_read_timeout(Some(RESTORED)).unwrap();
+        }
+        let received = |socket: &std::net::UdpSocket| uninterrupted(|| socket.recv(&mut [0; 64]));
+        // Leaving.
+        here[1].send_to(b"overlay", "198.51.100.1:6787").unwrap();
+        assert_eq!(received(&there[0]).unwrap(), 7);
+        let error = here[1].send_to(b"else", "198.51.100.1:9999").unwrap_err();
+        assert_eq!(error.kind(), std::io::ErrorKind::PermissionDenied);
+        // Arriving: what comes after on the same way shows that the first has been judged.
+        there[1].send_to(b"else", "198.51.100.254:9999").unwrap();
+        there[1].send_to(b"overlay", "198.51.100.254:6787").unwrap();
+        assert_eq!(received(&here[0]).unwrap(), 7);
+        here[1].set_nonblocking(true).unwrap();
+        assert_eq!(received(&here[1]).unwrap_err().kind(), std::io::ErrorKind::WouldBlock);
+        // Passed on.
+        let before = guard.counters().await.unwrap();
+        assert!(before.channel.packets >= 2, "{before:?}");
+        assert_eq!((before.input.packets, before.output.packets), (0, 0));
+        there[1].send_to(b"overlay", "192.0.2.1:6787").unwrap();
+        there[1].send_to(b"overlay", "198.51.100.254:6787").unwrap();
+        assert_eq!(received(&here[0]).unwrap(), 7);
+        let after = guard.counters().await.unwrap();
+        assert!(after.channel.packets > before.channel.packets, "{after:?}");
+        assert_eq!(after.postrouting.packets, 0);
     });
 }
 

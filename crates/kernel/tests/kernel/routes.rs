@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
-use weft_kernel::{DeviceRoute, Kernel, KernelError};
+use weft_kernel::{DEVICE_GROUP, DeviceRoute, Kernel, KernelError, TunnelSpec};
 
 use crate::lab::{BRIDGE, host_with_bridge, link, make_device, net, on_a_host, run, switch_on};
 
@@ -154,5 +154,50 @@ fn routes_over_a_device_are_told_as_they_come_and_go() {
         assert_eq!(next().await, std::slice::from_ref(&own));
         run("ip", &["address", "flush", "dev", "d0"]);
         assert_eq!(next().await, []);
+    });
+}
+
+#[test]
+fn a_tunnels_device_has_its_addresses_and_its_prefix() {
+    on_a_host(|| async {
+        make_device("tunnel");
+        run("ip", &["link", "set", "tunnel-x", "addrgenmode", "none", "up"]);
+        let kernel = Kernel::new().unwrap();
+        let spec = TunnelSpec {
+            device: "tunnel".into(),
+            mtu: 9_000,
+            source: "fd77:6566:7401::1".parse().unwrap(),
+            local: "fd77:6566:7481::1".parse().unwrap(),
+            destination: ("fd77:6566:7400::".parse().unwrap(), 40),
+        };
+        let error = kernel.ensure_tunnel(&spec).await.unwrap_err();
+        assert!(matches!(error, KernelError::NameTaken { .. }), "{error}");
+        run("ip", &["link", "set", "tunnel", "group", &DEVICE_GROUP.to_string()]);
+        let is_whole = || {
+            let route = run("ip", &["-6", "route", "get", "fd77:6566:7480::2"]);
+            assert!(route.contains("dev tunnel"), "{route}");
+            assert!(route.contains("src fd77:6566:7401::1"), "{route}");
+            let addresses = run("ip", &["-6", "address", "show", "dev", "tunnel"]);
+            for address in ["fd77:6566:7401::1/128", "fd77:6566:7481::1/128"] {
+                assert!(addresses.contains(address), "{addresses}");
+            }
+            assert!(!addresses.contains("fe80"), "{addresses}");
+            assert_eq!(link("tunnel")["mtu"], 9_000);
+        };
+        kernel.ensure_tunnel(&spec).await.unwrap();
+        is_whole();
+        let changes = kernel.changes();
+        kernel.ensure_tunnel(&spec).await.unwrap();
+        assert_eq!(kernel.changes(), changes);
+        for damage in [
+            &["-6", "address", "flush", "dev", "tunnel"][..],
+            &["-6", "route", "del", "fd77:6566:7400::/40", "dev", "tunnel"],
+            &["link", "set", "tunnel", "mtu", "1500"],
+            &["link", "set", "tunnel", "down"],
+        ] {
+            run("ip", damage);
+            kernel.ensure_tunnel(&spec).await.unwrap();
+            is_whole();
+        }
     });
 }

@@ -294,7 +294,9 @@ fn sockets_and_devices_are_refused_by_their_numbers() {
     at_other.vpn_ipv4 = Some(Ipv4Addr::new(10, 9, 0, 2));
     wait(a.client.new_peer(other, free.fd(), &at_other)).unwrap();
     refused("another device's socket", device, free.fd(), &remote, &DeviceError::SocketTaken);
-    let encap = a.space.within(|| weft_io::encap::EncapSocket::bind(None, 6785).unwrap());
+    let encap = a.space.within(|| {
+        weft_io::encap::EncapSocket::bind(weft_io::encap::Taker::Ipsec, None, 6785).unwrap()
+    });
     let encap = encap.fds().next().unwrap();
     refused("a socket with ESP", device, encap, &remote, &DeviceError::SocketTaken);
     refused("the id of a peer", other, free.fd(), &at_other, &DeviceError::PeerExists(1));

@@ -9,7 +9,7 @@ use std::{
 
 use weft_crypto::{Cipher, SaKey};
 use weft_io::{
-    encap::EncapSocket,
+    encap::{EncapSocket, Taker},
     namespace::{Namespace, run_in, unshare_network},
 };
 use weft_kernel::xfrm::{
@@ -53,7 +53,7 @@ impl Host {
         let (xfrm, encap) = run_in(&namespace, || {
             let _guard = runtime.enter();
             run("ip", &["link", "set", "lo", "up"]);
-            (Xfrm::open().unwrap(), EncapSocket::bind(None, ENCAP_PORT).unwrap())
+            (Xfrm::open().unwrap(), EncapSocket::bind(Taker::Ipsec, None, ENCAP_PORT).unwrap())
         })
         .unwrap();
         let outer = if ipv6 { format!("fd01::{number}") } else { format!("10.1.0.{number}") };

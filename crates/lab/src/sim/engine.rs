@@ -1,19 +1,24 @@
 //! The two engines of a host, which keep SAs as real ones do but seal nothing: a packet carries the
 //! key it would have been sealed with, and opens only under the same key.
 //!
-//! The kernel engine's SAs are bound to the addresses they were made for and travel as protocol 50
-//! or in UDP. It cannot tell on which of a peer's SAs a probe came, reports no first use, and sends
-//! a candidate's probe by one policy for each peer. The vector engine takes UDP alone, from
-//! anywhere, and can send elsewhere under the same SA.
+//! The kernel engine's SAs of format `esp` are bound to the addresses they were made for and travel as
+//! protocol 50 or in UDP; a candidate's probe goes by one policy for each peer. Those of format `ovpn`
+//! stand in the two slots of a receiver, which is known by the tunnel address that it takes packets from,
+//! and follows its peer: it tells a new address once. In neither does the kernel tell on which of a peer's
+//! SAs a probe came, or report first use. The vector engine takes UDP alone, from anywhere, and can send
+//! elsewhere under the same SA.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 
 use weft_crypto::{Format, PeerId};
 use weft_path::{
-    Encapsulation, EngineCommand, EngineEvent, EngineKind, InboundSa, OutboundSa, PLAIN_PORT,
-    PathId,
+    Encapsulation, EngineCommand, EngineEvent, EngineKind, EngineOffer, InboundSa, OutboundSa,
+    PLAIN_PORT, PathId,
 };
+
+/// Keys that a receiver of the kernel's `ovpn` can have.
+const SLOTS: usize = 2;
 
 /// A packet on the simulated data network.
 #[derive(Clone, Debug)]
@@ -41,6 +46,11 @@ pub struct Seal {
     pub spi: u32,
     /// Its key.
     pub key: [u8; 36],
+    /// Its wire format.
+    pub format: Format,
+    /// The engines that the sender means to be at its own end and at the other: in format `ovpn` the
+    /// tunnel addresses say so.
+    pub engines: (EngineKind, EngineKind),
     /// Sequence number, from 1.
     pub sequence: u64,
 }
@@ -61,11 +71,13 @@ pub enum Payload {
 
 struct Inbound {
     engine: EngineKind,
+    remote_engine: EngineKind,
+    format: Format,
     peer: PeerId,
     path: PathId,
     key: [u8; 36],
     encapsulation: Encapsulation,
-    /// The address of this host that a kernel's SA is bound to.
+    /// The address of this host that a kernel's SA may be bound to.
     local: IpAddr,
     /// Where a kernel expects its packets from: it reports those from elsewhere.
     expected: SocketAddr,
@@ -74,6 +86,8 @@ struct Inbound {
 
 struct Outbound {
     engine: EngineKind,
+    remote_engine: EngineKind,
+    format: Format,
     peer: PeerId,
     spi: u32,
     key: [u8; 36],
@@ -101,8 +115,16 @@ pub struct SimEngine {
     pub refused: BTreeSet<Encapsulation>,
     /// The kernel engine says which datagrams were too long for the link.
     pub kernel_tells_length: bool,
-    ports: BTreeMap<EngineKind, u16>,
+    /// SAs that packets are sealed by, so far.
+    pub outbound_installed: u64,
+    /// Paths that were told to send elsewhere, so far.
+    pub moves: u64,
+    ports: BTreeMap<(EngineKind, Format), u16>,
     inbound: BTreeMap<u32, Inbound>,
+    /// Where the receivers of the kernel's `ovpn` take packets from, by path: they follow their peers.
+    receivers: BTreeMap<PathId, SocketAddr>,
+    /// Where they have followed them to.
+    heard: BTreeMap<PathId, SocketAddr>,
     /// By path and lane.
     outbound: BTreeMap<(PathId, u16), Outbound>,
     plain: BTreeMap<PathId, (PeerId, IpAddr)>,
@@ -115,8 +137,8 @@ pub struct SimEngine {
 }
 
 impl SimEngine {
-    /// Engines without SAs, with these data ports.
-    pub fn new(address: IpAddr, ports: BTreeMap<EngineKind, u16>) -> Self {
+    /// Engines without SAs.
+    pub fn new(address: IpAddr) -> Self {
         Self {
             address,
             drops: BTreeMap::new(),
@@ -124,8 +146,12 @@ impl SimEngine {
             broken: BTreeSet::new(),
             refused: BTreeSet::new(),
             kernel_tells_length: true,
-            ports,
+            outbound_installed: 0,
+            moves: 0,
+            ports: BTreeMap::new(),
             inbound: BTreeMap::new(),
+            receivers: BTreeMap::new(),
+            heard: BTreeMap::new(),
             outbound: BTreeMap::new(),
             plain: BTreeMap::new(),
             bound: BTreeMap::new(),
@@ -137,8 +163,9 @@ impl SimEngine {
     }
 
     /// The engines' data ports are others from now on.
-    pub fn set_ports(&mut self, ports: impl IntoIterator<Item = (EngineKind, u16)>) {
-        self.ports.extend(ports);
+    pub fn set_ports(&mut self, engines: &[EngineOffer]) {
+        let port = |engine: &EngineOffer| ((engine.kind, engine.format), engine.port);
+        self.ports.extend(engines.iter().map(port));
     }
 
     /// Inbound SAs that live now.
@@ -172,26 +199,35 @@ impl SimEngine {
 
     /// The engine that a path with SAs is on.
     pub fn engine_of(&self, path: PathId) -> Option<EngineKind> {
-        self.sender(path).map(|(engine, _)| engine)
+        self.sender(path).map(|(engine, _, _)| engine)
     }
 
-    /// The peer of a path through the kernel.
-    pub fn kernel_peer_of(&self, path: PathId) -> Option<PeerId> {
-        self.sender(path).filter(|(engine, _)| *engine == EngineKind::Kernel).map(|(_, peer)| peer)
+    /// The peer of a path whose packets the kernel knows by addresses, so that one policy for the peer
+    /// leads a candidate's probes.
+    pub fn policy_peer_of(&self, path: PathId) -> Option<PeerId> {
+        let (engine, format, peer) = self.sender(path)?;
+        is_bound(engine, format).then_some(peer)
     }
 
-    fn sender(&self, path: PathId) -> Option<(EngineKind, PeerId)> {
-        let outbound = self.outbound.range((path, 0)..=(path, u16::MAX)).next();
-        let plain = self.plain.get(&path).map(|(peer, _)| (EngineKind::Kernel, *peer));
-        outbound.map(|(_, outbound)| (outbound.engine, outbound.peer)).or(plain)
+    fn sender(&self, path: PathId) -> Option<(EngineKind, Format, PeerId)> {
+        let plain = self.plain.get(&path);
+        let plain = plain.map(|(peer, _)| (EngineKind::Kernel, Format::Plain, *peer));
+        let outbound = self.outbound_of(path);
+        outbound.map(|outbound| (outbound.engine, outbound.format, outbound.peer)).or(plain)
+    }
+
+    /// The SA of the first lane.
+    fn outbound_of(&self, path: PathId) -> Option<&Outbound> {
+        self.outbound.range((path, 0)..=(path, u16::MAX)).next().map(|(_, outbound)| outbound)
     }
 
     /// Carries out a command. Probes come back as packets; `None`: nothing to send.
     ///
     /// # Panics
     /// If a command breaks a promise of path choice: a key is installed for sending twice (its
-    /// sequence numbers would repeat), a path is bound without an SA, a kernel's SA is told to send
-    /// elsewhere, or a kernel's probe goes out on the port of another role.
+    /// sequence numbers would repeat), a path is bound without an SA, an SA that is bound to addresses is
+    /// told to send elsewhere, a kernel's probe goes out on the port of another role, or a key for the
+    /// kernel's `ovpn` finds no slot free.
     pub fn apply(
         &mut self,
         command: EngineCommand,
@@ -203,6 +239,7 @@ impl SimEngine {
             }
             EngineCommand::RemoveInbound { spi } => {
                 self.inbound.remove(&spi);
+                self.forget_unused();
             }
             EngineCommand::InstallOutbound { engine, peer, path, sa, remote } => {
                 self.install_outbound((engine, peer, path), &sa, remote, events);
@@ -217,6 +254,7 @@ impl SimEngine {
             EngineCommand::RemoveOutbound { path } => {
                 self.outbound.retain(|(other, _), _| *other != path);
                 self.plain.remove(&path);
+                self.forget_unused();
             }
             EngineCommand::BindPath { peer, path: Some(path) } => {
                 assert!(self.engine_of(path).is_some(), "bound without an SA");
@@ -231,9 +269,13 @@ impl SimEngine {
             EngineCommand::SetRemote { path, remote } => {
                 let lanes = self.outbound.iter_mut().filter(|((other, _), _)| *other == path);
                 for (_, outbound) in lanes {
-                    assert_eq!(outbound.engine, EngineKind::Userspace, "a kernel's SA cannot move");
+                    let bound = is_bound(outbound.engine, outbound.format);
+                    assert!(!bound, "a kernel's SA cannot move");
                     outbound.remote = remote;
                 }
+                // The kernel's `ovpn` tells by its next reading where packets still come from.
+                self.receivers.remove(&path);
+                self.moves += 1;
             }
             EngineCommand::SendProbe { path, probe, mtu, candidate } => {
                 if self.engine_of(path) == Some(EngineKind::Kernel) {
@@ -263,11 +305,13 @@ impl SimEngine {
         events: &mut Vec<EngineEvent>,
     ) {
         if self.accepts(engine, path, sa.encapsulation, events) {
-            let outbound = self.outbound.range((path, 0)..=(path, u16::MAX)).next();
-            let default = self.ports.get(&EngineKind::Kernel).copied().unwrap_or_default();
-            let port = outbound.map_or(default, |(_, outbound)| outbound.remote.port());
+            let format = sa.key.format();
+            let default = self.ports.get(&(engine, format)).copied().unwrap_or_default();
+            let port = self.outbound_of(path).map_or(default, |outbound| outbound.remote.port());
             let inbound = Inbound {
                 engine,
+                remote_engine: sa.remote_engine,
+                format,
                 peer,
                 path,
                 key: *sa.key.expose(),
@@ -276,8 +320,34 @@ impl SimEngine {
                 expected: SocketAddr::new(remote, port),
                 seen: BTreeSet::new(),
             };
+            if inbound.has_slot() {
+                self.check_slots(&inbound, sa.spi);
+                self.receivers.entry(path).or_insert(inbound.expected);
+            }
             assert!(self.inbound.insert(sa.spi, inbound).is_none(), "an SPI was installed twice");
         }
+    }
+
+    /// A receiver of the kernel's `ovpn` has two slots, and a peer id and a tunnel address of its own.
+    fn check_slots(&self, fresh: &Inbound, spi: u32) {
+        let peer_id = |spi: u32| spi & 0xff_ffff;
+        let (mut taken, whose) = (0, |sa: &Inbound| (sa.peer, sa.remote_engine));
+        for (other, sa) in self.inbound.iter().filter(|(_, sa)| sa.has_slot()) {
+            let same = sa.path == fresh.path;
+            assert_eq!(peer_id(*other) == peer_id(spi), same, "whose peer id is {spi:08x}");
+            assert_eq!(whose(sa) == whose(fresh), same, "whose is the tunnel address");
+            taken += usize::from(same);
+        }
+        assert!(taken < SLOTS, "a key is in each slot");
+    }
+
+    /// With its last SA a receiver goes; with both directions of a path, what was heard on it.
+    fn forget_unused(&mut self) {
+        let (inbound, outbound) = (&self.inbound, &self.outbound);
+        let receives = |path: &PathId| inbound.values().any(|sa| sa.path == *path);
+        self.receivers.retain(|path, _| receives(path));
+        let sends = |path: &PathId| outbound.keys().any(|(of, _)| of == path);
+        self.heard.retain(|path, _| receives(path) || sends(path));
     }
 
     fn install_outbound(
@@ -292,6 +362,8 @@ impl SimEngine {
         if self.accepts(engine, path, sa.encapsulation, events) {
             let outbound = Outbound {
                 engine,
+                remote_engine: sa.remote_engine,
+                format: sa.key.format(),
                 peer,
                 spi: sa.spi,
                 key,
@@ -305,6 +377,9 @@ impl SimEngine {
                 told_hard: false,
             };
             self.outbound.insert((path, sa.lane), outbound);
+            self.outbound_installed += 1;
+            let heard = self.heard.get(&path).filter(|heard| **heard != remote);
+            events.extend(heard.map(|heard| EngineEvent::RemoteMoved { path, remote: *heard }));
         }
     }
 
@@ -372,28 +447,41 @@ impl SimEngine {
             let trusted = self.plain.iter().find(|(_, (_, ip))| *ip == packet.source.ip());
             return trusted.map(|(path, (peer, _))| (*peer, *path)).ok_or("guard");
         };
-        let engine = self.engine_at(packet).ok_or("no engine there")?;
         let sa = self.inbound.get_mut(&seal.spi).ok_or("unknown SPI")?;
-        if sa.engine != engine || sa.encapsulation != packet.encapsulation {
+        let port = self.ports.get(&(sa.engine, sa.format)).copied();
+        let raw = packet.encapsulation == Encapsulation::Raw;
+        let there = raw || port == Some(packet.destination.port());
+        if !there || sa.encapsulation != packet.encapsulation {
             return Err("wrong engine");
         }
-        if engine == EngineKind::Kernel && sa.local != packet.destination.ip() {
+        if is_bound(sa.engine, sa.format) && sa.local != packet.destination.ip() {
             return Err("wrong address");
         }
         if sa.key != seal.key {
             return Err("wrong key");
         }
+        if seal.engines != (sa.remote_engine, sa.engine) {
+            return Err("wrong tunnel address");
+        }
         if !sa.seen.insert(seal.sequence) {
             return Err("replayed");
         }
-        if sa.seen.len() == 1 && engine == EngineKind::Userspace {
+        if sa.seen.len() == 1 && sa.engine == EngineKind::Userspace {
             events.push(EngineEvent::InboundFirstUse { spi: seal.spi });
         }
-        let (peer, path, encapsulation) = (sa.peer, sa.path, sa.encapsulation);
-        let reported = engine == EngineKind::Userspace || sa.expected != packet.source;
-        let outbound = self.outbound.range((path, 0)..=(path, u16::MAX)).next();
-        let moved = outbound.is_some_and(|(_, outbound)| outbound.remote != packet.source);
-        if moved && reported && encapsulation == Encapsulation::Udp {
+        let (engine, peer, path) = (sa.engine, sa.peer, sa.path);
+        let reported = if sa.has_slot() {
+            // It follows its peer, and tells when it does.
+            let followed = self.receivers.insert(path, packet.source) != Some(packet.source);
+            if followed {
+                self.heard.insert(path, packet.source);
+            }
+            followed
+        } else {
+            engine == EngineKind::Userspace || sa.expected != packet.source
+        };
+        let moved = self.outbound_of(path).is_some_and(|outbound| outbound.remote != packet.source);
+        if moved && reported && !raw {
             events.push(EngineEvent::RemoteMoved { path, remote: packet.source });
         }
         Ok((peer, if engine == EngineKind::Kernel { self.any_kernel_path(peer) } else { path }))
@@ -408,14 +496,6 @@ impl SimEngine {
         self.inbound.values().filter(kernel).nth(nth).map_or(PathId(u32::MAX), |sa| sa.path)
     }
 
-    fn engine_at(&self, packet: &Packet) -> Option<EngineKind> {
-        if packet.encapsulation == Encapsulation::Raw {
-            return Some(EngineKind::Kernel);
-        }
-        let port = packet.destination.port();
-        self.ports.iter().find(|(_, own)| **own == port).map(|(engine, _)| *engine)
-    }
-
     /// An engine breaks down, or somebody flushes it: it loses its SAs.
     pub fn fail(&mut self, engine: EngineKind, events: &mut Vec<EngineEvent>) {
         self.inbound.retain(|_, sa| sa.engine != engine);
@@ -423,6 +503,7 @@ impl SimEngine {
         if engine == EngineKind::Kernel {
             self.plain.clear();
         }
+        self.forget_unused();
         events.push(EngineEvent::EngineFailed { engine, reason: "simulated".to_owned() });
     }
 
@@ -430,6 +511,7 @@ impl SimEngine {
     pub fn fail_path(&mut self, path: PathId, events: &mut Vec<EngineEvent>) {
         self.inbound.retain(|_, sa| sa.path != path);
         self.outbound.retain(|(other, _), _| *other != path);
+        self.forget_unused();
         events.push(EngineEvent::PathFailed { path, reason: "state deleted".to_owned() });
     }
 
@@ -471,16 +553,21 @@ impl SimEngine {
         if sa.sequence >= sa.soft && !std::mem::replace(&mut sa.told_soft, true) {
             events.push(EngineEvent::OutboundNearLimit { path, spi: sa.spi });
         }
-        let userspace = sa.engine == EngineKind::Userspace;
-        let local = if userspace { self.address } else { sa.local };
-        let port = self.ports.get(&sa.engine).copied().unwrap_or(0);
+        let local = if is_bound(sa.engine, sa.format) { sa.local } else { self.address };
+        let port = self.ports.get(&(sa.engine, sa.format)).copied().unwrap_or(0);
         Some(Packet {
             path,
             encapsulation: sa.encapsulation,
             // Both directions of a lane use one 5-tuple: packets come from the port that is offered.
             source: SocketAddr::new(local, port),
             destination: sa.remote,
-            seal: Some(Seal { spi: sa.spi, key: sa.key, sequence: sa.sequence }),
+            seal: Some(Seal {
+                spi: sa.spi,
+                key: sa.key,
+                format: sa.format,
+                engines: (sa.engine, sa.remote_engine),
+                sequence: sa.sequence,
+            }),
             size,
             payload,
         })
@@ -494,6 +581,18 @@ impl SimEngine {
 impl Packet {
     /// Its wire format.
     pub fn format(&self) -> Format {
-        if self.seal.is_some() { Format::Esp } else { Format::Plain }
+        self.seal.as_ref().map_or(Format::Plain, |seal| seal.format)
     }
+}
+
+impl Inbound {
+    /// It is a key in a slot of the kernel's `ovpn`.
+    fn has_slot(&self) -> bool {
+        (self.engine, self.format) == (EngineKind::Kernel, Format::Ovpn)
+    }
+}
+
+/// Whether packets are known by the addresses of both hosts alone.
+fn is_bound(engine: EngineKind, format: Format) -> bool {
+    engine == EngineKind::Kernel && format != Format::Ovpn
 }

@@ -44,52 +44,88 @@ impl World {
     pub fn best(&self, from: HostId, to: HostId) -> Option<Best> {
         let (ours, theirs) = (self.hosts[from].config(), self.hosts[to].config());
         let nat = self.hosts[from].nat != self.hosts[to].nat;
-        let mut why = None;
         let trust = |truster: &Config, address: IpAddr| {
             truster.trusted_subnets.iter().any(|subnet| subnet.contains(&address))
         };
-        let kernels = self.offer(from, to, EngineKind::Kernel).is_ok()
-            && self.offer(to, from, EngineKind::Kernel).is_ok();
+        let (kernel, userspace) = (EngineKind::Kernel, EngineKind::Userspace);
+        // Of the kernel `plain` asks for no more than `esp`.
+        let of_kernel = |host, peer| {
+            let esp = |_| self.offer(host, peer, kernel, Format::Esp);
+            self.offer(host, peer, kernel, Format::Plain).or_else(esp)
+        };
+        let there = of_kernel(to, from).map_err(|text| format!("peer: {text}"));
+        let kernels = of_kernel(from, to).and(there);
         let trusted =
             trust(ours, self.address_seen(to, from)) && trust(theirs, self.address_seen(from, to));
-        let (kernel, userspace) = (EngineKind::Kernel, EngineKind::Userspace);
         let best = |format, engine, remote_engine, encapsulation, why| {
             Some(Best { format, engine, remote_engine, encapsulation, why })
         };
-        if trusted && kernels {
+        if trusted && kernels.is_ok() {
             return best(Format::Plain, kernel, kernel, Encapsulation::Udp, None);
         }
-        for (engine, remote_engine, encapsulation) in [
-            (kernel, kernel, Encapsulation::Raw),
-            (kernel, kernel, Encapsulation::Udp),
-            (kernel, userspace, Encapsulation::Udp),
-            (userspace, kernel, Encapsulation::Udp),
-            (userspace, userspace, Encapsulation::Udp),
+        let (raw, udp) = (Encapsulation::Raw, Encapsulation::Udp);
+        let (mut why, mut narrow) = (kernels.err().filter(|_| trusted), None);
+        for (engine, remote_engine, format, encapsulation) in [
+            (kernel, kernel, Format::Esp, raw),
+            (kernel, kernel, Format::Esp, udp),
+            (kernel, kernel, Format::Ovpn, udp),
+            (kernel, userspace, Format::Esp, udp),
+            (kernel, userspace, Format::Ovpn, udp),
+            (userspace, kernel, Format::Esp, udp),
+            (userspace, kernel, Format::Ovpn, udp),
+            (userspace, userspace, Format::Esp, udp),
+            (userspace, userspace, Format::Ovpn, udp),
         ] {
-            let here = self.offer(from, to, engine);
-            let there = self.offer(to, from, remote_engine).map_err(|text| format!("peer: {text}"));
+            let here = self.offer(from, to, engine, format);
+            let there = self.offer(to, from, remote_engine, format);
+            let there = there.map_err(|text| format!("peer: {text}"));
             let verdict = match (here, there) {
                 (Err(reason), _) | (_, Err(reason)) => Err(reason),
-                (Ok(_), Ok(_)) if encapsulation == Encapsulation::Raw && nat => {
-                    Err(Reason::Nat.to_string())
-                }
+                (Ok(_), Ok(_)) if encapsulation == raw && nat => Err(Reason::Nat.to_string()),
                 (Ok(here), Ok(there)) if !here.iter().any(|cipher| there.contains(cipher)) => {
                     Err(Reason::CipherMissing.to_string())
                 }
                 _ => Ok(()),
             };
+            let alone = has_ovpn_alone(ours, engine) || has_ovpn_alone(theirs, remote_engine);
+            let found = best(format, engine, remote_engine, encapsulation, why.clone());
             match verdict {
-                Ok(()) => return best(Format::Esp, engine, remote_engine, encapsulation, why),
-                Err(reason) => why = why.or(Some(reason)),
+                // Some packets of containers do not fit it: it is for want of a vector engine alone.
+                Ok(()) if engine == kernel && is_narrow(ours, format, encapsulation) => {
+                    narrow = narrow.or(found);
+                    why = why.or(Some(Reason::MtuNotCarried.to_string()));
+                }
+                Ok(()) if narrow.is_none() || self.has_vector(from, to) => return found,
+                Ok(()) => {}
+                Err(reason) if alone == (format == Format::Ovpn) => why = why.or(Some(reason)),
+                // Else it only ever stands in for the other format.
+                Err(_) => {}
             }
         }
-        None
+        narrow
+    }
+
+    /// Whether a host's vector engine can send to another host.
+    fn has_vector(&self, from: HostId, to: HostId) -> bool {
+        let userspace = EngineKind::Userspace;
+        [Format::Esp, Format::Ovpn].into_iter().any(|format| {
+            let there = |kind| self.offer(to, from, kind, format).is_ok();
+            self.offer(from, to, userspace, format).is_ok()
+                && (there(userspace) || there(EngineKind::Kernel))
+        })
     }
 
     /// The ciphers of an engine that a host has for another one, or why it has not.
-    fn offer(&self, host: HostId, peer: HostId, kind: EngineKind) -> Result<Vec<Cipher>, String> {
+    fn offer(
+        &self,
+        host: HostId,
+        peer: HostId,
+        kind: EngineKind,
+        format: Format,
+    ) -> Result<Vec<Cipher>, String> {
         let config = self.hosts[host].config();
-        let Some(engine) = config.engines.iter().find(|engine| engine.kind == kind) else {
+        let mut engines = config.engines.iter();
+        let Some(engine) = engines.find(|it| (it.kind, it.format) == (kind, format)) else {
             let mut named: Vec<String> = config
                 .missing
                 .iter()
@@ -100,7 +136,8 @@ impl World {
             let said = (!named.is_empty()).then(|| named.join("; "));
             return Err(said.unwrap_or_else(|| Reason::NotOffered.to_string()));
         };
-        if kind == EngineKind::Kernel && self.says_address_shared(host, peer) {
+        let by_address = kind == EngineKind::Kernel && format != Format::Ovpn;
+        if by_address && self.says_address_shared(host, peer) {
             return Err(Reason::AddressShared.to_string());
         }
         let ciphers = config.ciphers.iter().copied();
@@ -112,7 +149,9 @@ impl World {
     pub fn says_address_shared(&self, host: HostId, peer: HostId) -> bool {
         let entries = self.status(host, peer);
         let shared = |entry: &PathStatus| {
-            entry.engine.is_some() && entry.reason == Some(Reason::AddressShared)
+            let absent = entry.engine.is_some() && entry.reason == Some(Reason::AddressShared);
+            // Where the kernel's `ovpn` stands in, no engine is absent.
+            absent || entry.why_not_best == Some(Reason::AddressShared)
         };
         entries.iter().any(shared)
     }
@@ -176,6 +215,30 @@ pub fn kernel_engine() -> EngineOffer {
     kernel
 }
 
+/// Settings of a host whose kernel and vector engine have these formats; without ESP it says that its
+/// kernel has none. Its containers' packets have the length that the daemon chooses: they fit paths of
+/// format `ovpn` where the kernel has no other.
+pub fn with_formats(of_kernel: &[Format], of_vector: &[Format]) -> Config {
+    let container_mtu = if of_kernel.contains(&Format::Esp) { 1_388 } else { 1_356 };
+    let mut config = Config { container_mtu, ..Config::default() };
+    let vector = config.engines.remove(0);
+    let vector = of_vector.iter().map(|format| EngineOffer { format: *format, ..vector.clone() });
+    let kernel = of_kernel.iter().map(|format| match format {
+        Format::Ovpn => {
+            EngineOffer { format: *format, port: 6786, lanes_max: 1, ..kernel_engine() }
+        }
+        _ => EngineOffer { format: *format, ..kernel_engine() },
+    });
+    config.engines = vector.chain(kernel).collect();
+    if !of_kernel.contains(&Format::Esp) {
+        config.missing.push((EngineKind::Kernel, Reason::KernelWithoutEsp));
+    }
+    if of_vector.is_empty() {
+        config.missing.push((EngineKind::Userspace, Reason::Forced));
+    }
+    config
+}
+
 /// Settings of a host without one of the engines.
 pub fn without(kind: EngineKind, reason: Reason) -> Config {
     let mut config = both_engines();
@@ -196,4 +259,18 @@ pub fn seeds(seeds: impl IntoIterator<Item = u64>, test: impl Fn(u64)) {
             resume_unwind(panic);
         }
     }
+}
+
+/// A path over IPv4 carries less than the host's containers send.
+fn is_narrow(config: &Config, format: Format, encapsulation: Encapsulation) -> bool {
+    let carried = config.link_mtu - weft_path::overhead(format, encapsulation, false);
+    carried / 4 * 4 < config.container_mtu
+}
+
+/// A host has an engine in format `ovpn` alone and does not say why.
+fn has_ovpn_alone(config: &Config, kind: EngineKind) -> bool {
+    let is_of = |engine: &&EngineOffer| engine.kind == kind && engine.format != Format::Plain;
+    let mut offered = config.engines.iter().filter(is_of).peekable();
+    let said = config.missing.iter().any(|(engine, _)| *engine == kind);
+    offered.peek().is_some() && offered.all(|engine| engine.format == Format::Ovpn) && !said
 }

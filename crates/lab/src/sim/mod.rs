@@ -62,7 +62,7 @@ pub struct Host {
     /// Messages seen by this host, for an attacker to say again.
     pub heard: Vec<(HostId, Message)>,
     timer: Option<Instant>,
-    /// Who sent the last probe of a candidate through the kernel, by peer.
+    /// Who sent the last probe of a candidate by the kernel's policy, by peer.
     turns: BTreeMap<PeerId, (PathId, Instant)>,
 }
 
@@ -251,7 +251,7 @@ impl World {
         missing: Vec<(EngineKind, Reason)>,
     ) {
         let it = &mut self.hosts[host];
-        it.engine.set_ports(engines.iter().map(|engine| (engine.kind, engine.port)));
+        it.engine.set_ports(&engines);
         it.config.engines.clone_from(&engines);
         it.config.missing.clone_from(&missing);
         it.paths.handle_engines(self.now, engines, missing);
@@ -536,10 +536,10 @@ impl World {
         }
     }
 
-    /// The kernel sends the probes of one candidate at a time to a peer.
+    /// The kernel sends the probes of one candidate at a time to a peer, where they go by its policy.
     fn check_turn(&mut self, host: HostId, path: PathId) {
         let it = &mut self.hosts[host];
-        let Some(peer) = it.engine.kernel_peer_of(path) else { return };
+        let Some(peer) = it.engine.policy_peer_of(path) else { return };
         if let Some((other, at)) = it.turns.insert(peer, (path, self.now)) {
             let apart = self.now - at >= Duration::from_millis(PROBE_TURN_MS);
             assert!(other == path || apart, "seed {}: two candidates probed at once", self.seed);
@@ -582,9 +582,8 @@ impl Host {
         let id = PeerId::of_public_key(&[octet; 32]);
         let mut seed = [0; 32];
         rng.fill_bytes(&mut seed);
-        let ports = [(EngineKind::Kernel, 6785), (EngineKind::Userspace, 6784)];
-        let mut engine = SimEngine::new(IpAddr::from([10, 0, 0, octet]), ports.into());
-        engine.set_ports(config.engines.iter().map(|engine| (engine.kind, engine.port)));
+        let mut engine = SimEngine::new(IpAddr::from([10, 0, 0, octet]));
+        engine.set_ports(&config.engines);
         Self {
             id,
             paths: Paths::new(id, config.clone(), seed),

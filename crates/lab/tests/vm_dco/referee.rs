@@ -9,7 +9,7 @@ use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
 use rustix::net::{AddressFamily, SocketType, socket};
-use weft_io::encap::EncapSocket;
+use weft_io::encap::{EncapSocket, Taker};
 use weft_lab::net::slowness;
 use weft_openvpn::device::{
     CIPHER_KEY_BYTES_MAX, CipherAlgorithm, KEEPALIVE_MAX_S, KEY_ID_MAX, KeyAttributes,
@@ -82,7 +82,7 @@ enum Socket {
 fn sockets(end: &End, [connection, spare]: [OwnedFd; 2]) -> [OwnedFd; 9] {
     let any = (Ipv4Addr::UNSPECIFIED, 0_u16);
     let udp = || OwnedFd::from(end.within(|| UdpSocket::bind(any).unwrap()));
-    let encap = end.within(|| EncapSocket::bind(Some(any.0.into()), 0).unwrap());
+    let encap = end.within(|| EncapSocket::bind(Taker::Ipsec, Some(any.0.into()), 0).unwrap());
     let lonely = end.within(|| socket(AddressFamily::INET, SocketType::STREAM, None).unwrap());
     let listener = end.within(|| TcpListener::bind(any).unwrap());
     let (unix, _) = UnixStream::pair().unwrap();

@@ -45,7 +45,7 @@ pub struct Status {
     pub ports_reason: Option<String>,
     /// The engines this host runs, the preferred first.
     pub engines: Vec<String>,
-    /// Engines that it does not run, and why.
+    /// Engines that it does not run, or not with the format that it takes first, and why.
     #[serde(default)]
     pub engines_missing: BTreeMap<String, String>,
     /// Workers of the vector engine.
@@ -266,8 +266,8 @@ pub struct Report {
     pub kernel_counters: BTreeMap<String, u64>,
     /// Counters per peer id.
     pub peer_counters: BTreeMap<String, BTreeMap<String, u64>>,
-    /// Counters per worker of the vector engine, in order; `busy_ms` is its thread's processor time,
-    /// `helpers_busy_ms` its helpers'.
+    /// Counters per worker of the vector engine, in order; `busy_ms` is the processor time that its thread
+    /// has worked, `awake_ms` what it was awake for with nothing to do, `helpers_busy_ms` its helpers'.
     #[serde(default)]
     pub worker_counters: Vec<BTreeMap<String, u64>>,
 }
@@ -337,8 +337,11 @@ pub struct ContainerTraffic {
 pub struct WorkerTraffic {
     /// Which one, from 0.
     pub worker: usize,
-    /// Processor time of its thread, in microseconds.
+    /// Processor time that its thread has worked, in microseconds.
     pub busy_us: u64,
+    /// Processor time that its thread was awake for with nothing to do, in microseconds.
+    #[serde(default)]
+    pub awake_us: u64,
     /// Processor time of its helpers' threads, in microseconds.
     pub helpers_busy_us: u64,
     /// Datagrams received from peers.

@@ -5,9 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use tokio::sync::{mpsc, watch};
-use weft_crypto::{Format, PeerId};
+use weft_crypto::{Cipher, Format, PeerId};
 use weft_engine::Engine;
-use weft_kernel::engine::{KernelEngine, Support};
+use weft_kernel::engine::{DATA_CHANNEL_PORT, ENCAPSULATION_PORT, KernelEngine, Support};
 use weft_path::{EngineCommand, EngineEvent, EngineKind, EngineOffer, PathId, Reason};
 
 use super::control::VNI;
@@ -21,7 +21,7 @@ pub(super) struct Engines {
     support: watch::Receiver<Support>,
     /// What the engines report.
     events: mpsc::Sender<EngineEvent>,
-    /// Paths and inbound SAs that the kernel engine has.
+    /// Paths that the kernel engine sends on, and its inbound SAs.
     kernel_paths: BTreeMap<PathId, PeerId>,
     kernel_spis: BTreeSet<u32>,
     /// Peers to which the vector engine sends broadcast frames.
@@ -76,14 +76,7 @@ impl Engines {
     /// after [`Self::flush`].
     pub(super) async fn command(&mut self, command: EngineCommand) {
         match command {
-            EngineCommand::InstallInbound {
-                engine: EngineKind::Kernel,
-                peer,
-                path,
-                ref sa,
-                ..
-            } => {
-                self.kernel_paths.insert(path, peer);
+            EngineCommand::InstallInbound { engine: EngineKind::Kernel, ref sa, .. } => {
                 self.kernel_spis.insert(sa.spi);
                 self.waiting.push(command);
             }
@@ -95,8 +88,11 @@ impl Engines {
             EngineCommand::RemoveInbound { spi } if self.kernel_spis.remove(&spi) => {
                 self.waiting.push(command);
             }
-            EngineCommand::RemoveOutbound { path }
-            | EngineCommand::SetPathMtu { path, .. }
+            EngineCommand::RemoveOutbound { path } if self.kernel_paths.remove(&path).is_some() => {
+                self.waiting.push(command);
+            }
+            EngineCommand::SetPathMtu { path, .. }
+            | EngineCommand::SetRemote { path, .. }
             | EngineCommand::SendProbe { path, .. }
             | EngineCommand::SendKeepalive { path }
                 if self.kernel_paths.contains_key(&path) =>
@@ -175,10 +171,9 @@ pub(super) struct Offers {
 /// The offers that follow from the configuration and from what the kernel can do.
 pub(super) fn offers(settings: &Settings, support: &Support) -> Offers {
     let (mut engines, mut missing) = (Vec::new(), Vec::new());
-    match kernel_offers(settings, support) {
-        Ok(offers) => engines.extend(offers),
-        Err(reason) => missing.push((EngineKind::Kernel, reason)),
-    }
+    let (offers, lacking) = kernel_offers(settings, support);
+    engines.extend(offers);
+    missing.extend(lacking.map(|reason| (EngineKind::Kernel, reason)));
     if settings.engine == EngineChoice::Kernel {
         missing.push((EngineKind::Userspace, Reason::Forced));
     } else {
@@ -201,35 +196,112 @@ pub(super) fn offers(settings: &Settings, support: &Support) -> Offers {
     Offers { engines, missing }
 }
 
-fn kernel_offers(settings: &Settings, support: &Support) -> Result<Vec<EngineOffer>, Reason> {
-    let (esp, lanes_max) = match support {
-        Support::Ready { esp, lanes_max } => (esp, *lanes_max),
-        Support::Forbidden => return Err(Reason::Forced),
-        Support::NoVxlan => return Err(Reason::KernelWithoutVxlan),
-        Support::NoNft => return Err(Reason::NftMissing),
-        Support::NoEsp(_) => return Err(Reason::KernelWithoutEsp),
-        Support::NoCipher => return Err(Reason::CipherMissing),
-        Support::NoGuard(reason) | Support::Failed(reason) => {
-            return Err(Reason::EngineError(reason.clone()));
-        }
+/// What the kernel engine offers, and what it lacks; without `esp` that is told even where it has
+/// `ovpn`, which a peer may not have.
+fn kernel_offers(settings: &Settings, support: &Support) -> (Vec<EngineOffer>, Option<Reason>) {
+    let (esp, ovpn, lanes_max) = match support {
+        Support::Ready { esp, ovpn, lanes_max } => (esp, ovpn, *lanes_max),
+        support => return (Vec::new(), Some(why_none(support))),
     };
-    let offer = |format, ciphers: &[_]| EngineOffer {
+    let offer = |format, port, lanes_max, ciphers| EngineOffer {
         kind: EngineKind::Kernel,
         format,
-        port: weft_kernel::engine::ENCAPSULATION_PORT,
+        port,
         lanes_max,
         // Its VXLAN devices take the marks, and the checksum stays partial up to the container
         // (`vm_matrix`).
         rco: true,
-        ciphers: ciphers.to_vec(),
+        ciphers,
     };
-    let wanted = |cipher: &&_| settings.ciphers.contains(*cipher);
-    let esp = esp.as_ref().map_err(|_| Reason::KernelWithoutEsp);
-    let esp: Result<Vec<_>, _> = esp.map(|esp| esp.iter().filter(wanted).copied().collect());
-    match esp.and_then(|it| if it.is_empty() { Err(Reason::CipherMissing) } else { Ok(it) }) {
-        Ok(ciphers) => Ok(vec![offer(Format::Esp, &ciphers)]),
+    let wanted = |had: &Result<Vec<Cipher>, Reason>| match had {
+        Ok(ciphers) => {
+            let both = ciphers.iter().filter(|cipher| settings.ciphers.contains(cipher));
+            let both: Vec<Cipher> = both.copied().collect();
+            if both.is_empty() { Err(Reason::CipherMissing) } else { Ok(both) }
+        }
+        Err(reason) => Err(reason.clone()),
+    };
+    let (esp, ovpn) = (wanted(esp), wanted(ovpn));
+    let mut offers = Vec::new();
+    let asked_for = if settings.format == FormatChoice::Ovpn { &ovpn } else { &esp };
+    let lacking = asked_for.as_ref().err().cloned();
+    match esp {
+        Ok(ciphers) => offers.push(offer(Format::Esp, ENCAPSULATION_PORT, lanes_max, ciphers)),
         // Trusted peers need no ESP.
-        Err(_) if !settings.trusted_subnets.is_empty() => Ok(vec![offer(Format::Plain, &[])]),
-        Err(reason) => Err(reason),
+        Err(_) if !settings.trusted_subnets.is_empty() => {
+            offers.push(offer(Format::Plain, ENCAPSULATION_PORT, lanes_max, Vec::new()));
+        }
+        Err(_) => {}
+    }
+    if let Ok(ciphers) = ovpn {
+        // The device takes one key for each direction at a time.
+        offers.push(offer(Format::Ovpn, DATA_CHANNEL_PORT, 1, ciphers));
+    }
+    (offers, lacking)
+}
+
+/// Why there is nothing that the kernel could move.
+fn why_none(support: &Support) -> Reason {
+    match support {
+        Support::Ready { .. } => Reason::NotOffered,
+        Support::Forbidden => Reason::Forced,
+        Support::NoVxlan => Reason::KernelWithoutVxlan,
+        Support::NoNft => Reason::NftMissing,
+        Support::NoEsp(_) => Reason::KernelWithoutEsp,
+        Support::NoOvpn(reason) => reason.clone(),
+        Support::NoCipher => Reason::CipherMissing,
+        Support::NoGuard(reason) | Support::Failed(reason) => Reason::EngineError(reason.clone()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use std::path::Path;
+
+    use super::*;
+    use crate::config::LaunchOptions;
+
+    fn settings(format: FormatChoice, trusted: &[&str]) -> Settings {
+        let trusted_subnets = trusted.iter().map(|subnet| subnet.parse().unwrap()).collect();
+        let options =
+            LaunchOptions { format: Some(format), trusted_subnets, ..LaunchOptions::default() };
+        options.settings(None, Path::new("/run/weft")).unwrap()
+    }
+
+    fn had(esp: bool, ovpn: bool) -> Support {
+        let both = vec![Cipher::Aes256Gcm, Cipher::ChaCha20Poly1305];
+        let of = |had: bool, why| if had { Ok(both.clone()) } else { Err(why) };
+        let esp = of(esp, Reason::KernelWithoutEsp);
+        Support::Ready { esp, ovpn: of(ovpn, Reason::KernelWithoutOvpn), lanes_max: 3 }
+    }
+
+    fn offered(
+        settings: &Settings,
+        support: &Support,
+    ) -> (Vec<(Format, u16, u16)>, Option<Reason>) {
+        let (offers, lacking) = kernel_offers(settings, support);
+        let of = |offer: &EngineOffer| (offer.format, offer.port, offer.lanes_max);
+        (offers.iter().map(of).collect(), lacking)
+    }
+
+    #[test]
+    fn the_kernel_offers_what_it_has_of_what_was_asked_for() {
+        let auto = settings(FormatChoice::Auto, &[]);
+        let (esp, ovpn) = ((Format::Esp, 6785, 3), (Format::Ovpn, 6786, 1));
+        assert_eq!(offered(&auto, &had(true, true)), (vec![esp, ovpn], None));
+        assert_eq!(offered(&auto, &had(true, false)), (vec![esp], None));
+        let without_esp = Some(Reason::KernelWithoutEsp);
+        assert_eq!(offered(&auto, &had(false, true)), (vec![ovpn], without_esp.clone()));
+        let trusting = settings(FormatChoice::Esp, &["192.0.2.0/24"]);
+        let plain = (Format::Plain, 6785, 3);
+        assert_eq!(offered(&trusting, &had(false, false)), (vec![plain], without_esp));
+        let narrow = settings(FormatChoice::Ovpn, &[]);
+        assert_eq!(offered(&narrow, &had(false, true)), (vec![ovpn], None));
+        let none = Support::NoOvpn;
+        let reasons = [Reason::KernelWithoutOvpn, Reason::EngineError("no IPv6".to_owned())];
+        for reason in reasons {
+            assert_eq!(offered(&narrow, &none(reason.clone())), (vec![], Some(reason)));
+        }
     }
 }

@@ -7,12 +7,13 @@ use std::time::Duration;
 
 use tokio::sync::mpsc;
 use weft_crypto::Format;
+use weft_kernel::xfrm::Xfrm;
 use weft_kernel::{Kernel, KernelError, LinkEvent};
 use weft_link::Links;
 use weft_path::Encapsulation;
 
 use super::control::Request;
-use crate::config::{FormatChoice, Settings};
+use crate::config::{EngineChoice, FormatChoice, Settings};
 
 /// Where the host has no link that tells.
 const LINK_MTU_DEFAULT: u32 = 1_500;
@@ -62,12 +63,28 @@ async fn known_or_own(routed: Option<u32>, kernel: &Kernel) -> Result<u16, Kerne
     Ok(u16::try_from(mtu.unwrap_or(LINK_MTU_DEFAULT)).unwrap_or(u16::MAX))
 }
 
+/// The format with the most overhead that paths of this host are to carry frames in: `ovpn` where it
+/// was asked for, or where the kernel has no other, perhaps. Whether its device is of use here the kernel
+/// engine finds out later; containers keep the MTU that they were given first.
+pub(super) async fn widest_format(settings: &Settings) -> Format {
+    match (settings.format, settings.engine) {
+        (FormatChoice::Ovpn, _) => Format::Ovpn,
+        (FormatChoice::Esp, _) | (FormatChoice::Auto, EngineChoice::Userspace) => Format::Esp,
+        (FormatChoice::Auto, _) => {
+            let esp = match Xfrm::open() {
+                Ok(xfrm) => xfrm.support().await.map(|_| ()),
+                Err(error) => Err(error),
+            };
+            let has_ovpn_alone = esp.is_err()
+                && settings.host.is_none()
+                && weft_kernel::ovpn::support().await.is_ok();
+            if has_ovpn_alone { Format::Ovpn } else { Format::Esp }
+        }
+    }
+}
+
 /// DESIGN section 4: the host's link less the format's overhead over IPv6, a multiple of 4.
-pub(super) fn container_mtu(link_mtu: u16, format: FormatChoice) -> u16 {
-    let format = match format {
-        FormatChoice::Ovpn => Format::Ovpn,
-        FormatChoice::Auto | FormatChoice::Esp => Format::Esp,
-    };
+pub(super) fn container_mtu(link_mtu: u16, format: Format) -> u16 {
     let inner = link_mtu.saturating_sub(weft_path::overhead(format, Encapsulation::Udp, true));
     (inner / 4 * 4).max(CONTAINER_MTU_MIN)
 }
@@ -138,10 +155,10 @@ mod tests {
 
     #[test]
     fn containers_get_what_every_path_carries() {
-        assert_eq!(container_mtu(1500, FormatChoice::Auto), 1388);
-        assert_eq!(container_mtu(9000, FormatChoice::Esp), 8888);
-        assert_eq!(container_mtu(1300, FormatChoice::Esp), 1280);
-        assert_eq!(container_mtu(1500, FormatChoice::Ovpn), 1356);
+        assert_eq!(container_mtu(1500, Format::Esp), 1388);
+        assert_eq!(container_mtu(9000, Format::Esp), 8888);
+        assert_eq!(container_mtu(1300, Format::Esp), 1280);
+        assert_eq!(container_mtu(1500, Format::Ovpn), 1356);
     }
 
     #[test]

@@ -12,7 +12,8 @@ use tokio::sync::{mpsc, watch};
 use weft_crypto::PeerId;
 use weft_engine::{Engine, EngineConfig};
 use weft_kernel::engine::{
-    ENCAPSULATION_PORT, KernelEngine, KernelEngineConfig, SocketKeeper, SwitchKind, probe_mac,
+    DATA_CHANNEL_PORT, ENCAPSULATION_PORT, KernelEngine, KernelEngineConfig, SocketKeeper,
+    SwitchKind, probe_mac,
 };
 use weft_kernel::{ForwardRule, Kernel, LinkEvent};
 use weft_link::{Admission, Identity, Links, Secret, Target};
@@ -24,12 +25,12 @@ use super::StartError;
 use super::attachments::Attachments;
 use super::control::{Control, VNI};
 use super::engines::{Engines, Offers};
-use super::mtu::{WATCH_RETRY_MS, container_mtu, follow_link_mtu, link_mtu};
+use super::mtu::{WATCH_RETRY_MS, container_mtu, follow_link_mtu, link_mtu, widest_format};
 use super::ports::{DirectPorts, RemoteMacs};
 use super::requests::{Daemon, Targets};
 use super::store::{Lock, Store};
 use crate::api::{self, ApiListener, Invitation};
-use crate::config::{EngineChoice, Settings, SwitchChoice};
+use crate::config::{EngineChoice, FormatChoice, Settings, SwitchChoice};
 
 /// The switch's device.
 pub(super) const SWITCH: &str = "weft";
@@ -64,7 +65,10 @@ async fn run_async(settings: Settings, ready: impl FnOnce(&Invitation)) -> Resul
     let kernel = Kernel::new()?;
     kernel.check_range(IpNet::V4(settings.range)).await?;
     let link_mtu = link_mtu(&settings, &kernel).await?;
-    let mtu = settings.mtu.unwrap_or_else(|| container_mtu(link_mtu, settings.format));
+    let mtu = match settings.mtu {
+        Some(mtu) => mtu,
+        None => container_mtu(link_mtu, widest_format(&settings).await),
+    };
 
     let (event_sender, events) = mpsc::channel(EVENTS_QUEUED_MAX);
     let events_lost = Arc::new(AtomicU64::new(0));
@@ -230,12 +234,15 @@ fn kernel_config(
         mtu,
         host: settings.host,
         encapsulation_port: ENCAPSULATION_PORT,
+        data_channel_port: DATA_CHANNEL_PORT,
         keeper: Some(keeper),
         switch: match settings.switch {
             SwitchChoice::Auto | SwitchChoice::Bridge => SwitchKind::Bridge,
             SwitchChoice::Odp => SwitchKind::Odp,
         },
         moves: settings.engine != EngineChoice::Userspace,
+        esp: settings.format != FormatChoice::Ovpn,
+        ovpn: settings.format != FormatChoice::Esp,
         plain: !settings.trusted_subnets.is_empty(),
         copy_dscp: settings.copy_dscp,
         keylog: keylog(),

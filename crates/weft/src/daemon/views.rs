@@ -126,8 +126,12 @@ pub(super) fn kernel_counters(kernel: &KernelCounters) -> BTreeMap<String, u64> 
     let mut counters: BTreeMap<String, u64> =
         kernel.named.iter().map(|(name, count)| ((*name).into(), *count)).collect();
     if let Some(guard) = kernel.guard {
-        let rules =
-            [("output", guard.output), ("postrouting", guard.postrouting), ("input", guard.input)];
+        let rules = [
+            ("output", guard.output),
+            ("postrouting", guard.postrouting),
+            ("input", guard.input),
+            ("channel", guard.channel),
+        ];
         counters.extend(rules.map(|(rule, count)| (format!("guard_{rule}"), count.packets)));
     }
     counters
@@ -280,6 +284,7 @@ pub(super) fn worker_counters(counters: &weft_engine::Counters) -> Vec<BTreeMap<
         let ms = |time: std::time::Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
         let (busy_ms, helpers_busy_ms) = (ms(worker.busy), ms(worker.helpers_busy));
         BTreeMap::from([
+            ("awake_ms".to_owned(), ms(worker.awake)),
             ("busy_ms".to_owned(), busy_ms),
             ("datagrams_received".to_owned(), worker.done(weft_engine::Work::DatagramsReceived)),
             ("datagrams_sent".to_owned(), worker.done(weft_engine::Work::DatagramsSent)),
@@ -331,6 +336,7 @@ pub(super) fn traffic(
     let workers = workers.map(|(worker, of)| WorkerTraffic {
         worker,
         busy_us: us(of.busy),
+        awake_us: us(of.awake),
         helpers_busy_us: us(of.helpers_busy),
         datagrams_received: of.done(weft_engine::Work::DatagramsReceived),
         datagrams_sent: of.done(weft_engine::Work::DatagramsSent),

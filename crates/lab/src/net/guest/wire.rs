@@ -36,7 +36,7 @@ pub enum Blocked {
     DataPorts,
     /// The vector engine's port alone.
     VectorPort,
-    /// The kernel engine's port alone.
+    /// The kernel engine's ports alone.
     KernelPort,
     /// Everything between the hosts, links included.
     All,
@@ -46,9 +46,9 @@ impl Blocked {
     const fn rules(self) -> &'static [&'static str] {
         match self {
             Self::Protocol50 => &["meta l4proto esp"],
-            Self::DataPorts => &["udp dport { 6784, 6785 }", "udp sport { 6784, 6785 }"],
+            Self::DataPorts => &["udp dport 6784-6786", "udp sport 6784-6786"],
             Self::VectorPort => &["udp dport 6784", "udp sport 6784"],
-            Self::KernelPort => &["udp dport 6785", "udp sport 6785"],
+            Self::KernelPort => &["udp dport 6785-6786", "udp sport 6785-6786"],
             Self::All => &["meta protocol { ip, ip6 }"],
         }
     }

@@ -22,8 +22,8 @@ pub use self::process::hold_sockets;
 const HOLD_MAX_S: u64 = 600;
 /// How long an answer of the process, or of systemd, is waited for, in milliseconds.
 const ANSWER_LIMIT_MS: u64 = 2_000;
-/// Sockets that are kept at most: one for IPv4 and one for IPv6.
-const SOCKETS_MAX: usize = 2;
+/// Sockets that are kept at most: one for IPv4 and one for IPv6, of each of the two ports.
+const SOCKETS_MAX: usize = 4;
 /// The socket on which the process listens, in the runtime directory.
 const SOCKET: &str = "holder.sock";
 

@@ -1,0 +1,436 @@
+//! The data channel's device: found out about, made with the first path that needs it, changed, removed.
+
+use std::collections::BTreeSet;
+use std::fmt::Display;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::time::{Duration, Instant};
+
+use rustix::io::retry_on_intr;
+use rustix::rand::{GetRandomFlags, getrandom};
+use weft_crypto::{Cipher, DataCipher, SaKey, TUNNEL_PREFIX, TunnelEnd, TunnelWay};
+use weft_io::encap::{EncapSocket, Taker};
+use weft_openvpn::device::{
+    KeyAttributes, KeyDirection, Mode, NONCE_TAIL_BYTES, PeerAttributes, Slot,
+};
+
+use super::state::Sealed;
+use super::{Change, KeySpec, PeerSpec, key_id};
+use weft_path::Reason;
+
+use crate::TunnelSpec;
+use crate::engine::DATA_CHANNEL_DEVICE;
+use crate::engine::state::Way;
+use crate::engine::worker::Worker;
+use crate::error::KernelError;
+use crate::ovpn::{OvpnClient, OvpnDevice, OvpnDeviceSpec, OvpnError, OvpnWatch, Refusal, Watched};
+
+/// The largest MTU that the device takes, in bytes: what is sent by it is cut to the containers' MTU, and
+/// a probe may be as long as any path carries.
+const MTU_BYTES: u32 = 65_535 - 84;
+/// How long what was found out about the kernel is believed, in milliseconds. A device that comes and goes
+/// is noticed by other programs.
+const TRIED_MS: u64 = 60_000;
+/// Names of the peer that is made to see what the kernel takes. Nothing is sent to it: the device is off,
+/// and the addresses are for documentation (RFC 5737, RFC 3849).
+const TRIAL: PeerSpec = PeerSpec {
+    id: 1,
+    tx_id: Some(2),
+    address: Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1),
+    remote: SocketAddr::new(IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)), 6786),
+};
+/// An SPI of no SA.
+const TRIAL_SPI: u32 = 0x4800_0001;
+const NO_TX_IDS: &str =
+    "this kernel's data channel takes no transmit ids of peers: boot a newer one";
+const HOST_FIXED: &str = "--host names the address to send from, and probes leave from another";
+const NO_IPV6: &str = "the host has no IPv6, which tunnel addresses are of";
+const NOT_RUNNING: &str = "the kernel engine is not running";
+const NO_DEVICE: &str = "the data channel's device is gone";
+
+/// The device, and the sockets that its peers are reached by.
+#[derive(Default)]
+pub(in crate::engine) struct Channel {
+    /// They outlive the device, and the daemon.
+    pub(in crate::engine) sockets: Option<EncapSocket>,
+    pub(super) open: Option<Open>,
+    /// Notices were lost, and what they said is to be found out at the next reading.
+    pub(super) notices_lost: bool,
+    /// What the kernel can, and since when that is known.
+    tried: Option<(Instant, Result<Vec<Cipher>, Reason>)>,
+}
+
+/// The device while it is there.
+pub(super) struct Open {
+    pub(super) index: u32,
+    pub(super) client: OvpnClient,
+    pub(super) watch: OvpnWatch,
+}
+
+impl Channel {
+    /// Waits for what happens on the device by itself; for ever while there is none. Cancel safe.
+    pub(in crate::engine) async fn next(&mut self) -> Result<Watched, OvpnError> {
+        match &mut self.open {
+            Some(open) => open.watch.next().await,
+            None => std::future::pending().await,
+        }
+    }
+
+    pub(in crate::engine) const fn is_open(&self) -> bool {
+        self.open.is_some()
+    }
+}
+
+impl Worker {
+    /// AEADs with which the kernel moves format `ovpn` between hosts, or why it does not.
+    pub(in crate::engine) async fn channel_support(&mut self) -> Result<Vec<Cipher>, Reason> {
+        if !self.config.ovpn {
+            return Err(Reason::Forced);
+        }
+        if self.config.host.is_some() {
+            return Err(Reason::EngineError(HOST_FIXED.into()));
+        }
+        // To try again would take the device away from the paths that have it.
+        let open = self.channel.is_open();
+        let stands = |at: &Instant| open || at.elapsed() < Duration::from_millis(TRIED_MS);
+        if let Some((_, found)) = self.channel.tried.as_ref().filter(|(at, _)| stands(at)) {
+            return found.clone();
+        }
+        let found = self.try_channel().await;
+        self.channel.tried = Some((Instant::now(), found.clone()));
+        found
+    }
+
+    /// Finds out by trying, with a device that is never switched on.
+    async fn try_channel(&self) -> Result<Vec<Cipher>, Reason> {
+        let client = OvpnClient::open().await.map_err(|error| match error {
+            OvpnError::Missing => Reason::KernelWithoutOvpn,
+            error => Reason::EngineError(error.to_string()),
+        })?;
+        let found = self.try_device(&client).await;
+        found.map_err(Reason::EngineError)
+    }
+
+    async fn try_device(&self, client: &OvpnClient) -> Result<Vec<Cipher>, String> {
+        let sockets = EncapSocket::bind(Taker::DataChannel, None, 0).map_err(text)?;
+        if !sockets.ipv6() {
+            return Err(NO_IPV6.into());
+        }
+        let device = self.make_device().await.map_err(text)?;
+        let found = try_peer(client, device.index, &sockets).await;
+        self.remove_channel_device().await;
+        found
+    }
+
+    /// Carries changes out in order. One that is refused is its path's failure, and spares the path the
+    /// rest.
+    pub(in crate::engine) async fn change_channel(&mut self, changes: Vec<Change>) {
+        if changes.iter().any(|change| matches!(change, Change::NewPeer(..)))
+            && let Err(reason) = self.open_channel().await
+        {
+            self.counters.channel.devices_refused += 1;
+            let paths: BTreeSet<_> = changes.iter().filter_map(Change::path).collect();
+            return paths.into_iter().for_each(|path| self.path_failed(path, &reason));
+        }
+        let mut failed = BTreeSet::new();
+        for change in changes {
+            let path = change.path();
+            if path.is_some_and(|path| failed.contains(&path)) {
+                continue;
+            }
+            let Err(reason) = self.change(change).await else { continue };
+            match path {
+                Some(path) => {
+                    self.path_failed(path, &reason);
+                    failed.insert(path);
+                }
+                None => tracing::warn!(%reason, "something is left on the data channel's device"),
+            }
+        }
+    }
+
+    async fn change(&mut self, change: Change) -> Result<(), String> {
+        if let Change::DeletePeer { id, address } = change {
+            self.read_last_of_channel(id, address).await;
+        }
+        let (Some(open), Some(sockets)) = (&self.channel.open, &self.channel.sockets) else {
+            // With the device went all that it had.
+            return change.path().map_or(Ok(()), |_| Err(NO_DEVICE.into()));
+        };
+        let (client, device) = (&open.client, open.index);
+        let counters = &mut self.counters.channel;
+        match change {
+            Change::NewPeer(_, spec) => {
+                let Some(socket) = sockets.fd_for(spec.remote.ip()) else {
+                    counters.peers_refused += 1;
+                    return Err(format!("the host has no socket to reach {} by", spec.remote));
+                };
+                let made = client.new_peer(device, socket, &attributes(&spec)).await;
+                match &made {
+                    Ok(()) => counters.peers_made += 1,
+                    Err(_) => counters.peers_refused += 1,
+                }
+                made.map_err(text)
+            }
+            Change::SetRemote(_, id, remote) => {
+                let id = PeerAttributes { id: Some(id), ..PeerAttributes::default() };
+                let set = client.set_peer(device, &at(id, remote)).await;
+                counters.remotes_refused += u64::from(set.is_err());
+                set.map_err(text)
+            }
+            Change::NewKey(path, key) => {
+                // What is sealed until the key is there counts twice rather than not at all.
+                let sealed = match key.way {
+                    Way::Out => client.peer(device, key.peer).await.ok(),
+                    Way::In => None,
+                };
+                let set = match key_attributes(&key) {
+                    Ok(attributes) => client.new_key(device, &attributes).await.map_err(text),
+                    Err(error) => Err(format!("no random bytes from the kernel: {error}")),
+                };
+                match &set {
+                    Ok(()) => counters.keys_set += 1,
+                    Err(_) => counters.keys_refused += 1,
+                }
+                if let Some(state) = sealed {
+                    self.state.channel.key_began(path, key.spi, Sealed::of(&state));
+                }
+                set
+            }
+            Change::DeleteKey { id, slot } => {
+                let deleted = unless_gone(client.delete_key(device, id, slot).await);
+                counters.deletions_refused += u64::from(deleted.is_err());
+                deleted
+            }
+            Change::DeletePeer { id, .. } => {
+                let deleted = unless_gone(client.delete_peer(device, id).await);
+                counters.deletions_refused += u64::from(deleted.is_err());
+                deleted
+            }
+        }
+    }
+
+    /// Makes the device, if it is not there.
+    async fn open_channel(&mut self) -> Result<(), String> {
+        if self.channel.is_open() {
+            return Ok(());
+        }
+        // Nothing of the overlay may be there without the guard, which stands while IPsec is in use.
+        let Some(ipsec) = &self.ipsec else { return Err(NOT_RUNNING.into()) };
+        if self.channel.sockets.is_none() {
+            let (host, port) = (self.config.host, self.config.data_channel_port);
+            let sockets = EncapSocket::bind(Taker::DataChannel, host, port).map_err(text)?;
+            self.channel.sockets = Some(sockets);
+        }
+        self.keep_sockets(&ipsec.encapsulation).await;
+        match self.open_device().await {
+            Ok(open) => {
+                tracing::info!(device = DATA_CHANNEL_DEVICE, "the kernel's data channel is in use");
+                self.channel.open = Some(open);
+                self.counters.channel.devices_made += 1;
+                Ok(())
+            }
+            Err(reason) => {
+                self.remove_channel_device().await;
+                Err(reason)
+            }
+        }
+    }
+
+    async fn open_device(&self) -> Result<Open, String> {
+        let client = OvpnClient::open().await.map_err(text)?;
+        // Before there is a peer that it could miss something of.
+        let watch = OvpnWatch::open().await.map_err(text)?;
+        let device = self.make_device().await.map_err(text)?;
+        self.kernel.ensure_tunnel(&self.tunnel()).await.map_err(text)?;
+        Ok(Open { index: device.index, client, watch })
+    }
+
+    async fn make_device(&self) -> Result<OvpnDevice, KernelError> {
+        // One that was lost sight of.
+        self.kernel.remove_device(DATA_CHANNEL_DEVICE).await?;
+        let name = DATA_CHANNEL_DEVICE.to_owned();
+        let spec = OvpnDeviceSpec { name, mode: Mode::Mp, own: true };
+        self.kernel.create_ovpn_device(&spec).await
+    }
+
+    /// What the host must have for the device.
+    pub(super) fn tunnel(&self) -> TunnelSpec {
+        let end = |way| self.config.local.tunnel_address(TunnelEnd { way, kernel: true });
+        TunnelSpec {
+            device: DATA_CHANNEL_DEVICE.to_owned(),
+            mtu: MTU_BYTES,
+            source: end(TunnelWay::From),
+            local: end(TunnelWay::To),
+            // The kernel looks sources up too, and takes the gateway's address for one that another
+            // route would lead to.
+            destination: TUNNEL_PREFIX,
+        }
+    }
+
+    /// The device is not needed any more, and neither are its sockets. False if it is still there.
+    pub(in crate::engine) async fn close_channel(&mut self) -> bool {
+        let gone = self.remove_channel_device().await;
+        self.state.channel.lost();
+        self.channel.open = None;
+        self.channel.sockets = None;
+        gone
+    }
+
+    /// False if it is still there.
+    pub(super) async fn remove_channel_device(&self) -> bool {
+        let removed = self.kernel.remove_device(DATA_CHANNEL_DEVICE).await;
+        if let Err(error) = &removed {
+            tracing::warn!(%error, "the data channel's device is still there");
+        }
+        removed.is_ok()
+    }
+}
+
+/// Makes a peer with an id for each way, and gives it a key of each cipher.
+async fn try_peer(
+    client: &OvpnClient,
+    device: u32,
+    sockets: &EncapSocket,
+) -> Result<Vec<Cipher>, String> {
+    let socket = sockets.fd_for(TRIAL.remote.ip()).ok_or("the host has no IPv4")?;
+    match client.new_peer(device, socket, &attributes(&TRIAL)).await {
+        // Of an attribute that it does not know.
+        Err(error) if error.refusal() == Some(Refusal::Invalid) => return Err(NO_TX_IDS.into()),
+        made => made.map_err(text)?,
+    }
+    if client.peer(device, TRIAL.id).await.map_err(text)?.tx_id != TRIAL.tx_id {
+        return Err(NO_TX_IDS.into());
+    }
+    let (mut ciphers, mut refused) = (Vec::new(), None);
+    for cipher in [Cipher::Aes256Gcm, Cipher::ChaCha20Poly1305] {
+        let (slot, key) = (Slot::Primary, SaKey::for_ovpn([0; 40]));
+        let key = KeySpec { peer: TRIAL.id, slot, way: Way::In, spi: TRIAL_SPI, cipher, key };
+        match client.new_key(device, &key_attributes(&key).map_err(text)?).await {
+            Ok(()) => ciphers.push(cipher),
+            Err(error) => refused = Some(error.to_string()),
+        }
+    }
+    match refused {
+        Some(reason) if ciphers.is_empty() => Err(reason),
+        _ => Ok(ciphers),
+    }
+}
+
+fn attributes(spec: &PeerSpec) -> PeerAttributes {
+    let attributes = PeerAttributes {
+        id: Some(spec.id),
+        tx_id: spec.tx_id,
+        vpn_ipv6: Some(spec.address),
+        ..PeerAttributes::default()
+    };
+    at(attributes, spec.remote)
+}
+
+fn at(mut attributes: PeerAttributes, remote: SocketAddr) -> PeerAttributes {
+    attributes.remote_port = Some(remote.port());
+    match remote.ip() {
+        IpAddr::V4(ipv4) => attributes.remote_ipv4 = Some(ipv4),
+        IpAddr::V6(ipv6) => attributes.remote_ipv6 = Some(ipv6),
+    }
+    attributes
+}
+
+/// The key of one direction. That of the other is for nothing: random, and thrown away here. (The key log
+/// is for tshark, which opens ESP alone.)
+fn key_attributes(key: &KeySpec) -> io::Result<KeyAttributes> {
+    let used = KeyDirection {
+        cipher_key: key.key.cipher_key().to_vec(),
+        nonce_tail: *key.key.nonce_tail(),
+    };
+    let mut unused = KeyDirection {
+        cipher_key: vec![0; used.cipher_key.len()],
+        nonce_tail: [0; NONCE_TAIL_BYTES],
+    };
+    fill(&mut unused.cipher_key)?;
+    fill(&mut unused.nonce_tail)?;
+    let (encrypt, decrypt) = match key.way {
+        Way::In => (unused, used),
+        Way::Out => (used, unused),
+    };
+    Ok(KeyAttributes {
+        peer_id: Some(key.peer),
+        slot: Some(key.slot),
+        key_id: Some(key_id(key.spi)),
+        cipher: Some(DataCipher::from(key.cipher).into()),
+        encrypt: Some(encrypt),
+        decrypt: Some(decrypt),
+    })
+}
+
+fn fill(room: &mut [u8]) -> io::Result<()> {
+    let filled = retry_on_intr(|| getrandom(&mut *room, GetRandomFlags::empty()))?;
+    // The kernel gives so few bytes at once.
+    if filled < room.len() { Err(io::ErrorKind::UnexpectedEof.into()) } else { Ok(()) }
+}
+
+/// What is gone already is as good as deleted.
+fn unless_gone(deleted: Result<(), OvpnError>) -> Result<(), String> {
+    match deleted {
+        Err(error) if is_gone(&error) => Ok(()),
+        deleted => deleted.map_err(text),
+    }
+}
+
+/// It, or the whole device, is not there.
+pub(super) fn is_gone(error: &OvpnError) -> bool {
+    matches!(error.refusal(), Some(Refusal::Absent | Refusal::NoDevice))
+}
+
+fn text(error: impl Display) -> String {
+    error.to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use weft_openvpn::device::CipherAlgorithm;
+
+    use super::*;
+
+    fn spec(way: Way) -> KeySpec {
+        let (slot, cipher) = (Slot::Secondary, Cipher::ChaCha20Poly1305);
+        KeySpec { peer: 7, slot, way, spi: 0x4d00_0007, cipher, key: SaKey::for_ovpn([3; 40]) }
+    }
+
+    #[test]
+    fn the_other_half_of_a_key_is_nobodys() {
+        let known = KeyDirection { cipher_key: vec![3; 32], nonce_tail: [3; 8] };
+        let mut others = Vec::new();
+        for way in [Way::In, Way::Out, Way::In] {
+            let key = key_attributes(&spec(way)).unwrap();
+            assert_eq!(
+                (key.peer_id, key.slot, key.key_id),
+                (Some(7), Some(Slot::Secondary), Some(5))
+            );
+            assert_eq!(key.cipher, Some(CipherAlgorithm::ChaCha20Poly1305));
+            let (encrypt, decrypt) = (key.encrypt.unwrap(), key.decrypt.unwrap());
+            let (used, unused) = match way {
+                Way::In => (decrypt, encrypt),
+                Way::Out => (encrypt, decrypt),
+            };
+            assert!(used == known, "{way:?}");
+            assert_eq!(unused.cipher_key.len(), 32);
+            assert!(!others.contains(&unused) && unused != known, "{way:?}");
+            others.push(unused);
+        }
+    }
+
+    #[test]
+    fn a_peer_is_said_with_its_address_of_either_family() {
+        let six = PeerSpec { tx_id: None, remote: "[2001:db8::9]:5".parse().unwrap(), ..TRIAL };
+        let six = attributes(&six);
+        assert_eq!((six.tx_id, six.remote_ipv4, six.remote_port), (None, None, Some(5)));
+        assert_eq!(six.remote_ipv6, Some("2001:db8::9".parse().unwrap()));
+        let four = attributes(&TRIAL);
+        assert_eq!((four.id, four.tx_id, four.remote_ipv6), (Some(1), Some(2), None));
+        assert_eq!(four.remote_ipv4, Some(Ipv4Addr::new(192, 0, 2, 1)));
+        assert_eq!((four.vpn_ipv6, four.vpn_ipv4), (Some(TRIAL.address), None));
+    }
+}
