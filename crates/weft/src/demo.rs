@@ -11,7 +11,7 @@ use crate::bench::rows::{self, CONNECT_LIMIT, WeftPair};
 use crate::bench::{self, Plan};
 use crate::sandbox::{
     self, Container, Host, Output, Sandbox, SandboxError, SandboxOptions, UNDERLAY_MTU_BYTES,
-    Underlay, find_program, output_of, progress, run as run_command,
+    Underlay, find_program, output_of, progress, run as run_command, try_wait_until,
 };
 
 /// Rounds of the table's measurements.
@@ -59,11 +59,8 @@ pub fn run(options: &DemoOptions) -> anyhow::Result<()> {
         let (name, netns) = (host.nickname(), host.netns().name());
         progress::note(&format!("{name}: {} and {} in {netns}", host.ipv4(), host.ipv6()));
     }
-    // The figures are those of the vector engine, whatever engines this kernel has.
-    progress::step(
-        "starting a daemon on each: weft launch --engine userspace --password-file F [HOST]",
-    );
-    sandbox.launch_all(&["--engine", "userspace"])?;
+    progress::step("starting a daemon on each: weft launch --password-file F [HOST]");
+    sandbox.launch_all(&[])?;
     let containers = attach(&sandbox)?;
     progress::step("waiting until each host has an encrypted path to the other");
     for host in sandbox.hosts() {
@@ -169,9 +166,7 @@ fn figures(
     let (Some(client), Some(server)) = (containers.first(), containers.last()) else {
         return Ok(());
     };
-    // What containers get where nothing is asked for, as here.
-    let is_direct = sandbox.host(0).weft_json(&["status"])?["ports"] == "direct";
-    let row = if is_direct { rows::WEFT_PORTS } else { rows::WEFT };
+    let row = row(sandbox)?;
     let plan = Plan {
         rows: vec![rows::DIRECT, rows::VXLAN, row],
         underlays: &[Underlay::Veth],
@@ -184,17 +179,43 @@ fn figures(
             small_datagrams: true,
             more: false,
         },
+        left_out: Vec::new(),
     };
     progress::step("measuring side by side: the direct link, plain kernel VXLAN, Weft encrypted");
     let binary = bench::own_binary()?;
     let pair = rows::way_of(row).map(|way| WeftPair { row, way, sandbox, client, server });
     let report = bench::compare(sandbox, &binary, pair.as_slice(), &plan)?;
+    if let Some(Err(error)) = pair.as_ref().map(rows::check) {
+        progress::note(&format!("some figures of {row} are of another path: {error}"));
+    }
     bench::write_files(&report, options.json.as_deref(), options.svg.as_deref())?;
     progress::print(&format!("\n{}\n{}\n", report.table(), report.ratios()));
     for file in [&options.json, &options.svg].into_iter().flatten() {
         progress::note(&format!("wrote {}", file.display()));
     }
     Ok(())
+}
+
+/// The row that the hosts make where nothing was asked for, as here: once the kernel's path, which is
+/// preferred, has been proven where there is one.
+fn row(sandbox: &Sandbox) -> Result<&'static str, SandboxError> {
+    let status = sandbox.host(0).weft_json(&["status"])?;
+    let has_kernel =
+        status["engines"].as_array().is_some_and(|all| all.iter().any(|it| it == "kernel"));
+    let engine = if has_kernel { "kernel" } else { "userspace" };
+    for host in sandbox.hosts() {
+        let what = format!("the path of the {engine} engine on {}", host.nickname());
+        try_wait_until(&what, CONNECT_LIMIT, || {
+            let active = host.active_connections()?;
+            Ok(!active.is_empty() && active.iter().all(|one| one["engine"] == engine))
+        })?;
+    }
+    let connection = sandbox.host(0).active_connections()?.first().cloned().unwrap_or_default();
+    let ports = status["ports"].as_str().unwrap_or_default();
+    rows::row_of_way(&connection, ports).ok_or_else(|| SandboxError::UnexpectedOutput {
+        command: "weft status connections --json".to_owned(),
+        why: format!("no row for ports of the kind {ports} and {connection}"),
+    })
 }
 
 /// Real Docker containers on the network, where an engine runs: one on each host.

@@ -47,13 +47,14 @@ const PACKAGES: [&str; 22] = [
     "util-linux",
 ];
 /// Packages whose programs a guest has where this machine has them.
-const OPTIONAL_PACKAGES: [&str; 8] = [
+const OPTIONAL_PACKAGES: [&str; 9] = [
     "bsdutils",
     "dash",
     "libc-bin",
     "ncurses-bin",
     "openvpn",
     "psmisc",
+    "qperf",
     "strace",
     "wireguard-tools",
 ];

@@ -133,6 +133,8 @@ pub(crate) struct Plan {
     pub(crate) link_mtu: u32,
     pub(crate) rounds: usize,
     pub(crate) lengths: Lengths,
+    /// Rows of Weft's that this machine does not have, and why.
+    pub(crate) left_out: Vec<(&'static str, String)>,
 }
 
 impl BenchOptions {
@@ -167,6 +169,7 @@ impl BenchOptions {
                 small_datagrams: true,
                 more: true,
             },
+            left_out: Vec::new(),
         }
     }
 }
@@ -188,7 +191,7 @@ pub fn run(options: &BenchOptions) -> anyhow::Result<()> {
     let mut report = Report::default();
     for link_mtu in options.link_mtus() {
         let plan = options.plan(*link_mtu);
-        let part = on_link(&plan, |sandbox, pairs| compare(sandbox, &binary, pairs, &plan))?;
+        let part = on_link(plan, |sandbox, pairs, plan| compare(sandbox, &binary, pairs, plan))?;
         report.rows.extend(part.rows);
         let commands = std::mem::take(&mut report.machine.commands);
         report.machine = part.machine;
@@ -237,12 +240,13 @@ fn weave_table(options: &BenchOptions) -> anyhow::Result<()> {
             plan.rows = rows::WEAVE.to_vec();
         }
         let Report { machine, weave, .. } = &mut report;
-        weave.extend(on_link(&plan, |sandbox, pairs| {
-            let rows = set_up(sandbox, pairs, &plan, machine)?;
+        let command = weave::command(plan.lengths.tcp_seconds);
+        weave.extend(on_link(plan, |sandbox, pairs, plan| {
+            let rows = set_up(sandbox, pairs, plan, machine)?;
             machine.commands.extend(setups(&rows));
-            weave_rows(&rows, &plan)
+            weave_rows(&rows, plan)
         })?);
-        machine.commands.insert("qperf".to_owned(), weave::command(plan.lengths.tcp_seconds));
+        machine.commands.insert("qperf".to_owned(), command);
     }
     let text = format!("{}\n{}", weave::table(&report.weave), report.machine_text());
     write_table(options, &report, text)
@@ -313,10 +317,10 @@ fn write_table(options: &BenchOptions, report: &Report, text: String) -> anyhow:
 }
 
 /// Makes hosts whose link has one MTU, and for each of Weft's rows hosts of its own, and has them
-/// measured.
+/// measured. Rows of an engine that this kernel has not are left out of the plan.
 fn on_link<T>(
-    plan: &Plan,
-    work: impl FnOnce(&Sandbox, &[WeftPair<'_>]) -> Result<T, SandboxError>,
+    mut plan: Plan,
+    work: impl FnOnce(&Sandbox, &[WeftPair<'_>], &Plan) -> Result<T, SandboxError>,
 ) -> Result<T, SandboxError> {
     progress::step(&format!("making two hosts, joined by a veth pair of MTU {}", plan.link_mtu));
     let options = SandboxOptions { mtu: plan.link_mtu, ..SandboxOptions::default() };
@@ -324,8 +328,10 @@ fn on_link<T>(
     let mut ours = Vec::new();
     for (row, way) in plan.rows.iter().filter_map(|row| Some((*row, rows::way_of(row)?))) {
         let sandbox = Sandbox::new(&options)?;
-        let containers = start_weft(&sandbox, way)?;
-        ours.push((row, way, sandbox, containers));
+        match start_weft(&sandbox, way)? {
+            Ok(containers) => ours.push((row, way, sandbox, containers)),
+            Err(why) => plan.left_out.push((row, why)),
+        }
     }
     let pairs: Vec<WeftPair<'_>> = ours
         .iter()
@@ -337,7 +343,7 @@ fn on_link<T>(
             server,
         })
         .collect();
-    work(&sandbox, &pairs)
+    work(&sandbox, &pairs, &plan)
 }
 
 /// Sets the rows up, measures them in turns, and takes them down.
@@ -410,14 +416,19 @@ pub(crate) fn write_files(
     Ok(())
 }
 
-fn start_weft(sandbox: &Sandbox, way: Way) -> Result<[Container; 2], SandboxError> {
-    let Way { cipher, ports } = way;
+/// Two daemons and a container of each, or why the engine is not to be had here.
+fn start_weft(sandbox: &Sandbox, way: Way) -> Result<Result<[Container; 2], String>, SandboxError> {
+    let options = way.options();
     progress::step(&format!(
-        "starting a daemon on each host and attaching a container to each, {cipher}, {ports} ports"
+        "starting a daemon on each host and attaching a container to each: {}",
+        options.join(" ")
     ));
-    let words = ["--engine", "userspace", "--cipher", cipher.name(), "--port-mode", ports];
-    sandbox.launch_all(&words)?;
-    Ok([sandbox.host(0).add_container("a")?, sandbox.host(1).add_container("b")?])
+    sandbox.launch_all(&options)?;
+    let missing = &sandbox.host(0).weft_json(&["status"])?["engines_missing"][way.engine];
+    if let Some(why) = missing.as_str() {
+        return Ok(Err(why.to_owned()));
+    }
+    Ok(Ok([sandbox.host(0).add_container("a")?, sandbox.host(1).add_container("b")?]))
 }
 
 fn set_up(
@@ -447,9 +458,17 @@ fn set_up(
             device if rows::is_device(device) => dco::device(sandbox, device, link_mtu)?,
             ours => {
                 if let Some(pair) = pairs.iter().find(|pair| pair.row == ours) {
-                    set.push(rows::weft(*pair)?);
+                    match rows::weft(*pair)? {
+                        Ok(row) => {
+                            set.push(row);
+                            continue;
+                        }
+                        Err(why) => Outside::Missing(why),
+                    }
+                } else {
+                    let why = plan.left_out.iter().find(|(row, _)| *row == ours);
+                    Outside::Missing(why.map_or("not started", |(_, why)| why).to_owned())
                 }
-                continue;
             }
         };
         match outside {

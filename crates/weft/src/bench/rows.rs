@@ -13,7 +13,7 @@ pub const CONNECT_LIMIT: Duration = Duration::from_secs(30);
 const VXLAN_ID: u32 = 4242;
 
 /// All rows that there are, in the tables' order.
-pub const ALL: [&str; 13] = [
+pub const ALL: [&str; 17] = [
     DIRECT,
     GRE,
     IPSEC,
@@ -21,6 +21,10 @@ pub const ALL: [&str; 13] = [
     WEFT,
     WEFT_PORTS,
     WEFT_CHACHA20,
+    WEFT_OVPN,
+    WEFT_KERNEL,
+    WEFT_KERNEL_CHACHA20,
+    WEFT_KERNEL_OVPN,
     OVPN_USERSPACE,
     OVPN_PEERS,
     OVPN_KERNEL,
@@ -31,7 +35,8 @@ pub const ALL: [&str; 13] = [
 /// Those of the table of OpenVPN's paper on its data channel offload, and Weft's devices beside.
 pub const DCO: [&str; 6] = [DIRECT, GRE, OVPN_USERSPACE, OVPN_PEERS, OVPN_KERNEL, OPENVPN];
 /// Those of Weave Net's tables.
-pub const WEAVE: [&str; 4] = [DIRECT, IPSEC, WEFT, WEFT_CHACHA20];
+pub const WEAVE: [&str; 6] =
+    [DIRECT, IPSEC, WEFT, WEFT_CHACHA20, WEFT_KERNEL, WEFT_KERNEL_CHACHA20];
 /// The underlay itself.
 pub const DIRECT: &str = "direct";
 /// The kernel's GRE, host to host, not encrypted.
@@ -46,6 +51,14 @@ pub const WEFT: &str = "weft-esp-userspace";
 pub const WEFT_PORTS: &str = "weft-esp-userspace-direct";
 /// As [`WEFT`] with ChaCha20-Poly1305.
 pub const WEFT_CHACHA20: &str = "weft-esp-userspace-chacha20";
+/// As [`WEFT`], in format `ovpn`.
+pub const WEFT_OVPN: &str = "weft-ovpn-network-userspace";
+/// Weft, format `esp`, kernel engine, AES-256-GCM.
+pub const WEFT_KERNEL: &str = "weft-esp-kernel";
+/// As [`WEFT_KERNEL`] with ChaCha20-Poly1305.
+pub const WEFT_KERNEL_CHACHA20: &str = "weft-esp-kernel-chacha20";
+/// As [`WEFT_KERNEL`], in format `ovpn`.
+pub const WEFT_KERNEL_OVPN: &str = "weft-ovpn-network-kernel";
 /// Weft's data channel device in userspace, host to host, AES-256-GCM.
 pub const OVPN_USERSPACE: &str = "weft-ovpn-userspace";
 /// The same in mode mp, with 4,095 peers beside the one that is measured.
@@ -104,6 +117,10 @@ pub struct WeftPair<'a> {
 /// What tells Weft's rows apart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Way {
+    /// The wire format, as `--format` names it.
+    pub format: &'static str,
+    /// The engine at both ends, as `--engine` names it.
+    pub engine: &'static str,
     /// The AEAD.
     pub cipher: Cipher,
     /// How containers are plugged in, as `--port-mode` and `weft ps` name it.
@@ -113,13 +130,36 @@ pub struct Way {
 /// That of a row of Weft's; `None` for the others.
 #[must_use]
 pub fn way_of(row: &str) -> Option<Way> {
-    let (cipher, ports) = match row {
-        WEFT => (Cipher::Aes256Gcm, "bridge"),
-        WEFT_PORTS => (Cipher::Aes256Gcm, "direct"),
-        WEFT_CHACHA20 => (Cipher::ChaCha20Poly1305, "bridge"),
+    let (aes, chacha20) = (Cipher::Aes256Gcm, Cipher::ChaCha20Poly1305);
+    let (format, engine, cipher, ports) = match row {
+        WEFT => ("esp", "userspace", aes, "bridge"),
+        WEFT_PORTS => ("esp", "userspace", aes, "direct"),
+        WEFT_CHACHA20 => ("esp", "userspace", chacha20, "bridge"),
+        WEFT_OVPN => ("ovpn", "userspace", aes, "bridge"),
+        WEFT_KERNEL => ("esp", "kernel", aes, "bridge"),
+        WEFT_KERNEL_CHACHA20 => ("esp", "kernel", chacha20, "bridge"),
+        WEFT_KERNEL_OVPN => ("ovpn", "kernel", aes, "bridge"),
         _ => return None,
     };
-    Some(Way { cipher, ports })
+    Some(Way { format, engine, cipher, ports })
+}
+
+impl Way {
+    /// The options with which a daemon takes it and no other.
+    #[must_use]
+    pub fn options(&self) -> [&'static str; 8] {
+        let Self { format, engine, cipher, ports } = *self;
+        let cipher = cipher.name();
+        ["--format", format, "--engine", engine, "--cipher", cipher, "--port-mode", ports]
+    }
+}
+
+/// The row of an active connection, as `weft status connections --json` shows it, and a kind of ports;
+/// `None` if there is none.
+#[must_use]
+pub fn row_of_way(connection: &serde_json::Value, ports: &str) -> Option<&'static str> {
+    let is_it = |way: Way| way.ports == ports && check_path(connection, &way).is_ok();
+    ALL.into_iter().find(|row| way_of(row).is_some_and(is_it))
 }
 
 /// The underlay itself, host to host.
@@ -189,21 +229,24 @@ pub fn remove_vxlan(sandbox: &Sandbox, row: &Row) -> Result<(), SandboxError> {
     Ok(())
 }
 
-/// Weft between two attached containers; the row is refused if the path or a port is not the one that
-/// its name says.
+/// Weft between two attached containers, or why it is not to be had: the hosts' engines lack the cipher.
 ///
 /// # Errors
-/// [`SandboxError::WaitTimedOut`] while no path is active; [`SandboxError::UnexpectedOutput`] if it is another one.
-pub fn weft(pair: WeftPair<'_>) -> Result<Row, SandboxError> {
-    let WeftPair { row, way: Way { cipher, ports }, sandbox, client, server } = pair;
+/// [`SandboxError::WaitTimedOut`] while no path is active; [`SandboxError::UnexpectedOutput`] if the path
+/// or a port is not the one that the row's name says.
+pub fn weft(pair: WeftPair<'_>) -> Result<Result<Row, String>, SandboxError> {
+    let WeftPair { row, way, sandbox, client, server } = pair;
     for host in sandbox.hosts() {
         host.wait_connected(sandbox.hosts().len() - 1, CONNECT_LIMIT)?;
         for connection in host.active_connections()? {
-            check_path(&connection, cipher)?;
+            let cipher = connection["cipher"].as_str().unwrap_or_default();
+            if cipher != way.cipher.name() {
+                return Ok(Err(format!("the hosts' engines agree on {cipher}")));
+            }
         }
-        check_ports(&host.weft_json(&["ps"])?, ports)?;
     }
-    Ok(Row {
+    check(&pair)?;
+    Ok(Ok(Row {
         name: row,
         client: client.netns().clone(),
         server: server.netns().clone(),
@@ -211,18 +254,33 @@ pub fn weft(pair: WeftPair<'_>) -> Result<Row, SandboxError> {
         mtu: client.mtu()?,
         daemons: sandbox.hosts().iter().filter_map(|host| host.daemon_pid()).collect(),
         setup: format!(
-            "`weft launch --engine userspace --port-mode {ports}` on each host, `weft attach` of each \
-             container; {cipher}"
+            "`weft launch {}` on each host, `weft attach` of each container",
+            way.options().join(" ")
         ),
         _processes: Vec::new(),
-    })
+    }))
 }
 
-/// A row named after format `esp` and the vector engine must be that, and encrypted.
-fn check_path(connection: &serde_json::Value, cipher: Cipher) -> Result<(), SandboxError> {
+/// Whether every path and every port is of the kind that the row's name says.
+///
+/// # Errors
+/// [`SandboxError::UnexpectedOutput`] if one is not.
+pub fn check(pair: &WeftPair<'_>) -> Result<(), SandboxError> {
+    for host in pair.sandbox.hosts() {
+        for connection in host.active_connections()? {
+            check_path(&connection, &pair.way)?;
+        }
+        check_ports(&host.weft_json(&["ps"])?, pair.way.ports)?;
+    }
+    Ok(())
+}
+
+/// A row named after a format and an engine must be that, and encrypted.
+fn check_path(connection: &serde_json::Value, way: &Way) -> Result<(), SandboxError> {
+    let Way { format, engine, cipher, .. } = way;
     let field = |name: &str| connection.get(name).cloned().unwrap_or_default();
-    let right = field("format") == "esp"
-        && field("engine") == "userspace"
+    let right = field("format") == *format
+        && field("engine") == *engine
         && field("cipher") == cipher.name()
         && field("encrypted") == serde_json::Value::Bool(true);
     if right {
@@ -231,7 +289,7 @@ fn check_path(connection: &serde_json::Value, cipher: Cipher) -> Result<(), Sand
     Err(SandboxError::UnexpectedOutput {
         command: "weft status connections --json".to_owned(),
         why: format!(
-            "the row needs format esp, engine userspace, {cipher}, encrypted; it is {connection}"
+            "the row needs format {format}, engine {engine}, {cipher}, encrypted; it is {connection}"
         ),
     })
 }
@@ -270,7 +328,8 @@ mod tests {
         let good = serde_json::json!({
             "format": "esp", "engine": "userspace", "cipher": "aes-256-gcm", "encrypted": true
         });
-        let check_path = |connection: &_| check_path(connection, Cipher::Aes256Gcm);
+        let way = way_of(WEFT).unwrap();
+        let check_path = |connection: &_| check_path(connection, &way);
         check_path(&good).unwrap();
         for (field, value) in [
             ("cipher", serde_json::json!("chacha20-poly1305")),
@@ -285,5 +344,26 @@ mod tests {
         assert!(check_path(&serde_json::json!({})).is_err());
         let ports = serde_json::json!([{ "port": "direct" }]);
         assert!(check_ports(&ports, "direct").is_ok() && check_ports(&ports, "bridge").is_err());
+    }
+
+    #[test]
+    fn a_row_is_found_by_its_way_and_weaves_ways_differ() {
+        let of = |format, engine, cipher, ports| {
+            let connection = serde_json::json!({
+                "format": format, "engine": engine, "cipher": cipher, "encrypted": true
+            });
+            row_of_way(&connection, ports)
+        };
+        let (aes, chacha20) = ("aes-256-gcm", "chacha20-poly1305");
+        assert_eq!(of("esp", "userspace", aes, "direct"), Some(WEFT_PORTS));
+        assert_eq!(of("esp", "userspace", chacha20, "bridge"), Some(WEFT_CHACHA20));
+        assert_eq!(of("ovpn", "kernel", aes, "bridge"), Some(WEFT_KERNEL_OVPN));
+        assert_eq!(of("ovpn", "kernel", chacha20, "bridge"), None);
+        assert_eq!(of("plain", "kernel", aes, "bridge"), None);
+        let mut ways: Vec<_> =
+            ALL.into_iter().filter_map(way_of).map(|way| way.options()).collect();
+        ways.sort_unstable();
+        ways.dedup();
+        assert_eq!(ways.len(), 7);
     }
 }

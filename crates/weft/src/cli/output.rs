@@ -73,7 +73,8 @@ pub(super) fn status(status: &Status) -> String {
     line("Engines", &status.engines.join(", "));
     line("Workers", &status.workers);
     for (engine, reason) in &status.engines_missing {
-        line("", &format!("not {engine}: {reason}"));
+        let how = if status.engines.contains(engine) { "not all of" } else { "not" };
+        line("", &format!("{how} {engine}: {reason}"));
     }
     let switch_reason = status.switch_reason.as_ref().map(|reason| format!(" ({reason})"));
     line("Switch", &format!("{}{}", status.switch, switch_reason.unwrap_or_default()));

@@ -51,8 +51,10 @@ pub(super) struct ContainerRates {
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(super) struct WorkerRates {
     pub(super) worker: usize,
-    /// Share of the time that its thread ran, in percent.
+    /// Share of the time that its thread worked, in percent.
     pub(super) busy_percent: f64,
+    /// Share of the time that it was awake with nothing to do, in percent.
+    pub(super) awake_percent: f64,
     /// The same of its helpers' threads together: each may add up to 100.
     pub(super) helpers_busy_percent: f64,
     pub(super) datagrams_received_pps: f64,
@@ -147,6 +149,7 @@ impl PerSecond {
             worker: now.worker,
             // Microseconds in a second, as a share of it.
             busy_percent: rate(|worker| worker.busy_us) / 1e4,
+            awake_percent: rate(|worker| worker.awake_us) / 1e4,
             helpers_busy_percent: rate(|worker| worker.helpers_busy_us) / 1e4,
             datagrams_received_pps: rate(|worker| worker.datagrams_received),
             datagrams_sent_pps: rate(|worker| worker.datagrams_sent),
@@ -179,6 +182,7 @@ mod tests {
             }],
             workers: vec![WorkerTraffic {
                 busy_us: 2_500 * packets,
+                awake_us: 1_000 * packets,
                 helpers_busy_us: 12_500 * packets,
                 datagrams_sent: packets,
                 dropped: packets,
@@ -203,6 +207,7 @@ mod tests {
         let worker = &rates.workers[0];
         assert_eq!((worker.datagrams_sent_pps, worker.dropped_pps), (100.0, 100.0));
         assert_eq!((worker.busy_percent, worker.helpers_busy_percent), (25.0, 125.0));
+        assert_eq!(worker.awake_percent, 10.0);
         assert_eq!((worker.datagrams_received_pps, worker.tap_reads_pps), (0.0, 0.0));
         assert_eq!(rates.drops.len(), 1, "only what was ever dropped");
         assert_eq!(rates.drops["no_endpoint"], Drops { pps: 100.0, total: 60 });

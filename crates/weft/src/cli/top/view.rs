@@ -155,6 +155,7 @@ mod tests {
             workers: vec![WorkerRates {
                 worker: 7,
                 busy_percent: 62.4,
+                awake_percent: 0.0,
                 helpers_busy_percent: 131.0,
                 datagrams_received_pps: 1.0,
                 datagrams_sent_pps: 22.0,
