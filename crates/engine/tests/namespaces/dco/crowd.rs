@@ -9,20 +9,8 @@ use std::time::{Duration, Instant};
 
 use weft_openvpn::device::{DeviceError, KeyAttributes, Mode, PeerAttributes, Slot};
 
-use super::host::{AES_256, CIPHERS, arrives, connect_udp, datagrams, strangers};
+use super::host::{AES_256, CIPHERS, Random, arrives, connect_udp, datagrams, strangers};
 use crate::common::{flows_between, pattern};
-
-/// Random numbers that are the same for a seed.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, limit: u32) -> u32 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 >> 32) as u32 % limit
-    }
-}
 
 /// Ten minutes where there is time (`WEFT_SOAK`), else thirty seconds.
 #[test]

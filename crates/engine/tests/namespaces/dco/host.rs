@@ -212,6 +212,18 @@ impl Host {
     }
 }
 
+/// Random numbers that are the same for a seed.
+pub(super) struct Random(pub(super) u64);
+
+impl Random {
+    pub(super) fn below(&mut self, limit: u32) -> u32 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 >> 32) as u32 % limit
+    }
+}
+
 pub(super) type Cipher = (CipherAlgorithm, usize);
 
 pub(super) const AES_256: Cipher = (CipherAlgorithm::AesGcm, 32);

@@ -3,6 +3,7 @@
 mod carry;
 mod crowd;
 mod ends;
+mod fuzzed;
 mod host;
 mod routes;
 mod sizes;
