@@ -22,12 +22,16 @@ const QUIET: Duration = Duration::from_millis(20);
 const REST_MAX: usize = 16_384;
 
 impl Held {
-    /// Follows the device, for ever: what its peers do, and the system's routes where it does not ask the
-    /// system itself.
+    /// Follows the device, for ever: what its peers do, what its keys have done where it sets no limit, and
+    /// the system's routes where it does not ask the system itself.
     pub(super) async fn follow(&self) -> Infallible {
         match &self.device {
             Either::Kernel { client, watch } => {
-                self.follow_notices(client, &mut *watch.lock().await).await
+                let mut watch = watch.lock().await;
+                tokio::select! {
+                    never = self.follow_notices(client, &mut watch) => never,
+                    never = self.watch_limits(client) => never,
+                }
             }
             Either::Userspace { device, gone } => tokio::select! {
                 never = self.follow_routes(device) => never,

@@ -12,11 +12,13 @@ use weft_engine::dco::{Device, DeviceConfig, Event, MTU_MAX};
 use weft_kernel::Kernel;
 use weft_kernel::ovpn::{OvpnClient, OvpnDeviceSpec, OvpnError, OvpnWatch, Refusal};
 use weft_openvpn::device::{
-    DeletionReason, DeviceError, Mode, Notice, Notification, PeerAttributes, PeerState, Slot, rules,
+    DeletionReason, DeviceError, Mode, Notice, Notification, PeerAttributes, PeerState, Slot,
+    Traffic, rules,
 };
 
 use super::args::{Carrier, Engine, KeyWords, NewIface, PeerWords};
 use super::json;
+use super::limits::Key;
 use super::lines::Lines;
 use super::peers::{Book, Way};
 use super::sockets::{self, Connection, Reading, Socket, Sockets};
@@ -310,8 +312,12 @@ impl Held {
     pub(super) async fn new_key(&self, words: &KeyWords) -> Result<Value, ApiError> {
         let block = words::read_key_block(&words.key_file)?;
         let _one = self.changes.lock().await;
+        let mut before = Traffic::default();
         match (&self.device, words.epoch) {
             (Either::Kernel { client, .. }, false) => {
+                // Of a peer that is not there the next request says so.
+                let peer = client.peer(self.index, words.peer).await;
+                before = peer.map(|peer| peer.link).unwrap_or_default();
                 client.new_key(self.index, &words::key(words, &block)).await.map_err(refused)?;
             }
             (Either::Userspace { device, .. }, false) => {
@@ -326,7 +332,8 @@ impl Held {
                 return Err(ApiError::new(ErrorKind::BadRequest, text));
             }
         }
-        lock(&self.book).set_key(words.peer, words.slot, Some(words.key_id));
+        let key = Key { id: words.key_id, cipher: words::data_cipher(words.cipher), before };
+        lock(&self.book).set_key(words.peer, words.slot, Some(key));
         Ok(json!({}))
     }
 

@@ -10,6 +10,7 @@ mod follow;
 mod held;
 mod holder;
 mod json;
+mod limits;
 mod lines;
 mod peers;
 mod requests;

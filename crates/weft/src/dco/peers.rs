@@ -7,8 +7,9 @@ use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
 
 use weft_kernel::ovpn::KnownPeer;
-use weft_openvpn::device::Slot;
+use weft_openvpn::device::{PeerState, Slot};
 
+use super::limits::Key;
 use super::sockets::{Connection, Reading, Socket};
 
 /// By what a peer is reached.
@@ -26,8 +27,8 @@ struct Kept {
     way: Way,
     /// Where it is, over UDP.
     remote: Option<SocketAddr>,
-    /// The ids of its keys, the primary first.
-    keys: [Option<u32>; 2],
+    /// Its keys, the primary first.
+    keys: [Option<Key>; 2],
 }
 
 /// All peers by their ids.
@@ -103,11 +104,11 @@ impl Book {
     }
 
     /// There is a key in a slot of a peer now, or none.
-    pub(super) fn set_key(&mut self, id: u32, slot: Slot, key_id: Option<u32>) {
+    pub(super) fn set_key(&mut self, id: u32, slot: Slot, key: Option<Key>) {
         if let Some(kept) = self.0.get_mut(&id) {
             match slot {
-                Slot::Primary => kept.keys[0] = key_id,
-                Slot::Secondary => kept.keys[1] = key_id,
+                Slot::Primary => kept.keys[0] = key,
+                Slot::Secondary => kept.keys[1] = key,
             }
         }
     }
@@ -122,10 +123,29 @@ impl Book {
     /// A key of a peer is used up.
     pub(super) fn key_gone(&mut self, id: u32, key_id: u32) {
         if let Some(kept) = self.0.get_mut(&id) {
-            for key in kept.keys.iter_mut().filter(|key| **key == Some(key_id)) {
-                *key = None;
+            for slot in &mut kept.keys {
+                slot.take_if(|key| key.id == key_id);
             }
         }
+    }
+
+    /// Whether there is a key that may not do all that it is asked to.
+    pub(super) fn has_limits(&self) -> bool {
+        self.0.values().flat_map(|kept| &kept.keys).flatten().any(Key::is_limited)
+    }
+
+    /// The keys that may do no more, by what the device has counted: peer, slot, key id.
+    pub(super) fn used_up(&self, peers: &[PeerState]) -> Vec<(u32, Slot, u32)> {
+        let of = |peer: &PeerState| {
+            let keys = self.0.get(&peer.id).map(|kept| kept.keys).unwrap_or_default();
+            let (id, now) = (peer.id, peer.link);
+            let keys = Slot::ALL.into_iter().zip(keys);
+            keys.filter_map(move |(slot, key)| {
+                let key = key.filter(|key| key.is_used_up(&now))?;
+                Some((id, slot, key.id))
+            })
+        };
+        peers.iter().flat_map(of).collect()
     }
 
     /// The peers as far as who listens knows them.
@@ -133,7 +153,7 @@ impl Book {
         let known = |(id, kept): (&u32, &Kept)| KnownPeer {
             id: *id,
             remote: kept.remote,
-            primary_key_id: kept.keys[0],
+            primary_key_id: kept.keys[0].map(|key| key.id),
         };
         self.0.iter().map(known).collect()
     }
@@ -154,7 +174,14 @@ fn plain(address: SocketAddr) -> SocketAddr {
 mod tests {
     #![allow(clippy::unwrap_used)]
 
+    use weft_crypto::DataCipher;
+    use weft_openvpn::device::Traffic;
+
     use super::*;
+
+    fn key(id: u32) -> Option<Key> {
+        Some(Key { id, cipher: DataCipher::Aes256Gcm, before: Traffic::default() })
+    }
 
     fn at(text: &str) -> Option<SocketAddr> {
         Some(text.parse().unwrap())
@@ -168,8 +195,8 @@ mod tests {
         let known = |book: &Book, id: u32| book.known().into_iter().find(|peer| peer.id == id);
         let peer = |id, remote, primary_key_id| Some(KnownPeer { id, remote, primary_key_id });
         assert_eq!(known(&book, 2), peer(2, at("192.0.2.2:2"), None));
-        book.set_key(1, Slot::Primary, Some(5));
-        book.set_key(1, Slot::Secondary, Some(6));
+        book.set_key(1, Slot::Primary, key(5));
+        book.set_key(1, Slot::Secondary, key(6));
         book.moved(1, "192.0.2.9:9".parse().unwrap());
         assert_eq!(known(&book, 1), peer(1, at("192.0.2.9:9"), Some(5)));
         book.swap_keys(1);
@@ -188,10 +215,32 @@ mod tests {
     }
 
     #[test]
+    fn keys_are_used_up_one_by_one() {
+        let mut book = Book::default();
+        for id in [1, 2] {
+            book.insert(id, Way::Device, None);
+        }
+        assert!(!book.has_limits());
+        book.set_key(1, Slot::Primary, key(5));
+        book.set_key(2, Slot::Primary, key(5));
+        let much = Traffic { tx_bytes: 1 << 40, tx_packets: 1 << 30, ..Traffic::default() };
+        // It came when the other one had done so much.
+        book.set_key(1, Slot::Secondary, key(6).map(|key| Key { before: much, ..key }));
+        assert!(book.has_limits());
+        let state = |id, link| PeerState { id, link, ..PeerState::default() };
+        let found = [state(1, much), state(2, Traffic::default()), state(3, much)];
+        assert_eq!(book.used_up(&found), [(1, Slot::Primary, 5)]);
+        book.swap_keys(1);
+        assert_eq!(book.used_up(&found), [(1, Slot::Secondary, 5)]);
+        book.set_key(1, Slot::Secondary, None);
+        assert_eq!(book.used_up(&found), []);
+    }
+
+    #[test]
     fn of_a_peer_that_is_not_kept_nothing_is_known() {
         let mut book = Book::default();
         book.moved(3, "192.0.2.9:9".parse().unwrap());
-        book.set_key(3, Slot::Primary, Some(1));
+        book.set_key(3, Slot::Primary, key(1));
         book.swap_keys(3);
         book.key_gone(3, 1);
         assert_eq!(book.known(), []);

@@ -59,7 +59,7 @@ pub(super) fn epochs(words: &KeyWords, block: &KeyBlock) -> EpochAttributes {
     EpochAttributes { peer_id: peer, slot, key_id, cipher, encrypt, decrypt }
 }
 
-const fn data_cipher(word: CipherWord) -> DataCipher {
+pub(super) const fn data_cipher(word: CipherWord) -> DataCipher {
     match word {
         CipherWord::Aes128Gcm => DataCipher::Aes128Gcm,
         CipherWord::Aes192Gcm => DataCipher::Aes192Gcm,

@@ -1,0 +1,132 @@
+//! How much a key of the kernel's device may do: the device itself knows no limit but packet ids.
+
+use std::convert::Infallible;
+use std::time::Duration;
+
+use weft_crypto::DataCipher;
+use weft_crypto::ovpn::{Usage, usage};
+use weft_kernel::ovpn::OvpnClient;
+use weft_openvpn::device::{Notice, Notification, Traffic};
+
+use super::held::{Held, is_gone, lock};
+
+/// Between two readings of the device's counters: at 100 Gbit/s a key seals a fiftieth of its limit meanwhile.
+const READING: Duration = Duration::from_secs(2);
+
+/// A key in a slot of a peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Key {
+    /// What its packets bear.
+    pub(super) id: u32,
+    pub(super) cipher: DataCipher,
+    /// What had gone to and come from the peer, sealed, when it was put there.
+    pub(super) before: Traffic,
+}
+
+impl Key {
+    /// Whether there is a limit to what it may do.
+    pub(super) const fn is_limited(&self) -> bool {
+        usage::blocks_max(self.cipher).is_some()
+    }
+
+    /// Whether it may do no more, as far as counters tell: which of a peer's keys a packet was of they do
+    /// not, so each counts for all.
+    pub(super) fn is_used_up(&self, now: &Traffic) -> bool {
+        let used_up = |packets: [u64; 2], bytes: [u64; 2]| {
+            let since = |[before, now]: [u64; 2]| now.saturating_sub(before);
+            let blocks = usage::blocks_at_most(since(packets), since(bytes));
+            usage::of_blocks(self.cipher, blocks) == Usage::UsedUp
+        };
+        let before = &self.before;
+        used_up([before.tx_packets, now.tx_packets], [before.tx_bytes, now.tx_bytes])
+            || used_up([before.rx_packets, now.rx_packets], [before.rx_bytes, now.rx_bytes])
+    }
+}
+
+impl Held {
+    /// Deletes the keys of the kernel's device that are used up, and tells of it as the device does where
+    /// packet ids are; for ever.
+    pub(super) async fn watch_limits(&self, client: &OvpnClient) -> Infallible {
+        loop {
+            tokio::time::sleep(READING).await;
+            if lock(&self.book).has_limits() {
+                self.end_used_up(client).await;
+            }
+        }
+    }
+
+    async fn end_used_up(&self, client: &OvpnClient) {
+        let _one = self.changes.lock().await;
+        let peers = match client.peers(self.index).await {
+            Ok(peers) => peers,
+            Err(error) => {
+                // Without a device there is nothing to be used up.
+                if !is_gone(&error) {
+                    tracing::warn!(%error, device = %self.name, "its counters are not read");
+                }
+                return;
+            }
+        };
+        let used_up = lock(&self.book).used_up(&peers);
+        for (peer_id, slot, key_id) in used_up {
+            match client.delete_key(self.index, peer_id, slot).await {
+                Err(error) if !is_gone(&error) => {
+                    tracing::warn!(%error, peer = peer_id, key = key_id, "a key that is used up stays");
+                    continue;
+                }
+                _ => {}
+            }
+            lock(&self.book).set_key(peer_id, slot, None);
+            let what = Notification::KeySwap { peer_id, key_id };
+            self.lines.tell(&Notice { device: self.index, what });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MAX: u64 = usage::AES_GCM_BLOCKS_MAX;
+
+    fn key(cipher: DataCipher) -> Key {
+        let before = Traffic { rx_bytes: 7, tx_bytes: 9, rx_packets: 1, tx_packets: 1 };
+        Key { id: 3, cipher, before }
+    }
+
+    #[test]
+    fn a_key_is_used_up_by_what_went_either_way_since_it_was_there() {
+        let key = key(DataCipher::Aes128Gcm);
+        // A packet of 17 bytes costs three blocks.
+        let packets = MAX / 3;
+        let sealed = |packets: u64| Traffic {
+            tx_packets: 1 + packets,
+            tx_bytes: 9 + 17 * packets,
+            ..key.before
+        };
+        let opened = |packets: u64| Traffic {
+            rx_packets: 1 + packets,
+            rx_bytes: 7 + 17 * packets,
+            ..key.before
+        };
+        assert!(!key.is_used_up(&key.before));
+        for traffic in [&sealed as &dyn Fn(u64) -> Traffic, &opened] {
+            assert!(!key.is_used_up(&traffic(packets - 1)));
+            assert!(key.is_used_up(&traffic(packets)));
+        }
+        // Counters of another peer that has the id by now.
+        assert!(!key.is_used_up(&Traffic::default()));
+    }
+
+    #[test]
+    fn chacha20_has_no_limit() {
+        let key = key(DataCipher::ChaCha20Poly1305);
+        let all = Traffic {
+            rx_bytes: u64::MAX,
+            tx_bytes: u64::MAX,
+            rx_packets: u64::MAX,
+            tx_packets: u64::MAX,
+        };
+        assert!(!key.is_limited() && !key.is_used_up(&all));
+    }
+}
