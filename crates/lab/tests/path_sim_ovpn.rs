@@ -347,6 +347,29 @@ fn of_two_peers_at_one_address_the_second_has_the_kernels_ovpn() {
 }
 
 #[test]
+fn kernels_that_get_esp_move_to_it_and_lose_nothing() {
+    seeds(0..20, |seed| {
+        // Without a vector engine there is nothing between the two paths.
+        let mut world = world(seed, vec![with_formats(OVPN, &[]), with_formats(OVPN, &[])]);
+        steady(&mut world, ms(2), s(60));
+        world.run(s(1));
+        for host in [0, 1] {
+            let both = with_formats(ALL, &[]);
+            world.set_engines(host, both.engines, both.missing);
+            let pause = ms(world.below(3_000));
+            world.run(pause);
+        }
+        settled(&mut world);
+        assert_eq!(both_ways(&world), ["kk raw", "kk raw"]);
+        world.run(s(60));
+        assert_no_loss(&world);
+        let left =
+            |of: usize| world.status(of, 1 - of).iter().any(|it| it.format == Some(Format::Ovpn));
+        assert!(!left(0) && !left(1), "what stood in is still there");
+    });
+}
+
+#[test]
 fn a_blocked_port_is_left_for_the_vector_engine_and_taken_again() {
     seeds(0..20, |seed| {
         let mut world = world(seed, vec![ovpn_alone(), ovpn_alone()]);

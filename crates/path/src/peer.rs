@@ -39,6 +39,8 @@ pub(crate) struct Peer {
     retired: VecDeque<Generation>,
     /// The active path.
     pub(crate) bound: Option<Key>,
+    /// It, where it stood in for one that the hosts can have by now.
+    outstays: Option<Key>,
     /// The path that carries frames: the active one, or the last one while there is none.
     pub(crate) carrier: Option<Key>,
     /// Until when the last one carries on while none is active.
@@ -80,6 +82,7 @@ impl Peer {
             turn: Turn::default(),
             retired: VecDeque::new(),
             bound: None,
+            outstays: None,
             carrier: None,
             carries_until: None,
             settles: None,
@@ -296,6 +299,9 @@ impl Peer {
         self.prune_retired(now, shared);
         self.run_candidates(now, shared);
         self.select(now, shared);
+        if self.outstays.is_some_and(|key| self.bound != Some(key)) {
+            self.sync(now, shared);
+        }
     }
 
     fn run_candidates(&mut self, now: Instant, shared: &mut Shared) {
@@ -583,6 +589,10 @@ impl Peer {
         let mut keys = scene.keys();
         keys.retain(|key| scene.agree(key).is_ok());
         let none = keys.is_empty().then(|| scene.why_none());
+        // What stood in for `esp` carries frames until another path is proven.
+        let stood_in = |key: &Key| key.format == Format::Ovpn && !keys.contains(key);
+        let outstays = self.bound.filter(|key| stood_in(key) && scene.agree(key).is_ok());
+        keys.extend(outstays);
         let outer = hello.mtu.min(config.link_mtu);
         for key in &keys {
             if key.has_two_slots() && !self.candidates.contains_key(key) {
@@ -596,6 +606,7 @@ impl Peer {
                 .entry(*key)
                 .or_insert_with(|| Candidate::new(now, self.id, *key, ceiling, shared));
         }
+        self.outstays = outstays;
         self.retire(now, |key| !keys.contains(key), shared);
         self.set_sizes(now, shared);
         let (state, reason) = match none {
