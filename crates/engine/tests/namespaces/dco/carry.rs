@@ -10,7 +10,9 @@ use std::time::{Duration, Instant};
 use weft_crypto::DataCipher;
 use weft_engine::DropReason;
 use weft_io::tun;
-use weft_openvpn::device::{EpochAttributes, KeyBlock, Mode, PeerAttributes, Side, Slot};
+use weft_openvpn::device::{
+    EpochAttributes, KeyAttributes, KeyBlock, Mode, PeerAttributes, Side, Slot,
+};
 
 use super::host::{
     AES_256, CIPHERS, Host, arrives, check_traffic, connect_tcp, connect_udp, datagrams, joined,
@@ -37,6 +39,40 @@ fn every_mode_cipher_transport_and_family_carries_packets() {
                 assert!(of[0].link.tx_bytes > of[0].vpn.tx_bytes, "{of:?}");
                 assert_eq!(forged, 0, "{modes:?} {cipher:?}: {:?}", host.drops());
             }
+        }
+    }
+}
+
+/// The largest id that packets can bear, and the one that says that they bear none: then a peer is found
+/// by where its packets come from.
+#[test]
+fn peers_of_the_largest_ids_carry_packets() {
+    for id in [0xff_fffe, 0xff_ffff] {
+        for modes in [(Mode::Mp, Mode::P2p), (Mode::Mp, Mode::Mp)] {
+            let (a, b) = strangers(modes);
+            let (here, there) = (a.socket(false), b.socket(false));
+            for (host, of, own, other) in [(&a, &b, &here, &there), (&b, &a, &there, &here)] {
+                let remote = other.local_addr().unwrap();
+                let peer = PeerAttributes {
+                    id: Some(id),
+                    tx_id: Some(id),
+                    remote_ipv4: Some(Ipv4Addr::new(192, 168, 77, of.number)),
+                    remote_port: Some(remote.port()),
+                    vpn_ipv4: Some(Ipv4Addr::new(10, 8, 0, of.number)),
+                    vpn_ipv6: Some(Ipv6Addr::new(0xfd08, 0, 0, 0, 0, 0, 0, of.number.into())),
+                    ..PeerAttributes::default()
+                };
+                let peer = match host.device.mode() {
+                    Mode::Mp => peer,
+                    Mode::P2p => PeerAttributes { vpn_ipv4: None, vpn_ipv6: None, ..peer },
+                };
+                host.device.new_peer(own.try_clone().unwrap().into(), &peer).unwrap();
+                let key = host.key(of, Slot::Primary, 0, AES_256);
+                let key = KeyAttributes { peer_id: Some(id), ..key };
+                host.device.new_key(&key).unwrap();
+            }
+            check_traffic(&a, &b, 1 << 18);
+            assert_eq!([a.drops(), b.drops()], [[], []], "{id:x}");
         }
     }
 }

@@ -8,6 +8,7 @@ use std::thread;
 use std::time::Duration;
 
 use weft_crypto::DataCipher;
+use weft_engine::DropReason;
 use weft_engine::dco::Event;
 use weft_openvpn::device::{
     CipherAlgorithm, DeletionReason, DeviceError, EpochAttributes, KeyBlock, Mode, Notification,
@@ -15,7 +16,8 @@ use weft_openvpn::device::{
 };
 
 use super::host::{
-    AES_256, arrives, check_traffic, connect_tcp, connect_udp, datagrams, strangers,
+    AES_256, arrives, check_traffic, connect_tcp, connect_udp, datagrams, does_not_arrive,
+    strangers,
 };
 use crate::common::{PATIENCE, ip};
 
@@ -47,6 +49,40 @@ fn a_peer_that_floats_is_followed_and_told() {
     assert_eq!(a.device.peer(2).unwrap().remote, Some(new));
     let back = (pair.1, pair.0);
     arrives(&back, b"and back");
+}
+
+#[test]
+fn a_peer_gets_another_address_inside_and_the_one_before_is_free() {
+    let (a, b) = strangers((Mode::Mp, Mode::P2p));
+    let (here, _there) = connect_udp(&a, &b, false, AES_256);
+    let before = datagrams(&a, &b);
+    arrives(&before, b"to the first address");
+    b.run(|| ip("addr add 10.8.0.22/24 dev ovpn0"));
+    let other = Ipv4Addr::new(10, 8, 0, 22);
+    let changed =
+        PeerAttributes { id: Some(2), vpn_ipv4: Some(other), ..PeerAttributes::default() };
+    a.device.set_peer(&changed).unwrap();
+    let here_too = a.run(|| UdpSocket::bind((a.inner_v4(), 0)).unwrap());
+    let there_too = b.run(|| UdpSocket::bind((other, 0)).unwrap());
+    for (from, to) in [(&here_too, &there_too), (&there_too, &here_too)] {
+        from.connect(to.local_addr().unwrap()).unwrap();
+        to.set_read_timeout(Some(PATIENCE)).unwrap();
+    }
+    let pair = (here_too, there_too);
+    arrives(&pair, b"to the other address");
+    arrives(&(pair.1, pair.0), b"and from it");
+    does_not_arrive(&before, b"nobody has it");
+    a.wait_dropped(DropReason::NoEndpoint, 1);
+    does_not_arrive(&(before.1, before.0), b"it is not the peer's");
+    a.wait_dropped(DropReason::ForeignSource, 1);
+    let heir = PeerAttributes {
+        id: Some(9),
+        vpn_ipv4: Some(Ipv4Addr::new(10, 8, 0, 2)),
+        remote_ipv4: Some(Ipv4Addr::new(192, 168, 77, 9)),
+        remote_port: Some(1194),
+        ..PeerAttributes::default()
+    };
+    a.device.new_peer(here.try_clone().unwrap().into(), &heir).unwrap();
 }
 
 #[test]

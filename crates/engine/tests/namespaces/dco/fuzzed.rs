@@ -189,6 +189,36 @@ fn whatever_comes_is_counted_and_nothing_of_others_gets_in() {
 }
 
 #[test]
+fn only_what_is_authentic_and_new_moves_a_peer() {
+    let (a, b) = strangers((Mode::Mp, Mode::P2p));
+    let mut forger = Forger::new(&a, &b, 1);
+    let home = forger.socket.local_addr().unwrap();
+    let elsewhere = b.socket(false);
+    let plain = udp(b.inner_v4(), a.inner_v4(), b"the good one");
+    let good = forger.seal(&plain);
+    forger.socket.send_to(&good, forger.to).unwrap();
+    let mut other_key = forger.seal(&plain);
+    other_key[0] |= 5;
+    let mut forged = forger.seal(&plain);
+    let last = forged.len() - 1;
+    forged[last] ^= 1;
+    for bad in [&good, &other_key, &forged] {
+        elsewhere.send_to(bad, forger.to).unwrap();
+    }
+    for reason in [DropReason::Replayed, DropReason::UnknownSpi, DropReason::Forged] {
+        a.wait_dropped(reason, 1);
+    }
+    assert_eq!((a.device.peer(2).unwrap().remote, a.events.all()), (Some(home), vec![]));
+    // The same from there is followed once it is authentic.
+    elsewhere.send_to(&forger.seal(&plain), forger.to).unwrap();
+    let told = a.events.wait(|event| match event {
+        Event::Notification(Notification::PeerFloat { peer_id: 2, remote }) => Some(*remote),
+        _ => None,
+    });
+    assert_eq!(told, elsewhere.local_addr().unwrap());
+}
+
+#[test]
 fn a_connection_of_any_bytes_carries_or_ends() {
     let (a, b) = strangers((Mode::Mp, Mode::P2p));
     let mut random = Random(seed());

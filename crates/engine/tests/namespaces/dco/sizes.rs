@@ -52,10 +52,10 @@ fn a_stream_that_would_send_too_long_segments_is_told_the_devices_size() {
     assert!((1_300..=1_416 - 40).contains(&bytes), "{bytes} bytes a segment");
 }
 
-/// Packets that the system gave to the device, and those that it took from it.
-fn packets(host: &Host) -> (u64, u64) {
+/// Packets that the system gave to a device, and those that it took from it.
+fn packets(host: &Host, device: &str) -> (u64, u64) {
     let table = host.run(|| std::fs::read_to_string("/proc/thread-self/net/dev").unwrap());
-    let line = table.lines().find_map(|line| line.trim().strip_prefix("ovpn0:")).unwrap();
+    let line = table.lines().find_map(|line| line.trim().strip_prefix(device)).unwrap();
     let numbers: Vec<u64> = line.split_whitespace().map(|word| word.parse().unwrap()).collect();
     (numbers[9], numbers[1])
 }
@@ -70,7 +70,8 @@ fn runs_of_datagrams_cross_the_devices_whole_and_arrive_one_by_one() {
     there.set_read_timeout(Some(PATIENCE)).unwrap();
     let here = a.run(|| udp::UdpSocket::bind(Some(a.inner_v4()), 0).unwrap());
     let remote = here.remote(there.local_addr().unwrap()).unwrap();
-    let (before_a, before_b) = (packets(&a), packets(&b));
+    let (before_a, before_b) = (packets(&a, "ovpn0:"), packets(&b, "ovpn0:"));
+    let before_wire = packets(&a, "eth0:");
     // The last datagram is shorter.
     let run = pattern(8, SEGMENT * COUNT - 500);
     here.send_run(&run, SEGMENT, &remote).unwrap();
@@ -81,8 +82,10 @@ fn runs_of_datagrams_cross_the_devices_whole_and_arrive_one_by_one() {
     }
     let peers = (a.device.peer(2).unwrap().vpn, b.device.peer(1).unwrap().vpn);
     assert_eq!((peers.0.tx_packets, peers.1.rx_packets), (COUNT as u64, COUNT as u64));
-    let given = packets(&a).0 - before_a.0;
-    let taken = packets(&b).1 - before_b.1;
+    let given = packets(&a, "ovpn0:").0 - before_a.0;
+    let taken = packets(&b, "ovpn0:").1 - before_b.1;
+    let on_the_wire = packets(&a, "eth0:").0 - before_wire.0;
+    assert!(on_the_wire <= 4, "{on_the_wire} runs on the wire for {COUNT} datagrams");
     if offload::self_test().unwrap().tap_uso.usable() {
         assert_eq!(given, 1, "the device gets them as one");
         // The wire may bring them in two runs.
