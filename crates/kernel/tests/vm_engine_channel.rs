@@ -179,6 +179,19 @@ impl Host {
         self.apply(vec![EngineCommand::InstallOutbound { engine, peer, path, sa, remote }]);
     }
 
+    /// Takes what the path has out, these generations and what it sends on.
+    fn clear(&self, generations: &[u8]) {
+        let inbound = generations.iter();
+        let inbound = inbound.map(|it| EngineCommand::RemoveInbound { spi: self.spi(*it) });
+        self.apply(inbound.chain([EngineCommand::RemoveOutbound { path: PATH }]).collect());
+    }
+
+    /// What it has sent to its peer and received from it since it was asked first, in packets.
+    fn carried(&self) -> [u64; 2] {
+        let traffic = self.enter(self.engine.traffic());
+        traffic.first().map_or([0; 2], |(_, it)| [it.sent.packets, it.received.packets])
+    }
+
     /// Frames for the other host's switch take the path.
     fn lead_to(&self, other: &Self) {
         let addresses = vec![IpAddr::from([10, 32, 0, other.number])];
@@ -350,6 +363,30 @@ fn a_host_that_moves_is_heard_and_followed() {
 }
 
 #[test]
+fn what_was_carried_outlives_keys_and_peers() {
+    let [a, b] = joined();
+    let mut before = a.carried();
+    let mut grown = |a: &Host| {
+        let now = a.carried();
+        assert!((0..2).all(|way| now[way] >= before[way] + 5), "{before:?}, {now:?}");
+        before = now;
+    };
+    a.pings(&b);
+    grown(&a);
+    a.pings(&b);
+    join(&a, &b, 1, AMPLE);
+    grown(&a);
+    // The peers go with what nobody has asked about yet.
+    a.pings(&b);
+    a.clear(&[0, 1]);
+    b.clear(&[0, 1]);
+    join(&a, &b, 2, AMPLE);
+    grown(&a);
+    a.pings(&b);
+    grown(&a);
+}
+
+#[test]
 fn a_path_moves_to_the_other_address_family_with_other_keys() {
     let hosts = joined();
     let six = |host: &Host| -> IpAddr { format!("2001:db8::{}", host.number).parse().unwrap() };
@@ -380,15 +417,8 @@ fn a_lost_device_or_peer_is_told_and_made_again() {
     let failed = |event: &EngineEvent| matches!(event, EngineEvent::PathFailed { path: PATH, .. });
     a.space.run(&format!("ip link del {DATA_CHANNEL_DEVICE}"));
     a.told(failed);
-    let spi = |host: &Host, generation| host.spi(generation);
-    let clear = |host: &Host, generation| {
-        host.apply(vec![
-            EngineCommand::RemoveInbound { spi: spi(host, generation) },
-            EngineCommand::RemoveOutbound { path: PATH },
-        ]);
-    };
-    clear(&a, 0);
-    clear(&b, 0);
+    a.clear(&[0]);
+    b.clear(&[0]);
     join(&a, &b, 1, AMPLE);
     a.pings(&b);
     // Somebody deletes both its peers.
@@ -403,8 +433,8 @@ fn a_lost_device_or_peer_is_told_and_made_again() {
         }
     });
     a.told(failed);
-    clear(&a, 1);
-    clear(&b, 1);
+    a.clear(&[1]);
+    b.clear(&[1]);
     join(&a, &b, 2, AMPLE);
     a.pings(&b);
     a.space.run(&format!("ip -6 address flush dev {DATA_CHANNEL_DEVICE}"));

@@ -47,11 +47,12 @@ const PACKAGES: [&str; 22] = [
     "util-linux",
 ];
 /// Packages whose programs a guest has where this machine has them.
-const OPTIONAL_PACKAGES: [&str; 9] = [
+const OPTIONAL_PACKAGES: [&str; 10] = [
     "bsdutils",
     "dash",
     "libc-bin",
     "ncurses-bin",
+    "openssl",
     "openvpn",
     "psmisc",
     "qperf",
@@ -62,9 +63,11 @@ const OPTIONAL_PACKAGES: [&str; 9] = [
 const MORE_PROGRAMS: [&str; 6] =
     ["awk", "ip6tables", "ip6tables-save", "iptables", "iptables-save", "which"];
 /// What the programs read besides their libraries.
-const DATA: [&str; 8] = [
+const DATA: [&str; 10] = [
     "/etc/protocols",
     "/etc/services",
+    "/etc/ssl/openssl.cnf",
+    "/usr/lib/ssl/openssl.cnf",
     "/usr/lib/x86_64-linux-gnu/faketime",
     "/usr/lib/x86_64-linux-gnu/tc",
     "/usr/lib/x86_64-linux-gnu/xtables",
