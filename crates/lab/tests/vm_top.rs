@@ -28,10 +28,13 @@ fn the_kernels_sas_give_the_rates_of_a_peer_also_while_they_are_replaced() -> an
     let report = flow.join().map_err(|_| anyhow::anyhow!("the client panicked"))??;
     let wanted = iperf::received_bps(&report);
     assert_eq!(lines.len(), 6);
-    let (mut bits, mut seconds) = ([0.0; 2], 0.0);
+    let (mut bits, mut seconds, mut of_the_kernel) = ([0.0; 2], 0.0, 0);
     for line in &lines {
         let (peer, container) = (&line["peers"][0], &line["containers"][0]);
-        assert_eq!(peer["engine"], "kernel", "{line}");
+        // A guest that stands still for seconds may be seen with a path that is not active.
+        let engine = peer["engine"].as_str();
+        assert!(matches!(engine, None | Some("kernel")), "{line}");
+        of_the_kernel += usize::from(engine.is_some());
         for (of, bits) in [peer, container].into_iter().zip(&mut bits) {
             let bps = of["sent_bps"].as_f64().unwrap_or(0.0);
             assert!(bps > 0.0, "{line}");
@@ -40,6 +43,7 @@ fn the_kernels_sas_give_the_rates_of_a_peer_also_while_they_are_replaced() -> an
         seconds += line["interval_ms"].as_f64().unwrap_or(0.0) / 1e3;
         assert!(peer["received_pps"].as_f64().is_some_and(|pps| pps > 0.0), "{line}");
     }
+    assert!(of_the_kernel > lines.len() / 2, "{lines:?}");
     // A busy machine carries more in one interval than in the next.
     for bps in bits.map(|bits| bits / seconds) {
         assert!(bps > wanted / 2.0 && bps < wanted * 2.0, "iperf3 says {wanted}, top {bps}");
