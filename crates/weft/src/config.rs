@@ -63,6 +63,11 @@ pub struct LaunchOptions {
     #[arg(long, value_name = "N", env = "WEFT_HELPERS", value_parser = clap::value_parser!(u8).range(0..=HELPERS_MAX))]
     pub helpers: Option<u8>,
 
+    /// Pin each worker of the vector engine to a processor, in their order: for hosts that leave these
+    /// processors to weft (default: the kernel moves workers to where there is room)
+    #[arg(long, env = "WEFT_PIN_WORKERS")]
+    pub pin_workers: bool,
+
     /// Microseconds that a worker of the vector engine stays awake before it sleeps: quicker answers,
     /// for processor time that nobody else wants; at most 10000, 0 for none (default: 150, while
     /// requests and answers follow so closely that it pays)
@@ -208,6 +213,8 @@ pub struct Settings {
     pub workers: usize,
     /// Helpers of each; `None`: as many as help.
     pub helpers: Option<usize>,
+    /// Whether each worker keeps to one processor.
+    pub pin_workers: bool,
     /// How long a worker stays awake with nothing to do; `None`: while it pays.
     pub busy_poll: Option<Duration>,
     /// Which switch is wanted.
@@ -325,6 +332,7 @@ impl LaunchOptions {
             format: self.format.unwrap_or_default(),
             busy_poll: self.busy_poll.map(|time| Duration::from_micros(time.into())),
             helpers: self.helpers.map(usize::from),
+            pin_workers: self.pin_workers,
             workers: self.workers.map_or_else(weft_engine::default_workers, usize::from),
             switch: self.switch.unwrap_or_default(),
             port_mode: self.port_mode.unwrap_or_default(),
@@ -376,6 +384,7 @@ impl LaunchOptions {
         fill(&mut self.rekey_seconds, file.rekey_seconds);
         fill(&mut self.state_dir, file.state_dir);
         self.no_discovery |= file.no_discovery;
+        self.pin_workers |= file.pin_workers;
         self.copy_dscp |= file.copy_dscp;
         self.no_offloads |= file.no_offloads;
     }
@@ -498,14 +507,15 @@ mod tests {
         assert_eq!(settings.ciphers[0], Cipher::Aes256Gcm);
         assert_eq!(settings.rekey_after, Duration::from_secs(2700));
         assert!(settings.discovery && settings.offloads && !settings.copy_dscp);
+        assert!(!settings.pin_workers);
     }
 
     #[test]
     fn a_flag_wins_over_the_file_and_the_file_over_the_default() {
         let options = LaunchOptions { port: Some(7000), ..Default::default() };
-        let file = "port = 8000\ndata-port = 8001\nhosts = [\"a\", \"b:1\"]\ncipher = \"chacha20-poly1305\"\ncopy-dscp = true\n";
+        let file = "port = 8000\ndata-port = 8001\nhosts = [\"a\", \"b:1\"]\ncipher = \"chacha20-poly1305\"\ncopy-dscp = true\npin-workers = true\n";
         let settings = settings(options, file).unwrap();
-        assert!(settings.copy_dscp);
+        assert!(settings.copy_dscp && settings.pin_workers);
         assert_eq!((settings.port, settings.data_port), (7000, 8001));
         assert_eq!(settings.hosts, ["a", "b:1"]);
         assert_eq!(settings.ciphers[0], Cipher::ChaCha20Poly1305);

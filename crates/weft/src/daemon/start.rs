@@ -257,6 +257,7 @@ fn engine_config(settings: &Settings, local: PeerId, mtu: u16) -> EngineConfig {
     config.port = settings.data_port;
     config.workers = settings.workers;
     config.helpers = settings.helpers;
+    config.pin = settings.pin_workers;
     config.busy_poll = settings.busy_poll;
     config.copy_dscp = settings.copy_dscp;
     config.offloads = settings.offloads;
