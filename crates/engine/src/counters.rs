@@ -1,6 +1,8 @@
 //! Counters: written by one worker with plain stores, read by anyone without stopping it.
 
 use std::collections::BTreeMap;
+use std::iter::Sum;
+use std::ops::AddAssign;
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
@@ -139,10 +141,18 @@ pub struct Traffic {
     pub bytes: u64,
 }
 
-impl Traffic {
-    pub(crate) fn add(&mut self, other: Self) {
+impl AddAssign for Traffic {
+    fn add_assign(&mut self, other: Self) {
         self.packets += other.packets;
         self.bytes += other.bytes;
+    }
+}
+
+impl Sum for Traffic {
+    fn sum<I: Iterator<Item = Self>>(all: I) -> Self {
+        let mut sum = Self::default();
+        all.for_each(|traffic| sum += traffic);
+        sum
     }
 }
 
@@ -164,14 +174,44 @@ pub struct SaTraffic {
 }
 
 /// The traffic with one peer, over all its SAs, also those that are gone.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PeerTraffic {
     /// The peer.
     pub peer: PeerId,
+    /// By lane, in their order; those that are gone too.
+    pub lanes: Vec<LaneTraffic>,
+}
+
+impl PeerTraffic {
+    /// From the peer, over all lanes.
+    pub fn received(&self) -> Traffic {
+        self.lanes.iter().map(|lane| lane.received).sum()
+    }
+
+    /// To the peer, over all lanes.
+    pub fn sent(&self) -> Traffic {
+        self.lanes.iter().map(|lane| lane.sent).sum()
+    }
+}
+
+/// The traffic over one lane with a peer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LaneTraffic {
+    /// Which lane.
+    pub lane: u16,
     /// From the peer.
     pub received: Traffic,
     /// To the peer.
     pub sent: Traffic,
+}
+
+impl LaneTraffic {
+    fn add(&mut self, direction: Direction, traffic: Traffic) {
+        match direction {
+            Direction::Inbound => self.received += traffic,
+            Direction::Outbound => self.sent += traffic,
+        }
+    }
 }
 
 /// What one worker did and dropped.
@@ -393,15 +433,15 @@ pub(crate) struct Registry {
 #[derive(Debug, Default)]
 struct Inner {
     sas: BTreeMap<SaName, Arc<SaCounters>>,
-    /// What SAs that are gone carried, received and sent.
-    past: BTreeMap<PeerId, (Traffic, Traffic)>,
+    /// What SAs that are gone carried, by the lanes that a peer ever had.
+    past: BTreeMap<PeerId, Vec<LaneTraffic>>,
 }
 
 impl Registry {
     pub(crate) fn add(&self, name: SaName) -> Arc<SaCounters> {
         let counters = Arc::new(SaCounters::default());
         let mut inner = self.lock();
-        inner.past.entry(name.peer).or_default();
+        lane_of(&mut inner.past, name);
         if let Some(old) = inner.sas.insert(name, Arc::clone(&counters)) {
             inner.bury(name, &old);
         }
@@ -442,11 +482,7 @@ impl Registry {
 
 impl Inner {
     fn bury(&mut self, name: SaName, counters: &SaCounters) {
-        let (received, sent) = self.past.entry(name.peer).or_default();
-        match name.direction {
-            Direction::Inbound => received.add(counters.read()),
-            Direction::Outbound => sent.add(counters.read()),
-        }
+        lane_of(&mut self.past, name).add(name.direction, counters.read());
     }
 
     fn read(&self) -> (Vec<PeerTraffic>, Vec<SaTraffic>) {
@@ -456,15 +492,22 @@ impl Inner {
             let SaName { peer, path, lane, direction, spi } = *name;
             let traffic = counters.read();
             sas.push(SaTraffic { peer, path, lane, direction, spi, traffic });
-            let (received, sent) = peers.entry(peer).or_default();
-            match direction {
-                Direction::Inbound => received.add(traffic),
-                Direction::Outbound => sent.add(traffic),
-            }
+            lane_of(&mut peers, *name).add(direction, traffic);
         }
-        let peers = peers.into_iter();
-        (peers.map(|(peer, (received, sent))| PeerTraffic { peer, received, sent }).collect(), sas)
+        (peers.into_iter().map(|(peer, lanes)| PeerTraffic { peer, lanes }).collect(), sas)
     }
+}
+
+/// The sum of an SA's lane, made if there is none.
+fn lane_of(peers: &mut BTreeMap<PeerId, Vec<LaneTraffic>>, name: SaName) -> &mut LaneTraffic {
+    let lanes = peers.entry(name.peer).or_default();
+    let at = lanes.binary_search_by_key(&name.lane, |lane| lane.lane).unwrap_or_else(|at| {
+        // Room for this one alone: there are as many of these as peers.
+        lanes.reserve_exact(1);
+        lanes.insert(at, LaneTraffic { lane: name.lane, ..LaneTraffic::default() });
+        at
+    });
+    &mut lanes[at]
 }
 
 #[cfg(test)]
@@ -477,21 +520,30 @@ mod tests {
     fn a_peer_keeps_the_traffic_of_replaced_sas_until_it_is_removed() {
         let registry = Registry::default();
         let peer = PeerId::from_bytes([1; 32]);
-        let name = |spi, direction| SaName { peer, path: PathId(1), lane: 0, direction, spi };
+        let on = |lane, spi, direction| SaName { peer, path: PathId(1), lane, direction, spi };
+        let name = |spi, direction| on(0, spi, direction);
+        registry.add(on(2, 400, Direction::Outbound)).add(10, 1_000);
         registry.add(name(300, Direction::Outbound)).add(2, 200);
         registry.add(name(301, Direction::Outbound)).add(1, 50);
         registry.add(name(300, Direction::Inbound)).add(7, 70);
         registry.remove(name(300, Direction::Outbound));
         let read = registry.read(&[]);
-        assert_eq!(read.sas.len(), 2);
-        assert_eq!(
-            read.peers,
-            [PeerTraffic {
-                peer,
+        assert_eq!(read.sas.len(), 3);
+        let lanes = vec![
+            LaneTraffic {
+                lane: 0,
                 received: Traffic { packets: 7, bytes: 70 },
                 sent: Traffic { packets: 3, bytes: 250 },
-            }]
-        );
+            },
+            LaneTraffic {
+                lane: 2,
+                received: Traffic::default(),
+                sent: Traffic { packets: 10, bytes: 1_000 },
+            },
+        ];
+        assert_eq!(read.peers, [PeerTraffic { peer, lanes }]);
+        assert_eq!(read.peers[0].sent(), Traffic { packets: 13, bytes: 1_250 });
+        assert_eq!(read.peers[0].received(), Traffic { packets: 7, bytes: 70 });
         registry.forget(peer);
         assert_eq!(registry.read(&[]).peers, []);
     }

@@ -46,7 +46,8 @@ use weft_path::{EngineCommand, EngineEvent, Mac, Vni};
 
 pub use crate::awake::AWAKE_US;
 pub use crate::counters::{
-    Counters, Direction, DropReason, PeerTraffic, SaTraffic, Traffic, Work, WorkerTotals,
+    Counters, Direction, DropReason, LaneTraffic, PeerTraffic, SaTraffic, Traffic, Work,
+    WorkerTotals,
 };
 pub use crate::decide::{HELP_LOOK_MS, HELP_QUIET_LOOK_MS, HELPERS_MAX};
 pub use crate::error::EngineError;

@@ -174,8 +174,8 @@ impl Engine {
         let of = |port: &Port| {
             let mut traffic = PortTraffic::default();
             for queue in &port.queues {
-                traffic.sent.add(queue.sent.read());
-                traffic.received.add(queue.received.read());
+                traffic.sent += queue.sent.read();
+                traffic.received += queue.received.read();
             }
             (port.mac, traffic)
         };
@@ -338,5 +338,57 @@ const fn port_token(id: u64, queue: usize) -> u64 {
 fn stop_waiting(poller: &Poller, (port, queue): &(Arc<Port>, usize)) {
     if let Err(error) = poller.remove(&port.queues[*queue].tap) {
         tracing::debug!(%error, mac = %port.mac, "a queue was not waited for");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use std::thread;
+
+    use weft_io::namespace::unshare_network;
+    use weft_io::tap::TapOptions;
+
+    use super::*;
+
+    const fn mac(number: usize) -> Mac {
+        let [high, low] = (number as u16).to_be_bytes();
+        Mac([2, 0, 0, 0, high, low])
+    }
+
+    /// A device with one queue.
+    fn device() -> Vec<Tap> {
+        vec![Tap::open(&TapOptions { name: "weft%d".to_owned(), persist: false }).unwrap()]
+    }
+
+    fn fill_and_ask_for_more() {
+        let mut ports = Ports::new();
+        ports.add(mac(0), device()).unwrap();
+        // Most are there by their addresses alone: a device for each takes seconds.
+        for number in 1..PORTS_MAX - 1 {
+            ports.by_mac.insert(key_of(mac(number).0), u32::MAX);
+        }
+        ports.add(mac(PORTS_MAX - 1), device()).unwrap();
+        let one_more = mac(PORTS_MAX);
+        let refusal = ports.add(one_more, device()).unwrap_err();
+        assert!(refusal.to_string().contains("at most 4096"), "{refusal}");
+        assert!(ports.of(one_more.0).is_none());
+        // One that comes again takes its own place.
+        ports.add(mac(0), device()).unwrap();
+        assert!(ports.remove(mac(0)));
+        assert!(ports.add(one_more, Vec::new()).is_err(), "a port has a queue");
+        ports.add(one_more, device()).unwrap();
+        assert!(ports.of(one_more.0).is_some());
+        assert!(ports.add(mac(0), device()).is_err());
+    }
+
+    #[test]
+    fn direct_ports_are_taken_up_to_their_number() {
+        let thread = thread::spawn(|| {
+            unshare_network().expect("this test needs root");
+            fill_and_ask_for_more();
+        });
+        thread.join().unwrap();
     }
 }

@@ -4,7 +4,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use weft::api::{Client, Workers, WorkersRequest};
-use weft::sandbox::Host;
+use weft::sandbox::{Host, wait_until};
 use weft_lab::net::iperf::{self, Server};
 use weft_lab::net::{Lab, counter, is_soak, keep_order, slowness, tcp_counter, wait_connection};
 
@@ -46,7 +46,11 @@ fn flows_over_two_lanes_pass_rekeys_in_order() -> anyhow::Result<()> {
         flows("1")?;
     }
     let before = counter(lab.host(1), "rekeys")?;
-    let report = flows(&seconds.to_string())?;
+    let report = thread::scope(|scope| {
+        let load = scope.spawn(|| flows(&seconds.to_string()));
+        every_lane_shows_its_rate(lab.host(0), 2)?;
+        load.join().map_err(|_| anyhow::anyhow!("iperf3 panicked"))?
+    })?;
     let rekeys = counter(lab.host(1), "rekeys")? - before;
     assert!(rekeys >= u64::from(seconds) / 2 - 1, "{rekeys} rekeys in {seconds} s");
     assert_eq!(iperf::retransmits(&report), Some(0), "{report}");
@@ -62,6 +66,22 @@ fn flows_over_two_lanes_pass_rekeys_in_order() -> anyhow::Result<()> {
         wait_connection(host, "an active path", Duration::from_secs(1), |c| {
             c["state"] == "active"
         })?;
+    }
+    Ok(())
+}
+
+/// While both ends' frames go over so many lanes, `weft top` says what each carries.
+fn every_lane_shows_its_rate(host: &Host, lanes: usize) -> anyhow::Result<()> {
+    let top = host.weft_json(&["top", "--count", "1", "--interval", "2"])?;
+    let peer = &top["peers"][0];
+    let shown = peer["lanes"].as_array().cloned().unwrap_or_default();
+    let numbers: Vec<_> = shown.iter().map(|lane| lane["lane"].as_u64()).collect();
+    anyhow::ensure!(numbers == (0..lanes as u64).map(Some).collect::<Vec<_>>(), "{top}");
+    for rate in ["sent_pps", "received_pps"] {
+        let of = |value: &serde_json::Value| value[rate].as_f64().unwrap_or_default();
+        let sum: f64 = shown.iter().map(of).sum();
+        anyhow::ensure!(shown.iter().all(|lane| of(lane) > 0.0), "{rate}: {top}");
+        anyhow::ensure!((sum - of(peer)).abs() < 1.0, "{rate}: {sum} of all lanes in {top}");
     }
     Ok(())
 }
@@ -145,6 +165,45 @@ fn use_all(
         }
         anyhow::ensure!(Instant::now() < until, "of three workers some idle: {before:?}, {now:?}");
     }
+}
+
+#[test]
+fn workers_keep_to_one_processor_each_where_that_is_asked_for() -> anyhow::Result<()> {
+    let cpus = std::thread::available_parallelism()?.get();
+    let lab = Lab::pair(&[VECTOR, "--workers", "2"])?;
+    let host = lab.host(0);
+    let all = processors_of_workers(host)?;
+    assert!(all.len() == 2 && all[0] == all[1], "{all:?}");
+    host.stop_daemon()?;
+    let password = lab.password_file();
+    let password = password.to_string_lossy();
+    let pinned = [VECTOR, "--workers", "2", "--pin-workers", "--password-file", &password];
+    host.start_daemon(&pinned)?;
+    // One that comes later too.
+    host.weft_json(&["workers", "3"])?;
+    wait_until("each worker's processor", Duration::from_secs(10), || {
+        // A thread may end while it is looked at.
+        let one = processors_of_workers(host).unwrap_or_default();
+        let alone = one.iter().filter(|list| list.parse::<u32>().is_ok());
+        let different = one.iter().collect::<std::collections::BTreeSet<_>>().len();
+        alone.count() == 3 && different == cpus.min(3)
+    })?;
+    Ok(())
+}
+
+/// The processors that each worker of a host may use, as the kernel writes them.
+fn processors_of_workers(host: &Host) -> anyhow::Result<Vec<String>> {
+    let pid = host.daemon_pid().ok_or_else(|| anyhow::anyhow!("no daemon"))?;
+    let mut found = std::collections::BTreeMap::new();
+    for task in std::fs::read_dir(format!("/proc/{pid}/task"))?.flatten() {
+        let status = std::fs::read_to_string(task.path().join("status"))?;
+        let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name));
+        let worker = field("Name:\tweft-engine").and_then(|number| number.parse::<usize>().ok());
+        if let (Some(worker), Some(list)) = (worker, field("Cpus_allowed_list:\t")) {
+            found.insert(worker, list.to_owned());
+        }
+    }
+    Ok(found.into_values().collect())
 }
 
 #[test]

@@ -62,7 +62,7 @@ fn tcp_both_ways_over_ipv4_and_ipv6() {
         assert_eq!((a.dropped(reason), b.dropped(reason)), (0, 0), "{}", reason.name());
     }
     let traffic = b.engine.counters().peers;
-    assert!(traffic[0].received.bytes > 24 << 20, "{traffic:?}");
+    assert!(traffic[0].received().bytes > 24 << 20, "{traffic:?}");
 }
 
 #[test]

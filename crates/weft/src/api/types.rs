@@ -314,6 +314,19 @@ pub struct PeerTraffic {
     /// From the peer and to it.
     #[serde(flatten)]
     pub volume: Volume,
+    /// What of it went over each lane of the vector engine.
+    #[serde(default)]
+    pub lanes: Vec<LaneTraffic>,
+}
+
+/// The traffic over one lane with a peer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LaneTraffic {
+    /// Which lane, from 0.
+    pub lane: u16,
+    /// From the peer and to it.
+    #[serde(flatten)]
+    pub volume: Volume,
 }
 
 /// What crossed a container's interface, as the kernel counts it. A super-packet is one packet.

@@ -11,8 +11,8 @@ use weft_path::{EngineOffer, PathStatus};
 use super::control::{LostLink, Readings, Snapshot};
 use super::requests::Daemon;
 use crate::api::{
-    Connection, ContainerTraffic, HostRange, Ipam, Peer, PeerConnection, PeerTraffic, Status,
-    Traffic, Volume, WorkerTraffic,
+    Connection, ContainerTraffic, HostRange, Ipam, LaneTraffic, Peer, PeerConnection, PeerTraffic,
+    Status, Traffic, Volume, WorkerTraffic,
 };
 use crate::timestamp;
 
@@ -269,10 +269,10 @@ pub(super) fn peer_counters(
 ) -> BTreeMap<String, BTreeMap<String, u64>> {
     let by_name = |peer: &weft_engine::PeerTraffic| {
         BTreeMap::from([
-            ("packets_received".to_owned(), peer.received.packets),
-            ("bytes_received".to_owned(), peer.received.bytes),
-            ("packets_sent".to_owned(), peer.sent.packets),
-            ("bytes_sent".to_owned(), peer.sent.bytes),
+            ("packets_received".to_owned(), peer.received().packets),
+            ("bytes_received".to_owned(), peer.received().bytes),
+            ("packets_sent".to_owned(), peer.sent().packets),
+            ("bytes_sent".to_owned(), peer.sent().bytes),
         ])
     };
     counters.peers.iter().map(|peer| (peer.peer.to_hex(), by_name(peer))).collect()
@@ -306,10 +306,12 @@ pub(super) fn traffic(
     monotonic_ms: u64,
 ) -> Traffic {
     let counters = &readings.counters;
-    let mut volumes: BTreeMap<PeerId, Volume> = BTreeMap::new();
+    let mut volumes: BTreeMap<PeerId, (Volume, Vec<LaneTraffic>)> = BTreeMap::new();
     for of in &counters.peers {
-        let volume = volumes.entry(of.peer).or_default();
-        add(volume, (of.received.packets, of.received.bytes), (of.sent.packets, of.sent.bytes));
+        let (volume, lanes) = volumes.entry(of.peer).or_default();
+        let (received, sent) = (of.received(), of.sent());
+        add(volume, (received.packets, received.bytes), (sent.packets, sent.bytes));
+        lanes.extend(of.lanes.iter().map(lane_traffic));
     }
     let mut drops: BTreeMap<String, u64> =
         counters.drops.iter().map(|(reason, n)| (reason.name().to_owned(), *n)).collect();
@@ -321,14 +323,15 @@ pub(super) fn traffic(
         drops.insert(name.into(), count);
     }
     for (peer, of) in &readings.kernel {
-        let volume = volumes.entry(*peer).or_default();
+        let (volume, _) = volumes.entry(*peer).or_default();
         add(volume, (of.received.packets, of.received.bytes), (of.sent.packets, of.sent.bytes));
     }
-    let peers = volumes.into_iter().map(|(peer, volume)| PeerTraffic {
+    let peers = volumes.into_iter().map(|(peer, (volume, lanes))| PeerTraffic {
         peer: peer.to_hex(),
         nickname: nickname(links, peer),
         engine: readings.engines.get(&peer).map(|engine| engine.name().into()),
         volume,
+        lanes,
     });
     // Those that are gone do nothing more.
     let workers = counters.workers.iter().take(readings.workers).enumerate();
@@ -346,6 +349,12 @@ pub(super) fn traffic(
     });
     let (peers, workers) = (peers.collect(), workers.collect());
     Traffic { monotonic_ms, peers, containers, workers, drops }
+}
+
+fn lane_traffic(of: &weft_engine::LaneTraffic) -> LaneTraffic {
+    let mut volume = Volume::default();
+    add(&mut volume, (of.received.packets, of.received.bytes), (of.sent.packets, of.sent.bytes));
+    LaneTraffic { lane: of.lane, volume }
 }
 
 /// Adds packets and bytes received, and packets and bytes sent.

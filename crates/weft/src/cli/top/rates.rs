@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use crate::api::{ContainerTraffic, PeerTraffic, Traffic, Volume, WorkerTraffic};
+use crate::api::{ContainerTraffic, LaneTraffic, PeerTraffic, Traffic, Volume, WorkerTraffic};
 
 /// What happened between two readings: one line of `weft top --json`.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -33,6 +33,15 @@ pub(super) struct PeerRates {
     pub(super) peer: String,
     pub(super) nickname: Option<String>,
     pub(super) engine: Option<String>,
+    #[serde(flatten)]
+    pub(super) rates: VolumeRates,
+    /// What of it goes over each lane of the vector engine.
+    pub(super) lanes: Vec<LaneRates>,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub(super) struct LaneRates {
+    pub(super) lane: u16,
     #[serde(flatten)]
     pub(super) rates: VolumeRates,
 }
@@ -124,12 +133,20 @@ impl PerSecond {
 
     fn peer(self, before: &[PeerTraffic], now: &PeerTraffic) -> PeerRates {
         let before = before.iter().find(|before| before.peer == now.peer);
+        let lanes = before.map_or(&[][..], |before| &before.lanes);
         PeerRates {
             peer: now.peer.clone(),
             nickname: now.nickname.clone(),
             engine: now.engine.clone(),
             rates: self.volume(before.map(|before| &before.volume), &now.volume),
+            lanes: now.lanes.iter().map(|lane| self.lane(lanes, lane)).collect(),
         }
+    }
+
+    fn lane(self, before: &[LaneTraffic], now: &LaneTraffic) -> LaneRates {
+        let before = before.iter().find(|before| before.lane == now.lane);
+        let rates = self.volume(before.map(|before| &before.volume), &now.volume);
+        LaneRates { lane: now.lane, rates }
     }
 
     fn container(self, before: &[ContainerTraffic], now: &ContainerTraffic) -> ContainerRates {
@@ -173,7 +190,12 @@ mod tests {
         };
         Traffic {
             monotonic_ms,
-            peers: vec![PeerTraffic { peer: "aa".into(), volume, ..PeerTraffic::default() }],
+            peers: vec![PeerTraffic {
+                peer: "aa".into(),
+                volume,
+                lanes: vec![LaneTraffic { lane: 0, volume }],
+                ..PeerTraffic::default()
+            }],
             containers: vec![ContainerTraffic {
                 id: "netns:c1".into(),
                 volume,
@@ -203,6 +225,7 @@ mod tests {
             sent_pps: 200.0,
         };
         assert_eq!((rates.peers[0].rates, rates.containers[0].rates), (wanted, wanted));
+        assert_eq!(rates.peers[0].lanes, [LaneRates { lane: 0, rates: wanted }]);
         assert_eq!(rates.containers[0].dropped_pps, 100.0);
         let worker = &rates.workers[0];
         assert_eq!((worker.datagrams_sent_pps, worker.dropped_pps), (100.0, 100.0));
@@ -223,6 +246,10 @@ mod tests {
     #[test]
     fn what_is_new_has_no_rate_yet_and_what_is_gone_no_line() {
         let (before, mut now) = (traffic(0, 100, 1), traffic(1_000, 200, 2));
+        let mut lane = now.clone();
+        lane.peers[0].lanes[0].lane = 1;
+        let nothing_yet = LaneRates { lane: 1, rates: VolumeRates::default() };
+        assert_eq!(Rates::between(&before, &lane).peers[0].lanes, [nothing_yet]);
         now.peers[0].peer = "bb".into();
         now.containers.clear();
         let rates = Rates::between(&before, &now);

@@ -19,6 +19,19 @@ pub(super) fn text(rates: &Rates) -> String {
         true => writeln!(text, "no peers; weft status connections says why"),
         false => writeln!(text, "{peers}"),
     };
+    // One lane carries what its peer's line says.
+    let several: Vec<_> = rates.peers.iter().filter(|peer| peer.lanes.len() > 1).collect();
+    if !several.is_empty() {
+        let mut lanes = table(&["PEER", "LANE", "RECEIVED", "SENT", "PKT/S IN", "PKT/S OUT"]);
+        for peer in several {
+            let name = named(Some(&peer.peer), peer.nickname.as_deref());
+            for lane in &peer.lanes {
+                let heading = vec![name.clone(), lane.lane.to_string()];
+                lanes.add_row([heading, cells(&lane.rates)].concat());
+            }
+        }
+        let _ = writeln!(text, "\n{lanes}");
+    }
     if !rates.containers.is_empty() {
         let headings = ["CONTAINER", "RECEIVED", "SENT", "PKT/S IN", "PKT/S OUT", "DROPPED/S"];
         let mut containers = table(&headings);
@@ -128,7 +141,7 @@ fn scaled(value: f64) -> (String, &'static str) {
 
 #[cfg(test)]
 mod tests {
-    use super::super::rates::{ContainerRates, Drops, PeerRates, WorkerRates};
+    use super::super::rates::{ContainerRates, Drops, LaneRates, PeerRates, WorkerRates};
     use super::*;
 
     fn rates() -> Rates {
@@ -145,6 +158,7 @@ mod tests {
                 nickname: Some("beta".into()),
                 engine: Some("userspace".into()),
                 rates,
+                lanes: (0..2).map(|lane| LaneRates { lane, rates }).collect(),
             }],
             containers: vec![ContainerRates {
                 id: "netns:web".into(),
@@ -172,6 +186,7 @@ mod tests {
         let text = text(&rates());
         for line in [
             "0011223344556677 (beta)  userspace  1.23 Gbit/s  56.7 kbit/s  110k      0",
+            "0011223344556677 (beta)  1     1.23 Gbit/s  56.7 kbit/s  110k      0",
             "web        1.23 Gbit/s  56.7 kbit/s  110k      0          2.00",
             "7       62 %  131 %    1.00            22.0             333      4.44k     55.6k",
             "no_endpoint  3.00   12345",
@@ -192,6 +207,9 @@ mod tests {
         let text = text(&empty);
         assert!(text.contains("no peers"), "{text}");
         assert!(!["CONTAINER", "WORKER", "DROPPED"].iter().any(|it| text.contains(it)), "{text}");
+        let mut of_one_lane = rates();
+        of_one_lane.peers[0].lanes.truncate(1);
+        assert!(!super::text(&of_one_lane).contains("LANE"), "its peer's line says it");
     }
 
     #[test]
