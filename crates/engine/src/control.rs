@@ -168,7 +168,147 @@ fn parse_ticks(text: &str) -> Option<Ticks> {
 mod tests {
     #![allow(clippy::unwrap_used)]
 
+    use std::sync::RwLock;
+
+    use weft_io::keylog::KeyLog;
+    use weft_io::namespace::unshare_network;
+    use weft_io::tap::{Tap, TapOptions};
+    use weft_io::udp::UdpSocket;
+    use weft_path::{Mac, Vni};
+
     use super::*;
+    use crate::device::LaneSockets;
+    use crate::helper::Seed;
+    use crate::ports::Ports;
+    use crate::state::State;
+    use crate::transmit::Transmitter;
+    use crate::worker::Shared;
+
+    /// Processor time that a busy worker has had since the last look, and the time that the looks are
+    /// told has passed since.
+    const BETWEEN: Duration = Duration::from_millis(20);
+    /// Looks until what is to follow has followed.
+    const LOOKS_MAX: usize = 40;
+    /// How long the machine may take for a worker's processor time.
+    const PATIENCE: Duration = Duration::from_secs(60);
+
+    /// Workers, all of them this thread, and the time that looks at them are told.
+    struct Scene {
+        watched: Vec<Watched>,
+        now: Instant,
+    }
+
+    impl Scene {
+        /// Has so many workers, each of which may have one helper, play on a thread of their own.
+        fn play(workers: usize, play: impl FnOnce(&mut Self) + Send + 'static) {
+            let thread = thread::spawn(move || {
+                unshare_network().expect("this test needs root");
+                let watched = (0..workers).map(worker).collect();
+                play(&mut Self { watched, now: Instant::now() });
+            });
+            thread.join().unwrap();
+        }
+
+        /// A look, since the last of which each worker moved so many datagrams, and was busy all the
+        /// time or not at all, while all cores idled but for that or none did.
+        fn look(&mut self, is_busy: bool, datagrams: u64, do_cores_idle: bool) {
+            let begun = Instant::now();
+            for Watched { helpers, last, .. } in &self.watched {
+                let until = last.busy + BETWEEN;
+                while is_busy && helpers.counters().busy().0 < until {
+                    assert!(begun.elapsed() < PATIENCE, "no processor time, or none is told");
+                }
+                helpers.counters().did(Work::DatagramsSent, datagrams);
+            }
+            self.now += Duration::from_millis(HELP_LOOK_MS);
+            look(&mut self.watched, self.now, BETWEEN, &mut Some(earlier(do_cores_idle)));
+        }
+
+        /// Looks while all cores idle until helpers were turned on and off so often.
+        fn look_until(&mut self, wanted: &[(u64, u64)], is_busy: bool, datagrams: u64) {
+            let came = (0..LOOKS_MAX).any(|_| {
+                self.look(is_busy, datagrams, true);
+                self.changes() == wanted
+            });
+            assert!(came, "after {LOOKS_MAX} looks {:?}", self.changes());
+        }
+
+        /// How often helpers of each worker were turned on, and off.
+        fn changes(&self) -> Vec<(u64, u64)> {
+            let of = |watched: &Watched| {
+                let counters = watched.helpers.counters();
+                (counters.done(Work::HelpersOn), counters.done(Work::HelpersOff))
+            };
+            self.watched.iter().map(of).collect()
+        }
+    }
+
+    impl Drop for Scene {
+        fn drop(&mut self) {
+            self.watched.iter().for_each(|watched| watched.helpers.end());
+        }
+    }
+
+    /// A worker whose thread is the calling one.
+    fn worker(number: usize) -> Watched {
+        let options = TapOptions { name: format!("weft{number}"), persist: false };
+        let state = State::new(Vni(7), 1_388, Arc::default(), KeyLog::default());
+        let (sockets, ports) = (LaneSockets::default(), Ports::new());
+        let helpers = Arc::new(Helpers::new(Seed {
+            worker: number,
+            tap: Arc::new(Tap::open(&options).unwrap()),
+            socket: Arc::new(UdpSocket::bind(None, 0).unwrap()),
+            lane_socket: None,
+            shared: Arc::new(RwLock::new(Shared { state, sockets, ports })),
+            merge: (true, true),
+            make_transmitter: Arc::new(|| Transmitter::new(64, Mac([2, 0, 0, 0, 0, 1]))),
+            help: Arc::default(),
+            events: Arc::new(|_| {}),
+            counters: Arc::default(),
+        }));
+        helpers.counters().begin();
+        let last = Seen::now(helpers.counters());
+        Watched { helpers, decider: Decider::new(1), last }
+    }
+
+    /// Ticks of the look before: all cores have idled since then, or none has.
+    fn earlier(do_cores_idle: bool) -> Ticks {
+        let now = read_ticks().unwrap();
+        // As if the machine had begun to idle, or to work, when it was started.
+        let (idle, all) = if do_cores_idle { (0, now.all - now.idle) } else { (now.idle, 0) };
+        Ticks { idle, all, cores: now.cores }
+    }
+
+    #[test]
+    fn a_saturated_worker_gets_a_helper_while_cores_idle_until_it_rests() {
+        Scene::play(1, |scene| {
+            (0..5).for_each(|_| scene.look(true, 1_000, false));
+            assert_eq!(scene.changes(), [(0, 0)], "there is no core for it");
+            scene.look_until(&[(1, 0)], true, 1_000);
+            // Twice as much gets through.
+            (0..10).for_each(|_| scene.look(true, 2_000, true));
+            assert_eq!(scene.changes(), [(1, 0)]);
+            (0..5).for_each(|_| scene.look(false, 0, true));
+            assert_eq!(scene.changes(), [(1, 0)], "not at once");
+            scene.look_until(&[(1, 1)], false, 0);
+        });
+    }
+
+    #[test]
+    fn a_helper_with_which_no_more_gets_through_is_turned_off_again() {
+        Scene::play(1, |scene| {
+            scene.look_until(&[(1, 0)], true, 1_000);
+            scene.look_until(&[(1, 1)], true, 1_000);
+        });
+    }
+
+    #[test]
+    fn two_workers_do_not_both_get_the_core_that_idles() {
+        Scene::play(2, |scene| {
+            scene.look_until(&[(1, 0), (0, 0)], true, 1_000);
+            scene.look_until(&[(1, 0), (1, 0)], true, 2_000);
+        });
+    }
 
     #[test]
     fn idle_cores_are_told_by_the_ticks() {

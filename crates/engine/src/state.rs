@@ -439,11 +439,13 @@ impl State {
             self.endpoints.remove(key_of(mac.0));
         }
         for (endpoint, peer) in add {
-            if self.endpoints.len() >= ENDPOINTS_MAX {
+            let key = key_of(endpoint.mac.0);
+            // One that moves to another peer takes no more room.
+            if self.endpoints.len() >= ENDPOINTS_MAX && self.endpoints.get(key).is_none() {
                 return Err(CommandError::TableFull { table: "endpoints" });
             }
             let number = self.peer_number(*peer)?;
-            self.endpoints.insert(key_of(endpoint.mac.0), number);
+            self.endpoints.insert(key, number);
         }
         Ok(())
     }
@@ -548,4 +550,58 @@ const fn check_lane(lane: u16) -> Result<(), CommandError> {
 pub(crate) fn key_of(mac: [u8; 6]) -> u64 {
     let [a, b, c, d, e, f] = mac;
     u64::from_be_bytes([0, 0, a, b, c, d, e, f])
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use std::net::Ipv4Addr;
+    use std::time::Duration;
+
+    use weft_crypto::{Cipher, SaKey};
+    use weft_path::{Encapsulation, EngineKind};
+
+    use super::*;
+
+    /// Asks for an inbound SA with this SPI, and returns why there is none.
+    fn refusal(state: &mut State, spi: u32) -> Option<CommandError> {
+        let sa = InboundSa {
+            spi,
+            lane: 0,
+            cipher: Cipher::Aes256Gcm,
+            key: SaKey::from_bytes([5; 36]),
+            encapsulation: Encapsulation::Udp,
+            remote_engine: EngineKind::Userspace,
+            lifetime: Duration::MAX,
+        };
+        let command = EngineCommand::InstallInbound {
+            engine: EngineKind::Userspace,
+            remote: Ipv4Addr::LOCALHOST.into(),
+            peer: PeerId::from_bytes([9; 32]),
+            path: PathId(1),
+            sa,
+        };
+        state.apply(command, |address| Ok(Remote::of(address))).err()
+    }
+
+    #[test]
+    fn inbound_sas_are_taken_up_to_their_number() {
+        let mut state = State::new(Vni(7), 1_388, Arc::default(), KeyLog::default());
+        assert_eq!(refusal(&mut state, 1), None);
+        // All but one of the others stand in the table alone: keys and windows for them take seconds.
+        for spi in 2..INBOUND_SAS_MAX as u32 {
+            state.spis.insert(spi.into(), u32::MAX);
+        }
+        let [last, one, another] = [100_000, 100_001, 100_002];
+        assert_eq!(refusal(&mut state, last), None);
+        let full = Some(CommandError::TableFull { table: "inbound SAs" });
+        assert_eq!(refusal(&mut state, one), full);
+        assert_eq!(state.inbound_of(one), None);
+        assert_eq!(refusal(&mut state, last), Some(CommandError::SpiInUse { spi: last }));
+        state.remove_inbound(1);
+        assert_eq!(refusal(&mut state, one), None);
+        assert!(state.inbound_of(one).and_then(|number| state.inbound.get(number)).is_some());
+        assert_eq!(refusal(&mut state, another), full);
+    }
 }

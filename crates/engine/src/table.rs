@@ -122,24 +122,28 @@ impl<V: Copy> Table<V> {
 #[derive(Debug)]
 pub(crate) struct Slab<T> {
     slots: Vec<Option<T>>,
+    /// The numbers that were freed.
+    free: Vec<u32>,
 }
 
 impl<T> Slab<T> {
     pub(crate) const fn new() -> Self {
-        Self { slots: Vec::new() }
+        Self { slots: Vec::new(), free: Vec::new() }
     }
 
     pub(crate) fn insert(&mut self, value: T) -> u32 {
-        if let Some(free) = self.slots.iter().position(Option::is_none) {
-            self.slots[free] = Some(value);
-            return free as u32;
+        if let Some(free) = self.free.pop() {
+            self.slots[free as usize] = Some(value);
+            return free;
         }
         self.slots.push(Some(value));
         (self.slots.len() - 1) as u32
     }
 
     pub(crate) fn remove(&mut self, index: u32) -> Option<T> {
-        self.slots.get_mut(index as usize)?.take()
+        let value = self.slots.get_mut(index as usize)?.take()?;
+        self.free.push(index);
+        Some(value)
     }
 
     #[inline]

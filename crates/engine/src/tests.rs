@@ -1,8 +1,10 @@
 //! Both halves of a worker against each other over loopback, with a fake TAP device.
 #![allow(clippy::unwrap_used)]
 
+mod drops;
 mod exact;
 mod helped;
+mod limits;
 mod nonsense;
 mod ovpn;
 mod referee;
@@ -50,10 +52,15 @@ struct FakeTap {
     /// Nothing is kept but how many there were.
     forget: Cell<bool>,
     written: Cell<usize>,
+    /// What the kernel answers to each write, if it refuses them.
+    error: Cell<Option<i32>>,
 }
 
 impl FrameSink for FakeTap {
     fn send(&self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
+        if let Some(error) = self.error.get() {
+            return Err(io::Error::from_raw_os_error(error));
+        }
         self.written.set(self.written.get() + 1);
         if !self.forget.get() {
             let parts: Vec<&[u8]> = slices.iter().map(|slice| &**slice).collect();

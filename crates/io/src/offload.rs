@@ -19,6 +19,12 @@ const PROBE_SEGMENT: usize = 333;
 /// Datagrams in its first run.
 const PROBE_SEGMENTS: usize = 5;
 
+/// The first kernel that takes a UDP super-packet, written to a device, through a tunnel behind it. On
+/// older ones a container that has a VXLAN or Geneve device of its own on the network loses what comes
+/// in for it as soon as two of its datagrams come together (reference: Tailscale's issue 11026, by way
+/// of Linux 6.8.4 and 6.8.5).
+const TUNNELS_TAKE_USO: [u32; 3] = [6, 8, 5];
+
 /// What came of trying one offload.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
@@ -55,7 +61,8 @@ impl fmt::Display for Verdict {
 pub struct Offloads {
     /// TCP super-packets to and from a TAP device.
     pub tap_tso: Verdict,
-    /// UDP super-packets to and from a TAP device (Linux 6.2).
+    /// UDP super-packets to a TAP device (Linux 6.8.5). Those from it are taken wherever the kernel
+    /// gives them (Linux 6.2).
     pub tap_uso: Verdict,
     /// Sending a run in one call (UDP_SEGMENT).
     pub udp_segment: Verdict,
@@ -105,7 +112,29 @@ fn try_tap() -> Result<(Verdict, Verdict), IoError> {
     };
     let tso = verdict(granted.tso, vnet(1, TCP_HEADERS, 100, 34, 16), &frame(6, TCP_HEADERS, 200));
     let uso = verdict(granted.uso, vnet(5, UDP_HEADERS, 100, 34, 6), &frame(17, UDP_HEADERS, 200));
-    Ok((tso, uso))
+    let release = rustix::system::uname().release().to_string_lossy().into_owned();
+    Ok((tso, through_tunnels(uso, kernel_version(&release))))
+}
+
+/// The verdict on writing UDP super-packets, once tunnels inside containers are thought of. A kernel that
+/// does not tell its version is taken for a new one.
+fn through_tunnels(verdict: Verdict, kernel: Option<[u32; 3]>) -> Verdict {
+    if verdict.usable() && kernel.is_some_and(|kernel| kernel < TUNNELS_TAKE_USO) {
+        return Verdict::Broken("tunnels in containers lose them before Linux 6.8.5".to_owned());
+    }
+    verdict
+}
+
+/// The version that a kernel's release (`uname -r`) begins with, such as 6.8.0 of `6.8.0-31-generic`; a
+/// number that is not there is 0. What its distributor has added or taken back tells nothing of it.
+pub fn kernel_version(release: &str) -> Option<[u32; 3]> {
+    let other = |c: char| !c.is_ascii_digit() && c != '.';
+    let numbers = release.split(other).next()?;
+    let mut version = [0; 3];
+    for (place, number) in version.iter_mut().zip(numbers.split('.')) {
+        *place = number.parse().ok()?;
+    }
+    Some(version)
 }
 
 /// Ethernet, IPv4 and TCP headers.
@@ -252,6 +281,35 @@ mod tests {
         let bad = vnet(5, UDP_HEADERS, 100, 34, 16);
         let verdict = try_write(&tap, bad, &frame(17, UDP_HEADERS, 200));
         assert!(matches!(verdict, Verdict::Broken(_)), "{verdict}");
+    }
+
+    #[test]
+    fn a_kernels_version_is_what_its_release_begins_with() {
+        for (release, version) in [
+            ("6.18.44-fc-v669", [6, 18, 44]),
+            ("6.8.0-31-generic", [6, 8, 0]),
+            ("7.3.4+deb13-cloud-amd64", [7, 3, 4]),
+            ("5.14.0.1", [5, 14, 0]),
+            ("7.1-rc2", [7, 1, 0]),
+        ] {
+            assert_eq!(kernel_version(release), Some(version), "{release}");
+        }
+        for nothing in ["", "unknown", "v6.8.5", "6.", "6..5", "6.8.4294967296"] {
+            assert_eq!(kernel_version(nothing), None, "{nothing}");
+        }
+    }
+
+    #[test]
+    fn udp_super_packets_are_written_only_where_tunnels_take_them() {
+        let verdict = |release| through_tunnels(Verdict::Works, kernel_version(release));
+        for old in ["6.2.0", "6.6.9", "6.8.0-31-generic", "6.8.4-060804-generic"] {
+            assert!(matches!(verdict(old), Verdict::Broken(_)), "{old}");
+        }
+        for new in ["6.8.5-060805-generic", "6.9-rc1", "6.12.6-amd64", "7.0.0", "unknown"] {
+            assert_eq!(verdict(new), Verdict::Works, "{new}");
+        }
+        let without = kernel_version("6.1.0-18-amd64");
+        assert_eq!(through_tunnels(Verdict::Absent, without), Verdict::Absent);
     }
 
     #[test]

@@ -268,6 +268,10 @@ mod tests {
             let tap = open("weft%d").unwrap();
             assert_eq!(tap.name(), "weft0");
             assert_eq!(tap.offloads(), TapOffloads { tso: true, uso: true });
+            // By itself the kernel gives it a queue of 500.
+            let shown = Command::new("ip").args(["link", "show", "weft0"]).output().unwrap();
+            let shown = String::from_utf8(shown.stdout).unwrap();
+            assert!(shown.contains("qlen 4096"), "{shown}");
             let mut buffer = vec![0; FRAME_LEN_MAX];
             assert_eq!(tap.recv(&mut buffer).unwrap_err().kind(), io::ErrorKind::WouldBlock);
             let down = tap.send(&[IoSlice::new(&[0; VNET_LEN]), IoSlice::new(&[1; 60])]);

@@ -615,7 +615,10 @@ mod tests {
         }
         let mut batch = RecvBatch::new();
         let from = dual.remote(SocketAddr::new(LOOPBACK, 9)).unwrap();
-        assert!(!batch.push(&vec![0; MESSAGE_ROOM + 1], 1000, &from));
+        assert!(batch.push(&vec![0; MESSAGE_ROOM + 1], 1000, &from));
+        let cut = batch.message(0).unwrap();
+        assert_eq!((cut.truncated, cut.range.len()), (true, MESSAGE_ROOM));
+        batch.clear();
         for number in 1..=MESSAGES_MAX {
             assert!(batch.push(&[number as u8; 40], 20, &from));
         }

@@ -15,6 +15,19 @@ fn the_container_mtu_is_the_hosts_link_less_the_overhead_unless_set() -> anyhow:
     Ok(())
 }
 
+/// 45 datagrams of 1,452 bytes are one run; a 46th would go by itself.
+#[test]
+fn a_super_packet_of_a_container_is_one_run() -> anyhow::Result<()> {
+    for mode in ["bridge", "direct"] {
+        let lab = Lab::pair(&["--engine", "userspace", "--port-mode", mode])?;
+        let container = lab.host(0).add_container("c1")?;
+        let links = container.netns().ip("-d -j link show weft0")?.json()?;
+        let link = &links[0];
+        assert_eq!((&link["mtu"], &link["gso_max_segs"]), (&1388.into(), &45.into()), "{links}");
+    }
+    Ok(())
+}
+
 /// The labs' hosts have no default route, so that any device could be the link to other hosts.
 #[test]
 fn a_device_that_leads_to_no_peer_narrows_no_path() -> anyhow::Result<()> {

@@ -4,10 +4,11 @@ use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::time::{Duration, Instant};
 
+use rustix::net::sockopt::set_socket_recv_buffer_size_force;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use weft::api::{Client, Traffic};
-use weft::sandbox::{Container, Host, try_wait_until};
+use weft::sandbox::{Container, Host, try_wait_until, wait_until};
 use weft_io::namespace::{Namespace, run_in};
 use weft_io::uninterrupted;
 use weft_lab::net::guest::host::Work;
@@ -258,31 +259,89 @@ fn broadcast_and_multicast_reach_everybody_else_once() -> anyhow::Result<()> {
     Ok(())
 }
 
+/// What the kernel dropped at the first container's interface, as the daemon tells it.
+fn dropped(host: &Host) -> anyhow::Result<u64> {
+    let daemon = Client::new(&host.runtime_directory());
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let traffic: Traffic = runtime.block_on(daemon.get("/v1/traffic"))?;
+    Ok(traffic.containers[0].dropped)
+}
+
+/// A daemon none of whose threads runs, until this is dropped.
+struct Stopped(Pid);
+
+impl Stopped {
+    fn daemon_of(host: &Host) -> anyhow::Result<Self> {
+        let process = host.daemon_pid().and_then(|pid| Pid::from_raw(i32::try_from(pid).ok()?));
+        let process = process.ok_or_else(|| anyhow::anyhow!("no daemon"))?;
+        kill_process(process, Signal::STOP)?;
+        let stopped = Self(process);
+        let tasks = format!("/proc/{}/task", process.as_raw_nonzero());
+        wait_until("the daemon to stand still", SETTLE, || {
+            let Ok(tasks) = std::fs::read_dir(&tasks) else { return false };
+            tasks.flatten().all(|task| {
+                let stat = std::fs::read_to_string(task.path().join("stat"));
+                stat.is_ok_and(|stat| stat.contains(") T "))
+            })
+        })?;
+        Ok(stopped)
+    }
+}
+
+impl Drop for Stopped {
+    fn drop(&mut self) {
+        let _ = kill_process(self.0, Signal::CONT);
+    }
+}
+
 #[test]
 fn what_a_full_queue_drops_is_the_containers() -> anyhow::Result<()> {
     let lab = Lab::pair(&DIRECT)?;
     let (one, two) = lab.containers()?;
     let to = two.ipv4()?;
     wait_ping(&one, to.into(), SETTLE)?;
-    let daemon = Client::new(&lab.host(0).runtime_directory());
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let dropped = || -> anyhow::Result<u64> {
-        let traffic: Traffic = runtime.block_on(daemon.get("/v1/traffic"))?;
-        Ok(traffic.containers[0].dropped)
-    };
-    let before = dropped()?;
+    let before = dropped(lab.host(0))?;
     let socket = probe::udp_in(&namespace(&one), (one.ipv4()?, 0).into())?;
-    let process = lab.host(0).daemon_pid().and_then(|pid| Pid::from_raw(i32::try_from(pid).ok()?));
-    let process = process.ok_or_else(|| anyhow::anyhow!("no daemon"))?;
     // Its queue takes some thousand while nobody reads.
-    kill_process(process, Signal::STOP)?;
+    let stopped = Stopped::daemon_of(lab.host(0))?;
     for _ in 0..10_000 {
         socket.send_to(b"flood", (to, 9))?;
     }
-    kill_process(process, Signal::CONT)?;
-    let after = dropped()?;
+    drop(stopped);
+    let after = dropped(lab.host(0))?;
     assert!(after >= before + 1_000, "{before} before, {after} after");
     wait_ping(&one, to.into(), SETTLE)?;
+    Ok(())
+}
+
+/// A worker that comes late finds all that was sent meanwhile: what a burst meets first is a queue. The
+/// kernel's own of 500 would not take it.
+#[test]
+fn what_is_sent_while_the_daemon_stands_still_arrives_in_order() -> anyhow::Result<()> {
+    const DATAGRAMS: u32 = 2_000;
+    let lab = Lab::pair(&DIRECT)?;
+    let (one, two) = lab.containers()?;
+    let to = two.ipv4()?;
+    wait_ping(&one, to.into(), SETTLE)?;
+    let receiver = probe::udp_in(&namespace(&two), (to, 0).into())?;
+    // It is not read meanwhile, and takes some hundred by default.
+    set_socket_recv_buffer_size_force(&receiver, 16 << 20)?;
+    receiver.set_read_timeout(Some(SETTLE * slowness()))?;
+    let there = receiver.local_addr()?;
+    let sender = probe::udp_in(&namespace(&one), (one.ipv4()?, 0).into())?;
+    let before = dropped(lab.host(0))?;
+    let stopped = Stopped::daemon_of(lab.host(0))?;
+    for number in 0..DATAGRAMS {
+        sender.send_to(&number.to_be_bytes(), there)?;
+    }
+    drop(stopped);
+    let mut bytes = [0; 8];
+    for number in 0..DATAGRAMS {
+        let (length, _) = uninterrupted(|| receiver.recv_from(&mut bytes))
+            .map_err(|error| anyhow::anyhow!("datagram {number} of {DATAGRAMS}: {error}"))?;
+        assert_eq!(bytes[..length], number.to_be_bytes(), "datagram {number}");
+    }
+    assert_eq!(dropped(lab.host(0))?, before);
     Ok(())
 }
 

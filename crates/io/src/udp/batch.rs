@@ -93,21 +93,22 @@ impl RecvBatch {
     }
 
     /// Puts a message behind those that are there, as if it had come from `source` in datagrams of
-    /// `segment` bytes: for measurements without a socket. False if there is no room for it.
+    /// `segment` bytes: for measurements and tests without a socket. What is longer than
+    /// [`MESSAGE_ROOM`] is cut, as the kernel would. False if there is no room for one more message.
     pub fn push(&mut self, run: &[u8], segment: usize, source: &Remote) -> bool {
         let index = self.filled;
         let Some(room) = self.buffer.chunks_exact_mut(MESSAGE_ROOM).nth(index) else {
             return false;
         };
-        let (Some(room), Ok(segment)) = (room.get_mut(..run.len()), i32::try_from(segment)) else {
-            return false;
-        };
-        room.copy_from_slice(run);
+        let Ok(segment) = i32::try_from(segment) else { return false };
+        let kept = &run[..run.len().min(room.len())];
+        room[..kept.len()].copy_from_slice(kept);
         let (control, control_len) = Control::of_segment(segment);
         let header = &mut self.headers[index];
-        header.msg_len = run.len() as libc::c_uint;
+        header.msg_len = kept.len() as libc::c_uint;
         header.msg_hdr.msg_controllen = control_len as _;
-        header.msg_hdr.msg_flags = 0;
+        let is_cut = kept.len() < run.len();
+        header.msg_hdr.msg_flags = if is_cut { libc::MSG_TRUNC } else { 0 };
         self.controls[index] = control;
         self.names[index] = source.raw.storage();
         self.filled += 1;

@@ -247,7 +247,15 @@ impl RemoteMacs {
 mod tests {
     #![allow(clippy::unwrap_used)]
 
+    use std::path::Path;
+    use std::thread;
+
+    use weft_engine::EngineConfig;
+    use weft_io::namespace::unshare_network;
+    use weft_path::Vni;
+
     use super::*;
+    use crate::config::LaunchOptions;
 
     const NONE: [u8; 0] = [];
 
@@ -282,5 +290,67 @@ mod tests {
         assert_eq!(held(), NONE);
         remote.carry(far, true);
         assert_eq!(held(), NONE);
+    }
+
+    fn launched(engine: &Arc<Engine>, mode: PortChoice, choice: EngineChoice) -> DirectPorts {
+        let options = LaunchOptions {
+            port_mode: Some(mode),
+            engine: Some(choice),
+            ..LaunchOptions::default()
+        };
+        let settings = options.settings(None, Path::new("/run/weft")).unwrap();
+        DirectPorts::new(&settings, engine)
+    }
+
+    /// A port of the switch, and why.
+    fn because(reason: &str) -> (PortKind, Option<String>) {
+        (PortKind::Bridge, Some(reason.to_owned()))
+    }
+
+    const DIRECT: (PortKind, Option<String>) = (PortKind::Direct, None);
+
+    fn auto_follows_the_engines(engine: &Arc<Engine>, ready: &Support, lacking: &[Support]) {
+        let auto = launched(engine, PortChoice::Auto, EngineChoice::Auto);
+        assert_eq!(auto.kind(ready), because("the kernel engine moves frames too"));
+        let vector = launched(engine, PortChoice::Auto, EngineChoice::Userspace);
+        assert_eq!(vector.kind(ready), DIRECT);
+        for support in lacking {
+            assert_eq!(auto.kind(support), DIRECT);
+        }
+    }
+
+    fn what_is_chosen_is_given(engine: &Arc<Engine>, support: &Support) {
+        for choice in [EngineChoice::Auto, EngineChoice::Userspace] {
+            let direct = launched(engine, PortChoice::Direct, choice);
+            assert_eq!(direct.kind(support), DIRECT);
+            let bridge = launched(engine, PortChoice::Bridge, choice);
+            assert_eq!(bridge.kind(support), because("--port-mode bridge"));
+        }
+        // Without the vector engine there are no ports of it.
+        for mode in [PortChoice::Auto, PortChoice::Direct] {
+            let kernel = launched(engine, mode, EngineChoice::Kernel);
+            assert_eq!(kernel.kind(support), because("--engine kernel"));
+        }
+        let mut old = launched(engine, PortChoice::Direct, EngineChoice::Auto);
+        old.macs = Err("no tcx".to_owned());
+        assert_eq!(old.kind(support), because("no tcx"));
+    }
+
+    #[test]
+    fn a_port_is_direct_where_the_vector_engine_alone_moves_frames_unless_told_otherwise() {
+        let thread = thread::spawn(|| {
+            unshare_network().expect("this test needs root");
+            let config = EngineConfig {
+                port: 0,
+                offloads: false,
+                ..EngineConfig::new("weft0", Vni(7), 1_388)
+            };
+            let engine = Arc::new(Engine::start(&config, |_| {}).unwrap());
+            let ready = Support::Ready { esp: Ok(Vec::new()), ovpn: Ok(Vec::new()), lanes_max: 1 };
+            let lacking = [Support::NoVxlan, Support::NoEsp("no XFRM".into()), Support::Forbidden];
+            auto_follows_the_engines(&engine, &ready, &lacking);
+            lacking.iter().chain([&ready]).for_each(|it| what_is_chosen_is_given(&engine, it));
+        });
+        thread.join().unwrap();
     }
 }

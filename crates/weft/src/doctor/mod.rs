@@ -6,6 +6,7 @@
 mod host;
 
 use std::fmt::Write as _;
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use serde::Serialize;
@@ -24,6 +25,9 @@ const AEAD_BYTES: usize = SizeClass::Medium.typical_bytes();
 const AEAD_MS: u64 = 100;
 /// How long the engine is measured with each load each way, in milliseconds.
 const RACE_MS: u64 = 300;
+/// Kernels that spoil the headers and checksums of runs on their way to some network drivers (reference:
+/// Tailscale's issue 19777; 7.1.5 does not). Loopback has no such driver, so no test here shows it.
+const SPOILING_RUNS: RangeInclusive<[u32; 3]> = [7, 0, 0]..=[7, 1, 4];
 
 /// What `weft doctor` looks at.
 #[derive(Debug, Clone, clap::Args)]
@@ -108,6 +112,7 @@ pub fn examine(options: &DoctorOptions) -> anyhow::Result<Diagnosis> {
         permission(host::may_change_networks()),
     ];
     findings.extend(tap_and_offloads());
+    findings.extend(drivers(&kernel.release));
     findings.extend(PARTS.iter().map(|part| part.look_at(&kernel)));
     findings.push(nft(find_program("nft").is_some()));
     let ready = findings.iter().all(|finding| finding.state != State::Missing);
@@ -205,6 +210,18 @@ fn tap_and_offloads() -> Vec<Finding> {
         });
     }
     findings
+}
+
+/// What no test at start shows of a kernel with this release: runs that a driver gets spoilt.
+fn drivers(release: &str) -> Option<Finding> {
+    let version = offload::kernel_version(release)?;
+    SPOILING_RUNS.contains(&version).then(|| {
+        let detail = format!("Linux {release} spoils runs with some network drivers");
+        Finding::new("UDP_SEGMENT by driver", State::Unknown, detail).advise(
+            "take Linux 7.1.5 or later; until then, where little arrives of what this host sends: \
+             weft launch --no-offloads",
+        )
+    })
 }
 
 /// A part of the kernel, and what it is needed for.
@@ -394,6 +411,20 @@ mod tests {
         let slow = processor(&both(2.0, 8.0));
         assert_eq!(slow.state, State::Without);
         assert!(slow.advice.is_some_and(|advice| advice.contains("--cipher chacha20-poly1305")));
+    }
+
+    #[test]
+    fn kernels_that_spoil_runs_with_some_drivers_are_told_of() {
+        for release in ["7.0.0", "7.0-rc1", "7.0.2-6-pve", "7.1.4+deb14-amd64"] {
+            let finding = drivers(release);
+            assert_eq!(finding.as_ref().map(|finding| finding.state), Some(State::Unknown));
+            let advice = finding.and_then(|finding| finding.advice);
+            assert!(advice.is_some_and(|advice| advice.contains("--no-offloads")), "{release}");
+        }
+        for release in ["6.18.44-fc-v669", "6.99.99", "7.1.5", "7.3.4+deb13-cloud-amd64", "unknown"]
+        {
+            assert_eq!(drivers(release), None, "{release}");
+        }
     }
 
     #[test]
