@@ -169,7 +169,13 @@ impl Report {
         for ours in self.rows.iter().filter(|row| row.name.starts_with("weft-")) {
             let others: &[&str] = match rows::is_device(&ours.name) {
                 true => &[rows::DIRECT, rows::GRE, rows::OPENVPN],
-                false => &[rows::VXLAN, rows::WIREGUARD_GO, rows::OPENVPN, rows::VPNCLOUD],
+                false => &[
+                    rows::VXLAN,
+                    rows::WIREGUARD_GO,
+                    rows::WIREGUARD_GO_TAILSCALE,
+                    rows::OPENVPN,
+                    rows::VPNCLOUD,
+                ],
             };
             for other in others {
                 let same = |row: &&ReportRow| row.name == *other && row.underlay == ours.underlay;

@@ -13,7 +13,7 @@ pub const CONNECT_LIMIT: Duration = Duration::from_secs(30);
 const VXLAN_ID: u32 = 4242;
 
 /// All rows that there are, in the tables' order.
-pub const ALL: [&str; 17] = [
+pub const ALL: [&str; 25] = [
     DIRECT,
     GRE,
     IPSEC,
@@ -29,9 +29,19 @@ pub const ALL: [&str; 17] = [
     OVPN_PEERS,
     OVPN_KERNEL,
     WIREGUARD_GO,
+    WIREGUARD_GO_TAILSCALE,
+    BORINGTUN,
+    GOTATUN,
     OPENVPN,
     VPNCLOUD,
+    FASTD,
+    TINC,
+    QUICKTUN,
+    N2N,
+    YGGDRASIL,
 ];
+/// Those of other systems that take part only in full runs, or by name.
+pub const FULL: [&str; 7] = [BORINGTUN, GOTATUN, FASTD, TINC, QUICKTUN, N2N, YGGDRASIL];
 /// Those of the table of OpenVPN's paper on its data channel offload, and Weft's devices beside.
 pub const DCO: [&str; 6] = [DIRECT, GRE, OVPN_USERSPACE, OVPN_PEERS, OVPN_KERNEL, OPENVPN];
 /// Those of Weave Net's tables.
@@ -67,10 +77,26 @@ pub const OVPN_PEERS: &str = "weft-ovpn-userspace-4096";
 pub const OVPN_KERNEL: &str = "weft-ovpn-kernel";
 /// WireGuard in userspace, the newest release of the Go implementation.
 pub const WIREGUARD_GO: &str = "wireguard-go";
+/// Tailscale's fork of it, which is faster.
+pub const WIREGUARD_GO_TAILSCALE: &str = "wireguard-go-tailscale";
+/// WireGuard in userspace, Cloudflare's implementation in Rust.
+pub const BORINGTUN: &str = "boringtun";
+/// WireGuard in userspace, Mullvad's fork of boringtun.
+pub const GOTATUN: &str = "gotatun";
 /// OpenVPN without its kernel module.
 pub const OPENVPN: &str = "openvpn";
 /// vpncloud, whose request/response rate is the best among the others.
 pub const VPNCLOUD: &str = "vpncloud";
+/// fastd, of the Freifunk networks.
+pub const FASTD: &str = "fastd";
+/// tinc.
+pub const TINC: &str = "tinc";
+/// quicktun: NaCl and little else.
+pub const QUICKTUN: &str = "quicktun";
+/// n2n.
+pub const N2N: &str = "n2n";
+/// Yggdrasil, which routes between keys.
+pub const YGGDRASIL: &str = "yggdrasil";
 
 /// Whether a row stands between two data channel devices.
 #[must_use]

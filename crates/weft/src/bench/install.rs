@@ -1,0 +1,88 @@
+//! Programs of other systems: those of Debian packages are found, those that no package has are built once
+//! and kept.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use super::others::LeftOut;
+use crate::sandbox::{Output, find_program, output_of, progress};
+
+/// What building a program may take, once.
+const BUILD_LIMIT: Duration = Duration::from_secs(600);
+/// What asking for a version may take.
+const VERSION_LIMIT: Duration = Duration::from_secs(5);
+/// Where Go's own archive puts it, outside of the search path.
+const GO: &str = "/usr/local/go/bin/go";
+
+/// Finds the program of a Debian package.
+pub(super) fn debian_program(program: &str, package: &str) -> Result<PathBuf, LeftOut> {
+    let missing = || format!("`{program}` is missing (apt-get install {package})");
+    find_program(program).ok_or_else(|| missing().into())
+}
+
+/// The version of an installed Debian package.
+pub(super) fn debian_version(package: &str) -> Option<String> {
+    said(Command::new("dpkg-query").args(["-W", "-f", "${Version}", package]))
+}
+
+/// What a program says of its version.
+pub(super) fn version_of(program: &Path) -> Option<String> {
+    said(Command::new(program).arg("--version"))
+}
+
+/// Finds a program that was built with Go, or builds it once.
+pub(super) fn go_program(program: &str, package: &str) -> Result<PathBuf, LeftOut> {
+    let cache = cache_directory()?;
+    let binary = cache.join(program);
+    if binary.is_file() {
+        return Ok(binary);
+    }
+    let elsewhere = || Some(PathBuf::from(GO)).filter(|path| path.is_file());
+    let go = find_program("go").or_else(elsewhere);
+    let go = go.ok_or("there is no Go toolchain to build it with (https://go.dev/dl has it)")?;
+    build(program, Command::new(go).args(["install", package]).env("GOBIN", &cache))?;
+    Ok(binary)
+}
+
+/// Finds a program in the search path, or builds a release of a crate once.
+pub(super) fn cargo_program(
+    program: &str,
+    package: &str,
+    version: &str,
+) -> Result<PathBuf, LeftOut> {
+    if let Some(binary) = find_program(program) {
+        return Ok(binary);
+    }
+    let cache = cache_directory()?;
+    let binary = cache.join(program);
+    if binary.is_file() {
+        return Ok(binary);
+    }
+    let cargo = find_program("cargo");
+    let cargo = cargo.ok_or("there is no cargo to build it with (https://rustup.rs has it)")?;
+    let root = cache.parent().ok_or("there is no directory for a cache")?;
+    let mut command = Command::new(cargo);
+    command.args(["install", package, "--locked", "--version", version, "--root"]).arg(root);
+    build(program, &mut command)?;
+    Ok(binary)
+}
+
+fn build(program: &str, command: &mut Command) -> Result<(), LeftOut> {
+    progress::note(&format!("building {program}, once"));
+    output_of(command, BUILD_LIMIT).and_then(Output::success)?;
+    Ok(())
+}
+
+fn cache_directory() -> Result<PathBuf, LeftOut> {
+    let base = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
+    let home = || Some(PathBuf::from(std::env::var_os("HOME")?).join(".cache"));
+    let base = base.or_else(home).ok_or("there is no home directory for a cache (set HOME)")?;
+    Ok(base.join("weft/bin"))
+}
+
+/// The first line that a command prints, if it succeeds.
+fn said(command: &mut Command) -> Option<String> {
+    let output = output_of(command, VERSION_LIMIT).and_then(Output::success).ok()?;
+    Some(output.stdout.lines().next()?.trim().to_owned())
+}
