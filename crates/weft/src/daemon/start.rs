@@ -9,6 +9,7 @@ use std::time::{Duration, SystemTime};
 
 use ipnet::IpNet;
 use tokio::sync::{mpsc, watch};
+use tokio::task::JoinHandle;
 use weft_crypto::PeerId;
 use weft_engine::{Engine, EngineConfig};
 use weft_kernel::engine::{
@@ -58,7 +59,6 @@ async fn run_async(settings: Settings, ready: impl FnOnce(&Invitation)) -> Resul
     super::check_host(&settings)?;
     let _runtime_lock = lock(&settings.runtime_dir)?;
     let _state_lock = lock(&settings.state_dir)?;
-    let keeper = super::holder::keeper(&settings.runtime_dir);
     let store = Store::open(&settings.state_dir)?;
     let identity = Identity::load_or_create(&store.path(IDENTITY_FILE))?;
     let local = identity.peer_id();
@@ -70,30 +70,14 @@ async fn run_async(settings: Settings, ready: impl FnOnce(&Invitation)) -> Resul
         None => container_mtu(link_mtu, widest_format(&settings).await),
     };
 
-    let (event_sender, events) = mpsc::channel(EVENTS_QUEUED_MAX);
-    let events_lost = Arc::new(AtomicU64::new(0));
-    let report = reporter(event_sender.clone(), Arc::clone(&events_lost));
-    choose_libraries();
-    let engine = Engine::start(&engine_config(&settings, local, mtu), report.clone())?;
-    let offloads = offloads(&engine);
-    let kernel_config = kernel_config(&settings, local, mtu, keeper);
-    let kernel_engine = KernelEngine::start(kernel.clone(), kernel_config, report).await?;
-    let switch = kernel_engine.switch();
-    let engine = Arc::new(engine);
-    let ports = DirectPorts::new(&settings, &engine);
-    let macs = RemoteMacs::new(ports.macs());
-    let mut engines = Engines::new(engine, kernel_engine.clone(), event_sender, macs);
+    let started = start_engines(&settings, &kernel, local, mtu).await?;
+    let Started { mut engines, kernel_engine, ports, offloads, events, events_lost } = started;
     let offers = engines.offers(&settings);
 
     let secret = secret(&settings, &store)?;
     let targets = targets(&settings, &store)?;
-    let saved_mesh = store.load(super::control::MESH_FILE)?;
-    let mut mesh_config = weft_mesh::Config::new(local, settings.nickname.clone(), settings.port);
-    mesh_config.range = settings.range;
-    mesh_config.range6 = settings.range6;
-    mesh_config.discovery = settings.discovery;
-    mesh_config.founding = if targets.is_empty() { Founding::Found } else { Founding::Join };
-    let mesh = Mesh::new(std::time::Instant::now(), mesh_config, saved_mesh, rand::random())?;
+    let founding = if targets.is_empty() { Founding::Found } else { Founding::Join };
+    let mesh = start_mesh(&settings, &store, local, founding)?;
     let paths = Paths::new(local, path_config(&settings, offers, link_mtu, mtu), rand::random());
 
     let link_config = link_config(&settings, identity, secret, &mesh)?;
@@ -150,26 +134,87 @@ async fn run_async(settings: Settings, ready: impl FnOnce(&Invitation)) -> Resul
         failed: false,
     };
     let control = tokio::spawn(control.run(link_events, events, requests, stop));
-    let socket = api::socket_path(&settings.runtime_dir);
-    let listener =
-        api::listen(&socket).map_err(|error| StartError::Api { path: socket.clone(), error })?;
-    let api = serve_api(listener, Arc::clone(&daemon));
-    let helpers = [
-        tokio::spawn(watch_interfaces(kernel.clone(), kernel_engine, Arc::clone(&attachments))),
-        tokio::spawn(keep_forward_rule(kernel.clone(), switch)),
+    let tasks = [
+        tokio::spawn(watch_interfaces(kernel.clone(), kernel_engine.clone(), attachments)),
+        tokio::spawn(keep_forward_rule(kernel.clone(), kernel_engine.switch())),
         tokio::spawn(mtu_follower),
         tokio::spawn(stop_on_signal(stop_sender)),
-        tokio::spawn(api),
     ];
-    attachments.restore().await;
-    ready(&daemon.invitation());
-    tracing::info!(peer = %local, nickname = settings.nickname, mtu, "weft is running");
-    let _ = control.await;
-    helpers.into_iter().for_each(|helper| helper.abort());
+    let served = serve(daemon, control, ready).await;
+    tasks.into_iter().for_each(|task| task.abort());
     remove_forward_rule(&kernel).await;
-    let _ = std::fs::remove_file(socket);
     tracing::info!("weft has stopped");
+    served
+}
+
+/// Answers requests until the control loop ends.
+async fn serve(
+    daemon: Arc<Daemon>,
+    control: JoinHandle<()>,
+    ready: impl FnOnce(&Invitation),
+) -> Result<(), StartError> {
+    let socket = api::socket_path(&daemon.settings.runtime_dir);
+    let listener =
+        api::listen(&socket).map_err(|error| StartError::Api { path: socket.clone(), error })?;
+    let api = tokio::spawn(serve_api(listener, Arc::clone(&daemon)));
+    daemon.attachments.restore().await;
+    ready(&daemon.invitation());
+    let (peer, nickname, mtu) = (daemon.local, &daemon.settings.nickname, daemon.mtu);
+    tracing::info!(%peer, nickname, mtu, "weft is running");
+    let _ = control.await;
+    api.abort();
+    let _ = std::fs::remove_file(socket);
     Ok(())
+}
+
+/// Both engines as they run.
+struct Started {
+    engines: Engines,
+    kernel_engine: KernelEngine,
+    ports: DirectPorts,
+    /// What of the kernel's offloads the vector engine uses.
+    offloads: BTreeMap<String, bool>,
+    events: mpsc::Receiver<EngineEvent>,
+    /// Events that found the queue full.
+    events_lost: Arc<AtomicU64>,
+}
+
+async fn start_engines(
+    settings: &Settings,
+    kernel: &Kernel,
+    local: PeerId,
+    mtu: u16,
+) -> Result<Started, StartError> {
+    let (sender, events) = mpsc::channel(EVENTS_QUEUED_MAX);
+    let events_lost = Arc::new(AtomicU64::new(0));
+    let report = reporter(sender.clone(), Arc::clone(&events_lost));
+    choose_libraries();
+    let engine = Engine::start(&engine_config(settings, local, mtu), report.clone())?;
+    let offloads = offloads(&engine);
+    let keeper = super::holder::keeper(&settings.runtime_dir);
+    let kernel_config = kernel_config(settings, local, mtu, keeper);
+    let kernel_engine = KernelEngine::start(kernel.clone(), kernel_config, report).await?;
+    let engine = Arc::new(engine);
+    let ports = DirectPorts::new(settings, &engine);
+    let macs = RemoteMacs::new(ports.macs());
+    let engines = Engines::new(engine, kernel_engine.clone(), sender, macs);
+    Ok(Started { engines, kernel_engine, ports, offloads, events, events_lost })
+}
+
+/// The mesh as it was when the daemon ended, or a new one.
+fn start_mesh(
+    settings: &Settings,
+    store: &Store,
+    local: PeerId,
+    founding: Founding,
+) -> Result<Mesh, StartError> {
+    let saved = store.load(super::control::MESH_FILE)?;
+    let mut config = weft_mesh::Config::new(local, settings.nickname.clone(), settings.port);
+    config.range = settings.range;
+    config.range6 = settings.range6;
+    config.discovery = settings.discovery;
+    config.founding = founding;
+    Ok(Mesh::new(std::time::Instant::now(), config, saved, rand::random())?)
 }
 
 /// The AEADs' libraries of the vector engine, by a race.
