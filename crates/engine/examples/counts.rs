@@ -15,6 +15,7 @@ use std::process::Command;
 
 use weft_crypto::{Cipher, ReplayWindow};
 use weft_engine::alone::{ENDPOINTS, Lane, Load};
+use weft_engine::dco::alone::PeerTable;
 use weft_packet::coalesce::Coalescer;
 use weft_packet::layout::{Layout, flow_hash};
 use weft_packet::split::{FrameChecksum, Plan};
@@ -38,6 +39,9 @@ const AEAD_ENTRIES: [&str; 2] =
 const LOAD: Load = Load::Tcp { link_mtu: 1500 };
 /// The container's MTU on it, in bytes.
 const MTU: usize = esp::inner_mtu(1500, esp::OVERHEAD_V6_UDP);
+/// Two functions that do the same in little and in much, and by how many percent the second may take more:
+/// tables that hash find a thing at once, wherever it is.
+const FLAT: (&str, &str, f64) = ("dco-look-up-1", "dco-look-up-4096", 3.0);
 
 /// A function: its name, what one call of it is, and what runs it.
 struct Function {
@@ -46,7 +50,7 @@ struct Function {
     run: fn() -> Result<(), Error>,
 }
 
-const FUNCTIONS: [Function; 8] = [
+const FUNCTIONS: [Function; 10] = [
     Function { name: "seal", call: "a super-packet of 45 segments", run: seal },
     Function { name: "open", call: "a run of 45, opened, merged, written", run: open },
     Function { name: "seal-small", call: "a run of 64 datagrams of 64 B", run: seal_small },
@@ -54,6 +58,8 @@ const FUNCTIONS: [Function; 8] = [
     Function { name: "coalesce", call: "45 frames into one", run: coalesce },
     Function { name: "replay", call: "64 numbers in order", run: replay },
     Function { name: "look-up", call: "64 of 1,000 endpoints", run: look_up },
+    Function { name: FLAT.0, call: "64 packets of 1 device peer", run: || dco_look_up(1) },
+    Function { name: FLAT.1, call: "64 packets of 4,096 device peers", run: || dco_look_up(4_096) },
     Function { name: "parse", call: "the headers of one datagram", run: parse },
 ];
 
@@ -199,6 +205,22 @@ fn look_up() -> Result<(), Error> {
     Ok(())
 }
 
+/// Of the peers of a data channel device, and of a route to one of them.
+fn dco_look_up(peers: u32) -> Result<(), Error> {
+    let table = PeerTable::new(peers)?;
+    repeat(
+        0,
+        |_| {},
+        |found| {
+            for number in 0..64 {
+                let wanted = black_box(number * peers / 64);
+                *found += u32::from(table.finds(wanted));
+            }
+        },
+    );
+    Ok(())
+}
+
 fn parse() -> Result<(), Error> {
     let (arena, ranges, _) = frames()?;
     let frame = &arena[ranges[0].start as usize..ranges[0].end as usize];
@@ -241,15 +263,15 @@ struct Count {
 fn judge(update: bool) -> Result<(), Error> {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("counts.toml");
     let budgets = if update { Vec::new() } else { read_budgets(&file)? };
-    let (mut table, mut over, mut lines) = (String::new(), Vec::new(), String::new());
+    let (mut table, mut over, mut counts) = (String::new(), Vec::new(), Vec::new());
     writeln!(
         table,
-        "{:<11} {:<37} {:>9} {:>9} {:>8} {:>10}",
+        "{:<16} {:<37} {:>9} {:>9} {:>8} {:>10}",
         "function", "one call", "count", "budget", "", "AEAD apart"
     )?;
     for Function { name, call, .. } in &FUNCTIONS {
         let Count { ours, aead } = count(name)?;
-        writeln!(lines, "{name} = {ours}")?;
+        counts.push((*name, ours));
         let budget = budgets.iter().find(|(of, _)| of == name).map(|(_, budget)| *budget);
         if budget.is_none() && !update {
             return Err(format!("{name} has no budget: ./dev counts --update").into());
@@ -259,10 +281,13 @@ fn judge(update: bool) -> Result<(), Error> {
         if more > TOLERANCE_PERCENT {
             over.push(*name);
         }
-        writeln!(table, "{name:<11} {call:<37} {ours:>9} {budget:>9} {more:>+6.1} % {aead:>10}")?;
+        writeln!(table, "{name:<16} {call:<37} {ours:>9} {budget:>9} {more:>+6.1} % {aead:>10}")?;
     }
     print!("{table}");
+    judge_flat(&counts)?;
     if update {
+        let lines: String =
+            counts.iter().map(|(name, ours)| format!("{name} = {ours}\n")).collect();
         std::fs::write(&file, format!("{HEAD}{lines}"))?;
         println!("wrote {}", file.display());
     }
@@ -279,6 +304,21 @@ fn judge(update: bool) -> Result<(), Error> {
         over.join(", ")
     )
     .into())
+}
+
+/// Much takes about as many instructions as little.
+fn judge_flat(counts: &[(&str, u64)]) -> Result<(), Error> {
+    let (little, much, percent) = FLAT;
+    let of = |name: &str| {
+        let found = counts.iter().find(|(of, _)| *of == name).map(|(_, count)| *count as f64);
+        found.ok_or_else(|| format!("{name} was not counted"))
+    };
+    let more = (of(much)? / of(little)? - 1.0) * 100.0;
+    println!("{much} takes {more:+.1} % more than {little}");
+    if more > percent {
+        return Err(format!("{much} may take {percent} % more than {little}").into());
+    }
+    Ok(())
 }
 
 const HEAD: &str = "\

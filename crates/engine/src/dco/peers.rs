@@ -122,20 +122,21 @@ impl Peer {
         self.heard_ms.store(now_ms, Relaxed);
     }
 
-    fn has_keepalive(&self) -> bool {
-        self.keepalive != Keepalive::default()
+    /// As the kernel's device has it, a keepalive of which one time is 0 is none.
+    const fn has_keepalive(&self) -> bool {
+        self.keepalive.interval_s > 0 && self.keepalive.timeout_s > 0
     }
 
     /// Nothing was heard of it for longer than its keepalive allows.
     pub(crate) fn is_expired(&self, now_ms: u64) -> bool {
         let limit_ms = u64::from(self.keepalive.timeout_s) * 1_000;
-        limit_ms > 0 && now_ms.saturating_sub(self.heard_ms.load(Relaxed)) >= limit_ms
+        self.has_keepalive() && now_ms.saturating_sub(self.heard_ms.load(Relaxed)) >= limit_ms
     }
 
     /// Nothing was sent to it for as long as its keepalive allows.
     pub(crate) fn is_ping_due(&self, now_ms: u64) -> bool {
         let limit_ms = u64::from(self.keepalive.interval_s) * 1_000;
-        limit_ms > 0 && now_ms.saturating_sub(self.sent_ms.load(Relaxed)) >= limit_ms
+        self.has_keepalive() && now_ms.saturating_sub(self.sent_ms.load(Relaxed)) >= limit_ms
     }
 
     /// As it is told of. `local` is where its transport sends from.
@@ -145,6 +146,7 @@ impl Peer {
             tx_id: Some(self.tx_id),
             remote: self.remote.map(|remote| remote.address()),
             local,
+            socket_netns: None,
             vpn_ipv4: self.vpn_ipv4,
             vpn_ipv6: self.vpn_ipv6,
             keepalive: self.keepalive,
@@ -360,5 +362,164 @@ impl Peers {
             self.by_remote.remove(&remote.address());
         }
         Ok(peer)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+    use crate::dco::Route;
+
+    /// A peer of a device in mode mp, by its id alone.
+    fn new_peer(id: u32) -> NewPeer {
+        NewPeer {
+            id,
+            tx_id: id,
+            remote: None,
+            local: None,
+            vpn_ipv4: Some(vpn_ipv4(id)),
+            vpn_ipv6: Some(vpn_ipv6(id)),
+            keepalive: Keepalive::default(),
+        }
+    }
+
+    fn vpn_ipv4(id: u32) -> Ipv4Addr {
+        Ipv4Addr::from_bits(0x0a08_0000 + id)
+    }
+
+    fn vpn_ipv6(id: u32) -> Ipv6Addr {
+        Ipv6Addr::from_bits(0xfd08 << 112 | u128::from(id))
+    }
+
+    fn add(peers: &mut Peers, new: &NewPeer) -> Result<(), DeviceError> {
+        peers.insert(Peer::new(new, 0, None, 0)).map(|_| ())
+    }
+
+    /// A device with the peers 1 to `last`, and routes over it.
+    fn peers(last: u32, routes: &[Route]) -> Peers {
+        let mut peers = Peers::new(Mode::Mp);
+        for id in 1..=last {
+            add(&mut peers, &new_peer(id)).unwrap();
+        }
+        peers.routes = Routes::of(routes);
+        peers
+    }
+
+    /// Networks, written with their lengths, by the VPN addresses of peers.
+    fn routes(all: &[(&str, IpAddr)]) -> Vec<Route> {
+        let route = |(network, gateway): &(&str, IpAddr)| {
+            let (address, bits) = network.split_once('/').unwrap();
+            let destination = (address.parse().unwrap(), bits.parse().unwrap());
+            Route { destination, gateway: Some(*gateway), metric: 0 }
+        };
+        all.iter().map(route).collect()
+    }
+
+    /// The id of the peer that packets to an address go to. Those from it may come from that one alone.
+    fn towards(peers: &Peers, address: &str) -> Option<u32> {
+        let address = address.parse().unwrap();
+        let found = peers.towards(address);
+        for (index, _) in peers.iter() {
+            assert_eq!(peers.may_come_from(index, address), found == Some(index), "{address}");
+        }
+        found.map(|index| peers.get(index).unwrap().id)
+    }
+
+    #[test]
+    fn a_vpn_address_comes_before_the_next_hop_of_any_route_to_it() {
+        // Longer than any other, and towards another peer.
+        let peers = peers(
+            2,
+            &routes(&[
+                ("10.8.0.1/32", vpn_ipv4(2).into()),
+                ("10.8.0.0/24", vpn_ipv4(2).into()),
+                ("fd08::1/128", vpn_ipv6(2).into()),
+                ("fd08::/64", vpn_ipv6(2).into()),
+            ]),
+        );
+        assert_eq!(towards(&peers, "10.8.0.1"), Some(1));
+        assert_eq!(towards(&peers, "fd08::1"), Some(1));
+        // Nobody's own.
+        assert_eq!(towards(&peers, "10.8.0.77"), Some(2));
+        assert_eq!(towards(&peers, "fd08::77"), Some(2));
+    }
+
+    #[test]
+    fn networks_are_reached_by_next_hops_of_either_family() {
+        let peers = peers(
+            3,
+            &routes(&[
+                ("2001:db8:1::/48", vpn_ipv6(1).into()),
+                ("2001:db8:1:7::/64", vpn_ipv6(2).into()),
+                ("192.168.0.0/16", vpn_ipv4(1).into()),
+                // As RFC 5549 has it.
+                ("198.51.100.0/24", vpn_ipv6(3).into()),
+                ("203.0.113.0/24", vpn_ipv4(9).into()),
+                ("2001:db8:9::/48", vpn_ipv6(9).into()),
+            ]),
+        );
+        for (address, id) in [
+            ("2001:db8:1:6::1", Some(1)),
+            ("2001:db8:1:7::1", Some(2)),
+            ("192.168.3.4", Some(1)),
+            ("198.51.100.1", Some(3)),
+            ("203.0.113.1", None),
+            ("2001:db8:9::1", None),
+            ("2001:db8:2::1", None),
+            ("172.16.0.1", None),
+        ] {
+            assert_eq!(towards(&peers, address), id, "{address}");
+        }
+    }
+
+    #[test]
+    fn a_changed_vpn_address_is_its_peers_and_the_one_before_is_nobodys() {
+        let mut peers = peers(2, &[]);
+        let to = |id| PeerChange { vpn_ipv6: Some(vpn_ipv6(id)), ..PeerChange::default() };
+        assert_eq!(peers.change(1, &to(2), None, 0), Err(DeviceError::VpnAddressTaken));
+        assert_eq!(towards(&peers, "fd08::1"), Some(1));
+        peers.change(1, &to(9), None, 0).unwrap();
+        assert_eq!(towards(&peers, "fd08::9"), Some(1));
+        assert_eq!(towards(&peers, "fd08::1"), None);
+        // The other family's stays.
+        assert_eq!(towards(&peers, "10.8.0.1"), Some(1));
+        peers.change(2, &to(1), None, 0).unwrap();
+        assert_eq!(towards(&peers, "fd08::1"), Some(2));
+    }
+
+    #[test]
+    fn a_device_takes_so_many_peers_and_no_more() {
+        let most = DEVICE_PEERS_MAX as u32;
+        let mut peers = peers(most, &[]);
+        let new = new_peer(most + 1);
+        assert_eq!(add(&mut peers, &new), Err(DeviceError::TooManyPeers(DEVICE_PEERS_MAX)));
+        // Nothing is left of the one that was refused.
+        assert_eq!(peers.index_of(new.id), Err(DeviceError::NoPeer(new.id)));
+        assert_eq!(peers.towards(vpn_ipv4(new.id).into()), None);
+        assert_eq!((peers.len(), peers.iter().count()), (DEVICE_PEERS_MAX, DEVICE_PEERS_MAX));
+        peers.remove(7).unwrap();
+        assert_eq!(add(&mut peers, &new), Ok(()));
+        assert_eq!(towards(&peers, &vpn_ipv6(new.id).to_string()), Some(new.id));
+        assert_eq!(add(&mut peers, &new_peer(7)).unwrap_err().errno(), 16);
+    }
+
+    #[test]
+    fn a_keepalive_of_which_one_time_is_zero_is_none() {
+        const LATE_MS: u64 = 1 << 40;
+        let with = |interval_s, timeout_s| {
+            let keepalive = Keepalive { interval_s, timeout_s };
+            let peer = Peer::new(&NewPeer { keepalive, ..new_peer(1) }, 0, None, 0);
+            (peer.has_keepalive(), peer.is_ping_due(LATE_MS), peer.is_expired(LATE_MS))
+        };
+        assert_eq!(with(1, 1), (true, true, true));
+        for (interval_s, timeout_s) in [(0, 0), (0, 5), (5, 0)] {
+            assert_eq!(with(interval_s, timeout_s), (false, false, false));
+        }
+        let keepalive = Keepalive { interval_s: 3, timeout_s: 5 };
+        let peer = Peer::new(&NewPeer { keepalive, ..new_peer(1) }, 0, None, 0);
+        let due = |now_ms| (peer.is_ping_due(now_ms), peer.is_expired(now_ms));
+        assert_eq!([2_999, 3_000, 5_000].map(due), [(false, false), (true, false), (true, true)]);
     }
 }

@@ -45,6 +45,7 @@ const PEER_REMOTE_IPV6: u16 = 3;
 const PEER_REMOTE_IPV6_SCOPE_ID: u16 = 4;
 const PEER_REMOTE_PORT: u16 = 5;
 const PEER_SOCKET: u16 = 6;
+const PEER_SOCKET_NETNSID: u16 = 7;
 const PEER_VPN_IPV4: u16 = 8;
 const PEER_VPN_IPV6: u16 = 9;
 const PEER_LOCAL_IPV4: u16 = 10;
@@ -163,6 +164,7 @@ pub(super) fn peer(body: &[u8]) -> Option<PeerState> {
     for (kind, value) in attributes(list) {
         match kind {
             PEER_TX_ID => state.tx_id = u32_of(value),
+            PEER_SOCKET_NETNSID => state.socket_netns = i32_of(value),
             PEER_VPN_IPV4 => state.vpn_ipv4 = ipv4_of(value),
             PEER_VPN_IPV6 => state.vpn_ipv6 = ipv6_of(value),
             PEER_KEEPALIVE_INTERVAL => {
@@ -328,6 +330,10 @@ fn counter(value: &[u8]) -> u64 {
 
 fn u32_of(value: &[u8]) -> Option<u32> {
     number(value).and_then(|number| number.try_into().ok())
+}
+
+fn i32_of(value: &[u8]) -> Option<i32> {
+    value.try_into().ok().map(i32::from_ne_bytes)
 }
 
 /// A number in the host's byte order, of whatever length it comes in.

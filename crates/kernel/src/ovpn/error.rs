@@ -190,4 +190,29 @@ mod tests {
         let late = OvpnError::new(RequestError::TimedOut, "x".into());
         assert_eq!((late.errno(), late.refusal()), (None, None));
     }
+
+    #[test]
+    fn every_number_of_a_refusal_has_its_meaning_and_says_what_to_do() {
+        // Error numbers of Linux (errno(3)).
+        for (errno, refusal, says) in [
+            (1, Refusal::NotPermitted, "CAP_NET_ADMIN is needed"),
+            (2, Refusal::Absent, "no such peer or key"),
+            (13, Refusal::NotPermitted, "CAP_NET_ADMIN is needed"),
+            (16, Refusal::Busy, "give a socket of its own"),
+            (17, Refusal::Exists, "delete it first"),
+            (19, Refusal::NoDevice, "no such device"),
+            (22, Refusal::Invalid, "correct them"),
+            (34, Refusal::OutOfRange, "correct it"),
+            (88, Refusal::NotASocket, "no connected TCP socket"),
+            (95, Refusal::NotSupported, "use another"),
+            (98, Refusal::AddressTaken, "give another"),
+            (5, Refusal::Other, "see its error number"),
+        ] {
+            let error = OvpnError::new(RequestError::Kernel { errno, reason: None }, "x".into());
+            assert_eq!((error.errno(), error.refusal()), (Some(errno), Some(refusal)));
+            let text = error.to_string();
+            let number = format!("(os error {errno})");
+            assert!(text.contains(says) && text.contains(&number), "{text}");
+        }
+    }
 }

@@ -207,7 +207,7 @@ fn a_peer_is_read() {
         .end_nested()
         .end_nested();
     let peer = codec::peer(&body[4..]).unwrap();
-    assert_eq!((peer.id, peer.tx_id), (PEER, Some(12)));
+    assert_eq!((peer.id, peer.tx_id, peer.socket_netns), (PEER, Some(12), Some(4)));
     assert_eq!(peer.remote, Some("192.0.2.1:4660".parse().unwrap()));
     assert_eq!(peer.local, Some("192.0.2.9:1194".parse().unwrap()));
     assert_eq!(peer.vpn_ipv4, Some(Ipv4Addr::new(10, 8, 0, 2)));

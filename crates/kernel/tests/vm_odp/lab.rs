@@ -4,7 +4,7 @@ use std::{
     net::{IpAddr, UdpSocket},
     os::fd::{AsFd, AsRawFd},
     path::PathBuf,
-    process::{Child, Command, Stdio},
+    process::{Child, Stdio},
     sync::{
         Arc, LazyLock,
         atomic::{AtomicU32, Ordering},
@@ -15,12 +15,15 @@ use std::{
 
 use tokio::runtime::Runtime;
 use weft_crypto::PeerId;
-use weft_io::namespace::{Namespace, run_in, unshare_network};
+use weft_io::namespace::run_in;
 use weft_kernel::{
     AttachSpec, Kernel,
     odp::{OdpAudit, OdpCounters, OdpInbox, OdpSpec, OdpSwitch, Via},
 };
 use weft_path::Mac;
+
+use crate::space;
+pub(crate) use crate::space::{Space, run};
 
 pub(crate) const SWITCH: &str = "weft";
 pub(crate) const TAP: &str = "weft-tap";
@@ -37,35 +40,15 @@ pub(crate) fn wait<F: Future>(future: F) -> F::Output {
     RUNTIME.block_on(future)
 }
 
-/// A network namespace. It ends with this value.
-pub(crate) struct Space(pub(crate) Namespace);
-
 impl Space {
-    pub(crate) fn new() -> Self {
-        let made = std::thread::spawn(|| {
-            unshare_network().expect("this test makes network namespaces and must run as root");
-            run("ip link set lo up");
-            Namespace::current().unwrap()
-        });
-        Self(made.join().unwrap())
-    }
-
     pub(crate) fn path(&self) -> PathBuf {
         format!("/proc/self/fd/{}", self.0.as_fd().as_raw_fd()).into()
-    }
-
-    pub(crate) fn run(&self, command: &str) -> String {
-        run_in(&self.0, || run(command)).unwrap()
-    }
-
-    pub(crate) fn succeeds(&self, command: &str) -> bool {
-        run_in(&self.0, || self::command(command).output().unwrap().status.success()).unwrap()
     }
 
     /// Starts a program that runs on; it is killed with the value.
     pub(crate) fn spawn(&self, command: &str) -> Running {
         run_in(&self.0, || {
-            let mut command = self::command(command);
+            let mut command = space::command(command);
             Running(command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap())
         })
         .unwrap()
@@ -108,20 +91,6 @@ impl Drop for Running {
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
-}
-
-fn command(line: &str) -> Command {
-    let mut command = Command::new("bash");
-    command.args(["-c", &format!("exec {line}")]);
-    command
-}
-
-/// Runs one program that must succeed, in the calling thread's namespace.
-pub(crate) fn run(line: &str) -> String {
-    let output = command(line).output().unwrap();
-    let errors = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{line}: {errors}{}", String::from_utf8_lossy(&output.stdout));
-    String::from_utf8(output.stdout).unwrap()
 }
 
 /// The underlay: one bridge, a leg for each host.

@@ -15,4 +15,6 @@ mod foreign;
 mod lab;
 mod restart;
 mod secure;
+#[path = "../common/space.rs"]
+mod space;
 mod theirs;

@@ -1,12 +1,13 @@
 //! Devices come and go.
 
+use rustix::thread::{CapabilitySet, CapabilitySets, capabilities, set_capabilities};
 use weft_kernel::{
     Kernel, KernelError,
-    ovpn::{OvpnClient, OvpnDeviceSpec, OvpnError, OvpnWatch, support},
+    ovpn::{OvpnClient, OvpnDeviceSpec, OvpnError, OvpnWatch, Refusal, support},
 };
 use weft_openvpn::device::{MTU_DEFAULT, Mode};
 
-use crate::lab::{Space, hosts, wait};
+use crate::lab::{Carrier, Outer, Space, address, hosts, peer, wait};
 
 #[test]
 fn devices_are_made_listed_and_removed() {
@@ -42,6 +43,39 @@ fn devices_are_made_listed_and_removed() {
         assert!(wait(kernel.remove_ovpn_device(&spec.name)).unwrap());
     }
     assert_eq!(wait(kernel.ovpn_devices()).unwrap(), []);
+}
+
+#[test]
+fn who_may_not_administer_the_network_is_refused() {
+    let [host] = hosts();
+    let device = host.device(Mode::P2p);
+    let error = host.space.within(|| {
+        // Of this thread alone, which ends with the request.
+        let all = capabilities(None).unwrap();
+        let effective = all.effective.difference(CapabilitySet::NET_ADMIN);
+        set_capabilities(None, CapabilitySets { effective, ..all }).unwrap();
+        wait(async {
+            let client = OvpnClient::open().await.unwrap();
+            client.delete_peer(device, 1).await.unwrap_err()
+        })
+    });
+    assert_eq!((error.errno(), error.refusal()), (Some(1), Some(Refusal::NotPermitted)), "{error}");
+    // Who may is told what is wrong.
+    let error = wait(host.client.delete_peer(device, 1)).unwrap_err();
+    assert_eq!(error.refusal(), Some(Refusal::Absent), "{error}");
+}
+
+#[test]
+fn the_namespace_of_a_peers_socket_is_told_where_it_is_another() {
+    let [a, b] = hosts();
+    let device = a.device(Mode::P2p);
+    for (host, is_told) in [(&a, false), (&b, true)] {
+        let carrier = Carrier::Udp(host.udp("0.0.0.0:1194"));
+        let new = peer(1, Some(address(2, Outer::Udp4)));
+        wait(a.client.new_peer(device, carrier.fd(), &new)).unwrap();
+        let found = wait(a.client.peer(device, 1)).unwrap();
+        assert_eq!(found.socket_netns.is_some_and(|number| number >= 0), is_told, "{found:?}");
+    }
 }
 
 /// On a kernel without the module this is the only test that can pass.

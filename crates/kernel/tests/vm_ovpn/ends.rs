@@ -2,12 +2,12 @@
 
 use std::{
     io::{ErrorKind, Read, Write},
-    net::TcpStream,
-    time::Duration,
+    net::{Ipv4Addr, TcpStream},
+    time::{Duration, Instant},
 };
 
-use weft_kernel::ovpn::{KnownPeer, Missed, OvpnWatch, Refusal, Watched};
-use weft_openvpn::device::{DeletionReason, Mode, Notification, Slot};
+use weft_kernel::ovpn::{KnownPeer, Missed, OvpnClient, OvpnWatch, Refusal, Watched};
+use weft_openvpn::device::{DeletionReason, Mode, Notification, PeerAttributes, Slot};
 
 use crate::lab::{
     CIPHERS, Carrier, DEVICE, Host, Outer, PEER, Pair, address, connection, hosts, key, peer, told,
@@ -130,4 +130,61 @@ fn after_lost_notices_the_difference_is_found() {
     let error = wait(client.resynchronise(device_a, &all)).unwrap_err();
     assert_eq!(error.refusal(), Some(Refusal::NoDevice), "{error}");
     assert!(b.space.succeeds(&format!("ip link show {DEVICE}")));
+}
+
+/// How often what was asked for was done, and how often there was nobody to do it to.
+fn ask_for_keys(client: &OvpnClient, device: u32, peers: u32, end: Instant) -> [u32; 2] {
+    let (mut turn, mut done, mut absent) = (0, 0, 0);
+    while Instant::now() < end {
+        let (id, slot) = (1 + turn % peers, Slot::ALL[turn as usize / 2 % 2]);
+        let asked = match turn / peers % 4 {
+            0 | 1 => wait(client.new_key(device, &key(id, slot, turn % 8, CIPHERS[2], false))),
+            2 => wait(client.swap_keys(device, id)),
+            _ => wait(client.delete_key(device, id, slot)),
+        };
+        match asked {
+            Ok(()) => done += 1,
+            Err(error) if error.refusal() == Some(Refusal::Absent) => absent += 1,
+            Err(error) => panic!("peer {id}: {error}"),
+        }
+        turn += 1;
+    }
+    [done, absent]
+}
+
+#[test]
+fn peers_come_and_go_while_keys_are_installed() {
+    const PEERS: u32 = 4;
+    const STAYS: u32 = 99;
+    let [a] = hosts();
+    let device = a.device(Mode::Mp);
+    let carrier = Carrier::Udp(a.udp("0.0.0.0:1194"));
+    let make = |id| {
+        let vpn_ipv4 = Some(Ipv4Addr::from_bits(0x0a09_0000 + id));
+        let new = PeerAttributes { vpn_ipv4, ..peer(id, Some(address(2, Outer::Udp4))) };
+        wait(a.client.new_peer(device, carrier.fd(), &new)).unwrap();
+    };
+    make(STAYS);
+    // With a socket of its own, so that neither waits for the other.
+    let other = a.space.enter(OvpnClient::open()).unwrap();
+    let end = Instant::now() + Duration::from_secs(3);
+    let (rounds, asked) = std::thread::scope(|scope| {
+        let asking = scope.spawn(|| ask_for_keys(&other, device, PEERS, end));
+        let mut rounds = 0;
+        while Instant::now() < end {
+            (1..=PEERS).for_each(make);
+            for id in 1..=PEERS {
+                wait(a.client.delete_peer(device, id)).unwrap();
+            }
+            rounds += 1;
+        }
+        (rounds, asking.join().unwrap())
+    });
+    println!("{rounds} times {PEERS} peers; keys were asked for and done, absent: {asked:?}");
+    assert!(rounds > 1 && asked.iter().all(|times| *times > 0), "{rounds}, {asked:?}");
+    let left = wait(a.client.peers(device)).unwrap();
+    assert_eq!(left.iter().map(|peer| peer.id).collect::<Vec<_>>(), [STAYS]);
+    let last = key(STAYS, Slot::Primary, 0, CIPHERS[2], false);
+    wait(other.new_key(device, &last)).unwrap();
+    assert_eq!(wait(a.client.key(device, STAYS, Slot::Primary)).unwrap().key_id, 0);
 }

@@ -3,13 +3,12 @@
 use std::{
     net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket},
     os::fd::{AsFd, AsRawFd, BorrowedFd},
-    process::Command,
     sync::{Arc, LazyLock},
     time::Duration,
 };
 
 use tokio::runtime::Runtime;
-use weft_io::namespace::{Namespace, run_in, unshare_network};
+use weft_io::namespace::run_in;
 use weft_kernel::{
     Kernel,
     ovpn::{OvpnClient, OvpnDeviceSpec, OvpnWatch, Watched},
@@ -17,6 +16,8 @@ use weft_kernel::{
 use weft_openvpn::device::{
     CipherAlgorithm, KeyAttributes, KeyDirection, Mode, Notice, Notification, PeerAttributes, Slot,
 };
+
+pub(crate) use crate::space::Space;
 
 pub(crate) const PORT: u16 = 1194;
 pub(crate) const DEVICE: &str = "tun0";
@@ -31,27 +32,7 @@ pub(crate) fn wait<F: Future>(future: F) -> F::Output {
     RUNTIME.block_on(future)
 }
 
-/// A network namespace. It ends with this value.
-pub(crate) struct Space(Namespace);
-
 impl Space {
-    pub(crate) fn new() -> Self {
-        let made = std::thread::spawn(|| {
-            unshare_network().expect("this test makes network namespaces and must run as root");
-            run("ip link set lo up");
-            Namespace::current().unwrap()
-        });
-        Self(made.join().unwrap())
-    }
-
-    pub(crate) fn run(&self, command: &str) -> String {
-        run_in(&self.0, || run(command)).unwrap()
-    }
-
-    pub(crate) fn succeeds(&self, command: &str) -> bool {
-        run_in(&self.0, || self::command(command).output().unwrap().status.success()).unwrap()
-    }
-
     pub(crate) fn within<T: Send>(&self, body: impl FnOnce() -> T + Send) -> T {
         run_in(&self.0, body).unwrap()
     }
@@ -60,19 +41,6 @@ impl Space {
     pub(crate) fn enter<T: Send>(&self, inside: impl Future<Output = T> + Send) -> T {
         run_in(&self.0, || RUNTIME.block_on(inside)).unwrap()
     }
-}
-
-fn command(line: &str) -> Command {
-    let mut command = Command::new("bash");
-    command.args(["-c", &format!("exec {line}")]);
-    command
-}
-
-fn run(line: &str) -> String {
-    let output = command(line).output().unwrap();
-    let errors = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{line}: {errors}{}", String::from_utf8_lossy(&output.stdout));
-    String::from_utf8(output.stdout).unwrap()
 }
 
 /// A host on an underlay, with handles in its namespace.

@@ -13,3 +13,5 @@ mod ends;
 mod lab;
 mod many;
 mod referee;
+#[path = "../common/space.rs"]
+mod space;

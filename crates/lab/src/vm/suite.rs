@@ -86,7 +86,9 @@ const TABLE: [Row; 8] = [
 
 /// Tests of the table that wait for a soak, so that the suite ends within 20 minutes: others show the same
 /// and more on the guest's own kernel, or almost the same.
-const SOAK_ONLY: [&str; 6] = [
+const SOAK_ONLY: [&str; 8] = [
+    "net_dco::*symmetric_ids_over_tcp*",
+    "net_ports::*",
     "net_rekey::*",
     "net_restart::*",
     "net_traffic::*",
@@ -571,10 +573,12 @@ mod tests {
     fn the_last_row_that_fits_counts() {
         let all = [
             program("net_admission", &["x"]),
+            program("net_dco", &["symmetric_ids_over_tcp"]),
             program("net_errors", &["x"]),
             program("net_idle", &["x"]),
             program("net_mixed", &["x"]),
             program("net_mtu", &["x"]),
+            program("net_ports", &["x"]),
             program("net_rekey", &["x"]),
             program("net_restart", &["x"]),
             program("net_traffic", &["x"]),

@@ -5,7 +5,11 @@ use std::path::{Path, PathBuf};
 use serde_json::{Value, json};
 use weft::sandbox::{Host, Running, Sandbox, SandboxOptions};
 
-use crate::common::{self, DEVICE, limit, line, write_key_file};
+use crate::common::{self, DEVICE, fragments, hear, limit, line, write_key_file};
+
+/// What a device carries unless it is told otherwise, and what of that is left to an echo, in bytes.
+const MTU: u32 = 1_416;
+const ECHO_MAX: &str = "1388";
 
 /// Two hosts with a device each, and one key file for both.
 struct Pair {
@@ -45,11 +49,11 @@ impl Pair {
         common::refused(self.host(at), words)
     }
 
-    /// Makes each the other's peer 5 over UDP, with a key.
+    /// Makes each the other's peer 5 over UDP and IPv6, with a key.
     fn connect(&self, modes: [&str; 2]) -> anyhow::Result<()> {
         for (at, mode) in modes.into_iter().enumerate() {
-            let (own, other) = (self.host(at).ipv4(), self.host(1 - at).ipv4());
-            let (udp, remote) = (format!("{own}:1194"), format!("{other}:1194"));
+            let (own, other) = (self.host(at).ipv6(), self.host(1 - at).ipv6());
+            let (udp, remote) = (format!("[{own}]:1194"), format!("[{other}]:1194"));
             let vpn = format!("10.8.0.{}", 2 - at);
             let mut words = vec!["new-peer", DEVICE, "5", "--udp", &udp, "--remote", &remote];
             words.extend((mode == "mp").then_some(["--vpn-ipv4", &vpn]).into_iter().flatten());
@@ -76,6 +80,23 @@ impl Pair {
         Ok(())
     }
 
+    /// The longest packets go through, and the system cuts none of what they are sealed in.
+    fn carries_its_mtu_uncut(&self) -> anyhow::Result<()> {
+        for (at, other) in [(0, "10.8.0.2"), (1, "10.8.0.1")] {
+            let netns = self.host(at).netns();
+            let shown = netns.exec(&["ip", "-j", "link", "show", DEVICE])?.success()?.json()?;
+            anyhow::ensure!(shown[0]["mtu"] == MTU, "{shown}");
+            let before = [fragments(self.host(0))?, fragments(self.host(1))?];
+            let words =
+                ["ping", "-c", "3", "-i", "0.2", "-W", "20", "-M", "do", "-s", ECHO_MAX, other];
+            let told = netns.exec(&words)?.stdout;
+            anyhow::ensure!(told.contains(" 3 received"), "{told}");
+            let after = [fragments(self.host(0))?, fragments(self.host(1))?];
+            anyhow::ensure!(before == after, "fragments: {before:?}, {after:?}");
+        }
+        Ok(())
+    }
+
     fn end(&self) -> anyhow::Result<()> {
         for at in 0..2 {
             self.dco(at, &["del-iface", DEVICE])?;
@@ -89,8 +110,11 @@ fn a_device_is_driven_by_hand_from_its_making_to_its_end() -> anyhow::Result<()>
     let modes = ["p2p", "mp"];
     let pair = Pair::new(modes)?;
     let mut told = pair.listen(0)?;
+    let mut told_other = pair.listen(1)?;
+    hear(pair.host(1), &mut told_other)?;
     pair.connect(modes)?;
     pair.pings(3)?;
+    pair.carries_its_mtu_uncut()?;
     for at in 0..2 {
         let peers = pair.dco(at, &["get-peer", DEVICE])?;
         anyhow::ensure!(peers[0]["id"] == 5 && peers[0]["remote-port"] == 1194, "{peers}");
@@ -109,10 +133,13 @@ fn a_device_is_driven_by_hand_from_its_making_to_its_end() -> anyhow::Result<()>
         pair.dco(at, &["del-key", DEVICE, "5", "secondary"])?;
     }
     pair.pings(3)?;
-    // Beside the data a packet of the control channel.
-    pair.dco(1, &["packet", DEVICE, "5", "380102030405"])?;
-    let packet = line(&mut told)?;
-    anyhow::ensure!(packet["msg"]["bytes"] == "380102030405", "{packet}");
+    // Beside the data a packet of the control channel, each way.
+    for (from, told) in [(1, &mut told), (0, &mut told_other)] {
+        let bytes = format!("380102030{from}");
+        pair.dco(from, &["packet", DEVICE, "5", &bytes])?;
+        let packet = line(told)?;
+        anyhow::ensure!(packet["msg"]["bytes"] == bytes.as_str(), "{packet}");
+    }
     pair.dco(0, &["del-peer", DEVICE, "5"])?;
     let deleted = line(&mut told)?;
     anyhow::ensure!(deleted["name"] == "peer-del-ntf", "{deleted}");

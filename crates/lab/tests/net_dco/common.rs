@@ -1,10 +1,11 @@
 //! What the tests of devices have together.
 
+use std::fs;
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use rustix::process::Signal;
+use rustix::process::{Pid, Signal};
 use serde_json::Value;
 use weft::sandbox::{Host, Output, Running};
 use weft_lab::net::slowness;
@@ -97,13 +98,44 @@ pub(crate) fn has_device(host: &Host, name: &str) -> anyhow::Result<bool> {
     Ok(host.netns().exec(&["ip", "link", "show", name])?.status.success())
 }
 
+/// The process that holds the host's device.
+pub(crate) fn holder(host: &Host) -> anyhow::Result<Pid> {
+    let name = host.netns().name();
+    let listed = host.netns().exec(&["ip", "netns", "pids", name])?.success()?.stdout;
+    let holds = |pid: &&str| {
+        let words = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        let mut words = words.split(|byte| *byte == 0);
+        words.any(|word| word == b"hold") && words.any(|word| word == DEVICE.as_bytes())
+    };
+    let found = listed.split_whitespace().find(holds).and_then(|pid| pid.parse().ok());
+    let found = found.and_then(Pid::from_raw);
+    found.ok_or_else(|| anyhow::anyhow!("no process holds {DEVICE} of {name}: {listed}"))
+}
+
+/// How many fragments a host's system has made, of IPv4 packets and of IPv6 ones.
+pub(crate) fn fragments(host: &Host) -> anyhow::Result<[u64; 2]> {
+    const NAMES: [&str; 2] = ["FragCreates", "Ip6FragCreates"];
+    let tables = ["/proc/net/snmp", "/proc/net/snmp6"];
+    let text = host.netns().exec(&[&["cat"], &tables[..]].concat())?.success()?.stdout;
+    // One table has a line of names above one of values, the other a name and its value in each.
+    let mut lines = text.lines().filter_map(|line| line.strip_prefix("Ip: "));
+    let mut words = || lines.next().into_iter().flat_map(str::split_whitespace);
+    let (names, values): (Vec<&str>, Vec<&str>) = (words().collect(), words().collect());
+    let ipv4 = names.iter().position(|name| *name == NAMES[0]).and_then(|at| values.get(at));
+    let ipv6 = text.lines().find_map(|line| line.strip_prefix(NAMES[1]));
+    let counts =
+        [ipv4.copied(), ipv6].map(|count| count.and_then(|count| count.trim().parse().ok()));
+    let [Some(ipv4), Some(ipv6)] = counts else { anyhow::bail!("no {NAMES:?} in {text}") };
+    Ok([ipv4, ipv6])
+}
+
 /// A key file as OpenVPN writes it.
 pub(crate) fn write_key_file(file: &Path, seed: u8) -> anyhow::Result<()> {
     let line = |line: u8| (0..16).map(|at| format!("{:02x}", seed ^ (line * 16 + at))).collect();
     let lines: Vec<String> = (0..16).map(line).collect();
     let name = "OpenVPN Static key V1-----";
     let text = format!("-----BEGIN {name}\n{}\n-----END {name}\n", lines.join("\n"));
-    Ok(std::fs::write(file, text)?)
+    Ok(fs::write(file, text)?)
 }
 
 /// How long a thing may take that takes no time.

@@ -5,4 +5,5 @@ mod by_hand;
 mod carriers;
 mod common;
 mod ends;
+mod killed;
 mod scenarios;

@@ -1,22 +1,50 @@
 //! The scenarios of the kernel's self-tests for its own device (reference `openvpn`, section 1.14), told
 //! anew with `weft dco`: a server in mode mp and clients in mode p2p, each with its own engine.
 
+use std::fs;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Instant;
 
+use rustix::process::{Signal, kill_process};
 use serde_json::{Value, json};
 use weft::sandbox::{Host, Running, Sandbox, SandboxOptions};
 
-use crate::common::{DEVICE, dco, hear, limit, line, listen, refused, write_key_file};
+use crate::common::{
+    DEVICE, dco, fragments, hear, holder, limit, line, listen, refused, write_key_file,
+};
+use crate::killed::{Witness, is_left};
 
 /// Clients of the server, hosts 1 and up. The last one's packets go over IPv6.
 const CLIENTS: usize = 3;
 /// The server's port; each client's is the same, and over TCP the client's number is added.
 const PORT: u16 = 1_194;
-/// What the server's packets to a client bear, beyond what the client's to the server do.
+/// What the server's packets to a client bear, beyond what the client's to the server do; 0: the same.
 const TX_ID_STEP: usize = 9;
+/// Each client's cipher.
+type Ciphers = [&'static str; CLIENTS];
+const AES: Ciphers = ["aes-256-gcm"; CLIENTS];
+const CHACHA: Ciphers = ["chacha20-poly1305"; CLIENTS];
+const EACH_ITS_OWN: Ciphers = ["aes-128-gcm", "chacha20-poly1305", "aes-192-gcm"];
+/// Changes of routes while a stream goes by one of them, at least.
+const ROUTE_CHANGES: usize = 200;
+/// Those that change: longer ones than that one, which do not lead to its address, and shorter ones.
+const OTHER_ROUTES: [&str; 13] = [
+    "10.99.0.128/25",
+    "10.99.0.64/26",
+    "10.99.0.32/27",
+    "10.99.0.16/28",
+    "10.99.0.8/29",
+    "10.99.0.4/30",
+    "10.99.0.2/31",
+    "10.98.0.0/15",
+    "10.96.0.0/14",
+    "10.96.0.0/13",
+    "10.96.0.0/12",
+    "10.96.0.0/11",
+    "10.64.0.0/10",
+];
 /// The mark of the kernel's own scenario.
 const MARK: &str = "1056";
 
@@ -30,33 +58,33 @@ enum Transport {
 struct Net {
     sandbox: Sandbox,
     transport: Transport,
-    cipher: &'static str,
+    ciphers: Ciphers,
     key_files: [PathBuf; 2],
+    /// As [`TX_ID_STEP`].
+    tx_id_step: usize,
     /// Clients send from whatever address their host has at the moment.
     is_roaming: bool,
 }
 
 impl Net {
     /// Devices and addresses, without peers.
-    fn new(
-        clients: usize,
-        transport: Transport,
-        cipher: &'static str,
-        mtu: &str,
-    ) -> anyhow::Result<Self> {
+    fn new(clients: usize, transport: Transport, mtu: &str) -> anyhow::Result<Self> {
         let options = SandboxOptions { hosts: clients + 1, ..SandboxOptions::default() };
         let sandbox = Sandbox::new(&options)?;
         let key_files = ["first.key", "second.key"].map(|name| sandbox.directory().join(name));
         for (seed, file) in (5..).zip(&key_files) {
             write_key_file(file, seed)?;
         }
-        let net = Self { sandbox, transport, cipher, key_files, is_roaming: false };
+        let (ciphers, tx_id_step, is_roaming) = (AES, TX_ID_STEP, false);
+        let net = Self { sandbox, transport, ciphers, key_files, tx_id_step, is_roaming };
         for at in 0..=clients {
             let mode = if at == 0 { "mp" } else { "p2p" };
             let mut words = vec!["new-iface", DEVICE, "--mode", mode, "--mtu", mtu];
             // Where the kernel has devices, the second client still has Weft's own.
             words.extend((at == 2).then_some("--engine=userspace"));
             dco(net.host(at), &words)?;
+            // Nothing but what the tests send: no router is looked for.
+            net.host(at).netns().ip(&format!("link set {DEVICE} addrgenmode none"))?;
             net.host(at).netns().ip(&format!("link set {DEVICE} up"))?;
             net.host(at).netns().ip(&format!("address add {}/24 dev {DEVICE}", inside(at)))?;
         }
@@ -86,12 +114,17 @@ impl Net {
 
     /// Makes server and client each other's peer, with words of the test's own for the client's side.
     fn meet(&self, client: usize, more: &[&str]) -> anyhow::Result<()> {
-        let own = [client.to_string(), (client + TX_ID_STEP).to_string()];
+        let ids = [self.peer(0, client), self.peer(client, client)];
         let vpn = inside(client).to_string();
         let (server_end, client_end) = (self.end(0, client), self.end(client, client));
         let ends = [server_end.to_string(), client_end.to_string()];
-        let at_server = ["new-peer", DEVICE, &own[0], "--tx-id", &own[1], "--vpn-ipv4", &vpn];
-        let at_client = ["new-peer", DEVICE, &own[1], "--tx-id", &own[0]];
+        let mut at_server = vec!["new-peer", DEVICE, &ids[0], "--vpn-ipv4", &vpn];
+        let mut at_client = vec!["new-peer", DEVICE, &ids[1]];
+        // One id for both ways need not be said twice.
+        if self.tx_id_step > 0 {
+            at_server.extend(["--tx-id", &ids[1]]);
+            at_client.extend(["--tx-id", &ids[0]]);
+        }
         match self.transport {
             Transport::Udp => {
                 let at_server = [&at_server[..], &["--udp", &ends[0], "--remote", &ends[1]]];
@@ -124,7 +157,7 @@ impl Net {
         for (at, side) in [(0, "server"), (client, "client")] {
             let peer = self.peer(at, client);
             let words = ["new-key", DEVICE, &peer, slot, key_id, "--side", side];
-            let rest = ["--cipher", self.cipher, "--key-file", &file];
+            let rest = ["--cipher", self.ciphers[client - 1], "--key-file", &file];
             dco(self.host(at), &[&words[..], &rest].concat())?;
         }
         Ok(())
@@ -132,7 +165,7 @@ impl Net {
 
     /// What the server calls a client, and what the client calls the server.
     fn peer(&self, at: usize, client: usize) -> String {
-        (if at == 0 { client } else { client + TX_ID_STEP }).to_string()
+        (if at == 0 { client } else { client + self.tx_id_step }).to_string()
     }
 
     /// Sends 500 pings as fast as they are answered. Of the last ones some may come too late for ping.
@@ -170,13 +203,31 @@ impl Net {
         Ok(running)
     }
 
+    /// Waits until an address answers the server: a device in userspace learns of a route a moment later.
+    fn wait_for(&self, behind: Ipv4Addr) -> anyhow::Result<()> {
+        let deadline = Instant::now() + limit();
+        while self.pings(0, behind, &["-c", "1", "-W", "1"]).is_err() {
+            anyhow::ensure!(Instant::now() < deadline, "nothing comes from {behind}");
+        }
+        Ok(())
+    }
+
+    /// Waits on a client's host until a packet of each direction crosses the underlay with the opcode, the
+    /// first key's id and the id that this direction's packets bear.
+    fn watch_ids(&self, client: usize, client_end: SocketAddr) -> anyhow::Result<[Running; 2]> {
+        let word = |id: usize| 0x4800_0000 | id as u32;
+        let to_server = self.watch(client, client_end, word(client))?;
+        let server_end = self.end(0, client);
+        Ok([to_server, self.watch(client, server_end, word(client + self.tx_id_step))?])
+    }
+
     /// A stream from a client to the server.
-    fn stream(&self, client: usize) -> anyhow::Result<()> {
+    fn stream(&self, client: usize, more: &[&str]) -> anyhow::Result<()> {
         let server = self.server().netns();
         let mut serving = server.spawn(&["iperf3", "-s", "-1", "--forceflush"])?;
         serving.line_with("listening", limit())?;
         let to = inside(0).to_string();
-        let words = ["iperf3", "-c", &to, "-t", "1"];
+        let words = [&["iperf3", "-c", &to, "-t", "1"], more].concat();
         self.host(client).netns().exec_within(limit() * 6, &words)?.success()?;
         Ok(())
     }
@@ -202,36 +253,22 @@ fn deleted(host: &Host, peer: usize, reason: &str) -> anyhow::Result<Value> {
     Ok(json!({"name": "peer-del-ntf", "msg": msg}))
 }
 
-/// The kernel's test.sh, and test-tcp.sh and test-chachapoly.sh, which are the same with another
-/// transport and another cipher.
-fn whole_story(transport: Transport, cipher: &'static str) -> anyhow::Result<()> {
-    let net = Net::new(CLIENTS, transport, cipher, "1400")?;
+/// The kernel's test.sh, and test-tcp.sh, test-chachapoly.sh and test-symmetric-id.sh, which are the same
+/// with another transport, another cipher and other ids.
+fn whole_story(transport: Transport, ciphers: Ciphers, tx_id_step: usize) -> anyhow::Result<()> {
+    let net = Net { ciphers, tx_id_step, ..Net::new(CLIENTS, transport, "1400")? };
     let mut told = listen(net.server())?;
     for client in 1..=CLIENTS {
         net.meet(client, &["--keepalive-interval", "60", "--keepalive-timeout", "120"])?;
     }
-    // Opcode and key id, then each direction's own peer id. Over IPv6 the filter has no such field.
-    let to_server = net.watch(1, net.end(1, 1), 0x4800_0001)?;
-    let to_client = net.watch(1, net.end(0, 1), 0x4800_0000 + 1 + TX_ID_STEP as u32)?;
+    // Over IPv6 the filter has no such field.
+    let seen = net.watch_ids(1, net.end(1, 1))?;
     for client in 1..=CLIENTS {
         net.flood(client, inside(0), "64")?;
         net.flood(0, inside(client), "3000")?;
     }
-    for mut seen in [to_server, to_client] {
-        anyhow::ensure!(seen.wait(limit())?.success(), "a packet's first bytes were not seen");
-    }
-    // A network behind a client, by a route of the system's.
-    net.host(1).netns().ip("address add 10.99.0.1/32 dev lo")?;
-    net.host(1).netns().ip("link set lo up")?;
-    net.server().netns().ip(&format!("route add 10.99.0.0/24 via {} dev {DEVICE}", inside(1)))?;
-    let behind = Ipv4Addr::new(10, 99, 0, 1);
-    let deadline = Instant::now() + limit();
-    // A device in userspace learns of a route a moment later.
-    while net.pings(0, behind, &["-c", "1", "-W", "1"]).is_err() {
-        anyhow::ensure!(Instant::now() < deadline, "nothing comes from behind a client");
-    }
-    net.pings(0, behind, &["-c", "3", "-i", "0.2"])?;
-    net.stream(1)?;
+    are_seen(seen)?;
+    networks(&net)?;
     for client in 1..=CLIENTS {
         net.key(client, "secondary", "1", &net.key_files[1])?;
         for at in [0, client] {
@@ -244,6 +281,65 @@ fn whole_story(transport: Transport, cipher: &'static str) -> anyhow::Result<()>
     net.end_all()
 }
 
+/// What was watched for has come.
+fn are_seen(watched: [Running; 2]) -> anyhow::Result<()> {
+    for mut seen in watched {
+        anyhow::ensure!(seen.wait(limit())?.success(), "a packet's first bytes were not seen");
+    }
+    Ok(())
+}
+
+/// A network behind a client, by a route of the system's, with a stream from there while other routes come
+/// and go; then it is behind another.
+fn networks(net: &Net) -> anyhow::Result<()> {
+    let behind = Ipv4Addr::new(10, 99, 0, 1);
+    let lo =
+        |at: usize, verb| net.host(at).netns().ip(&format!("address {verb} {behind}/32 dev lo"));
+    let route = |verb, client| {
+        let to = format!("10.99.0.0/24 via {} dev {DEVICE}", inside(client));
+        net.server().netns().ip(&format!("route {verb} {to}"))
+    };
+    lo(1, "add")?;
+    route("add", 1)?;
+    net.wait_for(behind)?;
+    net.pings(0, behind, &["-c", "3", "-i", "0.2"])?;
+    let before = astray(net)?;
+    stream_under_changes(net, behind)?;
+    let after = astray(net)?;
+    anyhow::ensure!(before == after, "packets found no way, or a wrong one: {before:?}, {after:?}");
+    lo(1, "del")?;
+    lo(2, "add")?;
+    route("replace", 2)?;
+    net.wait_for(behind)?;
+    net.pings(0, behind, &["-c", "3", "-i", "0.2"])
+}
+
+/// What a server in userspace has dropped since it found no peer for it, or another one's.
+fn astray(net: &Net) -> anyhow::Result<[Value; 2]> {
+    let shown = dco(net.server(), &["get-iface", DEVICE])?;
+    Ok(["no_endpoint", "foreign_source"].map(|why| shown["drops"][why].clone()))
+}
+
+/// A stream from an address behind the first client, whose way is one of many that change.
+fn stream_under_changes(net: &Net, behind: Ipv4Addr) -> anyhow::Result<()> {
+    let lines = |verb: &str| {
+        OTHER_ROUTES.map(|to| format!("route {verb} {to} via {} dev {DEVICE}\n", inside(2)))
+    };
+    let file = net.sandbox.directory().join("routes");
+    fs::write(&file, [lines("add"), lines("del")].concat().concat())?;
+    let batch = format!("-batch {}", file.display());
+    thread::scope(|scope| -> anyhow::Result<()> {
+        let from = behind.to_string();
+        let streaming = scope.spawn(move || net.stream(1, &["-B", &from]));
+        let mut changes = 0;
+        while !streaming.is_finished() || changes < ROUTE_CHANGES {
+            net.server().netns().ip(&batch)?;
+            changes += 2 * OTHER_ROUTES.len();
+        }
+        streaming.join().map_err(|_| anyhow::anyhow!("the stream panicked"))?
+    })
+}
+
 /// What can be asked of peers and keys.
 fn questions(net: &Net) -> anyhow::Result<()> {
     let all = dco(net.server(), &["get-peer", DEVICE])?;
@@ -254,7 +350,8 @@ fn questions(net: &Net) -> anyhow::Result<()> {
     anyhow::ensure!(refused(net.server(), &["get-peer", DEVICE, "20"])?.0 == Some(4));
     for (slot, key_id) in [("primary", 1), ("secondary", 0)] {
         let key = dco(net.server(), &["get-key", DEVICE, "2", slot])?;
-        let name = if net.cipher.starts_with("aes") { "aes-gcm" } else { net.cipher };
+        let cipher = net.ciphers[1];
+        let name = if cipher.starts_with("aes") { "aes-gcm" } else { cipher };
         anyhow::ensure!(key["key-id"] == key_id && key["cipher-alg"] == name, "{key}");
     }
     Ok(())
@@ -286,7 +383,7 @@ fn endings(net: &Net, told: &mut Running) -> anyhow::Result<()> {
     let ends = [line(told)?, line(&mut told_client)?];
     let with = |reasons: [&str; 2]| -> anyhow::Result<[Value; 2]> {
         let [server, client] = reasons;
-        let client = deleted(net.host(3), 3 + TX_ID_STEP, client)?;
+        let client = deleted(net.host(3), 3 + net.tx_id_step, client)?;
         Ok([deleted(net.server(), 3, server)?, client])
     };
     // Over TCP the end whose time is up first closes the connection.
@@ -305,38 +402,52 @@ fn endings(net: &Net, told: &mut Running) -> anyhow::Result<()> {
 
 #[test]
 fn udp() -> anyhow::Result<()> {
-    whole_story(Transport::Udp, "aes-256-gcm")
+    whole_story(Transport::Udp, AES, TX_ID_STEP)
 }
 
 #[test]
 fn tcp() -> anyhow::Result<()> {
-    whole_story(Transport::Tcp, "aes-256-gcm")
+    whole_story(Transport::Tcp, AES, TX_ID_STEP)
 }
 
 #[test]
 fn chachapoly() -> anyhow::Result<()> {
-    whole_story(Transport::Udp, "chacha20-poly1305")
+    whole_story(Transport::Udp, CHACHA, TX_ID_STEP)
+}
+
+#[test]
+fn symmetric_ids_and_a_cipher_for_each_client() -> anyhow::Result<()> {
+    whole_story(Transport::Udp, EACH_ITS_OWN, 0)
+}
+
+#[test]
+fn symmetric_ids_over_tcp_and_a_cipher_for_each_client() -> anyhow::Result<()> {
+    whole_story(Transport::Tcp, EACH_ITS_OWN, 0)
 }
 
 #[test]
 fn float() -> anyhow::Result<()> {
-    let mut net = Net::new(1, Transport::Udp, "aes-256-gcm", "1400")?;
-    net.is_roaming = true;
-    let mut told = listen(net.server())?;
-    hear(net.server(), &mut told)?;
-    net.meet(1, &[])?;
-    net.pings(1, inside(0), &["-c", "2", "-i", "0.2"])?;
-    let old = net.host(1).ipv4();
-    let new = Ipv4Addr::from(old.to_bits() ^ 0x40);
-    // In this order: a second address of the same network goes with the first.
-    net.host(1).netns().ip(&format!("address del {old}/24 dev eth0"))?;
-    net.host(1).netns().ip(&format!("address add {new}/24 dev eth0"))?;
-    net.pings(1, inside(0), &["-c", "5", "-i", "0.2"])?;
-    let floated = line(&mut told)?;
-    let peer = json!({"id": 1, "remote-ipv4": new, "remote-port": PORT});
-    anyhow::ensure!(floated["name"] == "peer-float-ntf", "{floated}");
-    anyhow::ensure!(floated["msg"]["peer"] == peer, "{floated}");
-    net.end_all()
+    for tx_id_step in [TX_ID_STEP, 0] {
+        let net = Net { tx_id_step, is_roaming: true, ..Net::new(1, Transport::Udp, "1400")? };
+        let mut told = listen(net.server())?;
+        hear(net.server(), &mut told)?;
+        net.meet(1, &[])?;
+        net.pings(1, inside(0), &["-c", "2", "-i", "0.2"])?;
+        let old = net.host(1).ipv4();
+        let new = Ipv4Addr::from(old.to_bits() ^ 0x40);
+        // In this order: a second address of the same network goes with the first.
+        net.host(1).netns().ip(&format!("address del {old}/24 dev eth0"))?;
+        net.host(1).netns().ip(&format!("address add {new}/24 dev eth0"))?;
+        let seen = net.watch_ids(1, SocketAddr::from((new, PORT)))?;
+        net.pings(1, inside(0), &["-c", "5", "-i", "0.2"])?;
+        are_seen(seen)?;
+        let floated = line(&mut told)?;
+        let peer = json!({"id": 1, "remote-ipv4": new, "remote-port": PORT});
+        anyhow::ensure!(floated["name"] == "peer-float-ntf", "{floated}");
+        anyhow::ensure!(floated["msg"]["peer"] == peer, "{floated}");
+        net.end_all()?;
+    }
+    Ok(())
 }
 
 /// Drops what the first client sends with the mark, and wants that to be all of it.
@@ -359,7 +470,7 @@ fn drop_marked(net: &Net) -> anyhow::Result<()> {
 #[test]
 fn mark() -> anyhow::Result<()> {
     for transport in [Transport::Udp, Transport::Tcp] {
-        let net = Net::new(1, transport, "aes-256-gcm", "1400")?;
+        let net = Net::new(1, transport, "1400")?;
         net.meet(1, &["--mark", MARK])?;
         net.pings(1, inside(0), &["-c", "2", "-i", "0.2"])?;
         drop_marked(&net)?;
@@ -371,7 +482,7 @@ fn mark() -> anyhow::Result<()> {
 
 #[test]
 fn a_refused_peer_leaves_the_mark_of_a_shared_socket() -> anyhow::Result<()> {
-    let net = Net::new(1, Transport::Udp, "aes-256-gcm", "1400")?;
+    let net = Net::new(1, Transport::Udp, "1400")?;
     net.meet(1, &["--mark", MARK])?;
     // Nothing says where it is.
     let shared = net.end(1, 1).to_string();
@@ -386,28 +497,70 @@ fn a_refused_peer_leaves_the_mark_of_a_shared_socket() -> anyhow::Result<()> {
 #[test]
 fn large_mtu() -> anyhow::Result<()> {
     for transport in [Transport::Udp, Transport::Tcp] {
-        let net = Net::new(1, transport, "aes-256-gcm", "1500")?;
+        let net = Net::new(1, transport, "1500")?;
         net.meet(1, &[])?;
+        let before = fragments(net.server())?;
         // As large as the device takes without cutting it: what goes out is longer than the link's MTU.
         net.pings(1, inside(0), &["-c", "5", "-i", "0.2", "-s", "1472", "-M", "do"])?;
         net.pings(0, inside(1), &["-c", "5", "-i", "0.2", "-s", "1472", "-M", "do"])?;
-        net.stream(1)?;
+        let after = fragments(net.server())?;
+        let is_cut = before != after;
+        anyhow::ensure!(is_cut == (transport == Transport::Udp), "{before:?}, {after:?}");
+        net.stream(1, &[])?;
         net.end_all()?;
     }
     Ok(())
 }
 
 #[test]
+fn set_peer() -> anyhow::Result<()> {
+    let net = Net::new(1, Transport::Udp, "1400")?;
+    net.meet(1, &[])?;
+    net.pings(1, inside(0), &["-c", "2", "-i", "0.2"])?;
+    let other = inside(21);
+    let nobody = SocketAddr::from((Ipv4Addr::from(net.host(1).ipv4().to_bits() ^ 0x40), 9));
+    let (vpn_ipv4, remote) = (other.to_string(), nobody.to_string());
+    let set = |words: &[&str]| dco(net.server(), &[&["set-peer", DEVICE, "1"], words].concat());
+    let peer = || dco(net.server(), &["get-peer", DEVICE, "1"]).map(|peers| peers[0].clone());
+    set(&["--remote", &remote, "--tx-id", "77"])?;
+    set(&["--vpn-ipv4", &vpn_ipv4, "--vpn-ipv6", "fd08::22"])?;
+    let shown = peer()?;
+    for (what, value) in [
+        ("remote-ipv4", json!(nobody.ip())),
+        ("remote-port", json!(nobody.port())),
+        ("tx-id", json!(77)),
+        ("vpn-ipv4", json!(other)),
+        ("vpn-ipv6", json!("fd08::22")),
+    ] {
+        anyhow::ensure!(shown[what] == value, "{what}: {shown}");
+    }
+    // The client is heard of from where it is, and by its other address inside alone.
+    net.host(1).netns().ip(&format!("address add {other}/24 dev {DEVICE}"))?;
+    set(&["--tx-id", &net.peer(1, 1)])?;
+    net.pings(1, inside(0), &["-c", "2", "-i", "0.2", "-I", &vpn_ipv4])?;
+    anyhow::ensure!(peer()?["remote-ipv4"] == json!(net.host(1).ipv4()), "{}", peer()?);
+    net.pings(0, other, &["-c", "2", "-i", "0.2"])?;
+    let old = inside(1).to_string();
+    let foreign = net.pings(1, inside(0), &["-c", "1", "-W", "1", "-I", &old]);
+    anyhow::ensure!(foreign.is_err(), "from an address that is not the peer's any more");
+    net.end_all()
+}
+
+#[test]
 fn close_socket() -> anyhow::Result<()> {
     for transport in [Transport::Udp, Transport::Tcp] {
-        let net = Net::new(1, transport, "aes-256-gcm", "1400")?;
+        let net = Net::new(1, transport, "1400")?;
+        let client = net.host(1);
         let mut told = listen(net.server())?;
-        net.meet(1, &["--keepalive-interval", "1", "--keepalive-timeout", "20"])?;
+        hear(net.server(), &mut told)?;
+        net.meet(1, &["--keepalive-interval", "1", "--keepalive-timeout", "60"])?;
         net.pings(1, inside(0), &["-c", "2", "-i", "0.2"])?;
+        // Over a connection, the kernel learns of its end as it sends.
         let times = ["--keepalive-interval", "1", "--keepalive-timeout", "4"];
         dco(net.server(), &[&["set-peer", DEVICE, "1"], &times[..]].concat())?;
-        // Who owns the client's socket ends, and with it whatever it could say.
-        dco(net.host(1), &["del-iface", DEVICE])?;
+        let witness = Witness::of(client)?;
+        // Nobody else has the client's socket.
+        kill_process(holder(client)?, Signal::KILL)?;
         let over = line(&mut told)?;
         // A connection that is closed before all was read from it is reset.
         let reasons = match transport {
@@ -417,7 +570,8 @@ fn close_socket() -> anyhow::Result<()> {
         let possible = reasons.iter().map(|reason| deleted(net.server(), 1, reason));
         let possible: Vec<Value> = possible.collect::<anyhow::Result<_>>()?;
         anyhow::ensure!(possible.contains(&over), "{transport:?}: {over}");
-        dco(net.server(), &["del-iface", DEVICE])?;
+        is_left(client, witness, 1 + net.tx_id_step as u32)?;
+        net.end_all()?;
     }
     Ok(())
 }

@@ -250,7 +250,9 @@ fn faults_of_mode(mode: Mode) -> Vec<Case> {
     let with_ipv4 = |id| PeerAttributes { vpn_ipv4: second.vpn_ipv4, ..peer(mode, id) };
     let with_ipv6 = |id| PeerAttributes { vpn_ipv6: second.vpn_ipv6, ..peer(mode, id) };
     let taken = Comes::Refusal("VPN address");
+    let smallest = PeerAttributes { tx_id: Some(0), ..peer(mode, 0) };
     vec![
+        new("the smallest id both ways", Socket::Udp, smallest, Comes::Done),
         new("an id that is there", Socket::Udp, own.clone(), Comes::Refusal("peer 1")),
         new("no VPN address", Socket::Udp, nowhere, taken),
         new("another's VPN IPv4 address", Socket::Udp, with_ipv4(NEW), taken),
@@ -319,6 +321,36 @@ fn absent(mode: Mode) -> Vec<Case> {
         case("an absent peer's key is deleted", Ask::DeleteKey(ABSENT, Slot::Primary), says),
         case("an empty slot is read", Ask::Key(FIRST, Slot::Secondary), empty),
         case("an empty slot is emptied", Ask::DeleteKey(FIRST, Slot::Secondary), Comes::Done),
+    ]
+}
+
+/// What might be taken for wrong and is not.
+fn odd_but_right() -> Vec<Case> {
+    let first = PeerAttributes { id: Some(FIRST), ..PeerAttributes::default() };
+    let tx_id = |id| PeerAttributes { tx_id: Some(id), ..first.clone() };
+    let keepalive = |interval_s, timeout_s| PeerAttributes {
+        keepalive_interval_s: Some(interval_s),
+        keepalive_timeout_s: Some(timeout_s),
+        ..first.clone()
+    };
+    let swap =
+        || case("keys are swapped of which one is missing", Ask::SwapKeys(FIRST), Comes::Done);
+    let secondary = KeyAttributes { slot: Some(Slot::Secondary), ..key(FIRST) };
+    let empty = Comes::Refusal("primary slot of peer 1");
+    vec![
+        swap(),
+        case("the slot is read that had the key", Ask::Key(FIRST, Slot::Primary), empty),
+        case("the slot is read that has it", Ask::Key(FIRST, Slot::Secondary), Comes::Done),
+        swap(),
+        case("a key with the id of the other slot's", Ask::NewKey(secondary), Comes::Done),
+        case("the second of two is read", Ask::Key(FIRST, Slot::Secondary), Comes::Done),
+        case("the second of two is deleted", Ask::DeleteKey(FIRST, Slot::Secondary), Comes::Done),
+        set("the smallest id to send", tx_id(0), Comes::Done),
+        set("the largest id to send", tx_id(PEER_ID_MAX), Comes::Done),
+        set("its own id to send", tx_id(FIRST), Comes::Done),
+        set("a ping and no time-out", keepalive(1, 0), Comes::Done),
+        // It is none, or the peer would be gone before the end.
+        set("a time-out and no ping", keepalive(0, 1), Comes::Done),
     ]
 }
 
@@ -394,6 +426,7 @@ impl Stage {
 fn referee(mode: Mode) {
     let stage = Stage::new(mode);
     let tables = [
+        odd_but_right(),
         faults_of_peers(mode),
         faults_of_sockets(mode),
         faults_of_keys(),

@@ -198,6 +198,9 @@ pub struct PeerState {
     pub remote: Option<SocketAddr>,
     /// Where it is sent to from; the address is unspecified as long as any will do.
     pub local: Option<SocketAddr>,
+    /// The network namespace of the socket that it is reached by, by the number that who asks has for it;
+    /// `None`: the same as the asker's, or the device does not tell.
+    pub socket_netns: Option<i32>,
     /// Its address inside the VPN.
     pub vpn_ipv4: Option<Ipv4Addr>,
     /// Its address inside the VPN.

@@ -9,8 +9,8 @@ use serde_json::{Value, json};
 use tokio::sync::Notify;
 use weft_engine::DropReason;
 use weft_engine::dco::{Device, DeviceConfig, Event, MTU_MAX};
-use weft_kernel::Kernel;
 use weft_kernel::ovpn::{OvpnClient, OvpnDeviceSpec, OvpnError, OvpnWatch, Refusal};
+use weft_kernel::{Kernel, KernelError};
 use weft_openvpn::device::{
     DeletionReason, DeviceError, Mode, Notice, Notification, PeerAttributes, PeerState, Slot,
     Traffic, rules,
@@ -96,7 +96,10 @@ impl Held {
         let watch = tokio::sync::Mutex::new(OvpnWatch::open().await.map_err(refused)?);
         let kernel = Kernel::new().map_err(internal)?;
         let spec = OvpnDeviceSpec { name: words.device.clone(), mode: words.mode, own: false };
-        let device = kernel.create_ovpn_device(&spec).await.map_err(conflict)?;
+        let device = kernel.create_ovpn_device(&spec).await.map_err(|error| match error {
+            KernelError::NameTaken { name, .. } => name_taken(&name),
+            error => conflict(error),
+        })?;
         Ok((Either::Kernel { client, watch }, device.index))
     }
 
@@ -106,7 +109,7 @@ impl Held {
         lines: &Arc<Lines>,
     ) -> Result<(Either, u32), ApiError> {
         if weft_io::tun::index(&words.device).is_ok() {
-            return Err(conflict(format!("there is a device {} already", words.device)));
+            return Err(name_taken(&words.device));
         }
         let config =
             DeviceConfig { name: words.device.clone(), mode: words.mode, mtu, offloads: true };
@@ -450,6 +453,14 @@ fn internal(error: impl std::fmt::Display) -> ApiError {
 
 fn conflict(error: impl std::fmt::Display) -> ApiError {
     ApiError::new(ErrorKind::Conflict, error)
+}
+
+/// Somebody else's device, or what a killed process has left of the kernel's.
+fn name_taken(device: &str) -> ApiError {
+    conflict(format!(
+        "there is a device {device} already, and no process that holds it: give another name, or remove \
+         it (ip link del {device})"
+    ))
 }
 
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

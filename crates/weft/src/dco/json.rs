@@ -82,6 +82,9 @@ pub(super) fn peer(state: &PeerState) -> Value {
     if let Some(local) = state.local {
         put_address(&mut peer, "local", local);
     }
+    if let Some(netns) = state.socket_netns {
+        peer.insert("socket-netnsid".to_owned(), json!(netns));
+    }
     Value::Object(peer)
 }
 

@@ -25,11 +25,12 @@ const LENGTH_MAX: u32 = 400;
 const WORD: [u8; 4] = [0x48, 0, 0, 2];
 
 /// A peer that is no device: it seals what it likes.
-struct Forger {
+pub(super) struct Forger {
     random: Random,
     key: SealingKey,
-    socket: UdpSocket,
-    to: SocketAddr,
+    pub(super) socket: UdpSocket,
+    /// The device's.
+    pub(super) to: SocketAddr,
     /// A good packet that was sent before.
     last: Vec<u8>,
 }
@@ -44,7 +45,8 @@ struct Expected {
 }
 
 impl Forger {
-    fn new(a: &Host, b: &Host, seed: u64) -> Self {
+    /// At `b`, a peer of the device at `a`.
+    pub(super) fn new(a: &Host, b: &Host, seed: u64) -> Self {
         let (here, socket) = (a.socket(false), b.socket(false));
         let to = here.local_addr().unwrap();
         a.meet(b, here.into(), Some(socket.local_addr().unwrap()), AES_256);
@@ -58,7 +60,7 @@ impl Forger {
         (0..length).map(|_| self.random.below(256) as u8).collect()
     }
 
-    fn seal(&mut self, plain: &[u8]) -> Vec<u8> {
+    pub(super) fn seal(&mut self, plain: &[u8]) -> Vec<u8> {
         let mut packet = vec![0; OVERHEAD_BYTES];
         packet.extend_from_slice(plain);
         self.key.reserve(1, WORD).unwrap().seal_in_place(&mut packet, plain.len()).unwrap();

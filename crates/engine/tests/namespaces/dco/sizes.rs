@@ -1,12 +1,15 @@
 //! How large packets may be, and super-packets.
 
-use std::net::{TcpListener, TcpStream, UdpSocket};
+use std::net::{IpAddr, TcpListener, TcpStream, UdpSocket};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use etherparse::{NetSlice, PacketBuilder, SlicedPacket, TcpOptionElement, TransportSlice};
+use rustix::net::{AddressFamily, SocketType, ipproto, socket};
 use weft_io::{offload, udp, uninterrupted};
 use weft_openvpn::device::Mode;
 
+use super::fuzzed::Forger;
 use super::host::{AES_256, Host, arrives, connect_udp, datagrams, joined, strangers};
 use crate::common::{PATIENCE, ip, pattern};
 
@@ -50,6 +53,52 @@ fn a_stream_that_would_send_too_long_segments_is_told_the_devices_size() {
     let bytes = segment_bytes(&b);
     // Without the options that every segment has.
     assert!((1_300..=1_416 - 40).contains(&bytes), "{bytes} bytes a segment");
+}
+
+/// How much one segment may carry, as a packet says that opens a stream over IPv4 and whose checksum is
+/// right.
+fn told_segment_bytes(packet: &[u8]) -> Option<u16> {
+    let sliced = SlicedPacket::from_ip(packet).unwrap();
+    let (Some(NetSlice::Ipv4(ipv4)), Some(TransportSlice::Tcp(tcp))) =
+        (sliced.net, sliced.transport)
+    else {
+        panic!("no TCP over IPv4: {packet:02x?}")
+    };
+    let (source, destination) = (ipv4.header().source(), ipv4.header().destination());
+    assert_eq!(tcp.checksum(), tcp.calc_checksum_ipv4(source, destination).unwrap());
+    tcp.options_iterator().find_map(|option| match option.unwrap() {
+        TcpOptionElement::MaximumSegmentSize(bytes) => Some(bytes),
+        _ => None,
+    })
+}
+
+/// The peer is no device of ours, which would have lowered it before.
+#[test]
+fn what_a_peer_lets_a_stream_send_is_lowered_on_receipt() {
+    let (a, b) = strangers((Mode::Mp, Mode::P2p));
+    let mut peer = Forger::new(&a, &b, 1);
+    let open = || socket(AddressFamily::INET, SocketType::RAW, Some(ipproto::TCP)).unwrap();
+    // It has what comes for the host, from the IP header on.
+    let reader = UdpSocket::from(a.run(open));
+    reader.set_read_timeout(Some(PATIENCE)).unwrap();
+    let (IpAddr::V4(from), IpAddr::V4(to)) = (b.inner_v4(), a.inner_v4()) else {
+        panic!("no IPv4")
+    };
+    // The device's MTU without the two headers, or less if that was said.
+    for (said, wanted) in [(8_960_u16, 1_376), (1_377, 1_376), (1_376, 1_376), (536, 536)] {
+        let opening = PacketBuilder::ipv4(from.octets(), to.octets(), 64)
+            .tcp(5_000, 5_001, said.into(), 65_000)
+            .syn()
+            .options(&[TcpOptionElement::MaximumSegmentSize(said)])
+            .unwrap();
+        let mut packet = Vec::new();
+        opening.write(&mut packet, &[]).unwrap();
+        let sealed = peer.seal(&packet);
+        peer.socket.send_to(&sealed, peer.to).unwrap();
+        let mut got = [0; 2_000];
+        let len = uninterrupted(|| reader.recv(&mut got)).unwrap();
+        assert_eq!(told_segment_bytes(&got[..len]), Some(wanted), "of {said}: {:?}", a.drops());
+    }
 }
 
 /// Packets that the system gave to a device, and those that it took from it.
