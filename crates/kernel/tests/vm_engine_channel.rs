@@ -6,16 +6,18 @@
 // What engines report besides goes to the log.
 #![allow(clippy::unwrap_used, clippy::print_stderr)]
 
+#[path = "common/space.rs"]
+mod space;
+
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd};
-use std::process::Command;
 use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use tokio::runtime::{Builder, Runtime};
 use weft_crypto::{Cipher, PeerId, SaKey};
-use weft_io::namespace::{Namespace, run_in, unshare_network};
+use weft_io::namespace::run_in;
 use weft_io::tap::{Tap, TapOptions};
 use weft_kernel::Kernel;
 use weft_kernel::engine::{
@@ -28,6 +30,8 @@ use weft_path::{
     PathId, Vni,
 };
 
+use crate::space::Space;
+
 const PATH: PathId = PathId(1);
 const VNI: Vni = Vni(1);
 const SWITCH: &str = "weft";
@@ -39,41 +43,6 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// The packets that an SA seals before more is asked for, and at most.
 type Limits = (u64, u64);
 const AMPLE: Limits = (1 << 30, 1 << 31);
-
-/// A network namespace. It ends with this value.
-struct Space(Namespace);
-
-impl Space {
-    fn new() -> Self {
-        let made = std::thread::spawn(|| {
-            unshare_network().expect("this test makes network namespaces and must run as root");
-            run("ip link set lo up");
-            Namespace::current().unwrap()
-        });
-        Self(made.join().unwrap())
-    }
-
-    fn run(&self, line: &str) -> String {
-        run_in(&self.0, || run(line)).unwrap()
-    }
-
-    fn succeeds(&self, line: &str) -> bool {
-        run_in(&self.0, || command(line).output().unwrap().status.success()).unwrap()
-    }
-}
-
-fn command(line: &str) -> Command {
-    let mut command = Command::new("bash");
-    command.args(["-c", &format!("exec {line}")]);
-    command
-}
-
-fn run(line: &str) -> String {
-    let output = command(line).output().unwrap();
-    let errors = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{line}: {errors}{}", String::from_utf8_lossy(&output.stdout));
-    String::from_utf8(output.stdout).unwrap()
-}
 
 /// A host with its engine, which works on only while something is asked of the host: its task has to run
 /// in the host's namespace.
@@ -222,6 +191,17 @@ impl Host {
     fn pings(&self, other: &Self) {
         let told = self.space.run(&format!("ping -c 5 -i 0.2 -W 20 10.32.0.{}", other.number));
         assert!(told.contains(" 5 received"), "{told}");
+    }
+
+    /// The peers that its device has at this moment: the engine does nothing meanwhile.
+    fn device_peers(&self) -> usize {
+        let count = async {
+            let client = OvpnClient::open().await.unwrap();
+            let device = Kernel::new().unwrap().ovpn_device(DATA_CHANNEL_DEVICE).await.unwrap();
+            client.peers(device.unwrap().index).await.unwrap().len()
+        };
+        let runtime = || Builder::new_current_thread().enable_all().build().unwrap();
+        run_in(&self.space.0, || runtime().block_on(count)).unwrap()
     }
 
     fn has_device(&self) -> bool {
@@ -384,6 +364,47 @@ fn what_was_carried_outlives_keys_and_peers() {
     grown(&a);
     a.pings(&b);
     grown(&a);
+}
+
+#[test]
+fn peers_that_leave_hold_up_nobody_and_make_way() {
+    const MANY: usize = 100;
+    const BACK: usize = 10;
+    let [a, b] = joined();
+    let spi = |number: u8| 0x4800_0000 | u32::from(number) << 8;
+    let receive = |number: u8| EngineCommand::InstallInbound {
+        engine: EngineKind::Kernel,
+        remote: IpAddr::from([192, 0, 2, number]),
+        peer: PeerId::from_bytes([number; 32]),
+        path: PathId(number.into()),
+        sa: InboundSa {
+            spi: spi(number),
+            lane: 0,
+            cipher: Cipher::Aes256Gcm,
+            key: SaKey::for_ovpn([number; 40]),
+            encapsulation: Encapsulation::Udp,
+            remote_engine: EngineKind::Kernel,
+            lifetime: Duration::from_secs(3_600),
+        },
+    };
+    let numbers = 100..100 + MANY as u8;
+    a.apply(numbers.clone().map(receive).collect());
+    assert_eq!(a.device_peers(), 2 + MANY);
+    a.apply(numbers.clone().map(|it| EngineCommand::RemoveInbound { spi: spi(it) }).collect());
+    // The kernel takes tens of milliseconds for each, and nothing waits for them.
+    let leaving = a.device_peers();
+    assert!(leaving > 2 + MANY / 2, "{leaving} peers are there still");
+    a.pings(&b);
+    // Some come back, by the names of some that have not left yet.
+    a.apply(numbers.rev().take(BACK).map(receive).collect());
+    let end = Instant::now() + PATIENCE;
+    while a.device_peers() != 2 + BACK {
+        assert!(Instant::now() < end, "{} peers are there still", a.device_peers());
+        a.enter(async { tokio::time::sleep(Duration::from_millis(50)).await });
+    }
+    a.enter(a.engine.repair());
+    assert_eq!(a.device_peers(), 2 + BACK);
+    a.pings(&b);
 }
 
 #[test]

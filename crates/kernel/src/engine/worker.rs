@@ -256,7 +256,8 @@ impl Worker {
     fn next_timeout(&self) -> Instant {
         let retire = self.retired.front().map(|(at, _)| *at);
         let support = self.lacks_support().then_some(self.next_support);
-        let timers = retire.into_iter().chain(support).chain(self.reading_due());
+        let leaving = self.channel.has_leaving_peers().then(Instant::now);
+        let timers = retire.into_iter().chain(support).chain(self.reading_due()).chain(leaving);
         timers.fold(self.next_reconcile, Instant::min)
     }
 
@@ -265,6 +266,7 @@ impl Worker {
         let due = self.retired.partition_point(|(at, _)| *at <= now);
         let retired: Vec<StateId> = self.retired.drain(..due).map(|(_, id)| id).collect();
         self.remove_states(&retired).await;
+        self.delete_leaving_peer().await;
         if self.lacks_support() && now >= self.next_support {
             match self.ipsec {
                 None => self.look_for_support().await,

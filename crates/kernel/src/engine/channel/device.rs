@@ -1,6 +1,6 @@
 //! The data channel's device: found out about, made with the first path that needs it, changed, removed.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
 use std::fmt::Display;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -65,6 +65,10 @@ pub(super) struct Open {
     pub(super) index: u32,
     pub(super) client: OvpnClient,
     pub(super) watch: OvpnWatch,
+    /// Peers without keys that are to be deleted. The kernel has deleted one only once all its processors
+    /// have let go of it, which takes tens of milliseconds: one at a time, so that hundreds of them hold
+    /// up nobody's probes.
+    pub(super) leaving: VecDeque<(u32, Ipv6Addr)>,
 }
 
 impl Channel {
@@ -78,6 +82,11 @@ impl Channel {
 
     pub(in crate::engine) const fn is_open(&self) -> bool {
         self.open.is_some()
+    }
+
+    /// Whether a peer is to be deleted.
+    pub(in crate::engine) fn has_leaving_peers(&self) -> bool {
+        self.open.as_ref().is_some_and(|open| !open.leaving.is_empty())
     }
 }
 
@@ -150,10 +159,10 @@ impl Worker {
     }
 
     async fn change(&mut self, change: Change) -> Result<(), String> {
-        if let Change::DeletePeer { id, address } = change {
-            self.read_last_of_channel(id, address).await;
+        if let Change::NewPeer(_, spec) = &change {
+            self.make_way_for(spec).await;
         }
-        let (Some(open), Some(sockets)) = (&self.channel.open, &self.channel.sockets) else {
+        let (Some(open), Some(sockets)) = (&mut self.channel.open, &self.channel.sockets) else {
             // With the device went all that it had.
             return change.path().map_or(Ok(()), |_| Err(NO_DEVICE.into()));
         };
@@ -202,11 +211,44 @@ impl Worker {
                 counters.deletions_refused += u64::from(deleted.is_err());
                 deleted
             }
-            Change::DeletePeer { id, .. } => {
-                let deleted = unless_gone(client.delete_peer(device, id).await);
-                counters.deletions_refused += u64::from(deleted.is_err());
-                deleted
+            Change::DeletePeer { id, address } => {
+                open.leaving.push_back((id, address));
+                // Without keys it carries nothing any more.
+                for slot in [Slot::Primary, Slot::Secondary] {
+                    let deleted = unless_gone(open.client.delete_key(device, id, slot).await);
+                    counters.deletions_refused += u64::from(deleted.is_err());
+                    deleted?;
+                }
+                Ok(())
             }
+        }
+    }
+
+    /// Deletes peers that are leaving and have the id or the address of a new one.
+    async fn make_way_for(&mut self, new: &PeerSpec) {
+        let Some(open) = &mut self.channel.open else { return };
+        let in_the_way = |(id, address): &(u32, Ipv6Addr)| *id == new.id || *address == new.address;
+        let (now, later): (Vec<_>, Vec<_>) = open.leaving.drain(..).partition(in_the_way);
+        open.leaving = later.into();
+        for (id, address) in now {
+            self.delete_peer(id, address).await;
+        }
+    }
+
+    /// Deletes the peer that has been leaving for longest.
+    pub(in crate::engine) async fn delete_leaving_peer(&mut self) {
+        let leaving = self.channel.open.as_mut().and_then(|open| open.leaving.pop_front());
+        if let Some((id, address)) = leaving {
+            self.delete_peer(id, address).await;
+        }
+    }
+
+    async fn delete_peer(&mut self, id: u32, address: Ipv6Addr) {
+        self.read_last_of_channel(id, address).await;
+        let Some(open) = &self.channel.open else { return };
+        if let Err(reason) = unless_gone(open.client.delete_peer(open.index, id).await) {
+            self.counters.channel.deletions_refused += 1;
+            tracing::warn!(%reason, "a peer is left on the data channel's device");
         }
     }
 
@@ -243,7 +285,7 @@ impl Worker {
         let watch = OvpnWatch::open().await.map_err(text)?;
         let device = self.make_device().await.map_err(text)?;
         self.kernel.ensure_tunnel(&self.tunnel()).await.map_err(text)?;
-        Ok(Open { index: device.index, client, watch })
+        Ok(Open { index: device.index, client, watch, leaving: VecDeque::new() })
     }
 
     async fn make_device(&self) -> Result<OvpnDevice, KernelError> {

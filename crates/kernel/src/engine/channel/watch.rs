@@ -89,9 +89,10 @@ impl Worker {
         }
         let Some(found) = self.channel_peers().await else { return };
         self.take_reading(&found).await;
-        let surplus = self.state.channel.surplus(&found);
-        self.counters.channel.peers_surplus += surplus.len() as u64;
         let Some(open) = &self.channel.open else { return };
+        let mut surplus = self.state.channel.surplus(&found);
+        surplus.retain(|surplus| !open.leaving.iter().any(|(id, _)| id == surplus));
+        self.counters.channel.peers_surplus += surplus.len() as u64;
         for id in surplus {
             match open.client.delete_peer(open.index, id).await {
                 Err(error) if !is_gone(&error) => {
