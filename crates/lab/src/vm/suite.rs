@@ -86,11 +86,13 @@ const TABLE: [Row; 8] = [
 
 /// Tests of the table that wait for a soak, so that the suite ends within 20 minutes: others show the same
 /// and more on the guest's own kernel, or almost the same.
-const SOAK_ONLY: [&str; 8] = [
+const SOAK_ONLY: [&str; 10] = [
     "net_dco::*symmetric_ids_over_tcp*",
+    "net_ecn::*",
     "net_ports::*",
     "net_rekey::*",
     "net_restart::*",
+    "net_top::*",
     "net_traffic::*",
     "net_wire::*",
     "net_workers::*",
@@ -574,6 +576,7 @@ mod tests {
         let all = [
             program("net_admission", &["x"]),
             program("net_dco", &["symmetric_ids_over_tcp"]),
+            program("net_ecn", &["x"]),
             program("net_errors", &["x"]),
             program("net_idle", &["x"]),
             program("net_mixed", &["x"]),
@@ -581,6 +584,7 @@ mod tests {
             program("net_ports", &["x"]),
             program("net_rekey", &["x"]),
             program("net_restart", &["x"]),
+            program("net_top", &["x"]),
             program("net_traffic", &["x"]),
             program("net_wire", &["x"]),
             program("net_workers", &["x"]),
