@@ -394,13 +394,17 @@ fn peers_that_leave_hold_up_nobody_and_make_way() {
     // The kernel takes tens of milliseconds for each, and nothing waits for them.
     let leaving = a.device_peers();
     assert!(leaving > 2 + MANY / 2, "{leaving} peers are there still");
+    a.apply(vec![EngineCommand::SendProbe { path: PATH, probe: 7, mtu: MTU, candidate: false }]);
+    b.told(|event| matches!(event, EngineEvent::ProbeReceived { probe: 7, .. }));
+    let leaving = a.device_peers();
+    assert!(leaving > 2 + BACK, "{leaving} peers are there still");
     a.pings(&b);
     // Some come back, by the names of some that have not left yet.
     a.apply(numbers.rev().take(BACK).map(receive).collect());
-    let end = Instant::now() + PATIENCE;
+    let end = Instant::now() + 5 * PATIENCE;
     while a.device_peers() != 2 + BACK {
         assert!(Instant::now() < end, "{} peers are there still", a.device_peers());
-        a.enter(async { tokio::time::sleep(Duration::from_millis(50)).await });
+        a.enter(async { tokio::time::sleep(Duration::from_millis(500)).await });
     }
     a.enter(a.engine.repair());
     assert_eq!(a.device_peers(), 2 + BACK);

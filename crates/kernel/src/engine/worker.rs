@@ -256,8 +256,8 @@ impl Worker {
     fn next_timeout(&self) -> Instant {
         let retire = self.retired.front().map(|(at, _)| *at);
         let support = self.lacks_support().then_some(self.next_support);
-        let leaving = self.channel.has_leaving_peers().then(Instant::now);
-        let timers = retire.into_iter().chain(support).chain(self.reading_due()).chain(leaving);
+        let channel = self.reading_due().into_iter().chain(self.channel.deletion_due());
+        let timers = retire.into_iter().chain(support).chain(channel);
         timers.fold(self.next_reconcile, Instant::min)
     }
 

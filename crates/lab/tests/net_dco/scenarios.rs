@@ -314,10 +314,14 @@ fn networks(net: &Net) -> anyhow::Result<()> {
     net.pings(0, behind, &["-c", "3", "-i", "0.2"])
 }
 
-/// What a server in userspace has dropped since it found no peer for it, or another one's.
+/// What a server in userspace has dropped since it found no peer for it, or another one's; of the kernel's
+/// nothing is known.
 fn astray(net: &Net) -> anyhow::Result<[Value; 2]> {
     let shown = dco(net.server(), &["get-iface", DEVICE])?;
-    Ok(["no_endpoint", "foreign_source"].map(|why| shown["drops"][why].clone()))
+    let astray = ["no_endpoint", "foreign_source"].map(|why| shown["drops"][why].clone());
+    let is_counted = shown["engine"] == "kernel" || astray.iter().all(Value::is_u64);
+    anyhow::ensure!(is_counted, "{shown}");
+    Ok(astray)
 }
 
 /// A stream from an address behind the first client, whose way is one of many that change.

@@ -134,28 +134,30 @@ async fn run_async(settings: Settings, ready: impl FnOnce(&Invitation)) -> Resul
         failed: false,
     };
     let control = tokio::spawn(control.run(link_events, events, requests, stop));
+    let socket = api::socket_path(&settings.runtime_dir);
+    let listener =
+        api::listen(&socket).map_err(|error| StartError::Api { path: socket.clone(), error })?;
     let tasks = [
         tokio::spawn(watch_interfaces(kernel.clone(), kernel_engine.clone(), attachments)),
         tokio::spawn(keep_forward_rule(kernel.clone(), kernel_engine.switch())),
         tokio::spawn(mtu_follower),
         tokio::spawn(stop_on_signal(stop_sender)),
     ];
-    let served = serve(daemon, control, ready).await;
+    serve(listener, daemon, control, ready).await;
     tasks.into_iter().for_each(|task| task.abort());
     remove_forward_rule(&kernel).await;
+    let _ = std::fs::remove_file(socket);
     tracing::info!("weft has stopped");
-    served
+    Ok(())
 }
 
 /// Answers requests until the control loop ends.
 async fn serve(
+    listener: ApiListener,
     daemon: Arc<Daemon>,
     control: JoinHandle<()>,
     ready: impl FnOnce(&Invitation),
-) -> Result<(), StartError> {
-    let socket = api::socket_path(&daemon.settings.runtime_dir);
-    let listener =
-        api::listen(&socket).map_err(|error| StartError::Api { path: socket.clone(), error })?;
+) {
     let api = tokio::spawn(serve_api(listener, Arc::clone(&daemon)));
     daemon.attachments.restore().await;
     ready(&daemon.invitation());
@@ -163,8 +165,6 @@ async fn serve(
     tracing::info!(%peer, nickname, mtu, "weft is running");
     let _ = control.await;
     api.abort();
-    let _ = std::fs::remove_file(socket);
-    Ok(())
 }
 
 /// Both engines as they run.

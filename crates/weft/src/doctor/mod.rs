@@ -195,7 +195,7 @@ fn tap_and_offloads() -> Vec<Finding> {
     let mut findings = vec![Finding::new("TAP device", State::Ok, "/dev/net/tun gives one")];
     for (name, verdict, what) in [
         ("TCP super-packets", &offloads.tap_tso, "to and from the TAP device".to_owned()),
-        ("UDP super-packets", &offloads.tap_uso, "to and from the TAP device".to_owned()),
+        ("UDP super-packets", &offloads.tap_uso, "to the TAP device".to_owned()),
         ("UDP_SEGMENT", &offloads.udp_segment, format!("{segments} datagrams a run")),
         ("UDP_GRO", &offloads.udp_gro, "runs on receipt".to_owned()),
     ] {

@@ -68,7 +68,10 @@ pub(super) struct Open {
     /// Peers without keys that are to be deleted. The kernel has deleted one only once all its processors
     /// have let go of it, which takes tens of milliseconds: one at a time, so that hundreds of them hold
     /// up nobody's probes.
+    /// Those that come back at once are in the way of themselves, and waited for.
     pub(super) leaving: VecDeque<(u32, Ipv6Addr)>,
+    /// Since when the next of them is due.
+    next_deletion: Instant,
 }
 
 impl Channel {
@@ -84,9 +87,9 @@ impl Channel {
         self.open.is_some()
     }
 
-    /// Whether a peer is to be deleted.
-    pub(in crate::engine) fn has_leaving_peers(&self) -> bool {
-        self.open.as_ref().is_some_and(|open| !open.leaving.is_empty())
+    /// When a peer is to be deleted.
+    pub(in crate::engine) fn deletion_due(&self) -> Option<Instant> {
+        self.open.as_ref().filter(|open| !open.leaving.is_empty()).map(|open| open.next_deletion)
     }
 }
 
@@ -214,12 +217,13 @@ impl Worker {
             Change::DeletePeer { id, address } => {
                 open.leaving.push_back((id, address));
                 // Without keys it carries nothing any more.
+                let mut deleted = Ok(());
                 for slot in [Slot::Primary, Slot::Secondary] {
-                    let deleted = unless_gone(open.client.delete_key(device, id, slot).await);
-                    counters.deletions_refused += u64::from(deleted.is_err());
-                    deleted?;
+                    let of_slot = unless_gone(open.client.delete_key(device, id, slot).await);
+                    counters.deletions_refused += u64::from(of_slot.is_err());
+                    deleted = deleted.and(of_slot);
                 }
-                Ok(())
+                deleted
             }
         }
     }
@@ -240,6 +244,9 @@ impl Worker {
         let leaving = self.channel.open.as_mut().and_then(|open| open.leaving.pop_front());
         if let Some((id, address)) = leaving {
             self.delete_peer(id, address).await;
+        }
+        if let Some(open) = &mut self.channel.open {
+            open.next_deletion = Instant::now();
         }
     }
 
@@ -285,7 +292,8 @@ impl Worker {
         let watch = OvpnWatch::open().await.map_err(text)?;
         let device = self.make_device().await.map_err(text)?;
         self.kernel.ensure_tunnel(&self.tunnel()).await.map_err(text)?;
-        Ok(Open { index: device.index, client, watch, leaving: VecDeque::new() })
+        let (leaving, next_deletion) = (VecDeque::new(), Instant::now());
+        Ok(Open { index: device.index, client, watch, leaving, next_deletion })
     }
 
     async fn make_device(&self) -> Result<OvpnDevice, KernelError> {

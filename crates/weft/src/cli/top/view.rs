@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use super::rates::{Rates, VolumeRates};
+use super::rates::{PeerRates, Rates, VolumeRates};
 use crate::cli::output::{named, table};
 
 /// All tables, one under the other; those that would be empty are left out, but for the peers'.
@@ -19,8 +19,10 @@ pub(super) fn text(rates: &Rates) -> String {
         true => writeln!(text, "no peers; weft status connections says why"),
         false => writeln!(text, "{peers}"),
     };
-    // One lane carries what its peer's line says.
-    let several: Vec<_> = rates.peers.iter().filter(|peer| peer.lanes.len() > 1).collect();
+    // One lane carries what its peer's line says; the kernel has none of ours.
+    let has_lanes =
+        |peer: &&PeerRates| peer.lanes.len() > 1 && peer.engine.as_deref() != Some("kernel");
+    let several: Vec<_> = rates.peers.iter().filter(has_lanes).collect();
     if !several.is_empty() {
         let mut lanes = table(&["PEER", "LANE", "RECEIVED", "SENT", "PKT/S IN", "PKT/S OUT"]);
         for peer in several {
@@ -141,7 +143,7 @@ fn scaled(value: f64) -> (String, &'static str) {
 
 #[cfg(test)]
 mod tests {
-    use super::super::rates::{ContainerRates, Drops, LaneRates, PeerRates, WorkerRates};
+    use super::super::rates::{ContainerRates, Drops, LaneRates, WorkerRates};
     use super::*;
 
     fn rates() -> Rates {
@@ -210,6 +212,9 @@ mod tests {
         let mut of_one_lane = rates();
         of_one_lane.peers[0].lanes.truncate(1);
         assert!(!super::text(&of_one_lane).contains("LANE"), "its peer's line says it");
+        let mut of_the_kernel = rates();
+        of_the_kernel.peers[0].engine = Some("kernel".into());
+        assert!(!super::text(&of_the_kernel).contains("LANE"), "they carry nothing now");
     }
 
     #[test]
