@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Instant;
 
+use anyhow::Context as _;
 use rustix::process::{Signal, kill_process};
 use serde_json::{Value, json};
 use weft::sandbox::{Host, Running, Sandbox, SandboxOptions};
@@ -45,6 +46,8 @@ const OTHER_ROUTES: [&str; 13] = [
     "10.96.0.0/11",
     "10.64.0.0/10",
 ];
+/// Which host has none of the addresses inside.
+const NOBODY: usize = 98;
 /// The mark of the kernel's own scenario.
 const MARK: &str = "1056";
 
@@ -309,19 +312,43 @@ fn networks(net: &Net) -> anyhow::Result<()> {
     anyhow::ensure!(before == after, "packets found no way, or a wrong one: {before:?}, {after:?}");
     lo(1, "del")?;
     lo(2, "add")?;
+    go_astray(net, behind)?;
     route("replace", 2)?;
     net.wait_for(behind)?;
     net.pings(0, behind, &["-c", "3", "-i", "0.2"])
 }
 
-/// What a server in userspace has dropped since it found no peer for it, or another one's; of the kernel's
-/// nothing is known.
-fn astray(net: &Net) -> anyhow::Result<[Value; 2]> {
+/// That [`astray`] tells of packets to an address that nobody has, and of the second client's from an
+/// address to which the way is still through the first.
+fn go_astray(net: &Net, behind: Ipv4Addr) -> anyhow::Result<()> {
+    let Some(before) = astray(net)? else { return Ok(()) };
+    let deadline = Instant::now() + limit();
+    loop {
+        let is_lost = [(0, inside(NOBODY), inside(0)), (2, inside(0), behind)].map(|way| {
+            let (from, to, source) = way;
+            net.pings(from, to, &["-c", "1", "-W", "1", "-I", &source.to_string()]).is_err()
+        });
+        anyhow::ensure!(is_lost == [true; 2], "answers of nobody, or to one who is not there");
+        let after = astray(net)?.unwrap_or_default();
+        if after[0] > before[0] && after[1] > before[1] {
+            return Ok(());
+        }
+        anyhow::ensure!(Instant::now() < deadline, "not counted: {before:?}, {after:?}");
+    }
+}
+
+/// What a server in userspace has dropped since it found no peer for it, and since it came from another
+/// one's; `None`: the server is the kernel's, of which nothing is known.
+fn astray(net: &Net) -> anyhow::Result<Option<[u64; 2]>> {
     let shown = dco(net.server(), &["get-iface", DEVICE])?;
-    let astray = ["no_endpoint", "foreign_source"].map(|why| shown["drops"][why].clone());
-    let is_counted = shown["engine"] == "kernel" || astray.iter().all(Value::is_u64);
-    anyhow::ensure!(is_counted, "{shown}");
-    Ok(astray)
+    if shown["engine"] == "kernel" {
+        return Ok(None);
+    }
+    let drops = shown["drops"].as_object().with_context(|| format!("no drops: {shown}"))?;
+    // A reason is shown once there was a drop for it.
+    let astray = ["no_endpoint", "foreign_source"]
+        .map(|reason| drops.get(reason).and_then(Value::as_u64).unwrap_or(0));
+    Ok(Some(astray))
 }
 
 /// A stream from an address behind the first client, whose way is one of many that change.
