@@ -9,7 +9,7 @@
 #[path = "common/space.rs"]
 mod space;
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Mutex};
@@ -24,7 +24,8 @@ use weft_kernel::engine::{
     DATA_CHANNEL_DEVICE, DATA_CHANNEL_PORT, ENCAPSULATION_PORT, KernelEngine, KernelEngineConfig,
     Support, SwitchKind, probe_mac,
 };
-use weft_kernel::ovpn::OvpnClient;
+use weft_kernel::ovpn::{OvpnClient, OvpnDeviceSpec};
+use weft_openvpn::device::{Mode, PeerAttributes, Slot};
 use weft_path::{
     Encapsulation, Endpoint, EngineCommand, EngineEvent, EngineKind, InboundSa, Mac, OutboundSa,
     PathId, Vni,
@@ -193,20 +194,28 @@ impl Host {
         assert!(told.contains(" 5 received"), "{told}");
     }
 
-    /// The peers that its device has at this moment: the engine does nothing meanwhile.
-    fn device_peers(&self) -> usize {
-        let count = async {
-            let client = OvpnClient::open().await.unwrap();
-            let device = Kernel::new().unwrap().ovpn_device(DATA_CHANNEL_DEVICE).await.unwrap();
-            client.peers(device.unwrap().index).await.unwrap().len()
-        };
+    /// What another program does on it. The engine does nothing meanwhile.
+    fn beside<T: Send>(&self, inside: impl Future<Output = T> + Send) -> T {
         let runtime = || Builder::new_current_thread().enable_all().build().unwrap();
-        run_in(&self.space.0, || runtime().block_on(count)).unwrap()
+        run_in(&self.space.0, || runtime().block_on(inside)).unwrap()
+    }
+
+    /// The peers that its device has at this moment.
+    fn device_peers(&self) -> usize {
+        self.beside(async {
+            let client = OvpnClient::open().await.unwrap();
+            client.peers(channel_device().await).await.unwrap().len()
+        })
     }
 
     fn has_device(&self) -> bool {
         self.space.succeeds(&format!("ip link show {DATA_CHANNEL_DEVICE}"))
     }
+}
+
+/// The index of the engine's device in this namespace.
+async fn channel_device() -> u32 {
+    Kernel::new().unwrap().ovpn_device(DATA_CHANNEL_DEVICE).await.unwrap().unwrap().index
 }
 
 fn config(local: PeerId) -> KernelEngineConfig {
@@ -447,10 +456,9 @@ fn a_lost_device_or_peer_is_told_and_made_again() {
     join(&a, &b, 1, AMPLE);
     a.pings(&b);
     // Somebody deletes both its peers.
-    a.enter(async {
+    a.beside(async {
         let client = OvpnClient::open().await.unwrap();
-        let device = Kernel::new().unwrap().ovpn_device(DATA_CHANNEL_DEVICE).await.unwrap();
-        let index = device.unwrap().index;
+        let index = channel_device().await;
         let peers = client.peers(index).await.unwrap();
         assert_eq!(peers.len(), 2);
         for peer in peers {
@@ -464,5 +472,54 @@ fn a_lost_device_or_peer_is_told_and_made_again() {
     a.pings(&b);
     a.space.run(&format!("ip -6 address flush dev {DATA_CHANNEL_DEVICE}"));
     a.enter(a.engine.repair());
+    a.pings(&b);
+}
+
+/// Has the kernel tell of so many peers of a device of the test's own that were replaced.
+async fn crowd_with_notices(notices: u32) {
+    let kernel = Kernel::new().unwrap();
+    let spec = OvpnDeviceSpec { name: "crowd".into(), mode: Mode::P2p, own: false };
+    let index = kernel.create_ovpn_device(&spec).await.unwrap().index;
+    let socket = UdpSocket::bind("192.0.2.1:0").unwrap();
+    let client = OvpnClient::open().await.unwrap();
+    for id in 0..=notices {
+        let peer = PeerAttributes {
+            id: Some(id),
+            remote_ipv4: Some(Ipv4Addr::new(192, 0, 2, 9)),
+            remote_port: Some(9),
+            ..PeerAttributes::default()
+        };
+        client.new_peer(index, socket.as_fd(), &peer).await.unwrap();
+    }
+    kernel.remove_ovpn_device_by_index(index).await.unwrap();
+}
+
+#[test]
+fn what_lost_notices_may_have_said_is_found_out() {
+    /// More than the watch's socket keeps while nobody reads it.
+    const NOTICES: u32 = 4_000;
+    let [a, b] = joined();
+    a.pings(&b);
+    // The kernel retires a key by a notice. Of this key no notice comes, as if it had been lost.
+    a.beside(async {
+        let client = OvpnClient::open().await.unwrap();
+        let index = channel_device().await;
+        for peer in client.peers(index).await.unwrap() {
+            // What receives has a key of its own in the slot, which nobody misses.
+            client.delete_key(index, peer.id, Slot::Primary).await.unwrap();
+        }
+    });
+    let lost = || {
+        let counters = a.enter(a.engine.counters());
+        counters.named.into_iter().find(|(name, _)| *name == "channel_notices_lost").unwrap().1
+    };
+    assert_eq!(lost(), 0);
+    a.beside(crowd_with_notices(NOTICES));
+    let spi = b.spi(0);
+    a.told(|event| *event == EngineEvent::OutboundExhausted { path: PATH, spi });
+    assert!(lost() > 0);
+    a.clear(&[0]);
+    b.clear(&[0]);
+    join(&a, &b, 1, AMPLE);
     a.pings(&b);
 }
