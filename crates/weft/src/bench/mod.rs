@@ -201,9 +201,9 @@ pub fn run(options: &BenchOptions) -> anyhow::Result<()> {
         let plan = options.plan(*link_mtu);
         let part = on_link(plan, |sandbox, pairs, plan| compare(sandbox, &binary, pairs, plan))?;
         report.rows.extend(part.rows);
-        let commands = std::mem::take(&mut report.machine.commands);
-        report.machine = part.machine;
-        report.machine.commands.extend(commands);
+        let before = std::mem::replace(&mut report.machine, part.machine);
+        report.machine.commands.extend(before.commands);
+        report.machine.versions.extend(before.versions);
     }
     write_files(&report, options.json.as_ref().and_then(Option::as_deref), options.svg.as_deref())?;
     if let Some(file) = &options.markdown {
@@ -381,6 +381,10 @@ pub(crate) fn compare(
             other => format!("{} {other}", underlay.name()),
         };
         for (row, samples) in rows.iter().zip(&samples) {
+            if samples.is_empty() {
+                leave_out(&mut report.machine, row.name, &name, "each round failed");
+                continue;
+            }
             report.rows.push(ReportRow::of(row.name, &name, row.mtu, samples));
         }
     }
@@ -448,6 +452,7 @@ fn set_up(
     let mut set = Vec::new();
     let link_mtu = plan.link_mtu;
     let overlay_mtu = esp::inner_mtu(link_mtu as usize, esp::OVERHEAD_V6_UDP) as u32;
+    let link = format!("a link of {link_mtu}");
     for name in &plan.rows {
         let outside = match *name {
             rows::DIRECT => {
@@ -483,16 +488,27 @@ fn set_up(
                 machine.versions.insert((*name).to_owned(), version);
                 set.push(*row);
             }
-            Outside::Missing(why) => {
-                progress::note(&format!("row {name} left out: {why}"));
-                machine.versions.insert((*name).to_owned(), format!("left out: {why}"));
-            }
+            Outside::Missing(why) => leave_out(machine, name, &link, &why),
         }
     }
-    for row in &set {
-        measure::reach(row, row.server_address)?;
+    let mut ready = Vec::new();
+    for row in set {
+        match measure::reach(&row, row.server_address) {
+            Ok(_) => ready.push(row),
+            // A run of hours does not end with one of these.
+            Err(error) if rows::FULL.contains(&row.name) => {
+                leave_out(machine, row.name, &link, &error.to_string());
+            }
+            Err(error) => return Err(error),
+        }
     }
-    Ok(set)
+    Ok(ready)
+}
+
+/// Says why a row is not in the report, on which underlay or link.
+fn leave_out(machine: &mut Machine, row: &str, on: &str, why: &str) {
+    progress::note(&format!("row {row} left out on {on}: {why}"));
+    machine.versions.insert(format!("{row} on {on}"), format!("left out: {why}"));
 }
 
 fn measure_underlay(
