@@ -48,17 +48,19 @@ impl AeadKey {
         head_len: usize,
         extra: &[u8],
     ) -> Result<(), AeadError> {
-        if let Some(key) = self.expanded.rings(head_len + extra.len()) {
-            let (plaintext, icv) = sealed.split_last_chunk_mut::<ICV_LEN>().ok_or(AeadError)?;
-            plaintext[head_len..].copy_from_slice(extra);
-            return ring_seal(key, self.nonce(iv), aad, plaintext, icv);
+        match self.expanded.of(head_len + extra.len()) {
+            Of::AwsLc(key) => {
+                let nonce = aws_lc::Nonce::assume_unique_for_key(self.nonce(iv));
+                let (head, rest) = sealed.split_at_mut(head_len);
+                key.seal_in_place_scatter(nonce, aws_lc::Aad::from(aad), head, extra, rest)
+                    .map_err(|_| AeadError)
+            }
+            Of::Ring(key) => {
+                let (plaintext, icv) = sealed.split_last_chunk_mut::<ICV_LEN>().ok_or(AeadError)?;
+                plaintext[head_len..].copy_from_slice(extra);
+                ring_seal(key, self.nonce(iv), aad, plaintext, icv)
+            }
         }
-        let nonce = aws_lc::Nonce::assume_unique_for_key(self.nonce(iv));
-        let (head, rest) = sealed.split_at_mut(head_len);
-        self.expanded
-            .aws_lc
-            .seal_in_place_scatter(nonce, aws_lc::Aad::from(aad), head, extra, rest)
-            .map_err(|_| AeadError)
     }
 
     /// Decrypts `in_out` in place if `icv` is right. If not, `in_out` holds nothing of use. Never
@@ -84,17 +86,23 @@ impl AeadKey {
     }
 
     #[cfg(test)]
-    pub(crate) fn rings(&self, plaintext_len: usize) -> Option<&ring::LessSafeKey> {
-        self.expanded.rings(plaintext_len)
+    pub(crate) fn is_rings(&self, plaintext_len: usize) -> bool {
+        self.expanded.is_rings(plaintext_len)
     }
 }
 
-/// A prepared AEAD key; its nonces are the caller's, whole.
-pub(crate) struct ExpandedKey {
-    aws_lc: aws_lc::LessSafeKey,
-    /// Where some sizes are ring's.
-    ring: Option<Box<ring::LessSafeKey>>,
-    choice: Choice,
+/// A prepared AEAD key; its nonces are the caller's, whole. It is in the form of those libraries alone that
+/// have a class of sizes: the forms are most of what a peer takes of memory.
+pub(crate) enum ExpandedKey {
+    AwsLc(aws_lc::LessSafeKey),
+    Ring(Box<ring::LessSafeKey>),
+    Both { aws_lc: aws_lc::LessSafeKey, ring: Box<ring::LessSafeKey>, choice: Choice },
+}
+
+/// The form for a packet.
+enum Of<'a> {
+    AwsLc(&'a aws_lc::LessSafeKey),
+    Ring(&'a ring::LessSafeKey),
 }
 
 impl ExpandedKey {
@@ -109,10 +117,17 @@ impl ExpandedKey {
             DataCipher::Aes256Gcm => &aws_lc::AES_256_GCM,
             DataCipher::ChaCha20Poly1305 => &aws_lc::CHACHA20_POLY1305,
         };
-        let aws_lc = aws_lc::UnboundKey::new(algorithm, key).map_err(|_| AeadError)?;
+        let aws_lc = || {
+            let key = aws_lc::UnboundKey::new(algorithm, key).map_err(|_| AeadError)?;
+            Ok(aws_lc::LessSafeKey::new(key))
+        };
         let algorithm = ring_algorithm(cipher).filter(|_| choice.has(Library::Ring));
-        let ring = algorithm.map(|algorithm| ring_key(algorithm, key).map(Box::new)).transpose()?;
-        Ok(Self { aws_lc: aws_lc::LessSafeKey::new(aws_lc), ring, choice })
+        let Some(algorithm) = algorithm else { return aws_lc().map(Self::AwsLc) };
+        let ring = Box::new(ring_key(algorithm, key)?);
+        Ok(match choice.has(Library::AwsLc) {
+            true => Self::Both { aws_lc: aws_lc()?, ring, choice },
+            false => Self::Ring(ring),
+        })
     }
 
     /// Encrypts `in_out` in place; its tag goes where the packet's layout has it.
@@ -124,13 +139,14 @@ impl ExpandedKey {
         in_out: &mut [u8],
         tag: &mut [u8; ICV_LEN],
     ) -> Result<(), AeadError> {
-        if let Some(key) = self.rings(in_out.len()) {
-            return ring_seal(key, nonce, aad, in_out, tag);
+        match self.of(in_out.len()) {
+            Of::AwsLc(key) => {
+                let nonce = aws_lc::Nonce::assume_unique_for_key(nonce);
+                key.seal_in_place_scatter(nonce, aws_lc::Aad::from(aad), in_out, &[], tag)
+                    .map_err(|_| AeadError)
+            }
+            Of::Ring(key) => ring_seal(key, nonce, aad, in_out, tag),
         }
-        let nonce = aws_lc::Nonce::assume_unique_for_key(nonce);
-        self.aws_lc
-            .seal_in_place_scatter(nonce, aws_lc::Aad::from(aad), in_out, &[], tag)
-            .map_err(|_| AeadError)
     }
 
     /// Decrypts `in_out` in place if `tag` is right. If not, `in_out` holds nothing of use.
@@ -154,38 +170,45 @@ impl ExpandedKey {
         in_out: &mut [u8],
         tag: &[u8; ICV_LEN],
     ) -> Result<(), AeadError> {
-        if let Some(key) = self.rings(in_out.len()) {
-            let nonce = ring::Nonce::assume_unique_for_key(nonce);
-            let opened = key.open_in_place_separate_tag(
-                nonce,
-                ring::Aad::from(aad),
-                (*tag).into(),
-                in_out,
-                0..,
-            );
-            return opened.map(|_| ()).map_err(|_| AeadError);
+        match self.of(in_out.len()) {
+            Of::AwsLc(key) => {
+                let nonce = aws_lc::Nonce::assume_unique_for_key(nonce);
+                let opened =
+                    key.open_in_place_separate_tag(nonce, aws_lc::Aad::from(aad), tag, in_out);
+                opened.map(|_| ()).map_err(|_| AeadError)
+            }
+            Of::Ring(key) => {
+                let (nonce, aad) =
+                    (ring::Nonce::assume_unique_for_key(nonce), ring::Aad::from(aad));
+                let opened = key.open_in_place_separate_tag(nonce, aad, (*tag).into(), in_out, 0..);
+                opened.map(|_| ()).map_err(|_| AeadError)
+            }
         }
-        let nonce = aws_lc::Nonce::assume_unique_for_key(nonce);
-        self.aws_lc
-            .open_in_place_separate_tag(nonce, aws_lc::Aad::from(aad), tag, in_out)
-            .map(|_| ())
-            .map_err(|_| AeadError)
     }
 
-    /// ring's key, if a plaintext of this length is ring's.
-    #[inline]
-    pub(crate) fn rings(&self, plaintext_len: usize) -> Option<&ring::LessSafeKey> {
-        match self.choice.of(SizeClass::of(plaintext_len)) {
-            Library::AwsLc => None,
-            Library::Ring => self.ring.as_deref(),
+    /// The form for a plaintext of this length.
+    #[inline(always)]
+    fn of(&self, plaintext_len: usize) -> Of<'_> {
+        match self {
+            Self::AwsLc(key) => Of::AwsLc(key),
+            Self::Ring(key) => Of::Ring(key),
+            Self::Both { aws_lc, ring, choice } => match choice.of(SizeClass::of(plaintext_len)) {
+                Library::AwsLc => Of::AwsLc(aws_lc),
+                Library::Ring => Of::Ring(ring),
+            },
         }
+    }
+
+    #[cfg(test)]
+    pub(crate) fn is_rings(&self, plaintext_len: usize) -> bool {
+        matches!(self.of(plaintext_len), Of::Ring(_))
     }
 }
 
 impl Drop for ExpandedKey {
     /// AWS-LC erases its keys. ring does not: its key is overwritten with that of no packet.
     fn drop(&mut self) {
-        if let Some(key) = &mut self.ring {
+        if let Self::Ring(key) | Self::Both { ring: key, .. } = self {
             **key = ring_key(&ring::AES_256_GCM, &[0; 32]).expect("32 bytes are a key of it");
             // Or the compiler sees that nobody reads it any more.
             black_box(key);
@@ -238,7 +261,7 @@ mod tests {
     fn key_of(library: Library, cipher: Cipher, key: &[u8], nonce: &[u8]) -> (AeadKey, [u8; 8]) {
         let sa_key = SaKey::from_bytes([key, &nonce[..4]].concat().try_into().unwrap());
         let key = AeadKey::new(cipher, &sa_key, Choice::all(library));
-        assert_eq!(key.rings(100).is_some(), library == Library::Ring);
+        assert_eq!(key.is_rings(100), library == Library::Ring);
         (key, nonce[4..].try_into().unwrap())
     }
 

@@ -89,6 +89,12 @@ impl Choice {
         self
     }
 
+    /// The library for full packets of a link with an MTU of 1500, for all.
+    #[must_use]
+    pub const fn of_full_packets(self) -> Self {
+        Self::all(self.of(SizeClass::Medium))
+    }
+
     /// Whether any class is this library's.
     pub const fn has(self, library: Library) -> bool {
         let mut class = 0;

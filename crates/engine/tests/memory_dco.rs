@@ -31,11 +31,15 @@ fn add_peer(device: &Device, socket: &UdpSocket, id: u32) {
         ..PeerAttributes::default()
     };
     device.new_peer(socket.try_clone().unwrap().into(), &attributes).unwrap();
-    let direction = || Some(KeyDirection { cipher_key: vec![id as u8; 32], nonce_tail: [1; 8] });
+    add_key(device, id, Slot::Primary, 0);
+}
+
+fn add_key(device: &Device, peer: u32, slot: Slot, key_id: u32) {
+    let direction = || Some(KeyDirection { cipher_key: vec![peer as u8; 32], nonce_tail: [1; 8] });
     let key = KeyAttributes {
-        peer_id: Some(id),
-        slot: Some(Slot::Primary),
-        key_id: Some(0),
+        peer_id: Some(peer),
+        slot: Some(slot),
+        key_id: Some(key_id),
         cipher: Some(CipherAlgorithm::AesGcm),
         encrypt: direction(),
         decrypt: direction(),
@@ -59,8 +63,18 @@ fn a_further_peer_takes_less_than_four_kib() {
         add_peer(&device, &socket, id);
     }
     assert_eq!(device.peers().unwrap().len(), PEERS as usize + 1);
-    let each = resident().saturating_sub(before) / PEERS as usize;
-    println!("measured: {each} bytes of memory a peer with one key");
-    assert!(each > 500, "{each} bytes: what is measured?");
-    assert!(each < PEER_BYTES_MAX, "{each} bytes a peer with one key");
+    let each = || resident().saturating_sub(before) / PEERS as usize;
+    let with_one = each();
+    println!("measured: {with_one} bytes of memory a peer with one key");
+    assert!(with_one > 500, "{with_one} bytes: what is measured?");
+    assert!(with_one < PEER_BYTES_MAX, "{with_one} bytes a peer with one key");
+    for id in 1..=PEERS {
+        add_key(&device, id, Slot::Secondary, 1);
+    }
+    let with_two = each();
+    println!("measured: {with_two} bytes of memory a peer with two keys");
+    assert!(
+        with_two > with_one && with_two < PEER_BYTES_MAX,
+        "{with_two} bytes a peer with two keys"
+    );
 }

@@ -13,7 +13,7 @@ use weft_crypto::ovpn::{
 use weft_crypto::{DataCipher, ReplayWindow};
 use weft_openvpn::KeyId;
 use weft_openvpn::device::rules::{self, NewKey};
-use weft_openvpn::device::{CipherAlgorithm, DeviceError, EpochAttributes, KeyState, Slot};
+use weft_openvpn::device::{CipherAlgorithm, DeviceError, EpochAttributes, KeyState, Mode, Slot};
 
 /// A packet that comes after so long without a newer one than those before it is taken no more if it is
 /// older than they are, in milliseconds (reference `openvpn`, section 1.6).
@@ -64,16 +64,24 @@ struct Epochs {
 }
 
 impl Key {
-    /// A fresh key.
+    /// A fresh key of a device in this mode: where there may be thousands of peers, it is a lean one.
     ///
     /// # Errors
     /// [`DeviceError::KeyLength`]
-    pub(crate) fn new(new: &NewKey<'_>) -> Result<Self, DeviceError> {
+    pub(crate) fn new(new: &NewKey<'_>, mode: Mode) -> Result<Self, DeviceError> {
         let (encrypt, decrypt) = (new.encrypt, new.decrypt);
         let (sealing_cipher, cipher) = new.ciphers()?;
         let wrong = |error: KeyLengthError| DeviceError::KeyLength { bytes: error.have };
-        let sealing = SealingKey::new(sealing_cipher, &encrypt.cipher_key, encrypt.nonce_tail);
-        let opening = OpeningKey::new(cipher, &decrypt.cipher_key, decrypt.nonce_tail);
+        let (sealing, opening) = match mode {
+            Mode::P2p => (
+                SealingKey::new(sealing_cipher, &encrypt.cipher_key, encrypt.nonce_tail),
+                OpeningKey::new(cipher, &decrypt.cipher_key, decrypt.nonce_tail),
+            ),
+            Mode::Mp => (
+                SealingKey::lean(sealing_cipher, &encrypt.cipher_key, encrypt.nonce_tail),
+                OpeningKey::lean(cipher, &decrypt.cipher_key, decrypt.nonce_tail),
+            ),
+        };
         let layout = Layout::Classic {
             sealing: sealing.map_err(wrong)?,
             opening: opening.map_err(wrong)?,
@@ -357,7 +365,8 @@ mod tests {
         let direction = KeyDirection { cipher_key: vec![7; 32], nonce_tail: [9; 8] };
         let (peer_id, slot, key_id) = (1, Slot::Primary, KeyId::new(0).unwrap());
         let (encrypt, decrypt) = (&direction, &direction);
-        Key::new(&NewKey { peer_id, slot, key_id, cipher, encrypt, decrypt }).unwrap()
+        let new = NewKey { peer_id, slot, key_id, cipher, encrypt, decrypt };
+        Key::new(&new, Mode::P2p).unwrap()
     }
 
     fn count_opened(key: &Key, more: u64) {

@@ -345,7 +345,7 @@ impl Device {
         let (id, slot) = (new.peer_id, new.slot);
         self.shared()?.peers.index_of(id)?;
         // Made before the workers are held up.
-        let key = Key::new(&new)?;
+        let key = Key::new(&new, self.mode())?;
         self.change_keys(id, |peer| peer.keys.install(slot, key))
     }
 
