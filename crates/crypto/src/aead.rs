@@ -48,14 +48,14 @@ impl AeadKey {
         head_len: usize,
         extra: &[u8],
     ) -> Result<(), AeadError> {
-        match self.expanded.of(head_len + extra.len()) {
-            Of::AwsLc(key) => {
+        match self.expanded.form_for(head_len + extra.len()) {
+            Form::AwsLc(key) => {
                 let nonce = aws_lc::Nonce::assume_unique_for_key(self.nonce(iv));
                 let (head, rest) = sealed.split_at_mut(head_len);
                 key.seal_in_place_scatter(nonce, aws_lc::Aad::from(aad), head, extra, rest)
                     .map_err(|_| AeadError)
             }
-            Of::Ring(key) => {
+            Form::Ring(key) => {
                 let (plaintext, icv) = sealed.split_last_chunk_mut::<ICV_LEN>().ok_or(AeadError)?;
                 plaintext[head_len..].copy_from_slice(extra);
                 ring_seal(key, self.nonce(iv), aad, plaintext, icv)
@@ -100,7 +100,7 @@ pub(crate) enum ExpandedKey {
 }
 
 /// The form for a packet.
-enum Of<'a> {
+enum Form<'a> {
     AwsLc(&'a aws_lc::LessSafeKey),
     Ring(&'a ring::LessSafeKey),
 }
@@ -117,17 +117,18 @@ impl ExpandedKey {
             DataCipher::Aes256Gcm => &aws_lc::AES_256_GCM,
             DataCipher::ChaCha20Poly1305 => &aws_lc::CHACHA20_POLY1305,
         };
-        let aws_lc = || {
+        let of_aws_lc = || {
             let key = aws_lc::UnboundKey::new(algorithm, key).map_err(|_| AeadError)?;
             Ok(aws_lc::LessSafeKey::new(key))
         };
-        let algorithm = ring_algorithm(cipher).filter(|_| choice.has(Library::Ring));
-        let Some(algorithm) = algorithm else { return aws_lc().map(Self::AwsLc) };
-        let ring = Box::new(ring_key(algorithm, key)?);
-        Ok(match choice.has(Library::AwsLc) {
-            true => Self::Both { aws_lc: aws_lc()?, ring, choice },
-            false => Self::Ring(ring),
-        })
+        let rings = ring_algorithm(cipher).filter(|_| choice.has(Library::Ring));
+        let Some(rings) = rings else { return of_aws_lc().map(Self::AwsLc) };
+        if !choice.has(Library::AwsLc) {
+            return Ok(Self::Ring(Box::new(ring_key(rings, key)?)));
+        }
+        // ring's last: only as a part of this is it erased.
+        let aws_lc = of_aws_lc()?;
+        Ok(Self::Both { aws_lc, ring: Box::new(ring_key(rings, key)?), choice })
     }
 
     /// Encrypts `in_out` in place; its tag goes where the packet's layout has it.
@@ -139,13 +140,13 @@ impl ExpandedKey {
         in_out: &mut [u8],
         tag: &mut [u8; ICV_LEN],
     ) -> Result<(), AeadError> {
-        match self.of(in_out.len()) {
-            Of::AwsLc(key) => {
+        match self.form_for(in_out.len()) {
+            Form::AwsLc(key) => {
                 let nonce = aws_lc::Nonce::assume_unique_for_key(nonce);
                 key.seal_in_place_scatter(nonce, aws_lc::Aad::from(aad), in_out, &[], tag)
                     .map_err(|_| AeadError)
             }
-            Of::Ring(key) => ring_seal(key, nonce, aad, in_out, tag),
+            Form::Ring(key) => ring_seal(key, nonce, aad, in_out, tag),
         }
     }
 
@@ -170,14 +171,14 @@ impl ExpandedKey {
         in_out: &mut [u8],
         tag: &[u8; ICV_LEN],
     ) -> Result<(), AeadError> {
-        match self.of(in_out.len()) {
-            Of::AwsLc(key) => {
+        match self.form_for(in_out.len()) {
+            Form::AwsLc(key) => {
                 let nonce = aws_lc::Nonce::assume_unique_for_key(nonce);
                 let opened =
                     key.open_in_place_separate_tag(nonce, aws_lc::Aad::from(aad), tag, in_out);
                 opened.map(|_| ()).map_err(|_| AeadError)
             }
-            Of::Ring(key) => {
+            Form::Ring(key) => {
                 let (nonce, aad) =
                     (ring::Nonce::assume_unique_for_key(nonce), ring::Aad::from(aad));
                 let opened = key.open_in_place_separate_tag(nonce, aad, (*tag).into(), in_out, 0..);
@@ -188,20 +189,20 @@ impl ExpandedKey {
 
     /// The form for a plaintext of this length.
     #[inline(always)]
-    fn of(&self, plaintext_len: usize) -> Of<'_> {
+    fn form_for(&self, plaintext_len: usize) -> Form<'_> {
         match self {
-            Self::AwsLc(key) => Of::AwsLc(key),
-            Self::Ring(key) => Of::Ring(key),
+            Self::AwsLc(key) => Form::AwsLc(key),
+            Self::Ring(key) => Form::Ring(key),
             Self::Both { aws_lc, ring, choice } => match choice.of(SizeClass::of(plaintext_len)) {
-                Library::AwsLc => Of::AwsLc(aws_lc),
-                Library::Ring => Of::Ring(ring),
+                Library::AwsLc => Form::AwsLc(aws_lc),
+                Library::Ring => Form::Ring(ring),
             },
         }
     }
 
     #[cfg(test)]
     pub(crate) fn is_rings(&self, plaintext_len: usize) -> bool {
-        matches!(self.of(plaintext_len), Of::Ring(_))
+        matches!(self.form_for(plaintext_len), Form::Ring(_))
     }
 }
 

@@ -24,7 +24,7 @@ pub use identity::{
     Cipher, DataCipher, Format, ParsePeerIdError, PeerId, TUNNEL_PREFIX, TunnelEnd, TunnelWay,
     fingerprint,
 };
-pub use library::{Choice, Library, SizeClass, prefer, preferred};
+pub use library::{Choice, Library, SizeClass, prefer, preferred, preferred_for_data};
 pub use sa::{
     ESP_HEADER_LEN, ESP_ICV_LEN, OpenError, OpeningKey, OpeningSa, Reserved, SealError, Sealer,
     SealingSa,

@@ -138,7 +138,7 @@ pub fn preferred(cipher: Cipher) -> (Choice, Choice) {
 /// The libraries that a new key of the data channel seals with, and those that it opens with.
 ///
 /// AES with a shorter key goes by what is preferred for AES-256-GCM: the same code, in fewer rounds.
-pub(crate) fn preferred_for_data(cipher: DataCipher) -> (Choice, Choice) {
+pub fn preferred_for_data(cipher: DataCipher) -> (Choice, Choice) {
     match cipher {
         DataCipher::Aes192Gcm => (Choice::default(), Choice::default()),
         DataCipher::Aes128Gcm | DataCipher::Aes256Gcm => preferred(Cipher::Aes256Gcm),
@@ -149,6 +149,15 @@ pub(crate) fn preferred_for_data(cipher: DataCipher) -> (Choice, Choice) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_library_of_full_packets_is_that_of_medium_ones() {
+        for medium in Library::ALL {
+            let others = Library::ALL.into_iter().find(|library| *library != medium);
+            let choice = Choice::all(others.unwrap_or_default()).with(SizeClass::Medium, medium);
+            assert_eq!(choice.of_full_packets(), Choice::all(medium));
+        }
+    }
 
     #[test]
     fn every_choice_survives_its_bits() {

@@ -43,20 +43,6 @@ impl SealingKey {
         Self::with(preferred_for_data(cipher).0, cipher, cipher_key, nonce_tail)
     }
 
-    /// As [`Self::new`], for one of very many: with the library alone that is preferred for full packets,
-    /// since the form of each takes half a KiB and more.
-    ///
-    /// # Errors
-    /// As there.
-    pub fn lean(
-        cipher: DataCipher,
-        cipher_key: &[u8],
-        nonce_tail: [u8; NONCE_TAIL_BYTES],
-    ) -> Result<Self, KeyLengthError> {
-        let choice = preferred_for_data(cipher).0.of_full_packets();
-        Self::with(choice, cipher, cipher_key, nonce_tail)
-    }
-
     /// The key of an SA of format `ovpn`.
     pub fn of_sa(cipher: Cipher, key: &SaKey) -> Self {
         Self::new(cipher.into(), key.cipher_key(), *key.nonce_tail()).expect(SA_KEY_FITS)
@@ -194,19 +180,6 @@ impl OpeningKey {
         nonce_tail: [u8; NONCE_TAIL_BYTES],
     ) -> Result<Self, KeyLengthError> {
         Self::with(preferred_for_data(cipher).1, cipher, cipher_key, nonce_tail)
-    }
-
-    /// As [`SealingKey::lean`].
-    ///
-    /// # Errors
-    /// As [`Self::new`].
-    pub fn lean(
-        cipher: DataCipher,
-        cipher_key: &[u8],
-        nonce_tail: [u8; NONCE_TAIL_BYTES],
-    ) -> Result<Self, KeyLengthError> {
-        let choice = preferred_for_data(cipher).1.of_full_packets();
-        Self::with(choice, cipher, cipher_key, nonce_tail)
     }
 
     /// The key of an SA of format `ovpn`.
@@ -597,6 +570,10 @@ mod tests {
             let (sealing, mut opening): (Vec<_>, Vec<_>) = pairs.into_iter().unzip();
             let has_ring = sealing[1].key.is_rings(100);
             assert_eq!(has_ring, cipher != DataCipher::Aes192Gcm);
+            for (len, is_medium) in [(511, false), (512, true), (4_095, true), (4_096, false)] {
+                let is_rings = [sealing[2].key.is_rings(len), opening[2].0.key.is_rings(len)];
+                assert_eq!(is_rings, [is_medium && has_ring; 2], "{cipher:?}, {len}");
+            }
             for len in [0, 1, 64, 511, 512, 1_420, 2_100, 4_095, 4_096, 8_920] {
                 let plaintext: Vec<u8> = (0..len).map(|at| (at * 7 + len) as u8).collect();
                 let packets: Vec<_> = sealing.iter().map(|key| packet(key, &plaintext)).collect();

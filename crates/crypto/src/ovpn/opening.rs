@@ -55,6 +55,10 @@ impl LimitedKey {
         self.failures.store(failures, Relaxed);
     }
 
+    pub(super) fn is_rings(&self, plaintext_len: usize) -> bool {
+        self.key.is_rings(plaintext_len)
+    }
+
     pub(super) fn failures(&self) -> u64 {
         self.failures.load(Relaxed)
     }

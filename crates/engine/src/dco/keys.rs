@@ -10,7 +10,7 @@ use weft_crypto::ovpn::{
     KeyLengthError, OVERHEAD_BYTES, OpenError, OpeningEpochs, OpeningKey, Reserved, SealError,
     SealingEpochs, SealingKey, Usage, usage,
 };
-use weft_crypto::{DataCipher, ReplayWindow};
+use weft_crypto::{Choice, DataCipher, ReplayWindow, preferred_for_data};
 use weft_openvpn::KeyId;
 use weft_openvpn::device::rules::{self, NewKey};
 use weft_openvpn::device::{CipherAlgorithm, DeviceError, EpochAttributes, KeyState, Mode, Slot};
@@ -64,43 +64,38 @@ struct Epochs {
 }
 
 impl Key {
-    /// A fresh key of a device in this mode: where there may be thousands of peers, it is a lean one.
+    /// A fresh key of a device in this mode.
     ///
     /// # Errors
     /// [`DeviceError::KeyLength`]
     pub(crate) fn new(new: &NewKey<'_>, mode: Mode) -> Result<Self, DeviceError> {
         let (encrypt, decrypt) = (new.encrypt, new.decrypt);
-        let (sealing_cipher, cipher) = new.ciphers()?;
+        let (seals, opens) = new.ciphers()?;
         let wrong = |error: KeyLengthError| DeviceError::KeyLength { bytes: error.have };
-        let (sealing, opening) = match mode {
-            Mode::P2p => (
-                SealingKey::new(sealing_cipher, &encrypt.cipher_key, encrypt.nonce_tail),
-                OpeningKey::new(cipher, &decrypt.cipher_key, decrypt.nonce_tail),
-            ),
-            Mode::Mp => (
-                SealingKey::lean(sealing_cipher, &encrypt.cipher_key, encrypt.nonce_tail),
-                OpeningKey::lean(cipher, &decrypt.cipher_key, decrypt.nonce_tail),
-            ),
-        };
+        let (by, _) = libraries(seals, mode);
+        let sealing = SealingKey::with(by, seals, &encrypt.cipher_key, encrypt.nonce_tail);
+        let (_, by) = libraries(opens, mode);
+        let opening = OpeningKey::with(by, opens, &decrypt.cipher_key, decrypt.nonce_tail);
         let layout = Layout::Classic {
             sealing: sealing.map_err(wrong)?,
             opening: opening.map_err(wrong)?,
             window: Mutex::default(),
-            cipher,
+            cipher: opens,
             opened: AtomicU64::new(0),
         };
         Ok(Self::of(new.key_id, new.cipher, layout))
     }
 
-    /// Fresh epochs.
+    /// Fresh epochs of a device in this mode.
     ///
     /// # Errors
     /// The key id is too large.
-    pub(crate) fn epochs(new: EpochAttributes) -> Result<Self, DeviceError> {
+    pub(crate) fn epochs(new: EpochAttributes, mode: Mode) -> Result<Self, DeviceError> {
         let EpochAttributes { key_id, cipher, encrypt, decrypt, .. } = new;
+        let (seals, opens) = libraries(cipher, mode);
         let layout = Layout::Epochs(Box::new(Epochs {
-            sealing: Mutex::new(SealingEpochs::new(cipher, encrypt)),
-            opening: Mutex::new(OpeningEpochs::new(cipher, decrypt)),
+            sealing: Mutex::new(SealingEpochs::with(seals, cipher, encrypt)),
+            opening: Mutex::new(OpeningEpochs::with(opens, cipher, decrypt)),
         }));
         Ok(Self::of(rules::key_id(key_id)?, cipher.into(), layout))
     }
@@ -165,6 +160,16 @@ impl Key {
             Layout::Epochs(epochs) => Some(lock(&epochs.sealing).current().epoch()),
         };
         KeyState { key_id: self.id.get().into(), cipher: self.cipher, epoch }
+    }
+}
+
+/// The libraries that seal, and those that open, with a key of a device in this mode. Where there may be
+/// thousands of peers one library has all sizes: the key's form for each takes half a KiB and more.
+fn libraries(cipher: DataCipher, mode: Mode) -> (Choice, Choice) {
+    let (sealing, opening) = preferred_for_data(cipher);
+    match mode {
+        Mode::P2p => (sealing, opening),
+        Mode::Mp => (sealing.of_full_packets(), opening.of_full_packets()),
     }
 }
 
@@ -424,7 +429,8 @@ mod tests {
         let secret = |byte| EpochSecret::from_bytes([byte; 32]);
         let (peer_id, slot, key_id, cipher) = (1, Slot::Primary, 3, DataCipher::Aes256Gcm);
         let (encrypt, decrypt) = (secret(encrypt), secret(decrypt));
-        Key::epochs(EpochAttributes { peer_id, slot, key_id, cipher, encrypt, decrypt }).unwrap()
+        let new = EpochAttributes { peer_id, slot, key_id, cipher, encrypt, decrypt };
+        Key::epochs(new, Mode::P2p).unwrap()
     }
 
     #[test]

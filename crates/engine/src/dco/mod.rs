@@ -356,7 +356,7 @@ impl Device {
     pub fn new_epochs(&self, attributes: EpochAttributes) -> Result<(), DeviceError> {
         self.ensure_there()?;
         let (id, slot) = (attributes.peer_id, attributes.slot);
-        let key = Key::epochs(attributes)?;
+        let key = Key::epochs(attributes, self.mode())?;
         self.change_keys(id, |peer| peer.keys.install(slot, key))
     }
 

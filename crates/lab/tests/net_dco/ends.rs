@@ -75,6 +75,18 @@ fn leave_one_descriptor(pid: Pid) -> anyhow::Result<Rlimit> {
 }
 
 #[test]
+fn a_device_in_userspace_has_the_fastest_libraries() -> anyhow::Result<()> {
+    let sandbox = Sandbox::new(&SandboxOptions::default())?;
+    let words = ["dco", "hold", DEVICE, "--engine=userspace"];
+    let mut holder = sandbox.host(0).spawn_weft(&words)?;
+    for cipher in ["aes-256-gcm", "chacha20-poly1305"] {
+        let line = holder.line_with("chose the fastest library", limit())?;
+        anyhow::ensure!(line.contains(cipher), "{line}");
+    }
+    Ok(())
+}
+
+#[test]
 fn a_device_that_cannot_be_removed_is_held_on() -> anyhow::Result<()> {
     let sandbox = Sandbox::new(&SandboxOptions::default())?;
     let host = sandbox.host(0);

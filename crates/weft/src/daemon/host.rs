@@ -59,6 +59,22 @@ pub fn log_to_stderr() {
         .try_init();
 }
 
+/// Chooses the libraries that the vector engine, or a device in userspace, seals and opens with, by a race.
+/// Takes [`RACE_MS`](weft_engine::race::RACE_MS) of the calling thread.
+pub(crate) fn choose_libraries() {
+    for winners in weft_engine::race::prefer_fastest() {
+        let names = |choice: weft_crypto::Choice| {
+            weft_crypto::SizeClass::ALL.map(|class| choice.of(class).name()).join(" ")
+        };
+        tracing::info!(
+            cipher = %winners.cipher,
+            sealing = names(winners.sealing),
+            opening = names(winners.opening),
+            "chose the fastest library for small, full and large packets"
+        );
+    }
+}
+
 /// Opens the log of a detached daemon; the log of the run before is kept beside it.
 ///
 /// # Errors

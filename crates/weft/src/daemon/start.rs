@@ -188,7 +188,7 @@ async fn start_engines(
     let (sender, events) = mpsc::channel(EVENTS_QUEUED_MAX);
     let events_lost = Arc::new(AtomicU64::new(0));
     let report = reporter(sender.clone(), Arc::clone(&events_lost));
-    choose_libraries();
+    super::choose_libraries();
     let engine = Engine::start(&engine_config(settings, local, mtu), report.clone())?;
     let offloads = offloads(&engine);
     let keeper = super::holder::keeper(&settings.runtime_dir);
@@ -215,21 +215,6 @@ fn start_mesh(
     config.discovery = settings.discovery;
     config.founding = founding;
     Ok(Mesh::new(std::time::Instant::now(), config, saved, rand::random())?)
-}
-
-/// The AEADs' libraries of the vector engine, by a race.
-fn choose_libraries() {
-    for winners in weft_engine::race::prefer_fastest() {
-        let names = |choice: weft_crypto::Choice| {
-            weft_crypto::SizeClass::ALL.map(|class| choice.of(class).name()).join(" ")
-        };
-        tracing::info!(
-            cipher = %winners.cipher,
-            sealing = names(winners.sealing),
-            opening = names(winners.opening),
-            "chose the fastest library for small, full and large packets"
-        );
-    }
 }
 
 fn offloads(engine: &Engine) -> BTreeMap<String, bool> {

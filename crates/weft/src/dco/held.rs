@@ -131,6 +131,7 @@ impl Held {
                 }
             }
         };
+        crate::daemon::choose_libraries();
         let device = Device::open(&config, Arc::new(events)).map_err(internal)?;
         let number = weft_io::tun::index(&words.device).map_err(internal)?;
         let _ = index.set(number);
