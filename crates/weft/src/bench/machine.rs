@@ -26,6 +26,9 @@ pub struct Machine {
     pub versions: BTreeMap<String, String>,
     /// The exact commands, by what they measure.
     pub commands: BTreeMap<String, String>,
+    /// What is not in the figures and why, by row and underlay or link: whole rows, or rounds of them.
+    #[serde(default)]
+    pub left_out: BTreeMap<String, String>,
 }
 
 impl Machine {
@@ -40,7 +43,17 @@ impl Machine {
             date: crate::timestamp::format(std::time::SystemTime::now()),
             versions: versions(),
             commands: BTreeMap::new(),
+            left_out: BTreeMap::new(),
         }
+    }
+
+    /// Adds what an earlier part of the run noted; of two notes of one name the earlier stays.
+    #[must_use]
+    pub fn with_earlier(mut self, earlier: Self) -> Self {
+        self.versions.extend(earlier.versions);
+        self.commands.extend(earlier.commands);
+        self.left_out.extend(earlier.left_out);
+        self
     }
 }
 
@@ -124,5 +137,27 @@ mod tests {
         let machine = Machine::here();
         assert!(machine.kernel.contains('.'), "{machine:?}");
         assert!(machine.cores > 0);
+    }
+
+    #[test]
+    fn the_notes_of_all_parts_of_a_run_survive() {
+        let part = |mtu: &str| {
+            let note = |what: &str| BTreeMap::from([(format!("{what} {mtu}"), mtu.to_owned())]);
+            Machine {
+                versions: note("version"),
+                commands: note("command"),
+                left_out: note("row on a link of"),
+                ..Machine::default()
+            }
+        };
+        let all = part("9000").with_earlier(part("1500"));
+        for (notes, what) in [
+            (&all.versions, "version"),
+            (&all.commands, "command"),
+            (&all.left_out, "row on a link of"),
+        ] {
+            let both = ["1500", "9000"].map(|mtu| (format!("{what} {mtu}"), mtu.to_owned()));
+            assert_eq!(*notes, BTreeMap::from(both));
+        }
     }
 }

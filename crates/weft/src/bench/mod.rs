@@ -31,9 +31,9 @@ use std::time::Duration;
 use weft_packet::esp;
 
 use self::machine::Machine;
-use self::measure::{Lengths, Sample, Servers};
+use self::measure::{Lengths, Servers};
 use self::others::Outside;
-use self::report::{Report, ReportRow};
+use self::report::{Report, Rounds};
 use self::rows::{Row, Way, WeftPair};
 use self::weave::WeaveRow;
 use crate::sandbox::{
@@ -201,9 +201,7 @@ pub fn run(options: &BenchOptions) -> anyhow::Result<()> {
         let plan = options.plan(*link_mtu);
         let part = on_link(plan, |sandbox, pairs, plan| compare(sandbox, &binary, pairs, plan))?;
         report.rows.extend(part.rows);
-        let before = std::mem::replace(&mut report.machine, part.machine);
-        report.machine.commands.extend(before.commands);
-        report.machine.versions.extend(before.versions);
+        report.machine = part.machine.with_earlier(report.machine);
     }
     write_files(&report, options.json.as_ref().and_then(Option::as_deref), options.svg.as_deref())?;
     if let Some(file) = &options.markdown {
@@ -375,17 +373,17 @@ pub(crate) fn compare(
     };
     for underlay in plan.underlays {
         set_underlay(*underlay)?;
-        let samples = measure_underlay(&rows, *underlay, binary, plan)?;
+        let measured = measure_underlay(&rows, *underlay, binary, plan)?;
         let name = match plan.link_mtu {
             UNDERLAY_MTU_BYTES => underlay.name().to_owned(),
             other => format!("{} {other}", underlay.name()),
         };
-        for (row, samples) in rows.iter().zip(&samples) {
-            if samples.is_empty() {
-                leave_out(&mut report.machine, row.name, &name, "each round failed");
-                continue;
+        for (row, rounds) in rows.iter().zip(&measured) {
+            let (medians, note) = rounds.row(row.name, &name, row.mtu);
+            report.rows.extend(medians);
+            if let Some(note) = note {
+                leave_out(&mut report.machine, row.name, &name, &note);
             }
-            report.rows.push(ReportRow::of(row.name, &name, row.mtu, samples));
         }
     }
     set_underlay(Underlay::Veth)?;
@@ -488,7 +486,7 @@ fn set_up(
                 machine.versions.insert((*name).to_owned(), version);
                 set.push(*row);
             }
-            Outside::Missing(why) => leave_out(machine, name, &link, &why),
+            Outside::Missing(why) => leave_out(machine, name, &link, &format!("left out: {why}")),
         }
     }
     let mut ready = Vec::new();
@@ -497,7 +495,7 @@ fn set_up(
             Ok(_) => ready.push(row),
             // A run of hours does not end with one of these.
             Err(error) if rows::FULL.contains(&row.name) => {
-                leave_out(machine, row.name, &link, &error.to_string());
+                leave_out(machine, row.name, &link, &format!("left out: {error}"));
             }
             Err(error) => return Err(error),
         }
@@ -505,10 +503,10 @@ fn set_up(
     Ok(ready)
 }
 
-/// Says why a row is not in the report, on which underlay or link.
-fn leave_out(machine: &mut Machine, row: &str, on: &str, why: &str) {
-    progress::note(&format!("row {row} left out on {on}: {why}"));
-    machine.versions.insert(format!("{row} on {on}"), format!("left out: {why}"));
+/// Says what of a row is not in the report and why, on which underlay or link.
+fn leave_out(machine: &mut Machine, row: &str, on: &str, what: &str) {
+    progress::note(&format!("row {row} on {on}: {what}"));
+    machine.left_out.insert(format!("{row} on {on}"), what.to_owned());
 }
 
 fn measure_underlay(
@@ -516,23 +514,24 @@ fn measure_underlay(
     underlay: Underlay,
     binary: &str,
     plan: &Plan,
-) -> Result<Vec<Vec<Sample>>, SandboxError> {
-    let mut samples: Vec<Vec<Sample>> = rows.iter().map(|_| Vec::new()).collect();
+) -> Result<Vec<Rounds>, SandboxError> {
+    let mut measured: Vec<Rounds> = rows.iter().map(|_| Rounds::default()).collect();
     for round in 1..=plan.rounds {
-        for (row, samples) in rows.iter().zip(&mut samples) {
+        for (row, rounds) in rows.iter().zip(&mut measured) {
             progress::step(&format!(
                 "{}: round {round} of {}, {}",
                 underlay.name(),
                 plan.rounds,
                 row.name
             ));
-            let measured = Servers::start(row, binary)
+            let outcome = Servers::start(row, binary)
                 .and_then(|mut servers| measure::measure(row, &mut servers, binary, plan.lengths));
-            let sample = match measured {
+            let sample = match outcome {
                 Ok(sample) => sample,
                 // A run of hours does not end with one of these.
                 Err(error) if rows::FULL.contains(&row.name) => {
                     progress::note(&format!("{} left out of this round: {error}", row.name));
+                    rounds.errors.push(error.to_string());
                     continue;
                 }
                 Err(error) => return Err(error),
@@ -545,10 +544,10 @@ fn measure_underlay(
                 sample.udp_gbps,
                 sample.rr_tps
             ));
-            samples.push(sample);
+            rounds.samples.push(sample);
         }
     }
-    Ok(samples)
+    Ok(measured)
 }
 
 /// What was done to set rows up.

@@ -119,6 +119,32 @@ impl ReportRow {
     }
 }
 
+/// What the rounds of one row on one underlay gave.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Rounds {
+    /// The figures of those that succeeded.
+    pub samples: Vec<Sample>,
+    /// Why the others failed, in their order.
+    pub errors: Vec<String>,
+}
+
+impl Rounds {
+    /// The row where a round succeeded, and what is to be said where one failed.
+    #[must_use]
+    pub fn row(&self, name: &str, underlay: &str, mtu: u32) -> (Option<ReportRow>, Option<String>) {
+        let succeeded = self.samples.len();
+        let row = (succeeded > 0).then(|| ReportRow::of(name, underlay, mtu, &self.samples));
+        let note = self.errors.last().map(|error| match succeeded {
+            0 => format!("left out: each round failed: {error}"),
+            _ => {
+                let all = succeeded + self.errors.len();
+                format!("median of {succeeded} of {all} rounds: {error}")
+            }
+        });
+        (row, note)
+    }
+}
+
 impl Report {
     /// The table in Markdown, its columns aligned so that it reads well in a terminal too.
     #[must_use]
@@ -156,6 +182,10 @@ impl Report {
         let versions: Vec<String> =
             machine.versions.iter().map(|(name, version)| format!("{name} {version}")).collect();
         let _ = writeln!(text, "{}", versions.join("; "));
+        for (name, why) in &machine.left_out {
+            // An error may be the end of a log.
+            let _ = writeln!(text, "{name}: {}", why.replace('\n', " "));
+        }
         for (name, command) in &machine.commands {
             let _ = writeln!(text, "{name}: {command}");
         }
@@ -333,9 +363,36 @@ pub(crate) mod tests {
     }
 
     #[test]
+    fn a_row_needs_a_round_that_succeeded_and_failed_ones_are_noted() {
+        let row_and_note = |samples: usize, errors: &[&str]| {
+            let errors = errors.iter().map(|error| (*error).to_owned()).collect();
+            let rounds = Rounds { samples: vec![sample(10.0); samples], errors };
+            let (row, note) = rounds.row(rows::TINC, "wire", 1400);
+            (row.map(|row| row.rounds), note)
+        };
+        let left_out = "left out: each round failed: refused".to_owned();
+        assert_eq!(row_and_note(0, &["reset", "refused"]), (None, Some(left_out)));
+        let note = "median of 2 of 4 rounds: refused".to_owned();
+        assert_eq!(row_and_note(2, &["reset", "refused"]), (Some(2), Some(note)));
+        assert_eq!(row_and_note(3, &[]), (Some(3), None));
+    }
+
+    #[test]
+    fn what_was_left_out_has_a_line_each_beside_the_machine() {
+        let mut report = report();
+        report.machine.versions.insert("os".to_owned(), "Some Linux".to_owned());
+        let why = "left out: its log says:\nno such device".to_owned();
+        report.machine.left_out.insert("tinc on veth".to_owned(), why);
+        let text = report.machine_text();
+        let lines: Vec<&str> = text.lines().skip(1).collect();
+        let left_out = "tinc on veth: left out: its log says: no such device";
+        assert_eq!(lines, ["os Some Linux", left_out]);
+    }
+
+    #[test]
     fn the_json_has_the_names_that_scripts_rely_on() {
         let json = serde_json::to_value(report()).unwrap();
-        for key in ["kernel", "cpu", "cores", "versions", "commands"] {
+        for key in ["kernel", "cpu", "cores", "versions", "commands", "left_out"] {
             assert!(json["machine"].get(key).is_some(), "machine.{key}");
         }
         for key in [
