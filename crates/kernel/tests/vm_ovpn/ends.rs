@@ -134,9 +134,9 @@ fn after_lost_notices_the_difference_is_found() {
 }
 
 /// How often what was asked for was done, and how often there was nobody to do it to.
-fn ask_for_keys(client: &OvpnClient, device: u32, peers: u32, seen: &Seen) {
+fn ask_for_keys(client: &OvpnClient, device: u32, peers: u32, seen: &Seen, over: &AtomicBool) {
     let mut turn = 0;
-    while !seen.is_over.load(SeqCst) {
+    while !over.load(SeqCst) {
         let (id, slot) = (1 + turn % peers, Slot::ALL[turn as usize / 2 % 2]);
         let asked = match turn / peers % 4 {
             0 | 1 => wait(client.new_key(device, &key(id, slot, turn % 8, CIPHERS[2], false))),
@@ -159,7 +159,15 @@ fn ask_for_keys(client: &OvpnClient, device: u32, peers: u32, seen: &Seen) {
 struct Seen {
     done: AtomicU32,
     absent: AtomicU32,
-    is_over: AtomicBool,
+}
+
+/// Says that it is over as it goes, also by a panic.
+struct Ends<'a>(&'a AtomicBool);
+
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, SeqCst);
+    }
 }
 
 #[test]
@@ -177,10 +185,11 @@ fn peers_come_and_go_while_keys_are_installed() {
     make(STAYS);
     // With a socket of its own, so that neither waits for the other.
     let other = a.space.enter(OvpnClient::open()).unwrap();
-    let (begin, seen) = (Instant::now(), Seen::default());
+    let (begin, seen, over) = (Instant::now(), Seen::default(), AtomicBool::new(false));
     let is_enough = || seen.done.load(SeqCst) > 0 && seen.absent.load(SeqCst) > 0;
     let rounds = std::thread::scope(|scope| {
-        let asking = scope.spawn(|| ask_for_keys(&other, device, PEERS, &seen));
+        let asking = scope.spawn(|| ask_for_keys(&other, device, PEERS, &seen, &over));
+        let ends = Ends(&over);
         let mut rounds = 0;
         while begin.elapsed() < Duration::from_secs(3)
             || (rounds < 2 || !is_enough()) && begin.elapsed() < Duration::from_secs(60)
@@ -191,7 +200,7 @@ fn peers_come_and_go_while_keys_are_installed() {
             }
             rounds += 1;
         }
-        seen.is_over.store(true, SeqCst);
+        drop(ends);
         asking.join().unwrap();
         rounds
     });

@@ -46,7 +46,7 @@ const OTHER_ROUTES: [&str; 13] = [
     "10.96.0.0/11",
     "10.64.0.0/10",
 ];
-/// Which host has none of the addresses inside.
+/// The number of no host.
 const NOBODY: usize = 98;
 /// The mark of the kernel's own scenario.
 const MARK: &str = "1056";

@@ -67,8 +67,7 @@ pub(super) struct Open {
     pub(super) watch: OvpnWatch,
     /// Peers without keys that are to be deleted. The kernel has deleted one only once all its processors
     /// have let go of it, which takes tens of milliseconds: one at a time, so that hundreds of them hold
-    /// up nobody's probes.
-    /// Those that come back at once are in the way of themselves, and waited for.
+    /// up nobody's probes. A new peer with the id or the address of one of them waits for its deletion.
     pub(super) leaving: VecDeque<(u32, Ipv6Addr)>,
     /// Since when the next of them is due.
     next_deletion: Instant,
