@@ -60,8 +60,9 @@ fn flows_over_two_lanes_pass_rekeys_in_order() -> anyhow::Result<()> {
         for reason in ["drop_replayed", "drop_forged", "drop_unknown_spi", "drop_too_old"] {
             assert_eq!(counter(host, reason)?, 0, "{reason}");
         }
-        let limit = LANES_TIMEOUT * slowness();
-        wait_connection(host, "an active path", limit, |c| c["state"] == "active")?;
+        wait_connection(host, "an active path", Duration::from_secs(1), |c| {
+            c["state"] == "active"
+        })?;
     }
     Ok(())
 }
@@ -194,7 +195,7 @@ fn workers_keep_to_one_processor_each_where_that_is_asked_for() -> anyhow::Resul
     host.start_daemon(&pinned)?;
     // One that comes later too.
     host.weft_json(&["workers", "3"])?;
-    wait_until("each worker's processor", LANES_TIMEOUT * slowness(), || {
+    wait_until("each worker's processor", Duration::from_secs(10), || {
         let one = processors_of_workers(host).unwrap_or_default();
         let alone = one.iter().filter(|list| list.parse::<u32>().is_ok());
         let different = one.iter().collect::<std::collections::BTreeSet<_>>().len();
