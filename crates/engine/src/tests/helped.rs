@@ -381,13 +381,16 @@ fn rekeyed_under_way(reads: &[Vec<u8>], wanted: &[Vec<u8>]) -> bool {
         .collect();
     used.dedup();
     assert!(used.is_sorted(), "one SA after the other: {used:?}");
-    assert!(rekeyed.open_inline(&whole(&datagrams)) == wanted, "the same frames in the same order");
+    assert!(
+        rekeyed.open_inline(&one_by_one(&datagrams)) == wanted,
+        "the same frames in the same order"
+    );
     assert_eq!(rekeyed.drops(), []);
     used.len() > 2
 }
 
 /// Each datagram in a batch of its own.
-fn whole(datagrams: &[Vec<u8>]) -> Vec<Batch> {
+fn one_by_one(datagrams: &[Vec<u8>]) -> Vec<Batch> {
     datagrams.iter().map(|datagram| vec![(datagram.clone(), datagram.len())]).collect()
 }
 
@@ -400,7 +403,7 @@ fn sas_come_and_go_while_several_threads_work() {
         .collect();
     let plain = Helped::new();
     let sealed = plain.seal_inline(&reads);
-    let wanted = plain.open_inline(&whole(&sealed));
+    let wanted = plain.open_inline(&one_by_one(&sealed));
     let begin = Instant::now();
     while !rekeyed_under_way(&reads, &wanted) {
         // The threads were done before the processor came to who rekeys.
@@ -409,7 +412,7 @@ fn sas_come_and_go_while_several_threads_work() {
     // Removed in between: the end is missing and nothing else.
     let removed = Helped::new();
     let wire = Shared { source: Some(removed.remote), ..Shared::default() };
-    wire.arriving.lock().unwrap().extend(whole(&sealed));
+    wire.arriving.lock().unwrap().extend(one_by_one(&sealed));
     thread::scope(|scope| {
         scope.spawn(|| removed.open(THREADS, &Gate::default(), &wire));
         while wire.written.lock().unwrap().len() < wanted.len() / 3 {
