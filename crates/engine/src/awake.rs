@@ -5,7 +5,7 @@
 //! waits are short and there is little to do at a time, and goes on while the waits are over in the time
 //! that it is awake. Somebody else who wants the processor gets it.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// So long at most, in microseconds: longer than an answer takes in one data centre.
 pub const AWAKE_US: u64 = 150;
@@ -44,13 +44,15 @@ pub(crate) struct Awake {
     next_pause: u32,
     /// Datagrams in a turn, in [`PARTS`].
     mean: u64,
+    /// Datagrams that had been moved by the end of the last turn.
+    moved: u64,
 }
 
 impl Awake {
     /// Always so long; `None`: while it pays.
     pub(crate) const fn new(fixed: Option<Duration>) -> Self {
         let (pause, next_pause) = (0, AWAKE_PAUSE_MIN);
-        Self { fixed, on: false, short: 0, since: 0, pause, next_pause, mean: 0 }
+        Self { fixed, on: false, short: 0, since: 0, pause, next_pause, mean: 0, moved: 0 }
     }
 
     /// How long to stay awake now.
@@ -63,15 +65,39 @@ impl Awake {
         }
     }
 
-    /// Whether it is of use to tell of waits and turns.
+    /// The first turn begins; others have moved so many datagrams before.
+    pub(crate) const fn begin(&mut self, moved: u64) {
+        self.moved = moved;
+    }
+
+    /// A turn is over, and by now so many datagrams have been moved. Returns what [`Self::end_wait`]
+    /// wants.
     #[inline]
-    pub(crate) const fn learns(&self) -> bool {
+    pub(crate) fn begin_wait(&mut self, moved: u64) -> Option<Instant> {
+        if !self.learns() {
+            return None;
+        }
+        let before = std::mem::replace(&mut self.moved, moved);
+        self.turned(moved.saturating_sub(before));
+        Some(Instant::now())
+    }
+
+    /// Something is to be done.
+    #[inline]
+    pub(crate) fn end_wait(&mut self, begun: Option<Instant>) {
+        if let Some(begun) = begun {
+            self.waited(begun.elapsed());
+        }
+    }
+
+    /// Whether it is of use to tell of waits and turns.
+    const fn learns(&self) -> bool {
         self.fixed.is_none()
     }
 
     /// A wait has taken so long.
     #[inline]
-    pub(crate) fn waited(&mut self, wait: Duration) {
+    fn waited(&mut self, wait: Duration) {
         let limit = Duration::from_micros(if self.on { AWAKE_US } else { AWAKE_TRY_US });
         self.short = self.short << 1 | u32::from(wait <= limit);
         self.since = self.since.saturating_add(1);
@@ -95,7 +121,7 @@ impl Awake {
 
     /// A turn had so many datagrams, both ways.
     #[inline]
-    pub(crate) const fn turned(&mut self, datagrams: u64) {
+    const fn turned(&mut self, datagrams: u64) {
         let parts = datagrams.saturating_mul(PARTS);
         self.mean = self.mean - self.mean / WEIGHT + parts / WEIGHT;
     }

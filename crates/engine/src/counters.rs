@@ -326,7 +326,8 @@ impl WorkerCounters {
         (of_worker, of_helpers.sum())
     }
 
-    fn awake(&self) -> Duration {
+    /// How long the worker has been awake with nothing to do.
+    pub(crate) fn awake(&self) -> Duration {
         Duration::from_nanos(self.awake_ns.get())
     }
 
@@ -342,6 +343,12 @@ impl WorkerCounters {
     #[inline]
     pub(crate) fn own(&self, work: Work) -> u64 {
         self.work[work as usize].get()
+    }
+
+    /// Datagrams that the worker itself has moved, and those before it that had its number.
+    #[inline]
+    pub(crate) fn own_datagrams(&self) -> u64 {
+        self.own(Work::DatagramsSent) + self.own(Work::DatagramsReceived)
     }
 
     /// What the worker and its helpers have done.

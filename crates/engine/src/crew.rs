@@ -200,7 +200,6 @@ impl Crew {
             shared: Arc::clone(&self.shared),
             transmitter: make(),
             awake: Awake::new(self.busy_poll),
-            moved: 0,
             seed,
             sendings,
             waker: waker.clone(),

@@ -12,7 +12,7 @@ use weft_io::udp::UdpSocket;
 use weft_path::{EngineEvent, PathId};
 
 use crate::awake::Awake;
-use crate::counters::{Work, WorkerCounters};
+use crate::counters::WorkerCounters;
 use crate::device::{Env, FrameSink, FrameSource, LaneSockets, RunSink};
 use crate::helper::Seed;
 use crate::lane::LANE_LOOK_MS;
@@ -68,8 +68,6 @@ pub(crate) struct Worker {
     pub(crate) merge: (bool, bool),
     /// How long it stays awake when there is nothing to do.
     pub(crate) awake: Awake,
-    /// Datagrams that it had moved by the end of the last turn.
-    pub(crate) moved: u64,
     /// How it works while it has helpers.
     pub(crate) seed: Seed,
     pub(crate) sendings: Queue<Sending>,
@@ -95,7 +93,7 @@ impl Worker {
     /// The TAP device, a socket or the poller is broken.
     pub(crate) fn run(mut self) -> io::Result<()> {
         self.counters.begin();
-        self.moved = self.datagrams();
+        self.awake.begin(self.counters.own_datagrams());
         let mut poller = Poller::new()?;
         poller.add(&self.waker, WAKER)?;
         poller.add(&self.tap, TAP)?;
@@ -116,7 +114,7 @@ impl Worker {
             let left =
                 self.until.get().map(|until| until.saturating_duration_since(Instant::now()));
             let wait = wait.into_iter().chain(left).min();
-            let begun = self.begin_wait();
+            let begun = self.awake.begin_wait(self.counters.own_datagrams());
             for token in poller.wait_awake(self.awake.spin(), wait)? {
                 match token {
                     WAKER => woken = true,
@@ -126,7 +124,8 @@ impl Worker {
                     token => ports.note_ready(token),
                 }
             }
-            self.end_wait(begun, poller.was_awake());
+            self.awake.end_wait(begun);
+            self.counters.was_awake(poller.was_awake());
             if woken {
                 self.waker.clear();
                 ports.sync(&poller, &self.shared);
@@ -170,32 +169,6 @@ impl Worker {
                 return Ok(());
             }
         }
-    }
-
-    /// A turn is over. Returns what [`Self::end_wait`] wants.
-    #[inline]
-    fn begin_wait(&mut self) -> Option<Instant> {
-        if !self.awake.learns() {
-            return None;
-        }
-        let moved = self.datagrams();
-        self.awake.turned(moved.saturating_sub(std::mem::replace(&mut self.moved, moved)));
-        Some(Instant::now())
-    }
-
-    /// Datagrams that it has moved, and those before it that had its number.
-    #[inline]
-    fn datagrams(&self) -> u64 {
-        self.counters.own(Work::DatagramsSent) + self.counters.own(Work::DatagramsReceived)
-    }
-
-    /// Something is to be done. For `awake` of the wait the thread did not sleep.
-    #[inline]
-    fn end_wait(&mut self, begun: Option<Instant>, awake: Duration) {
-        if let Some(begun) = begun {
-            self.awake.waited(begun.elapsed());
-        }
-        self.counters.was_awake(awake);
     }
 
     /// Looks after its lanes if it is time to; returns how long it is until then, if it ever is.

@@ -21,7 +21,7 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::thread::{self, JoinHandle};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use weft_crypto::ovpn::EPOCH_OVERHEAD_BYTES;
 use weft_io::offload::{self, Offloads};
@@ -234,6 +234,11 @@ impl Device {
     /// Packets dropped since it was opened, by reason.
     pub fn dropped(&self, reason: DropReason) -> u64 {
         self.common.counters.drops_of(reason)
+    }
+
+    /// Processor time that its thread was awake for with nothing to do, for what might come.
+    pub fn awake(&self) -> Duration {
+        self.common.counters.awake()
     }
 
     /// Makes a peer that is reached by `socket`, a UDP socket, which may serve other peers of this
@@ -564,7 +569,6 @@ mod tests {
     use std::net::{Ipv4Addr, UdpSocket};
     use std::process::Command;
     use std::sync::mpsc;
-    use std::time::Duration;
 
     use weft_io::namespace::unshare_network;
     use weft_openvpn::device::{CipherAlgorithm, KeyDirection};

@@ -15,6 +15,7 @@ use super::receive::{Arrival, Receiver};
 use super::transmit::{DeviceEnv, Transmitter, send_ping};
 use super::transport::{Connection, Transport, Way};
 use super::{Common, Event, Shared};
+use crate::awake::Awake;
 use crate::device::Env;
 use crate::worker::{UDP_BATCHES_MAX, nothing_now, take_turn};
 
@@ -66,15 +67,19 @@ impl Worker {
         let mut buffer = Box::new([0; ROOM]);
         let (mut watched, mut ready) = (HashMap::new(), Vec::new());
         let mut look_at = Instant::now();
+        let (counters, mut awake) = (&self.common.counters, Awake::new(None));
         loop {
             let (mut woken, mut tun) = (false, false);
-            for token in poller.wait(self.time_until(look_at))? {
+            let begun = awake.begin_wait(counters.own_datagrams());
+            for token in poller.wait_awake(awake.spin(), self.time_until(look_at))? {
                 match token {
                     WAKER => woken = true,
                     TUN => tun = true,
                     token => ready.extend(u16::try_from(token - TRANSPORT)),
                 }
             }
+            awake.end_wait(begun);
+            counters.was_awake(poller.was_awake());
             if self.common.stop.load(Ordering::Relaxed) {
                 return Ok(());
             }
@@ -82,6 +87,8 @@ impl Worker {
                 self.common.waker.clear();
                 self.watch(&poller, &mut watched);
             }
+            // What is written may be answered within the call, as TCP does.
+            tun |= !ready.is_empty();
             for number in ready.drain(..) {
                 self.drain(&mut receiver, number, &mut watched);
             }

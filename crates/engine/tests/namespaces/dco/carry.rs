@@ -296,3 +296,26 @@ fn a_connection_that_stalls_costs_nothing_and_goes_on_whole() {
     }
     assert!(frames > 100, "{frames} frames waited");
 }
+
+/// It stays awake for answers, and sleeps once there are none.
+#[test]
+fn requests_and_answers_keep_a_device_awake_and_rest_does_not() {
+    let (a, b) = strangers((Mode::P2p, Mode::P2p));
+    let _sockets = connect_udp(&a, &b, false, AES_256);
+    check_traffic(&a, &b, 16 << 20);
+    let requests = datagrams(&a, &b);
+    let answers = datagrams(&b, &a);
+    let (after_bulk, begun) = (a.device.awake(), Instant::now());
+    // A host that is slow for a while only makes it take longer.
+    while a.device.awake() == after_bulk {
+        assert!(begun.elapsed() < PATIENCE, "{:?}", a.drops());
+        arrives(&requests, b"request");
+        arrives(&answers, b"answer");
+    }
+    let rest = || {
+        let before = a.device.awake();
+        thread::sleep(Duration::from_millis(400));
+        a.device.awake() - before
+    };
+    assert!((0..10).any(|_| rest() < Duration::from_millis(5)), "it does not rest");
+}
