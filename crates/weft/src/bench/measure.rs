@@ -76,6 +76,8 @@ pub struct Sample {
     pub rr_p50_us: f64,
     /// 99th percentile of these in microseconds.
     pub rr_p99_us: f64,
+    /// One byte there and back, times a second, while one TCP stream runs beside.
+    pub load_tps: Option<f64>,
     /// Median in microseconds while one TCP stream runs beside.
     pub load_p50_us: Option<f64>,
     /// 99th percentile in microseconds while one TCP stream runs beside.
@@ -161,9 +163,10 @@ pub fn measure(
         udp_gbps: large.received_per_s * UDP_PAYLOAD_BYTES as f64 * 8.0 / 1e9,
         udp_loss: large.loss,
         pps64: small.map(|trial| trial.received_per_s),
-        rr_tps: requests.transactions as f64 / requests.seconds,
+        rr_tps: per_second(&requests),
         rr_p50_us: requests.p50_us,
         rr_p99_us: requests.p99_us,
+        load_tps: loaded.as_ref().map(per_second),
         load_p50_us: loaded.as_ref().map(|loaded| loaded.p50_us),
         load_p99_us: loaded.as_ref().map(|loaded| loaded.p99_us),
         core_s_per_gbit: busy_seconds / one.gigabits.max(f64::MIN_POSITIVE),
@@ -306,6 +309,10 @@ pub fn requests(row: &Row, binary: &str, seconds: f64) -> Result<RrResult, Sandb
     let limit = Duration::from_secs_f64(seconds) + CLIENT_GRACE;
     let output = row.client.exec_within(limit, &words)?.success()?;
     parse_line(&output.command, &output.stdout)
+}
+
+fn per_second(requests: &RrResult) -> f64 {
+    requests.transactions as f64 / requests.seconds
 }
 
 /// As [`requests`], while one TCP stream takes all that the path carries.

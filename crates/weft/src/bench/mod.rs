@@ -582,7 +582,7 @@ fn commands(plan: &Plan) -> BTreeMap<String, String> {
         let both =
             format!("iperf3 -J -c SERVER -p 5201 -C cubic --bidir -t {tcp_seconds}; the sum");
         commands.insert("tcp_both_gbps".to_owned(), both);
-        commands.insert("load_p50_us".to_owned(), format!("{rr}, beside one TCP stream"));
+        commands.insert("load_tps".to_owned(), format!("{rr}, beside one TCP stream"));
     }
     commands.insert("rr_tps".to_owned(), rr);
     if small_datagrams {

@@ -67,6 +67,8 @@ pub struct ReportRow {
     pub rr_p50_us: Option<f64>,
     /// Its 99th percentile, microseconds.
     pub rr_p99_us: Option<f64>,
+    /// One byte there and back, per second, while one TCP stream runs beside.
+    pub load_tps: Option<f64>,
     /// The median while one TCP stream runs beside, microseconds.
     pub load_p50_us: Option<f64>,
     /// The 99th percentile while one TCP stream runs beside, microseconds.
@@ -107,6 +109,7 @@ impl ReportRow {
             rr_tps: column("rr_tps", 0, |sample| Some(sample.rr_tps)),
             rr_p50_us: column("rr_p50_us", 1, |sample| Some(sample.rr_p50_us)),
             rr_p99_us: column("rr_p99_us", 1, |sample| Some(sample.rr_p99_us)),
+            load_tps: column("load_tps", 0, |sample| sample.load_tps),
             load_p50_us: column("load_p50_us", 1, |sample| sample.load_p50_us),
             load_p99_us: column("load_p99_us", 1, |sample| sample.load_p99_us),
             core_s_per_gbit: column("core_s_per_gbit", 4, |sample| Some(sample.core_s_per_gbit)),
@@ -163,7 +166,8 @@ impl Report {
             "64 B kpps",
             "RR per s",
             "p50 / p99 µs",
-            "under load µs",
+            "under load",
+            "p50 / p99 µs",
             "RSS MiB",
         ];
         let mut lines = vec![head.map(str::to_owned)];
@@ -245,6 +249,7 @@ fn ratios_of(ours: &ReportRow, theirs: &ReportRow) -> Vec<String> {
         ("UDP", ours.udp_gbps, theirs.udp_gbps),
         ("64 B", ours.pps64, theirs.pps64),
         ("RR", ours.rr_tps, theirs.rr_tps),
+        ("RR under load", ours.load_tps, theirs.load_tps),
     ];
     let ratio = |(name, a, b): (&str, Option<f64>, Option<f64>)| {
         let (a, b) = a.zip(b).filter(|(_, b)| *b > 0.0)?;
@@ -253,7 +258,7 @@ fn ratios_of(ours: &ReportRow, theirs: &ReportRow) -> Vec<String> {
     columns.into_iter().filter_map(ratio).collect()
 }
 
-fn table_line(row: &ReportRow) -> [String; 15] {
+fn table_line(row: &ReportRow) -> [String; 16] {
     let range = row.spread.get("tcp1_gbps");
     let tcp1 = match (row.tcp1_gbps, range) {
         (Some(median), Some((least, most))) => format!("{median:.2} ({least:.2} to {most:.2})"),
@@ -273,6 +278,7 @@ fn table_line(row: &ReportRow) -> [String; 15] {
         cell(row.pps64.map(|pps| pps / 1_000.0), 0),
         cell(row.rr_tps, 0),
         format!("{} / {}", cell(row.rr_p50_us, 0), cell(row.rr_p99_us, 0)),
+        cell(row.load_tps, 0),
         format!("{} / {}", cell(row.load_p50_us, 0), cell(row.load_p99_us, 0)),
         cell(row.rss_mib, 0),
     ]
@@ -326,6 +332,7 @@ pub(crate) mod tests {
             rr_tps: 20_000.0,
             rr_p50_us: 45.2,
             rr_p99_us: 80.0,
+            load_tps: Some(1_100.4),
             load_p50_us: Some(900.4),
             load_p99_us: Some(2_000.0),
             core_s_per_gbit: 0.2,
@@ -409,6 +416,7 @@ pub(crate) mod tests {
             "rr_tps",
             "rr_p50_us",
             "rr_p99_us",
+            "load_tps",
             "load_p50_us",
             "load_p99_us",
             "core_s_per_gbit",
@@ -424,7 +432,7 @@ pub(crate) mod tests {
         let widths: Vec<usize> = table.lines().map(|line| line.chars().count()).collect();
         assert_eq!(widths.len(), 6);
         assert!(widths.iter().all(|width| *width == widths[0]), "{table}");
-        for cell in ["11.00 (10.00 to 12.00)", "| 0.10 ", "| 900 / 2000 "] {
+        for cell in ["11.00 (10.00 to 12.00)", "| 0.10 ", "| 1100 ", "| 900 / 2000 "] {
             assert!(table.contains(cell), "{cell} is missing in {table}");
         }
     }
