@@ -14,6 +14,7 @@ pub mod ipsec;
 pub mod ladder;
 pub mod machine;
 pub mod measure;
+mod nebula;
 pub mod others;
 pub mod peer;
 pub mod report;

@@ -207,6 +207,7 @@ impl Report {
                     rows::VXLAN,
                     rows::WIREGUARD_GO,
                     rows::WIREGUARD_GO_TAILSCALE,
+                    rows::NEBULA,
                     rows::OPENVPN,
                     rows::VPNCLOUD,
                 ],

@@ -13,7 +13,7 @@ pub const CONNECT_LIMIT: Duration = Duration::from_secs(30);
 const VXLAN_ID: u32 = 4242;
 
 /// All rows that there are, in the tables' order.
-pub const ALL: [&str; 25] = [
+pub const ALL: [&str; 26] = [
     DIRECT,
     GRE,
     IPSEC,
@@ -30,6 +30,7 @@ pub const ALL: [&str; 25] = [
     OVPN_KERNEL,
     WIREGUARD_GO,
     WIREGUARD_GO_TAILSCALE,
+    NEBULA,
     BORINGTUN,
     GOTATUN,
     OPENVPN,
@@ -79,6 +80,8 @@ pub const OVPN_KERNEL: &str = "weft-ovpn-kernel";
 pub const WIREGUARD_GO: &str = "wireguard-go";
 /// Tailscale's fork of it, which is faster.
 pub const WIREGUARD_GO_TAILSCALE: &str = "wireguard-go-tailscale";
+/// nebula with its offloads.
+pub const NEBULA: &str = "nebula";
 /// WireGuard in userspace, Cloudflare's implementation in Rust.
 pub const BORINGTUN: &str = "boringtun";
 /// WireGuard in userspace, Mullvad's fork of boringtun.

@@ -8,10 +8,10 @@ use std::time::Duration;
 
 use super::others::{LeftOut, Outside};
 use super::rows::{
-    BORINGTUN, FASTD, GOTATUN, N2N, QUICKTUN, Row, TINC, VPNCLOUD, WIREGUARD_GO,
+    BORINGTUN, FASTD, GOTATUN, N2N, NEBULA, QUICKTUN, Row, TINC, VPNCLOUD, WIREGUARD_GO,
     WIREGUARD_GO_TAILSCALE, YGGDRASIL,
 };
-use super::{debian, vpncloud, wireguard};
+use super::{debian, nebula, vpncloud, wireguard};
 use crate::sandbox::{
     Netns, Running, Sandbox, SandboxError, last_lines, try_wait_until, wait_until,
 };
@@ -42,7 +42,7 @@ pub(super) struct Tunnel {
     setup: &'static str,
 }
 
-const TUNNELS: [Tunnel; 10] = [
+const TUNNELS: [Tunnel; 11] = [
     Tunnel {
         row: WIREGUARD_GO,
         device: "weftwg",
@@ -59,6 +59,15 @@ const TUNNELS: [Tunnel; 10] = [
         prepare: wireguard::tailscale,
         setup: "Tailscale's fork of wireguard-go (`go install`) on each host, host to host, \
                 wireguard-go's default MTU",
+    },
+    Tunnel {
+        row: NEBULA,
+        device: "weftnebula",
+        subnet: 16,
+        mtu_max: MTU_ANY,
+        prepare: nebula::prepare,
+        setup: "nebula (`go install`) on each host, host to host: udp_offloads, use_offloads, two \
+                routines, cipher aes",
     },
     Tunnel {
         row: BORINGTUN,
