@@ -1,5 +1,7 @@
 //! Bad input gets a clear error and its exit code, and changes nothing.
 
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::process::Command;
 use std::time::Duration;
 
 use weft::sandbox::{Host, Sandbox, SandboxOptions};
@@ -91,6 +93,54 @@ fn launches_that_cannot_work_say_why_and_change_nothing() -> anyhow::Result<()> 
 
     host.start_daemon(&[])?;
     fails(host, &["launch"], 5, &["already", "weft stop"])?;
+    Ok(())
+}
+
+/// What there is of a host beside files: devices, firewall, sockets, processes.
+fn traces(host: &Host) -> anyhow::Result<String> {
+    let links = host.netns().exec(&["ip", "-j", "link"])?.success()?.json()?;
+    let links = links.as_array().cloned().unwrap_or_default();
+    let mut text: String = links.iter().map(|link| format!("{} ", link["ifname"])).collect();
+    for command in [&["nft", "list", "ruleset"][..], &["ss", "-Hanu"], &["ss", "-Hant"]] {
+        text.push_str(&host.netns().exec(command)?.success()?.stdout);
+    }
+    let processes = Command::new("ip").args(["netns", "pids", host.netns().name()]).output()?;
+    text.push_str(&String::from_utf8(processes.stdout)?);
+    Ok(text)
+}
+
+#[test]
+fn a_launch_that_fails_at_its_socket_or_its_state_leaves_nothing_behind() -> anyhow::Result<()> {
+    let sandbox = Sandbox::new(&SandboxOptions::default())?;
+    let host = sandbox.host(0);
+    let untouched = traces(host)?;
+    let path = host.runtime_directory().join("weft.sock");
+
+    std::fs::create_dir(&path)?;
+    let (code, text) = refused_launch(host, &[])?;
+    let says = |word: &str| text.contains(word);
+    assert!(code == Some(1) && says("weft.sock") && says("--runtime-dir"), "{code:?}: {text}");
+    assert_eq!(traces(host)?, untouched);
+    fails(host, &["launch"], 1, &["weft.sock", "--runtime-dir"])?;
+    assert_eq!(traces(host)?, untouched);
+    std::fs::remove_dir(&path)?;
+
+    let other = UnixListener::bind(&path)?;
+    let (code, text) = refused_launch(host, &[])?;
+    assert!(code == Some(1) && text.contains("another program"), "{code:?}: {text}");
+    assert_eq!(traces(host)?, untouched);
+    UnixStream::connect(&path).map_err(|error| anyhow::anyhow!("its socket is gone: {error}"))?;
+    drop(other);
+
+    // Nobody listens there any more. The file is replaced, and is gone after what is refused later.
+    let saved = host.state_directory().join("attachments.json");
+    std::fs::write(&saved, "{")?;
+    let (code, text) = refused_launch(host, &[])?;
+    assert!(code == Some(1) && text.contains("attachments.json"), "{code:?}: {text}");
+    assert_eq!((traces(host)?, path.exists()), (untouched, false));
+    std::fs::remove_file(&saved)?;
+
+    host.start_daemon(&[])?;
     Ok(())
 }
 

@@ -47,21 +47,34 @@ struct Saved {
     multicast_route: bool,
 }
 
+/// The attachments that the daemon before has saved.
+pub(super) struct SavedAttachments {
+    store: Store,
+    saved: BTreeMap<String, Saved>,
+}
+
+impl SavedAttachments {
+    pub(super) fn load(store: &Store) -> Result<Self, StoreError> {
+        let saved = store.load(FILE)?.unwrap_or_default();
+        Ok(Self { store: store.clone(), saved })
+    }
+}
+
 impl Attachments {
-    /// The attachments saved by the daemon before; nothing is restored yet.
-    pub(super) fn load(
-        store: Store,
+    /// Those that were saved; nothing is restored yet.
+    pub(super) fn new(
+        saved: SavedAttachments,
         kernel: Kernel,
         engine: KernelEngine,
         control: mpsc::Sender<Request>,
         ports: DirectPorts,
         local: PeerId,
         mtu: u16,
-    ) -> Result<Self, StoreError> {
-        let saved = store.load(FILE)?.unwrap_or_default();
+    ) -> Self {
+        let SavedAttachments { store, saved } = saved;
         let resolve = ResolveOptions::default();
         let inner = Mutex::new(Inner { saved });
-        Ok(Self { inner, kernel, engine, control, ports, store, resolve, local, mtu })
+        Self { inner, kernel, engine, control, ports, store, resolve, local, mtu }
     }
 
     /// Plugs every saved container that still lives back in, and gives the addresses of the others back.

@@ -16,8 +16,10 @@ pub enum StartError {
         "a weft daemon is running here already (it holds {0}); see weft status, or end it with weft stop"
     )]
     AlreadyRunning(PathBuf),
-    /// The API socket cannot be made (the machine).
-    #[error("cannot serve the API at {path}: {error}")]
+    /// The API socket cannot be made, or is another program's (configuration or the machine).
+    #[error(
+        "cannot serve the API at {path}: {error}; end or remove what is there, or choose another directory with --runtime-dir"
+    )]
     Api {
         /// The socket.
         path: PathBuf,

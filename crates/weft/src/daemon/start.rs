@@ -2,12 +2,15 @@
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
 use ipnet::IpNet;
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 use weft_crypto::PeerId;
@@ -23,7 +26,7 @@ use weft_path::{EngineEvent, Mac, Paths};
 use zeroize::Zeroizing;
 
 use super::StartError;
-use super::attachments::Attachments;
+use super::attachments::{Attachments, SavedAttachments};
 use super::control::{Control, VNI};
 use super::engines::{Engines, Offers};
 use super::mtu::{WATCH_RETRY_MS, container_mtu, follow_link_mtu, link_mtu, widest_format};
@@ -59,96 +62,156 @@ async fn run_async(settings: Settings, ready: impl FnOnce(&Invitation)) -> Resul
     super::check_host(&settings)?;
     let _runtime_lock = lock(&settings.runtime_dir)?;
     let _state_lock = lock(&settings.state_dir)?;
+    let kernel = Kernel::new()?;
+    kernel.check_range(IpNet::V4(settings.range)).await?;
+    let (listener, socket) = listen(&settings.runtime_dir)?;
+    let prepared = prepare(&settings, &kernel).await?;
+    let (daemon, control, kernel_engine) = start(settings, &kernel, prepared).await?;
+    let attachments = Arc::clone(&daemon.attachments);
+    let tasks = [
+        tokio::spawn(watch_interfaces(kernel.clone(), kernel_engine.clone(), attachments)),
+        tokio::spawn(keep_forward_rule(kernel.clone(), kernel_engine.switch())),
+        tokio::spawn(follow_link_mtu(
+            daemon.settings.clone(),
+            kernel.clone(),
+            daemon.links.clone(),
+            daemon.control.clone(),
+        )),
+        tokio::spawn(stop_on_signal(Arc::clone(&daemon.stop))),
+    ];
+    serve(listener, daemon, control, ready).await;
+    tasks.into_iter().for_each(|task| task.abort());
+    remove_forward_rule(&kernel).await;
+    drop(socket);
+    tracing::info!("weft has stopped");
+    Ok(())
+}
+
+/// The file of the API's socket, which goes with this.
+struct SocketFile(PathBuf);
+
+impl Drop for SocketFile {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+/// Binds the API's socket. What an earlier run left there is replaced, what somebody answers at is not.
+fn listen(runtime_dir: &Path) -> Result<(ApiListener, SocketFile), StartError> {
+    let path = api::socket_path(runtime_dir);
+    let listened = match is_answered(&path) {
+        true => Err(io::Error::new(io::ErrorKind::AddrInUse, "another program listens there")),
+        false => api::listen(&path),
+    };
+    match listened {
+        Ok(listener) => Ok((listener, SocketFile(path))),
+        Err(error) => Err(StartError::Api { path, error }),
+    }
+}
+
+/// Whether a program listens at a socket; one that is too busy to answer does.
+fn is_answered(path: &Path) -> bool {
+    let (family, kind, flags) =
+        (AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK);
+    let connected = SocketAddrUnix::new(path).and_then(|address| {
+        let socket = socket_with(family, kind, flags, None)?;
+        connect(&socket, &address)
+    });
+    matches!(connected, Ok(()) | Err(Errno::AGAIN))
+}
+
+/// All that a launch can be refused for while there is no device yet, so that one that is refused
+/// leaves none behind.
+struct Prepared {
+    store: Store,
+    local: PeerId,
+    link_mtu: u16,
+    mtu: u16,
+    saved: SavedAttachments,
+    mesh: Mesh,
+    targets: Vec<Target>,
+    links: Links,
+    link_events: weft_link::Events,
+}
+
+async fn prepare(settings: &Settings, kernel: &Kernel) -> Result<Prepared, StartError> {
     let store = Store::open(&settings.state_dir)?;
     let identity = Identity::load_or_create(&store.path(IDENTITY_FILE))?;
     let local = identity.peer_id();
-    let kernel = Kernel::new()?;
-    kernel.check_range(IpNet::V4(settings.range)).await?;
-    let link_mtu = link_mtu(&settings, &kernel).await?;
+    let link_mtu = link_mtu(settings, kernel).await?;
     let mtu = match settings.mtu {
         Some(mtu) => mtu,
-        None => container_mtu(link_mtu, widest_format(&settings).await),
+        None => container_mtu(link_mtu, widest_format(settings).await),
     };
-
-    let started = start_engines(&settings, &kernel, local, mtu).await?;
-    let Started { mut engines, kernel_engine, ports, offloads, events, events_lost } = started;
-    let offers = engines.offers(&settings);
-
-    let secret = secret(&settings, &store)?;
-    let targets = targets(&settings, &store)?;
+    let saved = SavedAttachments::load(&store)?;
+    let secret = secret(settings, &store)?;
+    let targets = targets(settings, &store)?;
     let founding = if targets.is_empty() { Founding::Found } else { Founding::Join };
-    let mesh = start_mesh(&settings, &store, local, founding)?;
-    let paths = Paths::new(local, path_config(&settings, offers, link_mtu, mtu), rand::random());
+    let mesh = start_mesh(settings, &store, local, founding)?;
+    let (links, link_events) = Links::start(link_config(settings, identity, secret, &mesh)?)?;
+    Ok(Prepared { store, local, link_mtu, mtu, saved, mesh, targets, links, link_events })
+}
 
-    let link_config = link_config(&settings, identity, secret, &mesh)?;
-    let (links, link_events) = Links::start(link_config)?;
+/// Starts the engines and what works on them: the control loop, which ends when it is told to stop, and
+/// what answers requests.
+async fn start(
+    settings: Settings,
+    kernel: &Kernel,
+    prepared: Prepared,
+) -> Result<(Arc<Daemon>, JoinHandle<()>, KernelEngine), StartError> {
+    let Prepared { store, local, link_mtu, mtu, saved, mesh, targets, links, link_events } =
+        prepared;
+    let started = start_engines(&settings, kernel, local, mtu).await?;
+    let Started { mut engines, kernel_engine, ports, offloads, events, events_lost } = started;
+    let paths = path_config(&settings, engines.offers(&settings), link_mtu, mtu);
     for target in &targets {
         links.connect(target.clone());
     }
     let targets = Arc::new(Targets::new(targets));
-
     let (request_sender, requests) = mpsc::channel(REQUESTS_QUEUED_MAX);
     let (stop_sender, stop) = watch::channel(false);
-    let stop_sender = Arc::new(stop_sender);
-    let attachments = Attachments::load(
-        store.clone(),
+    let attachments = Attachments::new(
+        saved,
         kernel.clone(),
         kernel_engine.clone(),
         request_sender.clone(),
         ports,
         local,
         mtu,
-    )?;
-    let attachments = Arc::new(attachments);
-    let daemon = Arc::new(Daemon {
-        settings: settings.clone(),
-        local,
-        mtu,
-        offloads,
-        events_lost,
-        near: near(&kernel).await,
-        since: SystemTime::now(),
-        links: links.clone(),
-        targets: Arc::clone(&targets),
-        store: store.clone(),
-        control: request_sender,
-        attachments: Arc::clone(&attachments),
-        stop: Arc::clone(&stop_sender),
-    });
-    let mtu_follower =
-        follow_link_mtu(settings.clone(), kernel.clone(), links.clone(), daemon.control.clone());
+    );
     let control = Control {
-        store,
-        links,
+        store: store.clone(),
+        links: links.clone(),
         mesh,
-        paths,
+        paths: Paths::new(local, paths, rand::random()),
         engines,
         settings: settings.clone(),
         waiting: BTreeMap::new(),
         local,
-        targets,
+        targets: Arc::clone(&targets),
         told_targets: Vec::new(),
         dialled: BTreeMap::new(),
         seen: BTreeMap::new(),
         lost: BTreeMap::new(),
         failed: false,
     };
+    let daemon = Daemon {
+        settings,
+        local,
+        mtu,
+        offloads,
+        events_lost,
+        near: near(kernel).await,
+        since: SystemTime::now(),
+        links,
+        targets,
+        store,
+        control: request_sender,
+        attachments: Arc::new(attachments),
+        stop: Arc::new(stop_sender),
+    };
     let control = tokio::spawn(control.run(link_events, events, requests, stop));
-    let socket = api::socket_path(&settings.runtime_dir);
-    let listener =
-        api::listen(&socket).map_err(|error| StartError::Api { path: socket.clone(), error })?;
-    let tasks = [
-        tokio::spawn(watch_interfaces(kernel.clone(), kernel_engine.clone(), attachments)),
-        tokio::spawn(keep_forward_rule(kernel.clone(), kernel_engine.switch())),
-        tokio::spawn(mtu_follower),
-        tokio::spawn(stop_on_signal(stop_sender)),
-    ];
-    serve(listener, daemon, control, ready).await;
-    tasks.into_iter().for_each(|task| task.abort());
-    remove_forward_rule(&kernel).await;
-    let _ = std::fs::remove_file(socket);
-    tracing::info!("weft has stopped");
-    Ok(())
+    Ok((Arc::new(daemon), control, kernel_engine))
 }
 
 /// Answers requests until the control loop ends.
