@@ -50,7 +50,9 @@ struct Shared {
     sent: Mutex<Vec<Vec<Vec<u8>>>>,
     /// Where messages are said to come from.
     source: Option<Remote>,
-    /// Nothing is taken while this is set.
+    /// So many more may be taken off it; `None`: all that there is.
+    allowance: Mutex<Option<usize>>,
+    /// Nothing is sent or written while this is set.
     stuck: AtomicBool,
     waiting: AtomicUsize,
 }
@@ -67,11 +69,36 @@ impl Shared {
     fn datagrams(&self) -> Vec<Vec<u8>> {
         self.sent.lock().unwrap().concat()
     }
+
+    fn take<T>(&self, from: &Mutex<VecDeque<T>>) -> io::Result<T> {
+        let mut allowance = self.allowance.lock().unwrap();
+        if let Some(left) = &mut *allowance {
+            *left = left.checked_sub(1).ok_or(io::ErrorKind::WouldBlock)?;
+        }
+        Ok(from.lock().unwrap().pop_front().ok_or(io::ErrorKind::WouldBlock)?)
+    }
+
+    /// Lets the threads take so many more, and waits until they have; they may be at work on them still.
+    fn let_take(&self, count: usize) {
+        *self.allowance.lock().unwrap() = Some(count);
+        while *self.allowance.lock().unwrap() != Some(0) {
+            thread::yield_now();
+        }
+    }
+
+    /// Lets them take all.
+    fn let_take_all(&self) {
+        *self.allowance.lock().unwrap() = None;
+    }
+
+    fn is_over(&self) -> bool {
+        self.reads.lock().unwrap().is_empty() && self.arriving.lock().unwrap().is_empty()
+    }
 }
 
 impl FrameSource for Shared {
     fn recv(&self, buffer: &mut [u8]) -> io::Result<usize> {
-        let read = self.reads.lock().unwrap().pop_front().ok_or(io::ErrorKind::WouldBlock)?;
+        let read = self.take(&self.reads)?;
         buffer[..read.len()].copy_from_slice(&read);
         Ok(read.len())
     }
@@ -88,8 +115,7 @@ impl FrameSink for Shared {
 
 impl MessageSource for Shared {
     fn recv(&self, batch: &mut RecvBatch, _max: usize) -> io::Result<usize> {
-        let messages =
-            self.arriving.lock().unwrap().pop_front().ok_or(io::ErrorKind::WouldBlock)?;
+        let messages = self.take(&self.arriving)?;
         batch.clear();
         for (bytes, segment) in &messages {
             assert!(batch.push(bytes, *segment, &self.source.unwrap()));
@@ -130,10 +156,11 @@ impl Helped {
         self.state.write().unwrap().apply(command, |_| Ok(self.remote)).unwrap();
     }
 
-    /// Runs `unit` on so many threads until it finds nothing.
+    /// Runs `unit` on so many threads until nothing is left. While some is held back they ask again.
     fn run<T>(
         &self,
         threads: usize,
+        wire: &Shared,
         make: impl Fn() -> T + Sync,
         unit: impl Fn(&State, &WorkerCounters, &mut T) -> io::Result<()> + Sync,
     ) {
@@ -142,7 +169,14 @@ impl Helped {
                 let (make, unit) = (&make, &unit);
                 scope.spawn(move || {
                     let mut mine = make();
-                    while unit(&self.state.read().unwrap(), counters, &mut mine).is_ok() {}
+                    loop {
+                        let done = unit(&self.state.read().unwrap(), counters, &mut mine);
+                        match done {
+                            Ok(()) => {}
+                            Err(_) if wire.is_over() => return,
+                            Err(_) => thread::yield_now(),
+                        }
+                    }
                 });
             }
         });
@@ -151,7 +185,7 @@ impl Helped {
     fn seal(&self, threads: usize, gate: &Gate, wire: &Shared) {
         let events = |event| self.events.lock().unwrap().push(event);
         let make = || (Transmitter::new(64, LOCAL), vec![0; 70_000]);
-        self.run(threads, make, |state, counters, (transmitter, buffer)| {
+        self.run(threads, wire, make, |state, counters, (transmitter, buffer)| {
             let env = Env { tap: wire, socket: wire, counters, events: &events };
             seal_unit(gate, state, &env, transmitter, buffer)
         });
@@ -159,7 +193,7 @@ impl Helped {
 
     fn open(&self, threads: usize, gate: &Gate, wire: &Shared) {
         let events = |event| self.events.lock().unwrap().push(event);
-        self.run(threads, Receiver::new, |state, counters, receiver| {
+        self.run(threads, wire, Receiver::new, |state, counters, receiver| {
             let env = Env { tap: wire, socket: wire, counters, events: &events };
             open_unit(gate, wire, state, &env, receiver)
         });
@@ -356,73 +390,76 @@ fn several_threads_open_what_one_opens() {
     }
 }
 
-/// Seals frames of a stream, with other SAs wherever the threads are just then. Returns whether these were
-/// used.
-fn rekeyed_under_way(reads: &[Vec<u8>], wanted: &[Vec<u8>]) -> bool {
-    let rekeyed = Helped::new();
-    (301..310).for_each(|spi| install(&rekeyed, spi, false));
-    let wire = Shared::default();
-    wire.reads.lock().unwrap().extend(reads.iter().cloned());
-    let gate = Gate::default();
-    thread::scope(|scope| {
-        scope.spawn(|| rekeyed.seal(THREADS, &gate, &wire));
-        for (number, spi) in (301..310).enumerate() {
-            let left = reads.len() - reads.len() * (number + 1) / 11;
-            while wire.reads.lock().unwrap().len() > left {
-                thread::yield_now();
-            }
-            install(&rekeyed, spi, true);
-        }
-    });
-    let datagrams = wire.datagrams();
-    let mut used: Vec<u32> = datagrams
-        .iter()
-        .map(|datagram| u32::from_be_bytes(*datagram.first_chunk().unwrap()))
-        .collect();
-    used.dedup();
-    assert!(used.is_sorted(), "one SA after the other: {used:?}");
-    assert!(
-        rekeyed.open_inline(&one_by_one(&datagrams)) == wanted,
-        "the same frames in the same order"
-    );
-    assert_eq!(rekeyed.drops(), []);
-    used.len() > 2
-}
-
 /// Each datagram in a batch of its own.
 fn one_by_one(datagrams: &[Vec<u8>]) -> Vec<Batch> {
     datagrams.iter().map(|datagram| vec![(datagram.clone(), datagram.len())]).collect()
 }
 
+/// The SPIs of datagrams as they follow each other.
+fn spis(datagrams: &[Vec<u8>]) -> Vec<u32> {
+    let mut spis: Vec<u32> = datagrams
+        .iter()
+        .map(|datagram| u32::from_be_bytes(*datagram.first_chunk().unwrap()))
+        .collect();
+    spis.dedup();
+    spis
+}
+
 #[test]
 fn sas_come_and_go_while_several_threads_work() {
+    const SPIS: std::ops::Range<u32> = 301..310;
     let mut random = Random::fresh("sas_come_and_go_while_several_threads_work");
     let reads: Vec<_> = load(&mut random, 600)
         .into_iter()
         .filter(|read| read[vnet::LEN..vnet::LEN + 6] == FAR.0)
         .collect();
+    let parts: Vec<_> = reads.chunks(reads.len().div_ceil(SPIS.len() + 1)).collect();
     let plain = Helped::new();
     let sealed = plain.seal_inline(&reads);
     let wanted = plain.open_inline(&one_by_one(&sealed));
-    let begin = Instant::now();
-    while !rekeyed_under_way(&reads, &wanted) {
-        // The threads were done before the processor came to who rekeys.
-        assert!(begin.elapsed() < Duration::from_secs(60), "it is never rekeyed in between");
+
+    // One that comes is used from the next read on, by whichever thread takes that.
+    let (one, several) = (Helped::new(), Helped::new());
+    let mut datagrams = one.seal_inline(parts[0]);
+    for (part, spi) in parts[1..].iter().zip(SPIS) {
+        install(&one, spi, true);
+        datagrams.extend(one.seal_inline(part));
     }
-    // Removed in between: the end is missing and nothing else.
+    let wire = Shared { allowance: Mutex::new(Some(0)), ..Shared::default() };
+    wire.reads.lock().unwrap().extend(reads.iter().cloned());
+    thread::scope(|scope| {
+        scope.spawn(|| several.seal(THREADS, &Gate::default(), &wire));
+        for (part, spi) in parts.iter().zip(SPIS) {
+            wire.let_take(part.len());
+            install(&several, spi, true);
+        }
+        wire.let_take_all();
+    });
+    let all: Vec<u32> = std::iter::once(SPI).chain(SPIS).collect();
+    assert_eq!(spis(&wire.datagrams()), all, "one SA after the other");
+    assert!(wire.datagrams() == datagrams, "what one thread seals");
+    SPIS.for_each(|spi| install(&several, spi, false));
+    let opened = several.open_inline(&one_by_one(&datagrams));
+    assert!(opened == wanted, "the same frames in the same order");
+    assert_eq!(several.drops(), []);
+
+    // One that goes: what comes after is missing and nothing else.
     let removed = Helped::new();
-    let wire = Shared { source: Some(removed.remote), ..Shared::default() };
+    let wire = Shared {
+        source: Some(removed.remote),
+        allowance: Mutex::new(Some(0)),
+        ..Shared::default()
+    };
     wire.arriving.lock().unwrap().extend(one_by_one(&sealed));
+    let before = sealed.len() / 3;
     thread::scope(|scope| {
         scope.spawn(|| removed.open(THREADS, &Gate::default(), &wire));
-        while wire.written.lock().unwrap().len() < wanted.len() / 3 {
-            thread::yield_now();
-        }
+        wire.let_take(before);
         removed.command(EngineCommand::RemoveInbound { spi: SPI });
+        wire.let_take_all();
     });
-    let written = wire.written.into_inner().unwrap();
-    assert!(written.len() < wanted.len() && written == wanted[..written.len()]);
-    let missing = (sealed.len() - written.len()) as u64;
+    assert!(wire.written.into_inner().unwrap() == wanted[..before]);
+    let missing = (sealed.len() - before) as u64;
     assert_eq!(removed.drops(), [(DropReason::UnknownSpi, missing)]);
 }
 
