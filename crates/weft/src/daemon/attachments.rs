@@ -15,6 +15,7 @@ use weft_kernel::{AttachSpec, Kernel, KernelError};
 
 use super::control::Request;
 use super::ports::{self, DirectPorts, PortKind};
+use super::start::TAP;
 use super::store::{Store, StoreError};
 use crate::api::{
     ApiError, AttachRequest, Attachment, ContainerTraffic, Detached, ErrorKind, Volume,
@@ -121,8 +122,9 @@ impl Attachments {
         inner.saved.values().map(|saved| saved.attachment.clone()).collect()
     }
 
-    /// What crossed each container's interface; one that is gone is left out.
-    pub(super) async fn traffic(&self) -> Result<Vec<ContainerTraffic>, ApiError> {
+    /// What crossed each container's interface, without those that are gone, and what the kernel dropped
+    /// on its way from the switch to the vector engine.
+    pub(super) async fn traffic(&self) -> Result<(Vec<ContainerTraffic>, u64), ApiError> {
         let links = self.kernel.link_traffic().await.map_err(kernel_refusal)?;
         let direct = self.ports.traffic();
         let saved: Vec<Saved> = self.inner.lock().await.saved.values().cloned().collect();
@@ -147,7 +149,7 @@ impl Attachments {
                 dropped: link.dropped_received + link.dropped_sent + dropped,
             });
         }
-        Ok(all)
+        Ok((all, links.get(TAP).map_or(0, |tap| tap.dropped_sent)))
     }
 
     /// What the kernel dropped at a direct port, whose device is the container's: most of all what

@@ -25,6 +25,9 @@ use crate::timestamp;
 /// Targets of the last start and of `weft connect`.
 pub(super) const TARGETS_FILE: &str = "targets.json";
 
+/// What the switch had for the vector engine while the queue of its TAP device was full.
+const TAP_QUEUE_FULL: &str = "tap_queue_full";
+
 /// The hosts that the user named, at launch and by `weft connect`.
 #[derive(Default)]
 pub(super) struct Targets(Mutex<Vec<Target>>);
@@ -112,13 +115,15 @@ impl Daemon {
     }
 
     async fn traffic(&self) -> Result<Traffic, ApiError> {
-        let containers = self.attachments.traffic().await?;
+        let (containers, tap_queue_full) = self.attachments.traffic().await?;
         let (reply, answer) = oneshot::channel();
         let _ = self.control.send(Request::Traffic { reply }).await;
         let readings =
             answer.await.map_err(|_| ApiError::new(ErrorKind::Unavailable, "weft is stopping"))?;
         let monotonic_ms = timestamp::monotonic_ms();
-        Ok(views::traffic(&readings, containers, &self.links.status(), monotonic_ms))
+        let mut traffic = views::traffic(&readings, containers, &self.links.status(), monotonic_ms);
+        traffic.drops.insert(TAP_QUEUE_FULL.into(), tap_queue_full);
+        Ok(traffic)
     }
 
     async fn ask_workers(&self, wanted: Option<usize>) -> Result<Workers, ApiError> {

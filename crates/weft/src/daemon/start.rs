@@ -39,7 +39,7 @@ use crate::config::{EngineChoice, FormatChoice, Settings, SwitchChoice};
 /// The switch's device.
 pub(super) const SWITCH: &str = "weft";
 /// The vector engine's port on it.
-const TAP: &str = "weft-tap";
+pub(super) const TAP: &str = "weft-tap";
 
 /// Runs the daemon until it is told to stop by the API, SIGTERM or SIGINT. `ready` is called once
 /// it answers requests.
