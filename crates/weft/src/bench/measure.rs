@@ -224,6 +224,56 @@ pub fn tcp_streams(
     })
 }
 
+/// What TCP saw of a path that it filled.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct TcpPressure {
+    /// Gbit/s that the server got, of all streams together.
+    pub(super) gbps: f64,
+    /// Segments sent again of a million.
+    pub(super) resent_ppm: f64,
+    /// The smoothed round-trip time, mean over time and streams, microseconds.
+    pub(super) rtt_us: f64,
+    /// The greatest of them, microseconds.
+    pub(super) rtt_max_us: f64,
+}
+
+/// As [`tcp`], with what the sender's sockets told of the path ten times a second.
+///
+/// # Errors
+/// What iperf3 said.
+pub(super) fn tcp_pressure(
+    client: &Netns,
+    server: IpAddr,
+    streams: u32,
+    seconds: u64,
+) -> Result<TcpPressure, SandboxError> {
+    let options = ["-P", &streams.to_string(), "-i", "0.1"];
+    let (command, json) = iperf_json(client, server, &options, seconds)?;
+    parse_pressure(&json).ok_or_else(|| SandboxError::UnexpectedOutput {
+        command,
+        why: "no end.streams.sender.mean_rtt of each".to_owned(),
+    })
+}
+
+fn parse_pressure(json: &Value) -> Option<TcpPressure> {
+    let all = parse_iperf(json)?;
+    let senders = json.pointer("/end/streams")?.as_array()?.iter();
+    let senders: Vec<&Value> = senders.map(|stream| stream.get("sender")).collect::<Option<_>>()?;
+    let values = |name: &str| {
+        let values = senders.iter().map(|sender| sender.get(name)?.as_f64());
+        values.collect::<Option<Vec<f64>>>()
+    };
+    let (mean, max) = (values("mean_rtt")?, values("max_rtt")?);
+    let mss = json.pointer("/start/tcp_mss_default")?.as_f64()?;
+    let segments = values("bytes")?.iter().sum::<f64>() / mss;
+    Some(TcpPressure {
+        gbps: all.gbps,
+        resent_ppm: all.retransmits as f64 * 1e6 / segments.max(1.0),
+        rtt_us: mean.iter().sum::<f64>() / mean.len().max(1) as f64,
+        rtt_max_us: max.iter().copied().fold(0.0, f64::max),
+    })
+}
+
 fn parse_streams(json: &Value) -> Option<Vec<f64>> {
     let streams = json.pointer("/end/streams")?.as_array()?.iter();
     let rate = |stream: &Value| Some(stream.pointer("/receiver/bits_per_second")?.as_f64()? / 1e9);
@@ -445,7 +495,7 @@ fn parse_line<T: serde::de::DeserializeOwned>(
 }
 
 /// Resident memory of a process, MiB.
-fn resident_mib(pid: u32) -> Option<f64> {
+pub(super) fn resident_mib(pid: u32) -> Option<f64> {
     resident_of_status(&std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?)
 }
 
@@ -487,6 +537,22 @@ mod tests {
         let json = serde_json::json!({"end": {"streams": [stream(2e9), stream(5e8)]}});
         assert_eq!(parse_streams(&json), Some(vec![2.0, 0.5]));
         assert_eq!(parse_streams(&serde_json::json!({"end": {"streams": [{}]}})), None);
+    }
+
+    #[test]
+    fn what_tcp_saw_under_pressure_is_of_all_streams() {
+        let sender = |mean: u64, max: u64, bytes: u64| serde_json::json!({"sender": {"mean_rtt": mean, "max_rtt": max, "bytes": bytes}});
+        let mut json = serde_json::json!({"start": {"tcp_mss_default": 1_000}, "end": {
+            "streams": [sender(300, 900, 1_500_000), sender(500, 700, 500_000)],
+            "sum_sent": {"retransmits": 4},
+            "sum_received": {"bytes": 2_000_000, "bits_per_second": 2e9}
+        }});
+        let seen = parse_pressure(&json).unwrap();
+        let wanted =
+            TcpPressure { gbps: 2.0, resent_ppm: 2_000.0, rtt_us: 400.0, rtt_max_us: 900.0 };
+        assert_eq!(seen, wanted);
+        json["end"]["streams"][1]["sender"] = serde_json::json!({});
+        assert_eq!(parse_pressure(&json), None);
     }
 
     #[test]

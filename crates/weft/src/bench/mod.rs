@@ -17,6 +17,7 @@ pub mod measure;
 mod nebula;
 pub mod others;
 pub mod peer;
+pub mod pressure;
 pub mod report;
 pub mod rows;
 pub mod stats;
@@ -85,6 +86,8 @@ pub enum Table {
     Scale,
     /// Three hosts that send to a fourth at once: what each gets of it
     Fair,
+    /// More than the path carries: what queues, what is sent again, what is dropped and by whom
+    Pressure,
     /// qperf's bandwidth and latency and where processor time went, as Weave Net showed its fast datapath
     Weave,
     /// Data channel devices beside OpenVPN without one, as OpenVPN's paper showed its offload
@@ -193,6 +196,7 @@ pub fn run(options: &BenchOptions) -> anyhow::Result<()> {
         Table::Weave => return weave_table(options),
         Table::Vpp | Table::Scale => return ladder_table(options),
         Table::Fair => return fair_table(options),
+        Table::Pressure => return pressure_table(options),
         Table::Systems | Table::Dco => {}
     }
     require_programs()?;
@@ -299,6 +303,29 @@ fn fair_table(options: &BenchOptions) -> anyhow::Result<()> {
     write_table(options, &report, text)
 }
 
+/// Measures what happens when more is sent than the path carries and writes what was asked for.
+fn pressure_table(options: &BenchOptions) -> anyhow::Result<()> {
+    require_programs()?;
+    let binary = own_binary()?;
+    let mut plan = options.plan(options.mtu.as_deref().map_or(UNDERLAY_MTU_BYTES, |mtus| mtus[0]));
+    if options.rows.is_none() {
+        plan.rows = pressure::ROWS.to_vec();
+    }
+    if options.underlay.is_none() {
+        plan.underlays = Underlays::Veth.list();
+    }
+    let mut machine = Machine::here();
+    machine.commands.extend(pressure::commands(&plan));
+    let pressure = on_link(plan, |sandbox, pairs, plan| {
+        let rows = set_up(sandbox, pairs, plan, &mut machine)?;
+        machine.commands.extend(setups(&rows));
+        pressure::measure(&rows, pairs, sandbox, &binary, plan)
+    })?;
+    let report = Report { machine, pressure, ..Report::default() };
+    let text = format!("{}\n{}", pressure::table(&report.pressure), report.machine_text());
+    write_table(options, &report, text)
+}
+
 fn weave_rows(rows: &[Row], plan: &Plan) -> Result<Vec<WeaveRow>, SandboxError> {
     let mut samples: Vec<Vec<weave::Sample>> = rows.iter().map(|_| Vec::new()).collect();
     for round in 1..=plan.rounds {
@@ -368,12 +395,8 @@ pub(crate) fn compare(
     machine.commands.append(&mut commands(plan));
     machine.commands.extend(setups(&rows));
     let mut report = Report { machine, ..Report::default() };
-    let set_underlay = |underlay| {
-        let sandboxes = pairs.iter().map(|pair| pair.sandbox).chain([sandbox]);
-        sandboxes.into_iter().try_for_each(|sandbox| sandbox.set_underlay(underlay))
-    };
     for underlay in plan.underlays {
-        set_underlay(*underlay)?;
+        set_underlay(sandbox, pairs, *underlay)?;
         let measured = measure_underlay(&rows, *underlay, binary, plan)?;
         let name = match plan.link_mtu {
             UNDERLAY_MTU_BYTES => underlay.name().to_owned(),
@@ -387,11 +410,21 @@ pub(crate) fn compare(
             }
         }
     }
-    set_underlay(Underlay::Veth)?;
+    set_underlay(sandbox, pairs, Underlay::Veth)?;
     if let Some(row) = rows.iter().find(|row| row.name == rows::VXLAN) {
         rows::remove_vxlan(sandbox, row)?;
     }
     Ok(report)
+}
+
+/// Has packets cross all underlays in one way.
+fn set_underlay(
+    sandbox: &Sandbox,
+    pairs: &[WeftPair<'_>],
+    underlay: Underlay,
+) -> Result<(), SandboxError> {
+    let mut sandboxes = pairs.iter().map(|pair| pair.sandbox).chain([sandbox]);
+    sandboxes.try_for_each(|sandbox| sandbox.set_underlay(underlay))
 }
 
 /// Fails early where a program that the measurements need is missing.

@@ -10,6 +10,7 @@ use super::fair::FairScene;
 use super::ladder::LadderRow;
 use super::machine::Machine;
 use super::measure::Sample;
+use super::pressure::PressureRow;
 use super::rows;
 use super::stats;
 use super::weave::WeaveRow;
@@ -36,6 +37,9 @@ pub struct Report {
     /// Senders side by side, where that was asked for.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub fair: Vec<FairScene>,
+    /// What happens when more is sent than the path carries, where that was asked for.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub pressure: Vec<PressureRow>,
 }
 
 /// The medians of one row on one underlay. A figure that was not measured is `null`.

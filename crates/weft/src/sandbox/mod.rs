@@ -11,6 +11,7 @@ mod cleanup;
 mod error;
 mod host;
 mod netns;
+mod overload;
 pub mod progress;
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -21,6 +22,7 @@ pub use cleanup::{remove_kept, sweep};
 pub use error::SandboxError;
 pub use host::{Container, Host};
 pub use netns::{Netns, Output, Running};
+pub use overload::{FREE_MS, HELD_MS, Held, SocketQueues};
 pub use progress::{slowness, try_wait_until, wait_until};
 
 pub(crate) use netns::{last_lines, output_of, run};
