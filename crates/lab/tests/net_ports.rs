@@ -5,16 +5,15 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, U
 use std::time::{Duration, Instant};
 
 use rustix::net::sockopt::set_socket_recv_buffer_size_force;
-use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use weft::api::{Client, Traffic};
-use weft::sandbox::{Container, Host, try_wait_until, wait_until};
+use weft::sandbox::{Container, Host, try_wait_until};
 use weft_io::namespace::{Namespace, run_in};
 use weft_io::uninterrupted;
 use weft_lab::net::guest::host::Work;
 use weft_lab::net::iperf::{self, Server};
 use weft_lab::net::{
-    Lab, attainable_bps, counter, keep_order, namespace, probe, slowness, wait_ping,
+    Lab, Stopped, attainable_bps, counter, keep_order, namespace, probe, slowness, wait_ping,
 };
 
 /// Kernels with IPsec would take the traffic.
@@ -265,33 +264,6 @@ fn dropped(host: &Host) -> anyhow::Result<u64> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let traffic: Traffic = runtime.block_on(daemon.get("/v1/traffic"))?;
     Ok(traffic.containers[0].dropped)
-}
-
-/// A daemon none of whose threads runs, until this is dropped.
-struct Stopped(Pid);
-
-impl Stopped {
-    fn daemon_of(host: &Host) -> anyhow::Result<Self> {
-        let process = host.daemon_pid().and_then(|pid| Pid::from_raw(i32::try_from(pid).ok()?));
-        let process = process.ok_or_else(|| anyhow::anyhow!("no daemon"))?;
-        kill_process(process, Signal::STOP)?;
-        let stopped = Self(process);
-        let tasks = format!("/proc/{}/task", process.as_raw_nonzero());
-        wait_until("the daemon to stand still", SETTLE, || {
-            let Ok(tasks) = std::fs::read_dir(&tasks) else { return false };
-            tasks.flatten().all(|task| {
-                let stat = std::fs::read_to_string(task.path().join("stat"));
-                stat.is_ok_and(|stat| stat.contains(") T "))
-            })
-        })?;
-        Ok(stopped)
-    }
-}
-
-impl Drop for Stopped {
-    fn drop(&mut self) {
-        let _ = kill_process(self.0, Signal::CONT);
-    }
 }
 
 #[test]

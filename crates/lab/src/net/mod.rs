@@ -5,12 +5,14 @@ pub mod guest;
 pub mod iperf;
 pub mod memory;
 pub mod probe;
+mod stopped;
 
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde_json::Value;
+pub use stopped::Stopped;
 pub use weft::sandbox::slowness;
 use weft::sandbox::{Container, Host, Netns, Sandbox, SandboxOptions, try_wait_until};
 
