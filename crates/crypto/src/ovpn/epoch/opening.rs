@@ -1,8 +1,8 @@
 //! Opening in epochs.
 
-use std::collections::VecDeque;
 use std::fmt;
 use std::ops::Range;
+use std::sync::OnceLock;
 
 use zeroize::Zeroizing;
 
@@ -15,21 +15,23 @@ use crate::ovpn::{OpenError, TAG_BYTES, Usage, usage};
 use crate::window::ReplayWindow;
 use crate::{DataCipher, EpochSecret};
 
+/// How many epochs are to come.
+const AHEAD: usize = EPOCH_FUTURE as usize;
+
 /// The opening direction: the keys of the current epoch, of the one before and of the
 /// [`EPOCH_FUTURE`] next, each with its replay window.
 ///
 /// The first authentic packet of a future epoch makes that epoch the current one. The key that was
-/// current opens what is late until the epoch changes again; epochs that were skipped are gone.
+/// current opens what is late until the epoch changes again; epochs that were skipped are gone. Of a
+/// future epoch there is only the secret, until a packet bears its number: what it opens with, most of
+/// what an epoch takes of memory, is made then and kept, so forged packets make each only once.
 pub struct OpeningEpochs {
     cipher: DataCipher,
     choice: Choice,
-    retiring: Option<OpeningEpoch>,
+    retiring: Option<Box<OpeningEpoch>>,
     current: OpeningEpoch,
     /// The epochs that follow on the current one, in turn.
-    future: VecDeque<OpeningEpoch>,
-    /// The last of them, and its secret.
-    last: u16,
-    last_secret: EpochSecret,
+    future: [FutureEpoch; AHEAD],
 }
 
 impl OpeningEpochs {
@@ -47,18 +49,9 @@ impl OpeningEpochs {
 
     fn from_epoch(choice: Choice, cipher: DataCipher, epoch: u16, secret: EpochSecret) -> Self {
         let current = OpeningEpoch::new(cipher, choice, epoch, &secret);
-        let future = VecDeque::with_capacity(usize::from(EPOCH_FUTURE));
-        let mut epochs = Self {
-            cipher,
-            choice,
-            retiring: None,
-            current,
-            future,
-            last: epoch,
-            last_secret: secret,
-        };
-        epochs.derive_future();
-        epochs
+        let mut secret = secret;
+        let future = std::array::from_fn(|_| FutureEpoch::after(&mut secret));
+        Self { cipher, choice, retiring: None, current, future }
     }
 
     /// The highest epoch of which a packet was opened, 1 to [`EPOCH_MAX`]. To be followed when sealing.
@@ -126,7 +119,7 @@ impl OpeningEpochs {
     /// A packet with the same id was accepted in between, or others have left it or its epoch behind.
     pub fn accept(&mut self, packet_id: EpochPacketId) -> Result<bool, OpenError> {
         let EpochPacketId { epoch, counter } = packet_id;
-        let ahead = usize::from(epoch.saturating_sub(self.current.epoch));
+        let ahead = epoch.saturating_sub(self.current.epoch);
         if ahead > 0 {
             self.find(epoch).ok_or(OpenError::UnknownEpoch)?;
             self.move_ahead(ahead);
@@ -134,7 +127,7 @@ impl OpeningEpochs {
         let found = if epoch == self.current.epoch {
             Some(&mut self.current)
         } else {
-            self.retiring.as_mut().filter(|retiring| retiring.epoch == epoch)
+            self.retiring.as_deref_mut().filter(|retiring| retiring.epoch == epoch)
         };
         found.ok_or(OpenError::UnknownEpoch)?.window.accept(counter)?;
         Ok(ahead > 0)
@@ -150,28 +143,25 @@ impl OpeningEpochs {
             return None;
         }
         match epoch.checked_sub(self.current.epoch) {
-            Some(ahead) => self.future.get(usize::from(ahead) - 1),
-            None => self.retiring.as_ref().filter(|retiring| retiring.epoch == epoch),
+            Some(ahead) => {
+                let future = self.future.get(usize::from(ahead) - 1)?;
+                Some(future.opening(self.cipher, self.choice, epoch))
+            }
+            None => self.retiring.as_deref().filter(|retiring| retiring.epoch == epoch),
         }
     }
 
     /// Makes the future epoch that is `ahead` of the current one, 1 to [`EPOCH_FUTURE`], the current.
     #[cold]
-    fn move_ahead(&mut self, ahead: usize) {
-        self.future.drain(..ahead - 1);
-        if let Some(epoch) = self.future.pop_front() {
-            self.retiring = Some(std::mem::replace(&mut self.current, epoch));
-        }
-        self.derive_future();
-    }
-
-    fn derive_future(&mut self) {
-        while self.future.len() < usize::from(EPOCH_FUTURE) {
-            // The current epoch is at most `EPOCH_MAX`.
-            self.last += 1;
-            self.last_secret = next(&self.last_secret);
-            let epoch = OpeningEpoch::new(self.cipher, self.choice, self.last, &self.last_secret);
-            self.future.push_back(epoch);
+    fn move_ahead(&mut self, ahead: u16) {
+        let epoch = self.current.epoch + ahead;
+        let reached = usize::from(ahead) - 1;
+        let current = self.future[reached].take(self.cipher, self.choice, epoch);
+        self.retiring = Some(Box::new(std::mem::replace(&mut self.current, current)));
+        let mut secret = self.future[AHEAD - 1].secret.clone();
+        self.future.rotate_left(reached + 1);
+        for future in &mut self.future[AHEAD - 1 - reached..] {
+            *future = FutureEpoch::after(&mut secret);
         }
     }
 }
@@ -219,6 +209,33 @@ impl OpeningEpoch {
     }
 }
 
+/// An epoch to come.
+struct FutureEpoch {
+    secret: EpochSecret,
+    /// Made with the first packet that bears its number.
+    opening: OnceLock<Box<OpeningEpoch>>,
+}
+
+impl FutureEpoch {
+    /// The one after the epoch of this secret, in whose place its own is put.
+    fn after(secret: &mut EpochSecret) -> Self {
+        *secret = next(secret);
+        Self { secret: secret.clone(), opening: OnceLock::new() }
+    }
+
+    /// What opens its packets; `epoch` is its number.
+    fn opening(&self, cipher: DataCipher, choice: Choice, epoch: u16) -> &OpeningEpoch {
+        let make = || Box::new(OpeningEpoch::new(cipher, choice, epoch, &self.secret));
+        self.opening.get_or_init(make)
+    }
+
+    /// As [`Self::opening`], out of it.
+    fn take(&mut self, cipher: DataCipher, choice: Choice, epoch: u16) -> OpeningEpoch {
+        let made = self.opening.take().map(|opening| *opening);
+        made.unwrap_or_else(|| OpeningEpoch::new(cipher, choice, epoch, &self.secret))
+    }
+}
+
 #[cfg(test)]
 impl OpeningEpochs {
     /// As if packets had been opened up to this epoch, whose secret it is.
@@ -233,7 +250,14 @@ impl OpeningEpochs {
 
     /// The epochs whose packets are opened now.
     pub(super) fn known(&self) -> Vec<u16> {
-        let epochs = self.retiring.iter().chain([&self.current]).chain(&self.future);
-        epochs.map(|epoch| epoch.epoch).collect()
+        let epochs =
+            self.retiring.as_deref().into_iter().chain([&self.current]).map(|epoch| epoch.epoch);
+        epochs.chain((1..=EPOCH_FUTURE).map(|ahead| self.current.epoch + ahead)).collect()
+    }
+
+    /// Of which epochs to come there is more than the secret, and how many packets failed with each.
+    pub(super) fn made(&self) -> Vec<(u16, u64)> {
+        let made = self.future.iter().filter_map(|future| future.opening.get());
+        made.map(|opening| (opening.epoch, opening.key.failures())).collect()
     }
 }

@@ -266,6 +266,51 @@ fn packets_opened_ahead_count_once_they_are_accepted() {
 }
 
 #[test]
+fn the_key_of_an_epoch_to_come_is_made_with_its_first_packet_and_once() {
+    let mut opening = pair(CIPHER).1;
+    assert_eq!(opening.made(), []);
+    let packets = packets([1, 2, 3, 4, 5, 6, 7]);
+    let mut forged = packets.clone();
+    forged.iter_mut().for_each(|packet| packet[20] ^= 1);
+    for round in 1..=3 {
+        assert_eq!(open(&mut opening, &forged[5]), Err(OpenError::UnknownEpoch));
+        assert_eq!(open(&mut opening, &forged[4]), Err(OpenError::Forged));
+        assert_eq!(open(&mut opening, &forged[2]), Err(OpenError::Forged));
+        assert_eq!(opening.made(), [(3, round), (5, round)], "the same ones count on");
+    }
+    assert!(open(&mut opening, &packets[2]).is_ok(), "a forged packet has spoilt nothing");
+    assert_eq!(opening.made(), [(5, 3)], "kept while the epoch is to come");
+    assert!(open(&mut opening, &packets[3]).is_ok(), "one that no packet was forged for");
+    assert!(open(&mut opening, &packets[6]).is_ok());
+    assert_eq!(opening.made(), []);
+    assert_eq!(opening.known(), [4, 7, 8, 9, 10, 11]);
+}
+
+/// The threads of a receiver ask for the same new epoch at one time.
+#[test]
+fn threads_that_open_ahead_share_the_key_of_an_epoch_to_come() {
+    const THREADS: usize = 4;
+    let mut opening = pair(CIPHER).1;
+    let [good] = packets([3]);
+    let mut forged = good.clone();
+    forged[20] ^= 1;
+    let start = std::sync::Barrier::new(THREADS);
+    let open_both = || {
+        start.wait();
+        assert_eq!(opening.open_ahead(&mut forged.clone()).err(), Some(OpenError::Forged));
+        opening.open_ahead(&mut good.clone()).unwrap().0
+    };
+    let ids: Vec<EpochPacketId> = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..THREADS).map(|_| scope.spawn(open_both)).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    assert_eq!(opening.made(), [(3, THREADS as u64)]);
+    let accepted: Vec<_> = ids.iter().map(|id| opening.accept(*id)).collect();
+    assert_eq!(accepted[0], Ok(true));
+    assert!(accepted[1..].iter().all(|again| *again == Err(OpenError::Duplicate)));
+}
+
+#[test]
 fn too_many_failures_end_the_key_of_an_epoch() {
     let (sealing, mut opening) = pair(CIPHER);
     let good = packet(&sealing);
