@@ -65,12 +65,17 @@ pub(super) struct Open {
     pub(super) index: u32,
     pub(super) client: OvpnClient,
     pub(super) watch: OvpnWatch,
-    /// Peers without keys that are to be deleted. The kernel has deleted one only once all its processors
-    /// have let go of it, which takes tens of milliseconds: one at a time, so that hundreds of them hold
-    /// up nobody's probes. A new peer with the id or the address of one of them waits for its deletion.
-    pub(super) leaving: VecDeque<(u32, Ipv6Addr)>,
+    pub(super) leaving: Leaving,
+}
+
+/// Peers without keys that are to be deleted. The kernel has deleted one only once all its processors have
+/// let go of it, which takes tens of milliseconds: one at a time, so that hundreds of them hold up nobody's
+/// probes. A new peer with the id or the address of one of them waits for its deletion.
+pub(super) struct Leaving {
+    /// The one that has been leaving for longest first.
+    peers: VecDeque<(u32, Ipv6Addr)>,
     /// Since when the next of them is due.
-    next_deletion: Instant,
+    next: Instant,
 }
 
 impl Channel {
@@ -88,7 +93,46 @@ impl Channel {
 
     /// When a peer is to be deleted.
     pub(in crate::engine) fn deletion_due(&self) -> Option<Instant> {
-        self.open.as_ref().filter(|open| !open.leaving.is_empty()).map(|open| open.next_deletion)
+        self.open.as_ref().and_then(|open| open.leaving.due())
+    }
+}
+
+impl Leaving {
+    /// Nobody; the first who comes is due at this time.
+    const fn new(now: Instant) -> Self {
+        Self { peers: VecDeque::new(), next: now }
+    }
+
+    fn push(&mut self, id: u32, address: Ipv6Addr) {
+        self.peers.push_back((id, address));
+    }
+
+    /// When the next one is to be deleted. The time stands still until one was: with one made anew each
+    /// time that it is asked, events without end would put the deletion off without end.
+    fn due(&self) -> Option<Instant> {
+        (!self.peers.is_empty()).then_some(self.next)
+    }
+
+    /// Takes the one that has been leaving for longest.
+    fn take(&mut self) -> Option<(u32, Ipv6Addr)> {
+        self.peers.pop_front()
+    }
+
+    /// One was deleted; the next is due.
+    const fn deleted(&mut self, now: Instant) {
+        self.next = now;
+    }
+
+    /// Takes those out that have the id or the address of a new peer.
+    fn make_way_for(&mut self, new: &PeerSpec) -> Vec<(u32, Ipv6Addr)> {
+        let in_the_way = |(id, address): &(u32, Ipv6Addr)| *id == new.id || *address == new.address;
+        let (now, later): (Vec<_>, Vec<_>) = self.peers.drain(..).partition(in_the_way);
+        self.peers = later.into();
+        now
+    }
+
+    pub(super) fn has(&self, id: u32) -> bool {
+        self.peers.iter().any(|(leaving, _)| *leaving == id)
     }
 }
 
@@ -214,14 +258,11 @@ impl Worker {
                 deleted
             }
             Change::DeletePeer { id, address } => {
-                open.leaving.push_back((id, address));
+                open.leaving.push(id, address);
                 // Without keys it carries nothing any more.
-                let mut deleted = Ok(());
-                for slot in [Slot::Primary, Slot::Secondary] {
-                    let of_slot = unless_gone(open.client.delete_key(device, id, slot).await);
-                    counters.deletions_refused += u64::from(of_slot.is_err());
-                    deleted = deleted.and(of_slot);
-                }
+                let (refused, deleted) =
+                    empty_slots(|slot| open.client.delete_key(device, id, slot)).await;
+                counters.deletions_refused += refused;
                 deleted
             }
         }
@@ -230,22 +271,19 @@ impl Worker {
     /// Deletes peers that are leaving and have the id or the address of a new one.
     async fn make_way_for(&mut self, new: &PeerSpec) {
         let Some(open) = &mut self.channel.open else { return };
-        let in_the_way = |(id, address): &(u32, Ipv6Addr)| *id == new.id || *address == new.address;
-        let (now, later): (Vec<_>, Vec<_>) = open.leaving.drain(..).partition(in_the_way);
-        open.leaving = later.into();
-        for (id, address) in now {
+        for (id, address) in open.leaving.make_way_for(new) {
             self.delete_peer(id, address).await;
         }
     }
 
     /// Deletes the peer that has been leaving for longest.
     pub(in crate::engine) async fn delete_leaving_peer(&mut self) {
-        let leaving = self.channel.open.as_mut().and_then(|open| open.leaving.pop_front());
+        let leaving = self.channel.open.as_mut().and_then(|open| open.leaving.take());
         if let Some((id, address)) = leaving {
             self.delete_peer(id, address).await;
         }
         if let Some(open) = &mut self.channel.open {
-            open.next_deletion = Instant::now();
+            open.leaving.deleted(Instant::now());
         }
     }
 
@@ -291,8 +329,8 @@ impl Worker {
         let watch = OvpnWatch::open().await.map_err(text)?;
         let device = self.make_device().await.map_err(text)?;
         self.kernel.ensure_tunnel(&self.tunnel()).await.map_err(text)?;
-        let (leaving, next_deletion) = (VecDeque::new(), Instant::now());
-        Ok(Open { index: device.index, client, watch, leaving, next_deletion })
+        let leaving = Leaving::new(Instant::now());
+        Ok(Open { index: device.index, client, watch, leaving })
     }
 
     async fn make_device(&self) -> Result<OvpnDevice, KernelError> {
@@ -418,6 +456,21 @@ fn fill(room: &mut [u8]) -> io::Result<()> {
     if filled < room.len() { Err(io::ErrorKind::UnexpectedEof.into()) } else { Ok(()) }
 }
 
+/// Empties both slots of a peer, the second one too where the first is refused. Returns how many were
+/// refused, and why the first of them was.
+async fn empty_slots<F>(delete: impl Fn(Slot) -> F) -> (u64, Result<(), String>)
+where
+    F: Future<Output = Result<(), OvpnError>>,
+{
+    let (mut refused, mut deleted) = (0, Ok(()));
+    for slot in [Slot::Primary, Slot::Secondary] {
+        let of_slot = unless_gone(delete(slot).await);
+        refused += u64::from(of_slot.is_err());
+        deleted = deleted.and(of_slot);
+    }
+    (refused, deleted)
+}
+
 /// What is gone already is as good as deleted.
 fn unless_gone(deleted: Result<(), OvpnError>) -> Result<(), String> {
     match deleted {
@@ -439,6 +492,7 @@ fn text(error: impl Display) -> String {
 mod tests {
     #![allow(clippy::unwrap_used)]
 
+    use rustix::io::Errno;
     use weft_openvpn::device::CipherAlgorithm;
 
     use super::*;
@@ -468,6 +522,59 @@ mod tests {
             assert_eq!(unused.cipher_key.len(), 32);
             assert!(!others.contains(&unused) && unused != known, "{way:?}");
             others.push(unused);
+        }
+    }
+
+    #[test]
+    fn a_deletion_that_is_due_stays_due_until_it_is_done() {
+        let begun = Instant::now() - Duration::from_secs(1);
+        let mut leaving = Leaving::new(begun);
+        assert_eq!(leaving.due(), None);
+        for id in [1, 2] {
+            leaving.push(id, TRIAL.address);
+            assert_eq!(leaving.due(), Some(begun), "however often it is asked");
+        }
+        assert_eq!(leaving.take(), Some((1, TRIAL.address)));
+        assert_eq!(leaving.due(), Some(begun));
+        let deleted = begun + Duration::from_millis(30);
+        leaving.deleted(deleted);
+        assert_eq!(leaving.due(), Some(deleted));
+        assert!(leaving.has(2) && !leaving.has(1));
+        assert_eq!(leaving.make_way_for(&PeerSpec { id: 3, ..TRIAL }), [(2, TRIAL.address)]);
+        assert_eq!(leaving.due(), None);
+    }
+
+    fn refusal(errno: Errno) -> OvpnError {
+        OvpnError::Refused {
+            doing: "delete a key".into(),
+            refusal: match errno {
+                Errno::NOENT => Refusal::Absent,
+                _ => Refusal::Other,
+            },
+            errno: errno.raw_os_error(),
+            reason: None,
+        }
+    }
+
+    #[tokio::test]
+    async fn the_second_slot_is_emptied_where_the_first_is_refused() {
+        for (first, second, refused) in [
+            (Ok(()), Err(Errno::NOENT), 0),
+            (Err(Errno::NOENT), Ok(()), 0),
+            (Err(Errno::NOMEM), Ok(()), 1),
+            (Err(Errno::NOMEM), Err(Errno::NOENT), 1),
+            (Ok(()), Err(Errno::NOMEM), 1),
+            (Err(Errno::NOMEM), Err(Errno::NOMEM), 2),
+        ] {
+            let asked = std::cell::RefCell::new(Vec::new());
+            let delete = |slot| {
+                asked.borrow_mut().push(slot);
+                let answer = if slot == Slot::Primary { first } else { second };
+                std::future::ready(answer.map_err(refusal))
+            };
+            let (count, deleted) = empty_slots(delete).await;
+            assert_eq!((count, deleted.is_err()), (refused, refused > 0), "{first:?}, {second:?}");
+            assert_eq!(*asked.borrow(), [Slot::Primary, Slot::Secondary], "{first:?}");
         }
     }
 

@@ -91,7 +91,7 @@ impl Worker {
         self.take_reading(&found).await;
         let Some(open) = &self.channel.open else { return };
         let mut surplus = self.state.channel.surplus(&found);
-        surplus.retain(|surplus| !open.leaving.iter().any(|(id, _)| id == surplus));
+        surplus.retain(|id| !open.leaving.has(*id));
         self.counters.channel.peers_surplus += surplus.len() as u64;
         for id in surplus {
             match open.client.delete_peer(open.index, id).await {
