@@ -64,13 +64,14 @@ fn seal(cipher: DataCipher, has_epochs: bool, plaintext: &[u8]) -> Vec<u8> {
 
 enum Opening {
     Classic(OpeningKey, ReplayWindow),
-    Epochs(OpeningEpochs),
+    Epochs(Box<OpeningEpochs>),
 }
 
 impl Opening {
     fn new(cipher: DataCipher, has_epochs: bool, seed: u8) -> Self {
         if has_epochs {
-            return Self::Epochs(OpeningEpochs::new(cipher, EpochSecret::from_bytes([seed; 32])));
+            let first = EpochSecret::from_bytes([seed; 32]);
+            return Self::Epochs(Box::new(OpeningEpochs::new(cipher, first)));
         }
         let bytes = &[seed; 32][..cipher.key_bytes()];
         let key = OpeningKey::new(cipher, bytes, TAIL).expect("as long as the cipher's");
