@@ -5,6 +5,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
+use weft::bench::measure::is_not_ready;
 use weft::sandbox::{Container, Running};
 
 /// How long a server may take until it listens again, and the pause between two tries.
@@ -44,8 +45,7 @@ pub fn run(client: &Container, server: IpAddr, arguments: &[&str]) -> anyhow::Re
     loop {
         let report = client.exec(&words)?.json()?;
         match report["error"].as_str() {
-            // A server listens anew after each test; one of a busy machine takes a moment for it.
-            Some(error) if error.ends_with("Connection refused") && Instant::now() < deadline => {
+            Some(error) if is_not_ready(error) && Instant::now() < deadline => {
                 thread::sleep(LISTEN_PAUSE);
             }
             Some(error) => anyhow::bail!("iperf3 {}: {error}", words.join(" ")),

@@ -309,8 +309,7 @@ fn iperf_json(
         let output = client.exec_within(limit, &words)?;
         let json = output.json();
         match json.as_ref().ok().and_then(|json| json.get("error")?.as_str()) {
-            // A server listens anew after each test, which on a busy machine takes a moment.
-            Some(error) if error.ends_with("Connection refused") && Instant::now() < deadline => {
+            Some(error) if is_not_ready(error) && Instant::now() < deadline => {
                 thread::sleep(SERVER_PAUSE);
             }
             Some(error) => {
@@ -323,6 +322,13 @@ fn iperf_json(
             }
         }
     }
+}
+
+/// Whether iperf3's server is not ready for the next test yet: it listens anew after each, and before it
+/// does it says that it is busy. On a busy machine both take a moment.
+#[must_use]
+pub fn is_not_ready(error: &str) -> bool {
+    error.ends_with("Connection refused") || error.contains("server is busy")
 }
 
 fn parse_iperf(json: &Value) -> Option<TcpResult> {
@@ -519,6 +525,13 @@ pub fn reach(row: &Row, address: IpAddr) -> Result<(), SandboxError> {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
+
+    #[test]
+    fn a_server_that_is_not_ready_yet_is_told_from_one_that_is_lost() {
+        assert!(is_not_ready("unable to connect to server: Connection refused"));
+        assert!(is_not_ready("the server is busy running a test. try again later"));
+        assert!(!is_not_ready("control socket has closed unexpectedly"));
+    }
 
     #[test]
     fn iperf3_json_gives_rate_volume_and_retransmissions() {
