@@ -163,10 +163,10 @@ pub fn measure(
         udp_gbps: large.received_per_s * UDP_PAYLOAD_BYTES as f64 * 8.0 / 1e9,
         udp_loss: large.loss,
         pps64: small.map(|trial| trial.received_per_s),
-        rr_tps: per_second(&requests),
+        rr_tps: requests.per_second(),
         rr_p50_us: requests.p50_us,
         rr_p99_us: requests.p99_us,
-        load_tps: loaded.as_ref().map(per_second),
+        load_tps: loaded.as_ref().map(RrResult::per_second),
         load_p50_us: loaded.as_ref().map(|loaded| loaded.p50_us),
         load_p99_us: loaded.as_ref().map(|loaded| loaded.p99_us),
         core_s_per_gbit: busy_seconds / one.gigabits.max(f64::MIN_POSITIVE),
@@ -365,10 +365,6 @@ pub fn requests(row: &Row, binary: &str, seconds: f64) -> Result<RrResult, Sandb
     let limit = Duration::from_secs_f64(seconds) + CLIENT_GRACE;
     let output = row.client.exec_within(limit, &words)?.success()?;
     parse_line(&output.command, &output.stdout)
-}
-
-fn per_second(requests: &RrResult) -> f64 {
-    requests.transactions as f64 / requests.seconds
 }
 
 /// As [`requests`], while one TCP stream takes all that the path carries.

@@ -83,6 +83,14 @@ pub struct RrResult {
     pub p99_us: f64,
 }
 
+impl RrResult {
+    /// Transactions a second.
+    #[must_use]
+    pub fn per_second(&self) -> f64 {
+        self.transactions as f64 / self.seconds
+    }
+}
+
 /// What a `udp-flood` sent.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct FloodResult {
