@@ -8,7 +8,7 @@ use std::{
 use tokio::sync::Mutex;
 use weft_openvpn::device::{KeyAttributes, KeyState, PeerAttributes, PeerState, Slot};
 
-use super::{OvpnError, codec, look_up, open};
+use super::{OvpnError, Refusal, codec, look_up, open};
 use crate::generic::{codec::Writer, socket::Requests};
 
 /// A handle to the `ovpn` devices of a network namespace. Clones share one socket; calls from several
@@ -60,7 +60,8 @@ impl OvpnClient {
         // A borrowed descriptor is open, and an open one is no negative number.
         let socket = socket.as_raw_fd().cast_unsigned();
         let request = codec::new_peer(self.inner.family, device, socket, attributes);
-        self.run(request, doing).await.map(|_| ())
+        self.run(request, doing).await?;
+        self.begin_keepalive(device, attributes).await
     }
 
     /// Changes a peer's addresses, transmit id or keepalive; what is absent stays.
@@ -148,6 +149,37 @@ impl OvpnClient {
         let doing = format!("delete the {slot} key of peer {peer_id} of device {device}");
         let request = codec::delete_key(self.inner.family, device, peer_id, slot);
         self.run(request, doing).await.map(|_| ())
+    }
+
+    /// Tells a new peer's keepalive again. The kernel starts the work that looks after keepalives before it files the
+    /// new peer; work that is quicker finds no peer and never comes back, and the peer would never expire.
+    async fn begin_keepalive(
+        &self,
+        device: u32,
+        attributes: &PeerAttributes,
+    ) -> Result<(), OvpnError> {
+        let &PeerAttributes { id, keepalive_interval_s, keepalive_timeout_s, .. } = attributes;
+        if keepalive_interval_s.is_none() || keepalive_timeout_s.is_none() {
+            return Ok(());
+        }
+        let again = PeerAttributes {
+            id,
+            keepalive_interval_s,
+            keepalive_timeout_s,
+            ..PeerAttributes::default()
+        };
+        match self.set_peer(device, &again).await {
+            // It has ended meanwhile, and whoever watches was told.
+            Err(error) if error.refusal() == Some(Refusal::Absent) => Ok(()),
+            Err(error) => {
+                // Who is told that there is no peer must find none.
+                if let Some(id) = id {
+                    let _ = self.delete_peer(device, id).await;
+                }
+                Err(error)
+            }
+            Ok(()) => Ok(()),
+        }
     }
 
     async fn run(&self, request: Writer, doing: String) -> Result<Vec<Vec<u8>>, OvpnError> {

@@ -1,18 +1,22 @@
 //! The ends of peers, each told with its reason.
 
 use std::{
+    collections::HashSet,
     io::{ErrorKind, Read, Write},
     net::{Ipv4Addr, TcpStream},
+    os::fd::AsFd,
     sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst},
     time::{Duration, Instant},
 };
 
-use weft_kernel::ovpn::{KnownPeer, Missed, OvpnClient, OvpnWatch, Refusal, Watched};
+use weft_kernel::ovpn::{
+    KnownPeer, Missed, OvpnClient, OvpnDeviceSpec, OvpnWatch, Refusal, Watched,
+};
 use weft_openvpn::device::{DeletionReason, Mode, Notification, PeerAttributes, Slot};
 
 use crate::lab::{
-    CIPHERS, Carrier, DEVICE, Host, Outer, PEER, Pair, address, connection, hosts, key, peer, told,
-    wait,
+    CIPHERS, Carrier, DEVICE, Host, Outer, PEER, Pair, address, connection, hosts, key, notice,
+    peer, told, wait,
 };
 
 fn deleted(peer_id: u32, reason: DeletionReason) -> Notification {
@@ -44,6 +48,36 @@ fn a_closed_udp_socket_ends_its_peers() {
     let mut watch = a.watch();
     drop(carrier_a);
     assert_eq!(told(&mut watch, device_a), deleted(PEER, DeletionReason::TransportDisconnect));
+}
+
+/// The kernel may start the work that looks after keepalives before it files the new peer. Each peer is alone on its
+/// device here, so that no other peer's work finds it.
+#[test]
+fn every_new_peer_expires_of_which_nothing_is_heard() {
+    const DEVICES: u16 = 64;
+    let [a] = hosts();
+    let mut watch = a.watch();
+    let mut made = Vec::new();
+    for number in 0..DEVICES {
+        let spec = OvpnDeviceSpec { name: format!("tun{number}"), mode: Mode::P2p, own: false };
+        let device = wait(a.kernel.create_ovpn_device(&spec)).unwrap().index;
+        a.space.run(&format!("ip link set tun{number} up addrgenmode none"));
+        made.push((device, a.udp(&format!("0.0.0.0:{}", 2_000 + number))));
+    }
+    for (device, socket) in &made {
+        let new = PeerAttributes {
+            keepalive_interval_s: Some(1),
+            keepalive_timeout_s: Some(2),
+            ..peer(PEER, Some(address(2, Outer::Udp4)))
+        };
+        wait(a.client.new_peer(*device, socket.as_fd(), &new)).unwrap();
+    }
+    let mut left: HashSet<u32> = made.iter().map(|(device, _)| *device).collect();
+    while !left.is_empty() {
+        let notice = notice(&mut watch);
+        assert_eq!(notice.what, deleted(PEER, DeletionReason::Expired));
+        assert!(left.remove(&notice.device), "{notice:?}");
+    }
 }
 
 /// A peer over TCP at `a`, whose other end is no device.
