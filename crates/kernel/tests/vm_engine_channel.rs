@@ -375,13 +375,14 @@ fn what_was_carried_outlives_keys_and_peers() {
     grown(&a);
 }
 
-#[test]
-fn peers_that_leave_hold_up_nobody_and_make_way() {
-    const MANY: usize = 100;
-    const BACK: usize = 10;
-    let [a, b] = joined();
-    let spi = |number: u8| 0x4800_0000 | u32::from(number) << 8;
-    let receive = |number: u8| EngineCommand::InstallInbound {
+/// What a host's inbound SA from one of many is called.
+fn spi(number: u8) -> u32 {
+    0x4800_0000 | u32::from(number) << 8
+}
+
+/// Has a host receive from one of many.
+fn receive(number: u8) -> EngineCommand {
+    EngineCommand::InstallInbound {
         engine: EngineKind::Kernel,
         remote: IpAddr::from([192, 0, 2, number]),
         peer: PeerId::from_bytes([number; 32]),
@@ -395,7 +396,14 @@ fn peers_that_leave_hold_up_nobody_and_make_way() {
             remote_engine: EngineKind::Kernel,
             lifetime: Duration::from_secs(3_600),
         },
-    };
+    }
+}
+
+#[test]
+fn peers_that_leave_hold_up_nobody_and_make_way() {
+    const MANY: usize = 100;
+    const BACK: usize = 10;
+    let [a, b] = joined();
     let numbers = 100..100 + MANY as u8;
     a.apply(numbers.clone().map(receive).collect());
     assert_eq!(a.device_peers(), 2 + MANY);
@@ -417,6 +425,37 @@ fn peers_that_leave_hold_up_nobody_and_make_way() {
     }
     a.enter(a.engine.repair());
     assert_eq!(a.device_peers(), 2 + BACK);
+    a.pings(&b);
+}
+
+/// Asks the host's engine for nothing, for so long, without a pause.
+fn press(host: &Host, how_long: Duration) {
+    host.enter(async {
+        let end = Instant::now() + how_long;
+        while Instant::now() < end {
+            host.engine.apply(Vec::new()).await;
+        }
+    });
+}
+
+#[test]
+fn peers_leave_while_orders_come_without_end() {
+    const MANY: u8 = 40;
+    let [a, b] = joined();
+    let numbers = 100..100 + MANY;
+    a.apply(numbers.clone().map(receive).collect());
+    a.apply(numbers.map(|it| EngineCommand::RemoveInbound { spi: spi(it) }).collect());
+    let mut left = a.device_peers();
+    assert!(left > 2 + usize::from(MANY) / 2, "{left} peers are there still");
+    // Where orders put a deletion off there is one each time at most, at the beginning.
+    for _ in 0..12 {
+        press(&a, Duration::from_secs(3));
+        left = a.device_peers();
+        if left == 2 {
+            break;
+        }
+    }
+    assert_eq!(left, 2, "orders hold up what is to be deleted");
     a.pings(&b);
 }
 
