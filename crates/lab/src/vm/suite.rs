@@ -520,7 +520,7 @@ fn built(targets: &[&String]) -> anyhow::Result<Vec<(String, PathBuf)>> {
         "--message-format",
         "json-render-diagnostics",
     ]);
-    command.args(["-p", "weft", "--features", "weft/keylog"]);
+    command.args(["-p", "weft", "--features", "weft/keylog,weft/aged-keys"]);
     for package in PACKAGES {
         command.args(["-p", package]);
     }

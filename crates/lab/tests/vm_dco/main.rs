@@ -7,7 +7,11 @@
 #![allow(clippy::unwrap_used)]
 
 mod carry;
+#[allow(dead_code, reason = "shared with net_dco, which uses all of it")]
+#[path = "../net_dco/common.rs"]
+mod common;
 mod lab;
+mod limits;
 mod load;
 mod referee;
 mod scenes;

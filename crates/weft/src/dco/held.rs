@@ -336,7 +336,7 @@ impl Held {
                 return Err(ApiError::new(ErrorKind::BadRequest, text));
             }
         }
-        let key = Key { id: words.key_id, cipher: words::data_cipher(words.cipher), before };
+        let key = Key::new(words.key_id, words::data_cipher(words.cipher), before);
         lock(&self.book).set_key(words.peer, words.slot, Some(key));
         Ok(json!({}))
     }

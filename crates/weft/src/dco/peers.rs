@@ -180,7 +180,7 @@ mod tests {
     use super::*;
 
     fn key(id: u32) -> Option<Key> {
-        Some(Key { id, cipher: DataCipher::Aes256Gcm, before: Traffic::default() })
+        Some(Key::new(id, DataCipher::Aes256Gcm, Traffic::default()))
     }
 
     fn at(text: &str) -> Option<SocketAddr> {

@@ -190,9 +190,22 @@ impl Host {
     /// # Errors
     /// [`SandboxError::Io`] if it does not start.
     pub fn spawn_weft(&self, arguments: &[&str]) -> Result<Running, SandboxError> {
-        let (binary, runtime) = (self.binary.to_string_lossy(), self.runtime_directory());
-        let runtime = runtime.to_string_lossy();
-        self.netns.spawn(&[&[&*binary, "--runtime-dir", &*runtime], arguments].concat())
+        self.spawn_weft_with(arguments, &[])
+    }
+
+    /// As [`Host::spawn_weft`], with further environment variables.
+    ///
+    /// # Errors
+    /// As [`Host::spawn_weft`].
+    pub fn spawn_weft_with(
+        &self,
+        arguments: &[&str],
+        environment: &[(&str, &str)],
+    ) -> Result<Running, SandboxError> {
+        let mut command = self.netns.command(&self.binary.to_string_lossy());
+        command.arg("--runtime-dir").arg(self.runtime_directory()).args(arguments);
+        command.envs(environment.iter().copied());
+        Running::start(super::netns::piped(&mut command))
     }
 
     /// Runs a `weft` command on this host, as a user would.

@@ -131,9 +131,7 @@ impl Netns {
     /// [`SandboxError::Io`] if it does not start.
     pub fn spawn(&self, words: &[&str]) -> Result<Running, SandboxError> {
         let (program, arguments) = words.split_first().unwrap_or((&"true", &[]));
-        let mut command = self.command(program);
-        command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        Running::start(&mut command)
+        Running::start(piped(self.command(program).args(arguments)))
     }
 
     /// As [`Netns::spawn`], with both outputs appended to a file.
@@ -157,6 +155,11 @@ impl Netns {
             .filter_map(|l| l.trim().parse().ok())
             .collect()
     }
+}
+
+/// Gives what starts the command both its outputs.
+pub(crate) fn piped(command: &mut Command) -> &mut Command {
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped())
 }
 
 /// Sends both outputs of a command to a file, and gives it a process group of its own, so that
