@@ -60,12 +60,16 @@ pub(crate) fn line(running: &mut Running) -> anyhow::Result<Value> {
 /// Waits until who listens to a device in mode mp does so: peers come and go until that is told, and
 /// until all of it is.
 pub(crate) fn hear(host: &Host, told: &mut Running) -> anyhow::Result<()> {
+    hear_by(host, told, &["--vpn-ipv4", "10.8.99.99"])
+}
+
+/// As [`hear`], with peers that these words make of the device.
+pub(crate) fn hear_by(host: &Host, told: &mut Running, words: &[&str]) -> anyhow::Result<()> {
     let carrier = ["--udp", "127.0.0.1:1999", "--remote", NOWHERE];
     let deadline = Instant::now() + limit();
     for id in HEARD.. {
         let id = id.to_string();
-        let peer = ["new-peer", DEVICE, &id, "--vpn-ipv4", "10.8.99.99"];
-        dco(host, &[&peer[..], &carrier].concat())?;
+        dco(host, &[&["new-peer", DEVICE, &id][..], &carrier, words].concat())?;
         dco(host, &["del-peer", DEVICE, &id])?;
         let is_its = |line: &str| line.contains(&format!("\"id\":{id}}}"));
         let Ok(mut line) = told.line(QUIET) else {

@@ -15,3 +15,4 @@ mod limits;
 mod load;
 mod referee;
 mod scenes;
+mod told;
