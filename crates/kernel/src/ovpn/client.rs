@@ -48,6 +48,8 @@ impl OvpnClient {
     /// socket fails with EPIPE then, and the kernel deletes the peer when it next sends to it and is
     /// refused.
     ///
+    /// With a keepalive it takes two requests: a future dropped between them may leave a peer that never expires.
+    ///
     /// # Errors
     /// [`OvpnError`]; section 1.4 of the reference has the refusals.
     pub async fn new_peer(
