@@ -1,10 +1,11 @@
 //! Traffic that the tests make themselves, from inside a container's namespace.
 
-use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::path::Path;
 use std::time::Duration;
+use std::{io, mem, thread};
 
+use rustix::net::sockopt::set_socket_recv_buffer_size_force;
 use weft_io::namespace::{Namespace, run_in};
 use weft_io::uninterrupted;
 
@@ -12,6 +13,11 @@ use super::slowness;
 
 /// How long a datagram may take within a laboratory on a real machine.
 pub const ARRIVAL_TIMEOUT_MS: u64 = 3_000;
+
+/// A stream of datagrams: how many, how long each is in bytes, and how many are sent a millisecond.
+pub const STREAM_DATAGRAMS: usize = 4_800;
+const STREAM_BYTES: usize = 1_300;
+const STREAM_BURST: usize = 5;
 
 /// A UDP socket inside a namespace. It stays there whichever thread uses it.
 ///
@@ -42,6 +48,43 @@ pub fn datagram_arrives(
         return Ok(());
     }
     Err(io::Error::other(format!("{count} bytes arrived instead of the {length} sent")))
+}
+
+/// How much of a stream of datagrams arrives: [`STREAM_DATAGRAMS`] of [`STREAM_BYTES`], 50 Mbit/s for a
+/// second, slower on a slow machine. The receiving socket holds them all, so that none is lost where the
+/// machine does not run the receiver in time.
+///
+/// # Errors
+/// What the system says, or something arrived that was not sent, or twice.
+pub fn stream_arrives(from: (&Path, IpAddr), to: (&Path, IpAddr)) -> io::Result<usize> {
+    let receiver = udp_in(to.0, SocketAddr::new(to.1, 0))?;
+    set_socket_recv_buffer_size_force(&receiver, 2 * STREAM_DATAGRAMS * STREAM_BYTES)?;
+    let sender = udp_in(from.0, SocketAddr::new(from.1, 0))?;
+    sender.connect(receiver.local_addr()?)?;
+    let mut datagram = [0x5a; STREAM_BYTES];
+    for number in 0..STREAM_DATAGRAMS {
+        datagram[..8].copy_from_slice(&number.to_be_bytes());
+        sender.send(&datagram)?;
+        if number % STREAM_BURST == 0 {
+            thread::sleep(Duration::from_millis(1) * slowness());
+        }
+    }
+    let mut arrived = vec![false; STREAM_DATAGRAMS];
+    for _ in 0..STREAM_DATAGRAMS {
+        match uninterrupted(|| receiver.recv(&mut datagram)) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+            Err(error) => return Err(error),
+            Ok(length) => {
+                let number = datagram.first_chunk().map(|bytes| usize::from_be_bytes(*bytes));
+                let seen = number.and_then(|number| arrived.get_mut(number));
+                let known = seen.is_some_and(|seen| !mem::replace(seen, true));
+                if length != STREAM_BYTES || !known {
+                    return Err(io::Error::other(format!("{length} bytes, number {number:?}")));
+                }
+            }
+        }
+    }
+    Ok(arrived.iter().filter(|seen| **seen).count())
 }
 
 /// Joins an IPv4 multicast group on the interface that has `address`.
