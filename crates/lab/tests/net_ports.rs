@@ -13,7 +13,8 @@ use weft_io::uninterrupted;
 use weft_lab::net::guest::host::Work;
 use weft_lab::net::iperf::{self, Server};
 use weft_lab::net::{
-    Lab, Stopped, attainable_bps, counter, keep_order, namespace, probe, slowness, wait_ping,
+    Lab, Stopped, address_pairs, attainable_bps, counter, keep_order, namespace, probe, slowness,
+    wait_ping,
 };
 
 /// Kernels with IPsec would take the traffic.
@@ -83,17 +84,8 @@ fn traffic_between_hosts_passes_the_switch_by() -> anyhow::Result<()> {
     }
     drop((server_one, server_two));
     let (here, there) = (namespace(&one), namespace(&two));
-    let pairs = [
-        (IpAddr::V4(one.ipv4()?), IpAddr::V4(two.ipv4()?)),
-        (IpAddr::V6(one.ipv6()?), IpAddr::V6(two.ipv6()?)),
-    ];
-    for (from, to) in pairs {
-        for ((from, source), (to, address)) in
-            [((&here, from), (&there, to)), ((&there, to), (&here, from))]
-        {
-            let arrived = probe::stream_arrives((from, source), (to, address))?;
-            assert_eq!(arrived, probe::STREAM_DATAGRAMS, "from {source} to {address}");
-        }
+    probe::streams_arrive_whole(&one, &two)?;
+    for (from, to) in address_pairs(&one, &two)? {
         for length in [1, 1360, 1361, 9000, 60_000] {
             probe::datagram_arrives((&here, from), (&there, to), length)
                 .map_err(|error| anyhow::anyhow!("{length} bytes from {from} to {to}: {error}"))?;

@@ -3,7 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use weft_lab::net::iperf::{self, Server};
-use weft_lab::net::{Lab, attainable_bps, counter, namespace, probe};
+use weft_lab::net::{Lab, address_pairs, attainable_bps, counter, namespace, probe};
 
 #[test]
 fn ping_and_iperf3_both_ways_over_ipv4_and_ipv6() -> anyhow::Result<()> {
@@ -25,17 +25,7 @@ fn ping_and_iperf3_both_ways_over_ipv4_and_ipv6() -> anyhow::Result<()> {
 fn every_datagram_of_a_stream_arrives_both_ways_over_ipv4_and_ipv6() -> anyhow::Result<()> {
     let lab = Lab::pair(&[])?;
     let (one, two) = lab.containers()?;
-    for (from, to) in [(&one, &two), (&two, &one)] {
-        let (here, there) = (namespace(from), namespace(to));
-        let pairs = [
-            (IpAddr::V4(from.ipv4()?), IpAddr::V4(to.ipv4()?)),
-            (IpAddr::V6(from.ipv6()?), IpAddr::V6(to.ipv6()?)),
-        ];
-        for (source, address) in pairs {
-            let arrived = probe::stream_arrives((&here, source), (&there, address))?;
-            assert_eq!(arrived, probe::STREAM_DATAGRAMS, "from {source} to {address}");
-        }
-    }
+    probe::streams_arrive_whole(&one, &two)?;
     // The check itself: it misses what is lost.
     two.exec(&["nft", "add table inet lab"])?.success()?;
     two.exec(&["nft", "add chain inet lab lose { type filter hook input priority 0; }"])?
@@ -54,11 +44,7 @@ fn datagrams_of_every_size_arrive_as_they_were_sent() -> anyhow::Result<()> {
     let lab = Lab::pair(&[])?;
     let (one, two) = lab.containers()?;
     let (here, there) = (namespace(&one), namespace(&two));
-    let pairs = [
-        (IpAddr::V4(one.ipv4()?), IpAddr::V4(two.ipv4()?)),
-        (IpAddr::V6(one.ipv6()?), IpAddr::V6(two.ipv6()?)),
-    ];
-    for (from, to) in pairs {
+    for (from, to) in address_pairs(&one, &two)? {
         for length in [1, 17, 1000, 1300, 1360, 1361, 1500, 4000, 9000, 30_000, 60_000] {
             probe::datagram_arrives((&here, from), (&there, to), length)
                 .map_err(|error| anyhow::anyhow!("{length} bytes from {from} to {to}: {error}"))?;

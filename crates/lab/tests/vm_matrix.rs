@@ -3,14 +3,14 @@
 //! Unless `WEFT_SOAK` is set, the rows of an orthogonal array: every value of each factor meets every
 //! value of each other one. With it, the full product.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::{Ipv4Addr, Ipv6Addr};
 use std::time::{Duration, Instant};
 
 use weft::sandbox::{Container, Host, Running};
 use weft_lab::net::guest::stage::{is_on, wait_path};
 use weft_lab::net::guest::{Outer, SETTLE_LIMIT, Stage, figure, host};
 use weft_lab::net::iperf::{self, Server};
-use weft_lab::net::{counter, is_soak, namespace, probe};
+use weft_lab::net::{address_pairs, counter, is_soak, namespace, probe};
 
 const ENGINES: [&str; 2] = ["userspace", "kernel"];
 const SWITCHES: [&str; 2] = ["bridge", "odp"];
@@ -234,10 +234,7 @@ fn tap_reads(host: &Host) -> anyhow::Result<u64> {
 
 /// Ping, iperf3, 60,000 bytes in one datagram, broadcast and multicast.
 fn carry(from: &Container, to: &Container) -> anyhow::Result<()> {
-    let addresses = [
-        (IpAddr::V4(from.ipv4()?), IpAddr::V4(to.ipv4()?)),
-        (IpAddr::V6(from.ipv6()?), IpAddr::V6(to.ipv6()?)),
-    ];
+    let addresses = address_pairs(from, to)?;
     let (here, there) = (namespace(from), namespace(to));
     for (mine, theirs) in addresses {
         from.ping(theirs)?;

@@ -121,6 +121,14 @@ pub fn tcp_counter(container: &Container, name: &str) -> anyhow::Result<u64> {
     count.ok_or_else(|| anyhow::anyhow!("no counter {name} in {text}"))
 }
 
+/// The addresses of two containers, IPv4 and IPv6.
+///
+/// # Errors
+/// One has none.
+pub fn address_pairs(from: &Container, to: &Container) -> anyhow::Result<[(IpAddr, IpAddr); 2]> {
+    Ok([(from.ipv4()?.into(), to.ipv4()?.into()), (from.ipv6()?.into(), to.ipv6()?.into())])
+}
+
 /// A container's namespace file.
 #[must_use]
 pub fn namespace(container: &Container) -> PathBuf {

@@ -6,10 +6,11 @@ use std::time::Duration;
 use std::{io, mem, thread};
 
 use rustix::net::sockopt::set_socket_recv_buffer_size_force;
+use weft::sandbox::Container;
 use weft_io::namespace::{Namespace, run_in};
 use weft_io::uninterrupted;
 
-use super::slowness;
+use super::{address_pairs, namespace, slowness};
 
 /// How long a datagram may take within a laboratory on a real machine.
 pub const ARRIVAL_TIMEOUT_MS: u64 = 3_000;
@@ -87,6 +88,22 @@ pub fn stream_arrives(from: (&Path, IpAddr), to: (&Path, IpAddr)) -> io::Result<
     Ok(arrived.iter().filter(|seen| **seen).count())
 }
 
+/// Sends such a stream between two containers both ways, over IPv4 and IPv6.
+///
+/// # Errors
+/// As [`stream_arrives`], or a datagram was lost.
+pub fn streams_arrive_whole(one: &Container, two: &Container) -> anyhow::Result<()> {
+    for (from, to) in [(one, two), (two, one)] {
+        let (here, there) = (namespace(from), namespace(to));
+        for (source, address) in address_pairs(from, to)? {
+            let arrived = stream_arrives((&here, source), (&there, address))?;
+            let lost = STREAM_DATAGRAMS - arrived;
+            anyhow::ensure!(lost == 0, "{lost} datagrams from {source} to {address} were lost");
+        }
+    }
+    Ok(())
+}
+
 /// Joins an IPv4 multicast group on the interface that has `address`.
 ///
 /// # Errors
@@ -134,7 +151,7 @@ pub fn expect_datagram(socket: &UdpSocket, wanted: &[u8]) -> io::Result<()> {
 ///
 /// # Errors
 /// It has none.
-pub fn interface_index(container: &weft::sandbox::Container) -> anyhow::Result<u32> {
+pub fn interface_index(container: &Container) -> anyhow::Result<u32> {
     let links = container.exec(&["ip", "-j", "link", "show", "weft0"])?.success()?.json()?;
     let index = links[0]["ifindex"].as_u64().and_then(|index| u32::try_from(index).ok());
     index.ok_or_else(|| anyhow::anyhow!("no index in {links}"))
