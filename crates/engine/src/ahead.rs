@@ -10,7 +10,7 @@ use weft_packet::split::FrameChecksum;
 use crate::counters::{DropReason, Work};
 use crate::device::{Env, FrameSink};
 use crate::format::refused;
-use crate::receive::{Inside, Receiver, accepted, carried, inspect, noted};
+use crate::receive::{Inside, Receiver, accepted, carried, inspect, note_refused, noted};
 use crate::state::{Inbound, State};
 
 /// Authentic packets of one batch, and the window by which they were opened.
@@ -82,7 +82,7 @@ impl Receiver {
                         ahead.opened.push(opened);
                     }
                     Ok(None) => {}
-                    Err(reason) => env.counters.dropped(reason, 1),
+                    Err(reason) => note_refused(state, env, of.map(|(_, inbound)| inbound), reason),
                 }
             }
         }
@@ -138,7 +138,7 @@ impl Receiver {
             let Some((_, inbound, window)) = &mut held else { continue };
             let before = window.highest();
             if let Err(replay) = window.accept(opened.sequence) {
-                env.counters.dropped(refused(replay.into()), 1);
+                note_refused(state, env, Some(*inbound), refused(replay.into()));
                 opened.is_repeated = true;
                 is_any_repeated |= opened.inside.is_ok();
                 continue;
@@ -156,7 +156,7 @@ impl Receiver {
                 Err(reason) => Err(*reason),
             };
             if let Err(reason) = settled {
-                env.counters.dropped(reason, 1);
+                note_refused(state, env, Some(*inbound), reason);
             }
         }
         self.check_message(state, env, message, newest);

@@ -267,7 +267,7 @@ impl Lane {
             for _ in 0..self.reads_per_run {
                 self.transmitter.handle_read(&self.state, &env, &self.read);
             }
-            self.transmitter.flush(&env);
+            self.transmitter.flush(&self.state, &env);
         }
     }
 
@@ -280,7 +280,7 @@ impl Lane {
             for _ in 0..self.reads_per_run {
                 self.transmitter.handle_read(&self.state, &env, &self.read);
             }
-            self.transmitter.flush(&env);
+            self.transmitter.flush(&self.state, &env);
         }
     }
 

@@ -178,6 +178,9 @@ pub struct SaTraffic {
 pub struct PeerTraffic {
     /// The peer.
     pub peer: PeerId,
+    /// Datagrams of its SAs that were refused, and packets for it that were not sealed or not sent. They
+    /// are among [`Counters::drops`].
+    pub dropped: u64,
     /// By lane, in their order; those that are gone too.
     pub lanes: Vec<LaneTraffic>,
 }
@@ -442,6 +445,8 @@ struct Inner {
     sas: BTreeMap<SaName, Arc<SaCounters>>,
     /// What SAs that are gone carried, by the lanes that a peer ever had.
     past: BTreeMap<PeerId, Vec<LaneTraffic>>,
+    /// What was dropped of each peer's.
+    dropped: BTreeMap<PeerId, Arc<Count>>,
 }
 
 impl Registry {
@@ -462,8 +467,14 @@ impl Registry {
         }
     }
 
+    /// What is dropped of a peer's, counted by whoever drops it.
+    pub(crate) fn dropped_of(&self, peer: PeerId) -> Arc<Count> {
+        Arc::clone(self.lock().dropped.entry(peer).or_default())
+    }
+
     pub(crate) fn forget(&self, peer: PeerId) {
         let mut inner = self.lock();
+        inner.dropped.remove(&peer);
         inner.sas.retain(|name, _| name.peer != peer);
         inner.past.remove(&peer);
     }
@@ -501,7 +512,13 @@ impl Inner {
             sas.push(SaTraffic { peer, path, lane, direction, spi, traffic });
             lane_of(&mut peers, *name).add(direction, traffic);
         }
-        (peers.into_iter().map(|(peer, lanes)| PeerTraffic { peer, lanes }).collect(), sas)
+        // Who has neither traffic nor drops has nothing to tell.
+        for (peer, _) in self.dropped.iter().filter(|(_, dropped)| dropped.get() > 0) {
+            peers.entry(*peer).or_default();
+        }
+        let dropped = |peer: &PeerId| self.dropped.get(peer).map_or(0, |dropped| dropped.get());
+        let traffic = |(peer, lanes)| PeerTraffic { dropped: dropped(&peer), peer, lanes };
+        (peers.into_iter().map(traffic).collect(), sas)
     }
 }
 
@@ -548,11 +565,24 @@ mod tests {
                 sent: Traffic { packets: 10, bytes: 1_000 },
             },
         ];
-        assert_eq!(read.peers, [PeerTraffic { peer, lanes }]);
+        assert_eq!(read.peers, [PeerTraffic { peer, dropped: 0, lanes }]);
         assert_eq!(read.peers[0].sent(), Traffic { packets: 13, bytes: 1_250 });
         assert_eq!(read.peers[0].received(), Traffic { packets: 7, bytes: 70 });
+        registry.dropped_of(peer).add_shared(2);
+        registry.dropped_of(peer).add_shared(1);
+        assert_eq!(registry.read(&[]).peers[0].dropped, 3);
         registry.forget(peer);
         assert_eq!(registry.read(&[]).peers, []);
+    }
+
+    #[test]
+    fn a_peer_of_whom_all_was_dropped_is_told_of() {
+        let registry = Registry::default();
+        let [quiet, dropped] = [1, 2].map(|byte| PeerId::from_bytes([byte; 32]));
+        registry.dropped_of(quiet);
+        registry.dropped_of(dropped).add_shared(5);
+        let told = PeerTraffic { peer: dropped, dropped: 5, lanes: Vec::new() };
+        assert_eq!(registry.read(&[]).peers, [told]);
     }
 
     #[test]

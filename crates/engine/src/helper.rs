@@ -112,7 +112,7 @@ pub(crate) fn seal_unit<T: FrameSource + FrameSink, R: RunSink>(
         }
     }
     socket.front.take();
-    transmitter.flush(&env);
+    transmitter.flush(state, &env);
     Ok(())
 }
 

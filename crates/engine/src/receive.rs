@@ -130,7 +130,10 @@ impl Receiver {
                     self.merger.push(self.batch.buffer(), frame, checksum, env);
                 }
                 Ok(Opened::Done) => {}
-                Err(reason) => env.counters.dropped(reason, 1),
+                Err(reason) => {
+                    let inbound = held.as_ref().map(|held| held.inbound);
+                    note_refused(state, env, inbound, reason);
+                }
             }
         }
         if let Some((path, lane)) = newest {
@@ -221,6 +224,21 @@ fn open<'a, F, R>(
             Ok(Opened::Frame(at, checksum))
         }
         inside => noted(state, env, inbound, &inside).map(|()| Opened::Done),
+    }
+}
+
+/// Counts a datagram that is dropped: of the peer whose SA `inbound` is too, unless it bears no SA's SPI.
+#[cold]
+pub(crate) fn note_refused<F, R>(
+    state: &State,
+    env: &Env<'_, F, R>,
+    inbound: Option<&Inbound>,
+    reason: DropReason,
+) {
+    env.counters.dropped(reason, 1);
+    let is_its = !matches!(reason, DropReason::Malformed | DropReason::UnknownSpi);
+    if let Some(inbound) = inbound.filter(|_| is_its) {
+        state.note_dropped(inbound.peer, 1);
     }
 }
 

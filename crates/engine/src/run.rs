@@ -32,6 +32,8 @@ pub(crate) struct RunBuilder {
     segments_max: usize,
     refused_at: Option<Instant>,
     too_long: Recent,
+    /// Of the run before, and of the one after it.
+    unsent: [(u32, u64); 2],
 }
 
 /// What all datagrams of a run have in common.
@@ -71,7 +73,15 @@ impl RunBuilder {
             segments_max,
             refused_at: None,
             too_long: Recent::new(Duration::from_millis(EVENT_INTERVAL_MS)),
+            unsent: [(0, 0); 2],
         }
+    }
+
+    /// How many datagrams were not sent since this was asked for last, of at most two paths by their
+    /// numbers: to be asked before a third path's are sent.
+    #[inline]
+    pub(crate) fn take_unsent(&mut self) -> [(u32, u64); 2] {
+        std::mem::take(&mut self.unsent)
     }
 
     /// Room for one more datagram of `len` bytes; `None` if it cannot be of this run, which is to be
@@ -150,15 +160,28 @@ impl RunBuilder {
     /// Sends each datagram by itself; one that fails does not keep back the others. Returns the
     /// last error.
     #[cold]
-    fn send_singly<F, R: RunSink>(&self, env: &Env<'_, F, R>, target: &Target) -> io::Result<()> {
-        let mut result = Ok(());
+    fn send_singly<F, R: RunSink>(
+        &mut self,
+        env: &Env<'_, F, R>,
+        target: &Target,
+    ) -> io::Result<()> {
+        let (mut result, mut lost) = (Ok(()), 0);
         for datagram in self.buffer[..self.len].chunks(self.segment) {
             if let Err(error) = self.send_once(env, datagram, target, 1) {
                 env.counters.dropped(reason(&error), 1);
+                lost += 1;
                 result = Err(error);
             }
         }
+        self.note_unsent(target, lost);
         result
+    }
+
+    fn note_unsent(&mut self, target: &Target, datagrams: u64) {
+        let number = target.key.number;
+        let [first, second] = &mut self.unsent;
+        let of = if first.1 == 0 || first.0 == number { first } else { second };
+        *of = (number, of.1 + datagrams);
     }
 
     #[inline]
@@ -191,6 +214,7 @@ impl RunBuilder {
     fn failed<F, R>(&mut self, env: &Env<'_, F, R>, target: &Target, error: &io::Error, lost: u64) {
         let reason = reason(error);
         env.counters.dropped(reason, lost);
+        self.note_unsent(target, lost);
         if reason == DropReason::MessageTooLong
             && (self.too_long.allow(target.path.0, Instant::now()) || target.probe)
         {

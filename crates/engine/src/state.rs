@@ -10,7 +10,7 @@ use weft_io::keylog::KeyLog;
 use weft_io::udp::Remote;
 use weft_path::{Endpoint, EngineCommand, InboundSa, Mac, OutboundSa, PathId, Vni};
 
-use crate::counters::{Direction, Registry, SaCounters, SaName};
+use crate::counters::{Count, Direction, Registry, SaCounters, SaName};
 use crate::device::Origin;
 use crate::error::CommandError;
 use crate::format::{Opening, Sealing};
@@ -32,6 +32,8 @@ pub(crate) struct Peer {
     pub(crate) id: PeerId,
     /// The path in use.
     pub(crate) bound: Option<u32>,
+    /// What was dropped of the peer's ([`Registry::dropped_of`]).
+    pub(crate) dropped: Arc<Count>,
 }
 
 /// One path.
@@ -514,6 +516,22 @@ impl State {
         Ok((peer_number, number))
     }
 
+    /// Counts what was dropped of a peer's, beside the reason's counter.
+    #[cold]
+    pub(crate) fn note_dropped(&self, peer: u32, packets: u64) {
+        if let Some(peer) = self.peers.get(peer) {
+            peer.dropped.add_shared(packets);
+        }
+    }
+
+    /// Likewise of a path's.
+    #[cold]
+    pub(crate) fn note_dropped_on(&self, path: u32, packets: u64) {
+        if let Some(path) = self.paths.get(path) {
+            self.note_dropped(path.peer, packets);
+        }
+    }
+
     fn peer_number(&mut self, id: PeerId) -> Result<u32, CommandError> {
         if let Some(number) = self.peer_numbers.get(&id) {
             return Ok(*number);
@@ -521,7 +539,8 @@ impl State {
         if self.peer_numbers.len() >= PEERS_MAX {
             return Err(CommandError::TableFull { table: "peers" });
         }
-        let number = self.peers.insert(Peer { id, bound: None });
+        let dropped = self.registry.dropped_of(id);
+        let number = self.peers.insert(Peer { id, bound: None, dropped });
         self.peer_numbers.insert(id, number);
         Ok(number)
     }

@@ -137,7 +137,7 @@ impl Rig {
         for read in reads {
             self.transmitter.handle_read(&self.state, &env, read);
         }
-        self.transmitter.flush(&env);
+        self.transmitter.flush(&self.state, &env);
         self.wire.sent.take()
     }
 

@@ -69,8 +69,9 @@ impl Transmitter {
 
     /// Sends what is still unsent; at the end of each batch.
     #[inline]
-    pub(crate) fn flush<F, R: RunSink>(&mut self, env: &Env<'_, F, R>) {
+    pub(crate) fn flush<F, R: RunSink>(&mut self, state: &State, env: &Env<'_, F, R>) {
         self.run.flush(env);
+        self.note_unsent(state);
     }
 
     /// One frame or super-packet as read from the TAP device, virtio net header first.
@@ -125,9 +126,14 @@ impl Transmitter {
             };
             self.run.flush(env);
             if let Ok(plan) = Plan::new(&VnetHeader::default(), &frame[..len], UNLIMITED) {
-                self.seal(env, path_number, (path, lane), inner, &plan, &frame[..len]);
+                let dropped =
+                    self.seal(env, path_number, (path, lane), inner, &plan, &frame[..len]);
+                if dropped > 0 {
+                    state.note_dropped_on(path_number, dropped);
+                }
             }
             self.run.flush(env);
+            self.note_unsent(state);
         });
         self.scratch = frame;
         result
@@ -197,22 +203,50 @@ impl Transmitter {
         vnet: &VnetHeader,
         frame: &[u8],
     ) {
+        let dropped = self.send_by_path(state, env, peer, vnet, frame);
+        if dropped > 0 {
+            state.note_dropped(peer, dropped);
+        }
+        self.note_unsent(state);
+    }
+
+    /// Counts what was not sent of whose it was.
+    #[inline]
+    fn note_unsent(&mut self, state: &State) {
+        for (path, packets) in self.run.take_unsent() {
+            if packets > 0 {
+                state.note_dropped_on(path, packets);
+            }
+        }
+    }
+
+    /// Returns how many packets of it were dropped.
+    #[inline]
+    fn send_by_path<F: FrameSink, R: RunSink>(
+        &mut self,
+        state: &State,
+        env: &Env<'_, F, R>,
+        peer: u32,
+        vnet: &VnetHeader,
+        frame: &[u8],
+    ) -> u64 {
         let bound = state.peers.get(peer).and_then(|peer| peer.bound);
         let (Some(number), vni) = (bound, state.vni) else {
-            return env.counters.dropped(DropReason::NoPath, 1);
+            return dropped(env, DropReason::NoPath, 1);
         };
         let Some(path) = state.paths.get(number) else {
-            return env.counters.dropped(DropReason::NoPath, 1);
+            return dropped(env, DropReason::NoPath, 1);
         };
         match Plan::new(vnet, frame, path.mtu.into()) {
             Ok(plan) => self.send_plan(env, number, path, vni, &plan, frame),
             Err(SplitError::TooLong { mtu, .. }) => {
-                self.too_long(env, number, path, vni, vnet, frame, mtu);
+                self.too_long(env, number, path, vni, vnet, frame, mtu)
             }
-            Err(_) => env.counters.dropped(DropReason::BadSuperPacket, 1),
+            Err(_) => dropped(env, DropReason::BadSuperPacket, 1),
         }
     }
 
+    /// Returns how many packets of it were dropped, as those do that it calls.
     #[inline]
     fn send_plan<F, R: RunSink>(
         &mut self,
@@ -222,15 +256,15 @@ impl Transmitter {
         vni: Vni,
         plan: &Plan,
         frame: &[u8],
-    ) {
+    ) -> u64 {
         let hash = layout::flow_hash(frame);
         let Some(lane) = pick_lane(path, self.worker, env.socket.sockets(), hash) else {
-            return env.counters.dropped(DropReason::NoPath, 1);
+            return dropped(env, DropReason::NoPath, 1);
         };
         let source_port = SOURCE_PORT_FIRST | (hash >> 16) as u16;
         let vxlan = VxlanHeader { vni: vni.0, rco: None };
         let inner = Inner { vxlan, source_port, port: vxlan::PORT };
-        self.seal(env, number, (path, lane), inner, plan, frame);
+        self.seal(env, number, (path, lane), inner, plan, frame)
     }
 
     /// Seals all segments of a plan into runs.
@@ -242,14 +276,14 @@ impl Transmitter {
         inner: Inner,
         plan: &Plan,
         frame: &[u8],
-    ) {
+    ) -> u64 {
         let (id, mtu) = (path.id, (plan.segment_frame_len(0) - ethernet::LEN) as u16);
         let (Some((from, remote)), Some(Some(outbound))) = (path.way(lane), path.lanes.get(lane))
         else {
-            return env.counters.dropped(DropReason::NoPath, 1);
+            return dropped(env, DropReason::NoPath, 1);
         };
         if !within_limits(env, id, outbound, plan) {
-            return env.counters.dropped(DropReason::SaExhausted, plan.segments as u64);
+            return dropped(env, DropReason::SaExhausted, plan.segments as u64);
         }
         let tos = ecn::outer_tos(ecn::tos(frame), self.copy_dscp);
         let key = RunKey { number, from, tos };
@@ -269,12 +303,16 @@ impl Transmitter {
                 .map(|builder| self.fill(env, builder, (key, target), inner, (plan, frame))),
         };
         match sealed {
-            Ok(bytes) => outbound.sealed(segments, bytes),
+            Ok((bytes, dropped)) => {
+                outbound.sealed(segments, bytes);
+                dropped
+            }
             Err(NotSealed) => exhausted(env, id, outbound, segments),
         }
     }
 
-    /// Puts all segments of a plan into runs, sealed. Returns the bytes of their frames.
+    /// Puts all segments of a plan into runs, sealed. Returns the bytes of their frames, and how many
+    /// were dropped.
     #[inline]
     fn fill<F, R: RunSink, B: Builder>(
         &mut self,
@@ -283,10 +321,10 @@ impl Transmitter {
         (key, target): (RunKey, impl Fn() -> Target),
         inner: Inner,
         (plan, frame): (&Plan, &[u8]),
-    ) -> u64 {
+    ) -> (u64, u64) {
         env.socket.reserved();
         let finish_checksum = inner.vxlan.rco.is_none();
-        let mut bytes = 0;
+        let (mut bytes, mut lost) = (0, 0);
         for index in 0..plan.segments {
             let frame_len = plan.segment_frame_len(index);
             let len = B::packet_len(frame_len);
@@ -294,20 +332,20 @@ impl Transmitter {
                 self.run.flush(env);
             }
             let Some(slot) = self.run.slot(key, len) else {
-                env.counters.dropped(DropReason::TooLong, 1);
+                lost += dropped(env, DropReason::TooLong, 1);
                 continue;
             };
             let out = &mut slot[B::FRAME_AT..B::FRAME_AT + frame_len];
             let header_len = plan.write_header(frame, index, finish_checksum, out);
             out[header_len..].copy_from_slice(&frame[plan.payload(index)]);
             if builder.finish(slot, inner, frame_len).is_err() {
-                env.counters.dropped(DropReason::SaExhausted, 1);
+                lost += dropped(env, DropReason::SaExhausted, 1);
                 continue;
             }
             self.run.commit(len, &target);
             bytes += frame_len as u64;
         }
-        bytes
+        (bytes, lost)
     }
 
     /// A packet that the path does not carry: fragmented, or answered, or counted.
@@ -322,20 +360,20 @@ impl Transmitter {
         vnet: &VnetHeader,
         frame: &[u8],
         mtu: usize,
-    ) {
+    ) -> u64 {
         let mut answer = [0; vnet::LEN + toobig::FRAME_LEN_MAX];
         let told = u16::try_from(mtu).unwrap_or(u16::MAX);
         match toobig::write(&mut answer[vnet::LEN..], frame, told) {
             Ok(_) if !self.answers.allow(Instant::now()) => {
                 env.counters.did(Work::TooLongUnanswered, 1);
-                env.counters.dropped(DropReason::TooLong, 1);
+                dropped(env, DropReason::TooLong, 1)
             }
             Ok(len) => {
                 let slice = IoSlice::new(&answer[..vnet::LEN + len]);
                 if env.tap.send(&[slice]).is_ok() {
                     env.counters.did(Work::TooLongAnswered, 1);
                 }
-                env.counters.dropped(DropReason::TooLong, 1);
+                dropped(env, DropReason::TooLong, 1)
             }
             // For groups too: who may not be answered can still be served.
             Err(_) => self.fragment(env, number, path, vni, vnet, frame),
@@ -351,15 +389,16 @@ impl Transmitter {
         vni: Vni,
         vnet: &VnetHeader,
         frame: &[u8],
-    ) {
+    ) -> u64 {
         let Ok(plan) = Plan::new(vnet, frame, UNLIMITED) else {
-            return env.counters.dropped(DropReason::TooLong, 1);
+            return dropped(env, DropReason::TooLong, 1);
         };
+        let mut lost = 0;
         let mut whole = std::mem::take(&mut self.scratch);
         for index in 0..plan.segments {
             let len = plan.segment_frame_len(index);
             let Some(datagram) = whole.get_mut(..len) else {
-                env.counters.dropped(DropReason::TooLong, 1);
+                lost += dropped(env, DropReason::TooLong, 1);
                 continue;
             };
             let header_len = plan.write_header(frame, index, true, datagram);
@@ -367,7 +406,7 @@ impl Transmitter {
             let mtu = path.mtu.into();
             let cut = split::fragment_ipv4(datagram, mtu, |fragment| {
                 if let Ok(plan) = Plan::new(&VnetHeader::default(), fragment, mtu) {
-                    self.send_plan(env, number, path, vni, &plan, fragment);
+                    lost += self.send_plan(env, number, path, vni, &plan, fragment);
                 }
             });
             match cut {
@@ -376,10 +415,11 @@ impl Transmitter {
                     FragmentError::DontFragment
                     | FragmentError::NotIpv4
                     | FragmentError::MtuTooSmall(_),
-                ) => env.counters.dropped(DropReason::TooLong, 1),
+                ) => lost += dropped(env, DropReason::TooLong, 1),
             }
         }
         self.scratch = whole;
+        lost
     }
 }
 
@@ -416,11 +456,18 @@ fn pick_lane(path: &Path, worker: usize, workers: usize, hash: u32) -> Option<us
 
 /// The SA has come to an end that no limit foresaw, such as that of its cipher's blocks.
 #[cold]
-fn exhausted<F, R>(env: &Env<'_, F, R>, path: PathId, outbound: &Outbound, segments: u64) {
+fn exhausted<F, R>(env: &Env<'_, F, R>, path: PathId, outbound: &Outbound, segments: u64) -> u64 {
     if outbound.is_first_exhausted() {
         (env.events)(EngineEvent::OutboundExhausted { path, spi: outbound.sa.spi() });
     }
-    env.counters.dropped(DropReason::SaExhausted, segments);
+    dropped(env, DropReason::SaExhausted, segments)
+}
+
+/// Counts what is dropped, and returns it for the peer's counter.
+#[cold]
+fn dropped<F, R>(env: &Env<'_, F, R>, reason: DropReason, packets: u64) -> u64 {
+    env.counters.dropped(reason, packets);
+    packets
 }
 
 /// Whether the SA may seal this plan; reports each limit once.

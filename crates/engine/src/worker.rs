@@ -295,7 +295,7 @@ fn drain<F: FrameSink>(
         transmitter.handle_read(state, env, &buffer[..len]);
         Ok(len)
     });
-    transmitter.flush(env);
+    transmitter.flush(state, env);
     result
 }
 

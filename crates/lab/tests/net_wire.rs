@@ -150,6 +150,14 @@ fn replayed_truncated_and_forged_packets_are_dropped_and_counted() -> anyhow::Re
     assert_eq!(after.forged - before.forged, sent, "forged");
     assert_eq!(after.unknown_spi - before.unknown_spi, sent, "unknown SPI");
     assert!(after.malformed - before.malformed >= sent, "truncated");
+    let peers = there.weft_json(&["report"])?["peer_counters"].clone();
+    let of_peers: Option<Vec<u64>> =
+        peers.as_object().into_iter().flatten().map(|(_, of)| of["dropped"].as_u64()).collect();
+    let of_peers: u64 = of_peers.unwrap_or_default().iter().sum();
+    let drops = after.replayed + after.forged;
+    assert_eq!(of_peers, drops, "of the peer whose SA it was: {peers}");
+    let top = there.weft_json(&["top", "--count", "1"])?;
+    assert!(top["peers"][0]["dropped_pps"].is_number(), "{top}");
     one.ping(two.ipv4()?.into())?;
     Ok(())
 }

@@ -128,7 +128,7 @@ fn seal(state: &State, read: &[u8], threads: usize, time: Duration) -> f64 {
         }
         while let Ok(len) = tap.recv(&mut buffer) {
             transmitter.handle_read(state, &env, &buffer[..len]);
-            transmitter.flush(&env);
+            transmitter.flush(state, &env);
         }
     };
     thread::scope(|scope| {
@@ -175,7 +175,7 @@ fn open(lane: &mut Lane, threads: usize, time: Duration) -> f64 {
             let wire = Wire { batch: (&mut batch).into(), source: *remote };
             let env = Env { tap: &Void, socket: &wire, counters: &counters, events: &ignore };
             transmitter.handle_read(state, &env, read);
-            transmitter.flush(&env);
+            transmitter.flush(state, &env);
             batch
         });
         let mut filled: Vec<RecvBatch> = filled.collect();

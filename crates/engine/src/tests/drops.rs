@@ -85,6 +85,7 @@ fn what_the_kernel_does_not_send_is_counted() {
     rig.socket.errors.set((unreachable, unreachable));
     rig.transmit(&mut four_frames());
     assert_eq!(rig.drops(), [(DropReason::SendFailed, 4)]);
+    assert_eq!(rig.peers_drops(), 4);
     send_alone(&rig);
     assert_eq!(rig.drops(), [(DropReason::SendFailed, 6)]);
     // A run that is refused for being one: each of its datagrams is tried, and counted, by itself.
@@ -96,6 +97,8 @@ fn what_the_kernel_does_not_send_is_counted() {
     assert_eq!(rig.events(), []);
     rig.socket.errors.set((None, None));
     passes_again(&mut rig, &[(DropReason::SendFailed, 10)]);
+    // All but what was sent beside runs.
+    assert_eq!(rig.peers_drops(), 8);
 }
 
 #[test]
@@ -121,5 +124,38 @@ fn a_message_that_was_cut_is_dropped_and_counted() {
         assert_eq!(rig.counters().done(Work::MessagesReceived), 1);
         assert_eq!(rig.counters().done(Work::DatagramsReceived), 0);
         passes_again(&mut rig, &[(DropReason::Truncated, 1)]);
+    }
+}
+
+#[test]
+fn what_is_dropped_of_a_peers_is_counted_for_the_peer_too() {
+    for receive in [Rig::receive as fn(&mut Rig), receive_ahead] {
+        let mut rig = Rig::new();
+        rig.socket.kept = Some(std::cell::RefCell::default());
+        rig.transmit(&mut four_frames());
+        let sealed = rig.socket.kept.as_ref().map(std::cell::RefCell::take).unwrap_or_default();
+        assert_eq!(sealed.len(), 4);
+        let mut forged = sealed[0].clone();
+        // A sequence number not seen yet, so that the window lets it pass to the cipher.
+        forged[6] ^= 0x40;
+        let stranger = [&[0xee; 4], &sealed[0][4..]].concat();
+        for datagram in sealed.iter().chain([&sealed[1], &forged, &stranger]) {
+            let to = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), rig.far_socket.port());
+            let to = rig.socket.real.remote(to).unwrap();
+            rig.socket.real.send_run(datagram, datagram.len(), &to).unwrap();
+        }
+        receive(&mut rig);
+        let drops =
+            [(DropReason::UnknownSpi, 1), (DropReason::Forged, 1), (DropReason::Replayed, 1)];
+        let mut seen = rig.drops();
+        seen.sort_unstable_by_key(|(reason, _)| drops.iter().position(|drop| drop.0 == *reason));
+        assert_eq!(seen, drops);
+        assert_eq!(rig.peers_drops(), 2, "all but the one of nobody's");
+        // Without a path, and to nobody.
+        rig.command(EngineCommand::BindPath { peer: PEER, path: None });
+        let mut to_nobody = udp_read(&pattern(10), true);
+        to_nobody[vnet::LEN..vnet::LEN + 6].copy_from_slice(&[2, 9, 9, 9, 9, 9]);
+        rig.transmit(&mut [udp_read(&pattern(10), true), to_nobody]);
+        assert_eq!(rig.peers_drops(), 3);
     }
 }

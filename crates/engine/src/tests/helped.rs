@@ -132,8 +132,34 @@ impl RunSink for Shared {
     }
 }
 
+/// What the packets of a test are like.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Format {
+    Esp,
+    Ovpn,
+}
+
+impl Format {
+    /// An SA as the rig has it to begin with.
+    fn change(self, sa: &mut OutboundSa) {
+        if self == Self::Ovpn {
+            ovpn::in_ovpn(sa);
+        }
+    }
+
+    /// One of so many others.
+    fn number(self, sa: &mut OutboundSa, number: u32) {
+        (sa.spi, sa.key) = match self {
+            Self::Esp => (number, SaKey::from_bytes([number as u8; 36])),
+            // DATA_V2 with a peer id of lane 0.
+            Self::Ovpn => (0x4800_0000 | number << 8, SaKey::for_ovpn([number as u8; 40])),
+        };
+    }
+}
+
 /// A state that seals and opens, the counters of its threads, and what they had to say.
 struct Helped {
+    format: Format,
     state: RwLock<State>,
     remote: Remote,
     counters: Vec<Arc<WorkerCounters>>,
@@ -142,9 +168,14 @@ struct Helped {
 
 impl Helped {
     fn new() -> Self {
-        let Rig { state, socket, far_socket, .. } = Rig::new();
+        Self::of(Format::Esp)
+    }
+
+    fn of(format: Format) -> Self {
+        let Rig { state, socket, far_socket, .. } = Rig::with(|sa| format.change(sa));
         let at = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), far_socket.port());
         Self {
+            format,
             state: RwLock::new(state),
             remote: socket.real.remote(at).unwrap(),
             counters: (0..THREADS).map(|_| Arc::default()).collect(),
@@ -222,7 +253,7 @@ impl Helped {
         for read in reads {
             transmitter.handle_read(&self.state.read().unwrap(), &env, read);
         }
-        transmitter.flush(&env);
+        transmitter.flush(&self.state.read().unwrap(), &env);
         wire.datagrams()
     }
 
@@ -264,13 +295,14 @@ fn load(random: &mut Random, reads: usize) -> Vec<Vec<u8>> {
 }
 
 fn install(helped: &Helped, spi: u32, outbound: bool) {
-    let sa = OutboundSa { spi, key: SaKey::from_bytes([spi as u8; 36]), ..outbound_sa() };
+    let mut sa = outbound_sa();
+    helped.format.number(&mut sa, spi);
     let (engine, remote) = (EngineKind::Userspace, helped.remote.address());
     helped.command(if outbound {
         EngineCommand::InstallOutbound { engine, peer: PEER, path: PATH, sa, remote }
     } else {
         let sa = InboundSa {
-            spi,
+            spi: sa.spi,
             lane: 0,
             cipher: sa.cipher,
             key: sa.key,
@@ -285,9 +317,10 @@ fn install(helped: &Helped, spi: u32, outbound: bool) {
 #[test]
 fn several_threads_seal_what_one_seals() {
     let mut random = Random::fresh("several_threads_seal_what_one_seals");
-    for round in 0..6 {
+    for round in 0..8 {
+        let format = [Format::Esp, Format::Ovpn][round % 2];
         let reads = load(&mut random, 300);
-        let (one, several) = (Helped::new(), Helped::new());
+        let (one, several) = (Helped::of(format), Helped::of(format));
         let mut wanted = one.seal_inline(&reads[..200]);
         install(&one, 301, true);
         wanted.extend(one.seal_inline(&reads[200..]));
@@ -298,7 +331,7 @@ fn several_threads_seal_what_one_seals() {
         wire.reads.lock().unwrap().extend(reads[200..].iter().cloned());
         several.seal(THREADS, &gate, &wire);
         // The same sequence numbers in the same order, hence the same bytes.
-        assert!(wire.datagrams() == wanted, "round {round}");
+        assert!(wire.datagrams() == wanted, "round {round}, {format:?}");
         assert_eq!(several.drops(), one.drops());
         assert_eq!(several.traffic(), one.traffic());
     }
@@ -354,21 +387,22 @@ fn arrivals(random: &mut Random, datagrams: &[Vec<u8>]) -> Vec<Batch> {
 #[test]
 fn several_threads_open_what_one_opens() {
     let mut random = Random::fresh("several_threads_open_what_one_opens");
-    for round in 0..6 {
-        let sealer = Helped::new();
+    for round in 0..8 {
+        let format = [Format::Esp, Format::Ovpn][round % 2];
+        let sealer = Helped::of(format);
         install(&sealer, 301, false);
         let mut datagrams = sealer.seal_inline(&load(&mut random, 250));
         install(&sealer, 301, true);
         datagrams.extend(sealer.seal_inline(&load(&mut random, 250)));
         let batches = arrivals(&mut random, &datagrams);
-        let (one, several) = (Helped::new(), Helped::new());
+        let (one, several) = (Helped::of(format), Helped::of(format));
         install(&one, 301, false);
         install(&several, 301, false);
         let wanted = one.open_inline(&batches);
         let wire = Shared { source: Some(several.remote), ..Shared::default() };
         wire.arriving.lock().unwrap().extend(batches);
         several.open(THREADS, &Gate::default(), &wire);
-        assert!(*wire.written.lock().unwrap() == wanted, "round {round}");
+        assert!(*wire.written.lock().unwrap() == wanted, "round {round}, {format:?}");
         // A forged repetition is the one or the other, by who comes first.
         let without = |drops: Vec<(DropReason, u64)>| {
             let both = [DropReason::Forged, DropReason::Replayed, DropReason::TooOld];

@@ -314,6 +314,9 @@ pub struct PeerTraffic {
     /// From the peer and to it.
     #[serde(flatten)]
     pub volume: Volume,
+    /// Datagrams of the peer's that were refused, and packets for it that were not sent.
+    #[serde(default)]
+    pub dropped: u64,
     /// What of it went over each lane of the vector engine.
     #[serde(default)]
     pub lanes: Vec<LaneTraffic>,

@@ -273,6 +273,7 @@ pub(super) fn peer_counters(
             ("bytes_received".to_owned(), peer.received().bytes),
             ("packets_sent".to_owned(), peer.sent().packets),
             ("bytes_sent".to_owned(), peer.sent().bytes),
+            ("dropped".to_owned(), peer.dropped),
         ])
     };
     counters.peers.iter().map(|peer| (peer.peer.to_hex(), by_name(peer))).collect()
@@ -306,9 +307,10 @@ pub(super) fn traffic(
     monotonic_ms: u64,
 ) -> Traffic {
     let counters = &readings.counters;
-    let mut volumes: BTreeMap<PeerId, (Volume, Vec<LaneTraffic>)> = BTreeMap::new();
+    let mut volumes: BTreeMap<PeerId, (Volume, u64, Vec<LaneTraffic>)> = BTreeMap::new();
     for of in &counters.peers {
-        let (volume, lanes) = volumes.entry(of.peer).or_default();
+        let (volume, dropped, lanes) = volumes.entry(of.peer).or_default();
+        *dropped += of.dropped;
         let (received, sent) = (of.received(), of.sent());
         add(volume, (received.packets, received.bytes), (sent.packets, sent.bytes));
         lanes.extend(of.lanes.iter().map(lane_traffic));
@@ -323,14 +325,16 @@ pub(super) fn traffic(
         drops.insert(name.into(), count);
     }
     for (peer, of) in &readings.kernel {
-        let (volume, _) = volumes.entry(*peer).or_default();
+        let (volume, dropped, _) = volumes.entry(*peer).or_default();
+        *dropped += of.replayed + of.forged;
         add(volume, (of.received.packets, of.received.bytes), (of.sent.packets, of.sent.bytes));
     }
-    let peers = volumes.into_iter().map(|(peer, (volume, lanes))| PeerTraffic {
+    let peers = volumes.into_iter().map(|(peer, (volume, dropped, lanes))| PeerTraffic {
         peer: peer.to_hex(),
         nickname: nickname(links, peer),
         engine: readings.engines.get(&peer).map(|engine| engine.name().into()),
         volume,
+        dropped,
         lanes,
     });
     // Those that are gone do nothing more.

@@ -35,6 +35,8 @@ pub(super) struct PeerRates {
     pub(super) engine: Option<String>,
     #[serde(flatten)]
     pub(super) rates: VolumeRates,
+    /// Datagrams of the peer's that were refused, and packets for it that were not sent, per second.
+    pub(super) dropped_pps: f64,
     /// What of it goes over each lane of the vector engine.
     pub(super) lanes: Vec<LaneRates>,
 }
@@ -139,6 +141,7 @@ impl PerSecond {
             nickname: now.nickname.clone(),
             engine: now.engine.clone(),
             rates: self.volume(before.map(|before| &before.volume), &now.volume),
+            dropped_pps: self.rate(before.map(|before| before.dropped), now.dropped),
             lanes: now.lanes.iter().map(|lane| self.lane(lanes, lane)).collect(),
         }
     }
@@ -193,6 +196,7 @@ mod tests {
             peers: vec![PeerTraffic {
                 peer: "aa".into(),
                 volume,
+                dropped: packets,
                 lanes: vec![LaneTraffic { lane: 0, volume }],
                 ..PeerTraffic::default()
             }],
@@ -226,7 +230,7 @@ mod tests {
         };
         assert_eq!((rates.peers[0].rates, rates.containers[0].rates), (wanted, wanted));
         assert_eq!(rates.peers[0].lanes, [LaneRates { lane: 0, rates: wanted }]);
-        assert_eq!(rates.containers[0].dropped_pps, 100.0);
+        assert_eq!((rates.peers[0].dropped_pps, rates.containers[0].dropped_pps), (100.0, 100.0));
         let worker = &rates.workers[0];
         assert_eq!((worker.datagrams_sent_pps, worker.dropped_pps), (100.0, 100.0));
         assert_eq!((worker.busy_percent, worker.helpers_busy_percent), (25.0, 125.0));

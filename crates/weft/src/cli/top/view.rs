@@ -9,11 +9,13 @@ use crate::cli::output::{named, table};
 pub(super) fn text(rates: &Rates) -> String {
     let seconds = rates.interval_ms as f64 / 1_000.0;
     let mut text = format!("Rates over {seconds:.1} s\n\n");
-    let mut peers = table(&["PEER", "ENGINE", "RECEIVED", "SENT", "PKT/S IN", "PKT/S OUT"]);
+    let headings = ["PEER", "ENGINE", "RECEIVED", "SENT", "PKT/S IN", "PKT/S OUT", "DROPPED/S"];
+    let mut peers = table(&headings);
     for peer in &rates.peers {
         let name = named(Some(&peer.peer), peer.nickname.as_deref());
         let engine = peer.engine.clone().unwrap_or_else(|| "-".into());
-        peers.add_row([vec![name, engine], cells(&peer.rates)].concat());
+        let dropped = count(peer.dropped_pps);
+        peers.add_row([vec![name, engine], cells(&peer.rates), vec![dropped]].concat());
     }
     let _ = match rates.peers.is_empty() {
         true => writeln!(text, "no peers; weft status connections says why"),
@@ -160,6 +162,7 @@ mod tests {
                 nickname: Some("beta".into()),
                 engine: Some("userspace".into()),
                 rates,
+                dropped_pps: 1.0,
                 lanes: (0..2).map(|lane| LaneRates { lane, rates }).collect(),
             }],
             containers: vec![ContainerRates {
@@ -187,7 +190,7 @@ mod tests {
     fn every_table_shows_its_rates() {
         let text = text(&rates());
         for line in [
-            "0011223344556677 (beta)  userspace  1.23 Gbit/s  56.7 kbit/s  110k      0",
+            "0011223344556677 (beta)  userspace  1.23 Gbit/s  56.7 kbit/s  110k      0          1.00",
             "0011223344556677 (beta)  1     1.23 Gbit/s  56.7 kbit/s  110k      0",
             "web        1.23 Gbit/s  56.7 kbit/s  110k      0          2.00",
             "7       62 %  131 %    1.00            22.0             333      4.44k     55.6k",
