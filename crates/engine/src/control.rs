@@ -82,6 +82,14 @@ impl Control {
         lock(&self.watched).push(Watched { helpers, decider, last });
     }
 
+    /// How many workers it looks at, and how many of them it has seen at work.
+    #[cfg(test)]
+    pub(crate) fn watched(&self) -> (usize, usize) {
+        let watched = lock(&self.watched);
+        let seen = watched.iter().filter(|watched| !watched.last.busy.is_zero());
+        (watched.len(), seen.count())
+    }
+
     /// Looks at a worker no more.
     pub(crate) fn remove(&self, helpers: &Arc<Helpers>) {
         lock(&self.watched).retain(|watched| !Arc::ptr_eq(&watched.helpers, helpers));

@@ -387,3 +387,42 @@ fn pin_nth(number: usize) -> std::io::Result<()> {
         None => Ok(()),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use weft_io::namespace::unshare_network;
+    use weft_path::Vni;
+
+    use super::*;
+    use crate::Engine;
+
+    /// Needs two processors: with one there is nothing to give.
+    #[test]
+    fn workers_are_looked_at_from_the_first_to_the_last() {
+        let thread = thread::spawn(|| {
+            unshare_network().expect("this test needs root");
+            let mut config = EngineConfig::new("tap0", Vni(7), 1_400);
+            config.port = 0;
+            config.workers = 2;
+            let engine = Engine::start(&config, |_| {}).unwrap();
+            let watched = || engine.lock().control.as_ref().map(Control::watched);
+            let begun = Instant::now();
+            for workers in [2, 3, 1] {
+                engine.set_workers(workers).unwrap();
+                assert_eq!(watched().map(|(all, _)| all), Some(workers));
+                // The thread that looks does so.
+                while watched() != Some((workers, workers)) {
+                    assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", watched());
+                    thread::sleep(Duration::from_millis(10));
+                }
+            }
+            drop(engine);
+            config.helpers = Some(0);
+            let engine = Engine::start(&config, |_| {}).unwrap();
+            assert!(engine.lock().control.is_none(), "so many are set");
+        });
+        thread.join().unwrap();
+    }
+}

@@ -374,10 +374,13 @@ mod tests {
         Key::new(&new, Mode::P2p).unwrap()
     }
 
-    fn count_opened(key: &Key, more: u64) {
-        match key.hold(0) {
-            Opening::Classic { ref mut blocks, .. } => *blocks += more,
-            Opening::Epochs(..) => panic!("a key of the classic layout"),
+    impl Key {
+        /// As if it had opened so many blocks more.
+        pub(crate) fn count_opened(&self, more: u64) {
+            match self.hold(0) {
+                Opening::Classic { ref mut blocks, .. } => *blocks += more,
+                Opening::Epochs(..) => panic!("a key of the classic layout"),
+            }
         }
     }
 
@@ -385,9 +388,9 @@ mod tests {
     fn opened_blocks_use_up_a_key_of_aes() {
         let [aes, chacha] = [CipherAlgorithm::AesGcm, CipherAlgorithm::ChaCha20Poly1305].map(key);
         for key in [&aes, &chacha] {
-            count_opened(key, usage::AES_GCM_BLOCKS_MAX - 1);
+            key.count_opened(usage::AES_GCM_BLOCKS_MAX - 1);
             assert!(!key.is_opened_out());
-            count_opened(key, 1);
+            key.count_opened(1);
         }
         assert!(aes.is_opened_out() && !chacha.is_opened_out());
         assert!(aes.is_first_told() && !aes.is_first_told());
@@ -433,17 +436,29 @@ mod tests {
         Key::epochs(new, Mode::P2p).unwrap()
     }
 
+    fn carry(from: &Key, to: &Key) {
+        let sealing = from.sealing();
+        let mut packet = vec![5; sealing.overhead_len() + 100];
+        let sealed = sealing.reserve(1, [0x4b, 0, 0, 1]).unwrap().seal(&mut packet, 100);
+        assert_eq!(sealed, Ok(packet.len()));
+        let plain = to.hold(0).open(&mut packet).unwrap();
+        assert_eq!(packet[plain], [5; 100]);
+    }
+
+    #[test]
+    fn an_epoch_near_its_limit_makes_way_for_the_next() {
+        let (here, there) = (epochs(1, 2), epochs(2, 1));
+        carry(&here, &there);
+        // Counters that are given away and never used, of the 2^48 that there are.
+        here.sealing().reserve(15 << 44, [0x4b, 0, 0, 1]).unwrap();
+        carry(&here, &there);
+        assert_eq!((here.state().epoch, there.state().epoch), (Some(2), Some(2)));
+        carry(&there, &here);
+    }
+
     #[test]
     fn who_hears_of_a_new_epoch_seals_in_it() {
         let (here, there) = (epochs(1, 2), epochs(2, 1));
-        let carry = |from: &Key, to: &Key| {
-            let sealing = from.sealing();
-            let mut packet = vec![5; sealing.overhead_len() + 100];
-            let sealed = sealing.reserve(1, [0x4b, 0, 0, 1]).unwrap().seal(&mut packet, 100);
-            assert_eq!(sealed, Ok(packet.len()));
-            let plain = to.hold(0).open(&mut packet).unwrap();
-            assert_eq!(packet[plain], [5; 100]);
-        };
         carry(&here, &there);
         let Layout::Epochs(of_here) = &here.layout else { panic!("it has epochs") };
         assert!(lock(&of_here.sealing).advance());

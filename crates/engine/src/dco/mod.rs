@@ -570,7 +570,10 @@ mod tests {
     use std::process::Command;
     use std::sync::mpsc;
 
+    use weft_crypto::ovpn::usage;
     use weft_io::namespace::unshare_network;
+    use weft_openvpn::KeyId;
+    use weft_openvpn::data::{self, PeerNumber};
     use weft_openvpn::device::{CipherAlgorithm, KeyDirection};
 
     use super::*;
@@ -624,6 +627,62 @@ mod tests {
         thread.join().unwrap();
     }
 
+    /// What is told of the key of peer 3 once it is used up.
+    const USED_UP: Event = Event::Notification(Notification::KeySwap { peer_id: 3, key_id: 5 });
+
+    /// The key of peer 3, as the device has it.
+    fn with_key(device: &Device, f: impl FnOnce(&Key)) {
+        let shared = device.common.read();
+        let of = shared.peers.get(shared.peers.index_of(3).unwrap()).unwrap();
+        f(of.keys.sealing().unwrap());
+    }
+
+    /// Gives away all its packet ids but so many.
+    fn leave_packet_ids(device: &Device, left: u64) {
+        with_key(device, |key| {
+            key.sealing().reserve(u64::from(u32::MAX) - left, [0; 4]).unwrap();
+        });
+    }
+
+    #[test]
+    fn a_ping_without_a_packet_id_tells_that_the_key_is_used_up() {
+        with_device(|device, told| {
+            let keepalive = PeerAttributes {
+                keepalive_interval_s: Some(1),
+                keepalive_timeout_s: Some(3_600),
+                ..peer(3, 9)
+            };
+            let here = UdpSocket::bind("127.0.0.1:0").unwrap();
+            device.new_peer(here.into(), &keepalive).unwrap();
+            device.new_key(&key(3)).unwrap();
+            leave_packet_ids(device, 0);
+            assert_eq!(told.recv_timeout(PATIENCE), Ok(USED_UP));
+            assert_eq!(device.dropped(DropReason::SaExhausted), 1);
+        });
+    }
+
+    #[test]
+    fn a_key_that_has_opened_all_it_may_is_told_and_stays() {
+        with_device(|device, told| {
+            let [here, there] = [(); 2].map(|()| UdpSocket::bind("127.0.0.1:0").unwrap());
+            let to = here.local_addr().unwrap();
+            device.new_peer(here.into(), &peer(3, there.local_addr().unwrap().port())).unwrap();
+            device.new_key(&key(3)).unwrap();
+            with_key(device, |key| key.count_opened(usage::AES_GCM_BLOCKS_MAX));
+            let word = data::first_word(KeyId::new(5).unwrap(), PeerNumber::new(3));
+            let begun = Instant::now();
+            for number in 1..=2 {
+                there.send_to(&[&word[..], &[0xff; 60]].concat(), to).unwrap();
+                while device.dropped(DropReason::Forged) < number {
+                    assert!(begun.elapsed() < PATIENCE);
+                }
+            }
+            assert_eq!(told.recv_timeout(PATIENCE), Ok(USED_UP));
+            assert!(told.try_recv().is_err(), "it is told once");
+            assert!(device.key(3, Slot::Primary).is_ok());
+        });
+    }
+
     #[test]
     fn a_key_that_has_sealed_all_it_may_is_told_and_leaves_its_slot() {
         with_device(|device, told| {
@@ -633,19 +692,13 @@ mod tests {
             let port = there.local_addr().unwrap().port();
             device.new_peer(here.into(), &peer(3, port)).unwrap();
             device.new_key(&key(3)).unwrap();
-            let shared = device.common.read();
-            let of = shared.peers.get(shared.peers.index_of(3).unwrap()).unwrap();
-            // All packet ids but one.
-            let sealing = of.keys.sealing().unwrap();
-            sealing.sealing().reserve(u64::from(u32::MAX) - 1, [0; 4]).unwrap();
-            drop(shared);
+            leave_packet_ids(device, 1);
             let inside = UdpSocket::bind("10.8.0.1:0").unwrap();
             inside.send_to(b"the last", "10.8.0.2:9").unwrap();
             assert!(weft_io::uninterrupted(|| there.recv(&mut [0; 2_000])).is_ok());
             assert!(device.key(3, Slot::Primary).is_ok());
             inside.send_to(b"one too many", "10.8.0.2:9").unwrap();
-            let swap = Notification::KeySwap { peer_id: 3, key_id: 5 };
-            assert_eq!(told.recv_timeout(PATIENCE), Ok(Event::Notification(swap)));
+            assert_eq!(told.recv_timeout(PATIENCE), Ok(USED_UP));
             let empty = Err(DeviceError::NoKey { peer_id: 3, slot: Slot::Primary });
             let begun = Instant::now();
             while device.key(3, Slot::Primary) != empty {

@@ -202,7 +202,39 @@ fn a_worker_that_stays_awake_sleeps_all_the_same_when_nothing_comes() {
         thread::sleep(Duration::from_millis(400));
         busy().saturating_sub(before)
     };
+    assert!(a.engine.counters().workers[0].awake > Duration::ZERO, "it never stays awake");
     assert!((0..10).any(|_| rest() < Duration::from_millis(100)), "it never sleeps");
+}
+
+#[test]
+fn a_worker_that_is_to_sleep_at_once_is_never_awake_for_answers() {
+    const ANSWERS: u32 = 2_000;
+    let (a, b) = strangers_with(|config| config.busy_poll = Some(Duration::ZERO));
+    connect_lanes(&a, &b, 300, 1);
+    connect_lanes(&b, &a, 400, 1);
+    let mut left = ANSWERS;
+    ask(&a, &b, || {
+        left -= 1;
+        left > 0
+    });
+    assert_eq!(a.engine.counters().workers[0].awake, Duration::ZERO);
+}
+
+/// Requests from one host to the other and answers, one after the other, for as long as that is wanted.
+fn ask(a: &Host, b: &Host, mut more: impl FnMut() -> bool) {
+    let here = a.run(|| UdpSocket::bind((a.v4, 0)).unwrap());
+    let there = b.run(|| UdpSocket::bind((b.v4, 0)).unwrap());
+    here.connect(there.local_addr().unwrap()).unwrap();
+    there.connect(here.local_addr().unwrap()).unwrap();
+    for socket in [&here, &there] {
+        socket.set_read_timeout(Some(PATIENCE)).unwrap();
+    }
+    while more() {
+        here.send(b"request").unwrap();
+        uninterrupted(|| there.recv(&mut [0; 16])).unwrap();
+        there.send(b"answer").unwrap();
+        uninterrupted(|| here.recv(&mut [0; 16])).unwrap();
+    }
 }
 
 /// Left to itself it stays awake for answers, and sleeps once there are none.
@@ -214,22 +246,12 @@ fn requests_and_answers_keep_a_worker_awake_and_rest_does_not() {
     let awake = || a.engine.counters().workers[0].awake;
     flows(&a, &b, b.v4.into(), 2, &pattern(8, 16 << 20));
     let after_bulk = awake();
-    let here = a.run(|| UdpSocket::bind((a.v4, 0)).unwrap());
-    let there = b.run(|| UdpSocket::bind((b.v4, 0)).unwrap());
-    here.connect(there.local_addr().unwrap()).unwrap();
-    there.connect(here.local_addr().unwrap()).unwrap();
-    for socket in [&here, &there] {
-        socket.set_read_timeout(Some(PATIENCE)).unwrap();
-    }
     let begun = Instant::now();
     // A host that is slow for a while only makes it take longer.
-    while awake() == after_bulk {
+    ask(&a, &b, || {
         assert!(begun.elapsed() < PATIENCE, "{:?}", a.engine.counters().workers[0]);
-        here.send(b"request").unwrap();
-        uninterrupted(|| there.recv(&mut [0; 16])).unwrap();
-        there.send(b"answer").unwrap();
-        uninterrupted(|| here.recv(&mut [0; 16])).unwrap();
-    }
+        awake() == after_bulk
+    });
     let rest = || {
         let before = awake();
         thread::sleep(Duration::from_millis(400));
