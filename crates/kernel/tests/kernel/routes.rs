@@ -158,6 +158,30 @@ fn routes_over_a_device_are_told_as_they_come_and_go() {
 }
 
 #[test]
+fn routes_whose_notices_were_lost_are_told_all_the_same() {
+    on_a_host(|| async {
+        make_device("d0");
+        run("ip", &["link", "set", "d0", "addrgenmode", "none"]);
+        switch_on("d0");
+        let index = u32::try_from(link("d0")["ifindex"].as_u64().unwrap()).unwrap();
+        let mut watch = Kernel::new().unwrap().watch_routes(index).unwrap();
+        assert_eq!(watch.next().await.unwrap(), []);
+        // Many times what the socket holds, none of it read.
+        let flood = std::env::temp_dir().join(format!("weft-routes-{}", std::process::id()));
+        let change = |metric| format!("route add 172.20.0.0/16 dev d0 metric {metric}\n");
+        std::fs::write(&flood, (1..=12_000).map(change).collect::<String>()).unwrap();
+        run("ip", &["-batch", flood.to_str().unwrap()]);
+        std::fs::remove_file(&flood).unwrap();
+        run("ip", &["route", "flush", "dev", "d0"]);
+        run("ip", &["route", "add", "172.21.0.0/16", "dev", "d0", "metric", "7"]);
+        let next = tokio::time::timeout(PATIENCE, watch.next()).await;
+        let last =
+            DeviceRoute { destination: "172.21.0.0/16".parse().unwrap(), gateway: None, metric: 7 };
+        assert_eq!(next.expect("routes must be told").unwrap(), [last]);
+    });
+}
+
+#[test]
 fn a_tunnels_device_has_its_addresses_and_its_prefix() {
     on_a_host(|| async {
         make_device("tunnel");
