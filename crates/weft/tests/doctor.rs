@@ -1,6 +1,7 @@
 //! `weft doctor`, as a script sees it.
 #![allow(clippy::unwrap_used, missing_docs)]
 
+use std::collections::BTreeSet;
 use std::process::{Command, Output};
 
 use serde_json::Value;
@@ -28,7 +29,20 @@ fn a_host_that_runs_the_labs_can_run_weft() {
     for needed in ["kernel", "permission", "TAP device", "bridge", "veth", "UDP_SEGMENT"] {
         assert_eq!(state(&diagnosis, needed), "ok", "{needed}: {diagnosis:#}");
     }
-    for figure in diagnosis["aead"].as_array().unwrap() {
+    let figures = diagnosis["aead"].as_array().unwrap();
+    for cipher in ["aes-256-gcm", "chacha20-poly1305"] {
+        let its = || figures.iter().filter(|figure| figure["cipher"] == cipher);
+        assert!(its().count() >= 2, "{cipher}: {figures:?}");
+        for way in ["seals", "opens"] {
+            // Of each size by one library.
+            let chosen: Vec<_> =
+                its().filter(|it| it[way] == true).map(|it| it["bytes"].as_u64()).collect();
+            let sizes: BTreeSet<_> = its().map(|it| it["bytes"].as_u64()).collect();
+            assert_eq!(chosen.len(), sizes.len(), "{cipher} {way}: {figures:?}");
+            assert_eq!(BTreeSet::from_iter(chosen), sizes, "{cipher} {way}");
+        }
+    }
+    for figure in figures {
         assert!(figure["sealed_gbps"].as_f64().unwrap() > 0.0, "{figure}");
         assert!(figure["opened_gbps"].as_f64().unwrap() > 0.0, "{figure}");
     }

@@ -529,7 +529,33 @@ const DATAGRAM_OVERHEAD_BYTES: usize = weft_packet::esp::packet_len(weft_packet:
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used)]
+
     use super::*;
+    use crate::config::LaunchOptions;
+
+    #[test]
+    fn what_is_set_for_the_vector_engine_reaches_it() {
+        let options = LaunchOptions {
+            host: Some([192, 0, 2, 1].into()),
+            data_port: Some(7_001),
+            workers: Some(3),
+            helpers: Some(2),
+            pin_workers: true,
+            busy_poll: Some(7),
+            no_offloads: true,
+            copy_dscp: true,
+            ..LaunchOptions::default()
+        };
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let settings = options.settings(Some(file.path()), Path::new("/run/weft")).unwrap();
+        let config = engine_config(&settings, PeerId::from_bytes([5; 32]), 1_300);
+        assert_eq!((config.bind, config.port), (Some([192, 0, 2, 1].into()), 7_001));
+        assert_eq!((config.workers, config.helpers), (3, Some(2)));
+        assert_eq!(config.busy_poll, Some(Duration::from_micros(7)));
+        assert!(config.pin && config.copy_dscp && !config.offloads);
+        assert_eq!((config.local, config.container_mtu), (PeerId::from_bytes([5; 32]), 1_300));
+    }
 
     #[test]
     fn a_super_packet_of_a_container_is_one_run() {
