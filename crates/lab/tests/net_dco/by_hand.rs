@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use serde_json::{Value, json};
 use weft::sandbox::{Host, Running, Sandbox, SandboxOptions};
 
-use crate::common::{self, DEVICE, fragments, hear, limit, line, write_key_file};
+use crate::common::{self, DEVICE, LIMIT, fragments, hear, line, write_key_file};
 
 /// What a device carries unless it is told otherwise, and what of that is left to an echo, in bytes.
 const MTU: u32 = 1_416;
@@ -149,7 +149,7 @@ fn a_device_is_driven_by_hand_from_its_making_to_its_end() -> anyhow::Result<()>
     );
     pair.end()?;
     // Who listens is told that it is over.
-    let (ended, more) = (told.wait(limit())?, told.line(limit()).ok());
+    let (ended, more) = (told.wait(LIMIT)?, told.line(LIMIT).ok());
     anyhow::ensure!(ended.success() && more.is_none(), "{ended:?}: {more:?}");
     for at in 0..2 {
         let links = pair.host(at).netns().exec(&["ip", "link", "show", DEVICE])?;

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use weft::sandbox::{Host, Running, Sandbox, SandboxOptions, wait_until};
 
-use crate::common::{DEVICE, NOWHERE, dco, engines, hear, limit, line, listen, refused};
+use crate::common::{DEVICE, LIMIT, NOWHERE, dco, engines, hear, limit, line, listen, refused};
 
 /// By now a notice that is late has come.
 const LATE: Duration = Duration::from_millis(500);
@@ -28,7 +28,7 @@ fn sockets(host: &Host, port: u16) -> anyhow::Result<usize> {
 
 fn wait_closed(host: &Host, port: u16) -> anyhow::Result<()> {
     let is_closed = || sockets(host, port).is_ok_and(|count| count == 0);
-    wait_until(&format!("the end of the socket of port {port}"), limit(), is_closed)?;
+    wait_until(&format!("the end of the socket of port {port}"), LIMIT, is_closed)?;
     Ok(())
 }
 

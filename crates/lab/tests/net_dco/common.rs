@@ -14,6 +14,8 @@ use weft_lab::net::slowness;
 pub(crate) const DEVICE: &str = "dco0";
 /// A UDP address of a peer that nobody is.
 pub(crate) const NOWHERE: &str = "127.0.0.1:9";
+/// How long a thing may take that takes no time. The sandbox's waits make it longer on a slow machine.
+pub(crate) const LIMIT: Duration = Duration::from_secs(10);
 /// How often a verb may be hit by a signal that is not for it.
 const SIGNALS_MAX: u32 = 5;
 /// After so long without a line there is none on its way.
@@ -54,7 +56,7 @@ const HEARD: u32 = 900_000;
 
 /// The next line of [`listen`].
 pub(crate) fn line(running: &mut Running) -> anyhow::Result<Value> {
-    Ok(serde_json::from_str(&running.line(limit())?)?)
+    Ok(serde_json::from_str(&running.line(LIMIT)?)?)
 }
 
 /// Waits until who listens to a device in mode mp does so: peers come and go until that is told, and
@@ -78,7 +80,7 @@ pub(crate) fn hear_by(host: &Host, told: &mut Running, words: &[&str]) -> anyhow
         };
         // It may be of one that came before.
         while !is_its(&line) {
-            line = told.line(limit())?;
+            line = told.line(LIMIT)?;
         }
         break;
     }
@@ -142,7 +144,7 @@ pub(crate) fn write_key_file(file: &Path, seed: u8) -> anyhow::Result<()> {
     Ok(fs::write(file, text)?)
 }
 
-/// How long a thing may take that takes no time.
+/// As [`LIMIT`], for waits that do not know how slow the machine is.
 pub(crate) fn limit() -> Duration {
-    Duration::from_secs(10) * slowness()
+    LIMIT * slowness()
 }

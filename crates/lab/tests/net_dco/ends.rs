@@ -12,7 +12,7 @@ use weft::api::Client;
 use weft::sandbox::{Host, Running, Sandbox, SandboxOptions, wait_until};
 
 use crate::common::{
-    DEVICE, NOWHERE, dco, engines, has_device, hear, limit, line, listen, refused,
+    DEVICE, LIMIT, NOWHERE, dco, engines, has_device, hear, line, listen, refused,
 };
 
 /// So many notices at once are more than the kernel keeps for who does not read, and fewer than lines
@@ -26,7 +26,7 @@ const CROWD_ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 9, 0, 0);
 /// Starts the process that holds a device in mode mp, so that its process id is known.
 fn hold(host: &Host, engine: &str) -> anyhow::Result<Running> {
     let mut holder = host.spawn_weft(&["dco", "hold", DEVICE, "--mode", "mp", engine])?;
-    holder.line_with(r#"{"Ready":"#, limit())?;
+    holder.line_with(r#"{"Ready":"#, LIMIT)?;
     Ok(holder)
 }
 
@@ -80,7 +80,7 @@ fn a_device_in_userspace_has_the_fastest_libraries() -> anyhow::Result<()> {
     let words = ["dco", "hold", DEVICE, "--engine=userspace"];
     let mut holder = sandbox.host(0).spawn_weft(&words)?;
     for cipher in ["aes-256-gcm", "chacha20-poly1305"] {
-        let line = holder.line_with("chose the fastest library", limit())?;
+        let line = holder.line_with("chose the fastest library", LIMIT)?;
         anyhow::ensure!(line.contains(cipher), "{line}");
     }
     Ok(())
@@ -102,12 +102,12 @@ fn a_device_that_cannot_be_removed_is_held_on() -> anyhow::Result<()> {
         anyhow::ensure!(shown["name"] == DEVICE && has_device(host, DEVICE)?, "{engine}: {shown}");
         holder.signal(Signal::TERM);
         // Nor does it end by a signal.
-        holder.line_with("in vain", limit())?;
+        holder.line_with("in vain", LIMIT)?;
         let shown = dco(host, &["get-iface", DEVICE])?;
         anyhow::ensure!(has_device(host, DEVICE)?, "{engine}: {shown}");
         prlimit(Some(pid), Resource::Nofile, before)?;
         dco(host, &["del-iface", DEVICE])?;
-        anyhow::ensure!(holder.wait(limit())?.success(), "{engine}: it has not ended well");
+        anyhow::ensure!(holder.wait(LIMIT)?.success(), "{engine}: it has not ended well");
         anyhow::ensure!(!has_device(host, DEVICE)?, "{engine}: the device is left over");
     }
     Ok(())
@@ -154,7 +154,7 @@ fn an_end_is_told_of_every_peer_and_leaves_nothing() -> anyhow::Result<()> {
                 Some(signal) => holder.signal(signal),
                 None => drop(dco(host, &["del-iface", DEVICE])?),
             }
-            let ended = holder.wait(limit())?;
+            let ended = holder.wait(LIMIT)?;
             anyhow::ensure!(ended.success(), "{engine}, {signal:?}: {ended}");
             let mut gone = BTreeSet::new();
             for _ in 0..3 {
@@ -165,7 +165,7 @@ fn an_end_is_told_of_every_peer_and_leaves_nothing() -> anyhow::Result<()> {
             }
             let all = BTreeSet::from([1, 2, 3].map(Some));
             anyhow::ensure!(gone == all, "{engine}, {signal:?}: {gone:?}");
-            let (ended, more) = (told.wait(limit())?, told.line(limit()).ok());
+            let (ended, more) = (told.wait(LIMIT)?, told.line(LIMIT).ok());
             anyhow::ensure!(ended.success() && more.is_none(), "{engine}, {signal:?}: {more:?}");
             anyhow::ensure!(!has_device(host, DEVICE)?, "{engine}, {signal:?}: it is left over");
             let directory = host.runtime_directory().join("dco").join(DEVICE);
@@ -239,9 +239,9 @@ fn what_happens_while_nobody_looks_is_told_once_afterwards() -> anyhow::Result<(
         // All of them were reached by one socket.
         let list = || host.netns().exec(&["cat", "/proc/net/udp"]).map(|list| list.stdout);
         let is_closed = || list().is_ok_and(|list| !list.contains("0100007F:04AA"));
-        wait_until("the end of the crowd's socket", limit(), is_closed)?;
+        wait_until("the end of the crowd's socket", LIMIT, is_closed)?;
         dco(host, &["del-iface", DEVICE])?;
-        anyhow::ensure!(holder.wait(limit())?.success(), "{engine}: it has not ended well");
+        anyhow::ensure!(holder.wait(LIMIT)?.success(), "{engine}: it has not ended well");
     }
     Ok(())
 }

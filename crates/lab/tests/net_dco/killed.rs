@@ -9,7 +9,7 @@ use weft_io::namespace::{Namespace, run_in};
 use weft_kernel::ovpn::{OvpnClient, OvpnError, OvpnWatch, Watched};
 use weft_openvpn::device::{DeletionReason, Notice, Notification};
 
-use crate::common::{DEVICE, dco, has_device, limit, refused};
+use crate::common::{DEVICE, LIMIT, dco, has_device, limit, refused};
 
 /// Who asks the kernel of its device, and is told by it, beside the process that holds the device.
 pub(crate) struct Witness {
@@ -67,7 +67,7 @@ pub(crate) fn is_left(host: &Host, witness: Option<Witness>, peer_id: u32) -> an
         host.netns().ip(&format!("link del {DEVICE}"))?;
     } else {
         let is_gone = || has_device(host, DEVICE).is_ok_and(|has| !has);
-        wait_until("the end of a device in userspace", limit(), is_gone)?;
+        wait_until("the end of a device in userspace", LIMIT, is_gone)?;
     }
     dco(host, &["new-iface", DEVICE])?;
     anyhow::ensure!(has_device(host, DEVICE)?, "there is no device anew");

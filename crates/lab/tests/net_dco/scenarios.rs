@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use weft::sandbox::{Host, Running, Sandbox, SandboxOptions};
 
 use crate::common::{
-    DEVICE, dco, fragments, hear, holder, limit, line, listen, refused, write_key_file,
+    DEVICE, LIMIT, dco, fragments, hear, holder, limit, line, listen, refused, write_key_file,
 };
 use crate::killed::{Witness, is_left};
 
@@ -175,7 +175,7 @@ impl Net {
     fn flood(&self, from: usize, to: Ipv4Addr, size: &str) -> anyhow::Result<()> {
         let to = to.to_string();
         let words = ["ping", "-q", "-n", "-f", "-c", "500", "-s", size, &to];
-        let told = self.host(from).netns().exec_within(limit() * 6, &words)?.stdout;
+        let told = self.host(from).netns().exec_within(LIMIT * 6, &words)?.stdout;
         let received = told.split_once(" received").map(|(before, _)| before);
         let received = received.and_then(|before| before.rsplit(' ').next()?.parse().ok());
         anyhow::ensure!(received.is_some_and(|count: u32| count >= 498), "{words:?}: {told}");
@@ -186,7 +186,7 @@ impl Net {
     fn pings(&self, from: usize, to: Ipv4Addr, more: &[&str]) -> anyhow::Result<()> {
         let to = to.to_string();
         let words = [&["ping", "-q", "-n", "-W", "20"], more, &[to.as_str()]].concat();
-        let told = self.host(from).netns().exec_within(limit() * 6, &words)?.stdout;
+        let told = self.host(from).netns().exec_within(LIMIT * 6, &words)?.stdout;
         anyhow::ensure!(told.contains(" 0% packet loss"), "{words:?}: {told}");
         Ok(())
     }
@@ -202,7 +202,7 @@ impl Net {
         let words =
             ["tcpdump", "-Z", "root", "-n", "-i", "eth0", "-c", "1", "--immediate-mode", &filter];
         let mut running = self.host(at).netns().spawn(&words)?;
-        running.line_with("listening on", limit())?;
+        running.line_with("listening on", LIMIT)?;
         Ok(running)
     }
 
@@ -228,10 +228,10 @@ impl Net {
     fn stream(&self, client: usize, more: &[&str]) -> anyhow::Result<()> {
         let server = self.server().netns();
         let mut serving = server.spawn(&["iperf3", "-s", "-1", "--forceflush"])?;
-        serving.line_with("listening", limit())?;
+        serving.line_with("listening", LIMIT)?;
         let to = inside(0).to_string();
         let words = [&["iperf3", "-c", &to, "-t", "1"], more].concat();
-        self.host(client).netns().exec_within(limit() * 6, &words)?.success()?;
+        self.host(client).netns().exec_within(LIMIT * 6, &words)?.success()?;
         Ok(())
     }
 
@@ -287,7 +287,7 @@ fn whole_story(transport: Transport, ciphers: Ciphers, tx_id_step: usize) -> any
 /// What was watched for has come.
 fn are_seen(watched: [Running; 2]) -> anyhow::Result<()> {
     for mut seen in watched {
-        anyhow::ensure!(seen.wait(limit())?.success(), "a packet's first bytes were not seen");
+        anyhow::ensure!(seen.wait(LIMIT)?.success(), "a packet's first bytes were not seen");
     }
     Ok(())
 }
@@ -393,7 +393,7 @@ fn endings(net: &Net, told: &mut Running) -> anyhow::Result<()> {
     let to = inside(0).to_string();
     let mut flood = net.host(1).netns().spawn(&["ping", "-q", "-f", "-w", "600", &to])?;
     dco(net.server(), &["del-peer", DEVICE, "1"])?;
-    flood.terminate(limit())?;
+    flood.terminate(LIMIT)?;
     let gone = line(told)?;
     anyhow::ensure!(gone == deleted(net.server(), 1, "userspace")?, "{gone}");
     for slot in ["primary", "secondary"] {
