@@ -1,11 +1,13 @@
 //! More than a host can take: what comes waits before it is lost, what is lost has a name, nothing grows,
 //! and traffic goes on afterwards.
 
+use std::io::ErrorKind;
 use std::net::UdpSocket;
 use std::time::Duration;
 
 use rustix::net::sockopt::set_socket_recv_buffer_size_force;
 use serde_json::Value;
+use weft::api::{Client, Traffic};
 use weft::sandbox::progress::note;
 use weft::sandbox::{Container, Held, Host, SocketQueues, try_wait_until, wait_until};
 use weft_io::uninterrupted;
@@ -24,6 +26,10 @@ const SETTLE: Duration = Duration::from_secs(15);
 const DATAGRAM_BYTES: usize = 1_300;
 /// The most datagrams that are sent until a queue is full: many times what one holds.
 const FLOOD_MAX: u32 = 400_000;
+/// So many datagrams wait in a TAP device's queue, more than the kernel's default.
+const TAP_FEW: u32 = 2_000;
+/// More datagrams than it holds, and so few that the receiving sockets hold them all.
+const TAP_FLOOD: u32 = 8_000;
 /// Parts of the overload, with a look at what the daemons hold after each, and the seconds of each.
 const PARTS: usize = 4;
 const PART_SECONDS: &str = "2";
@@ -185,6 +191,75 @@ fn what_comes_to_a_worker_that_stands_still_waits_and_is_counted_where_it_is_los
 #[test]
 fn what_comes_for_direct_ports_waits_and_is_counted_too() -> anyhow::Result<()> {
     a_receiver_that_stands_still(&DIRECT)
+}
+
+/// What a host says has been lost since its start, by where it says it.
+fn shown_lost(host: &Host, place: fn(&Traffic) -> Option<u64>) -> anyhow::Result<u64> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let daemon = Client::new(&host.runtime_directory());
+    let traffic: Traffic = runtime.block_on(daemon.get("/v1/traffic"))?;
+    place(&traffic).ok_or_else(|| anyhow::anyhow!("it does not say: {traffic:?}"))
+}
+
+/// How many datagrams come until none has come for a while.
+fn received(receiver: &UdpSocket) -> anyhow::Result<u32> {
+    receiver.set_read_timeout(Some(Duration::from_secs(1) * slowness()))?;
+    let (mut count, mut bytes) = (0, [0; DATAGRAM_BYTES + 1]);
+    loop {
+        match uninterrupted(|| receiver.recv(&mut bytes)) {
+            Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(count),
+            got => assert_eq!(got?, DATAGRAM_BYTES),
+        }
+        count += 1;
+    }
+}
+
+fn a_sender_whose_worker_stands_still(
+    options: &[&str],
+    place: fn(&Traffic) -> Option<u64>,
+) -> anyhow::Result<()> {
+    let lab = Lab::pair(options)?;
+    let near = lab.host(0);
+    let (one, two) = lab.containers()?;
+    wait_ping(&one, two.ipv4()?.into(), SETTLE)?;
+    let (sender, receiver) = sockets(&one, &two)?;
+    assert_eq!(shown_lost(near, place)?, 0);
+
+    // What fits into the device's queue waits there, and goes on as runs.
+    let sent = |name| counter(near, name);
+    let before = (sent("runs_sent")?, sent("datagrams_sent")?);
+    let stopped = Stopped::daemon_of(near)?;
+    send(&sender, 0..TAP_FEW)?;
+    drop(stopped);
+    assert_eq!(received(&receiver)?, TAP_FEW, "it loses before its queue is full");
+    assert_eq!(shown_lost(near, place)?, 0);
+    let (runs, datagrams) = (sent("runs_sent")? - before.0, sent("datagrams_sent")? - before.1);
+    assert!(datagrams >= u64::from(TAP_FEW) && runs * 8 < datagrams, "{runs} of {datagrams}");
+
+    let stopped = Stopped::daemon_of(near)?;
+    send(&sender, 0..TAP_FLOOD)?;
+    drop(stopped);
+    let lost = TAP_FLOOD - received(&receiver)?;
+    note(&format!("{lost} of {TAP_FLOOD} lost"));
+    assert!((1..TAP_FLOOD).contains(&lost), "{lost} of {TAP_FLOOD} lost");
+    assert_eq!(shown_lost(near, place)?, u64::from(lost));
+
+    one.ping(two.ipv6()?.into())?;
+    assert_eq!(shown_lost(near, place)?, u64::from(lost), "it goes on losing");
+    Ok(())
+}
+
+#[test]
+fn what_the_switch_has_for_a_worker_that_stands_still_is_counted_where_it_is_lost()
+-> anyhow::Result<()> {
+    a_sender_whose_worker_stands_still(&BRIDGE, |traffic| {
+        traffic.drops.get("tap_queue_full").copied()
+    })
+}
+
+#[test]
+fn what_a_container_sends_by_a_direct_port_meanwhile_is_counted_too() -> anyhow::Result<()> {
+    a_sender_whose_worker_stands_still(&DIRECT, |traffic| Some(traffic.containers.first()?.dropped))
 }
 
 /// The median round trip of pings, in microseconds.

@@ -46,6 +46,8 @@ fn the_rates_of_peer_and_container_are_those_of_iperf3() -> anyhow::Result<()> {
         let moved = ["datagrams_sent_pps", "datagrams_received_pps"];
         let moved = moved.iter().filter_map(|name| line["workers"][0][*name].as_f64());
         assert!(moved.fold(0.0, f64::max) > 0.0, "no worker moved anything: {line}");
+        let busy = line["workers"][0]["busy_percent"].as_f64().unwrap_or_default();
+        assert!(busy > 0.0 && busy <= 101.0, "a worker at {busy} %: {line}");
         assert!(line["interval_ms"].as_u64().is_some_and(|ms| ms >= 900), "{line}");
     }
     assert_eq!(lines[1]["peers"][0]["nickname"], lab.host(1).nickname());

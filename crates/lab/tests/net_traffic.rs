@@ -2,6 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+use weft::sandbox::Host;
 use weft_lab::net::iperf::{self, Server};
 use weft_lab::net::{Lab, address_pairs, attainable_bps, counter, namespace, probe};
 
@@ -130,5 +131,30 @@ fn the_other_cipher_carries_traffic_where_it_is_preferred() -> anyhow::Result<()
     let _server = Server::start(&two)?;
     let report = iperf::run(&one, two.ipv4()?.into(), &["-t", "1"])?;
     assert!(iperf::received_bps(&report) > attainable_bps(1e8), "{report}");
+    Ok(())
+}
+
+/// Runs and datagrams that a host has sent.
+fn sent(host: &Host) -> anyhow::Result<(u64, u64)> {
+    let report = host.weft_json(&["report"])?;
+    let count = |name: &str| report["counters"][name].as_u64();
+    let both = count("runs_sent").zip(count("datagrams_sent"));
+    both.ok_or_else(|| anyhow::anyhow!("no such counters: {report}"))
+}
+
+#[test]
+fn without_offloads_each_packet_goes_by_itself() -> anyhow::Result<()> {
+    for offloads in [true, false] {
+        let options = ["--engine", "userspace", "--no-offloads"];
+        let lab = Lab::pair(&options[..if offloads { 2 } else { 3 }])?;
+        let (one, two) = lab.containers()?;
+        let _server = Server::start(&two)?;
+        let report = iperf::run(&one, two.ipv4()?.into(), &["-t", "1"])?;
+        assert!(iperf::received_bps(&report) > attainable_bps(1e7), "{report}");
+        for host in lab.sandbox.hosts() {
+            let (runs, datagrams) = sent(host)?;
+            assert!(datagrams > 0 && offloads == (runs < datagrams), "{runs} of {datagrams}");
+        }
+    }
     Ok(())
 }

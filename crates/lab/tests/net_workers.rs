@@ -221,6 +221,17 @@ fn processors_of_workers(host: &Host) -> anyhow::Result<Vec<String>> {
 }
 
 #[test]
+fn a_daemon_begins_with_the_fastest_libraries() -> anyhow::Result<()> {
+    let lab = Lab::launched(1, &[VECTOR])?;
+    let log = lab.host(0).log();
+    for cipher in ["aes-256-gcm", "chacha20-poly1305"] {
+        let says = |line: &str| line.contains("chose the fastest library") && line.contains(cipher);
+        assert!(log.lines().any(says), "{cipher}: {log}");
+    }
+    Ok(())
+}
+
+#[test]
 fn a_number_of_workers_that_cannot_be_is_refused() -> anyhow::Result<()> {
     let lab = Lab::pair(&[VECTOR, "--workers", "1"])?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;

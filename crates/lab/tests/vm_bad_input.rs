@@ -238,41 +238,56 @@ fn without_a_capability_the_daemon_runs_on_what_it_may_do() -> anyhow::Result<()
 /// What stands in the way in a host's namespace, the words that name it, and how it goes.
 struct Obstacle {
     name: &'static str,
+    /// How both daemons are launched.
+    options: &'static [&'static str],
     put: &'static str,
     remove: &'static str,
     reason: &'static str,
 }
 
-const OBSTACLES: [Obstacle; 5] = [
+const OVPN: [&str; 2] = ["--format", "ovpn"];
+const OBSTACLES: [Obstacle; 6] = [
     Obstacle {
         name: "a foreign table has the guard's name",
+        options: &[],
         put: "nft 'add table inet weft-guard; add chain inet weft-guard other'",
         remove: "nft delete table inet weft-guard",
         reason: "weft-guard",
     },
     Obstacle {
         name: "a foreign device has the VXLAN device's name",
+        options: &[],
         put: "ip link add weft-vxlan type dummy",
         remove: "ip link del weft-vxlan",
         reason: "weft-vxlan",
     },
     Obstacle {
         name: "a foreign device has the probes' device's name",
+        options: &[],
         put: "ip link add weft-probe type dummy",
         remove: "ip link del weft-probe",
         reason: "weft-probe",
     },
     Obstacle {
         name: "a foreign VXLAN device has port and VNI",
+        options: &[],
         put: "ip link add other type vxlan id 1 dstport 6787 local 192.0.2.1; ip link set other up",
         remove: "ip link del other",
         reason: "engine error",
     },
     Obstacle {
         name: "another program has the port of ESP in UDP",
+        options: &[],
         put: "socat -u UDP4-RECV:6785 OPEN:/dev/null & sleep 2",
         remove: "kill $(ss -Hlunp 'sport = 6785' | grep -o 'pid=[0-9]*' | cut -d= -f2 | sort -u)",
         reason: "6785",
+    },
+    Obstacle {
+        name: "a foreign device has the data channel device's name",
+        options: &OVPN,
+        put: "ip link add weft-ovpn type dummy",
+        remove: "ip link del weft-ovpn",
+        reason: "weft-ovpn",
     },
 ];
 
@@ -298,7 +313,7 @@ fn obstructed(obstacle: &Obstacle) -> anyhow::Result<()> {
     let script = |text: &str| netns.exec(&["bash", "-c", &format!("({text}) >/dev/null 2>&1")]);
     script(obstacle.put)?.success()?;
     let before = foreign::everything(&netns)?;
-    let stage = stage.launched(&[&[], &[]])?;
+    let stage = stage.launched(&[obstacle.options, obstacle.options])?;
     let (one, two) = falls_back_alone(&stage, obstacle.reason)?;
     let now = foreign::everything(&netns)?;
     let gone: Vec<_> = before.lines().filter(|line| !now.lines().any(|it| it == *line)).collect();

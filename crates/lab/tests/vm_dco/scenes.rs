@@ -35,7 +35,16 @@ fn deleted(peer_id: u32, reason: DeletionReason) -> Notification {
 
 #[test]
 fn keys_are_swapped_under_traffic_without_loss() {
-    both([Mode::P2p, Mode::Mp], Outer::Udp4, |two| {
+    keys_are_swapped_over(Outer::Udp4);
+}
+
+#[test]
+fn keys_are_swapped_under_traffic_over_tcp_without_loss() {
+    keys_are_swapped_over(Outer::Tcp4);
+}
+
+fn keys_are_swapped_over(outer: Outer) {
+    both([Mode::P2p, Mode::Mp], outer, |two| {
         let (a, b) = (&two.a, &two.b);
         let ends = [(a, b), (b, a)];
         // The hosts find each other on the wire before anything is counted.

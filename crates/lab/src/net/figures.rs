@@ -1,0 +1,31 @@
+//! What `weft demo` and `weft bench` measure.
+
+use std::path::Path;
+use std::process::Command;
+
+use serde_json::Value;
+
+/// Runs the program and returns the JSON that it wrote.
+///
+/// # Errors
+/// It failed: what it said; or it wrote no JSON.
+pub fn measured(words: &[&str]) -> anyhow::Result<Value> {
+    let directory = tempfile::tempdir()?;
+    let file = directory.path().join("figures.json");
+    let output = Command::new(Path::new(&std::env::var("WEFT_BIN")?))
+        .args(words)
+        .arg("--json")
+        .arg(&file)
+        .output()?;
+    let said = String::from_utf8_lossy(&output.stdout).into_owned()
+        + &String::from_utf8_lossy(&output.stderr);
+    anyhow::ensure!(output.status.success(), "weft {}: {said}", words.join(" "));
+    Ok(serde_json::from_slice(&std::fs::read(&file)?)?)
+}
+
+/// The rows' names.
+#[must_use]
+pub fn names(figures: &Value) -> Vec<&str> {
+    let rows = figures["rows"].as_array().into_iter().flatten();
+    rows.filter_map(|row| row["name"].as_str()).collect()
+}

@@ -1,0 +1,82 @@
+//! `weft bench` on this kernel: short runs, whose figures say no more than that there are figures.
+
+use serde_json::Value;
+use weft_lab::net::figures::{measured, names};
+
+/// What each row of the main table has.
+const COLUMNS: [&str; 14] = [
+    "tcp1_gbps",
+    "tcp4_gbps",
+    "tcp8_gbps",
+    "tcp_both_gbps",
+    "core_s_per_gbit",
+    "udp_gbps",
+    "pps64",
+    "rr_tps",
+    "rr_p50_us",
+    "rr_p99_us",
+    "load_tps",
+    "load_p50_us",
+    "load_p99_us",
+    "mtu",
+];
+/// The least that each of several hosts that send at once keeps of what it has alone.
+const KEPT: f64 = 0.03;
+
+/// A measured value, above zero.
+fn value(of: &Value, name: &str) -> anyhow::Result<f64> {
+    let value = of[name].as_f64().filter(|value| value.is_finite() && *value > 0.0);
+    value.ok_or_else(|| anyhow::anyhow!("no {name} in {of}"))
+}
+
+#[test]
+fn every_column_has_a_figure_on_either_underlay() -> anyhow::Result<()> {
+    let directory = tempfile::tempdir()?;
+    let [chart, table] = ["chart.svg", "table.md"].map(|name| directory.path().join(name));
+    let row = "weft-esp-userspace";
+    let once = ["bench", "--rounds", "1", "--seconds", "1", "--underlay", "both", "--rows", row];
+    let files = ["--svg", &chart.to_string_lossy(), "--markdown", &table.to_string_lossy()];
+    let figures = measured(&[&once[..], &files].concat())?;
+    let rows = figures["rows"].as_array().cloned().unwrap_or_default();
+    let underlays: Vec<_> = rows.iter().map(|row| row["underlay"].as_str()).collect();
+    assert_eq!(underlays, [Some("veth"), Some("wire")]);
+    for row in &rows {
+        COLUMNS.iter().try_for_each(|column| value(row, column).map(drop))?;
+        value(row, "rss_mib")?;
+        assert!(row["udp_loss"].as_f64().is_some_and(|loss| (0.0..0.01).contains(&loss)), "{row}");
+    }
+    let (chart, table) = (std::fs::read_to_string(chart)?, std::fs::read_to_string(table)?);
+    assert!(chart.contains("<svg") && chart.contains(row), "{chart}");
+    assert_eq!(table.matches(&format!("| {row} ")).count(), 2, "{table}");
+    assert!(table.contains("iperf3 -J -c SERVER"), "the commands are printed: {table}");
+    Ok(())
+}
+
+#[test]
+fn the_table_of_data_channel_devices_has_a_device() -> anyhow::Result<()> {
+    let table =
+        ["bench", "--table", "dco", "--rounds", "1", "--seconds", "1", "--underlay", "veth"];
+    let rows = ["--rows", "weft-ovpn-userspace"];
+    let figures = measured(&[&table[..], &rows].concat())?;
+    assert_eq!(names(&figures), rows[1..]);
+    COLUMNS.iter().try_for_each(|column| value(&figures["rows"][0], column).map(drop))
+}
+
+/// Three hosts send to a fourth, one of them eight streams and one a flood of small datagrams.
+#[test]
+fn hosts_that_send_at_once_each_keep_a_share() -> anyhow::Result<()> {
+    let table = ["bench", "--table", "fair", "--rounds", "1", "--seconds", "1"];
+    let figures = measured(&[&table[..], &["--underlay", "veth"]].concat())?;
+    let scenes = figures["fair"].as_array().cloned().unwrap_or_default();
+    let shares = |scene: &Value| scene["shares"].as_array().cloned().unwrap_or_default();
+    assert_eq!(scenes.iter().filter(|scene| shares(scene).len() == 3).count(), 2, "{figures}");
+    for scene in &scenes {
+        value(scene, "jain")?;
+        for share in shares(scene) {
+            let (alone, together) = (share["alone"].as_f64(), share["together"].as_f64());
+            let Some((alone, together)) = alone.zip(together) else { continue };
+            assert!(together > alone * KEPT, "{together} of {alone}: {scene}");
+        }
+    }
+    Ok(())
+}
