@@ -1,4 +1,4 @@
-//! dev: simulator, network-namespace lab, virtual-machine lab, benchmark harness.
+//! dev: simulator, network-namespace lab, virtual-machine lab.
 #![forbid(unsafe_code)]
 
 pub mod net;
