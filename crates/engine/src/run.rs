@@ -32,7 +32,7 @@ pub(crate) struct RunBuilder {
     segments_max: usize,
     refused_at: Option<Instant>,
     too_long: Recent,
-    /// Of the run before, and of the one after it.
+    /// Datagrams that were not sent, by the number of their path: of one run, and of the next one's path.
     unsent: [(u32, u64); 2],
 }
 
