@@ -3,30 +3,24 @@
 use serde_json::Value;
 use weft_lab::net::figures::{measured, names};
 
-/// What each row of the main table has.
-const COLUMNS: [&str; 14] = [
-    "tcp1_gbps",
-    "tcp4_gbps",
-    "tcp8_gbps",
-    "tcp_both_gbps",
-    "core_s_per_gbit",
-    "udp_gbps",
-    "pps64",
-    "rr_tps",
-    "rr_p50_us",
-    "rr_p99_us",
-    "load_tps",
-    "load_p50_us",
-    "load_p99_us",
-    "mtu",
-];
 /// The least that each of several hosts that send alike keeps of what it has alone: a third is its share.
 const KEPT: f64 = 0.1;
 
-/// A measured value, above zero.
-fn value(of: &Value, name: &str) -> anyhow::Result<f64> {
-    let value = of[name].as_f64().filter(|value| value.is_finite() && *value > 0.0);
-    value.ok_or_else(|| anyhow::anyhow!("no {name} in {of}"))
+/// Each figure of a row of the main table is there and above zero, but for what may be lost of datagrams. Which
+/// there are is for the report's own test.
+fn every_figure(row: &Value) -> anyhow::Result<()> {
+    let figures: Vec<_> = row.as_object().into_iter().flatten().collect();
+    anyhow::ensure!(!figures.is_empty(), "no row: {row}");
+    for (name, figure) in figures {
+        let (low, high) =
+            if name == "udp_loss" { (0.0, 0.01) } else { (f64::MIN_POSITIVE, f64::MAX) };
+        let is_measured = match figure.as_f64() {
+            Some(figure) => (low..high).contains(&figure),
+            None => !figure.is_null(),
+        };
+        anyhow::ensure!(is_measured, "no {name} in {row}");
+    }
+    Ok(())
 }
 
 #[test]
@@ -40,11 +34,7 @@ fn every_column_has_a_figure_on_either_underlay() -> anyhow::Result<()> {
     let rows = figures["rows"].as_array().cloned().unwrap_or_default();
     let underlays: Vec<_> = rows.iter().map(|row| row["underlay"].as_str()).collect();
     assert_eq!(underlays, [Some("veth"), Some("wire")]);
-    for row in &rows {
-        COLUMNS.iter().try_for_each(|column| value(row, column).map(drop))?;
-        value(row, "rss_mib")?;
-        assert!(row["udp_loss"].as_f64().is_some_and(|loss| (0.0..0.01).contains(&loss)), "{row}");
-    }
+    rows.iter().try_for_each(every_figure)?;
     let (chart, table) = (std::fs::read_to_string(chart)?, std::fs::read_to_string(table)?);
     assert!(chart.contains("<svg") && chart.contains(row), "{chart}");
     assert_eq!(table.matches(&format!("| {row} ")).count(), 2, "{table}");
@@ -59,7 +49,7 @@ fn the_table_of_data_channel_devices_has_a_device() -> anyhow::Result<()> {
     let rows = ["--rows", "weft-ovpn-userspace"];
     let figures = measured(&[&table[..], &rows].concat())?;
     assert_eq!(names(&figures), rows[1..]);
-    COLUMNS.iter().try_for_each(|column| value(&figures["rows"][0], column).map(drop))
+    every_figure(&figures["rows"][0])
 }
 
 /// Three hosts send to a fourth: a stream each; and unlike, one of them eight streams and one a flood of small
@@ -72,7 +62,7 @@ fn hosts_that_send_at_once_each_keep_a_share() -> anyhow::Result<()> {
     let shares = |scene: &Value| scene["shares"].as_array().cloned().unwrap_or_default();
     assert_eq!(scenes.iter().filter(|scene| shares(scene).len() == 3).count(), 2, "{figures}");
     for scene in &scenes {
-        value(scene, "jain")?;
+        assert!(scene["jain"].as_f64().is_some_and(|jain| jain > 0.0), "{scene}");
         for share in shares(scene) {
             let (alone, together) = (share["alone"].as_f64(), share["together"].as_f64());
             let Some((alone, together)) = alone.zip(together) else { continue };

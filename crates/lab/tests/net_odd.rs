@@ -64,7 +64,7 @@ fn a_wrong_checksum_arrives_as_wrong_as_it_was_sent() -> anyhow::Result<()> {
         let receiver = probe::udp_in(&namespace(&two), (two.ipv4()?, PORT).into())?;
         receiver.set_read_timeout(Some(Duration::from_millis(300)))?;
         assert_eq!(tcp_counter(&two, "UdpInCsumErrors")?, 0);
-        // One that no packet of these bytes has, whatever the addresses, is one of two neighbours.
+        // Of two neighbours one is wrong at least, whatever the addresses.
         for checksum in [0xdead, 0xdeae] {
             send_with_checksum(&one, &two, checksum)?;
             let _ = probe::expect_datagram(&receiver, b"data");
