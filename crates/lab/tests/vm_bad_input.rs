@@ -246,7 +246,7 @@ struct Obstacle {
 }
 
 const OVPN: [&str; 2] = ["--format", "ovpn"];
-const OBSTACLES: [Obstacle; 6] = [
+const OBSTACLES: [Obstacle; 7] = [
     Obstacle {
         name: "a foreign table has the guard's name",
         options: &[],
@@ -288,6 +288,13 @@ const OBSTACLES: [Obstacle; 6] = [
         put: "ip link add weft-ovpn type dummy",
         remove: "ip link del weft-ovpn",
         reason: "weft-ovpn",
+    },
+    Obstacle {
+        name: "another program has the port of the data channel",
+        options: &OVPN,
+        put: "socat -u UDP4-RECV:6786 OPEN:/dev/null & sleep 2",
+        remove: "kill $(ss -Hlunp 'sport = 6786' | grep -o 'pid=[0-9]*' | cut -d= -f2 | sort -u)",
+        reason: "6786",
     },
 ];
 

@@ -24,10 +24,9 @@ pub trait SocketKeeper: Debug + Send + Sync {
 }
 
 impl Worker {
-    /// The sockets for ESP in UDP that an earlier run has left, if they are what is wanted; else new
-    /// ones. They are not kept yet. Those of the data channel are laid aside for when they are needed.
-    pub(super) async fn open_encapsulation(&mut self) -> Result<EncapSocket, IoError> {
-        let (host, port) = (self.config.host, self.config.encapsulation_port);
+    /// Takes what an earlier run has left: returns its sockets for ESP in UDP. Those of the data channel
+    /// are laid aside for when they are needed.
+    pub(super) async fn take_kept_sockets(&mut self) -> Vec<OwnedFd> {
         let kept = self.with_keeper(|keeper| keeper.take()).await.unwrap_or_default();
         let is_channels = |fd: &OwnedFd| port_of(fd) == Some(self.config.data_channel_port);
         let (channel, kept): (Vec<_>, Vec<_>) = kept.into_iter().partition(is_channels);
@@ -35,6 +34,16 @@ impl Worker {
             // New ones need their port.
             self.release_sockets().await;
         }
+        kept
+    }
+
+    /// The sockets for ESP in UDP that an earlier run has left, if they are what is wanted; else new
+    /// ones. They are not kept yet.
+    pub(super) async fn open_encapsulation(
+        &self,
+        kept: Vec<OwnedFd>,
+    ) -> Result<EncapSocket, IoError> {
+        let (host, port) = (self.config.host, self.config.encapsulation_port);
         if !kept.is_empty() {
             match EncapSocket::from_fds(Taker::Ipsec, kept) {
                 Ok(socket) if socket.serves(host, port) => {

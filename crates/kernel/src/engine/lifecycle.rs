@@ -99,6 +99,8 @@ impl Worker {
             true => failed(error),
             false => Support::NoOvpn(Reason::EngineError(error.to_string())),
         })?;
+        // What is kept has ports that are looked for.
+        let kept = self.take_kept_sockets().await;
         let formats = self.formats(&xfrm).await?;
         // Nothing of the overlay may be there without the guard.
         let mut guard = Guard::new(self.kernel.clone());
@@ -108,7 +110,7 @@ impl Worker {
         guard.ensure(&trusted).await.map_err(|error| Support::no_guard(&error))?;
         let devices = self.switch.open_overlay().await.map_err(failed)?;
         let watch = xfrm.watch().map_err(failed)?;
-        let encapsulation = self.open_encapsulation().await;
+        let encapsulation = self.open_encapsulation(kept).await;
         let encapsulation = encapsulation.map_err(|error| Support::Failed(error.to_string()))?;
         let probes =
             Probes::open(&self.config.local, self.config.host, &devices).map_err(failed)?;

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use rustix::io::retry_on_intr;
 use rustix::rand::{GetRandomFlags, getrandom};
 use weft_crypto::{Cipher, DataCipher, SaKey, TUNNEL_PREFIX, TunnelEnd, TunnelWay};
+use weft_io::IoError;
 use weft_io::encap::{EncapSocket, Taker};
 use weft_openvpn::device::{
     KeyAttributes, KeyDirection, Mode, NONCE_TAIL_BYTES, PeerAttributes, Slot,
@@ -28,8 +29,8 @@ use crate::ovpn::{OvpnClient, OvpnDevice, OvpnDeviceSpec, OvpnError, OvpnWatch, 
 /// The largest MTU that the device takes, in bytes: what is sent by it is cut to the containers' MTU, and
 /// a probe may be as long as any path carries.
 const MTU_BYTES: u32 = 65_535 - 84;
-/// How long what was found out about the kernel is believed, in milliseconds. A device that comes and goes
-/// is noticed by other programs.
+/// How long what a device has told about the kernel is believed, in milliseconds. A device that comes and
+/// goes is noticed by other programs.
 const TRIED_MS: u64 = 60_000;
 /// Names of the peer that is made to see what the kernel takes. Nothing is sent to it: the device is off,
 /// and the addresses are for documentation (RFC 5737, RFC 3849).
@@ -56,7 +57,7 @@ pub(in crate::engine) struct Channel {
     pub(super) open: Option<Open>,
     /// Notices were lost, and what they said is to be found out at the next reading.
     pub(super) notices_lost: bool,
-    /// What the kernel can, and since when that is known.
+    /// What a device has told about the kernel, and since when that is known.
     tried: Option<(Instant, Result<Vec<Cipher>, Reason>)>,
 }
 
@@ -148,33 +149,40 @@ impl Worker {
         // To try again would take the device away from the paths that have it.
         let open = self.channel.is_open();
         let stands = |at: &Instant| open || at.elapsed() < Duration::from_millis(TRIED_MS);
-        if let Some((_, found)) = self.channel.tried.as_ref().filter(|(at, _)| stands(at)) {
-            return found.clone();
+        let tried = self.channel.tried.as_ref().filter(|(at, _)| stands(at));
+        let ciphers = match tried.map(|(_, found)| found.clone()) {
+            Some(found) => found,
+            None => self.try_channel().await,
+        }?;
+        self.try_port().map_err(failed)?;
+        Ok(ciphers)
+    }
+
+    /// Finds out by trying, with a device that is never switched on.
+    async fn try_channel(&mut self) -> Result<Vec<Cipher>, Reason> {
+        let client = OvpnClient::open().await.map_err(|error| match error {
+            OvpnError::Missing => Reason::KernelWithoutOvpn,
+            error => failed(error),
+        })?;
+        let sockets = EncapSocket::bind(Taker::DataChannel, None, 0).map_err(failed)?;
+        if !sockets.ipv6() {
+            return Err(failed(NO_IPV6));
         }
-        let found = self.try_channel().await;
+        let device = self.make_device().await.map_err(failed)?;
+        let found = try_peer(&client, device.index, &sockets).await.map_err(failed);
+        self.remove_channel_device().await;
         self.channel.tried = Some((Instant::now(), found.clone()));
         found
     }
 
-    /// Finds out by trying, with a device that is never switched on.
-    async fn try_channel(&self) -> Result<Vec<Cipher>, Reason> {
-        let client = OvpnClient::open().await.map_err(|error| match error {
-            OvpnError::Missing => Reason::KernelWithoutOvpn,
-            error => Reason::EngineError(error.to_string()),
-        })?;
-        let found = self.try_device(&client).await;
-        found.map_err(Reason::EngineError)
-    }
-
-    async fn try_device(&self, client: &OvpnClient) -> Result<Vec<Cipher>, String> {
-        let sockets = EncapSocket::bind(Taker::DataChannel, None, 0).map_err(text)?;
-        if !sockets.ipv6() {
-            return Err(NO_IPV6.into());
+    /// Whether the port is to be had, or is ours already.
+    fn try_port(&self) -> Result<(), IoError> {
+        match self.channel.sockets {
+            Some(_) => Ok(()),
+            None => {
+                EncapSocket::bind(Taker::DataChannel, None, self.config.data_channel_port).map(drop)
+            }
         }
-        let device = self.make_device().await.map_err(text)?;
-        let found = try_peer(client, device.index, &sockets).await;
-        self.remove_channel_device().await;
-        found
     }
 
     /// Carries changes out in order. One that is refused is its path's failure, and spares the path the
@@ -486,6 +494,10 @@ pub(super) fn is_gone(error: &OvpnError) -> bool {
 
 fn text(error: impl Display) -> String {
     error.to_string()
+}
+
+fn failed(error: impl Display) -> Reason {
+    Reason::EngineError(error.to_string())
 }
 
 #[cfg(test)]
