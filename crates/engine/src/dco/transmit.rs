@@ -103,8 +103,9 @@ impl Transmitter {
         };
         let sealing = key.sealing();
         let Ok(mut sealer) = sealing.reserve(segments, first_word(key.id, peer.tx_id)) else {
-            telling.spent(peer.id, key);
-            return env.counters.dropped(DropReason::SaExhausted, segments);
+            // Who is told finds it counted.
+            env.counters.dropped(DropReason::SaExhausted, segments);
+            return telling.spent(peer.id, key);
         };
         let from = Origin { lane: peer.transport, data_port: false };
         let run_key = RunKey { number: index, from, tos: 0 };
@@ -199,8 +200,8 @@ pub(super) fn send_ping(env: &DeviceEnv<'_>, telling: &Telling, peer: &Peer, now
     let sealed = sealing.reserve(1, first_word(key.id, peer.tx_id));
     let sealed = sealed.and_then(|mut sealer| sealer.seal(datagram, data::PING.len()));
     if sealed.is_err() {
-        telling.spent(peer.id, key);
-        return env.counters.dropped(DropReason::SaExhausted, 1);
+        env.counters.dropped(DropReason::SaExhausted, 1);
+        return telling.spent(peer.id, key);
     }
     write_prefix(length, datagram_len);
     let from = Origin { lane: peer.transport, data_port: false };
