@@ -181,10 +181,10 @@ mod tests {
     use weft_io::keylog::KeyLog;
     use weft_io::namespace::unshare_network;
     use weft_io::tap::{Tap, TapOptions};
-    use weft_io::udp::UdpSocket;
     use weft_path::{Mac, Vni};
 
     use super::*;
+    use crate::buckets::Buckets;
     use crate::device::LaneSockets;
     use crate::helper::Seed;
     use crate::ports::Ports;
@@ -265,8 +265,8 @@ mod tests {
         let helpers = Arc::new(Helpers::new(Seed {
             worker: number,
             tap: Arc::new(Tap::open(&options).unwrap()),
-            socket: Arc::new(UdpSocket::bind(None, 0).unwrap()),
-            lane_socket: None,
+            share: Buckets::bind(None, 0, true).unwrap(),
+            lane_port: None,
             shared: Arc::new(RwLock::new(Shared { state, sockets, ports })),
             merge: (true, true),
             make_transmitter: Arc::new(|| Transmitter::new(64, Mac([2, 0, 0, 0, 0, 1]))),

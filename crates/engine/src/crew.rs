@@ -10,12 +10,11 @@ use std::time::{Duration, Instant};
 
 use weft_io::offload::Offloads;
 use weft_io::poller::Waker;
-use weft_io::steer;
 use weft_io::tap::{Tap, TapOptions};
-use weft_io::udp::UdpSocket;
 use weft_path::{EngineEvent, EngineKind, Mac};
 
 use crate::awake::Awake;
+use crate::buckets::Buckets;
 use crate::control::Control;
 use crate::counters::WorkerCounters;
 use crate::device::LaneSockets;
@@ -65,8 +64,8 @@ struct Running {
     /// When it ends by itself.
     until: Arc<OnceLock<Instant>>,
     waker: Waker,
-    socket: Arc<UdpSocket>,
-    lane_socket: Option<Arc<UdpSocket>>,
+    share: Buckets,
+    lane_port: Option<Buckets>,
     tap_name: String,
     helpers: Arc<Helpers>,
 }
@@ -111,7 +110,7 @@ impl Crew {
     /// There is no worker.
     pub(crate) fn first(&self) -> Result<(Waker, u16, String), EngineError> {
         let first = self.running.first().ok_or(EngineError::Stopped)?;
-        Ok((first.waker.clone(), first.socket.port(), first.tap_name.clone()))
+        Ok((first.waker.clone(), first.share.sender().port(), first.tap_name.clone()))
     }
 
     /// The counters of all workers that there ever were.
@@ -164,7 +163,7 @@ impl Crew {
             tap.stop_offloads().map_err(kernel("turn a TAP device's offloads off"))?;
         }
         let tap = Arc::new(tap);
-        let (socket, lane_socket) = self.sockets(number)?;
+        let (share, lane_port) = self.sockets(number)?;
         let waker = Waker::new().map_err(kernel("make an event descriptor"))?;
         let stop = Arc::new(AtomicBool::new(false));
         let until = Arc::new(OnceLock::new());
@@ -181,8 +180,8 @@ impl Crew {
         let seed = Seed {
             worker: number,
             tap: Arc::clone(&tap),
-            socket: Arc::clone(&socket),
-            lane_socket: lane_socket.clone(),
+            share: share.clone(),
+            lane_port: lane_port.clone(),
             shared: Arc::clone(&self.shared),
             merge,
             make_transmitter: Arc::new(make),
@@ -195,8 +194,8 @@ impl Crew {
             number,
             merge,
             tap,
-            socket: Arc::clone(&socket),
-            lane_socket: lane_socket.clone(),
+            share: share.clone(),
+            lane_port: lane_port.clone(),
             shared: Arc::clone(&self.shared),
             transmitter: make(),
             awake: Awake::new(self.busy_poll),
@@ -213,21 +212,21 @@ impl Crew {
             .name(format!("weft-engine{number}"))
             .spawn(move || run(worker, number, pin))
             .map_err(kernel("start a thread"))?;
-        let sends_from = Arc::clone(lane_socket.as_ref().unwrap_or(&socket));
-        let share = Arc::clone(&socket);
+        let own = Arc::clone(lane_port.as_ref().unwrap_or(&share).sender());
+        let of_share = Arc::clone(share.sender());
         self.running.push(Running {
             thread: Some(thread),
             stop,
             until,
             waker,
-            socket,
-            lane_socket,
+            share,
+            lane_port,
             tap_name,
             helpers: Arc::clone(&helpers),
         });
         self.change_sockets(|sockets| {
-            sockets.own.push(sends_from);
-            sockets.shares.push(share);
+            sockets.own.push(own);
+            sockets.shares.push(of_share);
         });
         self.steer(self.running.len());
         self.give_helpers(helpers)
@@ -249,31 +248,16 @@ impl Crew {
 
     /// The share of the engine's port that the worker with this number has, and what its lanes are sent
     /// from if that is another.
-    fn sockets(
-        &mut self,
-        number: usize,
-    ) -> Result<(Arc<UdpSocket>, Option<Arc<UdpSocket>>), EngineError> {
+    fn sockets(&mut self, number: usize) -> Result<(Buckets, Option<Buckets>), EngineError> {
         if number > 0 {
-            let socket = self.merging(UdpSocket::bind_shared(self.bind, self.port)?)?;
-            let lane_socket = self.merging(UdpSocket::bind(self.bind, 0)?)?;
-            return Ok((Arc::new(socket), Some(Arc::new(lane_socket))));
+            let share = Buckets::bind_beside(self.bind, self.port, self.offloads)?;
+            let lane_port = Buckets::bind(self.bind, 0, self.offloads)?;
+            lane_port.steer(1);
+            return Ok((share, Some(lane_port)));
         }
-        // Sharing is with one another, not with another program that shares as well.
-        if self.port != 0 {
-            drop(UdpSocket::bind(self.bind, self.port)?);
-        }
-        let socket = self.merging(UdpSocket::bind_shared(self.bind, self.port)?)?;
-        self.port = socket.port();
-        Ok((Arc::new(socket), None))
-    }
-
-    /// The socket as it is to receive: runs, or datagrams alone.
-    fn merging(&self, mut socket: UdpSocket) -> Result<UdpSocket, EngineError> {
-        if !self.offloads {
-            let stopped = socket.stop_merging();
-            stopped.map_err(|source| EngineError::Kernel { what: "turn UDP_GRO off", source })?;
-        }
-        Ok(socket)
+        let share = Buckets::bind(self.bind, self.port, self.offloads)?;
+        self.port = share.sender().port();
+        Ok((share, None))
     }
 
     fn remove_last(&mut self) {
@@ -311,10 +295,9 @@ impl Crew {
         change(&mut shared.sockets);
     }
 
-    fn steer(&self, sockets: usize) {
-        let Some(first) = self.running.first() else { return };
-        if let Err(error) = steer::by_lane(&first.socket, sockets) {
-            tracing::warn!(%error, "the kernel does not steer by lane: workers share SAs");
+    fn steer(&self, workers: usize) {
+        if let Some(first) = self.running.first() {
+            first.share.steer(workers);
         }
     }
 }
@@ -347,8 +330,7 @@ impl Running {
     }
 
     fn overflows(&self) -> u64 {
-        let lane = self.lane_socket.as_ref().map_or(0, |socket| socket.overflows());
-        u64::from(self.socket.overflows()) + u64::from(lane)
+        self.share.overflows() + self.lane_port.as_ref().map_or(0, Buckets::overflows)
     }
 }
 

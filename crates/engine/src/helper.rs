@@ -19,12 +19,13 @@ use weft_packet::ethernet;
 use weft_packet::vnet::{self, VnetHeader};
 use weft_path::EngineEvent;
 
+use crate::buckets::{Buckets, PortReaders, SOCKETS_MAX};
 use crate::counters::{Work, WorkerCounters};
 use crate::crew::supervise;
 use crate::device::{Env, FrameSink, FrameSource, MessageSource, Origin, RunSink};
 use crate::gate::{Front, Gate, Ticket};
 use crate::ports::{Outlet, PortReader};
-use crate::receive::Receiver;
+use crate::receive::{Kind, Receiver};
 use crate::state::State;
 use crate::transmit::Transmitter;
 use crate::worker::{Shared, TAP_READS_MAX, UNITS_MAX, note_moved_lane, nothing_now, read};
@@ -36,8 +37,6 @@ const IDLE_MAX: Duration = Duration::from_millis(100);
 
 const WAKER: u64 = 0;
 const TAP: u64 = 1;
-const SOCKET: u64 = 2;
-const LANE_SOCKET: u64 = 3;
 
 /// A socket that is sent from in turn.
 struct InTurn<'a, R> {
@@ -149,8 +148,7 @@ pub(crate) fn open_unit<M: MessageSource, F: FrameSink, R>(
 #[derive(Debug, Default)]
 pub(crate) struct Help {
     pub(crate) tap: Gate,
-    pub(crate) socket: Gate,
-    pub(crate) lane_socket: Gate,
+    sockets: [Gate; SOCKETS_MAX],
     /// So many helpers are to work: the first ones. Written by who decides.
     wanted: AtomicUsize,
     /// So many may: the worker passes the gates too. Written by the worker.
@@ -160,6 +158,11 @@ pub(crate) struct Help {
 }
 
 impl Help {
+    /// Where worker and helpers pass at the socket with this number.
+    pub(crate) fn socket(&self, number: usize) -> &Gate {
+        &self.sockets[number]
+    }
+
     /// Between two batches of the worker: whether it has to pass the gates.
     #[inline]
     pub(crate) fn is_on(&self) -> bool {
@@ -199,8 +202,8 @@ pub(crate) struct Seed {
     /// The worker's number.
     pub(crate) worker: usize,
     pub(crate) tap: Arc<Tap>,
-    pub(crate) socket: Arc<UdpSocket>,
-    pub(crate) lane_socket: Option<Arc<UdpSocket>>,
+    pub(crate) share: Buckets,
+    pub(crate) lane_port: Option<Buckets>,
     pub(crate) shared: Arc<RwLock<Shared>>,
     pub(crate) merge: (bool, bool),
     pub(crate) make_transmitter: Arc<dyn Fn() -> Transmitter + Send + Sync>,
@@ -303,14 +306,12 @@ struct Helper {
 impl Helper {
     fn run(self) -> io::Result<()> {
         self.counters.begin();
-        let Seed { tap, socket, lane_socket, help, .. } = &self.seed;
+        let Seed { tap, help, .. } = &self.seed;
         let mut poller = Poller::new()?;
         poller.add(&self.waker, WAKER)?;
         poller.add(tap, TAP)?;
-        poller.add(socket, SOCKET)?;
-        if let Some(socket) = lane_socket {
-            poller.add(socket, LANE_SOCKET)?;
-        }
+        let mut sockets = PortReaders::new(&self.seed.share, self.seed.lane_port.as_ref());
+        sockets.watch(&poller)?;
         let mut receiver = Receiver::new();
         receiver.set_merging(self.seed.merge.0, self.seed.merge.1);
         let mut transmitter = (self.seed.make_transmitter)();
@@ -323,33 +324,31 @@ impl Helper {
                 thread::park();
                 continue;
             }
-            let (mut from_tap, mut from_socket, mut from_lane) = (false, false, false);
+            let mut from_tap = false;
             for token in poller.wait(Some(IDLE_MAX))? {
                 match token {
                     WAKER => {}
                     TAP => from_tap = true,
-                    SOCKET => from_socket = true,
-                    LANE_SOCKET => from_lane = true,
+                    token if sockets.note_ready(token) => {}
                     token => ports.note_ready(token),
                 }
             }
             ports.sync(&poller, &self.seed.shared);
             let Some(_at_work) = help.begin(self.number) else {
                 ports.forget_ready();
+                sockets.forget_ready();
                 // The worker has not seen yet that it is wanted, or no longer.
                 thread::yield_now();
                 continue;
             };
             let mut units = 0;
-            if from_socket {
-                units +=
-                    self.seed.open(&help.socket, socket, &self.counters, &mut receiver, &ports)?;
-            }
-            if let Some(socket) = lane_socket.as_ref().filter(|_| from_lane) {
-                let gate = &help.lane_socket;
-                units += self.seed.open(gate, socket, &self.counters, &mut receiver, &ports)?;
-            }
-            if from_tap || from_socket || from_lane {
+            let received = sockets.is_ready();
+            sockets.take_turns(|number, socket, kind, _| {
+                let (gate, counters) = (help.socket(number), &self.counters);
+                units += self.seed.open(gate, socket, counters, (&mut receiver, kind), &ports)?;
+                Ok(())
+            })?;
+            if from_tap || received {
                 units += self.seed.seal(&self.counters, &mut transmitter, &mut buffer)?;
             }
             let (seed, counters) = (&self.seed, &self.counters);
@@ -367,9 +366,10 @@ impl Seed {
         gate: &Gate,
         socket: &UdpSocket,
         counters: &WorkerCounters,
-        receiver: &mut Receiver,
+        (receiver, kind): (&mut Receiver, &mut Kind),
         ports: &PortReader,
     ) -> io::Result<u64> {
+        receiver.kind = *kind;
         for units in 0..UNITS_MAX {
             // Before the ticket is drawn: a command that waits lets nobody read any more, and who
             // holds a ticket must not wait for it.
@@ -384,6 +384,7 @@ impl Seed {
                 Env { tap: &outlet, socket: &shared.sockets, counters, events: &*self.events };
             let done = open_unit(gate, socket, &shared.state, &env, receiver);
             drop(shared);
+            *kind = receiver.kind;
             if !there_was(done)? {
                 return Ok(units);
             }

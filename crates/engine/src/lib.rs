@@ -8,6 +8,7 @@
 mod ahead;
 pub mod alone;
 mod awake;
+mod buckets;
 mod control;
 mod counters;
 mod crew;
@@ -69,7 +70,7 @@ use crate::worker::{Sending, Shared};
 pub const PORT: u16 = 6784;
 /// Probes and keepalives that wait to be sent at most.
 pub const COMMANDS_QUEUED_MAX: usize = 4_096;
-/// Workers that an engine can have; each takes a TAP queue, two sockets and some 4 MiB.
+/// Workers that an engine can have; each takes a TAP queue, sixteen sockets and some 4 MiB.
 pub const WORKERS_MAX: usize = 64;
 
 /// The longest that a worker stays awake with nothing to do.

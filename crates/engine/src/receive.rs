@@ -37,7 +37,18 @@ pub(crate) struct Receiver {
     moved: Recent,
     /// A lane whose packets come from elsewhere than before: path, lane, source.
     moved_lane: Option<(u32, u16, SocketAddr)>,
+    pub(crate) kind: Kind,
+}
+
+/// How a socket's batches come, which says how the next one will.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Kind {
     messages_max: usize,
+}
+
+impl Kind {
+    /// Nothing has come yet.
+    pub(crate) const UNKNOWN: Self = Self { messages_max: RUN_MESSAGES_MAX };
 }
 
 /// What a datagram turned out to be.
@@ -56,7 +67,7 @@ impl Receiver {
             ahead: None,
             moved: Recent::new(Duration::from_millis(EVENT_INTERVAL_MS)),
             moved_lane: None,
-            messages_max: RUN_MESSAGES_MAX,
+            kind: Kind::UNKNOWN,
         }
     }
 
@@ -72,12 +83,13 @@ impl Receiver {
 
     /// How many messages the next batch may have.
     pub(crate) const fn messages_max(&self) -> usize {
-        self.messages_max
+        self.kind.messages_max
     }
 
     /// How many messages the next unit may have that is opened beside others.
     pub(crate) const fn unit_messages_max(&self) -> usize {
-        if self.messages_max > RUN_MESSAGES_MAX { self.messages_max } else { UNIT_MESSAGES_MAX }
+        let max = self.messages_max();
+        if max > RUN_MESSAGES_MAX { max } else { UNIT_MESSAGES_MAX }
     }
 
     /// Works through [`Self::batch`] and writes all of it to the TAP device.
@@ -102,7 +114,7 @@ impl Receiver {
     pub(crate) const fn note_kind(&mut self, messages: u64, datagrams: u64) {
         // Senders without runs fill many small messages: take more of them at once.
         let single = datagrams <= messages;
-        self.messages_max = if single { MESSAGES_MAX } else { RUN_MESSAGES_MAX };
+        self.kind.messages_max = if single { MESSAGES_MAX } else { RUN_MESSAGES_MAX };
     }
 
     /// One message: equal datagrams from one source. Returns how many.

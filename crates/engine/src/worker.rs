@@ -12,12 +12,13 @@ use weft_io::udp::UdpSocket;
 use weft_path::{EngineEvent, PathId};
 
 use crate::awake::Awake;
+use crate::buckets::{Buckets, PortReaders, Turn};
 use crate::counters::WorkerCounters;
 use crate::device::{Env, FrameSink, FrameSource, LaneSockets, RunSink};
 use crate::helper::Seed;
 use crate::lane::LANE_LOOK_MS;
 use crate::ports::{Outlet, PortReader, Ports};
-use crate::receive::Receiver;
+use crate::receive::{Kind, Receiver};
 use crate::run::errno;
 use crate::state::State;
 use crate::transmit::Transmitter;
@@ -36,8 +37,6 @@ pub const UNITS_MAX: u64 = 8;
 
 const WAKER: u64 = 0;
 const TAP: u64 = 1;
-const SOCKET: u64 = 2;
-const LANE_SOCKET: u64 = 3;
 
 /// What all workers of an engine know. A worker reads it for one batch at a time; a command that
 /// changes it waits for the batches in hand and holds up the next ones for as long as it takes.
@@ -60,9 +59,9 @@ pub(crate) struct Worker {
     pub(crate) number: usize,
     pub(crate) tap: Arc<Tap>,
     /// Its share of the engine's port.
-    pub(crate) socket: Arc<UdpSocket>,
-    /// What its lanes are sent from, if that is another one.
-    pub(crate) lane_socket: Option<Arc<UdpSocket>>,
+    pub(crate) share: Buckets,
+    /// What its lanes are sent from, if that is another port.
+    pub(crate) lane_port: Option<Buckets>,
     pub(crate) shared: Arc<RwLock<Shared>>,
     pub(crate) transmitter: Transmitter,
     pub(crate) merge: (bool, bool),
@@ -97,10 +96,8 @@ impl Worker {
         let mut poller = Poller::new()?;
         poller.add(&self.waker, WAKER)?;
         poller.add(&self.tap, TAP)?;
-        poller.add(&self.socket, SOCKET)?;
-        if let Some(socket) = &self.lane_socket {
-            poller.add(socket, LANE_SOCKET)?;
-        }
+        let mut sockets = PortReaders::new(&self.share, self.lane_port.as_ref());
+        sockets.watch(&poller)?;
         // Of this thread alone, hence made here.
         let mut receiver = Receiver::new();
         receiver.set_merging(self.merge.0, self.merge.1);
@@ -109,7 +106,7 @@ impl Worker {
         let mut ports = PortReader::of_worker(self.number);
         ports.sync(&poller, &self.shared);
         loop {
-            let (mut woken, mut tap, mut socket, mut lane_socket) = (false, false, false, false);
+            let (mut woken, mut tap) = (false, false);
             let wait = self.look_after_lanes(&mut looks);
             let left =
                 self.until.get().map(|until| until.saturating_duration_since(Instant::now()));
@@ -119,8 +116,7 @@ impl Worker {
                 match token {
                     WAKER => woken = true,
                     TAP => tap = true,
-                    SOCKET => socket = true,
-                    LANE_SOCKET => lane_socket = true,
+                    token if sockets.note_ready(token) => {}
                     token => ports.note_ready(token),
                 }
             }
@@ -134,25 +130,22 @@ impl Worker {
             // Nothing more comes to a worker that is to stop: what has come is its last.
             let stop = self.stop.load(Ordering::Relaxed) || left.is_some_and(|left| left.is_zero());
             let helped = self.seed.help.is_on();
-            if socket || stop {
-                let share = Arc::clone(&self.socket);
-                if helped {
-                    let gate = &self.seed.help.socket;
-                    self.seed.open(gate, &share, &self.counters, &mut receiver, &ports)?;
-                } else {
-                    self.drain_socket(&share, &mut receiver, &ports)?;
-                }
+            if stop {
+                sockets.note_all_ready();
             }
-            if let Some(socket) = self.lane_socket.clone().filter(|_| lane_socket) {
-                if helped {
-                    let gate = &self.seed.help.lane_socket;
-                    self.seed.open(gate, &socket, &self.counters, &mut receiver, &ports)?;
-                } else {
-                    self.drain_socket(&socket, &mut receiver, &ports)?;
-                }
+            let received = sockets.is_ready();
+            if received {
+                sockets.take_turns(|number, socket, kind, turn| match helped {
+                    true => {
+                        let gate = self.seed.help.socket(number);
+                        let receiver = (&mut receiver, kind);
+                        self.seed.open(gate, socket, &self.counters, receiver, &ports).map(drop)
+                    }
+                    false => self.drain_socket(socket, (&mut receiver, kind), turn, &ports),
+                })?;
             }
             // What was just written may have been answered within the call, as TCP does.
-            if tap || socket || lane_socket || stop {
+            if tap || received {
                 if helped {
                     self.seed.seal(&self.counters, &mut self.transmitter, &mut buffer)?;
                 } else {
@@ -235,12 +228,15 @@ impl Worker {
         });
     }
 
+    /// Takes what a socket has, up to its turn's share.
     fn drain_socket(
-        &mut self,
+        &self,
         socket: &UdpSocket,
-        receiver: &mut Receiver,
+        (receiver, kind): (&mut Receiver, &mut Kind),
+        mut turn: Turn,
         ports: &PortReader,
     ) -> io::Result<()> {
+        receiver.kind = *kind;
         for _ in 0..UDP_BATCHES_MAX {
             let max = receiver.messages_max();
             match socket.recv(&mut receiver.batch, max) {
@@ -260,7 +256,7 @@ impl Worker {
                     receiver.handle_batch(&shared.state, &env);
                     drop(shared);
                     note_moved_lane(&self.shared, receiver);
-                    if got < max {
+                    if got < max || !turn.goes_on(got, || receiver.batch.bytes()) {
                         break;
                     }
                 }
@@ -268,6 +264,7 @@ impl Worker {
                 Err(error) => return Err(error),
             }
         }
+        *kind = receiver.kind;
         Ok(())
     }
 }

@@ -1,32 +1,56 @@
-//! Which of the sockets that share a UDP port gets an ESP datagram: that of its lane.
+//! Which of the sockets that share a UDP port gets an ESP datagram: of those of its lane, that of the
+//! bucket in which the address is that it comes from.
 
 use std::io;
 use std::mem;
+use std::net::IpAddr;
 use std::os::fd::{AsFd, AsRawFd};
 
 use crate::udp::UdpSocket;
 
-/// Sockets that can share a port and be told apart by lane.
-pub const SOCKETS_MAX: usize = 256;
+/// Workers that can share a port and be told apart by lane.
+pub const WORKERS_MAX: usize = 256;
+/// Sockets of each, among which the peers are shared out.
+pub const BUCKETS: usize = 1 << BUCKET_BITS;
+const BUCKET_BITS: u32 = 3;
 
-/// Has the kernel hand each datagram to the socket that its lane belongs to: of `sockets` that share
-/// the port of `member`, in the order in which they were bound, the one whose number is the lane
-/// modulo `sockets`. The lane is the last byte of the SPI, which the datagram begins with. What is
-/// shorter goes to the first socket.
+/// 2^32 / phi: neighbouring addresses fall far from each other (Knuth, volume 3, section 6.4), five in a
+/// row into five buckets.
+const SPREAD: u32 = 0x9e37_79b9;
+
+/// Has the kernel hand each datagram to the socket of its lane and its source: of the sockets that share
+/// the port of `member`, in the order in which they were bound, [`BUCKETS`] for each of so many
+/// `workers`. The worker is that whose number is the lane modulo `workers`; the lane is the last byte of
+/// the SPI, which the datagram begins with. Of the worker's sockets it is the one with the number that
+/// [`bucket_of`] says. What is shorter than an SPI goes to the first socket.
 ///
-/// Called again after a socket was bound, and before the last one is closed.
+/// Called again after a worker's sockets were bound, and before the last worker's are closed.
 ///
 /// # Errors
-/// `InvalidInput`: not 1 to [`SOCKETS_MAX`] sockets. Else what the kernel refused: then it picks the
+/// `InvalidInput`: not 1 to [`WORKERS_MAX`] workers. Else what the kernel refused: then it picks the
 /// socket by addresses and ports, which is slower but no less right.
-pub fn by_lane(member: &UdpSocket, sockets: usize) -> io::Result<()> {
-    if !(1..=SOCKETS_MAX).contains(&sockets) {
+pub fn by_lane_and_source(member: &UdpSocket, workers: usize) -> io::Result<()> {
+    if !(1..=WORKERS_MAX).contains(&workers) {
         return Err(io::ErrorKind::InvalidInput.into());
     }
+    let (word, net) = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, libc::SKF_NET_OFF as u32);
+    let alu = |operation| libc::BPF_ALU | operation | libc::BPF_K;
+    let protocol = (libc::SKF_AD_OFF + libc::SKF_AD_PROTOCOL) as u32;
     let mut program = [
-        statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0),
-        statement(libc::BPF_ALU | libc::BPF_AND | libc::BPF_K, 0xff),
-        statement(libc::BPF_ALU | BPF_MOD | libc::BPF_K, sockets as u32),
+        statement(word, protocol),
+        jump(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, libc::ETH_P_IPV6 as u32, 0, 2),
+        // The last four bytes of the source.
+        statement(word, net.wrapping_add(20)),
+        statement(libc::BPF_JMP | libc::BPF_JA, 1),
+        statement(word, net.wrapping_add(12)),
+        statement(alu(libc::BPF_MUL), SPREAD),
+        statement(alu(libc::BPF_RSH), u32::BITS - BUCKET_BITS),
+        statement(libc::BPF_MISC | libc::BPF_TAX, 0),
+        statement(word, 0),
+        statement(alu(libc::BPF_AND), 0xff),
+        statement(alu(BPF_MOD), workers as u32),
+        statement(alu(libc::BPF_LSH), BUCKET_BITS),
+        statement(libc::BPF_ALU | libc::BPF_ADD | libc::BPF_X, 0),
         statement(libc::BPF_RET | libc::BPF_A, 0),
     ];
     let filter =
@@ -45,18 +69,33 @@ pub fn by_lane(member: &UdpSocket, sockets: usize) -> io::Result<()> {
     if rc < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
+/// The number of the bucket that datagrams from this address fall into, below [`BUCKETS`]: by its last
+/// four bytes.
+pub fn bucket_of(source: IpAddr) -> usize {
+    let last = match source.to_canonical() {
+        IpAddr::V4(v4) => v4.to_bits(),
+        IpAddr::V6(v6) => v6.to_bits() as u32,
+    };
+    (last.wrapping_mul(SPREAD) >> (u32::BITS - BUCKET_BITS)) as usize
+}
+
 /// The remainder, which Linux has since 3.7.
 const BPF_MOD: u32 = 0x90;
 
 const fn statement(code: u32, k: u32) -> libc::sock_filter {
-    libc::sock_filter { code: code as u16, jt: 0, jf: 0, k }
+    jump(code, k, 0, 0)
+}
+
+const fn jump(code: u32, k: u32, jt: u8, jf: u8) -> libc::sock_filter {
+    libc::sock_filter { code: code as u16, jt, jf, k }
 }
 
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
 
-    use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+    use std::collections::BTreeSet;
+    use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 
     use super::*;
     use crate::poller::Poller;
@@ -78,42 +117,69 @@ mod tests {
         lanes
     }
 
+    /// What the sockets of a port get of twelve lanes from one address, and of a keepalive.
+    fn check_source(sockets: &[UdpSocket], workers: usize, source: IpAddr, to: IpAddr) {
+        let from = UdpSocket::bind(Some(source), 0).unwrap();
+        let to = from.remote(SocketAddr::new(to, sockets[0].port())).unwrap();
+        for lane in 0..12_u8 {
+            from.send_run(&[lane ^ 7, 1, 2, lane, 9], 5, &to).unwrap();
+        }
+        for (index, socket) in sockets.iter().enumerate() {
+            let is_its =
+                |lane: &u8| index == usize::from(*lane) % workers * BUCKETS + bucket_of(source);
+            let expected: Vec<u8> = (0..12).filter(is_its).collect();
+            assert_eq!(lanes(socket), expected, "socket {index} of {workers} workers, {source}");
+        }
+        // A keepalive has no SPI.
+        from.send_run(&[0xff], 1, &to).unwrap();
+        let mut poller = Poller::new().unwrap();
+        poller.add(&sockets[0], 0).unwrap();
+        assert_eq!(poller.wait(None).unwrap().count(), 1);
+        assert_eq!(lanes(&sockets[0]), [0xff]);
+    }
+
     #[test]
-    fn datagrams_go_to_the_socket_of_their_lane() {
-        for ip in [IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST)] {
-            let mut sockets = vec![UdpSocket::bind_shared(None, 0).unwrap()];
-            let port = sockets[0].port();
-            for count in [1, 2, 3, 2] {
-                if count < sockets.len() {
-                    by_lane(&sockets[0], count).unwrap();
-                    sockets.truncate(count);
-                } else if count > sockets.len() {
-                    sockets.push(UdpSocket::bind_shared(None, port).unwrap());
-                }
-                by_lane(&sockets[0], count).unwrap();
-                let from = UdpSocket::bind(Some(ip), 0).unwrap();
-                let to = from.remote(SocketAddr::new(ip, port)).unwrap();
-                for lane in 0..12_u8 {
-                    from.send_run(&[lane ^ 7, 1, 2, lane, 9], 5, &to).unwrap();
-                }
-                for (index, socket) in sockets.iter().enumerate() {
-                    let expected: Vec<u8> =
-                        (0..12).filter(|lane| usize::from(*lane) % count == index).collect();
-                    assert_eq!(lanes(socket), expected, "socket {index} of {count}");
-                }
-                // A keepalive has no SPI.
-                from.send_run(&[0xff], 1, &to).unwrap();
-                let mut poller = Poller::new().unwrap();
-                poller.add(&sockets[0], 0).unwrap();
-                assert_eq!(poller.wait(None).unwrap().count(), 1);
-                assert_eq!(lanes(&sockets[0]), [0xff]);
+    fn datagrams_go_to_the_socket_of_their_lane_and_source() {
+        let mut sockets = vec![UdpSocket::bind_shared(None, 0).unwrap()];
+        let port = sockets[0].port();
+        for workers in [1, 2, 3, 2] {
+            let count = workers * BUCKETS;
+            if count < sockets.len() {
+                by_lane_and_source(&sockets[0], workers).unwrap();
+                sockets.truncate(count);
             }
+            while sockets.len() < count {
+                sockets.push(UdpSocket::bind_shared(None, port).unwrap());
+            }
+            by_lane_and_source(&sockets[0], workers).unwrap();
+            for host in 1..=9 {
+                let source = Ipv4Addr::new(127, 0, 3, host).into();
+                check_source(&sockets, workers, source, Ipv4Addr::LOCALHOST.into());
+            }
+            let v6 = Ipv6Addr::LOCALHOST.into();
+            check_source(&sockets, workers, v6, v6);
         }
         let single = UdpSocket::bind_shared(None, 0).unwrap();
-        assert!(by_lane(&single, 0).is_err() && by_lane(&single, SOCKETS_MAX + 1).is_err());
+        for workers in [0, WORKERS_MAX + 1] {
+            assert!(by_lane_and_source(&single, workers).is_err());
+        }
         // Who does not share a port is refused one that is shared, and the other way round.
         assert!(UdpSocket::bind(None, single.port()).is_err());
         let alone = UdpSocket::bind(None, 0).unwrap();
         assert!(UdpSocket::bind_shared(None, alone.port()).is_err());
+    }
+
+    #[test]
+    fn five_neighbours_have_five_buckets() {
+        for first in 0..=u16::MAX {
+            let address = |host| Ipv6Addr::from_bits((0xfd00 << 112) + u128::from(first) + host);
+            let buckets: BTreeSet<usize> =
+                (0..5).map(|host| bucket_of(address(host).into())).collect();
+            assert_eq!(buckets.len(), 5, "from {}", address(0));
+        }
+        assert_eq!(
+            bucket_of(Ipv4Addr::new(192, 0, 2, 7).into()),
+            bucket_of(Ipv4Addr::new(192, 0, 2, 7).to_ipv6_mapped().into())
+        );
     }
 }

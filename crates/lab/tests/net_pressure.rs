@@ -193,6 +193,46 @@ fn what_comes_for_direct_ports_waits_and_is_counted_too() -> anyhow::Result<()> 
     a_receiver_that_stands_still(&DIRECT)
 }
 
+/// Three hosts: what the second sends beyond what the first takes is lost, and nothing of the third's.
+#[test]
+fn what_one_peer_sends_too_much_is_lost_to_no_other() -> anyhow::Result<()> {
+    const FEW: u32 = 1_000;
+    let lab = Lab::launched(3, &BRIDGE)?;
+    lab.wait_active()?;
+    let host = lab.host(0);
+    let target = host.add_container("target")?;
+    let [flooding, other] = [1, 2].map(|index| lab.host(index).add_container("source"));
+    let (flooding, other) = (flooding?, other?);
+    for source in [&flooding, &other] {
+        wait_ping(source, target.ipv4()?.into(), SETTLE)?;
+    }
+    let (flood, _) = sockets(&flooding, &target)?;
+    let (sender, receiver) = sockets(&other, &target)?;
+    let lost = || pid(host).map(|pid| SocketQueues::of(pid).dropped);
+
+    let stopped = Stopped::daemon_of(host)?;
+    let mut sent = 0;
+    while lost()? == 0 {
+        assert!(sent < FLOOD_MAX, "{sent} datagrams and no end");
+        send(&flood, sent..sent + 1_000)?;
+        sent += 1_000;
+    }
+    // What is under way yet finds no room either.
+    let mut before = 0;
+    wait_until("the last of the flood to be lost", SETTLE, || {
+        lost().is_ok_and(|now| now == std::mem::replace(&mut before, now))
+    })?;
+    send(&sender, 0..FEW)?;
+    drop(stopped);
+    let mut bytes = [0; DATAGRAM_BYTES + 1];
+    for number in 0..FEW {
+        let length = uninterrupted(|| receiver.recv(&mut bytes))
+            .map_err(|error| anyhow::anyhow!("datagram {number} of {FEW}: {error}"))?;
+        assert!(length == DATAGRAM_BYTES && bytes[..4] == number.to_be_bytes(), "{number}");
+    }
+    Ok(())
+}
+
 /// What a host says has been lost since its start, by where it says it.
 fn shown_lost(host: &Host, place: fn(&Traffic) -> Option<u64>) -> anyhow::Result<u64> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;

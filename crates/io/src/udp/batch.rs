@@ -65,6 +65,11 @@ impl RecvBatch {
         self.filled == 0
     }
 
+    /// Bytes of all messages.
+    pub fn bytes(&self) -> usize {
+        self.headers[..self.filled].iter().map(|header| header.msg_len as usize).sum()
+    }
+
     /// The message at `index`, if there are so many.
     pub fn message(&self, index: usize) -> Option<Message> {
         let header = self.headers[..self.filled].get(index)?;
