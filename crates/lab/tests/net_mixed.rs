@@ -10,10 +10,18 @@ use std::time::{Duration, Instant};
 use weft::sandbox::progress::note;
 use weft::sandbox::{Container, Host, try_wait_until};
 use weft_io::uninterrupted;
+use weft_lab::net::guest::seed;
 use weft_lab::net::iperf::{self, Server};
 use weft_lab::net::memory::{ensure_flat, resident_kib};
 use weft_lab::net::{Lab, counter, is_soak, keep_order, namespace, probe, slowness, tcp_counter};
 
+/// How both hosts are launched, with two workers each: direct ports where there can be some, ports of the
+/// switch with helpers at work all the time, the other format.
+const MODES: [&[&str]; 3] = [
+    &["--engine", "userspace"],
+    &["--engine", "userspace", "--port-mode", "bridge", "--helpers", "1"],
+    &["--engine", "userspace", "--format", "ovpn"],
+];
 /// An hour where there is time, a minute with the load that fills buffers and tables for the first time.
 const SECONDS_SOAK: u64 = 3_600;
 const SECONDS: u64 = 48;
@@ -181,8 +189,10 @@ fn pings(from: &Container, to: &[IpAddr], until: Instant, tally: &Tally) -> anyh
     let mut turn = to.iter().flat_map(|to| [("56", to), ("3000", to)]).cycle();
     while let Some((size, to)) = turn.next().filter(|_| Instant::now() < until) {
         let to = to.to_string();
-        // All at once, since ping waits for the last answer no longer than one interval.
-        let words = ["ping", "-n", "-q", "-l", "10", "-c", "10", "-i", "10", "-s", size, &to];
+        // All at once, since ping waits for the last answer no longer than one interval. Where its send
+        // buffer is full, which is small unless told otherwise, it sends one an interval.
+        let few = ["ping", "-n", "-q", "-l", "10", "-c", "10", "-i", "10", "-S", "1000000"];
+        let words = [&few[..], &["-s", size, &to]].concat();
         let output = from.exec(&words)?;
         let answered = output.stdout.split(", ").find_map(|part| part.strip_suffix(" received"));
         let answered = answered.and_then(|count| count.parse::<u64>().ok());
@@ -258,9 +268,8 @@ struct Mixed {
 }
 
 impl Mixed {
-    fn new() -> anyhow::Result<Self> {
-        let words = ["--engine=userspace", "--workers", "2", "--rekey-seconds", "3"];
-        let lab = Lab::pair(&words)?;
+    fn new(mode: &[&str]) -> anyhow::Result<Self> {
+        let lab = Lab::pair(&[mode, &["--workers", "2", "--rekey-seconds", "3"]].concat())?;
         let (one, two) = lab.containers()?;
         keep_order([lab.host(0).netns(), lab.host(1).netns(), one.netns(), two.netns()])?;
         let (here, there) = (namespace(&one), namespace(&two));
@@ -367,10 +376,18 @@ impl Mixed {
     }
 }
 
+/// In one mode, which differs from run to run; in all of them in a soak.
 #[test]
 fn all_kinds_of_traffic_at_once_lose_nothing_and_the_daemons_do_not_grow() -> anyhow::Result<()> {
-    let seconds = if is_soak() { SECONDS_SOAK } else { SECONDS };
-    let mixed = Mixed::new()?;
+    if is_soak() {
+        return MODES.iter().try_for_each(|mode| in_mode(mode, SECONDS_SOAK));
+    }
+    in_mode(MODES[seed()? as usize % MODES.len()], SECONDS)
+}
+
+fn in_mode(mode: &[&str], seconds: u64) -> anyhow::Result<()> {
+    note(&format!("launched with {mode:?}"));
+    let mixed = Mixed::new(mode)?;
     let _servers = (Server::start(&mixed.one)?, Server::start(&mixed.two)?);
     // Each kind of load fills its buffers and tables once.
     mixed.run(SECONDS_FIRST)?;

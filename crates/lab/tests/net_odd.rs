@@ -1,9 +1,11 @@
 //! What containers seldom send, from real kernels to real kernels: checksums that the container computes
-//! itself, and wrong ones.
+//! itself, and wrong ones; VLAN tags; IPv6 extension headers.
 
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use weft::sandbox::Container;
+use weft_lab::net::capture::{Capture, contains, tshark};
 use weft_lab::net::iperf::{self, Server};
 use weft_lab::net::{Lab, attainable_bps, namespace, probe, tcp_counter, wait_ping};
 
@@ -75,6 +77,97 @@ fn a_wrong_checksum_arrives_as_wrong_as_it_was_sent() -> anyhow::Result<()> {
         receiver.set_read_timeout(Some(SETTLE))?;
         probe::expect_datagram(&receiver, b"data")?;
         assert_eq!(tcp_counter(&two, "UdpInCsumErrors")?, wrong);
+    }
+    Ok(())
+}
+
+/// The Ethernet address of a container's interface.
+fn mac(container: &Container) -> anyhow::Result<Vec<u8>> {
+    let text = container.exec(&["cat", "/sys/class/net/weft0/address"])?.success()?.stdout;
+    let bytes: Result<Vec<u8>, _> =
+        text.trim().split(':').map(|byte| u8::from_str_radix(byte, 16)).collect();
+    Ok(bytes?)
+}
+
+/// A file of this test; they live and end with its hosts.
+fn file(lab: &Lab, name: &str) -> PathBuf {
+    lab.sandbox.directory().join(name)
+}
+
+/// What comes in on a container's interface while `send` runs, as a capture in `file`.
+fn captured(
+    (container, file): (&Container, &Path),
+    filter: &str,
+    send: impl FnOnce() -> anyhow::Result<()>,
+) -> anyhow::Result<Vec<u8>> {
+    let capture = Capture::start(container.netns(), "weft0", file, filter)?;
+    send()?;
+    capture.finish()
+}
+
+#[test]
+fn frames_with_vlan_tags_arrive_as_they_were_sent() -> anyhow::Result<()> {
+    // Priority and number of the network; one tag, and one in another (IEEE 802.1ad).
+    const TAGS: [&[u8]; 2] = [&[0x81, 0, 0xa0, 7], &[0x88, 0xa8, 0, 9, 0x81, 0, 0xe0, 7]];
+    /// For experiments (IEEE 802).
+    const TYPE: [u8; 2] = [0x88, 0xb5];
+    for mode in MODES {
+        let (lab, one, two) = pair(&mode)?;
+        let mut frames = Vec::new();
+        for (number, tags) in TAGS.iter().enumerate() {
+            for length in [50, 1_372] {
+                let payload: Vec<u8> = (0..length).map(|at| (at * 31 + number) as u8).collect();
+                frames.push([&mac(&two)?, &mac(&one)?, *tags, &TYPE, &payload].concat());
+            }
+        }
+        let sent = file(&lab, "frame");
+        let got = captured((&two, &file(&lab, "vlan.pcap")), "ether[0] != 255", || {
+            for frame in &frames {
+                std::fs::write(&sent, frame)?;
+                let from = format!("OPEN:{}", sent.display());
+                one.exec(&["socat", "-u", &from, "INTERFACE:weft0"])?.success()?;
+            }
+            Ok(())
+        })?;
+        for frame in &frames {
+            let tags = &frame[12..frame.len().min(24)];
+            let length = frame.len();
+            assert!(contains(&got, frame), "{mode:?}: {length} bytes, {tags:x?}");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn tcp_over_ipv6_with_extension_headers_arrives_as_it_was_sent() -> anyhow::Result<()> {
+    const PORT: u16 = 5_003;
+    /// Hop-by-hop and destination options: a PadN of eight bytes each (RFC 8200 section 4.2).
+    const OPTIONS: &str = "setsockopt=41:54:x0000010400000000,setsockopt=41:59:x0000010400000000";
+    for mode in MODES {
+        let (lab, one, two) = pair(&mode)?;
+        let [sent, got] = ["sent", "got"].map(|name| file(&lab, name));
+        let bytes: Vec<u8> =
+            (0..3_000_000_u32).map(|at| (at.wrapping_mul(0x9e37_79b9) >> 24) as u8).collect();
+        std::fs::write(&sent, &bytes)?;
+        let listen = format!("TCP6-LISTEN:{PORT}");
+        let create = format!("CREATE:{}", got.display());
+        let mut receiver = two.netns().spawn(&["socat", "-d", "-d", "-u", &listen, &create])?;
+        receiver.line_with("listening on", SETTLE)?;
+        let capture = file(&lab, "ipv6.pcap");
+        captured((&two, &capture), "ip6 and not multicast", || {
+            let to = format!("TCP6:[{}]:{PORT},{OPTIONS}", two.ipv6()?);
+            let from = format!("OPEN:{}", sent.display());
+            one.exec(&["socat", "-u", "-b", "65536", &from, &to])?.success()?;
+            receiver.wait(SETTLE)?;
+            Ok(())
+        })?;
+        assert!(std::fs::read(&got)? == bytes, "{mode:?}: other bytes arrived");
+        let with = "ipv6.hopopts and ipv6.dstopts and tcp.len > 0";
+        let lengths = tshark(&capture, &["-Y", with, "-T", "fields", "-e", "tcp.len"])?;
+        let lengths: Vec<usize> = lengths.lines().filter_map(|line| line.parse().ok()).collect();
+        let carried: usize = lengths.iter().sum();
+        assert!(carried > bytes.len() / 2, "{mode:?}: {carried} bytes behind extension headers");
+        assert_eq!(tcp_counter(&two, "TcpInCsumErrors")?, 0, "{mode:?}");
     }
     Ok(())
 }
