@@ -164,7 +164,8 @@ pub(crate) fn base(kernel: &Kernel) -> anyhow::Result<PathBuf> {
     let _lock = locked(&place)?;
     let programs = programs()?;
     let prefix = format!("base-{}-", kernel.release);
-    let image = place.join(format!("{prefix}{:016x}.cpio", fingerprint(&programs)?));
+    let image = place
+        .join(format!("{prefix}{:016x}.cpio", fingerprint(&programs, &DATA.map(PathBuf::from))?));
     if image.exists() {
         return Ok(image);
     }
@@ -350,14 +351,35 @@ fn programs() -> anyhow::Result<Vec<PathBuf>> {
 }
 
 /// What decides whether a base image still serves.
-fn fingerprint(programs: &[PathBuf]) -> anyhow::Result<u64> {
+fn fingerprint(programs: &[PathBuf], data: &[PathBuf]) -> anyhow::Result<u64> {
     let mut hasher = DefaultHasher::new();
-    (PROGRAMS_OF_OURS, DATA, MODULE_FOLDERS, MODULES, FOLDERS, ETC).hash(&mut hasher);
+    (PROGRAMS_OF_OURS, MODULE_FOLDERS, MODULES, FOLDERS, ETC).hash(&mut hasher);
     for program in programs {
-        let about = std::fs::metadata(program)?;
-        (program, about.len(), about.modified()?).hash(&mut hasher);
+        note_file(program, &mut hasher)?;
+    }
+    for place in data.iter().filter(|place| place.exists()) {
+        note_data(place, &mut hasher)?;
     }
     Ok(hasher.finish())
+}
+
+fn note_file(path: &Path, hasher: &mut DefaultHasher) -> anyhow::Result<()> {
+    let about = std::fs::metadata(path)?;
+    (path, about.len(), about.modified()?).hash(hasher);
+    Ok(())
+}
+
+/// A file, or a folder with all that is in it.
+fn note_data(path: &Path, hasher: &mut DefaultHasher) -> anyhow::Result<()> {
+    if !path.is_dir() {
+        return note_file(path, hasher);
+    }
+    let entries: Result<BTreeSet<PathBuf>, _> =
+        std::fs::read_dir(path)?.map(|entry| entry.map(|entry| entry.path())).collect();
+    path.hash(hasher);
+    // A link may lead nowhere.
+    let mut entries = entries?.into_iter().filter(|entry| entry.exists());
+    entries.try_for_each(|entry| note_data(&entry, hasher))
 }
 
 /// Of a `modules.dep`, the files of the modules that a guest gets, with all that they depend on.
@@ -432,6 +454,24 @@ mod tests {
             "kernel/net/openvswitch/openvswitch.ko.xz",
         ];
         assert_eq!(selected(index), wanted);
+    }
+
+    #[test]
+    fn an_image_without_what_has_come_since_serves_no_more() {
+        let folder = tempfile::tempdir().unwrap();
+        let data = [folder.path().join("faketime")];
+        let now = || fingerprint(&[PathBuf::from("/bin/bash")], &data).unwrap();
+        let mut seen = BTreeSet::from([now()]);
+        std::fs::create_dir_all(data[0].join("deeper")).unwrap();
+        assert!(seen.insert(now()), "a folder");
+        assert!(!seen.insert(now()));
+        let file = data[0].join("deeper/library.so");
+        std::fs::write(&file, "1").unwrap();
+        assert!(seen.insert(now()), "a file");
+        std::fs::write(&file, "12").unwrap();
+        assert!(seen.insert(now()), "another file");
+        std::os::unix::fs::symlink("nowhere", data[0].join("link")).unwrap();
+        assert!(!seen.insert(now()), "a link that leads nowhere");
     }
 
     #[test]
