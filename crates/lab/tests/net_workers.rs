@@ -3,6 +3,7 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use weft::api::{Client, Workers, WorkersRequest};
 use weft::sandbox::{Host, wait_until};
 use weft_lab::net::iperf::{self, Server};
@@ -228,6 +229,27 @@ fn a_daemon_begins_with_the_fastest_libraries() -> anyhow::Result<()> {
         let says = |line: &str| line.contains("chose the fastest library") && line.contains(cipher);
         assert!(log.lines().any(says), "{cipher}: {log}");
     }
+    Ok(())
+}
+
+/// Started from a shell that gives few descriptors.
+#[test]
+fn there_are_descriptors_for_all_workers_that_can_be() -> anyhow::Result<()> {
+    const FEW: u64 = 512;
+    let before = getrlimit(Resource::Nofile);
+    setrlimit(Resource::Nofile, Rlimit { current: Some(FEW), ..before })?;
+    let lab = Lab::pair(&[VECTOR, "--workers", "1"]);
+    setrlimit(Resource::Nofile, before)?;
+    let lab = lab?;
+    let (one, two) = lab.containers()?;
+    let host = lab.host(0);
+    host.weft(&["workers", "64"])?.success()?;
+    let pid = host.daemon_pid().ok_or_else(|| anyhow::anyhow!("no daemon"))?;
+    let open = std::fs::read_dir(format!("/proc/{pid}/fd"))?.count() as u64;
+    assert!(open > FEW, "{open} descriptors tell nothing");
+    one.ping(two.ipv4()?.into())?;
+    host.weft(&["workers", "1"])?.success()?;
+    one.ping(two.ipv4()?.into())?;
     Ok(())
 }
 

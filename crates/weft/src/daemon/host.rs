@@ -8,6 +8,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tracing_subscriber::EnvFilter;
 
 use super::StartError;
@@ -47,6 +48,15 @@ fn is_port_in_use(settings: &Settings, port: u16) -> bool {
         UdpSocket::bind(SocketAddr::new(address, port))
             .is_err_and(|error| error.kind() == io::ErrorKind::AddrInUse)
     })
+}
+
+/// Lets this process have as many descriptors as it may: each worker takes dozens, each direct port and
+/// each connection of a data channel device a few, and a shell gives 1,024.
+pub(crate) fn raise_descriptor_limit() {
+    let limit = getrlimit(Resource::Nofile);
+    if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }) {
+        tracing::warn!(%error, limit = limit.current, "descriptors end where they do by default");
+    }
 }
 
 /// Sends log lines to standard error. `WEFT_LOG` chooses what: `info` unless set.

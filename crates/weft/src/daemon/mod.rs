@@ -18,8 +18,8 @@ mod views;
 
 pub use error::StartError;
 pub use holder::hold_sockets;
-pub(crate) use host::choose_libraries;
 pub use host::{check_host, log_to_stderr, open_log, reset, wait_until_stopped};
+pub(crate) use host::{choose_libraries, raise_descriptor_limit};
 pub use start::run;
 pub(crate) use store::make_private_dir;
 pub use store::{StoreError, has_secret};

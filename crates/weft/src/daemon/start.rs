@@ -60,6 +60,7 @@ pub fn run(settings: Settings, ready: impl FnOnce(&Invitation)) -> Result<(), St
 
 async fn run_async(settings: Settings, ready: impl FnOnce(&Invitation)) -> Result<(), StartError> {
     super::check_host(&settings)?;
+    super::raise_descriptor_limit();
     let _runtime_lock = lock(&settings.runtime_dir)?;
     let _state_lock = lock(&settings.state_dir)?;
     let kernel = Kernel::new()?;

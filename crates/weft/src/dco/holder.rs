@@ -12,7 +12,6 @@ use axum::extract::State;
 use axum::response::Response;
 use axum::routing::{get, post};
 use axum::{Json, Router};
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde_json::{Value, json};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::Notify;
@@ -52,7 +51,7 @@ pub(super) async fn hold(
     runtime_dir: &Path,
     ready: impl FnOnce(&Value),
 ) -> anyhow::Result<()> {
-    raise_descriptor_limit();
+    crate::daemon::raise_descriptor_limit();
     // Before there is a device, so that no signal leaves one behind.
     let mut signals = Signals::new().context("cannot watch for signals")?;
     let directory = directory(runtime_dir, &words.device);
@@ -79,14 +78,6 @@ pub(super) async fn hold(
     holder.held.end_or_warn().await;
     let _ = std::fs::remove_dir_all(&holder.directory);
     served.context("the device's process cannot answer any more")
-}
-
-/// Each connection of a peer takes descriptors: as many as this process may have.
-fn raise_descriptor_limit() {
-    let limit = getrlimit(Resource::Nofile);
-    if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }) {
-        tracing::warn!(%error, limit = limit.current, "descriptors end where they do by default");
-    }
 }
 
 fn listen_in(directory: &Path) -> anyhow::Result<ApiListener> {
