@@ -1,4 +1,5 @@
-//! Fair shares: three hosts that send to a fourth at once, alike and unlike, and the flows of one host.
+//! Fair shares: three hosts that send to a fourth at once, alike and unlike; two containers of one host;
+//! and the flows of one container.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -43,10 +44,11 @@ impl Load {
     }
 }
 
-/// Who sends what at once.
-const SCENES: [(&str, [Load; SENDERS]); 2] = [
-    ("alike", [Load::Streams(1); SENDERS]),
-    ("unlike", [Load::Streams(1), Load::Streams(MANY), Load::Datagrams]),
+/// Who sends what at once: each host, and beside the first one's container its neighbour there.
+const SCENES: [(&str, [Option<Load>; SENDERS + 1]); 3] = [
+    ("alike", [Some(Load::Streams(1)), Some(Load::Streams(1)), Some(Load::Streams(1)), None]),
+    ("unlike", [Some(Load::Streams(1)), Some(Load::Streams(MANY)), Some(Load::Datagrams), None]),
+    ("neighbours", [Some(Load::Streams(1)), None, None, Some(Load::Datagrams)]),
 ];
 /// The scene of one sender's streams.
 const FLOWS: &str = "flows of one host";
@@ -126,9 +128,10 @@ fn start(plan: &Plan, binary: &str) -> Result<(Sandbox, Vec<Pair>), SandboxError
         host.wait_connected(SENDERS, CONNECT_LIMIT)?;
     }
     let mut pairs = Vec::new();
-    for number in 1..hosts {
+    // The last one is the first one's neighbour.
+    for (number, host) in (1..hosts).chain([1]).enumerate() {
         let server = sandbox.host(0).add_container(&format!("to{number}"))?;
-        let client = sandbox.host(number).add_container("from")?;
+        let client = sandbox.host(host).add_container(&format!("from{number}"))?;
         let address = server.ipv4()?.into();
         client.ping(address)?;
         let servers = Servers::start_in(server.netns(), address, binary)?;
@@ -169,18 +172,21 @@ pub(crate) fn measure(plan: &Plan, binary: &str) -> Result<Vec<FairScene>, Sandb
 /// Each sender alone, then all at once.
 fn scene(
     pairs: &mut [Pair],
-    loads: &[Load],
+    loads: &[Option<Load>],
     binary: &str,
     seconds: u64,
 ) -> Result<Round, SandboxError> {
+    let senders = pairs.iter_mut().zip(loads);
+    let mut senders: Vec<_> = senders.filter_map(|(pair, load)| Some((pair, (*load)?))).collect();
     let mut alone = Vec::new();
-    for (pair, load) in pairs.iter_mut().zip(loads) {
+    for (pair, load) in &mut senders {
         alone.push(pair.rate(*load, binary, seconds)?);
     }
     let together: Result<Vec<f64>, SandboxError> = thread::scope(|scope| {
-        let senders = pairs.iter_mut().zip(loads);
-        let senders: Vec<_> =
-            senders.map(|(pair, load)| scope.spawn(|| pair.rate(*load, binary, seconds))).collect();
+        let senders: Vec<_> = senders
+            .into_iter()
+            .map(|(pair, load)| scope.spawn(move || pair.rate(load, binary, seconds)))
+            .collect();
         let join = |sender: thread::ScopedJoinHandle<'_, _>| {
             sender.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
         };
@@ -189,7 +195,7 @@ fn scene(
     Ok(alone.into_iter().zip(together?).collect())
 }
 
-fn scene_of(name: &str, underlay: Underlay, loads: &[Load], rounds: &[Round]) -> FairScene {
+fn scene_of(name: &str, underlay: Underlay, loads: &[Option<Load>], rounds: &[Round]) -> FairScene {
     let kept = |round: &Round| {
         let kept = round.iter().map(|(alone, together)| together / alone.max(f64::MIN_POSITIVE));
         jain(&kept.collect::<Vec<f64>>())
@@ -200,8 +206,12 @@ fn scene_of(name: &str, underlay: Underlay, loads: &[Load], rounds: &[Round]) ->
             rounds.iter().filter_map(|round| round.get(sender).map(pick)).collect();
         stats::median(&values).map(engine::hundredths)
     };
-    let shares = loads.iter().enumerate().map(|(sender, load)| Share {
-        sender: format!("host {}", sender + 2),
+    let loads = loads.iter().enumerate().filter_map(|(place, load)| Some((place, (*load)?)));
+    let shares = loads.enumerate().map(|(sender, (place, load))| Share {
+        sender: match place < SENDERS {
+            true => format!("host {}", place + 2),
+            false => "its neighbour".to_owned(),
+        },
         load: load.name(),
         unit: load.unit().to_owned(),
         alone: median(sender, |rates| rates.0),
@@ -259,8 +269,8 @@ pub(crate) fn commands(plan: &Plan) -> BTreeMap<String, String> {
 #[must_use]
 pub fn table(scenes: &[FairScene]) -> String {
     let mut text = String::from(
-        "| scene             | underlay | sender   | load      | unit   |  alone | together | kept % | Jain (min to max)      |\n\
-         | ----------------- | -------- | -------- | --------- | ------ | -----: | -------: | -----: | ---------------------: |\n",
+        "| scene             | underlay | sender        | load      | unit   |  alone | together | kept % | Jain (min to max)      |\n\
+         | ----------------- | -------- | ------------- | --------- | ------ | -----: | -------: | -----: | ---------------------: |\n",
     );
     let cell = |value: Option<f64>, digits: usize| {
         value.map_or_else(|| "–".to_owned(), |value| format!("{value:.digits$}"))
@@ -275,7 +285,7 @@ pub fn table(scenes: &[FairScene]) -> String {
             };
             let _ = writeln!(
                 text,
-                "| {:<17} | {:<8} | {:<8} | {:<9} | {:<6} | {:>6} | {:>8} | {:>6} | {jain:>22} |",
+                "| {:<17} | {:<8} | {:<13} | {:<9} | {:<6} | {:>6} | {:>8} | {:>6} | {jain:>22} |",
                 scene.scene,
                 scene.underlay,
                 share.sender,
@@ -322,12 +332,22 @@ mod tests {
         let (name, loads) = &SCENES[1];
         let scenes = [
             scene_of(name, Underlay::Veth, loads, &rounds),
+            scene_of(
+                SCENES[2].0,
+                Underlay::Veth,
+                &SCENES[2].1,
+                &[vec![(6.0, 3.0), (300.0, 200.0)]],
+            ),
             flows_of(Underlay::Veth, &[vec![1.0; 8]]),
         ];
         let table = table(&scenes);
         let widths: Vec<usize> = table.lines().map(|line| line.chars().count()).collect();
-        assert_eq!(widths.len(), 2 + 3 + 8);
+        assert_eq!(widths.len(), 2 + 3 + 2 + 8);
         assert!(widths.iter().all(|width| *width == widths[0]), "{table}");
+        assert!(
+            table.contains("its neighbour | UDP, 64 B | kpps   | 300.00 |   200.00 |     67 |"),
+            "{table}"
+        );
         assert!(table.contains("33 |") && table.contains("1.000 (1.000 to 1.000)"), "{table}");
     }
 }
