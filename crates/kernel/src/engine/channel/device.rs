@@ -150,11 +150,19 @@ impl Worker {
         let open = self.channel.is_open();
         let stands = |at: &Instant| open || at.elapsed() < Duration::from_millis(TRIED_MS);
         let tried = self.channel.tried.as_ref().filter(|(at, _)| stands(at));
-        let ciphers = match tried.map(|(_, found)| found.clone()) {
+        let found = match tried.map(|(_, found)| found.clone()) {
             Some(found) => found,
             None => self.try_channel().await,
-        }?;
-        self.try_port().map_err(failed)?;
+        };
+        if found == Err(Reason::KernelWithoutOvpn) {
+            self.channel.tried = Some((Instant::now(), found.clone()));
+        }
+        let ciphers = found?;
+        // Where there is another format nothing looks again: a path that needs the port says so, and is
+        // tried again.
+        if !self.config.esp {
+            self.try_port().map_err(failed)?;
+        }
         Ok(ciphers)
     }
 
