@@ -9,6 +9,7 @@ use std::mem;
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use weft_io::IoError;
 use weft_io::poller::Poller;
 use weft_io::steer::{self, BUCKETS};
 use weft_io::udp::UdpSocket;
@@ -21,6 +22,11 @@ use crate::receive::Kind;
 pub(crate) const TURN_BYTES: usize = 8 * 65_536;
 /// What a message costs beside its bytes, as bytes that cost as much.
 const MESSAGE_BYTES: usize = 1_024;
+/// Sockets that have their turn before something is sent: what else has something waits for the next
+/// pass, in which it comes first.
+const TURNS_MAX: usize = 2;
+/// How often a free port is looked for.
+const PORT_ATTEMPTS_MAX: u32 = 16;
 /// Sockets of a worker: of its share of the engine's port, and of its lanes' port.
 pub(crate) const SOCKETS_MAX: usize = 2 * BUCKETS;
 /// Tokens of the sockets begin here; those below are a thread's own.
@@ -43,8 +49,16 @@ impl Buckets {
         port: u16,
         merging: bool,
     ) -> Result<Self, EngineError> {
-        let port = UdpSocket::bind(address, port)?.port();
-        Self::bind_beside(address, port, merging)
+        let mut attempts = 1..=PORT_ATTEMPTS_MAX;
+        loop {
+            let free = UdpSocket::bind(address, port)?.port();
+            // Somebody may have taken it in between; another one is as good.
+            match Self::bind_beside(address, free, merging) {
+                Err(EngineError::Io(IoError::PortInUse { .. }))
+                    if port == 0 && attempts.next().is_some() => {}
+                bound => return bound,
+            }
+        }
     }
 
     /// Binds a port that others have that were bound by [`Self::bind`].
@@ -115,6 +129,8 @@ pub(crate) struct PortReaders {
     sockets: Vec<Arc<UdpSocket>>,
     ready: [bool; SOCKETS_MAX],
     kinds: [Kind; SOCKETS_MAX],
+    /// The socket whose turn is first.
+    next: usize,
 }
 
 impl PortReaders {
@@ -122,7 +138,7 @@ impl PortReaders {
         let all = [Some(share), lane_port].into_iter().flatten();
         let sockets = all.flat_map(|buckets| buckets.sockets.iter().cloned()).collect();
         let (ready, kinds) = ([false; SOCKETS_MAX], [Kind::UNKNOWN; SOCKETS_MAX]);
-        Self { sockets, ready, kinds }
+        Self { sockets, ready, kinds, next: 0 }
     }
 
     /// Waits for all of them.
@@ -158,8 +174,8 @@ impl PortReaders {
         self.ready = [false; SOCKETS_MAX];
     }
 
-    /// Gives each socket that has something its turn: its number, how its batches come, and how much
-    /// may be taken.
+    /// Gives sockets that have something their turn, [`TURNS_MAX`] of them: its number, how its batches
+    /// come, and how much may be taken. The others have it when this is called again.
     ///
     /// # Errors
     /// The first that is met.
@@ -169,11 +185,17 @@ impl PortReaders {
         mut take: impl FnMut(usize, &UdpSocket, &mut Kind, Turn) -> io::Result<()>,
     ) -> io::Result<()> {
         let alone = self.ready.iter().filter(|ready| **ready).count() <= 1;
-        let parts = self.sockets.iter().zip(&mut self.ready).zip(&mut self.kinds).enumerate();
-        for (number, ((socket, ready), kind)) in parts {
-            if mem::take(ready) {
+        let (first, count) = (self.next, self.sockets.len());
+        let mut turns = 0;
+        for number in (first..count).chain(0..first) {
+            if mem::take(&mut self.ready[number]) {
                 let turn = Turn { left: (!alone).then_some(TURN_BYTES) };
-                take(number, socket, kind, turn)?;
+                take(number, &self.sockets[number], &mut self.kinds[number], turn)?;
+                self.next = (number + 1) % count;
+                turns += 1;
+            }
+            if turns == TURNS_MAX {
+                break;
             }
         }
         Ok(())
@@ -285,13 +307,24 @@ mod tests {
             readers.take_turns(take).unwrap();
             assert!(turns == 1 && !readers.is_ready(), "{turns} in {:?}", begun.elapsed());
             readers.note_all_ready();
-            let mut turns = Vec::new();
-            let take = |number, _: &UdpSocket, _: &mut Kind, _| {
-                turns.push(number);
-                Ok(())
-            };
-            readers.take_turns(take).unwrap();
-            assert_eq!(turns, (0..SOCKETS_MAX).collect::<Vec<_>>());
+            let mut order = Vec::new();
+            while readers.is_ready() {
+                let mut turns = Vec::new();
+                let take = |number, _: &UdpSocket, _: &mut Kind, _| {
+                    turns.push(number);
+                    Ok(())
+                };
+                readers.take_turns(take).unwrap();
+                assert_eq!(turns.len(), TURNS_MAX);
+                // Who has had his turn and has more does not come before the others.
+                if order.len() < SOCKETS_MAX / 2 {
+                    turns.iter().for_each(|number| readers.ready[*number] = true);
+                }
+                order.extend(turns);
+            }
+            let mut firsts = order[..SOCKETS_MAX].to_vec();
+            firsts.sort_unstable();
+            assert_eq!(firsts, (0..SOCKETS_MAX).collect::<Vec<_>>(), "{order:?}");
             readers.note_ready(FIRST_TOKEN);
             readers.forget_ready();
             assert!(!readers.is_ready());

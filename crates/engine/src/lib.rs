@@ -70,7 +70,8 @@ use crate::worker::{Sending, Shared};
 pub const PORT: u16 = 6784;
 /// Probes and keepalives that wait to be sent at most.
 pub const COMMANDS_QUEUED_MAX: usize = 4_096;
-/// Workers that an engine can have; each takes a TAP queue, sixteen sockets and some 4 MiB.
+/// Workers that an engine can have; each takes a TAP queue, sixteen sockets and some 4 MiB;
+/// what peers send while it stands still waits in the kernel, at most 16 MiB in each socket.
 pub const WORKERS_MAX: usize = 64;
 
 /// The longest that a worker stays awake with nothing to do.

@@ -134,15 +134,9 @@ impl Worker {
                 sockets.note_all_ready();
             }
             let received = sockets.is_ready();
-            if received {
-                sockets.take_turns(|number, socket, kind, turn| match helped {
-                    true => {
-                        let gate = self.seed.help.socket(number);
-                        let receiver = (&mut receiver, kind);
-                        self.seed.open(gate, socket, &self.counters, receiver, &ports).map(drop)
-                    }
-                    false => self.drain_socket(socket, (&mut receiver, kind), turn, &ports),
-                })?;
+            self.receive(&mut sockets, &mut receiver, &ports, helped)?;
+            while stop && sockets.is_ready() {
+                self.receive(&mut sockets, &mut receiver, &ports, helped)?;
             }
             // What was just written may have been answered within the call, as TCP does.
             if tap || received {
@@ -226,6 +220,24 @@ impl Worker {
             let env = Env { tap: queue, socket: &shared.sockets, counters, events: &**events };
             drain(&shared.state, transmitter, &env, |buffer| queue.recv(buffer), buffer)
         });
+    }
+
+    /// Gives sockets that have something their turns.
+    #[inline]
+    fn receive(
+        &self,
+        sockets: &mut PortReaders,
+        receiver: &mut Receiver,
+        ports: &PortReader,
+        helped: bool,
+    ) -> io::Result<()> {
+        sockets.take_turns(|number, socket, kind, turn| {
+            if !helped {
+                return self.drain_socket(socket, (&mut *receiver, kind), turn, ports);
+            }
+            let (gate, receiver) = (self.seed.help.socket(number), (&mut *receiver, kind));
+            self.seed.open(gate, socket, &self.counters, receiver, ports).map(drop)
+        })
     }
 
     /// Takes what a socket has, up to its turn's share.

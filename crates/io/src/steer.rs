@@ -36,12 +36,17 @@ pub fn by_lane_and_source(member: &UdpSocket, workers: usize) -> io::Result<()> 
     let (word, net) = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, libc::SKF_NET_OFF as u32);
     let alu = |operation| libc::BPF_ALU | operation | libc::BPF_K;
     let protocol = (libc::SKF_AD_OFF + libc::SKF_AD_PROTOCOL) as u32;
+    let add = libc::BPF_ALU | libc::BPF_ADD | libc::BPF_X;
     let mut program = [
         statement(word, protocol),
-        jump(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, libc::ETH_P_IPV6 as u32, 0, 2),
-        // The last four bytes of the source.
+        jump(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, libc::ETH_P_IPV6 as u32, 0, 5),
+        // Of the IPv6 source: the end of the network's part, and the last four bytes.
+        statement(word, net.wrapping_add(12)),
+        statement(libc::BPF_MISC | libc::BPF_TAX, 0),
         statement(word, net.wrapping_add(20)),
+        statement(add, 0),
         statement(libc::BPF_JMP | libc::BPF_JA, 1),
+        // The IPv4 source.
         statement(word, net.wrapping_add(12)),
         statement(alu(libc::BPF_MUL), SPREAD),
         statement(alu(libc::BPF_RSH), u32::BITS - BUCKET_BITS),
@@ -50,7 +55,7 @@ pub fn by_lane_and_source(member: &UdpSocket, workers: usize) -> io::Result<()> 
         statement(alu(libc::BPF_AND), 0xff),
         statement(alu(BPF_MOD), workers as u32),
         statement(alu(libc::BPF_LSH), BUCKET_BITS),
-        statement(libc::BPF_ALU | libc::BPF_ADD | libc::BPF_X, 0),
+        statement(add, 0),
         statement(libc::BPF_RET | libc::BPF_A, 0),
     ];
     let filter =
@@ -70,13 +75,13 @@ pub fn by_lane_and_source(member: &UdpSocket, workers: usize) -> io::Result<()> 
 }
 
 /// The number of the bucket that datagrams from this address fall into, below [`BUCKETS`]: by its last
-/// four bytes.
+/// four bytes and, for IPv6, bytes 5 to 8, which tell networks of 64 bits apart.
 pub fn bucket_of(source: IpAddr) -> usize {
-    let last = match source.to_canonical() {
+    let sum = match source.to_canonical() {
         IpAddr::V4(v4) => v4.to_bits(),
-        IpAddr::V6(v6) => v6.to_bits() as u32,
+        IpAddr::V6(v6) => (v6.to_bits() as u32).wrapping_add((v6.to_bits() >> 64) as u32),
     };
-    (last.wrapping_mul(SPREAD) >> (u32::BITS - BUCKET_BITS)) as usize
+    (sum.wrapping_mul(SPREAD) >> (u32::BITS - BUCKET_BITS)) as usize
 }
 
 /// The remainder, which Linux has since 3.7.
@@ -177,6 +182,10 @@ mod tests {
                 (0..5).map(|host| bucket_of(address(host).into())).collect();
             assert_eq!(buckets.len(), 5, "from {}", address(0));
         }
+        let first_of = |network: u128| Ipv6Addr::from_bits((0xfd00 << 112) + (network << 64) + 1);
+        let buckets: BTreeSet<usize> =
+            (0..5).map(|network| bucket_of(first_of(network).into())).collect();
+        assert_eq!(buckets.len(), 5, "networks");
         assert_eq!(
             bucket_of(Ipv4Addr::new(192, 0, 2, 7).into()),
             bucket_of(Ipv4Addr::new(192, 0, 2, 7).to_ipv6_mapped().into())

@@ -17,7 +17,7 @@ use weft_lab::net::{
     Lab, Stopped, attainable_bps, counter, is_soak, namespace, probe, slowness, wait_ping,
 };
 
-/// One worker at each end, so that there is one queue; kernels with IPsec would take the traffic.
+/// One worker at each end, so that there is one queue from each peer; kernels with IPsec would take the traffic.
 const BRIDGE: [&str; 6] = ["--engine", "userspace", "--workers", "1", "--port-mode", "bridge"];
 const DIRECT: [&str; 6] = ["--engine", "userspace", "--workers", "1", "--port-mode", "direct"];
 /// How long what follows from a change may take.
