@@ -123,6 +123,17 @@ fn esp_loaded_later_is_picked_up_without_a_restart_and_without_loss() -> anyhow:
 }
 
 #[test]
+fn ovpn_loaded_later_is_picked_up_without_a_restart_and_without_loss() -> anyhow::Result<()> {
+    let hidden = hide_those_there(&[STANDS_IN])?;
+    let stage = Stage::pair(&OVPN, &OVPN)?;
+    let (one, two) = falls_back(&stage, "kernel without ovpn")?;
+    heals(&stage, &one, &two, || {
+        drop(hidden);
+        load(STANDS_IN)
+    })
+}
+
+#[test]
 fn a_kernel_without_vxlan_is_named() -> anyhow::Result<()> {
     let hidden = hide_those_there(&["vport_vxlan", "vxlan"])?;
     let stage = Stage::pair(&[], &[])?;

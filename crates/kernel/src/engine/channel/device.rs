@@ -150,14 +150,11 @@ impl Worker {
         let open = self.channel.is_open();
         let stands = |at: &Instant| open || at.elapsed() < Duration::from_millis(TRIED_MS);
         let tried = self.channel.tried.as_ref().filter(|(at, _)| stands(at));
-        let found = match tried.map(|(_, found)| found.clone()) {
+        let ciphers = match tried.map(|(_, found)| found.clone()) {
             Some(found) => found,
+            // A module that is loaded later is found as soon as one of IPsec would be.
             None => self.try_channel().await,
-        };
-        if found == Err(Reason::KernelWithoutOvpn) {
-            self.channel.tried = Some((Instant::now(), found.clone()));
-        }
-        let ciphers = found?;
+        }?;
         // Where there is another format nothing looks again: a path that needs the port says so, and is
         // tried again.
         if !self.config.esp {
