@@ -19,7 +19,7 @@ use weft_packet::ethernet;
 use weft_packet::vnet::{self, VnetHeader};
 use weft_path::EngineEvent;
 
-use crate::buckets::{Buckets, PortReaders, SOCKETS_MAX};
+use crate::buckets::{BucketReader, Buckets, SOCKETS_MAX};
 use crate::counters::{Work, WorkerCounters};
 use crate::crew::supervise;
 use crate::device::{Env, FrameSink, FrameSource, MessageSource, Origin, RunSink};
@@ -310,7 +310,7 @@ impl Helper {
         let mut poller = Poller::new()?;
         poller.add(&self.waker, WAKER)?;
         poller.add(tap, TAP)?;
-        let mut sockets = PortReaders::new(&self.seed.share, self.seed.lane_port.as_ref());
+        let mut sockets = BucketReader::new(&self.seed.share, self.seed.lane_port.as_ref());
         sockets.watch(&poller)?;
         let mut receiver = Receiver::new();
         receiver.set_merging(self.seed.merge.0, self.seed.merge.1);

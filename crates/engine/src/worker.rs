@@ -12,7 +12,7 @@ use weft_io::udp::UdpSocket;
 use weft_path::{EngineEvent, PathId};
 
 use crate::awake::Awake;
-use crate::buckets::{Buckets, PortReaders, Turn};
+use crate::buckets::{BucketReader, Buckets, Turn};
 use crate::counters::WorkerCounters;
 use crate::device::{Env, FrameSink, FrameSource, LaneSockets, RunSink};
 use crate::helper::Seed;
@@ -96,7 +96,7 @@ impl Worker {
         let mut poller = Poller::new()?;
         poller.add(&self.waker, WAKER)?;
         poller.add(&self.tap, TAP)?;
-        let mut sockets = PortReaders::new(&self.share, self.lane_port.as_ref());
+        let mut sockets = BucketReader::new(&self.share, self.lane_port.as_ref());
         sockets.watch(&poller)?;
         // Of this thread alone, hence made here.
         let mut receiver = Receiver::new();
@@ -226,7 +226,7 @@ impl Worker {
     #[inline]
     fn receive(
         &self,
-        sockets: &mut PortReaders,
+        sockets: &mut BucketReader,
         receiver: &mut Receiver,
         ports: &PortReader,
         helped: bool,

@@ -9,7 +9,7 @@ use std::os::fd::{AsFd, AsRawFd};
 use crate::udp::UdpSocket;
 
 /// Workers that can share a port and be told apart by lane.
-pub const WORKERS_MAX: usize = 256;
+pub const STEERED_WORKERS_MAX: usize = 256;
 /// Sockets of each, among which the peers are shared out.
 pub const BUCKETS: usize = 1 << BUCKET_BITS;
 const BUCKET_BITS: u32 = 3;
@@ -27,10 +27,10 @@ const SPREAD: u32 = 0x9e37_79b9;
 /// Called again after a worker's sockets were bound, and before the last worker's are closed.
 ///
 /// # Errors
-/// `InvalidInput`: not 1 to [`WORKERS_MAX`] workers. Else what the kernel refused: then it picks the
+/// `InvalidInput`: not 1 to [`STEERED_WORKERS_MAX`] workers. Else what the kernel refused: then it picks the
 /// socket by addresses and ports, which is slower but no less right.
 pub fn by_lane_and_source(member: &UdpSocket, workers: usize) -> io::Result<()> {
-    if !(1..=WORKERS_MAX).contains(&workers) {
+    if !(1..=STEERED_WORKERS_MAX).contains(&workers) {
         return Err(io::ErrorKind::InvalidInput.into());
     }
     let (word, net) = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, libc::SKF_NET_OFF as u32);
@@ -165,7 +165,7 @@ mod tests {
             check_source(&sockets, workers, v6, v6);
         }
         let single = UdpSocket::bind_shared(None, 0).unwrap();
-        for workers in [0, WORKERS_MAX + 1] {
+        for workers in [0, STEERED_WORKERS_MAX + 1] {
             assert!(by_lane_and_source(&single, workers).is_err());
         }
         // Who does not share a port is refused one that is shared, and the other way round.

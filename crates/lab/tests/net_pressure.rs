@@ -131,6 +131,29 @@ fn send(sender: &UdpSocket, numbers: std::ops::Range<u32>) -> anyhow::Result<()>
     Ok(())
 }
 
+/// Sends until a queue of the host that is to receive is full.
+fn flood_until_lost(sender: &UdpSocket, far: &Host) -> anyhow::Result<()> {
+    let queues = || pid(far).map(SocketQueues::of);
+    let mut sent = 0;
+    while queues()?.dropped == 0 {
+        assert!(sent < FLOOD_MAX, "{sent} datagrams and no end: {:?}", queues()?);
+        send(sender, sent..sent + 1_000)?;
+        sent += 1_000;
+    }
+    Ok(())
+}
+
+/// So many datagrams come, whole and in the order in which they were sent.
+fn all_arrive(receiver: &UdpSocket, count: u32) -> anyhow::Result<()> {
+    let mut bytes = [0; DATAGRAM_BYTES + 1];
+    for number in 0..count {
+        let length = uninterrupted(|| receiver.recv(&mut bytes))
+            .map_err(|error| anyhow::anyhow!("datagram {number} of {count}: {error}"))?;
+        assert!(length == DATAGRAM_BYTES && bytes[..4] == number.to_be_bytes(), "{number}");
+    }
+    Ok(())
+}
+
 fn a_receiver_that_stands_still(options: &[&str]) -> anyhow::Result<()> {
     const FEW: u32 = 1_000;
     let lab = Lab::pair(options)?;
@@ -151,23 +174,13 @@ fn a_receiver_that_stands_still(options: &[&str]) -> anyhow::Result<()> {
     all.map_err(|error| anyhow::anyhow!("{error}: {:?}", queues()))?;
     assert_eq!(queues()?.dropped, 0, "it loses before its queue is full");
     drop(stopped);
-    let mut bytes = [0; DATAGRAM_BYTES + 1];
-    for number in 0..FEW {
-        let length = uninterrupted(|| receiver.recv(&mut bytes))
-            .map_err(|error| anyhow::anyhow!("datagram {number} of {FEW}: {error}"))?;
-        assert!(length == DATAGRAM_BYTES && bytes[..4] == number.to_be_bytes(), "{number}");
-    }
+    all_arrive(&receiver, FEW)?;
     all_is_accounted_for(&lab)?;
     assert_eq!(counter(far, "socket_overflows")?, 0);
 
     // What does not is lost, and counted.
     let stopped = Stopped::daemon_of(far)?;
-    let mut sent = 0;
-    while queues()?.dropped == 0 {
-        assert!(sent < FLOOD_MAX, "{sent} datagrams and no end: {:?}", queues()?);
-        send(&sender, sent..sent + 1_000)?;
-        sent += 1_000;
-    }
+    flood_until_lost(&sender, far)?;
     let full = queues()?;
     drop(stopped);
     all_is_accounted_for(&lab)?;
@@ -211,12 +224,7 @@ fn what_one_peer_sends_too_much_is_lost_to_no_other() -> anyhow::Result<()> {
     let lost = || pid(host).map(|pid| SocketQueues::of(pid).dropped);
 
     let stopped = Stopped::daemon_of(host)?;
-    let mut sent = 0;
-    while lost()? == 0 {
-        assert!(sent < FLOOD_MAX, "{sent} datagrams and no end");
-        send(&flood, sent..sent + 1_000)?;
-        sent += 1_000;
-    }
+    flood_until_lost(&flood, host)?;
     // What is under way yet finds no room either.
     let mut before = 0;
     wait_until("the last of the flood to be lost", SETTLE, || {
@@ -224,12 +232,7 @@ fn what_one_peer_sends_too_much_is_lost_to_no_other() -> anyhow::Result<()> {
     })?;
     send(&sender, 0..FEW)?;
     drop(stopped);
-    let mut bytes = [0; DATAGRAM_BYTES + 1];
-    for number in 0..FEW {
-        let length = uninterrupted(|| receiver.recv(&mut bytes))
-            .map_err(|error| anyhow::anyhow!("datagram {number} of {FEW}: {error}"))?;
-        assert!(length == DATAGRAM_BYTES && bytes[..4] == number.to_be_bytes(), "{number}");
-    }
+    all_arrive(&receiver, FEW)?;
     Ok(())
 }
 
