@@ -5,7 +5,6 @@
 //! turn. Peers whose addresses fall into one bucket share its queue.
 
 use std::io;
-use std::mem;
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -15,22 +14,21 @@ use weft_io::steer::{self, BUCKETS};
 use weft_io::udp::UdpSocket;
 
 use crate::EngineError;
+use crate::queues::TOKENS_END;
 use crate::receive::Kind;
+use crate::turns::Turns;
 
 /// Bytes taken from one socket in a turn while others have something, each message counted as
 /// [`MESSAGE_BYTES`] more: eight full runs. A turn of small messages ends earlier, with its batches.
 pub(crate) const TURN_BYTES: usize = 8 * 65_536;
 /// What a message costs beside its bytes, as bytes that cost as much.
 const MESSAGE_BYTES: usize = 1_024;
-/// Sockets that have their turn before something is sent: what else has something waits for the next
-/// pass, in which it comes first.
-const TURNS_MAX: usize = 2;
 /// How often a free port is looked for.
 const PORT_ATTEMPTS_MAX: u32 = 16;
 /// Sockets of a worker: of its share of the engine's port, and of its lanes' port.
 pub(crate) const SOCKETS_MAX: usize = 2 * BUCKETS;
-/// Tokens of the sockets begin here; those below are a thread's own.
-pub(crate) const FIRST_TOKEN: u64 = 16;
+/// Their tokens begin here.
+const FIRST_TOKEN: u64 = TOKENS_END;
 
 /// The sockets of one port, one for each bucket.
 #[derive(Clone, Debug)]
@@ -127,18 +125,16 @@ impl Turn {
 pub(crate) struct BucketReader {
     /// The share of the engine's port first, then the lanes' port.
     sockets: Vec<Arc<UdpSocket>>,
-    ready: [bool; SOCKETS_MAX],
+    turns: Turns<SOCKETS_MAX>,
     kinds: [Kind; SOCKETS_MAX],
-    /// The socket whose turn is first.
-    next: usize,
 }
 
 impl BucketReader {
     pub(crate) fn new(share: &Buckets, lane_port: Option<&Buckets>) -> Self {
         let all = [Some(share), lane_port].into_iter().flatten();
-        let sockets = all.flat_map(|buckets| buckets.sockets.iter().cloned()).collect();
-        let (ready, kinds) = ([false; SOCKETS_MAX], [Kind::UNKNOWN; SOCKETS_MAX]);
-        Self { sockets, ready, kinds, next: 0 }
+        let sockets: Vec<_> = all.flat_map(|buckets| buckets.sockets.iter().cloned()).collect();
+        let turns = Turns::new(sockets.len(), FIRST_TOKEN);
+        Self { sockets, turns, kinds: [Kind::UNKNOWN; SOCKETS_MAX] }
     }
 
     /// Waits for all of them.
@@ -150,33 +146,14 @@ impl BucketReader {
         self.sockets.iter().zip(FIRST_TOKEN..).try_for_each(add)
     }
 
-    /// Notes that a socket has something; false if this is no socket's token.
+    /// Which have something.
     #[inline]
-    pub(crate) fn note_ready(&mut self, token: u64) -> bool {
-        let number = token.checked_sub(FIRST_TOKEN).and_then(|it| usize::try_from(it).ok());
-        let ready = number.and_then(|number| self.ready.get_mut(number));
-        ready.map(|ready| *ready = true).is_some()
+    pub(crate) const fn turns(&mut self) -> &mut Turns<SOCKETS_MAX> {
+        &mut self.turns
     }
 
-    /// As if all had something.
-    pub(crate) fn note_all_ready(&mut self) {
-        self.ready[..self.sockets.len()].fill(true);
-    }
-
-    /// Whether one has something.
-    #[inline]
-    pub(crate) fn is_ready(&self) -> bool {
-        self.ready.contains(&true)
-    }
-
-    /// Nobody looks at what has something now: it will be told again.
-    pub(crate) const fn forget_ready(&mut self) {
-        self.ready = [false; SOCKETS_MAX];
-    }
-
-    /// Gives [`TURNS_MAX`] of the sockets that have something their turns; the others have theirs when
-    /// this is called again. `take` is told a socket's number, how its batches come, and how much it may
-    /// take.
+    /// Takes turns, as [`Turns::take`]. `take` is told a socket's number, how its batches come, and how
+    /// much it may take.
     ///
     /// # Errors
     /// The first that is met.
@@ -185,21 +162,11 @@ impl BucketReader {
         &mut self,
         mut take: impl FnMut(usize, &UdpSocket, &mut Kind, Turn) -> io::Result<()>,
     ) -> io::Result<()> {
-        let alone = self.ready.iter().filter(|ready| **ready).count() <= 1;
-        let (first, count) = (self.next, self.sockets.len());
-        let mut turns = 0;
-        for number in (first..count).chain(0..first) {
-            if mem::take(&mut self.ready[number]) {
-                let turn = Turn { left: (!alone).then_some(TURN_BYTES) };
-                take(number, &self.sockets[number], &mut self.kinds[number], turn)?;
-                self.next = (number + 1) % count;
-                turns += 1;
-            }
-            if turns == TURNS_MAX {
-                break;
-            }
-        }
-        Ok(())
+        let Self { sockets, turns, kinds } = self;
+        turns.take(|number, is_alone| {
+            let turn = Turn { left: (!is_alone).then_some(TURN_BYTES) };
+            take(number, &sockets[number], &mut kinds[number], turn)
+        })
     }
 }
 
@@ -260,7 +227,7 @@ mod tests {
 
             // Within one turn of each, however much the first one has.
             let tokens: Vec<u64> = poller.wait(Some(PATIENCE)).unwrap().collect();
-            assert!(tokens.iter().all(|token| readers.note_ready(*token)), "{tokens:?}");
+            assert!(tokens.iter().all(|token| readers.turns().note_token(*token)), "{tokens:?}");
             let mut taken = [0; 3];
             let mut batch = RecvBatch::new();
             let take = |_, socket: &UdpSocket, _: &mut Kind, mut turn: Turn| {
@@ -289,14 +256,12 @@ mod tests {
             lane_port.steer(1);
             let share = Buckets::bind(None, 0, true).unwrap();
             let mut readers = BucketReader::new(&share, Some(&lane_port));
-            assert!(!readers.is_ready() && !readers.note_ready(FIRST_TOKEN - 1));
-            assert!(!readers.note_ready(FIRST_TOKEN + SOCKETS_MAX as u64));
             let mut poller = Poller::new().unwrap();
             readers.watch(&poller).unwrap();
             let (socket, to) = sender(3, lane_port.sender().port());
             socket.send_run(&[7; 20], 20, &to).unwrap();
             let tokens: Vec<u64> = poller.wait(Some(PATIENCE)).unwrap().collect();
-            assert!(tokens.len() == 1 && readers.note_ready(tokens[0]), "{tokens:?}");
+            assert!(tokens.len() == 1 && readers.turns().note_token(tokens[0]), "{tokens:?}");
             let mut turns = 0;
             let take = |number, _: &UdpSocket, _: &mut Kind, mut turn: Turn| {
                 turns += 1;
@@ -305,37 +270,7 @@ mod tests {
                 Ok(())
             };
             readers.take_turns(take).unwrap();
-            assert!(turns == 1 && !readers.is_ready(), "{turns}");
-            readers.note_ready(FIRST_TOKEN);
-            readers.forget_ready();
-            assert!(!readers.is_ready());
-        });
-    }
-
-    #[test]
-    fn all_have_had_their_turn_before_any_has_another() {
-        alone(|| {
-            let [share, lane_port] = [(); 2].map(|()| Buckets::bind(None, 0, true).unwrap());
-            let mut readers = BucketReader::new(&share, Some(&lane_port));
-            readers.note_all_ready();
-            let mut order = Vec::new();
-            while readers.is_ready() {
-                let mut turns = Vec::new();
-                let take = |number, _: &UdpSocket, _: &mut Kind, _| {
-                    turns.push(number);
-                    Ok(())
-                };
-                readers.take_turns(take).unwrap();
-                assert_eq!(turns.len(), TURNS_MAX);
-                // These have more.
-                if order.len() < SOCKETS_MAX / 2 {
-                    turns.iter().for_each(|number| readers.ready[*number] = true);
-                }
-                order.extend(turns);
-            }
-            let mut firsts = order[..SOCKETS_MAX].to_vec();
-            firsts.sort_unstable();
-            assert_eq!(firsts, (0..SOCKETS_MAX).collect::<Vec<_>>(), "{order:?}");
+            assert!(turns == 1 && !readers.turns().is_ready(), "{turns}");
         });
     }
 

@@ -180,7 +180,7 @@ mod tests {
 
     use weft_io::keylog::KeyLog;
     use weft_io::namespace::unshare_network;
-    use weft_io::tap::{Tap, TapOptions};
+    use weft_io::tap::TapOptions;
     use weft_path::{Mac, Vni};
 
     use super::*;
@@ -188,6 +188,7 @@ mod tests {
     use crate::device::LaneSockets;
     use crate::helper::Seed;
     use crate::ports::Ports;
+    use crate::queues::Queues;
     use crate::state::State;
     use crate::transmit::Transmitter;
     use crate::worker::Shared;
@@ -259,12 +260,12 @@ mod tests {
 
     /// A worker whose thread is the calling one.
     fn worker(number: usize) -> Watched {
-        let options = TapOptions { name: format!("weft{number}"), persist: false };
+        let options = TapOptions::new(format!("weft{number}"));
         let state = State::new(Vni(7), 1_388, Arc::default(), KeyLog::default());
         let (sockets, ports) = (LaneSockets::default(), Ports::new());
         let helpers = Arc::new(Helpers::new(Seed {
             worker: number,
-            tap: Arc::new(Tap::open(&options).unwrap()),
+            queues: Queues::open(&options, true).unwrap(),
             share: Buckets::bind(None, 0, true).unwrap(),
             lane_port: None,
             shared: Arc::new(RwLock::new(Shared { state, sockets, ports })),

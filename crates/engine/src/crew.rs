@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use weft_io::offload::Offloads;
 use weft_io::poller::Waker;
-use weft_io::tap::{Tap, TapOptions};
+use weft_io::tap::TapOptions;
 use weft_path::{EngineEvent, EngineKind, Mac};
 
 use crate::awake::Awake;
@@ -20,6 +20,7 @@ use crate::counters::WorkerCounters;
 use crate::device::LaneSockets;
 use crate::helper::{Helpers, Seed};
 use crate::lane::LANE_LOOK_MS;
+use crate::queues::{QUEUE_PACKETS, Queues};
 use crate::transmit::Transmitter;
 use crate::worker::{Sending, Shared, Worker};
 use crate::{BUSY_POLL_MAX, EngineConfig, EngineError};
@@ -66,7 +67,7 @@ struct Running {
     waker: Waker,
     share: Buckets,
     lane_port: Option<Buckets>,
-    tap_name: String,
+    queues: Queues,
     helpers: Arc<Helpers>,
 }
 
@@ -85,7 +86,11 @@ impl Crew {
             past_overflows: 0,
             shared,
             events,
-            tap: TapOptions { name: config.tap_name.clone(), persist: config.tap_persist },
+            tap: TapOptions {
+                name: config.tap_name.clone(),
+                persist: config.tap_persist,
+                queue_packets: QUEUE_PACKETS,
+            },
             bind: config.bind,
             port: config.port,
             pin: config.pin,
@@ -110,7 +115,7 @@ impl Crew {
     /// There is no worker.
     pub(crate) fn first(&self) -> Result<(Waker, u16, String), EngineError> {
         let first = self.running.first().ok_or(EngineError::Stopped)?;
-        Ok((first.waker.clone(), first.share.sender().port(), first.tap_name.clone()))
+        Ok((first.waker.clone(), first.share.sender().port(), first.queues.name().to_owned()))
     }
 
     /// The counters of all workers that there ever were.
@@ -158,11 +163,7 @@ impl Crew {
     pub(crate) fn add(&mut self, sendings: Queue<Sending>) -> Result<(), EngineError> {
         let kernel = |what| move |source| EngineError::Kernel { what, source };
         let number = self.running.len();
-        let mut tap = Tap::open(&self.tap)?;
-        if !self.offloads {
-            tap.stop_offloads().map_err(kernel("turn a TAP device's offloads off"))?;
-        }
-        let tap = Arc::new(tap);
+        let queues = Queues::open(&self.tap, self.offloads)?;
         let (share, lane_port) = self.sockets(number)?;
         let waker = Waker::new().map_err(kernel("make an event descriptor"))?;
         let stop = Arc::new(AtomicBool::new(false));
@@ -170,16 +171,17 @@ impl Crew {
         if self.counters.len() <= number {
             self.counters.push(Arc::default());
         }
-        let tap_name = tap.name().to_owned();
-        // The next one opens a queue of the same device, also where the name was a pattern.
+        let tap_name = queues.name().to_owned();
+        // The next one opens queues of the same device, also where the name was a pattern.
         self.tap.name.clone_from(&tap_name);
-        let merge = (tap.offloads().tso && self.merge.0, tap.offloads().uso && self.merge.1);
+        let granted = queues.offloads();
+        let merge = (granted.tso && self.merge.0, granted.uso && self.merge.1);
         let (segments_max, mac, copy_dscp) = (self.segments_max, self.probe_mac, self.copy_dscp);
         let make =
             move || Transmitter::of_worker(number, segments_max, mac).with_copy_dscp(copy_dscp);
         let seed = Seed {
             worker: number,
-            tap: Arc::clone(&tap),
+            queues: queues.clone(),
             share: share.clone(),
             lane_port: lane_port.clone(),
             shared: Arc::clone(&self.shared),
@@ -193,7 +195,7 @@ impl Crew {
         let worker = Worker {
             number,
             merge,
-            tap,
+            queues: queues.clone(),
             share: share.clone(),
             lane_port: lane_port.clone(),
             shared: Arc::clone(&self.shared),
@@ -221,7 +223,7 @@ impl Crew {
             waker,
             share,
             lane_port,
-            tap_name,
+            queues,
             helpers: Arc::clone(&helpers),
         });
         self.change_sockets(|sockets| {
@@ -298,6 +300,7 @@ impl Crew {
     fn steer(&self, workers: usize) {
         if let Some(first) = self.running.first() {
             first.share.steer(workers);
+            first.queues.steer(workers);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Helpers: further threads on a worker's TAP queue and sockets, so that one flow uses several cores.
+//! Helpers: further threads on a worker's TAP queues and sockets, so that one flow uses several cores.
 //!
 //! Worker and helpers do the same: one takes a unit of some 64 KiB off the device, seals or opens it
 //! beside the others, and sends or writes it when all units taken before it are gone. A unit stays
@@ -13,6 +13,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use weft_io::poller::{Poller, Waker};
+use weft_io::steer::BUCKETS;
 use weft_io::tap::{FRAME_LEN_MAX, Tap};
 use weft_io::udp::{Remote, UdpSocket};
 use weft_packet::ethernet;
@@ -25,6 +26,7 @@ use crate::crew::supervise;
 use crate::device::{Env, FrameSink, FrameSource, MessageSource, Origin, RunSink};
 use crate::gate::{Front, Gate, Ticket};
 use crate::ports::{Outlet, PortReader};
+use crate::queues::{QueueReader, Queues};
 use crate::receive::{Kind, Receiver};
 use crate::state::State;
 use crate::transmit::Transmitter;
@@ -36,7 +38,6 @@ const UNIT_BYTES_MAX: usize = 65_536;
 const IDLE_MAX: Duration = Duration::from_millis(100);
 
 const WAKER: u64 = 0;
-const TAP: u64 = 1;
 
 /// A socket that is sent from in turn.
 struct InTurn<'a, R> {
@@ -147,7 +148,7 @@ pub(crate) fn open_unit<M: MessageSource, F: FrameSink, R>(
 /// What a worker and its helpers agree on.
 #[derive(Debug, Default)]
 pub(crate) struct Help {
-    pub(crate) tap: Gate,
+    queues: [Gate; BUCKETS],
     sockets: [Gate; SOCKETS_MAX],
     /// So many helpers are to work: the first ones. Written by who decides.
     wanted: AtomicUsize,
@@ -158,6 +159,11 @@ pub(crate) struct Help {
 }
 
 impl Help {
+    /// Where worker and helpers pass at the TAP queue with this number.
+    fn queue(&self, number: usize) -> &Gate {
+        &self.queues[number]
+    }
+
     /// Where worker and helpers pass at the socket with this number.
     pub(crate) fn socket(&self, number: usize) -> &Gate {
         &self.sockets[number]
@@ -201,7 +207,7 @@ impl Drop for AtWork<'_> {
 pub(crate) struct Seed {
     /// The worker's number.
     pub(crate) worker: usize,
-    pub(crate) tap: Arc<Tap>,
+    pub(crate) queues: Queues,
     pub(crate) share: Buckets,
     pub(crate) lane_port: Option<Buckets>,
     pub(crate) shared: Arc<RwLock<Shared>>,
@@ -306,10 +312,11 @@ struct Helper {
 impl Helper {
     fn run(self) -> io::Result<()> {
         self.counters.begin();
-        let Seed { tap, help, .. } = &self.seed;
+        let help = &self.seed.help;
         let mut poller = Poller::new()?;
         poller.add(&self.waker, WAKER)?;
-        poller.add(tap, TAP)?;
+        let mut queues = QueueReader::new(&self.seed.queues);
+        queues.watch(&poller)?;
         let mut sockets = BucketReader::new(&self.seed.share, self.seed.lane_port.as_ref());
         sockets.watch(&poller)?;
         let mut receiver = Receiver::new();
@@ -324,34 +331,34 @@ impl Helper {
                 thread::park();
                 continue;
             }
-            let mut from_tap = false;
             for token in poller.wait(Some(IDLE_MAX))? {
                 match token {
                     WAKER => {}
-                    TAP => from_tap = true,
-                    token if sockets.note_ready(token) => {}
+                    token if queues.turns().note_token(token) => {}
+                    token if sockets.turns().note_token(token) => {}
                     token => ports.note_ready(token),
                 }
             }
             ports.sync(&poller, &self.seed.shared);
             let Some(_at_work) = help.begin(self.number) else {
                 ports.forget_ready();
-                sockets.forget_ready();
+                sockets.turns().forget_ready();
+                queues.turns().forget_ready();
                 // The worker has not seen yet that it is wanted, or no longer.
                 thread::yield_now();
                 continue;
             };
             let mut units = 0;
-            let received = sockets.is_ready();
+            let (seed, counters) = (&self.seed, &self.counters);
             sockets.take_turns(|number, socket, kind, _| {
-                let (gate, counters) = (help.socket(number), &self.counters);
-                units += self.seed.open(gate, socket, counters, (&mut receiver, kind), &ports)?;
+                let (gate, receiver) = (help.socket(number), (&mut receiver, kind));
+                units += seed.open(gate, socket, counters, receiver, (&queues, &ports))?;
                 Ok(())
             })?;
-            if from_tap || received {
-                units += self.seed.seal(&self.counters, &mut transmitter, &mut buffer)?;
-            }
-            let (seed, counters) = (&self.seed, &self.counters);
+            queues.take_turns(|number, tap| {
+                units += seed.seal((number, tap), counters, &mut transmitter, &mut buffer)?;
+                Ok(())
+            })?;
             units += seed.seal_ports(&poller, &mut ports, counters, &mut transmitter, &mut buffer);
             self.counters.did(Work::UnitsHelped, units);
         }
@@ -367,7 +374,7 @@ impl Seed {
         socket: &UdpSocket,
         counters: &WorkerCounters,
         (receiver, kind): (&mut Receiver, &mut Kind),
-        ports: &PortReader,
+        written: (&QueueReader, &PortReader),
     ) -> io::Result<u64> {
         receiver.kind = *kind;
         for units in 0..UNITS_MAX {
@@ -375,10 +382,10 @@ impl Seed {
             // holds a ticket must not wait for it.
             let shared = read(&self.shared);
             let outlet = Outlet {
-                switch: &self.tap,
+                switch: self.queues.writer(),
                 ports: &shared.ports,
                 worker: self.worker,
-                written: &ports.written,
+                written,
             };
             let env =
                 Env { tap: &outlet, socket: &shared.sockets, counters, events: &*self.events };
@@ -393,14 +400,15 @@ impl Seed {
         Ok(UNITS_MAX)
     }
 
-    /// Some units from the switch's TAP device to the wire; returns how many.
+    /// Some units from a queue of the switch's TAP device to the wire; returns how many.
     pub(crate) fn seal(
         &self,
+        (number, tap): (usize, &Tap),
         counters: &WorkerCounters,
         transmitter: &mut Transmitter,
         buffer: &mut [u8],
     ) -> io::Result<u64> {
-        self.seal_from(&self.help.tap, &*self.tap, counters, transmitter, buffer)
+        self.seal_from(self.help.queue(number), tap, counters, transmitter, buffer)
     }
 
     /// The same from the direct ports that have something.

@@ -22,6 +22,7 @@ mod helper;
 mod lane;
 mod limit;
 mod ports;
+mod queues;
 pub mod race;
 mod receive;
 mod run;
@@ -32,6 +33,7 @@ mod tests;
 #[cfg(test)]
 mod tests_ecn;
 mod transmit;
+mod turns;
 mod worker;
 
 use std::net::IpAddr;
@@ -70,9 +72,10 @@ use crate::worker::{Sending, Shared};
 pub const PORT: u16 = 6784;
 /// Probes and keepalives that wait to be sent at most.
 pub const COMMANDS_QUEUED_MAX: usize = 4_096;
-/// Workers that an engine can have; each takes a TAP queue, sixteen sockets and some 4 MiB;
-/// what peers send while it stands still waits in the kernel, at most 16 MiB in each socket.
-pub const WORKERS_MAX: usize = 64;
+/// Workers that an engine can have; each takes eight TAP queues, sixteen sockets and some 4 MiB;
+/// what peers send while it stands still waits in the kernel, at most 16 MiB in each socket, and what
+/// containers send, at most 64 MiB in each queue.
+pub const WORKERS_MAX: usize = weft_io::steer::TAP_WORKERS_MAX;
 
 /// The longest that a worker stays awake with nothing to do.
 pub const BUSY_POLL_MAX: Duration = Duration::from_millis(10);
@@ -337,7 +340,7 @@ fn check_workers(workers: usize) -> Result<(), EngineError> {
     }
     Err(EngineError::Configuration {
         what: "the number of workers",
-        allowed: "1 to 64",
+        allowed: "1 to 32",
         given: workers.to_string(),
     })
 }

@@ -17,6 +17,7 @@ use weft_path::Mac;
 use crate::device::{FrameSink, FrameSource, RunSink};
 use crate::error::EngineError;
 use crate::gate::Gate;
+use crate::queues::QueueReader;
 use crate::state::key_of;
 use crate::table::{Slab, Table};
 use crate::worker::{Shared, read};
@@ -202,8 +203,8 @@ pub(crate) struct Outlet<'a> {
     pub(crate) switch: &'a Tap,
     pub(crate) ports: &'a Ports,
     pub(crate) worker: usize,
-    /// The port that was written to last.
-    pub(crate) written: &'a Cell<Option<u64>>,
+    /// Who is told what was written to.
+    pub(crate) written: (&'a QueueReader, &'a PortReader),
 }
 
 impl FrameSink for Outlet<'_> {
@@ -213,9 +214,10 @@ impl FrameSink for Outlet<'_> {
         let frame = slices.iter().skip(1).find(|slice| !slice.is_empty());
         let destination = frame.and_then(|frame| frame.first_chunk::<6>());
         let Some(port) = destination.and_then(|mac| self.ports.of(*mac)) else {
+            destination.inspect(|mac| self.written.0.note_written(**mac));
             return self.switch.send(slices);
         };
-        self.written.set(Some(port.id));
+        self.written.1.written.set(Some(port.id));
         port.queues[self.worker % port.queues.len()].send(slices)
     }
 }
@@ -230,7 +232,8 @@ pub(crate) struct PortReader {
     queues: Vec<(Arc<Port>, usize)>,
     /// Tokens of those that have something.
     ready: Vec<u64>,
-    pub(crate) written: Cell<Option<u64>>,
+    /// The port that was written to last.
+    written: Cell<Option<u64>>,
 }
 
 /// Tokens of queues of direct ports are at least this.
@@ -359,7 +362,7 @@ mod tests {
 
     /// A device with one queue.
     fn device() -> Vec<Tap> {
-        vec![Tap::open(&TapOptions { name: "weft%d".to_owned(), persist: false }).unwrap()]
+        vec![Tap::open(&TapOptions::new("weft%d")).unwrap()]
     }
 
     fn fill_and_ask_for_more() {

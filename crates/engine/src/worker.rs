@@ -18,6 +18,7 @@ use crate::device::{Env, FrameSink, FrameSource, LaneSockets, RunSink};
 use crate::helper::Seed;
 use crate::lane::LANE_LOOK_MS;
 use crate::ports::{Outlet, PortReader, Ports};
+use crate::queues::{QueueReader, Queues};
 use crate::receive::{Kind, Receiver};
 use crate::run::errno;
 use crate::state::State;
@@ -36,7 +37,6 @@ pub const SENDINGS_MAX: usize = 256;
 pub const UNITS_MAX: u64 = 8;
 
 const WAKER: u64 = 0;
-const TAP: u64 = 1;
 
 /// What all workers of an engine know. A worker reads it for one batch at a time; a command that
 /// changes it waits for the batches in hand and holds up the next ones for as long as it takes.
@@ -57,7 +57,7 @@ pub(crate) enum Sending {
 /// What a worker owns.
 pub(crate) struct Worker {
     pub(crate) number: usize,
-    pub(crate) tap: Arc<Tap>,
+    pub(crate) queues: Queues,
     /// Its share of the engine's port.
     pub(crate) share: Buckets,
     /// What its lanes are sent from, if that is another port.
@@ -95,7 +95,8 @@ impl Worker {
         self.awake.begin(self.counters.own_datagrams());
         let mut poller = Poller::new()?;
         poller.add(&self.waker, WAKER)?;
-        poller.add(&self.tap, TAP)?;
+        let mut queues = QueueReader::new(&self.queues);
+        queues.watch(&poller)?;
         let mut sockets = BucketReader::new(&self.share, self.lane_port.as_ref());
         sockets.watch(&poller)?;
         // Of this thread alone, hence made here.
@@ -106,7 +107,7 @@ impl Worker {
         let mut ports = PortReader::of_worker(self.number);
         ports.sync(&poller, &self.shared);
         loop {
-            let (mut woken, mut tap) = (false, false);
+            let mut woken = false;
             let wait = self.look_after_lanes(&mut looks);
             let left =
                 self.until.get().map(|until| until.saturating_duration_since(Instant::now()));
@@ -115,8 +116,8 @@ impl Worker {
             for token in poller.wait_awake(self.awake.spin(), wait)? {
                 match token {
                     WAKER => woken = true,
-                    TAP => tap = true,
-                    token if sockets.note_ready(token) => {}
+                    token if queues.turns().note_token(token) => {}
+                    token if sockets.turns().note_token(token) => {}
                     token => ports.note_ready(token),
                 }
             }
@@ -131,21 +132,20 @@ impl Worker {
             let stop = self.stop.load(Ordering::Relaxed) || left.is_some_and(|left| left.is_zero());
             let helped = self.seed.help.is_on();
             if stop {
-                sockets.note_all_ready();
+                sockets.turns().note_all_ready();
             }
-            let received = sockets.is_ready();
-            self.receive(&mut sockets, &mut receiver, &ports, helped)?;
-            while stop && sockets.is_ready() {
-                self.receive(&mut sockets, &mut receiver, &ports, helped)?;
+            let written = (&queues, &ports);
+            self.receive(&mut sockets, &mut receiver, written, helped)?;
+            while stop && sockets.turns().is_ready() {
+                self.receive(&mut sockets, &mut receiver, written, helped)?;
             }
-            // What was just written may have been answered within the call, as TCP does.
-            if tap || received {
-                if helped {
-                    self.seed.seal(&self.counters, &mut self.transmitter, &mut buffer)?;
-                } else {
-                    self.drain_tap(&mut buffer)?;
+            queues.take_turns(|number, tap| {
+                if !helped {
+                    return self.drain_queue(tap, &mut buffer);
                 }
-            }
+                let Self { seed, counters, transmitter, .. } = &mut self;
+                seed.seal((number, tap), counters, transmitter, &mut buffer).map(drop)
+            })?;
             if helped {
                 let Self { seed, counters, transmitter, .. } = &mut self;
                 seed.seal_ports(&poller, &mut ports, counters, transmitter, &mut buffer);
@@ -164,8 +164,9 @@ impl Worker {
         if !shared.state.several_lanes() {
             return None;
         }
-        let Self { tap, counters, events, .. } = self;
-        let env = Env { tap: &**tap, socket: &shared.sockets, counters, events: &**events };
+        let Self { queues, counters, events, .. } = self;
+        let env =
+            Env { tap: queues.writer(), socket: &shared.sockets, counters, events: &**events };
         let sockets = shared.sockets.sockets();
         // Lanes leave from other sockets now: peers are to hear from where.
         let moved = std::mem::replace(&mut looks.sockets, sockets) > sockets;
@@ -190,9 +191,10 @@ impl Worker {
     }
 
     fn send(&mut self, sending: Sending) {
-        let Self { tap, shared, transmitter, counters, events, .. } = self;
+        let Self { queues, shared, transmitter, counters, events, .. } = self;
         let shared = read(shared);
-        let env = Env { tap: &**tap, socket: &shared.sockets, counters, events: &**events };
+        let env =
+            Env { tap: queues.writer(), socket: &shared.sockets, counters, events: &**events };
         let result = match sending {
             Sending::Probe { path, probe, mtu, candidate } => {
                 transmitter.send_probe(&shared.state, &env, (path, probe, mtu, candidate))
@@ -204,10 +206,10 @@ impl Worker {
         }
     }
 
-    fn drain_tap(&mut self, buffer: &mut [u8]) -> io::Result<()> {
-        let Self { tap, shared, transmitter, counters, events, .. } = self;
+    fn drain_queue(&mut self, tap: &Tap, buffer: &mut [u8]) -> io::Result<()> {
+        let Self { shared, transmitter, counters, events, .. } = self;
         let shared = read(shared);
-        let env = Env { tap: &**tap, socket: &shared.sockets, counters, events: &**events };
+        let env = Env { tap, socket: &shared.sockets, counters, events: &**events };
         drain(&shared.state, transmitter, &env, |buffer| tap.recv(buffer), buffer)
     }
 
@@ -228,15 +230,15 @@ impl Worker {
         &self,
         sockets: &mut BucketReader,
         receiver: &mut Receiver,
-        ports: &PortReader,
+        written: (&QueueReader, &PortReader),
         helped: bool,
     ) -> io::Result<()> {
         sockets.take_turns(|number, socket, kind, turn| {
             if !helped {
-                return self.drain_socket(socket, (&mut *receiver, kind), turn, ports);
+                return self.drain_socket(socket, (&mut *receiver, kind), turn, written);
             }
             let (gate, receiver) = (self.seed.help.socket(number), (&mut *receiver, kind));
-            self.seed.open(gate, socket, &self.counters, receiver, ports).map(drop)
+            self.seed.open(gate, socket, &self.counters, receiver, written).map(drop)
         })
     }
 
@@ -246,22 +248,22 @@ impl Worker {
         socket: &UdpSocket,
         (receiver, kind): (&mut Receiver, &mut Kind),
         mut turn: Turn,
-        ports: &PortReader,
+        written: (&QueueReader, &PortReader),
     ) -> io::Result<()> {
         receiver.kind = *kind;
         for _ in 0..UDP_BATCHES_MAX {
             let max = receiver.messages_max();
             match socket.recv(&mut receiver.batch, max) {
                 Ok(got) => {
-                    let Self { number, tap, shared, counters, events, .. } = self;
+                    let Self { number, queues, shared, counters, events, .. } = self;
                     // After the packets came: an SA that was installed before the peer heard of it is
                     // known by now.
                     let shared = read(shared);
                     let outlet = Outlet {
-                        switch: tap,
+                        switch: queues.writer(),
                         ports: &shared.ports,
                         worker: *number,
-                        written: &ports.written,
+                        written,
                     };
                     let env =
                         Env { tap: &outlet, socket: &shared.sockets, counters, events: &**events };

@@ -105,7 +105,7 @@ pub fn self_test() -> Result<Offloads, IoError> {
 }
 
 fn try_tap() -> Result<(Verdict, Verdict), IoError> {
-    let tap = Tap::open(&TapOptions { name: "weftprobe%d".to_owned(), persist: false })?;
+    let tap = Tap::open(&TapOptions::new("weftprobe%d"))?;
     let granted = tap.offloads();
     let verdict = |granted: bool, vnet: [u8; VNET_LEN], frame: &[u8]| {
         if granted { try_write(&tap, vnet, frame) } else { Verdict::Absent }
@@ -276,7 +276,7 @@ mod tests {
 
     #[test]
     fn a_super_packet_the_kernel_does_not_take_is_broken() {
-        let tap = Tap::open(&TapOptions { name: "weftbad%d".to_owned(), persist: false }).unwrap();
+        let tap = Tap::open(&TapOptions::new("weftbad%d")).unwrap();
         // USO with the checksum field of TCP: refused by every kernel.
         let bad = vnet(5, UDP_HEADERS, 100, 34, 16);
         let verdict = try_write(&tap, bad, &frame(17, UDP_HEADERS, 200));

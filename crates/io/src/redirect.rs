@@ -9,9 +9,13 @@
 
 use std::io;
 use std::mem;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 
 use crate::IoError;
+use crate::bpf::{
+    self, EXIT, Instruction, SECOND_HALF, add_value, call, jump_unless_zero, load_map,
+    move_register, move_value, store_zero,
+};
 
 /// Addresses that a [`MacSet`] holds at most. The kernel takes 1 MiB for its table, and more for
 /// each address that is in it.
@@ -21,7 +25,6 @@ const BPF_MAP_CREATE: libc::c_int = 0;
 const BPF_MAP_LOOKUP_ELEM: libc::c_int = 1;
 const BPF_MAP_UPDATE_ELEM: libc::c_int = 2;
 const BPF_MAP_DELETE_ELEM: libc::c_int = 3;
-const BPF_PROG_LOAD: libc::c_int = 5;
 const BPF_PROG_ATTACH: libc::c_int = 8;
 const BPF_MAP_TYPE_HASH: u32 = 1;
 const BPF_F_NO_PREALLOC: u32 = 1;
@@ -63,7 +66,8 @@ impl MacSet {
             map_flags: BPF_F_NO_PREALLOC,
             ..MapCreate::default()
         };
-        let map = descriptor(BPF_MAP_CREATE, &attributes)
+        // SAFETY: the fields of the command, without a pointer; it returns a new descriptor.
+        let map = unsafe { bpf::descriptor(BPF_MAP_CREATE, &attributes) }
             .map_err(|error| IoError::of("make a table of MAC addresses for eBPF", error))?;
         Ok(Self { map })
     }
@@ -174,7 +178,9 @@ impl MacSet {
             flags: 0,
         };
         const { assert!(mem::size_of::<[u8; 8]>() == KEY_LEN as usize) };
-        bpf(command, &attributes).map(|_| ())
+        // SAFETY: the fields of these commands; key and value are as long as those of a map that
+        // `new` makes, and there for the call. The value alone is written to, by a pointer made for that.
+        unsafe { bpf::bpf(command, &attributes) }.map(|_| ())
     }
 }
 
@@ -183,55 +189,6 @@ const ATTACH: &str = "put an eBPF program on a network device (Linux 6.6)";
 /// What comes in by the veth end becomes the TAP's.
 fn inward(tap: u32) -> Vec<Instruction> {
     vec![move_value(1, tap as i32), move_value(2, BPF_F_INGRESS), call(REDIRECT), EXIT]
-}
-
-/// One instruction as the kernel takes it (`struct bpf_insn`).
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-struct Instruction {
-    code: u8,
-    /// Destination in the low half, source in the high one.
-    registers: u8,
-    offset: i16,
-    value: i32,
-}
-
-const fn instruction(code: u8, to: u8, from: u8, offset: i16, value: i32) -> Instruction {
-    Instruction { code, registers: from << 4 | to, offset, value }
-}
-
-const EXIT: Instruction = instruction(0x95, 0, 0, 0, 0);
-/// The upper 32 bits of a 64-bit load.
-const SECOND_HALF: Instruction = instruction(0, 0, 0, 0, 0);
-
-const fn move_value(to: u8, value: i32) -> Instruction {
-    instruction(0xb7, to, 0, 0, value)
-}
-
-const fn move_register(to: u8, from: u8) -> Instruction {
-    instruction(0xbf, to, from, 0, 0)
-}
-
-const fn add_value(to: u8, value: i32) -> Instruction {
-    instruction(0x07, to, 0, 0, value)
-}
-
-/// Eight bytes of zero to where a register points.
-const fn store_zero(to: u8, offset: i16) -> Instruction {
-    instruction(0x7a, to, 0, offset, 0)
-}
-
-const fn call(helper: i32) -> Instruction {
-    instruction(0x85, 0, 0, 0, helper)
-}
-
-const fn jump_unless_zero(register: u8, over: i16) -> Instruction {
-    instruction(0x55, register, 0, over, 0)
-}
-
-/// A map by descriptor (source 1: BPF_PSEUDO_MAP_FD); [`SECOND_HALF`] follows.
-const fn load_map(to: u8, map: libc::c_int) -> Instruction {
-    instruction(0x18, to, 1, 0, map)
 }
 
 /// `union bpf_attr` of BPF_MAP_CREATE, up to the last field set here.
@@ -259,22 +216,6 @@ struct MapElement {
     flags: u64,
 }
 
-/// That of BPF_PROG_LOAD.
-#[repr(C)]
-#[derive(Default)]
-struct ProgramLoad {
-    kind: u32,
-    instructions_len: u32,
-    instructions: u64,
-    license: u64,
-    log_level: u32,
-    log_size: u32,
-    log: u64,
-    kernel_version: u32,
-    flags: u32,
-    name: [u8; 16],
-}
-
 /// That of BPF_PROG_ATTACH.
 #[repr(C)]
 #[derive(Default)]
@@ -289,68 +230,28 @@ struct ProgramAttach {
 }
 
 fn load(program: &[Instruction]) -> Result<OwnedFd, IoError> {
-    let attributes = ProgramLoad {
-        kind: BPF_PROG_TYPE_SCHED_CLS,
-        instructions_len: program.len() as u32,
-        instructions: program.as_ptr() as u64,
-        license: c"Apache-2.0".as_ptr() as u64,
-        name: *b"weft_direct\0\0\0\0\0",
-        ..ProgramLoad::default()
-    };
-    descriptor(BPF_PROG_LOAD, &attributes)
+    bpf::load_program(BPF_PROG_TYPE_SCHED_CLS, b"weft_direct", program)
         .map_err(|error| IoError::of("load an eBPF program", error))
 }
 
 fn attach(program: &OwnedFd, ifindex: u32, kind: u32) -> io::Result<()> {
     let program = program.as_raw_fd() as u32;
-    bpf(BPF_PROG_ATTACH, &ProgramAttach { ifindex, program, kind, ..ProgramAttach::default() })
-        .map(|_| ())
-}
-
-/// A command that returns a new descriptor.
-fn descriptor<A>(command: libc::c_int, attributes: &A) -> io::Result<OwnedFd> {
-    let raw = bpf(command, attributes)?;
-    // SAFETY: the commands that this is called with (BPF_MAP_CREATE, BPF_PROG_LOAD) return a new
-    // descriptor, which nothing else knows.
-    Ok(unsafe { OwnedFd::from_raw_fd(raw) })
-}
-
-fn bpf<A>(command: libc::c_int, attributes: &A) -> io::Result<libc::c_int> {
-    // SAFETY: the kernel reads as many bytes of `attributes` as it is told, which are those of a
-    // `repr(C)` struct without padding. Through its pointers it reads a program of the length told, a
-    // string that ends in zero, or the key and value of a map made with exactly their lengths; all live
-    // in the caller for longer than the call. It writes to the value alone, which is given by a pointer
-    // made for writing and is not looked at again.
-    let rc = unsafe {
-        libc::syscall(
-            libc::SYS_bpf,
-            command,
-            std::ptr::from_ref(attributes),
-            mem::size_of::<A>() as libc::c_uint,
-        )
-    };
-    if rc < 0 { Err(io::Error::last_os_error()) } else { Ok(rc as libc::c_int) }
+    let attributes = ProgramAttach { ifindex, program, kind, ..ProgramAttach::default() };
+    // SAFETY: the fields of the command, without a pointer.
+    unsafe { bpf::bpf(BPF_PROG_ATTACH, &attributes) }.map(|_| ())
 }
 
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
 
-    use std::process::Command;
-
     use super::*;
     use crate::namespace::run_in;
     use crate::tap::{FRAME_LEN_MAX, Tap, TapOptions, VNET_LEN};
-    use crate::testing::{fresh_namespace, ip};
+    use crate::testing::{fresh_namespace, index_of, ip};
 
     const REMOTE: [u8; 6] = [2, 0, 0, 0, 0, 1];
     const OTHER: [u8; 6] = [2, 0, 0, 0, 0, 2];
-
-    fn index_of(device: &str) -> u32 {
-        let output = Command::new("ip").args(["-o", "link", "show", device]).output().unwrap();
-        let text = String::from_utf8(output.stdout).unwrap();
-        text.split(':').next().unwrap().parse().unwrap()
-    }
 
     /// Packets that a device has received and sent.
     fn packets(device: &str) -> (u64, u64) {
@@ -367,7 +268,7 @@ mod tests {
                 let path = format!("/proc/sys/net/ipv6/conf/{path}/disable_ipv6");
                 std::fs::write(path, "1").unwrap();
             }
-            let tap = Tap::open(&TapOptions { name: "tap0".into(), persist: false }).unwrap();
+            let tap = Tap::open(&TapOptions::new("tap0")).unwrap();
             ip("link add local0 type veth peer name switch0");
             let macs = MacSet::new().unwrap();
             macs.self_test().unwrap();

@@ -9,8 +9,9 @@ use crate::IoError;
 pub const VNET_LEN: usize = 10;
 /// The longest super-packet: virtio net header, Ethernet header with two tags, 64 KiB of packet.
 pub const FRAME_LEN_MAX: usize = VNET_LEN + 22 + 65_535;
-/// Super-packets that a device queues before it drops (its transmit queue length), in packets.
-pub const QUEUE_PACKETS: i32 = 4_096;
+/// Super-packets that each queue of a device holds before it drops (its transmit queue length), if not
+/// told otherwise.
+pub const QUEUE_PACKETS: u32 = 4_096;
 /// The longest name of a network device, in bytes.
 pub const NAME_LEN_MAX: usize = 15;
 
@@ -26,6 +27,15 @@ pub struct TapOptions {
     pub name: String,
     /// It stays when its last user is gone.
     pub persist: bool,
+    /// Super-packets that each of its queues holds before it drops.
+    pub queue_packets: u32,
+}
+
+impl TapOptions {
+    /// A device of this name that goes with its last user, and holds [`QUEUE_PACKETS`].
+    pub fn new(name: impl Into<String>) -> Self {
+        Self { name: name.into(), persist: false, queue_packets: QUEUE_PACKETS }
+    }
 }
 
 /// Which super-packets the kernel gives and takes.
@@ -72,7 +82,7 @@ impl Tap {
             control(fd.as_raw_fd(), libc::TUNSETPERSIST, 1)
                 .map_err(|error| IoError::of("make a TAP device persistent", error))?;
         }
-        set_queue_length(&name, QUEUE_PACKETS)?;
+        set_queue_length(&name, options.queue_packets)?;
         Ok(Self { fd, name, offloads })
     }
 
@@ -103,6 +113,15 @@ impl Tap {
         control(self.fd.as_raw_fd(), libc::TUNSETOFFLOAD, 0)?;
         self.offloads = TapOffloads { tso: false, uso: false };
         Ok(())
+    }
+
+    /// Has an eBPF program of the kind of socket filters pick the queue of each frame, by its number
+    /// modulo theirs, on all queues of the device. It stays as long as the device.
+    ///
+    /// # Errors
+    /// What the kernel refused (Linux 4.16).
+    pub(crate) fn steer(&self, program: &OwnedFd) -> io::Result<()> {
+        control_value(self.fd.as_raw_fd(), libc::TUNSETSTEERINGEBPF, program.as_raw_fd())
     }
 
     /// Takes one super-packet with its header. A `buffer` shorter than [`FRAME_LEN_MAX`] may cut it.
@@ -193,9 +212,10 @@ fn set_offloads(fd: RawFd) -> Result<TapOffloads, IoError> {
     Ok(TapOffloads { tso: false, uso: false })
 }
 
-fn set_queue_length(name: &str, packets: i32) -> Result<(), IoError> {
+fn set_queue_length(name: &str, packets: u32) -> Result<(), IoError> {
     const WHAT: &str = "set the queue length of a TAP device";
     // `ifr_qlen` shares its place with `ifr_metric`: both are the union's int.
+    let packets = i32::try_from(packets).unwrap_or(i32::MAX);
     let set = number(name, libc::SIOCSIFTXQLEN as libc::Ioctl, packets);
     set.map(|_| ()).map_err(|error| IoError::of(WHAT, error))
 }
@@ -242,7 +262,7 @@ fn control(fd: RawFd, request: libc::Ioctl, value: libc::c_ulong) -> io::Result<
 
 /// An ioctl whose argument points to an int.
 fn control_value(fd: RawFd, request: libc::Ioctl, value: libc::c_int) -> io::Result<()> {
-    // SAFETY: called with TUNSETVNETHDRSZ and TUNSETVNETLE only, which read one int.
+    // SAFETY: called with TUNSETVNETHDRSZ, TUNSETVNETLE and TUNSETSTEERINGEBPF only, which read one int.
     let rc = unsafe { libc::ioctl(fd, request, &raw const value) };
     if rc < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
@@ -259,7 +279,7 @@ mod tests {
     use crate::testing::{fresh_namespace, ip};
 
     fn open(name: &str) -> Result<Tap, IoError> {
-        Tap::open(&TapOptions { name: name.to_owned(), persist: false })
+        Tap::open(&TapOptions::new(name))
     }
 
     #[test]
@@ -301,7 +321,7 @@ mod tests {
     #[test]
     fn persistent_devices_stay_and_are_taken_again() {
         run_in(fresh_namespace(), || {
-            let options = TapOptions { name: "weftstay".to_owned(), persist: true };
+            let options = TapOptions { persist: true, ..TapOptions::new("weftstay") };
             drop(Tap::open(&options).unwrap());
             let tap = Tap::open(&options).unwrap();
             assert_eq!(tap.name(), "weftstay");

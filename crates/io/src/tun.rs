@@ -116,7 +116,7 @@ mod tests {
     #[test]
     fn packets_pass_both_ways_without_a_link_header() {
         run_in(fresh_namespace(), || {
-            let tun = Tun::open(&TapOptions { name: "weft%d".to_owned(), persist: false }).unwrap();
+            let tun = Tun::open(&TapOptions::new("weft%d")).unwrap();
             assert_eq!((tun.name(), tun.offloads().tso), ("weft0", true));
             set_mtu("weft0", 1_300).unwrap();
             assert!(set_mtu("weft0", 10).is_err());
@@ -159,7 +159,7 @@ mod tests {
     #[test]
     fn a_device_of_frames_is_no_device_of_packets() {
         run_in(fresh_namespace(), || {
-            let options = TapOptions { name: "weft0".to_owned(), persist: false };
+            let options = TapOptions::new("weft0");
             let _tap = Tap::open(&options).unwrap();
             assert!(matches!(Tun::open(&options).unwrap_err(), IoError::DeviceBusy { .. }));
         })

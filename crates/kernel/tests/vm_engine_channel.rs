@@ -74,7 +74,7 @@ impl Host {
         underlay.run(&format!("ip link set u{number} master u up addrgenmode none"));
         space.run(&format!("ip address add 192.0.2.{number}/24 dev eth0"));
         space.run("ip link set eth0 up");
-        let options = TapOptions { name: TAP.into(), persist: false };
+        let options = TapOptions::new(TAP);
         let tap = run_in(&space.0, || Tap::open(&options).unwrap()).unwrap();
         let runtime = Builder::new_current_thread().enable_all().build().unwrap();
         let peer = PeerId::from_bytes([number; 32]);

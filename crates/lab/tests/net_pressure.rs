@@ -10,7 +10,7 @@ use serde_json::Value;
 use weft::api::{Client, Traffic};
 use weft::sandbox::progress::note;
 use weft::sandbox::{Container, Held, Host, SocketQueues, try_wait_until, wait_until};
-use weft_io::uninterrupted;
+use weft_io::{steer, uninterrupted};
 use weft_lab::net::iperf::{self, Server};
 use weft_lab::net::memory::{ensure_flat, resident_kib};
 use weft_lab::net::{
@@ -26,9 +26,11 @@ const SETTLE: Duration = Duration::from_secs(15);
 const DATAGRAM_BYTES: usize = 1_300;
 /// The most datagrams that are sent until a queue is full: many times what one holds.
 const FLOOD_MAX: u32 = 400_000;
-/// So many datagrams wait in a TAP device's queue, more than the kernel's default.
-const TAP_FEW: u32 = 2_000;
-/// More datagrams than it holds, and so few that the receiving sockets hold them all.
+/// So many datagrams of a container wait in the queue of the switch's TAP device and of its own, more than by
+/// the kernel's default of 500.
+const SWITCH_FEW: u32 = 1_000;
+const DIRECT_FEW: u32 = 2_000;
+/// More datagrams than either holds, and so few that the receiving sockets hold them all.
 const TAP_FLOOD: u32 = 8_000;
 /// Parts of the overload, with a look at what the daemons hold after each, and the seconds of each.
 const PARTS: usize = 4;
@@ -259,6 +261,7 @@ fn received(receiver: &UdpSocket) -> anyhow::Result<u32> {
 
 fn a_sender_whose_worker_stands_still(
     options: &[&str],
+    few: u32,
     place: fn(&Traffic) -> Option<u64>,
 ) -> anyhow::Result<()> {
     let lab = Lab::pair(options)?;
@@ -272,12 +275,12 @@ fn a_sender_whose_worker_stands_still(
     let sent = |name| counter(near, name);
     let before = (sent("runs_sent")?, sent("datagrams_sent")?);
     let stopped = Stopped::daemon_of(near)?;
-    send(&sender, 0..TAP_FEW)?;
+    send(&sender, 0..few)?;
     drop(stopped);
-    assert_eq!(received(&receiver)?, TAP_FEW, "it loses before its queue is full");
+    assert_eq!(received(&receiver)?, few, "it loses before its queue is full");
     assert_eq!(shown_lost(near, place)?, 0);
     let (runs, datagrams) = (sent("runs_sent")? - before.0, sent("datagrams_sent")? - before.1);
-    assert!(datagrams >= u64::from(TAP_FEW) && runs * 8 < datagrams, "{runs} of {datagrams}");
+    assert!(datagrams >= u64::from(few) && runs * 8 < datagrams, "{runs} of {datagrams}");
 
     let stopped = Stopped::daemon_of(near)?;
     send(&sender, 0..TAP_FLOOD)?;
@@ -295,14 +298,59 @@ fn a_sender_whose_worker_stands_still(
 #[test]
 fn what_the_switch_has_for_a_worker_that_stands_still_is_counted_where_it_is_lost()
 -> anyhow::Result<()> {
-    a_sender_whose_worker_stands_still(&BRIDGE, |traffic| {
+    a_sender_whose_worker_stands_still(&BRIDGE, SWITCH_FEW, |traffic| {
         traffic.drops.get("tap_queue_full").copied()
     })
 }
 
 #[test]
 fn what_a_container_sends_by_a_direct_port_meanwhile_is_counted_too() -> anyhow::Result<()> {
-    a_sender_whose_worker_stands_still(&DIRECT, |traffic| Some(traffic.containers.first()?.dropped))
+    a_sender_whose_worker_stands_still(&DIRECT, DIRECT_FEW, |traffic| {
+        Some(traffic.containers.first()?.dropped)
+    })
+}
+
+/// A container of this host with a queue of its own among those of the switch's TAP device.
+fn neighbour_of(host: &Host, other: &Container) -> anyhow::Result<Container> {
+    const CONTAINERS_MAX: usize = 20;
+    let taken = steer::bucket_of_mac(mac_of(other)?);
+    for number in 0..CONTAINERS_MAX {
+        let neighbour = host.add_container(&format!("neighbour{number}"))?;
+        if steer::bucket_of_mac(mac_of(&neighbour)?) != taken {
+            return Ok(neighbour);
+        }
+    }
+    anyhow::bail!("all share one queue")
+}
+
+fn mac_of(container: &Container) -> anyhow::Result<[u8; 6]> {
+    let shown = container.exec(&["ip", "-j", "link", "show", "weft0"])?.success()?.json()?;
+    let mac: weft_path::Mac = shown[0]["address"].as_str().unwrap_or_default().parse()?;
+    Ok(mac.0)
+}
+
+#[test]
+fn what_one_container_sends_too_much_is_lost_to_no_neighbour() -> anyhow::Result<()> {
+    /// As long as what the kernel sends by itself finds room beside them.
+    const FEW: u32 = 900;
+    let lab = Lab::pair(&BRIDGE)?;
+    let near = lab.host(0);
+    let (flooding, target) = lab.containers()?;
+    let other = neighbour_of(near, &flooding)?;
+    for source in [&flooding, &other] {
+        wait_ping(source, target.ipv4()?.into(), SETTLE)?;
+    }
+    let (flood, flooded) = sockets(&flooding, &target)?;
+    let (sender, receiver) = sockets(&other, &target)?;
+
+    let stopped = Stopped::daemon_of(near)?;
+    send(&flood, 0..TAP_FLOOD)?;
+    send(&sender, 0..FEW)?;
+    drop(stopped);
+    all_arrive(&receiver, FEW)?;
+    let arrived = received(&flooded)?;
+    assert!((1..TAP_FLOOD).contains(&arrived), "{arrived} of {TAP_FLOOD} came");
+    Ok(())
 }
 
 /// The median round trip of pings, in microseconds.

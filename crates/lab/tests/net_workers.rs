@@ -243,7 +243,7 @@ fn there_are_descriptors_for_all_workers_that_can_be() -> anyhow::Result<()> {
     let lab = lab?;
     let (one, two) = lab.containers()?;
     let host = lab.host(0);
-    host.weft(&["workers", "64"])?.success()?;
+    host.weft(&["workers", "32"])?.success()?;
     let pid = host.daemon_pid().ok_or_else(|| anyhow::anyhow!("no daemon"))?;
     let open = std::fs::read_dir(format!("/proc/{pid}/fd"))?.count() as u64;
     assert!(open > FEW, "{open} descriptors tell nothing");
@@ -258,15 +258,15 @@ fn a_number_of_workers_that_cannot_be_is_refused() -> anyhow::Result<()> {
     let lab = Lab::pair(&[VECTOR, "--workers", "1"])?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let daemon = Client::new(&lab.host(0).runtime_directory());
-    for workers in [0, 65] {
+    for workers in [0, 33] {
         let output = lab.host(0).weft(&["workers", &workers.to_string()])?;
         assert_eq!(output.status.code(), Some(2), "{output:?}");
-        assert!(output.stderr.contains("1..=64"), "{output:?}");
+        assert!(output.stderr.contains("1..=32"), "{output:?}");
         let request = WorkersRequest { workers };
         let answer = daemon.post::<_, Workers>("/v1/workers", &request);
         let text =
             runtime.block_on(answer).map_or_else(|error| error.to_string(), |_| String::new());
-        assert!(text.contains("1 to 64"), "{text}");
+        assert!(text.contains("1 to 32"), "{text}");
     }
     assert_eq!(lab.host(0).weft_json(&["workers"])?["workers"], 1);
     Ok(())

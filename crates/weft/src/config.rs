@@ -532,7 +532,7 @@ mod tests {
         assert!(message(tiny, "").contains("10.0.0.0/30 is too small"));
         let equal = LaunchOptions { port: Some(1), data_port: Some(1), ..Default::default() };
         assert!(message(equal, "").contains("both 1"));
-        assert!(message(LaunchOptions::default(), "workers = 0").contains("1 to 64"));
+        assert!(message(LaunchOptions::default(), "workers = 0").contains("1 to 32"));
         assert!(message(LaunchOptions::default(), "helpers = 8").contains("0 to 7"));
         assert!(message(LaunchOptions::default(), "busy-poll = 10001").contains("at most 10000"));
         let missing =

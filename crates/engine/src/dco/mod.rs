@@ -185,7 +185,7 @@ impl Device {
         events: Arc<dyn Fn(Event) + Send + Sync>,
     ) -> Result<Self, EngineError> {
         let kernel = |what| move |source| EngineError::Kernel { what, source };
-        let tun = Tun::open(&TapOptions { name: config.name.clone(), persist: false })?;
+        let tun = Tun::open(&TapOptions::new(config.name.clone()))?;
         let waker = Waker::new().map_err(kernel("make an event descriptor"))?;
         let shared = Shared {
             peers: Peers::new(config.mode),

@@ -23,8 +23,8 @@ const VXLAN6: &str = "weft-vxlan6";
 /// Those that take the probes of active paths.
 const PROBE: &str = "weft-probe";
 const PROBE6: &str = "weft-probe6";
-/// In super-packets: enough for every flow's burst.
-const TAP_QUEUE_PACKETS: u32 = 5_000;
+/// In super-packets, of each of its queues; the engine opens them with as many.
+const TAP_QUEUE_PACKETS: u32 = 1_024;
 /// A probe may be as long as any path carries.
 const PROBE_MTU_BYTES: u32 = 65_000;
 

@@ -24,7 +24,7 @@ use crate::lab::{
 /// Opens a host's TAP as the vector engine would.
 pub(crate) fn open_tap(space: &Space, name: &str) -> Tap {
     run_in(&space.0, || {
-        let tap = Tap::open(&TapOptions { name: name.into(), persist: false }).unwrap();
+        let tap = Tap::open(&TapOptions::new(name)).unwrap();
         run(&format!("ip link set {name} mtu 1388 addrgenmode none up"));
         tap
     })

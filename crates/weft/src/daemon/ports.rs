@@ -106,7 +106,7 @@ impl DirectPorts {
             return Ok(());
         }
         engine.remove_port(mac);
-        let options = TapOptions { name: tap_name(&spec.host_name), persist: false };
+        let options = TapOptions::new(tap_name(&spec.host_name));
         let queues: Result<Vec<Tap>, _> =
             (0..queues(engine.workers())).map(|_| Tap::open(&options)).collect();
         let mut queues = queues.map_err(|error| no_port(error.to_string()))?;

@@ -6,20 +6,11 @@ use std::mem;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, AsRawFd};
 
+use super::{BUCKET_BITS, SPREAD, STEERED_WORKERS_MAX};
 use crate::udp::UdpSocket;
 
-/// Workers that can share a port and be told apart by lane.
-pub const STEERED_WORKERS_MAX: usize = 256;
-/// Sockets of each, among which the peers are shared out.
-pub const BUCKETS: usize = 1 << BUCKET_BITS;
-const BUCKET_BITS: u32 = 3;
-
-/// 2^32 / phi: neighbouring addresses fall far from each other (Knuth, volume 3, section 6.4), five in a
-/// row into five buckets.
-const SPREAD: u32 = 0x9e37_79b9;
-
 /// Has the kernel hand each datagram to the socket of its lane and its source: of the sockets that share
-/// the port of `member`, in the order in which they were bound, [`BUCKETS`] for each of so many
+/// the port of `member`, in the order in which they were bound, [`super::BUCKETS`] for each of so many
 /// `workers`. The worker is that whose number is the lane modulo `workers`; the lane is the last byte of
 /// the SPI, which the datagram begins with. Of the worker's sockets it is the one with the number that
 /// [`bucket_of`] says. What is shorter than an SPI goes to the first socket.
@@ -102,6 +93,7 @@ mod tests {
     use std::collections::BTreeSet;
     use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 
+    use super::super::BUCKETS;
     use super::*;
     use crate::poller::Poller;
     use crate::udp::{MESSAGES_MAX, RecvBatch};

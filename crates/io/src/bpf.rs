@@ -1,0 +1,185 @@
+//! eBPF: the instructions that our small programs need, and the system call that loads them.
+
+use std::io;
+use std::mem;
+use std::os::fd::{FromRawFd, OwnedFd};
+
+const BPF_PROG_LOAD: libc::c_int = 5;
+/// The longest name of a program, in bytes.
+const NAME_LEN_MAX: usize = 15;
+
+/// One instruction as the kernel takes it (`struct bpf_insn`).
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Instruction {
+    code: u8,
+    /// Destination in the low half, source in the high one.
+    registers: u8,
+    offset: i16,
+    value: i32,
+}
+
+const fn instruction(code: u8, to: u8, from: u8, offset: i16, value: i32) -> Instruction {
+    Instruction { code, registers: from << 4 | to, offset, value }
+}
+
+pub(crate) const EXIT: Instruction = instruction(0x95, 0, 0, 0, 0);
+/// The upper 32 bits of a 64-bit load.
+pub(crate) const SECOND_HALF: Instruction = instruction(0, 0, 0, 0, 0);
+
+pub(crate) const fn move_value(to: u8, value: i32) -> Instruction {
+    instruction(0xb7, to, 0, 0, value)
+}
+
+pub(crate) const fn move_register(to: u8, from: u8) -> Instruction {
+    instruction(0xbf, to, from, 0, 0)
+}
+
+pub(crate) const fn add_value(to: u8, value: i32) -> Instruction {
+    instruction(0x07, to, 0, 0, value)
+}
+
+pub(crate) const fn add_register(to: u8, from: u8) -> Instruction {
+    instruction(0x0f, to, from, 0, 0)
+}
+
+pub(crate) const fn and_value(to: u8, value: i32) -> Instruction {
+    instruction(0x57, to, 0, 0, value)
+}
+
+pub(crate) const fn shift_left(to: u8, bits: i32) -> Instruction {
+    instruction(0x67, to, 0, 0, bits)
+}
+
+pub(crate) const fn shift_right(to: u8, bits: u32) -> Instruction {
+    instruction(0x77, to, 0, 0, bits.cast_signed())
+}
+
+pub(crate) const fn multiply(to: u8, value: i32) -> Instruction {
+    instruction(0x27, to, 0, 0, value)
+}
+
+/// Of the lower 32 bits; the upper ones become zero, as with all that end in 32.
+pub(crate) const fn multiply_32(to: u8, value: u32) -> Instruction {
+    instruction(0x24, to, 0, 0, value.cast_signed())
+}
+
+pub(crate) const fn shift_right_32(to: u8, bits: u32) -> Instruction {
+    instruction(0x74, to, 0, 0, bits.cast_signed())
+}
+
+/// Eight bytes of zero to where a register points.
+pub(crate) const fn store_zero(to: u8, offset: i16) -> Instruction {
+    instruction(0x7a, to, 0, offset, 0)
+}
+
+pub(crate) const fn call(helper: i32) -> Instruction {
+    instruction(0x85, 0, 0, 0, helper)
+}
+
+pub(crate) const fn jump(over: i16) -> Instruction {
+    instruction(0x05, 0, 0, over, 0)
+}
+
+pub(crate) const fn jump_if(register: u8, value: i32, over: i16) -> Instruction {
+    instruction(0x15, register, 0, over, value)
+}
+
+pub(crate) const fn jump_unless(register: u8, value: i32, over: i16) -> Instruction {
+    instruction(0x55, register, 0, over, value)
+}
+
+pub(crate) const fn jump_unless_zero(register: u8, over: i16) -> Instruction {
+    jump_unless(register, 0, over)
+}
+
+/// A map by descriptor (source 1: BPF_PSEUDO_MAP_FD); [`SECOND_HALF`] follows.
+pub(crate) const fn load_map(to: u8, map: libc::c_int) -> Instruction {
+    instruction(0x18, to, 1, 0, map)
+}
+
+/// How many bytes of a packet are loaded: into register 0, as a number in the host's order, for which
+/// register 6 is the packet, and 1 to 5 are lost. What is beyond the packet's end ends the program with 0.
+#[derive(Clone, Copy, Debug)]
+#[repr(u8)]
+pub(crate) enum Width {
+    Word = 0x00,
+    Half = 0x08,
+    Byte = 0x10,
+}
+
+/// From a place in the packet.
+pub(crate) const fn load(width: Width, at: i32) -> Instruction {
+    instruction(0x20 | width as u8, 0, 0, 0, at)
+}
+
+/// From so many bytes behind the place that a register says.
+pub(crate) const fn load_behind(width: Width, register: u8, at: i32) -> Instruction {
+    instruction(0x40 | width as u8, 0, register, 0, at)
+}
+
+/// `union bpf_attr` of BPF_PROG_LOAD.
+#[repr(C)]
+#[derive(Default)]
+struct ProgramLoad {
+    kind: u32,
+    instructions_len: u32,
+    instructions: u64,
+    license: u64,
+    log_level: u32,
+    log_size: u32,
+    log: u64,
+    kernel_version: u32,
+    flags: u32,
+    name: [u8; NAME_LEN_MAX + 1],
+}
+
+/// Gives the kernel a program of this kind (`BPF_PROG_TYPE_…`), under a name for who lists them, which
+/// is cut at [`NAME_LEN_MAX`].
+///
+/// # Errors
+/// A kernel without eBPF, without the right to use it, or one that does not accept the program.
+pub(crate) fn load_program(kind: u32, name: &[u8], program: &[Instruction]) -> io::Result<OwnedFd> {
+    let mut attributes = ProgramLoad {
+        kind,
+        instructions_len: program.len() as u32,
+        instructions: program.as_ptr() as u64,
+        license: c"Apache-2.0".as_ptr() as u64,
+        ..ProgramLoad::default()
+    };
+    attributes.name.iter_mut().take(NAME_LEN_MAX).zip(name).for_each(|(to, from)| *to = *from);
+    // SAFETY: the kernel reads `instructions_len` instructions and a string that ends in zero through
+    // pointers to `program` and to a constant, which live for longer than the call.
+    unsafe { descriptor(BPF_PROG_LOAD, &attributes) }
+}
+
+/// A command that returns a new descriptor.
+///
+/// # Safety
+/// As [`bpf`], and the command must be one that returns a new descriptor, which nothing else knows
+/// (BPF_MAP_CREATE, BPF_PROG_LOAD).
+pub(crate) unsafe fn descriptor<A>(command: libc::c_int, attributes: &A) -> io::Result<OwnedFd> {
+    // SAFETY: the caller's.
+    let raw = unsafe { bpf(command, attributes)? };
+    // SAFETY: the command returned a new descriptor, as the caller has it.
+    Ok(unsafe { OwnedFd::from_raw_fd(raw) })
+}
+
+/// The system call; returns what it returns.
+///
+/// # Safety
+/// `attributes` is a `repr(C)` struct without padding, the first fields of `union bpf_attr` for the
+/// command, and what its pointers point to is there for as long as the kernel reads or writes it.
+pub(crate) unsafe fn bpf<A>(command: libc::c_int, attributes: &A) -> io::Result<libc::c_int> {
+    // SAFETY: the kernel reads as many bytes of `attributes` as it is told, which are those of the struct;
+    // its pointers are the caller's affair.
+    let rc = unsafe {
+        libc::syscall(
+            libc::SYS_bpf,
+            command,
+            std::ptr::from_ref(attributes),
+            mem::size_of::<A>() as libc::c_uint,
+        )
+    };
+    if rc < 0 { Err(io::Error::last_os_error()) } else { Ok(rc as libc::c_int) }
+}

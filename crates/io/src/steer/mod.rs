@@ -1,0 +1,20 @@
+//! Steering: what the kernel hands to which of several sockets or queues, so that a flow stays with one
+//! worker and who sends too much fills his own.
+
+mod datagrams;
+mod frames;
+
+pub use self::datagrams::{bucket_of, by_lane_and_source};
+pub use self::frames::{bucket_of_mac, by_flow_and_sender};
+
+/// Workers that can share a port and be told apart by lane.
+pub const STEERED_WORKERS_MAX: usize = 256;
+/// Workers that can share a TAP device: the kernel gives it 256 queues at most.
+pub const TAP_WORKERS_MAX: usize = 256 / BUCKETS;
+/// Sockets of each, among which the peers are shared out, and TAP queues, among which the containers are.
+pub const BUCKETS: usize = 1 << BUCKET_BITS;
+const BUCKET_BITS: u32 = 3;
+
+/// 2^32 / phi: neighbouring addresses fall far from each other (Knuth, volume 3, section 6.4), five in a
+/// row into five buckets.
+const SPREAD: u32 = 0x9e37_79b9;
