@@ -265,7 +265,7 @@ mod tests {
         let (sockets, ports) = (LaneSockets::default(), Ports::new());
         let helpers = Arc::new(Helpers::new(Seed {
             worker: number,
-            queues: Queues::open(&options, true).unwrap(),
+            queues: Queues::open(&options, 1, true).unwrap(),
             share: Buckets::bind(None, 0, true).unwrap(),
             lane_port: None,
             shared: Arc::new(RwLock::new(Shared { state, sockets, ports })),

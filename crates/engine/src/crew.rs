@@ -20,7 +20,7 @@ use crate::counters::WorkerCounters;
 use crate::device::LaneSockets;
 use crate::helper::{Helpers, Seed};
 use crate::lane::LANE_LOOK_MS;
-use crate::queues::{QUEUE_PACKETS, Queues};
+use crate::queues::Queues;
 use crate::transmit::Transmitter;
 use crate::worker::{Sending, Shared, Worker};
 use crate::{BUSY_POLL_MAX, EngineConfig, EngineError};
@@ -43,6 +43,8 @@ pub(crate) struct Crew {
     shared: Arc<RwLock<Shared>>,
     events: Events,
     tap: TapOptions,
+    /// Of each worker.
+    tap_queues: usize,
     bind: Option<IpAddr>,
     port: u16,
     pin: bool,
@@ -86,11 +88,8 @@ impl Crew {
             past_overflows: 0,
             shared,
             events,
-            tap: TapOptions {
-                name: config.tap_name.clone(),
-                persist: config.tap_persist,
-                queue_packets: QUEUE_PACKETS,
-            },
+            tap: TapOptions { persist: config.tap_persist, ..TapOptions::new(&config.tap_name) },
+            tap_queues: Queues::count(),
             bind: config.bind,
             port: config.port,
             pin: config.pin,
@@ -163,7 +162,7 @@ impl Crew {
     pub(crate) fn add(&mut self, sendings: Queue<Sending>) -> Result<(), EngineError> {
         let kernel = |what| move |source| EngineError::Kernel { what, source };
         let number = self.running.len();
-        let queues = Queues::open(&self.tap, self.offloads)?;
+        let queues = Queues::open(&self.tap, self.tap_queues, self.offloads)?;
         let (share, lane_port) = self.sockets(number)?;
         let waker = Waker::new().map_err(kernel("make an event descriptor"))?;
         let stop = Arc::new(AtomicBool::new(false));

@@ -13,7 +13,6 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use weft_io::poller::{Poller, Waker};
-use weft_io::steer::BUCKETS;
 use weft_io::tap::{FRAME_LEN_MAX, Tap};
 use weft_io::udp::{Remote, UdpSocket};
 use weft_packet::ethernet;
@@ -148,7 +147,8 @@ pub(crate) fn open_unit<M: MessageSource, F: FrameSink, R>(
 /// What a worker and its helpers agree on.
 #[derive(Debug, Default)]
 pub(crate) struct Help {
-    queues: [Gate; BUCKETS],
+    /// Where worker and helpers pass at the TAP queues: one for all, which send by the same SAs.
+    queues: Gate,
     sockets: [Gate; SOCKETS_MAX],
     /// So many helpers are to work: the first ones. Written by who decides.
     wanted: AtomicUsize,
@@ -159,11 +159,6 @@ pub(crate) struct Help {
 }
 
 impl Help {
-    /// Where worker and helpers pass at the TAP queue with this number.
-    fn queue(&self, number: usize) -> &Gate {
-        &self.queues[number]
-    }
-
     /// Where worker and helpers pass at the socket with this number.
     pub(crate) fn socket(&self, number: usize) -> &Gate {
         &self.sockets[number]
@@ -202,7 +197,7 @@ impl Drop for AtWork<'_> {
     }
 }
 
-/// What each thread of a worker's queue and sockets needs of them.
+/// What each thread of a worker's queues and sockets needs of them.
 #[derive(Clone)]
 pub(crate) struct Seed {
     /// The worker's number.
@@ -355,8 +350,8 @@ impl Helper {
                 units += seed.open(gate, socket, counters, receiver, (&queues, &ports))?;
                 Ok(())
             })?;
-            queues.take_turns(|number, tap| {
-                units += seed.seal((number, tap), counters, &mut transmitter, &mut buffer)?;
+            queues.take_turns(|_, tap| {
+                units += seed.seal(tap, counters, &mut transmitter, &mut buffer)?;
                 Ok(())
             })?;
             units += seed.seal_ports(&poller, &mut ports, counters, &mut transmitter, &mut buffer);
@@ -403,12 +398,12 @@ impl Seed {
     /// Some units from a queue of the switch's TAP device to the wire; returns how many.
     pub(crate) fn seal(
         &self,
-        (number, tap): (usize, &Tap),
+        tap: &Tap,
         counters: &WorkerCounters,
         transmitter: &mut Transmitter,
         buffer: &mut [u8],
     ) -> io::Result<u64> {
-        self.seal_from(self.help.queue(number), tap, counters, transmitter, buffer)
+        self.seal_from(&self.help.queues, tap, counters, transmitter, buffer)
     }
 
     /// The same from the direct ports that have something.

@@ -3,7 +3,8 @@
 //!
 //! As the sockets of a port (`buckets.rs`): what a container sends beyond what is taken fills the queue
 //! of its bucket and is dropped there, and a worker takes from each queue in turn. Containers whose MAC
-//! addresses fall into one bucket share its queue.
+//! addresses fall into one bucket share its queue. Where the kernel takes no program that shares frames out,
+//! a worker has one queue for all.
 
 use std::cell::Cell;
 use std::io;
@@ -17,8 +18,8 @@ use weft_packet::ethernet;
 use crate::EngineError;
 use crate::turns::Turns;
 
-/// Super-packets that each holds: a container's burst of some milliseconds.
-pub(crate) const QUEUE_PACKETS: u32 = 1_024;
+/// Super-packets that each of several holds: a container's burst of some milliseconds.
+const BUCKET_PACKETS: u32 = 1_024;
 
 /// Their tokens begin here; those below are a thread's own.
 const FIRST_TOKEN: u64 = 1;
@@ -32,16 +33,39 @@ pub(crate) struct Queues {
 }
 
 impl Queues {
-    /// Opens them, behind those of the workers before.
+    /// How many a worker can have here: one for each bucket, or one for all.
+    pub(crate) fn count() -> usize {
+        match steer::try_by_flow_and_sender() {
+            Ok(()) => BUCKETS,
+            Err(error) => {
+                tracing::warn!(
+                    %error,
+                    "the kernel does not share frames out by container (eBPF, CAP_BPF): one that \
+                     sends too much takes the room of others"
+                );
+                1
+            }
+        }
+    }
+
+    /// Opens so many, behind those of the workers before.
     ///
     /// # Errors
     /// As [`Tap::open`], or what the kernel refused.
-    pub(crate) fn open(options: &TapOptions, offloads: bool) -> Result<Self, EngineError> {
-        let first = Tap::open(options)?;
+    pub(crate) fn open(
+        options: &TapOptions,
+        count: usize,
+        offloads: bool,
+    ) -> Result<Self, EngineError> {
+        let mut options = options.clone();
+        if count > 1 {
+            options.queue_packets = BUCKET_PACKETS;
+        }
+        let first = Tap::open(&options)?;
         // The next ones are of the same device, also where the name is a pattern.
-        let options = TapOptions { name: first.name().to_owned(), ..options.clone() };
+        first.name().clone_into(&mut options.name);
         let mut taps = vec![first];
-        while taps.len() < BUCKETS {
+        while taps.len() < count {
             taps.push(Tap::open(&options)?);
         }
         if !offloads && let Some(tap) = taps.first_mut() {
@@ -68,14 +92,12 @@ impl Queues {
     }
 
     /// Has the kernel share frames out to these and to those that further workers opened after them: to so
-    /// many workers by flow, and to each one's by sender.
+    /// many workers by flow, and to each one's by sender. With one queue a worker it shares them out by itself.
     pub(crate) fn steer(&self, workers: usize) {
-        if let Err(error) = steer::by_flow_and_sender(self.writer(), workers) {
-            tracing::warn!(
-                %error,
-                "the kernel does not steer frames by container (Linux 4.16, CAP_BPF): one that sends \
-                 too much can take the queue of others"
-            );
+        if self.taps.len() > 1
+            && let Err(error) = steer::by_flow_and_sender(self.writer(), workers)
+        {
+            tracing::warn!(%error, workers, "the kernel shares frames out to as many workers as before");
         }
     }
 }
@@ -88,6 +110,8 @@ pub(crate) struct QueueReader {
     /// The buckets of the containers that were written to, a bit for each.
     written: Cell<u8>,
 }
+
+const _: () = assert!(BUCKETS <= u8::BITS as usize);
 
 impl QueueReader {
     pub(crate) fn new(queues: &Queues) -> Self {
@@ -130,10 +154,61 @@ impl QueueReader {
     ) -> io::Result<()> {
         let mut written = self.written.take();
         while written != 0 {
-            self.turns.note_ready(written.trailing_zeros() as usize);
+            self.turns.note_ready(written.trailing_zeros() as usize % self.queues.taps.len());
             written &= written - 1;
         }
         let Self { queues, turns, .. } = self;
         turns.take(|number, _| take(number, &queues.taps[number]))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use weft_io::namespace::unshare_network;
+
+    use super::*;
+
+    #[test]
+    fn the_queue_of_who_was_written_to_is_looked_at_again() {
+        let thread = std::thread::spawn(|| {
+            unshare_network().expect("this test needs root");
+            let queues = Queues::open(&TapOptions::new("weft%d"), Queues::count(), true).unwrap();
+            assert_eq!((queues.name(), queues.taps.len()), ("weft0", BUCKETS));
+            let mut reader = QueueReader::new(&queues);
+            let taken = |reader: &mut QueueReader| {
+                let mut taken = Vec::new();
+                let take = |number, _: &Tap| {
+                    taken.push(number);
+                    Ok(())
+                };
+                reader.take_turns(take).unwrap();
+                taken
+            };
+            assert!(taken(&mut reader).is_empty());
+            let (one, two) = ([2, 0, 0, 0, 0, 1], [2, 0, 0, 0, 0, 2]);
+            let mut expected = [one, two].map(steer::bucket_of_mac);
+            expected.sort_unstable();
+            // Twice, and groups, which answer when they like.
+            for to in [one, two, one, [0xff; 6], [0x33, 0x33, 0, 0, 0, 1]] {
+                reader.note_written(to);
+            }
+            assert_eq!(taken(&mut reader), expected);
+            assert!(taken(&mut reader).is_empty(), "once");
+            // What the poller tells of a queue, and of something else.
+            assert!(reader.turns().note_token(FIRST_TOKEN + 3));
+            assert!(!reader.turns().note_token(TOKENS_END) && !reader.turns().note_token(0));
+            assert_eq!(taken(&mut reader), [3]);
+
+            // Where there is one for all.
+            let queues = Queues::open(&TapOptions::new("weft%d"), 1, true).unwrap();
+            queues.steer(1);
+            let mut reader = QueueReader::new(&queues);
+            reader.note_written(one);
+            reader.note_written(two);
+            assert_eq!(taken(&mut reader), [0]);
+        });
+        thread.join().unwrap();
     }
 }

@@ -5,7 +5,7 @@ use std::mem;
 
 /// Queues that have their turn before something else is done: what else has something waits for the
 /// next pass, in which it comes first.
-pub(crate) const TURNS_MAX: usize = 2;
+const TURNS_MAX: usize = 2;
 
 /// Which of at most `N` queues have something, and which comes first.
 #[derive(Debug)]

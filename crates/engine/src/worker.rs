@@ -24,9 +24,9 @@ use crate::run::errno;
 use crate::state::State;
 use crate::transmit::Transmitter;
 
-/// Reads from the TAP device in one turn.
+/// Reads from a queue of a TAP device in one turn.
 pub const TAP_READS_MAX: usize = 64;
-/// Bytes read from the TAP device in one turn: about eight full super-packets.
+/// Bytes read from a queue of a TAP device in one turn: about eight full super-packets.
 pub const TAP_BYTES_MAX: usize = 8 * 65_536;
 /// Batches received in one turn.
 pub const UDP_BATCHES_MAX: usize = 4;
@@ -139,13 +139,13 @@ impl Worker {
             while stop && sockets.turns().is_ready() {
                 self.receive(&mut sockets, &mut receiver, written, helped)?;
             }
-            queues.take_turns(|number, tap| {
-                if !helped {
-                    return self.drain_queue(tap, &mut buffer);
-                }
-                let Self { seed, counters, transmitter, .. } = &mut self;
-                seed.seal((number, tap), counters, transmitter, &mut buffer).map(drop)
-            })?;
+            if stop {
+                queues.turns().note_all_ready();
+            }
+            self.send_on(&mut queues, helped, &mut buffer)?;
+            while stop && queues.turns().is_ready() {
+                self.send_on(&mut queues, helped, &mut buffer)?;
+            }
             if helped {
                 let Self { seed, counters, transmitter, .. } = &mut self;
                 seed.seal_ports(&poller, &mut ports, counters, transmitter, &mut buffer);
@@ -204,6 +204,23 @@ impl Worker {
         if let Err(error) = result {
             tracing::warn!(?sending, %error, "the engine could not send what it was told to");
         }
+    }
+
+    /// Gives queues that have something their turns.
+    #[inline]
+    fn send_on(
+        &mut self,
+        queues: &mut QueueReader,
+        helped: bool,
+        buffer: &mut [u8],
+    ) -> io::Result<()> {
+        queues.take_turns(|_, tap| {
+            if !helped {
+                return self.drain_queue(tap, buffer);
+            }
+            let Self { seed, counters, transmitter, .. } = &mut *self;
+            seed.seal(tap, counters, transmitter, buffer).map(drop)
+        })
     }
 
     fn drain_queue(&mut self, tap: &Tap, buffer: &mut [u8]) -> io::Result<()> {

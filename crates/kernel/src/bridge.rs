@@ -46,8 +46,6 @@ pub struct PortSpec {
     pub neigh_suppress: bool,
     /// MTU in bytes.
     pub mtu: u32,
-    /// Transmit queue length in packets, if not the kernel's default.
-    pub txqueuelen: Option<u32>,
     /// Largest super-packet in bytes that the kernel may send into the port.
     pub gso_max_size: Option<u32>,
     /// Most segments of a super-packet that the kernel may send into the port.
@@ -128,7 +126,7 @@ impl Kernel {
         Change::of(&link).up(&link).send(socket, &spec.name).await
     }
 
-    /// Switches the engine's device on with the wanted MTU, queue and limits, where another switch
+    /// Switches the engine's device on with the wanted MTU and limits, where another switch
     /// than a bridge takes it as a port.
     ///
     /// # Errors
@@ -150,12 +148,10 @@ impl Kernel {
         let limit = |wanted: Option<u32>, present: Option<u32>| {
             (wanted.is_some() && wanted != present, wanted.unwrap_or_default())
         };
-        let (queue_differs, queue) = limit(spec.txqueuelen, Some(link.tx_queue_len));
         let (size_differs, size) = limit(spec.gso_max_size, link.gso_max_size);
         let (segs_differ, segs) = limit(spec.gso_max_segs, link.gso_max_segs);
         mark(link)
             .when(link.mtu != spec.mtu, LinkAttribute::Mtu(spec.mtu))
-            .when(queue_differs, LinkAttribute::TxQueueLen(queue))
             .when(size_differs, LinkAttribute::GsoMaxSize(size))
             .when(segs_differ, LinkAttribute::GsoMaxSegs(segs))
             .send(socket, &spec.name)

@@ -41,7 +41,6 @@ pub(crate) struct Link {
     pub(crate) master: Option<u32>,
     /// The other end of a veth pair, as an index in its own namespace.
     pub(crate) peer: Option<u32>,
-    pub(crate) tx_queue_len: u32,
     pub(crate) gso_max_size: Option<u32>,
     pub(crate) gso_max_segs: Option<u32>,
     pub(crate) addr_gen_mode: Option<In6AddrGenMode>,
@@ -102,7 +101,6 @@ impl From<LinkMessage> for Link {
                 LinkAttribute::Group(group) => link.group = group,
                 LinkAttribute::Controller(index) => link.master = Some(index),
                 LinkAttribute::Link(index) => link.peer = Some(index),
-                LinkAttribute::TxQueueLen(len) => link.tx_queue_len = len,
                 LinkAttribute::GsoMaxSize(size) => link.gso_max_size = Some(size),
                 LinkAttribute::GsoMaxSegs(segs) => link.gso_max_segs = Some(segs),
                 LinkAttribute::AfSpecUnspec(specs) => link.addr_gen_mode = addr_gen_mode(&specs),

@@ -28,7 +28,7 @@ const DATAGRAM_BYTES: usize = 1_300;
 const FLOOD_MAX: u32 = 400_000;
 /// So many datagrams of a container wait in the queue of the switch's TAP device and of its own, more than by
 /// the kernel's default of 500.
-const SWITCH_FEW: u32 = 1_000;
+const SWITCH_FEW: u32 = 900;
 const DIRECT_FEW: u32 = 2_000;
 /// More datagrams than either holds, and so few that the receiving sockets hold them all.
 const TAP_FLOOD: u32 = 8_000;

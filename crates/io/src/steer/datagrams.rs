@@ -65,7 +65,7 @@ pub fn by_lane_and_source(member: &UdpSocket, workers: usize) -> io::Result<()> 
     if rc < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// The number of the bucket that datagrams from this address fall into, below [`BUCKETS`]: by its last
+/// The number of the bucket that datagrams from this address fall into, below [`super::BUCKETS`]: by its last
 /// four bytes and, for IPv6, bytes 5 to 8, which tell networks of 64 bits apart.
 pub fn bucket_of(source: IpAddr) -> usize {
     let sum = match source.to_canonical() {

@@ -5,7 +5,7 @@ mod datagrams;
 mod frames;
 
 pub use self::datagrams::{bucket_of, by_lane_and_source};
-pub use self::frames::{bucket_of_mac, by_flow_and_sender};
+pub use self::frames::{bucket_of_mac, by_flow_and_sender, try_by_flow_and_sender};
 
 /// Workers that can share a port and be told apart by lane.
 pub const STEERED_WORKERS_MAX: usize = 256;

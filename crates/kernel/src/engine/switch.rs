@@ -23,8 +23,6 @@ const VXLAN6: &str = "weft-vxlan6";
 /// Those that take the probes of active paths.
 const PROBE: &str = "weft-probe";
 const PROBE6: &str = "weft-probe6";
-/// In super-packets, of each of its queues; the engine opens them with as many.
-const TAP_QUEUE_PACKETS: u32 = 1_024;
 /// A probe may be as long as any path carries.
 const PROBE_MTU_BYTES: u32 = 65_000;
 
@@ -362,7 +360,6 @@ fn tap(config: &KernelEngineConfig) -> PortSpec {
         learning: false,
         neigh_suppress: true,
         mtu: u32::from(config.mtu),
-        txqueuelen: Some(TAP_QUEUE_PACKETS),
         gso_max_size: None,
         gso_max_segs: None,
     }

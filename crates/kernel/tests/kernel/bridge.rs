@@ -72,7 +72,7 @@ fn what_somebody_changed_is_put_right() {
         let before = snapshot();
         run("ip", &["link", "set", BRIDGE, "down", "mtu", "1300", "address", "02:00:00:00:00:99"]);
         run("ip", &["link", "set", BRIDGE, "type", "bridge", "forward_delay", "1500"]);
-        run("ip", &["link", "set", TAP, "nomaster", "mtu", "1300", "txqueuelen", "7", "down"]);
+        run("ip", &["link", "set", TAP, "nomaster", "mtu", "1300", "down"]);
         kernel.ensure_bridge(&bridge_spec()).await.unwrap();
         kernel.ensure_port(&port_spec()).await.unwrap();
         assert_same(&snapshot(), &before);

@@ -260,7 +260,6 @@ pub(crate) fn port_spec() -> PortSpec {
         learning: false,
         neigh_suppress: true,
         mtu: MTU,
-        txqueuelen: Some(2000),
         gso_max_size: Some(60_000),
         gso_max_segs: Some(40),
     }

@@ -1,4 +1,4 @@
-//! The vector engine step by step: without super-packets, with them, with more workers and queues (the
+//! The vector engine step by step: without super-packets, with them, with more workers and their queues (the
 //! ladder by which VPP was brought to speed under Calico), and the curve over workers and cores.
 
 use std::fmt::Write as _;
@@ -29,8 +29,8 @@ pub struct Rung {
 pub const LADDER: [Rung; 4] = [
     Rung { name: "TAP, single packets", workers: 1, offloads: false, streams: 8 },
     Rung { name: "GSO and GRO", workers: 1, offloads: true, streams: 8 },
-    Rung { name: "two queues", workers: 2, offloads: true, streams: 8 },
-    Rung { name: "four queues", workers: 4, offloads: true, streams: 8 },
+    Rung { name: "two workers", workers: 2, offloads: true, streams: 8 },
+    Rung { name: "four workers", workers: 4, offloads: true, streams: 8 },
 ];
 /// The most workers of the curve.
 const WORKERS_MAX: usize = 8;
@@ -245,10 +245,10 @@ mod tests {
 
     #[test]
     fn rows_without_cores_enough_are_marked_and_explained() {
-        let rows = [row("GSO and GRO", 1), row("four queues", 4)];
+        let rows = [row("GSO and GRO", 1), row("four workers", 4)];
         let text = table(&rows, 4);
         let lines: Vec<&str> = text.lines().collect();
-        assert!(!lines[2].contains('*') && lines[3].contains("four queues*"), "{text}");
+        assert!(!lines[2].contains('*') && lines[3].contains("four workers*"), "{text}");
         assert!(text.contains("this machine's 4") && text.contains("wants 8"), "{text}");
         let widths: Vec<usize> = lines[..4].iter().map(|line| line.chars().count()).collect();
         assert!(widths.iter().all(|width| *width == widths[0]), "{text}");

@@ -80,7 +80,7 @@ pub enum Table {
     Systems,
     /// The vector engine alone: what one core seals and opens where devices cost nothing
     Engine,
-    /// The vector engine step by step: single packets, super-packets, more queues and workers
+    /// The vector engine step by step: single packets, super-packets, more workers and their queues
     Vpp,
     /// One worker to eight, as far as this machine has cores
     Scale,

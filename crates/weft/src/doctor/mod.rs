@@ -13,6 +13,7 @@ use serde::Serialize;
 use weft_crypto::{Cipher, Library, SizeClass};
 use weft_engine::{alone, race};
 use weft_io::offload::{self, Verdict};
+use weft_io::steer;
 
 use self::host::Module;
 use crate::bench::engine::{self, EngineRow};
@@ -209,6 +210,13 @@ fn tap_and_offloads() -> Vec<Finding> {
             }
         });
     }
+    findings.push(match steer::try_by_flow_and_sender() {
+        Ok(()) => Finding::new("queue by container", State::Ok, "eBPF picks it on the TAP device"),
+        Err(error) => Finding::new("queue by container", State::Without, error.to_string()).advise(
+            "give the process CAP_BPF: the vector engine works without, but a container that sends \
+             too much takes the room of others",
+        ),
+    });
     findings
 }
 
