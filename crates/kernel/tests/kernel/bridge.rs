@@ -88,7 +88,6 @@ fn the_port_has_the_wanted_options() {
         let tap = link(TAP);
         assert_eq!(tap["master"], BRIDGE);
         assert_eq!(tap["mtu"], MTU);
-        assert_eq!(tap["txqlen"], 2000);
         assert_eq!((&tap["gso_max_size"], &tap["gso_max_segs"]), (&60_000.into(), &40.into()));
         assert_eq!(tap["inet6_addr_gen_mode"], "none");
         let port = &json("bridge", &["-j", "-d", "link", "show", "dev", TAP])[0];
