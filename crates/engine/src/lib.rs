@@ -74,7 +74,7 @@ pub const PORT: u16 = 6784;
 pub const COMMANDS_QUEUED_MAX: usize = 4_096;
 /// Workers that an engine can have; each takes eight TAP queues, sixteen sockets and some 4 MiB;
 /// what peers send while it stands still waits in the kernel, at most 16 MiB in each socket, and what
-/// containers send, at most 64 MiB in each queue.
+/// containers send, at most 128 MiB in each queue.
 pub const WORKERS_MAX: usize = weft_io::steer::TAP_WORKERS_MAX;
 
 /// The longest that a worker stays awake with nothing to do.

@@ -19,7 +19,7 @@ use crate::EngineError;
 use crate::turns::Turns;
 
 /// Super-packets that each of several holds: a container's burst of some milliseconds.
-const BUCKET_PACKETS: u32 = 1_024;
+const BUCKET_PACKETS: u32 = 2_048;
 
 /// Their tokens begin here; those below are a thread's own.
 const FIRST_TOKEN: u64 = 1;

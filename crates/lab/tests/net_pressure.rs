@@ -26,11 +26,9 @@ const SETTLE: Duration = Duration::from_secs(15);
 const DATAGRAM_BYTES: usize = 1_300;
 /// The most datagrams that are sent until a queue is full: many times what one holds.
 const FLOOD_MAX: u32 = 400_000;
-/// So many datagrams of a container wait in the queue of the switch's TAP device and of its own, more than by
-/// the kernel's default of 500.
-const SWITCH_FEW: u32 = 900;
-const DIRECT_FEW: u32 = 2_000;
-/// More datagrams than either holds, and so few that the receiving sockets hold them all.
+/// So many datagrams wait in a TAP device's queue, more than the kernel's default.
+const TAP_FEW: u32 = 2_000;
+/// More datagrams than it holds, and so few that the receiving sockets hold them all.
 const TAP_FLOOD: u32 = 8_000;
 /// Parts of the overload, with a look at what the daemons hold after each, and the seconds of each.
 const PARTS: usize = 4;
@@ -261,7 +259,6 @@ fn received(receiver: &UdpSocket) -> anyhow::Result<u32> {
 
 fn a_sender_whose_worker_stands_still(
     options: &[&str],
-    few: u32,
     place: fn(&Traffic) -> Option<u64>,
 ) -> anyhow::Result<()> {
     let lab = Lab::pair(options)?;
@@ -275,12 +272,12 @@ fn a_sender_whose_worker_stands_still(
     let sent = |name| counter(near, name);
     let before = (sent("runs_sent")?, sent("datagrams_sent")?);
     let stopped = Stopped::daemon_of(near)?;
-    send(&sender, 0..few)?;
+    send(&sender, 0..TAP_FEW)?;
     drop(stopped);
-    assert_eq!(received(&receiver)?, few, "it loses before its queue is full");
+    assert_eq!(received(&receiver)?, TAP_FEW, "it loses before its queue is full");
     assert_eq!(shown_lost(near, place)?, 0);
     let (runs, datagrams) = (sent("runs_sent")? - before.0, sent("datagrams_sent")? - before.1);
-    assert!(datagrams >= u64::from(few) && runs * 8 < datagrams, "{runs} of {datagrams}");
+    assert!(datagrams >= u64::from(TAP_FEW) && runs * 8 < datagrams, "{runs} of {datagrams}");
 
     let stopped = Stopped::daemon_of(near)?;
     send(&sender, 0..TAP_FLOOD)?;
@@ -298,16 +295,14 @@ fn a_sender_whose_worker_stands_still(
 #[test]
 fn what_the_switch_has_for_a_worker_that_stands_still_is_counted_where_it_is_lost()
 -> anyhow::Result<()> {
-    a_sender_whose_worker_stands_still(&BRIDGE, SWITCH_FEW, |traffic| {
+    a_sender_whose_worker_stands_still(&BRIDGE, |traffic| {
         traffic.drops.get("tap_queue_full").copied()
     })
 }
 
 #[test]
 fn what_a_container_sends_by_a_direct_port_meanwhile_is_counted_too() -> anyhow::Result<()> {
-    a_sender_whose_worker_stands_still(&DIRECT, DIRECT_FEW, |traffic| {
-        Some(traffic.containers.first()?.dropped)
-    })
+    a_sender_whose_worker_stands_still(&DIRECT, |traffic| Some(traffic.containers.first()?.dropped))
 }
 
 /// A container of this host with a queue of its own among those of the switch's TAP device.
