@@ -11,6 +11,7 @@ use anyhow::Context as _;
 use rustix::process::{Signal, kill_process};
 use serde_json::{Value, json};
 use weft::sandbox::{Host, Running, Sandbox, SandboxOptions};
+use weft_lab::net::is_soak;
 
 use crate::common::{
     DEVICE, LIMIT, dco, fragments, hear, holder, limit, line, listen, refused, write_key_file,
@@ -70,8 +71,19 @@ struct Net {
 }
 
 impl Net {
-    /// Devices and addresses, without peers.
+    /// Devices and addresses, without peers; each host's own choice of an engine.
     fn new(clients: usize, transport: Transport, mtu: &str) -> anyhow::Result<Self> {
+        // Where the kernel has devices, the second client still has Weft's own.
+        Self::with_userspace_at(2, clients, transport, mtu)
+    }
+
+    /// As [`Self::new`], with one host whose device is in userspace whatever its kernel has.
+    fn with_userspace_at(
+        userspace: usize,
+        clients: usize,
+        transport: Transport,
+        mtu: &str,
+    ) -> anyhow::Result<Self> {
         let options = SandboxOptions { hosts: clients + 1, ..SandboxOptions::default() };
         let sandbox = Sandbox::new(&options)?;
         let key_files = ["first.key", "second.key"].map(|name| sandbox.directory().join(name));
@@ -83,8 +95,7 @@ impl Net {
         for at in 0..=clients {
             let mode = if at == 0 { "mp" } else { "p2p" };
             let mut words = vec!["new-iface", DEVICE, "--mode", mode, "--mtu", mtu];
-            // Where the kernel has devices, the second client still has Weft's own.
-            words.extend((at == 2).then_some("--engine=userspace"));
+            words.extend((at == userspace).then_some("--engine=userspace"));
             dco(net.host(at), &words)?;
             // Nothing but what the tests send: no router is looked for.
             net.host(at).netns().ip(&format!("link set {DEVICE} addrgenmode none"))?;
@@ -259,7 +270,10 @@ fn deleted(host: &Host, peer: usize, reason: &str) -> anyhow::Result<Value> {
 /// The kernel's test.sh, and test-tcp.sh, test-chachapoly.sh and test-symmetric-id.sh, which are the same
 /// with another transport, another cipher and other ids.
 fn whole_story(transport: Transport, ciphers: Ciphers, tx_id_step: usize) -> anyhow::Result<()> {
-    let net = Net { ciphers, tx_id_step, ..Net::new(CLIENTS, transport, "1400")? };
+    story_of(&Net { ciphers, tx_id_step, ..Net::new(CLIENTS, transport, "1400")? })
+}
+
+fn story_of(net: &Net) -> anyhow::Result<()> {
     let mut told = listen(net.server())?;
     for client in 1..=CLIENTS {
         net.meet(client, &["--keepalive-interval", "60", "--keepalive-timeout", "120"])?;
@@ -271,7 +285,7 @@ fn whole_story(transport: Transport, ciphers: Ciphers, tx_id_step: usize) -> any
         net.flood(0, inside(client), "3000")?;
     }
     are_seen(seen)?;
-    networks(&net)?;
+    networks(net)?;
     for client in 1..=CLIENTS {
         net.key(client, "secondary", "1", &net.key_files[1])?;
         for at in [0, client] {
@@ -279,8 +293,8 @@ fn whole_story(transport: Transport, ciphers: Ciphers, tx_id_step: usize) -> any
         }
         net.pings(client, inside(0), &["-c", "3", "-i", "0.2"])?;
     }
-    questions(&net)?;
-    endings(&net, &mut told)?;
+    questions(net)?;
+    endings(net, &mut told)?;
     net.end_all()
 }
 
@@ -454,6 +468,25 @@ fn symmetric_ids_and_a_cipher_for_each_client() -> anyhow::Result<()> {
 #[test]
 fn symmetric_ids_over_tcp_and_a_cipher_for_each_client() -> anyhow::Result<()> {
     whole_story(Transport::Tcp, EACH_ITS_OWN, 0)
+}
+
+/// The other way round than above where the kernel has devices; elsewhere all are in userspace above.
+#[test]
+fn a_server_in_userspace_with_clients_of_the_kernels() -> anyhow::Result<()> {
+    let transports = [Transport::Udp, Transport::Tcp];
+    // Over TCP the two kinds of devices meet in `vm_dco` too.
+    for transport in transports.into_iter().take(if is_soak() { 2 } else { 1 }) {
+        let net = Net::with_userspace_at(0, CLIENTS, transport, "1400")?;
+        let shown = dco(net.host(1), &["get-iface", DEVICE])?;
+        // Without such devices there is nothing here that the other tests do not tell.
+        if shown["engine"] != "kernel" {
+            return net.end_all();
+        }
+        let shown = dco(net.server(), &["get-iface", DEVICE])?;
+        anyhow::ensure!(shown["engine"] == "userspace", "{shown}");
+        story_of(&Net { ciphers: EACH_ITS_OWN, ..net })?;
+    }
+    Ok(())
 }
 
 #[test]
