@@ -225,8 +225,16 @@ impl RunBuilder {
 
 /// Sends one datagram that is of no run, such as a keepalive.
 pub(crate) fn send_alone<F, R: RunSink>(env: &Env<'_, F, R>, datagram: &[u8], to: &Remote) {
-    match env.socket.send_run(datagram, datagram.len(), to) {
-        Ok(()) => env.counters.did(Work::DatagramsSent, 1),
+    note_alone(env, env.socket.send_run(datagram, datagram.len(), to));
+}
+
+/// Counts what came of a run of one datagram.
+pub(crate) fn note_alone<F, R>(env: &Env<'_, F, R>, sent: io::Result<()>) {
+    match sent {
+        Ok(()) => {
+            env.counters.did(Work::RunsSent, 1);
+            env.counters.did(Work::DatagramsSent, 1);
+        }
         Err(error) => env.counters.dropped(reason(&error), 1),
     }
 }

@@ -16,7 +16,7 @@ use crate::device::{Env, FrameSink, Origin, RunSink};
 use crate::error::CommandError;
 use crate::format::{Builder, DUMMY_LEN_MAX, Inner, NotSealed, Sealing};
 use crate::limit::PerSecond;
-use crate::run::{RunBuilder, RunKey, Target, send_alone};
+use crate::run::{RunBuilder, RunKey, Target, note_alone, send_alone};
 use crate::state::{Outbound, Path, State, key_of};
 
 /// Over-long packets that are answered with ICMP in one second.
@@ -431,10 +431,7 @@ fn send_dummy<F, R: RunSink>(env: &Env<'_, F, R>, outbound: &Outbound, from: Ori
     let Some(Ok(len)) = sealed else {
         return env.counters.dropped(DropReason::SaExhausted, 1);
     };
-    match env.socket.send_from(from, &datagram[..len], len, to) {
-        Ok(()) => env.counters.did(Work::DatagramsSent, 1),
-        Err(error) => env.counters.dropped(crate::run::reason(&error), 1),
-    }
+    note_alone(env, env.socket.send_from(from, &datagram[..len], len, to));
 }
 
 /// The lane of a flow that this of `workers` workers sends: lanes that go from its own socket share

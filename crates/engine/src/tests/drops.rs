@@ -99,6 +99,10 @@ fn what_the_kernel_does_not_send_is_counted() {
     passes_again(&mut rig, &[(DropReason::SendFailed, 10)]);
     // All but what was sent beside runs.
     assert_eq!(rig.peers_drops(), 8);
+    let calls = |rig: &Rig| [Work::RunsSent, Work::DatagramsSent].map(|of| rig.counters().done(of));
+    let before = calls(&rig);
+    send_alone(&rig);
+    assert_eq!(calls(&rig), before.map(|count| count + 2), "each is a run of one");
 }
 
 #[test]
