@@ -18,6 +18,7 @@ use crate::buckets::Buckets;
 use crate::control::Control;
 use crate::counters::WorkerCounters;
 use crate::device::LaneSockets;
+use crate::flows::Flows;
 use crate::helper::{Helpers, Seed};
 use crate::lane::LANE_LOOK_MS;
 use crate::queues::Queues;
@@ -58,6 +59,8 @@ pub(crate) struct Crew {
     /// Helpers of each worker; `None`: as the control decides.
     helpers: Option<usize>,
     control: Option<Control>,
+    /// The workers count time from then on.
+    begun: Instant,
 }
 
 /// A worker from outside.
@@ -101,6 +104,7 @@ impl Crew {
             merge: (offloads.tap_tso.usable(), offloads.tap_uso.usable()),
             helpers: config.helpers,
             control: None,
+            begun: Instant::now(),
         }
     }
 
@@ -176,8 +180,11 @@ impl Crew {
         let granted = queues.offloads();
         let merge = (granted.tso && self.merge.0, granted.uso && self.merge.1);
         let (segments_max, mac, copy_dscp) = (self.segments_max, self.probe_mac, self.copy_dscp);
-        let make =
-            move || Transmitter::of_worker(number, segments_max, mac).with_copy_dscp(copy_dscp);
+        let flows = Arc::new(Flows::new(self.begun));
+        let make = move || {
+            Transmitter::of_worker(number, Arc::clone(&flows), segments_max, mac)
+                .with_copy_dscp(copy_dscp)
+        };
         let seed = Seed {
             worker: number,
             queues: queues.clone(),
@@ -185,7 +192,7 @@ impl Crew {
             lane_port: lane_port.clone(),
             shared: Arc::clone(&self.shared),
             merge,
-            make_transmitter: Arc::new(make),
+            make_transmitter: Arc::new(make.clone()),
             help: Arc::default(),
             events: Arc::clone(&self.events),
             counters: Arc::clone(&self.counters[number]),

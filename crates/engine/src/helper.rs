@@ -88,6 +88,7 @@ pub(crate) fn seal_unit<T: FrameSource + FrameSink, R: RunSink>(
     let mut front = gate.enter();
     let mut len = env.tap.recv(buffer)?;
     let ticket = front.draw();
+    transmitter.begin();
     let socket = InTurn {
         inner: env.socket,
         ticket: &ticket,

@@ -90,6 +90,12 @@ impl Lane {
     pub(crate) fn prove(&self) {
         self.alive.store(true, Relaxed);
     }
+
+    /// As if nothing had come back for long, for the same.
+    #[cfg(test)]
+    pub(crate) fn disprove(&self) {
+        self.alive.store(false, Relaxed);
+    }
 }
 
 #[cfg(test)]

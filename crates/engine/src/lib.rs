@@ -16,6 +16,7 @@ pub mod dco;
 mod decide;
 mod device;
 mod error;
+mod flows;
 mod format;
 mod gate;
 mod helper;
@@ -82,12 +83,15 @@ pub const BUSY_POLL_MAX: Duration = Duration::from_millis(10);
 
 /// Workers that there are by default at most.
 pub const DEFAULT_WORKERS_MAX: usize = 8;
+/// Workers by default at least, where there are as many processors.
+pub const DEFAULT_WORKERS_MIN: usize = 2;
 
 /// As many workers as leave the other half of the processors, that this thread may use, to the
-/// containers: 1 to [`DEFAULT_WORKERS_MAX`].
+/// containers: 1 to [`DEFAULT_WORKERS_MAX`], and two where there are two or three processors, so that
+/// requests do not wait for the thread that has a stream.
 pub fn default_workers() -> usize {
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
-    (processors / 2).clamp(1, DEFAULT_WORKERS_MAX)
+    (processors / 2).max(processors.min(DEFAULT_WORKERS_MIN)).min(DEFAULT_WORKERS_MAX)
 }
 
 /// How an engine is set up.

@@ -13,6 +13,7 @@ use weft_path::{Endpoint, EngineCommand, InboundSa, Mac, OutboundSa, PathId, Vni
 use crate::counters::{Count, Direction, Registry, SaCounters, SaName};
 use crate::device::Origin;
 use crate::error::CommandError;
+use crate::flows::Load;
 use crate::format::{Opening, Sealing};
 use crate::lane::Lane;
 use crate::table::{Slab, Table};
@@ -87,6 +88,8 @@ pub(crate) struct Outbound {
     pub(crate) sa: Sealing,
     pub(crate) rco: bool,
     bytes: AtomicU64,
+    /// What has gone by its lane lately, where the path has several.
+    pub(crate) load: Load,
     pub(crate) packets_soft: u64,
     pub(crate) packets_hard: u64,
     pub(crate) bytes_soft: u64,
@@ -353,6 +356,7 @@ impl State {
             sa: Sealing::new(sa, &self.local, &peer),
             rco: sa.rco,
             bytes: AtomicU64::new(0),
+            load: Load::default(),
             packets_soft: sa.packets_soft,
             packets_hard: sa.packets_hard,
             bytes_soft: sa.bytes_soft,

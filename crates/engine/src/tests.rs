@@ -3,6 +3,7 @@
 
 mod drops;
 mod exact;
+mod flows;
 mod helped;
 mod limits;
 mod nonsense;
@@ -548,60 +549,6 @@ fn an_address_that_lives_at_another_peer_is_foreign() {
     rig.transmit(&mut [udp_read(&pattern(100), true)]);
     rig.receive();
     assert_eq!(rig.tap.frames.borrow().len(), 1);
-}
-
-#[test]
-fn lanes_share_the_flows_and_each_flow_keeps_its_lane() {
-    let mut rig = Rig::new();
-    let remote = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), rig.far_socket.port());
-    let key = SaKey::from_bytes([4; 36]);
-    let cipher = Cipher::ChaCha20Poly1305;
-    let inbound = InboundSa {
-        spi: SPI + 1,
-        lane: 2,
-        cipher,
-        key: key.clone(),
-        encapsulation: Encapsulation::Udp,
-        remote_engine: EngineKind::Userspace,
-        lifetime: Duration::MAX,
-    };
-    let outbound = OutboundSa { spi: SPI + 1, lane: 2, cipher, key, ..outbound_sa() };
-    rig.command(EngineCommand::InstallInbound {
-        engine: EngineKind::Userspace,
-        remote: std::net::Ipv4Addr::LOCALHOST.into(),
-        peer: PEER,
-        path: PATH,
-        sa: inbound,
-    });
-    rig.command(EngineCommand::InstallOutbound {
-        engine: EngineKind::Userspace,
-        peer: PEER,
-        path: PATH,
-        sa: outbound,
-        remote,
-    });
-    // A lane of which nothing has been heard carries nothing.
-    rig.transmit(&mut [udp_read(&pattern(100), true)]);
-    rig.receive();
-    let number = rig.state.path_number(PATH).unwrap();
-    let proven = rig.state.lane(number, 2).unwrap();
-    assert!(!proven.is_alive());
-    proven.prove();
-    for port in 0..32_u8 {
-        let mut read = udp_read(&pattern(100), true);
-        read[vnet::LEN + 14 + 20 + 1] = port;
-        rig.transmit(&mut [read.clone(), read]);
-    }
-    rig.receive();
-    let mut packets: Vec<u64> = [SPI, SPI + 1]
-        .iter()
-        .map(|spi| {
-            rig.state.inbound.get(rig.state.inbound_of(*spi).unwrap()).unwrap().hold().highest()
-        })
-        .collect();
-    packets[0] -= 1;
-    assert_eq!(packets.iter().sum::<u64>(), 64);
-    assert!(packets.iter().all(|count| *count >= 10 && count % 2 == 0), "{packets:?}");
 }
 
 #[test]

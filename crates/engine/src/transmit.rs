@@ -2,6 +2,7 @@
 
 use std::io::IoSlice;
 use std::net::Ipv6Addr;
+use std::sync::Arc;
 use std::time::Instant;
 
 use weft_io::udp::Remote;
@@ -14,6 +15,7 @@ use weft_path::{EngineEvent, Mac, PathId, Vni};
 use crate::counters::{DropReason, Work};
 use crate::device::{Env, FrameSink, Origin, RunSink};
 use crate::error::CommandError;
+use crate::flows::Flows;
 use crate::format::{Builder, DUMMY_LEN_MAX, Inner, NotSealed, Sealing};
 use crate::limit::PerSecond;
 use crate::run::{RunBuilder, RunKey, Target, note_alone, send_alone};
@@ -37,6 +39,10 @@ pub(crate) struct Transmitter {
     answers: PerSecond,
     /// The number of its worker.
     worker: usize,
+    /// Where the flows go that its worker and that one's helpers send.
+    flows: Arc<Flows>,
+    /// The time, in ticks of the flows.
+    tick: u32,
     /// Source of probes.
     mac: Mac,
     /// The DSCP of frames goes to the outer header too.
@@ -46,9 +52,14 @@ pub(crate) struct Transmitter {
 }
 
 impl Transmitter {
-    /// Of the worker with this number.
-    pub(crate) fn of_worker(worker: usize, segments_max: usize, mac: Mac) -> Self {
-        Self { worker, ..Self::new(segments_max, mac) }
+    /// Of the worker with this number, or of a helper of it.
+    pub(crate) fn of_worker(
+        worker: usize,
+        flows: Arc<Flows>,
+        segments_max: usize,
+        mac: Mac,
+    ) -> Self {
+        Self { worker, flows, ..Self::new(segments_max, mac) }
     }
 
     pub(crate) fn new(segments_max: usize, mac: Mac) -> Self {
@@ -56,6 +67,8 @@ impl Transmitter {
             run: RunBuilder::new(segments_max),
             answers: PerSecond::new(TOO_LONG_ANSWERS_PER_S),
             worker: 0,
+            flows: Arc::default(),
+            tick: 0,
             mac,
             copy_dscp: false,
             scratch: vec![0; ethernet::LEN + UNLIMITED + 64],
@@ -65,6 +78,12 @@ impl Transmitter {
     /// Says whether the DSCP of frames goes to the outer header; not, to begin with.
     pub(crate) fn with_copy_dscp(self, copy_dscp: bool) -> Self {
         Self { copy_dscp, ..self }
+    }
+
+    /// Looks at the clock, for what is sent from now on; at the beginning of each batch.
+    #[inline]
+    pub(crate) fn begin(&mut self) {
+        self.tick = self.flows.tick();
     }
 
     /// Sends what is still unsent; at the end of each batch.
@@ -258,7 +277,14 @@ impl Transmitter {
         frame: &[u8],
     ) -> u64 {
         let hash = layout::flow_hash(frame);
-        let Some(lane) = pick_lane(path, self.worker, env.socket.sockets(), hash) else {
+        let lane = match path.lanes[..] {
+            [Some(_)] => Some(0),
+            _ => {
+                let worker = (self.worker, env.socket.sockets());
+                self.flows.lane((number, path), worker, hash, self.tick)
+            }
+        };
+        let Some(lane) = lane else {
             return dropped(env, DropReason::NoPath, 1);
         };
         let source_port = SOURCE_PORT_FIRST | (hash >> 16) as u16;
@@ -305,6 +331,9 @@ impl Transmitter {
         match sealed {
             Ok((bytes, dropped)) => {
                 outbound.sealed(segments, bytes);
+                if path.lanes.len() > 1 {
+                    outbound.load.add(bytes, self.tick);
+                }
                 dropped
             }
             Err(NotSealed) => exhausted(env, id, outbound, segments),
@@ -432,23 +461,6 @@ fn send_dummy<F, R: RunSink>(env: &Env<'_, F, R>, outbound: &Outbound, from: Ori
         return env.counters.dropped(DropReason::SaExhausted, 1);
     };
     note_alone(env, env.socket.send_from(from, &datagram[..len], len, to));
-}
-
-/// The lane of a flow that this of `workers` workers sends: lanes that go from its own socket share
-/// its flows; where the peer takes too few lanes for that, another worker's lane.
-#[inline]
-fn pick_lane(path: &Path, worker: usize, workers: usize, hash: u32) -> Option<usize> {
-    let lanes = &path.lanes;
-    if let [Some(_)] = lanes[..] {
-        return Some(0);
-    }
-    let nth = |own: &dyn Fn(usize) -> bool, wanted: usize| {
-        let is_usable = |lane: &usize| lanes[*lane].is_some() && path.is_open(*lane) && own(*lane);
-        let usable = || (0..lanes.len()).filter(is_usable);
-        usable().nth(wanted % usable().count().max(1))
-    };
-    let own = nth(&|lane| lane % workers.max(1) == worker, hash as usize);
-    own.or_else(|| nth(&|_| true, worker))
 }
 
 /// The SA has come to an end that no limit foresaw, such as that of its cipher's blocks.

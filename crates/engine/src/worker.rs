@@ -318,6 +318,7 @@ fn drain<F: FrameSink>(
     recv: impl Fn(&mut [u8]) -> io::Result<usize>,
     buffer: &mut [u8],
 ) -> io::Result<()> {
+    transmitter.begin();
     let result = take_turn(|| {
         let len = recv(buffer)?;
         transmitter.handle_read(state, env, &buffer[..len]);

@@ -1,13 +1,18 @@
 //! Daemons with several workers: flows over several lanes, and none of it seen by the containers.
 
+use std::net::{SocketAddr, UdpSocket};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use anyhow::Context as _;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use weft::api::{Client, Workers, WorkersRequest};
-use weft::sandbox::{Host, wait_until};
+use weft::api::{Client, Traffic, Workers, WorkersRequest};
+use weft::sandbox::{Container, Host, wait_until};
 use weft_lab::net::iperf::{self, Server};
-use weft_lab::net::{Lab, counter, is_soak, keep_order, slowness, tcp_counter, wait_connection};
+use weft_lab::net::probe::udp_in;
+use weft_lab::net::{
+    Lab, counter, is_soak, keep_order, namespace, slowness, tcp_counter, wait_connection,
+};
 
 /// Kernels with IPsec would leave the workers nothing to do.
 const VECTOR: &str = "--engine=userspace";
@@ -16,6 +21,14 @@ const LANES_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// More than a lane sends by itself.
 const FLOW_DATAGRAMS: u64 = 500;
+
+/// Flows that begin beside a stream, packets of each, and how many of them may go where the stream goes.
+const FLOWS: usize = 16;
+const FLOW_PACKETS: u64 = 100;
+const FLOWS_ASTRAY_MAX: usize = 2;
+/// How long a stream has to begin, and is looked at to see which lane is its.
+const STREAM_START: Duration = Duration::from_secs(1);
+const STREAM_LOOK: Duration = Duration::from_millis(300);
 
 /// Datagrams that each worker of a host has sent and received.
 fn workers(host: &Host) -> anyhow::Result<Vec<(u64, u64)>> {
@@ -65,6 +78,74 @@ fn flows_over_two_lanes_pass_rekeys_in_order() -> anyhow::Result<()> {
             c["state"] == "active"
         })?;
     }
+    Ok(())
+}
+
+/// Packets that a host has sent on each lane with its peer.
+fn sent_by_lane(host: &Host) -> anyhow::Result<Vec<u64>> {
+    let daemon = Client::new(&host.runtime_directory());
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let traffic: Traffic = runtime.block_on(daemon.get("/v1/traffic"))?;
+    let peer = traffic.peers.first().context("no peer")?;
+    Ok(peer.lanes.iter().map(|lane| lane.volume.packets_sent).collect())
+}
+
+/// What each lane has sent beyond what it had before.
+fn since(before: &[u64], now: &[u64]) -> Vec<u64> {
+    now.iter().zip(before).map(|(now, before)| now - before).collect()
+}
+
+/// Begins a flow of datagrams from one container to another and waits until all of it has come; returns
+/// what went on each lane meanwhile.
+fn sent_while_a_flow_goes(
+    host: &Host,
+    from: &Container,
+    to: &Container,
+) -> anyhow::Result<Vec<u64>> {
+    let socket = |container: &Container| -> anyhow::Result<UdpSocket> {
+        Ok(udp_in(&namespace(container), SocketAddr::new(container.ipv4()?.into(), 0))?)
+    };
+    let (sender, receiver) = (socket(from)?, socket(to)?);
+    let (to, before) = (receiver.local_addr()?, sent_by_lane(host)?);
+    for _ in 0..FLOW_PACKETS {
+        sender.send_to(b"a request", to)?;
+    }
+    for _ in 0..FLOW_PACKETS {
+        weft_io::uninterrupted(|| receiver.recv(&mut [0; 16]))?;
+    }
+    Ok(since(&before, &sent_by_lane(host)?))
+}
+
+#[test]
+fn what_begins_beside_a_stream_takes_another_lane() -> anyhow::Result<()> {
+    let lab = Lab::pair(&[VECTOR, "--workers", "2"])?;
+    let (one, two) = lab.containers()?;
+    let _server = Server::start(&two)?;
+    let until = Instant::now() + LANES_TIMEOUT * slowness();
+    while !workers(lab.host(1))?.iter().all(|(_, received)| *received > FLOW_DATAGRAMS) {
+        anyhow::ensure!(Instant::now() < until, "one lane: {:?}", workers(lab.host(1))?);
+        iperf::run(&one, two.ipv4()?.into(), &["-t", "1", "-P", "8", "-b", "20M"])?;
+    }
+    let host = lab.host(0);
+    let (report, away) = thread::scope(|scope| -> anyhow::Result<_> {
+        let stream = scope.spawn(|| iperf::run(&one, two.ipv4()?.into(), &["-t", "6"]));
+        thread::sleep(STREAM_START);
+        let before = sent_by_lane(host)?;
+        thread::sleep(STREAM_LOOK);
+        let sent = since(&before, &sent_by_lane(host)?);
+        anyhow::ensure!(sent.len() == 2 && sent[0].abs_diff(sent[1]) > FLOW_DATAGRAMS, "{sent:?}");
+        // On which the stream is not.
+        let other = usize::from(sent[0] > sent[1]);
+        let mut away = Vec::new();
+        for _ in 0..FLOWS {
+            away.push(sent_while_a_flow_goes(host, &one, &two)?[other]);
+        }
+        Ok((stream.join().map_err(|_| anyhow::anyhow!("iperf3 panicked"))??, away))
+    })?;
+    assert!(iperf::received_bps(&report) > 0.0, "{report}");
+    // By chance half of them would. A stream that the machine holds up for a moment looks like none.
+    let took_it = away.iter().filter(|packets| **packets >= FLOW_PACKETS).count();
+    assert!(took_it + FLOWS_ASTRAY_MAX >= FLOWS, "of {FLOW_PACKETS} packets each: {away:?}");
     Ok(())
 }
 

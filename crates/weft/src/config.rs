@@ -54,7 +54,7 @@ pub struct LaunchOptions {
     pub engine: Option<EngineChoice>,
 
     /// Threads of the vector engine, each with its own queue, sockets and lane (default: half of the
-    /// processors, 1 to 8)
+    /// processors, 1 to 8; two of two or three)
     #[arg(long, value_name = "N", env = "WEFT_WORKERS", value_parser = clap::value_parser!(u8).range(1..=WORKERS_MAX))]
     pub workers: Option<u8>,
 

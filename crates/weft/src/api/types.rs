@@ -440,7 +440,8 @@ pub struct Workers {
     pub workers: usize,
     /// How many there can be.
     pub workers_max: usize,
-    /// How many there are where nobody says otherwise: half of the processors, 1 to 8.
+    /// How many there are where nobody says otherwise: half of the processors, 1 to 8,
+    /// and two where there are two or three.
     pub workers_default: usize,
     /// Lanes that are offered to each peer: as many as there were workers at most since the start.
     pub lanes: usize,

@@ -1,0 +1,131 @@
+//! Which lane a flow takes, and keeps.
+
+use super::*;
+use crate::flows::{Flows, PAUSE_TICKS};
+use crate::state::Path;
+
+/// Installs one more lane, of which nothing has been heard yet.
+fn add_lane(rig: &mut Rig, lane: u16) {
+    let remote = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), rig.far_socket.port());
+    let key = SaKey::from_bytes([lane as u8 + 3; 36]);
+    let spi = SPI + u32::from(lane);
+    let inbound = InboundSa {
+        spi,
+        lane,
+        cipher: Cipher::ChaCha20Poly1305,
+        key: key.clone(),
+        encapsulation: Encapsulation::Udp,
+        remote_engine: EngineKind::Userspace,
+        lifetime: Duration::MAX,
+    };
+    let outbound = OutboundSa { spi, lane, cipher: inbound.cipher, key, ..outbound_sa() };
+    rig.command(EngineCommand::InstallInbound {
+        engine: EngineKind::Userspace,
+        remote: Ipv4Addr::LOCALHOST.into(),
+        peer: PEER,
+        path: PATH,
+        sa: inbound,
+    });
+    rig.command(EngineCommand::InstallOutbound {
+        engine: EngineKind::Userspace,
+        peer: PEER,
+        path: PATH,
+        sa: outbound,
+        remote,
+    });
+}
+
+fn path(rig: &Rig) -> (u32, &Path) {
+    let number = rig.state.path_number(PATH).unwrap();
+    (number, rig.state.paths.get(number).unwrap())
+}
+
+fn prove(rig: &Rig, lane: u16) {
+    rig.state.lane(path(rig).0, lane).unwrap().prove();
+}
+
+/// Notes that a stream goes by a lane, or little.
+fn carries(rig: &Rig, lane: usize, bytes: u64, tick: u32) {
+    path(rig).1.lanes[lane].as_ref().unwrap().load.add(bytes, tick);
+}
+
+#[test]
+fn lanes_share_the_flows_and_each_flow_keeps_its_lane() {
+    let mut rig = Rig::new();
+    add_lane(&mut rig, 2);
+    // A lane of which nothing has been heard carries nothing.
+    rig.transmit(&mut [udp_read(&pattern(100), true)]);
+    rig.receive();
+    assert!(!rig.state.lane(path(&rig).0, 2).unwrap().is_alive());
+    prove(&rig, 2);
+    for port in 0..32_u8 {
+        let mut read = udp_read(&pattern(100), true);
+        read[vnet::LEN + 14 + 20 + 1] = port;
+        rig.transmit(&mut [read.clone(), read]);
+    }
+    rig.receive();
+    let mut packets: Vec<u64> = [SPI, SPI + 2]
+        .iter()
+        .map(|spi| {
+            rig.state.inbound.get(rig.state.inbound_of(*spi).unwrap()).unwrap().hold().highest()
+        })
+        .collect();
+    packets[0] -= 1;
+    assert_eq!(packets.iter().sum::<u64>(), 64);
+    assert!(packets.iter().all(|count| *count >= 10 && count % 2 == 0), "{packets:?}");
+}
+
+#[test]
+fn a_flow_that_begins_beside_a_stream_takes_another_lane_and_keeps_it() {
+    let mut rig = Rig::new();
+    add_lane(&mut rig, 1);
+    prove(&rig, 1);
+    let flows = Flows::default();
+    // The first of two workers, whose own lane is the first.
+    let lane = |hash, tick| flows.lane(path(&rig), (0, 2), hash, tick);
+    let (old, early, late) = (1_000, 20_000, 300_000);
+    assert_eq!([lane(old, 5), lane(early, 5)], [Some(0); 2], "nothing goes anywhere yet");
+    // The first flow has become a stream.
+    carries(&rig, 0, 1 << 20, 6);
+    carries(&rig, 1, 1_000, 6);
+    assert_eq!(lane(late, 6), Some(1));
+    assert_eq!([lane(old, 6), lane(early, 6)], [Some(0); 2], "they go on");
+    // Where as much goes by the other lane, a flow stays with its worker.
+    carries(&rig, 0, 1 << 20, 7);
+    carries(&rig, 1, 1 << 21, 7);
+    assert_eq!(lane(4_000_000, 7), Some(0));
+    assert_eq!([lane(old, 7), lane(late, 7)], [Some(0), Some(1)]);
+    // No pause is long enough but one after which nothing can be under way.
+    let pause = PAUSE_TICKS.cast_unsigned();
+    let mut tick = 7;
+    for _ in 0..10 {
+        tick += pause - 1;
+        carries(&rig, 0, 1 << 20, tick);
+        assert_eq!([lane(old, tick), lane(late, tick)], [Some(0), Some(1)]);
+    }
+    tick += pause;
+    carries(&rig, 0, 1 << 20, tick);
+    assert_eq!(lane(early, tick), Some(1), "it has paused since the fifth tick");
+    assert_eq!(lane(old, tick), Some(1), "it has paused as well");
+}
+
+#[test]
+fn a_flow_leaves_a_lane_that_is_gone_or_that_stood_in_for_its_own() {
+    let mut rig = Rig::new();
+    add_lane(&mut rig, 1);
+    let flows = Flows::default();
+    // The second of two workers, whose own lane is not proven yet.
+    let lane = |rig: &Rig, tick| flows.lane(path(rig), (1, 2), 77, tick);
+    assert_eq!(lane(&rig, 1), Some(0));
+    prove(&rig, 1);
+    assert_eq!(lane(&rig, 1), Some(1));
+    rig.state.lane(path(&rig).0, 1).unwrap().disprove();
+    assert_eq!(lane(&rig, 1), Some(0));
+    prove(&rig, 1);
+    assert_eq!(lane(&rig, 1), Some(1));
+    // A worker more at the peer moves nothing that is at its own lane.
+    add_lane(&mut rig, 2);
+    prove(&rig, 2);
+    carries(&rig, 1, 1 << 20, 1);
+    assert_eq!(lane(&rig, 1), Some(1));
+}
