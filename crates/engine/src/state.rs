@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use weft_crypto::{Format, PeerId, ReplayWindow};
 use weft_io::keylog::KeyLog;
 use weft_io::udp::Remote;
-use weft_path::{Endpoint, EngineCommand, InboundSa, Mac, OutboundSa, PathId, Vni};
+use weft_path::{Endpoint, EngineCommand, EngineKind, InboundSa, Mac, OutboundSa, PathId, Vni};
 
 use crate::counters::{Count, Direction, Registry, SaCounters, SaName};
 use crate::device::Origin;
@@ -61,7 +61,15 @@ impl Path {
     pub(crate) fn is_open(&self, lane: usize) -> bool {
         // It may be heard of a moment before it is written down from where.
         let reaches = |known: &Lane| known.is_alive() && (!self.responds || known.source.is_some());
-        lane == 0 || self.known.get(lane).is_some_and(reaches)
+        lane == 0 || self.can_be_proven(lane) && self.known.get(lane).is_some_and(reaches)
+    }
+
+    /// Whether the peer answers dummies on a lane, so that it can be proven: the kernel engine does not, and
+    /// may send on it all the same.
+    #[inline]
+    fn can_be_proven(&self, lane: usize) -> bool {
+        let outbound = self.lanes.get(lane).and_then(Option::as_ref);
+        outbound.is_some_and(|outbound| outbound.answers_dummies)
     }
 
     /// Where packets of a lane leave from, and where they go.
@@ -87,6 +95,8 @@ impl Path {
 pub(crate) struct Outbound {
     pub(crate) sa: Sealing,
     pub(crate) rco: bool,
+    /// The peer's engine does.
+    pub(crate) answers_dummies: bool,
     bytes: AtomicU64,
     /// What has gone by its lane lately, where the path has several.
     pub(crate) load: Load,
@@ -355,6 +365,7 @@ impl State {
         let outbound = Outbound {
             sa: Sealing::new(sa, &self.local, &peer),
             rco: sa.rco,
+            answers_dummies: sa.remote_engine == EngineKind::Userspace,
             bytes: AtomicU64::new(0),
             load: Load::default(),
             packets_soft: sa.packets_soft,
@@ -583,7 +594,7 @@ mod tests {
     use std::time::Duration;
 
     use weft_crypto::{Cipher, SaKey};
-    use weft_path::{Encapsulation, EngineKind};
+    use weft_path::Encapsulation;
 
     use super::*;
 

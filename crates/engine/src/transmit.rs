@@ -182,6 +182,7 @@ impl Transmitter {
             for (number, outbound) in path.lanes.iter().enumerate().skip(1) {
                 if number % workers.max(1) == self.worker
                     && let Some(outbound) = outbound
+                    && outbound.answers_dummies
                     && let Some((from, to)) = path.way(number)
                 {
                     send_dummy(env, outbound, from, to);
@@ -204,6 +205,7 @@ impl Transmitter {
                     continue;
                 };
                 if number % workers == self.worker
+                    && outbound.answers_dummies
                     && lane.look(outbound.sa.packets())
                     && let Some((from, to)) = path.way(number)
                 {

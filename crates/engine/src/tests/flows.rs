@@ -4,8 +4,8 @@ use super::*;
 use crate::flows::{Flows, PAUSE_TICKS};
 use crate::state::Path;
 
-/// Installs one more lane, of which nothing has been heard yet.
-fn add_lane(rig: &mut Rig, lane: u16) {
+/// Installs one more lane, of which nothing has been heard yet, with a peer that has this engine.
+fn add_lane_to(rig: &mut Rig, lane: u16, remote_engine: EngineKind) {
     let remote = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), rig.far_socket.port());
     let key = SaKey::from_bytes([lane as u8 + 3; 36]);
     let spi = SPI + u32::from(lane);
@@ -18,7 +18,8 @@ fn add_lane(rig: &mut Rig, lane: u16) {
         remote_engine: EngineKind::Userspace,
         lifetime: Duration::MAX,
     };
-    let outbound = OutboundSa { spi, lane, cipher: inbound.cipher, key, ..outbound_sa() };
+    let cipher = inbound.cipher;
+    let outbound = OutboundSa { spi, lane, cipher, key, remote_engine, ..outbound_sa() };
     rig.command(EngineCommand::InstallInbound {
         engine: EngineKind::Userspace,
         remote: Ipv4Addr::LOCALHOST.into(),
@@ -33,6 +34,10 @@ fn add_lane(rig: &mut Rig, lane: u16) {
         sa: outbound,
         remote,
     });
+}
+
+fn add_lane(rig: &mut Rig, lane: u16) {
+    add_lane_to(rig, lane, EngineKind::Userspace);
 }
 
 fn path(rig: &Rig) -> (u32, &Path) {
@@ -128,4 +133,24 @@ fn a_flow_leaves_a_lane_that_is_gone_or_that_stood_in_for_its_own() {
     prove(&rig, 2);
     carries(&rig, 1, 1 << 20, 1);
     assert_eq!(lane(&rig, 1), Some(1));
+}
+
+/// The kernel engine sends on as many lanes as it has use for and answers no dummies, and takes where they come
+/// from for where its peer is.
+#[test]
+fn towards_a_kernel_engine_there_is_the_first_lane_alone() {
+    let mut rig = Rig::new();
+    add_lane_to(&mut rig, 1, EngineKind::Kernel);
+    // Something came in on it.
+    prove(&rig, 1);
+    let flows = Flows::default();
+    for hash in 0..64 {
+        let lane = flows.lane(path(&rig), (1, 2), hash << 24, 1);
+        assert_eq!(lane, Some(0));
+    }
+    let nothing = |_| {};
+    let env = Env { tap: &rig.tap, socket: &rig.socket, counters: &rig.counters, events: &nothing };
+    rig.transmitter.tell_of_lanes(&rig.state, &env, 1);
+    (0..10).for_each(|_| rig.transmitter.look_after_lanes(&rig.state, &env, 1));
+    assert_eq!(rig.counters().done(Work::DatagramsSent), 0, "dummies");
 }

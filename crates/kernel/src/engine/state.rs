@@ -117,6 +117,7 @@ struct Outbound {
 
 struct Inbound {
     path: PathId,
+    lane: u16,
     id: StateId,
 }
 
@@ -220,9 +221,13 @@ impl State {
         self.paths.iter().find(|(_, path)| sends(path)).map(|(path, _)| *path)
     }
 
-    /// Packets of an inbound SA come from `remote`; the path to tell if that is news.
+    /// Packets of an inbound SA come from `remote`; the path to tell if that is news. Lanes beyond the first
+    /// may have ports of their own, which say nothing of where the peer is.
     pub(super) fn moved(&self, spi: u32, remote: SocketAddr) -> Option<PathId> {
-        let path = self.inbound.get(&spi)?.path;
+        let &Inbound { path, lane, .. } = self.inbound.get(&spi)?;
+        if lane > 0 {
+            return None;
+        }
         let outbound = self.paths.get(&path).and_then(Path::main)?;
         (outbound.remote != remote).then_some(path)
     }
@@ -373,7 +378,7 @@ impl State {
                 cpu: None,
             },
         ));
-        self.inbound.insert(sa.spi, Inbound { path, id });
+        self.inbound.insert(sa.spi, Inbound { path, lane: sa.lane, id });
         actions.push(self.accept(peer, Some(remote)));
     }
 
