@@ -2,8 +2,12 @@
 //! it reads. Needs root and /dev/net/tun.
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
-use std::net::{Ipv4Addr, UdpSocket};
+use std::io::Write;
+use std::net::{Ipv4Addr, TcpListener, TcpStream, UdpSocket};
+use std::process::Command;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 
 use weft_crypto::{Choice, Cipher, DataCipher, EpochSecret, Library, SizeClass, prefer};
 use weft_engine::dco::{Device, DeviceConfig};
@@ -16,6 +20,14 @@ use weft_openvpn::device::{
 /// What a further peer may take: bytes of resident memory.
 const PEER_BYTES_MAX: usize = 4 << 10;
 const PEERS: u32 = 4_096;
+/// Peers over TCP, each with two descriptors of this process, and those before whom all is made that is
+/// made once.
+const TCP_PEERS: u32 = 200;
+const TCP_PEERS_BEFORE: u32 = 20;
+/// What each sends: packets of the control channel behind their lengths, and a part of one more.
+const CONTROL_PACKETS: usize = 300;
+const CONTROL_BYTES: u16 = 1_200;
+const PATIENCE: Duration = Duration::from_secs(60);
 
 fn resident() -> usize {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
@@ -70,9 +82,57 @@ fn measure(before: usize, what: &str, mut give: impl FnMut(u32)) -> usize {
     each
 }
 
+/// Connects a peer, which sends its packets; returns its end.
+fn add_tcp_peer(device: &Device, listener: &TcpListener, id: u32) -> TcpStream {
+    let mut far = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let (near, _) = listener.accept().unwrap();
+    let vpn_ipv4 = Some(Ipv4Addr::from_bits(0x0a09_0000 + id));
+    let attributes = PeerAttributes { id: Some(id), vpn_ipv4, ..PeerAttributes::default() };
+    device.new_peer(near.into(), &attributes).unwrap();
+    add_key(device, id, Slot::Primary, 0);
+    let mut packet = CONTROL_BYTES.to_be_bytes().to_vec();
+    // P_CONTROL_V1.
+    packet.resize(packet.len() + usize::from(CONTROL_BYTES), 0x20);
+    let mut all = packet.repeat(CONTROL_PACKETS);
+    all.extend_from_slice(&packet[..500]);
+    far.write_all(&all).unwrap();
+    far
+}
+
+/// What a connection had to have room for once is given back.
+fn a_further_peer_over_tcp_takes_as_little() {
+    assert!(Command::new("ip").args(["link", "set", "lo", "up"]).status().unwrap().success());
+    let came = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&came);
+    let (name, mtu) = ("ovpn9".to_owned(), MTU_DEFAULT as u16);
+    let config = DeviceConfig { name, mode: Mode::Mp, mtu, offloads: true };
+    let told = move |_| {
+        count.fetch_add(1, Ordering::Relaxed);
+    };
+    let device = Device::open(&config, Arc::new(told)).unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut far = Vec::new();
+    let mut before = 0;
+    for id in 0..TCP_PEERS_BEFORE + TCP_PEERS {
+        if id == TCP_PEERS_BEFORE {
+            before = resident();
+        }
+        far.push(add_tcp_peer(&device, &listener, id));
+        let deadline = Instant::now() + PATIENCE;
+        while came.load(Ordering::Relaxed) < far.len() * CONTROL_PACKETS {
+            assert!(Instant::now() < deadline, "{} packets came", came.load(Ordering::Relaxed));
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+    let each = resident().saturating_sub(before) / TCP_PEERS as usize;
+    println!("measured: {each} bytes of memory a peer over TCP with one key");
+    assert!(each > 500 && each < PEER_BYTES_MAX, "{each} bytes a peer over TCP");
+}
+
 #[test]
 fn a_further_peer_takes_less_than_four_kib() {
     unshare_network().expect("this test makes a network namespace and must run as root");
+    a_further_peer_over_tcp_takes_as_little();
     let mut open = Vec::new();
     // Outcomes of the race: one library has all, and each has a share.
     let mixed = Choice::default().with(SizeClass::Medium, Library::Ring);

@@ -41,7 +41,7 @@ use self::peers::{Peer, Peers};
 use self::receive::Moved;
 use self::routes::Routes;
 pub use self::routes::{ROUTES_MAX, Route};
-use self::transport::{FRAME_PREFIX_LEN, Transport, Transports, Way};
+use self::transport::{FRAME_PREFIX_LEN, Transport, Transports, Way, send_udp};
 pub use self::transport::{STREAM_QUEUE_BYTES, TRANSPORTS_MAX};
 pub use self::worker::KEEPALIVE_LOOK_MS;
 use self::worker::Worker;
@@ -411,7 +411,7 @@ impl Device {
         let peer = shared.peers.get(shared.peers.index_of(id)?).ok_or(DeviceError::NoPeer(id))?;
         let transport = shared.transports.get(peer.transport).ok_or(DeviceError::NoPeer(id))?;
         let sent = match (&transport.way, peer.remote) {
-            (Way::Udp(socket), Some(remote)) => socket.send_run(packet, packet.len(), &remote),
+            (Way::Udp(socket), Some(remote)) => send_udp(socket, packet, packet.len(), &remote),
             (Way::Udp(_), None) => return Err(DeviceError::NoRemote),
             (Way::Tcp(connection), _) => {
                 let sent = connection.write(&[&length.to_be_bytes(), packet].concat());
@@ -547,7 +547,8 @@ impl Shared {
         ids
     }
 
-    /// A peer is elsewhere; returns its id, if there still is such a peer and it was not there before.
+    /// A peer is elsewhere, or was heard at another address of ours; returns its id, if there still is such
+    /// a peer and it was not there before.
     fn move_peer(&mut self, moved: Moved) -> Option<u32> {
         let Moved { index, number, source, local } = moved;
         let peer = self.peers.get(index).filter(|peer| peer.number == number)?;
@@ -570,7 +571,7 @@ mod tests {
     use std::process::Command;
     use std::sync::mpsc;
 
-    use weft_crypto::ovpn::usage;
+    use weft_crypto::ovpn::{OpenError, usage};
     use weft_io::namespace::unshare_network;
     use weft_openvpn::KeyId;
     use weft_openvpn::data::{self, PeerNumber};
@@ -680,6 +681,26 @@ mod tests {
             assert_eq!(told.recv_timeout(PATIENCE), Ok(USED_UP));
             assert!(told.try_recv().is_err(), "it is told once");
             assert!(device.key(3, Slot::Primary).is_ok());
+        });
+    }
+
+    #[test]
+    fn a_key_that_was_tried_with_too_many_forgeries_is_told_once() {
+        with_device(|device, told| {
+            let here = UdpSocket::bind("127.0.0.1:0").unwrap();
+            device.new_peer(here.into(), &peer(3, 9)).unwrap();
+            device.new_key(&key(3)).unwrap();
+            let shared = device.common.read();
+            let of = shared.peers.get(shared.peers.index_of(3).unwrap()).unwrap();
+            let key = of.keys.sealing().unwrap();
+            let refused = |error| receive::refused(&device.common.telling, of, key, error);
+            assert_eq!(refused(OpenError::Forged), DropReason::Forged);
+            assert!(told.try_recv().is_err(), "one forgery is nothing to tell of");
+            for _ in 0..2 {
+                assert_eq!(refused(OpenError::TooManyFailures), DropReason::Forged);
+            }
+            assert_eq!(told.try_recv(), Ok(USED_UP));
+            assert!(told.try_recv().is_err(), "it is told once");
         });
     }
 

@@ -4,6 +4,7 @@
 use std::net::{IpAddr, SocketAddr};
 use std::ops::Range;
 
+use weft_crypto::ovpn::OpenError;
 use weft_io::udp::RecvBatch;
 use weft_openvpn::data::{self, PeerNumber};
 use weft_openvpn::{KeyId, Opcode};
@@ -27,7 +28,8 @@ use crate::receive::{RUN_MESSAGES_MAX, count_refusal};
 pub(super) struct Receiver {
     pub(super) batch: RecvBatch,
     coalescer: Coalescer,
-    /// The last peer of a batch whose packets come from elsewhere than packets to it go.
+    /// The last peer of a batch whose packets come from elsewhere than packets to it go, or to another
+    /// address of ours than packets to it leave from.
     moved: Option<Moved>,
 }
 
@@ -48,6 +50,8 @@ pub(super) struct Moved {
 pub(super) struct Arrival {
     /// Where from, over UDP.
     pub(super) source: SocketAddr,
+    /// Which address of ours it came to, if the socket tells.
+    pub(super) local: Option<IpAddr>,
     /// The transport's number.
     pub(super) transport: u16,
     /// Over a connection, whose other end cannot move.
@@ -110,17 +114,19 @@ impl Receiver {
                 env.counters.dropped(DropReason::Truncated, 1);
                 continue;
             }
-            let arrival = Arrival { source: message.source, transport, connected: false, now_ms };
+            let arrival = Arrival {
+                source: message.source,
+                local: batch.destination(index),
+                transport,
+                connected: false,
+                now_ms,
+            };
             let end = message.range.end;
             for start in message.range.step_by(message.segment) {
                 datagrams += 1;
                 let range = start..(start + message.segment).min(end);
                 let arena = batch.buffer_mut();
                 take(shared, env, telling, arrival, (arena, range), &mut held, coalescer, moved);
-            }
-            // A later message says nothing of one that has moved before.
-            if let Some(moved) = moved.as_mut().filter(|moved| moved.local.is_none()) {
-                moved.local = batch.destination(index);
             }
         }
         env.counters.did(Work::MessagesReceived, messages as u64);
@@ -224,13 +230,14 @@ fn open<'a>(
         (None, _) => shared.peers.at(arrival.source),
     };
     let index = index.ok_or(DropReason::UnknownSpi)?;
-    let Held { peer, opening, allowed, .. } =
+    let Held { peer, key, opening, allowed, .. } =
         hold(shared, telling, held, (index, key_id), arrival.now_ms)
             .ok_or(DropReason::UnknownSpi)?;
-    let plain = opening.open(packet).map_err(ovpn_refused)?;
+    let plain = opening.open(packet).map_err(|error| refused(telling, peer, key, error))?;
     peer.heard(arrival.now_ms);
-    if !arrival.connected && peer.remote.is_none_or(|known| known.address() != arrival.source) {
-        *moved = Some(Moved { index, number: peer.number, source: arrival.source, local: None });
+    if !arrival.connected && is_elsewhere(peer, &arrival) {
+        let Arrival { source, local, .. } = arrival;
+        *moved = Some(Moved { index, number: peer.number, source, local });
     }
     let inside = &packet[plain.clone()];
     if *inside == data::PING {
@@ -249,6 +256,25 @@ fn open<'a>(
     }
     mss::clamp(frame, shared.mtu(), FrameChecksum::Complete);
     Ok(Opened::Frame(frame_at))
+}
+
+/// Whether packets to a peer go elsewhere than this packet of its came from, or leave from another address
+/// of ours than it came to: the kernel's device follows both, and tells of the first (section 1.9).
+#[inline]
+fn is_elsewhere(peer: &Peer, arrival: &Arrival) -> bool {
+    let Some(known) = peer.remote else { return true };
+    let local = arrival.local.filter(|local| local.is_ipv4() == arrival.source.is_ipv4());
+    known.address() != arrival.source || local.is_some_and(|local| known.source() != Some(local))
+}
+
+/// Why a packet was not opened. Of a key that has been tried with too many forgeries it is told that it is
+/// used up: it opens nothing more.
+#[cold]
+pub(super) fn refused(telling: &Telling, peer: &Peer, key: &Key, error: OpenError) -> DropReason {
+    if error == OpenError::TooManyFailures {
+        telling.used_up(peer.id, key);
+    }
+    ovpn_refused(error)
 }
 
 /// Makes a frame of an opened packet: an Ethernet header goes in front of it, over what was its header

@@ -8,6 +8,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use rustix::io::Errno;
 use weft_io::udp::{Adopted, Remote, UdpSocket};
 use weft_openvpn::device::{DeviceError, rules};
 
@@ -17,6 +18,8 @@ use crate::device::{Origin, RunSink};
 pub(crate) const FRAME_PREFIX_LEN: usize = 2;
 /// Bytes that wait at most for a connection to take them; what comes beyond is dropped.
 pub const STREAM_QUEUE_BYTES: usize = 1 << 20;
+/// Bytes of room that a connection keeps for what waits, once nothing does.
+const STREAM_QUEUE_KEPT_BYTES: usize = 1 << 10;
 /// Transports that a device has at most: one UDP socket, or one connection of each peer.
 pub const TRANSPORTS_MAX: usize = 16_384;
 
@@ -70,14 +73,6 @@ impl Transport {
             Way::Tcp(_) => FRAME_PREFIX_LEN,
         }
     }
-
-    /// The other end of a connection.
-    pub(crate) fn connected_to(&self) -> Option<SocketAddr> {
-        match &self.way {
-            Way::Udp(_) => None,
-            Way::Tcp(connection) => connection.stream.peer_addr().ok(),
-        }
-    }
 }
 
 /// A socket as the rules for peers see it.
@@ -127,6 +122,11 @@ pub(crate) struct Connection {
 }
 
 impl Connection {
+    /// The other end.
+    pub(crate) fn peer_address(&self) -> Option<SocketAddr> {
+        self.stream.peer_addr().ok()
+    }
+
     /// Reads what there is.
     ///
     /// # Errors
@@ -181,6 +181,7 @@ impl Connection {
             queue.drain(..taken);
         }
         if waited && queue.is_empty() {
+            queue.shrink_to(STREAM_QUEUE_KEPT_BYTES);
             self.queues_changed.store(true, Relaxed);
         }
         Ok(())
@@ -268,8 +269,35 @@ impl RunSink for Transports {
     #[inline]
     fn send_from(&self, from: Origin, run: &[u8], segment: usize, to: &Remote) -> io::Result<()> {
         match &self.get(from.lane).ok_or(io::ErrorKind::NotConnected)?.way {
-            Way::Udp(socket) => socket.send_run(run, segment, to),
+            Way::Udp(socket) => send_udp(socket, run, segment, to),
             Way::Tcp(connection) => connection.write(run),
         }
     }
+}
+
+/// Sends a run, from the address of ours that the peer was heard at last or, if that is ours no more, from the
+/// system's choice, as the kernel's device does.
+///
+/// # Errors
+/// What the kernel refused.
+#[inline]
+pub(crate) fn send_udp(
+    socket: &UdpSocket,
+    run: &[u8],
+    segment: usize,
+    to: &Remote,
+) -> io::Result<()> {
+    match socket.send_run(run, segment, to) {
+        Err(error) if to.source().is_some() && is_unroutable(&error) => {
+            socket.send_run(run, segment, &to.with_source(None))
+        }
+        sent => sent,
+    }
+}
+
+/// What the kernel says of an address to send from that is not the host's, among other things.
+#[cold]
+fn is_unroutable(error: &io::Error) -> bool {
+    let errors = [Errno::INVAL, Errno::NETUNREACH, Errno::ADDRNOTAVAIL];
+    Errno::from_io_error(error).is_some_and(|error| errors.contains(&error))
 }

@@ -21,8 +21,10 @@ use crate::worker::{UDP_BATCHES_MAX, nothing_now, take_turn};
 
 /// How often it is looked whether peers have expired or want a ping, in milliseconds.
 pub const KEEPALIVE_LOOK_MS: u64 = 1_000;
-/// Bytes that are read from a connection at once: more than one packet has.
+/// Bytes that are read from a connection at once, with what was left over: more than one packet has.
 const STREAM_READ_BYTES: usize = 256 * 1024;
+/// Bytes of room that a connection keeps for what is left over, while nothing is.
+const STREAM_REST_KEPT_BYTES: usize = 1 << 10;
 
 const WAKER: u64 = 0;
 const TUN: u64 = 1;
@@ -40,8 +42,7 @@ pub(super) struct Worker {
 struct Watched {
     transport: Arc<Transport>,
     /// What came over a connection and is no whole packet yet.
-    stream: Vec<u8>,
-    filled: usize,
+    rest: Vec<u8>,
     /// It is waited for that a connection takes more.
     writable: bool,
 }
@@ -65,6 +66,8 @@ impl Worker {
         let mut transmitter = Transmitter::new(self.segments_max);
         let mut receiver = Receiver::new(self.merge.0, self.merge.1);
         let mut buffer = Box::new([0; ROOM]);
+        // What is read from any connection; made with the first one.
+        let mut stream = Vec::new();
         let (mut watched, mut ready) = (HashMap::new(), Vec::new());
         let mut look_at = Instant::now();
         let (counters, mut awake) = (&self.common.counters, Awake::new(None));
@@ -90,7 +93,7 @@ impl Worker {
             // What is written may be answered within the call, as TCP does.
             tun |= !ready.is_empty();
             for number in ready.drain(..) {
-                self.drain(&mut receiver, number, &mut watched);
+                self.drain(&mut receiver, number, &mut watched, &mut stream);
             }
             if tun {
                 self.drain_tun(&mut transmitter, &mut buffer)?;
@@ -137,13 +140,8 @@ impl Worker {
                 lost.push((number, Arc::clone(transport)));
                 continue;
             }
-            let stream = match transport.way {
-                Way::Udp(_) => Vec::new(),
-                Way::Tcp(_) => vec![0; STREAM_READ_BYTES],
-            };
             let transport = Arc::clone(transport);
-            let new = Watched { transport, stream, filled: 0, writable: false };
-            watched.insert(number, new);
+            watched.insert(number, Watched { transport, rest: Vec::new(), writable: false });
         }
         drop(shared);
         for (number, transport) in lost {
@@ -152,7 +150,13 @@ impl Worker {
     }
 
     /// Takes what has come over one transport.
-    fn drain(&self, receiver: &mut Receiver, number: u16, watched: &mut HashMap<u16, Watched>) {
+    fn drain(
+        &self,
+        receiver: &mut Receiver,
+        number: u16,
+        watched: &mut HashMap<u16, Watched>,
+        stream: &mut Vec<u8>,
+    ) {
         let Some(entry) = watched.get_mut(&number) else { return };
         let transport = Arc::clone(&entry.transport);
         let now = self.common.read().transports.get(number).map(Arc::as_ptr);
@@ -178,7 +182,15 @@ impl Worker {
                 None
             }
             Way::Tcp(connection) => match connection.flush() {
-                Ok(()) => self.drain_stream(receiver, number, connection, entry),
+                Ok(()) => {
+                    stream.resize(STREAM_READ_BYTES, 0);
+                    self.drain_stream(
+                        receiver,
+                        number,
+                        connection,
+                        (&mut entry.rest, &mut stream[..]),
+                    )
+                }
                 Err(_) => Some(DeletionReason::TransportDisconnect),
             },
         };
@@ -187,39 +199,43 @@ impl Worker {
         }
     }
 
-    /// Takes what has come over a connection; returns why it is of no more use.
+    /// Takes what has come over a connection behind what was left over, and leaves over what is no whole
+    /// packet; returns why it is of no more use. `stream` has [`STREAM_READ_BYTES`].
     fn drain_stream(
         &self,
         receiver: &mut Receiver,
         number: u16,
         connection: &Connection,
-        watched: &mut Watched,
+        (rest, stream): (&mut Vec<u8>, &mut [u8]),
     ) -> Option<DeletionReason> {
-        let Watched { stream, filled, transport, .. } = watched;
-        match connection.read(&mut stream[*filled..]) {
+        let (before, room) = stream.split_at_mut(rest.len());
+        let more = match connection.read(room) {
             Ok(0) => return Some(DeletionReason::TransportDisconnect),
-            Ok(more) => *filled += more,
+            Ok(more) => more,
             Err(error) if nothing_now(&error) => return None,
             Err(_) => return Some(DeletionReason::TransportDisconnect),
-        }
+        };
+        before.copy_from_slice(rest);
+        let bytes = &mut stream[..rest.len() + more];
         let shared = self.common.read();
         let nowhere = SocketAddr::from((IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0));
         let arrival = Arrival {
-            source: transport.connected_to().unwrap_or(nowhere),
+            source: connection.peer_address().unwrap_or(nowhere),
+            local: None,
             transport: number,
             connected: true,
             now_ms: self.common.now_ms(),
         };
-        let bytes = &mut stream[..*filled];
         let (env, telling) = (self.env(&shared), &self.common.telling);
-        match receiver.handle_stream(&shared, &env, telling, arrival, bytes) {
-            Some(taken) => {
-                stream.copy_within(taken..*filled, 0);
-                *filled -= taken;
-                None
-            }
-            None => Some(DeletionReason::TransportError),
+        let Some(taken) = receiver.handle_stream(&shared, &env, telling, arrival, bytes) else {
+            return Some(DeletionReason::TransportError);
+        };
+        rest.clear();
+        rest.extend_from_slice(&bytes[taken..]);
+        if rest.is_empty() {
+            rest.shrink_to(STREAM_REST_KEPT_BYTES);
         }
+        None
     }
 
     /// Sends what the TUN device has, up to a turn's share.

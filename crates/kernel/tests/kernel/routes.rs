@@ -158,6 +158,37 @@ fn routes_over_a_device_are_told_as_they_come_and_go() {
 }
 
 #[test]
+fn ipv6_routes_over_a_device_are_told_as_they_come_and_go() {
+    on_a_host(|| async {
+        make_device("d0");
+        run("ip", &["link", "set", "d0", "addrgenmode", "none"]);
+        switch_on("d0");
+        run("ip", &["address", "add", "fd08::1/64", "dev", "d0", "nodad"]);
+        let index = u32::try_from(link("d0")["ifindex"].as_u64().unwrap()).unwrap();
+        let mut watch = Kernel::new().unwrap().watch_routes(index).unwrap();
+        let behind = DeviceRoute {
+            destination: "fd99::/64".parse().unwrap(),
+            gateway: Some("fd08::2".parse().unwrap()),
+            metric: 9,
+        };
+        // The system has routes of its own there, which may be told on the way.
+        let mut until = async |is_there: bool| loop {
+            let next = tokio::time::timeout(PATIENCE, watch.next()).await;
+            let routes = next.expect("routes must be told").unwrap();
+            if routes.contains(&behind) == is_there {
+                break;
+            }
+        };
+        until(false).await;
+        let route = ["fd99::/64", "via", "fd08::2", "table", "77", "metric", "9"];
+        run("ip", &[&["-6", "route", "add"], &route[..]].concat());
+        until(true).await;
+        run("ip", &[&["-6", "route", "del"], &route[..]].concat());
+        until(false).await;
+    });
+}
+
+#[test]
 fn routes_whose_notices_were_lost_are_told_all_the_same() {
     on_a_host(|| async {
         make_device("d0");

@@ -1,5 +1,6 @@
 //! The verbs of `weft dco` between two hosts, from a device's making to its end.
 
+use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
@@ -194,6 +195,34 @@ fn silence_ends_a_peer_and_is_told() -> anyhow::Result<()> {
 }
 
 #[test]
+fn a_peer_is_sent_to_from_the_address_that_is_asked_for() -> anyhow::Result<()> {
+    for sender in 0..2 {
+        let pair = Pair::new(["p2p", "p2p"])?;
+        let receiver = 1 - sender;
+        let [first, other] = [sender, receiver].map(|at| pair.host(at).ipv4());
+        let second = Ipv4Addr::from_bits(first.to_bits() ^ 0x40);
+        pair.host(sender).netns().ip(&format!("address add {second}/24 dev eth0"))?;
+        let to = |address: Ipv4Addr| format!("{address}:1194");
+        let any = ["new-peer", DEVICE, "5", "--udp", "0.0.0.0:1194", "--remote"];
+        let local = second.to_string();
+        pair.dco(sender, &[&any[..], &[&to(other), "--local", &local]].concat())?;
+        pair.dco(receiver, &[&any[..], &[&to(first)]].concat())?;
+        for at in 0..2 {
+            pair.key(at, "primary", "0", &pair.key_file)?;
+        }
+        let inside = format!("10.8.0.{}", receiver + 1);
+        let netns = pair.host(sender).netns();
+        netns.exec(&["ping", "-c", "3", "-i", "0.2", "-W", "20", &inside])?.success()?;
+        let peers = pair.dco(receiver, &["get-peer", DEVICE, "5"])?;
+        anyhow::ensure!(peers[0]["remote-ipv4"] == json!(second), "{sender}: {peers}");
+        let peers = pair.dco(sender, &["get-peer", DEVICE, "5"])?;
+        anyhow::ensure!(peers[0]["local-ipv4"] == json!(second), "{sender}: {peers}");
+        pair.end()?;
+    }
+    Ok(())
+}
+
+#[test]
 fn what_cannot_be_is_refused_with_what_to_do() -> anyhow::Result<()> {
     let pair = Pair::new(["p2p", "p2p"])?;
     for at in 0..2 {
@@ -206,6 +235,9 @@ fn what_cannot_be_is_refused_with_what_to_do() -> anyhow::Result<()> {
             [&remote[..], &["--remote", "192.0.2.1:9", "--keepalive-interval", "3"]].concat();
         let half = pair.refused(at, &half)?;
         anyhow::ensure!(half.0 == Some(2) && half.1.contains("keepalive"), "{half:?}");
+        let foreign = [&remote[..], &["--remote", "192.0.2.1:9", "--local", "fd00::1"]].concat();
+        let foreign = pair.refused(at, &foreign)?;
+        anyhow::ensure!(foreign.0 == Some(2) && foreign.1.contains("local"), "{foreign:?}");
         let again = pair.refused(at, &["new-iface", DEVICE])?;
         anyhow::ensure!(again.0 == Some(5) && again.1.contains("already"), "{again:?}");
     }

@@ -223,10 +223,11 @@ fn what_happens_while_nobody_looks_is_told_once_afterwards() -> anyhow::Result<(
         holder.signal(Signal::STOP);
         thread::sleep(Duration::from_secs(CROWD_TIMEOUT_S + 3));
         holder.signal(Signal::CONT);
-        let mut gone = BTreeSet::new();
+        let (mut gone, mut lost) = (BTreeSet::new(), 0);
         while gone.len() < CROWD as usize {
             let line = line(&mut told)?;
             if line["name"] == "lost" {
+                lost += 1;
                 continue;
             }
             let peer = &line["msg"]["peer"];
@@ -234,6 +235,8 @@ fn what_happens_while_nobody_looks_is_told_once_afterwards() -> anyhow::Result<(
             let is_expected = ["expired", "unknown"].contains(&reason);
             anyhow::ensure!(is_expected && gone.insert(peer["id"].as_u64()), "{engine}: {line}");
         }
+        let is_kernels = dco(host, &["get-iface", DEVICE])?["engine"] == "kernel";
+        anyhow::ensure!(is_kernels == (lost > 0), "{engine}: {lost} times notices were lost");
         let peers = dco(host, &["get-peer", DEVICE])?;
         anyhow::ensure!(peers == json!([]), "{engine}: {peers}");
         // All of them were reached by one socket.

@@ -1,6 +1,6 @@
 //! The words of `weft dco`: those of the kernel's own tool for its device.
 
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
@@ -125,6 +125,10 @@ pub struct PeerWords {
     /// Where the peer is, over UDP
     #[arg(long, value_name = "ADDRESS:PORT")]
     pub remote: Option<SocketAddr>,
+    /// The address of this host that is sent from, over UDP (default: the system's choice, and once the
+    /// peer was heard, the one that it sends to)
+    #[arg(long, value_name = "ADDRESS")]
+    pub local: Option<IpAddr>,
     /// The peer's address inside the VPN, for a device in mode mp
     #[arg(long, value_name = "ADDRESS")]
     pub vpn_ipv4: Option<Ipv4Addr>,

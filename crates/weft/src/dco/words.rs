@@ -1,6 +1,6 @@
 //! The words of the command line as a device takes them.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 
 use weft_crypto::DataCipher;
@@ -27,6 +27,11 @@ pub(super) fn attributes(words: &PeerWords) -> PeerAttributes {
             attributes.remote_ipv6 = Some(*v6.ip());
             attributes.remote_ipv6_scope_id = Some(v6.scope_id()).filter(|scope| *scope != 0);
         }
+        None => {}
+    }
+    match words.local {
+        Some(IpAddr::V4(v4)) => attributes.local_ipv4 = Some(v4),
+        Some(IpAddr::V6(v6)) => attributes.local_ipv6 = Some(v6),
         None => {}
     }
     attributes

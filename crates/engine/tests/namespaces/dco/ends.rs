@@ -5,7 +5,7 @@ use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use weft_crypto::DataCipher;
 use weft_engine::DropReason;
@@ -112,6 +112,39 @@ fn who_floats_is_answered_from_the_address_that_it_sends_to() {
     arrives(&(pair.1, pair.0), b"and back");
     assert_eq!(a.device.peer(2).unwrap().local, Some(other));
     assert_eq!(b.device.peer(1).unwrap().remote, Some(other), "or it would float in turn");
+}
+
+/// Section 1.9: the address that a packet came to is learned without a float, and given up with the address.
+#[test]
+fn a_peer_is_answered_from_the_address_that_it_sends_to() {
+    let (a, b) = strangers((Mode::Mp, Mode::P2p));
+    let bind = || UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).unwrap();
+    let (here, there) = (a.run(bind), b.run(bind));
+    let [at_a, at_b] = [&here, &there].map(|socket| socket.local_addr().unwrap().port());
+    a.run(|| ip("addr add 192.168.77.9/24 dev eth0"));
+    let second = SocketAddr::from((Ipv4Addr::new(192, 168, 77, 9), at_a));
+    let first = SocketAddr::from((a.outer(false), at_a));
+    a.meet(&b, here.into(), Some((b.outer(false), at_b).into()), AES_256);
+    b.meet(&a, there.into(), Some(second), AES_256);
+    let pair = datagrams(&b, &a);
+    arrives(&pair, b"to the second address");
+    let deadline = Instant::now() + PATIENCE;
+    while a.device.peer(2).unwrap().local != Some(second) {
+        assert!(Instant::now() < deadline, "{:?}", a.device.peer(2));
+        thread::sleep(Duration::from_millis(5));
+    }
+    let back = (pair.1, pair.0);
+    arrives(&back, b"and back from there");
+    assert_eq!(b.device.peer(1).unwrap().remote, Some(second), "or it would have floated");
+    assert!(a.events.all().is_empty() && b.events.all().is_empty(), "nobody has moved");
+    // An address that is the host's no more is no address to send from.
+    a.run(|| ip("addr del 192.168.77.9/24 dev eth0"));
+    arrives(&back, b"and back from the first");
+    let told = b.events.wait(|event| match event {
+        Event::Notification(Notification::PeerFloat { peer_id: 1, remote }) => Some(*remote),
+        _ => None,
+    });
+    assert_eq!(told, first);
 }
 
 #[test]

@@ -109,8 +109,8 @@ impl Forger {
     }
 }
 
-/// An IPv4 packet to port 5001.
-fn udp(source: IpAddr, destination: IpAddr, text: &[u8]) -> Vec<u8> {
+/// An IPv4 packet from port 5000 to port 5001.
+pub(super) fn udp(source: IpAddr, destination: IpAddr, text: &[u8]) -> Vec<u8> {
     let (IpAddr::V4(source), IpAddr::V4(destination)) = (source, destination) else {
         panic!("no IPv4")
     };

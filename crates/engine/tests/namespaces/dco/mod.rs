@@ -3,6 +3,7 @@
 mod carry;
 mod crowd;
 mod ends;
+mod epochs;
 mod fuzzed;
 mod host;
 mod routes;
