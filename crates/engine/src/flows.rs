@@ -10,8 +10,9 @@ use std::time::Instant;
 
 use crate::state::{Outbound, Path};
 
-/// The unit of time here, in milliseconds.
-const TICK_MS: u128 = 16;
+/// The unit of time here: a 64th of a second, in nanoseconds.
+const TICK_NS: u32 = 1_000_000_000 / TICKS_PER_S;
+const TICKS_PER_S: u32 = 64;
 /// A flow that has paused for so many ticks may take another lane: 200 ms, several times what a packet
 /// waits in the fullest queues (docs/performance.md, "More than the path carries").
 pub(crate) const PAUSE_TICKS: i32 = 13;
@@ -60,7 +61,9 @@ impl Flows {
     /// The time in ticks.
     #[inline]
     pub(crate) fn tick(&self) -> u32 {
-        (self.origin.elapsed().as_millis() / TICK_MS) as u32
+        let elapsed = self.origin.elapsed();
+        let seconds = (elapsed.as_secs() as u32).wrapping_mul(TICKS_PER_S);
+        seconds.wrapping_add(elapsed.subsec_nanos() / TICK_NS)
     }
 
     /// The lane of a path that has several, whose number is `number`, for a packet of the flow with this hash that this of
