@@ -1,9 +1,9 @@
 //! Which lane each flow takes: that of its worker, or one that carries much less.
 //!
-//! A lane's packets wait in one queue at the peer, first come first served, so a request behind a stream
-//! waits for what the stream has under way. A flow that begins therefore goes where little goes; it keeps
-//! its lane until it has paused for so long that nothing of it can still be under way (flowlets: Vanini and
-//! others, Let it Flow, 2017).
+//! A lane's packets wait in one queue at the peer and for one thread, first come first served, so a request
+//! waits for what a stream has under way and for a thread that has used its share of a processor. A flow
+//! that begins therefore goes where little goes; it keeps its lane until it has paused for so long that
+//! nothing of it can still be under way (flowlets: Vanini and others, Let it Flow, 2017).
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Instant;
@@ -13,8 +13,8 @@ use crate::state::{Outbound, Path};
 /// The unit of time here: a 64th of a second, in nanoseconds.
 const TICK_NS: u32 = 1_000_000_000 / TICKS_PER_S;
 const TICKS_PER_S: u32 = 64;
-/// A flow that has paused for so many ticks may take another lane: 200 ms, several times what a packet
-/// waits in the fullest queues (docs/performance.md, "More than the path carries").
+/// A flow that has paused for so many ticks may take another lane: 200 ms, three times what a packet has
+/// waited in the fullest queues (docs/performance.md, "More than the path carries").
 pub(crate) const PAUSE_TICKS: i32 = 13;
 /// Flows are told apart by so many bits of a hash; those that are not take one lane together.
 const SLOT_BITS: u32 = 10;
@@ -66,8 +66,8 @@ impl Flows {
         seconds.wrapping_add(elapsed.subsec_nanos() / TICK_NS)
     }
 
-    /// The lane of a path that has several, whose number is `number`, for a packet of the flow with this hash that this of
-    /// `workers` workers sends at `tick`. Lanes that go from the worker's own socket are its choice, unless
+    /// The lane of a path that has several, whose number is `number`, for a packet of the flow with this
+    /// hash that this of `workers` workers sends at `tick`. Lanes that go from the worker's own socket are its choice, unless
     /// another carries much less; where the peer takes too few lanes for that, another worker's lane.
     pub(crate) fn lane(
         &self,
