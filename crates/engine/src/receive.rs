@@ -165,7 +165,7 @@ impl Receiver {
         source: SocketAddr,
     ) {
         let Some(path) = state.paths.get(number) else { return };
-        if lane > 0 {
+        if lane > 0 && path.has_lane_ports() {
             let known = path.known.get(usize::from(lane)).and_then(|lane| lane.source);
             if path.responds && known.is_none_or(|known| !same_place(known.address(), source)) {
                 self.moved_lane = Some((number, lane, source));

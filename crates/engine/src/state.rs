@@ -72,6 +72,12 @@ impl Path {
         outbound.is_some_and(|outbound| outbound.answers_dummies)
     }
 
+    /// Whether the peer's lanes beyond the first have ports of their own; the kernel engine sends all from one.
+    #[inline]
+    pub(crate) fn has_lane_ports(&self) -> bool {
+        self.can_be_proven(0)
+    }
+
     /// Where packets of a lane leave from, and where they go.
     #[inline]
     pub(crate) fn way(&self, lane: usize) -> Option<(Origin, &Remote)> {

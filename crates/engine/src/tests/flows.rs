@@ -15,7 +15,7 @@ fn add_lane_to(rig: &mut Rig, lane: u16, remote_engine: EngineKind) {
         cipher: Cipher::ChaCha20Poly1305,
         key: key.clone(),
         encapsulation: Encapsulation::Udp,
-        remote_engine: EngineKind::Userspace,
+        remote_engine,
         lifetime: Duration::MAX,
     };
     let cipher = inbound.cipher;
@@ -153,4 +153,21 @@ fn towards_a_kernel_engine_there_is_the_first_lane_alone() {
     rig.transmitter.tell_of_lanes(&rig.state, &env, 1);
     (0..10).for_each(|_| rig.transmitter.look_after_lanes(&rig.state, &env, 1));
     assert_eq!(rig.counters().done(Work::DatagramsSent), 0, "dummies");
+}
+
+/// The kernel engine sends all lanes from one port, and where each of its CPUs has one, nothing on the first.
+#[test]
+fn a_kernel_engine_that_has_moved_is_seen_on_every_lane() {
+    for (engine, seen) in [(EngineKind::Kernel, 1), (EngineKind::Userspace, 0)] {
+        let mut rig = Rig::with(|outbound| outbound.remote_engine = engine);
+        add_lane_to(&mut rig, 1, engine);
+        let moved = Mutex::new(Vec::new());
+        let note = |event| moved.lock().unwrap().push(event);
+        let env =
+            Env { tap: &rig.tap, socket: &rig.socket, counters: &rig.counters, events: &note };
+        let source = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), 9);
+        rig.receiver.check_source(&rig.state, &env, (path(&rig).0, 1), source);
+        let expected = EngineEvent::RemoteMoved { path: PATH, remote: source };
+        assert_eq!(*moved.lock().unwrap(), vec![expected; seen], "{engine:?}");
+    }
 }

@@ -6,7 +6,9 @@ use std::net::{IpAddr, SocketAddr};
 
 use weft_crypto::{Format, PeerId};
 use weft_packet::vxlan;
-use weft_path::{Encapsulation, EngineCommand, EngineEvent, InboundSa, OutboundSa, PathId};
+use weft_path::{
+    Encapsulation, EngineCommand, EngineEvent, EngineKind, InboundSa, OutboundSa, PathId,
+};
 
 use super::channel::{Change, ChannelState};
 use super::probe_mac;
@@ -117,7 +119,8 @@ struct Outbound {
 
 struct Inbound {
     path: PathId,
-    lane: u16,
+    /// Whether its packets come from the port that the path's answers go to.
+    shows_where: bool,
     id: StateId,
 }
 
@@ -221,11 +224,10 @@ impl State {
         self.paths.iter().find(|(_, path)| sends(path)).map(|(path, _)| *path)
     }
 
-    /// Packets of an inbound SA come from `remote`; the path to tell if that is news. Lanes beyond the first
-    /// may have ports of their own, which say nothing of where the peer is.
+    /// Packets of an inbound SA come from `remote`; the path to tell if that is news.
     pub(super) fn moved(&self, spi: u32, remote: SocketAddr) -> Option<PathId> {
-        let &Inbound { path, lane, .. } = self.inbound.get(&spi)?;
-        if lane > 0 {
+        let &Inbound { path, shows_where, .. } = self.inbound.get(&spi)?;
+        if !shows_where {
             return None;
         }
         let outbound = self.paths.get(&path).and_then(Path::main)?;
@@ -378,7 +380,10 @@ impl State {
                 cpu: None,
             },
         ));
-        self.inbound.insert(sa.spi, Inbound { path, lane: sa.lane, id });
+        // The vector engine's lanes beyond the first have ports of their own. The kernel engine's have not, and
+        // where each of its CPUs has a lane, none of its packets take the first.
+        let shows_where = sa.lane == 0 || sa.remote_engine == EngineKind::Kernel;
+        self.inbound.insert(sa.spi, Inbound { path, shows_where, id });
         actions.push(self.accept(peer, Some(remote)));
     }
 

@@ -234,12 +234,14 @@ fn inbound_sas_take_udp_where_the_kernel_listens_and_know_their_path() {
     assert_eq!(state.probed_by(probe_mac(&PEER)), Some((PEER, UDP)));
     assert_eq!(state.moved(500, SocketAddr::new(REMOTE, 6784)), None);
     assert_eq!(state.moved(500, SocketAddr::new(REMOTE, 9)), Some(UDP));
-    let mut second = inbound(UDP, 501, Encapsulation::Udp);
-    if let EngineCommand::InstallInbound { sa, .. } = &mut second {
-        sa.lane = 1;
+    for (engine, path) in [(EngineKind::Kernel, Some(UDP)), (EngineKind::Userspace, None)] {
+        let mut second = inbound(UDP, 501, Encapsulation::Udp);
+        if let EngineCommand::InstallInbound { sa, .. } = &mut second {
+            (sa.lane, sa.remote_engine) = (1, engine);
+        }
+        apply(&mut state, second);
+        assert_eq!(state.moved(501, SocketAddr::new(REMOTE, 9)), path, "{engine:?}'s second lane");
     }
-    apply(&mut state, second);
-    assert_eq!(state.moved(501, SocketAddr::new(REMOTE, 9)), None, "a lane's own port");
     let id = StateId { destination: LOCAL, spi: 500 };
     let remove = EngineCommand::RemoveInbound { spi: 500 };
     assert_eq!(apply(&mut state, remove), [Action::RemoveState(id)]);
