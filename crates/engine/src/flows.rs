@@ -13,15 +13,18 @@ use crate::state::{Outbound, Path};
 /// The unit of time here: a 64th of a second, in nanoseconds.
 const TICK_NS: u32 = 1_000_000_000 / TICKS_PER_S;
 const TICKS_PER_S: u32 = 64;
-/// A flow that has paused for so many ticks may take another lane: 200 ms, three times what a packet has
-/// waited in the fullest queues (docs/performance.md, "More than the path carries").
-pub(crate) const PAUSE_TICKS: i32 = 13;
+/// A flow that has paused for so many ticks may take another lane: 1 s. In the fullest queues a packet has
+/// waited for 65 ms (docs/performance.md, "More than the path carries"); the rest is for a peer's thread that
+/// got no processor. TCP's first repetition after such a stall, at 200 ms, must not overtake what it repeats.
+pub(crate) const PAUSE_TICKS: i32 = TICKS_PER_S.cast_signed();
 /// Flows are told apart by so many bits of a hash; those that are not take one lane together.
-const SLOT_BITS: u32 = 10;
+const SLOT_BITS: u32 = 12;
 /// 2^32 / phi, as in `weft_io::steer`.
 const SPREAD: u32 = 0x9e37_79b9;
 /// A lane is left for one that carries less than this part of what it does.
 const MUCH_LESS: u64 = 2;
+/// A lane that has carried less than so many bytes lately is not left for any: 33 Mbit/s.
+pub(crate) const TRIFLE: u64 = 128 << 10;
 
 /// Where the flows go that one worker and its helpers send.
 #[derive(Debug)]
@@ -133,7 +136,7 @@ fn choose(
         return usable(path).nth(worker % usable(path).count().max(1));
     };
     let least = usable(path).min_by_key(|lane| load(*lane))?;
-    let is_much_less = load(least) * MUCH_LESS < load(own);
+    let is_much_less = load(own) >= TRIFLE / LOAD_UNIT && load(least) * MUCH_LESS < load(own);
     Some(if is_much_less { least } else { own })
 }
 

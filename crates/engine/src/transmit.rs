@@ -131,6 +131,7 @@ impl Transmitter {
     ) -> Result<(), CommandError> {
         let path_number = state.path_number(id).ok_or(CommandError::UnknownPath { path: id })?;
         let Some(path) = state.paths.get(path_number) else { return Ok(()) };
+        self.begin();
         let lane = path.lanes.iter().position(Option::is_some);
         let lane = lane.ok_or(CommandError::NoOutboundSa { path: id })?;
         let source = link_local(self.mac);
