@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use weft_lab::net::capture::{Capture, contains, tshark};
 use weft_lab::net::iperf::{self, Server};
-use weft_lab::net::{Lab, attainable_bps, counter, namespace, probe, slowness, wait_connection};
+use weft_lab::net::{Lab, attainable_bps, counter, namespace, probe, wait_connection, workers};
 
 /// Long enough never to occur by chance, short enough to stand in one packet.
 const PATTERN: &[u8] = b"this sentence must never be readable on the wire between two hosts";
@@ -78,30 +78,18 @@ fn a_rekey_in_this_format_loses_nothing() -> anyhow::Result<()> {
 
 #[test]
 fn lanes_and_helpers_carry_this_format_too() -> anyhow::Result<()> {
-    const FLOW_DATAGRAMS: u64 = 500;
     let threads = ["--workers", "2", "--helpers", "1", "--rekey-seconds", "2"];
     let ovpn = ["--format", "ovpn", "--engine", "userspace"];
     let lab = Lab::pair(&[&ovpn[..], &threads].concat())?;
     let (one, two) = lab.containers()?;
     let _servers = (Server::start(&one)?, Server::start(&two)?);
-    let begun = std::time::Instant::now();
-    // Which flow takes which lane is chance.
-    loop {
+    workers::use_all(lab.host(1), 2, || {
         for (from, to) in [(&one, &two), (&two, &one)] {
             let report = iperf::run(from, to.ipv4()?.into(), &["-t", "3", "-P", "8"])?;
             assert!(iperf::received_bps(&report) > attainable_bps(1e8), "{report}");
         }
-        let report = lab.host(1).weft_json(&["report"])?;
-        let workers = report["worker_counters"].as_array().cloned().unwrap_or_default();
-        let has = |worker: &serde_json::Value, name: &str| {
-            worker[name].as_u64().is_some_and(|count| count > FLOW_DATAGRAMS)
-        };
-        let both = |worker| has(worker, "datagrams_received") && has(worker, "datagrams_sent");
-        if workers.len() == 2 && workers.iter().all(both) {
-            break;
-        }
-        anyhow::ensure!(begun.elapsed() < LIMIT * slowness(), "one lane: {workers:?}");
-    }
+        Ok(())
+    })?;
     assert!(counter(lab.host(1), "units_helped")? > 0, "no helper has done anything");
     for host in lab.sandbox.hosts() {
         for reason in ["drop_replayed", "drop_forged", "drop_unknown_spi", "drop_too_old"] {

@@ -14,7 +14,7 @@ use weft_lab::net::guest::host::Work;
 use weft_lab::net::iperf::{self, Server};
 use weft_lab::net::{
     Lab, Stopped, address_pairs, attainable_bps, counter, keep_order, namespace, probe, slowness,
-    wait_ping,
+    wait_ping, workers,
 };
 
 /// Kernels with IPsec would take the traffic.
@@ -109,17 +109,17 @@ fn workers_share_direct_ports_and_hosts_may_differ() -> anyhow::Result<()> {
     let (one, two) = lab.containers()?;
     let _servers = (Server::start(&one)?, Server::start(&two)?);
     for _ in 0..2 {
-        for (from, to) in [(&one, &two), (&two, &one)] {
-            let report = iperf::run(from, to.ipv4()?.into(), &["-t", "2", "-P", "6"])?;
-            assert!(iperf::received_bps(&report) > attainable_bps(1e8), "{report}");
-        }
-        let report = lab.host(0).weft_json(&["report"])?;
-        let workers = report["worker_counters"].as_array().cloned().unwrap_or_default();
-        let all = |name: &str| workers.iter().all(|w| w[name].as_u64().is_some_and(|n| n > 100));
-        assert!(all("datagrams_sent") && workers.len() == 2, "{workers:?}");
+        workers::use_all(lab.host(0), 2, || {
+            for (from, to) in [(&one, &two), (&two, &one)] {
+                let report = iperf::run(from, to.ipv4()?.into(), &["-t", "2", "-P", "6"])?;
+                assert!(iperf::received_bps(&report) > attainable_bps(1e8), "{report}");
+            }
+            Ok(())
+        })?;
         // The other host's containers get ports of its switch meanwhile.
         lab.host(1).stop_daemon()?;
-        relaunch(&lab, 1, &[&BRIDGE[..], &[&lab.host(0).ipv4().to_string()]].concat())?;
+        let first = lab.host(0).ipv4().to_string();
+        relaunch(&lab, 1, &[&BRIDGE[..], &["--workers", "2", &first]].concat())?;
         lab.wait_active()?;
         assert_eq!(ports(lab.host(1))?, ["bridge"]);
         assert_eq!(devices_in(&two)?, ["weft0"]);

@@ -11,7 +11,7 @@ use weft::sandbox::{Container, Host, wait_until};
 use weft_lab::net::iperf::{self, Server};
 use weft_lab::net::probe::udp_in;
 use weft_lab::net::{
-    Lab, counter, is_soak, keep_order, namespace, slowness, tcp_counter, wait_connection,
+    Lab, counter, is_soak, keep_order, namespace, slowness, tcp_counter, wait_connection, workers,
 };
 
 /// Kernels with IPsec would leave the workers nothing to do.
@@ -30,17 +30,6 @@ const FLOWS_ASTRAY_MAX: usize = 2;
 const STREAM_START: Duration = Duration::from_secs(1);
 const STREAM_LOOK: Duration = Duration::from_millis(300);
 
-/// Datagrams that each worker of a host has sent and received.
-fn workers(host: &Host) -> anyhow::Result<Vec<(u64, u64)>> {
-    let report = host.weft_json(&["report"])?;
-    let all = report["worker_counters"].as_array().cloned().unwrap_or_default();
-    let number = |value: &serde_json::Value| value.as_u64().unwrap_or_default();
-    let both = |worker: &serde_json::Value| {
-        (number(&worker["datagrams_sent"]), number(&worker["datagrams_received"]))
-    };
-    Ok(all.iter().map(both).collect())
-}
-
 #[test]
 fn flows_over_two_lanes_pass_rekeys_in_order() -> anyhow::Result<()> {
     let seconds: u32 = if is_soak() { 60 } else { 7 };
@@ -50,15 +39,11 @@ fn flows_over_two_lanes_pass_rekeys_in_order() -> anyhow::Result<()> {
     let _server = Server::start(&two)?;
     // Tail loss probes answer to the scheduling of a busy machine, not to loss.
     one.exec(&["sysctl", "-qw", "net.ipv4.tcp_early_retrans=0"])?.success()?;
-    let until = Instant::now() + LANES_TIMEOUT * slowness();
     let flows = |seconds: &str| {
         let many = ["-t", seconds, "-P", "8", "-l", "32K", "-b", "20M"];
         iperf::run(&one, two.ipv4()?.into(), &many)
     };
-    while !workers(lab.host(1))?.iter().all(|(_, received)| *received > FLOW_DATAGRAMS) {
-        anyhow::ensure!(Instant::now() < until, "one lane: {:?}", workers(lab.host(1))?);
-        flows("1")?;
-    }
+    workers::use_all(lab.host(1), 2, || flows("1"))?;
     // A lane that comes takes the flows for which another stood in, at once.
     let disorder = disorders(&one, &two)?;
     let before = counter(lab.host(1), "rekeys")?;
@@ -126,11 +111,9 @@ fn what_begins_beside_a_stream_takes_another_lane() -> anyhow::Result<()> {
     let lab = Lab::pair(&[VECTOR, "--workers", "2"])?;
     let (one, two) = lab.containers()?;
     let _server = Server::start(&two)?;
-    let until = Instant::now() + LANES_TIMEOUT * slowness();
-    while !workers(lab.host(1))?.iter().all(|(_, received)| *received > FLOW_DATAGRAMS) {
-        anyhow::ensure!(Instant::now() < until, "one lane: {:?}", workers(lab.host(1))?);
-        iperf::run(&one, two.ipv4()?.into(), &["-t", "1", "-P", "8", "-b", "20M"])?;
-    }
+    workers::use_all(lab.host(1), 2, || {
+        iperf::run(&one, two.ipv4()?.into(), &["-t", "1", "-P", "8", "-b", "20M"])
+    })?;
     let host = lab.host(0);
     let (report, away) = thread::scope(|scope| -> anyhow::Result<_> {
         let stream = scope.spawn(|| iperf::run(&one, two.ipv4()?.into(), &["-t", "6"]));
@@ -203,8 +186,9 @@ fn hosts_may_differ_in_workers() -> anyhow::Result<()> {
         let report = iperf::run(from, to.ipv4()?.into(), &["-t", "3", "-P", "6"])?;
         assert!(iperf::received_bps(&report) > 0.0, "{report}");
     }
-    assert!(workers(lab.host(0))?.iter().all(|(sent, received)| *sent > 100 && *received > 100));
-    assert_eq!((workers(lab.host(0))?.len(), workers(lab.host(1))?.len()), (1, 3));
+    let moved = workers::datagrams(lab.host(0))?;
+    assert!(moved.iter().all(|it| it.sent > 100 && it.received > 100), "{moved:?}");
+    assert_eq!((moved.len(), workers::datagrams(lab.host(1))?.len()), (1, 3));
     Ok(())
 }
 
@@ -229,7 +213,10 @@ fn workers_come_and_go_on_request_without_a_retransmission() -> anyhow::Result<(
                 assert_eq!(host.weft_json(&["status"])?["workers"], number);
             }
             if number == 3 {
-                use_all(lab.host(0), || iperf::run(&two, back, &["-t", "1", "-P", "12"]))?;
+                // Those flows that run stay where they are.
+                workers::use_all(lab.host(0), 3, || {
+                    iperf::run(&two, back, &["-t", "1", "-P", "12"])
+                })?;
             }
         }
         load.join().map_err(|_| anyhow::anyhow!("iperf3 panicked"))?
@@ -238,34 +225,14 @@ fn workers_come_and_go_on_request_without_a_retransmission() -> anyhow::Result<(
     let top = lab.host(0).weft_json(&["top", "--count", "1", "--interval", "0.2"])?;
     assert_eq!(top["workers"].as_array().map(Vec::len), Some(2), "{top}");
     // What they moved before they went is still counted.
-    let moved = workers(lab.host(0))?;
-    assert!(
-        moved.iter().filter(|(_, received)| *received > FLOW_DATAGRAMS).count() == 3,
-        "{moved:?}"
-    );
+    let moved = workers::datagrams(lab.host(0))?;
+    assert!(moved.len() == 3 && moved.iter().all(|it| it.received > FLOW_DATAGRAMS), "{moved:?}");
     for host in lab.sandbox.hosts() {
         for reason in ["drop_replayed", "drop_forged", "drop_unknown_spi", "drop_no_path"] {
             assert_eq!(counter(host, reason)?, 0, "{reason}");
         }
     }
     Ok(())
-}
-
-/// Begins flows until each of three workers has received some. Those that run stay where they are.
-fn use_all(
-    host: &Host,
-    begin: impl Fn() -> anyhow::Result<serde_json::Value>,
-) -> anyhow::Result<()> {
-    let (until, before) = (Instant::now() + LANES_TIMEOUT, workers(host)?);
-    loop {
-        begin()?;
-        let now = workers(host)?;
-        let received = |nth: usize| now[nth].1 - before.get(nth).map_or(0, |before| before.1);
-        if now.len() == 3 && (0..3).all(|nth| received(nth) > FLOW_DATAGRAMS) {
-            return Ok(());
-        }
-        anyhow::ensure!(Instant::now() < until, "of three workers some idle: {before:?}, {now:?}");
-    }
 }
 
 #[test]

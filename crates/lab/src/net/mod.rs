@@ -7,6 +7,7 @@ pub mod iperf;
 pub mod memory;
 pub mod probe;
 mod stopped;
+pub mod workers;
 
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
