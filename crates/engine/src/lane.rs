@@ -17,6 +17,11 @@ pub const LANE_LOOK_MS: u64 = 1_000;
 pub const LANE_IDLE_LOOKS: u8 = 5;
 /// Looks at which a dummy went out and nothing had come back before a lane carries nothing more.
 pub const LANE_MISSES_MAX: u8 = 3;
+/// Time between a worker's looks at lanes that carry nothing yet, in milliseconds: what begins before they do
+/// stays together on the first.
+pub const LANE_ASK_MS: u64 = 50;
+/// So many looks come that soon; then it is one of all that will be.
+pub const LANE_ASKS_MAX: u8 = 40;
 
 /// What is known of a lane of a path beyond its SAs, which come and go.
 #[derive(Debug, Default)]
@@ -31,6 +36,7 @@ pub(crate) struct Lane {
     /// Written by the lane's worker alone, like what follows.
     misses: AtomicU8,
     idle: AtomicU8,
+    asks: AtomicU8,
     /// Packets sent at the last look.
     sent: AtomicU64,
 }
@@ -59,17 +65,26 @@ impl Lane {
         }
     }
 
-    /// The worker's look, at most one each [`LANE_LOOK_MS`]. `sent` is how many packets have gone out
-    /// on its SA. Returns whether a dummy is to be sent.
+    /// Whether it carries nothing, and soon may.
+    pub(crate) fn is_asked_for(&self) -> bool {
+        !self.is_alive() && self.asks.load(Relaxed) < LANE_ASKS_MAX
+    }
+
+    /// The worker's look, at most one each [`LANE_LOOK_MS`], or [`LANE_ASK_MS`] while it is asked for. `sent` is how
+    /// many packets have gone out on its SA. Returns whether a dummy is to be sent.
     pub(crate) fn look(&self, sent: u64) -> bool {
         let heard = self.heard.swap(false, Relaxed);
+        let is_proven_now = heard && !self.is_alive();
         if heard {
             self.misses.store(0, Relaxed);
             self.alive.store(true, Relaxed);
         }
+        let asks = if self.is_alive() { 0 } else { self.asks.load(Relaxed).saturating_add(1) };
+        self.asks.store(asks, Relaxed);
         let carried = self.carried.swap(false, Relaxed) || sent != self.sent.load(Relaxed);
         let looks = self.idle.load(Relaxed).saturating_add(1);
-        let is_due = carried || !self.is_alive() || looks >= LANE_IDLE_LOOKS;
+        // The peer waits for a sign that what it sent has come.
+        let is_due = carried || is_proven_now || !self.is_alive() || looks >= LANE_IDLE_LOOKS;
         self.idle.store(if is_due { 0 } else { looks }, Relaxed);
         if is_due {
             // The dummy counts as sent: alone it does not make the lane one that carries.
@@ -114,8 +129,9 @@ mod tests {
         };
         assert!(look(&lane) && look(&lane) && !lane.is_alive(), "nothing came back");
         lane.hear();
-        assert!(!look(&lane), "proven, and nothing to carry");
+        assert!(look(&lane), "the peer hears that it came");
         assert!(lane.is_alive());
+        assert!(!look(&lane), "proven, and nothing to carry");
         // At rest each fifth look sends a dummy, and three without an answer end it.
         let mut dummies = 0;
         let mut looks = 0;
@@ -129,6 +145,30 @@ mod tests {
         lane.hear();
         look(&lane);
         assert!(lane.is_alive());
+    }
+
+    #[test]
+    fn a_lane_is_asked_for_soon_a_number_of_times_and_again_after_it_lived() {
+        let lane = Lane::default();
+        for _ in 0..2 {
+            for _ in 0..LANE_ASKS_MAX {
+                assert!(lane.is_asked_for());
+                assert!(lane.look(0));
+            }
+            assert!(!lane.is_asked_for());
+            assert!(lane.look(0), "with all others it is");
+            lane.hear();
+            lane.look(0);
+            assert!(!lane.is_asked_for());
+            while lane.is_alive() {
+                lane.look(0);
+            }
+            // The look at which it was given up asked once.
+            assert!(lane.is_asked_for());
+            lane.hear();
+            lane.look(0);
+            lane.disprove();
+        }
     }
 
     #[test]

@@ -55,7 +55,7 @@ pub use crate::counters::{
 };
 pub use crate::decide::{HELP_LOOK_MS, HELP_QUIET_LOOK_MS, HELPERS_MAX};
 pub use crate::error::EngineError;
-pub use crate::lane::{LANE_IDLE_LOOKS, LANE_LOOK_MS, LANE_MISSES_MAX};
+pub use crate::lane::{LANE_ASK_MS, LANE_ASKS_MAX, LANE_IDLE_LOOKS, LANE_LOOK_MS, LANE_MISSES_MAX};
 pub use crate::ports::{PORTS_MAX, PortTraffic};
 pub use crate::run::{EVENT_INTERVAL_MS, RUNS_RETRY_S, SEND_TRIES_MAX};
 pub use crate::state::{ENDPOINTS_MAX, INBOUND_SAS_MAX, LANES_MAX, PEERS_MAX};
@@ -236,13 +236,13 @@ impl Engine {
         let name = name_of(&command);
         let mut shared = self.shared.write().unwrap_or_else(PoisonError::into_inner);
         let Shared { state, sockets, .. } = &mut *shared;
-        let several = state.several_lanes();
+        let lanes = state.lanes_added();
         if let Err(error) = state.apply(command, |address| sockets.remote(address)) {
             tracing::warn!(command = name, %error, "the engine could not carry out a command");
         }
-        let is_first_of_several = state.several_lanes() && !several;
+        let is_new_lane = state.lanes_added() != lanes;
         drop(shared);
-        if is_first_of_several {
+        if is_new_lane {
             self.lock().wake();
         }
     }

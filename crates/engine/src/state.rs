@@ -184,8 +184,7 @@ pub(crate) struct State {
     pub(crate) broadcast: Vec<u32>,
     peer_numbers: HashMap<PeerId, u32>,
     path_numbers: HashMap<PathId, u32>,
-    /// Some path has, or had, more lanes than one.
-    several_lanes: bool,
+    lanes_added: u64,
     local: PeerId,
     default_mtu: u16,
     registry: Arc<Registry>,
@@ -216,7 +215,7 @@ impl State {
             broadcast: Vec::new(),
             peer_numbers: HashMap::new(),
             path_numbers: HashMap::new(),
-            several_lanes: false,
+            lanes_added: 0,
             local,
             default_mtu,
             registry,
@@ -224,10 +223,10 @@ impl State {
         }
     }
 
-    /// Whether there are lanes that their workers must look after.
+    /// How many lanes have come that their workers must look after; not fewer by those that went.
     #[inline]
-    pub(crate) const fn several_lanes(&self) -> bool {
-        self.several_lanes
+    pub(crate) const fn lanes_added(&self) -> u64 {
+        self.lanes_added
     }
 
     /// A lane beyond the first.
@@ -385,12 +384,13 @@ impl State {
         let Some(entry) = self.paths.get_mut(path_number) else { return Ok(()) };
         entry.remote = Some(remote);
         entry.know(sa.lane);
-        self.several_lanes |= sa.lane > 0;
         let lane = usize::from(sa.lane);
         if entry.lanes.len() <= lane {
             entry.lanes.resize_with(lane + 1, || None);
         }
-        if let Some(old) = entry.lanes[lane].replace(outbound)
+        let old = entry.lanes[lane].replace(outbound);
+        self.lanes_added += u64::from(lane > 0 && old.is_none());
+        if let Some(old) = old
             && old.sa.spi() != sa.spi
         {
             self.registry.remove(name(old.sa.spi()));

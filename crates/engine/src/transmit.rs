@@ -192,28 +192,37 @@ impl Transmitter {
         }
     }
 
-    /// Looks at the lanes of its worker, one of `workers`, and sends the dummies that are due.
+    /// Looks at the lanes of its worker, one of `workers`, or at those alone that are asked for, and sends the
+    /// dummies that are due. Returns whether some still are asked for.
     pub(crate) fn look_after_lanes<F, R: RunSink>(
         &self,
         state: &State,
         env: &Env<'_, F, R>,
         workers: usize,
-    ) {
+        all: bool,
+    ) -> bool {
         let workers = workers.max(1);
+        let mut asking = false;
         for (_, path) in state.paths.iter() {
             for (number, outbound) in path.lanes.iter().enumerate().skip(1) {
                 let (Some(outbound), Some(lane)) = (outbound, path.known.get(number)) else {
                     continue;
                 };
-                if number % workers == self.worker
-                    && outbound.answers_dummies
-                    && lane.look(outbound.sa.packets())
+                if number % workers != self.worker
+                    || !outbound.answers_dummies
+                    || !(all || lane.is_asked_for())
+                {
+                    continue;
+                }
+                if lane.look(outbound.sa.packets())
                     && let Some((from, to)) = path.way(number)
                 {
                     send_dummy(env, outbound, from, to);
                 }
+                asking |= lane.is_asked_for();
             }
         }
+        asking
     }
 
     #[inline]

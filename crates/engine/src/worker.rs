@@ -16,7 +16,7 @@ use crate::buckets::{BucketReader, Buckets, Turn};
 use crate::counters::WorkerCounters;
 use crate::device::{Env, FrameSink, FrameSource, LaneSockets, RunSink};
 use crate::helper::Seed;
-use crate::lane::LANE_LOOK_MS;
+use crate::lane::{LANE_ASK_MS, LANE_LOOK_MS};
 use crate::ports::{Outlet, PortReader, Ports};
 use crate::queues::{QueueReader, Queues};
 use crate::receive::{Kind, Receiver};
@@ -80,7 +80,12 @@ pub(crate) struct Worker {
 
 /// A worker's looks at its lanes.
 struct Looks {
+    /// At all of them.
     next: Instant,
+    /// At those that are asked for.
+    ask: Instant,
+    /// [`State::lanes_added`] at the last one.
+    lanes: u64,
     /// How many workers there were at the last one.
     sockets: usize,
 }
@@ -103,7 +108,8 @@ impl Worker {
         let mut receiver = Receiver::new();
         receiver.set_merging(self.merge.0, self.merge.1);
         let mut buffer = vec![0; FRAME_LEN_MAX];
-        let mut looks = Looks { next: Instant::now(), sockets: 0 };
+        let now = Instant::now();
+        let mut looks = Looks { next: now, ask: now, lanes: 0, sockets: 0 };
         let mut ports = PortReader::of_worker(self.number);
         ports.sync(&poller, &self.shared);
         loop {
@@ -161,7 +167,8 @@ impl Worker {
     /// Looks after its lanes if it is time to; returns how long it is until then, if it ever is.
     fn look_after_lanes(&self, looks: &mut Looks) -> Option<Duration> {
         let shared = read(&self.shared);
-        if !shared.state.several_lanes() {
+        let lanes = shared.state.lanes_added();
+        if lanes == 0 {
             return None;
         }
         let Self { queues, counters, events, .. } = self;
@@ -174,11 +181,17 @@ impl Worker {
             self.transmitter.tell_of_lanes(&shared.state, &env, sockets);
         }
         let now = Instant::now();
-        if now >= looks.next {
-            looks.next = now + Duration::from_millis(LANE_LOOK_MS);
-            self.transmitter.look_after_lanes(&shared.state, &env, sockets);
+        let (all, is_new) = (now >= looks.next, lanes != looks.lanes);
+        if all || is_new || now >= looks.ask {
+            let asking = self.transmitter.look_after_lanes(&shared.state, &env, sockets, all);
+            if all {
+                looks.next = now + Duration::from_millis(LANE_LOOK_MS);
+            }
+            looks.lanes = lanes;
+            let ask = now + Duration::from_millis(LANE_ASK_MS);
+            looks.ask = if asking { ask.min(looks.next) } else { looks.next };
         }
-        Some(looks.next.saturating_duration_since(now))
+        Some(looks.next.min(looks.ask).saturating_duration_since(now))
     }
 
     fn carry_out(&mut self) {

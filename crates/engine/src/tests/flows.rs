@@ -1,25 +1,27 @@
 //! Which lane a flow takes, and keeps.
 
 use super::*;
+use crate::LANE_ASKS_MAX;
 use crate::flows::{Flows, PAUSE_TICKS};
 use crate::state::Path;
 
+const LANE_CIPHER: Cipher = Cipher::ChaCha20Poly1305;
+
+fn key_of_lane(lane: u16) -> SaKey {
+    SaKey::from_bytes([lane as u8 + 3; 36])
+}
+
 /// Installs one more lane, of which nothing has been heard yet, with a peer that has this engine.
 fn add_lane_to(rig: &mut Rig, lane: u16, remote_engine: EngineKind) {
-    let remote = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), rig.far_socket.port());
-    let key = SaKey::from_bytes([lane as u8 + 3; 36]);
-    let spi = SPI + u32::from(lane);
     let inbound = InboundSa {
-        spi,
+        spi: SPI + u32::from(lane),
         lane,
-        cipher: Cipher::ChaCha20Poly1305,
-        key: key.clone(),
+        cipher: LANE_CIPHER,
+        key: key_of_lane(lane),
         encapsulation: Encapsulation::Udp,
         remote_engine,
         lifetime: Duration::MAX,
     };
-    let cipher = inbound.cipher;
-    let outbound = OutboundSa { spi, lane, cipher, key, remote_engine, ..outbound_sa() };
     rig.command(EngineCommand::InstallInbound {
         engine: EngineKind::Userspace,
         remote: Ipv4Addr::LOCALHOST.into(),
@@ -27,6 +29,15 @@ fn add_lane_to(rig: &mut Rig, lane: u16, remote_engine: EngineKind) {
         path: PATH,
         sa: inbound,
     });
+    replace_outbound(rig, lane, remote_engine);
+}
+
+/// Installs what is sent on a lane with.
+fn replace_outbound(rig: &mut Rig, lane: u16, remote_engine: EngineKind) {
+    let remote = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), rig.far_socket.port());
+    let (spi, key) = (SPI + u32::from(lane), key_of_lane(lane));
+    let outbound =
+        OutboundSa { spi, lane, cipher: LANE_CIPHER, key, remote_engine, ..outbound_sa() };
     rig.command(EngineCommand::InstallOutbound {
         engine: EngineKind::Userspace,
         peer: PEER,
@@ -135,6 +146,35 @@ fn a_flow_leaves_a_lane_that_is_gone_or_that_stood_in_for_its_own() {
     assert_eq!(lane(&rig, 1), Some(1));
 }
 
+/// Looks that come soon are for lanes that carry nothing yet.
+#[test]
+fn lanes_that_are_new_are_asked_for_between_the_looks_at_all() {
+    let mut rig = Rig::new();
+    let lanes = rig.state.lanes_added();
+    add_lane(&mut rig, 1);
+    add_lane(&mut rig, 2);
+    assert_eq!(rig.state.lanes_added(), lanes + 2);
+    prove(&rig, 2);
+    let nothing = |_| {};
+    let env = Env { tap: &rig.tap, socket: &rig.socket, counters: &rig.counters, events: &nothing };
+    let look = |all| rig.transmitter.look_after_lanes(&rig.state, &env, 1, all);
+    let sent = || rig.counters().done(Work::DatagramsSent);
+    for number in 1..LANE_ASKS_MAX {
+        assert!(look(false));
+        assert_eq!(sent(), u64::from(number), "a dummy on one lane alone");
+    }
+    assert!(!look(false), "it was asked for often enough");
+    let before = sent();
+    assert!(!look(false));
+    assert_eq!(sent(), before);
+    // Both lanes: the other was never heard of in truth.
+    look(true);
+    assert!(sent() > before);
+    // A rekey brings no lane.
+    replace_outbound(&mut rig, 1, EngineKind::Userspace);
+    assert_eq!(rig.state.lanes_added(), lanes + 2);
+}
+
 /// The kernel engine sends on as many lanes as it has use for and answers no dummies, and takes where they come
 /// from for where its peer is.
 #[test]
@@ -151,7 +191,9 @@ fn towards_a_kernel_engine_there_is_the_first_lane_alone() {
     let nothing = |_| {};
     let env = Env { tap: &rig.tap, socket: &rig.socket, counters: &rig.counters, events: &nothing };
     rig.transmitter.tell_of_lanes(&rig.state, &env, 1);
-    (0..10).for_each(|_| rig.transmitter.look_after_lanes(&rig.state, &env, 1));
+    for _ in 0..10 {
+        assert!(!rig.transmitter.look_after_lanes(&rig.state, &env, 1, true), "none is asked for");
+    }
     assert_eq!(rig.counters().done(Work::DatagramsSent), 0, "dummies");
 }
 
