@@ -18,6 +18,9 @@ pub const NAME_LEN_MAX: usize = 15;
 /// Who may open a queue without CAP_NET_ADMIN in the device's namespace: root.
 const OWNER: libc::c_ulong = 0;
 
+/// Of linux/sockios.h; the crate `libc` has it for glibc alone.
+const SIOCETHTOOL: libc::Ioctl = 0x8946;
+
 const OPEN_TUN: &str = "open /dev/net/tun";
 
 /// How a device is opened.
@@ -122,6 +125,14 @@ impl Tap {
     /// What the kernel refused (Linux 4.16).
     pub(crate) fn steer(&self, program: &OwnedFd) -> io::Result<()> {
         control_value(self.fd.as_raw_fd(), libc::TUNSETSTEERINGEBPF, program.as_raw_fd())
+    }
+
+    /// Says whether the device has a carrier.
+    ///
+    /// # Errors
+    /// The device is gone.
+    pub(crate) fn set_carrier(&self, carrier: bool) -> io::Result<()> {
+        control_value(self.fd.as_raw_fd(), libc::TUNSETCARRIER, carrier.into())
     }
 
     /// Takes one super-packet with its header. A `buffer` shorter than [`FRAME_LEN_MAX`] may cut it.
@@ -242,6 +253,27 @@ pub(crate) fn number(name: &str, request: libc::Ioctl, value: i32) -> io::Result
     Ok(unsafe { change.ifr_ifru.ifru_metric })
 }
 
+/// Whether the device of this name has a carrier, in the calling thread's network namespace. The kernel first
+/// completes what follows from the last change (Linux 6.8).
+pub(crate) fn has_carrier(name: &str) -> io::Result<bool> {
+    /// `struct ethtool_value` of linux/ethtool.h, and the command that asks for the link's state.
+    #[repr(C)]
+    struct EthtoolValue {
+        command: u32,
+        value: u32,
+    }
+    const ETHTOOL_GLINK: u32 = 0x0a;
+    let family = rustix::net::AddressFamily::INET;
+    let socket = rustix::net::socket(family, rustix::net::SocketType::DGRAM, None)?;
+    let mut link = EthtoolValue { command: ETHTOOL_GLINK, value: 0 };
+    let mut request = interface_request(name);
+    request.ifr_ifru.ifru_data = (&raw mut link).cast();
+    // SAFETY: SIOCETHTOOL reads one `ifreq`, which `request` is; with ETHTOOL_GLINK it reads and writes the
+    // `ethtool_value` that its `ifru_data` points to, which `link` is. Both live over the call.
+    let rc = unsafe { libc::ioctl(socket.as_raw_fd(), SIOCETHTOOL, &raw mut request) };
+    if rc < 0 { Err(io::Error::last_os_error()) } else { Ok(link.value != 0) }
+}
+
 /// An `ifreq` with a name of at most [`NAME_LEN_MAX`] bytes and all else zero.
 fn interface_request(name: &str) -> libc::ifreq {
     // SAFETY: `ifreq` is a C struct of integers and a union of such, for which zero bytes are valid.
@@ -262,7 +294,8 @@ fn control(fd: RawFd, request: libc::Ioctl, value: libc::c_ulong) -> io::Result<
 
 /// An ioctl whose argument points to an int.
 fn control_value(fd: RawFd, request: libc::Ioctl, value: libc::c_int) -> io::Result<()> {
-    // SAFETY: called with TUNSETVNETHDRSZ, TUNSETVNETLE and TUNSETSTEERINGEBPF only, which read one int.
+    // SAFETY: called with TUNSETVNETHDRSZ, TUNSETVNETLE, TUNSETSTEERINGEBPF and TUNSETCARRIER only, which read
+    // one int.
     let rc = unsafe { libc::ioctl(fd, request, &raw const value) };
     if rc < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }

@@ -4,7 +4,7 @@ use std::io::{self, IoSlice, IoSliceMut};
 use std::os::fd::{AsFd, BorrowedFd};
 
 use crate::IoError;
-use crate::tap::{Tap, TapOffloads, TapOptions, VNET_LEN, number};
+use crate::tap::{Tap, TapOffloads, TapOptions, VNET_LEN, has_carrier, number};
 
 /// The longest super-packet, in bytes without its virtio net header.
 pub const PACKET_LEN_MAX: usize = 65_535;
@@ -33,6 +33,19 @@ impl Tun {
     /// As [`Tap::offloads`].
     pub const fn offloads(&self) -> TapOffloads {
         self.queue.offloads()
+    }
+
+    /// Says whether the device has a carrier: without one it takes no packets of the system. It has one at
+    /// first.
+    ///
+    /// # Errors
+    /// The device is gone.
+    pub fn set_carrier(&self, carrier: bool) -> io::Result<()> {
+        self.queue.set_carrier(carrier)?;
+        // What follows from it the kernel does later, but before it answers (Linux 6.8). A device that was
+        // renamed or moved meanwhile is not waited for.
+        let _ = has_carrier(self.name());
+        Ok(())
     }
 
     /// Takes one super-packet: its virtio net header, and the packet, whose length is returned. A
@@ -69,6 +82,15 @@ pub fn set_mtu(name: &str, bytes: u32) -> Result<(), IoError> {
         .and_then(|bytes| number(name, libc::SIOCSIFMTU as libc::Ioctl, bytes))
         .map(|_| ())
         .map_err(|error| IoError::of(WHAT, error))
+}
+
+/// Has the system send no ICMP redirects on the account of this device for IPv4, in the calling thread's network
+/// namespace, where `net.ipv4.conf.all.send_redirects` does not say otherwise.
+///
+/// # Errors
+/// There is no such device, or `/proc/sys` is read-only.
+pub fn send_no_redirects(name: &str) -> io::Result<()> {
+    std::fs::write(format!("/proc/sys/net/ipv4/conf/{name}/send_redirects"), "0")
 }
 
 /// The MTU of the device with this interface index, in the calling thread's network namespace, in bytes.
@@ -120,6 +142,10 @@ mod tests {
             assert_eq!((tun.name(), tun.offloads().tso), ("weft0", true));
             set_mtu("weft0", 1_300).unwrap();
             assert!(set_mtu("weft0", 10).is_err());
+            send_no_redirects("weft0").unwrap();
+            let redirects = "/proc/sys/net/ipv4/conf/weft0/send_redirects";
+            assert_eq!(std::fs::read_to_string(redirects).unwrap(), "0\n");
+            assert!(send_no_redirects("weft1").is_err());
             let number = index("weft0").unwrap();
             assert_eq!(mtu(number).unwrap(), 1_300);
             assert!(mtu(number + 9).is_err());
@@ -152,6 +178,32 @@ mod tests {
             assert_eq!(&got[..3], b"in!");
             let nonsense = [IoSlice::new(&[0; VNET_LEN]), IoSlice::new(&[0xff; 40])];
             assert_eq!(tun.send(&nonsense).unwrap_err().kind(), io::ErrorKind::InvalidInput);
+        })
+        .unwrap();
+    }
+
+    #[test]
+    fn without_a_carrier_it_takes_nothing_of_the_system_and_with_one_all() {
+        run_in(fresh_namespace(), || {
+            let tun = Tun::open(&TapOptions::new("weft0")).unwrap();
+            ip("link set weft0 addrgenmode none up");
+            ip("address add 10.9.0.1/24 dev weft0");
+            let socket = std::net::UdpSocket::bind("10.9.0.1:5000").unwrap();
+            let (mut vnet, mut packet) = ([0; VNET_LEN], vec![0; PACKET_LEN_MAX]);
+            // What was sent just before a change is not in between.
+            for round in 0..20 {
+                tun.set_carrier(false).unwrap();
+                assert!(!has_carrier("weft0").unwrap());
+                while tun.recv(&mut vnet, &mut packet).is_ok() {}
+                socket.send_to(b"to nobody", "10.9.0.2:6000").unwrap();
+                let nothing = tun.recv(&mut vnet, &mut packet).unwrap_err();
+                assert_eq!(nothing.kind(), io::ErrorKind::WouldBlock);
+                tun.set_carrier(true).unwrap();
+                assert!(has_carrier("weft0").unwrap());
+                socket.send_to(b"out", "10.9.0.2:6000").unwrap();
+                assert_eq!(tun.recv(&mut vnet, &mut packet).unwrap(), 31, "round {round}");
+            }
+            assert!(has_carrier("weft1").is_err());
         })
         .unwrap();
     }

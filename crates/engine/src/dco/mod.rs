@@ -19,7 +19,7 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -111,6 +111,8 @@ pub struct Device {
 struct Common {
     tun: Tun,
     shared: RwLock<Shared>,
+    /// Whether the TUN device has a carrier.
+    carrier: Mutex<bool>,
     telling: Telling,
     counters: WorkerCounters,
     waker: Waker,
@@ -130,6 +132,24 @@ impl Common {
 
     fn write(&self) -> RwLockWriteGuard<'_, Shared> {
         self.shared.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A peer is gone.
+    fn peer_deleted(&self, id: u32, reason: DeletionReason) {
+        self.settle_carrier();
+        self.telling.peer_deleted(id, reason);
+    }
+
+    /// In mode p2p the TUN device has a carrier while there is a peer.
+    fn settle_carrier(&self) {
+        let mut carrier = self.carrier.lock().unwrap_or_else(PoisonError::into_inner);
+        let shared = self.read();
+        let wanted = shared.peers.mode() == Mode::Mp || shared.peers.iter().next().is_some();
+        drop(shared);
+        // Where it is gone it needs none.
+        if *carrier != wanted && self.tun.set_carrier(wanted).is_ok() {
+            *carrier = wanted;
+        }
     }
 
     /// All peers are gone with the device.
@@ -194,17 +214,25 @@ impl Device {
             mtu: AtomicU16::new(config.mtu.min(MTU_MAX)),
             gone: false,
         };
+        // Clients that reach each other by this host keep to that.
+        if config.mode == Mode::Mp
+            && let Err(error) = tun::send_no_redirects(tun.name())
+        {
+            tracing::warn!(device = tun.name(), %error, "cannot switch ICMP redirects off");
+        }
         let offloads = if config.offloads { offload::self_test()? } else { Offloads::NONE };
         let granted = tun.offloads();
         let common = Arc::new(Common {
             tun,
             shared: RwLock::new(shared),
+            carrier: Mutex::new(true),
             telling: Telling { events, key_spent: AtomicBool::new(false) },
             counters: WorkerCounters::default(),
             waker,
             stop: AtomicBool::new(false),
             epoch: Instant::now(),
         });
+        common.settle_carrier();
         let worker = Worker {
             common: Arc::clone(&common),
             segments_max: match offloads.udp_segment.usable() {
@@ -243,7 +271,8 @@ impl Device {
 
     /// Makes a peer that is reached by `socket`, a UDP socket, which may serve other peers of this
     /// device, or a connected TCP socket. The device reads from it from now on. The only peer of a
-    /// device in mode p2p makes room.
+    /// device in mode p2p makes room, and the TUN device has a carrier from the first on: called in its network
+    /// namespace, this returns when the system gives it packets (Linux 6.8).
     ///
     /// # Errors
     /// [`DeviceError`]; the socket may have been made non-blocking then.
@@ -288,9 +317,10 @@ impl Device {
             shared.release(replaced.transport);
         }
         drop(shared);
+        self.common.settle_carrier();
         self.common.waker.wake();
         if let Some(replaced) = replaced {
-            self.common.telling.peer_deleted(replaced.id, DeletionReason::Teardown);
+            self.common.peer_deleted(replaced.id, DeletionReason::Teardown);
         }
         Ok(())
     }
@@ -336,7 +366,7 @@ impl Device {
     pub fn delete_peer(&self, id: u32) -> Result<(), DeviceError> {
         self.shared_mut_for(id)?.remove_peer(id)?;
         self.common.waker.wake();
-        self.common.telling.peer_deleted(id, DeletionReason::Userspace);
+        self.common.peer_deleted(id, DeletionReason::Userspace);
         Ok(())
     }
 

@@ -279,7 +279,7 @@ impl Worker {
         for id in expired {
             if self.common.write().remove_expired(id, now_ms) {
                 self.common.waker.wake();
-                self.common.telling.peer_deleted(id, DeletionReason::Expired);
+                self.common.peer_deleted(id, DeletionReason::Expired);
             }
         }
     }
@@ -299,7 +299,7 @@ impl Worker {
         let lost = self.common.write().remove_transport(number, transport);
         self.common.waker.wake();
         for id in lost {
-            self.common.telling.peer_deleted(id, reason);
+            self.common.peer_deleted(id, reason);
         }
     }
 

@@ -297,6 +297,12 @@ impl End {
         self.within(|| Either::open(kind, OTHER_DEVICE, Mode::P2p))
     }
 
+    /// Whether its device has a carrier.
+    pub(crate) fn has_carrier(&self) -> bool {
+        let shown = self.netns.ip(&format!("link show dev {DEVICE}")).unwrap().stdout;
+        !shown.contains("NO-CARRIER")
+    }
+
     pub(crate) fn within<T: Send>(&self, f: impl FnOnce() -> T + Send) -> T {
         let space = Namespace::open(std::path::Path::new(&self.netns.path())).unwrap();
         run_in(&space, f).unwrap()
@@ -340,7 +346,8 @@ impl End {
         0x0a_0b00 + u32::from(other.number) * 16 + u32::from(self.number)
     }
 
-    fn meet(&self, other: &Self, socket: &OwnedFd, outer: Outer) {
+    /// The other becomes its peer, without a key.
+    pub(crate) fn meet(&self, other: &Self, socket: &OwnedFd, outer: Outer) {
         let mut attributes = PeerAttributes {
             id: Some(self.id_of(other)),
             tx_id: Some(other.id_of(self)),

@@ -16,6 +16,8 @@ const SWAPS: u32 = 10;
 /// How long datagrams flow between one end's swap and the other's.
 const SWAP_PAUSE: Duration = Duration::from_millis(200);
 
+const SEND_REDIRECTS: &str = "/proc/sys/net/ipv4/conf/dco0/send_redirects";
+
 /// Plays a scene with each kind of device in the first place, and compares what comes of it.
 fn both<T: PartialEq + Debug>(modes: [Mode; 2], outer: Outer, scene: impl Fn(&mut Two) -> T) {
     let [kernels, userspaces] = [[Kind::Kernel, Kind::Userspace], [Kind::Userspace, Kind::Kernel]]
@@ -93,6 +95,25 @@ fn a_peer_that_is_replaced_or_deleted_is_told_alike() {
         let refused = a.device.new_peer(&two.sockets[0], &PeerAttributes::default());
         (replaced, ended, again, refused)
     });
+}
+
+#[test]
+fn the_carrier_goes_with_the_only_peer_and_stays_in_mode_mp() {
+    for mode in [Mode::P2p, Mode::Mp] {
+        both([mode; 2], Outer::Udp4, |two| {
+            let (a, b) = (&two.a, &two.b);
+            let with_peer = a.has_carrier();
+            assert_eq!(a.delete_peer(b), Ok(()));
+            let without = a.has_carrier();
+            a.meet(b, &two.sockets[0], Outer::Udp4);
+            let again = a.has_carrier();
+            assert_eq!([with_peer, without, again], [true, mode == Mode::Mp, true]);
+            let redirects =
+                a.netns.exec(&["cat", SEND_REDIRECTS]).unwrap().success().unwrap().stdout;
+            assert_eq!(redirects.trim(), if mode == Mode::Mp { "0" } else { "1" });
+            (with_peer, without, again, redirects)
+        });
+    }
 }
 
 #[test]

@@ -66,7 +66,8 @@ fn peers_of_the_largest_ids_carry_packets() {
                     Mode::Mp => peer,
                     Mode::P2p => PeerAttributes { vpn_ipv4: None, vpn_ipv6: None, ..peer },
                 };
-                host.device.new_peer(own.try_clone().unwrap().into(), &peer).unwrap();
+                let own = own.try_clone().unwrap().into();
+                host.run(|| host.device.new_peer(own, &peer)).unwrap();
                 let key = host.key(of, Slot::Primary, 0, AES_256);
                 let key = KeyAttributes { peer_id: Some(id), ..key };
                 host.device.new_key(&key).unwrap();

@@ -3,6 +3,7 @@
 use std::io::Write;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::os::fd::OwnedFd;
+use std::process::Command;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -83,6 +84,31 @@ fn a_peer_gets_another_address_inside_and_the_one_before_is_free() {
         ..PeerAttributes::default()
     };
     a.device.new_peer(here.try_clone().unwrap().into(), &heir).unwrap();
+}
+
+#[test]
+fn the_carrier_goes_with_the_only_peer_and_stays_in_mode_mp() {
+    for mode in [Mode::P2p, Mode::Mp] {
+        let (a, b) = strangers((mode, mode));
+        let carrier = || {
+            let shown = a.run(|| Command::new("ip").args(["link", "show", "ovpn0"]).output());
+            !String::from_utf8(shown.unwrap().stdout).unwrap().contains("NO-CARRIER")
+        };
+        let always = mode == Mode::Mp;
+        let meet = || {
+            a.meet(&b, a.socket(false).into(), Some((b.outer(false), 9).into()), AES_256);
+        };
+        assert_eq!(carrier(), always);
+        meet();
+        assert!(carrier());
+        if mode == Mode::P2p {
+            // One that takes the place of another.
+            meet();
+            assert!(carrier());
+        }
+        a.device.delete_peer(2).unwrap();
+        assert_eq!(carrier(), always);
+    }
 }
 
 #[test]

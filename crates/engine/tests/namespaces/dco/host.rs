@@ -159,7 +159,7 @@ impl Host {
             attributes.vpn_ipv4 = Some(Ipv4Addr::new(10, 8, 0, of.number));
             attributes.vpn_ipv6 = Some(Ipv6Addr::new(0xfd08, 0, 0, 0, 0, 0, 0, of.number.into()));
         }
-        self.device.new_peer(socket, &attributes).unwrap();
+        self.run(|| self.device.new_peer(socket, &attributes)).unwrap();
         self.device.new_key(&self.key(of, Slot::Primary, 0, cipher)).unwrap();
     }
 
