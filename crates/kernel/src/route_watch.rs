@@ -13,8 +13,9 @@ use rustix::io::Errno;
 
 use crate::{Kernel, error::KernelError, route::destination_address};
 
-/// The multicast groups of routes (RTMGRP_IPV4_ROUTE, RTMGRP_IPV6_ROUTE).
-const GROUPS: u32 = 0x40 | 0x400;
+/// The multicast groups of routes (RTMGRP_IPV4_ROUTE, RTMGRP_IPV6_ROUTE) and of devices (RTMGRP_LINK): IPv4 routes
+/// that go as a device is switched off go without a notice of their own.
+const GROUPS: u32 = 0x40 | 0x400 | 1;
 /// Receive buffer of the watching socket, in bytes. When it runs over, the routes are listed again, as
 /// after every notice.
 const RECEIVE_BUFFER_BYTES: usize = 1 << 20;

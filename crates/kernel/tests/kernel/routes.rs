@@ -113,7 +113,8 @@ fn routes_over_a_device_are_told_as_they_come_and_go() {
         make_device("other");
         for device in ["d0", "other"] {
             // Nothing of IPv6, so that what is told is told for what is done here.
-            run("ip", &["link", "set", device, "addrgenmode", "none"]);
+            let setting = format!("/proc/sys/net/ipv6/conf/{device}/disable_ipv6");
+            std::fs::write(setting, "1").unwrap();
             switch_on(device);
         }
         run("ip", &["address", "add", "10.8.0.1/24", "dev", "d0"]);
@@ -151,6 +152,13 @@ fn routes_over_a_device_are_told_as_they_come_and_go() {
         run("ip", &["route", "del", "172.20.0.0/16", "table", "77"]);
         assert_eq!(next().await, both[..2]);
         run("ip", &["route", "del", "default"]);
+        assert_eq!(next().await, std::slice::from_ref(&own));
+        // Switched off, a device loses its routes without a word of them; its own comes back with it.
+        run("ip", &["route", "add", "172.21.0.0/16", "via", "10.8.0.2"]);
+        assert_eq!(next().await, [own.clone(), of("172.21.0.0/16", "10.8.0.2", 0)]);
+        run("ip", &["link", "set", "d0", "down"]);
+        assert_eq!(next().await, []);
+        switch_on("d0");
         assert_eq!(next().await, std::slice::from_ref(&own));
         run("ip", &["address", "flush", "dev", "d0"]);
         assert_eq!(next().await, []);
