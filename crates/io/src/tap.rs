@@ -18,9 +18,6 @@ pub const NAME_LEN_MAX: usize = 15;
 /// Who may open a queue without CAP_NET_ADMIN in the device's namespace: root.
 const OWNER: libc::c_ulong = 0;
 
-/// Of linux/sockios.h; the crate `libc` has it for glibc alone.
-const SIOCETHTOOL: libc::Ioctl = 0x8946;
-
 const OPEN_TUN: &str = "open /dev/net/tun";
 
 /// How a device is opened.
@@ -253,9 +250,9 @@ pub(crate) fn number(name: &str, request: libc::Ioctl, value: i32) -> io::Result
     Ok(unsafe { change.ifr_ifru.ifru_metric })
 }
 
-/// Whether the device of this name has a carrier, in the calling thread's network namespace. The kernel first
-/// completes what follows from the last change (Linux 6.8).
-pub(crate) fn has_carrier(name: &str) -> io::Result<bool> {
+/// Asks for the state of the link of the device of this name, in the calling thread's network namespace: if the
+/// device is up, the kernel first completes what follows from a change of its carrier (Linux 6.8).
+pub(crate) fn ask_link(name: &str) -> io::Result<()> {
     /// `struct ethtool_value` of linux/ethtool.h, and the command that asks for the link's state.
     #[repr(C)]
     struct EthtoolValue {
@@ -268,10 +265,28 @@ pub(crate) fn has_carrier(name: &str) -> io::Result<bool> {
     let mut link = EthtoolValue { command: ETHTOOL_GLINK, value: 0 };
     let mut request = interface_request(name);
     request.ifr_ifru.ifru_data = (&raw mut link).cast();
-    // SAFETY: SIOCETHTOOL reads one `ifreq`, which `request` is; with ETHTOOL_GLINK it reads and writes the
-    // `ethtool_value` that its `ifru_data` points to, which `link` is. Both live over the call.
-    let rc = unsafe { libc::ioctl(socket.as_raw_fd(), SIOCETHTOOL, &raw mut request) };
-    if rc < 0 { Err(io::Error::last_os_error()) } else { Ok(link.value != 0) }
+    // SAFETY: SIOCETHTOOL reads, and may write, one `ifreq`, which `request` is; with ETHTOOL_GLINK it reads and
+    // writes the `ethtool_value` that its `ifru_data` points to, which `link` is. Both live over the call.
+    let rc = unsafe {
+        libc::ioctl(socket.as_raw_fd(), libc::SIOCETHTOOL as libc::Ioctl, &raw mut request)
+    };
+    if rc < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// The flags (`IFF_`) of the device of this name, in the calling thread's network namespace.
+pub(crate) fn flags(name: &str) -> io::Result<libc::c_int> {
+    let family = rustix::net::AddressFamily::INET;
+    let socket = rustix::net::socket(family, rustix::net::SocketType::DGRAM, None)?;
+    let mut request = interface_request(name);
+    // SAFETY: SIOCGIFFLAGS reads and writes one `ifreq`, which `request` is; it lives over the call.
+    let rc = unsafe {
+        libc::ioctl(socket.as_raw_fd(), libc::SIOCGIFFLAGS as libc::Ioctl, &raw mut request)
+    };
+    if rc < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the kernel has written the flags, and zero bytes were there before.
+    Ok(unsafe { request.ifr_ifru.ifru_flags }.into())
 }
 
 /// An `ifreq` with a name of at most [`NAME_LEN_MAX`] bytes and all else zero.

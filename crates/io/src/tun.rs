@@ -2,12 +2,17 @@
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::os::fd::{AsFd, BorrowedFd};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use crate::IoError;
-use crate::tap::{Tap, TapOffloads, TapOptions, VNET_LEN, has_carrier, number};
+use crate::tap::{Tap, TapOffloads, TapOptions, VNET_LEN, ask_link, flags, number};
 
 /// The longest super-packet, in bytes without its virtio net header.
 pub const PACKET_LEN_MAX: usize = 65_535;
+
+/// How long a change of the carrier waits for the system to take note, in milliseconds.
+pub const CARRIER_WAIT_MS: u64 = 200;
 
 /// One queue of a TUN device, non-blocking.
 #[derive(Debug)]
@@ -36,16 +41,25 @@ impl Tun {
     }
 
     /// Says whether the device has a carrier: without one it takes no packets of the system. It has one at
-    /// first.
+    /// first. Waits until the system has taken note, at most [`CARRIER_WAIT_MS`]; not if the device is down, or not in
+    /// the calling thread's network namespace under its name.
     ///
     /// # Errors
     /// The device is gone.
     pub fn set_carrier(&self, carrier: bool) -> io::Result<()> {
         self.queue.set_carrier(carrier)?;
-        // What follows from it the kernel does later, but before it answers (Linux 6.8). A device that was
-        // renamed or moved meanwhile is not waited for.
-        let _ = has_carrier(self.name());
+        let until = Instant::now() + Duration::from_millis(CARRIER_WAIT_MS);
+        while !self.follows_carrier(carrier) && Instant::now() < until {
+            thread::sleep(Duration::from_millis(1));
+        }
         Ok(())
+    }
+
+    fn follows_carrier(&self, carrier: bool) -> bool {
+        // The kernel takes note by and by, or, of whoever asks, at once.
+        let _ = ask_link(self.name());
+        let Ok(flags) = flags(self.name()) else { return true };
+        flags & libc::IFF_UP == 0 || (flags & libc::IFF_RUNNING != 0) == carrier
     }
 
     /// Takes one super-packet: its virtio net header, and the packet, whose length is returned. A
@@ -84,13 +98,15 @@ pub fn set_mtu(name: &str, bytes: u32) -> Result<(), IoError> {
         .map_err(|error| IoError::of(WHAT, error))
 }
 
-/// Has the system send no ICMP redirects on the account of this device for IPv4, in the calling thread's network
-/// namespace, where `net.ipv4.conf.all.send_redirects` does not say otherwise.
+/// Has the system send no ICMP redirects for IPv4 to what comes by this device, in the calling thread's network
+/// namespace. The system asks the setting of all devices too, so that is switched off as well.
 ///
 /// # Errors
 /// There is no such device, or `/proc/sys` is read-only.
 pub fn send_no_redirects(name: &str) -> io::Result<()> {
-    std::fs::write(format!("/proc/sys/net/ipv4/conf/{name}/send_redirects"), "0")
+    ["all", name].iter().try_for_each(|of| {
+        std::fs::write(format!("/proc/sys/net/ipv4/conf/{of}/send_redirects"), "0")
+    })
 }
 
 /// The MTU of the device with this interface index, in the calling thread's network namespace, in bytes.
@@ -143,8 +159,10 @@ mod tests {
             set_mtu("weft0", 1_300).unwrap();
             assert!(set_mtu("weft0", 10).is_err());
             send_no_redirects("weft0").unwrap();
-            let redirects = "/proc/sys/net/ipv4/conf/weft0/send_redirects";
-            assert_eq!(std::fs::read_to_string(redirects).unwrap(), "0\n");
+            for of in ["all", "weft0"] {
+                let redirects = format!("/proc/sys/net/ipv4/conf/{of}/send_redirects");
+                assert_eq!(std::fs::read_to_string(redirects).unwrap(), "0\n");
+            }
             assert!(send_no_redirects("weft1").is_err());
             let number = index("weft0").unwrap();
             assert_eq!(mtu(number).unwrap(), 1_300);
@@ -193,17 +211,20 @@ mod tests {
             // What was sent just before a change is not in between.
             for round in 0..20 {
                 tun.set_carrier(false).unwrap();
-                assert!(!has_carrier("weft0").unwrap());
+                assert_eq!(flags("weft0").unwrap() & libc::IFF_RUNNING, 0);
                 while tun.recv(&mut vnet, &mut packet).is_ok() {}
                 socket.send_to(b"to nobody", "10.9.0.2:6000").unwrap();
                 let nothing = tun.recv(&mut vnet, &mut packet).unwrap_err();
                 assert_eq!(nothing.kind(), io::ErrorKind::WouldBlock);
                 tun.set_carrier(true).unwrap();
-                assert!(has_carrier("weft0").unwrap());
+                assert_eq!(flags("weft0").unwrap() & libc::IFF_RUNNING, libc::IFF_RUNNING);
                 socket.send_to(b"out", "10.9.0.2:6000").unwrap();
                 assert_eq!(tun.recv(&mut vnet, &mut packet).unwrap(), 31, "round {round}");
             }
-            assert!(has_carrier("weft1").is_err());
+            ip("link set weft0 down");
+            ip("link set weft0 name weft1");
+            tun.set_carrier(false).unwrap();
+            assert!(ask_link("weft0").is_err() && flags("weft0").is_err());
         })
         .unwrap();
     }

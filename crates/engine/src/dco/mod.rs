@@ -272,7 +272,7 @@ impl Device {
     /// Makes a peer that is reached by `socket`, a UDP socket, which may serve other peers of this
     /// device, or a connected TCP socket. The device reads from it from now on. The only peer of a
     /// device in mode p2p makes room, and the TUN device has a carrier from the first on: called in its network
-    /// namespace, this returns when the system gives it packets (Linux 6.8).
+    /// namespace, this returns when the system gives it packets.
     ///
     /// # Errors
     /// [`DeviceError`]; the socket may have been made non-blocking then.

@@ -364,7 +364,7 @@ impl End {
             attributes.vpn_ipv4 = Some(Ipv4Addr::new(10, 8, 0, other.number));
             attributes.vpn_ipv6 = Some(format!("fd08::{}", other.number).parse().unwrap());
         }
-        self.device.new_peer(socket, &attributes).unwrap();
+        self.within(|| self.device.new_peer(socket, &attributes)).unwrap();
     }
 
     /// Installs a key that no other number gives. Its id is the number's last three bits.

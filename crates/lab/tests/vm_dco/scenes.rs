@@ -16,7 +16,9 @@ const SWAPS: u32 = 10;
 /// How long datagrams flow between one end's swap and the other's.
 const SWAP_PAUSE: Duration = Duration::from_millis(200);
 
-const SEND_REDIRECTS: &str = "/proc/sys/net/ipv4/conf/dco0/send_redirects";
+/// The device's setting, and that of all devices, which the system asks too.
+const SEND_REDIRECTS: [&str; 2] =
+    ["/proc/sys/net/ipv4/conf/dco0/send_redirects", "/proc/sys/net/ipv4/conf/all/send_redirects"];
 
 /// Plays a scene with each kind of device in the first place, and compares what comes of it.
 fn both<T: PartialEq + Debug>(modes: [Mode; 2], outer: Outer, scene: impl Fn(&mut Two) -> T) {
@@ -108,9 +110,10 @@ fn the_carrier_goes_with_the_only_peer_and_stays_in_mode_mp() {
             a.meet(b, &two.sockets[0], Outer::Udp4);
             let again = a.has_carrier();
             assert_eq!([with_peer, without, again], [true, mode == Mode::Mp, true]);
-            let redirects =
-                a.netns.exec(&["cat", SEND_REDIRECTS]).unwrap().success().unwrap().stdout;
-            assert_eq!(redirects.trim(), if mode == Mode::Mp { "0" } else { "1" });
+            let redirects = SEND_REDIRECTS.map(|path| {
+                a.netns.exec(&["cat", path]).unwrap().success().unwrap().stdout.trim().to_owned()
+            });
+            assert_eq!(redirects, if mode == Mode::Mp { ["0"; 2] } else { ["1"; 2] });
             (with_peer, without, again, redirects)
         });
     }
