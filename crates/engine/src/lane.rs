@@ -17,10 +17,10 @@ pub const LANE_LOOK_MS: u64 = 1_000;
 pub const LANE_IDLE_LOOKS: u8 = 5;
 /// Looks at which a dummy went out and nothing had come back before a lane carries nothing more.
 pub const LANE_MISSES_MAX: u8 = 3;
-/// Time between a worker's looks at lanes that carry nothing yet, in milliseconds: what begins before they do
-/// stays together on the first.
+/// Time between a worker's looks at lanes that have an SA and carry nothing yet, in milliseconds: what begins before
+/// they do stays together on the first.
 pub const LANE_ASK_MS: u64 = 50;
-/// So many looks come that soon; then it is one of all that will be.
+/// So many looks come that soon after an SA; the later ones are looks at all lanes.
 pub const LANE_ASKS_MAX: u8 = 40;
 
 /// What is known of a lane of a path beyond its SAs, which come and go.
@@ -36,7 +36,7 @@ pub(crate) struct Lane {
     /// Written by the lane's worker alone, like what follows.
     misses: AtomicU8,
     idle: AtomicU8,
-    asks: AtomicU8,
+    asks_left: AtomicU8,
     /// Packets sent at the last look.
     sent: AtomicU64,
 }
@@ -65,9 +65,14 @@ impl Lane {
         }
     }
 
+    /// It has an SA, and is to be proven if it is not.
+    pub(crate) fn ask(&self) {
+        self.asks_left.store(LANE_ASKS_MAX, Relaxed);
+    }
+
     /// Whether it carries nothing, and soon may.
     pub(crate) fn is_asked_for(&self) -> bool {
-        !self.is_alive() && self.asks.load(Relaxed) < LANE_ASKS_MAX
+        !self.is_alive() && self.asks_left.load(Relaxed) > 0
     }
 
     /// The worker's look, at most one each [`LANE_LOOK_MS`], or [`LANE_ASK_MS`] while it is asked for. `sent` is how
@@ -79,13 +84,20 @@ impl Lane {
             self.misses.store(0, Relaxed);
             self.alive.store(true, Relaxed);
         }
-        let asks = if self.is_alive() { 0 } else { self.asks.load(Relaxed).saturating_add(1) };
-        self.asks.store(asks, Relaxed);
+        // Not anew when it dies: all lanes of a host may do so at once.
+        let left = if self.is_alive() { 0 } else { self.asks_left.load(Relaxed).saturating_sub(1) };
+        self.asks_left.store(left, Relaxed);
         let carried = self.carried.swap(false, Relaxed) || sent != self.sent.load(Relaxed);
         let looks = self.idle.load(Relaxed).saturating_add(1);
         // The peer waits for a sign that what it sent has come.
         let is_due = carried || is_proven_now || !self.is_alive() || looks >= LANE_IDLE_LOOKS;
-        self.idle.store(if is_due { 0 } else { looks }, Relaxed);
+        let idle = match (is_proven_now, is_due) {
+            // At the next look it is said again, for once may be lost.
+            (true, _) => LANE_IDLE_LOOKS - 1,
+            (false, true) => 0,
+            (false, false) => looks,
+        };
+        self.idle.store(idle, Relaxed);
         if is_due {
             // The dummy counts as sent: alone it does not make the lane one that carries.
             self.sent.store(sent + 1, Relaxed);
@@ -131,6 +143,8 @@ mod tests {
         lane.hear();
         assert!(look(&lane), "the peer hears that it came");
         assert!(lane.is_alive());
+        lane.hear();
+        assert!(look(&lane), "and once more");
         assert!(!look(&lane), "proven, and nothing to carry");
         // At rest each fifth look sends a dummy, and three without an answer end it.
         let mut dummies = 0;
@@ -148,27 +162,26 @@ mod tests {
     }
 
     #[test]
-    fn a_lane_is_asked_for_soon_a_number_of_times_and_again_after_it_lived() {
+    fn a_lane_is_asked_for_a_number_of_times_after_each_sa_until_it_is_proven() {
         let lane = Lane::default();
+        assert!(!lane.is_asked_for());
         for _ in 0..2 {
+            lane.ask();
             for _ in 0..LANE_ASKS_MAX {
                 assert!(lane.is_asked_for());
                 assert!(lane.look(0));
             }
             assert!(!lane.is_asked_for());
             assert!(lane.look(0), "with all others it is");
-            lane.hear();
-            lane.look(0);
-            assert!(!lane.is_asked_for());
-            while lane.is_alive() {
-                lane.look(0);
-            }
-            // The look at which it was given up asked once.
-            assert!(lane.is_asked_for());
-            lane.hear();
-            lane.look(0);
-            lane.disprove();
         }
+        lane.ask();
+        lane.hear();
+        lane.look(0);
+        assert!(!lane.is_asked_for());
+        while lane.is_alive() {
+            lane.look(0);
+        }
+        assert!(!lane.is_asked_for(), "as long as no SA comes");
     }
 
     #[test]

@@ -236,13 +236,13 @@ impl Engine {
         let name = name_of(&command);
         let mut shared = self.shared.write().unwrap_or_else(PoisonError::into_inner);
         let Shared { state, sockets, .. } = &mut *shared;
-        let lanes = state.lanes_added();
+        let lanes = state.lanes_begun();
         if let Err(error) = state.apply(command, |address| sockets.remote(address)) {
             tracing::warn!(command = name, %error, "the engine could not carry out a command");
         }
-        let is_new_lane = state.lanes_added() != lanes;
+        let is_to_prove = state.lanes_begun() != lanes;
         drop(shared);
-        if is_new_lane {
+        if is_to_prove {
             self.lock().wake();
         }
     }

@@ -184,7 +184,7 @@ pub(crate) struct State {
     pub(crate) broadcast: Vec<u32>,
     peer_numbers: HashMap<PeerId, u32>,
     path_numbers: HashMap<PathId, u32>,
-    lanes_added: u64,
+    lanes_begun: u64,
     local: PeerId,
     default_mtu: u16,
     registry: Arc<Registry>,
@@ -215,7 +215,7 @@ impl State {
             broadcast: Vec::new(),
             peer_numbers: HashMap::new(),
             path_numbers: HashMap::new(),
-            lanes_added: 0,
+            lanes_begun: 0,
             local,
             default_mtu,
             registry,
@@ -223,10 +223,10 @@ impl State {
         }
     }
 
-    /// How many lanes have come that their workers must look after; not fewer by those that went.
+    /// How many SAs have come for lanes that their workers are to prove.
     #[inline]
-    pub(crate) const fn lanes_added(&self) -> u64 {
-        self.lanes_added
+    pub(crate) const fn lanes_begun(&self) -> u64 {
+        self.lanes_begun
     }
 
     /// A lane beyond the first.
@@ -388,9 +388,15 @@ impl State {
         if entry.lanes.len() <= lane {
             entry.lanes.resize_with(lane + 1, || None);
         }
-        let old = entry.lanes[lane].replace(outbound);
-        self.lanes_added += u64::from(lane > 0 && old.is_none());
-        if let Some(old) = old
+        if let Some(known) = entry.known.get(lane)
+            && lane > 0
+            && outbound.answers_dummies
+            && !known.is_alive()
+        {
+            known.ask();
+            self.lanes_begun += 1;
+        }
+        if let Some(old) = entry.lanes[lane].replace(outbound)
             && old.sa.spi() != sa.spi
         {
             self.registry.remove(name(old.sa.spi()));

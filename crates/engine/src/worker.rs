@@ -84,7 +84,9 @@ struct Looks {
     next: Instant,
     /// At those that are asked for.
     ask: Instant,
-    /// [`State::lanes_added`] at the last one.
+    /// The last one of either kind.
+    last: Instant,
+    /// [`State::lanes_begun`] at the last one.
     lanes: u64,
     /// How many workers there were at the last one.
     sockets: usize,
@@ -109,7 +111,7 @@ impl Worker {
         receiver.set_merging(self.merge.0, self.merge.1);
         let mut buffer = vec![0; FRAME_LEN_MAX];
         let now = Instant::now();
-        let mut looks = Looks { next: now, ask: now, lanes: 0, sockets: 0 };
+        let mut looks = Looks { next: now, ask: now, last: now, lanes: 0, sockets: 0 };
         let mut ports = PortReader::of_worker(self.number);
         ports.sync(&poller, &self.shared);
         loop {
@@ -167,7 +169,7 @@ impl Worker {
     /// Looks after its lanes if it is time to; returns how long it is until then, if it ever is.
     fn look_after_lanes(&self, looks: &mut Looks) -> Option<Duration> {
         let shared = read(&self.shared);
-        let lanes = shared.state.lanes_added();
+        let lanes = shared.state.lanes_begun();
         if lanes == 0 {
             return None;
         }
@@ -175,21 +177,25 @@ impl Worker {
         let env =
             Env { tap: queues.writer(), socket: &shared.sockets, counters, events: &**events };
         let sockets = shared.sockets.sockets();
+        let (lanes_before, sockets_before) = (looks.lanes, looks.sockets);
+        (looks.lanes, looks.sockets) = (lanes, sockets);
         // Lanes leave from other sockets now: peers are to hear from where.
-        let moved = std::mem::replace(&mut looks.sockets, sockets) > sockets;
-        if moved {
+        if sockets_before > sockets {
             self.transmitter.tell_of_lanes(&shared.state, &env, sockets);
         }
+        let pause = Duration::from_millis(LANE_ASK_MS);
+        if (lanes_before, sockets_before) != (lanes, sockets) {
+            looks.ask = looks.ask.min(looks.last + pause);
+        }
         let now = Instant::now();
-        let (all, is_new) = (now >= looks.next, lanes != looks.lanes);
-        if all || is_new || now >= looks.ask {
+        let all = now >= looks.next;
+        if all || now >= looks.ask {
             let asking = self.transmitter.look_after_lanes(&shared.state, &env, sockets, all);
+            looks.last = now;
             if all {
                 looks.next = now + Duration::from_millis(LANE_LOOK_MS);
             }
-            looks.lanes = lanes;
-            let ask = now + Duration::from_millis(LANE_ASK_MS);
-            looks.ask = if asking { ask.min(looks.next) } else { looks.next };
+            looks.ask = if asking { looks.next.min(now + pause) } else { looks.next };
         }
         Some(looks.next.min(looks.ask).saturating_duration_since(now))
     }

@@ -16,7 +16,7 @@ use weft_lab::net::{
 
 /// Kernels with IPsec would leave the workers nothing to do.
 const VECTOR: &str = "--engine=userspace";
-/// How long lanes beyond the first may take until frames take them: each end looks once a second.
+/// How long it may take until frames take every lane.
 const LANES_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// More than a lane sends by itself.

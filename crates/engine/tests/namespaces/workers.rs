@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use weft_engine::{Direction, DropReason, EngineError, WORKERS_MAX, Work};
+use weft_engine::{Direction, DropReason, EngineError, LANE_LOOK_MS, WORKERS_MAX, Work};
 use weft_io::uninterrupted;
 use weft_path::{EngineCommand, EngineKind};
 
@@ -103,6 +103,30 @@ fn peers_differ_in_workers_and_lanes() {
                     "worker {number} of {workers:?}, {lanes} lanes"
                 );
             }
+        }
+    }
+}
+
+#[test]
+fn new_lanes_carry_before_the_next_look_at_all_lanes() {
+    let limit = Duration::from_millis(LANE_LOOK_MS);
+    for initiator_sends in [true, false] {
+        let (a, b) = strangers();
+        for host in [&a, &b] {
+            host.run(|| host.engine.set_workers(2)).unwrap();
+        }
+        // The first has the lower peer id, hence begins.
+        let (from, to) = if initiator_sends { (&a, &b) } else { (&b, &a) };
+        // Nothing is said in answer: what carries frames proves a lane by them.
+        let sink = to.run(|| UdpSocket::bind((to.v4, 0)).unwrap());
+        connect_lanes(&a, &b, 300, 2);
+        connect_lanes(&b, &a, 400, 2);
+        let begun = Instant::now();
+        while used_lanes(to) < 2 {
+            assert!(begun.elapsed() < limit, "{initiator_sends}: {:?}", to.engine.counters());
+            let flow = from.run(|| UdpSocket::bind((from.v4, 0)).unwrap());
+            flow.send_to(b"new", sink.local_addr().unwrap()).unwrap();
+            thread::sleep(Duration::from_millis(1));
         }
     }
 }

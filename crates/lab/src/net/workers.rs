@@ -7,8 +7,8 @@ use weft::sandbox::Host;
 
 use super::slowness;
 
-/// How long it may take until each worker carries something: lanes beyond the first are there when each end
-/// has looked at them, once a second, and which flow takes which lane is chance.
+/// How long it may take until each worker carries something: which flow takes which lane is chance, and lanes beyond
+/// the first carry once each end has heard of the other on them.
 const TIMEOUT: Duration = Duration::from_secs(20);
 /// More than lanes send and receive by themselves meanwhile.
 const FLOW_DATAGRAMS: u64 = 500;
