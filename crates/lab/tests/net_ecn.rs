@@ -12,7 +12,8 @@ const VECTOR: [&str; 2] = ["--engine", "userspace"];
 /// DSCP "expedited forwarding" and ECT(0), as ping takes them.
 const EF_ECT0: &str = "0xba";
 
-/// Rules on a host's way out to the other's vector engine, with named counters.
+/// Rules on a host's way out to the other's vector engine, with named counters. Of a lane beyond the first only one
+/// end is a data port.
 struct Rules<'a>(&'a Netns);
 
 impl<'a> Rules<'a> {
@@ -34,6 +35,7 @@ impl<'a> Rules<'a> {
                chain out {{\n\
                  type filter hook output priority 0\n\
                  udp dport 6784 jump data\n\
+                 udp dport != 6784 udp sport 6784 jump data\n\
                }}\n\
              }}\n"
         );
