@@ -19,9 +19,6 @@ const VECTOR: &str = "--engine=userspace";
 /// How long it may take until frames take every lane.
 const LANES_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// More than a lane sends by itself.
-const FLOW_DATAGRAMS: u64 = 500;
-
 /// Flows that begin beside a stream, packets of each, and how many of them may go where the stream goes.
 const FLOWS: usize = 16;
 const FLOW_PACKETS: u64 = 100;
@@ -121,7 +118,10 @@ fn what_begins_beside_a_stream_takes_another_lane() -> anyhow::Result<()> {
         let before = sent_by_lane(host)?;
         thread::sleep(STREAM_LOOK);
         let sent = since(&before, &sent_by_lane(host)?);
-        anyhow::ensure!(sent.len() == 2 && sent[0].abs_diff(sent[1]) > FLOW_DATAGRAMS, "{sent:?}");
+        anyhow::ensure!(
+            sent.len() == 2 && sent[0].abs_diff(sent[1]) > workers::FLOW_DATAGRAMS,
+            "{sent:?}"
+        );
         // On which the stream is not.
         let other = usize::from(sent[0] > sent[1]);
         let mut away = Vec::new();
@@ -226,7 +226,10 @@ fn workers_come_and_go_on_request_without_a_retransmission() -> anyhow::Result<(
     assert_eq!(top["workers"].as_array().map(Vec::len), Some(2), "{top}");
     // What they moved before they went is still counted.
     let moved = workers::datagrams(lab.host(0))?;
-    assert!(moved.len() == 3 && moved.iter().all(|it| it.received > FLOW_DATAGRAMS), "{moved:?}");
+    assert!(
+        moved.len() == 3 && moved.iter().all(|it| it.received > workers::FLOW_DATAGRAMS),
+        "{moved:?}"
+    );
     for host in lab.sandbox.hosts() {
         for reason in ["drop_replayed", "drop_forged", "drop_unknown_spi", "drop_no_path"] {
             assert_eq!(counter(host, reason)?, 0, "{reason}");

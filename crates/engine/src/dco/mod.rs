@@ -320,7 +320,7 @@ impl Device {
         self.common.settle_carrier();
         self.common.waker.wake();
         if let Some(replaced) = replaced {
-            self.common.peer_deleted(replaced.id, DeletionReason::Teardown);
+            self.common.telling.peer_deleted(replaced.id, DeletionReason::Teardown);
         }
         Ok(())
     }

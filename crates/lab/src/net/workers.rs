@@ -10,8 +10,8 @@ use super::slowness;
 /// How long it may take until each worker carries something: which flow takes which lane is chance, and lanes beyond
 /// the first carry once each end has heard of the other on them.
 const TIMEOUT: Duration = Duration::from_secs(20);
-/// More than lanes send and receive by themselves meanwhile.
-const FLOW_DATAGRAMS: u64 = 500;
+/// More datagrams than a lane sends or receives by itself in a test.
+pub const FLOW_DATAGRAMS: u64 = 500;
 
 /// Datagrams that a worker has carried.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
