@@ -237,6 +237,8 @@ fn transport(timing: &Timing) -> Result<Arc<quinn::TransportConfig>, LinkError> 
         .max_concurrent_bidi_streams(1_u8.into())
         .max_concurrent_uni_streams(0_u8.into())
         .datagram_receive_buffer_size(None)
+        // A run of datagrams would have a buffer of 13 KB for each peer, and what is said here is short.
+        .enable_segmentation_offload(false)
         .stream_receive_window(STREAM_WINDOW_BYTES.into())
         .receive_window(STREAM_WINDOW_BYTES.into())
         .send_window(SEND_WINDOW_BYTES)

@@ -60,7 +60,7 @@ impl Peer {
     /// went down with it are known before the verdict.
     fn watch_bound(&mut self, now: Instant) {
         let bound = self.bound.and_then(|key| self.candidates.get(&key));
-        if !bound.is_some_and(Candidate::is_in_doubt) {
+        if !bound.is_some_and(|it| it.is_in_doubt()) {
             self.doubted = None;
         } else if self.doubted.is_none() {
             self.doubted = Some(now);
@@ -93,8 +93,9 @@ impl Peer {
     /// A kernel engine cannot cut packets to a smaller MTU, so it yields to a userspace path that
     /// works; without any it is used as it is.
     fn is_refused(&self, key: &Key, candidate: &Candidate) -> bool {
-        let userspace = |(key, it): (&Key, &Candidate)| !key.is_kernel() && it.is_usable();
-        key.is_kernel() && candidate.is_narrow() && self.candidates.iter().any(userspace)
+        let userspace =
+            || self.candidates.iter().any(|(key, it)| !key.is_kernel() && it.is_usable());
+        key.is_kernel() && candidate.is_narrow() && userspace()
     }
 
     pub(crate) fn role(&self, key: &Key) -> Role {
@@ -115,7 +116,7 @@ impl Peer {
             .filter(|(key, it)| !key.is_raw() && it.is_usable() && !it.is_in_doubt())
             .filter_map(|(_, it)| it.remote())
             .collect();
-        let standing = |(key, candidate): (&Key, &Candidate)| {
+        let standing = |key: &Key, candidate: &Candidate| {
             if self.bound == Some(*key) {
                 (PathState::Active, None)
             } else if candidate.is_usable() {
@@ -133,7 +134,7 @@ impl Peer {
                 (PathState::Probing, Some(Reason::AwaitingOffer))
             }
         };
-        self.candidates.iter().map(standing).collect()
+        self.candidates.iter().map(|(key, candidate)| standing(key, candidate)).collect()
     }
 
     /// Unanswered probes while the link works say that the network between the hosts stops them:
@@ -187,7 +188,7 @@ impl Peer {
     fn why_not_best(&self, config: &Config) -> Option<Reason> {
         let bound = self.bound?;
         let tried = |key: &Key| {
-            let told = self.candidates.get(key).map(Candidate::told);
+            let told = self.candidates.get(key).map(|it| it.told());
             told.map(|(_, reason)| reason.cloned().unwrap_or(Reason::Probing))
         };
         match self.scene(config) {

@@ -33,7 +33,8 @@ pub(crate) struct Peer {
     /// The start of the peer's daemon that the candidates belong to.
     instance: Option<u64>,
     hello_again: Option<Instant>,
-    pub(crate) candidates: BTreeMap<Key, Candidate>,
+    /// In boxes, since a node of the map has room for eleven.
+    pub(crate) candidates: BTreeMap<Key, Box<Candidate>>,
     turn: Turn,
     /// SAs of paths that the hosts no longer have, on which the peer may still send.
     retired: VecDeque<Generation>,
@@ -177,7 +178,7 @@ impl Peer {
         self.hello = None;
         self.hello_again = None;
         self.link_down.get_or_insert(now);
-        self.candidates.values_mut().for_each(Candidate::handle_link_down);
+        self.candidates.values_mut().for_each(|it| it.handle_link_down());
         // The peer may come back from an address that is not trusted.
         self.retire(now, Key::is_plain, shared);
         self.handle_timeout(now, shared);
@@ -368,7 +369,7 @@ impl Peer {
             return;
         }
         for key in &leaving {
-            self.candidates.get_mut(key).into_iter().for_each(Candidate::leave);
+            self.candidates.get_mut(key).into_iter().for_each(|it| it.leave());
         }
         self.select(now, shared);
         for key in &leaving {
@@ -397,7 +398,8 @@ impl Peer {
     }
 
     fn at(&mut self, path: PathId) -> Option<&mut Candidate> {
-        self.candidates.values_mut().find(|candidate| candidate.path == path)
+        let mut candidates = self.candidates.values_mut().map(Box::as_mut);
+        candidates.find(|candidate| candidate.path == path)
     }
 
     /// A probe came in. A kernel engine does not know on which of its paths.
@@ -604,7 +606,7 @@ impl Peer {
             let ceiling = outer.saturating_sub(overhead);
             self.candidates
                 .entry(*key)
-                .or_insert_with(|| Candidate::new(now, self.id, *key, ceiling, shared));
+                .or_insert_with(|| Box::new(Candidate::new(now, self.id, *key, ceiling, shared)));
         }
         self.outstays = outstays;
         self.retire(now, |key| !keys.contains(key), shared);
