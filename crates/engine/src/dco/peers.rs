@@ -45,6 +45,31 @@ pub(crate) struct Counts {
     link: Way,
 }
 
+/// What a worker has received from a peer at once.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Received {
+    /// The IP packets in it.
+    pub(crate) inside: Tally,
+    /// All of it, as it came.
+    pub(crate) outside: Tally,
+}
+
+/// Packets, and bytes of them.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Tally {
+    packets: u64,
+    bytes: u64,
+}
+
+impl Tally {
+    /// One packet more.
+    #[inline]
+    pub(crate) const fn count(&mut self, bytes: usize) {
+        self.packets += 1;
+        self.bytes += bytes as u64;
+    }
+}
+
 #[derive(Debug, Default)]
 struct Way {
     rx_bytes: AtomicU64,
@@ -80,13 +105,11 @@ impl Counts {
         self.link.tx_bytes.fetch_add(outside, Relaxed);
     }
 
-    /// A packet was authentic; `inside` is that of an IP packet.
-    #[inline]
-    pub(crate) fn received(&self, inside: Option<u64>, outside: u64) {
-        for (way, bytes) in [(&self.vpn, inside), (&self.link, Some(outside))] {
-            let Some(bytes) = bytes else { continue };
-            way.rx_packets.fetch_add(1, Relaxed);
-            way.rx_bytes.fetch_add(bytes, Relaxed);
+    /// So much was authentic.
+    pub(crate) fn received(&self, received: Received) {
+        for (way, it) in [(&self.vpn, received.inside), (&self.link, received.outside)] {
+            way.rx_packets.fetch_add(it.packets, Relaxed);
+            way.rx_bytes.fetch_add(it.bytes, Relaxed);
         }
     }
 }

@@ -15,7 +15,7 @@ use weft_packet::split::FrameChecksum;
 
 use super::framed;
 use super::keys::{Key, Opening};
-use super::peers::Peer;
+use super::peers::{Peer, Received};
 use super::transmit::{DeviceEnv, Field, address};
 use super::transport::FRAME_PREFIX_LEN;
 use super::{Event, Shared, Telling};
@@ -68,6 +68,15 @@ struct Held<'a> {
     opening: Opening<'a>,
     /// An address inside that its packets may come from, as was found before.
     allowed: Option<IpAddr>,
+    /// From the peer since it is held.
+    received: Received,
+}
+
+impl Drop for Held<'_> {
+    /// Counts once for all packets.
+    fn drop(&mut self) {
+        self.peer.counts.received(self.received);
+    }
 }
 
 /// What a packet turned out to be.
@@ -230,7 +239,7 @@ fn open<'a>(
         (None, _) => shared.peers.at(arrival.source),
     };
     let index = index.ok_or(DropReason::UnknownSpi)?;
-    let Held { peer, key, opening, allowed, .. } =
+    let Held { peer, key, opening, allowed, received, .. } =
         hold(shared, telling, held, (index, key_id), arrival.now_ms)
             .ok_or(DropReason::UnknownSpi)?;
     let plain = opening.open(packet).map_err(|error| refused(telling, peer, key, error))?;
@@ -240,11 +249,11 @@ fn open<'a>(
         *moved = Some(Moved { index, number: peer.number, source, local });
     }
     let inside = &packet[plain.clone()];
+    received.outside.count(packet.len());
     if *inside == data::PING {
-        peer.counts.received(None, packet.len() as u64);
         return Ok(Opened::Ping);
     }
-    peer.counts.received(Some(inside.len() as u64), packet.len() as u64);
+    received.inside.count(inside.len());
     let frame_at = frame_of(packet, plain).ok_or(DropReason::BadInner)?;
     let frame = &mut packet[frame_at.clone()];
     let source = address(frame, Field::Source).ok_or(DropReason::BadInner)?;
@@ -309,7 +318,8 @@ fn hold<'h, 'a>(
         if key.is_opened_out() {
             telling.used_up(peer.id, key);
         }
-        *held = Some(Held { index, peer, key, opening: key.hold(now_ms), allowed: None });
+        let (opening, received) = (key.hold(now_ms), Received::default());
+        *held = Some(Held { index, peer, key, opening, allowed: None, received });
     }
     held.as_mut()
 }
