@@ -8,6 +8,8 @@
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Instant;
 
+use weft_io::steer::SPREAD;
+
 use crate::state::{Outbound, Path};
 
 /// The unit of time here: a 64th of a second, in nanoseconds.
@@ -19,8 +21,6 @@ const TICKS_PER_S: u32 = 64;
 pub(crate) const PAUSE_TICKS: i32 = TICKS_PER_S.cast_signed();
 /// Flows are told apart by so many bits of a hash; those that are not take one lane together.
 const SLOT_BITS: u32 = 12;
-/// 2^32 / phi, as in `weft_io::steer`.
-const SPREAD: u32 = 0x9e37_79b9;
 /// A lane is left for one that carries less than this part of what it does.
 const MUCH_LESS: u64 = 2;
 /// A lane that has carried less than so many bytes lately is not left for any: 33 Mbit/s.

@@ -1,7 +1,7 @@
 //! TAP devices: whole Ethernet super-packets, each behind a virtio net header, one call for each.
 
 use std::io::{self, IoSlice};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 
 use crate::IoError;
 
@@ -231,13 +231,7 @@ fn set_queue_length(name: &str, packets: u32) -> Result<(), IoError> {
 /// Sets a number of the device of this name in the calling thread's network namespace, or asks for it;
 /// returns what it is.
 pub(crate) fn number(name: &str, request: libc::Ioctl, value: i32) -> io::Result<i32> {
-    // SAFETY: `socket` takes plain integers and returns a descriptor or -1.
-    let raw = unsafe { libc::socket(libc::AF_INET, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0) };
-    if raw < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: `raw` was just opened by this thread and nothing else knows it, so it has one owner.
-    let socket = unsafe { OwnedFd::from_raw_fd(raw) };
+    let socket = control_socket()?;
     let mut change = interface_request(name);
     change.ifr_ifru.ifru_metric = value;
     // SAFETY: called with SIOCSIFTXQLEN, SIOCSIFMTU and SIOCGIFMTU only, which read, or write, one `ifreq`
@@ -260,8 +254,7 @@ pub(crate) fn ask_link(name: &str) -> io::Result<()> {
         value: u32,
     }
     const ETHTOOL_GLINK: u32 = 0x0a;
-    let family = rustix::net::AddressFamily::INET;
-    let socket = rustix::net::socket(family, rustix::net::SocketType::DGRAM, None)?;
+    let socket = control_socket()?;
     let mut link = EthtoolValue { command: ETHTOOL_GLINK, value: 0 };
     let mut request = interface_request(name);
     request.ifr_ifru.ifru_data = (&raw mut link).cast();
@@ -273,10 +266,15 @@ pub(crate) fn ask_link(name: &str) -> io::Result<()> {
     if rc < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
+/// A socket to ask and change devices by, in the calling thread's network namespace.
+fn control_socket() -> io::Result<OwnedFd> {
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
+    Ok(socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?)
+}
+
 /// The flags (`IFF_`) of the device of this name, in the calling thread's network namespace.
 pub(crate) fn flags(name: &str) -> io::Result<libc::c_int> {
-    let family = rustix::net::AddressFamily::INET;
-    let socket = rustix::net::socket(family, rustix::net::SocketType::DGRAM, None)?;
+    let socket = control_socket()?;
     let mut request = interface_request(name);
     // SAFETY: SIOCGIFFLAGS reads and writes one `ifreq`, which `request` is; it lives over the call.
     let rc = unsafe {

@@ -16,8 +16,6 @@ use weft_lab::net::{
 
 /// Kernels with IPsec would leave the workers nothing to do.
 const VECTOR: &str = "--engine=userspace";
-/// How long it may take until frames take every lane.
-const LANES_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Flows that begin beside a stream, packets of each, and how many of them may go where the stream goes.
 const FLOWS: usize = 16;
@@ -144,7 +142,7 @@ fn every_lane_shows_its_rate(
     lanes: usize,
     flows: impl Fn() -> anyhow::Result<serde_json::Value> + Sync,
 ) -> anyhow::Result<()> {
-    let until = Instant::now() + LANES_TIMEOUT * slowness();
+    let until = Instant::now() + workers::TIMEOUT * slowness();
     loop {
         let top = thread::scope(|scope| {
             let load = scope.spawn(&flows);

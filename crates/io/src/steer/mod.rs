@@ -17,4 +17,4 @@ const BUCKET_BITS: u32 = 3;
 
 /// 2^32 / phi: neighbouring addresses fall far from each other (Knuth, volume 3, section 6.4), five in a
 /// row into five buckets.
-const SPREAD: u32 = 0x9e37_79b9;
+pub const SPREAD: u32 = 0x9e37_79b9;
