@@ -60,7 +60,8 @@ pub(super) struct Arrival {
     pub(super) now_ms: u64,
 }
 
-/// The key of the last packet: most come many on one.
+/// The key of the last packet: most come many on one. It is let go before anything is written, so that
+/// whoever gets a packet finds it counted.
 struct Held<'a> {
     index: u32,
     peer: &'a Peer,
@@ -140,6 +141,7 @@ impl Receiver {
         }
         env.counters.did(Work::MessagesReceived, messages as u64);
         env.counters.did(Work::DatagramsReceived, datagrams);
+        drop(held);
         flush(coalescer, self.batch.buffer(), env);
     }
 
@@ -173,6 +175,7 @@ impl Receiver {
             take(shared, env, telling, arrival, (arena, range), &mut held, coalescer, moved);
         }
         env.counters.did(Work::DatagramsReceived, count);
+        drop(held);
         flush(coalescer, arena, env);
         is_whole.then_some(at)
     }
@@ -201,6 +204,7 @@ fn take<'a>(
         Ok(Opened::Frame(at)) => {
             let frame = (start + at.start) as u32..(start + at.end) as u32;
             if coalescer.push(arena, frame.clone(), FrameChecksum::Complete).is_err() {
+                *held = None;
                 flush(coalescer, arena, env);
                 // An empty one takes every frame.
                 let _ = coalescer.push(arena, frame, FrameChecksum::Complete);
