@@ -121,19 +121,23 @@ pub(crate) fn holder(host: &Host) -> anyhow::Result<Pid> {
 
 /// How many fragments a host's system has made, of IPv4 packets and of IPv6 ones.
 pub(crate) fn fragments(host: &Host) -> anyhow::Result<[u64; 2]> {
-    const NAMES: [&str; 2] = ["FragCreates", "Ip6FragCreates"];
-    let tables = ["/proc/net/snmp", "/proc/net/snmp6"];
-    let text = host.netns().exec(&[&["cat"], &tables[..]].concat())?.success()?.stdout;
-    // One table has a line of names above one of values, the other a name and its value in each.
-    let mut lines = text.lines().filter_map(|line| line.strip_prefix("Ip: "));
+    const NAME: &str = "Ip6FragCreates";
+    let text = host.netns().exec(&["cat", "/proc/net/snmp6"])?.success()?.stdout;
+    let count = text.lines().find_map(|line| line.strip_prefix(NAME)?.trim().parse().ok());
+    let ipv6 = count.ok_or_else(|| anyhow::anyhow!("no {NAME} in {text}"))?;
+    Ok([counted(host, "Ip", "FragCreates")?, ipv6])
+}
+
+/// What a host's system has counted by this name for a protocol of IPv4.
+pub(crate) fn counted(host: &Host, protocol: &str, name: &str) -> anyhow::Result<u64> {
+    let text = host.netns().exec(&["cat", "/proc/net/snmp"])?.success()?.stdout;
+    // A line of names above one of values.
+    let of_it = |line: &&str| line.split_once(':').is_some_and(|(begin, _)| begin == protocol);
+    let mut lines = text.lines().filter(of_it);
     let mut words = || lines.next().into_iter().flat_map(str::split_whitespace);
     let (names, values): (Vec<&str>, Vec<&str>) = (words().collect(), words().collect());
-    let ipv4 = names.iter().position(|name| *name == NAMES[0]).and_then(|at| values.get(at));
-    let ipv6 = text.lines().find_map(|line| line.strip_prefix(NAMES[1]));
-    let counts =
-        [ipv4.copied(), ipv6].map(|count| count.and_then(|count| count.trim().parse().ok()));
-    let [Some(ipv4), Some(ipv6)] = counts else { anyhow::bail!("no {NAMES:?} in {text}") };
-    Ok([ipv4, ipv6])
+    let value = names.iter().position(|it| *it == name).and_then(|at| values.get(at)?.parse().ok());
+    value.ok_or_else(|| anyhow::anyhow!("no {name} of {protocol} in {text}"))
 }
 
 /// A key file as OpenVPN writes it.
