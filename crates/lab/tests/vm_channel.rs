@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
-use weft::sandbox::{Container, Host, wait_until};
+use weft::sandbox::{Container, Host, UNDERLAY_MTU_BYTES, wait_until};
 use weft_lab::net::capture::{Capture, contains, tshark};
 use weft_lab::net::guest::flow::MARKER;
 use weft_lab::net::guest::host::{
@@ -11,7 +11,8 @@ use weft_lab::net::guest::host::{
 };
 use weft_lab::net::guest::stage::{is_on, wait_candidate, wait_path};
 use weft_lab::net::guest::{
-    BACK_LIMIT_S, FAIL_OVER_LIMIT, Flow, LeakWatch, Nat, SETTLE_LIMIT, Stage, by_clock, figure,
+    BACK_LIMIT_S, FAIL_OVER_LIMIT, Flow, LeakWatch, Nat, Outer, SETTLE_LIMIT, Stage, by_clock,
+    figure,
 };
 use weft_lab::net::iperf::{self, Server};
 use weft_lab::net::{counter, namespace, probe};
@@ -196,6 +197,22 @@ fn on_odp_too() -> anyhow::Result<()> {
     for host in [stage.host(0), stage.host(1)] {
         assert_eq!(guard_dropped_all(host)?, 0, "{}", stage.diagnosis());
     }
+    let seen = watch.finish()?;
+    assert_eq!(seen.readable, 0, "{seen:?}");
+    Ok(())
+}
+
+#[test]
+fn over_ipv6_too() -> anyhow::Result<()> {
+    let stage = Stage::with(2, Outer::V6, UNDERLAY_MTU_BYTES)?.launched(&[&KERNEL, &VECTOR])?;
+    let (one, two) = ready(&stage)?;
+    let on = on("kernel", "userspace");
+    let path = wait_path(stage.host(0), stage.host(1), "both engines", SETTLE_LIMIT, on)?;
+    let address = path["address"].as_str().unwrap_or_default();
+    assert!(address.contains("2001:db8"), "{path}");
+    let watch = LeakWatch::start(&stage)?;
+    carry(&one, &two)?;
+    assert_eq!(guard_dropped_all(stage.host(0))?, 0, "{}", stage.diagnosis());
     let seen = watch.finish()?;
     assert_eq!(seen.readable, 0, "{seen:?}");
     Ok(())
