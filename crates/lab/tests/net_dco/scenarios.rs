@@ -193,7 +193,8 @@ impl Net {
         let before = counted(host, "Icmp", "InEchoReps")?;
         let told = host.netns().exec_within(LIMIT * 6, &words)?.stdout;
         let answers = counted(host, "Icmp", "InEchoReps")? - before;
-        anyhow::ensure!(answers >= 498, "{words:?}: {answers} answers: {told}");
+        let each_once = told.contains("500 packets transmitted") && !told.contains("duplicates");
+        anyhow::ensure!(each_once && answers >= 498, "{words:?}: {answers} answers: {told}");
         Ok(())
     }
 
