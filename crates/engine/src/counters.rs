@@ -132,13 +132,23 @@ pub enum Direction {
     Outbound,
 }
 
-/// Packets and bytes of the frames in them.
+/// Packets and bytes: of a vector engine's SA those of its datagrams and of the Ethernet frames (or probes) in
+/// them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Traffic {
-    /// Datagrams.
+    /// Packets.
     pub packets: u64,
-    /// Bytes of the Ethernet frames (or probes) they carry.
+    /// Bytes of what is counted.
     pub bytes: u64,
+}
+
+impl Traffic {
+    /// One packet more.
+    #[inline]
+    pub(crate) const fn count(&mut self, bytes: usize) {
+        self.packets += 1;
+        self.bytes += bytes as u64;
+    }
 }
 
 impl AddAssign for Traffic {

@@ -10,6 +10,7 @@ use weft_openvpn::device::{DeviceError, Keepalive, Mode, PeerState, Traffic};
 
 use super::keys::Keys;
 use super::routes::Routes;
+use crate::counters;
 use crate::table::Slab;
 
 /// Peers that a device takes.
@@ -49,25 +50,9 @@ pub(crate) struct Counts {
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Received {
     /// The IP packets in it.
-    pub(crate) inside: Tally,
+    pub(crate) inside: counters::Traffic,
     /// All of it, as it came.
-    pub(crate) outside: Tally,
-}
-
-/// Packets, and bytes of them.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Tally {
-    packets: u64,
-    bytes: u64,
-}
-
-impl Tally {
-    /// One packet more.
-    #[inline]
-    pub(crate) const fn count(&mut self, bytes: usize) {
-        self.packets += 1;
-        self.bytes += bytes as u64;
-    }
+    pub(crate) outside: counters::Traffic,
 }
 
 #[derive(Debug, Default)]
