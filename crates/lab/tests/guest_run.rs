@@ -64,6 +64,17 @@ fn a_guest_past_its_limit_is_ended_and_the_limit_named() {
 }
 
 #[test]
+fn a_guest_whose_clock_counts_instructions_waits_for_nothing_and_is_held_up_by_nothing() {
+    // The hour is longer than the time limit, and no second of it is this machine's.
+    let script = "date +%s; sleep 3600; date +%s";
+    let (output, said) = output(&["--clock", "instructions", "--timeout", "540", "--", script]);
+    assert_eq!(output.status.code(), Some(0), "{said}");
+    let text = String::from_utf8(output.stdout).unwrap();
+    let times: Vec<u64> = text.lines().map(|line| line.parse().unwrap()).collect();
+    assert!((3_600..3_605).contains(&(times[1] - times[0])), "{text}");
+}
+
+#[test]
 fn a_guest_that_crashes_shows_its_last_words() {
     let (output, said) = output(&["--", "echo c >/proc/sysrq-trigger"]);
     assert_eq!(output.status.code(), FAILED, "{said}");

@@ -9,7 +9,7 @@ use clap::{Args, Parser, Subcommand};
 use weft::sandbox::progress::{note, print};
 use weft_lab::vm::kernel::{Choice, Kernel};
 use weft_lab::vm::suite::{self, Request};
-use weft_lab::vm::{Guest, Job, interrupt, place_of, script_of};
+use weft_lab::vm::{Clock, Guest, Job, interrupt, place_of, script_of};
 
 /// The exit code where the guest itself failed, and not what ran in it.
 const FAILED: u8 = 125;
@@ -32,6 +32,9 @@ enum Task {
         /// Ends the guest after so many seconds
         #[arg(long, value_name = "S", default_value_t = 540)]
         timeout: u64,
+        /// What the guest's clocks go by; with instructions a busy machine does not hold it up, and no wait costs time
+        #[arg(long, value_enum, default_value_t = Clock::Host)]
+        clock: Clock,
         /// One word: a script for bash; several: a program and its arguments
         #[arg(required = true, last = true, value_name = "COMMAND")]
         command: Vec<String>,
@@ -104,8 +107,8 @@ fn main() -> ExitCode {
 
 fn task(task: Task) -> anyhow::Result<ExitCode> {
     match task {
-        Task::Run { guest, timeout, command } => {
-            let job = job(&guest, script_of(&command), timeout)?;
+        Task::Run { guest, timeout, clock, command } => {
+            let job = job(&guest, script_of(&command), timeout, clock)?;
             let kernel = Kernel::get(guest.kernel, false)?;
             let ending = Guest::new(&kernel, &job)?.run(&mut |bytes| {
                 let mut out = std::io::stdout();
@@ -114,7 +117,7 @@ fn task(task: Task) -> anyhow::Result<ExitCode> {
             Ok(exit_code(ending.code))
         }
         Task::Shell { guest } => {
-            let job = job(&guest, "bash -i".to_owned(), u64::MAX)?;
+            let job = job(&guest, "bash -i".to_owned(), u64::MAX, Clock::Host)?;
             let kernel = Kernel::get(guest.kernel, false)?;
             Ok(exit_code(Guest::new(&kernel, &job)?.interact()?))
         }
@@ -142,7 +145,7 @@ fn task(task: Task) -> anyhow::Result<ExitCode> {
     }
 }
 
-fn job(options: &GuestOptions, script: String, limit_s: u64) -> anyhow::Result<Job> {
+fn job(options: &GuestOptions, script: String, limit_s: u64, clock: Clock) -> anyhow::Result<Job> {
     let files = options.file.iter().map(|file| Ok((file.clone(), place_of(file)?)));
     Ok(Job {
         script,
@@ -150,6 +153,7 @@ fn job(options: &GuestOptions, script: String, limit_s: u64) -> anyhow::Result<J
         weft: options.weft.clone(),
         environment: environment(),
         memory_mib: options.memory,
+        clock,
         limit: Duration::from_secs(limit_s),
         out: options.out.clone(),
         log: options.log.clone(),

@@ -22,7 +22,7 @@ use std::process::{Command, Output};
 use anyhow::{Context, bail};
 use rustix::fs::{FlockOperation, flock};
 
-pub use guest::{Ending, Guest, Job, place_of};
+pub use guest::{Clock, Ending, Guest, Job, place_of};
 pub use shell::script_of;
 
 /// The folder of kernels and base images: `$XDG_CACHE_HOME/weft`, else `~/.cache/weft`.

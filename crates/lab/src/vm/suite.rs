@@ -15,7 +15,7 @@ use weft::sandbox::progress::{note, print, step};
 use super::kernel::{Choice, Kernel};
 use super::report::Report;
 use super::shell::quoted;
-use super::{Guest, Job, interrupt, make_directory, run};
+use super::{Clock, Guest, Job, interrupt, make_directory, run};
 
 /// The packages whose tests run in guests.
 const PACKAGES: [&str; 2] = ["weft-kernel", "weft-lab"];
@@ -25,12 +25,9 @@ const PREFIXES: [&str; 2] = ["net_", "vm_"];
 const MEMORY_MIB: u32 = 3072;
 /// What a guest takes from this machine beside its own memory, in MiB.
 const OVERHEAD_MIB: u64 = 512;
-/// How many guests two of this machine's cores take: emulation runs a guest's cores on one thread, and
-/// tests wait for about a third of their time.
-const GUESTS_PER_TWO_CORES: usize = 3;
 /// How long a guest is to take, in seconds of [`DURATIONS`]: short enough that guests side by side end
 /// together and that a guest that dies takes few along, long enough that booting is the smaller part.
-const GUEST_SECONDS: u32 = 400;
+const GUEST_SECONDS: u32 = 200;
 /// The longest that one test program may take in a guest, in seconds.
 const PROGRAM_LIMIT_S: u64 = 1_500;
 /// The longest that a guest may take, in seconds.
@@ -96,14 +93,9 @@ const TABLE: [Row; 10] = [
 
 /// Tests of the table that wait for a soak, so that the suite ends within 20 minutes: others show the same
 /// and more on the guest's own kernel, or almost the same.
-const SOAK_ONLY: [&str; 19] = [
-    "net_admission::*",
+const SOAK_ONLY: [&str; 12] = [
     "net_dco::*symmetric_ids_over_tcp*",
     "net_ecn::*",
-    "net_errors::*",
-    "net_mtu::*",
-    "net_odd::*",
-    "net_ovpn::*",
     "net_ports::*",
     "net_rekey::*",
     "net_restart::*",
@@ -114,30 +106,32 @@ const SOAK_ONLY: [&str; 19] = [
     "vm_demo::the_benchmark*",
     "vm_demo::without_esp*",
     "vm_figures::*gigabytes*",
-    "vm_hosts::one_broadcast*_on_bridges",
-    "vm_hosts::one_broadcast*_on_odp",
 ];
 
-/// Tests that run before all others, each in a guest that has a core of this machine to itself: their
-/// limits go by the product's clocks, which stand still for nobody.
-const ON_OWN_CORE: [&str; 2] = ["vm_matrix::kernel_to_kernel", "vm_wire::flushing*"];
+/// Tests of lanes, of which the kernel has one for each core, alone and in the whole product. Their guests have
+/// two cores, and so the machine's clock, which a busy machine holds up: nothing here may go by it.
+const TWO_CORES: [&str; 3] =
+    ["vm_hosts::a_host_with_the_kernel_and_one_without*", "vm_wire::tshark*", "vm_xfrm::lanes::*"];
 
-/// About how long a test takes in one of three guests, in seconds: of all lines that fit it, the last
+/// About how long a test takes a core of this machine, in seconds: of all lines that fit it, the last
 /// one counts. Nothing is judged by it; the longest guests begin first.
-const DURATIONS: [(&str, u32); 13] = [
-    ("*", 15),
-    ("vm_*", 40),
-    ("vm_dco::*", 60),
-    ("vm_dco::referee::*", 15),
+const DURATIONS: [(&str, u32); 16] = [
+    ("*", 6),
+    ("net_*", 12),
+    ("net_dco::*", 6),
+    ("vm_*", 15),
+    ("vm_dco::*", 5),
     ("vm_demo::*", 150),
-    ("vm_engine_channel::*", 15),
-    ("vm_odp::*", 10),
-    ("vm_ovpn::*", 15),
-    ("vm_xfrm::*", 4),
-    ("vm_figures::*gigabytes*", 250),
-    ("vm_matrix::*", 60),
+    ("vm_engine_channel::*", 4),
+    ("vm_figures::*gigabytes*", 60),
+    ("vm_matrix::*", 20),
     ("vm_matrix::two_rows*", 1),
-    ("vm_random::*", 140),
+    ("vm_odp::*", 4),
+    ("vm_ovpn::*", 4),
+    ("vm_random::*", 50),
+    ("vm_top::*", 12),
+    ("vm_wire::*", 22),
+    ("vm_xfrm::*", 2),
 ];
 
 /// A row of the table.
@@ -187,8 +181,7 @@ struct Program {
 struct Share {
     kernel: Choice,
     number: usize,
-    /// Whether it needs a core to itself; QEMU emulates all cores of a guest in one thread.
-    on_own_core: bool,
+    clock: Clock,
     programs: Vec<Program>,
 }
 
@@ -202,7 +195,11 @@ pub fn run_tests(request: &Request) -> anyhow::Result<bool> {
     let programs = programs(request)?;
     let by_kernel = planned(&programs, request)?;
     let guests = request.guests.unwrap_or_else(guests_at_once);
-    let shares = shared_out(by_kernel);
+    let mut shares = shared_out(by_kernel);
+    if request.soak {
+        // What only cores side by side show.
+        shares.iter_mut().for_each(|share| share.clock = Clock::Host);
+    }
     let mut kernels = BTreeMap::new();
     for share in &shares {
         if let Entry::Vacant(place) = kernels.entry(share.kernel) {
@@ -210,24 +207,19 @@ pub fn run_tests(request: &Request) -> anyhow::Result<bool> {
         }
     }
     let passed = AtomicBool::new(true);
-    let run_all = |shares: Vec<Share>, guests: usize| {
-        let waiting = Mutex::new(shares.into_iter());
-        std::thread::scope(|scope| {
-            for _ in 0..guests {
-                scope.spawn(|| {
-                    while let Some(share) = next(&waiting)
-                        && let Some(kernel) = kernels.get(&share.kernel)
-                    {
-                        let good = run_share(&share, kernel, request);
-                        passed.fetch_and(good, Ordering::Relaxed);
-                    }
-                });
-            }
-        });
-    };
-    let (first, others) = shares.into_iter().partition(|share| share.on_own_core);
-    run_all(first, guests.min(cores()));
-    run_all(others, guests);
+    let waiting = Mutex::new(shares.into_iter());
+    std::thread::scope(|scope| {
+        for _ in 0..guests {
+            scope.spawn(|| {
+                while let Some(share) = next(&waiting)
+                    && let Some(kernel) = kernels.get(&share.kernel)
+                {
+                    let good = run_share(&share, kernel, request);
+                    passed.fetch_and(good, Ordering::Relaxed);
+                }
+            });
+        }
+    });
     interrupt::check()?;
     Ok(passed.into_inner())
 }
@@ -290,6 +282,7 @@ fn prepared(share: &Share, request: &Request, place: &Path) -> anyhow::Result<Jo
         weft: request.weft.clone(),
         environment,
         memory_mib: MEMORY_MIB,
+        clock: share.clock,
         limit: Duration::from_secs(GUEST_LIMIT_S),
         out: Some(place.join("out")),
         log: Some(place.join("kernel.log")),
@@ -313,7 +306,8 @@ fn script(programs: &[Program]) -> String {
     text
 }
 
-/// As many as cores and free memory allow, at least one.
+/// As many as cores and free memory allow, at least one: a guest whose clock counts instructions never
+/// waits, and QEMU emulates all its cores on one thread.
 fn guests_at_once() -> usize {
     let memory = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
     guests_for(cores(), available_mib(&memory))
@@ -325,7 +319,7 @@ fn cores() -> usize {
 
 fn guests_for(cores: usize, available_mib: u64) -> usize {
     let by_memory = available_mib / (u64::from(MEMORY_MIB) + OVERHEAD_MIB);
-    (cores * GUESTS_PER_TWO_CORES / 2).min(usize::try_from(by_memory).unwrap_or(usize::MAX)).max(1)
+    cores.min(usize::try_from(by_memory).unwrap_or(usize::MAX)).max(1)
 }
 
 fn available_mib(meminfo: &str) -> u64 {
@@ -395,7 +389,7 @@ fn no_row_is_idle(programs: &[Program]) -> anyhow::Result<()> {
             bail!("no test fits the row {} ({}) of the table of the VM suite", row.tests, row.why);
         }
     }
-    for pattern in SOAK_ONLY.iter().chain(&ON_OWN_CORE) {
+    for pattern in SOAK_ONLY.iter().chain(&TWO_CORES) {
         if !names.iter().any(|name| fits(pattern, name)) {
             bail!("no test fits {pattern}, which the VM suite treats in a way of its own");
         }
@@ -424,12 +418,12 @@ fn fits(pattern: &str, name: &str) -> bool {
     open || rest.is_empty()
 }
 
-/// What each guest gets: one test that needs a core, or a share of the kernel's other programs, spread
+/// What each guest gets: all tests of a kernel that need two cores, or a share of its other programs, spread
 /// evenly; the longest first.
 fn shared_out(plan: Vec<(Choice, Vec<Program>)>) -> Vec<Share> {
     let mut shares = Vec::new();
     for (kernel, programs) in plan {
-        let (on_own_core, mut programs) = on_own_core_and_others(programs);
+        let (on_two_cores, mut programs) = on_two_cores_and_others(programs);
         let parts = length(&programs).div_ceil(GUEST_SECONDS) as usize;
         programs.sort_by_key(|program| std::cmp::Reverse(program.seconds()));
         let mut bins: Vec<Vec<Program>> = vec![Vec::new(); parts];
@@ -438,13 +432,13 @@ fn shared_out(plan: Vec<(Choice, Vec<Program>)>) -> Vec<Share> {
                 bin.push(program);
             }
         }
-        let on_own_core = on_own_core.into_iter().map(|test| (true, vec![test]));
-        let bins = on_own_core.chain(bins.into_iter().map(|programs| (false, programs)));
-        let numbered = bins.filter(|(_, programs)| !programs.is_empty()).enumerate();
-        shares.extend(numbered.map(|(index, (on_own_core, programs))| Share {
+        let bins = bins.into_iter().map(|programs| (Clock::Instructions, programs));
+        let all = bins.chain([(Clock::Host, on_two_cores)]);
+        let numbered = all.filter(|(_, programs)| !programs.is_empty()).enumerate();
+        shares.extend(numbered.map(|(index, (clock, programs))| Share {
             kernel,
             number: index + 1,
-            on_own_core,
+            clock,
             programs,
         }));
     }
@@ -457,19 +451,18 @@ fn length(programs: &[Program]) -> u32 {
     programs.iter().map(Program::seconds).sum()
 }
 
-/// Each test that needs a core to itself, and the programs with all other tests.
-fn on_own_core_and_others(programs: Vec<Program>) -> (Vec<Program>, Vec<Program>) {
-    let mut parts = (Vec::new(), Vec::new());
-    for Program { target, file, tests } in programs {
-        let program = |tests| Program { target: target.clone(), file: file.clone(), tests };
-        let needs_core = |test: &String| is_one_of(&ON_OWN_CORE, &format!("{target}::{test}"));
-        let (on_own_core, others): (Vec<_>, Vec<_>) = tests.into_iter().partition(needs_core);
-        parts.0.extend(on_own_core.into_iter().map(|test| program(vec![test])));
-        if !others.is_empty() {
-            parts.1.push(program(others));
-        }
-    }
-    parts
+/// The programs with the tests that need two cores, and those with all others.
+fn on_two_cores_and_others(programs: Vec<Program>) -> (Vec<Program>, Vec<Program>) {
+    let part = |wanted: bool| {
+        let parts = programs.iter().map(|program| {
+            let needs_two =
+                |test: &str| is_one_of(&TWO_CORES, &format!("{}::{test}", program.target));
+            let tests = program.tests.iter().filter(|test| needs_two(test) == wanted);
+            Program { tests: tests.cloned().collect(), ..program.clone() }
+        });
+        parts.filter(|program| !program.tests.is_empty()).collect()
+    };
+    (part(true), part(false))
 }
 
 /// Builds the test programs that the request can need and asks each for its tests.
@@ -615,17 +608,19 @@ mod tests {
             program("vm_bad_input", &["a_kernel_without_aes_gcm_goes_on", "names_and_ports"]),
             program("vm_demo", &["the_benchmark_too", "without_esp_too"]),
             program("vm_figures", &["while_gigabytes_pass", "one_is_within_two"]),
-            program("vm_hosts", &["one_broadcast_on_bridges", "one_broadcast_on_odp"]),
+            program("vm_hosts", &["a_host_with_the_kernel_and_one_without", "one_broadcast"]),
             program("vm_matrix", &["kernel_to_kernel"]),
-            program("vm_wire", &["flushing_ipsec"]),
-            program("vm_xfrm", &["x"]),
+            program("vm_wire", &["flushing_ipsec", "tshark"]),
+            program("vm_xfrm", &["x", "lanes::x"]),
         ];
         let plan = planned(&all, &Request::default()).unwrap();
         let of = |index: usize| -> Vec<&str> {
             let programs: &Vec<Program> = &plan[index].1;
             programs.iter().map(|program| program.target.as_str()).collect()
         };
-        assert_eq!(of(0), ["net_uso", "vm_bad_input", "vm_matrix", "vm_wire", "vm_xfrm"]);
+        let net = ["net_admission", "net_errors", "net_mtu", "net_odd", "net_ovpn", "net_uso"];
+        let guests = ["vm_bad_input", "vm_hosts", "vm_matrix", "vm_wire", "vm_xfrm"];
+        assert_eq!(of(0), [&net[..], &guests[..]].concat());
         assert_eq!(of(1), ["vm_bad_input", "vm_matrix", "vm_xfrm"]);
         assert_eq!((plan[0].0, plan[1].0), (Choice::Newest, Choice::Debian12));
 
@@ -659,7 +654,7 @@ mod tests {
         let plan = vec![(Choice::Debian12, vec![many[0].clone()]), (Choice::Newest, many.clone())];
         let shares = shared_out(plan);
         let seconds: Vec<u32> = shares.iter().map(|share| length(&share.programs)).collect();
-        assert_eq!(seconds, [400, 360, 360, 40], "even, and the longest first");
+        assert_eq!(seconds, [150, 135, 135, 15], "even, and the longest first");
         assert_eq!((shares[3].kernel, shares[3].number), (Choice::Debian12, 1));
         let mut targets: Vec<&str> = shares[..3]
             .iter()
@@ -670,21 +665,21 @@ mod tests {
     }
 
     #[test]
-    fn what_needs_a_core_is_the_only_test_of_its_guest() {
-        let tests = ["other", "flushing_on_a", "another", "flushing_on_b"];
-        let shares = shared_out(vec![(Choice::Newest, vec![program("vm_wire", &tests)])]);
-        let seen: Vec<(bool, &Vec<Program>)> =
-            shares.iter().map(|share| (share.on_own_core, &share.programs)).collect();
-        let [a, b, others] = [&tests[1..2], &tests[3..], &["other", "another"]]
-            .map(|tests| vec![program("vm_wire", tests)]);
-        assert_eq!(seen, [(false, &others), (true, &a), (true, &b)]);
+    fn what_needs_two_cores_is_in_a_guest_that_has_them() {
+        let tests = ["lanes::a", "carry::b", "lanes::c"];
+        let shares = shared_out(vec![(Choice::Newest, vec![program("vm_xfrm", &tests)])]);
+        let seen: Vec<(Clock, &Vec<Program>)> =
+            shares.iter().map(|share| (share.clock, &share.programs)).collect();
+        let [others, lanes] = [&["carry::b"][..], &["lanes::a", "lanes::c"]]
+            .map(|tests| vec![program("vm_xfrm", tests)]);
+        assert_eq!(seen, [(Clock::Host, &lanes), (Clock::Instructions, &others)]);
     }
 
     #[test]
     fn guests_at_once_are_bounded_by_cores_and_memory() {
         assert_eq!(guests_for(1, 64_000), 1);
-        assert_eq!(guests_for(2, 64_000), 3);
-        assert_eq!(guests_for(8, 64_000), 12);
+        assert_eq!(guests_for(2, 64_000), 2);
+        assert_eq!(guests_for(8, 64_000), 8);
         assert_eq!(guests_for(8, 8_000), 2);
         assert_eq!(guests_for(8, 100), 1);
         assert_eq!(available_mib("MemTotal: 9 kB\nMemAvailable:   2097152 kB\n"), 2048);
