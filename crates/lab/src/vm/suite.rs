@@ -423,7 +423,7 @@ fn fits(pattern: &str, name: &str) -> bool {
 fn shared_out(plan: Vec<(Choice, Vec<Program>)>) -> Vec<Share> {
     let mut shares = Vec::new();
     for (kernel, programs) in plan {
-        let (on_two_cores, mut programs) = on_two_cores_and_others(programs);
+        let (on_two_cores, mut programs) = on_two_cores_and_others(&programs);
         let parts = length(&programs).div_ceil(GUEST_SECONDS) as usize;
         programs.sort_by_key(|program| std::cmp::Reverse(program.seconds()));
         let mut bins: Vec<Vec<Program>> = vec![Vec::new(); parts];
@@ -452,7 +452,7 @@ fn length(programs: &[Program]) -> u32 {
 }
 
 /// The programs with the tests that need two cores, and those with all others.
-fn on_two_cores_and_others(programs: Vec<Program>) -> (Vec<Program>, Vec<Program>) {
+fn on_two_cores_and_others(programs: &[Program]) -> (Vec<Program>, Vec<Program>) {
     let part = |wanted: bool| {
         let parts = programs.iter().map(|program| {
             let needs_two =
