@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use weft_io::offload::Offloads;
 use weft_io::poller::Waker;
+use weft_io::steer::{BUCKETS, FrameSteering};
 use weft_io::tap::TapOptions;
 use weft_path::{EngineEvent, EngineKind, Mac};
 
@@ -21,7 +22,7 @@ use crate::device::LaneSockets;
 use crate::flows::Flows;
 use crate::helper::{Helpers, Seed};
 use crate::lane::LANE_LOOK_MS;
-use crate::queues::Queues;
+use crate::queues::{self, Queues};
 use crate::transmit::Transmitter;
 use crate::worker::{Sending, Shared, Worker};
 use crate::{BUSY_POLL_MAX, EngineConfig, EngineError};
@@ -44,8 +45,8 @@ pub(crate) struct Crew {
     shared: Arc<RwLock<Shared>>,
     events: Events,
     tap: TapOptions,
-    /// Of each worker.
-    tap_queues: usize,
+    /// Which worker's queue of the switch's TAP device a frame comes to.
+    steering: Option<Arc<FrameSteering>>,
     bind: Option<IpAddr>,
     port: u16,
     pin: bool,
@@ -59,8 +60,6 @@ pub(crate) struct Crew {
     /// Helpers of each worker; `None`: as the control decides.
     helpers: Option<usize>,
     control: Option<Control>,
-    /// The workers count time from then on.
-    begun: Instant,
 }
 
 /// A worker from outside.
@@ -92,7 +91,7 @@ impl Crew {
             shared,
             events,
             tap: TapOptions { persist: config.tap_persist, ..TapOptions::new(&config.tap_name) },
-            tap_queues: Queues::count(),
+            steering: queues::steering(),
             bind: config.bind,
             port: config.port,
             pin: config.pin,
@@ -104,7 +103,6 @@ impl Crew {
             merge: (offloads.tap_tso.usable(), offloads.tap_uso.usable()),
             helpers: config.helpers,
             control: None,
-            begun: Instant::now(),
         }
     }
 
@@ -166,7 +164,8 @@ impl Crew {
     pub(crate) fn add(&mut self, sendings: Queue<Sending>) -> Result<(), EngineError> {
         let kernel = |what| move |source| EngineError::Kernel { what, source };
         let number = self.running.len();
-        let queues = Queues::open(&self.tap, self.tap_queues, self.offloads)?;
+        let tap_queues = if self.steering.is_some() { BUCKETS } else { 1 };
+        let queues = Queues::open(&self.tap, tap_queues, self.offloads)?;
         let (share, lane_port) = self.sockets(number)?;
         let waker = Waker::new().map_err(kernel("make an event descriptor"))?;
         let stop = Arc::new(AtomicBool::new(false));
@@ -180,9 +179,10 @@ impl Crew {
         let granted = queues.offloads();
         let merge = (granted.tso && self.merge.0, granted.uso && self.merge.1);
         let (segments_max, mac, copy_dscp) = (self.segments_max, self.probe_mac, self.copy_dscp);
-        let flows = Arc::new(Flows::new(self.begun));
+        let flows = Arc::new(Flows::of_worker(number, self.steering.clone()));
+        let of_transmitters = Arc::clone(&flows);
         let make = move || {
-            Transmitter::of_worker(number, Arc::clone(&flows), segments_max, mac)
+            Transmitter::of_worker(number, Arc::clone(&of_transmitters), segments_max, mac)
                 .with_copy_dscp(copy_dscp)
         };
         let seed = Seed {
@@ -191,6 +191,7 @@ impl Crew {
             share: share.clone(),
             lane_port: lane_port.clone(),
             shared: Arc::clone(&self.shared),
+            flows,
             merge,
             make_transmitter: Arc::new(make.clone()),
             help: Arc::default(),
@@ -306,7 +307,9 @@ impl Crew {
     fn steer(&self, workers: usize) {
         if let Some(first) = self.running.first() {
             first.share.steer(workers);
-            first.queues.steer(workers);
+            if let Some(steering) = &self.steering {
+                first.queues.steer(steering, workers);
+            }
         }
     }
 }

@@ -5,33 +5,24 @@
 //! that begins therefore goes where little goes; it keeps its lane until it has paused for so long that
 //! nothing of it can still be under way (flowlets: Vanini and others, Let it Flow, 2017).
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::time::Instant;
 
-use weft_io::steer::SPREAD;
+use weft_io::steer::{FLOW_PAUSE_NS, FrameSteering, SPREAD, TICK_NS, tick};
 
 use crate::state::{Outbound, Path};
 
-/// The unit of time here: a 64th of a second, in nanoseconds.
-const TICK_NS: u32 = 1_000_000_000 / TICKS_PER_S;
-const TICKS_PER_S: u32 = 64;
-/// A flow that has paused for so many ticks may take another lane: 1 s. In the fullest queues a packet has
-/// waited for 65 ms (docs/performance.md, "More than the path carries"); the rest is for a peer's thread that
-/// got no processor. TCP's first repetition after such a stall, at 200 ms, must not overtake what it repeats.
-pub(crate) const PAUSE_TICKS: i32 = TICKS_PER_S.cast_signed();
+/// A flow that has paused for so many ticks may take another lane: [`FLOW_PAUSE_NS`].
+pub(crate) const PAUSE_TICKS: i32 = FLOW_PAUSE_NS / TICK_NS.cast_signed();
 /// Flows are told apart by so many bits of a hash; those that are not take one lane together.
 const SLOT_BITS: u32 = 12;
-/// A lane is left for one that carries less than this part of what it does.
-const MUCH_LESS: u64 = 2;
-/// A lane that has carried less than so many bytes lately is not left for any: 33 Mbit/s.
-pub(crate) const TRIFLE: u64 = 128 << 10;
 
 /// Where the flows go that one worker and its helpers send.
 #[derive(Debug)]
 pub(crate) struct Flows {
     slots: Box<[AtomicU64]>,
-    /// Ticks are counted from then on; the same for all workers of an engine.
-    origin: Instant,
+    /// Who is told what the worker with this number carries.
+    carried: Option<(usize, Arc<FrameSteering>)>,
 }
 
 /// What a slot says: when a flow was last seen, by which lane, and how many lanes there were to choose from.
@@ -56,22 +47,38 @@ impl Placed {
 }
 
 impl Flows {
-    pub(crate) fn new(origin: Instant) -> Self {
+    /// Of a worker whose load is of no interest.
+    pub(crate) fn new() -> Self {
         let slots = (0..1 << SLOT_BITS).map(|_| AtomicU64::new(0)).collect();
-        Self { slots, origin }
+        Self { slots, carried: None }
     }
 
-    /// The time in ticks.
+    /// Of the worker with this number, whose load decides on the flows that come to it.
+    pub(crate) fn of_worker(worker: usize, steering: Option<Arc<FrameSteering>>) -> Self {
+        Self { carried: steering.map(|steering| (worker, steering)), ..Self::new() }
+    }
+
+    /// So many bytes were sent at `tick`, if any.
     #[inline]
-    pub(crate) fn tick(&self) -> u32 {
-        let elapsed = self.origin.elapsed();
-        let seconds = (elapsed.as_secs() as u32).wrapping_mul(TICKS_PER_S);
-        seconds.wrapping_add(elapsed.subsec_nanos() / TICK_NS)
+    pub(crate) fn sent(&self, bytes: u64, tick: u32) {
+        if let Some((worker, steering)) = &self.carried
+            && bytes > 0
+        {
+            steering.carried(*worker, bytes, tick);
+        }
+    }
+
+    /// So many bytes were received.
+    #[inline]
+    pub(crate) fn received(&self, bytes: usize) {
+        if self.carried.is_some() {
+            self.sent(bytes as u64, tick());
+        }
     }
 
     /// The lane of a path that has several, whose number is `number`, for a packet of the flow with this
-    /// hash that this of `workers` workers sends at `tick`. Lanes that go from the worker's own socket are its choice, unless
-    /// another carries much less; where the peer takes too few lanes for that, another worker's lane.
+    /// hash that this of `workers` workers sends at `tick`. Lanes that go from the worker's own socket are its
+    /// choice, unless another carries much less; where the peer takes too few lanes for that, another worker's lane.
     pub(crate) fn lane(
         &self,
         (number, path): (u32, &Path),
@@ -105,7 +112,7 @@ impl Flows {
 
 impl Default for Flows {
     fn default() -> Self {
-        Self::new(Instant::now())
+        Self::new()
     }
 }
 
@@ -127,92 +134,18 @@ fn choose(
     hash: u32,
     tick: u32,
 ) -> Option<usize> {
-    let load = |lane: usize| match path.lanes.get(lane) {
-        Some(Some(Outbound { load, .. })) => load.at(tick),
-        _ => 0,
-    };
+    let load = |lane: usize| path.lanes.get(lane)?.as_ref().map(|Outbound { load, .. }| load);
     let own = || usable(path).filter(|lane| is_own(*lane));
     let Some(own) = own().nth(hash as usize % own().count().max(1)) else {
         return usable(path).nth(worker % usable(path).count().max(1));
     };
-    let least = usable(path).min_by_key(|lane| load(*lane))?;
-    let is_much_less = load(own) >= TRIFLE / LOAD_UNIT && load(least) * MUCH_LESS < load(own);
-    Some(if is_much_less { least } else { own })
-}
-
-/// What has gone by a lane lately. Written by each worker that sends there, and read by those that choose;
-/// what one of two that write at once has added may be lost.
-#[derive(Debug, Default)]
-pub(crate) struct Load(AtomicU64);
-
-/// A load's unit, in bytes: a packet of any size counts.
-const LOAD_UNIT: u64 = 64;
-/// Bits of what went in one tick: up to 64 MiB, or 32 Gbit/s.
-const LOAD_BITS: u32 = 20;
-const LOAD_MAX: u64 = (1 << LOAD_BITS) - 1;
-const LOAD_TICK_MAX: u32 = (1 << (u64::BITS - 2 * LOAD_BITS)) - 1;
-
-impl Load {
-    /// So many bytes have gone at `tick`.
-    #[inline]
-    pub(crate) fn add(&self, bytes: u64, tick: u32) {
-        let (before, now) = self.ticks(tick);
-        let now = (now + bytes / LOAD_UNIT + 1).min(LOAD_MAX);
-        let tick = u64::from(tick & LOAD_TICK_MAX);
-        self.0.store(tick << (2 * LOAD_BITS) | before << LOAD_BITS | now, Relaxed);
-    }
-
-    /// What has gone at `tick` and at the one before, in a unit of its own.
-    fn at(&self, tick: u32) -> u64 {
-        let (before, now) = self.ticks(tick);
-        before + now
-    }
-
-    #[inline]
-    fn ticks(&self, tick: u32) -> (u64, u64) {
-        let bits = self.0.load(Relaxed);
-        let (before, now) = (bits >> LOAD_BITS & LOAD_MAX, bits & LOAD_MAX);
-        let since = tick.wrapping_sub((bits >> (2 * LOAD_BITS)) as u32) & LOAD_TICK_MAX;
-        match since {
-            0 => (before, now),
-            1 => (now, 0),
-            // Another worker is a tick ahead.
-            LOAD_TICK_MAX => (before, now),
-            _ => (0, 0),
-        }
-    }
+    let least = usable(path).min_by_key(|lane| load(*lane).map(|load| load.at(tick)))?;
+    Some(if load(own)?.is_spared_for(load(least)?, tick) { least } else { own })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_load_is_of_this_tick_and_the_last() {
-        let load = Load::default();
-        assert_eq!(load.at(9), 0);
-        load.add(640, 9);
-        assert_eq!(load.at(9), 11);
-        load.add(1, 9);
-        assert_eq!(load.at(10), 12);
-        load.add(64, 10);
-        assert_eq!([load.at(10), load.at(11), load.at(12)], [14, 2, 0]);
-        // Somebody whose clock is a tick behind takes nothing away.
-        assert_eq!(load.at(9), 14);
-    }
-
-    #[test]
-    fn a_load_has_a_most_and_survives_the_end_of_its_clock() {
-        let load = Load::default();
-        for tick in [LOAD_TICK_MAX, LOAD_TICK_MAX.wrapping_add(1)] {
-            (0..3).for_each(|_| load.add(1 << 26, tick));
-        }
-        assert_eq!(load.at(LOAD_TICK_MAX + 1), 2 * LOAD_MAX);
-        assert_eq!(load.at(LOAD_TICK_MAX + 2), LOAD_MAX);
-        let load = Load::default();
-        load.add(0, u32::MAX);
-        assert_eq!([load.at(u32::MAX), load.at(0), load.at(1)], [1, 1, 0]);
-    }
 
     #[test]
     fn what_a_slot_says_is_read_back() {

@@ -11,7 +11,7 @@ use std::io;
 use std::sync::Arc;
 
 use weft_io::poller::Poller;
-use weft_io::steer::{self, BUCKETS};
+use weft_io::steer::{self, BUCKETS, FrameSteering};
 use weft_io::tap::{Tap, TapOffloads, TapOptions};
 use weft_packet::ethernet;
 
@@ -33,21 +33,6 @@ pub(crate) struct Queues {
 }
 
 impl Queues {
-    /// How many a worker can have here: one for each bucket, or one for all.
-    pub(crate) fn count() -> usize {
-        match steer::try_by_flow_and_sender() {
-            Ok(()) => BUCKETS,
-            Err(error) => {
-                tracing::warn!(
-                    %error,
-                    "the kernel does not share frames out by container (eBPF, CAP_BPF): one that \
-                     sends too much takes the room of others"
-                );
-                1
-            }
-        }
-    }
-
     /// Opens so many, behind those of the workers before.
     ///
     /// # Errors
@@ -92,12 +77,25 @@ impl Queues {
     }
 
     /// Has the kernel share frames out to these and to those that further workers opened after them: to so
-    /// many workers by flow, and to each one's by sender. With one queue a worker it shares them out by itself.
-    pub(crate) fn steer(&self, workers: usize) {
-        if self.taps.len() > 1
-            && let Err(error) = steer::by_flow_and_sender(self.writer(), workers)
-        {
+    /// many workers by flow, and to each one's by sender.
+    pub(crate) fn steer(&self, steering: &FrameSteering, workers: usize) {
+        if let Err(error) = steering.steer(self.writer(), workers) {
             tracing::warn!(%error, workers, "the kernel shares frames out to as many workers as before");
+        }
+    }
+}
+
+/// What shares frames out, if the kernel takes it: then a worker has a queue for each bucket, else one for all.
+pub(crate) fn steering() -> Option<Arc<FrameSteering>> {
+    match FrameSteering::new() {
+        Ok(steering) => Some(Arc::new(steering)),
+        Err(error) => {
+            tracing::warn!(
+                %error,
+                "the kernel does not share frames out by container (eBPF, CAP_BPF): one that \
+                 sends too much takes the room of others"
+            );
+            None
         }
     }
 }
@@ -174,8 +172,9 @@ mod tests {
     fn the_queue_of_who_was_written_to_is_looked_at_again() {
         let thread = std::thread::spawn(|| {
             unshare_network().expect("this test needs root");
-            let queues = Queues::open(&TapOptions::new("weft%d"), Queues::count(), true).unwrap();
+            let queues = Queues::open(&TapOptions::new("weft%d"), BUCKETS, true).unwrap();
             assert_eq!((queues.name(), queues.taps.len()), ("weft0", BUCKETS));
+            queues.steer(&steering().unwrap(), 1);
             let mut reader = QueueReader::new(&queues);
             let taken = |reader: &mut QueueReader| {
                 let mut taken = Vec::new();
@@ -203,7 +202,6 @@ mod tests {
 
             // Where there is one for all.
             let queues = Queues::open(&TapOptions::new("weft%d"), 1, true).unwrap();
-            queues.steer(1);
             let mut reader = QueueReader::new(&queues);
             reader.note_written(one);
             reader.note_written(two);

@@ -7,13 +7,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use weft_crypto::{Format, PeerId, ReplayWindow};
 use weft_io::keylog::KeyLog;
+use weft_io::steer::Load;
 use weft_io::udp::Remote;
 use weft_path::{Endpoint, EngineCommand, EngineKind, InboundSa, Mac, OutboundSa, PathId, Vni};
 
 use crate::counters::{Count, Direction, Registry, SaCounters, SaName};
 use crate::device::Origin;
 use crate::error::CommandError;
-use crate::flows::Load;
 use crate::format::{Opening, Sealing};
 use crate::lane::Lane;
 use crate::table::{Slab, Table};

@@ -5,6 +5,7 @@ use std::net::Ipv6Addr;
 use std::sync::Arc;
 use std::time::Instant;
 
+use weft_io::steer;
 use weft_io::udp::Remote;
 use weft_packet::split::{self, FragmentError, Plan, SplitError};
 use weft_packet::vnet::{self, VnetHeader};
@@ -41,8 +42,10 @@ pub(crate) struct Transmitter {
     worker: usize,
     /// Where the flows go that its worker and that one's helpers send.
     flows: Arc<Flows>,
-    /// The time, in ticks of the flows.
+    /// The time, in ticks.
     tick: u32,
+    /// Bytes sealed in this batch.
+    sealed: u64,
     /// Source of probes.
     mac: Mac,
     /// The DSCP of frames goes to the outer header too.
@@ -69,6 +72,7 @@ impl Transmitter {
             worker: 0,
             flows: Arc::default(),
             tick: 0,
+            sealed: 0,
             mac,
             copy_dscp: false,
             scratch: vec![0; ethernet::LEN + UNLIMITED + 64],
@@ -83,7 +87,7 @@ impl Transmitter {
     /// Looks at the clock, for what is sent from now on; at the beginning of each batch.
     #[inline]
     pub(crate) fn begin(&mut self) {
-        self.tick = self.flows.tick();
+        self.tick = steer::tick();
     }
 
     /// Sends what is still unsent; at the end of each batch.
@@ -91,6 +95,7 @@ impl Transmitter {
     pub(crate) fn flush<F, R: RunSink>(&mut self, state: &State, env: &Env<'_, F, R>) {
         self.run.flush(env);
         self.note_unsent(state);
+        self.flows.sent(std::mem::take(&mut self.sealed), self.tick);
     }
 
     /// One frame or super-packet as read from the TAP device, virtio net header first.
@@ -343,6 +348,7 @@ impl Transmitter {
         match sealed {
             Ok((bytes, dropped)) => {
                 outbound.sealed(segments, bytes);
+                self.sealed += bytes;
                 if path.lanes.len() > 1 {
                     outbound.load.add(bytes, self.tick);
                 }

@@ -1,9 +1,15 @@
-//! eBPF: the instructions that our small programs need, and the system call that loads them.
+//! eBPF: the instructions that our small programs need, their tables, and the system call that loads them.
+
+mod map;
 
 use std::io;
 use std::mem;
 use std::os::fd::{FromRawFd, OwnedFd};
 
+pub(crate) use self::map::{Array, Map, Mapped};
+
+/// A helper by number (bpf-helpers(7)): an element of a map, or zero.
+pub(crate) const MAP_LOOKUP_ELEM: i32 = 1;
 const BPF_PROG_LOAD: libc::c_int = 5;
 /// The longest name of a program, in bytes.
 const NAME_LEN_MAX: usize = 15;
@@ -43,8 +49,18 @@ pub(crate) const fn add_register(to: u8, from: u8) -> Instruction {
     instruction(0x0f, to, from, 0, 0)
 }
 
+/// Of 64 bits, as all that does not end in 32.
+pub(crate) const fn subtract_register(to: u8, from: u8) -> Instruction {
+    instruction(0x1f, to, from, 0, 0)
+}
+
 pub(crate) const fn and_value(to: u8, value: i32) -> Instruction {
     instruction(0x57, to, 0, 0, value)
+}
+
+/// As numbers without a sign.
+pub(crate) const fn divide(to: u8, value: i32) -> Instruction {
+    instruction(0x37, to, 0, 0, value)
 }
 
 pub(crate) const fn shift_left(to: u8, bits: i32) -> Instruction {
@@ -73,6 +89,26 @@ pub(crate) const fn store_zero(to: u8, offset: i16) -> Instruction {
     instruction(0x7a, to, 0, offset, 0)
 }
 
+/// Eight bytes of a register to where another points.
+pub(crate) const fn store_long(to: u8, offset: i16, from: u8) -> Instruction {
+    instruction(0x7b, to, from, offset, 0)
+}
+
+/// The lower four bytes of a register to where another points.
+pub(crate) const fn store_word(to: u8, offset: i16, from: u8) -> Instruction {
+    instruction(0x63, to, from, offset, 0)
+}
+
+/// Eight bytes from where a register points.
+pub(crate) const fn fetch_long(to: u8, from: u8, offset: i16) -> Instruction {
+    instruction(0x79, to, from, offset, 0)
+}
+
+/// Four bytes from where a register points; the upper ones become zero.
+pub(crate) const fn fetch_word(to: u8, from: u8, offset: i16) -> Instruction {
+    instruction(0x61, to, from, offset, 0)
+}
+
 pub(crate) const fn call(helper: i32) -> Instruction {
     instruction(0x85, 0, 0, 0, helper)
 }
@@ -87,6 +123,21 @@ pub(crate) const fn jump_if(register: u8, value: i32, over: i16) -> Instruction 
 
 pub(crate) const fn jump_unless(register: u8, value: i32, over: i16) -> Instruction {
     instruction(0x55, register, 0, over, value)
+}
+
+/// As numbers without a sign.
+pub(crate) const fn jump_if_least(register: u8, value: i32, over: i16) -> Instruction {
+    instruction(0x35, register, 0, over, value)
+}
+
+/// If the first register is not below the second, as numbers without a sign.
+pub(crate) const fn jump_unless_below(register: u8, other: u8, over: i16) -> Instruction {
+    instruction(0x3d, register, other, over, 0)
+}
+
+/// As numbers with a sign.
+pub(crate) const fn jump_if_least_signed(register: u8, value: i32, over: i16) -> Instruction {
+    instruction(0x75, register, 0, over, value)
 }
 
 pub(crate) const fn jump_unless_zero(register: u8, over: i16) -> Instruction {
@@ -109,7 +160,7 @@ pub(crate) enum Width {
 }
 
 /// From a place in the packet.
-pub(crate) const fn load(width: Width, at: i32) -> Instruction {
+pub(crate) const fn load_packet(width: Width, at: i32) -> Instruction {
     instruction(0x20 | width as u8, 0, 0, 0, at)
 }
 

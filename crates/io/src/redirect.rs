@@ -8,26 +8,19 @@
 //! between this container and those addresses.
 
 use std::io;
-use std::mem;
 use std::os::fd::{AsRawFd, OwnedFd};
 
 use crate::IoError;
 use crate::bpf::{
-    self, EXIT, Instruction, SECOND_HALF, add_value, call, jump_unless_zero, load_map,
-    move_register, move_value, store_zero,
+    self, EXIT, Instruction, MAP_LOOKUP_ELEM, Map, SECOND_HALF, add_value, call, jump_unless_zero,
+    load_map, move_register, move_value, store_zero,
 };
 
 /// Addresses that a [`MacSet`] holds at most. The kernel takes 1 MiB for its table, and more for
 /// each address that is in it.
 pub const MACS_MAX: usize = 65_536;
 
-const BPF_MAP_CREATE: libc::c_int = 0;
-const BPF_MAP_LOOKUP_ELEM: libc::c_int = 1;
-const BPF_MAP_UPDATE_ELEM: libc::c_int = 2;
-const BPF_MAP_DELETE_ELEM: libc::c_int = 3;
 const BPF_PROG_ATTACH: libc::c_int = 8;
-const BPF_MAP_TYPE_HASH: u32 = 1;
-const BPF_F_NO_PREALLOC: u32 = 1;
 const BPF_PROG_TYPE_SCHED_CLS: u32 = 3;
 /// Linux 6.6.
 const BPF_TCX_INGRESS: u32 = 46;
@@ -36,20 +29,20 @@ const BPF_TCX_EGRESS: u32 = 47;
 const BPF_F_INGRESS: i32 = 1;
 
 /// Helpers by number (bpf-helpers(7)).
-const MAP_LOOKUP_ELEM: i32 = 1;
 const REDIRECT: i32 = 23;
 const SKB_LOAD_BYTES: i32 = 26;
 /// What a program returns so that the next one decides, in the end to let the frame pass.
 const TCX_NEXT: i32 = -1;
 
-const KEY_LEN: u32 = 8;
-const VALUE_LEN: u32 = 1;
+/// A key is an address and two bytes of zero.
+const KEY_LEN: usize = 8;
+/// What stands under each address of a set.
+const IN_THE_SET: [u8; 1] = [1];
 
-/// MAC addresses that the kernel looks up for each frame. Clones of its descriptor live in the
-/// programs that read it; it ends with the last of them.
+/// MAC addresses that the kernel looks up for each frame. It ends with the last program that reads it.
 #[derive(Debug)]
 pub struct MacSet {
-    map: OwnedFd,
+    map: Map<KEY_LEN, { IN_THE_SET.len() }>,
 }
 
 impl MacSet {
@@ -58,16 +51,7 @@ impl MacSet {
     /// # Errors
     /// A kernel without eBPF, or without the right to use it.
     pub fn new() -> Result<Self, IoError> {
-        let attributes = MapCreate {
-            map_type: BPF_MAP_TYPE_HASH,
-            key_size: KEY_LEN,
-            value_size: VALUE_LEN,
-            max_entries: MACS_MAX as u32,
-            map_flags: BPF_F_NO_PREALLOC,
-            ..MapCreate::default()
-        };
-        // SAFETY: the fields of the command, without a pointer; it returns a new descriptor.
-        let map = unsafe { bpf::descriptor(BPF_MAP_CREATE, &attributes) }
+        let map = Map::hash(MACS_MAX)
             .map_err(|error| IoError::of("make a table of MAC addresses for eBPF", error))?;
         Ok(Self { map })
     }
@@ -77,7 +61,7 @@ impl MacSet {
     /// # Errors
     /// The kernel has no memory for it.
     pub fn insert(&self, mac: [u8; 6]) -> Result<bool, IoError> {
-        match self.element(BPF_MAP_UPDATE_ELEM, mac) {
+        match self.map.set(key(mac), IN_THE_SET) {
             Ok(()) => Ok(true),
             Err(error) if error.raw_os_error() == Some(libc::E2BIG) => Ok(false),
             Err(error) => Err(IoError::of("add a MAC address to a table for eBPF", error)),
@@ -89,7 +73,7 @@ impl MacSet {
     /// # Errors
     /// What the kernel refused.
     pub fn remove(&self, mac: [u8; 6]) -> Result<(), IoError> {
-        match self.element(BPF_MAP_DELETE_ELEM, mac) {
+        match self.map.remove(key(mac)) {
             Err(error) if error.raw_os_error() != Some(libc::ENOENT) => {
                 Err(IoError::of("remove a MAC address from a table for eBPF", error))
             }
@@ -102,8 +86,8 @@ impl MacSet {
     /// # Errors
     /// What the kernel refused.
     pub fn contains(&self, mac: [u8; 6]) -> Result<bool, IoError> {
-        match self.element(BPF_MAP_LOOKUP_ELEM, mac) {
-            Ok(()) => Ok(true),
+        match self.map.get(key(mac)) {
+            Ok(_) => Ok(true),
             Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(false),
             Err(error) => Err(IoError::of("look a MAC address up in a table for eBPF", error)),
         }
@@ -138,7 +122,6 @@ impl MacSet {
 
     /// What leaves by the TAP: frames for addresses of the set; the others go to `local`.
     fn outward(&self, local: u32) -> Vec<Instruction> {
-        let map = self.map.as_raw_fd();
         vec![
             // The key: six bytes of MAC address, two of zero.
             store_zero(10, -8),
@@ -149,7 +132,7 @@ impl MacSet {
             call(SKB_LOAD_BYTES),
             // Too short for an address: to the switch, which drops it.
             jump_unless_zero(0, 6),
-            load_map(1, map),
+            load_map(1, self.map.number()),
             SECOND_HALF,
             move_register(2, 10),
             add_value(2, -8),
@@ -163,25 +146,10 @@ impl MacSet {
             EXIT,
         ]
     }
+}
 
-    /// The one command on an element: what is written or read is always the value 1.
-    fn element(&self, command: libc::c_int, mac: [u8; 6]) -> io::Result<()> {
-        let [a, b, c, d, e, f] = mac;
-        let key = [a, b, c, d, e, f, 0, 0];
-        let mut value = [1_u8; VALUE_LEN as usize];
-        let attributes = MapElement {
-            map: self.map.as_raw_fd() as u32,
-            unused: 0,
-            key: (&raw const key) as u64,
-            // The kernel refuses a value where it wants none.
-            value: if command == BPF_MAP_DELETE_ELEM { 0 } else { (&raw mut value) as u64 },
-            flags: 0,
-        };
-        const { assert!(mem::size_of::<[u8; 8]>() == KEY_LEN as usize) };
-        // SAFETY: the fields of these commands; key and value are as long as those of a map that
-        // `new` makes, and there for the call. The value alone is written to, by a pointer made for that.
-        unsafe { bpf::bpf(command, &attributes) }.map(|_| ())
-    }
+const fn key([a, b, c, d, e, f]: [u8; 6]) -> [u8; KEY_LEN] {
+    [a, b, c, d, e, f, 0, 0]
 }
 
 const ATTACH: &str = "put an eBPF program on a network device (Linux 6.6)";
@@ -191,32 +159,7 @@ fn inward(tap: u32) -> Vec<Instruction> {
     vec![move_value(1, tap as i32), move_value(2, BPF_F_INGRESS), call(REDIRECT), EXIT]
 }
 
-/// `union bpf_attr` of BPF_MAP_CREATE, up to the last field set here.
-#[repr(C)]
-#[derive(Default)]
-struct MapCreate {
-    map_type: u32,
-    key_size: u32,
-    value_size: u32,
-    max_entries: u32,
-    map_flags: u32,
-    inner_map: u32,
-    numa_node: u32,
-    name: [u8; 16],
-    ifindex: u32,
-}
-
-/// That of BPF_MAP_UPDATE_ELEM and BPF_MAP_DELETE_ELEM.
-#[repr(C)]
-struct MapElement {
-    map: u32,
-    unused: u32,
-    key: u64,
-    value: u64,
-    flags: u64,
-}
-
-/// That of BPF_PROG_ATTACH.
+/// `union bpf_attr` of BPF_PROG_ATTACH.
 #[repr(C)]
 #[derive(Default)]
 struct ProgramAttach {

@@ -131,6 +131,48 @@ fn new_lanes_carry_before_the_next_look_at_all_lanes() {
     }
 }
 
+/// Flows are counted by the worker that they come to: by chance, half of them come to each.
+#[test]
+fn what_begins_beside_a_stream_comes_to_the_other_worker() {
+    const FLOWS: u64 = 20;
+    let (a, b) = strangers();
+    a.run(|| a.engine.set_workers(2)).unwrap();
+    connect_lanes(&a, &b, 300, 1);
+    connect_lanes(&b, &a, 400, 1);
+    let sink = b.run(|| UdpSocket::bind((b.v4, 0)).unwrap()).local_addr().unwrap();
+    let new_flow = || a.run(|| UdpSocket::bind((a.v4, 0)).unwrap());
+    let reads = |worker: usize| a.engine.counters().workers[worker].done(Work::TapReads);
+    let stop = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let stream = new_flow();
+            while !stop.load(Ordering::Relaxed) {
+                // Where the queue is full, that is the load that is wanted.
+                let _ = stream.send_to(&[0; 1_000], sink);
+            }
+        });
+        let begun = Instant::now();
+        while reads(0).max(reads(1)) < 10_000 && begun.elapsed() < PATIENCE {
+            thread::sleep(Duration::from_millis(1));
+        }
+        let other = if reads(0) < reads(1) { 0 } else { 1 };
+        // A stream that got no processor for a while is no load: then half of them come here.
+        let all_came = || {
+            let before = reads(other);
+            for _ in 0..FLOWS {
+                let _ = new_flow().send_to(b"new", sink);
+            }
+            thread::sleep(Duration::from_millis(50));
+            reads(other) - before >= FLOWS
+        };
+        let came = std::iter::repeat_with(all_came)
+            .take_while(|came| *came || begun.elapsed() < PATIENCE)
+            .any(|came| came);
+        stop.store(true, Ordering::Relaxed);
+        assert!(came, "{:?}", a.engine.counters().workers);
+    });
+}
+
 #[test]
 fn workers_come_and_go_under_traffic() {
     let (a, b) = strangers();

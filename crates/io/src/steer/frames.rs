@@ -4,13 +4,22 @@
 use std::io;
 use std::os::fd::OwnedFd;
 
+use super::load::{self, LOAD_TICK_MAX, TICK_LOAD_BITS, TICK_LOAD_MAX, TICK_NS};
 use super::{BUCKET_BITS, SPREAD, TAP_WORKERS_MAX};
 use crate::bpf::{
-    EXIT, Instruction, Width, add_register, and_value, jump, jump_if, jump_unless,
-    jump_unless_zero, load, load_behind, load_program, move_register, move_value, multiply,
-    multiply_32, shift_left, shift_right, shift_right_32,
+    Array, EXIT, Instruction, MAP_LOOKUP_ELEM, Mapped, SECOND_HALF, Width, add_register, add_value,
+    and_value, call, divide, fetch_long, fetch_word, jump, jump_if, jump_if_least,
+    jump_if_least_signed, jump_unless, jump_unless_below, jump_unless_zero, load_behind, load_map,
+    load_packet, load_program, move_register, move_value, multiply, multiply_32, shift_left,
+    shift_right, shift_right_32, store_long, store_word, subtract_register,
 };
 use crate::tap::Tap;
+
+/// A flow that has paused for so long, in nanoseconds, may go another way: nothing of it can be under way any
+/// more. In the fullest queues a packet has waited for 65 ms (docs/performance.md, "More than the path carries");
+/// the rest is for a peer's thread that got no processor. TCP's first repetition after such a stall, at 200 ms,
+/// must not overtake what it repeats.
+pub const FLOW_PAUSE_NS: i32 = 1_000_000_000;
 
 /// Where a frame has its sender, and the protocol of what it carries.
 const SENDER_AT: i32 = 6;
@@ -18,67 +27,213 @@ const ETHERTYPE_AT: i32 = 12;
 /// Bytes before the IP header.
 const ETHERNET_LEN: i32 = 14;
 const BPF_PROG_TYPE_SOCKET_FILTER: u32 = 1;
+/// A helper by number (bpf-helpers(7), Linux 5.11): the time since the machine was started, as of its last tick.
+const KTIME_GET_COARSE_NS: i32 = 160;
 
-/// Has the kernel hand each frame to the queue of its flow and its sender: of the queues of the device of
-/// `member`, in the order in which they were opened, [`super::BUCKETS`] for each of so many `workers`. A flow's
-/// worker is found by addresses and, of TCP and UDP but for fragments, ports, the same for both
-/// directions; what is no IP, by the sender. Of the worker's queues it is the one with the number that
-/// [`super::bucket_of_mac`] says; among several workers, what ends within its headers goes to the first queue.
+/// Flows are told apart by so many bits of a hash; those that are not go to one worker together.
+const PLACE_BITS: u32 = 12;
+/// What is kept of a flow: when its last frame came, in nanoseconds, and to which worker, in eight and four bytes.
+const PLACE_LEN: usize = 16;
+const WORKER_AT: i16 = 8;
+
+/// A worker's load, for each in a cache line of its own.
+const LOAD_LEN: usize = 64;
+
+/// How frames come to workers. A flow's worker is found by addresses and, of TCP and UDP but for fragments,
+/// ports, the same for both directions; what is no IP, by the sender. Where that worker has a load and another
+/// has much less, a flow that begins comes to that one; it stays with its worker until it has paused for
+/// [`FLOW_PAUSE_NS`].
 ///
-/// Called again after a worker's queues were opened, and before the last worker's are closed.
-///
-/// # Errors
-/// `InvalidInput`: not 1 to [`TAP_WORKERS_MAX`] workers. Else what the kernel refused: then it picks as
-/// before; without ever having been told, the queue on which the flow's answers were written, or one by its
-/// hash.
-pub fn by_flow_and_sender(member: &Tap, workers: usize) -> io::Result<()> {
-    if !(1..=TAP_WORKERS_MAX).contains(&workers) {
-        return Err(io::ErrorKind::InvalidInput.into());
+/// The kernel keeps what it needs of this for as long as the device.
+#[derive(Debug)]
+pub struct FrameSteering {
+    /// By the upper bits of a flow's hash.
+    places: Array<PLACE_LEN>,
+    loads: Mapped<{ LOAD_LEN * TAP_WORKERS_MAX }>,
+}
+
+impl FrameSteering {
+    /// Finds out whether the kernel takes all that is needed.
+    ///
+    /// # Errors
+    /// A kernel without eBPF, or without the right to use it.
+    pub fn new() -> io::Result<Self> {
+        let steering = Self { places: Array::new(1 << PLACE_BITS)?, loads: Mapped::new()? };
+        steering.load(2)?;
+        Ok(steering)
     }
-    member.steer(&load_frame_program(workers as u32)?)
+
+    /// Has the kernel hand each frame to the queue of its flow and its sender: of the queues of the device of
+    /// `member`, in the order in which they were opened, [`super::BUCKETS`] for each of so many `workers`. Of
+    /// the worker's queues it is the one with the number that [`super::bucket_of_mac`] says; among several
+    /// workers, what ends within its headers goes to the first queue.
+    ///
+    /// Called again after a worker's queues were opened, and before the last worker's are closed; flows stay
+    /// where they are, but for those of a worker that goes.
+    ///
+    /// # Errors
+    /// `InvalidInput`: not 1 to [`TAP_WORKERS_MAX`] workers. Else what the kernel refused: then it picks as
+    /// before; without ever having been told, the queue on which the flow's answers were written, or one by its
+    /// hash.
+    pub fn steer(&self, member: &Tap, workers: usize) -> io::Result<()> {
+        if !(1..=TAP_WORKERS_MAX).contains(&workers) {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        member.steer(&self.load(workers as u32)?)
+    }
+
+    /// A worker has carried so many bytes, either way, at [`super::tick`].
+    #[inline]
+    pub fn carried(&self, worker: usize, bytes: u64, tick: u32) {
+        if let Some(load) = self.loads.words().get(worker * (LOAD_LEN / 8)) {
+            load::add(load, bytes, tick);
+        }
+    }
+
+    fn load(&self, workers: u32) -> io::Result<OwnedFd> {
+        load_program(BPF_PROG_TYPE_SOCKET_FILTER, b"weft_frames", &self.program(workers))
+    }
+
+    /// Register 7 gets the number of the bucket, 8 the sum of what tells the flow, 9 its worker.
+    fn program(&self, workers: u32) -> Vec<Instruction> {
+        let mut program = vec![
+            move_register(6, 1),
+            load_packet(Width::Word, SENDER_AT + 2),
+            move_register(8, 0),
+            move_register(7, 0),
+            multiply_32(7, SPREAD),
+            shift_right_32(7, u32::BITS - BUCKET_BITS),
+            move_value(9, 0),
+        ];
+        if workers > 1 {
+            let [v6, mut v4] = [sum_ipv6(), sum_ipv4()];
+            v4.push(jump(1 + over(&v6)));
+            program.push(load_packet(Width::Half, ETHERTYPE_AT));
+            program.push(jump_unless(0, libc::ETH_P_IP, over(&v4)));
+            program.extend(v4);
+            program.push(jump_unless(0, libc::ETH_P_IPV6, over(&v6)));
+            program.extend(v6);
+            program.extend(self.find_worker(workers as i32));
+        }
+        program.extend([
+            shift_left(9, BUCKET_BITS as i32),
+            move_register(0, 7),
+            add_register(0, 9),
+            EXIT,
+        ]);
+        program
+    }
+
+    /// Puts the worker of the flow whose sum is in register 8 into register 9. The packet is not needed any
+    /// more: 6 becomes the time, 8 the flow's place.
+    fn find_worker(&self, workers: i32) -> Vec<Instruction> {
+        let choose = self.choose(workers);
+        let keep = [move_register(9, 1), jump(over(&choose))];
+        // Two processors may store the time one after the other in the wrong order.
+        let look = [
+            move_register(8, 0),
+            call(KTIME_GET_COARSE_NS),
+            move_register(6, 0),
+            fetch_long(1, 8, 0),
+            store_long(8, 0, 6),
+            move_register(2, 6),
+            subtract_register(2, 1),
+            jump_if_least_signed(2, FLOW_PAUSE_NS, 2 + over(&keep)),
+            fetch_word(1, 8, WORKER_AT),
+            // One that has gone.
+            jump_if_least(1, workers, over(&keep)),
+        ];
+        let all = [&look[..], &keep, &choose].concat();
+        let sum = [
+            multiply_32(8, SPREAD),
+            move_register(9, 8),
+            multiply(9, workers),
+            shift_right(9, u32::BITS),
+            shift_right_32(8, u32::BITS - PLACE_BITS),
+        ];
+        [&sum[..], &find(self.places.number(), 8), &[jump_if(0, 0, over(&all))], &all].concat()
+    }
+
+    /// Puts the worker of a flow that begins at the place in register 8 there and into register 9, which has the
+    /// one that would be it. 0 becomes where the loads are, 6 the tick, 3 the least load, 4 whose it is, and
+    /// 5 that of the one in 9.
+    fn choose(&self, workers: i32) -> Vec<Instruction> {
+        let begin = [move_value(3, i32::MAX), move_value(4, 0), move_value(5, 0)];
+        let compare = (0..workers).flat_map(|worker| {
+            [
+                &load_of(worker)[..],
+                &[
+                    jump_unless(9, worker, 1),
+                    move_register(5, 1),
+                    jump_unless_below(1, 3, 2),
+                    move_register(3, 1),
+                    move_value(4, worker),
+                ],
+            ]
+            .concat()
+        });
+        let end = [
+            jump_if_least(5, load::TRIFLE_UNITS, 1),
+            jump(3),
+            multiply(3, load::MUCH_LESS as i32),
+            jump_unless_below(3, 5, 1),
+            move_register(9, 4),
+        ];
+        let all = [&begin[..], &compare.collect::<Vec<_>>(), &end].concat();
+        let time =
+            [divide(6, TICK_NS as i32), and_value(6, LOAD_TICK_MAX as i32), move_value(1, 0)];
+        let place = [store_word(8, WORKER_AT, 9)];
+        let find = find(self.loads.number(), 1);
+        [&time[..], &find, &[jump_if(0, 0, over(&all))], &all, &place].concat()
+    }
 }
 
-/// Whether the kernel takes what [`by_flow_and_sender`] gives it.
-///
-/// # Errors
-/// A kernel without eBPF, or without the right to use it.
-pub fn try_by_flow_and_sender() -> io::Result<()> {
-    load_frame_program(2).map(drop)
-}
-
-fn load_frame_program(workers: u32) -> io::Result<OwnedFd> {
-    load_program(BPF_PROG_TYPE_SOCKET_FILTER, b"weft_frames", &frame_program(workers))
-}
-
-/// Register 7 gets the number of the bucket, 8 the sum of what tells the flow.
-fn frame_program(workers: u32) -> Vec<Instruction> {
-    let mut program = vec![
-        move_register(6, 1),
-        load(Width::Word, SENDER_AT + 2),
-        move_register(8, 0),
-        move_register(7, 0),
-        multiply_32(7, SPREAD),
-        shift_right_32(7, u32::BITS - BUCKET_BITS),
+/// Puts a worker's load at the tick in register 6 into register 1, as [`super::Load::at`]; 2 is lost. 0 is where
+/// the loads are.
+fn load_of(worker: i32) -> Vec<Instruction> {
+    let bits = TICK_LOAD_BITS as i32;
+    let max = TICK_LOAD_MAX as i32;
+    let both = [
+        move_register(2, 1),
+        shift_right(2, TICK_LOAD_BITS),
+        and_value(2, max),
+        and_value(1, max),
+        add_register(1, 2),
     ];
-    if workers > 1 {
-        let [v6, mut v4] = [sum_ipv6(), sum_ipv4()];
-        v4.push(jump(1 + over(&v6)));
-        program.push(load(Width::Half, ETHERTYPE_AT));
-        program.push(jump_unless(0, libc::ETH_P_IP, over(&v4)));
-        program.extend(v4);
-        program.push(jump_unless(0, libc::ETH_P_IPV6, over(&v6)));
-        program.extend(v6);
-    }
-    program.extend([
-        multiply_32(8, SPREAD),
-        multiply(8, workers as i32),
-        shift_right(8, u32::BITS),
-        shift_left(8, BUCKET_BITS as i32),
-        move_register(0, 7),
-        add_register(0, 8),
-        EXIT,
-    ]);
-    program
+    let one = [and_value(1, max)];
+    let none = [move_value(1, 0)];
+    // How far the load's tick is ahead of this one: by -1, 0 or 1, or more.
+    let ahead = [
+        fetch_long(1, 0, LOAD_LEN as i16 * worker as i16),
+        move_register(2, 1),
+        shift_right(2, 2 * bits.cast_unsigned()),
+        subtract_register(2, 6),
+        and_value(2, LOAD_TICK_MAX as i32),
+    ];
+    let [to_none, to_end] = [over(&both) + 1 + over(&one) + 1, over(&one) + 1 + over(&none)];
+    [
+        &ahead[..],
+        &[jump_if(2, LOAD_TICK_MAX as i32, 1 + over(&both) + 1)],
+        &[jump_if_least(2, 2, to_none)],
+        &both,
+        &[jump(to_end)],
+        &one,
+        &[jump(over(&none))],
+        &none,
+    ]
+    .concat()
+}
+
+/// Puts where an array's element is whose number is in a register into register 0, or zero; 1 to 5 are lost.
+fn find(array: libc::c_int, number: u8) -> [Instruction; 6] {
+    [
+        store_word(10, -4, number),
+        load_map(1, array),
+        SECOND_HALF,
+        move_register(2, 10),
+        add_value(2, -4),
+        call(MAP_LOOKUP_ELEM),
+    ]
 }
 
 /// Puts what tells an IPv4 flow into register 8.
@@ -87,15 +242,15 @@ fn sum_ipv4() -> Vec<Instruction> {
     let mut program = vec![move_value(8, 0)];
     program.extend([add_word(12), add_word(16)].concat());
     program.extend([
-        load(Width::Byte, ETHERNET_LEN),
+        load_packet(Width::Byte, ETHERNET_LEN),
         and_value(0, 0x0f),
         shift_left(0, 2),
         move_register(9, 0),
         // Of fragments only the first has ports.
-        load(Width::Half, ETHERNET_LEN + 6),
+        load_packet(Width::Half, ETHERNET_LEN + 6),
         and_value(0, 0x3fff),
         jump_unless_zero(0, 1 + over(&ports)),
-        load(Width::Byte, ETHERNET_LEN + 9),
+        load_packet(Width::Byte, ETHERNET_LEN + 9),
     ]);
     program.extend(ports);
     program
@@ -105,7 +260,7 @@ fn sum_ipv4() -> Vec<Instruction> {
 fn sum_ipv6() -> Vec<Instruction> {
     let mut program = vec![move_value(8, 0)];
     program.extend((8..40).step_by(4).flat_map(add_word));
-    program.extend([move_value(9, 40), load(Width::Byte, ETHERNET_LEN + 6)]);
+    program.extend([move_value(9, 40), load_packet(Width::Byte, ETHERNET_LEN + 6)]);
     program.extend(add_ports());
     program
 }
@@ -121,7 +276,7 @@ fn add_ports() -> Vec<Instruction> {
 
 /// Adds 32 bits of the IP header to register 8.
 fn add_word(at: i32) -> [Instruction; 2] {
-    [load(Width::Word, ETHERNET_LEN + at), add_register(8, 0)]
+    [load_packet(Width::Word, ETHERNET_LEN + at), add_register(8, 0)]
 }
 
 const fn over(instructions: &[Instruction]) -> i16 {
@@ -139,8 +294,9 @@ mod tests {
     #![allow(clippy::unwrap_used)]
 
     use std::collections::BTreeSet;
+    use std::time::{Duration, Instant};
 
-    use super::super::BUCKETS;
+    use super::super::{BUCKETS, tick};
     use super::*;
     use crate::namespace::run_in;
     use crate::tap::{FRAME_LEN_MAX, TapOptions, VNET_LEN};
@@ -197,6 +353,7 @@ mod tests {
 
     /// A device's queues, and a way to send frames there.
     struct Rig {
+        steering: FrameSteering,
         queues: Vec<Tap>,
         sender: FrameSender,
         buffer: Vec<u8>,
@@ -207,11 +364,12 @@ mod tests {
             let options = TapOptions::new("tap0");
             let open = |_| Tap::open(&options).unwrap();
             let queues: Vec<_> = (0..workers * BUCKETS).map(open).collect();
-            by_flow_and_sender(&queues[0], workers).unwrap();
+            let steering = FrameSteering::new().unwrap();
+            steering.steer(&queues[0], workers).unwrap();
             std::fs::write("/proc/sys/net/ipv6/conf/tap0/disable_ipv6", "1").unwrap();
             ip("link set tap0 arp off up");
             let sender = FrameSender::open("tap0");
-            Self { queues, sender, buffer: vec![0; FRAME_LEN_MAX] }
+            Self { steering, queues, sender, buffer: vec![0; FRAME_LEN_MAX] }
         }
 
         /// The number of the queue in which a frame comes.
@@ -285,24 +443,88 @@ mod tests {
     }
 
     #[test]
-    fn workers_come_and_go() {
+    fn workers_come_and_go_and_flows_stay() {
         in_a_namespace(|| {
             let mut rig = Rig::with_workers(2);
-            let workers = |rig: &mut Rig| {
+            let workers = |rig: &mut Rig, ports: std::ops::Range<u16>| {
                 let flow = |port| Flow::new((port, 80), UDP).ipv4(0, 0);
-                (0..20).map(|port| rig.worker_of(&flow(port))).collect::<BTreeSet<_>>().len()
+                ports.map(|port| rig.worker_of(&flow(port))).collect::<Vec<_>>()
             };
-            assert_eq!(workers(&mut rig), 2);
-            by_flow_and_sender(&rig.queues[0], 1).unwrap();
-            rig.queues.truncate(BUCKETS);
-            assert_eq!(workers(&mut rig), 1);
+            let number = |workers: &[usize]| workers.iter().collect::<BTreeSet<_>>().len();
+            let before = workers(&mut rig, 0..20);
+            assert_eq!(number(&before), 2);
             rig.queues.extend((0..BUCKETS).map(|_| Tap::open(&TapOptions::new("tap0")).unwrap()));
-            assert_eq!(workers(&mut rig), 1);
-            by_flow_and_sender(&rig.queues[0], 2).unwrap();
-            assert_eq!(workers(&mut rig), 2);
+            rig.steering.steer(&rig.queues[0], 3).unwrap();
+            assert_eq!(workers(&mut rig, 0..20), before, "those that go on");
+            assert_eq!(number(&workers(&mut rig, 20..50)), 3, "those that begin");
+            rig.steering.steer(&rig.queues[0], 1).unwrap();
+            rig.queues.truncate(BUCKETS);
+            assert_eq!(number(&workers(&mut rig, 0..50)), 1);
+            rig.queues.extend((0..BUCKETS).map(|_| Tap::open(&TapOptions::new("tap0")).unwrap()));
+            assert_eq!(number(&workers(&mut rig, 0..50)), 1);
+            rig.steering.steer(&rig.queues[0], 2).unwrap();
+            assert_eq!(number(&workers(&mut rig, 0..50)), 2);
+            rig.steering.steer(&rig.queues[0], TAP_WORKERS_MAX).unwrap();
             for number in [0, TAP_WORKERS_MAX + 1] {
-                assert!(by_flow_and_sender(&rig.queues[0], number).is_err());
+                assert!(rig.steering.steer(&rig.queues[0], number).is_err());
             }
+        });
+    }
+
+    #[test]
+    fn what_begins_comes_to_a_worker_with_much_less_and_what_goes_on_stays() {
+        in_a_namespace(|| {
+            let mut rig = Rig::with_workers(3);
+            let flow = |port| Flow::new((port, 80), 6).ipv4(0, 0x4000);
+            let before: Vec<_> = (0..60).map(|port| rig.worker_of(&flow(port))).collect();
+            let paused = (0..60).find(|port| before[usize::from(*port)] == 1).unwrap();
+            let carried = |rig: &Rig, loads: [u64; 3]| {
+                let now = tick();
+                loads.iter().zip(0..).for_each(|(bytes, worker)| {
+                    rig.steering.carried(worker, *bytes, now);
+                });
+                now
+            };
+            // What was carried is forgotten within two ticks: it is told again for each flow, and once more
+            // where this thread got no processor.
+            let begin = |rig: &mut Rig, loads, port: &mut dyn FnMut() -> u16| loop {
+                let told = carried(rig, loads);
+                let worker = rig.worker_of(&flow(port()));
+                if tick().wrapping_sub(told) <= 1 {
+                    break worker;
+                }
+            };
+            let loads = [300_000, 1_000_000, 0];
+            // Longer than a pause, a frame of each now and then, but of one.
+            let pause = Duration::from_nanos(FLOW_PAUSE_NS as u64);
+            let (begun, mut last) = (Instant::now(), Instant::now());
+            while begun.elapsed() < pause * 5 / 4 {
+                carried(&rig, loads);
+                for port in (0..60).filter(|port| *port != paused) {
+                    assert_eq!(rig.worker_of(&flow(port)), before[usize::from(port)]);
+                }
+                assert!(last.elapsed() < pause, "this thread got no processor for too long");
+                last = Instant::now();
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            assert_eq!(begin(&mut rig, loads, &mut || paused), 2, "it has paused");
+            let mut ports = 100..;
+            for (loads, expected) in [
+                ([0, 0, 0], &[0, 1, 2][..]),
+                ([0, 2_000, 0], &[0, 1, 2]),
+                ([0, 1_000_000, 0], &[0, 2]),
+                ([1_000_000, 400_000, 1_000_000], &[1]),
+                ([1_000_000, 600_000, 1_000_000], &[0, 1, 2]),
+                ([600_000, 1_000_000, 400_000], &[0, 2]),
+            ] {
+                std::thread::sleep(Duration::from_nanos(u64::from(TICK_NS) * 5 / 2));
+                let mut next = || ports.next().unwrap();
+                let workers: BTreeSet<_> =
+                    (0..30).map(|_| begin(&mut rig, loads, &mut next)).collect();
+                assert_eq!(workers, expected.iter().copied().collect(), "{loads:?}");
+            }
+            // A worker that there cannot be.
+            rig.steering.carried(TAP_WORKERS_MAX, 1, tick());
         });
     }
 }

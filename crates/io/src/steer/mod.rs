@@ -3,9 +3,11 @@
 
 mod datagrams;
 mod frames;
+mod load;
 
 pub use self::datagrams::{bucket_of, by_lane_and_source};
-pub use self::frames::{bucket_of_mac, by_flow_and_sender, try_by_flow_and_sender};
+pub use self::frames::{FLOW_PAUSE_NS, FrameSteering, bucket_of_mac};
+pub use self::load::{Load, TICK_NS, tick};
 
 /// Workers that can share a port and be told apart by lane.
 pub const STEERED_WORKERS_MAX: usize = 256;

@@ -210,8 +210,8 @@ fn tap_and_offloads() -> Vec<Finding> {
             }
         });
     }
-    findings.push(match steer::try_by_flow_and_sender() {
-        Ok(()) => Finding::new("queue by container", State::Ok, "eBPF picks it on the TAP device"),
+    findings.push(match steer::FrameSteering::new() {
+        Ok(_) => Finding::new("queue by container", State::Ok, "eBPF picks it on the TAP device"),
         Err(error) => Finding::new("queue by container", State::Without, error.to_string()).advise(
             "give the process CAP_BPF: the vector engine works without, but a container that sends \
              too much takes the room of others",
