@@ -9,7 +9,7 @@ use std::time::Duration;
 use weft_openvpn::device::{Mode, Slot};
 
 use super::others::{Outside, write_secret};
-use super::rows::{OVPN_KERNEL, OVPN_PEERS, OVPN_USERSPACE, Row};
+use super::rows::{OVPN_KERNEL, OVPN_MP, OVPN_PEERS, OVPN_USERSPACE, Row};
 use crate::dco::{Carrier, CipherWord, KeyWords, PeerWords, Request, SideWord, ask_all};
 use crate::sandbox::{Running, Sandbox, SandboxError};
 
@@ -40,7 +40,7 @@ struct Way {
     subnet: u8,
 }
 
-const WAYS: [Way; 3] = [
+const WAYS: [Way; 4] = [
     Way {
         row: OVPN_USERSPACE,
         engine: "userspace",
@@ -67,6 +67,15 @@ const WAYS: [Way; 3] = [
         peers: 4_096,
         port: 1_198,
         subnet: 7,
+    },
+    Way {
+        row: OVPN_MP,
+        engine: "userspace",
+        device: "wovpn1",
+        mode: Mode::Mp,
+        peers: 1,
+        port: 1_199,
+        subnet: 40,
     },
 ];
 

@@ -13,7 +13,7 @@ pub const CONNECT_LIMIT: Duration = Duration::from_secs(30);
 const VXLAN_ID: u32 = 4242;
 
 /// All rows that there are, in the tables' order.
-pub const ALL: [&str; 26] = [
+pub const ALL: [&str; 27] = [
     DIRECT,
     GRE,
     IPSEC,
@@ -26,6 +26,7 @@ pub const ALL: [&str; 26] = [
     WEFT_KERNEL_CHACHA20,
     WEFT_KERNEL_OVPN,
     OVPN_USERSPACE,
+    OVPN_MP,
     OVPN_PEERS,
     OVPN_KERNEL,
     WIREGUARD_GO,
@@ -44,7 +45,7 @@ pub const ALL: [&str; 26] = [
 /// Those of other systems that take part only in full runs, or by name.
 pub const FULL: [&str; 7] = [BORINGTUN, GOTATUN, FASTD, TINC, QUICKTUN, N2N, YGGDRASIL];
 /// Those of the table of OpenVPN's paper on its data channel offload, and Weft's devices beside.
-pub const DCO: [&str; 6] = [DIRECT, GRE, OVPN_USERSPACE, OVPN_PEERS, OVPN_KERNEL, OPENVPN];
+pub const DCO: [&str; 7] = [DIRECT, GRE, OVPN_USERSPACE, OVPN_MP, OVPN_PEERS, OVPN_KERNEL, OPENVPN];
 /// Those of Weave Net's tables.
 pub const WEAVE: [&str; 6] =
     [DIRECT, IPSEC, WEFT, WEFT_CHACHA20, WEFT_KERNEL, WEFT_KERNEL_CHACHA20];
@@ -72,6 +73,8 @@ pub const WEFT_KERNEL_CHACHA20: &str = "weft-esp-kernel-chacha20";
 pub const WEFT_KERNEL_OVPN: &str = "weft-ovpn-network-kernel";
 /// Weft's data channel device in userspace, host to host, AES-256-GCM.
 pub const OVPN_USERSPACE: &str = "weft-ovpn-userspace";
+/// The same in mode mp, with one peer.
+pub const OVPN_MP: &str = "weft-ovpn-userspace-mp";
 /// The same in mode mp, with 4,095 peers beside the one that is measured.
 pub const OVPN_PEERS: &str = "weft-ovpn-userspace-4096";
 /// The kernel's device, with one peer.
@@ -104,7 +107,7 @@ pub const YGGDRASIL: &str = "yggdrasil";
 /// Whether a row stands between two data channel devices.
 #[must_use]
 pub fn is_device(row: &str) -> bool {
-    matches!(row, OVPN_USERSPACE | OVPN_PEERS | OVPN_KERNEL)
+    matches!(row, OVPN_USERSPACE | OVPN_MP | OVPN_PEERS | OVPN_KERNEL)
 }
 
 /// A pair of namespaces and the way between them.
