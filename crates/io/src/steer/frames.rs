@@ -59,7 +59,7 @@ impl FrameSteering {
     /// A kernel without eBPF, or without the right to use it.
     pub fn new() -> io::Result<Self> {
         let steering = Self { places: Array::new(1 << PLACE_BITS)?, loads: Mapped::new()? };
-        steering.load(2)?;
+        steering.to_kernel(2)?;
         Ok(steering)
     }
 
@@ -79,7 +79,7 @@ impl FrameSteering {
         if !(1..=TAP_WORKERS_MAX).contains(&workers) {
             return Err(io::ErrorKind::InvalidInput.into());
         }
-        member.steer(&self.load(workers as u32)?)
+        member.steer(&self.to_kernel(workers as u32)?)
     }
 
     /// A worker has carried so many bytes, either way, at [`super::tick`].
@@ -90,7 +90,8 @@ impl FrameSteering {
         }
     }
 
-    fn load(&self, workers: u32) -> io::Result<OwnedFd> {
+    /// The program as the kernel has it.
+    fn to_kernel(&self, workers: u32) -> io::Result<OwnedFd> {
         load_program(BPF_PROG_TYPE_SOCKET_FILTER, b"weft_frames", &self.program(workers))
     }
 
@@ -305,6 +306,7 @@ mod tests {
     const ONE: [u8; 6] = [2, 0, 0, 0, 0, 1];
     const TWO: [u8; 6] = [2, 0, 0, 0, 0, 2];
     const UDP: u8 = 17;
+    const PAUSE: Duration = Duration::from_nanos(FLOW_PAUSE_NS as u64);
 
     /// Who talks to whom: addresses by their last bytes.
     #[derive(Clone, Copy)]
@@ -445,17 +447,26 @@ mod tests {
     #[test]
     fn workers_come_and_go_and_flows_stay() {
         in_a_namespace(|| {
-            let mut rig = Rig::with_workers(2);
             let workers = |rig: &mut Rig, ports: std::ops::Range<u16>| {
                 let flow = |port| Flow::new((port, 80), UDP).ipv4(0, 0);
                 ports.map(|port| rig.worker_of(&flow(port))).collect::<Vec<_>>()
             };
             let number = |workers: &[usize]| workers.iter().collect::<BTreeSet<_>>().len();
-            let before = workers(&mut rig, 0..20);
-            assert_eq!(number(&before), 2);
-            rig.queues.extend((0..BUCKETS).map(|_| Tap::open(&TapOptions::new("tap0")).unwrap()));
-            rig.steering.steer(&rig.queues[0], 3).unwrap();
-            assert_eq!(workers(&mut rig, 0..20), before, "those that go on");
+            let mut rig = loop {
+                let mut rig = Rig::with_workers(2);
+                let begun = Instant::now();
+                let before = workers(&mut rig, 0..20);
+                assert_eq!(number(&before), 2);
+                let open = |_| Tap::open(&TapOptions::new("tap0")).unwrap();
+                rig.queues.extend((0..BUCKETS).map(open));
+                rig.steering.steer(&rig.queues[0], 3).unwrap();
+                let after = workers(&mut rig, 0..20);
+                // Else this thread got no processor for so long that they may have paused.
+                if begun.elapsed() < PAUSE {
+                    assert_eq!(after, before, "those that go on");
+                    break rig;
+                }
+            };
             assert_eq!(number(&workers(&mut rig, 20..50)), 3, "those that begin");
             rig.steering.steer(&rig.queues[0], 1).unwrap();
             rig.queues.truncate(BUCKETS);
@@ -476,8 +487,6 @@ mod tests {
         in_a_namespace(|| {
             let mut rig = Rig::with_workers(3);
             let flow = |port| Flow::new((port, 80), 6).ipv4(0, 0x4000);
-            let before: Vec<_> = (0..60).map(|port| rig.worker_of(&flow(port))).collect();
-            let paused = (0..60).find(|port| before[usize::from(*port)] == 1).unwrap();
             let carried = |rig: &Rig, loads: [u64; 3]| {
                 let now = tick();
                 loads.iter().zip(0..).for_each(|(bytes, worker)| {
@@ -495,18 +504,34 @@ mod tests {
                 }
             };
             let loads = [300_000, 1_000_000, 0];
-            // Longer than a pause, a frame of each now and then, but of one.
-            let pause = Duration::from_nanos(FLOW_PAUSE_NS as u64);
-            let (begun, mut last) = (Instant::now(), Instant::now());
-            while begun.elapsed() < pause * 5 / 4 {
-                carried(&rig, loads);
-                for port in (0..60).filter(|port| *port != paused) {
-                    assert_eq!(rig.worker_of(&flow(port)), before[usize::from(port)]);
+            let paused = loop {
+                let before: Vec<_> = (0..60).map(|port| rig.worker_of(&flow(port))).collect();
+                let paused = (0..60).find(|port| before[usize::from(*port)] == 1).unwrap();
+                let goes_on = |port: &u16| *port != paused;
+                // Longer than a pause, a frame of each now and then, but of one.
+                let begun = Instant::now();
+                let mut looks = [begun; 2];
+                let stalled = loop {
+                    looks = [looks[1], Instant::now()];
+                    carried(&rig, loads);
+                    let stay = (0..60)
+                        .filter(goes_on)
+                        .all(|port| rig.worker_of(&flow(port)) == before[usize::from(port)]);
+                    if looks[0].elapsed() >= PAUSE {
+                        break true;
+                    }
+                    assert!(stay);
+                    if begun.elapsed() > PAUSE * 5 / 4 {
+                        break false;
+                    }
+                    std::thread::sleep(Duration::from_millis(10));
+                };
+                if !stalled {
+                    break paused;
                 }
-                assert!(last.elapsed() < pause, "this thread got no processor for too long");
-                last = Instant::now();
-                std::thread::sleep(Duration::from_millis(10));
-            }
+                // This thread got no processor for so long that all have paused: they begin anew.
+                std::thread::sleep(PAUSE * 5 / 4);
+            };
             assert_eq!(begin(&mut rig, loads, &mut || paused), 2, "it has paused");
             let mut ports = 100..;
             for (loads, expected) in [
