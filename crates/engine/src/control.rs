@@ -269,7 +269,7 @@ mod tests {
             share: Buckets::bind(None, 0, true).unwrap(),
             lane_port: None,
             shared: Arc::new(RwLock::new(Shared { state, sockets, ports })),
-            flows: Arc::default(),
+            load: Default::default(),
             merge: (true, true),
             make_transmitter: Arc::new(|| Transmitter::new(64, Mac([2, 0, 0, 0, 0, 1]))),
             help: Arc::default(),

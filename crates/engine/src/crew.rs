@@ -22,6 +22,7 @@ use crate::device::LaneSockets;
 use crate::flows::Flows;
 use crate::helper::{Helpers, Seed};
 use crate::lane::LANE_LOOK_MS;
+use crate::load::WorkerLoad;
 use crate::queues::{self, Queues};
 use crate::transmit::Transmitter;
 use crate::worker::{Sending, Shared, Worker};
@@ -179,10 +180,10 @@ impl Crew {
         let granted = queues.offloads();
         let merge = (granted.tso && self.merge.0, granted.uso && self.merge.1);
         let (segments_max, mac, copy_dscp) = (self.segments_max, self.probe_mac, self.copy_dscp);
-        let flows = Arc::new(Flows::of_worker(number, self.steering.clone()));
-        let of_transmitters = Arc::clone(&flows);
+        let load = WorkerLoad::new(number, self.steering.clone());
+        let (flows, sent) = (Arc::<Flows>::default(), load.clone());
         let make = move || {
-            Transmitter::of_worker(number, Arc::clone(&of_transmitters), segments_max, mac)
+            Transmitter::of_worker(number, Arc::clone(&flows), sent.clone(), segments_max, mac)
                 .with_copy_dscp(copy_dscp)
         };
         let seed = Seed {
@@ -191,7 +192,7 @@ impl Crew {
             share: share.clone(),
             lane_port: lane_port.clone(),
             shared: Arc::clone(&self.shared),
-            flows,
+            load,
             merge,
             make_transmitter: Arc::new(make.clone()),
             help: Arc::default(),

@@ -5,10 +5,9 @@
 //! that begins therefore goes where little goes; it keeps its lane until it has paused for so long that
 //! nothing of it can still be under way (flowlets: Vanini and others, Let it Flow, 2017).
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use weft_io::steer::{FLOW_PAUSE_NS, FrameSteering, SPREAD, TICK_NS, tick};
+use weft_io::steer::{FLOW_PAUSE_NS, SPREAD, TICK_NS};
 
 use crate::state::{Outbound, Path};
 
@@ -21,8 +20,6 @@ const SLOT_BITS: u32 = 12;
 #[derive(Debug)]
 pub(crate) struct Flows {
     slots: Box<[AtomicU64]>,
-    /// Who is told what the worker with this number carries.
-    carried: Option<(usize, Arc<FrameSteering>)>,
 }
 
 /// What a slot says: when a flow was last seen, by which lane, and how many lanes there were to choose from.
@@ -47,35 +44,6 @@ impl Placed {
 }
 
 impl Flows {
-    /// Of a worker whose load is of no interest.
-    pub(crate) fn new() -> Self {
-        let slots = (0..1 << SLOT_BITS).map(|_| AtomicU64::new(0)).collect();
-        Self { slots, carried: None }
-    }
-
-    /// Of the worker with this number, whose load decides on the flows that come to it.
-    pub(crate) fn of_worker(worker: usize, steering: Option<Arc<FrameSteering>>) -> Self {
-        Self { carried: steering.map(|steering| (worker, steering)), ..Self::new() }
-    }
-
-    /// So many bytes were sent at `tick`, if any.
-    #[inline]
-    pub(crate) fn sent(&self, bytes: u64, tick: u32) {
-        if let Some((worker, steering)) = &self.carried
-            && bytes > 0
-        {
-            steering.carried(*worker, bytes, tick);
-        }
-    }
-
-    /// So many bytes were received.
-    #[inline]
-    pub(crate) fn received(&self, bytes: usize) {
-        if self.carried.is_some() {
-            self.sent(bytes as u64, tick());
-        }
-    }
-
     /// The lane of a path that has several, whose number is `number`, for a packet of the flow with this
     /// hash that this of `workers` workers sends at `tick`. Lanes that go from the worker's own socket are its
     /// choice, unless another carries much less; where the peer takes too few lanes for that, another worker's lane.
@@ -112,7 +80,7 @@ impl Flows {
 
 impl Default for Flows {
     fn default() -> Self {
-        Self::new()
+        Self { slots: (0..1 << SLOT_BITS).map(|_| AtomicU64::new(0)).collect() }
     }
 }
 

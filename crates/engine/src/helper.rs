@@ -23,8 +23,8 @@ use crate::buckets::{BucketReader, Buckets, SOCKETS_MAX};
 use crate::counters::{Work, WorkerCounters};
 use crate::crew::supervise;
 use crate::device::{Env, FrameSink, FrameSource, MessageSource, Origin, RunSink};
-use crate::flows::Flows;
 use crate::gate::{Front, Gate, Ticket};
+use crate::load::WorkerLoad;
 use crate::ports::{Outlet, PortReader};
 use crate::queues::{QueueReader, Queues};
 use crate::receive::{Kind, Receiver};
@@ -208,7 +208,7 @@ pub(crate) struct Seed {
     pub(crate) share: Buckets,
     pub(crate) lane_port: Option<Buckets>,
     pub(crate) shared: Arc<RwLock<Shared>>,
-    pub(crate) flows: Arc<Flows>,
+    pub(crate) load: WorkerLoad,
     pub(crate) merge: (bool, bool),
     pub(crate) make_transmitter: Arc<dyn Fn() -> Transmitter + Send + Sync>,
     pub(crate) help: Arc<Help>,
@@ -393,7 +393,7 @@ impl Seed {
             if !there_was(done)? {
                 return Ok(units);
             }
-            self.flows.received(receiver.batch.bytes());
+            self.load.received(receiver.batch.bytes());
             note_moved_lane(&self.shared, receiver);
         }
         Ok(UNITS_MAX)

@@ -22,6 +22,7 @@ mod gate;
 mod helper;
 mod lane;
 mod limit;
+mod load;
 mod ports;
 mod queues;
 pub mod race;

@@ -19,6 +19,7 @@ use crate::error::CommandError;
 use crate::flows::Flows;
 use crate::format::{Builder, DUMMY_LEN_MAX, Inner, NotSealed, Sealing};
 use crate::limit::PerSecond;
+use crate::load::WorkerLoad;
 use crate::run::{RunBuilder, RunKey, Target, note_alone, send_alone};
 use crate::state::{Outbound, Path, State, key_of};
 
@@ -42,6 +43,7 @@ pub(crate) struct Transmitter {
     worker: usize,
     /// Where the flows go that its worker and that one's helpers send.
     flows: Arc<Flows>,
+    load: WorkerLoad,
     /// The time, in ticks.
     tick: u32,
     /// Bytes sealed in this batch.
@@ -59,10 +61,11 @@ impl Transmitter {
     pub(crate) fn of_worker(
         worker: usize,
         flows: Arc<Flows>,
+        load: WorkerLoad,
         segments_max: usize,
         mac: Mac,
     ) -> Self {
-        Self { worker, flows, ..Self::new(segments_max, mac) }
+        Self { worker, flows, load, ..Self::new(segments_max, mac) }
     }
 
     pub(crate) fn new(segments_max: usize, mac: Mac) -> Self {
@@ -71,6 +74,7 @@ impl Transmitter {
             answers: PerSecond::new(TOO_LONG_ANSWERS_PER_S),
             worker: 0,
             flows: Arc::default(),
+            load: WorkerLoad::default(),
             tick: 0,
             sealed: 0,
             mac,
@@ -95,7 +99,7 @@ impl Transmitter {
     pub(crate) fn flush<F, R: RunSink>(&mut self, state: &State, env: &Env<'_, F, R>) {
         self.run.flush(env);
         self.note_unsent(state);
-        self.flows.sent(std::mem::take(&mut self.sealed), self.tick);
+        self.load.sent(std::mem::take(&mut self.sealed), self.tick);
     }
 
     /// One frame or super-packet as read from the TAP device, virtio net header first.

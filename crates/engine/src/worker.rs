@@ -305,7 +305,7 @@ impl Worker {
                         Env { tap: &outlet, socket: &shared.sockets, counters, events: &**events };
                     receiver.handle_batch(&shared.state, &env);
                     drop(shared);
-                    self.seed.flows.received(receiver.batch.bytes());
+                    self.seed.load.received(receiver.batch.bytes());
                     note_moved_lane(&self.shared, receiver);
                     if got < max || !turn.goes_on(got, || receiver.batch.bytes()) {
                         break;
