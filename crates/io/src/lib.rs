@@ -10,6 +10,7 @@ pub mod offload;
 pub mod packet;
 pub mod poller;
 pub mod redirect;
+pub mod registers;
 pub mod steer;
 pub mod tap;
 #[cfg(test)]
