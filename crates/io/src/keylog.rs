@@ -40,13 +40,18 @@ impl KeyLog {
         Ok(Self { file: path.map(open).transpose()? })
     }
 
-    /// One line: way (`in` or `out`), SPI, cipher, key and salt in hex.
+    /// One line: way (`in` or `out`), SPI, cipher, key and salt (format `ovpn`: nonce tail) in hex.
     pub fn note(&self, way: &'static str, spi: u32, cipher: Cipher, key: &SaKey) {
         use std::fmt::Write as _;
         use std::io::Write as _;
+        use weft_crypto::Format;
         let Some(mut file) = self.file.as_ref() else { return };
         let mut line = format!("{way} {spi:#010x} {cipher} 0x");
-        for byte in key.expose() {
+        let secret = match key.format() {
+            Format::Esp | Format::Plain => key.expose().to_vec(),
+            Format::Ovpn => [&key.cipher_key()[..], key.nonce_tail()].concat(),
+        };
+        for byte in secret {
             let _ = write!(line, "{byte:02x}");
         }
         line.push('\n');

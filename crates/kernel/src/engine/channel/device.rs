@@ -247,6 +247,8 @@ impl Worker {
                 set.map_err(text)
             }
             Change::NewKey(path, key) => {
+                let way = if key.way == Way::Out { "out" } else { "in" };
+                self.keylog.note(way, key.spi, key.cipher, &key.key);
                 // What is sealed until the key is there counts twice rather than not at all.
                 let sealed = match key.way {
                     Way::Out => client.peer(device, key.peer).await.ok(),
@@ -436,8 +438,7 @@ fn at(mut attributes: PeerAttributes, remote: SocketAddr) -> PeerAttributes {
     attributes
 }
 
-/// The key of one direction. That of the other is for nothing: random, and thrown away here. (The key log
-/// is for tshark, which opens ESP alone.)
+/// The key of one direction. That of the other is for nothing: random, and thrown away here.
 fn key_attributes(key: &KeySpec) -> io::Result<KeyAttributes> {
     let used = KeyDirection {
         cipher_key: key.key.cipher_key().to_vec(),
