@@ -1,7 +1,9 @@
 //! Wire format `ovpn` between hosts, moved by the kernel's data channel device at one end or at both.
 
+use std::path::Path;
 use std::time::{Duration, Instant};
 
+use anyhow::Context;
 use serde_json::Value;
 use weft::sandbox::{Container, Host, UNDERLAY_MTU_BYTES, wait_until};
 use weft_lab::net::capture::{Capture, contains, tshark};
@@ -11,8 +13,8 @@ use weft_lab::net::guest::host::{
 };
 use weft_lab::net::guest::stage::{is_on, wait_candidate, wait_path};
 use weft_lab::net::guest::{
-    BACK_LIMIT_S, FAIL_OVER_LIMIT, Flow, LeakWatch, Nat, Outer, SETTLE_LIMIT, Stage, by_clock,
-    figure,
+    BACK_LIMIT_S, FAIL_OVER_LIMIT, Flow, KernelMemory, LeakWatch, Nat, Outer, PacketIds,
+    SETTLE_LIMIT, Stage, by_clock, figure,
 };
 use weft_lab::net::iperf::{self, Server};
 use weft_lab::net::{counter, namespace, probe};
@@ -126,6 +128,46 @@ fn rekeys_every_two_seconds_lose_nothing_whichever_engines_take_part() -> anyhow
             anyhow::ensure!(report.doubled().is_empty(), "doubled: {:?}", report.doubled());
         }
     }
+    Ok(())
+}
+
+/// The nonce tail of the key that a host has begun to send with last, by its key log: all that its line ends with
+/// after 32 bytes of cipher key.
+fn last_nonce_tail(keys: &Path) -> anyhow::Result<Vec<u8>> {
+    let text = std::fs::read_to_string(keys)?;
+    let line =
+        text.lines().rfind(|line| line.starts_with("out ")).context("no key to send with")?;
+    let (_, digits) = line.rsplit_once(" 0x").context("no key in its line")?;
+    let tail = digits.as_bytes().get(64..).context("too short")?;
+    let byte = |digits: &[u8]| Ok(u8::from_str_radix(std::str::from_utf8(digits)?, 16)?);
+    tail.chunks(2).map(byte).collect()
+}
+
+#[test]
+fn a_key_that_the_kernel_has_taken_away_is_replaced_at_once() -> anyhow::Result<()> {
+    let stage = Stage::new(2)?;
+    let keys = stage.directory().join("keys");
+    stage.launch_with(0, &KERNEL, &[("WEFT_SA_KEYLOG", &keys.to_string_lossy())])?;
+    stage.launch(1, &VECTOR)?;
+    let (here, there) = (stage.host(0), stage.host(1));
+    wait_path(here, there, "both engines", SETTLE_LIMIT, on("kernel", "userspace"))?;
+    let (one, two) = ready(&stage)?;
+    let memory = KernelMemory::open()?;
+    let flow = Flow::start(&one, &two, EVERY)?;
+    flow.wait_more(20, SETTLE_LIMIT)?;
+    let ids = PacketIds::find(&memory, &last_nonce_tail(&keys)?, 20, || {
+        flow.wait_more(20, SETTLE_LIMIT).map(drop)
+    })?;
+    let rekeys = counter(there, "rekeys")?;
+    let at = Instant::now();
+    ids.leave(20)?;
+    flow.wait_more(100, SETTLE_LIMIT)?;
+    let gap = flow.stop()?.longest_gap(at);
+    figure("a key without packet ids", format!("{} ms without a packet", gap.as_millis()));
+    assert!(gap < FAIL_OVER_LIMIT, "{gap:?}: {}", stage.diagnosis());
+    assert_eq!(counter(there, "rekeys")?, rekeys + 1, "who receives counts another key");
+    wait_path(here, there, "both engines", SETTLE_LIMIT, on("kernel", "userspace"))?;
+    stage.reach(&two, &one)?;
     Ok(())
 }
 

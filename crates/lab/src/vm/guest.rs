@@ -30,6 +30,8 @@ const PROCESSOR: &str = "max,-erms,-fsrm";
 /// what emulation takes. A faster guest sends more in each second that a test waits for; in a slower one
 /// the passing of time alone costs more of its instructions.
 const INSTRUCTION_SHIFT: u32 = 1;
+/// QEMU's device for tests, by which a program in the guest writes to the kernel's memory, wherever that is.
+const COPIER: &str = "edu,dma_mask=0xffffffffffffffff";
 /// The size of the disk that files come back on; it takes no room until it is written.
 const OUTBOX_BYTES: u64 = 4 << 30;
 /// How often a waiting host looks for Ctrl-C and the time limit.
@@ -189,6 +191,7 @@ impl<'a> Guest<'a> {
         command.args(["-append", KERNEL_ARGUMENTS]);
         command.args(["-device", "virtio-serial-pci"]);
         command.args(["-device", "virtserialport,chardev=output,name=weft.output"]);
+        command.args(["-device", COPIER]);
         if let Some(tools) = tools::disk()? {
             let options = "if=none,id=tools,format=raw,readonly=on";
             command.args(["-drive", &format!("{options},file={}", tools.display())]);

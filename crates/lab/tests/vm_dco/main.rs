@@ -13,6 +13,8 @@ mod common;
 mod lab;
 mod limits;
 mod load;
+mod packet_ids;
+mod pair;
 mod referee;
 mod scenes;
 mod told;

@@ -2,7 +2,7 @@
 //! by line the same text, but for the index that the system has given the device. The one difference is a connection
 //! that the other end closes: the kernel's device finds out by what it sends next, the one in userspace at once.
 //!
-//! Of a key whose packet ids are used up nothing is here, since no test can wait for that many packets.
+//! A key whose packet ids are used up is in `packet_ids.rs`.
 
 use std::io::Write;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};

@@ -4,13 +4,17 @@
 pub mod flow;
 pub mod foreign;
 pub mod host;
+pub mod kernel_memory;
 pub mod nat;
+pub mod packet_ids;
 pub mod stage;
 pub mod wire;
 pub mod xfrm;
 
 pub use self::flow::{Flow, FlowReport};
+pub use self::kernel_memory::KernelMemory;
 pub use self::nat::Nat;
+pub use self::packet_ids::PacketIds;
 pub use self::stage::{Outer, Stage};
 pub use self::wire::{Block, LeakWatch, Netem};
 

@@ -1,0 +1,75 @@
+//! The kernel's count of the packet ids of a key of its OpenVPN data channel: the key is gone after four billion
+//! packets, which no test can wait for.
+
+use super::KernelMemory;
+
+/// What a key has in the kernel before its nonce tails: its id and two ciphers.
+const CIPHERS: std::ops::Range<usize> = 8..24;
+const TAILS_AT: u64 = 24;
+/// The count stands at the beginning of a cache line, within so many bytes.
+const KEY_BYTES: u64 = 512;
+const CACHE_LINE_BYTES: usize = 64;
+/// With this byte every address begins that is the kernel's.
+const OF_KERNEL: u64 = 0xff;
+
+/// Of one key, where the kernel keeps what the next packet's id will be.
+#[derive(Debug)]
+pub struct PacketIds<'a> {
+    memory: &'a KernelMemory,
+    at: u64,
+}
+
+impl<'a> PacketIds<'a> {
+    /// Of the key that seals with this nonce tail; that to open with may follow. `send` has at least so many
+    /// packets sealed with it.
+    ///
+    /// # Errors
+    /// There is not one count that has grown so.
+    pub fn find(
+        memory: &'a KernelMemory,
+        nonce_tail: &[u8],
+        least: u32,
+        send: impl FnOnce() -> anyhow::Result<()>,
+    ) -> anyhow::Result<Self> {
+        let keys: Vec<u64> = memory.find(nonce_tail)?.iter().map(|at| at - TAILS_AT).collect();
+        let read = || -> anyhow::Result<Vec<Vec<u8>>> {
+            keys.iter().map(|key| memory.read(*key, KEY_BYTES)).collect()
+        };
+        let before = read()?;
+        send()?;
+        let mut found = Vec::new();
+        for ((key, before), after) in keys.iter().zip(before).zip(read()?) {
+            if !has_ciphers(&before) {
+                continue;
+            }
+            let lines = (0..before.len()).step_by(CACHE_LINE_BYTES);
+            let grown = lines.filter(|at| {
+                let [before, after] = [&before, &after].map(|text| u64::from(count(text, *at)));
+                before > 0 && before + u64::from(least) <= after
+            });
+            found.extend(grown.map(|at| key + at as u64));
+        }
+        anyhow::ensure!(found.len() == 1, "not one count of packet ids: {found:x?} of {keys:x?}");
+        Ok(Self { memory, at: found[0] })
+    }
+
+    /// Uses up all but the last so many.
+    ///
+    /// # Errors
+    /// As [`KernelMemory::write`].
+    pub fn leave(&self, left: u32) -> anyhow::Result<()> {
+        let next = left.wrapping_neg();
+        self.memory.write(self.at, &next.to_le_bytes())
+    }
+}
+
+/// Else it is a message by which the key came, or what is left of one.
+fn has_ciphers(key: &[u8]) -> bool {
+    let words = key.get(CIPHERS).unwrap_or_default().as_chunks().0;
+    !words.is_empty() && words.iter().all(|word| u64::from_le_bytes(*word) >> 56 == OF_KERNEL)
+}
+
+fn count(key: &[u8], at: usize) -> u32 {
+    let bytes = key.get(at..).and_then(<[u8]>::first_chunk);
+    bytes.map_or(0, |bytes| u32::from_le_bytes(*bytes))
+}
