@@ -202,10 +202,26 @@ impl Host {
 
     /// The peers that its device has at this moment.
     fn device_peers(&self) -> usize {
+        self.device_peer_ids().len()
+    }
+
+    fn device_peer_ids(&self) -> Vec<u32> {
         self.beside(async {
             let client = OvpnClient::open().await.unwrap();
-            client.peers(channel_device().await).await.unwrap().len()
+            let peers = client.peers(channel_device().await).await.unwrap();
+            let mut ids: Vec<u32> = peers.into_iter().map(|peer| peer.id).collect();
+            ids.sort_unstable();
+            ids
         })
+    }
+
+    /// Waits until all have left that are to, and so many are left.
+    fn wait_for_peers(&self, left: usize) {
+        let end = Instant::now() + 5 * PATIENCE;
+        while self.device_peers() != left {
+            assert!(Instant::now() < end, "{} peers are there still", self.device_peers());
+            self.enter(async { tokio::time::sleep(Duration::from_millis(500)).await });
+        }
     }
 
     fn has_device(&self) -> bool {
@@ -418,11 +434,7 @@ fn peers_that_leave_hold_up_nobody_and_make_way() {
     a.pings(&b);
     // Some come back, by the names of some that have not left yet.
     a.apply(numbers.rev().take(BACK).map(receive).collect());
-    let end = Instant::now() + 5 * PATIENCE;
-    while a.device_peers() != 2 + BACK {
-        assert!(Instant::now() < end, "{} peers are there still", a.device_peers());
-        a.enter(async { tokio::time::sleep(Duration::from_millis(500)).await });
-    }
+    a.wait_for_peers(2 + BACK);
     a.enter(a.engine.repair());
     assert_eq!(a.device_peers(), 2 + BACK);
     a.pings(&b);
@@ -511,6 +523,43 @@ fn a_lost_device_or_peer_is_told_and_made_again() {
     a.pings(&b);
     a.space.run(&format!("ip -6 address flush dev {DATA_CHANNEL_DEVICE}"));
     a.enter(a.engine.repair());
+    a.pings(&b);
+}
+
+/// Peers with these ids on the engine's device, which are somebody else's. They go with their socket.
+async fn squat(ids: &[u32]) -> UdpSocket {
+    let socket = UdpSocket::bind("192.0.2.1:0").unwrap();
+    let (client, index) = (OvpnClient::open().await.unwrap(), channel_device().await);
+    for (id, at) in ids.iter().zip(1..) {
+        let peer = PeerAttributes {
+            id: Some(*id),
+            vpn_ipv4: Some(Ipv4Addr::new(10, 9, 0, at)),
+            remote_ipv4: Some(Ipv4Addr::new(192, 0, 2, 9)),
+            remote_port: Some(9),
+            ..PeerAttributes::default()
+        };
+        client.new_peer(index, socket.as_fd(), &peer).await.unwrap();
+    }
+    socket
+}
+
+/// The kernel refuses the engine's with EEXIST. The device is the engine's, so who is in its way there goes.
+#[test]
+fn where_somebodys_peers_have_its_ids_a_path_fails_and_the_next_is_good() {
+    let [a, b] = joined();
+    let ids = a.device_peer_ids();
+    assert_eq!(ids.len(), 2, "one for each way");
+    a.clear(&[0]);
+    b.clear(&[0]);
+    a.wait_for_peers(0);
+    let _theirs = a.beside(squat(&ids));
+    join(&a, &b, 1, AMPLE);
+    let failed = |event: &EngineEvent| matches!(event, EngineEvent::PathFailed { path: PATH, .. });
+    let event = a.told(failed);
+    assert!(format!("{event:?}").contains("it is there already"), "{event:?}");
+    a.clear(&[1]);
+    b.clear(&[1]);
+    join(&a, &b, 2, AMPLE);
     a.pings(&b);
 }
 
