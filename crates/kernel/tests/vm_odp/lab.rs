@@ -287,7 +287,8 @@ pub(crate) fn until(what: &str, mut holds: impl FnMut() -> bool) {
 
 /// All packets that pass an interface, as tcpdump prints them.
 pub(crate) fn capture(space: &Space, interface: &str, filter: &str) -> Capture {
-    let line = format!("tcpdump -Z root -i {interface} -nn -v -l --immediate-mode {filter}");
+    // Without times, whose digits may be those of a port.
+    let line = format!("tcpdump -Z root -i {interface} -nn -t -v -l --immediate-mode {filter}");
     let sockets = || space.run("cat /proc/net/packet").lines().count();
     let before = sockets();
     let running = space.spawn(&line);

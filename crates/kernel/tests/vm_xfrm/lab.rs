@@ -21,7 +21,7 @@ pub(crate) const VXLAN_PORT: u16 = 6787;
 pub(crate) const ENCAP_PORT: u16 = 6785;
 pub(crate) const PORTS: UdpPorts = UdpPorts { source: ENCAP_PORT, destination: ENCAP_PORT };
 /// How long an event may take.
-const PATIENCE: Duration = Duration::from_secs(10);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
 /// How long nothing must come to count as nothing.
 const QUIET: Duration = Duration::from_millis(300);
 
