@@ -4,11 +4,10 @@
 use std::thread;
 use std::time::Duration;
 
-use serde_json::json;
 use weft::sandbox::Running;
 use weft_crypto::ovpn::usage::AES_GCM_BLOCKS_MAX;
 
-use crate::common::{DEVICE, dco, hear, line, listen, refused};
+use crate::common::{DEVICE, dco, hear, line, listen};
 use crate::pair::{PEER, Pair};
 
 /// Blocks that a key may still do: more than a few pings cost, fewer than [`FLOOD`] does.
@@ -44,15 +43,7 @@ fn a_used_up_key_of_the_kernels_device_is_deleted_and_told() -> anyhow::Result<(
     let key = dco(host, &["get-key", DEVICE, PEER, "primary"])?;
     anyhow::ensure!(key["key-id"] == 0, "it is not used up yet: {key}");
     pair.pings(&FLOOD)?;
-    let used_up = line(&mut told)?;
-    let shown = dco(host, &["get-iface", DEVICE])?;
-    let keyconf = json!({"peer-id": 5, "key-id": 0});
-    let msg = json!({"ifindex": shown["ifindex"], "keyconf": keyconf});
-    anyhow::ensure!(used_up == json!({"name": "key-swap-ntf", "msg": msg}), "{used_up}");
-    let gone = refused(host, &["get-key", DEVICE, PEER, "primary"])?;
-    anyhow::ensure!(gone.0 == Some(4), "the key is there still: {gone:?}");
-    let other = dco(host, &["get-key", DEVICE, PEER, "secondary"])?;
-    anyhow::ensure!(other["key-id"] == 1, "{other}");
+    pair.primary_is_told_and_gone(&mut told)?;
     anyhow::ensure!(!pair.pings(&["-c", "1", "-W", "1"])?, "something is sealed still");
     // The other one takes its place, and has no end.
     pair.both(&["swap-keys", DEVICE, PEER])?;

@@ -1,10 +1,9 @@
 //! A key of the kernel's device that has used up its packet ids.
 
-use serde_json::json;
 use weft_lab::net::guest::{KernelMemory, PacketIds};
 use weft_openvpn::device::{KeyBlock, Side};
 
-use crate::common::{DEVICE, dco, hear, line, listen, refused};
+use crate::common::{DEVICE, dco, hear, line, listen};
 use crate::pair::{PEER, Pair};
 
 #[test]
@@ -33,16 +32,7 @@ fn a_key_of_the_kernels_device_without_packet_ids_is_gone_and_told() -> anyhow::
     let key = dco(host, &["get-key", DEVICE, PEER, "primary"])?;
     anyhow::ensure!(key["key-id"] == 0, "it has gone too early: {key}");
     anyhow::ensure!(!pair.pings(&["-c", "1", "-W", "1"])?, "something is sealed still");
-    let used_up = line(&mut told)?;
-    let shown = dco(host, &["get-iface", DEVICE])?;
-    let keyconf = json!({"peer-id": 5, "key-id": 0});
-    let msg = json!({"ifindex": shown["ifindex"], "keyconf": keyconf});
-    anyhow::ensure!(used_up == json!({"name": "key-swap-ntf", "msg": msg}), "{used_up}");
-    let gone = refused(host, &["get-key", DEVICE, PEER, "primary"])?;
-    anyhow::ensure!(gone.0 == Some(4), "the key is there still: {gone:?}");
-
-    let other = dco(host, &["get-key", DEVICE, PEER, "secondary"])?;
-    anyhow::ensure!(other["key-id"] == 1, "{other}");
+    pair.primary_is_told_and_gone(&mut told)?;
     pair.both(&["swap-keys", DEVICE, PEER])?;
     anyhow::ensure!(pair.pings(&["-c", "3", "-i", "0.2", "-W", "20"])?, "nothing is answered");
     pair.both(&["del-iface", DEVICE])?;

@@ -2,9 +2,10 @@
 
 use std::path::PathBuf;
 
-use weft::sandbox::{Host, Sandbox, SandboxOptions};
+use serde_json::json;
+use weft::sandbox::{Host, Running, Sandbox, SandboxOptions};
 
-use crate::common::{DEVICE, dco, write_key_file};
+use crate::common::{DEVICE, dco, line, refused, write_key_file};
 
 /// The peer's id at both.
 pub(crate) const PEER: &str = "5";
@@ -73,5 +74,19 @@ impl Pair {
         let words = [&["ping", "-q", "-n"], words, &["10.8.0.2"]].concat();
         let told = self.host(0).netns().exec(&words)?.stdout;
         Ok(told.contains(" 0% packet loss"))
+    }
+
+    /// The first host is told next that its primary key is used up; the slot is empty, the other has its key still.
+    pub(crate) fn primary_is_told_and_gone(&self, told: &mut Running) -> anyhow::Result<()> {
+        let (host, used_up) = (self.host(0), line(told)?);
+        let shown = dco(host, &["get-iface", DEVICE])?;
+        let keyconf = json!({"peer-id": 5, "key-id": 0});
+        let msg = json!({"ifindex": shown["ifindex"], "keyconf": keyconf});
+        anyhow::ensure!(used_up == json!({"name": "key-swap-ntf", "msg": msg}), "{used_up}");
+        let gone = refused(host, &["get-key", DEVICE, PEER, "primary"])?;
+        anyhow::ensure!(gone.0 == Some(4), "the key is there still: {gone:?}");
+        let other = dco(host, &["get-key", DEVICE, PEER, "secondary"])?;
+        anyhow::ensure!(other["key-id"] == 1, "{other}");
+        Ok(())
     }
 }
