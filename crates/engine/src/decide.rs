@@ -6,19 +6,19 @@ use std::time::{Duration, Instant};
 /// Helpers that one worker may have.
 pub const HELPERS_MAX: usize = 7;
 /// Time between two looks at the workers, in milliseconds.
-pub const HELP_LOOK_MS: u64 = 100;
+pub const HELP_LOOK_MS: u64 = 50;
 /// The same while all workers are quiet and none has a helper, in milliseconds: looks cost, too.
-pub const HELP_QUIET_LOOK_MS: u64 = 500;
+pub const HELP_QUIET_LOOK_MS: u64 = 250;
 /// A worker is quiet below this share of its thread's time.
 const QUIET: f64 = 0.05;
 /// A worker is saturated from this share of its thread's time on.
 const SATURATED: f64 = 0.9;
 /// How long it has been so before a helper is tried, in milliseconds.
-const SATURATED_MS: u64 = 100;
+const SATURATED_MS: u64 = 50;
 /// Cores that must idle for each helper that is tried.
 const IDLE_CORES_MIN: f64 = 0.75;
 /// How long a helper is tried, in milliseconds; the first look is not counted.
-const TRIAL_MS: u64 = 300;
+const TRIAL_MS: u64 = 150;
 /// With a helper, so much more must get through than without.
 const GAIN_MIN: f64 = 1.1;
 /// A helper is given up when the threads could do with one less at this share of their time.
@@ -49,13 +49,24 @@ pub(crate) struct Look {
     pub(crate) rate: f64,
 }
 
+/// One helper more or less, as a trial.
+#[derive(Clone, Copy, Debug)]
+struct Trial {
+    /// How many there were before.
+    before: usize,
+    /// What got through then, datagrams a second.
+    rate: f64,
+    /// So little came meanwhile that fewer threads would have done.
+    has_rested: bool,
+}
+
 /// Decides on the helpers of one worker.
 #[derive(Debug)]
 pub(crate) struct Decider {
     helpers: usize,
     helpers_max: usize,
-    /// A change that is on trial: how many there were before, and what got through.
-    trial: Option<(usize, f64)>,
+    /// A change that is on trial.
+    trial: Option<Trial>,
     /// Since when it is as it is.
     since: Option<Instant>,
     rates: Mean,
@@ -96,33 +107,40 @@ impl Decider {
     pub(crate) fn handle_look(&mut self, now: Instant, look: &Look) -> Option<usize> {
         let before = self.helpers;
         match self.trial {
-            Some((tried, rate)) => self.judge(now, look, tried, rate),
+            Some(trial) => self.judge(now, look, trial),
             None => self.consider(now, look),
         }
         (self.helpers != before).then_some(self.helpers)
     }
 
-    fn judge(&mut self, now: Instant, look: &Look, before: usize, rate_before: f64) {
+    fn judge(&mut self, now: Instant, look: &Look, trial: Trial) {
         let since = *self.since.get_or_insert(now);
         if lasted(since, now) > Duration::from_millis(HELP_LOOK_MS * 3 / 2) {
             self.rates.add(look.rate);
         }
+        let fewer = trial.before.min(self.helpers);
+        let rests = is_calm(look, fewer + 1);
+        let trial = Trial { has_rested: trial.has_rested || rests, ..trial };
         if lasted(since, now) < Duration::from_millis(TRIAL_MS) {
+            self.trial = Some(trial);
             return;
         }
-        let (fewer, more, tried) = if before < self.helpers {
-            (rate_before, self.rates.get(), self.helpers)
+        let (rate_of_fewer, rate_of_more) = if trial.before < self.helpers {
+            (trial.rate, self.rates.get())
         } else {
-            (self.rates.get(), rate_before, before)
+            (self.rates.get(), trial.rate)
         };
         self.trial = None;
-        if more >= fewer * GAIN_MIN {
-            self.set(now, tried);
+        if rate_of_more >= rate_of_fewer * GAIN_MIN {
+            self.set(now, fewer + 1);
             self.pause = Duration::from_secs(PAUSE_MIN_S);
         } else {
-            self.set(now, tried - 1);
-            self.next_try = Some(now + self.pause);
-            self.pause = (self.pause * 2).min(Duration::from_secs(PAUSE_MAX_S));
+            self.set(now, fewer);
+            // A flow that ended meanwhile says nothing about helpers.
+            if !trial.has_rested {
+                self.next_try = Some(now + self.pause);
+                self.pause = (self.pause * 2).min(Duration::from_secs(PAUSE_MAX_S));
+            }
         }
     }
 
@@ -133,8 +151,8 @@ impl Decider {
         let is_saturated = busy >= SATURATED * threads;
         let had_idle_cores = self.needs_idle_cores();
         let saturated_for = held(&mut self.saturated_since, is_saturated, now);
-        let is_calm = self.helpers > 0 && busy < CALM * (threads - 1.0);
-        let calm_for = held(&mut self.calm_since, is_calm, now);
+        let needs_fewer = self.helpers > 0 && is_calm(look, self.helpers);
+        let calm_for = held(&mut self.calm_since, needs_fewer, now);
         if is_saturated {
             self.rates.add(look.rate);
         } else {
@@ -160,7 +178,8 @@ impl Decider {
     }
 
     fn try_with(&mut self, now: Instant, helpers: usize) {
-        self.trial = Some((self.helpers, self.rates.get()));
+        let (before, rate) = (self.helpers, self.rates.get());
+        self.trial = Some(Trial { before, rate, has_rested: false });
         self.set(now, helpers);
     }
 
@@ -191,6 +210,11 @@ impl Mean {
         let count = self.count.clamp(1, RATES);
         self.rates[..count].iter().sum::<f64>() / count as f64
     }
+}
+
+/// Whether so many threads would have done all that was done.
+fn is_calm(look: &Look, threads: usize) -> bool {
+    look.busy + look.helpers_busy < CALM * threads as f64
 }
 
 fn lasted(since: Instant, now: Instant) -> Duration {
@@ -260,8 +284,8 @@ mod tests {
     #[test]
     fn a_saturated_worker_gets_helpers_while_cores_idle_and_they_help() {
         let mut world = World::new(0.9, 2.5 * ALONE, 8.0);
-        assert_eq!(world.run(300), [(200, 1)], "soon");
-        assert_eq!(world.run(2_000).last().map(|(_, helpers)| *helpers), Some(2), "no more needed");
+        assert_eq!(world.run(150), [(100, 1)], "soon");
+        assert_eq!(world.run(500).last().map(|(_, helpers)| *helpers), Some(2), "no more needed");
         assert_eq!(world.run(60_000), [], "and it stays so");
         // What one thread carries needs one.
         world.demand = 0.5 * ALONE;
@@ -291,10 +315,27 @@ mod tests {
     }
 
     #[test]
+    fn a_flow_that_ends_in_a_trial_does_not_keep_the_next_one_from_having_a_helper() {
+        let mut world = World::new(0.9, 9.0 * ALONE, 8.0);
+        world.decider = Decider::new(1);
+        for flow in 0..20 {
+            world.demand = 9.0 * ALONE;
+            let changes = world.run(200).to_vec();
+            assert!(
+                changes.first().is_some_and(|change| change.1 == 1),
+                "flow {flow}: {changes:?}"
+            );
+            world.demand = 0.0;
+            world.run(5_000);
+            assert_eq!(world.decider.helpers, 0, "flow {flow}");
+        }
+    }
+
+    #[test]
     fn where_all_cores_are_taken_a_helper_has_to_prove_itself_again() {
         // It takes the last core, and gains by it.
         let mut world = World::new(0.9, 9.0 * ALONE, 2.0);
-        assert_eq!(world.run(9_000), [(200, 1)]);
+        assert_eq!(world.run(9_000), [(100, 1)]);
         let changes = world.run(60_000).to_vec();
         assert!((8..=12).contains(&changes.len()), "taken away and given back: {changes:?}");
         assert_eq!(world.decider.helpers, 1);
@@ -302,7 +343,7 @@ mod tests {
         world.gain = 0.0;
         let changes = world.run(60_000).to_vec();
         let trials = changes.split_first().unwrap().1.chunks_exact(2);
-        assert!(trials.len() > 2 && trials.clone().all(|trial| trial[1].0 - trial[0].0 <= 400));
+        assert!(trials.len() > 2 && trials.clone().all(|trial| trial[1].0 - trial[0].0 <= 200));
         assert!(changes[0].1 == 0 && trials.clone().all(|trial| trial[1].1 == 0), "{changes:?}");
     }
 }
