@@ -8,7 +8,6 @@ use std::io;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use weft_io::IoError;
 use weft_io::poller::Poller;
 use weft_io::steer::{self, BUCKETS};
 use weft_io::udp::UdpSocket;
@@ -23,8 +22,6 @@ use crate::turns::Turns;
 pub(crate) const TURN_BYTES: usize = 8 * 65_536;
 /// What a message costs beside its bytes, as bytes that cost as much.
 const MESSAGE_BYTES: usize = 1_024;
-/// How often a free port is looked for.
-const PORT_ATTEMPTS_MAX: u32 = 16;
 /// Sockets of a worker: of its share of the engine's port, and of its lanes' port.
 pub(crate) const SOCKETS_MAX: usize = 2 * BUCKETS;
 /// Their tokens begin here.
@@ -47,16 +44,11 @@ impl Buckets {
         port: u16,
         merging: bool,
     ) -> Result<Self, EngineError> {
-        let mut attempts = 1..=PORT_ATTEMPTS_MAX;
-        loop {
-            let free = UdpSocket::bind(address, port)?.port();
-            // Somebody may have taken it in between; another one is as good.
-            match Self::bind_beside(address, free, merging) {
-                Err(EngineError::Io(IoError::PortInUse { .. }))
-                    if port == 0 && attempts.next().is_some() => {}
-                bound => return bound,
-            }
-        }
+        // It is kept: a port that was given back is still had for a moment where another thread of this
+        // process is starting a program.
+        let first = UdpSocket::bind(address, port)?;
+        first.share()?;
+        Self::with(first, address, merging)
     }
 
     /// Binds a port that others have that were bound by [`Self::bind`].
@@ -68,17 +60,21 @@ impl Buckets {
         port: u16,
         merging: bool,
     ) -> Result<Self, EngineError> {
-        let mut sockets = Vec::with_capacity(BUCKETS);
-        for _ in 0..BUCKETS {
-            let mut socket = UdpSocket::bind_shared(address, port)?;
-            if !merging {
-                let stopped = socket.stop_merging();
-                stopped
-                    .map_err(|source| EngineError::Kernel { what: "turn UDP_GRO off", source })?;
-            }
-            sockets.push(Arc::new(socket));
+        Self::with(UdpSocket::bind_shared(address, port)?, address, merging)
+    }
+
+    /// Binds the others to the port of the first.
+    fn with(first: UdpSocket, address: Option<IpAddr>, merging: bool) -> Result<Self, EngineError> {
+        let port = first.port();
+        let mut sockets = vec![first];
+        for _ in 1..BUCKETS {
+            sockets.push(UdpSocket::bind_shared(address, port)?);
         }
-        Ok(Self { sockets: sockets.into() })
+        if !merging {
+            let stopped = sockets.iter_mut().try_for_each(UdpSocket::stop_merging);
+            stopped.map_err(|source| EngineError::Kernel { what: "turn UDP_GRO off", source })?;
+        }
+        Ok(Self { sockets: sockets.into_iter().map(Arc::new).collect() })
     }
 
     /// The one that is sent from.
@@ -175,6 +171,8 @@ mod tests {
     #![allow(clippy::unwrap_used)]
 
     use std::net::{Ipv4Addr, SocketAddr};
+    use std::process::Command;
+    use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
     use std::time::Duration;
 
     use weft_io::namespace::unshare_network;
@@ -281,6 +279,27 @@ mod tests {
             let port = first.sender().port();
             assert!(Buckets::bind(None, port, true).is_err());
             assert!(Buckets::bind_beside(None, port, true).is_ok());
+        });
+    }
+
+    #[test]
+    fn a_port_is_bound_while_other_threads_start_programs() {
+        alone(|| {
+            let done = AtomicBool::new(false);
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    while !done.load(Relaxed) {
+                        assert!(Command::new("true").status().unwrap().success());
+                    }
+                });
+                // Each once: the programs have copies of what was bound before.
+                let refused: Vec<_> = (20_000..21_000)
+                    .map(|port| Buckets::bind(None, port, true).map(drop))
+                    .filter(Result::is_err)
+                    .collect();
+                done.store(true, Relaxed);
+                assert!(refused.is_empty(), "{refused:?}");
+            });
         });
     }
 }

@@ -77,6 +77,16 @@ impl UdpSocket {
         Self::bind_any(address, port, true)
     }
 
+    /// Lets others that are bound by [`Self::bind_shared`], by the same user, have the port of one that was bound by
+    /// [`Self::bind`], and hence had it alone.
+    ///
+    /// # Errors
+    /// What the kernel refused.
+    pub fn share(&self) -> Result<(), IoError> {
+        self.set(libc::SOL_SOCKET, libc::SO_REUSEPORT, 1)
+            .map_err(|error| IoError::of("let UDP sockets share a port", error))
+    }
+
     fn bind_any(address: Option<IpAddr>, port: u16, shared: bool) -> Result<Self, IoError> {
         match address {
             Some(address) => Self::bind_to(address, port, shared),
@@ -229,9 +239,7 @@ impl UdpSocket {
         let mut socket = Self { fd, ipv6: address.is_ipv6(), gro: false, port };
         socket.configure(address).map_err(|error| IoError::of("set up a UDP socket", error))?;
         if shared {
-            socket
-                .set(libc::SOL_SOCKET, libc::SO_REUSEPORT, 1)
-                .map_err(|error| IoError::of("let UDP sockets share a port", error))?;
+            socket.share()?;
         }
         let local = socket
             .remote(SocketAddr::new(address, port))
