@@ -75,6 +75,12 @@ impl Lane {
         !self.is_alive() && self.asks_left.load(Relaxed) > 0
     }
 
+    /// The worker's look at a lane that is not proven while it is unknown where a dummy would go: the peer would not
+    /// hear that what it sent has come.
+    pub(crate) fn wait(&self) {
+        self.asks_left.store(self.asks_left.load(Relaxed).saturating_sub(1), Relaxed);
+    }
+
     /// The worker's look, at most one each [`LANE_LOOK_MS`], or [`LANE_ASK_MS`] while it is asked for. `sent` is how
     /// many packets have gone out on its SA. Returns whether a dummy is to be sent.
     pub(crate) fn look(&self, sent: u64) -> bool {

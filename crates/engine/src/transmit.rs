@@ -223,10 +223,13 @@ impl Transmitter {
                 {
                     continue;
                 }
-                if lane.look(outbound.sa.packets())
-                    && let Some((from, to)) = path.way(number)
-                {
-                    send_dummy(env, outbound, from, to);
+                match path.way(number) {
+                    Some((from, to)) => {
+                        if lane.look(outbound.sa.packets()) {
+                            send_dummy(env, outbound, from, to);
+                        }
+                    }
+                    None => lane.wait(),
                 }
                 asking |= lane.is_asked_for();
             }

@@ -60,6 +60,16 @@ fn prove(rig: &Rig, lane: u16) {
     rig.state.lane(path(rig).0, lane).unwrap().prove();
 }
 
+/// A worker's look at its lanes, all of them or those that are asked for: whether some still are, and how many
+/// dummies were sent.
+fn look(rig: &Rig, all: bool) -> (bool, u64) {
+    let (tap, socket, counters) = (&rig.tap, &rig.socket, &rig.counters);
+    let env = Env { tap, socket, counters, events: &|_| {} };
+    let before = rig.counters().done(Work::DatagramsSent);
+    let asking = rig.transmitter.look_after_lanes(&rig.state, &env, 1, all);
+    (asking, rig.counters().done(Work::DatagramsSent) - before)
+}
+
 /// Notes that a stream goes by a lane, or little.
 fn carries(rig: &Rig, lane: usize, bytes: u64, tick: u32) {
     path(rig).1.lanes[lane].as_ref().unwrap().load.add(bytes, tick);
@@ -155,14 +165,6 @@ fn lanes_that_are_new_are_asked_for_between_the_looks_at_all() {
     add_lane(&mut rig, 2);
     assert_eq!(rig.state.lanes_begun(), begun + 2);
     prove(&rig, 2);
-    let nothing = |_| {};
-    let look = |rig: &Rig, all| {
-        let (tap, socket, counters) = (&rig.tap, &rig.socket, &rig.counters);
-        let env = Env { tap, socket, counters, events: &nothing };
-        let before = rig.counters().done(Work::DatagramsSent);
-        let asking = rig.transmitter.look_after_lanes(&rig.state, &env, 1, all);
-        (asking, rig.counters().done(Work::DatagramsSent) - before)
-    };
     for _ in 1..LANE_ASKS_MAX {
         assert_eq!(look(&rig, false), (true, 1));
     }
@@ -179,6 +181,25 @@ fn lanes_that_are_new_are_asked_for_between_the_looks_at_all() {
     // What answers no dummies cannot be proven.
     replace_outbound(&mut rig, 1, EngineKind::Kernel);
     assert_eq!((rig.state.lanes_begun(), look(&rig, false)), (begun + 3, (false, 0)));
+}
+
+/// The peer's first packets may come before this host knows that its lanes have ports.
+#[test]
+fn a_lane_is_not_taken_for_proven_before_it_can_be_answered() {
+    let mut rig = Rig::new();
+    let (number, _) = path(&rig);
+    rig.state.paths.get_mut(number).unwrap().responds = true;
+    add_lane(&mut rig, 1);
+    rig.state.lane(number, 1).unwrap().hear();
+    assert_eq!(look(&rig, false), (true, 0));
+    let source = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), rig.far_socket.port());
+    rig.state.set_lane_source(number, 1, rig.socket.real.remote(source).unwrap());
+    assert_eq!(look(&rig, false), (false, 1), "the peer hears that it came");
+    assert!(path(&rig).1.is_open(1));
+    // It is asked for no longer than any other.
+    add_lane(&mut rig, 2);
+    (1..LANE_ASKS_MAX).for_each(|_| assert_eq!(look(&rig, false), (true, 0)));
+    assert_eq!(look(&rig, false), (false, 0));
 }
 
 /// The kernel engine sends on as many lanes as it has use for and answers no dummies, and takes where they come

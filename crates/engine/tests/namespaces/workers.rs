@@ -123,7 +123,12 @@ fn new_lanes_carry_before_the_next_look_at_all_lanes() {
         connect_lanes(&b, &a, 400, 2);
         let begun = Instant::now();
         while used_lanes(to) < 2 {
-            assert!(begun.elapsed() < limit, "{initiator_sends}: {:?}", to.engine.counters());
+            assert!(
+                begun.elapsed() < limit,
+                "{initiator_sends}: {:?} from {:?}",
+                to.engine.counters(),
+                from.engine.counters()
+            );
             let flow = from.run(|| UdpSocket::bind((from.v4, 0)).unwrap());
             flow.send_to(b"new", sink.local_addr().unwrap()).unwrap();
             thread::sleep(Duration::from_millis(1));
