@@ -7,7 +7,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use weft_io::steer::{FLOW_PAUSE_NS, SPREAD, TICK_NS};
+use weft_io::steer::{FLOW_PAUSE_NS, Load, SPREAD, TICK_NS};
 
 use crate::state::{Outbound, Path};
 
@@ -68,7 +68,11 @@ impl Flows {
         });
         let lane = match before {
             Some(before) => usize::from(before.lane),
-            None => choose(path, worker, is_own, hash, tick)?,
+            None => {
+                let lane = choose(path, worker, is_own, hash, tick)?;
+                load(path, lane)?.begin(tick);
+                lane
+            }
         };
         let now = Placed { tick, lane: lane as u16, usable };
         if before != Some(now) {
@@ -102,13 +106,16 @@ fn choose(
     hash: u32,
     tick: u32,
 ) -> Option<usize> {
-    let load = |lane: usize| path.lanes.get(lane)?.as_ref().map(|Outbound { load, .. }| load);
     let own = || usable(path).filter(|lane| is_own(*lane));
     let Some(own) = own().nth(hash as usize % own().count().max(1)) else {
         return usable(path).nth(worker % usable(path).count().max(1));
     };
-    let least = usable(path).min_by_key(|lane| load(*lane).map(|load| load.at(tick)))?;
-    Some(if load(own)?.is_spared_for(load(least)?, tick) { least } else { own })
+    let least = usable(path).min_by_key(|lane| load(path, *lane).map(|load| load.at(tick)))?;
+    Some(if load(path, own)?.is_spared_for(load(path, least)?, tick) { least } else { own })
+}
+
+fn load(path: &Path, lane: usize) -> Option<&Load> {
+    path.lanes.get(lane)?.as_ref().map(|Outbound { load, .. }| load)
 }
 
 #[cfg(test)]

@@ -110,7 +110,7 @@ fn a_flow_that_begins_beside_a_stream_takes_another_lane_and_keeps_it() {
     // The first of two workers, whose own lane is the first.
     let lane = |hash, tick| flows.lane(path(&rig), (0, 2), hash, tick);
     let (old, early, late) = (1_000, 20_000, 300_000);
-    assert_eq!([lane(old, 5), lane(early, 5)], [Some(0); 2], "nothing goes anywhere yet");
+    assert_eq!([lane(old, 1), lane(early, 4)], [Some(0); 2], "nothing goes anywhere yet");
     // The first flow has become a stream.
     carries(&rig, 0, 1 << 20, 6);
     carries(&rig, 1, 1_000, 6);
@@ -133,6 +133,29 @@ fn a_flow_that_begins_beside_a_stream_takes_another_lane_and_keeps_it() {
     carries(&rig, 0, 1 << 20, tick);
     assert_eq!(lane(early, tick), Some(1), "it has paused since the fifth tick");
     assert_eq!(lane(old, tick), Some(1), "it has paused as well");
+}
+
+#[test]
+fn flows_that_begin_at_once_are_shared_out() {
+    let mut rig = Rig::new();
+    for lane in [1, 2] {
+        add_lane(&mut rig, lane);
+        prove(&rig, lane);
+    }
+    let flows = Flows::default();
+    let mut begun = [0; 3];
+    for hash in 0..9 {
+        // All of them come to one worker.
+        let lane = flows.lane(path(&rig), (0, 3), hash << 20, 5).unwrap();
+        begun[lane] += 1;
+        assert_eq!(flows.lane(path(&rig), (0, 3), hash << 20, 6), Some(lane), "it goes on");
+    }
+    assert_eq!(begun, [3; 3]);
+    // Much later, one by one, each comes to the worker's own lane.
+    for number in 1..10 {
+        let lane = flows.lane(path(&rig), (0, 3), number << 20, 1_000 * number);
+        assert_eq!(lane, Some(0));
+    }
 }
 
 #[test]

@@ -41,8 +41,8 @@ const LOAD_LEN: usize = 64;
 
 /// How frames come to workers. A flow's worker is found by addresses and, of TCP and UDP but for fragments,
 /// ports, the same for both directions; what is no IP, by the sender. Where that worker has a load and another
-/// has much less, a flow that begins comes to that one; it stays with its worker until it has paused for
-/// [`FLOW_PAUSE_NS`].
+/// has much less, a flow that begins comes to that one, and of flows that begin at once each counts as a load; it
+/// stays with its worker until it has paused for [`FLOW_PAUSE_NS`].
 ///
 /// The kernel keeps what it needs of this for as long as the device.
 #[derive(Debug)]
@@ -173,14 +173,20 @@ impl FrameSteering {
             ]
             .concat()
         });
+        // As `Load::is_spared_for`.
         let end = [
             jump_if_least(5, load::TRIFLE_UNITS, 1),
+            jump(8),
+            move_register(1, 3),
+            multiply(1, load::MUCH_LESS as i32),
+            jump_unless_below(1, 5, 1),
             jump(3),
-            multiply(3, load::MUCH_LESS as i32),
+            jump_if_least(5, load::FEW_UNITS, 3),
+            add_value(3, load::PRESUMED_UNITS - 1),
             jump_unless_below(3, 5, 1),
             move_register(9, 4),
         ];
-        let all = [&begin[..], &compare.collect::<Vec<_>>(), &end].concat();
+        let all = [&begin[..], &compare.collect::<Vec<_>>(), &end, &begin_flow(workers)].concat();
         let time =
             [divide(6, TICK_NS as i32), and_value(6, LOAD_TICK_MAX as i32), move_value(1, 0)];
         let place = [store_word(8, WORKER_AT, 9)];
@@ -223,6 +229,52 @@ fn load_of(worker: i32) -> Vec<Instruction> {
         &none,
     ]
     .concat()
+}
+
+/// Adds what a flow is taken to carry that begins at the tick in register 6 to the load of the worker in register
+/// 9, as [`super::Load::begin`]; 0, which is where the loads are, 1 and 2 are lost.
+fn begin_flow(workers: i32) -> Vec<Instruction> {
+    let bits = TICK_LOAD_BITS as i32;
+    let max = TICK_LOAD_MAX as i32;
+    let stamp = [
+        move_register(2, 6),
+        shift_left(2, 2 * bits),
+        add_register(1, 2),
+        add_value(1, load::PRESUMED_UNITS),
+    ];
+    let none = [move_value(1, 0)];
+    let one = [and_value(1, max), shift_left(1, bits), jump(over(&none))];
+    let both = [
+        move_register(2, 1),
+        and_value(2, max),
+        // No more than a tick's most.
+        jump_if_least(2, max - load::PRESUMED_UNITS, 3 + over(&one) + over(&none) + over(&stamp)),
+        add_value(1, load::PRESUMED_UNITS),
+        jump(over(&one) + over(&none) + over(&stamp)),
+    ];
+    let add = [
+        &[fetch_long(1, 0, 0), move_register(2, 1)][..],
+        &[shift_right(2, 2 * bits.cast_unsigned()), subtract_register(2, 6)],
+        &[and_value(2, LOAD_TICK_MAX as i32)],
+        // How far the load's tick is ahead of this one, as in `load_of`.
+        &[jump_if(2, LOAD_TICK_MAX as i32, 1 + over(&both))],
+        &[jump_if_least(2, 2, over(&both) + over(&one))],
+        &both,
+        &one,
+        &none,
+        &stamp,
+        &[store_long(0, 0, 1)],
+    ]
+    .concat();
+    let mut program = vec![
+        move_register(1, 9),
+        // It is always less, which the kernel's verifier does not know.
+        jump_if_least(1, workers, 2 + over(&add)),
+        shift_left(1, LOAD_LEN.ilog2().cast_signed()),
+        add_register(0, 1),
+    ];
+    program.extend(add);
+    program
 }
 
 /// Puts where an array's element is whose number is in a register into register 0, or zero; 1 to 5 are lost.
@@ -483,6 +535,33 @@ mod tests {
     }
 
     #[test]
+    fn flows_that_begin_at_once_are_shared_out() {
+        in_a_namespace(|| {
+            let mut rig = Rig::with_workers(3);
+            let mut ports = 0..;
+            // Begun within two ticks, else they are not at once: this thread got no processor.
+            let counts = loop {
+                let begun = tick();
+                let mut counts = [0; 3];
+                for port in ports.by_ref().take(9) {
+                    counts[rig.worker_of(&Flow::new((port, 80), 6).ipv4(0, 0x4000))] += 1;
+                }
+                let passed = tick().wrapping_sub(begun);
+                // What has begun before is forgotten.
+                std::thread::sleep(Duration::from_nanos(u64::from(TICK_NS) * 5 / 2));
+                if passed <= 1 {
+                    break counts;
+                }
+            };
+            assert_eq!(counts, [3; 3]);
+            // So many that a tick's most is come to: the last ones change nothing.
+            for port in ports.take(2_000) {
+                rig.worker_of(&Flow::new((port, 80), 6).ipv4(0, 0x4000));
+            }
+        });
+    }
+
+    #[test]
     fn what_begins_comes_to_a_worker_with_much_less_and_what_goes_on_stays() {
         in_a_namespace(|| {
             let mut rig = Rig::with_workers(3);
@@ -538,9 +617,9 @@ mod tests {
                 ([0, 0, 0], &[0, 1, 2][..]),
                 ([0, 2_000, 0], &[0, 1, 2]),
                 ([0, 1_000_000, 0], &[0, 2]),
-                ([1_000_000, 400_000, 1_000_000], &[1]),
-                ([1_000_000, 600_000, 1_000_000], &[0, 1, 2]),
-                ([600_000, 1_000_000, 400_000], &[0, 2]),
+                ([2_000_000, 800_000, 2_000_000], &[1]),
+                ([2_000_000, 1_200_000, 2_000_000], &[0, 1, 2]),
+                ([1_200_000, 2_000_000, 800_000], &[0, 2]),
             ] {
                 std::thread::sleep(Duration::from_nanos(u64::from(TICK_NS) * 5 / 2));
                 let mut next = || ports.next().unwrap();

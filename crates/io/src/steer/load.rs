@@ -9,10 +9,17 @@ pub const TICK_NS: u32 = 1_000_000_000 / 64;
 const TRIFLE: u64 = 128 << 10;
 /// What is spared has a load that is greater by this factor.
 pub(super) const MUCH_LESS: u64 = 2;
+/// What a flow that begins is taken to carry until it is seen, in bytes: no trifle, so that flows that begin at
+/// once are shared out.
+const PRESUMED: u64 = TRIFLE;
+/// Where a load is less than so many bytes, as if of a few flows that begin, one more of them is much.
+const FEW: u64 = 4 * PRESUMED;
 
 /// A load's unit, in bytes: a packet of any size counts.
 const UNIT: u64 = 64;
 pub(super) const TRIFLE_UNITS: i32 = (TRIFLE / UNIT) as i32;
+pub(super) const PRESUMED_UNITS: i32 = (PRESUMED / UNIT) as i32;
+pub(super) const FEW_UNITS: i32 = (FEW / UNIT) as i32;
 /// Bits of what was carried in one tick: up to 64 MiB, or 32 Gbit/s.
 pub(super) const TICK_LOAD_BITS: u32 = 20;
 pub(super) const TICK_LOAD_MAX: u64 = (1 << TICK_LOAD_BITS) - 1;
@@ -46,16 +53,23 @@ impl Load {
         add(&self.0, bytes, tick);
     }
 
+    /// A flow begins at `tick`.
+    pub fn begin(&self, tick: u32) {
+        self.add(PRESUMED, tick);
+    }
+
     /// What was carried at `tick` and at the one before, in a unit of its own.
     pub fn at(&self, tick: u32) -> u64 {
         let (before, now) = ticks(&self.0, tick);
         before + now
     }
 
-    /// Whether this is more than a trifle, and much more than another.
+    /// Whether this is more than a trifle, and much more than another; where both are little, a flow more.
     pub fn is_spared_for(&self, other: &Self, tick: u32) -> bool {
-        let own = self.at(tick);
-        own >= TRIFLE / UNIT && other.at(tick) * MUCH_LESS < own
+        let (own, other) = (self.at(tick), other.at(tick));
+        let has_much_less = other * MUCH_LESS < own;
+        let has_one_less = own < FEW / UNIT && other + PRESUMED / UNIT <= own;
+        own >= TRIFLE / UNIT && (has_much_less || has_one_less)
     }
 }
 
@@ -127,10 +141,27 @@ mod tests {
             (TRIFLE - 2 * UNIT, 0, false),
             (4 * TRIFLE, 2 * TRIFLE - UNIT, true),
             (4 * TRIFLE, 2 * TRIFLE, false),
+            (2 * TRIFLE, TRIFLE, true),
+            (2 * TRIFLE, TRIFLE + 2 * UNIT, false),
         ] {
             let (own_load, other_load) = (of(own), of(other));
             assert_eq!(own_load.is_spared_for(&other_load, 5), expected, "{own} and {other}");
             assert!(!own_load.is_spared_for(&other_load, 7), "long ago");
+        }
+    }
+
+    #[test]
+    fn flows_that_begin_at_once_are_shared_out() {
+        for chosen_first in [[0, 0, 0, 0, 0, 0], [1, 1, 1, 1, 1, 1], [0, 1, 0, 1, 1, 1]] {
+            let loads: [Load; 2] = Default::default();
+            let mut begun = [0_usize; 2];
+            for first in chosen_first {
+                let other = 1 - first;
+                let lane = if loads[first].is_spared_for(&loads[other], 5) { other } else { first };
+                loads[lane].begin(5);
+                begun[lane] += 1;
+                assert!(begun[0].abs_diff(begun[1]) <= 1, "{begun:?}");
+            }
         }
     }
 
