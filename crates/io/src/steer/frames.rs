@@ -268,8 +268,8 @@ fn begin_flow(workers: i32) -> Vec<Instruction> {
     ]
     .concat();
     let mut program = vec![
-        // Out of memory: the verifier of Linux 6.1 would look at each way to each value of the register that has
-        // it, which it takes for too many. It is always less.
+        // Read back: of the register that has it, the verifier of Linux 6.1 follows each way to each value, and
+        // gives up. It is always less.
         fetch_word(1, 8, WORKER_AT),
         jump_if_least(1, workers, 2 + over(&add)),
         shift_left(1, LOAD_LEN.ilog2().cast_signed()),
