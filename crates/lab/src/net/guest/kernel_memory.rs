@@ -83,15 +83,13 @@ impl KernelMemory {
         Ok(text)
     }
 
-    /// Overwrites what is there, within a page.
+    /// Overwrites what is there, within a page. Whose memory it is may use it at once: what stands there after
+    /// that is for who knows its use to see.
     ///
     /// # Errors
-    /// What is there after that is something else.
+    /// The device does not copy.
     pub fn write(&self, at: u64, bytes: &[u8]) -> anyhow::Result<()> {
-        self.copier.copy(bytes, at)?;
-        let now = self.read(at, bytes.len() as u64)?;
-        anyhow::ensure!(now == bytes, "{bytes:x?} was written to {at:#x}, where {now:x?} is");
-        Ok(())
+        self.copier.copy(bytes, at)
     }
 }
 

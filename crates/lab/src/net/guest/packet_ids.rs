@@ -53,14 +53,22 @@ impl<'a> PacketIds<'a> {
         Ok(Self { memory, at: found[0] })
     }
 
-    /// Uses up all but the last so many.
+    /// Uses up all but the last so many. Packets may be sent meanwhile.
     ///
     /// # Errors
-    /// As [`KernelMemory::write`].
+    /// The count there is of more packets, or of none of them; as [`KernelMemory::write`].
     pub fn leave(&self, left: u32) -> anyhow::Result<()> {
         let next = left.wrapping_neg();
-        self.memory.write(self.at, &next.to_le_bytes())
+        self.memory.write(self.at, &next.to_le_bytes())?;
+        let now = count(&self.memory.read(self.at, 4)?, 0);
+        anyhow::ensure!(is_left(now, left), "{left} were left at {:#x}, where {now:#x} is", self.at);
+        Ok(())
     }
+}
+
+/// The count is of the last so many packet ids; when they are used up, it stays at zero.
+const fn is_left(count: u32, left: u32) -> bool {
+    count.wrapping_neg() <= left
 }
 
 /// Else it is a message by which the key came, or what is left of one.
@@ -72,4 +80,16 @@ fn has_ciphers(key: &[u8]) -> bool {
 fn count(key: &[u8], at: usize) -> u32 {
     let bytes = key.get(at..).and_then(<[u8]>::first_chunk);
     bytes.map_or(0, |bytes| u32::from_le_bytes(*bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn packets_sent_meanwhile_leave_fewer_ids_never_more() {
+        let counts = [0xffff_ffeb, 0xffff_ffec, 0xffff_ffed, 0xffff_ffff, 0, 1, 0x4000];
+        let left = counts.map(|count| is_left(count, 20));
+        assert_eq!(left, [false, true, true, true, true, false, false]);
+    }
 }
