@@ -61,7 +61,11 @@ impl<'a> PacketIds<'a> {
         let next = left.wrapping_neg();
         self.memory.write(self.at, &next.to_le_bytes())?;
         let now = count(&self.memory.read(self.at, 4)?, 0);
-        anyhow::ensure!(is_left(now, left), "{left} were left at {:#x}, where {now:#x} is", self.at);
+        anyhow::ensure!(
+            is_left(now, left),
+            "{left} were left at {:#x}, where {now:#x} is",
+            self.at
+        );
         Ok(())
     }
 }
