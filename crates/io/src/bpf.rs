@@ -109,6 +109,16 @@ pub(crate) const fn fetch_word(to: u8, from: u8, offset: i16) -> Instruction {
     instruction(0x61, to, from, offset, 0)
 }
 
+/// Two bytes, likewise.
+pub(crate) const fn fetch_half(to: u8, from: u8, offset: i16) -> Instruction {
+    instruction(0x69, to, from, offset, 0)
+}
+
+/// The lower two bytes of a register to where another points.
+pub(crate) const fn store_half(to: u8, offset: i16, from: u8) -> Instruction {
+    instruction(0x6b, to, from, offset, 0)
+}
+
 pub(crate) const fn call(helper: i32) -> Instruction {
     instruction(0x85, 0, 0, 0, helper)
 }
@@ -123,6 +133,11 @@ pub(crate) const fn jump_if(register: u8, value: i32, over: i16) -> Instruction 
 
 pub(crate) const fn jump_unless(register: u8, value: i32, over: i16) -> Instruction {
     instruction(0x55, register, 0, over, value)
+}
+
+/// Of the lower 32 bits.
+pub(crate) const fn jump_unless_32(register: u8, value: u32, over: i16) -> Instruction {
+    instruction(0x56, register, 0, over, value.cast_signed())
 }
 
 /// As numbers without a sign.
@@ -208,7 +223,7 @@ pub(crate) fn load_program(kind: u32, name: &[u8], program: &[Instruction]) -> i
 ///
 /// # Safety
 /// As [`bpf`], and the command must be one that returns a new descriptor, which nothing else knows
-/// (BPF_MAP_CREATE, BPF_PROG_LOAD).
+/// (BPF_MAP_CREATE, BPF_PROG_LOAD, BPF_LINK_CREATE).
 pub(crate) unsafe fn descriptor<A>(command: libc::c_int, attributes: &A) -> io::Result<OwnedFd> {
     // SAFETY: the caller's.
     let raw = unsafe { bpf(command, attributes)? };
