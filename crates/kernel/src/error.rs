@@ -139,6 +139,12 @@ pub enum KernelError {
         /// What the kernel refused.
         why: String,
     },
+    /// The kernel does not take what lets a container's frames pass the bridge by.
+    #[error("no shortcut past the bridge, which all frames take: {why}; choose --port-mode bridge")]
+    NoShortcut {
+        /// What the kernel refused.
+        why: String,
+    },
     /// Configuration of the host: no VXLAN device that a datapath can steer.
     #[error(
         "the kernel cannot make the VXLAN device that the Open vSwitch datapath sends by (install and load the module vxlan, or choose --switch bridge): {why}"

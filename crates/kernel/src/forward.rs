@@ -63,6 +63,33 @@ struct Situation {
     legacy: [bool; 2],
 }
 
+/// Who may judge the frames of bridges in the calling thread's namespace, by family of rules.
+pub(crate) fn judges() -> [Judge; 2] {
+    FAMILIES.each_ref().map(|family| Judge {
+        family: family.table.family,
+        active: is_active(family),
+        legacy: !text(family.legacy_names).trim().is_empty(),
+    })
+}
+
+/// The rules of one family.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Judge {
+    pub(crate) family: &'static str,
+    /// br_netfilter hands it the frames of all bridges.
+    pub(crate) active: bool,
+    /// iptables' older kind has a table of it.
+    pub(crate) legacy: bool,
+}
+
+fn is_active(family: &Family) -> bool {
+    text(family.switch).trim() == "1"
+}
+
+fn text(path: &str) -> String {
+    std::fs::read_to_string(path).unwrap_or_default()
+}
+
 /// Keeps the accept rule for one bridge, where one is needed.
 pub struct ForwardRule {
     kernel: Kernel,
@@ -157,11 +184,11 @@ impl ForwardRule {
         let home = &self.kernel.inner.home;
         let path = Path::new("/proc/sys/net/bridge");
         namespace::run_in(home, || {
-            let text = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
-            let each = |read: &dyn Fn(&Family) -> bool| [read(&FAMILIES[0]), read(&FAMILIES[1])];
+            let has_filter =
+                |family: &Family| text(family.legacy_names).lines().any(|n| n == "filter");
             Situation {
-                active: each(&|family| text(family.switch).trim() == "1"),
-                legacy: each(&|family| text(family.legacy_names).lines().any(|n| n == "filter")),
+                active: FAMILIES.each_ref().map(is_active),
+                legacy: FAMILIES.each_ref().map(has_filter),
             }
         })
         .map_err(|source| crate::namespace_error(path, source))

@@ -27,6 +27,7 @@ mod overlay;
 pub mod ovpn;
 mod route;
 mod route_watch;
+mod shortcut;
 mod socket;
 mod traffic;
 mod tunnel;
@@ -59,6 +60,7 @@ pub use self::{
     overlay::{ENDPOINT_ADDRESSES_MAX, ENDPOINTS_MAX, Overlay, OverlaySpec, Via},
     route::{HostRoute, ROUTE_PROTOCOL, RouteMtu},
     route_watch::{DeviceRoute, RouteWatch},
+    shortcut::{BridgePort, BridgePorts},
     traffic::LinkTraffic,
     tunnel::TunnelSpec,
     vxlan::{OuterFamily, VxlanSpec},

@@ -52,13 +52,17 @@ impl Kernel {
             }
             return Err(refused(doing, &complaint));
         }
-        let shown: Value = serde_json::from_slice(&output.stdout)
-            .map_err(|error| refused(doing.clone(), &format!("its answer is no JSON: {error}")))?;
-        let Some(Value::Array(objects)) = shown.get("nftables") else {
-            return Err(refused(doing, "its answer has no list of objects"));
-        };
-        let is_object = |object: &&Value| object.get("metainfo").is_none();
-        Ok(Some(Listing(objects.iter().filter(is_object).cloned().collect())))
+        Listing::parse(&output.stdout, &doing).map(Some)
+    }
+
+    /// The chains of all tables.
+    pub(crate) async fn nft_chains(&self) -> Result<Listing, KernelError> {
+        let doing = "list the chains of nftables";
+        let output = self.run_nft(&["-j", "list", "chains"], None, doing).await?;
+        if !output.status.success() {
+            return Err(refused(doing.to_owned(), &String::from_utf8_lossy(&output.stderr)));
+        }
+        Listing::parse(&output.stdout, doing)
     }
 
     /// Carries out commands such as `{"add": {"table": {...}}}` in one transaction.
@@ -127,6 +131,17 @@ impl Table {
 }
 
 impl Listing {
+    fn parse(text: &[u8], doing: &str) -> Result<Self, KernelError> {
+        let refused = |why: &str| refused(doing.to_owned(), why);
+        let shown: Value = serde_json::from_slice(text)
+            .map_err(|error| refused(&format!("its answer is no JSON: {error}")))?;
+        let Some(Value::Array(objects)) = shown.get("nftables") else {
+            return Err(refused("its answer has no list of objects"));
+        };
+        let is_object = |object: &&Value| object.get("metainfo").is_none();
+        Ok(Self(objects.iter().filter(is_object).cloned().collect()))
+    }
+
     /// Whether Weft made the table.
     pub(crate) fn is_ours(&self) -> bool {
         self.of("chain").any(|chain| chain["name"] == TAG)

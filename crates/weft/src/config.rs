@@ -84,9 +84,10 @@ pub struct LaunchOptions {
     #[arg(long, value_enum, env = "WEFT_SWITCH")]
     pub switch: Option<SwitchChoice>,
 
-    /// How containers are plugged in: bridge by the switch alone; direct also by a device of the vector
-    /// engine in the container, past the switch, for what goes to other hosts and comes from them
-    /// (Linux 6.6); auto takes direct where the vector engine alone moves frames (default: auto)
+    /// How containers are plugged in: bridge by the switch alone; shortcut by a bridge past which goes
+    /// what they send to hosts on the vector engine; direct also by a device of the vector engine in the
+    /// container, past the switch, for what goes to other hosts and comes from them (both Linux 6.6);
+    /// auto takes direct where the vector engine alone moves frames, else bridge (default: auto)
     #[arg(long, value_enum, env = "WEFT_PORT_MODE")]
     pub port_mode: Option<PortChoice>,
 
@@ -184,6 +185,8 @@ pub enum PortChoice {
     Auto,
     /// A port of the switch.
     Bridge,
+    /// A port of the switch, which frames for hosts on the vector engine pass by.
+    Shortcut,
     /// A device of the vector engine, with a port of the switch beside it.
     Direct,
 }

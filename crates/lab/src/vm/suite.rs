@@ -98,12 +98,13 @@ const TABLE: [Row; 11] = [
 
 /// Tests of the table that wait for a soak, so that the suite ends within 20 minutes: others show the same
 /// and more on the guest's own kernel, or almost the same.
-const SOAK_ONLY: [&str; 12] = [
+const SOAK_ONLY: [&str; 13] = [
     "net_dco::*symmetric_ids_over_tcp*",
     "net_ecn::*",
     "net_ports::*",
     "net_rekey::*",
     "net_restart::*",
+    "net_shortcuts::where*",
     "net_top::*",
     "net_traffic::*",
     "net_wire::*",
@@ -605,6 +606,7 @@ mod tests {
             program("net_pressure", &["x"]),
             program("net_rekey", &["x"]),
             program("net_restart", &["x"]),
+            program("net_shortcuts", &["where_x", "x"]),
             program("net_top", &["x"]),
             program("net_traffic", &["x"]),
             program("net_uso", &["x"]),
@@ -624,7 +626,15 @@ mod tests {
             let programs: &Vec<Program> = &plan[index].1;
             programs.iter().map(|program| program.target.as_str()).collect()
         };
-        let net = ["net_admission", "net_errors", "net_mtu", "net_odd", "net_ovpn", "net_uso"];
+        let net = [
+            "net_admission",
+            "net_errors",
+            "net_mtu",
+            "net_odd",
+            "net_ovpn",
+            "net_shortcuts",
+            "net_uso",
+        ];
         let guests = ["vm_bad_input", "vm_hosts", "vm_matrix", "vm_steering", "vm_wire", "vm_xfrm"];
         assert_eq!(of(0), [&net[..], &guests[..]].concat());
         assert_eq!(of(1), ["vm_bad_input", "vm_matrix", "vm_steering", "vm_xfrm"]);

@@ -43,6 +43,12 @@ pub struct Status {
     /// Why not by direct ports.
     #[serde(default)]
     pub ports_reason: Option<String>,
+    /// Containers whose frames for hosts on the vector engine pass the bridge by.
+    #[serde(default)]
+    pub shortcuts: usize,
+    /// Why others have no such shortcut, or none can.
+    #[serde(default)]
+    pub shortcuts_reason: Option<String>,
     /// The engines this host runs, the preferred first.
     pub engines: Vec<String>,
     /// Engines that it does not run, or not with the format that it takes first, and why.

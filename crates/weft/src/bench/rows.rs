@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use weft_crypto::Cipher;
 
-use crate::sandbox::{Container, Netns, Running, Sandbox, SandboxError};
+use crate::sandbox::{Container, Netns, Running, Sandbox, SandboxError, try_wait_until};
 
 /// What the peer's link may take until it is active.
 pub const CONNECT_LIMIT: Duration = Duration::from_secs(30);
@@ -13,12 +13,13 @@ pub const CONNECT_LIMIT: Duration = Duration::from_secs(30);
 const VXLAN_ID: u32 = 4242;
 
 /// All rows that there are, in the tables' order.
-pub const ALL: [&str; 27] = [
+pub const ALL: [&str; 28] = [
     DIRECT,
     GRE,
     IPSEC,
     VXLAN,
     WEFT,
+    WEFT_SHORTCUT,
     WEFT_PORTS,
     WEFT_CHACHA20,
     WEFT_OVPN,
@@ -59,6 +60,8 @@ pub const IPSEC: &str = "ipsec";
 pub const VXLAN: &str = "vxlan";
 /// Weft, format `esp`, vector engine, AES-256-GCM, ports of the switch.
 pub const WEFT: &str = "weft-esp-userspace";
+/// The same with shortcuts past the bridge.
+pub const WEFT_SHORTCUT: &str = "weft-esp-userspace-shortcut";
 /// The same with direct ports.
 pub const WEFT_PORTS: &str = "weft-esp-userspace-direct";
 /// As [`WEFT`] with ChaCha20-Poly1305.
@@ -103,6 +106,11 @@ pub const QUICKTUN: &str = "quicktun";
 pub const N2N: &str = "n2n";
 /// Yggdrasil, which routes between keys.
 pub const YGGDRASIL: &str = "yggdrasil";
+
+/// The kind of ports of [`WEFT_SHORTCUT`]; `weft ps` shows what it is beside the shortcut.
+const SHORTCUT: &str = "shortcut";
+/// One comes at once, or when the daemon looks again.
+const SHORTCUT_LIMIT: Duration = Duration::from_secs(20);
 
 /// Whether a row stands between two data channel devices.
 #[must_use]
@@ -155,7 +163,7 @@ pub struct Way {
     pub engine: &'static str,
     /// The AEAD.
     pub cipher: Cipher,
-    /// How containers are plugged in, as `--port-mode` and `weft ps` name it.
+    /// How containers are plugged in, as `--port-mode` names it.
     pub ports: &'static str,
 }
 
@@ -165,6 +173,7 @@ pub fn way_of(row: &str) -> Option<Way> {
     let (aes, chacha20) = (Cipher::Aes256Gcm, Cipher::ChaCha20Poly1305);
     let (format, engine, cipher, ports) = match row {
         WEFT => ("esp", "userspace", aes, "bridge"),
+        WEFT_SHORTCUT => ("esp", "userspace", aes, SHORTCUT),
         WEFT_PORTS => ("esp", "userspace", aes, "direct"),
         WEFT_CHACHA20 => ("esp", "userspace", chacha20, "bridge"),
         WEFT_OVPN => ("ovpn", "userspace", aes, "bridge"),
@@ -303,6 +312,11 @@ pub fn check(pair: &WeftPair<'_>) -> Result<(), SandboxError> {
             check_path(&connection, &pair.way)?;
         }
         check_ports(&host.weft_json(&["ps"])?, pair.way.ports)?;
+        if pair.way.ports == SHORTCUT {
+            try_wait_until("a shortcut past the bridge", SHORTCUT_LIMIT, || {
+                Ok(host.weft_json(&["status"])?["shortcuts"] == 1)
+            })?;
+        }
     }
     Ok(())
 }
@@ -328,7 +342,8 @@ fn check_path(connection: &serde_json::Value, way: &Way) -> Result<(), SandboxEr
 
 /// A row named after a kind of port must have it.
 fn check_ports(attachments: &serde_json::Value, ports: &str) -> Result<(), SandboxError> {
-    let is_right = |one: &serde_json::Value| one["port"] == ports;
+    let kind = if ports == SHORTCUT { "bridge" } else { ports };
+    let is_right = |one: &serde_json::Value| one["port"] == kind;
     if attachments.as_array().is_some_and(|all| all.iter().all(is_right)) {
         return Ok(());
     }
@@ -376,6 +391,9 @@ mod tests {
         assert!(check_path(&serde_json::json!({})).is_err());
         let ports = serde_json::json!([{ "port": "direct" }]);
         assert!(check_ports(&ports, "direct").is_ok() && check_ports(&ports, "bridge").is_err());
+        assert!(check_ports(&ports, SHORTCUT).is_err());
+        let ports = serde_json::json!([{ "port": "bridge" }]);
+        assert!(check_ports(&ports, SHORTCUT).is_ok());
     }
 
     #[test]
@@ -388,6 +406,7 @@ mod tests {
         };
         let (aes, chacha20) = ("aes-256-gcm", "chacha20-poly1305");
         assert_eq!(of("esp", "userspace", aes, "direct"), Some(WEFT_PORTS));
+        assert_eq!(of("esp", "userspace", aes, SHORTCUT), Some(WEFT_SHORTCUT));
         assert_eq!(of("esp", "userspace", chacha20, "bridge"), Some(WEFT_CHACHA20));
         assert_eq!(of("ovpn", "kernel", aes, "bridge"), Some(WEFT_KERNEL_OVPN));
         assert_eq!(of("ovpn", "kernel", chacha20, "bridge"), None);
@@ -396,6 +415,6 @@ mod tests {
             ALL.into_iter().filter_map(way_of).map(|way| way.options()).collect();
         ways.sort_unstable();
         ways.dedup();
-        assert_eq!(ways.len(), 7);
+        assert_eq!(ways.len(), 8);
     }
 }

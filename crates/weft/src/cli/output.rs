@@ -80,6 +80,10 @@ pub(super) fn status(status: &Status) -> String {
     line("Switch", &format!("{}{}", status.switch, switch_reason.unwrap_or_default()));
     let ports_reason = status.ports_reason.as_ref().map(|reason| format!(" ({reason})"));
     line("Ports", &format!("{}{}", status.ports, ports_reason.unwrap_or_default()));
+    let shortcuts_reason = status.shortcuts_reason.as_ref().map(|reason| format!(" ({reason})"));
+    if status.shortcuts > 0 || shortcuts_reason.is_some() {
+        line("Shortcuts", &format!("{}{}", status.shortcuts, shortcuts_reason.unwrap_or_default()));
+    }
     line("Container MTU", &status.mtu);
     line("Ports", &format!("{}/udp links, {}/udp data", status.port, status.data_port));
     line("Targets", &status.targets);

@@ -15,7 +15,8 @@ use weft_kernel::{AttachSpec, Kernel, KernelError};
 
 use super::control::Request;
 use super::ports::{self, DirectPorts, PortKind};
-use super::start::TAP;
+use super::shortcuts::Shortcuts;
+use super::start::{SWITCH, TAP};
 use super::store::{Store, StoreError};
 use crate::api::{
     ApiError, AttachRequest, Attachment, ContainerTraffic, Detached, ErrorKind, Volume,
@@ -29,6 +30,7 @@ pub(super) struct Attachments {
     engine: KernelEngine,
     control: mpsc::Sender<Request>,
     ports: DirectPorts,
+    shortcuts: Shortcuts,
     store: Store,
     resolve: ResolveOptions,
     local: PeerId,
@@ -68,14 +70,14 @@ impl Attachments {
         kernel: Kernel,
         engine: KernelEngine,
         control: mpsc::Sender<Request>,
-        ports: DirectPorts,
+        (ports, shortcuts): (DirectPorts, Shortcuts),
         local: PeerId,
         mtu: u16,
     ) -> Self {
         let SavedAttachments { store, saved } = saved;
         let resolve = ResolveOptions::default();
         let inner = Mutex::new(Inner { saved });
-        Self { inner, kernel, engine, control, ports, store, resolve, local, mtu }
+        Self { inner, kernel, engine, control, ports, shortcuts, store, resolve, local, mtu }
     }
 
     /// Plugs every saved container that still lives back in, and gives the addresses of the others back.
@@ -294,7 +296,7 @@ impl Attachments {
     async fn plug_in(&self, saved: &mut Saved) -> Result<(), KernelError> {
         let mut spec = spec_of(saved);
         let is_bridge = self.engine.switch() == SwitchKind::Bridge;
-        spec.bridge = is_bridge.then(|| super::start::SWITCH.into());
+        spec.bridge = is_bridge.then(|| SWITCH.into());
         let mut kind =
             self.ports.kind_of(mac_of(&saved.attachment), &self.engine.support().borrow());
         if kind == PortKind::Direct
@@ -311,7 +313,35 @@ impl Attachments {
             self.kernel.attach(&spec).await?;
         }
         saved.attachment.port = kind.name().into();
-        self.engine.add_port(&saved.host_interface).await
+        self.engine.add_port(&saved.host_interface).await?;
+        match kind {
+            PortKind::Bridge => self.shortcuts.plugged_in(),
+            PortKind::Direct => self.shortcuts.close(&saved.host_interface),
+        }
+        Ok(())
+    }
+
+    /// Gives each container with a port of the bridge a shortcut, where it may have one.
+    ///
+    /// # Errors
+    /// The kernel does not say what the bridge is like; then no container has one.
+    pub(super) async fn keep_shortcuts(&self) -> Result<(), KernelError> {
+        let is_bridge = |saved: &&Saved| saved.attachment.port == PortKind::Bridge.name();
+        if !self.inner.lock().await.saved.values().any(|saved| is_bridge(&saved)) {
+            return Ok(());
+        }
+        let seen = self.kernel.bridge_ports(SWITCH, TAP).await;
+        // Nothing is plugged in or out meanwhile.
+        let inner = self.inner.lock().await;
+        let specs: Vec<_> = inner.saved.values().filter(is_bridge).map(spec_of).collect();
+        let known = seen.as_ref().map_err(ToString::to_string);
+        self.shortcuts.apply(&self.kernel, &specs, &known.cloned());
+        seen.map(drop)
+    }
+
+    /// The ways past the bridge.
+    pub(super) const fn shortcuts(&self) -> &Shortcuts {
+        &self.shortcuts
     }
 
     /// What a container attached now gets, and why not a direct port.
@@ -324,6 +354,7 @@ impl Attachments {
         if let Ok(mac) = saved.attachment.mac.parse() {
             self.tell(Request::Withdraw { mac }).await;
         }
+        self.shortcuts.close(&saved.host_interface);
         self.engine.remove_port(&saved.host_interface).await;
         self.ports.unplug(&self.kernel, &spec_of(saved)).await;
         if let Err(error) = self.kernel.detach(&saved.host_interface).await {

@@ -26,7 +26,7 @@ pub(super) struct Engines {
     kernel_spis: BTreeSet<u32>,
     /// Peers to which the vector engine sends broadcast frames.
     broadcast: BTreeSet<PeerId>,
-    /// Where direct ports send past the switch.
+    /// Where direct ports and shortcuts send past the switch.
     macs: RemoteMacs,
     /// Commands that the kernel engine has not been given yet.
     waiting: Vec<EngineCommand>,

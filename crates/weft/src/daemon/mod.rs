@@ -12,6 +12,7 @@ mod host;
 mod mtu;
 mod ports;
 mod requests;
+mod shortcuts;
 mod start;
 mod store;
 mod views;

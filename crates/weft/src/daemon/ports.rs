@@ -44,22 +44,20 @@ pub(super) struct DirectPorts {
 
 impl DirectPorts {
     /// Finds out whether this kernel takes direct ports, where they may be wanted.
-    pub(super) fn new(settings: &Settings, engine: &Arc<Engine>) -> Self {
+    pub(super) fn new(
+        settings: &Settings,
+        engine: &Arc<Engine>,
+        macs: &Result<Arc<MacSet>, String>,
+    ) -> Self {
         let macs = match settings.port_mode {
-            PortChoice::Bridge => Err("--port-mode bridge".to_owned()),
-            _ if settings.engine == EngineChoice::Kernel => Err("--engine kernel".to_owned()),
-            _ => new_set().map_err(|error| error.to_string()),
+            PortChoice::Shortcut => Err("--port-mode shortcut".to_owned()),
+            PortChoice::Auto | PortChoice::Bridge | PortChoice::Direct => macs.clone(),
         };
         if let (PortChoice::Direct, Err(reason)) = (settings.port_mode, &macs) {
             tracing::warn!(reason, "no direct ports; containers get ports of the switch");
         }
         let (choice, engine_choice) = (settings.port_mode, settings.engine);
         Self { choice, engine_choice, engine: Arc::downgrade(engine), macs }
-    }
-
-    /// The addresses to which frames leave by direct ports, if there are such ports.
-    pub(super) fn macs(&self) -> Option<Arc<MacSet>> {
-        self.macs.as_ref().ok().map(Arc::clone)
     }
 
     /// What a container attached now gets, and why not a direct port.
@@ -73,7 +71,7 @@ impl DirectPorts {
             PortChoice::Auto if !only_vector => {
                 (PortKind::Bridge, Some("the kernel engine moves frames too".to_owned()))
             }
-            PortChoice::Bridge => (PortKind::Bridge, None),
+            PortChoice::Bridge | PortChoice::Shortcut => (PortKind::Bridge, None),
             PortChoice::Auto | PortChoice::Direct => (PortKind::Direct, None),
         }
     }
@@ -162,6 +160,17 @@ fn queues(workers: usize) -> usize {
 /// Queues that each direct port has at least: each costs a descriptor and 32 KiB of the kernel's memory.
 const QUEUES_MIN: usize = 4;
 
+/// The set of addresses to which frames leave by direct ports and shortcuts, empty, or why there is none.
+pub(super) fn remote_set(settings: &Settings) -> Result<Arc<MacSet>, String> {
+    if settings.port_mode == PortChoice::Bridge {
+        return Err("--port-mode bridge".to_owned());
+    }
+    if settings.engine == EngineChoice::Kernel {
+        return Err("--engine kernel".to_owned());
+    }
+    new_set().map_err(|error| error.to_string())
+}
+
 fn new_set() -> Result<Arc<MacSet>, weft_io::IoError> {
     let macs = MacSet::new()?;
     macs.self_test()?;
@@ -177,7 +186,7 @@ fn tap_name(host_interface: &str) -> String {
 /// Prefix of such a name.
 const TAP: &str = "weftt";
 
-/// Keeps the set of addresses to which frames leave by direct ports: those of endpoints at peers that
+/// Keeps the set of addresses to which frames leave by direct ports and shortcuts: those of endpoints at peers that
 /// the vector engine carries. All others are the switch's affair.
 pub(super) struct RemoteMacs {
     macs: Option<Arc<MacSet>>,
@@ -238,7 +247,7 @@ impl RemoteMacs {
         let Some(macs) = &self.macs else { return };
         let result = if wanted { macs.insert(mac.0).map(|_| ()) } else { macs.remove(mac.0) };
         if let Err(error) = result {
-            tracing::warn!(%error, %mac, wanted, "the addresses of direct ports are not up to date");
+            tracing::warn!(%error, %mac, wanted, "the addresses of direct ports and shortcuts are not up to date");
         }
     }
 }
@@ -299,7 +308,7 @@ mod tests {
             ..LaunchOptions::default()
         };
         let settings = options.settings(None, Path::new("/run/weft")).unwrap();
-        DirectPorts::new(&settings, engine)
+        DirectPorts::new(&settings, engine, &remote_set(&settings))
     }
 
     /// A port of the switch, and why.
@@ -325,6 +334,8 @@ mod tests {
             assert_eq!(direct.kind(support), DIRECT);
             let bridge = launched(engine, PortChoice::Bridge, choice);
             assert_eq!(bridge.kind(support), because("--port-mode bridge"));
+            let shortcut = launched(engine, PortChoice::Shortcut, choice);
+            assert_eq!(shortcut.kind(support), because("--port-mode shortcut"));
         }
         // Without the vector engine there are no ports of it.
         for mode in [PortChoice::Auto, PortChoice::Direct] {

@@ -30,8 +30,9 @@ use super::attachments::{Attachments, SavedAttachments};
 use super::control::{Control, VNI};
 use super::engines::{Engines, Offers};
 use super::mtu::{WATCH_RETRY_MS, container_mtu, follow_link_mtu, link_mtu, widest_format};
-use super::ports::{DirectPorts, RemoteMacs};
+use super::ports::{DirectPorts, RemoteMacs, remote_set};
 use super::requests::{Daemon, Targets};
+use super::shortcuts::Shortcuts;
 use super::store::{Lock, Store};
 use crate::api::{self, ApiListener, Invitation};
 use crate::config::{EngineChoice, FormatChoice, Settings, SwitchChoice};
@@ -71,6 +72,7 @@ async fn run_async(settings: Settings, ready: impl FnOnce(&Invitation)) -> Resul
     let attachments = Arc::clone(&daemon.attachments);
     let tasks = [
         tokio::spawn(watch_interfaces(kernel.clone(), kernel_engine.clone(), attachments)),
+        tokio::spawn(super::shortcuts::keep_all(Arc::clone(&daemon.attachments))),
         tokio::spawn(keep_forward_rule(kernel.clone(), kernel_engine.switch())),
         tokio::spawn(follow_link_mtu(
             daemon.settings.clone(),
@@ -163,7 +165,8 @@ async fn start(
     let Prepared { store, local, link_mtu, mtu, saved, mesh, targets, links, link_events } =
         prepared;
     let started = start_engines(&settings, kernel, local, mtu).await?;
-    let Started { mut engines, kernel_engine, ports, offloads, events, events_lost } = started;
+    let Started { mut engines, kernel_engine, ports, shortcuts, offloads, events, events_lost } =
+        started;
     let paths = path_config(&settings, engines.offers(&settings), link_mtu, mtu);
     for target in &targets {
         links.connect(target.clone());
@@ -176,7 +179,7 @@ async fn start(
         kernel.clone(),
         kernel_engine.clone(),
         request_sender.clone(),
-        ports,
+        (ports, shortcuts),
         local,
         mtu,
     );
@@ -236,6 +239,7 @@ struct Started {
     engines: Engines,
     kernel_engine: KernelEngine,
     ports: DirectPorts,
+    shortcuts: Shortcuts,
     /// What of the kernel's offloads the vector engine uses.
     offloads: BTreeMap<String, bool>,
     events: mpsc::Receiver<EngineEvent>,
@@ -259,10 +263,11 @@ async fn start_engines(
     let kernel_config = kernel_config(settings, local, mtu, keeper);
     let kernel_engine = KernelEngine::start(kernel.clone(), kernel_config, report).await?;
     let engine = Arc::new(engine);
-    let ports = DirectPorts::new(settings, &engine);
-    let macs = RemoteMacs::new(ports.macs());
-    let engines = Engines::new(engine, kernel_engine.clone(), sender, macs);
-    Ok(Started { engines, kernel_engine, ports, offloads, events, events_lost })
+    let macs = remote_set(settings);
+    let ports = DirectPorts::new(settings, &engine, &macs);
+    let shortcuts = Shortcuts::new(settings, kernel_engine.switch(), &macs);
+    let engines = Engines::new(engine, kernel_engine.clone(), sender, RemoteMacs::new(macs.ok()));
+    Ok(Started { engines, kernel_engine, ports, shortcuts, offloads, events, events_lost })
 }
 
 /// The mesh as it was when the daemon ended, or a new one.

@@ -151,6 +151,7 @@ pub(super) fn status(
     let reason = not_ready(&ipam, connections);
     let offers = super::engines::offers(&daemon.settings, &snapshot.support);
     let (ports, ports_reason) = daemon.attachments.port_kind();
+    let (shortcuts, shortcuts_reason) = daemon.attachments.shortcuts().state();
     Status {
         version: env!("CARGO_PKG_VERSION").into(),
         protocol: [weft_link::limits::PROTOCOL_VERSION, weft_link::limits::PROTOCOL_VERSION],
@@ -167,6 +168,8 @@ pub(super) fn status(
         switch_reason: snapshot.kernel.switch_reason.clone(),
         ports: ports.name().into(),
         ports_reason,
+        shortcuts,
+        shortcuts_reason,
         engines: names_of(&offers.engines),
         engines_missing: offers
             .missing

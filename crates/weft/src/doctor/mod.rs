@@ -13,6 +13,7 @@ use serde::Serialize;
 use weft_crypto::{Cipher, Library, SizeClass};
 use weft_engine::{alone, race};
 use weft_io::offload::{self, Verdict};
+use weft_io::redirect::MacSet;
 use weft_io::steer;
 
 use self::host::Module;
@@ -216,6 +217,13 @@ fn tap_and_offloads() -> Vec<Finding> {
             "give the process CAP_BPF: the vector engine works without, but a container that sends \
              too much takes the room of others",
         ),
+    });
+    findings.push(match MacSet::new().and_then(|macs| macs.self_test()) {
+        Ok(()) => {
+            Finding::new("ways past the switch", State::Ok, "direct ports and shortcuts (tcx)")
+        }
+        Err(error) => Finding::new("ways past the switch", State::Without, error.to_string())
+            .advise("take Linux 6.6 or later, with CAP_BPF: all frames take the switch without"),
     });
     findings
 }

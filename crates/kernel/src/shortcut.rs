@@ -1,0 +1,205 @@
+//! Ways past the bridge: what a container with a port of it sends to hosts on the vector engine goes to the
+//! engine's TAP device at once.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::Path,
+};
+
+use netlink_packet_route::{
+    RouteNetlinkMessage,
+    link::{BridgePortState, InfoBridge, InfoBridgePort, InfoKind},
+    tc::{TcAttribute, TcMessage},
+};
+use serde_json::Value;
+use weft_io::{
+    namespace,
+    redirect::{MacSet, Shortcut},
+};
+
+use crate::{Kernel, error::KernelError, forward, link::Link, nft::Listing, socket::Socket};
+
+/// Modules of the older kind of ebtables, which has rules where one is there.
+const EBTABLES: [&str; 3] =
+    ["/sys/module/ebtable_broute", "/sys/module/ebtable_filter", "/sys/module/ebtable_nat"];
+/// Our own tables' names begin so.
+const OWN_TABLES: &str = "weft-";
+/// Queueing disciplines of what comes in by a device, by their kinds (tc(8)).
+const INGRESS_KINDS: [&str; 2] = ["ingress", "clsact"];
+
+/// What there is of the bridge, as far as shortcuts go by it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct BridgePorts {
+    /// The index of the engine's TAP device, if it is a port.
+    pub tap: Option<u32>,
+    /// Containers' ports, by name.
+    pub ports: BTreeMap<String, BridgePort>,
+    /// Somebody's base chain in nftables that may see the frames of the bridge or of its ports, as `FAMILY TABLE
+    /// CHAIN`, or `iptables` or `ebtables`.
+    pub judge: Option<String>,
+}
+
+/// A container's port of the bridge.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BridgePort {
+    /// Its index.
+    pub index: u32,
+    /// Whether it has a queueing discipline of incoming frames: by that tools limit what a container sends.
+    pub limited: bool,
+    /// Whether somebody has cut it off: it is isolated, as the TAP device is, locked, or not forwarding.
+    pub cut_off: bool,
+}
+
+impl Kernel {
+    /// Looks at the bridge's ports.
+    ///
+    /// # Errors
+    /// [`KernelError::LinkMissing`] if the bridge is not there, or the kernel's refusal.
+    pub async fn bridge_ports(&self, bridge: &str, tap: &str) -> Result<BridgePorts, KernelError> {
+        let bridge = self.own_bridge(bridge).await?;
+        let socket = self.socket();
+        let limited = socket.limited().await?;
+        let chains = self.nft_chains().await?;
+        let links = socket.links().await?;
+        let mut seen = BridgePorts::default();
+        for link in links.into_iter().filter(|link| link.master == Some(bridge.index)) {
+            if link.name == tap {
+                seen.tap = Some(link.index);
+            } else if link.is_own() && link.kind == Some(InfoKind::Veth) {
+                let port = BridgePort {
+                    index: link.index,
+                    limited: limited.contains(&link.index),
+                    cut_off: is_cut_off(&link),
+                };
+                seen.ports.insert(link.name, port);
+            }
+        }
+        seen.judge = self.judge_of(&bridge, &chains)?;
+        Ok(seen)
+    }
+
+    /// Who may see the bridge's frames: chains of the bridge's own family and of devices, and, where br_netfilter hands
+    /// frames to them, of IP's.
+    fn judge_of(&self, bridge: &Link, chains: &Listing) -> Result<Option<String>, KernelError> {
+        let handed = |family| match family {
+            "ip" => bridge.bridge.contains(&InfoBridge::NfCallIpTables(true)),
+            _ => bridge.bridge.contains(&InfoBridge::NfCallIp6Tables(true)),
+        };
+        let judges = namespace::run_in(&self.inner.home, forward::judges)
+            .map_err(|source| crate::namespace_error(Path::new("/proc/sys/net/bridge"), source))?;
+        let judges: Vec<_> =
+            judges.into_iter().filter(|it| it.active || handed(it.family)).collect();
+        if judges.iter().any(|it| it.legacy) {
+            return Ok(Some("iptables".to_owned()));
+        }
+        if EBTABLES.iter().any(|module| Path::new(module).exists()) {
+            return Ok(Some("ebtables".to_owned()));
+        }
+        let families: Vec<&str> = judges.into_iter().map(|it| it.family).collect();
+        Ok(judging_chain(chains, &families))
+    }
+
+    /// Lets frames that come in by `port`, of a container with this address, and are for addresses of the set pass
+    /// the bridge by, to the device `tap` (both by index), for as long as the shortcut is kept.
+    ///
+    /// # Errors
+    /// [`KernelError::NoShortcut`] if the kernel does not take the program.
+    pub fn shorten(
+        &self,
+        port: u32,
+        mac: [u8; 6],
+        tap: u32,
+        macs: &MacSet,
+    ) -> Result<Shortcut, KernelError> {
+        namespace::run_in(&self.inner.home, || macs.shorten(port, mac, tap))
+            .map_err(|error| KernelError::NoShortcut { why: error.to_string() })?
+            .map_err(|error| KernelError::NoShortcut { why: error.to_string() })
+    }
+}
+
+fn is_cut_off(port: &Link) -> bool {
+    let has = |option| port.port.contains(&option);
+    has(InfoBridgePort::Isolated(true))
+        || has(InfoBridgePort::Locked(true))
+        || !has(InfoBridgePort::State(BridgePortState::Forwarding))
+}
+
+/// The first base chain, not of ours, that may see the frames of a bridge or of its ports where br_netfilter hands the
+/// bridge's to these families. Which devices a chain of devices has, nft before 1.1 does not tell.
+fn judging_chain(chains: &Listing, families: &[&str]) -> Option<String> {
+    let sees = |chain: &&Value| {
+        let (family, hook) = (text(chain, "family"), text(chain, "hook"));
+        let by_ip = ["prerouting", "forward", "postrouting"].contains(&hook)
+            && (families.contains(&family) || family == "inet" && !families.is_empty());
+        let is_near =
+            ["bridge", "netdev"].contains(&family) || ["ingress", "egress"].contains(&hook);
+        is_foreign(chain) && (is_near || by_ip)
+    };
+    let name = |chain: &Value| ["family", "table", "name"].map(|it| text(chain, it)).join(" ");
+    chains.of("chain").find(sees).map(name)
+}
+
+fn is_foreign(chain: &Value) -> bool {
+    chain.get("hook").is_some() && !text(chain, "table").starts_with(OWN_TABLES)
+}
+
+fn text<'a>(chain: &'a Value, field: &str) -> &'a str {
+    chain.get(field).and_then(Value::as_str).unwrap_or_default()
+}
+
+impl Socket {
+    /// The devices that have a queueing discipline of incoming frames.
+    async fn limited(&self) -> Result<BTreeSet<u32>, KernelError> {
+        let found = self
+            .dump(RouteNetlinkMessage::GetQueueDiscipline(TcMessage::default()))
+            .await
+            .map_err(|error| error.while_doing("list the queueing disciplines"))?;
+        let is_ingress = |attribute: &TcAttribute| match attribute {
+            TcAttribute::Kind(kind) => INGRESS_KINDS.contains(&kind.as_str()),
+            _ => false,
+        };
+        let device = |message| match message {
+            RouteNetlinkMessage::NewQueueDiscipline(message)
+                if message.attributes.iter().any(is_ingress) =>
+            {
+                u32::try_from(message.header.index).ok()
+            }
+            _ => None,
+        };
+        Ok(found.into_iter().filter_map(device).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn judge(family: &str, table: &str, hook: Option<&str>, families: &[&str]) -> Option<String> {
+        let mut chain = json!({ "family": family, "table": table, "name": "x", "handle": 1 });
+        if let Some(hook) = hook {
+            chain["hook"] = hook.into();
+        }
+        judging_chain(&Listing(vec![json!({ "chain": chain })]), families)
+    }
+
+    #[test]
+    fn a_base_chain_that_may_see_the_bridges_frames_is_named() {
+        let nat = |families| judge("ip", "nat", Some("postrouting"), families);
+        assert_eq!(nat(&["ip", "ip6"]), Some("ip nat x".to_owned()));
+        assert_eq!((nat(&["ip6"]), nat(&[])), (None, None));
+        let inet = |hook, families| judge("inet", "filter", Some(hook), families);
+        assert_eq!(inet("forward", &["ip6"]), Some("inet filter x".to_owned()));
+        assert_eq!(inet("ingress", &[]), Some("inet filter x".to_owned()));
+        assert_eq!((inet("input", &["ip6"]), inet("forward", &[])), (None, None));
+        assert_eq!(judge("bridge", "t", Some("forward"), &[]), Some("bridge t x".to_owned()));
+        assert_eq!(judge("netdev", "t", Some("egress"), &[]), Some("netdev t x".to_owned()));
+        assert_eq!(
+            (judge("bridge", "t", None, &[]), judge("netdev", "t", None, &[])),
+            (None, None)
+        );
+        assert_eq!(judge("bridge", "weft-mss", Some("forward"), &["ip"]), None);
+        assert_eq!(judge("inet", "weft-guard", Some("postrouting"), &["ip"]), None);
+    }
+}
