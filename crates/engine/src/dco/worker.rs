@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use weft_io::poller::Poller;
@@ -36,6 +36,13 @@ pub(super) struct Worker {
     pub(super) common: Arc<Common>,
     pub(super) segments_max: usize,
     pub(super) merge: (bool, bool),
+}
+
+/// Whether a thread that was woken is to stop. That is looked at after its wakes are taken: the one that comes with it may
+/// be taken with others before, and no further one comes.
+fn is_to_stop(take_wakes: impl FnOnce(), stop: &AtomicBool) -> bool {
+    take_wakes();
+    stop.load(Ordering::Relaxed)
 }
 
 /// A transport that is waited for.
@@ -83,11 +90,10 @@ impl Worker {
             }
             awake.end_wait(begun);
             counters.was_awake(poller.was_awake());
-            if self.common.stop.load(Ordering::Relaxed) {
-                return Ok(());
-            }
             if woken {
-                self.common.waker.clear();
+                if is_to_stop(|| self.common.waker.clear(), &self.common.stop) {
+                    return Ok(());
+                }
                 self.watch(&poller, &mut watched);
             }
             // What is written may be answered within the call, as TCP does.
@@ -325,5 +331,17 @@ fn wait_for_streams(poller: &Poller, watched: &mut HashMap<u16, Watched>) {
             let _ = poller.watch_writable(&*entry.transport, token, waits);
             entry.writable = waits;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_is_told_to_stop_while_its_wakes_are_taken_stops() {
+        let stop = AtomicBool::new(false);
+        assert!(!is_to_stop(|| {}, &stop));
+        assert!(is_to_stop(|| stop.store(true, Ordering::Relaxed), &stop));
     }
 }
