@@ -10,6 +10,8 @@ pub(crate) use self::map::{Array, Map, Mapped};
 
 /// A helper by number (bpf-helpers(7)): an element of a map, or zero.
 pub(crate) const MAP_LOOKUP_ELEM: i32 = 1;
+/// Likewise: the time since the machine was started, as of its last tick (Linux 5.11).
+pub(crate) const KTIME_GET_COARSE_NS: i32 = 160;
 const BPF_PROG_LOAD: libc::c_int = 5;
 /// The longest name of a program, in bytes.
 const NAME_LEN_MAX: usize = 15;
@@ -162,6 +164,11 @@ pub(crate) const fn jump_unless_zero(register: u8, over: i16) -> Instruction {
 /// A map by descriptor (source 1: BPF_PSEUDO_MAP_FD); [`SECOND_HALF`] follows.
 pub(crate) const fn load_map(to: u8, map: libc::c_int) -> Instruction {
     instruction(0x18, to, 1, 0, map)
+}
+
+/// How far a jump goes over these.
+pub(crate) const fn over(instructions: &[Instruction]) -> i16 {
+    instructions.len() as i16
 }
 
 /// How many bytes of a packet are loaded: into register 0, as a number in the host's order, for which

@@ -16,10 +16,10 @@ use std::os::fd::{AsRawFd, OwnedFd};
 
 use crate::IoError;
 use crate::bpf::{
-    self, Array, EXIT, Instruction, MAP_LOOKUP_ELEM, Map, SECOND_HALF, add_value, call, fetch_half,
-    fetch_long, fetch_word, jump, jump_if, jump_if_least, jump_unless_32, jump_unless_below,
-    jump_unless_zero, load_map, move_register, move_value, shift_right, store_half, store_long,
-    store_word, store_zero, subtract_register,
+    self, Array, EXIT, Instruction, KTIME_GET_COARSE_NS, MAP_LOOKUP_ELEM, Map, SECOND_HALF,
+    add_value, call, fetch_half, fetch_long, fetch_word, jump, jump_if, jump_if_least,
+    jump_unless_32, jump_unless_below, jump_unless_zero, load_map, move_register, move_value, over,
+    shift_right, store_half, store_long, store_word, store_zero, subtract_register,
 };
 
 /// Addresses that a [`MacSet`] holds at most. The kernel takes 1 MiB for its table, and more for
@@ -44,7 +44,6 @@ const BPF_F_INGRESS: i32 = 1;
 /// Helpers by number (bpf-helpers(7)).
 const REDIRECT: i32 = 23;
 const SKB_LOAD_BYTES: i32 = 26;
-const KTIME_GET_COARSE_NS: i32 = 160;
 /// Of a program's `struct __sk_buff`: where the frame begins and ends.
 const DATA_AT: i16 = 76;
 const DATA_END_AT: i16 = 80;
@@ -278,10 +277,6 @@ impl Drop for Shortcut {
         // SAFETY: the field of the command, without a pointer. Where it fails the device has gone.
         let _ = unsafe { bpf::bpf(BPF_LINK_DETACH, &attributes) };
     }
-}
-
-const fn over(instructions: &[Instruction]) -> i16 {
-    instructions.len() as i16
 }
 
 const fn key([a, b, c, d, e, f]: [u8; 6]) -> [u8; KEY_LEN] {

@@ -7,11 +7,12 @@ use std::os::fd::OwnedFd;
 use super::load::{self, LOAD_TICK_MAX, TICK_LOAD_BITS, TICK_LOAD_MAX, TICK_NS};
 use super::{BUCKET_BITS, SPREAD, TAP_WORKERS_MAX};
 use crate::bpf::{
-    Array, EXIT, Instruction, MAP_LOOKUP_ELEM, Mapped, SECOND_HALF, Width, add_register, add_value,
-    and_value, call, divide, fetch_long, fetch_word, jump, jump_if, jump_if_least,
-    jump_if_least_signed, jump_unless, jump_unless_below, jump_unless_zero, load_behind, load_map,
-    load_packet, load_program, move_register, move_value, multiply, multiply_32, shift_left,
-    shift_right, shift_right_32, store_long, store_word, subtract_register,
+    Array, EXIT, Instruction, KTIME_GET_COARSE_NS, MAP_LOOKUP_ELEM, Mapped, SECOND_HALF, Width,
+    add_register, add_value, and_value, call, divide, fetch_long, fetch_word, jump, jump_if,
+    jump_if_least, jump_if_least_signed, jump_unless, jump_unless_below, jump_unless_zero,
+    load_behind, load_map, load_packet, load_program, move_register, move_value, multiply,
+    multiply_32, over, shift_left, shift_right, shift_right_32, store_long, store_word,
+    subtract_register,
 };
 use crate::tap::Tap;
 
@@ -27,8 +28,6 @@ const ETHERTYPE_AT: i32 = 12;
 /// Bytes before the IP header.
 const ETHERNET_LEN: i32 = 14;
 const BPF_PROG_TYPE_SOCKET_FILTER: u32 = 1;
-/// A helper by number (bpf-helpers(7), Linux 5.11): the time since the machine was started, as of its last tick.
-const KTIME_GET_COARSE_NS: i32 = 160;
 
 /// Flows are told apart by so many bits of a hash; those that are not go to one worker together.
 const PLACE_BITS: u32 = 12;
@@ -332,10 +331,6 @@ fn add_ports() -> Vec<Instruction> {
 /// Adds 32 bits of the IP header to register 8.
 fn add_word(at: i32) -> [Instruction; 2] {
     [load_packet(Width::Word, ETHERNET_LEN + at), add_register(8, 0)]
-}
-
-const fn over(instructions: &[Instruction]) -> i16 {
-    instructions.len() as i16
 }
 
 /// The number of the bucket that frames of a container with this address fall into, below [`super::BUCKETS`]: by
