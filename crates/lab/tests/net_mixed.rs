@@ -12,6 +12,7 @@ use weft::sandbox::{Container, Host, try_wait_until};
 use weft_io::uninterrupted;
 use weft_lab::net::guest::seed;
 use weft_lab::net::iperf::{self, Server};
+use weft_lab::net::losses::{drops, tap_overflows};
 use weft_lab::net::memory::{ensure_flat, resident_kib};
 use weft_lab::net::{Lab, counter, is_soak, keep_order, namespace, probe, slowness, tcp_counter};
 
@@ -236,25 +237,6 @@ fn visitors(lab: &Lab, to: [IpAddr; 2], until: Instant, tally: &Tally) -> anyhow
         tally.add(1, 0);
     }
     Ok(())
-}
-
-/// Counters of a host's vector engine that stand for packets dropped and are not zero.
-fn drops(host: &Host) -> anyhow::Result<BTreeMap<String, u64>> {
-    let report = host.weft_json(&["report"])?;
-    let all = report["counters"].as_object().into_iter().flatten();
-    let all = all.map(|(name, count)| (name.clone(), count.as_u64().unwrap_or(u64::MAX)));
-    let is_drop = |name: &str| name.starts_with("drop_") || name == "socket_overflows";
-    Ok(all.filter(|(name, count)| is_drop(name) && *count > 0).collect())
-}
-
-/// Packets that the queue between the bridge and the workers had no room for.
-fn tap_overflows(host: &Host) -> anyhow::Result<u64> {
-    let links = host.netns().exec(&["ip", "-j", "-s", "link", "show", "type", "tun"])?;
-    let links = links.success()?.json()?;
-    let links = links.as_array().cloned().unwrap_or_default();
-    let dropped = links.iter().map(|link| link["stats64"]["tx"]["dropped"].as_u64());
-    let sum: Option<u64> = dropped.sum();
-    sum.filter(|_| !links.is_empty()).ok_or_else(|| anyhow::anyhow!("no drops in {links:?}"))
 }
 
 /// Two hosts with a container each, and what goes between them.

@@ -2,30 +2,10 @@
 
 use std::time::Duration;
 
-use serde_json::Value;
-use weft::sandbox::{Container, Host};
 use weft_lab::net::iperf::{self, Server};
 use weft_lab::net::{
-    Lab, counter, is_soak, keep_order, namespace, probe, slowness, wait_connection,
+    Lab, counter, is_soak, keep_order, losses, namespace, probe, slowness, wait_connection,
 };
-
-/// The vector engine's counters of drops that are not zero.
-fn drops(host: &Host) -> anyhow::Result<Vec<(String, Value)>> {
-    let report = host.weft_json(&["report"])?;
-    let all = report["counters"].as_object().into_iter().flatten();
-    let named = |name: &str| name.starts_with("drop_") || name == "socket_overflows";
-    let drops = all.filter(|(name, count)| named(name) && **count != 0);
-    Ok(drops.map(|(name, count)| (name.clone(), count.clone())).collect())
-}
-
-/// What a container's TCP says of losses, where it is not zero.
-fn tcp_counts(container: &Container) -> anyhow::Result<Vec<String>> {
-    let text = container.exec(&["cat", "/proc/net/netstat"])?.success()?.stdout;
-    let mut lines = text.lines().filter_map(|line| line.strip_prefix("TcpExt: "));
-    let (names, counts) = (lines.next().unwrap_or_default(), lines.next().unwrap_or_default());
-    let all = names.split(' ').zip(counts.split(' ')).filter(|(_, count)| *count != "0");
-    Ok(all.map(|(name, count)| format!("{name} {count}")).collect())
-}
 
 #[test]
 fn rekeying_every_two_seconds_loses_nothing_and_causes_no_retransmission() -> anyhow::Result<()> {
@@ -65,10 +45,12 @@ fn rekeying_every_two_seconds_loses_nothing_and_causes_no_retransmission() -> an
     })?;
     let rekeys = counter(lab.host(1), "rekeys")? - before;
     assert!(rekeys >= u64::from(seconds) / 2 - 1, "{rekeys} rekeys in {seconds} s");
-    if iperf::retransmits(&report) != Some(0) {
-        let drops = [drops(lab.host(0))?, drops(lab.host(1))?];
-        anyhow::bail!("{drops:?}, sender: {:?}, {report}", tcp_counts(&one)?);
-    }
+    assert_eq!(
+        iperf::retransmits(&report),
+        Some(0),
+        "{}",
+        losses::told(&lab, [&one, &two], &report)?
+    );
     wait_connection(lab.host(0), "an active path", Duration::from_secs(1), |c| {
         c["state"] == "active"
     })?;

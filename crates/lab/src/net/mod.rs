@@ -4,6 +4,7 @@ pub mod capture;
 pub mod figures;
 pub mod guest;
 pub mod iperf;
+pub mod losses;
 pub mod memory;
 pub mod probe;
 mod stopped;
