@@ -54,8 +54,7 @@ impl Flows {
         hash: u32,
         tick: u32,
     ) -> Option<usize> {
-        let slot = hash.wrapping_add(number.wrapping_mul(SPREAD)).wrapping_mul(SPREAD);
-        let slot = self.slots.get((slot >> (u32::BITS - SLOT_BITS)) as usize)?;
+        let slot = self.slot(number, hash)?;
         let usable = usable(path).count() as u16;
         let is_own = |lane: usize| lane % workers.max(1) == worker;
         let before = Placed::from_bits(slot.load(Relaxed)).filter(|before| {
@@ -79,6 +78,24 @@ impl Flows {
             slot.store(now.to_bits(), Relaxed);
         }
         Some(lane)
+    }
+
+    /// The only lane of the path whose number is `number`, the first, takes a packet: when others come, the
+    /// flow is one that goes on.
+    #[inline]
+    pub(crate) fn keep(&self, number: u32, hash: u32, tick: u32) {
+        let now = Placed { tick, lane: 0, usable: 1 }.to_bits();
+        if let Some(slot) = self.slot(number, hash)
+            && slot.load(Relaxed) != now
+        {
+            slot.store(now, Relaxed);
+        }
+    }
+
+    #[inline]
+    fn slot(&self, number: u32, hash: u32) -> Option<&AtomicU64> {
+        let slot = hash.wrapping_add(number.wrapping_mul(SPREAD)).wrapping_mul(SPREAD);
+        self.slots.get((slot >> (u32::BITS - SLOT_BITS)) as usize)
     }
 }
 

@@ -302,7 +302,10 @@ impl Transmitter {
     ) -> u64 {
         let hash = layout::flow_hash(frame);
         let lane = match path.lanes[..] {
-            [Some(_)] => Some(0),
+            [Some(_)] => {
+                self.flows.keep(number, hash, self.tick);
+                Some(0)
+            }
             _ => {
                 let worker = (self.worker, env.socket.sockets());
                 self.flows.lane((number, path), worker, hash, self.tick)

@@ -11,7 +11,8 @@ use weft::sandbox::{Container, Host, wait_until};
 use weft_lab::net::iperf::{self, Server};
 use weft_lab::net::probe::udp_in;
 use weft_lab::net::{
-    Lab, counter, is_soak, keep_order, namespace, slowness, tcp_counter, wait_connection, workers,
+    Lab, counter, is_soak, keep_order, losses, namespace, slowness, tcp_counter, wait_connection,
+    workers,
 };
 
 /// Kernels with IPsec would leave the workers nothing to do.
@@ -46,7 +47,12 @@ fn flows_over_two_lanes_pass_rekeys_in_order() -> anyhow::Result<()> {
     let rekeys = counter(lab.host(1), "rekeys")? - before;
     every_lane_shows_its_rate(lab.host(0), 2, || flows("3"))?;
     assert!(rekeys >= u64::from(seconds) / 2 - 1, "{rekeys} rekeys in {seconds} s");
-    assert_eq!(iperf::retransmits(&report), Some(0), "{report}");
+    assert_eq!(
+        iperf::retransmits(&report),
+        Some(0),
+        "{}",
+        losses::told(&lab, [&one, &two], &report)?
+    );
     assert_eq!(disorders(&one, &two)?, disorder);
     for host in lab.sandbox.hosts() {
         for reason in ["drop_replayed", "drop_forged", "drop_unknown_spi", "drop_too_old"] {
@@ -192,7 +198,16 @@ fn hosts_may_differ_in_workers() -> anyhow::Result<()> {
 
 #[test]
 fn workers_come_and_go_on_request_without_a_retransmission() -> anyhow::Result<()> {
-    let lab = Lab::pair(&[VECTOR, "--workers", "1"])?;
+    workers_come_and_go("direct")
+}
+
+#[test]
+fn workers_come_and_go_behind_the_bridge_without_a_retransmission() -> anyhow::Result<()> {
+    workers_come_and_go("bridge")
+}
+
+fn workers_come_and_go(port_mode: &str) -> anyhow::Result<()> {
+    let lab = Lab::pair(&[VECTOR, "--workers", "1", "--port-mode", port_mode])?;
     let (one, two) = lab.containers()?;
     keep_order([lab.host(0).netns(), lab.host(1).netns(), one.netns(), two.netns()])?;
     let _servers = (Server::start(&one)?, Server::start(&two)?);
@@ -219,7 +234,12 @@ fn workers_come_and_go_on_request_without_a_retransmission() -> anyhow::Result<(
         }
         load.join().map_err(|_| anyhow::anyhow!("iperf3 panicked"))?
     })?;
-    assert_eq!(iperf::retransmits(&report), Some(0), "{}", report["end"]["sum_sent"]);
+    assert_eq!(
+        iperf::retransmits(&report),
+        Some(0),
+        "{}",
+        losses::told(&lab, [&one, &two], &report)?
+    );
     let top = lab.host(0).weft_json(&["top", "--count", "1", "--interval", "0.2"])?;
     assert_eq!(top["workers"].as_array().map(Vec::len), Some(2), "{top}");
     // What they moved before they went is still counted.

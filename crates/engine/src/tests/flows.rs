@@ -1,5 +1,9 @@
 //! Which lane a flow takes, and keeps.
 
+use std::time::Instant;
+
+use weft_io::steer::FLOW_PAUSE_NS;
+
 use super::*;
 use crate::LANE_ASKS_MAX;
 use crate::flows::{Flows, PAUSE_TICKS};
@@ -99,6 +103,46 @@ fn lanes_share_the_flows_and_each_flow_keeps_its_lane() {
     packets[0] -= 1;
     assert_eq!(packets.iter().sum::<u64>(), 64);
     assert!(packets.iter().all(|count| *count >= 10 && count % 2 == 0), "{packets:?}");
+}
+
+/// Sends a packet of each of some flows; returns how many went by each of three lanes.
+fn sent_by_lane(rig: &mut Rig, ports: std::ops::Range<u8>) -> [u64; 3] {
+    let sent = |rig: &Rig| {
+        let lanes = &path(rig).1.lanes;
+        [0, 1, 2]
+            .map(|lane| lanes.get(lane).and_then(Option::as_ref).map_or(0, |it| it.sa.packets()))
+    };
+    let before = sent(rig);
+    for port in ports {
+        let mut read = udp_read(&pattern(100), true);
+        read[vnet::LEN + 14 + 20 + 1] = port;
+        rig.transmit(&mut [read]);
+    }
+    rig.receive();
+    let now = sent(rig);
+    [0, 1, 2].map(|lane| now[lane] - before[lane])
+}
+
+#[test]
+fn what_goes_by_the_only_lane_stays_there_when_others_come() {
+    let pause = Duration::from_nanos(FLOW_PAUSE_NS.unsigned_abs().into());
+    let mut rig = loop {
+        let mut rig = Rig::new();
+        let begun = Instant::now();
+        assert_eq!(sent_by_lane(&mut rig, 0..32), [32, 0, 0]);
+        for lane in [1, 2] {
+            add_lane(&mut rig, lane);
+            prove(&rig, lane);
+        }
+        let then = sent_by_lane(&mut rig, 0..32);
+        // Else this thread got no processor for so long that they may have paused.
+        if begun.elapsed() < pause {
+            assert_eq!(then, [32, 0, 0]);
+            break rig;
+        }
+    };
+    let others = sent_by_lane(&mut rig, 32..64);
+    assert!(others.iter().all(|packets| *packets > 0), "those that begin: {others:?}");
 }
 
 #[test]
