@@ -64,8 +64,8 @@ impl FrameSteering {
 
     /// Has the kernel hand each frame to the queue of its flow and its sender: of the queues of the device of
     /// `member`, in the order in which they were opened, [`super::BUCKETS`] for each of so many `workers`. Of
-    /// the worker's queues it is the one with the number that [`super::bucket_of_mac`] says; among several
-    /// workers, what ends within its headers goes to the first queue.
+    /// the worker's queues it is the one with the number that [`super::bucket_of_mac`] says; what ends within
+    /// its headers goes to the first queue.
     ///
     /// Called again after a worker's queues were opened, and before the last worker's are closed; flows stay
     /// where they are, but for those of a worker that goes.
@@ -105,16 +105,15 @@ impl FrameSteering {
             shift_right_32(7, u32::BITS - BUCKET_BITS),
             move_value(9, 0),
         ];
-        if workers > 1 {
-            let [v6, mut v4] = [sum_ipv6(), sum_ipv4()];
-            v4.push(jump(1 + over(&v6)));
-            program.push(load_packet(Width::Half, ETHERTYPE_AT));
-            program.push(jump_unless(0, libc::ETH_P_IP, over(&v4)));
-            program.extend(v4);
-            program.push(jump_unless(0, libc::ETH_P_IPV6, over(&v6)));
-            program.extend(v6);
-            program.extend(self.find_worker(workers as i32));
-        }
+        let [v6, mut v4] = [sum_ipv6(), sum_ipv4()];
+        v4.push(jump(1 + over(&v6)));
+        program.push(load_packet(Width::Half, ETHERTYPE_AT));
+        program.push(jump_unless(0, libc::ETH_P_IP, over(&v4)));
+        program.extend(v4);
+        program.push(jump_unless(0, libc::ETH_P_IPV6, over(&v6)));
+        program.extend(v6);
+        // Where there is but one, too: when others come, what goes on stays with it.
+        program.extend(self.find_worker(workers as i32));
         program.extend([
             shift_left(9, BUCKET_BITS as i32),
             move_register(0, 7),
@@ -502,29 +501,30 @@ mod tests {
                 ports.map(|port| rig.worker_of(&flow(port))).collect::<Vec<_>>()
             };
             let number = |workers: &[usize]| workers.iter().collect::<BTreeSet<_>>().len();
-            let mut rig = loop {
-                let mut rig = Rig::with_workers(2);
+            // From so many workers to one more. Of a device with one, too, it is known what goes on.
+            let one_comes = |rig: &mut Rig, before: usize, ports: std::ops::Range<u16>| loop {
+                rig.steering.steer(&rig.queues[0], before).unwrap();
+                rig.queues.truncate(before * BUCKETS);
                 let begun = Instant::now();
-                let before = workers(&mut rig, 0..20);
-                assert_eq!(number(&before), 2);
+                let those = workers(rig, ports.clone());
+                assert_eq!(number(&those), before);
                 let open = |_| Tap::open(&TapOptions::new("tap0")).unwrap();
                 rig.queues.extend((0..BUCKETS).map(open));
-                rig.steering.steer(&rig.queues[0], 3).unwrap();
-                let after = workers(&mut rig, 0..20);
+                let untold = workers(rig, ports.clone());
+                rig.steering.steer(&rig.queues[0], before + 1).unwrap();
+                let after = workers(rig, ports.clone());
                 // Else this thread got no processor for so long that they may have paused.
                 if begun.elapsed() < PAUSE {
-                    assert_eq!(after, before, "those that go on");
-                    break rig;
+                    assert_eq!([untold, after], [those.clone(), those], "those that go on");
+                    break;
                 }
             };
+            let mut rig = Rig::with_workers(2);
+            one_comes(&mut rig, 2, 0..20);
             assert_eq!(number(&workers(&mut rig, 20..50)), 3, "those that begin");
-            rig.steering.steer(&rig.queues[0], 1).unwrap();
-            rig.queues.truncate(BUCKETS);
-            assert_eq!(number(&workers(&mut rig, 0..50)), 1);
-            rig.queues.extend((0..BUCKETS).map(|_| Tap::open(&TapOptions::new("tap0")).unwrap()));
-            assert_eq!(number(&workers(&mut rig, 0..50)), 1);
-            rig.steering.steer(&rig.queues[0], 2).unwrap();
-            assert_eq!(number(&workers(&mut rig, 0..50)), 2);
+            // Those of workers that go come to the one that stays.
+            one_comes(&mut rig, 1, 0..50);
+            assert_eq!(number(&workers(&mut rig, 50..80)), 2, "those that begin");
             rig.steering.steer(&rig.queues[0], TAP_WORKERS_MAX).unwrap();
             for number in [0, TAP_WORKERS_MAX + 1] {
                 assert!(rig.steering.steer(&rig.queues[0], number).is_err());
