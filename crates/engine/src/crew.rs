@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use weft_io::offload::Offloads;
 use weft_io::poller::Waker;
-use weft_io::steer::{BUCKETS, FrameSteering};
+use weft_io::steer::{self, BUCKETS, FrameSteering};
 use weft_io::tap::TapOptions;
 use weft_path::{EngineEvent, EngineKind, Mac};
 
@@ -73,6 +73,7 @@ struct Running {
     share: Buckets,
     lane_port: Option<Buckets>,
     queues: Queues,
+    flows: Arc<Flows>,
     helpers: Arc<Helpers>,
 }
 
@@ -182,8 +183,11 @@ impl Crew {
         let (segments_max, mac, copy_dscp) = (self.segments_max, self.probe_mac, self.copy_dscp);
         let load = WorkerLoad::new(number, self.steering.clone());
         let (flows, sent) = (Arc::<Flows>::default(), load.clone());
+        // Queues of direct ports that others have served become its own.
+        self.running.iter().for_each(|other| flows.inherit(&other.flows, steer::tick()));
+        let of_all = Arc::clone(&flows);
         let make = move || {
-            Transmitter::of_worker(number, Arc::clone(&flows), sent.clone(), segments_max, mac)
+            Transmitter::of_worker(number, Arc::clone(&of_all), sent.clone(), segments_max, mac)
                 .with_copy_dscp(copy_dscp)
         };
         let seed = Seed {
@@ -232,6 +236,7 @@ impl Crew {
             share,
             lane_port,
             queues,
+            flows,
             helpers: Arc::clone(&helpers),
         });
         self.change_sockets(|sockets| {
@@ -279,6 +284,8 @@ impl Crew {
         }
         // What is left to receive is little. Fewer threads need no start, so nothing can fail.
         let _ = last.helpers.set(0);
+        // Its flows come to those that stay, and keep their lanes.
+        self.running.iter().for_each(|other| other.flows.inherit(&last.flows, steer::tick()));
         self.steer(self.running.len());
         self.change_sockets(|sockets| {
             sockets.own.pop();

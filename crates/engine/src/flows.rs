@@ -41,6 +41,11 @@ impl Placed {
     const fn to_bits(self) -> u64 {
         (self.tick as u64) << 32 | (self.lane as u64) << 16 | self.usable as u64
     }
+
+    /// Whether something of it may be under way yet. Another thread may be a tick ahead.
+    const fn goes_on(self, tick: u32) -> bool {
+        tick.wrapping_sub(self.tick).cast_signed() < PAUSE_TICKS
+    }
 }
 
 impl Flows {
@@ -59,9 +64,8 @@ impl Flows {
         let is_own = |lane: usize| lane % workers.max(1) == worker;
         let before = Placed::from_bits(slot.load(Relaxed)).filter(|before| {
             let lane = usize::from(before.lane);
-            // Another thread of the worker may be a tick ahead. Where lanes have come or gone since, those
-            // that stood in for one of its own are left.
-            (tick.wrapping_sub(before.tick).cast_signed() < PAUSE_TICKS)
+            // Where lanes have come or gone since, those that stood in for one of its own are left.
+            before.goes_on(tick)
                 && is_usable(path, lane)
                 && (before.usable == usable || is_own(lane))
         });
@@ -80,15 +84,31 @@ impl Flows {
         Some(lane)
     }
 
-    /// The only lane of the path whose number is `number`, the first, takes a packet: when others come, the
-    /// flow is one that goes on.
+    /// The only lane of the path whose number is `number`, the first, takes a packet: when others come, it is
+    /// known that the flow goes on.
     #[inline]
     pub(crate) fn keep(&self, number: u32, hash: u32, tick: u32) {
         let now = Placed { tick, lane: 0, usable: 1 }.to_bits();
         if let Some(slot) = self.slot(number, hash)
             && slot.load(Relaxed) != now
         {
-            slot.store(now, Relaxed);
+            // Once in a tick and flow. One that has several lanes and the same slot would be moved.
+            let before = Placed::from_bits(slot.load(Relaxed));
+            if !before.is_some_and(|before| before.usable > 1 && before.goes_on(tick)) {
+                slot.store(now, Relaxed);
+            }
+        }
+    }
+
+    /// Takes over where another worker's flows are at `tick`, since they may come here; its own stay.
+    pub(crate) fn inherit(&self, other: &Self, tick: u32) {
+        let going_on = |slot: &AtomicU64| {
+            Placed::from_bits(slot.load(Relaxed)).filter(|placed| placed.goes_on(tick))
+        };
+        for (own, other) in self.slots.iter().zip(&other.slots) {
+            if let (None, Some(other)) = (going_on(own), going_on(other)) {
+                own.store(other.to_bits(), Relaxed);
+            }
         }
     }
 

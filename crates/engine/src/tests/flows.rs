@@ -146,6 +146,49 @@ fn what_goes_by_the_only_lane_stays_there_when_others_come() {
 }
 
 #[test]
+fn a_flow_with_several_lanes_is_not_moved_by_one_with_a_single_lane_in_its_slot() {
+    let mut rig = Rig::new();
+    add_lane(&mut rig, 1);
+    prove(&rig, 1);
+    let (number, hash) = (path(&rig).0, 77);
+    let flows = Flows::default();
+    // It begins beside a stream on the first lane.
+    let lane = |tick| {
+        carries(&rig, 0, 1 << 20, tick);
+        flows.lane(path(&rig), (0, 2), hash, tick)
+    };
+    assert_eq!(lane(1), Some(1));
+    flows.keep(number, hash, 2);
+    assert_eq!(lane(2), Some(1), "it goes on");
+    // Once it has paused, the slot is the other's.
+    let later = 2 + PAUSE_TICKS.cast_unsigned();
+    flows.keep(number, hash, later);
+    assert_eq!(lane(later), Some(0));
+}
+
+#[test]
+fn flows_that_come_to_another_worker_keep_their_lanes() {
+    let mut rig = Rig::new();
+    for lane in [1, 2] {
+        add_lane(&mut rig, lane);
+        prove(&rig, lane);
+    }
+    let [stays, goes] = [Flows::default(), Flows::default()];
+    let [old, new, own] = [1, 2, 3].map(|number| number << 22);
+    let pause = PAUSE_TICKS.cast_unsigned();
+    assert_eq!(goes.lane(path(&rig), (2, 3), old, 1), Some(2));
+    assert_eq!(goes.lane(path(&rig), (2, 3), new, pause), Some(2));
+    assert_ne!(goes.lane(path(&rig), (2, 3), own, pause), Some(1));
+    assert_eq!(stays.lane(path(&rig), (1, 3), own, pause), Some(1));
+    stays.inherit(&goes, pause + 1);
+    // One that begins, or has paused, comes to the first: streams go by the others.
+    carries(&rig, 1, 1 << 20, pause + 1);
+    carries(&rig, 2, 1 << 20, pause + 1);
+    let lane = |hash| stays.lane(path(&rig), (1, 2), hash, pause + 1);
+    assert_eq!([lane(new), lane(own), lane(old)], [Some(2), Some(1), Some(0)]);
+}
+
+#[test]
 fn a_flow_that_begins_beside_a_stream_takes_another_lane_and_keeps_it() {
     let mut rig = Rig::new();
     add_lane(&mut rig, 1);
