@@ -132,9 +132,9 @@ impl Crew {
         self.past_overflows + all.map(Running::overflows).sum::<u64>()
     }
 
-    /// Has all of them look at what they wait for.
+    /// Has all of them look at what they wait for, also those that are leaving.
     pub(crate) fn wake(&self) {
-        self.running.iter().for_each(|worker| worker.waker.wake());
+        self.running.iter().chain(&self.leaving).for_each(|worker| worker.waker.wake());
     }
 
     /// Adds or removes workers at the end.
@@ -287,14 +287,12 @@ impl Crew {
         // Its flows come to those that stay, and keep their lanes.
         self.running.iter().for_each(|other| other.flows.inherit(&last.flows, steer::tick()));
         self.steer(self.running.len());
+        let _ = last.until.set(Instant::now() + Duration::from_millis(LINGER_MS));
+        self.leaving.push(last);
         self.change_sockets(|sockets| {
             sockets.own.pop();
             sockets.shares.pop();
         });
-        let _ = last.until.set(Instant::now() + Duration::from_millis(LINGER_MS));
-        last.waker.wake();
-        self.leaving.push(last);
-        self.wake();
     }
 
     /// Forgets those that have ended, in the order in which they left: the kernel fills the place of a
@@ -307,9 +305,13 @@ impl Crew {
         }
     }
 
+    /// There is one worker more or less. Queues of direct ports have other readers from that moment on.
     fn change_sockets(&self, change: impl FnOnce(&mut LaneSockets)) {
         let mut shared = self.shared.write().unwrap_or_else(PoisonError::into_inner);
         change(&mut shared.sockets);
+        shared.ports.share_anew();
+        drop(shared);
+        self.wake();
     }
 
     fn steer(&self, workers: usize) {

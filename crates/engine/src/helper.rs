@@ -25,7 +25,7 @@ use crate::crew::supervise;
 use crate::device::{Env, FrameSink, FrameSource, MessageSource, Origin, RunSink};
 use crate::gate::{Front, Gate, Ticket};
 use crate::load::WorkerLoad;
-use crate::ports::{Outlet, PortReader};
+use crate::ports::{Outlet, PortReader, serves};
 use crate::queues::{QueueReader, Queues};
 use crate::receive::{Kind, Receiver};
 use crate::state::State;
@@ -407,7 +407,7 @@ impl Seed {
         transmitter: &mut Transmitter,
         buffer: &mut [u8],
     ) -> io::Result<u64> {
-        self.seal_from(&self.help.queues, tap, counters, transmitter, buffer)
+        self.seal_from((&self.help.queues, tap), |_| true, counters, transmitter, buffer)
     }
 
     /// The same from the direct ports that have something.
@@ -421,8 +421,10 @@ impl Seed {
     ) -> u64 {
         let mut units = 0;
         ports.note_answers();
-        ports.drain(poller, |queue| {
-            units += self.seal_from(&queue.gate, queue, counters, transmitter, buffer)?;
+        ports.drain(poller, |queue, of_port| {
+            let is_own = |shared: &Shared| serves(shared, self.worker, of_port);
+            let from = (&queue.gate, queue);
+            units += self.seal_from(from, is_own, counters, transmitter, buffer)?;
             Ok(())
         });
         units
@@ -430,14 +432,17 @@ impl Seed {
 
     fn seal_from<T: FrameSource + FrameSink>(
         &self,
-        gate: &Gate,
-        tap: &T,
+        (gate, tap): (&Gate, &T),
+        is_own: impl Fn(&Shared) -> bool,
         counters: &WorkerCounters,
         transmitter: &mut Transmitter,
         buffer: &mut [u8],
     ) -> io::Result<u64> {
         for units in 0..UNITS_MAX {
             let shared = read(&self.shared);
+            if !is_own(&shared) {
+                return Ok(units);
+            }
             let env = Env { tap, socket: &shared.sockets, counters, events: &*self.events };
             let done = seal_unit(gate, &shared.state, &env, transmitter, buffer);
             if !there_was(done)? {

@@ -262,9 +262,7 @@ impl Engine {
     /// those before it stay.
     pub fn set_workers(&self, workers: usize) -> Result<(), EngineError> {
         check_workers(workers)?;
-        let result = self.lock().resize(workers);
-        self.share_ports();
-        result
+        self.lock().resize(workers)
     }
 
     /// All counters, read without stopping anyone.

@@ -140,6 +140,11 @@ impl Ports {
         Ok(())
     }
 
+    /// There are other workers than before: those that are woken share the queues out anew.
+    pub(crate) fn share_anew(&mut self) {
+        self.generation += 1;
+    }
+
     fn remove(&mut self, mac: Mac) -> bool {
         let number = self.by_mac.remove(key_of(mac.0));
         let removed = number.and_then(|number| self.list.remove(number));
@@ -181,11 +186,6 @@ impl Engine {
             (port.mac, traffic)
         };
         shared.ports.list.iter().map(|(_, port)| of(port)).collect()
-    }
-
-    /// Has the workers share the queues out anew.
-    pub(crate) fn share_ports(&self) {
-        self.change_ports(|ports| ports.generation += 1);
     }
 
     fn change_ports<T>(&self, change: impl FnOnce(&mut Ports) -> T) -> T {
@@ -255,11 +255,11 @@ impl PortReader {
             return;
         }
         self.seen = Some(shared.ports.generation);
-        let workers = shared.sockets.sockets().max(1);
         let mut wanted: Vec<(Arc<Port>, usize)> = Vec::new();
         for (_, port) in shared.ports.list.iter() {
             if !port.gone.load(Relaxed) {
-                let own = (0..port.queues.len()).filter(|queue| queue % workers == self.worker);
+                let own =
+                    (0..port.queues.len()).filter(|queue| serves(&shared, self.worker, *queue));
                 wanted.extend(own.map(|queue| (Arc::clone(port), queue)));
             }
         }
@@ -308,17 +308,18 @@ impl PortReader {
         }
     }
 
-    /// Reads what is ready with `drain`; a queue for which that fails is not waited for any more.
+    /// Reads what is ready with `drain`, which is told the queue's number, too; a queue for which that fails is
+    /// not waited for any more.
     pub(crate) fn drain(
         &mut self,
         poller: &Poller,
-        mut drain: impl FnMut(&PortQueue) -> io::Result<()>,
+        mut drain: impl FnMut(&PortQueue, usize) -> io::Result<()>,
     ) {
         for index in 0..self.ready.len() {
             let wanted = self.ready[index];
             let Ok(at) = self.queues.binary_search_by_key(&wanted, token) else { continue };
             let (port, queue) = &self.queues[at];
-            if let Err(error) = drain(&port.queues[*queue]) {
+            if let Err(error) = drain(&port.queues[*queue], *queue) {
                 if !port.gone.swap(true, Relaxed) {
                     tracing::info!(mac = %port.mac, %error, "the device of a direct port is gone");
                 }
@@ -328,6 +329,13 @@ impl PortReader {
         }
         self.ready.clear();
     }
+}
+
+/// Whether queues of direct ports with this number are this worker's now, or its helpers'. Who reads one asks while it holds
+/// what is shared: where workers come or go, no two of them read it, and what the one before has read is on its way.
+#[inline]
+pub(crate) fn serves(shared: &Shared, worker: usize, queue: usize) -> bool {
+    queue % shared.sockets.sockets().max(1) == worker
 }
 
 fn token((port, queue): &(Arc<Port>, usize)) -> u64 {

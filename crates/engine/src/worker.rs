@@ -17,7 +17,7 @@ use crate::counters::WorkerCounters;
 use crate::device::{Env, FrameSink, FrameSource, LaneSockets, RunSink};
 use crate::helper::Seed;
 use crate::lane::{LANE_ASK_MS, LANE_LOOK_MS};
-use crate::ports::{Outlet, PortReader, Ports};
+use crate::ports::{Outlet, PortReader, Ports, serves};
 use crate::queues::{QueueReader, Queues};
 use crate::receive::{Kind, Receiver};
 use crate::run::errno;
@@ -252,9 +252,12 @@ impl Worker {
     /// Reads the direct ports that have something.
     fn drain_ports(&mut self, poller: &Poller, ports: &mut PortReader, buffer: &mut [u8]) {
         ports.note_answers();
-        let Self { shared, transmitter, counters, events, .. } = self;
-        ports.drain(poller, |queue| {
+        let Self { number, shared, transmitter, counters, events, .. } = self;
+        ports.drain(poller, |queue, of_port| {
             let shared = read(shared);
+            if !serves(&shared, *number, of_port) {
+                return Ok(());
+            }
             let env = Env { tap: queue, socket: &shared.sockets, counters, events: &**events };
             drain(&shared.state, transmitter, &env, |buffer| queue.recv(buffer), buffer)
         });

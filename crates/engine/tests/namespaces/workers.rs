@@ -7,8 +7,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use weft_engine::{Direction, DropReason, EngineError, LANE_LOOK_MS, WORKERS_MAX, Work};
+use weft_io::tap::{Tap, TapOptions};
 use weft_io::uninterrupted;
-use weft_path::{EngineCommand, EngineKind};
+use weft_path::{EngineCommand, EngineKind, Mac};
 
 use crate::common::{
     Host, PATH, PATIENCE, connect, flows, inbound, outbound, pattern, strangers, strangers_with,
@@ -211,6 +212,59 @@ fn workers_come_and_go_under_traffic() {
         all.workers.iter().skip(1).any(|worker| worker.done(Work::DatagramsSent) > 0),
         "{all:?}"
     );
+}
+
+/// Also while a worker that was removed is still there.
+#[test]
+fn queues_of_direct_ports_are_the_affair_of_the_workers_that_stay() {
+    const FLOWS: u64 = 100;
+    let (a, _b) = strangers();
+    let peer = "10.98.0.2:9";
+    a.run(|| {
+        a.engine.set_workers(3).unwrap();
+        let queues = (0..4).map(|_| Tap::open(&TapOptions::new("direct0")).unwrap()).collect();
+        for line in [
+            "ip address add 10.98.0.1/24 dev direct0",
+            "sysctl -qw net.ipv6.conf.direct0.disable_ipv6=1",
+            "ip link set direct0 up",
+            "ip neighbour add 10.98.0.2 lladdr 02:00:00:00:00:99 dev direct0",
+        ] {
+            let mut words = line.split(' ');
+            let status = Command::new(words.next().unwrap()).args(words).status().unwrap();
+            assert!(status.success(), "{line}");
+        }
+        a.engine.add_port(Mac([2, 0, 0, 0, 0, 0x98]), queues).unwrap();
+    });
+    let read = || {
+        let workers = a.engine.counters().workers;
+        workers.iter().map(|worker| worker.done(Work::TapReads)).collect::<Vec<_>>()
+    };
+    let mut expected = 0;
+    // The kernel shares flows out to all queues; frames to nobody are read and dropped. Some more are the
+    // switch's.
+    let mut read_of_flows = || {
+        let before = read();
+        a.run(|| {
+            for _ in 0..FLOWS {
+                UdpSocket::bind(("10.98.0.1", 0)).unwrap().send_to(b"a flow", peer).unwrap();
+            }
+        });
+        expected += FLOWS;
+        a.wait_counters(|_| {
+            a.engine.port_traffic().iter().any(|(_, traffic)| traffic.sent.packets == expected)
+        });
+        read().iter().zip(before).map(|(now, before)| now - before).collect::<Vec<_>>()
+    };
+    assert!(read_of_flows().iter().all(|frames| *frames > 0));
+    for workers in [2, 3, 1] {
+        a.run(|| a.engine.set_workers(workers)).unwrap();
+        let by_worker = read_of_flows();
+        let stay = |worker: usize| worker < workers;
+        assert!(
+            by_worker.iter().zip(0..).all(|(frames, worker)| stay(worker) == (*frames > 0)),
+            "{workers} workers: {by_worker:?}"
+        );
+    }
 }
 
 #[test]
