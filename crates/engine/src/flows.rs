@@ -85,7 +85,7 @@ impl Flows {
     }
 
     /// The only lane of the path whose number is `number`, the first, takes a packet: when others come, it is
-    /// known that the flow goes on.
+    /// known that the flow goes on there, if the lane is its worker's own.
     #[inline]
     pub(crate) fn keep(&self, number: u32, hash: u32, tick: u32) {
         let now = Placed { tick, lane: 0, usable: 1 }.to_bits();

@@ -64,6 +64,14 @@ fn prove(rig: &Rig, lane: u16) {
     rig.state.lane(path(rig).0, lane).unwrap().prove();
 }
 
+/// Installs more lanes that may carry at once.
+fn add_proven<const N: usize>(rig: &mut Rig, lanes: [u16; N]) {
+    for lane in lanes {
+        add_lane(rig, lane);
+        prove(rig, lane);
+    }
+}
+
 /// A worker's look at its lanes, all of them or those that are asked for: whether some still are, and how many
 /// dummies were sent.
 fn look(rig: &Rig, all: bool) -> (bool, u64) {
@@ -130,10 +138,7 @@ fn what_goes_by_the_only_lane_stays_there_when_others_come() {
         let mut rig = Rig::new();
         let begun = Instant::now();
         assert_eq!(sent_by_lane(&mut rig, 0..32), [32, 0, 0]);
-        for lane in [1, 2] {
-            add_lane(&mut rig, lane);
-            prove(&rig, lane);
-        }
+        add_proven(&mut rig, [1, 2]);
         let then = sent_by_lane(&mut rig, 0..32);
         // Else this thread got no processor for so long that they may have paused.
         if begun.elapsed() < pause {
@@ -148,8 +153,7 @@ fn what_goes_by_the_only_lane_stays_there_when_others_come() {
 #[test]
 fn a_flow_with_several_lanes_is_not_moved_by_one_with_a_single_lane_in_its_slot() {
     let mut rig = Rig::new();
-    add_lane(&mut rig, 1);
-    prove(&rig, 1);
+    add_proven(&mut rig, [1]);
     let (number, hash) = (path(&rig).0, 77);
     let flows = Flows::default();
     // It begins beside a stream on the first lane.
@@ -169,10 +173,7 @@ fn a_flow_with_several_lanes_is_not_moved_by_one_with_a_single_lane_in_its_slot(
 #[test]
 fn flows_that_come_to_another_worker_keep_their_lanes() {
     let mut rig = Rig::new();
-    for lane in [1, 2] {
-        add_lane(&mut rig, lane);
-        prove(&rig, lane);
-    }
+    add_proven(&mut rig, [1, 2]);
     let [stays, goes] = [Flows::default(), Flows::default()];
     let [old, new, own] = [1, 2, 3].map(|number| number << 22);
     let pause = PAUSE_TICKS.cast_unsigned();
@@ -191,8 +192,7 @@ fn flows_that_come_to_another_worker_keep_their_lanes() {
 #[test]
 fn a_flow_that_begins_beside_a_stream_takes_another_lane_and_keeps_it() {
     let mut rig = Rig::new();
-    add_lane(&mut rig, 1);
-    prove(&rig, 1);
+    add_proven(&mut rig, [1]);
     let flows = Flows::default();
     // The first of two workers, whose own lane is the first.
     let lane = |hash, tick| flows.lane(path(&rig), (0, 2), hash, tick);
@@ -225,10 +225,7 @@ fn a_flow_that_begins_beside_a_stream_takes_another_lane_and_keeps_it() {
 #[test]
 fn flows_that_begin_at_once_are_shared_out() {
     let mut rig = Rig::new();
-    for lane in [1, 2] {
-        add_lane(&mut rig, lane);
-        prove(&rig, lane);
-    }
+    add_proven(&mut rig, [1, 2]);
     let flows = Flows::default();
     let mut begun = [0; 3];
     for hash in 0..9 {
