@@ -164,7 +164,9 @@ fn epochs_take_a_keys_place_where_both_ends_are_wefts_own() -> anyhow::Result<()
     let modes = ["p2p", "p2p"];
     let pair = Pair::new(modes)?;
     pair.connect(modes)?;
-    let key_file = pair.key_file.to_string_lossy();
+    let key_file = pair.key_file.with_extension("epochs");
+    write_key_file(&key_file, 99)?;
+    let key_file = key_file.to_string_lossy();
     let words = |side| {
         let key = ["new-key", DEVICE, "5", "primary", "2", "--epoch", "--cipher", "aes-128-gcm"];
         [&key[..], &["--side", side, "--key-file", &key_file]].concat()
@@ -178,6 +180,42 @@ fn epochs_take_a_keys_place_where_both_ends_are_wefts_own() -> anyhow::Result<()
         return pair.end();
     }
     pair.pings(3)?;
+    pair.end()
+}
+
+/// Packet ids begin at 1 with each key that a device is given, so a key that comes again repeats nonces.
+#[test]
+fn a_host_seals_with_a_static_key_once() -> anyhow::Result<()> {
+    let modes = ["p2p", "p2p"];
+    let pair = Pair::new(modes)?;
+    pair.connect(modes)?;
+    let file = pair.key_file.to_string_lossy();
+    let again = |slot, key_id| {
+        ["new-key", DEVICE, "5", slot, key_id, "--side", "server", "--key-file", &file]
+    };
+    let is_refused = |words: &[&str]| -> anyhow::Result<()> {
+        let refused = pair.refused(0, words)?;
+        anyhow::ensure!(refused.0 == Some(5) && refused.1.contains("nonces"), "{refused:?}");
+        Ok(())
+    };
+    is_refused(&again("primary", "0"))?;
+    is_refused(&again("secondary", "1"))?;
+    // Another device, another process: the host remembers.
+    pair.dco(0, &["del-iface", DEVICE])?;
+    pair.dco(0, &["new-iface", DEVICE])?;
+    let (udp, remote) =
+        (format!("{}:1194", pair.host(0).ipv4()), format!("{}:1194", pair.host(1).ipv4()));
+    pair.dco(0, &["new-peer", DEVICE, "5", "--udp", &udp, "--remote", &remote])?;
+    is_refused(&again("primary", "0"))?;
+    // A key that the device refused is not used up, and the other half is another key.
+    let next = pair.key_file.with_extension("next");
+    write_key_file(&next, 99)?;
+    let file = next.to_string_lossy();
+    let key =
+        |peer| ["new-key", DEVICE, peer, "primary", "0", "--side", "server", "--key-file", &file];
+    let nobody = pair.refused(0, &key("77"))?;
+    anyhow::ensure!(nobody.0 == Some(4), "{nobody:?}");
+    pair.dco(0, &key("5"))?;
     pair.end()
 }
 

@@ -12,6 +12,8 @@ use weft_lab::net::{is_soak, slowness};
 
 /// The device's name on every host.
 pub(crate) const DEVICE: &str = "dco0";
+/// For keys of a test that are given to devices again and again.
+pub(crate) const REUSE: &str = "--allow-reused-key";
 /// A UDP address of a peer that nobody is.
 pub(crate) const NOWHERE: &str = "127.0.0.1:9";
 /// How long a thing may take that takes no time. The sandbox's waits make it longer on a slow machine.

@@ -14,7 +14,7 @@ use weft::sandbox::{Host, Running, Sandbox, SandboxOptions};
 use weft_lab::net::is_soak;
 
 use crate::common::{
-    DEVICE, LIMIT, counted, dco, fragments, hear, holder, limit, line, listen, refused,
+    DEVICE, LIMIT, REUSE, counted, dco, fragments, hear, holder, limit, line, listen, refused,
     write_key_file,
 };
 use crate::killed::{Witness, is_left};
@@ -172,7 +172,7 @@ impl Net {
         for (at, side) in [(0, "server"), (client, "client")] {
             let peer = self.peer(at, client);
             let words = ["new-key", DEVICE, &peer, slot, key_id, "--side", side];
-            let rest = ["--cipher", self.ciphers[client - 1], "--key-file", &file];
+            let rest = ["--cipher", self.ciphers[client - 1], REUSE, "--key-file", &file];
             dco(self.host(at), &[&words[..], &rest].concat())?;
         }
         Ok(())

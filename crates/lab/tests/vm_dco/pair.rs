@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use serde_json::json;
 use weft::sandbox::{Host, Running, Sandbox, SandboxOptions};
 
-use crate::common::{DEVICE, dco, line, refused, write_key_file};
+use crate::common::{DEVICE, REUSE, dco, line, refused, write_key_file};
 
 /// The peer's id at both.
 pub(crate) const PEER: &str = "5";
@@ -58,7 +58,7 @@ impl Pair {
         let file = file.to_string_lossy();
         for (at, side) in ["server", "client"].into_iter().enumerate() {
             let words = ["new-key", DEVICE, PEER, slot, key_id, "--side", side];
-            let rest = ["--cipher", cipher, "--key-file", &file];
+            let rest = ["--cipher", cipher, REUSE, "--key-file", &file];
             dco(self.host(at), &[&words[..], &rest].concat())?;
         }
         Ok(())

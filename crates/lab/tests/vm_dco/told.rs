@@ -13,7 +13,7 @@ use std::time::Duration;
 use weft::sandbox::{Host, Running, Sandbox, SandboxOptions};
 use weft_io::namespace::{Namespace, run_in};
 
-use crate::common::{DEVICE, dco, hear_by, listen, write_key_file};
+use crate::common::{DEVICE, REUSE, dco, hear_by, listen, write_key_file};
 
 /// The port of a peer's other end is its id behind this.
 const CONNECTIONS: u16 = 1_200;
@@ -78,7 +78,8 @@ impl Stage {
         let file = self.sandbox.directory().join("static.key");
         write_key_file(&file, 7)?;
         let file = file.to_string_lossy();
-        let words = ["new-key", DEVICE, peer, slot, key_id, "--side", side, "--key-file", &file];
+        let words =
+            ["new-key", DEVICE, peer, slot, key_id, "--side", side, REUSE, "--key-file", &file];
         dco(self.sandbox.host(at), &words)?;
         Ok(())
     }

@@ -109,6 +109,17 @@ impl KeyBlock {
         }
     }
 
+    /// A name for what one end seals with, by which a key that comes again is known. The key cannot be
+    /// found from it.
+    pub fn sealing_fingerprint(&self, side: Side) -> [u8; 32] {
+        let (client, server) = self.0.split_at(DIRECTION_BYTES);
+        let half = match side {
+            Side::Client => client,
+            Side::Server => server,
+        };
+        weft_crypto::fingerprint(&[b"weft static key half v1", half])
+    }
+
     /// The secrets of the first epoch that one end seals with and that it opens with (section 2.4).
     pub fn epoch_secrets(&self, side: Side) -> (EpochSecret, EpochSecret) {
         let cut = |start: usize| {
@@ -160,6 +171,13 @@ mod tests {
         assert_eq!(opens.nonce_tail, [192, 193, 194, 195, 196, 197, 198, 199]);
         assert_eq!(key.directions(Side::Server, 32), (opens, seals));
         assert_eq!(key.directions(Side::Server, 16).0.cipher_key.len(), 16);
+        let [client, server] =
+            [Side::Client, Side::Server].map(|side| key.sealing_fingerprint(side));
+        assert_ne!(client, server);
+        let mut other = block();
+        other[127] ^= 1;
+        assert_ne!(KeyBlock::new(other).sealing_fingerprint(Side::Client), client);
+        assert_eq!(KeyBlock::new(other).sealing_fingerprint(Side::Server), server);
         assert!(!format!("{key:?}").contains("12"), "{key:?}");
     }
 

@@ -156,6 +156,9 @@ fn requests(sandbox: &Sandbox, index: usize, way: &Way, key_file: &Path, id: u32
         side: if index == 0 { SideWord::Client } else { SideWord::Server },
         epoch: false,
         key_file: key_file.to_owned(),
+        state_dir: sandbox.host(index).state_directory(),
+        // All peers but one are nowhere: nothing is sealed for them.
+        allow_reused_key: true,
     };
     let carrier = Carrier { udp: Some(own), tcp_connect: None, tcp_listen: None };
     [Request::NewPeer { peer, carrier, mark: None }, Request::NewKey { key }]

@@ -274,6 +274,13 @@ pub struct KeyWords {
     /// A static key file, as `openvpn --genkey secret FILE` makes it
     #[arg(long, value_name = "FILE")]
     pub key_file: PathBuf,
+    /// Directory where this host records which keys it has used
+    #[arg(long, value_name = "DIR", env = "WEFT_STATE_DIR", default_value = crate::config::DEFAULT_STATE_DIR)]
+    pub state_dir: PathBuf,
+    /// Take a key that this host has sealed with before; for tests: nonces repeat, and who listens can decrypt
+    #[arg(long)]
+    #[serde(default)]
+    pub allow_reused_key: bool,
 }
 
 /// `listen`.

@@ -22,7 +22,7 @@ use super::limits::Key;
 use super::lines::Lines;
 use super::peers::{Book, Way};
 use super::sockets::{self, Connection, Reading, Socket, Sockets};
-use super::words;
+use super::{used_keys, words};
 use crate::api::{ApiError, ErrorKind};
 
 /// The device.
@@ -316,6 +316,10 @@ impl Held {
     pub(super) async fn new_key(&self, words: &KeyWords) -> Result<Value, ApiError> {
         let block = words::read_key_block(&words.key_file)?;
         let _one = self.changes.lock().await;
+        let recorded = match words.allow_reused_key {
+            true => None,
+            false => Some(used_keys::record(&words.state_dir, &words::fingerprint(words, &block))?),
+        };
         let mut before = Traffic::default();
         match (&self.device, words.epoch) {
             (Either::Kernel { client, .. }, false) => {
@@ -335,6 +339,9 @@ impl Held {
                             with --engine userspace";
                 return Err(ApiError::new(ErrorKind::BadRequest, text));
             }
+        }
+        if let Some(recorded) = recorded {
+            recorded.keep();
         }
         let key = Key::new(words.key_id, words::data_cipher(words.cipher), before);
         lock(&self.book).set_key(words.peer, words.slot, Some(key));

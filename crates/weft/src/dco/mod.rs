@@ -15,6 +15,7 @@ mod lines;
 mod peers;
 mod requests;
 mod sockets;
+mod used_keys;
 mod verbs;
 mod words;
 

@@ -75,6 +75,7 @@ fn request(command: DcoCommand) -> anyhow::Result<(String, bool, Request)> {
         DcoCommand::NewKey(mut new) => {
             // The holder stands in another directory.
             new.words.key_file = std::path::absolute(&new.words.key_file)?;
+            new.words.state_dir = std::path::absolute(&new.words.state_dir)?;
             (new.device, new.json, Request::NewKey { key: new.words })
         }
         DcoCommand::GetKey(of) => {

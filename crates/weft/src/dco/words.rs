@@ -44,6 +44,10 @@ pub(super) fn read_key_block(file: &Path) -> Result<KeyBlock, ApiError> {
     KeyBlock::parse(&text).map_err(|error| bad(format!("{}: {error}", file.display())))
 }
 
+pub(super) fn fingerprint(words: &KeyWords, block: &KeyBlock) -> [u8; 32] {
+    block.sealing_fingerprint(side(words.side))
+}
+
 pub(super) fn key(words: &KeyWords, block: &KeyBlock) -> KeyAttributes {
     let cipher = data_cipher(words.cipher);
     let (encrypt, decrypt) = block.directions(side(words.side), cipher.key_bytes());
