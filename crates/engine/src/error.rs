@@ -35,6 +35,14 @@ pub enum EngineError {
         crate::COMMANDS_QUEUED_MAX
     )]
     Busy,
+    /// One path cannot be what it was to be: what the peer offered does not fit this host. All others go on.
+    #[error("{reason}")]
+    Path {
+        /// The path.
+        path: PathId,
+        /// What the engine refuses.
+        reason: String,
+    },
     /// The worker is gone; an [`EngineFailed`](weft_path::EngineEvent::EngineFailed) said why.
     #[error("the engine has stopped: start a new one")]
     Stopped,

@@ -220,10 +220,7 @@ impl Engine {
                 Sending::Probe { path, probe, mtu, candidate }
             }
             EngineCommand::SendKeepalive { path } => Sending::Keepalive { path },
-            command => {
-                self.apply(command);
-                return Ok(());
-            }
+            command => return self.apply(command),
         };
         self.sendings.try_send(sending).map_err(|error| match error {
             TrySendError::Full(_) => EngineError::Busy,
@@ -233,19 +230,32 @@ impl Engine {
         Ok(())
     }
 
-    fn apply(&self, command: EngineCommand) {
+    fn apply(&self, command: EngineCommand) -> Result<(), EngineError> {
         let name = name_of(&command);
+        let needed_by = match &command {
+            EngineCommand::InstallOutbound { path, .. } | EngineCommand::SetRemote { path, .. } => {
+                Some(*path)
+            }
+            _ => None,
+        };
         let mut shared = self.shared.write().unwrap_or_else(PoisonError::into_inner);
         let Shared { state, sockets, .. } = &mut *shared;
         let lanes = state.lanes_begun();
+        let mut result = Ok(());
         if let Err(error) = state.apply(command, |address| sockets.remote(address)) {
-            tracing::warn!(command = name, %error, "the engine could not carry out a command");
+            match needed_by {
+                Some(path) => result = Err(EngineError::Path { path, reason: error.to_string() }),
+                None => {
+                    tracing::warn!(command = name, %error, "the engine could not carry out a command");
+                }
+            }
         }
         let is_to_prove = state.lanes_begun() != lanes;
         drop(shared);
         if is_to_prove {
             self.lock().wake();
         }
+        result
     }
 
     /// How many workers there are.

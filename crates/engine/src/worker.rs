@@ -15,6 +15,7 @@ use crate::awake::Awake;
 use crate::buckets::{BucketReader, Buckets, Turn};
 use crate::counters::WorkerCounters;
 use crate::device::{Env, FrameSink, FrameSource, LaneSockets, RunSink};
+use crate::error::CommandError;
 use crate::helper::Seed;
 use crate::lane::{LANE_ASK_MS, LANE_LOOK_MS};
 use crate::ports::{Outlet, PortReader, Ports, serves};
@@ -220,8 +221,15 @@ impl Worker {
             }
             Sending::Keepalive { path } => Transmitter::send_keepalive(&shared.state, &env, path),
         };
-        if let Err(error) = result {
-            tracing::warn!(?sending, %error, "the engine could not send what it was told to");
+        match result {
+            Ok(()) => {}
+            // Commands overtake probes on their way here, so a path may have gone meanwhile.
+            Err(error @ (CommandError::UnknownPath { .. } | CommandError::NoOutboundSa { .. })) => {
+                tracing::debug!(?sending, %error, "not sent");
+            }
+            Err(error) => {
+                tracing::warn!(?sending, %error, "the engine could not send what it was told to");
+            }
         }
     }
 

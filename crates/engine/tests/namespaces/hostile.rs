@@ -293,6 +293,34 @@ fn a_panic_in_a_worker_is_an_event() {
     assert!(reason.contains("panicked"), "{reason}");
 }
 
+/// A peer names the address that it is sent to. One that this host cannot reach is that path's end alone.
+#[test]
+fn an_address_that_no_socket_reaches_fails_its_path() {
+    let namespace = fresh_namespace();
+    run_in(&namespace, || {
+        let mut config = EngineConfig::new("weft0", VNI, common::MTU);
+        config.bind = Some(std::net::Ipv4Addr::LOCALHOST.into());
+        let engine = Engine::start(&config, |_| {}).unwrap();
+        let install = |remote: &str| {
+            engine.command(EngineCommand::InstallOutbound {
+                engine: EngineKind::Userspace,
+                peer: PeerId::from_bytes([1; 32]),
+                path: PATH,
+                sa: common::outbound(600),
+                remote: remote.parse().unwrap(),
+            })
+        };
+        let refused = install("[2001:db8::1]:6784").unwrap_err();
+        assert!(matches!(refused, EngineError::Path { path: PATH, .. }), "{refused}");
+        assert!(refused.to_string().contains("2001:db8::1"), "{refused}");
+        install("192.0.2.1:6784").unwrap();
+        let moved = "[2001:db8::1]:6784".parse().unwrap();
+        let refused = engine.command(EngineCommand::SetRemote { path: PATH, remote: moved });
+        assert!(matches!(refused, Err(EngineError::Path { path: PATH, .. })), "{refused:?}");
+    })
+    .unwrap();
+}
+
 #[test]
 fn what_cannot_be_started_is_refused_by_name() {
     let namespace = fresh_namespace();

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use tokio::sync::{mpsc, watch};
 use weft_crypto::{Cipher, Format, PeerId};
-use weft_engine::Engine;
+use weft_engine::{Engine, EngineError};
 use weft_kernel::engine::{DATA_CHANNEL_PORT, ENCAPSULATION_PORT, KernelEngine, Support};
 use weft_path::{EngineCommand, EngineEvent, EngineKind, EngineOffer, PathId, Reason};
 
@@ -154,8 +154,13 @@ impl Engines {
 
     fn tell_vector(&self, command: EngineCommand) {
         if let Err(error) = self.vector.command(command) {
-            let engine = EngineKind::Userspace;
-            let event = EngineEvent::EngineFailed { engine, reason: error.to_string() };
+            let event = match error {
+                EngineError::Path { path, reason } => EngineEvent::PathFailed { path, reason },
+                error => {
+                    let engine = EngineKind::Userspace;
+                    EngineEvent::EngineFailed { engine, reason: error.to_string() }
+                }
+            };
             // A full queue holds events enough of the same failure.
             let _ = self.events.try_send(event);
         }
