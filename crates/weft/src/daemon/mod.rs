@@ -11,6 +11,7 @@ mod holder;
 mod host;
 mod mtu;
 mod ports;
+mod privileges;
 mod requests;
 mod shortcuts;
 mod start;
@@ -19,7 +20,7 @@ mod views;
 
 pub use error::StartError;
 pub use holder::hold_sockets;
-pub use host::{check_host, log_to_stderr, open_log, reset, wait_until_stopped};
+pub use host::{check_host, log_path, log_to_stderr, open_log, reset, wait_until_stopped};
 pub(crate) use host::{choose_libraries, raise_descriptor_limit};
 pub use start::run;
 pub(crate) use store::make_private_dir;
