@@ -11,6 +11,7 @@ use netlink_packet_route::{
 use rustix::io::Errno;
 
 use crate::{
+    Kernel,
     error::{KernelError, RequestError},
     socket::Socket,
 };
@@ -198,6 +199,20 @@ impl Change {
             .change(RouteNetlinkMessage::SetLink(self.message), 0)
             .await
             .map_err(|error| error.while_doing(doing))
+    }
+}
+
+impl Kernel {
+    /// Switches the loopback device of the kernel's namespace on, which a new namespace has off.
+    ///
+    /// # Errors
+    /// The kernel's refusal.
+    pub async fn set_loopback_up(&self) -> Result<(), KernelError> {
+        let links = self.socket().links().await?;
+        match links.iter().find(|link| link.is_loopback()) {
+            Some(link) => Change::of(link).up(link).send(self.socket(), &link.name).await,
+            None => Ok(()),
+        }
     }
 }
 

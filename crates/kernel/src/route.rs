@@ -9,6 +9,7 @@ use ipnet::IpNet;
 use netlink_packet_core::{NLM_F_CREATE, NLM_F_EXCL};
 use netlink_packet_route::{
     AddressFamily, RouteNetlinkMessage,
+    link::InfoKind,
     route::{
         RouteAddress, RouteAttribute, RouteHeader, RouteMessage, RouteMetric, RouteProtocol,
         RouteScope, RouteType,
@@ -42,6 +43,9 @@ pub struct HostRoute {
     pub destination: IpNet,
     /// The device; the first one of a route with several.
     pub interface: String,
+    /// The device is a bridge whose ports are containers' and guests' alone, or has none: other hosts are
+    /// not reached by it.
+    pub stays_on_host: bool,
 }
 
 impl Kernel {
@@ -111,7 +115,8 @@ impl Kernel {
                 continue;
             }
             let interface = device.map_or_else(|| "-".to_owned(), |link| link.name.clone());
-            let route = HostRoute { destination, interface };
+            let stays_on_host = device.is_some_and(|link| stays_on_host(link, &links));
+            let route = HostRoute { destination, interface, stays_on_host };
             if !found.contains(&route) {
                 found.push(route);
             }
@@ -267,6 +272,14 @@ pub(crate) fn destination_address(route: &RouteMessage) -> Option<IpAddr> {
         RouteAttribute::Destination(RouteAddress::Inet6(address)) => Some(IpAddr::V6(*address)),
         _ => None,
     })
+}
+
+/// Whether a device is a bridge without a port that leads out of the host.
+fn stays_on_host(link: &Link, links: &HashMap<u32, Link>) -> bool {
+    let leads_out =
+        |port: &Link| !matches!(port.kind, Some(InfoKind::Veth | InfoKind::Tun | InfoKind::Dummy));
+    let mut ports = links.values().filter(|port| port.master == Some(link.index));
+    link.kind == Some(InfoKind::Bridge) && !ports.any(leads_out)
 }
 
 fn unicast_destination(route: &RouteMessage) -> Option<IpNet> {

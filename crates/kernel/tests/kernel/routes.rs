@@ -107,6 +107,27 @@ fn a_range_that_the_host_reaches_elsewhere_is_refused() {
 }
 
 #[test]
+fn a_bridge_of_containers_alone_leads_to_no_other_host() {
+    on_a_host(|| async {
+        make_links();
+        for bridge in ["docker0", "br0"] {
+            run("ip", &["link", "add", bridge, "type", "bridge"]);
+            run("ip", &["link", "set", bridge, "up"]);
+        }
+        run("ip", &["address", "add", "172.17.0.1/16", "dev", "docker0"]);
+        run("ip", &["address", "add", "203.0.113.1/24", "dev", "br0"]);
+        run("ip", &["link", "add", "c0", "type", "veth", "peer", "name", "c1"]);
+        run("ip", &["link", "set", "c0", "master", "docker0"]);
+        run("ip", &["link", "add", "link", "up0", "name", "up0.7", "type", "vlan", "id", "7"]);
+        run("ip", &["link", "set", "up0.7", "master", "br0"]);
+        let routes = host_with_bridge().await.host_routes().await.unwrap();
+        let staying = routes.iter().filter(|route| route.stays_on_host);
+        let staying: Vec<_> = staying.map(|route| route.interface.as_str()).collect();
+        assert_eq!(staying, ["docker0"], "{routes:?}");
+    });
+}
+
+#[test]
 fn routes_over_a_device_are_told_as_they_come_and_go() {
     on_a_host(|| async {
         make_device("d0");

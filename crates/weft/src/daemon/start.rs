@@ -48,6 +48,7 @@ pub(super) const TAP: &str = "weft-tap";
 /// # Errors
 /// See [`StartError`]: nothing runs then.
 pub fn run(settings: Settings, ready: impl FnOnce(&Invitation)) -> Result<(), StartError> {
+    super::privileges::reduce();
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(RUNTIME_THREADS)
         .thread_name("weft-control")
@@ -296,9 +297,10 @@ fn offloads(engine: &Engine) -> BTreeMap<String, bool> {
     ])
 }
 
-/// An address in each network that this host reaches without a router.
+/// An address in each network that this host reaches without a router; last those of its own containers.
 async fn near(kernel: &Kernel) -> Vec<std::net::IpAddr> {
-    let routes = kernel.host_routes().await.unwrap_or_default();
+    let mut routes = kernel.host_routes().await.unwrap_or_default();
+    routes.sort_by_key(|route| route.stays_on_host);
     routes.iter().filter_map(|route| route.destination.hosts().next()).collect()
 }
 
