@@ -39,6 +39,23 @@ fn a_wrong_password_is_refused_with_the_reason_on_both_sides() -> anyhow::Result
 }
 
 #[test]
+fn a_launch_says_what_the_first_host_answered() -> anyhow::Result<()> {
+    let sandbox = sandbox()?;
+    let right = password(&sandbox, "right", "correct horse battery staple\n")?;
+    let wrong = password(&sandbox, "wrong", "incorrect horse battery staple\n")?;
+    let (one, two) = (sandbox.host(0), sandbox.host(1));
+    let to = one.ipv4().to_string();
+    one.start_daemon(&["--password-file", &right])?;
+    for (file, code, word) in [(&wrong, 1, "wrong password"), (&right, 0, "joined")] {
+        let launched = two.weft(&["launch", "--password-file", file, &to])?;
+        two.weft(&["stop"])?.success()?;
+        let told = &launched.stderr;
+        assert!(launched.status.code() == Some(code) && told.contains(word), "{file}: {told}");
+    }
+    Ok(())
+}
+
+#[test]
 fn a_token_lets_one_host_in_once_and_the_secret_it_learns_lets_it_come_back() -> anyhow::Result<()>
 {
     let options = SandboxOptions { hosts: 3, ..SandboxOptions::default() };

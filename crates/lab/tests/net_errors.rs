@@ -4,6 +4,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::process::Command;
 use std::time::Duration;
 
+use anyhow::Context;
 use weft::sandbox::{Host, Sandbox, SandboxOptions};
 use weft_lab::net::Lab;
 
@@ -170,6 +171,24 @@ fn without_root_or_tun_the_launch_says_what_is_missing() -> anyhow::Result<()> {
 }
 
 #[test]
+fn the_daemon_keeps_of_roots_rights_what_it_needs() -> anyhow::Result<()> {
+    let lab = Lab::launched(1, &[])?;
+    let pid = lab.host(0).daemon_pid().context("no daemon")?;
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
+    let of = |name: &str| {
+        status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(":\t")).map(str::trim)
+    };
+    // CAP_DAC_OVERRIDE, DAC_READ_SEARCH, NET_BIND_SERVICE, NET_ADMIN, NET_RAW, SYS_PTRACE, SYS_ADMIN.
+    let needed = [1, 2, 10, 12, 13, 19, 21].iter().fold(0_u64, |set, bit| set | 1 << bit);
+    for set in ["CapEff", "CapPrm", "CapBnd"] {
+        let held = u64::from_str_radix(of(set).unwrap_or_default(), 16)?;
+        assert_eq!(held & !needed, 0, "{set}: {held:x}");
+    }
+    assert_eq!((of("NoNewPrivs"), of("Seccomp")), (Some("1"), Some("2")), "{status}");
+    Ok(())
+}
+
+#[test]
 fn launch_returns_once_the_daemon_answers_and_stop_ends_it() -> anyhow::Result<()> {
     let sandbox = Sandbox::new(&SandboxOptions::default())?;
     let host = sandbox.host(0);
@@ -201,6 +220,7 @@ fn run_starts_a_command_on_the_network_and_its_address_comes_back() -> anyhow::R
     let output = lab.host(1).weft(&["run", "--", "ping", "-n", "-c", "2", "-i", "0.2", &to])?;
     let output = output.success()?;
     assert!(output.stdout.contains("0% packet loss"), "{}", output.stdout);
+    lab.host(1).weft(&["run", "--", "ping", "-c", "1", "-W", "1", "127.0.0.1"])?.success()?;
     fails(lab.host(1), &["run", "--", "/no/such/program"], 1, &["/no/such/program"])?;
     weft::sandbox::wait_until("the addresses to come back", Duration::from_secs(5), || {
         lab.host(1).weft_json(&["ps"]).is_ok_and(|list| list.as_array().is_some_and(Vec::is_empty))

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use zeroize::Zeroizing;
 
 use super::args::LaunchArgs;
-use super::output;
+use super::{answers, output};
 use crate::api::{ApiError, ErrorKind, Invitation};
 use crate::config::Settings;
 use crate::daemon::{self, StartError};
@@ -77,7 +77,7 @@ fn start_detached(settings: &Settings, json: bool) -> anyhow::Result<ExitCode> {
         .stderr(log);
     let mut child = command.spawn().context("cannot start the daemon")?;
     hand_over_secrets(&mut child, settings)?;
-    match wait_for_readiness(&mut child)? {
+    match wait_for_readiness(&mut child, &settings.state_dir)? {
         Readiness::Ready(invitation) => {
             output::print(json, &invitation, |invitation| {
                 format!(
@@ -86,7 +86,7 @@ fn start_detached(settings: &Settings, json: bool) -> anyhow::Result<ExitCode> {
                     output::invitation(invitation)
                 )
             })?;
-            Ok(ExitCode::SUCCESS)
+            answers::wait(&settings.runtime_dir)
         }
         Readiness::Failed(error) => {
             let _ = child.wait();
@@ -102,7 +102,9 @@ fn hand_over_secrets(child: &mut Child, settings: &Settings) -> anyhow::Result<(
     stdin.write_all(&secrets).context("the daemon ended before it started")
 }
 
-fn wait_for_readiness(child: &mut Child) -> anyhow::Result<Readiness> {
+fn wait_for_readiness(child: &mut Child, state_dir: &Path) -> anyhow::Result<Readiness> {
+    let log = daemon::log_path(state_dir);
+    let log = log.display();
     let stdout = child.stdout.take().context("the daemon has no standard output")?;
     let (sender, receiver) = mpsc::channel();
     std::thread::spawn(move || {
@@ -115,7 +117,7 @@ fn wait_for_readiness(child: &mut Child) -> anyhow::Result<Readiness> {
         match receiver.recv_timeout(Duration::from_secs(1)) {
             Ok(line) => {
                 return serde_json::from_str(&line).map_err(|_| {
-                    anyhow::anyhow!("the daemon ended while it started; its log says why")
+                    anyhow::anyhow!("the daemon ended while it started; {log} says why")
                 });
             }
             Err(_) if waited >= 2 => output::progress("waiting for the daemon to answer ..."),
@@ -124,7 +126,7 @@ fn wait_for_readiness(child: &mut Child) -> anyhow::Result<Readiness> {
     }
     let _ = child.kill();
     let _ = child.wait();
-    bail!("the daemon did not answer within {START_TIMEOUT_S} s and was ended; its log says why")
+    bail!("the daemon did not answer within {START_TIMEOUT_S} s and was ended; {log} says why")
 }
 
 /// The daemon's own side of [`start_detached`].

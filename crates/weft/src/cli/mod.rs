@@ -1,5 +1,6 @@
 //! The command line: arguments in, text or JSON out, an exit code that scripts can use.
 
+mod answers;
 mod args;
 mod launch;
 pub(crate) mod output;

@@ -1,5 +1,6 @@
 //! Text for people, JSON for scripts; a closed pipe ends the output quietly.
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::io::{self, Write};
 use std::time::SystemTime;
@@ -73,19 +74,19 @@ pub(super) fn status(status: &Status) -> String {
     line("Engines", &status.engines.join(", "));
     line("Workers", &status.workers);
     for (engine, reason) in &status.engines_missing {
-        let how = if status.engines.contains(engine) { "not all of" } else { "not" };
-        line("", &format!("{how} {engine}: {reason}"));
+        let how = if status.engines.contains(engine) { "part of " } else { "" };
+        line("Not offered", &format!("{how}{engine} ({reason})"));
     }
     let switch_reason = status.switch_reason.as_ref().map(|reason| format!(" ({reason})"));
     line("Switch", &format!("{}{}", status.switch, switch_reason.unwrap_or_default()));
     let ports_reason = status.ports_reason.as_ref().map(|reason| format!(" ({reason})"));
-    line("Ports", &format!("{}{}", status.ports, ports_reason.unwrap_or_default()));
+    line("Port mode", &format!("{}{}", status.ports, ports_reason.unwrap_or_default()));
     let shortcuts_reason = status.shortcuts_reason.as_ref().map(|reason| format!(" ({reason})"));
     if status.shortcuts > 0 || shortcuts_reason.is_some() {
         line("Shortcuts", &format!("{}{}", status.shortcuts, shortcuts_reason.unwrap_or_default()));
     }
     line("Container MTU", &status.mtu);
-    line("Ports", &format!("{}/udp links, {}/udp data", status.port, status.data_port));
+    line("UDP ports", &format!("{} links, {} data", status.port, status.data_port));
     line("Targets", &status.targets);
     line("Connections", &counted(&status.connections));
     line("Peers", &status.peers);
@@ -132,10 +133,33 @@ pub(super) fn connections(connections: &[Connection]) -> String {
             connection.mtu.map_or_else(|| "-".into(), |mtu| mtu.to_string()),
             connection.rtt_us.map_or_else(|| "-".into(), milliseconds),
             age(&connection.since),
-            connection.reason.clone().unwrap_or_else(|| "-".into()),
+            fault(&connection.state, connection.reason.as_deref()),
         ]);
     }
-    table.to_string()
+    format!("{table}\n{}", limits(connections))
+}
+
+/// The state of a path that carries frames.
+const ACTIVE: &str = "active";
+
+/// A reason that tells of a fault. A path that carries frames has none.
+fn fault(state: &str, reason: Option<&str>) -> String {
+    reason.filter(|_| state != ACTIVE).unwrap_or("-").into()
+}
+
+/// Why paths that carry frames are no faster ones: a line for each reason, with the hosts it holds for.
+fn limits(connections: &[Connection]) -> String {
+    let mut hosts: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    for connection in connections.iter().filter(|connection| connection.state == ACTIVE) {
+        if let Some(reason) = &connection.reason {
+            let name = connection.nickname.as_ref().unwrap_or(&connection.address);
+            hosts.entry(reason).or_default().push(name);
+        }
+    }
+    let line = |(reason, names): (&str, Vec<&str>)| {
+        format!("no faster path to {}: {reason}\n", names.join(", "))
+    };
+    hosts.into_iter().map(line).collect()
 }
 
 pub(super) fn paths(paths: &[Path]) -> String {
@@ -157,7 +181,7 @@ pub(super) fn paths(paths: &[Path]) -> String {
             or_dash(&path.cipher),
             path.mtu.map_or_else(|| "-".into(), |mtu| mtu.to_string()),
             age(&path.since),
-            or_dash(&path.reason),
+            fault(&path.state, path.reason.as_deref()),
         ]);
     }
     table.to_string()
@@ -267,8 +291,8 @@ fn counted(counts: &std::collections::BTreeMap<String, usize>) -> String {
 
 fn ipam_line(ipam: &Ipam) -> String {
     let range6 = ipam.range6.as_deref().map_or_else(String::new, |range| format!(" and {range}"));
-    let reason = ipam.reason.as_deref().map_or_else(String::new, |reason| format!(": {reason}"));
-    format!("{}{range6}, {}{reason}", ipam.range, ipam.state)
+    let state = ipam.reason.as_deref().unwrap_or(&ipam.state);
+    format!("{}{range6}, {state}", ipam.range)
 }
 
 /// DESIGN section 2: a peer id is shown as its first eight bytes.
@@ -345,5 +369,26 @@ mod tests {
             assert!(text.contains(part), "{part} is missing in {text}");
         }
         assert!(connections(&[]).contains("weft connect"));
+    }
+
+    #[test]
+    fn why_a_healthy_path_is_no_faster_one_is_no_fault() {
+        let healthy = |nickname: &str| Connection {
+            nickname: Some(nickname.into()),
+            address: "192.0.2.2:6783".into(),
+            state: ACTIVE.into(),
+            since: "1970-01-01T00:00:00Z".into(),
+            reason: Some("kernel without ESP".into()),
+            ..Connection::default()
+        };
+        let text = connections(&[healthy("beta"), healthy("gamma")]);
+        let rows: Vec<_> = text.lines().map(str::trim_end).collect();
+        let hosts: Vec<_> = rows.iter().filter(|row| row.contains("192.0.2.2")).collect();
+        assert!(hosts.len() == 2 && hosts.iter().all(|row| row.ends_with('-')), "{text}");
+        assert_eq!(
+            rows.last(),
+            Some(&"no faster path to beta, gamma: kernel without ESP"),
+            "{text}"
+        );
     }
 }

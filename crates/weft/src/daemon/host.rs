@@ -4,7 +4,7 @@ use std::fs::{File, OpenOptions};
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::os::unix::fs::OpenOptionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
@@ -85,13 +85,18 @@ pub(crate) fn choose_libraries() {
     }
 }
 
+/// The log of a detached daemon.
+pub fn log_path(state_dir: &Path) -> PathBuf {
+    state_dir.join(LOG)
+}
+
 /// Opens the log of a detached daemon; the log of the run before is kept beside it.
 ///
 /// # Errors
 /// The state directory cannot be written.
 pub fn open_log(state_dir: &Path) -> anyhow::Result<File> {
     make_private_dir(state_dir)?;
-    let path = state_dir.join(LOG);
+    let path = log_path(state_dir);
     let _ = std::fs::rename(&path, state_dir.join(OLD_LOG));
     OpenOptions::new()
         .append(true)
@@ -112,8 +117,8 @@ pub async fn wait_until_stopped(runtime_dir: &Path, progress: impl Fn(&str)) -> 
         let waited = start.elapsed();
         if waited >= Duration::from_millis(STOP_TIMEOUT_MS) {
             bail!(
-                "the daemon was told to stop and still runs after {} s; its log says what it waits \
-                 for; killed, it leaves interfaces and IPsec states that the next weft launch or \
+                "the daemon was told to stop and still runs after {} s; {LOG} in its state directory says \
+                 what it waits for; killed, it leaves interfaces and IPsec states that the next weft launch or \
                  weft reset removes",
                 STOP_TIMEOUT_MS / 1000
             );
