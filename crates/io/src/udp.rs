@@ -114,6 +114,15 @@ impl UdpSocket {
         Ok(())
     }
 
+    /// Gives what is sent from here on this priority inside the host (SO_PRIORITY). One above 6 takes
+    /// CAP_NET_ADMIN or CAP_NET_RAW.
+    ///
+    /// # Errors
+    /// What the kernel refused.
+    pub fn set_priority(&self, priority: i32) -> io::Result<()> {
+        self.set(libc::SOL_SOCKET, libc::SO_PRIORITY, priority)
+    }
+
     /// From now on every datagram comes alone, for [`Self::recv_datagram`].
     ///
     /// # Errors

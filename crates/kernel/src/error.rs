@@ -257,6 +257,18 @@ pub enum KernelError {
         /// The UDP port.
         port: u16,
     },
+    /// Another program's: it decides how packets to Weft's inner ports may come in.
+    #[error(
+        "an inbound IPsec policy from {from}/{prefix} to UDP port {port} already exists and Weft did not make it: remove it, or use the userspace engine"
+    )]
+    EntryTaken {
+        /// The network that its packets come from: its address.
+        from: IpAddr,
+        /// Length of its prefix.
+        prefix: u8,
+        /// The UDP port.
+        port: u16,
+    },
     /// Us, or the peer's offer: an IPsec state or policy that makes no sense.
     #[error("an IPsec state or policy cannot have {what}")]
     InvalidXfrm {

@@ -1,5 +1,9 @@
-//! The guard: no overlay packet leaves or arrives unprotected, whoever sent it (DESIGN section 8), and
-//! nothing but overlay packets takes the data channel's device.
+//! The guard: no overlay packet leaves or arrives unprotected, whoever sent it (DESIGN section 8),
+//! none is sealed that is not Weft's, and nothing but overlay packets takes the data channel's device.
+//!
+//! What Weft sends carries [`SENT_PRIORITY`] until the guard has seen it: no user may set one above 6.
+//! A mark (`skb->mark`) would tell it as well, but a VXLAN device looks the route and the policy of a
+//! packet with a mark up each time, and keeps those of a packet without one.
 
 use std::{collections::BTreeSet, net::IpAddr};
 
@@ -18,7 +22,20 @@ pub const GUARDED_PORTS: [u16; 2] = [6787, 6788];
 /// Most addresses that may be trusted.
 pub const TRUSTED_MAX: usize = 4096;
 
+/// The priority (`skb->priority`, SO_PRIORITY) of overlay packets on their way from Weft to the guard.
+/// Packets from containers have none: the kernel takes it off where they leave a network namespace.
+pub const SENT_PRIORITY: u32 = 0x5745_4650;
+
 const TABLE: Table = Table { family: "inet", name: "weft-guard" };
+/// Gives that priority to what leaves by the overlay ports of a bridge.
+const MARKING: Table = Table { family: "bridge", name: "weft-guard" };
+/// The priority, and that of packets of which nobody said any, as `nft` shows them.
+const SENT: &str = "5745:4650";
+const USUAL: &str = "none";
+/// The reqid of inbound states.
+const REQID: u32 = crate::xfrm::REQID;
+/// The most transformations that the kernel takes off one packet (XFRM_MAX_DEPTH).
+const TRANSFORMATIONS_MAX: u8 = 6;
 /// After every change of address, mark or route by others on the way out: what decides is the
 /// route that the packet takes.
 const PRIORITY_LAST: i32 = 300;
@@ -39,19 +56,42 @@ pub struct GuardCount {
 pub struct GuardCounters {
     /// Packets of this host that would have left unprotected.
     pub output: GuardCount,
-    /// Packets that would have left unprotected and were not caught as this host's own: forwarded.
+    /// Packets of this host that IPsec would have sealed, and that Weft did not send.
+    pub forged: GuardCount,
+    /// Packets of others that this host would have passed on.
+    pub forward: GuardCount,
+    /// Packets that would have left unprotected and were caught neither as this host's own nor as passed on.
     pub postrouting: GuardCount,
-    /// Packets for this host that arrived unprotected.
+    /// Packets for this host that arrived unprotected, or protected by somebody else's IPsec.
     pub input: GuardCount,
+    /// First fragments over IPv6 that do not show the port that they are for.
+    pub fragments: GuardCount,
     /// Packets other than the overlay's that came out of the data channel's device or would have
     /// entered it: a peer's key opens nothing else on the host.
     pub channel: GuardCount,
 }
 
-/// The guard of a host: one nftables table, `inet weft-guard`. It does not depend on any SA or
-/// policy, and stays when the daemon is killed.
+impl GuardCounters {
+    /// Each rule's count under its name.
+    #[must_use]
+    pub const fn named(&self) -> [(&'static str, GuardCount); 7] {
+        [
+            ("output", self.output),
+            ("forged", self.forged),
+            ("forward", self.forward),
+            ("postrouting", self.postrouting),
+            ("input", self.input),
+            ("fragments", self.fragments),
+            ("channel", self.channel),
+        ]
+    }
+}
+
+/// The guard of a host: the nftables table `inet weft-guard`, and where a bridge is the switch
+/// `bridge weft-guard`. It does not depend on any SA or policy, and stays when the daemon is killed.
 pub struct Guard {
     kernel: Kernel,
+    ports: Vec<String>,
     trusted: BTreeSet<IpAddr>,
     /// How this host's `nft` shows the table as it was written, should that differ from the words
     /// it was written in.
@@ -59,10 +99,12 @@ pub struct Guard {
 }
 
 impl Guard {
-    /// The guard of the kernel's namespace. Nothing is changed.
+    /// The guard of the kernel's namespace. What leaves by `ports` of a bridge, which need not be
+    /// there yet, is Weft's; any other switch gives the priority itself. Nothing is changed.
     #[must_use]
-    pub fn new(kernel: Kernel) -> Self {
-        Self { kernel, trusted: BTreeSet::new(), as_written: None }
+    pub fn new(kernel: Kernel, ports: &[&str]) -> Self {
+        let ports = ports.iter().map(|port| (*port).to_owned()).collect();
+        Self { kernel, ports, trusted: BTreeSet::new(), as_written: None }
     }
 
     /// Makes the guard stand whole, with `trusted` as the addresses of peers that overlay packets
@@ -83,16 +125,15 @@ impl Guard {
         self.trusted = trusted;
         let kernel = self.kernel.clone();
         let _one = kernel.inner.reconcile.lock().await;
-        let found = kernel.nft_list(TABLE).await?;
-        if found.as_ref().is_some_and(|listing| !listing.is_ours()) {
-            return Err(TABLE.taken());
-        }
-        let found = found.unwrap_or_default();
+        let found = self.list(true).await?;
         let counts = counters(&found);
         if !self.has_shape(&found) {
-            let commands = TABLE.replacement(&objects(&self.trusted, counts));
+            let mut commands = TABLE.replacement(&objects(&self.trusted, counts));
+            if !self.ports.is_empty() {
+                commands.extend(MARKING.replacement(&marking(&self.ports)));
+            }
             kernel.nft_apply(commands, "write the guard").await?;
-            let written = kernel.nft_list(TABLE).await?.unwrap_or_default();
+            let written = self.list(true).await?;
             self.as_written = Some(written.shape());
             return Ok(true);
         }
@@ -117,7 +158,7 @@ impl Guard {
     /// # Errors
     /// See [`Self::ensure`].
     pub async fn is_whole(&self) -> Result<bool, KernelError> {
-        let Some(found) = self.kernel.nft_list(TABLE).await? else { return Ok(false) };
+        let found = self.list(false).await?;
         Ok(self.has_shape(&found) && trusted_in(&found).as_ref() == Some(&self.trusted))
     }
 
@@ -138,7 +179,8 @@ impl Guard {
         let kernel = self.kernel.clone();
         let _one = kernel.inner.reconcile.lock().await;
         self.as_written = None;
-        kernel.nft_remove(TABLE).await
+        let removed = kernel.nft_remove(TABLE).await?;
+        Ok(kernel.nft_remove(MARKING).await? || removed)
     }
 
     /// Watches the guard's table. Open it before [`Self::ensure`], so that no change is missed.
@@ -146,7 +188,7 @@ impl Guard {
     /// # Errors
     /// [`KernelError::Socket`] if the kernel gives no socket.
     pub fn watch(&self) -> Result<NftWatch, KernelError> {
-        self.kernel.nft_watch(vec![TABLE])
+        self.kernel.nft_watch(vec![TABLE, MARKING])
     }
 
     /// Waits until somebody damaged the guard, and returns when it stands whole again.
@@ -164,10 +206,28 @@ impl Guard {
         }
     }
 
+    /// What is in the tables that the guard consists of; those of somebody else's are an error, or
+    /// read as they are.
+    async fn list(&self, own_alone: bool) -> Result<Listing, KernelError> {
+        let mut all = Listing::default();
+        let marking = (!self.ports.is_empty()).then_some(MARKING);
+        for table in [TABLE].into_iter().chain(marking) {
+            let Some(found) = self.kernel.nft_list(table).await? else { continue };
+            if own_alone && !found.is_ours() {
+                return Err(table.taken());
+            }
+            all.0.extend(found.0);
+        }
+        Ok(all)
+    }
+
     fn has_shape(&self, found: &Listing) -> bool {
         let shape = found.shape();
-        let wanted = Listing(objects(&BTreeSet::new(), GuardCounters::default())).shape();
-        shape == wanted || self.as_written.as_ref() == Some(&shape)
+        let mut wanted = objects(&BTreeSet::new(), GuardCounters::default());
+        if !self.ports.is_empty() {
+            wanted.extend(marking(&self.ports));
+        }
+        shape == Listing(wanted).shape() || self.as_written.as_ref() == Some(&shape)
     }
 }
 
@@ -181,12 +241,7 @@ fn members(trusted: &BTreeSet<IpAddr>, is_family: IsFamily) -> Vec<String> {
 /// Everything in the table.
 fn objects(trusted: &BTreeSet<IpAddr>, counts: GuardCounters) -> Vec<Value> {
     let mut objects = vec![TABLE.tag()];
-    for (name, count) in [
-        ("output", counts.output),
-        ("postrouting", counts.postrouting),
-        ("input", counts.input),
-        ("channel", counts.channel),
-    ] {
+    for (name, count) in counts.named() {
         let fields = json!({ "name": name, "packets": count.packets, "bytes": count.bytes });
         objects.push(TABLE.part("counter", fields));
     }
@@ -198,56 +253,155 @@ fn objects(trusted: &BTreeSet<IpAddr>, counts: GuardCounters) -> Vec<Value> {
         }
         objects.push(TABLE.part("set", fields));
     }
-    for (hook, priority) in [
-        ("output", PRIORITY_LAST),
-        ("postrouting", PRIORITY_LAST),
-        ("input", PRIORITY_FIRST),
-        ("forward", PRIORITY_FIRST),
+    for (name, rules) in [(FORGED, forged_rules()), (FRAGMENTS, fragment_rules())] {
+        objects.push(TABLE.part("chain", json!({ "name": name })));
+        objects.extend(rules);
+    }
+    for (hook, priority, rules) in [
+        ("output", PRIORITY_LAST, output_rules()),
+        ("postrouting", PRIORITY_LAST, leaving_rules("postrouting")),
+        ("input", PRIORITY_FIRST, input_rules()),
+        ("forward", PRIORITY_FIRST, forward_rules()),
     ] {
         let fields = json!({
             "name": hook, "type": "filter", "hook": hook, "prio": priority, "policy": "accept",
         });
         objects.push(TABLE.part("chain", fields));
-        objects.extend(if hook == "forward" { forward_rules().into() } else { rules(hook) });
+        objects.extend(rules);
     }
     objects
 }
 
-/// The rules of a chain for what enters or leaves this host: the exceptions, then the drops.
-fn rules(hook: &str) -> Vec<Value> {
-    let arriving = hook == "input";
-    let side = if arriving { "saddr" } else { "daddr" };
-    let field = |protocol: &str, field: &str| json!({ "payload": { "protocol": protocol, "field": field } });
-    let overlay = || equal(&field("udp", "dport"), json!({ "set": GUARDED_PORTS }));
-    let exception = |protocol: &str, set: &str| {
-        let peer = equal(&field(protocol, side), format!("@{set}"));
-        rule(hook, "weft: peers trusted in plain", vec![peer, overlay(), accept()])
-    };
-    let channel = || by_channel(if arriving { "iifname" } else { "oifname" });
-    // The route that a packet takes knows whether IPsec will wrap it; an arrived packet knows what
-    // it was wrapped in.
-    let protection = if arriving { "meta" } else { "rt" };
-    let unprotected = equal(&json!({ protection: { "key": "ipsec" } }), false);
-    let sealed = "weft: the data channel seals and opens what takes its device";
-    vec![
-        exception("ip", "trusted4"),
-        exception("ip6", "trusted6"),
-        rule(hook, sealed, vec![channel(), overlay(), accept()]),
-        rule(hook, NOTHING_ELSE, dropped(vec![channel()], "channel")),
+/// The table that gives the priority.
+fn marking(ports: &[String]) -> Vec<Value> {
+    let fields = json!({
+        "name": "postrouting", "type": "filter", "hook": "postrouting", "prio": PRIORITY_LAST,
+        "policy": "accept",
+    });
+    let port = equal(&meta("oifname"), json!({ "set": ports }));
+    let expr = json!([port, set_priority(SENT)]);
+    let comment = "weft: what leaves by the overlay ports is Weft's";
+    let rule = json!({ "chain": "postrouting", "comment": comment, "expr": expr });
+    vec![MARKING.tag(), MARKING.part("chain", fields), MARKING.part("rule", rule)]
+}
+
+fn output_rules() -> Vec<Value> {
+    let foreign = differs(&meta("priority"), SENT);
+    let mut rules = vec![
+        rule("output", "weft: Weft did not send it", vec![overlay(), foreign, jump(FORGED)]),
         rule(
-            hook,
-            "weft: no overlay packet without protection",
-            dropped(vec![overlay(), unprotected], hook),
+            "output",
+            "weft: seen, and as any other from here on",
+            vec![overlay(), set_priority(USUAL)],
         ),
+    ];
+    rules.extend(leaving_rules("output"));
+    rules
+}
+
+const FORGED: &str = "not-sent-by-weft";
+
+fn forged_rules() -> Vec<Value> {
+    let comment = "weft: the overlay's ports are for Weft";
+    vec![
+        rule(FORGED, NOTHING_ELSE, dropped(vec![by_channel("oifname")], "channel")),
+        rule(FORGED, UNPROTECTED, dropped(vec![unprotected("rt")], "output")),
+        rule(FORGED, comment, dropped(Vec::new(), "forged")),
     ]
 }
 
+/// The exceptions, then the drops. The route that a packet takes knows whether IPsec will wrap it.
+fn leaving_rules(hook: &str) -> Vec<Value> {
+    vec![
+        exception(hook, "ip", "daddr", "trusted4"),
+        exception(hook, "ip6", "daddr", "trusted6"),
+        rule(hook, SEALED, vec![by_channel("oifname"), overlay(), accept()]),
+        rule(hook, NOTHING_ELSE, dropped(vec![by_channel("oifname")], "channel")),
+        rule(hook, UNPROTECTED, dropped(vec![overlay(), unprotected("rt")], hook)),
+    ]
+}
+
+/// An arrived packet knows what it was wrapped in, the outermost first. A state of ours takes out
+/// nothing but overlay packets, so any of them will do: Weft may run inside another VPN.
+fn input_rules() -> Vec<Value> {
+    const HOOK: &str = "input";
+    let fragment = equal(&json!({ "exthdr": { "name": "frag" } }), true);
+    let mut rules = vec![
+        rule(HOOK, "weft: fragments over IPv6", vec![fragment, jump(FRAGMENTS)]),
+        exception(HOOK, "ip", "saddr", "trusted4"),
+        exception(HOOK, "ip6", "saddr", "trusted6"),
+        rule(HOOK, SEALED, vec![by_channel("iifname"), overlay(), accept()]),
+        rule(HOOK, NOTHING_ELSE, dropped(vec![by_channel("iifname")], "channel")),
+    ];
+    rules.extend((0..TRANSFORMATIONS_MAX).map(|number| {
+        let reqid = json!({ "ipsec": { "key": "reqid", "dir": "in", "spnum": number } });
+        rule(HOOK, "weft: sealed by a peer", vec![overlay(), equal(&reqid, REQID), accept()])
+    }));
+    rules.push(rule(HOOK, UNPROTECTED, dropped(vec![overlay()], HOOK)));
+    rules
+}
+
+const FRAGMENTS: &str = "fragments";
+
+/// Over IPv6 the guard sees fragments before they are put together. The first must show what it is
+/// (RFC 7112); a match on what cannot be read is none, so that whatever comes to the end is dropped.
+fn fragment_rules() -> Vec<Value> {
+    let offset = json!({ "exthdr": { "name": "frag", "field": "frag-off" } });
+    let go_on = || json!({ "return": null });
+    let [port, ..] = GUARDED_PORTS;
+    let shown = "weft: the port can be read";
+    vec![
+        rule(FRAGMENTS, "weft: not the first", vec![differs(&offset, 0), go_on()]),
+        rule(FRAGMENTS, "weft: not UDP", vec![differs(&meta("l4proto"), "udp"), go_on()]),
+        rule(FRAGMENTS, shown, vec![equal(&field("udp", "dport"), port), go_on()]),
+        rule(FRAGMENTS, shown, vec![differs(&field("udp", "dport"), port), go_on()]),
+        rule(FRAGMENTS, "weft: may be the overlay's", dropped(Vec::new(), "fragments")),
+    ]
+}
+
+const UNPROTECTED: &str = "weft: no overlay packet without protection";
+const SEALED: &str = "weft: the data channel seals and opens what takes its device";
 const NOTHING_ELSE: &str = "weft: nothing but the overlay takes the data channel";
 
-/// What this host passes on never takes the data channel.
-fn forward_rules() -> [Value; 2] {
-    ["iifname", "oifname"]
-        .map(|key| rule("forward", NOTHING_ELSE, dropped(vec![by_channel(key)], "channel")))
+/// What this host passes on never takes the data channel, nor the overlay's ports.
+fn forward_rules() -> Vec<Value> {
+    const HOOK: &str = "forward";
+    let channel = |key| rule(HOOK, NOTHING_ELSE, dropped(vec![by_channel(key)], "channel"));
+    let comment = "weft: the overlay's ports are for Weft";
+    vec![
+        channel("iifname"),
+        channel("oifname"),
+        rule(HOOK, comment, dropped(vec![overlay()], "forward")),
+    ]
+}
+
+fn exception(hook: &str, protocol: &str, side: &str, set: &str) -> Value {
+    let peer = equal(&field(protocol, side), format!("@{set}"));
+    rule(hook, "weft: peers trusted in plain", vec![peer, overlay(), accept()])
+}
+
+fn overlay() -> Value {
+    equal(&field("udp", "dport"), json!({ "set": GUARDED_PORTS }))
+}
+
+fn unprotected(knows: &str) -> Value {
+    equal(&json!({ knows: { "key": "ipsec" } }), false)
+}
+
+fn field(protocol: &str, field: &str) -> Value {
+    json!({ "payload": { "protocol": protocol, "field": field } })
+}
+
+fn meta(key: &str) -> Value {
+    json!({ "meta": { "key": key } })
+}
+
+fn set_priority(value: &str) -> Value {
+    json!({ "mangle": { "key": meta("priority"), "value": value } })
+}
+
+fn jump(chain: &str) -> Value {
+    json!({ "jump": { "target": chain } })
 }
 
 fn rule(chain: &str, comment: &str, expr: Vec<Value>) -> Value {
@@ -259,8 +413,13 @@ fn equal(left: &Value, right: impl Into<Value>) -> Value {
     json!({ "match": { "op": "==", "left": left, "right": right } })
 }
 
+fn differs(left: &Value, right: impl Into<Value>) -> Value {
+    let right: Value = right.into();
+    json!({ "match": { "op": "!=", "left": left, "right": right } })
+}
+
 fn by_channel(key: &str) -> Value {
-    equal(&json!({ "meta": { "key": key } }), DATA_CHANNEL_DEVICE)
+    equal(&meta(key), DATA_CHANNEL_DEVICE)
 }
 
 fn accept() -> Value {
@@ -280,8 +439,11 @@ fn counters(listing: &Listing) -> GuardCounters {
     };
     GuardCounters {
         output: count("output"),
+        forged: count("forged"),
+        forward: count("forward"),
         postrouting: count("postrouting"),
         input: count("input"),
+        fragments: count("fragments"),
         channel: count("channel"),
     }
 }

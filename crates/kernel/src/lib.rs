@@ -53,7 +53,7 @@ pub use self::{
     direct::{DIRECT_LOCAL_NAME, DirectTap},
     error::KernelError,
     forward::{FORWARD_COMMENT, ForwardRule},
-    guard::{GUARDED_PORTS, Guard, GuardCount, GuardCounters, TRUSTED_MAX},
+    guard::{GUARDED_PORTS, Guard, GuardCount, GuardCounters, SENT_PRIORITY, TRUSTED_MAX},
     link::{DEVICE_ALIAS, DEVICE_GROUP},
     mss::MssClamp,
     nft_watch::NftWatch,

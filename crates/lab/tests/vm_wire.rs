@@ -287,6 +287,92 @@ fn mac_of(container: &Container) -> anyhow::Result<[u8; 6]> {
 }
 
 #[test]
+fn what_weft_did_not_send_is_not_sealed_on_the_bridge() -> anyhow::Result<()> {
+    forged("bridge", Outer::V6, "esp")
+}
+
+#[test]
+fn what_weft_did_not_send_is_not_sealed_on_odp() -> anyhow::Result<()> {
+    forged("odp", Outer::V4, "esp")
+}
+
+#[test]
+fn what_weft_did_not_send_does_not_take_the_data_channel() -> anyhow::Result<()> {
+    forged("bridge", Outer::V4, "ovpn")
+}
+
+/// A program of the sending host knows VNI, ports and MAC addresses, and so does a container of
+/// somebody else's that the host passes on under its own address.
+fn forged(switch: &str, outer: Outer, format: &str) -> anyhow::Result<()> {
+    let stage = Stage::with(2, outer, weft::sandbox::UNDERLAY_MTU_BYTES)?;
+    let options = ["--engine", "kernel", "--switch", switch, "--format", format, "--mtu", "1280"];
+    let stage = stage.launched(&[&options, &options])?;
+    let (one, two) = stage.containers()?;
+    stage.reach(&one, &two)?;
+    let (here, there) = (stage.host(0), stage.host(1));
+    let (to, counter) = match format {
+        "ovpn" => (channel_address(there)?, "channel"),
+        _ => (outer.of(there), "forged"),
+    };
+    let receiver = probe::udp_in(&namespace(&two), (two.ipv4()?, 5001).into())?;
+    receiver.set_read_timeout(Some(Duration::from_millis(500)))?;
+    let mut packet = vec![0x08, 0, 0, 0, 0, 0, 1, 0];
+    packet.extend(udp_frame(&one, &two, 5001)?);
+    let before = host::guard_dropped(here, counter)?;
+    let any: IpAddr = match to {
+        IpAddr::V4(_) => std::net::Ipv4Addr::UNSPECIFIED.into(),
+        IpAddr::V6(_) => std::net::Ipv6Addr::UNSPECIFIED.into(),
+    };
+    let place = PathBuf::from(here.netns().path());
+    let socket = probe::udp_in(&place, SocketAddr::new(any, 0))?;
+    for port in [6787, 6788] {
+        let sent = socket.send_to(&packet, SocketAddr::new(to, port));
+        let refused =
+            sent.as_ref().is_err_and(|e| e.kind() == std::io::ErrorKind::PermissionDenied);
+        assert!(refused, "port {port}: {sent:?}");
+    }
+    assert_eq!(host::guard_dropped(here, counter)?, before + 2);
+
+    let inside = if to.is_ipv4() { "198.51.100" } else { "fd99:" };
+    let length = if to.is_ipv4() { 24 } else { 64 };
+    let foreign = stage.sandbox().add_netns("foreign")?;
+    here.netns()
+        .ip(&format!("link add foreign type veth peer name eth0 netns {}", foreign.name()))?;
+    let separator = if to.is_ipv4() { "." } else { ":" };
+    for (netns, device, number) in [(here.netns(), "foreign", 1), (&foreign, "eth0", 2)] {
+        netns.ip(&format!("addr add {inside}{separator}{number}/{length} dev {device}"))?;
+        netns.ip(&format!("link set {device} up"))?;
+    }
+    foreign.ip(&format!("route add default via {inside}{separator}1"))?;
+    let script = "sysctl -qw net.ipv4.ip_forward=1 net.ipv6.conf.all.forwarding=1
+         nft 'add table inet masquerade; add chain inet masquerade out {
+             type nat hook postrouting priority srcnat; };
+             add rule inet masquerade out iifname foreign masquerade'";
+    here.netns().exec(&["bash", "-ec", script])?.success()?;
+    let before = host::guard_dropped(here, "forward")? + host::guard_dropped(here, "channel")?;
+    let socket = probe::udp_in(&PathBuf::from(foreign.path()), SocketAddr::new(any, 0))?;
+    let dropped = || {
+        let _ = socket.send_to(&packet, SocketAddr::new(to, 6787));
+        let now = ["forward", "channel"].map(|rule| host::guard_dropped(here, rule).unwrap_or(0));
+        now.iter().sum::<u64>() > before
+    };
+    weft::sandbox::wait_until("a drop of what is passed on", SETTLE_LIMIT, dropped)?;
+    let mut room = [0; 2048];
+    assert!(uninterrupted(|| receiver.recv_from(&mut room)).is_err(), "a forged frame has arrived");
+    one.ping(two.ipv4()?.into())?;
+    Ok(())
+}
+
+/// Where the data channel of a host takes what is for the overlay.
+fn channel_address(host: &Host) -> anyhow::Result<IpAddr> {
+    let shown = host.netns().ip("-j -6 addr show dev weft-ovpn")?.success()?.json()?;
+    let all = shown[0]["addr_info"].as_array().cloned().unwrap_or_default();
+    let mut texts = all.iter().filter_map(|one| one["local"].as_str());
+    let text = texts.find(|text| text.starts_with("fd77:")).unwrap_or_default();
+    text.parse().map_err(|error| anyhow::anyhow!("{error}: {shown}"))
+}
+
+#[test]
 fn the_injected_frame_is_one_that_a_container_would_take() -> anyhow::Result<()> {
     // The check of the check: let in by hand through a VXLAN device of the test's own, it arrives.
     let stage = Stage::pair(&KERNEL, &KERNEL)?;

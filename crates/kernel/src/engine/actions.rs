@@ -59,6 +59,7 @@ impl Worker {
         self.change_channel(changes).await;
         if trusts {
             self.ensure_guard().await;
+            self.ensure_entries().await;
         }
         let (set, gone): (Vec<_>, Vec<_>) =
             batch.policies.into_iter().partition(|(_, policy)| policy.is_some());
@@ -75,6 +76,7 @@ impl Worker {
         if !batch.distrusted.is_empty() {
             batch.distrusted.iter().for_each(|address| _ = self.trusted.remove(address));
             self.ensure_guard().await;
+            self.ensure_entries().await;
         }
         for action in last {
             match action {

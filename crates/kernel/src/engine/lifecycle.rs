@@ -1,6 +1,7 @@
 //! Finding out what the kernel can do, taking it into use, mending it and giving it up.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::{Duration, Instant};
 
 use weft_crypto::Cipher;
@@ -9,9 +10,9 @@ use weft_path::Reason;
 use super::probes::Probes;
 use super::worker::{Ipsec, RECONCILE_MS, SUPPORT_MS, Worker};
 use super::{DATA_CHANNEL_DEVICE, KernelCounters, Support};
-use crate::Guard;
 use crate::error::KernelError;
-use crate::xfrm::{PolicyId, PolicySpec, StateId, Xfrm};
+use crate::guard::{GUARDED_PORTS, Guard};
+use crate::xfrm::{EntryPolicy, PolicyId, PolicySpec, StateId, Xfrm};
 
 /// Lanes to a peer at most beside the one for all other CPUs; each costs about 5 KiB at both ends.
 const CPU_LANES_MAX: u16 = 8;
@@ -103,11 +104,12 @@ impl Worker {
         let kept = self.take_kept_sockets().await;
         let formats = self.formats(&xfrm).await?;
         // Nothing of the overlay may be there without the guard.
-        let mut guard = Guard::new(self.kernel.clone());
+        let mut guard = self.switch.guard(&self.kernel);
         let guard_watch = guard.watch().map_err(failed)?;
         let trusted: Vec<_> = self.trusted.iter().copied().collect();
         self.closed = false;
         guard.ensure(&trusted).await.map_err(|error| Support::no_guard(&error))?;
+        xfrm.set_entry_policies(&entry_policies(&self.trusted)).await.map_err(failed)?;
         let devices = self.switch.open_overlay().await.map_err(failed)?;
         let watch = xfrm.watch().map_err(failed)?;
         let encapsulation = self.open_encapsulation(kept).await;
@@ -185,7 +187,7 @@ impl Worker {
     }
 
     async fn remove_guard(&self) {
-        if let Err(error) = Guard::new(self.kernel.clone()).remove().await {
+        if let Err(error) = Guard::new(self.kernel.clone(), &[]).remove().await {
             tracing::debug!(%error, "no guard to remove");
         }
     }
@@ -253,6 +255,7 @@ impl Worker {
         self.set_policies(to_set).await;
         self.remove_policies(gone).await;
         self.remove_states(&left).await;
+        self.ensure_entries().await;
     }
 
     /// Leaves nothing in the kernel but the local switch.
@@ -291,6 +294,22 @@ impl Worker {
         let switch_reason = self.switch_reason.clone();
         KernelCounters { guard, switch: self.switch.kind(), switch_reason, named }
     }
+}
+
+/// How packets to the overlay's ports may come in: opened by a state of ours, from trusted peers in
+/// plain, and from addresses of the data channel, of which the guard sees to it that they came out of
+/// its device.
+pub(super) fn entry_policies(trusted: &BTreeSet<IpAddr>) -> Vec<EntryPolicy> {
+    let (tunnel, bits) = weft_crypto::TUNNEL_PREFIX;
+    let any: [IpAddr; 2] = [Ipv4Addr::UNSPECIFIED.into(), Ipv6Addr::UNSPECIFIED.into()];
+    let peer = |address: &IpAddr| (*address, if address.is_ipv4() { 32 } else { 128 }, true);
+    let networks = any.map(|any| (any, 0, false)).into_iter().chain([(tunnel.into(), bits, true)]);
+    let networks: Vec<_> = networks.chain(trusted.iter().map(peer)).collect();
+    let of = |port| {
+        let entry = move |&(source, prefix, plain)| EntryPolicy { source, prefix, port, plain };
+        networks.iter().map(entry)
+    };
+    GUARDED_PORTS.into_iter().flat_map(of).collect()
 }
 
 /// What an error means for the whole engine.

@@ -251,7 +251,7 @@ pub async fn remove_all(kernel: &Kernel, device: &str) -> Result<(), KernelError
     }
     switch::remove(kernel, device).await?;
     kernel.remove_device(DATA_CHANNEL_DEVICE).await?;
-    match Guard::new(kernel.clone()).remove().await {
+    match Guard::new(kernel.clone(), &[]).remove().await {
         // Without the program there never was a guard.
         Err(KernelError::NftMissing { .. }) => Ok(()),
         result => result.map(|_| ()),

@@ -85,6 +85,7 @@ impl Probes {
         socket
             .leave_out_checksums()
             .and_then(|()| socket.stop_merging())
+            .and_then(|()| socket.set_priority(crate::SENT_PRIORITY.cast_signed()))
             .map_err(|source| failed("set up the probes' port", source))?;
         let socket = Arc::new(socket);
         let reader = Reader::start(Arc::clone(&socket), devices)?;

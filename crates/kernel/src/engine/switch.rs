@@ -13,8 +13,8 @@ use super::probes::{self, Received};
 use crate::error::KernelError;
 use crate::odp::{self, OdpEdit, OdpEvent, OdpInbox, OdpSpec, OdpSwitch};
 use crate::{
-    BridgeSpec, ForwardRule, Kernel, MssClamp, OuterFamily, Overlay, OverlaySpec, PortSpec, Via,
-    VxlanSpec,
+    BridgeSpec, ForwardRule, Guard, Kernel, MssClamp, OuterFamily, Overlay, OverlaySpec, PortSpec,
+    Via, VxlanSpec,
 };
 
 /// The VXLAN devices of the network, one for each family of outer addresses.
@@ -124,6 +124,15 @@ impl Switch {
                 odp.switch.stop().await?;
                 odp.kernel.remove_device(VXLAN).await.map(|_| ())
             }
+        }
+    }
+
+    /// The guard that stands before what leaves by this switch. A datapath's flows give the packets of
+    /// its tunnel the priority.
+    pub(super) fn guard(&self, kernel: &Kernel) -> Guard {
+        match self {
+            Self::Bridge(_) => Guard::new(kernel.clone(), &[VXLAN, VXLAN6]),
+            Self::Odp(_) => Guard::new(kernel.clone(), &[]),
         }
     }
 

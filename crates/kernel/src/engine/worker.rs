@@ -12,6 +12,7 @@ use weft_path::{EngineCommand, EngineEvent, EngineKind};
 
 use super::actions::local_address;
 use super::channel::{Channel, ChannelCounters};
+use super::lifecycle::entry_policies;
 use super::probes::{Probes, Received};
 use super::state::{Action, State};
 use super::switch::{Switch, SwitchEvent};
@@ -101,7 +102,7 @@ impl Worker {
     ) -> Result<Self, KernelError> {
         if config.switch == SwitchKind::Odp && config.moves {
             // Its tunnel is there from the start, and nothing of the overlay may be without the guard.
-            Guard::new(kernel.clone()).ensure(&[]).await?;
+            Guard::new(kernel.clone(), &[]).ensure(&[]).await?;
         }
         let (switch, switch_reason) = Switch::start(&kernel, &config).await?;
         let links = kernel.watch().await?;
@@ -354,7 +355,9 @@ impl Worker {
                 let wanted: Vec<_> = self.state.policies().copied().collect();
                 self.counters.policies_restored += wanted.len() as u64;
                 self.set_policies(wanted).await;
+                self.ensure_entries().await;
             }
+            XfrmEvent::EntryRemoved => self.ensure_entries().await,
             XfrmEvent::Lost => self.reconcile_xfrm().await,
         }
     }
@@ -376,6 +379,16 @@ impl Worker {
                 self.counters.guard_restored += 1;
                 self.ensure_guard().await;
             }
+        }
+    }
+
+    /// Brings the inbound policies in line with whom the host trusts. Without them the guard alone
+    /// judges what comes in, which it does as well.
+    pub(super) async fn ensure_entries(&mut self) {
+        let Some(ipsec) = &self.ipsec else { return };
+        match ipsec.xfrm.set_entry_policies(&entry_policies(&self.trusted)).await {
+            Ok(changed) => self.counters.policies_restored += changed as u64,
+            Err(error) => tracing::warn!(%error, "an inbound IPsec policy is not as it should be"),
         }
     }
 

@@ -8,6 +8,7 @@ use super::{
     codec::{ovs_body, ovs_header},
     flow::{FlowKey, Frame, Output, Tag, TunnelKey},
 };
+use crate::SENT_PRIORITY;
 use crate::generic::codec::{Answer, Writer, attribute, attributes, u32_at, u64_at};
 
 /// The family's name.
@@ -30,6 +31,7 @@ const OMIT_KEY_AND_MASK: u32 = 1 | 2;
 const OMIT_ACTIONS: u32 = 4;
 
 const KEY_ATTR_ENCAP: u16 = 1;
+const KEY_ATTR_PRIORITY: u16 = 2;
 const KEY_ATTR_IN_PORT: u16 = 3;
 const KEY_ATTR_ETHERNET: u16 = 4;
 const KEY_ATTR_VLAN: u16 = 5;
@@ -234,12 +236,15 @@ fn write_address(list: &mut Writer, ipv4: u16, ipv6: u16, address: IpAddr) {
 }
 
 /// Writes actions. Copies out of ports come first, so that no port gets a frame with the tunnel of
-/// another copy set on it.
+/// another copy set on it. What leaves by a tunnel has the priority by which the guard knows it.
 pub(super) fn write_actions(list: &mut Writer, outputs: &[Output]) {
     for output in outputs {
         if let Output::Port(port) = output {
             list.u32(ACTION_OUTPUT, *port);
         }
+    }
+    if outputs.iter().any(|output| matches!(output, Output::Tunnel { .. })) {
+        list.nest(ACTION_SET, |set| set.u32(KEY_ATTR_PRIORITY, SENT_PRIORITY));
     }
     for output in outputs {
         if let Output::Tunnel { port, id, remote, local } = output {
@@ -273,11 +278,16 @@ pub(super) fn actions_len(outputs: &[Output]) -> usize {
 fn read_actions(list: &[u8]) -> Option<Vec<Output>> {
     let mut outputs = Vec::new();
     let mut tunnel: Option<(u64, IpAddr, Option<IpAddr>)> = None;
+    let mut sent = false;
     for (kind, value) in attributes(list) {
         match (kind, tunnel.take()) {
-            (ACTION_OUTPUT, None) => outputs.push(Output::Port(u32_at(value, 0)?)),
+            (ACTION_OUTPUT, None) if !sent => outputs.push(Output::Port(u32_at(value, 0)?)),
             (ACTION_OUTPUT, Some((id, remote, local))) => {
                 outputs.push(Output::Tunnel { port: u32_at(value, 0)?, id, remote, local });
+            }
+            (ACTION_SET, None) if !sent => {
+                sent = u32_at(attribute(value, KEY_ATTR_PRIORITY)?, 0)? == SENT_PRIORITY;
+                sent.then_some(())?;
             }
             (ACTION_SET, None) => {
                 let set = read_tunnel(attribute(value, KEY_ATTR_TUNNEL)?);

@@ -12,7 +12,7 @@ use weft_crypto::{Cipher, SaKey};
 use zeroize::Zeroizing;
 
 use super::spec::{
-    Direction, LaneGroup, OwnPolicy, OwnState, POLICY_PRIORITY, PolicyId, PolicySpec,
+    Direction, EntryPolicy, LaneGroup, OwnPolicy, OwnState, POLICY_PRIORITY, PolicyId, PolicySpec,
     REPLAY_WINDOW_PACKETS, StateId, StateSpec, StateUsage, Template, UdpPorts, is_own,
 };
 
@@ -48,7 +48,9 @@ const UDP: u8 = 17;
 /// What a flush names as its protocol when it takes all of IPsec.
 const ANY_PROTOCOL: [u8; 2] = [0, 255];
 const MODE_TRANSPORT: u8 = 0;
+const MODE_TUNNEL: u8 = 1;
 const STATE_ESN: u8 = 128;
+const POLICY_IN: u8 = 0;
 const POLICY_OUT: u8 = 1;
 const POLICY_ALLOW: u8 = 0;
 const ENCAP_ESP_IN_UDP: u16 = 2;
@@ -269,11 +271,47 @@ pub(super) fn policy(spec: &PolicySpec) -> Body {
     body.attribute(TMPL, |body| {
         body.address(spec.id.destination).be32(spi).u8(ESP).zeros(3);
         body.u16(family).zeros(2).address(spec.id.source).u32(reqid);
-        body.u8(MODE_TRANSPORT).zeros(3);
-        // Any algorithm: the state decides.
-        body.u32(u32::MAX).u32(u32::MAX).u32(u32::MAX);
+        template_rest(body, MODE_TRANSPORT, false);
     });
     body
+}
+
+/// XFRM_MSG_NEWPOLICY of an inbound policy, or XFRM_MSG_UPDPOLICY with the same body.
+pub(super) fn entry_policy(spec: &EntryPolicy) -> Body {
+    let mut body = Body::new();
+    let (family, any) = (family_of(spec.source), unspecified(spec.source));
+    body.address(any).address(spec.source).be16(spec.port).be16(u16::MAX).zeros(4);
+    body.u16(family).u8(0).u8(spec.prefix).u8(UDP).pad_to(SELECTOR_LEN);
+    body.u64(UNLIMITED).u64(UNLIMITED).u64(UNLIMITED).u64(UNLIMITED).zeros(32);
+    body.zeros(32).u32(spec.priority()).u32(0);
+    body.u8(POLICY_IN).u8(POLICY_ALLOW);
+    body.pad_to(POLICY_LEN);
+    // The kernel compares the outermost state with the last template first. A transport template
+    // that is optional asks for nothing: it says whose the policy is.
+    let around = (0, MODE_TUNNEL, true);
+    let ours = (super::REQID, MODE_TRANSPORT, spec.plain);
+    let templates: &[_] = if spec.plain { &[ours] } else { &[ours, around] };
+    body.attribute(TMPL, |body| {
+        for &(reqid, mode, optional) in templates {
+            body.address(any).be32(0).u8(ESP).zeros(3);
+            body.u16(family).zeros(2).address(any).u32(reqid);
+            template_rest(body, mode, optional);
+        }
+    });
+    body
+}
+
+fn template_rest(body: &mut Body, mode: u8, optional: bool) {
+    body.u8(mode).u8(0).u8(optional.into()).u8(0);
+    // Any algorithm: the state decides.
+    body.u32(u32::MAX).u32(u32::MAX).u32(u32::MAX);
+}
+
+const fn unspecified(like: IpAddr) -> IpAddr {
+    match like {
+        IpAddr::V4(_) => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
+        IpAddr::V6(_) => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
+    }
 }
 
 /// The body of XFRM_MSG_GETPOLICY for one policy.
@@ -286,9 +324,9 @@ pub(super) fn policy_by_selector(id: &PolicyId) -> Body {
 
 /// The body of XFRM_MSG_DELPOLICY for the policy that was seen under this index, so that another one
 /// with the same selector stays.
-pub(super) fn policy_by_index(index: u32) -> Body {
+pub(super) fn policy_by_index(policy: &Policy) -> Body {
     let mut body = Body::new();
-    body.zeros(SELECTOR_LEN).u32(index).u8(POLICY_OUT).pad_to(POLICY_ID_LEN);
+    body.zeros(SELECTOR_LEN).u32(policy.index).u8(policy.direction).pad_to(POLICY_ID_LEN);
     body
 }
 
@@ -336,12 +374,23 @@ pub(super) struct Policy {
     pub(super) id: Option<PolicyId>,
     pub(super) reqid: u32,
     pub(super) index: u32,
-    pub(super) outbound: bool,
+    direction: u8,
+    /// An inbound one: what it takes, if that is UDP to one port from one network.
+    pub(super) entry: Option<EntryPolicy>,
 }
 
 impl Policy {
     pub(super) fn is_own(&self) -> bool {
         is_own(self.reqid)
+    }
+
+    pub(super) const fn is_outbound(&self) -> bool {
+        self.direction == POLICY_OUT
+    }
+
+    /// Whether it is for arriving packets, and not for those that are passed on.
+    pub(super) const fn is_inbound(&self) -> bool {
+        self.direction == POLICY_IN
     }
 }
 
@@ -442,7 +491,8 @@ pub(super) fn read_deleted_policy(body: &[u8]) -> Option<Policy> {
 }
 
 fn read_policy_parts(info: &[u8], rest: &[u8]) -> Option<Policy> {
-    let outbound = info[160] == POLICY_OUT;
+    let direction = info[160];
+    let outbound = direction == POLICY_OUT;
     let templates = find(rest, TMPL).unwrap_or_default();
     let reqid = u32_at(templates, 44).unwrap_or_default();
     let id = read_selector(info).filter(|_| outbound);
@@ -459,8 +509,23 @@ fn read_policy_parts(info: &[u8], rest: &[u8]) -> Option<Policy> {
         id,
         reqid,
         index: u32_at(info, 156)?,
-        outbound,
+        direction,
+        entry: read_entry(info, templates).filter(|_| direction == POLICY_IN),
     })
+}
+
+/// What an inbound policy takes. One that is not wholly as [`entry_policy`] writes it reads as none.
+fn read_entry(info: &[u8], templates: &[u8]) -> Option<EntryPolicy> {
+    let source = address_at(info, 16, u16_at(info, 40)?)?;
+    let (prefix, port) = (info[43], be16_at(info, 32)?);
+    let plain = templates.len() == TEMPLATE_LEN;
+    let entry = EntryPolicy { source, prefix, port, plain };
+    entry.check().ok()?;
+    let wanted = entry_policy(&entry);
+    let same = |from: usize, to: usize| info[from..to] == wanted.bytes()[from..to];
+    // Selector, limits, priority, and from the direction on; not what was counted, nor the index.
+    let alike = same(0, 120) && same(152, 156) && same(160, 164);
+    (alike && find(wanted.bytes().get(POLICY_LEN..)?, TMPL)? == templates).then_some(entry)
 }
 
 /// A selector of the form that Weft writes: one host to another, one UDP port.

@@ -45,6 +45,18 @@ const SET_POLICY: &str = "\
 const SET_LANES: &str = "\
     fd 00*14 02fd 00*14 011a84ffff 00*4 0a00808011 00*11 ff*32 00*72 01 00*7 44000500fd \
     00*14 02 00*4 320000000a000000fd 00*14 0107004557 00*4 ff*12";
+/// ip xfrm policy add src ::/0 dst ::/0 proto udp dport 6788 dir in priority 1
+/// tmpl proto esp reqid 0x57454654 mode transport level required
+/// tmpl proto esp reqid 0 mode tunnel level use.
+const SET_ENTRY: &str = "\
+    00*32 1a84ffff 00*4 0a00 00 00 11 00*11 ff*32 00*64 01000000 00*4 00*8 \
+    84000500 00*20 32 00*3 0a00 00*18 54464557 00 00 00 00 ff*12 \
+    00*20 32 00*3 0a00 00*18 00*4 01 00 01 00 ff*12";
+/// ip xfrm policy add src 10.0.0.2/32 dst 0.0.0.0/0 proto udp dport 6787 dir in priority 0
+/// tmpl proto esp reqid 0x57454654 mode transport level use.
+const SET_PLAIN_ENTRY: &str = "\
+    00*16 0a000002 00*12 1a83ffff 00*4 0200 00 20 11 00*11 ff*32 00*64 00*4 00*4 00*8 \
+    44000500 00*20 32 00*3 0200 00*18 54464557 00 00 01 00 ff*12";
 /// ip xfrm policy get src 10.0.0.1/32 dst 10.0.0.2/32 proto udp dport 6787 dir out.
 const GET_POLICY: &str = "\
     0a000002 00*12 0a000001 00*12 1a83ffff 00*4 0200202011 00*15 01000000";
@@ -158,7 +170,39 @@ fn policies_are_written_as_iproute2_writes_them() {
     let mut expected = hex(DELETE_POLICY);
     // The family is not looked at where an index is given.
     expected[40] = 0;
-    assert_eq!(policy_by_index(1).bytes(), expected);
+    let found = read_policy(&hex(POLICY)).unwrap();
+    assert_eq!(policy_by_index(&found).bytes(), expected);
+}
+
+#[test]
+fn inbound_policies_are_written_as_iproute2_writes_them() {
+    let any = EntryPolicy { source: "::".parse().unwrap(), prefix: 0, port: 6788, plain: false };
+    assert_eq!(entry_policy(&any).bytes(), hex(SET_ENTRY));
+    let peer = "10.0.0.2".parse().unwrap();
+    let plain = EntryPolicy { source: peer, prefix: 32, port: 6787, plain: true };
+    assert_eq!(entry_policy(&plain).bytes(), hex(SET_PLAIN_ENTRY));
+    for (bytes, entry) in [(SET_ENTRY, any), (SET_PLAIN_ENTRY, plain)] {
+        let read = read_policy(&hex(bytes)).unwrap();
+        assert!(read.is_own() && read.is_inbound() && !read.is_outbound());
+        assert_eq!((read.entry, read.own, read.id), (Some(entry), None, None));
+    }
+}
+
+#[test]
+fn an_inbound_policy_that_somebody_changed_reads_as_none() {
+    let whole = hex(SET_ENTRY);
+    // Not: what it has counted, its index, and what its lengths say.
+    let counted = (120..152).chain(156..160).chain(164..172);
+    let counted: Vec<usize> = counted.collect();
+    for at in (0..whole.len()).filter(|at| !counted.contains(at)) {
+        let mut changed = whole.clone();
+        changed[at] ^= 1;
+        let entry = read_policy(&changed).and_then(|policy| policy.entry);
+        // Another network, prefix or port, but nothing else, is another policy of ours.
+        let other = (16..36).contains(&at) || at == 43;
+        assert!(entry.is_none() || other, "byte {at}: {entry:?}");
+        assert_ne!(entry, read_policy(&whole).unwrap().entry, "byte {at}");
+    }
 }
 
 #[test]
@@ -171,7 +215,7 @@ fn answers_are_read() {
 
     let read = read_policy(&hex(POLICY)).unwrap();
     assert_eq!(read.own, Some(to_v4()));
-    assert_eq!((read.index, read.reqid, read.outbound), (1, REQID, true));
+    assert_eq!((read.index, read.reqid, read.is_outbound()), (1, REQID, true));
     let read = read_policy(&hex(SET_LANES)).unwrap();
     assert_eq!(read.own, Some(to_v6()));
 }
@@ -191,7 +235,7 @@ fn what_is_not_ours_is_told_apart() {
     let mut inward = hex(SET_POLICY);
     inward[160] = 0;
     let inward = read_policy(&inward).unwrap();
-    assert!(inward.own.is_none() && inward.id.is_none() && !inward.outbound);
+    assert!(inward.own.is_none() && inward.id.is_none() && !inward.is_outbound());
     let mut ah = hex(NEW_STATE_IN);
     ah[76] = 51;
     assert_eq!(read_state(&ah), None);

@@ -6,8 +6,10 @@
 //!
 //! A path's packets are chosen by an outbound policy whose template names the SPI. So a rekey is:
 //! add the new state, update the policy (the kernel replaces it in one step), and remove the old
-//! state [`DRAIN_MS`] later; an inbound one when it is drained. There are no inbound policies: in
-//! transport mode the kernel needs none, and the guard drops what has come without IPsec.
+//! state [`DRAIN_MS`] later; an inbound one when it is drained.
+//!
+//! Inbound policies ([`EntryPolicy`]) are the same for all peers: UDP to Weft's inner ports must have
+//! come out of a state of ours. The kernel looks at whole packets there, fragments put together.
 //!
 //! A template whose state is gone makes the kernel drop the packets. If some other program listens
 //! for such cases (an IKE daemon does), the kernel also makes a placeholder without keys under our
@@ -29,7 +31,7 @@ use tokio::sync::{Mutex, OnceCell};
 use self::{codec::Abilities, socket::Socket};
 pub use self::{
     spec::{
-        Direction, LaneGroup, Limits, OwnPolicy, OwnState, PolicyId, PolicySpec,
+        Direction, EntryPolicy, LaneGroup, Limits, OwnPolicy, OwnState, PolicyId, PolicySpec,
         REPLAY_WINDOW_PACKETS, REQID, StateId, StateSpec, StateUsage, Template, UdpPorts,
     },
     support::EspSupport,

@@ -6,7 +6,7 @@ use super::{
     Xfrm,
     codec::{self, DELPOLICY, GETPOLICY, NEWPOLICY, Policy, UPDPOLICY},
     socket::{Message, Request},
-    spec::{OwnPolicy, PolicyId, PolicySpec},
+    spec::{EntryPolicy, OwnPolicy, PolicyId, PolicySpec},
 };
 use crate::error::{KernelError, RequestError};
 
@@ -54,7 +54,7 @@ impl Xfrm {
         let requests: Vec<_> = found
             .iter()
             .filter_map(|found| found.as_ref().ok()?.as_ref())
-            .map(|policy| Request::new(DELPOLICY, codec::policy_by_index(policy.index)))
+            .map(|policy| Request::new(DELPOLICY, codec::policy_by_index(policy)))
             .collect();
         let mut outcomes = self.socket().run(&requests).await.into_iter();
         let results = ids.iter().zip(found).map(|(id, found)| match found? {
@@ -79,11 +79,60 @@ impl Xfrm {
         Ok(all.into_iter().filter_map(|policy| policy.own).collect())
     }
 
+    /// Makes `wanted` all of our inbound policies: adds, replaces and removes what differs. Returns
+    /// how many it changed.
+    ///
+    /// # Errors
+    /// [`KernelError::EntryTaken`] if a policy that is not ours has the same selector,
+    /// [`KernelError::InvalidXfrm`], or another refusal of the kernel.
+    pub async fn set_entry_policies(&self, wanted: &[EntryPolicy]) -> Result<usize, KernelError> {
+        wanted.iter().try_for_each(EntryPolicy::check)?;
+        let found: Vec<Policy> =
+            self.all_policies().await?.into_iter().filter(Policy::is_inbound).collect();
+        let missing: Vec<EntryPolicy> = wanted
+            .iter()
+            .filter(|wanted| found.iter().all(|found| found.entry.as_ref() != Some(wanted)))
+            .copied()
+            .collect();
+        // What is of our tag and not wanted goes first: it may have the selector of one that is.
+        let is_wanted = |entry: &EntryPolicy| wanted.contains(entry);
+        let surplus = found.iter().filter(|found| !found.entry.as_ref().is_some_and(is_wanted));
+        let removals = surplus.map(|found| Request::new(DELPOLICY, codec::policy_by_index(found)));
+        let removals: Vec<_> = removals.collect();
+        for outcome in self.socket().run(&removals).await {
+            match outcome {
+                Err(error) if !error.is(Errno::NOENT) => {
+                    return Err(error.while_doing("remove an inbound IPsec policy"));
+                }
+                _ => {}
+            }
+        }
+        let additions =
+            missing.iter().map(|entry| Request::new(NEWPOLICY, codec::entry_policy(entry)));
+        let additions: Vec<_> = additions.collect();
+        for (outcome, entry) in self.socket().run(&additions).await.into_iter().zip(&missing) {
+            let EntryPolicy { source, prefix, port, .. } = *entry;
+            match outcome {
+                Ok(_) => {}
+                Err(error) if error.is(Errno::EXIST) => {
+                    return Err(KernelError::EntryTaken { from: source, prefix, port });
+                }
+                Err(error) => {
+                    let doing = format!(
+                        "set the inbound IPsec policy from {source}/{prefix} to UDP port {port}"
+                    );
+                    return Err(error.while_doing(doing));
+                }
+            }
+        }
+        Ok(removals.len() + additions.len())
+    }
+
     pub(super) async fn remove_own_policies(&self) -> Result<usize, KernelError> {
         let policies = self.all_policies().await?;
         let requests: Vec<_> = policies
             .iter()
-            .map(|policy| Request::new(DELPOLICY, codec::policy_by_index(policy.index)))
+            .map(|policy| Request::new(DELPOLICY, codec::policy_by_index(policy)))
             .collect();
         let mut count = 0;
         for outcome in self.socket().run(&requests).await {
@@ -103,7 +152,8 @@ impl Xfrm {
             .await
             .map_err(|error| error.while_doing("list the IPsec policies"))?;
         let policies = answers.iter().filter_map(read);
-        Ok(policies.filter(|policy| policy.is_own() && policy.outbound).collect())
+        let has_way = |policy: &Policy| policy.is_outbound() || policy.is_inbound();
+        Ok(policies.filter(|policy| policy.is_own() && has_way(policy)).collect())
     }
 
     async fn find_policies(&self, ids: &[PolicyId]) -> Vec<Result<Option<Policy>, KernelError>> {

@@ -10,7 +10,7 @@ use crate::error::KernelError;
 pub const REQID: u32 = 0x5745_4654;
 /// Packets that the replay window of an inbound state spans: the most that Linux takes.
 pub const REPLAY_WINDOW_PACKETS: u32 = 4096;
-/// The priority of our policies: they name two hosts and one port, so that none should go before.
+/// The priority of our outbound policies: they name two hosts and one port, so that none should go before.
 pub(super) const POLICY_PRIORITY: u32 = 0;
 /// SPIs below are reserved (RFC 4303 section 2.1).
 const SPI_MIN: u32 = 256;
@@ -222,6 +222,35 @@ pub struct PolicyId {
 
 /// A policy of ours that the kernel has.
 pub type OwnPolicy = PolicySpec;
+
+/// An inbound policy: how UDP to one port of this host must have come, whoever receives it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct EntryPolicy {
+    /// The network that the packets come from: its address.
+    pub source: IpAddr,
+    /// Length of its prefix in bits; 0 is any address of the family.
+    pub prefix: u8,
+    /// The UDP port that the packets go to.
+    pub port: u16,
+    /// They may come outside IPsec. Else a state of ours must have opened them, and one tunnel of
+    /// somebody else's IPsec may have been around it. Of two policies for a packet this is the first.
+    pub plain: bool,
+}
+
+impl EntryPolicy {
+    pub(super) fn check(&self) -> Result<(), KernelError> {
+        let bits = if self.source.is_ipv4() { 32 } else { 128 };
+        if self.prefix > bits {
+            return Err(KernelError::InvalidXfrm { what: "a prefix longer than an address" });
+        }
+        Ok(())
+    }
+
+    /// Those with exceptions go before those without.
+    pub(super) const fn priority(&self) -> u32 {
+        if self.plain { POLICY_PRIORITY } else { POLICY_PRIORITY + 1 }
+    }
+}
 
 fn check_hosts(source: IpAddr, destination: IpAddr) -> Result<(), KernelError> {
     let invalid = |what| Err(KernelError::InvalidXfrm { what });

@@ -51,6 +51,8 @@ pub enum XfrmEvent {
         /// The policy.
         policy: PolicyId,
     },
+    /// Somebody removed an inbound policy, or put another in its place.
+    EntryRemoved,
     /// Somebody removed all policies.
     PoliciesFlushed,
     /// The kernel dropped notices, because nobody took them in time: compare with
@@ -133,12 +135,18 @@ fn event(notice: &Received<'_>, own_port: u32) -> Option<XfrmEvent> {
         FLUSHSA if others => codec::read_flush(body).then_some(XfrmEvent::StatesFlushed),
         DELPOLICY if others => {
             let policy = codec::read_deleted_policy(body).filter(codec::Policy::is_own)?;
+            if policy.is_inbound() {
+                return Some(XfrmEvent::EntryRemoved);
+            }
             Some(XfrmEvent::PolicyRemoved { policy: policy.id? })
         }
         // What was replaced is not told; a policy with a selector such as ours may have been ours.
         UPDPOLICY if others => {
-            let policy = codec::read_policy(body)?.id?;
-            Some(XfrmEvent::PolicyRemoved { policy })
+            let policy = codec::read_policy(body)?;
+            if policy.is_inbound() {
+                return Some(XfrmEvent::EntryRemoved);
+            }
+            Some(XfrmEvent::PolicyRemoved { policy: policy.id? })
         }
         FLUSHPOLICY if others => Some(XfrmEvent::PoliciesFlushed),
         _ => None,

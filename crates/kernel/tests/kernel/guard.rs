@@ -27,8 +27,20 @@ fn ip(text: &str) -> IpAddr {
     text.parse().unwrap()
 }
 
+const PORTS: [&str; 2] = ["weft-vxlan", "weft-vxlan6"];
+
 fn new_guard() -> Guard {
-    Guard::new(Kernel::new().unwrap())
+    Guard::new(Kernel::new().unwrap(), &PORTS)
+}
+
+/// What this host sends to the overlay's ports counts as Weft's.
+fn send_as_weft() {
+    run(
+        "nft",
+        &["add table inet sent; \
+           add chain inet sent output { type filter hook output priority 0; }; \
+           add rule inet sent output udp dport 6787 meta priority set 5745:4650"],
+    );
 }
 
 #[test]
@@ -45,7 +57,11 @@ fn the_table_is_made_once_and_says_whose_it_is() {
             "made-by-weft",
             "udp dport { 6787, 6788 } rt ipsec missing counter name \"output\" drop comment \"weft:",
             "udp dport { 6787, 6788 } rt ipsec missing counter name \"postrouting\" drop",
-            "udp dport { 6787, 6788 } meta ipsec missing counter name \"input\" drop",
+            "udp dport { 6787, 6788 } ipsec in reqid 1464157780 accept comment",
+            "udp dport { 6787, 6788 } ipsec in spnum 5 reqid 1464157780 accept comment",
+            "udp dport { 6787, 6788 } counter name \"input\" drop",
+            "udp dport { 6787, 6788 } meta priority != 5745:4650 jump not-sent-by-weft",
+            "udp dport { 6787, 6788 } counter name \"forward\" drop",
             "oifname \"weft-ovpn\" udp dport { 6787, 6788 } accept",
             "iifname \"weft-ovpn\" counter name \"channel\" drop",
             "ip daddr @trusted4 udp dport { 6787, 6788 } accept",
@@ -58,7 +74,7 @@ fn the_table_is_made_once_and_says_whose_it_is() {
         // The same handles: nothing was written again, by this handle or by a restarted daemon's.
         assert!(!guard.ensure(&[ip("fd00:2::7"), ip("192.0.2.7")]).await.unwrap());
         let restarted = Kernel::new().unwrap();
-        let mut again = Guard::new(restarted.clone());
+        let mut again = Guard::new(restarted.clone(), &PORTS);
         assert!(!again.ensure(&[ip("fd00:2::7"), ip("192.0.2.7")]).await.unwrap());
         assert_eq!(restarted.changes(), 0);
         assert_eq!(listing(), first);
@@ -74,7 +90,8 @@ fn plain_packets_are_dropped_and_counted_by_rule() {
         on_a_host(move || async move {
             let (hosts, containers) = hosts(family, 2).await;
             let remotes = [ip("192.0.2.1"), ip("fd00:2::1"), ip("192.0.2.2"), ip("fd00:2::2")];
-            let mut guards = hosts.iter().map(|h| Guard::new(h.kernel.clone())).collect::<Vec<_>>();
+            let mut guards =
+                hosts.iter().map(|h| Guard::new(h.kernel.clone(), &PORTS)).collect::<Vec<_>>();
             // Leaving.
             guards[0].ensure(&[]).await.unwrap();
             assert!(!ping(&containers[0], "10.32.0.2"));
@@ -109,7 +126,7 @@ fn any_sender_is_meant_and_other_ports_are_not() {
     on_a_host(|| async {
         let host = Host::new(1).await;
         run("ip", &["address", "add", "192.0.2.254/24", "dev", "underlay"]);
-        let mut guard = Guard::new(host.kernel.clone());
+        let mut guard = Guard::new(host.kernel.clone(), &PORTS);
         guard.ensure(&[]).await.unwrap();
         let sender = host.namespace.inside(|| std::net::UdpSocket::bind("0.0.0.0:0").unwrap());
         let listener = std::net::UdpSocket::bind("0.0.0.0:6786").unwrap();
@@ -152,12 +169,12 @@ fn what_is_forwarded_is_dropped_too() {
         let mut counted = GuardCounters::default();
         for _ in 0..50 {
             counted = guard.counters().await.unwrap();
-            if counted.postrouting.packets == 1 {
+            if counted.forward.packets == 1 {
                 break;
             }
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
-        assert_eq!((counted.postrouting.packets, counted.output.packets), (1, 0));
+        assert_eq!((counted.forward.packets, counted.output.packets), (1, 0));
     });
 }
 
@@ -182,7 +199,11 @@ fn the_data_channels_device_is_for_the_overlay_alone() {
             socket.set_read_timeout(Some(RESTORED)).unwrap();
         }
         let received = |socket: &std::net::UdpSocket| uninterrupted(|| socket.recv(&mut [0; 64]));
-        // Leaving.
+        // Leaving: not even the overlay's ports are for others.
+        let error = here[1].send_to(b"forged", "198.51.100.1:6787").unwrap_err();
+        assert_eq!(error.kind(), std::io::ErrorKind::PermissionDenied);
+        assert_eq!(guard.counters().await.unwrap().channel.packets, 1);
+        send_as_weft();
         here[1].send_to(b"overlay", "198.51.100.1:6787").unwrap();
         assert_eq!(received(&there[0]).unwrap(), 7);
         let error = here[1].send_to(b"else", "198.51.100.1:9999").unwrap_err();
@@ -195,7 +216,7 @@ fn the_data_channels_device_is_for_the_overlay_alone() {
         assert_eq!(received(&here[1]).unwrap_err().kind(), std::io::ErrorKind::WouldBlock);
         // Passed on.
         let before = guard.counters().await.unwrap();
-        assert!(before.channel.packets >= 2, "{before:?}");
+        assert!(before.channel.packets >= 3, "{before:?}");
         assert_eq!((before.input.packets, before.output.packets), (0, 0));
         there[1].send_to(b"overlay", "192.0.2.1:6787").unwrap();
         there[1].send_to(b"overlay", "198.51.100.254:6787").unwrap();
@@ -224,6 +245,8 @@ fn a_damaged_guard_stands_again_at_once_and_others_tables_are_left_alone() {
             "insert rule inet weft-guard input accept",
             "add element inet weft-guard trusted4 { 192.0.2.66 }",
             "flush set inet weft-guard trusted4",
+            "delete table bridge weft-guard",
+            "flush chain bridge weft-guard postrouting",
             "flush ruleset",
         ] {
             run("nft", &[&format!("flush chain inet weft-guard {}", "made-by-weft")]);
@@ -250,6 +273,110 @@ fn a_damaged_guard_stands_again_at_once_and_others_tables_are_left_alone() {
         assert!(quiet.await.is_err());
         guard.remove().await.unwrap();
         assert_eq!(run("nft", &["list", "table", "inet", "theirs"]), theirs);
+    });
+}
+
+#[test]
+fn fragments_that_hide_their_port_are_dropped_and_counted() {
+    on_a_host(|| async {
+        let far = Container::new();
+        far.plug("far", "fd05::1/64");
+        run("ip", &["address", "add", "fd05::254/64", "dev", "far", "nodad"]);
+        let (near, from) = ("fd05::254".parse().unwrap(), "fd05::1".parse().unwrap());
+        // Its address is in use, and not just being tried.
+        let ping = ["-c", "1", "-W", "1", "-I", "fd05::1", "fd05::254"];
+        assert!(wait_until(|| far.succeeds("ping", &ping)));
+        let mut guard = new_guard();
+        guard.ensure(&[]).await.unwrap();
+        let listen = |port: u16| {
+            let socket = std::net::UdpSocket::bind(("::", port)).unwrap();
+            socket.set_read_timeout(Some(RESTORED)).unwrap();
+            socket
+        };
+        let (overlay, other) = (listen(6788), listen(6790));
+        let socket = far.inside(|| rustix::net::socket(INET6, RAW, Some(FRAGMENT)).unwrap());
+        let to = std::net::SocketAddrV6::new(near, 0, 0, 0);
+        let send = |fragment: &[u8]| {
+            let flags = rustix::net::SendFlags::empty();
+            rustix::net::sendto(&socket, fragment, flags, &to).unwrap();
+        };
+        let options = |next: u8| [next, 0, 1, 4, 0, 0, 0, 0];
+        for (number, port) in [(1, 6788), (2, 6790)] {
+            let udp = datagram(from, near, port);
+            // The header that announces UDP is in the second fragment.
+            send(&fragment(60, 0, true, number, &options(60)));
+            send(&fragment(60, 8, false, number, &[&options(17)[..], &udp].concat()));
+            // UDP itself is.
+            send(&fragment(60, 0, true, 10 + number, &options(17)));
+            send(&fragment(60, 8, false, 10 + number, &udp));
+            // The first fragment shows all.
+            send(&fragment(17, 0, true, 20 + number, &udp[..8]));
+            send(&fragment(17, 8, false, 20 + number, &udp[8..]));
+        }
+        let received = |socket: &std::net::UdpSocket| uninterrupted(|| socket.recv(&mut [0; 64]));
+        assert_eq!(received(&other).unwrap(), 16);
+        // What was sent before it has been judged.
+        [&other, &overlay].iter().for_each(|socket| socket.set_nonblocking(true).unwrap());
+        assert!(received(&other).is_err());
+        assert!(received(&overlay).is_err());
+        let counted = guard.counters().await.unwrap();
+        assert_eq!((counted.fragments.packets, counted.input.packets), (4, 1), "{counted:?}");
+    });
+}
+
+const INET6: rustix::net::AddressFamily = rustix::net::AddressFamily::INET6;
+const RAW: rustix::net::SocketType = rustix::net::SocketType::RAW;
+const FRAGMENT: rustix::net::Protocol = rustix::net::ipproto::FRAGMENT;
+
+fn fragment(next: u8, offset: u16, more: bool, number: u32, part: &[u8]) -> Vec<u8> {
+    let place = (offset | u16::from(more)).to_be_bytes();
+    [&[next, 0], &place[..], &number.to_be_bytes(), part].concat()
+}
+
+/// A UDP datagram of 16 bytes with its checksum.
+fn datagram(from: std::net::Ipv6Addr, to: std::net::Ipv6Addr, port: u16) -> Vec<u8> {
+    let payload = [0x5a; 16];
+    let length = 24_u16;
+    let [a, b] = port.to_be_bytes();
+    let mut udp = [&[0x30, 0x39, a, b, 0, length as u8, 0, 0], &payload[..]].concat();
+    let pseudo = [&from.octets()[..], &to.octets(), &[0, 0, 0, length as u8, 0, 0, 0, 17]].concat();
+    let words = pseudo.chunks(2).chain(udp.chunks(2));
+    let mut sum: u32 = words.map(|word| u32::from(word[0]) << 8 | u32::from(word[1])).sum();
+    while sum > 0xffff {
+        sum = (sum & 0xffff) + (sum >> 16);
+    }
+    udp[6..8].copy_from_slice(&(!(sum as u16)).to_be_bytes());
+    udp
+}
+
+#[test]
+fn no_container_sends_with_the_priority_of_what_weft_sends() {
+    on_a_host(|| async {
+        let far = Container::new();
+        far.plug("far", "198.51.100.1/24");
+        run("ip", &["address", "add", "198.51.100.254/24", "dev", "far"]);
+        assert!(wait_until(|| far.succeeds("ping", &["-c", "1", "-W", "1", "198.51.100.254"])));
+        far.run(
+            "nft",
+            &["add table inet its; \
+               add chain inet its output { type filter hook output priority 0; }; \
+               add rule inet its output udp dport 9999 meta priority set 5745:4650 counter"],
+        );
+        run(
+            "nft",
+            &["add table inet see; \
+               add chain inet see input { type filter hook input priority 0; }; \
+               add rule inet see input udp dport 9999 meta priority 5745:4650 counter"],
+        );
+        let here = std::net::UdpSocket::bind("0.0.0.0:9999").unwrap();
+        here.set_read_timeout(Some(RESTORED)).unwrap();
+        let sender = far.inside(|| std::net::UdpSocket::bind("0.0.0.0:0").unwrap());
+        sender.send_to(b"high", "198.51.100.254:9999").unwrap();
+        assert_eq!(uninterrupted(|| here.recv(&mut [0; 64])).unwrap(), 4);
+        let sent = far.run("nft", &["list", "table", "inet", "its"]);
+        assert!(sent.contains("priority set 5745:4650 counter packets 1 "), "{sent}");
+        let seen = run("nft", &["list", "table", "inet", "see"]);
+        assert!(seen.contains("priority 5745:4650 counter packets 0 "), "{seen}");
     });
 }
 

@@ -4,7 +4,7 @@ use std::{net::IpAddr, time::Duration};
 
 use weft_kernel::{
     KernelError,
-    xfrm::{LaneGroup, PolicyId, PolicySpec, Removed, Template, Xfrm, XfrmEvent},
+    xfrm::{EntryPolicy, LaneGroup, PolicyId, PolicySpec, Removed, Template, Xfrm, XfrmEvent},
 };
 
 use crate::lab::{on_a_host, run};
@@ -112,6 +112,64 @@ fn what_others_do_to_policies_is_reported() {
         assert_eq!(watch.next().await.unwrap(), XfrmEvent::PolicyRemoved { policy });
         run("ip", &["xfrm", "policy", "flush"]);
         assert_eq!(watch.next().await.unwrap(), XfrmEvent::PoliciesFlushed);
+    });
+}
+
+#[test]
+fn inbound_policies_are_made_as_wanted_and_mended() {
+    on_a_host(|| async {
+        let entry = |source: &str, prefix: u8, plain: bool| EntryPolicy {
+            source: source.parse().unwrap(),
+            prefix,
+            port: 6787,
+            plain,
+        };
+        let all = [entry("0.0.0.0", 0, false), entry("::", 0, false)];
+        let peers = [entry("10.2.0.1", 32, true), entry("fd00::", 48, true)];
+        let wanted = [&all[..], &peers].concat();
+        let xfrm = Xfrm::open().unwrap();
+        let mut watch = xfrm.watch().unwrap();
+        set(&xfrm, &[to(id(1, 6787), 0x1000)]).await;
+        assert_eq!(xfrm.set_entry_policies(&wanted).await.unwrap(), 4);
+        let text = shown();
+        for part in [
+            "src ::/0 dst ::/0 proto udp dport 6787 \n\tdir in priority 1",
+            "src 10.2.0.1/32 dst 0.0.0.0/0 proto udp dport 6787 \n\tdir in priority 0",
+            "proto esp reqid 1464157780 mode transport\n\ttmpl",
+            "proto esp reqid 1464157780 mode transport\n\t\tlevel use",
+        ] {
+            assert!(text.contains(part), "{part}: {text}");
+        }
+        // Nothing is written again, and outbound policies are others.
+        assert_eq!(xfrm.set_entry_policies(&wanted).await.unwrap(), 0);
+        assert_eq!(xfrm.own_policies().await.unwrap(), [to(id(1, 6787), 0x1000)]);
+        let everything = shown();
+        for damage in [
+            "delete src 10.2.0.1/32 dst 0.0.0.0/0 proto udp dport 6787 dir in",
+            "update src ::/0 dst ::/0 proto udp dport 6787 dir in priority 1 \
+             tmpl proto esp reqid 1464157780 mode transport level use",
+        ] {
+            let words = format!("xfrm policy {damage}");
+            run("ip", &words.split_whitespace().collect::<Vec<_>>());
+            assert_eq!(watch.next().await.unwrap(), XfrmEvent::EntryRemoved, "{damage}");
+            assert!(xfrm.set_entry_policies(&wanted).await.unwrap() > 0, "{damage}");
+            let lines = |text: &str| {
+                let mut lines: Vec<_> = text.lines().map(ToOwned::to_owned).collect();
+                lines.sort();
+                lines
+            };
+            assert_eq!(lines(&shown()), lines(&everything), "{damage}");
+        }
+        assert_eq!(xfrm.set_entry_policies(&all).await.unwrap(), 2);
+        assert!(!shown().contains("level use\nsrc"), "{}", shown());
+        assert_eq!(xfrm.remove_own().await.unwrap(), Removed { states: 0, policies: 3 });
+        // Somebody else's is left alone.
+        let words = "xfrm policy add src ::/0 dst ::/0 proto udp dport 6787 dir in action block";
+        run("ip", &words.split_whitespace().collect::<Vec<_>>());
+        let foreign = shown();
+        let error = xfrm.set_entry_policies(&all[1..]).await.unwrap_err();
+        assert!(matches!(error, KernelError::EntryTaken { port: 6787, .. }), "{error}");
+        assert_eq!(shown(), foreign);
     });
 }
 

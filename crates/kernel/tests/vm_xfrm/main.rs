@@ -7,6 +7,7 @@
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
 mod absent;
+mod entry;
 mod lab;
 mod lanes;
 mod life;

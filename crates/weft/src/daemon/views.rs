@@ -126,12 +126,7 @@ pub(super) fn kernel_counters(kernel: &KernelCounters) -> BTreeMap<String, u64> 
     let mut counters: BTreeMap<String, u64> =
         kernel.named.iter().map(|(name, count)| ((*name).into(), *count)).collect();
     if let Some(guard) = kernel.guard {
-        let rules = [
-            ("output", guard.output),
-            ("postrouting", guard.postrouting),
-            ("input", guard.input),
-            ("channel", guard.channel),
-        ];
+        let rules = guard.named();
         counters.extend(rules.map(|(rule, count)| (format!("guard_{rule}"), count.packets)));
     }
     counters

@@ -10,6 +10,7 @@ use proptest::prelude::*;
 use weft_path::Mac;
 
 use crate::{
+    SENT_PRIORITY,
     generic::codec::{self, Writer},
     odp::{
         codec_flow::{self, FlowId, Put},
@@ -142,6 +143,9 @@ fn ports_come_before_tunnels() {
         actions[..2],
         [theirs::ActionAttrs::Output(4), theirs::ActionAttrs::Output(5)]
     ));
+    let theirs::ActionAttrs::Set(set) = &actions[2] else { panic!("no priority is set") };
+    assert_eq!(set.get_priority().unwrap(), SENT_PRIORITY);
+    let actions = &actions[1..];
     let first = tunnel(&actions[2]);
     assert_eq!((first.get_id().unwrap(), first.get_ttl().unwrap()), (1, 64));
     assert_eq!(first.get_ipv4_dst().unwrap(), 0xc000_0202);
@@ -197,6 +201,9 @@ fn a_listed_flow_is_read() {
         .push_used(12)
         .nested_actions()
         .push_output(2)
+        .nested_set()
+        .push_priority(SENT_PRIORITY)
+        .end_nested()
         .nested_set()
         .nested_tunnel()
         .push_id(1)
