@@ -26,6 +26,8 @@ pub enum OdpDrop {
     WrongNetwork,
     /// Its source MAC is a group, or belongs to another port or another host.
     ForeignSource,
+    /// A tunnel packet whose source MAC no peer has announced: nothing could be sent back to it.
+    UnannouncedSource,
     /// To 01:80:c2:00:00:00 to 0f, which no switch passes on (IEEE 802.1Q, table 8-1).
     LinkLocal,
     /// Its destination is behind the port that it came from.
@@ -40,11 +42,12 @@ pub enum OdpDrop {
 
 impl OdpDrop {
     /// All reasons.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::UnknownPort,
         Self::UnknownSource,
         Self::WrongNetwork,
         Self::ForeignSource,
+        Self::UnannouncedSource,
         Self::LinkLocal,
         Self::SamePort,
         Self::NotHere,
@@ -60,6 +63,7 @@ impl OdpDrop {
             Self::UnknownSource => "unknown source",
             Self::WrongNetwork => "wrong network",
             Self::ForeignSource => "foreign source MAC",
+            Self::UnannouncedSource => "unannounced source MAC",
             Self::LinkLocal => "link-local group",
             Self::SamePort => "same port",
             Self::NotHere => "not here",
@@ -170,6 +174,13 @@ fn refuse_frame(
         }
         (PortKind::Local, Place::Remote(_))
         | (PortKind::Tap | PortKind::Tunnel, Place::Pinned(_)) => Some(OdpDrop::ForeignSource),
+        // What came by the TAP the vector engine has judged.
+        (PortKind::Tunnel, Place::Remote(peer)) => {
+            let its = frame.tunnel.is_some_and(|tunnel| tables.sends_from(peer, tunnel.remote));
+            (!its).then_some(OdpDrop::ForeignSource)
+        }
+        (PortKind::Tunnel, Place::Learned(_)) => Some(OdpDrop::ForeignSource),
+        (PortKind::Tunnel, Place::Unknown) => Some(OdpDrop::UnannouncedSource),
         (PortKind::Local, Place::Unknown) => {
             *flow = None;
             None

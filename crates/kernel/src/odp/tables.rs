@@ -381,6 +381,11 @@ impl Tables {
         self.sources.contains_key(&address)
     }
 
+    /// Whether this peer's tunnel packets come from this address.
+    pub(super) fn sends_from(&self, peer: PeerId, address: IpAddr) -> bool {
+        self.peers.get(&peer).is_some_and(|peer| peer.accepts().any(|of| of == address))
+    }
+
     /// How many MACs are learned.
     pub(super) fn learned_len(&self) -> usize {
         self.learned.len()

@@ -13,8 +13,8 @@ use crate::odp::{
     decide::{OdpDrop, Verdict, decide},
     flow::{FlowKey, Frame, Output, Tag, TunnelKey},
     tables::{
-        LEARNED_AGE_MS, LEARNED_MAX, LEARNED_PER_PORT_MAX, MOVE_HOLD_MS, Place, PortKind, Tables,
-        Via,
+        Change, LEARNED_AGE_MS, LEARNED_MAX, LEARNED_PER_PORT_MAX, MOVE_HOLD_MS, Place, PortKind,
+        Tables, Via,
     },
 };
 
@@ -218,6 +218,34 @@ fn tunnel_packets_come_from_peers_on_the_network_alone() {
     assert_eq!(verdict(&tables, good), Verdict::Forward(vec![Output::Port(1)]));
     tables.remove_peer(peer(2));
     assert_eq!(dropped(&tables, good), Some(OdpDrop::UnknownSource));
+}
+
+#[test]
+fn a_peer_sends_from_its_own_macs_alone() {
+    let mut tables = one();
+    let to = mac(1, 1);
+    assert_eq!(
+        verdict(&tables, from_tunnel(2, 1, 1, mac(2, 1), to)),
+        Verdict::Forward(vec![Output::Port(1)])
+    );
+    for destination in [to, BROADCAST] {
+        let spoofed = from_tunnel(2, 1, 1, mac(3, 1), destination);
+        assert_eq!(dropped(&tables, spoofed), Some(OdpDrop::ForeignSource));
+    }
+    // One that nobody has announced, until its peer has.
+    let new = Mac([2, 0, 0, 0, 77, 1]);
+    let frame = from_tunnel(2, 1, 1, new, to);
+    let decision = decide(&tables, &frame);
+    assert_eq!(decision.verdict, Verdict::Drop(OdpDrop::UnannouncedSource));
+    assert!(decision.flow.is_some() && decision.depends.contains(&Change::Mac(new)));
+    tables.set_remote(new, Some(peer(2)));
+    assert!(tables.take_changes().contains(&Change::Mac(new)));
+    assert_eq!(verdict(&tables, frame), Verdict::Forward(vec![Output::Port(1)]));
+    assert_eq!(dropped(&tables, from_tunnel(3, 1, 1, new, to)), Some(OdpDrop::ForeignSource));
+    // One that a container here has made up is not a peer's either.
+    let made_up = Mac([2, 0, 0, 0, 78, 1]);
+    assert!(tables.learn(made_up, 1, 0));
+    assert_eq!(dropped(&tables, from_tunnel(2, 1, 1, made_up, to)), Some(OdpDrop::ForeignSource));
 }
 
 #[test]
