@@ -118,8 +118,8 @@ fn a_bridge_of_containers_alone_leads_to_no_other_host() {
         run("ip", &["address", "add", "203.0.113.1/24", "dev", "br0"]);
         run("ip", &["link", "add", "c0", "type", "veth", "peer", "name", "c1"]);
         run("ip", &["link", "set", "c0", "master", "docker0"]);
-        run("ip", &["link", "add", "link", "up0", "name", "up0.7", "type", "vlan", "id", "7"]);
-        run("ip", &["link", "set", "up0.7", "master", "br0"]);
+        run("ip", &["link", "add", "vx7", "type", "vxlan", "id", "7", "dstport", "4789"]);
+        run("ip", &["link", "set", "vx7", "master", "br0"]);
         let routes = host_with_bridge().await.host_routes().await.unwrap();
         let staying = routes.iter().filter(|route| route.stays_on_host);
         let staying: Vec<_> = staying.map(|route| route.interface.as_str()).collect();
