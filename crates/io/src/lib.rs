@@ -1,5 +1,6 @@
 //! linux: TUN/TAP and UDP in batches, offloads, namespaces: the only crate with unsafe.
 
+mod announcements;
 mod bpf;
 pub mod cpu;
 pub mod encap;

@@ -115,6 +115,16 @@ impl Tap {
         Ok(())
     }
 
+    /// From now on the device takes the frames alone by which hosts announce addresses or look whether one is
+    /// taken, as [`crate::packet::PacketSocket::announcements`], tagged or not.
+    ///
+    /// # Errors
+    /// What the kernel refused.
+    pub fn take_announcements(&self) -> Result<(), IoError> {
+        crate::announcements::attach_to_tap(self.fd.as_fd())
+            .map_err(|error| IoError::of("filter a TAP device", error))
+    }
+
     /// Has an eBPF program of the kind of socket filters pick the queue of each frame, by its number
     /// modulo theirs, on all queues of the device. It stays as long as the device.
     ///
@@ -242,6 +252,21 @@ pub(crate) fn number(name: &str, request: libc::Ioctl, value: i32) -> io::Result
     }
     // SAFETY: the int was written above, and at most overwritten by an int.
     Ok(unsafe { change.ifr_ifru.ifru_metric })
+}
+
+/// The index of the device of this name in the network namespace of a socket.
+pub(crate) fn index_of(socket: BorrowedFd<'_>, name: &str) -> io::Result<u32> {
+    let mut request = interface_request(name);
+    // SAFETY: SIOCGIFINDEX reads and writes one `ifreq`, which `request` is; it lives over the call.
+    let rc = unsafe {
+        libc::ioctl(socket.as_raw_fd(), libc::SIOCGIFINDEX as libc::Ioctl, &raw mut request)
+    };
+    if rc < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the kernel has written the index, and zero bytes were there before.
+    let index = unsafe { request.ifr_ifru.ifru_ifindex };
+    u32::try_from(index).map_err(|_| io::ErrorKind::InvalidData.into())
 }
 
 /// Asks for the state of the link of the device of this name, in the calling thread's network namespace: if the

@@ -44,6 +44,8 @@ pub struct PortSpec {
     /// Whether the bridge answers ARP and neighbour discovery for known endpoints itself, instead
     /// of sending the question out of this port.
     pub neigh_suppress: bool,
+    /// Whether frames for addresses that nobody knows leave by this port.
+    pub flood: bool,
     /// MTU in bytes.
     pub mtu: u32,
     /// Largest super-packet in bytes that the kernel may send into the port.
@@ -119,6 +121,7 @@ impl Kernel {
             InfoBridgePort::Isolated(spec.isolated),
             InfoBridgePort::Learning(spec.learning),
             InfoBridgePort::NeighSupress(spec.neigh_suppress),
+            InfoBridgePort::UnicastFlood(spec.flood),
             // Every multicast frame leaves by it: nobody asks the hosts behind it for their groups.
             InfoBridgePort::MulticastRouter(BridgeMulticastRouterType::Permanent),
         ];

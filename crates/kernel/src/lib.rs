@@ -9,6 +9,7 @@
 //! [`ROUTE_PROTOCOL`]. Somebody else's device under a name that Weft wants is an error.
 #![forbid(unsafe_code)]
 
+mod announce;
 mod attach;
 mod bridge;
 mod direct;

@@ -73,6 +73,9 @@ pub struct Overlay<P> {
     endpoints: HashMap<MacAddress, Endpoint<P>>,
     /// Who claims an address; the last one has it.
     claims: HashMap<IpAddr, Vec<MacAddress>>,
+    /// Addresses that somebody else has announced, with the MAC of who claimed them then: the bridge answers for them
+    /// no more, so that questions reach who has them.
+    yielded: HashMap<IpAddr, MacAddress>,
     /// Which peers are reached at an outer address.
     remotes: HashMap<IpAddr, HashSet<P>>,
     /// Who gets copies of broadcast frames; `None`: every peer.
@@ -117,6 +120,7 @@ impl<P: Copy + Eq + Hash> Overlay<P> {
             peers: HashMap::new(),
             endpoints: HashMap::new(),
             claims: HashMap::new(),
+            yielded: HashMap::new(),
             remotes: HashMap::new(),
             broadcast: None,
             present: HashMap::new(),
@@ -217,7 +221,35 @@ impl<P: Copy + Eq + Hash> Overlay<P> {
             }
             self.learn(*mac, addresses, *peer, &mut touched);
         }
+        let claims = &self.claims;
+        self.yielded
+            .retain(|address, mac| claims.get(address).and_then(|it| it.last()) == Some(mac));
         self.apply(touched).await.and(full)
+    }
+
+    /// Somebody has announced on the network that `mac` has an address. If an endpoint with another MAC claims it, the
+    /// bridge does not answer for the address any more, until the endpoint announces it itself or the address is
+    /// another endpoint's. True if this changes what the bridge does.
+    ///
+    /// # Errors
+    /// See [`Self::set_peers`].
+    pub async fn handle_announcement(
+        &mut self,
+        address: IpAddr,
+        mac: [u8; 6],
+    ) -> Result<bool, KernelError> {
+        let Some(claim) = self.claims.get(&address).and_then(|macs| macs.last()).copied() else {
+            return Ok(false);
+        };
+        let yields = self.yielded.get(&address) == Some(&claim);
+        if yields == (claim != mac) {
+            return Ok(false);
+        }
+        match yields {
+            true => self.yielded.remove(&address),
+            false => self.yielded.insert(address, claim),
+        };
+        self.apply([Key::Neighbour(address)].into()).await.map(|()| true)
     }
 
     /// Makes `wanted` the whole set of endpoints. See [`Self::set_endpoints`].
@@ -389,7 +421,8 @@ impl<P: Copy + Eq + Hash> Overlay<P> {
                 Via::Tap | Via::None => Some(Value::Port(Port::Tap)),
             },
             Key::Neighbour(address) => {
-                self.claims.get(&address).and_then(|macs| macs.last()).copied().map(Value::Mac)
+                let claim = self.claims.get(&address).and_then(|macs| macs.last())?;
+                (self.yielded.get(&address) != Some(claim)).then_some(Value::Mac(*claim))
             }
         }
     }

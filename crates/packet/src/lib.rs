@@ -5,6 +5,7 @@
 //! byte of the Ethernet frame unless said otherwise; numbers are in host byte order.
 #![forbid(unsafe_code)]
 
+pub mod announcement;
 pub mod arp;
 mod bytes;
 pub mod checksum;

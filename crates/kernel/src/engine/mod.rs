@@ -6,6 +6,7 @@
 //! from time to time whether the kernel has learnt it meanwhile.
 
 mod actions;
+mod announcements;
 mod channel;
 mod keeper;
 mod lifecycle;

@@ -5,10 +5,12 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use weft_crypto::PeerId;
+use weft_packet::announcement::Announcement;
 use weft_packet::vxlan;
 use weft_path::{Endpoint, Mac};
 
 use super::KernelEngineConfig;
+use super::announcements::Announcements;
 use super::probes::{self, Received};
 use crate::error::KernelError;
 use crate::odp::{self, OdpEdit, OdpEvent, OdpInbox, OdpSpec, OdpSwitch};
@@ -18,8 +20,8 @@ use crate::{
 };
 
 /// The VXLAN devices of the network, one for each family of outer addresses.
-const VXLAN: &str = "weft-vxlan";
-const VXLAN6: &str = "weft-vxlan6";
+pub(super) const VXLAN: &str = "weft-vxlan";
+pub(super) const VXLAN6: &str = "weft-vxlan6";
 /// Those that take the probes of active paths.
 const PROBE: &str = "weft-probe";
 const PROBE6: &str = "weft-probe6";
@@ -60,6 +62,8 @@ pub(super) enum SwitchEvent {
     Probe(Received),
     /// A port came or went.
     Changed,
+    /// Somebody on the network announces an address.
+    Announced(Announcement),
     /// It cannot go on, and why.
     Failed(String),
 }
@@ -86,8 +90,9 @@ impl Switch {
         }
         // A datapath of an earlier run has the bridge's name.
         odp::remove_datapath(kernel, &config.device, VXLAN).await?;
-        let bridge = Box::new(Bridge::new(kernel.clone(), config));
+        let mut bridge = Box::new(Bridge::new(kernel.clone(), config));
         bridge.ensure_local().await?;
+        bridge.announcements = Some(Announcements::start(kernel, config));
         Ok((Self::Bridge(bridge), reason))
     }
 
@@ -209,6 +214,18 @@ impl Switch {
         }
     }
 
+    /// Somebody on the network announces an address: the bridge does not answer for it in another's name.
+    pub(super) async fn handle_announcement(
+        &mut self,
+        heard: &Announcement,
+    ) -> Result<(), KernelError> {
+        // A datapath answers for nobody.
+        let Self::Bridge(bridge) = self else { return Ok(()) };
+        let changed = bridge.overlay.handle_announcement(heard.address, heard.mac).await?;
+        bridge.moved += u64::from(changed);
+        Ok(())
+    }
+
     /// Mends what somebody changed by hand.
     pub(super) async fn resync(&mut self) -> Result<(), KernelError> {
         match self {
@@ -240,14 +257,17 @@ impl Switch {
     /// Waits for what the switch reports. Cancel safe.
     pub(super) async fn next(&mut self) -> SwitchEvent {
         match self {
-            Self::Bridge(_) => std::future::pending().await,
+            Self::Bridge(bridge) => match &mut bridge.announcements {
+                Some(announcements) => SwitchEvent::Announced(announcements.next().await),
+                None => std::future::pending().await,
+            },
             Self::Odp(odp) => odp.next().await,
         }
     }
 
     pub(super) async fn counters(&self) -> Vec<(&'static str, u64)> {
         match self {
-            Self::Bridge(_) => Vec::new(),
+            Self::Bridge(bridge) => bridge.counters(),
             Self::Odp(odp) => odp.counters().await,
         }
     }
@@ -368,6 +388,7 @@ fn tap(config: &KernelEngineConfig) -> PortSpec {
         isolated: true,
         learning: false,
         neigh_suppress: true,
+        flood: true,
         mtu: u32::from(config.mtu),
         gso_max_size: None,
         gso_max_segs: None,
@@ -381,6 +402,10 @@ pub(super) struct Bridge {
     overlay: Overlay<PeerId>,
     /// The VXLAN devices are to be there.
     open: bool,
+    /// What carries announcements of addresses to other hosts, once the bridge stands.
+    announcements: Option<Announcements>,
+    /// How often an announcement has changed for whom the bridge answers.
+    moved: u64,
 }
 
 impl Bridge {
@@ -392,7 +417,14 @@ impl Bridge {
             vxlan6: VXLAN6.into(),
         };
         let overlay = Overlay::new(kernel.clone(), spec);
-        Self { kernel, config: config.clone(), overlay, open: false }
+        let config = config.clone();
+        Self { kernel, config, overlay, open: false, announcements: None, moved: 0 }
+    }
+
+    fn counters(&self) -> Vec<(&'static str, u64)> {
+        let announcements = self.announcements.as_ref().map(Announcements::counters);
+        let moved = ("addresses_moved", self.moved);
+        announcements.into_iter().flatten().chain([moved]).collect()
     }
 
     /// The bridge, and the vector engine's TAP device as a port of it from which nothing goes back

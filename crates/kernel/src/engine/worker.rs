@@ -243,6 +243,11 @@ impl Worker {
             }
             // The clamp goes with the tunnel's device.
             Event::Switch(SwitchEvent::Changed) => self.mss.forget(),
+            Event::Switch(SwitchEvent::Announced(heard)) => {
+                if let Err(error) = self.switch.handle_announcement(&heard).await {
+                    tracing::warn!(%error, "the bridge may answer for an address that has moved");
+                }
+            }
             Event::Switch(SwitchEvent::Failed(reason)) => {
                 self.fail(&reason).await;
             }

@@ -94,6 +94,7 @@ fn the_port_has_the_wanted_options() {
         assert_eq!(port["isolated"], true, "{port}");
         assert_eq!(port["learning"], false, "{port}");
         assert_eq!(port["neigh_suppress"], true, "{port}");
+        assert_eq!(port["flood"], true, "{port}");
     });
 }
 

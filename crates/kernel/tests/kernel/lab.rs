@@ -259,6 +259,7 @@ pub(crate) fn port_spec() -> PortSpec {
         isolated: true,
         learning: false,
         neigh_suppress: true,
+        flood: true,
         mtu: MTU,
         gso_max_size: Some(60_000),
         gso_max_segs: Some(40),

@@ -202,6 +202,40 @@ fn senseless_endpoints_are_left_out() {
 }
 
 #[test]
+fn the_bridge_does_not_answer_for_an_address_that_somebody_else_announces() {
+    on_a_host(|| async {
+        let (_kernel, mut overlay) = host().await;
+        let (mac, addresses, peer) = endpoint(1, 1);
+        let (address, other) = (addresses[0], [0x02, 0, 0, 0, 9, 77]);
+        let answers = || entries().iter().any(|entry| entry == "neighbour 10.40.0.1");
+        overlay.set_peer(1, via("192.0.2.1")).await.unwrap();
+        overlay.set_endpoints(&[(mac, addresses.clone(), peer)], &[]).await.unwrap();
+        let whole = entries();
+        // Of who has it, and of an address that nobody has.
+        assert!(!overlay.handle_announcement(address, mac).await.unwrap());
+        assert!(!overlay.handle_announcement([10, 40, 0, 99].into(), other).await.unwrap());
+        assert_eq!(entries(), whole);
+        assert!(overlay.handle_announcement(address, other).await.unwrap());
+        assert!(!overlay.handle_announcement(address, other).await.unwrap());
+        assert!(!answers());
+        // Neither a look at the kernel nor the same word again makes it answer, and the way to the endpoint stays.
+        assert_eq!(overlay.resync().await.unwrap(), 0);
+        overlay.set_endpoints(&[(mac, addresses.clone(), peer)], &[]).await.unwrap();
+        assert_eq!(entries().len(), whole.len() - 1);
+        assert!(!answers());
+        // The endpoint says that it has it.
+        assert!(overlay.handle_announcement(address, mac).await.unwrap());
+        assert_eq!(entries(), whole);
+        // Another endpoint has it now.
+        assert!(overlay.handle_announcement(address, other).await.unwrap());
+        overlay.set_endpoints(&[(endpoint(2, 1).0, addresses.clone(), 1)], &[mac]).await.unwrap();
+        assert!(answers());
+        overlay.set_endpoints(&[(mac, addresses, peer)], &[endpoint(2, 1).0]).await.unwrap();
+        assert_eq!(entries(), whole, "what was said is forgotten");
+    });
+}
+
+#[test]
 fn a_missing_vxlan_device_does_not_stop_the_rest() {
     on_a_host(|| async {
         let kernel = host_with_bridge().await;

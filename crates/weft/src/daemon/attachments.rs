@@ -2,7 +2,7 @@
 //! restarts of the daemon.
 
 use std::collections::BTreeMap;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
@@ -182,6 +182,7 @@ impl Attachments {
         inner.saved.insert(id, saved.clone());
         self.save(&inner)?;
         self.tell(Request::Announce { attachment: saved.attachment.clone() }).await;
+        tokio::spawn(announce(self.kernel.clone(), spec_of(&saved)));
         tracing::info!(container = %saved.attachment.name, id = %saved.attachment.id, "attached");
         Ok(saved.attachment)
     }
@@ -383,6 +384,20 @@ pub(super) async fn remove_direct_ports(store: &Store, kernel: &Kernel) -> Resul
     }
     Ok(())
 }
+
+/// Tells the network whose a container's addresses are now, again for the case that a path is only just coming up.
+async fn announce(kernel: Kernel, spec: AttachSpec) {
+    for pause in ANNOUNCE_AFTER_MS {
+        tokio::time::sleep(Duration::from_millis(pause)).await;
+        if let Err(error) = kernel.announce(&spec) {
+            tracing::debug!(%error, container = spec.id, "addresses not announced");
+            return;
+        }
+    }
+}
+
+/// The pauses before each announcement of an attached container's addresses, in milliseconds.
+const ANNOUNCE_AFTER_MS: [u64; 5] = [0, 250, 750, 2_000, 5_000];
 
 /// What the container is to have, but for the switch.
 fn spec_of(saved: &Saved) -> AttachSpec {
