@@ -8,7 +8,7 @@ use std::sync::{Mutex, PoisonError};
 /// The first descriptor that a service manager passes (sd_listen_fds(3)).
 const PASSED_FIRST: RawFd = 3;
 /// Descriptors that are taken from a service manager at most; more are left alone.
-pub const PASSED_MAX: usize = 16;
+pub const PASSED_MAX: usize = 32_768;
 
 /// One thread at a time looks at a descriptor's flag and takes it.
 static TAKING: Mutex<()> = Mutex::new(());
@@ -112,7 +112,7 @@ mod tests {
     fn as_child(port: u16) {
         // What this process opens itself is never taken, whatever its number.
         let own: Vec<UdpSocket> =
-            (0..PASSED_MAX).map(|_| UdpSocket::bind("127.0.0.1:0").unwrap()).collect();
+            (0..16).map(|_| UdpSocket::bind("127.0.0.1:0").unwrap()).collect();
         let mut taken = passed_fds(2).into_iter();
         let socket = UdpSocket::from(taken.next().unwrap().unwrap());
         assert_eq!(socket.local_addr().unwrap().port(), port);

@@ -44,6 +44,11 @@ impl Namespace {
         Ok(Self { fd })
     }
 
+    /// A descriptor that is known to be one.
+    pub(crate) const fn of(fd: OwnedFd) -> Self {
+        Self { fd }
+    }
+
     /// Opens the network namespace of the calling thread.
     ///
     /// # Errors

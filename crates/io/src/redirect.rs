@@ -12,7 +12,7 @@
 //! for addresses of the set to the engine's TAP device, and leaves all others to the bridge.
 
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use crate::IoError;
 use crate::bpf::{
@@ -52,6 +52,9 @@ const ADDRESSES_LEN: i32 = 12;
 /// What a program returns so that the next one decides, in the end to let the frame pass.
 const TCX_NEXT: i32 = -1;
 
+/// The set's name, with a number that changes with the programs that read it: the next daemon takes over a set of the
+/// same name alone, and with it the programs.
+const NAME: [u8; 16] = *b"weft_macs_1\0\0\0\0\0";
 /// A key is an address and two bytes of zero.
 const KEY_LEN: usize = 8;
 /// What stands under each address of a set.
@@ -69,9 +72,22 @@ impl MacSet {
     /// # Errors
     /// A kernel without eBPF, or without the right to use it.
     pub fn new() -> Result<Self, IoError> {
-        let map = Map::hash(MACS_MAX)
+        let map = Map::hash(MACS_MAX, NAME)
             .map_err(|error| IoError::of("make a table of MAC addresses for eBPF", error))?;
         Ok(Self { map })
+    }
+
+    /// Takes over the set that another process has made and kept, with the programs that read it. It is empty from
+    /// then on.
+    ///
+    /// # Errors
+    /// It is no such set.
+    pub fn adopt(fd: OwnedFd) -> Result<Self, IoError> {
+        const WHAT: &str = "take over a table of MAC addresses for eBPF";
+        let map = Map::adopt(fd, MACS_MAX, NAME).map_err(|error| IoError::of(WHAT, error))?;
+        let set = Self { map };
+        set.clear()?;
+        Ok(set)
     }
 
     /// Adds an address; false if the set is full.
@@ -97,6 +113,16 @@ impl MacSet {
             }
             _ => Ok(()),
         }
+    }
+
+    /// Removes all addresses.
+    ///
+    /// # Errors
+    /// What the kernel refused.
+    pub fn clear(&self) -> Result<(), IoError> {
+        self.map
+            .clear()
+            .map_err(|error| IoError::of("empty a table of MAC addresses for eBPF", error))
     }
 
     /// Whether an address is in the set.
@@ -264,6 +290,17 @@ impl MacSet {
     }
 }
 
+/// Whether a descriptor is of a [`MacSet`].
+pub fn is_set(fd: &OwnedFd) -> bool {
+    Map::<KEY_LEN, { IN_THE_SET.len() }>::is_like(fd.as_fd(), MACS_MAX, NAME).unwrap_or(false)
+}
+
+impl AsFd for MacSet {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.map.as_fd()
+    }
+}
+
 /// A container's way past the bridge; it ends with this, and with the device.
 #[derive(Debug)]
 pub struct Shortcut {
@@ -418,10 +455,18 @@ mod tests {
             ip("neigh add 10.9.1.2 lladdr 02:00:00:00:00:05 dev switch0");
             let sender = std::net::UdpSocket::bind("10.9.1.1:0").unwrap();
             sender.send_to(b"y", "10.9.1.2:9").unwrap();
-            // The set outlives its owner as long as a program reads it.
+            // The set outlives its owner as long as a program reads it, and the next owner may have kept it.
+            let kept = macs.as_fd().try_clone_to_owned().unwrap();
             drop(macs);
             crosses(&[OTHER]);
-            assert_eq!(packets("tap0").1, from.1 + 1);
+            assert!(is_set(&kept));
+            let other = sender.as_fd().try_clone_to_owned().unwrap();
+            assert!(!is_set(&other));
+            let macs = MacSet::adopt(kept).unwrap();
+            crosses(&[]);
+            assert!(macs.insert(REMOTE).unwrap());
+            crosses(&[REMOTE]);
+            assert_eq!(packets("tap0").1, from.1 + 2);
         })
         .unwrap();
     }

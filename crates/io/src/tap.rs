@@ -1,9 +1,10 @@
 //! TAP devices: whole Ethernet super-packets, each behind a virtio net header, one call for each.
 
 use std::io::{self, IoSlice};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
 use crate::IoError;
+use crate::namespace::Namespace;
 
 /// Bytes of the virtio net header in front of each frame; little-endian fields.
 pub const VNET_LEN: usize = 10;
@@ -84,6 +85,48 @@ impl Tap {
         }
         set_queue_length(&name, options.queue_packets)?;
         Ok(Self { fd, name, offloads })
+    }
+
+    /// Takes over a queue that another process has opened and kept open, wherever its device is now. It is read and
+    /// written again if it was let rest ([`rest`]).
+    ///
+    /// # Errors
+    /// It is no queue of a TAP device of ours, or the device is gone.
+    pub fn adopt(fd: OwnedFd) -> Result<Self, IoError> {
+        const WHAT: &str = "take over a queue of a TAP device";
+        let mut request = interface_request("");
+        // SAFETY: TUNGETIFF writes one `ifreq`, which `request` is; it lives over the call.
+        let rc = unsafe { libc::ioctl(fd.as_raw_fd(), libc::TUNGETIFF, &raw mut request) };
+        if rc < 0 {
+            return Err(IoError::last(WHAT));
+        }
+        let name = name_of(&request)?;
+        // SAFETY: the kernel has written the flags, and zero bytes were there before.
+        let flags = libc::c_int::from(unsafe { request.ifr_ifru.ifru_flags });
+        let wanted = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR | libc::IFF_MULTI_QUEUE;
+        if flags & wanted != wanted {
+            return Err(IoError::DeviceBusy { name });
+        }
+        if flags & libc::IFF_DETACH_QUEUE != 0 {
+            set_queue(fd.as_fd(), libc::IFF_ATTACH_QUEUE)
+                .map_err(|error| IoError::of(WHAT, error))?;
+        }
+        let offloads = set_offloads(fd.as_raw_fd())?;
+        Ok(Self { fd, name, offloads })
+    }
+
+    /// The network namespace in which the device is now (Linux 5.2).
+    ///
+    /// # Errors
+    /// The device is gone.
+    pub fn namespace(&self) -> io::Result<Namespace> {
+        // SAFETY: TUNGETDEVNETNS takes no argument and returns a new descriptor or -1.
+        let raw = unsafe { libc::ioctl(self.fd.as_raw_fd(), libc::TUNGETDEVNETNS) };
+        if raw < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: the kernel has just opened it, closed on exec, and nothing else knows it.
+        Ok(Namespace::of(unsafe { OwnedFd::from_raw_fd(raw) }))
     }
 
     /// Says whether the device stays when its last user is gone.
@@ -203,12 +246,29 @@ fn set_interface(fd: BorrowedFd<'_>, name: &str, layer: libc::c_int) -> Result<S
             _ => IoError::of("open a TAP device", error),
         });
     }
-    let name = request.ifr_name.iter().take_while(|c| **c != 0).map(|c| *c as u8).collect();
-    String::from_utf8(name).map_err(|_| IoError::BadName { name: name_of_bad() })
+    name_of(&request)
 }
 
-fn name_of_bad() -> String {
-    "(not text)".to_owned()
+fn name_of(request: &libc::ifreq) -> Result<String, IoError> {
+    let name = request.ifr_name.iter().take_while(|c| **c != 0).map(|c| *c as u8).collect();
+    String::from_utf8(name).map_err(|_| IoError::BadName { name: "(not text)".to_owned() })
+}
+
+/// Lets a queue of a TAP device rest while nobody reads it: it holds nothing, and the kernel drops what would come
+/// into it. [`Tap::adopt`] takes it up again.
+///
+/// # Errors
+/// It is no queue of such a device, or rests already.
+pub fn rest(queue: impl AsFd) -> io::Result<()> {
+    set_queue(queue.as_fd(), libc::IFF_DETACH_QUEUE)
+}
+
+fn set_queue(queue: BorrowedFd<'_>, state: libc::c_int) -> io::Result<()> {
+    let mut request = interface_request("");
+    request.ifr_ifru.ifru_flags = state as libc::c_short;
+    // SAFETY: TUNSETQUEUE reads one `ifreq`, which `request` is; it lives over the call.
+    let rc = unsafe { libc::ioctl(queue.as_raw_fd(), libc::TUNSETQUEUE, &raw const request) };
+    if rc < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
 /// Asks for all offloads, then without UDP super-packets, then for none.
@@ -405,6 +465,52 @@ mod tests {
             drop((tap, queues));
             let shown = Command::new("ip").args(["link", "show", "weftstay"]).status().unwrap();
             assert!(!shown.success());
+        })
+        .unwrap();
+    }
+
+    #[test]
+    fn a_queue_that_was_kept_is_taken_over_in_the_namespace_that_its_device_has_come_to() {
+        run_in(fresh_namespace(), || {
+            let there = fresh_namespace();
+            let first = open("weftmove").unwrap();
+            let kept: Vec<_> = [&first, &open("weftmove").unwrap()]
+                .map(|queue| queue.as_fd().try_clone_to_owned().unwrap())
+                .into();
+            first.set_persist(true).unwrap();
+            std::fs::write("/proc/sys/net/ipv6/conf/weftmove/disable_ipv6", "1").unwrap();
+            ip("link set weftmove arp off");
+            let pid = std::process::id().to_string();
+            let fd = there.as_fd().as_raw_fd().to_string();
+            let path = format!("/proc/{pid}/fd/{fd}");
+            let words = ["link", "set", "weftmove", "netns", &path];
+            assert!(Command::new("ip").args(words).status().unwrap().success());
+            drop(first);
+            kept.iter().for_each(|queue| rest(queue).unwrap());
+            assert!(rest(&kept[0]).is_err(), "it rests already");
+            let queues: Vec<_> = kept.into_iter().map(|fd| Tap::adopt(fd).unwrap()).collect();
+            for queue in &queues {
+                assert_eq!(queue.name(), "weftmove");
+                assert_eq!(queue.offloads(), TapOffloads { tso: true, uso: true });
+                let identity = queue.namespace().unwrap().identity().unwrap();
+                assert_eq!(identity, there.identity().unwrap());
+            }
+            run_in(&there, || {
+                ip("link set weftmove arp off up");
+                let sender = crate::testing::FrameSender::open("weftmove");
+                let frame = [&[2; 12][..], &[0x88, 0xb5], &[7; 50]].concat();
+                sender.send(&frame).unwrap();
+                let mut buffer = [0; 2048];
+                let received = queues.iter().find_map(|queue| queue.recv(&mut buffer).ok());
+                assert!(received.is_some(), "nothing came up");
+                ip("link del weftmove");
+            })
+            .unwrap();
+            assert!(queues[0].namespace().is_err(), "the device is gone");
+            let fd = queues[0].as_fd().try_clone_to_owned().unwrap();
+            assert!(Tap::adopt(fd).is_err());
+            let other = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+            assert!(Tap::adopt(other.into()).is_err());
         })
         .unwrap();
     }

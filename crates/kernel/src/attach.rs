@@ -19,6 +19,7 @@ use weft_io::namespace::Namespace;
 
 use crate::{
     Kernel, MTU_MIN,
+    belongings::Belongings,
     bridge::check_mtu,
     error::KernelError,
     link::{Change, DEVICE_GROUP, Link, alias_of, check_name},
@@ -102,13 +103,16 @@ impl Kernel {
         let _one = self.inner.reconcile.lock().await;
         let place = self.place_of(spec).await?;
         let Place { bridge, namespace, inside } = &place;
+        let before = Belongings::of(inside, spec).await?;
         let (host, end) = match self.find_pair(spec, inside).await? {
             Some(pair) => pair,
             None => self.create_pair(spec, namespace, inside).await?,
         };
         self.set_up_host_end(spec, &host, bridge.as_ref()).await?;
         self.set_up_container_end(spec, &end, inside).await?;
-        place.set_up_network(spec, &end).await
+        place.set_up_network(spec, &end).await?;
+        before.give_back(inside, &end).await;
+        Ok(())
     }
 
     /// Checks what is wanted, and finds where.
@@ -438,7 +442,7 @@ impl Addresses {
 }
 
 /// The local address with its prefix length: IFA_LOCAL where there is one, else IFA_ADDRESS.
-fn address_of(message: &AddressMessage) -> Option<IpNet> {
+pub(crate) fn address_of(message: &AddressMessage) -> Option<IpNet> {
     let local = message.attributes.iter().find_map(|attribute| match attribute {
         AddressAttribute::Local(address) => Some(*address),
         _ => None,

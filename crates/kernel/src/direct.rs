@@ -18,6 +18,7 @@ use weft_io::{
 use crate::{
     AttachSpec, Kernel,
     attach::{Place, is_direct, settings},
+    belongings::Belongings,
     error::KernelError,
     link::Link,
     namespace_error, set_ipv6_sysctl,
@@ -54,6 +55,7 @@ impl Kernel {
         let place = self.place_of(spec).await?;
         let Place { bridge, namespace, inside } = &place;
         let pair = pair_of(spec);
+        let before = Belongings::of(inside, spec).await?;
         let (host, local, tap) = match direct.fresh {
             None => {
                 let tap = inside.link(&spec.name).await?.filter(|tap| is_direct(&spec.id, tap));
@@ -83,6 +85,7 @@ impl Kernel {
         self.set_up_container_end(&pair, &local, inside).await?;
         self.set_up_container_end(spec, &tap, inside).await?;
         place.set_up_network(spec, &tap).await?;
+        before.give_back(inside, &tap).await;
         Ok(true)
     }
 

@@ -11,6 +11,7 @@
 
 mod announce;
 mod attach;
+mod belongings;
 mod bridge;
 mod direct;
 pub mod engine;

@@ -184,7 +184,10 @@ impl Socket {
         }
     }
 
-    async fn routes(&self, family: AddressFamily) -> Result<Vec<RouteMessage>, KernelError> {
+    pub(crate) async fn routes(
+        &self,
+        family: AddressFamily,
+    ) -> Result<Vec<RouteMessage>, KernelError> {
         let mut message = RouteMessage::default();
         message.header.address_family = family;
         let found = self

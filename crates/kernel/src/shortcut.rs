@@ -1,10 +1,7 @@
 //! Ways past the bridge: what a container with a port of it sends to hosts on the vector engine goes to the
 //! engine's TAP device at once.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    path::Path,
-};
+use std::{collections::BTreeMap, path::Path};
 
 use netlink_packet_route::{
     RouteNetlinkMessage,
@@ -26,6 +23,8 @@ const EBTABLES: [&str; 3] =
 const OWN_TABLES: &str = "weft-";
 /// Queueing disciplines of what comes in by a device, by their kinds (tc(8)).
 const INGRESS_KINDS: [&str; 2] = ["ingress", "clsact"];
+/// Those of what leaves that a device has by itself, which hold nobody back.
+const PLAIN_KINDS: [&str; 7] = ["noqueue", "noop", "mq", "pfifo", "pfifo_fast", "fq", "fq_codel"];
 
 /// What there is of the bridge, as far as shortcuts go by it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -40,12 +39,14 @@ pub struct BridgePorts {
 }
 
 /// A container's port of the bridge.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BridgePort {
     /// Its index.
     pub index: u32,
     /// Whether it has a queueing discipline of incoming frames: by that tools limit what a container sends.
     pub limited: bool,
+    /// The kind of somebody's queueing discipline of what a container gets, if it has one.
+    pub shaped: Option<String>,
     /// Whether somebody has cut it off: it is isolated, as the TAP device is, locked, or not forwarding.
     pub cut_off: bool,
 }
@@ -56,25 +57,50 @@ impl Kernel {
     /// # Errors
     /// [`KernelError::LinkMissing`] if the bridge is not there, or the kernel's refusal.
     pub async fn bridge_ports(&self, bridge: &str, tap: &str) -> Result<BridgePorts, KernelError> {
+        let chains = self.nft_chains().await?;
+        self.ports_judged_by(bridge, tap, &chains).await
+    }
+
+    /// As [`Self::bridge_ports`] for a host without the program nft: rules of the older kinds alone are looked for.
+    ///
+    /// # Errors
+    /// As there.
+    pub async fn bridge_ports_without_nft(
+        &self,
+        bridge: &str,
+        tap: &str,
+    ) -> Result<BridgePorts, KernelError> {
+        self.ports_judged_by(bridge, tap, &Listing(Vec::new())).await
+    }
+
+    async fn ports_judged_by(
+        &self,
+        bridge: &str,
+        tap: &str,
+        chains: &Listing,
+    ) -> Result<BridgePorts, KernelError> {
         let bridge = self.own_bridge(bridge).await?;
         let socket = self.socket();
-        let limited = socket.limited().await?;
-        let chains = self.nft_chains().await?;
+        let disciplines = socket.queueing_disciplines().await?;
         let links = socket.links().await?;
         let mut seen = BridgePorts::default();
         for link in links.into_iter().filter(|link| link.master == Some(bridge.index)) {
             if link.name == tap {
                 seen.tap = Some(link.index);
             } else if link.is_own() && link.kind == Some(InfoKind::Veth) {
+                let kinds = disciplines.get(&link.index).map(Vec::as_slice).unwrap_or_default();
+                let is_ingress = |kind: &str| INGRESS_KINDS.contains(&kind);
+                let shapes = |kind: &str| !PLAIN_KINDS.contains(&kind) && !is_ingress(kind);
                 let port = BridgePort {
                     index: link.index,
-                    limited: limited.contains(&link.index),
+                    limited: kinds.iter().any(|kind| is_ingress(kind)),
+                    shaped: kinds.iter().find(|kind| shapes(kind)).cloned(),
                     cut_off: is_cut_off(&link),
                 };
                 seen.ports.insert(link.name, port);
             }
         }
-        seen.judge = self.judge_of(&bridge, &chains)?;
+        seen.judge = self.judge_of(&bridge, chains)?;
         Ok(seen)
     }
 
@@ -148,25 +174,23 @@ fn text<'a>(chain: &'a Value, field: &str) -> &'a str {
 }
 
 impl Socket {
-    /// The devices that have a queueing discipline of incoming frames.
-    async fn limited(&self) -> Result<BTreeSet<u32>, KernelError> {
+    /// The kinds of the devices' queueing disciplines.
+    async fn queueing_disciplines(&self) -> Result<BTreeMap<u32, Vec<String>>, KernelError> {
         let found = self
             .dump(RouteNetlinkMessage::GetQueueDiscipline(TcMessage::default()))
             .await
             .map_err(|error| error.while_doing("list the queueing disciplines"))?;
-        let is_ingress = |attribute: &TcAttribute| match attribute {
-            TcAttribute::Kind(kind) => INGRESS_KINDS.contains(&kind.as_str()),
-            _ => false,
-        };
-        let device = |message| match message {
-            RouteNetlinkMessage::NewQueueDiscipline(message)
-                if message.attributes.iter().any(is_ingress) =>
-            {
-                u32::try_from(message.header.index).ok()
-            }
-            _ => None,
-        };
-        Ok(found.into_iter().filter_map(device).collect())
+        let mut kinds: BTreeMap<u32, Vec<String>> = BTreeMap::new();
+        for message in found {
+            let RouteNetlinkMessage::NewQueueDiscipline(message) = message else { continue };
+            let Ok(index) = u32::try_from(message.header.index) else { continue };
+            let kind = message.attributes.iter().find_map(|attribute| match attribute {
+                TcAttribute::Kind(kind) => Some(kind.clone()),
+                _ => None,
+            });
+            kinds.entry(index).or_default().extend(kind);
+        }
+        Ok(kinds)
     }
 }
 

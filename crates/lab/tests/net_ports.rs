@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use rustix::net::sockopt::set_socket_recv_buffer_size_force;
 use serde_json::Value;
 use weft::api::{Client, Traffic};
-use weft::sandbox::{Container, Host, try_wait_until};
+use weft::sandbox::{Container, Host, SandboxError, try_wait_until};
 use weft_io::namespace::{Namespace, run_in};
 use weft_io::uninterrupted;
 use weft_lab::net::guest::host::Work;
@@ -396,6 +396,13 @@ fn a_killed_daemon_is_followed_by_one_that_goes_on() -> anyhow::Result<()> {
 fn modes_may_change_and_a_reset_leaves_nothing() -> anyhow::Result<()> {
     let lab = Lab::pair(&DIRECT)?;
     let (one, two) = lab.containers()?;
+    // A new device has what can be put back on it.
+    let own = ["10.47.252.8/32", "2001:db8::8/128"];
+    for address in own {
+        two.netns().ip(&format!("addr add {address} dev weft0 nodad"))?;
+    }
+    two.netns().ip("route add 192.0.2.0/24 via 10.47.255.254 dev weft0 metric 7")?;
+    two.netns().ip("-6 route add 2001:db8:1::/48 dev weft0 metric 9")?;
     for (mode, devices, port) in
         [(&BRIDGE, &["weft0"][..], "bridge"), (&DIRECT, &["weft0", "weft0-local"][..], "direct")]
     {
@@ -406,6 +413,12 @@ fn modes_may_change_and_a_reset_leaves_nothing() -> anyhow::Result<()> {
             (devices_in(&two)?, ports(lab.host(1))?),
             (devices.iter().map(|it| (*it).to_owned()).collect(), vec![port.to_owned()])
         );
+        let words = ["sh", "-c", "ip -o addr show dev weft0; ip route; ip -6 route"];
+        let shown = two.exec(&words)?.success()?.stdout;
+        let routes = ["192.0.2.0/24 via 10.47.255.254 dev weft0", "2001:db8:1::/48 dev weft0"];
+        for wanted in own.into_iter().chain(routes) {
+            assert!(shown.contains(wanted), "{port}: no {wanted} in {shown}");
+        }
     }
     lab.host(1).stop_daemon()?;
     assert_eq!(devices_in(&two)?.len(), 2, "containers stay attached while no daemon runs");
@@ -415,5 +428,147 @@ fn modes_may_change_and_a_reset_leaves_nothing() -> anyhow::Result<()> {
     assert_eq!(devices_in(&two)?, Vec::<String>::new());
     let left = devices(&lab.host(1).netns().ip("-br link")?.stdout);
     assert_eq!(left, Vec::<String>::new());
+    Ok(())
+}
+
+/// What is the container's own on its device, and would go with it.
+fn furnish(container: &Container) -> anyhow::Result<()> {
+    let netns = container.netns();
+    for words in [
+        "addr add 10.47.252.7/32 dev weft0",
+        "route add 192.0.2.0/24 dev weft0 src 10.47.252.7 metric 7",
+        "link add child0 link weft0 type macvlan mode bridge",
+        "link set child0 addrgenmode none",
+        "link set child0 up",
+    ] {
+        netns.ip(words)?;
+    }
+    for words in [
+        &["tc", "qdisc", "add", "dev", "weft0", "root", "pfifo", "limit", "777"][..],
+        &["sysctl", "-qw", "net.ipv4.conf.weft0.rp_filter=2"],
+    ] {
+        container.exec(words)?.success()?;
+    }
+    Ok(())
+}
+
+/// All that can be seen of a container's devices but for counters, times and what neighbours say.
+fn furniture(container: &Container) -> anyhow::Result<Vec<String>> {
+    let words = [
+        &["ip", "-o", "link"][..],
+        &["ip", "-o", "addr"],
+        &["ip", "route", "show", "table", "all"],
+        &["ip", "-6", "route", "show", "table", "all"],
+        &["ip", "maddr", "show", "dev", "weft0"],
+        &["tc", "qdisc", "show", "dev", "weft0"],
+        &["sysctl", "net.ipv4.conf.weft0.rp_filter"],
+    ];
+    words.iter().map(|words| Ok(container.exec(words)?.success()?.stdout)).collect()
+}
+
+#[test]
+fn a_container_keeps_its_device_and_what_it_has_set_up_there_over_restarts() -> anyhow::Result<()> {
+    let lab = Lab::pair(&DIRECT)?;
+    let (one, two) = lab.containers()?;
+    furnish(&two)?;
+    wait_ping(&one, two.ipv4()?.into(), SETTLE)?;
+    let listen = SocketAddr::new(two.ipv4()?.into(), 7001);
+    let bound = probe::udp_in(&namespace(&two), listen)?;
+    bound.set_read_timeout(Some(SETTLE * slowness()))?;
+    let sender = probe::udp_in(&namespace(&one), (one.ipv4()?, 0).into())?;
+    let group = Ipv4Addr::new(239, 1, 2, 9);
+    let _member = probe::multicast_receiver(&namespace(&two), two.ipv4()?, group, 7002)?;
+    try_wait_until("the kernel to have looked for other owners of addresses", SETTLE, || {
+        let tentative = two.exec(&["ip", "-6", "addr", "show", "tentative"])?.success()?;
+        Ok(tentative.stdout.is_empty())
+    })?;
+    let before = furniture(&two)?;
+    for (round, stop) in [true, false, true].into_iter().enumerate() {
+        if stop {
+            lab.host(1).stop_daemon()?;
+        } else {
+            lab.host(1).kill_daemon();
+        }
+        // What is sent while nobody reads is lost, and harms nobody.
+        two.exec(&["ping", "-n", "-c", "1", "-W", "1", &one.ipv4()?.to_string()])?;
+        lab.host(1).start_daemon(&DIRECT)?;
+        for address in [IpAddr::V4(two.ipv4()?), IpAddr::V6(two.ipv6()?)] {
+            wait_ping(&one, address, SETTLE)?;
+        }
+        two.ping(one.ipv4()?.into())?;
+        assert_eq!(furniture(&two)?, before, "round {round}");
+        assert_eq!(ports(lab.host(1))?, ["direct"]);
+        sender.send_to(&[7], listen)?;
+        assert_eq!(bound.recv(&mut [0; 8])?, 1, "round {round}: a bound socket hears nothing");
+        // It is the vector engine's still, and not the switch's.
+        let switched_before = switched(lab.host(1))?;
+        two.exec(&["ping", "-n", "-c", "20", "-i", "0.01", &one.ipv4()?.to_string()])?.success()?;
+        assert!(switched(lab.host(1))? - switched_before < 1_000, "round {round}");
+    }
+    // Once it is detached nothing of it is kept.
+    lab.host(1).weft(&["detach", two.netns().name()])?.success()?;
+    assert_eq!(devices_in(&two)?, Vec::<String>::new());
+    Ok(())
+}
+
+/// The lines of a status that say what direct ports pass by.
+fn passed_by(host: &Host) -> Result<String, SandboxError> {
+    Ok(host.weft_json(&["status"])?["passed_by"].to_string())
+}
+
+#[test]
+fn others_rules_and_limits_are_seen_before_a_port_is_direct_and_named_after() -> anyhow::Result<()>
+{
+    let lab = Lab::launched(1, &["--engine", "userspace"])?;
+    let host = lab.host(0);
+    host.add_container("c1")?;
+    assert_eq!(ports(host)?, ["direct"]);
+    assert_eq!(passed_by(host)?, "[]");
+    let shown = host.weft(&["status"])?.success()?.stdout;
+    assert!(shown.contains("captures on the switch do not see"), "{shown}");
+    const RULES: &str =
+        "table bridge labfw { chain judge { type filter hook forward priority 0; }; }";
+    host.netns().exec(&["nft", RULES])?.success()?;
+    let links = host.netns().ip("-br link")?.stdout;
+    let port = links.lines().find(|line| line.starts_with("weftv"));
+    let port = port.and_then(|line| line.split(['@', ' ']).next()).unwrap_or_default();
+    let limit =
+        ["tc", "qdisc", "add", "dev", port, "root", "tbf", "rate", "10mbit", "burst", "32k"];
+    host.netns().exec(&[&limit[..], &["latency", "50ms"]].concat())?.success()?;
+    try_wait_until("rules and limits to be named", SETTLE, || {
+        let said = passed_by(host)?;
+        Ok(said.contains("bridge labfw judge") && said.contains(&format!("tc tbf on {port}")))
+    })?;
+    let doctor = host.weft(&["doctor"])?.stdout;
+    assert!(doctor.contains("bridge labfw judge does not see"), "{doctor}");
+    // A container that is plugged in now, at once after a rule came.
+    host.add_container("c2")?;
+    let list = host.weft_json(&["ps"])?;
+    let of = |name: &str| {
+        let list = list.as_array().cloned().unwrap_or_default();
+        let found =
+            list.into_iter().find(|one| one["name"].as_str().is_some_and(|it| it.ends_with(name)));
+        found.unwrap_or_default()
+    };
+    assert_eq!(of("c1")["port"], "direct", "{list}");
+    assert_eq!(of("c2")["port"], "bridge", "{list}");
+    let reason = of("c2")["port_reason"].to_string();
+    assert!(reason.contains("bridge labfw judge"), "{list}");
+    let status = host.weft_json(&["status"])?;
+    assert_eq!(status["ports"], "bridge", "{status}");
+    assert!(status["ports_reason"].to_string().contains("bridge labfw judge"), "{status}");
+    host.netns().exec(&["nft", "delete table bridge labfw"])?.success()?;
+    host.netns().exec(&["tc", "qdisc", "del", "dev", port, "root"])?.success()?;
+    try_wait_until("nothing to be named", SETTLE, || Ok(passed_by(host)? == "[]"))?;
+    host.add_container("c3")?;
+    assert!(ports(host)?.iter().filter(|port| *port == "direct").count() == 2, "{list}");
+    // Who asks for direct ports gets them, and is told.
+    host.netns().exec(&["nft", RULES])?.success()?;
+    host.stop_daemon()?;
+    relaunch(&lab, 0, &DIRECT)?;
+    assert_eq!(ports(host)?, ["direct"; 3]);
+    try_wait_until("the rules to be named", SETTLE, || {
+        Ok(passed_by(host)?.contains("bridge labfw judge"))
+    })?;
     Ok(())
 }

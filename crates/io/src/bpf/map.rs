@@ -2,7 +2,7 @@
 
 use std::io;
 use std::mem;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::AtomicU64;
 
@@ -12,10 +12,18 @@ const BPF_MAP_CREATE: libc::c_int = 0;
 const BPF_MAP_LOOKUP_ELEM: libc::c_int = 1;
 const BPF_MAP_UPDATE_ELEM: libc::c_int = 2;
 const BPF_MAP_DELETE_ELEM: libc::c_int = 3;
+const BPF_MAP_GET_NEXT_KEY: libc::c_int = 4;
+const BPF_OBJ_GET_INFO_BY_FD: libc::c_int = 15;
 const BPF_MAP_TYPE_HASH: u32 = 1;
 const BPF_MAP_TYPE_ARRAY: u32 = 2;
 const BPF_F_NO_PREALLOC: u32 = 1;
 const BPF_F_MMAPABLE: u32 = 1 << 10;
+
+/// Keys that [`Map::clear`] removes at most.
+const CLEARED_MAX: usize = 1 << 20;
+
+/// A map's name, which ends in zero.
+pub(crate) type MapName = [u8; 16];
 
 /// A map of keys of `K` bytes and values of `V`. It ends with its owner and with the last program that
 /// reads it.
@@ -33,26 +41,107 @@ impl<const V: usize> Array<V> {
     /// # Errors
     /// A kernel without eBPF, or without the right to use it.
     pub(crate) fn new(len: usize) -> io::Result<Self> {
-        Self::create(BPF_MAP_TYPE_ARRAY, len, 0)
+        Self::create(BPF_MAP_TYPE_ARRAY, len, 0, MapName::default())
     }
 }
 
 impl<const K: usize, const V: usize> Map<K, V> {
-    /// An empty one that takes memory for what is in it, which is at most so much.
+    /// An empty one that takes memory for what is in it, which is at most so much. Who lists the maps, or takes one
+    /// over, knows it by its name.
     ///
     /// # Errors
     /// As [`Array::new`].
-    pub(crate) fn hash(entries_max: usize) -> io::Result<Self> {
-        Self::create(BPF_MAP_TYPE_HASH, entries_max, BPF_F_NO_PREALLOC)
+    pub(crate) fn hash(entries_max: usize, name: MapName) -> io::Result<Self> {
+        Self::create(BPF_MAP_TYPE_HASH, entries_max, BPF_F_NO_PREALLOC, name)
     }
 
-    fn create(map_type: u32, entries_max: usize, map_flags: u32) -> io::Result<Self> {
+    /// Takes over one that another process has made by [`Self::hash`] and kept.
+    ///
+    /// # Errors
+    /// It is no such map of this name and kind.
+    pub(crate) fn adopt(fd: OwnedFd, entries_max: usize, name: MapName) -> io::Result<Self> {
+        match Self::is_like(fd.as_fd(), entries_max, name)? {
+            true => Ok(Self { fd }),
+            false => Err(io::ErrorKind::InvalidInput.into()),
+        }
+    }
+
+    /// Whether a descriptor is of a map that [`Self::hash`] has made with these.
+    ///
+    /// # Errors
+    /// It is of no eBPF object.
+    pub(crate) fn is_like(
+        fd: BorrowedFd<'_>,
+        entries_max: usize,
+        name: MapName,
+    ) -> io::Result<bool> {
+        let mut info = MapInfo::default();
+        let attributes = GetInfo {
+            object: fd.as_raw_fd() as u32,
+            len: mem::size_of::<MapInfo>() as u32,
+            info: (&raw mut info) as u64,
+        };
+        // SAFETY: the fields of the command; the kernel writes at most `len` bytes to `info`, which lives over the
+        // call.
+        unsafe { bpf(BPF_OBJ_GET_INFO_BY_FD, &attributes) }?;
+        let wanted = MapInfo {
+            map_type: BPF_MAP_TYPE_HASH,
+            key_size: K as u32,
+            value_size: V as u32,
+            max_entries: entries_max as u32,
+            name,
+            id: info.id,
+            map_flags: info.map_flags,
+        };
+        Ok(info == wanted)
+    }
+
+    /// Removes all keys.
+    ///
+    /// # Errors
+    /// EINVAL: an array's elements stay.
+    pub(crate) fn clear(&self) -> io::Result<()> {
+        // Others add none meanwhile; if they did, a bound ends it.
+        let mut next = [0; K];
+        for _ in 0..=CLEARED_MAX {
+            let attributes = MapElement {
+                map: self.number() as u32,
+                unused: 0,
+                key: 0,
+                value: (&raw mut next) as u64,
+                flags: 0,
+            };
+            // SAFETY: the fields of the command; the kernel writes a key, which is as long as the map was made
+            // for, to `next`, which lives over the call.
+            match unsafe { bpf(BPF_MAP_GET_NEXT_KEY, &attributes) } {
+                Ok(_) => self.remove(next)?,
+                Err(error) if error.raw_os_error() == Some(libc::ENOENT) => return Ok(()),
+                Err(error) => return Err(error),
+            }
+        }
+        Err(io::ErrorKind::TimedOut.into())
+    }
+
+    /// The map's descriptor.
+    pub(crate) fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+
+    fn create(
+        map_type: u32,
+        entries_max: usize,
+        map_flags: u32,
+        name: MapName,
+    ) -> io::Result<Self> {
         let attributes = MapCreate {
             map_type,
             key_size: K as u32,
             value_size: V as u32,
             max_entries: entries_max as u32,
             map_flags,
+            inner_map: 0,
+            numa_node: 0,
+            name,
         };
         // SAFETY: the fields of the command, without a pointer; it returns a new descriptor.
         let fd = unsafe { descriptor(BPF_MAP_CREATE, &attributes) }?;
@@ -130,7 +219,7 @@ impl<const V: usize> Mapped<V> {
     /// # Errors
     /// As [`Array::new`] (Linux 5.5).
     pub(crate) fn new() -> io::Result<Self> {
-        let array = Array::create(BPF_MAP_TYPE_ARRAY, 1, BPF_F_MMAPABLE)?;
+        let array = Array::create(BPF_MAP_TYPE_ARRAY, 1, BPF_F_MMAPABLE, MapName::default())?;
         let access = libc::PROT_READ | libc::PROT_WRITE;
         // SAFETY: new memory, wherever the kernel likes, of an array that is large enough: the kernel gives
         // whole pages.
@@ -171,6 +260,30 @@ struct MapCreate {
     value_size: u32,
     max_entries: u32,
     map_flags: u32,
+    inner_map: u32,
+    numa_node: u32,
+    name: MapName,
+}
+
+/// `struct bpf_map_info`, up to the last field read here.
+#[repr(C)]
+#[derive(Debug, Default, PartialEq, Eq)]
+struct MapInfo {
+    map_type: u32,
+    id: u32,
+    key_size: u32,
+    value_size: u32,
+    max_entries: u32,
+    map_flags: u32,
+    name: MapName,
+}
+
+/// That of BPF_OBJ_GET_INFO_BY_FD.
+#[repr(C)]
+struct GetInfo {
+    object: u32,
+    len: u32,
+    info: u64,
 }
 
 /// That of the commands on an element.
@@ -197,7 +310,7 @@ mod tests {
 
     #[test]
     fn what_was_set_is_there_until_it_is_removed() {
-        let map = Map::<8, 1>::hash(2).unwrap();
+        let map = Map::<8, 1>::hash(2, *b"weft_test\0\0\0\0\0\0\0").unwrap();
         let [one, two, three] = [1, 2, 3].map(|number: u64| number.to_ne_bytes());
         assert_eq!(errno(map.get(one)), Some(libc::ENOENT));
         for (key, value) in [(one, 5), (two, 6), (one, 7)] {
@@ -208,6 +321,26 @@ mod tests {
         map.remove(one).unwrap();
         assert_eq!(errno(map.remove(one)), Some(libc::ENOENT));
         map.set(three, [8]).unwrap();
+    }
+
+    #[test]
+    fn a_map_that_was_kept_is_taken_over_with_what_is_in_it() {
+        const NAME: MapName = *b"weft_test\0\0\0\0\0\0\0";
+        let map = Map::<8, 1>::hash(5, NAME).unwrap();
+        for number in 1..=5_u64 {
+            map.set(number.to_ne_bytes(), [3]).unwrap();
+        }
+        let kept = || map.as_fd().try_clone_to_owned().unwrap();
+        let taken = Map::<8, 1>::adopt(kept(), 5, NAME).unwrap();
+        assert_eq!(taken.get(2_u64.to_ne_bytes()).unwrap(), [3]);
+        taken.clear().unwrap();
+        assert!((1..=5_u64).all(|number| map.get(number.to_ne_bytes()).is_err()));
+        taken.clear().unwrap();
+        assert!(Map::<8, 2>::adopt(kept(), 5, NAME).is_err());
+        assert!(Map::<8, 1>::adopt(kept(), 6, NAME).is_err());
+        assert!(Map::<8, 1>::adopt(kept(), 5, MapName::default()).is_err());
+        let other = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+        assert!(Map::<8, 1>::adopt(other.into(), 5, NAME).is_err());
     }
 
     #[test]

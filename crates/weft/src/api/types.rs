@@ -43,6 +43,9 @@ pub struct Status {
     /// Why not by direct ports.
     #[serde(default)]
     pub ports_reason: Option<String>,
+    /// Others' rules and limits that do not see frames of direct ports, line by line.
+    #[serde(default)]
+    pub passed_by: Vec<String>,
     /// Containers whose frames for hosts on the vector engine pass the bridge by.
     #[serde(default)]
     pub shortcuts: usize,
@@ -240,6 +243,9 @@ pub struct Attachment {
     /// How it is plugged in: `bridge`, by the switch alone, or `direct`.
     #[serde(default = "port_of_the_switch")]
     pub port: String,
+    /// Why it is not plugged in by a direct port.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub port_reason: Option<String>,
     /// Attached since, RFC 3339.
     pub since: String,
 }

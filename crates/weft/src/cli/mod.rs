@@ -43,7 +43,8 @@ fn dispatch(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Demo(options) => crate::demo::run(&options).map(|()| ExitCode::SUCCESS),
         Command::Bench(options) => crate::bench::run(&options).map(|()| ExitCode::SUCCESS),
         Command::Doctor(options) => {
-            let diagnosis = crate::doctor::examine(&options)?;
+            let mut diagnosis = crate::doctor::examine(&options)?;
+            diagnosis.add_running(&requests::passed_by(&runtime_dir));
             output::print(options.json, &diagnosis, crate::doctor::text)?;
             Ok(if diagnosis.ready { ExitCode::SUCCESS } else { ExitCode::FAILURE })
         }

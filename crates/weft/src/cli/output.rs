@@ -81,6 +81,12 @@ pub(super) fn status(status: &Status) -> String {
     line("Switch", &format!("{}{}", status.switch, switch_reason.unwrap_or_default()));
     let ports_reason = status.ports_reason.as_ref().map(|reason| format!(" ({reason})"));
     line("Port mode", &format!("{}{}", status.ports, ports_reason.unwrap_or_default()));
+    if status.ports == "direct" {
+        line("Direct ports", &PAST_THE_SWITCH);
+    }
+    for passed_by in &status.passed_by {
+        line("Passed by", passed_by);
+    }
     let shortcuts_reason = status.shortcuts_reason.as_ref().map(|reason| format!(" ({reason})"));
     if status.shortcuts > 0 || shortcuts_reason.is_some() {
         line("Shortcuts", &format!("{}{}", status.shortcuts, shortcuts_reason.unwrap_or_default()));
@@ -254,13 +260,19 @@ pub(super) fn attachments(attachments: &[Attachment]) -> String {
     if attachments.is_empty() {
         return "nothing is attached; plug a container in with: weft attach CONTAINER".into();
     }
-    let mut table = table(&["CONTAINER", "MAC", "ADDRESSES", "MTU", "SINCE", "ID"]);
+    let mut table = table(&["CONTAINER", "MAC", "ADDRESSES", "MTU", "SINCE", "PORT", "ID"]);
     for a in attachments {
         let (mac, mtu) = (a.mac.clone(), a.mtu.to_string());
-        table.add_row([a.name.clone(), mac, attached(a), mtu, age(&a.since), a.id.clone()]);
+        let reason = a.port_reason.as_ref().map(|reason| format!(" ({reason})"));
+        let port = format!("{}{}", a.port, reason.unwrap_or_default());
+        table.add_row([a.name.clone(), mac, attached(a), mtu, age(&a.since), port, a.id.clone()]);
     }
     table.to_string()
 }
+
+/// What is to be known of direct ports, wherever they are.
+const PAST_THE_SWITCH: &str =
+    "rules, limits and captures on the switch do not see their frames to and from other hosts";
 
 pub(super) fn invitation(invitation: &Invitation) -> String {
     let mut text = format!("On another host run:\n  {}\n", invitation.join);

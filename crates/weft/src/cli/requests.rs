@@ -22,6 +22,14 @@ pub(super) fn request(command: Command, runtime_dir: &Path) -> anyhow::Result<Ex
     Ok(ExitCode::SUCCESS)
 }
 
+/// What the daemon that runs here, if one does, has found others to have set up that direct ports pass by.
+pub(super) fn passed_by(runtime_dir: &Path) -> Vec<String> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let daemon = Client::new(runtime_dir);
+    let status = runtime.map(|runtime| runtime.block_on(daemon.get::<Status>("/v1/status")));
+    status.ok().and_then(Result::ok).map(|status| status.passed_by).unwrap_or_default()
+}
+
 async fn ask(command: Command, daemon: &Client, runtime_dir: &Path) -> anyhow::Result<()> {
     match command {
         Command::Status(args) => status(args.part, args.json, daemon).await,

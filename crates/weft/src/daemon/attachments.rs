@@ -101,6 +101,7 @@ impl Attachments {
                 }
             }
         }
+        self.ports.all_restored();
         if let Err(error) = self.save(&inner) {
             tracing::error!(error = %error.error, "attachments not saved");
         }
@@ -116,6 +117,11 @@ impl Attachments {
                 tracing::warn!(container, %error, "container not plugged in again");
             }
         }
+    }
+
+    /// The daemon stops: what is attached stays so.
+    pub(super) fn rest(&self) {
+        self.ports.rest();
     }
 
     /// `weft ps`.
@@ -286,6 +292,7 @@ impl Attachments {
             addresses,
             mtu: before.map_or(self.mtu, |before| before.attachment.mtu),
             port: PortKind::Bridge.name().into(),
+            port_reason: None,
             since,
         };
         let host_interface = format!("{HOST_INTERFACE}{a:02x}{b:02x}{c:02x}{d:02x}{e:02x}");
@@ -298,8 +305,8 @@ impl Attachments {
         let mut spec = spec_of(saved);
         let is_bridge = self.engine.switch() == SwitchKind::Bridge;
         spec.bridge = is_bridge.then(|| SWITCH.into());
-        let mut kind =
-            self.ports.kind_of(mac_of(&saved.attachment), &self.engine.support().borrow());
+        let support = self.engine.support().borrow().clone();
+        let (mut kind, mut reason) = self.ports.kind_of(&self.kernel, &spec, &support).await;
         if kind == PortKind::Direct
             && let Err(error) = self.ports.plug_in(&self.kernel, &spec).await
         {
@@ -307,12 +314,13 @@ impl Attachments {
                 return Err(error);
             }
             tracing::warn!(container = saved.attachment.name, %error, "it gets a port of the switch");
-            kind = PortKind::Bridge;
+            (kind, reason) = (PortKind::Bridge, Some(error.to_string()));
         }
         if kind == PortKind::Bridge {
             self.ports.let_go(mac_of(&saved.attachment));
             self.kernel.attach(&spec).await?;
         }
+        saved.attachment.port_reason = reason;
         saved.attachment.port = kind.name().into();
         self.engine.add_port(&saved.host_interface).await?;
         match kind {
@@ -343,6 +351,26 @@ impl Attachments {
     /// The ways past the bridge.
     pub(super) const fn shortcuts(&self) -> &Shortcuts {
         &self.shortcuts
+    }
+
+    /// Finds out what direct ports pass by.
+    pub(super) async fn look_at_bypass(&self) {
+        if !self.ports.possible() || self.engine.switch() != SwitchKind::Bridge {
+            return;
+        }
+        let is_direct = |saved: &&Saved| saved.attachment.port == PortKind::Direct.name();
+        let named = |saved: &Saved| (saved.attachment.name.clone(), spec_of(saved));
+        let direct: Vec<_> =
+            self.inner.lock().await.saved.values().filter(is_direct).map(named).collect();
+        match self.ports.bypass().look(&self.kernel).await {
+            Ok(seen) => self.ports.bypass().say(super::bypass::passed_by(&seen, &direct)),
+            Err(error) => tracing::debug!(%error, "what direct ports pass by is not known"),
+        }
+    }
+
+    /// What does not see frames of direct ports, line by line.
+    pub(super) fn passed_by(&self) -> Vec<String> {
+        self.ports.bypass().said()
     }
 
     /// What a container attached now gets, and why not a direct port.

@@ -4,11 +4,13 @@
 //! Between them: the engine's bounded command queue downwards, a bounded event queue upwards.
 
 mod attachments;
+mod bypass;
 mod control;
 mod engines;
 mod error;
 mod holder;
 mod host;
+mod kept_ports;
 mod mtu;
 mod ports;
 mod privileges;

@@ -11,6 +11,9 @@ use weft_kernel::engine::Support;
 use weft_kernel::{AttachSpec, DirectTap, Kernel, KernelError};
 use weft_path::{Endpoint, Mac};
 
+use super::bypass::Bypass;
+use super::holder::PortKeeper;
+use super::kept_ports::KeptPorts;
 use crate::config::{EngineChoice, PortChoice, Settings};
 
 /// What a container's port is.
@@ -40,6 +43,8 @@ pub(super) struct DirectPorts {
     engine: Weak<Engine>,
     /// Why there are none otherwise.
     macs: Result<Arc<MacSet>, String>,
+    kept: Arc<KeptPorts>,
+    bypass: Bypass,
 }
 
 impl DirectPorts {
@@ -48,6 +53,7 @@ impl DirectPorts {
         settings: &Settings,
         engine: &Arc<Engine>,
         macs: &Result<Arc<MacSet>, String>,
+        kept: KeptPorts,
     ) -> Self {
         let macs = match settings.port_mode {
             PortChoice::Shortcut => Err("--port-mode shortcut".to_owned()),
@@ -57,11 +63,33 @@ impl DirectPorts {
             tracing::warn!(reason, "no direct ports; containers get ports of the switch");
         }
         let (choice, engine_choice) = (settings.port_mode, settings.engine);
-        Self { choice, engine_choice, engine: Arc::downgrade(engine), macs }
+        let (kept, bypass) = (Arc::new(kept), Bypass::default());
+        Self { choice, engine_choice, engine: Arc::downgrade(engine), macs, kept, bypass }
+    }
+
+    /// Whether there can be any.
+    pub(super) const fn possible(&self) -> bool {
+        self.macs.is_ok()
+    }
+
+    /// What they pass by.
+    pub(super) const fn bypass(&self) -> &Bypass {
+        &self.bypass
     }
 
     /// What a container attached now gets, and why not a direct port.
     pub(super) fn kind(&self, support: &Support) -> (PortKind, Option<String>) {
+        match (self.wanted(support), self.choice) {
+            ((PortKind::Direct, _), PortChoice::Auto) => match self.bypass.known() {
+                None => (PortKind::Direct, None),
+                reason => (PortKind::Bridge, reason),
+            },
+            (wanted, _) => wanted,
+        }
+    }
+
+    /// As [`Self::kind`], whatever rules there are.
+    fn wanted(&self, support: &Support) -> (PortKind, Option<String>) {
         if let Err(reason) = &self.macs {
             return (PortKind::Bridge, Some(reason.clone()));
         }
@@ -76,16 +104,33 @@ impl DirectPorts {
         }
     }
 
-    /// What a container gets that may have a port already: where nothing is forced, a direct port stays
-    /// one, though new ones be the switch's by now.
-    pub(super) fn kind_of(&self, mac: Mac, support: &Support) -> PortKind {
-        let has_one = || self.engine.upgrade().is_some_and(|engine| engine.has_port(mac));
-        match self.kind(support) {
-            (PortKind::Bridge, _) if self.choice == PortChoice::Auto && has_one() => {
-                PortKind::Direct
-            }
-            (kind, _) => kind,
+    /// What a container gets that may have a port already, and why not a direct one: where nothing is forced, a direct
+    /// port stays one, though new ones be the switch's by now.
+    pub(super) async fn kind_of(
+        &self,
+        kernel: &Kernel,
+        spec: &AttachSpec,
+        support: &Support,
+    ) -> (PortKind, Option<String>) {
+        let is_auto = self.choice == PortChoice::Auto && self.macs.is_ok();
+        if is_auto && self.has_one(spec) {
+            return (PortKind::Direct, None);
         }
+        match self.wanted(support) {
+            (PortKind::Direct, _) if is_auto && spec.bridge.is_some() => {
+                match self.bypass.objection(kernel).await {
+                    None => (PortKind::Direct, None),
+                    reason => (PortKind::Bridge, reason),
+                }
+            }
+            wanted => wanted,
+        }
+    }
+
+    fn has_one(&self, spec: &AttachSpec) -> bool {
+        let engine = self.engine.upgrade();
+        engine.is_some_and(|engine| engine.has_port(Mac(spec.mac)))
+            || self.kept.has(&spec.namespace)
     }
 
     /// Gives a container its direct port, or restores what is missing of it.
@@ -104,20 +149,36 @@ impl DirectPorts {
             return Ok(());
         }
         engine.remove_port(mac);
+        let may_offload = engine.offloads().tap_tso.usable();
+        let mut queues = self.kept.queues(&spec.namespace, &spec.name);
+        if !queues.is_empty()
+            && kernel.attach_direct(spec, &DirectTap { fresh: None, macs }).await?
+        {
+            limit(&mut queues, may_offload)?;
+            return engine.add_port(mac, queues).map_err(|error| no_port(error.to_string()));
+        }
         let options = TapOptions::new(tap_name(&spec.host_name));
         let queues: Result<Vec<Tap>, _> =
-            (0..queues(engine.workers())).map(|_| Tap::open(&options)).collect();
+            (0..number_of_queues(engine.workers())).map(|_| Tap::open(&options)).collect();
         let mut queues = queues.map_err(|error| no_port(error.to_string()))?;
-        if !engine.offloads().tap_tso.usable() {
-            let stopped = queues.iter_mut().try_for_each(Tap::stop_offloads);
-            stopped.map_err(|error| no_port(error.to_string()))?;
-        }
+        limit(&mut queues, may_offload)?;
         kernel.attach_direct(spec, &DirectTap { fresh: Some(&options.name), macs }).await?;
         // From here on it stays while no daemon runs, as the switch does.
         if let Some(queue) = queues.first() {
             queue.set_persist(true).map_err(|error| no_port(error.to_string()))?;
         }
+        let (kept, macs) = (Arc::clone(&self.kept), Arc::clone(macs));
+        let keeping = tokio::task::spawn_blocking(move || {
+            kept.keep(&queues, &macs);
+            queues
+        });
+        let queues = keeping.await.map_err(|error| no_port(error.to_string()))?;
         engine.add_port(mac, queues).map_err(|error| no_port(error.to_string()))
+    }
+
+    /// All containers that were attached are plugged in again: what is left over of an earlier run is of no use.
+    pub(super) fn all_restored(&self) {
+        self.kept.forget();
     }
 
     /// Lets a container's direct port go, if it has one, and takes its device away.
@@ -133,11 +194,28 @@ impl DirectPorts {
         }
     }
 
+    /// Nobody will read their queues: all frames take the switch, where they are dropped.
+    pub(super) fn rest(&self) {
+        if let Ok(macs) = &self.macs
+            && let Err(error) = macs.clear()
+        {
+            tracing::warn!(%error, "queues of direct ports may fill while no daemon runs");
+        }
+    }
+
     /// What direct ports have carried, by the containers' addresses.
     pub(super) fn traffic(&self) -> BTreeMap<Mac, PortTraffic> {
         let engine = self.engine.upgrade();
         engine.map(|engine| engine.port_traffic().into_iter().collect()).unwrap_or_default()
     }
+}
+
+fn limit(queues: &mut [Tap], may_offload: bool) -> Result<(), KernelError> {
+    if may_offload {
+        return Ok(());
+    }
+    let stopped = queues.iter_mut().try_for_each(Tap::stop_offloads);
+    stopped.map_err(|error| KernelError::NoDirectPort { why: error.to_string() })
 }
 
 /// Takes the device of a direct port out of a container that still runs.
@@ -152,7 +230,7 @@ pub(super) async fn remove_device(kernel: &Kernel, spec: &AttachSpec) {
 
 /// Queues of a direct port. None can be added once its device is in the container, so there are some
 /// for workers that come later; as long as they have not, the others serve theirs.
-fn queues(workers: usize) -> usize {
+fn number_of_queues(workers: usize) -> usize {
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
     workers.max(processors.clamp(QUEUES_MIN, weft_engine::DEFAULT_WORKERS_MAX))
 }
@@ -160,15 +238,39 @@ fn queues(workers: usize) -> usize {
 /// Queues that each direct port has at least: each costs a descriptor and 32 KiB of the kernel's memory.
 const QUEUES_MIN: usize = 4;
 
-/// The set of addresses to which frames leave by direct ports and shortcuts, empty, or why there is none.
-pub(super) fn remote_set(settings: &Settings) -> Result<Arc<MacSet>, String> {
+/// The set of addresses to which frames leave by direct ports and shortcuts, empty, or why there is none; with what
+/// `keeper` has of an earlier run's ports.
+pub(super) fn remote_set(
+    settings: &Settings,
+    keeper: Arc<dyn PortKeeper>,
+) -> (Result<Arc<MacSet>, String>, KeptPorts) {
+    let (kept, set) = KeptPorts::take(keeper);
+    match (set_for(settings, set), settings.port_mode) {
+        (Ok(set), mode) => {
+            // These have other ports from now on.
+            if mode == PortChoice::Shortcut {
+                kept.forget();
+            }
+            (Ok(set), kept)
+        }
+        (Err(reason), _) => {
+            kept.forget();
+            (Err(reason), kept)
+        }
+    }
+}
+
+fn set_for(settings: &Settings, left: Option<MacSet>) -> Result<Arc<MacSet>, String> {
     if settings.port_mode == PortChoice::Bridge {
         return Err("--port-mode bridge".to_owned());
     }
     if settings.engine == EngineChoice::Kernel {
         return Err("--engine kernel".to_owned());
     }
-    new_set().map_err(|error| error.to_string())
+    match left {
+        Some(set) => Ok(Arc::new(set)),
+        None => new_set().map_err(|error| error.to_string()),
+    }
 }
 
 fn new_set() -> Result<Arc<MacSet>, weft_io::IoError> {
@@ -301,6 +403,16 @@ mod tests {
         assert_eq!(held(), NONE);
     }
 
+    struct Nobody;
+
+    impl PortKeeper for Nobody {
+        fn take_ports(&self) -> Vec<std::os::fd::OwnedFd> {
+            Vec::new()
+        }
+
+        fn keep_ports(&self, _: Vec<std::os::fd::OwnedFd>) {}
+    }
+
     fn launched(engine: &Arc<Engine>, mode: PortChoice, choice: EngineChoice) -> DirectPorts {
         let options = LaunchOptions {
             port_mode: Some(mode),
@@ -308,7 +420,8 @@ mod tests {
             ..LaunchOptions::default()
         };
         let settings = options.settings(None, Path::new("/run/weft")).unwrap();
-        DirectPorts::new(&settings, engine, &remote_set(&settings))
+        let (set, kept) = remote_set(&settings, Arc::new(Nobody));
+        DirectPorts::new(&settings, engine, &set, kept)
     }
 
     /// A port of the switch, and why.

@@ -74,6 +74,7 @@ async fn run_async(settings: Settings, ready: impl FnOnce(&Invitation)) -> Resul
     let tasks = [
         tokio::spawn(watch_interfaces(kernel.clone(), kernel_engine.clone(), attachments)),
         tokio::spawn(super::shortcuts::keep_all(Arc::clone(&daemon.attachments))),
+        tokio::spawn(super::bypass::keep_looking(Arc::clone(&daemon.attachments))),
         tokio::spawn(keep_forward_rule(kernel.clone(), kernel_engine.switch())),
         tokio::spawn(follow_link_mtu(
             daemon.settings.clone(),
@@ -233,6 +234,7 @@ async fn serve(
     tracing::info!(%peer, nickname, mtu, "weft is running");
     let _ = control.await;
     api.abort();
+    daemon.attachments.rest();
 }
 
 /// Both engines as they run.
@@ -260,12 +262,12 @@ async fn start_engines(
     super::choose_libraries();
     let engine = Engine::start(&engine_config(settings, local, mtu), report.clone())?;
     let offloads = offloads(&engine);
-    let keeper = super::holder::keeper(&settings.runtime_dir);
-    let kernel_config = kernel_config(settings, local, mtu, keeper);
+    let keepers = super::holder::keepers(&settings.runtime_dir);
+    let (macs, kept) = remote_set(settings, keepers.ports);
+    let kernel_config = kernel_config(settings, local, mtu, keepers.sockets);
     let kernel_engine = KernelEngine::start(kernel.clone(), kernel_config, report).await?;
     let engine = Arc::new(engine);
-    let macs = remote_set(settings);
-    let ports = DirectPorts::new(settings, &engine, &macs);
+    let ports = DirectPorts::new(settings, &engine, &macs, kept);
     let shortcuts = Shortcuts::new(settings, kernel_engine.switch(), &macs);
     let engines = Engines::new(engine, kernel_engine.clone(), sender, RemoteMacs::new(macs.ok()));
     Ok(Started { engines, kernel_engine, ports, shortcuts, offloads, events, events_lost })

@@ -163,6 +163,7 @@ pub(super) fn status(
         switch_reason: snapshot.kernel.switch_reason.clone(),
         ports: ports.name().into(),
         ports_reason,
+        passed_by: daemon.attachments.passed_by(),
         shortcuts,
         shortcuts_reason,
         engines: names_of(&offers.engines),

@@ -123,6 +123,16 @@ pub fn examine(options: &DoctorOptions) -> anyhow::Result<Diagnosis> {
     Ok(Diagnosis { ready, findings, aead, engine })
 }
 
+impl Diagnosis {
+    /// Adds what the daemon that runs here has found others to have set up that does not see all frames.
+    pub fn add_running(&mut self, passed_by: &[String]) {
+        const ADVICE: &str = "where it is to see them: weft launch --port-mode bridge, by which containers get new interfaces";
+        let finding =
+            |line: &String| Finding::new("passed by", State::Without, line.clone()).advise(ADVICE);
+        self.findings.extend(passed_by.iter().map(finding));
+    }
+}
+
 impl Finding {
     fn new(name: &str, state: State, detail: impl Into<String>) -> Self {
         Self { name: name.to_owned(), state, detail: detail.into(), advice: None }

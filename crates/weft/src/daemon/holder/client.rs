@@ -15,7 +15,7 @@ use weft_kernel::engine::SocketKeeper;
 
 use super::process::is_trusted;
 use super::rights::{self, Word};
-use super::{ANSWER_LIMIT, ANSWER_LIMIT_MS, HOLD_MAX_S, socket_path};
+use super::{ANSWER_LIMIT, ANSWER_LIMIT_MS, HOLD_MAX_S, PORTS_MAX, PortKeeper, socket_path};
 
 /// This program, also when its file was replaced meanwhile.
 const PROGRAM: &str = "/proc/self/exe";
@@ -35,6 +35,10 @@ struct Link {
     stream: Option<UnixStream>,
     /// The process, if this one has started it.
     child: Option<Child>,
+    /// Whether it may have something of direct ports.
+    has_ports: bool,
+    /// Asks nothing and stays open whatever becomes of a request: without any daemon the process lets ports rest.
+    presence: Option<UnixStream>,
 }
 
 impl Holder {
@@ -102,13 +106,14 @@ impl Holder {
         }
     }
 
-    fn try_keep(&self, link: &mut Link, sockets: &[OwnedFd]) -> io::Result<()> {
+    /// Gives the process something to keep; starts it if none runs.
+    fn try_keep(&self, link: &mut Link, word: Word, fds: &[OwnedFd]) -> io::Result<()> {
         let stream = match link.stream.take() {
             Some(stream) => Some(stream),
             None => self.connect()?,
         };
         if let Some(stream) = stream {
-            match ask(&stream, Word::Keep, sockets) {
+            match ask(&stream, word, fds) {
                 Ok(_) => {
                     link.stream = Some(stream);
                     return Ok(());
@@ -120,10 +125,35 @@ impl Holder {
         }
         link.child.take().into_iter().for_each(reap);
         let (stream, child) = self.start()?;
-        link.child = Some(child);
-        ask(&stream, Word::Keep, sockets)?;
+        (link.child, link.presence) = (Some(child), None);
+        ask(&stream, word, fds)?;
         link.stream = Some(stream);
         Ok(())
+    }
+
+    fn note_ports(&self, link: &mut Link) {
+        link.has_ports = true;
+        if link.presence.is_none() {
+            link.presence = self.connect().ok().flatten();
+        }
+    }
+
+    /// What the process has of direct ports. One of an earlier version has nothing of the kind, and says so by
+    /// closing the connection.
+    fn try_take_ports(&self, link: &mut Link) -> io::Result<Vec<OwnedFd>> {
+        let stream = match link.stream.take() {
+            Some(stream) => Some(stream),
+            None => self.connect()?,
+        };
+        let Some(stream) = stream else { return Ok(Vec::new()) };
+        let mut taken = Vec::new();
+        let mut some = ask(&stream, Word::TakePorts, &[])?;
+        while !some.is_empty() && taken.len() < PORTS_MAX {
+            taken.append(&mut some);
+            some = answer(&stream, Word::TakePorts)?;
+        }
+        link.stream = Some(stream);
+        Ok(taken)
     }
 }
 
@@ -143,7 +173,7 @@ impl SocketKeeper for Holder {
     }
 
     fn keep(&self, sockets: Vec<OwnedFd>) {
-        if let Err(error) = self.try_keep(&mut self.link(), &sockets) {
+        if let Err(error) = self.try_keep(&mut self.link(), Word::Keep, &sockets) {
             tracing::warn!(
                 %error,
                 "sockets are not held: if this daemon is killed, what the kernel moves in UDP stops"
@@ -158,9 +188,14 @@ impl SocketKeeper for Holder {
             None => self.connect(),
         };
         let result = stream.and_then(|stream| match stream {
-            Some(stream) => ask(&stream, Word::Release, &[]).map(|_| await_end(&stream)),
+            Some(stream) => match link.has_ports {
+                // They outlive a daemon that is stopped: the next one goes on with the same devices.
+                true => ask(&stream, Word::Rest, &[]).map(|_| link.stream = Some(stream)),
+                false => ask(&stream, Word::Release, &[]).map(|_| await_end(&stream)),
+            },
             None => Ok(()),
         });
+        let rests = link.has_ports && result.is_ok();
         match result {
             Err(error) if !is_absence(&error) => tracing::warn!(
                 %error,
@@ -169,7 +204,41 @@ impl SocketKeeper for Holder {
             ),
             _ => {}
         }
-        link.child.take().into_iter().for_each(reap);
+        if !rests {
+            link.child.take().into_iter().for_each(reap);
+        }
+    }
+}
+
+impl PortKeeper for Holder {
+    fn take_ports(&self) -> Vec<OwnedFd> {
+        let mut link = self.link();
+        let taken = self.try_take_ports(&mut link).unwrap_or_else(|error| {
+            if !is_absence(&error) {
+                tracing::warn!(%error, "direct ports that an earlier run left cannot be taken back");
+            }
+            Vec::new()
+        });
+        if !taken.is_empty() {
+            self.note_ports(&mut link);
+        }
+        taken
+    }
+
+    fn keep_ports(&self, fds: Vec<OwnedFd>) {
+        let mut link = self.link();
+        for some in fds.chunks(rights::FDS_MAX) {
+            match self.try_keep(&mut link, Word::KeepPorts, some) {
+                Ok(()) => self.note_ports(&mut link),
+                Err(error) => {
+                    tracing::warn!(
+                        %error,
+                        "direct ports are not held: the next daemon gives their containers new devices"
+                    );
+                    return;
+                }
+            }
+        }
     }
 }
 
@@ -188,6 +257,11 @@ fn is_absence(error: &io::Error) -> bool {
 /// Asks one thing and takes what the answer brings.
 fn ask(stream: &UnixStream, word: Word, fds: &[OwnedFd]) -> io::Result<Vec<OwnedFd>> {
     rights::send(stream, word, fds)?;
+    answer(stream, word)
+}
+
+/// Takes what an answer brings.
+fn answer(stream: &UnixStream, word: Word) -> io::Result<Vec<OwnedFd>> {
     match rights::receive(stream)? {
         Some((answer, fds)) if answer == word => Ok(fds),
         Some(_) => Err(io::Error::new(ErrorKind::InvalidData, "it answers something else")),

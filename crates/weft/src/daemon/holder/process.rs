@@ -14,10 +14,10 @@ use rustix::thread::{CapabilitySet, CapabilitySets};
 use weft_io::handover::{close_inherited, peer_uid};
 
 use super::rights::{self, Word};
-use super::{ANSWER_LIMIT, HOLD_MAX_S, socket_path};
+use super::{ANSWER_LIMIT, HOLD_MAX_S, PORTS_MAX, SOCKETS_MAX, socket_path};
 
-/// Connections at once: the daemon's, and what `weft reset` or the next daemon asks meanwhile.
-const CLIENTS_MAX: usize = 4;
+/// Connections at once: the daemon's two, and what `weft reset` or the next daemon asks meanwhile.
+const CLIENTS_MAX: usize = 8;
 /// The name that the process goes by.
 const NAME: &std::ffi::CStr = c"weft-holder";
 
@@ -62,9 +62,12 @@ fn hold(listener: &UnixListener, path: &Path, limit: Duration) -> io::Result<()>
     let mut holding = Holding {
         path: path.to_owned(),
         held: Vec::new(),
+        ports: Vec::new(),
+        set: None,
         clients: Vec::new(),
         alone_since: Instant::now(),
         released: false,
+        was_asked: false,
     };
     while !holding.released {
         let left = match holding.clients.is_empty() {
@@ -78,6 +81,10 @@ fn hold(listener: &UnixListener, path: &Path, limit: Duration) -> io::Result<()>
         let ready = holding.wait(listener, left)?;
         holding.serve(&ready);
         holding.accept(listener);
+        if holding.is_done() {
+            holding.remove_path();
+            break;
+        }
     }
     Ok(())
 }
@@ -85,25 +92,38 @@ fn hold(listener: &UnixListener, path: &Path, limit: Duration) -> io::Result<()>
 struct Holding {
     path: PathBuf,
     held: Vec<OwnedFd>,
+    /// The queues of direct ports.
+    ports: Vec<OwnedFd>,
+    /// The set of addresses that their programs read. The kernel tells of an error there whatever happens.
+    set: Option<OwnedFd>,
     clients: Vec<UnixStream>,
     /// Since when no client is connected.
     alone_since: Instant,
     released: bool,
+    /// It was given something, or asked for it.
+    was_asked: bool,
 }
 
 impl Holding {
     /// Waits until somebody connects or asks; tells which clients do.
-    fn wait(&self, listener: &UnixListener, limit: Option<Duration>) -> io::Result<Vec<bool>> {
+    fn wait(&mut self, listener: &UnixListener, limit: Option<Duration>) -> io::Result<Vec<bool>> {
         let limit = limit.and_then(|limit| Timespec::try_from(limit).ok());
         let clients = self.clients.iter().map(|client| PollFd::new(client, PollFlags::IN));
         let mut waiting: Vec<PollFd<'_>> = clients.collect();
         waiting.push(PollFd::new(listener, PollFlags::IN));
+        // The end of its device alone wakes a port's queue.
+        waiting.extend(self.ports.iter().map(|port| PollFd::new(port, PollFlags::empty())));
         match poll(&mut waiting, limit.as_ref()) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(error) => return Err(error.into()),
         }
-        let clients = waiting.iter().take(self.clients.len());
-        Ok(clients.map(|client| !client.revents().is_empty()).collect())
+        let count = self.clients.len();
+        let is_ready = |one: &PollFd<'_>| !one.revents().is_empty();
+        let ready = waiting.iter().take(count).map(is_ready).collect();
+        let mut gone = waiting.iter().skip(count + 1).map(is_ready).collect::<Vec<_>>().into_iter();
+        drop(waiting);
+        self.ports.retain(|_| !gone.next().unwrap_or(false));
+        Ok(ready)
     }
 
     /// Answers those who ask, and forgets those who are gone or send what cannot be understood.
@@ -117,21 +137,58 @@ impl Holding {
         }
         if had_any && self.clients.is_empty() {
             self.alone_since = Instant::now();
+            // Nobody reads them: they would fill with what containers send.
+            self.ports.iter().for_each(|port| _ = weft_io::tap::rest(port));
         }
+    }
+
+    /// Whether no daemon runs and all that was held is gone. The set of addresses alone is of no use.
+    fn is_done(&mut self) -> bool {
+        if !self.clients.is_empty() || !self.was_asked {
+            return false;
+        }
+        self.ports.is_empty() && self.held.is_empty()
     }
 
     /// `false`: the client has gone.
     fn answer(&mut self, client: &UnixStream) -> io::Result<bool> {
         let Some((word, fds)) = rights::receive(client)? else { return Ok(false) };
+        self.was_asked = true;
         match word {
+            Word::Keep if fds.len() > SOCKETS_MAX => return Ok(false),
             Word::Keep => {
                 self.held = fds;
                 rights::send(client, word, &[])?;
             }
+            Word::KeepPorts => {
+                // Those for which there is no room are closed: their containers get new devices next time.
+                if self.ports.len() + fds.len() <= PORTS_MAX {
+                    let (mut sets, queues): (Vec<_>, Vec<_>) =
+                        fds.into_iter().partition(weft_io::redirect::is_set);
+                    self.ports.extend(queues);
+                    self.set = sets.pop().or(self.set.take());
+                }
+                rights::send(client, word, &[])?;
+            }
+            Word::TakePorts => {
+                for some in self.ports.chunks(rights::FDS_MAX) {
+                    rights::send(client, word, some)?;
+                }
+                if let Some(set) = &self.set {
+                    rights::send(client, word, std::slice::from_ref(set))?;
+                }
+                rights::send(client, word, &[])?;
+            }
+            Word::Rest if !self.ports.is_empty() => {
+                self.held.clear();
+                rights::send(client, word, &[])?;
+            }
             Word::Take => rights::send(client, word, &self.held)?,
-            Word::Release => {
+            Word::Release | Word::Rest => {
                 self.released = true;
                 self.held.clear();
+                self.ports.clear();
+                self.set = None;
                 self.remove_path();
                 rights::send(client, word, &[])?;
             }

@@ -11,9 +11,10 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags,
 };
 
-use super::SOCKETS_MAX;
+/// Descriptors that one message brings at most; the kernel takes 253 (SCM_MAX_FD).
+pub(super) const FDS_MAX: usize = 64;
 
-const SPACE_BYTES: usize = rustix::cmsg_space!(ScmRights(SOCKETS_MAX));
+const SPACE_BYTES: usize = rustix::cmsg_space!(ScmRights(FDS_MAX));
 
 /// What one process asks of the other, and its answer to the same: one byte, so that it never comes
 /// in parts.
@@ -24,6 +25,12 @@ pub(super) enum Word {
     Keep = b'K',
     /// The answer brings what is held; it stays held.
     Take = b'T',
+    /// What comes with it belongs to direct ports, and is held beside all else until its device is gone.
+    KeepPorts = b'P',
+    /// The answers bring what is held of direct ports; it stays held. One that brings nothing is the last.
+    TakePorts = b'Q',
+    /// What is held is closed but for what belongs to direct ports; without that the process ends.
+    Rest = b'S',
     /// What is held is closed, and the process ends. The byte is the same in every version of Weft,
     /// so that each can end the holder of another.
     Release = b'R',
@@ -31,11 +38,13 @@ pub(super) enum Word {
 
 impl Word {
     fn of(byte: u8) -> Option<Self> {
-        [Self::Keep, Self::Take, Self::Release].into_iter().find(|word| *word as u8 == byte)
+        let all =
+            [Self::Keep, Self::Take, Self::KeepPorts, Self::TakePorts, Self::Rest, Self::Release];
+        all.into_iter().find(|word| *word as u8 == byte)
     }
 }
 
-/// Sends a word with descriptors, at most [`SOCKETS_MAX`].
+/// Sends a word with descriptors, at most [`FDS_MAX`].
 pub(super) fn send(socket: impl AsFd, word: Word, fds: &[OwnedFd]) -> io::Result<()> {
     let bytes = [word as u8];
     with_rights(fds, |rights| {
@@ -45,7 +54,7 @@ pub(super) fn send(socket: impl AsFd, word: Word, fds: &[OwnedFd]) -> io::Result
     })
 }
 
-/// Sends a datagram with descriptors, at most [`SOCKETS_MAX`], to an address.
+/// Sends a datagram with descriptors, at most [`FDS_MAX`], to an address.
 pub(super) fn send_to(
     socket: impl AsFd,
     to: &impl SocketAddrArg,
@@ -66,7 +75,7 @@ fn with_rights(
     let borrowed: Vec<BorrowedFd<'_>> = fds.iter().map(AsFd::as_fd).collect();
     let mut space = [MaybeUninit::uninit(); SPACE_BYTES];
     let mut rights = SendAncillaryBuffer::new(&mut space);
-    let fits = borrowed.len() <= SOCKETS_MAX
+    let fits = borrowed.len() <= FDS_MAX
         && (borrowed.is_empty() || rights.push(SendAncillaryMessage::ScmRights(&borrowed)));
     if !fits {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "too many descriptors"));
@@ -94,7 +103,7 @@ pub(super) fn receive(socket: impl AsFd) -> io::Result<Option<(Word, Vec<OwnedFd
         return Ok(None);
     }
     // The kernel has closed those for which there was no room.
-    if fds.len() > SOCKETS_MAX || received.flags.contains(ReturnFlags::CTRUNC) {
+    if fds.len() > FDS_MAX || received.flags.contains(ReturnFlags::CTRUNC) {
         return Err(io::Error::new(io::ErrorKind::InvalidData, "too many descriptors"));
     }
     let word = Word::of(byte[0]);
@@ -121,11 +130,11 @@ mod tests {
     #[test]
     fn descriptors_arrive_with_their_word_and_are_closed_on_exec() {
         let (here, there) = UnixStream::pair().unwrap();
-        let sent = sockets(SOCKETS_MAX);
+        let sent = sockets(FDS_MAX);
         send(&here, Word::Keep, &sent).unwrap();
         send(&here, Word::Release, &[]).unwrap();
         let (word, arrived) = receive(&there).unwrap().unwrap();
-        assert_eq!((word, arrived.len()), (Word::Keep, SOCKETS_MAX));
+        assert_eq!((word, arrived.len()), (Word::Keep, FDS_MAX));
         for (sent, arrived) in sent.into_iter().zip(arrived) {
             let flags = rustix::io::fcntl_getfd(&arrived).unwrap();
             assert!(flags.contains(rustix::io::FdFlags::CLOEXEC));
@@ -156,11 +165,11 @@ mod tests {
         let (mut here, there) = UnixStream::pair().unwrap();
         here.write_all(b"?").unwrap();
         assert_eq!(receive(&there).unwrap_err().kind(), io::ErrorKind::InvalidData);
-        assert!(send(&here, Word::Keep, &sockets(SOCKETS_MAX + 1)).is_err());
-        for count in [SOCKETS_MAX + 1, SOCKETS_MAX + 9] {
+        assert!(send(&here, Word::Keep, &sockets(FDS_MAX + 1)).is_err());
+        for count in [FDS_MAX + 1, FDS_MAX + 9] {
             let many = sockets(count);
             let borrowed: Vec<BorrowedFd<'_>> = many.iter().map(AsFd::as_fd).collect();
-            let mut space = [MaybeUninit::uninit(); 256];
+            let mut space = [MaybeUninit::uninit(); 1_024];
             let mut rights = SendAncillaryBuffer::new(&mut space);
             assert!(rights.push(SendAncillaryMessage::ScmRights(&borrowed)));
             let bytes = [IoSlice::new(b"K")];

@@ -13,17 +13,21 @@ use rustix::net::SocketAddrUnix;
 use weft_io::handover::{PASSED_MAX, passed_fds};
 use weft_kernel::engine::SocketKeeper;
 
-use super::{ANSWER_LIMIT, rights};
+use super::{ANSWER_LIMIT, PortKeeper, rights};
 
 /// The name of our sockets in the store.
 const NAME: &str = "weft-esp-udp";
+/// The name of what belongs to direct ports: all have the same, since the names of all are in one variable of the
+/// environment, for which the kernel has 128 KiB.
+const PORTS: &str = "p";
 
 /// Keeps sockets in the store of the unit that this process is the main process of.
 #[derive(Debug)]
 pub(super) struct FdStore {
     manager: SocketAddrUnix,
-    /// What the store had when this process was started.
+    /// What the store had when this process was started: sockets, and what belongs to direct ports.
     passed: Mutex<Vec<OwnedFd>>,
+    ports: Mutex<Vec<OwnedFd>>,
 }
 
 impl FdStore {
@@ -33,14 +37,16 @@ impl FdStore {
         let own = std::process::id();
         let manager = manager(variable, own)?;
         let text = |name: &str| variable(name)?.into_string().ok();
-        let passed = match listed(text, own) {
-            Some((count, ours)) => {
-                let passed = passed_fds(count).into_iter().enumerate();
-                passed.filter(|(index, _)| ours.contains(index)).filter_map(|(_, fd)| fd).collect()
+        let (mut passed, mut ports) = (Vec::new(), Vec::new());
+        let names = listed(text, own).unwrap_or_default();
+        for (fd, name) in passed_fds(names.len()).into_iter().zip(names) {
+            match name.as_str() {
+                NAME => passed.extend(fd),
+                PORTS => ports.extend(fd),
+                _ => {}
             }
-            None => Vec::new(),
-        };
-        Some(Self { manager, passed: Mutex::new(passed) })
+        }
+        Some(Self { manager, passed: Mutex::new(passed), ports: Mutex::new(ports) })
     }
 
     fn tell(&self, message: &str, fds: &[OwnedFd]) -> io::Result<()> {
@@ -83,6 +89,27 @@ impl SocketKeeper for FdStore {
     }
 }
 
+impl PortKeeper for FdStore {
+    fn take_ports(&self) -> Vec<OwnedFd> {
+        std::mem::take(&mut *self.ports.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn keep_ports(&self, fds: Vec<OwnedFd>) {
+        let (sets, queues): (Vec<_>, Vec<_>) = fds.into_iter().partition(weft_io::redirect::is_set);
+        // Systemd closes a queue by itself once its device is gone, since that is an error then. A set has one always.
+        let queue = format!("FDSTORE=1\nFDNAME={PORTS}");
+        let set = format!("{queue}\nFDPOLL=0");
+        for (message, fds) in [(&queue, &queues), (&set, &sets)] {
+            for some in fds.chunks(rights::FDS_MAX) {
+                if let Err(error) = self.tell(message, some) {
+                    tracing::warn!(%error, "systemd does not keep direct ports");
+                    return;
+                }
+            }
+        }
+    }
+}
+
 /// The manager's socket, if it manages this very process: its children inherit the variable.
 fn manager(variable: impl Fn(&str) -> Option<OsString>, own: u32) -> Option<SocketAddrUnix> {
     if variable("SYSTEMD_EXEC_PID").is_some_and(|pid| pid.to_str() != Some(&own.to_string())) {
@@ -96,15 +123,16 @@ fn manager(variable: impl Fn(&str) -> Option<OsString>, own: u32) -> Option<Sock
     }
 }
 
-/// How many descriptors were passed to this process, and which of them are ours.
-fn listed(text: impl Fn(&str) -> Option<String>, own: u32) -> Option<(usize, Vec<usize>)> {
+/// The names of the descriptors that were passed to this process, in their order.
+fn listed(text: impl Fn(&str) -> Option<String>, own: u32) -> Option<Vec<String>> {
     if text("LISTEN_PID")?.parse() != Ok(own) {
         return None;
     }
     let count = text("LISTEN_FDS")?.parse::<usize>().ok()?.min(PASSED_MAX);
-    let names = text("LISTEN_FDNAMES")?;
-    let names = names.split(':').take(count).enumerate();
-    Some((count, names.filter(|(_, name)| *name == NAME).map(|(index, _)| index).collect()))
+    let mut names: Vec<String> =
+        text("LISTEN_FDNAMES")?.split(':').take(count).map(str::to_owned).collect();
+    names.resize(count, String::new());
+    Some(names)
 }
 
 #[cfg(test)]
@@ -115,6 +143,7 @@ mod tests {
     use std::io::IoSliceMut;
     use std::mem::MaybeUninit;
     use std::net::UdpSocket;
+    use std::os::fd::AsFd;
     use std::process::Command;
     use std::time::Duration;
 
@@ -145,7 +174,7 @@ mod tests {
         systemd.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
         let environment = |name: &str| (name == "NOTIFY_SOCKET").then(|| path.clone().into());
         let manager = manager(environment, 7).unwrap();
-        let store = FdStore { manager, passed: Mutex::default() };
+        let store = FdStore { manager, passed: Mutex::default(), ports: Mutex::default() };
         let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
         let port = socket.local_addr().unwrap();
         store.keep(vec![socket.into()]);
@@ -167,6 +196,25 @@ mod tests {
             drop(barrier);
             released.join().unwrap();
         });
+    }
+
+    #[test]
+    fn systemd_is_given_what_belongs_to_direct_ports_and_closes_it_by_itself() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("notify");
+        let systemd = UnixDatagram::bind(&path).unwrap();
+        systemd.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+        let environment = |name: &str| (name == "NOTIFY_SOCKET").then(|| path.clone().into());
+        let manager = manager(environment, 7).unwrap();
+        let store = FdStore { manager, passed: Mutex::default(), ports: Mutex::default() };
+        let queues = (0..3).map(|_| UdpSocket::bind("127.0.0.1:0").unwrap().into());
+        let set = weft_io::redirect::MacSet::new().expect("this test makes an eBPF map, as root");
+        let set = set.as_fd().try_clone_to_owned().unwrap();
+        store.keep_ports(queues.chain([set]).collect());
+        let (message, fds) = next(&systemd);
+        assert_eq!((message.as_str(), fds.len()), ("FDSTORE=1\nFDNAME=p", 3));
+        let (message, fds) = next(&systemd);
+        assert_eq!((message.as_str(), fds.len()), ("FDSTORE=1\nFDNAME=p\nFDPOLL=0", 1));
     }
 
     /// Names the port of the socket that stands in the store; set in the process that finds it there.
@@ -229,10 +277,12 @@ mod tests {
             ]);
             listed(|name| all.get(name).cloned(), 7)
         };
-        assert_eq!(read("7", "2", "weft-esp-udp:weft-esp-udp"), Some((2, vec![0, 1])));
-        assert_eq!(read("7", "3", "other::weft-esp-udp"), Some((3, vec![2])));
-        assert_eq!(read("7", "1", "x:weft-esp-udp"), Some((1, vec![])));
-        assert_eq!(read("7", "99999999", "weft-esp-udp"), Some((PASSED_MAX, vec![0])));
+        let names = |list: &[&str]| Some(list.iter().map(|name| (*name).to_owned()).collect());
+        assert_eq!(read("7", "2", "weft-esp-udp:p"), names(&["weft-esp-udp", "p"]));
+        assert_eq!(read("7", "3", "other::p"), names(&["other", "", "p"]));
+        assert_eq!(read("7", "1", "x:weft-esp-udp"), names(&["x"]));
+        assert_eq!(read("7", "2", "p"), names(&["p", ""]));
+        assert_eq!(read("7", "99999999", "p").map(|names| names.len()), Some(PASSED_MAX));
         assert_eq!(read("8", "1", "weft-esp-udp"), None);
         assert_eq!(read("7", "-1", "weft-esp-udp"), None);
         assert_eq!(read("", "", ""), None);

@@ -6,6 +6,7 @@ use std::thread::JoinHandle;
 
 use weft_kernel::engine::SocketKeeper;
 
+use super::super::PortKeeper;
 use super::super::client::Holder;
 use super::*;
 
@@ -81,6 +82,50 @@ fn sockets_outlive_each_daemon_until_they_are_released() {
     assert_eq!(ports(stage.daemon().take()), others);
     daemon.release();
     assert!(gets_free(others[0]));
+    stage.ended();
+}
+
+/// A pipe's end for reading, and the other one: as soon as that is gone, poll(2) tells of it like of a device's end.
+fn queues(count: usize) -> (Vec<OwnedFd>, Vec<io::PipeWriter>) {
+    let pipes = (0..count).map(|_| io::pipe().unwrap());
+    pipes.map(|(reader, writer)| (OwnedFd::from(reader), writer)).unzip()
+}
+
+#[test]
+fn what_belongs_to_direct_ports_outlives_daemons_that_stop_until_its_device_is_gone() {
+    let stage = Stage::new(LONG);
+    let (held, wanted) = sockets();
+    let (readers, mut writers) = queues(150);
+    let daemon = stage.daemon();
+    daemon.keep(held);
+    daemon.keep_ports(readers);
+    let set = weft_io::redirect::MacSet::new().expect("this test makes an eBPF map, as root");
+    daemon.keep_ports(vec![set.as_fd().try_clone_to_owned().unwrap()]);
+    daemon.release();
+    assert!(gets_free(wanted[0]), "its sockets are held still");
+    drop(daemon);
+    let next = stage.daemon();
+    assert!(next.take().is_empty());
+    let taken = next.take_ports();
+    assert_eq!(taken.len(), 151);
+    assert_eq!(taken.iter().filter(|fd| weft_io::redirect::is_set(fd)).count(), 1);
+    // Sockets come and go beside them.
+    let (held, wanted) = sockets();
+    next.keep(held);
+    let (more, further) = queues(1);
+    next.keep_ports(more);
+    writers.truncate(100);
+    let until = Instant::now() + Duration::from_secs(5);
+    let mut left = next.take_ports().len();
+    while left != 102 && Instant::now() < until {
+        left = stage.daemon().take_ports().len();
+    }
+    assert_eq!(left, 102);
+    drop((next, writers, further));
+    let last = stage.daemon();
+    assert_eq!(ports(last.take()), wanted);
+    while last.take_ports().len() > 1 && Instant::now() < until {}
+    last.release();
     stage.ended();
 }
 
