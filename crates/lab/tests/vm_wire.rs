@@ -345,9 +345,9 @@ fn forged(switch: &str, outer: Outer, format: &str) -> anyhow::Result<()> {
     }
     foreign.ip(&format!("route add default via {inside}{separator}1"))?;
     let script = "sysctl -qw net.ipv4.ip_forward=1 net.ipv6.conf.all.forwarding=1
-         nft 'add table inet masquerade; add chain inet masquerade out {
+         nft 'add table inet hide; add chain inet hide out {
              type nat hook postrouting priority srcnat; };
-             add rule inet masquerade out iifname foreign masquerade'";
+             add rule inet hide out iifname foreign masquerade'";
     here.netns().exec(&["bash", "-ec", script])?.success()?;
     let before = host::guard_dropped(here, "forward")? + host::guard_dropped(here, "channel")?;
     let socket = probe::udp_in(&PathBuf::from(foreign.path()), SocketAddr::new(any, 0))?;
