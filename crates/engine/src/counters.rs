@@ -53,6 +53,8 @@ named! {
         UnknownNetwork = "unknown_network",
         /// Received: from an address inside that lives at another peer.
         ForeignSource = "foreign_source",
+        /// Received: from an address inside that no peer has announced, this host's own among them.
+        UnannouncedSource = "unannounced_source",
         /// Received: the network marked congestion (CE) on a packet whose sender does not understand
         /// such marks (RFC 6040 section 4.2).
         CeOverNotEct = "ce_over_not_ect",

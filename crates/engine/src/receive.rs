@@ -314,12 +314,20 @@ pub(crate) fn inspect(
     if frame.len() < ethernet::LEN {
         return Err(DropReason::BadInner);
     }
-    if state.peer_of(key_of(*source)).is_some_and(|owner| owner != inbound.peer) {
-        return Err(DropReason::ForeignSource);
+    let owner = state.peer_of(key_of(*source));
+    if owner != Some(inbound.peer) {
+        return Err(source_refused(owner));
     }
     ecn::decapsulate(&mut datagram[inner.frame.clone()], tos)
         .map_err(|_| DropReason::CeOverNotEct)?;
     Ok(Inside::Frame(inner.frame, inner.vxlan.rco.into()))
+}
+
+/// Why a frame is refused whose sender does not live at the peer that sealed it. One that lives at no
+/// peer may be this host's own container by its address, and nothing could be sent back to it.
+#[cold]
+const fn source_refused(owner: Option<u32>) -> DropReason {
+    if owner.is_some() { DropReason::ForeignSource } else { DropReason::UnannouncedSource }
 }
 
 #[cold]

@@ -533,22 +533,27 @@ fn broadcast_goes_to_each_peer_that_has_a_path() {
 }
 
 #[test]
-fn an_address_that_lives_at_another_peer_is_foreign() {
+fn a_frame_comes_from_an_endpoint_of_the_peer_that_sealed_it() {
     let mut rig = Rig::new();
     let other = PeerId::from_bytes([8; 32]);
-    let local = Endpoint { mac: LOCAL, addresses: Vec::new() };
-    rig.command(EngineCommand::SetEndpoints {
-        vni: VNI,
-        add: vec![(local, other)],
-        remove: Vec::new(),
-    });
+    let at = |peer| {
+        let add = vec![(Endpoint { mac: LOCAL, addresses: Vec::new() }, peer)];
+        EngineCommand::SetEndpoints { vni: VNI, add, remove: Vec::new() }
+    };
+    rig.command(at(other));
     rig.transmit(&mut [udp_read(&pattern(100), true)]);
     rig.receive();
     assert_eq!(rig.drops(), [(DropReason::ForeignSource, 1)]);
     rig.command(EngineCommand::SetEndpoints { vni: VNI, add: Vec::new(), remove: vec![LOCAL] });
+    rig.transmit(&mut [udp_read(&pattern(100), true), udp_read(&pattern(101), true)]);
+    rig.receive();
+    let drops = [(DropReason::ForeignSource, 1), (DropReason::UnannouncedSource, 2)];
+    assert_eq!(rig.drops(), drops);
+    assert_eq!(rig.tap.frames.borrow().len(), 0);
+    rig.command(at(PEER));
     rig.transmit(&mut [udp_read(&pattern(100), true)]);
     rig.receive();
-    assert_eq!(rig.tap.frames.borrow().len(), 1);
+    assert_eq!((rig.tap.frames.borrow().len(), rig.drops()), (1, drops.to_vec()));
 }
 
 #[test]

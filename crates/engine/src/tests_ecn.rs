@@ -15,7 +15,7 @@ use weft_packet::ecn::{self, Ecn};
 use weft_packet::vnet::{self, VnetHeader};
 use weft_packet::{checksum, ethernet, ipv4, ipv6, tcp, udp};
 use weft_path::{
-    Encapsulation, EngineCommand, EngineKind, InboundSa, Mac, OutboundSa, PathId, Vni,
+    Encapsulation, Endpoint, EngineCommand, EngineKind, InboundSa, Mac, OutboundSa, PathId, Vni,
 };
 
 use crate::counters::{DropReason, Registry, Work, WorkerCounters};
@@ -114,7 +114,12 @@ impl Rig {
             EngineCommand::InstallInbound { engine, peer, path, sa: inbound, remote: remote.ip() },
             EngineCommand::InstallOutbound { engine, peer, path, sa: outbound, remote },
             EngineCommand::BindPath { peer, path: Some(path) },
-            // Every frame of these tests is a broadcast: no endpoint needs to be known.
+            // Every frame of these tests is a broadcast: where they come from is known alone.
+            EngineCommand::SetEndpoints {
+                vni: VNI,
+                add: vec![(Endpoint { mac: Mac(MAC), addresses: Vec::new() }, peer)],
+                remove: Vec::new(),
+            },
             EngineCommand::SetBroadcast { vni: VNI, peers: vec![peer] },
         ] {
             state.apply(command, |address| socket.remote(address)).unwrap();

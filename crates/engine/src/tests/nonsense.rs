@@ -124,7 +124,7 @@ fn reads_too_short_for_their_headers_are_counted() {
     }
 }
 
-/// A read that begins as one for the far host; the rest is as it comes.
+/// A read that begins as one from this host for the far one; the rest is as it comes.
 fn any_read() -> impl Strategy<Value = Vec<u8>> {
     let packet = (0_usize..4, 0_usize..12_000, 1_u16..3_000, any::<bool>());
     let made = packet.prop_map(|(which, len, size, whole)| {
@@ -147,8 +147,10 @@ fn any_read() -> impl Strategy<Value = Vec<u8>> {
             *head = vnet;
             head[1] = [0, 1, 4, 5, vnet[1]][usize::from(vnet[1]) % 5];
         }
-        if let Some(destination) = read.get_mut(VNET..VNET + 6) {
-            destination.copy_from_slice(&super::FAR.0);
+        for (at, mac) in [(VNET, super::FAR), (VNET + 6, super::LOCAL)] {
+            if let Some(address) = read.get_mut(at..at + 6) {
+                address.copy_from_slice(&mac.0);
+            }
         }
         read
     })

@@ -15,7 +15,7 @@ use weft_io::namespace::run_in;
 use weft_io::uninterrupted;
 use weft_packet::vxlan::{Rco, VxlanHeader};
 use weft_packet::{esp, ethernet, vxlan};
-use weft_path::{EngineCommand, EngineEvent, EngineKind, Mac, Vni};
+use weft_path::{Endpoint, EngineCommand, EngineEvent, EngineKind, Mac, Vni};
 
 use crate::common;
 
@@ -40,6 +40,9 @@ impl<'a> Forger<'a> {
             path: PATH,
             sa,
         });
+        let endpoint = Endpoint { mac: Mac(SOURCE), addresses: Vec::new() };
+        let add = vec![(endpoint, at.id)];
+        victim.command(EngineCommand::SetEndpoints { vni: VNI, add, remove: Vec::new() });
         Self {
             socket: at.run(|| UdpSocket::bind((at.wire, 0)).unwrap()),
             sa: SealingSa::new(Cipher::Aes256Gcm, Self::SPI, &key(Self::SPI), 99),
@@ -85,6 +88,8 @@ impl<'a> Forger<'a> {
     }
 }
 
+/// The forger's own container.
+const SOURCE: [u8; 6] = [2, 0, 0, 0, 9, 9];
 const PLAIN: VxlanHeader = VxlanHeader { vni: VNI.0, rco: None };
 
 /// An Ethernet frame that is no IP packet, to a MAC address that nobody has.
@@ -98,43 +103,42 @@ fn nonsense(source: [u8; 6]) -> Vec<u8> {
 fn each_kind_of_bad_datagram_has_its_counter() {
     let (a, b) = strangers();
     let mut forger = Forger::new(&a, &b);
-    let source = [2, 0, 0, 0, 9, 9];
-    let good = forger.frame(PLAIN, vxlan::PORT, &nonsense(source));
+    let good = forger.frame(PLAIN, vxlan::PORT, &nonsense(SOURCE));
     forger.send(&good);
     b.wait_counters(|counters| counters.done(Work::TapWrites) == 1);
     forger.expect(&good, DropReason::Replayed);
     forger.expect(b"", DropReason::Malformed);
     forger.expect(&good[..20], DropReason::Malformed);
     forger.expect(&[0xee; 100], DropReason::UnknownSpi);
-    let mut changed = forger.frame(PLAIN, vxlan::PORT, &nonsense(source));
+    let mut changed = forger.frame(PLAIN, vxlan::PORT, &nonsense(SOURCE));
     changed[40] ^= 1;
     forger.expect(&changed, DropReason::Forged);
-    let cut = forger.frame(PLAIN, vxlan::PORT, &nonsense(source));
+    let cut = forger.frame(PLAIN, vxlan::PORT, &nonsense(SOURCE));
     forger.expect(&cut[..cut.len() - 1], DropReason::Forged);
     let inner = forger.seal(&[1, 2, 3, 4, 2, 17]);
     forger.expect(&inner, DropReason::BadInner);
-    let port = forger.frame(PLAIN, 4789, &nonsense(source));
+    let port = forger.frame(PLAIN, 4789, &nonsense(SOURCE));
     forger.expect(&port, DropReason::BadInner);
     let short = forger.frame(PLAIN, vxlan::PORT, &[2; 13]);
     forger.expect(&short, DropReason::BadInner);
     let other = VxlanHeader { vni: 8, rco: None };
-    let network = forger.frame(other, vxlan::PORT, &nonsense(source));
+    let network = forger.frame(other, vxlan::PORT, &nonsense(SOURCE));
     forger.expect(&network, DropReason::UnknownNetwork);
     let marked = VxlanHeader { rco: Rco::new(34, 16), ..PLAIN };
-    let mark = forger.frame(marked, vxlan::PORT, &nonsense(source));
+    let mark = forger.frame(marked, vxlan::PORT, &nonsense(SOURCE));
     forger.expect(&mark, DropReason::BadMark);
     let probe = VxlanHeader { vni: Vni::PROBE.0, rco: None };
-    let probe = forger.frame(probe, vxlan::PORT, &nonsense(source));
+    let probe = forger.frame(probe, vxlan::PORT, &nonsense(SOURCE));
     forger.expect(&probe, DropReason::BadInner);
     let mut dummy = vec![9; 30];
     dummy.extend([0, esp::NEXT_NONE]);
     let dummy = forger.seal(&dummy);
     forger.send(&dummy);
     b.wait_counters(|counters| counters.done(Work::Dummies) == 1);
-    let late = forger.frame(PLAIN, vxlan::PORT, &nonsense(source));
+    let late = forger.frame(PLAIN, vxlan::PORT, &nonsense(SOURCE));
     let mut last = Vec::new();
     for _ in 0..9_000 {
-        last = forger.frame(PLAIN, vxlan::PORT, &nonsense(source));
+        last = forger.frame(PLAIN, vxlan::PORT, &nonsense(SOURCE));
     }
     forger.send(&last);
     b.wait_counters(|counters| counters.done(Work::TapWrites) == 2);
@@ -143,25 +147,45 @@ fn each_kind_of_bad_datagram_has_its_counter() {
 }
 
 #[test]
-fn an_endpoint_cannot_be_had_by_another_peer() {
+fn a_peer_sends_from_its_own_endpoints_alone() {
     let (a, b) = strangers();
     let mut forger = Forger::new(&a, &b);
-    let mac = [2, 0, 0, 0, 9, 9];
-    let endpoint = weft_path::Endpoint { mac: Mac(mac), addresses: Vec::new() };
-    let other = PeerId::from_bytes([77; 32]);
-    let add = vec![(endpoint, other)];
-    b.command(EngineCommand::SetEndpoints { vni: VNI, add, remove: Vec::new() });
-    let frame = forger.frame(PLAIN, vxlan::PORT, &nonsense(mac));
-    forger.expect(&frame, DropReason::ForeignSource);
+    let (foreign, unknown) = ([2, 0, 0, 0, 9, 10], [2, 0, 0, 0, 9, 11]);
+    let at = |mac, peer| {
+        let add = vec![(Endpoint { mac: Mac(mac), addresses: Vec::new() }, peer)];
+        EngineCommand::SetEndpoints { vni: VNI, add, remove: Vec::new() }
+    };
+    b.command(at(foreign, PeerId::from_bytes([77; 32])));
+    // To one and to all.
+    for destination in [[2, 0, 0, 0, 0, 0x77], [0xff; 6]] {
+        for (source, reason) in [
+            (foreign, DropReason::ForeignSource),
+            (unknown, DropReason::UnannouncedSource),
+            // The victim's own, no address, and a group.
+            (b.mac.0, DropReason::UnannouncedSource),
+            ([0; 6], DropReason::UnannouncedSource),
+            ([0xff; 6], DropReason::UnannouncedSource),
+        ] {
+            let mut inside = nonsense(source);
+            inside[..6].copy_from_slice(&destination);
+            let frame = forger.frame(PLAIN, vxlan::PORT, &inside);
+            forger.expect(&frame, reason);
+        }
+    }
+    assert_eq!(b.engine.counters().done(Work::TapWrites), 0);
+    // An endpoint that moves to the peer is its own from then on.
+    b.command(at(foreign, a.id));
+    let frame = forger.frame(PLAIN, vxlan::PORT, &nonsense(foreign));
+    forger.send(&frame);
+    b.wait_counters(|counters| counters.done(Work::TapWrites) == 1);
 }
 
 #[test]
 fn only_an_authentic_newest_packet_tells_of_a_new_address() {
     let (a, b) = two_hosts();
     let mut forger = Forger::new(&a, &b);
-    let source = [2, 0, 0, 0, 9, 9];
-    let first = forger.frame(PLAIN, vxlan::PORT, &nonsense(source));
-    let second = forger.frame(PLAIN, vxlan::PORT, &nonsense(source));
+    let first = forger.frame(PLAIN, vxlan::PORT, &nonsense(SOURCE));
+    let second = forger.frame(PLAIN, vxlan::PORT, &nonsense(SOURCE));
     let moved = |event: &EngineEvent| matches!(event, EngineEvent::RemoteMoved { .. });
     forger.expect(&[&second[..60], &[0; 40]].concat(), DropReason::Forged);
     assert!(!b.events.all().iter().any(moved));
