@@ -13,6 +13,7 @@ use weft_io::steer::{self, BUCKETS};
 use weft_io::udp::UdpSocket;
 
 use crate::EngineError;
+use crate::device::Senders;
 use crate::queues::TOKENS_END;
 use crate::receive::Kind;
 use crate::turns::Turns;
@@ -24,6 +25,8 @@ pub(crate) const TURN_BYTES: usize = 8 * 65_536;
 const MESSAGE_BYTES: usize = 1_024;
 /// Sockets of a worker: of its share of the engine's port, and of its lanes' port.
 pub(crate) const SOCKETS_MAX: usize = 2 * BUCKETS;
+/// The one that also sends what the kernel may cut.
+const CUTTING: usize = BUCKETS - 1;
 /// Their tokens begin here.
 const FIRST_TOKEN: u64 = TOKENS_END;
 
@@ -70,6 +73,8 @@ impl Buckets {
         for _ in 1..BUCKETS {
             sockets.push(UdpSocket::bind_shared(address, port)?);
         }
+        let cuts = sockets[CUTTING].allow_fragments();
+        cuts.map_err(|source| EngineError::Kernel { what: "let UDP datagrams be cut", source })?;
         if !merging {
             let stopped = sockets.iter_mut().try_for_each(UdpSocket::stop_merging);
             stopped.map_err(|source| EngineError::Kernel { what: "turn UDP_GRO off", source })?;
@@ -80,6 +85,12 @@ impl Buckets {
     /// The one that is sent from.
     pub(crate) fn sender(&self) -> &Arc<UdpSocket> {
         &self.sockets[0]
+    }
+
+    /// What is sent from.
+    pub(crate) fn senders(&self) -> Senders {
+        let [whole, cutting] = [0, CUTTING].map(|at| Arc::clone(&self.sockets[at]));
+        Senders { whole, cutting }
     }
 
     /// Has the kernel share datagrams out to these and to those of further workers that were bound to

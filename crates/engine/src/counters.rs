@@ -112,6 +112,10 @@ named! {
         TooLongUnanswered = "too_long_unanswered",
         /// Fragments made of over-long packets.
         FragmentsSent = "fragments_sent",
+        /// Datagrams for the kernel to cut, since IPv6 inside has a right to more than the path carries.
+        CutOutside = "cut_outside",
+        /// TCP connections whose segment size was lowered to what the path carries, at either's opening.
+        SegmentSizesLowered = "segment_sizes_lowered",
         /// Runs that the kernel refused and that went as single datagrams.
         RunsRefused = "runs_refused",
         /// Datagrams that the kernel dropped since the socket's receive buffer was full.

@@ -226,8 +226,8 @@ impl Crew {
             .name(format!("weft-engine{number}"))
             .spawn(move || run(worker, number, pin))
             .map_err(kernel("start a thread"))?;
-        let own = Arc::clone(lane_port.as_ref().unwrap_or(&share).sender());
-        let of_share = Arc::clone(share.sender());
+        let own = lane_port.as_ref().unwrap_or(&share).senders();
+        let of_share = share.senders();
         self.running.push(Running {
             thread: Some(thread),
             stop,

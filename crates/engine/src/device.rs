@@ -54,6 +54,16 @@ pub(crate) struct Origin {
     pub(crate) lane: u16,
     /// The engine's port instead of the lane's own.
     pub(crate) data_port: bool,
+    /// The kernel may cut its datagrams, which go one by one.
+    pub(crate) may_cut: bool,
+}
+
+/// The sockets of one port that are sent from.
+#[derive(Debug)]
+pub(crate) struct Senders {
+    pub(crate) whole: Arc<UdpSocket>,
+    /// For what the kernel may cut.
+    pub(crate) cutting: Arc<UdpSocket>,
 }
 
 impl FrameSink for Tap {
@@ -88,22 +98,23 @@ impl RunSink for UdpSocket {
 /// others have ports of their own, so that the network and the peer's kernel tell the lanes apart.
 #[derive(Debug, Default)]
 pub(crate) struct LaneSockets {
-    pub(crate) own: Vec<Arc<UdpSocket>>,
+    pub(crate) own: Vec<Senders>,
     /// Each worker's share of the engine's port.
-    pub(crate) shares: Vec<Arc<UdpSocket>>,
+    pub(crate) shares: Vec<Senders>,
 }
 
 impl LaneSockets {
     /// A destination for all of them.
     pub(crate) fn remote(&self, address: SocketAddr) -> io::Result<Remote> {
-        self.shares.first().ok_or(io::ErrorKind::NotConnected)?.remote(address)
+        self.shares.first().ok_or(io::ErrorKind::NotConnected)?.whole.remote(address)
     }
 }
 
 impl RunSink for LaneSockets {
     #[inline]
     fn send_run(&self, run: &[u8], segment: usize, to: &Remote) -> io::Result<()> {
-        self.send_from(Origin { lane: 0, data_port: true }, run, segment, to)
+        let from = Origin { lane: 0, data_port: true, may_cut: false };
+        self.send_from(from, run, segment, to)
     }
 
     #[inline]
@@ -114,8 +125,10 @@ impl RunSink for LaneSockets {
     #[inline]
     fn send_from(&self, from: Origin, run: &[u8], segment: usize, to: &Remote) -> io::Result<()> {
         let sockets = if from.data_port { &self.shares } else { &self.own };
-        let socket = sockets.get(usize::from(from.lane) % sockets.len().max(1));
-        socket.ok_or(io::ErrorKind::NotConnected)?.send_run(run, segment, to)
+        let senders = sockets.get(usize::from(from.lane) % sockets.len().max(1));
+        let senders = senders.ok_or(io::ErrorKind::NotConnected)?;
+        let socket = if from.may_cut { &senders.cutting } else { &senders.whole };
+        socket.send_run(run, segment, to)
     }
 }
 

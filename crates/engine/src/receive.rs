@@ -11,7 +11,7 @@ use weft_crypto::ReplayWindow;
 use weft_io::udp::{MESSAGES_MAX, Message, RecvBatch};
 use weft_packet::coalesce::{Coalescer, FRAMES_MAX, Merged};
 use weft_packet::split::FrameChecksum;
-use weft_packet::{ecn, esp, ethernet, probe, vxlan};
+use weft_packet::{ecn, esp, ethernet, mss, probe, vxlan};
 use weft_path::{EngineEvent, Vni};
 
 use crate::ahead::Ahead;
@@ -318,9 +318,13 @@ pub(crate) fn inspect(
     if owner != Some(inbound.peer) {
         return Err(source_refused(owner));
     }
-    ecn::decapsulate(&mut datagram[inner.frame.clone()], tos)
-        .map_err(|_| DropReason::CeOverNotEct)?;
-    Ok(Inside::Frame(inner.frame, inner.vxlan.rco.into()))
+    let (frame, checksum) = (&mut datagram[inner.frame.clone()], inner.vxlan.rco.into());
+    ecn::decapsulate(frame, tos).map_err(|_| DropReason::CeOverNotEct)?;
+    if let Some(mtu) = state.narrow_mtu(inbound.peer) {
+        // What is sent back is to fit, where answers to what is too long may not get through.
+        mss::clamp(frame, mtu, checksum);
+    }
+    Ok(Inside::Frame(inner.frame, checksum))
 }
 
 /// Why a frame is refused whose sender does not live at the peer that sealed it. One that lives at no

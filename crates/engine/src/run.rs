@@ -120,14 +120,15 @@ impl RunBuilder {
 
     fn send<F, R: RunSink>(&mut self, env: &Env<'_, F, R>) {
         let Some(target) = self.target else { return };
-        let single = self.segments == 1 || self.refused();
-        let result = if single && self.segments > 1 {
+        let is_run = self.segments > 1;
+        let singly = is_run && (target.key.from.may_cut || self.refused());
+        let result = if singly {
             self.send_singly(env, &target)
         } else {
             self.send_once(env, &self.buffer[..self.len], &target, self.segments)
         };
         let Err(error) = result else { return };
-        let run = self.segments > 1 && !single;
+        let run = is_run && !singly;
         match error.raw_os_error() {
             // EINVAL and EIO: no runs over this route. EMSGSIZE: perhaps only for runs.
             Some(errno::EINVAL | errno::EIO | errno::EMSGSIZE) if run => {
@@ -143,6 +144,8 @@ impl RunBuilder {
                     self.failed(env, &target, &error, 0);
                 }
             }
+            // Those that went singly are counted.
+            _ if singly => self.failed(env, &target, &error, 0),
             _ => self.failed(env, &target, &error, self.segments as u64),
         }
     }
@@ -215,7 +218,9 @@ impl RunBuilder {
         let reason = reason(error);
         env.counters.dropped(reason, lost);
         self.note_unsent(target, lost);
+        // What may be cut says nothing of what goes whole.
         if reason == DropReason::MessageTooLong
+            && !target.key.from.may_cut
             && (self.too_long.allow(target.path.0, Instant::now()) || target.probe)
         {
             (env.events)(EngineEvent::MessageTooLong { path: target.path, mtu: target.mtu });

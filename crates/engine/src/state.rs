@@ -82,7 +82,7 @@ impl Path {
     #[inline]
     pub(crate) fn way(&self, lane: usize) -> Option<(Origin, &Remote)> {
         let data_port = self.responds || lane == 0;
-        let from = Origin { lane: lane as u16, data_port };
+        let from = Origin { lane: lane as u16, data_port, may_cut: false };
         let at_lane = self.responds && lane > 0;
         let to = if at_lane { &self.known.get(lane)?.source } else { &self.remote };
         Some((from, to.as_ref()?))
@@ -185,6 +185,8 @@ pub(crate) struct State {
     peer_numbers: HashMap<PeerId, u32>,
     path_numbers: HashMap<PathId, u32>,
     lanes_begun: u64,
+    /// Paths that carry less than the containers' MTU.
+    narrow: usize,
     local: PeerId,
     default_mtu: u16,
     registry: Arc<Registry>,
@@ -216,6 +218,7 @@ impl State {
             peer_numbers: HashMap::new(),
             path_numbers: HashMap::new(),
             lanes_begun: 0,
+            narrow: 0,
             local,
             default_mtu,
             registry,
@@ -227,6 +230,28 @@ impl State {
     #[inline]
     pub(crate) const fn lanes_begun(&self) -> u64 {
         self.lanes_begun
+    }
+
+    /// Whether a path carries less than the containers' MTU.
+    #[inline]
+    pub(crate) const fn is_narrow(&self, path: &Path) -> bool {
+        path.mtu < self.default_mtu
+    }
+
+    /// How many paths do.
+    #[cfg(test)]
+    pub(crate) const fn narrow_paths(&self) -> usize {
+        self.narrow
+    }
+
+    /// The MTU of a peer's path in use, where it carries less than the containers' MTU.
+    #[inline]
+    pub(crate) fn narrow_mtu(&self, peer: u32) -> Option<u16> {
+        if self.narrow == 0 {
+            return None;
+        }
+        let path = self.paths.get(self.peers.get(peer)?.bound?)?;
+        self.is_narrow(path).then_some(path.mtu)
     }
 
     /// A lane beyond the first.
@@ -289,7 +314,10 @@ impl State {
             EngineCommand::RemoveOutbound { path } => self.remove_outbound(path),
             EngineCommand::BindPath { peer, path } => self.bind(peer, path),
             EngineCommand::SetPathMtu { path, mtu } => {
-                self.path_mut(path)?.mtu = mtu;
+                let path = self.path_mut(path)?;
+                let before = std::mem::replace(&mut path.mtu, mtu);
+                self.narrow += usize::from(mtu < self.default_mtu);
+                self.narrow -= usize::from(before < self.default_mtu);
                 Ok(())
             }
             EngineCommand::SetRemote { path, remote } => {
@@ -501,9 +529,7 @@ impl State {
         let paths: Vec<u32> =
             self.paths.iter().filter(|(_, path)| path.peer == number).map(|(i, _)| i).collect();
         for path in paths {
-            if let Some(gone) = self.paths.remove(path) {
-                self.path_numbers.remove(&gone.id);
-            }
+            self.remove_path(path);
         }
         self.peers.remove(number);
         self.registry.forget(peer);
@@ -577,9 +603,14 @@ impl State {
         let Some(path) = self.paths.get(number) else { return };
         let bound = self.peers.get(path.peer).is_some_and(|peer| peer.bound == Some(number));
         if path.inbound == 0 && path.lanes.iter().all(Option::is_none) && !bound {
-            self.path_numbers.remove(&path.id);
-            self.paths.remove(number);
+            self.remove_path(number);
         }
+    }
+
+    fn remove_path(&mut self, number: u32) {
+        let Some(gone) = self.paths.remove(number) else { return };
+        self.path_numbers.remove(&gone.id);
+        self.narrow -= usize::from(self.is_narrow(&gone));
     }
 }
 

@@ -6,6 +6,7 @@ mod exact;
 mod flows;
 mod helped;
 mod limits;
+mod narrow;
 mod nonsense;
 mod ovpn;
 mod referee;
@@ -30,7 +31,7 @@ use weft_path::{
 };
 
 use crate::counters::{Counters, DropReason, Registry, Work, WorkerCounters};
-use crate::device::{Env, FrameSink, RunSink};
+use crate::device::{Env, FrameSink, Origin, RunSink};
 use crate::receive::Receiver;
 use crate::run::{SEND_TRIES_MAX, errno};
 use crate::state::State;
@@ -77,6 +78,8 @@ struct Socket {
     /// Error for runs, and for single datagrams.
     errors: Cell<(Option<i32>, Option<i32>)>,
     calls: Cell<u32>,
+    /// Datagrams that the kernel may cut.
+    cut: Cell<u32>,
     /// Datagrams, if they are to be kept and not sent.
     kept: Option<RefCell<Vec<Vec<u8>>>>,
 }
@@ -93,6 +96,14 @@ impl RunSink for Socket {
             Some(error) => Err(io::Error::from_raw_os_error(error)),
             None => self.real.send_run(run, segment, to),
         }
+    }
+
+    fn send_from(&self, from: Origin, run: &[u8], segment: usize, to: &Remote) -> io::Result<()> {
+        if from.may_cut {
+            assert!(run.len() <= segment, "a run is not cut");
+            self.cut.set(self.cut.get() + 1);
+        }
+        self.send_run(run, segment, to)
     }
 }
 
@@ -167,6 +178,7 @@ impl Rig {
                 real: near,
                 errors: Cell::default(),
                 calls: Cell::default(),
+                cut: Cell::default(),
                 kept: None,
             },
             far_socket,

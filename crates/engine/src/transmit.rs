@@ -7,10 +7,10 @@ use std::time::Instant;
 
 use weft_io::steer;
 use weft_io::udp::Remote;
-use weft_packet::split::{self, FragmentError, Plan, SplitError};
+use weft_packet::split::{self, FragmentError, FrameChecksum, Plan, SplitError};
 use weft_packet::vnet::{self, VnetHeader};
 use weft_packet::vxlan::VxlanHeader;
-use weft_packet::{ecn, esp, ethernet, layout, probe, toobig, vxlan};
+use weft_packet::{ecn, esp, ethernet, ipv6, layout, mss, probe, toobig, vxlan};
 use weft_path::{EngineEvent, Mac, PathId, Vni};
 
 use crate::counters::{DropReason, Work};
@@ -156,7 +156,7 @@ impl Transmitter {
             self.run.flush(env);
             if let Ok(plan) = Plan::new(&VnetHeader::default(), &frame[..len], UNLIMITED) {
                 let dropped =
-                    self.seal(env, path_number, (path, lane), inner, &plan, &frame[..len]);
+                    self.seal(env, (path_number, path, lane), inner, (&plan, &frame[..len]), false);
                 if dropped > 0 {
                     state.note_dropped_on(path_number, dropped);
                 }
@@ -280,13 +280,53 @@ impl Transmitter {
         let Some(path) = state.paths.get(number) else {
             return dropped(env, DropReason::NoPath, 1);
         };
-        match Plan::new(vnet, frame, path.mtu.into()) {
-            Ok(plan) => self.send_plan(env, number, path, vni, &plan, frame),
-            Err(SplitError::TooLong { mtu, .. }) => {
-                self.too_long(env, number, path, vni, vnet, frame, mtu)
-            }
+        if state.is_narrow(path) && vnet.gso_type == vnet::GSO_NONE && mss::opens(frame) {
+            return self.send_opening(env, (number, path, vni), vnet, frame);
+        }
+        self.send_sized(env, (number, path, vni), vnet, frame)
+    }
+
+    #[inline]
+    fn send_sized<F: FrameSink, R: RunSink>(
+        &mut self,
+        env: &Env<'_, F, R>,
+        way: Way<'_>,
+        vnet: &VnetHeader,
+        frame: &[u8],
+    ) -> u64 {
+        match Plan::new(vnet, frame, way.1.mtu.into()) {
+            Ok(plan) => self.send_plan(env, way, &plan, frame, false),
+            Err(SplitError::TooLong { mtu, .. }) => self.too_long(env, way, vnet, frame, mtu),
             Err(_) => dropped(env, DropReason::BadSuperPacket, 1),
         }
+    }
+
+    /// A TCP segment that says how large those may be that come back, on a path that carries less than
+    /// containers may send: it says no more than fits.
+    #[cold]
+    fn send_opening<F: FrameSink, R: RunSink>(
+        &mut self,
+        env: &Env<'_, F, R>,
+        way: Way<'_>,
+        vnet: &VnetHeader,
+        frame: &[u8],
+    ) -> u64 {
+        let checksum = match vnet.needs_checksum() {
+            true => FrameChecksum::Partial { start: vnet.csum_start, offset: vnet.csum_offset },
+            false => FrameChecksum::Complete,
+        };
+        let mut lowered = std::mem::take(&mut self.scratch);
+        let lost = match lowered.get_mut(..frame.len()) {
+            Some(opening) => {
+                opening.copy_from_slice(frame);
+                let changed = mss::clamp(opening, way.1.mtu, checksum);
+                env.counters.did(Work::SegmentSizesLowered, changed.into());
+                self.send_sized(env, way, vnet, opening)
+            }
+            None => dropped(env, DropReason::BadSuperPacket, 1),
+        };
+        self.scratch = lowered;
+        lost
     }
 
     /// Returns how many packets of it were dropped, as those do that it calls.
@@ -294,11 +334,10 @@ impl Transmitter {
     fn send_plan<F, R: RunSink>(
         &mut self,
         env: &Env<'_, F, R>,
-        number: u32,
-        path: &Path,
-        vni: Vni,
+        (number, path, vni): Way<'_>,
         plan: &Plan,
         frame: &[u8],
+        may_cut: bool,
     ) -> u64 {
         let hash = layout::flow_hash(frame);
         let lane = match path.lanes[..] {
@@ -317,18 +356,17 @@ impl Transmitter {
         let source_port = SOURCE_PORT_FIRST | (hash >> 16) as u16;
         let vxlan = VxlanHeader { vni: vni.0, rco: None };
         let inner = Inner { vxlan, source_port, port: vxlan::PORT };
-        self.seal(env, number, (path, lane), inner, plan, frame)
+        self.seal(env, (number, path, lane), inner, (plan, frame), may_cut)
     }
 
-    /// Seals all segments of a plan into runs.
+    /// Seals all segments of a plan into runs, or for the kernel to cut.
     fn seal<F, R: RunSink>(
         &mut self,
         env: &Env<'_, F, R>,
-        number: u32,
-        (path, lane): (&Path, usize),
+        (number, path, lane): (u32, &Path, usize),
         inner: Inner,
-        plan: &Plan,
-        frame: &[u8],
+        (plan, frame): (&Plan, &[u8]),
+        may_cut: bool,
     ) -> u64 {
         let (id, mtu) = (path.id, (plan.segment_frame_len(0) - ethernet::LEN) as u16);
         let (Some((from, remote)), Some(Some(outbound))) = (path.way(lane), path.lanes.get(lane))
@@ -339,7 +377,7 @@ impl Transmitter {
             return dropped(env, DropReason::SaExhausted, plan.segments as u64);
         }
         let tos = ecn::outer_tos(ecn::tos(frame), self.copy_dscp);
-        let key = RunKey { number, from, tos };
+        let key = RunKey { number, from: Origin { may_cut, ..from }, tos };
         let probe = inner.vxlan.vni == Vni::PROBE.0;
         let target = || Target { key, path: id, remote: remote.with_tos(tos), mtu, probe };
         // Only a whole checksum, or one that a mark can name to a peer that takes marks, goes out.
@@ -407,17 +445,25 @@ impl Transmitter {
 
     /// A packet that the path does not carry: fragmented, or answered, or counted.
     #[cold]
-    #[expect(clippy::too_many_arguments, reason = "the slow path takes all that the fast one had")]
     fn too_long<F: FrameSink, R: RunSink>(
         &mut self,
         env: &Env<'_, F, R>,
-        number: u32,
-        path: &Path,
-        vni: Vni,
+        way: Way<'_>,
         vnet: &VnetHeader,
         frame: &[u8],
         mtu: usize,
     ) -> u64 {
+        let mtu = match ipv6_limit(frame) {
+            // No answer makes a sender's packets shorter than that.
+            Some(limit) => match Plan::new(vnet, frame, limit) {
+                Ok(plan) => {
+                    env.counters.did(Work::CutOutside, plan.segments as u64);
+                    return self.send_plan(env, way, &plan, frame, true);
+                }
+                Err(_) => mtu.max(ipv6::MTU_MIN),
+            },
+            None => mtu,
+        };
         let mut answer = [0; vnet::LEN + toobig::FRAME_LEN_MAX];
         let told = u16::try_from(mtu).unwrap_or(u16::MAX);
         match toobig::write(&mut answer[vnet::LEN..], frame, told) {
@@ -433,7 +479,7 @@ impl Transmitter {
                 dropped(env, DropReason::TooLong, 1)
             }
             // For groups too: who may not be answered can still be served.
-            Err(_) => self.fragment(env, number, path, vni, vnet, frame),
+            Err(_) => self.fragment(env, way, vnet, frame),
         }
     }
 
@@ -441,9 +487,7 @@ impl Transmitter {
     fn fragment<F, R: RunSink>(
         &mut self,
         env: &Env<'_, F, R>,
-        number: u32,
-        path: &Path,
-        vni: Vni,
+        way: Way<'_>,
         vnet: &VnetHeader,
         frame: &[u8],
     ) -> u64 {
@@ -460,10 +504,10 @@ impl Transmitter {
             };
             let header_len = plan.write_header(frame, index, true, datagram);
             datagram[header_len..].copy_from_slice(&frame[plan.payload(index)]);
-            let mtu = path.mtu.into();
+            let mtu = way.1.mtu.into();
             let cut = split::fragment_ipv4(datagram, mtu, |fragment| {
                 if let Ok(plan) = Plan::new(&VnetHeader::default(), fragment, mtu) {
-                    lost += self.send_plan(env, number, path, vni, &plan, fragment);
+                    lost += self.send_plan(env, way, &plan, fragment, false);
                 }
             });
             match cut {
@@ -478,6 +522,16 @@ impl Transmitter {
         self.scratch = whole;
         lost
     }
+}
+
+/// The path that a frame takes, with its number, and the network it is of.
+type Way<'a> = (u32, &'a Path, Vni);
+
+/// What every path carries of a frame that holds IPv6: its least MTU, and the frame's VLAN tags.
+fn ipv6_limit(frame: &[u8]) -> Option<usize> {
+    let header = ethernet::Header::parse(frame).ok()?;
+    let tags = header.header_len() - ethernet::LEN;
+    (header.ethertype() == ethernet::TYPE_IPV6).then_some(ipv6::MTU_MIN + tags)
 }
 
 /// One packet that the peer drops, and that says that the lane gets through.

@@ -3,6 +3,7 @@
 mod adopt;
 mod batch;
 mod control;
+mod cut;
 
 use std::io;
 use std::mem;
@@ -13,6 +14,7 @@ use std::ptr;
 pub use self::adopt::Adopted;
 pub use self::batch::{Message, RecvBatch};
 use self::control::{Control, send_header};
+pub use self::cut::IPV6_MTU_MIN;
 use crate::IoError;
 
 /// Bytes that one call to [`UdpSocket::send_run`] sends at most: the payload of an IPv4 datagram.
@@ -33,7 +35,8 @@ pub const SOCKET_BUFFER_BYTES: libc::c_int = 8 << 20;
 const MEMINFO_VARS: usize = 9;
 
 /// A UDP socket for IPv4 and IPv6, non-blocking, with UDP_GRO on where the kernel has it, and with
-/// fragmentation of what it sends off (path MTU is the caller's affair).
+/// fragmentation of what it sends off (path MTU is the caller's affair) unless
+/// [`Self::allow_fragments`] turns it on.
 #[derive(Debug)]
 pub struct UdpSocket {
     fd: OwnedFd,
@@ -370,6 +373,12 @@ impl Remote {
     /// The address, IPv4 as IPv4 on any socket.
     pub const fn address(&self) -> SocketAddr {
         self.address
+    }
+
+    /// Whether it is reached over IPv6.
+    #[inline]
+    pub const fn is_ipv6(&self) -> bool {
+        self.address.is_ipv6()
     }
 
     /// The same place for datagrams with this IPv4 TOS or IPv6 traffic class; 0 unless said.

@@ -20,12 +20,21 @@ const OPTION_NOTHING: u8 = 1;
 #[inline]
 pub fn clamp(frame: &mut [u8], mtu: u16, checksum: FrameChecksum) -> bool {
     match Layout::parse(frame) {
-        Ok(layout) if layout.transport == Transport::Tcp => {
-            let opens = frame[layout.l4 + FLAGS_OFFSET] & tcp::SYN != 0;
-            opens && lower(frame, &layout, mtu, checksum)
-        }
-        _ => false,
+        Ok(layout) => is_opening(frame, &layout) && lower(frame, &layout, mtu, checksum),
+        Err(_) => false,
     }
+}
+
+/// Whether a frame opens a TCP connection, and so may say a segment size.
+#[inline]
+#[must_use]
+pub fn opens(frame: &[u8]) -> bool {
+    Layout::parse(frame).is_ok_and(|layout| is_opening(frame, &layout))
+}
+
+#[inline]
+fn is_opening(frame: &[u8], layout: &Layout) -> bool {
+    layout.transport == Transport::Tcp && frame[layout.l4 + FLAGS_OFFSET] & tcp::SYN != 0
 }
 
 #[cold]
@@ -113,7 +122,7 @@ mod tests {
         for options in [&[2, 4, 5, 180, 4, 2, 1, 3][..], &[1, 2, 4, 5, 180, 1, 1, 1]] {
             let mut frame = frame(tcp::SYN | tcp::ACK, options);
             assert_eq!(told(&frame), 1460);
-            assert!(clamp(&mut frame, 1300, FrameChecksum::Complete));
+            assert!(opens(&frame) && clamp(&mut frame, 1300, FrameChecksum::Complete));
             assert_eq!(told(&frame), 1260);
             assert!(Layout::parse(&frame).unwrap().checksum_ok(&frame), "{options:?}");
             assert!(!clamp(&mut frame, 1300, FrameChecksum::Complete), "twice");
@@ -133,6 +142,7 @@ mod tests {
     fn everything_else_stays_as_it_is() {
         let smaller = frame(tcp::SYN, &[2, 4, 2, 24]);
         let no_syn = frame(tcp::ACK, &[2, 4, 5, 180]);
+        assert!(!opens(&no_syn) && !opens(&[]) && !opens(&[0; 14]));
         let none = frame(tcp::SYN, &[]);
         let mut udp = frame(tcp::SYN, &[2, 4, 5, 180]);
         udp[23] = ipv4::PROTOCOL_UDP;

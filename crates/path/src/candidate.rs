@@ -9,12 +9,13 @@ use weft_crypto::{Cipher, Format, PeerId, SessionKey, derive_sa_key};
 
 use crate::config::{
     DRAIN_SHORTEST_MS, ENGINE_HOLD_FIRST_MS, ENGINE_SOUND_MS, KEEPALIVE_MS, PLAIN_PORT,
-    PROBE_TURN_MS, RESEND_MS, ms, overhead,
+    PROBE_TURN_MS, RESEND_MS, ms,
 };
 use crate::inbound::{Generation, Inbound, Terms};
 use crate::message::{Accept, Message, Offer, ProbeAnswer, RekeyRequest};
 use crate::pairing::Key;
-use crate::prober::{Prober, Role, Sizes, Verdict, retry_after};
+use crate::prober::{Prober, Role, Verdict, retry_after};
+use crate::room::Room;
 use crate::seam::{EngineCommand, OutboundSa, PathId};
 use crate::shared::Shared;
 use crate::status::{PathChange, PathState, PathStatus, Reason};
@@ -26,6 +27,8 @@ pub(crate) struct Candidate {
     pub(crate) inbound: Inbound,
     outbound: Option<Outbound>,
     prober: Prober,
+    /// MTU of the peer's containers in bytes, if it says.
+    containers: Option<u16>,
     /// The last offer taken under the present session key, and the answer to it.
     accepted: Option<Accept>,
     failure: Option<Reason>,
@@ -96,9 +99,9 @@ impl Turn {
 }
 
 impl Candidate {
-    pub(crate) fn new(now: Instant, peer: PeerId, key: Key, ceiling: u16, sh: &mut Shared) -> Self {
+    pub(crate) fn new(now: Instant, peer: PeerId, key: Key, room: Room, sh: &mut Shared) -> Self {
         let path = sh.new_path(peer);
-        let sizes = Sizes::new(sh.config.container_mtu, ceiling);
+        let sizes = room.sizes(&key, sh.config.container_mtu);
         Self {
             peer,
             path,
@@ -106,6 +109,7 @@ impl Candidate {
             inbound: Inbound::new(peer, path),
             outbound: None,
             prober: Prober::new(path, sizes, sh),
+            containers: room.containers,
             accepted: None,
             failure: None,
             has_failed: false,
@@ -464,12 +468,13 @@ impl Candidate {
         self.apply(now, verdict, shared);
     }
 
-    /// Sets the largest inner MTU to be sought, from the outer MTU of both links.
-    pub(crate) fn set_link_mtu(&mut self, now: Instant, outer: u16, ipv6: bool, sh: &mut Shared) {
-        let ipv6 = self.outbound.as_ref().map_or(ipv6, |outbound| outbound.remote.is_ipv6());
-        let overhead = overhead(self.key.format, self.key.encapsulation, ipv6);
-        let ceiling = outer.saturating_sub(overhead);
-        let verdict = self.prober.set_sizes(now, Sizes::new(sh.config.container_mtu, ceiling));
+    /// Sets the largest inner MTU to be sought.
+    pub(crate) fn set_room(&mut self, now: Instant, room: Room, sh: &mut Shared) {
+        let outbound = self.outbound.as_ref();
+        let ipv6 = outbound.map_or(room.ipv6, |outbound| outbound.remote.is_ipv6());
+        self.containers = room.containers;
+        let sizes = Room { ipv6, ..room }.sizes(&self.key, sh.config.container_mtu);
+        let verdict = self.prober.set_sizes(now, sizes);
         self.apply(now, verdict, sh);
     }
 
@@ -596,6 +601,7 @@ impl Candidate {
             cipher: outbound.and_then(|outbound| outbound.cipher),
             encrypted: !self.key.is_plain(),
             mtu: self.prober.mtu(),
+            container_mtu: self.containers,
             rtt: self.prober.rtt(),
             remote: outbound.map(|outbound| outbound.remote),
             rekeys: self.inbound.rekeys(),

@@ -225,6 +225,7 @@ impl Peer {
             cipher: None,
             encrypted: false,
             mtu: None,
+            container_mtu: None,
             rtt: None,
             remote: None,
             rekeys: 0,

@@ -16,6 +16,7 @@ mod pairing;
 mod paths;
 mod peer;
 mod prober;
+mod room;
 mod seam;
 mod shared;
 mod status;

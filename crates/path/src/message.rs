@@ -63,6 +63,9 @@ pub struct Hello {
     pub trusted: bool,
     /// Outer IP MTU of its link in bytes.
     pub mtu: u16,
+    /// Inner MTU of its containers in bytes; absent: an older host does not say.
+    #[serde(default)]
+    pub container_mtu: Option<u16>,
     /// It lacks the receiver's hello.
     #[serde(default)]
     pub reply_wanted: bool,
@@ -330,6 +333,7 @@ mod tests {
             peer_address: Some([10, 0, 0, 2].into()),
             trusted: true,
             mtu: 1500,
+            container_mtu: Some(1388),
             reply_wanted: true,
         };
         let messages = [

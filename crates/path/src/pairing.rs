@@ -379,6 +379,7 @@ mod tests {
             peer_address: None,
             trusted: false,
             mtu: 1500,
+            container_mtu: None,
             reply_wanted: false,
         }
     }

@@ -8,13 +8,12 @@ use std::time::Instant;
 use weft_crypto::{Format, PeerId, SessionKey, derive_sa_key};
 
 use crate::candidate::{Candidate, Turn};
-use crate::config::{
-    Config, LINK_GRACE_MS, RESEND_MS, RETIRED_MAX, SESSION_SPIS_MAX, ms, overhead,
-};
+use crate::config::{Config, LINK_GRACE_MS, RESEND_MS, RETIRED_MAX, SESSION_SPIS_MAX, ms};
 use crate::inbound::{Generation, Terms};
 use crate::message::{Hello, Message, MessageError, Offer, ProbeAnswer, Withdraw};
 use crate::pairing::{Key, Scene, abilities, taken};
 use crate::prober::Role;
+use crate::room::Room;
 use crate::seam::{EngineCommand, EngineEvent, PathId};
 use crate::shared::Shared;
 use crate::status::{PathChange, PathState, Reason};
@@ -479,6 +478,7 @@ impl Peer {
             peer_address: Some(self.remote),
             trusted: shared.config.trusts(self.remote),
             mtu: shared.config.link_mtu,
+            container_mtu: Some(shared.config.container_mtu),
             reply_wanted,
         };
         shared.message(self.id, Message::Hello(hello));
@@ -595,18 +595,16 @@ impl Peer {
         let stood_in = |key: &Key| key.format == Format::Ovpn && !keys.contains(key);
         let outstays = self.bound.filter(|key| stood_in(key) && scene.agree(key).is_ok());
         keys.extend(outstays);
-        let outer = hello.mtu.min(config.link_mtu);
+        let room = Room::between(hello, &config, self.remote);
         for key in &keys {
             if key.has_two_slots() && !self.candidates.contains_key(key) {
                 // The kernel's device has one place for what comes from this engine of the peer's: an
                 // earlier path that still drains there leaves it to this one.
                 self.remove_retired(|generation| generation.is_of(key), shared);
             }
-            let overhead = overhead(key.format, key.encapsulation, self.remote.is_ipv6());
-            let ceiling = outer.saturating_sub(overhead);
             self.candidates
                 .entry(*key)
-                .or_insert_with(|| Box::new(Candidate::new(now, self.id, *key, ceiling, shared)));
+                .or_insert_with(|| Box::new(Candidate::new(now, self.id, *key, room, shared)));
         }
         self.outstays = outstays;
         self.retire(now, |key| !keys.contains(key), shared);
@@ -620,9 +618,9 @@ impl Peer {
 
     fn set_sizes(&mut self, now: Instant, shared: &mut Shared) {
         let Some(hello) = &self.hello else { return };
-        let outer = hello.mtu.min(shared.config.link_mtu);
+        let room = Room::between(hello, &shared.config, self.remote);
         for candidate in self.candidates.values_mut() {
-            candidate.set_link_mtu(now, outer, self.remote.is_ipv6(), shared);
+            candidate.set_room(now, room, shared);
         }
     }
 

@@ -206,6 +206,8 @@ pub struct PathStatus {
     pub encrypted: bool,
     /// The inner MTU, in bytes, that probes have proven.
     pub mtu: Option<u16>,
+    /// The MTU, in bytes, of the peer's containers, if it says.
+    pub container_mtu: Option<u16>,
     /// Smoothed round-trip time: the probe over the path, its answer over the link.
     pub rtt: Option<Duration>,
     /// Where its packets are sent.

@@ -95,6 +95,7 @@ impl Dice {
             peer_address: (self.below(2) == 0).then(|| self.address()),
             trusted: self.below(2) == 0,
             mtu: self.mtu(),
+            container_mtu: (self.below(2) == 0).then(|| self.mtu()),
             reply_wanted: self.below(2) == 0,
         }
     }

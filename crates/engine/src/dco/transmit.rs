@@ -107,7 +107,7 @@ impl Transmitter {
             env.counters.dropped(DropReason::SaExhausted, segments);
             return telling.spent(peer.id, key);
         };
-        let from = Origin { lane: peer.transport, data_port: false };
+        let from = Origin { lane: peer.transport, data_port: false, may_cut: false };
         let run_key = RunKey { number: index, from, tos: 0 };
         let mtu = (plan.segment_frame_len(0) - ethernet::LEN) as u16;
         let path = PathId(index);
@@ -204,7 +204,7 @@ pub(super) fn send_ping(env: &DeviceEnv<'_>, telling: &Telling, peer: &Peer, now
         return telling.spent(peer.id, key);
     }
     write_prefix(length, datagram_len);
-    let from = Origin { lane: peer.transport, data_port: false };
+    let from = Origin { lane: peer.transport, data_port: false, may_cut: false };
     match env.socket.send_from(from, slot, slot.len(), &remote) {
         Ok(()) => {
             env.counters.did(Work::DatagramsSent, 1);

@@ -262,7 +262,7 @@ impl Transports {
 impl RunSink for Transports {
     #[inline]
     fn send_run(&self, run: &[u8], segment: usize, to: &Remote) -> io::Result<()> {
-        self.send_from(Origin { lane: 0, data_port: false }, run, segment, to)
+        self.send_from(Origin { lane: 0, data_port: false, may_cut: false }, run, segment, to)
     }
 
     /// The origin's lane is the transport's number; `to` says nothing on a connection.

@@ -32,6 +32,9 @@ pub struct Status {
     pub trusted_subnets: Vec<IpNet>,
     /// MTU of containers attached from now on, bytes.
     pub mtu: u16,
+    /// Where paths in use carry less than that, and what becomes of longer packets.
+    #[serde(default)]
+    pub narrow: Vec<String>,
     /// The switch that local ports are plugged into.
     pub switch: String,
     /// Why it is not the one that was asked for.
@@ -468,6 +471,9 @@ pub struct Invitation {
     pub token: Option<String>,
     /// Seconds for which the token is good.
     pub token_lifetime_s: Option<u64>,
+    /// Where this host's link is narrower than Weft would have it, and what that costs.
+    #[serde(default)]
+    pub narrow_link: Option<String>,
 }
 
 /// A refusal.

@@ -92,6 +92,7 @@ pub(super) fn status(status: &Status) -> String {
         line("Shortcuts", &format!("{}{}", status.shortcuts, shortcuts_reason.unwrap_or_default()));
     }
     line("Container MTU", &status.mtu);
+    status.narrow.iter().for_each(|narrow| line("Narrow path", narrow));
     line("UDP ports", &format!("{} links, {} data", status.port, status.data_port));
     line("Targets", &status.targets);
     line("Connections", &counted(&status.connections));
@@ -282,6 +283,9 @@ pub(super) fn invitation(invitation: &Invitation) -> String {
             text,
             "and give it this token when asked (good once, for {minutes} minutes):\n  {token}\n"
         );
+    }
+    if let Some(narrow) = &invitation.narrow_link {
+        let _ = writeln!(text, "Mind: {narrow}.");
     }
     text
 }

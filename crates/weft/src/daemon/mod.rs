@@ -11,7 +11,7 @@ mod error;
 mod holder;
 mod host;
 mod kept_ports;
-mod mtu;
+pub(crate) mod mtu;
 mod ports;
 mod privileges;
 mod requests;

@@ -10,7 +10,7 @@ use weft_crypto::Format;
 use weft_kernel::xfrm::Xfrm;
 use weft_kernel::{Kernel, KernelError, LinkEvent};
 use weft_link::Links;
-use weft_path::Encapsulation;
+use weft_path::{Encapsulation, EngineKind, PathState, PathStatus};
 
 use super::control::Request;
 use crate::config::{EngineChoice, FormatChoice, Settings};
@@ -89,6 +89,54 @@ pub(super) fn container_mtu(link_mtu: u16, format: Format) -> u16 {
     (inner / 4 * 4).max(CONTAINER_MTU_MIN)
 }
 
+/// Said of a link that leaves containers less than IPv6 has a right to.
+pub(crate) fn narrow_link(link_mtu: u16, engine: EngineChoice) -> Option<String> {
+    let overhead = weft_path::overhead(Format::Esp, Encapsulation::Udp, false);
+    let wanted = CONTAINER_MTU_MIN + overhead;
+    (link_mtu < wanted).then(|| {
+        let cost = what_becomes_of_ipv6(engine == EngineChoice::Kernel);
+        let carried = link_mtu.saturating_sub(overhead) / 4 * 4;
+        format!(
+            "this host's link has an MTU of {link_mtu}, so paths carry {carried} bytes: {cost}; from \
+             {wanted} on, all fits"
+        )
+    })
+}
+
+/// What is to be said of a path in use that carries less than the MTU of this host's containers.
+pub(super) fn narrow_path(
+    path: &PathStatus,
+    containers: u16,
+    to: impl FnOnce() -> String,
+) -> Option<String> {
+    let mtu = path.mtu.filter(|mtu| path.state == PathState::Active && *mtu < containers)?;
+    let theirs = path.container_mtu.filter(|theirs| *theirs <= mtu);
+    let why = match theirs {
+        Some(theirs) => format!("its containers' MTU is {theirs}"),
+        None => "the network between carries no more".into(),
+    };
+    let kernel = path.engine == Some(EngineKind::Kernel);
+    let cost = if mtu < CONTAINER_MTU_MIN {
+        format!("; {}", what_becomes_of_ipv6(kernel))
+    } else if kernel && theirs.is_some() {
+        // A kernel answers for the links that it knows alone.
+        "; TCP is told, longer packets of others are dropped there".into()
+    } else {
+        String::new()
+    };
+    Some(format!("{mtu} towards {}: {why}{cost}", to()))
+}
+
+/// On a path that carries less than [`CONTAINER_MTU_MIN`] bytes.
+fn what_becomes_of_ipv6(by_kernel: bool) -> String {
+    if by_kernel {
+        let how = "the kernel engine cannot send longer ones of up to";
+        format!("{how} {CONTAINER_MTU_MIN} bytes of IPv6, which are lost")
+    } else {
+        format!("longer IPv6 packets, of up to {CONTAINER_MTU_MIN} bytes, go in two pieces")
+    }
+}
+
 /// Tells the control loop when the link carries more or less than before. What containers were given
 /// stays.
 pub(super) async fn follow_link_mtu(
@@ -159,6 +207,16 @@ mod tests {
         assert_eq!(container_mtu(9000, Format::Esp), 8888);
         assert_eq!(container_mtu(1300, Format::Esp), 1280);
         assert_eq!(container_mtu(1500, Format::Ovpn), 1356);
+    }
+
+    #[test]
+    fn a_link_that_leaves_ipv6_too_little_is_named() {
+        for engine in [EngineChoice::Auto, EngineChoice::Userspace, EngineChoice::Kernel] {
+            assert_eq!(narrow_link(1_372, engine), None);
+            let text = narrow_link(1_371, engine).unwrap_or_default();
+            assert!(text.contains("MTU of 1371") && text.contains("1276 bytes"), "{text}");
+            assert_eq!(text.contains("lost"), engine == EngineChoice::Kernel, "{text}");
+        }
     }
 
     #[test]

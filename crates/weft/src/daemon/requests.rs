@@ -12,6 +12,7 @@ use weft_link::{KeyHash, Links, Target};
 
 use super::attachments::Attachments;
 use super::control::{Request, Snapshot};
+use super::mtu::narrow_link;
 use super::store::Store;
 use super::views;
 use crate::api::{
@@ -51,6 +52,8 @@ pub(super) struct Daemon {
     pub(super) settings: Settings,
     pub(super) local: PeerId,
     pub(super) mtu: u16,
+    /// What the host's link carries, bytes, as it was at the start.
+    pub(super) link_mtu: u16,
     /// Offloads by name, and whether the self-test found them working.
     pub(super) offloads: BTreeMap<String, bool>,
     /// Events of the engine that the control loop could not take in time.
@@ -76,14 +79,15 @@ impl Daemon {
             port if host.contains(':') => format!("[{host}]:{port}"),
             port => format!("{host}:{port}"),
         };
+        let narrow_link = narrow_link(self.link_mtu, self.settings.engine);
         if self.settings.password.is_some() {
             let join = format!("weft launch --password-file FILE {host}");
-            return Invitation { join, token: None, token_lifetime_s: None };
+            return Invitation { join, token: None, token_lifetime_s: None, narrow_link };
         }
         let join = format!("weft launch {host}#{}", KeyHash::short(self.local));
         let token = self.links.new_token().map(|token| token.expose_text().to_string());
         let token_lifetime_s = token.is_some().then_some(weft_link::limits::TOKEN_LIFETIME_S);
-        Invitation { join, token, token_lifetime_s }
+        Invitation { join, token, token_lifetime_s, narrow_link }
     }
 
     async fn snapshot(&self) -> Result<Snapshot, ApiError> {

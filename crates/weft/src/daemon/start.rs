@@ -205,6 +205,7 @@ async fn start(
         settings,
         local,
         mtu,
+        link_mtu,
         offloads,
         events_lost,
         near: near(kernel).await,

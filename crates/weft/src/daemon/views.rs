@@ -9,6 +9,7 @@ use weft_link::{LinkState, LinkStatus};
 use weft_path::{EngineOffer, PathStatus};
 
 use super::control::{LostLink, Readings, Snapshot};
+use super::mtu::narrow_path;
 use super::requests::Daemon;
 use crate::api::{
     Connection, ContainerTraffic, HostRange, Ipam, LaneTraffic, Peer, PeerConnection, PeerTraffic,
@@ -159,6 +160,7 @@ pub(super) fn status(
         encrypted: daemon.settings.trusted_subnets.is_empty(),
         trusted_subnets: daemon.settings.trusted_subnets.clone(),
         mtu: daemon.mtu,
+        narrow: narrow(daemon, snapshot),
         switch: snapshot.kernel.switch.name().into(),
         switch_reason: snapshot.kernel.switch_reason.clone(),
         ports: ports.name().into(),
@@ -182,6 +184,16 @@ pub(super) fn status(
         ready: reason.is_none(),
         reason,
     }
+}
+
+/// Where paths carry less than the containers' MTU.
+fn narrow(daemon: &Daemon, snapshot: &Snapshot) -> Vec<String> {
+    let name = |id: PeerId| {
+        let peer = snapshot.peers.iter().find(|peer| peer.peer == id);
+        peer.map_or_else(|| id.to_string(), |peer| peer.nickname.clone())
+    };
+    let narrow = |path: &PathStatus| narrow_path(path, daemon.mtu, || name(path.peer));
+    snapshot.paths.iter().filter_map(narrow).collect()
 }
 
 /// What stands between this host's containers and those of others.

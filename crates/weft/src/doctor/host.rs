@@ -15,6 +15,14 @@ const CAP_NET_ADMIN: u32 = 12;
 const FEATURES: &str = "aes pclmulqdq ssse3 avx avx2 avx512f avx512bw vaes vpclmulqdq sha_ni \
                         pmull sha2 sha3 asimd sve";
 
+/// The MTU of the link that leads to other hosts, in bytes: as the daemon reckons without peers.
+pub(super) fn link_mtu() -> Option<u16> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().ok()?;
+    let mtu = runtime
+        .block_on(async { weft_kernel::Kernel::new().ok()?.default_link_mtu().await.ok()? })?;
+    Some(u16::try_from(mtu).unwrap_or(u16::MAX))
+}
+
 /// Whether the kernel has a part that may be a module.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Module {

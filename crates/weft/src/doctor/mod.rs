@@ -19,6 +19,8 @@ use weft_io::steer;
 use self::host::Module;
 use crate::bench::engine::{self, EngineRow};
 use crate::bench::machine::Machine;
+use crate::config::EngineChoice;
+use crate::daemon::mtu::narrow_link;
 use crate::sandbox::find_program;
 
 /// The plaintext on which the AEADs are measured, in bytes: that of a full datagram on 1500.
@@ -117,6 +119,7 @@ pub fn examine(options: &DoctorOptions) -> anyhow::Result<Diagnosis> {
     findings.extend(drivers(&kernel.release));
     findings.extend(PARTS.iter().map(|part| part.look_at(&kernel)));
     findings.push(nft(find_program("nft").is_some()));
+    findings.push(link(host::link_mtu()));
     let ready = findings.iter().all(|finding| finding.state != State::Missing);
     let race = Duration::from_millis(RACE_MS);
     let engine = if options.race { engine::measure(race)? } else { Vec::new() };
@@ -187,6 +190,18 @@ fn permission(granted: bool) -> Finding {
         true => Finding::new("permission", State::Ok, "this process may change networks"),
         false => Finding::new("permission", State::Missing, "this process lacks CAP_NET_ADMIN")
             .advise("run as root, or give the container the capability NET_ADMIN"),
+    }
+}
+
+/// The link to other hosts, by its MTU.
+fn link(mtu: Option<u16>) -> Finding {
+    let Some(mtu) = mtu else {
+        return Finding::new("link", State::Unknown, "there is no link to other hosts that is up");
+    };
+    match narrow_link(mtu, EngineChoice::Auto) {
+        None => Finding::new("link", State::Ok, format!("MTU {mtu}")),
+        Some(narrow) => Finding::new("link", State::Without, narrow)
+            .advise("raise the MTU of the link, or of the tunnel that it is"),
     }
 }
 
