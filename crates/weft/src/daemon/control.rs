@@ -16,9 +16,10 @@ use weft_crypto::{PeerId, SessionKey};
 use weft_kernel::engine::local_address;
 use weft_link::Links;
 use weft_mesh::{AddressError, Mesh, Output};
-use weft_path::{Endpoint, EngineCommand, EngineEvent, EngineKind, Mac, PathState, Paths, Vni};
+use weft_path::{Endpoint, EngineCommand, EngineKind, Mac, PathState, Paths, Vni};
 
 use super::engines::Engines;
+use super::events::Events;
 use super::requests::Targets;
 use super::store::Store;
 use crate::api::{ApiError, Attachment, ErrorKind, Workers};
@@ -134,7 +135,7 @@ impl Control {
     pub(super) async fn run(
         mut self,
         mut links: weft_link::Events,
-        mut events: mpsc::Receiver<EngineEvent>,
+        mut events: Events,
         mut requests: mpsc::Receiver<Request>,
         mut stop: watch::Receiver<bool>,
     ) {

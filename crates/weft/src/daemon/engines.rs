@@ -4,13 +4,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use tokio::sync::{mpsc, watch};
+use tokio::sync::watch;
 use weft_crypto::{Cipher, Format, PeerId};
 use weft_engine::{Engine, EngineError};
 use weft_kernel::engine::{DATA_CHANNEL_PORT, ENCAPSULATION_PORT, KernelEngine, Support};
 use weft_path::{EngineCommand, EngineEvent, EngineKind, EngineOffer, PathId, Reason};
 
 use super::control::VNI;
+use super::events::Reporter;
 use super::ports::RemoteMacs;
 use crate::config::{EngineChoice, FormatChoice, Settings};
 
@@ -20,7 +21,7 @@ pub(super) struct Engines {
     kernel: KernelEngine,
     support: watch::Receiver<Support>,
     /// What the engines report.
-    events: mpsc::Sender<EngineEvent>,
+    events: Reporter,
     /// Paths that the kernel engine sends on, and its inbound SAs.
     kernel_paths: BTreeMap<PathId, PeerId>,
     kernel_spis: BTreeSet<u32>,
@@ -36,7 +37,7 @@ impl Engines {
     pub(super) fn new(
         vector: Arc<Engine>,
         kernel: KernelEngine,
-        events: mpsc::Sender<EngineEvent>,
+        events: Reporter,
         macs: RemoteMacs,
     ) -> Self {
         Self {
@@ -161,8 +162,7 @@ impl Engines {
                     EngineEvent::EngineFailed { engine, reason: error.to_string() }
                 }
             };
-            // A full queue holds events enough of the same failure.
-            let _ = self.events.try_send(event);
+            self.events.report(event);
         }
     }
 }

@@ -8,6 +8,7 @@ mod bypass;
 mod control;
 mod engines;
 mod error;
+mod events;
 mod holder;
 mod host;
 mod kept_ports;

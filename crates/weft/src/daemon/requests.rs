@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::SystemTime;
 
@@ -12,6 +11,7 @@ use weft_link::{KeyHash, Links, Target};
 
 use super::attachments::Attachments;
 use super::control::{Request, Snapshot};
+use super::events::Lost;
 use super::mtu::narrow_link;
 use super::store::Store;
 use super::views;
@@ -56,8 +56,8 @@ pub(super) struct Daemon {
     pub(super) link_mtu: u16,
     /// Offloads by name, and whether the self-test found them working.
     pub(super) offloads: BTreeMap<String, bool>,
-    /// Events of the engine that the control loop could not take in time.
-    pub(super) events_lost: Arc<AtomicU64>,
+    /// Events of the engines that the control loop could not take in time.
+    pub(super) events_lost: Lost,
     /// Addresses in networks that the host reaches directly.
     pub(super) near: Vec<IpAddr>,
     pub(super) since: SystemTime,
@@ -103,7 +103,8 @@ impl Daemon {
         let attachments = self.attachments.list().await;
         let status = views::status(self, &snapshot, &connections, attachments.len());
         let mut counters = views::counters(&snapshot);
-        counters.insert("events_lost".into(), self.events_lost.load(Ordering::Relaxed));
+        counters.insert("events_lost".into(), self.events_lost.events());
+        counters.insert("probes_over_limit".into(), self.events_lost.probes());
         Ok(Report {
             status,
             paths: views::paths(&links, &snapshot.paths),

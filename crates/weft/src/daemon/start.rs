@@ -5,7 +5,6 @@ use std::convert::Infallible;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
 use ipnet::IpNet;
@@ -22,13 +21,14 @@ use weft_kernel::engine::{
 use weft_kernel::{ForwardRule, Kernel, LinkEvent};
 use weft_link::{Admission, Identity, Links, Secret, Target};
 use weft_mesh::{Founding, Mesh};
-use weft_path::{EngineEvent, Mac, Paths};
+use weft_path::{Mac, Paths};
 use zeroize::Zeroizing;
 
 use super::StartError;
 use super::attachments::{Attachments, SavedAttachments};
 use super::control::{Control, VNI};
 use super::engines::{Engines, Offers};
+use super::events::{self, Events, Lost};
 use super::mtu::{WATCH_RETRY_MS, container_mtu, follow_link_mtu, link_mtu, widest_format};
 use super::ports::{DirectPorts, RemoteMacs, remote_set};
 use super::requests::{Daemon, Targets};
@@ -246,9 +246,8 @@ struct Started {
     shortcuts: Shortcuts,
     /// What of the kernel's offloads the vector engine uses.
     offloads: BTreeMap<String, bool>,
-    events: mpsc::Receiver<EngineEvent>,
-    /// Events that found the queue full.
-    events_lost: Arc<AtomicU64>,
+    events: Events,
+    events_lost: Lost,
 }
 
 async fn start_engines(
@@ -257,9 +256,11 @@ async fn start_engines(
     local: PeerId,
     mtu: u16,
 ) -> Result<Started, StartError> {
-    let (sender, events) = mpsc::channel(EVENTS_QUEUED_MAX);
-    let events_lost = Arc::new(AtomicU64::new(0));
-    let report = reporter(sender.clone(), Arc::clone(&events_lost));
+    let (reporter, events, events_lost) = events::queue();
+    let report = {
+        let reporter = reporter.clone();
+        move |event| reporter.report(event)
+    };
     super::choose_libraries();
     let engine = Engine::start(&engine_config(settings, local, mtu), report.clone())?;
     let offloads = offloads(&engine);
@@ -270,7 +271,7 @@ async fn start_engines(
     let engine = Arc::new(engine);
     let ports = DirectPorts::new(settings, &engine, &macs, kept);
     let shortcuts = Shortcuts::new(settings, kernel_engine.switch(), &macs);
-    let engines = Engines::new(engine, kernel_engine.clone(), sender, RemoteMacs::new(macs.ok()));
+    let engines = Engines::new(engine, kernel_engine.clone(), reporter, RemoteMacs::new(macs.ok()));
     Ok(Started { engines, kernel_engine, ports, shortcuts, offloads, events, events_lost })
 }
 
@@ -309,18 +310,6 @@ async fn near(kernel: &Kernel) -> Vec<std::net::IpAddr> {
 
 fn lock(dir: &Path) -> Result<Lock, StartError> {
     Lock::take(dir)?.ok_or_else(|| StartError::AlreadyRunning(dir.into()))
-}
-
-/// Where both engines report to. What finds the queue full is counted.
-fn reporter(
-    sender: mpsc::Sender<EngineEvent>,
-    lost: Arc<AtomicU64>,
-) -> impl Fn(EngineEvent) + Clone + Send + Sync + 'static {
-    move |event| {
-        if sender.try_send(event).is_err() {
-            lost.fetch_add(1, Ordering::Relaxed);
-        }
-    }
 }
 
 fn kernel_config(
@@ -531,7 +520,6 @@ async fn stop_on_signal(stop: Arc<watch::Sender<bool>>) {
 const IDENTITY_FILE: &str = "identity.pem";
 const RUNTIME_THREADS: usize = 2;
 const SHUTDOWN_TIMEOUT_MS: u64 = 2_000;
-const EVENTS_QUEUED_MAX: usize = 16_384;
 const REQUESTS_QUEUED_MAX: usize = 1_024;
 /// Pause after the accept rule for bridged frames could not be looked after.
 const FORWARD_RULE_RETRY_MS: u64 = 10_000;
