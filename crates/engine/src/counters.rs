@@ -114,6 +114,8 @@ named! {
         FragmentsSent = "fragments_sent",
         /// Datagrams for the kernel to cut, since IPv6 inside has a right to more than the path carries.
         CutOutside = "cut_outside",
+        /// Packets sent to peers of a data channel device over IPv6 that are longer than every way carries.
+        LongOverIpv6 = "long_over_ipv6",
         /// TCP connections whose segment size was lowered to what the path carries, at either's opening.
         SegmentSizesLowered = "segment_sizes_lowered",
         /// Runs that the kernel refused and that went as single datagrams.

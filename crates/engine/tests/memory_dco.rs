@@ -105,7 +105,7 @@ fn a_further_peer_over_tcp_takes_as_little() {
     let came = Arc::new(AtomicUsize::new(0));
     let count = Arc::clone(&came);
     let (name, mtu) = ("ovpn9".to_owned(), MTU_DEFAULT as u16);
-    let config = DeviceConfig { name, mode: Mode::Mp, mtu, offloads: true };
+    let config = DeviceConfig { name, mode: Mode::Mp, mtu, path_mtu: 1_280, offloads: true };
     let told = move |_| {
         count.fetch_add(1, Ordering::Relaxed);
     };
@@ -139,7 +139,7 @@ fn a_further_peer_takes_less_than_four_kib() {
     for (number, choice) in [Choice::default(), mixed].into_iter().enumerate() {
         prefer(Cipher::Aes256Gcm, choice, choice);
         let (name, mtu) = (format!("ovpn{number}"), MTU_DEFAULT as u16);
-        let config = DeviceConfig { name, mode: Mode::Mp, mtu, offloads: true };
+        let config = DeviceConfig { name, mode: Mode::Mp, mtu, path_mtu: 1_280, offloads: true };
         let device = Device::open(&config, Arc::new(|_| ())).unwrap();
         let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
         add_peer(&device, &socket, 0);

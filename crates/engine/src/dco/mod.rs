@@ -11,6 +11,7 @@ mod keys;
 mod peers;
 mod receive;
 mod routes;
+mod sizes;
 mod transmit;
 mod transport;
 mod worker;
@@ -23,12 +24,11 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGua
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use weft_crypto::ovpn::EPOCH_OVERHEAD_BYTES;
 use weft_io::offload::{self, Offloads};
 use weft_io::poller::Waker;
 use weft_io::tap::TapOptions;
 use weft_io::tun::{self, Tun};
-use weft_io::udp::{Adopted, RUN_BYTES_MAX, Remote};
+use weft_io::udp::{Adopted, IPV6_MTU_MIN, Remote};
 use weft_openvpn::device::rules::{self, PeerChange};
 use weft_openvpn::device::{
     DeletionReason, DeviceError, EpochAttributes, KeyAttributes, KeyState, Mode, Notification,
@@ -41,15 +41,13 @@ use self::peers::{Peer, Peers};
 use self::receive::Moved;
 use self::routes::Routes;
 pub use self::routes::{ROUTES_MAX, Route};
-use self::transport::{FRAME_PREFIX_LEN, Transport, Transports, Way, send_udp};
+pub use self::sizes::MTU_MAX;
 pub use self::transport::{STREAM_QUEUE_BYTES, TRANSPORTS_MAX};
+use self::transport::{Transport, Transports, Way, send_udp};
 pub use self::worker::KEEPALIVE_LOOK_MS;
 use self::worker::Worker;
 use crate::EngineError;
-use crate::counters::{DropReason, WorkerCounters};
-
-/// The largest IP packet that fits into a datagram with either layout's overhead, in bytes.
-pub const MTU_MAX: u16 = (RUN_BYTES_MAX - EPOCH_OVERHEAD_BYTES - FRAME_PREFIX_LEN) as u16;
+use crate::counters::{DropReason, Work, WorkerCounters};
 
 /// How a device is set up.
 #[derive(Clone, Debug)]
@@ -61,6 +59,9 @@ pub struct DeviceConfig {
     /// The largest IP packet inside, in bytes, at most [`MTU_MAX`], to begin with; the TUN device's own
     /// MTU is set by who sets it up, and followed from then on.
     pub mtu: u16,
+    /// What ways to peers over IPv6 carry for certain, in bytes, at least [`IPV6_MTU_MIN`]: TCP inside is told
+    /// what fits, what is longer all the same is counted. Nobody says more where ICMPv6 is kept back.
+    pub path_mtu: u16,
     /// Move super-packets where the kernel has them; else every packet and every datagram goes alone.
     pub offloads: bool,
 }
@@ -90,6 +91,8 @@ struct Shared {
     index: u32,
     /// The largest IP packet inside, in bytes.
     mtu: AtomicU16,
+    /// The longest packet to a peer over IPv6, in bytes.
+    path_mtu: u16,
     /// The TUN device is gone, and nothing can be asked of this one any more.
     gone: bool,
 }
@@ -212,6 +215,7 @@ impl Device {
             transports: Transports::default(),
             index: tun::index(tun.name())?,
             mtu: AtomicU16::new(config.mtu.min(MTU_MAX)),
+            path_mtu: config.path_mtu.max(IPV6_MTU_MIN),
             gone: false,
         };
         // Clients that reach each other by this host keep to that.
@@ -257,6 +261,11 @@ impl Device {
     /// How many peers it has.
     pub fn mode(&self) -> Mode {
         self.common.read().peers.mode()
+    }
+
+    /// What its thread did since it was opened, apart from drops.
+    pub fn done(&self, work: Work) -> u64 {
+        self.common.counters.done(work)
     }
 
     /// Packets dropped since it was opened, by reason.
@@ -509,17 +518,6 @@ impl Drop for Device {
 }
 
 impl Shared {
-    fn mtu(&self) -> u16 {
-        self.mtu.load(Ordering::Relaxed)
-    }
-
-    /// Takes the TUN device's MTU over, if the system tells it; true if it is another than before.
-    fn follow_mtu(&self) -> bool {
-        let Ok(now) = tun::mtu(self.index) else { return false };
-        let now = u16::try_from(now).unwrap_or(u16::MAX).min(MTU_MAX);
-        self.mtu.swap(now, Ordering::Relaxed) != now
-    }
-
     fn state_of(&self, peer: &Peer) -> PeerState {
         let transport = self.transports.get(peer.transport);
         let local = transport.and_then(|transport| transport.local());
@@ -643,7 +641,8 @@ mod tests {
                 let _ = tell.lock().unwrap().send(event);
             };
             let (name, mode) = ("ovpn0".to_owned(), Mode::P2p);
-            let config = DeviceConfig { name, mode, mtu: 1_400, offloads: false };
+            let (mtu, path_mtu) = (1_400, IPV6_MTU_MIN);
+            let config = DeviceConfig { name, mode, mtu, path_mtu, offloads: false };
             let device = Device::open(&config, Arc::new(events)).unwrap();
             for line in [
                 "link set lo up",

@@ -267,7 +267,8 @@ fn open<'a>(
         }
         *allowed = Some(source);
     }
-    mss::clamp(frame, shared.mtu(), FrameChecksum::Complete);
+    let over_ipv6 = !arrival.connected && arrival.source.is_ipv6();
+    mss::clamp(frame, shared.room(over_ipv6), FrameChecksum::Complete);
     Ok(Opened::Frame(frame_at))
 }
 

@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use weft_crypto::ovpn::EPOCH_OVERHEAD_BYTES;
 use weft_io::tun::Tun;
+use weft_io::udp::Remote;
 use weft_openvpn::KeyId;
 use weft_openvpn::data::{self, PeerNumber};
 use weft_packet::split::{FrameChecksum, Plan, SplitError};
@@ -73,12 +74,18 @@ impl Transmitter {
             false => FrameChecksum::Complete,
         };
         let mtu = shared.mtu();
-        mss::clamp(frame, mtu, checksum);
+        let room = shared.room(is_over_ipv6(peer, env));
+        mss::clamp(frame, room, checksum);
         let Some(key) = peer.keys.sealing() else {
             return env.counters.dropped(DropReason::NoPath, 1);
         };
-        match Plan::new(&vnet, frame, mtu.into()) {
+        let whole = Plan::new(&vnet, frame, room.into());
+        // What the device carries and not every way over IPv6 does has to try its luck.
+        let is_long = room < mtu && matches!(whole, Err(SplitError::TooLong { .. }));
+        match if is_long { Plan::new(&vnet, frame, mtu.into()) } else { whole } {
             Ok(plan) => {
+                let long = if is_long { plan.segments as u64 } else { 0 };
+                env.counters.did(Work::LongOverIpv6, long);
                 self.seal(env, telling, (index, peer), key, &plan, frame);
                 peer.sent(now_ms);
             }
@@ -164,6 +171,13 @@ impl Transmitter {
             env.counters.did(work, 1);
         }
     }
+}
+
+/// Whether a peer's datagrams go over IPv6; what goes by a connection is cut by TCP.
+#[inline]
+fn is_over_ipv6(peer: &Peer, env: &DeviceEnv<'_>) -> bool {
+    let by_udp = || env.socket.get(peer.transport).is_some_and(|way| way.prefix_len() == 0);
+    peer.remote.as_ref().is_some_and(Remote::is_ipv6) && by_udp()
 }
 
 /// Writes a segment's packet behind `front` bytes of `datagram`, which has room for it and for what a tag

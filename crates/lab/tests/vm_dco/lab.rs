@@ -129,7 +129,8 @@ impl Either {
                     }
                 };
                 let mtu = MTU_DEFAULT as u16;
-                let config = DeviceConfig { name: name.into(), mode, mtu, offloads: true };
+                let config =
+                    DeviceConfig { name: name.into(), mode, mtu, path_mtu: 1_280, offloads: true };
                 let device = Device::open(&config, Arc::new(events)).unwrap();
                 Self::Userspace { device, told: Mutex::new(told) }
             }

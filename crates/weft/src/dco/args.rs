@@ -66,6 +66,10 @@ pub struct NewIface {
     /// MTU inside, in bytes: at most 65477, which fill a datagram
     #[arg(long, value_name = "BYTES", default_value_t = MTU_DEFAULT)]
     pub mtu: u32,
+    /// What ways over IPv6 carry, in bytes: TCP inside is told what fits, what is longer all the same is counted (default
+    /// 1280, which all carry; the userspace device's alone)
+    #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u16).range(1_280..))]
+    pub path_mtu: Option<u16>,
     /// Print JSON
     #[arg(long)]
     pub json: bool,

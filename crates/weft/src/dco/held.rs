@@ -7,8 +7,9 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use serde_json::{Value, json};
 use tokio::sync::Notify;
-use weft_engine::DropReason;
 use weft_engine::dco::{Device, DeviceConfig, Event, MTU_MAX};
+use weft_engine::{DropReason, Work};
+use weft_io::udp::IPV6_MTU_MIN;
 use weft_kernel::ovpn::{OvpnClient, OvpnDeviceSpec, OvpnError, OvpnWatch, Refusal};
 use weft_kernel::{Kernel, KernelError};
 use weft_openvpn::device::{
@@ -69,6 +70,11 @@ impl Held {
             (None, Err(_)) => Engine::Userspace,
         };
         let (device, index) = match engine {
+            Engine::Kernel if words.path_mtu.is_some() => {
+                let text = "the kernel's device does not ask what the way carries: give an --mtu \
+                            that leaves room, or --engine userspace";
+                return Err(ApiError::new(ErrorKind::BadRequest, text));
+            }
             Engine::Kernel => Self::new_kernel(words).await?,
             Engine::Userspace => Self::new_userspace(words, mtu, &lines)?,
         };
@@ -111,8 +117,13 @@ impl Held {
         if weft_io::tun::index(&words.device).is_ok() {
             return Err(name_taken(&words.device));
         }
-        let config =
-            DeviceConfig { name: words.device.clone(), mode: words.mode, mtu, offloads: true };
+        let config = DeviceConfig {
+            name: words.device.clone(),
+            mode: words.mode,
+            mtu,
+            path_mtu: words.path_mtu.unwrap_or(IPV6_MTU_MIN),
+            offloads: true,
+        };
         let (index, gone) = (Arc::new(OnceLock::new()), Arc::new(Notify::new()));
         let (of, told, ends) = (Arc::clone(&index), Arc::clone(lines), Arc::clone(&gone));
         let events = move |event| {
@@ -144,6 +155,7 @@ impl Held {
         if let Either::Userspace { device, .. } = &self.device {
             let counts = DropReason::ALL.iter().map(|why| (why.name(), device.dropped(*why)));
             shown["drops"] = json::drops(counts);
+            shown["long-over-ipv6"] = json!(device.done(Work::LongOverIpv6));
         }
         shown
     }

@@ -132,6 +132,9 @@ fn new_iface(
     let (mode, mtu) = (words.mode.name(), words.mtu.to_string());
     command.arg("--runtime-dir").arg(std::path::absolute(runtime_dir)?);
     command.args(["dco", "hold", &words.device, "--mode", mode, "--mtu", &mtu]);
+    if let Some(path_mtu) = words.path_mtu {
+        command.args(["--path-mtu", &path_mtu.to_string()]);
+    }
     match words.engine {
         Some(Engine::Kernel) => drop(command.args(["--engine", "kernel"])),
         Some(Engine::Userspace) => drop(command.args(["--engine", "userspace"])),

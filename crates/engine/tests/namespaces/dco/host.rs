@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use weft_engine::DropReason;
 use weft_engine::dco::{Device, DeviceConfig, Event};
 use weft_io::namespace::{Namespace, run_in};
+use weft_io::udp::IPV6_MTU_MIN;
 use weft_io::uninterrupted;
 use weft_openvpn::device::{
     CipherAlgorithm, DeletionReason, KeyAttributes, KeyDirection, Mode, Notification,
@@ -93,7 +94,13 @@ impl Host {
             ip(&format!("addr add 192.168.77.{number}/24 dev eth0"));
             ip(&format!("-6 addr add fd77::{number}/64 dev eth0 nodad"));
             ip("link set eth0 up");
-            let config = DeviceConfig { name: name.to_owned(), mode, mtu, offloads: true };
+            let config = DeviceConfig {
+                name: name.to_owned(),
+                mode,
+                mtu,
+                path_mtu: IPV6_MTU_MIN,
+                offloads: true,
+            };
             let told = move |event| {
                 sink.list.lock().unwrap().push(event);
                 sink.changed.notify_all();

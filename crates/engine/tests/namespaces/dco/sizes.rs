@@ -6,12 +6,15 @@ use std::time::{Duration, Instant};
 
 use etherparse::{NetSlice, PacketBuilder, SlicedPacket, TcpOptionElement, TransportSlice};
 use rustix::net::{AddressFamily, SocketType, ipproto, socket};
+use weft_engine::Work;
 use weft_io::{offload, udp, uninterrupted};
 use weft_openvpn::device::Mode;
 
 use super::fuzzed::Forger;
-use super::host::{AES_256, Host, arrives, connect_udp, datagrams, joined, strangers};
-use crate::common::{PATIENCE, ip, pattern};
+use super::host::{
+    AES_256, Host, arrives, connect_udp, datagrams, does_not_arrive, joined, strangers,
+};
+use crate::common::{PATIENCE, flows_between, ip, pattern};
 
 #[test]
 fn a_change_of_the_devices_mtu_is_followed() {
@@ -140,4 +143,54 @@ fn runs_of_datagrams_cross_the_devices_whole_and_arrive_one_by_one() {
         // The wire may bring them in two runs.
         assert!(taken <= 4, "{taken} packets and super-packets for {COUNT} datagrams");
     }
+}
+
+/// Lets no IPv6 packet to a host that is longer than its network need carry, and no word of it back.
+fn narrow_in_silence(from: &Host, to: &Host) {
+    let run = |words: &str| {
+        let output = Command::new("sh").args(["-ec", words]).output().unwrap();
+        assert!(output.status.success(), "{words}: {}", String::from_utf8_lossy(&output.stderr));
+    };
+    // A run is a packet of 64 KiB up to the filter otherwise.
+    for host in [from, to] {
+        host.run(|| run("ethtool -K eth0 tso off gso off gro off tx-udp-segmentation off"));
+    }
+    to.run(|| {
+        run("nft 'table ip6 narrow { chain in { type filter hook prerouting priority -450; \
+             iifname eth0 meta length > 1280 drop; }; }'");
+    });
+}
+
+#[test]
+fn streams_go_over_a_way_of_ipv6_that_carries_little_and_says_nothing() {
+    let (a, b) = strangers((Mode::P2p, Mode::P2p));
+    let _sockets = connect_udp(&a, &b, true, AES_256);
+    for (from, to) in [(&a, &b), (&b, &a)] {
+        narrow_in_silence(from, to);
+    }
+    let pair = datagrams(&a, &b);
+    arrives(&pair, &[1; 1_100]);
+    assert_eq!(a.device.done(Work::LongOverIpv6), 0);
+    does_not_arrive(&pair, &[2; 1_388]);
+    assert_eq!(a.device.done(Work::LongOverIpv6), 1);
+    // A stream is told what fits, at both ends.
+    let told = |address: IpAddr| {
+        let listener = b.run(|| TcpListener::bind((address, 0)).unwrap());
+        let address = listener.local_addr().unwrap();
+        let client = a.run(|| TcpStream::connect_timeout(&address, PATIENCE).unwrap());
+        let server = listener.accept().unwrap();
+        drop(listener);
+        let bytes = [&a, &b].map(segment_bytes);
+        drop((client, server));
+        bytes
+    };
+    for bytes in told(b.inner_v4()) {
+        assert!((1_100..=1_206 - 40).contains(&bytes), "{bytes} bytes a segment");
+    }
+    let bytes = pattern(11, 1 << 20);
+    for address in [b.inner_v4(), b.inner_v6()] {
+        flows_between(&a.namespace, &b.namespace, address, 1, &bytes);
+    }
+    assert_eq!((a.device.done(Work::LongOverIpv6), b.device.done(Work::LongOverIpv6)), (1, 0));
+    assert_eq!((a.drops(), b.drops()), (vec![], vec![]));
 }
