@@ -99,9 +99,10 @@ const TABLE: [Row; 12] = [
 
 /// Tests of the table that wait for a soak, so that the suite ends within 20 minutes: others show the same
 /// and more on the guest's own kernel, or almost the same.
-const SOAK_ONLY: [&str; 13] = [
+const SOAK_ONLY: [&str; 14] = [
     "net_dco::*symmetric_ids_over_tcp*",
     "net_ecn::*",
+    "net_moves::*",
     "net_ports::*",
     "net_rekey::*",
     "net_restart::*",
@@ -600,6 +601,7 @@ mod tests {
             program("net_errors", &["x"]),
             program("net_idle", &["x"]),
             program("net_mixed", &["x"]),
+            program("net_moves", &["x"]),
             program("net_mtu", &["x"]),
             program("net_odd", &["x"]),
             program("net_ovpn", &["x"]),
