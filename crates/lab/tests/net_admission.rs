@@ -1,8 +1,8 @@
 //! Who is let in, and what a host that is not let in learns.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use weft::sandbox::{Sandbox, SandboxOptions};
+use weft::sandbox::{Host, Sandbox, SandboxOptions};
 use weft_lab::net::{Lab, counter, wait_connection};
 
 fn sandbox() -> anyhow::Result<Sandbox> {
@@ -101,6 +101,91 @@ fn hosts_founded_apart_refuse_each_other_and_say_so() -> anyhow::Result<()> {
         };
         wait_connection(host, "a refusal", Duration::from_secs(5), refused)?;
     }
+    Ok(())
+}
+
+/// A host that is gone is shown with the reason, however often it is dialled again meanwhile.
+fn reason_stays(host: &Host, gone: &Host, limit: Duration) -> anyhow::Result<()> {
+    let at_gone = |line: &serde_json::Value| {
+        let waits = ["connecting", "retrying", "failed", "pending"];
+        let address = line["address"].as_str().unwrap_or_default();
+        address.starts_with(&gone.ipv4().to_string())
+            && waits.contains(&line["state"].as_str().unwrap_or_default())
+    };
+    let end = Instant::now() + limit;
+    let mut looks = 0;
+    while Instant::now() < end {
+        let connections = host.weft_json(&["status", "connections"])?;
+        for line in connections.as_array().into_iter().flatten().filter(|line| at_gone(line)) {
+            anyhow::ensure!(line["reason"].is_string(), "no reason: {connections}");
+            looks += 1;
+        }
+        std::thread::sleep(Duration::from_millis(200));
+    }
+    anyhow::ensure!(looks > 0, "never shown");
+    Ok(())
+}
+
+#[test]
+fn a_reinstalled_host_is_named_joins_again_and_its_old_self_can_be_forgotten() -> anyhow::Result<()>
+{
+    let lab = Lab::launched(3, &[])?;
+    let (one, two, three) = (lab.host(0), lab.host(1), lab.host(2));
+    let id = |host: &Host| -> anyhow::Result<String> {
+        Ok(host.weft_json(&["status"])?["peer"].as_str().unwrap_or_default().to_owned())
+    };
+    let before = id(three)?;
+    three.stop_daemon()?;
+    reason_stays(two, three, Duration::from_secs(5))?;
+
+    std::fs::remove_dir_all(three.state_directory())?;
+    let file = lab.password_file();
+    let file = file.to_string_lossy();
+    let first = one.ipv4().to_string();
+    three.start_daemon(&["--password-file", &file, &first])?;
+    three.wait_connected(2, Duration::from_secs(30))?;
+    let after = id(three)?;
+    assert_ne!(before, after);
+    let limit = Duration::from_secs(20);
+    for host in [one, two, three] {
+        let says = |word: &str| {
+            let word = word.to_owned();
+            move |c: &serde_json::Value| {
+                c["reason"].as_str().is_some_and(|reason| reason.contains(&word))
+            }
+        };
+        let named = wait_connection(host, "the old key", limit, says("another key"))?;
+        let advice = format!("weft forget {}:6783", three.ipv4());
+        assert!(says(&advice)(&named), "{named}");
+        let itself = says("this host itself")(&named);
+        assert_eq!(itself, id(host)? == after, "nobody dials itself to find out: {named}");
+    }
+    reason_stays(one, three, Duration::from_secs(3))?;
+
+    fails(one, &["forget", &two.nickname()], "is linked")?;
+    one.weft(&["forget", &three.ipv4().to_string()])?.success()?;
+    two.weft(&["forget", &three.nickname()])?.success()?;
+    // Those that are told of it anew do not take it up again.
+    three.kill_daemon();
+    three.start_daemon(&["--password-file", &file, &first])?;
+    three.wait_connected(2, Duration::from_secs(30))?;
+    for host in [one, two] {
+        let known = host.weft_json(&["status", "peers"])?.to_string();
+        assert!(known.contains(&after) && !known.contains(&before), "{known}");
+        assert!(!host.weft(&["status", "connections"])?.success()?.stdout.contains("weft forget"));
+        let lines = host.log().lines().filter(|line| line.contains("another key")).count();
+        assert!((1..=2).contains(&lines), "{lines} lines in the log: {}", host.log());
+    }
+    three.weft(&["forget", &before])?.success()?;
+    let connections = three.weft_json(&["status", "connections"])?;
+    assert_eq!(connections.as_array().map(Vec::len), Some(2), "{connections}");
+    Ok(())
+}
+
+fn fails(host: &Host, arguments: &[&str], word: &str) -> anyhow::Result<()> {
+    let output = host.weft(arguments)?;
+    let text = format!("{}{}", output.stdout, output.stderr);
+    anyhow::ensure!(!output.status.success() && text.contains(word), "weft {arguments:?}: {text}");
     Ok(())
 }
 

@@ -62,6 +62,12 @@ fn wrong_addresses_and_containers_are_refused_by_name() -> anyhow::Result<()> {
     fails(lab.host(1), &["attach", &taken, &free.path()], 5, &["taken"])?;
     fails(host, &["detach", "no-such-container"], 4, &["not attached", "weft ps"])?;
     fails(host, &["forget", "192.0.2.99"], 4, &["192.0.2.99"])?;
+    let targets = host.weft_json(&["status", "targets"])?;
+    for mistyped in ["not-a-host..", "192.0.2.300", "a b"] {
+        fails(host, &["connect", mistyped], 2, &[mistyped])?;
+    }
+    fails(host, &["connect", "no-such-host.invalid"], 4, &["no-such-host.invalid", "look up"])?;
+    assert_eq!(host.weft_json(&["status", "targets"])?, targets, "a mistake is no target");
     host.weft(&["attach", "10.47.1.1/12", &free.path()])?.success()?;
     let addresses = free.ip("-br addr show weft0")?.stdout;
     assert!(addresses.contains("10.47.1.1/12"), "{addresses}");

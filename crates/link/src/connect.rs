@@ -1,6 +1,6 @@
 //! One attempt to reach a target: name, addresses, QUIC handshake, admission.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,9 +8,10 @@ use quinn::{Connection, ConnectionError};
 use tokio::net::lookup_host;
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
+use weft_crypto::PeerId;
 
 use crate::admission;
-use crate::error::Failure;
+use crate::error::{CloseCode, Failure, REASON_ITSELF};
 use crate::limits::{ADDRESS_STAGGER_MS, ADDRESSES_MAX, HANDSHAKE_TIMEOUT_MS};
 use crate::session::{Outcome, conclude};
 use crate::shared::Shared;
@@ -24,16 +25,17 @@ const HANDSHAKE_TIMEOUT: Duration = Duration::from_millis(HANDSHAKE_TIMEOUT_MS);
 pub(crate) async fn attempt(
     shared: &Arc<Shared>,
     target: &Target,
+    addresses: Vec<SocketAddr>,
     pending: impl FnOnce(),
 ) -> Result<Outcome, Failure> {
-    let conn = connect(shared, target).await?;
+    let conn = connect(shared, target, addresses).await?;
     pending();
     admit(shared, conn, false).await
 }
 
 /// Replaces the connection of a link that is up.
 pub(crate) async fn renew(shared: &Arc<Shared>, target: &Target) -> Result<Outcome, Failure> {
-    let conn = connect(shared, target).await?;
+    let conn = connect(shared, target, Vec::new()).await?;
     admit(shared, conn, true).await
 }
 
@@ -44,8 +46,16 @@ async fn admit(shared: &Arc<Shared>, conn: Connection, renewal: bool) -> Result<
         .inspect_err(|failure| admission::tell(shared, &conn, failure))
 }
 
-async fn connect(shared: &Arc<Shared>, target: &Target) -> Result<Connection, Failure> {
-    let addresses = resolve(shared, target).await?;
+/// Tries all addresses of a peer, or those that a target's name stands for.
+async fn connect(
+    shared: &Arc<Shared>,
+    target: &Target,
+    known: Vec<SocketAddr>,
+) -> Result<Connection, Failure> {
+    let addresses = match known.is_empty() {
+        true => resolve(shared, target).await?,
+        false => known,
+    };
     let mut tries = JoinSet::new();
     for (index, address) in addresses.into_iter().enumerate() {
         let (shared, expected) = (shared.clone(), target.key_hash.clone());
@@ -66,7 +76,7 @@ async fn connect(shared: &Arc<Shared>, target: &Target) -> Result<Connection, Fa
     Err(failure)
 }
 
-async fn resolve(shared: &Shared, target: &Target) -> Result<Vec<SocketAddr>, Failure> {
+pub(crate) async fn resolve(shared: &Shared, target: &Target) -> Result<Vec<SocketAddr>, Failure> {
     let host = &target.host;
     let failed = |reason: String| Failure::unreachable(format!("cannot look up {host}: {reason}"));
     let lookup = lookup_host((host.as_str(), target.port));
@@ -96,6 +106,14 @@ async fn handshake(
     expected: Option<KeyHash>,
 ) -> Result<Connection, Failure> {
     let wanted = expected.clone();
+    if let Some(wanted) = &wanted
+        && let Some(other) = who_has(shared, address, wanted)
+    {
+        return Err(other_key(shared, address, other, wanted));
+    }
+    if is_own(shared, address) {
+        return Err(Failure::refused(CloseCode::Itself, REASON_ITSELF));
+    }
     let (config, verifier) = tls::client_config(&shared.identity, &shared.timing, expected)
         .map_err(|error| Failure::unreachable(error.to_string()))?;
     let connecting = shared
@@ -110,16 +128,51 @@ async fn handshake(
     match timeout(HANDSHAKE_TIMEOUT, connecting).await {
         Ok(Ok(conn)) => Ok(conn),
         Ok(Err(error)) => match (verifier.mismatch(), wanted) {
-            (Some(peer), Some(wanted)) => Err(Failure::KeyMismatch {
-                reason: format!(
-                    "the host at {address} has the key {}, not the expected {wanted}: another \
-                     host, or someone in between",
-                    KeyHash::short(peer)
-                ),
-            }),
+            (Some(peer), Some(wanted)) => Err(other_key(shared, address, peer, &wanted)),
             _ if matches!(error, ConnectionError::TimedOut) => Err(silent()),
             _ => Err(Failure::of_connection(&error, &shared.versions)),
         },
         Err(_) => Err(silent()),
+    }
+}
+
+/// Who is known to be at an address and has not the wanted key: this host itself, or a linked peer. Nothing has to be
+/// sent to know it.
+fn who_has(shared: &Shared, address: SocketAddr, wanted: &KeyHash) -> Option<PeerId> {
+    let state = shared.lock();
+    let linked = state.links.iter().find(|(_, link)| link.remote() == address);
+    let linked = linked.map(|(peer, _)| *peer);
+    drop(state);
+    let who = linked.or_else(|| is_own(shared, address).then_some(shared.me));
+    who.filter(|who| !wanted.matches(*who))
+}
+
+/// Whether an address is this host's own, and what listens there this program.
+fn is_own(shared: &Shared, address: SocketAddr) -> bool {
+    let Ok(local) = shared.endpoint.local_addr() else { return false };
+    let local = canonical(local);
+    if local.port() != address.port() || !local.ip().is_unspecified() {
+        return local == address;
+    }
+    // The kernel sends from an address itself to that address alone. Nothing is sent to find out.
+    let any: IpAddr = match address {
+        SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+        SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+    };
+    let from = UdpSocket::bind((any, 0)).and_then(|socket| {
+        socket.connect(address)?;
+        socket.local_addr()
+    });
+    from.is_ok_and(|from| from.ip() == address.ip())
+}
+
+fn other_key(shared: &Shared, address: SocketAddr, peer: PeerId, wanted: &KeyHash) -> Failure {
+    let who = if peer == shared.me { "this host itself" } else { "a host" };
+    let key = KeyHash::short(peer);
+    Failure::KeyMismatch {
+        reason: format!(
+            "{address} is {who} with another key, {key}, not the expected {wanted}. If it was \
+             reinstalled: weft forget {address}, and join again. Else somebody is in between"
+        ),
     }
 }

@@ -1,5 +1,6 @@
 //! Keeps dialling one target until it is forgotten.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -8,27 +9,52 @@ use tokio::time::sleep;
 use weft_crypto::PeerId;
 
 use crate::connect;
-use crate::error::Failure;
-use crate::limits::{BACKOFF_RESET_S, Timing};
+use crate::error::{Cause, Failure};
+use crate::limits::{ADDRESSES_MAX, BACKOFF_RESET_S, OTHER_KEY_PAUSE_MAX_S, Timing};
 use crate::session::Outcome;
 use crate::shared::{Dial, DialKey, Shared, State};
 use crate::status::LinkState;
 use crate::target::Target;
 
-/// Begins to dial, or dials at once what is dialled already. A reason says that this follows the
-/// loss of a link, and then the first attempt waits a little.
-pub(crate) fn start(
-    shared: &Arc<Shared>,
-    state: &mut State,
-    key: DialKey,
-    target: Target,
-    lost: Option<String>,
-) {
+/// Begins to dial a target, or dials at once what is dialled already.
+pub(crate) fn start(shared: &Arc<Shared>, state: &mut State, target: Target) {
+    let key = DialKey::Target(target.address());
     if let Some(dial) = state.dials.get_mut(&key) {
         dial.target = target;
         dial.kick.notify_one();
         return;
     }
+    let dial = spawn(shared, &key, target, false);
+    state.dials.insert(key, dial);
+}
+
+/// Begins to dial a peer at one of some addresses; where it is dialled already, other addresses are tried at once.
+/// A failure says that this follows the loss of a link, and then the first attempt waits a little.
+pub(crate) fn start_peer(
+    shared: &Arc<Shared>,
+    state: &mut State,
+    peer: PeerId,
+    mut addresses: Vec<SocketAddr>,
+    lost: Option<&Failure>,
+) {
+    let key = DialKey::Peer(peer);
+    addresses.truncate(ADDRESSES_MAX);
+    let Some(first) = addresses.first().copied() else { return };
+    if let Some(dial) = state.dials.get_mut(&key) {
+        if dial.look_at(peer, addresses) {
+            dial.kick.notify_one();
+        }
+        return;
+    }
+    let mut dial = spawn(shared, &key, Target::of_peer(peer, first), lost.is_some());
+    (dial.addresses, dial.peer) = (addresses, Some(peer));
+    if lost.is_some() {
+        dial.change(LinkState::Retrying, lost, None, Instant::now(), &shared.events);
+    }
+    state.dials.insert(key, dial);
+}
+
+fn spawn(shared: &Arc<Shared>, key: &DialKey, target: Target, lost: bool) -> Dial {
     let kick = Arc::new(Notify::new());
     let dialler = Dialler {
         shared: shared.clone(),
@@ -36,15 +62,8 @@ pub(crate) fn start(
         kick: kick.clone(),
         backoff: Backoff::new(&shared.timing),
     };
-    let task = tokio::spawn(dialler.run(lost.is_some())).abort_handle();
-    let mut dial = Dial::new(target, kick, task);
-    if let DialKey::Peer(peer) = key {
-        dial.peer = Some(peer);
-    }
-    if lost.is_some() {
-        dial.change(LinkState::Retrying, lost, None, Instant::now(), &shared.events);
-    }
-    state.dials.insert(key, dial);
+    let task = tokio::spawn(dialler.run(lost)).abort_handle();
+    Dial::new(target, kick, task)
 }
 
 struct Dialler {
@@ -70,10 +89,10 @@ impl Dialler {
                 continue;
             }
             lost = false;
-            let Some(target) = self.target() else { return };
+            let Some((target, addresses)) = self.target() else { return };
             self.set(LinkState::Connecting, None, None);
             let pending = || self.set(LinkState::Pending, None, None);
-            match connect::attempt(&self.shared, &target, pending).await {
+            match connect::attempt(&self.shared, &target, addresses, pending).await {
                 Ok(Outcome::Up(peer) | Outcome::Duplicate(peer)) => {
                     self.met(peer);
                     if self.linked().is_none() {
@@ -110,12 +129,12 @@ impl Dialler {
     }
 
     fn after_failure(&mut self, failure: &Failure) -> Duration {
-        let (to, wait) = if failure.is_refusal() {
-            (LinkState::Failed, self.backoff.slow())
-        } else {
-            (LinkState::Retrying, self.backoff.next())
+        let (to, wait) = match failure.cause() {
+            Cause::KeyMismatch => (LinkState::Failed, self.backoff.other_key()),
+            _ if failure.is_refusal() => (LinkState::Failed, self.backoff.slow()),
+            _ => (LinkState::Retrying, self.backoff.next()),
         };
-        self.set(to, Some(failure.reason().to_owned()), Some(wait));
+        self.set(to, Some(failure), Some(wait));
         wait
     }
 
@@ -147,12 +166,13 @@ impl Dialler {
         }
     }
 
-    fn target(&self) -> Option<Target> {
-        self.shared.lock().dials.get(&self.key).map(|dial| dial.target.clone())
+    fn target(&self) -> Option<(Target, Vec<SocketAddr>)> {
+        let state = self.shared.lock();
+        state.dials.get(&self.key).map(|dial| (dial.target.clone(), dial.addresses.clone()))
     }
 
-    fn set(&self, to: LinkState, reason: Option<String>, wait: Option<Duration>) {
-        self.shared.set_dial(&self.key, to, reason, wait);
+    fn set(&self, to: LinkState, failure: Option<&Failure>, wait: Option<Duration>) {
+        self.shared.set_dial(&self.key, to, failure, wait);
     }
 }
 
@@ -161,12 +181,14 @@ struct Backoff {
     first: Duration,
     max: Duration,
     present: Duration,
+    /// The pause after another key than the expected one.
+    other_key: Duration,
 }
 
 impl Backoff {
     fn new(timing: &Timing) -> Self {
         let (first, max) = (timing.backoff_first, timing.backoff_max);
-        Self { first, max, present: first }
+        Self { first, max, present: first, other_key: max }
     }
 
     fn next(&mut self) -> Duration {
@@ -179,8 +201,16 @@ impl Backoff {
         jitter(self.max).min(self.max)
     }
 
+    /// Whoever reinstalls a host hardly puts the old key back.
+    fn other_key(&mut self) -> Duration {
+        let longest = Duration::from_secs(OTHER_KEY_PAUSE_MAX_S).max(self.max);
+        let wait = jitter(self.other_key).min(longest);
+        self.other_key = (self.other_key * 2).min(longest);
+        wait
+    }
+
     fn reset(&mut self) {
-        self.present = self.first;
+        (self.present, self.other_key) = (self.first, self.max);
     }
 }
 
@@ -204,6 +234,10 @@ mod tests {
             }
             assert!(backoff.next() >= timing.backoff_max / 2);
             assert!(backoff.slow() >= timing.backoff_max / 2);
+            let other_key: Vec<Duration> = (0..9).map(|_| backoff.other_key()).collect();
+            assert!(other_key[0] <= timing.backoff_max * 3 / 2, "{other_key:?}");
+            let longest = Duration::from_secs(OTHER_KEY_PAUSE_MAX_S);
+            assert!(other_key[8] >= longest / 2 && other_key[8] <= longest, "{other_key:?}");
             backoff.reset();
         }
     }

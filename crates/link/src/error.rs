@@ -152,6 +152,15 @@ pub(crate) enum Failure {
     Unreachable { reason: String },
 }
 
+/// What a failure is about, whatever its words: those a peer may choose.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Cause {
+    /// The close code says it.
+    Refused(CloseCode),
+    KeyMismatch,
+    Unreachable,
+}
+
 impl Failure {
     pub(crate) fn refused(code: CloseCode, reason: impl Into<String>) -> Self {
         Self::Refused { code, reason: reason.into() }
@@ -177,6 +186,15 @@ impl Failure {
         match self {
             Self::Refused { code, .. } => Some(*code),
             _ => None,
+        }
+    }
+
+    /// By which what is told and logged is told apart.
+    pub(crate) fn cause(&self) -> Cause {
+        match (self, self.code()) {
+            (_, Some(code)) => Cause::Refused(code),
+            (Self::KeyMismatch { .. }, None) => Cause::KeyMismatch,
+            (_, None) => Cause::Unreachable,
         }
     }
 

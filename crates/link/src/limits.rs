@@ -93,6 +93,9 @@ pub const DRAIN_TIMEOUT_MS: u64 = 5_000;
 /// After the peer has replaced a connection, its successor must appear within this.
 pub const SUCCESSOR_TIMEOUT_MS: u64 = 2_000;
 
+/// Longest pause before a host is dialled again that showed another key than the expected one.
+pub const OTHER_KEY_PAUSE_MAX_S: u64 = 600;
+
 /// A link that lasted longer than this is re-dialled as if for the first time.
 pub const BACKOFF_RESET_S: u64 = 60;
 

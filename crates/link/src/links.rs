@@ -18,7 +18,8 @@ use crate::limits::{
     PROTOCOL_VERSION, REFUSED_PEERS_MAX, SHUTDOWN_TIMEOUT_MS, Timing,
 };
 use crate::secret::Secret;
-use crate::shared::{DialKey, Parts, Shared, State};
+use crate::shared::{Dial, DialKey, Parts, Shared, State};
+use crate::socket::canonical;
 use crate::status::{LinkState, LinkStatus};
 use crate::target::Target;
 use crate::token::Token;
@@ -143,8 +144,31 @@ impl Links {
         if full || state.closed {
             return false;
         }
-        dial::start(&self.shared, &mut state, key, target, None);
+        dial::start(&self.shared, &mut state, target);
         true
+    }
+
+    /// Dials a peer at any of these addresses until it is forgotten, beside targets. Said again with the same
+    /// addresses it changes nothing. False if there are too many targets.
+    pub fn connect_peer(&self, peer: PeerId, addresses: &[SocketAddr]) -> bool {
+        let mut state = self.shared.lock();
+        let full =
+            state.dials.len() >= DIALS_MAX && !state.dials.contains_key(&DialKey::Peer(peer));
+        if full || state.closed || peer == self.shared.me {
+            return false;
+        }
+        let addresses = addresses.iter().map(|address| canonical(*address)).collect();
+        dial::start_peer(&self.shared, &mut state, peer, addresses, None);
+        true
+    }
+
+    /// Looks a target's name up, as each attempt to reach it does.
+    ///
+    /// # Errors
+    /// Why it stands for no address.
+    pub async fn look_up(&self, target: &Target) -> Result<(), String> {
+        let found = crate::connect::resolve(&self.shared, target).await;
+        found.map(drop).map_err(|failure| failure.reason().to_owned())
     }
 
     /// Stops dialling a target; a link with it stays. False if it was no target.
@@ -160,9 +184,11 @@ impl Links {
         true
     }
 
-    /// Stops dialling a peer because it was up once; targets stay.
+    /// Stops dialling a peer that was up once or was named by [`Links::connect_peer`]; targets stay.
     pub fn forget_peer(&self, peer: PeerId) {
-        forget_peer(&mut self.shared.lock(), peer);
+        let mut state = self.shared.lock();
+        forget_peer(&mut state, peer);
+        state.refusals.retain(|refusal| !refusal.is_of(peer));
     }
 
     /// Queues a message for a peer. Messages arrive whole, in order and once, until the link goes
@@ -326,7 +352,10 @@ fn forget_peer(state: &mut State, peer: PeerId) {
 
 fn covered_by_target(state: &State, peer: Option<PeerId>) -> bool {
     let is_target = |key: &DialKey| matches!(key, DialKey::Target(_));
-    peer.is_some() && state.dials.iter().any(|(key, dial)| is_target(key) && dial.peer == peer)
+    peer.is_some_and(|peer| {
+        let serves = |dial: &Dial| dial.is_for(peer) || dial.peer == Some(peer);
+        state.dials.iter().any(|(key, dial)| is_target(key) && serves(dial))
+    })
 }
 
 fn hello_bytes(hello: &serde_json::Value) -> Result<Vec<u8>, LinkError> {

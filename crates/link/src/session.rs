@@ -231,7 +231,7 @@ fn install(
     state.links.insert(peer, link);
     Shared::forget_refusals(state, remote.ip(), peer);
     if let Some(dial) = state.dials.get_mut(&DialKey::Peer(peer)) {
-        dial.target = Target::of_peer(peer, remote);
+        dial.met_at(peer, remote);
     }
     shared.links_changed();
     tokio::spawn(run.run(send, recv));
@@ -446,16 +446,15 @@ fn ended(shared: &Arc<Shared>, peer: PeerId, session_id: u64, error: &Connection
         link.closing.clone().unwrap_or_else(|| Failure::of_connection(error, &shared.versions));
     let reason = failure.reason().to_owned();
     tracing::info!(%peer, nickname = link.nickname, reason, "link down");
-    shared.events.send(Event::Down { peer, reason: reason.clone() });
+    shared.events.send(Event::Down { peer, reason });
     let to = if failure.is_refusal() { LinkState::Failed } else { LinkState::Retrying };
     let mut dialled = false;
     for dial in state.dials.values_mut().filter(|dial| dial.is_for(peer)) {
         dialled = true;
-        dial.change(to, Some(reason.clone()), None, now, &shared.events);
+        dial.change(to, Some(&failure), None, now, &shared.events);
     }
     if !dialled && !failure.is_refusal() && !state.closed && state.dials.len() < DIALS_MAX {
-        let target = Target::of_peer(peer, link.conn.remote_address());
-        dial::start(shared, &mut state, DialKey::Peer(peer), target, Some(reason));
+        dial::start_peer(shared, &mut state, peer, vec![link.remote()], Some(&failure));
     }
     drop(state);
     shared.links_changed();

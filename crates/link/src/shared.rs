@@ -10,10 +10,10 @@ use tokio::sync::{Notify, watch};
 use tokio::task::AbortHandle;
 use weft_crypto::PeerId;
 
-use crate::error::Failure;
+use crate::error::{Cause, Failure};
 use crate::event::{Event, EventSender};
 use crate::identity::Identity;
-use crate::limits::{REFUSALS_MAX, Timing};
+use crate::limits::{ADDRESSES_MAX, REFUSALS_MAX, Timing};
 use crate::secret::Secret;
 use crate::session::Link;
 use crate::socket::canonical;
@@ -68,6 +68,10 @@ pub(crate) enum DialKey {
 
 pub(crate) struct Dial {
     pub(crate) target: Target,
+    /// Where a peer is dialled; a target is looked up each time.
+    pub(crate) addresses: Vec<SocketAddr>,
+    /// Where a peer was linked last.
+    met_at: Option<SocketAddr>,
     pub(crate) state: LinkState,
     pub(crate) reason: Option<String>,
     pub(crate) since: Instant,
@@ -78,13 +82,15 @@ pub(crate) struct Dial {
     pub(crate) kick: Arc<Notify>,
     pub(crate) task: AbortHandle,
     /// What was told last; while connecting nothing is.
-    told: Option<(LinkState, Option<String>)>,
+    told: Option<(LinkState, Option<Cause>)>,
 }
 
 impl Dial {
     pub(crate) fn new(target: Target, kick: Arc<Notify>, task: AbortHandle) -> Self {
         Self {
             target,
+            addresses: Vec::new(),
+            met_at: None,
             state: LinkState::Connecting,
             reason: None,
             since: Instant::now(),
@@ -94,6 +100,28 @@ impl Dial {
             task,
             told: None,
         }
+    }
+
+    /// A peer is looked for at these addresses, and where it was linked; whether there are others than before.
+    pub(crate) fn look_at(&mut self, peer: PeerId, mut addresses: Vec<SocketAddr>) -> bool {
+        if let Some(met) = self.met_at.filter(|met| !addresses.contains(met)) {
+            addresses.truncate(ADDRESSES_MAX - 1);
+            addresses.push(met);
+        }
+        let news = addresses.iter().any(|address| !self.addresses.contains(address));
+        if let Some(first) = addresses.first() {
+            self.target = Target::of_peer(peer, *first);
+            self.addresses = addresses;
+        }
+        news
+    }
+
+    /// A peer is linked, and there it is.
+    pub(crate) fn met_at(&mut self, peer: PeerId, remote: SocketAddr) {
+        self.met_at = Some(remote);
+        let rest = std::mem::take(&mut self.addresses).into_iter().filter(|at| *at != remote);
+        self.addresses = [remote].into_iter().chain(rest).take(ADDRESSES_MAX).collect();
+        self.target = Target::of_peer(peer, remote);
     }
 
     /// Whether a link with this peer is what this dial is for.
@@ -131,6 +159,10 @@ pub(crate) struct Refusal {
 }
 
 impl Refusal {
+    pub(crate) fn is_of(&self, peer: PeerId) -> bool {
+        self.peer == peer
+    }
+
     pub(crate) fn status(&self) -> LinkStatus {
         LinkStatus {
             address: self.remote.to_string(),
@@ -220,13 +252,13 @@ impl Shared {
         &self,
         key: &DialKey,
         to: LinkState,
-        reason: Option<String>,
+        failure: Option<&Failure>,
         wait: Option<Duration>,
     ) {
         let now = Instant::now();
         let mut state = self.lock();
         let Some(dial) = state.dials.get_mut(key) else { return };
-        dial.change(to, reason, wait, now, &self.events);
+        dial.change(to, failure, wait, now, &self.events);
     }
 
     /// Remembers a host that was refused here.
@@ -268,7 +300,7 @@ impl Dial {
     pub(crate) fn change(
         &mut self,
         to: LinkState,
-        reason: Option<String>,
+        failure: Option<&Failure>,
         wait: Option<Duration>,
         now: Instant,
         events: &EventSender,
@@ -279,8 +311,8 @@ impl Dial {
         (self.state, self.next_try) = (to, wait.map(|wait| now + wait));
         // While it is tried again, the reason of the last failure stays to be seen.
         if !matches!(to, LinkState::Connecting | LinkState::Pending) {
-            self.reason = reason;
-            let told = Some((to, self.reason.clone()));
+            self.reason = failure.map(|failure| failure.reason().to_owned());
+            let told = Some((to, failure.map(Failure::cause)));
             if self.told != told {
                 self.told = told;
                 let status = self.status(now);

@@ -81,12 +81,28 @@ impl FromStr for Target {
                 None => (address.to_owned(), DEFAULT_PORT),
             }
         };
-        let is_name_byte = |byte: u8| byte.is_ascii_alphanumeric() || b"-._:".contains(&byte);
-        if host.is_empty() || host.len() > 253 || !host.bytes().all(is_name_byte) || port == 0 {
+        let is_host = host.parse::<IpAddr>().is_ok() || is_name(&host);
+        if !is_host || port == 0 {
             return Err(wrong());
         }
         Ok(Self { host, port, key_hash })
     }
+}
+
+/// Whether a text can be the name of a host (RFC 1123; with `_`, which some have): labels between single dots, of which
+/// the last is no number, since that is a mistyped address.
+fn is_name(host: &str) -> bool {
+    let is_label = |label: &str| {
+        let bytes = label.as_bytes();
+        (1..=63).contains(&bytes.len())
+            && bytes.iter().all(|byte| byte.is_ascii_alphanumeric() || b"-_".contains(byte))
+            && !label.starts_with('-')
+    };
+    let name = host.strip_suffix('.').unwrap_or(host);
+    let last = name.rsplit('.').next().unwrap_or_default();
+    name.len() <= 253
+        && name.split('.').all(is_label)
+        && (!name.contains('.') || !last.bytes().all(|byte| byte.is_ascii_digit()))
 }
 
 /// The first 16 to 32 bytes of a peer id: what a joining host pins.
@@ -153,6 +169,8 @@ mod tests {
             ("[fd00::1]:99", "fd00::1", 99),
             ("a-host.example", "a-host.example", 6783),
             ("a-host:99", "a-host", 99),
+            ("host_2.example.", "host_2.example.", 6783),
+            ("7", "7", 6783),
         ] {
             let target: Target = text.parse().unwrap();
             assert_eq!((target.host.as_str(), target.port), (host, port), "{text}");
@@ -161,8 +179,28 @@ mod tests {
             assert!(pinned.key_hash.as_ref().unwrap().matches(peer));
             assert_eq!(pinned.to_string().parse::<Target>().unwrap(), pinned);
         }
-        for text in ["", ":1", "a b", "host:", "host:x", "host:0", "host#12", "[x]", "a#", "ho\nst"]
-        {
+        let long = "a".repeat(64);
+        for text in [
+            "",
+            ":1",
+            "a b",
+            "host:",
+            "host:x",
+            "host:0",
+            "host#12",
+            "[x]",
+            "a#",
+            "ho\nst",
+            "a..",
+            ".a",
+            "a..b",
+            "10.0.0.300",
+            "10.0.0",
+            "1.2.3.4.5",
+            "-a",
+            &long,
+            ".",
+        ] {
             assert!(text.parse::<Target>().is_err(), "{text:?}");
         }
     }

@@ -357,11 +357,61 @@ async fn a_target_with_another_key_is_refused_with_both_keys_in_the_reason() {
     let reason = a.until_failed().await.reason.unwrap();
     assert!(reason.contains(&expected.to_string()), "{reason}");
     assert!(reason.contains(&KeyHash::short(b.id()).to_string()), "{reason}");
+    assert!(reason.contains(&format!("weft forget {}", b.addr)), "{reason}");
     assert!(a.was_never_up() && b.was_never_up());
 
     let target = Target { key_hash: Some(KeyHash::short(b.id())), ..Target::from(b.addr) };
     assert!(a.links.connect(target));
     a.up().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_reinstalled_peer_is_told_apart_from_its_old_self_without_dialling_it() {
+    let mut a = Host::with_password("p");
+    let mut b = Host::with_password("p");
+    let old = Identity::generate().unwrap().peer_id();
+    a.dial(&b);
+    a.up().await;
+    b.up().await;
+    let is_of_old = |line: &LinkStatus| line.peer == Some(old) && line.state == LinkState::Failed;
+    // At b's address nobody else is looked for, and at its own a host looks for nobody.
+    for (host, itself) in [(&a, false), (&b, true)] {
+        let begin = std::time::Instant::now();
+        assert!(host.links.connect_peer(old, &[b.addr]));
+        let reason = host.until(is_of_old).await.reason.unwrap();
+        println!("told after {:?}", begin.elapsed());
+        assert!(reason.contains(&format!("weft forget {}", b.addr)), "{reason}");
+        assert_eq!(reason.contains("this host itself"), itself, "{reason}");
+        // Said again it begins nothing anew, so that the reason stays and the next try stays far.
+        let before = host.until(is_of_old).await;
+        assert!(host.links.connect_peer(old, &[b.addr]));
+        let after = host.until(|line| line.peer == Some(old)).await;
+        assert_eq!((after.since, after.reason), (before.since, before.reason));
+        assert!(after.next_try.unwrap() > Duration::from_secs(10), "slowly");
+    }
+    let mut changes = 0;
+    while let Some(event) = a.events.try_recv() {
+        changes += usize::from(
+            matches!(event, Event::TargetChanged { status } if status.peer == Some(old)),
+        );
+    }
+    assert_eq!(changes, 1, "told once");
+    // A target of the same address is another matter, and goes on.
+    assert_eq!(
+        a.links.status().iter().filter(|line| line.state == LinkState::Established).count(),
+        1
+    );
+    a.links.forget_peer(old);
+    assert_eq!(a.links.status().len(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_peer_is_tried_at_each_of_its_addresses() {
+    let (mut a, mut b) = (Host::with_password("p"), Host::with_password("p"));
+    let silent = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+    assert!(a.links.connect_peer(b.id(), &[silent.local_addr().unwrap(), b.addr]));
+    assert_eq!(a.up().await.peer, b.id());
+    b.up().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -50,7 +50,8 @@ impl Mesh {
         }
         let mut news = Vec::new();
         for info in members {
-            if info.peer == self.config.local || self.links.contains_key(&info.peer) {
+            let local = info.peer == self.config.local;
+            if local || self.links.contains_key(&info.peer) || self.is_forgotten(info.peer) {
                 continue;
             }
             let known = self.members.get(info.peer).is_some();
@@ -113,6 +114,9 @@ impl Mesh {
         }
         for other in add.iter().chain(remove) {
             self.members.seen(now, *other);
+        }
+        for other in add {
+            self.is_back(*other);
         }
         for other in remove.iter().filter(|other| **other != peer) {
             self.resync_later(now, *other);

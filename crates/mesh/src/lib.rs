@@ -23,6 +23,7 @@
 mod config;
 mod endpoint;
 mod error;
+mod forgotten;
 mod founding;
 mod gossip;
 pub mod limits;

@@ -72,5 +72,7 @@ pub const DIAL_PAUSE_MAX_MS: u64 = 60_000;
 pub const RESYNC_DELAY_MS: u64 = 2_000;
 /// Shortest pause between two reports of this host's use of its ranges, in milliseconds.
 pub const USAGE_INTERVAL_MS: u64 = 5_000;
+/// Hosts that the user had forgotten and of which nothing is believed; the oldest is dropped first.
+pub const FORGOTTEN_MAX: usize = 1024;
 /// How often the table of members is looked through for those to forget, in seconds.
 pub const FORGET_CHECK_S: u64 = 600;

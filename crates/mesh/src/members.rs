@@ -220,7 +220,7 @@ fn jittered(pause: Duration, rng: &mut impl Rng) -> Duration {
 }
 
 /// At most [`NICKNAME_BYTES_MAX`] bytes of a nickname, without control characters.
-fn clip(nickname: &str) -> String {
+pub(crate) fn clip(nickname: &str) -> String {
     let mut clean: String = nickname.chars().filter(|c| !c.is_control()).collect();
     while clean.len() > NICKNAME_BYTES_MAX {
         clean.pop();

@@ -16,7 +16,7 @@ use crate::error::{AddressError, MeshError, Refusal};
 use crate::limits::{
     ENDPOINT_GRACE_S, FORGET_CHECK_S, NICKNAME_BYTES_MAX, PROTOCOL_VERSION, RESYNC_DELAY_MS,
 };
-use crate::members::Members;
+use crate::members::{Members, clip};
 use crate::message::{Hello, Message, Naming, Network, NetworkId, RangeAnnouncement};
 use crate::range::{AddressRange, RangeSet};
 use crate::ranges::RangeAsk;
@@ -248,6 +248,7 @@ impl Mesh {
         remote: SocketAddr,
     ) -> Result<(), Refusal> {
         self.check_hello(peer, &hello)?;
+        self.is_back(peer);
         self.drop_link(now, peer);
         let link = Link {
             network: hello.network,
@@ -266,7 +267,8 @@ impl Mesh {
         let addresses: Vec<SocketAddr> = [seen_at].into_iter().chain(hello.addresses).collect();
         let news = self.members.linked(now, peer, &hello.nickname, &addresses);
         if !known {
-            self.emit(Output::Changed(Change::MemberAdded { peer, nickname: hello.nickname }));
+            let nickname = clip(&hello.nickname);
+            self.emit(Output::Changed(Change::MemberAdded { peer, nickname }));
         }
         self.greet(now, peer);
         self.tell_connection(peer, true);
@@ -370,19 +372,6 @@ impl Mesh {
             self.send_all(&Message::Endpoints { version, full: false, more: false, add, remove });
             self.tell_endpoints();
         }
-    }
-
-    /// Forgets a host that is not linked (`weft forget`): it is not dialled and not told of any more, until it
-    /// comes back by itself. Its ranges stay its own. Whether it was known.
-    pub fn forget_member(&mut self, peer: PeerId) -> bool {
-        let forgotten = !self.links.contains_key(&peer) && self.members.forget(peer);
-        if forgotten {
-            self.endpoints.drop_peer(peer);
-            self.tell_endpoints();
-            self.dirty = true;
-            self.emit(Output::Changed(Change::MemberForgotten { peer }));
-        }
-        forgotten
     }
 }
 
@@ -498,7 +487,7 @@ impl Mesh {
 
     fn check_hello(&self, peer: PeerId, hello: &Hello) -> Result<(), Refusal> {
         let fit = hello.nickname.len() <= NICKNAME_BYTES_MAX && !hello.nickname.is_empty();
-        let nickname = if fit { hello.nickname.clone() } else { "peer".to_owned() };
+        let nickname = if fit { clip(&hello.nickname) } else { "peer".to_owned() };
         let host = format!("{nickname} ({peer})");
         if peer == self.config.local {
             return Err(Refusal::SameIdentity { host });

@@ -45,6 +45,9 @@ pub struct State {
     /// Ranges given away of which the receiver has not said that it stored them.
     grants: Vec<Grant>,
     pub(crate) members: Vec<SavedMember>,
+    /// Hosts that the user had forgotten, the oldest first.
+    #[serde(default)]
+    pub(crate) forgotten: Vec<PeerId>,
 }
 
 /// Who has an address of an own range.
@@ -121,6 +124,7 @@ impl State {
             accepted: Vec::new(),
             grants: Vec::new(),
             members: Vec::new(),
+            forgotten: Vec::new(),
         }
     }
 

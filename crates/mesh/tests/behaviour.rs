@@ -356,6 +356,41 @@ fn a_member_without_a_sign_of_life_is_forgotten() {
 }
 
 #[test]
+fn a_host_that_the_user_forgot_stays_so_whatever_others_tell_until_somebody_is_linked_with_it() {
+    let now = Instant::now();
+    let mut mesh = founder(now, "10.9.0.0/24");
+    link(&mut mesh, now, 7);
+    let address: SocketAddr = "192.0.2.8:6783".parse().unwrap();
+    let info =
+        MemberInfo { peer: id(8), nickname: "h8".into(), addresses: vec![address], age_s: 0 };
+    let told = Message::Members { members: vec![info] };
+    let dials = |outputs: &[Output]| {
+        outputs.iter().any(|output| matches!(output, Output::Dial { peer, .. } if *peer == id(8)))
+    };
+    mesh.handle_message(now, id(7), told.clone()).unwrap();
+    assert!(dials(&drain(&mut mesh)));
+
+    assert!(mesh.forget_member(id(8)));
+    let saved = drain(&mut mesh).into_iter().find_map(|output| match output {
+        Output::Persist(state) => Some(*state),
+        _ => None,
+    });
+    mesh.handle_message(now, id(7), told.clone()).unwrap();
+    assert!(!dials(&drain(&mut mesh)));
+    // Nor after a restart.
+    let mut mesh = Mesh::new(now, config("10.9.0.0/24"), saved, [2; 32]).unwrap();
+    link(&mut mesh, now, 7);
+    mesh.handle_message(now, id(7), told.clone()).unwrap();
+    assert!(!dials(&drain(&mut mesh)));
+    assert_eq!(mesh.peers().len(), 2);
+
+    let linked = Message::Connections { full: false, add: vec![id(8)], remove: Vec::new() };
+    mesh.handle_message(now, id(7), linked).unwrap();
+    mesh.handle_message(now, id(7), told).unwrap();
+    assert!(dials(&drain(&mut mesh)), "it is back");
+}
+
+#[test]
 fn a_state_of_another_range_identity_or_version_is_refused_with_advice() {
     let now = Instant::now();
     let mut mesh = founder(now, "10.9.0.0/24");

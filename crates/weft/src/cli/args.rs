@@ -154,7 +154,7 @@ pub struct ConnectArgs {
 /// `weft forget`.
 #[derive(Debug, Args)]
 pub struct ForgetArgs {
-    /// HOST[:PORT], as given to launch or connect
+    /// HOST[:PORT], as given to launch or connect; or the name, address or key of a host that is gone or was reinstalled
     #[arg(required = true, value_name = "HOST")]
     pub hosts: Vec<String>,
     /// Print JSON

@@ -55,6 +55,9 @@ pub(super) enum Request {
     Withdraw { mac: weft_mesh::Mac },
     /// The user named other targets.
     TargetsChanged,
+    /// Hosts of this name, address or key that are gone are to be forgotten: which were, and whether a linked one is
+    /// meant too.
+    Forget { text: String, reply: oneshot::Sender<(Vec<PeerId>, bool)> },
     /// After a start: addresses of all other owners come back.
     KeepOnly { owners: BTreeSet<String> },
     /// The host's link carries packets of this size now, in bytes.
@@ -120,8 +123,6 @@ pub(super) struct Control {
     pub(super) targets: Arc<Targets>,
     /// What the mesh was told of them.
     pub(super) told_targets: Vec<weft_mesh::Target>,
-    /// Members that the mesh had dialled, at which address, and how often.
-    pub(super) dialled: BTreeMap<PeerId, (weft_link::Target, usize)>,
     /// Links that are up: nickname and address.
     pub(super) seen: BTreeMap<PeerId, (String, SocketAddr)>,
     /// Links that ended, until they are up again.
@@ -268,6 +269,9 @@ impl Control {
                 self.mesh.release(now, &owner);
             }
             Request::TargetsChanged => self.tell_targets(),
+            Request::Forget { text, reply } => {
+                let _ = reply.send(self.forget(&text));
+            }
             Request::LinkMtu { link_mtu } => self.paths.handle_link_mtu(now, link_mtu),
             Request::KeepOnly { owners } => {
                 let held = self.mesh.allocations().into_iter().map(|held| held.owner);
@@ -355,22 +359,31 @@ impl Control {
         self.lost.insert(peer, lost);
     }
 
-    /// Tries one of the addresses at which a member was seen, another one each time.
-    fn dial(&mut self, peer: PeerId, addresses: &[SocketAddr]) {
-        let tries = self.dialled.get(&peer).map_or(0, |(_, tries)| *tries);
-        let Some(address) = addresses.get(tries % addresses.len().max(1)) else { return };
-        self.stop_dialling(peer);
-        let target = weft_link::Target::of_peer(peer, *address);
-        self.links.connect(target.clone());
-        self.dialled.insert(peer, (target, tries + 1));
-    }
-
-    fn stop_dialling(&mut self, peer: PeerId) {
-        if let Some((target, _)) = self.dialled.remove(&peer)
-            && !self.targets.list().contains(&target)
-        {
-            self.links.forget(&target);
-        }
+    /// Forgets the hosts of this name, address or key that are not linked; gives their ids, and whether a linked one
+    /// is meant too.
+    fn forget(&mut self, text: &str) -> (Vec<PeerId>, bool) {
+        let target = text.parse::<weft_link::Target>().ok();
+        let key = text.parse::<weft_link::KeyHash>().ok();
+        let is_at = |target: &weft_link::Target, peer: &weft_mesh::PeerStatus| {
+            let here = |at: &SocketAddr| {
+                (at.ip().to_string(), at.port()) == (target.host.clone(), target.port)
+            };
+            peer.addresses.iter().any(here)
+                && target.key_hash.as_ref().is_none_or(|key| key.matches(peer.peer))
+        };
+        let meant = |peer: &weft_mesh::PeerStatus| {
+            peer.nickname == text
+                || key.as_ref().is_some_and(|key| key.matches(peer.peer))
+                || target.as_ref().is_some_and(|target| is_at(target, peer))
+        };
+        let meant: Vec<_> =
+            self.mesh.peers().into_iter().filter(|peer| !peer.local && meant(peer)).collect();
+        let linked = meant.iter().any(|peer| peer.linked);
+        let gone: Vec<PeerId> = meant.into_iter().map(|peer| peer.peer).collect();
+        let gone: Vec<PeerId> =
+            gone.into_iter().filter(|peer| self.mesh.forget_member(*peer)).collect();
+        gone.iter().for_each(|peer| drop(self.lost.remove(peer)));
+        (gone, linked)
     }
 
     /// Carries out all that the last input led to; nothing more once state could not be kept.
@@ -437,7 +450,9 @@ impl Control {
         match output {
             Output::Persist(state) => self.persist(&state),
             Output::Send { peer, message } => self.send(peer, &ControlMessage::Mesh(message)),
-            Output::Dial { peer, addresses } => self.dial(peer, &addresses),
+            Output::Dial { peer, addresses } => {
+                self.links.connect_peer(peer, &addresses);
+            }
             Output::Endpoints { add, remove } => self.set_endpoints(add, &remove).await,
             Output::Refuse { peer, reason } => {
                 tracing::warn!(%peer, %reason, "peer refused");
@@ -457,7 +472,6 @@ impl Control {
             Output::Changed(change) => {
                 if let weft_mesh::Change::MemberForgotten { peer } = &change {
                     self.paths.handle_peer_gone(Instant::now(), *peer);
-                    self.stop_dialling(*peer);
                     self.links.forget_peer(*peer);
                 }
                 tracing::info!(change = %serde_json::to_string(&change).unwrap_or_default(), "mesh");

@@ -7,7 +7,7 @@ use std::time::SystemTime;
 
 use tokio::sync::{mpsc, oneshot, watch};
 use weft_crypto::PeerId;
-use weft_link::{KeyHash, Links, Target};
+use weft_link::{KeyHash, LinkState, Links, Target};
 
 use super::attachments::Attachments;
 use super::control::{Request, Snapshot};
@@ -153,6 +153,63 @@ impl Daemon {
     }
 }
 
+impl Daemon {
+    /// Forgets hosts that are gone, and the target of this name. A target stays that meanwhile leads to another host,
+    /// as to a reinstalled one whose old self is forgotten.
+    async fn forget_one(&self, text: &str) -> Result<(), ApiError> {
+        let (reply, answer) = oneshot::channel();
+        let _ = self.control.send(Request::Forget { text: text.to_owned(), reply }).await;
+        let (gone, linked) =
+            answer.await.map_err(|_| ApiError::new(ErrorKind::Unavailable, "weft is stopping"))?;
+        let target = text.parse::<Target>();
+        let leads_elsewhere = |target: &Target| {
+            let lines = self.links.status();
+            let line = lines.iter().find(|line| line.address == target.address());
+            line.is_some_and(|line| {
+                line.state == LinkState::Established
+                    && line.peer.is_some_and(|peer| !gone.contains(&peer))
+            })
+        };
+        if let Ok(target) = &target
+            && (gone.is_empty() || !leads_elsewhere(target))
+        {
+            let same = |known: &Target| (&known.host, known.port) == (&target.host, target.port);
+            let found = self.targets.change(|targets| {
+                let found = targets.iter().position(same);
+                found.map(|index| targets.remove(index))
+            });
+            if let Some(found) = found {
+                self.links.forget(&found);
+                return Ok(());
+            }
+        }
+        if !gone.is_empty() {
+            return Ok(());
+        }
+        if linked {
+            let text = format!(
+                "{text} is linked: weft forget is for targets, and for hosts that are gone"
+            );
+            return Err(ApiError::new(ErrorKind::Conflict, text));
+        }
+        let text = format!(
+            "{text} is no target and no host that is gone; weft status targets and weft status peers list them"
+        );
+        Err(ApiError::new(ErrorKind::NotFound, text))
+    }
+
+    /// A name that nobody can look up is a mistake, told at once.
+    async fn look_up(&self, targets: &[Target]) -> Result<(), ApiError> {
+        for target in targets {
+            self.links
+                .look_up(target)
+                .await
+                .map_err(|reason| ApiError::new(ErrorKind::NotFound, reason))?;
+        }
+        Ok(())
+    }
+}
+
 fn parse_targets(texts: &[String]) -> Result<Vec<Target>, ApiError> {
     let parse = |text: &String| {
         text.parse::<Target>().map_err(|error| ApiError::new(ErrorKind::BadRequest, error))
@@ -216,6 +273,7 @@ impl RequestSender for Daemon {
     fn connect(&self, request: ConnectRequest) -> Answer<'_, Vec<api::Target>> {
         Box::pin(async move {
             let wanted = parse_targets(&request.targets)?;
+            self.look_up(&wanted).await?;
             let dropped = self.targets.change(|targets| {
                 let mut dropped = Vec::new();
                 if request.replace {
@@ -246,18 +304,8 @@ impl RequestSender for Daemon {
 
     fn forget(&self, request: ForgetRequest) -> Answer<'_, Vec<api::Target>> {
         Box::pin(async move {
-            for target in parse_targets(&request.targets)? {
-                let same =
-                    |known: &Target| (&known.host, known.port) == (&target.host, target.port);
-                let found = self.targets.change(|targets| {
-                    let found = targets.iter().position(same);
-                    found.map(|index| targets.remove(index))
-                });
-                let Some(found) = found else {
-                    let text = format!("{target} is not a target; weft status targets lists them");
-                    return Err(ApiError::new(ErrorKind::NotFound, text));
-                };
-                self.links.forget(&found);
+            for text in &request.targets {
+                self.forget_one(text).await?;
             }
             self.save_targets().await
         })

@@ -196,7 +196,6 @@ async fn start(
         local,
         targets: Arc::clone(&targets),
         told_targets: Vec::new(),
-        dialled: BTreeMap::new(),
         seen: BTreeMap::new(),
         lost: BTreeMap::new(),
         failed: false,

@@ -1,0 +1,38 @@
+//! Hosts that a user has forgotten: not known again because others still tell of them, as of a host that was reinstalled
+//! and has another key now.
+
+use weft_crypto::PeerId;
+
+use crate::limits::FORGOTTEN_MAX;
+use crate::mesh::{Change, Mesh, Output};
+
+impl Mesh {
+    /// Forgets a host that is not linked (`weft forget`): it is not dialled and not told of any more, until somebody is
+    /// linked with it again. Its ranges stay its own. Whether it was known.
+    pub fn forget_member(&mut self, peer: PeerId) -> bool {
+        let forgotten = !self.links.contains_key(&peer) && self.members.forget(peer);
+        if forgotten {
+            self.state.forgotten.retain(|known| *known != peer);
+            self.state.forgotten.push(peer);
+            let surplus = self.state.forgotten.len().saturating_sub(FORGOTTEN_MAX);
+            self.state.forgotten.drain(..surplus);
+            self.endpoints.drop_peer(peer);
+            self.tell_endpoints();
+            self.dirty = true;
+            self.emit(Output::Changed(Change::MemberForgotten { peer }));
+        }
+        forgotten
+    }
+
+    /// Whether what others say of a host is to be left aside.
+    pub(crate) fn is_forgotten(&self, peer: PeerId) -> bool {
+        self.state.forgotten.contains(&peer)
+    }
+
+    /// Somebody is linked with a host: it is there after all.
+    pub(crate) fn is_back(&mut self, peer: PeerId) {
+        let before = self.state.forgotten.len();
+        self.state.forgotten.retain(|known| *known != peer);
+        self.dirty |= self.state.forgotten.len() != before;
+    }
+}
