@@ -62,7 +62,8 @@ pub enum Event {
         /// Its line in `Links::status`.
         status: LinkStatus,
     },
-    /// A host was refused; at most once a minute for the same source and reason.
+    /// A host was refused; at most once a minute for the same source and cause, and at most
+    /// `REFUSALS_TOLD_PER_MINUTE` in all.
     Refused {
         /// From where it came.
         remote: SocketAddr,

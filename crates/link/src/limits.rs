@@ -66,6 +66,9 @@ pub const FAILURE_SOURCES_MAX: usize = 1024;
 /// Refused sources that `status` shows; the oldest is forgotten first.
 pub const REFUSALS_MAX: usize = 64;
 
+/// Refusals that are told and logged a minute, and at once, whatever their sources.
+pub const REFUSALS_TOLD_PER_MINUTE: u32 = 20;
+
 /// Peers that the application has refused for good.
 pub const REFUSED_PEERS_MAX: usize = 1024;
 

@@ -13,17 +13,20 @@ use weft_crypto::PeerId;
 use crate::error::{Cause, Failure};
 use crate::event::{Event, EventSender};
 use crate::identity::Identity;
-use crate::limits::{ADDRESSES_MAX, REFUSALS_MAX, Timing};
+use crate::limits::{ADDRESSES_MAX, REFUSALS_MAX, REFUSALS_TOLD_PER_MINUTE, Timing};
 use crate::secret::Secret;
 use crate::session::Link;
 use crate::socket::canonical;
 use crate::status::{Direction, LinkState, LinkStatus};
 use crate::target::Target;
-use crate::throttle::{Gate, Throttle};
+use crate::throttle::{Gate, Throttle, source_of};
 use crate::token::{Token, TokenBook};
 
 /// A refusal is told again, and logged again, after this.
 const REFUSAL_REPEAT: Duration = Duration::from_secs(60);
+
+/// The pause between two refusals that are told once those at once are used up.
+const TELLING_PAUSE: Duration = Duration::from_millis(60_000 / REFUSALS_TOLD_PER_MINUTE as u64);
 
 pub(crate) struct Shared {
     pub(crate) endpoint: quinn::Endpoint,
@@ -52,11 +55,27 @@ pub(crate) struct State {
     pub(crate) dials: BTreeMap<DialKey, Dial>,
     pub(crate) throttle: Throttle,
     pub(crate) refusals: VecDeque<Refusal>,
+    /// When all refusals that were told are paid off.
+    refusals_paid_off: Option<Instant>,
+    /// Refusals that were not told, since too many were.
+    refusals_untold: u64,
     /// Peers whom the application does not want, and why.
     pub(crate) refused: HashMap<PeerId, String>,
     /// Number of the last `Use` and of the last link.
     pub(crate) order: u64,
     pub(crate) closed: bool,
+}
+
+impl State {
+    /// Whether one more refusal may be told: whoever has many addresses makes no more noise than one.
+    fn may_tell_refusal(&mut self, now: Instant) -> bool {
+        let paid_off = self.refusals_paid_off.map_or(now, |at| at.max(now)) + TELLING_PAUSE;
+        let fits = paid_off - now <= TELLING_PAUSE * REFUSALS_TOLD_PER_MINUTE;
+        if fits {
+            self.refusals_paid_off = Some(paid_off);
+        }
+        fits
+    }
 }
 
 /// What is dialled: a target that was given, or a peer that was up.
@@ -148,14 +167,15 @@ impl Dial {
     }
 }
 
-/// Hosts that were refused here, counted by source and reason.
+/// Hosts that were refused here, counted by source and cause: the words of the last reason may be the host's own.
 pub(crate) struct Refusal {
     remote: SocketAddr,
     peer: PeerId,
+    cause: Cause,
     reason: String,
     count: u64,
     last: Instant,
-    told: Instant,
+    told: Option<Instant>,
 }
 
 impl Refusal {
@@ -216,6 +236,8 @@ impl Shared {
                 dials: BTreeMap::new(),
                 throttle: Throttle::default(),
                 refusals: VecDeque::new(),
+                refusals_paid_off: None,
+                refusals_untold: 0,
                 refused: HashMap::new(),
                 order: 0,
                 closed: false,
@@ -266,23 +288,29 @@ impl Shared {
         let (remote, now) = (canonical(remote), Instant::now());
         let reason = failure.reason();
         let mut state = self.lock();
-        let same = |known: &Refusal| known.remote.ip() == remote.ip() && known.reason == reason;
+        let (source, cause) = (source_of(remote.ip()), failure.cause());
+        let same = |known: &Refusal| source_of(known.remote.ip()) == source && known.cause == cause;
         let at = state.refusals.iter().position(same);
         let mut refusal = at.and_then(|at| state.refusals.remove(at)).unwrap_or(Refusal {
             remote,
             peer,
-            reason: reason.to_owned(),
+            cause,
+            reason: String::new(),
             count: 0,
             last: now,
-            told: now,
+            told: None,
         });
-        let tell = refusal.count == 0 || now - refusal.told >= REFUSAL_REPEAT;
         refusal.count += 1;
         (refusal.remote, refusal.peer, refusal.last) = (remote, peer, now);
-        if tell {
-            refusal.told = now;
-            tracing::warn!(%remote, %peer, reason, count = refusal.count, "host refused");
+        reason.clone_into(&mut refusal.reason);
+        let due = refusal.told.is_none_or(|told| now - told >= REFUSAL_REPEAT);
+        if due && state.may_tell_refusal(now) {
+            refusal.told = Some(now);
+            let left_out = std::mem::take(&mut state.refusals_untold);
+            tracing::warn!(%remote, %peer, reason, count = refusal.count, left_out, "host refused");
             self.events.notice(Event::Refused { remote, peer, reason: reason.to_owned() });
+        } else if due {
+            state.refusals_untold += 1;
         }
         if state.refusals.len() >= REFUSALS_MAX {
             state.refusals.pop_front();

@@ -12,7 +12,7 @@ use crate::limits::{
 };
 
 /// An IPv4 address, or the /64 of an IPv6 address.
-fn source_of(address: IpAddr) -> IpAddr {
+pub(crate) fn source_of(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(v6) => Ipv6Addr::from_bits(v6.to_bits() & (u128::MAX << 64)).into(),
         v4 => v4,

@@ -144,6 +144,40 @@ async fn hosts_that_have_not_joined_admit_nobody() {
     assert!(line.reason.unwrap().contains("has not joined a network yet"));
 }
 
+/// Whatever a stranger says, and as which key, it is of one cause.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_strangers_say_makes_no_more_lines() {
+    const TRIES: u64 = 40;
+    let mut a = Host::start(admit());
+    for number in 0..TRIES {
+        let stranger = RawHost::new(Ipv4Addr::LOCALHOST);
+        let talk = stranger.greet(a.addr).await;
+        talk.conn.close(12_u8.into(), format!("text {number}\x1b[31m").as_bytes());
+        let line = a.until(|line| line.refusals > number).await;
+        assert!(line.reason.unwrap().contains(&format!("text {number} [31m")));
+    }
+    assert_eq!(a.links.status().len(), 1);
+    let mut told = 0;
+    while let Some(event) = a.events.try_recv() {
+        told += usize::from(matches!(event, Event::Refused { .. }));
+    }
+    assert_eq!(told, 1, "once a minute");
+    // Nor does whoever answers where this host dials.
+    let stranger = RawHost::new(Ipv4Addr::LOCALHOST);
+    assert!(a.links.connect(Target::from(stranger.addr())));
+    for number in 0..4 {
+        let incoming = within(stranger.endpoint.accept()).await.unwrap();
+        let conn = within(async { incoming.accept().unwrap().await }).await.unwrap();
+        conn.close(9_u8.into(), format!("busy with {number}").as_bytes());
+        a.until(|line| line.reason.as_ref().is_some_and(|r| r.contains(&number.to_string()))).await;
+    }
+    let mut told = 0;
+    while let Some(event) = a.events.try_recv() {
+        told += usize::from(matches!(event, Event::TargetChanged { .. }));
+    }
+    assert_eq!(told, 1, "of one cause");
+}
+
 /// Someone in between ends TLS on both sides with a key of its own and passes on every byte.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_relay_between_two_hosts_with_the_same_password_is_found_out() {

@@ -134,7 +134,7 @@ fn run_detached(settings: Settings) -> ExitCode {
     // A daemon outlives its terminal and holds no directory of the user's busy.
     let _ = rustix::process::setsid();
     let _ = std::env::set_current_dir("/");
-    daemon::log_to_stderr();
+    daemon::log_to_file(daemon::log_path(&settings.state_dir));
     let result = daemon::run(settings, |invitation| {
         announce(&Readiness::Ready(invitation.clone()));
     });

@@ -175,7 +175,6 @@ impl Control {
         let now = Instant::now();
         match event {
             weft_link::Event::Up { peer, session, remote, renewal: true, .. } => {
-                tracing::info!(%peer, "session renewed");
                 self.path_link_up(peer, session, remote);
             }
             weft_link::Event::Up { peer, nickname, remote, session, hello, .. } => {
@@ -195,26 +194,17 @@ impl Control {
                     return;
                 }
                 self.lost.remove(&peer);
-                tracing::info!(%peer, nickname, %remote, "link up");
                 self.path_link_up(peer, session, remote);
             }
             weft_link::Event::Message { peer, bytes, .. } => self.handle_message(now, peer, &bytes),
             weft_link::Event::Down { peer, reason } => {
-                tracing::info!(%peer, reason, "link down");
                 self.lost(peer, &reason);
                 self.mesh.handle_link_down(now, peer);
                 self.paths.handle_link_down(now, peer);
             }
             weft_link::Event::SecretLearned { secret } => self.keep_secret(&secret),
-            weft_link::Event::Refused { remote, reason, .. } => {
-                tracing::warn!(%remote, reason, "host refused");
-            }
-            weft_link::Event::TargetChanged { status } => tracing::info!(
-                target_host = status.address,
-                state = status.state.name(),
-                reason = status.reason,
-                "target"
-            ),
+            // Logged where they were found.
+            weft_link::Event::Refused { .. } | weft_link::Event::TargetChanged { .. } => {}
         }
     }
 

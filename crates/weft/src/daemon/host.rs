@@ -3,15 +3,14 @@
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use tracing_subscriber::EnvFilter;
 
 use super::StartError;
+use super::log::LOG;
 use super::store::{Lock, Store, make_private_dir};
 use crate::config::Settings;
 
@@ -59,16 +58,6 @@ pub(crate) fn raise_descriptor_limit() {
     }
 }
 
-/// Sends log lines to standard error. `WEFT_LOG` chooses what: `info` unless set.
-pub fn log_to_stderr() {
-    let filter = EnvFilter::try_from_env("WEFT_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
-    let _ = tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(io::stderr)
-        .with_ansi(std::io::IsTerminal::is_terminal(&io::stderr()))
-        .try_init();
-}
-
 /// Chooses the libraries that the vector engine, or a device in userspace, seals and opens with, by a race.
 /// Takes [`RACE_MS`](weft_engine::race::RACE_MS) of the calling thread.
 pub(crate) fn choose_libraries() {
@@ -97,13 +86,8 @@ pub fn log_path(state_dir: &Path) -> PathBuf {
 pub fn open_log(state_dir: &Path) -> anyhow::Result<File> {
     make_private_dir(state_dir)?;
     let path = log_path(state_dir);
-    let _ = std::fs::rename(&path, state_dir.join(OLD_LOG));
-    OpenOptions::new()
-        .append(true)
-        .create(true)
-        .mode(0o600)
-        .open(&path)
-        .with_context(|| format!("cannot write {}", path.display()))
+    let _ = std::fs::rename(&path, super::log::old(&path));
+    super::log::append(&path).with_context(|| format!("cannot write {}", path.display()))
 }
 
 /// Waits until the daemon of a runtime directory has ended; tells `progress` of a wait that is long.
@@ -162,8 +146,6 @@ async fn remove_direct_ports(state_dir: &Path, kernel: &weft_kernel::Kernel) {
     }
 }
 
-const LOG: &str = "weft.log";
-const OLD_LOG: &str = "weft.log.1";
 /// Longest wait for a stopping daemon, in milliseconds: a host without a core to spare is slow to take
 /// a thousand peers' states out of its kernel.
 const STOP_TIMEOUT_MS: u64 = 60_000;

@@ -3,7 +3,7 @@
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufRead, BufReader, Write};
 use std::os::unix::fs::OpenOptionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 
 use anyhow::{Context, bail};
@@ -165,10 +165,14 @@ fn open_log(device: &str, runtime_dir: &Path) -> anyhow::Result<File> {
     }
     let devices = runtime_dir.join(DEVICES);
     crate::daemon::make_private_dir(&devices)?;
-    let path = devices.join(format!("{device}.log"));
+    let path = log_path(device, runtime_dir);
     let mut options = OpenOptions::new();
     let log = options.append(true).create(true).mode(0o600).open(&path);
     log.with_context(|| format!("cannot write {}", path.display()))
+}
+
+fn log_path(device: &str, runtime_dir: &Path) -> PathBuf {
+    runtime_dir.join(DEVICES).join(format!("{device}.log"))
 }
 
 /// The holding process's own side of [`new_iface`].
@@ -176,7 +180,7 @@ async fn held(words: &NewIface, runtime_dir: &Path) -> ExitCode {
     // It outlives its terminal and holds no directory of the user's busy.
     let _ = setsid();
     let _ = std::env::set_current_dir("/");
-    crate::daemon::log_to_stderr();
+    crate::daemon::log_to_file(log_path(&words.device, runtime_dir));
     let announce = |readiness: &Readiness| {
         if let Ok(line) = serde_json::to_string(readiness) {
             let _ = writeln!(io::stdout().lock(), "{line}");
