@@ -3,21 +3,23 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use quinn::Incoming;
+use quinn::{Connection, Incoming};
 use tokio::time::timeout;
 
 use crate::error::{CloseCode, Failure};
+use crate::gate::{Entry, Pass};
 use crate::limits::HANDSHAKE_TIMEOUT_MS;
-use crate::session::conclude;
+use crate::session::{Outcome, conclude};
 use crate::shared::Shared;
-use crate::throttle::{Entry, Pass};
+use crate::socket::canonical;
 use crate::{admission, tls};
 
 /// Serves inbound connections until the endpoint is closed.
 pub(crate) async fn run(shared: Arc<Shared>) {
     while let Some(incoming) = shared.endpoint.accept().await {
-        let source = incoming.remote_address().ip();
-        match shared.gate.enter(source, incoming.remote_address_validated()) {
+        let remote = canonical(incoming.remote_address());
+        let validated = incoming.remote_address_validated();
+        match shared.gate.enter(remote, validated, || shared.lock().standing(remote)) {
             Entry::Pass(pass) => {
                 tokio::spawn(serve(shared.clone(), incoming, pass));
             }
@@ -25,30 +27,46 @@ pub(crate) async fn run(shared: Arc<Shared>) {
                 // Fails only for a validated address, which is never asked to retry.
                 let _ = incoming.retry();
             }
-            Entry::Full => incoming.refuse(),
         }
     }
 }
 
 /// One inbound connection, until it is admitted or refused.
-async fn serve(shared: Arc<Shared>, incoming: Incoming, _pass: Pass) {
+async fn serve(shared: Arc<Shared>, incoming: Incoming, pass: Pass) {
     let handshake = async { incoming.accept()?.await };
     let limit = Duration::from_millis(HANDSHAKE_TIMEOUT_MS);
-    let Ok(Ok(conn)) = timeout(limit, handshake).await else {
+    let conn = tokio::select! {
+        shaken = timeout(limit, handshake) => shaken,
+        () = pass.evicted() => return,
+    };
+    let Ok(Ok(conn)) = conn else {
         // Nobody has shown a key: there is nobody to tell or to name.
         return;
     };
-    let result = match admission::accepted(&shared, conn.clone()).await {
-        Ok(admitted) => conclude(&shared, admitted, false, shared.timing.admission_timeout)
-            .await
-            .inspect_err(|failure| admission::tell(&shared, &conn, failure)),
-        Err(failure) => Err(failure),
+    let peer = tls::peer_of(&conn).map(|(peer, _)| peer);
+    pass.shook_hands(peer.filter(|peer| shared.lock().knows(*peer)));
+    let admit = admit(&shared, &conn, &pass);
+    tokio::pin!(admit);
+    let result = tokio::select! {
+        biased;
+        result = &mut admit => result,
+        () = pass.evicted() => {
+            conn.close(CloseCode::Busy.to_wire(), b"this host is busy with other connections");
+            admit.await
+        }
     };
-    if let (Err(failure), Some((peer, _))) = (result, tls::peer_of(&conn))
+    if let (Err(failure), Some(peer)) = (result, peer)
         && is_worth_noting(&failure)
     {
         shared.note_refusal(conn.remote_address(), peer, &failure);
     }
+}
+
+async fn admit(shared: &Arc<Shared>, conn: &Connection, pass: &Pass) -> Result<Outcome, Failure> {
+    let admitted = admission::accepted(shared, conn.clone(), pass).await?;
+    conclude(shared, admitted, false, shared.timing.admission_timeout)
+        .await
+        .inspect_err(|failure| admission::tell(shared, conn, failure))
 }
 
 /// Hosts that went away by themselves, and this host's own attempts, were not refused.

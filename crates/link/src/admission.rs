@@ -3,11 +3,11 @@
 //! is said, not even a name.
 
 use std::future::Future;
-use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use quinn::{Connection, RecvStream, SendStream};
+use tokio::sync::Notify;
 use tokio::time::{sleep, timeout_at};
 use weft_crypto::{CpaceContext, CpaceInitiator, CpaceResponder, PeerId, SessionKey};
 use zeroize::Zeroizing;
@@ -16,11 +16,13 @@ use crate::error::{
     CloseCode, Failure, REASON_BAD_TOKEN, REASON_ITSELF, REASON_WRONG_PASSWORD, range_text,
     version_mismatch,
 };
+use crate::gate::Pass;
 use crate::limits::FAILURE_DELAY_MAX_S;
 use crate::secret::Secret;
 use crate::session::{Admitted, check_wanted};
 use crate::shared::Shared;
 use crate::status::Direction;
+use crate::throttle::Booking;
 use crate::tls;
 use crate::token::{Token, TokenId};
 use crate::wire::{
@@ -52,10 +54,14 @@ pub(crate) async fn dialled(shared: &Arc<Shared>, conn: Connection) -> Result<Ad
 }
 
 /// Admission by the side that was dialled. The connection is closed on failure.
-pub(crate) async fn accepted(shared: &Arc<Shared>, conn: Connection) -> Result<Admitted, Failure> {
+pub(crate) async fn accepted(
+    shared: &Arc<Shared>,
+    conn: Connection,
+    pass: &Pass,
+) -> Result<Admitted, Failure> {
     let result = async {
         let mut talk = Talk::begin(shared, &conn, Direction::Inbound).await?;
-        talk.respond().await.and_then(|theirs| talk.finish(theirs))
+        talk.respond(pass).await.and_then(|theirs| talk.finish(theirs))
     };
     result.await.inspect_err(|failure| tell(shared, &conn, failure))
 }
@@ -180,12 +186,12 @@ impl<'a> Talk<'a> {
         Ok(theirs)
     }
 
-    async fn respond(&mut self) -> Result<Ready, Failure> {
+    async fn respond(&mut self, pass: &Pass) -> Result<Ready, Failure> {
         let Step::Start { method, share: ya } = self.get(UNPROVEN_MAX_BYTES).await? else {
             return Err(unexpected());
         };
-        let source = self.conn.remote_address().ip();
-        self.wait_for_turn(source).await?;
+        pass.tries();
+        let attempt = self.wait_for_turn().await?;
         let (secret, password) = self.password_for(method)?;
         let context = self.cpace_context(method)?;
         let (proof, yb) = CpaceResponder::respond(&password, &context, &ya, random())
@@ -195,7 +201,8 @@ impl<'a> Talk<'a> {
             return Err(unexpected());
         };
         let (_, tag) = proof.verify(&tag).map_err(|_| wrong(method))?;
-        self.shared.lock().throttle.succeeded(source);
+        self.shared.lock().throttle.take_back(&attempt);
+        pass.is_proven();
 
         let to_joiner = match method {
             Method::Token(id) => {
@@ -220,22 +227,48 @@ impl<'a> Talk<'a> {
         Ok(theirs)
     }
 
-    /// Delays the answer to a source with many failures.
-    async fn wait_for_turn(&mut self, source: IpAddr) -> Result<(), Failure> {
-        let delay = self.shared.lock().throttle.attempt(source, Instant::now());
-        let delay = delay.ok_or_else(|| {
-            Failure::refused(CloseCode::Busy, "too many failed attempts from this address")
-        })?;
-        if !delay.is_zero() {
-            self.deadline += delay;
+    /// Delays the answer to a source with many failures. A peer that this host knows, and that has shown its key, has
+    /// none but its own.
+    async fn wait_for_turn(&mut self) -> Result<Booking, Failure> {
+        let (address, now) = (self.conn.remote_address().ip(), Instant::now());
+        let (booking, turns) = {
+            let mut state = self.shared.lock();
+            let known = state.knows(self.peer).then_some(self.peer);
+            let booking = state.throttle.attempt(known, address, now).ok_or_else(|| {
+                Failure::refused(CloseCode::Busy, "too many failed attempts from this address")
+            })?;
+            if state.throttle.delay(&booking, now).is_zero() {
+                return Ok(booking);
+            }
+            (booking, state.throttle.wait())
+        };
+        let result = self.wait(&booking, &turns).await;
+        let mut state = self.shared.lock();
+        state.throttle.waited();
+        if let Err(failure) = result {
+            // It has not had its guess.
+            state.throttle.take_back(&booking);
+            return Err(failure);
+        }
+        self.deadline += now.elapsed();
+        Ok(booking)
+    }
+
+    async fn wait(&self, booking: &Booking, turns: &Notify) -> Result<(), Failure> {
+        loop {
+            let turn = turns.notified();
+            let delay = self.shared.lock().throttle.delay(booking, Instant::now());
+            if delay.is_zero() {
+                return Ok(());
+            }
             tokio::select! {
                 () = sleep(delay) => {}
+                () = turn => {}
                 error = self.conn.closed() => {
                     return Err(Failure::of_connection(&error, &self.shared.versions));
                 }
             }
         }
-        Ok(())
     }
 
     /// What this host has to prove that it belongs to the network.

@@ -45,23 +45,44 @@ pub const DIALS_MAX: usize = 2048;
 /// Addresses tried for one name.
 pub const ADDRESSES_MAX: usize = 8;
 
-/// Inbound connections at a time that have not been admitted.
+/// Inbound connections of strangers at a time that have not been admitted; one more takes an older one's place.
 pub const UNADMITTED_MAX: usize = 64;
 
-/// Of those, from one source address.
-pub const UNADMITTED_PER_SOURCE_MAX: usize = 8;
+/// With this many of all, a source must first show by a QUIC retry that it owns its address.
+pub const UNADMITTED_BEFORE_RETRY_MAX: usize = 4;
 
-/// With this many of them, a source must first show by a QUIC retry that it owns its address.
-pub const UNADMITTED_BEFORE_RETRY_MAX: usize = 16;
+/// Inbound connections from where known peers were last that have not been admitted, beside those of strangers.
+pub const KNOWN_PLACES_MAX: usize = 256;
 
-/// Password attempts of one source a minute that are answered at once, unless they succeed.
+/// Of those, from one address.
+pub const KNOWN_PLACES_PER_HOST_MAX: usize = 8;
+
+/// Inbound connections of one known peer, by its key, that have not been admitted.
+pub const KNOWN_PLACES_PER_PEER_MAX: usize = 4;
+
+/// Peers that were admitted and are remembered as known; the oldest is forgotten first.
+pub const KNOWN_PEERS_MAX: usize = 2048;
+
+/// Password attempts of one address (of IPv6: one /64) a minute that are answered at once, unless they succeed.
 pub const FAILURES_PER_MINUTE_MAX: u32 = 5;
+
+/// The same of one /56 of IPv6.
+pub const FAILURES_PER_SITE_PER_MINUTE_MAX: u32 = 10;
+
+/// The same of one /24 of IPv4 or one /48 of IPv6.
+pub const FAILURES_PER_PROVIDER_PER_MINUTE_MAX: u32 = 30;
+
+/// The same of all strangers together.
+pub const FAILURES_IN_ALL_PER_MINUTE_MAX: u32 = 120;
+
+/// Password attempts that wait for their turn.
+pub const WAITING_MAX: usize = UNADMITTED_MAX / 2;
 
 /// An answer is delayed by at most this; further attempts meanwhile are refused as busy.
 pub const FAILURE_DELAY_MAX_S: u64 = 48;
 
-/// Sources whose failures are remembered; the oldest is forgotten first.
-pub const FAILURE_SOURCES_MAX: usize = 1024;
+/// Sources and networks whose failures are remembered; the oldest is forgotten first.
+pub const FAILURE_SOURCES_MAX: usize = 4096;
 
 /// Refused sources that `status` shows; the oldest is forgotten first.
 pub const REFUSALS_MAX: usize = 64;

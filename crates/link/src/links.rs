@@ -188,6 +188,7 @@ impl Links {
     pub fn forget_peer(&self, peer: PeerId) {
         let mut state = self.shared.lock();
         forget_peer(&mut state, peer);
+        state.known.forget(peer);
         state.refusals.retain(|refusal| !refusal.is_of(peer));
     }
 
@@ -227,6 +228,7 @@ impl Links {
             state.refused.insert(peer, reason.to_owned());
         }
         forget_peer(&mut state, peer);
+        state.known.forget(peer);
         if let Some(link) = state.links.get_mut(&peer) {
             link.close(Failure::refused(CloseCode::Application, reason));
         }

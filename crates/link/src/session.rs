@@ -230,6 +230,7 @@ fn install(
     state.order = state.order.max(decision.order);
     state.links.insert(peer, link);
     Shared::forget_refusals(state, remote.ip(), peer);
+    state.known.note(peer, remote);
     if let Some(dial) = state.dials.get_mut(&DialKey::Peer(peer)) {
         dial.met_at(peer, remote);
     }

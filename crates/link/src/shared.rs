@@ -12,14 +12,17 @@ use weft_crypto::PeerId;
 
 use crate::error::{Cause, Failure};
 use crate::event::{Event, EventSender};
+use crate::gate::Gate;
 use crate::identity::Identity;
+use crate::known::Known;
 use crate::limits::{ADDRESSES_MAX, REFUSALS_MAX, REFUSALS_TOLD_PER_MINUTE, Timing};
 use crate::secret::Secret;
 use crate::session::Link;
 use crate::socket::canonical;
+use crate::source::source_of;
 use crate::status::{Direction, LinkState, LinkStatus};
 use crate::target::Target;
-use crate::throttle::{Gate, Throttle, source_of};
+use crate::throttle::Throttle;
 use crate::token::{Token, TokenBook};
 
 /// A refusal is told again, and logged again, after this.
@@ -54,6 +57,7 @@ pub(crate) struct State {
     pub(crate) links: HashMap<PeerId, Link>,
     pub(crate) dials: BTreeMap<DialKey, Dial>,
     pub(crate) throttle: Throttle,
+    pub(crate) known: Known,
     pub(crate) refusals: VecDeque<Refusal>,
     /// When all refusals that were told are paid off.
     refusals_paid_off: Option<Instant>,
@@ -235,6 +239,7 @@ impl Shared {
                 links: HashMap::new(),
                 dials: BTreeMap::new(),
                 throttle: Throttle::default(),
+                known: Known::default(),
                 refusals: VecDeque::new(),
                 refusals_paid_off: None,
                 refusals_untold: 0,

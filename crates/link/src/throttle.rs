@@ -1,114 +1,145 @@
-//! Who may try a password when: few failures a minute per source, then delay, never lock-out; and
-//! how many connections may be in admission at once.
+//! Who may try a password when: few failures a minute per source and per network, then delay, never lock-out.
 
 use std::collections::HashMap;
-use std::net::{IpAddr, Ipv6Addr};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::net::IpAddr;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::limits::{
-    FAILURE_DELAY_MAX_S, FAILURE_SOURCES_MAX, FAILURES_PER_MINUTE_MAX, UNADMITTED_BEFORE_RETRY_MAX,
-    UNADMITTED_MAX, UNADMITTED_PER_SOURCE_MAX,
-};
+use tokio::sync::Notify;
+use weft_crypto::PeerId;
 
-/// An IPv4 address, or the /64 of an IPv6 address.
-pub(crate) fn source_of(address: IpAddr) -> IpAddr {
-    match address.to_canonical() {
-        IpAddr::V6(v6) => Ipv6Addr::from_bits(v6.to_bits() & (u128::MAX << 64)).into(),
-        v4 => v4,
+use crate::limits::{
+    FAILURE_DELAY_MAX_S, FAILURE_SOURCES_MAX, FAILURES_IN_ALL_PER_MINUTE_MAX,
+    FAILURES_PER_MINUTE_MAX, FAILURES_PER_PROVIDER_PER_MINUTE_MAX,
+    FAILURES_PER_SITE_PER_MINUTE_MAX, WAITING_MAX,
+};
+use crate::source::{Network, networks_of};
+
+/// Whose failures are counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Payer {
+    /// A known peer, which shows its key: what others try from its address is nothing to it.
+    Peer(PeerId),
+    Network(Network),
+}
+
+impl Payer {
+    /// Failures a minute, of which as many may come at once.
+    fn rate(self) -> u32 {
+        match self {
+            Self::Peer(_) | Self::Network(Network::Host(_)) => FAILURES_PER_MINUTE_MAX,
+            Self::Network(Network::Site(_)) => FAILURES_PER_SITE_PER_MINUTE_MAX,
+            Self::Network(Network::Provider(_)) => FAILURES_PER_PROVIDER_PER_MINUTE_MAX,
+            Self::Network(Network::All) => FAILURES_IN_ALL_PER_MINUTE_MAX,
+        }
+    }
+
+    /// The time between two attempts once those at once are used up.
+    fn interval(self) -> Duration {
+        Duration::from_secs(60) / self.rate()
     }
 }
 
-/// The time between two attempts of a source that has used up its free ones.
-const INTERVAL: Duration = Duration::from_millis(60_000 / FAILURES_PER_MINUTE_MAX as u64);
+/// What one payer owes.
+struct Account {
+    /// When its last attempt is paid off.
+    paid_off: Instant,
+    /// Attempts that were taken back: those that wait come sooner.
+    taken_back: u32,
+}
 
-/// Failures by source, each source as the time at which its last attempt is paid off.
+/// Failures by payer.
 #[derive(Default)]
 pub(crate) struct Throttle {
-    paid_off: HashMap<IpAddr, Instant>,
+    accounts: HashMap<Payer, Account>,
+    /// Attempts that wait for their turn.
+    waiting: usize,
+    /// Told when an attempt was taken back.
+    turns: Arc<Notify>,
 }
+
+/// An attempt that is booked: each payer, when its turn was to come, and how many it had taken back.
+pub(crate) struct Booking(Vec<(Payer, Instant, u32)>);
 
 impl Throttle {
-    /// Books an attempt: how long its answer must wait, or `None` if too many wait already. Every
-    /// attempt counts as a failure until [`Self::succeeded`].
-    pub(crate) fn attempt(&mut self, address: IpAddr, now: Instant) -> Option<Duration> {
-        let source = source_of(address);
-        self.make_room(source, now);
-        let paid_off = self.paid_off.get(&source).map_or(now, |at| (*at).max(now)) + INTERVAL;
-        let delay = (paid_off - now).saturating_sub(INTERVAL * FAILURES_PER_MINUTE_MAX);
-        if delay > Duration::from_secs(FAILURE_DELAY_MAX_S) {
+    /// Books an attempt of a known peer, or of an address; `None` if too many wait already. Every attempt counts as a
+    /// failure until [`Self::take_back`].
+    pub(crate) fn attempt(
+        &mut self,
+        known: Option<PeerId>,
+        address: IpAddr,
+        now: Instant,
+    ) -> Option<Booking> {
+        let payers = match known {
+            Some(peer) => vec![Payer::Peer(peer)],
+            None => networks_of(address).into_iter().map(Payer::Network).collect(),
+        };
+        let mut booked = Vec::new();
+        for payer in payers {
+            let account = self.accounts.get(&payer);
+            let owed = account.map_or(now, |account| account.paid_off.max(now));
+            let free = payer.interval() * (payer.rate() - 1);
+            let turn = owed.checked_sub(free).unwrap_or(now).max(now);
+            booked.push((payer, turn, account.map_or(0, |account| account.taken_back)));
+        }
+        let latest = booked.iter().map(|(_, turn, _)| *turn).max()?;
+        let too_late = latest - now > Duration::from_secs(FAILURE_DELAY_MAX_S);
+        if too_late || (latest > now && self.waiting >= WAITING_MAX) {
             return None;
         }
-        self.paid_off.insert(source, paid_off);
-        Some(delay)
-    }
-
-    /// An attempt was none to guess.
-    pub(crate) fn succeeded(&mut self, address: IpAddr) {
-        if let Some(at) = self.paid_off.get_mut(&source_of(address)) {
-            *at = at.checked_sub(INTERVAL).unwrap_or(*at);
+        for (payer, ..) in &booked {
+            self.make_room(*payer, now);
+            let account = self.accounts.entry(*payer);
+            let account = account.or_insert(Account { paid_off: now, taken_back: 0 });
+            account.paid_off = account.paid_off.max(now) + payer.interval();
         }
+        Some(Booking(booked))
     }
 
-    fn make_room(&mut self, source: IpAddr, now: Instant) {
-        if self.paid_off.len() < FAILURE_SOURCES_MAX || self.paid_off.contains_key(&source) {
+    /// How long an attempt has to wait still.
+    pub(crate) fn delay(&self, booking: &Booking, now: Instant) -> Duration {
+        let wait = |(payer, turn, before): &(Payer, Instant, u32)| {
+            let account = self.accounts.get(payer)?;
+            let sooner = payer.interval() * account.taken_back.saturating_sub(*before);
+            Some(turn.saturating_duration_since(now).saturating_sub(sooner))
+        };
+        booking.0.iter().filter_map(wait).max().unwrap_or_default()
+    }
+
+    /// An attempt was none to guess, or never had its turn.
+    pub(crate) fn take_back(&mut self, booking: &Booking) {
+        for (payer, ..) in &booking.0 {
+            if let Some(account) = self.accounts.get_mut(payer) {
+                account.paid_off =
+                    account.paid_off.checked_sub(payer.interval()).unwrap_or(account.paid_off);
+                account.taken_back = account.taken_back.saturating_add(1);
+            }
+        }
+        self.turns.notify_waiters();
+    }
+
+    /// An attempt begins to wait: what tells that it may look again.
+    pub(crate) fn wait(&mut self) -> Arc<Notify> {
+        self.waiting += 1;
+        self.turns.clone()
+    }
+
+    /// An attempt waits no more.
+    pub(crate) fn waited(&mut self) {
+        self.waiting -= 1;
+    }
+
+    fn make_room(&mut self, payer: Payer, now: Instant) {
+        if self.accounts.len() < FAILURE_SOURCES_MAX || self.accounts.contains_key(&payer) {
             return;
         }
-        self.paid_off.retain(|_, at| *at > now);
-        if self.paid_off.len() >= FAILURE_SOURCES_MAX {
-            let oldest = self.paid_off.iter().min_by_key(|(_, at)| **at).map(|(source, _)| *source);
-            oldest.map(|source| self.paid_off.remove(&source));
-        }
-    }
-}
-
-/// Counts the connections in admission.
-#[derive(Default)]
-pub(crate) struct Gate {
-    inside: Mutex<HashMap<IpAddr, usize>>,
-}
-
-/// What to do with an incoming connection.
-pub(crate) enum Entry {
-    /// Serve it; the place is free again when the pass is dropped.
-    Pass(Pass),
-    /// Let the source show first that it owns its address.
-    Retry,
-    /// No place.
-    Full,
-}
-
-impl Gate {
-    pub(crate) fn enter(self: &Arc<Self>, address: IpAddr, validated: bool) -> Entry {
-        let source = source_of(address);
-        let mut inside = self.inside.lock().unwrap_or_else(PoisonError::into_inner);
-        let total: usize = inside.values().sum();
-        if total >= UNADMITTED_BEFORE_RETRY_MAX && !validated {
-            return Entry::Retry;
-        }
-        let count = inside.get(&source).copied().unwrap_or(0);
-        if total >= UNADMITTED_MAX || count >= UNADMITTED_PER_SOURCE_MAX {
-            return Entry::Full;
-        }
-        inside.insert(source, count + 1);
-        Entry::Pass(Pass { gate: self.clone(), source })
-    }
-}
-
-/// A place in admission.
-pub(crate) struct Pass {
-    gate: Arc<Gate>,
-    source: IpAddr,
-}
-
-impl Drop for Pass {
-    fn drop(&mut self) {
-        let mut inside = self.gate.inside.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(count) = inside.get_mut(&self.source) {
-            *count -= 1;
-            if *count == 0 {
-                inside.remove(&self.source);
-            }
+        self.accounts.retain(|_, account| account.paid_off > now);
+        if self.accounts.len() >= FAILURE_SOURCES_MAX {
+            let all = Payer::Network(Network::All);
+            let others = self.accounts.iter().filter(|(payer, _)| **payer != all);
+            let oldest =
+                others.min_by_key(|(_, account)| account.paid_off).map(|(payer, _)| *payer);
+            oldest.map(|payer| self.accounts.remove(&payer));
         }
     }
 }
@@ -118,8 +149,22 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
 
+    /// Between two attempts of one source.
+    const INTERVAL: Duration = Duration::from_millis(60_000 / FAILURES_PER_MINUTE_MAX as u64);
+
     fn v4(last: u8) -> IpAddr {
         [192, 0, 2, last].into()
+    }
+
+    fn at(text: &str) -> IpAddr {
+        text.parse().unwrap()
+    }
+
+    impl Throttle {
+        fn try_at(&mut self, address: IpAddr, now: Instant) -> Option<Duration> {
+            let booking = self.attempt(None, address, now)?;
+            Some(self.delay(&booking, now))
+        }
     }
 
     #[test]
@@ -127,17 +172,16 @@ mod tests {
         let now = Instant::now();
         let mut throttle = Throttle::default();
         for _ in 0..5 {
-            assert_eq!(throttle.attempt(v4(1), now), Some(Duration::ZERO));
+            assert_eq!(throttle.try_at(v4(1), now), Some(Duration::ZERO));
         }
         for step in 1..=4 {
-            assert_eq!(throttle.attempt(v4(1), now), Some(INTERVAL * step));
+            assert_eq!(throttle.try_at(v4(1), now), Some(INTERVAL * step));
         }
-        assert_eq!(throttle.attempt(v4(1), now), None, "too many wait");
-        assert_eq!(throttle.attempt(v4(2), now), Some(Duration::ZERO), "others do not");
-        let mapped: IpAddr = "::ffff:192.0.2.1".parse().unwrap();
-        assert_eq!(throttle.attempt(mapped, now), None, "the same source");
+        assert_eq!(throttle.try_at(v4(1), now), None, "too many wait");
+        assert_eq!(throttle.try_at(v4(2), now), Some(Duration::ZERO), "others do not");
+        assert_eq!(throttle.try_at(at("::ffff:192.0.2.1"), now), None, "the same source");
         let later = now + Duration::from_secs(180);
-        assert_eq!(throttle.attempt(v4(1), later), Some(Duration::ZERO), "never locked out");
+        assert_eq!(throttle.try_at(v4(1), later), Some(Duration::ZERO), "never locked out");
     }
 
     #[test]
@@ -145,62 +189,99 @@ mod tests {
         let now = Instant::now();
         let mut throttle = Throttle::default();
         for _ in 0..1000 {
-            assert_eq!(throttle.attempt(v4(1), now), Some(Duration::ZERO));
-            throttle.succeeded(v4(1));
+            let booking = throttle.attempt(None, v4(1), now).unwrap();
+            assert_eq!(throttle.delay(&booking, now), Duration::ZERO);
+            throttle.take_back(&booking);
         }
     }
 
     #[test]
-    fn an_ipv6_source_is_its_64() {
+    fn neighbours_at_one_address_that_succeed_do_not_wait_for_each_other() {
         let now = Instant::now();
         let mut throttle = Throttle::default();
-        let address = |text: &str| text.parse::<IpAddr>().unwrap();
-        for low in 0..5 {
-            throttle.attempt(address(&format!("2001:db8::{low}")), now);
+        let bookings: Vec<_> =
+            (0..9).map(|_| throttle.attempt(None, v4(1), now).unwrap()).collect();
+        assert_eq!(throttle.delay(&bookings[8], now), INTERVAL * 4);
+        for (done, booking) in bookings.iter().enumerate().take(4) {
+            throttle.take_back(booking);
+            assert_eq!(throttle.delay(&bookings[8], now), INTERVAL * (3 - done as u32));
         }
-        assert_eq!(throttle.attempt(address("2001:db8::ffff"), now), Some(INTERVAL));
-        assert_eq!(throttle.attempt(address("2001:db8:0:1::1"), now), Some(Duration::ZERO));
+    }
+
+    #[test]
+    fn a_guesser_gains_little_by_many_addresses() {
+        let now = Instant::now();
+        let guesses = |address: &dyn Fn(u32) -> String| {
+            let mut throttle = Throttle::default();
+            let at_once = |number: &u32| {
+                throttle.try_at(at(&address(*number)), now).is_some_and(|delay| delay.is_zero())
+            };
+            (0..5_000).filter(at_once).count()
+        };
+        let limits = [
+            FAILURES_PER_MINUTE_MAX,
+            FAILURES_PER_SITE_PER_MINUTE_MAX,
+            FAILURES_PER_PROVIDER_PER_MINUTE_MAX,
+            FAILURES_IN_ALL_PER_MINUTE_MAX,
+        ];
+        let found = [
+            guesses(&|n| format!("2001:db8::{n:x}")),
+            guesses(&|n| format!("2001:db8:0:{:x}::1", n % 256)),
+            guesses(&|n| format!("2001:db8:0:{:x}::1", n % 256 * 256)),
+            guesses(&|n| format!("2001:db8:{n:x}::1")),
+        ];
+        assert_eq!(found, limits.map(|limit| limit as usize));
+        let limits = [limits[0], limits[2], limits[3]];
+        let found = [
+            guesses(&|_| "192.0.2.1".into()),
+            guesses(&|n| format!("192.0.2.{}", n % 256)),
+            guesses(&|n| format!("10.{}.{}.1", n / 256, n % 256)),
+        ];
+        assert_eq!(found, limits.map(|limit| limit as usize));
+    }
+
+    #[test]
+    fn a_known_peer_does_not_pay_for_what_others_try() {
+        let now = Instant::now();
+        let mut throttle = Throttle::default();
+        while throttle.try_at(v4(1), now).is_some() {}
+        let peer = PeerId::of_public_key(&[7; 32]);
+        for _ in 0..FAILURES_PER_MINUTE_MAX {
+            let booking = throttle.attempt(Some(peer), v4(1), now).unwrap();
+            assert_eq!(throttle.delay(&booking, now), Duration::ZERO);
+        }
+        let booking = throttle.attempt(Some(peer), v4(1), now).unwrap();
+        assert_eq!(throttle.delay(&booking, now), INTERVAL, "but for its own");
+    }
+
+    #[test]
+    fn few_wait_at_a_time() {
+        let now = Instant::now();
+        let mut throttle = Throttle::default();
+        let mut waiting = 0;
+        for source in 0..5_000_u32 {
+            let Some(booking) = throttle.attempt(None, IpAddr::V4((source << 8).into()), now)
+            else {
+                continue;
+            };
+            if !throttle.delay(&booking, now).is_zero() {
+                throttle.wait();
+                waiting += 1;
+            }
+        }
+        assert_eq!(waiting, WAITING_MAX);
     }
 
     #[test]
     fn the_table_of_sources_is_bounded() {
-        let now = Instant::now();
+        let mut now = Instant::now();
         let mut throttle = Throttle::default();
         for source in 0..3 * FAILURE_SOURCES_MAX as u32 {
-            assert_eq!(
-                throttle.attempt(IpAddr::V4(source.into()), now),
-                Some(Duration::ZERO),
-                "{source}"
-            );
+            let source = IpAddr::V4((source << 8).into());
+            assert_eq!(throttle.try_at(source, now), Some(Duration::ZERO), "{source}");
+            now += Duration::from_secs(60) / FAILURES_IN_ALL_PER_MINUTE_MAX;
         }
-        assert_eq!(throttle.paid_off.len(), FAILURE_SOURCES_MAX);
-    }
-
-    #[test]
-    fn one_source_cannot_take_every_place_and_under_load_addresses_are_validated() {
-        let gate = Arc::new(Gate::default());
-        let mut passes = Vec::new();
-        for _ in 0..UNADMITTED_PER_SOURCE_MAX {
-            let Entry::Pass(pass) = gate.enter(v4(1), false) else { panic!("refused") };
-            passes.push(pass);
-        }
-        assert!(matches!(gate.enter(v4(1), true), Entry::Full));
-        for source in 2.. {
-            match gate.enter(v4(source), false) {
-                Entry::Pass(pass) => passes.push(pass),
-                Entry::Retry => break,
-                Entry::Full => panic!("full before a retry"),
-            }
-        }
-        assert_eq!(passes.len(), UNADMITTED_BEFORE_RETRY_MAX);
-        let mut source = 100;
-        while let Entry::Pass(pass) = gate.enter(v4(source), true) {
-            passes.push(pass);
-            source += 1;
-        }
-        assert_eq!(passes.len(), UNADMITTED_MAX);
-        drop(passes);
-        assert!(gate.inside.lock().unwrap().is_empty());
-        assert!(matches!(gate.enter(v4(1), false), Entry::Pass(_)));
+        assert!(throttle.accounts.len() <= FAILURE_SOURCES_MAX);
+        assert!(throttle.accounts.contains_key(&Payer::Network(Network::All)));
     }
 }

@@ -11,7 +11,7 @@ use common::{Host, config, password, within};
 use quinn::{RecvStream, SendStream};
 use tokio::time::timeout;
 use weft_crypto::PeerId;
-use weft_link::limits::{FAILURES_PER_MINUTE_MAX, MESSAGE_MAX_BYTES, UNADMITTED_PER_SOURCE_MAX};
+use weft_link::limits::{FAILURES_PER_MINUTE_MAX, MESSAGE_MAX_BYTES, UNADMITTED_MAX};
 use weft_link::{
     Admission, Config, Direction, Event, KeyHash, LinkState, REASON_BAD_TOKEN,
     REASON_WRONG_PASSWORD, Target,
@@ -291,18 +291,47 @@ async fn silent_connections_are_dropped_and_do_not_keep_others_out() {
     let mut a = Host::start(config);
     let raw = RawHost::new(Ipv4Addr::LOCALHOST);
     let mut silent = Vec::new();
-    for _ in 0..UNADMITTED_PER_SOURCE_MAX {
+    for _ in 0..UNADMITTED_MAX {
         silent.push(raw.connect(a.addr).await.unwrap());
     }
-    assert!(raw.connect(a.addr).await.is_err(), "no more of this source");
+    // Neither one of its kind nor another host is kept out: the oldest goes.
+    silent.push(raw.connect(a.addr).await.unwrap());
     let mut b = Host::with_password("p");
     b.dial(&a);
     a.up().await;
     b.up().await;
+    let mut evicted = 0;
     for conn in silent {
         let error = within(conn.closed()).await.to_string();
-        assert!(error.contains("longer than"), "{error}");
+        evicted += usize::from(error.contains("busy"));
+        assert!(error.contains("busy") || error.contains("longer than"), "{error}");
     }
+    assert!(evicted >= 1, "nobody made room");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_peer_that_is_known_is_not_locked_out_by_what_others_try_from_its_address() {
+    let mut a = Host::start(admit());
+    let kept = config(password("p"));
+    let mut b = Host::start(kept.clone());
+    b.dial(&a);
+    a.up().await;
+    b.up().await;
+    b.links.shutdown().await;
+    a.down().await;
+
+    let guesser = RawHost::new(Ipv4Addr::LOCALHOST);
+    for _ in 0..FAILURES_PER_MINUTE_MAX {
+        assert!(!guesser.greet(a.addr).await.prove("guess").await);
+    }
+    let mut waiting = guesser.greet(a.addr).await;
+    waiting.start("guess").await;
+    let b = Host::start(Config { instance: 2, ..kept });
+    b.dial(&a);
+    a.up().await;
+    assert!(waiting.conn.close_reason().is_none());
+    let answer = timeout(Duration::from_millis(1), waiting.get()).await;
+    assert!(answer.is_err(), "b came in later than a stranger");
 }
 
 fn admit() -> Config {
