@@ -349,6 +349,13 @@ pub enum KernelError {
     },
 }
 
+impl KernelError {
+    /// Whether a program did not answer in time, so that nothing is known.
+    pub(crate) fn is_timeout(&self) -> bool {
+        matches!(self, Self::Program { source, .. } if source.kind() == io::ErrorKind::TimedOut)
+    }
+}
+
 /// How one netlink request ended, before it is known what it was for.
 #[derive(Debug)]
 pub(crate) enum RequestError {

@@ -117,7 +117,7 @@ impl ForwardRule {
     pub async fn ensure(&mut self) -> Result<bool, KernelError> {
         let situation = self.look()?;
         let kernel = self.kernel.clone();
-        let _one = kernel.inner.reconcile.lock().await;
+        let _one = kernel.inner.filters.lock().await;
         let mut changed = false;
         for (index, family) in FAMILIES.iter().enumerate() {
             let active = situation.active[index];
@@ -139,7 +139,7 @@ impl ForwardRule {
     pub async fn remove(&mut self) -> Result<bool, KernelError> {
         let situation = self.look()?;
         let kernel = self.kernel.clone();
-        let _one = kernel.inner.reconcile.lock().await;
+        let _one = kernel.inner.filters.lock().await;
         self.last = None;
         let mut changed = false;
         for (index, family) in FAMILIES.iter().enumerate() {

@@ -124,7 +124,7 @@ impl Guard {
         }
         self.trusted = trusted;
         let kernel = self.kernel.clone();
-        let _one = kernel.inner.reconcile.lock().await;
+        let _one = kernel.inner.filters.lock().await;
         let found = self.list(true).await?;
         let counts = counters(&found);
         if !self.has_shape(&found) {
@@ -158,8 +158,16 @@ impl Guard {
     /// # Errors
     /// See [`Self::ensure`].
     pub async fn is_whole(&self) -> Result<bool, KernelError> {
+        Ok(self.look().await?.0)
+    }
+
+    /// Whether the guard stands as [`Self::ensure`] last wanted it, and what was dropped so far.
+    ///
+    /// # Errors
+    /// See [`Self::counters`].
+    pub async fn look(&self) -> Result<(bool, GuardCounters), KernelError> {
         let found = self.list(false).await?;
-        Ok(self.has_shape(&found) && trusted_in(&found).as_ref() == Some(&self.trusted))
+        Ok((self.is_it(&found), counters(&found)))
     }
 
     /// What was dropped so far; zero if there is no guard.
@@ -177,7 +185,7 @@ impl Guard {
     /// See [`Self::ensure`]; somebody else's table is left alone.
     pub async fn remove(&mut self) -> Result<bool, KernelError> {
         let kernel = self.kernel.clone();
-        let _one = kernel.inner.reconcile.lock().await;
+        let _one = kernel.inner.filters.lock().await;
         self.as_written = None;
         let removed = kernel.nft_remove(TABLE).await?;
         Ok(kernel.nft_remove(MARKING).await? || removed)
@@ -219,6 +227,10 @@ impl Guard {
             all.0.extend(found.0);
         }
         Ok(all)
+    }
+
+    fn is_it(&self, found: &Listing) -> bool {
+        self.has_shape(found) && trusted_in(found).as_ref() == Some(&self.trusted)
     }
 
     fn has_shape(&self, found: &Listing) -> bool {

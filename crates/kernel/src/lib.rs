@@ -89,6 +89,8 @@ struct Inner {
     home: Namespace,
     /// One change of many steps at a time, so that none sees another's half.
     reconcile: Mutex<()>,
+    /// Likewise of the tables of nftables, whose program may take seconds, for which nobody else is to wait.
+    filters: Mutex<()>,
     changes: Arc<AtomicU64>,
 }
 
@@ -103,7 +105,8 @@ impl Kernel {
         let changes = Arc::new(AtomicU64::new(0));
         let socket = Socket::open(Arc::clone(&changes)).map_err(failed)?;
         let home = Namespace::current().map_err(failed)?;
-        let inner = Inner { socket, home, reconcile: Mutex::new(()), changes };
+        let (reconcile, filters) = (Mutex::new(()), Mutex::new(()));
+        let inner = Inner { socket, home, reconcile, filters, changes };
         Ok(Self { inner: Arc::new(inner) })
     }
 

@@ -76,7 +76,7 @@ impl MssClamp {
             return Ok(false);
         }
         let kernel = self.kernel.clone();
-        let _one = kernel.inner.reconcile.lock().await;
+        let _one = kernel.inner.filters.lock().await;
         let found = kernel.nft_list(self.table).await?;
         if found.as_ref().is_some_and(|listing| !listing.is_ours()) {
             return Err(self.table.taken());

@@ -21,7 +21,7 @@ use crate::{Kernel, error::KernelError};
 /// The empty chain by which a table is known as ours, and which tells people so.
 pub(crate) const TAG: &str = "made-by-weft";
 /// How long one run of a firewall program may take, in milliseconds.
-const RUN_TIMEOUT_MS: u64 = 10_000;
+const RUN_TIMEOUT_MS: u64 = 30_000;
 /// The most that such a program may print, in bytes. A host with thousands of services has a few
 /// megabytes of rules.
 const OUTPUT_MAX_BYTES: u64 = 32 << 20;
@@ -296,7 +296,7 @@ mod tests {
     async fn a_program_that_hangs_is_ended() {
         let error = run_program(&home(), "sleep", &["1000"], None, "wait").await.unwrap_err();
         let text = error.to_string();
-        assert!(text.contains("sleep") && text.contains("10000 ms"), "{text}");
+        assert!(text.contains("sleep") && text.contains("30000 ms"), "{text}");
     }
 
     #[test]

@@ -80,6 +80,8 @@ pub enum Reason {
     KernelWithoutOvs,
     /// The guard cannot be set up, so that the kernel engine must not run.
     NftMissing,
+    /// The guard is being set up, before which the kernel engine must not run.
+    AwaitingGuard,
     /// A raw path's probes are unanswered while the link to the peer works.
     Protocol50Blocked,
     /// The probes of a path in UDP are unanswered while the link to the peer works, and no other
@@ -145,6 +147,7 @@ impl fmt::Display for Reason {
             Self::KernelWithoutVxlan => "kernel without VXLAN",
             Self::KernelWithoutOvs => "kernel without Open vSwitch",
             Self::NftMissing => "nft missing",
+            Self::AwaitingGuard => "waiting for nft to set the guard",
             Self::Protocol50Blocked => "protocol 50 blocked",
             Self::DataPortsBlocked => "data ports blocked",
             Self::Nat => "NAT",
@@ -316,6 +319,7 @@ mod tests {
             (Reason::KernelWithoutVxlan, "kernel without VXLAN"),
             (Reason::KernelWithoutOvs, "kernel without Open vSwitch"),
             (Reason::NftMissing, "nft missing"),
+            (Reason::AwaitingGuard, "waiting for nft to set the guard"),
             (Reason::Protocol50Blocked, "protocol 50 blocked"),
             (Reason::DataPortsBlocked, "data ports blocked"),
             (Reason::Nat, "NAT"),

@@ -58,7 +58,7 @@ impl Worker {
         self.add_states(batch.states).await;
         self.change_channel(changes).await;
         if trusts {
-            self.ensure_guard().await;
+            self.filters.trust(&self.trusted);
             self.ensure_entries().await;
         }
         let (set, gone): (Vec<_>, Vec<_>) =
@@ -75,7 +75,7 @@ impl Worker {
         self.retired.extend(batch.retired.into_iter().map(|id| (at, id)));
         if !batch.distrusted.is_empty() {
             batch.distrusted.iter().for_each(|address| _ = self.trusted.remove(address));
-            self.ensure_guard().await;
+            self.filters.trust(&self.trusted);
             self.ensure_entries().await;
         }
         for action in last {

@@ -7,15 +7,20 @@ use std::time::{Duration, Instant};
 use weft_crypto::Cipher;
 use weft_path::Reason;
 
+use super::filters::Told;
 use super::probes::Probes;
 use super::worker::{Ipsec, RECONCILE_MS, SUPPORT_MS, Worker};
 use super::{DATA_CHANNEL_DEVICE, KernelCounters, Support};
 use crate::error::KernelError;
-use crate::guard::{GUARDED_PORTS, Guard};
+use crate::guard::GUARDED_PORTS;
 use crate::xfrm::{EntryPolicy, PolicyId, PolicySpec, StateId, Xfrm};
 
 /// Lanes to a peer at most beside the one for all other CPUs; each costs about 5 KiB at both ends.
 const CPU_LANES_MAX: u16 = 8;
+
+/// How long the start waits for the guard, in milliseconds; where `nft` is slower, the kernel engine comes
+/// later.
+const GUARD_WAIT_MS: u64 = 3_000;
 
 /// In which formats the kernel moves packets.
 struct Formats {
@@ -59,13 +64,44 @@ impl Worker {
                 Err(support) => support,
             },
         };
-        // What an earlier run, or half an attempt, left is removed once and not at every look.
+        if support != Support::Guarding {
+            self.close_once().await;
+        }
+        self.tell_support(support);
+    }
+
+    /// What an earlier run, or half an attempt, left is removed once and not at every look.
+    async fn close_once(&mut self) {
         if self.ipsec.is_none() && !self.closed {
             self.close_overlay().await;
             self.release_sockets().await;
             self.closed = true;
         }
-        self.tell_support(support);
+    }
+
+    /// Without the guard nothing may be moved by the kernel.
+    pub(super) async fn handle_filters(&mut self, told: Told) {
+        match told {
+            Told::Stands(_) if self.ipsec.is_none() => self.look_for_support().await,
+            Told::Stands(_) => {}
+            Told::Restored => self.counters.guard_restored += 1,
+            Told::Broken(error) if self.ipsec.is_some() => {
+                self.withdraw(Support::no_guard(&error)).await;
+            }
+            Told::Broken(error) => {
+                self.close_once().await;
+                self.tell_support(Support::no_guard(&error));
+            }
+        }
+    }
+
+    /// At the start, the guard mostly stands within a moment, and peers need not be told of that moment.
+    pub(super) async fn wait_for_guard(&mut self) {
+        let limit = Duration::from_millis(GUARD_WAIT_MS);
+        let waits = *self.support.borrow() == Support::Guarding;
+        if waits && let Ok(told) = tokio::time::timeout(limit, self.filters.next()).await {
+            self.handle_filters(told).await;
+        }
     }
 
     /// Whether there is something to look for again from time to time: the kernel engine's means, or of
@@ -104,11 +140,10 @@ impl Worker {
         let kept = self.take_kept_sockets().await;
         let formats = self.formats(&xfrm).await?;
         // Nothing of the overlay may be there without the guard.
-        let mut guard = self.switch.guard(&self.kernel);
-        let guard_watch = guard.watch().map_err(failed)?;
-        let trusted: Vec<_> = self.trusted.iter().copied().collect();
+        if !self.filters.guard_stands(&self.trusted) {
+            return Err(Support::Guarding);
+        }
         self.closed = false;
-        guard.ensure(&trusted).await.map_err(|error| Support::no_guard(&error))?;
         xfrm.set_entry_policies(&entry_policies(&self.trusted)).await.map_err(failed)?;
         let devices = self.switch.open_overlay().await.map_err(failed)?;
         let watch = xfrm.watch().map_err(failed)?;
@@ -118,7 +153,7 @@ impl Worker {
             Probes::open(&self.config.local, self.config.host, &devices).map_err(failed)?;
         self.keep_sockets(&encapsulation).await;
         let support = self.take_into_use(formats);
-        Ok((Ipsec { xfrm, watch, guard, guard_watch, encapsulation, probes }, support))
+        Ok((Ipsec { xfrm, watch, encapsulation, probes }, support))
     }
 
     /// What the kernel can of what is wanted, which must be something.
@@ -147,7 +182,10 @@ impl Worker {
 
     fn tell_support(&self, support: Support) {
         self.support.send_if_modified(|present| {
-            let changed = *present != support;
+            // It is tried again, for the same reason, until it succeeds.
+            let again = support == Support::Guarding
+                && matches!(present, Support::NoNft | Support::NoGuard(_));
+            let changed = *present != support && !again;
             if changed {
                 tracing::info!(?support, "kernel engine");
                 *present = support;
@@ -178,17 +216,11 @@ impl Worker {
     async fn close_overlay(&mut self) {
         let channel_gone = self.close_channel().await;
         match self.switch.close_overlay().await {
-            Ok(true) if channel_gone => self.remove_guard().await,
+            Ok(true) if channel_gone => self.filters.remove_guard(),
             Ok(_) => {}
             Err(error) => {
                 tracing::warn!(%error, "the kernel engine's devices are still there, and so is the guard");
             }
-        }
-    }
-
-    async fn remove_guard(&self) {
-        if let Err(error) = Guard::new(self.kernel.clone(), &[]).remove().await {
-            tracing::debug!(%error, "no guard to remove");
         }
     }
 
@@ -218,7 +250,7 @@ impl Worker {
     /// Looks at everything in the kernel and mends what is not as wanted.
     pub(super) async fn reconcile(&mut self) {
         self.next_reconcile = Instant::now() + Duration::from_millis(RECONCILE_MS);
-        self.restore_guard().await;
+        self.filters.look();
         self.restore_devices().await;
         self.reconcile_xfrm().await;
         self.reconcile_channel().await;
@@ -261,20 +293,17 @@ impl Worker {
     /// Leaves nothing in the kernel but the local switch.
     pub(super) async fn stop(mut self) {
         self.withdraw(Support::Forbidden).await;
-        if let Err(error) = self.mss.remove().await {
-            tracing::debug!(%error, "no clamp to remove");
-        }
+        self.filters.clamp(Vec::new());
         match self.switch.stop().await {
-            Ok(()) => self.remove_guard().await,
+            Ok(()) => self.filters.remove_guard(),
             Err(error) => tracing::warn!(%error, "the switch is still there, and so is the guard"),
         }
+        self.filters.finish().await;
     }
 
     pub(super) async fn count(&self) -> KernelCounters {
-        let guard = match &self.ipsec {
-            Some(ipsec) => ipsec.guard.counters().await.ok(),
-            None => None,
-        };
+        let guard = self.ipsec.as_ref().and_then(|_| self.filters.reader().last());
+        let (guard, guard_age) = guard.unzip();
         let counters = &self.counters;
         let mut named = vec![
             ("states_added", counters.states_added),
@@ -292,7 +321,7 @@ impl Worker {
         named.extend(counters.channel.named());
         named.extend(self.switch.counters().await);
         let switch_reason = self.switch_reason.clone();
-        KernelCounters { guard, switch: self.switch.kind(), switch_reason, named }
+        KernelCounters { guard, guard_age, switch: self.switch.kind(), switch_reason, named }
     }
 }
 

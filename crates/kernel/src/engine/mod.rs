@@ -8,6 +8,7 @@
 mod actions;
 mod announcements;
 mod channel;
+mod filters;
 mod keeper;
 mod lifecycle;
 mod probes;
@@ -18,6 +19,7 @@ mod worker;
 
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot, watch};
 use weft_crypto::{Cipher, PeerId};
@@ -104,6 +106,8 @@ pub enum Support {
     NoCipher,
     /// The kernel has no VXLAN devices.
     NoVxlan,
+    /// The guard is being set; nothing is moved without it.
+    Guarding,
     /// The guard cannot be set without the program nft, and nothing is moved without it.
     NoNft,
     /// The guard cannot be set for another reason.
@@ -126,6 +130,8 @@ impl Support {
 pub struct KernelCounters {
     /// Packets that the guard dropped, by rule; `None` while there is no guard.
     pub guard: Option<GuardCounters>,
+    /// How old these counts are: `nft` tells them, which may take its time.
+    pub guard_age: Option<Duration>,
     /// The switch in use.
     pub switch: SwitchKind,
     /// Why it is not the one asked for.
@@ -140,6 +146,7 @@ pub struct KernelEngine {
     orders: mpsc::Sender<Order>,
     support: watch::Receiver<Support>,
     switch: SwitchKind,
+    guard: filters::GuardReader,
 }
 
 /// What the task is asked to do.
@@ -167,9 +174,9 @@ impl KernelEngine {
         let (orders, received) = mpsc::channel(ORDERS_QUEUED_MAX);
         let (told, support) = watch::channel(Support::Forbidden);
         let worker = worker::Worker::start(kernel, config, told, Box::new(events)).await?;
-        let switch = worker.switch_kind();
+        let (switch, guard) = (worker.switch_kind(), worker.filters.reader());
         tokio::spawn(worker.run(received));
-        Ok(Self { orders, support, switch })
+        Ok(Self { orders, support, switch, guard })
     }
 
     /// Carries commands out in order; they are done when this returns. What fails is reported as an
@@ -213,8 +220,9 @@ impl KernelEngine {
         self.order(Order::Repair { done }, mended).await;
     }
 
-    /// What was counted so far.
+    /// What was counted so far. The guard's counts may be some time old where `nft` is slow.
     pub async fn counters(&self) -> KernelCounters {
+        self.guard.clone().refresh().await;
         let (reply, answer) = oneshot::channel();
         self.order(Order::Counters { reply }, answer).await.unwrap_or_default()
     }

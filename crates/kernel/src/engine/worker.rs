@@ -12,6 +12,7 @@ use weft_path::{EngineCommand, EngineEvent, EngineKind};
 
 use super::actions::local_address;
 use super::channel::{Channel, ChannelCounters};
+use super::filters::{Filters, Told};
 use super::lifecycle::entry_policies;
 use super::probes::{Probes, Received};
 use super::state::{Action, State};
@@ -21,7 +22,7 @@ use super::{DATA_CHANNEL_DEVICE, KernelEngineConfig, Order, Support, SwitchKind}
 use crate::error::KernelError;
 use crate::ovpn::{OvpnError, Watched};
 use crate::xfrm::{StateId, Xfrm, XfrmEvent, XfrmWatch};
-use crate::{Guard, Kernel, LinkEvent, LinkWatch, MssClamp, NftWatch};
+use crate::{Guard, Kernel, LinkEvent, LinkWatch};
 
 /// How long a replaced outbound SA stays for packets that looked it up before, in milliseconds.
 pub(super) const RETIRE_MS: u64 = 1_000;
@@ -49,9 +50,8 @@ pub(super) struct Worker {
     pub(super) trusted: BTreeSet<IpAddr>,
     /// Which peer holds a remote endpoint.
     pub(super) holders: BTreeMap<[u8; 6], PeerId>,
-    pub(super) mss: MssClamp,
-    /// Segment sizes are not written before this time, since that failed.
-    next_clamp: Instant,
+    /// The guard and the segment sizes.
+    pub(super) filters: Filters,
     pub(super) retired: VecDeque<(Instant, StateId)>,
     /// Nothing of the overlay is in the kernel.
     pub(super) closed: bool,
@@ -66,12 +66,10 @@ pub(super) struct Worker {
     pub(super) keylog: KeyLog,
 }
 
-/// IPsec in the kernel, the guard and the probes, ready for use.
+/// IPsec in the kernel and the probes, ready for use behind the guard.
 pub(super) struct Ipsec {
     pub(super) xfrm: Xfrm,
     pub(super) watch: XfrmWatch,
-    pub(super) guard: Guard,
-    pub(super) guard_watch: NftWatch,
     pub(super) encapsulation: EncapSocket,
     pub(super) probes: Probes,
 }
@@ -106,7 +104,7 @@ impl Worker {
         }
         let (switch, switch_reason) = Switch::start(&kernel, &config).await?;
         let links = kernel.watch().await?;
-        let mss = switch.mss_clamp()?;
+        let filters = Filters::start(switch.guard(&kernel), switch.mss_clamp()?);
         let keylog = KeyLog::open(config.keylog.as_deref())
             .map_err(|source| KernelError::Socket { doing: "open the key log".into(), source })?;
         let now = Instant::now();
@@ -122,8 +120,7 @@ impl Worker {
             links,
             trusted: BTreeSet::new(),
             holders: BTreeMap::new(),
-            mss,
-            next_clamp: now,
+            filters,
             retired: VecDeque::new(),
             closed: false,
             switch_reason,
@@ -136,6 +133,7 @@ impl Worker {
         };
         worker.remove_leftovers().await;
         worker.look_for_support().await;
+        worker.wait_for_guard().await;
         Ok(worker)
     }
 
@@ -160,6 +158,7 @@ impl Worker {
                 event = Ipsec::next(self.ipsec.as_mut()) => event,
                 event = self.channel.next() => Event::Channel(event),
                 event = self.switch.next() => Event::Switch(event),
+                told = self.filters.next() => Event::Filters(told),
                 () = tokio::time::sleep_until(timer.into()) => Event::Timer,
             };
             self.handle_event(event).await;
@@ -171,7 +170,7 @@ impl Worker {
 enum Event {
     Link(Result<LinkEvent, KernelError>),
     Xfrm(Result<XfrmEvent, KernelError>),
-    GuardChanged(Result<(), KernelError>),
+    Filters(Told),
     Probes(std::io::Result<Received>),
     Channel(Result<Watched, OvpnError>),
     Switch(SwitchEvent),
@@ -183,7 +182,6 @@ impl Ipsec {
         let Some(ipsec) = ipsec else { return std::future::pending().await };
         tokio::select! {
             event = ipsec.watch.next() => Event::Xfrm(event),
-            changed = ipsec.guard_watch.changed() => Event::GuardChanged(changed),
             received = ipsec.probes.receive() => Event::Probes(received),
         }
     }
@@ -236,13 +234,13 @@ impl Worker {
                 self.reconcile().await;
             }
             Event::Xfrm(Ok(event)) => self.handle_xfrm(event).await,
-            Event::GuardChanged(Ok(())) => self.restore_guard().await,
+            Event::Filters(told) => self.handle_filters(told).await,
             Event::Channel(event) => self.handle_channel(event).await,
             Event::Probes(Ok(received)) | Event::Switch(SwitchEvent::Probe(received)) => {
                 self.handle_probe(&received);
             }
             // The clamp goes with the tunnel's device.
-            Event::Switch(SwitchEvent::Changed) => self.mss.forget(),
+            Event::Switch(SwitchEvent::Changed) => self.filters.clamps_lost(),
             Event::Switch(SwitchEvent::Announced(heard)) => {
                 if let Err(error) = self.switch.handle_announcement(&heard).await {
                     tracing::warn!(%error, "the bridge may answer for an address that has moved");
@@ -251,9 +249,7 @@ impl Worker {
             Event::Switch(SwitchEvent::Failed(reason)) => {
                 self.fail(&reason).await;
             }
-            Event::Xfrm(Err(error)) | Event::GuardChanged(Err(error)) => {
-                self.fail(&error.to_string()).await;
-            }
+            Event::Xfrm(Err(error)) => self.fail(&error.to_string()).await,
             Event::Probes(Err(error)) => self.fail(&format!("probes not received: {error}")).await,
             Event::Timer => self.handle_timeout().await,
         }
@@ -309,13 +305,13 @@ impl Worker {
             }
         }
         self.carry_out(&mut pending).await;
-        self.clamp().await;
+        self.clamp();
     }
 
     /// TCP connections through a path that is narrower than the containers' MTU learn so from their
     /// first packet on; all else learns it from the kernel's ICMP.
-    async fn clamp(&mut self) {
-        if self.ipsec.is_none() || Instant::now() < self.next_clamp {
+    fn clamp(&self) {
+        if self.ipsec.is_none() {
             return;
         }
         let narrow = self.state.narrow(self.config.mtu);
@@ -324,10 +320,7 @@ impl Worker {
             true => Vec::new(),
             false => self.holders.iter().filter_map(of).collect(),
         };
-        if let Err(error) = self.mss.set(&wanted).await {
-            tracing::warn!(%error, "segment sizes are not clamped");
-            self.next_clamp = Instant::now() + Duration::from_millis(RECONCILE_MS);
-        }
+        self.filters.clamp(wanted);
     }
 }
 
@@ -375,18 +368,6 @@ impl Worker {
         self.reconcile().await;
     }
 
-    pub(super) async fn restore_guard(&mut self) {
-        let Some(ipsec) = &self.ipsec else { return };
-        match ipsec.guard.is_whole().await {
-            Ok(true) => {}
-            _ => {
-                tracing::warn!("the guard was changed by another program; setting it again");
-                self.counters.guard_restored += 1;
-                self.ensure_guard().await;
-            }
-        }
-    }
-
     /// Brings the inbound policies in line with whom the host trusts. Without them the guard alone
     /// judges what comes in, which it does as well.
     pub(super) async fn ensure_entries(&mut self) {
@@ -394,15 +375,6 @@ impl Worker {
         match ipsec.xfrm.set_entry_policies(&entry_policies(&self.trusted)).await {
             Ok(changed) => self.counters.policies_restored += changed as u64,
             Err(error) => tracing::warn!(%error, "an inbound IPsec policy is not as it should be"),
-        }
-    }
-
-    /// Without the guard nothing may be moved by the kernel.
-    pub(super) async fn ensure_guard(&mut self) {
-        let Some(ipsec) = &mut self.ipsec else { return };
-        let trusted: Vec<IpAddr> = self.trusted.iter().copied().collect();
-        if let Err(error) = ipsec.guard.ensure(&trusted).await {
-            self.withdraw(Support::no_guard(&error)).await;
         }
     }
 }

@@ -159,7 +159,7 @@ impl Control {
                     None => break,
                 },
                 Some(event) = events.recv() => self.paths.handle_event(Instant::now(), event),
-                Some(request) = requests.recv() => self.handle_request(request).await,
+                Some(request) = requests.recv() => self.handle_request(request),
                 () = self.engines.support_changed() => self.offer_again(),
                 _ = look.tick() => self.look_at_addresses(),
                 () = sleep_until(timer) => self.handle_timeout(),
@@ -245,7 +245,7 @@ impl Control {
         }
     }
 
-    async fn handle_request(&mut self, request: Request) {
+    fn handle_request(&mut self, request: Request) {
         let now = Instant::now();
         match request {
             Request::Addresses { owner, explicit, reply } => {
@@ -280,23 +280,32 @@ impl Control {
                     let engine = path.engine.filter(|_| path.state == PathState::Active);
                     engine.map(|engine| (path.peer, engine))
                 };
-                let _ = reply.send(Readings {
-                    kernel: self.engines.kernel().traffic().await,
+                let engine = self.engines.kernel().clone();
+                let readings = Readings {
+                    kernel: Vec::new(),
                     engines: self.paths.status(now).iter().filter_map(active).collect(),
                     counters: self.engines.vector().counters(),
                     workers: self.engines.vector().workers(),
+                };
+                // Nothing else waits for what the kernel takes its time to count.
+                tokio::spawn(async move {
+                    let _ = reply.send(Readings { kernel: engine.traffic().await, ..readings });
                 });
             }
             Request::Snapshot { reply } => {
-                let _ = reply.send(Snapshot {
+                let engine = self.engines.kernel().clone();
+                let snapshot = Snapshot {
                     peers: self.mesh.peers(),
                     ipam: self.mesh.ipam(),
                     paths: self.paths.status(now),
                     counters: self.engines.vector().counters(),
                     workers: self.engines.vector().workers(),
-                    kernel: self.engines.kernel().counters().await,
+                    kernel: weft_kernel::engine::KernelCounters::default(),
                     support: self.engines.kernel().support().borrow().clone(),
                     lost: self.lost.values().cloned().collect(),
+                };
+                tokio::spawn(async move {
+                    let _ = reply.send(Snapshot { kernel: engine.counters().await, ..snapshot });
                 });
             }
         }

@@ -251,6 +251,7 @@ fn why_none(support: &Support) -> Reason {
         Support::Ready { .. } => Reason::NotOffered,
         Support::Forbidden => Reason::Forced,
         Support::NoVxlan => Reason::KernelWithoutVxlan,
+        Support::Guarding => Reason::AwaitingGuard,
         Support::NoNft => Reason::NftMissing,
         Support::NoEsp(_) => Reason::KernelWithoutEsp,
         Support::NoOvpn(reason) => reason.clone(),

@@ -130,6 +130,10 @@ pub(super) fn kernel_counters(kernel: &KernelCounters) -> BTreeMap<String, u64> 
         let rules = guard.named();
         counters.extend(rules.map(|(rule, count)| (format!("guard_{rule}"), count.packets)));
     }
+    if let Some(age) = kernel.guard_age {
+        let age = u64::try_from(age.as_millis()).unwrap_or(u64::MAX);
+        counters.insert("guard_age_ms".into(), age);
+    }
     counters
 }
 

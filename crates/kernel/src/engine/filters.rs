@@ -1,0 +1,364 @@
+//! The engine's nftables tables, which are the guard and the clamp of segment sizes, in a task of their own:
+//! `nft` may take many seconds, and nothing else waits for it.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tokio::sync::{Notify, mpsc, watch};
+use tokio::task::JoinHandle;
+
+use crate::error::KernelError;
+use crate::{Guard, GuardCounters, MssClamp, NftWatch};
+
+/// How often the tables are looked at though nobody told of a change, in milliseconds.
+const LOOK_MS: u64 = 30_000;
+/// How long after a failure they are looked at again, in milliseconds.
+const RETRY_MS: u64 = 5_000;
+/// For so long a reader of the counters waits for those of this moment, in milliseconds; then it takes the
+/// last that were read. Where `nft` was slower the last time, it does not wait.
+const FRESH_MS: u64 = 500;
+/// How long the end waits for the tables to be gone, in milliseconds.
+const FINISH_MS: u64 = 60_000;
+/// What the engine was not told yet; the task waits when there is more.
+const TOLD_QUEUED_MAX: usize = 16;
+
+/// An endpoint's Ethernet address, and the MTU of the path to it in bytes.
+pub(super) type Narrow = (crate::entries::MacAddress, u16);
+
+/// What is to stand.
+#[derive(Clone, Default, PartialEq)]
+struct Wanted {
+    guard: Want,
+    trusted: BTreeSet<IpAddr>,
+    narrow: Vec<Narrow>,
+    /// How often the clamp went with its device.
+    clamps_lost: u64,
+}
+
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+enum Want {
+    /// Whatever there is, is left.
+    #[default]
+    AsIs,
+    /// It stands; the number tells one wish from the next.
+    Stands(u64),
+    /// It goes; likewise.
+    Gone(u64),
+}
+
+/// What the engine is told.
+pub(super) enum Told {
+    /// The guard stands, as it was wanted by the wish of this number.
+    Stands(u64),
+    /// Somebody had changed it, and it was written again.
+    Restored,
+    /// It does not stand, and cannot be made to.
+    Broken(KernelError),
+}
+
+/// What was seen of the guard last.
+#[derive(Clone, Copy, Default)]
+struct Seen {
+    counters: Option<(GuardCounters, Instant)>,
+    /// How long it took to look.
+    took: Duration,
+}
+
+/// A handle to the task.
+pub(super) struct Filters {
+    wanted: watch::Sender<Wanted>,
+    told: mpsc::Receiver<Told>,
+    reader: GuardReader,
+    task: JoinHandle<()>,
+    wishes: u64,
+    /// The guard stands as it was last asked for, apart from the addresses that are trusted.
+    stands: bool,
+}
+
+/// Reads the guard's counters, without waiting for `nft` longer than a moment.
+#[derive(Clone)]
+pub(super) struct GuardReader {
+    seen: watch::Receiver<Seen>,
+    look: Arc<Notify>,
+}
+
+impl Filters {
+    pub(super) fn start(guard: Guard, mss: MssClamp) -> Self {
+        let (wanted, wishes) = watch::channel(Wanted::default());
+        let (teller, told) = mpsc::channel(TOLD_QUEUED_MAX);
+        let (shown, seen) = watch::channel(Seen::default());
+        let look = Arc::new(Notify::new());
+        let task = FilterTask {
+            guard,
+            mss,
+            watch: None,
+            wanted: wishes,
+            told: teller,
+            seen: shown,
+            look: Arc::clone(&look),
+            ensured: None,
+            clamps_lost: 0,
+            next: Instant::now() + Duration::from_millis(LOOK_MS),
+        };
+        let reader = GuardReader { seen, look };
+        let task = tokio::spawn(task.run());
+        Self { wanted, told, reader, task, wishes: 0, stands: false }
+    }
+
+    pub(super) fn reader(&self) -> GuardReader {
+        self.reader.clone()
+    }
+
+    /// Whether the guard stands. If not it is asked for, and [`Self::next`] tells what becomes of it.
+    pub(super) fn guard_stands(&mut self, trusted: &BTreeSet<IpAddr>) -> bool {
+        let asked = matches!(self.wanted.borrow().guard, Want::Stands(_));
+        if !asked {
+            self.wishes += 1;
+            let guard = Want::Stands(self.wishes);
+            self.wanted.send_modify(|it| (it.guard, it.trusted) = (guard, trusted.clone()));
+        }
+        self.stands
+    }
+
+    /// Peers with these addresses may send and get overlay packets in plain, as soon as it is written.
+    pub(super) fn trust(&self, trusted: &BTreeSet<IpAddr>) {
+        self.wanted.send_if_modified(|it| {
+            let changed = it.trusted != *trusted;
+            it.trusted.clone_from(trusted);
+            changed
+        });
+    }
+
+    /// Takes the guard away.
+    pub(super) fn remove_guard(&mut self) {
+        self.wishes += 1;
+        self.stands = false;
+        let guard = Want::Gone(self.wishes);
+        self.wanted.send_modify(|it| (it.guard, it.trusted) = (guard, BTreeSet::new()));
+    }
+
+    /// These endpoints' connections get smaller segments, as soon as it is written.
+    pub(super) fn clamp(&self, narrow: Vec<Narrow>) {
+        self.wanted.send_if_modified(|it| {
+            let changed = it.narrow != narrow;
+            it.narrow = narrow;
+            changed
+        });
+    }
+
+    /// The clamp went with its device.
+    pub(super) fn clamps_lost(&self) {
+        self.wanted.send_modify(|it| it.clamps_lost += 1);
+    }
+
+    /// Looks at the tables soon.
+    pub(super) fn look(&self) {
+        self.reader.look.notify_one();
+    }
+
+    /// Waits for news. Cancel safe.
+    pub(super) async fn next(&mut self) -> Told {
+        loop {
+            let Some(told) = self.told.recv().await else { return std::future::pending().await };
+            match told {
+                Told::Stands(wish) if self.wanted.borrow().guard == Want::Stands(wish) => {
+                    self.stands = true;
+                }
+                // Of an earlier wish.
+                Told::Stands(_) => continue,
+                Told::Restored => {}
+                Told::Broken(_) => {
+                    self.stands = false;
+                    self.wanted.send_modify(|it| it.guard = Want::AsIs);
+                }
+            }
+            return told;
+        }
+    }
+
+    /// Ends the task once what was last wanted is written.
+    pub(super) async fn finish(self) {
+        let Self { wanted, mut told, task, .. } = self;
+        drop(wanted);
+        told.close();
+        let limit = Duration::from_millis(FINISH_MS);
+        if tokio::time::timeout(limit, task).await.is_err() {
+            tracing::warn!("nft is too slow: tables named weft-... may be left");
+        }
+    }
+}
+
+impl GuardReader {
+    /// The counters, and how old they are; `None` while there is no guard.
+    pub(super) fn last(&self) -> Option<(GuardCounters, Duration)> {
+        let seen = *self.seen.borrow();
+        seen.counters.map(|(counters, at)| (counters, at.elapsed()))
+    }
+
+    /// Waits a moment for counters of now.
+    pub(super) async fn refresh(&mut self) {
+        let (fresh, Seen { counters, took }) =
+            (Duration::from_millis(FRESH_MS), *self.seen.borrow_and_update());
+        self.look.notify_one();
+        if counters.is_some() && took < fresh {
+            let _ = tokio::time::timeout(fresh, self.seen.changed()).await;
+        }
+    }
+}
+
+struct FilterTask {
+    guard: Guard,
+    mss: MssClamp,
+    watch: Option<NftWatch>,
+    wanted: watch::Receiver<Wanted>,
+    told: mpsc::Sender<Told>,
+    seen: watch::Sender<Seen>,
+    look: Arc<Notify>,
+    /// What of the guard was carried out last.
+    ensured: Option<(Want, BTreeSet<IpAddr>)>,
+    clamps_lost: u64,
+    next: Instant,
+}
+
+impl FilterTask {
+    async fn run(mut self) {
+        let mut ends = false;
+        while !ends {
+            tokio::select! {
+                changed = self.wanted.changed() => ends = changed.is_err(),
+                result = changed(self.watch.as_mut()) => {
+                    if let Err(error) = result {
+                        tracing::warn!(%error, "nftables is not watched; opening the watch again");
+                        self.watch = None;
+                    }
+                }
+                () = self.look.notified() => {}
+                () = tokio::time::sleep_until(self.next.into()) => {}
+            }
+            self.next = Instant::now() + Duration::from_millis(LOOK_MS);
+            let wanted = self.wanted.borrow_and_update().clone();
+            self.keep_guard(&wanted).await;
+            if ends || matches!(wanted.guard, Want::Stands(_)) {
+                self.keep_clamp(&wanted).await;
+            }
+        }
+    }
+
+    async fn keep_guard(&mut self, wanted: &Wanted) {
+        match wanted.guard {
+            Want::AsIs => self.ensured = None,
+            Want::Gone(_) if self.is_done(wanted) => {}
+            Want::Gone(_) => {
+                if let Err(error) = self.guard.remove().await {
+                    tracing::debug!(%error, "no guard to remove");
+                }
+                self.watch = None;
+                self.seen.send_replace(Seen::default());
+                self.done(wanted);
+            }
+            Want::Stands(wish) => {
+                if self.watch.is_none() {
+                    match self.guard.watch() {
+                        Ok(watch) => self.watch = Some(watch),
+                        Err(error) => return self.broken(error).await,
+                    }
+                }
+                if self.is_done(wanted) {
+                    self.look_at_guard(wanted).await;
+                } else {
+                    self.ensure_guard(wanted, wish).await;
+                }
+            }
+        }
+    }
+
+    /// Somebody may have changed it. What `nft` does not say in time is not known, and no change.
+    async fn look_at_guard(&mut self, wanted: &Wanted) {
+        let began = Instant::now();
+        match self.guard.look().await {
+            Ok((true, counters)) => self.show(counters, began),
+            Err(error) if error.is_timeout() => {
+                tracing::warn!(%error, "not known whether the guard is whole; taken for what it was");
+                self.retry();
+            }
+            Ok((false, _)) | Err(_) => {
+                tracing::warn!("the guard was changed by another program; setting it again");
+                self.ensured = None;
+                match self.guard.ensure(&list(&wanted.trusted)).await {
+                    Ok(_) => {
+                        self.done(wanted);
+                        let _ = self.told.send(Told::Restored).await;
+                        self.look.notify_one();
+                    }
+                    Err(error) => self.broken(error).await,
+                }
+            }
+        }
+    }
+
+    async fn ensure_guard(&mut self, wanted: &Wanted, wish: u64) {
+        let stood = matches!(self.ensured, Some((Want::Stands(_), _)));
+        match self.guard.ensure(&list(&wanted.trusted)).await {
+            Ok(_) => {
+                self.done(wanted);
+                let _ = self.told.send(Told::Stands(wish)).await;
+                self.look.notify_one();
+            }
+            // It stands; the exceptions alone are older.
+            Err(error) if stood && error.is_timeout() => {
+                tracing::warn!(%error, "the guard's exceptions are not up to date");
+                self.retry();
+            }
+            Err(error) => self.broken(error).await,
+        }
+    }
+
+    async fn keep_clamp(&mut self, wanted: &Wanted) {
+        if wanted.clamps_lost != self.clamps_lost {
+            self.clamps_lost = wanted.clamps_lost;
+            self.mss.forget();
+        }
+        if let Err(error) = self.mss.set(&wanted.narrow).await {
+            tracing::warn!(%error, "segment sizes are not clamped");
+        }
+    }
+
+    async fn broken(&mut self, error: KernelError) {
+        self.ensured = None;
+        self.seen.send_replace(Seen::default());
+        let _ = self.told.send(Told::Broken(error)).await;
+    }
+
+    fn show(&self, counters: GuardCounters, began: Instant) {
+        let now = Instant::now();
+        self.seen.send_replace(Seen { counters: Some((counters, now)), took: now - began });
+    }
+
+    fn retry(&mut self) {
+        self.next = Instant::now() + Duration::from_millis(RETRY_MS);
+    }
+
+    fn is_done(&self, wanted: &Wanted) -> bool {
+        let is = |(guard, trusted): &(Want, BTreeSet<IpAddr>)| {
+            (*guard, trusted) == (wanted.guard, &wanted.trusted)
+        };
+        self.ensured.as_ref().is_some_and(is)
+    }
+
+    fn done(&mut self, wanted: &Wanted) {
+        self.ensured = Some((wanted.guard, wanted.trusted.clone()));
+    }
+}
+
+async fn changed(watch: Option<&mut NftWatch>) -> Result<(), KernelError> {
+    match watch {
+        Some(watch) => watch.changed().await,
+        None => std::future::pending().await,
+    }
+}
+
+fn list(trusted: &BTreeSet<IpAddr>) -> Vec<IpAddr> {
+    trusted.iter().copied().collect()
+}
