@@ -29,6 +29,7 @@ mod overlay;
 pub mod ovpn;
 mod route;
 mod route_watch;
+mod ruleset;
 mod shortcut;
 mod socket;
 mod traffic;
@@ -62,6 +63,7 @@ pub use self::{
     overlay::{ENDPOINT_ADDRESSES_MAX, ENDPOINTS_MAX, Overlay, OverlaySpec, Via},
     route::{HostRoute, ROUTE_PROTOCOL, RouteMtu},
     route_watch::{DeviceRoute, RouteWatch},
+    ruleset::{Carried, Obstacle},
     shortcut::{BridgePort, BridgePorts},
     traffic::LinkTraffic,
     tunnel::TunnelSpec,

@@ -57,10 +57,19 @@ impl Kernel {
 
     /// The chains of all tables.
     pub(crate) async fn nft_chains(&self) -> Result<Listing, KernelError> {
-        let doing = "list the chains of nftables";
-        let output = self.run_nft(&["-j", "list", "chains"], None, doing).await?;
+        self.nft_list_all("chains").await
+    }
+
+    /// All rules of all tables.
+    pub(crate) async fn nft_ruleset(&self) -> Result<Listing, KernelError> {
+        self.nft_list_all("ruleset").await
+    }
+
+    async fn nft_list_all(&self, what: &str) -> Result<Listing, KernelError> {
+        let doing = &format!("list the {what} of nftables");
+        let output = self.run_nft(&["-j", "list", what], None, doing).await?;
         if !output.status.success() {
-            return Err(refused(doing.to_owned(), &String::from_utf8_lossy(&output.stderr)));
+            return Err(refused(doing.clone(), &String::from_utf8_lossy(&output.stderr)));
         }
         Listing::parse(&output.stdout, doing)
     }

@@ -23,17 +23,32 @@ const RECEIVE_BUFFER_BYTES: usize = 1 << 18;
 const HEADER_LEN: usize = 16;
 /// Length of `struct nfgenmsg`, whose first byte is the address family.
 const FAMILY_HEADER_LEN: usize = 4;
+/// Our own tables' names begin so.
+const OWN_TABLES: &str = "weft-";
 /// In every message about a table or what is in it, the attribute with the table's name.
 const ATTRIBUTE_TABLE: u16 = 1;
 
 /// Tells when somebody, Weft included, changed one of some tables.
 pub struct NftWatch {
     socket: TokioSocket,
-    tables: Vec<Table>,
+    /// `None`: all that are not ours.
+    tables: Option<Vec<Table>>,
 }
 
 impl Kernel {
+    /// Watches all tables but those of Weft.
+    ///
+    /// # Errors
+    /// [`KernelError::Socket`] if the kernel gives no socket.
+    pub fn watch_foreign_rules(&self) -> Result<NftWatch, KernelError> {
+        self.watch_tables(None)
+    }
+
     pub(crate) fn nft_watch(&self, tables: Vec<Table>) -> Result<NftWatch, KernelError> {
+        self.watch_tables(Some(tables))
+    }
+
+    fn watch_tables(&self, tables: Option<Vec<Table>>) -> Result<NftWatch, KernelError> {
         let failed = |source| KernelError::Socket { doing: "watch nftables".into(), source };
         let open = || -> io::Result<TokioSocket> {
             let mut socket = TokioSocket::new(NETLINK_NETFILTER)?;
@@ -74,10 +89,11 @@ impl NftWatch {
 
     fn is_about_ours(&self, datagram: &[u8]) -> bool {
         messages(datagram).any(|message| {
-            table_of(message).is_some_and(|(family, name)| {
-                self.tables
-                    .iter()
-                    .any(|table| number_of(table.family) == family && table.name.as_bytes() == name)
+            table_of(message).is_some_and(|(family, name)| match &self.tables {
+                Some(tables) => tables.iter().any(|table| {
+                    number_of(table.family) == family && table.name.as_bytes() == name
+                }),
+                None => !name.starts_with(OWN_TABLES.as_bytes()),
             })
         })
     }

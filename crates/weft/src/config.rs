@@ -475,7 +475,8 @@ fn host_name() -> String {
 }
 
 const CIPHERS: [Cipher; 2] = [Cipher::Aes256Gcm, Cipher::ChaCha20Poly1305];
-const DEFAULT_RANGE: Ipv4Net = Ipv4Net::new_assert(std::net::Ipv4Addr::new(10, 32, 0, 0), 12);
+pub(crate) const DEFAULT_RANGE: Ipv4Net =
+    Ipv4Net::new_assert(std::net::Ipv4Addr::new(10, 32, 0, 0), 12);
 const LINK_PORT: u16 = 6783;
 const DATA_PORT: u16 = 6784;
 /// Three quarters of an SA's hour (DESIGN section 6.4).

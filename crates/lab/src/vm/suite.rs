@@ -42,7 +42,7 @@ const DEBIAN12: &[Choice] = &[Choice::Debian12];
 
 /// Which test runs on which kernel: of all rows that fit a test, named `target::test`, the last one
 /// counts. `*` stands for any text.
-const TABLE: [Row; 12] = [
+const TABLE: [Row; 13] = [
     Row {
         tests: "vm_*",
         kernels: NEWEST,
@@ -90,6 +90,7 @@ const TABLE: [Row; 12] = [
         why: "more at once than an emulated machine moves without queues that overflow",
     },
     Row { tests: "net_systemd::*", kernels: &[], why: "a guest has no systemd" },
+    Row { tests: "net_firewall::*", kernels: &[], why: "rules are read alike on every kernel" },
     Row {
         tests: "net_pressure::*",
         kernels: &[],
@@ -599,6 +600,7 @@ mod tests {
             program("net_dco", &["symmetric_ids_over_tcp"]),
             program("net_ecn", &["x"]),
             program("net_errors", &["x"]),
+            program("net_firewall", &["x"]),
             program("net_idle", &["x"]),
             program("net_mixed", &["x"]),
             program("net_moves", &["x"]),
@@ -610,6 +612,7 @@ mod tests {
             program("net_rekey", &["x"]),
             program("net_restart", &["x"]),
             program("net_shortcuts", &["where_x", "x"]),
+            program("net_systemd", &["x"]),
             program("net_top", &["x"]),
             program("net_traffic", &["x"]),
             program("net_uso", &["x"]),

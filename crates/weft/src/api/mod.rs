@@ -32,7 +32,7 @@ pub use server::{Answer, ApiListener, RequestSender, listen, serve};
 pub(crate) use server::{reply, serve_router};
 pub use types::{
     ApiError, AttachRequest, Attachment, ConnectRequest, Connection, ContainerTraffic,
-    DetachRequest, Detached, ErrorKind, ForgetRequest, HostRange, Invitation, Ipam, LaneTraffic,
-    Path, Peer, PeerConnection, PeerTraffic, Report, Status, Target, Traffic, Volume,
+    DetachRequest, Detached, ErrorKind, FirewallRule, ForgetRequest, HostRange, Invitation, Ipam,
+    LaneTraffic, Path, Peer, PeerConnection, PeerTraffic, Report, Status, Target, Traffic, Volume,
     WorkerTraffic, Workers, WorkersRequest,
 };

@@ -60,6 +60,9 @@ pub struct Status {
     /// Engines that it does not run, or not with the format that it takes first, and why.
     #[serde(default)]
     pub engines_missing: BTreeMap<String, String>,
+    /// Rules of this host's own firewall that stop or change what Weft carries.
+    #[serde(default)]
+    pub firewall: Vec<FirewallRule>,
     /// Workers of the vector engine.
     #[serde(default)]
     pub workers: usize,
@@ -251,6 +254,17 @@ pub struct Attachment {
     pub port_reason: Option<String>,
     /// Attached since, RFC 3339.
     pub since: String,
+}
+
+/// A rule of a host's own firewall that stops or changes what Weft carries.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FirewallRule {
+    /// The base chain: `FAMILY TABLE CHAIN`.
+    pub chain: String,
+    /// What it does to what.
+    pub effect: String,
+    /// The command that ends it.
+    pub remedy: String,
 }
 
 /// What all ports were before there were others.

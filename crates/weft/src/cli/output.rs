@@ -9,8 +9,8 @@ use comfy_table::{Table, presets};
 use serde::Serialize;
 
 use crate::api::{
-    Attachment, Connection, Detached, HostRange, Invitation, Ipam, Path, Peer, Status, Target,
-    Workers,
+    Attachment, Connection, Detached, FirewallRule, HostRange, Invitation, Ipam, Path, Peer,
+    Status, Target, Workers,
 };
 use crate::timestamp;
 
@@ -90,6 +90,9 @@ pub(super) fn status(status: &Status) -> String {
     let shortcuts_reason = status.shortcuts_reason.as_ref().map(|reason| format!(" ({reason})"));
     if status.shortcuts > 0 || shortcuts_reason.is_some() {
         line("Shortcuts", &format!("{}{}", status.shortcuts, shortcuts_reason.unwrap_or_default()));
+    }
+    for FirewallRule { chain, effect, remedy } in &status.firewall {
+        line("Firewall", &format!("{chain} {effect}; to accept them: {remedy}"));
     }
     line("Container MTU", &status.mtu);
     status.narrow.iter().for_each(|narrow| line("Narrow path", narrow));

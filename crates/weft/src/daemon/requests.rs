@@ -12,6 +12,7 @@ use weft_link::{KeyHash, LinkState, Links, Target};
 use super::attachments::Attachments;
 use super::control::{Request, Snapshot};
 use super::events::Lost;
+use super::firewall::Firewall;
 use super::mtu::narrow_link;
 use super::store::Store;
 use super::views;
@@ -66,6 +67,8 @@ pub(super) struct Daemon {
     pub(super) store: Store,
     pub(super) control: mpsc::Sender<Request>,
     pub(super) attachments: Arc<Attachments>,
+    /// What of this host's own rules is in the way.
+    pub(super) firewall: Firewall,
     pub(super) stop: Arc<watch::Sender<bool>>,
 }
 

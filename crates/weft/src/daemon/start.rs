@@ -29,6 +29,7 @@ use super::attachments::{Attachments, SavedAttachments};
 use super::control::{Control, VNI};
 use super::engines::{Engines, Offers};
 use super::events::{self, Events, Lost};
+use super::firewall::Firewall;
 use super::mtu::{WATCH_RETRY_MS, container_mtu, follow_link_mtu, link_mtu, widest_format};
 use super::ports::{DirectPorts, RemoteMacs, remote_set};
 use super::requests::{Daemon, Targets};
@@ -38,7 +39,7 @@ use crate::api::{self, ApiListener, Invitation};
 use crate::config::{EngineChoice, FormatChoice, Settings, SwitchChoice};
 
 /// The switch's device.
-pub(super) const SWITCH: &str = "weft";
+pub(crate) const SWITCH: &str = "weft";
 /// The vector engine's port on it.
 pub(super) const TAP: &str = "weft-tap";
 
@@ -76,6 +77,11 @@ async fn run_async(settings: Settings, ready: impl FnOnce(&Invitation)) -> Resul
         tokio::spawn(super::shortcuts::keep_all(Arc::clone(&daemon.attachments))),
         tokio::spawn(super::bypass::keep_looking(Arc::clone(&daemon.attachments))),
         tokio::spawn(keep_forward_rule(kernel.clone(), kernel_engine.switch())),
+        tokio::spawn(daemon.firewall.clone().keep(
+            kernel.clone(),
+            kernel_engine.clone(),
+            daemon.settings.clone(),
+        )),
         tokio::spawn(follow_link_mtu(
             daemon.settings.clone(),
             kernel.clone(),
@@ -214,6 +220,7 @@ async fn start(
         store,
         control: request_sender,
         attachments: Arc::new(attachments),
+        firewall: Firewall::default(),
         stop: Arc::new(stop_sender),
     };
     let control = tokio::spawn(control.run(link_events, events, requests, stop));

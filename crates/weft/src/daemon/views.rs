@@ -178,6 +178,7 @@ pub(super) fn status(
             .iter()
             .map(|(engine, reason)| (engine.name().into(), reason.to_string()))
             .collect(),
+        firewall: daemon.firewall.found().into_iter().map(obstacle).collect(),
         workers: snapshot.workers,
         offloads: daemon.offloads.clone(),
         targets: daemon.target_list().len(),
@@ -198,6 +199,11 @@ fn narrow(daemon: &Daemon, snapshot: &Snapshot) -> Vec<String> {
     };
     let narrow = |path: &PathStatus| narrow_path(path, daemon.mtu, || name(path.peer));
     snapshot.paths.iter().filter_map(narrow).collect()
+}
+
+fn obstacle(found: weft_kernel::Obstacle) -> crate::api::FirewallRule {
+    let weft_kernel::Obstacle { chain, effect, remedy } = found;
+    crate::api::FirewallRule { chain, effect: effect.into(), remedy }
 }
 
 /// What stands between this host's containers and those of others.

@@ -3,6 +3,7 @@
 //!
 //! Nothing of the host is changed. The offloads are tried on a device that is gone right after.
 
+mod firewall;
 mod host;
 
 use std::fmt::Write as _;
@@ -118,7 +119,12 @@ pub fn examine(options: &DoctorOptions) -> anyhow::Result<Diagnosis> {
     findings.extend(tap_and_offloads());
     findings.extend(drivers(&kernel.release));
     findings.extend(PARTS.iter().map(|part| part.look_at(&kernel)));
-    findings.push(nft(find_program("nft").is_some()));
+    let has_nft = find_program("nft").is_some();
+    findings.push(nft(has_nft));
+    if has_nft {
+        let module = kernel.module("esp4", "CONFIG_INET_ESP");
+        findings.extend(firewall::look(matches!(module, Module::There | Module::OnDisk)));
+    }
     findings.push(link(host::link_mtu()));
     let ready = findings.iter().all(|finding| finding.state != State::Missing);
     let race = Duration::from_millis(RACE_MS);
