@@ -55,6 +55,9 @@ async fn serve(shared: Arc<Shared>, incoming: Incoming, pass: Pass) {
             admit.await
         }
     };
+    if let Err(failure) = &result {
+        shared.tell_same_identity(failure);
+    }
     if let (Err(failure), Some(peer)) = (result, peer)
         && is_worth_noting(&failure)
     {

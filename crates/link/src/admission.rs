@@ -325,6 +325,7 @@ impl<'a> Talk<'a> {
         check_wanted(&state, self.peer)?;
         Ok(Step::Ready(Ready {
             instance: self.shared.instance,
+            succeeds: self.shared.succeeds,
             current: state.links.get(&self.peer).map(|link| link.session_id),
             nickname: self.shared.nickname.clone(),
             hello: state.hello.clone(),

@@ -129,6 +129,7 @@ impl Dialler {
     }
 
     fn after_failure(&mut self, failure: &Failure) -> Duration {
+        self.shared.tell_same_identity(failure);
         let (to, wait) = match failure.cause() {
             Cause::KeyMismatch => (LinkState::Failed, self.backoff.other_key()),
             _ if failure.is_refusal() => (LinkState::Failed, self.backoff.slow()),

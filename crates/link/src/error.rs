@@ -88,11 +88,12 @@ pub(crate) enum CloseCode {
     Application = 12,
     Slow = 13,
     Readmit = 14,
+    SameIdentity = 15,
     Unknown = 0xffff,
 }
 
 impl CloseCode {
-    const ALL: [Self; 14] = [
+    const ALL: [Self; 15] = [
         Self::Shutdown,
         Self::Replaced,
         Self::Duplicate,
@@ -107,6 +108,7 @@ impl CloseCode {
         Self::Application,
         Self::Slow,
         Self::Readmit,
+        Self::SameIdentity,
     ];
 
     pub(crate) fn from_wire(code: VarInt) -> Self {
@@ -130,6 +132,7 @@ impl CloseCode {
                 | Self::BadToken
                 | Self::Protocol
                 | Self::Application
+                | Self::SameIdentity
         )
     }
 }
@@ -146,6 +149,8 @@ pub const REASON_BAD_TOKEN: &str = "join token unknown, used or expired";
 pub(crate) enum Failure {
     /// A named cause, found here or told by the peer.
     Refused { code: CloseCode, reason: String },
+    /// The peer is linked with another host of this one's identity, which answers.
+    SameIdentity { reason: String },
     /// The presented key is another than the expected one.
     KeyMismatch { reason: String },
     /// Nobody answered, or the network failed.
@@ -177,6 +182,7 @@ impl Failure {
     pub(crate) fn reason(&self) -> &str {
         match self {
             Self::Refused { reason, .. }
+            | Self::SameIdentity { reason }
             | Self::KeyMismatch { reason }
             | Self::Unreachable { reason } => reason,
         }
@@ -185,6 +191,7 @@ impl Failure {
     pub(crate) fn code(&self) -> Option<CloseCode> {
         match self {
             Self::Refused { code, .. } => Some(*code),
+            Self::SameIdentity { .. } => Some(CloseCode::SameIdentity),
             _ => None,
         }
     }
@@ -202,7 +209,7 @@ impl Failure {
     pub(crate) fn is_refusal(&self) -> bool {
         match self {
             Self::Refused { code, .. } => code.is_refusal(),
-            Self::KeyMismatch { .. } => true,
+            Self::SameIdentity { .. } | Self::KeyMismatch { .. } => true,
             Self::Unreachable { .. } => false,
         }
     }
@@ -213,7 +220,10 @@ impl Failure {
             ConnectionError::ApplicationClosed(close) => {
                 let code = CloseCode::from_wire(close.error_code);
                 let text = clean(&String::from_utf8_lossy(&close.reason));
-                Self::refused(code, told(code, &text, ours))
+                match code {
+                    CloseCode::SameIdentity => Self::SameIdentity { reason: text },
+                    _ => Self::refused(code, told(code, &text, ours)),
+                }
             }
             ConnectionError::TimedOut => Self::unreachable("the peer no longer answers"),
             ConnectionError::Reset => Self::unreachable("the peer has restarted"),

@@ -72,6 +72,12 @@ pub enum Event {
         /// Why.
         reason: String,
     },
+    /// A peer has refused this host, since it is linked with another host of the same identity that answers:
+    /// one of the two is a copy of the other.
+    SameIdentity {
+        /// Names both, and says what to do.
+        reason: String,
+    },
     /// A join token has given this host the network's secret: store it, and start with it next
     /// time.
     SecretLearned {

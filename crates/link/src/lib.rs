@@ -25,6 +25,7 @@ mod known;
 pub mod limits;
 mod links;
 mod outbox;
+mod rival;
 mod secret;
 mod session;
 mod shared;

@@ -120,6 +120,15 @@ pub const SUCCESSOR_TIMEOUT_MS: u64 = 2_000;
 /// Longest pause before a host is dialled again that showed another key than the expected one.
 pub const OTHER_KEY_PAUSE_MAX_S: u64 = 600;
 
+/// A link whose peer connects from another instance must show within this that it is alive, or gives way.
+pub const RIVAL_TIMEOUT_MS: u64 = 3_000;
+
+/// Pause between two looks for its sign of life.
+pub const RIVAL_LOOK_MS: u64 = 20;
+
+/// Of each of the two nicknames this much is told.
+pub const RIVAL_NAME_MAX_CHARS: usize = 24;
+
 /// A link that lasted longer than this is re-dialled as if for the first time.
 pub const BACKOFF_RESET_S: u64 = 60;
 

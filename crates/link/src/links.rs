@@ -50,6 +50,9 @@ pub struct Config {
     pub port: u16,
     /// Random per start, so that peers notice a restart.
     pub instance: u64,
+    /// The instance that ran on this machine before this one, if it is known to have ended: peers let this one
+    /// take its place at once. Without it they first ask whether the other one still answers.
+    pub succeeds: Option<u64>,
     /// What the application says about itself to admitted peers; at most 64 KiB as JSON.
     pub hello: serde_json::Value,
     /// The link protocol versions that it speaks.
@@ -68,6 +71,7 @@ impl Config {
             host: None,
             port: DEFAULT_PORT,
             instance: rand::random(),
+            succeeds: None,
             hello: serde_json::Value::Null,
             versions: PROTOCOL_VERSION..=PROTOCOL_VERSION,
             timing: Timing::default(),
@@ -111,6 +115,7 @@ impl Links {
             identity: config.identity,
             nickname: cut(config.nickname),
             instance: config.instance,
+            succeeds: config.succeeds,
             versions: config.versions,
             timing: config.timing,
             events,

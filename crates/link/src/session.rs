@@ -20,7 +20,7 @@ use crate::socket::canonical;
 use crate::status::{Direction, LinkState, LinkStatus};
 use crate::target::Target;
 use crate::wire::{DECISION_MAX_BYTES, Decision, FrameError, Ready, Step, read_frame, write_frame};
-use crate::{connect, dial};
+use crate::{connect, dial, rival};
 
 const DRAIN_TIMEOUT: Duration = Duration::from_millis(DRAIN_TIMEOUT_MS);
 const SUCCESSOR_TIMEOUT: Duration = Duration::from_millis(SUCCESSOR_TIMEOUT_MS);
@@ -107,6 +107,17 @@ impl Link {
         self.since
     }
 
+    pub(crate) fn nickname(&self) -> &str {
+        &self.nickname
+    }
+
+    /// Whether a connection is of another instance than this live link, and not of its successor.
+    pub(crate) fn is_rival_of(&self, theirs: &Ready) -> bool {
+        self.instance != theirs.instance
+            && theirs.succeeds != Some(self.instance)
+            && self.conn.close_reason().is_none()
+    }
+
     pub(crate) fn close(&mut self, failure: Failure) {
         let code = failure.code().unwrap_or(CloseCode::Unknown);
         self.conn.close(code.to_wire(), crate::error::clean(failure.reason()).as_bytes());
@@ -122,6 +133,7 @@ pub(crate) async fn conclude(
     renewal: bool,
     limit: Duration,
 ) -> Result<Outcome, Failure> {
+    rival::check(shared, &admitted).await?;
     if shared.me < admitted.peer {
         return decide(shared, admitted, renewal);
     }
@@ -445,6 +457,7 @@ fn ended(shared: &Arc<Shared>, peer: PeerId, session_id: u64, error: &Connection
     }
     let failure =
         link.closing.clone().unwrap_or_else(|| Failure::of_connection(error, &shared.versions));
+    shared.tell_same_identity(&failure);
     let reason = failure.reason().to_owned();
     tracing::info!(%peer, nickname = link.nickname, reason, "link down");
     shared.events.send(Event::Down { peer, reason });

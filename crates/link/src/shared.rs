@@ -37,6 +37,7 @@ pub(crate) struct Shared {
     pub(crate) me: PeerId,
     pub(crate) nickname: String,
     pub(crate) instance: u64,
+    pub(crate) succeeds: Option<u64>,
     pub(crate) versions: RangeInclusive<u16>,
     pub(crate) timing: Timing,
     pub(crate) events: EventSender,
@@ -209,6 +210,7 @@ pub(crate) struct Parts {
     pub(crate) identity: Identity,
     pub(crate) nickname: String,
     pub(crate) instance: u64,
+    pub(crate) succeeds: Option<u64>,
     pub(crate) versions: RangeInclusive<u16>,
     pub(crate) timing: Timing,
     pub(crate) events: EventSender,
@@ -225,6 +227,7 @@ impl Shared {
             identity: parts.identity,
             nickname: parts.nickname,
             instance: parts.instance,
+            succeeds: parts.succeeds,
             versions: parts.versions,
             timing: parts.timing,
             events: parts.events,
@@ -272,6 +275,13 @@ impl Shared {
         }
         drop(state);
         tracing::info!("joined the network: its secret was learnt by join token");
+    }
+
+    /// Tells the application if a peer takes this host for a copy of another.
+    pub(crate) fn tell_same_identity(&self, failure: &Failure) {
+        if let Failure::SameIdentity { reason } = failure {
+            self.events.notice(Event::SameIdentity { reason: reason.clone() });
+        }
     }
 
     /// Another state of a target; told and logged if it is news.

@@ -29,7 +29,7 @@ const SIGNATURE_HEADER: [u8; 10] = [0x30, 5, 6, 3, 0x2b, 0x65, 0x70, 3, 0x41, 0]
 const SIGNATURE_LEN: usize = 64;
 const CERTIFICATE_MAX_BYTES: usize = 4096;
 /// What a peer may send ahead of our reading it.
-const STREAM_WINDOW_BYTES: u32 = 256 << 10;
+pub(crate) const STREAM_WINDOW_BYTES: u32 = 256 << 10;
 const SEND_WINDOW_BYTES: u64 = 1 << 20;
 const INCOMING_BUFFER_BYTES: u64 = 64 << 10;
 const INCOMING_BUFFER_TOTAL_BYTES: u64 = 8 << 20;

@@ -72,6 +72,8 @@ pub(crate) struct Decision {
 pub(crate) struct Ready {
     /// Random per start of the daemon.
     pub(crate) instance: u64,
+    /// The instance that ran on this machine before and has ended.
+    pub(crate) succeeds: Option<u64>,
     /// The session that this host already has with the other one.
     pub(crate) current: Option<u64>,
     pub(crate) nickname: String,
@@ -111,7 +113,7 @@ impl Step {
             Self::Joined => out.push(6),
             Self::Use(Decision { order, renews }) => {
                 tagged(&mut out, 7, &order.to_be_bytes());
-                session_id(&mut out, *renews);
+                optional(&mut out, *renews);
             }
         }
         out
@@ -137,7 +139,7 @@ impl Step {
             [6] => Self::Joined,
             [7] => Self::Use(Decision {
                 order: u64::from_be_bytes(reader.array()?),
-                renews: reader.session_id()?,
+                renews: reader.optional()?,
             }),
             _ => return None,
         };
@@ -149,7 +151,8 @@ impl Ready {
     fn encode(&self, out: &mut Vec<u8>) {
         out.push(5);
         out.extend_from_slice(&self.instance.to_be_bytes());
-        session_id(out, self.current);
+        optional(out, self.succeeds);
+        optional(out, self.current);
         let secret = self.secret.as_ref().map_or(&[][..], Secret::expose);
         for part in [self.nickname.as_bytes(), &self.hello, secret] {
             out.extend_from_slice(&(part.len() as u32).to_be_bytes());
@@ -159,7 +162,8 @@ impl Ready {
 
     fn decode(reader: &mut Reader<'_>) -> Option<Self> {
         let instance = u64::from_be_bytes(reader.array()?);
-        let current = reader.session_id()?;
+        let succeeds = reader.optional()?;
+        let current = reader.optional()?;
         let nickname = reader.part(NICKNAME_MAX_BYTES)?;
         let nickname = crate::error::clean(std::str::from_utf8(nickname).ok()?);
         let hello = reader.part(HELLO_MAX_BYTES)?.to_vec();
@@ -167,7 +171,7 @@ impl Ready {
             [] => None,
             secret => Some(Secret::new(secret.to_vec()).ok()?),
         };
-        Some(Self { instance, current, nickname, hello, secret })
+        Some(Self { instance, succeeds, current, nickname, hello, secret })
     }
 }
 
@@ -176,8 +180,8 @@ fn tagged(out: &mut Vec<u8>, tag: u8, bytes: &[u8]) {
     out.extend_from_slice(bytes);
 }
 
-/// The id of a session, which is never 0: that says that there is none.
-fn session_id(out: &mut Vec<u8>, id: Option<u64>) {
+/// The id of a session or an instance, which is never 0: that says that there is none.
+fn optional(out: &mut Vec<u8>, id: Option<u64>) {
     out.extend_from_slice(&id.unwrap_or(0).to_be_bytes());
 }
 
@@ -190,7 +194,7 @@ impl<'a> Reader<'a> {
         Some(*head)
     }
 
-    fn session_id(&mut self) -> Option<Option<u64>> {
+    fn optional(&mut self) -> Option<Option<u64>> {
         let id = u64::from_be_bytes(self.array()?);
         Some((id != 0).then_some(id))
     }
@@ -301,6 +305,7 @@ mod tests {
         let ready = |secret| {
             Step::Ready(Ready {
                 instance: 1,
+                succeeds: Some(3),
                 current: Some(2),
                 nickname: "host".to_owned(),
                 hello: b"{}".to_vec(),

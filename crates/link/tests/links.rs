@@ -112,7 +112,7 @@ async fn a_restarted_host_replaces_its_old_link_at_once() {
     let identity = Identity::generate().unwrap();
     let mut a = Host::with_password("p");
     let first = Config { identity: identity.clone(), ..config(password("p")) };
-    let second = Config { instance: 77, ..first.clone() };
+    let second = Config { instance: 77, succeeds: Some(first.instance), ..first.clone() };
     let old = Host::start(first);
     old.dial(&a);
     let before = a.up().await;
@@ -125,6 +125,65 @@ async fn a_restarted_host_replaces_its_old_link_at_once() {
     assert_eq!(after.instance, 77);
     assert!(!after.renewal);
     assert_ne!(after.session_id, before.session_id);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn of_two_hosts_with_one_identity_the_one_that_is_linked_stays_and_both_are_named() {
+    for _ in 0..2 {
+        let first = Config { nickname: "original".into(), ..config(password("p")) };
+        let second =
+            Config { nickname: "copy".into(), instance: first.instance ^ 1, ..first.clone() };
+        let mut a = Host::with_password("p");
+        let (original, mut copy) = (Host::start(first), Host::start(second));
+        original.dial(&a);
+        let before = a.up().await;
+        // Whoever dials: the other end is known by its key in both cases.
+        copy.dial(&a);
+        let line = copy.until_failed().await;
+        let reason = line.reason.unwrap();
+        for part in
+            ["copy at 127.0.0.1 has the same identity as original at 127.0.0.1", "`weft reset`"]
+        {
+            assert!(reason.contains(part), "{reason}");
+        }
+        assert!(line.next_try.unwrap() > Duration::from_secs(1), "slowly");
+        let told = async {
+            loop {
+                if let Event::SameIdentity { reason } = copy.event().await {
+                    break reason;
+                }
+            }
+        };
+        assert_eq!(within(told).await, reason, "the application hears of it");
+        a.dial(&copy);
+        let refused = |line: &LinkStatus| line.reason.as_deref() == Some(reason.as_str());
+        a.until(refused).await;
+        assert_eq!(a.links.session_id(before.peer), Some(before.session_id), "the link stays");
+        assert_eq!(original.links.session_id(a.id()), Some(before.session_id), "at both ends");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_link_that_no_longer_answers_gives_way_to_another_instance() {
+    let first = config(password("p"));
+    let second = Config { instance: first.instance ^ 1, ..first.clone() };
+    let mut a = Host::start(Config { timing: patient(), ..config(password("p")) });
+    let old = Host::start(first);
+    let wire = std::sync::Arc::new(UdpSocket::bind("127.0.0.1:0").await.unwrap());
+    assert!(old.links.connect(Target::from(wire.local_addr().unwrap())));
+    let cable = tokio::spawn(carry(wire, old.addr, a.addr));
+    let before = a.up().await;
+    cable.abort();
+    let new = Host::start(second);
+    new.dial(&a);
+    let after = a.up().await;
+    assert_eq!(after.peer, before.peer);
+    assert_ne!(after.instance, before.instance);
+}
+
+/// Does not find out by itself that a peer is gone.
+fn patient() -> weft_link::Timing {
+    weft_link::Timing { idle_timeout: Duration::from_secs(60), ..Default::default() }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -18,6 +18,16 @@ pub enum Founding {
     Join,
 }
 
+/// Where the saved state comes from, as far as the caller can tell.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Origin {
+    /// The [generation](crate::Mesh::generation) that the run before had at its end, if something tells it that no
+    /// backup and no copy of a disk brings back.
+    pub last_generation: Option<u64>,
+    /// The state was written elsewhere: on another machine, or into another file.
+    pub copied: bool,
+}
+
 /// The configuration of a [`crate::Mesh`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
@@ -39,6 +49,8 @@ pub struct Config {
     pub founding: Founding,
     /// Dial members that other hosts name.
     pub discovery: bool,
+    /// Where the saved state comes from.
+    pub origin: Origin,
 }
 
 impl Config {
@@ -54,6 +66,7 @@ impl Config {
             range6: None,
             founding: Founding::Join,
             discovery: true,
+            origin: Origin::default(),
         }
     }
 

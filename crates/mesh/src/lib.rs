@@ -15,12 +15,14 @@
 //!   again, so a lost message loses nothing; an asker that lost its disk asks with a new number and gets
 //!   another range, so nothing that its former self used is given out.
 //! - An explicit address inside the range is asked of its owner, which stores it as taken before it answers.
-//! - A host's own stored state says what it owns; what others say of it is ignored.
+//! - A host's own stored state says what it owns; what others say of it is ignored, unless the state may be an
+//!   old one or a copy: then the host gives nothing until others have said that they know none that is later.
 //!
 //! Admitted hosts are trusted not to lie about ranges of others, but none can take what this host owns.
 #![forbid(unsafe_code)]
 
 mod config;
+mod doubt;
 mod endpoint;
 mod error;
 mod forgotten;
@@ -36,7 +38,7 @@ mod state;
 mod status;
 mod tickets;
 
-pub use config::{Config, Founding, Target};
+pub use config::{Config, Founding, Origin, Target};
 pub use endpoint::{Conflict, EndpointInfo, Mac, ParseMacError};
 pub use error::{AddressError, MeshError, Refusal};
 pub use mesh::{Change, Mesh, Output, Ticket};

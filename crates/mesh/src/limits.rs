@@ -60,6 +60,13 @@ pub const CLAIM_RETRY_MS: u64 = 250;
 pub const RANGE_ANSWER_S: u64 = 2;
 /// After how long all hosts are asked for a range again, in seconds.
 pub const RANGE_RETRY_S: u64 = 5;
+/// How long a host that was not told otherwise by then, and reaches nobody, takes its saved state for possibly not the
+/// newest, in seconds. Less than [`ALLOCATION_WAIT_S`], so that what is asked for at once is still answered.
+pub const DOUBT_ALONE_S: u64 = 8;
+/// How long a host whose state may not be the newest waits for further members once one has answered, in seconds.
+pub const DOUBT_LINGER_S: u64 = 3;
+/// How long a host that was refused as a copy takes itself for one, in seconds: longer than it takes to be refused again.
+pub const COPY_HOLD_S: u64 = 90;
 /// How long the endpoints of a host outlive its link, in seconds: a daemon may restart under traffic.
 pub const ENDPOINT_GRACE_S: u64 = 300;
 /// After how long without a sign of life a member is forgotten, in seconds.

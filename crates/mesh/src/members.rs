@@ -21,6 +21,8 @@ pub(crate) struct Member {
     pub(crate) addresses: BTreeSet<SocketAddr>,
     /// When anyone heard of was last linked with it, as far as known.
     pub(crate) last_seen: Instant,
+    /// The highest generation of its state that it has told.
+    pub(crate) generation: u64,
     /// When to dial it next; `None` while it is linked.
     dial_at: Option<Instant>,
     dial_pause: Duration,
@@ -55,6 +57,7 @@ impl Members {
                 nickname: clip(&member.nickname),
                 addresses: some_addresses(&member.addresses),
                 last_seen: now,
+                generation: member.generation,
                 dial_at: discovery.then_some(now),
                 dial_pause: Duration::from_millis(DIAL_FIRST_MS),
             };
@@ -68,6 +71,7 @@ impl Members {
             peer: *peer,
             nickname: member.nickname.clone(),
             addresses: member.addresses.iter().copied().collect(),
+            generation: member.generation,
         };
         self.0.iter().map(save).collect()
     }
@@ -78,6 +82,17 @@ impl Members {
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = (PeerId, &Member)> {
         self.0.iter().map(|(peer, member)| (*peer, member))
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// A member has told the generation of its state. Kept with whatever is stored next.
+    pub(crate) fn note_generation(&mut self, peer: PeerId, generation: u64) {
+        if let Some(member) = self.0.get_mut(&peer) {
+            member.generation = member.generation.max(generation);
+        }
     }
 
     pub(crate) fn has_room_for(&self, peer: PeerId) -> bool {
@@ -101,7 +116,9 @@ impl Members {
         }
         let news = known.is_none_or(|m| m.nickname != nickname || m.addresses != addresses);
         let dial_pause = Duration::from_millis(DIAL_FIRST_MS);
-        let member = Member { nickname, addresses, last_seen: now, dial_at: None, dial_pause };
+        let generation = known.map_or(0, |member| member.generation);
+        let member =
+            Member { nickname, addresses, last_seen: now, generation, dial_at: None, dial_pause };
         self.0.insert(peer, member);
         news
     }
@@ -132,6 +149,7 @@ impl Members {
                 nickname: clip(&info.nickname),
                 addresses: some_addresses(&info.addresses),
                 last_seen: seen,
+                generation: 0,
                 dial_at: discovery.then_some(now),
                 dial_pause: Duration::from_millis(DIAL_FIRST_MS),
             };

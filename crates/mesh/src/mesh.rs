@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use weft_crypto::PeerId;
 
 use crate::config::{Config, Founding, Target};
+use crate::doubt::Standing;
 use crate::endpoint::{Conflict, EndpointInfo, EndpointTable, Mac};
 use crate::error::{AddressError, MeshError, Refusal};
 use crate::limits::{
@@ -113,6 +114,13 @@ pub enum Change {
         /// Its host name.
         nickname: String,
     },
+    /// The saved state may not be acted on, or no longer: nothing is given.
+    StateDoubted {
+        /// Why, and what to do.
+        why: String,
+    },
+    /// The saved state turned out to be the newest, as far as others say.
+    StateBelieved,
     /// A host without a sign of life for [`crate::limits::MEMBER_FORGET_S`] was forgotten, or the user asked for it.
     MemberForgotten {
         /// Who.
@@ -155,6 +163,12 @@ pub struct Mesh {
     pub(crate) state: State,
     /// The state has changed since the last [`Output::Persist`].
     pub(crate) dirty: bool,
+    /// Whether the state may be acted on.
+    pub(crate) standing: Standing,
+    /// What the state's generation counts changes of, as it was last.
+    mark: u64,
+    /// The generation that peers were told.
+    generation_told: u64,
     outputs: VecDeque<Output>,
     pub(crate) links: BTreeMap<PeerId, Link>,
     pub(crate) members: Members,
@@ -191,9 +205,13 @@ impl Mesh {
         state.check(&config)?;
         state.set_range(config.range);
         let members = Members::restore(now, &state.members, config.discovery);
+        let standing = Standing::at_start(now, config.origin, &state, &members);
         let mut mesh = Self {
             rng: ChaCha12Rng::from_seed(seed),
             dirty: false,
+            standing,
+            mark: state.mark(),
+            generation_told: state.generation,
             outputs: VecDeque::new(),
             links: BTreeMap::new(),
             members,
@@ -217,6 +235,9 @@ impl Mesh {
             if mesh.config.founding == Founding::Found {
                 mesh.found(now);
             }
+        }
+        if let Some(why) = mesh.unsure() {
+            mesh.emit(Output::Changed(Change::StateDoubted { why }));
         }
         Ok(mesh)
     }
@@ -328,6 +349,7 @@ impl Mesh {
             Some(self.forget_at),
             self.endpoints.next_expiry(),
             self.members.next_dial(),
+            self.standing.next(),
             resync,
             self.range_ask.next(),
             self.usage_at,
@@ -340,6 +362,11 @@ impl Mesh {
     pub fn poll_output(&mut self) -> Option<Output> {
         if self.outputs.is_empty() {
             self.flush();
+        }
+        if self.outputs.is_empty() && self.generation_told != self.state.generation {
+            let generation = self.state.generation;
+            self.generation_told = generation;
+            self.send_all(&Message::Generation { generation });
         }
         self.outputs.pop_front()
     }
@@ -384,6 +411,12 @@ impl Mesh {
 
     fn flush(&mut self) {
         if std::mem::take(&mut self.dirty) {
+            // While it is in doubt which generation this is, it is no later one.
+            let mark = self.state.mark();
+            if self.standing.is_sure() && mark != self.mark {
+                self.mark = mark;
+                self.state.generation += 1;
+            }
             self.state.members = self.members.saved();
             self.outputs.push_back(Output::Persist(Box::new(self.state.clone())));
         }
@@ -437,6 +470,7 @@ impl Mesh {
 
     /// Does whatever has become possible.
     pub(crate) fn drive(&mut self, now: Instant) {
+        self.drive_doubt(now);
         self.drive_founding(now);
         self.drive_range_ask(now);
         self.drive_tickets(now);
@@ -528,6 +562,7 @@ impl Mesh {
         if let Some(network) = self.state.network {
             self.send(peer, Message::Network { network });
         }
+        self.send_generations(peer);
         self.send_connections(peer);
         self.send_namings(peer);
         self.send_members(now, peer);
@@ -606,6 +641,9 @@ impl Mesh {
                 self.handle_endpoints(peer, version, (full, more), add, &remove)?;
             }
             Message::EndpointsRequest => self.send_endpoints(peer),
+            Message::Known { generation } => self.handle_known(now, peer, generation)?,
+            Message::KnownAsked => self.send_known(peer),
+            Message::Generation { generation } => self.handle_generation(peer, generation)?,
             Message::Naming { naming } => self.handle_naming(peer, &naming)?,
         }
         Ok(())

@@ -245,6 +245,18 @@ pub enum Message {
     },
     /// The sender missed a change and wants the whole set of endpoints.
     EndpointsRequest,
+    /// The highest generation of the receiver's state that it has told the sender; 0: none.
+    Known {
+        /// It.
+        generation: u64,
+    },
+    /// The sender wants a [`Message::Known`].
+    KnownAsked,
+    /// The generation of the sender's state.
+    Generation {
+        /// It.
+        generation: u64,
+    },
     /// Whom some host was launched with, for who founds the mesh.
     Naming {
         /// The statement.

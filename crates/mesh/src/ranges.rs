@@ -29,6 +29,11 @@ pub(crate) struct RangeAsk {
     retry_at: Option<Instant>,
 }
 
+/// Whether a host made the one announcement before the other.
+fn is_before(one: &RangeAnnouncement, other: &RangeAnnouncement) -> bool {
+    one.network == other.network && one.version < other.version
+}
+
 impl RangeAsk {
     pub(crate) fn next(&self) -> Option<Instant> {
         self.current.map(|(_, until)| until).or(self.retry_at)
@@ -55,8 +60,9 @@ impl Mesh {
     /// Asks one host after the other for a range, while one is wanted.
     pub(crate) fn drive_range_ask(&mut self, now: Instant) {
         let joined = self.state.network.is_some();
+        let may = self.standing.is_sure();
         let wants = !joined || self.pending.values().any(|pending| pending.is_short());
-        if !wants {
+        if !wants || !may {
             self.range_ask = RangeAsk::default();
             return;
         }
@@ -114,6 +120,11 @@ impl Mesh {
         if theirs.is_some_and(|theirs| theirs != network) {
             return;
         }
+        if let Some(why) = self.unsure() {
+            let reason = format!("{}: {why}", self.config.nickname);
+            self.send(peer, Message::RangeRefused { request, reason, ask: None });
+            return;
+        }
         let (reason, ask) = match self.state.grant(peer, request, within) {
             Granted::Ranges { ranges, new } => {
                 if new {
@@ -156,7 +167,8 @@ impl Mesh {
             self.send(from, Message::RangeAccepted { request });
             return Ok(());
         }
-        if !self.state.has_issued(request) {
+        if !self.state.has_issued(request) || !(self.standing.is_sure() || self.standing.is_open())
+        {
             return Ok(());
         }
         if network.range6.prefix_len() != 64 || network.range6.trunc() != network.range6 {
@@ -212,7 +224,7 @@ impl Mesh {
 
     /// Sends grants again that a peer may not have got.
     pub(crate) fn send_open_grants(&mut self, peer: PeerId) {
-        let Some(network) = self.state.network else { return };
+        let Some(network) = self.state.network.filter(|_| self.standing.is_sure()) else { return };
         for (request, ranges) in self.state.open_grants(peer) {
             self.send(peer, Message::RangeGrant { request, network, ranges });
         }
@@ -256,7 +268,7 @@ impl Mesh {
             return Ok(());
         }
         if owner == self.config.local {
-            self.correct(&announcement);
+            self.correct(peer, &announcement);
             return Ok(());
         }
         let direct = owner == peer;
@@ -264,6 +276,12 @@ impl Mesh {
             return Ok(());
         }
         let newer = match self.announced.get(&owner) {
+            // Its state is older than what it told before: it finds out by what it is told here.
+            Some((known, _)) if direct && is_before(&announcement, known) => {
+                let announcement = known.clone();
+                self.send(peer, Message::Ranges { announcement });
+                false
+            }
             Some((known, _)) if direct => *known != announcement,
             Some((known, _)) => {
                 known.network != announcement.network || known.version < announcement.version
@@ -277,13 +295,22 @@ impl Mesh {
         Ok(())
     }
 
-    /// Others have a later announcement of this host than it made itself: its state is from before that, or
-    /// somebody lies. Either way what it owns is what its state says, and it says so with a higher version.
-    fn correct(&mut self, theirs: &RangeAnnouncement) {
-        let Some(ours) = self.state.announcement() else { return };
+    /// Others have a later announcement of this host than it made itself. If this host knows that its state is the
+    /// newest, somebody lies: what it owns is what its state says, and it says so with a higher version.
+    fn correct(&mut self, peer: PeerId, theirs: &RangeAnnouncement) {
+        let Some(ours) = self.state.announcement() else {
+            // Its disk was lost: what it gets anew comes after what it had.
+            self.dirty |= self.state.raise_announcement(theirs.version);
+            return;
+        };
         let stale = theirs.version == ours.version && theirs.ranges != ours.ranges;
-        if (theirs.version > ours.version || stale) && self.state.raise_announcement(theirs.version)
-        {
+        if !stale && theirs.version <= ours.version {
+            return;
+        }
+        if !self.standing.is_sure() {
+            return self.found_older(peer);
+        }
+        if self.state.raise_announcement(theirs.version) {
             self.dirty = true;
             self.announce();
         }

@@ -1,6 +1,7 @@
 //! What a host must not forget, and the only changes it ever goes through.
 
 use std::collections::BTreeMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use ipnet::Ipv4Net;
@@ -24,6 +25,9 @@ pub struct State {
     local: PeerId,
     range: Ipv4Net,
     pub(crate) network: Option<Network>,
+    /// Counts the changes of what is owned and given.
+    #[serde(default)]
+    pub(crate) generation: u64,
     /// How often this host was started without a mesh.
     starts: u32,
     owned: Vec<AddressRange>,
@@ -51,7 +55,7 @@ pub struct State {
 }
 
 /// Who has an address of an own range.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(tag = "holder", rename_all = "snake_case")]
 pub(crate) enum Holder {
     /// A container of this host.
@@ -71,7 +75,7 @@ pub(crate) enum Holder {
 }
 
 /// An address out of another host's range.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(crate) struct Held {
     /// The own container that has it.
     pub(crate) owner: String,
@@ -79,7 +83,7 @@ pub(crate) struct Held {
     pub(crate) from: PeerId,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 struct Grant {
     to: PeerId,
     request: u64,
@@ -92,6 +96,8 @@ pub(crate) struct SavedMember {
     pub(crate) peer: PeerId,
     pub(crate) nickname: String,
     pub(crate) addresses: Vec<SocketAddr>,
+    #[serde(default)]
+    pub(crate) generation: u64,
 }
 
 /// What came of a range request.
@@ -112,6 +118,7 @@ impl State {
             local: config.local,
             range: config.range,
             network: None,
+            generation: 0,
             starts: 0,
             owned: Vec::new(),
             announced: 0,
@@ -126,6 +133,20 @@ impl State {
             members: Vec::new(),
             forgotten: Vec::new(),
         }
+    }
+
+    /// Counts the changes of what is owned and given ([`crate::Mesh::generation`]).
+    pub fn generation(&self) -> u64 {
+        self.generation
+    }
+
+    /// A number that another set of owned ranges and given addresses does not have.
+    pub(crate) fn mark(&self) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        let own = (&self.network_id(), &self.owned, self.announced, &self.grants);
+        let given = (&self.taken, &self.held, &self.outside);
+        (own, given).hash(&mut hasher);
+        hasher.finish()
     }
 
     /// Whether a saved state may be gone on with.

@@ -48,7 +48,7 @@ pub struct IpamStatus {
     pub subnet: Ipv4Net,
     /// The IPv6 range.
     pub range6: Option<Ipv6Net>,
-    /// For what this host waits, if it owns no range; for the user.
+    /// For what this host waits, if it owns no range or may not give from it; for the user.
     pub waiting: Option<String>,
     /// Hosts that own ranges, this host first.
     pub owners: Vec<OwnerStatus>,
@@ -154,7 +154,7 @@ impl Mesh {
             range: self.config.range,
             subnet: self.config.subnet(),
             range6: network.map(|network| network.range6).or(self.config.range6),
-            waiting: network.is_none().then(|| self.founding_reason()),
+            waiting: self.unsure().or_else(|| network.is_none().then(|| self.founding_reason())),
             owners: local.into_iter().chain(others).collect(),
             tickets: self.pending.len(),
         }

@@ -178,6 +178,9 @@ impl Mesh {
         short: &mut bool,
         late: bool,
     ) -> Option<Result<Vec<IpNet>, AddressError>> {
+        if let Some(result) = self.while_unsure(late) {
+            return result;
+        }
         let Some(network) = self.state.network else {
             let why = self.founding_reason();
             return late.then_some(Err(AddressError::NotReady { why }));
@@ -193,6 +196,13 @@ impl Mesh {
         let v4 = Ipv4Net::new(address, net.prefix_len()).map(IpNet::from);
         let v6 = Ipv6Net::new(mapped(network.range6, address), 64).map(IpNet::from);
         Some(Ok(v4.into_iter().chain(v6).collect()))
+    }
+
+    /// What is answered while it is in doubt whether the state may be acted on: nothing at first, then why.
+    fn while_unsure(&self, late: bool) -> Option<Option<Result<Vec<IpNet>, AddressError>>> {
+        let why = self.unsure()?;
+        let now = late || !self.standing.is_open();
+        Some(now.then_some(Err(AddressError::NotReady { why })))
     }
 
     /// Nobody has a range to give: those who wait for one are told.
@@ -305,6 +315,9 @@ impl Mesh {
         late: bool,
     ) -> Option<Result<Vec<IpNet>, AddressError>> {
         let address = claim.net.addr();
+        if let Some(result) = self.while_unsure(late) {
+            return result;
+        }
         if self.state.network.is_none() {
             let why = self.founding_reason();
             return late.then_some(Err(AddressError::NotReady { why }));
@@ -410,6 +423,9 @@ impl Mesh {
         if fit_owner(&container).is_err() {
             return Err(MeshError::Malformed { peer, what: "a claim with an unfit container id" });
         }
+        if !self.standing.is_sure() {
+            return Ok(());
+        }
         let own = self.shares_network(peer) && self.state.owned().contains(address);
         let result = match self.state.taken.get(&address) {
             _ if !own => ClaimResult::NotMine,
@@ -501,7 +517,7 @@ impl Mesh {
 
     /// Tells a peer which addresses of its ranges this host holds.
     pub(crate) fn send_held(&mut self, peer: PeerId) {
-        if self.state.network.is_none() {
+        if self.state.network.is_none() || !self.standing.is_sure() {
             return;
         }
         let held = self.state.held.iter().filter(|(_, held)| held.from == peer);

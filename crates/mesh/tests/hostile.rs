@@ -93,7 +93,7 @@ impl Source {
             1 => Network { range6: "fd00::1/70".parse().unwrap(), ..network },
             _ => network,
         };
-        match self.below(17) {
+        match self.below(20) {
             0 if self.below(10) == 0 => Message::Network { network },
             0 | 1 => Message::Members {
                 members: self.many(|s| MemberInfo {
@@ -129,6 +129,9 @@ impl Source {
                 ask: Some(self.peer()),
             },
             15 => Message::EndpointsRequest,
+            17 => Message::Known { generation: self.number() },
+            18 => Message::KnownAsked,
+            19 => Message::Generation { generation: self.number() },
             n => self.late_message(n),
         }
     }

@@ -12,8 +12,8 @@ use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use weft_crypto::PeerId;
 use weft_mesh::{
-    AddressError, Change, Config, EndpointInfo, Founding, Hello, Mac, Mesh, Message, Output, State,
-    Target, Ticket,
+    AddressError, Change, Config, EndpointInfo, Founding, Hello, Mac, Mesh, Message, Origin,
+    Output, State, Target, Ticket,
 };
 
 pub const PORT: u16 = 6783;
@@ -52,6 +52,10 @@ pub struct Host {
     pub config: Config,
     pub mesh: Option<Mesh>,
     pub disk: Option<State>,
+    /// What the next start is told of where the state is from; `None`: all is well.
+    pub origin: Option<Origin>,
+    /// Why the last request for an address failed.
+    pub failed: String,
     /// Containers and their addresses; they outlive the daemon.
     pub attached: BTreeMap<String, BTreeSet<IpAddr>>,
     tickets: BTreeMap<Ticket, String>,
@@ -111,6 +115,8 @@ impl Net {
             config,
             mesh: None,
             disk: None,
+            origin: None,
+            failed: String::new(),
             attached: BTreeMap::new(),
             tickets: BTreeMap::new(),
             gone: BTreeSet::new(),
@@ -149,7 +155,13 @@ impl Net {
         let mut seed = [0; 32];
         self.rng.fill_bytes(&mut seed);
         let host = &mut self.hosts[index];
-        let mut mesh = Mesh::new(self.now, host.config.clone(), host.disk.clone(), seed).unwrap();
+        let mut config = host.config.clone();
+        config.origin = host.origin.unwrap_or(Origin {
+            // A host that was not tampered with knows where it was.
+            last_generation: host.disk.as_ref().map(State::generation),
+            copied: false,
+        });
+        let mut mesh = Mesh::new(self.now, config, host.disk.clone(), seed).unwrap();
         let mut kept: BTreeMap<String, BTreeSet<IpAddr>> = BTreeMap::new();
         for allocation in mesh.allocations() {
             let addresses = kept.entry(allocation.owner).or_default();
@@ -390,7 +402,10 @@ impl Net {
                 host.attached.entry(owner).or_default().extend(addresses);
             }
             Err(AddressError::Taken { .. }) => self.counters.taken += 1,
-            Err(_) => self.counters.failed += 1,
+            Err(error) => {
+                host.failed = error.to_string();
+                self.counters.failed += 1;
+            }
         }
     }
 

@@ -20,6 +20,7 @@ use weft_path::{Endpoint, EngineCommand, EngineKind, Mac, PathState, Paths, Vni}
 
 use super::engines::Engines;
 use super::events::Events;
+use super::origin::Notes;
 use super::requests::Targets;
 use super::store::Store;
 use crate::api::{ApiError, Attachment, ErrorKind, Workers};
@@ -112,6 +113,7 @@ pub(super) struct LostLink {
 /// The control loop's state.
 pub(super) struct Control {
     pub(super) store: Store,
+    pub(super) notes: Notes,
     pub(super) links: Links,
     pub(super) mesh: Mesh,
     pub(super) paths: Paths,
@@ -201,6 +203,9 @@ impl Control {
                 self.lost(peer, &reason);
                 self.mesh.handle_link_down(now, peer);
                 self.paths.handle_link_down(now, peer);
+            }
+            weft_link::Event::SameIdentity { reason } => {
+                self.mesh.handle_same_identity(now, &reason);
             }
             weft_link::Event::SecretLearned { secret } => self.keep_secret(&secret),
             // Logged where they were found.
@@ -473,6 +478,9 @@ impl Control {
                     self.paths.handle_peer_gone(Instant::now(), *peer);
                     self.links.forget_peer(*peer);
                 }
+                if let weft_mesh::Change::StateDoubted { why } = &change {
+                    tracing::warn!(why, "no address is given at present");
+                }
                 tracing::info!(change = %serde_json::to_string(&change).unwrap_or_default(), "mesh");
             }
         }
@@ -483,7 +491,9 @@ impl Control {
         if let Err(error) = self.store.save(MESH_FILE, state) {
             tracing::error!(%error, "state cannot be saved; stopping, since going on could give an address twice");
             self.failed = true;
+            return;
         }
+        self.notes.saved(self.mesh.unsure().is_none().then(|| state.generation()));
     }
 
     fn keep_secret(&mut self, secret: &weft_link::Secret) {

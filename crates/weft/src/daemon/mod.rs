@@ -15,6 +15,7 @@ mod host;
 mod kept_ports;
 mod log;
 pub(crate) mod mtu;
+mod origin;
 mod ports;
 mod privileges;
 mod requests;

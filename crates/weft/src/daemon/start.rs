@@ -31,6 +31,7 @@ use super::engines::{Engines, Offers};
 use super::events::{self, Events, Lost};
 use super::firewall::Firewall;
 use super::mtu::{WATCH_RETRY_MS, container_mtu, follow_link_mtu, link_mtu, widest_format};
+use super::origin::Notes;
 use super::ports::{DirectPorts, RemoteMacs, remote_set};
 use super::requests::{Daemon, Targets};
 use super::shortcuts::Shortcuts;
@@ -135,6 +136,7 @@ fn is_answered(path: &Path) -> bool {
 /// leaves none behind.
 struct Prepared {
     store: Store,
+    notes: Notes,
     local: PeerId,
     link_mtu: u16,
     mtu: u16,
@@ -158,9 +160,13 @@ async fn prepare(settings: &Settings, kernel: &Kernel) -> Result<Prepared, Start
     let secret = secret(settings, &store)?;
     let targets = targets(settings, &store)?;
     let founding = if targets.is_empty() { Founding::Found } else { Founding::Join };
-    let mesh = start_mesh(settings, &store, local, founding)?;
-    let (links, link_events) = Links::start(link_config(settings, identity, secret, &mesh)?)?;
-    Ok(Prepared { store, local, link_mtu, mtu, saved, mesh, targets, links, link_events })
+    let instance = rand::random();
+    let (notes, before) = Notes::begin(settings, local, instance);
+    let mesh = start_mesh(settings, &store, (local, founding), before.origin)?;
+    let mut config = link_config(settings, identity, secret, &mesh)?;
+    (config.instance, config.succeeds) = (instance, before.instance);
+    let (links, link_events) = Links::start(config)?;
+    Ok(Prepared { store, notes, local, link_mtu, mtu, saved, mesh, targets, links, link_events })
 }
 
 /// Starts the engines and what works on them: the control loop, which ends when it is told to stop, and
@@ -170,7 +176,7 @@ async fn start(
     kernel: &Kernel,
     prepared: Prepared,
 ) -> Result<(Arc<Daemon>, JoinHandle<()>, KernelEngine), StartError> {
-    let Prepared { store, local, link_mtu, mtu, saved, mesh, targets, links, link_events } =
+    let Prepared { store, notes, local, link_mtu, mtu, saved, mesh, targets, links, link_events } =
         prepared;
     let started = start_engines(&settings, kernel, local, mtu).await?;
     let Started { mut engines, kernel_engine, ports, shortcuts, offloads, events, events_lost } =
@@ -193,6 +199,7 @@ async fn start(
     );
     let control = Control {
         store: store.clone(),
+        notes,
         links: links.clone(),
         mesh,
         paths: Paths::new(local, paths, rand::random()),
@@ -285,8 +292,8 @@ async fn start_engines(
 fn start_mesh(
     settings: &Settings,
     store: &Store,
-    local: PeerId,
-    founding: Founding,
+    (local, founding): (PeerId, Founding),
+    origin: weft_mesh::Origin,
 ) -> Result<Mesh, StartError> {
     let saved = store.load(super::control::MESH_FILE)?;
     let mut config = weft_mesh::Config::new(local, settings.nickname.clone(), settings.port);
@@ -294,6 +301,7 @@ fn start_mesh(
     config.range6 = settings.range6;
     config.discovery = settings.discovery;
     config.founding = founding;
+    config.origin = origin;
     Ok(Mesh::new(std::time::Instant::now(), config, saved, rand::random())?)
 }
 

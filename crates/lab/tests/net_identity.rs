@@ -1,0 +1,96 @@
+//! Hosts that are copies of others, or come out of a backup: nothing is given twice, and it is said by name.
+
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use weft::sandbox::Host;
+use weft_lab::net::{Lab, slowness, wait_ping};
+
+/// Makes one directory what the other is, as from a backup or the image of a machine.
+fn copy(from: &Path, to: &Path) -> anyhow::Result<()> {
+    let _ = std::fs::remove_dir_all(to);
+    assert!(Command::new("cp").arg("-a").args([from, to]).status()?.success());
+    Ok(())
+}
+
+/// Waits until `weft status` of a host says all these words; its text then.
+fn wait_said(host: &Host, words: &[&str]) -> anyhow::Result<String> {
+    let mut text = String::new();
+    for _ in 0..100 * slowness() {
+        text = host.weft(&["status"])?.stdout + &host.weft(&["status", "connections"])?.stdout;
+        if words.iter().all(|word| text.contains(word)) {
+            return Ok(text);
+        }
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    anyhow::bail!("h{} does not say {words:?}: {text}", host.index() + 1)
+}
+
+#[test]
+fn a_copy_of_a_running_host_is_refused_by_name_and_the_original_goes_on() -> anyhow::Result<()> {
+    let lab = Lab::launched(3, &[])?;
+    let (h1, original, third) = (lab.host(0), lab.host(1), lab.host(2));
+    let (c1, c2) = (h1.add_container("c1")?, original.add_container("c2")?);
+    wait_ping(&c1, c2.ipv4()?.into(), Duration::from_secs(10))?;
+    third.stop_daemon()?;
+    copy(&original.state_directory(), &third.state_directory())?;
+    let address = c2.ipv4()?.to_string();
+    let pings = lab.sandbox.directory().join("pings");
+    let ping = ["ping", "-i", "0.2", "-w", "20", "-q", &address];
+    let mut watch = c1.netns().spawn_logged(&ping, &std::fs::File::create(&pings)?)?;
+    third.start_daemon(&[&h1.ipv4().to_string()])?;
+    let words = [
+        &*third.nickname(),
+        &third.ipv4().to_string(),
+        "has the same identity as",
+        &original.nickname(),
+        &original.ipv4().to_string(),
+        "weft reset",
+    ];
+    wait_said(third, &words)?;
+    wait_said(h1, &words)?;
+    let free = lab.sandbox.add_netns("free")?;
+    let refused = third.weft(&["attach", &free.path()])?;
+    assert!(!refused.status.success(), "{}", refused.stdout);
+    watch.wait(Duration::from_secs(60))?;
+    let told = std::fs::read_to_string(&pings)?;
+    assert!(told.contains(" 0% packet loss"), "the original's traffic goes on: {told}");
+    original.weft(&["status"])?.success()?;
+    // It goes on as itself once it is one, and in the original's place once that has gone.
+    original.stop_daemon()?;
+    third.stop_daemon()?;
+    third.weft(&["reset"])?.success()?;
+    third.start_daemon(&[&h1.ipv4().to_string()])?;
+    let c3 = third.add_container("c3")?;
+    wait_ping(&c1, c3.ipv4()?.into(), Duration::from_secs(15))?;
+    assert_ne!(c3.ipv4()?, c2.ipv4()?);
+    Ok(())
+}
+
+#[test]
+fn a_restored_state_directory_gives_no_address_and_says_why() -> anyhow::Result<()> {
+    let lab = Lab::launched(2, &[])?;
+    let host = lab.host(1);
+    let c1 = lab.host(0).add_container("c1")?;
+    host.add_container("before")?;
+    let backup = lab.sandbox.directory().join("backup");
+    copy(&host.state_directory(), &backup)?;
+    let since = host.add_container("since")?;
+    wait_ping(&c1, since.ipv4()?.into(), Duration::from_secs(10))?;
+    // As it is on the same start of the machine, and after a reboot, when other hosts alone can tell.
+    for reboot in [false, true] {
+        host.stop_daemon()?;
+        copy(&backup, &host.state_directory())?;
+        if reboot {
+            let _ = std::fs::remove_file(host.runtime_directory().join("last-run.json"));
+        }
+        host.start_daemon(&[])?;
+        wait_said(host, &["older than what", "weft reset"])?;
+        let free = lab.sandbox.add_netns(if reboot { "two" } else { "one" })?;
+        let refused = host.weft(&["attach", &free.path()])?;
+        let text = refused.stdout.clone() + &refused.stderr;
+        assert!(!refused.status.success() && text.contains("older than what"), "{text}");
+    }
+    Ok(())
+}

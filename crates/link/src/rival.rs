@@ -1,0 +1,83 @@
+//! Two hosts with one identity: a host that starts anew takes its own place, a copy of a host that runs does not.
+//!
+//! A copy of a state directory, or of a machine, has the original's key and proves itself as the original does. If the
+//! newest connection always won, the two would push each other off for ever. So a connection of another instance of a
+//! linked peer waits until that link has been asked for a sign of life: the one that answers stays.
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use quinn::Connection;
+use tokio::time::{sleep, timeout};
+
+use crate::error::{CloseCode, Failure};
+use crate::limits::{RIVAL_LOOK_MS, RIVAL_NAME_MAX_CHARS, RIVAL_TIMEOUT_MS};
+use crate::session::Admitted;
+use crate::shared::Shared;
+use crate::socket::canonical;
+use crate::tls::STREAM_WINDOW_BYTES;
+
+/// How often the present link must have answered, so that an acknowledgement that was on its way is none.
+const ANSWERS: u32 = 2;
+
+/// Whether a connection may become the link with its peer: refused if another instance of the peer is linked and alive.
+pub(crate) async fn check(shared: &Shared, admitted: &Admitted) -> Result<(), Failure> {
+    let present = {
+        let state = shared.lock();
+        let link = state.links.get(&admitted.peer);
+        let rival = link.filter(|link| link.is_rival_of(&admitted.theirs));
+        rival.map(|link| (link.conn.clone(), link.nickname().to_owned()))
+    };
+    let Some((conn, nickname)) = present else { return Ok(()) };
+    if !answers(&conn).await {
+        return Ok(());
+    }
+    let ip = |conn: &Connection| canonical(conn.remote_address()).ip();
+    let reason = reason((&admitted.theirs.nickname, ip(&admitted.conn)), (&nickname, ip(&conn)));
+    Err(Failure::refused(CloseCode::SameIdentity, reason))
+}
+
+/// The text for both ends: advice first, since what crosses the wire is cut to a length.
+fn reason((copy, at): (&str, IpAddr), (linked, linked_at): (&str, IpAddr)) -> String {
+    let short = |name: &str| name.chars().take(RIVAL_NAME_MAX_CHARS).collect::<String>();
+    format!(
+        "{} at {at} has the same identity as {} at {linked_at}, which is linked and answers: one is a copy of the \
+         other; run `weft reset` on the copy",
+        short(copy),
+        short(linked)
+    )
+}
+
+/// Whether the other end of a connection still acknowledges what is sent now.
+async fn answers(conn: &Connection) -> bool {
+    let acks = || conn.stats().frame_rx.acks;
+    let ask = async {
+        for _ in 0..ANSWERS {
+            let before = acks();
+            // A wider window is told, which asks for an acknowledgement, and no more of it is made.
+            for bytes in [STREAM_WINDOW_BYTES + 1, STREAM_WINDOW_BYTES] {
+                conn.set_receive_window(bytes.into());
+            }
+            while acks() == before {
+                sleep(Duration::from_millis(RIVAL_LOOK_MS)).await;
+            }
+        }
+    };
+    tokio::select! {
+        answered = timeout(Duration::from_millis(RIVAL_TIMEOUT_MS), ask) => answered.is_ok(),
+        _ = conn.closed() => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_longest_reason_names_both_and_the_remedy_within_what_crosses_the_wire() {
+        let ip = IpAddr::from([0x2001, 0xdb8, 0xffff, 0xffff, 0xffff, 0xffff, 0xffff, 0xffff]);
+        let name = "n".repeat(200);
+        let reason = reason((&name, ip), (&name, ip));
+        assert!(crate::error::clean(&reason).ends_with("run `weft reset` on the copy"), "{reason}");
+    }
+}

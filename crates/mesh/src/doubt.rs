@@ -1,0 +1,230 @@
+//! Whether a host may act on the state that it has saved: it may be older than what others have seen of it, or a copy.
+//!
+//! A state directory that comes out of a backup, or out of the image of another machine, still says that ranges are
+//! this host's which it gave away since, and that addresses are free which containers have. So a host counts every
+//! change of what it owns and gives (its generation) and tells it to its peers, which remember the highest. A host that
+//! cannot tell that it goes on where the run before ended asks them first, and gives no address and no range meanwhile.
+
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+use weft_crypto::PeerId;
+
+use crate::config::Origin;
+use crate::error::MeshError;
+use crate::limits::{
+    ANNOUNCEMENT_VERSION_MAX, COPY_HOLD_S, DOUBT_ALONE_S, DOUBT_LINGER_S, NAME_BYTES_MAX,
+};
+use crate::members::Members;
+use crate::mesh::{Change, Mesh, Output};
+use crate::message::Message;
+use crate::state::State;
+
+/// Whether the state may be acted on.
+#[derive(Debug)]
+pub(crate) enum Standing {
+    /// It is the newest.
+    Sure,
+    /// Other members are to say what they have seen.
+    Doubt(Doubt),
+    /// A later one is known: nothing is given any more.
+    Older {
+        /// Who knows it.
+        by: String,
+    },
+    /// Another host has the same identity and is alive.
+    Copy {
+        /// As the peer said that refused this host.
+        reason: String,
+        /// When to take it for gone, unless this host is refused again.
+        until: Instant,
+    },
+}
+
+/// Where the asking stands.
+#[derive(Debug)]
+pub(crate) struct Doubt {
+    /// The state was written elsewhere.
+    copied: bool,
+    /// When to believe it without an answer.
+    alone_until: Option<Instant>,
+    /// Who has answered.
+    answered: BTreeSet<PeerId>,
+    /// When to wait no longer for the others.
+    until: Option<Instant>,
+}
+
+impl Standing {
+    /// What a host that starts may think of its state.
+    pub(crate) fn at_start(now: Instant, origin: Origin, state: &State, members: &Members) -> Self {
+        let known = origin.last_generation;
+        if state.network.is_none() {
+            return Self::Sure;
+        }
+        match known {
+            Some(last) if last > state.generation => {
+                Self::Older { by: "this host's run before".to_owned() }
+            }
+            Some(_) => Self::Sure,
+            None if members.is_empty() => Self::Sure,
+            None => Self::doubt(now, origin.copied),
+        }
+    }
+
+    fn doubt(now: Instant, copied: bool) -> Self {
+        let alone_until = (!copied).then(|| now + Duration::from_secs(DOUBT_ALONE_S));
+        Self::Doubt(Doubt { copied, alone_until, answered: BTreeSet::new(), until: None })
+    }
+
+    pub(crate) fn is_sure(&self) -> bool {
+        matches!(self, Self::Sure)
+    }
+
+    /// Whether waiting for links may still settle it soon.
+    pub(crate) fn is_open(&self) -> bool {
+        matches!(self, Self::Doubt(_))
+    }
+
+    pub(crate) fn next(&self) -> Option<Instant> {
+        match self {
+            Self::Doubt(doubt) => [doubt.alone_until, doubt.until].into_iter().flatten().min(),
+            Self::Copy { until, .. } => Some(*until),
+            Self::Sure | Self::Older { .. } => None,
+        }
+    }
+}
+
+impl Mesh {
+    /// Why this host gives no address at present, although it owns ranges; for the user.
+    pub fn unsure(&self) -> Option<String> {
+        match &self.standing {
+            Standing::Sure => None,
+            Standing::Doubt(Doubt { copied: true, .. }) => Some(
+                "the saved state was copied from another place, a backup or another machine: waiting for another \
+                 member of the network to say that it is the newest (if this host is the copy of one that still runs: \
+                 weft stop, weft reset, and launch it again)"
+                    .to_owned(),
+            ),
+            Standing::Doubt(_) => {
+                Some("waiting for another member to say that the saved state is the newest".to_owned())
+            }
+            Standing::Older { by } => Some(format!(
+                "the saved state is older than what {by} knows of this host, as from a restored backup: it would give \
+                 addresses twice. Put the newest state back, or: weft stop, weft reset, and launch it again"
+            )),
+            Standing::Copy { reason, .. } => Some(reason.clone()),
+        }
+    }
+
+    /// Counts the changes of what this host owns and gives, so that an older state is known as such.
+    pub fn generation(&self) -> u64 {
+        self.state.generation
+    }
+
+    /// A peer has refused this host, since another one with the same identity is linked with it and answers.
+    pub fn handle_same_identity(&mut self, now: Instant, reason: &str) {
+        let plain = reason.chars().filter(|c| !c.is_control());
+        let reason: String = plain.take(NAME_BYTES_MAX).collect();
+        let news = !matches!(self.standing, Standing::Copy { .. } | Standing::Older { .. });
+        if !matches!(self.standing, Standing::Older { .. }) {
+            let until = now + Duration::from_secs(COPY_HOLD_S);
+            self.standing = Standing::Copy { reason, until };
+        }
+        if news {
+            self.tell_unsure();
+        }
+        self.drive(now);
+    }
+
+    /// A peer says which generation of this host's state it has seen.
+    pub(crate) fn handle_known(
+        &mut self,
+        now: Instant,
+        peer: PeerId,
+        generation: u64,
+    ) -> Result<(), MeshError> {
+        if generation > ANNOUNCEMENT_VERSION_MAX {
+            return Err(MeshError::Malformed { peer, what: "an impossible generation" });
+        }
+        if generation > self.state.generation {
+            if !self.standing.is_sure() {
+                self.found_older(peer);
+            } else if self.state.network.is_none() {
+                // Its disk was lost: what it gets anew comes after what it had.
+                self.state.generation = generation;
+                self.dirty = true;
+            }
+            return Ok(());
+        }
+        if let Standing::Doubt(doubt) = &mut self.standing {
+            doubt.answered.insert(peer);
+            doubt.until.get_or_insert(now + Duration::from_secs(DOUBT_LINGER_S));
+        }
+        Ok(())
+    }
+
+    /// A peer knows more of this host than this host does.
+    pub(crate) fn found_older(&mut self, peer: PeerId) {
+        if !matches!(self.standing, Standing::Older { .. }) {
+            self.standing = Standing::Older { by: self.name_of(peer) };
+            self.tell_unsure();
+        }
+    }
+
+    /// A peer says which generation its own state has.
+    pub(crate) fn handle_generation(
+        &mut self,
+        peer: PeerId,
+        generation: u64,
+    ) -> Result<(), MeshError> {
+        if generation > ANNOUNCEMENT_VERSION_MAX {
+            return Err(MeshError::Malformed { peer, what: "an impossible generation" });
+        }
+        self.members.note_generation(peer, generation);
+        Ok(())
+    }
+
+    /// Ends the doubt when all that are to be heard have been heard.
+    pub(crate) fn drive_doubt(&mut self, now: Instant) {
+        let due = |at: &Option<Instant>| at.is_some_and(|at| at <= now);
+        match &self.standing {
+            Standing::Copy { until, .. } if *until <= now => {
+                self.standing = Standing::doubt(now, true);
+                for peer in self.linked() {
+                    self.send(peer, Message::KnownAsked);
+                }
+            }
+            Standing::Doubt(doubt) => {
+                let all = self.members.iter().all(|(peer, _)| doubt.answered.contains(&peer));
+                if all || due(&doubt.until) || due(&doubt.alone_until) {
+                    self.standing = Standing::Sure;
+                    self.dirty = true;
+                    self.emit(Output::Changed(Change::StateBelieved));
+                    for peer in self.linked() {
+                        self.send_held(peer);
+                        self.send_open_grants(peer);
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// Tells a peer what is known of it, and what it may know of this host.
+    pub(crate) fn send_generations(&mut self, peer: PeerId) {
+        self.send_known(peer);
+        let generation = self.state.generation;
+        self.send(peer, Message::Generation { generation });
+    }
+
+    pub(crate) fn send_known(&mut self, peer: PeerId) {
+        let generation = self.members.get(peer).map_or(0, |member| member.generation);
+        self.send(peer, Message::Known { generation });
+    }
+
+    fn tell_unsure(&mut self) {
+        if let Some(why) = self.unsure() {
+            self.emit(Output::Changed(Change::StateDoubted { why }));
+        }
+    }
+}
