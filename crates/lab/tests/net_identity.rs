@@ -31,10 +31,11 @@ fn wait_said(host: &Host, words: &[&str]) -> anyhow::Result<String> {
 fn a_copy_of_a_running_host_is_refused_by_name_and_the_original_goes_on() -> anyhow::Result<()> {
     let lab = Lab::launched(3, &[])?;
     let (h1, original, third) = (lab.host(0), lab.host(1), lab.host(2));
+    third.stop_daemon()?;
+    // Before there is a container, which would be on both hosts in this lab.
+    copy(&original.state_directory(), &third.state_directory())?;
     let (c1, c2) = (h1.add_container("c1")?, original.add_container("c2")?);
     wait_ping(&c1, c2.ipv4()?.into(), Duration::from_secs(10))?;
-    third.stop_daemon()?;
-    copy(&original.state_directory(), &third.state_directory())?;
     let address = c2.ipv4()?.to_string();
     let pings = lab.sandbox.directory().join("pings");
     let ping = ["ping", "-i", "0.2", "-w", "20", "-q", &address];

@@ -433,6 +433,11 @@ impl Candidate {
         if self.key.is_plain() || outbound.remote == remote {
             return;
         }
+        if self.key.is_bound_to_addresses() && outbound.offered.ip() != remote.ip() {
+            // A NAT gives another port. Another address is the link's to show, which proves it: by what a peer
+            // writes into its packets it could take the policy of the host there.
+            return;
+        }
         let learned = Learned { named: outbound.offered, remote, tried: false };
         let known = self.learned.replace(learned);
         if !self.key.is_bound_to_addresses() {

@@ -195,6 +195,9 @@ pub enum MessageError {
     /// The peer names a path that no two hosts can have, such as a raw one to a userspace engine.
     #[error("the peer offered a path that no two hosts can have: update the older host")]
     NoSuchPath,
+    /// The peer wants what the kernel seals by address at another address than its link's, which is proven.
+    #[error("the peer wants its packets at an address that its link does not come from")]
+    ForeignAddress,
     /// The peer chose a cipher that this host does not take.
     #[error("the peer chose a cipher that this host did not name: update the older host")]
     WrongCipher,

@@ -565,8 +565,11 @@ impl Peer {
             shared.counters.messages_stale += 1;
             return Ok(());
         }
-        self.offered.extend(offer.lanes.iter().map(|lane| (lane.spi, lane.nonce)));
         let address = offer.address.unwrap_or(self.remote).to_canonical();
+        if key.is_bound_to_addresses() && address != self.remote {
+            return Err(MessageError::ForeignAddress);
+        }
+        self.offered.extend(offer.lanes.iter().map(|lane| (lane.spi, lane.nonce)));
         let offered = SocketAddr::new(address, offer.port);
         candidate.handle_offer(now, offer, &session.key, offered, shared);
         if let Some(accepted) = candidate.accepted() {

@@ -544,8 +544,32 @@ impl State {
         };
         let data = policy(peer.bound, peer.data.as_ref(), vxlan::PORT);
         let candidate = policy(peer.probed, peer.candidate.as_ref(), vxlan::PROBE_PORT);
+        let (bound, probed) = (peer.bound, peer.probed);
+        let data = self.unless_anothers(id, data, bound, actions);
+        let candidate = self.unless_anothers(id, candidate, probed, actions);
+        let Some(peer) = self.peers.get_mut(&id) else { return };
         replace(&mut peer.data, data, actions);
         replace(&mut peer.candidate, candidate, actions);
+    }
+
+    /// Leaves a policy to the peer that has it: there is one for each pair of addresses, whatever a second
+    /// peer says of where it is.
+    fn unless_anothers(
+        &self,
+        id: PeerId,
+        wanted: Option<PolicySpec>,
+        path: Option<PathId>,
+        actions: &mut Vec<Action>,
+    ) -> Option<PolicySpec> {
+        let wanted = wanted?;
+        let has =
+            |peer: &Peer| [peer.data, peer.candidate].iter().flatten().any(|it| it.id == wanted.id);
+        if !self.peers.iter().any(|(other, peer)| *other != id && has(peer)) {
+            return Some(wanted);
+        }
+        let reason = format!("another peer has {} to itself", wanted.id.destination);
+        actions.extend(path.map(|path| Action::Tell(EngineEvent::PathFailed { path, reason })));
+        None
     }
 
     fn path(&mut self, peer: PeerId, path: PathId) -> &mut Path {

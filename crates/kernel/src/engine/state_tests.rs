@@ -339,3 +339,38 @@ fn frames_are_accepted_from_each_path_of_a_peer() {
     let again = in_channel(inbound(CHANNEL, FIRST_WORD + (1 << 24), Encapsulation::Udp));
     assert_eq!(accepted(&apply(&mut state, again)), [REMOTE, tunnel(TunnelWay::From)]);
 }
+
+/// Whatever it says of its address: the other's frames would be sealed for it.
+#[test]
+fn a_second_peer_takes_no_policy_from_the_one_that_has_it() {
+    let other = PeerId::from_bytes([8; 32]);
+    let of_other = |mut command: EngineCommand| {
+        if let EngineCommand::InstallOutbound { peer, .. } | EngineCommand::BindPath { peer, .. } =
+            &mut command
+        {
+            *peer = other;
+        }
+        command
+    };
+    let bind = |path| EngineCommand::BindPath { peer: PEER, path: Some(path) };
+    let probe = |path| EngineCommand::SendProbe { path, probe: 1, mtu: 1_388, candidate: true };
+    let mut state = State::new(6785, 6786);
+    apply(&mut state, outbound(RAW, 300, Encapsulation::Raw));
+    apply(&mut state, bind(RAW));
+    apply(&mut state, probe(RAW));
+    let policies: Vec<PolicySpec> = state.policies().copied().collect();
+    assert_eq!(policies.len(), 2);
+    let second = PathId(9);
+    let mut actions = apply(&mut state, of_other(outbound(second, 301, Encapsulation::Raw)));
+    actions.extend(apply(&mut state, of_other(bind(second))));
+    actions.extend(apply(&mut state, probe(second)));
+    assert_eq!(state.policies().copied().collect::<Vec<_>>(), policies);
+    let takes = |action: &Action| matches!(action, Action::SetPolicy(_) | Action::RemovePolicy(_));
+    assert!(!actions.iter().any(takes), "{actions:?}");
+    let told = |action: &Action| matches!(action, Action::Tell(EngineEvent::PathFailed { path, .. }) if *path == second);
+    assert!(actions.iter().any(told), "{actions:?}");
+    // Once the first has gone, it is the second's.
+    apply(&mut state, EngineCommand::RemovePeer { peer: PEER });
+    let actions = apply(&mut state, of_other(bind(second)));
+    assert!(actions.iter().any(takes), "{actions:?}");
+}
