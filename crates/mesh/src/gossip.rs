@@ -1,6 +1,7 @@
 //! Telling and hearing of members, connections and endpoints: all when a link comes up, then changes.
 
 use std::collections::BTreeSet;
+use std::net::SocketAddr;
 use std::time::Instant;
 
 use weft_crypto::PeerId;
@@ -8,8 +9,8 @@ use weft_crypto::PeerId;
 use crate::endpoint::{EndpointInfo, Mac};
 use crate::error::MeshError;
 use crate::limits::{
-    CONNECTIONS_PER_MESSAGE_MAX, ENDPOINTS_PER_MESSAGE_MAX, ENDPOINTS_PER_PEER_MAX, MEMBERS_MAX,
-    MEMBERS_PER_MESSAGE_MAX,
+    ADDRESSES_PER_MEMBER_MAX, CONNECTIONS_PER_MESSAGE_MAX, ENDPOINTS_PER_MESSAGE_MAX,
+    ENDPOINTS_PER_PEER_MAX, MEMBERS_MAX, MEMBERS_PER_MESSAGE_MAX,
 };
 use crate::mesh::{Change, Mesh, Output};
 use crate::message::{MemberInfo, Message};
@@ -39,6 +40,21 @@ impl Mesh {
         }
     }
 
+    /// Passes on where a member is now and where it is no more: to all but the one it comes from and those
+    /// that are told by that one itself.
+    pub(crate) fn tell_moved(
+        &mut self,
+        now: Instant,
+        peer: PeerId,
+        mut gone: Vec<SocketAddr>,
+        from: PeerId,
+    ) {
+        gone.truncate(ADDRESSES_PER_MEMBER_MAX);
+        if let Some(info) = self.members.info(now, peer) {
+            self.relay(from, &Message::Members { members: vec![MemberInfo { gone, ..info }] });
+        }
+    }
+
     pub(crate) fn handle_members(
         &mut self,
         now: Instant,
@@ -58,8 +74,11 @@ impl Mesh {
             if !self.members.heard(now, info, self.config.discovery) {
                 continue;
             }
-            news.push(info.peer);
             self.dirty = true;
+            match info.gone.is_empty() {
+                true => news.push(info.peer),
+                false => self.tell_moved(now, info.peer, info.gone.clone(), peer),
+            }
             if let (false, Some(member)) = (known, self.members.get(info.peer)) {
                 let (peer, nickname) = (info.peer, member.nickname.clone());
                 self.emit(Output::Changed(Change::MemberAdded { peer, nickname }));

@@ -19,6 +19,8 @@ use crate::state::SavedMember;
 pub(crate) struct Member {
     pub(crate) nickname: String,
     pub(crate) addresses: BTreeSet<SocketAddr>,
+    /// Where this host's link saw it last.
+    seen_at: Option<SocketAddr>,
     /// When anyone heard of was last linked with it, as far as known.
     pub(crate) last_seen: Instant,
     /// The highest generation of its state that it has told.
@@ -56,6 +58,7 @@ impl Members {
             let fresh = Member {
                 nickname: clip(&member.nickname),
                 addresses: some_addresses(&member.addresses),
+                seen_at: None,
                 last_seen: now,
                 generation: member.generation,
                 dial_at: discovery.then_some(now),
@@ -99,15 +102,16 @@ impl Members {
         self.0.len() < MEMBERS_MAX || self.0.contains_key(&peer)
     }
 
-    /// A link came up: what is known of the member from itself replaces what others said. Whether
-    /// others should be told.
+    /// A link came up: what is known of the member from itself replaces what others said. `None`: others need
+    /// not be told; else where it was seen here before, if it is there no more. The first address is the link's.
     pub(crate) fn linked(
         &mut self,
         now: Instant,
         peer: PeerId,
         nickname: &str,
         addresses: &[SocketAddr],
-    ) -> bool {
+    ) -> Option<Vec<SocketAddr>> {
+        let seen_at = addresses.first().copied();
         let mut addresses = some_addresses(addresses);
         let nickname = clip(nickname);
         let known = self.0.get(&peer);
@@ -115,12 +119,31 @@ impl Members {
             addresses = known.map(|member| member.addresses.clone()).unwrap_or_default();
         }
         let news = known.is_none_or(|m| m.nickname != nickname || m.addresses != addresses);
+        let before = known.and_then(|member| member.seen_at);
+        let gone = before.filter(|before| !addresses.contains(before));
         let dial_pause = Duration::from_millis(DIAL_FIRST_MS);
         let generation = known.map_or(0, |member| member.generation);
+        let (last_seen, dial_at) = (now, None);
         let member =
-            Member { nickname, addresses, last_seen: now, generation, dial_at: None, dial_pause };
+            Member { nickname, addresses, seen_at, last_seen, generation, dial_at, dial_pause };
         self.0.insert(peer, member);
-        news
+        news.then(|| gone.into_iter().collect())
+    }
+
+    /// The link of a member goes on from another address. Where it was before; `None`: no news.
+    pub(crate) fn moved(&mut self, peer: PeerId, to: SocketAddr) -> Option<Vec<SocketAddr>> {
+        let member = self.0.get_mut(&peer)?;
+        let before = member.seen_at.replace(to);
+        if before == Some(to) || !can_be_dialled(&to) {
+            return None;
+        }
+        let gone: Vec<SocketAddr> = before.into_iter().collect();
+        member.addresses.retain(|address| !gone.contains(address));
+        while member.addresses.len() >= ADDRESSES_PER_MEMBER_MAX {
+            member.addresses.pop_last();
+        }
+        member.addresses.insert(to);
+        Some(gone)
     }
 
     /// The link is gone: the member is dialled after a pause.
@@ -148,6 +171,7 @@ impl Members {
             let member = Member {
                 nickname: clip(&info.nickname),
                 addresses: some_addresses(&info.addresses),
+                seen_at: None,
                 last_seen: seen,
                 generation: 0,
                 dial_at: discovery.then_some(now),
@@ -158,6 +182,11 @@ impl Members {
         };
         member.last_seen = member.last_seen.max(seen);
         let mut news = false;
+        for address in info.gone.iter().take(ADDRESSES_PER_MEMBER_MAX) {
+            // The last one stays: it is better than none.
+            let others = info.addresses.iter().any(|other| other != address);
+            news |= others && member.addresses.remove(address);
+        }
         for address in some_addresses(&info.addresses) {
             if member.addresses.len() < ADDRESSES_PER_MEMBER_MAX {
                 news |= member.addresses.insert(address);
@@ -182,6 +211,7 @@ impl Members {
             peer,
             nickname: member.nickname.clone(),
             addresses: member.addresses.iter().copied().collect(),
+            gone: Vec::new(),
             age_s: now.saturating_duration_since(member.last_seen).as_secs(),
         })
     }

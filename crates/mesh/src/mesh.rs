@@ -141,6 +141,8 @@ pub enum Change {
 #[derive(Debug)]
 pub(crate) struct Link {
     pub(crate) network: Option<Network>,
+    /// Where it takes links.
+    port: u16,
     pub(crate) since: Instant,
     /// Whom the peer says it is linked with.
     pub(crate) connections: BTreeSet<PeerId>,
@@ -273,6 +275,7 @@ impl Mesh {
         self.drop_link(now, peer);
         let link = Link {
             network: hello.network,
+            port: hello.port,
             since: now,
             connections: BTreeSet::new(),
             used: None,
@@ -293,12 +296,23 @@ impl Mesh {
         }
         self.greet(now, peer);
         self.tell_connection(peer, true);
-        if news {
+        if let Some(gone) = news {
             self.dirty = true;
-            self.tell_members(now, &[peer], Some(peer));
+            self.tell_moved(now, peer, gone, peer);
         }
         self.drive(now);
         Ok(())
+    }
+
+    /// The link with a peer goes on from another address than it came up from, as links do where a host moves.
+    pub fn handle_remote(&mut self, now: Instant, peer: PeerId, remote: SocketAddr) {
+        let Some(link) = self.links.get(&peer) else { return };
+        let seen_at = SocketAddr::new(remote.ip().to_canonical(), link.port);
+        if let Some(gone) = self.members.moved(peer, seen_at) {
+            self.dirty = true;
+            self.tell_moved(now, peer, gone, peer);
+            self.drive(now);
+        }
     }
 
     /// The link with a peer is down, and no other took its place.

@@ -88,6 +88,9 @@ pub struct MemberInfo {
     pub nickname: String,
     /// Where it may be dialled.
     pub addresses: Vec<SocketAddr>,
+    /// Where a host that is linked with it saw it before: it is there no more.
+    #[serde(default)]
+    pub gone: Vec<SocketAddr>,
     /// Seconds since anyone the sender heard of had a link with it.
     pub age_s: u64,
 }

@@ -307,7 +307,13 @@ fn members_heard_of_are_dialled_with_growing_pauses_until_linked() {
     let unfit = ["0.0.0.0:6783", "192.0.2.8:0", "224.0.0.1:1", "[fe80::1]:1"];
     let all = unfit.iter().map(|text| text.parse().unwrap()).chain([address]);
     let addresses = all.collect();
-    let info = MemberInfo { peer: id(8), nickname: "h8".to_owned(), addresses, age_s: 0 };
+    let info = MemberInfo {
+        peer: id(8),
+        nickname: "h8".to_owned(),
+        addresses,
+        gone: Vec::new(),
+        age_s: 0,
+    };
     let members = vec![info];
     mesh.handle_message(now, id(7), Message::Members { members: members.clone() }).unwrap();
     let dial = Output::Dial { peer: id(8), addresses: vec![address] };
@@ -361,8 +367,13 @@ fn a_host_that_the_user_forgot_stays_so_whatever_others_tell_until_somebody_is_l
     let mut mesh = founder(now, "10.9.0.0/24");
     link(&mut mesh, now, 7);
     let address: SocketAddr = "192.0.2.8:6783".parse().unwrap();
-    let info =
-        MemberInfo { peer: id(8), nickname: "h8".into(), addresses: vec![address], age_s: 0 };
+    let info = MemberInfo {
+        peer: id(8),
+        nickname: "h8".into(),
+        addresses: vec![address],
+        gone: vec![],
+        age_s: 0,
+    };
     let told = Message::Members { members: vec![info] };
     let dials = |outputs: &[Output]| {
         outputs.iter().any(|output| matches!(output, Output::Dial { peer, .. } if *peer == id(8)))
@@ -506,7 +517,13 @@ fn what_a_broken_link_elsewhere_left_untold_is_told_again() {
     };
     hear(connections(&[8], &[]));
     let addresses = vec!["192.0.2.9:6783".parse().unwrap()];
-    let info = MemberInfo { peer: id(9), nickname: "h9".to_owned(), addresses, age_s: 0 };
+    let info = MemberInfo {
+        peer: id(9),
+        nickname: "h9".to_owned(),
+        addresses,
+        gone: Vec::new(),
+        age_s: 0,
+    };
     let outputs = hear(Message::Members { members: vec![info] });
     assert!(!tells(&outputs), "host 7 tells host 8 itself");
     hear(connections(&[], &[8]));
@@ -514,4 +531,89 @@ fn what_a_broken_link_elsewhere_left_untold_is_told_again() {
     assert!(mesh.poll_timeout().unwrap() <= later);
     mesh.handle_timeout(later);
     assert!(tells(&drain(&mut mesh)), "host 7 may not have got round to it");
+}
+
+/// What a member's addresses are, as a host says it to another one that is not linked with the member.
+fn members_told(outputs: &[Output], to: u8, of: u8) -> Vec<(Vec<SocketAddr>, Vec<SocketAddr>)> {
+    let infos = outputs.iter().filter_map(|output| match output {
+        Output::Send { peer, message: Message::Members { members } } if *peer == id(to) => {
+            Some(members)
+        }
+        _ => None,
+    });
+    let infos = infos.flatten().filter(|info| info.peer == id(of));
+    infos.map(|info| (info.addresses.clone(), info.gone.clone())).collect()
+}
+
+fn addresses_of(mesh: &Mesh, peer: u8) -> Vec<SocketAddr> {
+    let peers = mesh.peers();
+    peers.into_iter().find(|known| known.peer == id(peer)).unwrap().addresses
+}
+
+/// Two of three hosts get new addresses at once: each hears the other's from the one that sees both.
+#[test]
+fn members_addresses_follow_what_a_link_sees_and_others_are_told() {
+    let now = Instant::now();
+    let mut third = founder(now, "10.9.0.0/24");
+    link(&mut third, now, 1);
+    link(&mut third, now, 2);
+    drain(&mut third);
+    let before = addresses_of(&third, 1);
+    let new: SocketAddr = "198.51.100.1:6783".parse().unwrap();
+    third.handle_remote(now, id(1), before[0]);
+    assert_eq!(drain(&mut third), [], "no news");
+    // A port that a NAT or the dialling gave is not where links are taken.
+    third.handle_remote(now, id(1), "198.51.100.1:40000".parse().unwrap());
+    assert_eq!(addresses_of(&third, 1), [new]);
+    let outputs = drain(&mut third);
+    assert_eq!(members_told(&outputs, 2, 1), [(vec![new], before.clone())]);
+    assert!(outputs.iter().any(|output| matches!(output, Output::Persist(_))));
+
+    // The other one, which knew it at the old address and has lost the link.
+    let mut other = founder(now, "10.9.0.0/24");
+    link(&mut other, now, 1);
+    link(&mut other, now, 3);
+    other.handle_link_down(now, id(1));
+    drain(&mut other);
+    assert_eq!(addresses_of(&other, 1), before);
+    let message = outputs.into_iter().find_map(|output| match output {
+        Output::Send { peer, message: message @ Message::Members { .. } } if peer == id(2) => {
+            Some(message)
+        }
+        _ => None,
+    });
+    other.handle_message(now, id(3), message.unwrap()).unwrap();
+    assert_eq!(addresses_of(&other, 1), [new], "the old one is gone");
+    let dials = |output: &Output| matches!(output, Output::Dial { peer, addresses } if *peer == id(1) && *addresses == [new]);
+    assert!(drain(&mut other).iter().any(dials), "at once");
+
+    // What is said to be gone is not the last that is known, and a host's own link is not denied.
+    let info = MemberInfo {
+        peer: id(1),
+        nickname: "host1".to_owned(),
+        addresses: vec![new],
+        gone: vec![new],
+        age_s: 0,
+    };
+    other.handle_message(now, id(3), Message::Members { members: vec![info.clone()] }).unwrap();
+    assert_eq!(addresses_of(&other, 1), [new]);
+    let lie = MemberInfo { addresses: vec![before[0]], ..info };
+    third.handle_message(now, id(2), Message::Members { members: vec![lie] }).unwrap();
+    assert_eq!(addresses_of(&third, 1), [new]);
+}
+
+/// Who was away under its old address and comes back under another is not looked for at the old one.
+#[test]
+fn a_member_that_comes_back_from_elsewhere_is_told_with_the_address_it_has_left() {
+    let now = Instant::now();
+    let mut mesh = founder(now, "10.9.0.0/24");
+    link(&mut mesh, now, 1);
+    link(&mut mesh, now, 2);
+    let before = addresses_of(&mesh, 1);
+    mesh.handle_link_down(now, id(1));
+    drain(&mut mesh);
+    let hello = Hello { nickname: "host1".to_owned(), ..mesh.hello() };
+    let new: SocketAddr = "198.51.100.1:6783".parse().unwrap();
+    mesh.handle_link_up(now, id(1), hello, new).unwrap();
+    assert_eq!(members_told(&drain(&mut mesh), 2, 1), [(vec![new], before)]);
 }

@@ -100,6 +100,7 @@ impl Source {
                     peer: s.peer(),
                     nickname: "n".repeat(s.below(600) as usize),
                     addresses: s.many(|s| SocketAddr::from((s.address(), s.below(3) as u16))),
+                    gone: s.many(|s| SocketAddr::from((s.address(), s.below(3) as u16))),
                     age_s: s.number(),
                 }),
             },

@@ -229,6 +229,7 @@ impl Control {
             if local.is_some() {
                 self.paths.handle_addresses(now, peer, local, address);
             }
+            self.mesh.handle_remote(now, peer, remote);
             if let Some((_, seen)) = self.seen.get_mut(&peer) {
                 *seen = remote;
             }

@@ -1,12 +1,12 @@
 //! The API's requests, answered from links, control loop and attachments.
 
 use std::collections::BTreeMap;
-use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::SystemTime;
 
 use tokio::sync::{mpsc, oneshot, watch};
 use weft_crypto::PeerId;
+use weft_kernel::Kernel;
 use weft_link::{KeyHash, LinkState, Links, Target};
 
 use super::attachments::Attachments;
@@ -59,8 +59,7 @@ pub(super) struct Daemon {
     pub(super) offloads: BTreeMap<String, bool>,
     /// Events of the engines that the control loop could not take in time.
     pub(super) events_lost: Lost,
-    /// Addresses in networks that the host reaches directly.
-    pub(super) near: Vec<IpAddr>,
+    pub(super) kernel: Kernel,
     pub(super) since: SystemTime,
     pub(super) links: Links,
     pub(super) targets: Arc<Targets>,
@@ -73,9 +72,10 @@ pub(super) struct Daemon {
 }
 
 impl Daemon {
-    /// What another host needs to join.
-    pub(super) fn invitation(&self) -> Invitation {
-        let host = views::own_address(self.settings.host, &self.near)
+    /// What another host needs to join, with the address that this host has now.
+    pub(super) async fn invitation(&self) -> Invitation {
+        let near = super::start::near(&self.kernel).await;
+        let host = views::own_address(self.settings.host, &near)
             .unwrap_or_else(|| self.settings.nickname.clone());
         let host = match self.settings.port {
             weft_link::DEFAULT_PORT => host,
@@ -315,7 +315,7 @@ impl RequestSender for Daemon {
     }
 
     fn invite(&self) -> Answer<'_, Invitation> {
-        Box::pin(async { Ok(self.invitation()) })
+        Box::pin(async { Ok(self.invitation().await) })
     }
 
     fn stop(&self) -> Answer<'_, ()> {

@@ -220,7 +220,7 @@ async fn start(
         link_mtu,
         offloads,
         events_lost,
-        near: near(kernel).await,
+        kernel: kernel.clone(),
         since: SystemTime::now(),
         links,
         targets,
@@ -243,7 +243,7 @@ async fn serve(
 ) {
     let api = tokio::spawn(serve_api(listener, Arc::clone(&daemon)));
     daemon.attachments.restore().await;
-    ready(&daemon.invitation());
+    ready(&daemon.invitation().await);
     let (peer, nickname, mtu) = (daemon.local, &daemon.settings.nickname, daemon.mtu);
     tracing::info!(%peer, nickname, mtu, "weft is running");
     let _ = control.await;
@@ -316,7 +316,7 @@ fn offloads(engine: &Engine) -> BTreeMap<String, bool> {
 }
 
 /// An address in each network that this host reaches without a router; last those of its own containers.
-async fn near(kernel: &Kernel) -> Vec<std::net::IpAddr> {
+pub(super) async fn near(kernel: &Kernel) -> Vec<std::net::IpAddr> {
     let mut routes = kernel.host_routes().await.unwrap_or_default();
     routes.sort_by_key(|route| route.stays_on_host);
     routes.iter().filter_map(|route| route.destination.hosts().next()).collect()
