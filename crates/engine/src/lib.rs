@@ -368,6 +368,7 @@ const fn name_of(command: &EngineCommand) -> &'static str {
         EngineCommand::BindPath { .. } => "bind path",
         EngineCommand::SetPathMtu { .. } => "set path MTU",
         EngineCommand::SetRemote { .. } => "set remote",
+        EngineCommand::SetSource { .. } => "set source",
         EngineCommand::SendProbe { .. } => "send probe",
         EngineCommand::SendKeepalive { .. } => "send keepalive",
         EngineCommand::SetEndpoints { .. } => "set endpoints",

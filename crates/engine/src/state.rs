@@ -1,7 +1,7 @@
 //! What the workers know: peers, paths, SAs, endpoints; and the commands that change it.
 
 use std::collections::HashMap;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -183,6 +183,8 @@ pub(crate) struct State {
     endpoints: Table<u32>,
     pub(crate) broadcast: Vec<u32>,
     peer_numbers: HashMap<PeerId, u32>,
+    /// The address that a peer dialled, where the routing table would take another.
+    sources: HashMap<PeerId, IpAddr>,
     path_numbers: HashMap<PathId, u32>,
     lanes_begun: u64,
     /// Paths that carry less than the containers' MTU.
@@ -216,6 +218,7 @@ impl State {
             endpoints: Table::new(),
             broadcast: Vec::new(),
             peer_numbers: HashMap::new(),
+            sources: HashMap::new(),
             path_numbers: HashMap::new(),
             lanes_begun: 0,
             narrow: 0,
@@ -266,8 +269,10 @@ impl State {
     /// Where the peer's packets on a lane come from now.
     pub(crate) fn set_lane_source(&mut self, path: u32, lane: u16, source: Remote) {
         let path = self.paths.get_mut(path);
-        if let Some(lane) = path.and_then(|path| path.known.get_mut(usize::from(lane))) {
-            lane.source = Some(source);
+        let Some(path) = path else { return };
+        let from = path.remote.and_then(|remote| of_family(remote.source(), &source));
+        if let Some(lane) = path.known.get_mut(usize::from(lane)) {
+            lane.source = Some(source.with_source(from));
         }
     }
 
@@ -309,6 +314,7 @@ impl State {
             }
             EngineCommand::InstallOutbound { peer, path, sa, remote, .. } => {
                 let remote = resolve(remote).map_err(|_| CommandError::Unreachable { remote })?;
+                let remote = self.with_source_of(remote, peer);
                 self.install_outbound(peer, path, &sa, remote)
             }
             EngineCommand::RemoveOutbound { path } => self.remove_outbound(path),
@@ -322,7 +328,13 @@ impl State {
             }
             EngineCommand::SetRemote { path, remote } => {
                 let remote = resolve(remote).map_err(|_| CommandError::Unreachable { remote })?;
-                self.path_mut(path)?.remote = Some(remote);
+                let path = self.path_mut(path)?;
+                let source = path.remote.and_then(|before| of_family(before.source(), &remote));
+                path.remote = Some(remote.with_source(source));
+                Ok(())
+            }
+            EngineCommand::SetSource { peer, source } => {
+                self.set_source(peer, source);
                 Ok(())
             }
             EngineCommand::SetEndpoints { vni, add, remove } => {
@@ -338,6 +350,25 @@ impl State {
             | EngineCommand::SendKeepalive { .. }
             | EngineCommand::InstallPlain { .. } => Ok(()),
         }
+    }
+
+    /// From where all that goes to a peer is sent.
+    fn set_source(&mut self, peer: PeerId, source: Option<IpAddr>) {
+        match source {
+            Some(source) => drop(self.sources.insert(peer, source)),
+            None => drop(self.sources.remove(&peer)),
+        }
+        let Some(&number) = self.peer_numbers.get(&peer) else { return };
+        for (_, path) in self.paths.iter_mut().filter(|(_, path)| path.peer == number) {
+            let lanes = path.known.iter_mut().filter_map(|lane| lane.source.as_mut());
+            for remote in path.remote.iter_mut().chain(lanes) {
+                *remote = remote.with_source(of_family(source, remote));
+            }
+        }
+    }
+
+    fn with_source_of(&self, remote: Remote, peer: PeerId) -> Remote {
+        remote.with_source(of_family(self.sources.get(&peer).copied(), &remote))
     }
 
     fn install_inbound(
@@ -516,6 +547,7 @@ impl State {
     }
 
     fn remove_peer(&mut self, peer: PeerId) {
+        self.sources.remove(&peer);
         let Some(number) = self.peer_numbers.remove(&peer) else { return };
         self.endpoints.retain(|_, at| at != number);
         self.broadcast.retain(|at| *at != number);
@@ -629,6 +661,11 @@ pub(crate) fn key_of(mac: [u8; 6]) -> u64 {
     u64::from_be_bytes([0, 0, a, b, c, d, e, f])
 }
 
+/// A source that a datagram to this place can have.
+fn of_family(source: Option<IpAddr>, to: &Remote) -> Option<IpAddr> {
+    source.filter(|source| source.is_ipv4() == to.address().is_ipv4())
+}
+
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
@@ -680,5 +717,69 @@ mod tests {
         assert_eq!(refusal(&mut state, one), None);
         assert!(state.inbound_of(one).and_then(|number| state.inbound.get(number)).is_some());
         assert_eq!(refusal(&mut state, another), full);
+    }
+
+    fn outbound(path: PathId, lane: u16, remote: &str) -> EngineCommand {
+        let sa = OutboundSa {
+            spi: 1_000 + u32::from(lane),
+            lane,
+            cipher: Cipher::Aes256Gcm,
+            key: SaKey::from_bytes([5; 36]),
+            rco: true,
+            iv_salt: 0,
+            packets_soft: u64::MAX,
+            packets_hard: u64::MAX,
+            bytes_soft: u64::MAX,
+            bytes_hard: u64::MAX,
+            encapsulation: Encapsulation::Udp,
+            remote_engine: EngineKind::Userspace,
+            lifetime: Duration::MAX,
+        };
+        let (engine, peer) = (EngineKind::Userspace, PeerId::from_bytes([9; 32]));
+        EngineCommand::InstallOutbound { engine, peer, path, sa, remote: remote.parse().unwrap() }
+    }
+
+    /// On every lane, by every way that a remote comes in, and only where the family fits.
+    #[test]
+    fn a_peers_packets_leave_from_where_it_dialled() {
+        let peer = PeerId::from_bytes([9; 32]);
+        let local = PeerId::from_bytes([10; 32]);
+        let (arc, keylog) = (Arc::default(), KeyLog::default());
+        let mut state = State::of_host(local, Vni(7), 1_388, arc, keylog);
+        let apply = |state: &mut State, command| {
+            state.apply(command, |address| Ok(Remote::of(address))).unwrap();
+        };
+        let source = |state: &State, path, lane| {
+            let number = state.path_number(PathId(path)).unwrap();
+            state.paths.get(number).unwrap().way(lane).unwrap().1.source()
+        };
+        let set = |source: Option<&str>| EngineCommand::SetSource {
+            peer,
+            source: source.map(|source| source.parse().unwrap()),
+        };
+        let dialled: Option<IpAddr> = Some("192.0.2.101".parse().unwrap());
+        apply(&mut state, outbound(PathId(1), 0, "192.0.2.2:6784"));
+        apply(&mut state, outbound(PathId(1), 1, "192.0.2.2:6784"));
+        let number = state.path_number(PathId(1)).unwrap();
+        let lane = Remote::of("192.0.2.2:40000".parse().unwrap());
+        state.set_lane_source(number, 1, lane);
+        assert_eq!((source(&state, 1, 0), source(&state, 1, 1)), (None, None));
+        apply(&mut state, set(Some("192.0.2.101")));
+        assert_eq!((source(&state, 1, 0), source(&state, 1, 1)), (dialled, dialled));
+        // What comes later.
+        let remote = "192.0.2.3:6784".parse().unwrap();
+        apply(&mut state, EngineCommand::SetRemote { path: PathId(1), remote });
+        apply(&mut state, outbound(PathId(2), 0, "192.0.2.2:6784"));
+        apply(&mut state, outbound(PathId(3), 0, "[2001:db8::2]:6784"));
+        state.set_lane_source(number, 1, Remote::of("192.0.2.3:40001".parse().unwrap()));
+        let all = [(1, 0), (1, 1), (2, 0), (3, 0)].map(|(path, lane)| source(&state, path, lane));
+        assert_eq!(all, [dialled, dialled, dialled, None]);
+        apply(&mut state, set(None));
+        assert_eq!((source(&state, 1, 0), source(&state, 1, 1)), (None, None));
+        // Another peer's are not its.
+        apply(&mut state, set(Some("192.0.2.101")));
+        apply(&mut state, EngineCommand::RemovePeer { peer });
+        apply(&mut state, outbound(PathId(4), 0, "192.0.2.2:6784"));
+        assert_eq!(source(&state, 4, 0), None);
     }
 }

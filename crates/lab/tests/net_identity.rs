@@ -1,10 +1,10 @@
-//! Hosts that are copies of others, or come out of a backup: nothing is given twice, and it is said by name.
+//! Who a host is and where: copies of others, states out of a backup, addresses that change or are several.
 
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use weft::sandbox::Host;
+use weft::sandbox::{Host, Sandbox, SandboxOptions};
 use weft_lab::net::{Lab, slowness, wait_ping};
 
 /// Makes one directory what the other is, as from a backup or the image of a machine.
@@ -61,8 +61,9 @@ fn a_copy_of_a_running_host_is_refused_by_name_and_the_original_goes_on() -> any
     // It goes on as itself once it is one, and in the original's place once that has gone.
     original.stop_daemon()?;
     third.stop_daemon()?;
-    third.weft(&["reset"])?.success()?;
-    third.start_daemon(&[&h1.ipv4().to_string()])?;
+    third.weft(&["reset", "--force"])?.success()?;
+    let password = lab.password_file().to_string_lossy().into_owned();
+    third.start_daemon(&["--password-file", &password, &h1.ipv4().to_string()])?;
     let c3 = third.add_container("c3")?;
     wait_ping(&c1, c3.ipv4()?.into(), Duration::from_secs(15))?;
     assert_ne!(c3.ipv4()?, c2.ipv4()?);
@@ -92,6 +93,68 @@ fn a_restored_state_directory_gives_no_address_and_says_why() -> anyhow::Result<
         let refused = host.weft(&["attach", &free.path()])?;
         let text = refused.stdout.clone() + &refused.stderr;
         assert!(!refused.status.success() && text.contains("older than what"), "{text}");
+    }
+    Ok(())
+}
+
+/// The name of the device with a host's first address.
+fn device(host: &Host) -> anyhow::Result<String> {
+    let text = host.netns().ip("-o -4 addr show")?.stdout;
+    let line = text.lines().find(|line| line.contains(&format!(" {}/", host.ipv4())));
+    let device = line.and_then(|line| line.split_whitespace().nth(1));
+    Ok(device.ok_or_else(|| anyhow::anyhow!("no device has {}: {text}", host.ipv4()))?.to_owned())
+}
+
+/// A stateful firewall lets in what answers its host. A host with two addresses was dialled at the second.
+#[test]
+fn data_leaves_from_the_address_that_was_dialled() -> anyhow::Result<()> {
+    let sandbox = Sandbox::new(&SandboxOptions::default())?;
+    let (two_addresses, behind) = (sandbox.host(0), sandbox.host(1));
+    let device = device(two_addresses)?;
+    two_addresses.netns().ip(&format!("addr add 192.0.2.101/24 dev {device}"))?;
+    let rules = "table inet fw {\n chain input {\n type filter hook input priority 0\n \
+                 ct state established,related accept\n meta l4proto udp drop\n }\n }\n";
+    behind.netns().exec(&["nft", rules])?.success()?;
+    let password = sandbox.password_file().to_string_lossy().into_owned();
+    let arguments = ["--password-file", &password, "--engine", "userspace", "--workers", "1"];
+    two_addresses.start_daemon(&arguments)?;
+    behind.start_daemon(&[&arguments[..], &["192.0.2.101"]].concat())?;
+    let (c1, c2) = (two_addresses.add_container("c1")?, behind.add_container("c2")?);
+    wait_ping(&c2, c1.ipv4()?.into(), Duration::from_secs(15))?;
+    c1.ping(c2.ipv4()?.into())?;
+    for host in [two_addresses, behind] {
+        host.wait_connected(1, Duration::from_secs(5))?;
+    }
+    Ok(())
+}
+
+/// Two of three hosts move at once: each hears of the other's new address from the third, and the old is shown no more.
+#[test]
+fn hosts_that_move_at_once_find_each_other_through_a_third() -> anyhow::Result<()> {
+    let lab = Lab::launched(3, &[])?;
+    let third = lab.host(0);
+    let moving = [lab.host(1), lab.host(2)];
+    let (c1, c2) = (moving[0].add_container("c1")?, moving[1].add_container("c2")?);
+    wait_ping(&c1, c2.ipv4()?.into(), Duration::from_secs(10))?;
+    for (number, host) in moving.into_iter().enumerate() {
+        let (device, old) = (device(host)?, host.ipv4());
+        host.netns().ip(&format!("addr del {old}/24 dev {device}"))?;
+        host.netns().ip(&format!("addr add 192.0.2.{}/24 dev {device}", 101 + number))?;
+    }
+    wait_ping(&c1, c2.ipv4()?.into(), Duration::from_secs(60))?;
+    for host in [third, moving[0]] {
+        let mut peers = String::new();
+        for _ in 0..100 * slowness() {
+            peers = host.weft(&["status", "peers"])?.stdout;
+            let gone = moving.iter().all(|it| !peers.contains(&format!("{}:", it.ipv4())));
+            if gone && peers.contains("192.0.2.102:") {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        let old = moving[1].ipv4().to_string();
+        assert!(!peers.contains(&format!("{old}:")), "h{} shows {old}: {peers}", host.index() + 1);
+        assert!(peers.contains("192.0.2.102:"), "h{}: {peers}", host.index() + 1);
     }
     Ok(())
 }

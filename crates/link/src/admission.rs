@@ -13,11 +13,11 @@ use weft_crypto::{CpaceContext, CpaceInitiator, CpaceResponder, PeerId, SessionK
 use zeroize::Zeroizing;
 
 use crate::error::{
-    CloseCode, Failure, REASON_BAD_TOKEN, REASON_ITSELF, REASON_WRONG_PASSWORD, range_text,
-    version_mismatch,
+    CloseCode, Failure, REASON_BAD_TOKEN, REASON_WRONG_PASSWORD, range_text, version_mismatch,
 };
 use crate::gate::Pass;
 use crate::limits::FAILURE_DELAY_MAX_S;
+use crate::rival;
 use crate::secret::Secret;
 use crate::session::{Admitted, check_wanted};
 use crate::shared::Shared;
@@ -92,7 +92,7 @@ impl<'a> Talk<'a> {
         let (peer, theirs) =
             tls::peer_of(conn).ok_or_else(|| Failure::protocol("the peer showed no key"))?;
         if peer == shared.me {
-            return Err(Failure::refused(CloseCode::Itself, REASON_ITSELF));
+            return Err(rival::own_key(shared, conn, direction).await);
         }
         let ours = shared.identity.public_key();
         let deadline = Instant::now() + shared.timing.admission_timeout;

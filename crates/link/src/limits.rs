@@ -123,7 +123,13 @@ pub const OTHER_KEY_PAUSE_MAX_S: u64 = 600;
 /// A link whose peer connects from another instance must show within this that it is alive, or gives way.
 pub const RIVAL_TIMEOUT_MS: u64 = 3_000;
 
-/// Pause between two looks for its sign of life.
+/// Both ends of a connection that this host has with itself are here within this.
+pub const OWN_END_TIMEOUT_MS: u64 = 1_000;
+
+/// Ends of such connections that are remembered; the oldest is forgotten first.
+pub const OWN_ENDS_MAX: usize = 64;
+
+/// Pause between two looks for a sign of life, or for the other end.
 pub const RIVAL_LOOK_MS: u64 = 20;
 
 /// Of each of the two nicknames this much is told.

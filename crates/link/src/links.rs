@@ -250,6 +250,13 @@ impl Links {
         state.links.iter().map(|(peer, link)| (*peer, link.remote())).collect()
     }
 
+    /// The address of this host that a peer dialled, or that its last packets came to; `None` where this host
+    /// dialled, and the routing table says it.
+    pub fn local_of(&self, peer: PeerId) -> Option<IpAddr> {
+        let state = self.shared.lock();
+        state.links.get(&peer)?.conn.local_ip().map(|local| local.to_canonical())
+    }
+
     /// All targets, all links that come from no target, and hosts that were refused here.
     pub fn status(&self) -> Vec<LinkStatus> {
         let now = Instant::now();
@@ -266,8 +273,13 @@ impl Links {
                     continue;
                 }
                 covered.push(peer);
+                // Its peer is linked, and not there.
+                let named = dial.target.host.parse::<IpAddr>().ok();
+                let at = link.address.parse::<SocketAddr>().map(|at| at.ip()).ok();
+                let elsewhere = named.zip(at).is_some_and(|(named, at)| named.to_canonical() != at);
+                let reason = elsewhere.then(|| format!("linked at {}", link.address));
                 let address = line.address;
-                line = LinkStatus { address, ..link };
+                line = LinkStatus { address, reason, ..link };
             } else if !is_target && covered_by_target(&state, dial.peer) {
                 continue;
             } else if line.state == LinkState::Established {

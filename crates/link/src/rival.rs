@@ -10,12 +10,17 @@ use std::time::Duration;
 use quinn::Connection;
 use tokio::time::{sleep, timeout};
 
-use crate::error::{CloseCode, Failure};
-use crate::limits::{RIVAL_LOOK_MS, RIVAL_NAME_MAX_CHARS, RIVAL_TIMEOUT_MS};
+use crate::error::{CloseCode, Failure, REASON_ITSELF};
+use crate::limits::{
+    OWN_END_TIMEOUT_MS, OWN_ENDS_MAX, RIVAL_LOOK_MS, RIVAL_NAME_MAX_CHARS, RIVAL_TIMEOUT_MS,
+};
 use crate::session::Admitted;
 use crate::shared::Shared;
 use crate::socket::canonical;
+use crate::status::Direction;
 use crate::tls::STREAM_WINDOW_BYTES;
+
+const LABEL_OWN_KEY: &[u8] = b"EXPORTER-weft-own-key-1";
 
 /// How often the present link must have answered, so that an acknowledgement that was on its way is none.
 const ANSWERS: u32 = 2;
@@ -35,6 +40,40 @@ pub(crate) async fn check(shared: &Shared, admitted: &Admitted) -> Result<(), Fa
     let ip = |conn: &Connection| canonical(conn.remote_address()).ip();
     let reason = reason((&admitted.theirs.nickname, ip(&admitted.conn)), (&nickname, ip(&conn)));
     Err(Failure::refused(CloseCode::SameIdentity, reason))
+}
+
+/// Why a connection whose other end has this host's own key is none: this host dialled itself, and has both ends, or
+/// the other end is a copy.
+pub(crate) async fn own_key(shared: &Shared, conn: &Connection, direction: Direction) -> Failure {
+    let mut end = [0; 16];
+    // Without a name for the connection its other end is not found: a copy is said rather than none.
+    let _ = conn.export_keying_material(&mut end, LABEL_OWN_KEY, &[]);
+    let other = |direction| match direction {
+        Direction::Inbound => Direction::Outbound,
+        Direction::Outbound => Direction::Inbound,
+    };
+    {
+        let mut state = shared.lock();
+        if state.own_ends.len() >= OWN_ENDS_MAX {
+            state.own_ends.pop_front();
+        }
+        state.own_ends.push_back((end, direction));
+    }
+    let is_here = || shared.lock().own_ends.contains(&(end, other(direction)));
+    let look = async {
+        while !is_here() {
+            sleep(Duration::from_millis(RIVAL_LOOK_MS)).await;
+        }
+    };
+    if timeout(Duration::from_millis(OWN_END_TIMEOUT_MS), look).await.is_ok() {
+        return Failure::refused(CloseCode::Itself, REASON_ITSELF);
+    }
+    let at = canonical(conn.remote_address()).ip();
+    Failure::SameIdentity {
+        reason: format!(
+            "the host at {at} has the same identity as this one: one is a copy of the other; run `weft reset` on the copy"
+        ),
+    }
 }
 
 /// The text for both ends: advice first, since what crosses the wire is cut to a length.

@@ -66,6 +66,8 @@ pub(crate) struct State {
     refusals_untold: u64,
     /// Peers whom the application does not want, and why.
     pub(crate) refused: HashMap<PeerId, String>,
+    /// Ends of connections whose other end has this host's own key: what names the connection, and which end.
+    pub(crate) own_ends: VecDeque<([u8; 16], Direction)>,
     /// Number of the last `Use` and of the last link.
     pub(crate) order: u64,
     pub(crate) closed: bool,
@@ -247,6 +249,7 @@ impl Shared {
                 refusals_paid_off: None,
                 refusals_untold: 0,
                 refused: HashMap::new(),
+                own_ends: VecDeque::new(),
                 order: 0,
                 closed: false,
             }),

@@ -181,6 +181,45 @@ async fn a_link_that_no_longer_answers_gives_way_to_another_instance() {
     assert_ne!(after.instance, before.instance);
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_target_whose_peer_is_linked_from_elsewhere_says_where() {
+    let mut a = Host::start(Config { host: None, ..config(password("p")) });
+    let mut b = Host::start(Config { host: None, ..config(password("p")) });
+    let port = b.addr.port();
+    assert!(a.links.connect(Target { port, ..Target::new("127.0.0.1") }));
+    a.up().await;
+    b.up().await;
+    assert!(a.links.connect(Target { port, ..Target::new("127.0.0.2") }));
+    let line = |address: &str| {
+        let address = format!("{address}:{port}");
+        let of = move |line: &LinkStatus| {
+            line.address == address && line.state == LinkState::Established
+        };
+        a.until(of)
+    };
+    assert_eq!(line("127.0.0.1").await.reason, None);
+    assert_eq!(line("127.0.0.2").await.reason, Some(format!("linked at 127.0.0.1:{port}")));
+}
+
+/// Hosts that came out of one image, and one names the other.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_copy_that_dials_the_original_is_not_taken_for_the_original_itself() {
+    let first = config(password("p"));
+    let mut hosts = [0, 1]
+        .map(|n| Host::start(Config { instance: first.instance.wrapping_add(n), ..first.clone() }));
+    hosts[0].dial(&hosts[1]);
+    let line = hosts[0].until_failed().await;
+    let reason = line.reason.unwrap();
+    assert!(
+        reason.contains("same identity as this one") && reason.contains("weft reset"),
+        "{reason}"
+    );
+    for host in &mut hosts {
+        let told = async { while !matches!(host.event().await, Event::SameIdentity { .. }) {} };
+        within(told).await;
+    }
+}
+
 /// Does not find out by itself that a peer is gone.
 fn patient() -> weft_link::Timing {
     weft_link::Timing { idle_timeout: Duration::from_secs(60), ..Default::default() }

@@ -251,6 +251,15 @@ pub enum EngineCommand {
         /// The new destination.
         remote: SocketAddr,
     },
+    /// Send the peer's packets from this address of the host, where it dialled: its firewall may expect them from
+    /// there alone. `None`: from the one that the routing table takes. The kernel engine receives there; what it
+    /// sends goes from where its routes say.
+    SetSource {
+        /// The peer.
+        peer: PeerId,
+        /// An address of this host.
+        source: Option<IpAddr>,
+    },
     /// Send one probe on the path, bound or not (DESIGN section 7).
     SendProbe {
         /// The path.

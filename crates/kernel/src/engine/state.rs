@@ -82,6 +82,8 @@ pub(super) struct State {
     peers: BTreeMap<PeerId, Peer>,
     paths: BTreeMap<PathId, Path>,
     inbound: BTreeMap<u32, Inbound>,
+    /// Where a peer dialled, and so where its packets come, if the routing table would send from elsewhere.
+    dialled: BTreeMap<PeerId, IpAddr>,
     /// The paths of format `ovpn`, which are not among those above.
     pub(super) channel: ChannelState,
 }
@@ -133,6 +135,7 @@ impl State {
             peers: BTreeMap::new(),
             paths: BTreeMap::new(),
             inbound: BTreeMap::new(),
+            dialled: BTreeMap::new(),
             channel: ChannelState::new(data_channel_port),
         }
     }
@@ -151,7 +154,13 @@ impl State {
         let mut actions = Vec::new();
         let Some(command) = self.apply_to_channel(command, &mut actions) else { return actions };
         match command {
-            EngineCommand::InstallInbound { peer, path, sa, remote, .. } => match local(remote) {
+            EngineCommand::InstallInbound { peer, path, sa, remote, .. } => match self
+                .dialled
+                .get(&peer)
+                .copied()
+                .filter(|dialled| dialled.is_ipv4() == remote.is_ipv4())
+                .or_else(|| local(remote))
+            {
                 Some(local) => self.install_inbound(peer, path, &sa, (remote, local), &mut actions),
                 None => actions.push(unreachable(path, remote)),
             },
@@ -189,6 +198,12 @@ impl State {
                 if let Some(it) = self.paths.get_mut(&path) {
                     it.mtu = Some(mtu);
                 }
+            }
+            EngineCommand::SetSource { peer, source: Some(source) } => {
+                self.dialled.insert(peer, source);
+            }
+            EngineCommand::SetSource { peer, source: None } => {
+                self.dialled.remove(&peer);
             }
             // A kernel's state is not moved; endpoints and broadcast are the switch's.
             EngineCommand::SetRemote { .. }
@@ -524,6 +539,7 @@ impl State {
             self.paths.remove(&path);
         }
         self.channel.remove_peer(peer, actions);
+        self.dialled.remove(&peer);
         self.peers.remove(&peer);
         actions.push(Action::SetVia(peer, Via::None));
     }

@@ -374,3 +374,26 @@ fn a_second_peer_takes_no_policy_from_the_one_that_has_it() {
     let actions = apply(&mut state, of_other(bind(second)));
     assert!(actions.iter().any(takes), "{actions:?}");
 }
+
+/// Packets come to where the peer has dialled; what is sent leaves from where the routes say, as the VXLAN device's do.
+#[test]
+fn what_a_peer_sends_is_taken_at_the_address_that_it_dialled() {
+    let mut state = State::new(6785, 6786);
+    let dialled: IpAddr = [192, 0, 2, 101].into();
+    let set = |source| EngineCommand::SetSource { peer: PEER, source };
+    apply(&mut state, set(Some(dialled)));
+    let ends = |actions: Vec<Action>| {
+        let mut specs = actions.into_iter().filter_map(|action| match action {
+            Action::AddState(_, spec) => Some((spec.source, spec.destination)),
+            _ => None,
+        });
+        specs.next().unwrap()
+    };
+    let first = ends(apply(&mut state, inbound(UDP, 300, Encapsulation::Udp)));
+    assert_eq!(first, (REMOTE, dialled));
+    let out = ends(apply(&mut state, outbound(UDP, 301, Encapsulation::Udp)));
+    assert_eq!(out, (LOCAL, REMOTE));
+    apply(&mut state, set(None));
+    let later = ends(apply(&mut state, inbound(UDP, 302, Encapsulation::Udp)));
+    assert_eq!(later, (REMOTE, LOCAL));
+}

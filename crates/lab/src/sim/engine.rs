@@ -292,7 +292,9 @@ impl SimEngine {
                     || self.plain.values().any(|(other, _)| *other == peer);
                 assert!(!left, "a forgotten peer left an SA behind");
             }
-            EngineCommand::SetEndpoints { .. } | EngineCommand::SetBroadcast { .. } => {}
+            EngineCommand::SetEndpoints { .. }
+            | EngineCommand::SetBroadcast { .. }
+            | EngineCommand::SetSource { .. } => {}
         }
         None
     }

@@ -5,7 +5,7 @@
 //! follows from it), then commands for the engine, then messages for peers.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -127,6 +127,8 @@ pub(super) struct Control {
     pub(super) told_targets: Vec<weft_mesh::Target>,
     /// Links that are up: nickname and address.
     pub(super) seen: BTreeMap<PeerId, (String, SocketAddr)>,
+    /// Where a peer has dialled, if the routing table would send from another address.
+    pub(super) sources: BTreeMap<PeerId, IpAddr>,
     /// Links that ended, until they are up again.
     pub(super) lost: BTreeMap<PeerId, LostLink>,
     /// Something happened after which going on would do harm.
@@ -155,7 +157,7 @@ impl Control {
                 () = stopped(&mut stop) => break,
                 event = links.recv() => match event {
                     Some(event) => {
-                        self.handle_link(event);
+                        self.handle_link(event).await;
                         self.tell_targets();
                     }
                     None => break,
@@ -163,7 +165,7 @@ impl Control {
                 Some(event) = events.recv() => self.paths.handle_event(Instant::now(), event),
                 Some(request) = requests.recv() => self.handle_request(request),
                 () = self.engines.support_changed() => self.offer_again(),
-                _ = look.tick() => self.look_at_addresses(),
+                _ = look.tick() => self.look_at_addresses().await,
                 () = sleep_until(timer) => self.handle_timeout(),
             }
         }
@@ -173,11 +175,11 @@ impl Control {
 }
 
 impl Control {
-    fn handle_link(&mut self, event: weft_link::Event) {
+    async fn handle_link(&mut self, event: weft_link::Event) {
         let now = Instant::now();
         match event {
             weft_link::Event::Up { peer, session, remote, renewal: true, .. } => {
-                self.path_link_up(peer, session, remote);
+                self.path_link_up(peer, session, remote, true).await;
             }
             weft_link::Event::Up { peer, nickname, remote, session, hello, .. } => {
                 let hello = match serde_json::from_value(hello) {
@@ -196,7 +198,7 @@ impl Control {
                     return;
                 }
                 self.lost.remove(&peer);
-                self.path_link_up(peer, session, remote);
+                self.path_link_up(peer, session, remote, false).await;
             }
             weft_link::Event::Message { peer, bytes, .. } => self.handle_message(now, peer, &bytes),
             weft_link::Event::Down { peer, reason } => {
@@ -213,26 +215,60 @@ impl Control {
         }
     }
 
-    fn path_link_up(&mut self, peer: PeerId, session: SessionKey, remote: SocketAddr) {
+    async fn path_link_up(
+        &mut self,
+        peer: PeerId,
+        session: SessionKey,
+        remote: SocketAddr,
+        renewal: bool,
+    ) {
         let remote = remote.ip().to_canonical();
-        let local = local_address(remote, self.settings.host);
+        let (local, source) = self.own_address(peer, remote, renewal);
+        self.set_source(peer, source).await;
         self.paths.handle_link_up(Instant::now(), peer, session, local, remote);
     }
 
     /// Links outlive a change of address at either end; kernel paths are bound to both.
-    fn look_at_addresses(&mut self) {
+    async fn look_at_addresses(&mut self) {
         let now = Instant::now();
         for (peer, remote) in self.links.remotes() {
             let address = remote.ip().to_canonical();
-            let local = local_address(address, self.settings.host);
+            let (local, source) = self.own_address(peer, address, true);
             // Without a route for a moment, the old one is as good.
             if local.is_some() {
+                self.set_source(peer, source).await;
                 self.paths.handle_addresses(now, peer, local, address);
             }
             self.mesh.handle_remote(now, peer, remote);
             if let Some((_, seen)) = self.seen.get_mut(&peer) {
                 *seen = remote;
             }
+        }
+    }
+
+    /// This host's address on the link with a peer, and that address once more where the peer has dialled another
+    /// one than the routing table would send from. A link that goes on may have been renewed by this host.
+    fn own_address(
+        &self,
+        peer: PeerId,
+        remote: IpAddr,
+        goes_on: bool,
+    ) -> (Option<IpAddr>, Option<IpAddr>) {
+        let routed = local_address(remote, self.settings.host);
+        let before = self.sources.get(&peer).copied().filter(|_| goes_on);
+        let dialled = self.links.local_of(peer).or(before);
+        let dialled = dialled.filter(|dialled| Some(*dialled) != routed && is_here(*dialled));
+        (dialled.or(routed), dialled)
+    }
+
+    async fn set_source(&mut self, peer: PeerId, source: Option<IpAddr>) {
+        let before = match source {
+            Some(source) => self.sources.insert(peer, source),
+            None => self.sources.remove(&peer),
+        };
+        if before != source {
+            tracing::info!(%peer, ?source, "the address that the peer's data is sent from");
+            self.engines.command(EngineCommand::SetSource { peer, source }).await;
         }
     }
 
@@ -477,6 +513,7 @@ impl Control {
             Output::Changed(change) => {
                 if let weft_mesh::Change::MemberForgotten { peer } = &change {
                     self.paths.handle_peer_gone(Instant::now(), *peer);
+                    self.sources.remove(peer);
                     self.links.forget_peer(*peer);
                 }
                 if let weft_mesh::Change::StateDoubted { why } = &change {
@@ -542,6 +579,11 @@ impl Control {
             Err(error) => tracing::error!(%error, "a message cannot be written"),
         }
     }
+}
+
+/// Whether this host has the address still.
+fn is_here(address: IpAddr) -> bool {
+    UdpSocket::bind((address, 0)).is_ok()
 }
 
 /// Waits for the order to stop, or for the end of those who could give it.

@@ -107,6 +107,10 @@ impl Engines {
                 self.tell_vector(command.clone());
                 self.macs.add(add);
             }
+            EngineCommand::SetSource { .. } => {
+                self.waiting.push(command.clone());
+                self.tell_vector(command);
+            }
             EngineCommand::RemovePeer { peer } => {
                 self.kernel_paths.retain(|_, of| *of != peer);
                 self.waiting.push(command.clone());

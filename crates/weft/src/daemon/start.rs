@@ -210,6 +210,7 @@ async fn start(
         targets: Arc::clone(&targets),
         told_targets: Vec::new(),
         seen: BTreeMap::new(),
+        sources: BTreeMap::new(),
         lost: BTreeMap::new(),
         failed: false,
     };

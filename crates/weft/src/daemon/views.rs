@@ -84,6 +84,8 @@ fn connection(link: &LinkStatus, paths: &[PathStatus], switch: SwitchKind) -> Co
     connection.since = timestamp::format(timestamp::of_instant(path.since));
     connection.reason =
         path.reason.as_ref().or(path.why_not_best.as_ref()).map(ToString::to_string);
+    // A target at another address than the one that its peer is linked at.
+    connection.reason = connection.reason.or_else(|| link.reason.clone());
     connection
 }
 
