@@ -159,7 +159,8 @@ impl RawTalk {
         assert_eq!(theirs[0], 5);
         let mut ready = vec![5];
         ready.extend_from_slice(&[1; 8]);
-        ready.extend_from_slice(&[0; 8]);
+        // It follows no instance and has no session.
+        ready.extend_from_slice(&[0; 16]);
         for part in [b"raw".as_slice(), b"null", b""] {
             ready.extend_from_slice(&(part.len() as u32).to_be_bytes());
             ready.extend_from_slice(part);
