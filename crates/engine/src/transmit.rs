@@ -156,7 +156,7 @@ impl Transmitter {
             self.run.flush(env);
             if let Ok(plan) = Plan::new(&VnetHeader::default(), &frame[..len], UNLIMITED) {
                 let dropped =
-                    self.seal(env, (path_number, path, lane), inner, (&plan, &frame[..len]), false);
+                    self.seal(env, path_number, (path, lane), inner, &plan, &frame[..len]);
                 if dropped > 0 {
                     state.note_dropped_on(path_number, dropped);
                 }
@@ -280,10 +280,25 @@ impl Transmitter {
         let Some(path) = state.paths.get(number) else {
             return dropped(env, DropReason::NoPath, 1);
         };
-        if state.is_narrow(path) && vnet.gso_type == vnet::GSO_NONE && mss::opens(frame) {
-            return self.send_opening(env, (number, path, vni), vnet, frame);
+        if state.is_narrow(path) {
+            return self.send_narrow(env, (number, path, vni), vnet, frame);
         }
         self.send_sized(env, (number, path, vni), vnet, frame)
+    }
+
+    /// On a path that carries less than containers may send. Apart, so that the usual one stays short.
+    #[inline(never)]
+    fn send_narrow<F: FrameSink, R: RunSink>(
+        &mut self,
+        env: &Env<'_, F, R>,
+        way: Way<'_>,
+        vnet: &VnetHeader,
+        frame: &[u8],
+    ) -> u64 {
+        if vnet.gso_type == vnet::GSO_NONE && mss::opens(frame) {
+            return self.send_opening(env, way, vnet, frame);
+        }
+        self.send_sized(env, way, vnet, frame)
     }
 
     #[inline]
@@ -295,14 +310,13 @@ impl Transmitter {
         frame: &[u8],
     ) -> u64 {
         match Plan::new(vnet, frame, way.1.mtu.into()) {
-            Ok(plan) => self.send_plan(env, way, &plan, frame, false),
+            Ok(plan) => self.send_plan(env, way, &plan, frame),
             Err(SplitError::TooLong { mtu, .. }) => self.too_long(env, way, vnet, frame, mtu),
             Err(_) => dropped(env, DropReason::BadSuperPacket, 1),
         }
     }
 
-    /// A TCP segment that says how large those may be that come back, on a path that carries less than
-    /// containers may send: it says no more than fits.
+    /// A TCP segment that says how large those may be that come back: it says no more than fits.
     #[cold]
     fn send_opening<F: FrameSink, R: RunSink>(
         &mut self,
@@ -337,7 +351,6 @@ impl Transmitter {
         (number, path, vni): Way<'_>,
         plan: &Plan,
         frame: &[u8],
-        may_cut: bool,
     ) -> u64 {
         let hash = layout::flow_hash(frame);
         let lane = match path.lanes[..] {
@@ -356,17 +369,19 @@ impl Transmitter {
         let source_port = SOURCE_PORT_FIRST | (hash >> 16) as u16;
         let vxlan = VxlanHeader { vni: vni.0, rco: None };
         let inner = Inner { vxlan, source_port, port: vxlan::PORT };
-        self.seal(env, (number, path, lane), inner, (plan, frame), may_cut)
+        self.seal(env, number, (path, lane), inner, plan, frame)
     }
 
-    /// Seals all segments of a plan into runs, or for the kernel to cut.
+    /// Seals all segments of a plan into runs. What is longer than the path carries, and no probe, is for the
+    /// kernel to cut.
     fn seal<F, R: RunSink>(
         &mut self,
         env: &Env<'_, F, R>,
-        (number, path, lane): (u32, &Path, usize),
+        number: u32,
+        (path, lane): (&Path, usize),
         inner: Inner,
-        (plan, frame): (&Plan, &[u8]),
-        may_cut: bool,
+        plan: &Plan,
+        frame: &[u8],
     ) -> u64 {
         let (id, mtu) = (path.id, (plan.segment_frame_len(0) - ethernet::LEN) as u16);
         let (Some((from, remote)), Some(Some(outbound))) = (path.way(lane), path.lanes.get(lane))
@@ -377,8 +392,9 @@ impl Transmitter {
             return dropped(env, DropReason::SaExhausted, plan.segments as u64);
         }
         let tos = ecn::outer_tos(ecn::tos(frame), self.copy_dscp);
-        let key = RunKey { number, from: Origin { may_cut, ..from }, tos };
         let probe = inner.vxlan.vni == Vni::PROBE.0;
+        let may_cut = mtu > path.mtu && !probe;
+        let key = RunKey { number, from: Origin { may_cut, ..from }, tos };
         let target = || Target { key, path: id, remote: remote.with_tos(tos), mtu, probe };
         // Only a whole checksum, or one that a mark can name to a peer that takes marks, goes out.
         let rco = if outbound.rco { plan.rco() } else { None };
@@ -458,7 +474,7 @@ impl Transmitter {
             Some(limit) => match Plan::new(vnet, frame, limit) {
                 Ok(plan) => {
                     env.counters.did(Work::CutOutside, plan.segments as u64);
-                    return self.send_plan(env, way, &plan, frame, true);
+                    return self.send_plan(env, way, &plan, frame);
                 }
                 Err(_) => mtu.max(ipv6::MTU_MIN),
             },
@@ -507,7 +523,7 @@ impl Transmitter {
             let mtu = way.1.mtu.into();
             let cut = split::fragment_ipv4(datagram, mtu, |fragment| {
                 if let Ok(plan) = Plan::new(&VnetHeader::default(), fragment, mtu) {
-                    lost += self.send_plan(env, way, &plan, fragment, false);
+                    lost += self.send_plan(env, way, &plan, fragment);
                 }
             });
             match cut {
