@@ -89,7 +89,10 @@ impl Config {
             }
             _ => {}
         }
-        if self.nickname.is_empty() || self.nickname.len() > NICKNAME_BYTES_MAX {
+        if self.nickname.is_empty()
+            || self.nickname.len() > NICKNAME_BYTES_MAX
+            || self.nickname.chars().any(char::is_control)
+        {
             return Err(MeshError::BadNickname);
         }
         Ok(())

@@ -118,7 +118,7 @@ impl Mesh {
 
     /// Counts the changes of what this host owns and gives, so that an older state is known as such.
     pub fn generation(&self) -> u64 {
-        self.state.generation
+        self.storage.generation().unwrap_or(self.state.generation)
     }
 
     /// A peer has refused this host, since another one with the same identity is linked with it and answers.

@@ -29,8 +29,8 @@ pub enum MeshError {
     /// Configuration: the IPv6 range is not a /64.
     #[error("IPv6 address range {0} is not a /64 network address")]
     BadRange6(Ipv6Net),
-    /// Configuration: the nickname is empty or too long.
-    #[error("a nickname has 1 to {max} bytes", max = crate::limits::NICKNAME_BYTES_MAX)]
+    /// Configuration: the nickname is empty, too long or has control characters.
+    #[error("a nickname has 1 to {max} bytes and no control characters", max = crate::limits::NICKNAME_BYTES_MAX)]
     BadNickname,
     /// Configuration: the saved state belongs to another range.
     #[error(
@@ -252,6 +252,18 @@ pub enum AddressError {
     /// One host may hold only so many addresses of another's range.
     #[error("this host holds {max} addresses of the range of {host} already: choose an address of its own range", max = crate::limits::CLAIMS_PER_PEER_MAX)]
     TooManyClaims {
+        /// The owner.
+        host: String,
+    },
+    /// The state directory cannot be written.
+    #[error("this host cannot keep a new address: {why}")]
+    NotSaved {
+        /// What failed.
+        why: String,
+    },
+    /// The host that owns the address cannot write down who has it.
+    #[error("{host}, whose address it is, cannot save its state now: `weft status` there says why")]
+    OwnerCannotSave {
         /// The owner.
         host: String,
     },

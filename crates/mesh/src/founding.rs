@@ -48,6 +48,7 @@ impl Mesh {
 
     pub(crate) fn drive_founding(&mut self, now: Instant) {
         let may = self.state.network.is_none()
+            && self.storage.failure().is_none()
             && self.config.founding == Founding::Join
             && !self.targets.is_empty()
             && self.missing_targets().is_empty()
@@ -160,6 +161,9 @@ impl Mesh {
 
     /// For what a host without a mesh waits.
     pub(crate) fn founding_reason(&self) -> String {
+        if let Some(why) = self.storage.failure() {
+            return format!("this host cannot save its state: {why}");
+        }
         if let Some((peer, _)) = self.links.iter().find(|(_, link)| link.network.is_some()) {
             return match self.range_ask.refusals().next() {
                 Some((peer, why)) => format!("{} gave no range: {why}", self.name_of(*peer)),

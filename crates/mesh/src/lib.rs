@@ -17,6 +17,7 @@
 //! - An explicit address inside the range is asked of its owner, which stores it as taken before it answers.
 //! - A host's own stored state says what it owns; what others say of it is ignored, unless the state may be an
 //!   old one or a copy: then the host gives nothing until others have said that they know none that is later.
+//! - While the state cannot be saved ([`Mesh::handle_saved`]), no address is given and no range changes hands.
 //!
 //! Admitted hosts are trusted not to lie about ranges of others, but none can take what this host owns.
 #![forbid(unsafe_code)]
@@ -36,6 +37,7 @@ mod range;
 mod ranges;
 mod state;
 mod status;
+mod storage;
 mod tickets;
 
 pub use config::{Config, Founding, Origin, Target};

@@ -9,6 +9,13 @@ pub const STATE_VERSION: u16 = 1;
 pub const MEMBERS_MAX: usize = 4096;
 /// Addresses remembered of one member.
 pub const ADDRESSES_PER_MEMBER_MAX: usize = 8;
+/// First pause before the state is saved again that could not be, in milliseconds; doubles each time.
+pub const SAVE_RETRY_FIRST_MS: u64 = 1_000;
+/// Longest such pause, in milliseconds.
+pub const SAVE_RETRY_MAX_MS: u64 = 8_000;
+/// Outputs that wait for the state to be saved; more of them are dropped, as if the links had lost them.
+pub const HELD_OUTPUTS_MAX: usize = 1024;
+
 /// Length of a nickname in bytes (a host name has at most 253).
 pub const NICKNAME_BYTES_MAX: usize = 255;
 /// Length of a container id, a container name or an allocation's owner in bytes.

@@ -22,6 +22,7 @@ use crate::message::{Hello, Message, Naming, Network, NetworkId, RangeAnnounceme
 use crate::range::{AddressRange, RangeSet};
 use crate::ranges::RangeAsk;
 use crate::state::State;
+use crate::storage::Storage;
 use crate::tickets::Pending;
 
 /// Names a request for an address until its answer; never used twice in the life of a [`Mesh`].
@@ -31,8 +32,8 @@ pub struct Ticket(pub u64);
 /// What the caller has to do. Outputs are carried out strictly in the order of [`Mesh::poll_output`].
 #[derive(Clone, Debug, PartialEq)]
 pub enum Output {
-    /// Store this in one atomic and durable step. No later output may be acted on before that is done; if it
-    /// cannot be done, the daemon must stop.
+    /// Store this in one atomic and durable step. No later output may be asked for before that is done; if it
+    /// cannot be done, [`Mesh::handle_saved`] must be told.
     Persist(Box<State>),
     /// Send a message over the link. May be dropped if the link is down by now.
     Send {
@@ -171,7 +172,8 @@ pub struct Mesh {
     mark: u64,
     /// The generation that peers were told.
     generation_told: u64,
-    outputs: VecDeque<Output>,
+    pub(crate) outputs: VecDeque<Output>,
+    pub(crate) storage: Storage,
     pub(crate) links: BTreeMap<PeerId, Link>,
     pub(crate) members: Members,
     /// Ranges of other hosts, as they or others told.
@@ -215,6 +217,7 @@ impl Mesh {
             mark: state.mark(),
             generation_told: state.generation,
             outputs: VecDeque::new(),
+            storage: Storage::new(state.clone()),
             links: BTreeMap::new(),
             members,
             announced: BTreeMap::new(),
@@ -343,6 +346,7 @@ impl Mesh {
     /// Time has passed.
     pub fn handle_timeout(&mut self, now: Instant) {
         self.endpoints.expire(now);
+        self.drive_storage(now);
         if self.forget_at <= now {
             self.forget_at = now + Duration::from_secs(FORGET_CHECK_S);
             self.forget_old(now);
@@ -368,21 +372,30 @@ impl Mesh {
             self.range_ask.next(),
             self.usage_at,
             self.next_ticket_time(),
+            self.storage.next(),
         ];
         times.into_iter().flatten().min()
     }
 
     /// What to do next; to be called until it returns `None` after every other call.
     pub fn poll_output(&mut self) -> Option<Output> {
-        if self.outputs.is_empty() {
-            self.flush();
+        loop {
+            if self.outputs.is_empty() {
+                self.flush();
+            }
+            if self.outputs.is_empty() && self.generation_told != self.state.generation {
+                let generation = self.state.generation;
+                self.generation_told = generation;
+                self.send_all(&Message::Generation { generation });
+            }
+            let output = self.outputs.pop_front()?;
+            if let Output::Persist(state) = &output {
+                self.storage.saving(state);
+            }
+            if let Some(output) = self.sift(output) {
+                return Some(output);
+            }
         }
-        if self.outputs.is_empty() && self.generation_told != self.state.generation {
-            let generation = self.state.generation;
-            self.generation_told = generation;
-            self.send_all(&Message::Generation { generation });
-        }
-        self.outputs.pop_front()
     }
 
     /// Announces a container of this host, or a change of it.
@@ -423,8 +436,9 @@ impl Mesh {
         self.outputs.push_back(output);
     }
 
-    fn flush(&mut self) {
-        if std::mem::take(&mut self.dirty) {
+    pub(crate) fn flush(&mut self) {
+        if self.dirty && self.storage.may_save() {
+            self.dirty = false;
             // While it is in doubt which generation this is, it is no later one.
             let mark = self.state.mark();
             if self.standing.is_sure() && mark != self.mark {

@@ -138,6 +138,8 @@ pub enum ClaimResult {
     NotMine,
     /// The asker holds [`crate::limits::CLAIMS_PER_PEER_MAX`] addresses of this host already.
     TooMany,
+    /// The owner cannot store who has it.
+    NotSaved,
 }
 
 /// One message between two linked hosts. Links keep the order of messages.

@@ -66,6 +66,11 @@ impl Mesh {
             self.range_ask = RangeAsk::default();
             return;
         }
+        if self.storage.failure().is_some() {
+            // A range that cannot be kept is not asked for.
+            self.range_ask = RangeAsk::default();
+            return;
+        }
         if let Some((peer, until)) = self.range_ask.current {
             if until > now {
                 return;
@@ -122,6 +127,13 @@ impl Mesh {
         }
         if let Some(why) = self.unsure() {
             let reason = format!("{}: {why}", self.config.nickname);
+            self.send(peer, Message::RangeRefused { request, reason, ask: None });
+            return;
+        }
+        if let Some(why) = self.storage.failure()
+            && !self.storage.has_grant_of(peer, request)
+        {
+            let reason = format!("{} cannot save its state: {why}", self.config.nickname);
             self.send(peer, Message::RangeRefused { request, reason, ask: None });
             return;
         }

@@ -68,6 +68,7 @@ impl Mesh {
         let slot = match self.slot_of(address) {
             Ok(Some(slot)) => slot,
             Ok(None) => {
+                self.storage.hurry();
                 let result = fit_owner(owner).and_then(|()| self.claim_outside(owner, address));
                 return self.answer_at_once(result);
             }
@@ -79,6 +80,18 @@ impl Mesh {
         self.open_ticket(now, owner, deadline, Want::Claim(claim))
     }
 
+    /// Gives back single addresses of a container, which keeps the others.
+    pub fn release_some(&mut self, now: Instant, owner: &str, nets: &[IpNet]) {
+        let slots: Vec<Ipv4Addr> =
+            nets.iter().filter_map(|net| self.slot_of(*net).ok().flatten()).collect();
+        let addresses: Vec<IpAddr> = nets.iter().map(IpNet::addr).collect();
+        self.free(owner, |address| match address {
+            IpAddr::V4(v4) => slots.contains(&v4) || addresses.contains(&address),
+            IpAddr::V6(_) => addresses.contains(&address),
+        });
+        self.drive(now);
+    }
+
     /// Gives back all addresses of a container and cancels what it waits for; returns the addresses.
     pub fn release(&mut self, now: Instant, owner: &str) -> Vec<IpAddr> {
         let waiting = self.pending.iter().filter(|(_, pending)| pending.owner == owner);
@@ -87,28 +100,7 @@ impl Mesh {
             self.pending.remove(&ticket);
             self.emit(Output::Answer { ticket, result: Err(AddressError::Cancelled) });
         }
-        let mut freed = Vec::new();
-        self.state.taken.retain(|address, holder| {
-            let keep = !matches!(holder, Holder::Local { owner: o, .. } if o == owner);
-            if !keep {
-                freed.push(IpAddr::from(*address));
-            }
-            keep
-        });
-        self.state.outside.retain(|address, o| {
-            let keep = o != owner;
-            if !keep {
-                freed.push(*address);
-            }
-            keep
-        });
-        let held = self.state.held.iter().filter(|(_, held)| held.owner == owner);
-        let held: Vec<(Ipv4Addr, PeerId)> = held.map(|(a, held)| (*a, held.from)).collect();
-        for (address, from) in held {
-            self.give_back(address, from);
-            freed.push(address.into());
-        }
-        self.dirty |= !freed.is_empty();
+        let freed = self.free(owner, |_| true);
         self.drive(now);
         freed
     }
@@ -121,6 +113,35 @@ impl Mesh {
 }
 
 impl Mesh {
+    /// Frees those of a container's addresses that are `wanted`.
+    fn free(&mut self, owner: &str, wanted: impl Fn(IpAddr) -> bool) -> Vec<IpAddr> {
+        let mut freed = Vec::new();
+        self.state.taken.retain(|address, holder| {
+            let address = IpAddr::from(*address);
+            let own = matches!(holder, Holder::Local { owner: o, .. } if o == owner);
+            let keep = !own || !wanted(address);
+            if !keep {
+                freed.push(address);
+            }
+            keep
+        });
+        self.state.outside.retain(|address, o| {
+            let keep = o != owner || !wanted(*address);
+            if !keep {
+                freed.push(*address);
+            }
+            keep
+        });
+        let held = self.state.held.iter().filter(|(_, held)| held.owner == owner);
+        let held: Vec<(Ipv4Addr, PeerId)> = held.map(|(a, held)| (*a, held.from)).collect();
+        for (address, from) in held.into_iter().filter(|(address, _)| wanted((*address).into())) {
+            self.give_back(address, from);
+            freed.push(address.into());
+        }
+        self.dirty |= !freed.is_empty();
+        freed
+    }
+
     fn answer_at_once(&mut self, result: Result<Vec<IpNet>, AddressError>) -> Ticket {
         let ticket = self.new_ticket();
         self.emit(Output::Answer { ticket, result });
@@ -134,6 +155,7 @@ impl Mesh {
         if self.pending.len() >= TICKETS_MAX {
             return self.answer_at_once(Err(AddressError::Busy));
         }
+        self.storage.hurry();
         let ticket = self.new_ticket();
         self.pending.insert(ticket, Pending { owner: owner.to_owned(), deadline, want });
         self.drive(now);
@@ -217,6 +239,9 @@ impl Mesh {
     }
 
     fn no_space(&self) -> AddressError {
+        if let Some(why) = self.storage.failure() {
+            return AddressError::NotSaved { why: why.to_owned() };
+        }
         let subnet = self.config.subnet();
         let reasons = self.range_ask.refusals();
         let others: Vec<String> =
@@ -230,7 +255,7 @@ impl Mesh {
     }
 
     /// The IPv4 address that a claim is about; `None` for one outside the ranges of the mesh.
-    fn slot_of(&self, net: IpNet) -> Result<Option<Ipv4Addr>, AddressError> {
+    pub(crate) fn slot_of(&self, net: IpNet) -> Result<Option<Ipv4Addr>, AddressError> {
         let reserved = Err(AddressError::Reserved { address: net });
         match net {
             IpNet::V4(v4) => {
@@ -404,7 +429,7 @@ impl Mesh {
     }
 
     /// Forgets an address of another host's range and tells that host, now or at the next link.
-    fn give_back(&mut self, address: Ipv4Addr, from: PeerId) {
+    pub(crate) fn give_back(&mut self, address: Ipv4Addr, from: PeerId) {
         self.state.held.remove(&address);
         self.dirty = true;
         if self.links.contains_key(&from) {
@@ -491,6 +516,9 @@ impl Mesh {
                 let container = container.chars().filter(|c| !c.is_control());
                 let container = container.take(NAME_BYTES_MAX).collect();
                 Err(AddressError::Taken { address, container, host: self.name_of(host) })
+            }
+            ClaimResult::NotSaved => {
+                Err(AddressError::OwnerCannotSave { host: self.name_of(peer) })
             }
             ClaimResult::TooMany => Err(AddressError::TooManyClaims { host: self.name_of(peer) }),
             ClaimResult::NotMine => {

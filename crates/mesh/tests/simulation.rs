@@ -32,7 +32,7 @@ fn random_address(net: &mut Net) -> IpNet {
 
 fn random_event(net: &mut Net, faults: bool) {
     let host = net.below(net.hosts.len());
-    match net.below(if faults { 44 } else { 38 }) {
+    match net.below(if faults { 48 } else { 38 }) {
         0..=19 => drop(net.deliver()),
         20..=25 => drop(net.attach(host, None)),
         26..=29 => {
@@ -48,6 +48,7 @@ fn random_event(net: &mut Net, faults: bool) {
         }
         38..=40 => net.cut_random(),
         41 => net.crash(host),
+        42..=43 => net.hosts[host].full ^= true,
         _ => net.start(host),
     }
 }
@@ -108,6 +109,7 @@ fn random_run(seed: u64, faults: bool) -> Counters {
         net.check();
     }
     net.crash_one_in = 0;
+    net.hosts.iter_mut().for_each(|host| host.full = false);
     net.start_all();
     net.settle(100);
     net.check();
@@ -125,6 +127,7 @@ fn add_up(sum: &mut Counters, run: &Counters) {
     sum.cuts += run.cuts;
     sum.joined += run.joined;
     sum.received_more += run.received_more;
+    sum.unsaved += run.unsaved;
 }
 
 #[test]
@@ -137,13 +140,13 @@ fn no_address_is_given_twice_and_no_range_has_two_owners() {
 }
 
 #[test]
-fn nor_with_links_cut_and_hosts_crashing_between_any_two_outputs() {
+fn nor_with_links_cut_disks_full_and_hosts_crashing_between_any_two_outputs() {
     let sum = std::cell::RefCell::new(Counters::default());
     for_seeds(1200, |seed| add_up(&mut sum.borrow_mut(), &random_run(seed, true)));
     let sum = sum.into_inner();
     eprintln!("{sum:?}");
     assert!(sum.allocated.min(sum.claimed).min(sum.taken) > 0, "{sum:?}");
-    assert!(sum.crashes.min(sum.cuts).min(sum.received_more) > 0, "{sum:?}");
+    assert!(sum.crashes.min(sum.cuts).min(sum.received_more).min(sum.unsaved) > 0, "{sum:?}");
 }
 
 /// Every point of joining and of a claim at which each of two hosts can crash.

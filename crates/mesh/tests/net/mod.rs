@@ -46,6 +46,7 @@ pub struct Counters {
     pub joined: usize,
     pub received_more: usize,
     pub founded: usize,
+    pub unsaved: usize,
 }
 
 pub struct Host {
@@ -56,6 +57,8 @@ pub struct Host {
     pub origin: Option<Origin>,
     /// Why the last request for an address failed.
     pub failed: String,
+    /// Nothing can be written to the disk.
+    pub full: bool,
     /// Containers and their addresses; they outlive the daemon.
     pub attached: BTreeMap<String, BTreeSet<IpAddr>>,
     tickets: BTreeMap<Ticket, String>,
@@ -117,6 +120,7 @@ impl Net {
             disk: None,
             origin: None,
             failed: String::new(),
+            full: false,
             attached: BTreeMap::new(),
             tickets: BTreeMap::new(),
             gone: BTreeSet::new(),
@@ -344,7 +348,19 @@ impl Net {
 
     fn carry_out(&mut self, index: usize, output: Output) {
         match output {
-            Output::Persist(state) => self.hosts[index].disk = Some(*state),
+            Output::Persist(state) => {
+                let now = self.now;
+                let host = &mut self.hosts[index];
+                let result = match host.full {
+                    true => Err("no space left".to_owned()),
+                    false => {
+                        host.disk = Some(*state);
+                        Ok(())
+                    }
+                };
+                self.counters.unsaved += usize::from(host.full);
+                host.mesh.as_mut().unwrap().handle_saved(now, result);
+            }
             Output::Send { peer, message } => {
                 let to = self.index(peer);
                 let pair = (index.min(to), index.max(to));

@@ -1,0 +1,213 @@
+//! What a host still does while its state cannot be saved, and what it leaves until it can.
+//!
+//! Endpoints, members and connections go on in memory: each is told anew at the next link. What would be
+//! wrong after a crash waits or is refused: an address that was given, a range that changed its owner.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use ipnet::IpNet;
+use weft_crypto::PeerId;
+
+use crate::error::AddressError;
+use crate::limits::{HELD_OUTPUTS_MAX, SAVE_RETRY_FIRST_MS, SAVE_RETRY_MAX_MS};
+use crate::mesh::{Change, Mesh, Output};
+use crate::message::{ClaimResult, Message};
+use crate::state::{Holder, State};
+
+/// Where this host stands in saving its state.
+#[derive(Debug)]
+pub(crate) struct Storage {
+    /// What stands on disk.
+    durable: State,
+    /// What the last [`Output::Persist`] asked to save.
+    saving: Option<State>,
+    failing: Option<Failing>,
+}
+
+/// The state cannot be saved now.
+#[derive(Debug)]
+struct Failing {
+    why: String,
+    retry_at: Instant,
+    pause: Duration,
+    /// The next change is to be saved at once: it is time, or a user waits.
+    due: bool,
+    /// What follows from changes that are not saved, at most [`HELD_OUTPUTS_MAX`].
+    held: VecDeque<Output>,
+}
+
+impl Storage {
+    pub(crate) const fn new(durable: State) -> Self {
+        Self { durable, saving: None, failing: None }
+    }
+
+    /// Why nothing can be saved, if so.
+    pub(crate) fn failure(&self) -> Option<&str> {
+        self.failing.as_ref().map(|failing| failing.why.as_str())
+    }
+
+    pub(crate) fn next(&self) -> Option<Instant> {
+        self.failing.as_ref().map(|failing| failing.retry_at)
+    }
+
+    /// Whether a change is to be saved now; not each one while the last could not be.
+    pub(crate) fn may_save(&mut self) -> bool {
+        self.failing.as_mut().is_none_or(|failing| std::mem::take(&mut failing.due))
+    }
+
+    pub(crate) fn saving(&mut self, state: &State) {
+        self.saving = Some(state.clone());
+    }
+
+    /// A user waits for what follows from a change.
+    pub(crate) fn hurry(&mut self) {
+        if let Some(failing) = &mut self.failing {
+            failing.due = true;
+        }
+    }
+
+    pub(crate) fn has_grant_of(&self, to: PeerId, request: u64) -> bool {
+        self.durable.open_grants(to).iter().any(|(known, _)| *known == request)
+    }
+
+    /// The generation of what stands on disk, where that may be older than what is in memory.
+    pub(crate) fn generation(&self) -> Option<u64> {
+        self.failing.as_ref().map(|_| self.durable.generation())
+    }
+
+    fn hold(&mut self, output: Output) {
+        if let Some(failing) = &mut self.failing
+            && failing.held.len() < HELD_OUTPUTS_MAX
+        {
+            failing.held.push_back(output);
+        }
+    }
+}
+
+impl Mesh {
+    /// How the saving of the last [`Output::Persist`] ended. After a failure the outputs go on, without those
+    /// that only a saved state allows; requests for new addresses are refused with `why`; and the state is
+    /// asked to be saved again, with growing pauses, and at once for a user's request.
+    pub fn handle_saved(&mut self, now: Instant, result: Result<(), String>) {
+        match result {
+            Ok(()) => {
+                if let Some(saved) = self.storage.saving.take() {
+                    self.storage.durable = saved;
+                }
+                if let Some(failing) = self.storage.failing.take() {
+                    let later = std::mem::take(&mut self.outputs);
+                    self.outputs = failing.held;
+                    self.flush();
+                    self.outputs.extend(later);
+                    self.drive(now);
+                }
+            }
+            Err(why) => {
+                self.dirty = true;
+                let before = self.storage.failing.take();
+                let first = Duration::from_millis(SAVE_RETRY_FIRST_MS);
+                let longest = Duration::from_millis(SAVE_RETRY_MAX_MS);
+                let pause = before.as_ref().map_or(first, |b| (b.pause * 2).min(longest));
+                let held = before.map(|before| before.held).unwrap_or_default();
+                let retry_at = now + pause;
+                self.storage.failing = Some(Failing { why, retry_at, pause, due: false, held });
+            }
+        }
+    }
+
+    /// Why this host's state cannot be saved, if so.
+    pub fn save_failure(&self) -> Option<&str> {
+        self.storage.failure()
+    }
+
+    pub(crate) fn drive_storage(&mut self, now: Instant) {
+        if let Some(failing) = &mut self.storage.failing
+            && failing.retry_at <= now
+        {
+            failing.due = true;
+            // Until it is known how that ended.
+            failing.retry_at = now + failing.pause;
+        }
+    }
+
+    /// What may be done of an output now; the rest waits for a saved state, or is undone and refused.
+    pub(crate) fn sift(&mut self, output: Output) -> Option<Output> {
+        let Some(why) = self.storage.failure().map(str::to_owned) else { return Some(output) };
+        match output {
+            Output::Answer { ticket, result: Ok(nets) } => {
+                let unsaved: Vec<IpNet> =
+                    nets.iter().copied().filter(|net| !self.is_durable(*net)).collect();
+                if unsaved.is_empty() {
+                    return Some(Output::Answer { ticket, result: Ok(nets) });
+                }
+                unsaved.into_iter().for_each(|net| self.undo(net));
+                Some(Output::Answer { ticket, result: Err(AddressError::NotSaved { why }) })
+            }
+            Output::Send {
+                peer,
+                message: Message::ClaimAnswer { id, address, result: ClaimResult::Given },
+            } if self.storage.durable.taken.get(&address) != self.state.taken.get(&address) => {
+                self.state.taken.remove(&address);
+                let result = ClaimResult::NotSaved;
+                Some(Output::Send { peer, message: Message::ClaimAnswer { id, address, result } })
+            }
+            Output::Send { peer, message } if !self.may_send(peer, &message) => {
+                self.storage.hold(Output::Send { peer, message });
+                None
+            }
+            Output::Changed(
+                change @ (Change::Founded { .. }
+                | Change::Joined { .. }
+                | Change::RangesGiven { .. }
+                | Change::RangesReceived { .. }),
+            ) => {
+                self.storage.hold(Output::Changed(change));
+                None
+            }
+            other => Some(other),
+        }
+    }
+
+    /// Whether a message stays true if this host comes back with what is on its disk.
+    fn may_send(&self, peer: PeerId, message: &Message) -> bool {
+        let durable = &self.storage.durable;
+        match message {
+            Message::Network { network } => durable.network == Some(*network),
+            Message::Ranges { announcement } if announcement.owner == self.config.local => {
+                durable.announcement().as_ref() == Some(announcement)
+            }
+            Message::RangeRequest { request, .. } => durable.has_issued(*request),
+            Message::RangeGrant { request, .. } => self.storage.has_grant_of(peer, *request),
+            Message::RangeAccepted { request } => durable.has_grant(peer, *request),
+            Message::Generation { generation } => *generation <= durable.generation(),
+            Message::ClaimRelease { address } => !durable.held.contains_key(address),
+            _ => true,
+        }
+    }
+
+    fn is_durable(&self, net: IpNet) -> bool {
+        let (durable, state) = (&self.storage.durable, &self.state);
+        match self.slot_of(net) {
+            Ok(Some(slot)) => {
+                durable.taken.get(&slot) == state.taken.get(&slot)
+                    && durable.held.get(&slot) == state.held.get(&slot)
+            }
+            _ => durable.outside.get(&net.addr()) == state.outside.get(&net.addr()),
+        }
+    }
+
+    /// Takes an address back that was given and could not be saved.
+    fn undo(&mut self, net: IpNet) {
+        let Ok(Some(slot)) = self.slot_of(net) else {
+            self.state.outside.remove(&net.addr());
+            return;
+        };
+        if matches!(self.state.taken.get(&slot), Some(Holder::Local { .. })) {
+            self.state.taken.remove(&slot);
+        }
+        if let Some(from) = self.state.held.get(&slot).map(|held| held.from) {
+            self.give_back(slot, from);
+        }
+    }
+}
