@@ -24,6 +24,10 @@ pub const ROUTE_PROTOCOL: u8 = 87;
 
 /// The kernel's table of local addresses and multicast, which is asked before all others.
 const TABLE_LOCAL: u32 = 255;
+/// Addresses that are looked up to find out where packets to a network leave.
+const TRIED_ADDRESSES: usize = 4;
+/// A route with a shorter prefix stands for a default route.
+const CONTAINING_PREFIX_MIN: u8 = 8;
 /// Better than the entry (metric 256) that the kernel itself makes for ff00::/8 on every device.
 const MULTICAST_METRIC: u32 = 128;
 
@@ -124,23 +128,46 @@ impl Kernel {
         Ok(found)
     }
 
-    /// Refuses a range that would hide, or be hidden by, something the host reaches elsewhere.
+    /// The host's routes that contain a range or lie in it; those that stand for a default route (a VPN's
+    /// halves of all addresses) do not count.
+    ///
+    /// # Errors
+    /// The kernel's refusal.
+    pub async fn range_routes(&self, range: IpNet) -> Result<Vec<HostRoute>, KernelError> {
+        let mut found = self.host_routes().await?;
+        found.retain(|HostRoute { destination, .. }| {
+            let contains = destination.contains(&range.network())
+                && destination.prefix_len() >= CONTAINING_PREFIX_MIN;
+            contains || range.contains(&destination.network())
+        });
+        Ok(found)
+    }
+
+    /// Refuses a range that would hide something the host reaches elsewhere: a route as specific as the range
+    /// or more, by which packets leave.
     ///
     /// # Errors
     /// [`KernelError::RangeOverlaps`], naming the route.
     pub async fn check_range(&self, range: IpNet) -> Result<(), KernelError> {
-        let overlapping = self.host_routes().await?.into_iter().find(|route| {
-            route.destination.contains(&range.network())
-                || range.contains(&route.destination.network())
-        });
-        match overlapping {
-            None => Ok(()),
-            Some(route) => Err(KernelError::RangeOverlaps {
-                range,
-                route: route.destination,
-                interface: route.interface,
-            }),
+        for HostRoute { destination: route, interface } in self.range_routes(range).await? {
+            let inside = route.prefix_len() >= range.prefix_len();
+            if inside && self.is_taken(route, &interface).await {
+                return Err(KernelError::RangeOverlaps { range, route, interface });
+            }
         }
+        Ok(())
+    }
+
+    /// Whether packets to a route's destination leave by its device: it may be down, or in a table that is
+    /// not asked.
+    async fn is_taken(&self, route: IpNet, interface: &str) -> bool {
+        // Some of them may be this host's own.
+        for address in route.hosts().take(TRIED_ADDRESSES) {
+            if self.route_mtu(address).await.is_ok_and(|found| found.interface == interface) {
+                return true;
+            }
+        }
+        false
     }
 
     pub(crate) async fn routes(&self) -> Result<Vec<RouteMessage>, KernelError> {

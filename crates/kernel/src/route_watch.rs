@@ -80,18 +80,26 @@ impl RouteWatch {
                     return Ok(routes);
                 }
             }
-            self.receive().await?;
-            self.changed = true;
-            let settled = async {
-                let pause = Duration::from_millis(SETTLE_MS);
-                while let Ok(received) = tokio::time::timeout(pause, self.receive()).await {
-                    received?;
-                }
-                Ok(())
-            };
-            let limit = Duration::from_millis(SETTLE_MAX_MS);
-            tokio::time::timeout(limit, settled).await.unwrap_or(Ok(()))?;
+            self.changed().await?;
         }
+    }
+
+    /// Waits until a route of any device, or a device, has changed.
+    ///
+    /// # Errors
+    /// [`KernelError::Socket`] if the socket fails; the watch should be opened again then.
+    pub async fn changed(&mut self) -> Result<(), KernelError> {
+        self.receive().await?;
+        self.changed = true;
+        let settled = async {
+            let pause = Duration::from_millis(SETTLE_MS);
+            while let Ok(received) = tokio::time::timeout(pause, self.receive()).await {
+                received?;
+            }
+            Ok(())
+        };
+        let limit = Duration::from_millis(SETTLE_MAX_MS);
+        tokio::time::timeout(limit, settled).await.unwrap_or(Ok(()))
     }
 
     /// Waits for notices, whatever they say.

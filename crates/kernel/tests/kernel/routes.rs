@@ -72,7 +72,7 @@ fn the_default_mtu_is_that_of_the_default_route_else_the_smallest() {
 }
 
 #[test]
-fn a_range_that_the_host_reaches_elsewhere_is_refused() {
+fn a_range_is_refused_only_for_a_route_in_it_that_is_taken() {
     on_a_host(|| async {
         make_links();
         let kernel = host_with_bridge().await;
@@ -97,12 +97,26 @@ fn a_range_that_the_host_reaches_elsewhere_is_refused() {
         assert_eq!(found, expected.map(|(net, dev)| (net.to_owned(), dev)));
         // The network's own range is not in its own way.
         kernel.check_range(net("10.32.0.0/12")).await.unwrap();
-        for range in ["10.0.0.0/8", "10.200.5.0/24", "172.16.0.0/12", "2001:db8::/32"] {
+        for range in ["10.0.0.0/8", "10.200.0.0/16", "2001:db8::/32"] {
             let error = kernel.check_range(net(range)).await.unwrap_err();
             assert!(matches!(error, KernelError::RangeOverlaps { .. }), "{range}: {error}");
         }
-        let text = kernel.check_range(net("10.200.5.0/24")).await.unwrap_err().to_string();
+        let text = kernel.check_range(net("10.192.0.0/12")).await.unwrap_err().to_string();
         assert!(text.contains("10.200.0.0/16 via up0"), "{text}");
+        // A less specific route takes nothing away, nor one of a table that is not asked.
+        for range in ["10.200.5.0/24", "172.16.0.0/12"] {
+            kernel.check_range(net(range)).await.unwrap();
+            let routes = kernel.range_routes(net(range)).await.unwrap();
+            assert_eq!(routes.len(), 1, "{range}: {routes:?}");
+        }
+        // A VPN's halves of all addresses are a default route.
+        run("ip", &["route", "add", "0.0.0.0/1", "dev", "up1"]);
+        assert_eq!(kernel.range_routes(net("10.32.0.0/12")).await.unwrap(), []);
+        // A route that is in the way only while its device is up.
+        run("ip", &["route", "add", "10.32.5.0/24", "dev", "up1"]);
+        kernel.check_range(net("10.32.0.0/12")).await.unwrap_err();
+        run("ip", &["link", "set", "up1", "down"]);
+        kernel.check_range(net("10.32.0.0/12")).await.unwrap();
     });
 }
 
