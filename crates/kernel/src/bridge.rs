@@ -6,6 +6,8 @@ use netlink_packet_route::link::{
     LinkAttribute, LinkInfo, LinkMessage,
 };
 
+use rustix::io::Errno;
+
 use crate::{
     Kernel, MTU_MAX, MTU_MIN,
     attach::Addresses,
@@ -15,6 +17,8 @@ use crate::{
     set_ipv6_sysctl,
 };
 
+/// Ports that a Linux bridge takes (BR_MAX_PORTS less the number 0).
+pub(crate) const BRIDGE_PORTS_MAX: usize = 1_023;
 /// How far the MTU at creation is from the wanted one, in bytes. A bridge follows its smallest
 /// port's MTU until somebody *changes* its MTU, so it is made with another one first.
 const MTU_PIN_STEP: u32 = 4;
@@ -260,10 +264,18 @@ impl Kernel {
                 Err(KernelError::PortTaken { port: link.name.clone(), bridge: other })
             }
             None => {
-                Change::of(link)
+                let joined = Change::of(link)
                     .when(true, LinkAttribute::Controller(bridge.index))
                     .send(socket, &link.name)
-                    .await
+                    .await;
+                match joined {
+                    Err(KernelError::Refused { source, .. })
+                        if source.raw_os_error() == Some(Errno::XFULL.raw_os_error()) =>
+                    {
+                        Err(KernelError::BridgeFull { bridge: bridge.name.clone() })
+                    }
+                    other => other,
+                }
             }
         }
     }

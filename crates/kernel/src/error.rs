@@ -52,6 +52,15 @@ pub enum KernelError {
         /// The bridge that has it.
         bridge: String,
     },
+    /// Configuration: more ports than a bridge takes.
+    #[error(
+        "the bridge {bridge} has {max} ports, its most: detach a container (weft ps), or attach this one on another host",
+        max = crate::bridge::BRIDGE_PORTS_MAX
+    )]
+    BridgeFull {
+        /// The bridge.
+        bridge: String,
+    },
     /// Us, or somebody removed it while Weft worked.
     #[error("device {name} does not exist: it was removed, or the engine has not opened it yet")]
     LinkMissing {
@@ -110,7 +119,7 @@ pub enum KernelError {
         /// The namespace.
         path: PathBuf,
     },
-    /// Configuration: the network's range collides with what the host reaches elsewhere.
+    /// Configuration: the network's range takes away what the host reaches elsewhere.
     #[error(
         "the range {range} overlaps the host's route {route} via {interface}: choose another range (--ipalloc-range)"
     )]

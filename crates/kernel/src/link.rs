@@ -53,13 +53,9 @@ pub(crate) struct Link {
 }
 
 impl Link {
-    /// Whether Weft made this device.
+    /// Whether Weft made this device. An alias that only begins as one of ours may be anybody's.
     pub(crate) fn is_own(&self) -> bool {
-        self.group == DEVICE_GROUP
-            || self.alias.as_deref().is_some_and(|alias| {
-                alias == DEVICE_ALIAS
-                    || alias.strip_prefix(DEVICE_ALIAS).is_some_and(|rest| rest.starts_with(' '))
-            })
+        self.group == DEVICE_GROUP || self.alias.as_deref() == Some(DEVICE_ALIAS)
     }
 
     /// The key of the attachment that this device serves.

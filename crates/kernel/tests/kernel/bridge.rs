@@ -170,6 +170,9 @@ fn the_host_gets_exactly_the_wanted_addresses() {
 fn removing_all_takes_ours_and_nothing_else() {
     on_a_host(|| async {
         make_device("other");
+        // An alias that begins like those of Weft's devices.
+        run("ip", &["link", "add", "friend", "type", "veth", "peer", "name", "friend1"]);
+        run("ip", &["link", "set", "friend", "alias", "weft backup line"]);
         run("ip", &["link", "add", "br-other", "type", "bridge"]);
         let before = snapshot();
         let kernel = host_with_bridge().await;
@@ -179,7 +182,7 @@ fn removing_all_takes_ours_and_nothing_else() {
         kernel.attach(&attach_spec(2, &two)).await.unwrap();
         run("ip", &["link", "set", "weft-box2", "nomaster"]);
         assert_eq!(kernel.remove_all(BRIDGE).await.unwrap(), 3);
-        assert!(!has_link(BRIDGE) && has_link("other"));
+        assert!(!has_link(BRIDGE) && has_link("other") && has_link("friend"));
         for container in [one, two] {
             let left = container.json("ip", &["-j", "link", "show"]);
             assert_eq!(left.as_array().unwrap().len(), 1, "{left}");
