@@ -348,7 +348,11 @@ fn containers_that_end_and_devices_that_vanish_harm_nobody() -> anyhow::Result<(
     assert_eq!(before.as_array().map(Vec::len), Some(3), "{before}");
     lab.sandbox.remove_netns(ends.netns())?;
     try_wait_until("the ended container to be let go", SETTLE, || {
-        Ok(lab.host(1).weft_json(&["ps"])?.as_array().is_some_and(|list| list.len() == 2))
+        let list = lab.host(1).weft_json(&["ps"])?;
+        let of = |state: &str| {
+            list.as_array().map(|list| list.iter().filter(|it| it["state"] == state).count())
+        };
+        Ok((of("attached"), of("gone")) == (Some(2), Some(1)))
     })?;
     loses.netns().ip("link del weft0")?;
     one.ping(two.ipv4()?.into())?;

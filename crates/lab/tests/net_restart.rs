@@ -34,9 +34,8 @@ fn what_is_deleted_by_hand_or_died_with_its_container_is_noticed() -> anyhow::Re
     let address = two.ipv4()?;
     one.ping(address.into())?;
     lab.sandbox.remove_netns(two.netns())?;
-    let gone = || -> anyhow::Result<bool> {
-        Ok(lab.host(1).weft_json(&["ps"])?.as_array().is_some_and(Vec::is_empty))
-    };
+    let gone =
+        || -> anyhow::Result<bool> { Ok(lab.host(1).weft_json(&["ps"])?[0]["state"] == "gone") };
     for _ in 0..50 * slowness() {
         if gone()? {
             break;

@@ -361,6 +361,10 @@ impl Mesh {
         let mut owners = self.said_owners(claim.slot);
         owners.retain(|owner| !claim.tried.contains(owner));
         if let Some(peer) = owners.iter().copied().find(|peer| self.shares_network(*peer)) {
+            if late {
+                let (host, seconds) = (self.name_of(peer), CLAIM_WAIT_S);
+                return Some(Err(AddressError::NoAnswer { address, host, seconds }));
+            }
             let id = self.rng.next_u64();
             claim.asked = Some((peer, id));
             claim.retry_at = None;

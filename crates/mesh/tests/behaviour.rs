@@ -617,3 +617,95 @@ fn a_member_that_comes_back_from_elsewhere_is_told_with_the_address_it_has_left(
     mesh.handle_link_up(now, id(1), hello, new).unwrap();
     assert_eq!(members_told(&drain(&mut mesh), 2, 1), [(vec![new], before)]);
 }
+
+/// All outputs of a host whose disk is full, or is not.
+fn drain_with(mesh: &mut Mesh, now: Instant, full: bool) -> Vec<Output> {
+    let mut outputs = Vec::new();
+    while let Some(output) = mesh.poll_output() {
+        if matches!(output, Output::Persist(_)) {
+            mesh.handle_saved(now, if full { Err("the disk is full".into()) } else { Ok(()) });
+        }
+        outputs.push(output);
+    }
+    outputs
+}
+
+#[test]
+fn without_a_saved_state_no_address_is_given_and_no_range_but_all_else_goes_on() {
+    let mut now = Instant::now();
+    let mut mesh = founder(now, "10.9.0.0/24");
+    mesh.allocate(now, "a");
+    drain_with(&mut mesh, now, false);
+    let mut answer = |mesh: &mut Mesh, now, full, owner: &str| {
+        let wanted = mesh.allocate(now, owner);
+        let mut outputs = drain_with(mesh, now, full).into_iter();
+        outputs.find_map(|output| match output {
+            Output::Answer { ticket, result } if ticket == wanted => Some(result),
+            _ => None,
+        })
+    };
+    let refused = answer(&mut mesh, now, true, "b").unwrap().unwrap_err();
+    assert_eq!(refused, AddressError::NotSaved { why: "the disk is full".into() });
+    assert_eq!(mesh.save_failure(), Some("the disk is full"));
+    assert_eq!(mesh.ipam().owners[0].used, Some(1), "it was taken back");
+    assert!(answer(&mut mesh, now, true, "a").unwrap().is_ok(), "it has that already");
+
+    // A host joins: it is greeted, told of endpoints, and told why it gets no range.
+    mesh.set_local_endpoint(endpoint(1, "10.9.0.1/24")).unwrap();
+    link(&mut mesh, now, 7);
+    let within = "10.9.0.0/24".parse().unwrap();
+    mesh.handle_message(now, id(7), Message::RangeRequest { request: 1, within }).unwrap();
+    let sent: Vec<Message> = drain_with(&mut mesh, now, true)
+        .into_iter()
+        .filter_map(|output| match output {
+            Output::Send { message, .. } => Some(message),
+            _ => None,
+        })
+        .collect();
+    assert!(sent.iter().any(|message| matches!(message, Message::Endpoints { .. })), "{sent:?}");
+    let why = |message: &Message| matches!(message, Message::RangeRefused { reason, .. } if reason.contains("the disk is full"));
+    assert!(sent.iter().any(why), "{sent:?}");
+
+    // It is tried again by itself, and all that waited is done.
+    for _ in 0..5 {
+        now = mesh.poll_timeout().unwrap();
+        mesh.handle_timeout(now);
+        drain_with(&mut mesh, now, true);
+    }
+    let pause = mesh.poll_timeout().unwrap().saturating_duration_since(now);
+    assert!(pause <= Duration::from_millis(limits::SAVE_RETRY_MAX_MS), "{pause:?}");
+    while mesh.save_failure().is_some() {
+        now = mesh.poll_timeout().unwrap();
+        mesh.handle_timeout(now);
+        drain_with(&mut mesh, now, false);
+    }
+    assert!(answer(&mut mesh, now, false, "b").unwrap().is_ok());
+    mesh.handle_message(now, id(7), Message::RangeRequest { request: 1, within }).unwrap();
+    let granted = drain_with(&mut mesh, now, false);
+    let grant = |output: &Output| {
+        matches!(output, Output::Send { message: Message::RangeGrant { .. }, .. })
+    };
+    assert!(granted.iter().any(grant), "{granted:?}");
+}
+
+#[test]
+fn a_grant_that_could_not_be_saved_is_sent_once_it_could_be() {
+    let mut now = Instant::now();
+    let mut mesh = founder(now, "10.9.0.0/24");
+    link(&mut mesh, now, 7);
+    drain_with(&mut mesh, now, false);
+    let within = "10.9.0.0/24".parse().unwrap();
+    mesh.handle_message(now, id(7), Message::RangeRequest { request: 1, within }).unwrap();
+    let grant = |output: &Output| {
+        matches!(output, Output::Send { message: Message::RangeGrant { .. }, .. })
+    };
+    assert!(!drain_with(&mut mesh, now, true).iter().any(grant));
+    let mut sent = Vec::new();
+    while mesh.save_failure().is_some() {
+        now = mesh.poll_timeout().unwrap();
+        mesh.handle_timeout(now);
+        sent.extend(drain_with(&mut mesh, now, false));
+    }
+    let saved = sent.iter().position(|output| matches!(output, Output::Persist(_)));
+    assert!(saved < sent.iter().position(grant), "{sent:?}");
+}

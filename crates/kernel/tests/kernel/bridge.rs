@@ -230,3 +230,20 @@ fn addresses(device: &str) -> Vec<String> {
     let list = found[0]["addr_info"].as_array().unwrap().iter();
     list.map(|a| format!("{}/{}", a["local"].as_str().unwrap(), a["prefixlen"])).collect()
 }
+
+#[test]
+fn a_bridge_with_all_its_ports_says_so() {
+    on_a_host(|| async {
+        let kernel = host_with_bridge().await;
+        let devices = (0..1_023).map(|n| format!("link add p{n} master {BRIDGE} type dummy\n"));
+        let file = std::env::temp_dir().join(format!("weft-ports-{}", std::process::id()));
+        std::fs::write(&file, devices.collect::<String>()).unwrap();
+        run("ip", &["-batch", &file.to_string_lossy()]);
+        std::fs::remove_file(&file).unwrap();
+        let container = Container::new();
+        let error = kernel.attach(&attach_spec(1, &container)).await.unwrap_err();
+        assert!(matches!(error, KernelError::BridgeFull { .. }), "{error}");
+        let text = error.to_string();
+        assert!(text.contains("1023 ports") && text.contains("detach"), "{text}");
+    });
+}

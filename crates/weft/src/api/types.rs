@@ -78,6 +78,9 @@ pub struct Status {
     pub attachments: usize,
     /// Address ranges.
     pub ipam: Ipam,
+    /// What is wrong on this host though Weft runs, each with what to do.
+    #[serde(default)]
+    pub warnings: Vec<String>,
     /// Whether attached containers can reach the other hosts now; when not, `reason` says why.
     pub ready: bool,
     /// Why not ready.
@@ -254,6 +257,20 @@ pub struct Attachment {
     pub port_reason: Option<String>,
     /// Attached since, RFC 3339.
     pub since: String,
+    /// `attached`; `failed`: the container runs, and could not be plugged in, which is tried again; `gone`: the
+    /// container has ended, and its addresses are kept for it for a while.
+    #[serde(default = "attached")]
+    pub state: String,
+    /// Why it is not attached.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// Not attached since, RFC 3339.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub state_since: Option<String>,
+}
+
+fn attached() -> String {
+    "attached".into()
 }
 
 /// A rule of a host's own firewall that stops or changes what Weft carries.

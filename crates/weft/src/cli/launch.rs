@@ -64,7 +64,8 @@ pub(super) fn launch(
 /// Starts this program again as the daemon and waits until it answers or has failed.
 fn start_detached(settings: &Settings, json: bool) -> anyhow::Result<ExitCode> {
     daemon::check_host(settings).map_err(refusal)?;
-    let log = daemon::open_log(&settings.state_dir)?;
+    let (log, log_path) =
+        daemon::open_log(&settings.state_dir, &settings.runtime_dir, output::progress)?;
     let program = std::env::current_exe().context("cannot find this program's own file")?;
     let mut command = Command::new(program);
     command
@@ -77,7 +78,7 @@ fn start_detached(settings: &Settings, json: bool) -> anyhow::Result<ExitCode> {
         .stderr(log);
     let mut child = command.spawn().context("cannot start the daemon")?;
     hand_over_secrets(&mut child, settings)?;
-    match wait_for_readiness(&mut child, &settings.state_dir)? {
+    match wait_for_readiness(&mut child, &log_path)? {
         Readiness::Ready(invitation) => {
             output::print(json, &invitation, |invitation| {
                 format!(
@@ -102,8 +103,7 @@ fn hand_over_secrets(child: &mut Child, settings: &Settings) -> anyhow::Result<(
     stdin.write_all(&secrets).context("the daemon ended before it started")
 }
 
-fn wait_for_readiness(child: &mut Child, state_dir: &Path) -> anyhow::Result<Readiness> {
-    let log = daemon::log_path(state_dir);
+fn wait_for_readiness(child: &mut Child, log: &Path) -> anyhow::Result<Readiness> {
     let log = log.display();
     let stdout = child.stdout.take().context("the daemon has no standard output")?;
     let (sender, receiver) = mpsc::channel();
@@ -134,7 +134,7 @@ fn run_detached(settings: Settings) -> ExitCode {
     // A daemon outlives its terminal and holds no directory of the user's busy.
     let _ = rustix::process::setsid();
     let _ = std::env::set_current_dir("/");
-    daemon::log_to_file(daemon::log_path(&settings.state_dir));
+    daemon::log_to_file(daemon::log_path(&settings.state_dir, &settings.runtime_dir));
     let result = daemon::run(settings, |invitation| {
         announce(&Readiness::Ready(invitation.clone()));
     });

@@ -44,7 +44,8 @@ fn dispatch(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Bench(options) => crate::bench::run(&options).map(|()| ExitCode::SUCCESS),
         Command::Doctor(options) => {
             let mut diagnosis = crate::doctor::examine(&options)?;
-            diagnosis.add_running(&requests::passed_by(&runtime_dir));
+            let (passed_by, warnings) = requests::told(&runtime_dir);
+            diagnosis.add_running(&passed_by, &warnings);
             output::print(options.json, &diagnosis, crate::doctor::text)?;
             Ok(if diagnosis.ready { ExitCode::SUCCESS } else { ExitCode::FAILURE })
         }

@@ -12,6 +12,7 @@ use crate::api::{
     Attachment, Connection, Detached, FirewallRule, HostRange, Invitation, Ipam, Path, Peer,
     Status, Target, Workers,
 };
+use crate::daemon::Reset;
 use crate::timestamp;
 
 /// Prints `value` as JSON, or as the text that `render` makes of it.
@@ -101,6 +102,9 @@ pub(super) fn status(status: &Status) -> String {
     line("Connections", &counted(&status.connections));
     line("Peers", &status.peers);
     line("Attached", &status.attachments);
+    for warning in &status.warnings {
+        line("Warning", warning);
+    }
     let missing: Vec<_> =
         status.offloads.iter().filter(|(_, works)| !**works).map(|(n, _)| n.as_str()).collect();
     let offloads =
@@ -264,12 +268,22 @@ pub(super) fn attachments(attachments: &[Attachment]) -> String {
     if attachments.is_empty() {
         return "nothing is attached; plug a container in with: weft attach CONTAINER".into();
     }
-    let mut table = table(&["CONTAINER", "MAC", "ADDRESSES", "MTU", "SINCE", "PORT", "ID"]);
+    let mut table =
+        table(&["CONTAINER", "STATE", "MAC", "ADDRESSES", "MTU", "SINCE", "PORT", "ID", "REASON"]);
     for a in attachments {
-        let (mac, mtu) = (a.mac.clone(), a.mtu.to_string());
+        let since = a.state_since.as_ref().unwrap_or(&a.since);
         let reason = a.port_reason.as_ref().map(|reason| format!(" ({reason})"));
-        let port = format!("{}{}", a.port, reason.unwrap_or_default());
-        table.add_row([a.name.clone(), mac, attached(a), mtu, age(&a.since), port, a.id.clone()]);
+        table.add_row([
+            a.name.clone(),
+            a.state.clone(),
+            a.mac.clone(),
+            attached(a),
+            a.mtu.to_string(),
+            age(since),
+            format!("{}{}", a.port, reason.unwrap_or_default()),
+            a.id.clone(),
+            a.reason.clone().unwrap_or_else(|| "-".into()),
+        ]);
     }
     table.to_string()
 }
@@ -277,6 +291,31 @@ pub(super) fn attachments(attachments: &[Attachment]) -> String {
 /// What is to be known of direct ports, wherever they are.
 const PAST_THE_SWITCH: &str =
     "rules, limits and captures on the switch do not see their frames to and from other hosts";
+
+/// What a reset took away and what it left.
+pub(super) fn reset(done: &Reset, asked: &std::path::Path) -> String {
+    let mut text = match &done.state {
+        Some(dir) => format!(
+            "weft is reset: interfaces are gone, and identity, ranges and secret with {}",
+            dir.display()
+        ),
+        None => format!(
+            "interfaces of weft are gone. Identity, ranges and secret are not: {} holds none. If weft \
+             was launched with another --state-dir, name it: weft reset --state-dir DIR. Until then \
+             direct ports stay in their containers",
+            asked.display()
+        ),
+    };
+    if let Some(left) = &done.left {
+        let left = left.display();
+        let _ = write!(
+            text,
+            "\nthe last daemon here kept its state in {left}, which is as it was: weft reset \
+             --state-dir {left}"
+        );
+    }
+    text
+}
 
 pub(super) fn invitation(invitation: &Invitation) -> String {
     let mut text = format!("On another host run:\n  {}\n", invitation.join);

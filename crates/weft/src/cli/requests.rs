@@ -22,12 +22,14 @@ pub(super) fn request(command: Command, runtime_dir: &Path) -> anyhow::Result<Ex
     Ok(ExitCode::SUCCESS)
 }
 
-/// What the daemon that runs here, if one does, has found others to have set up that direct ports pass by.
-pub(super) fn passed_by(runtime_dir: &Path) -> Vec<String> {
+/// What the daemon that runs here, if one does, has found others to have set up that direct ports pass by, and
+/// what it warns of.
+pub(super) fn told(runtime_dir: &Path) -> (Vec<String>, Vec<String>) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let daemon = Client::new(runtime_dir);
     let status = runtime.map(|runtime| runtime.block_on(daemon.get::<Status>("/v1/status")));
-    status.ok().and_then(Result::ok).map(|status| status.passed_by).unwrap_or_default()
+    let status = status.ok().and_then(Result::ok);
+    status.map(|status| (status.passed_by, status.warnings)).unwrap_or_default()
 }
 
 async fn ask(command: Command, daemon: &Client, runtime_dir: &Path) -> anyhow::Result<()> {
@@ -138,8 +140,8 @@ async fn reset(args: ResetArgs, daemon: &Client, runtime_dir: &Path) -> anyhow::
         Err(ClientError::NotRunning(_)) => {}
         Err(error) => return Err(error.into()),
     }
-    daemon::reset(&args.state_dir, runtime_dir).await.context("reset is incomplete")?;
-    output::print(false, &(), |()| "weft is reset: identity, ranges and interfaces are gone".into())
+    let done = daemon::reset(&args.state_dir, runtime_dir).await.context("reset is incomplete")?;
+    output::print(false, &(), |()| output::reset(&done, &args.state_dir))
 }
 
 fn confirmed(state_dir: &Path) -> anyhow::Result<bool> {

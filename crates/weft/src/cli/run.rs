@@ -6,6 +6,9 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 
+/// Bytes of a program's name that its attachment bears.
+const NAME_BYTES_MAX: usize = 200;
+
 use super::args::RunArgs;
 use crate::api::{AttachRequest, Attachment, Client};
 
@@ -22,7 +25,7 @@ pub(super) fn run(args: RunArgs, runtime_dir: &Path) -> anyhow::Result<ExitCode>
     let request = AttachRequest {
         container: format!("pid:{}", std::process::id()),
         addresses: args.addresses,
-        name: Some(format!("run:{program}")),
+        name: Some(name_of(program)),
         no_multicast_route: false,
     };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -33,4 +36,28 @@ pub(super) fn run(args: RunArgs, runtime_dir: &Path) -> anyhow::Result<ExitCode>
     drop(runtime);
     let error = std::process::Command::new(program).args(arguments).exec();
     Err(error).with_context(|| format!("cannot run {program}"))
+}
+
+/// A name that every host takes: without what controls a terminal, and not longer than there is room for.
+fn name_of(program: &str) -> String {
+    let mut name = "run:".to_owned();
+    for char in program.chars().filter(|char| !char.is_control()) {
+        if name.len() + char.len_utf8() > NAME_BYTES_MAX {
+            break;
+        }
+        name.push(char);
+    }
+    name
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_program_of_any_name_has_one_that_hosts_take() {
+        assert_eq!(name_of("bash"), "run:bash");
+        assert_eq!(name_of("a\u{1b}[31m"), "run:a[31m");
+        assert_eq!(name_of(&"\u{e9}".repeat(300)).len(), 200);
+    }
 }

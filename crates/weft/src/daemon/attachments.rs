@@ -12,8 +12,10 @@ use weft_crypto::PeerId;
 use weft_engine::PortTraffic;
 use weft_kernel::engine::{KernelEngine, SwitchKind};
 use weft_kernel::{AttachSpec, Kernel, KernelError};
+use weft_mesh::AddressError;
 
 use super::control::Request;
+use super::kept::{self, Retries};
 use super::ports::{self, DirectPorts, PortKind};
 use super::shortcuts::Shortcuts;
 use super::start::{SWITCH, TAP};
@@ -25,27 +27,28 @@ use crate::timestamp;
 
 /// All attachments of this host. One attach or detach runs at a time.
 pub(super) struct Attachments {
-    inner: Mutex<Inner>,
-    kernel: Kernel,
+    pub(super) inner: Mutex<Inner>,
+    pub(super) kernel: Kernel,
     engine: KernelEngine,
     control: mpsc::Sender<Request>,
     ports: DirectPorts,
     shortcuts: Shortcuts,
     store: Store,
-    resolve: ResolveOptions,
+    pub(super) resolve: ResolveOptions,
     local: PeerId,
     mtu: u16,
 }
 
-struct Inner {
-    saved: BTreeMap<String, Saved>,
+pub(super) struct Inner {
+    pub(super) saved: BTreeMap<String, Saved>,
+    pub(super) retries: Retries,
 }
 
 /// One attachment as it stands in the state directory.
 #[derive(Clone, Serialize, Deserialize)]
-struct Saved {
-    sandbox: Sandbox,
-    attachment: Attachment,
+pub(super) struct Saved {
+    pub(super) sandbox: Sandbox,
+    pub(super) attachment: Attachment,
     host_interface: String,
     multicast_route: bool,
 }
@@ -58,7 +61,11 @@ pub(super) struct SavedAttachments {
 
 impl SavedAttachments {
     pub(super) fn load(store: &Store) -> Result<Self, StoreError> {
-        let saved = store.load(FILE)?.unwrap_or_default();
+        let mut saved: BTreeMap<String, Saved> = store.load(FILE)?.unwrap_or_default();
+        for saved in saved.values_mut() {
+            // Names were taken as they came once.
+            saved.attachment.name = printable(&saved.attachment.name);
+        }
         Ok(Self { store: store.clone(), saved })
     }
 }
@@ -76,46 +83,43 @@ impl Attachments {
     ) -> Self {
         let SavedAttachments { store, saved } = saved;
         let resolve = ResolveOptions::default();
-        let inner = Mutex::new(Inner { saved });
+        let inner = Mutex::new(Inner { saved, retries: Retries::default() });
         Self { inner, kernel, engine, control, ports, shortcuts, store, resolve, local, mtu }
     }
 
-    /// Plugs every saved container that still lives back in, and gives the addresses of the others back.
+    /// Plugs every saved container that still lives back in; the addresses of the others are kept for a while.
     pub(super) async fn restore(&self) {
         let mut inner = self.inner.lock().await;
         for (id, mut saved) in inner.saved.clone() {
-            let restored = match weft_container::is_alive(&saved.sandbox) {
-                true => self.plug_in(&mut saved).await.map_err(|error| error.to_string()),
-                false => Err("its network namespace is gone".into()),
-            };
-            match restored {
-                Ok(()) => {
-                    tracing::info!(container = %saved.attachment.name, "attachment restored");
-                    self.tell(Request::Announce { attachment: saved.attachment.clone() }).await;
-                    inner.saved.insert(id, saved);
-                }
-                Err(reason) => {
-                    tracing::info!(container = %saved.attachment.name, reason, "attachment dropped");
-                    inner.saved.remove(&id);
-                    self.unplug(&id, &saved).await;
-                }
+            // A container that was restarted meanwhile has another namespace under the same key.
+            if !weft_container::is_alive(&saved.sandbox)
+                && saved.may_come_back()
+                && let Ok(found) = weft_container::resolve(&id, &self.resolve).await
+                && found.id == id
+            {
+                saved.sandbox = found;
             }
+            if !weft_container::is_alive(&saved.sandbox) {
+                tracing::info!(container = %saved.attachment.name, "its network namespace is gone");
+                self.keep(&mut inner, &id).await;
+                continue;
+            }
+            self.plug_in_or_say(&mut saved).await;
+            if saved.is_attached() {
+                tracing::info!(container = %saved.attachment.name, "attachment restored");
+            }
+            inner.saved.insert(id, saved);
         }
         self.ports.all_restored();
-        if let Err(error) = self.save(&inner) {
-            tracing::error!(error = %error.error, "attachments not saved");
-        }
+        self.save_or_later(&inner);
         self.tell(Request::KeepOnly { owners: inner.saved.keys().cloned().collect() }).await;
     }
 
     /// Plugs every container back in whose switch was taken away and made again.
     pub(super) async fn plug_in_all(&self) {
         let mut inner = self.inner.lock().await;
-        for saved in inner.saved.values_mut() {
-            if let Err(error) = self.plug_in(saved).await {
-                let container = &saved.attachment.name;
-                tracing::warn!(container, %error, "container not plugged in again");
-            }
+        for saved in inner.saved.values_mut().filter(|saved| !saved.is_gone()) {
+            self.plug_in_or_say(saved).await;
         }
     }
 
@@ -169,104 +173,177 @@ impl Attachments {
         link.dropped_received + link.dropped_sent
     }
 
-    /// `weft attach`. Attaching again adds explicit addresses, or changes nothing.
+    /// `weft attach`. Attaching again adds explicit addresses, or changes nothing; a container that has come
+    /// back gets what was kept for it.
     pub(super) async fn attach(&self, request: AttachRequest) -> Result<Attachment, ApiError> {
         let sandbox = weft_container::resolve(&request.container, &self.resolve)
             .await
             .map_err(|error| ApiError::new(error_kind(&error), error))?;
+        check_name("name", request.name.as_deref().unwrap_or(&sandbox.name))?;
+        check_name("key", &sandbox.id)?;
         let mut inner = self.inner.lock().await;
+        let sandbox = inner.known_as(sandbox);
         let id = sandbox.id.clone();
         let before = inner.saved.get(&id).cloned();
-        let addresses = self.addresses(&id, &request.addresses, before.as_ref()).await?;
+        let (addresses, new) =
+            self.addresses(&mut inner, &id, &request.addresses, before.as_ref()).await?;
         let mut saved = self.describe(sandbox, addresses, &request, before.as_ref());
+        // What cannot be kept is not begun.
+        inner.saved.insert(id.clone(), saved.clone());
+        if let Err(error) = self.save(&inner) {
+            self.put_back(&mut inner, &id, before, new).await;
+            return Err(error);
+        }
         if let Err(error) = self.plug_in(&mut saved).await {
-            if before.is_none() {
-                self.unplug(&id, &saved).await;
+            match &before {
+                Some(before) if before.is_attached() => self.take_addresses(before, &new).await,
+                _ => self.take_out(&saved).await,
             }
+            self.put_back(&mut inner, &id, before, new).await;
+            self.save_or_later(&inner);
             return Err(kernel_refusal(error));
         }
-        inner.saved.insert(id, saved.clone());
-        self.save(&inner)?;
+        let written = inner.saved.insert(id.clone(), saved.clone());
+        inner.retries.forget(&id);
+        if written.is_none_or(|written| written.attachment != saved.attachment) {
+            self.save_or_later(&inner);
+        }
         self.tell(Request::Announce { attachment: saved.attachment.clone() }).await;
         tokio::spawn(announce(self.kernel.clone(), spec_of(&saved)));
-        tracing::info!(container = %saved.attachment.name, id = %saved.attachment.id, "attached");
+        tracing::info!(container = %saved.attachment.name, id, "attached");
         Ok(saved.attachment)
+    }
+
+    /// An attachment is again what it was before, and what it got since is free.
+    async fn put_back(&self, inner: &mut Inner, id: &str, before: Option<Saved>, new: Vec<IpNet>) {
+        let addresses = before.is_some().then_some(new);
+        self.tell(Request::Release { owner: id.into(), addresses }).await;
+        match before {
+            Some(before) => drop(inner.saved.insert(id.into(), before)),
+            None => drop(inner.saved.remove(id)),
+        }
+    }
+
+    async fn take_addresses(&self, saved: &Saved, addresses: &[IpNet]) {
+        let namespace = &saved.sandbox.namespace;
+        let taken = self.kernel.remove_addresses(namespace, INTERFACE, addresses).await;
+        if let Err(error) = taken {
+            tracing::debug!(%error, container = saved.attachment.name, "addresses not taken back");
+        }
     }
 
     /// `weft detach`, by whatever name `attach` or `ps` knows the container.
     pub(super) async fn detach(&self, container: &str) -> Result<Detached, ApiError> {
         let resolved = weft_container::resolve(container, &self.resolve).await.ok();
         let mut inner = self.inner.lock().await;
-        let by_name = |saved: &&Saved| {
-            resolved.as_ref().is_some_and(|sandbox| sandbox.id == saved.attachment.id)
-                || saved.attachment.id == container
-                || saved.attachment.name == container
+        let by_key = |key: &str| inner.saved.get(key);
+        let named = |gone| {
+            let mut all = inner.saved.values();
+            all.find(|saved| saved.attachment.name == container && saved.is_gone() == gone)
         };
-        let Some(saved) = inner.saved.values().find(by_name).cloned() else {
+        let found = resolved.as_ref().and_then(|sandbox| by_key(&sandbox.id));
+        let found = found.or_else(|| inner.of_namespace(resolved.as_ref()?));
+        let found = found.or_else(|| by_key(container)).or_else(|| named(false));
+        let Some(saved) = found.or_else(|| named(true)).cloned() else {
             let text = format!("{container} is not attached; weft ps lists what is");
             return Err(ApiError::new(ErrorKind::NotFound, text));
         };
         let id = saved.attachment.id.clone();
         inner.saved.remove(&id);
-        self.save(&inner)?;
+        if let Err(error) = self.save(&inner) {
+            inner.saved.insert(id, saved);
+            return Err(error);
+        }
+        inner.retries.forget(&id);
         self.unplug(&id, &saved).await;
         tracing::info!(container = %saved.attachment.name, id, "detached");
         Ok(Detached { id, addresses: saved.attachment.addresses })
     }
 
-    /// A host-side interface is gone: if its container is gone too, its addresses come back.
+    /// A host-side interface is gone: if its container is gone too, its addresses are kept for a while.
     pub(super) async fn interface_removed(&self, interface: &str) {
         let mut inner = self.inner.lock().await;
         let gone = inner.saved.iter().find(|(_, saved)| {
-            saved.host_interface == interface && !weft_container::is_alive(&saved.sandbox)
+            saved.host_interface == interface
+                && saved.is_attached()
+                && !weft_container::is_alive(&saved.sandbox)
         });
         let Some((id, saved)) = gone.map(|(id, saved)| (id.clone(), saved.clone())) else { return };
-        inner.saved.remove(&id);
-        if let Err(error) = self.save(&inner) {
-            tracing::error!(error = %error.error, "attachments not saved");
-        }
-        self.unplug(&id, &saved).await;
-        tracing::info!(container = %saved.attachment.name, id, "container ended, detached");
+        self.keep(&mut inner, &id).await;
+        self.save_or_later(&inner);
+        let kept = inner.saved.contains_key(&id);
+        tracing::info!(container = %saved.attachment.name, id, kept, "container ended");
     }
 
-    /// Addresses for a container that is attached first, or gets more.
+    /// Addresses for a container that is attached first, or gets more: all, and those that are new.
     async fn addresses(
         &self,
+        inner: &mut Inner,
         id: &str,
         request: &[IpNet],
         before: Option<&Saved>,
-    ) -> Result<Vec<IpNet>, ApiError> {
+    ) -> Result<(Vec<IpNet>, Vec<IpNet>), ApiError> {
         let mut addresses = before.map(|b| b.attachment.addresses.clone()).unwrap_or_default();
         if request.is_empty() && addresses.is_empty() {
-            return self.ask_for_addresses(id, None).await;
+            let given = self.find_addresses(inner, id, None).await?;
+            return Ok((given.clone(), given));
         }
+        let mut new = Vec::new();
         for explicit in request {
             if addresses.contains(explicit) {
                 continue;
             }
-            match self.ask_for_addresses(id, Some(*explicit)).await {
-                Ok(given) => addresses.extend(given),
+            match self.find_addresses(inner, id, Some(*explicit)).await {
+                Ok(given) => {
+                    new.extend(given.iter().copied());
+                    addresses.extend(given);
+                }
                 Err(error) => {
-                    if before.is_none() {
-                        self.tell(Request::Release { owner: id.into() }).await;
-                    }
+                    let addresses = before.is_some().then_some(new);
+                    self.tell(Request::Release { owner: id.into(), addresses }).await;
                     return Err(error);
                 }
             }
         }
-        Ok(addresses)
+        Ok((addresses, new))
+    }
+
+    /// Addresses from the mesh. Those of a container that has ended are given where there are no others, or
+    /// where just these are asked for.
+    async fn find_addresses(
+        &self,
+        inner: &mut Inner,
+        id: &str,
+        explicit: Option<IpNet>,
+    ) -> Result<Vec<IpNet>, ApiError> {
+        loop {
+            let error = match self.ask_for_addresses(id, explicit).await? {
+                Ok(given) => return Ok(given),
+                Err(error) => error,
+            };
+            let yields = match &error {
+                AddressError::NoSpace { .. } => inner.longest_gone(),
+                AddressError::Taken { address, .. } => inner.gone_with(*address),
+                _ => None,
+            };
+            let Some(yields) = yields.filter(|other| other != id) else {
+                return Err(address_refusal(&error));
+            };
+            tracing::info!(id = yields, "its container is gone: another gets its addresses");
+            self.let_go(inner, &yields).await;
+        }
     }
 
     async fn ask_for_addresses(
         &self,
         id: &str,
         explicit: Option<IpNet>,
-    ) -> Result<Vec<IpNet>, ApiError> {
+    ) -> Result<Result<Vec<IpNet>, AddressError>, ApiError> {
         let (reply, answer) = oneshot::channel();
         self.tell(Request::Addresses { owner: id.into(), explicit, reply }).await;
-        answer.await.unwrap_or_else(|_| {
-            Err(ApiError::new(ErrorKind::Unavailable, "weft is stopping; launch it again"))
-        })
+        answer
+            .await
+            .map_err(|_| ApiError::new(ErrorKind::Unavailable, "weft is stopping; launch it again"))
     }
 
     fn describe(
@@ -280,7 +357,7 @@ impl Attachments {
         let [a, b, c, d, e, ..] = digest;
         // Locally administered, unicast (IEEE 802).
         let mac = weft_path::Mac([0x02, a, b, c, d, e]);
-        let since = before.map_or_else(
+        let since = before.filter(|before| before.is_attached()).map_or_else(
             || timestamp::format(SystemTime::now()),
             |before| before.attachment.since.clone(),
         );
@@ -294,6 +371,9 @@ impl Attachments {
             port: PortKind::Bridge.name().into(),
             port_reason: None,
             since,
+            state: kept::ATTACHED.into(),
+            reason: None,
+            state_since: None,
         };
         let host_interface = format!("{HOST_INTERFACE}{a:02x}{b:02x}{c:02x}{d:02x}{e:02x}");
         let multicast_route = !request.no_multicast_route;
@@ -301,7 +381,7 @@ impl Attachments {
     }
 
     /// A container that cannot have a direct port gets one of the switch.
-    async fn plug_in(&self, saved: &mut Saved) -> Result<(), KernelError> {
+    pub(super) async fn plug_in(&self, saved: &mut Saved) -> Result<(), KernelError> {
         let mut spec = spec_of(saved);
         let is_bridge = self.engine.switch() == SwitchKind::Bridge;
         spec.bridge = is_bridge.then(|| SWITCH.into());
@@ -335,7 +415,9 @@ impl Attachments {
     /// # Errors
     /// The kernel does not say what the bridge is like; then no container has one.
     pub(super) async fn keep_shortcuts(&self) -> Result<(), KernelError> {
-        let is_bridge = |saved: &&Saved| saved.attachment.port == PortKind::Bridge.name();
+        let is_bridge = |saved: &&Saved| {
+            saved.attachment.port == PortKind::Bridge.name() && saved.is_attached()
+        };
         if !self.inner.lock().await.saved.values().any(|saved| is_bridge(&saved)) {
             return Ok(());
         }
@@ -379,26 +461,41 @@ impl Attachments {
     }
 
     /// Takes the interface away and gives the addresses back; what is gone already is no error.
-    async fn unplug(&self, id: &str, saved: &Saved) {
-        if let Ok(mac) = saved.attachment.mac.parse() {
-            self.tell(Request::Withdraw { mac }).await;
-        }
+    pub(super) async fn unplug(&self, id: &str, saved: &Saved) {
+        self.take_out(saved).await;
+        self.tell(Request::Release { owner: id.into(), addresses: None }).await;
+    }
+
+    /// Takes the interface away; the addresses stay.
+    pub(super) async fn take_out(&self, saved: &Saved) {
+        self.withdraw(saved).await;
         self.shortcuts.close(&saved.host_interface);
         self.engine.remove_port(&saved.host_interface).await;
         self.ports.unplug(&self.kernel, &spec_of(saved)).await;
         if let Err(error) = self.kernel.detach(&saved.host_interface).await {
             tracing::warn!(%error, interface = saved.host_interface, "interface not removed");
         }
-        self.tell(Request::Release { owner: id.into() }).await;
+    }
+
+    /// Tells the others that a container is not to be reached.
+    pub(super) async fn withdraw(&self, saved: &Saved) {
+        if let Ok(mac) = saved.attachment.mac.parse() {
+            self.tell(Request::Withdraw { mac }).await;
+        }
     }
 
     fn save(&self, inner: &Inner) -> Result<(), ApiError> {
         self.store
             .save(FILE, &inner.saved)
-            .map_err(|error| ApiError::new(ErrorKind::Internal, error))
+            .map_err(|error| ApiError::new(ErrorKind::Unavailable, error))
     }
 
-    async fn tell(&self, request: Request) {
+    /// For what has happened already.
+    pub(super) fn save_or_later(&self, inner: &Inner) {
+        self.store.save_or_later(FILE, &inner.saved);
+    }
+
+    pub(super) async fn tell(&self, request: Request) {
         // The control loop ends only when the daemon stops; then nobody needs to know.
         let _ = self.control.send(request).await;
     }
@@ -414,7 +511,7 @@ pub(super) async fn remove_direct_ports(store: &Store, kernel: &Kernel) -> Resul
 }
 
 /// Tells the network whose a container's addresses are now, again for the case that a path is only just coming up.
-async fn announce(kernel: Kernel, spec: AttachSpec) {
+pub(super) async fn announce(kernel: Kernel, spec: AttachSpec) {
     for pause in ANNOUNCE_AFTER_MS {
         tokio::time::sleep(Duration::from_millis(pause)).await;
         if let Err(error) = kernel.announce(&spec) {
@@ -428,7 +525,7 @@ async fn announce(kernel: Kernel, spec: AttachSpec) {
 const ANNOUNCE_AFTER_MS: [u64; 5] = [0, 250, 750, 2_000, 5_000];
 
 /// What the container is to have, but for the switch.
-fn spec_of(saved: &Saved) -> AttachSpec {
+pub(super) fn spec_of(saved: &Saved) -> AttachSpec {
     let Attachment { id, interface, addresses, mtu, .. } = &saved.attachment;
     AttachSpec {
         id: id.clone(),
@@ -459,7 +556,51 @@ fn error_kind(error: &ContainerError) -> ErrorKind {
 }
 
 fn kernel_refusal(error: KernelError) -> ApiError {
-    ApiError::new(ErrorKind::Internal, error)
+    let kind = match &error {
+        KernelError::BridgeFull { .. } => ErrorKind::Unavailable,
+        _ => ErrorKind::Internal,
+    };
+    ApiError::new(kind, error)
+}
+
+fn address_refusal(error: &AddressError) -> ApiError {
+    let kind = match error {
+        AddressError::Taken { .. } => ErrorKind::Conflict,
+        AddressError::Reserved { .. } | AddressError::NotMapped { .. } => ErrorKind::BadRequest,
+        _ => ErrorKind::Unavailable,
+    };
+    ApiError::new(kind, error)
+}
+
+/// Refuses a name that other hosts would not take.
+fn check_name(what: &str, name: &str) -> Result<(), ApiError> {
+    let max = weft_mesh::limits::NAME_BYTES_MAX;
+    if !name.is_empty() && name.len() <= max && !name.chars().any(char::is_control) {
+        return Ok(());
+    }
+    let shown: String = name.chars().take(SHOWN_CHARS_MAX).collect();
+    let text = format!(
+        "a container's {what} has 1 to {max} bytes and no control characters; that of {} has {} bytes: choose another name",
+        printable(&shown),
+        name.len()
+    );
+    Err(ApiError::new(ErrorKind::BadRequest, text))
+}
+
+/// A name as it may be shown and announced: control characters written out, and no more than there is room for.
+fn printable(name: &str) -> String {
+    let mut shown = String::new();
+    for char in name.chars() {
+        let next = match char.is_control() {
+            true => char.escape_default().to_string(),
+            false => char.to_string(),
+        };
+        if shown.len() + next.len() > weft_mesh::limits::NAME_BYTES_MAX {
+            break;
+        }
+        shown.push_str(&next);
+    }
+    shown
 }
 
 const FILE: &str = "attachments.json";
@@ -467,3 +608,26 @@ const FILE: &str = "attachments.json";
 const INTERFACE: &str = "weft0";
 /// Prefix of the interface outside it.
 pub(super) const HOST_INTERFACE: &str = "weftv";
+/// Characters of an unfit name that an error shows.
+const SHOWN_CHARS_MAX: usize = 64;
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    #[test]
+    fn names_that_no_host_would_take_are_refused_and_written_out() {
+        for good in ["web", "a b", "\u{e9}", &"x".repeat(255)] {
+            check_name("name", good).unwrap();
+            assert_eq!(printable(good), good);
+        }
+        for bad in ["", "a\u{1b}[31mb", "a\nb", &"x".repeat(256)] {
+            let text = check_name("name", bad).unwrap_err().to_string();
+            assert!(text.contains("1 to 255 bytes") && !text.contains('\u{1b}'), "{text}");
+        }
+        assert_eq!(printable("a\u{1b}[31m\n"), "a\\u{1b}[31m\\n");
+        assert_eq!(printable(&"\n".repeat(300)).len(), 254);
+    }
+}

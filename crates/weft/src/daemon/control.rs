@@ -2,7 +2,7 @@
 //! paths, the engine and the kernel are told never crosses.
 //!
 //! Order within one round: the mesh's outputs (what must be durable is written before anything that
-//! follows from it), then commands for the engine, then messages for peers.
+//! follows from it, or that waits), then commands for the engine, then messages for peers.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr, UdpSocket};
@@ -46,10 +46,10 @@ pub(super) enum Request {
     Addresses {
         owner: String,
         explicit: Option<IpNet>,
-        reply: oneshot::Sender<Result<Vec<IpNet>, ApiError>>,
+        reply: oneshot::Sender<Result<Vec<IpNet>, AddressError>>,
     },
-    /// Gives a container's addresses back.
-    Release { owner: String },
+    /// Gives a container's addresses back: these, or all.
+    Release { owner: String, addresses: Option<Vec<IpNet>> },
     /// A container is plugged in: tell the others.
     Announce { attachment: Attachment },
     /// A container is gone: tell the others.
@@ -97,7 +97,7 @@ pub(super) struct Snapshot {
 /// Who waits for an address.
 pub(super) struct Waiting {
     owner: String,
-    reply: oneshot::Sender<Result<Vec<IpNet>, ApiError>>,
+    reply: oneshot::Sender<Result<Vec<IpNet>, AddressError>>,
 }
 
 /// A link that ended, and why.
@@ -131,8 +131,6 @@ pub(super) struct Control {
     pub(super) sources: BTreeMap<PeerId, IpAddr>,
     /// Links that ended, until they are up again.
     pub(super) lost: BTreeMap<PeerId, LostLink>,
-    /// Something happened after which going on would do harm.
-    pub(super) failed: bool,
 }
 
 impl Control {
@@ -149,9 +147,6 @@ impl Control {
         look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
             self.settle().await;
-            if self.failed {
-                break;
-            }
             let timer = self.next_timeout();
             tokio::select! {
                 () = stopped(&mut stop) => break,
@@ -297,8 +292,11 @@ impl Control {
                 };
                 self.waiting.insert(ticket, Waiting { owner, reply });
             }
-            Request::Release { owner } => {
+            Request::Release { owner, addresses: None } => {
                 self.mesh.release(now, &owner);
+            }
+            Request::Release { owner, addresses: Some(addresses) } => {
+                self.mesh.release_some(now, &owner, &addresses);
             }
             Request::TargetsChanged => self.tell_targets(),
             Request::Forget { text, reply } => {
@@ -427,9 +425,9 @@ impl Control {
         (gone, linked)
     }
 
-    /// Carries out all that the last input led to; nothing more once state could not be kept.
+    /// Carries out all that the last input led to.
     async fn settle(&mut self) {
-        while !self.failed {
+        loop {
             if let Some(output) = self.mesh.poll_output() {
                 self.carry_out(output).await;
             } else if let Some(command) = self.paths.poll_command() {
@@ -503,10 +501,9 @@ impl Control {
             }
             Output::Answer { ticket, result } => {
                 if let Some(Waiting { owner, reply }) = self.waiting.remove(&ticket) {
-                    let result = result.map_err(|error| address_refusal(&error));
                     // Nobody waits any more: the attach was given up, and its address comes back.
-                    if let Err(Ok(_)) = reply.send(result) {
-                        self.mesh.release(Instant::now(), &owner);
+                    if let Err(Ok(given)) = reply.send(result) {
+                        self.mesh.release_some(Instant::now(), &owner, &given);
                     }
                 }
             }
@@ -524,20 +521,32 @@ impl Control {
         }
     }
 
-    /// What is not durable must not be acted on: a host that cannot write stops.
+    /// What is not durable is not acted on: the mesh keeps back what would follow from it.
     fn persist(&mut self, state: &weft_mesh::State) {
-        if let Err(error) = self.store.save(MESH_FILE, state) {
-            tracing::error!(%error, "state cannot be saved; stopping, since going on could give an address twice");
-            self.failed = true;
-            return;
+        let saved = self.store.save(MESH_FILE, state).map_err(|error| error.to_string());
+        match (&saved, self.mesh.save_failure()) {
+            (Err(error), None) => {
+                tracing::error!(
+                    error,
+                    "state cannot be saved; what would have to be kept is refused"
+                );
+            }
+            (Ok(()), Some(_)) => tracing::info!("state is saved again"),
+            _ => {}
         }
-        self.notes.saved(self.mesh.unsure().is_none().then(|| state.generation()));
+        if saved.is_ok() {
+            self.notes.saved(self.mesh.unsure().is_none().then(|| state.generation()));
+        }
+        self.mesh.handle_saved(Instant::now(), saved);
     }
 
     fn keep_secret(&mut self, secret: &weft_link::Secret) {
-        match self.store.save_secret(secret.expose()) {
+        match self.store.save_secret_or_later(secret.expose()) {
             Ok(()) => tracing::info!("admitted; the network's secret is kept for the next start"),
-            Err(error) => tracing::error!(%error, "the network's secret cannot be saved"),
+            Err(error) => tracing::error!(
+                %error,
+                "admitted, but the network's secret cannot be saved; it is tried again"
+            ),
         }
     }
 
@@ -596,15 +605,6 @@ async fn sleep_until(moment: Option<Instant>) {
         Some(moment) => tokio::time::sleep_until(moment.into()).await,
         None => std::future::pending().await,
     }
-}
-
-fn address_refusal(error: &AddressError) -> ApiError {
-    let kind = match error {
-        AddressError::Taken { .. } => ErrorKind::Conflict,
-        AddressError::Reserved { .. } | AddressError::NotMapped { .. } => ErrorKind::BadRequest,
-        _ => ErrorKind::Unavailable,
-    };
-    ApiError::new(kind, error)
 }
 
 /// Ended links that are remembered for status.

@@ -1,7 +1,7 @@
 //! What is checked, kept and cleaned on the host around the daemon.
 
 use std::fs::{File, OpenOptions};
-use std::io;
+use std::io::{self, Write as _};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -11,7 +11,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use super::StartError;
 use super::log::LOG;
-use super::store::{Lock, Store, make_private_dir};
+use super::store::{Lock, Store, StoreError, make_private_dir};
 use crate::config::Settings;
 
 /// Checks before anything is changed, so that a mistake is told at once and by name.
@@ -74,20 +74,46 @@ pub(crate) fn choose_libraries() {
     }
 }
 
-/// The log of a detached daemon.
-pub fn log_path(state_dir: &Path) -> PathBuf {
-    state_dir.join(LOG)
+/// The log of a detached daemon, which has it as its standard error.
+pub fn log_path(state_dir: &Path, runtime_dir: &Path) -> PathBuf {
+    let other = runtime_dir.join(LOG);
+    match std::fs::read_link("/proc/self/fd/2") {
+        Ok(open) if open == other => other,
+        _ => state_dir.join(LOG),
+    }
 }
 
-/// Opens the log of a detached daemon; the log of the run before is kept beside it.
+/// Opens the log of a detached daemon; the log of the run before is kept beside it. Where the state directory
+/// cannot be written, it is one in the runtime directory, and `progress` is told why. The file, and where it is.
 ///
 /// # Errors
-/// The state directory cannot be written.
-pub fn open_log(state_dir: &Path) -> anyhow::Result<File> {
-    make_private_dir(state_dir)?;
-    let path = log_path(state_dir);
+/// Neither can be written.
+pub fn open_log(
+    state_dir: &Path,
+    runtime_dir: &Path,
+    progress: impl Fn(&str),
+) -> anyhow::Result<(File, PathBuf)> {
+    open_log_in(state_dir).or_else(|error| {
+        let (file, path) = open_log_in(runtime_dir)?;
+        progress(&format!("weft: {error:#}; the log goes to {}", path.display()));
+        Ok((file, path))
+    })
+}
+
+/// The first line tells whether there is room for others.
+fn open_log_in(dir: &Path) -> anyhow::Result<(File, PathBuf)> {
+    make_private_dir(dir)?;
+    let path = dir.join(LOG);
     let _ = std::fs::rename(&path, super::log::old(&path));
-    super::log::append(&path).with_context(|| format!("cannot write {}", path.display()))
+    let open = || {
+        let mut file = super::log::append(&path)?;
+        writeln!(file, "weft {}", env!("CARGO_PKG_VERSION"))?;
+        Ok(file)
+    };
+    match open() {
+        Ok(file) => Ok((file, path)),
+        Err(error) => Err(StoreError::Io { action: "write", path, error }.into()),
+    }
 }
 
 /// Waits until the daemon of a runtime directory has ended; tells `progress` of a wait that is long.
@@ -116,11 +142,29 @@ pub async fn wait_until_stopped(runtime_dir: &Path, progress: impl Fn(&str)) -> 
     Ok(())
 }
 
-/// Removes all that Weft made on this host: interfaces, identity, ranges, attachments, secret.
+/// What a reset took away, and what it left.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Reset {
+    /// Identity, ranges, attachments and secret went with this directory; `None`: it holds none.
+    pub state: Option<PathBuf>,
+    /// The directory in which the last daemon here kept them, if it is another.
+    pub left: Option<PathBuf>,
+}
+
+/// Notes where a daemon keeps its state, for a reset that is not told.
+pub(super) fn note_state_dir(settings: &Settings) {
+    let text = settings.state_dir.to_string_lossy();
+    if let Err(error) = std::fs::write(settings.runtime_dir.join(STATE_NOTE), text.as_bytes()) {
+        tracing::debug!(%error, "the state directory is not noted");
+    }
+}
+
+/// Removes what Weft made on this host: interfaces, and with the state directory identity, ranges, attachments
+/// and secret. A directory that holds no identity is left alone.
 ///
 /// # Errors
 /// The daemon still runs, or something cannot be removed.
-pub async fn reset(state_dir: &Path, runtime_dir: &Path) -> anyhow::Result<()> {
+pub async fn reset(state_dir: &Path, runtime_dir: &Path) -> anyhow::Result<Reset> {
     let Some(_lock) = Lock::take(runtime_dir)? else {
         bail!("the daemon still runs; end it with: weft stop");
     };
@@ -128,12 +172,29 @@ pub async fn reset(state_dir: &Path, runtime_dir: &Path) -> anyhow::Result<()> {
     let kernel = weft_kernel::Kernel::new()?;
     remove_direct_ports(state_dir, &kernel).await;
     weft_kernel::engine::remove_all(&kernel, super::start::SWITCH).await?;
-    match std::fs::remove_dir_all(state_dir) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            Err(error).with_context(|| format!("cannot delete {}", state_dir.display()))
-        }
-        _ => Ok(()),
+    let note = runtime_dir.join(STATE_NOTE);
+    let noted = std::fs::read_to_string(&note).ok().map(PathBuf::from);
+    let left = noted.filter(|noted| !is_same(noted, state_dir) && holds_state(noted));
+    if left.is_none() {
+        let _ = std::fs::remove_file(note);
     }
+    if !holds_state(state_dir) {
+        return Ok(Reset { state: None, left });
+    }
+    std::fs::remove_dir_all(state_dir)
+        .with_context(|| format!("cannot delete {}", state_dir.display()))?;
+    Ok(Reset { state: Some(state_dir.into()), left })
+}
+
+fn is_same(one: &Path, other: &Path) -> bool {
+    one == other || one.canonicalize().is_ok_and(|one| other.canonicalize().is_ok_and(|o| o == one))
+}
+
+/// Whether a directory is one that a daemon keeps its state in.
+fn holds_state(dir: &Path) -> bool {
+    [super::start::IDENTITY_FILE, super::control::MESH_FILE]
+        .iter()
+        .any(|file| dir.join(file).exists())
 }
 
 /// Without a list of what is attached, or with one that cannot be read, there is nothing to find the
@@ -146,6 +207,8 @@ async fn remove_direct_ports(state_dir: &Path, kernel: &weft_kernel::Kernel) {
     }
 }
 
+/// Stands in the runtime directory and says where the state is.
+const STATE_NOTE: &str = "state-directory";
 /// Longest wait for a stopping daemon, in milliseconds: a host without a core to spare is slow to take
 /// a thousand peers' states out of its kernel.
 const STOP_TIMEOUT_MS: u64 = 60_000;

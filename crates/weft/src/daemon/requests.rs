@@ -16,6 +16,7 @@ use super::firewall::Firewall;
 use super::mtu::narrow_link;
 use super::store::Store;
 use super::views;
+use super::warnings::Warnings;
 use crate::api::{
     self, Answer, ApiError, AttachRequest, Attachment, ConnectRequest, Connection, DetachRequest,
     Detached, ErrorKind, ForgetRequest, Invitation, Ipam, Peer, Report, RequestSender, Status,
@@ -69,6 +70,8 @@ pub(super) struct Daemon {
     /// What of this host's own rules is in the way.
     pub(super) firewall: Firewall,
     pub(super) stop: Arc<watch::Sender<bool>>,
+    /// What is wrong on this host.
+    pub(super) warnings: Warnings,
 }
 
 impl Daemon {
@@ -104,7 +107,7 @@ impl Daemon {
         let links = self.links.status();
         let connections = views::connections(&links, &snapshot);
         let attachments = self.attachments.list().await;
-        let status = views::status(self, &snapshot, &connections, attachments.len());
+        let status = views::status(self, &snapshot, &connections, &attachments);
         let mut counters = views::counters(&snapshot);
         counters.insert("events_lost".into(), self.events_lost.events());
         counters.insert("probes_over_limit".into(), self.events_lost.probes());
@@ -145,14 +148,45 @@ impl Daemon {
         targets.map(|target| api::Target { address: target.to_string() }).collect()
     }
 
-    async fn save_targets(&self) -> Result<Vec<api::Target>, ApiError> {
-        let _ = self.control.send(Request::TargetsChanged).await;
-        let targets = self.target_list();
-        let texts: Vec<&str> = targets.iter().map(|target| target.address.as_str()).collect();
+    /// What cannot be saved is not begun.
+    fn save_targets(&self, targets: &[Target]) -> Result<(), ApiError> {
+        let texts: Vec<String> = targets.iter().map(ToString::to_string).collect();
         self.store
             .save(TARGETS_FILE, &texts)
-            .map_err(|error| ApiError::new(ErrorKind::Internal, error))?;
-        Ok(targets)
+            .map_err(|error| ApiError::new(ErrorKind::Unavailable, error))
+    }
+
+    fn forget_all<'a>(&self, targets: impl IntoIterator<Item = &'a Target>) {
+        for target in targets {
+            self.links.forget(target);
+        }
+    }
+
+    /// Names more hosts, or these alone: all of it, or nothing. The hosts that are no targets any more.
+    fn change_targets(&self, wanted: &[Target], replace: bool) -> Result<Vec<Target>, ApiError> {
+        self.targets.change(|targets| {
+            let kept = |target: &&Target| !replace || wanted.contains(target);
+            let mut after: Vec<Target> = targets.iter().filter(kept).cloned().collect();
+            for target in wanted {
+                if !after.contains(target) {
+                    after.push(target.clone());
+                }
+            }
+            let new: Vec<&Target> = wanted.iter().filter(|it| !targets.contains(it)).collect();
+            let dialled = match wanted.iter().all(|target| self.links.connect(target.clone())) {
+                true => self.save_targets(&after),
+                false => {
+                    let text = "there are too many targets; forget some with weft forget HOST";
+                    Err(ApiError::new(ErrorKind::Unavailable, text))
+                }
+            };
+            if let Err(error) = dialled {
+                self.forget_all(new);
+                return Err(error);
+            }
+            let before = std::mem::replace(targets, after);
+            Ok(before.into_iter().filter(|target| !targets.contains(target)).collect())
+        })
     }
 }
 
@@ -178,9 +212,13 @@ impl Daemon {
         {
             let same = |known: &Target| (&known.host, known.port) == (&target.host, target.port);
             let found = self.targets.change(|targets| {
-                let found = targets.iter().position(same);
-                found.map(|index| targets.remove(index))
-            });
+                let Some(index) = targets.iter().position(same) else { return Ok(None) };
+                let mut after = targets.clone();
+                let found = after.remove(index);
+                self.save_targets(&after)?;
+                *targets = after;
+                Ok(Some(found))
+            })?;
             if let Some(found) = found {
                 self.links.forget(&found);
                 return Ok(());
@@ -277,31 +315,10 @@ impl RequestSender for Daemon {
         Box::pin(async move {
             let wanted = parse_targets(&request.targets)?;
             self.look_up(&wanted).await?;
-            let dropped = self.targets.change(|targets| {
-                let mut dropped = Vec::new();
-                if request.replace {
-                    (*targets, dropped) =
-                        targets.drain(..).partition(|target| wanted.contains(target));
-                }
-                targets.extend(
-                    wanted
-                        .iter()
-                        .filter(|target| !targets.contains(target))
-                        .cloned()
-                        .collect::<Vec<_>>(),
-                );
-                dropped
-            });
-            dropped.iter().for_each(|target| {
-                self.links.forget(target);
-            });
-            for target in wanted {
-                if !self.links.connect(target) {
-                    let text = "there are too many targets; forget some with weft forget HOST";
-                    return Err(ApiError::new(ErrorKind::Unavailable, text));
-                }
-            }
-            self.save_targets().await
+            let dropped = self.change_targets(&wanted, request.replace)?;
+            self.forget_all(&dropped);
+            let _ = self.control.send(Request::TargetsChanged).await;
+            Ok(self.target_list())
         })
     }
 
@@ -310,7 +327,8 @@ impl RequestSender for Daemon {
             for text in &request.targets {
                 self.forget_one(text).await?;
             }
-            self.save_targets().await
+            let _ = self.control.send(Request::TargetsChanged).await;
+            Ok(self.target_list())
         })
     }
 

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use ipnet::IpNet;
+use ipnet::{IpNet, Ipv4Net};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use tokio::sync::{mpsc, watch};
@@ -18,7 +18,7 @@ use weft_kernel::engine::{
     DATA_CHANNEL_PORT, ENCAPSULATION_PORT, KernelEngine, KernelEngineConfig, SocketKeeper,
     SwitchKind, probe_mac,
 };
-use weft_kernel::{ForwardRule, Kernel, LinkEvent};
+use weft_kernel::{ForwardRule, HostRoute, Kernel, LinkEvent};
 use weft_link::{Admission, Identity, Links, Secret, Target};
 use weft_mesh::{Founding, Mesh};
 use weft_path::{Mac, Paths};
@@ -36,6 +36,7 @@ use super::ports::{DirectPorts, RemoteMacs, remote_set};
 use super::requests::{Daemon, Targets};
 use super::shortcuts::Shortcuts;
 use super::store::{Lock, Store};
+use super::warnings::Warnings;
 use crate::api::{self, ApiListener, Invitation};
 use crate::config::{EngineChoice, FormatChoice, Settings, SwitchChoice};
 
@@ -67,8 +68,9 @@ async fn run_async(settings: Settings, ready: impl FnOnce(&Invitation)) -> Resul
     super::raise_descriptor_limit();
     let _runtime_lock = lock(&settings.runtime_dir)?;
     let _state_lock = lock(&settings.state_dir)?;
+    super::host::note_state_dir(&settings);
     let kernel = Kernel::new()?;
-    kernel.check_range(IpNet::V4(settings.range)).await?;
+    check_range(&settings, &kernel).await?;
     let (listener, socket) = listen(&settings.runtime_dir)?;
     let prepared = prepare(&settings, &kernel).await?;
     let (daemon, control, kernel_engine) = start(settings, &kernel, prepared).await?;
@@ -77,6 +79,9 @@ async fn run_async(settings: Settings, ready: impl FnOnce(&Invitation)) -> Resul
         tokio::spawn(watch_interfaces(kernel.clone(), kernel_engine.clone(), attachments)),
         tokio::spawn(super::shortcuts::keep_all(Arc::clone(&daemon.attachments))),
         tokio::spawn(super::bypass::keep_looking(Arc::clone(&daemon.attachments))),
+        tokio::spawn(keep_saving(daemon.store.clone())),
+        tokio::spawn(watch_routes(kernel.clone(), daemon.settings.range, daemon.warnings.clone())),
+        tokio::spawn(super::kept::keep_trying(Arc::clone(&daemon.attachments))),
         tokio::spawn(keep_forward_rule(kernel.clone(), kernel_engine.switch())),
         tokio::spawn(daemon.firewall.clone().keep(
             kernel.clone(),
@@ -97,6 +102,15 @@ async fn run_async(settings: Settings, ready: impl FnOnce(&Invitation)) -> Resul
     drop(socket);
     tracing::info!("weft has stopped");
     Ok(())
+}
+
+/// A host that was on the network before has containers in the range: whatever routes have come since, it
+/// comes back, and warns of them.
+async fn check_range(settings: &Settings, kernel: &Kernel) -> Result<(), StartError> {
+    if settings.state_dir.join(super::control::MESH_FILE).exists() {
+        return Ok(());
+    }
+    Ok(kernel.check_range(IpNet::V4(settings.range)).await?)
 }
 
 /// The file of the API's socket, which goes with this.
@@ -212,7 +226,6 @@ async fn start(
         seen: BTreeMap::new(),
         sources: BTreeMap::new(),
         lost: BTreeMap::new(),
-        failed: false,
     };
     let daemon = Daemon {
         settings,
@@ -230,6 +243,7 @@ async fn start(
         attachments: Arc::new(attachments),
         firewall: Firewall::default(),
         stop: Arc::new(stop_sender),
+        warnings: Warnings::default(),
     };
     let control = tokio::spawn(control.run(link_events, events, requests, stop));
     Ok((Arc::new(daemon), control, kernel_engine))
@@ -405,7 +419,11 @@ fn path_config(settings: &Settings, offers: Offers, link_mtu: u16, mtu: u16) -> 
 /// founds a network; none where it joins by a token.
 fn secret(settings: &Settings, store: &Store) -> Result<Option<Zeroizing<String>>, StartError> {
     if let Some(password) = &settings.password {
-        store.save_secret(password.as_bytes())?;
+        if let Err(error) = store.save_secret(password.as_bytes()) {
+            // The next launch is given it too, or finds it once it could be saved.
+            let _ = store.save_secret_or_later(password.as_bytes());
+            tracing::warn!(%error, "the password is not saved; it is tried again");
+        }
         return Ok(Some(password.clone()));
     }
     if let Some(secret) = store.load_secret()? {
@@ -440,16 +458,25 @@ fn link_config(
 
 /// The hosts to dial: as configured, else those of the last start.
 fn targets(settings: &Settings, store: &Store) -> Result<Vec<Target>, StartError> {
+    let known = store.load::<Vec<String>>(super::requests::TARGETS_FILE)?.unwrap_or_default();
     let texts = if settings.hosts.is_empty() {
-        store.load::<Vec<String>>(super::requests::TARGETS_FILE)?.unwrap_or_default()
+        known
     } else {
-        store.save(super::requests::TARGETS_FILE, &settings.hosts)?;
+        // What stands there already needs no room.
+        if known != settings.hosts {
+            store.save_or_later(super::requests::TARGETS_FILE, &settings.hosts);
+        }
         settings.hosts.clone()
     };
     Ok(texts.iter().map(|text| text.parse()).collect::<Result<_, _>>()?)
 }
 
-/// Takes addresses back when containers end, and plugs them in again when the switch was removed.
+/// Writes what could not be written, once it can be.
+async fn keep_saving(store: Store) {
+    match store.keep_trying().await {}
+}
+
+/// Notices when containers end, and plugs them in again when the switch was removed.
 async fn watch_interfaces(kernel: Kernel, engine: KernelEngine, attachments: Arc<Attachments>) {
     loop {
         let Err(error) = follow_interfaces(&kernel, &engine, &attachments).await;
@@ -476,6 +503,33 @@ async fn follow_interfaces(
             LinkEvent::Removed { name } => attachments.interface_removed(&name).await,
             _ => {}
         }
+    }
+}
+
+/// Warns of routes of the host that contain the range or lie in it, as they come and go.
+async fn watch_routes(kernel: Kernel, range: Ipv4Net, warnings: Warnings) {
+    let range = IpNet::V4(range);
+    let warn = |route: HostRoute| {
+        let HostRoute { destination, interface } = route;
+        let how = if range.contains(&destination) { "lies in" } else { "contains" };
+        format!(
+            "the host's route {destination} via {interface} {how} the range {range}: containers reach addresses of the network there, not what the route leads to; remove it, or launch all hosts with another --ipalloc-range"
+        )
+    };
+    loop {
+        let look = async {
+            let mut watch = kernel.watch_routes(0)?;
+            loop {
+                let routes = kernel.range_routes(range).await?;
+                warnings.set("routes", routes.into_iter().map(warn).collect());
+                watch.changed().await?;
+                tokio::time::sleep(Duration::from_millis(ROUTES_LOOK_MS)).await;
+            }
+        };
+        let result: Result<Infallible, weft_kernel::KernelError> = look.await;
+        let Err(error) = result;
+        tracing::debug!(%error, "routes are not watched");
+        tokio::time::sleep(Duration::from_millis(ROUTES_LOOK_MS)).await;
     }
 }
 
@@ -532,8 +586,10 @@ async fn stop_on_signal(stop: Arc<watch::Sender<bool>>) {
     stop.send_replace(true);
 }
 
-const IDENTITY_FILE: &str = "identity.pem";
+pub(super) const IDENTITY_FILE: &str = "identity.pem";
 const RUNTIME_THREADS: usize = 2;
+/// Shortest pause between two looks at the host's routes, which may be a million, in milliseconds.
+const ROUTES_LOOK_MS: u64 = 5_000;
 const SHUTDOWN_TIMEOUT_MS: u64 = 2_000;
 const REQUESTS_QUEUED_MAX: usize = 1_024;
 /// Pause after the accept rule for bridged frames could not be looked after.

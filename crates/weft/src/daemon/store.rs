@@ -1,9 +1,14 @@
 //! What survives a restart: small JSON files in the state directory, replaced atomically.
 
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+use std::convert::Infallible;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, SystemTime};
 
 use rustix::fs::{FlockOperation, flock};
 use serde::Serialize;
@@ -14,13 +19,26 @@ use zeroize::Zeroizing;
 #[derive(Clone)]
 pub(super) struct Store {
     dir: PathBuf,
+    faults: Arc<Mutex<Faults>>,
+}
+
+/// Files that could not be written, by name.
+type Faults = BTreeMap<String, Fault>;
+
+/// A file that could not be written.
+struct Fault {
+    reason: String,
+    since: SystemTime,
+    bytes: usize,
+    /// What is to be written once it can be; `None`: what was to be written has been refused.
+    pending: Option<Zeroizing<Vec<u8>>>,
 }
 
 /// The state directory cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
     /// A file cannot be read or written (the disk, permissions).
-    #[error("cannot {action} {path}: {error}")]
+    #[error("cannot {action} {path}: {error}{}", advice(error))]
     Io {
         /// Read, write, create.
         action: &'static str,
@@ -45,7 +63,7 @@ impl Store {
     /// Opens the directory, making it for root alone where there is none.
     pub(super) fn open(dir: &Path) -> Result<Self, StoreError> {
         make_private_dir(dir)?;
-        Ok(Self { dir: dir.into() })
+        Ok(Self { dir: dir.into(), faults: Arc::default() })
     }
 
     /// The path of a file in it.
@@ -62,11 +80,24 @@ impl Store {
             .map_err(|error| StoreError::Malformed { path, error })
     }
 
-    /// Replaces a file so that after a power cut either the old or the new one is there whole.
+    /// Replaces a file so that after a power cut either the old or the new one is there whole. After an
+    /// error the old one is.
     pub(super) fn save<T: Serialize>(&self, name: &str, value: &T) -> Result<(), StoreError> {
-        let text = serde_json::to_vec_pretty(value)
-            .map_err(|error| StoreError::Malformed { path: self.path(name), error })?;
-        self.write(name, &text)
+        let text = self.text(name, value)?;
+        self.write(name, &text, false)
+    }
+
+    /// Like [`Self::save`], for what has happened already: what cannot be written now is written later.
+    pub(super) fn save_or_later<T: Serialize>(&self, name: &str, value: &T) {
+        let saved = self.text(name, value).and_then(|text| self.write(name, &text, true));
+        if let Err(error) = saved {
+            tracing::warn!(%error, "not saved; it is tried again");
+        }
+    }
+
+    fn text<T: Serialize>(&self, name: &str, value: &T) -> Result<Vec<u8>, StoreError> {
+        serde_json::to_vec_pretty(value)
+            .map_err(|error| StoreError::Malformed { path: self.path(name), error })
     }
 
     /// The network's secret, once one is known.
@@ -76,9 +107,64 @@ impl Store {
         Ok(Some(Zeroizing::new(text.trim_end().to_owned())))
     }
 
-    /// Keeps the network's secret, readable by root alone.
+    /// Keeps the network's secret, readable by root alone. One that is kept already is not written again,
+    /// so that a full disk keeps no daemon from starting.
     pub(super) fn save_secret(&self, secret: &[u8]) -> Result<(), StoreError> {
-        self.write(SECRET, secret)
+        match self.read(SECRET)? {
+            Some(known) if known.as_slice() == secret => Ok(()),
+            _ => self.write(SECRET, secret, false),
+        }
+    }
+
+    /// Like [`Self::save_secret`]; what cannot be written now is written later.
+    pub(super) fn save_secret_or_later(&self, secret: &[u8]) -> Result<(), StoreError> {
+        self.write(SECRET, secret, true)
+    }
+
+    /// Why nothing can be written, and since when, if so.
+    pub(super) fn fault(&self) -> Option<String> {
+        let faults = self.lock();
+        let Fault { reason, since, .. } = faults.values().min_by_key(|fault| fault.since)?;
+        Some(format!(
+            "the state directory cannot be written since {}: {reason}; what would have to be kept is refused",
+            crate::timestamp::format(*since)
+        ))
+    }
+
+    /// Writes what could not be written before, again and again until it can be.
+    pub(super) async fn keep_trying(&self) -> Infallible {
+        let mut pause_ms = RETRY_FIRST_MS;
+        loop {
+            tokio::time::sleep(Duration::from_millis(pause_ms)).await;
+            pause_ms = match self.try_again() {
+                true => RETRY_FIRST_MS,
+                false => (pause_ms * 2).min(RETRY_MAX_MS),
+            };
+        }
+    }
+
+    /// Whether all can be written again.
+    fn try_again(&self) -> bool {
+        let mut faults = self.lock();
+        let before = faults.len();
+        faults.retain(|name, fault| {
+            let written = match &fault.pending {
+                Some(bytes) => self.replace(name, bytes),
+                None => self.probe(fault.bytes),
+            };
+            if let Err(error) = &written {
+                fault.reason = error.to_string();
+            }
+            written.is_err()
+        });
+        if before > 0 && faults.is_empty() {
+            tracing::info!("the state directory can be written again");
+        }
+        faults.is_empty()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Faults> {
+        self.faults.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn read(&self, name: &str) -> Result<Option<Zeroizing<Vec<u8>>>, StoreError> {
@@ -89,7 +175,39 @@ impl Store {
         }
     }
 
-    fn write(&self, name: &str, bytes: &[u8]) -> Result<(), StoreError> {
+    /// One file is written at a time, so that nothing older comes after it.
+    fn write(&self, name: &str, bytes: &[u8], later: bool) -> Result<(), StoreError> {
+        let mut faults = self.lock();
+        let result = self.replace(name, bytes);
+        match &result {
+            Ok(()) => drop(faults.remove(name)),
+            Err(error) => {
+                let (reason, since) = (error.to_string(), SystemTime::now());
+                let fault = Fault { reason, since, bytes: bytes.len(), pending: None };
+                let fault = match faults.entry(name.to_owned()) {
+                    Entry::Vacant(entry) => entry.insert(fault),
+                    Entry::Occupied(entry) => {
+                        let known = entry.into_mut();
+                        (known.reason, known.bytes) = (fault.reason, fault.bytes);
+                        known
+                    }
+                };
+                if later {
+                    fault.pending = Some(Zeroizing::new(bytes.to_vec()));
+                }
+            }
+        }
+        result
+    }
+
+    /// Whether a file of so many bytes can be written.
+    fn probe(&self, bytes: usize) -> Result<(), StoreError> {
+        self.replace(PROBE, &vec![0; bytes.max(1)])?;
+        let _ = fs::remove_file(self.path(PROBE));
+        Ok(())
+    }
+
+    fn replace(&self, name: &str, bytes: &[u8]) -> Result<(), StoreError> {
         let path = self.path(name);
         let temporary = self.path(&format!("{name}.new"));
         let replace = || {
@@ -104,7 +222,11 @@ impl Store {
             fs::rename(&temporary, &path)?;
             File::open(&self.dir)?.sync_all()
         };
-        replace().map_err(|error| StoreError::Io { action: "write", path: path.clone(), error })
+        replace().map_err(|error| {
+            // What there is of it takes room.
+            let _ = fs::remove_file(&temporary);
+            StoreError::Io { action: "write", path: path.clone(), error }
+        })
     }
 }
 
@@ -132,9 +254,14 @@ impl Lock {
     pub(super) fn take(dir: &Path) -> Result<Option<Self>, StoreError> {
         make_private_dir(dir)?;
         let path = dir.join(LOCK);
-        let open = || {
-            let options = &mut OpenOptions::new();
-            options.write(true).create(true).truncate(false).mode(0o600).open(&path)
+        // Not open for writing: a file system with such a file cannot be made read-only.
+        let open = || match File::open(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                let options = &mut OpenOptions::new();
+                drop(options.write(true).create(true).truncate(false).mode(0o600).open(&path)?);
+                File::open(&path)
+            }
+            opened => opened,
         };
         let file =
             open().map_err(|error| StoreError::Io { action: "open", path: path.clone(), error })?;
@@ -146,7 +273,22 @@ impl Lock {
     }
 }
 
+/// What to do about an error of the disk.
+fn advice(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => "; make room on that disk",
+        io::ErrorKind::ReadOnlyFilesystem => "; mount that file system writable",
+        _ => "",
+    }
+}
+
 const SECRET: &str = "secret";
+/// A file that tells whether there is room.
+const PROBE: &str = "probe";
+/// First pause before what could not be written is tried again, in milliseconds; doubles each time.
+const RETRY_FIRST_MS: u64 = 1_000;
+/// Longest such pause, in milliseconds.
+const RETRY_MAX_MS: u64 = 8_000;
 const LOCK: &str = "lock";
 
 #[cfg(test)]
@@ -177,6 +319,62 @@ mod tests {
         fs::write(store.path("numbers.json"), "{").unwrap();
         let error = store.load::<Vec<u8>>("numbers.json").unwrap_err().to_string();
         assert!(error.contains("numbers.json") && error.contains("weft reset"), "{error}");
+    }
+
+    /// A directory in place of the file that is written first: there is no disk to fill up in a test.
+    fn break_writing(store: &Store, name: &str) {
+        fs::create_dir_all(store.path(&format!("{name}.new/x"))).unwrap();
+    }
+
+    fn mend_writing(store: &Store, name: &str) {
+        fs::remove_dir_all(store.path(&format!("{name}.new"))).unwrap();
+    }
+
+    #[test]
+    fn what_cannot_be_written_is_told_and_written_once_it_can_be() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::open(dir.path()).unwrap();
+        store.save("numbers.json", &vec![1]).unwrap();
+        assert_eq!(store.fault(), None);
+        break_writing(&store, "numbers.json");
+        store.save_or_later("numbers.json", &vec![2]);
+        store.save("numbers.json", &vec![3]).unwrap_err();
+        let fault = store.fault().unwrap();
+        assert!(
+            fault.contains("cannot be written since") && fault.contains("numbers.json"),
+            "{fault}"
+        );
+        assert!(!store.try_again());
+        assert_eq!(store.load("numbers.json").unwrap(), Some(vec![1]));
+        mend_writing(&store, "numbers.json");
+        assert!(store.try_again());
+        // What was refused is not written later, what has happened is.
+        assert_eq!(store.load("numbers.json").unwrap(), Some(vec![2]));
+        assert_eq!(store.fault(), None);
+    }
+
+    #[test]
+    fn a_refused_file_is_no_fault_any_more_once_there_is_room() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::open(dir.path()).unwrap();
+        break_writing(&store, "numbers.json");
+        break_writing(&store, PROBE);
+        store.save("numbers.json", &vec![1]).unwrap_err();
+        assert!(!store.try_again());
+        mend_writing(&store, PROBE);
+        assert!(store.try_again());
+        assert_eq!((store.fault(), store.load::<Vec<u8>>("numbers.json").unwrap()), (None, None));
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "the probe is gone");
+    }
+
+    #[test]
+    fn the_error_of_a_full_or_read_only_disk_says_what_to_do() {
+        for (errno, what) in [(28, "make room"), (30, "writable")] {
+            let (action, path) = ("write", "/x/mesh.json".into());
+            let error = io::Error::from_raw_os_error(errno);
+            let text = StoreError::Io { action, path, error }.to_string();
+            assert!(text.contains("/x/mesh.json") && text.contains(what), "{text}");
+        }
     }
 
     #[test]

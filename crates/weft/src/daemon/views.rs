@@ -9,11 +9,12 @@ use weft_link::{LinkState, LinkStatus};
 use weft_path::{EngineOffer, PathStatus};
 
 use super::control::{LostLink, Readings, Snapshot};
+use super::kept::ATTACHED;
 use super::mtu::narrow_path;
 use super::requests::Daemon;
 use crate::api::{
-    Connection, ContainerTraffic, HostRange, Ipam, LaneTraffic, Peer, PeerConnection, PeerTraffic,
-    Status, Traffic, Volume, WorkerTraffic,
+    Attachment, Connection, ContainerTraffic, HostRange, Ipam, LaneTraffic, Peer, PeerConnection,
+    PeerTraffic, Status, Traffic, Volume, WorkerTraffic,
 };
 use crate::timestamp;
 
@@ -143,7 +144,7 @@ pub(super) fn status(
     daemon: &Daemon,
     snapshot: &Snapshot,
     connections: &[Connection],
-    attachments: usize,
+    attachments: &[Attachment],
 ) -> Status {
     let mut states: BTreeMap<String, usize> = BTreeMap::new();
     for connection in connections {
@@ -186,8 +187,9 @@ pub(super) fn status(
         targets: daemon.target_list().len(),
         connections: states,
         peers: snapshot.peers.iter().filter(|peer| !peer.local).count(),
-        attachments,
+        attachments: attachments.iter().filter(|it| it.state == ATTACHED).count(),
         ipam,
+        warnings: warnings(daemon, attachments),
         ready: reason.is_none(),
         reason,
     }
@@ -206,6 +208,15 @@ fn narrow(daemon: &Daemon, snapshot: &Snapshot) -> Vec<String> {
 fn obstacle(found: weft_kernel::Obstacle) -> crate::api::FirewallRule {
     let weft_kernel::Obstacle { chain, effect, remedy } = found;
     crate::api::FirewallRule { chain, effect: effect.into(), remedy }
+}
+
+fn warnings(daemon: &Daemon, attachments: &[Attachment]) -> Vec<String> {
+    let disk = daemon.store.fault();
+    let out = attachments.iter().filter(|it| it.state != ATTACHED).count();
+    let out = (out > 0).then(|| {
+        format!("{out} containers have addresses and are not plugged in: weft ps says why")
+    });
+    disk.into_iter().chain(daemon.warnings.list()).chain(out).collect()
 }
 
 /// What stands between this host's containers and those of others.

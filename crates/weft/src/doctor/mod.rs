@@ -133,12 +133,15 @@ pub fn examine(options: &DoctorOptions) -> anyhow::Result<Diagnosis> {
 }
 
 impl Diagnosis {
-    /// Adds what the daemon that runs here has found others to have set up that does not see all frames.
-    pub fn add_running(&mut self, passed_by: &[String]) {
+    /// Adds what the daemon that runs here has found others to have set up that does not see all frames, and
+    /// what it warns of.
+    pub fn add_running(&mut self, passed_by: &[String], warnings: &[String]) {
         const ADVICE: &str = "where it is to see them: weft launch --port-mode bridge, by which containers get new interfaces";
         let finding =
             |line: &String| Finding::new("passed by", State::Without, line.clone()).advise(ADVICE);
         self.findings.extend(passed_by.iter().map(finding));
+        let warned = |line: &String| Finding::new("this network", State::Without, line.clone());
+        self.findings.extend(warnings.iter().map(warned));
     }
 }
 
