@@ -189,15 +189,33 @@ impl Attachments {
             self.save_or_later(&inner);
         }
         for id in due.iter().filter(|id| !over.contains(id)) {
-            // Docker may take its time; nobody is to wait for it.
-            let found = weft_container::resolve(id, &self.resolve).await.ok();
-            let mut inner = self.inner.lock().await;
-            if let Some(found) = found.filter(|found| found.id == *id) {
-                self.bring_back(&mut inner, id, found).await;
-            } else if inner.saved.get(id).is_some_and(|saved| !saved.is_gone()) {
-                self.keep(&mut inner, id).await;
-                self.save_or_later(&inner);
+            let mut found = self.alive(id).await;
+            if found.is_none() {
+                // Docker may take its time; nobody is to wait for it.
+                let again = weft_container::resolve(id, &self.resolve).await.ok();
+                found = again.filter(|again| again.id == *id);
             }
+            let mut inner = self.inner.lock().await;
+            match found {
+                Some(found) => self.bring_back(&mut inner, id, found).await,
+                None => self.end_failed(&mut inner, id).await,
+            }
+        }
+    }
+
+    /// The namespace of an attachment, if it is still there.
+    async fn alive(&self, id: &str) -> Option<Sandbox> {
+        let inner = self.inner.lock().await;
+        let sandbox = &inner.saved.get(id)?.sandbox;
+        weft_container::is_alive(sandbox).then(|| sandbox.clone())
+    }
+
+    /// A container that could not be plugged in may have ended meanwhile.
+    async fn end_failed(&self, inner: &mut Inner, id: &str) {
+        let Some(saved) = inner.saved.get(id) else { return };
+        if saved.attachment.state == FAILED && !weft_container::is_alive(&saved.sandbox) {
+            self.keep(inner, id).await;
+            self.save_or_later(inner);
         }
     }
 
