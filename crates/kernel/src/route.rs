@@ -149,7 +149,7 @@ impl Kernel {
     /// # Errors
     /// [`KernelError::RangeOverlaps`], naming the route.
     pub async fn check_range(&self, range: IpNet) -> Result<(), KernelError> {
-        for HostRoute { destination: route, interface } in self.range_routes(range).await? {
+        for HostRoute { destination: route, interface, .. } in self.range_routes(range).await? {
             let inside = route.prefix_len() >= range.prefix_len();
             if inside && self.is_taken(route, &interface).await {
                 return Err(KernelError::RangeOverlaps { range, route, interface });

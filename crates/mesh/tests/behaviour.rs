@@ -636,7 +636,7 @@ fn without_a_saved_state_no_address_is_given_and_no_range_but_all_else_goes_on()
     let mut mesh = founder(now, "10.9.0.0/24");
     mesh.allocate(now, "a");
     drain_with(&mut mesh, now, false);
-    let mut answer = |mesh: &mut Mesh, now, full, owner: &str| {
+    let answer = |mesh: &mut Mesh, now, full, owner: &str| {
         let wanted = mesh.allocate(now, owner);
         let mut outputs = drain_with(mesh, now, full).into_iter();
         outputs.find_map(|output| match output {

@@ -510,7 +510,7 @@ async fn follow_interfaces(
 async fn watch_routes(kernel: Kernel, range: Ipv4Net, warnings: Warnings) {
     let range = IpNet::V4(range);
     let warn = |route: HostRoute| {
-        let HostRoute { destination, interface } = route;
+        let HostRoute { destination, interface, .. } = route;
         let how = if range.contains(&destination) { "lies in" } else { "contains" };
         format!(
             "the host's route {destination} via {interface} {how} the range {range}: containers reach addresses of the network there, not what the route leads to; remove it, or launch all hosts with another --ipalloc-range"
