@@ -47,7 +47,11 @@ impl Identity {
         let fail = |source| LinkError::IdentityFile { path: path.to_owned(), source };
         match fs::read_to_string(path).map(Zeroizing::new) {
             Ok(pem) => {
-                fs::set_permissions(path, fs::Permissions::from_mode(FILE_MODE)).map_err(fail)?;
+                let mode = fs::metadata(path).map_err(fail)?.permissions().mode() & 0o777;
+                if mode != FILE_MODE {
+                    let private = fs::Permissions::from_mode(FILE_MODE);
+                    fs::set_permissions(path, private).map_err(fail)?;
+                }
                 KeyPair::from_pem_and_sign_algo(&pem, &PKCS_ED25519)
                     .ok()
                     .and_then(|key| Self::from_key(&key).ok())

@@ -440,7 +440,9 @@ impl Attachments {
         if !self.ports.possible() || self.engine.switch() != SwitchKind::Bridge {
             return;
         }
-        let is_direct = |saved: &&Saved| saved.attachment.port == PortKind::Direct.name();
+        let is_direct = |saved: &&Saved| {
+            saved.attachment.port == PortKind::Direct.name() && saved.is_attached()
+        };
         let named = |saved: &Saved| (saved.attachment.name.clone(), spec_of(saved));
         let direct: Vec<_> =
             self.inner.lock().await.saved.values().filter(is_direct).map(named).collect();

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use weft_container::{Sandbox, SandboxKind};
 
-use super::attachments::{Attachments, Inner, Saved};
+use super::attachments::{Attachments, Inner, Saved, announce, spec_of};
 use super::control::Request;
 use crate::timestamp;
 
@@ -232,6 +232,7 @@ impl Attachments {
         self.plug_in_or_say(&mut saved).await;
         if saved.is_attached() {
             inner.retries.forget(id);
+            tokio::spawn(announce(self.kernel.clone(), spec_of(&saved)));
             tracing::info!(container = %saved.attachment.name, id, "plugged in again");
         }
         let changed = saved.attachment != before;
