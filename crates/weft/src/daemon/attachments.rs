@@ -208,7 +208,7 @@ impl Attachments {
         if written.is_none_or(|written| written.attachment != saved.attachment) {
             self.save_or_later(&inner);
         }
-        self.tell(Request::Announce { attachment: saved.attachment.clone() }).await;
+        self.tell(Request::Announce { attachment: saved.attachment.clone().into() }).await;
         tokio::spawn(announce(self.kernel.clone(), spec_of(&saved)));
         tracing::info!(container = %saved.attachment.name, id, "attached");
         Ok(saved.attachment)

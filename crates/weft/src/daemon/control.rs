@@ -51,7 +51,7 @@ pub(super) enum Request {
     /// Gives a container's addresses back: these, or all.
     Release { owner: String, addresses: Option<Vec<IpNet>> },
     /// A container is plugged in: tell the others.
-    Announce { attachment: Attachment },
+    Announce { attachment: Box<Attachment> },
     /// A container is gone: tell the others.
     Withdraw { mac: weft_mesh::Mac },
     /// The user named other targets.
