@@ -235,7 +235,12 @@ fn addresses(device: &str) -> Vec<String> {
 fn a_bridge_with_all_its_ports_says_so() {
     on_a_host(|| async {
         let kernel = host_with_bridge().await;
-        let devices = (0..1_023).map(|n| format!("link add p{n} master {BRIDGE} type dummy\n"));
+        // 512 pairs, and all but one end of theirs a port.
+        let pair = |n: u32| {
+            let other = if n == 0 { "" } else { &format!("link set q{n} master {BRIDGE}\n") };
+            format!("link add p{n} master {BRIDGE} type veth peer name q{n}\n{other}")
+        };
+        let devices = (0..512).map(pair);
         let file = std::env::temp_dir().join(format!("weft-ports-{}", std::process::id()));
         std::fs::write(&file, devices.collect::<String>()).unwrap();
         run("ip", &["-batch", &file.to_string_lossy()]);
