@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
 use weft_crypto::PeerId;
-use weft_path::PathId;
+use weft_path::{Mac, PathId};
 
 macro_rules! named {
     ($(#[$outer:meta])* $enum:ident { $($(#[$inner:meta])* $variant:ident = $name:literal,)* }) => {
@@ -66,6 +66,9 @@ named! {
         TapDown = "tap_down",
         /// Received: the kernel had no memory for the frame.
         TapFull = "tap_full",
+        /// To send: a frame to a group that came again and again: two ports reach each other outside of
+        /// Weft.
+        GoesRound = "goes_round",
         /// To send: no peer is known to have this address inside.
         NoEndpoint = "no_endpoint",
         /// To send: the peer has no path, or no key, now.
@@ -319,6 +322,8 @@ pub(crate) struct WorkerCounters {
     awake_ns: Count,
     /// The thread's number; 0 before it has one.
     thread: AtomicI32,
+    /// Where the last frame that goes round came from, as an address in its low six bytes; 0: nowhere.
+    round: Count,
     /// Of the worker's helpers, by their number: each has one writer too.
     helpers: RwLock<Vec<Arc<Self>>>,
 }
@@ -380,6 +385,21 @@ impl WorkerCounters {
     /// Packets that the worker and its helpers have dropped for `reason`.
     pub(crate) fn drops_of(&self, reason: DropReason) -> u64 {
         self.sum(&|counters| counters.drops[reason as usize].get())
+    }
+
+    /// A frame from this address goes round.
+    pub(crate) fn note_round(&self, from: [u8; 6]) {
+        let mut bytes = [0; 8];
+        bytes[2..].copy_from_slice(&from);
+        self.round.set(u64::from_be_bytes(bytes));
+    }
+
+    /// Where the last frame came from that the worker, or a helper of it, has dropped for going round.
+    pub(crate) fn went_round(&self) -> Option<Mac> {
+        let helpers = self.helpers.read().unwrap_or_else(PoisonError::into_inner);
+        let own = helpers.iter().map(|helper| helper.round.get());
+        let [_, _, mac @ ..] = own.chain([self.round.get()]).find(|it| *it > 0)?.to_be_bytes();
+        Some(Mac(mac))
     }
 
     fn sum(&self, pick: &dyn Fn(&Self) -> u64) -> u64 {

@@ -37,6 +37,8 @@ type Events = Arc<dyn Fn(EngineEvent) + Send + Sync>;
 /// The workers, and what a further one is made from.
 pub(crate) struct Crew {
     running: Vec<Running>,
+    /// As many are started where that failed.
+    wanted: usize,
     /// Removed, and receiving for [`LINGER_MS`] yet, the one with the highest number first.
     leaving: Vec<Running>,
     /// By the worker's number, also of those that are gone.
@@ -87,6 +89,7 @@ impl Crew {
     ) -> Self {
         Self {
             running: Vec::new(),
+            wanted: 0,
             leaving: Vec::new(),
             counters: Vec::new(),
             past_overflows: 0,
@@ -156,6 +159,30 @@ impl Crew {
             let (_, nothing) = sync_channel(0);
             self.add(nothing)?;
         }
+        Ok(())
+    }
+
+    /// Ends all workers and starts as many, with new queues and sockets. The first one gets `sendings`.
+    ///
+    /// # Errors
+    /// As [`Self::add`]; there are fewer workers then, and next time as many as there were are started.
+    pub(crate) fn renew(&mut self, sendings: Queue<Sending>) -> Result<(), EngineError> {
+        self.wanted = self.wanted.max(self.running.len());
+        let ended: Vec<Running> = self.running.drain(..).chain(self.leaving.drain(..)).collect();
+        for mut worker in ended {
+            if let Some(control) = &self.control {
+                control.remove(&worker.helpers);
+            }
+            worker.end();
+            self.past_overflows += worker.overflows();
+        }
+        self.change_sockets(|sockets| {
+            sockets.own.clear();
+            sockets.shares.clear();
+        });
+        self.add(sendings)?;
+        self.resize(self.wanted)?;
+        self.wanted = 0;
         Ok(())
     }
 

@@ -27,6 +27,7 @@ mod ports;
 mod queues;
 pub mod race;
 mod receive;
+mod repeats;
 mod run;
 mod state;
 mod table;
@@ -58,6 +59,7 @@ pub use crate::decide::{HELP_LOOK_MS, HELP_QUIET_LOOK_MS, HELPERS_MAX};
 pub use crate::error::EngineError;
 pub use crate::lane::{LANE_ASK_MS, LANE_ASKS_MAX, LANE_IDLE_LOOKS, LANE_LOOK_MS, LANE_MISSES_MAX};
 pub use crate::ports::{PORTS_MAX, PortTraffic};
+pub use crate::repeats::{REPEATS_PAUSE_S, REPEATS_PER_S_MAX};
 pub use crate::run::{EVENT_INTERVAL_MS, RUNS_RETRY_S, SEND_TRIES_MAX};
 pub use crate::state::{ENDPOINTS_MAX, INBOUND_SAS_MAX, LANES_MAX, PEERS_MAX};
 pub use crate::transmit::TOO_LONG_ANSWERS_PER_S;
@@ -160,13 +162,17 @@ impl EngineConfig {
 pub struct Engine {
     shared: Arc<RwLock<Shared>>,
     crew: Mutex<Crew>,
-    sendings: SyncSender<Sending>,
-    /// Of the first worker, which sends what is sent by command.
-    waker: Waker,
+    first: Mutex<First>,
     registry: Arc<Registry>,
     port: u16,
     offloads: Offloads,
     tap_name: String,
+}
+
+/// The way to the first worker, which sends what is sent by command.
+struct First {
+    sendings: SyncSender<Sending>,
+    waker: Waker,
 }
 
 impl Engine {
@@ -200,8 +206,7 @@ impl Engine {
         Ok(Self {
             shared,
             crew: Mutex::new(crew),
-            sendings,
-            waker,
+            first: Mutex::new(First { sendings, waker }),
             registry,
             port,
             offloads,
@@ -222,11 +227,12 @@ impl Engine {
             EngineCommand::SendKeepalive { path } => Sending::Keepalive { path },
             command => return self.apply(command),
         };
-        self.sendings.try_send(sending).map_err(|error| match error {
+        let first = self.first.lock().unwrap_or_else(PoisonError::into_inner);
+        first.sendings.try_send(sending).map_err(|error| match error {
             TrySendError::Full(_) => EngineError::Busy,
             TrySendError::Disconnected(_) => EngineError::Stopped,
         })?;
-        self.waker.wake();
+        first.waker.wake();
         Ok(())
     }
 
@@ -275,6 +281,21 @@ impl Engine {
         self.lock().resize(workers)
     }
 
+    /// Makes the TAP device anew, after somebody has deleted it, and as many workers as there were, which
+    /// had ended for want of it; to be called in the network namespace in which the engine was started.
+    /// Peers, SAs and direct ports are as before. It takes as long as a worker takes to end.
+    ///
+    /// # Errors
+    /// What kept a worker from starting; it may be tried again.
+    pub fn renew_tap(&self) -> Result<(), EngineError> {
+        let mut crew = self.lock();
+        let (sendings, queue) = sync_channel(COMMANDS_QUEUED_MAX);
+        crew.renew(queue)?;
+        let (waker, ..) = crew.first()?;
+        *self.first.lock().unwrap_or_else(PoisonError::into_inner) = First { sendings, waker };
+        Ok(())
+    }
+
     /// All counters, read without stopping anyone.
     pub fn counters(&self) -> Counters {
         let (workers, overflows) = {
@@ -289,6 +310,14 @@ impl Engine {
             }
         }
         counters
+    }
+
+    /// Frames to groups that were dropped since they go round, and the address inside that the last of
+    /// them came from.
+    pub fn going_round(&self) -> (u64, Option<Mac>) {
+        let workers = self.lock().counters();
+        let dropped = workers.iter().map(|worker| worker.drops_of(DropReason::GoesRound)).sum();
+        (dropped, workers.iter().find_map(|worker| worker.went_round()))
     }
 
     /// What the self-test at start found.

@@ -20,6 +20,7 @@ use crate::flows::Flows;
 use crate::format::{Builder, DUMMY_LEN_MAX, Inner, NotSealed, Sealing};
 use crate::limit::PerSecond;
 use crate::load::WorkerLoad;
+use crate::repeats::Repeats;
 use crate::run::{RunBuilder, RunKey, Target, note_alone, send_alone};
 use crate::state::{Outbound, Path, State, key_of};
 
@@ -39,6 +40,7 @@ const UNLIMITED: usize = u16::MAX as usize;
 pub(crate) struct Transmitter {
     run: RunBuilder,
     answers: PerSecond,
+    repeats: Repeats,
     /// The number of its worker.
     worker: usize,
     /// Where the flows go that its worker and that one's helpers send.
@@ -72,6 +74,7 @@ impl Transmitter {
         Self {
             run: RunBuilder::new(segments_max),
             answers: PerSecond::new(TOO_LONG_ANSWERS_PER_S),
+            repeats: Repeats::new(),
             worker: 0,
             flows: Arc::default(),
             load: WorkerLoad::default(),
@@ -119,6 +122,12 @@ impl Transmitter {
             return env.counters.dropped(DropReason::BadSuperPacket, 1);
         };
         if ethernet::is_group(destination) {
+            if self.repeats.goes_round(frame, self.tick) {
+                if let Some(source) = frame[6..].first_chunk() {
+                    env.counters.note_round(*source);
+                }
+                return env.counters.dropped(DropReason::GoesRound, 1);
+            }
             for index in 0..state.broadcast.len() {
                 let peer = state.broadcast[index];
                 self.send_to_peer(state, env, peer, &vnet, frame);

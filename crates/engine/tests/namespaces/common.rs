@@ -191,7 +191,7 @@ pub(crate) fn outbound(spi: u32) -> OutboundSa {
 
 fn start(namespace: Namespace, number: u8, change: &(impl Fn(&mut EngineConfig) + Sync)) -> Host {
     let events = Arc::new(Events::default());
-    let mac = Mac([2, 0, 0, 0, 0, number]);
+    let mac = mac_of(number);
     let engine = run_in(&namespace, || {
         ip("link set lo up");
         ip(&format!("addr add 192.168.77.{number}/24 dev eth0"));
@@ -201,11 +201,7 @@ fn start(namespace: Namespace, number: u8, change: &(impl Fn(&mut EngineConfig) 
         config.local = PeerId::from_bytes([number; 32]);
         change(&mut config);
         let engine = Engine::start(&config, move |event| sink.push(event)).unwrap();
-        ip(&format!("link set weft0 address {mac} mtu {MTU} gso_max_segs 45"));
-        ip("link set weft0 addrgenmode none");
-        ip(&format!("addr add 10.99.0.{number}/24 broadcast 10.99.0.255 dev weft0"));
-        ip(&format!("-6 addr add fd99::{number}/64 dev weft0 nodad"));
-        ip("link set weft0 up");
+        set_up_device(number);
         engine
     })
     .unwrap();
@@ -219,6 +215,19 @@ fn start(namespace: Namespace, number: u8, change: &(impl Fn(&mut EngineConfig) 
         mac,
         id: PeerId::from_bytes([number; 32]),
     }
+}
+
+const fn mac_of(number: u8) -> Mac {
+    Mac([2, 0, 0, 0, 0, number])
+}
+
+/// Makes the engine's TAP device the interface of the host with this number.
+pub(crate) fn set_up_device(number: u8) {
+    ip(&format!("link set weft0 address {} mtu {MTU} gso_max_segs 45", mac_of(number)));
+    ip("link set weft0 addrgenmode none");
+    ip(&format!("addr add 10.99.0.{number}/24 broadcast 10.99.0.255 dev weft0"));
+    ip(&format!("-6 addr add fd99::{number}/64 dev weft0 nodad"));
+    ip("link set weft0 up");
 }
 
 pub(crate) fn fresh_namespace() -> Namespace {

@@ -7,7 +7,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use crate::common::{
-    Events, Host, PATH, PATIENCE, VNI, fresh_namespace, ip, key, pattern, strangers, two_hosts,
+    Events, Host, PATH, PATIENCE, VNI, flows, fresh_namespace, ip, key, pattern, strangers,
+    two_hosts,
 };
 use weft_crypto::{Cipher, PeerId, Sealer, SealingSa};
 use weft_engine::{DropReason, Engine, EngineConfig, EngineError, Work};
@@ -264,6 +265,31 @@ fn a_device_that_goes_away_is_reported() {
         assert!(gone.elapsed() < PATIENCE);
     }
     drop(b);
+}
+
+#[test]
+fn a_device_that_was_deleted_is_made_anew_and_traffic_goes_on() {
+    let (a, b) = common::strangers_with(|config| config.workers = 2);
+    common::connect(&a, &b, 300);
+    common::connect(&b, &a, 400);
+    let bytes = pattern(5, 100_000);
+    let both_ways = || {
+        flows(&a, &b, b.v4.into(), 3, &bytes);
+        flows(&b, &a, a.v6, 3, &bytes);
+    };
+    both_ways();
+    for _ in 0..2 {
+        a.run(|| ip("link del weft0"));
+        a.run(|| a.engine.renew_tap().unwrap());
+        assert_eq!(a.engine.workers(), 2);
+        a.run(|| common::set_up_device(1));
+        both_ways();
+        a.command(EngineCommand::SendKeepalive { path: PATH });
+    }
+    // One that is there is replaced likewise.
+    a.run(|| a.engine.renew_tap().unwrap());
+    a.run(|| common::set_up_device(1));
+    both_ways();
 }
 
 #[test]
