@@ -18,12 +18,13 @@ use rustix::io::Errno;
 use weft_io::namespace::Namespace;
 
 use crate::{
-    Kernel, MTU_MIN,
+    DIRECT_LOCAL_NAME, Kernel, MTU_MIN,
     belongings::Belongings,
     bridge::check_mtu,
     error::KernelError,
+    ipv6::{self, NoIpv6, ignore_routers, this_host},
     link::{Change, DEVICE_GROUP, Link, alias_of, check_name},
-    namespace_error, set_ipv6_sysctl,
+    namespace_error,
     socket::Socket,
 };
 
@@ -37,6 +38,9 @@ pub struct AttachSpec {
     pub id: String,
     /// The container's network namespace: `/run/netns/NAME` or `/proc/PID/ns/net`.
     pub namespace: PathBuf,
+    /// Device and inode of the namespace that is meant, since the path may lead to another one by now;
+    /// `None`: whichever is there.
+    pub identity: Option<(u64, u64)>,
     /// The veth end on the host, 1 to 15 bytes, one per attachment.
     pub host_name: String,
     /// The veth end in the container, usually `weft0`.
@@ -49,11 +53,21 @@ pub struct AttachSpec {
     pub mtu: u32,
     /// Most segments of a super-packet that the container may send; `None` leaves the kernel's limit.
     pub gso_max_segs: Option<u32>,
+    /// Switch IPv6 on for the container's device where the container has it off and there are IPv6
+    /// addresses; else the device does without them.
+    pub enable_ipv6: bool,
     /// Route multicast (224.0.0.0/4, and ff00::/8 if there is an IPv6 address) into the network.
     pub multicast_route: bool,
     /// The bridge, made by [`Kernel::ensure_bridge`]; `None` leaves the host's end to the ODP
     /// switch, which makes it a port ([`crate::odp::OdpSwitch::add_port`]).
     pub bridge: Option<String>,
+}
+
+/// What a container has got of what it was to have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Attached {
+    /// Why it has none of the IPv6 addresses; `Ok` too if there were none to give.
+    pub ipv6: Result<(), NoIpv6>,
 }
 
 /// An attachment as found in the kernel.
@@ -79,27 +93,41 @@ impl Place {
         &self,
         spec: &AttachSpec,
         device: &Link,
-    ) -> Result<(), KernelError> {
-        set_up_addresses(spec, device, &self.namespace, &self.inside).await?;
+    ) -> Result<Attached, KernelError> {
+        let wants_ipv6 = spec.addresses.iter().any(|address| address.addr().is_ipv6());
+        let ipv6 = if wants_ipv6 { self.ipv6(spec)? } else { Ok(()) };
+        set_up_addresses(spec, device, &self.inside, ipv6.is_ok()).await?;
         if spec.multicast_route {
-            let ipv6 = spec.addresses.iter().any(|address| address.addr().is_ipv6());
+            let ipv6 = wants_ipv6 && ipv6.is_ok();
             self.inside.ensure_multicast_routes(device, ipv6).await?;
         }
-        Ok(())
+        Ok(Attached { ipv6 })
+    }
+
+    /// Whether the container's interface has IPv6, after it was switched on if that is wanted.
+    fn ipv6(&self, spec: &AttachSpec) -> Result<Result<(), NoIpv6>, KernelError> {
+        match ipv6::has_ipv6(&self.namespace, &spec.name)? {
+            Err(NoIpv6::SwitchedOff) if spec.enable_ipv6 => {
+                ipv6::set(&self.namespace, &spec.name, "disable_ipv6", "0").map(Ok)
+            }
+            found => Ok(found),
+        }
     }
 }
 
 impl Kernel {
     /// Gives a container its device, addresses and routes, or restores what is missing of them.
     /// Addresses and routes that are there besides stay. Loopback and everything else in the
-    /// namespace is left alone.
+    /// namespace is left alone; so is IPv6 where it is off, unless the specification says otherwise.
     ///
     /// # Errors
-    /// [`KernelError::NamespaceGone`] and [`KernelError::NamespaceIsHost`] for the namespace,
+    /// [`KernelError::NamespaceGone`], [`KernelError::NamespaceReplaced`] and
+    /// [`KernelError::NamespaceIsHost`] for the namespace,
+    /// [`KernelError::Routers`] if its device would take router advertisements,
     /// [`KernelError::NameTaken`] if another device there or on the host has the name,
     /// [`KernelError::AttachmentTaken`] if another attachment has `host_name`,
     /// [`KernelError::AddressInUse`] if another device there has one of the addresses.
-    pub async fn attach(&self, spec: &AttachSpec) -> Result<(), KernelError> {
+    pub async fn attach(&self, spec: &AttachSpec) -> Result<Attached, KernelError> {
         let _one = self.inner.reconcile.lock().await;
         let place = self.place_of(spec).await?;
         let Place { bridge, namespace, inside } = &place;
@@ -109,10 +137,11 @@ impl Kernel {
             None => self.create_pair(spec, namespace, inside).await?,
         };
         self.set_up_host_end(spec, &host, bridge.as_ref()).await?;
+        ignore_routers(namespace, &spec.name, &spec.namespace)?;
         self.set_up_container_end(spec, &end, inside).await?;
-        place.set_up_network(spec, &end).await?;
+        let attached = place.set_up_network(spec, &end).await?;
         before.give_back(inside, &end).await;
-        Ok(())
+        Ok(attached)
     }
 
     /// Checks what is wanted, and finds where.
@@ -124,9 +153,35 @@ impl Kernel {
             Some(name) => Some(self.own_bridge(name).await?),
             None => None,
         };
-        let namespace = self.foreign_namespace(&spec.namespace)?;
+        let namespace = self.namespace_of(spec)?;
         let inside = self.socket_in(&namespace, &spec.namespace)?;
+        let is_ours = |link: &Link| link.attachment() == Some(spec.id.as_str());
+        let is_tap = |link: &Link| link.kind == Some(InfoKind::Tun) && is_ours(link);
+        // Beside a TAP device the veth end is the way to the switch.
+        let is_veth = |link: &Link| {
+            link.kind == Some(InfoKind::Veth) && link.name != DIRECT_LOCAL_NAME && is_ours(link)
+        };
+        inside.restore_name(&spec.name, is_tap).await?;
+        inside.restore_name(&spec.name, is_veth).await?;
         Ok(Place { bridge, namespace, inside })
+    }
+
+    /// Asks the kernel from inside a container.
+    pub(crate) fn inside(&self, spec: &AttachSpec) -> Result<Socket, KernelError> {
+        self.socket_in(&self.namespace_of(spec)?, &spec.namespace)
+    }
+
+    /// The container's namespace, which must be the one that is meant.
+    fn namespace_of(&self, spec: &AttachSpec) -> Result<Namespace, KernelError> {
+        let namespace = self.foreign_namespace(&spec.namespace)?;
+        let found = namespace.identity();
+        let found = found.map_err(|source| namespace_error(&spec.namespace, source))?;
+        match spec.identity {
+            Some(wanted) if wanted != found => {
+                Err(KernelError::NamespaceReplaced { path: spec.namespace.clone() })
+            }
+            _ => Ok(namespace),
+        }
     }
 
     /// Takes a container's device away: both ends, with their addresses and routes. False if there
@@ -221,6 +276,10 @@ impl Kernel {
         inside: &Socket,
     ) -> Result<Option<(Link, Link)>, KernelError> {
         let socket = self.socket();
+        let is_host_end = |link: &Link| {
+            link.kind == Some(InfoKind::Veth) && link.attachment() == Some(spec.id.as_str())
+        };
+        socket.restore_name(&spec.host_name, is_host_end).await?;
         let host = socket.link(&spec.host_name).await?;
         if let Some(host) = &host {
             self.check_host_end(spec, host)?;
@@ -296,6 +355,7 @@ impl Kernel {
             self.join(host, bridge).await?;
         }
         socket.disable_autoconfiguration(host).await?;
+        ignore_routers(&self.inner.home, &spec.host_name, this_host())?;
         settings(spec, host).send(socket, &spec.host_name).await?;
         Change::of(host).up(host).send(socket, &spec.host_name).await
     }
@@ -378,12 +438,13 @@ fn new_pair(spec: &AttachSpec, namespace: &Namespace) -> LinkMessage {
 async fn set_up_addresses(
     spec: &AttachSpec,
     end: &Link,
-    namespace: &Namespace,
     inside: &Socket,
+    with_ipv6: bool,
 ) -> Result<(), KernelError> {
     let present = Addresses::read(inside).await?;
+    let wanted = spec.addresses.iter().filter(|address| with_ipv6 || address.addr().is_ipv4());
     let missing: Vec<IpNet> =
-        spec.addresses.iter().copied().filter(|address| !present.has(end.index, address)).collect();
+        wanted.copied().filter(|address| !present.has(end.index, address)).collect();
     for address in &missing {
         if let Some(index) = present.elsewhere(end.index, address.addr()) {
             let device = inside.link_by_index(index).await?;
@@ -393,10 +454,6 @@ async fn set_up_addresses(
                 path: spec.namespace.clone(),
             });
         }
-    }
-    if missing.iter().any(|address| address.addr().is_ipv6()) {
-        // Docker switches IPv6 off in its containers' namespaces; on this device it is wanted.
-        set_ipv6_sysctl(namespace, &spec.name, "disable_ipv6", "0");
     }
     for address in missing {
         inside.add_address(end, address).await?;

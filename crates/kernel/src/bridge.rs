@@ -11,10 +11,11 @@ use rustix::io::Errno;
 use crate::{
     Kernel, MTU_MAX, MTU_MIN,
     attach::Addresses,
+    engine::announcements,
     error::KernelError,
+    ipv6::{ignore_routers, this_host},
     link::{Change, DEVICE_ALIAS, DEVICE_GROUP, Link, check_name},
     odp::is_datapath,
-    set_ipv6_sysctl,
 };
 
 /// Ports that a Linux bridge takes (BR_MAX_PORTS less the number 0).
@@ -66,12 +67,15 @@ impl Kernel {
     ///
     /// # Errors
     /// [`KernelError::NameTaken`] if somebody else's device has the name,
+    /// [`KernelError::Routers`] if it would take router advertisements,
     /// [`KernelError::InvalidName`], [`KernelError::InvalidMtu`], [`KernelError::NotPermitted`].
     pub async fn ensure_bridge(&self, spec: &BridgeSpec) -> Result<(), KernelError> {
         check_name(&spec.name)?;
         check_mtu(spec.mtu)?;
         let _one = self.inner.reconcile.lock().await;
         let socket = self.socket();
+        let is_renamed = |link: &Link| link.kind == Some(InfoKind::Bridge) && link.mac == spec.mac;
+        socket.restore_name(&spec.name, is_renamed).await?;
         let link = match socket.link(&spec.name).await? {
             Some(link) if link.is_own() && link.kind == Some(InfoKind::Bridge) => link,
             Some(link) => return Err(link.name_taken("on this host")),
@@ -81,7 +85,7 @@ impl Kernel {
             }
         };
         socket.disable_autoconfiguration(&link).await?;
-        set_ipv6_sysctl(&self.inner.home, &spec.name, "accept_ra", "0");
+        ignore_routers(&self.inner.home, &spec.name, this_host())?;
         let mut differing = bridge_options()
             .into_iter()
             .filter(|option| !link.bridge.contains(option))
@@ -133,6 +137,20 @@ impl Kernel {
         Change::of(&link).up(&link).send(socket, &spec.name).await
     }
 
+    /// Gives the engine's device its name back, if somebody renamed it; false if it is not there.
+    ///
+    /// # Errors
+    /// The kernel's refusal.
+    pub async fn restore_device_name(&self, name: &str) -> Result<bool, KernelError> {
+        let _one = self.inner.reconcile.lock().await;
+        let is_it = |link: &Link| {
+            link.kind == Some(InfoKind::Tun)
+                && link.alias.as_deref() == Some(DEVICE_ALIAS)
+                && link.name != announcements::DEVICE
+        };
+        self.socket().restore_name(name, is_it).await
+    }
+
     /// Switches the engine's device on with the wanted MTU and limits, where another switch
     /// than a bridge takes it as a port.
     ///
@@ -152,6 +170,7 @@ impl Kernel {
     async fn set_up_device(&self, link: &Link, spec: &PortSpec) -> Result<(), KernelError> {
         let socket = self.socket();
         socket.disable_autoconfiguration(link).await?;
+        ignore_routers(&self.inner.home, &spec.name, this_host())?;
         let limit = |wanted: Option<u32>, present: Option<u32>| {
             (wanted.is_some() && wanted != present, wanted.unwrap_or_default())
         };

@@ -8,7 +8,7 @@ use std::{
 
 use netlink_packet_route::{
     RouteNetlinkMessage,
-    link::{LinkAttribute, LinkMessage},
+    link::{InfoKind, LinkAttribute, LinkMessage},
 };
 use weft_io::{
     namespace::{self, Namespace},
@@ -16,12 +16,13 @@ use weft_io::{
 };
 
 use crate::{
-    AttachSpec, Kernel,
+    AttachSpec, Attached, Kernel,
     attach::{Place, is_direct, settings},
     belongings::Belongings,
     error::KernelError,
+    ipv6::{self, ignore_routers},
     link::Link,
-    namespace_error, set_ipv6_sysctl,
+    namespace_error,
     socket::Socket,
 };
 
@@ -41,7 +42,7 @@ pub struct DirectTap<'a> {
 
 impl Kernel {
     /// As [`Self::attach`], with a direct port: `spec.name` is a TAP device, and the veth end is
-    /// [`DIRECT_LOCAL_NAME`]. False if there is no such port yet and no fresh device to make it of.
+    /// [`DIRECT_LOCAL_NAME`]. `None` if there is no such port yet and no fresh device to make it of.
     ///
     /// # Errors
     /// As [`Self::attach`]; [`KernelError::LinkMissing`] if the fresh device is not there,
@@ -50,18 +51,22 @@ impl Kernel {
         &self,
         spec: &AttachSpec,
         direct: &DirectTap<'_>,
-    ) -> Result<bool, KernelError> {
+    ) -> Result<Option<Attached>, KernelError> {
         let _one = self.inner.reconcile.lock().await;
         let place = self.place_of(spec).await?;
         let Place { bridge, namespace, inside } = &place;
         let pair = pair_of(spec);
+        let is_renamed = |link: &Link| {
+            link.kind == Some(InfoKind::Veth) && link.attachment() == Some(spec.id.as_str())
+        };
+        inside.restore_name(&pair.name, is_renamed).await?;
         let before = Belongings::of(inside, spec).await?;
         let (host, local, tap) = match direct.fresh {
             None => {
                 let tap = inside.link(&spec.name).await?.filter(|tap| is_direct(&spec.id, tap));
-                let Some(tap) = tap else { return Ok(false) };
+                let Some(tap) = tap else { return Ok(None) };
                 let Some((host, local)) = self.find_pair(&pair, inside).await? else {
-                    return Ok(false);
+                    return Ok(None);
                 };
                 (host, local, tap)
             }
@@ -81,12 +86,13 @@ impl Kernel {
         };
         self.set_up_host_end(&pair, &host, bridge.as_ref()).await?;
         // Nothing of its own leaves by it.
-        set_ipv6_sysctl(namespace, &pair.name, "disable_ipv6", "1");
+        ipv6::set(namespace, &pair.name, "disable_ipv6", "1")?;
         self.set_up_container_end(&pair, &local, inside).await?;
+        ignore_routers(namespace, &spec.name, &spec.namespace)?;
         self.set_up_container_end(spec, &tap, inside).await?;
-        place.set_up_network(spec, &tap).await?;
+        let attached = place.set_up_network(spec, &tap).await?;
         before.give_back(inside, &tap).await;
-        Ok(true)
+        Ok(Some(attached))
     }
 
     /// Takes the TAP device of a direct port away from a container; its veth pair is

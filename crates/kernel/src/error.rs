@@ -109,6 +109,34 @@ pub enum KernelError {
         /// The path.
         path: PathBuf,
     },
+    /// Configuration: another container has the process id or the name by now.
+    #[error(
+        "{path} is another network namespace than the one that was looked up: the container has stopped or was replaced; attach it again once it runs"
+    )]
+    NamespaceReplaced {
+        /// The path.
+        path: PathBuf,
+    },
+    /// Configuration of the host: nothing keeps a container from giving others, or the host, routes.
+    #[error(
+        "cannot keep device {device} in {place} from taking router advertisements of containers: {source}; make /proc/sys writable for weft, or switch IPv6 off there (sysctl net.ipv6.conf.default.disable_ipv6=1)"
+    )]
+    Routers {
+        /// The device's name.
+        device: String,
+        /// The namespace, or this host.
+        place: String,
+        /// Why the setting cannot be written.
+        source: io::Error,
+    },
+    /// Configuration of the host: a setting of a device cannot be read or written.
+    #[error("cannot use the setting {path}: {source}; make /proc/sys writable for weft")]
+    Setting {
+        /// The setting's file.
+        path: String,
+        /// Why.
+        source: io::Error,
+    },
     /// Configuration: the address is already on another device.
     #[error("address {address} is already on device {device} in {path}: choose another address")]
     AddressInUse {

@@ -20,6 +20,7 @@ mod error;
 mod forward;
 mod generic;
 mod guard;
+mod ipv6;
 mod link;
 mod mss;
 mod nft;
@@ -27,6 +28,7 @@ mod nft_watch;
 pub mod odp;
 mod overlay;
 pub mod ovpn;
+mod port_watch;
 mod route;
 mod route_watch;
 mod ruleset;
@@ -51,17 +53,19 @@ use weft_io::namespace::{self, Namespace};
 
 use self::socket::Socket;
 pub use self::{
-    attach::{AttachSpec, Attachment, CONTAINER_MTU_MIN},
+    attach::{AttachSpec, Attached, Attachment, CONTAINER_MTU_MIN},
     bridge::{BridgeSpec, PortSpec},
     direct::{DIRECT_LOCAL_NAME, DirectTap},
     error::KernelError,
     forward::{FORWARD_COMMENT, ForwardRule},
     guard::{GUARDED_PORTS, Guard, GuardCount, GuardCounters, SENT_PRIORITY, TRUSTED_MAX},
+    ipv6::{NoIpv6, open_settings},
     link::{DEVICE_ALIAS, DEVICE_GROUP},
     mss::MssClamp,
     nft_watch::NftWatch,
     overlay::{ENDPOINT_ADDRESSES_MAX, ENDPOINTS_MAX, Overlay, OverlaySpec, Via},
-    route::{HostRoute, ROUTE_PROTOCOL, RouteMtu},
+    port_watch::{PortNotice, PortWatch},
+    route::{HostRoute, Overlap, OverlapKind, ROUTE_PROTOCOL, RouteMtu},
     route_watch::{DeviceRoute, RouteWatch},
     ruleset::{Carried, Obstacle},
     shortcut::{BridgePort, BridgePorts},
@@ -146,25 +150,5 @@ pub(crate) fn namespace_error(path: &Path, source: std::io::Error) -> KernelErro
             doing: format!("enter the network namespace {}", path.display()),
         },
         _ => KernelError::Namespace { path, source },
-    }
-}
-
-/// Writes an IPv6 setting of one device in a namespace, if it has another value. False if the kernel
-/// has no IPv6, or `/proc/sys` is read-only (a warning says so).
-pub(crate) fn set_ipv6_sysctl(ns: &Namespace, device: &str, key: &str, value: &str) -> bool {
-    let path = format!("/proc/sys/net/ipv6/conf/{device}/{key}");
-    let write = || -> std::io::Result<()> {
-        if std::fs::read_to_string(&path)?.trim() == value {
-            return Ok(());
-        }
-        std::fs::write(&path, value)
-    };
-    match namespace::run_in(ns, write).and_then(|result| result) {
-        Ok(()) => true,
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => false,
-        Err(error) => {
-            tracing::warn!(%path, value, %error, "cannot set a sysctl");
-            false
-        }
     }
 }

@@ -186,6 +186,12 @@ impl Change {
         self
     }
 
+    /// Switches the device off.
+    fn down(mut self) -> Self {
+        self.message.header.change_mask |= LinkFlags::Up;
+        self
+    }
+
     pub(crate) async fn send(self, socket: &Socket, what: &str) -> Result<(), KernelError> {
         if self.message.attributes.is_empty() && self.message.header.change_mask.is_empty() {
             return Ok(());
@@ -231,6 +237,37 @@ impl Socket {
     pub(crate) async fn need_link(&self, name: &str) -> Result<Link, KernelError> {
         let missing = || KernelError::LinkMissing { name: name.to_owned() };
         self.link(name).await?.ok_or_else(missing)
+    }
+
+    /// Gives a device its name back, if nothing has the name and a device that somebody renamed is found.
+    /// True if it was renamed.
+    pub(crate) async fn restore_name(
+        &self,
+        name: &str,
+        is_it: impl Fn(&Link) -> bool,
+    ) -> Result<bool, KernelError> {
+        if self.link(name).await?.is_some() {
+            return Ok(false);
+        }
+        let found = self.links().await?.into_iter().find(|link| link.is_own() && is_it(link));
+        let Some(link) = found else { return Ok(false) };
+        tracing::warn!(
+            from = link.name,
+            to = name,
+            "a device of ours was renamed; renaming it back"
+        );
+        let named = || Change::of(&link).when(true, LinkAttribute::IfName(name.to_owned()));
+        match named().send(self, &link.name).await {
+            // Before Linux 6.2 a device must be off for that.
+            Err(KernelError::Refused { source, .. })
+                if source.raw_os_error() == Some(Errno::BUSY.raw_os_error()) =>
+            {
+                Change::of(&link).down().send(self, &link.name).await?;
+                named().send(self, &link.name).await?;
+            }
+            result => result?,
+        }
+        Ok(true)
     }
 
     /// All devices of the namespace.

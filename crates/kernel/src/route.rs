@@ -2,6 +2,7 @@
 
 use std::{
     collections::HashMap,
+    fmt,
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
 };
 
@@ -17,7 +18,9 @@ use netlink_packet_route::{
 };
 use rustix::io::Errno;
 
-use crate::{Kernel, attach::family_of, error::KernelError, link::Link, socket::Socket};
+use crate::{
+    AttachSpec, Kernel, attach::family_of, error::KernelError, link::Link, socket::Socket,
+};
 
 /// The protocol number of routes and neighbour entries made by Weft (`ip route show proto 87`).
 pub const ROUTE_PROTOCOL: u8 = 87;
@@ -28,6 +31,9 @@ const TABLE_LOCAL: u32 = 255;
 const TRIED_ADDRESSES: usize = 4;
 /// A route with a shorter prefix stands for a default route.
 const CONTAINING_PREFIX_MIN: u8 = 8;
+/// The tables that are asked next where nobody made rules.
+const TABLE_MAIN: u32 = 254;
+const TABLE_DEFAULT: u32 = 253;
 /// Better than the entry (metric 256) that the kernel itself makes for ff00::/8 on every device.
 const MULTICAST_METRIC: u32 = 128;
 
@@ -50,6 +56,48 @@ pub struct HostRoute {
     /// The device is a bridge whose ports are containers' and guests' alone, or has none: other hosts are
     /// not reached by it.
     pub stays_on_host: bool,
+}
+
+/// A network and a route that lead to the same addresses.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Overlap {
+    /// The network that is attached.
+    pub network: IpNet,
+    /// What leads elsewhere.
+    pub route: HostRoute,
+    /// Which of them loses.
+    pub kind: OverlapKind,
+}
+
+/// Which of a network and a route wins where they overlap.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OverlapKind {
+    /// The route: it is as specific, or more so. What is in it cannot be reached on the network.
+    Hidden,
+    /// The route, for those whose packets rules lead to its table.
+    Beside,
+    /// The network: the route leads to all else that is in it.
+    Hides,
+}
+
+impl fmt::Display for Overlap {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { network, route: HostRoute { destination, interface, .. }, kind } = self;
+        match kind {
+            OverlapKind::Hidden => write!(
+                f,
+                "the container's route {destination} via {interface} takes addresses of the network {network} away"
+            ),
+            OverlapKind::Beside => write!(
+                f,
+                "the container's route {destination} via {interface}, of another routing table, may take addresses of the network {network} away"
+            ),
+            OverlapKind::Hides => write!(
+                f,
+                "the network {network} takes addresses of the container's route {destination} via {interface} away"
+            ),
+        }
+    }
 }
 
 impl Kernel {
@@ -109,20 +157,33 @@ impl Kernel {
     /// # Errors
     /// The kernel's refusal.
     pub async fn host_routes(&self) -> Result<Vec<HostRoute>, KernelError> {
-        let links: HashMap<u32, Link> =
-            self.socket().links().await?.into_iter().map(|link| (link.index, link)).collect();
+        let reached = self.socket().reached().await?;
+        Ok(reached.into_iter().map(|(route, _)| route).collect())
+    }
+
+    /// Where the networks of a container's addresses and what the container reaches by other devices
+    /// overlap.
+    ///
+    /// # Errors
+    /// As [`Self::attach`] for the namespace, or the kernel's refusal.
+    pub async fn overlaps(&self, spec: &AttachSpec) -> Result<Vec<Overlap>, KernelError> {
+        let inside = self.inside(spec)?;
+        let mut networks: Vec<IpNet> = spec.addresses.iter().map(IpNet::trunc).collect();
+        networks.dedup();
         let mut found = Vec::new();
-        for route in self.routes().await? {
-            let Some(destination) = unicast_destination(&route) else { continue };
-            let device = device_of(&route).and_then(|index| links.get(&index));
-            if device.is_some_and(Link::is_own) {
-                continue;
-            }
-            let interface = device.map_or_else(|| "-".to_owned(), |link| link.name.clone());
-            let stays_on_host = device.is_some_and(|link| stays_on_host(link, &links));
-            let route = HostRoute { destination, interface, stays_on_host };
-            if !found.contains(&route) {
-                found.push(route);
+        for (route, table) in inside.reached().await? {
+            for network in &networks {
+                let kind = match (&route.destination, network) {
+                    (route, network) if network.contains(route) => {
+                        // Rules may lead elsewhere than to other tables.
+                        let is_asked = [TABLE_MAIN, TABLE_DEFAULT].contains(&table);
+                        if is_asked { OverlapKind::Hidden } else { OverlapKind::Beside }
+                    }
+                    (route, network) if route.contains(network) => OverlapKind::Hides,
+                    _ => continue,
+                };
+                let (network, route) = (*network, route.clone());
+                found.push(Overlap { network, route, kind });
             }
         }
         Ok(found)
@@ -178,6 +239,30 @@ impl Kernel {
 }
 
 impl Socket {
+    /// What a namespace reaches by routes of its own, but not by devices of Weft's, with the routing
+    /// table of each.
+    async fn reached(&self) -> Result<Vec<(HostRoute, u32)>, KernelError> {
+        let links: HashMap<u32, Link> =
+            self.links().await?.into_iter().map(|link| (link.index, link)).collect();
+        let mut routes = self.routes(AddressFamily::Inet).await?;
+        routes.extend(self.routes(AddressFamily::Inet6).await?);
+        let mut found: Vec<(HostRoute, u32)> = Vec::new();
+        for route in routes {
+            let Some(destination) = unicast_destination(&route) else { continue };
+            let device = device_of(&route).and_then(|index| links.get(&index));
+            if device.is_some_and(Link::is_own) {
+                continue;
+            }
+            let interface = device.map_or_else(|| "-".to_owned(), |link| link.name.clone());
+            let stays_on_host = device.is_some_and(|link| stays_on_host(link, &links));
+            let reached = HostRoute { destination, interface, stays_on_host };
+            if !found.iter().any(|(other, _)| *other == reached) {
+                found.push((reached, table_of(&route)));
+            }
+        }
+        Ok(found)
+    }
+
     /// Routes multicast of a container through `link`, unless it has such a route already.
     pub(crate) async fn ensure_multicast_routes(
         &self,

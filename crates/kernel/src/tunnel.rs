@@ -15,9 +15,9 @@ use crate::{
     attach::Addresses,
     bridge::mark,
     error::KernelError,
+    ipv6::{self, ignore_routers, this_host},
     link::{Change, Link},
     route::{ROUTE_PROTOCOL, destination_address},
-    set_ipv6_sysctl,
 };
 
 /// Which packets take a device that Weft has made, and which addresses of this host they bear.
@@ -51,9 +51,8 @@ impl Kernel {
         }
         socket.disable_autoconfiguration(&link).await?;
         // A host may have IPv6 switched off for its networks; here it is wanted.
-        for (key, value) in [("disable_ipv6", "0"), ("accept_ra", "0")] {
-            set_ipv6_sysctl(&self.inner.home, &spec.device, key, value);
-        }
+        ignore_routers(&self.inner.home, &spec.device, this_host())?;
+        ipv6::set(&self.inner.home, &spec.device, "disable_ipv6", "0")?;
         mark(&link)
             .when(link.mtu != spec.mtu, LinkAttribute::Mtu(spec.mtu))
             .send(socket, &spec.device)

@@ -16,8 +16,8 @@ use crate::{
     Kernel,
     bridge::{check_mtu, mark},
     error::{KernelError, RequestError},
+    ipv6::{ignore_routers, this_host},
     link::{Change, DEVICE_GROUP, Link, check_name},
-    set_ipv6_sysctl,
 };
 
 /// The family of the outer addresses that a VXLAN device sends to and receives from.
@@ -96,7 +96,7 @@ impl Kernel {
             None => {}
         }
         socket.disable_autoconfiguration(&link).await?;
-        set_ipv6_sysctl(&self.inner.home, &spec.name, "accept_ra", "0");
+        ignore_routers(&self.inner.home, &spec.name, this_host())?;
         let mac = spec.mac.unwrap_or_default();
         mark(&link)
             .when(spec.mac.is_some() && link.mac != mac, LinkAttribute::Address(mac.to_vec()))

@@ -51,6 +51,26 @@ pub enum LinkEvent {
         /// The new MTU in bytes.
         mtu: u32,
     },
+    /// The device has another Ethernet address, or came into or out of a bridge or datapath.
+    Changed {
+        /// The device.
+        name: String,
+    },
+}
+
+impl LinkEvent {
+    /// The device that it is about.
+    #[must_use]
+    pub fn device(&self) -> &str {
+        match self {
+            Self::Added { name }
+            | Self::Removed { name }
+            | Self::Up { name }
+            | Self::Down { name }
+            | Self::MtuChanged { name, .. }
+            | Self::Changed { name } => name,
+        }
+    }
 }
 
 /// A stream of [`LinkEvent`]s. It holds back no more than the kernel's socket buffer and the
@@ -69,6 +89,8 @@ struct Known {
     name: String,
     up: bool,
     mtu: u32,
+    mac: Vec<u8>,
+    master: Option<u32>,
 }
 
 impl Kernel {
@@ -177,7 +199,8 @@ impl LinkWatch {
             return;
         }
         let up = link.flags.contains(LinkFlags::Up | LinkFlags::LowerUp);
-        let now = Known { name: link.name.clone(), up, mtu: link.mtu };
+        let (name, mac) = (link.name.clone(), link.mac.clone());
+        let now = Known { name, up, mtu: link.mtu, mac, master: link.master };
         let name = || link.name.clone();
         let state =
             |up| if up { LinkEvent::Up { name: name() } } else { LinkEvent::Down { name: name() } };
@@ -188,6 +211,9 @@ impl LinkWatch {
                 }
                 if before.mtu != now.mtu {
                     self.ready.push_back(LinkEvent::MtuChanged { name: name(), mtu: now.mtu });
+                }
+                if (&before.mac, before.master) != (&now.mac, now.master) {
+                    self.ready.push_back(LinkEvent::Changed { name: name() });
                 }
             }
             before => {

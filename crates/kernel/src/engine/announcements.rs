@@ -29,7 +29,7 @@ use crate::error::KernelError;
 use crate::{Kernel, PortSpec};
 
 /// The bridge's port that takes announcements.
-const DEVICE: &str = "weft-announce";
+pub(crate) const DEVICE: &str = "weft-announce";
 /// Frames of this host that go to other hosts in a second at most, and those of one sender among them.
 const FRAMES_PER_S_MAX: u32 = 1_024;
 const FRAMES_OF_SENDER_PER_S_MAX: u32 = 256;

@@ -6,7 +6,7 @@
 //! from time to time whether the kernel has learnt it meanwhile.
 
 mod actions;
-mod announcements;
+pub(crate) mod announcements;
 mod channel;
 mod filters;
 mod keeper;

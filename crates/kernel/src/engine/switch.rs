@@ -3,6 +3,7 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
+use netlink_packet_route::link::InfoVxlan;
 use serde::{Deserialize, Serialize};
 use weft_crypto::PeerId;
 use weft_packet::announcement::Announcement;
@@ -13,6 +14,7 @@ use super::KernelEngineConfig;
 use super::announcements::Announcements;
 use super::probes::{self, Received};
 use crate::error::KernelError;
+use crate::link::Link;
 use crate::odp::{self, OdpEdit, OdpEvent, OdpInbox, OdpSpec, OdpSwitch};
 use crate::{
     BridgeSpec, ForwardRule, Guard, Kernel, MssClamp, OuterFamily, Overlay, OverlaySpec, PortSpec,
@@ -254,6 +256,14 @@ impl Switch {
         }
     }
 
+    /// Whether this device is one of the switch's own, which should be as it was made.
+    pub(super) fn has(&self, device: &str) -> bool {
+        match self {
+            Self::Bridge(bridge) => device == bridge.config.tap || self.needs(device),
+            Self::Odp(odp) => device == odp.tap.bridge || device == odp.tap.name || device == VXLAN,
+        }
+    }
+
     /// Waits for what the switch reports. Cancel safe.
     pub(super) async fn next(&mut self) -> SwitchEvent {
         match self {
@@ -439,6 +449,7 @@ impl Bridge {
 
     async fn open_overlay(&mut self) -> Result<Vec<u32>, KernelError> {
         self.open = true;
+        self.remove_renamed().await?;
         let mut probes = Vec::new();
         let mut made = false;
         let devices = [(VXLAN, PROBE, OuterFamily::V4), (VXLAN6, PROBE6, OuterFamily::V6)];
@@ -467,6 +478,20 @@ impl Bridge {
             self.overlay.resync().await?;
         }
         Ok(probes)
+    }
+
+    /// Devices of ours that somebody gave other names hold what those under the right names need.
+    async fn remove_renamed(&self) -> Result<(), KernelError> {
+        let socket = self.kernel.socket();
+        let is_renamed = |link: &&Link| {
+            let known = [VXLAN, VXLAN6, PROBE, PROBE6].contains(&link.name.as_str());
+            link.is_own() && !known && link.vxlan.contains(&InfoVxlan::Port(vxlan::PORT))
+        };
+        for link in socket.links().await?.iter().filter(is_renamed) {
+            tracing::warn!(name = link.name, "a device of ours has another name; making it anew");
+            socket.delete_link(link).await?;
+        }
+        Ok(())
     }
 
     async fn close_overlay(&mut self) -> Result<(), KernelError> {

@@ -28,6 +28,11 @@ use crate::{Guard, Kernel, LinkEvent, LinkWatch};
 pub(super) const RETIRE_MS: u64 = 1_000;
 /// How often everything in the kernel is looked at, in milliseconds.
 pub(super) const RECONCILE_MS: u64 = 30_000;
+/// How long changes to devices of ours are waited for before they are mended together, in milliseconds.
+const MEND_SETTLE_MS: u64 = 100;
+/// The shortest time between two such mendings, in milliseconds: another program may change them again
+/// and again.
+const MEND_PAUSE_MS: u64 = 1_000;
 /// How often a kernel that lacks something is asked again, in milliseconds.
 pub(super) const SUPPORT_MS: u64 = 5_000;
 
@@ -59,6 +64,8 @@ pub(super) struct Worker {
     pub(super) switch_reason: Option<String>,
     pub(super) next_support: Instant,
     pub(super) next_reconcile: Instant,
+    /// When devices that somebody changed are mended, and when that may be next.
+    mend: (Option<Instant>, Instant),
     /// The data channel's counters are not read before this time.
     pub(super) next_reading: Instant,
     pub(super) counters: Counters,
@@ -126,6 +133,7 @@ impl Worker {
             switch_reason,
             next_support: now,
             next_reconcile: now + Duration::from_millis(RECONCILE_MS),
+            mend: (None, now),
             next_reading: now,
             counters: Counters::default(),
             ledger: Ledger::default(),
@@ -225,6 +233,14 @@ impl Worker {
             Event::Link(Ok(LinkEvent::Removed { name })) if name == DATA_CHANNEL_DEVICE => {
                 self.handle_channel_removed().await;
             }
+            Event::Link(Ok(
+                LinkEvent::Down { name }
+                | LinkEvent::Changed { name }
+                | LinkEvent::MtuChanged { name, .. },
+            )) if self.switch.has(&name) => {
+                let settled = Instant::now() + Duration::from_millis(MEND_SETTLE_MS);
+                self.mend.0.get_or_insert(settled.max(self.mend.1));
+            }
             Event::Link(Ok(_)) => {}
             Event::Link(Err(error)) => {
                 tracing::warn!(%error, "interfaces are not watched; opening the watch again");
@@ -259,7 +275,7 @@ impl Worker {
         let retire = self.retired.front().map(|(at, _)| *at);
         let support = self.lacks_support().then_some(self.next_support);
         let channel = self.reading_due().into_iter().chain(self.channel.deletion_due());
-        let timers = retire.into_iter().chain(support).chain(channel);
+        let timers = retire.into_iter().chain(support).chain(channel).chain(self.mend.0);
         timers.fold(self.next_reconcile, Instant::min)
     }
 
@@ -278,8 +294,24 @@ impl Worker {
         if self.reading_due().is_some_and(|at| now >= at) {
             self.read_channel().await;
         }
+        if self.mend.0.is_some_and(|at| now >= at) {
+            self.mend = (None, now + Duration::from_millis(MEND_PAUSE_MS));
+            self.mend_devices().await;
+        }
         if now >= self.next_reconcile {
             self.reconcile().await;
+        }
+    }
+
+    /// A device of the switch was changed: perhaps by us, and perhaps only its carrier.
+    async fn mend_devices(&mut self) {
+        let changes = self.kernel.changes();
+        self.restore_devices().await;
+        if self.kernel.changes() != changes {
+            tracing::warn!(
+                "devices of ours were changed by another program; they are as they were"
+            );
+            self.counters.devices_restored += 1;
         }
     }
 

@@ -10,8 +10,8 @@ use crate::{
     Kernel,
     bridge::mark,
     error::KernelError,
+    ipv6::{ignore_routers, this_host},
     link::{Change, DEVICE_GROUP, Link},
-    set_ipv6_sysctl,
 };
 
 /// The kind of a datapath's internal device.
@@ -50,7 +50,7 @@ pub(super) async fn ensure_internal(kernel: &Kernel, spec: &OdpSpec) -> Result<(
     let socket = kernel.socket();
     let link = socket.need_link(&spec.name).await?;
     socket.disable_autoconfiguration(&link).await?;
-    set_ipv6_sysctl(&kernel.inner.home, &spec.name, "accept_ra", "0");
+    ignore_routers(&kernel.inner.home, &spec.name, this_host())?;
     mark(&link)
         .when(link.mac != spec.mac, LinkAttribute::Address(spec.mac.to_vec()))
         .when(link.mtu != spec.mtu, LinkAttribute::Mtu(spec.mtu))
@@ -92,6 +92,7 @@ pub(super) async fn ensure_tunnel(kernel: &Kernel, spec: &OdpSpec) -> Result<(),
         }
     };
     socket.disable_autoconfiguration(&link).await?;
+    ignore_routers(&kernel.inner.home, &spec.tunnel, this_host())?;
     mark(&link)
         .when(link.mtu != TUNNEL_MTU, LinkAttribute::Mtu(TUNNEL_MTU))
         .send(socket, &spec.tunnel)

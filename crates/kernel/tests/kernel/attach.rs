@@ -1,6 +1,8 @@
 //! Containers on the bridge.
 
-use weft_kernel::{AttachSpec, Kernel, KernelError};
+use std::os::unix::fs::MetadataExt;
+
+use weft_kernel::{AttachSpec, Kernel, KernelError, NoIpv6};
 
 use crate::lab::{
     BRIDGE, Container, MTU, assert_same, attach_spec, bridge_spec, has_link, host_with_bridge,
@@ -200,17 +202,85 @@ fn multicast_leaves_by_the_network_even_beside_another_device() {
     });
 }
 
+/// A container with IPv6 off for all devices, also those that come.
+fn without_ipv6() -> Container {
+    let container = Container::new();
+    for which in ["all", "default"] {
+        container.run("sysctl", &["-q", "-w", &format!("net.ipv6.conf.{which}.disable_ipv6=1")]);
+    }
+    container
+}
+
 #[test]
 fn ipv6_is_switched_on_where_the_container_has_it_off() {
     on_a_host(|| async {
         let kernel = host_with_bridge().await;
-        let container = Container::new();
-        for which in ["all", "default"] {
-            container
-                .run("sysctl", &["-q", "-w", &format!("net.ipv6.conf.{which}.disable_ipv6=1")]);
-        }
-        kernel.attach(&attach_spec(5, &container)).await.unwrap();
+        let container = without_ipv6();
+        let spec = AttachSpec { enable_ipv6: true, ..attach_spec(5, &container) };
+        assert_eq!(kernel.attach(&spec).await.unwrap().ipv6, Ok(()));
         assert_eq!(addresses(&container), ["10.32.0.5/12", "fd32::5/64"]);
+    });
+}
+
+#[test]
+fn ipv6_that_is_off_stays_off_unless_it_is_asked_for() {
+    on_a_host(|| async {
+        let kernel = host_with_bridge().await;
+        let container = without_ipv6();
+        let spec = attach_spec(5, &container);
+        for _ in 0..2 {
+            let attached = kernel.attach(&spec).await.unwrap();
+            assert_eq!(attached.ipv6, Err(NoIpv6::SwitchedOff));
+            assert_eq!(addresses(&container), ["10.32.0.5/12"]);
+        }
+        // Nobody had asked for an address that is missing.
+        let ipv4 = spec.addresses.iter().copied().filter(|it| it.addr().is_ipv4()).collect();
+        let spec = AttachSpec { addresses: ipv4, ..spec };
+        assert_eq!(kernel.attach(&spec).await.unwrap().ipv6, Ok(()));
+        let off = container.run("sysctl", &["-n", "net.ipv6.conf.weft0.disable_ipv6"]);
+        assert_eq!(off.trim(), "1");
+    });
+}
+
+/// What a device may take from routers.
+fn taken(container: &Container) -> Vec<String> {
+    let keys = ["accept_ra", "autoconf", "accept_redirects"];
+    let value = |key| {
+        container.run("sysctl", &["-n", &format!("net.ipv6.conf.weft0.{key}")]).trim().to_owned()
+    };
+    keys.map(value).to_vec()
+}
+
+#[test]
+fn a_container_takes_nothing_from_routers_whatever_its_defaults() {
+    on_a_host(|| async {
+        let kernel = host_with_bridge().await;
+        let container = Container::new();
+        container.run("sysctl", &["-q", "-w", "net.ipv6.conf.default.accept_ra=2"]);
+        let spec = attach_spec(5, &container);
+        kernel.attach(&spec).await.unwrap();
+        assert_eq!(taken(&container), ["0", "0", "0"]);
+        container.run("sysctl", &["-q", "-w", "net.ipv6.conf.weft0.accept_ra=1"]);
+        kernel.attach(&spec).await.unwrap();
+        assert_eq!(taken(&container), ["0", "0", "0"]);
+    });
+}
+
+#[test]
+fn a_path_that_leads_to_another_namespace_by_now_is_refused() {
+    on_a_host(|| async {
+        let kernel = host_with_bridge().await;
+        let [meant, other] = [Container::new(), Container::new()];
+        let of = |container: &Container| {
+            let found = std::fs::metadata(container.path()).unwrap();
+            (found.dev(), found.ino())
+        };
+        let spec = AttachSpec { identity: Some(of(&meant)), ..attach_spec(5, &other) };
+        let error = kernel.attach(&spec).await.unwrap_err();
+        assert!(matches!(error, KernelError::NamespaceReplaced { .. }), "{error}");
+        assert!(!has_link("weft-box5"));
+        let spec = AttachSpec { namespace: meant.path(), ..spec };
+        kernel.attach(&spec).await.unwrap();
     });
 }
 

@@ -306,12 +306,14 @@ pub(crate) fn attach_spec(n: u8, container: &Container) -> AttachSpec {
     AttachSpec {
         id: format!("netns:box{n}"),
         namespace: container.path(),
+        identity: None,
         host_name: format!("weft-box{n}"),
         name: "weft0".into(),
         mac: [0x02, 0, 0, 0, 1, n],
         addresses: vec![net(&format!("10.32.0.{n}/12")), net(&format!("fd32::{n}/64"))],
         mtu: MTU,
         gso_max_segs: Some(42),
+        enable_ipv6: false,
         multicast_route: true,
         bridge: Some(BRIDGE.into()),
     }

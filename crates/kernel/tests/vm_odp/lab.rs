@@ -233,6 +233,7 @@ pub(crate) fn attach_spec(host: u8, number: u8, space: &Space) -> AttachSpec {
     AttachSpec {
         id: format!("netns:box{number}"),
         namespace: space.path(),
+        identity: None,
         host_name: format!("weft-box{number}"),
         name: "weft0".into(),
         mac: [0x02, 0, 0, 1, host, number],
@@ -242,6 +243,7 @@ pub(crate) fn attach_spec(host: u8, number: u8, space: &Space) -> AttachSpec {
         ],
         mtu: MTU,
         gso_max_segs: None,
+        enable_ipv6: false,
         multicast_route: true,
         bridge: None,
     }

@@ -267,6 +267,9 @@ pub struct Attachment {
     /// Not attached since, RFC 3339.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub state_since: Option<String>,
+    /// What is not as it should be, or not as one may expect, and what to do about it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub notes: Vec<String>,
 }
 
 fn attached() -> String {
@@ -433,6 +436,9 @@ pub struct AttachRequest {
     /// Leave out the multicast routes.
     #[serde(default)]
     pub no_multicast_route: bool,
+    /// Switch IPv6 on for the interface where the container has it off.
+    #[serde(default)]
+    pub ipv6: bool,
 }
 
 /// Body of `POST /v1/detach`.

@@ -173,6 +173,9 @@ pub struct AttachArgs {
     /// Leave out the routes that make multicast leave by this interface
     #[arg(long)]
     pub no_multicast_route: bool,
+    /// Switch IPv6 on for this interface where the container has it off; else it gets IPv4 alone
+    #[arg(long)]
+    pub ipv6: bool,
     /// Print JSON
     #[arg(long)]
     pub json: bool,

@@ -260,6 +260,12 @@ pub(super) fn attached(attachment: &Attachment) -> String {
     addresses.join(" ")
 }
 
+/// Says beside the output, which programs read, what is not as one may expect.
+#[expect(clippy::print_stderr, reason = "it is for people")]
+pub(super) fn notes(attachment: &Attachment) {
+    attachment.notes.iter().for_each(|note| eprintln!("weft: {note}"));
+}
+
 pub(super) fn detached(detached: &Detached) -> String {
     format!("{} detached", detached.id)
 }
@@ -285,7 +291,11 @@ pub(super) fn attachments(attachments: &[Attachment]) -> String {
             a.reason.clone().unwrap_or_else(|| "-".into()),
         ]);
     }
-    table.to_string()
+    let mut text = table.to_string();
+    for a in attachments {
+        a.notes.iter().for_each(|note| _ = write!(text, "\n{}: {note}", a.name));
+    }
+    text
 }
 
 /// What is to be known of direct ports, wherever they are.

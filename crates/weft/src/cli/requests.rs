@@ -54,8 +54,10 @@ async fn ask(command: Command, daemon: &Client, runtime_dir: &Path) -> anyhow::R
                 addresses,
                 name: None,
                 no_multicast_route: args.no_multicast_route,
+                ipv6: args.ipv6,
             };
             let attachment: Attachment = daemon.post("/v1/attach", &request).await?;
+            output::notes(&attachment);
             output::print(args.json, &attachment, output::attached)
         }
         Command::Detach(args) => {

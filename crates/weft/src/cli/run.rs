@@ -27,12 +27,14 @@ pub(super) fn run(args: RunArgs, runtime_dir: &Path) -> anyhow::Result<ExitCode>
         addresses: args.addresses,
         name: Some(name_of(program)),
         no_multicast_route: false,
+        ipv6: false,
     };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let _: Attachment = runtime.block_on(async {
+    let attachment: Attachment = runtime.block_on(async {
         weft_kernel::Kernel::new()?.set_loopback_up().await?;
         anyhow::Ok(Client::new(runtime_dir).post("/v1/attach", &request).await?)
     })?;
+    super::output::notes(&attachment);
     drop(runtime);
     let error = std::process::Command::new(program).args(arguments).exec();
     Err(error).with_context(|| format!("cannot run {program}"))

@@ -14,6 +14,7 @@ use weft_kernel::engine::{KernelEngine, SwitchKind};
 use weft_kernel::{AttachSpec, Kernel, KernelError};
 use weft_mesh::AddressError;
 
+use super::condition::Condition;
 use super::control::Request;
 use super::kept::{self, Retries};
 use super::ports::{self, DirectPorts, PortKind};
@@ -29,10 +30,10 @@ use crate::timestamp;
 pub(super) struct Attachments {
     pub(super) inner: Mutex<Inner>,
     pub(super) kernel: Kernel,
-    engine: KernelEngine,
+    pub(super) engine: KernelEngine,
     control: mpsc::Sender<Request>,
-    ports: DirectPorts,
-    shortcuts: Shortcuts,
+    pub(super) ports: DirectPorts,
+    pub(super) shortcuts: Shortcuts,
     store: Store,
     pub(super) resolve: ResolveOptions,
     local: PeerId,
@@ -49,8 +50,10 @@ pub(super) struct Inner {
 pub(super) struct Saved {
     pub(super) sandbox: Sandbox,
     pub(super) attachment: Attachment,
-    host_interface: String,
+    pub(super) host_interface: String,
     multicast_route: bool,
+    #[serde(default)]
+    pub(super) condition: Condition,
 }
 
 /// The attachments that the daemon before has saved.
@@ -131,7 +134,7 @@ impl Attachments {
     /// `weft ps`.
     pub(super) async fn list(&self) -> Vec<Attachment> {
         let inner = self.inner.lock().await;
-        inner.saved.values().map(|saved| saved.attachment.clone()).collect()
+        inner.saved.values().map(Saved::shown).collect()
     }
 
     /// What crossed each container's interface, without those that are gone, and what the kernel dropped
@@ -194,24 +197,28 @@ impl Attachments {
             self.put_back(&mut inner, &id, before, new).await;
             return Err(error);
         }
-        if let Err(error) = self.plug_in(&mut saved).await {
+        let plugged_in = match self.look_at_routes(&mut saved, before.is_some()).await {
+            Ok(()) => self.plug_in(&mut saved).await.map_err(kernel_refusal),
+            Err(error) => Err(error),
+        };
+        if let Err(error) = plugged_in {
             match &before {
                 Some(before) if before.is_attached() => self.take_addresses(before, &new).await,
                 _ => self.take_out(&saved).await,
             }
             self.put_back(&mut inner, &id, before, new).await;
             self.save_or_later(&inner);
-            return Err(kernel_refusal(error));
+            return Err(error);
         }
         let written = inner.saved.insert(id.clone(), saved.clone());
         inner.retries.forget(&id);
         if written.is_none_or(|written| written.attachment != saved.attachment) {
             self.save_or_later(&inner);
         }
-        self.tell(Request::Announce { attachment: saved.attachment.clone().into() }).await;
+        self.tell(Request::Announce { attachment: saved.shown().into() }).await;
         tokio::spawn(announce(self.kernel.clone(), spec_of(&saved)));
         tracing::info!(container = %saved.attachment.name, id, "attached");
-        Ok(saved.attachment)
+        Ok(saved.shown())
     }
 
     /// An attachment is again what it was before, and what it got since is free.
@@ -374,10 +381,16 @@ impl Attachments {
             state: kept::ATTACHED.into(),
             reason: None,
             state_since: None,
+            notes: Vec::new(),
         };
         let host_interface = format!("{HOST_INTERFACE}{a:02x}{b:02x}{c:02x}{d:02x}{e:02x}");
-        let multicast_route = !request.no_multicast_route;
-        Saved { sandbox, attachment, host_interface, multicast_route }
+        Saved {
+            sandbox,
+            attachment,
+            host_interface,
+            multicast_route: !request.no_multicast_route,
+            condition: Condition::wanted(request.ipv6, before.map(|before| &before.condition)),
+        }
     }
 
     /// A container that cannot have a direct port gets one of the switch.
@@ -387,19 +400,26 @@ impl Attachments {
         spec.bridge = is_bridge.then(|| SWITCH.into());
         let support = self.engine.support().borrow().clone();
         let (mut kind, mut reason) = self.ports.kind_of(&self.kernel, &spec, &support).await;
-        if kind == PortKind::Direct
-            && let Err(error) = self.ports.plug_in(&self.kernel, &spec).await
-        {
-            if !matches!(error, KernelError::NoDirectPort { .. }) {
-                return Err(error);
+        let mut attached = None;
+        if kind == PortKind::Direct {
+            match self.ports.plug_in(&self.kernel, &spec).await {
+                Ok(direct) => attached = Some(direct),
+                Err(error @ KernelError::NoDirectPort { .. }) => {
+                    tracing::warn!(container = saved.attachment.name, %error, "it gets a port of the switch");
+                    (kind, reason) = (PortKind::Bridge, Some(error.to_string()));
+                }
+                Err(error) => return Err(error),
             }
-            tracing::warn!(container = saved.attachment.name, %error, "it gets a port of the switch");
-            (kind, reason) = (PortKind::Bridge, Some(error.to_string()));
         }
-        if kind == PortKind::Bridge {
-            self.ports.let_go(mac_of(&saved.attachment));
-            self.kernel.attach(&spec).await?;
-        }
+        let attached = match attached {
+            Some(attached) => attached,
+            None => {
+                self.ports.let_go(mac_of(&saved.attachment));
+                self.kernel.attach(&spec).await?
+            }
+        };
+        self.check_place(saved, &spec).await?;
+        saved.note(attached);
         saved.attachment.port_reason = reason;
         saved.attachment.port = kind.name().into();
         self.engine.add_port(&saved.host_interface).await?;
@@ -408,6 +428,17 @@ impl Attachments {
             PortKind::Direct => self.shortcuts.close(&saved.host_interface),
         }
         Ok(())
+    }
+
+    /// The namespace was opened by its path: it was the one that is meant only if its process, or its
+    /// name, still is. Else nothing of ours stays there.
+    async fn check_place(&self, saved: &Saved, spec: &AttachSpec) -> Result<(), KernelError> {
+        if weft_container::is_alive(&saved.sandbox) {
+            return Ok(());
+        }
+        self.ports.unplug(&self.kernel, spec).await;
+        let _ = self.kernel.detach(&spec.host_name).await;
+        Err(KernelError::NamespaceReplaced { path: spec.namespace.clone() })
     }
 
     /// Gives each container with a port of the bridge a shortcut, where it may have one.
@@ -532,18 +563,20 @@ pub(super) fn spec_of(saved: &Saved) -> AttachSpec {
     AttachSpec {
         id: id.clone(),
         namespace: saved.sandbox.namespace.clone(),
+        identity: Some((saved.sandbox.device, saved.sandbox.inode)),
         host_name: saved.host_interface.clone(),
         name: interface.clone(),
         mac: mac_of(&saved.attachment).0,
         addresses: addresses.clone(),
         mtu: u32::from(*mtu),
         gso_max_segs: Some(super::start::run_segments(*mtu)),
+        enable_ipv6: saved.condition.enable_ipv6,
         multicast_route: saved.multicast_route,
         bridge: None,
     }
 }
 
-fn mac_of(attachment: &Attachment) -> weft_path::Mac {
+pub(super) fn mac_of(attachment: &Attachment) -> weft_path::Mac {
     attachment.mac.parse().unwrap_or(weft_path::Mac([0x02, 0, 0, 0, 0, 1]))
 }
 
@@ -557,7 +590,7 @@ fn error_kind(error: &ContainerError) -> ErrorKind {
     }
 }
 
-fn kernel_refusal(error: KernelError) -> ApiError {
+pub(super) fn kernel_refusal(error: KernelError) -> ApiError {
     let kind = match &error {
         KernelError::BridgeFull { .. } => ErrorKind::Unavailable,
         _ => ErrorKind::Internal,

@@ -126,12 +126,14 @@ mod tests {
         AttachSpec {
             id: "netns:c1".into(),
             namespace: "/run/netns/c1".into(),
+            identity: None,
             host_name: "weftv1".into(),
             name: "weft0".into(),
             mac: [2, 0, 0, 0, 0, 1],
             addresses: Vec::new(),
             mtu: 1_388,
             gso_max_segs: None,
+            enable_ipv6: false,
             multicast_route: false,
             bridge: None,
         }

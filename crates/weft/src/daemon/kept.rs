@@ -247,7 +247,7 @@ impl Attachments {
         match self.plug_in(saved).await {
             Ok(()) => {
                 saved.set_attached();
-                self.tell(Request::Announce { attachment: saved.attachment.clone().into() }).await;
+                self.tell(Request::Announce { attachment: saved.shown().into() }).await;
             }
             Err(error) => {
                 let reason = error.to_string();

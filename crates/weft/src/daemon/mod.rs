@@ -5,6 +5,7 @@
 
 mod attachments;
 mod bypass;
+mod condition;
 mod control;
 mod engines;
 mod error;
@@ -15,6 +16,7 @@ mod host;
 mod kept;
 mod kept_ports;
 mod log;
+mod mend;
 pub(crate) mod mtu;
 mod origin;
 mod ports;

@@ -2,13 +2,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use weft_crypto::PeerId;
 use weft_engine::{Engine, PortTraffic};
 use weft_io::redirect::MacSet;
 use weft_io::tap::{Tap, TapOptions};
 use weft_kernel::engine::Support;
-use weft_kernel::{AttachSpec, DirectTap, Kernel, KernelError};
+use weft_kernel::{AttachSpec, Attached, DirectTap, Kernel, KernelError};
 use weft_path::{Endpoint, Mac};
 
 use super::bypass::Bypass;
@@ -138,31 +139,36 @@ impl DirectPorts {
         &self,
         kernel: &Kernel,
         spec: &AttachSpec,
-    ) -> Result<(), KernelError> {
+    ) -> Result<Attached, KernelError> {
         let no_port = |why: String| KernelError::NoDirectPort { why };
         let macs = self.macs.as_ref().map_err(|why| no_port(why.clone()))?;
         let engine = self.engine.upgrade().ok_or_else(|| no_port("weft is stopping".into()))?;
         let mac = Mac(spec.mac);
         if engine.has_port(mac)
-            && kernel.attach_direct(spec, &DirectTap { fresh: None, macs }).await?
+            && let Some(attached) =
+                kernel.attach_direct(spec, &DirectTap { fresh: None, macs }).await?
         {
-            return Ok(());
+            return Ok(attached);
         }
         engine.remove_port(mac);
         let may_offload = engine.offloads().tap_tso.usable();
         let mut queues = self.kept.queues(&spec.namespace, &spec.name);
         if !queues.is_empty()
-            && kernel.attach_direct(spec, &DirectTap { fresh: None, macs }).await?
+            && let Some(attached) =
+                kernel.attach_direct(spec, &DirectTap { fresh: None, macs }).await?
         {
             limit(&mut queues, may_offload)?;
-            return engine.add_port(mac, queues).map_err(|error| no_port(error.to_string()));
+            engine.add_port(mac, queues).map_err(|error| no_port(error.to_string()))?;
+            return Ok(attached);
         }
         let options = TapOptions::new(tap_name(&spec.host_name));
         let queues: Result<Vec<Tap>, _> =
             (0..number_of_queues(engine.workers())).map(|_| Tap::open(&options)).collect();
         let mut queues = queues.map_err(|error| no_port(error.to_string()))?;
         limit(&mut queues, may_offload)?;
-        kernel.attach_direct(spec, &DirectTap { fresh: Some(&options.name), macs }).await?;
+        let fresh = DirectTap { fresh: Some(&options.name), macs };
+        let attached = kernel.attach_direct(spec, &fresh).await?;
+        let attached = attached.ok_or_else(|| no_port("its device is gone".into()))?;
         // From here on it stays while no daemon runs, as the switch does.
         if let Some(queue) = queues.first() {
             queue.set_persist(true).map_err(|error| no_port(error.to_string()))?;
@@ -173,7 +179,8 @@ impl DirectPorts {
             queues
         });
         let queues = keeping.await.map_err(|error| no_port(error.to_string()))?;
-        engine.add_port(mac, queues).map_err(|error| no_port(error.to_string()))
+        engine.add_port(mac, queues).map_err(|error| no_port(error.to_string()))?;
+        Ok(attached)
     }
 
     /// All containers that were attached are plugged in again: what is left over of an earlier run is of no use.
@@ -201,6 +208,29 @@ impl DirectPorts {
         {
             tracing::warn!(%error, "queues of direct ports may fill while no daemon runs");
         }
+    }
+
+    /// The engine's device on the switch is gone: it makes another one, and goes on.
+    pub(super) async fn renew_tap(&self) {
+        for _ in 0..RENEW_TRIES_MAX {
+            let Some(engine) = self.engine.upgrade() else { return };
+            // It waits for the engine's threads.
+            let renewed = tokio::task::spawn_blocking(move || engine.renew_tap()).await;
+            match renewed.map_err(|error| error.to_string()) {
+                Ok(Ok(())) => {
+                    tracing::warn!("the vector engine's device was removed; it has a new one");
+                    return;
+                }
+                Ok(Err(error)) => tracing::error!(%error, "the vector engine gets no new device"),
+                Err(error) => tracing::error!(error, "the vector engine gets no new device"),
+            }
+            tokio::time::sleep(RENEW_PAUSE).await;
+        }
+    }
+
+    /// Frames to groups that go round, and where the last of them came from.
+    pub(super) fn going_round(&self) -> (u64, Option<Mac>) {
+        self.engine.upgrade().map_or((0, None), |engine| engine.going_round())
     }
 
     /// What direct ports have carried, by the containers' addresses.
@@ -234,6 +264,10 @@ fn number_of_queues(workers: usize) -> usize {
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
     workers.max(processors.clamp(QUEUES_MIN, weft_engine::DEFAULT_WORKERS_MAX))
 }
+
+/// Tries to give the vector engine a new device on the switch, and the pause between them.
+const RENEW_TRIES_MAX: usize = 10;
+const RENEW_PAUSE: Duration = Duration::from_secs(1);
 
 /// Queues that each direct port has at least: each costs a descriptor and 32 KiB of the kernel's memory.
 const QUEUES_MIN: usize = 4;
@@ -283,6 +317,11 @@ fn new_set() -> Result<Arc<MacSet>, weft_io::IoError> {
 fn tap_name(host_interface: &str) -> String {
     let digits = host_interface.strip_prefix(super::attachments::HOST_INTERFACE);
     format!("{TAP}{}", digits.unwrap_or(host_interface))
+}
+
+/// Whether a device has the name of one that is not in its container yet.
+pub(super) fn is_on_its_way(device: &str) -> bool {
+    device.starts_with(TAP)
 }
 
 /// Prefix of such a name.

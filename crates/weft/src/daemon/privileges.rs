@@ -10,10 +10,12 @@ use rustix::thread::{CapabilitySet, CapabilitySets};
 use seccompiler::{BpfProgram, SeccompAction, SeccompFilter};
 
 /// The capabilities that the daemon keeps, those of `packaging/weft.service`: devices, routes and raw packets,
-/// ports below 1024, the namespaces of containers, and files of theirs and of Docker's.
+/// ports below 1024, the namespaces of containers with notices of their devices, and files of theirs and of
+/// Docker's.
 const NEEDED: CapabilitySet = CapabilitySet::NET_ADMIN
     .union(CapabilitySet::NET_RAW)
     .union(CapabilitySet::NET_BIND_SERVICE)
+    .union(CapabilitySet::NET_BROADCAST)
     .union(CapabilitySet::SYS_ADMIN)
     .union(CapabilitySet::SYS_PTRACE)
     .union(CapabilitySet::DAC_OVERRIDE)
@@ -69,8 +71,9 @@ const REFUSED: [i64; 43] = [
     libc::SYS_userfaultfd,
 ];
 
-/// Gives up what is not needed, for this process and all that it starts. Call it while there is one thread.
-/// A kernel that lacks one of the means leaves a daemon that works, and a line in the log.
+/// Gives up what is not needed, for this process and all that it starts. Call it while there is one thread,
+/// and after what mounts something ([`weft_kernel::open_settings`]). A kernel that lacks one of the means
+/// leaves a daemon that works, and a line in the log.
 pub(super) fn reduce() {
     for (what, result) in [
         ("capabilities", drop_capabilities().map_err(Into::into)),

@@ -30,6 +30,7 @@ use super::control::{Control, VNI};
 use super::engines::{Engines, Offers};
 use super::events::{self, Events, Lost};
 use super::firewall::Firewall;
+use super::mend::{keep_interfaces, tell_of_rounds};
 use super::mtu::{WATCH_RETRY_MS, container_mtu, follow_link_mtu, link_mtu, widest_format};
 use super::origin::Notes;
 use super::ports::{DirectPorts, RemoteMacs, remote_set};
@@ -51,6 +52,7 @@ pub(super) const TAP: &str = "weft-tap";
 /// # Errors
 /// See [`StartError`]: nothing runs then.
 pub fn run(settings: Settings, ready: impl FnOnce(&Invitation)) -> Result<(), StartError> {
+    weft_kernel::open_settings();
     super::privileges::reduce();
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(RUNTIME_THREADS)
@@ -82,6 +84,8 @@ async fn run_async(settings: Settings, ready: impl FnOnce(&Invitation)) -> Resul
         tokio::spawn(keep_saving(daemon.store.clone())),
         tokio::spawn(watch_routes(kernel.clone(), daemon.settings.range, daemon.warnings.clone())),
         tokio::spawn(super::kept::keep_trying(Arc::clone(&daemon.attachments))),
+        tokio::spawn(keep_interfaces(kernel.clone(), Arc::clone(&daemon.attachments))),
+        tokio::spawn(tell_of_rounds(Arc::clone(&daemon.attachments), daemon.warnings.clone())),
         tokio::spawn(keep_forward_rule(kernel.clone(), kernel_engine.switch())),
         tokio::spawn(daemon.firewall.clone().keep(
             kernel.clone(),
@@ -417,14 +421,14 @@ fn path_config(settings: &Settings, offers: Offers, link_mtu: u16, mtu: u16) -> 
 
 /// The network's secret: as configured, as learnt at an earlier start, or a new one where this host
 /// founds a network; none where it joins by a token.
-fn secret(settings: &Settings, store: &Store) -> Result<Option<Zeroizing<String>>, StartError> {
+fn secret(settings: &Settings, store: &Store) -> Result<Option<Zeroizing<Vec<u8>>>, StartError> {
     if let Some(password) = &settings.password {
         if let Err(error) = store.save_secret(password.as_bytes()) {
             // The next launch is given it too, or finds it once it could be saved.
             let _ = store.save_secret_or_later(password.as_bytes());
             tracing::warn!(%error, "the password is not saved; it is tried again");
         }
-        return Ok(Some(password.clone()));
+        return Ok(Some(Zeroizing::new(password.as_bytes().to_vec())));
     }
     if let Some(secret) = store.load_secret()? {
         return Ok(Some(secret));
@@ -435,17 +439,17 @@ fn secret(settings: &Settings, store: &Store) -> Result<Option<Zeroizing<String>
     let random: [u8; 32] = rand::random();
     let secret: String = random.iter().map(|byte| format!("{byte:02x}")).collect();
     store.save_secret(secret.as_bytes())?;
-    Ok(Some(Zeroizing::new(secret)))
+    Ok(Some(Zeroizing::new(secret.into_bytes())))
 }
 
 fn link_config(
     settings: &Settings,
     identity: Identity,
-    secret: Option<Zeroizing<String>>,
+    secret: Option<Zeroizing<Vec<u8>>>,
     mesh: &Mesh,
 ) -> Result<weft_link::Config, StartError> {
     let admission = match (secret, &settings.token) {
-        (Some(secret), _) => Admission::Secret(Secret::new(secret.as_bytes().to_vec())?),
+        (Some(secret), _) => Admission::Secret(Secret::new(secret.to_vec())?),
         (None, Some(token)) => Admission::Token(token.parse()?),
         (None, None) => return Err(StartError::NoAdmission),
     };
@@ -500,6 +504,7 @@ async fn follow_interfaces(
                 engine.repair().await;
                 attachments.plug_in_all().await;
             }
+            LinkEvent::Removed { name } if name == TAP => attachments.renew_tap().await,
             LinkEvent::Removed { name } => attachments.interface_removed(&name).await,
             _ => {}
         }

@@ -100,11 +100,9 @@ impl Store {
             .map_err(|error| StoreError::Malformed { path: self.path(name), error })
     }
 
-    /// The network's secret, once one is known.
-    pub(super) fn load_secret(&self) -> Result<Option<Zeroizing<String>>, StoreError> {
-        let Some(bytes) = self.read(SECRET)? else { return Ok(None) };
-        let text = String::from_utf8_lossy(&bytes);
-        Ok(Some(Zeroizing::new(text.trim_end().to_owned())))
+    /// The network's secret, once one is known: the bytes as they were kept.
+    pub(super) fn load_secret(&self) -> Result<Option<Zeroizing<Vec<u8>>>, StoreError> {
+        self.read(SECRET)
     }
 
     /// Keeps the network's secret, readable by root alone. One that is kept already is not written again,
@@ -308,8 +306,11 @@ mod tests {
         assert_eq!(store.load("numbers.json").unwrap(), Some(vec![1, 2, 3]));
         let mode = fs::metadata(store.path("numbers.json")).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o600);
-        store.save_secret(b"hunter2").unwrap();
-        assert_eq!(store.load_secret().unwrap().unwrap().as_str(), "hunter2");
+        // A secret is bytes: it need not be text, and white space at its end is a part of it.
+        for secret in [&b"hunter2"[..], b"ends in space \n", b"\xff\x00\xfe"] {
+            store.save_secret(secret).unwrap();
+            assert_eq!(store.load_secret().unwrap().unwrap().as_slice(), secret);
+        }
     }
 
     #[test]

@@ -1,0 +1,151 @@
+//! IPv6 settings of single devices, in whatever namespace they are.
+
+use std::{
+    fs,
+    io::{self, Write},
+    os::fd::{AsFd, OwnedFd},
+    path::Path,
+    sync::OnceLock,
+};
+
+use rustix::{
+    fs::{Mode, OFlags, openat, statvfs},
+    mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsmount, fsopen},
+};
+use weft_io::namespace::{self, Namespace};
+
+use crate::error::KernelError;
+
+/// What a device on which others announce routers and prefixes must not take: default routes, their
+/// addresses, shorter ways.
+const NOT_TAKEN: [&str; 3] = ["accept_ra", "autoconf", "accept_redirects"];
+/// The settings of devices, under `/proc`.
+const SETTINGS: &str = "sys/net/ipv6/conf";
+
+/// Why a device has no IPv6.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NoIpv6 {
+    /// The kernel has none.
+    Kernel,
+    /// `disable_ipv6` is set for the device.
+    SwitchedOff,
+}
+
+/// Whether a device in a namespace has IPv6.
+///
+/// # Errors
+/// [`KernelError::Setting`] if the kernel does not say.
+pub(crate) fn has_ipv6(ns: &Namespace, device: &str) -> Result<Result<(), NoIpv6>, KernelError> {
+    let value = in_namespace(ns, || read(device, "disable_ipv6"));
+    match value {
+        Ok(value) if value == "0" => Ok(Ok(())),
+        Ok(_) => Ok(Err(NoIpv6::SwitchedOff)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Err(NoIpv6::Kernel)),
+        Err(source) => Err(setting(device, "disable_ipv6", source)),
+    }
+}
+
+/// Writes a setting of a device in a namespace, if it has another value. One of a kernel without IPv6
+/// is as good.
+///
+/// # Errors
+/// [`KernelError::Setting`].
+pub(crate) fn set(
+    ns: &Namespace,
+    device: &str,
+    key: &'static str,
+    value: &str,
+) -> Result<(), KernelError> {
+    in_namespace(ns, || write(device, key, value)).map_err(|source| setting(device, key, source))
+}
+
+/// Keeps a device from taking routes and addresses of whoever calls himself a router. `place` says
+/// where the device is. To be called before the device is on.
+///
+/// # Errors
+/// [`KernelError::Routers`] if IPv6 is on there and this cannot be had.
+pub(crate) fn ignore_routers(
+    ns: &Namespace,
+    device: &str,
+    place: &Path,
+) -> Result<(), KernelError> {
+    let result =
+        in_namespace(ns, || match NOT_TAKEN.iter().try_for_each(|key| write(device, key, "0")) {
+            Err(error) if read(device, "disable_ipv6").is_ok_and(|value| value != "0") => {
+                tracing::debug!(%error, device, "IPv6 is off there");
+                Ok(())
+            }
+            result => result,
+        });
+    result.map_err(|source| KernelError::Routers {
+        device: device.to_owned(),
+        place: place.display().to_string(),
+        source,
+    })
+}
+
+/// The host's own namespace, as `place` of [`ignore_routers`].
+pub(crate) fn this_host() -> &'static Path {
+    Path::new("this host")
+}
+
+fn setting(device: &str, key: &'static str, source: io::Error) -> KernelError {
+    KernelError::Setting { path: format!("/proc/{SETTINGS}/{device}/{key}"), source }
+}
+
+fn in_namespace<T: Send>(
+    ns: &Namespace,
+    work: impl FnOnce() -> io::Result<T> + Send,
+) -> io::Result<T> {
+    namespace::run_in(ns, work).and_then(|result| result)
+}
+
+/// In the namespace of the calling thread.
+fn read(device: &str, key: &str) -> io::Result<String> {
+    Ok(fs::read_to_string(format!("/proc/{SETTINGS}/{device}/{key}"))?.trim().to_owned())
+}
+
+fn write(device: &str, key: &str, value: &str) -> io::Result<()> {
+    match read(device, key) {
+        Ok(present) if present == value => return Ok(()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        _ => {}
+    }
+    match fs::write(format!("/proc/{SETTINGS}/{device}/{key}"), value) {
+        Err(error) if error.kind() == io::ErrorKind::ReadOnlyFilesystem => {
+            write_beside(device, key, value).map_err(|_| error)
+        }
+        result => result,
+    }
+}
+
+/// The process file system, mounted once more where `/proc/sys` is read-only.
+static WRITABLE: OnceLock<OwnedFd> = OnceLock::new();
+
+/// Where `/proc/sys` is mounted read-only, as in most containers, the file system itself still takes
+/// settings from who may mount it: this does so, for devices of Weft's alone. The mount has no place and
+/// ends with this process. To be called before the process gives up the right to mount.
+pub fn open_settings() {
+    let is_read_only = statvfs("/proc/sys")
+        .is_ok_and(|found| found.f_flag.contains(rustix::fs::StatVfsMountFlags::RDONLY));
+    if !is_read_only || WRITABLE.get().is_some() {
+        return;
+    }
+    match mount_proc() {
+        Ok(mount) => _ = WRITABLE.set(mount),
+        Err(error) => tracing::warn!(%error, "/proc/sys is read-only, and cannot be mounted anew"),
+    }
+}
+
+fn write_beside(device: &str, key: &str, value: &str) -> io::Result<()> {
+    let proc = WRITABLE.get().ok_or(io::ErrorKind::ReadOnlyFilesystem)?;
+    let path = format!("{SETTINGS}/{device}/{key}");
+    let file = openat(proc, path, OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty())?;
+    fs::File::from(file).write_all(value.as_bytes())
+}
+
+fn mount_proc() -> io::Result<OwnedFd> {
+    let context = fsopen("proc", FsOpenFlags::FSOPEN_CLOEXEC)?;
+    fsconfig_create(context.as_fd())?;
+    Ok(fsmount(context.as_fd(), FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::empty())?)
+}

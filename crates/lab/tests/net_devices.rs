@@ -1,0 +1,380 @@
+//! Devices of Weft's in containers and on hosts: nothing that containers send changes routes or addresses of others,
+//! IPv6 that is off stays off, and damage that others do is mended.
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use serde_json::Value;
+use weft::sandbox::{Container, Host, Netns, Running, wait_until};
+use weft_lab::net::{Lab, wait_ping};
+
+const SETTLE: Duration = Duration::from_secs(15);
+const MODES: [&[&str]; 2] = [
+    &["--engine", "userspace", "--port-mode", "bridge"],
+    &["--engine", "userspace", "--port-mode", "direct"],
+];
+/// The prefix that a container announces as if it were a router.
+const PREFIX: &str = "2001:db8:bad::";
+
+/// Sends router advertisements with a default route and a prefix, as a router that runs in a container would.
+fn announce_router(container: &Container) -> anyhow::Result<()> {
+    // Hop limit 64, lifetime 1,800 s; prefix /64, on link and for addresses (RFC 4861 sections 4.2 and 4.6.2).
+    let announcement: String = [
+        &[134, 0, 0, 0, 64, 0, 7, 8][..],
+        &[0; 8],
+        &[3, 4, 64, 0xc0, 0, 1, 0x51, 0x80, 0, 0, 0x38, 0x40, 0, 0, 0, 0],
+    ]
+    .concat()
+    .iter()
+    .chain(&[0x20, 0x01, 0x0d, 0xb8, 0x0b, 0xad, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0])
+    .map(|byte| format!("\\{byte:03o}"))
+    .collect();
+    // The hop limit of groups must be 255 (IPV6_MULTICAST_HOPS).
+    let to = "IP6-SENDTO:[ff02::1%weft0]:58,setsockopt=41:18:xff000000";
+    for _ in 0..3 {
+        let send = format!("printf '{announcement}' | socat -u - '{to}'");
+        container.exec(&["sh", "-ec", &send])?.success()?;
+        std::thread::sleep(Duration::from_millis(200));
+    }
+    Ok(())
+}
+
+/// Routes and addresses that somebody took from the announcement.
+fn taken(netns: &Netns) -> anyhow::Result<String> {
+    let routes = netns.ip("-6 route show")?.success()?.stdout;
+    let addresses = netns.ip("-6 -o addr show")?.success()?.stdout;
+    let bad = |line: &&str| line.contains("proto ra") || line.contains("2001:db8:bad");
+    Ok(routes.lines().chain(addresses.lines()).filter(bad).collect())
+}
+
+#[test]
+fn a_router_in_a_container_gives_nobody_routes_or_addresses() -> anyhow::Result<()> {
+    for mode in MODES {
+        let lab = Lab::pair(mode)?;
+        let (one, two) = lab.containers()?;
+        let near = lab.host(0).add_container("near")?;
+        wait_ping(&one, two.ipv6()?.into(), SETTLE)?;
+        wait_ping(&one, near.ipv6()?.into(), SETTLE)?;
+        // It does arrive, at the container of this host and at that of the other.
+        let mut seen = Vec::new();
+        for container in [&two, &near] {
+            let mut capture = container.spawn(&[
+                "tcpdump",
+                "-l",
+                "-n",
+                "-c",
+                "1",
+                "-i",
+                "weft0",
+                "icmp6 and ip6[40] == 134",
+            ])?;
+            capture.line_with("listening", SETTLE)?;
+            seen.push(capture);
+        }
+        announce_router(&one)?;
+        for capture in &mut seen {
+            capture.line_with("router advertisement", SETTLE)?;
+        }
+        let hosts = [lab.host(0).netns(), lab.host(1).netns()];
+        for netns in [near.netns(), two.netns()].into_iter().chain(hosts) {
+            assert_eq!(taken(netns)?, "", "{mode:?}: {} took of {PREFIX}", netns.name());
+        }
+    }
+    Ok(())
+}
+
+/// Starts a daemon that finds `/proc/sys` read-only, as one in a container does.
+fn start_with_read_only_sysctls(host: &Host, arguments: &[&str]) -> anyhow::Result<Running> {
+    let script = format!(
+        "mount --bind /proc/sys /proc/sys; mount -o remount,ro,bind /proc/sys; \
+         exec {} launch --foreground --nickname {} {}",
+        std::env::var("WEFT_BIN")?,
+        host.nickname(),
+        arguments.join(" "),
+    );
+    let variables = [
+        ("WEFT_RUNTIME_DIR", host.runtime_directory()),
+        ("WEFT_STATE_DIR", host.state_directory()),
+    ];
+    let set: Vec<String> =
+        variables.iter().map(|(name, dir)| format!("{name}={}", dir.display())).collect();
+    let mut words = vec!["env"];
+    words.extend(set.iter().map(String::as_str));
+    words.extend(["unshare", "-m", "--propagation", "slave", "sh", "-ec", &script]);
+    let daemon = host.netns().spawn(&words)?;
+    wait_until("the daemon to answer", SETTLE, || {
+        host.weft(&["status"]).is_ok_and(|output| output.status.success())
+    })?;
+    Ok(daemon)
+}
+
+/// An attachment, as `weft ps` has it.
+fn listed(host: &Host, netns: &Netns) -> anyhow::Result<Value> {
+    let all = host.weft_json(&["ps"])?;
+    let all = all.as_array().cloned().unwrap_or_default();
+    let of = |it: &Value| it["id"].as_str().is_some_and(|id| id.ends_with(netns.name()));
+    all.into_iter().find(of).ok_or_else(|| anyhow::anyhow!("{} is not listed", netns.name()))
+}
+
+/// All that `ps` notes about an attachment.
+fn notes(host: &Host, netns: &Netns) -> anyhow::Result<String> {
+    Ok(listed(host, netns)?["notes"].to_string())
+}
+
+#[test]
+fn where_sysctls_are_read_only_containers_get_all_and_the_host_takes_nothing() -> anyhow::Result<()>
+{
+    let lab = Lab::launched(1, MODES[0])?;
+    let (host, password) = (lab.host(0), lab.password_file().display().to_string());
+    host.stop_daemon()?;
+    let arguments = [MODES[0], &["--password-file", &password]].concat();
+    let mut daemon = start_with_read_only_sysctls(host, &arguments)?;
+    let (one, two) = (host.add_container("one")?, host.add_container("two")?);
+    wait_ping(&one, two.ipv4()?.into(), SETTLE)?;
+    wait_ping(&one, two.ipv6()?.into(), SETTLE)?;
+    announce_router(&one)?;
+    for netns in [two.netns(), host.netns()] {
+        assert_eq!(taken(netns)?, "", "{} took of {PREFIX}", netns.name());
+    }
+    host.weft(&["stop"])?.success()?;
+    daemon.wait(SETTLE)?;
+    Ok(())
+}
+
+/// The addresses that `weft attach` has printed, without their prefix lengths.
+fn printed(attached: &str) -> Vec<IpAddr> {
+    let words = attached.split_whitespace().filter_map(|word| word.split('/').next());
+    words.filter_map(|word| word.parse().ok()).collect()
+}
+
+#[test]
+fn ipv6_that_is_off_in_a_container_stays_off_and_ipv4_works_over_restarts() -> anyhow::Result<()> {
+    let lab = Lab::pair(MODES[0])?;
+    let (here, there) = (lab.host(0), lab.host(1));
+    let far = there.add_container("far")?;
+    let off = lab.sandbox.add_netns("off")?;
+    for which in ["all", "default"] {
+        let set = format!("net.ipv6.conf.{which}.disable_ipv6=1");
+        off.exec(&["sysctl", "-qw", &set])?.success()?;
+    }
+    let attached = here.weft(&["attach", &off.path()])?.success()?;
+    assert!(attached.stderr.contains("no IPv6: it is switched off"), "{}", attached.stderr);
+    let [ipv4] = printed(&attached.stdout)[..] else { panic!("{}", attached.stdout) };
+    wait_ping(&far, ipv4, SETTLE)?;
+    assert!(notes(here, &off)?.contains("switched off"), "{}", notes(here, &off)?);
+
+    here.stop_daemon()?;
+    let (password, peer) = (lab.password_file().display().to_string(), there.ipv4().to_string());
+    let arguments = [MODES[0], &["--password-file", &password, &peer]].concat();
+    let mut daemon = start_with_read_only_sysctls(here, &arguments)?;
+    wait_ping(&far, ipv4, SETTLE)?;
+    let addresses = off.ip("-6 -o addr show")?.success()?.stdout;
+    assert_eq!(addresses, "", "IPv6 was switched on");
+    assert!(notes(here, &off)?.contains("switched off"), "{}", notes(here, &off)?);
+
+    let asked = here.weft(&["attach", "--ipv6", &off.path()])?.success()?;
+    let [_, ipv6] = printed(&asked.stdout)[..] else { panic!("{}", asked.stdout) };
+    assert_eq!(notes(here, &off)?, "null");
+    wait_ping(&far, ipv6, SETTLE)?;
+    here.weft(&["stop"])?.success()?;
+    daemon.wait(SETTLE)?;
+    Ok(())
+}
+
+/// The device on the host that a container's interface is joined to.
+fn host_end(host: &Host, container: &Container) -> anyhow::Result<String> {
+    let id = listed(host, container.netns())?["id"].as_str().unwrap_or_default().to_owned();
+    let links = host.netns().exec(&["ip", "-j", "link"])?.success()?.json()?;
+    let alias = format!("weft {id}");
+    let mut all = links.as_array().into_iter().flatten();
+    let found = all.find(|link| link["ifalias"] == alias.as_str());
+    let name = found.and_then(|link| link["ifname"].as_str()).map(str::to_owned);
+    name.ok_or_else(|| anyhow::anyhow!("no device for {alias} in {links}"))
+}
+
+/// A container's interface as it matters: name, switch, address and MTU.
+fn interface(container: &Container) -> anyhow::Result<Value> {
+    let text = container.exec(&["ip", "-j", "addr", "show", "dev", "weft0"])?.success()?.json()?;
+    let flags = text[0]["flags"].as_array().cloned().unwrap_or_default();
+    let all = text[0]["addr_info"].as_array().cloned().unwrap_or_default();
+    let global = all.iter().filter(|it| it["scope"] == "global");
+    let addresses: Vec<&Value> = global.map(|it| &it["local"]).collect();
+    let is_up = flags.iter().any(|flag| flag == "UP");
+    Ok(serde_json::json!([text[0]["address"], text[0]["mtu"], is_up, addresses]))
+}
+
+#[test]
+fn damage_to_containers_interfaces_is_mended() -> anyhow::Result<()> {
+    // On the host where the second word is HOST; PORT is the container's device there.
+    const WRECKS: [&[&str]; 3] = [
+        &["link set weft0 down", "link set weft0 name eth9", "HOST link delete PORT"],
+        &[
+            "link delete weft0",
+            "link set weft0 address 02:00:00:00:09:09",
+            "HOST link set PORT down",
+        ],
+        &["addr flush dev weft0", "HOST link set PORT nomaster", "HOST link set PORT name other"],
+    ];
+    for mode in MODES {
+        let lab = Lab::pair(mode)?;
+        let host = lab.host(0);
+        let far = lab.host(1).add_container("far")?;
+        // Who is damaged again and again waits.
+        for (number, wrecks) in WRECKS.iter().enumerate() {
+            let one = host.add_container(&format!("c{number}"))?;
+            wait_ping(&one, far.ipv4()?.into(), SETTLE)?;
+            let wanted = interface(&one)?;
+            for wreck in *wrecks {
+                let port = host_end(host, &one)?;
+                match wreck.strip_prefix("HOST ") {
+                    Some(wreck) => host.netns().ip(&wreck.replace("PORT", &port))?.success()?,
+                    None => one.netns().ip(wreck)?.success()?,
+                };
+                wait_until(&format!("{wreck}, mended"), SETTLE, || {
+                    interface(&one).is_ok_and(|found| found == wanted)
+                        && host_end(host, &one).is_ok_and(|found| found == port)
+                })?;
+                wait_ping(&one, far.ipv4()?.into(), SETTLE)?;
+                wait_ping(&far, one.ipv6()?.into(), SETTLE)?;
+            }
+            wait_until(&format!("{wrecks:?}, no damage"), SETTLE, || {
+                notes(host, one.netns()).is_ok_and(|notes| notes == "null")
+            })?;
+        }
+        assert!(host.log().contains("weft0 is down"), "the log does not say what was mended");
+    }
+    Ok(())
+}
+
+#[test]
+fn damage_that_cannot_be_mended_is_shown() -> anyhow::Result<()> {
+    let lab = Lab::launched(1, MODES[0])?;
+    let host = lab.host(0);
+    let one = host.add_container("one")?;
+    // Somebody else's device has the name.
+    let rename = "ip link set weft0 name mine && ip link add weft0 type bridge";
+    one.exec(&["sh", "-ec", rename])?.success()?;
+    wait_until("the damage to be shown", SETTLE, || {
+        notes(host, one.netns()).is_ok_and(|notes| notes.contains("weft0 (bridge)"))
+    })?;
+    let listed = host.weft(&["ps"])?.success()?.stdout;
+    assert!(listed.contains("cannot mend it"), "{listed}");
+    Ok(())
+}
+
+#[test]
+fn the_switchs_devices_come_back_whatever_is_done_to_them() -> anyhow::Result<()> {
+    // With a new device the engine's paths begin anew.
+    const LIMIT: Duration = Duration::from_secs(30);
+    for mode in MODES {
+        let lab = Lab::pair(mode)?;
+        let (one, two) = lab.containers()?;
+        wait_ping(&one, two.ipv4()?.into(), SETTLE)?;
+        for wreck in [
+            "link delete weft-tap",
+            "link set weft-tap down",
+            "link set weft-tap nomaster",
+            "link set weft-tap name other",
+            "link set weft down",
+            "link set weft name other",
+            "link delete weft",
+            "link delete weft-tap",
+        ] {
+            lab.host(0).netns().ip(wreck)?.success()?;
+            let both = || -> anyhow::Result<()> {
+                for (from, to) in [(&one, &two), (&two, &one)] {
+                    // Found anew by a broadcast, which takes all devices.
+                    let _ = from.netns().ip("neigh flush dev weft0");
+                    from.ping(to.ipv4()?.into())?;
+                }
+                Ok(())
+            };
+            std::thread::sleep(Duration::from_millis(500));
+            wait_until(&format!("{wreck}, mended"), LIMIT, || both().is_ok())?;
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn routes_of_a_container_that_take_the_network_away_are_refused_by_name() -> anyhow::Result<()> {
+    let lab = Lab::launched(1, MODES[0])?;
+    let host = lab.host(0);
+    let attach = |name: &str, address: &str| -> anyhow::Result<_> {
+        let netns = lab.sandbox.add_netns(name)?;
+        let add = format!(
+            "ip link add eth0 type bridge; ip link set eth0 up; ip addr add {address} dev eth0"
+        );
+        netns.exec(&["sh", "-ec", &add])?.success()?;
+        let attached = host.weft(&["attach", &netns.path()])?;
+        Ok((netns, attached))
+    };
+    for (number, address) in ["10.33.1.1/16", "10.32.0.9/12"].iter().enumerate() {
+        let (netns, refused) = attach(&format!("inside{number}"), address)?;
+        let said = format!("{}{}", refused.stdout, refused.stderr);
+        let names = ["10.3", "eth0", "10.32.0.0/12", "--ipalloc-range"];
+        assert!(!refused.status.success() && names.iter().all(|it| said.contains(it)), "{said}");
+        assert!(netns.ip("link show weft0").is_err(), "{address}: it has an interface");
+    }
+    assert_eq!(host.weft_json(&["ps"])?, serde_json::json!([]));
+    // A network around it loses a part of itself: that is said.
+    let (netns, attached) = attach("around", "10.1.1.1/8")?;
+    let attached = attached.success()?;
+    assert!(attached.stderr.contains("10.0.0.0/8 via eth0"), "{}", attached.stderr);
+    assert!(notes(host, &netns)?.contains("10.0.0.0/8"), "{}", notes(host, &netns)?);
+    // One that is attached stays so, and says what has come.
+    netns.ip("route add 10.34.0.0/16 dev eth0")?.success()?;
+    host.weft(&["attach", &netns.path()])?.success()?;
+    assert!(notes(host, &netns)?.contains("10.34.0.0/16"), "{}", notes(host, &netns)?);
+    // One beside it is nobody's affair.
+    let (netns, attached) = attach("beside", "172.17.0.2/16")?;
+    assert_eq!(attached.success()?.stderr, "");
+    assert_eq!(notes(host, &netns)?, "null");
+    Ok(())
+}
+
+/// Joins a container's interface to another network by a bridge.
+fn bridge_to(container: &Container, cable: &str) -> anyhow::Result<()> {
+    let script = format!(
+        "ip link add outer type bridge; ip link set outer up; ip link set {cable} up master outer; \
+         ip link set weft0 master outer"
+    );
+    container.exec(&["sh", "-ec", &script])?.success()?;
+    Ok(())
+}
+
+#[test]
+fn a_loop_between_ports_of_two_hosts_dies_down_and_is_named() -> anyhow::Result<()> {
+    for mode in MODES {
+        let lab = Lab::pair(mode)?;
+        let (one, two) = lab.containers()?;
+        let third = lab.host(0).add_container("third")?;
+        let far = lab.host(1).add_container("far")?;
+        wait_ping(&third, far.ipv4()?.into(), SETTLE)?;
+        let veth = format!("link add cable type veth peer name cable netns {}", two.netns().name());
+        one.netns().ip(&veth)?.success()?;
+        bridge_to(&one, "cable")?;
+        bridge_to(&two, "cable")?;
+        // One broadcast is enough: nobody has the address.
+        let _ = third.exec(&["ping", "-c", "1", "-W", "1", "10.47.255.1"])?;
+        wait_until("the loop to be named", SETTLE, || {
+            [0, 1].iter().any(|host| {
+                let status = lab.host(*host).weft(&["status"]);
+                status.is_ok_and(|output| output.stdout.contains("loop: broadcasts"))
+            })
+        })?;
+        // It has died down: what it had is dropped, and nothing goes on.
+        let count = || -> anyhow::Result<u64> {
+            let link =
+                one.exec(&["cat", "/sys/class/net/weft0/statistics/rx_packets"])?.success()?;
+            Ok(link.stdout.trim().parse()?)
+        };
+        let before = count()?;
+        std::thread::sleep(Duration::from_secs(2));
+        let more = count()? - before;
+        assert!(more < 3_000, "{mode:?}: {more} frames in two seconds");
+        one.netns().ip("link delete cable")?.success()?;
+        wait_ping(&third, far.ipv4()?.into(), SETTLE)?;
+    }
+    Ok(())
+}
