@@ -85,6 +85,24 @@ impl PacketSocket {
         if rc < 0 { Err(IoError::last(WHAT)) } else { Ok(()) }
     }
 
+    /// Gives what is sent from here on this priority inside the host (SO_PRIORITY). One above 6 takes CAP_NET_ADMIN.
+    ///
+    /// # Errors
+    /// What the kernel refused.
+    pub fn set_priority(&self, priority: i32) -> io::Result<()> {
+        // SAFETY: the option is an int, which `priority` is, of the length given.
+        let rc = unsafe {
+            libc::setsockopt(
+                self.fd.as_raw_fd(),
+                libc::SOL_SOCKET,
+                libc::SO_PRIORITY,
+                (&raw const priority).cast(),
+                mem::size_of_val(&priority) as libc::socklen_t,
+            )
+        };
+        if rc < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    }
+
     /// The index of a device of this socket's network namespace, by its name.
     ///
     /// # Errors

@@ -154,6 +154,8 @@ impl Relay {
         };
         let (port, bridge, sender) =
             namespace::run_in(&self.kernel.inner.home, open).map_err(failed)?.map_err(refused)?;
+        // They pass the bridge's way out by, where the guard marks what is Weft's.
+        sender.set_priority(crate::SENT_PRIORITY.cast_signed()).map_err(failed)?;
         self.kernel.ensure_port(&self.port).await?;
         let (stop, (ended, end)) = (Waker::new().map_err(failed)?, oneshot::channel());
         let mut work = Work {
