@@ -56,8 +56,11 @@ impl Kernel {
         let place = self.place_of(spec).await?;
         let Place { bridge, namespace, inside } = &place;
         let pair = pair_of(spec);
+        // The interface itself may be the veth end of a port of the switch.
         let is_renamed = |link: &Link| {
-            link.kind == Some(InfoKind::Veth) && link.attachment() == Some(spec.id.as_str())
+            link.kind == Some(InfoKind::Veth)
+                && link.name != spec.name
+                && link.attachment() == Some(spec.id.as_str())
         };
         inside.restore_name(&pair.name, is_renamed).await?;
         let before = Belongings::of(inside, spec).await?;

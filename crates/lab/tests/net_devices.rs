@@ -213,7 +213,7 @@ fn damage_to_containers_interfaces_is_mended() -> anyhow::Result<()> {
             "link set weft0 address 02:00:00:00:09:09",
             "HOST link set PORT down",
         ],
-        &["addr flush dev weft0", "HOST link set PORT nomaster", "HOST link set PORT name other"],
+        &["addr flush dev weft0", "HOST link set PORT name other"],
     ];
     for mode in MODES {
         let lab = Lab::pair(mode)?;

@@ -184,8 +184,8 @@ fn the_daemon_keeps_of_roots_rights_what_it_needs() -> anyhow::Result<()> {
     let of = |name: &str| {
         status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(":\t")).map(str::trim)
     };
-    // CAP_DAC_OVERRIDE, DAC_READ_SEARCH, NET_BIND_SERVICE, NET_ADMIN, NET_RAW, SYS_PTRACE, SYS_ADMIN.
-    let needed = [1, 2, 10, 12, 13, 19, 21].iter().fold(0_u64, |set, bit| set | 1 << bit);
+    // CAP_DAC_OVERRIDE, DAC_READ_SEARCH, NET_BIND_SERVICE, NET_BROADCAST, NET_ADMIN, NET_RAW, SYS_PTRACE, SYS_ADMIN.
+    let needed = [1, 2, 10, 11, 12, 13, 19, 21].iter().fold(0_u64, |set, bit| set | 1 << bit);
     for set in ["CapEff", "CapPrm", "CapBnd"] {
         let held = u64::from_str_radix(of(set).unwrap_or_default(), 16)?;
         assert_eq!(held & !needed, 0, "{set}: {held:x}");

@@ -70,19 +70,31 @@ impl Saved {
         shown
     }
 
+    /// Who takes a port out of the switch cuts its container off: that stays so, and is said.
+    fn note_cut_off(&mut self, notice: &PortNotice) {
+        let PortNotice::Device { name, has_master, .. } = notice else { return };
+        if *name != self.host_interface {
+            return;
+        }
+        let text = format!("cut off: {name} was taken out of the switch; weft attach puts it back");
+        let is_said = self.condition.damage.as_ref() == Some(&text);
+        if !has_master {
+            self.condition.damage = Some(text);
+        } else if is_said {
+            self.condition.damage = None;
+        }
+    }
+
     /// What is wrong with a device of it, if something is.
     fn wrong_with(&self, notice: &PortNotice) -> Option<String> {
-        let PortNotice::Device { name, mac, mtu, up, has_master, .. } = notice else { return None };
-        let is_host_end = *name == self.host_interface;
+        let PortNotice::Device { name, mac, mtu, up, .. } = notice else { return None };
         let is_inside = *name == self.attachment.interface;
-        if !is_host_end && !is_inside && name != DIRECT_LOCAL_NAME {
+        if *name != self.host_interface && !is_inside && name != DIRECT_LOCAL_NAME {
             let is_renamed = !ports::is_on_its_way(name);
             return is_renamed.then(|| format!("its interface was renamed {name}"));
         }
         let what = if !up {
             "is down"
-        } else if is_host_end && !has_master {
-            "was taken out of the switch"
         } else if is_inside && *mac != mac_of(&self.attachment).0 {
             "has another Ethernet address"
         } else if *mtu != u32::from(self.attachment.mtu) {
@@ -118,10 +130,12 @@ impl Attachments {
 
     /// What a notice says of the attachment that it is about.
     pub(super) async fn judge(&self, notice: &PortNotice) -> Option<Judgement> {
-        let inner = self.inner.lock().await;
+        let mut inner = self.inner.lock().await;
         let (id, of, damage) = match notice {
             PortNotice::Device { id, name, .. } => {
-                (id.clone(), name.clone(), inner.saved.get(id)?.wrong_with(notice))
+                let saved = inner.saved.get_mut(id)?;
+                saved.note_cut_off(notice);
+                (id.clone(), name.clone(), saved.wrong_with(notice))
             }
             PortNotice::Gone { id, name } => {
                 inner.saved.get(id).filter(|_| !ports::is_on_its_way(name))?;
@@ -230,10 +244,14 @@ mod tests {
             (notice("weft0", 8, 1388, true, false), "weft0 has another Ethernet address"),
             (notice("weft0", 7, 1500, true, false), "weft0 has another MTU"),
             (notice("eth9", 7, 1388, true, false), "its interface was renamed eth9"),
-            (notice("weftv1", 9, 1388, true, false), "weftv1 was taken out of the switch"),
+            (notice("weftv1", 9, 1388, false, true), "weftv1 is down"),
         ] {
             assert_eq!(wrong(notice).as_deref(), Some(said));
         }
+        saved.note_cut_off(&notice("weftv1", 9, 1388, true, false));
+        assert!(saved.shown().notes.concat().contains("cut off: weftv1"));
+        saved.note_cut_off(&notice("weftv1", 9, 1388, true, true));
+        assert_eq!(saved.shown().notes.len(), 0);
         saved.note(Attached { ipv6: Err(NoIpv6::Kernel) });
         let shown: Vec<String> = saved.shown().addresses.iter().map(ToString::to_string).collect();
         assert_eq!(shown, ["10.32.0.1/12"]);
