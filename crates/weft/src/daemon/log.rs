@@ -36,13 +36,21 @@ pub fn log_to_stderr() {
     begin(io::stderr, ansi);
 }
 
-/// Sends log lines to a file that is standard error already, so that it stays bounded. `WEFT_LOG` chooses what: `info`
-/// unless set.
+/// Sends log lines to standard error, and keeps the file bounded if that is what standard error is. `WEFT_LOG` chooses
+/// what: `info` unless set.
 pub(crate) fn log_to_file(path: PathBuf) {
-    match LogFile::open(path, LOG_BYTES_MAX, true) {
-        Ok(file) => begin(file, false),
-        Err(_) => log_to_stderr(),
+    let file = is_stderr(&path).then(|| LogFile::open(path, LOG_BYTES_MAX, true));
+    match file {
+        Some(Ok(file)) => begin(file, false),
+        Some(Err(_)) | None => log_to_stderr(),
     }
+}
+
+fn is_stderr(path: &Path) -> bool {
+    let (Ok(stderr), Ok(file)) = (rustix::fs::fstat(io::stderr()), rustix::fs::stat(path)) else {
+        return false;
+    };
+    (stderr.st_dev, stderr.st_ino) == (file.st_dev, file.st_ino)
 }
 
 fn begin<W>(writer: W, ansi: bool)
