@@ -65,6 +65,6 @@ fn containers_reach_each_other_under_the_unit() -> anyhow::Result<()> {
         assert!(told.contains(line), "{line:?} is missing: {told}");
     }
     let held = told.lines().find_map(|line| line.strip_prefix("CapEff:\t"));
-    assert_eq!(held, Some("0000000000283406"), "{told}");
+    assert_eq!(held, Some("0000000000283c06"), "{told}");
     Ok(())
 }

@@ -90,8 +90,12 @@ impl World {
             let alone = has_ovpn_alone(ours, engine) || has_ovpn_alone(theirs, remote_engine);
             let found = best(format, engine, remote_engine, encapsulation, why.clone());
             match verdict {
-                // Some packets of containers do not fit it: it is for want of a vector engine alone.
-                Ok(()) if engine == kernel && is_narrow(ours, format, encapsulation) => {
+                // Some packets of containers do not get there: it is for want of a vector engine alone.
+                Ok(())
+                    if engine == kernel
+                        && (is_narrow(ours, format, encapsulation)
+                            || remote_engine == kernel && takes_less(theirs, ours)) =>
+                {
                     narrow = narrow.or(found);
                     why = why.or(Some(Reason::MtuNotCarried.to_string()));
                 }
@@ -265,6 +269,11 @@ pub fn seeds(seeds: impl IntoIterator<Item = u64>, test: impl Fn(u64)) {
 fn is_narrow(config: &Config, format: Format, encapsulation: Encapsulation) -> bool {
     let carried = config.link_mtu - weft_path::overhead(format, encapsulation, false);
     carried / 4 * 4 < config.container_mtu
+}
+
+/// A host's kernel drops, before its containers, what another one's may send.
+const fn takes_less(theirs: &Config, ours: &Config) -> bool {
+    theirs.container_mtu < ours.container_mtu
 }
 
 /// A host has an engine in format `ovpn` alone and does not say why.
