@@ -45,6 +45,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Duration;
 
 use weft_crypto::PeerId;
+use weft_io::IoError;
 use weft_io::keylog::KeyLog;
 use weft_io::offload::{self, Offloads};
 use weft_io::poller::Waker;
@@ -96,6 +97,10 @@ pub fn default_workers() -> usize {
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
     (processors / 2).max(processors.min(DEFAULT_WORKERS_MIN)).min(DEFAULT_WORKERS_MAX)
 }
+
+/// Tries to bind the port again once its sockets were closed, and the pause between them in milliseconds.
+const RENEW_TRIES_MAX: u32 = 20;
+const RENEW_PAUSE_MS: u64 = 50;
 
 /// How an engine is set up.
 #[derive(Clone, Debug)]
@@ -289,11 +294,24 @@ impl Engine {
     /// What kept a worker from starting; it may be tried again.
     pub fn renew_tap(&self) -> Result<(), EngineError> {
         let mut crew = self.lock();
-        let (sendings, queue) = sync_channel(COMMANDS_QUEUED_MAX);
-        crew.renew(queue)?;
-        let (waker, ..) = crew.first()?;
-        *self.first.lock().unwrap_or_else(PoisonError::into_inner) = First { sendings, waker };
-        Ok(())
+        let mut tries = 1;
+        loop {
+            let (sendings, queue) = sync_channel(COMMANDS_QUEUED_MAX);
+            match crew.renew(queue) {
+                // A program that this process is just starting still has the old sockets.
+                Err(EngineError::Io(IoError::PortInUse { .. })) if tries < RENEW_TRIES_MAX => {
+                    tries += 1;
+                    std::thread::sleep(Duration::from_millis(RENEW_PAUSE_MS));
+                }
+                renewed => {
+                    renewed?;
+                    let (waker, ..) = crew.first()?;
+                    let mut first = self.first.lock().unwrap_or_else(PoisonError::into_inner);
+                    *first = First { sendings, waker };
+                    return Ok(());
+                }
+            }
+        }
     }
 
     /// All counters, read without stopping anyone.
