@@ -180,11 +180,18 @@ mod tests {
         assert_eq!(before.instance, None);
     }
 
+    /// Waits until a file that is made has another time than those before: the kernel's clock for files goes on with
+    /// its timer, a hundred times a second at least.
+    fn tick() {
+        std::thread::sleep(std::time::Duration::from_millis(30));
+    }
+
     #[test]
     fn a_copied_or_restored_state_is_known_as_such() {
         let (state, runtime) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let (mut notes, _) = Notes::begin_at(state.path(), runtime.path(), run("boot", 1));
         save(state.path(), &mut notes, 5);
+        tick();
         let copy = tempfile::tempdir().unwrap();
         for name in [MESH_FILE, PLACE_FILE] {
             fs::copy(state.path().join(name), copy.path().join(name)).unwrap();
@@ -196,6 +203,7 @@ mod tests {
         assert!(!copied(state.path()));
         assert!(copied(copy.path()));
         // Put back over what was there.
+        tick();
         fs::remove_file(state.path().join(MESH_FILE)).unwrap();
         fs::copy(copy.path().join(MESH_FILE), state.path().join(MESH_FILE)).unwrap();
         assert!(copied(state.path()));
