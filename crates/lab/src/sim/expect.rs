@@ -60,11 +60,17 @@ impl World {
         let best = |format, engine, remote_engine, encapsulation, why| {
             Some(Best { format, engine, remote_engine, encapsulation, why })
         };
-        if trusted && kernels.is_ok() {
-            return best(Format::Plain, kernel, kernel, Encapsulation::Udp, None);
-        }
         let (raw, udp) = (Encapsulation::Raw, Encapsulation::Udp);
-        let (mut why, mut narrow) = (kernels.err().filter(|_| trusted), None);
+        let (mut why, mut narrow) = (None, None);
+        if trusted && kernels.is_ok() {
+            let plain = best(Format::Plain, kernel, kernel, udp, None);
+            if !takes_less(theirs, ours) {
+                return plain;
+            }
+            (why, narrow) = (Some(Reason::MtuNotCarried.to_string()), plain);
+        } else if trusted {
+            why = kernels.err();
+        }
         for (engine, remote_engine, format, encapsulation) in [
             (kernel, kernel, Format::Esp, raw),
             (kernel, kernel, Format::Esp, udp),
