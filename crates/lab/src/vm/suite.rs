@@ -100,9 +100,11 @@ const TABLE: [Row; 13] = [
 
 /// Tests of the table that wait for a soak, so that the suite ends within 20 minutes: others show the same
 /// and more on the guest's own kernel, or almost the same.
-const SOAK_ONLY: [&str; 14] = [
+const SOAK_ONLY: [&str; 16] = [
     "net_dco::*symmetric_ids_over_tcp*",
+    "net_devices::*",
     "net_ecn::*",
+    "net_kept::*",
     "net_moves::*",
     "net_ports::*",
     "net_rekey::*",
@@ -598,10 +600,12 @@ mod tests {
             program("net_admission", &["x"]),
             program("net_bench", &["x"]),
             program("net_dco", &["symmetric_ids_over_tcp"]),
+            program("net_devices", &["x"]),
             program("net_ecn", &["x"]),
             program("net_errors", &["x"]),
             program("net_firewall", &["x"]),
             program("net_idle", &["x"]),
+            program("net_kept", &["x"]),
             program("net_mixed", &["x"]),
             program("net_moves", &["x"]),
             program("net_mtu", &["x"]),
