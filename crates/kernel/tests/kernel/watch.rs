@@ -26,7 +26,8 @@ fn what_happens_to_a_device_is_told_in_order() {
         let kernel = Kernel::new().unwrap();
         let mut watch = kernel.watch().await.unwrap();
         let name = || "d0".to_owned();
-        run("ip", &["link", "add", "d0", "type", "bridge"]);
+        // A bridge without an address of its own takes its port's, which is an event.
+        run("ip", &["link", "add", "d0", "address", "02:00:00:00:00:01", "type", "bridge"]);
         run("ip", &["link", "set", "before", "master", "d0"]);
         switch_on("before");
         let steps: [(&[&str], LinkEvent); 4] = [
