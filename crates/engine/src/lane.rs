@@ -3,9 +3,9 @@
 //!
 //! Both directions of a lane use one 5-tuple, so that it passes where answers alone pass (NAT,
 //! stateful firewalls): the initiator's lane port and the responder's data port (DESIGN section 4).
-//! The host with the lower peer id is the initiator. A lane carries frames only while packets come
-//! back on it; dummy packets (RFC 4303 section 2.6) make sure that some do. Lane 0 is proven by path
-//! choice, with its probes.
+//! The host with the lower peer id is the initiator, until path choice says otherwise. A lane carries
+//! frames only while packets come back on it; dummy packets (RFC 4303 section 2.6) make sure that some
+//! do. Lane 0 is proven by path choice, with its probes.
 
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering::Relaxed};
 
@@ -23,6 +23,11 @@ pub const LANE_ASK_MS: u64 = 50;
 /// So many looks come that soon after an SA; the later ones are looks at all lanes.
 pub const LANE_ASKS_MAX: u8 = 40;
 
+/// Values of `Lane::told`.
+const TOLD_NOTHING: u8 = 0;
+const TOLD_PROVEN: u8 = 1;
+const TOLD_SILENT: u8 = 2;
+
 /// What is known of a lane of a path beyond its SAs, which come and go.
 #[derive(Debug, Default)]
 pub(crate) struct Lane {
@@ -37,6 +42,8 @@ pub(crate) struct Lane {
     misses: AtomicU8,
     idle: AtomicU8,
     asks_left: AtomicU8,
+    /// What path choice was told: nothing yet, that it is proven, or that it is silent.
+    told: AtomicU8,
     /// Packets sent at the last look.
     sent: AtomicU64,
 }
@@ -79,6 +86,29 @@ impl Lane {
     /// hear that what it sent has come.
     pub(crate) fn wait(&self) {
         self.asks_left.store(self.asks_left.load(Relaxed).saturating_sub(1), Relaxed);
+        self.misses.store(self.misses.load(Relaxed).saturating_add(1), Relaxed);
+    }
+
+    /// What came in has not come by the lane's way: the other host is yet to learn who opens it.
+    pub(crate) fn unhear(&self) {
+        self.heard.store(false, Relaxed);
+    }
+
+    /// Whether it is proven, where that is known and was not told before.
+    pub(crate) fn news(&self) -> Option<bool> {
+        let is_silent =
+            self.asks_left.load(Relaxed) == 0 && self.misses.load(Relaxed) >= LANE_MISSES_MAX;
+        let (news, told) = match (self.is_alive(), is_silent) {
+            (true, _) => (true, TOLD_PROVEN),
+            (false, true) => (false, TOLD_SILENT),
+            (false, false) => return None,
+        };
+        (self.told.swap(told, Relaxed) != told).then_some(news)
+    }
+
+    /// Path choice knows nothing of it any more.
+    pub(crate) fn forget_told(&self) {
+        self.told.store(TOLD_NOTHING, Relaxed);
     }
 
     /// The worker's look, at most one each [`LANE_LOOK_MS`], or [`LANE_ASK_MS`] while it is asked for. `sent` is how
@@ -165,6 +195,37 @@ mod tests {
         lane.hear();
         look(&lane);
         assert!(lane.is_alive());
+    }
+
+    #[test]
+    fn a_lane_that_becomes_silent_or_proven_is_told_of_once() {
+        let lane = Lane::default();
+        lane.ask();
+        for _ in 1..LANE_ASKS_MAX {
+            lane.look(0);
+            assert_eq!(lane.news(), None, "it is being asked for");
+        }
+        lane.look(0);
+        assert_eq!((lane.news(), lane.news()), (Some(false), None));
+        lane.hear();
+        lane.look(0);
+        assert_eq!((lane.news(), lane.news()), (Some(true), None));
+        while lane.is_alive() {
+            assert_eq!(lane.news(), None);
+            lane.look(0);
+        }
+        assert_eq!((lane.news(), lane.news()), (Some(false), None));
+        lane.forget_told();
+        assert_eq!(lane.news(), Some(false));
+        // What came by another way proves nothing.
+        lane.hear();
+        lane.unhear();
+        lane.look(0);
+        assert_eq!((lane.is_alive(), lane.news()), (false, None));
+        // One that cannot be answered is silent, too.
+        let unanswered = Lane::default();
+        (0..LANE_MISSES_MAX).for_each(|_| unanswered.wait());
+        assert_eq!(unanswered.news(), Some(false));
     }
 
     #[test]

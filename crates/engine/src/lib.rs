@@ -416,6 +416,7 @@ const fn name_of(command: &EngineCommand) -> &'static str {
         EngineCommand::SetPathMtu { .. } => "set path MTU",
         EngineCommand::SetRemote { .. } => "set remote",
         EngineCommand::SetSource { .. } => "set source",
+        EngineCommand::OpenLanes { .. } => "open lanes",
         EngineCommand::SendProbe { .. } => "send probe",
         EngineCommand::SendKeepalive { .. } => "send keepalive",
         EngineCommand::SetEndpoints { .. } => "set endpoints",

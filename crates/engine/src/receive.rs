@@ -166,9 +166,15 @@ impl Receiver {
     ) {
         let Some(path) = state.paths.get(number) else { return };
         if lane > 0 && path.has_lane_ports() {
-            let known = path.known.get(usize::from(lane)).and_then(|lane| lane.source);
-            if path.responds && known.is_none_or(|known| !same_place(known.address(), source)) {
-                self.moved_lane = Some((number, lane, source));
+            let Some(known) = path.known.get(usize::from(lane)) else { return };
+            let is_at = |place: weft_io::udp::Remote| same_place(place.address(), source);
+            if path.responds {
+                if !known.source.is_some_and(is_at) {
+                    self.moved_lane = Some((number, lane, source));
+                }
+            } else if !known.is_alive() && !path.remote.is_some_and(is_at) {
+                // The peer still opens it: what this host sends by its own way may come to nothing.
+                known.unhear();
             }
             return;
         }

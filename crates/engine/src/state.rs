@@ -185,6 +185,8 @@ pub(crate) struct State {
     peer_numbers: HashMap<PeerId, u32>,
     /// The address that a peer dialled, where the routing table would take another.
     sources: HashMap<PeerId, IpAddr>,
+    /// Whether this host opens a peer's lanes, where path choice has said so.
+    opens: HashMap<PeerId, bool>,
     path_numbers: HashMap<PathId, u32>,
     lanes_begun: u64,
     /// Paths that carry less than the containers' MTU.
@@ -219,6 +221,7 @@ impl State {
             broadcast: Vec::new(),
             peer_numbers: HashMap::new(),
             sources: HashMap::new(),
+            opens: HashMap::new(),
             path_numbers: HashMap::new(),
             lanes_begun: 0,
             narrow: 0,
@@ -337,6 +340,10 @@ impl State {
                 self.set_source(peer, source);
                 Ok(())
             }
+            EngineCommand::OpenLanes { peer, opens } => {
+                self.open_lanes(peer, opens);
+                Ok(())
+            }
             EngineCommand::SetEndpoints { vni, add, remove } => {
                 self.set_endpoints(vni, &add, &remove)
             }
@@ -363,6 +370,22 @@ impl State {
             let lanes = path.known.iter_mut().filter_map(|lane| lane.source.as_mut());
             for remote in path.remote.iter_mut().chain(lanes) {
                 *remote = remote.with_source(of_family(source, remote));
+            }
+        }
+    }
+
+    /// This host, or the peer, opens the peer's lanes from now on: none is proven.
+    fn open_lanes(&mut self, peer: PeerId, opens: bool) {
+        self.opens.insert(peer, opens);
+        let Some(&number) = self.peer_numbers.get(&peer) else { return };
+        for (_, path) in self.paths.iter_mut().filter(|(_, path)| path.peer == number) {
+            path.responds = !opens;
+            path.known.fill_with(Lane::default);
+            for (known, outbound) in path.known.iter().zip(&path.lanes).skip(1) {
+                if outbound.as_ref().is_some_and(|outbound| outbound.answers_dummies) {
+                    known.ask();
+                    self.lanes_begun += 1;
+                }
             }
         }
     }
@@ -479,6 +502,7 @@ impl State {
         let number = self.path_number(path).ok_or(CommandError::UnknownPath { path })?;
         let Some(entry) = self.paths.get_mut(number) else { return Ok(()) };
         let lanes = std::mem::take(&mut entry.lanes);
+        entry.known.iter().for_each(Lane::forget_told);
         if let Some(peer) = self.peers.get(entry.peer).map(|peer| peer.id) {
             for (lane, old) in lanes.iter().enumerate() {
                 let Some(old) = old else { continue };
@@ -548,6 +572,7 @@ impl State {
 
     fn remove_peer(&mut self, peer: PeerId) {
         self.sources.remove(&peer);
+        self.opens.remove(&peer);
         let Some(number) = self.peer_numbers.remove(&peer) else { return };
         self.endpoints.retain(|_, at| at != number);
         self.broadcast.retain(|at| *at != number);
@@ -594,7 +619,7 @@ impl State {
             mtu: self.default_mtu,
             lanes: Vec::new(),
             known: Vec::new(),
-            responds: self.local > peer,
+            responds: self.opens.get(&peer).map_or(self.local > peer, |opens| !opens),
             inbound: 0,
         });
         self.path_numbers.insert(path, number);
@@ -667,119 +692,5 @@ fn of_family(source: Option<IpAddr>, to: &Remote) -> Option<IpAddr> {
 }
 
 #[cfg(test)]
-mod tests {
-    #![allow(clippy::unwrap_used)]
-
-    use std::net::Ipv4Addr;
-    use std::time::Duration;
-
-    use weft_crypto::{Cipher, SaKey};
-    use weft_path::Encapsulation;
-
-    use super::*;
-
-    /// Asks for an inbound SA with this SPI, and returns why there is none.
-    fn refusal(state: &mut State, spi: u32) -> Option<CommandError> {
-        let sa = InboundSa {
-            spi,
-            lane: 0,
-            cipher: Cipher::Aes256Gcm,
-            key: SaKey::from_bytes([5; 36]),
-            encapsulation: Encapsulation::Udp,
-            remote_engine: EngineKind::Userspace,
-            lifetime: Duration::MAX,
-        };
-        let command = EngineCommand::InstallInbound {
-            engine: EngineKind::Userspace,
-            remote: Ipv4Addr::LOCALHOST.into(),
-            peer: PeerId::from_bytes([9; 32]),
-            path: PathId(1),
-            sa,
-        };
-        state.apply(command, |address| Ok(Remote::of(address))).err()
-    }
-
-    #[test]
-    fn inbound_sas_are_taken_up_to_their_number() {
-        let mut state = State::new(Vni(7), 1_388, Arc::default(), KeyLog::default());
-        assert_eq!(refusal(&mut state, 1), None);
-        // All but one of the others stand in the table alone: keys and windows for them take seconds.
-        for spi in 2..INBOUND_SAS_MAX as u32 {
-            state.spis.insert(spi.into(), u32::MAX);
-        }
-        let [last, one, another] = [100_000, 100_001, 100_002];
-        assert_eq!(refusal(&mut state, last), None);
-        let full = Some(CommandError::TableFull { table: "inbound SAs" });
-        assert_eq!(refusal(&mut state, one), full);
-        assert_eq!(state.inbound_of(one), None);
-        assert_eq!(refusal(&mut state, last), Some(CommandError::SpiInUse { spi: last }));
-        state.remove_inbound(1);
-        assert_eq!(refusal(&mut state, one), None);
-        assert!(state.inbound_of(one).and_then(|number| state.inbound.get(number)).is_some());
-        assert_eq!(refusal(&mut state, another), full);
-    }
-
-    fn outbound(path: PathId, lane: u16, remote: &str) -> EngineCommand {
-        let sa = OutboundSa {
-            spi: 1_000 + u32::from(lane),
-            lane,
-            cipher: Cipher::Aes256Gcm,
-            key: SaKey::from_bytes([5; 36]),
-            rco: true,
-            iv_salt: 0,
-            packets_soft: u64::MAX,
-            packets_hard: u64::MAX,
-            bytes_soft: u64::MAX,
-            bytes_hard: u64::MAX,
-            encapsulation: Encapsulation::Udp,
-            remote_engine: EngineKind::Userspace,
-            lifetime: Duration::MAX,
-        };
-        let (engine, peer) = (EngineKind::Userspace, PeerId::from_bytes([9; 32]));
-        EngineCommand::InstallOutbound { engine, peer, path, sa, remote: remote.parse().unwrap() }
-    }
-
-    /// On every lane, by every way that a remote comes in, and only where the family fits.
-    #[test]
-    fn a_peers_packets_leave_from_where_it_dialled() {
-        let peer = PeerId::from_bytes([9; 32]);
-        let local = PeerId::from_bytes([10; 32]);
-        let (arc, keylog) = (Arc::default(), KeyLog::default());
-        let mut state = State::of_host(local, Vni(7), 1_388, arc, keylog);
-        let apply = |state: &mut State, command| {
-            state.apply(command, |address| Ok(Remote::of(address))).unwrap();
-        };
-        let source = |state: &State, path, lane| {
-            let number = state.path_number(PathId(path)).unwrap();
-            state.paths.get(number).unwrap().way(lane).unwrap().1.source()
-        };
-        let set = |source: Option<&str>| EngineCommand::SetSource {
-            peer,
-            source: source.map(|source| source.parse().unwrap()),
-        };
-        let dialled: Option<IpAddr> = Some("192.0.2.101".parse().unwrap());
-        apply(&mut state, outbound(PathId(1), 0, "192.0.2.2:6784"));
-        apply(&mut state, outbound(PathId(1), 1, "192.0.2.2:6784"));
-        let number = state.path_number(PathId(1)).unwrap();
-        let lane = Remote::of("192.0.2.2:40000".parse().unwrap());
-        state.set_lane_source(number, 1, lane);
-        assert_eq!((source(&state, 1, 0), source(&state, 1, 1)), (None, None));
-        apply(&mut state, set(Some("192.0.2.101")));
-        assert_eq!((source(&state, 1, 0), source(&state, 1, 1)), (dialled, dialled));
-        // What comes later.
-        let remote = "192.0.2.3:6784".parse().unwrap();
-        apply(&mut state, EngineCommand::SetRemote { path: PathId(1), remote });
-        apply(&mut state, outbound(PathId(2), 0, "192.0.2.2:6784"));
-        apply(&mut state, outbound(PathId(3), 0, "[2001:db8::2]:6784"));
-        state.set_lane_source(number, 1, Remote::of("192.0.2.3:40001".parse().unwrap()));
-        let all = [(1, 0), (1, 1), (2, 0), (3, 0)].map(|(path, lane)| source(&state, path, lane));
-        assert_eq!(all, [dialled, dialled, dialled, None]);
-        apply(&mut state, set(None));
-        assert_eq!((source(&state, 1, 0), source(&state, 1, 1)), (None, None));
-        // Another peer's are not its.
-        apply(&mut state, set(Some("192.0.2.101")));
-        apply(&mut state, EngineCommand::RemovePeer { peer });
-        apply(&mut state, outbound(PathId(4), 0, "192.0.2.2:6784"));
-        assert_eq!(source(&state, 4, 0), None);
-    }
-}
+#[path = "state_tests.rs"]
+mod tests;

@@ -240,6 +240,10 @@ impl Transmitter {
                     }
                     None => lane.wait(),
                 }
+                if let Some(proven) = lane.news() {
+                    let (path, lane) = (path.id, number as u16);
+                    (env.events)(EngineEvent::LaneProven { path, lane, proven });
+                }
                 asking |= lane.is_asked_for();
             }
         }

@@ -12,6 +12,7 @@ use crate::config::{
     PROBE_TURN_MS, RESEND_MS, ms,
 };
 use crate::inbound::{Generation, Inbound, Terms};
+use crate::lanes::Proofs;
 use crate::message::{Accept, Message, Offer, ProbeAnswer, RekeyRequest};
 use crate::pairing::Key;
 use crate::prober::{Prober, Role, Verdict, retry_after};
@@ -26,6 +27,7 @@ pub(crate) struct Candidate {
     pub(crate) key: Key,
     pub(crate) inbound: Inbound,
     outbound: Option<Outbound>,
+    proofs: Proofs,
     prober: Prober,
     /// MTU of the peer's containers in bytes, if it says.
     containers: Option<u16>,
@@ -108,6 +110,7 @@ impl Candidate {
             key,
             inbound: Inbound::new(peer, path),
             outbound: None,
+            proofs: Proofs::default(),
             prober: Prober::new(path, sizes, sh),
             containers: room.containers,
             accepted: None,
@@ -375,6 +378,7 @@ impl Candidate {
             lanes: lanes.keys().copied().collect(),
         });
         self.accepted.clone_from(&accept);
+        self.proofs.keep(|lane| lanes.contains_key(&lane));
         let cipher = Some(offer.cipher);
         self.outbound = Some(Outbound { cipher, lanes, accept, installed: now, offered, remote });
         self.request = None;
@@ -398,6 +402,28 @@ impl Candidate {
         let known = verdict.is_some();
         self.apply(now, verdict.unwrap_or(Verdict::Nothing), shared);
         known
+    }
+
+    /// The engine says of a lane beyond the first whether packets come back on it.
+    pub(crate) fn handle_lane(&mut self, lane: u16, proven: bool) {
+        let has = |outbound: &Outbound| outbound.lanes.contains_key(&lane);
+        if lane > 0 && self.outbound.as_ref().is_some_and(has) {
+            self.proofs.note(lane, proven);
+        }
+    }
+
+    /// It sends on lanes beyond the first, and nothing comes back on any of them.
+    pub(crate) fn are_lanes_blocked(&self) -> bool {
+        let beyond =
+            self.outbound.as_ref().map_or(0, |outbound| outbound.lanes.len().saturating_sub(1));
+        beyond > 0 && self.proofs.blocked() == beyond
+    }
+
+    fn lanes_blocked(&self) -> Option<Reason> {
+        let count = |lanes: usize| u16::try_from(lanes).unwrap_or(u16::MAX);
+        let of = self.outbound.as_ref().map_or(0, |outbound| outbound.lanes.len());
+        let blocked = count(self.proofs.blocked());
+        (blocked > 0).then(|| Reason::LanesBlocked(blocked, count(of)))
     }
 
     pub(crate) fn handle_probe(&mut self, now: Instant) {
@@ -601,6 +627,7 @@ impl Candidate {
             state: self.state,
             reason: self.reason.clone(),
             why_not_best: None,
+            lanes_blocked: self.lanes_blocked(),
             since: self.since,
             next_try: self.hold.or(self.prober.next()).filter(|_| failed),
             cipher: outbound.and_then(|outbound| outbound.cipher),
@@ -670,6 +697,7 @@ impl Candidate {
     }
 
     fn drop_outbound(&mut self, shared: &mut Shared) {
+        self.proofs.keep(|_| false);
         if self.outbound.take().is_some() {
             shared.command(EngineCommand::RemoveOutbound { path: self.path });
         }

@@ -171,6 +171,9 @@ impl Peer {
         for entry in entries.iter_mut().filter(|entry| entry.state == PathState::Active) {
             entry.why_not_best = self.why_not_best(config);
         }
+        for entry in entries.iter_mut().filter(|entry| entry.state != PathState::Active) {
+            entry.lanes_blocked = None;
+        }
         if entries.is_empty() {
             let entry = self.absent(self.none.state, self.none.reason.clone(), None, None);
             entries.push(entry);
@@ -220,6 +223,7 @@ impl Peer {
             state,
             reason: Some(reason),
             why_not_best: None,
+            lanes_blocked: None,
             since: self.none.since,
             next_try: None,
             cipher: None,

@@ -56,6 +56,11 @@ pub const SETTLE_MS: u64 = 5_000;
 /// A kernel engine has one policy for the probes of candidates towards one peer, so each candidate that
 /// is bound to addresses has it to itself for so many milliseconds.
 pub const PROBE_TURN_MS: u64 = 50;
+/// While no lane beyond the first gets through, the hosts open them one after the other: the first turn is so long, in
+/// milliseconds, each next one twice as long...
+pub const LANES_TURN_FIRST_MS: u64 = 5_000;
+/// ... up to this, in milliseconds.
+pub const LANES_TURN_MAX_MS: u64 = 600_000;
 /// Generations of inbound SAs of one peer that still drain after their path went away.
 pub const RETIRED_MAX: usize = 16;
 /// The search for a larger MTU starts again after so many seconds (RFC 8899 section 5.1.1).

@@ -66,6 +66,10 @@ pub struct Hello {
     /// Inner MTU of its containers in bytes; absent: an older host does not say.
     #[serde(default)]
     pub container_mtu: Option<u16>,
+    /// The sender opens the lanes beyond the first, from ports of their own: the word of the lower peer id counts.
+    /// Absent: an older host does not say, and the lower peer id opens them.
+    #[serde(default)]
+    pub opens_lanes: Option<bool>,
     /// It lacks the receiver's hello.
     #[serde(default)]
     pub reply_wanted: bool,
@@ -337,6 +341,7 @@ mod tests {
             trusted: true,
             mtu: 1500,
             container_mtu: Some(1388),
+            opens_lanes: Some(false),
             reply_wanted: true,
         };
         let messages = [
@@ -381,6 +386,7 @@ mod tests {
         let Message::Hello(hello) = serde_json::from_str(hello).unwrap() else { panic!() };
         assert!(hello.engines[0].ciphers.is_empty() && hello.missing.is_empty());
         assert_eq!((hello.address, hello.peer_address, hello.trusted), (None, None, false));
+        assert_eq!(hello.opens_lanes, None);
         let mut text = serde_json::to_value(offer()).unwrap();
         text.as_object_mut().unwrap().remove("encapsulation");
         let offer: Offer = serde_json::from_value(text).unwrap();

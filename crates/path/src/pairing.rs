@@ -380,6 +380,7 @@ mod tests {
             trusted: false,
             mtu: 1500,
             container_mtu: None,
+            opens_lanes: None,
             reply_wanted: false,
         }
     }

@@ -51,7 +51,7 @@ impl Paths {
     /// one still works: its session key is another, and every SA is re-keyed without loss.
     /// `local` is this host's own address on the connection, where it is known: without it no NAT
     /// is seen that hides this host. `remote` is where the other end is. Messages for the peer go
-    /// over this connection from now on.
+    /// over this connection from now on. `dialled`: this host has dialled the link.
     pub fn handle_link_up(
         &mut self,
         now: Instant,
@@ -59,14 +59,17 @@ impl Paths {
         session: SessionKey,
         local: Option<IpAddr>,
         remote: IpAddr,
+        dialled: bool,
     ) {
+        let id = self.shared.local;
         self.peers.entry(peer).or_insert_with(|| Entry {
-            peer: Peer::new(now, peer, remote),
+            peer: Peer::new(now, id, peer, remote),
             deadline: None,
             claim: None,
         });
         let address_shared = self.claim(now, peer, remote.to_canonical()) != peer;
         self.with(now, peer, |peer, shared| {
+            peer.lanes.handle_link_up(dialled);
             peer.handle_link_up(now, session, (local, remote), address_shared, shared);
         });
     }
@@ -132,6 +135,7 @@ impl Paths {
             EngineEvent::OutboundNearLimit { path, .. }
             | EngineEvent::OutboundExhausted { path, .. }
             | EngineEvent::RemoteMoved { path, .. }
+            | EngineEvent::LaneProven { path, .. }
             | EngineEvent::MessageTooLong { path, .. }
             | EngineEvent::PathFailed { path, .. } => self.shared.paths.get(path),
             EngineEvent::InboundFirstUse { spi } => self.shared.spis.get(spi),

@@ -10,6 +10,7 @@ use weft_crypto::{Format, PeerId, SessionKey, derive_sa_key};
 use crate::candidate::{Candidate, Turn};
 use crate::config::{Config, LINK_GRACE_MS, RESEND_MS, RETIRED_MAX, SESSION_SPIS_MAX, ms};
 use crate::inbound::{Generation, Terms};
+use crate::lanes::Lanes;
 use crate::message::{Hello, Message, MessageError, Offer, ProbeAnswer, Withdraw};
 use crate::pairing::{Key, Scene, abilities, taken};
 use crate::prober::Role;
@@ -20,6 +21,7 @@ use crate::status::{PathChange, PathState, Reason};
 
 pub(crate) struct Peer {
     pub(crate) id: PeerId,
+    pub(crate) lanes: Lanes,
     /// `None` while the link is down.
     pub(crate) session: Option<Session>,
     pub(crate) link_down: Option<Instant>,
@@ -67,9 +69,10 @@ pub(crate) struct NoPath {
 }
 
 impl Peer {
-    pub(crate) fn new(now: Instant, id: PeerId, remote: IpAddr) -> Self {
+    pub(crate) fn new(now: Instant, local: PeerId, id: PeerId, remote: IpAddr) -> Self {
         Self {
             id,
+            lanes: Lanes::new(local, id),
             session: None,
             link_down: None,
             local: None,
@@ -266,6 +269,13 @@ impl Peer {
                 self.set_sizes(now, shared);
                 known.is_some()
             }
+            EngineEvent::LaneProven { path, lane, proven } => {
+                let known = self.at(path).map(|it| it.handle_lane(lane, proven));
+                if self.are_lanes_blocked() {
+                    self.lanes.handle_blocked(now);
+                }
+                known.is_some()
+            }
             EngineEvent::MessageTooLong { path, mtu } => {
                 self.at(path).map(|it| it.handle_too_long(now, mtu, shared)).is_some()
             }
@@ -297,10 +307,27 @@ impl Peer {
             self.send_hello(true, shared);
         }
         self.prune_retired(now, shared);
+        if self.lanes.handle_timeout(now, self.are_lanes_blocked()) {
+            self.greet_with_lanes(shared);
+        }
         self.run_candidates(now, shared);
         self.select(now, shared);
         if self.outstays.is_some_and(|key| self.bound != Some(key)) {
             self.sync(now, shared);
+        }
+    }
+
+    /// No lane beyond the first of the path that carries frames gets through.
+    fn are_lanes_blocked(&self) -> bool {
+        let carrier = self.carrier.and_then(|key| self.candidates.get(&key));
+        carrier.is_some_and(|candidate| candidate.are_lanes_blocked())
+    }
+
+    /// The peer and the engines learn who opens lanes from now on.
+    fn greet_with_lanes(&mut self, shared: &mut Shared) {
+        if let Some(hello) = self.hello.as_ref().filter(|_| self.has_greeted()) {
+            self.lanes.tell(self.id, hello, shared);
+            self.send_hello(false, shared);
         }
     }
 
@@ -393,6 +420,7 @@ impl Peer {
             .chain(self.hello_again)
             .chain(self.carries_until.filter(|_| self.carrier.is_some()))
             .chain(grace)
+            .chain(self.lanes.next_timeout())
             .min()
     }
 
@@ -479,6 +507,7 @@ impl Peer {
             trusted: shared.config.trusts(self.remote),
             mtu: shared.config.link_mtu,
             container_mtu: Some(shared.config.container_mtu),
+            opens_lanes: self.lanes.said(),
             reply_wanted,
         };
         shared.message(self.id, Message::Hello(hello));
@@ -589,6 +618,7 @@ impl Peer {
             self.candidates.values_mut().for_each(|it| it.handle_peer_restart(shared));
             self.retired.drain(..).for_each(|generation| generation.remove(shared));
         }
+        self.lanes.tell(self.id, hello, shared);
         let config = Arc::clone(&shared.config);
         let Some(scene) = self.scene(&config) else { return };
         let mut keys = scene.keys();

@@ -260,6 +260,15 @@ pub enum EngineCommand {
         /// An address of this host.
         source: Option<IpAddr>,
     },
+    /// This host opens the lanes beyond the first towards a peer, from lane ports to the peer's data port, or the peer
+    /// does and this host answers. Without the command it is the host with the lower peer id. What was known of the
+    /// lanes is void. The vector engine's alone.
+    OpenLanes {
+        /// The peer.
+        peer: PeerId,
+        /// This host does.
+        opens: bool,
+    },
     /// Send one probe on the path, bound or not (DESIGN section 7).
     SendProbe {
         /// The path.
@@ -340,6 +349,15 @@ pub enum EngineEvent {
         path: PathId,
         /// The peer's address as seen now.
         remote: SocketAddr,
+    },
+    /// Whether packets come back on a lane beyond the first: told when it becomes known, and when it changes.
+    LaneProven {
+        /// The path.
+        path: PathId,
+        /// The lane.
+        lane: u16,
+        /// They do; else nothing has come for a while, and it carries no frames.
+        proven: bool,
     },
     /// The kernel refused a datagram as too long for the route.
     MessageTooLong {

@@ -100,6 +100,8 @@ pub enum Reason {
     NotOffered,
     /// What the peer says of its own side: the text of a reason.
     Peer(String),
+    /// So many lanes of the path in use, of so many, carry nothing: a firewall lets in what answers alone.
+    LanesBlocked(u16, u16),
     /// All of these.
     Several(Vec<Reason>),
 }
@@ -156,6 +158,9 @@ impl fmt::Display for Reason {
             Self::Forced => "forced by configuration",
             Self::NotOffered => "not offered",
             Self::Peer(text) => return write!(f, "peer: {text}"),
+            Self::LanesBlocked(blocked, of) => {
+                return write!(f, "lanes blocked: {blocked} of {of}");
+            }
             Self::Several(reasons) => {
                 for (index, reason) in reasons.iter().enumerate() {
                     let between = if index == 0 { "" } else { "; " };
@@ -197,6 +202,8 @@ pub struct PathStatus {
     /// Of the active path alone: why the most preferred path that is not in use is not; `None`: it
     /// is the best that two hosts can have.
     pub why_not_best: Option<Reason>,
+    /// Of the active path alone: lanes that nothing gets through on.
+    pub lanes_blocked: Option<Reason>,
     /// When it came into this state.
     #[serde(skip)]
     pub since: Instant,
@@ -328,6 +335,7 @@ mod tests {
             (Reason::Forced, "forced by configuration"),
             (Reason::NotOffered, "not offered"),
             (Reason::Peer("kernel without ESP".to_owned()), "peer: kernel without ESP"),
+            (Reason::LanesBlocked(1, 2), "lanes blocked: 1 of 2"),
             (
                 Reason::Several(vec![Reason::DataPortsBlocked, Reason::Protocol50Blocked]),
                 "data ports blocked; protocol 50 blocked",

@@ -40,8 +40,8 @@ fn two() -> Two {
         [0, 1].map(|index| Paths::new(ids[index], config(), [index as u8 + 1; 32]));
     let key = || SessionKey::from_bytes([7; 32]);
     let [a, b]: [IpAddr; 2] = [HONEST.into(), LIAR.into()];
-    honest.handle_link_up(now, ids[1], key(), Some(a), b);
-    liar.handle_link_up(now, ids[0], key(), Some(b), a);
+    honest.handle_link_up(now, ids[1], key(), Some(a), b, true);
+    liar.handle_link_up(now, ids[0], key(), Some(b), a, false);
     Two { now, honest, liar, ids, sent_to: Vec::new(), refused: Vec::new(), asked: 0 }
 }
 

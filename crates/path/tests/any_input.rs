@@ -96,6 +96,7 @@ impl Dice {
             trusted: self.below(2) == 0,
             mtu: self.mtu(),
             container_mtu: (self.below(2) == 0).then(|| self.mtu()),
+            opens_lanes: (self.below(2) == 0).then(|| self.below(2) == 0),
             reply_wanted: self.below(2) == 0,
         }
     }
@@ -161,6 +162,10 @@ impl Dice {
             4 => EngineEvent::OutboundExhausted { path, spi },
             5 => EngineEvent::RemoteMoved { path, remote: (self.address(), 9).into() },
             6 => EngineEvent::MessageTooLong { path, mtu: self.mtu() },
+            9 => {
+                let (lane, proven) = (self.below(4) as u16, self.below(4) == 0);
+                EngineEvent::LaneProven { path, lane, proven }
+            }
             7 => EngineEvent::PathFailed { path, reason: "lie".into() },
             _ if self.below(20) == 0 => {
                 EngineEvent::EngineFailed { engine: self.engine(), reason: "lie".into() }
@@ -275,7 +280,8 @@ fn lie(seed: u64) {
                 let key = [u8::try_from(dice.below(256)).unwrap(); 32];
                 let remote = dice.address();
                 let local = (dice.below(2) == 0).then(|| dice.address());
-                paths.handle_link_up(now, about, SessionKey::from_bytes(key), local, remote);
+                let (key, dialled) = (SessionKey::from_bytes(key), dice.below(2) == 0);
+                paths.handle_link_up(now, about, key, local, remote, dialled);
                 engine.keys.clear();
             }
             2 => paths.handle_link_down(now, about),
@@ -336,7 +342,7 @@ fn the_same_inputs_give_the_same_outputs() {
         let now = Instant::now();
         let mut paths = Paths::new(peer(1), Config::default(), [3; 32]);
         let key = SessionKey::from_bytes([4; 32]);
-        paths.handle_link_up(now, peer(2), key, None, [10, 0, 0, 2].into());
+        paths.handle_link_up(now, peer(2), key, None, [10, 0, 0, 2].into(), true);
         let Some((_, Message::Hello(mut hello))) = paths.poll_message() else { panic!() };
         hello.instance = 5;
         paths.handle_message(now, peer(2), Message::Hello(hello)).unwrap();

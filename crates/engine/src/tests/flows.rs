@@ -309,6 +309,26 @@ fn a_lane_is_not_taken_for_proven_before_it_can_be_answered() {
     assert_eq!(look(&rig, false), (false, 0));
 }
 
+/// Until the peer has learned that this host opens a lane it still does so itself, and what this host sends by its own
+/// way may be lost: that something comes proves nothing.
+#[test]
+fn what_comes_by_the_peers_own_way_does_not_prove_a_lane_that_this_host_opens() {
+    let mut rig = Rig::new();
+    add_lane(&mut rig, 1);
+    let number = path(&rig).0;
+    let remote = path(&rig).1.remote.unwrap().address();
+    let nothing = |_| {};
+    for (port, is_proven) in [(remote.port() ^ 1, false), (remote.port(), true)] {
+        let source = SocketAddr::new(remote.ip(), port);
+        let env =
+            Env { tap: &rig.tap, socket: &rig.socket, counters: &rig.counters, events: &nothing };
+        rig.state.lane(number, 1).unwrap().hear();
+        rig.receiver.check_source(&rig.state, &env, (number, 1), source);
+        look(&rig, true);
+        assert_eq!(path(&rig).1.is_open(1), is_proven);
+    }
+}
+
 /// The kernel engine sends on as many lanes as it has use for and answers no dummies, and takes where they come
 /// from for where its peer is.
 #[test]

@@ -205,8 +205,9 @@ impl State {
             EngineCommand::SetSource { peer, source: None } => {
                 self.dialled.remove(&peer);
             }
-            // A kernel's state is not moved; endpoints and broadcast are the switch's.
+            // A kernel's state is not moved, and proves no lanes; endpoints and broadcast are the switch's.
             EngineCommand::SetRemote { .. }
+            | EngineCommand::OpenLanes { .. }
             | EngineCommand::SetEndpoints { .. }
             | EngineCommand::SetBroadcast { .. } => {}
         }

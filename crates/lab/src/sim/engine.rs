@@ -129,6 +129,8 @@ pub struct SimEngine {
     outbound: BTreeMap<(PathId, u16), Outbound>,
     plain: BTreeMap<PathId, (PeerId, IpAddr)>,
     bound: BTreeMap<PeerId, PathId>,
+    /// Whether this host opens a peer's lanes, where that was said.
+    opens: BTreeMap<PeerId, bool>,
     mtu: BTreeMap<PathId, u16>,
     /// Every key that was ever sent with: none may come twice.
     sent_with: BTreeSet<[u8; 36]>,
@@ -155,6 +157,7 @@ impl SimEngine {
             outbound: BTreeMap::new(),
             plain: BTreeMap::new(),
             bound: BTreeMap::new(),
+            opens: BTreeMap::new(),
             mtu: BTreeMap::new(),
             sent_with: BTreeSet::new(),
             lane: 0,
@@ -195,6 +198,21 @@ impl SimEngine {
     /// The path that frames for a peer take.
     pub fn bound(&self, peer: PeerId) -> Option<PathId> {
         self.bound.get(&peer).copied()
+    }
+
+    /// Whether this host was told to open a peer's lanes.
+    pub fn opens(&self, peer: PeerId) -> Option<bool> {
+        self.opens.get(&peer).copied()
+    }
+
+    /// Lanes beyond the first that this host's vector engine proves with that of a peer.
+    pub fn proven_lanes(&self, peer: PeerId) -> Vec<(PathId, u16)> {
+        let vector = EngineKind::Userspace;
+        let beyond = |(at, sa): (&(PathId, u16), &Outbound)| {
+            let are_vector = (sa.engine, sa.remote_engine) == (vector, vector);
+            (at.1 > 0 && are_vector && sa.peer == peer).then_some(*at)
+        };
+        self.outbound.iter().filter_map(beyond).collect()
     }
 
     /// The engine that a path with SAs is on.
@@ -287,10 +305,14 @@ impl SimEngine {
             EngineCommand::SendKeepalive { .. } => self.keepalives += 1,
             EngineCommand::RemovePeer { peer } => {
                 self.bound.remove(&peer);
+                self.opens.remove(&peer);
                 let left = self.inbound.values().any(|sa| sa.peer == peer)
                     || self.outbound.values().any(|sa| sa.peer == peer)
                     || self.plain.values().any(|(other, _)| *other == peer);
                 assert!(!left, "a forgotten peer left an SA behind");
+            }
+            EngineCommand::OpenLanes { peer, opens } => {
+                self.opens.insert(peer, opens);
             }
             EngineCommand::SetEndpoints { .. }
             | EngineCommand::SetBroadcast { .. }

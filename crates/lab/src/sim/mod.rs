@@ -20,6 +20,9 @@ use weft_path::{
     PathChange, PathId, PathState, PathStatus, Paths, Reason, overall,
 };
 
+/// How long the vector engine asks for a lane before it says that nothing comes back.
+const LANES_KNOWN_AFTER: Duration = Duration::from_secs(2);
+
 /// Names a host of a [`World`].
 pub type HostId = usize;
 
@@ -66,13 +69,22 @@ pub struct Host {
     turns: BTreeMap<PeerId, (PathId, Instant)>,
 }
 
+/// A new connection, as one end learns of it.
+struct Connection {
+    number: u64,
+    key: SessionKey,
+    seen: IpAddr,
+    dialled: bool,
+}
+
 enum Event {
     Timer(HostId),
-    LinkUp { host: HostId, peer: HostId, connection: u64, key: SessionKey, seen: IpAddr },
+    LinkUp { host: HostId, peer: HostId, up: Connection },
     LinkDown { host: HostId, peer: HostId, connection: u64 },
     Moved { host: HostId, peer: HostId, connection: u64 },
     Message { from: HostId, to: HostId, connection: u64, text: String },
     Packet { from: HostId, to: HostId, packet: Packet },
+    Lanes { host: HostId, peer: HostId },
     Traffic { from: HostId, to: HostId, every: Duration, size: Option<u16>, until: Instant },
 }
 
@@ -150,7 +162,7 @@ impl World {
         change(self.net(b, a));
     }
 
-    /// A new connection between two hosts, each of which learns of it at its own moment.
+    /// A new connection that the first host has dialled, each of which learns of it at its own moment.
     pub fn connect(&mut self, a: HostId, b: HostId) {
         self.connection += 1;
         let connection = self.connection;
@@ -161,7 +173,8 @@ impl World {
             let at = self.now + Duration::from_micros(self.below(20_000));
             let key = SessionKey::from_bytes(key);
             let seen = self.address_seen(peer, host);
-            self.push(at, Event::LinkUp { host, peer, connection, key, seen });
+            let up = Connection { number: connection, key, seen, dialled: host == a };
+            self.push(at, Event::LinkUp { host, peer, up });
         }
     }
 
@@ -383,12 +396,12 @@ impl World {
                     self.drain(host);
                 }
             }
-            Event::LinkUp { host, peer, connection, key, seen } => {
-                if self.live.contains_key(&connection) {
+            Event::LinkUp { host, peer, up } => {
+                if self.live.contains_key(&up.number) {
                     let (id, it) = (self.hosts[peer].id, &mut self.hosts[host]);
                     let local = it.knows_address.then_some(it.engine.address);
-                    it.connections.insert(peer, connection);
-                    it.paths.handle_link_up(self.now, id, key, local, seen);
+                    it.connections.insert(peer, up.number);
+                    it.paths.handle_link_up(self.now, id, up.key, local, up.seen, up.dialled);
                     self.drain(host);
                 }
             }
@@ -411,6 +424,12 @@ impl World {
             }
             Event::Message { from, to, connection, text } => {
                 self.deliver_message(from, to, connection, text);
+            }
+            Event::Lanes { host, peer } => {
+                let (id, proven) = (self.hosts[peer].id, self.lanes_pass(host, peer));
+                let lanes = self.hosts[host].engine.proven_lanes(id).into_iter();
+                let event = |(path, lane)| EngineEvent::LaneProven { path, lane, proven };
+                self.report(host, lanes.map(event).collect());
             }
             Event::Packet { from, to, packet } => self.deliver_packet(from, to, &packet),
             Event::Traffic { from, to, every, size, until } => {
@@ -479,6 +498,7 @@ impl World {
             let mut events = Vec::new();
             while let Some(command) = self.hosts[host].paths.poll_command() {
                 self.check(host, &command);
+                self.look_at_lanes(host, &command);
                 if let Some(packet) = self.hosts[host].engine.apply(command, &mut events) {
                     self.transmit_probe(host, packet, &mut events);
                 }
@@ -504,6 +524,18 @@ impl World {
             let next = next.max(self.now + Duration::from_micros(1));
             self.hosts[host].timer = Some(next);
             self.push(next, Event::Timer(host));
+        }
+    }
+
+    /// After such a command it becomes known of a peer's lanes whether they get through.
+    fn look_at_lanes(&mut self, host: HostId, command: &EngineCommand) {
+        let id = match command {
+            EngineCommand::OpenLanes { peer, .. } => peer,
+            EngineCommand::InstallOutbound { peer, sa, .. } if sa.lane == 1 => peer,
+            _ => return,
+        };
+        if let Some(peer) = self.hosts.iter().position(|host| host.id == *id) {
+            self.push(self.now + LANES_KNOWN_AFTER, Event::Lanes { host, peer });
         }
     }
 
@@ -567,7 +599,8 @@ fn strip(message: &mut serde_json::Value) {
         *message = serde_json::json!({"type": "unknown"});
     }
     if let Some(fields) = message.as_object_mut() {
-        for new in ["missing", "address", "peer_address", "trusted", "encapsulation"] {
+        for new in ["missing", "address", "peer_address", "trusted", "encapsulation", "opens_lanes"]
+        {
             fields.remove(new);
         }
     }

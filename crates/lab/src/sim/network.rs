@@ -25,6 +25,8 @@ pub struct Net {
     pub blocked_ports: BTreeSet<u16>,
     /// Nothing arrives of IP protocol 50.
     pub raw_blocked: bool,
+    /// A stateful firewall: of lanes beyond the first, only those come in that the receiver has opened.
+    pub answers_alone: bool,
     /// Of all that engines send, no probe arrives.
     pub probes_lost: bool,
 }
@@ -39,6 +41,7 @@ impl Default for Net {
             cut: false,
             blocked_ports: BTreeSet::new(),
             raw_blocked: false,
+            answers_alone: false,
             probes_lost: false,
         }
     }
@@ -167,6 +170,20 @@ impl World {
         let jitter = u64::try_from(net.jitter.as_micros()).unwrap_or(0);
         let delay = net.latency + Duration::from_micros(self.below(jitter + 1));
         (!lost).then(|| (to, self.now + delay, packet))
+    }
+
+    /// Whether a lane passes that these hosts have between them, by who opens it.
+    pub(super) fn lanes_pass(&mut self, a: HostId, b: HostId) -> bool {
+        let opens = |at: HostId, to: HostId| {
+            let (at, to) = (&self.hosts[at], self.hosts[to].id);
+            at.engine.opens(to).unwrap_or(at.id < to)
+        };
+        let (from, to) = match (opens(a, b), opens(b, a)) {
+            (true, false) => (a, b),
+            (false, true) => (b, a),
+            _ => return false,
+        };
+        !self.net(from, to).answers_alone
     }
 
     /// The address at which a host sees another one.

@@ -86,6 +86,8 @@ pub(super) struct Snapshot {
     pub(super) peers: Vec<weft_mesh::PeerStatus>,
     pub(super) ipam: weft_mesh::IpamStatus,
     pub(super) paths: Vec<weft_path::PathStatus>,
+    /// Where peers have dialled, if the routing table would send from another address.
+    pub(super) sources: BTreeMap<PeerId, IpAddr>,
     pub(super) counters: weft_engine::Counters,
     /// Workers of the vector engine now.
     pub(super) workers: usize,
@@ -173,10 +175,10 @@ impl Control {
     async fn handle_link(&mut self, event: weft_link::Event) {
         let now = Instant::now();
         match event {
-            weft_link::Event::Up { peer, session, remote, renewal: true, .. } => {
-                self.path_link_up(peer, session, remote, true).await;
+            weft_link::Event::Up { peer, session, remote, direction, renewal: true, .. } => {
+                self.path_link_up(peer, session, (remote, direction), true).await;
             }
-            weft_link::Event::Up { peer, nickname, remote, session, hello, .. } => {
+            weft_link::Event::Up { peer, nickname, remote, direction, session, hello, .. } => {
                 let hello = match serde_json::from_value(hello) {
                     Ok(hello) => hello,
                     Err(error) => {
@@ -193,7 +195,7 @@ impl Control {
                     return;
                 }
                 self.lost.remove(&peer);
-                self.path_link_up(peer, session, remote, false).await;
+                self.path_link_up(peer, session, (remote, direction), false).await;
             }
             weft_link::Event::Message { peer, bytes, .. } => self.handle_message(now, peer, &bytes),
             weft_link::Event::Down { peer, reason } => {
@@ -214,13 +216,14 @@ impl Control {
         &mut self,
         peer: PeerId,
         session: SessionKey,
-        remote: SocketAddr,
+        (remote, direction): (SocketAddr, weft_link::Direction),
         renewal: bool,
     ) {
         let remote = remote.ip().to_canonical();
         let (local, source) = self.own_address(peer, remote, renewal);
         self.set_source(peer, source).await;
-        self.paths.handle_link_up(Instant::now(), peer, session, local, remote);
+        let dialled = direction == weft_link::Direction::Outbound;
+        self.paths.handle_link_up(Instant::now(), peer, session, local, remote, dialled);
     }
 
     /// Links outlive a change of address at either end; kernel paths are bound to both.
@@ -338,6 +341,7 @@ impl Control {
                     peers: self.mesh.peers(),
                     ipam: self.mesh.ipam(),
                     paths: self.paths.status(now),
+                    sources: self.sources.clone(),
                     counters: self.engines.vector().counters(),
                     workers: self.engines.vector().workers(),
                     kernel: weft_kernel::engine::KernelCounters::default(),

@@ -1,12 +1,12 @@
 //! What status shows, made from what links, mesh, paths and engine say of themselves.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
 
 use weft_crypto::{Format, PeerId};
 use weft_kernel::engine::{KernelCounters, SwitchKind};
 use weft_link::{LinkState, LinkStatus};
-use weft_path::{EngineOffer, PathStatus};
+use weft_path::{EngineKind, EngineOffer, PathState, PathStatus, Reason};
 
 use super::control::{LostLink, Readings, Snapshot};
 use super::kept::ATTACHED;
@@ -83,11 +83,16 @@ fn connection(link: &LinkStatus, paths: &[PathStatus], switch: SwitchKind) -> Co
     connection.mtu = path.mtu;
     connection.rtt_us = path.rtt.and_then(|rtt| u64::try_from(rtt.as_micros()).ok());
     connection.since = timestamp::format(timestamp::of_instant(path.since));
-    connection.reason =
-        path.reason.as_ref().or(path.why_not_best.as_ref()).map(ToString::to_string);
+    connection.reason = reason(&path);
     // A target at another address than the one that its peer is linked at.
     connection.reason = connection.reason.or_else(|| link.reason.clone());
     connection
+}
+
+/// Why it is not in use, or not the best; else what it lacks.
+fn reason(path: &PathStatus) -> Option<String> {
+    let all = [&path.reason, &path.why_not_best, &path.lanes_blocked];
+    all.into_iter().flatten().next().map(ToString::to_string)
 }
 
 /// Once each, though an engine is offered for each of its formats.
@@ -113,7 +118,7 @@ pub(super) fn paths(links: &[LinkStatus], paths: &[PathStatus]) -> Vec<crate::ap
         remote_engine: path.remote_engine.map(|engine| engine.name().into()),
         encapsulation: encapsulation(path),
         state: path.state.name().into(),
-        reason: path.reason.as_ref().or(path.why_not_best.as_ref()).map(ToString::to_string),
+        reason: reason(path),
         since: since(path.since),
         next_try: path.next_try.map(since),
         cipher: path.cipher.map(|cipher| cipher.name().into()),
@@ -189,7 +194,7 @@ pub(super) fn status(
         peers: snapshot.peers.iter().filter(|peer| !peer.local).count(),
         attachments: attachments.iter().filter(|it| it.state == ATTACHED).count(),
         ipam,
-        warnings: warnings(daemon, attachments),
+        warnings: warnings(daemon, attachments, snapshot),
         ready: reason.is_none(),
         reason,
     }
@@ -197,11 +202,8 @@ pub(super) fn status(
 
 /// Where paths carry less than the containers' MTU.
 fn narrow(daemon: &Daemon, snapshot: &Snapshot) -> Vec<String> {
-    let name = |id: PeerId| {
-        let peer = snapshot.peers.iter().find(|peer| peer.peer == id);
-        peer.map_or_else(|| id.to_string(), |peer| peer.nickname.clone())
-    };
-    let narrow = |path: &PathStatus| narrow_path(path, daemon.mtu, || name(path.peer));
+    let narrow =
+        |path: &PathStatus| narrow_path(path, daemon.mtu, || peer_name(snapshot, path.peer));
     snapshot.paths.iter().filter_map(narrow).collect()
 }
 
@@ -210,13 +212,56 @@ fn obstacle(found: weft_kernel::Obstacle) -> crate::api::FirewallRule {
     crate::api::FirewallRule { chain, effect: effect.into(), remedy }
 }
 
-fn warnings(daemon: &Daemon, attachments: &[Attachment]) -> Vec<String> {
+fn warnings(daemon: &Daemon, attachments: &[Attachment], snapshot: &Snapshot) -> Vec<String> {
     let disk = daemon.store.fault();
     let out = attachments.iter().filter(|it| it.state != ATTACHED).count();
     let out = (out > 0).then(|| {
         format!("{out} containers have addresses and are not plugged in: weft ps says why")
     });
-    disk.into_iter().chain(daemon.warnings.list()).chain(out).collect()
+    let lanes = lanes_blocked(daemon.settings.data_port, snapshot);
+    let lanes = lanes.into_iter().chain(other_source(snapshot));
+    disk.into_iter().chain(daemon.warnings.list()).chain(out).chain(lanes).collect()
+}
+
+/// Peers whose lanes beyond the first do not get through, from whichever end they are opened.
+fn lanes_blocked(data_port: u16, snapshot: &Snapshot) -> Vec<String> {
+    let blocked = |path: &PathStatus| {
+        path.lanes_blocked.as_ref().map(|reason| {
+            format!(
+                "{reason} to {}: a firewall on the way lets in answers alone, so traffic to it uses fewer cores; \
+                 one of the two hosts must accept: udp dport {data_port}",
+                peer_name(snapshot, path.peer)
+            )
+        })
+    };
+    snapshot.paths.iter().filter_map(blocked).collect()
+}
+
+/// Peers that have dialled another address than the kernel sends from, where its paths to them get no answer.
+fn other_source(snapshot: &Snapshot) -> Vec<String> {
+    let unanswered = |path: &&PathStatus| {
+        let reasons =
+            [Reason::Protocol50Blocked, Reason::DataPortsBlocked, Reason::ProbeUnanswered];
+        path.engine == Some(EngineKind::Kernel)
+            && path.state == PathState::Failed
+            && path.reason.as_ref().is_some_and(|reason| reasons.contains(reason))
+    };
+    let peers: BTreeSet<PeerId> =
+        snapshot.paths.iter().filter(unanswered).map(|path| path.peer).collect();
+    let told = |peer: PeerId| {
+        let (source, name) = (snapshot.sources.get(&peer)?, peer_name(snapshot, peer));
+        Some(format!(
+            "{name} has dialled {source}, and the kernel engine sends to it from another address, as the routes say: \
+             a firewall there lets in answers from {source} alone; dial the other address, or give the route to \
+             {name} `src {source}`"
+        ))
+    };
+    peers.into_iter().filter_map(told).collect()
+}
+
+fn peer_name(snapshot: &Snapshot, id: PeerId) -> String {
+    let peer = snapshot.peers.iter().find(|peer| peer.peer == id);
+    peer.map_or_else(|| id.to_string(), |peer| peer.nickname.clone())
 }
 
 /// What stands between this host's containers and those of others.
