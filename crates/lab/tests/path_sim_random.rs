@@ -6,8 +6,8 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use weft_crypto::{Cipher, Format};
-use weft_lab::sim::World;
 use weft_lab::sim::expect::{both_engines, kernel_engine, seeds, with_formats, without};
+use weft_lab::sim::{Firewall, World};
 use weft_path::{Config, EngineKind, EngineOffer, Reason};
 
 const fn ms(milliseconds: u64) -> Duration {
@@ -22,7 +22,7 @@ const WITHOUT_OVPN: u64 = 6;
 /// ... and all.
 const ALL_KINDS: u64 = 9;
 /// What can happen in one step.
-const TROUBLES: u64 = 21;
+const TROUBLES: u64 = 22;
 
 fn host(kind: u64) -> Config {
     let (esp, ovpn) = (Format::Esp, Format::Ovpn);
@@ -123,6 +123,10 @@ fn trouble(world: &mut World, a: usize, b: usize, kinds: u64) {
             world.hosts[a].engine.broken.insert(kind);
             world.fail_engine(a, kind);
         }
+        20 => {
+            let all = [Firewall::Open, Firewall::Closed, Firewall::OpenToCandidates];
+            world.hosts[b].engine.firewall = all[usize::try_from(world.below(3)).unwrap()];
+        }
         _ => {
             world.both(a, b, |net| net.loss_per_mille = 50);
             world.rebind(NAT);
@@ -156,6 +160,7 @@ fn calm(world: &mut World) {
     }
     for host in &mut world.hosts {
         host.engine.broken.clear();
+        host.engine.firewall = Firewall::Open;
     }
 }
 

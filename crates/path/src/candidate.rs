@@ -9,7 +9,7 @@ use weft_crypto::{Cipher, Format, PeerId, SessionKey, derive_sa_key};
 
 use crate::config::{
     DRAIN_SHORTEST_MS, ENGINE_HOLD_FIRST_MS, ENGINE_SOUND_MS, KEEPALIVE_MS, PLAIN_PORT,
-    PROBE_TURN_MS, RESEND_MS, ms,
+    PROBE_TURN_MS, RESEND_MS, UNHEARD_MS, ms,
 };
 use crate::inbound::{Generation, Inbound, Terms};
 use crate::lanes::Proofs;
@@ -46,6 +46,8 @@ pub(crate) struct Candidate {
     alive: Option<Instant>,
     /// The hosts no longer have it: no frame may take it any more.
     leaving: bool,
+    /// When the peer last said that it opens the packets and hears no probe.
+    unheard: Option<Instant>,
     /// When the peer's last probe came in.
     heard: Option<Instant>,
     keepalive: Option<Instant>,
@@ -122,6 +124,7 @@ impl Candidate {
             engine_failures: 0,
             alive: None,
             leaving: false,
+            unheard: None,
             heard: None,
             keepalive: None,
             state: PathState::Probing,
@@ -138,6 +141,27 @@ impl Candidate {
     /// It was proven without a failure since the hosts met.
     pub(crate) fn is_unblemished(&self) -> bool {
         self.is_usable() && !self.has_failed && !self.prober.is_in_doubt()
+    }
+
+    /// It failed in use and came back on candidates' probes alone: it carries no frames while another can.
+    pub(crate) fn is_barred(&self, now: Instant) -> bool {
+        self.prober.relapses().barred().is_some_and(|until| now < until)
+    }
+
+    /// It has been, and has not carried anything since.
+    pub(crate) fn is_suspect(&self) -> bool {
+        self.prober.relapses().is_suspect()
+    }
+
+    /// A firewall on the peer's host drops what the kernel there has opened: the peer says so, or
+    /// the probes of candidates pass, which only what sees inside the packets can tell from frames.
+    pub(crate) fn is_stopped_behind_the_seal(&self, now: Instant) -> bool {
+        let told = self.unheard.is_some_and(|at| now < at + ms(UNHEARD_MS));
+        self.key.is_judged_again() && (told || self.is_suspect())
+    }
+
+    pub(crate) fn handle_unheard(&mut self, now: Instant) {
+        self.unheard = Some(now);
     }
 
     /// See [`Prober::is_narrow`].
@@ -629,7 +653,7 @@ impl Candidate {
             why_not_best: None,
             lanes_blocked: self.lanes_blocked(),
             since: self.since,
-            next_try: self.hold.or(self.prober.next()).filter(|_| failed),
+            next_try: self.hold.or_else(|| self.next_try()).filter(|_| failed),
             cipher: outbound.and_then(|outbound| outbound.cipher),
             encrypted: !self.key.is_plain(),
             mtu: self.prober.mtu(),
@@ -641,6 +665,12 @@ impl Candidate {
         }
     }
 
+    /// When a failed path is tried next, or one that has relapsed may carry frames again.
+    fn next_try(&self) -> Option<Instant> {
+        let barred = self.prober.relapses().barred().filter(|_| self.prober.is_alive());
+        barred.or(self.prober.next())
+    }
+
     fn apply(&mut self, now: Instant, verdict: Verdict, shared: &mut Shared) {
         match verdict {
             Verdict::Nothing => return,
@@ -648,6 +678,7 @@ impl Candidate {
             Verdict::Dead { .. } => self.fail(Reason::ProbeUnanswered),
             Verdict::Alive => {
                 self.failure = None;
+                self.unheard = None;
                 self.alive = Some(now);
             }
             Verdict::MtuChanged => {}

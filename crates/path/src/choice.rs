@@ -36,12 +36,12 @@ impl Peer {
             shared.command(EngineCommand::BindPath { peer: self.id, path });
         }
         if (self.bound, self.carrier) != before {
-            let roles: Vec<Role> = self.candidates.keys().map(|key| self.role(key)).collect();
+            let roles: Vec<Role> = self.candidates.keys().map(|key| self.role(now, key)).collect();
             for (candidate, role) in self.candidates.values_mut().zip(roles) {
                 candidate.role_changed(now, role);
             }
         }
-        let standings = self.standings();
+        let standings = self.standings(now);
         for (candidate, (state, reason)) in self.candidates.values_mut().zip(standings) {
             if !candidate.is_leaving() {
                 candidate.report(now, state, reason, shared);
@@ -79,13 +79,20 @@ impl Peer {
             let candidate = self.candidates.get(key);
             candidate.is_some_and(|it| it.is_usable() && !self.is_refused(key, it))
         };
-        let Some(present) = self.bound.filter(fits) else {
+        let other_is_sound = || {
+            let mut all = self.candidates.iter();
+            all.any(|(key, it)| fits(key) && !it.is_suspect() && !it.is_in_doubt())
+        };
+        let gives_way = |key: &Key| self.is_barred(now, key) && other_is_sound();
+        let Some(present) = self.bound.filter(|key| fits(key) && !gives_way(key)) else {
             let usable = self.candidates.iter().filter(|(key, _)| fits(key));
-            let best = usable.min_by_key(|(key, it)| (it.doubt(self.doubted), **key));
+            let best =
+                usable.min_by_key(|(key, it)| (it.is_suspect(), it.doubt(self.doubted), **key));
             return best.map(|(key, _)| *key);
         };
         let settling = self.settles.is_some_and(|until| now < until);
-        let mut better = self.candidates.range(..present).filter(|(key, _)| fits(key));
+        let mut better =
+            self.candidates.range(..present).filter(|(key, it)| fits(key) && !it.is_barred(now));
         let better = better.find(|(_, it)| it.is_clean(now) || (settling && it.is_unblemished()));
         Some(better.map_or(present, |(key, _)| *key))
     }
@@ -98,18 +105,22 @@ impl Peer {
         key.is_kernel() && candidate.is_narrow() && userspace()
     }
 
-    pub(crate) fn role(&self, key: &Key) -> Role {
+    fn is_barred(&self, now: Instant, key: &Key) -> bool {
+        self.candidates.get(key).is_some_and(|it| it.is_barred(now))
+    }
+
+    pub(crate) fn role(&self, now: Instant, key: &Key) -> Role {
         let refused = || self.candidates.get(key).is_some_and(|it| self.is_refused(key, it));
         match self.bound {
             _ if self.carrier == Some(*key) => Role::Active,
             Some(_) if self.doubted.is_some() => Role::Contender,
-            Some(bound) if bound < *key || refused() => Role::Standby,
+            Some(bound) if bound < *key || refused() || self.is_barred(now, key) => Role::Standby,
             _ => Role::Contender,
         }
     }
 
     /// State and reason of each candidate, in their order.
-    fn standings(&self) -> Vec<(PathState, Option<Reason>)> {
+    fn standings(&self, now: Instant) -> Vec<(PathState, Option<Reason>)> {
         let working: BTreeSet<SocketAddr> = self
             .candidates
             .iter()
@@ -123,11 +134,17 @@ impl Peer {
                 if self.is_refused(key, candidate) {
                     return (PathState::Failed, Some(Reason::MtuNotCarried));
                 }
+                if candidate.is_barred(now) {
+                    let failure = Reason::ProbeUnanswered;
+                    let reason = self.name_failure(now, (key, candidate), &failure, &working);
+                    return (PathState::Failed, Some(reason));
+                }
                 let better = self.bound.is_none_or(|bound| *key < bound);
                 let reason = if better { Reason::ProvingClean } else { Reason::BetterPathActive };
                 (PathState::Standby, Some(reason))
             } else if let Some(failure) = candidate.failure() {
-                (PathState::Failed, Some(self.name_failure(key, candidate, failure, &working)))
+                let reason = self.name_failure(now, (key, candidate), failure, &working);
+                (PathState::Failed, Some(reason))
             } else if candidate.has_outbound() {
                 (PathState::Probing, Some(Reason::Probing))
             } else {
@@ -139,16 +156,20 @@ impl Peer {
 
     /// Unanswered probes while the link works say that the network between the hosts stops them:
     /// protocol 50 for a raw path; for one in UDP the ports, unless another path to the same
-    /// address and port of the peer works (`working`).
+    /// address and port of the peer works (`working`). What its kernel has opened, it is its host that
+    /// stops.
     fn name_failure(
         &self,
-        key: &Key,
-        candidate: &Candidate,
+        now: Instant,
+        (key, candidate): (&Key, &Candidate),
         failure: &Reason,
         working: &BTreeSet<SocketAddr>,
     ) -> Reason {
         let linked = self.session.is_some();
         match failure {
+            Reason::ProbeUnanswered if candidate.is_stopped_behind_the_seal(now) => {
+                Reason::HostFirewall(key.format)
+            }
             Reason::ProbeUnanswered if linked && key.is_raw() => Reason::Protocol50Blocked,
             Reason::ProbeUnanswered
                 if linked
@@ -187,9 +208,13 @@ impl Peer {
     }
 
     /// Of the paths that two such hosts could have, the first that is not in use, if it is better
-    /// than the one in use: why.
+    /// than the one in use: why. Of one in use that has relapsed and is tried once more: that.
     fn why_not_best(&self, config: &Config) -> Option<Reason> {
         let bound = self.bound?;
+        let relapsed = self.candidates.get(&bound).filter(|it| it.is_suspect());
+        if relapsed.is_some() && bound.is_judged_again() {
+            return Some(Reason::HostFirewall(bound.format));
+        }
         let tried = |key: &Key| {
             let told = self.candidates.get(key).map(|it| it.told());
             told.map(|(_, reason)| reason.cloned().unwrap_or(Reason::Probing))

@@ -50,6 +50,17 @@ pub const ENGINE_HOLD_FIRST_MS: u64 = 100;
 /// A path that has carried packets for so many milliseconds has recovered: the next failure that
 /// its engine reports counts as the first.
 pub const ENGINE_SOUND_MS: u64 = 2_000;
+/// A path that failed in use, and on which a candidate's probe is answered within so many milliseconds
+/// although none was that went as frames do, has relapsed: what lets the one pass does not pass the other.
+pub const RELAPSE_WITHIN_MS: u64 = 3_000;
+/// After the first relapse a path carries no frames for so many milliseconds while another works, after
+/// each further one for twice as long, ...
+pub const RELAPSE_FIRST_MS: u64 = 60_000;
+/// ... and for so many at most.
+pub const RELAPSE_MAX_MS: u64 = 3_600_000;
+/// So many milliseconds after the peer last said that it opens a path's packets and hears none of its
+/// probes, that counts no more. A failed path is tried within [`RETRY_MAX_MS`], and the peer says it again.
+pub const UNHEARD_MS: u64 = 150_000;
 /// For so many milliseconds after a peer's first path came into use, a better one that has never
 /// failed is taken as soon as it is proven: which path is proven first is mere chance.
 pub const SETTLE_MS: u64 = 5_000;

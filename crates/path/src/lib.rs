@@ -17,6 +17,7 @@ mod pairing;
 mod paths;
 mod peer;
 mod prober;
+mod relapse;
 mod room;
 mod seam;
 mod shared;
@@ -27,12 +28,13 @@ pub use config::{
     ENGINE_HOLD_FIRST_MS, ENGINE_SOUND_MS, ENGINES_MAX, EngineOffer, GENERATIONS_MAX, KEEPALIVE_MS,
     LANES_MAX, LANES_TURN_FIRST_MS, LANES_TURN_MAX_MS, LINK_GRACE_MS, LINK_MTU_MIN,
     MESSAGES_QUEUED_MAX, MTU_FLOOR, MTU_RAISE_NARROW_S, MTU_RAISE_S, OFFER_INTERVAL_MS,
-    OFFER_SENDINGS_MAX, PLAIN_PORT, PROBE_TURN_MS, PROBES_UNANSWERED_MAX, RESEND_MS, RETIRED_MAX,
-    RETRY_FIRST_MS, RETRY_MAX_MS, SESSION_SPIS_MAX, SETTLE_MS, overhead,
+    OFFER_SENDINGS_MAX, PLAIN_PORT, PROBE_TURN_MS, PROBES_UNANSWERED_MAX, RELAPSE_FIRST_MS,
+    RELAPSE_MAX_MS, RELAPSE_WITHIN_MS, RESEND_MS, RETIRED_MAX, RETRY_FIRST_MS, RETRY_MAX_MS,
+    SESSION_SPIS_MAX, SETTLE_MS, UNHEARD_MS, overhead,
 };
 pub use message::{
     Accept, EngineAbility, Hello, LaneOffer, Message, MessageError, MissingEngine, Offer,
-    ProbeAnswer, RekeyRequest, Withdraw,
+    ProbeAnswer, RekeyRequest, Unheard, Withdraw,
 };
 pub use paths::Paths;
 pub use seam::{

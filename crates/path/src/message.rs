@@ -30,6 +30,8 @@ pub enum Message {
     RekeyRequest(RekeyRequest),
     /// The receiver's SAs of a path are gone.
     Withdraw(Withdraw),
+    /// The sender opens the packets of a path and hears no probe.
+    Unheard(Unheard),
     /// A message of a later version; ignored.
     #[serde(other)]
     Unknown,
@@ -187,6 +189,23 @@ pub struct Withdraw {
     pub encapsulation: Encapsulation,
     /// What happened, for the other host's status.
     pub reason: String,
+}
+
+/// The sender of this message opens what comes in on its SAs of a path, but none of the probes gets
+/// through to its engine: something on its host drops them, such as a firewall. An older host does not
+/// say so.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Unheard {
+    /// The session key that the SA keys come from.
+    pub session: u64,
+    /// The wire format.
+    pub format: Format,
+    /// The receiving engine.
+    pub engine: EngineKind,
+    /// The engine that sends.
+    pub sender_engine: EngineKind,
+    /// How the packets travel.
+    pub encapsulation: Encapsulation,
 }
 
 /// A message cannot be used. The peer's fault; the link and every path stay as they are.
@@ -357,6 +376,13 @@ mod tests {
                 sender_engine: EngineKind::Kernel,
                 encapsulation: Encapsulation::Raw,
                 reason: "flushed".to_owned(),
+            }),
+            Message::Unheard(Unheard {
+                session: 1,
+                format: Format::Ovpn,
+                engine: EngineKind::Kernel,
+                sender_engine: EngineKind::Userspace,
+                encapsulation: Encapsulation::Udp,
             }),
         ];
         for message in messages {

@@ -50,6 +50,12 @@ impl Key {
         binds_addresses(self.engine, self.format)
     }
 
+    /// The peer's kernel opens its packets and judges them once more by the rules for what comes in: a
+    /// firewall there may drop what is inside.
+    pub(crate) fn is_judged_again(&self) -> bool {
+        self.remote_engine == EngineKind::Kernel && !self.is_plain()
+    }
+
     /// This host receives with the kernel's `ovpn` device, which holds two keys for a path at once.
     pub(crate) fn has_two_slots(&self) -> bool {
         self.is_kernel() && self.format == Format::Ovpn

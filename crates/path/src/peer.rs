@@ -11,7 +11,7 @@ use crate::candidate::{Candidate, Turn};
 use crate::config::{Config, LINK_GRACE_MS, RESEND_MS, RETIRED_MAX, SESSION_SPIS_MAX, ms};
 use crate::inbound::{Generation, Terms};
 use crate::lanes::Lanes;
-use crate::message::{Hello, Message, MessageError, Offer, ProbeAnswer, Withdraw};
+use crate::message::{Hello, Message, MessageError, Offer, ProbeAnswer, Unheard, Withdraw};
 use crate::pairing::{Key, Scene, abilities, taken};
 use crate::prober::Role;
 use crate::room::Room;
@@ -237,6 +237,7 @@ impl Peer {
                 }
             }
             Message::Withdraw(withdraw) => self.handle_withdraw(&withdraw, shared),
+            Message::Unheard(unheard) => self.handle_unheard(now, &unheard, shared),
             Message::Unknown => shared.counters.messages_unknown += 1,
         }
         self.handle_timeout(now, shared);
@@ -254,6 +255,7 @@ impl Peer {
                 }
                 true
             }
+            EngineEvent::Unheard { path } => self.tell_unheard(path, shared),
             EngineEvent::InboundFirstUse { spi } => {
                 let mut candidates = self.candidates.values_mut();
                 candidates.any(|candidate| candidate.inbound.handle_first_use(now, spi))
@@ -333,7 +335,7 @@ impl Peer {
 
     fn run_candidates(&mut self, now: Instant, shared: &mut Shared) {
         let config = Arc::clone(&shared.config);
-        let roles: Vec<Role> = self.candidates.keys().map(|key| self.role(key)).collect();
+        let roles: Vec<Role> = self.candidates.keys().map(|key| self.role(now, key)).collect();
         let mut candidates = std::mem::take(&mut self.candidates);
         let mut turn = std::mem::take(&mut self.turn);
         let scene = self.scene(&config).zip(self.session.as_ref());
@@ -481,6 +483,36 @@ impl Peer {
             Some(candidate) => {
                 candidate.handle_withdraw(Reason::of_peer(&withdraw.reason), shared);
             }
+            None => shared.counters.messages_stale += 1,
+        }
+    }
+
+    /// The peer is to know why its probes of this path are unanswered.
+    fn tell_unheard(&mut self, path: PathId, shared: &mut Shared) -> bool {
+        let Some(key) = self.at(path).map(|candidate| candidate.key) else { return false };
+        if let Some(session) = &self.session {
+            let unheard = Unheard {
+                session: session.tag,
+                format: key.format,
+                engine: key.engine,
+                sender_engine: key.remote_engine,
+                encapsulation: key.encapsulation,
+            };
+            shared.message(self.id, Message::Unheard(unheard));
+        }
+        true
+    }
+
+    fn handle_unheard(&mut self, now: Instant, unheard: &Unheard, shared: &mut Shared) {
+        let key = Key {
+            engine: unheard.sender_engine,
+            remote_engine: unheard.engine,
+            encapsulation: unheard.encapsulation,
+            format: unheard.format,
+        };
+        let present = self.session.as_ref().is_some_and(|it| it.tag == unheard.session);
+        match self.candidates.get_mut(&key).filter(|_| present) {
+            Some(candidate) => candidate.handle_unheard(now),
             None => shared.counters.messages_stale += 1,
         }
     }

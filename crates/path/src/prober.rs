@@ -14,6 +14,7 @@ use crate::config::{
     CLEAN_BEFORE_MOVE_MS, MTU_FLOOR, MTU_RAISE_NARROW_S, MTU_RAISE_S, PROBES_UNANSWERED_MAX,
     RETRY_FIRST_MS, RETRY_MAX_MS, ms,
 };
+use crate::relapse::Relapses;
 use crate::seam::{EngineCommand, PathId};
 use crate::shared::Shared;
 
@@ -97,6 +98,8 @@ struct Sent {
     mtu: u16,
     purpose: Purpose,
     lost: bool,
+    /// It went as frames do.
+    active: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -132,6 +135,7 @@ pub(crate) struct Prober {
     narrow: bool,
     /// The path is in use: its probes say so.
     active: bool,
+    relapses: Relapses,
 }
 
 impl Prober {
@@ -155,6 +159,7 @@ impl Prober {
             floor_refused: false,
             narrow: false,
             active: false,
+            relapses: Relapses::default(),
         }
     }
 
@@ -165,6 +170,11 @@ impl Prober {
     /// The path did not carry packets when it was last tried.
     pub(crate) fn is_dead(&self) -> bool {
         matches!(self.phase, Phase::Dead { .. })
+    }
+
+    /// See [`Relapses`].
+    pub(crate) fn relapses(&self) -> &Relapses {
+        &self.relapses
     }
 
     pub(crate) fn mtu(&self) -> Option<u16> {
@@ -233,6 +243,7 @@ impl Prober {
         self.search = None;
         self.clean_since = None;
         self.narrow = false;
+        self.relapses = Relapses::default();
         self.forget();
     }
 
@@ -257,7 +268,7 @@ impl Prober {
 
     /// Probes as the new role asks, from now on.
     pub(crate) fn role_changed(&mut self, now: Instant, role: Role) {
-        self.active = role == Role::Active;
+        self.set_role(role);
         if self.is_alive() {
             self.next = self.next.map(|_| now);
         }
@@ -296,7 +307,7 @@ impl Prober {
         if !self.is_due(now) {
             return Verdict::Nothing;
         }
-        self.active = role == Role::Active;
+        self.set_role(role);
         let searches = self.search_at.take_if(|at| now >= *at).is_some();
         if self.next.is_none_or(|next| now < next) {
             if searches && self.is_alive() {
@@ -335,6 +346,9 @@ impl Prober {
         self.outstanding.remove(&probe);
         let sample = now.saturating_duration_since(sent.at);
         self.rtt = Some(self.rtt.map_or(sample, |rtt| (rtt * 7 + sample) / 8));
+        if sent.active {
+            self.relapses.was_answered_in_use();
+        }
         let verdict = match self.phase {
             Phase::Idle => Verdict::Nothing,
             Phase::Proving { .. } | Phase::Dead { .. } => self.revive(now, sent.mtu, shared),
@@ -425,6 +439,7 @@ impl Prober {
     }
 
     fn revive(&mut self, now: Instant, mtu: u16, shared: &Shared) -> Verdict {
+        self.relapses.came_back(now);
         let mtu = mtu.min(self.sizes.ceiling);
         self.phase = Phase::Alive;
         self.mtu = Some(mtu);
@@ -462,7 +477,18 @@ impl Prober {
         Verdict::MtuChanged
     }
 
+    fn set_role(&mut self, role: Role) {
+        let active = role == Role::Active;
+        if active && !std::mem::replace(&mut self.active, active) {
+            self.relapses.came_into_use();
+        }
+        self.active = active;
+    }
+
     fn die(&mut self, now: Instant, shared: &mut Shared) -> Verdict {
+        if self.active {
+            self.relapses.failed_in_use(now);
+        }
         self.phase = Phase::Dead { tries: 1 };
         self.mtu = None;
         self.search = None;
@@ -565,7 +591,8 @@ impl Prober {
             self.outstanding.pop_first();
         }
         self.number = self.number.wrapping_add(1);
-        self.outstanding.insert(self.number, Sent { at: now, mtu, purpose, lost: false });
+        let sent = Sent { at: now, mtu, purpose, lost: false, active: self.active };
+        self.outstanding.insert(self.number, sent);
         shared.command(EngineCommand::SendProbe {
             path: self.path,
             probe: self.number,

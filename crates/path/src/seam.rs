@@ -324,6 +324,12 @@ pub enum EngineEvent {
         /// It was sent as a candidate's probe.
         candidate: bool,
     },
+    /// Authentic packets come in on this path's inbound SAs, and for a while none of the peer's probes has
+    /// come out of them: something on this host drops what was opened. Said again while it lasts.
+    Unheard {
+        /// The path.
+        path: PathId,
+    },
     /// The first authentic packet came in on an inbound SA: its predecessor may be drained.
     InboundFirstUse {
         /// The SA.

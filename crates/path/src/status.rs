@@ -87,6 +87,9 @@ pub enum Reason {
     /// The probes of a path in UDP are unanswered while the link to the peer works, and no other
     /// path to the same port of the peer works.
     DataPortsBlocked,
+    /// The peer's kernel opens the packets of a path of this format, and its host's firewall drops what is
+    /// inside, or so much of it as frames are.
+    HostFirewall(Format),
     /// There is a NAT between the hosts, which protocol 50 does not pass.
     Nat,
     /// Another peer has the same address, and kernel policies cannot tell the two apart: no format
@@ -105,6 +108,12 @@ pub enum Reason {
     /// All of these.
     Several(Vec<Reason>),
 }
+
+/// The rules of nftables here are those of the README.
+const FIREWALL_AFTER_IPSEC: &str = "peer's host firewall drops UDP 6787 after IPsec; accept: \
+     udp dport { 6787, 6788 } meta ipsec exists";
+const FIREWALL_AFTER_OVPN: &str = "peer's host firewall drops UDP 6787 after the data channel; \
+     accept: iifname \"weft-ovpn\" udp dport { 6787, 6788 }";
 
 /// Bytes of a peer's text that are shown.
 const PEER_TEXT_MAX_BYTES: usize = 120;
@@ -152,6 +161,8 @@ impl fmt::Display for Reason {
             Self::AwaitingGuard => "waiting for nft to set the guard",
             Self::Protocol50Blocked => "protocol 50 blocked",
             Self::DataPortsBlocked => "data ports blocked",
+            Self::HostFirewall(Format::Ovpn) => FIREWALL_AFTER_OVPN,
+            Self::HostFirewall(_) => FIREWALL_AFTER_IPSEC,
             Self::Nat => "NAT",
             Self::AddressShared => "address shared",
             Self::CipherMissing => "cipher missing",
@@ -329,6 +340,16 @@ mod tests {
             (Reason::AwaitingGuard, "waiting for nft to set the guard"),
             (Reason::Protocol50Blocked, "protocol 50 blocked"),
             (Reason::DataPortsBlocked, "data ports blocked"),
+            (
+                Reason::HostFirewall(Format::Esp),
+                "peer's host firewall drops UDP 6787 after IPsec; accept: udp dport { 6787, 6788 } \
+                 meta ipsec exists",
+            ),
+            (
+                Reason::HostFirewall(Format::Ovpn),
+                "peer's host firewall drops UDP 6787 after the data channel; accept: iifname \
+                 \"weft-ovpn\" udp dport { 6787, 6788 }",
+            ),
             (Reason::Nat, "NAT"),
             (Reason::AddressShared, "address shared"),
             (Reason::CipherMissing, "cipher missing"),

@@ -12,7 +12,7 @@ use weft_crypto::{Cipher, Format, PeerId, SessionKey};
 use weft_path::{
     Accept, Config, Encapsulation, EngineAbility, EngineCommand, EngineEvent, EngineKind,
     EngineOffer, GENERATIONS_MAX, Hello, LaneOffer, Message, MissingEngine, Offer, PathId, Paths,
-    ProbeAnswer, RETIRED_MAX, Reason, RekeyRequest, Withdraw,
+    ProbeAnswer, RETIRED_MAX, Reason, RekeyRequest, Unheard, Withdraw,
 };
 
 const PEERS: u64 = 3;
@@ -103,7 +103,7 @@ impl Dice {
 
     fn message(&mut self, known: &Known) -> Message {
         let session = self.any(&known.session, 7);
-        match self.below(13) {
+        match self.below(14) {
             0..=2 => Message::Hello(self.hello(session)),
             3..=5 => Message::Offer(Offer {
                 session,
@@ -145,6 +145,13 @@ impl Dice {
                 encapsulation: self.encapsulation(),
                 reason: "\u{e9}".repeat(500),
             }),
+            12 => Message::Unheard(Unheard {
+                session,
+                format: self.format(),
+                engine: self.engine(),
+                sender_engine: self.engine(),
+                encapsulation: self.encapsulation(),
+            }),
             _ => Message::Unknown,
         }
     }
@@ -152,7 +159,7 @@ impl Dice {
     fn event(&mut self, known: &Known, peer: PeerId) -> EngineEvent {
         let path = self.any(&known.paths, PathId(u32::MAX));
         let spi = self.any(&known.spis, 0);
-        match self.below(9) {
+        match self.below(11) {
             0 | 1 => {
                 let (probe, mtu) = (self.below(9), self.mtu());
                 EngineEvent::ProbeReceived { peer, path, probe, mtu, candidate: false }
@@ -166,6 +173,7 @@ impl Dice {
                 let (lane, proven) = (self.below(4) as u16, self.below(4) == 0);
                 EngineEvent::LaneProven { path, lane, proven }
             }
+            8 => EngineEvent::Unheard { path },
             7 => EngineEvent::PathFailed { path, reason: "lie".into() },
             _ if self.below(20) == 0 => {
                 EngineEvent::EngineFailed { engine: self.engine(), reason: "lie".into() }

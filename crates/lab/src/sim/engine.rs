@@ -69,6 +69,18 @@ pub enum Payload {
     },
 }
 
+/// What the host's own firewall drops of that which its kernel has opened.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Firewall {
+    /// Nothing.
+    #[default]
+    Open,
+    /// All of it.
+    Closed,
+    /// All but candidates' probes, which come to a port of their own.
+    OpenToCandidates,
+}
+
 struct Inbound {
     engine: EngineKind,
     remote_engine: EngineKind,
@@ -105,6 +117,8 @@ struct Outbound {
 pub struct SimEngine {
     /// This host's own address; packets with another source do not leave it.
     pub address: IpAddr,
+    /// What stands behind the kernel engine.
+    pub firewall: Firewall,
     /// Packets dropped, by reason.
     pub drops: BTreeMap<&'static str, u64>,
     /// NAT keepalives sent.
@@ -143,6 +157,7 @@ impl SimEngine {
     pub fn new(address: IpAddr) -> Self {
         Self {
             address,
+            firewall: Firewall::Open,
             drops: BTreeMap::new(),
             keepalives: 0,
             broken: BTreeSet::new(),
@@ -494,6 +509,12 @@ impl SimEngine {
             events.push(EngineEvent::InboundFirstUse { spi: seal.spi });
         }
         let (engine, peer, path) = (sa.engine, sa.peer, sa.path);
+        if engine == EngineKind::Kernel && self.firewall.stops(packet.payload) {
+            // Of candidates' probes it hears, so it cannot tell what becomes of the rest.
+            let deaf = self.firewall == Firewall::Closed && packet.payload != Payload::Data;
+            events.extend(deaf.then_some(EngineEvent::Unheard { path }));
+            return Err("host firewall");
+        }
         let reported = if sa.has_slot() {
             // It follows its peer, and tells when it does.
             let followed = self.receivers.insert(path, packet.source) != Some(packet.source);
@@ -599,6 +620,16 @@ impl SimEngine {
 
     fn drop(&mut self, reason: &'static str) {
         *self.drops.entry(reason).or_default() += 1;
+    }
+}
+
+impl Firewall {
+    const fn stops(self, payload: Payload) -> bool {
+        match self {
+            Self::Open => false,
+            Self::Closed => true,
+            Self::OpenToCandidates => !matches!(payload, Payload::Probe { candidate: true, .. }),
+        }
     }
 }
 

@@ -5,7 +5,7 @@ mod engine;
 pub mod expect;
 mod network;
 
-pub use engine::{Packet, Payload, Seal, SimEngine};
+pub use engine::{Firewall, Packet, Payload, Seal, SimEngine};
 pub use network::Net;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -203,6 +203,7 @@ impl World {
         fresh.knows_address = before.knows_address;
         fresh.old_version = before.old_version;
         fresh.engine.address = before.engine.address;
+        fresh.engine.firewall = before.engine.firewall;
         fresh.engine.kernel_tells_length = before.engine.kernel_tells_length;
         self.hosts[host] = fresh;
     }
@@ -595,7 +596,7 @@ impl World {
 
 /// Leaves of a message what a version knew that had the vector engine alone.
 fn strip(message: &mut serde_json::Value) {
-    if message["type"] == "withdraw" {
+    if message["type"] == "withdraw" || message["type"] == "unheard" {
         *message = serde_json::json!({"type": "unknown"});
     }
     if let Some(fields) = message.as_object_mut() {
