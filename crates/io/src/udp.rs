@@ -4,6 +4,7 @@ mod adopt;
 mod batch;
 mod control;
 mod cut;
+mod deaf;
 
 use std::io;
 use std::mem;

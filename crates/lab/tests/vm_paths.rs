@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use serde_json::Value;
-use weft::sandbox::{Container, slowness, wait_until};
+use weft::sandbox::{Container, Host, slowness, wait_until};
 use weft_lab::net::guest::stage::{is_active, is_on, path, says, wait_candidate, wait_path};
 use weft_lab::net::guest::wire::Blocked;
 use weft_lab::net::guest::{
@@ -27,6 +27,100 @@ fn ready(stage: &Stage) -> anyhow::Result<(Container, Container)> {
     let (one, two) = stage.containers()?;
     stage.reach(&one, &two)?;
     Ok((one, two))
+}
+
+/// A firewall that follows connections and takes, of what is new, what goes between hosts: not what
+/// the kernel has opened of it.
+fn raise_firewall(host: &Host) -> anyhow::Result<()> {
+    const RULES: &str = "add table inet hostfw; \
+        add chain inet hostfw in { type filter hook input priority 0 ; policy drop ; }; \
+        add rule inet hostfw in iif lo accept; \
+        add rule inet hostfw in meta l4proto ipv6-icmp accept; \
+        add rule inet hostfw in ct state established,related accept; \
+        add rule inet hostfw in udp dport 6783-6786 accept; \
+        add rule inet hostfw in tcp dport 6783 accept; \
+        add rule inet hostfw in meta l4proto esp accept";
+    host.netns().exec(&["nft", RULES])?.success()?;
+    Ok(())
+}
+
+/// Adds to it the rule that the reason names.
+fn mend_firewall(host: &Host, connection: &Value) -> anyhow::Result<()> {
+    let reason = connection["reason"].as_str().context("no reason")?;
+    let rule = reason.split("accept: ").nth(1).context("the reason names no rule")?;
+    let command = format!("nft 'insert rule inet hostfw in {rule} accept'");
+    host.netns().exec(&["bash", "-c", &command])?.success()?;
+    Ok(())
+}
+
+/// Around the peer's kernel, and why.
+fn around_the_firewall(connection: &Value) -> bool {
+    is_on("kernel", "userspace")(connection)
+        && says(connection, &["peer's host firewall drops UDP 6787 after IPsec; accept: udp dport"])
+}
+
+#[test]
+fn a_firewall_that_drops_what_ipsec_has_opened_is_gone_around_named_and_mended()
+-> anyhow::Result<()> {
+    let stage = Stage::new(2)?;
+    let (here, there) = (stage.host(0), stage.host(1));
+    raise_firewall(there)?;
+    let launched = Instant::now();
+    stage.launch(0, &[])?;
+    stage.launch(1, &[])?;
+    let (one, two) = ready(&stage)?;
+    figure("pings through the firewall after", format!("{:.1?}", launched.elapsed()));
+    let limit = by_clock(BACK_LIMIT_S);
+    let found = wait_path(here, there, "the way around", limit, around_the_firewall)?;
+    figure("the firewall named after", format!("{:.1?}", launched.elapsed()));
+    // No probe was taken for an answer and let in: the host behind the firewall has seen it itself.
+    let report = there.weft_json(&["report"])?;
+    let unheard = report["kernel_counters"]["paths_unheard"].as_u64();
+    assert!(unheard > Some(0), "{}", report["kernel_counters"]);
+    // The other way there is no firewall.
+    wait_path(there, here, "the best path back", SETTLE_LIMIT, raw)?;
+    // The path in use stays in use: no kernel path takes turns with another.
+    let flow = Flow::start(&one, &two, EVERY)?;
+    flow.wait_more(1_000, SETTLE_LIMIT)?;
+    mend_firewall(there, &found)?;
+    let mended = Instant::now();
+    let best = wait_path(here, there, "the best path", by_clock(BACK_LIMIT_S), raw)?;
+    figure("the best path after its mending", format!("{:.1?}", mended.elapsed()));
+    assert!(best["reason"].is_null(), "{best}");
+    flow.wait_more(200, SETTLE_LIMIT)?;
+    flow.stop()?.ensure_no_loss().context("with the firewall, and moving back")?;
+    Ok(())
+}
+
+#[test]
+fn firewalls_that_are_raised_on_both_hosts_over_ipv6_cost_a_fail_over() -> anyhow::Result<()> {
+    let stage = Stage::with(2, Outer::V6, 1_500)?.launched(&[&[], &[]])?;
+    let (one, two) = ready(&stage)?;
+    let (here, there) = (stage.host(0), stage.host(1));
+    wait_path(here, there, "the best path", SETTLE_LIMIT, raw)?;
+    let flow = Flow::start(&one, &two, EVERY)?;
+    flow.wait_more(100, SETTLE_LIMIT)?;
+    let at = Instant::now();
+    raise_firewall(here)?;
+    raise_firewall(there)?;
+    let mut found = Vec::new();
+    for (host, peer) in [(here, there), (there, here)] {
+        let limit = by_clock(BACK_LIMIT_S);
+        found.push((peer, wait_path(host, peer, "the way around", limit, around_the_firewall)?));
+    }
+    figure("both firewalls named after", format!("{:.1?}", at.elapsed()));
+    flow.wait_more(200, SETTLE_LIMIT)?;
+    outage(flow, at, "fail-over from a firewall behind the kernel")?;
+    for (host, connection) in &found {
+        mend_firewall(host, connection)?;
+    }
+    let flow = Flow::start(&one, &two, EVERY)?;
+    for (host, peer) in [(here, there), (there, here)] {
+        wait_path(host, peer, "the best path again", by_clock(BACK_LIMIT_S), raw)?;
+    }
+    flow.wait_more(100, SETTLE_LIMIT)?;
+    flow.stop()?.ensure_no_loss().context("moving back")?;
+    Ok(())
 }
 
 /// The time without a packet from `at` on; printed, and asserted as generously as the emulated

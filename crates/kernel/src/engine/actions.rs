@@ -175,6 +175,7 @@ impl Worker {
         match self.state.probed_by(mac) {
             Some((peer, path)) => {
                 self.counters.probes_received += 1;
+                self.unheard.hear(Instant::now(), peer);
                 (self.events)(EngineEvent::ProbeReceived { peer, path, probe, mtu, candidate });
             }
             None => self.counters.probes_unknown += 1,

@@ -315,6 +315,7 @@ impl Worker {
             ("probes_refused", counters.probes_refused),
             ("probes_received", counters.probes_received),
             ("probes_unknown", counters.probes_unknown),
+            ("paths_unheard", counters.paths_unheard),
             ("devices_restored", counters.devices_restored),
             ("guard_restored", counters.guard_restored),
         ];

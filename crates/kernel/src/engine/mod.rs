@@ -15,6 +15,7 @@ mod probes;
 mod state;
 mod switch;
 mod traffic;
+mod unheard;
 mod worker;
 
 use std::net::IpAddr;

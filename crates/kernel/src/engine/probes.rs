@@ -2,8 +2,12 @@
 //!
 //! They are sent from an ordinary UDP socket that writes the VXLAN header itself, so that the kernel
 //! seals them by the same policy as the frames of the VXLAN device and reports a datagram that is
-//! too long. Those of candidates come back in on the same socket; those of the active path on a VXLAN
+//! too long. Those of candidates come in on another socket; those of the active path on a VXLAN
 //! device of their own, which shares the data's UDP port.
+//!
+//! Nothing is ever sent to the port that they leave from. A firewall that follows connections would
+//! take two hosts' probes for answers to each other if both went from one port to the same one, and let
+//! them in where it drops frames.
 
 use std::io;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
@@ -24,6 +28,8 @@ use crate::error::KernelError;
 /// All hosts on the link: whatever device the peer takes probes on.
 const MAC_ALL: [u8; 6] = [0x33, 0x33, 0, 0, 0, 1];
 const IP_ALL: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
+/// The kernel chooses one that nobody has.
+const ANY_PORT: u16 = 0;
 /// Room for one frame in bytes: the longest UDP payload.
 const FRAME_ROOM_BYTES: usize = 65_536;
 /// Datagrams taken from the candidates' socket between two looks at the other sockets.
@@ -53,7 +59,9 @@ pub(super) enum SendError {
 /// The sockets for probes. A thread reads them, so that waiting needs nothing of the runtime.
 pub(super) struct Probes {
     mac: [u8; 6],
+    /// Those of candidates come in here.
     socket: Arc<UdpSocket>,
+    sender: UdpSocket,
     frame: Vec<u8>,
     indices: Vec<u32>,
     reader: Reader,
@@ -79,18 +87,24 @@ impl Probes {
         host: Option<IpAddr>,
         devices: &[u32],
     ) -> Result<Self, KernelError> {
-        let mut socket = UdpSocket::bind(host, vxlan::PROBE_PORT)
-            .map_err(|error| failed("open the probes' port", other(&error)))?;
-        // As the VXLAN devices do: a NAT between the hosts would break checksums inside ESP.
-        socket
-            .leave_out_checksums()
-            .and_then(|()| socket.stop_merging())
-            .and_then(|()| socket.set_priority(crate::SENT_PRIORITY.cast_signed()))
-            .map_err(|source| failed("set up the probes' port", source))?;
-        let socket = Arc::new(socket);
+        let open = |port| {
+            let mut socket = UdpSocket::bind(host, port)
+                .map_err(|error| failed("open the probes' port", other(&error)))?;
+            // As the VXLAN devices do: a NAT between the hosts would break checksums inside ESP.
+            socket
+                .leave_out_checksums()
+                .and_then(|()| socket.stop_merging())
+                .and_then(|()| socket.set_priority(crate::SENT_PRIORITY.cast_signed()))
+                .map_err(|source| failed("set up the probes' port", source))?;
+            Ok(socket)
+        };
+        let (socket, sender) = (Arc::new(open(vxlan::PROBE_PORT)?), open(ANY_PORT)?);
+        sender
+            .receive_nothing()
+            .map_err(|source| failed("close the probes' own port to others", source))?;
         let reader = Reader::start(Arc::clone(&socket), devices)?;
         let (mac, frame) = (probe_mac(local), vec![0; FRAME_ROOM_BYTES]);
-        Ok(Self { mac, socket, frame, indices: devices.to_vec(), reader })
+        Ok(Self { mac, socket, sender, frame, indices: devices.to_vec(), reader })
     }
 
     /// Listens on these devices, where it does not already.
@@ -111,7 +125,7 @@ impl Probes {
         let (number, mtu) = (wanted.number, wanted.mtu);
         let written = probe::write(room, self.mac, MAC_ALL, source, IP_ALL, number, mtu);
         let length = vxlan::LEN + written.map_err(|error| refused(error.to_string()))?;
-        let socket = &self.socket;
+        let socket = &self.sender;
         let to = SocketAddr::new(wanted.remote, wanted.port);
         let remote = socket.remote(to).map_err(SendError::Refused)?;
         match socket.send_run(&self.frame[..length], length, &remote) {

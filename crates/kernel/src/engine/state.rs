@@ -278,6 +278,14 @@ impl State {
         inbound.chain(outbound)
     }
 
+    /// Every inbound one with its peer and its path.
+    pub(super) fn inbound(&self) -> impl Iterator<Item = (PeerId, PathId, StateId)> {
+        self.inbound.values().filter_map(|inbound| {
+            let peer = self.paths.get(&inbound.path)?.peer;
+            Some((peer, inbound.path, inbound.id))
+        })
+    }
+
     /// Every one of them with its peer and its way.
     pub(super) fn sas(&self) -> impl Iterator<Item = (StateId, (PeerId, Way))> {
         let inbound = self.inbound.values().filter_map(|inbound| {

@@ -18,6 +18,7 @@ use super::probes::{Probes, Received};
 use super::state::{Action, State};
 use super::switch::{Switch, SwitchEvent};
 use super::traffic::Ledger;
+use super::unheard::Unheard;
 use super::{DATA_CHANNEL_DEVICE, KernelEngineConfig, Order, Support, SwitchKind};
 use crate::error::KernelError;
 use crate::ovpn::{OvpnError, Watched};
@@ -70,6 +71,8 @@ pub(super) struct Worker {
     pub(super) next_reading: Instant,
     pub(super) counters: Counters,
     pub(super) ledger: Ledger,
+    /// Whether what the kernel opens gets here.
+    pub(super) unheard: Unheard,
     pub(super) keylog: KeyLog,
 }
 
@@ -92,6 +95,7 @@ pub(super) struct Counters {
     pub(super) probes_too_long: u64,
     pub(super) probes_received: u64,
     pub(super) probes_unknown: u64,
+    pub(super) paths_unheard: u64,
     pub(super) devices_restored: u64,
     pub(super) guard_restored: u64,
     pub(super) channel: ChannelCounters,
@@ -137,6 +141,7 @@ impl Worker {
             next_reading: now,
             counters: Counters::default(),
             ledger: Ledger::default(),
+            unheard: Unheard::default(),
             keylog,
         };
         worker.remove_leftovers().await;
@@ -276,6 +281,7 @@ impl Worker {
         let support = self.lacks_support().then_some(self.next_support);
         let channel = self.reading_due().into_iter().chain(self.channel.deletion_due());
         let timers = retire.into_iter().chain(support).chain(channel).chain(self.mend.0);
+        let timers = timers.chain(self.listening_due());
         timers.fold(self.next_reconcile, Instant::min)
     }
 
@@ -293,6 +299,9 @@ impl Worker {
         }
         if self.reading_due().is_some_and(|at| now >= at) {
             self.read_channel().await;
+        }
+        if self.listening_due().is_some_and(|at| now >= at) {
+            self.listen().await;
         }
         if self.mend.0.is_some_and(|at| now >= at) {
             self.mend = (None, now + Duration::from_millis(MEND_PAUSE_MS));

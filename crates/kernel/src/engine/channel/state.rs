@@ -296,6 +296,13 @@ impl ChannelState {
         first.chain(rest).map(|(path, it)| (it.peer, *path))
     }
 
+    /// Every path that receives, with its peer and the packets opened until the last reading.
+    pub(in crate::engine) fn received(&self) -> impl Iterator<Item = (PeerId, PathId, u64)> {
+        self.paths
+            .iter()
+            .filter_map(|(path, it)| Some((it.peer, *path, it.receiver.as_ref()?.packets)))
+    }
+
     /// Every receiver and every sender under a name that no IPsec state has, with its peer and its way.
     pub(in crate::engine) fn sas(&self) -> impl Iterator<Item = (StateId, SaOf)> {
         let name = |id, address: Ipv6Addr| StateId { destination: address.into(), spi: id };

@@ -1,0 +1,239 @@
+//! Whether what the kernel opens comes through to the engine.
+//!
+//! The kernel judges a packet that it has opened once more by the host's rules for what comes in. A
+//! firewall there drops it without a word, and the peer's probes are unanswered as if the network had
+//! stopped them. This host can tell the two apart: its SAs have opened packets, and no probe was heard.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use weft_crypto::PeerId;
+use weft_path::{EngineEvent, PathId};
+
+use super::worker::Worker;
+use crate::xfrm::StateId;
+
+/// How often SAs of silent peers are looked at, in milliseconds.
+const LISTEN_MS: u64 = 3_000;
+/// A peer is silent once no probe of its has come for so many milliseconds: a standby path has one
+/// every ten seconds.
+const SILENT_MS: u64 = 12_000;
+/// SAs that are looked at in one go; of more, the others have their turn later.
+const READ_MAX: usize = 256;
+
+/// What was heard of peers, and what their SAs opened meanwhile.
+#[derive(Default)]
+pub(super) struct Unheard {
+    next: Option<Instant>,
+    /// When each peer's last probe came.
+    heard: BTreeMap<PeerId, Instant>,
+    /// Paths of silent peers.
+    silent: BTreeMap<PathId, Opened>,
+    /// The path that was looked at last.
+    last: Option<PathId>,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Opened {
+    packets: u64,
+    /// It opened some before the last look. Its probe may just have been on its way to the engine.
+    grew: bool,
+    told: bool,
+}
+
+/// What all SAs of a path have opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Reading {
+    peer: PeerId,
+    path: PathId,
+    packets: u64,
+}
+
+/// A path whose packets are opened and come to nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Deaf {
+    path: PathId,
+    peer: PeerId,
+    /// It was not the last time.
+    is_news: bool,
+}
+
+impl Unheard {
+    pub(super) fn hear(&mut self, now: Instant, peer: PeerId) {
+        self.heard.insert(peer, now);
+    }
+
+    fn is_silent(&self, now: Instant, peer: &PeerId) -> bool {
+        let silent = |heard: &Instant| now >= *heard + Duration::from_millis(SILENT_MS);
+        self.heard.get(peer).is_none_or(silent)
+    }
+
+    /// Of these paths those that are looked at now: of silent peers, and so many as have
+    /// [`READ_MAX`] SAs together, in turn.
+    fn turn<T>(
+        &mut self,
+        now: Instant,
+        paths: impl Iterator<Item = (PeerId, PathId, T)>,
+    ) -> Vec<(PeerId, PathId, T)> {
+        let mut asked: Vec<_> = paths.filter(|(peer, ..)| self.is_silent(now, peer)).collect();
+        asked.sort_by_key(|(_, path, _)| *path);
+        if asked.len() > READ_MAX {
+            let after = |last: PathId| asked.partition_point(|(_, path, _)| *path <= last);
+            let first = self.last.map_or(0, after);
+            asked.rotate_left(first);
+            // All of a path's SAs, or none: they are added up.
+            let cut = asked[READ_MAX].1;
+            let whole = asked[..READ_MAX].iter().rposition(|(_, path, _)| *path != cut);
+            asked.truncate(whole.map_or(READ_MAX, |last| last + 1));
+        }
+        self.last = asked.last().map(|(_, path, _)| *path);
+        asked
+    }
+
+    /// Takes readings of silent peers' paths, and says which of them go on opening packets.
+    fn note(&mut self, now: Instant, readings: &[Reading]) -> Vec<Deaf> {
+        let mut deaf = Vec::new();
+        for &Reading { peer, path, packets } in readings {
+            if !self.is_silent(now, &peer) {
+                self.silent.remove(&path);
+                continue;
+            }
+            // Of a peer that was heard before, what its SAs have opened so far tells nothing.
+            let heard = self.heard.contains_key(&peer);
+            let before = if heard { packets } else { 0 };
+            let new = Opened { packets: before, ..Opened::default() };
+            let it = self.silent.entry(path).or_insert(new);
+            if std::mem::replace(&mut it.grew, packets > it.packets) {
+                let is_news = !std::mem::replace(&mut it.told, true);
+                deaf.push(Deaf { path, peer, is_news });
+            }
+            it.packets = packets;
+        }
+        deaf
+    }
+
+    /// Forgets what is gone, and what was heard of again.
+    fn retain(&mut self, now: Instant, paths: &BTreeMap<PathId, PeerId>) {
+        self.heard.retain(|peer, _| paths.values().any(|of| of == peer));
+        let silent: Vec<PathId> = self
+            .silent
+            .keys()
+            .filter(|path| paths.get(path).is_some_and(|peer| self.is_silent(now, peer)))
+            .copied()
+            .collect();
+        self.silent.retain(|path, _| silent.binary_search(path).is_ok());
+    }
+}
+
+impl Worker {
+    pub(super) fn listening_due(&self) -> Option<Instant> {
+        let due = self.unheard.next.unwrap_or(self.next_reading);
+        self.ipsec.is_some().then_some(due)
+    }
+
+    /// Compares what SAs of silent peers have opened with what was heard of these.
+    pub(super) async fn listen(&mut self) {
+        let now = Instant::now();
+        self.unheard.next = Some(now + Duration::from_millis(LISTEN_MS));
+        let channel = self.state.channel.received();
+        let mut readings: Vec<Reading> =
+            channel.map(|(peer, path, packets)| Reading { peer, path, packets }).collect();
+        let of_channel = readings.iter().map(|reading| (reading.path, reading.peer));
+        let paths = self.state.inbound().map(|(peer, path, _)| (path, peer));
+        self.unheard.retain(now, &paths.chain(of_channel).collect());
+        let asked = self.unheard.turn(now, self.state.inbound());
+        readings.extend(self.opened(&asked).await);
+        for Deaf { path, peer, is_news } in self.unheard.note(now, &readings) {
+            if is_news {
+                tracing::warn!(
+                    %peer,
+                    "a firewall of this host drops what the kernel has opened of a peer's packets; \
+                     `weft doctor` names the rule that lets them pass"
+                );
+                self.counters.paths_unheard += 1;
+            }
+            (self.events)(EngineEvent::Unheard { path });
+        }
+    }
+
+    /// What each path's SAs have opened together; none where the kernel does not say.
+    async fn opened(&self, asked: &[(PeerId, PathId, StateId)]) -> Vec<Reading> {
+        let Some(ipsec) = self.ipsec.as_ref().filter(|_| !asked.is_empty()) else {
+            return Vec::new();
+        };
+        let ids: Vec<StateId> = asked.iter().map(|(.., id)| *id).collect();
+        let mut readings: Vec<Reading> = Vec::new();
+        for (&(peer, path, _), usage) in asked.iter().zip(ipsec.xfrm.usage(&ids).await) {
+            let packets = usage.ok().flatten().map_or(0, |usage| usage.packets);
+            match readings.last_mut().filter(|last| last.path == path) {
+                Some(last) => last.packets += packets,
+                None => readings.push(Reading { peer, path, packets }),
+            }
+        }
+        readings
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PEER: PeerId = PeerId::from_bytes([9; 32]);
+    const PATH: PathId = PathId(1);
+    const NONE: [bool; 0] = [];
+
+    fn s(seconds: u64) -> Duration {
+        Duration::from_secs(seconds)
+    }
+
+    fn note(it: &mut Unheard, now: Instant, packets: u64) -> Vec<bool> {
+        let deaf = it.note(now, &[Reading { peer: PEER, path: PATH, packets }]);
+        deaf.into_iter().map(|deaf| deaf.is_news).collect()
+    }
+
+    #[test]
+    fn packets_without_a_probe_are_told_once_the_probe_would_have_come() {
+        let (mut it, now) = (Unheard::default(), Instant::now());
+        assert_eq!(note(&mut it, now, 0), NONE);
+        assert_eq!(note(&mut it, now + s(3), 4), NONE, "the probe may be on its way to the engine");
+        assert_eq!(note(&mut it, now + s(6), 4), [true]);
+        assert_eq!(note(&mut it, now + s(9), 4), NONE, "nothing comes: the network may be down");
+        assert_eq!(note(&mut it, now + s(12), 6), NONE);
+        assert_eq!(note(&mut it, now + s(15), 6), [false]);
+        it.hear(now + s(16), PEER);
+        assert_eq!(note(&mut it, now + s(18), 9), NONE);
+        assert_eq!(note(&mut it, now + s(21), 12), NONE);
+    }
+
+    #[test]
+    fn a_peer_that_falls_silent_is_judged_by_what_comes_afterwards() {
+        let (mut it, now) = (Unheard::default(), Instant::now());
+        it.hear(now, PEER);
+        assert_eq!(note(&mut it, now + s(11), 500), NONE);
+        assert_eq!(note(&mut it, now + s(12), 500), NONE);
+        assert_eq!(note(&mut it, now + s(15), 500), NONE, "the network is down");
+        assert_eq!(note(&mut it, now + s(18), 502), NONE);
+        assert_eq!(note(&mut it, now + s(21), 502), [true]);
+        // A rekey: the SAs that counted are gone.
+        assert_eq!(note(&mut it, now + s(24), 0), NONE);
+        assert_eq!(note(&mut it, now + s(27), 2), NONE);
+        assert_eq!(note(&mut it, now + s(30), 2), [false]);
+        it.retain(now, &BTreeMap::new());
+        assert!(it.heard.is_empty() && it.silent.is_empty());
+    }
+
+    #[test]
+    fn of_many_paths_each_has_its_turn_whole() {
+        let (mut it, now) = (Unheard::default(), Instant::now());
+        let all = || (0..200).flat_map(|path| (0..3).map(move |sa| (PEER, PathId(path), sa)));
+        let mut seen = BTreeMap::<PathId, usize>::new();
+        for _ in 0..3 {
+            let turn = it.turn(now, all());
+            assert!(turn.len() <= READ_MAX && turn.len() % 3 == 0, "{}", turn.len());
+            turn.into_iter().for_each(|(_, path, _)| *seen.entry(path).or_default() += 1);
+        }
+        assert!(seen.len() == 200 && seen.values().all(|count| count % 3 == 0));
+        it.hear(now, PEER);
+        assert!(it.turn(now, all()).is_empty(), "one that is heard is not looked at");
+    }
+}
