@@ -156,7 +156,7 @@ impl ForwardRule {
     /// # Errors
     /// [`KernelError::Socket`] if the kernel gives no socket.
     pub fn watch(&self) -> Result<NftWatch, KernelError> {
-        self.kernel.nft_watch(FAMILIES.iter().map(|family| family.table).collect())
+        self.kernel.nft_watch(FAMILIES.iter().map(|family| family.table).collect(), None)
     }
 
     /// Waits until the rule had to be added or taken away, and returns when that is done: because

@@ -15,6 +15,7 @@ use crate::{
     error::KernelError,
     nft::{Listing, Table},
     nft_watch::NftWatch,
+    senders::{self, Senders},
 };
 
 /// The inner UDP ports of overlay packets: data and probes, and probes of candidates.
@@ -26,9 +27,9 @@ pub const TRUSTED_MAX: usize = 4096;
 /// Packets from containers have none: the kernel takes it off where they leave a network namespace.
 pub const SENT_PRIORITY: u32 = 0x5745_4650;
 
-const TABLE: Table = Table { family: "inet", name: "weft-guard" };
-/// Gives that priority to what leaves by the overlay ports of a bridge.
-const MARKING: Table = Table { family: "bridge", name: "weft-guard" };
+const TABLE: Table = Table { family: "inet", name: senders::TABLE };
+/// Gives that priority to what leaves by the overlay ports of a bridge, and looks at what comes in by them.
+const MARKING: Table = Table { family: "bridge", name: senders::TABLE };
 /// The priority, and that of packets of which nobody said any, as `nft` shows them.
 const SENT: &str = "5745:4650";
 const USUAL: &str = "none";
@@ -41,6 +42,8 @@ const TRANSFORMATIONS_MAX: u8 = 6;
 const PRIORITY_LAST: i32 = 300;
 /// Before all others on the way in, so that everything is counted.
 const PRIORITY_FIRST: i32 = -300;
+/// Before fragments are put together: before any program that changes marks.
+const PRIORITY_BEFORE_MARKS: i32 = -450;
 
 /// How often one rule dropped.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -69,10 +72,12 @@ pub struct GuardCounters {
     /// Packets other than the overlay's that came out of the data channel's device or would have
     /// entered it: a peer's key opens nothing else on the host.
     pub channel: GuardCount,
+    /// Frames that a peer sent from an Ethernet address that is not one of its own.
+    pub foreign_source: GuardCount,
 }
 
 impl GuardCounters {
-    /// Each rule's count under its name.
+    /// Each count of packets without protection, or under a false one, under its rule's name.
     #[must_use]
     pub const fn named(&self) -> [(&'static str, GuardCount); 7] {
         [
@@ -92,6 +97,8 @@ impl GuardCounters {
 pub struct Guard {
     kernel: Kernel,
     ports: Vec<String>,
+    /// Who may send from where, if the guard is to look at that.
+    senders: Option<Senders>,
     trusted: BTreeSet<IpAddr>,
     /// How this host's `nft` shows the table as it was written, should that differ from the words
     /// it was written in.
@@ -104,7 +111,13 @@ impl Guard {
     #[must_use]
     pub fn new(kernel: Kernel, ports: &[&str]) -> Self {
         let ports = ports.iter().map(|port| (*port).to_owned()).collect();
-        Self { kernel, ports, trusted: BTreeSet::new(), as_written: None }
+        Self { kernel, ports, senders: None, trusted: BTreeSet::new(), as_written: None }
+    }
+
+    /// The same, with what comes in by these ports: a peer sends from its own Ethernet addresses alone.
+    #[must_use]
+    pub fn with_senders(kernel: Kernel, ports: &[&str], senders: Senders) -> Self {
+        Self { senders: Some(senders), ..Self::new(kernel, ports) }
     }
 
     /// Makes the guard stand whole, with `trusted` as the addresses of peers that overlay packets
@@ -128,17 +141,19 @@ impl Guard {
         let found = self.list(true).await?;
         let counts = counters(&found);
         if !self.has_shape(&found) {
-            let mut commands = TABLE.replacement(&objects(&self.trusted, counts));
+            let mut commands = TABLE.replacement(&self.objects(&self.trusted, counts));
             if !self.ports.is_empty() {
-                commands.extend(MARKING.replacement(&marking(&self.ports)));
+                commands.extend(MARKING.replacement(&self.marking(counts)));
             }
             kernel.nft_apply(commands, "write the guard").await?;
+            self.stand_senders(true).await?;
             let written = self.list(true).await?;
             self.as_written = Some(written.shape());
             return Ok(true);
         }
+        let written = self.stand_senders(false).await?;
         if trusted_in(&found).as_ref() == Some(&self.trusted) {
-            return Ok(false);
+            return Ok(written);
         }
         let mut commands = Vec::new();
         for (set, is_family) in SETS {
@@ -167,7 +182,12 @@ impl Guard {
     /// See [`Self::counters`].
     pub async fn look(&self) -> Result<(bool, GuardCounters), KernelError> {
         let found = self.list(false).await?;
-        Ok((self.is_it(&found), counters(&found)))
+        let whole = self.is_it(&found)
+            && match &self.senders {
+                Some(senders) => senders.are_whole().await?,
+                None => true,
+            };
+        Ok((whole, counters(&found)))
     }
 
     /// What was dropped so far; zero if there is no guard.
@@ -175,8 +195,7 @@ impl Guard {
     /// # Errors
     /// [`KernelError::NftMissing`], [`KernelError::NftRefused`], [`KernelError::Program`].
     pub async fn counters(&self) -> Result<GuardCounters, KernelError> {
-        let found = self.kernel.nft_list(TABLE).await?;
-        Ok(found.map(|listing| counters(&listing)).unwrap_or_default())
+        Ok(counters(&self.list(false).await?))
     }
 
     /// Takes the guard down. False if there was none.
@@ -187,6 +206,9 @@ impl Guard {
         let kernel = self.kernel.clone();
         let _one = kernel.inner.filters.lock().await;
         self.as_written = None;
+        if let Some(senders) = &self.senders {
+            senders.fall().await;
+        }
         let removed = kernel.nft_remove(TABLE).await?;
         Ok(kernel.nft_remove(MARKING).await? || removed)
     }
@@ -196,7 +218,7 @@ impl Guard {
     /// # Errors
     /// [`KernelError::Socket`] if the kernel gives no socket.
     pub fn watch(&self) -> Result<NftWatch, KernelError> {
-        self.kernel.nft_watch(vec![TABLE, MARKING])
+        self.kernel.nft_watch(vec![TABLE, MARKING], self.senders.clone())
     }
 
     /// Waits until somebody damaged the guard, and returns when it stands whole again.
@@ -220,7 +242,12 @@ impl Guard {
         let mut all = Listing::default();
         let marking = (!self.ports.is_empty()).then_some(MARKING);
         for table in [TABLE].into_iter().chain(marking) {
-            let Some(found) = self.kernel.nft_list(table).await? else { continue };
+            // Ethernet addresses of senders may be many, and `nft` need not tell them.
+            let found = match table {
+                MARKING => self.kernel.nft_list_without_members(table).await?,
+                _ => self.kernel.nft_list(table).await?,
+            };
+            let Some(found) = found else { continue };
             if own_alone && !found.is_ours() {
                 return Err(table.taken());
             }
@@ -235,11 +262,87 @@ impl Guard {
 
     fn has_shape(&self, found: &Listing) -> bool {
         let shape = found.shape();
-        let mut wanted = objects(&BTreeSet::new(), GuardCounters::default());
+        let mut wanted = self.objects(&BTreeSet::new(), GuardCounters::default());
         if !self.ports.is_empty() {
-            wanted.extend(marking(&self.ports));
+            wanted.extend(self.marking(GuardCounters::default()));
         }
         shape == Listing(wanted).shape() || self.as_written.as_ref() == Some(&shape)
+    }
+
+    async fn stand_senders(&self, anew: bool) -> Result<bool, KernelError> {
+        match &self.senders {
+            Some(senders) => senders.stand(anew).await,
+            None => Ok(false),
+        }
+    }
+
+    /// Everything in the table.
+    fn objects(&self, trusted: &BTreeSet<IpAddr>, counts: GuardCounters) -> Vec<Value> {
+        let mut objects = vec![TABLE.tag()];
+        objects.extend(counts.named().map(|(name, count)| counter(TABLE, name, count)));
+        for ((name, is_family), kind) in SETS.into_iter().zip(["ipv4_addr", "ipv6_addr"]) {
+            let mut fields = json!({ "name": name, "type": kind });
+            let members = members(trusted, is_family);
+            if !members.is_empty() {
+                fields["elem"] = members.into();
+            }
+            objects.push(TABLE.part("set", fields));
+        }
+        for (name, rules) in [(FORGED, forged_rules()), (FRAGMENTS, fragment_rules())] {
+            objects.push(TABLE.part("chain", json!({ "name": name })));
+            objects.extend(rules);
+        }
+        let mut chains = vec![
+            ("output", PRIORITY_LAST, output_rules()),
+            ("postrouting", PRIORITY_LAST, leaving_rules("postrouting")),
+            ("input", PRIORITY_FIRST, input_rules()),
+            ("forward", PRIORITY_FIRST, forward_rules()),
+        ];
+        if self.senders.is_some() {
+            for (name, key) in senders::MAPS {
+                let fields = json!({ "name": name, "type": key, "map": "classid" });
+                objects.push(TABLE.part("map", fields));
+            }
+            chains.push(("prerouting", PRIORITY_BEFORE_MARKS, number_rules()));
+        }
+        for (hook, priority, rules) in chains {
+            objects.push(base_chain(TABLE, hook, priority));
+            objects.extend(rules);
+        }
+        objects
+    }
+
+    /// Everything in the table of the bridge's ports.
+    fn marking(&self, counts: GuardCounters) -> Vec<Value> {
+        let by_ports = |key| equal(&meta(key), json!({ "set": self.ports }));
+        let rule = |chain: &str, comment: &str, expr: Vec<Value>| {
+            MARKING.part("rule", json!({ "chain": chain, "comment": comment, "expr": expr }))
+        };
+        let comment = "weft: what leaves by the overlay ports is Weft's";
+        let mut objects = vec![
+            MARKING.tag(),
+            base_chain(MARKING, "postrouting", PRIORITY_LAST),
+            rule("postrouting", comment, vec![by_ports("oifname"), set_priority(SENT)]),
+        ];
+        if self.senders.is_some() {
+            let pair = json!({ "concat": [meta("priority"), field("ether", "saddr")] });
+            let is_own = equal(&pair, format!("@{}", senders::MACS));
+            let own = vec![by_ports("iifname"), is_own, set_priority(USUAL), accept()];
+            // It makes the packet itself into the answer, with all that it has.
+            let sent = equal(&meta("priority"), SENT);
+            let answer = vec![by_ports("iifname"), sent, set_priority(USUAL), accept()];
+            let foreign = dropped(vec![by_ports("iifname")], FOREIGN_SOURCE);
+            let kind = json!(["classid", "ether_addr"]);
+            objects.extend([
+                counter(MARKING, FOREIGN_SOURCE, counts.foreign_source),
+                MARKING.part("set", json!({ "name": senders::MACS, "type": kind })),
+                base_chain(MARKING, "prerouting", PRIORITY_FIRST),
+                rule("prerouting", "weft: an address of the peer's own", own),
+                rule("prerouting", "weft: the device's own word that a packet is too big", answer),
+                rule("prerouting", "weft: not its own", foreign),
+            ]);
+        }
+        objects
     }
 }
 
@@ -250,51 +353,39 @@ fn members(trusted: &BTreeSet<IpAddr>, is_family: IsFamily) -> Vec<String> {
     trusted.iter().filter(|address| is_family(address)).map(ToString::to_string).collect()
 }
 
-/// Everything in the table.
-fn objects(trusted: &BTreeSet<IpAddr>, counts: GuardCounters) -> Vec<Value> {
-    let mut objects = vec![TABLE.tag()];
-    for (name, count) in counts.named() {
-        let fields = json!({ "name": name, "packets": count.packets, "bytes": count.bytes });
-        objects.push(TABLE.part("counter", fields));
-    }
-    for ((name, is_family), kind) in SETS.into_iter().zip(["ipv4_addr", "ipv6_addr"]) {
-        let mut fields = json!({ "name": name, "type": kind });
-        let members = members(trusted, is_family);
-        if !members.is_empty() {
-            fields["elem"] = members.into();
-        }
-        objects.push(TABLE.part("set", fields));
-    }
-    for (name, rules) in [(FORGED, forged_rules()), (FRAGMENTS, fragment_rules())] {
-        objects.push(TABLE.part("chain", json!({ "name": name })));
-        objects.extend(rules);
-    }
-    for (hook, priority, rules) in [
-        ("output", PRIORITY_LAST, output_rules()),
-        ("postrouting", PRIORITY_LAST, leaving_rules("postrouting")),
-        ("input", PRIORITY_FIRST, input_rules()),
-        ("forward", PRIORITY_FIRST, forward_rules()),
-    ] {
-        let fields = json!({
-            "name": hook, "type": "filter", "hook": hook, "prio": priority, "policy": "accept",
-        });
-        objects.push(TABLE.part("chain", fields));
-        objects.extend(rules);
-    }
-    objects
+/// The name of the one counter in the table of the bridge's ports.
+const FOREIGN_SOURCE: &str = "foreign_source";
+
+fn counter(table: Table, name: &str, count: GuardCount) -> Value {
+    let fields = json!({ "name": name, "packets": count.packets, "bytes": count.bytes });
+    table.part("counter", fields)
 }
 
-/// The table that gives the priority.
-fn marking(ports: &[String]) -> Vec<Value> {
+fn base_chain(table: Table, hook: &str, priority: i32) -> Value {
     let fields = json!({
-        "name": "postrouting", "type": "filter", "hook": "postrouting", "prio": PRIORITY_LAST,
-        "policy": "accept",
+        "name": hook, "type": "filter", "hook": hook, "prio": priority, "policy": "accept",
     });
-    let port = equal(&meta("oifname"), json!({ "set": ports }));
-    let expr = json!([port, set_priority(SENT)]);
-    let comment = "weft: what leaves by the overlay ports is Weft's";
-    let rule = json!({ "chain": "postrouting", "comment": comment, "expr": expr });
-    vec![MARKING.tag(), MARKING.part("chain", fields), MARKING.part("rule", rule)]
+    table.part("chain", fields)
+}
+
+/// Gives packets the numbers of their senders. A state's mark is for this chain alone.
+fn number_rules() -> Vec<Value> {
+    const HOOK: &str = "prerouting";
+    let [(marks, _), (v4, _), (v6, _)] = senders::MAPS;
+    let number = json!({ "&": [meta("mark"), senders::NUMBERS_MASK] });
+    let marked = || equal(&number, senders::NUMBERS);
+    let priority = |key: Value, map: &str| {
+        let data = json!({ "map": { "key": key, "data": format!("@{map}") } });
+        json!({ "mangle": { "key": meta("priority"), "value": data } })
+    };
+    let unmarked = json!({ "mangle": { "key": meta("mark"), "value": 0 } });
+    let comment = "weft: the number of a peer";
+    vec![
+        rule(HOOK, comment, vec![marked(), priority(meta("mark"), marks)]),
+        rule(HOOK, "weft: the mark is nobody else's", vec![marked(), unmarked, accept()]),
+        rule(HOOK, comment, vec![overlay(), priority(field("ip", "saddr"), v4)]),
+        rule(HOOK, comment, vec![overlay(), priority(field("ip6", "saddr"), v6)]),
+    ]
 }
 
 fn output_rules() -> Vec<Value> {
@@ -457,11 +548,13 @@ fn counters(listing: &Listing) -> GuardCounters {
         input: count("input"),
         fragments: count("fragments"),
         channel: count("channel"),
+        foreign_source: count(FOREIGN_SOURCE),
     }
 }
 
 /// The members of both sets; `None` if there is one that is no single address.
 fn trusted_in(listing: &Listing) -> Option<BTreeSet<IpAddr>> {
-    let members = listing.of("set").filter_map(|set| set["elem"].as_array()).flatten();
+    let sets = listing.of("set").filter(|set| SETS.iter().any(|(name, _)| set["name"] == *name));
+    let members = sets.filter_map(|set| set["elem"].as_array()).flatten();
     members.map(|member| member.as_str()?.parse().ok()).collect()
 }

@@ -32,6 +32,7 @@ mod port_watch;
 mod route;
 mod route_watch;
 mod ruleset;
+mod senders;
 mod shortcut;
 mod socket;
 mod traffic;
@@ -68,6 +69,7 @@ pub use self::{
     route::{HostRoute, Overlap, OverlapKind, ROUTE_PROTOCOL, RouteMtu},
     route_watch::{DeviceRoute, RouteWatch},
     ruleset::{Carried, Obstacle},
+    senders::Senders,
     shortcut::{BridgePort, BridgePorts},
     traffic::LinkTraffic,
     tunnel::TunnelSpec,

@@ -42,9 +42,25 @@ pub(crate) struct Listing(pub(crate) Vec<Value>);
 impl Kernel {
     /// What is in a table; `None` if there is no such table.
     pub(crate) async fn nft_list(&self, table: Table) -> Result<Option<Listing>, KernelError> {
+        self.nft_list_with("-j", table).await
+    }
+
+    /// The same without the members of sets, where this `nft` can leave them out.
+    pub(crate) async fn nft_list_without_members(
+        &self,
+        table: Table,
+    ) -> Result<Option<Listing>, KernelError> {
+        self.nft_list_with("-jt", table).await
+    }
+
+    async fn nft_list_with(
+        &self,
+        options: &str,
+        table: Table,
+    ) -> Result<Option<Listing>, KernelError> {
         let Table { family, name } = table;
         let doing = format!("list the nftables table {family} {name}");
-        let output = self.run_nft(&["-j", "list", "table", family, name], None, &doing).await?;
+        let output = self.run_nft(&[options, "list", "table", family, name], None, &doing).await?;
         let complaint = String::from_utf8_lossy(&output.stderr);
         if !output.status.success() {
             if complaint.contains("No such file or directory") {
@@ -175,7 +191,7 @@ impl Listing {
                     fields.remove("packets");
                     fields.remove("bytes");
                 }
-                if kind == "set" {
+                if kind == "set" || kind == "map" {
                     fields.remove("elem");
                 }
             }

@@ -9,7 +9,7 @@ use netlink_sys::{
 use rustix::io::Errno;
 use weft_io::namespace;
 
-use crate::{Kernel, error::KernelError, nft::Table, socket::messages};
+use crate::{Kernel, error::KernelError, nft::Table, senders::Senders, socket::messages};
 
 /// The multicast group of nftables' messages (NFNLGRP_NFTABLES).
 const GROUP_NFTABLES: u32 = 7;
@@ -33,6 +33,8 @@ pub struct NftWatch {
     socket: TokioSocket,
     /// `None`: all that are not ours.
     tables: Option<Vec<Table>>,
+    /// Changes that these make are none.
+    except: Option<Senders>,
 }
 
 impl Kernel {
@@ -41,14 +43,22 @@ impl Kernel {
     /// # Errors
     /// [`KernelError::Socket`] if the kernel gives no socket.
     pub fn watch_foreign_rules(&self) -> Result<NftWatch, KernelError> {
-        self.watch_tables(None)
+        self.watch_tables(None, None)
     }
 
-    pub(crate) fn nft_watch(&self, tables: Vec<Table>) -> Result<NftWatch, KernelError> {
-        self.watch_tables(Some(tables))
+    pub(crate) fn nft_watch(
+        &self,
+        tables: Vec<Table>,
+        except: Option<Senders>,
+    ) -> Result<NftWatch, KernelError> {
+        self.watch_tables(Some(tables), except)
     }
 
-    fn watch_tables(&self, tables: Option<Vec<Table>>) -> Result<NftWatch, KernelError> {
+    fn watch_tables(
+        &self,
+        tables: Option<Vec<Table>>,
+        except: Option<Senders>,
+    ) -> Result<NftWatch, KernelError> {
         let failed = |source| KernelError::Socket { doing: "watch nftables".into(), source };
         let open = || -> io::Result<TokioSocket> {
             let mut socket = TokioSocket::new(NETLINK_NETFILTER)?;
@@ -62,7 +72,7 @@ impl Kernel {
             let _guard = runtime.enter();
             open()
         });
-        Ok(NftWatch { socket: socket.map_err(failed)?.map_err(failed)?, tables })
+        Ok(NftWatch { socket: socket.map_err(failed)?.map_err(failed)?, tables, except })
     }
 }
 
@@ -88,7 +98,10 @@ impl NftWatch {
     }
 
     fn is_about_ours(&self, datagram: &[u8]) -> bool {
-        messages(datagram).any(|message| {
+        let is_except = |message: &&[u8]| {
+            self.except.as_ref().is_some_and(|it| sender_of(message).is_some_and(|by| it.made(by)))
+        };
+        messages(datagram).filter(|message| !is_except(message)).any(|message| {
             table_of(message).is_some_and(|(family, name)| match &self.tables {
                 Some(tables) => tables.iter().any(|table| {
                     number_of(table.family) == family && table.name.as_bytes() == name
@@ -113,6 +126,11 @@ fn table_of(message: &[u8]) -> Option<(u8, Vec<u8>)> {
         .value()
         .to_vec();
     Some((family, name.strip_suffix(&[0]).map(<[u8]>::to_vec).unwrap_or(name)))
+}
+
+/// The port number of the socket that made the change.
+fn sender_of(message: &[u8]) -> Option<u32> {
+    message.get(12..16)?.try_into().ok().map(u32::from_ne_bytes)
 }
 
 /// The number of an address family in nftables (NFPROTO_*).

@@ -7,6 +7,8 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use weft::sandbox::{Container, Host, Netns, try_wait_until};
+use weft_io::namespace::{Namespace, run_in};
+use weft_io::packet::PacketSocket;
 use weft_lab::net::capture::{Capture, contains};
 use weft_lab::net::guest::flow::MARKER;
 use weft_lab::net::guest::stage::{is_active, is_on, path, wait_candidate, wait_path};
@@ -453,4 +455,74 @@ fn a_host_with_the_kernel_and_one_without_talk_and_say_so() -> anyhow::Result<()
     let missing = &host::status(there)?["engines_missing"];
     assert_eq!(missing["kernel"], "forced by configuration", "{missing}");
     Ok(())
+}
+
+/// By the kernel engine a frame is opened by the kernel, and Weft sees nothing of it.
+#[test]
+fn a_member_sends_from_its_own_containers_addresses_alone() -> anyhow::Result<()> {
+    let stage = Stage::new(3)?.launched(&[&["--engine", "kernel"][..]; 3])?;
+    let [victim, forger, owner] = [0, 1, 2].map(|index| stage.host(index));
+    for peer in [forger, owner] {
+        wait_path(victim, peer, "the kernel engine", SETTLE_LIMIT, is_on("kernel", "kernel"))?;
+    }
+    let [target, from, owned] = [victim, forger, owner].map(|host| host.add_container("box"));
+    let (target, from, owned) = (target?, from?, owned?);
+    stage.reach(&from, &target)?;
+    stage.reach(&owned, &target)?;
+    let socket = probe::udp_in(&namespace(&target), (Ipv4Addr::UNSPECIFIED, 5001).into())?;
+    let entries = || -> anyhow::Result<String> {
+        Ok(victim.netns().exec(&["bridge", "fdb", "show"])?.success()?.stdout)
+    };
+    let (counted, before) = (host::kernel_counter(victim, "foreign_source")?, entries()?);
+    // Of two frames the second shows that the first has had its time.
+    for (source, text) in [(&owned, "forged"), (&from, "honest")] {
+        let frame = frame(source, &target, text.as_bytes())?;
+        run_in(Namespace::open(&namespace(&from))?, || -> anyhow::Result<()> {
+            let sender = PacketSocket::sender()?;
+            Ok(sender.send(&frame, sender.index_of("weft0")?)?)
+        })??;
+    }
+    probe::expect_datagram(&socket, b"honest")?;
+    assert_eq!(waiting(&socket)?, 0);
+    assert_eq!(entries()?, before);
+    let more = || host::kernel_counter(victim, "foreign_source").is_ok_and(|now| now > counted);
+    try_wait_until("the forged frame is counted", SETTLE_LIMIT, || Ok(more()))?;
+    stage.reach(&owned, &target)?;
+    // Other programs put marks on what they like.
+    let marks = "add table inet marks; \
+        add chain inet marks pre { type filter hook prerouting priority mangle; }; \
+        add rule inet marks pre meta l4proto udp meta mark set ct mark";
+    victim.netns().exec(&["nft", marks])?.success()?;
+    stage.reach(&from, &target)?;
+    // An address that moves to another host with its container.
+    let address = format!("{}/12", owned.ipv4()?);
+    owner.weft(&["detach", &owned.netns().path()])?.success()?;
+    let moved = forger.add_container_with("moved", &[&address])?;
+    stage.reach(&moved, &target)?;
+    Ok(())
+}
+
+/// A frame that carries a datagram from one container to another's port 5001.
+fn frame(from: &Container, to: &Container, payload: &[u8]) -> anyhow::Result<Vec<u8>> {
+    let mut frame = [mac(to)?, mac(from)?].concat();
+    let (udp, total) = (8 + payload.len() as u16, 28 + payload.len() as u16);
+    frame.extend([8, 0, 0x45, 0]);
+    frame.extend(total.to_be_bytes());
+    frame.extend([0, 0, 0, 0, 64, 17, 0, 0]);
+    frame.extend(from.ipv4()?.octets());
+    frame.extend(to.ipv4()?.octets());
+    let words = frame[14..34].chunks(2).map(|it| u32::from(it[0]) << 8 | u32::from(it[1]));
+    let sum = words.sum::<u32>();
+    let sum = !((sum & 0xffff) + (sum >> 16)) as u16;
+    frame[24..26].copy_from_slice(&sum.to_be_bytes());
+    for word in [5000, 5001, udp, 0] {
+        frame.extend(u16::to_be_bytes(word));
+    }
+    frame.extend(payload);
+    Ok(frame)
+}
+
+fn mac(container: &Container) -> anyhow::Result<[u8; 6]> {
+    let text = container.exec(&["cat", "/sys/class/net/weft0/address"])?.success()?.stdout;
+    Ok(text.trim().parse::<weft_path::Mac>()?.0)
 }

@@ -8,10 +8,12 @@ use weft_crypto::PeerId;
 use weft_io::encap::EncapSocket;
 use weft_path::{EngineEvent, PathId};
 
+use super::SwitchKind;
 use super::channel::{self, Change};
 use super::probes::{Received, SendError};
 use super::state::{Action, Probe};
 use super::worker::{RETIRE_MS, Worker};
+use crate::error::KernelError;
 use crate::xfrm::{Direction, PolicyId, PolicySpec, StateId, StateSpec};
 
 /// Actions of one batch by kind; within a kind the order is kept.
@@ -25,6 +27,7 @@ struct Batch {
     channel: Vec<Change>,
     distrusted: Vec<IpAddr>,
     sources: Vec<(PeerId, Vec<IpAddr>)>,
+    refused: Vec<PeerId>,
 }
 
 impl Worker {
@@ -48,6 +51,7 @@ impl Worker {
                 Action::Distrust(address) => batch.distrusted.push(address),
                 Action::SetVia(peer, via) => vias.push((peer, via)),
                 Action::AcceptFrom(peer, addresses) => batch.sources.push((peer, addresses)),
+                Action::RefuseFrom(peer) => batch.refused.push(peer),
                 Action::Probe(_)
                 | Action::Keepalive(_)
                 | Action::ChannelKeepalive(_)
@@ -64,13 +68,17 @@ impl Worker {
         let (set, gone): (Vec<_>, Vec<_>) =
             batch.policies.into_iter().partition(|(_, policy)| policy.is_some());
         self.set_policies(set.into_iter().filter_map(|(_, policy)| policy).collect()).await;
-        let accepted = self.switch.accept_from(batch.sources).await;
+        let accepted = self.accept_from(batch.sources).await;
         if let Err(error) = accepted.and(self.switch.set_peers(&vias).await) {
             tracing::warn!(%error, "forwarding entries not written");
         }
         self.remove_policies(gone.into_iter().map(|(id, _)| id).collect()).await;
         self.remove_states(&batch.removed).await;
         self.change_channel(deletions).await;
+        for peer in batch.refused {
+            let refused = self.switch.refuse_from(peer).await;
+            self.note_senders(refused);
+        }
         let at = Instant::now() + Duration::from_millis(RETIRE_MS);
         self.retired.extend(batch.retired.into_iter().map(|id| (at, id)));
         if !batch.distrusted.is_empty() {
@@ -90,6 +98,32 @@ impl Worker {
                 Action::Tell(event) => (self.events)(event),
                 _ => {}
             }
+        }
+    }
+
+    /// Peers' packets come from these addresses, or by SAs that give them the peers' numbers.
+    async fn accept_from(
+        &mut self,
+        sources: Vec<(PeerId, Vec<IpAddr>)>,
+    ) -> Result<(), KernelError> {
+        if self.switch.kind() != SwitchKind::Bridge {
+            return self.switch.accept_from(sources).await;
+        }
+        for (peer, mut addresses) in sources {
+            let Some(number) = self.state.number_of(&peer) else { continue };
+            // What comes from elsewhere has the number of its SA.
+            addresses.retain(|it| self.trusted.contains(it) || channel::is_tunnel(*it));
+            let written = self.switch.number_sender(peer, number, addresses).await;
+            self.note_senders(written);
+        }
+        Ok(())
+    }
+
+    /// What was not written is written with all else when the guard is next looked at.
+    pub(super) fn note_senders(&self, result: Result<(), KernelError>) {
+        if let Err(error) = result {
+            tracing::warn!(%error, "the guard does not know who may send; setting it again");
+            self.filters.look();
         }
     }
 

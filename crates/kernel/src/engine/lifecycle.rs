@@ -319,6 +319,7 @@ impl Worker {
             ("devices_restored", counters.devices_restored),
             ("guard_restored", counters.guard_restored),
         ];
+        named.extend(guard.map(|it| ("foreign_source", it.foreign_source.packets)));
         named.extend(counters.channel.named());
         named.extend(self.switch.counters().await);
         let switch_reason = self.switch_reason.clone();

@@ -13,6 +13,7 @@ use weft_path::{
 use super::channel::{Change, ChannelState};
 use super::probe_mac;
 use crate::overlay::Via;
+use crate::senders::{NUMBERS as SENDER_NUMBERS, NUMBERS_MASK as SENDER_NUMBERS_MASK};
 use crate::xfrm::{
     Direction, LaneGroup, Limits, PolicyId, PolicySpec, StateId, StateSpec, Template, UdpPorts,
 };
@@ -40,6 +41,8 @@ pub(super) enum Action {
     SetVia(PeerId, Via),
     /// A peer's tunnel packets come from these addresses.
     AcceptFrom(PeerId, Vec<IpAddr>),
+    /// Nothing comes from a peer any more, which had a number.
+    RefuseFrom(PeerId),
     /// Send a probe of a path.
     Probe(Probe),
     /// Send a NAT keepalive from the port of ESP in UDP.
@@ -79,6 +82,9 @@ pub(super) struct State {
     per_cpu: bool,
     /// The group of lanes that was given out last.
     group: u16,
+    /// The number that was given out last; `None`: peers have none.
+    number: Option<u32>,
+    numbers: BTreeMap<PeerId, u32>,
     peers: BTreeMap<PeerId, Peer>,
     paths: BTreeMap<PathId, Path>,
     inbound: BTreeMap<u32, Inbound>,
@@ -132,6 +138,8 @@ impl State {
             encapsulation_port,
             per_cpu: false,
             group: 0,
+            number: None,
+            numbers: BTreeMap::new(),
             peers: BTreeMap::new(),
             paths: BTreeMap::new(),
             inbound: BTreeMap::new(),
@@ -143,6 +151,16 @@ impl State {
     /// Whether SAs installed from now on may be one for each CPU (RFC 9611).
     pub(super) fn set_per_cpu(&mut self, per_cpu: bool) {
         self.per_cpu = per_cpu;
+    }
+
+    /// From now on each peer has a number, and what its SAs open has it for a mark.
+    pub(super) fn give_numbers(&mut self) {
+        self.number.get_or_insert(SENDER_NUMBERS);
+    }
+
+    /// A peer's number, from its first way in on.
+    pub(super) fn number_of(&self, peer: &PeerId) -> Option<u32> {
+        self.numbers.get(peer).copied()
     }
 
     /// What a command asks of the kernel. `local` tells from which address this host reaches a peer.
@@ -402,6 +420,7 @@ impl State {
                 lifetime: sa.lifetime,
                 group: None,
                 cpu: None,
+                mark: self.number(peer),
             },
         ));
         // The vector engine's lanes beyond the first have ports of their own. The kernel engine's have not, and
@@ -411,9 +430,28 @@ impl State {
         actions.push(self.accept(peer, Some(remote)));
     }
 
+    /// Another number than all others', of which 0 is none.
+    fn number(&mut self, peer: PeerId) -> Option<u32> {
+        let mut last = self.number?;
+        if let Some(number) = self.numbers.get(&peer) {
+            return Some(*number);
+        }
+        let taken = |number: &u32| self.numbers.values().any(|it| it == number);
+        loop {
+            last = SENDER_NUMBERS | (last.wrapping_add(1) & !SENDER_NUMBERS_MASK);
+            if last != SENDER_NUMBERS && !taken(&last) {
+                break;
+            }
+        }
+        self.number = Some(last);
+        self.numbers.insert(peer, last);
+        Some(last)
+    }
+
     /// A peer may send by several paths at a time, each of which has a source of its own. `source` is
     /// that of the formats other than `ovpn`, if it is another now.
     fn accept(&mut self, peer: PeerId, source: Option<IpAddr>) -> Action {
+        self.number(peer);
         let it = self.peers.entry(peer).or_default();
         it.source = source.or(it.source);
         let sources = it.source.into_iter().chain(self.channel.sources(peer));
@@ -451,6 +489,7 @@ impl State {
                 group,
                 // Lane 0 takes what comes from a CPU without a lane of its own.
                 cpu: group.and_then(|_| u32::from(sa.lane).checked_sub(1)),
+                mark: None,
             },
         ));
         let encapsulation = sa.encapsulation;
@@ -551,6 +590,7 @@ impl State {
         self.dialled.remove(&peer);
         self.peers.remove(&peer);
         actions.push(Action::SetVia(peer, Via::None));
+        actions.extend(self.numbers.remove(&peer).map(|_| Action::RefuseFrom(peer)));
     }
 
     /// Brings a peer's policies in line with its paths.

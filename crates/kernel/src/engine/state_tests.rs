@@ -397,3 +397,40 @@ fn what_a_peer_sends_is_taken_at_the_address_that_it_dialled() {
     let later = ends(apply(&mut state, inbound(UDP, 302, Encapsulation::Udp)));
     assert_eq!(later, (REMOTE, LOCAL));
 }
+
+#[test]
+fn each_peer_has_a_number_of_its_own_by_which_what_its_sas_open_is_known() {
+    const OTHER: PeerId = PeerId::from_bytes([8; 32]);
+    let mut state = State::new(6785, 6786);
+    let of = |peer, command| match command {
+        EngineCommand::InstallInbound { engine, path, sa, remote, .. } => {
+            EngineCommand::InstallInbound { engine, peer, path, sa, remote }
+        }
+        command => command,
+    };
+    let mark = |state: &mut State, peer, spi| {
+        let command = of(peer, inbound(RAW, spi, Encapsulation::Raw));
+        added(&apply(state, command)).mark
+    };
+    assert_eq!(mark(&mut state, PEER, 300), None, "a datapath looks at addresses");
+    state.give_numbers();
+    let number = mark(&mut state, PEER, 301);
+    assert_eq!(number, Some(SENDER_NUMBERS + 1));
+    assert_eq!(mark(&mut state, PEER, 302), number, "a rekey changes no number");
+    // The last number there is, and the one that is taken, are passed over.
+    state.number = Some(SENDER_NUMBERS | !SENDER_NUMBERS_MASK);
+    let other = mark(&mut state, OTHER, 303);
+    assert_eq!(other, Some(SENDER_NUMBERS + 2));
+    assert_eq!(state.number_of(&OTHER), other);
+    assert_eq!(added(&apply(&mut state, outbound(RAW, 304, Encapsulation::Raw))).mark, None);
+    let gone = apply(&mut state, EngineCommand::RemovePeer { peer: OTHER });
+    assert!(gone.contains(&Action::RefuseFrom(OTHER)), "{gone:?}");
+    assert_eq!(state.number_of(&OTHER), None);
+    // A peer in the data channel or in plain has one, too.
+    apply(&mut state, EngineCommand::RemovePeer { peer: PEER });
+    apply(&mut state, in_channel(inbound(CHANNEL, FIRST_WORD, Encapsulation::Raw)));
+    assert!(state.number_of(&PEER).is_some());
+    apply(&mut state, EngineCommand::RemovePeer { peer: PEER });
+    apply(&mut state, EngineCommand::InstallPlain { peer: PEER, path: RAW, remote: REMOTE });
+    assert!(state.number_of(&PEER).is_some());
+}

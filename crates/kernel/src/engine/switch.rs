@@ -18,7 +18,7 @@ use crate::link::Link;
 use crate::odp::{self, OdpEdit, OdpEvent, OdpInbox, OdpSpec, OdpSwitch};
 use crate::{
     BridgeSpec, ForwardRule, Guard, Kernel, MssClamp, OuterFamily, Overlay, OverlaySpec, PortSpec,
-    Via, VxlanSpec,
+    Senders, Via, VxlanSpec,
 };
 
 /// The VXLAN devices of the network, one for each family of outer addresses.
@@ -138,7 +138,10 @@ impl Switch {
     /// its tunnel the priority.
     pub(super) fn guard(&self, kernel: &Kernel) -> Guard {
         match self {
-            Self::Bridge(_) => Guard::new(kernel.clone(), &[VXLAN, VXLAN6]),
+            Self::Bridge(bridge) => {
+                let senders = bridge.senders.clone();
+                Guard::with_senders(kernel.clone(), &[VXLAN, VXLAN6], senders)
+            }
             Self::Odp(_) => Guard::new(kernel.clone(), &[]),
         }
     }
@@ -185,13 +188,46 @@ impl Switch {
         sources: Vec<(PeerId, Vec<IpAddr>)>,
     ) -> Result<(), KernelError> {
         match self {
-            // The guard takes authenticated packets alone, and that is enough.
+            // The guard looks at that: see `Self::number_sender`.
             Self::Bridge(_) => Ok(()),
             Self::Odp(odp) => {
                 let edit = |(peer, addresses)| OdpEdit::Sources(peer, addresses);
                 odp.apply(sources.into_iter().map(edit).collect()).await
             }
         }
+    }
+
+    /// What has this number, or comes from these addresses, is from the peer. For the guard of a bridge.
+    pub(super) async fn number_sender(
+        &self,
+        peer: PeerId,
+        number: u32,
+        addresses: Vec<IpAddr>,
+    ) -> Result<(), KernelError> {
+        match self {
+            Self::Bridge(bridge) => bridge.senders.set_peer(peer, number, addresses).await,
+            Self::Odp(_) => Ok(()),
+        }
+    }
+
+    /// Nothing comes from this peer any more.
+    pub(super) async fn refuse_from(&self, peer: PeerId) -> Result<(), KernelError> {
+        match self {
+            Self::Bridge(bridge) => bridge.senders.remove_peer(peer).await,
+            Self::Odp(_) => Ok(()),
+        }
+    }
+
+    /// Whose frames may come from which address. Before frames go there: answers may come at once.
+    pub(super) async fn set_senders(
+        &self,
+        add: &[(Endpoint, PeerId)],
+        remove: &[Mac],
+    ) -> Result<(), KernelError> {
+        let Self::Bridge(bridge) = self else { return Ok(()) };
+        let add: Vec<_> = add.iter().map(|(endpoint, peer)| (endpoint.mac.0, *peer)).collect();
+        let remove: Vec<_> = remove.iter().map(|mac| mac.0).collect();
+        bridge.senders.set_macs(&add, &remove).await
     }
 
     pub(super) async fn set_endpoints(
@@ -410,6 +446,8 @@ pub(super) struct Bridge {
     kernel: Kernel,
     config: KernelEngineConfig,
     overlay: Overlay<PeerId>,
+    /// Who may send from which address by the VXLAN devices.
+    senders: Senders,
     /// The VXLAN devices are to be there.
     open: bool,
     /// What carries announcements of addresses to other hosts, once the bridge stands.
@@ -427,8 +465,8 @@ impl Bridge {
             vxlan6: VXLAN6.into(),
         };
         let overlay = Overlay::new(kernel.clone(), spec);
-        let config = config.clone();
-        Self { kernel, config, overlay, open: false, announcements: None, moved: 0 }
+        let (config, senders) = (config.clone(), Senders::new(kernel.clone()));
+        Self { kernel, config, overlay, senders, open: false, announcements: None, moved: 0 }
     }
 
     fn counters(&self) -> Vec<(&'static str, u64)> {

@@ -144,6 +144,9 @@ impl Worker {
             unheard: Unheard::default(),
             keylog,
         };
+        if worker.switch.kind() == SwitchKind::Bridge {
+            worker.state.give_numbers();
+        }
         worker.remove_leftovers().await;
         worker.look_for_support().await;
         worker.wait_for_guard().await;
@@ -330,6 +333,8 @@ impl Worker {
         for command in commands {
             if let EngineCommand::SetEndpoints { add, remove, .. } = &command {
                 self.carry_out(&mut pending).await;
+                let known = self.switch.set_senders(add, remove).await;
+                self.note_senders(known);
                 remove.iter().for_each(|mac| _ = self.holders.remove(&mac.0));
                 self.holders.extend(add.iter().map(|(endpoint, peer)| (endpoint.mac.0, *peer)));
                 if let Err(error) = self.switch.set_endpoints(add, remove).await {

@@ -37,6 +37,7 @@ const POLICY: u16 = 7;
 const ALG_AEAD: u16 = 18;
 const REPLAY_ESN_VAL: u16 = 23;
 const PROTO: u16 = 25;
+const SET_MARK: u16 = 29;
 const MTIMER_THRESH: u16 = 32;
 const SA_DIR: u16 = 33;
 const SA_PCPU: u16 = 35;
@@ -205,6 +206,11 @@ pub(super) fn new_state(spec: &StateSpec, can: Abilities) -> Body {
         let direction = if inbound { DIRECTION_IN } else { DIRECTION_OUT };
         body.attribute(SA_DIR, |body| {
             body.u8(direction);
+        });
+    }
+    if let Some(mark) = spec.mark {
+        body.attribute(SET_MARK, |body| {
+            body.u32(mark);
         });
     }
     if let Some(cpu) = spec.cpu {

@@ -97,6 +97,7 @@ fn inbound() -> StateSpec {
         lifetime: Duration::ZERO,
         group: None,
         cpu: None,
+        mark: None,
     }
 }
 
@@ -160,6 +161,17 @@ fn newer_kernels_hear_direction_and_cpu() {
     assert_eq!(state.own.cpu, Some(3));
     assert_eq!(state.told, all);
     assert!(state.is_own() && state.keyed);
+}
+
+#[test]
+fn what_a_state_opens_is_marked() {
+    let old = Abilities::default();
+    let spec = StateSpec { mark: Some(0x5800_0001), encapsulation: None, ..inbound() };
+    let plain = StateSpec { mark: None, ..spec.clone() };
+    let mut expected = new_state(&plain, old).bytes().to_vec();
+    // ip xfrm state add … output-mark 0x58000001, without a mask: all bits.
+    expected.extend(hex("0800 1d00 01000058"));
+    assert_eq!(new_state(&spec, old).bytes(), expected);
 }
 
 #[test]

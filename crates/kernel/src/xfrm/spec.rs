@@ -119,6 +119,8 @@ pub struct StateSpec {
     /// The one CPU (from 0) whose packets an outbound state in a group takes; `None`: those of CPUs
     /// without a state. Add that one first: the kernel prefers the younger among those it may take.
     pub cpu: Option<u32>,
+    /// The mark (`skb->mark`) of what comes out of an inbound state.
+    pub mark: Option<u32>,
 }
 
 impl StateSpec {

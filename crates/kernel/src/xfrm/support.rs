@@ -153,5 +153,6 @@ fn trial(
         lifetime: Duration::from_secs(TRIAL_LIFETIME_S),
         group: None,
         cpu: None,
+        mark: None,
     }
 }

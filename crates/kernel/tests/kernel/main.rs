@@ -14,6 +14,7 @@ mod lab;
 mod mss;
 mod overlay;
 mod routes;
+mod senders;
 mod switch;
 mod vxlan;
 mod watch;

@@ -230,6 +230,7 @@ pub(crate) fn state(from: &Host, to: &Host, spi: u32) -> StateSpec {
         lifetime: Duration::from_secs(3600),
         group: None,
         cpu: None,
+        mark: None,
     }
 }
 

@@ -22,7 +22,7 @@ use weft_path::PathId;
 
 pub(super) use self::device::Channel;
 pub(super) use self::state::ChannelState;
-pub(super) use self::watch::is_channels;
+pub(super) use self::watch::{is_channels, is_tunnel};
 use super::state::Way;
 
 /// What is to be done on the device.

@@ -227,9 +227,14 @@ impl Worker {
 
 /// Whether this names a peer of the data channel, and no IPsec state.
 pub(in crate::engine) fn is_channels(id: &StateId) -> bool {
+    is_tunnel(id.destination)
+}
+
+/// Whether this is an address of some host's inside the data channel.
+pub(in crate::engine) fn is_tunnel(address: IpAddr) -> bool {
     let (prefix, bits) = weft_crypto::TUNNEL_PREFIX;
     let high = |address: Ipv6Addr| address.to_bits() >> (128 - u32::from(bits));
-    matches!(id.destination, IpAddr::V6(address) if high(address) == high(prefix))
+    matches!(address, IpAddr::V6(address) if high(address) == high(prefix))
 }
 
 /// What a receiver has opened (signs of life apart) or a sender has sealed.

@@ -1,0 +1,317 @@
+//! Who may send from which Ethernet address by a path of the kernel's, where a bridge is the switch.
+//!
+//! Each peer has a number. The kernel gives it to what it opens: as a mark by the peer's inbound state, or
+//! by the outer address, which for the data channel the device has checked. The guard moves it to the
+//! packet's priority before any other program sees it, since many change marks; the VXLAN device keeps it,
+//! and before the bridge the pair of number and source address must be a member of a set.
+//!
+//! Members are written by netlink, not by `nft`: they change with every container, and `nft` may take
+//! seconds.
+
+mod codec;
+mod socket;
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    io,
+    net::IpAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
+};
+
+use tokio::sync::Mutex;
+use weft_crypto::PeerId;
+use weft_io::namespace;
+
+use self::{
+    codec::{MEMBERS_MAX, Set, Step},
+    socket::Socket,
+};
+use crate::{Kernel, entries::MacAddress, error::KernelError};
+
+/// The numbers of senders: marks and priorities with this high byte. VLAN devices give small priorities.
+pub(crate) const NUMBERS: u32 = 0x5800_0000;
+/// The bits that say that a mark is a number of a sender.
+pub(crate) const NUMBERS_MASK: u32 = 0xff00_0000;
+/// The tables that the guard consists of have this name.
+pub(crate) const TABLE: &str = "weft-guard";
+/// The guard's maps to numbers, with the type of their keys.
+pub(crate) const MAPS: [(&str, &str); 3] =
+    [("marks", "mark"), ("senders4", "ipv4_addr"), ("senders6", "ipv6_addr")];
+/// The set of numbers and Ethernet addresses, in the bridge's table.
+pub(crate) const MACS: &str = "senders";
+/// Most messages in one transaction.
+const STEPS_MAX: usize = 3;
+
+/// Which peer's frames may come from which Ethernet address. Clones are one.
+///
+/// Nothing is in the kernel before the guard stands, and from then on everything that is wanted.
+#[derive(Clone)]
+pub struct Senders {
+    kernel: Kernel,
+    shared: Arc<Mutex<Shared>>,
+    /// The port of the socket that writes, 0 while there is none.
+    port: Arc<AtomicU32>,
+}
+
+#[derive(Default)]
+struct Shared {
+    peers: HashMap<PeerId, Peer>,
+    macs: HashMap<MacAddress, PeerId>,
+    /// Whose an outer address is; the last one has it.
+    addresses: HashMap<IpAddr, PeerId>,
+    /// The guard has the sets, and in them is what is wanted.
+    stands: bool,
+    socket: Option<Socket>,
+}
+
+#[derive(Default)]
+struct Peer {
+    /// `None`: nothing comes from it by the kernel.
+    number: Option<u32>,
+    macs: BTreeSet<MacAddress>,
+    addresses: BTreeSet<IpAddr>,
+}
+
+/// A member of one of the sets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Member {
+    /// What an inbound state marked with a number has that number.
+    Mark(u32),
+    /// What comes from an outer address has a number.
+    Address(IpAddr, u32),
+    /// Frames with a number may come from this Ethernet address.
+    Mac(u32, MacAddress),
+}
+
+impl Senders {
+    /// Nobody may send anything. Nothing is sent to the kernel.
+    #[must_use]
+    pub fn new(kernel: Kernel) -> Self {
+        Self { kernel, shared: Arc::default(), port: Arc::default() }
+    }
+
+    /// A peer's number, and the outer addresses that stand for it where no state gives its number.
+    ///
+    /// # Errors
+    /// [`KernelError::Refused`], [`KernelError::Socket`] or [`KernelError::TimedOut`] if it was not
+    /// written. The wish is kept: the guard is not whole, and writes all when it is set again.
+    pub async fn set_peer(
+        &self,
+        peer: PeerId,
+        number: u32,
+        addresses: impl IntoIterator<Item = IpAddr>,
+    ) -> Result<(), KernelError> {
+        let addresses: BTreeSet<IpAddr> = addresses.into_iter().collect();
+        let mut shared = self.shared.lock().await;
+        let of = |shared: &Shared, address| shared.addresses.get(address).copied();
+        let others = addresses.iter().filter_map(|address| of(&shared, address));
+        let touched: BTreeSet<PeerId> = others.chain([peer]).collect();
+        let change = |shared: &mut Shared| {
+            let it = shared.peers.entry(peer).or_default();
+            it.number = Some(number);
+            let before = std::mem::replace(&mut it.addresses, addresses);
+            let it = &it.addresses;
+            let (owners, gone) = (&mut shared.addresses, before.difference(it));
+            for address in gone {
+                if owners.get(address) == Some(&peer) {
+                    owners.remove(address);
+                }
+            }
+            // An address that another peer took since then stays with it.
+            owners.extend(it.difference(&before).map(|address| (*address, peer)));
+        };
+        self.change(&mut shared, &touched, change).await
+    }
+
+    /// Nothing comes from this peer any more.
+    ///
+    /// # Errors
+    /// See [`Self::set_peer`].
+    pub async fn remove_peer(&self, peer: PeerId) -> Result<(), KernelError> {
+        let mut shared = self.shared.lock().await;
+        let change = |shared: &mut Shared| {
+            shared.addresses.retain(|_, owner| *owner != peer);
+            if let Some(it) = shared.peers.get_mut(&peer) {
+                it.number = None;
+                it.addresses.clear();
+            }
+            shared.peers.retain(|_, it| it.number.is_some() || !it.macs.is_empty());
+        };
+        self.change(&mut shared, &[peer].into(), change).await
+    }
+
+    /// These Ethernet addresses are peers', and those are nobody's.
+    ///
+    /// # Errors
+    /// See [`Self::set_peer`].
+    pub async fn set_macs(
+        &self,
+        add: &[([u8; 6], PeerId)],
+        remove: &[[u8; 6]],
+    ) -> Result<(), KernelError> {
+        let mut shared = self.shared.lock().await;
+        let all = remove.iter().chain(add.iter().map(|(mac, _)| mac));
+        let owners = all.filter_map(|mac| shared.macs.get(mac));
+        let touched = owners.chain(add.iter().map(|(_, peer)| peer)).copied().collect();
+        let change = |shared: &mut Shared| {
+            for mac in remove {
+                shared.forget(mac);
+            }
+            for (mac, peer) in add {
+                shared.forget(mac);
+                shared.macs.insert(*mac, *peer);
+                shared.peers.entry(*peer).or_default().macs.insert(*mac);
+            }
+        };
+        self.change(&mut shared, &touched, change).await
+    }
+
+    /// The guard has the sets: what is wanted is put there, unless it is there. `anew`: they are empty. True
+    /// if something was written.
+    pub(crate) async fn stand(&self, anew: bool) -> Result<bool, KernelError> {
+        let mut shared = self.shared.lock().await;
+        if shared.stands && !anew {
+            return Ok(false);
+        }
+        let wanted = shared.wanted();
+        let mut steps = Set::ALL.map(Step::Empty).to_vec();
+        steps.extend(by_set(&wanted).map(|(set, members)| Step::Add(set, members)));
+        self.write(&mut shared, &steps).await?;
+        shared.stands = true;
+        Ok(true)
+    }
+
+    /// The guard has the sets no more.
+    pub(crate) async fn fall(&self) {
+        self.shared.lock().await.stands = false;
+    }
+
+    /// Whether the sets hold what is wanted.
+    pub(crate) async fn are_whole(&self) -> Result<bool, KernelError> {
+        let mut shared = self.shared.lock().await;
+        if !shared.stands {
+            return Ok(false);
+        }
+        let mut found = Vec::new();
+        for set in Set::ALL {
+            let socket = self.socket(&mut shared)?;
+            match socket.members(set).await {
+                Ok(members) => found.extend(members),
+                Err(error) => {
+                    shared.socket = None;
+                    return Err(error.while_doing("list who may send from which address"));
+                }
+            }
+        }
+        let found: Option<BTreeSet<Member>> = found.into_iter().collect();
+        let whole = found.is_some_and(|found| found == shared.wanted().into_iter().collect());
+        shared.stands = whole;
+        Ok(whole)
+    }
+
+    /// Whether a notice of the kernel's about nftables is of a change that was made here.
+    pub(crate) fn made(&self, port: u32) -> bool {
+        port != 0 && port == self.port.load(Ordering::Relaxed)
+    }
+
+    /// Changes what is wanted of some peers, and writes what follows from it.
+    async fn change(
+        &self,
+        shared: &mut Shared,
+        touched: &BTreeSet<PeerId>,
+        change: impl FnOnce(&mut Shared),
+    ) -> Result<(), KernelError> {
+        let before = shared.wanted_of(touched);
+        change(shared);
+        let after = shared.wanted_of(touched);
+        if !shared.stands || before == after {
+            return Ok(());
+        }
+        let gone: Vec<Member> = before.difference(&after).copied().collect();
+        let new: Vec<Member> = after.difference(&before).copied().collect();
+        // What goes goes first, since a map has one value for a key.
+        let mut steps: Vec<_> = by_set(&gone).map(|(set, it)| Step::Remove(set, it)).collect();
+        steps.extend(by_set(&new).map(|(set, it)| Step::Add(set, it)));
+        self.write(shared, &steps).await
+    }
+
+    async fn write(&self, shared: &mut Shared, steps: &[Step<'_>]) -> Result<(), KernelError> {
+        // Should this be dropped, nobody knows what is there.
+        shared.stands = false;
+        let mut begin = 0;
+        while begin < steps.len() {
+            // Sets are emptied in one transaction with the first members that come instead.
+            let end = steps.len().min(begin + STEPS_MAX + Set::ALL.len());
+            let socket = self.socket(shared)?;
+            if let Err(error) = socket.change(steps.get(begin..end).unwrap_or_default()).await {
+                shared.socket = None;
+                return Err(error.while_doing("write who may send from which address"));
+            }
+            begin = end;
+        }
+        shared.stands = true;
+        Ok(())
+    }
+
+    fn socket<'a>(&self, shared: &'a mut Shared) -> Result<&'a mut Socket, KernelError> {
+        let failed = |source| KernelError::Socket { doing: "open nftables".into(), source };
+        let opened = match shared.socket.take() {
+            Some(socket) => socket,
+            None => {
+                let runtime = tokio::runtime::Handle::current();
+                let open = || -> io::Result<Socket> {
+                    let _guard = runtime.enter();
+                    Socket::open()
+                };
+                let home = &self.kernel.inner.home;
+                let socket = namespace::run_in(home, open).map_err(failed)?.map_err(failed)?;
+                self.port.store(socket.port().map_err(failed)?, Ordering::Relaxed);
+                socket
+            }
+        };
+        Ok(shared.socket.insert(opened))
+    }
+}
+
+impl Shared {
+    fn forget(&mut self, mac: &MacAddress) {
+        let Some(owner) = self.macs.remove(mac) else { return };
+        if let Some(peer) = self.peers.get_mut(&owner) {
+            peer.macs.remove(mac);
+            if peer.macs.is_empty() && peer.number.is_none() {
+                self.peers.remove(&owner);
+            }
+        }
+    }
+
+    fn wanted(&self) -> Vec<Member> {
+        self.wanted_of(self.peers.keys()).into_iter().collect()
+    }
+
+    fn wanted_of<'a>(&self, peers: impl IntoIterator<Item = &'a PeerId>) -> BTreeSet<Member> {
+        let mut wanted = BTreeSet::new();
+        for id in peers {
+            let Some((peer, number)) = self.peers.get(id).and_then(|it| Some((it, it.number?)))
+            else {
+                continue;
+            };
+            let has = |address: &&IpAddr| self.addresses.get(*address) == Some(id);
+            wanted.insert(Member::Mark(number));
+            wanted.extend(
+                peer.addresses.iter().filter(has).map(|address| Member::Address(*address, number)),
+            );
+            wanted.extend(peer.macs.iter().map(|mac| Member::Mac(number, *mac)));
+        }
+        wanted
+    }
+}
+
+/// Runs of members of one set, each short enough for one message. The order of members is that of sets.
+fn by_set(members: &[Member]) -> impl Iterator<Item = (Set, &[Member])> {
+    let runs = members.chunk_by(|one, next| Set::of(one) == Set::of(next));
+    runs.flat_map(|run| run.chunks(MEMBERS_MAX))
+        .filter_map(|part| Some((Set::of(part.first()?), part)))
+}
