@@ -22,6 +22,11 @@ const NOT_TAKEN: [&str; 3] = ["accept_ra", "autoconf", "accept_redirects"];
 /// The settings of devices, under `/proc`.
 const SETTINGS: &str = "sys/net/ipv6/conf";
 
+/// Whether this kernel has IPv6 at all.
+pub(crate) fn is_there() -> bool {
+    Path::new("/proc/sys/net/ipv6").exists()
+}
+
 /// Why a device has no IPv6.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NoIpv6 {

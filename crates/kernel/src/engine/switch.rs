@@ -14,6 +14,7 @@ use super::KernelEngineConfig;
 use super::announcements::Announcements;
 use super::probes::{self, Received};
 use crate::error::KernelError;
+use crate::ipv6;
 use crate::link::Link;
 use crate::odp::{self, OdpEdit, OdpEvent, OdpInbox, OdpSpec, OdpSwitch};
 use crate::{
@@ -491,7 +492,9 @@ impl Bridge {
         let mut probes = Vec::new();
         let mut made = false;
         let devices = [(VXLAN, PROBE, OuterFamily::V4), (VXLAN6, PROBE6, OuterFamily::V6)];
-        for (data, probe, family) in devices {
+        // Each look would make and lose them, which would look like other programs' doing.
+        let can = |family| family == OuterFamily::V4 || ipv6::is_there();
+        for (data, probe, family) in devices.into_iter().filter(|(_, _, it)| can(*it)) {
             let spec = self.vxlan(data, family);
             match self.kernel.ensure_vxlan(&spec).await {
                 Ok(new) => made |= new,

@@ -80,6 +80,9 @@ struct GuestOptions {
     /// The guest's memory in MiB
     #[arg(long, value_name = "MIB", default_value_t = 2048)]
     memory: u32,
+    /// Further words for the guest's kernel, such as ipv6.disable=1
+    #[arg(long, value_name = "WORDS", default_value = "")]
+    boot: String,
     /// Where what the command writes under /out is to come
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
@@ -154,6 +157,7 @@ fn job(options: &GuestOptions, script: String, limit_s: u64, clock: Clock) -> an
         environment: environment(),
         memory_mib: options.memory,
         clock,
+        boot: options.boot.clone(),
         limit: Duration::from_secs(limit_s),
         out: options.out.clone(),
         log: options.log.clone(),

@@ -85,6 +85,8 @@ pub struct Job {
     pub memory_mib: u32,
     /// What its clocks go by.
     pub clock: Clock,
+    /// Further words for its kernel, such as `ipv6.disable=1`.
+    pub boot: String,
     /// The longest that the guest may take, boot included.
     pub limit: Duration,
     /// Where what the script writes under `/out` is to come; nothing comes back without it.
@@ -188,7 +190,7 @@ impl<'a> Guest<'a> {
         command.args(["-m", &format!("{}M", self.job.memory_mib)]);
         command.arg("-kernel").arg(self.kernel.image()?);
         command.arg("-initrd").arg(self.initrd(mode, linger_s)?);
-        command.args(["-append", KERNEL_ARGUMENTS]);
+        command.args(["-append", &format!("{KERNEL_ARGUMENTS} {}", self.job.boot)]);
         command.args(["-device", "virtio-serial-pci"]);
         command.args(["-device", "virtserialport,chardev=output,name=weft.output"]);
         command.args(["-device", COPIER]);

@@ -124,6 +124,9 @@ const SOAK_ONLY: [&str; 16] = [
 const TWO_CORES: [&str; 3] =
     ["vm_hosts::a_host_with_the_kernel_and_one_without*", "vm_wire::tshark*", "vm_xfrm::lanes::*"];
 
+/// Tests whose guests' kernels boot with further words.
+const BOOTED_WITH: [(&str, &str); 1] = [("vm_ipv4::*", "ipv6.disable=1")];
+
 /// About how long a test takes a core of this machine, in seconds: of all lines that fit it, the last
 /// one counts. Nothing is judged by it; the longest guests begin first.
 const DURATIONS: [(&str, u32); 16] = [
@@ -193,6 +196,7 @@ struct Share {
     kernel: Choice,
     number: usize,
     clock: Clock,
+    boot: &'static str,
     programs: Vec<Program>,
 }
 
@@ -294,6 +298,7 @@ fn prepared(share: &Share, request: &Request, place: &Path) -> anyhow::Result<Jo
         environment,
         memory_mib: MEMORY_MIB,
         clock: share.clock,
+        boot: share.boot.to_owned(),
         limit: Duration::from_secs(GUEST_LIMIT_S),
         out: Some(place.join("out")),
         log: Some(place.join("kernel.log")),
@@ -400,7 +405,8 @@ fn no_row_is_idle(programs: &[Program]) -> anyhow::Result<()> {
             bail!("no test fits the row {} ({}) of the table of the VM suite", row.tests, row.why);
         }
     }
-    for pattern in SOAK_ONLY.iter().chain(&TWO_CORES) {
+    let booted = BOOTED_WITH.iter().map(|(pattern, _)| pattern);
+    for pattern in SOAK_ONLY.iter().chain(&TWO_CORES).chain(booted) {
         if !names.iter().any(|name| fits(pattern, name)) {
             bail!("no test fits {pattern}, which the VM suite treats in a way of its own");
         }
@@ -429,12 +435,18 @@ fn fits(pattern: &str, name: &str) -> bool {
     open || rest.is_empty()
 }
 
-/// What each guest gets: all tests of a kernel that need two cores, or a share of its other programs, spread
-/// evenly; the longest first.
+/// What each guest gets: all tests of a kernel that need two cores, all that boot it with the same words, or a
+/// share of its other programs, spread evenly; the longest first.
 fn shared_out(plan: Vec<(Choice, Vec<Program>)>) -> Vec<Share> {
     let mut shares = Vec::new();
     for (kernel, programs) in plan {
-        let (on_two_cores, mut programs) = on_two_cores_and_others(&programs);
+        let (on_two_cores, mut programs) = apart(&programs, |name| is_one_of(&TWO_CORES, name));
+        let mut apart_from_all = vec![(Clock::Host, "", on_two_cores)];
+        for (pattern, words) in BOOTED_WITH {
+            let booted;
+            (booted, programs) = apart(&programs, |name| fits(pattern, name));
+            apart_from_all.push((Clock::Instructions, words, booted));
+        }
         let parts = length(&programs).div_ceil(GUEST_SECONDS) as usize;
         programs.sort_by_key(|program| std::cmp::Reverse(program.seconds()));
         let mut bins: Vec<Vec<Program>> = vec![Vec::new(); parts];
@@ -443,13 +455,14 @@ fn shared_out(plan: Vec<(Choice, Vec<Program>)>) -> Vec<Share> {
                 bin.push(program);
             }
         }
-        let bins = bins.into_iter().map(|programs| (Clock::Instructions, programs));
-        let all = bins.chain([(Clock::Host, on_two_cores)]);
-        let numbered = all.filter(|(_, programs)| !programs.is_empty()).enumerate();
-        shares.extend(numbered.map(|(index, (clock, programs))| Share {
+        let bins = bins.into_iter().map(|programs| (Clock::Instructions, "", programs));
+        let all = bins.chain(apart_from_all);
+        let numbered = all.filter(|(_, _, programs)| !programs.is_empty()).enumerate();
+        shares.extend(numbered.map(|(index, (clock, boot, programs))| Share {
             kernel,
             number: index + 1,
             clock,
+            boot,
             programs,
         }));
     }
@@ -462,13 +475,12 @@ fn length(programs: &[Program]) -> u32 {
     programs.iter().map(Program::seconds).sum()
 }
 
-/// The programs with the tests that need two cores, and those with all others.
-fn on_two_cores_and_others(programs: &[Program]) -> (Vec<Program>, Vec<Program>) {
+/// The programs with the tests whose names are chosen, and those with all others.
+fn apart(programs: &[Program], chosen: impl Fn(&str) -> bool) -> (Vec<Program>, Vec<Program>) {
     let part = |wanted: bool| {
         let parts = programs.iter().map(|program| {
-            let needs_two =
-                |test: &str| is_one_of(&TWO_CORES, &format!("{}::{test}", program.target));
-            let tests = program.tests.iter().filter(|test| needs_two(test) == wanted);
+            let is_chosen = |test: &str| chosen(&format!("{}::{test}", program.target));
+            let tests = program.tests.iter().filter(|test| is_chosen(test) == wanted);
             Program { tests: tests.cloned().collect(), ..program.clone() }
         });
         parts.filter(|program| !program.tests.is_empty()).collect()
@@ -626,6 +638,7 @@ mod tests {
             program("vm_demo", &["the_benchmark_too", "without_esp_too"]),
             program("vm_figures", &["while_gigabytes_pass", "one_is_within_two"]),
             program("vm_hosts", &["a_host_with_the_kernel_and_one_without", "one_broadcast"]),
+            program("vm_ipv4", &["x"]),
             program("vm_matrix", &["kernel_to_kernel"]),
             program("vm_steering", &["x"]),
             program("vm_wire", &["flushing_ipsec", "tshark"]),
@@ -645,7 +658,15 @@ mod tests {
             "net_shortcuts",
             "net_uso",
         ];
-        let guests = ["vm_bad_input", "vm_hosts", "vm_matrix", "vm_steering", "vm_wire", "vm_xfrm"];
+        let guests = [
+            "vm_bad_input",
+            "vm_hosts",
+            "vm_ipv4",
+            "vm_matrix",
+            "vm_steering",
+            "vm_wire",
+            "vm_xfrm",
+        ];
         assert_eq!(of(0), [&net[..], &guests[..]].concat());
         assert_eq!(of(1), ["vm_bad_input", "vm_matrix", "vm_steering", "vm_xfrm"]);
         assert_eq!((plan[0].0, plan[1].0), (Choice::Newest, Choice::Debian12));
@@ -699,6 +720,17 @@ mod tests {
         let [others, lanes] = [&["carry::b"][..], &["lanes::a", "lanes::c"]]
             .map(|tests| vec![program("vm_xfrm", tests)]);
         assert_eq!(seen, [(Clock::Host, &lanes), (Clock::Instructions, &others)]);
+    }
+
+    #[test]
+    fn what_boots_with_further_words_is_in_a_guest_of_its_own() {
+        let programs = vec![program("vm_ipv4", &["a", "b"]), program("vm_xfrm", &["c"])];
+        let shares = shared_out(vec![(Choice::Newest, programs)]);
+        let seen: Vec<(&str, &str)> = shares
+            .iter()
+            .flat_map(|share| share.programs.iter().map(|it| (share.boot, it.target.as_str())))
+            .collect();
+        assert_eq!(seen, [("ipv6.disable=1", "vm_ipv4"), ("", "vm_xfrm")]);
     }
 
     #[test]

@@ -269,7 +269,9 @@ impl Sandbox {
         for host in &self.hosts {
             host.netns().ip(&format!("link set eth0 mtu {mtu} up"))?;
             host.netns().ip(&format!("addr add {}/24 dev eth0", host.ipv4()))?;
-            host.netns().ip(&format!("addr add {}/64 dev eth0 nodad", host.ipv6()))?;
+            if Path::new("/proc/sys/net/ipv6").exists() {
+                host.netns().ip(&format!("addr add {}/64 dev eth0 nodad", host.ipv6()))?;
+            }
         }
         Ok(())
     }
