@@ -93,6 +93,8 @@ named! {
     Work {
         /// Super-packets and frames read from the TAP device.
         TapReads = "tap_reads",
+        /// Reports of the switch itself that it listens to groups, which stay here.
+        OwnReports = "own_reports",
         /// Super-packets and frames written to the TAP device.
         TapWrites = "tap_writes",
         /// Runs sent: calls to the kernel.

@@ -531,6 +531,26 @@ fn limits_are_reported_once_and_then_nothing_is_sealed() {
     assert_eq!(rig.drops(), [(DropReason::SaExhausted, 2)]);
 }
 
+/// A switch reports to whom it is joined which groups it listens to; peers would drop it, as from nobody they know.
+#[test]
+fn the_switchs_own_reports_stay_and_those_of_containers_go() {
+    let mut rig = Rig::new();
+    rig.command(EngineCommand::SetBroadcast { vni: VNI, peers: vec![PEER] });
+    let report = |source: Mac| {
+        let mut read = vec![0; vnet::LEN + ethernet::LEN];
+        let group = [1, 0, 0x5e, 0, 0, 0x16];
+        ethernet::write(&mut read[vnet::LEN..], group, source.0, ethernet::TYPE_IPV4);
+        read.extend([0x46, 0, 0, 32, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 0, 0, 224, 0, 0, 22]);
+        read.extend([0x94, 4, 0, 0, 0x22, 0, 0, 0, 0, 0, 0, 0]);
+        read
+    };
+    rig.transmit(&mut [report(LOCAL)]);
+    assert_eq!((rig.socket.calls.get(), rig.counters().done(Work::OwnReports)), (0, 1));
+    assert_eq!(rig.drops(), []);
+    rig.transmit(&mut [report(Mac([2, 0, 0, 0, 0, 7]))]);
+    assert_eq!((rig.socket.calls.get(), rig.counters().done(Work::OwnReports)), (1, 1));
+}
+
 #[test]
 fn broadcast_goes_to_each_peer_that_has_a_path() {
     let mut rig = Rig::new();

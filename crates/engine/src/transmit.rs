@@ -10,7 +10,7 @@ use weft_io::udp::Remote;
 use weft_packet::split::{self, FragmentError, FrameChecksum, Plan, SplitError};
 use weft_packet::vnet::{self, VnetHeader};
 use weft_packet::vxlan::VxlanHeader;
-use weft_packet::{ecn, esp, ethernet, ipv6, layout, mss, probe, toobig, vxlan};
+use weft_packet::{ecn, esp, ethernet, ipv6, layout, membership, mss, probe, toobig, vxlan};
 use weft_path::{EngineEvent, Mac, PathId, Vni};
 
 use crate::counters::{DropReason, Work};
@@ -122,11 +122,8 @@ impl Transmitter {
             return env.counters.dropped(DropReason::BadSuperPacket, 1);
         };
         if ethernet::is_group(destination) {
-            if self.repeats.goes_round(frame, self.tick) {
-                if let Some(source) = frame[6..].first_chunk() {
-                    env.counters.note_round(*source);
-                }
-                return env.counters.dropped(DropReason::GoesRound, 1);
+            if self.stays_here(env, frame) {
+                return;
             }
             for index in 0..state.broadcast.len() {
                 let peer = state.broadcast[index];
@@ -138,6 +135,29 @@ impl Transmitter {
             Some(peer) => self.send_to_peer(state, env, peer, &vnet, frame),
             None => env.counters.dropped(DropReason::NoEndpoint, 1),
         }
+    }
+
+    /// Whether a frame to a group is for no peer, which is counted. Apart, so that the usual way stays short.
+    #[inline(never)]
+    fn stays_here<F, R>(&mut self, env: &Env<'_, F, R>, frame: &[u8]) -> bool {
+        if self.repeats.goes_round(frame, self.tick) {
+            if let Some(source) = frame[6..].first_chunk() {
+                env.counters.note_round(*source);
+            }
+            env.counters.dropped(DropReason::GoesRound, 1);
+            return true;
+        }
+        let is_own = self.is_own_report(frame);
+        if is_own {
+            env.counters.did(Work::OwnReports, 1);
+        }
+        is_own
+    }
+
+    /// Whether a frame is the switch's own, which reports that it listens to groups. Each peer sends it all multicast
+    /// anyway, and takes nothing from an address that no container has.
+    fn is_own_report(&self, frame: &[u8]) -> bool {
+        frame.get(6..12) == Some(&self.mac.0[..]) && membership::is_report(frame)
     }
 
     /// Sends one probe, at once.

@@ -19,6 +19,7 @@ mod entries;
 mod error;
 mod forward;
 mod generic;
+mod groups;
 mod guard;
 mod ipv6;
 mod link;
@@ -59,6 +60,7 @@ pub use self::{
     direct::{DIRECT_LOCAL_NAME, DirectTap},
     error::KernelError,
     forward::{FORWARD_COMMENT, ForwardRule},
+    groups::{BROADCASTS_PER_S_MAX, GroupCounts, GroupLimit},
     guard::{GUARDED_PORTS, Guard, GuardCount, GuardCounters, SENT_PRIORITY, TRUSTED_MAX},
     ipv6::{NoIpv6, open_settings},
     link::{DEVICE_ALIAS, DEVICE_GROUP},

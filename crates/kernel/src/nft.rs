@@ -105,6 +105,16 @@ impl Kernel {
         Err(refused(doing.to_owned(), &String::from_utf8_lossy(&output.stderr)))
     }
 
+    /// Carries out commands in nft's own language, in one transaction.
+    pub(crate) async fn nft_write(&self, text: &str, doing: &str) -> Result<(), KernelError> {
+        self.inner.changes.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        let output = self.run_nft(&["-f", "-"], Some(text.as_bytes()), doing).await?;
+        if output.status.success() {
+            return Ok(());
+        }
+        Err(refused(doing.to_owned(), &String::from_utf8_lossy(&output.stderr)))
+    }
+
     /// Deletes a table of ours. False if there is none.
     pub(crate) async fn nft_remove(&self, table: Table) -> Result<bool, KernelError> {
         let Some(listing) = self.nft_list(table).await? else { return Ok(false) };

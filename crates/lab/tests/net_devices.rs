@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 use weft::sandbox::{Container, Host, Netns, Running, wait_until};
-use weft_lab::net::{Lab, wait_ping};
+use weft_lab::net::{Lab, close_loop, wait_ping};
 
 const SETTLE: Duration = Duration::from_secs(15);
 const MODES: [&[&str]; 2] = [
@@ -333,16 +333,6 @@ fn routes_of_a_container_that_take_the_network_away_are_refused_by_name() -> any
     Ok(())
 }
 
-/// Joins a container's interface to another network by a bridge.
-fn bridge_to(container: &Container, cable: &str) -> anyhow::Result<()> {
-    let script = format!(
-        "ip link add outer type bridge; ip link set outer up; ip link set {cable} up master outer; \
-         ip link set weft0 master outer"
-    );
-    container.exec(&["sh", "-ec", &script])?.success()?;
-    Ok(())
-}
-
 #[test]
 fn a_loop_between_ports_of_two_hosts_dies_down_and_is_named() -> anyhow::Result<()> {
     for mode in MODES {
@@ -351,10 +341,7 @@ fn a_loop_between_ports_of_two_hosts_dies_down_and_is_named() -> anyhow::Result<
         let third = lab.host(0).add_container("third")?;
         let far = lab.host(1).add_container("far")?;
         wait_ping(&third, far.ipv4()?.into(), SETTLE)?;
-        let veth = format!("link add cable type veth peer name cable netns {}", two.netns().name());
-        one.netns().ip(&veth)?.success()?;
-        bridge_to(&one, "cable")?;
-        bridge_to(&two, "cable")?;
+        close_loop(&one, &two)?;
         // One broadcast is enough: nobody has the address.
         let _ = third.exec(&["ping", "-c", "1", "-W", "1", "10.47.255.1"])?;
         wait_until("the loop to be named", SETTLE, || {

@@ -12,7 +12,6 @@ use weft::sandbox::progress::note;
 use weft::sandbox::{Container, Held, Host, SocketQueues, try_wait_until, wait_until};
 use weft_io::{steer, uninterrupted};
 use weft_lab::net::iperf::{self, Server};
-use weft_lab::net::losses::REPORTS_OF_BRIDGES;
 use weft_lab::net::memory::{ensure_flat, resident_kib};
 use weft_lab::net::{
     Lab, Stopped, attainable_bps, counter, is_soak, namespace, probe, slowness, wait_ping,
@@ -98,8 +97,7 @@ fn all_is_accounted_for(lab: &Lab) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What both engines have dropped for other reasons than that a queue was full, or that a peer's bridge
-/// has reported its groups.
+/// What both engines have dropped for other reasons than that a queue was full.
 fn other_drops(lab: &Lab) -> anyhow::Result<Vec<(String, u64)>> {
     let mut drops = Vec::new();
     for host in lab.sandbox.hosts() {
@@ -107,8 +105,7 @@ fn other_drops(lab: &Lab) -> anyhow::Result<Vec<(String, u64)>> {
         let counters = report["counters"].as_object().cloned().unwrap_or_default();
         let count = |(name, count): (String, Value)| Some((name, count.as_u64()?));
         let is_other = |(name, count): &(String, u64)| {
-            let is_usual = FULL_QUEUES.contains(&name.as_str()) || name == REPORTS_OF_BRIDGES;
-            name.starts_with("drop_") && !is_usual && *count > 0
+            name.starts_with("drop_") && !FULL_QUEUES.contains(&name.as_str()) && *count > 0
         };
         drops.extend(counters.into_iter().filter_map(count).filter(is_other));
     }

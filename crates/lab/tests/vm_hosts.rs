@@ -101,6 +101,31 @@ fn waiting(socket: &UdpSocket) -> anyhow::Result<usize> {
     Ok(count)
 }
 
+/// A stateful firewall lets in what answers its host, and a kernel sends from where its routes say.
+#[test]
+fn a_kernel_that_sends_from_another_address_than_was_dialled_is_named() -> anyhow::Result<()> {
+    let stage = Stage::new(2)?;
+    let (two_addresses, behind) = (stage.host(0), stage.host(1));
+    let add = "ip addr add 192.0.2.101/24 dev $(ip -o -4 addr show to 192.0.2.1 | cut -d' ' -f2)";
+    two_addresses.netns().exec(&["sh", "-ec", add])?.success()?;
+    let rules = "table inet fw {\n chain input {\n type filter hook input priority 0\n \
+                 ct state established,related accept\n meta ipsec exists accept\n \
+                 meta l4proto { udp, esp } drop\n }\n }\n";
+    behind.netns().exec(&["nft", rules])?.success()?;
+    let password = stage.sandbox().password_file().to_string_lossy().into_owned();
+    let arguments = ["--password-file", &password];
+    two_addresses.start_daemon(&arguments)?;
+    behind.start_daemon(&[&arguments[..], &["192.0.2.101"]].concat())?;
+    let (c1, c2) = (two_addresses.add_container("c1")?, behind.add_container("c2")?);
+    // The vector engine sends from where the peer has dialled.
+    wait_ping(&c2, c1.ipv4()?.into(), SETTLE_LIMIT * 2)?;
+    try_wait_until("the cause to be named", SETTLE_LIMIT * 2, || {
+        let status = two_addresses.weft(&["status"])?.stdout;
+        Ok(status.contains("has dialled 192.0.2.101") && status.contains("`src 192.0.2.101`"))
+    })?;
+    Ok(())
+}
+
 #[test]
 fn trust_of_one_side_alone_changes_nothing() -> anyhow::Result<()> {
     let stage = Stage::pair(&TRUST, &[])?;

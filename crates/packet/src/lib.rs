@@ -18,6 +18,7 @@ pub mod icmp;
 pub mod ipv4;
 pub mod ipv6;
 pub mod layout;
+pub mod membership;
 pub mod mss;
 pub mod probe;
 pub mod split;

@@ -1,4 +1,5 @@
-//! The engine's nftables tables, which are the guard and the clamp of segment sizes, in a task of their own:
+//! The engine's nftables tables, which are the guard, the clamp of segment sizes and the limit of broadcasts, in a
+//! task of their own:
 //! `nft` may take many seconds, and nothing else waits for it.
 
 use std::collections::BTreeSet;
@@ -10,10 +11,12 @@ use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::JoinHandle;
 
 use crate::error::KernelError;
-use crate::{Guard, GuardCounters, MssClamp, NftWatch};
+use crate::{GroupCounts, GroupLimit, Guard, GuardCounters, MssClamp, NftWatch};
 
 /// How often the tables are looked at though nobody told of a change, in milliseconds.
 const LOOK_MS: u64 = 30_000;
+/// How often it is looked whether broadcasts go round, in milliseconds.
+const GROUPS_LOOK_MS: u64 = 10_000;
 /// How long after a failure they are looked at again, in milliseconds.
 const RETRY_MS: u64 = 5_000;
 /// For so long a reader of the counters waits for those of this moment, in milliseconds; then it takes the
@@ -81,18 +84,24 @@ pub(super) struct Filters {
 #[derive(Clone)]
 pub(super) struct GuardReader {
     seen: watch::Receiver<Seen>,
+    groups: watch::Receiver<GroupCounts>,
     look: Arc<Notify>,
 }
 
 impl Filters {
-    pub(super) fn start(guard: Guard, mss: MssClamp) -> Self {
+    pub(super) fn start(guard: Guard, mss: MssClamp, limit: GroupLimit) -> Self {
         let (wanted, wishes) = watch::channel(Wanted::default());
         let (teller, told) = mpsc::channel(TOLD_QUEUED_MAX);
         let (shown, seen) = watch::channel(Seen::default());
+        let (counted, groups) = watch::channel(GroupCounts::default());
         let look = Arc::new(Notify::new());
         let task = FilterTask {
             guard,
             mss,
+            limit,
+            counted,
+            groups_next: Instant::now(),
+            groups_told: None,
             watch: None,
             wanted: wishes,
             told: teller,
@@ -102,7 +111,7 @@ impl Filters {
             clamps_lost: 0,
             next: Instant::now() + Duration::from_millis(LOOK_MS),
         };
-        let reader = GuardReader { seen, look };
+        let reader = GuardReader { seen, groups, look };
         let task = tokio::spawn(task.run());
         Self { wanted, told, reader, task, wishes: 0, stands: false }
     }
@@ -197,6 +206,11 @@ impl GuardReader {
         seen.counters.map(|(counters, at)| (counters, at.elapsed()))
     }
 
+    /// Of frames to groups, by the last look.
+    pub(super) fn groups(&self) -> GroupCounts {
+        self.groups.borrow().clone()
+    }
+
     /// Waits a moment for counters of now.
     pub(super) async fn refresh(&mut self) {
         let (fresh, Seen { counters, took }) =
@@ -211,6 +225,11 @@ impl GuardReader {
 struct FilterTask {
     guard: Guard,
     mss: MssClamp,
+    limit: GroupLimit,
+    counted: watch::Sender<GroupCounts>,
+    groups_next: Instant,
+    /// Why broadcasts are not limited, as was said last.
+    groups_told: Option<String>,
     watch: Option<NftWatch>,
     wanted: watch::Receiver<Wanted>,
     told: mpsc::Sender<Told>,
@@ -236,6 +255,10 @@ impl FilterTask {
                 }
                 () = self.look.notified() => {}
                 () = tokio::time::sleep_until(self.next.into()) => {}
+                () = tokio::time::sleep_until(self.groups_next.into()), if self.is_guarded() => {
+                    self.keep_groups().await;
+                    continue;
+                }
             }
             self.next = Instant::now() + Duration::from_millis(LOOK_MS);
             let wanted = self.wanted.borrow_and_update().clone();
@@ -253,6 +276,9 @@ impl FilterTask {
             Want::Gone(_) => {
                 if let Err(error) = self.guard.remove().await {
                     tracing::debug!(%error, "no guard to remove");
+                }
+                if let Err(error) = self.limit.remove().await {
+                    tracing::debug!(%error, "no limit of broadcasts to remove");
                 }
                 self.watch = None;
                 self.seen.send_replace(Seen::default());
@@ -312,6 +338,31 @@ impl FilterTask {
                 self.retry();
             }
             Err(error) => self.broken(error).await,
+        }
+    }
+
+    fn is_guarded(&self) -> bool {
+        matches!(self.ensured, Some((Want::Stands(_), _)))
+    }
+
+    /// Limits broadcasts where the kernel can; else it says once that they are not.
+    async fn keep_groups(&mut self) {
+        self.groups_next = Instant::now() + Duration::from_millis(GROUPS_LOOK_MS);
+        match self.limit.ensure().await {
+            Ok(counts) => {
+                self.groups_told = None;
+                self.counted.send_replace(counts);
+            }
+            Err(error) => {
+                let text = error.to_string();
+                if self.groups_told.as_ref() != Some(&text) {
+                    tracing::warn!(
+                        error = text,
+                        "broadcasts to peers of the kernel engine are not limited"
+                    );
+                    self.groups_told = Some(text);
+                }
+            }
         }
     }
 

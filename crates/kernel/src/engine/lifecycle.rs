@@ -320,6 +320,9 @@ impl Worker {
             ("guard_restored", counters.guard_restored),
         ];
         named.extend(guard.map(|it| ("foreign_source", it.foreign_source.packets)));
+        let groups = self.filters.reader().groups();
+        named.push(("broadcasts_limited", groups.limited));
+        named.push(("bridge_reports_kept", groups.reports));
         named.extend(counters.channel.named());
         named.extend(self.switch.counters().await);
         let switch_reason = self.switch_reason.clone();

@@ -32,7 +32,7 @@ pub use self::switch::SwitchKind;
 pub use self::traffic::{Carried, PeerTraffic};
 use crate::error::KernelError;
 use crate::xfrm::Xfrm;
-use crate::{Guard, GuardCounters, Kernel};
+use crate::{GroupCounts, GroupLimit, Guard, GuardCounters, Kernel};
 
 /// Where the kernel takes ESP in UDP (DESIGN section 11).
 pub const ENCAPSULATION_PORT: u16 = 6785;
@@ -221,6 +221,12 @@ impl KernelEngine {
         self.order(Order::Repair { done }, mended).await;
     }
 
+    /// What was kept from peers of the kernel engine lately, of frames to groups.
+    #[must_use]
+    pub fn groups(&self) -> GroupCounts {
+        self.guard.groups()
+    }
+
     /// What was counted so far. The guard's counts may be some time old where `nft` is slow.
     pub async fn counters(&self) -> KernelCounters {
         self.guard.clone().refresh().await;
@@ -263,6 +269,10 @@ pub async fn remove_all(kernel: &Kernel, device: &str) -> Result<(), KernelError
     kernel.remove_device(DATA_CHANNEL_DEVICE).await?;
     match Guard::new(kernel.clone(), &[]).remove().await {
         // Without the program there never was a guard.
+        Err(KernelError::NftMissing { .. }) => Ok(()),
+        result => result.map(|_| ()),
+    }?;
+    match GroupLimit::new(kernel.clone(), &[])?.remove().await {
         Err(KernelError::NftMissing { .. }) => Ok(()),
         result => result.map(|_| ()),
     }

@@ -18,8 +18,8 @@ use crate::ipv6;
 use crate::link::Link;
 use crate::odp::{self, OdpEdit, OdpEvent, OdpInbox, OdpSpec, OdpSwitch};
 use crate::{
-    BridgeSpec, ForwardRule, Guard, Kernel, MssClamp, OuterFamily, Overlay, OverlaySpec, PortSpec,
-    Senders, Via, VxlanSpec,
+    BridgeSpec, ForwardRule, GroupLimit, Guard, Kernel, MssClamp, OuterFamily, Overlay,
+    OverlaySpec, PortSpec, Senders, Via, VxlanSpec,
 };
 
 /// The VXLAN devices of the network, one for each family of outer addresses.
@@ -144,6 +144,14 @@ impl Switch {
                 Guard::with_senders(kernel.clone(), &[VXLAN, VXLAN6], senders)
             }
             Self::Odp(_) => Guard::new(kernel.clone(), &[]),
+        }
+    }
+
+    /// What limits frames to groups on their way to peers of the kernel engine.
+    pub(super) fn group_limit(&self) -> Result<GroupLimit, KernelError> {
+        match self {
+            Self::Bridge(bridge) => GroupLimit::new(bridge.kernel.clone(), &[VXLAN, VXLAN6]),
+            Self::Odp(odp) => GroupLimit::new(odp.kernel.clone(), &[]),
         }
     }
 

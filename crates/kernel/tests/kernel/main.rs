@@ -9,6 +9,7 @@ mod attach;
 mod bridge;
 mod endpoints;
 mod forward;
+mod groups;
 mod guard;
 mod lab;
 mod mss;

@@ -7,10 +7,6 @@ use weft::sandbox::{Container, Host};
 
 use super::Lab;
 
-/// The counter of what comes from addresses that no container has: a peer's bridge reports by IGMP and MLD
-/// that it listens to groups, a few times after its start and whenever it is asked.
-pub const REPORTS_OF_BRIDGES: &str = "drop_unannounced_source";
-
 /// Counters of a host's vector engine that stand for packets dropped and are not zero.
 ///
 /// # Errors

@@ -85,6 +85,22 @@ impl Lab {
     }
 }
 
+/// Joins two containers outside of Weft too, by a cable between bridges with their interfaces: a loop, where Weft
+/// carries broadcasts between them. Deleting `cable` in the first ends it.
+///
+/// # Errors
+/// The kernel's refusal.
+pub fn close_loop(one: &Container, two: &Container) -> anyhow::Result<()> {
+    let veth = format!("link add cable type veth peer name cable netns {}", two.netns().name());
+    one.netns().ip(&veth)?.success()?;
+    for container in [one, two] {
+        let script = "ip link add outer type bridge; ip link set outer up; \
+                      ip link set cable up master outer; ip link set weft0 master outer";
+        container.exec(&["sh", "-ec", script])?.success()?;
+    }
+    Ok(())
+}
+
 /// Has the kernel pass on in order what devices of these namespaces receive, for tests that count what
 /// Weft brings out of order. A veth pair leaves a packet with the CPU on which its sender runs, and a
 /// sender that moves to another CPU meanwhile overtakes itself before Weft reads what it sends. With

@@ -554,8 +554,9 @@ pub(super) async fn announce(kernel: Kernel, spec: AttachSpec) {
     }
 }
 
-/// The pauses before each announcement of an attached container's addresses, in milliseconds.
-const ANNOUNCE_AFTER_MS: [u64; 5] = [0, 250, 750, 2_000, 5_000];
+/// The pauses before each announcement of an attached container's addresses, in milliseconds. Other hosts take nothing from
+/// it before they have heard of it over their links.
+const ANNOUNCE_AFTER_MS: [u64; 5] = [100, 250, 650, 2_000, 5_000];
 
 /// What the container is to have, but for the switch.
 pub(super) fn spec_of(saved: &Saved) -> AttachSpec {

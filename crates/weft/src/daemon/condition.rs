@@ -2,7 +2,10 @@
 //! to it.
 
 use serde::{Deserialize, Serialize};
-use weft_kernel::{Attached, DIRECT_LOCAL_NAME, KernelError, NoIpv6, OverlapKind, PortNotice};
+use weft_kernel::{
+    Attached, BROADCASTS_PER_S_MAX, DIRECT_LOCAL_NAME, GroupCounts, KernelError, NoIpv6,
+    OverlapKind, PortNotice,
+};
 
 use super::attachments::{Attachments, Saved, kernel_refusal, mac_of, spec_of};
 use super::mend::Judgement;
@@ -184,7 +187,13 @@ impl Attachments {
     /// How many frames to groups were dropped since they come round again and again, and in words where
     /// they come from.
     pub(super) async fn going_round(&self) -> (u64, Option<String>) {
-        let (dropped, Some(mac)) = self.ports.going_round() else { return (0, None) };
+        let (dropped, mac) = self.ports.going_round();
+        let of_kernel = self.engine.groups();
+        let all = dropped + of_kernel.limited;
+        if dropped == 0 && !of_kernel.ports.is_empty() {
+            return (all, Some(self.too_many(&of_kernel).await));
+        }
+        let Some(mac) = mac else { return (all, None) };
         let inner = self.inner.lock().await;
         let is_here = |it: &&Saved| mac_of(&it.attachment) == mac;
         let name = inner.saved.values().find(is_here).map(|it| it.attachment.name.clone());
@@ -193,7 +202,23 @@ impl Attachments {
             "loop: broadcasts from {from} come round again and again, since two containers reach each \
              other outside of weft too, such as by bridges with weft0; copies are dropped"
         );
-        (dropped, Some(text))
+        (all, Some(text))
+    }
+
+    /// What the kernel engine's limit of broadcasts says, which does not know copies of a frame.
+    async fn too_many(&self, counts: &GroupCounts) -> String {
+        let inner = self.inner.lock().await;
+        let name = |port: &String| {
+            let mut saved = inner.saved.values();
+            let at = saved.find(|it| it.host_interface == *port);
+            at.map_or_else(|| port.clone(), |it| format!("container {}", it.attachment.name))
+        };
+        let from: Vec<String> = counts.ports.iter().map(name).collect();
+        format!(
+            "loop: broadcasts from {}, more than {BROADCASTS_PER_S_MAX} a second; they go round where two containers \
+             reach each other outside of weft too, such as by bridges with weft0; those to other hosts are dropped",
+            from.join(", ")
+        )
     }
 
     /// The vector engine's device on the switch is gone: it gets a new one.

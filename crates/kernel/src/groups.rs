@@ -1,0 +1,200 @@
+//! Frames to groups on their way from this host to peers of the kernel engine, on a bridge: how many of one
+//! port there may be, and which stay here.
+//!
+//! Two containers of two hosts that reach each other outside of Weft too close a loop, in which each broadcast
+//! goes round for ever. The vector engine knows copies of a frame; nftables does not, and counts broadcasts by
+//! port instead: those to all, to the groups of neighbour discovery and to those of the local network's control
+//! (224.0.0.0/24, ff00::/120 and the like) by a low limit, all other multicast, of which an honest stream may have
+//! much, by a high one. A port with too many sends none to other hosts for a while, in which what goes round ends.
+
+use std::collections::BTreeSet;
+
+use serde_json::Value;
+
+use crate::{
+    Kernel,
+    error::KernelError,
+    link::check_name,
+    nft::{Listing, TAG, Table},
+};
+
+const TABLE: Table = Table { family: "bridge", name: "weft-groups" };
+/// Broadcasts of one port in a second that go to peers of the kernel engine...
+pub const BROADCASTS_PER_S_MAX: u32 = 200;
+/// ... and how many of them may come at once.
+const BROADCASTS_AT_ONCE_MAX: u32 = 2_000;
+/// Likewise of all frames to groups.
+const GROUP_FRAMES_PER_S_MAX: u32 = 20_000;
+const GROUP_FRAMES_AT_ONCE_MAX: u32 = 20_000;
+/// How long a port with more sends none, in seconds.
+const LOOP_PAUSE_S: u32 = 5;
+/// How long it is kept in mind which port that was, in seconds.
+const LOOP_KNOWN_S: u32 = 60;
+/// Ports that are told apart.
+const PORTS_MAX: usize = crate::bridge::BRIDGE_PORTS_MAX;
+
+/// What was kept from peers.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct GroupCounts {
+    /// Broadcasts of ports that sent too many.
+    pub limited: u64,
+    /// Such ports of the last minute.
+    pub ports: Vec<String>,
+    /// Reports of the bridge itself that it listens to groups: each peer sends it all multicast anyway, and takes
+    /// nothing from an address that no container has.
+    pub reports: u64,
+}
+
+/// The nftables table that limits them.
+pub struct GroupLimit {
+    kernel: Kernel,
+    /// The overlay's ports of the bridge.
+    ports: Vec<String>,
+    counts: GroupCounts,
+    /// How `nft` shows the table as it was written.
+    written: Option<Vec<Value>>,
+}
+
+impl GroupLimit {
+    /// Of what leaves by these ports of a bridge, which need not be there yet; none: there is nothing to limit.
+    /// Nothing is changed.
+    ///
+    /// # Errors
+    /// [`KernelError::InvalidName`].
+    pub fn new(kernel: Kernel, ports: &[&str]) -> Result<Self, KernelError> {
+        ports.iter().try_for_each(|port| check_name(port))?;
+        let ports = ports.iter().map(|port| (*port).to_owned()).collect();
+        Ok(Self { kernel, ports, counts: GroupCounts::default(), written: None })
+    }
+
+    /// Makes the table stand, and says what it has counted. Counts survive, but for those of a moment before somebody
+    /// has changed it.
+    ///
+    /// # Errors
+    /// [`KernelError::TableTaken`] if somebody else's table has the name, [`KernelError::NftRefused`] also where
+    /// the kernel cannot do it, [`KernelError::NftMissing`], [`KernelError::Program`],
+    /// [`KernelError::NotPermitted`].
+    pub async fn ensure(&mut self) -> Result<GroupCounts, KernelError> {
+        if self.ports.is_empty() {
+            return Ok(GroupCounts::default());
+        }
+        let kernel = self.kernel.clone();
+        let _one = kernel.inner.filters.lock().await;
+        let found = kernel.nft_list(TABLE).await?;
+        if found.as_ref().is_some_and(|found| !found.is_ours()) {
+            return Err(TABLE.taken());
+        }
+        match found.filter(|found| self.written.as_ref() == Some(&found.shape())) {
+            Some(found) => self.counts = counts(&found),
+            None => {
+                let doing = "write the limits of broadcasts";
+                kernel.nft_write(&self.text(), doing).await?;
+                self.written = kernel.nft_list(TABLE).await?.map(|found| found.shape());
+            }
+        }
+        Ok(self.counts.clone())
+    }
+
+    /// Takes the table away. False if there was none.
+    ///
+    /// # Errors
+    /// See [`Self::ensure`]; somebody else's table is left alone.
+    pub async fn remove(&mut self) -> Result<bool, KernelError> {
+        self.written = None;
+        let kernel = self.kernel.clone();
+        let _one = kernel.inner.filters.lock().await;
+        kernel.nft_remove(TABLE).await
+    }
+
+    /// The whole table in nft's language: JSON has no word for sets that rules fill, in older versions.
+    fn text(&self) -> String {
+        let Table { family, name } = TABLE;
+        let quoted: Vec<String> = self.ports.iter().map(|port| format!("\"{port}\"")).collect();
+        let overlay = format!("oifname {{ {} }}", quoted.join(", "));
+        let GroupCounts { limited, reports, .. } = self.counts;
+        let set = |name: &str, seconds: u32| {
+            format!(
+                "set {name} {{ type ifname; size {PORTS_MAX}; flags dynamic, timeout; timeout {seconds}s; }}"
+            )
+        };
+        let drop = "counter name limited drop";
+        let over = |set: &str, rate: u32, burst: u32| {
+            format!(
+                "update @{set} {{ iifname limit rate over {rate}/second burst {burst} packets }} \
+                 add @looping {{ iifname }} update @known {{ iifname }} {drop}"
+            )
+        };
+        [
+            format!("table {family} {name}"),
+            format!("delete table {family} {name}"),
+            format!("table {family} {name} {{"),
+            format!("chain {TAG} {{ }}"),
+            format!("counter limited {{ packets {limited} bytes 0 }}"),
+            format!("counter reports {{ packets {reports} bytes 0 }}"),
+            set("senders", LOOP_KNOWN_S),
+            set("streams", LOOP_KNOWN_S),
+            set("looping", LOOP_PAUSE_S),
+            set("known", LOOP_KNOWN_S),
+            "chain broadcasts {".into(),
+            over("senders", BROADCASTS_PER_S_MAX, BROADCASTS_AT_ONCE_MAX) + "; }",
+            "chain forward { type filter hook forward priority 300; policy accept;".into(),
+            format!("ether daddr & 01:00:00:00:00:00 == 01:00:00:00:00:00 {overlay} jump limits; }}"),
+            "chain limits {".into(),
+            format!("iifname @looping {drop}"),
+            over("streams", GROUP_FRAMES_PER_S_MAX, GROUP_FRAMES_AT_ONCE_MAX),
+            "ether daddr ff:ff:ff:ff:ff:ff jump broadcasts".into(),
+            "ether daddr 33:33:ff:00:00:00-33:33:ff:ff:ff:ff jump broadcasts".into(),
+            "ether daddr 33:33:00:00:00:00-33:33:00:00:00:ff jump broadcasts".into(),
+            "ether daddr 01:00:5e:00:00:00-01:00:5e:00:00:ff jump broadcasts; }".into(),
+            // What the bridge itself sends, and no port of it.
+            "chain output { type filter hook output priority 300; policy accept;".into(),
+            format!("{overlay} ip protocol igmp counter name reports drop"),
+            format!(
+                "{overlay} icmpv6 type {{ mld-listener-report, mld-listener-done, mld2-listener-report }} \
+                 counter name reports drop; }}; }}\n"
+            ),
+        ]
+        .join("\n")
+    }
+}
+
+fn counts(found: &Listing) -> GroupCounts {
+    let packets = |name: &str| {
+        let counter = found.of("counter").find(|counter| counter["name"] == name);
+        counter.and_then(|counter| counter["packets"].as_u64()).unwrap_or_default()
+    };
+    let known = found.of("set").find(|set| set["name"] == "known");
+    let elements = known.and_then(|set| set["elem"].as_array()).into_iter().flatten();
+    // One with a time is an object of its own.
+    let name = |element: &Value| {
+        let value = element.get("elem").map_or(element, |it| &it["val"]);
+        value.as_str().map(str::to_owned)
+    };
+    let ports: BTreeSet<String> = elements.filter_map(name).collect();
+    GroupCounts {
+        limited: packets("limited"),
+        ports: ports.into_iter().collect(),
+        reports: packets("reports"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn ports_are_known_in_both_ways_that_nft_shows_them() {
+        let timed = json!({ "elem": { "val": "weftv2", "timeout": 60, "expires": 58 } });
+        let listing = Listing(vec![
+            json!({ "counter": { "name": "limited", "packets": 7, "bytes": 1 } }),
+            json!({ "counter": { "name": "reports", "packets": 3, "bytes": 1 } }),
+            json!({ "set": { "name": "senders", "elem": ["weftv9"] } }),
+            json!({ "set": { "name": "known", "elem": [timed, "weftv1"] } }),
+        ]);
+        let ports = vec!["weftv1".to_owned(), "weftv2".to_owned()];
+        assert_eq!(counts(&listing), GroupCounts { limited: 7, ports, reports: 3 });
+        assert_eq!(counts(&Listing::default()), GroupCounts::default());
+    }
+}
