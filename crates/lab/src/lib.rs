@@ -3,6 +3,10 @@
 
 pub mod net;
 
+mod programs;
+
+pub mod ring;
+
 pub mod sim;
 
 pub mod vm;

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
 use weft::sandbox::progress::{note, print};
+use weft_lab::ring::Ring;
 use weft_lab::vm::kernel::{Choice, Kernel};
 use weft_lab::vm::suite::{self, Request};
 use weft_lab::vm::{Clock, Guest, Job, interrupt, place_of, script_of};
@@ -58,6 +59,9 @@ enum Task {
         /// Where logs are to stand, instead of vm in cargo's target folder
         #[arg(long, value_name = "DIR")]
         logs: Option<PathBuf>,
+        /// How much runs where no NAME is given
+        #[arg(long, value_enum, default_value_t = Ring::Full)]
+        ring: Ring,
         /// Only tests with this in their name, TARGET::TEST
         name: Option<String>,
     },
@@ -124,11 +128,10 @@ fn task(task: Task) -> anyhow::Result<ExitCode> {
             let kernel = Kernel::get(guest.kernel, false)?;
             Ok(exit_code(Guest::new(&kernel, &job)?.interact()?))
         }
-        Task::Test { kernel, guests, weft, logs, name } => {
+        Task::Test { kernel, guests, weft, logs, ring, name } => {
             let environment = environment();
             let logs = std::path::absolute(logs.unwrap_or_else(default_logs))?;
-            let soak = weft_lab::net::is_soak();
-            let request = Request { name, kernel, soak, guests, weft, environment, logs };
+            let request = Request { name, kernel, ring, guests, weft, environment, logs };
             let passed = suite::run_tests(&request)?;
             Ok(if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE })
         }

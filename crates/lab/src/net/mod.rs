@@ -8,6 +8,7 @@ pub mod losses;
 pub mod memory;
 pub mod probe;
 mod stopped;
+pub mod suite;
 pub mod workers;
 
 use std::net::IpAddr;

@@ -3,24 +3,23 @@
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use anyhow::{Context, bail};
-use serde_json::Value;
+use anyhow::bail;
 use weft::sandbox::progress::{note, print, step};
 
 use super::kernel::{Choice, Kernel};
 use super::report::Report;
 use super::shell::quoted;
-use super::{Clock, Guest, Job, interrupt, make_directory, run};
+use super::{Clock, Guest, Job, interrupt, make_directory};
+use crate::programs::{Places, Program, names, programs};
+use crate::ring::{Ring, each_fits, fits, is_one_of};
 
-/// The packages whose tests run in guests.
-const PACKAGES: [&str; 2] = ["weft-kernel", "weft-lab"];
 /// The tests of a guest: those of the namespace lab, and those that need a guest's kernel.
-const PREFIXES: [&str; 2] = ["net_", "vm_"];
+const PLACES: Places<'static> =
+    Places { packages: &["weft-kernel", "weft-lab"], prefixes: &["net_", "vm_"] };
 /// A guest's memory in MiB.
 const MEMORY_MIB: u32 = 3072;
 /// What a guest takes from this machine beside its own memory, in MiB.
@@ -98,6 +97,52 @@ const TABLE: [Row; 13] = [
     },
 ];
 
+/// The ring before every push: of each kind of path, switch and device what carries traffic, what must never
+/// leave or come in, and what heals; the kernel's own interfaces on every kernel.
+const CORE: [&str; 41] = [
+    "vm_bad_input::a_kernel_without_aes_gcm*",
+    "vm_bad_input::devices_deleted_by_hand*",
+    "vm_bad_input::esp_loaded_later*",
+    "vm_bad_input::without_nft*",
+    "vm_channel::a_kernel_and_a_vector_engine*",
+    "vm_channel::rekeys*",
+    "vm_channel::two_kernels*",
+    "vm_dco::*a_device_with_one_peer_refuses*",
+    "vm_dco::*either_devices_packets*",
+    "vm_dco::*keys_are_swapped_under_traffic_without*",
+    "vm_ecn::between_kernel_engines",
+    "vm_engine_channel::a_lost_device*",
+    "vm_engine_channel::frames_and_probes*",
+    "vm_engine_channel::rekeys*",
+    "vm_hosts::a_host_with_the_kernel_and_one_without*",
+    "vm_hosts::after_kill_9*",
+    "vm_hosts::one_broadcast*on_different_switches",
+    "vm_matrix::kernel_to*",
+    "vm_odp::*a_broadcast_arrives_once_with_mixed*",
+    "vm_odp::*a_stranger*",
+    "vm_odp::*containers_reach_each_other*",
+    "vm_odp::*no_flow_is_stale*",
+    "vm_odp::*nobody_draws*",
+    "vm_odp::*what_is_deleted_by_hand*",
+    "vm_ovpn::*a_float*",
+    "vm_ovpn::*a_peer_that_is_deleted*",
+    "vm_ovpn::*after_lost_notices*",
+    "vm_ovpn::*every_cipher*",
+    "vm_ovpn::*keys_are_swapped*",
+    "vm_ovpn::*two_peers*",
+    "vm_paths::a_narrower_way*",
+    "vm_paths::behind_a_nat*",
+    "vm_paths::blocked_protocol_50*",
+    "vm_paths::with_both_blocked*",
+    "vm_steering::*",
+    "vm_wire::flushing_ipsec*on_the_bridge",
+    "vm_wire::plaintext_injected*on_odp",
+    "vm_wire::the_guard_holds*",
+    "vm_wire::tshark*udp",
+    "vm_wire::what_weft_did_not_send*",
+    "vm_xfrm::*",
+];
+
 /// Tests of the table that wait for a soak, so that the suite ends within 20 minutes: others show the same
 /// and more on the guest's own kernel, or almost the same.
 const SOAK_ONLY: [&str; 16] = [
@@ -155,12 +200,10 @@ struct Row {
     why: &'static str,
 }
 
-impl Program {
-    /// About how long its tests take, in seconds.
-    fn seconds(&self) -> u32 {
-        let of = |test: &String| seconds(&format!("{}::{test}", self.target));
-        self.tests.iter().map(of).sum()
-    }
+/// About how long the tests of a program take, in seconds.
+fn seconds_of(program: &Program) -> u32 {
+    let of = |test: &String| seconds(&format!("{}::{test}", program.target));
+    program.tests.iter().map(of).sum()
 }
 
 /// What is asked for.
@@ -170,8 +213,8 @@ pub struct Request {
     pub name: Option<String>,
     /// Only this kernel.
     pub kernel: Option<Choice>,
-    /// Also what waits for a soak.
-    pub soak: bool,
+    /// How much runs where no name is given.
+    pub ring: Ring,
     /// How many guests at once; by default as many as cores and memory allow.
     pub guests: Option<usize>,
     /// The `weft` program for the guests.
@@ -180,14 +223,6 @@ pub struct Request {
     pub environment: Vec<(String, String)>,
     /// Where logs and files of the guests are to stand.
     pub logs: PathBuf,
-}
-
-/// A test program and the tests of it that run.
-#[derive(Debug, Clone, PartialEq, Eq)]
-struct Program {
-    target: String,
-    file: PathBuf,
-    tests: Vec<String>,
 }
 
 /// What one guest runs.
@@ -207,11 +242,14 @@ struct Share {
 /// Nothing fits the request, a build failed, or there is no kernel. A guest that fails is no error:
 /// its tests count as failed.
 pub fn run_tests(request: &Request) -> anyhow::Result<bool> {
-    let programs = programs(request)?;
+    let programs = programs(&PLACES, request.name.as_deref())?;
+    if request.name.is_none() {
+        each_fits(&CORE, &names(&programs), "the core of the VM lab")?;
+    }
     let by_kernel = planned(&programs, request)?;
     let guests = request.guests.unwrap_or_else(guests_at_once);
     let mut shares = shared_out(by_kernel);
-    if request.soak {
+    if request.ring == Ring::Soak {
         // What only cores side by side show.
         shares.iter_mut().for_each(|share| share.clock = Clock::Host);
     }
@@ -357,7 +395,7 @@ fn planned(programs: &[Program], request: &Request) -> anyhow::Result<Vec<(Choic
                 request.kernel.unwrap_or(Choice::Newest) == choice && name.contains(part.as_str())
             }
             None => {
-                (request.soak || !is_one_of(&SOAK_ONLY, name))
+                is_in(request.ring, name)
                     && request.kernel.is_none_or(|kernel| kernel == choice)
                     && row(name).is_some_and(|row| row.kernels.contains(&choice))
             }
@@ -380,6 +418,15 @@ fn planned(programs: &[Program], request: &Request) -> anyhow::Result<Vec<(Choic
     }
 }
 
+/// Whether a ring holds a test.
+fn is_in(ring: Ring, name: &str) -> bool {
+    match ring {
+        Ring::Core => is_one_of(&CORE, name),
+        Ring::Full => !is_one_of(&SOAK_ONLY, name),
+        Ring::Soak => true,
+    }
+}
+
 /// The row that counts for a test.
 fn row(name: &str) -> Option<&'static Row> {
     TABLE.iter().rev().find(|row| fits(row.tests, name))
@@ -390,49 +437,19 @@ fn seconds(name: &str) -> u32 {
     DURATIONS.iter().rev().find(|(pattern, _)| fits(pattern, name)).map_or(0, |(_, it)| *it)
 }
 
-fn is_one_of(patterns: &[&str], name: &str) -> bool {
-    patterns.iter().any(|pattern| fits(pattern, name))
-}
-
 /// A row that no test needs names a test that is gone.
 fn no_row_is_idle(programs: &[Program]) -> anyhow::Result<()> {
-    let names: Vec<String> = programs
-        .iter()
-        .flat_map(|program| program.tests.iter().map(|test| format!("{}::{test}", program.target)))
-        .collect();
+    let names = names(programs);
     for row in &TABLE {
         if !names.iter().any(|name| fits(row.tests, name)) {
             bail!("no test fits the row {} ({}) of the table of the VM suite", row.tests, row.why);
         }
     }
-    let booted = BOOTED_WITH.iter().map(|(pattern, _)| pattern);
-    for pattern in SOAK_ONLY.iter().chain(&TWO_CORES).chain(booted) {
-        if !names.iter().any(|name| fits(pattern, name)) {
-            bail!("no test fits {pattern}, which the VM suite treats in a way of its own");
-        }
-    }
+    let of = "the VM suite";
+    each_fits(&SOAK_ONLY, &names, of)?;
+    each_fits(&TWO_CORES, &names, of)?;
+    each_fits(&BOOTED_WITH.map(|(pattern, _)| pattern), &names, of)?;
     Ok(())
-}
-
-fn fits(pattern: &str, name: &str) -> bool {
-    let mut parts = pattern.split('*');
-    let Some(mut rest) = parts.next().and_then(|first| name.strip_prefix(first)) else {
-        return false;
-    };
-    let mut open = false;
-    for part in parts {
-        open = true;
-        match rest.find(part) {
-            // The last part has to end the name.
-            _ if part.is_empty() => {}
-            Some(at) => {
-                rest = &rest[at + part.len()..];
-                open = false;
-            }
-            None => return false,
-        }
-    }
-    open || rest.is_empty()
 }
 
 /// What each guest gets: all tests of a kernel that need two cores, all that boot it with the same words, or a
@@ -448,7 +465,7 @@ fn shared_out(plan: Vec<(Choice, Vec<Program>)>) -> Vec<Share> {
             apart_from_all.push((Clock::Instructions, words, booted));
         }
         let parts = length(&programs).div_ceil(GUEST_SECONDS) as usize;
-        programs.sort_by_key(|program| std::cmp::Reverse(program.seconds()));
+        programs.sort_by_key(|program| std::cmp::Reverse(seconds_of(program)));
         let mut bins: Vec<Vec<Program>> = vec![Vec::new(); parts];
         for program in programs {
             if let Some(bin) = bins.iter_mut().min_by_key(|bin| length(bin)) {
@@ -472,7 +489,7 @@ fn shared_out(plan: Vec<(Choice, Vec<Program>)>) -> Vec<Share> {
 
 /// About how long programs take one after the other, in seconds.
 fn length(programs: &[Program]) -> u32 {
-    programs.iter().map(Program::seconds).sum()
+    programs.iter().map(seconds_of).sum()
 }
 
 /// The programs with the tests whose names are chosen, and those with all others.
@@ -488,98 +505,6 @@ fn apart(programs: &[Program], chosen: impl Fn(&str) -> bool) -> (Vec<Program>, 
     (part(true), part(false))
 }
 
-/// Builds the test programs that the request can need and asks each for its tests.
-fn programs(request: &Request) -> anyhow::Result<Vec<Program>> {
-    let targets = targets(&metadata()?);
-    if let Some(pair) = targets.windows(2).find(|pair| pair[0] == pair[1]) {
-        bail!("two packages have a test program {}: a guest has one directory for all", pair[0]);
-    }
-    // A name such as `net_mtu` or `net_mtu::…` tells the program; building the others would only cost time.
-    let named = request.name.as_deref().and_then(|name| name.split("::").next());
-    let chosen = |target: &&String| named.is_some_and(|name| target.as_str() == name);
-    let chosen: Vec<&String> = match targets.iter().filter(chosen).collect::<Vec<_>>() {
-        some if !some.is_empty() => some,
-        _ => targets.iter().collect(),
-    };
-    let mut programs = Vec::new();
-    for (target, file) in built(&chosen)? {
-        let output = run(Command::new(&file).args(["--list", "--format", "terse"]))?;
-        let text = String::from_utf8_lossy(&output.stdout).into_owned();
-        let tests = text.lines().filter_map(|line| line.strip_suffix(": test")).map(str::to_owned);
-        programs.push(Program { target, file, tests: tests.collect() });
-    }
-    Ok(programs)
-}
-
-fn cargo() -> Command {
-    Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
-}
-
-fn metadata() -> anyhow::Result<Value> {
-    let output = run(cargo().args(["metadata", "--no-deps", "--locked", "--format-version", "1"]))?;
-    Ok(serde_json::from_slice(&output.stdout)?)
-}
-
-/// The names of the test programs of guests.
-fn targets(metadata: &Value) -> Vec<String> {
-    let packages = metadata["packages"].as_array().into_iter().flatten();
-    let ours = packages
-        .filter(|package| package["name"].as_str().is_some_and(|name| PACKAGES.contains(&name)));
-    let targets = ours.flat_map(|package| package["targets"].as_array().into_iter().flatten());
-    let tests = targets.filter(|target| {
-        target["kind"].as_array().is_some_and(|kinds| kinds.iter().any(|kind| kind == "test"))
-    });
-    let mut names: Vec<String> = tests
-        .filter_map(|target| target["name"].as_str())
-        .filter(|name| PREFIXES.iter().any(|prefix| name.starts_with(prefix)))
-        .map(str::to_owned)
-        .collect();
-    names.sort();
-    names
-}
-
-/// Builds test programs as the namespace lab has them, and gives their files.
-fn built(targets: &[&String]) -> anyhow::Result<Vec<(String, PathBuf)>> {
-    let mut command = cargo();
-    command.args([
-        "test",
-        "--profile",
-        "lab",
-        "--locked",
-        "--no-run",
-        "--message-format",
-        "json-render-diagnostics",
-    ]);
-    command.args(["-p", "weft", "--features", "weft/keylog,weft/aged-keys"]);
-    for package in PACKAGES {
-        command.args(["-p", package]);
-    }
-    for target in targets {
-        command.args(["--test", target]);
-    }
-    let output = command.stderr(Stdio::inherit()).output().context("cannot start cargo")?;
-    interrupt::check()?;
-    anyhow::ensure!(output.status.success(), "the tests of the guests cannot be built");
-    let mut found = Vec::new();
-    for line in String::from_utf8_lossy(&output.stdout).lines() {
-        let Ok(message) = serde_json::from_str::<Value>(line) else { continue };
-        let name = message["target"]["name"].as_str().unwrap_or_default();
-        if let Some(file) = message["executable"].as_str()
-            && targets.iter().any(|target| *target == name)
-        {
-            found.push((name.to_owned(), PathBuf::from(file)));
-        }
-    }
-    anyhow::ensure!(
-        found.len() == targets.len(),
-        "cargo built {} of {} tests",
-        found.len(),
-        targets.len()
-    );
-    found.sort();
-    Ok(found)
-}
-
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
@@ -588,22 +513,6 @@ mod tests {
     fn program(target: &str, tests: &[&str]) -> Program {
         let tests = tests.iter().map(|&name| name.to_owned()).collect();
         Program { target: target.to_owned(), file: PathBuf::new(), tests }
-    }
-
-    #[test]
-    fn patterns_fit_whole_names() {
-        for (pattern, name, wanted) in [
-            ("net_*", "net_mtu::a", true),
-            ("net_*", "vm_net_mtu::a", false),
-            ("net_mtu::a", "net_mtu::a", true),
-            ("net_mtu::a", "net_mtu::ab", false),
-            ("*::ping*", "net_x::ping_all", true),
-            ("net_*::b", "net_x::a::b", true),
-            ("net_*::b", "net_x::bc", false),
-            ("*", "", true),
-        ] {
-            assert_eq!(fits(pattern, name), wanted, "{pattern} {name}");
-        }
     }
 
     #[test]
@@ -671,11 +580,23 @@ mod tests {
         assert_eq!(of(1), ["vm_bad_input", "vm_matrix", "vm_steering", "vm_xfrm"]);
         assert_eq!((plan[0].0, plan[1].0), (Choice::Newest, Choice::Debian12));
 
-        let soak = planned(&all, &Request { soak: true, ..Request::default() }).unwrap();
+        let soak = planned(&all, &Request { ring: Ring::Soak, ..Request::default() }).unwrap();
         let tests = |plan: &[(Choice, Vec<Program>)]| -> usize {
             plan[0].1.iter().map(|program| program.tests.len()).sum()
         };
         assert_eq!(tests(&soak) - tests(&plan), SOAK_ONLY.len());
+    }
+
+    #[test]
+    fn the_core_is_a_part_of_the_whole() {
+        for ring in [Ring::Core, Ring::Full, Ring::Soak] {
+            assert!(is_in(ring, "vm_xfrm::carry::x"), "{ring:?}");
+        }
+        assert!(!is_in(Ring::Core, "vm_random::x") && is_in(Ring::Full, "vm_random::x"));
+        assert!(!is_in(Ring::Full, "net_wire::x") && is_in(Ring::Soak, "net_wire::x"));
+        for pattern in CORE {
+            assert!(!is_one_of(&SOAK_ONLY, pattern), "{pattern} waits for a soak");
+        }
     }
 
     #[test]

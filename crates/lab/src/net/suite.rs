@@ -1,0 +1,270 @@
+//! The namespace lab as a whole: which tests run side by side, and what came of them.
+//!
+//! cargo-nextest does the same for any project. It is no package of Debian's, and building it takes longer than the
+//! core of the lab.
+
+use std::fs::File;
+use std::io::{Read, Seek};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus};
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use weft::sandbox::progress::{note, print, step};
+
+use crate::programs::{Places, Program, folder_of, names, programs};
+use crate::ring::{Ring, each_fits, is_one_of};
+use crate::vm::interrupt;
+
+const PACKAGE: &str = "weft-lab";
+const PLACES: Places<'static> = Places { packages: &[PACKAGE], prefixes: &["net_"] };
+/// The longest that one test may take outside a soak.
+const TEST_LIMIT: Duration = Duration::from_secs(600);
+/// How often it is looked whether a test has ended.
+const POLL: Duration = Duration::from_millis(20);
+/// How many tests run side by side.
+const AT_ONCE: usize = 6;
+/// How many of the slowest tests are named at the end.
+const SLOWEST: usize = 10;
+
+/// Tests that judge by speed or load the machine: they run alone. All others wait most of their time.
+const ALONE: [&str; 10] = [
+    "net_bench::*",
+    "net_ecn::*",
+    "net_idle::*",
+    "net_mixed::*",
+    "net_ports::workers*",
+    "net_pressure::*",
+    "net_rekey::*",
+    "net_top::*",
+    "net_traffic::*",
+    "net_workers::*",
+];
+
+/// Tests that the core does without: what they watch grows or drifts over minutes, or is a figure.
+const NOT_CORE: [&str; 4] = [
+    "net_bench::hosts_that_send_at_once*",
+    "net_bench::the_table_of_data_channel*",
+    "net_idle::memory*",
+    "net_mixed::*",
+];
+
+/// What is asked for.
+#[derive(Debug, Clone, Default)]
+pub struct Request {
+    /// Only tests with this in their name, `target::test`; rings are not asked then.
+    pub name: Option<String>,
+    /// How much runs where no name is given.
+    pub ring: Ring,
+}
+
+/// One test, to be run in a process of its own.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Test {
+    /// `target::test`.
+    name: String,
+    file: PathBuf,
+    /// Its name in the program.
+    inside: String,
+}
+
+/// How a test ended.
+struct Ending {
+    name: String,
+    took: Duration,
+    passed: bool,
+}
+
+/// Builds the tests, runs them, prints what failed, and tells whether all passed.
+///
+/// # Errors
+/// Nothing fits the request, or a build failed. A test that fails is no error.
+pub fn run_tests(request: &Request) -> anyhow::Result<bool> {
+    let programs = programs(&PLACES, request.name.as_deref())?;
+    let (beside, alone) = planned(&programs, request)?;
+    let folder = folder_of(PACKAGE)?;
+    let limit = (request.ring != Ring::Soak).then_some(TEST_LIMIT);
+    step(&format!("{} tests side by side, then {} alone", beside.len(), alone.len()));
+    let mut endings = run_all(beside, AT_ONCE, &folder, limit)?;
+    endings.extend(run_all(alone, 1, &folder, limit)?);
+    endings.sort_by_key(|ending| std::cmp::Reverse(ending.took));
+    let lines = endings.iter().take(SLOWEST);
+    let lines = lines.map(|it| format!("  {:>5.1} s  {}\n", it.took.as_secs_f64(), it.name));
+    print(&format!("the slowest:\n{}", lines.collect::<String>()));
+    let failed = endings.iter().filter(|ending| !ending.passed).count();
+    let verdict = if failed == 0 { "ok" } else { "FAILED" };
+    let passed = endings.len() - failed;
+    print(&format!("test result: {verdict}. {passed} passed; {failed} failed\n"));
+    Ok(failed == 0)
+}
+
+/// The tests that run side by side, and those that run alone.
+fn planned(programs: &[Program], request: &Request) -> anyhow::Result<(Vec<Test>, Vec<Test>)> {
+    if request.name.is_none() {
+        let names = names(programs);
+        each_fits(&ALONE, &names, "the namespace lab")?;
+        each_fits(&NOT_CORE, &names, "the core of the namespace lab")?;
+    }
+    let wanted = |test: &Test| match &request.name {
+        Some(part) => test.name.contains(part.as_str()),
+        None => request.ring != Ring::Core || !is_one_of(&NOT_CORE, &test.name),
+    };
+    let of = |program: &Program| {
+        let Program { target, file, tests } = program.clone();
+        tests.into_iter().map(move |inside| Test {
+            name: format!("{target}::{inside}"),
+            file: file.clone(),
+            inside,
+        })
+    };
+    let tests: Vec<Test> = programs.iter().flat_map(of).filter(wanted).collect();
+    if let (Some(name), true) = (&request.name, tests.is_empty()) {
+        anyhow::bail!("no test of the namespace lab has '{name}' in its name");
+    }
+    Ok(tests.into_iter().partition(|test| !is_one_of(&ALONE, &test.name)))
+}
+
+/// Runs tests, so many at once.
+fn run_all(
+    tests: Vec<Test>,
+    at_once: usize,
+    folder: &Path,
+    limit: Option<Duration>,
+) -> anyhow::Result<Vec<Ending>> {
+    let waiting = Mutex::new(tests.into_iter());
+    let ended = Mutex::new(Vec::new());
+    std::thread::scope(|scope| {
+        for _ in 0..at_once {
+            scope.spawn(|| {
+                while interrupt::check().is_ok()
+                    && let Some(test) = waiting.lock().ok().and_then(|mut tests| tests.next())
+                {
+                    let ending = run_test(&test, folder, limit);
+                    if let Ok(mut ended) = ended.lock() {
+                        ended.push(ending);
+                    }
+                }
+            });
+        }
+    });
+    interrupt::check()?;
+    ended.into_inner().map_err(|_| anyhow::anyhow!("a thread that runs tests has panicked"))
+}
+
+fn run_test(test: &Test, folder: &Path, limit: Option<Duration>) -> Ending {
+    let begun = Instant::now();
+    let outcome = outcome_of(test, folder, limit);
+    let took = begun.elapsed();
+    let seconds = took.as_secs_f64();
+    let name = test.name.clone();
+    let said = match outcome {
+        Ok(None) => {
+            note(&format!("ok {seconds:>6.1} s  {name}"));
+            return Ending { name, took, passed: true };
+        }
+        Ok(Some(said)) => said,
+        Err(error) => format!("---- {name} stdout ----\n{error:#}\n"),
+    };
+    // The counts at the end are of all tests.
+    let said = said.lines().filter(|line| !line.starts_with("test result:"));
+    let said: String = said.map(|line| format!("{line}\n")).collect();
+    print(&format!("FAILED {seconds:.1} s  {name}\n{said}"));
+    Ending { name, took, passed: false }
+}
+
+/// What a test said that failed, or nothing.
+fn outcome_of(
+    test: &Test,
+    folder: &Path,
+    limit: Option<Duration>,
+) -> anyhow::Result<Option<String>> {
+    let mut output = tempfile::tempfile().context("no file for a test's output")?;
+    let mut command = Command::new(&test.file);
+    command.args(["--test-threads=1", "--exact", &test.inside]).current_dir(folder);
+    command.stdin(std::process::Stdio::null());
+    command.stdout(output.try_clone()?).stderr(output.try_clone()?);
+    let mut child = command.spawn().with_context(|| format!("cannot start {}", test.name))?;
+    let status = waited(&mut child, limit)?;
+    output.rewind()?;
+    let said = text_of(&mut output)?;
+    Ok(match status {
+        None => Some(format!("{said}\n---- {} stdout ----\nran over its limit\n", test.name)),
+        Some(status) if status.success() => None,
+        Some(status) => Some(format!("{said}\n{status}\n")),
+    })
+}
+
+fn text_of(output: &mut File) -> anyhow::Result<String> {
+    let mut bytes = Vec::new();
+    output.read_to_end(&mut bytes)?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+/// How the child ended; nothing if it was killed at its limit.
+fn waited(child: &mut Child, limit: Option<Duration>) -> anyhow::Result<Option<ExitStatus>> {
+    let begun = Instant::now();
+    loop {
+        if let Some(status) = child.try_wait()? {
+            return Ok(Some(status));
+        }
+        if limit.is_some_and(|limit| begun.elapsed() > limit) || interrupt::check().is_err() {
+            child.kill()?;
+            child.wait()?;
+            return Ok(None);
+        }
+        std::thread::sleep(POLL);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    fn program(target: &str, tests: &[&str]) -> Program {
+        let tests = tests.iter().map(|&name| name.to_owned()).collect();
+        Program { target: target.to_owned(), file: PathBuf::new(), tests }
+    }
+
+    fn test(file: &str, inside: &str) -> Test {
+        let name = format!("net_x::{inside}");
+        Test { name, file: file.into(), inside: inside.to_owned() }
+    }
+
+    #[test]
+    fn a_name_asks_for_its_tests_alone() {
+        let all = [program("net_dco", &["a", "ab"]), program("net_top", &["b"])];
+        let name = |name: &str| Request { name: Some(name.to_owned()), ..Request::default() };
+        let (beside, alone) = planned(&all, &name("net_dco::a")).unwrap();
+        assert_eq!((beside.len(), alone.len()), (2, 0));
+        let (beside, alone) = planned(&all, &name("b")).unwrap();
+        assert_eq!((beside.len(), alone.len()), (1, 1));
+        assert!(planned(&all, &name("nothing")).is_err());
+        let error = planned(&all, &Request::default()).map(drop).unwrap_err();
+        assert!(error.to_string().contains("no test fits"), "{error}");
+    }
+
+    #[test]
+    fn what_ends_badly_or_not_at_all_has_failed() {
+        let here = Path::new("/");
+        let limit = Some(Duration::from_millis(200));
+        let program = tempfile::NamedTempFile::new().unwrap();
+        let script = |text: &str| {
+            std::fs::write(program.path(), format!("#!/bin/sh\n{text}\n")).unwrap();
+            let executable = std::os::unix::fs::PermissionsExt::from_mode(0o700);
+            let path = program.path().with_extension("sh");
+            std::fs::copy(program.path(), &path).unwrap();
+            std::fs::set_permissions(&path, executable).unwrap();
+            let outcome = outcome_of(&test(&path.to_string_lossy(), "a"), here, limit);
+            std::fs::remove_file(&path).unwrap();
+            outcome
+        };
+        assert_eq!(script("exit 0").unwrap(), None);
+        let said = script("echo 'thread panicked'; exit 101").unwrap().unwrap();
+        assert!(said.contains("thread panicked") && said.contains("101"), "{said}");
+        let said = script("exec sleep 60").unwrap().unwrap();
+        assert!(said.contains("ran over its limit"), "{said}");
+        assert!(outcome_of(&test("/nonexistent", "a"), here, limit).is_err());
+    }
+}

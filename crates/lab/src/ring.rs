@@ -1,0 +1,83 @@
+//! Rings of tests: how much of a lab runs.
+
+/// How much of a lab runs; each ring holds those before it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum)]
+pub enum Ring {
+    /// Before every push: a test of each behaviour, within minutes.
+    Core,
+    /// Before an issue is called resolved: every test, full matrices.
+    #[default]
+    Full,
+    /// Full lengths, which take hours.
+    Soak,
+}
+
+/// Whether a pattern fits a whole name; `*` stands for any text.
+pub(crate) fn fits(pattern: &str, name: &str) -> bool {
+    let mut parts = pattern.split('*');
+    let Some(mut rest) = parts.next().and_then(|first| name.strip_prefix(first)) else {
+        return false;
+    };
+    let mut open = false;
+    for part in parts {
+        open = true;
+        match rest.find(part) {
+            // The last part has to end the name.
+            _ if part.is_empty() => {}
+            Some(at) => {
+                rest = &rest[at + part.len()..];
+                open = false;
+            }
+            None => return false,
+        }
+    }
+    open || rest.is_empty()
+}
+
+/// Whether one of these patterns fits a name.
+pub(crate) fn is_one_of(patterns: &[&str], name: &str) -> bool {
+    patterns.iter().any(|pattern| fits(pattern, name))
+}
+
+/// A pattern that fits no test names one that is gone.
+///
+/// # Errors
+/// The pattern, and whose it is.
+pub(crate) fn each_fits(patterns: &[&str], names: &[String], of: &str) -> anyhow::Result<()> {
+    for pattern in patterns {
+        anyhow::ensure!(
+            names.iter().any(|name| fits(pattern, name)),
+            "no test fits {pattern}, which {of} names"
+        );
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn patterns_fit_whole_names() {
+        for (pattern, name, wanted) in [
+            ("net_*", "net_mtu::a", true),
+            ("net_*", "vm_net_mtu::a", false),
+            ("net_mtu::a", "net_mtu::a", true),
+            ("net_mtu::a", "net_mtu::ab", false),
+            ("*::ping*", "net_x::ping_all", true),
+            ("net_*::b", "net_x::a::b", true),
+            ("net_*::b", "net_x::bc", false),
+            ("*", "", true),
+        ] {
+            assert_eq!(fits(pattern, name), wanted, "{pattern} {name}");
+        }
+    }
+
+    #[test]
+    fn a_pattern_without_a_test_is_an_error() {
+        let names = ["net_a::b".to_owned()];
+        assert!(each_fits(&["net_*"], &names, "the list").is_ok());
+        let error = each_fits(&["net_*", "net_c::*"], &names, "the list").map(drop);
+        assert!(error.is_err_and(|error| error.to_string().contains("net_c::*")));
+    }
+}
