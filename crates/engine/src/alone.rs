@@ -13,10 +13,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use weft_crypto::{
-    Choice, Cipher, ESP_HEADER_LEN, ESP_ICV_LEN, Library, OpeningSa, PeerId, SaKey, Sealer,
-    SealingSa,
-};
+use weft_crypto::{Cipher, PeerId, SaKey};
 use weft_io::keylog::KeyLog;
 use weft_io::udp::{RUN_BYTES_MAX, RUN_SEGMENTS_MIN, RecvBatch, Remote, UdpSocket};
 use weft_packet::vnet::{self, VnetHeader};
@@ -39,8 +36,6 @@ pub use self::crowd::{measure_helped, measure_lanes};
 pub const ENDPOINTS: u32 = 1_000;
 /// A figure is the median of so many parts of the time given, after one that is not counted.
 const PARTS: u32 = 10;
-/// Packets that are opened between two looks at the clock when the AEAD is measured by itself.
-const AEAD_PACKETS: usize = 64;
 
 const VNI: Vni = Vni(7);
 const PATH: PathId = PathId(1);
@@ -110,43 +105,6 @@ fn measure_lane(lane: &mut Lane, time: Duration, begin: impl Fn()) -> Rates {
     let opened = rate(time, batch, || {
         lane.fill();
         timed(|| lane.open())
-    });
-    Rates { sealed, opened }
-}
-
-/// Measures a library's AEAD by itself on the calling thread, on plaintexts of so many bytes, for
-/// `time` each way and a little more.
-pub fn measure_aead(
-    library: Library,
-    cipher: Cipher,
-    plaintext_bytes: usize,
-    time: Duration,
-) -> Rates {
-    let key = SaKey::from_bytes([3; 36]);
-    let choice = Choice::all(library);
-    let sealing = SealingSa::with(choice, cipher, SPI, &key, 11);
-    let mut opening = OpeningSa::with(choice, cipher, SPI, &key);
-    let len = ESP_HEADER_LEN + plaintext_bytes + ESP_ICV_LEN;
-    let mut packets = vec![0x5a; AEAD_PACKETS * len];
-    let batch = (AEAD_PACKETS, AEAD_PACKETS * plaintext_bytes);
-    let seal = |packets: &mut [u8]| {
-        for packet in packets.chunks_exact_mut(len) {
-            black_box(
-                sealing
-                    .reserve(1)
-                    .and_then(|mut sealer| sealer.seal_in_place(black_box(packet), plaintext_bytes))
-                    .is_ok(),
-            );
-        }
-    };
-    let sealed = rate(time, batch, || timed(|| seal(&mut packets)));
-    let opened = rate(time, batch, || {
-        seal(&mut packets);
-        timed(|| {
-            for packet in packets.chunks_exact_mut(len) {
-                black_box(opening.open(black_box(packet)).is_ok());
-            }
-        })
     });
     Rates { sealed, opened }
 }
@@ -526,9 +484,8 @@ mod tests {
     #[test]
     fn figures_are_of_both_ways() {
         let time = Duration::from_millis(5);
-        let aead = measure_aead(Library::AwsLc, Cipher::Aes256Gcm, 1_420, time);
         let lane = measure(Cipher::Aes256Gcm, LOADS[0], time).unwrap();
-        for rate in [aead.sealed, aead.opened, lane.sealed, lane.opened] {
+        for rate in [lane.sealed, lane.opened] {
             assert!(rate.gbps > 0.0 && rate.packets_per_s > 0.0, "{rate:?}");
         }
         let payload = lane.sealed.gbps * 1e9 / 8.0 / lane.sealed.packets_per_s;

@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod ahead;
+#[cfg(any(test, feature = "alone"))]
 pub mod alone;
 mod awake;
 mod buckets;

@@ -11,6 +11,7 @@ pub mod offload;
 pub mod packet;
 pub mod poller;
 pub mod redirect;
+#[cfg(any(test, feature = "registers"))]
 pub mod registers;
 pub mod steer;
 pub mod tap;

@@ -7,7 +7,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
-use weft::sandbox::wait_until;
+use weft_bench::sandbox::wait_until;
 
 /// The exit code of a guest that failed itself.
 const FAILED: Option<i32> = Some(125);

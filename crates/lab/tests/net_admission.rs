@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use weft::sandbox::{Host, Sandbox, SandboxOptions};
+use weft_bench::sandbox::{Host, Sandbox, SandboxOptions};
 use weft_lab::net::{Lab, counter, wait_connection};
 
 fn sandbox() -> anyhow::Result<Sandbox> {

@@ -1,4 +1,4 @@
-//! `weft bench` on this kernel: short runs, whose figures say no more than that there are figures.
+//! `./dev bench` on this kernel: short runs, whose figures say no more than that there are figures.
 
 use serde_json::Value;
 use weft_lab::net::figures::{measured, names};

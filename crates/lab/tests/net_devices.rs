@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use serde_json::Value;
-use weft::sandbox::{Container, Host, Netns, Running, wait_until};
+use weft_bench::sandbox::{Container, Host, Netns, Running, wait_until};
 use weft_lab::net::{Lab, close_loop, wait_ping};
 
 const SETTLE: Duration = Duration::from_secs(15);

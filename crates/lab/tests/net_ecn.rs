@@ -3,7 +3,7 @@
 
 use std::net::IpAddr;
 
-use weft::sandbox::{Container, Netns, Underlay};
+use weft_bench::sandbox::{Container, Netns, Underlay};
 use weft_lab::net::iperf::{self, Server};
 use weft_lab::net::{Lab, counter, nft_packets};
 

@@ -5,7 +5,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::Context;
-use weft::sandbox::{Host, Sandbox, SandboxOptions};
+use weft_bench::sandbox::{Host, Sandbox, SandboxOptions};
 use weft_lab::net::Lab;
 
 /// Runs a command that must fail with this code and say each of these words.
@@ -88,7 +88,7 @@ fn launches_that_cannot_work_say_why_and_change_nothing() -> anyhow::Result<()> 
     host.netns().ip("route del 10.32.7.0/24")?;
 
     let socket = host.netns().spawn(&["socat", "-u", "UDP6-RECV:6784", "STDOUT"])?;
-    weft::sandbox::wait_until("the other program's port", Duration::from_secs(5), || {
+    weft_bench::sandbox::wait_until("the other program's port", Duration::from_secs(5), || {
         host.netns().exec(&["ss", "-uln"]).is_ok_and(|output| output.stdout.contains(":6784"))
     })?;
     let (code, text) = refused_launch(host, &[])?;
@@ -228,7 +228,7 @@ fn run_starts_a_command_on_the_network_and_its_address_comes_back() -> anyhow::R
     assert!(output.stdout.contains("0% packet loss"), "{}", output.stdout);
     lab.host(1).weft(&["run", "--", "ping", "-c", "1", "-W", "1", "127.0.0.1"])?.success()?;
     fails(lab.host(1), &["run", "--", "/no/such/program"], 1, &["/no/such/program"])?;
-    weft::sandbox::wait_until("the addresses to come back", Duration::from_secs(5), || {
+    weft_bench::sandbox::wait_until("the addresses to come back", Duration::from_secs(5), || {
         lab.host(1).weft_json(&["ps"]).is_ok_and(|list| list.as_array().is_some_and(Vec::is_empty))
     })?;
     Ok(())

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use serde_json::Value;
-use weft::sandbox::{Host, Sandbox, SandboxOptions, try_wait_until};
+use weft_bench::sandbox::{Host, Sandbox, SandboxOptions, try_wait_until};
 use weft_lab::net::{Lab, wait_ping};
 
 /// Rules are read half a second after a change.
@@ -19,7 +19,7 @@ fn run(host: &Host, command: &str) -> anyhow::Result<()> {
 }
 
 /// The rules in the way, as status tells them.
-fn rules(host: &Host) -> Result<Vec<Value>, weft::sandbox::SandboxError> {
+fn rules(host: &Host) -> Result<Vec<Value>, weft_bench::sandbox::SandboxError> {
     let status = host.weft_json(&["status"])?;
     Ok(status["firewall"].as_array().cloned().unwrap_or_default())
 }
@@ -130,7 +130,7 @@ impl Held {
 }
 
 /// The engine of the only path in use.
-fn engine(host: &Host) -> Result<String, weft::sandbox::SandboxError> {
+fn engine(host: &Host) -> Result<String, weft_bench::sandbox::SandboxError> {
     let active = host.active_connections()?;
     let engine = active.first().and_then(|it| it["engine"].as_str());
     Ok(engine.unwrap_or_default().to_owned())

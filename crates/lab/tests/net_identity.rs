@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use weft::sandbox::{Host, Sandbox, SandboxOptions};
+use weft_bench::sandbox::{Host, Sandbox, SandboxOptions};
 use weft_lab::net::{Lab, slowness, wait_ping};
 
 /// Makes one directory what the other is, as from a backup or the image of a machine.

@@ -6,7 +6,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use serde_json::Value;
-use weft::sandbox::{Host, try_wait_until};
+use weft_bench::sandbox::{Host, try_wait_until};
 use weft_lab::net::{Lab, wait_ping};
 
 const SOON: Duration = Duration::from_secs(20);

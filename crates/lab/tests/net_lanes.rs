@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-use weft::sandbox::{Container, Host, Sandbox, SandboxOptions};
+use weft_bench::sandbox::{Container, Host, Sandbox, SandboxOptions};
 use weft_lab::net::iperf::{self, Server};
 use weft_lab::net::{slowness, wait_ping, workers};
 

@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use weft::sandbox::progress::note;
-use weft::sandbox::{Container, Host, try_wait_until};
+use weft_bench::sandbox::progress::note;
+use weft_bench::sandbox::{Container, Host, try_wait_until};
 use weft_io::uninterrupted;
 use weft_lab::net::guest::seed;
 use weft_lab::net::iperf::{self, Server};

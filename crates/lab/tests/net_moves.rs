@@ -4,7 +4,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::{Duration, Instant};
 
-use weft::sandbox::{Container, try_wait_until};
+use weft_bench::sandbox::{Container, try_wait_until};
 use weft_io::namespace::{Namespace, run_in};
 use weft_io::packet::PacketSocket;
 use weft_lab::net::{Lab, namespace, slowness, wait_ping};

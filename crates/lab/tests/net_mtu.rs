@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
-use weft::sandbox::{Sandbox, SandboxOptions};
+use weft_bench::sandbox::{Sandbox, SandboxOptions};
 use weft_lab::net::iperf::{self, Server};
 use weft_lab::net::{Lab, attainable_bps, counter, namespace, probe, wait_connection, wait_ping};
 

@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use weft::sandbox::Container;
+use weft_bench::sandbox::Container;
 use weft_lab::net::capture::{Capture, contains, tshark};
 use weft_lab::net::iperf::{self, Server};
 use weft_lab::net::{Lab, attainable_bps, namespace, probe, tcp_counter, wait_ping};

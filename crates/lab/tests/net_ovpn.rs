@@ -102,7 +102,8 @@ fn lanes_and_helpers_carry_this_format_too() -> anyhow::Result<()> {
 /// Who has `esp` too takes `ovpn` towards a host that has nothing else, and says so.
 #[test]
 fn hosts_of_either_format_meet_where_one_takes_both() -> anyhow::Result<()> {
-    let sandbox = weft::sandbox::Sandbox::new(&weft::sandbox::SandboxOptions::default())?;
+    let sandbox =
+        weft_bench::sandbox::Sandbox::new(&weft_bench::sandbox::SandboxOptions::default())?;
     let password = sandbox.password_file();
     let password = password.to_string_lossy();
     let first = sandbox.host(0).ipv4().to_string();
@@ -127,7 +128,8 @@ fn hosts_of_either_format_meet_where_one_takes_both() -> anyhow::Result<()> {
 
 #[test]
 fn hosts_without_a_common_format_say_so() -> anyhow::Result<()> {
-    let sandbox = weft::sandbox::Sandbox::new(&weft::sandbox::SandboxOptions::default())?;
+    let sandbox =
+        weft_bench::sandbox::Sandbox::new(&weft_bench::sandbox::SandboxOptions::default())?;
     let password = sandbox.password_file();
     let password = password.to_string_lossy();
     let first = sandbox.host(0).ipv4().to_string();

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use rustix::net::sockopt::set_socket_recv_buffer_size_force;
 use serde_json::Value;
 use weft::api::{Client, Traffic};
-use weft::sandbox::{Container, Host, SandboxError, try_wait_until};
+use weft_bench::sandbox::{Container, Host, SandboxError, try_wait_until};
 use weft_io::namespace::{Namespace, run_in};
 use weft_io::uninterrupted;
 use weft_lab::net::guest::host::Work;

@@ -6,7 +6,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
-use weft::sandbox::{Sandbox, SandboxOptions, Underlay, sweep, wait_until};
+use weft_bench::sandbox::{Sandbox, SandboxOptions, Underlay, sweep, wait_until};
 
 const LIMIT: Duration = Duration::from_secs(30);
 
@@ -54,7 +54,7 @@ fn a_dropped_sandbox_leaves_nothing() {
         let pids = std::process::Command::new("ip").args(["netns", "pids", &netns]).output();
         pids.is_ok_and(|pids| !pids.stdout.is_empty())
     };
-    weft::sandbox::wait_until("a process in the namespace", LIMIT, entered).unwrap();
+    weft_bench::sandbox::wait_until("a process in the namespace", LIMIT, entered).unwrap();
     drop(sandbox);
     assert_eq!(namespaces(&tag), Vec::<String>::new());
     assert!(!directory.exists());
@@ -91,7 +91,7 @@ struct Bench {
 
 impl Bench {
     fn start() -> Self {
-        let binary = std::env::var("WEFT_BIN").expect("WEFT_BIN names the weft binary");
+        let binary = std::env::var("WEFT_BIN").expect("WEFT_BIN names the weft binary") + "-bench";
         let child = Command::new(binary)
             .args(["bench", "--quick", "--rows", "direct", "--seconds", "60"])
             .stdout(Stdio::null())

@@ -5,7 +5,7 @@ use std::net::{SocketAddr, UdpSocket};
 use std::time::Duration;
 
 use anyhow::Context;
-use weft::sandbox::{Container, Host, try_wait_until};
+use weft_bench::sandbox::{Container, Host, try_wait_until};
 use weft_lab::net::probe::udp_in;
 use weft_lab::net::{Lab, namespace, slowness};
 

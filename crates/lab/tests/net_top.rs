@@ -4,7 +4,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use serde_json::Value;
-use weft::sandbox::{Container, Host};
+use weft_bench::sandbox::{Container, Host};
 use weft_lab::net::iperf::{self, Server};
 use weft_lab::net::{Lab, slowness};
 
@@ -73,7 +73,7 @@ fn frames_that_go_nowhere_are_shown_by_reason() -> anyhow::Result<()> {
 }
 
 /// Pings to somebody whom the switch is told to be beyond the vector engine, and who is not there.
-fn lost_pings(host: &Host, from: &Container) -> anyhow::Result<weft::sandbox::Running> {
+fn lost_pings(host: &Host, from: &Container) -> anyhow::Result<weft_bench::sandbox::Running> {
     let (mac, address) = NOBODY;
     let entry = ["bridge", "fdb", "add", mac, "dev", "weft-tap", "master", "static"];
     host.netns().exec(&entry)?.success()?;

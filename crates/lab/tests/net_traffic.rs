@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use weft::sandbox::Host;
+use weft_bench::sandbox::Host;
 use weft_lab::net::iperf::{self, Server};
 use weft_lab::net::{Lab, address_pairs, attainable_bps, counter, namespace, probe};
 
@@ -100,7 +100,8 @@ fn containers_of_one_host_reach_each_other_without_the_daemon() -> anyhow::Resul
 
 #[test]
 fn an_ipv6_underlay_carries_both_families() -> anyhow::Result<()> {
-    let sandbox = weft::sandbox::Sandbox::new(&weft::sandbox::SandboxOptions::default())?;
+    let sandbox =
+        weft_bench::sandbox::Sandbox::new(&weft_bench::sandbox::SandboxOptions::default())?;
     let password = sandbox.password_file();
     let password = password.to_string_lossy();
     let first = format!("[{}]:6783", sandbox.host(0).ipv6());

@@ -3,7 +3,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use weft::sandbox::Container;
+use weft_bench::sandbox::Container;
 use weft_io::namespace::{Namespace, run_in};
 use weft_io::udp::{RUN_BYTES_MAX, UdpSocket};
 use weft_io::uninterrupted;

@@ -39,7 +39,8 @@ fn no_byte_of_the_traffic_is_readable_on_the_wire() -> anyhow::Result<()> {
 
 #[test]
 fn tshark_with_the_keys_decrypts_esp_and_sees_the_vxlan_frames() -> anyhow::Result<()> {
-    let sandbox = weft::sandbox::Sandbox::new(&weft::sandbox::SandboxOptions::default())?;
+    let sandbox =
+        weft_bench::sandbox::Sandbox::new(&weft_bench::sandbox::SandboxOptions::default())?;
     let keys = sandbox.directory().join("keys");
     let environment = [("WEFT_SA_KEYLOG", keys.to_string_lossy().into_owned())];
     let environment: Vec<(&str, &str)> =
@@ -170,7 +171,7 @@ struct Drops {
 }
 
 impl Drops {
-    fn of(host: &weft::sandbox::Host) -> anyhow::Result<Self> {
+    fn of(host: &weft_bench::sandbox::Host) -> anyhow::Result<Self> {
         Ok(Self {
             replayed: counter(host, "drop_replayed")?,
             forged: counter(host, "drop_forged")?,

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context as _;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use weft::api::{Client, Traffic, Workers, WorkersRequest};
-use weft::sandbox::{Container, Host, wait_until};
+use weft_bench::sandbox::{Container, Host, wait_until};
 use weft_lab::net::iperf::{self, Server};
 use weft_lab::net::probe::udp_in;
 use weft_lab::net::{

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
-use weft::sandbox::{Container, Host, progress, wait_until};
+use weft_bench::sandbox::{Container, Host, progress, wait_until};
 use weft_lab::net::guest::host::{HiddenModules, kernel_counter, load, status};
 use weft_lab::net::guest::stage::{WRAP, is_active, is_on, says, wait_path};
 use weft_lab::net::guest::{

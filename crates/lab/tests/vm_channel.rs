@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use serde_json::Value;
-use weft::sandbox::{Container, Host, UNDERLAY_MTU_BYTES, wait_until};
+use weft_bench::sandbox::{Container, Host, UNDERLAY_MTU_BYTES, wait_until};
 use weft_lab::net::capture::{Capture, contains, tshark};
 use weft_lab::net::guest::flow::MARKER;
 use weft_lab::net::guest::host::{

@@ -1,4 +1,4 @@
-//! `weft demo` and `weft bench` on a kernel with IPsec, as most users' have it; `net_bench` has the
+//! `./dev demo` and `./dev bench` on a kernel with IPsec, as most users' have it; `net_bench` has the
 //! benchmark on the machine's own.
 
 use weft_lab::net::figures::{measured, names};

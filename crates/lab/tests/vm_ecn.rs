@@ -1,6 +1,6 @@
 //! Congestion marks and DSCP where the kernel engine moves packets at one end or at both.
 
-use weft::sandbox::{Container, Host, Netns};
+use weft_bench::sandbox::{Container, Host, Netns};
 use weft_lab::net::guest::Stage;
 use weft_lab::net::nft_packets;
 

@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use weft::sandbox::{Container, Host, Netns};
+use weft_bench::sandbox::{Container, Host, Netns};
 use weft_lab::net::guest::host::Work;
 use weft_lab::net::guest::stage::{is_active, wait_path};
 use weft_lab::net::guest::{SETTLE_LIMIT, Stage, figure};
@@ -120,7 +120,7 @@ fn by_hand(stage: &Stage, mtu: u32, encrypted: bool) -> anyhow::Result<[Netns; 2
         inner[index].ip("link set eth1 up")?;
     }
     let ping = ["ping", "-n", "-c", "1", "-W", "2", "10.99.0.2"];
-    weft::sandbox::wait_until("the path built by hand", Duration::from_secs(20), || {
+    weft_bench::sandbox::wait_until("the path built by hand", Duration::from_secs(20), || {
         inner[0].exec(&ping).is_ok_and(|output| output.status.success())
     })?;
     Ok(inner)

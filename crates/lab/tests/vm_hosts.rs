@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
-use weft::sandbox::{Container, Host, Netns, try_wait_until};
+use weft_bench::sandbox::{Container, Host, Netns, try_wait_until};
 use weft_io::namespace::{Namespace, run_in};
 use weft_io::packet::PacketSocket;
 use weft_lab::net::capture::{Capture, contains};
@@ -181,7 +181,7 @@ fn trust_of_both_sides_is_plain_shown_as_plain_and_an_exception_for_that_peer_al
     let place = PathBuf::from(stranger.netns().path());
     let socket = probe::udp_in(&place, (stranger.ipv4(), 0).into())?;
     socket.send_to(&[0x08, 0, 0, 0, 0, 0, 1, 0, 1, 2, 3, 4], (here.ipv4(), 6787))?;
-    weft::sandbox::wait_until("the guard's drop", Duration::from_secs(3), || {
+    weft_bench::sandbox::wait_until("the guard's drop", Duration::from_secs(3), || {
         host::guard_dropped(here, "input").is_ok_and(|now| now > before)
     })?;
     Ok(())
@@ -436,7 +436,7 @@ fn holders(host: &Host) -> anyhow::Result<Vec<u32>> {
 }
 
 fn nothing_is_held(host: &Host) -> anyhow::Result<()> {
-    weft::sandbox::wait_until("the holder's end", by_clock(5), || {
+    weft_bench::sandbox::wait_until("the holder's end", by_clock(5), || {
         holders(host).is_ok_and(|found| found.is_empty())
     })?;
     assert!(!host.runtime_directory().join("holder.sock").exists());

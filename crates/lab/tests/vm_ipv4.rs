@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::Context;
-use weft::sandbox::Host;
+use weft_bench::sandbox::Host;
 use weft_lab::net::guest::stage::{is_on, wait_path};
 use weft_lab::net::guest::{SETTLE_LIMIT, Stage};
 

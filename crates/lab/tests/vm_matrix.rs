@@ -6,7 +6,7 @@
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::time::{Duration, Instant};
 
-use weft::sandbox::{Container, Host, Running};
+use weft_bench::sandbox::{Container, Host, Running};
 use weft_lab::net::guest::stage::{is_on, wait_path};
 use weft_lab::net::guest::{Outer, SETTLE_LIMIT, Stage, figure, host};
 use weft_lab::net::iperf::{self, Server};
@@ -97,12 +97,12 @@ fn pairing(engines: [usize; 2]) -> anyhow::Result<()> {
     let mut failures = Vec::new();
     for row in rows(engines) {
         let name = row.name();
-        weft::sandbox::progress::step(&name);
+        weft_bench::sandbox::progress::step(&name);
         let start = Instant::now();
         match row.run() {
             Ok(()) => figure(&name, format!("{:.1} s", start.elapsed().as_secs_f64())),
             Err(error) => {
-                weft::sandbox::progress::note(&format!("failed: {error:?}"));
+                weft_bench::sandbox::progress::note(&format!("failed: {error:?}"));
                 failures.push(format!("{name}: {error:?}"));
             }
         }
@@ -125,7 +125,7 @@ impl Row {
     }
 
     fn run(&self) -> anyhow::Result<()> {
-        let mtu = weft::sandbox::UNDERLAY_MTU_BYTES;
+        let mtu = weft_bench::sandbox::UNDERLAY_MTU_BYTES;
         let stage = Stage::with(2, OUTERS[self.outer], mtu)?;
         for index in 0..2 {
             let [engine, switch] = [ENGINES[self.engines[index]], SWITCHES[self.switches[index]]];

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use serde_json::Value;
-use weft::sandbox::{Container, Host, slowness, wait_until};
+use weft_bench::sandbox::{Container, Host, slowness, wait_until};
 use weft_lab::net::guest::stage::{is_active, is_on, path, says, wait_candidate, wait_path};
 use weft_lab::net::guest::wire::Blocked;
 use weft_lab::net::guest::{

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use rand::seq::IndexedRandom;
 use rand::{Rng, RngExt, SeedableRng};
 use rand_chacha::ChaCha12Rng;
-use weft::sandbox::{Container, progress};
+use weft_bench::sandbox::{Container, progress};
 use weft_lab::net::guest::wire::Blocked;
 use weft_lab::net::guest::{Block, LeakWatch, Stage, figure, seed};
 use weft_lab::net::{is_soak, wait_ping};
@@ -173,7 +173,7 @@ fn sequence(
     world.mend()?;
     let start = Instant::now();
     let end = start + Duration::from_secs(HEAL_LIMIT_S);
-    let left = || end.saturating_duration_since(Instant::now()) / weft::sandbox::slowness();
+    let left = || end.saturating_duration_since(Instant::now()) / weft_bench::sandbox::slowness();
     for from in containers {
         for to in containers {
             wait_ping(from, to.ipv4()?.into(), left())?;

@@ -4,7 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use weft::sandbox::{Container, Host};
+use weft_bench::sandbox::{Container, Host};
 use weft_io::uninterrupted;
 use weft_lab::net::capture::{Capture, contains, tshark};
 use weft_lab::net::guest::flow::MARKER;
@@ -178,7 +178,7 @@ fn the_guard_holds_while_ipsec_is_flushed_again_and_again_and_is_mended_when_del
     let netns = stage.host(0).netns();
     let before = host::kernel_counter(stage.host(0), "guard_restored")?;
     netns.exec(&["nft", "delete", "table", "inet", "weft-guard"])?.success()?;
-    weft::sandbox::wait_until("the guard's table", Duration::from_secs(5), || {
+    weft_bench::sandbox::wait_until("the guard's table", Duration::from_secs(5), || {
         let list = netns.exec(&["nft", "list", "table", "inet", "weft-guard"]);
         list.is_ok_and(|list| list.stdout.contains("6787"))
     })?;
@@ -202,7 +202,7 @@ fn plaintext_injected_by_a_third_host_is_dropped_and_counted_on_odp() -> anyhow:
 /// The attacker knows VNI, ports and MAC addresses, and takes the peer's address too.
 fn injected(switch: &str, outer: Outer) -> anyhow::Result<()> {
     const COPIES: u64 = 20;
-    let stage = Stage::with(3, outer, weft::sandbox::UNDERLAY_MTU_BYTES)?;
+    let stage = Stage::with(3, outer, weft_bench::sandbox::UNDERLAY_MTU_BYTES)?;
     let options = ["--engine", "kernel", "--switch", switch];
     let stage = stage.launched(&[&options, &options])?;
     let (one, two) = stage.containers()?;
@@ -227,7 +227,7 @@ fn injected(switch: &str, outer: Outer) -> anyhow::Result<()> {
                 let wanted = before + COPIES;
                 let count = || host::guard_dropped(target, "input").is_ok_and(|it| it >= wanted);
                 let what = format!("{COPIES} drops (from {source}, VNI {vni}, port {port})");
-                weft::sandbox::wait_until(&what, Duration::from_secs(3), count)?;
+                weft_bench::sandbox::wait_until(&what, Duration::from_secs(3), count)?;
                 assert_eq!(host::guard_dropped(target, "input")?, wanted, "{what}");
                 before = wanted;
             }
@@ -304,7 +304,7 @@ fn what_weft_did_not_send_does_not_take_the_data_channel() -> anyhow::Result<()>
 /// A program of the sending host knows VNI, ports and MAC addresses, and so does a container of
 /// somebody else's that the host passes on under its own address.
 fn forged(switch: &str, outer: Outer, format: &str) -> anyhow::Result<()> {
-    let stage = Stage::with(2, outer, weft::sandbox::UNDERLAY_MTU_BYTES)?;
+    let stage = Stage::with(2, outer, weft_bench::sandbox::UNDERLAY_MTU_BYTES)?;
     let options = ["--engine", "kernel", "--switch", switch, "--format", format, "--mtu", "1280"];
     let stage = stage.launched(&[&options, &options])?;
     let (one, two) = stage.containers()?;
@@ -356,7 +356,7 @@ fn forged(switch: &str, outer: Outer, format: &str) -> anyhow::Result<()> {
         let now = ["forward", "channel"].map(|rule| host::guard_dropped(here, rule).unwrap_or(0));
         now.iter().sum::<u64>() > before
     };
-    weft::sandbox::wait_until("a drop of what is passed on", SETTLE_LIMIT, dropped)?;
+    weft_bench::sandbox::wait_until("a drop of what is passed on", SETTLE_LIMIT, dropped)?;
     let mut room = [0; 2048];
     assert!(uninterrupted(|| receiver.recv_from(&mut room)).is_err(), "a forged frame has arrived");
     one.ping(two.ipv4()?.into())?;

@@ -3,7 +3,7 @@
 use std::time::{Instant, SystemTime};
 
 /// A time as RFC 3339.
-pub(crate) fn format(time: SystemTime) -> String {
+pub fn format(time: SystemTime) -> String {
     humantime::format_rfc3339_seconds(time).to_string()
 }
 

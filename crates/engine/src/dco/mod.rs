@@ -5,6 +5,7 @@
 //! peer that they are for and sent by the peer's transport; what comes by the transports is opened,
 //! checked and given to the system. Control packets go through untouched, both ways.
 
+#[cfg(any(test, feature = "alone"))]
 pub mod alone;
 mod framed;
 mod keys;

@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use clap::Parser;
-use weft::sandbox::progress::note;
+use weft_bench::sandbox::progress::note;
 use weft_lab::net::suite::{Request, run_tests};
 use weft_lab::ring::Ring;
 use weft_lab::vm::interrupt;

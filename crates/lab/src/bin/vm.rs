@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
-use weft::sandbox::progress::{note, print};
+use weft_bench::sandbox::progress::{note, print};
 use weft_lab::ring::Ring;
 use weft_lab::vm::kernel::{Choice, Kernel};
 use weft_lab::vm::suite::{self, Request};

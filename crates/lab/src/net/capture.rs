@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rustix::process::Signal;
-use weft::sandbox::{Netns, Running};
+use weft_bench::sandbox::{Netns, Running};
 
 use super::slowness;
 

@@ -1,25 +1,26 @@
-//! What `weft demo` and `weft bench` measure.
+//! What `./dev demo` and `./dev bench` measure.
 
-use std::path::Path;
+use std::path::PathBuf;
 use std::process::Command;
 
 use serde_json::Value;
 
-/// Runs the program and returns the JSON that it wrote.
+/// Runs the benchmark's program and returns the JSON that it wrote.
 ///
 /// # Errors
 /// It failed: what it said; or it wrote no JSON.
 pub fn measured(words: &[&str]) -> anyhow::Result<Value> {
     let directory = tempfile::tempdir()?;
     let file = directory.path().join("figures.json");
-    let output = Command::new(Path::new(&std::env::var("WEFT_BIN")?))
+    let weft = PathBuf::from(std::env::var("WEFT_BIN")?);
+    let output = Command::new(weft.with_file_name("weft-bench"))
         .args(words)
         .arg("--json")
         .arg(&file)
         .output()?;
     let said = String::from_utf8_lossy(&output.stdout).into_owned()
         + &String::from_utf8_lossy(&output.stderr);
-    anyhow::ensure!(output.status.success(), "weft {}: {said}", words.join(" "));
+    anyhow::ensure!(output.status.success(), "weft-bench {}: {said}", words.join(" "));
     Ok(serde_json::from_slice(&std::fs::read(&file)?)?)
 }
 

@@ -5,8 +5,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
-use weft::bench::measure::is_not_ready;
-use weft::sandbox::{Container, Running};
+use weft_bench::comparison::measure::is_not_ready;
+use weft_bench::sandbox::{Container, Running};
 
 /// How long a server may take until it listens again, and the pause between two tries.
 const LISTEN_LIMIT: Duration = Duration::from_secs(5);

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use serde_json::Value;
-use weft::sandbox::{Container, Host};
+use weft_bench::sandbox::{Container, Host};
 
 use super::Lab;
 

@@ -17,8 +17,8 @@ use std::time::Duration;
 
 use serde_json::Value;
 pub use stopped::Stopped;
-pub use weft::sandbox::slowness;
-use weft::sandbox::{Container, Host, Netns, Sandbox, SandboxOptions, try_wait_until};
+pub use weft_bench::sandbox::slowness;
+use weft_bench::sandbox::{Container, Host, Netns, Sandbox, SandboxOptions, try_wait_until};
 
 /// How long hosts may take until their paths are active.
 pub const ACTIVE_TIMEOUT_S: u64 = 20;

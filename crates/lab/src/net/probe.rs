@@ -6,7 +6,7 @@ use std::time::Duration;
 use std::{io, mem, thread};
 
 use rustix::net::sockopt::set_socket_recv_buffer_size_force;
-use weft::sandbox::Container;
+use weft_bench::sandbox::Container;
 use weft_io::namespace::{Namespace, run_in};
 use weft_io::uninterrupted;
 

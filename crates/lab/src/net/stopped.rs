@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
-use weft::sandbox::{Host, wait_until};
+use weft_bench::sandbox::{Host, wait_until};
 
 /// How long its threads may take to come to a stand.
 const STAND_LIMIT: Duration = Duration::from_secs(15);

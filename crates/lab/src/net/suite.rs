@@ -11,7 +11,7 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use weft::sandbox::progress::{note, print, step};
+use weft_bench::sandbox::progress::{note, print, step};
 
 use crate::programs::{Places, Program, folder_of, names, programs};
 use crate::ring::{Ring, each_fits, is_one_of};

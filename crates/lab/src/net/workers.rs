@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
-use weft::sandbox::Host;
+use weft_bench::sandbox::Host;
 
 use super::slowness;
 

@@ -222,6 +222,13 @@ impl<'a> Guest<'a> {
         if let Some(weft) = &self.job.weft {
             additions.files.push((weft.clone(), WEFT_IN_GUEST.into()));
             variables.push(("WEFT_BIN".to_owned(), WEFT_IN_GUEST.to_owned()));
+            // The benchmark's program is looked for beside it.
+            let bench = weft.with_file_name("weft-bench");
+            if bench.is_file() {
+                additions
+                    .files
+                    .push((bench, Path::new(WEFT_IN_GUEST).with_file_name("weft-bench")));
+            }
         }
         let mut settings = format!("TOKEN={}\nMODE={mode}\nLINGER_S={linger_s}\n", self.token);
         let (rows, columns) = terminal_size();

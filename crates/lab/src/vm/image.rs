@@ -12,7 +12,7 @@ use std::process::Command;
 use std::time::Instant;
 
 use anyhow::{Context, bail};
-use weft::sandbox::progress::step;
+use weft_bench::sandbox::progress::step;
 
 use super::kernel::{Kernel, module_name};
 use super::{cache_directory, locked, make_directory, run, scratch};

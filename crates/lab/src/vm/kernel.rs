@@ -10,7 +10,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, bail};
 use serde::{Deserialize, Serialize};
-use weft::sandbox::progress::{note, step};
+use weft_bench::sandbox::progress::{note, step};
 
 use super::apt::{Mirror, Suite};
 use super::{cache_directory, locked, make_directory, run};

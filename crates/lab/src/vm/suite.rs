@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::bail;
-use weft::sandbox::progress::{note, print, step};
+use weft_bench::sandbox::progress::{note, print, step};
 
 use super::kernel::{Choice, Kernel};
 use super::report::Report;

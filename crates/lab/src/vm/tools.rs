@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::Context;
-use weft::sandbox::progress::step;
+use weft_bench::sandbox::progress::step;
 
 use super::image::libraries;
 use super::{cache_directory, locked, make_directory, run, scratch};

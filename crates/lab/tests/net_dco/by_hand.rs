@@ -4,7 +4,7 @@ use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
-use weft::sandbox::{Host, Running, Sandbox, SandboxOptions};
+use weft_bench::sandbox::{Host, Running, Sandbox, SandboxOptions};
 
 use crate::common::{self, DEVICE, LIMIT, fragments, hear, line, write_key_file};
 

@@ -3,7 +3,7 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-use weft::sandbox::{Host, Running, Sandbox, SandboxOptions, wait_until};
+use weft_bench::sandbox::{Host, Running, Sandbox, SandboxOptions, wait_until};
 
 use crate::common::{DEVICE, LIMIT, NOWHERE, dco, engines, hear, limit, line, listen, refused};
 

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal};
 use serde_json::Value;
-use weft::sandbox::{Host, Output, Running};
+use weft_bench::sandbox::{Host, Output, Running};
 use weft_lab::net::{is_soak, slowness};
 
 /// The device's name on every host.

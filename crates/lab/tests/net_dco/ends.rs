@@ -9,7 +9,7 @@ use std::time::Duration;
 use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, prlimit};
 use serde_json::{Value, json};
 use weft::api::Client;
-use weft::sandbox::{Host, Running, Sandbox, SandboxOptions, wait_until};
+use weft_bench::sandbox::{Host, Running, Sandbox, SandboxOptions, wait_until};
 
 use crate::common::{
     DEVICE, LIMIT, NOWHERE, dco, engines, has_device, hear, line, listen, refused,

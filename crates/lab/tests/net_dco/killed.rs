@@ -4,7 +4,7 @@
 use std::path::Path;
 
 use tokio::runtime::{Builder, Runtime};
-use weft::sandbox::{Host, wait_until};
+use weft_bench::sandbox::{Host, wait_until};
 use weft_io::namespace::{Namespace, run_in};
 use weft_kernel::ovpn::{OvpnClient, OvpnError, OvpnWatch, Watched};
 use weft_openvpn::device::{DeletionReason, Notice, Notification};

@@ -10,7 +10,7 @@ use std::time::Instant;
 use anyhow::Context as _;
 use rustix::process::{Signal, kill_process};
 use serde_json::{Value, json};
-use weft::sandbox::{Host, Running, Sandbox, SandboxOptions};
+use weft_bench::sandbox::{Host, Running, Sandbox, SandboxOptions};
 use weft_lab::net::is_soak;
 
 use crate::common::{

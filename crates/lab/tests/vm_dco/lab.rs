@@ -8,7 +8,7 @@ use std::sync::{Arc, LazyLock, Mutex};
 use std::time::Duration;
 
 use tokio::runtime::Runtime;
-use weft::sandbox::{Netns, Sandbox, SandboxOptions};
+use weft_bench::sandbox::{Netns, Sandbox, SandboxOptions};
 use weft_engine::DropReason;
 use weft_engine::dco::{Device, DeviceConfig, Event};
 use weft_io::namespace::{Namespace, run_in};

@@ -4,7 +4,7 @@
 use std::thread;
 use std::time::Duration;
 
-use weft::sandbox::Running;
+use weft_bench::sandbox::Running;
 use weft_crypto::ovpn::usage::AES_GCM_BLOCKS_MAX;
 
 use crate::common::{DEVICE, dco, hear, line, listen};

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use serde_json::json;
-use weft::sandbox::{Host, Running, Sandbox, SandboxOptions};
+use weft_bench::sandbox::{Host, Running, Sandbox, SandboxOptions};
 
 use crate::common::{DEVICE, REUSE, dco, line, refused, write_key_file};
 

@@ -10,7 +10,7 @@ use std::path::Path;
 use std::thread;
 use std::time::Duration;
 
-use weft::sandbox::{Host, Running, Sandbox, SandboxOptions};
+use weft_bench::sandbox::{Host, Running, Sandbox, SandboxOptions};
 use weft_io::namespace::{Namespace, run_in};
 
 use crate::common::{DEVICE, REUSE, dco, hear_by, listen, write_key_file};

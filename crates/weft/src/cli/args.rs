@@ -6,11 +6,8 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand};
 use ipnet::IpNet;
 
-use crate::bench::BenchOptions;
-use crate::bench::peer::PeerCommand;
 use crate::config::{DEFAULT_RUNTIME_DIR, LaunchOptions, WORKERS_MAX};
 use crate::dco::DcoCommand;
-use crate::demo::DemoOptions;
 use crate::doctor::DoctorOptions;
 
 /// Weft: an encrypted network for containers and hosts.
@@ -61,18 +58,11 @@ pub enum Command {
     Workers(WorkersArgs),
     /// Stop the daemon, detach all containers and forget identity, ranges and peers
     Reset(ResetArgs),
-    /// Two hosts on this machine, with containers, pings, figures; all removed at the end
-    Demo(DemoOptions),
     /// Say what this host has of what Weft uses, how fast it is, and what to do about the rest
     Doctor(DoctorOptions),
-    /// Measure Weft beside other networks on this machine
-    Bench(BenchOptions),
     /// Drive an OpenVPN data channel device by hand, the kernel's or one in userspace
     #[command(subcommand)]
     Dco(DcoCommand),
-    /// The far end of measurements
-    #[command(hide = true, subcommand)]
-    BenchPeer(PeerCommand),
     /// Keep the daemon's sockets open while it is started again; the daemon starts this itself
     #[command(hide = true)]
     HoldSockets,

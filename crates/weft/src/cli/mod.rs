@@ -40,17 +40,12 @@ fn dispatch(cli: Cli) -> anyhow::Result<ExitCode> {
     match cli.command {
         Command::Launch(launch) => launch::launch(launch, cli.config.as_deref(), &runtime_dir),
         Command::Run(run) => run::run(run, &runtime_dir),
-        Command::Demo(options) => crate::demo::run(&options).map(|()| ExitCode::SUCCESS),
-        Command::Bench(options) => crate::bench::run(&options).map(|()| ExitCode::SUCCESS),
         Command::Doctor(options) => {
-            let mut diagnosis = crate::doctor::examine(&options)?;
+            let mut diagnosis = crate::doctor::examine();
             let (passed_by, warnings) = requests::told(&runtime_dir);
             diagnosis.add_running(&passed_by, &warnings);
             output::print(options.json, &diagnosis, crate::doctor::text)?;
             Ok(if diagnosis.ready { ExitCode::SUCCESS } else { ExitCode::FAILURE })
-        }
-        Command::BenchPeer(command) => {
-            crate::bench::peer::run(&command).map(|()| ExitCode::SUCCESS)
         }
         Command::HoldSockets => {
             crate::daemon::hold_sockets(&runtime_dir).map(|()| ExitCode::SUCCESS)

@@ -88,10 +88,7 @@ async fn ask(command: Command, daemon: &Client, runtime_dir: &Path) -> anyhow::R
         Command::Reset(args) => reset(args, daemon, runtime_dir).await,
         Command::Launch(_)
         | Command::Run(_)
-        | Command::Demo(_)
         | Command::Doctor(_)
-        | Command::Bench(_)
-        | Command::BenchPeer(_)
         | Command::Dco(_)
         | Command::HoldSockets
         | Command::Completions { .. } => bail!("this command does not ask the daemon"),

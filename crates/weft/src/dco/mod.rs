@@ -20,6 +20,7 @@ mod verbs;
 mod words;
 
 pub use args::DcoCommand;
-pub(crate) use args::{Carrier, CipherWord, KeyWords, PeerWords, SideWord};
-pub(crate) use requests::Request;
-pub(crate) use verbs::{ask_all, run};
+pub use args::{Carrier, CipherWord, KeyWords, PeerWords, SideWord};
+pub use requests::Request;
+pub use verbs::ask_all;
+pub(crate) use verbs::run;

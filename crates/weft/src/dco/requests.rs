@@ -8,39 +8,62 @@ use super::args::{Carrier, KeyWords, PeerWords};
 /// `POST /v1/dco`; the answer is the verb's.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(tag = "verb", rename_all = "kebab-case")]
-pub(crate) enum Request {
+pub enum Request {
     /// The device: name, ifindex, engine, and where it is one in userspace what it dropped.
     Show,
+    /// Adds a peer.
     NewPeer {
+        /// The peer.
         peer: PeerWords,
+        /// What its packets go over.
         carrier: Carrier,
+        /// The mark of its packets.
         mark: Option<u32>,
     },
+    /// Changes a peer.
     SetPeer {
+        /// The peer.
         peer: PeerWords,
     },
+    /// Shows one peer, or all.
     GetPeer {
+        /// Its id; all peers if there is none.
         id: Option<u32>,
     },
+    /// Removes a peer.
     DelPeer {
+        /// Its id.
         id: u32,
     },
+    /// Gives a peer a key.
     NewKey {
+        /// The key.
         key: KeyWords,
     },
+    /// Shows a key's state.
     GetKey {
+        /// The peer's id.
         peer: u32,
+        /// Where the key stands.
         slot: Slot,
     },
+    /// Exchanges a peer's primary and secondary key.
     SwapKeys {
+        /// The peer's id.
         peer: u32,
     },
+    /// Takes a key from a peer.
     DelKey {
+        /// The peer's id.
         peer: u32,
+        /// Where the key stands.
         slot: Slot,
     },
+    /// Sends a packet that is not data to a peer.
     Packet {
+        /// The peer's id.
         peer: u32,
+        /// What is sent, without a header.
         bytes: Vec<u8>,
     },
     /// Remove the device and end.

@@ -49,7 +49,7 @@ pub(crate) fn run(command: DcoCommand, runtime_dir: &Path) -> anyhow::Result<Exi
 ///
 /// # Errors
 /// The first that was refused, or that there is no holder.
-pub(crate) fn ask_all(
+pub fn ask_all(
     device: &str,
     runtime_dir: &Path,
     mut requests: impl Iterator<Item = Request>,

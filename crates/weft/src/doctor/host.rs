@@ -2,18 +2,35 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
 
-use crate::sandbox::output_of;
-
-/// What unpacking the kernel's configuration may take.
-const UNPACK_LIMIT: Duration = Duration::from_secs(5);
 /// The bit of CAP_NET_ADMIN (capabilities(7)).
 const CAP_NET_ADMIN: u32 = 12;
 /// Features of x86 and Arm processors that the data path or an AEAD makes use of, as `/proc/cpuinfo`
 /// names them.
 const FEATURES: &str = "aes pclmulqdq ssse3 avx avx2 avx512f avx512bw vaes vpclmulqdq sha_ni \
                         pmull sha2 sha3 asimd sve";
+
+/// The processor's model name (x86), or the implementer and part numbers (Arm).
+pub fn cpu_model() -> String {
+    model_in(&read("/proc/cpuinfo").unwrap_or_default())
+}
+
+fn model_in(cpuinfo: &str) -> String {
+    let field = |name: &str| {
+        let line = cpuinfo.lines().find(|line| line.starts_with(name))?;
+        Some(line.split_once(':')?.1.trim().to_owned())
+    };
+    let arm = || Some(format!("Arm {} part {}", field("CPU implementer")?, field("CPU part")?));
+    field("model name").or_else(arm).unwrap_or_else(|| "unknown".to_owned())
+}
+
+/// Looks for a program in the search path and in the system directories.
+pub fn find_program(program: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let system = ["/usr/sbin", "/usr/bin", "/sbin", "/bin"].map(PathBuf::from);
+    let places = std::env::split_paths(&path).chain(system);
+    places.map(|place| place.join(program)).find(|file| file.is_file())
+}
 
 /// The MTU of the link that leads to other hosts, in bytes: as the daemon reckons without peers.
 pub(super) fn link_mtu() -> Option<u16> {
@@ -97,9 +114,9 @@ fn packed_config() -> Option<String> {
     if !Path::new("/proc/config.gz").exists() {
         return None;
     }
-    let mut command = Command::new("gzip");
-    let output = output_of(command.args(["-dc", "/proc/config.gz"]), UNPACK_LIMIT).ok()?;
-    output.stdout.contains("CONFIG_").then_some(output.stdout)
+    let output = Command::new("gzip").args(["-dc", "/proc/config.gz"]).output().ok()?;
+    let text = String::from_utf8(output.stdout).ok()?;
+    text.contains("CONFIG_").then_some(text)
 }
 
 /// Whether a list of module files names this one. File names have `-` where modules have `_`.
@@ -158,6 +175,17 @@ mod tests {
             on_disk: text(on_disk),
             config: text(config),
         }
+    }
+
+    #[test]
+    fn processor_names_of_x86_and_arm() {
+        assert_eq!(
+            model_in("processor\t: 0\nmodel name\t: Some CPU @ 2 GHz\n"),
+            "Some CPU @ 2 GHz"
+        );
+        let arm = "CPU implementer\t: 0x41\nCPU part\t: 0xd0c\n";
+        assert_eq!(model_in(arm), "Arm 0x41 part 0xd0c");
+        assert_eq!(model_in(""), "unknown");
     }
 
     #[test]

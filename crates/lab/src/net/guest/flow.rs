@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use weft::sandbox::{Container, slowness};
+use weft_bench::sandbox::{Container, slowness};
 
 use crate::net::{namespace, probe};
 
@@ -97,7 +97,7 @@ impl Flow {
     pub fn wait_more(&self, count: u32, limit: Duration) -> anyhow::Result<Duration> {
         let wanted = self.arrived() + count;
         let what = format!("{count} more datagrams");
-        Ok(weft::sandbox::wait_until(&what, limit, || self.arrived() >= wanted)?)
+        Ok(weft_bench::sandbox::wait_until(&what, limit, || self.arrived() >= wanted)?)
     }
 
     /// Ends the stream.

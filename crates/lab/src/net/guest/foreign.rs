@@ -1,6 +1,6 @@
 //! What other programs have in a host's kernel: it must stand when Weft comes, dies and goes.
 
-use weft::sandbox::Netns;
+use weft_bench::sandbox::Netns;
 
 /// Objects of another program's.
 const PLANTED: [&str; 11] = [

@@ -5,7 +5,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use serde_json::Value;
-use weft::sandbox::Host;
+use weft_bench::sandbox::Host;
 
 /// One counter of a host's kernel engine.
 ///
@@ -152,7 +152,7 @@ pub fn unload(names: &[&str]) -> anyhow::Result<()> {
     for name in names {
         let what = format!("module {name} to be unloaded");
         let mut said = String::new();
-        let result = weft::sandbox::wait_until(&what, UNLOAD_LIMIT, || {
+        let result = weft_bench::sandbox::wait_until(&what, UNLOAD_LIMIT, || {
             if is_loaded(name) {
                 said = run_kmod("rmmod", name).err().map_or_else(String::new, |it| it.to_string());
             }

@@ -20,7 +20,7 @@ pub use self::wire::{Block, LeakWatch, Netem};
 
 use std::time::Duration;
 
-use weft::sandbox::slowness;
+use weft_bench::sandbox::slowness;
 
 /// A path that failed is replaced within this time (DESIGN section 7).
 pub const FAIL_OVER_LIMIT: Duration = Duration::from_secs(3);
@@ -39,7 +39,7 @@ pub fn by_clock(seconds: u64) -> Duration {
 
 /// Prints a figure that the run has measured.
 pub fn figure(name: &str, value: impl std::fmt::Display) {
-    weft::sandbox::progress::note(&format!("measured: {name}: {value}"));
+    weft_bench::sandbox::progress::note(&format!("measured: {name}: {value}"));
 }
 
 /// The seed of this run: `WEFT_SEED`, or a random one. It is printed.
@@ -51,7 +51,7 @@ pub fn seed() -> anyhow::Result<u64> {
         Ok(text) => text.trim().parse()?,
         Err(_) => rand::random(),
     };
-    weft::sandbox::progress::note(&format!("seed: run again with WEFT_SEED={seed}"));
+    weft_bench::sandbox::progress::note(&format!("seed: run again with WEFT_SEED={seed}"));
     Ok(seed)
 }
 

@@ -1,6 +1,6 @@
 //! A NAT between one host and the others.
 
-use weft::sandbox::Netns;
+use weft_bench::sandbox::Netns;
 
 use super::Stage;
 

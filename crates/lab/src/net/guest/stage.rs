@@ -5,7 +5,9 @@ use std::path::Path;
 use std::time::Duration;
 
 use serde_json::Value;
-use weft::sandbox::{Container, Host, Netns, Sandbox, SandboxOptions, Underlay, try_wait_until};
+use weft_bench::sandbox::{
+    Container, Host, Netns, Sandbox, SandboxOptions, Underlay, try_wait_until,
+};
 
 use super::SETTLE_LIMIT;
 
@@ -53,7 +55,7 @@ impl Stage {
     /// # Errors
     /// As [`Sandbox::new`].
     pub fn new(hosts: usize) -> anyhow::Result<Self> {
-        Self::with(hosts, Outer::V4, weft::sandbox::UNDERLAY_MTU_BYTES)
+        Self::with(hosts, Outer::V4, weft_bench::sandbox::UNDERLAY_MTU_BYTES)
     }
 
     /// As [`Stage::new`], with the family by which hosts find each other and the underlay's MTU.
@@ -70,7 +72,7 @@ impl Stage {
     /// # Errors
     /// As [`Sandbox::new`].
     pub fn of_super_packets(hosts: usize) -> anyhow::Result<Self> {
-        Self::on(Underlay::Veth, hosts, Outer::V4, weft::sandbox::UNDERLAY_MTU_BYTES)
+        Self::on(Underlay::Veth, hosts, Outer::V4, weft_bench::sandbox::UNDERLAY_MTU_BYTES)
     }
 
     fn on(underlay: Underlay, hosts: usize, outer: Outer, mtu: u32) -> anyhow::Result<Self> {

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use rustix::process::Signal;
-use weft::sandbox::{Netns, Running};
+use weft_bench::sandbox::{Netns, Running};
 
 use super::Stage;
 use super::flow::MARKER;

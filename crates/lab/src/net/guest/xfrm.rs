@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use weft::sandbox::Netns;
+use weft_bench::sandbox::Netns;
 
 /// The high half of the reqid on every SA and policy of Weft's.
 const TAG: u32 = 0x5745;

@@ -29,7 +29,7 @@ const ANSWER_LIMIT: Duration = Duration::from_secs(5);
 /// Round trips that warm the connection and are not counted.
 const WARM_UP_ROUNDS: u32 = 200;
 
-/// One end of a measurement (used by `weft bench`, inside its namespaces).
+/// One end of a measurement (used by `./dev bench`, inside its namespaces).
 #[derive(Debug, Clone, clap::Subcommand)]
 pub enum PeerCommand {
     /// Answers each byte that comes over TCP with one byte

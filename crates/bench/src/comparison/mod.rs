@@ -1,4 +1,4 @@
-//! `weft bench`: Weft and others side by side between two hosts on this machine.
+//! `./dev bench`: Weft and others side by side between two hosts on this machine.
 //!
 //! All rows stand ready at the same time; each round measures every row once, one after the other,
 //! and the figures are medians over the rounds. So a slow minute of the machine meets all alike.
@@ -94,7 +94,7 @@ pub enum Table {
     Dco,
 }
 
-/// What `weft bench` measures, and where the figures go.
+/// What `./dev bench` measures, and where the figures go.
 #[derive(Debug, Clone, clap::Args)]
 pub struct BenchOptions {
     /// What to measure
@@ -433,10 +433,10 @@ pub(crate) fn require_programs() -> Result<(), SandboxError> {
     sandbox::require("ping", "iputils-ping")
 }
 
-/// The running program, which is also the benchmark's other ends.
+/// The program of the benchmark's other ends: `weft-bench`, beside the `weft` that is measured.
 pub(crate) fn own_binary() -> Result<String, SandboxError> {
     let path = match std::env::var_os("WEFT_BIN") {
-        Some(binary) => PathBuf::from(binary),
+        Some(weft) => PathBuf::from(weft).with_file_name("weft-bench"),
         None => std::env::current_exe().map_err(|source| SandboxError::Io {
             what: "find the running program".to_owned(),
             source,
@@ -593,14 +593,14 @@ fn commands(plan: &Plan) -> BTreeMap<String, String> {
     let Lengths { tcp_seconds, rr_seconds, trial_seconds, small_datagrams, more } = plan.lengths;
     let flood = |size: usize| {
         format!(
-            "weft bench-peer udp-flood --connect SERVER:7002 --size {size} --seconds {trial_seconds} --rate R \
+            "weft-bench peer udp-flood --connect SERVER:7002 --size {size} --seconds {trial_seconds} --rate R \
              (R searched: the greatest with at most {} % lost)",
             measure::LOSS_MAX * 100.0
         )
     };
     let tcp =
         |streams| format!("iperf3 -J -c SERVER -p 5201 -C cubic -P {streams} -t {tcp_seconds}");
-    let rr = format!("weft bench-peer rr-client --connect SERVER:7001 --seconds {rr_seconds}");
+    let rr = format!("weft-bench peer rr-client --connect SERVER:7001 --seconds {rr_seconds}");
     let mut commands = BTreeMap::from([
         ("tcp1_gbps".to_owned(), tcp(1)),
         ("tcp4_gbps".to_owned(), tcp(4)),

@@ -47,6 +47,12 @@ impl Host {
         Ok(Self { index, netns, directory, binary, daemon: Mutex::new(None) })
     }
 
+    /// The `weft` program that runs on it.
+    #[must_use]
+    pub fn binary(&self) -> &Path {
+        &self.binary
+    }
+
     /// The place in the sandbox, from 0.
     #[must_use]
     pub fn index(&self) -> usize {

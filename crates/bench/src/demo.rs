@@ -1,4 +1,4 @@
-//! `weft demo`: a real run on one machine. Two hosts as namespaces, a daemon on each, containers
+//! `./dev demo`: a real run on one machine. Two hosts as namespaces, a daemon on each, containers
 //! that reach each other encrypted, the status of both, and the figures side by side.
 
 use std::net::IpAddr;
@@ -6,9 +6,9 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 
-use crate::bench::measure::{Lengths, tcp};
-use crate::bench::rows::{self, CONNECT_LIMIT, WeftPair};
-use crate::bench::{self, Plan};
+use crate::comparison::measure::{Lengths, tcp};
+use crate::comparison::rows::{self, CONNECT_LIMIT, WeftPair};
+use crate::comparison::{self, Plan};
 use crate::sandbox::{
     self, Container, Host, Output, Sandbox, SandboxError, SandboxOptions, UNDERLAY_MTU_BYTES,
     Underlay, find_program, output_of, progress, run as run_command, try_wait_until,
@@ -23,7 +23,7 @@ const DOCKER_LIMIT: Duration = Duration::from_secs(30);
 /// How long a demo container lives by itself, in seconds, should nobody remove it.
 const DOCKER_LIFE_SECONDS: &str = "86400";
 
-/// What `weft demo` does with what it made and found.
+/// What `./dev demo` does with what it made and found.
 #[derive(Debug, Clone, clap::Args)]
 pub struct DemoOptions {
     /// Leave it running; prints how to enter and how to remove it
@@ -52,7 +52,7 @@ pub fn run(options: &DemoOptions) -> anyhow::Result<()> {
     if options.clean {
         return Ok(clean()?);
     }
-    bench::require_programs()?;
+    comparison::require_programs()?;
     progress::step("making two hosts: network namespaces joined by a veth pair, MTU 1500");
     let sandbox = Sandbox::new(&SandboxOptions::default())?;
     for host in sandbox.hosts() {
@@ -182,13 +182,13 @@ fn figures(
         left_out: Vec::new(),
     };
     progress::step("measuring side by side: the direct link, plain kernel VXLAN, Weft encrypted");
-    let binary = bench::own_binary()?;
+    let binary = comparison::own_binary()?;
     let pair = rows::way_of(row).map(|way| WeftPair { row, way, sandbox, client, server });
-    let report = bench::compare(sandbox, &binary, pair.as_slice(), &plan)?;
+    let report = comparison::compare(sandbox, &binary, pair.as_slice(), &plan)?;
     if let Some(Err(error)) = pair.as_ref().map(rows::check) {
         progress::note(&format!("some figures of {row} are of another path: {error}"));
     }
-    bench::write_files(&report, options.json.as_deref(), options.svg.as_deref())?;
+    comparison::write_files(&report, options.json.as_deref(), options.svg.as_deref())?;
     progress::print(&format!("\n{}\n{}\n", report.table(), report.ratios()));
     for file in [&options.json, &options.svg].into_iter().flatten() {
         progress::note(&format!("wrote {}", file.display()));
@@ -308,9 +308,9 @@ impl DockerContainer {
 }
 
 fn print_how_to_enter(sandbox: &Sandbox, containers: &[Container]) {
-    // The program that runs: in a clone it is not on the search path.
-    let weft = std::env::current_exe()
-        .map_or_else(|_| "weft".into(), |program| program.display().to_string());
+    // In a clone it is not on the search path.
+    let weft =
+        sandbox.hosts().first().map_or("weft".into(), |host| host.binary().display().to_string());
     let mut text = String::from("\nIt keeps running. To enter a container:\n");
     for container in containers {
         text.push_str(&format!("  ip netns exec {} bash\n", container.netns().name()));
@@ -322,6 +322,6 @@ fn print_how_to_enter(sandbox: &Sandbox, containers: &[Container]) {
             host.runtime_directory().display()
         ));
     }
-    text.push_str(&format!("To remove it all:\n  {weft} demo --clean\n"));
+    text.push_str(&format!("To remove it all:\n  ./dev demo --clean\n"));
     progress::print(&text);
 }

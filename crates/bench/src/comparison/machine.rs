@@ -35,12 +35,11 @@ impl Machine {
     /// Describes this machine; what cannot be read is `unknown`.
     #[must_use]
     pub fn here() -> Self {
-        let cpuinfo = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
         Self {
             kernel: read_trimmed("/proc/sys/kernel/osrelease"),
-            cpu: cpu_model(&cpuinfo),
+            cpu: weft::doctor::cpu_model(),
             cores: std::thread::available_parallelism().map_or(1, usize::from),
-            date: crate::timestamp::format(std::time::SystemTime::now()),
+            date: weft::timestamp::format(std::time::SystemTime::now()),
             versions: versions(),
             commands: BTreeMap::new(),
             left_out: BTreeMap::new(),
@@ -102,16 +101,6 @@ fn unknown() -> String {
     "unknown".to_owned()
 }
 
-/// The model name (x86), or the implementer and part numbers (Arm).
-fn cpu_model(cpuinfo: &str) -> String {
-    let field = |name: &str| {
-        let line = cpuinfo.lines().find(|line| line.starts_with(name))?;
-        Some(line.split_once(':')?.1.trim().to_owned())
-    };
-    let arm = || Some(format!("Arm {} part {}", field("CPU implementer")?, field("CPU part")?));
-    field("model name").or_else(arm).unwrap_or_else(unknown)
-}
-
 fn os_name(os_release: &str) -> String {
     let line = os_release.lines().find_map(|line| line.strip_prefix("PRETTY_NAME="));
     line.map_or_else(unknown, |name| name.trim_matches('"').to_owned())
@@ -120,17 +109,6 @@ fn os_name(os_release: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn processor_names_of_x86_and_arm() {
-        assert_eq!(
-            cpu_model("processor\t: 0\nmodel name\t: Some CPU @ 2 GHz\n"),
-            "Some CPU @ 2 GHz"
-        );
-        let arm = "CPU implementer\t: 0x41\nCPU part\t: 0xd0c\n";
-        assert_eq!(cpu_model(arm), "Arm 0x41 part 0xd0c");
-        assert_eq!(cpu_model(""), "unknown");
-    }
 
     #[test]
     fn this_machine_has_a_kernel_and_cores() {

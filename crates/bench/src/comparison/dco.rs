@@ -10,8 +10,8 @@ use weft_openvpn::device::{Mode, Slot};
 
 use super::others::{Outside, write_secret};
 use super::rows::{OVPN_KERNEL, OVPN_MP, OVPN_PEERS, OVPN_USERSPACE, Row};
-use crate::dco::{Carrier, CipherWord, KeyWords, PeerWords, Request, SideWord, ask_all};
 use crate::sandbox::{Running, Sandbox, SandboxError};
+use weft::dco::{Carrier, CipherWord, KeyWords, PeerWords, Request, SideWord, ask_all};
 
 /// The link's MTU less that of the devices: as much as OpenVPN's own row takes, so that both send equal
 /// packets.

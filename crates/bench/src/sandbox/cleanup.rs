@@ -42,7 +42,7 @@ enum Owner {
     Alive,
     /// Its process is gone.
     Gone,
-    /// It was kept on purpose (`weft demo --keep`).
+    /// It was kept on purpose (`./dev demo --keep`).
     Kept,
 }
 

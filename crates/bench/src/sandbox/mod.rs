@@ -25,6 +25,8 @@ pub use netns::{Netns, Output, Running};
 pub use overload::{FREE_MS, HELD_MS, Held, SocketQueues};
 pub use progress::{slowness, try_wait_until, wait_until};
 
+pub(crate) use weft::doctor::find_program;
+
 pub(crate) use netns::{last_lines, output_of, run};
 
 /// The underlay's MTU where nothing else is asked for, in bytes.
@@ -71,7 +73,7 @@ pub struct SandboxOptions {
     pub mtu: u32,
     /// How packets cross the underlay at first.
     pub underlay: Underlay,
-    /// The `weft` binary; by default `WEFT_BIN`, else the program that runs.
+    /// The `weft` binary; by default `WEFT_BIN`, else the one beside the program that runs.
     pub binary: Option<PathBuf>,
 }
 
@@ -222,7 +224,7 @@ impl Sandbox {
         Ok(())
     }
 
-    /// Leaves everything running after this process has ended; `weft demo --clean` removes it.
+    /// Leaves everything running after this process has ended; `./dev demo --clean` removes it.
     ///
     /// # Errors
     /// [`SandboxError::Io`] if the mark cannot be written; the sandbox is removed then.
@@ -300,14 +302,6 @@ pub fn require(program: &'static str, package: &'static str) -> Result<(), Sandb
     }
 }
 
-/// Looks for a program in the search path and in the system directories.
-pub(crate) fn find_program(program: &str) -> Option<PathBuf> {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let system = ["/usr/sbin", "/usr/bin", "/sbin", "/bin"].map(PathBuf::from);
-    let places = std::env::split_paths(&path).chain(system);
-    places.map(|place| place.join(program)).find(|file| file.is_file())
-}
-
 /// Makes a veth pair with its ends in two namespaces.
 pub(crate) fn veth_between(one: (&Netns, &str), other: (&Netns, &str)) -> Result<(), SandboxError> {
     let _gate = cleanup::gate();
@@ -333,7 +327,8 @@ fn default_binary() -> Result<PathBuf, SandboxError> {
     if let Some(binary) = std::env::var_os("WEFT_BIN") {
         return Ok(PathBuf::from(binary));
     }
-    std::env::current_exe().map_err(SandboxError::io("find the running program"))
+    let program = std::env::current_exe().map_err(SandboxError::io("find the running program"))?;
+    Ok(program.with_file_name("weft"))
 }
 
 /// Reads the addresses of a device from the output of `ip -j addr`.

@@ -15,7 +15,7 @@ use super::rows;
 use super::stats;
 use super::weave::WeaveRow;
 
-/// All that a run found: the shape of `weft bench --json` and `weft demo --json`.
+/// All that a run found: the shape of `./dev bench --json` and `./dev demo --json`.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Report {
     /// Where it ran.

@@ -114,7 +114,7 @@ impl Servers {
         let mut iperf = server.spawn(&["iperf3", "-s", "--forceflush", "-p", &port])?;
         let start = |part: &str, port: u16| -> Result<Running, SandboxError> {
             let bind = SocketAddr::new(address, port).to_string();
-            let mut server = server.spawn(&[binary, "bench-peer", part, "--bind", &bind])?;
+            let mut server = server.spawn(&[binary, "peer", part, "--bind", &bind])?;
             server.line_with("ready", SERVER_LIMIT)?;
             Ok(server)
         };
@@ -361,7 +361,7 @@ fn parse_direction(end: &Value, received: &str, retransmits: &str) -> Option<Tcp
 pub fn requests(row: &Row, binary: &str, seconds: f64) -> Result<RrResult, SandboxError> {
     let connect = SocketAddr::new(row.server_address, RR_PORT).to_string();
     let time = seconds.to_string();
-    let words = [binary, "bench-peer", "rr-client", "--connect", &connect, "--seconds", &time];
+    let words = [binary, "peer", "rr-client", "--connect", &connect, "--seconds", &time];
     let limit = Duration::from_secs_f64(seconds) + CLIENT_GRACE;
     let output = row.client.exec_within(limit, &words)?.success()?;
     parse_line(&output.command, &output.stdout)
@@ -415,7 +415,7 @@ impl Datagrams<'_> {
         let time = self.seconds.to_string();
         let words = [
             self.binary,
-            "bench-peer",
+            "peer",
             "udp-flood",
             "--connect",
             &connect,
@@ -444,7 +444,7 @@ impl Datagrams<'_> {
         loop {
             match self.sink.line(limit) {
                 Ok(line) => {
-                    let run: SinkResult = parse_line("weft bench-peer udp-sink", &line)?;
+                    let run: SinkResult = parse_line("weft-bench peer udp-sink", &line)?;
                     sum += run.received;
                     limit = SINK_LIMIT / 8;
                 }

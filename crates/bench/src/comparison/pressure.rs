@@ -14,10 +14,10 @@ use serde_json::Value;
 use super::measure::{self, Servers, TcpPressure};
 use super::rows::{self, Row, WeftPair};
 use super::{Plan, engine, stats};
-use crate::api::{Client, Traffic};
 use crate::sandbox::{
     FREE_MS, HELD_MS, Held, Sandbox, SandboxError, SocketQueues, Underlay, progress,
 };
+use weft::api::{Client, Traffic};
 
 /// The rows that are measured unless others are named.
 pub(crate) const ROWS: [&str; 3] = [rows::VXLAN, rows::WEFT, rows::WEFT_PORTS];
@@ -351,7 +351,7 @@ pub(crate) fn commands(plan: &Plan) -> BTreeMap<String, String> {
             ("streams", format!("iperf3 -J -c SERVER -p 5201 -C cubic -P N -t {seconds} -i 0.1")),
             (
                 "at rest",
-                format!("weft bench-peer rr-client --connect SERVER:7001 --seconds {REST_SECONDS}"),
+                format!("weft-bench peer rr-client --connect SERVER:7001 --seconds {REST_SECONDS}"),
             ),
             (
                 "under load",
@@ -429,7 +429,7 @@ fn named(counts: &BTreeMap<String, u64>) -> String {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
-    use crate::api::ContainerTraffic;
+    use weft::api::ContainerTraffic;
 
     fn sample(gbps: f64, overflows: u64) -> Sample {
         let weft = match overflows {

@@ -252,7 +252,7 @@ fn named(name: &str, underlay: Underlay, indices: &[f64]) -> FairScene {
 pub(crate) fn commands(plan: &Plan) -> BTreeMap<String, String> {
     let seconds = plan.lengths.tcp_seconds;
     let size = SMALL_PAYLOAD_BYTES;
-    let flood = "weft bench-peer udp-flood --connect SERVER:7002";
+    let flood = "weft-bench peer udp-flood --connect SERVER:7002";
     BTreeMap::from([
         ("hosts".to_owned(), "weft launch --engine userspace on each of four".to_owned()),
         ("streams".to_owned(), format!("iperf3 -J -c SERVER -p 5201 -C cubic -P N -t {seconds}")),
