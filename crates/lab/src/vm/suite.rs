@@ -99,7 +99,7 @@ const TABLE: [Row; 13] = [
 
 /// The ring before every push: of each kind of path, switch and device what carries traffic, what must never
 /// leave or come in, and what heals; the kernel's own interfaces on every kernel.
-const CORE: [&str; 41] = [
+const CORE: [&str; 43] = [
     "vm_bad_input::a_kernel_without_aes_gcm*",
     "vm_bad_input::devices_deleted_by_hand*",
     "vm_bad_input::esp_loaded_later*",
@@ -117,6 +117,7 @@ const CORE: [&str; 41] = [
     "vm_hosts::a_host_with_the_kernel_and_one_without*",
     "vm_hosts::after_kill_9*",
     "vm_hosts::one_broadcast*on_different_switches",
+    "vm_ipv4::by_the_kernel_engine",
     "vm_matrix::kernel_to*",
     "vm_odp::*a_broadcast_arrives_once_with_mixed*",
     "vm_odp::*a_stranger*",
@@ -130,6 +131,7 @@ const CORE: [&str; 41] = [
     "vm_ovpn::*every_cipher*",
     "vm_ovpn::*keys_are_swapped*",
     "vm_ovpn::*two_peers*",
+    "vm_paths::a_firewall_that_drops*",
     "vm_paths::a_narrower_way*",
     "vm_paths::behind_a_nat*",
     "vm_paths::blocked_protocol_50*",
