@@ -4,7 +4,8 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::{Duration, Instant};
 
-use weft_bench::sandbox::{Container, try_wait_until};
+use anyhow::Context;
+use weft_bench::sandbox::{Container, Host, try_wait_until};
 use weft_io::namespace::{Namespace, run_in};
 use weft_io::packet::PacketSocket;
 use weft_lab::net::{Lab, namespace, slowness, wait_ping};
@@ -150,6 +151,20 @@ fn a_moved_address_is_followed_and_a_taken_one_is_found_from_every_host() -> any
     Ok(())
 }
 
+/// A container with these addresses, once the host has heard that nobody has them any more.
+fn given(host: &Host, name: &str, addresses: &[&str]) -> anyhow::Result<Container> {
+    let mut container = None;
+    try_wait_until("the addresses to be free", SETTLE, || {
+        match host.add_container_with(name, addresses) {
+            Ok(made) => container = Some(made),
+            Err(error) if error.to_string().contains("is taken") => {}
+            Err(error) => return Err(error),
+        }
+        Ok(container.is_some())
+    })?;
+    container.context("no container was made")
+}
+
 /// An address that was one container's is given to another, on the same host and on another one.
 #[test]
 fn an_address_that_is_given_again_is_announced() -> anyhow::Result<()> {
@@ -164,7 +179,7 @@ fn an_address_that_is_given_again_is_announced() -> anyhow::Result<()> {
         }
         for (number, host) in [0, 0, 1].into_iter().enumerate() {
             let name = format!("v{number}");
-            let holder = lab.host(host).add_container_with(&name, &addresses)?;
+            let holder = given(lab.host(host), &name, &addresses)?;
             for watcher in watchers {
                 wait_ping(watcher, address, SETTLE)
                     .map_err(|error| anyhow::anyhow!("{mode}, holder {number}: {error}"))?;
