@@ -322,6 +322,6 @@ fn print_how_to_enter(sandbox: &Sandbox, containers: &[Container]) {
             host.runtime_directory().display()
         ));
     }
-    text.push_str(&format!("To remove it all:\n  ./dev demo --clean\n"));
+    text.push_str("To remove it all:\n  ./dev demo --clean\n");
     progress::print(&text);
 }
