@@ -310,7 +310,8 @@ pub struct Report {
     pub attachments: Vec<Attachment>,
     /// Every counter of the vector engine by name.
     pub counters: BTreeMap<String, u64>,
-    /// Every counter of the kernel engine by name; what the guard dropped begins with `guard_`.
+    /// Every counter of the kernel engine by name; what the guard dropped begins with `guard_`. `guard_age_ms` is how
+    /// old these counts are, `guard_restored` how often the guard was set again.
     #[serde(default)]
     pub kernel_counters: BTreeMap<String, u64>,
     /// Counters per peer id.
