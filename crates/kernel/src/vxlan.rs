@@ -43,7 +43,7 @@ impl OuterFamily {
 /// A VXLAN device of one network and one outer address family.
 ///
 /// Its fixed options (DESIGN section 8): no outer checksum over IPv4, zero checksum sent and taken
-/// over IPv6, no learning, don't-fragment set, remote checksum offload received, any local address,
+/// over IPv6, no learning, remote checksum offload received, any local address,
 /// no default remote. The kernel itself carries congestion marks through it (RFC 6040).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VxlanSpec {
@@ -64,6 +64,9 @@ pub struct VxlanSpec {
     pub bridge: Option<String>,
     /// The DSCP of what it carries goes to the outer header too, where an observer sees it.
     pub copy_dscp: bool,
+    /// Over IPv4, what is too long for the link goes in pieces if the container is not to be told: IPv6 of
+    /// up to 1,280 bytes, and IPv4 that may be cut. Else don't-fragment is set.
+    pub cut: bool,
 }
 
 impl Kernel {
@@ -94,6 +97,12 @@ impl Kernel {
             Some(bridge) => self.join(&link, bridge).await?,
             None if link.master.is_some() => self.leave(&link).await?,
             None => {}
+        }
+        let df = dont_fragment(spec);
+        let data = vec![InfoVxlan::Id(spec.vni), df.clone()];
+        let infos = vec![LinkInfo::Kind(InfoKind::Vxlan), LinkInfo::Data(InfoData::Vxlan(data))];
+        if !link.vxlan.contains(&df) {
+            socket.set_infos(&link, infos).await?;
         }
         socket.disable_autoconfiguration(&link).await?;
         ignore_routers(&self.inner.home, &spec.name, this_host())?;
@@ -167,6 +176,7 @@ impl crate::socket::Socket {
         use netlink_packet_route::RouteNetlinkMessage;
         let mut data = vec![InfoVxlan::Id(spec.vni), InfoVxlan::Port(spec.port)];
         data.extend(fixed_options(spec));
+        data.push(dont_fragment(spec));
         if spec.family == OuterFamily::V6 {
             // The unspecified address, and with it the family of the device's socket.
             data.push(InfoVxlan::Local6(Ipv6Addr::UNSPECIFIED));
@@ -208,7 +218,7 @@ fn overlay_port_options() -> Vec<InfoBridgePort> {
 const TOS_INHERIT: u8 = 1;
 
 /// The options that a device is made with; one that has others is made anew.
-fn fixed_options(spec: &VxlanSpec) -> [InfoVxlan; 7] {
+fn fixed_options(spec: &VxlanSpec) -> [InfoVxlan; 6] {
     [
         InfoVxlan::Tos(if spec.copy_dscp { TOS_INHERIT } else { 0 }),
         InfoVxlan::Learning(false),
@@ -216,8 +226,12 @@ fn fixed_options(spec: &VxlanSpec) -> [InfoVxlan; 7] {
         InfoVxlan::UDPZeroCsumTX(true),
         InfoVxlan::UDPZeroCsumRX(true),
         InfoVxlan::RemCsumRX(true),
-        InfoVxlan::Df(VxlanDf::Set),
     ]
+}
+
+/// What can be changed while frames pass.
+const fn dont_fragment(spec: &VxlanSpec) -> InfoVxlan {
+    InfoVxlan::Df(if spec.cut { VxlanDf::Unset } else { VxlanDf::Set })
 }
 
 /// Whether a VXLAN device has the wanted fixed options and no others that matter. Its family cannot

@@ -515,6 +515,43 @@ fn narrow_for_the_kernel_alone(switch: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// A link of 1,300 bytes leaves 1,216 inside, and IPv6 has a right to 1,280.
+#[test]
+fn on_a_narrow_way_the_kernel_alone_carries_ipv6_in_two_pieces() -> anyhow::Result<()> {
+    let stage = Stage::with(2, Outer::V4, 1_300)?.launched(&[&["--engine", "kernel"][..]; 2])?;
+    let (one, two) = ready(&stage)?;
+    let (here, there) = (stage.host(0), stage.host(1));
+    wait_path(here, there, "the smaller MTU", SETTLE_LIMIT, |c| is_active(c) && c["mtu"] == 1216)?;
+    let status = here.weft(&["status"])?.success()?.stdout;
+    assert!(status.contains("go in two pieces"), "{status}");
+    let full = |count: &str| {
+        let address = two.ipv6()?.to_string();
+        one.exec(&["ping", "-n", "-M", "do", "-s", "1232", "-c", count, "-i", "0.2", &address])
+    };
+    wait_until("IPv6 of 1280 bytes passes", SETTLE_LIMIT, || {
+        full("1").is_ok_and(|it| it.status.success())
+    })?;
+    let text = full("20")?.success()?.stdout;
+    assert!(text.contains(" 0% packet loss"), "{text}");
+    // A wide link again: nothing is cut any more.
+    for (netns, device) in [
+        (stage.middle()?, "port1"),
+        (stage.middle()?, "port2"),
+        (stage.middle()?, "br0"),
+        (here.netns(), "eth0"),
+        (there.netns(), "eth0"),
+    ] {
+        netns.ip(&format!("link set {device} mtu 1500"))?;
+    }
+    let is_set = || {
+        let shown = here.netns().exec(&["ip", "-d", "link", "show", "weft-vxlan"]);
+        shown.is_ok_and(|it| it.stdout.contains(" df set "))
+    };
+    assert!(!is_set());
+    wait_until("don't-fragment is set again", by_clock(BACK_LIMIT_S), is_set)?;
+    Ok(())
+}
+
 #[test]
 fn a_jumbo_underlay_is_found_and_used() -> anyhow::Result<()> {
     let stage = Stage::with(2, Outer::V4, 9000)?.launched(&[&[], &[]])?;

@@ -7,6 +7,7 @@ use std::time::Duration;
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use serde::Deserialize;
 use weft_crypto::Cipher;
+use weft_kernel::engine::SwitchKind;
 use zeroize::Zeroizing;
 
 /// Where the configuration file is looked for.
@@ -174,6 +175,17 @@ pub enum SwitchChoice {
     Bridge,
     /// The datapath of the kernel's openvswitch module.
     Odp,
+}
+
+impl SwitchChoice {
+    /// What is asked for.
+    #[must_use]
+    pub const fn kind(self) -> SwitchKind {
+        match self {
+            Self::Auto | Self::Bridge => SwitchKind::Bridge,
+            Self::Odp => SwitchKind::Odp,
+        }
+    }
 }
 
 /// `--port-mode`.

@@ -163,6 +163,16 @@ impl Switch {
         }
     }
 
+    /// Whether some path over IPv4 carries less than IPv6 has a right to: it is cut outside then. A datapath
+    /// cannot do so.
+    pub(super) async fn cut_outside(&mut self, cut: bool) -> Result<(), KernelError> {
+        let Self::Bridge(bridge) = self else { return Ok(()) };
+        if std::mem::replace(&mut bridge.cut, cut) == cut || !bridge.open {
+            return Ok(());
+        }
+        bridge.kernel.ensure_vxlan(&bridge.vxlan(VXLAN, OuterFamily::V4)).await.map(|_| ())
+    }
+
     /// Plugs a container's device in.
     pub(super) async fn add_port(&mut self, name: &str) -> Result<(), KernelError> {
         match self {
@@ -459,6 +469,8 @@ pub(super) struct Bridge {
     senders: Senders,
     /// The VXLAN devices are to be there.
     open: bool,
+    /// Packets that IPv6 has a right to are cut outside.
+    cut: bool,
     /// What carries announcements of addresses to other hosts, once the bridge stands.
     announcements: Option<Announcements>,
     /// How often an announcement has changed for whom the bridge answers.
@@ -475,7 +487,16 @@ impl Bridge {
         };
         let overlay = Overlay::new(kernel.clone(), spec);
         let (config, senders) = (config.clone(), Senders::new(kernel.clone()));
-        Self { kernel, config, overlay, senders, open: false, announcements: None, moved: 0 }
+        Self {
+            kernel,
+            config,
+            overlay,
+            senders,
+            open: false,
+            cut: false,
+            announcements: None,
+            moved: 0,
+        }
     }
 
     fn counters(&self) -> Vec<(&'static str, u64)> {
@@ -518,6 +539,7 @@ impl Bridge {
                 vni: vxlan::VNI_MAX,
                 mtu: PROBE_MTU_BYTES,
                 bridge: None,
+                cut: false,
                 ..spec
             };
             self.kernel.ensure_vxlan(&spec).await?;
@@ -561,6 +583,7 @@ impl Bridge {
             mtu: u32::from(self.config.mtu),
             bridge: Some(self.config.device.clone()),
             copy_dscp: self.config.copy_dscp,
+            cut: self.cut && name == VXLAN,
         }
     }
 }

@@ -23,7 +23,7 @@ use super::{DATA_CHANNEL_DEVICE, KernelEngineConfig, Order, Support, SwitchKind}
 use crate::error::KernelError;
 use crate::ovpn::{OvpnError, Watched};
 use crate::xfrm::{StateId, Xfrm, XfrmEvent, XfrmWatch};
-use crate::{Guard, Kernel, LinkEvent, LinkWatch};
+use crate::{CONTAINER_MTU_MIN, Guard, Kernel, LinkEvent, LinkWatch};
 
 /// How long a replaced outbound SA stays for packets that looked it up before, in milliseconds.
 pub(super) const RETIRE_MS: u64 = 1_000;
@@ -353,6 +353,10 @@ impl Worker {
         }
         self.carry_out(&mut pending).await;
         self.clamp();
+        let cut = !self.state.narrow(CONTAINER_MTU_MIN as u16).is_empty();
+        if let Err(error) = self.switch.cut_outside(cut).await {
+            tracing::warn!(%error, "IPv6 packets of up to 1280 bytes may be lost");
+        }
     }
 
     /// TCP connections through a path that is narrower than the containers' MTU learn so from their

@@ -281,6 +281,7 @@ pub(crate) fn vxlan_spec(family: OuterFamily) -> VxlanSpec {
         mtu: MTU,
         bridge: Some(BRIDGE.into()),
         copy_dscp: false,
+        cut: false,
     }
 }
 

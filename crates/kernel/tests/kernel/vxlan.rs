@@ -137,7 +137,6 @@ fn a_device_with_other_options_is_made_anew() {
         ("id 1", "id 9"),
         ("dstport 6787", "dstport 6789"),
         ("nolearning", "learning"),
-        ("df set", "df unset"),
         ("noudpcsum", "udpcsum"),
         ("remcsumrx", "noremcsumrx"),
         ("id 1", "id 1 gbp"),
@@ -160,6 +159,26 @@ fn a_device_with_other_options_is_made_anew() {
             assert_eq!(options("weft-vxlan"), wanted, "{other}");
         });
     }
+}
+
+#[test]
+fn a_device_sets_or_leaves_dont_fragment_while_frames_pass() {
+    on_a_host(|| async {
+        let kernel = host_with_bridge().await;
+        let with = |cut| VxlanSpec { cut, ..vxlan_spec(OuterFamily::V4) };
+        for (cut, made, df) in [(false, true, "set"), (true, false, "unset"), (false, false, "set")]
+        {
+            assert_eq!(kernel.ensure_vxlan(&with(cut)).await.unwrap(), made, "{df}");
+            assert_eq!(options("weft-vxlan")["df"], df);
+        }
+        let changes = kernel.changes();
+        kernel.ensure_vxlan(&with(false)).await.unwrap();
+        assert_eq!(kernel.changes(), changes);
+        // Whoever else changes it.
+        run("ip", &["link", "set", "weft-vxlan", "type", "vxlan", "id", "1", "df", "unset"]);
+        assert!(!kernel.ensure_vxlan(&with(false)).await.unwrap());
+        assert_eq!(options("weft-vxlan")["df"], "set");
+    });
 }
 
 #[test]

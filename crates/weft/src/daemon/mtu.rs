@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use tokio::sync::mpsc;
 use weft_crypto::Format;
+use weft_kernel::engine::SwitchKind;
 use weft_kernel::xfrm::Xfrm;
 use weft_kernel::{Kernel, KernelError, LinkEvent};
 use weft_link::Links;
@@ -90,11 +91,16 @@ pub(super) fn container_mtu(link_mtu: u16, format: Format) -> u16 {
 }
 
 /// Said of a link that leaves containers less than IPv6 has a right to.
-pub(crate) fn narrow_link(link_mtu: u16, engine: EngineChoice) -> Option<String> {
+pub(crate) fn narrow_link(
+    link_mtu: u16,
+    engine: EngineChoice,
+    switch: SwitchKind,
+) -> Option<String> {
     let overhead = weft_path::overhead(Format::Esp, Encapsulation::Udp, false);
     let wanted = CONTAINER_MTU_MIN + overhead;
     (link_mtu < wanted).then(|| {
-        let cost = what_becomes_of_ipv6(engine == EngineChoice::Kernel);
+        let cuts = engine != EngineChoice::Kernel || switch == SwitchKind::Bridge;
+        let cost = what_becomes_of_ipv6(cuts);
         let carried = link_mtu.saturating_sub(overhead) / 4 * 4;
         format!(
             "this host's link has an MTU of {link_mtu}, so paths carry {carried} bytes: {cost}; from \
@@ -107,6 +113,7 @@ pub(crate) fn narrow_link(link_mtu: u16, engine: EngineChoice) -> Option<String>
 pub(super) fn narrow_path(
     path: &PathStatus,
     containers: u16,
+    switch: SwitchKind,
     to: impl FnOnce() -> String,
 ) -> Option<String> {
     let mtu = path.mtu.filter(|mtu| path.state == PathState::Active && *mtu < containers)?;
@@ -117,7 +124,9 @@ pub(super) fn narrow_path(
     };
     let kernel = path.engine == Some(EngineKind::Kernel);
     let cost = if mtu < CONTAINER_MTU_MIN {
-        format!("; {}", what_becomes_of_ipv6(kernel))
+        let over_ipv4 = path.remote.is_some_and(|remote| remote.is_ipv4());
+        let by_bridge = switch == SwitchKind::Bridge && path.format == Some(Format::Esp);
+        format!("; {}", what_becomes_of_ipv6(!kernel || (by_bridge && over_ipv4)))
     } else if kernel && theirs.is_some() {
         // A kernel answers for the links that it knows alone.
         "; TCP is told, longer packets of others are dropped there".into()
@@ -128,12 +137,12 @@ pub(super) fn narrow_path(
 }
 
 /// On a path that carries less than [`CONTAINER_MTU_MIN`] bytes.
-fn what_becomes_of_ipv6(by_kernel: bool) -> String {
-    if by_kernel {
+fn what_becomes_of_ipv6(cuts: bool) -> String {
+    if cuts {
+        format!("longer IPv6 packets, of up to {CONTAINER_MTU_MIN} bytes, go in two pieces")
+    } else {
         let how = "the kernel engine cannot send longer ones of up to";
         format!("{how} {CONTAINER_MTU_MIN} bytes of IPv6, which are lost")
-    } else {
-        format!("longer IPv6 packets, of up to {CONTAINER_MTU_MIN} bytes, go in two pieces")
     }
 }
 
@@ -212,10 +221,13 @@ mod tests {
     #[test]
     fn a_link_that_leaves_ipv6_too_little_is_named() {
         for engine in [EngineChoice::Auto, EngineChoice::Userspace, EngineChoice::Kernel] {
-            assert_eq!(narrow_link(1_372, engine), None);
-            let text = narrow_link(1_371, engine).unwrap_or_default();
-            assert!(text.contains("MTU of 1371") && text.contains("1276 bytes"), "{text}");
-            assert_eq!(text.contains("lost"), engine == EngineChoice::Kernel, "{text}");
+            for switch in [SwitchKind::Bridge, SwitchKind::Odp] {
+                assert_eq!(narrow_link(1_372, engine, switch), None);
+                let text = narrow_link(1_371, engine, switch).unwrap_or_default();
+                assert!(text.contains("MTU of 1371") && text.contains("1276 bytes"), "{text}");
+                let lost = engine == EngineChoice::Kernel && switch == SwitchKind::Odp;
+                assert_eq!(text.contains("lost"), lost, "{text}");
+            }
         }
     }
 

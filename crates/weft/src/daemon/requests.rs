@@ -85,7 +85,8 @@ impl Daemon {
             port if host.contains(':') => format!("[{host}]:{port}"),
             port => format!("{host}:{port}"),
         };
-        let narrow_link = narrow_link(self.link_mtu, self.settings.engine);
+        let narrow_link =
+            narrow_link(self.link_mtu, self.settings.engine, self.settings.switch.kind());
         if self.settings.password.is_some() {
             let join = format!("weft launch --password-file FILE {host}");
             return Invitation { join, token: None, token_lifetime_s: None, narrow_link };

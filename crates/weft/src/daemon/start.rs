@@ -39,7 +39,7 @@ use super::shortcuts::Shortcuts;
 use super::store::{Lock, Store};
 use super::warnings::Warnings;
 use crate::api::{self, ApiListener, Invitation};
-use crate::config::{EngineChoice, FormatChoice, Settings, SwitchChoice};
+use crate::config::{EngineChoice, FormatChoice, Settings};
 
 /// The switch's device.
 pub(crate) const SWITCH: &str = "weft";
@@ -362,10 +362,7 @@ fn kernel_config(
         encapsulation_port: ENCAPSULATION_PORT,
         data_channel_port: DATA_CHANNEL_PORT,
         keeper: Some(keeper),
-        switch: match settings.switch {
-            SwitchChoice::Auto | SwitchChoice::Bridge => SwitchKind::Bridge,
-            SwitchChoice::Odp => SwitchKind::Odp,
-        },
+        switch: settings.switch.kind(),
         moves: settings.engine != EngineChoice::Userspace,
         esp: settings.format != FormatChoice::Ovpn,
         ovpn: settings.format != FormatChoice::Esp,

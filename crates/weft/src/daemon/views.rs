@@ -202,8 +202,10 @@ pub(super) fn status(
 
 /// Where paths carry less than the containers' MTU.
 fn narrow(daemon: &Daemon, snapshot: &Snapshot) -> Vec<String> {
-    let narrow =
-        |path: &PathStatus| narrow_path(path, daemon.mtu, || peer_name(snapshot, path.peer));
+    let switch = snapshot.kernel.switch;
+    let narrow = |path: &PathStatus| {
+        narrow_path(path, daemon.mtu, switch, || peer_name(snapshot, path.peer))
+    };
     snapshot.paths.iter().filter_map(narrow).collect()
 }
 

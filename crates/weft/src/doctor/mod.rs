@@ -16,6 +16,7 @@ use weft_engine::race::{self, Winners};
 use weft_io::offload::{self, Verdict};
 use weft_io::redirect::MacSet;
 use weft_io::steer;
+use weft_kernel::engine::SwitchKind;
 
 use self::host::Module;
 pub use self::host::{cpu_model, find_program};
@@ -200,7 +201,7 @@ fn link(mtu: Option<u16>) -> Finding {
     let Some(mtu) = mtu else {
         return Finding::new("link", State::Unknown, "there is no link to other hosts that is up");
     };
-    match narrow_link(mtu, EngineChoice::Auto) {
+    match narrow_link(mtu, EngineChoice::Auto, SwitchKind::Bridge) {
         None => Finding::new("link", State::Ok, format!("MTU {mtu}")),
         Some(narrow) => Finding::new("link", State::Without, narrow)
             .advise("raise the MTU of the link, or of the tunnel that it is"),
