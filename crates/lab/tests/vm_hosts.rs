@@ -349,8 +349,9 @@ fn one_object_of_each(host: &Host) -> anyhow::Result<()> {
     let own: BTreeSet<_> = tables.lines().filter(|table| table.contains("weft")).collect();
     let guard = "table inet weft-guard";
     assert!(own.contains(guard), "{tables}");
-    // The bridge's table stands where there is a bridge.
-    assert!(own.is_subset(&BTreeSet::from([guard, "table bridge weft-guard"])), "{tables}");
+    // The bridge's tables stand where there is a bridge.
+    let of_bridge = ["table bridge weft-guard", "table bridge weft-groups"];
+    assert!(own.is_subset(&BTreeSet::from([guard, of_bridge[0], of_bridge[1]])), "{tables}");
     let policies = xfrm::own_policies(host.netns())?;
     // Those that demand a state of ours of what comes in are of no peer.
     let outbound = policies.iter().filter(|policy| policy.contains("dir out")).count();
