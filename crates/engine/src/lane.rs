@@ -42,7 +42,7 @@ pub(crate) struct Lane {
     misses: AtomicU8,
     idle: AtomicU8,
     asks_left: AtomicU8,
-    /// What path choice was told: nothing yet, that it is proven, or that it is silent.
+    /// The state that path choice was told last: none, proven or silent.
     told: AtomicU8,
     /// Packets sent at the last look.
     sent: AtomicU64,
@@ -89,7 +89,8 @@ impl Lane {
         self.misses.store(self.misses.load(Relaxed).saturating_add(1), Relaxed);
     }
 
-    /// What came in has not come by the lane's way: the other host is yet to learn who opens it.
+    /// Takes back that the lane was heard: the packet came by the peer's own lane, since the peer has yet to learn who
+    /// opens it.
     pub(crate) fn unhear(&self) {
         self.heard.store(false, Relaxed);
     }
