@@ -16,7 +16,7 @@
 //! to whoever has proven the password, so each guess against it is a failure that it sees and
 //! counts; a run that ends before the initiator's tag is one as well.
 //!
-//! Binding to the link (DESIGN section 6.1): `sid` is the TLS exporter of the very connection, `ada`
+//! Binding to the link (`docs/design/keys.md`): `sid` is the TLS exporter of the very connection, `ada`
 //! and `adb` are the identity public keys of the initiator (who dialled) and the responder, as each
 //! side took them from the certificates of that connection, never from the message. Relaying a run
 //! between two TLS connections, or to another host that has the same password, then fails like a

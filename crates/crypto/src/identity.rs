@@ -36,7 +36,7 @@ pub enum TunnelWay {
     To,
 }
 
-/// A host's identity: the SHA-256 of its raw 32-byte Ed25519 public key (DESIGN section 2).
+/// A host's identity: the SHA-256 of its raw 32-byte Ed25519 public key.
 ///
 /// Shown as its first 8 bytes in hex; serialised as all 32 bytes in hex.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -61,8 +61,9 @@ impl PeerId {
         &self.0
     }
 
-    /// An address by which hosts know each other inside packets of format `ovpn` (DESIGN section 5):
-    /// [`TUNNEL_PREFIX`], a byte that says which of the host's it is, then the first 10 bytes.
+    /// An address by which hosts know each other inside packets of format `ovpn`
+    /// (`docs/design/ovpn.md`): [`TUNNEL_PREFIX`], a byte that says which of the host's it is, then the
+    /// first 10 bytes.
     pub fn tunnel_address(&self, end: TunnelEnd) -> Ipv6Addr {
         let way = match end.way {
             TunnelWay::From => 0,
@@ -226,7 +227,7 @@ impl fmt::Display for DataCipher {
     }
 }
 
-/// A wire format (DESIGN section 1).
+/// A wire format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Format {

@@ -1,6 +1,6 @@
 //! Security associations of format `esp`: one direction, one AEAD key, one sequence-number space.
 //!
-//! An ESP packet here is SPI 4, sequence low 4, IV 8, ciphertext, ICV 16 (DESIGN section 4). The
+//! An ESP packet here is SPI 4, sequence low 4, IV 8, ciphertext, ICV 16 (`docs/design/esp.md`). The
 //! associated data is SPI, sequence high, sequence low (RFC 4106 section 5 with extended sequence
 //! numbers; RFC 7634 section 2.1 likewise); the nonce is the SA's salt, then the IV.
 

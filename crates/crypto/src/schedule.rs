@@ -5,7 +5,7 @@ use zeroize::Zeroizing;
 
 use crate::{Format, PeerId, SaKey, SessionKey};
 
-/// The key of one SA (DESIGN section 6.3): HKDF-SHA256 (RFC 5869), 36 bytes out, 40 for `ovpn`.
+/// The key of one SA: HKDF-SHA256 (RFC 5869), 36 bytes out, 40 for `ovpn`.
 ///
 /// - input keying material: the session key, 32 bytes;
 /// - salt: `nonce`, 32 random bytes that the receiving side made and sent over the link;

@@ -6,7 +6,7 @@ use zeroize::{Zeroize, ZeroizeOnDrop};
 
 use crate::Format;
 
-/// 32 bytes that both ends of a link take from its TLS exporter (DESIGN section 6.2).
+/// 32 bytes that both ends of a link take from its TLS exporter (`docs/design/keys.md`).
 #[derive(Clone, PartialEq, Eq, Zeroize, ZeroizeOnDrop)]
 pub struct SessionKey([u8; 32]);
 

@@ -16,7 +16,7 @@ pub(crate) fn hex_array<const N: usize>(text: &str) -> [u8; N] {
     hex(text).try_into().unwrap()
 }
 
-/// The plaintext of OpenVPN's own tests of the data channel (reference `openvpn-vectors`, section A).
+/// The plaintext of OpenVPN's own tests of the data channel (`test_ssl.c`).
 pub(crate) const OPENVPN_PLAINTEXT: &str =
     "54686520717569636b206c6974746c6520666f78206a756d7073206f76657220
      7468652062757265617563726174696320687572646c6573";

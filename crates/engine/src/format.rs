@@ -1,5 +1,5 @@
-//! A path's packets in either wire format: what stands around a frame, and the seal (DESIGN sections 4
-//! and 5).
+//! A path's packets in either wire format: what stands around a frame, and the seal
+//! (`docs/design/esp.md`, `docs/design/ovpn.md`).
 //!
 //! The first four bytes of a packet name the receiver's SA in both: in `esp` they are the SPI, in `ovpn`
 //! opcode, key id and peer id, which path choice calls the SPI there.

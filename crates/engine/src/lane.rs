@@ -1,11 +1,11 @@
 //! Lanes beyond the first: which of two hosts answers at the other's lane port, and whether a lane
 //! gets through.
 //!
-//! Both directions of a lane use one 5-tuple, so that it passes where answers alone pass (NAT,
-//! stateful firewalls): the initiator's lane port and the responder's data port (DESIGN section 4).
-//! The host with the lower peer id is the initiator, until path choice says otherwise. A lane carries
-//! frames only while packets come back on it; dummy packets (RFC 4303 section 2.6) make sure that some
-//! do. Lane 0 is proven by path choice, with its probes.
+//! Both directions of a lane use one 5-tuple, so that it passes where answers alone pass (NAT, stateful
+//! firewalls): the initiator's lane port and the responder's data port (`docs/design/esp.md`, NAT and
+//! lanes). The host with the lower peer id is the initiator, until path choice says otherwise. A lane
+//! carries frames only while packets come back on it; dummy packets (RFC 4303 section 2.6) make sure
+//! that some do. Lane 0 is proven by path choice, with its probes.
 
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering::Relaxed};
 

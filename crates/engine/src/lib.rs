@@ -1,8 +1,9 @@
 //! linux: the vector engine: workers, lanes, flow tables, sealing, coalescing.
 //!
-//! An [`Engine`] carries out [`EngineCommand`]s and reports [`EngineEvent`]s (DESIGN sections 3 and
-//! 9). Between them its workers move super-packets between the TAP device and the wire, each batch
-//! run to completion by one thread, without an allocation, lock or log line per packet.
+//! An [`Engine`] carries out [`EngineCommand`]s and reports [`EngineEvent`]s
+//! (`docs/design/vector-engine.md`). Between them its workers move super-packets between the TAP device
+//! and the wire, each batch run to completion by one thread, without an allocation, lock or log line per
+//! packet.
 #![forbid(unsafe_code)]
 
 mod ahead;
@@ -74,7 +75,7 @@ use crate::ports::Ports;
 use crate::state::State;
 use crate::worker::{Sending, Shared};
 
-/// The UDP port of the vector engine (DESIGN section 11).
+/// The UDP port of the vector engine.
 pub const PORT: u16 = 6784;
 /// Probes and keepalives that wait to be sent at most.
 pub const COMMANDS_QUEUED_MAX: usize = 4_096;

@@ -42,7 +42,7 @@ pub struct PortSpec {
     pub name: String,
     /// The bridge, made by [`Kernel::ensure_bridge`].
     pub bridge: String,
-    /// Nothing passes between two isolated ports (split horizon, DESIGN section 8).
+    /// Nothing passes between two isolated ports (split horizon).
     pub isolated: bool,
     /// Whether the bridge learns source MACs from this port.
     pub learning: bool,

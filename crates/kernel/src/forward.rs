@@ -2,7 +2,7 @@
 //!
 //! With `bridge-nf-call-iptables` on (Docker and Kubernetes switch it on), frames between two ports
 //! of a bridge pass the FORWARD chain, and Docker's policy there is DROP. This is the one place
-//! where Weft writes into tables that are not its own (DESIGN section 8): a single rule, known by
+//! where Weft writes into tables that are not its own: a single rule, known by
 //! its comment, in `DOCKER-USER` where there is one, else in `FORWARD`.
 
 use std::{path::Path, time::Duration};

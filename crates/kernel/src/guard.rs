@@ -1,5 +1,6 @@
-//! The guard: no overlay packet leaves or arrives unprotected, whoever sent it (DESIGN section 8),
-//! none is sealed that is not Weft's, and nothing but overlay packets takes the data channel's device.
+//! The guard: no overlay packet leaves or arrives unprotected, whoever sent it
+//! (`docs/design/kernel-engine.md`), none is sealed that is not Weft's, and nothing but overlay packets
+//! takes the data channel's device.
 //!
 //! What Weft sends carries [`SENT_PRIORITY`] until the guard has seen it: no user may set one above 6.
 //! A mark (`skb->mark`) would tell it as well, but a VXLAN device looks the route and the policy of a

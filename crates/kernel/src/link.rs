@@ -18,7 +18,7 @@ use crate::{
 
 /// The device group that everything made by Weft is in. The kernel sets it in the same step that
 /// makes a device, so there is no moment at which a device of ours looks like somebody else's.
-/// The number is the tag of DESIGN section 8, "WEFT".
+/// The number is "WEFT", the tag that SAs have as their reqid too.
 pub const DEVICE_GROUP: u32 = 0x5745_4654;
 /// The alias of what is ours, for people and for devices that Weft did not create itself (the TAP);
 /// after it and a space stands the key of the attachment.

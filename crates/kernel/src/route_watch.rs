@@ -1,5 +1,5 @@
 //! The routes over one device, as they come and go: by which next hop a data channel device reaches
-//! what lies behind its peers (DESIGN section 5).
+//! what lies behind its peers.
 
 use std::{io, net::IpAddr, time::Duration};
 

@@ -1,4 +1,5 @@
-//! What leads packets between hosts' tunnel addresses to the data channel's device (DESIGN section 5).
+//! What leads packets between hosts' tunnel addresses to the data channel's device
+//! (`docs/design/ovpn.md`).
 
 use std::net::{IpAddr, Ipv6Addr};
 

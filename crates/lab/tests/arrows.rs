@@ -1,4 +1,4 @@
-//! The house of DESIGN section 3: arrows between crates go down only, pure crates are pure, and
+//! The house that ARCHITECTURE.md draws: arrows between crates go down only, pure crates are pure, and
 //! `unsafe` lives in `io` alone. Cargo's own metadata and the sources are the evidence.
 #![allow(clippy::unwrap_used, missing_docs)]
 
@@ -90,7 +90,7 @@ struct Arrow {
 #[test]
 fn arrows_between_crates_go_down_only() {
     let wrong = wrong_arrows(&arrows(&metadata()));
-    assert!(wrong.is_empty(), "arrows that DESIGN section 3 does not have: {wrong:#?}");
+    assert!(wrong.is_empty(), "arrows that ARCHITECTURE.md does not have: {wrong:#?}");
 }
 
 #[test]

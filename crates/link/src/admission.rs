@@ -1,5 +1,5 @@
 //! Admission: both ends prove on the first stream that they know the same password or token, bound
-//! to this very TLS connection and both identities (DESIGN section 6.1). Until then nothing else
+//! to this very TLS connection and both identities (`docs/design/keys.md`). Until then nothing else
 //! is said, not even a name.
 
 use std::future::Future;

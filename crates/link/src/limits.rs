@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-/// The UDP port of links (DESIGN section 11).
+/// The UDP port of links.
 pub const DEFAULT_PORT: u16 = 6783;
 
 /// The newest and the oldest link protocol that this code speaks.
@@ -105,7 +105,7 @@ pub const HANDSHAKE_TIMEOUT_MS: u64 = 5_000;
 /// Pause between starting on one address of a name and on the next.
 pub const ADDRESS_STAGGER_MS: u64 = 250;
 
-/// A session is renewed after this (DESIGN section 6.2).
+/// A session is renewed after this (`docs/design/keys.md`).
 pub const RENEW_INTERVAL_S: u64 = 3600;
 
 /// A renewal that failed is tried again after this, or after a quarter of the interval if shorter.

@@ -1,10 +1,10 @@
 //! pure: membership, topology and routes, address ring, names: what hosts agree on.
 //!
-//! A [`Mesh`] is the state machine of one host. Links, files and clocks are the caller's: it feeds in links,
-//! messages, requests for addresses and the time, and carries out what [`Mesh::poll_output`] returns, strictly
-//! in order. In this version: membership from one address, the table of endpoints, and address ranges that
-//! their owners split (DESIGN section 10). Relays, names and the recovery of a dead host's ranges are not
-//! here yet.
+//! A [`Mesh`] is the state machine of one host. Links, files and clocks are the caller's: it feeds in
+//! links, messages, requests for addresses and the time, and carries out what [`Mesh::poll_output`]
+//! returns, strictly in order. In this version: membership from one address, the table of endpoints, and
+//! address ranges that their owners split (`docs/design/mesh.md`). Relays, names and the recovery of a
+//! dead host's ranges are not here yet.
 //!
 //! # Why no address is given twice
 //!

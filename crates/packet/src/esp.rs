@@ -1,5 +1,5 @@
-//! ESP (RFC 4303) in UDP (RFC 3948) as Weft's `esp` format uses it (DESIGN section 4): what stands
-//! before, inside and behind the sealed frame.
+//! ESP (RFC 4303) in UDP (RFC 3948) as Weft's `esp` format uses it (`docs/design/esp.md`): what
+//! stands before, inside and behind the sealed frame.
 
 use std::ops::Range;
 
@@ -23,7 +23,7 @@ pub const ALIGN: usize = 4;
 pub const INNER_LEN: usize = crate::udp::LEN + vxlan::LEN;
 /// The byte of a NAT keepalive datagram (RFC 3948 section 2.3).
 pub const KEEPALIVE: u8 = 0xff;
-/// Interval of NAT keepalives, in seconds (DESIGN section 4).
+/// Interval of NAT keepalives, in seconds.
 pub const KEEPALIVE_INTERVAL_S: u64 = 20;
 /// The first four bytes of a datagram that is not ESP (RFC 3948 section 2.2).
 pub const NON_ESP_MARKER: [u8; 4] = [0; 4];
@@ -41,7 +41,7 @@ pub const OVERHEAD_V4_RAW: usize = 84;
 pub const OVERHEAD_V6_RAW: usize = 104;
 
 /// The largest inner IP packet that an outer packet of `outer_mtu` bytes carries, given one of the
-/// `OVERHEAD_` constants: a multiple of 4 (DESIGN section 4).
+/// `OVERHEAD_` constants: a multiple of 4.
 #[must_use]
 pub const fn inner_mtu(outer_mtu: usize, overhead: usize) -> usize {
     outer_mtu.saturating_sub(overhead) / ALIGN * ALIGN
@@ -205,7 +205,7 @@ pub struct Inner {
 }
 
 /// Reads the inner UDP and VXLAN headers of a plaintext from which the trailer is cut off. The inner
-/// UDP checksum is ignored (DESIGN section 4), and so are bytes behind the UDP datagram (RFC 4303
+/// UDP checksum is ignored, and so are bytes behind the UDP datagram (RFC 4303
 /// section 2.7).
 ///
 /// # Errors

@@ -1,4 +1,4 @@
-//! Probe frames: UDP datagrams padded to a path's full MTU (DESIGN section 7).
+//! Probe frames: UDP datagrams padded to a path's full MTU (`docs/design/paths.md`).
 
 use std::net::Ipv6Addr;
 

@@ -1,5 +1,5 @@
-//! What stands in front of a frame in a packet of format `ovpn` between hosts (DESIGN section 5): an IPv6
-//! header between tunnel addresses, and UDP and VXLAN as in format `esp`.
+//! What stands in front of a frame in a packet of format `ovpn` between hosts (`docs/design/ovpn.md`):
+//! an IPv6 header between tunnel addresses, and UDP and VXLAN as in format `esp`.
 
 use std::net::Ipv6Addr;
 

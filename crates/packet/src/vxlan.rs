@@ -5,9 +5,9 @@ use crate::bytes::{be32, need};
 
 /// Bytes of the header.
 pub const LEN: usize = 8;
-/// Inner UDP port of data and of the active path's probes (DESIGN section 4).
+/// Inner UDP port of data and of the active path's probes.
 pub const PORT: u16 = 6787;
-/// Inner UDP port of a candidate path's probes (DESIGN section 7).
+/// Inner UDP port of a candidate path's probes.
 pub const PROBE_PORT: u16 = 6788;
 /// Flag of the first word: the low byte of the second word says where a partial checksum is.
 pub const RCO_FLAG: u32 = 0x0020_0000;

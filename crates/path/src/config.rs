@@ -1,4 +1,5 @@
-//! What this host offers and when it acts, with the figures of DESIGN sections 4, 6 and 7.
+//! What this host offers and when it acts, with the figures of `docs/design/esp.md`, `keys.md` and
+//! `paths.md`.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -29,9 +30,9 @@ pub const RESEND_MS: u64 = 1_000;
 pub const OFFER_SENDINGS_MAX: u32 = 6;
 /// Time between two new offers of one path, in milliseconds, whoever asks for them.
 pub const OFFER_INTERVAL_MS: u64 = 100;
-/// A NAT keepalive is sent on each path in use every so many milliseconds (DESIGN section 4).
+/// A NAT keepalive is sent on each path in use every so many milliseconds.
 pub const KEEPALIVE_MS: u64 = 20_000;
-/// So many probes without an answer, and a path has failed (DESIGN section 7).
+/// So many probes without an answer, and a path has failed.
 pub const PROBES_UNANSWERED_MAX: u32 = 4;
 /// For so many milliseconds after the path in use has failed by silence, frames stay on it while no
 /// other works: on a busy host it may be the probes alone that are late. Then they are dropped and
@@ -78,7 +79,7 @@ pub const RETIRED_MAX: usize = 16;
 pub const MTU_RAISE_S: u64 = 600;
 /// Likewise on a path that does not carry the containers' MTU.
 pub const MTU_RAISE_NARROW_S: u64 = 60;
-/// Where a trusted peer's VXLAN packets go: a UDP port (DESIGN section 11).
+/// Where a trusted peer's VXLAN packets go: a UDP port.
 pub const PLAIN_PORT: u16 = 6787;
 /// The inner MTU, in bytes, that a path carries at least (RFC 8899's base of 1200).
 pub const MTU_FLOOR: u16 = 1_200;
@@ -103,13 +104,13 @@ pub struct EngineOffer {
     pub port: u16,
     /// Lanes it receives on and sends on, at most [`LANES_MAX`]; 0 counts as 1.
     pub lanes_max: u16,
-    /// It takes remote checksum offload marks (DESIGN section 4).
+    /// It takes remote checksum offload marks (`docs/design/esp.md`).
     pub rco: bool,
     /// AEADs it takes; the order does not matter. One that [`Config::ciphers`] lacks is not used.
     pub ciphers: Vec<Cipher>,
 }
 
-/// Settings of [`crate::Paths`]; [`Config::default`] has DESIGN's figures and the vector engine.
+/// Settings of [`crate::Paths`]; [`Config::default`] has the design's figures and the vector engine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
     /// AEADs this host takes, the preferred first. Empty: no path ever works.
@@ -202,8 +203,8 @@ pub(crate) fn clamped_engines(mut engines: Vec<EngineOffer>) -> Vec<EngineOffer>
     engines
 }
 
-/// Bytes that a wire format adds around an inner IP packet, outer IP header included (DESIGN
-/// section 4, MTU). The encapsulation is that of format `esp`; the others have no choice.
+/// Bytes that a wire format adds around an inner IP packet, outer IP header included
+/// (`docs/design/esp.md`, MTU). The encapsulation is that of format `esp`; the others have no choice.
 pub const fn overhead(format: Format, encapsulation: Encapsulation, outer_ipv6: bool) -> u16 {
     let over_ipv4 = match (format, encapsulation) {
         (Format::Esp, Encapsulation::Udp) => 92,

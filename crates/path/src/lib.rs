@@ -3,8 +3,8 @@
 //! [`Paths`] is the state machine: link events, control messages, engine events and time go in;
 //! [`EngineCommand`]s, control messages and state changes come out. Whoever receives decides: the
 //! receiver installs its SAs, then offers them; the sender takes the offer, proves the path by
-//! probes whose answers return over the link, and only then sends frames on it (DESIGN sections 4,
-//! 6 and 7). Each direction stands alone.
+//! probes whose answers return over the link, and only then sends frames on it
+//! (`docs/design/paths.md`). Each direction stands alone.
 #![forbid(unsafe_code)]
 
 mod candidate;

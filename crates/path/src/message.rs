@@ -13,7 +13,7 @@ use crate::config::{ENGINES_MAX, LANES_MAX, LINK_MTU_MIN};
 use crate::seam::{Encapsulation, EngineKind};
 use crate::shared::is_spi;
 
-/// One control message. Holds no secret: the nonces of an offer are public (DESIGN section 6).
+/// One control message. Holds no secret: the nonces of an offer are public (`docs/design/keys.md`).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 #[non_exhaustive]
@@ -140,7 +140,7 @@ pub struct LaneOffer {
     /// The SPI, at least 256; in format `ovpn` the first word of its packets. It may come again with
     /// another nonce once its SA is gone.
     pub spi: u32,
-    /// Salt of the key derivation (DESIGN section 6.3).
+    /// Salt of the key derivation (`docs/design/keys.md`).
     #[serde(with = "hex32")]
     pub nonce: [u8; 32],
 }

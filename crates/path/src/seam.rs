@@ -20,7 +20,7 @@ pub struct PathId(pub u32);
 pub struct Vni(pub u32);
 
 impl Vni {
-    /// The network on which probes travel and no container ever lives (DESIGN section 7).
+    /// The network on which probes travel and no container ever lives.
     pub const PROBE: Self = Self(0xff_ffff);
 }
 
@@ -93,7 +93,7 @@ impl EngineKind {
     }
 }
 
-/// How the packets of format `esp` travel between two hosts (DESIGN section 4).
+/// How the packets of format `esp` travel between two hosts (`docs/design/esp.md`).
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
 )]
@@ -269,7 +269,7 @@ pub enum EngineCommand {
         /// This host does.
         opens: bool,
     },
-    /// Send one probe on the path, bound or not (DESIGN section 7).
+    /// Send one probe on the path, bound or not.
     SendProbe {
         /// The path.
         path: PathId,

@@ -10,7 +10,7 @@ use weft_crypto::{Cipher, Format, PeerId};
 
 use crate::seam::{Encapsulation, EngineKind, PathId};
 
-/// The state of a path (DESIGN section 7).
+/// The state of a path (`docs/design/paths.md`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum PathState {

@@ -491,7 +491,7 @@ pub(crate) const DEFAULT_RANGE: Ipv4Net =
     Ipv4Net::new_assert(std::net::Ipv4Addr::new(10, 32, 0, 0), 12);
 const LINK_PORT: u16 = 6783;
 const DATA_PORT: u16 = 6784;
-/// Three quarters of an SA's hour (DESIGN section 6.4).
+/// Three quarters of an SA's hour.
 const REKEY_S: u64 = 2_700;
 const RANGE_PREFIX_MAX: u8 = 29;
 /// IPv6 needs 1280 inside (RFC 8200 section 5).

@@ -270,7 +270,7 @@ fn expanded(
     ExpandedKey::new(cipher, cipher_key, choice).map_err(|_| wrong)
 }
 
-/// Packet id, then tail (section 2.2).
+/// Packet id, then tail.
 #[inline]
 fn nonce(packet_id: [u8; 4], tail: &NonceTail) -> [u8; NONCE_LEN] {
     let mut nonce = [0; NONCE_LEN];
@@ -330,7 +330,7 @@ mod tests {
         key.spent = Spent::at(key.cipher, usage::PACKET_ID_MAX, last, 0);
     }
 
-    /// Section A of the reference's known answers, which has parts of the packet.
+    /// The packet of OpenVPN's own `test_ssl.c`, of which parts are known.
     #[test]
     fn the_packet_that_openvpn_makes() {
         let (block, plaintext) = (openvpn_key_block(), hex(OPENVPN_PLAINTEXT));

@@ -1,5 +1,5 @@
 //! The epoch layout: keys that follow from one another, each with its own packet ids, the tag behind the
-//! ciphertext (reference `openvpn`, section 2.4).
+//! ciphertext (`docs/design/ovpn.md`, epochs).
 
 mod derivation;
 mod opening;

@@ -1,6 +1,6 @@
 //! Data channel packets of format `ovpn`: OpenVPN's DATA_V2 with an AEAD, sealed and opened.
 //!
-//! There are two layouts (reference `openvpn`, sections 2.2 and 2.4). Numbers are big-endian.
+//! There are two layouts (`docs/design/ovpn.md`). Numbers are big-endian.
 //!
 //! - Classic, [`SealingKey`] and [`OpeningKey`]: first word 4, packet id 4, tag 16, ciphertext. The
 //!   associated data is the first 8 bytes; the nonce is the packet id, then the key's nonce tail.

@@ -1,4 +1,4 @@
-//! How much a key may do before it must be replaced (reference `openvpn`, sections 2.4 and 2.5).
+//! How much a key may do before it must be replaced (`docs/design/ovpn.md`, limits).
 //!
 //! AES-GCM is good for [`AES_GCM_BLOCKS_MAX`] blocks in each direction: one for every packet and one for
 //! every 16 bytes begun. ChaCha20-Poly1305 has no such limit. Renewal is due at 7/8 of a limit. What is
@@ -94,7 +94,7 @@ mod tests {
 
     use super::*;
 
-    /// The reference's known answers, section G. Its number for packets of 9000 bytes leaves the block
+    /// The limits of OpenVPN's own `test_crypto.c`. Its number for packets of 9000 bytes leaves the block
     /// of the last eight bytes out; here it is counted.
     #[test]
     fn as_many_packets_as_openvpn_allows() {

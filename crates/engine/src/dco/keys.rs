@@ -1,5 +1,4 @@
-//! A peer's two keys, each for one of the two layouts of packets (reference `openvpn`, sections 1.6, 2.2
-//! and 2.4).
+//! A peer's two keys, each for one of the two layouts of packets (`docs/design/ovpn.md`).
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -16,7 +15,7 @@ use weft_openvpn::device::rules::{self, NewKey};
 use weft_openvpn::device::{CipherAlgorithm, DeviceError, EpochAttributes, KeyState, Mode, Slot};
 
 /// A packet that comes after so long without a newer one than those before it is taken no more if it is
-/// older than they are, in milliseconds (reference `openvpn`, section 1.6).
+/// older than they are, in milliseconds, as in the kernel's device.
 const REPLAY_QUIET_MS: u64 = 30_000;
 
 /// A key in both directions.

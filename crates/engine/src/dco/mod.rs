@@ -1,5 +1,5 @@
 //! The data channel device in userspace: what the kernel's `ovpn` device does, with the same rules,
-//! refusals and notifications (DESIGN section 5; reference `openvpn`, sections 1.2 to 1.10).
+//! refusals and notifications (`docs/design/ovpn.md`).
 //!
 //! A [`Device`] is a TUN device and a thread. IP packets that the system routes to it are sealed for the
 //! peer that they are for and sent by the peer's transport; what comes by the transports is opened,

@@ -1,4 +1,4 @@
-//! The peers of a data channel device, and how a packet finds its own (reference `openvpn`, 1.10).
+//! The peers of a data channel device, and how a packet finds its own.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};

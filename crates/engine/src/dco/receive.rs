@@ -273,7 +273,7 @@ fn open<'a>(
 }
 
 /// Whether packets to a peer go elsewhere than this packet of its came from, or leave from another address
-/// of ours than it came to: the kernel's device follows both, and tells of the first (section 1.9).
+/// of ours than it came to: the kernel's device follows both, and tells of the first.
 #[inline]
 fn is_elsewhere(peer: &Peer, arrival: &Arrival) -> bool {
     let Some(known) = peer.remote else { return true };

@@ -1,5 +1,5 @@
 //! What a device's packets travel by: UDP sockets, which peers share, and TCP connections of one peer
-//! each (reference `openvpn`, section 1.8).
+//! each (`docs/design/ovpn.md`, sockets).
 
 use std::collections::{BTreeSet, VecDeque};
 use std::io::{self, Read, Write};

@@ -34,7 +34,7 @@ use crate::error::KernelError;
 use crate::xfrm::Xfrm;
 use crate::{GroupCounts, GroupLimit, Guard, GuardCounters, Kernel};
 
-/// Where the kernel takes ESP in UDP (DESIGN section 11).
+/// Where the kernel takes ESP in UDP.
 pub const ENCAPSULATION_PORT: u16 = 6785;
 /// Where the kernel's data channel takes packets of format `ovpn`.
 pub const DATA_CHANNEL_PORT: u16 = 6786;

@@ -1,4 +1,4 @@
-//! Probes of kernel paths (DESIGN section 7).
+//! Probes of kernel paths (`docs/design/paths.md`).
 //!
 //! They are sent from an ordinary UDP socket that writes the VXLAN header itself, so that the kernel
 //! seals them by the same policy as the frames of the VXLAN device and reports a datagram that is

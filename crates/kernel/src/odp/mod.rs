@@ -1,5 +1,5 @@
 //! The ODP switch: the kernel's openvswitch module alone, driven by generic netlink, without an OVS
-//! daemon (DESIGN section 8).
+//! daemon (`docs/design/kernel-engine.md`).
 //!
 //! A datapath named like the bridge in bridge mode holds the containers' devices, the vector
 //! engine's TAP and one VXLAN device that takes its peer from each packet. The first frame of a pair

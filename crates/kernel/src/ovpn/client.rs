@@ -51,7 +51,7 @@ impl OvpnClient {
     /// With a keepalive it takes two requests: a future dropped between them may leave a peer that never expires.
     ///
     /// # Errors
-    /// [`OvpnError`]; section 1.4 of the reference has the refusals.
+    /// [`OvpnError`]; `docs/design/ovpn.md` has the refusals.
     pub async fn new_peer(
         &self,
         device: u32,

@@ -1,5 +1,4 @@
-//! Messages of the family ovpn (`linux/ovpn.h`; reference `openvpn`, section 1.3). Pure: bytes in, bytes
-//! out.
+//! Messages of the family ovpn (`linux/ovpn.h`). Pure: bytes in, bytes out.
 //!
 //! Addresses and ports are in network byte order, all other numbers in the host's. A number is read by
 //! the length that it comes in: counters are of 4 or 8 bytes, and the key id of a notice is of 2 where

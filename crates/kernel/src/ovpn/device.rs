@@ -1,4 +1,4 @@
-//! Devices of the kind `ovpn` (reference `openvpn`, section 1.2).
+//! Devices of the kind `ovpn` (`docs/design/ovpn.md`, kernel device).
 
 use netlink_packet_core::{NLM_F_CREATE, NLM_F_EXCL};
 use netlink_packet_route::{

@@ -56,7 +56,7 @@ pub enum OvpnError {
     },
 }
 
-/// What a refusal means, whose fault it is, and what to do (reference `openvpn`, section 1.4).
+/// What a refusal means, whose fault it is, and what to do (`docs/design/ovpn.md`, kernel device).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Refusal {

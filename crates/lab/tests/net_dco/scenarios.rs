@@ -1,5 +1,6 @@
-//! The scenarios of the kernel's self-tests for its own device (reference `openvpn`, section 1.14), told
-//! anew with `weft dco`: a server in mode mp and clients in mode p2p, each with its own engine.
+//! The scenarios of the kernel's self-tests for its own device (`tools/testing/selftests/net/ovpn` in
+//! Linux), told anew with `weft dco`: a server in mode mp and clients in mode p2p, each with its own
+//! engine.
 
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};

@@ -1,6 +1,6 @@
 //! The kernel as referee of the device in userspace: given the same commands with the same attributes,
-//! the one must refuse what the other does, with the same numbers (reference `openvpn`, section 1.4),
-//! and say what was wrong.
+//! the one must refuse what the other does, with the same numbers (`docs/design/ovpn.md`), and say what
+//! was wrong.
 
 use std::fs::File;
 use std::net::{Ipv4Addr, Ipv6Addr, TcpListener, UdpSocket};

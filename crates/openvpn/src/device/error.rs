@@ -119,7 +119,7 @@ pub enum DeviceError {
 }
 
 impl DeviceError {
-    /// The number that the kernel's device answers the same request with (reference `openvpn` 1.4).
+    /// The number that the kernel's device answers the same request with (`docs/design/ovpn.md`).
     pub const fn errno(&self) -> i32 {
         match self {
             Self::NoPeer(_) | Self::NoKey { .. } => errno::ENOENT,

@@ -1,5 +1,4 @@
-//! The 256 bytes that the keys of both directions are cut from (reference `openvpn`, sections 2.3 and
-//! 3.6).
+//! The 256 bytes that the keys of both directions are cut from (`docs/design/ovpn.md`, key block).
 
 use std::fmt;
 
@@ -120,7 +119,7 @@ impl KeyBlock {
         weft_crypto::fingerprint(&[b"weft static key half v1", half])
     }
 
-    /// The secrets of the first epoch that one end seals with and that it opens with (section 2.4).
+    /// The secrets of the first epoch that one end seals with and that it opens with.
     pub fn epoch_secrets(&self, side: Side) -> (EpochSecret, EpochSecret) {
         let cut = |start: usize| {
             let mut secret = Zeroizing::new([0; EPOCH_SECRET_BYTES]);
@@ -161,7 +160,7 @@ mod tests {
     fn a_file_is_read_and_cut_for_both_ends() {
         let key = KeyBlock::parse(&file(&block())).unwrap();
         let (seals, opens) = key.directions(Side::Client, 32);
-        // The slices that the reference names for AES-256-GCM.
+        // OpenVPN's slices for AES-256-GCM.
         assert_eq!(seals.cipher_key, (0..32).collect::<Vec<u8>>());
         assert_eq!(seals.nonce_tail, [64, 65, 66, 67, 68, 69, 70, 71]);
         assert_eq!(opens.cipher_key, (128..160).collect::<Vec<u8>>());

@@ -1,7 +1,7 @@
 //! The data channel device: what can be asked of one, what it tells, and when it refuses.
 //!
 //! The kernel's `ovpn` device and the one in userspace are asked the same things and answer alike
-//! (DESIGN section 5; reference `openvpn`, sections 1.2 to 1.10, whose attributes these are). What is
+//! (`docs/design/ovpn.md`); the attributes are those of `linux/ovpn.h`. What is
 //! said of a peer or of a key is a set of attributes, any of which may be absent: the kernel checks them
 //! itself, [`rules`] checks them for userspace.
 
@@ -245,7 +245,7 @@ pub struct KeyAttributes {
 }
 
 /// What is said of epochs as they are installed in the place of a key, whose packets have OpenVPN 2.7's
-/// layout (reference `openvpn`, section 2.4). The kernel's device has none.
+/// layout (`docs/design/ovpn.md`). The kernel's device has none.
 #[derive(Debug)]
 pub struct EpochAttributes {
     /// Whose they are.

@@ -1,5 +1,5 @@
 //! The checks of a device in userspace: attributes in, what they mean out, and the refusals of the
-//! kernel's device in the same order (reference `openvpn`, section 1.4).
+//! kernel's device in the same order (`docs/design/ovpn.md`, kernel device).
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 

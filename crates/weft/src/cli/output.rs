@@ -363,7 +363,7 @@ fn ipam_line(ipam: &Ipam) -> String {
     format!("{}{range6}, {state}", ipam.range)
 }
 
-/// DESIGN section 2: a peer id is shown as its first eight bytes.
+/// A peer id is shown as its first eight bytes.
 fn short(peer: &str) -> &str {
     peer.get(..16).unwrap_or(peer)
 }

@@ -84,7 +84,7 @@ pub(super) async fn widest_format(settings: &Settings) -> Format {
     }
 }
 
-/// DESIGN section 4: the host's link less the format's overhead over IPv6, a multiple of 4.
+/// The host's link less the format's overhead over IPv6, a multiple of 4.
 pub(super) fn container_mtu(link_mtu: u16, format: Format) -> u16 {
     let inner = link_mtu.saturating_sub(weft_path::overhead(format, Encapsulation::Udp, true));
     (inner / 4 * 4).max(CONTAINER_MTU_MIN)

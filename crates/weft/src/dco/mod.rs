@@ -1,5 +1,5 @@
 //! `weft dco`: a data channel device driven by hand, the kernel's `ovpn` device or the one in userspace,
-//! with one set of verbs (DESIGN section 5).
+//! with one set of verbs (`docs/design/ovpn.md`).
 //!
 //! A process holds each device with its sockets, answers the verbs over a unix socket in the runtime
 //! directory, and tells what happens. It knows nothing of certificates or sessions: who negotiates keys

@@ -55,7 +55,7 @@ mod tests {
     use super::*;
     use crate::testing::{hex, hex_array};
 
-    /// Section B of the reference's known answers.
+    /// The answers of OpenVPN's own `test_crypto.c`.
     #[test]
     fn labels_are_expanded_as_openvpn_does() {
         let secret = EpochSecret::from_bytes(hex_array(

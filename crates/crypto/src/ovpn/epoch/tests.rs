@@ -48,7 +48,7 @@ fn open(opening: &mut OpeningEpochs, packet: &[u8]) -> Result<Vec<u8>, OpenError
     Ok(packet[range].to_vec())
 }
 
-/// Section A of the reference's known answers, which has parts of the packet.
+/// The packet of OpenVPN's own `test_ssl.c`, of which parts are known.
 #[test]
 fn the_packet_that_openvpn_makes() {
     let (block, plaintext) = (openvpn_key_block(), hex(OPENVPN_PLAINTEXT));

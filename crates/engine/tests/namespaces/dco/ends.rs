@@ -140,7 +140,7 @@ fn who_floats_is_answered_from_the_address_that_it_sends_to() {
     assert_eq!(b.device.peer(1).unwrap().remote, Some(other), "or it would float in turn");
 }
 
-/// Section 1.9: the address that a packet came to is learned without a float, and given up with the address.
+/// The address that a packet came to is learned without a float, and given up with the address.
 #[test]
 fn a_peer_is_answered_from_the_address_that_it_sends_to() {
     let (a, b) = strangers((Mode::Mp, Mode::P2p));

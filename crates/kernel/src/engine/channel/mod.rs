@@ -1,4 +1,4 @@
-//! Format `ovpn` between hosts, moved by the kernel's data channel device (DESIGN section 8).
+//! Format `ovpn` between hosts, moved by the kernel's data channel device (`docs/design/ovpn.md`).
 //!
 //! An SA is one direction, and a peer of the device has both under one key id. So a path has two peers
 //! of the device: a *receiver*, which opens what the other host sends, and a *sender*. The other half of

@@ -22,12 +22,12 @@ use std::time::Duration;
 
 use weft_bench::sandbox::slowness;
 
-/// A path that failed is replaced within this time (DESIGN section 7).
+/// A path that failed is replaced within this time (`docs/design/paths.md`).
 pub const FAIL_OVER_LIMIT: Duration = Duration::from_secs(3);
 /// Until hosts that were just started have found their best path, on a real machine.
 pub const SETTLE_LIMIT: Duration = Duration::from_secs(15);
 /// Until the best path is back where it was blocked: it is tried again after up to a minute, and must
-/// then prove itself for ten seconds (DESIGN section 7).
+/// then prove itself for ten seconds (`docs/design/paths.md`).
 pub const BACK_LIMIT_S: u64 = 150;
 
 /// A limit for what goes by the product's clocks, which an emulated machine does not slow down; waits
