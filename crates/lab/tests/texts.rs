@@ -1,0 +1,184 @@
+//! Texts of the tree name no text outside of it, and its map can be read: what a source or a document
+//! points to is there, and pages have lines that fit.
+#![allow(clippy::unwrap_used, missing_docs)]
+
+use std::path::{Path, PathBuf};
+
+/// How a text outside of the tree was named, in halves so that this file does not name one.
+const OUTSIDE: [[&str; 2]; 4] =
+    [["DES", "IGN"], ["refer", "ence `"], ["the refer", "ence's"], ["of the refer", "ence has"]];
+
+/// Lines of ARCHITECTURE.md, which one is to read in fifteen minutes.
+const MAP_LINES_MAX: usize = 300;
+/// Characters of a line of it, and of a page of the design.
+const LINE_CHARS_MAX: usize = 120;
+
+/// Directories that are not texts of ours: what builds leave, and git's own.
+const NOT_OURS: [&str; 4] = ["target", ".git", "corpus", "artifacts"];
+
+#[test]
+fn no_text_outside_of_the_tree_is_named() {
+    let mut found = Vec::new();
+    for file in texts(&root()) {
+        found.extend(outside(&read(&file)).into_iter().map(|line| place(&file, line)));
+    }
+    assert!(found.is_empty(), "texts that readers do not have are named in {found:#?}");
+}
+
+#[test]
+fn each_document_that_is_named_is_there() {
+    let mut found = Vec::new();
+    for file in texts(&root()) {
+        for (line, path) in documents(&read(&file)) {
+            if !root().join(&path).is_file() {
+                found.push(format!("{}: {path}", place(&file, line)));
+            }
+        }
+    }
+    assert!(found.is_empty(), "documents are named that are not there: {found:#?}");
+}
+
+#[test]
+fn each_link_of_a_document_leads_somewhere() {
+    let mut found = Vec::new();
+    for file in texts(&root()).into_iter().filter(|file| is(file, "md")) {
+        for (line, target) in links(&read(&file)) {
+            if !file.parent().unwrap().join(&target).exists() {
+                found.push(format!("{}: {target}", place(&file, line)));
+            }
+        }
+    }
+    assert!(found.is_empty(), "links that lead nowhere: {found:#?}");
+}
+
+#[test]
+fn the_map_and_its_pages_can_be_read() {
+    let map = root().join("ARCHITECTURE.md");
+    let lines = read(&map).lines().count();
+    assert!(lines <= MAP_LINES_MAX, "ARCHITECTURE.md has {lines} lines, {MAP_LINES_MAX} at most");
+    let mut pages = texts(&root().join("docs/design"));
+    assert!(!pages.is_empty());
+    pages.push(map);
+    let mut found = Vec::new();
+    for page in pages {
+        found.extend(long_lines(&read(&page)).into_iter().map(|line| place(&page, line)));
+    }
+    assert!(found.is_empty(), "lines of more than {LINE_CHARS_MAX} characters: {found:#?}");
+}
+
+#[test]
+fn each_page_of_the_design_is_on_the_map() {
+    let map = read(&root().join("ARCHITECTURE.md"));
+    for page in texts(&root().join("docs/design")) {
+        let name = format!("docs/design/{}", page.file_name().unwrap().to_string_lossy());
+        assert!(map.contains(&name), "ARCHITECTURE.md does not name {name}");
+    }
+}
+
+#[test]
+fn what_is_wrong_is_found() {
+    let [first, last] = OUTSIDE[0];
+    let text = format!("one\nas {first}{last} section 4 says\n");
+    assert_eq!(outside(&text), [2]);
+    assert!(outside("as the design says, by reference to the page\n").is_empty());
+    // Written in halves again: these documents are not there.
+    let text = "see `@a-b/c.md`, @x.md.\n//! (`@y_1.md`, MTU) @design/*.md ../@z.md @ d.md";
+    let named: Vec<(usize, String)> = documents(&text.replace('@', "docs/"));
+    let expected = [(1, "@a-b/c.md"), (1, "@x.md"), (2, "@y_1.md")];
+    assert_eq!(named, expected.map(|(line, path)| (line, path.replace('@', "docs/"))));
+    let text = "[a](b.md) and ![c](d.svg#e), [f](https://g.example/h.md)\n[i](#j)\n[k] (l)";
+    assert_eq!(links(text), [(1, "b.md".to_owned()), (1, "d.svg".to_owned())]);
+    let long = "é".repeat(LINE_CHARS_MAX);
+    assert_eq!(long_lines(&format!("{long}\n{long}x\n")), [2]);
+}
+
+/// The lines that name a text outside of the tree.
+fn outside(text: &str) -> Vec<usize> {
+    let names = OUTSIDE.map(|halves| halves.concat());
+    numbered(text)
+        .filter(|(_, line)| names.iter().any(|name| line.contains(name)))
+        .map(|(number, _)| number)
+        .collect()
+}
+
+/// The documents that a text names by their path from the root, with their lines.
+fn documents(text: &str) -> Vec<(usize, String)> {
+    let is_of_path = |c: char| c.is_ascii_alphanumeric() || "/-_.".contains(c);
+    let mut found = Vec::new();
+    for (number, line) in numbered(text) {
+        for (start, _) in line.match_indices("docs/") {
+            // What stands in front belongs to another path, as in a link of a document to its neighbour.
+            if line[..start].ends_with(is_of_path) {
+                continue;
+            }
+            let rest = &line[start..];
+            let path = &rest[..rest.find(|c| !is_of_path(c)).unwrap_or(rest.len())];
+            let path = path.trim_end_matches('.');
+            if path.ends_with(".md") {
+                found.push((number, path.to_owned()));
+            }
+        }
+    }
+    found
+}
+
+/// Where the links of a document lead in the tree, with their lines.
+fn links(text: &str) -> Vec<(usize, String)> {
+    let mut found = Vec::new();
+    for (number, line) in numbered(text) {
+        for (_, rest) in line.match_indices("](").map(|(at, _)| line.split_at(at + 2)) {
+            let Some((target, _)) = rest.split_once(')') else { continue };
+            let target = target.split('#').next().unwrap_or_default();
+            if !target.is_empty() && !target.contains("://") {
+                found.push((number, target.to_owned()));
+            }
+        }
+    }
+    found
+}
+
+fn long_lines(text: &str) -> Vec<usize> {
+    numbered(text)
+        .filter(|(_, line)| line.chars().count() > LINE_CHARS_MAX)
+        .map(|(number, _)| number)
+        .collect()
+}
+
+fn numbered(text: &str) -> impl Iterator<Item = (usize, &str)> {
+    (1..).zip(text.lines())
+}
+
+/// The sources and documents below a directory.
+fn texts(directory: &Path) -> Vec<PathBuf> {
+    let mut files = Vec::new();
+    for entry in std::fs::read_dir(directory).unwrap() {
+        let path = entry.unwrap().path();
+        let name = path.file_name().unwrap().to_string_lossy().into_owned();
+        if path.is_dir() {
+            if !NOT_OURS.contains(&name.as_str()) {
+                files.extend(texts(&path));
+            }
+        } else if ["rs", "md", "toml", "yml", "sh"].iter().any(|end| is(&path, end))
+            || name == "dev"
+        {
+            files.push(path);
+        }
+    }
+    files
+}
+
+fn is(file: &Path, extension: &str) -> bool {
+    file.extension().is_some_and(|found| found == extension)
+}
+
+fn read(file: &Path) -> String {
+    std::fs::read_to_string(file).unwrap()
+}
+
+fn place(file: &Path, line: usize) -> String {
+    format!("{}:{line}", file.strip_prefix(root()).unwrap_or(file).display())
+}
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
