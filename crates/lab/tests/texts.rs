@@ -13,13 +13,15 @@ const MAP_LINES_MAX: usize = 300;
 /// Characters of a line of it, and of a page of the design.
 const LINE_CHARS_MAX: usize = 120;
 
-/// Directories that are not texts of ours: what builds leave, and git's own.
-const NOT_OURS: [&str; 4] = ["target", ".git", "corpus", "artifacts"];
+/// Where the texts are, beside those at the root.
+const DIRECTORIES: [&str; 5] = [".ci", "crates", "docs", "fuzz", "packaging"];
+/// Directories in there that builds and the fuzzer fill.
+const NOT_OURS: [&str; 3] = ["target", "corpus", "artifacts"];
 
 #[test]
 fn no_text_outside_of_the_tree_is_named() {
     let mut found = Vec::new();
-    for file in texts(&root()) {
+    for file in all_texts() {
         found.extend(outside(&read(&file)).into_iter().map(|line| place(&file, line)));
     }
     assert!(found.is_empty(), "texts that readers do not have are named in {found:#?}");
@@ -28,7 +30,7 @@ fn no_text_outside_of_the_tree_is_named() {
 #[test]
 fn each_document_that_is_named_is_there() {
     let mut found = Vec::new();
-    for file in texts(&root()) {
+    for file in all_texts() {
         for (line, path) in documents(&read(&file)) {
             if !root().join(&path).is_file() {
                 found.push(format!("{}: {path}", place(&file, line)));
@@ -41,7 +43,7 @@ fn each_document_that_is_named_is_there() {
 #[test]
 fn each_link_of_a_document_leads_somewhere() {
     let mut found = Vec::new();
-    for file in texts(&root()).into_iter().filter(|file| is(file, "md")) {
+    for file in all_texts().into_iter().filter(|file| is(file, "md")) {
         for (line, target) in links(&read(&file)) {
             if !file.parent().unwrap().join(&target).exists() {
                 found.push(format!("{}: {target}", place(&file, line)));
@@ -148,23 +150,32 @@ fn numbered(text: &str) -> impl Iterator<Item = (usize, &str)> {
     (1..).zip(text.lines())
 }
 
-/// The sources and documents below a directory.
+/// The sources and documents of the tree.
+fn all_texts() -> Vec<PathBuf> {
+    let at_root = std::fs::read_dir(root()).unwrap().map(|entry| entry.unwrap().path());
+    let mut files: Vec<PathBuf> = at_root.filter(|path| is_text(path)).collect();
+    files.extend(DIRECTORIES.iter().flat_map(|directory| texts(&root().join(directory))));
+    files
+}
+
+/// Those below a directory.
 fn texts(directory: &Path) -> Vec<PathBuf> {
     let mut files = Vec::new();
     for entry in std::fs::read_dir(directory).unwrap() {
         let path = entry.unwrap().path();
         let name = path.file_name().unwrap().to_string_lossy().into_owned();
-        if path.is_dir() {
-            if !NOT_OURS.contains(&name.as_str()) {
-                files.extend(texts(&path));
-            }
-        } else if ["rs", "md", "toml", "yml", "sh"].iter().any(|end| is(&path, end))
-            || name == "dev"
-        {
+        if path.is_dir() && !NOT_OURS.contains(&name.as_str()) {
+            files.extend(texts(&path));
+        } else if is_text(&path) {
             files.push(path);
         }
     }
     files
+}
+
+fn is_text(path: &Path) -> bool {
+    let known = ["rs", "md", "toml", "yml", "sh"].iter().any(|end| is(path, end));
+    path.is_file() && (known || path.ends_with("dev") || path.ends_with(".ci/run"))
 }
 
 fn is(file: &Path, extension: &str) -> bool {
