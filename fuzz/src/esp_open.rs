@@ -1,7 +1,7 @@
 //! Opening ESP packets. Input: cipher and kind 1 byte; then, if bit 1 is set, a packet; else how many
 //! alterations 1 byte, each as `alter` has them, and the plaintext.
 
-use weft_crypto::{Cipher, OpenError, OpeningSa, SaKey, Sealer, SealingSa};
+use weft_crypto::{Cipher, OpenError, OpeningSa, SaKey, SealingSa};
 use weft_packet::esp;
 
 use super::alter;

@@ -26,8 +26,7 @@ pub use identity::{
 };
 pub use library::{Choice, Library, SizeClass, prefer, preferred, preferred_for_data};
 pub use sa::{
-    ESP_HEADER_LEN, ESP_ICV_LEN, OpenError, OpeningKey, OpeningSa, Reserved, SealError, Sealer,
-    SealingSa,
+    ESP_HEADER_LEN, ESP_ICV_LEN, OpenError, OpeningKey, OpeningSa, Reserved, SealError, SealingSa,
 };
 pub use schedule::derive_sa_key;
 pub use secret::{EpochSecret, SaKey, SessionKey};

@@ -5,8 +5,8 @@
 //! opcode, key id and peer id, which path choice calls the SPI there.
 
 use weft_crypto::{
-    Format, OpenError, OpeningKey, PeerId, ReplayWindow, Reserved, Sealer, SealingSa, TunnelEnd,
-    TunnelWay, ovpn,
+    Format, OpenError, OpeningKey, PeerId, ReplayWindow, Reserved, SealingSa, TunnelEnd, TunnelWay,
+    ovpn,
 };
 use weft_openvpn::data::PING;
 use weft_packet::esp;

@@ -6,8 +6,8 @@
 use std::time::{Duration, Instant};
 
 use weft_crypto::{
-    Choice, Cipher, ESP_HEADER_LEN, ESP_ICV_LEN, Library, OpeningSa, SaKey, Sealer, SealingSa,
-    SizeClass, prefer,
+    Choice, Cipher, ESP_HEADER_LEN, ESP_ICV_LEN, Library, OpeningSa, SaKey, SealingSa, SizeClass,
+    prefer,
 };
 
 /// What the whole race may take, in milliseconds; who has not run by then keeps the default library.

@@ -144,7 +144,8 @@ mod tests {
         let (key_id, peer) = (KeyId::new(5).unwrap(), PeerNumber::new(9));
         let mut bytes = [0; OVERHEAD_BYTES + 3];
         let mut reserved = key.reserve(1, first_word(key_id, peer)).unwrap();
-        assert_eq!(reserved.seal(&mut bytes, 0, b"abc"), Ok(bytes.len()));
+        bytes[OVERHEAD_BYTES..].copy_from_slice(b"abc");
+        assert_eq!(reserved.seal_in_place(&mut bytes, 3), Ok(bytes.len()));
         let packet = DataPacket::parse(&bytes).unwrap();
         assert_eq!((packet.key_id, packet.peer, packet.packet_id), (key_id, peer, 1));
         assert_eq!(packet.ciphertext.len(), 3);

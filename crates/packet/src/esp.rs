@@ -23,8 +23,6 @@ pub const ALIGN: usize = 4;
 pub const INNER_LEN: usize = crate::udp::LEN + vxlan::LEN;
 /// The byte of a NAT keepalive datagram (RFC 3948 section 2.3).
 pub const KEEPALIVE: u8 = 0xff;
-/// Interval of NAT keepalives, in seconds.
-pub const KEEPALIVE_INTERVAL_S: u64 = 20;
 /// The first four bytes of a datagram that is not ESP (RFC 3948 section 2.2).
 pub const NON_ESP_MARKER: [u8; 4] = [0; 4];
 /// The lowest SPI that may be allocated: 1 to 255 are reserved (RFC 4303 section 2.1).

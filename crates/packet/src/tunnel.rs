@@ -11,9 +11,6 @@ use crate::vxlan::VxlanHeader;
 
 /// Bytes in front of the frame.
 pub const HEADERS_LEN: usize = ipv6::LEN + esp::INNER_LEN;
-/// Outer packet less inner IP packet, over IPv4: IPv4 20, UDP 8, opcode to tag 24, IPv6 40, UDP and VXLAN
-/// 16, Ethernet 14.
-pub const OVERHEAD_V4: usize = 122;
 
 const HOP_LIMIT: u8 = 64;
 const VERSION_6: u32 = 6 << 28;

@@ -6,7 +6,7 @@ use std::ops::Range;
 use zeroize::Zeroizing;
 
 use super::opening::LimitedKey;
-use super::sealing::{Ids, Spent, gather};
+use super::sealing::{Ids, Spent, packet_of};
 use super::{
     FIRST_WORD_BYTES, HEADER_BYTES, KeyLengthError, NONCE_TAIL_BYTES, OVERHEAD_BYTES, OpenError,
     SealError, TAG_BYTES, Usage, usage,
@@ -127,25 +127,7 @@ impl Reserved<'_> {
         datagram: &mut [u8],
         plaintext_len: usize,
     ) -> Result<usize, SealError> {
-        self.seal(datagram, plaintext_len, &[])
-    }
-
-    /// Seals a datagram whose plaintext begins in place, `head_len` bytes of it, and goes on with
-    /// `extra` from another buffer.
-    ///
-    /// On entry `datagram` is [`OVERHEAD_BYTES`] bytes of room, the head, room for `extra`, anything.
-    /// Returns the packet's length.
-    ///
-    /// # Errors
-    /// [`SealError`]; then the head is as it was.
-    #[inline]
-    pub fn seal(
-        &mut self,
-        datagram: &mut [u8],
-        head_len: usize,
-        extra: &[u8],
-    ) -> Result<usize, SealError> {
-        let packet = gather(datagram, OVERHEAD_BYTES, 0, head_len, extra)?;
+        let packet = packet_of(OVERHEAD_BYTES, plaintext_len, datagram)?;
         let total = packet.len();
         let (header, rest) =
             packet.split_first_chunk_mut::<HEADER_BYTES>().ok_or(SealError::NoRoom)?;
@@ -321,8 +303,10 @@ mod tests {
 
     fn packet(key: &SealingKey, plaintext: &[u8]) -> Vec<u8> {
         let mut datagram = vec![0; OVERHEAD_BYTES + plaintext.len()];
-        let mut reserved = key.reserve(1, FIRST_WORD).unwrap();
-        assert_eq!(reserved.seal(&mut datagram, 0, plaintext), Ok(datagram.len()));
+        datagram[OVERHEAD_BYTES..].copy_from_slice(plaintext);
+        let sealed =
+            key.reserve(1, FIRST_WORD).unwrap().seal_in_place(&mut datagram, plaintext.len());
+        assert_eq!(sealed, Ok(datagram.len()));
         datagram
     }
 
@@ -355,23 +339,21 @@ mod tests {
 
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(64))]
-        /// However the plaintext is split between the two buffers, the packet is the same and opens;
-        /// nothing behind it is touched.
+        /// Nothing behind the packet is touched.
         #[test]
-        fn opens_what_was_sealed_in_two_parts(
+        fn opens_what_was_sealed(
             plaintext in prop::collection::vec(any::<u8>(), 0..=9000),
-            split in any::<prop::sample::Index>(),
             slack in 0_usize..40,
         ) {
             for cipher in DataCipher::ALL {
                 let (sealing, mut opening) = pair(cipher);
                 let whole = packet(&pair(cipher).0, &plaintext);
-                let split = split.index(plaintext.len() + 1);
                 let total = OVERHEAD_BYTES + plaintext.len();
                 let mut datagram = vec![0xee; total + slack];
-                datagram[OVERHEAD_BYTES..][..split].copy_from_slice(&plaintext[..split]);
+                datagram[OVERHEAD_BYTES..][..plaintext.len()].copy_from_slice(&plaintext);
                 let mut reserved = sealing.reserve(1, FIRST_WORD).unwrap();
-                prop_assert_eq!(reserved.seal(&mut datagram, split, &plaintext[split..]), Ok(total));
+                let sealed = reserved.seal_in_place(&mut datagram, plaintext.len());
+                prop_assert_eq!(sealed, Ok(total));
                 prop_assert_eq!(&datagram[..total], &whole[..]);
                 prop_assert!(datagram[total..].iter().all(|byte| *byte == 0xee));
                 prop_assert_eq!(opening.open(&datagram[..total]), Ok(plaintext.clone()));
@@ -512,23 +494,27 @@ mod tests {
 
     #[test]
     fn a_datagram_without_room_uses_no_packet_id() {
+        const PLAINTEXT: usize = 3_100;
         let (sealing, _) = pair(DataCipher::Aes256Gcm);
         let mut reserved = sealing.reserve(1, FIRST_WORD).unwrap();
-        let extra = [1; 3000];
-        let fitting = OVERHEAD_BYTES + 100 + extra.len();
+        let fitting = OVERHEAD_BYTES + PLAINTEXT;
         for len in [0, 7, 8, 23, 24, 124, fitting - 1] {
             let mut datagram = vec![5; len];
-            assert_eq!(reserved.seal(&mut datagram, 100, &extra), Err(SealError::NoRoom), "{len}");
+            assert_eq!(
+                reserved.seal_in_place(&mut datagram, PLAINTEXT),
+                Err(SealError::NoRoom),
+                "{len}"
+            );
             assert!(datagram.iter().all(|byte| *byte == 5));
         }
         for head_len in [usize::MAX, usize::MAX - OVERHEAD_BYTES, 65 - OVERHEAD_BYTES] {
             assert_eq!(reserved.seal_in_place(&mut [0; 64], head_len), Err(SealError::NoRoom));
         }
         let mut datagram = vec![0; fitting];
-        assert_eq!(reserved.seal(&mut datagram, 100, &extra), Ok(fitting));
+        assert_eq!(reserved.seal_in_place(&mut datagram, PLAINTEXT), Ok(fitting));
         assert_eq!(datagram[4..8], [0, 0, 0, 1]);
         // One was reserved, one is used.
-        assert_eq!(reserved.seal(&mut datagram, 100, &extra), Err(SealError::Exhausted));
+        assert_eq!(reserved.seal_in_place(&mut datagram, PLAINTEXT), Err(SealError::Exhausted));
     }
 
     #[test]

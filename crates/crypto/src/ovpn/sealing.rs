@@ -1,4 +1,4 @@
-//! What sealing is in both layouts: packet ids, and the plaintext put together.
+//! What sealing is in both layouts: packet ids, and room in the datagram.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -100,23 +100,13 @@ impl Drop for Ids<'_> {
     }
 }
 
-/// Copies `extra` behind the head that stands behind `front` bytes; `back` bytes must have room behind
-/// both. Returns the packet.
-///
-/// A copy, since the libraries put a tag behind plaintext of a second buffer, and a classic packet has
-/// its tag in front.
+/// The packet with so many bytes of plaintext at the beginning of `datagram`.
 #[inline]
-pub(super) fn gather<'a>(
-    datagram: &'a mut [u8],
-    front: usize,
-    back: usize,
-    head_len: usize,
-    extra: &[u8],
-) -> Result<&'a mut [u8], SealError> {
-    let head_end = front.checked_add(head_len).ok_or(SealError::NoRoom)?;
-    let end = head_end.checked_add(extra.len()).ok_or(SealError::NoRoom)?;
-    let total = end.checked_add(back).ok_or(SealError::NoRoom)?;
-    let packet = datagram.get_mut(..total).ok_or(SealError::NoRoom)?;
-    packet[head_end..end].copy_from_slice(extra);
-    Ok(packet)
+pub(super) fn packet_of(
+    overhead: usize,
+    plaintext_len: usize,
+    datagram: &mut [u8],
+) -> Result<&mut [u8], SealError> {
+    let total = overhead.checked_add(plaintext_len).ok_or(SealError::NoRoom)?;
+    datagram.get_mut(..total).ok_or(SealError::NoRoom)
 }

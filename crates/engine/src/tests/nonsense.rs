@@ -2,7 +2,7 @@
 //! panics, everything is counted, and what still goes out arrives as the referee has it.
 
 use proptest::prelude::*;
-use weft_crypto::{Sealer, SealingSa};
+use weft_crypto::SealingSa;
 use weft_io::udp::RUN_BYTES_MAX;
 use weft_packet::esp;
 

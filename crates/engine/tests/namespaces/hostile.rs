@@ -10,7 +10,7 @@ use crate::common::{
     Events, Host, PATH, PATIENCE, VNI, flows, fresh_namespace, ip, key, pattern, strangers,
     two_hosts,
 };
-use weft_crypto::{Cipher, PeerId, Sealer, SealingSa};
+use weft_crypto::{Cipher, PeerId, SealingSa};
 use weft_engine::{DropReason, Engine, EngineConfig, EngineError, Work};
 use weft_io::namespace::run_in;
 use weft_io::uninterrupted;

@@ -4,9 +4,9 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::derivation::{EpochKey, next};
-use super::{COUNTER_MAX, EPOCH_HEADER_BYTES, EPOCH_MAX, nonce};
+use super::{COUNTER_MAX, EPOCH_HEADER_BYTES, EPOCH_MAX, EPOCH_OVERHEAD_BYTES, nonce};
 use crate::library::{Choice, preferred_for_data};
-use crate::ovpn::sealing::{Ids, Spent, gather};
+use crate::ovpn::sealing::{Ids, Spent, packet_of};
 use crate::ovpn::{FIRST_WORD_BYTES, SealError, TAG_BYTES, Usage, usage};
 use crate::{DataCipher, EpochSecret};
 
@@ -173,25 +173,7 @@ impl EpochReserved<'_> {
         datagram: &mut [u8],
         plaintext_len: usize,
     ) -> Result<usize, SealError> {
-        self.seal(datagram, plaintext_len, &[])
-    }
-
-    /// Seals a datagram whose plaintext begins in place, `head_len` bytes of it, and goes on with
-    /// `extra` from another buffer.
-    ///
-    /// On entry `datagram` is [`EPOCH_HEADER_BYTES`] bytes of room, the head, room for `extra` and the
-    /// tag, anything. Returns the packet's length.
-    ///
-    /// # Errors
-    /// [`SealError`]; then the head is as it was.
-    #[inline]
-    pub fn seal(
-        &mut self,
-        datagram: &mut [u8],
-        head_len: usize,
-        extra: &[u8],
-    ) -> Result<usize, SealError> {
-        let packet = gather(datagram, EPOCH_HEADER_BYTES, TAG_BYTES, head_len, extra)?;
+        let packet = packet_of(EPOCH_OVERHEAD_BYTES, plaintext_len, datagram)?;
         let total = packet.len();
         let (header, rest) =
             packet.split_first_chunk_mut::<EPOCH_HEADER_BYTES>().ok_or(SealError::NoRoom)?;
