@@ -199,7 +199,7 @@ impl OpeningKey {
         window: &mut ReplayWindow,
         packet: &mut [u8],
     ) -> Result<Range<usize>, OpenError> {
-        let (sequence, plain) = self.open_ahead(window, packet)?;
+        let (sequence, plain) = self.open_pipelined(window, packet)?;
         window.mark(sequence);
         Ok(plain)
     }
@@ -212,7 +212,7 @@ impl OpeningKey {
     /// # Errors
     /// [`OpenError`]; after [`OpenError::Forged`] the packet's bytes are of no use.
     #[inline]
-    pub fn open_ahead(
+    pub fn open_pipelined(
         &self,
         window: &ReplayWindow,
         packet: &mut [u8],

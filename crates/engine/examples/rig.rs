@@ -9,12 +9,14 @@
 use std::io::Read;
 use std::net::{IpAddr, SocketAddr};
 
-use std::time::Duration;
 use weft_crypto::{Cipher, PeerId, SaKey};
 use weft_engine::{Engine, EngineConfig};
-use weft_path::{
-    Encapsulation, Endpoint, EngineCommand, EngineKind, InboundSa, Mac, OutboundSa, PathId, Vni,
-};
+use weft_path::{Endpoint, EngineCommand, EngineKind, InboundSa, Mac, OutboundSa, PathId, Vni};
+
+#[path = "../src/sample_sas.rs"]
+mod sample_sas;
+
+use sample_sas::{inbound_sa, outbound_sa};
 
 type Error = Box<dyn std::error::Error>;
 
@@ -47,13 +49,13 @@ fn main() -> Result<(), Error> {
             remote: std::net::Ipv4Addr::LOCALHOST.into(),
             peer,
             path: PATH,
-            sa: inbound_sa(inbound, cipher),
+            sa: inbound_of(inbound, cipher),
         },
         EngineCommand::InstallOutbound {
             engine: EngineKind::Userspace,
             peer,
             path: PATH,
-            sa: outbound_sa(outbound, cipher),
+            sa: outbound_of(outbound, cipher),
             remote,
         },
         EngineCommand::SetPathMtu { path: PATH, mtu: MTU },
@@ -79,32 +81,10 @@ fn key(spi: u32) -> SaKey {
     SaKey::from_bytes([spi.to_le_bytes()[0]; 36])
 }
 
-fn inbound_sa(spi: u32, cipher: Cipher) -> InboundSa {
-    InboundSa {
-        spi,
-        lane: 0,
-        cipher,
-        key: key(spi),
-        encapsulation: Encapsulation::Udp,
-        remote_engine: EngineKind::Userspace,
-        lifetime: Duration::MAX,
-    }
+fn inbound_of(spi: u32, cipher: Cipher) -> InboundSa {
+    InboundSa { cipher, key: key(spi), ..inbound_sa(spi) }
 }
 
-fn outbound_sa(spi: u32, cipher: Cipher) -> OutboundSa {
-    OutboundSa {
-        spi,
-        lane: 0,
-        cipher,
-        key: key(spi),
-        rco: true,
-        iv_salt: 0x0123_4567_89ab_cdef,
-        packets_soft: u64::MAX,
-        packets_hard: u64::MAX,
-        bytes_soft: u64::MAX,
-        bytes_hard: u64::MAX,
-        encapsulation: Encapsulation::Udp,
-        remote_engine: EngineKind::Userspace,
-        lifetime: Duration::MAX,
-    }
+fn outbound_of(spi: u32, cipher: Cipher) -> OutboundSa {
+    OutboundSa { cipher, key: key(spi), iv_salt: 0x0123_4567_89ab_cdef, ..outbound_sa(spi) }
 }

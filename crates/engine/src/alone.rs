@@ -1,7 +1,7 @@
 //! The engine alone: one lane's hot path between devices that cost nothing.
 //!
 //! A TAP device that hands out one prepared super-packet and swallows what is written, and a socket
-//! that swallows runs, or hands out sealed ones. What is left is what one core spends on sealing and
+//! that swallows GSO batches, or hands out sealed ones. What is left is what one core spends on sealing and
 //! opening, without the kernel's copies and calls: the engine's limit on this host.
 
 mod crowd;
@@ -19,16 +19,17 @@ use weft_io::udp::{RUN_BYTES_MAX, RUN_SEGMENTS_MIN, RecvBatch, Remote, UdpSocket
 use weft_packet::vnet::{self, VnetHeader};
 use weft_packet::{checksum, esp, ethernet, ipv4, tcp, udp};
 use weft_path::{
-    Encapsulation, Endpoint, EngineCommand, EngineEvent, EngineKind, InboundSa, Mac, OutboundSa,
-    PathId, Vni,
+    Endpoint, EngineCommand, EngineEvent, EngineKind, InboundSa, Mac, OutboundSa, PathId, Vni,
 };
 
-use crate::counters::{Registry, WorkerCounters};
-use crate::device::{Env, FrameSink, RunSink};
 use crate::error::EngineError;
-use crate::receive::{RUN_MESSAGES_MAX, Receiver};
-use crate::state::{State, key_of};
-use crate::transmit::Transmitter;
+use crate::ports::device::{Env, FrameSink, GsoSink};
+use crate::ports::socket_buckets::RUN_MESSAGES_MAX;
+use crate::rx::receiver::Receiver;
+use crate::sample_sas::{inbound_sa, outbound_sa};
+use crate::stats::counters::{Registry, WorkerCounters};
+use crate::tables::state::{State, key_of};
+use crate::tx::transmitter::Transmitter;
 
 pub use self::crowd::{measure_helped, measure_lanes};
 
@@ -275,23 +276,23 @@ impl FrameSink for Void {
     }
 }
 
-impl RunSink for Void {
+impl GsoSink for Void {
     #[inline]
-    fn send_run(&self, run: &[u8], segment: usize, _to: &Remote) -> io::Result<()> {
-        black_box((run, segment));
+    fn send_batch(&self, batch: &[u8], segment: usize, _to: &Remote) -> io::Result<()> {
+        black_box((batch, segment));
         Ok(())
     }
 }
 
-/// A socket whose runs arrive in a batch at once.
+/// A socket whose GSO batches arrive in a batch at once.
 struct Wire<'a> {
     batch: RefCell<&'a mut RecvBatch>,
     source: Remote,
 }
 
-impl RunSink for Wire<'_> {
-    fn send_run(&self, run: &[u8], segment: usize, _to: &Remote) -> io::Result<()> {
-        let taken = self.batch.borrow_mut().push(run, segment, &self.source);
+impl GsoSink for Wire<'_> {
+    fn send_batch(&self, batch: &[u8], segment: usize, _to: &Remote) -> io::Result<()> {
+        let taken = self.batch.borrow_mut().push(batch, segment, &self.source);
         if taken { Ok(()) } else { Err(io::ErrorKind::WouldBlock.into()) }
     }
 }
@@ -307,30 +308,8 @@ fn mac(number: u32) -> Mac {
 /// The peer, its path with one SA each way, under a key that seals nothing else, and its endpoints.
 fn commands(cipher: Cipher, remote: SocketAddr) -> [EngineCommand; 4] {
     let key = SaKey::from_bytes([3; 36]);
-    let inbound = InboundSa {
-        spi: SPI,
-        lane: 0,
-        cipher,
-        key: key.clone(),
-        encapsulation: Encapsulation::Udp,
-        remote_engine: EngineKind::Userspace,
-        lifetime: Duration::MAX,
-    };
-    let outbound = OutboundSa {
-        spi: SPI,
-        lane: 0,
-        cipher,
-        key,
-        rco: true,
-        iv_salt: 11,
-        packets_soft: u64::MAX,
-        packets_hard: u64::MAX,
-        bytes_soft: u64::MAX,
-        bytes_hard: u64::MAX,
-        encapsulation: Encapsulation::Udp,
-        remote_engine: EngineKind::Userspace,
-        lifetime: Duration::MAX,
-    };
+    let inbound = InboundSa { cipher, key: key.clone(), ..inbound_sa(SPI) };
+    let outbound = OutboundSa { cipher, key, ..outbound_sa(SPI) };
     let endpoint = |number| Endpoint { mac: mac(number), addresses: Vec::new() };
     let add = (0..ENDPOINTS).map(|number| (endpoint(number), PEER)).collect();
     let engine = EngineKind::Userspace;
@@ -424,7 +403,7 @@ mod tests {
     #![allow(clippy::unwrap_used)]
 
     use super::*;
-    use crate::counters::Work;
+    use crate::stats::counters::Work;
 
     const LOADS: [Load; 3] =
         [Load::Tcp { link_mtu: 1500 }, Load::Tcp { link_mtu: 9000 }, Load::Udp { payload: 64 }];

@@ -32,7 +32,7 @@ pub enum EngineError {
     /// More commands wait than the queue holds: ours. Give it again later.
     #[error(
         "more than {} commands wait for the engine: give this one again later",
-        crate::COMMANDS_QUEUED_MAX
+        crate::limits::COMMANDS_QUEUED_MAX
     )]
     Busy,
     /// One path cannot be what it was to be: what the peer offered does not fit this host. All others go on.

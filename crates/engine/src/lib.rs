@@ -6,169 +6,76 @@
 //! packet.
 #![forbid(unsafe_code)]
 
-mod ahead;
 #[cfg(any(test, feature = "alone"))]
 pub mod alone;
-mod awake;
-mod buckets;
-mod control;
-mod counters;
-mod crew;
+mod config;
 pub mod dco;
-mod decide;
-mod device;
 mod error;
-mod flows;
-mod format;
-mod gate;
-mod helper;
-mod lane;
-mod limit;
-mod load;
+mod limits;
 mod ports;
-mod queues;
 pub mod race;
-mod receive;
-mod repeats;
-mod run;
-mod state;
-mod table;
+mod rate_limit;
+mod rx;
+#[cfg(any(test, feature = "alone"))]
+mod sample_sas;
+mod stats;
+mod tables;
 #[cfg(test)]
 mod tests;
-#[cfg(test)]
-mod tests_ecn;
-mod transmit;
-mod turns;
-mod worker;
+mod tx;
+mod workers;
 
-use std::net::IpAddr;
 use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Duration;
 
-use weft_crypto::PeerId;
 use weft_io::IoError;
 use weft_io::keylog::KeyLog;
 use weft_io::offload::{self, Offloads};
 use weft_io::poller::Waker;
-use weft_path::{EngineCommand, EngineEvent, Mac, Vni};
+use weft_io::tap::Tap;
+use weft_path::{EngineCommand, EngineEvent, Mac};
 
-pub use crate::awake::AWAKE_US;
-pub use crate::counters::{
+pub use crate::config::{EngineConfig, PORT, default_workers};
+pub use crate::error::EngineError;
+pub use crate::limits::{
+    BUSY_POLL_MAX, COMMANDS_QUEUED_MAX, DEFAULT_WORKERS_MAX, DEFAULT_WORKERS_MIN, WORKERS_MAX,
+};
+pub use crate::ports::direct::{PORTS_MAX, PortTraffic};
+pub use crate::rate_limit::EVENT_INTERVAL_MS;
+pub use crate::stats::counters::{
     Counters, Direction, DropReason, LaneTraffic, PeerTraffic, SaTraffic, Traffic, Work,
     WorkerTotals,
 };
-pub use crate::decide::{HELP_LOOK_MS, HELP_QUIET_LOOK_MS, HELPERS_MAX};
-pub use crate::error::EngineError;
-pub use crate::lane::{LANE_ASK_MS, LANE_ASKS_MAX, LANE_IDLE_LOOKS, LANE_LOOK_MS, LANE_MISSES_MAX};
-pub use crate::ports::{PORTS_MAX, PortTraffic};
-pub use crate::repeats::{REPEATS_PAUSE_S, REPEATS_PER_S_MAX};
-pub use crate::run::{EVENT_INTERVAL_MS, RUNS_RETRY_S, SEND_TRIES_MAX};
-pub use crate::state::{ENDPOINTS_MAX, INBOUND_SAS_MAX, LANES_MAX, PEERS_MAX};
-pub use crate::transmit::TOO_LONG_ANSWERS_PER_S;
-pub use crate::worker::{SENDINGS_MAX, TAP_BYTES_MAX, TAP_READS_MAX, UDP_BATCHES_MAX, UNITS_MAX};
+pub use crate::tables::lane::{
+    LANE_ASK_MS, LANE_ASKS_MAX, LANE_IDLE_LOOKS, LANE_LOOK_MS, LANE_MISSES_MAX,
+};
+pub use crate::tables::state::{ENDPOINTS_MAX, INBOUND_SAS_MAX, LANES_MAX, PEERS_MAX};
+pub use crate::tx::gso_batch::{RUNS_RETRY_S, SEND_TRIES_MAX};
+pub use crate::tx::repeats::{REPEATS_PAUSE_S, REPEATS_PER_S_MAX};
+pub use crate::tx::transmitter::TOO_LONG_ANSWERS_PER_S;
+pub use crate::workers::busy_poll::BUSY_POLL_US;
+pub use crate::workers::scaling_policy::{HELP_LOOK_MS, HELP_QUIET_LOOK_MS, HELPERS_MAX};
+pub use crate::workers::turn::{
+    SENDINGS_MAX, TAP_BYTES_MAX, TAP_READS_MAX, UDP_BATCHES_MAX, UNITS_MAX,
+};
 
-use crate::counters::Registry;
-use crate::crew::Crew;
-use crate::device::LaneSockets;
-use crate::ports::Ports;
-use crate::state::State;
-use crate::worker::{Sending, Shared};
-
-/// The UDP port of the vector engine.
-pub const PORT: u16 = 6784;
-/// Probes and keepalives that wait to be sent at most.
-pub const COMMANDS_QUEUED_MAX: usize = 4_096;
-/// Workers that an engine can have; each takes eight TAP queues, sixteen sockets and some 4 MiB;
-/// what peers send while it stands still waits in the kernel, at most 16 MiB in each socket, and what
-/// containers send, at most 128 MiB in each queue.
-pub const WORKERS_MAX: usize = weft_io::steer::TAP_WORKERS_MAX;
-
-/// The longest that a worker stays awake with nothing to do.
-pub const BUSY_POLL_MAX: Duration = Duration::from_millis(10);
-
-/// Workers that there are by default at most.
-pub const DEFAULT_WORKERS_MAX: usize = 8;
-/// Workers by default at least, where there are as many processors.
-pub const DEFAULT_WORKERS_MIN: usize = 2;
-
-/// As many workers as leave the other half of the processors, that this thread may use, to the
-/// containers: 1 to [`DEFAULT_WORKERS_MAX`], and two where there are two or three processors, so that
-/// requests do not wait for the thread that has a stream.
-pub fn default_workers() -> usize {
-    let processors = std::thread::available_parallelism().map_or(1, usize::from);
-    (processors / 2).max(processors.min(DEFAULT_WORKERS_MIN)).min(DEFAULT_WORKERS_MAX)
-}
+use crate::config::{check, check_workers};
+use crate::ports::device::LaneSockets;
+use crate::ports::direct::Ports;
+use crate::stats::counters::Registry;
+use crate::tables::state::State;
+use crate::workers::pool::WorkerPool;
+use crate::workers::shared::{Sending, Shared, read};
 
 /// Tries to bind the port again once its sockets were closed, and the pause between them in milliseconds.
 const RENEW_TRIES_MAX: u32 = 20;
 const RENEW_PAUSE_MS: u64 = 50;
 
-/// How an engine is set up.
-#[derive(Clone, Debug)]
-pub struct EngineConfig {
-    /// The TAP device, made if it is not there. Someone else sets it up and puts it in the bridge.
-    pub tap_name: String,
-    /// The TAP device stays when the engine is gone, so that the bridge keeps its port.
-    pub tap_persist: bool,
-    /// The network on the TAP device.
-    pub vni: Vni,
-    /// This host's peer id: of two hosts the one with the lower id begins on lanes beyond the first.
-    pub local: PeerId,
-    /// The address to receive on; `None`: all of the host.
-    pub bind: Option<IpAddr>,
-    /// The UDP port, [`PORT`] by default; 0: any free one. Workers share it.
-    pub port: u16,
-    /// Threads: 1 to [`WORKERS_MAX`].
-    pub workers: usize,
-    /// Helpers of each worker, at most [`HELPERS_MAX`]: threads that seal and open beside it, so that
-    /// one flow uses several cores. `None`: as many as help, while cores idle.
-    pub helpers: Option<usize>,
-    /// The Ethernet address that probes come from; their IPv6 address follows from it.
-    pub probe_mac: Mac,
-    /// MTU of the containers in bytes: what a path carries until `SetPathMtu` says more or less.
-    pub container_mtu: u16,
-    /// Pin each worker to a CPU, in the order of the CPUs that the starting thread may use.
-    pub pin: bool,
-    /// How long a worker stays awake when there is nothing to do, at most [`BUSY_POLL_MAX`]; zero: it
-    /// sleeps at once. It saves a wake-up for each answer that comes in time, and costs processor time
-    /// that nobody else wants. `None`: [`AWAKE_US`] while it pays.
-    pub busy_poll: Option<Duration>,
-    /// Copy the DSCP of the packets inside to the outer header, where an observer sees it.
-    pub copy_dscp: bool,
-    /// Move super-packets where the kernel has them; else every frame and every datagram goes alone.
-    pub offloads: bool,
-    /// Append each SA's keys to this file, for tests with an outside referee.
-    pub keylog: Option<std::path::PathBuf>,
-}
-
-impl EngineConfig {
-    /// The usual settings for the network `vni` on the TAP device `tap_name`.
-    pub fn new(tap_name: impl Into<String>, vni: Vni, container_mtu: u16) -> Self {
-        Self {
-            tap_name: tap_name.into(),
-            tap_persist: false,
-            vni,
-            local: PeerId::from_bytes([0; 32]),
-            bind: None,
-            port: PORT,
-            workers: 1,
-            helpers: None,
-            probe_mac: Mac([0x02, 0x57, 0x45, 0x46, 0x54, 0x00]),
-            container_mtu,
-            pin: false,
-            busy_poll: None,
-            copy_dscp: false,
-            offloads: true,
-            keylog: None,
-        }
-    }
-}
-
 /// A running engine. Dropping it stops it.
 pub struct Engine {
     shared: Arc<RwLock<Shared>>,
-    crew: Mutex<Crew>,
+    pool: Mutex<WorkerPool>,
     first: Mutex<First>,
     registry: Arc<Registry>,
     port: u16,
@@ -206,13 +113,13 @@ impl Engine {
             ports: Ports::new(),
         }));
         let (sendings, queue) = sync_channel(COMMANDS_QUEUED_MAX);
-        let mut crew = Crew::new(config, &offloads, Arc::clone(&shared), Arc::new(events));
-        crew.add(queue)?;
-        crew.resize(config.workers)?;
-        let (waker, port, tap_name) = crew.first()?;
+        let mut pool = WorkerPool::new(config, &offloads, Arc::clone(&shared), Arc::new(events));
+        pool.add(queue)?;
+        pool.resize(config.workers)?;
+        let (waker, port, tap_name) = pool.first()?;
         Ok(Self {
             shared,
-            crew: Mutex::new(crew),
+            pool: Mutex::new(pool),
             first: Mutex::new(First { sendings, waker }),
             registry,
             port,
@@ -295,11 +202,11 @@ impl Engine {
     /// # Errors
     /// What kept a worker from starting; it may be tried again.
     pub fn renew_tap(&self) -> Result<(), EngineError> {
-        let mut crew = self.lock();
+        let mut pool = self.lock();
         let mut tries = 1;
         loop {
             let (sendings, queue) = sync_channel(COMMANDS_QUEUED_MAX);
-            match crew.renew(queue) {
+            match pool.renew(queue) {
                 // A program that this process is just starting still has the old sockets.
                 Err(EngineError::Io(IoError::PortInUse { .. })) if tries < RENEW_TRIES_MAX => {
                     tries += 1;
@@ -307,7 +214,7 @@ impl Engine {
                 }
                 renewed => {
                     renewed?;
-                    let (waker, ..) = crew.first()?;
+                    let (waker, ..) = pool.first()?;
                     let mut first = self.first.lock().unwrap_or_else(PoisonError::into_inner);
                     *first = First { sendings, waker };
                     return Ok(());
@@ -319,9 +226,9 @@ impl Engine {
     /// All counters, read without stopping anyone.
     pub fn counters(&self) -> Counters {
         let (workers, overflows) = {
-            let mut crew = self.lock();
-            crew.bury();
-            (crew.counters(), crew.overflows())
+            let mut pool = self.lock();
+            pool.reap();
+            (pool.counters(), pool.overflows())
         };
         let mut counters = self.registry.read(&workers);
         for (work, count) in &mut counters.work {
@@ -338,6 +245,41 @@ impl Engine {
         let workers = self.lock().counters();
         let dropped = workers.iter().map(|worker| worker.drops_of(DropReason::GoesRound)).sum();
         (dropped, workers.iter().find_map(|worker| worker.went_round()))
+    }
+
+    /// Serves a direct port from now on: the queues of a TAP device that is, or will be, the interface
+    /// of the container with this address. A port that has the address already is let go.
+    ///
+    /// # Errors
+    /// There are [`PORTS_MAX`] of them, or it has no queue.
+    pub fn add_port(&self, mac: Mac, queues: Vec<Tap>) -> Result<(), EngineError> {
+        self.change_ports(|ports| ports.add(mac, queues))
+    }
+
+    /// Lets a direct port go: its device stays if it is persistent. False if there was none.
+    pub fn remove_port(&self, mac: Mac) -> bool {
+        self.change_ports(|ports| ports.remove(mac))
+    }
+
+    /// Whether there is a direct port for this address whose device is there, as far as is known.
+    pub fn has_port(&self, mac: Mac) -> bool {
+        let shared = read(&self.shared);
+        shared.ports.of(mac.0).is_some_and(|port| !port.is_gone())
+    }
+
+    /// What each direct port has carried since it was added.
+    pub fn port_traffic(&self) -> Vec<(Mac, PortTraffic)> {
+        let shared = read(&self.shared);
+        shared.ports.iter().map(|port| (port.mac(), port.traffic())).collect()
+    }
+
+    fn change_ports<T>(&self, change: impl FnOnce(&mut Ports) -> T) -> T {
+        let result = {
+            let mut shared = self.shared.write().unwrap_or_else(PoisonError::into_inner);
+            change(&mut shared.ports)
+        };
+        self.lock().wake();
+        result
     }
 
     /// What the self-test at start found.
@@ -360,8 +302,8 @@ impl Engine {
         drop(self);
     }
 
-    fn lock(&self) -> MutexGuard<'_, Crew> {
-        self.crew.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, WorkerPool> {
+        self.pool.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -375,36 +317,6 @@ impl std::fmt::Debug for Engine {
             .field("port", &self.port)
             .finish_non_exhaustive()
     }
-}
-
-fn check(config: &EngineConfig) -> Result<(), EngineError> {
-    check_workers(config.workers)?;
-    if let Some(given) = config.helpers.filter(|given| *given > HELPERS_MAX) {
-        return Err(EngineError::Configuration {
-            what: "the number of helpers of each worker",
-            allowed: "0 to 7",
-            given: given.to_string(),
-        });
-    }
-    if config.vni.0 >= Vni::PROBE.0 {
-        return Err(EngineError::Configuration {
-            what: "a network identifier",
-            allowed: "under 0xffffff",
-            given: format!("{:#x}", config.vni.0),
-        });
-    }
-    Ok(())
-}
-
-fn check_workers(workers: usize) -> Result<(), EngineError> {
-    if (1..=WORKERS_MAX).contains(&workers) {
-        return Ok(());
-    }
-    Err(EngineError::Configuration {
-        what: "the number of workers",
-        allowed: "1 to 32",
-        given: workers.to_string(),
-    })
 }
 
 const fn name_of(command: &EngineCommand) -> &'static str {

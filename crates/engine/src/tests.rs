@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod drops;
+mod ecn;
 mod exact;
 mod flows;
 mod helped;
@@ -26,16 +27,18 @@ use weft_io::udp::{RUN_BYTES_MAX, Remote, UdpSocket};
 use weft_packet::vnet::{self, VnetHeader};
 use weft_packet::{checksum, ethernet, ipv4, tcp, udp};
 use weft_path::{
-    Encapsulation, Endpoint, EngineCommand, EngineEvent, EngineKind, InboundSa, Mac, OutboundSa,
-    PathId, Vni,
+    Endpoint, EngineCommand, EngineEvent, EngineKind, InboundSa, Mac, OutboundSa, PathId, Vni,
 };
 
-use crate::counters::{Counters, DropReason, Registry, Work, WorkerCounters};
-use crate::device::{Env, FrameSink, Origin, RunSink};
-use crate::receive::Receiver;
-use crate::run::{SEND_TRIES_MAX, errno};
-use crate::state::State;
-use crate::transmit::Transmitter;
+use crate::ports::device::{Env, FrameSink, GsoSink};
+use crate::ports::errno;
+use crate::rx::receiver::Receiver;
+use crate::sample_sas::{inbound_sa, outbound_sa};
+use crate::stats::counters::{Counters, DropReason, Registry, Work, WorkerCounters};
+use crate::tables::lane::Origin;
+use crate::tables::state::State;
+use crate::tx::gso_batch::SEND_TRIES_MAX;
+use crate::tx::transmitter::Transmitter;
 
 const VNI: Vni = Vni(7);
 const PATH: PathId = PathId(1);
@@ -84,26 +87,26 @@ struct Socket {
     kept: Option<RefCell<Vec<Vec<u8>>>>,
 }
 
-impl RunSink for Socket {
-    fn send_run(&self, run: &[u8], segment: usize, to: &Remote) -> io::Result<()> {
+impl GsoSink for Socket {
+    fn send_batch(&self, batch: &[u8], segment: usize, to: &Remote) -> io::Result<()> {
         self.calls.set(self.calls.get() + 1);
         if let Some(kept) = &self.kept {
-            kept.borrow_mut().extend(run.chunks(segment).map(<[u8]>::to_vec));
+            kept.borrow_mut().extend(batch.chunks(segment).map(<[u8]>::to_vec));
             return Ok(());
         }
         let (for_runs, for_single) = self.errors.get();
-        match if run.len() > segment { for_runs } else { for_single } {
+        match if batch.len() > segment { for_runs } else { for_single } {
             Some(error) => Err(io::Error::from_raw_os_error(error)),
-            None => self.real.send_run(run, segment, to),
+            None => self.real.send_run(batch, segment, to),
         }
     }
 
-    fn send_from(&self, from: Origin, run: &[u8], segment: usize, to: &Remote) -> io::Result<()> {
+    fn send_from(&self, from: Origin, batch: &[u8], segment: usize, to: &Remote) -> io::Result<()> {
         if from.may_cut {
-            assert!(run.len() <= segment, "a run is not cut");
+            assert!(batch.len() <= segment, "a batch is not cut");
             self.cut.set(self.cut.get() + 1);
         }
-        self.send_run(run, segment, to)
+        self.send_batch(batch, segment, to)
     }
 }
 
@@ -132,16 +135,13 @@ impl Rig {
         // The one host at both ends: in format `ovpn` the packets name it.
         let (registry, keylog) = (Arc::new(Registry::default()), KeyLog::default());
         let mut state = State::of_host(PEER, VNI, MTU, registry, keylog);
-        let mut outbound = outbound_sa();
+        let mut outbound = outbound_sa(SPI);
         change(&mut outbound);
         let inbound = InboundSa {
-            spi: outbound.spi,
-            lane: 0,
             cipher: outbound.cipher,
             key: outbound.key.clone(),
-            encapsulation: Encapsulation::Udp,
             remote_engine: outbound.remote_engine,
-            lifetime: Duration::MAX,
+            ..inbound_sa(outbound.spi)
         };
         let far = Endpoint { mac: FAR, addresses: Vec::new() };
         let local = Endpoint { mac: LOCAL, addresses: Vec::new() };
@@ -209,7 +209,7 @@ impl Rig {
         let env =
             Env { tap: &self.tap, socket: &self.socket, counters: &self.counters, events: &events };
         loop {
-            let max = self.receiver.messages_max();
+            let max = self.receiver.batch_size.messages_max();
             if self.far_socket.recv(&mut self.receiver.batch, max).is_err() {
                 return;
             }
@@ -236,24 +236,6 @@ impl Rig {
 
     fn drops(&self) -> Vec<(DropReason, u64)> {
         self.counters().drops.into_iter().filter(|(_, count)| *count > 0).collect()
-    }
-}
-
-fn outbound_sa() -> OutboundSa {
-    OutboundSa {
-        spi: SPI,
-        lane: 0,
-        cipher: Cipher::Aes256Gcm,
-        key: SaKey::from_bytes([3; 36]),
-        rco: true,
-        iv_salt: 11,
-        packets_soft: u64::MAX,
-        packets_hard: u64::MAX,
-        bytes_soft: u64::MAX,
-        bytes_hard: u64::MAX,
-        encapsulation: Encapsulation::Udp,
-        remote_engine: EngineKind::Userspace,
-        lifetime: Duration::MAX,
     }
 }
 
@@ -615,7 +597,7 @@ fn a_new_outbound_sa_may_go_elsewhere() {
     let mut rig = Rig::new();
     let elsewhere = UdpSocket::bind(Some(Ipv4Addr::LOCALHOST.into()), 0).unwrap();
     let remote = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), elsewhere.port());
-    let sa = OutboundSa { spi: 999, ..outbound_sa() };
+    let sa = OutboundSa { spi: 999, ..outbound_sa(SPI) };
     rig.command(EngineCommand::InstallOutbound {
         engine: EngineKind::Userspace,
         peer: PEER,
@@ -632,15 +614,7 @@ fn a_new_outbound_sa_may_go_elsewhere() {
 fn commands_that_contradict_what_is_known_change_nothing() {
     let mut rig = Rig::new();
     let other = PeerId::from_bytes([8; 32]);
-    let sa = InboundSa {
-        spi: SPI,
-        lane: 0,
-        cipher: Cipher::Aes256Gcm,
-        key: SaKey::from_bytes([5; 36]),
-        encapsulation: Encapsulation::Udp,
-        remote_engine: EngineKind::Userspace,
-        lifetime: Duration::MAX,
-    };
+    let sa = InboundSa { key: SaKey::from_bytes([5; 36]), ..inbound_sa(SPI) };
     let fresh = InboundSa { spi: SPI + 1, ..sa.clone() };
     for command in [
         EngineCommand::InstallInbound {

@@ -3,14 +3,16 @@
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::time::Duration;
 
 use weft_crypto::{Choice, Cipher, Library, PeerId, SaKey, SizeClass, prefer};
 use weft_engine::{Engine, EngineConfig, PEERS_MAX};
 use weft_io::namespace::unshare_network;
-use weft_path::{
-    Encapsulation, Endpoint, EngineCommand, EngineKind, InboundSa, Mac, OutboundSa, PathId, Vni,
-};
+use weft_path::{Endpoint, EngineCommand, EngineKind, InboundSa, Mac, OutboundSa, PathId, Vni};
+
+#[path = "../src/sample_sas.rs"]
+mod sample_sas;
+
+use sample_sas::{inbound_sa, outbound_sa};
 
 /// What a further peer may take: bytes of resident memory.
 const PEER_BYTES_MAX: usize = 8 << 10;
@@ -35,33 +37,11 @@ fn add_peer(engine: &Engine, number: u32) {
     let (engine_kind, key) = (EngineKind::Userspace, SaKey::from_bytes([number as u8; 36]));
     for lane in 0..LANES {
         let (cipher, spi) = (Cipher::Aes256Gcm, (number + 1) << 8 | u32::from(lane));
-        let sa = InboundSa {
-            spi,
-            lane,
-            cipher,
-            key: key.clone(),
-            encapsulation: Encapsulation::Udp,
-            remote_engine: EngineKind::Userspace,
-            lifetime: Duration::MAX,
-        };
+        let sa = InboundSa { lane, cipher, key: key.clone(), ..inbound_sa(spi) };
         let remote = IpAddr::V4(address);
         let install = EngineCommand::InstallInbound { engine: engine_kind, peer, path, sa, remote };
         engine.command(install).unwrap();
-        let sa = OutboundSa {
-            spi,
-            lane,
-            cipher,
-            key: key.clone(),
-            rco: true,
-            iv_salt: 0,
-            packets_soft: u64::MAX,
-            packets_hard: u64::MAX,
-            bytes_soft: u64::MAX,
-            bytes_hard: u64::MAX,
-            encapsulation: Encapsulation::Udp,
-            remote_engine: EngineKind::Userspace,
-            lifetime: Duration::MAX,
-        };
+        let sa = OutboundSa { lane, cipher, key: key.clone(), ..outbound_sa(spi) };
         let remote = SocketAddr::new(address.into(), 6784);
         let install =
             EngineCommand::InstallOutbound { engine: engine_kind, peer, path, sa, remote };

@@ -202,7 +202,7 @@ impl OpeningKey {
         window: &mut ReplayWindow,
         packet: &mut [u8],
     ) -> Result<Range<usize>, OpenError> {
-        let (packet_id, plain) = self.open_ahead(window, packet)?;
+        let (packet_id, plain) = self.open_pipelined(window, packet)?;
         window.mark(packet_id);
         Ok(plain)
     }
@@ -214,7 +214,7 @@ impl OpeningKey {
     /// # Errors
     /// [`OpenError`]; after [`OpenError::Forged`] the packet's bytes are of no use.
     #[inline]
-    pub fn open_ahead(
+    pub fn open_pipelined(
         &self,
         window: &ReplayWindow,
         packet: &mut [u8],
@@ -424,7 +424,8 @@ mod tests {
         let (sealing, mut opening) = pair(DataCipher::ChaCha20Poly1305);
         let good = packet(&sealing, b"packet");
         for _ in 0..2 {
-            let (packet_id, plain) = opening.0.open_ahead(&opening.1, &mut good.clone()).unwrap();
+            let (packet_id, plain) =
+                opening.0.open_pipelined(&opening.1, &mut good.clone()).unwrap();
             assert_eq!((packet_id, plain), (1, OVERHEAD_BYTES..good.len()));
         }
         assert_eq!(opening.1.accept(1), Ok(()));

@@ -12,14 +12,15 @@ use weft_io::cpu;
 use weft_io::udp::{RUN_SEGMENTS_MIN, RecvBatch};
 
 use super::{Lane, Load, PARTS, Rate, Rates, Void, Wire, ignore, mac, measure_lane, median};
-use crate::counters::WorkerCounters;
-use crate::device::{Env, FrameSink, FrameSource, MessageSource};
 use crate::error::EngineError;
-use crate::gate::Gate;
-use crate::helper::{open_unit, seal_unit};
-use crate::receive::{RUN_MESSAGES_MAX, Receiver};
-use crate::state::State;
-use crate::transmit::Transmitter;
+use crate::ports::device::{Env, FrameSink, FrameSource, MessageSource};
+use crate::ports::socket_buckets::RUN_MESSAGES_MAX;
+use crate::ports::ticket_gate::TicketGate;
+use crate::rx::receiver::Receiver;
+use crate::stats::counters::WorkerCounters;
+use crate::tables::state::State;
+use crate::tx::transmitter::Transmitter;
+use crate::workers::context::{open_unit, seal_unit};
 
 /// Runs that are sealed beforehand and that all threads then open together.
 const RUNS: usize = 96;
@@ -116,7 +117,7 @@ impl FrameSink for Full {
 /// Runs a second that so many threads seal.
 fn seal(state: &State, read: &[u8], threads: usize, time: Duration) -> f64 {
     let tap = Full { len: read.len(), taken: AtomicU64::new(0), stop: AtomicBool::new(false) };
-    let gate = Gate::default();
+    let gate = TicketGate::default();
     let work = || {
         let counters = WorkerCounters::default();
         let env = Env { tap: &tap, socket: &Void, counters: &counters, events: &ignore };
@@ -165,7 +166,7 @@ impl MessageSource for Arrived {
 /// Runs a second that so many threads open, [`RUNS`] at a time.
 fn open(lane: &mut Lane, threads: usize, time: Duration) -> f64 {
     let Lane { state, transmitter, remote, read, .. } = lane;
-    let (state, gate, socket) = (&*state, Gate::default(), Arrived::default());
+    let (state, gate, socket) = (&*state, TicketGate::default(), Arrived::default());
     lock(&socket.done).extend((0..RUNS).map(|_| RecvBatch::new()));
     let counters = WorkerCounters::default();
     let mut fill = || {

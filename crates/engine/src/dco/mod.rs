@@ -47,8 +47,8 @@ pub use self::transport::{STREAM_QUEUE_BYTES, TRANSPORTS_MAX};
 use self::transport::{Transport, Transports, Way, send_udp};
 pub use self::worker::KEEPALIVE_LOOK_MS;
 use self::worker::Worker;
-use crate::EngineError;
-use crate::counters::{DropReason, Work, WorkerCounters};
+use crate::error::EngineError;
+use crate::stats::counters::{DropReason, Work, WorkerCounters};
 
 /// How a device is set up.
 #[derive(Clone, Debug)]

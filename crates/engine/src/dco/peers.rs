@@ -10,8 +10,8 @@ use weft_openvpn::device::{DeviceError, Keepalive, Mode, PeerState, Traffic};
 
 use super::keys::Keys;
 use super::routes::Routes;
-use crate::counters;
-use crate::table::Slab;
+use crate::stats::counters;
+use crate::tables::hash::Slab;
 
 /// Peers that a device takes.
 pub const DEVICE_PEERS_MAX: usize = 16_384;

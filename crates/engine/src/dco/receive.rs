@@ -19,9 +19,10 @@ use super::peers::{Peer, Received};
 use super::transmit::{DeviceEnv, Field, address};
 use super::transport::FRAME_PREFIX_LEN;
 use super::{Event, Shared, Telling};
-use crate::counters::{DropReason, Work};
-use crate::format::ovpn_refused;
-use crate::receive::{RUN_MESSAGES_MAX, count_refusal};
+use crate::ports::socket_buckets::RUN_MESSAGES_MAX;
+use crate::rx::merger::count_refusal;
+use crate::stats::counters::{DropReason, Work};
+use crate::tables::sa::ovpn_refused;
 
 /// The receiving half of a device's worker.
 #[derive(Debug)]

@@ -1,4 +1,4 @@
-//! From the TUN device to the wire: find the peer, cut, seal into the run, send.
+//! From the TUN device to the wire: find the peer, cut, seal into the GSO batch, send.
 
 use std::io::IoSlice;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -18,11 +18,12 @@ use super::keys::Key;
 use super::peers::Peer;
 use super::transport::{FRAME_PREFIX_LEN, Transports};
 use super::{Shared, Telling};
-use crate::counters::{DropReason, Work};
-use crate::device::{Env, Origin, RunSink};
-use crate::limit::PerSecond;
-use crate::run::{RunBuilder, RunKey, Target};
-use crate::transmit::TOO_LONG_ANSWERS_PER_S;
+use crate::ports::device::{Env, GsoSink};
+use crate::rate_limit::PerSecond;
+use crate::stats::counters::{DropReason, Work};
+use crate::tables::lane::Origin;
+use crate::tx::gso_batch::{GsoBatch, GsoKey, GsoTarget};
+use crate::tx::transmitter::TOO_LONG_ANSWERS_PER_S;
 
 /// What a device sends with.
 pub(super) type DeviceEnv<'a> = Env<'a, Tun, Transports>;
@@ -30,19 +31,19 @@ pub(super) type DeviceEnv<'a> = Env<'a, Tun, Transports>;
 /// The sending half of a device's worker.
 #[derive(Debug)]
 pub(super) struct Transmitter {
-    run: RunBuilder,
+    gso: GsoBatch,
     answers: PerSecond,
 }
 
 impl Transmitter {
     pub(super) fn new(segments_max: usize) -> Self {
         let answers = PerSecond::new(TOO_LONG_ANSWERS_PER_S);
-        Self { run: RunBuilder::new(segments_max), answers }
+        Self { gso: GsoBatch::new(segments_max), answers }
     }
 
     /// Sends what is still unsent; at the end of each batch.
     pub(super) fn flush(&mut self, env: &DeviceEnv<'_>) {
-        self.run.flush(env);
+        self.gso.flush(env);
     }
 
     /// One packet or super-packet as a frame behind its virtio net header.
@@ -94,7 +95,7 @@ impl Transmitter {
         }
     }
 
-    /// Seals all segments of a plan into runs.
+    /// Seals all segments of a plan into GSO batches.
     fn seal(
         &mut self,
         env: &DeviceEnv<'_>,
@@ -115,10 +116,10 @@ impl Transmitter {
             return telling.spent(peer.id, key);
         };
         let from = Origin { lane: peer.transport, data_port: false, may_cut: false };
-        let run_key = RunKey { number: index, from, tos: 0 };
+        let gso_key = GsoKey { number: index, from, tos: 0 };
         let mtu = (plan.segment_frame_len(0) - ethernet::LEN) as u16;
         let path = PathId(index);
-        let target = || Target { key: run_key, path, remote, mtu, probe: false };
+        let target = || GsoTarget { key: gso_key, path, remote, mtu, probe: false };
         let prefix = transport.prefix_len();
         let (mut sealed, mut inside, mut outside) = (0, 0, 0);
         for segment in 0..plan.segments {
@@ -126,10 +127,10 @@ impl Transmitter {
             let packet_len = frame_len - ethernet::LEN;
             let datagram_len = sealing.overhead_len() + packet_len;
             let len = prefix + datagram_len;
-            if self.run.slot(run_key, len).is_none() {
-                self.run.flush(env);
+            if self.gso.slot(gso_key, len).is_none() {
+                self.gso.flush(env);
             }
-            let Some(slot) = self.run.slot(run_key, len) else {
+            let Some(slot) = self.gso.slot(gso_key, len) else {
                 env.counters.dropped(DropReason::TooLong, 1);
                 continue;
             };
@@ -140,7 +141,7 @@ impl Transmitter {
                 continue;
             }
             write_prefix(length, datagram_len);
-            self.run.commit(len, target);
+            self.gso.commit(len, target);
             sealed += 1;
             inside += packet_len as u64;
             outside += datagram_len as u64;
@@ -225,7 +226,7 @@ pub(super) fn send_ping(env: &DeviceEnv<'_>, telling: &Telling, peer: &Peer, now
             peer.counts.sent_outside(1, datagram_len as u64);
             peer.sent(now_ms);
         }
-        Err(error) => env.counters.dropped(crate::run::reason(&error), 1),
+        Err(error) => env.counters.dropped(crate::ports::errno::drop_reason(&error), 1),
     }
 }
 

@@ -12,7 +12,8 @@ use rustix::io::Errno;
 use weft_io::udp::{Adopted, Remote, UdpSocket};
 use weft_openvpn::device::{DeviceError, rules};
 
-use crate::device::{Origin, RunSink};
+use crate::ports::device::GsoSink;
+use crate::tables::lane::Origin;
 
 /// Bytes of the length in front of each packet on a connection.
 pub(crate) const FRAME_PREFIX_LEN: usize = 2;
@@ -199,7 +200,7 @@ impl Connection {
     }
 }
 
-/// All transports of a device by their numbers, which a run's origin names.
+/// All transports of a device by their numbers, which a GSO batch's origin names.
 #[derive(Debug, Default)]
 pub(crate) struct Transports {
     slots: Vec<Option<(Arc<Transport>, Claim)>>,
@@ -259,23 +260,23 @@ impl Transports {
     }
 }
 
-impl RunSink for Transports {
+impl GsoSink for Transports {
     #[inline]
-    fn send_run(&self, run: &[u8], segment: usize, to: &Remote) -> io::Result<()> {
-        self.send_from(Origin { lane: 0, data_port: false, may_cut: false }, run, segment, to)
+    fn send_batch(&self, batch: &[u8], segment: usize, to: &Remote) -> io::Result<()> {
+        self.send_from(Origin { lane: 0, data_port: false, may_cut: false }, batch, segment, to)
     }
 
     /// The origin's lane is the transport's number; `to` says nothing on a connection.
     #[inline]
-    fn send_from(&self, from: Origin, run: &[u8], segment: usize, to: &Remote) -> io::Result<()> {
+    fn send_from(&self, from: Origin, batch: &[u8], segment: usize, to: &Remote) -> io::Result<()> {
         match &self.get(from.lane).ok_or(io::ErrorKind::NotConnected)?.way {
-            Way::Udp(socket) => send_udp(socket, run, segment, to),
-            Way::Tcp(connection) => connection.write(run),
+            Way::Udp(socket) => send_udp(socket, batch, segment, to),
+            Way::Tcp(connection) => connection.write(batch),
         }
     }
 }
 
-/// Sends a run, from the address of ours that the peer was heard at last or, if that is ours no more, from the
+/// Sends a GSO batch, from the address of ours that the peer was heard at last or, if that is ours no more, from the
 /// system's choice, as the kernel's device does.
 ///
 /// # Errors
@@ -283,13 +284,13 @@ impl RunSink for Transports {
 #[inline]
 pub(crate) fn send_udp(
     socket: &UdpSocket,
-    run: &[u8],
+    batch: &[u8],
     segment: usize,
     to: &Remote,
 ) -> io::Result<()> {
-    match socket.send_run(run, segment, to) {
+    match socket.send_run(batch, segment, to) {
         Err(error) if to.source().is_some() && is_unroutable(&error) => {
-            socket.send_run(run, segment, &to.with_source(None))
+            socket.send_run(batch, segment, &to.with_source(None))
         }
         sent => sent,
     }

@@ -15,9 +15,10 @@ use super::receive::{Arrival, Receiver};
 use super::transmit::{DeviceEnv, Transmitter, send_ping};
 use super::transport::{Connection, Transport, Way};
 use super::{Common, Event, Shared};
-use crate::awake::Awake;
-use crate::device::Env;
-use crate::worker::{UDP_BATCHES_MAX, nothing_now, take_turn};
+use crate::ports::device::Env;
+use crate::ports::errno::nothing_now;
+use crate::workers::busy_poll::BusyPoll;
+use crate::workers::turn::{UDP_BATCHES_MAX, take_turn};
 
 /// How often it is looked whether peers have expired or want a ping, in milliseconds.
 pub const KEEPALIVE_LOOK_MS: u64 = 1_000;
@@ -77,18 +78,18 @@ impl Worker {
         let mut stream = Vec::new();
         let (mut watched, mut ready) = (HashMap::new(), Vec::new());
         let mut look_at = Instant::now();
-        let (counters, mut awake) = (&self.common.counters, Awake::new(None));
+        let (counters, mut busy_poll) = (&self.common.counters, BusyPoll::new(None));
         loop {
             let (mut woken, mut tun) = (false, false);
-            let begun = awake.begin_wait(counters.own_datagrams());
-            for token in poller.wait_awake(awake.spin(), self.time_until(look_at))? {
+            let begun = busy_poll.begin_wait(counters.own_datagrams());
+            for token in poller.wait_awake(busy_poll.spin(), self.time_until(look_at))? {
                 match token {
                     WAKER => woken = true,
                     TUN => tun = true,
                     token => ready.extend(u16::try_from(token - TRANSPORT)),
                 }
             }
-            awake.end_wait(begun);
+            busy_poll.end_wait(begun);
             counters.was_awake(poller.was_awake());
             if woken {
                 if is_to_stop(|| self.common.waker.clear(), &self.common.stop) {

@@ -28,11 +28,11 @@ fn receive_ahead(rig: &mut Rig) {
     let nothing = |_| {};
     let env = Env { tap: &rig.tap, socket: &rig.socket, counters: &rig.counters, events: &nothing };
     loop {
-        let max = rig.receiver.unit_messages_max();
+        let max = rig.receiver.batch_size.unit_messages_max();
         if rig.far_socket.recv(&mut rig.receiver.batch, max).is_err() {
             return;
         }
-        rig.receiver.open_ahead(&rig.state, &env);
+        rig.receiver.open_pipelined(&rig.state, &env);
         rig.receiver.commit(&rig.state, &env);
     }
 }
@@ -79,7 +79,7 @@ fn what_the_kernel_does_not_send_is_counted() {
         engine: EngineKind::Userspace,
         peer: PEER,
         path: PATH,
-        sa: OutboundSa { spi: SPI + 1, lane: 1, ..outbound_sa() },
+        sa: OutboundSa { spi: SPI + 1, lane: 1, ..outbound_sa(SPI) },
         remote,
     });
     rig.socket.errors.set((unreachable, unreachable));
@@ -118,7 +118,7 @@ fn a_message_that_was_cut_is_dropped_and_counted() {
         let env =
             Env { tap: &rig.tap, socket: &rig.socket, counters: &rig.counters, events: &nothing };
         if ahead {
-            rig.receiver.open_ahead(&rig.state, &env);
+            rig.receiver.open_pipelined(&rig.state, &env);
             rig.receiver.commit(&rig.state, &env);
         } else {
             rig.receiver.handle_batch(&rig.state, &env);

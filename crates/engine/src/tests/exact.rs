@@ -9,7 +9,7 @@ use super::ovpn::in_ovpn;
 use super::referee::{VNET, finish_ipv4, frames_of, put, reassembled};
 use super::source::{ACK, Dice, PSH, Packet, pattern};
 use super::wire::{Flight, Wire, judged};
-use crate::counters::{DropReason, Work};
+use crate::stats::counters::{DropReason, Work};
 
 const CIPHERS: [Cipher; 2] = [Cipher::Aes256Gcm, Cipher::ChaCha20Poly1305];
 /// The segment size of a container with an MTU of 1388.

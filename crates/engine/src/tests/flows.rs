@@ -6,8 +6,8 @@ use weft_io::steer::FLOW_PAUSE_NS;
 
 use super::*;
 use crate::LANE_ASKS_MAX;
-use crate::flows::{Flows, PAUSE_TICKS};
-use crate::state::Path;
+use crate::tables::flows::{Flows, PAUSE_TICKS};
+use crate::tables::state::Path;
 
 const LANE_CIPHER: Cipher = Cipher::ChaCha20Poly1305;
 
@@ -18,13 +18,11 @@ fn key_of_lane(lane: u16) -> SaKey {
 /// Installs one more lane, of which nothing has been heard yet, with a peer that has this engine.
 fn add_lane_to(rig: &mut Rig, lane: u16, remote_engine: EngineKind) {
     let inbound = InboundSa {
-        spi: SPI + u32::from(lane),
         lane,
         cipher: LANE_CIPHER,
         key: key_of_lane(lane),
-        encapsulation: Encapsulation::Udp,
         remote_engine,
-        lifetime: Duration::MAX,
+        ..inbound_sa(SPI + u32::from(lane))
     };
     rig.command(EngineCommand::InstallInbound {
         engine: EngineKind::Userspace,
@@ -41,7 +39,7 @@ fn replace_outbound(rig: &mut Rig, lane: u16, remote_engine: EngineKind) {
     let remote = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), rig.far_socket.port());
     let (spi, key) = (SPI + u32::from(lane), key_of_lane(lane));
     let outbound =
-        OutboundSa { spi, lane, cipher: LANE_CIPHER, key, remote_engine, ..outbound_sa() };
+        OutboundSa { spi, lane, cipher: LANE_CIPHER, key, remote_engine, ..outbound_sa(SPI) };
     rig.command(EngineCommand::InstallOutbound {
         engine: EngineKind::Userspace,
         peer: PEER,

@@ -8,9 +8,9 @@ use std::thread;
 use std::time::Instant;
 
 use super::*;
-use crate::device::{FrameSource, MessageSource};
-use crate::gate::Gate;
-use crate::helper::{Help, open_unit, seal_unit};
+use crate::ports::device::{FrameSource, MessageSource};
+use crate::ports::ticket_gate::TicketGate;
+use crate::workers::context::{Help, open_unit, seal_unit};
 use weft_io::udp::RecvBatch;
 
 const THREADS: usize = 4;
@@ -124,10 +124,10 @@ impl MessageSource for Shared {
     }
 }
 
-impl RunSink for Shared {
-    fn send_run(&self, run: &[u8], segment: usize, _to: &Remote) -> io::Result<()> {
+impl GsoSink for Shared {
+    fn send_batch(&self, batch: &[u8], segment: usize, _to: &Remote) -> io::Result<()> {
         self.pass();
-        self.sent.lock().unwrap().push(run.chunks(segment).map(<[u8]>::to_vec).collect());
+        self.sent.lock().unwrap().push(batch.chunks(segment).map(<[u8]>::to_vec).collect());
         Ok(())
     }
 }
@@ -213,7 +213,7 @@ impl Helped {
         });
     }
 
-    fn seal(&self, threads: usize, gate: &Gate, wire: &Shared) {
+    fn seal(&self, threads: usize, gate: &TicketGate, wire: &Shared) {
         let events = |event| self.events.lock().unwrap().push(event);
         let make = || (Transmitter::new(64, LOCAL), vec![0; 70_000]);
         self.run(threads, wire, make, |state, counters, (transmitter, buffer)| {
@@ -222,7 +222,7 @@ impl Helped {
         });
     }
 
-    fn open(&self, threads: usize, gate: &Gate, wire: &Shared) {
+    fn open(&self, threads: usize, gate: &TicketGate, wire: &Shared) {
         let events = |event| self.events.lock().unwrap().push(event);
         self.run(threads, wire, Receiver::new, |state, counters, receiver| {
             let env = Env { tap: wire, socket: wire, counters, events: &events };
@@ -295,21 +295,13 @@ fn load(random: &mut Random, reads: usize) -> Vec<Vec<u8>> {
 }
 
 fn install(helped: &Helped, spi: u32, outbound: bool) {
-    let mut sa = outbound_sa();
+    let mut sa = outbound_sa(SPI);
     helped.format.number(&mut sa, spi);
     let (engine, remote) = (EngineKind::Userspace, helped.remote.address());
     helped.command(if outbound {
         EngineCommand::InstallOutbound { engine, peer: PEER, path: PATH, sa, remote }
     } else {
-        let sa = InboundSa {
-            spi: sa.spi,
-            lane: 0,
-            cipher: sa.cipher,
-            key: sa.key,
-            encapsulation: Encapsulation::Udp,
-            remote_engine: EngineKind::Userspace,
-            lifetime: Duration::MAX,
-        };
+        let sa = InboundSa { cipher: sa.cipher, key: sa.key, ..inbound_sa(sa.spi) };
         EngineCommand::InstallInbound { engine, remote: remote.ip(), peer: PEER, path: PATH, sa }
     });
 }
@@ -324,7 +316,7 @@ fn several_threads_seal_what_one_seals() {
         let mut wanted = one.seal_inline(&reads[..200]);
         install(&one, 301, true);
         wanted.extend(one.seal_inline(&reads[200..]));
-        let (gate, wire) = (Gate::default(), Shared::default());
+        let (gate, wire) = (TicketGate::default(), Shared::default());
         wire.reads.lock().unwrap().extend(reads[..200].iter().cloned());
         several.seal(THREADS, &gate, &wire);
         install(&several, 301, true);
@@ -401,7 +393,7 @@ fn several_threads_open_what_one_opens() {
         let wanted = one.open_inline(&batches);
         let wire = Shared { source: Some(several.remote), ..Shared::default() };
         wire.arriving.lock().unwrap().extend(batches);
-        several.open(THREADS, &Gate::default(), &wire);
+        several.open(THREADS, &TicketGate::default(), &wire);
         assert!(*wire.written.lock().unwrap() == wanted, "round {round}, {format:?}");
         // A forged repetition is the one or the other, by who comes first.
         let without = |drops: Vec<(DropReason, u64)>| {
@@ -462,7 +454,7 @@ fn sas_come_and_go_while_several_threads_work() {
     let wire = Shared { allowance: Mutex::new(Some(0)), ..Shared::default() };
     wire.reads.lock().unwrap().extend(reads.iter().cloned());
     thread::scope(|scope| {
-        scope.spawn(|| several.seal(THREADS, &Gate::default(), &wire));
+        scope.spawn(|| several.seal(THREADS, &TicketGate::default(), &wire));
         for (part, spi) in parts.iter().zip(SPIS) {
             wire.let_take(part.len());
             install(&several, spi, true);
@@ -487,7 +479,7 @@ fn sas_come_and_go_while_several_threads_work() {
     wire.arriving.lock().unwrap().extend(one_by_one(&sealed));
     let before = sealed.len() / 3;
     thread::scope(|scope| {
-        scope.spawn(|| removed.open(THREADS, &Gate::default(), &wire));
+        scope.spawn(|| removed.open(THREADS, &TicketGate::default(), &wire));
         wire.let_take(before);
         removed.command(EngineCommand::RemoveInbound { spi: SPI });
         wire.let_take_all();
@@ -516,7 +508,7 @@ fn a_thread_that_is_stuck_holds_up_the_others_with_one_unit_each() {
     wire.reads.lock().unwrap().extend(reads.iter().cloned());
     wire.stuck.store(true, SeqCst);
     thread::scope(|scope| {
-        scope.spawn(|| helped.seal(THREADS, &Gate::default(), &wire));
+        scope.spawn(|| helped.seal(THREADS, &TicketGate::default(), &wire));
         let left = || wire.reads.lock().unwrap().len();
         until(&|| left() <= 50 - THREADS && wire.waiting.load(SeqCst) == 1);
         assert_eq!((left(), wire.waiting.load(SeqCst)), (50 - THREADS, 1));
@@ -527,7 +519,7 @@ fn a_thread_that_is_stuck_holds_up_the_others_with_one_unit_each() {
     wire.arriving.lock().unwrap().extend(runs.iter().map(whole));
     wire.stuck.store(true, SeqCst);
     thread::scope(|scope| {
-        scope.spawn(|| helped.open(THREADS, &Gate::default(), &wire));
+        scope.spawn(|| helped.open(THREADS, &TicketGate::default(), &wire));
         let left = || wire.arriving.lock().unwrap().len();
         until(&|| left() <= 50 - THREADS && wire.waiting.load(SeqCst) == 1);
         assert_eq!((left(), wire.waiting.load(SeqCst)), (50 - THREADS, 1));
@@ -581,12 +573,12 @@ fn no_allocation_per_unit() {
     tap.forget.set(true);
     let sealed = Shared::default();
     sealed.reads.lock().unwrap().extend(vec![read; 260]);
-    helped.seal(1, &Gate::default(), &sealed);
+    helped.seal(1, &TicketGate::default(), &sealed);
     let wire = Shared { source: Some(helped.remote), ..Shared::default() };
     let runs = sealed.sent.into_inner().unwrap();
     let batches = runs.iter().map(|run| vec![(run.concat(), run[0].len())]);
     wire.arriving.lock().unwrap().extend(batches);
-    let (gate, mut receiver) = (Gate::default(), Receiver::new());
+    let (gate, mut receiver) = (TicketGate::default(), Receiver::new());
     let state = helped.state.read().unwrap();
     let nothing = |_| {};
     let env = Env { tap: &tap, socket: &wire, counters: &helped.counters[0], events: &nothing };
@@ -598,7 +590,7 @@ fn no_allocation_per_unit() {
             assert!(receiver.batch.push(&batch[0].0, batch[0].1, &helped.remote));
             let ticket = front.draw();
             drop(front);
-            receiver.open_ahead(&state, &env);
+            receiver.open_pipelined(&state, &env);
             ticket.wait();
             receiver.commit(&state, &env);
         });

@@ -11,7 +11,7 @@ use weft_io::namespace::unshare_network;
 
 use super::*;
 use crate::error::CommandError;
-use crate::state::{ENDPOINTS_MAX, LANES_MAX, PEERS_MAX, key_of};
+use crate::tables::state::{ENDPOINTS_MAX, LANES_MAX, PEERS_MAX, key_of};
 use crate::{
     COMMANDS_QUEUED_MAX, DEFAULT_WORKERS_MAX, Engine, EngineConfig, EngineError, default_workers,
 };
@@ -109,7 +109,7 @@ fn a_path_takes_lanes_up_to_their_number() {
         engine: EngineKind::Userspace,
         peer: PEER,
         path: PATH,
-        sa: OutboundSa { spi: SPI + 1, lane, ..outbound_sa() },
+        sa: OutboundSa { spi: SPI + 1, lane, ..outbound_sa(SPI) },
         remote,
     };
     assert_eq!(refusal(&mut rig, install(LANES_MAX)), full("lanes of a path"));
@@ -162,7 +162,7 @@ fn what_waits_to_be_sent_has_a_limit_and_all_that_was_taken_is_sent() {
             engine: EngineKind::Userspace,
             peer: PEER,
             path: PATH,
-            sa: outbound_sa(),
+            sa: outbound_sa(SPI),
             remote,
         };
         engine.command(install).unwrap();

@@ -6,11 +6,12 @@ use weft_crypto::SealingSa;
 use weft_io::udp::RUN_BYTES_MAX;
 use weft_packet::esp;
 
+use super::SPI;
 use super::referee::{VNET, frames_of, put};
 use super::source::{Packet, pattern};
 use super::wire::{MTU_OF_WIRE, Wire, altered, judged};
-use super::{SPI, outbound_sa};
-use crate::counters::{DropReason, Work};
+use crate::sample_sas::outbound_sa;
+use crate::stats::counters::{DropReason, Work};
 
 /// Bytes at an offset of the virtio net header, or of the frame.
 type Twist = (usize, &'static [u8]);
@@ -241,7 +242,7 @@ proptest! {
         plaintexts in prop::collection::vec(any_plaintext(), 1..40),
     ) {
         let mut wire = Wire::new(|_| {});
-        let sa = outbound_sa();
+        let sa = outbound_sa(SPI);
         let sealing = SealingSa::new(sa.cipher, SPI, &sa.key, 0);
         let datagrams: Vec<_> = plaintexts.iter().map(|plain| sealed(&sealing, plain)).collect();
         prop_assert_eq!(wire.accounted(&datagrams), plaintexts.len() as u64);

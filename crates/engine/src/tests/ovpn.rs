@@ -11,8 +11,9 @@ use weft_path::{EngineCommand, EngineEvent, EngineKind, InboundSa, OutboundSa};
 use super::referee::{VNET, frames_of, put};
 use super::source::{Packet, pattern};
 use super::wire::{Wire, altered, judged};
-use super::{PATH, PEER, Rig, outbound_sa, udp_read};
-use crate::counters::{DropReason, Work};
+use super::{PATH, PEER, Rig, SPI, udp_read};
+use crate::sample_sas::{inbound_sa, outbound_sa};
+use crate::stats::counters::{DropReason, Work};
 
 /// DATA_V2 with key id 3, and a peer id of lane 0.
 const WORD: u32 = 0x4b12_3400;
@@ -90,11 +91,11 @@ fn sealed(key: &ovpn::SealingKey, plaintext: &[u8]) -> Vec<u8> {
 }
 
 fn opening() -> ovpn::OpeningKey {
-    ovpn::OpeningKey::of_sa(outbound_sa().cipher, &SaKey::for_ovpn([3; 40]))
+    ovpn::OpeningKey::of_sa(outbound_sa(SPI).cipher, &SaKey::for_ovpn([3; 40]))
 }
 
 fn sealing() -> ovpn::SealingKey {
-    ovpn::SealingKey::of_sa(outbound_sa().cipher, &SaKey::for_ovpn([3; 40]))
+    ovpn::SealingKey::of_sa(outbound_sa(SPI).cipher, &SaKey::for_ovpn([3; 40]))
 }
 
 /// The plaintext of a packet that carries this frame.
@@ -216,7 +217,7 @@ fn packet_ids_end_and_are_asked_for_before() {
 fn probes_and_a_new_key_go_through() {
     let mut rig = Rig::with(in_ovpn);
     let events = |event| rig.events.lock().unwrap().push(event);
-    let env = crate::device::Env {
+    let env = crate::ports::device::Env {
         tap: &rig.tap,
         socket: &rig.socket,
         counters: &rig.counters,
@@ -233,18 +234,16 @@ fn probes_and_a_new_key_go_through() {
     };
     assert!(rig.events().contains(&probe));
     // Another SA of the same path in the other format takes over.
-    let sa = outbound_sa();
+    let sa = outbound_sa(SPI);
     let (engine, lifetime) = (EngineKind::Userspace, std::time::Duration::MAX);
     let remote =
         std::net::SocketAddr::new(std::net::Ipv4Addr::LOCALHOST.into(), rig.far_socket.port());
     let inbound = InboundSa {
-        spi: sa.spi,
-        lane: 0,
         cipher: sa.cipher,
         key: sa.key.clone(),
         encapsulation: sa.encapsulation,
-        remote_engine: EngineKind::Userspace,
         lifetime,
+        ..inbound_sa(sa.spi)
     };
     let (peer, path) = (PEER, PATH);
     let far = remote.ip();

@@ -11,7 +11,7 @@ use weft_path::{EngineCommand, OutboundSa};
 use super::referee::{VNET, flow_of, frames_of, without_idle_id};
 use super::source::Dice;
 use super::{PATH, Rig};
-use crate::counters::{DropReason, Work};
+use crate::stats::counters::{DropReason, Work};
 
 /// Messages that are handed over between two turns of the receiver: they fit any socket's buffer.
 const MESSAGES_PER_TURN: usize = 2;

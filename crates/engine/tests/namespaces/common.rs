@@ -9,13 +9,17 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use weft_crypto::{Cipher, PeerId, SaKey};
+use weft_crypto::{PeerId, SaKey};
 use weft_engine::{Counters, DropReason, Engine, EngineConfig};
 use weft_io::namespace::{Namespace, run_in, unshare_network};
 use weft_path::{
-    Encapsulation, Endpoint, EngineCommand, EngineEvent, EngineKind, InboundSa, Mac, OutboundSa,
-    PathId, Vni,
+    Endpoint, EngineCommand, EngineEvent, EngineKind, InboundSa, Mac, OutboundSa, PathId, Vni,
 };
+
+#[path = "../../src/sample_sas.rs"]
+mod sample_sas;
+
+use sample_sas::{inbound_sa, outbound_sa};
 
 /// How long anything may take before a test fails.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
@@ -160,33 +164,11 @@ pub(crate) fn key(spi: u32) -> SaKey {
 }
 
 pub(crate) fn inbound(spi: u32) -> InboundSa {
-    InboundSa {
-        spi,
-        lane: 0,
-        cipher: Cipher::Aes256Gcm,
-        key: key(spi),
-        encapsulation: Encapsulation::Udp,
-        remote_engine: EngineKind::Userspace,
-        lifetime: Duration::MAX,
-    }
+    InboundSa { key: key(spi), ..inbound_sa(spi) }
 }
 
 pub(crate) fn outbound(spi: u32) -> OutboundSa {
-    OutboundSa {
-        spi,
-        lane: 0,
-        cipher: Cipher::Aes256Gcm,
-        key: key(spi),
-        rco: true,
-        iv_salt: 0x1234_5678,
-        packets_soft: u64::MAX,
-        packets_hard: u64::MAX,
-        bytes_soft: u64::MAX,
-        bytes_hard: u64::MAX,
-        encapsulation: Encapsulation::Udp,
-        remote_engine: EngineKind::Userspace,
-        lifetime: Duration::MAX,
-    }
+    OutboundSa { key: key(spi), iv_salt: 0x1234_5678, ..outbound_sa(spi) }
 }
 
 fn start(namespace: Namespace, number: u8, change: &(impl Fn(&mut EngineConfig) + Sync)) -> Host {

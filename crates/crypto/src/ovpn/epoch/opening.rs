@@ -80,7 +80,7 @@ impl OpeningEpochs {
     /// [`OpenError`]; after [`OpenError::Forged`] the packet's bytes are of no use.
     #[inline]
     pub fn open(&mut self, packet: &mut [u8]) -> Result<Range<usize>, OpenError> {
-        let (packet_id, plain) = self.open_ahead(packet)?;
+        let (packet_id, plain) = self.open_pipelined(packet)?;
         self.accept(packet_id)?;
         Ok(plain)
     }
@@ -91,7 +91,7 @@ impl OpeningEpochs {
     ///
     /// # Errors
     /// [`OpenError`]; after [`OpenError::Forged`] the packet's bytes are of no use.
-    pub fn open_ahead(
+    pub fn open_pipelined(
         &self,
         packet: &mut [u8],
     ) -> Result<(EpochPacketId, Range<usize>), OpenError> {
@@ -112,7 +112,7 @@ impl OpeningEpochs {
         Ok((id, EPOCH_HEADER_BYTES..end))
     }
 
-    /// Counts a packet that [`Self::open_ahead`] has opened as received, and takes its epoch if it is
+    /// Counts a packet that [`Self::open_pipelined`] has opened as received, and takes its epoch if it is
     /// ahead. Returns whether it was.
     ///
     /// # Errors

@@ -252,7 +252,7 @@ fn packets_opened_ahead_count_once_they_are_accepted() {
     let mut opening = pair(CIPHER).1;
     let [first, second, third] = packets([1, 2, 3]);
     let ahead = |opening: &OpeningEpochs, packet: &[u8]| {
-        opening.open_ahead(&mut packet.to_vec()).map(|(packet_id, _)| packet_id)
+        opening.open_pipelined(&mut packet.to_vec()).map(|(packet_id, _)| packet_id)
     };
     let ids = [&first, &second, &third].map(|packet| ahead(&opening, packet).unwrap());
     assert_eq!(ids.map(|id| (id.epoch(), id.counter())), [(1, 1), (2, 1), (3, 1)]);
@@ -297,8 +297,8 @@ fn threads_that_open_ahead_share_the_key_of_an_epoch_to_come() {
     let start = std::sync::Barrier::new(THREADS);
     let open_both = || {
         start.wait();
-        assert_eq!(opening.open_ahead(&mut forged.clone()).err(), Some(OpenError::Forged));
-        opening.open_ahead(&mut good.clone()).unwrap().0
+        assert_eq!(opening.open_pipelined(&mut forged.clone()).err(), Some(OpenError::Forged));
+        opening.open_pipelined(&mut good.clone()).unwrap().0
     };
     let ids: Vec<EpochPacketId> = std::thread::scope(|scope| {
         let threads: Vec<_> = (0..THREADS).map(|_| scope.spawn(open_both)).collect();

@@ -1,0 +1,18 @@
+//! How much of what there may be in one engine.
+
+use std::time::Duration;
+
+/// Probes and keepalives that wait to be sent at most.
+pub const COMMANDS_QUEUED_MAX: usize = 4_096;
+/// Workers that an engine can have; each takes eight TAP queues, sixteen sockets and some 4 MiB;
+/// what peers send while it stands still waits in the kernel, at most 16 MiB in each socket, and what
+/// containers send, at most 128 MiB in each queue.
+pub const WORKERS_MAX: usize = weft_io::steer::TAP_WORKERS_MAX;
+
+/// The longest that a worker stays awake with nothing to do.
+pub const BUSY_POLL_MAX: Duration = Duration::from_millis(10);
+
+/// Workers that there are by default at most.
+pub const DEFAULT_WORKERS_MAX: usize = 8;
+/// Workers by default at least, where there are as many processors.
+pub const DEFAULT_WORKERS_MIN: usize = 2;

@@ -1,0 +1,136 @@
+//! What an opened packet holds, and what follows from it.
+
+use std::ops::Range;
+
+use weft_packet::split::FrameChecksum;
+use weft_packet::{ecn, ethernet, mss, probe, vxlan};
+use weft_path::{EngineEvent, Vni};
+
+use crate::ports::device::Env;
+use crate::stats::counters::{DropReason, Work};
+use crate::tables::state::{Inbound, State, key_of};
+
+/// Counts a datagram that is dropped: of the peer whose SA `inbound` is too, unless it bears no SA's SPI.
+#[cold]
+pub(crate) fn note_refused<F, R>(
+    state: &State,
+    env: &Env<'_, F, R>,
+    inbound: Option<&Inbound>,
+    reason: DropReason,
+) {
+    env.counters.dropped(reason, 1);
+    let is_its = !matches!(reason, DropReason::Malformed | DropReason::UnknownSpi);
+    if let Some(inbound) = inbound.filter(|_| is_its) {
+        state.note_dropped(inbound.peer, 1);
+    }
+}
+
+/// What an authentic packet holds.
+#[derive(Debug)]
+pub(crate) enum Inside {
+    /// A frame for the TAP device: where in the datagram it stands.
+    Frame(Range<usize>, FrameChecksum),
+    /// A probe: its number, its MTU in bytes, whether it is of a candidate.
+    Probe(u64, u16, bool),
+    /// Nothing: a dummy.
+    Nothing,
+}
+
+/// A packet with `plain_len` bytes of plaintext is authentic and no repetition; the window is held.
+#[inline]
+pub(crate) fn accepted<F, R>(
+    state: &State,
+    env: &Env<'_, F, R>,
+    inbound: &Inbound,
+    plain_len: usize,
+) {
+    if let Some(lane) = state.lane(inbound.path, inbound.lane) {
+        lane.hear();
+    }
+    inbound.counters.add(1, plain_len.saturating_sub(inbound.key.headers_len()) as u64);
+    if inbound.is_first_use() {
+        (env.events)(EngineEvent::InboundFirstUse { spi: inbound.spi });
+    }
+}
+
+/// A frame came in on the SA's lane.
+#[inline]
+pub(crate) fn carried(state: &State, inbound: &Inbound) {
+    if let Some(lane) = state.lane(inbound.path, inbound.lane) {
+        lane.carry();
+    }
+}
+
+/// Looks into a packet that has been opened in place, and brings the frame's congestion mark up to
+/// the outer header's. Says nothing to anybody: the packet may yet turn out to be a repetition.
+#[inline]
+pub(crate) fn inspect(
+    state: &State,
+    inbound: &Inbound,
+    datagram: &mut [u8],
+    tos: u8,
+) -> Result<Inside, DropReason> {
+    let Some(inner) = inbound.key.parse(datagram)? else { return Ok(Inside::Nothing) };
+    let frame = &datagram[inner.frame.clone()];
+    if inner.vxlan.vni == Vni::PROBE.0 {
+        return probe_inside(inner.dst_port, frame);
+    }
+    if inner.dst_port != vxlan::PORT {
+        return Err(DropReason::BadInner);
+    }
+    if inner.vxlan.vni != state.vni.0 {
+        return Err(DropReason::UnknownNetwork);
+    }
+    let source = frame.get(6..12).and_then(<[u8]>::first_chunk).ok_or(DropReason::BadInner)?;
+    if frame.len() < ethernet::LEN {
+        return Err(DropReason::BadInner);
+    }
+    let owner = state.peer_of(key_of(*source));
+    if owner != Some(inbound.peer) {
+        return Err(source_refused(owner));
+    }
+    let (frame, checksum) = (&mut datagram[inner.frame.clone()], inner.vxlan.rco.into());
+    ecn::decapsulate(frame, tos).map_err(|_| DropReason::CeOverNotEct)?;
+    if let Some(mtu) = state.narrow_mtu(inbound.peer) {
+        // What is sent back is to fit, where answers to what is too long may not get through.
+        mss::clamp(frame, mtu, checksum);
+    }
+    Ok(Inside::Frame(inner.frame, checksum))
+}
+
+/// Why a frame is refused whose sender does not live at the peer that sealed it. One that lives at no
+/// peer may be this host's own container by its address, and nothing could be sent back to it.
+#[cold]
+const fn source_refused(owner: Option<u32>) -> DropReason {
+    if owner.is_some() { DropReason::ForeignSource } else { DropReason::UnannouncedSource }
+}
+
+#[cold]
+fn probe_inside(port: u16, frame: &[u8]) -> Result<Inside, DropReason> {
+    let candidate = match port {
+        vxlan::PORT => false,
+        vxlan::PROBE_PORT => true,
+        _ => return Err(DropReason::BadInner),
+    };
+    let (probe, mtu) = probe::parse(frame).ok_or(DropReason::BadInner)?;
+    Ok(Inside::Probe(probe, mtu, candidate))
+}
+
+/// Counts and reports what holds no frame.
+#[cold]
+pub(crate) fn noted<F, R>(
+    state: &State,
+    env: &Env<'_, F, R>,
+    inbound: &Inbound,
+    inside: &Inside,
+) -> Result<(), DropReason> {
+    let &Inside::Probe(probe, mtu, candidate) = inside else {
+        env.counters.did(Work::Dummies, 1);
+        return Ok(());
+    };
+    let peer = state.peers.get(inbound.peer).ok_or(DropReason::UnknownSpi)?.id;
+    let path = state.paths.get(inbound.path).ok_or(DropReason::UnknownSpi)?.id;
+    env.counters.did(Work::ProbesReceived, 1);
+    (env.events)(EngineEvent::ProbeReceived { peer, path, probe, mtu, candidate });
+    Ok(())
+}

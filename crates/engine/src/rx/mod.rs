@@ -1,0 +1,5 @@
+//! From the wire to a TAP device: open in place, inspect, merge, write.
+
+pub(crate) mod inspect;
+pub(crate) mod merger;
+pub(crate) mod receiver;

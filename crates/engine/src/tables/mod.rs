@@ -1,0 +1,7 @@
+//! What the workers know: peers, paths, SAs, endpoints, lanes, and which lane each flow takes.
+
+pub(crate) mod flows;
+pub(crate) mod hash;
+pub(crate) mod lane;
+pub(crate) mod sa;
+pub(crate) mod state;

@@ -1,0 +1,209 @@
+//! Busy polling: how long a worker stays awake when there is nothing to do: what comes meanwhile need not wake a thread,
+//! which takes longer than to open a packet, and many times longer on a virtual machine.
+//!
+//! Left to itself a worker does so while requests and answers come one after the other: it tries where
+//! waits are short and there is little to do at a time, and goes on while the waits are over in the time
+//! that it is awake. Somebody else who wants the processor gets it.
+
+use std::time::{Duration, Instant};
+
+/// So long at most, in microseconds: longer than an answer takes in one data centre.
+pub const BUSY_POLL_US: u64 = 150;
+/// It is tried where waits take no longer than this, in microseconds: a wait that sleeps takes some
+/// wake-ups longer than one that does not.
+const BUSY_POLL_TRY_US: u64 = 500;
+/// So many of the last 32 waits must be short. Where a third are longer, the time is mostly in vain.
+const BUSY_POLL_SHORT_MIN: u32 = 22;
+/// Datagrams in a turn, in the mean: where there are more, time awake is better given to others.
+const BUSY_POLL_DATAGRAMS_MAX: u64 = 4;
+/// After a try in vain it is tried again no sooner than so many waits later, ...
+const BUSY_POLL_PAUSE_MIN: u32 = 64;
+/// ... after the next twice as many, and so on up to so many.
+const BUSY_POLL_PAUSE_MAX: u32 = 1 << 16;
+
+/// The mean is kept in these parts of a datagram, ...
+const PARTS: u64 = 256;
+/// ... and a turn moves it by this part.
+const WEIGHT: u64 = 16;
+/// A try that lasted so many waits was not in vain.
+const LASTED: u32 = 1_024;
+
+/// A worker's last waits and turns.
+#[derive(Debug)]
+pub(crate) struct BusyPoll {
+    /// Said by the configuration.
+    fixed: Option<Duration>,
+    /// It stays awake now.
+    on: bool,
+    /// A bit for each of the last waits, set where it was short.
+    short: u32,
+    /// Waits since it was turned on or off.
+    since: u32,
+    /// Waits before it is tried again, and after the next try in vain.
+    pause: u32,
+    next_pause: u32,
+    /// Datagrams in a turn, in [`PARTS`].
+    mean: u64,
+    /// Datagrams that had been moved by the end of the last turn.
+    moved: u64,
+}
+
+impl BusyPoll {
+    /// Always so long; `None`: while it pays.
+    pub(crate) const fn new(fixed: Option<Duration>) -> Self {
+        let (pause, next_pause) = (0, BUSY_POLL_PAUSE_MIN);
+        Self { fixed, on: false, short: 0, since: 0, pause, next_pause, mean: 0, moved: 0 }
+    }
+
+    /// How long to stay awake now.
+    #[inline]
+    pub(crate) const fn spin(&self) -> Duration {
+        match self.fixed {
+            Some(fixed) => fixed,
+            None if self.on => Duration::from_micros(BUSY_POLL_US),
+            None => Duration::ZERO,
+        }
+    }
+
+    /// The first turn begins; others have moved so many datagrams before.
+    pub(crate) const fn begin(&mut self, moved: u64) {
+        self.moved = moved;
+    }
+
+    /// A turn is over, and by now so many datagrams have been moved. Returns what [`Self::end_wait`]
+    /// wants.
+    #[inline]
+    pub(crate) fn begin_wait(&mut self, moved: u64) -> Option<Instant> {
+        if !self.learns() {
+            return None;
+        }
+        let before = std::mem::replace(&mut self.moved, moved);
+        self.turned(moved.saturating_sub(before));
+        Some(Instant::now())
+    }
+
+    /// Something is to be done.
+    #[inline]
+    pub(crate) fn end_wait(&mut self, begun: Option<Instant>) {
+        if let Some(begun) = begun {
+            self.waited(begun.elapsed());
+        }
+    }
+
+    /// Whether it is of use to tell of waits and turns.
+    const fn learns(&self) -> bool {
+        self.fixed.is_none()
+    }
+
+    /// A wait has taken so long.
+    #[inline]
+    fn waited(&mut self, wait: Duration) {
+        let limit = Duration::from_micros(if self.on { BUSY_POLL_US } else { BUSY_POLL_TRY_US });
+        self.short = self.short << 1 | u32::from(wait <= limit);
+        self.since = self.since.saturating_add(1);
+        let is_close = self.short.count_ones() >= BUSY_POLL_SHORT_MIN;
+        let is_little = self.mean <= BUSY_POLL_DATAGRAMS_MAX * PARTS;
+        if self.on && !(is_close && is_little) {
+            if self.since >= LASTED {
+                self.next_pause = BUSY_POLL_PAUSE_MIN;
+            }
+            self.pause = 0;
+            if !is_close {
+                self.pause = self.next_pause;
+                self.next_pause = (self.next_pause * 2).min(BUSY_POLL_PAUSE_MAX);
+            }
+            self.turn(false, 0);
+        } else if !self.on && is_close && is_little && self.since >= self.pause {
+            // As if all had been short: so many that are not end it.
+            self.turn(true, u32::MAX);
+        }
+    }
+
+    /// A turn had so many datagrams, both ways.
+    #[inline]
+    const fn turned(&mut self, datagrams: u64) {
+        let parts = datagrams.saturating_mul(PARTS);
+        self.mean = self.mean - self.mean / WEIGHT + parts / WEIGHT;
+    }
+
+    const fn turn(&mut self, on: bool, short: u32) {
+        (self.on, self.short, self.since) = (on, short, 0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const IN_TIME: Duration = Duration::from_micros(BUSY_POLL_US);
+    const CLOSE: Duration = Duration::from_micros(BUSY_POLL_TRY_US);
+    const LONG: Duration = Duration::from_micros(BUSY_POLL_TRY_US + 1);
+
+    /// Turns of so many datagrams after waits of `wait`, until it is on, or off; at most 100,000.
+    fn turns_until(
+        busy_poll: &mut BusyPoll,
+        on: bool,
+        wait: Duration,
+        datagrams: u64,
+    ) -> Option<u32> {
+        (1..=100_000).find(|_| {
+            busy_poll.waited(wait);
+            busy_poll.turned(datagrams);
+            busy_poll.spin() == if on { IN_TIME } else { Duration::ZERO }
+        })
+    }
+
+    #[test]
+    fn requests_and_answers_keep_it_awake_and_rest_lets_it_sleep() {
+        let mut busy_poll = BusyPoll::new(None);
+        assert_eq!(busy_poll.spin(), Duration::ZERO);
+        assert_eq!(turns_until(&mut busy_poll, true, CLOSE, 1), Some(BUSY_POLL_SHORT_MIN));
+        for turn in 0..2 * LASTED {
+            // A pause now and then changes nothing.
+            busy_poll.waited(if turn % 8 == 7 { LONG } else { IN_TIME });
+            assert_eq!(busy_poll.spin(), IN_TIME, "turn {turn}");
+        }
+        (0..32).for_each(|_| busy_poll.waited(IN_TIME));
+        // Rest does.
+        assert_eq!(turns_until(&mut busy_poll, false, LONG, 1), Some(32 - BUSY_POLL_SHORT_MIN + 1));
+        assert_eq!(turns_until(&mut busy_poll, true, LONG, 1), None);
+    }
+
+    #[test]
+    fn what_comes_too_late_is_tried_ever_less_often() {
+        let mut busy_poll = BusyPoll::new(None);
+        let (mut tries, mut turns) = (0, 0);
+        while let Some(more) = turns_until(&mut busy_poll, true, CLOSE, 1) {
+            (tries, turns) = (tries + 1, turns + more);
+            assert_eq!(
+                turns_until(&mut busy_poll, false, CLOSE, 1),
+                Some(32 - BUSY_POLL_SHORT_MIN + 1)
+            );
+            if tries == 20 {
+                break;
+            }
+        }
+        assert_eq!(tries, 20);
+        assert!(turns > 8 * BUSY_POLL_PAUSE_MAX, "{turns} turns for 20 tries");
+    }
+
+    #[test]
+    fn bulk_does_not_keep_it_awake() {
+        let mut busy_poll = BusyPoll::new(None);
+        assert_eq!(turns_until(&mut busy_poll, true, IN_TIME, 45), None);
+        assert!(turns_until(&mut busy_poll, true, IN_TIME, 1).is_some_and(|turns| turns < 100));
+        assert!(turns_until(&mut busy_poll, false, IN_TIME, 45).is_some_and(|turns| turns <= 3));
+        // It was not in vain.
+        assert!(turns_until(&mut busy_poll, true, IN_TIME, 1).is_some_and(|turns| turns < 100));
+    }
+
+    #[test]
+    fn what_is_configured_holds() {
+        for fixed in [Duration::ZERO, Duration::from_millis(2)] {
+            let mut busy_poll = BusyPoll::new(Some(fixed));
+            assert!(!busy_poll.learns());
+            (0..100).for_each(|_| busy_poll.waited(LONG));
+            assert_eq!(busy_poll.spin(), fixed);
+        }
+    }
+}

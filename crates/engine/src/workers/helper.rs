@@ -1,0 +1,177 @@
+//! Helpers: further threads on a worker's TAP queues and sockets, so that one flow uses several cores.
+//!
+//! Worker and helpers do the same: one takes a unit of some 64 KiB off the device, seals or opens it
+//! beside the others, and sends or writes it when all units taken before it are gone. A unit stays
+//! with its thread, in that thread's buffers, from the first copy to the last; so packets leave in
+//! the order in which they came, sequence numbers too, and nothing is handed over or queued.
+
+use std::io;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use weft_io::poller::{Poller, Waker};
+use weft_io::tap::FRAME_LEN_MAX;
+
+use super::context::WorkerContext;
+use super::shared::sync_ports;
+use super::thread::supervise;
+use crate::ports::port_reader::PortReader;
+use crate::ports::socket_buckets::SocketReader;
+use crate::ports::tap_queues::TapQueueReader;
+use crate::rx::receiver::Receiver;
+use crate::stats::counters::{Work, WorkerCounters};
+
+/// The longest that a helper sleeps before it sees that it is no longer wanted.
+const IDLE_MAX: Duration = Duration::from_millis(100);
+
+const WAKER: u64 = 0;
+
+/// The helpers of one worker.
+pub(crate) struct Helpers {
+    context: WorkerContext,
+    threads: Mutex<Vec<Running>>,
+}
+
+struct Running {
+    thread: Option<JoinHandle<()>>,
+    waker: Waker,
+    stop: Arc<AtomicBool>,
+}
+
+impl Helpers {
+    /// None yet.
+    pub(crate) const fn new(context: WorkerContext) -> Self {
+        Self { context, threads: Mutex::new(Vec::new()) }
+    }
+
+    /// The worker's counters.
+    pub(crate) fn counters(&self) -> &WorkerCounters {
+        &self.context.counters
+    }
+
+    /// Has so many helpers work; threads are made when they are first wanted, and stay.
+    ///
+    /// # Errors
+    /// A thread could not be started; those before it work.
+    pub(crate) fn set(&self, wanted: usize) -> io::Result<()> {
+        let mut threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut result = Ok(());
+        while threads.len() < wanted && result.is_ok() {
+            result = self.start(threads.len()).map(|running| threads.push(running));
+        }
+        let wanted = wanted.min(threads.len());
+        let before = self.context.help.want(wanted);
+        let counters = &self.context.counters;
+        counters.did(Work::HelpersOn, wanted.saturating_sub(before) as u64);
+        counters.did(Work::HelpersOff, before.saturating_sub(wanted) as u64);
+        threads.iter().filter_map(|running| running.thread.as_ref()).for_each(|thread| {
+            thread.thread().unpark();
+        });
+        result
+    }
+
+    fn start(&self, number: usize) -> io::Result<Running> {
+        let (waker, stop) = (Waker::new()?, Arc::new(AtomicBool::new(false)));
+        let helper = Helper {
+            number,
+            context: self.context.clone(),
+            counters: self.context.counters.of_helper(number),
+            waker: waker.clone(),
+            stop: Arc::clone(&stop),
+        };
+        let worker = self.context.worker;
+        let events = Arc::clone(&self.context.events);
+        let thread = thread::Builder::new().name(format!("weft-help{worker}.{number}")).spawn(
+            move || supervise(&*events, &format!("helper {worker}.{number}"), || helper.run()),
+        )?;
+        Ok(Running { thread: Some(thread), waker, stop })
+    }
+
+    /// Stops them and waits for their end.
+    pub(crate) fn end(&self) {
+        let _ = self.set(0);
+        let mut threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
+        for running in &*threads {
+            running.stop.store(true, SeqCst);
+            running.waker.wake();
+            if let Some(thread) = &running.thread {
+                thread.thread().unpark();
+            }
+        }
+        for mut running in threads.drain(..) {
+            if let Some(thread) = running.thread.take() {
+                // A panic was caught and reported by the thread itself.
+                let _ = thread.join();
+            }
+        }
+    }
+}
+
+/// One helper.
+struct Helper {
+    number: usize,
+    context: WorkerContext,
+    counters: Arc<WorkerCounters>,
+    waker: Waker,
+    stop: Arc<AtomicBool>,
+}
+
+impl Helper {
+    fn run(self) -> io::Result<()> {
+        self.counters.begin();
+        let help = &self.context.help;
+        let mut poller = Poller::new()?;
+        poller.add(&self.waker, WAKER)?;
+        let mut queues = TapQueueReader::new(&self.context.queues);
+        queues.watch(&poller)?;
+        let mut sockets = SocketReader::new(&self.context.share, self.context.lane_port.as_ref());
+        sockets.watch(&poller)?;
+        let mut receiver = Receiver::new();
+        receiver.set_merging(self.context.merge.0, self.context.merge.1);
+        let mut transmitter = (self.context.make_transmitter)();
+        let mut buffer = vec![0; FRAME_LEN_MAX];
+        let mut ports = PortReader::of_worker(self.context.worker);
+        while !self.stop.load(SeqCst) {
+            if self.number >= help.wanted() {
+                // Who is not at work must not keep the devices of ports that go.
+                ports.let_go(&poller);
+                thread::park();
+                continue;
+            }
+            for token in poller.wait(Some(IDLE_MAX))? {
+                match token {
+                    WAKER => {}
+                    token if queues.round_robin().note_token(token) => {}
+                    token if sockets.round_robin().note_token(token) => {}
+                    token => ports.note_ready(token),
+                }
+            }
+            sync_ports(&mut ports, &poller, &self.context.shared);
+            let Some(_at_work) = help.begin(self.number) else {
+                ports.forget_ready();
+                sockets.round_robin().forget_ready();
+                queues.round_robin().forget_ready();
+                // The worker has not seen yet that it is wanted, or no longer.
+                thread::yield_now();
+                continue;
+            };
+            let mut units = 0;
+            let (context, counters) = (&self.context, &self.counters);
+            sockets.take_turns(|number, socket, batch_size, _| {
+                let (gate, receiver) = (help.socket(number), (&mut receiver, batch_size));
+                units += context.open(gate, socket, counters, receiver, (&queues, &ports))?;
+                Ok(())
+            })?;
+            queues.take_turns(|_, tap| {
+                units += context.seal(tap, counters, &mut transmitter, &mut buffer)?;
+                Ok(())
+            })?;
+            units +=
+                context.seal_ports(&poller, &mut ports, counters, &mut transmitter, &mut buffer);
+            self.counters.did(Work::UnitsHelped, units);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,60 @@
+//! What all workers of an engine know.
+
+use std::sync::{PoisonError, RwLock, RwLockReadGuard};
+
+use weft_io::poller::Poller;
+use weft_path::PathId;
+
+use crate::ports::device::{GsoSink, LaneSockets};
+use crate::ports::direct::Ports;
+use crate::ports::port_reader::{PortReader, is_own};
+use crate::rx::receiver::Receiver;
+use crate::tables::state::State;
+
+/// What all workers of an engine know. A worker reads it for one batch at a time; a command that
+/// changes it waits for the batches in hand and holds up the next ones for as long as it takes.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) state: State,
+    pub(crate) sockets: LaneSockets,
+    pub(crate) ports: Ports,
+}
+
+/// What is sent by command.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Sending {
+    Probe { path: PathId, probe: u64, mtu: u16, candidate: bool },
+    Keepalive { path: PathId },
+}
+
+/// A command that panicked has changed a table in part at worst, and each entry is whole.
+#[inline]
+pub(crate) fn read(shared: &RwLock<Shared>) -> RwLockReadGuard<'_, Shared> {
+    shared.read().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A peer's lane port is new or has changed: rare enough to hold up the others for.
+pub(crate) fn note_moved_lane(shared: &RwLock<Shared>, receiver: &mut Receiver) {
+    let Some((path, lane, source)) = receiver.take_moved_lane() else { return };
+    let mut shared = shared.write().unwrap_or_else(PoisonError::into_inner);
+    if let Ok(source) = shared.sockets.remote(source) {
+        shared.state.set_lane_source(path, lane, source);
+    }
+}
+
+/// Whether queues of direct ports with this number are this worker's now, or its helpers'. Who reads one asks while it holds
+/// what is shared: where workers come or go, no two of them read it, and what the one before has read is on its way.
+#[inline]
+pub(crate) fn serves(shared: &Shared, worker: usize, queue: usize) -> bool {
+    is_own(worker, shared.sockets.sockets(), queue)
+}
+
+/// Has a thread of a worker wait for the queues of direct ports that are its now, and no longer for the others.
+pub(crate) fn sync_ports(reader: &mut PortReader, poller: &Poller, shared: &RwLock<Shared>) {
+    let shared = read(shared);
+    let wanted = reader.wanted(&shared.ports, shared.sockets.sockets());
+    drop(shared);
+    if let Some(wanted) = wanted {
+        reader.wait_for(poller, wanted);
+    }
+}
