@@ -53,7 +53,7 @@ pub use crate::tables::lane::{
 pub use crate::tables::state::{ENDPOINTS_MAX, INBOUND_SAS_MAX, LANES_MAX, PEERS_MAX};
 pub use crate::tx::gso_batch::{RUNS_RETRY_S, SEND_TRIES_MAX};
 pub use crate::tx::repeats::{REPEATS_PAUSE_S, REPEATS_PER_S_MAX};
-pub use crate::tx::transmitter::TOO_LONG_ANSWERS_PER_S;
+pub use crate::tx::too_long::TOO_LONG_ANSWERS_PER_S;
 pub use crate::workers::busy_poll::BUSY_POLL_US;
 pub use crate::workers::scaling_policy::{HELP_LOOK_MS, HELP_QUIET_LOOK_MS, HELPERS_MAX};
 pub use crate::workers::turn::{

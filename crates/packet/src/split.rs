@@ -42,6 +42,16 @@ impl From<Option<vxlan::Rco>> for FrameChecksum {
     }
 }
 
+impl From<&VnetHeader> for FrameChecksum {
+    /// The checksum of a frame as the kernel gives it.
+    fn from(vnet: &VnetHeader) -> Self {
+        match vnet.needs_checksum() {
+            true => Self::Partial { start: vnet.csum_start, offset: vnet.csum_offset },
+            false => Self::Complete,
+        }
+    }
+}
+
 /// What a [`Plan`] cuts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {

@@ -1,12 +1,15 @@
 //! IP packets as frames: cutting and merging are done on frames, so that a packet of a TUN device gets
 //! an Ethernet header without addresses for as long as it is in the engine.
 
+use std::array;
 use std::io::{self, IoSlice};
 
 use weft_io::tun::{PACKET_LEN_MAX, Tun};
-use weft_packet::coalesce::{FRAMES_MAX, Merged};
 use weft_packet::ethernet;
 use weft_packet::vnet::{self, VnetHeader};
+
+use crate::ports::device::FrameSink;
+use crate::rx::merger::SLICES_MAX;
 
 /// Room for what [`read`] reads: virtio net header, Ethernet header, packet.
 pub(crate) const ROOM: usize = vnet::LEN + ethernet::LEN + PACKET_LEN_MAX;
@@ -43,28 +46,24 @@ pub(crate) fn write_ethernet(room: &mut [u8], packet: &[u8]) -> bool {
     true
 }
 
-/// Writes merged frames as one packet or super-packet.
-///
-/// # Errors
-/// As [`Tun::send`].
-#[inline]
-pub(crate) fn write(tun: &Tun, arena: &[u8], merged: &Merged<'_>) -> io::Result<usize> {
-    let mut vnet = merged.vnet;
-    shift(&mut vnet, u16::wrapping_sub);
-    let mut slices: [IoSlice<'_>; FRAMES_MAX + 2] = std::array::from_fn(|_| IoSlice::new(&[]));
-    slices[0] = IoSlice::new(&vnet);
-    // The Ethernet header is the first part of a header written anew, else of the only frame.
-    let mut ether = ethernet::LEN;
-    let parts = merged.slices.iter().map(|range| range.start as usize..range.end as usize);
-    let parts = parts.map(|range| arena.get(range).unwrap_or_default());
-    let mut used = 1;
-    for part in std::iter::once(merged.header).chain(parts) {
-        let (skipped, part) = part.split_at(ether.min(part.len()));
-        ether -= skipped.len();
-        slices[used] = IoSlice::new(part);
-        used += 1;
+impl FrameSink for Tun {
+    /// Writes a frame, or a super-packet, as the packet in it.
+    #[inline]
+    fn send(&self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
+        let (vnet, parts) = slices.split_first().ok_or(io::ErrorKind::InvalidInput)?;
+        let mut vnet = *vnet.first_chunk().ok_or(io::ErrorKind::InvalidInput)?;
+        shift(&mut vnet, u16::wrapping_sub);
+        let mut packet: [IoSlice<'_>; SLICES_MAX] = array::from_fn(|_| IoSlice::new(&[]));
+        packet[0] = IoSlice::new(&vnet);
+        // The Ethernet header is the first part of a header written anew, else of the only frame.
+        let mut ether = ethernet::LEN;
+        for (room, part) in packet[1..].iter_mut().zip(parts) {
+            let (skipped, part) = part.split_at(ether.min(part.len()));
+            ether -= skipped.len();
+            *room = IoSlice::new(part);
+        }
+        Self::send(self, &packet[..slices.len().min(SLICES_MAX)])
     }
-    tun.send(&slices[..used])
 }
 
 /// Moves the offsets in a virtio net header by the length of an Ethernet header.

@@ -10,10 +10,10 @@ pub mod alone;
 mod framed;
 mod keys;
 mod peers;
-mod receive;
+mod receiver;
 mod routes;
 mod sizes;
-mod transmit;
+mod transmitter;
 mod transport;
 mod worker;
 
@@ -39,7 +39,7 @@ use weft_openvpn::device::{
 use self::keys::Key;
 pub use self::peers::DEVICE_PEERS_MAX;
 use self::peers::{Peer, Peers};
-use self::receive::Moved;
+use self::receiver::Moved;
 use self::routes::Routes;
 pub use self::routes::{ROUTES_MAX, Route};
 pub use self::sizes::MTU_MAX;
@@ -723,7 +723,7 @@ mod tests {
             let shared = device.common.read();
             let of = shared.peers.get(shared.peers.index_of(3).unwrap()).unwrap();
             let key = of.keys.sealing().unwrap();
-            let refused = |error| receive::refused(&device.common.telling, of, key, error);
+            let refused = |error| receiver::refused(&device.common.telling, of, key, error);
             assert_eq!(refused(OpenError::Forged), DropReason::Forged);
             assert!(told.try_recv().is_err(), "one forgery is nothing to tell of");
             for _ in 0..2 {

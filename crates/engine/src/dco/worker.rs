@@ -11,8 +11,8 @@ use weft_io::poller::Poller;
 use weft_openvpn::device::{DeletionReason, Notification};
 
 use super::framed::{self, ROOM};
-use super::receive::{Arrival, Receiver};
-use super::transmit::{DeviceEnv, Transmitter, send_ping};
+use super::receiver::{Arrival, Receiver};
+use super::transmitter::{DeviceEnv, Transmitter, send_ping};
 use super::transport::{Connection, Transport, Way};
 use super::{Common, Event, Shared};
 use crate::ports::device::Env;
@@ -81,16 +81,12 @@ impl Worker {
         let (counters, mut busy_poll) = (&self.common.counters, BusyPoll::new(None));
         loop {
             let (mut woken, mut tun) = (false, false);
-            let begun = busy_poll.begin_wait(counters.own_datagrams());
-            for token in poller.wait_awake(busy_poll.spin(), self.time_until(look_at))? {
-                match token {
-                    WAKER => woken = true,
-                    TUN => tun = true,
-                    token => ready.extend(u16::try_from(token - TRANSPORT)),
-                }
-            }
-            busy_poll.end_wait(begun);
-            counters.was_awake(poller.was_awake());
+            let timeout = self.time_until(look_at);
+            busy_poll.wait(&mut poller, counters, timeout, |token| match token {
+                WAKER => woken = true,
+                TUN => tun = true,
+                token => ready.extend(u16::try_from(token - TRANSPORT)),
+            })?;
             if woken {
                 if is_to_stop(|| self.common.waker.clear(), &self.common.stop) {
                     return Ok(());

@@ -11,6 +11,9 @@ use crate::ports::device::{Env, FrameSink};
 use crate::ports::errno;
 use crate::stats::counters::{DropReason, Work, WorkerCounters};
 
+/// Parts of what is written with one call: the virtio net header, a header written anew, and the frames.
+pub(crate) const SLICES_MAX: usize = FRAMES_MAX + 2;
+
 /// Merges frames and writes them.
 #[derive(Debug)]
 pub(crate) struct Merger {
@@ -64,7 +67,7 @@ impl Merger {
 
 /// Writes one frame or super-packet with one call.
 fn write<F: FrameSink, R>(arena: &[u8], merged: &Merged<'_>, env: &Env<'_, F, R>) {
-    let mut slices: [IoSlice<'_>; FRAMES_MAX + 2] = array::from_fn(|_| IoSlice::new(&[]));
+    let mut slices: [IoSlice<'_>; SLICES_MAX] = array::from_fn(|_| IoSlice::new(&[]));
     slices[0] = IoSlice::new(&merged.vnet);
     slices[1] = IoSlice::new(merged.header);
     let mut used = 2;
@@ -80,7 +83,7 @@ fn write<F: FrameSink, R>(arena: &[u8], merged: &Merged<'_>, env: &Env<'_, F, R>
 }
 
 #[cold]
-pub(crate) fn count_refusal(counters: &WorkerCounters, error: &io::Error, frames: u32) {
+fn count_refusal(counters: &WorkerCounters, error: &io::Error, frames: u32) {
     let reason = match error.raw_os_error() {
         Some(errno::EIO | errno::EBADFD) => DropReason::TapDown,
         Some(errno::EAGAIN | errno::ENOMEM | errno::ENOBUFS) => DropReason::TapFull,

@@ -198,6 +198,7 @@ pub(crate) struct State {
 
 impl State {
     /// Of a host that no peer id is greater than: it begins on every lane.
+    #[cfg(any(test, feature = "alone"))]
     pub(crate) fn new(vni: Vni, default_mtu: u16, registry: Arc<Registry>, keylog: KeyLog) -> Self {
         Self::of_host(PeerId::from_bytes([0; 32]), vni, default_mtu, registry, keylog)
     }

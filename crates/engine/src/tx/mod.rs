@@ -2,4 +2,5 @@
 
 pub(crate) mod gso_batch;
 pub(crate) mod repeats;
+pub(crate) mod too_long;
 pub(crate) mod transmitter;

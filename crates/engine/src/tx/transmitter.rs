@@ -1,32 +1,27 @@
 //! From the TAP device to the wire: find the peer, cut, seal into the GSO batch, send.
 
-use std::io::IoSlice;
 use std::net::Ipv6Addr;
 use std::sync::Arc;
-use std::time::Instant;
 
 use weft_io::steer;
 use weft_io::udp::Remote;
-use weft_packet::split::{self, FragmentError, FrameChecksum, Plan, SplitError};
+use weft_packet::split::{self, FragmentError, Plan, SplitError};
 use weft_packet::vnet::{self, VnetHeader};
 use weft_packet::vxlan::VxlanHeader;
-use weft_packet::{ecn, esp, ethernet, ipv6, layout, membership, mss, probe, toobig, vxlan};
+use weft_packet::{ecn, esp, ethernet, ipv6, layout, membership, mss, probe, vxlan};
 use weft_path::{EngineEvent, Mac, PathId, Vni};
 
 use super::gso_batch::{GsoBatch, GsoKey, GsoTarget, note_alone, send_alone};
 use super::repeats::Repeats;
+use super::too_long::TooLongAnswers;
 use crate::error::CommandError;
 use crate::ports::device::{Env, FrameSink, GsoSink};
-use crate::rate_limit::PerSecond;
 use crate::stats::counters::{DropReason, Work};
 use crate::stats::worker_load::WorkerLoad;
 use crate::tables::flows::Flows;
 use crate::tables::lane::Origin;
 use crate::tables::sa::{Builder, DUMMY_LEN_MAX, Inner, NotSealed, Sealing};
 use crate::tables::state::{Outbound, Path, State, key_of};
-
-/// Over-long packets that are answered with ICMP in one second.
-pub const TOO_LONG_ANSWERS_PER_S: u32 = 1_000;
 
 /// The range of inner source ports (the dynamic ports of RFC 6335).
 const SOURCE_PORT_FIRST: u16 = 0xc000;
@@ -40,7 +35,7 @@ const UNLIMITED: usize = u16::MAX as usize;
 #[derive(Debug)]
 pub(crate) struct Transmitter {
     gso: GsoBatch,
-    answers: PerSecond,
+    answers: TooLongAnswers,
     repeats: Repeats,
     /// The number of its worker.
     worker: usize,
@@ -74,7 +69,7 @@ impl Transmitter {
     pub(crate) fn new(segments_max: usize, mac: Mac) -> Self {
         Self {
             gso: GsoBatch::new(segments_max),
-            answers: PerSecond::new(TOO_LONG_ANSWERS_PER_S),
+            answers: TooLongAnswers::new(),
             repeats: Repeats::new(),
             worker: 0,
             flows: Arc::default(),
@@ -359,15 +354,11 @@ impl Transmitter {
         vnet: &VnetHeader,
         frame: &[u8],
     ) -> u64 {
-        let checksum = match vnet.needs_checksum() {
-            true => FrameChecksum::Partial { start: vnet.csum_start, offset: vnet.csum_offset },
-            false => FrameChecksum::Complete,
-        };
         let mut lowered = std::mem::take(&mut self.scratch);
         let lost = match lowered.get_mut(..frame.len()) {
             Some(opening) => {
                 opening.copy_from_slice(frame);
-                let changed = mss::clamp(opening, way.1.mtu, checksum);
+                let changed = mss::clamp(opening, way.1.mtu, vnet.into());
                 env.counters.did(Work::SegmentSizesLowered, changed.into());
                 self.send_sized(env, way, vnet, opening)
             }
@@ -514,20 +505,8 @@ impl Transmitter {
             },
             None => mtu,
         };
-        let mut answer = [0; vnet::LEN + toobig::FRAME_LEN_MAX];
-        let told = u16::try_from(mtu).unwrap_or(u16::MAX);
-        match toobig::write(&mut answer[vnet::LEN..], frame, told) {
-            Ok(_) if !self.answers.allow(Instant::now()) => {
-                env.counters.did(Work::TooLongUnanswered, 1);
-                dropped(env, DropReason::TooLong, 1)
-            }
-            Ok(len) => {
-                let slice = IoSlice::new(&answer[..vnet::LEN + len]);
-                if env.tap.send(&[slice]).is_ok() {
-                    env.counters.did(Work::TooLongAnswered, 1);
-                }
-                dropped(env, DropReason::TooLong, 1)
-            }
+        match self.answers.answer(env, frame, mtu) {
+            Ok(()) => dropped(env, DropReason::TooLong, 1),
             // For groups too: who may not be answered can still be served.
             Err(_) => self.fragment(env, way, vnet, frame),
         }

@@ -5,7 +5,12 @@
 //! waits are short and there is little to do at a time, and goes on while the waits are over in the time
 //! that it is awake. Somebody else who wants the processor gets it.
 
+use std::io;
 use std::time::{Duration, Instant};
+
+use weft_io::poller::Poller;
+
+use crate::stats::counters::WorkerCounters;
 
 /// So long at most, in microseconds: longer than an answer takes in one data centre.
 pub const BUSY_POLL_US: u64 = 150;
@@ -57,7 +62,7 @@ impl BusyPoll {
 
     /// How long to stay awake now.
     #[inline]
-    pub(crate) const fn spin(&self) -> Duration {
+    const fn spin(&self) -> Duration {
         match self.fixed {
             Some(fixed) => fixed,
             None if self.on => Duration::from_micros(BUSY_POLL_US),
@@ -70,24 +75,37 @@ impl BusyPoll {
         self.moved = moved;
     }
 
-    /// A turn is over, and by now so many datagrams have been moved. Returns what [`Self::end_wait`]
-    /// wants.
+    /// Waits until something is to be done, or for `timeout`, and gives the tokens of what is: one turn of a
+    /// thread is over, and the next begins.
+    ///
+    /// # Errors
+    /// The poller's.
     #[inline]
-    pub(crate) fn begin_wait(&mut self, moved: u64) -> Option<Instant> {
+    pub(crate) fn wait(
+        &mut self,
+        poller: &mut Poller,
+        counters: &WorkerCounters,
+        timeout: Option<Duration>,
+        note: impl FnMut(u64),
+    ) -> io::Result<()> {
+        let begun = self.begin_wait(counters.own_datagrams());
+        poller.wait_awake(self.spin(), timeout)?.for_each(note);
+        if let Some(begun) = begun {
+            self.waited(begun.elapsed());
+        }
+        counters.was_awake(poller.was_awake());
+        Ok(())
+    }
+
+    /// A turn is over, and by now so many datagrams have been moved.
+    #[inline]
+    fn begin_wait(&mut self, moved: u64) -> Option<Instant> {
         if !self.learns() {
             return None;
         }
         let before = std::mem::replace(&mut self.moved, moved);
         self.turned(moved.saturating_sub(before));
         Some(Instant::now())
-    }
-
-    /// Something is to be done.
-    #[inline]
-    pub(crate) fn end_wait(&mut self, begun: Option<Instant>) {
-        if let Some(begun) = begun {
-            self.waited(begun.elapsed());
-        }
     }
 
     /// Whether it is of use to tell of waits and turns.

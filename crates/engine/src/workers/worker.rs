@@ -96,17 +96,12 @@ impl Worker {
             let left =
                 self.until.get().map(|until| until.saturating_duration_since(Instant::now()));
             let wait = wait.into_iter().chain(left).min();
-            let begun = self.busy_poll.begin_wait(self.counters.own_datagrams());
-            for token in poller.wait_awake(self.busy_poll.spin(), wait)? {
-                match token {
-                    WAKER => woken = true,
-                    token if queues.round_robin().note_token(token) => {}
-                    token if sockets.round_robin().note_token(token) => {}
-                    token => ports.note_ready(token),
-                }
-            }
-            self.busy_poll.end_wait(begun);
-            self.counters.was_awake(poller.was_awake());
+            self.busy_poll.wait(&mut poller, &self.counters, wait, |token| match token {
+                WAKER => woken = true,
+                token if queues.round_robin().note_token(token) => {}
+                token if sockets.round_robin().note_token(token) => {}
+                token => ports.note_ready(token),
+            })?;
             if woken {
                 self.waker.clear();
                 sync_ports(&mut ports, &poller, &self.shared);

@@ -8,7 +8,6 @@ use weft_crypto::ovpn::OpenError;
 use weft_io::udp::RecvBatch;
 use weft_openvpn::data::{self, PeerNumber};
 use weft_openvpn::{KeyId, Opcode};
-use weft_packet::coalesce::Coalescer;
 use weft_packet::ethernet;
 use weft_packet::mss;
 use weft_packet::split::FrameChecksum;
@@ -16,11 +15,11 @@ use weft_packet::split::FrameChecksum;
 use super::framed;
 use super::keys::{Key, Opening};
 use super::peers::{Peer, Received};
-use super::transmit::{DeviceEnv, Field, address};
+use super::transmitter::{DeviceEnv, Field, address};
 use super::transport::FRAME_PREFIX_LEN;
 use super::{Event, Shared, Telling};
 use crate::ports::socket_buckets::RUN_MESSAGES_MAX;
-use crate::rx::merger::count_refusal;
+use crate::rx::merger::Merger;
 use crate::stats::counters::{DropReason, Work};
 use crate::tables::sa::ovpn_refused;
 
@@ -28,7 +27,7 @@ use crate::tables::sa::ovpn_refused;
 #[derive(Debug)]
 pub(super) struct Receiver {
     pub(super) batch: RecvBatch,
-    coalescer: Coalescer,
+    merger: Merger,
     /// The last peer of a batch whose packets come from elsewhere than packets to it go, or to another
     /// address of ours than packets to it leave from.
     moved: Option<Moved>,
@@ -93,9 +92,9 @@ enum Opened {
 
 impl Receiver {
     pub(super) fn new(tcp: bool, udp: bool) -> Self {
-        let mut coalescer = Coalescer::new();
-        coalescer.set_merging(tcp, udp);
-        Self { batch: RecvBatch::new(), coalescer, moved: None }
+        let mut merger = Merger::new();
+        merger.set_merging(tcp, udp);
+        Self { batch: RecvBatch::new(), merger, moved: None }
     }
 
     /// How many messages the next batch may have.
@@ -116,7 +115,7 @@ impl Receiver {
         telling: &Telling,
         (transport, now_ms): (u16, u64),
     ) {
-        let Self { batch, coalescer, moved } = self;
+        let Self { batch, merger, moved } = self;
         let (messages, mut datagrams) = (batch.len(), 0);
         let mut held = None;
         for index in 0..messages {
@@ -137,13 +136,13 @@ impl Receiver {
                 datagrams += 1;
                 let range = start..(start + message.segment).min(end);
                 let arena = batch.buffer_mut();
-                take(shared, env, telling, arrival, (arena, range), &mut held, coalescer, moved);
+                take(shared, env, telling, arrival, (arena, range), &mut held, merger, moved);
             }
         }
         env.counters.did(Work::MessagesReceived, messages as u64);
         env.counters.did(Work::DatagramsReceived, datagrams);
         drop(held);
-        flush(coalescer, self.batch.buffer(), env);
+        self.merger.flush(self.batch.buffer(), env);
     }
 
     /// Works through the whole packets in what came over a connection. Returns how many bytes that is;
@@ -156,7 +155,7 @@ impl Receiver {
         arrival: Arrival,
         arena: &mut [u8],
     ) -> Option<usize> {
-        let Self { coalescer, moved, .. } = self;
+        let Self { merger, moved, .. } = self;
         let (mut at, mut count, mut held) = (0, 0, None);
         let mut is_whole = true;
         while let Some(length) = arena[at..].first_chunk().map(|length| u16::from_be_bytes(*length))
@@ -173,11 +172,11 @@ impl Receiver {
             }
             at = range.end;
             count += 1;
-            take(shared, env, telling, arrival, (arena, range), &mut held, coalescer, moved);
+            take(shared, env, telling, arrival, (arena, range), &mut held, merger, moved);
         }
         env.counters.did(Work::DatagramsReceived, count);
         drop(held);
-        flush(coalescer, arena, env);
+        merger.flush(arena, env);
         is_whole.then_some(at)
     }
 }
@@ -197,18 +196,16 @@ fn take<'a>(
     arrival: Arrival,
     (arena, range): (&mut [u8], Range<usize>),
     held: &mut Option<Held<'a>>,
-    coalescer: &mut Coalescer,
+    merger: &mut Merger,
     moved: &mut Option<Moved>,
 ) {
     let start = range.start;
     match open(shared, telling, &mut arena[range.clone()], arrival, held, moved) {
         Ok(Opened::Frame(at)) => {
             let frame = (start + at.start) as u32..(start + at.end) as u32;
-            if coalescer.push(arena, frame.clone(), FrameChecksum::Complete).is_err() {
+            if !merger.file(arena, frame.clone(), FrameChecksum::Complete) {
                 *held = None;
-                flush(coalescer, arena, env);
-                // An empty one takes every frame.
-                let _ = coalescer.push(arena, frame, FrameChecksum::Complete);
+                merger.push(arena, frame, FrameChecksum::Complete, env);
             }
         }
         Ok(Opened::Ping) => env.counters.did(Work::Keepalives, 1),
@@ -328,11 +325,4 @@ fn hold<'h, 'a>(
         *held = Some(Held { index, peer, key, opening, allowed: None, received });
     }
     held.as_mut()
-}
-
-fn flush(coalescer: &mut Coalescer, arena: &[u8], env: &DeviceEnv<'_>) {
-    coalescer.flush(arena, |merged| match framed::write(env.tap, arena, &merged) {
-        Ok(_) => env.counters.did(Work::TapWrites, 1),
-        Err(error) => count_refusal(env.counters, &error, merged.frames),
-    });
 }

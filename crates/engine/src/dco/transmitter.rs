@@ -1,17 +1,15 @@
 //! From the TUN device to the wire: find the peer, cut, seal into the GSO batch, send.
 
-use std::io::IoSlice;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-use std::time::Instant;
 
 use weft_crypto::ovpn::EPOCH_OVERHEAD_BYTES;
 use weft_io::tun::Tun;
 use weft_io::udp::Remote;
 use weft_openvpn::KeyId;
 use weft_openvpn::data::{self, PeerNumber};
-use weft_packet::split::{FrameChecksum, Plan, SplitError};
+use weft_packet::split::{Plan, SplitError};
 use weft_packet::vnet::{self, VnetHeader};
-use weft_packet::{ethernet, mss, toobig};
+use weft_packet::{ethernet, mss};
 use weft_path::PathId;
 
 use super::keys::Key;
@@ -19,11 +17,10 @@ use super::peers::Peer;
 use super::transport::{FRAME_PREFIX_LEN, Transports};
 use super::{Shared, Telling};
 use crate::ports::device::{Env, GsoSink};
-use crate::rate_limit::PerSecond;
 use crate::stats::counters::{DropReason, Work};
 use crate::tables::lane::Origin;
 use crate::tx::gso_batch::{GsoBatch, GsoKey, GsoTarget};
-use crate::tx::transmitter::TOO_LONG_ANSWERS_PER_S;
+use crate::tx::too_long::TooLongAnswers;
 
 /// What a device sends with.
 pub(super) type DeviceEnv<'a> = Env<'a, Tun, Transports>;
@@ -32,12 +29,12 @@ pub(super) type DeviceEnv<'a> = Env<'a, Tun, Transports>;
 #[derive(Debug)]
 pub(super) struct Transmitter {
     gso: GsoBatch,
-    answers: PerSecond,
+    answers: TooLongAnswers,
 }
 
 impl Transmitter {
     pub(super) fn new(segments_max: usize) -> Self {
-        let answers = PerSecond::new(TOO_LONG_ANSWERS_PER_S);
+        let answers = TooLongAnswers::new();
         Self { gso: GsoBatch::new(segments_max), answers }
     }
 
@@ -70,13 +67,9 @@ impl Transmitter {
         else {
             return env.counters.dropped(DropReason::NoEndpoint, 1);
         };
-        let checksum = match vnet.needs_checksum() {
-            true => FrameChecksum::Partial { start: vnet.csum_start, offset: vnet.csum_offset },
-            false => FrameChecksum::Complete,
-        };
         let mtu = shared.mtu();
         let room = shared.room(is_over_ipv6(peer, env));
-        mss::clamp(frame, room, checksum);
+        mss::clamp(frame, room, (&vnet).into());
         let Some(key) = peer.keys.sealing() else {
             return env.counters.dropped(DropReason::NoPath, 1);
         };
@@ -157,20 +150,8 @@ impl Transmitter {
             // The system has let it through by the new one, and lets the next through.
             return;
         }
-        let mut answer = [0; toobig::FRAME_LEN_MAX];
-        let told = u16::try_from(mtu).unwrap_or(u16::MAX);
-        let work = match toobig::write(&mut answer, frame, told) {
-            Ok(_) if !self.answers.allow(Instant::now()) => Some(Work::TooLongUnanswered),
-            Ok(len) => {
-                let vnet = [0; vnet::LEN];
-                let packet = [IoSlice::new(&vnet), IoSlice::new(&answer[ethernet::LEN..len])];
-                env.tap.send(&packet).is_ok().then_some(Work::TooLongAnswered)
-            }
-            Err(_) => None,
-        };
-        if let Some(work) = work {
-            env.counters.did(work, 1);
-        }
+        // Who may not be answered finds it counted.
+        let _ = self.answers.answer(env, frame, mtu);
     }
 }
 
