@@ -11,13 +11,13 @@ use crate::config::{
     DRAIN_SHORTEST_MS, ENGINE_HOLD_FIRST_MS, ENGINE_SOUND_MS, KEEPALIVE_MS, PLAIN_PORT,
     PROBE_TURN_MS, RESEND_MS, UNHEARD_MS, ms,
 };
+use crate::engine_api::{EngineCommand, OutboundSa, PathId};
 use crate::inbound::{Generation, Inbound, Terms};
 use crate::lanes::Proofs;
 use crate::message::{Accept, Message, Offer, ProbeAnswer, RekeyRequest};
 use crate::pairing::Key;
 use crate::prober::{Prober, Role, Verdict, retry_after};
 use crate::room::Room;
-use crate::seam::{EngineCommand, OutboundSa, PathId};
 use crate::shared::Shared;
 use crate::status::{PathChange, PathState, PathStatus, Reason};
 

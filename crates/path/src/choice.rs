@@ -6,10 +6,10 @@ use std::time::Instant;
 
 use crate::candidate::Candidate;
 use crate::config::{CARRY_ON_MS, Config, SETTLE_MS, ms};
+use crate::engine_api::{EngineCommand, EngineKind};
 use crate::pairing::Key;
 use crate::peer::Peer;
 use crate::prober::Role;
-use crate::seam::{EngineCommand, EngineKind};
 use crate::shared::Shared;
 use crate::status::{PathState, PathStatus, Reason};
 
@@ -199,7 +199,8 @@ impl Peer {
             let entry = self.absent(self.none.state, self.none.reason.clone(), None, None);
             entries.push(entry);
         }
-        let absent = self.scene(config).map(|scene| scene.absent()).unwrap_or_default();
+        let absent =
+            self.negotiation(config).map(|negotiation| negotiation.absent()).unwrap_or_default();
         entries.extend(absent.into_iter().map(|absence| PathStatus {
             encapsulation: absence.encapsulation,
             ..self.absent(PathState::Failed, absence.reason, absence.engine, absence.remote_engine)
@@ -219,10 +220,10 @@ impl Peer {
             let told = self.candidates.get(key).map(|it| it.told());
             told.map(|(_, reason)| reason.cloned().unwrap_or(Reason::Probing))
         };
-        match self.scene(config) {
-            Some(scene) => {
-                let best = scene.keys().into_iter().find(|key| *key < bound)?;
-                tried(&best).or_else(|| scene.agree(&best).err())
+        match self.negotiation(config) {
+            Some(negotiation) => {
+                let best = negotiation.keys().into_iter().find(|key| *key < bound)?;
+                tried(&best).or_else(|| negotiation.agree(&best).err())
             }
             None => {
                 let best = self.candidates.keys().find(|key| **key < bound)?;

@@ -7,7 +7,7 @@ use std::time::Duration;
 use ipnet::IpNet;
 use weft_crypto::{Cipher, Format};
 
-use crate::seam::{Encapsulation, EngineKind};
+use crate::engine_api::{Encapsulation, EngineKind};
 use crate::status::Reason;
 
 /// Lanes that one offer may hold; more in a peer's offer are refused.

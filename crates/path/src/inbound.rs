@@ -16,9 +16,9 @@ use crate::config::{
     DRAIN_MS, DRAIN_SHORTEST_MS, EngineOffer, GENERATIONS_MAX, OFFER_INTERVAL_MS,
     OFFER_SENDINGS_MAX, RESEND_MS, ms,
 };
+use crate::engine_api::{EngineCommand, InboundSa, PathId};
 use crate::message::{LaneOffer, Message, Offer};
 use crate::pairing::Key;
-use crate::seam::{EngineCommand, InboundSa, PathId};
 use crate::shared::{LaneWord, OVPN_KEY_IDS, Shared};
 
 /// Generations of a path of format `ovpn` that live at once: one fewer than there are key ids, so that
@@ -469,7 +469,7 @@ mod tests {
 
     use super::*;
     use crate::config::Config;
-    use crate::seam::{Encapsulation, EngineKind};
+    use crate::engine_api::{Encapsulation, EngineKind};
 
     /// A path of format `ovpn`, and what its engine holds.
     struct Rig {

@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 use weft_crypto::PeerId;
 
 use crate::config::{LANES_TURN_FIRST_MS, LANES_TURN_MAX_MS, ms};
+use crate::engine_api::EngineCommand;
 use crate::message::Hello;
-use crate::seam::EngineCommand;
 use crate::shared::Shared;
 
 pub(crate) struct Lanes {

@@ -10,6 +10,7 @@
 mod candidate;
 mod choice;
 mod config;
+mod engine_api;
 mod inbound;
 mod lanes;
 mod message;
@@ -19,7 +20,6 @@ mod peer;
 mod prober;
 mod relapse;
 mod room;
-mod seam;
 mod shared;
 mod status;
 
@@ -32,13 +32,13 @@ pub use config::{
     RELAPSE_MAX_MS, RELAPSE_WITHIN_MS, RESEND_MS, RETIRED_MAX, RETRY_FIRST_MS, RETRY_MAX_MS,
     SESSION_SPIS_MAX, SETTLE_MS, UNHEARD_MS, overhead,
 };
+pub use engine_api::{
+    Encapsulation, Endpoint, EngineCommand, EngineEvent, EngineKind, InboundSa, Mac, OutboundSa,
+    ParseMacError, PathId, Vni,
+};
 pub use message::{
     Accept, EngineAbility, Hello, LaneOffer, Message, MessageError, MissingEngine, Offer,
     ProbeAnswer, RekeyRequest, Unheard, Withdraw,
 };
 pub use paths::Paths;
-pub use seam::{
-    Encapsulation, Endpoint, EngineCommand, EngineEvent, EngineKind, InboundSa, Mac, OutboundSa,
-    ParseMacError, PathId, Vni,
-};
 pub use status::{Counters, PathChange, PathState, PathStatus, Reason, overall};

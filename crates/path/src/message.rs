@@ -10,7 +10,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use weft_crypto::{Cipher, Format};
 
 use crate::config::{ENGINES_MAX, LANES_MAX, LINK_MTU_MIN};
-use crate::seam::{Encapsulation, EngineKind};
+use crate::engine_api::{Encapsulation, EngineKind};
 use crate::shared::is_spi;
 
 /// One control message. Holds no secret: the nonces of an offer are public (`docs/design/keys.md`).

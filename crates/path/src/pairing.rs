@@ -6,8 +6,8 @@ use std::collections::BTreeSet;
 use weft_crypto::{Cipher, Format};
 
 use crate::config::{Config, ENGINES_MAX, EngineOffer};
+use crate::engine_api::{Encapsulation, EngineKind};
 use crate::message::{EngineAbility, Hello, MissingEngine};
-use crate::seam::{Encapsulation, EngineKind};
 use crate::status::Reason;
 
 const KINDS: [EngineKind; 2] = [EngineKind::Kernel, EngineKind::Userspace];
@@ -91,7 +91,7 @@ impl PartialOrd for Key {
 }
 
 /// What decides which paths two hosts can have.
-pub(crate) struct Scene<'a> {
+pub(crate) struct Negotiation<'a> {
     pub(crate) config: &'a Config,
     /// The peer's, of the present session.
     pub(crate) hello: &'a Hello,
@@ -121,7 +121,7 @@ pub(crate) struct Absence {
     pub(crate) reason: Reason,
 }
 
-impl<'a> Scene<'a> {
+impl<'a> Negotiation<'a> {
     /// All paths that two such hosts could have at best, the preferred first. Format `plain` is
     /// among them only where both hosts want it, `ovpn` only where both have it and no `esp` between the
     /// same engines: beside that it would be no other path, only more of it. Where a host was told to
@@ -391,25 +391,25 @@ mod tests {
         }
     }
 
-    fn scene<'a>(config: &'a Config, hello: &'a Hello) -> Scene<'a> {
-        Scene { config, hello, nat: false, address_shared: false, trusted: false }
+    fn negotiation<'a>(config: &'a Config, hello: &'a Hello) -> Negotiation<'a> {
+        Negotiation { config, hello, nat: false, address_shared: false, trusted: false }
     }
 
     const BOTH: &[Cipher] = &[Cipher::Aes256Gcm, Cipher::ChaCha20Poly1305];
 
-    fn names(scene: &Scene<'_>) -> Vec<String> {
+    fn names(negotiation: &Negotiation<'_>) -> Vec<String> {
         let name = |key: &Key| {
             let (here, there) = (&key.engine.name()[..1], &key.remote_engine.name()[..1]);
             let way = match key.format {
                 Format::Ovpn => "ovpn",
                 _ => key.encapsulation.name(),
             };
-            match scene.agree(key) {
+            match negotiation.agree(key) {
                 Ok(_) => format!("{here}{there} {way}"),
                 Err(reason) => format!("{here}{there} {way}: {reason}"),
             }
         };
-        scene.keys().iter().map(name).collect()
+        negotiation.keys().iter().map(name).collect()
     }
 
     #[test]
@@ -417,24 +417,24 @@ mod tests {
         let config = config(Some(BOTH));
         let hello = hello(&config);
         let expected = ["kk raw", "kk udp", "ku udp", "uk udp", "uu udp"];
-        assert_eq!(names(&scene(&config, &hello)), expected);
-        let mut keys = scene(&config, &hello).keys();
+        assert_eq!(names(&negotiation(&config, &hello)), expected);
+        let mut keys = negotiation(&config, &hello).keys();
         keys.push(Key::PLAIN);
         keys.sort();
         assert_eq!(keys[0], Key::PLAIN, "nothing is faster than no encryption");
-        assert_eq!(keys[1..], scene(&config, &hello).keys());
+        assert_eq!(keys[1..], negotiation(&config, &hello).keys());
     }
 
     #[test]
     fn a_reason_of_this_host_comes_before_that_of_the_peer() {
         let (with, without) = (config(Some(BOTH)), config(None));
         let (with_hello, without_hello) = (hello(&with), hello(&without));
-        let mine = names(&scene(&without, &without_hello));
+        let mine = names(&negotiation(&without, &without_hello));
         assert_eq!(mine[0], "kk raw: kernel without ESP");
-        let theirs = names(&scene(&with, &without_hello));
+        let theirs = names(&negotiation(&with, &without_hello));
         assert_eq!(theirs[0], "kk raw: peer: kernel without ESP");
         assert_eq!(theirs[2], "ku udp");
-        assert_eq!(names(&scene(&without, &with_hello))[3], "uk udp");
+        assert_eq!(names(&negotiation(&without, &with_hello))[3], "uk udp");
     }
 
     #[test]
@@ -443,16 +443,17 @@ mod tests {
         let chacha_only = config(Some(&[Cipher::ChaCha20Poly1305]));
         let aes_only = config(Some(&[Cipher::Aes256Gcm]));
         let (greeting, chacha) = (hello(&both), hello(&chacha_only));
-        let nat = Scene { nat: true, ..scene(&both, &greeting) };
+        let nat = Negotiation { nat: true, ..negotiation(&both, &greeting) };
         assert_eq!(names(&nat)[..2], ["kk raw: NAT", "kk udp"]);
-        let shared = Scene { address_shared: true, ..scene(&both, &greeting) };
+        let shared = Negotiation { address_shared: true, ..negotiation(&both, &greeting) };
         assert_eq!(names(&shared)[2..], ["ku udp: address shared", "uk udp", "uu udp"]);
         let (engines, missing) = abilities(&both, true);
         assert!(engines.iter().all(|engine| engine.engine == EngineKind::Userspace));
         assert_eq!(missing[0].reason, "address shared");
         let expected = ["kk raw: cipher missing", "kk udp: cipher missing", "ku udp"];
-        assert_eq!(names(&scene(&aes_only, &chacha))[..3], expected);
-        let agreed = scene(&both, &chacha).agree(&scene(&both, &chacha).keys()[0]).unwrap();
+        assert_eq!(names(&negotiation(&aes_only, &chacha))[..3], expected);
+        let agreed =
+            negotiation(&both, &chacha).agree(&negotiation(&both, &chacha).keys()[0]).unwrap();
         assert_eq!(agreed.cipher, Some(Cipher::ChaCha20Poly1305));
     }
 
@@ -474,8 +475,8 @@ mod tests {
             (of(&[Format::Esp, Format::Ovpn]), of(&[Format::Esp]), of(&[Format::Ovpn]));
         let agreed = |here: &Config, there: &Config| {
             let hello = hello(there);
-            let scene = scene(here, &hello);
-            let keys = scene.keys().into_iter().filter(|key| scene.agree(key).is_ok());
+            let negotiation = negotiation(here, &hello);
+            let keys = negotiation.keys().into_iter().filter(|key| negotiation.agree(key).is_ok());
             keys.map(|key| key.format).collect::<Vec<_>>()
         };
         assert_eq!(agreed(&both, &both), [Format::Esp]);
@@ -484,7 +485,7 @@ mod tests {
         assert_eq!(agreed(&ovpn, &ovpn), [Format::Ovpn]);
         assert_eq!(agreed(&esp, &ovpn), []);
         let hello = hello(&ovpn);
-        assert!(scene(&esp, &hello).why_none() == Reason::NoCommonFormat);
+        assert!(negotiation(&esp, &hello).why_none() == Reason::NoCommonFormat);
     }
 
     const ESP: &[Format] = &[Format::Esp];
@@ -503,13 +504,13 @@ mod tests {
     }
 
     /// The paths that two hosts can have, and what is said to be absent.
-    fn possible(scene: &Scene<'_>) -> (Vec<String>, Vec<String>) {
+    fn possible(negotiation: &Negotiation<'_>) -> (Vec<String>, Vec<String>) {
         let kind = |kind: Option<EngineKind>| kind.map_or("", EngineKind::name);
-        let absent = scene.absent().into_iter().map(|absence| {
+        let absent = negotiation.absent().into_iter().map(|absence| {
             let (here, there) = (kind(absence.engine), kind(absence.remote_engine));
             format!("{here}-{there}: {}", absence.reason)
         });
-        let paths = names(scene).into_iter().filter(|name| !name.contains(':'));
+        let paths = names(negotiation).into_iter().filter(|name| !name.contains(':'));
         (paths.collect(), absent.collect())
     }
 
@@ -517,7 +518,7 @@ mod tests {
     fn the_kernels_ovpn_stands_in_where_one_kernel_has_no_esp() {
         let judged = |here: &Config, there: &Config| {
             let hello = hello(there);
-            possible(&scene(here, &hello))
+            possible(&negotiation(here, &hello))
         };
         let of = |paths: &[&str], absent: &[&str]| {
             let texts = |texts: &[&str]| -> Vec<String> {
@@ -540,7 +541,7 @@ mod tests {
         assert_eq!(judged(&kernels, &kernels), of(&["kk ovpn", "uu udp"], &[]));
         let (hello, esp) = (hello(&kernels), host(ESP, ESP));
         assert_eq!(
-            names(&scene(&kernels, &hello))[..2],
+            names(&negotiation(&kernels, &hello))[..2],
             ["kk raw: kernel without ESP", "kk udp: kernel without ESP"]
         );
         // It stands in for nothing towards a host that does not have it.
@@ -560,21 +561,21 @@ mod tests {
         alone.missing.clear();
         let (greeting, esp) = (hello(&alone), host(ESP, ESP));
         let all = ["kk ovpn", "ku ovpn", "uk ovpn", "uu ovpn"];
-        assert_eq!(names(&scene(&alone, &greeting)), all);
-        assert_eq!(possible(&scene(&alone, &greeting)).1, Vec::<String>::new());
+        assert_eq!(names(&negotiation(&alone, &greeting)), all);
+        assert_eq!(possible(&negotiation(&alone, &greeting)).1, Vec::<String>::new());
         let vector = hello(&host(&[], OVPN));
-        let names = names(&scene(&alone, &vector));
+        let names = names(&negotiation(&alone, &vector));
         assert_eq!(names[..2], ["kk ovpn: peer: kernel without ESP", "ku ovpn"]);
-        let scene = scene(&esp, &greeting);
-        assert_eq!(possible(&scene), (Vec::new(), Vec::new()));
-        assert_eq!(scene.why_none(), Reason::NoCommonFormat);
+        let negotiation = negotiation(&esp, &greeting);
+        assert_eq!(possible(&negotiation), (Vec::new(), Vec::new()));
+        assert_eq!(negotiation.why_none(), Reason::NoCommonFormat);
     }
 
     #[test]
     fn a_shared_address_rules_out_what_is_bound_to_it() {
         let auto = host(ALL, ALL);
         let (greeting, esp) = (hello(&auto), hello(&host(ESP, ESP)));
-        let shared = |hello| Scene { address_shared: true, ..scene(&auto, hello) };
+        let shared = |hello| Negotiation { address_shared: true, ..negotiation(&auto, hello) };
         let (paths, absent) = possible(&shared(&greeting));
         assert_eq!(paths, ["kk ovpn", "ku ovpn", "uk udp", "uu udp"]);
         assert_eq!(absent, Vec::<String>::new());
@@ -594,7 +595,7 @@ mod tests {
         let config = config(Some(BOTH));
         let mut hello = hello(&config);
         let plain = |hello: &Hello, trusted| {
-            Scene { trusted, ..scene(&config, hello) }.keys().contains(&Key::PLAIN)
+            Negotiation { trusted, ..negotiation(&config, hello) }.keys().contains(&Key::PLAIN)
         };
         assert!(!plain(&hello, true));
         hello.trusted = true;
@@ -608,7 +609,7 @@ mod tests {
         let mut hello = hello(&config);
         hello.engines.retain(|engine| engine.engine == EngineKind::Userspace);
         hello.engines[0].ciphers.clear();
-        let names = names(&scene(&config, &hello));
+        let names = names(&negotiation(&config, &hello));
         assert_eq!(names[0], "kk raw: peer: not offered");
         assert_eq!((names[2].as_str(), names[4].as_str()), ("ku udp", "uu udp"));
     }

@@ -8,9 +8,9 @@ use std::time::Instant;
 use weft_crypto::{PeerId, SessionKey};
 
 use crate::config::{Config, EngineOffer, LINK_MTU_MIN, clamped_engines};
+use crate::engine_api::{EngineCommand, EngineEvent, EngineKind};
 use crate::message::{Message, MessageError};
 use crate::peer::Peer;
-use crate::seam::{EngineCommand, EngineEvent, EngineKind};
 use crate::shared::Shared;
 use crate::status::{Counters, PathChange, PathStatus, Reason};
 

@@ -9,13 +9,13 @@ use weft_crypto::{Format, PeerId, SessionKey, derive_sa_key};
 
 use crate::candidate::{Candidate, Turn};
 use crate::config::{Config, LINK_GRACE_MS, RESEND_MS, RETIRED_MAX, SESSION_SPIS_MAX, ms};
+use crate::engine_api::{EngineCommand, EngineEvent, PathId};
 use crate::inbound::{Generation, Terms};
 use crate::lanes::Lanes;
 use crate::message::{Hello, Message, MessageError, Offer, ProbeAnswer, Unheard, Withdraw};
-use crate::pairing::{Key, Scene, abilities, taken};
+use crate::pairing::{Key, Negotiation, abilities, taken};
 use crate::prober::Role;
 use crate::room::Room;
-use crate::seam::{EngineCommand, EngineEvent, PathId};
 use crate::shared::Shared;
 use crate::status::{PathChange, PathState, Reason};
 
@@ -338,11 +338,11 @@ impl Peer {
         let roles: Vec<Role> = self.candidates.keys().map(|key| self.role(now, key)).collect();
         let mut candidates = std::mem::take(&mut self.candidates);
         let mut turn = std::mem::take(&mut self.turn);
-        let scene = self.scene(&config).zip(self.session.as_ref());
+        let negotiation = self.negotiation(&config).zip(self.session.as_ref());
         for ((key, candidate), role) in candidates.iter_mut().zip(roles) {
-            let agreed = scene
-                .as_ref()
-                .and_then(|(scene, session)| scene.agree(key).ok().map(|agreed| (agreed, session)));
+            let agreed = negotiation.as_ref().and_then(|(negotiation, session)| {
+                negotiation.agree(key).ok().map(|agreed| (agreed, session))
+            });
             let terms = agreed.map(|(agreed, session)| Terms {
                 session: &session.key,
                 tag: session.tag,
@@ -360,7 +360,7 @@ impl Peer {
     }
 
     /// What decides which paths there can be, once the hosts have greeted.
-    pub(crate) fn scene<'a>(&'a self, config: &'a Config) -> Option<Scene<'a>> {
+    pub(crate) fn negotiation<'a>(&'a self, config: &'a Config) -> Option<Negotiation<'a>> {
         let hello = self.hello.as_ref().filter(|_| self.has_greeted())?;
         let known = |address: Option<IpAddr>| {
             address.map(|it| it.to_canonical()).filter(|address| !address.is_unspecified())
@@ -368,7 +368,7 @@ impl Peer {
         let theirs = known(hello.address).is_some_and(|address| address != self.remote);
         let ours =
             known(hello.peer_address).zip(self.local).is_some_and(|(seen, local)| seen != local);
-        Some(Scene {
+        Some(Negotiation {
             config,
             hello,
             nat: theirs || ours,
@@ -652,13 +652,13 @@ impl Peer {
         }
         self.lanes.tell(self.id, hello, shared);
         let config = Arc::clone(&shared.config);
-        let Some(scene) = self.scene(&config) else { return };
-        let mut keys = scene.keys();
-        keys.retain(|key| scene.agree(key).is_ok());
-        let none = keys.is_empty().then(|| scene.why_none());
+        let Some(negotiation) = self.negotiation(&config) else { return };
+        let mut keys = negotiation.keys();
+        keys.retain(|key| negotiation.agree(key).is_ok());
+        let none = keys.is_empty().then(|| negotiation.why_none());
         // What stood in for `esp` carries frames until another path is proven.
         let stood_in = |key: &Key| key.format == Format::Ovpn && !keys.contains(key);
-        let outstays = self.bound.filter(|key| stood_in(key) && scene.agree(key).is_ok());
+        let outstays = self.bound.filter(|key| stood_in(key) && negotiation.agree(key).is_ok());
         keys.extend(outstays);
         let room = Room::between(hello, &config, self.remote);
         for key in &keys {
@@ -748,8 +748,8 @@ mod tests {
     use weft_crypto::Cipher;
 
     use super::*;
+    use crate::engine_api::{Encapsulation, EngineKind};
     use crate::message::LaneOffer;
-    use crate::seam::{Encapsulation, EngineKind};
 
     #[test]
     fn an_spi_may_come_again_but_not_with_its_nonce() {

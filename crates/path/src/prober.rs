@@ -14,8 +14,8 @@ use crate::config::{
     CLEAN_BEFORE_MOVE_MS, MTU_FLOOR, MTU_RAISE_NARROW_S, MTU_RAISE_S, PROBES_UNANSWERED_MAX,
     RETRY_FIRST_MS, RETRY_MAX_MS, ms,
 };
+use crate::engine_api::{EngineCommand, PathId};
 use crate::relapse::Relapses;
-use crate::seam::{EngineCommand, PathId};
 use crate::shared::Shared;
 
 /// A probe counts as unanswered after so many milliseconds at least, ...

@@ -3,10 +3,10 @@
 use std::net::IpAddr;
 
 use crate::config::{Config, MTU_FLOOR, overhead};
+use crate::engine_api::EngineKind;
 use crate::message::Hello;
 use crate::pairing::Key;
 use crate::prober::Sizes;
-use crate::seam::EngineKind;
 
 /// What two hosts said of themselves.
 #[derive(Clone, Copy, Debug)]
@@ -51,7 +51,7 @@ mod tests {
     use weft_crypto::Format;
 
     use super::*;
-    use crate::seam::Encapsulation;
+    use crate::engine_api::Encapsulation;
 
     const fn key(engine: EngineKind, remote_engine: EngineKind) -> Key {
         Key { engine, remote_engine, encapsulation: Encapsulation::Udp, format: Format::Esp }

@@ -8,8 +8,8 @@ use rand_chacha::ChaCha20Rng;
 use weft_crypto::{Format, PeerId};
 
 use crate::config::{CHANGES_QUEUED_MAX, Config, MESSAGES_QUEUED_MAX};
+use crate::engine_api::{EngineCommand, PathId};
 use crate::message::Message;
-use crate::seam::{EngineCommand, PathId};
 use crate::status::{Counters, PathChange};
 
 /// The opcode in the first word of a packet of format `ovpn`, and DATA_V2 there.

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use serde::{Serialize, Serializer};
 use weft_crypto::{Cipher, Format, PeerId};
 
-use crate::seam::{Encapsulation, EngineKind, PathId};
+use crate::engine_api::{Encapsulation, EngineKind, PathId};
 
 /// The state of a path (`docs/design/paths.md`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]

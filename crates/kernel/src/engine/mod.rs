@@ -1,4 +1,4 @@
-//! The kernel engine: carries the seam's commands out on XFRM, the data channel, the switch and the
+//! The kernel engine: carries the engine API's commands out on XFRM, the data channel, the switch and the
 //! guard, and reports what becomes of them.
 //!
 //! It runs as one task. It also owns the switch, which both engines share: a peer on the vector

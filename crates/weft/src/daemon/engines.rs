@@ -1,4 +1,4 @@
-//! Both engines behind the seam: which command goes to which, and in which order a peer moves from
+//! Both engines behind the engine API: which command goes to which, and in which order a peer moves from
 //! one to the other.
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -1,4 +1,4 @@
-//! The one seam of the product: what path choice asks of an engine, and what an engine reports.
+//! The engine API: what path choice asks of an engine, and what an engine reports.
 //!
 //! An engine knows peers only as [`PeerId`]s that name a slot in its tables; names, passwords and
 //! certificates never come down here.
