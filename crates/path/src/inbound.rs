@@ -19,7 +19,8 @@ use crate::config::{
 use crate::engine_api::{EngineCommand, InboundSa, PathId};
 use crate::message::{LaneOffer, Message, Offer};
 use crate::pairing::Key;
-use crate::shared::{LaneWord, OVPN_KEY_IDS, Shared};
+use crate::shared::{LaneWord, Shared};
+use crate::spi::OVPN_KEY_IDS;
 
 /// Generations of a path of format `ovpn` that live at once: one fewer than there are key ids, so that
 /// one is free for the next.

@@ -21,6 +21,7 @@ mod prober;
 mod relapse;
 mod room;
 mod shared;
+mod spi;
 mod status;
 
 pub use config::{

@@ -11,7 +11,7 @@ use weft_crypto::{Cipher, Format};
 
 use crate::config::{ENGINES_MAX, LANES_MAX, LINK_MTU_MIN};
 use crate::engine_api::{Encapsulation, EngineKind};
-use crate::shared::is_spi;
+use crate::spi::is_spi;
 
 /// One control message. Holds no secret: the nonces of an offer are public (`docs/design/keys.md`).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -10,27 +10,8 @@ use weft_crypto::{Format, PeerId};
 use crate::config::{CHANGES_QUEUED_MAX, Config, MESSAGES_QUEUED_MAX};
 use crate::engine_api::{EngineCommand, PathId};
 use crate::message::Message;
+use crate::spi::{OVPN_DATA_V2, OVPN_KEY_ID_AT, OVPN_KEY_IDS, is_spi};
 use crate::status::{Counters, PathChange};
-
-/// The opcode in the first word of a packet of format `ovpn`, and DATA_V2 there.
-const OVPN_OPCODE_MASK: u32 = 0xf800_0000;
-const OVPN_DATA_V2: u32 = 9 << 27;
-/// The peer id that says that there is none.
-const OVPN_NO_PEER: u32 = 0xff_ffff;
-/// Key ids of one peer id, which stand in front of it.
-pub(crate) const OVPN_KEY_IDS: u32 = 8;
-const OVPN_KEY_ID_AT: u32 = 24;
-
-/// Whether packets of this format can bear it: RFC 4303 section 2.1 reserves SPIs below 256; in format
-/// `ovpn` it is the first word, DATA_V2 with a key id and a peer id.
-pub(crate) const fn is_spi(format: Format, spi: u32) -> bool {
-    match format {
-        Format::Ovpn => {
-            spi & OVPN_OPCODE_MASK == OVPN_DATA_V2 && spi & OVPN_NO_PEER != OVPN_NO_PEER
-        }
-        Format::Esp | Format::Plain => spi >= 256,
-    }
-}
 
 /// What stands for the SPIs of one path and lane of format `ovpn`: a peer id that is theirs for the life of
 /// the path, and with each SA the next key id that is free. So an SPI comes again, once its SA is gone and
