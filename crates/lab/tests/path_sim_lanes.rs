@@ -4,8 +4,8 @@
 use std::time::Duration;
 
 use weft_lab::sim::World;
-use weft_lab::sim::expect::seeds;
-use weft_path::{Config, LANES_TURN_FIRST_MS, LANES_TURN_MAX_MS};
+use weft_lab::sim::expect::{both_engines, seeds};
+use weft_path::{Config, EngineKind, LANES_TURN_FIRST_MS, LANES_TURN_MAX_MS, Reason};
 
 const fn s(seconds: u64) -> Duration {
     Duration::from_secs(seconds)
@@ -63,6 +63,33 @@ fn the_host_behind_a_firewall_opens_lanes_whatever_the_ids_and_whoever_dials() {
                 world.run(s(12));
                 assert_eq!((opener(&world), are_proven(&world)), (Some(behind), true));
             }
+        });
+    }
+}
+
+/// What is known of a path's lanes is told while another path carries frames.
+#[test]
+fn lanes_of_a_path_that_is_used_later_are_opened_by_the_host_behind_a_firewall_too() {
+    for behind in [0, 1] {
+        seeds(0..20, |seed| {
+            let mut config = both_engines();
+            config.engines[0].lanes_max = 3;
+            let mut world = World::new(seed, vec![config.clone(), config]);
+            world.net(1 - behind, behind).answers_alone = true;
+            world.connect(1 - behind, behind);
+            world.run(s(20));
+            for (from, to) in [(0, 1), (1, 0)] {
+                assert_eq!(world.active(from, to).unwrap().engine, Some(EngineKind::Kernel));
+            }
+            // Neither kernel is there any more: the vector engines take over.
+            for host in [0, 1] {
+                let mut left = world.hosts[host].config().engines.clone();
+                left.retain(|engine| engine.kind == EngineKind::Userspace);
+                world.set_engines(host, left, vec![(EngineKind::Kernel, Reason::Forced)]);
+            }
+            world.run(s(12));
+            assert!(are_proven(&world), "{behind}: {:?}", blocked(&world));
+            assert_eq!(opener(&world), Some(behind));
         });
     }
 }

@@ -36,6 +36,10 @@ impl Peer {
             shared.command(EngineCommand::BindPath { peer: self.id, path });
         }
         if (self.bound, self.carrier) != before {
+            // The engine told it when the path carried nothing, and does not tell it again.
+            if self.are_lanes_blocked() {
+                self.lanes.handle_blocked(now);
+            }
             let roles: Vec<Role> = self.candidates.keys().map(|key| self.role(now, key)).collect();
             for (candidate, role) in self.candidates.values_mut().zip(roles) {
                 candidate.role_changed(now, role);

@@ -320,7 +320,7 @@ impl Peer {
     }
 
     /// No lane beyond the first of the path that carries frames gets through.
-    fn are_lanes_blocked(&self) -> bool {
+    pub(crate) fn are_lanes_blocked(&self) -> bool {
         let carrier = self.carrier.and_then(|key| self.candidates.get(&key));
         carrier.is_some_and(|candidate| candidate.are_lanes_blocked())
     }
