@@ -280,6 +280,7 @@ impl FilterTask {
                 if let Err(error) = self.limit.remove().await {
                     tracing::debug!(%error, "no limit of broadcasts to remove");
                 }
+                self.forget_looping();
                 self.watch = None;
                 self.seen.send_replace(Seen::default());
                 self.done(wanted);
@@ -347,7 +348,6 @@ impl FilterTask {
 
     /// Limits broadcasts where the kernel can; else it says once that they are not.
     async fn keep_groups(&mut self) {
-        self.groups_next = Instant::now() + Duration::from_millis(GROUPS_LOOK_MS);
         match self.limit.ensure().await {
             Ok(counts) => {
                 self.groups_told = None;
@@ -362,8 +362,15 @@ impl FilterTask {
                     );
                     self.groups_told = Some(text);
                 }
+                self.forget_looping();
             }
         }
+        self.groups_next = Instant::now() + Duration::from_millis(GROUPS_LOOK_MS);
+    }
+
+    /// Nobody knows any more which ports send too much.
+    fn forget_looping(&self) {
+        self.counted.send_modify(|counts| counts.ports.clear());
     }
 
     async fn keep_clamp(&mut self, wanted: &Wanted) {
