@@ -327,6 +327,8 @@ pub enum EngineEvent {
     /// Authentic packets come in on this path's inbound SAs, and for a while none of the peer's probes has
     /// come out of them: something on this host drops what was opened. Said again while it lasts.
     Unheard {
+        /// From whom.
+        peer: PeerId,
         /// The path.
         path: PathId,
     },

@@ -137,7 +137,7 @@ impl Paths {
             | EngineEvent::RemoteMoved { path, .. }
             | EngineEvent::LaneProven { path, .. }
             | EngineEvent::MessageTooLong { path, .. }
-            | EngineEvent::Unheard { path }
+            | EngineEvent::Unheard { path, .. }
             | EngineEvent::PathFailed { path, .. } => self.shared.paths.get(path),
             EngineEvent::InboundFirstUse { spi } => self.shared.spis.get(spi),
             EngineEvent::EngineFailed { .. } => {

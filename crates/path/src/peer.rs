@@ -255,7 +255,7 @@ impl Peer {
                 }
                 true
             }
-            EngineEvent::Unheard { path } => self.tell_unheard(path, shared),
+            EngineEvent::Unheard { path, .. } => self.tell_unheard(path, shared),
             EngineEvent::InboundFirstUse { spi } => {
                 let mut candidates = self.candidates.values_mut();
                 candidates.any(|candidate| candidate.inbound.handle_first_use(now, spi))

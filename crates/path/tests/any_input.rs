@@ -173,7 +173,7 @@ impl Dice {
                 let (lane, proven) = (self.below(4) as u16, self.below(4) == 0);
                 EngineEvent::LaneProven { path, lane, proven }
             }
-            8 => EngineEvent::Unheard { path },
+            8 => EngineEvent::Unheard { peer, path },
             7 => EngineEvent::PathFailed { path, reason: "lie".into() },
             _ if self.below(20) == 0 => {
                 EngineEvent::EngineFailed { engine: self.engine(), reason: "lie".into() }

@@ -144,15 +144,8 @@ impl Worker {
         let asked = self.unheard.turn(now, self.state.inbound());
         readings.extend(self.opened(&asked).await);
         for Deaf { path, peer, is_news } in self.unheard.note(now, &readings) {
-            if is_news {
-                tracing::warn!(
-                    %peer,
-                    "a firewall of this host drops what the kernel has opened of a peer's packets; \
-                     `weft doctor` names the rule that lets them pass"
-                );
-                self.counters.paths_unheard += 1;
-            }
-            (self.events)(EngineEvent::Unheard { path });
+            self.counters.paths_unheard += u64::from(is_news);
+            (self.events)(EngineEvent::Unheard { peer, path });
         }
     }
 
@@ -162,16 +155,27 @@ impl Worker {
             return Vec::new();
         };
         let ids: Vec<StateId> = asked.iter().map(|(.., id)| *id).collect();
-        let mut readings: Vec<Reading> = Vec::new();
-        for (&(peer, path, _), usage) in asked.iter().zip(ipsec.xfrm.usage(&ids).await) {
-            let packets = usage.ok().flatten().map_or(0, |usage| usage.packets);
-            match readings.last_mut().filter(|last| last.path == path) {
-                Some(last) => last.packets += packets,
-                None => readings.push(Reading { peer, path, packets }),
-            }
-        }
-        readings
+        let usages = ipsec.xfrm.usage(&ids).await.into_iter();
+        // One that is gone has opened nothing.
+        added_up(asked, usages.map(|it| Some(it.ok()?.map_or(0, |usage| usage.packets))))
     }
+}
+
+/// Of paths all of whose SAs were read: as 0, one that was not would look as if it had opened all anew
+/// the next time.
+fn added_up<T>(
+    asked: &[(PeerId, PathId, T)],
+    counts: impl Iterator<Item = Option<u64>>,
+) -> Vec<Reading> {
+    let mut sums: BTreeMap<PathId, (PeerId, Option<u64>)> = BTreeMap::new();
+    for ((peer, path, _), count) in asked.iter().zip(counts) {
+        let (_, sum) = sums.entry(*path).or_insert((*peer, Some(0)));
+        *sum = sum.zip(count).map(|(sum, count)| sum + count);
+    }
+    let reading = |(path, (peer, sum)): (PathId, (PeerId, Option<u64>))| {
+        Some(Reading { peer, path, packets: sum? })
+    };
+    sums.into_iter().filter_map(reading).collect()
 }
 
 #[cfg(test)]
@@ -235,5 +239,18 @@ mod tests {
         assert!(seen.len() == 200 && seen.values().all(|count| count % 3 == 0));
         it.hear(now, PEER);
         assert!(it.turn(now, all()).is_empty(), "one that is heard is not looked at");
+    }
+
+    #[test]
+    fn a_path_of_which_an_sa_was_not_read_is_not_judged() {
+        let asked = [(PEER, PATH, 0), (PEER, PATH, 1), (PEER, PathId(2), 2), (PEER, PathId(3), 3)];
+        let read = |counts: [Option<u64>; 4]| -> Vec<(PathId, u64)> {
+            let readings = added_up(&asked, counts.into_iter());
+            readings.into_iter().map(|it| (it.path, it.packets)).collect()
+        };
+        let rest = [(PathId(2), 5), (PathId(3), 0)];
+        assert_eq!(read([Some(1), Some(2), Some(5), Some(0)]), [(PATH, 3), rest[0], rest[1]]);
+        assert_eq!(read([Some(1), None, Some(5), Some(0)]), rest);
+        assert_eq!(read([None, Some(2), Some(5), Some(0)]), rest);
     }
 }

@@ -512,7 +512,7 @@ impl SimEngine {
         if engine == EngineKind::Kernel && self.firewall.stops(packet.payload) {
             // Of candidates' probes it hears, so it cannot tell what becomes of the rest.
             let deaf = self.firewall == Firewall::Closed && packet.payload != Payload::Data;
-            events.extend(deaf.then_some(EngineEvent::Unheard { path }));
+            events.extend(deaf.then_some(EngineEvent::Unheard { peer, path }));
             return Err("host firewall");
         }
         let reported = if sa.has_slot() {

@@ -16,13 +16,14 @@ use weft_crypto::{PeerId, SessionKey};
 use weft_kernel::engine::local_address;
 use weft_link::Links;
 use weft_mesh::{AddressError, Mesh, Output};
-use weft_path::{Endpoint, EngineCommand, EngineKind, Mac, PathState, Paths, Vni};
+use weft_path::{Endpoint, EngineCommand, EngineEvent, EngineKind, Mac, PathState, Paths, Vni};
 
 use super::engines::Engines;
 use super::events::Events;
 use super::origin::Notes;
 use super::requests::Targets;
 use super::store::Store;
+use super::unheard::Unheard;
 use crate::api::{ApiError, Attachment, ErrorKind, Workers};
 use crate::config::{ConfigError, Settings};
 
@@ -133,6 +134,7 @@ pub(super) struct Control {
     pub(super) sources: BTreeMap<PeerId, IpAddr>,
     /// Links that ended, until they are up again.
     pub(super) lost: BTreeMap<PeerId, LostLink>,
+    pub(super) unheard: Unheard,
 }
 
 impl Control {
@@ -159,7 +161,7 @@ impl Control {
                     }
                     None => break,
                 },
-                Some(event) = events.recv() => self.paths.handle_event(Instant::now(), event),
+                Some(event) = events.recv() => self.handle_engine(event),
                 Some(request) = requests.recv() => self.handle_request(request),
                 () = self.engines.support_changed() => self.offer_again(),
                 _ = look.tick() => self.look_at_addresses().await,
@@ -210,6 +212,20 @@ impl Control {
             // Logged where they were found.
             weft_link::Event::Refused { .. } | weft_link::Event::TargetChanged { .. } => {}
         }
+    }
+
+    fn handle_engine(&mut self, event: EngineEvent) {
+        let seen = &self.seen;
+        if let Some(peer) = self.unheard.handle(&event, |peer| seen.contains_key(peer)) {
+            let nickname = seen.get(&peer).map(|(nickname, _)| nickname.as_str());
+            tracing::warn!(
+                %peer,
+                nickname,
+                "a firewall of this host drops what the kernel has opened of a peer's packets; \
+                 `weft doctor` names the rule that lets them pass"
+            );
+        }
+        self.paths.handle_event(Instant::now(), event);
     }
 
     async fn path_link_up(

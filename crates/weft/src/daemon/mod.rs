@@ -25,6 +25,7 @@ mod requests;
 mod shortcuts;
 mod start;
 mod store;
+mod unheard;
 mod views;
 mod warnings;
 

@@ -37,6 +37,7 @@ use super::ports::{DirectPorts, RemoteMacs, remote_set};
 use super::requests::{Daemon, Targets};
 use super::shortcuts::Shortcuts;
 use super::store::{Lock, Store};
+use super::unheard::Unheard;
 use super::warnings::Warnings;
 use crate::api::{self, ApiListener, Invitation};
 use crate::config::{EngineChoice, FormatChoice, Settings};
@@ -230,6 +231,7 @@ async fn start(
         seen: BTreeMap::new(),
         sources: BTreeMap::new(),
         lost: BTreeMap::new(),
+        unheard: Unheard::default(),
     };
     let daemon = Daemon {
         settings,
