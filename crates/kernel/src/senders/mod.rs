@@ -106,22 +106,10 @@ impl Senders {
     ) -> Result<(), KernelError> {
         let addresses: BTreeSet<IpAddr> = addresses.into_iter().collect();
         let mut shared = self.shared.lock().await;
-        let of = |shared: &Shared, address| shared.addresses.get(address).copied();
-        let others = addresses.iter().filter_map(|address| of(&shared, address));
-        let touched: BTreeSet<PeerId> = others.chain([peer]).collect();
+        let touched = shared.touched(peer, &addresses);
         let change = |shared: &mut Shared| {
-            let it = shared.peers.entry(peer).or_default();
-            it.number = Some(number);
-            let before = std::mem::replace(&mut it.addresses, addresses);
-            let it = &it.addresses;
-            let (owners, gone) = (&mut shared.addresses, before.difference(it));
-            for address in gone {
-                if owners.get(address) == Some(&peer) {
-                    owners.remove(address);
-                }
-            }
-            // An address that another peer took since then stays with it.
-            owners.extend(it.difference(&before).map(|address| (*address, peer)));
+            shared.peers.entry(peer).or_default().number = Some(number);
+            shared.set_addresses(peer, addresses);
         };
         self.change(&mut shared, &touched, change).await
     }
@@ -132,15 +120,15 @@ impl Senders {
     /// See [`Self::set_peer`].
     pub async fn remove_peer(&self, peer: PeerId) -> Result<(), KernelError> {
         let mut shared = self.shared.lock().await;
+        let touched = shared.touched(peer, &BTreeSet::new());
         let change = |shared: &mut Shared| {
-            shared.addresses.retain(|_, owner| *owner != peer);
+            shared.set_addresses(peer, BTreeSet::new());
             if let Some(it) = shared.peers.get_mut(&peer) {
                 it.number = None;
-                it.addresses.clear();
             }
             shared.peers.retain(|_, it| it.number.is_some() || !it.macs.is_empty());
         };
-        self.change(&mut shared, &[peer].into(), change).await
+        self.change(&mut shared, &touched, change).await
     }
 
     /// These Ethernet addresses are peers', and those are nobody's.
@@ -277,6 +265,35 @@ impl Senders {
 }
 
 impl Shared {
+    /// Peers for whom something may change once a peer has these outer addresses and no others.
+    fn touched(&self, peer: PeerId, addresses: &BTreeSet<IpAddr>) -> BTreeSet<PeerId> {
+        let before = self.peers.get(&peer).into_iter().flat_map(|it| &it.addresses);
+        let all: BTreeSet<&IpAddr> = before.chain(addresses).collect();
+        let has = |it: &Peer| all.iter().any(|address| it.addresses.contains(*address));
+        let others = self.peers.iter().filter(|(_, it)| has(it)).map(|(id, _)| *id);
+        others.chain([peer]).collect()
+    }
+
+    fn set_addresses(&mut self, peer: PeerId, addresses: BTreeSet<IpAddr>) {
+        let it = self.peers.entry(peer).or_default();
+        let before = std::mem::replace(&mut it.addresses, addresses);
+        // An address that another peer took since then stays with it.
+        let new = it.addresses.difference(&before).map(|address| (*address, peer));
+        self.addresses.extend(new);
+        let gone: Vec<IpAddr> = before.difference(&it.addresses).copied().collect();
+        for address in gone {
+            if self.addresses.get(&address) != Some(&peer) {
+                continue;
+            }
+            let has = |(id, it): (&PeerId, &Peer)| it.addresses.contains(&address).then_some(*id);
+            match self.peers.iter().filter_map(has).min() {
+                // It was taken from this one, which still has it.
+                Some(heir) => _ = self.addresses.insert(address, heir),
+                None => _ = self.addresses.remove(&address),
+            }
+        }
+    }
+
     fn forget(&mut self, mac: &MacAddress) {
         let Some(owner) = self.macs.remove(mac) else { return };
         if let Some(peer) = self.peers.get_mut(&owner) {
@@ -314,4 +331,45 @@ fn by_set(members: &[Member]) -> impl Iterator<Item = (Set, &[Member])> {
     let runs = members.chunk_by(|one, next| Set::of(one) == Set::of(next));
     runs.flat_map(|run| run.chunks(MEMBERS_MAX))
         .filter_map(|part| Some((Set::of(part.first()?), part)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn peer(n: u8) -> PeerId {
+        PeerId::from_bytes([n; 32])
+    }
+
+    fn outer(n: u8) -> IpAddr {
+        [192, 0, 2, n].into()
+    }
+
+    /// What is written when a peer has these addresses and no others, of which the rest must follow.
+    fn set(shared: &mut Shared, n: u8, addresses: &[u8]) -> Vec<Member> {
+        let addresses: BTreeSet<IpAddr> = addresses.iter().map(|n| outer(*n)).collect();
+        let touched = shared.touched(peer(n), &addresses);
+        let others: Vec<PeerId> =
+            shared.peers.keys().filter(|id| !touched.contains(id)).copied().collect();
+        let before = shared.wanted_of(&others);
+        shared.peers.entry(peer(n)).or_default().number = Some(NUMBERS + u32::from(n));
+        shared.set_addresses(peer(n), addresses);
+        assert_eq!(shared.wanted_of(&others), before);
+        let all = shared.wanted();
+        all.into_iter().filter(|member| matches!(member, Member::Address(..))).collect()
+    }
+
+    #[test]
+    fn an_address_goes_back_to_the_peer_that_still_has_it() {
+        let is = |address, n: u8| Member::Address(outer(address), NUMBERS + u32::from(n));
+        let mut shared = Shared::default();
+        assert_eq!(set(&mut shared, 1, &[1, 9]), [is(1, 1), is(9, 1)]);
+        assert_eq!(set(&mut shared, 2, &[9]), [is(1, 1), is(9, 2)], "the last one has it");
+        assert_eq!(set(&mut shared, 1, &[1, 9]), [is(1, 1), is(9, 2)], "said again");
+        assert_eq!(set(&mut shared, 3, &[9]), [is(1, 1), is(9, 3)]);
+        assert_eq!(set(&mut shared, 2, &[]), [is(1, 1), is(9, 3)], "it had lost it");
+        assert_eq!(set(&mut shared, 3, &[]), [is(1, 1), is(9, 1)]);
+        assert_eq!(set(&mut shared, 1, &[]), []);
+        assert!(shared.addresses.is_empty());
+    }
 }

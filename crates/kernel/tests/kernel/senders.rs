@@ -103,8 +103,6 @@ fn a_peer_sends_from_its_own_addresses_alone() {
             senders.set_peer(peer(3), number(3), outer(2)).await.unwrap();
             assert!(!arrives(&containers[1], &listener, SILENCE));
             senders.remove_peer(peer(3)).await.unwrap();
-            senders.set_peer(peer(2), number(2), []).await.unwrap();
-            senders.set_peer(peer(2), number(2), outer(2)).await.unwrap();
             assert!(arrives(&containers[1], &listener, ARRIVAL));
             assert!(guard.is_whole().await.unwrap());
         });
