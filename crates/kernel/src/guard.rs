@@ -210,8 +210,10 @@ impl Guard {
         if let Some(senders) = &self.senders {
             senders.fall().await;
         }
-        let removed = kernel.nft_remove(TABLE).await?;
-        Ok(kernel.nft_remove(MARKING).await? || removed)
+        // Each for itself: one that is somebody else's keeps the other from nothing.
+        let [guard, marking] = [kernel.nft_remove(TABLE).await, kernel.nft_remove(MARKING).await];
+        let (guard, marking) = (guard?, marking?);
+        Ok(guard || marking)
     }
 
     /// Watches the guard's table. Open it before [`Self::ensure`], so that no change is missed.

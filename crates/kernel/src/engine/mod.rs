@@ -262,17 +262,24 @@ impl KernelEngine {
 /// # Errors
 /// The kernel's first refusal; what stands in nobody's name but ours is removed as far as possible.
 pub async fn remove_all(kernel: &Kernel, device: &str) -> Result<(), KernelError> {
-    if let Ok(xfrm) = Xfrm::open() {
-        xfrm.remove_own().await?;
-    }
-    switch::remove(kernel, device).await?;
-    kernel.remove_device(DATA_CHANNEL_DEVICE).await?;
-    match Guard::new(kernel.clone(), &[]).remove().await {
-        // Without the program there never was a guard.
-        Err(KernelError::NftMissing { .. }) => Ok(()),
-        result => result.map(|_| ()),
-    }?;
-    match GroupLimit::new(kernel.clone(), &[])?.remove().await {
+    let ipsec = match Xfrm::open() {
+        Ok(xfrm) => xfrm.remove_own().await.map(|_| ()),
+        Err(_) => Ok(()),
+    };
+    let switch = switch::remove(kernel, device).await;
+    let channel = kernel.remove_device(DATA_CHANNEL_DEVICE).await.map(|_| ());
+    let limit = unless_missing(GroupLimit::new(kernel.clone(), &[])?.remove().await);
+    // A device that is still there stays guarded.
+    let guard = match (&switch, &channel) {
+        (Ok(()), Ok(())) => unless_missing(Guard::new(kernel.clone(), &[]).remove().await),
+        _ => Ok(()),
+    };
+    [ipsec, switch, channel, limit, guard].into_iter().collect()
+}
+
+/// Without the program there never was a table.
+fn unless_missing(removed: Result<bool, KernelError>) -> Result<(), KernelError> {
+    match removed {
         Err(KernelError::NftMissing { .. }) => Ok(()),
         result => result.map(|_| ()),
     }

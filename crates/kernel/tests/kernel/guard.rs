@@ -5,10 +5,10 @@ use std::{net::IpAddr, time::Duration};
 
 use serde_json::Value;
 use weft_io::uninterrupted;
-use weft_kernel::{Guard, GuardCounters, Kernel, KernelError, OuterFamily};
+use weft_kernel::{GroupLimit, Guard, GuardCounters, Kernel, KernelError, OuterFamily};
 
 use crate::{
-    lab::{Container, Host, json, on_a_host, run, wait_until},
+    lab::{BRIDGE, Container, Host, json, on_a_host, run, wait_until},
     switch::{hosts, ping},
 };
 
@@ -413,6 +413,19 @@ fn somebody_elses_table_is_left_alone() {
         let error = guard.remove().await.unwrap_err();
         assert!(matches!(error, KernelError::TableTaken { .. }), "{error}");
         assert_eq!(run("nft", &["list", "ruleset"]), before);
+    });
+}
+
+#[test]
+fn what_is_ours_goes_though_one_table_is_somebody_elses_by_now() {
+    on_a_host(|| async {
+        let kernel = Kernel::new().unwrap();
+        Guard::new(kernel.clone(), &PORTS).ensure(&[]).await.unwrap();
+        GroupLimit::new(kernel.clone(), &PORTS).unwrap().ensure().await.unwrap();
+        run("nft", &["delete table inet weft-guard; add table inet weft-guard"]);
+        let error = weft_kernel::engine::remove_all(&kernel, BRIDGE).await.unwrap_err();
+        assert!(matches!(error, KernelError::TableTaken { .. }), "{error}");
+        assert_eq!(run("nft", &["list", "tables"]).trim(), "table inet weft-guard");
     });
 }
 
