@@ -18,20 +18,16 @@ pub(crate) fn fits(pattern: &str, name: &str) -> bool {
     let Some(mut rest) = parts.next().and_then(|first| name.strip_prefix(first)) else {
         return false;
     };
-    let mut open = false;
-    for part in parts {
-        open = true;
-        match rest.find(part) {
-            // The last part has to end the name.
-            _ if part.is_empty() => {}
-            Some(at) => {
-                rest = &rest[at + part.len()..];
-                open = false;
-            }
-            None => return false,
+    // The last part has to end the name, wherever else it stands.
+    let Some(last) = parts.next_back() else { return rest.is_empty() };
+    let mut follows = |part| match rest.find(part) {
+        Some(at) => {
+            rest = &rest[at + str::len(part)..];
+            true
         }
-    }
-    open || rest.is_empty()
+        None => false,
+    };
+    parts.all(&mut follows) && rest.ends_with(last)
 }
 
 /// Whether one of these patterns fits a name.
@@ -67,6 +63,9 @@ mod tests {
             ("*::ping*", "net_x::ping_all", true),
             ("net_*::b", "net_x::a::b", true),
             ("net_*::b", "net_x::bc", false),
+            ("net_*::b", "net_x::b::b", true),
+            ("*_udp", "net_x::by_udp_in_udp", true),
+            ("a*a", "a", false),
             ("*", "", true),
         ] {
             assert_eq!(fits(pattern, name), wanted, "{pattern} {name}");

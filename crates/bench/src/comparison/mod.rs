@@ -631,7 +631,7 @@ fn commands(plan: &Plan) -> BTreeMap<String, String> {
 
 fn to_json(report: &Report) -> Result<String, SandboxError> {
     serde_json::to_string_pretty(report).map_err(|error| SandboxError::UnexpectedOutput {
-        command: "weft bench".to_owned(),
+        command: "./dev bench".to_owned(),
         why: error.to_string(),
     })
 }

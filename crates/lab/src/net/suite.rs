@@ -25,6 +25,8 @@ const TEST_LIMIT: Duration = Duration::from_secs(600);
 const POLL: Duration = Duration::from_millis(20);
 /// How many tests run side by side.
 const AT_ONCE: usize = 6;
+/// What a test program says that has run the one test that it was asked for.
+const ONE_PASSED: &str = "test result: ok. 1 passed;";
 /// How many of the slowest tests are named at the end.
 const SLOWEST: usize = 10;
 
@@ -190,7 +192,11 @@ fn outcome_of(
     let said = text_of(&mut output)?;
     Ok(match status {
         None => Some(format!("{said}\n---- {} stdout ----\nran over its limit\n", test.name)),
-        Some(status) if status.success() => None,
+        Some(status) if status.success() && said.contains(ONE_PASSED) => None,
+        // One that is ignored, or gone.
+        Some(status) if status.success() => {
+            Some(format!("{said}\n---- {} stdout ----\ndid not run\n", test.name))
+        }
         Some(status) => Some(format!("{said}\n{status}\n")),
     })
 }
@@ -260,7 +266,9 @@ mod tests {
             std::fs::remove_file(&path).unwrap();
             outcome
         };
-        assert_eq!(script("exit 0").unwrap(), None);
+        assert_eq!(script("echo 'test result: ok. 1 passed; 0 failed;'").unwrap(), None);
+        let said = script("echo 'test result: ok. 0 passed; 0 failed; 1 ignored;'").unwrap();
+        assert!(said.unwrap().contains("did not run"));
         let said = script("echo 'thread panicked'; exit 101").unwrap().unwrap();
         assert!(said.contains("thread panicked") && said.contains("101"), "{said}");
         let said = script("exec sleep 60").unwrap().unwrap();
