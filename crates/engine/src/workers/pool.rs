@@ -197,68 +197,30 @@ impl WorkerPool {
     pub(crate) fn add(&mut self, sendings: Queue<Sending>) -> Result<(), EngineError> {
         let kernel = |what| move |source| EngineError::Kernel { what, source };
         let number = self.running.len();
-        let tap_queues = if self.steering.is_some() { BUCKETS } else { 1 };
-        let queues = TapQueues::open(&self.tap, tap_queues, self.offloads)?;
-        let (share, lane_port) = self.sockets(number)?;
-        let waker = Waker::new().map_err(kernel("make an event descriptor"))?;
-        let stop = Arc::new(AtomicBool::new(false));
-        let until = Arc::new(OnceLock::new());
-        if self.counters.len() <= number {
-            self.counters.push(Arc::default());
-        }
-        let tap_name = queues.name().to_owned();
-        // The next one opens queues of the same device, also where the name was a pattern.
-        self.tap.name.clone_from(&tap_name);
-        let granted = queues.offloads();
-        let merge = (granted.tso && self.merge.0, granted.uso && self.merge.1);
-        let (segments_max, mac, copy_dscp) = (self.segments_max, self.probe_mac, self.copy_dscp);
-        let load = WorkerLoad::new(number, self.steering.clone());
-        let (flows, sent) = (Arc::<Flows>::default(), load.clone());
+        let flows = Arc::<Flows>::default();
         // Queues of direct ports that others have served become its own.
         self.running.iter().for_each(|other| flows.inherit(&other.flows, steer::tick()));
-        let of_all = Arc::clone(&flows);
-        let make = move || {
-            Transmitter::of_worker(number, Arc::clone(&of_all), sent.clone(), segments_max, mac)
-                .with_copy_dscp(copy_dscp)
-        };
-        let context = WorkerContext {
-            worker: number,
-            queues: queues.clone(),
-            share: share.clone(),
-            lane_port: lane_port.clone(),
-            shared: Arc::clone(&self.shared),
-            load,
-            merge,
-            make_transmitter: Arc::new(make.clone()),
-            help: Arc::default(),
-            events: Arc::clone(&self.events),
-            counters: Arc::clone(&self.counters[number]),
-        };
-        let helpers = Arc::new(Helpers::new(context.clone()));
+        let context = self.context(number, &flows)?;
+        let waker = Waker::new().map_err(kernel("make an event descriptor"))?;
+        let (stop, until) = (Arc::new(AtomicBool::new(false)), Arc::new(OnceLock::new()));
         let worker = Worker {
-            number,
-            merge,
-            queues: queues.clone(),
-            share: share.clone(),
-            lane_port: lane_port.clone(),
-            shared: Arc::clone(&self.shared),
-            transmitter: make(),
+            transmitter: (context.make_transmitter)(),
+            context: context.clone(),
             busy_poll: BusyPoll::new(self.busy_poll),
-            context,
             sendings,
             waker: waker.clone(),
             stop: Arc::clone(&stop),
             until: Arc::clone(&until),
-            counters: Arc::clone(&self.counters[number]),
-            events: Arc::clone(&self.events),
         };
         let pin = self.pin;
         let thread = thread::Builder::new()
             .name(format!("weft-engine{number}"))
             .spawn(move || run(worker, number, pin))
             .map_err(kernel("start a thread"))?;
+        let WorkerContext { queues, share, lane_port, .. } = context.clone();
         let own = lane_port.as_ref().unwrap_or(&share).senders();
         let of_share = share.senders();
+        let helpers = Arc::new(Helpers::new(context));
         self.running.push(Running {
             thread: Some(thread),
             stop,
@@ -276,6 +238,40 @@ impl WorkerPool {
         });
         self.steer(self.running.len());
         self.give_helpers(helpers)
+    }
+
+    /// Opens what the worker with this number shares with its helpers.
+    fn context(&mut self, number: usize, flows: &Arc<Flows>) -> Result<WorkerContext, EngineError> {
+        let tap_queues = if self.steering.is_some() { BUCKETS } else { 1 };
+        let queues = TapQueues::open(&self.tap, tap_queues, self.offloads)?;
+        let (share, lane_port) = self.sockets(number)?;
+        if self.counters.len() <= number {
+            self.counters.push(Arc::default());
+        }
+        // The next one opens queues of the same device, also where the name was a pattern.
+        queues.name().clone_into(&mut self.tap.name);
+        let granted = queues.offloads();
+        let merge = (granted.tso && self.merge.0, granted.uso && self.merge.1);
+        let (segments_max, mac, copy_dscp) = (self.segments_max, self.probe_mac, self.copy_dscp);
+        let load = WorkerLoad::new(number, self.steering.clone());
+        let (flows, sent) = (Arc::clone(flows), load.clone());
+        let make_transmitter = move || {
+            Transmitter::of_worker(number, Arc::clone(&flows), sent.clone(), segments_max, mac)
+                .with_copy_dscp(copy_dscp)
+        };
+        Ok(WorkerContext {
+            worker: number,
+            queues,
+            share,
+            lane_port,
+            shared: Arc::clone(&self.shared),
+            load,
+            merge,
+            make_transmitter: Arc::new(make_transmitter),
+            help: Arc::default(),
+            events: Arc::clone(&self.events),
+            counters: Arc::clone(&self.counters[number]),
+        })
     }
 
     /// So many as are set, or as will turn out to help.
@@ -394,7 +390,7 @@ fn run(worker: Worker, number: usize, pin: bool) {
     if pin && let Err(error) = pin_nth(number) {
         tracing::warn!(%error, number, "a worker of the engine could not be pinned to a CPU");
     }
-    let events = Arc::clone(&worker.events);
+    let events = Arc::clone(&worker.context.events);
     supervise(&*events, &format!("worker {number}"), || worker.run());
 }
 

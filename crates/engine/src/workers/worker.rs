@@ -3,27 +3,25 @@
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Receiver as Queue;
-use std::sync::{Arc, OnceLock, RwLock};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use weft_io::poller::{Poller, Waker};
 use weft_io::tap::{FRAME_LEN_MAX, Tap};
 use weft_io::udp::UdpSocket;
-use weft_path::EngineEvent;
 
 use super::busy_poll::BusyPoll;
 use super::context::WorkerContext;
-use super::shared::{Sending, Shared, note_moved_lane, read, serves, sync_ports};
+use super::shared::{Sending, note_moved_lane, read, serves, sync_ports};
 use super::turn::{SENDINGS_MAX, UDP_BATCHES_MAX, take_turn};
 use crate::error::CommandError;
 use crate::ports::device::{Env, FrameSink, FrameSource, GsoSink, LaneSockets};
 use crate::ports::errno::nothing_now;
 use crate::ports::port_demux::PortDemux;
 use crate::ports::port_reader::PortReader;
-use crate::ports::socket_buckets::{BatchSize, Quota, SocketBuckets, SocketReader};
-use crate::ports::tap_queues::{TapQueueReader, TapQueues};
+use crate::ports::socket_buckets::{BatchSize, Quota, SocketReader};
+use crate::ports::tap_queues::TapQueueReader;
 use crate::rx::receiver::Receiver;
-use crate::stats::counters::WorkerCounters;
 use crate::tables::lane::{LANE_ASK_MS, LANE_LOOK_MS};
 use crate::tables::state::State;
 use crate::tx::transmitter::Transmitter;
@@ -32,26 +30,15 @@ const WAKER: u64 = 0;
 
 /// What a worker owns.
 pub(crate) struct Worker {
-    pub(crate) number: usize,
-    pub(crate) queues: TapQueues,
-    /// Its share of the engine's port.
-    pub(crate) share: SocketBuckets,
-    /// What its lanes are sent from, if that is another port.
-    pub(crate) lane_port: Option<SocketBuckets>,
-    pub(crate) shared: Arc<RwLock<Shared>>,
-    pub(crate) transmitter: Transmitter,
-    pub(crate) merge: (bool, bool),
-    /// How long it stays awake when there is nothing to do.
-    pub(crate) busy_poll: BusyPoll,
-    /// How it works while it has helpers.
+    /// What it shares with its helpers.
     pub(crate) context: WorkerContext,
+    pub(crate) transmitter: Transmitter,
+    pub(crate) busy_poll: BusyPoll,
     pub(crate) sendings: Queue<Sending>,
     pub(crate) waker: Waker,
     pub(crate) stop: Arc<AtomicBool>,
     /// When it is to end, once that is known.
     pub(crate) until: Arc<OnceLock<Instant>>,
-    pub(crate) counters: Arc<WorkerCounters>,
-    pub(crate) events: Arc<dyn Fn(EngineEvent) + Send + Sync>,
 }
 
 /// A worker's looks at its lanes.
@@ -60,7 +47,7 @@ struct Looks {
     next: Instant,
     /// At those that are asked for.
     ask: Instant,
-    /// The last one of either batch_size.
+    /// The last one of either kind.
     last: Instant,
     /// [`State::lanes_begun`] at the last one.
     lanes: u64,
@@ -74,37 +61,42 @@ impl Worker {
     /// # Errors
     /// The TAP device, a socket or the poller is broken.
     pub(crate) fn run(mut self) -> io::Result<()> {
-        self.counters.begin();
-        self.busy_poll.begin(self.counters.own_datagrams());
+        self.context.counters.begin();
+        self.busy_poll.begin(self.context.counters.own_datagrams());
         let mut poller = Poller::new()?;
         poller.add(&self.waker, WAKER)?;
-        let mut queues = TapQueueReader::new(&self.queues);
+        let mut queues = TapQueueReader::new(&self.context.queues);
         queues.watch(&poller)?;
-        let mut sockets = SocketReader::new(&self.share, self.lane_port.as_ref());
+        let mut sockets = SocketReader::new(&self.context.share, self.context.lane_port.as_ref());
         sockets.watch(&poller)?;
         // Of this thread alone, hence made here.
         let mut receiver = Receiver::new();
-        receiver.set_merging(self.merge.0, self.merge.1);
+        receiver.set_merging(self.context.merge.0, self.context.merge.1);
         let mut buffer = vec![0; FRAME_LEN_MAX];
         let now = Instant::now();
         let mut looks = Looks { next: now, ask: now, last: now, lanes: 0, sockets: 0 };
-        let mut ports = PortReader::of_worker(self.number);
-        sync_ports(&mut ports, &poller, &self.shared);
+        let mut ports = PortReader::of_worker(self.context.worker);
+        sync_ports(&mut ports, &poller, &self.context.shared);
         loop {
             let mut woken = false;
             let wait = self.look_after_lanes(&mut looks);
             let left =
                 self.until.get().map(|until| until.saturating_duration_since(Instant::now()));
             let wait = wait.into_iter().chain(left).min();
-            self.busy_poll.wait(&mut poller, &self.counters, wait, |token| match token {
-                WAKER => woken = true,
-                token if queues.round_robin().note_token(token) => {}
-                token if sockets.round_robin().note_token(token) => {}
-                token => ports.note_ready(token),
-            })?;
+            self.busy_poll.wait(
+                &mut poller,
+                &self.context.counters,
+                wait,
+                |token| match token {
+                    WAKER => woken = true,
+                    token if queues.round_robin().note_token(token) => {}
+                    token if sockets.round_robin().note_token(token) => {}
+                    token => ports.note_ready(token),
+                },
+            )?;
             if woken {
                 self.waker.clear();
-                sync_ports(&mut ports, &poller, &self.shared);
+                sync_ports(&mut ports, &poller, &self.context.shared);
                 self.carry_out();
             }
             // Nothing more comes to a worker that is to stop: what has come is its last.
@@ -126,8 +118,14 @@ impl Worker {
                 self.send_on(&mut queues, helped, &mut buffer)?;
             }
             if helped {
-                let Self { context, counters, transmitter, .. } = &mut self;
-                context.seal_ports(&poller, &mut ports, counters, transmitter, &mut buffer);
+                let Self { context, transmitter, .. } = &mut self;
+                context.seal_ports(
+                    &poller,
+                    &mut ports,
+                    &context.counters,
+                    transmitter,
+                    &mut buffer,
+                );
             } else {
                 self.drain_ports(&poller, &mut ports, &mut buffer);
             }
@@ -139,12 +137,12 @@ impl Worker {
 
     /// Looks after its lanes if it is time to; returns how long it is until then, if it ever is.
     fn look_after_lanes(&self, looks: &mut Looks) -> Option<Duration> {
-        let shared = read(&self.shared);
+        let shared = read(&self.context.shared);
         let lanes = shared.state.lanes_begun();
         if lanes == 0 {
             return None;
         }
-        let Self { queues, counters, events, .. } = self;
+        let WorkerContext { queues, counters, events, .. } = &self.context;
         let env =
             Env { tap: queues.writer(), socket: &shared.sockets, counters, events: &**events };
         let sockets = shared.sockets.sockets();
@@ -181,7 +179,8 @@ impl Worker {
     }
 
     fn send(&mut self, sending: Sending) {
-        let Self { queues, shared, transmitter, counters, events, .. } = self;
+        let Self { context, transmitter, .. } = self;
+        let WorkerContext { queues, shared, counters, events, .. } = context;
         let shared = read(shared);
         let env =
             Env { tap: queues.writer(), socket: &shared.sockets, counters, events: &**events };
@@ -215,13 +214,14 @@ impl Worker {
             if !helped {
                 return self.drain_queue(tap, buffer);
             }
-            let Self { context, counters, transmitter, .. } = &mut *self;
-            context.seal(tap, counters, transmitter, buffer).map(drop)
+            let Self { context, transmitter, .. } = &mut *self;
+            context.seal(tap, &context.counters, transmitter, buffer).map(drop)
         })
     }
 
     fn drain_queue(&mut self, tap: &Tap, buffer: &mut [u8]) -> io::Result<()> {
-        let Self { shared, transmitter, counters, events, .. } = self;
+        let Self { context, transmitter, .. } = self;
+        let WorkerContext { shared, counters, events, .. } = context;
         let shared = read(shared);
         let env = Env { tap, socket: &shared.sockets, counters, events: &**events };
         drain(&shared.state, transmitter, &env, |buffer| tap.recv(buffer), buffer)
@@ -230,10 +230,11 @@ impl Worker {
     /// Reads the direct ports that have something.
     fn drain_ports(&mut self, poller: &Poller, ports: &mut PortReader, buffer: &mut [u8]) {
         ports.note_answers();
-        let Self { number, shared, transmitter, counters, events, .. } = self;
+        let Self { context, transmitter, .. } = self;
+        let WorkerContext { worker, shared, counters, events, .. } = context;
         ports.drain(poller, |queue, of_port| {
             let shared = read(shared);
-            if !serves(&shared, *number, of_port) {
+            if !serves(&shared, *worker, of_port) {
                 return Ok(());
             }
             let env = Env { tap: queue, socket: &shared.sockets, counters, events: &**events };
@@ -255,7 +256,7 @@ impl Worker {
                 return self.drain_socket(socket, (&mut *receiver, batch_size), quota, written);
             }
             let (gate, receiver) = (self.context.help.socket(number), (&mut *receiver, batch_size));
-            self.context.open(gate, socket, &self.counters, receiver, written).map(drop)
+            self.context.open(gate, socket, &self.context.counters, receiver, written).map(drop)
         })
     }
 
@@ -272,14 +273,15 @@ impl Worker {
             let max = receiver.batch_size.messages_max();
             match socket.recv(&mut receiver.batch, max) {
                 Ok(got) => {
-                    let Self { number, queues, shared, counters, events, .. } = self;
+                    let WorkerContext { worker, queues, shared, counters, events, .. } =
+                        &self.context;
                     // After the packets came: an SA that was installed before the peer heard of it is
                     // known by now.
                     let shared = read(shared);
                     let demux = PortDemux {
                         switch: queues.writer(),
                         ports: &shared.ports,
-                        worker: *number,
+                        worker: *worker,
                         written,
                     };
                     let env =
@@ -287,7 +289,7 @@ impl Worker {
                     receiver.handle_batch(&shared.state, &env);
                     drop(shared);
                     self.context.load.received(receiver.batch.bytes());
-                    note_moved_lane(&self.shared, receiver);
+                    note_moved_lane(&self.context.shared, receiver);
                     if got < max || !quota.goes_on(got, || receiver.batch.bytes()) {
                         break;
                     }
