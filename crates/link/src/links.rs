@@ -311,15 +311,6 @@ impl Links {
         Some(state.tokens.create(Instant::now()))
     }
 
-    /// Changes what the application says about itself on later connections.
-    ///
-    /// # Errors
-    /// [`LinkError::HelloLength`].
-    pub fn set_hello(&self, hello: &serde_json::Value) -> Result<(), LinkError> {
-        self.shared.lock().hello = hello_bytes(hello)?;
-        Ok(())
-    }
-
     /// Changes the password: every link is closed, and every peer must prove the new one.
     pub fn set_secret(&self, secret: Secret) {
         let mut state = self.shared.lock();
