@@ -4,8 +4,8 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
-use serde_json::Value;
 use weft_bench::sandbox::{Container, Host, Netns, Running, wait_until};
+use weft_lab::net::devices::{self, notes};
 use weft_lab::net::{Lab, close_loop, wait_ping};
 
 const SETTLE: Duration = Duration::from_secs(15);
@@ -108,19 +108,6 @@ fn start_with_read_only_sysctls(host: &Host, arguments: &[&str]) -> anyhow::Resu
     Ok(daemon)
 }
 
-/// An attachment, as `weft ps` has it.
-fn listed(host: &Host, netns: &Netns) -> anyhow::Result<Value> {
-    let all = host.weft_json(&["ps"])?;
-    let all = all.as_array().cloned().unwrap_or_default();
-    let of = |it: &Value| it["id"].as_str().is_some_and(|id| id.ends_with(netns.name()));
-    all.into_iter().find(of).ok_or_else(|| anyhow::anyhow!("{} is not listed", netns.name()))
-}
-
-/// All that `ps` notes about an attachment.
-fn notes(host: &Host, netns: &Netns) -> anyhow::Result<String> {
-    Ok(listed(host, netns)?["notes"].to_string())
-}
-
 #[test]
 fn where_sysctls_are_read_only_containers_get_all_and_the_host_takes_nothing() -> anyhow::Result<()>
 {
@@ -181,67 +168,12 @@ fn ipv6_that_is_off_in_a_container_stays_off_and_ipv4_works_over_restarts() -> a
     Ok(())
 }
 
-/// The device on the host that a container's interface is joined to.
-fn host_end(host: &Host, container: &Container) -> anyhow::Result<String> {
-    let id = listed(host, container.netns())?["id"].as_str().unwrap_or_default().to_owned();
-    let links = host.netns().exec(&["ip", "-j", "link"])?.success()?.json()?;
-    let alias = format!("weft {id}");
-    let mut all = links.as_array().into_iter().flatten();
-    let found = all.find(|link| link["ifalias"] == alias.as_str());
-    let name = found.and_then(|link| link["ifname"].as_str()).map(str::to_owned);
-    name.ok_or_else(|| anyhow::anyhow!("no device for {alias} in {links}"))
-}
-
-/// A container's interface as it matters: name, switch, address and MTU.
-fn interface(container: &Container) -> anyhow::Result<Value> {
-    let text = container.exec(&["ip", "-j", "addr", "show", "dev", "weft0"])?.success()?.json()?;
-    let flags = text[0]["flags"].as_array().cloned().unwrap_or_default();
-    let all = text[0]["addr_info"].as_array().cloned().unwrap_or_default();
-    let global = all.iter().filter(|it| it["scope"] == "global");
-    let addresses: Vec<&Value> = global.map(|it| &it["local"]).collect();
-    let is_up = flags.iter().any(|flag| flag == "UP");
-    Ok(serde_json::json!([text[0]["address"], text[0]["mtu"], is_up, addresses]))
-}
-
 #[test]
 fn damage_to_containers_interfaces_is_mended() -> anyhow::Result<()> {
-    // On the host where the second word is HOST; PORT is the container's device there.
-    const WRECKS: [&[&str]; 3] = [
-        &["link set weft0 down", "link set weft0 name eth9", "HOST link delete PORT"],
-        &[
-            "link delete weft0",
-            "link set weft0 address 02:00:00:00:09:09",
-            "HOST link set PORT down",
-        ],
-        &["addr flush dev weft0", "HOST link set PORT name other"],
-    ];
     for mode in MODES {
         let lab = Lab::pair(mode)?;
-        let host = lab.host(0);
         let far = lab.host(1).add_container("far")?;
-        // Who is damaged again and again waits.
-        for (number, wrecks) in WRECKS.iter().enumerate() {
-            let one = host.add_container(&format!("c{number}"))?;
-            wait_ping(&one, far.ipv4()?.into(), SETTLE)?;
-            let wanted = interface(&one)?;
-            for wreck in *wrecks {
-                let port = host_end(host, &one)?;
-                match wreck.strip_prefix("HOST ") {
-                    Some(wreck) => host.netns().ip(&wreck.replace("PORT", &port))?.success()?,
-                    None => one.netns().ip(wreck)?.success()?,
-                };
-                wait_until(&format!("{wreck}, mended"), SETTLE, || {
-                    interface(&one).is_ok_and(|found| found == wanted)
-                        && host_end(host, &one).is_ok_and(|found| found == port)
-                })?;
-                wait_ping(&one, far.ipv4()?.into(), SETTLE)?;
-                wait_ping(&far, one.ipv6()?.into(), SETTLE)?;
-            }
-            wait_until(&format!("{wrecks:?}, no damage"), SETTLE, || {
-                notes(host, one.netns()).is_ok_and(|notes| notes == "null")
-            })?;
-        }
-        assert!(host.log().contains("weft0 is down"), "the log does not say what was mended");
+        devices::wreck_and_wait(lab.host(0), &far, SETTLE)?;
     }
     Ok(())
 }

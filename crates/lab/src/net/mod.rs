@@ -1,6 +1,7 @@
 //! The namespace lab: real daemons, real traffic, judged by programs that are not ours.
 
 pub mod capture;
+pub mod devices;
 pub mod figures;
 pub mod guest;
 pub mod iperf;
