@@ -36,7 +36,7 @@ const PORTS_MAX: usize = crate::bridge::BRIDGE_PORTS_MAX;
 /// What was kept from peers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct GroupCounts {
-    /// Broadcasts of ports that sent too many.
+    /// Broadcasts of ports that sent too many, once for each port of the overlay.
     pub limited: u64,
     /// Such ports of the last minute.
     pub ports: Vec<String>,
@@ -112,15 +112,18 @@ impl GroupLimit {
         let quoted: Vec<String> = self.ports.iter().map(|port| format!("\"{port}\"")).collect();
         let overlay = format!("oifname {{ {} }}", quoted.join(", "));
         let GroupCounts { limited, reports, .. } = self.counts;
-        let set = |name: &str, seconds: u32| {
+        let set = |name: &str, key: &str, size: usize, seconds: u32| {
             format!(
-                "set {name} {{ type ifname; size {PORTS_MAX}; flags dynamic, timeout; timeout {seconds}s; }}"
+                "set {name} {{ type {key}; size {size}; flags dynamic, timeout; timeout {seconds}s; }}"
             )
         };
+        let counted =
+            |name| set(name, "ifname . ifname", PORTS_MAX * self.ports.len(), LOOP_KNOWN_S);
         let drop = "counter name limited drop";
+        // A bridge gives each of these ports a copy.
         let over = |set: &str, rate: u32, burst: u32| {
             format!(
-                "update @{set} {{ iifname limit rate over {rate}/second burst {burst} packets }} \
+                "update @{set} {{ iifname . oifname limit rate over {rate}/second burst {burst} packets }} \
                  add @looping {{ iifname }} update @known {{ iifname }} {drop}"
             )
         };
@@ -131,10 +134,10 @@ impl GroupLimit {
             format!("chain {TAG} {{ }}"),
             format!("counter limited {{ packets {limited} bytes 0 }}"),
             format!("counter reports {{ packets {reports} bytes 0 }}"),
-            set("senders", LOOP_KNOWN_S),
-            set("streams", LOOP_KNOWN_S),
-            set("looping", LOOP_PAUSE_S),
-            set("known", LOOP_KNOWN_S),
+            counted("senders"),
+            counted("streams"),
+            set("looping", "ifname", PORTS_MAX, LOOP_PAUSE_S),
+            set("known", "ifname", PORTS_MAX, LOOP_KNOWN_S),
             "chain broadcasts {".into(),
             over("senders", BROADCASTS_PER_S_MAX, BROADCASTS_AT_ONCE_MAX) + "; }",
             "chain forward { type filter hook forward priority 300; policy accept;".into(),

@@ -1,11 +1,14 @@
-//! Devices of Weft's where the kernel moves the frames: damage that others do is mended.
+//! Devices of Weft's where the kernel moves the frames: damage that others do is mended, and more
+//! broadcasts than the limit do not cross and are named.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use weft_bench::sandbox::wait_until;
-use weft_lab::net::devices;
+use weft_bench::sandbox::{Container, wait_until};
+use weft_io::namespace::{Namespace, run_in};
+use weft_io::packet::PacketSocket;
 use weft_lab::net::guest::stage::{is_on, wait_path};
-use weft_lab::net::guest::{SETTLE_LIMIT, Stage, by_clock, figure};
+use weft_lab::net::guest::{SETTLE_LIMIT, Stage, by_clock, figure, host};
+use weft_lab::net::{devices, namespace};
 
 const KERNEL: [&str; 2] = ["--engine", "kernel"];
 
@@ -69,6 +72,75 @@ fn the_engines_devices_come_back_whatever_is_done_to_them() -> anyhow::Result<()
         let taken = taken.map_err(|error| anyhow::anyhow!("{error}: {}", stage.diagnosis()))?;
         figure(&format!("{wreck}, mended after"), format!("{taken:?}"));
         on_kernel(&stage).map_err(|error| error.context(wreck))?;
+    }
+    Ok(())
+}
+
+/// Frames that a container's interface has taken.
+fn taken(container: &Container) -> anyhow::Result<u64> {
+    let count =
+        container.exec(&["cat", "/sys/class/net/weft0/statistics/rx_packets"])?.success()?;
+    Ok(count.stdout.trim().parse()?)
+}
+
+/// The kernel engine's limits are looked at every ten seconds, and status after that.
+const NAMED_LIMIT_S: u64 = 40;
+
+/// Waits until the first host's status says so of broadcasts.
+fn wait_named(stage: &Stage, words: &[&str]) -> anyhow::Result<Duration> {
+    let is_it = |line: &str| {
+        line.contains("loop: broadcasts from") && words.iter().all(|word| line.contains(word))
+    };
+    let named = || {
+        let text = stage.host(0).weft(&["status"]).map(|output| output.stdout);
+        text.is_ok_and(|text| text.lines().any(is_it))
+    };
+    let waited = wait_until("the loop to be named", by_clock(NAMED_LIMIT_S), named);
+    waited.map_err(|error| anyhow::anyhow!("{error}: {}", stage.diagnosis()))
+}
+
+/// Frames that differ, as many that go round at once do: no engine knows them by their copies.
+#[test]
+fn of_broadcasts_no_more_than_the_limit_cross_and_their_port_is_named() -> anyhow::Result<()> {
+    const FRAMES: u32 = 10_000;
+    const EVERY: Duration = Duration::from_millis(1);
+    /// `BROADCASTS_AT_ONCE_MAX` and `BROADCASTS_PER_S_MAX` of the kernel engine.
+    const LIMITS: (u64, u64) = (2_000, 200);
+    let stage = pair(&KERNEL)?;
+    let (one, two) = stage.containers()?;
+    let third = stage.host(0).add_container("third")?;
+    stage.reach(&third, &two)?;
+    let mac = one.exec(&["cat", "/sys/class/net/weft0/address"])?.success()?.stdout;
+    let mac = mac.trim().parse::<weft_path::Mac>()?.0;
+    let before = taken(&two)?;
+    let start = Instant::now();
+    run_in(Namespace::open(&namespace(&one))?, || -> anyhow::Result<()> {
+        let sender = PacketSocket::sender()?;
+        let index = sender.index_of("weft0")?;
+        for number in 0..FRAMES {
+            // Of a type for experiments (IEEE 802), which no container answers.
+            let number_bytes = number.to_be_bytes();
+            let frame = [&[0xff; 6][..], &mac, &[0x88, 0xb5], &number_bytes, &[7; 50]].concat();
+            sender.send(&frame, index)?;
+            std::thread::sleep((EVERY * number).saturating_sub(start.elapsed()));
+        }
+        Ok(())
+    })??;
+    let elapsed = start.elapsed();
+    let crossed = taken(&two)? - before;
+    figure("broadcasts", format!("{crossed} of {FRAMES} crossed in {elapsed:.1?}"));
+    let most = LIMITS.0 + LIMITS.1 * elapsed.as_secs();
+    assert!(u64::from(FRAMES) > most * 3 / 2, "{FRAMES} in {elapsed:?} are not too many");
+    assert!(crossed < most + 300, "{crossed} of {FRAMES} crossed in {elapsed:?}");
+    assert!(crossed >= LIMITS.0, "{crossed} crossed, less than may come at once");
+    let name = format!("container {}", one.netns().name());
+    let waited = wait_named(&stage, &[&name, "more than 200 a second"])?;
+    figure("they were named after", format!("{waited:?}"));
+    assert!(host::kernel_counter(stage.host(0), "broadcasts_limited")? > 0);
+    // Another container's cross all the while, and this one's after a pause.
+    for from in [&third, &one] {
+        from.netns().ip("neigh flush dev weft0")?.success()?;
+        stage.reach(from, &two)?;
     }
     Ok(())
 }
