@@ -225,8 +225,19 @@ fn own_mark() -> String {
 }
 
 fn owner_of(directory: &Path) -> Owner {
-    let Ok(mark) = fs::read_to_string(directory.join("owner")) else { return Owner::Gone };
-    judge_mark(&mark, start_time_of)
+    match fs::read_to_string(directory.join("owner")) {
+        Ok(mark) => judge_mark(&mark, start_time_of),
+        Err(_) if is_being_made(directory) => Owner::Alive,
+        Err(_) => Owner::Gone,
+    }
+}
+
+/// Whether the directory is one of [`take`]'s, and the process named in it lives: the mark comes next.
+fn is_being_made(directory: &Path) -> bool {
+    let name = directory.file_name().unwrap_or_default().to_string_lossy();
+    let pid = name.strip_prefix('.').and_then(|name| name.rsplit_once('-'));
+    let pid = pid.and_then(|(_, pid)| pid.parse().ok());
+    pid.and_then(start_time_of).is_some()
 }
 
 fn judge_mark(mark: &str, start_time_of: impl Fn(u32) -> Option<u64>) -> Owner {
@@ -328,6 +339,20 @@ mod tests {
         assert_eq!(while_left, None);
         assert_eq!(take(&tag)?, Some(directory));
         assert!(remove_unguarded(&tag));
+        Ok(())
+    }
+
+    #[test]
+    fn what_a_living_process_is_making_is_not_swept() -> Result<(), Box<dyn std::error::Error>> {
+        let root = tempfile::tempdir()?;
+        let of = |name: String| {
+            let directory = root.path().join(name);
+            fs::create_dir(&directory).map(|()| owner_of(&directory))
+        };
+        assert_eq!(of(format!(".0a1b-{}", std::process::id()))?, Owner::Alive);
+        // Beyond the largest process id that Linux gives.
+        assert_eq!(of(".0a1b-4194305".to_owned())?, Owner::Gone);
+        assert_eq!(of("0a1b".to_owned())?, Owner::Gone);
         Ok(())
     }
 
