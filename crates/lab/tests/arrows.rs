@@ -8,7 +8,7 @@ use std::process::Command;
 use serde_json::Value;
 
 /// Each crate with its kind and all that it may depend on inside the workspace.
-const HOUSE: [(&str, &str, &[&str]); 13] = [
+const HOUSE: [(&str, &str, &[&str]); 15] = [
     ("weft-packet", "pure", &[]),
     ("weft-crypto", "pure", &["weft-packet"]),
     ("weft-path", "pure", &["weft-crypto", "weft-packet"]),
@@ -27,20 +27,35 @@ const HOUSE: [(&str, &str, &[&str]); 13] = [
     ),
     ("weft-link", "tokio", &["weft-mesh", "weft-path", "weft-crypto", "weft-packet"]),
     ("weft-container", "tokio", &["weft-mesh", "weft-path", "weft-crypto", "weft-packet"]),
+    ("weft-api", "tokio", &[]),
     (
-        "weft",
-        "binary",
+        "weft-daemon",
+        "tokio",
         &[
+            "weft-api",
             "weft-container",
             "weft-link",
             "weft-kernel",
             "weft-engine",
             "weft-io",
-            "weft-openvpn",
             "weft-mesh",
             "weft-path",
             "weft-crypto",
             "weft-packet",
+        ],
+    ),
+    (
+        "weft",
+        "binary",
+        &[
+            "weft-daemon",
+            "weft-api",
+            "weft-link",
+            "weft-kernel",
+            "weft-engine",
+            "weft-io",
+            "weft-openvpn",
+            "weft-crypto",
         ],
     ),
     ("weft-bench", "dev", &["*"]),

@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 
 use rustix::net::sockopt::set_socket_recv_buffer_size_force;
 use serde_json::Value;
-use weft::api::{Client, Traffic};
+use weft_api::call;
+use weft_api::{Client, Traffic};
 use weft_bench::sandbox::{Container, Host, SandboxError, try_wait_until};
 use weft_io::namespace::{Namespace, run_in};
 use weft_io::uninterrupted;
@@ -257,7 +258,7 @@ fn broadcast_and_multicast_reach_everybody_else_once() -> anyhow::Result<()> {
 fn dropped(host: &Host) -> anyhow::Result<u64> {
     let daemon = Client::new(&host.runtime_directory());
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let traffic: Traffic = runtime.block_on(daemon.get("/v1/traffic"))?;
+    let traffic: Traffic = runtime.block_on(daemon.ask::<call::Traffic>())?;
     Ok(traffic.containers[0].dropped)
 }
 

@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use rustix::net::sockopt::set_socket_recv_buffer_size_force;
 use serde_json::Value;
-use weft::api::{Client, Traffic};
+use weft_api::call;
+use weft_api::{Client, Traffic};
 use weft_bench::sandbox::progress::note;
 use weft_bench::sandbox::{Container, Held, Host, SocketQueues, try_wait_until, wait_until};
 use weft_io::{steer, uninterrupted};
@@ -240,7 +241,7 @@ fn what_one_peer_sends_too_much_is_lost_to_no_other() -> anyhow::Result<()> {
 fn shown_lost(host: &Host, place: fn(&Traffic) -> Option<u64>) -> anyhow::Result<u64> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let daemon = Client::new(&host.runtime_directory());
-    let traffic: Traffic = runtime.block_on(daemon.get("/v1/traffic"))?;
+    let traffic: Traffic = runtime.block_on(daemon.ask::<call::Traffic>())?;
     place(&traffic).ok_or_else(|| anyhow::anyhow!("it does not say: {traffic:?}"))
 }
 

@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use weft::api::{Client, Traffic, Workers, WorkersRequest};
+use weft_api::call;
+use weft_api::{Client, Traffic, WorkersRequest};
 use weft_bench::sandbox::{Container, Host, wait_until};
 use weft_lab::net::iperf::{self, Server};
 use weft_lab::net::probe::udp_in;
@@ -76,7 +77,7 @@ fn disorders(one: &Container, two: &Container) -> anyhow::Result<Vec<(&'static s
 fn sent_by_lane(host: &Host) -> anyhow::Result<Vec<u64>> {
     let daemon = Client::new(&host.runtime_directory());
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let traffic: Traffic = runtime.block_on(daemon.get("/v1/traffic"))?;
+    let traffic: Traffic = runtime.block_on(daemon.ask::<call::Traffic>())?;
     let peer = traffic.peers.first().context("no peer")?;
     Ok(peer.lanes.iter().map(|lane| lane.volume.packets_sent).collect())
 }
@@ -337,7 +338,7 @@ fn a_number_of_workers_that_cannot_be_is_refused() -> anyhow::Result<()> {
         assert_eq!(output.status.code(), Some(2), "{output:?}");
         assert!(output.stderr.contains("1..=32"), "{output:?}");
         let request = WorkersRequest { workers };
-        let answer = daemon.post::<_, Workers>("/v1/workers", &request);
+        let answer = daemon.call::<call::SetWorkers>(&request);
         let text =
             runtime.block_on(answer).map_or_else(|error| error.to_string(), |_| String::new());
         assert!(text.contains("1 to 32"), "{text}");

@@ -1,11 +1,6 @@
-//! binary: the daemon, the CLI, the HTTP API: where everything meets.
+//! binary: the command line, and data channel devices driven by hand.
 #![forbid(unsafe_code)]
 
-pub mod api;
 pub mod cli;
-pub mod config;
-pub mod daemon;
 pub mod dco;
 pub mod doctor;
-mod task;
-pub mod timestamp;

@@ -39,7 +39,7 @@ impl Machine {
             kernel: read_trimmed("/proc/sys/kernel/osrelease"),
             cpu: weft::doctor::cpu_model(),
             cores: std::thread::available_parallelism().map_or(1, usize::from),
-            date: weft::timestamp::format(std::time::SystemTime::now()),
+            date: weft_daemon::timestamp::format(std::time::SystemTime::now()),
             versions: versions(),
             commands: BTreeMap::new(),
             left_out: BTreeMap::new(),

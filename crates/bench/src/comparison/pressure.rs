@@ -10,6 +10,8 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use weft_api::call;
+use weft_api::{Client, Traffic};
 
 use super::measure::{self, Servers, TcpPressure};
 use super::rows::{self, Row, WeftPair};
@@ -17,7 +19,6 @@ use super::{Plan, engine, stats};
 use crate::sandbox::{
     FREE_MS, HELD_MS, Held, Sandbox, SandboxError, SocketQueues, Underlay, progress,
 };
-use weft::api::{Client, Traffic};
 
 /// The rows that are measured unless others are named.
 pub(crate) const ROWS: [&str; 3] = [rows::VXLAN, rows::WEFT, rows::WEFT_PORTS];
@@ -236,9 +237,11 @@ fn traffic(runtime_directory: &Path) -> Result<Traffic, SandboxError> {
         .build()
         .map_err(SandboxError::io("start a runtime"))?;
     let client = Client::new(runtime_directory);
-    runtime.block_on(client.get("/v1/traffic")).map_err(|error| SandboxError::UnexpectedOutput {
-        command: "GET /v1/traffic".to_owned(),
-        why: error.to_string(),
+    runtime.block_on(client.ask::<call::Traffic>()).map_err(|error| {
+        SandboxError::UnexpectedOutput {
+            command: "GET /v1/traffic".to_owned(),
+            why: error.to_string(),
+        }
     })
 }
 
@@ -429,7 +432,7 @@ fn named(counts: &BTreeMap<String, u64>) -> String {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
-    use weft::api::ContainerTraffic;
+    use weft_api::ContainerTraffic;
 
     fn sample(gbps: f64, overflows: u64) -> Sample {
         let weft = match overflows {

@@ -7,8 +7,9 @@ use std::thread;
 use std::time::Duration;
 
 use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, prlimit};
-use serde_json::{Value, json};
-use weft::api::Client;
+use serde_json::json;
+use weft::dco::DeviceCall;
+use weft_api::Client;
 use weft_bench::sandbox::{Host, Running, Sandbox, SandboxOptions, wait_until};
 
 use crate::common::{
@@ -205,7 +206,7 @@ fn make_crowd(host: &Host) -> anyhow::Result<()> {
             });
             let carrier = json!({"udp": "127.0.0.1:1194"});
             let request = json!({"verb": "new-peer", "peer": peer, "carrier": carrier});
-            let _: Value = client.post("/v1/dco", &request).await?;
+            client.call::<DeviceCall>(&serde_json::from_value(request)?).await?;
         }
         Ok(())
     })

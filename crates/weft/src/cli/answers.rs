@@ -5,8 +5,10 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
+use weft_api::call;
+use weft_api::{Client, Connection};
+
 use super::output;
-use crate::api::{Client, Connection};
 
 /// What the hosts that are dialled have answered so far.
 #[derive(Debug, PartialEq, Eq)]
@@ -27,7 +29,7 @@ pub(super) fn wait(runtime_dir: &Path) -> anyhow::Result<ExitCode> {
     let begun = Instant::now();
     let mut told = false;
     loop {
-        let connections: Vec<Connection> = runtime.block_on(client.get("/v1/connections"))?;
+        let connections: Vec<Connection> = runtime.block_on(client.ask::<call::Connections>())?;
         match answer(&connections) {
             Answer::Joined(line) => {
                 line.iter().for_each(|line| output::progress(line));

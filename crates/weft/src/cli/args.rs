@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
 use ipnet::IpNet;
+use weft_daemon::config::{DEFAULT_RUNTIME_DIR, LaunchOptions, WORKERS_MAX};
 
-use crate::config::{DEFAULT_RUNTIME_DIR, LaunchOptions, WORKERS_MAX};
 use crate::dco::DcoCommand;
 use crate::doctor::DoctorOptions;
 
@@ -224,7 +224,7 @@ pub struct WorkersArgs {
 #[derive(Debug, Args)]
 pub struct ResetArgs {
     /// Directory for identity, ranges and attachments
-    #[arg(long, value_name = "DIR", env = "WEFT_STATE_DIR", default_value = crate::config::DEFAULT_STATE_DIR)]
+    #[arg(long, value_name = "DIR", env = "WEFT_STATE_DIR", default_value = weft_daemon::config::DEFAULT_STATE_DIR)]
     pub state_dir: PathBuf,
     /// Do not ask
     #[arg(long)]

@@ -9,13 +9,13 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use rustix::termios::{LocalModes, OptionalActions, tcgetattr, tcsetattr};
 use serde::{Deserialize, Serialize};
+use weft_api::{ApiError, ErrorKind, Invitation};
+use weft_daemon::config::Settings;
+use weft_daemon::{self as daemon, StartError};
 use zeroize::Zeroizing;
 
 use super::args::LaunchArgs;
 use super::{answers, output};
-use crate::api::{ApiError, ErrorKind, Invitation};
-use crate::config::Settings;
-use crate::daemon::{self, StartError};
 
 /// What the detached daemon is handed on standard input, so that no secret stands in its arguments
 /// or environment.

@@ -12,7 +12,7 @@ use std::process::ExitCode;
 
 pub use args::{Cli, Command};
 
-use crate::api::{ApiError, ClientError, ErrorKind};
+use weft_api::{ApiError, ClientError, ErrorKind};
 
 /// Runs one command and gives its exit code.
 ///
@@ -47,9 +47,7 @@ fn dispatch(cli: Cli) -> anyhow::Result<ExitCode> {
             output::print(options.json, &diagnosis, crate::doctor::text)?;
             Ok(if diagnosis.ready { ExitCode::SUCCESS } else { ExitCode::FAILURE })
         }
-        Command::HoldSockets => {
-            crate::daemon::hold_sockets(&runtime_dir).map(|()| ExitCode::SUCCESS)
-        }
+        Command::HoldSockets => weft_daemon::hold_sockets(&runtime_dir).map(|()| ExitCode::SUCCESS),
         Command::Dco(command) => crate::dco::run(command, &runtime_dir),
         Command::Completions { shell } => {
             output::completions(shell)?;

@@ -8,12 +8,12 @@ use std::time::SystemTime;
 use comfy_table::{Table, presets};
 use serde::Serialize;
 
-use crate::api::{
+use weft_api::{
     Attachment, Connection, Detached, FirewallRule, HostRange, Invitation, Ipam, Path, Peer,
     Status, Target, Workers,
 };
-use crate::daemon::Reset;
-use crate::timestamp;
+use weft_daemon::Reset;
+use weft_daemon::timestamp;
 
 /// Prints `value` as JSON, or as the text that `render` makes of it.
 pub(crate) fn print<T: Serialize>(

@@ -5,16 +5,17 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::{Context, bail};
-use serde_json::{Value, json};
-
-use super::args::{Command, ResetArgs, StatusPart, split_attach_words};
-use super::output;
-use crate::api::{
+use serde_json::json;
+use weft_api::call;
+use weft_api::{
     ApiError, AttachRequest, Attachment, Client, ClientError, ConnectRequest, Connection,
     DetachRequest, Detached, ErrorKind, ForgetRequest, Invitation, Ipam, Peer, Report, Status,
     Target, Workers, WorkersRequest,
 };
-use crate::daemon;
+use weft_daemon as daemon;
+
+use super::args::{Command, ResetArgs, StatusPart, split_attach_words};
+use super::output;
 
 pub(super) fn request(command: Command, runtime_dir: &Path) -> anyhow::Result<ExitCode> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -27,7 +28,7 @@ pub(super) fn request(command: Command, runtime_dir: &Path) -> anyhow::Result<Ex
 pub(super) fn told(runtime_dir: &Path) -> (Vec<String>, Vec<String>) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let daemon = Client::new(runtime_dir);
-    let status = runtime.map(|runtime| runtime.block_on(daemon.get::<Status>("/v1/status")));
+    let status = runtime.map(|runtime| runtime.block_on(daemon.ask::<call::Status>()));
     let status = status.ok().and_then(Result::ok);
     status.map(|status| (status.passed_by, status.warnings)).unwrap_or_default()
 }
@@ -38,12 +39,12 @@ async fn ask(command: Command, daemon: &Client, runtime_dir: &Path) -> anyhow::R
         Command::Stop(args) => stop(args.json, daemon, runtime_dir).await,
         Command::Connect(args) => {
             let request = ConnectRequest { targets: args.hosts, replace: args.replace };
-            let targets: Vec<Target> = daemon.post("/v1/connect", &request).await?;
+            let targets: Vec<Target> = daemon.call::<call::Connect>(&request).await?;
             output::print(args.json, &targets, |list| output::targets(list))
         }
         Command::Forget(args) => {
             let request = ForgetRequest { targets: args.hosts };
-            let targets: Vec<Target> = daemon.post("/v1/forget", &request).await?;
+            let targets: Vec<Target> = daemon.call::<call::Forget>(&request).await?;
             output::print(args.json, &targets, |list| output::targets(list))
         }
         Command::Attach(args) => {
@@ -56,31 +57,33 @@ async fn ask(command: Command, daemon: &Client, runtime_dir: &Path) -> anyhow::R
                 no_multicast_route: args.no_multicast_route,
                 ipv6: args.ipv6,
             };
-            let attachment: Attachment = daemon.post("/v1/attach", &request).await?;
+            let attachment: Attachment = daemon.call::<call::Attach>(&request).await?;
             output::notes(&attachment);
             output::print(args.json, &attachment, output::attached)
         }
         Command::Detach(args) => {
             let request = DetachRequest { container: absolute(&args.container) };
-            let detached: Detached = daemon.post("/v1/detach", &request).await?;
+            let detached: Detached = daemon.call::<call::Detach>(&request).await?;
             output::print(args.json, &detached, output::detached)
         }
         Command::Ps(args) => {
-            let attachments: Vec<Attachment> = daemon.get("/v1/attachments").await?;
+            let attachments: Vec<Attachment> = daemon.ask::<call::Attachments>().await?;
             output::print(args.json, &attachments, |list| output::attachments(list))
         }
         Command::Token(args) => {
-            let invitation: Invitation = daemon.post("/v1/token", &json!({})).await?;
+            let invitation: Invitation = daemon.ask::<call::Token>().await?;
             output::print(args.json, &invitation, output::invitation)
         }
         Command::Report(_) => {
-            let report: Report = daemon.get("/v1/report").await?;
+            let report: Report = daemon.ask::<call::Report>().await?;
             output::print(true, &report, |_| String::new())
         }
         Command::Workers(args) => {
             let workers: Workers = match args.workers.map(usize::from) {
-                Some(workers) => daemon.post("/v1/workers", &WorkersRequest { workers }).await?,
-                None => daemon.get("/v1/workers").await?,
+                Some(workers) => {
+                    daemon.call::<call::SetWorkers>(&WorkersRequest { workers }).await?
+                }
+                None => daemon.ask::<call::Workers>().await?,
             };
             output::print(args.json, &workers, output::workers)
         }
@@ -98,34 +101,34 @@ async fn ask(command: Command, daemon: &Client, runtime_dir: &Path) -> anyhow::R
 async fn status(part: Option<StatusPart>, json: bool, daemon: &Client) -> anyhow::Result<()> {
     match part {
         None => {
-            let status: Status = daemon.get("/v1/status").await?;
+            let status: Status = daemon.ask::<call::Status>().await?;
             output::print(json, &status, output::status)
         }
         Some(StatusPart::Connections) => {
-            let connections: Vec<Connection> = daemon.get("/v1/connections").await?;
+            let connections: Vec<Connection> = daemon.ask::<call::Connections>().await?;
             output::print(json, &connections, |list| output::connections(list))
         }
         Some(StatusPart::Paths) => {
-            let paths: Vec<crate::api::Path> = daemon.get("/v1/paths").await?;
+            let paths: Vec<weft_api::Path> = daemon.ask::<call::Paths>().await?;
             output::print(json, &paths, |list| output::paths(list))
         }
         Some(StatusPart::Peers) => {
-            let peers: Vec<Peer> = daemon.get("/v1/peers").await?;
+            let peers: Vec<Peer> = daemon.ask::<call::Peers>().await?;
             output::print(json, &peers, |list| output::peers(list))
         }
         Some(StatusPart::Targets) => {
-            let targets: Vec<Target> = daemon.get("/v1/targets").await?;
+            let targets: Vec<Target> = daemon.ask::<call::Targets>().await?;
             output::print(json, &targets, |list| output::targets(list))
         }
         Some(StatusPart::Ipam) => {
-            let ipam: Ipam = daemon.get("/v1/ipam").await?;
+            let ipam: Ipam = daemon.ask::<call::Ipam>().await?;
             output::print(json, &ipam, output::ipam)
         }
     }
 }
 
 async fn stop(json: bool, daemon: &Client, runtime_dir: &Path) -> anyhow::Result<()> {
-    let _: Value = daemon.post("/v1/stop", &json!({})).await?;
+    daemon.ask::<call::Stop>().await?;
     daemon::wait_until_stopped(runtime_dir, output::progress).await?;
     output::print(json, &json!({ "stopped": true }), |_| "weft stopped".into())
 }
@@ -134,7 +137,7 @@ async fn reset(args: ResetArgs, daemon: &Client, runtime_dir: &Path) -> anyhow::
     if !args.force && !confirmed(&args.state_dir)? {
         bail!("nothing was changed; use --force to reset without being asked");
     }
-    match daemon.post::<_, Value>("/v1/stop", &json!({})).await {
+    match daemon.ask::<call::Stop>().await {
         Ok(_) => daemon::wait_until_stopped(runtime_dir, output::progress).await?,
         Err(ClientError::NotRunning(_)) => {}
         Err(error) => return Err(error.into()),

@@ -10,7 +10,8 @@ use anyhow::Context;
 const NAME_BYTES_MAX: usize = 200;
 
 use super::args::RunArgs;
-use crate::api::{AttachRequest, Attachment, Client};
+use weft_api::call;
+use weft_api::{AttachRequest, Attachment, Client};
 
 /// Moves this process into a new network namespace, has the daemon attach it, then becomes the command.
 ///
@@ -32,7 +33,7 @@ pub(super) fn run(args: RunArgs, runtime_dir: &Path) -> anyhow::Result<ExitCode>
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let attachment: Attachment = runtime.block_on(async {
         weft_kernel::Kernel::new()?.set_loopback_up().await?;
-        anyhow::Ok(Client::new(runtime_dir).post("/v1/attach", &request).await?)
+        anyhow::Ok(Client::new(runtime_dir).call::<call::Attach>(&request).await?)
     })?;
     super::output::notes(&attachment);
     drop(runtime);

@@ -279,7 +279,7 @@ pub struct KeyWords {
     #[arg(long, value_name = "FILE")]
     pub key_file: PathBuf,
     /// Directory where this host records which keys it has used
-    #[arg(long, value_name = "DIR", env = "WEFT_STATE_DIR", default_value = crate::config::DEFAULT_STATE_DIR)]
+    #[arg(long, value_name = "DIR", env = "WEFT_STATE_DIR", default_value = weft_daemon::config::DEFAULT_STATE_DIR)]
     pub state_dir: PathBuf,
     /// Take a key that this host has sealed with before; for tests: nonces repeat, and who listens can decrypt
     #[arg(long)]

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use serde_json::{Value, json};
 use tokio::sync::Notify;
+use weft_api::{ApiError, ErrorKind};
 use weft_engine::dco::{Device, DeviceConfig, Event, MTU_MAX};
 use weft_engine::{DropReason, Work};
 use weft_io::udp::IPV6_MTU_MIN;
@@ -24,7 +25,6 @@ use super::lines::Lines;
 use super::peers::{Book, Way};
 use super::sockets::{self, Connection, Reading, Socket, Sockets};
 use super::{used_keys, words};
-use crate::api::{ApiError, ErrorKind};
 
 /// The device.
 pub(super) struct Held {
@@ -142,7 +142,7 @@ impl Held {
                 }
             }
         };
-        crate::daemon::choose_libraries();
+        weft_daemon::choose_libraries();
         let device = Device::open(&config, Arc::new(events)).map_err(internal)?;
         let number = weft_io::tun::index(&words.device).map_err(internal)?;
         let _ = index.set(number);

@@ -16,12 +16,12 @@ use serde_json::{Value, json};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::Notify;
 use tokio::time::timeout;
+use weft_api::{ApiError, ApiListener};
 
 use super::args::NewIface;
 use super::held::Held;
 use super::lines::Lines;
 use super::requests::Request;
-use crate::api::{self, ApiError, ApiListener};
 
 /// How long it may take at the end until all peers have ended, and again until all is told.
 const FAREWELL_LIMIT: Duration = Duration::from_secs(2);
@@ -51,7 +51,7 @@ pub(super) async fn hold(
     runtime_dir: &Path,
     ready: impl FnOnce(&Value),
 ) -> anyhow::Result<()> {
-    crate::daemon::raise_descriptor_limit();
+    weft_daemon::raise_descriptor_limit();
     // Before there is a device, so that no signal leaves one behind.
     let mut signals = Signals::new().context("cannot watch for signals")?;
     let directory = directory(runtime_dir, &words.device);
@@ -71,7 +71,7 @@ pub(super) async fn hold(
     let holder = Arc::new(Holder { held, lines, directory, is_over, ended });
     ready(&holder.held.show());
     let served = tokio::select! {
-        served = api::serve_router(listener, router(Arc::clone(&holder))) => served,
+        served = weft_api::serve(listener, router(Arc::clone(&holder))) => served,
         never = holder.held.follow() => match never {},
         () = holder.farewell(&mut signals) => return Ok(()),
     };
@@ -81,8 +81,8 @@ pub(super) async fn hold(
 }
 
 fn listen_in(directory: &Path) -> anyhow::Result<ApiListener> {
-    crate::daemon::make_private_dir(directory)?;
-    api::listen(&api::socket_path(directory))
+    weft_daemon::make_private_dir(directory)?;
+    weft_api::listen(&weft_api::socket_path(directory))
         .with_context(|| format!("cannot listen in {}", directory.display()))
 }
 
@@ -92,7 +92,7 @@ fn router(holder: Arc<Holder>) -> Router {
             "/v1/dco",
             post(|State(holder): State<Arc<Holder>>, Json(request): Json<Request>| async move {
                 let on_its_way = holder.lines.on_its_way();
-                let mut response = api::reply(holder.answer(request).await);
+                let mut response = weft_api::reply(holder.answer(request).await);
                 response.extensions_mut().insert(on_its_way);
                 response
             }),

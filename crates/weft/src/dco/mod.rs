@@ -15,12 +15,13 @@ mod lines;
 mod peers;
 mod requests;
 mod sockets;
+mod task;
 mod used_keys;
 mod verbs;
 mod words;
 
 pub use args::DcoCommand;
 pub use args::{Carrier, CipherWord, KeyWords, PeerWords, SideWord};
-pub use requests::Request;
+pub use requests::{DeviceCall, Request};
 pub use verbs::ask_all;
 pub(crate) use verbs::run;

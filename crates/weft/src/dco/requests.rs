@@ -1,11 +1,25 @@
 //! What the process that holds a device is asked, as JSON.
 
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use weft_api::Call;
+use weft_api::call::Method;
 use weft_openvpn::device::Slot;
 
 use super::args::{Carrier, KeyWords, PeerWords};
 
-/// `POST /v1/dco`; the answer is the verb's.
+/// `POST /v1/dco`: a [`Request`], and the verb's answer.
+#[derive(Clone, Copy, Debug)]
+pub struct DeviceCall;
+
+impl Call for DeviceCall {
+    const METHOD: Method = Method::Post;
+    const PATH: &'static str = "/v1/dco";
+    type Request = Request;
+    type Answer = Value;
+}
+
+/// A verb and its words.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(tag = "verb", rename_all = "kebab-case")]
 pub enum Request {

@@ -7,6 +7,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
+use weft_api::{ApiError, ErrorKind};
 use weft_openvpn::Opcode;
 use weft_openvpn::device::CONTROL_PACKET_BYTES_MAX;
 
@@ -14,8 +15,7 @@ use super::args::Carrier;
 use super::held::lock;
 use super::json;
 use super::lines::Lines;
-use crate::api::{ApiError, ErrorKind};
-use crate::task::OwnedTask;
+use super::task::OwnedTask;
 
 /// How long the other end of a connection may take.
 const CONNECT_LIMIT: Duration = Duration::from_secs(30);

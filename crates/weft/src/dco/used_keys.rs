@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{FlockOperation, flock};
 
-use crate::api::{ApiError, ErrorKind};
+use weft_api::{ApiError, ErrorKind};
 
 /// The most keys of which a host keeps a record.
 pub(super) const USED_KEYS_MAX: usize = 65_536;
@@ -40,7 +40,7 @@ pub(super) fn record(state_dir: &Path, fingerprint: &[u8; 32]) -> Result<Recorde
         );
         ApiError::new(ErrorKind::Unavailable, text)
     };
-    crate::daemon::make_private_dir(state_dir)
+    weft_daemon::make_private_dir(state_dir)
         .map_err(|error| ApiError::new(ErrorKind::Unavailable, error))?;
     let (mut file, known) = read(&path).map_err(failed)?;
     let line: String = fingerprint.iter().map(|byte| format!("{byte:02x}")).collect();

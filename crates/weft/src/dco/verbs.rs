@@ -10,11 +10,11 @@ use anyhow::{Context, bail};
 use rustix::process::setsid;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use weft_api::{ApiError, Client, ClientError, ErrorKind};
 
 use super::args::{DcoCommand, Engine, Listen, NewIface, NewPeer};
 use super::holder::{DEVICES, directory, hold};
-use super::requests::Request;
-use crate::api::{ApiError, Client, ClientError, ErrorKind};
+use super::requests::{DeviceCall, Request};
 use crate::cli::output;
 
 /// The one line that a holding process writes to standard output.
@@ -100,7 +100,7 @@ fn request(command: DcoCommand) -> anyhow::Result<(String, bool, Request)> {
 
 async fn ask(device: &str, runtime_dir: &Path, request: &Request) -> anyhow::Result<Value> {
     let client = Client::new(&directory(runtime_dir, device));
-    client.post("/v1/dco", request).await.map_err(|error| nobody(device, error))
+    client.call::<DeviceCall>(request).await.map_err(|error| nobody(device, error))
 }
 
 /// Who is not there is no daemon, but the process of a device.
@@ -164,7 +164,7 @@ fn open_log(device: &str, runtime_dir: &Path) -> anyhow::Result<File> {
         return Err(ApiError::new(ErrorKind::BadRequest, text).into());
     }
     let devices = runtime_dir.join(DEVICES);
-    crate::daemon::make_private_dir(&devices)?;
+    weft_daemon::make_private_dir(&devices)?;
     let path = log_path(device, runtime_dir);
     let mut options = OpenOptions::new();
     let log = options.append(true).create(true).mode(0o600).open(&path);
@@ -180,7 +180,7 @@ async fn held(words: &NewIface, runtime_dir: &Path) -> ExitCode {
     // It outlives its terminal and holds no directory of the user's busy.
     let _ = setsid();
     let _ = std::env::set_current_dir("/");
-    crate::daemon::log_to_file(log_path(&words.device, runtime_dir));
+    weft_daemon::log_to_file(log_path(&words.device, runtime_dir));
     let announce = |readiness: &Readiness| {
         if let Ok(line) = serde_json::to_string(readiness) {
             let _ = writeln!(io::stdout().lock(), "{line}");

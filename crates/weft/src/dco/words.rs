@@ -3,12 +3,12 @@
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 
+use weft_api::{ApiError, ErrorKind};
 use weft_crypto::DataCipher;
 use weft_openvpn::device::{EpochAttributes, KeyAttributes, KeyBlock, PeerAttributes, Side};
 use zeroize::Zeroizing;
 
 use super::args::{CipherWord, KeyWords, PeerWords, SideWord};
-use crate::api::{ApiError, ErrorKind};
 
 pub(super) fn attributes(words: &PeerWords) -> PeerAttributes {
     let mut attributes = PeerAttributes {

@@ -1,9 +1,9 @@
 //! Whether this host's own firewall stops or changes what Weft carries.
 
+use weft_daemon::SWITCH;
 use weft_kernel::{Carried, Kernel, KernelError, Obstacle};
 
 use super::{Finding, State};
-use crate::daemon::SWITCH;
 
 const NAME: &str = "firewall";
 
@@ -18,7 +18,7 @@ pub(super) fn look(ipsec: bool) -> Vec<Finding> {
 fn read(ipsec: bool) -> Result<Vec<Obstacle>, String> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|error| error.to_string())?;
-    let ranges = vec![ipnet::IpNet::V4(crate::config::DEFAULT_RANGE)];
+    let ranges = vec![ipnet::IpNet::V4(weft_daemon::config::DEFAULT_RANGE)];
     let carried = Carried { bridge: Some(SWITCH.to_owned()), ranges, ipsec };
     let read = async { Kernel::new()?.obstacles(&carried).await };
     runtime.block_on(read).map_err(|error: KernelError| error.to_string())

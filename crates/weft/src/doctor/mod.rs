@@ -12,6 +12,8 @@ use std::time::Duration;
 
 use serde::Serialize;
 use weft_crypto::{Cipher, SizeClass};
+use weft_daemon::config::EngineChoice;
+use weft_daemon::narrow_link;
 use weft_engine::race::{self, Winners};
 use weft_io::offload::{self, Verdict};
 use weft_io::redirect::MacSet;
@@ -20,8 +22,6 @@ use weft_kernel::engine::SwitchKind;
 
 use self::host::Module;
 pub use self::host::{cpu_model, find_program};
-use crate::config::EngineChoice;
-use crate::daemon::mtu::narrow_link;
 
 /// The plaintext on which the AEADs are measured, in bytes: that of a full datagram on 1500.
 const AEAD_BYTES: usize = SizeClass::Medium.typical_bytes();

@@ -7,13 +7,14 @@ use std::io::{self, IsTerminal, Write};
 use std::time::Duration;
 
 use rustix::termios::tcgetwinsize;
+use weft_api::call;
+use weft_api::{Client, Traffic};
 
 use super::args::TopArgs;
-use crate::api::{Client, Traffic};
 use rates::Rates;
 
 pub(super) async fn top(args: TopArgs, daemon: &Client) -> anyhow::Result<()> {
-    let mut before: Traffic = daemon.get("/v1/traffic").await?;
+    let mut before: Traffic = daemon.ask::<call::Traffic>().await?;
     let mut screen = Screen::default();
     let mut ticks = tokio::time::interval(args.interval);
     // Late is late: the rates are over the time that has really passed.
@@ -22,7 +23,7 @@ pub(super) async fn top(args: TopArgs, daemon: &Client) -> anyhow::Result<()> {
     let mut shown = 0;
     while args.count.is_none_or(|count| shown < count) {
         ticks.tick().await;
-        let now: Traffic = daemon.get("/v1/traffic").await?;
+        let now: Traffic = daemon.ask::<call::Traffic>().await?;
         let rates = Rates::between(&before, &now);
         let written = if args.json {
             serde_json::to_string(&rates).map(|line| writeln!(io::stdout().lock(), "{line}"))?

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use crate::api::{ContainerTraffic, LaneTraffic, PeerTraffic, Traffic, Volume, WorkerTraffic};
+use weft_api::{ContainerTraffic, LaneTraffic, PeerTraffic, Traffic, Volume, WorkerTraffic};
 
 /// What happened between two readings: one line of `weft top --json`.
 #[derive(Clone, Debug, PartialEq, Serialize)]

@@ -1,0 +1,84 @@
+//! The requests of the local API, each with its path, its body and its answer.
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::types;
+
+/// HTTP method of a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Method {
+    /// Reads.
+    Get,
+    /// Changes.
+    Post,
+}
+
+/// A request that a daemon answers.
+pub trait Call {
+    /// HTTP method.
+    const METHOD: Method;
+    /// Path, such as `/v1/status`.
+    const PATH: &'static str;
+    /// JSON body of the request; [`Nothing`] for none.
+    type Request: Serialize + DeserializeOwned + Send + Sync + 'static;
+    /// JSON body of the answer.
+    type Answer: Serialize + DeserializeOwned + Send + 'static;
+}
+
+/// A body without content: an empty JSON object. Fields that somebody sends are ignored.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, serde::Deserialize)]
+pub struct Nothing {}
+
+macro_rules! calls {
+    ($($(#[doc = $doc:literal])* $name:ident = $method:ident $path:literal $request:ty => $answer:ty;)*) => {$(
+        #[doc = concat!("`", stringify!($method), " ", $path, "`.")]
+        $(#[doc = $doc])*
+        #[derive(Debug, Clone, Copy)]
+        pub struct $name;
+
+        impl Call for $name {
+            const METHOD: Method = Method::$method;
+            const PATH: &'static str = $path;
+            type Request = $request;
+            type Answer = $answer;
+        }
+    )*};
+}
+
+calls! {
+    /// The host at a glance.
+    Status = Get "/v1/status" Nothing => types::Status;
+    /// Connections to peers.
+    Connections = Get "/v1/connections" Nothing => Vec<types::Connection>;
+    /// Candidates of each peer, by preference.
+    Paths = Get "/v1/paths" Nothing => Vec<types::Path>;
+    /// Known peers and what they are connected to.
+    Peers = Get "/v1/peers" Nothing => Vec<types::Peer>;
+    /// Addresses that are dialled.
+    Targets = Get "/v1/targets" Nothing => Vec<types::Target>;
+    /// Address ranges and their owners.
+    Ipam = Get "/v1/ipam" Nothing => types::Ipam;
+    /// Attached containers.
+    Attachments = Get "/v1/attachments" Nothing => Vec<types::Attachment>;
+    /// Everything at once, with all counters.
+    Report = Get "/v1/report" Nothing => types::Report;
+    /// Counters that rates are made of.
+    Traffic = Get "/v1/traffic" Nothing => types::Traffic;
+    /// Threads of the vector engine.
+    Workers = Get "/v1/workers" Nothing => types::Workers;
+    /// Changes the number of threads.
+    SetWorkers = Post "/v1/workers" types::WorkersRequest => types::Workers;
+    /// Gives a container an interface and addresses.
+    Attach = Post "/v1/attach" types::AttachRequest => types::Attachment;
+    /// Takes them away.
+    Detach = Post "/v1/detach" types::DetachRequest => types::Detached;
+    /// Adds hosts to dial.
+    Connect = Post "/v1/connect" types::ConnectRequest => Vec<types::Target>;
+    /// Removes hosts from those that are dialled.
+    Forget = Post "/v1/forget" types::ForgetRequest => Vec<types::Target>;
+    /// Makes a one-time token.
+    Token = Post "/v1/token" Nothing => types::Invitation;
+    /// Ends the daemon.
+    Stop = Post "/v1/stop" Nothing => Nothing;
+}

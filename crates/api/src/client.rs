@@ -1,0 +1,190 @@
+//! The side of whoever asks.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::body::Bytes;
+use hyper_util::rt::TokioIo;
+use serde::de::DeserializeOwned;
+use tokio::net::UnixStream;
+use tokio::task::JoinSet;
+
+use crate::call::{Call, Method, Nothing};
+use crate::types::ApiError;
+
+/// Speaks to the daemon of one runtime directory.
+pub struct Client {
+    socket: PathBuf,
+}
+
+/// Why the daemon gave no answer.
+#[derive(Debug, thiserror::Error)]
+pub enum ClientError {
+    /// The daemon's answer is not what this command expects: versions differ, or the socket is another program's.
+    #[error(
+        "the daemon at {socket} answered in an unknown form ({detail}); is it of another version?"
+    )]
+    Malformed {
+        /// The socket.
+        socket: PathBuf,
+        /// What could not be read.
+        detail: String,
+    },
+    /// The daemon ended before its answer did (us, unless somebody killed it).
+    #[error("the daemon at {0} closed the connection; its log may say why")]
+    Ended(PathBuf),
+    /// Nobody listens on the socket (configuration).
+    #[error("weft is not running here (nobody answers at {0}); start it with: weft launch")]
+    NotRunning(PathBuf),
+    /// The socket exists, and this user may not open it (configuration).
+    #[error("{0} may be opened by root only; run this command as root")]
+    NotPermitted(PathBuf),
+    /// The daemon refused.
+    #[error(transparent)]
+    Refused(#[from] ApiError),
+    /// The daemon accepted the request and gave no answer in time (us).
+    #[error("the daemon at {0} did not answer within {ANSWER_TIMEOUT_S} s; its log may say why")]
+    TimedOut(PathBuf),
+}
+
+impl Client {
+    /// A client of the daemon whose runtime directory this is.
+    pub fn new(runtime_dir: &Path) -> Self {
+        Self { socket: socket_path(runtime_dir) }
+    }
+
+    /// Asks, and waits for the answer.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub async fn call<C: Call>(&self, request: &C::Request) -> Result<C::Answer, ClientError> {
+        let body = match C::METHOD {
+            Method::Get => Vec::new(),
+            Method::Post => serde_json::to_vec(request).map_err(|error| self.malformed(error))?,
+        };
+        self.request(C::METHOD, C::PATH, Bytes::from(body)).await
+    }
+
+    /// [`Client::call`] for a request without a body.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub async fn ask<C: Call<Request = Nothing>>(&self) -> Result<C::Answer, ClientError> {
+        self.call::<C>(&Nothing {}).await
+    }
+
+    /// A GET request that is answered by lines for as long as there are any, or as `take` asks for more.
+    ///
+    /// # Errors
+    /// See [`ClientError`]; [`ClientError::Ended`] where the lines break off.
+    pub async fn lines(
+        &self,
+        path: &str,
+        mut take: impl FnMut(&str) -> bool,
+    ) -> Result<(), ClientError> {
+        let mut answer = self.open(Method::Get, path, Bytes::new()).await?;
+        let mut begun = Vec::new();
+        while let Some(frame) = answer.body.frame().await {
+            let frame = frame.map_err(|_| ClientError::Ended(self.socket.clone()))?;
+            begun.extend_from_slice(frame.data_ref().map_or(&[][..], |data| data));
+            while let Some(end) = begun.iter().position(|byte| *byte == b'\n') {
+                let line: Vec<u8> = begun.drain(..=end).collect();
+                if !take(String::from_utf8_lossy(&line[..end]).as_ref()) {
+                    return Ok(());
+                }
+            }
+            if begun.len() > ANSWER_BYTES_MAX {
+                return Err(self.malformed("a line without an end"));
+            }
+        }
+        Ok(())
+    }
+
+    async fn request<T: DeserializeOwned>(
+        &self,
+        method: Method,
+        path: &str,
+        body: Bytes,
+    ) -> Result<T, ClientError> {
+        let answer = self.exchange(method, path, body);
+        let (status, body) = tokio::time::timeout(Duration::from_secs(ANSWER_TIMEOUT_S), answer)
+            .await
+            .map_err(|_| ClientError::TimedOut(self.socket.clone()))??;
+        if status.is_success() {
+            return serde_json::from_slice(&body).map_err(|error| self.malformed(error));
+        }
+        match serde_json::from_slice::<ApiError>(&body) {
+            Ok(refusal) => Err(ClientError::Refused(refusal)),
+            Err(_) => Err(self.malformed(format!("{status}: {}", String::from_utf8_lossy(&body)))),
+        }
+    }
+
+    async fn exchange(
+        &self,
+        method: Method,
+        path: &str,
+        body: Bytes,
+    ) -> Result<(hyper::StatusCode, Bytes), ClientError> {
+        let answer = self.open(method, path, body).await?;
+        let body = Limited::new(answer.body, ANSWER_BYTES_MAX)
+            .collect()
+            .await
+            .map_err(|error| self.malformed(error))?
+            .to_bytes();
+        Ok((answer.status, body))
+    }
+
+    /// Asks, and returns the beginning of the answer.
+    async fn open(&self, method: Method, path: &str, body: Bytes) -> Result<Opened, ClientError> {
+        let stream =
+            UnixStream::connect(&self.socket).await.map_err(|error| match error.kind() {
+                std::io::ErrorKind::PermissionDenied => {
+                    ClientError::NotPermitted(self.socket.clone())
+                }
+                _ => ClientError::NotRunning(self.socket.clone()),
+            })?;
+        let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
+            .await
+            .map_err(|error| self.malformed(error))?;
+        let mut driver = JoinSet::new();
+        driver.spawn(async move {
+            let _ = connection.await;
+        });
+        let request = hyper::Request::builder()
+            .method(match method {
+                Method::Get => hyper::Method::GET,
+                Method::Post => hyper::Method::POST,
+            })
+            .uri(path)
+            .header("host", "weft")
+            .header("content-type", "application/json")
+            .body(Full::new(body))
+            .map_err(|error| self.malformed(error))?;
+        let response = sender.send_request(request).await.map_err(|error| self.malformed(error))?;
+        let status = response.status();
+        Ok(Opened { status, body: response.into_body(), _driver: driver })
+    }
+
+    fn malformed(&self, detail: impl std::fmt::Display) -> ClientError {
+        ClientError::Malformed { socket: self.socket.clone(), detail: detail.to_string() }
+    }
+}
+
+/// An answer whose body is still to be read.
+struct Opened {
+    status: hyper::StatusCode,
+    body: hyper::body::Incoming,
+    /// Moves bytes for as long as the answer is read.
+    _driver: JoinSet<()>,
+}
+
+/// The API's socket in a runtime directory.
+pub fn socket_path(runtime_dir: &Path) -> PathBuf {
+    runtime_dir.join("weft.sock")
+}
+
+/// Longest wait for an answer; an attach may wait for an address range first.
+const ANSWER_TIMEOUT_S: u64 = 60;
+/// Largest answer read.
+const ANSWER_BYTES_MAX: usize = 16 << 20;

@@ -1,0 +1,21 @@
+//! tokio: requests and answers of the local API, its client, HTTP over unix sockets.
+//!
+//! The API is JSON over HTTP on a unix socket, spoken by the CLI and by other people's scripts. [`call`] lists all
+//! requests: the client and the daemon's routes are both made from it. A refusal is an [`ApiError`] with the HTTP
+//! status of its [`ErrorKind`].
+#![forbid(unsafe_code)]
+
+pub mod call;
+mod client;
+mod server;
+mod types;
+
+pub use call::Call;
+pub use client::{Client, ClientError, socket_path};
+pub use server::{ApiListener, Routes, listen, reply, serve};
+pub use types::{
+    ApiError, AttachRequest, Attachment, ConnectRequest, Connection, ContainerTraffic,
+    DetachRequest, Detached, ErrorKind, FirewallRule, ForgetRequest, HostRange, Invitation, Ipam,
+    LaneTraffic, Path, Peer, PeerConnection, PeerTraffic, Report, Status, Target, Traffic, Volume,
+    WorkerTraffic, Workers, WorkersRequest,
+};

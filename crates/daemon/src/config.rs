@@ -1,0 +1,563 @@
+//! Settings of the daemon: flags, then `WEFT_*` variables, then the configuration file, then defaults.
+
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
+use serde::Deserialize;
+use weft_crypto::Cipher;
+use weft_kernel::engine::SwitchKind;
+use zeroize::Zeroizing;
+
+/// Where the configuration file is looked for.
+pub const DEFAULT_CONFIG: &str = "/etc/weft/weft.toml";
+/// Runtime directory: API socket and lock.
+pub const DEFAULT_RUNTIME_DIR: &str = "/run/weft";
+/// State directory: identity, ranges, attachments.
+pub const DEFAULT_STATE_DIR: &str = "/var/lib/weft";
+
+/// Flags of `weft launch`. Each may stand in the configuration file under the same name.
+#[derive(Clone, Debug, Default, Deserialize, clap::Args)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
+pub struct LaunchOptions {
+    /// Hosts to connect to: HOST[:PORT][#KEYHASH]. None: this host founds a network (or resumes its own)
+    #[arg(value_name = "HOST")]
+    pub hosts: Vec<String>,
+
+    /// File with the network's password (first line)
+    #[arg(long, value_name = "FILE", env = "WEFT_PASSWORD_FILE")]
+    pub password_file: Option<PathBuf>,
+
+    /// File with a one-time join token (first line); else WEFT_TOKEN, else a prompt
+    #[arg(long, value_name = "FILE", env = "WEFT_TOKEN_FILE")]
+    pub token_file: Option<PathBuf>,
+
+    /// Name of this host in status output (default: the host name)
+    #[arg(long, env = "WEFT_NICKNAME")]
+    pub nickname: Option<String>,
+
+    /// Local address for links and data; the kernel's ovpn is not taken then (default: all)
+    #[arg(long, value_name = "IP", env = "WEFT_HOST")]
+    pub host: Option<IpAddr>,
+
+    /// UDP port of links (default: 6783)
+    #[arg(long, env = "WEFT_PORT")]
+    pub port: Option<u16>,
+
+    /// UDP port of the vector engine (default: 6784)
+    #[arg(long, env = "WEFT_DATA_PORT")]
+    pub data_port: Option<u16>,
+
+    /// Which engine moves packets: auto takes the kernel where it has VXLAN and IPsec or
+    /// ovpn, and the vector engine (userspace) otherwise (default: auto)
+    #[arg(long, value_enum, env = "WEFT_ENGINE")]
+    pub engine: Option<EngineChoice>,
+
+    /// Threads of the vector engine, each with its own queue, sockets and lane (default: half of the
+    /// processors, 1 to 8; two of two or three)
+    #[arg(long, value_name = "N", env = "WEFT_WORKERS", value_parser = clap::value_parser!(u8).range(1..=WORKERS_MAX))]
+    pub workers: Option<u8>,
+
+    /// Further threads on each worker's queue and sockets, so that one flow can use several cores; 0 to
+    /// 7 (default: as many as help, while a worker has more than it can do and processors idle)
+    #[arg(long, value_name = "N", env = "WEFT_HELPERS", value_parser = clap::value_parser!(u8).range(0..=HELPERS_MAX))]
+    pub helpers: Option<u8>,
+
+    /// Pin each worker of the vector engine to a processor, in their order: for hosts that leave these
+    /// processors to weft (default: the kernel moves workers to where there is room)
+    #[arg(long, env = "WEFT_PIN_WORKERS")]
+    pub pin_workers: bool,
+
+    /// Microseconds that a worker of the vector engine stays awake before it sleeps: quicker answers,
+    /// for processor time that nobody else wants; at most 10000, 0 for none (default: 150, while
+    /// requests and answers follow so closely that it pays)
+    #[arg(long, value_name = "MICROSECONDS", env = "WEFT_BUSY_POLL", value_parser = clap::value_parser!(u16).range(0..=BUSY_POLL_MAX_US))]
+    pub busy_poll: Option<u16>,
+
+    /// Wire format towards other hosts: esp; ovpn, the data packets of OpenVPN, which the kernel moves
+    /// by its ovpn device; auto takes esp where the other host has it, else ovpn (default: auto)
+    #[arg(long, value_enum, env = "WEFT_FORMAT")]
+    pub format: Option<FormatChoice>,
+
+    /// What containers are plugged into: auto and bridge take a Linux bridge, odp the kernel's Open
+    /// vSwitch datapath (default: auto)
+    #[arg(long, value_enum, env = "WEFT_SWITCH")]
+    pub switch: Option<SwitchChoice>,
+
+    /// How containers are plugged in: bridge by the switch alone; shortcut by a bridge past which goes
+    /// what they send to hosts on the vector engine; direct also by a device of the vector engine in the
+    /// container, past the switch, for what goes to other hosts and comes from them (both Linux 6.6);
+    /// auto takes direct where the vector engine alone moves frames, else bridge (default: auto)
+    #[arg(long, value_enum, env = "WEFT_PORT_MODE")]
+    pub port_mode: Option<PortChoice>,
+
+    /// Networks of hosts to which packets may go unencrypted, where those hosts say the same of
+    /// this one; may be given several times
+    #[arg(long, value_name = "CIDR,...", value_delimiter = ',', env = "WEFT_TRUSTED_SUBNETS")]
+    pub trusted_subnets: Vec<IpNet>,
+
+    /// Range from which containers get IPv4 addresses; the same on every host (default: 10.32.0.0/12)
+    #[arg(long, value_name = "CIDR", env = "WEFT_IPALLOC_RANGE")]
+    pub ipalloc_range: Option<Ipv4Net>,
+
+    /// /64 prefix of containers' IPv6 addresses (default: a unique local one, made by the first host)
+    #[arg(long, value_name = "CIDR", env = "WEFT_IPALLOC_RANGE6")]
+    pub ipalloc_range6: Option<Ipv6Net>,
+
+    /// MTU of containers, bytes (default: the host's link less 112; with --format ovpn, or where the
+    /// kernel has ovpn and no IPsec, less 144)
+    #[arg(long, env = "WEFT_MTU", value_parser = clap::value_parser!(u16).range(i64::from(MTU_MIN)..=i64::from(MTU_MAX)))]
+    pub mtu: Option<u16>,
+
+    /// Copy the DSCP of the packets inside to the outer header, so that routers on the way treat them
+    /// by it; it tells an observer what kind of traffic is inside (default: outer DSCP 0)
+    #[arg(long, env = "WEFT_COPY_DSCP")]
+    pub copy_dscp: bool,
+
+    /// The vector engine moves every frame and every datagram alone: for kernels whose super-packets
+    /// are broken in a way that the test at start does not find, and to see what they are worth
+    #[arg(long, env = "WEFT_NO_OFFLOADS")]
+    pub no_offloads: bool,
+
+    /// AEAD that this host wants to receive with first: aes-256-gcm or chacha20-poly1305
+    #[arg(long, value_parser = parse_cipher, env = "WEFT_CIPHER")]
+    #[serde(default)]
+    pub cipher: Option<Cipher>,
+
+    /// Rekey every so many seconds (default: 2700; an SA lives 3600)
+    #[arg(long, value_name = "SECONDS", env = "WEFT_REKEY_SECONDS", value_parser = clap::value_parser!(u32).range(1..=2700))]
+    pub rekey_seconds: Option<u32>,
+
+    /// Do not dial hosts that other hosts tell of
+    #[arg(long, env = "WEFT_NO_DISCOVERY")]
+    pub no_discovery: bool,
+
+    /// Directory for identity, ranges and attachments
+    #[arg(long, value_name = "DIR", env = "WEFT_STATE_DIR")]
+    pub state_dir: Option<PathBuf>,
+}
+
+/// `--engine`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum EngineChoice {
+    /// The kernel engine where it works, else the vector engine.
+    #[default]
+    Auto,
+    /// The kernel engine alone.
+    Kernel,
+    /// The vector engine alone.
+    Userspace,
+}
+
+/// `--format`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum FormatChoice {
+    /// `esp` where the other host has it, else `ovpn`.
+    #[default]
+    Auto,
+    /// `esp` alone.
+    Esp,
+    /// `ovpn` alone.
+    Ovpn,
+}
+
+/// `--switch`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum SwitchChoice {
+    /// A Linux bridge.
+    #[default]
+    Auto,
+    /// A Linux bridge.
+    Bridge,
+    /// The datapath of the kernel's openvswitch module.
+    Odp,
+}
+
+impl SwitchChoice {
+    /// What is asked for.
+    #[must_use]
+    pub const fn kind(self) -> SwitchKind {
+        match self {
+            Self::Auto | Self::Bridge => SwitchKind::Bridge,
+            Self::Odp => SwitchKind::Odp,
+        }
+    }
+}
+
+/// `--port-mode`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum PortChoice {
+    /// Direct where only the vector engine moves frames, else the switch's.
+    #[default]
+    Auto,
+    /// A port of the switch.
+    Bridge,
+    /// A port of the switch, which frames for hosts on the vector engine pass by.
+    Shortcut,
+    /// A device of the vector engine, with a port of the switch beside it.
+    Direct,
+}
+
+/// What the daemon runs with.
+#[derive(Clone)]
+pub struct Settings {
+    /// As the user gave them.
+    pub hosts: Vec<String>,
+    /// The network's password.
+    pub password: Option<Zeroizing<String>>,
+    /// A one-time token with which to join.
+    pub token: Option<Zeroizing<String>>,
+    /// Nickname.
+    pub nickname: String,
+    /// Local address for links and data.
+    pub host: Option<IpAddr>,
+    /// UDP port of links.
+    pub port: u16,
+    /// UDP port of the vector engine.
+    pub data_port: u16,
+    /// Which engines may be used.
+    pub engine: EngineChoice,
+    /// Which wire formats it offers its peers.
+    pub format: FormatChoice,
+    /// Threads of the vector engine.
+    pub workers: usize,
+    /// Helpers of each; `None`: as many as help.
+    pub helpers: Option<usize>,
+    /// Whether each worker keeps to one processor.
+    pub pin_workers: bool,
+    /// How long a worker stays awake with nothing to do; `None`: while it pays.
+    pub busy_poll: Option<Duration>,
+    /// Which switch is wanted.
+    pub switch: SwitchChoice,
+    /// How containers are plugged in.
+    pub port_mode: PortChoice,
+    /// Networks of peers that need no encryption if they say the same.
+    pub trusted_subnets: Vec<IpNet>,
+    /// IPv4 range.
+    pub range: Ipv4Net,
+    /// IPv6 prefix, if set.
+    pub range6: Option<Ipv6Net>,
+    /// MTU of containers, if set.
+    pub mtu: Option<u16>,
+    /// Whether the DSCP of the packets inside goes to the outer header.
+    pub copy_dscp: bool,
+    /// Whether the vector engine moves super-packets where the kernel has them.
+    pub offloads: bool,
+    /// AEADs in order of preference.
+    pub ciphers: Vec<Cipher>,
+    /// Age at which SAs are replaced.
+    pub rekey_after: Duration,
+    /// Whether hosts that others tell of are dialled.
+    pub discovery: bool,
+    /// State directory.
+    pub state_dir: PathBuf,
+    /// Runtime directory.
+    pub runtime_dir: PathBuf,
+}
+
+/// The configuration is wrong.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// A named file cannot be read.
+    #[error("cannot read {what} {path}: {error}")]
+    Unreadable {
+        /// What kind of file.
+        what: &'static str,
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        error: std::io::Error,
+    },
+    /// The file with the password or token is empty.
+    #[error("{what} {path} is empty; its first line must hold the {what}")]
+    EmptySecret {
+        /// Password or token.
+        what: &'static str,
+        /// Which file.
+        path: PathBuf,
+    },
+    /// The configuration file has an error.
+    #[error("{path}: {error}")]
+    Malformed {
+        /// Which file.
+        path: PathBuf,
+        /// Where and what.
+        error: Box<toml::de::Error>,
+    },
+    /// The address range is too small for two hosts.
+    #[error("--ipalloc-range {0} is too small: it needs a prefix of /29 or shorter")]
+    RangeTooSmall(Ipv4Net),
+    /// The IPv6 range does not leave room for the mapping.
+    #[error("--ipalloc-range6 {0} must be a /64")]
+    Range6NotA64(Ipv6Net),
+    /// Both ports are the same.
+    #[error("--port and --data-port are both {0}; links and data need a port each")]
+    PortsEqual(u16),
+    /// Only the kernel's device was asked for, and an address that it cannot keep to.
+    #[error(
+        "--host {0} cannot be kept by the kernel's ovpn device: leave --host out, or take --format esp or another --engine"
+    )]
+    HostAndDevice(IpAddr),
+    /// No worker at all, or more than the engine can have.
+    #[error("workers is {0}; the vector engine can have 1 to {max}", max = weft_engine::WORKERS_MAX)]
+    Workers(usize),
+    /// More helpers than a worker can have.
+    #[error("helpers is {0}; a worker can have 0 to {max}", max = weft_engine::HELPERS_MAX)]
+    Helpers(usize),
+    /// A worker would be awake for ever.
+    #[error("busy-poll is {0} microseconds; at most {BUSY_POLL_MAX_US} are allowed")]
+    BusyPoll(u128),
+}
+
+impl LaunchOptions {
+    /// Flags and variables, completed from the configuration file and by defaults.
+    ///
+    /// # Errors
+    /// See [`ConfigError`].
+    pub fn settings(
+        mut self,
+        config: Option<&Path>,
+        runtime_dir: &Path,
+    ) -> Result<Settings, ConfigError> {
+        self.fill_from(read_config(config)?);
+        let password = match &self.password_file {
+            Some(path) => Some(read_secret("password", path)?),
+            None => {
+                std::env::var("WEFT_PASSWORD").ok().filter(|p| !p.is_empty()).map(Zeroizing::new)
+            }
+        };
+        let token = match &self.token_file {
+            Some(path) => Some(read_secret("token", path)?),
+            None => std::env::var("WEFT_TOKEN").ok().filter(|t| !t.is_empty()).map(Zeroizing::new),
+        };
+        let settings = Settings {
+            hosts: self.hosts,
+            password,
+            token,
+            nickname: self.nickname.unwrap_or_else(host_name),
+            host: self.host,
+            port: self.port.unwrap_or(LINK_PORT),
+            data_port: self.data_port.unwrap_or(DATA_PORT),
+            engine: self.engine.unwrap_or_default(),
+            format: self.format.unwrap_or_default(),
+            busy_poll: self.busy_poll.map(|time| Duration::from_micros(time.into())),
+            helpers: self.helpers.map(usize::from),
+            pin_workers: self.pin_workers,
+            workers: self.workers.map_or_else(weft_engine::default_workers, usize::from),
+            switch: self.switch.unwrap_or_default(),
+            port_mode: self.port_mode.unwrap_or_default(),
+            trusted_subnets: self.trusted_subnets.iter().map(IpNet::trunc).collect(),
+            range: self.ipalloc_range.map_or(DEFAULT_RANGE, |range| range.trunc()),
+            range6: self.ipalloc_range6.map(|range| range.trunc()),
+            mtu: self.mtu,
+            copy_dscp: self.copy_dscp,
+            offloads: !self.no_offloads,
+            ciphers: preference(self.cipher),
+            rekey_after: Duration::from_secs(self.rekey_seconds.map_or(REKEY_S, u64::from)),
+            discovery: !self.no_discovery,
+            state_dir: absolute(&self.state_dir.unwrap_or_else(|| DEFAULT_STATE_DIR.into())),
+            runtime_dir: absolute(runtime_dir),
+        };
+        settings.check()
+    }
+
+    /// Takes what is not set from `file`.
+    fn fill_from(&mut self, file: Self) {
+        fn fill<T>(mine: &mut Option<T>, theirs: Option<T>) {
+            if mine.is_none() {
+                *mine = theirs;
+            }
+        }
+        if self.hosts.is_empty() {
+            self.hosts = file.hosts;
+        }
+        fill(&mut self.password_file, file.password_file);
+        fill(&mut self.token_file, file.token_file);
+        fill(&mut self.nickname, file.nickname);
+        fill(&mut self.host, file.host);
+        fill(&mut self.port, file.port);
+        fill(&mut self.data_port, file.data_port);
+        if self.trusted_subnets.is_empty() {
+            self.trusted_subnets = file.trusted_subnets;
+        }
+        fill(&mut self.engine, file.engine);
+        fill(&mut self.format, file.format);
+        fill(&mut self.workers, file.workers);
+        fill(&mut self.helpers, file.helpers);
+        fill(&mut self.busy_poll, file.busy_poll);
+        fill(&mut self.switch, file.switch);
+        fill(&mut self.port_mode, file.port_mode);
+        fill(&mut self.ipalloc_range, file.ipalloc_range);
+        fill(&mut self.ipalloc_range6, file.ipalloc_range6);
+        fill(&mut self.mtu, file.mtu);
+        fill(&mut self.cipher, file.cipher);
+        fill(&mut self.rekey_seconds, file.rekey_seconds);
+        fill(&mut self.state_dir, file.state_dir);
+        self.no_discovery |= file.no_discovery;
+        self.pin_workers |= file.pin_workers;
+        self.copy_dscp |= file.copy_dscp;
+        self.no_offloads |= file.no_offloads;
+    }
+}
+
+impl Settings {
+    fn check(self) -> Result<Self, ConfigError> {
+        if self.range.prefix_len() > RANGE_PREFIX_MAX {
+            return Err(ConfigError::RangeTooSmall(self.range));
+        }
+        if let Some(range6) = self.range6.filter(|range| range.prefix_len() != 64) {
+            return Err(ConfigError::Range6NotA64(range6));
+        }
+        if self.port == self.data_port {
+            return Err(ConfigError::PortsEqual(self.port));
+        }
+        let by_device = (self.format, self.engine) == (FormatChoice::Ovpn, EngineChoice::Kernel);
+        if let Some(host) = self.host.filter(|_| by_device) {
+            return Err(ConfigError::HostAndDevice(host));
+        }
+        // A flag was judged by the command line already; the file was not.
+        if !(1..=weft_engine::WORKERS_MAX).contains(&self.workers) {
+            return Err(ConfigError::Workers(self.workers));
+        }
+        if let Some(helpers) = self.helpers.filter(|helpers| *helpers > weft_engine::HELPERS_MAX) {
+            return Err(ConfigError::Helpers(helpers));
+        }
+        if let Some(time) = self.busy_poll.filter(|time| *time > weft_engine::BUSY_POLL_MAX) {
+            return Err(ConfigError::BusyPoll(time.as_micros()));
+        }
+        Ok(self)
+    }
+}
+
+/// Reads the first line of a file that holds a secret.
+///
+/// # Errors
+/// The file cannot be read, or its first line is empty.
+pub fn read_secret(what: &'static str, path: &Path) -> Result<Zeroizing<String>, ConfigError> {
+    let text = std::fs::read_to_string(path)
+        .map(Zeroizing::new)
+        .map_err(|error| ConfigError::Unreadable { what, path: path.into(), error })?;
+    match text.lines().next().map(str::trim_end) {
+        Some(line) if !line.is_empty() => Ok(Zeroizing::new(line.to_owned())),
+        _ => Err(ConfigError::EmptySecret { what, path: path.into() }),
+    }
+}
+
+/// A file that the user names must exist; the default one need not.
+fn read_config(path: Option<&Path>) -> Result<LaunchOptions, ConfigError> {
+    let named = path.is_some();
+    let path = path.unwrap_or(Path::new(DEFAULT_CONFIG));
+    let text = match std::fs::read_to_string(path) {
+        Ok(text) => text,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound && !named => String::new(),
+        Err(error) => {
+            let what = "configuration file";
+            return Err(ConfigError::Unreadable { what, path: path.into(), error });
+        }
+    };
+    toml::from_str(&text)
+        .map_err(|error| ConfigError::Malformed { path: path.into(), error: Box::new(error) })
+}
+
+/// The daemon leaves the working directory that a relative path means.
+fn absolute(path: &Path) -> PathBuf {
+    std::path::absolute(path).unwrap_or_else(|_| path.into())
+}
+
+fn parse_cipher(text: &str) -> Result<Cipher, String> {
+    CIPHERS
+        .into_iter()
+        .find(|cipher| cipher.name() == text)
+        .ok_or_else(|| format!("must be {} or {}", CIPHERS[0], CIPHERS[1]))
+}
+
+fn preference(first: Option<Cipher>) -> Vec<Cipher> {
+    let mut ciphers = CIPHERS.to_vec();
+    ciphers.sort_by_key(|cipher| Some(*cipher) != first);
+    ciphers
+}
+
+fn host_name() -> String {
+    rustix::system::uname().nodename().to_string_lossy().into_owned()
+}
+
+const CIPHERS: [Cipher; 2] = [Cipher::Aes256Gcm, Cipher::ChaCha20Poly1305];
+/// Addresses of containers, where nobody says otherwise.
+pub const DEFAULT_RANGE: Ipv4Net = Ipv4Net::new_assert(std::net::Ipv4Addr::new(10, 32, 0, 0), 12);
+const LINK_PORT: u16 = 6783;
+const DATA_PORT: u16 = 6784;
+/// Three quarters of an SA's hour.
+const REKEY_S: u64 = 2_700;
+const RANGE_PREFIX_MAX: u8 = 29;
+/// IPv6 needs 1280 inside (RFC 8200 section 5).
+const MTU_MIN: u16 = 1_280;
+const MTU_MAX: u16 = 65_000;
+const BUSY_POLL_MAX_US: i64 = weft_engine::BUSY_POLL_MAX.as_micros() as i64;
+/// The most threads that the vector engine can have.
+pub const WORKERS_MAX: i64 = weft_engine::WORKERS_MAX as i64;
+const HELPERS_MAX: i64 = weft_engine::HELPERS_MAX as i64;
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use std::io::Write;
+
+    use super::*;
+
+    fn settings(options: LaunchOptions, file: &str) -> Result<Settings, ConfigError> {
+        let mut config = tempfile::NamedTempFile::new().unwrap();
+        config.write_all(file.as_bytes()).unwrap();
+        options.settings(Some(config.path()), Path::new("/run/weft"))
+    }
+
+    #[test]
+    fn defaults_are_the_documented_ones() {
+        let settings = settings(LaunchOptions::default(), "").unwrap();
+        assert_eq!((settings.port, settings.data_port), (6783, 6784));
+        assert_eq!(settings.range.to_string(), "10.32.0.0/12");
+        assert_eq!(settings.ciphers[0], Cipher::Aes256Gcm);
+        assert_eq!(settings.rekey_after, Duration::from_secs(2700));
+        assert!(settings.discovery && settings.offloads && !settings.copy_dscp);
+        assert!(!settings.pin_workers);
+    }
+
+    #[test]
+    fn a_flag_wins_over_the_file_and_the_file_over_the_default() {
+        let options = LaunchOptions { port: Some(7000), ..Default::default() };
+        let file = "port = 8000\ndata-port = 8001\nhosts = [\"a\", \"b:1\"]\ncipher = \"chacha20-poly1305\"\ncopy-dscp = true\npin-workers = true\n";
+        let settings = settings(options, file).unwrap();
+        assert!(settings.copy_dscp && settings.pin_workers);
+        assert_eq!((settings.port, settings.data_port), (7000, 8001));
+        assert_eq!(settings.hosts, ["a", "b:1"]);
+        assert_eq!(settings.ciphers[0], Cipher::ChaCha20Poly1305);
+    }
+
+    #[test]
+    fn wrong_configuration_is_named() {
+        let message = |options, file| settings(options, file).err().unwrap().to_string();
+        assert!(message(LaunchOptions::default(), "prot = 1").contains("prot"));
+        let tiny = LaunchOptions {
+            ipalloc_range: Some("10.0.0.0/30".parse().unwrap()),
+            ..Default::default()
+        };
+        assert!(message(tiny, "").contains("10.0.0.0/30 is too small"));
+        let equal = LaunchOptions { port: Some(1), data_port: Some(1), ..Default::default() };
+        assert!(message(equal, "").contains("both 1"));
+        assert!(message(LaunchOptions::default(), "workers = 0").contains("1 to 32"));
+        assert!(message(LaunchOptions::default(), "helpers = 8").contains("0 to 7"));
+        assert!(message(LaunchOptions::default(), "busy-poll = 10001").contains("at most 10000"));
+        let missing =
+            LaunchOptions { password_file: Some("/nonexistent".into()), ..Default::default() };
+        assert!(message(missing, "").contains("/nonexistent"));
+        let empty = tempfile::NamedTempFile::new().unwrap();
+        let empty =
+            LaunchOptions { password_file: Some(empty.path().into()), ..Default::default() };
+        assert!(message(empty, "").contains("is empty"));
+    }
+}

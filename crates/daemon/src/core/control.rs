@@ -1,0 +1,633 @@
+//! The control loop: every input is handled to its end before the next, so that what the mesh, the
+//! paths, the engine and the kernel are told never crosses.
+//!
+//! Order within one round: the mesh's outputs (what must be durable is written before anything that
+//! follows from it, or that waits), then commands for the engine, then messages for peers.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use ipnet::IpNet;
+use serde::{Deserialize, Serialize};
+use tokio::sync::{mpsc, oneshot, watch};
+use weft_api::{ApiError, Attachment, ErrorKind, Workers};
+use weft_crypto::{PeerId, SessionKey};
+use weft_kernel::engine::local_address;
+use weft_link::Links;
+use weft_mesh::{AddressError, Mesh, Output};
+use weft_path::{Endpoint, EngineCommand, EngineEvent, EngineKind, Mac, PathState, Paths, Vni};
+
+use super::engines::Engines;
+use super::events::Events;
+use super::unheard::Unheard;
+use crate::config::{ConfigError, Settings};
+use crate::http::requests::Targets;
+use crate::upkeep::origin::Notes;
+use crate::upkeep::store::Store;
+
+/// The network that containers are on: one per mesh today.
+pub(crate) const VNI: Vni = Vni(1);
+
+/// The pause between two looks at the addresses that links go between, in milliseconds.
+const ADDRESSES_LOOK_MS: u64 = 2_000;
+
+/// What travels over a link once it is up.
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum ControlMessage {
+    Mesh(weft_mesh::Message),
+    Path(weft_path::Message),
+}
+
+/// What attachments and the API ask of the control loop.
+pub(crate) enum Request {
+    /// Addresses for a container: an explicit one, or the next free.
+    Addresses {
+        owner: String,
+        explicit: Option<IpNet>,
+        reply: oneshot::Sender<Result<Vec<IpNet>, AddressError>>,
+    },
+    /// Gives a container's addresses back: these, or all.
+    Release { owner: String, addresses: Option<Vec<IpNet>> },
+    /// A container is plugged in: tell the others.
+    Announce { attachment: Box<Attachment> },
+    /// A container is gone: tell the others.
+    Withdraw { mac: weft_mesh::Mac },
+    /// The user named other targets.
+    TargetsChanged,
+    /// Hosts of this name, address or key that are gone are to be forgotten: which were, and whether a linked one is
+    /// meant too.
+    Forget { text: String, reply: oneshot::Sender<(Vec<PeerId>, bool)> },
+    /// After a start: addresses of all other owners come back.
+    KeepOnly { owners: BTreeSet<String> },
+    /// The host's link carries packets of this size now, in bytes.
+    LinkMtu { link_mtu: u16 },
+    /// The vector engine is to have so many workers; `None`: says how many it has.
+    Workers { wanted: Option<usize>, reply: oneshot::Sender<Result<Workers, ApiError>> },
+    /// A picture of everything, for status.
+    Snapshot { reply: oneshot::Sender<Snapshot> },
+    /// What the engines have counted, for rates.
+    Traffic { reply: oneshot::Sender<Readings> },
+}
+
+/// What rates are made of.
+pub(crate) struct Readings {
+    pub(crate) counters: weft_engine::Counters,
+    /// Workers of the vector engine now.
+    pub(crate) workers: usize,
+    pub(crate) kernel: Vec<(PeerId, weft_kernel::engine::PeerTraffic)>,
+    /// Which engine carries a peer's frames.
+    pub(crate) engines: BTreeMap<PeerId, EngineKind>,
+}
+
+/// What status is made of.
+pub(crate) struct Snapshot {
+    pub(crate) peers: Vec<weft_mesh::PeerStatus>,
+    pub(crate) ipam: weft_mesh::IpamStatus,
+    pub(crate) paths: Vec<weft_path::PathStatus>,
+    /// Where peers have dialled, if the routing table would send from another address.
+    pub(crate) sources: BTreeMap<PeerId, IpAddr>,
+    pub(crate) counters: weft_engine::Counters,
+    /// Workers of the vector engine now.
+    pub(crate) workers: usize,
+    pub(crate) kernel: weft_kernel::engine::KernelCounters,
+    pub(crate) support: weft_kernel::engine::Support,
+    pub(crate) lost: Vec<LostLink>,
+}
+
+/// Who waits for an address.
+pub(crate) struct Waiting {
+    owner: String,
+    reply: oneshot::Sender<Result<Vec<IpNet>, AddressError>>,
+}
+
+/// A link that ended, and why.
+#[derive(Clone)]
+pub(crate) struct LostLink {
+    pub(crate) peer: PeerId,
+    pub(crate) nickname: String,
+    pub(crate) remote: SocketAddr,
+    pub(crate) reason: String,
+    pub(crate) since: Instant,
+}
+
+/// The control loop's state.
+pub(crate) struct Control {
+    pub(crate) store: Store,
+    pub(crate) notes: Notes,
+    pub(crate) links: Links,
+    pub(crate) mesh: Mesh,
+    pub(crate) paths: Paths,
+    pub(crate) engines: Engines,
+    pub(crate) settings: Settings,
+    pub(crate) waiting: BTreeMap<weft_mesh::Ticket, Waiting>,
+    pub(crate) local: PeerId,
+    /// Whom the user named.
+    pub(crate) targets: Arc<Targets>,
+    /// What the mesh was told of them.
+    pub(crate) told_targets: Vec<weft_mesh::Target>,
+    /// Links that are up: nickname and address.
+    pub(crate) seen: BTreeMap<PeerId, (String, SocketAddr)>,
+    /// Where a peer has dialled, if the routing table would send from another address.
+    pub(crate) sources: BTreeMap<PeerId, IpAddr>,
+    /// Links that ended, until they are up again.
+    pub(crate) lost: BTreeMap<PeerId, LostLink>,
+    pub(crate) unheard: Unheard,
+}
+
+impl Control {
+    /// Runs until `stop` fires or an input queue ends.
+    pub(crate) async fn run(
+        mut self,
+        mut links: weft_link::Events,
+        mut events: Events,
+        mut requests: mpsc::Receiver<Request>,
+        mut stop: watch::Receiver<bool>,
+    ) {
+        self.tell_targets();
+        let mut look = tokio::time::interval(Duration::from_millis(ADDRESSES_LOOK_MS));
+        look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        loop {
+            self.settle().await;
+            let timer = self.next_timeout();
+            tokio::select! {
+                () = stopped(&mut stop) => break,
+                event = links.recv() => match event {
+                    Some(event) => {
+                        self.handle_link(event).await;
+                        self.tell_targets();
+                    }
+                    None => break,
+                },
+                Some(event) = events.recv() => self.handle_engine(event),
+                Some(request) = requests.recv() => self.handle_request(request),
+                () = self.engines.support_changed() => self.offer_again(),
+                _ = look.tick() => self.look_at_addresses().await,
+                () = sleep_until(timer) => self.handle_timeout(),
+            }
+        }
+        self.links.shutdown().await;
+        self.engines.kernel().stop().await;
+    }
+}
+
+impl Control {
+    async fn handle_link(&mut self, event: weft_link::Event) {
+        let now = Instant::now();
+        match event {
+            weft_link::Event::Up { peer, session, remote, direction, renewal: true, .. } => {
+                self.path_link_up(peer, session, (remote, direction), true).await;
+            }
+            weft_link::Event::Up { peer, nickname, remote, direction, session, hello, .. } => {
+                let hello = match serde_json::from_value(hello) {
+                    Ok(hello) => hello,
+                    Err(error) => {
+                        let reason = format!("its greeting is not understood ({error})");
+                        self.links.close(peer, &reason);
+                        return;
+                    }
+                };
+                self.seen.insert(peer, (nickname.clone(), remote));
+                if let Err(refusal) = self.mesh.handle_link_up(now, peer, hello, remote) {
+                    tracing::warn!(%peer, nickname, %refusal, "peer refused");
+                    self.lost(peer, &refusal.to_string());
+                    self.links.close(peer, &refusal.to_string());
+                    return;
+                }
+                self.lost.remove(&peer);
+                self.path_link_up(peer, session, (remote, direction), false).await;
+            }
+            weft_link::Event::Message { peer, bytes, .. } => self.handle_message(now, peer, &bytes),
+            weft_link::Event::Down { peer, reason } => {
+                self.lost(peer, &reason);
+                self.mesh.handle_link_down(now, peer);
+                self.paths.handle_link_down(now, peer);
+            }
+            weft_link::Event::SameIdentity { reason } => {
+                self.mesh.handle_same_identity(now, &reason);
+            }
+            weft_link::Event::SecretLearned { secret } => self.keep_secret(&secret),
+            // Logged where they were found.
+            weft_link::Event::Refused { .. } | weft_link::Event::TargetChanged { .. } => {}
+        }
+    }
+
+    fn handle_engine(&mut self, event: EngineEvent) {
+        let seen = &self.seen;
+        if let Some(peer) = self.unheard.handle(&event, |peer| seen.contains_key(peer)) {
+            let nickname = seen.get(&peer).map(|(nickname, _)| nickname.as_str());
+            tracing::warn!(
+                %peer,
+                nickname,
+                "a firewall of this host drops what the kernel has opened of a peer's packets; \
+                 `weft doctor` names the rule that lets them pass"
+            );
+        }
+        self.paths.handle_event(Instant::now(), event);
+    }
+
+    async fn path_link_up(
+        &mut self,
+        peer: PeerId,
+        session: SessionKey,
+        (remote, direction): (SocketAddr, weft_link::Direction),
+        renewal: bool,
+    ) {
+        let remote = remote.ip().to_canonical();
+        let (local, source) = self.own_address(peer, remote, renewal);
+        self.set_source(peer, source).await;
+        let dialled = direction == weft_link::Direction::Outbound;
+        self.paths.handle_link_up(Instant::now(), peer, session, local, remote, dialled);
+    }
+
+    /// Links outlive a change of address at either end; kernel paths are bound to both.
+    async fn look_at_addresses(&mut self) {
+        let now = Instant::now();
+        for (peer, remote) in self.links.remotes() {
+            let address = remote.ip().to_canonical();
+            let (local, source) = self.own_address(peer, address, true);
+            // Without a route for a moment, the old one is as good.
+            if local.is_some() {
+                self.set_source(peer, source).await;
+                self.paths.handle_addresses(now, peer, local, address);
+            }
+            self.mesh.handle_remote(now, peer, remote);
+            if let Some((_, seen)) = self.seen.get_mut(&peer) {
+                *seen = remote;
+            }
+        }
+    }
+
+    /// This host's address on the link with a peer, and that address once more where the peer has dialled another
+    /// one than the routing table would send from. A link that goes on may have been renewed by this host.
+    fn own_address(
+        &self,
+        peer: PeerId,
+        remote: IpAddr,
+        goes_on: bool,
+    ) -> (Option<IpAddr>, Option<IpAddr>) {
+        let routed = local_address(remote, self.settings.host);
+        let before = self.sources.get(&peer).copied().filter(|_| goes_on);
+        let dialled = self.links.local_of(peer).or(before);
+        let dialled = dialled.filter(|dialled| Some(*dialled) != routed && is_here(*dialled));
+        (dialled.or(routed), dialled)
+    }
+
+    async fn set_source(&mut self, peer: PeerId, source: Option<IpAddr>) {
+        let before = match source {
+            Some(source) => self.sources.insert(peer, source),
+            None => self.sources.remove(&peer),
+        };
+        if before != source {
+            tracing::info!(%peer, ?source, "the address that the peer's data is sent from");
+            self.engines.command(EngineCommand::SetSource { peer, source }).await;
+        }
+    }
+
+    fn handle_message(&mut self, now: Instant, peer: PeerId, bytes: &[u8]) {
+        let problem = match serde_json::from_slice(bytes) {
+            Ok(ControlMessage::Mesh(message)) => {
+                self.mesh.handle_message(now, peer, message).err().map(|error| error.to_string())
+            }
+            Ok(ControlMessage::Path(message)) => {
+                self.paths.handle_message(now, peer, message).err().map(|error| error.to_string())
+            }
+            Err(error) => Some(error.to_string()),
+        };
+        if let Some(problem) = problem {
+            tracing::debug!(%peer, problem, "message ignored");
+        }
+    }
+
+    fn handle_request(&mut self, request: Request) {
+        let now = Instant::now();
+        match request {
+            Request::Addresses { owner, explicit, reply } => {
+                let ticket = match explicit {
+                    Some(address) => self.mesh.claim(now, &owner, address),
+                    None => self.mesh.allocate(now, &owner),
+                };
+                self.waiting.insert(ticket, Waiting { owner, reply });
+            }
+            Request::Release { owner, addresses: None } => {
+                self.mesh.release(now, &owner);
+            }
+            Request::Release { owner, addresses: Some(addresses) } => {
+                self.mesh.release_some(now, &owner, &addresses);
+            }
+            Request::TargetsChanged => self.tell_targets(),
+            Request::Forget { text, reply } => {
+                let _ = reply.send(self.forget(&text));
+            }
+            Request::LinkMtu { link_mtu } => self.paths.handle_link_mtu(now, link_mtu),
+            Request::KeepOnly { owners } => {
+                let held = self.mesh.allocations().into_iter().map(|held| held.owner);
+                let gone: BTreeSet<String> = held.filter(|owner| !owners.contains(owner)).collect();
+                for owner in gone {
+                    self.mesh.release(now, &owner);
+                }
+            }
+            Request::Announce { attachment } => self.announce(&attachment),
+            Request::Withdraw { mac } => self.mesh.remove_local_endpoint(mac),
+            Request::Workers { wanted, reply } => {
+                let _ = reply.send(self.workers(wanted));
+            }
+            Request::Traffic { reply } => {
+                let active = |path: &weft_path::PathStatus| {
+                    let engine = path.engine.filter(|_| path.state == PathState::Active);
+                    engine.map(|engine| (path.peer, engine))
+                };
+                let engine = self.engines.kernel().clone();
+                let readings = Readings {
+                    kernel: Vec::new(),
+                    engines: self.paths.status(now).iter().filter_map(active).collect(),
+                    counters: self.engines.vector().counters(),
+                    workers: self.engines.vector().workers(),
+                };
+                // Nothing else waits for what the kernel takes its time to count.
+                tokio::spawn(async move {
+                    let _ = reply.send(Readings { kernel: engine.traffic().await, ..readings });
+                });
+            }
+            Request::Snapshot { reply } => {
+                let engine = self.engines.kernel().clone();
+                let snapshot = Snapshot {
+                    peers: self.mesh.peers(),
+                    ipam: self.mesh.ipam(),
+                    paths: self.paths.status(now),
+                    sources: self.sources.clone(),
+                    counters: self.engines.vector().counters(),
+                    workers: self.engines.vector().workers(),
+                    kernel: weft_kernel::engine::KernelCounters::default(),
+                    support: self.engines.kernel().support().borrow().clone(),
+                    lost: self.lost.values().cloned().collect(),
+                };
+                tokio::spawn(async move {
+                    let _ = reply.send(Snapshot { kernel: engine.counters().await, ..snapshot });
+                });
+            }
+        }
+    }
+
+    fn handle_timeout(&mut self) {
+        let now = Instant::now();
+        self.mesh.handle_timeout(now);
+        self.paths.handle_timeout(now);
+    }
+
+    fn next_timeout(&self) -> Option<Instant> {
+        [self.mesh.poll_timeout(), self.paths.poll_timeout()].into_iter().flatten().min()
+    }
+
+    /// Tells the mesh whom the user named and who answered there, when that has changed.
+    fn tell_targets(&mut self) {
+        let links = self.links.status();
+        let answered = |name: &str| {
+            let link = links.iter().find(|link| link.address == name)?;
+            match link.reason.as_deref() {
+                Some(weft_link::REASON_ITSELF) => Some(self.local),
+                _ => link.peer,
+            }
+        };
+        let named = self.targets.list().into_iter();
+        let told: Vec<_> = named
+            .map(|target| {
+                let name = target.to_string();
+                weft_mesh::Target { peer: answered(&target.address()), name }
+            })
+            .collect();
+        if told != self.told_targets {
+            self.told_targets.clone_from(&told);
+            self.mesh.handle_targets(Instant::now(), told);
+        }
+    }
+
+    /// Notes why a link ended, for status; the first reason stands until the next link is up.
+    fn lost(&mut self, peer: PeerId, reason: &str) {
+        let Some((nickname, remote)) = self.seen.remove(&peer) else { return };
+        if self.lost.len() >= LOST_LINKS_MAX
+            && let Some(oldest) = self.lost.iter().min_by_key(|(_, lost)| lost.since)
+        {
+            let oldest = *oldest.0;
+            self.lost.remove(&oldest);
+        }
+        let lost =
+            LostLink { peer, nickname, remote, reason: reason.into(), since: Instant::now() };
+        self.lost.insert(peer, lost);
+    }
+
+    /// Forgets the hosts of this name, address or key that are not linked; gives their ids, and whether a linked one
+    /// is meant too.
+    fn forget(&mut self, text: &str) -> (Vec<PeerId>, bool) {
+        let target = text.parse::<weft_link::Target>().ok();
+        let key = text.parse::<weft_link::KeyHash>().ok();
+        let is_at = |target: &weft_link::Target, peer: &weft_mesh::PeerStatus| {
+            let here = |at: &SocketAddr| {
+                (at.ip().to_string(), at.port()) == (target.host.clone(), target.port)
+            };
+            peer.addresses.iter().any(here)
+                && target.key_hash.as_ref().is_none_or(|key| key.matches(peer.peer))
+        };
+        let meant = |peer: &weft_mesh::PeerStatus| {
+            peer.nickname == text
+                || key.as_ref().is_some_and(|key| key.matches(peer.peer))
+                || target.as_ref().is_some_and(|target| is_at(target, peer))
+        };
+        let meant: Vec<_> =
+            self.mesh.peers().into_iter().filter(|peer| !peer.local && meant(peer)).collect();
+        let linked = meant.iter().any(|peer| peer.linked);
+        let gone: Vec<PeerId> = meant.into_iter().map(|peer| peer.peer).collect();
+        let gone: Vec<PeerId> =
+            gone.into_iter().filter(|peer| self.mesh.forget_member(*peer)).collect();
+        gone.iter().for_each(|peer| drop(self.lost.remove(peer)));
+        (gone, linked)
+    }
+
+    /// Carries out all that the last input led to.
+    async fn settle(&mut self) {
+        loop {
+            if let Some(output) = self.mesh.poll_output() {
+                self.carry_out(output).await;
+            } else if let Some(command) = self.paths.poll_command() {
+                self.engines.command(command).await;
+            } else if let Some((peer, message)) = self.paths.poll_message() {
+                self.engines.flush().await;
+                self.send(peer, &ControlMessage::Path(message));
+            } else if let Some(change) = self.paths.poll_change() {
+                tracing::info!(
+                    peer = %change.peer,
+                    from = change.from.name(),
+                    to = change.to.name(),
+                    reason = change.reason.map(|reason| reason.to_string()),
+                    "path"
+                );
+            } else {
+                break;
+            }
+        }
+        self.engines.flush().await;
+    }
+
+    /// The kernel can do more or less than before.
+    /// Changes how many workers the vector engine has, where that is wanted. Peers are offered a lane
+    /// for each worker more, and keep the lanes of those that are gone, which the others serve: taking
+    /// a lane back would cost what is on its way.
+    fn workers(&mut self, wanted: Option<usize>) -> Result<Workers, ApiError> {
+        if let Some(wanted) = wanted {
+            if !(1..=weft_engine::WORKERS_MAX).contains(&wanted) {
+                return Err(ApiError::new(ErrorKind::BadRequest, ConfigError::Workers(wanted)));
+            }
+            let before = self.engines.vector().workers();
+            let result = self.engines.vector().set_workers(wanted);
+            let now = self.engines.vector().workers();
+            tracing::info!(before, now, "workers of the vector engine");
+            self.settings.workers = self.settings.workers.max(now);
+            self.offer_again();
+            result.map_err(|error| {
+                let text = format!("{error}; the vector engine has {now} workers now, of {wanted}");
+                ApiError::new(ErrorKind::Internal, text)
+            })?;
+        }
+        Ok(Workers {
+            workers: self.engines.vector().workers(),
+            workers_max: weft_engine::WORKERS_MAX,
+            workers_default: weft_engine::default_workers(),
+            lanes: self.settings.workers,
+        })
+    }
+
+    fn offer_again(&mut self) {
+        let offers = self.engines.offers(&self.settings);
+        self.paths.handle_engines(Instant::now(), offers.engines, offers.missing);
+    }
+}
+
+impl Control {
+    async fn carry_out(&mut self, output: Output) {
+        match output {
+            Output::Persist(state) => self.persist(&state),
+            Output::Send { peer, message } => self.send(peer, &ControlMessage::Mesh(message)),
+            Output::Dial { peer, addresses } => {
+                self.links.connect_peer(peer, &addresses);
+            }
+            Output::Endpoints { add, remove } => self.set_endpoints(add, &remove).await,
+            Output::Refuse { peer, reason } => {
+                tracing::warn!(%peer, %reason, "peer refused");
+                self.lost(peer, &reason.to_string());
+                self.links.close(peer, &reason.to_string());
+                self.paths.handle_link_down(Instant::now(), peer);
+            }
+            Output::Answer { ticket, result } => {
+                if let Some(Waiting { owner, reply }) = self.waiting.remove(&ticket) {
+                    // Nobody waits any more: the attach was given up, and its address comes back.
+                    if let Err(Ok(given)) = reply.send(result) {
+                        self.mesh.release_some(Instant::now(), &owner, &given);
+                    }
+                }
+            }
+            Output::Changed(change) => {
+                if let weft_mesh::Change::MemberForgotten { peer } = &change {
+                    self.paths.handle_peer_gone(Instant::now(), *peer);
+                    self.sources.remove(peer);
+                    self.links.forget_peer(*peer);
+                }
+                if let weft_mesh::Change::StateDoubted { why } = &change {
+                    tracing::warn!(why, "no address is given at present");
+                }
+                tracing::info!(change = %serde_json::to_string(&change).unwrap_or_default(), "mesh");
+            }
+        }
+    }
+
+    /// What is not durable is not acted on: the mesh keeps back what would follow from it.
+    fn persist(&mut self, state: &weft_mesh::State) {
+        let saved = self.store.save(MESH_FILE, state).map_err(|error| error.to_string());
+        match (&saved, self.mesh.save_failure()) {
+            (Err(error), None) => {
+                tracing::error!(
+                    error,
+                    "state cannot be saved; what would have to be kept is refused"
+                );
+            }
+            (Ok(()), Some(_)) => tracing::info!("state is saved again"),
+            _ => {}
+        }
+        if saved.is_ok() {
+            self.notes.saved(self.mesh.unsure().is_none().then(|| state.generation()));
+        }
+        self.mesh.handle_saved(Instant::now(), saved);
+    }
+
+    fn keep_secret(&mut self, secret: &weft_link::Secret) {
+        match self.store.save_secret_or_later(secret.expose()) {
+            Ok(()) => tracing::info!("admitted; the network's secret is kept for the next start"),
+            Err(error) => tracing::error!(
+                %error,
+                "admitted, but the network's secret cannot be saved; it is tried again"
+            ),
+        }
+    }
+
+    fn announce(&mut self, attachment: &Attachment) {
+        let Ok(mac) = attachment.mac.parse() else { return };
+        let info = weft_mesh::EndpointInfo {
+            container: attachment.id.clone(),
+            name: attachment.name.clone(),
+            mac,
+            addresses: attachment.addresses.clone(),
+        };
+        if let Err(error) = self.mesh.set_local_endpoint(info) {
+            tracing::error!(container = attachment.name, %error, "endpoint not announced");
+        }
+    }
+
+    async fn set_endpoints(
+        &mut self,
+        add: Vec<(weft_mesh::EndpointInfo, PeerId)>,
+        remove: &[(weft_mesh::Mac, PeerId)],
+    ) {
+        let remove: Vec<Mac> = remove.iter().map(|(mac, _)| Mac(mac.0)).collect();
+        let add: Vec<(Endpoint, PeerId)> = add
+            .into_iter()
+            .map(|(info, peer)| {
+                let addresses = info.addresses.iter().map(IpNet::addr).collect();
+                (Endpoint { mac: Mac(info.mac.0), addresses }, peer)
+            })
+            .collect();
+        self.engines.command(EngineCommand::SetEndpoints { vni: VNI, add, remove }).await;
+    }
+
+    fn send(&self, peer: PeerId, message: &ControlMessage) {
+        match serde_json::to_vec(message) {
+            Ok(bytes) => {
+                // A link that went down meanwhile reports itself, and all is said again on the next.
+                let _ = self.links.send(peer, bytes);
+            }
+            Err(error) => tracing::error!(%error, "a message cannot be written"),
+        }
+    }
+}
+
+/// Whether this host has the address still.
+fn is_here(address: IpAddr) -> bool {
+    UdpSocket::bind((address, 0)).is_ok()
+}
+
+/// Waits for the order to stop, or for the end of those who could give it.
+async fn stopped(stop: &mut watch::Receiver<bool>) {
+    let _ = stop.wait_for(|stopped| *stopped).await;
+}
+
+pub(crate) async fn sleep_until(moment: Option<Instant>) {
+    match moment {
+        Some(moment) => tokio::time::sleep_until(moment.into()).await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Ended links that are remembered for status.
+const LOST_LINKS_MAX: usize = 64;
+/// Ranges, members and addresses given out, as the mesh wants them kept.
+pub(crate) const MESH_FILE: &str = "mesh.json";

@@ -1,0 +1,297 @@
+//! The API's requests, answered from links, control loop and attachments.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::SystemTime;
+
+use tokio::sync::{mpsc, oneshot, watch};
+use weft_api::{
+    ApiError, ConnectRequest, DetachRequest, Detached, ErrorKind, ForgetRequest, Invitation, Ipam,
+    Report, Traffic, Workers,
+};
+use weft_crypto::PeerId;
+use weft_kernel::Kernel;
+use weft_link::{KeyHash, LinkState, Links, Target};
+
+use super::views;
+use crate::config::Settings;
+use crate::core::control::{Request, Snapshot};
+use crate::core::events::Lost;
+use crate::services::attach::attachments::Attachments;
+use crate::timestamp;
+use crate::upkeep::firewall::Firewall;
+use crate::upkeep::mtu::narrow_link;
+use crate::upkeep::store::Store;
+use crate::upkeep::warnings::Warnings;
+
+/// Targets of the last start and of `weft connect`.
+pub(crate) const TARGETS_FILE: &str = "targets.json";
+
+/// What the switch had for the vector engine while the queue of its TAP device was full.
+const TAP_QUEUE_FULL: &str = "tap_queue_full";
+
+/// The hosts that the user named, at launch and by `weft connect`.
+#[derive(Default)]
+pub(crate) struct Targets(Mutex<Vec<Target>>);
+
+impl Targets {
+    pub(crate) fn new(targets: Vec<Target>) -> Self {
+        Self(Mutex::new(targets))
+    }
+
+    pub(crate) fn list(&self) -> Vec<Target> {
+        self.change(|targets| targets.clone())
+    }
+
+    fn change<T>(&self, change: impl FnOnce(&mut Vec<Target>) -> T) -> T {
+        change(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+/// What the API can reach.
+pub(crate) struct Daemon {
+    pub(crate) settings: Settings,
+    pub(crate) local: PeerId,
+    pub(crate) mtu: u16,
+    /// What the host's link carries, bytes, as it was at the start.
+    pub(crate) link_mtu: u16,
+    /// Offloads by name, and whether the self-test found them working.
+    pub(crate) offloads: BTreeMap<String, bool>,
+    /// Events of the engines that the control loop could not take in time.
+    pub(crate) events_lost: Lost,
+    pub(crate) kernel: Kernel,
+    pub(crate) since: SystemTime,
+    pub(crate) links: Links,
+    pub(crate) targets: Arc<Targets>,
+    pub(crate) store: Store,
+    pub(crate) control: mpsc::Sender<Request>,
+    pub(crate) attachments: Arc<Attachments>,
+    /// What of this host's own rules is in the way.
+    pub(crate) firewall: Firewall,
+    pub(crate) stop: Arc<watch::Sender<bool>>,
+    /// What is wrong on this host.
+    pub(crate) warnings: Warnings,
+}
+
+impl Daemon {
+    /// What another host needs to join, with the address that this host has now.
+    pub(crate) async fn invitation(&self) -> Invitation {
+        let near = crate::start::near(&self.kernel).await;
+        let host = views::own_address(self.settings.host, &near)
+            .unwrap_or_else(|| self.settings.nickname.clone());
+        let host = match self.settings.port {
+            weft_link::DEFAULT_PORT => host,
+            port if host.contains(':') => format!("[{host}]:{port}"),
+            port => format!("{host}:{port}"),
+        };
+        let narrow_link =
+            narrow_link(self.link_mtu, self.settings.engine, self.settings.switch.kind());
+        if self.settings.password.is_some() {
+            let join = format!("weft launch --password-file FILE {host}");
+            return Invitation { join, token: None, token_lifetime_s: None, narrow_link };
+        }
+        let join = format!("weft launch {host}#{}", KeyHash::short(self.local));
+        let token = self.links.new_token().map(|token| token.expose_text().to_string());
+        let token_lifetime_s = token.is_some().then_some(weft_link::limits::TOKEN_LIFETIME_S);
+        Invitation { join, token, token_lifetime_s, narrow_link }
+    }
+
+    async fn snapshot(&self) -> Result<Snapshot, ApiError> {
+        let (reply, answer) = oneshot::channel();
+        let _ = self.control.send(Request::Snapshot { reply }).await;
+        answer.await.map_err(|_| ApiError::new(ErrorKind::Unavailable, "weft is stopping"))
+    }
+
+    pub(crate) async fn report(&self) -> Result<Report, ApiError> {
+        let snapshot = self.snapshot().await?;
+        let links = self.links.status();
+        let connections = views::connections(&links, &snapshot);
+        let attachments = self.attachments.list().await;
+        let status = views::status(self, &snapshot, &connections, &attachments);
+        let mut counters = views::counters(&snapshot);
+        counters.insert("events_lost".into(), self.events_lost.events());
+        counters.insert("probes_over_limit".into(), self.events_lost.probes());
+        Ok(Report {
+            status,
+            paths: views::paths(&links, &snapshot.paths),
+            peers: views::peers(&snapshot.peers, &connections),
+            targets: self.target_list(),
+            attachments,
+            counters,
+            kernel_counters: views::kernel_counters(&snapshot.kernel),
+            peer_counters: views::peer_counters(&snapshot.counters),
+            worker_counters: views::worker_counters(&snapshot.counters),
+            connections,
+        })
+    }
+
+    pub(crate) async fn traffic(&self) -> Result<Traffic, ApiError> {
+        let (containers, tap_queue_full) = self.attachments.traffic().await?;
+        let (reply, answer) = oneshot::channel();
+        let _ = self.control.send(Request::Traffic { reply }).await;
+        let readings =
+            answer.await.map_err(|_| ApiError::new(ErrorKind::Unavailable, "weft is stopping"))?;
+        let monotonic_ms = timestamp::monotonic_ms();
+        let mut traffic = views::traffic(&readings, containers, &self.links.status(), monotonic_ms);
+        traffic.drops.insert(TAP_QUEUE_FULL.into(), tap_queue_full);
+        Ok(traffic)
+    }
+
+    pub(crate) async fn ask_workers(&self, wanted: Option<usize>) -> Result<Workers, ApiError> {
+        let (reply, answer) = oneshot::channel();
+        let _ = self.control.send(Request::Workers { wanted, reply }).await;
+        answer.await.map_err(|_| ApiError::new(ErrorKind::Unavailable, "weft is stopping"))?
+    }
+
+    pub(crate) fn target_list(&self) -> Vec<weft_api::Target> {
+        let targets = self.targets.list().into_iter();
+        targets.map(|target| weft_api::Target { address: target.to_string() }).collect()
+    }
+
+    pub(crate) async fn ipam(&self) -> Result<Ipam, ApiError> {
+        Ok(views::ipam(&self.snapshot().await?.ipam))
+    }
+
+    pub(crate) async fn detach(&self, request: DetachRequest) -> Result<Detached, ApiError> {
+        self.attachments.detach(&request.container).await
+    }
+
+    /// Dials more hosts, or these alone. Returns all that are dialled.
+    pub(crate) async fn connect(
+        &self,
+        request: ConnectRequest,
+    ) -> Result<Vec<weft_api::Target>, ApiError> {
+        let wanted = parse_targets(&request.targets)?;
+        self.look_up(&wanted).await?;
+        let dropped = self.change_targets(&wanted, request.replace)?;
+        self.forget_all(&dropped);
+        let _ = self.control.send(Request::TargetsChanged).await;
+        Ok(self.target_list())
+    }
+
+    /// Dials hosts no more, and forgets those that are gone. Returns all that are dialled still.
+    pub(crate) async fn forget(
+        &self,
+        request: ForgetRequest,
+    ) -> Result<Vec<weft_api::Target>, ApiError> {
+        for text in &request.targets {
+            self.forget_one(text).await?;
+        }
+        let _ = self.control.send(Request::TargetsChanged).await;
+        Ok(self.target_list())
+    }
+
+    /// Ends the daemon.
+    pub(crate) fn stop(&self) {
+        self.stop.send_replace(true);
+    }
+
+    /// What cannot be saved is not begun.
+    fn save_targets(&self, targets: &[Target]) -> Result<(), ApiError> {
+        let texts: Vec<String> = targets.iter().map(ToString::to_string).collect();
+        self.store
+            .save(TARGETS_FILE, &texts)
+            .map_err(|error| ApiError::new(ErrorKind::Unavailable, error))
+    }
+
+    fn forget_all<'a>(&self, targets: impl IntoIterator<Item = &'a Target>) {
+        for target in targets {
+            self.links.forget(target);
+        }
+    }
+
+    /// Names more hosts, or these alone: all of it, or nothing. The hosts that are no targets any more.
+    fn change_targets(&self, wanted: &[Target], replace: bool) -> Result<Vec<Target>, ApiError> {
+        self.targets.change(|targets| {
+            let kept = |target: &&Target| !replace || wanted.contains(target);
+            let mut after: Vec<Target> = targets.iter().filter(kept).cloned().collect();
+            for target in wanted {
+                if !after.contains(target) {
+                    after.push(target.clone());
+                }
+            }
+            let new: Vec<&Target> = wanted.iter().filter(|it| !targets.contains(it)).collect();
+            let dialled = match wanted.iter().all(|target| self.links.connect(target.clone())) {
+                true => self.save_targets(&after),
+                false => {
+                    let text = "there are too many targets; forget some with weft forget HOST";
+                    Err(ApiError::new(ErrorKind::Unavailable, text))
+                }
+            };
+            if let Err(error) = dialled {
+                self.forget_all(new);
+                return Err(error);
+            }
+            let before = std::mem::replace(targets, after);
+            Ok(before.into_iter().filter(|target| !targets.contains(target)).collect())
+        })
+    }
+}
+
+impl Daemon {
+    /// Forgets hosts that are gone, and the target of this name. A target stays that meanwhile leads to another host,
+    /// as to a reinstalled one whose old self is forgotten.
+    async fn forget_one(&self, text: &str) -> Result<(), ApiError> {
+        let (reply, answer) = oneshot::channel();
+        let _ = self.control.send(Request::Forget { text: text.to_owned(), reply }).await;
+        let (gone, linked) =
+            answer.await.map_err(|_| ApiError::new(ErrorKind::Unavailable, "weft is stopping"))?;
+        let target = text.parse::<Target>();
+        let leads_elsewhere = |target: &Target| {
+            let lines = self.links.status();
+            let line = lines.iter().find(|line| line.address == target.address());
+            line.is_some_and(|line| {
+                line.state == LinkState::Established
+                    && line.peer.is_some_and(|peer| !gone.contains(&peer))
+            })
+        };
+        if let Ok(target) = &target
+            && (gone.is_empty() || !leads_elsewhere(target))
+        {
+            let same = |known: &Target| (&known.host, known.port) == (&target.host, target.port);
+            let found = self.targets.change(|targets| {
+                let Some(index) = targets.iter().position(same) else { return Ok(None) };
+                let mut after = targets.clone();
+                let found = after.remove(index);
+                self.save_targets(&after)?;
+                *targets = after;
+                Ok(Some(found))
+            })?;
+            if let Some(found) = found {
+                self.links.forget(&found);
+                return Ok(());
+            }
+        }
+        if !gone.is_empty() {
+            return Ok(());
+        }
+        if linked {
+            let text = format!(
+                "{text} is linked: weft forget is for targets, and for hosts that are gone"
+            );
+            return Err(ApiError::new(ErrorKind::Conflict, text));
+        }
+        let text = format!(
+            "{text} is no target and no host that is gone; weft status targets and weft status peers list them"
+        );
+        Err(ApiError::new(ErrorKind::NotFound, text))
+    }
+
+    /// A name that nobody can look up is a mistake, told at once.
+    async fn look_up(&self, targets: &[Target]) -> Result<(), ApiError> {
+        for target in targets {
+            self.links
+                .look_up(target)
+                .await
+                .map_err(|reason| ApiError::new(ErrorKind::NotFound, reason))?;
+        }
+        Ok(())
+    }
+}
+
+fn parse_targets(texts: &[String]) -> Result<Vec<Target>, ApiError> {
+    let parse = |text: &String| {
+        text.parse::<Target>().map_err(|error| ApiError::new(ErrorKind::BadRequest, error))
+    };
+    texts.iter().map(parse).collect()
+}

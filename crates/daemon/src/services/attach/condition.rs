@@ -1,0 +1,288 @@
+//! In which condition a container's interface is: what it has not got, what contradicts it, what others did
+//! to it.
+
+use serde::{Deserialize, Serialize};
+use weft_api::{ApiError, Attachment, ErrorKind};
+use weft_kernel::{
+    Attached, BROADCASTS_PER_S_MAX, DIRECT_LOCAL_NAME, KernelError, NoIpv6, OverlapKind, PortNotice,
+};
+
+use super::attachments::{Attachments, Saved, kernel_refusal, mac_of, spec_of};
+use super::mend::Judgement;
+use super::ports;
+use crate::start::TAP;
+
+/// The condition of one interface.
+#[derive(Clone, Default, Serialize, Deserialize)]
+pub(crate) struct Condition {
+    /// IPv6 is switched on where the container has it off.
+    #[serde(default)]
+    pub(crate) enable_ipv6: bool,
+    /// Why the container has none of its IPv6 addresses.
+    #[serde(default)]
+    no_ipv6: Option<String>,
+    /// Where the network and the container's own routes lead to the same addresses.
+    #[serde(default)]
+    overlaps: Vec<String>,
+    /// What somebody did to the interface, until it is mended.
+    #[serde(skip)]
+    damage: Option<String>,
+}
+
+impl Condition {
+    /// Of an interface that is plugged in anew.
+    pub(crate) fn wanted(enable_ipv6: bool, before: Option<&Self>) -> Self {
+        let enable_ipv6 = enable_ipv6 || before.is_some_and(|before| before.enable_ipv6);
+        Self { enable_ipv6, ..Self::default() }
+    }
+
+    /// It is damaged, and stays so for now.
+    pub(crate) fn cannot_be_mended(&mut self, damage: Option<&str>, error: &KernelError) {
+        let damage = damage.map_or_else(String::new, |damage| format!(" {damage};"));
+        self.damage = Some(format!("damaged:{damage} weft cannot mend it: {error}"));
+    }
+}
+
+impl Saved {
+    /// It is plugged in, and has got this.
+    pub(crate) fn note(&mut self, attached: Attached) {
+        let reason = attached.ipv6.err().map(|reason| match reason {
+            NoIpv6::Kernel => "no IPv6: the kernel has none",
+            NoIpv6::SwitchedOff => {
+                "no IPv6: it is switched off in the container (net.ipv6.conf.*.disable_ipv6); \
+                 weft attach --ipv6 switches it on for this interface"
+            }
+        });
+        if reason != self.condition.no_ipv6.as_deref() {
+            let container = &self.attachment.name;
+            tracing::info!(container, reason = reason.unwrap_or("none"), "a change of IPv6");
+        }
+        self.condition.no_ipv6 = reason.map(str::to_owned);
+        self.condition.damage = None;
+    }
+
+    /// As others see it: with the addresses that the container has.
+    pub(crate) fn shown(&self) -> Attachment {
+        let Condition { no_ipv6, overlaps, damage, .. } = &self.condition;
+        let mut shown = self.attachment.clone();
+        if no_ipv6.is_some() {
+            shown.addresses.retain(|address| address.addr().is_ipv4());
+        }
+        shown.notes = no_ipv6.iter().chain(overlaps).chain(damage).cloned().collect();
+        shown
+    }
+
+    /// Who takes a port out of the switch cuts its container off: that stays so, and is said.
+    fn note_cut_off(&mut self, notice: &PortNotice) {
+        let PortNotice::Device { name, has_master, .. } = notice else { return };
+        if *name != self.host_interface {
+            return;
+        }
+        let text = format!("cut off: {name} was taken out of the switch; weft attach puts it back");
+        let is_said = self.condition.damage.as_ref() == Some(&text);
+        if !has_master {
+            self.condition.damage = Some(text);
+        } else if is_said {
+            self.condition.damage = None;
+        }
+    }
+
+    /// What is wrong with a device of it, if something is.
+    fn wrong_with(&self, notice: &PortNotice) -> Option<String> {
+        let PortNotice::Device { name, mac, mtu, up, .. } = notice else { return None };
+        let is_inside = *name == self.attachment.interface;
+        if *name != self.host_interface && !is_inside && name != DIRECT_LOCAL_NAME {
+            let is_renamed = !ports::is_on_its_way(name);
+            return is_renamed.then(|| format!("its interface was renamed {name}"));
+        }
+        let what = if !up {
+            "is down"
+        } else if is_inside && *mac != mac_of(&self.attachment).0 {
+            "has another Ethernet address"
+        } else if *mtu != u32::from(self.attachment.mtu) {
+            "has another MTU"
+        } else {
+            return None;
+        };
+        Some(format!("{name} {what}"))
+    }
+}
+
+impl Attachments {
+    /// Refuses a container whose own routes would take the network away from it, and notes where the
+    /// network takes something away. One that is attached already stays so.
+    pub(crate) async fn look_at_routes(
+        &self,
+        saved: &mut Saved,
+        is_attached: bool,
+    ) -> Result<(), ApiError> {
+        let overlaps = self.kernel.overlaps(&spec_of(saved)).await.map_err(kernel_refusal)?;
+        let hidden = overlaps.iter().find(|overlap| overlap.kind == OverlapKind::Hidden);
+        if let Some(overlap) = hidden.filter(|_| !is_attached) {
+            let text =
+                format!("{overlap}: remove that route, or choose another range (--ipalloc-range)");
+            return Err(ApiError::new(ErrorKind::Conflict, text));
+        }
+        saved.condition.overlaps = overlaps.iter().map(ToString::to_string).collect();
+        for overlap in &saved.condition.overlaps {
+            tracing::warn!(container = saved.attachment.name, overlap, "two ways to one address");
+        }
+        Ok(())
+    }
+
+    /// What a notice says of the attachment that it is about.
+    pub(crate) async fn judge(&self, notice: &PortNotice) -> Option<Judgement> {
+        let mut inner = self.inner.lock().await;
+        let (id, of, damage) = match notice {
+            PortNotice::Device { id, name, .. } => {
+                let saved = inner.saved.get_mut(id)?;
+                saved.note_cut_off(notice);
+                (id.clone(), name.clone(), saved.wrong_with(notice))
+            }
+            PortNotice::Gone { id, name } => {
+                inner.saved.get(id).filter(|_| !ports::is_on_its_way(name))?;
+                (id.clone(), name.clone(), Some(format!("{name} is gone")))
+            }
+            PortNotice::AddressGone { address } => {
+                let has = |it: &&Saved| it.shown().addresses.iter().any(|it| it.addr() == *address);
+                let id = inner.saved.values().find(has)?.attachment.id.clone();
+                (id, address.to_string(), Some(format!("the address {address} is gone")))
+            }
+            _ => return None,
+        };
+        Some(Judgement { id, of, damage })
+    }
+
+    /// What `ps` is to say of damage that stays for a while.
+    pub(crate) async fn note_damage(&self, id: &str, damage: String) {
+        if let Some(saved) = self.inner.lock().await.saved.get_mut(id) {
+            saved.condition.damage = Some(damage);
+        }
+    }
+
+    /// Gives a container back what somebody took of its interface. False if there was nothing to do.
+    ///
+    /// # Errors
+    /// It cannot be done now; `ps` says why.
+    pub(crate) async fn mend(&self, id: &str, damage: &str) -> Result<bool, KernelError> {
+        let mut inner = self.inner.lock().await;
+        let Some(saved) = inner.saved.get_mut(id) else { return Ok(false) };
+        if !weft_container::is_alive(&saved.sandbox) {
+            return Ok(false);
+        }
+        let changes = self.kernel.changes();
+        let result = self.plug_in(saved).await;
+        let container = &saved.attachment.name;
+        if let Err(error) = &result {
+            tracing::warn!(container, damage, %error, "its interface cannot be mended");
+            saved.condition.cannot_be_mended(Some(damage), error);
+        } else if self.kernel.changes() != changes {
+            tracing::warn!(container, damage, "somebody changed its interface; it is as it was");
+            return Ok(true);
+        }
+        result.map(|()| false)
+    }
+
+    /// How many frames to groups each engine has dropped since they go round: the vector engine, and the
+    /// kernel engine.
+    pub(crate) fn gone_round(&self) -> [u64; 2] {
+        [self.ports.going_round().0, self.engine.groups().limited]
+    }
+
+    /// In words, where the frames come from of which the vector engine drops copies.
+    pub(crate) async fn going_round(&self) -> Option<String> {
+        let mac = self.ports.going_round().1?;
+        let inner = self.inner.lock().await;
+        let is_here = |it: &&Saved| mac_of(&it.attachment) == mac;
+        let name = inner.saved.values().find(is_here).map(|it| it.attachment.name.clone());
+        let from = name.map_or_else(|| mac.to_string(), |name| format!("{mac} (container {name})"));
+        Some(format!(
+            "loop: broadcasts from {from} come round again and again, since two containers reach each \
+             other outside of weft too, such as by bridges with weft0; copies are dropped"
+        ))
+    }
+
+    /// The same of those that the kernel engine keeps from peers, which does not know copies of a frame.
+    pub(crate) async fn too_many(&self) -> Option<String> {
+        let ports = self.engine.groups().ports;
+        if ports.is_empty() {
+            return None;
+        }
+        let inner = self.inner.lock().await;
+        let name = |port: &String| {
+            let mut saved = inner.saved.values();
+            let at = saved.find(|it| it.host_interface == *port);
+            at.map_or_else(|| port.clone(), |it| format!("container {}", it.attachment.name))
+        };
+        let from: Vec<String> = ports.iter().map(name).collect();
+        Some(format!(
+            "loop: broadcasts from {}, more than {BROADCASTS_PER_S_MAX} a second; they go round where two containers \
+             reach each other outside of weft too, such as by bridges with weft0; those to other hosts are dropped",
+            from.join(", ")
+        ))
+    }
+
+    /// The vector engine's device on the switch is gone: it gets a new one.
+    pub(crate) async fn renew_tap(&self) {
+        match self.kernel.restore_device_name(TAP).await {
+            Ok(true) => {}
+            Ok(false) => self.ports.renew_tap().await,
+            Err(error) => tracing::warn!(%error, "the vector engine's device is not renamed back"),
+        }
+        self.engine.repair().await;
+        self.shortcuts.plugged_in();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_wrong_with_an_interface_is_named() {
+        let attachment = r#"{"id":"netns:a","name":"a","interface":"weft0","mac":"02:00:00:00:00:07",
+            "addresses":["10.32.0.1/12","fd00::1/64"],"mtu":1388,"since":""}"#;
+        let sandbox = r#"{"id":"netns:a","name":"a","namespace":"/run/netns/a","kind":"netns",
+            "pid":null,"pid_start":null,"device":4,"inode":5}"#;
+        let text = format!(
+            r#"{{"sandbox":{sandbox},"attachment":{attachment},"host_interface":"weftv1","multicast_route":true}}"#
+        );
+        let mut saved: Saved = serde_json::from_str(&text).unwrap_or_else(|it| panic!("{it}"));
+        let notice = |name: &str, mac: u8, mtu, up, has_master| PortNotice::Device {
+            id: "netns:a".into(),
+            name: name.into(),
+            mac: vec![2, 0, 0, 0, 0, mac],
+            mtu,
+            up,
+            has_master,
+        };
+        let wrong = |notice| saved.wrong_with(&notice);
+        for right in [
+            notice("weft0", 7, 1388, true, false),
+            notice("weftv1", 9, 1388, true, true),
+            notice(DIRECT_LOCAL_NAME, 3, 1388, true, false),
+            notice("weftt1", 7, 1500, false, false),
+        ] {
+            assert_eq!(wrong(right.clone()), None, "{right:?}");
+        }
+        for (notice, said) in [
+            (notice("weft0", 7, 1388, false, false), "weft0 is down"),
+            (notice("weft0", 8, 1388, true, false), "weft0 has another Ethernet address"),
+            (notice("weft0", 7, 1500, true, false), "weft0 has another MTU"),
+            (notice("eth9", 7, 1388, true, false), "its interface was renamed eth9"),
+            (notice("weftv1", 9, 1388, false, true), "weftv1 is down"),
+        ] {
+            assert_eq!(wrong(notice).as_deref(), Some(said));
+        }
+        saved.note_cut_off(&notice("weftv1", 9, 1388, true, false));
+        assert!(saved.shown().notes.concat().contains("cut off: weftv1"));
+        saved.note_cut_off(&notice("weftv1", 9, 1388, true, true));
+        assert_eq!(saved.shown().notes.len(), 0);
+        saved.note(Attached { ipv6: Err(NoIpv6::Kernel) });
+        let shown: Vec<String> = saved.shown().addresses.iter().map(ToString::to_string).collect();
+        assert_eq!(shown, ["10.32.0.1/12"]);
+        assert_eq!(saved.shown().notes, ["no IPv6: the kernel has none"]);
+        saved.note(Attached { ipv6: Ok(()) });
+        assert_eq!((saved.shown().addresses.len(), saved.shown().notes.len()), (2, 0));
+    }
+}

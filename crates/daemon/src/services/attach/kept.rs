@@ -1,0 +1,291 @@
+//! Attachments whose container is not plugged in now: what has ended keeps its addresses for a while, what could
+//! not be plugged in is tried again.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
+
+use weft_container::{Sandbox, SandboxKind};
+
+use super::attachments::{Attachments, Inner, Saved, announce, spec_of};
+use crate::core::control::Request;
+use crate::timestamp;
+
+/// Plugged in.
+pub(crate) const ATTACHED: &str = "attached";
+/// The container runs and could not be plugged in.
+pub(crate) const FAILED: &str = "failed";
+/// The container has ended.
+pub(crate) const GONE: &str = "gone";
+
+/// How long the addresses of a container that has ended are kept for it, in hours.
+const KEPT_H: u64 = 24;
+/// Containers that have ended and are remembered; beyond that, the one that ended first is not.
+const KEPT_MAX: usize = 256;
+/// Pause between two looks for what is to be tried again, in milliseconds.
+const LOOK_MS: u64 = 1_000;
+/// First pause before a container is tried again, in milliseconds; doubles each time.
+const RETRY_FIRST_MS: u64 = 1_000;
+/// Longest such pause, in milliseconds.
+const RETRY_MAX_MS: u64 = 30_000;
+
+/// When attachments are tried again, by their keys.
+#[derive(Default)]
+pub(crate) struct Retries(BTreeMap<String, (Instant, Duration)>);
+
+impl Retries {
+    /// Whether it is time; if so, the next time is later.
+    fn is_due(&mut self, id: &str, now: Instant) -> bool {
+        let first = Duration::from_millis(RETRY_FIRST_MS);
+        let (at, pause) = self.0.entry(id.to_owned()).or_insert((now + first, first));
+        if *at > now {
+            return false;
+        }
+        *pause = (*pause * 2).min(Duration::from_millis(RETRY_MAX_MS));
+        *at = now + *pause;
+        true
+    }
+
+    pub(crate) fn forget(&mut self, id: &str) {
+        self.0.remove(id);
+    }
+}
+
+impl Saved {
+    pub(crate) fn is_attached(&self) -> bool {
+        self.attachment.state == ATTACHED
+    }
+
+    pub(crate) fn is_gone(&self) -> bool {
+        self.attachment.state == GONE
+    }
+
+    /// Whether its container may come back under the same key: a process does not.
+    pub(crate) fn may_come_back(&self) -> bool {
+        match self.sandbox.kind {
+            SandboxKind::Docker | SandboxKind::Netns => true,
+            SandboxKind::Pid => false,
+            SandboxKind::Path => !self.sandbox.namespace.starts_with("/proc"),
+        }
+    }
+
+    pub(crate) fn set_attached(&mut self) {
+        self.attachment.state = ATTACHED.into();
+        (self.attachment.reason, self.attachment.state_since) = (None, None);
+    }
+
+    /// It is not plugged in; the time stands from when that began.
+    pub(crate) fn set_out(&mut self, state: &str, reason: String) {
+        if self.attachment.state != state || self.attachment.state_since.is_none() {
+            self.attachment.state_since = Some(timestamp::format(SystemTime::now()));
+        }
+        self.attachment.state = state.into();
+        self.attachment.reason = Some(reason);
+    }
+
+    fn out_since(&self) -> SystemTime {
+        let since = self.attachment.state_since.as_deref().and_then(timestamp::parse);
+        since.unwrap_or_else(SystemTime::now)
+    }
+
+    /// Whether its addresses have been kept for long enough.
+    fn is_over(&self, now: SystemTime) -> bool {
+        let kept = now.duration_since(self.out_since()).unwrap_or_default();
+        self.is_gone() && kept >= Duration::from_secs(KEPT_H * 3_600)
+    }
+}
+
+/// Why the addresses of a container that has ended are still its own.
+pub(crate) fn ended() -> String {
+    format!(
+        "its network namespace is gone; its addresses are kept for {KEPT_H} h, weft detach frees them"
+    )
+}
+
+impl Inner {
+    /// The attachment of the container that ended first.
+    pub(crate) fn longest_gone(&self) -> Option<String> {
+        let gone = self.saved.iter().filter(|(_, saved)| saved.is_gone());
+        gone.min_by_key(|(_, saved)| saved.out_since()).map(|(id, _)| id.clone())
+    }
+
+    /// The attachment of a container that has ended and had an address.
+    pub(crate) fn gone_with(&self, address: IpAddr) -> Option<String> {
+        let has =
+            |saved: &Saved| saved.attachment.addresses.iter().any(|net| net.addr() == address);
+        let gone = self.saved.iter().find(|(_, saved)| saved.is_gone() && has(saved));
+        gone.map(|(id, _)| id.clone())
+    }
+
+    /// A namespace that is attached under another name already, as it is known.
+    pub(crate) fn known_as(&self, found: Sandbox) -> Sandbox {
+        match self.of_namespace(&found) {
+            Some(known) if !self.saved.contains_key(&found.id) => known.sandbox.clone(),
+            _ => found,
+        }
+    }
+
+    /// The attachment of a namespace, whatever it was named by.
+    pub(crate) fn of_namespace(&self, found: &Sandbox) -> Option<&Saved> {
+        let place = |sandbox: &Sandbox| (sandbox.device, sandbox.inode);
+        self.saved.values().find(|saved| {
+            place(&saved.sandbox) == place(found)
+                && !saved.is_gone()
+                && weft_container::is_alive(&saved.sandbox)
+        })
+    }
+}
+
+impl Attachments {
+    /// A container has ended: its interface goes, its addresses stay with it for a while.
+    pub(crate) async fn keep(&self, inner: &mut Inner, id: &str) {
+        let Some(saved) = inner.saved.get_mut(id) else { return };
+        if !saved.may_come_back() {
+            self.let_go(inner, id).await;
+            return;
+        }
+        if !saved.is_gone() {
+            saved.set_out(GONE, ended());
+        }
+        let saved = saved.clone();
+        inner.retries.forget(id);
+        self.take_out(&saved).await;
+        let gone = inner.saved.values().filter(|saved| saved.is_gone()).count();
+        if gone > KEPT_MAX
+            && let Some(first) = inner.longest_gone()
+        {
+            self.let_go(inner, &first).await;
+        }
+    }
+
+    /// An attachment ends for good: its addresses are free.
+    pub(crate) async fn let_go(&self, inner: &mut Inner, id: &str) {
+        let Some(saved) = inner.saved.remove(id) else { return };
+        inner.retries.forget(id);
+        self.unplug(id, &saved).await;
+    }
+
+    /// Plugs in what comes back or could not be plugged in before, and lets go of what is over.
+    async fn try_again(&self) {
+        let now = Instant::now();
+        let (over, due) = {
+            let mut inner = self.inner.lock().await;
+            let Inner { saved, retries } = &mut *inner;
+            let wall = SystemTime::now();
+            let over: Vec<String> =
+                saved.iter().filter(|(_, s)| s.is_over(wall)).map(|(id, _)| id.clone()).collect();
+            let out = saved.iter().filter(|(_, saved)| !saved.is_attached());
+            let due: Vec<String> =
+                out.map(|(id, _)| id.clone()).filter(|id| retries.is_due(id, now)).collect();
+            (over, due)
+        };
+        if !over.is_empty() {
+            let mut inner = self.inner.lock().await;
+            for id in &over {
+                tracing::info!(id, "its container is gone for {KEPT_H} h: its addresses are free");
+                self.let_go(&mut inner, id).await;
+            }
+            self.save_or_later(&inner);
+        }
+        for id in due.iter().filter(|id| !over.contains(id)) {
+            let mut found = self.alive(id).await;
+            if found.is_none() {
+                // Docker may take its time; nobody is to wait for it.
+                let again = weft_container::resolve(id, &self.resolve).await.ok();
+                found = again.filter(|again| again.id == *id);
+            }
+            let mut inner = self.inner.lock().await;
+            match found {
+                Some(found) => self.bring_back(&mut inner, id, found).await,
+                None => self.end_failed(&mut inner, id).await,
+            }
+        }
+    }
+
+    /// The namespace of an attachment, if it is still there.
+    async fn alive(&self, id: &str) -> Option<Sandbox> {
+        let inner = self.inner.lock().await;
+        let sandbox = &inner.saved.get(id)?.sandbox;
+        weft_container::is_alive(sandbox).then(|| sandbox.clone())
+    }
+
+    /// A container that could not be plugged in may have ended meanwhile.
+    async fn end_failed(&self, inner: &mut Inner, id: &str) {
+        let Some(saved) = inner.saved.get(id) else { return };
+        if saved.attachment.state == FAILED && !weft_container::is_alive(&saved.sandbox) {
+            self.keep(inner, id).await;
+            self.save_or_later(inner);
+        }
+    }
+
+    async fn bring_back(&self, inner: &mut Inner, id: &str, found: Sandbox) {
+        let Some(saved) = inner.saved.get(id).filter(|saved| !saved.is_attached()) else { return };
+        if !saved.may_come_back() && !weft_container::is_alive(&saved.sandbox) {
+            // Another process has its number.
+            self.let_go(inner, id).await;
+            return self.save_or_later(inner);
+        }
+        let before = saved.attachment.clone();
+        let mut saved = saved.clone();
+        saved.sandbox = found;
+        self.plug_in_or_say(&mut saved).await;
+        if saved.is_attached() {
+            inner.retries.forget(id);
+            tokio::spawn(announce(self.kernel.clone(), spec_of(&saved)));
+            tracing::info!(container = %saved.attachment.name, id, "plugged in again");
+        }
+        let changed = saved.attachment != before;
+        inner.saved.insert(id.to_owned(), saved);
+        if changed {
+            self.save_or_later(inner);
+        }
+    }
+
+    /// Plugs a container in and tells the others; or notes why not.
+    pub(crate) async fn plug_in_or_say(&self, saved: &mut Saved) {
+        match self.plug_in(saved).await {
+            Ok(()) => {
+                saved.set_attached();
+                self.tell(Request::Announce { attachment: saved.shown().into() }).await;
+            }
+            Err(error) => {
+                let reason = error.to_string();
+                if saved.attachment.reason.as_ref() != Some(&reason) {
+                    let container = &saved.attachment.name;
+                    tracing::warn!(container, reason, "not plugged in; it is tried again");
+                }
+                saved.set_out(FAILED, reason);
+                self.withdraw(saved).await;
+            }
+        }
+    }
+}
+
+/// Tries what is not plugged in again and again, for as long as it is polled.
+pub(crate) async fn keep_trying(attachments: Arc<Attachments>) {
+    loop {
+        tokio::time::sleep(Duration::from_millis(LOOK_MS)).await;
+        attachments.try_again().await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_tried_again_is_tried_less_and_less_often() {
+        let mut retries = Retries::default();
+        let start = Instant::now();
+        let at = |ms| start + Duration::from_millis(ms);
+        assert!(!retries.is_due("netns:a", start));
+        let due: Vec<u64> =
+            (0..200_000).step_by(500).filter(|ms| retries.is_due("netns:a", at(*ms))).collect();
+        assert_eq!(due[..6], [1_000, 3_000, 7_000, 15_000, 31_000, 61_000]);
+        assert_eq!(due[6], 91_000);
+        retries.forget("netns:a");
+        assert!(!retries.is_due("netns:a", at(200_000)));
+        assert!(retries.is_due("netns:a", at(201_000)));
+    }
+}

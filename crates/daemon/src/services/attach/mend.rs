@@ -1,0 +1,274 @@
+//! Damage that others do to containers' interfaces, noticed and mended.
+
+use std::collections::BTreeMap;
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use weft_kernel::{Kernel, KernelError, PortNotice};
+
+use super::attachments::Attachments;
+use crate::upkeep::warnings::Warnings;
+
+/// How long further damage to a container's interface is waited for before it is mended.
+const SETTLE: Duration = Duration::from_millis(300);
+/// The longest pause before an interface that is damaged again and again is mended once more.
+const PAUSE_MAX: Duration = Duration::from_secs(60);
+/// After this time without damage the next one is mended at once.
+const QUIET: Duration = Duration::from_secs(120);
+/// How soon it is tried again where mending failed, and how often all interfaces are looked at where the
+/// kernel tells nothing of them.
+const RETRY: Duration = Duration::from_secs(30);
+
+/// What is wrong with one device of an attachment, or that nothing is.
+pub(crate) struct Judgement {
+    /// The attachment.
+    pub(crate) id: String,
+    /// The device, or what else there is of it.
+    pub(crate) of: String,
+    pub(crate) damage: Option<String>,
+}
+
+/// Interfaces that are to be mended, and those that were.
+#[derive(Default)]
+struct Damages {
+    pending: BTreeMap<String, Damage>,
+    /// When each was mended last, and how often without a pause of [`QUIET`].
+    mended: BTreeMap<String, (Instant, u32)>,
+}
+
+struct Damage {
+    /// By device.
+    of: BTreeMap<String, String>,
+    due: Instant,
+}
+
+impl Damages {
+    /// Returns how long the damage stays, if that is longer than others need notice.
+    fn note(&mut self, now: Instant, judged: Judgement) -> Option<(String, String, Duration)> {
+        let Judgement { id, of, damage } = judged;
+        let Some(text) = damage else {
+            // It was only on its way.
+            if let Some(pending) = self.pending.get_mut(&id) {
+                pending.of.remove(&of);
+                if pending.of.is_empty() {
+                    self.pending.remove(&id);
+                }
+            }
+            return None;
+        };
+        let earliest = self.mended.get(&id).map_or(now, |(last, times)| *last + pause(*times));
+        let due = earliest.max(now + SETTLE);
+        let pending = self.pending.entry(id.clone()).or_insert(Damage { of: BTreeMap::new(), due });
+        pending.of.insert(of, text.clone());
+        let left = pending.due.saturating_duration_since(now);
+        (left > SETTLE).then_some((id, text, left))
+    }
+
+    fn next(&self) -> Option<Instant> {
+        self.pending.values().map(|damage| damage.due).min()
+    }
+
+    /// What is due, with what is wrong.
+    fn take(&mut self, now: Instant) -> Vec<(String, String)> {
+        let is_due = |damage: &Damage| damage.due <= now;
+        let due: Vec<String> =
+            self.pending.iter().filter(|(_, it)| is_due(it)).map(|(id, _)| id.clone()).collect();
+        self.mended.retain(|_, (last, _)| now < *last + QUIET);
+        let mut taken = Vec::with_capacity(due.len());
+        for id in due {
+            let Some(damage) = self.pending.remove(&id) else { continue };
+            let texts: Vec<String> = damage.of.into_values().collect();
+            taken.push((id, texts.join(", ")));
+        }
+        taken
+    }
+
+    /// It was mended: the next time there is a pause.
+    fn mended(&mut self, now: Instant, id: String) {
+        let times = self.mended.get(&id).map_or(0, |(_, times)| *times);
+        self.mended.insert(id, (now, times.saturating_add(1)));
+    }
+
+    /// It could not be.
+    fn again(&mut self, now: Instant, id: String, text: String) {
+        let of = BTreeMap::from([(String::new(), text)]);
+        self.pending.entry(id).or_insert(Damage { of, due: now + RETRY });
+    }
+}
+
+/// None before an interface is mended the first three times, then longer and longer ones.
+fn pause(times: u32) -> Duration {
+    match times {
+        0..3 => Duration::ZERO,
+        more => Duration::from_secs(1 << (more - 3).min(6)).min(PAUSE_MAX),
+    }
+}
+
+/// Keeps all containers' interfaces as they should be, for as long as it is polled.
+pub(crate) async fn keep_interfaces(kernel: Kernel, attachments: Arc<Attachments>) {
+    let mut told = None;
+    loop {
+        let Err(error) = follow(&kernel, &attachments).await;
+        let error = error.to_string();
+        if told.as_ref() != Some(&error) {
+            let every_s = RETRY.as_secs();
+            tracing::warn!(
+                error,
+                every_s,
+                "containers' interfaces are looked at now and then alone"
+            );
+            told = Some(error);
+        }
+        tokio::time::sleep(RETRY).await;
+        attachments.plug_in_all().await;
+    }
+}
+
+async fn follow(kernel: &Kernel, attachments: &Attachments) -> Result<Infallible, KernelError> {
+    let mut watch = kernel.watch_ports()?;
+    let mut damages = Damages::default();
+    loop {
+        let due = damages.next();
+        tokio::select! {
+            notice = watch.next() => match notice? {
+                PortNotice::Lost => attachments.plug_in_all().await,
+                notice => {
+                    let Some(judged) = attachments.judge(&notice).await else { continue };
+                    let waits = damages.note(Instant::now(), judged);
+                    if let Some((id, text, left)) = waits {
+                        let left = left.as_secs().max(1);
+                        let text = format!("{text}, again and again; weft mends it in {left} s");
+                        attachments.note_damage(&id, text).await;
+                    }
+                }
+            },
+            () = crate::core::control::sleep_until(due) => {
+                for (id, text) in damages.take(Instant::now()) {
+                    match attachments.mend(&id, &text).await {
+                        Ok(true) => damages.mended(Instant::now(), id),
+                        Ok(false) => {}
+                        Err(_) => damages.again(Instant::now(), id, text),
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// How often it is looked whether frames go round.
+const ROUND_LOOK: Duration = Duration::from_secs(5);
+
+/// Looks without such frames until nothing is said of them any more.
+const QUIET_LOOKS: u32 = 12;
+
+/// Warns while frames go round, for as long as it is polled.
+pub(crate) async fn tell_of_rounds(attachments: Arc<Attachments>, warnings: Warnings) {
+    let mut rounds = [Rounds::default(), Rounds::default()];
+    loop {
+        tokio::time::sleep(ROUND_LOOK).await;
+        let dropped = attachments.gone_round();
+        let [vector, kernel] = &mut rounds;
+        match vector.look(dropped[0]) {
+            Some(true) => {
+                warnings.set("loop", attachments.going_round().await.into_iter().collect());
+            }
+            Some(false) => warnings.set("loop", Vec::new()),
+            None => {}
+        }
+        match kernel.look(dropped[1]) {
+            Some(true) => {
+                warnings
+                    .set("loop by the kernel", attachments.too_many().await.into_iter().collect());
+            }
+            Some(false) => warnings.set("loop by the kernel", Vec::new()),
+            None => {}
+        }
+    }
+}
+
+/// What was seen of one engine's frames that go round. Each has its own: what one dropped once says nothing
+/// of the other.
+#[derive(Default)]
+struct Rounds {
+    dropped: u64,
+    /// Looks since there were some; `None`: nothing is said of them.
+    quiet: Option<u32>,
+}
+
+impl Rounds {
+    /// Whether they are to be told of now; `Some(false)`: no longer.
+    fn look(&mut self, dropped: u64) -> Option<bool> {
+        let more = dropped > self.dropped;
+        self.dropped = dropped;
+        if more {
+            self.quiet = Some(0);
+            return Some(true);
+        }
+        let quiet = self.quiet? + 1;
+        self.quiet = (quiet < QUIET_LOOKS).then_some(quiet);
+        self.quiet.is_none().then_some(false)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    #[test]
+    fn a_loop_is_told_of_until_it_has_been_quiet_for_a_while() {
+        let mut rounds = Rounds::default();
+        assert_eq!(rounds.look(0), None);
+        for _ in 0..2 {
+            assert_eq!(rounds.look(7), Some(true));
+            for _ in 1..QUIET_LOOKS {
+                assert_eq!(rounds.look(7), None);
+            }
+            assert_eq!((rounds.look(7), rounds.look(7)), (Some(false), None));
+            // A count that has begun anew.
+            assert_eq!(rounds.look(0), None);
+        }
+    }
+
+    fn judged(of: &str, damage: Option<&str>) -> Judgement {
+        Judgement { id: "netns:a".into(), of: of.into(), damage: damage.map(str::to_owned) }
+    }
+
+    #[test]
+    fn damage_is_mended_together_and_at_once_but_not_again_and_again() {
+        let mut damages = Damages::default();
+        let mut now = Instant::now();
+        for times in 0..12_u32 {
+            let waits = damages.note(now, judged("weft0", Some("weft0 is down")));
+            assert!(
+                damages.note(now, judged("address", Some("an address is gone"))).is_none()
+                    == waits.is_none()
+            );
+            let due = damages.next().unwrap();
+            assert!(damages.take(due - Duration::from_millis(1)).is_empty());
+            let wanted = SETTLE.max(pause(times));
+            assert_eq!((due - now, waits.is_some()), (wanted, wanted > SETTLE), "{times}");
+            let wanted = ("netns:a".to_owned(), "an address is gone, weft0 is down".to_owned());
+            assert_eq!(damages.take(due), vec![wanted]);
+            now = due;
+            damages.mended(now, "netns:a".into());
+        }
+        assert_eq!(pause(12), PAUSE_MAX);
+        now += QUIET;
+        damages.take(now);
+        assert!(damages.note(now, judged("weft0", Some("weft0 is down"))).is_none());
+    }
+
+    #[test]
+    fn a_device_that_is_right_again_by_itself_is_left_alone() {
+        let mut damages = Damages::default();
+        let now = Instant::now();
+        damages.note(now, judged("weft0", Some("weft0 is down")));
+        damages.note(now, judged("weft0", None));
+        assert_eq!(damages.next(), None);
+        damages.again(now, "netns:a".into(), "weft0 is gone".into());
+        assert_eq!(damages.next(), Some(now + RETRY));
+    }
+}

@@ -1,0 +1,519 @@
+//! How containers are plugged in: by the switch alone, or by a direct port beside it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use weft_crypto::PeerId;
+use weft_engine::{Engine, PortTraffic};
+use weft_io::redirect::MacSet;
+use weft_io::tap::{Tap, TapOptions};
+use weft_kernel::engine::Support;
+use weft_kernel::{AttachSpec, Attached, DirectTap, Kernel, KernelError};
+use weft_path::{Endpoint, Mac};
+
+use super::bypass::Bypass;
+use super::kept_ports::KeptPorts;
+use crate::config::{EngineChoice, PortChoice, Settings};
+use crate::holder::PortKeeper;
+
+/// What a container's port is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum PortKind {
+    /// A port of the switch.
+    Bridge,
+    /// A device of the vector engine, with a port of the switch beside it.
+    Direct,
+}
+
+impl PortKind {
+    /// The value in the CLI and in JSON.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Bridge => "bridge",
+            Self::Direct => "direct",
+        }
+    }
+}
+
+/// Makes and serves direct ports.
+pub(crate) struct DirectPorts {
+    choice: PortChoice,
+    engine_choice: EngineChoice,
+    /// Who stops the engine owns it.
+    engine: Weak<Engine>,
+    /// Why there are none otherwise.
+    macs: Result<Arc<MacSet>, String>,
+    kept: Arc<KeptPorts>,
+    bypass: Bypass,
+}
+
+impl DirectPorts {
+    /// Finds out whether this kernel takes direct ports, where they may be wanted.
+    pub(crate) fn new(
+        settings: &Settings,
+        engine: &Arc<Engine>,
+        macs: &Result<Arc<MacSet>, String>,
+        kept: KeptPorts,
+    ) -> Self {
+        let macs = match settings.port_mode {
+            PortChoice::Shortcut => Err("--port-mode shortcut".to_owned()),
+            PortChoice::Auto | PortChoice::Bridge | PortChoice::Direct => macs.clone(),
+        };
+        if let (PortChoice::Direct, Err(reason)) = (settings.port_mode, &macs) {
+            tracing::warn!(reason, "no direct ports; containers get ports of the switch");
+        }
+        let (choice, engine_choice) = (settings.port_mode, settings.engine);
+        let (kept, bypass) = (Arc::new(kept), Bypass::default());
+        Self { choice, engine_choice, engine: Arc::downgrade(engine), macs, kept, bypass }
+    }
+
+    /// Whether there can be any.
+    pub(crate) const fn possible(&self) -> bool {
+        self.macs.is_ok()
+    }
+
+    /// What they pass by.
+    pub(crate) const fn bypass(&self) -> &Bypass {
+        &self.bypass
+    }
+
+    /// What a container attached now gets, and why not a direct port.
+    pub(crate) fn kind(&self, support: &Support) -> (PortKind, Option<String>) {
+        match (self.wanted(support), self.choice) {
+            ((PortKind::Direct, _), PortChoice::Auto) => match self.bypass.known() {
+                None => (PortKind::Direct, None),
+                reason => (PortKind::Bridge, reason),
+            },
+            (wanted, _) => wanted,
+        }
+    }
+
+    /// As [`Self::kind`], whatever rules there are.
+    fn wanted(&self, support: &Support) -> (PortKind, Option<String>) {
+        if let Err(reason) = &self.macs {
+            return (PortKind::Bridge, Some(reason.clone()));
+        }
+        let only_vector = self.engine_choice == EngineChoice::Userspace
+            || !matches!(support, Support::Ready { .. });
+        match self.choice {
+            PortChoice::Auto if !only_vector => {
+                (PortKind::Bridge, Some("the kernel engine moves frames too".to_owned()))
+            }
+            PortChoice::Bridge | PortChoice::Shortcut => (PortKind::Bridge, None),
+            PortChoice::Auto | PortChoice::Direct => (PortKind::Direct, None),
+        }
+    }
+
+    /// What a container gets that may have a port already, and why not a direct one: where nothing is forced, a direct
+    /// port stays one, though new ones be the switch's by now.
+    pub(crate) async fn kind_of(
+        &self,
+        kernel: &Kernel,
+        spec: &AttachSpec,
+        support: &Support,
+    ) -> (PortKind, Option<String>) {
+        let is_auto = self.choice == PortChoice::Auto && self.macs.is_ok();
+        if is_auto && self.has_one(spec) {
+            return (PortKind::Direct, None);
+        }
+        match self.wanted(support) {
+            (PortKind::Direct, _) if is_auto && spec.bridge.is_some() => {
+                match self.bypass.objection(kernel).await {
+                    None => (PortKind::Direct, None),
+                    reason => (PortKind::Bridge, reason),
+                }
+            }
+            wanted => wanted,
+        }
+    }
+
+    fn has_one(&self, spec: &AttachSpec) -> bool {
+        let engine = self.engine.upgrade();
+        engine.is_some_and(|engine| engine.has_port(Mac(spec.mac)))
+            || self.kept.has(&spec.namespace)
+    }
+
+    /// Gives a container its direct port, or restores what is missing of it.
+    pub(crate) async fn plug_in(
+        &self,
+        kernel: &Kernel,
+        spec: &AttachSpec,
+    ) -> Result<Attached, KernelError> {
+        let no_port = |why: String| KernelError::NoDirectPort { why };
+        let macs = self.macs.as_ref().map_err(|why| no_port(why.clone()))?;
+        let engine = self.engine.upgrade().ok_or_else(|| no_port("weft is stopping".into()))?;
+        let mac = Mac(spec.mac);
+        if engine.has_port(mac)
+            && let Some(attached) =
+                kernel.attach_direct(spec, &DirectTap { fresh: None, macs }).await?
+        {
+            return Ok(attached);
+        }
+        engine.remove_port(mac);
+        let may_offload = engine.offloads().tap_tso.usable();
+        let mut queues = self.kept.queues(&spec.namespace, &spec.name);
+        if !queues.is_empty()
+            && let Some(attached) =
+                kernel.attach_direct(spec, &DirectTap { fresh: None, macs }).await?
+        {
+            limit(&mut queues, may_offload)?;
+            engine.add_port(mac, queues).map_err(|error| no_port(error.to_string()))?;
+            return Ok(attached);
+        }
+        let options = TapOptions::new(tap_name(&spec.host_name));
+        let queues: Result<Vec<Tap>, _> =
+            (0..number_of_queues(engine.workers())).map(|_| Tap::open(&options)).collect();
+        let mut queues = queues.map_err(|error| no_port(error.to_string()))?;
+        limit(&mut queues, may_offload)?;
+        let fresh = DirectTap { fresh: Some(&options.name), macs };
+        let attached = kernel.attach_direct(spec, &fresh).await?;
+        let attached = attached.ok_or_else(|| no_port("its device is gone".into()))?;
+        // From here on it stays while no daemon runs, as the switch does.
+        if let Some(queue) = queues.first() {
+            queue.set_persist(true).map_err(|error| no_port(error.to_string()))?;
+        }
+        let (kept, macs) = (Arc::clone(&self.kept), Arc::clone(macs));
+        let keeping = tokio::task::spawn_blocking(move || {
+            kept.keep(&queues, &macs);
+            queues
+        });
+        let queues = keeping.await.map_err(|error| no_port(error.to_string()))?;
+        engine.add_port(mac, queues).map_err(|error| no_port(error.to_string()))?;
+        Ok(attached)
+    }
+
+    /// All containers that were attached are plugged in again: what is left over of an earlier run is of no use.
+    pub(crate) fn all_restored(&self) {
+        self.kept.forget();
+    }
+
+    /// Lets a container's direct port go, if it has one, and takes its device away.
+    pub(crate) async fn unplug(&self, kernel: &Kernel, spec: &AttachSpec) {
+        self.let_go(Mac(spec.mac));
+        remove_device(kernel, spec).await;
+    }
+
+    /// The engine serves a container's direct port no more.
+    pub(crate) fn let_go(&self, mac: Mac) {
+        if let Some(engine) = self.engine.upgrade() {
+            engine.remove_port(mac);
+        }
+    }
+
+    /// Nobody will read their queues: all frames take the switch, where they are dropped.
+    pub(crate) fn rest(&self) {
+        if let Ok(macs) = &self.macs
+            && let Err(error) = macs.clear()
+        {
+            tracing::warn!(%error, "queues of direct ports may fill while no daemon runs");
+        }
+    }
+
+    /// The engine's device on the switch is gone: it makes another one, and goes on.
+    pub(crate) async fn renew_tap(&self) {
+        for _ in 0..RENEW_TRIES_MAX {
+            let Some(engine) = self.engine.upgrade() else { return };
+            // It waits for the engine's threads.
+            let renewed = tokio::task::spawn_blocking(move || engine.renew_tap()).await;
+            match renewed.map_err(|error| error.to_string()) {
+                Ok(Ok(())) => {
+                    tracing::warn!("the vector engine's device was removed; it has a new one");
+                    return;
+                }
+                Ok(Err(error)) => tracing::error!(%error, "the vector engine gets no new device"),
+                Err(error) => tracing::error!(error, "the vector engine gets no new device"),
+            }
+            tokio::time::sleep(RENEW_PAUSE).await;
+        }
+    }
+
+    /// Frames to groups that go round, and where the last of them came from.
+    pub(crate) fn going_round(&self) -> (u64, Option<Mac>) {
+        self.engine.upgrade().map_or((0, None), |engine| engine.going_round())
+    }
+
+    /// What direct ports have carried, by the containers' addresses.
+    pub(crate) fn traffic(&self) -> BTreeMap<Mac, PortTraffic> {
+        let engine = self.engine.upgrade();
+        engine.map(|engine| engine.port_traffic().into_iter().collect()).unwrap_or_default()
+    }
+}
+
+fn limit(queues: &mut [Tap], may_offload: bool) -> Result<(), KernelError> {
+    if may_offload {
+        return Ok(());
+    }
+    let stopped = queues.iter_mut().try_for_each(Tap::stop_offloads);
+    stopped.map_err(|error| KernelError::NoDirectPort { why: error.to_string() })
+}
+
+/// Takes the device of a direct port out of a container that still runs.
+pub(crate) async fn remove_device(kernel: &Kernel, spec: &AttachSpec) {
+    match kernel.remove_direct(&spec.namespace, &spec.name, &spec.id).await {
+        Ok(_) | Err(KernelError::NamespaceGone { .. } | KernelError::Namespace { .. }) => {}
+        Err(error) => {
+            tracing::warn!(%error, container = spec.id, "a direct port's device was not removed");
+        }
+    }
+}
+
+/// Queues of a direct port. None can be added once its device is in the container, so there are some
+/// for workers that come later; as long as they have not, the others serve theirs.
+fn number_of_queues(workers: usize) -> usize {
+    let processors = std::thread::available_parallelism().map_or(1, usize::from);
+    workers.max(processors.clamp(QUEUES_MIN, weft_engine::DEFAULT_WORKERS_MAX))
+}
+
+/// Tries to give the vector engine a new device on the switch, and the pause between them.
+const RENEW_TRIES_MAX: usize = 10;
+const RENEW_PAUSE: Duration = Duration::from_secs(1);
+
+/// Queues that each direct port has at least: each costs a descriptor and 32 KiB of the kernel's memory.
+const QUEUES_MIN: usize = 4;
+
+/// The set of addresses to which frames leave by direct ports and shortcuts, empty, or why there is none; with what
+/// `keeper` has of an earlier run's ports.
+pub(crate) fn remote_set(
+    settings: &Settings,
+    keeper: Arc<dyn PortKeeper>,
+) -> (Result<Arc<MacSet>, String>, KeptPorts) {
+    let (kept, set) = KeptPorts::take(keeper);
+    match (set_for(settings, set), settings.port_mode) {
+        (Ok(set), mode) => {
+            // These have other ports from now on.
+            if mode == PortChoice::Shortcut {
+                kept.forget();
+            }
+            (Ok(set), kept)
+        }
+        (Err(reason), _) => {
+            kept.forget();
+            (Err(reason), kept)
+        }
+    }
+}
+
+fn set_for(settings: &Settings, left: Option<MacSet>) -> Result<Arc<MacSet>, String> {
+    if settings.port_mode == PortChoice::Bridge {
+        return Err("--port-mode bridge".to_owned());
+    }
+    if settings.engine == EngineChoice::Kernel {
+        return Err("--engine kernel".to_owned());
+    }
+    match left {
+        Some(set) => Ok(Arc::new(set)),
+        None => new_set().map_err(|error| error.to_string()),
+    }
+}
+
+fn new_set() -> Result<Arc<MacSet>, weft_io::IoError> {
+    let macs = MacSet::new()?;
+    macs.self_test()?;
+    Ok(Arc::new(macs))
+}
+
+/// The name that the device has on the host, until it is in the container.
+fn tap_name(host_interface: &str) -> String {
+    let digits = host_interface.strip_prefix(super::attachments::HOST_INTERFACE);
+    format!("{TAP}{}", digits.unwrap_or(host_interface))
+}
+
+/// Whether a device has the name of one that is not in its container yet.
+pub(crate) fn is_on_its_way(device: &str) -> bool {
+    device.starts_with(TAP)
+}
+
+/// Prefix of such a name.
+const TAP: &str = "weftt";
+
+/// Keeps the set of addresses to which frames leave by direct ports and shortcuts: those of endpoints at peers that
+/// the vector engine carries. All others are the switch's affair.
+pub(crate) struct RemoteMacs {
+    macs: Option<Arc<MacSet>>,
+    peers: BTreeMap<PeerId, BTreeSet<Mac>>,
+    at: BTreeMap<Mac, PeerId>,
+    /// Peers whose frames the vector engine carries.
+    carried: BTreeSet<PeerId>,
+}
+
+impl RemoteMacs {
+    pub(crate) fn new(macs: Option<Arc<MacSet>>) -> Self {
+        let (peers, at, carried) = Default::default();
+        Self { macs, peers, at, carried }
+    }
+
+    /// Endpoints that are gone; to be called before the engines forget them.
+    pub(crate) fn remove(&mut self, macs: &[Mac]) {
+        for mac in macs {
+            if let Some(peer) = self.at.remove(mac) {
+                self.peers.entry(peer).or_default().remove(mac);
+                self.set(*mac, false);
+            }
+        }
+    }
+
+    /// Endpoints and where they are; to be called once the engines know them.
+    pub(crate) fn add(&mut self, endpoints: &[(Endpoint, PeerId)]) {
+        for (Endpoint { mac, .. }, peer) in endpoints {
+            if let Some(before) = self.at.insert(*mac, *peer) {
+                self.peers.entry(before).or_default().remove(mac);
+            }
+            self.peers.entry(*peer).or_default().insert(*mac);
+            self.set(*mac, self.carried.contains(peer));
+        }
+    }
+
+    /// Whether the vector engine carries a peer's frames now.
+    pub(crate) fn carry(&mut self, peer: PeerId, carried: bool) {
+        let changed = if carried { self.carried.insert(peer) } else { self.carried.remove(&peer) };
+        if changed {
+            for mac in self.peers.get(&peer).into_iter().flatten() {
+                self.set(*mac, carried);
+            }
+        }
+    }
+
+    /// A peer is gone, with its endpoints.
+    pub(crate) fn forget(&mut self, peer: PeerId) {
+        self.carry(peer, false);
+        for mac in self.peers.remove(&peer).unwrap_or_default() {
+            self.at.remove(&mac);
+        }
+    }
+
+    /// An address that is not in the set is reached over the switch, so that no failure here loses
+    /// more than speed, but for one to remove an address.
+    fn set(&self, mac: Mac, wanted: bool) {
+        let Some(macs) = &self.macs else { return };
+        let result = if wanted { macs.insert(mac.0).map(|_| ()) } else { macs.remove(mac.0) };
+        if let Err(error) = result {
+            tracing::warn!(%error, %mac, wanted, "the addresses of direct ports and shortcuts are not up to date");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use std::path::Path;
+    use std::thread;
+
+    use weft_engine::EngineConfig;
+    use weft_io::namespace::unshare_network;
+    use weft_path::Vni;
+
+    use super::*;
+    use crate::config::LaunchOptions;
+
+    const NONE: [u8; 0] = [];
+
+    fn endpoint(number: u8) -> Endpoint {
+        Endpoint { mac: Mac([2, 0, 0, 0, 0, number]), addresses: Vec::new() }
+    }
+
+    #[test]
+    fn the_set_holds_endpoints_of_peers_that_the_vector_engine_carries() {
+        let set = new_set().expect("this test makes an eBPF map and must run as root");
+        let mut remote = RemoteMacs::new(Some(Arc::clone(&set)));
+        let [near, far] = [1, 2].map(|byte| PeerId::from_bytes([byte; 32]));
+        let held = || -> Vec<u8> {
+            (1..=4).filter(|n| set.contains(endpoint(*n).mac.0).unwrap()).collect()
+        };
+        remote.add(&[(endpoint(1), near), (endpoint(2), far)]);
+        assert_eq!(held(), NONE);
+        remote.carry(near, true);
+        assert_eq!(held(), [1]);
+        remote.add(&[(endpoint(3), near), (endpoint(4), far)]);
+        assert_eq!(held(), [1, 3]);
+        // A container moves to a peer that the kernel engine carries, and to one of the vector engine.
+        remote.add(&[(endpoint(3), far), (endpoint(4), near)]);
+        assert_eq!(held(), [1, 4]);
+        remote.carry(far, true);
+        assert_eq!(held(), [1, 2, 3, 4]);
+        remote.carry(near, false);
+        assert_eq!(held(), [2, 3]);
+        remote.remove(&[endpoint(2).mac, endpoint(2).mac]);
+        assert_eq!(held(), [3]);
+        remote.forget(far);
+        assert_eq!(held(), NONE);
+        remote.carry(far, true);
+        assert_eq!(held(), NONE);
+    }
+
+    struct Nobody;
+
+    impl PortKeeper for Nobody {
+        fn take_ports(&self) -> Vec<std::os::fd::OwnedFd> {
+            Vec::new()
+        }
+
+        fn keep_ports(&self, _: Vec<std::os::fd::OwnedFd>) {}
+    }
+
+    fn launched(engine: &Arc<Engine>, mode: PortChoice, choice: EngineChoice) -> DirectPorts {
+        let options = LaunchOptions {
+            port_mode: Some(mode),
+            engine: Some(choice),
+            ..LaunchOptions::default()
+        };
+        let settings = options.settings(None, Path::new("/run/weft")).unwrap();
+        let (set, kept) = remote_set(&settings, Arc::new(Nobody));
+        DirectPorts::new(&settings, engine, &set, kept)
+    }
+
+    /// A port of the switch, and why.
+    fn because(reason: &str) -> (PortKind, Option<String>) {
+        (PortKind::Bridge, Some(reason.to_owned()))
+    }
+
+    const DIRECT: (PortKind, Option<String>) = (PortKind::Direct, None);
+
+    fn auto_follows_the_engines(engine: &Arc<Engine>, ready: &Support, lacking: &[Support]) {
+        let auto = launched(engine, PortChoice::Auto, EngineChoice::Auto);
+        assert_eq!(auto.kind(ready), because("the kernel engine moves frames too"));
+        let vector = launched(engine, PortChoice::Auto, EngineChoice::Userspace);
+        assert_eq!(vector.kind(ready), DIRECT);
+        for support in lacking {
+            assert_eq!(auto.kind(support), DIRECT);
+        }
+    }
+
+    fn what_is_chosen_is_given(engine: &Arc<Engine>, support: &Support) {
+        for choice in [EngineChoice::Auto, EngineChoice::Userspace] {
+            let direct = launched(engine, PortChoice::Direct, choice);
+            assert_eq!(direct.kind(support), DIRECT);
+            let bridge = launched(engine, PortChoice::Bridge, choice);
+            assert_eq!(bridge.kind(support), because("--port-mode bridge"));
+            let shortcut = launched(engine, PortChoice::Shortcut, choice);
+            assert_eq!(shortcut.kind(support), because("--port-mode shortcut"));
+        }
+        // Without the vector engine there are no ports of it.
+        for mode in [PortChoice::Auto, PortChoice::Direct] {
+            let kernel = launched(engine, mode, EngineChoice::Kernel);
+            assert_eq!(kernel.kind(support), because("--engine kernel"));
+        }
+        let mut old = launched(engine, PortChoice::Direct, EngineChoice::Auto);
+        old.macs = Err("no tcx".to_owned());
+        assert_eq!(old.kind(support), because("no tcx"));
+    }
+
+    #[test]
+    fn a_port_is_direct_where_the_vector_engine_alone_moves_frames_unless_told_otherwise() {
+        let thread = thread::spawn(|| {
+            unshare_network().expect("this test needs root");
+            let config = EngineConfig {
+                port: 0,
+                offloads: false,
+                ..EngineConfig::new("weft0", Vni(7), 1_388)
+            };
+            let engine = Arc::new(Engine::start(&config, |_| {}).unwrap());
+            let ready = Support::Ready { esp: Ok(Vec::new()), ovpn: Ok(Vec::new()), lanes_max: 1 };
+            let lacking = [Support::NoVxlan, Support::NoEsp("no XFRM".into()), Support::Forbidden];
+            auto_follows_the_engines(&engine, &ready, &lacking);
+            lacking.iter().chain([&ready]).for_each(|it| what_is_chosen_is_given(&engine, it));
+        });
+        thread.join().unwrap();
+    }
+}

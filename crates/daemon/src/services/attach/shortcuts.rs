@@ -1,0 +1,196 @@
+//! Shortcuts: the frames of containers with ports of the bridge that are for hosts on the vector engine go to it at
+//! once. What is there is looked at, and mended, again and again.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::Notify;
+use weft_io::redirect::{MacSet, Shortcut};
+use weft_kernel::engine::SwitchKind;
+use weft_kernel::{AttachSpec, BridgePorts, Kernel};
+
+use super::attachments::Attachments;
+use crate::config::{PortChoice, Settings};
+use crate::start::TAP;
+
+/// How often it is looked what others have done to the ports: for so long a new limit may be evaded.
+const KEEP_EVERY: Duration = Duration::from_secs(10);
+
+/// All shortcuts of this host.
+pub(crate) struct Shortcuts {
+    /// Why there are none otherwise; `None`: nobody wants any.
+    macs: Result<Arc<MacSet>, Option<String>>,
+    /// By the container's port, or why it has none.
+    ports: Mutex<BTreeMap<String, Result<Open, String>>>,
+    /// A port has come.
+    due: Notify,
+}
+
+/// A shortcut that stands.
+struct Open {
+    place: Place,
+    _shortcut: Shortcut,
+}
+
+/// From which port to which device, by index.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Place {
+    port: u32,
+    tap: u32,
+}
+
+impl Shortcuts {
+    /// None yet; they go by the set of addresses that direct ports go by.
+    pub(crate) fn new(
+        settings: &Settings,
+        switch: SwitchKind,
+        macs: &Result<Arc<MacSet>, String>,
+    ) -> Self {
+        let macs = match (settings.port_mode, switch) {
+            (PortChoice::Auto | PortChoice::Bridge | PortChoice::Direct, _) => Err(None),
+            (PortChoice::Shortcut, SwitchKind::Odp) => Err(Some("--switch odp".to_owned())),
+            (PortChoice::Shortcut, SwitchKind::Bridge) => macs.clone().map_err(Some),
+        };
+        if let Err(Some(reason)) = &macs {
+            tracing::warn!(reason, "no shortcuts; all frames take the switch");
+        }
+        Self { macs, ports: Mutex::default(), due: Notify::new() }
+    }
+
+    /// Whether there can be any.
+    pub(crate) const fn possible(&self) -> bool {
+        self.macs.is_ok()
+    }
+
+    /// A container was plugged in: it is looked at soon.
+    pub(crate) fn plugged_in(&self) {
+        self.due.notify_one();
+    }
+
+    /// A container's port goes, or becomes something else.
+    pub(crate) fn close(&self, port: &str) {
+        let closed = self.ports().remove(port);
+        // The kernel takes its time, and others want the list.
+        drop(closed);
+    }
+
+    /// Opens, moves and closes shortcuts so that each of these containers has one that may, and nobody else; `seen`
+    /// is what the bridge is like, or why nobody knows.
+    pub(crate) fn apply(
+        &self,
+        kernel: &Kernel,
+        specs: &[AttachSpec],
+        seen: &Result<BridgePorts, String>,
+    ) {
+        let Ok(macs) = &self.macs else { return };
+        for spec in specs {
+            let name = &spec.host_name;
+            let old = self.ports().remove(name);
+            let told = old.as_ref().and_then(|old| old.as_ref().err()).cloned();
+            let new = match (place(name, seen), old) {
+                (Ok(place), Some(Ok(open))) if open.place == place => Ok(open),
+                (Ok(place), old) => {
+                    drop(old);
+                    kernel
+                        .shorten(place.port, spec.mac, place.tap, macs)
+                        .map(|shortcut| Open { place, _shortcut: shortcut })
+                        .map_err(|error| error.to_string())
+                }
+                (Err(reason), _) => Err(reason),
+            };
+            if let Err(reason) = &new
+                && told.as_ref() != Some(reason)
+            {
+                tracing::info!(container = spec.id, reason, "all its frames take the bridge");
+            }
+            self.ports().insert(name.clone(), new);
+        }
+        let is_gone = |name: &String| !specs.iter().any(|spec| spec.host_name == *name);
+        let gone: Vec<String> = self.ports().keys().filter(|name| is_gone(name)).cloned().collect();
+        gone.iter().for_each(|name| self.close(name));
+    }
+
+    /// How many there are, and why there are no more.
+    pub(crate) fn state(&self) -> (usize, Option<String>) {
+        if let Err(reason) = &self.macs {
+            return (0, reason.clone());
+        }
+        let ports = self.ports();
+        let reason = ports.values().find_map(|port| port.as_ref().err()).cloned();
+        (ports.values().flatten().count(), reason)
+    }
+
+    fn ports(&self) -> MutexGuard<'_, BTreeMap<String, Result<Open, String>>> {
+        self.ports.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Where a port's shortcut goes from and to, or why it has none.
+fn place(name: &str, seen: &Result<BridgePorts, String>) -> Result<Place, String> {
+    let seen = seen.as_ref().map_err(Clone::clone)?;
+    if let Some(judge) = &seen.judge {
+        return Err(format!("rules may see its frames on the bridge: {judge}"));
+    }
+    let port = seen.ports.get(name).ok_or_else(|| format!("{name} is no port of the bridge"))?;
+    if port.limited {
+        return Err(format!("what {name} takes in may be limited: tc qdisc show dev {name}"));
+    }
+    if port.cut_off {
+        return Err(format!(
+            "{name} is isolated, locked or not forwarding: bridge -d link show dev {name}"
+        ));
+    }
+    let tap = seen.tap.ok_or_else(|| format!("{TAP} is no port of the bridge"))?;
+    Ok(Place { port: port.index, tap })
+}
+
+/// Keeps the shortcuts of all attachments as they should be, for as long as it is polled.
+pub(crate) async fn keep_all(attachments: Arc<Attachments>) {
+    let shortcuts = attachments.shortcuts();
+    let mut told = None;
+    while shortcuts.possible() {
+        let error = attachments.keep_shortcuts().await.err().map(|error| error.to_string());
+        if error.is_some() && error != told {
+            tracing::warn!(error, "no shortcuts, since the bridge's ports are not known");
+        }
+        told = error;
+        tokio::select! {
+            () = tokio::time::sleep(KEEP_EVERY) => {}
+            () = shortcuts.due.notified() => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use weft_kernel::BridgePort;
+
+    use super::*;
+
+    const PORT: BridgePort = BridgePort { index: 4, limited: false, shaped: None, cut_off: false };
+
+    fn seen(port: BridgePort) -> BridgePorts {
+        BridgePorts { tap: Some(3), ports: [("weftv1".to_owned(), port)].into(), judge: None }
+    }
+
+    #[test]
+    fn a_port_has_a_shortcut_unless_something_on_the_bridge_is_meant_to_see_its_frames() {
+        let found = place("weftv1", &Ok(seen(PORT)));
+        assert!(found == Ok(Place { port: 4, tap: 3 }));
+        let without: [(&str, Result<BridgePorts, String>); 6] = [
+            ("ip nat x", Ok(BridgePorts { judge: Some("ip nat x".to_owned()), ..seen(PORT) })),
+            ("may be limited", Ok(seen(BridgePort { limited: true, ..PORT }))),
+            ("is isolated", Ok(seen(BridgePort { cut_off: true, ..PORT }))),
+            ("weftv1 is no port", Ok(BridgePorts { tap: Some(3), ..BridgePorts::default() })),
+            ("weft-tap is no port", Ok(BridgePorts { tap: None, ..seen(PORT) })),
+            ("the kernel is busy", Err("the kernel is busy".to_owned())),
+        ];
+        for (reason, seen) in without {
+            let said = place("weftv1", &seen).err().unwrap();
+            assert!(said.contains(reason), "{said}");
+        }
+    }
+}

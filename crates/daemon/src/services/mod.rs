@@ -1,0 +1,3 @@
+//! Services beside the core: each reads what the core publishes and sends it requests.
+
+pub(crate) mod attach;

@@ -1,0 +1,641 @@
+//! Starting and stopping: the order in which the daemon's parts come up and go down.
+
+use std::collections::BTreeMap;
+use std::convert::Infallible;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use ipnet::{IpNet, Ipv4Net};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinHandle;
+use weft_api::{ApiListener, Invitation};
+use weft_crypto::PeerId;
+use weft_engine::{Engine, EngineConfig};
+use weft_kernel::engine::{
+    DATA_CHANNEL_PORT, ENCAPSULATION_PORT, KernelEngine, KernelEngineConfig, SocketKeeper,
+    SwitchKind, probe_mac,
+};
+use weft_kernel::{ForwardRule, HostRoute, Kernel, LinkEvent};
+use weft_link::{Admission, Identity, Links, Secret, Target};
+use weft_mesh::{Founding, Mesh};
+use weft_path::{Mac, Paths};
+use zeroize::Zeroizing;
+
+use crate::StartError;
+use crate::config::{EngineChoice, FormatChoice, Settings};
+use crate::core::control::{Control, VNI};
+use crate::core::engines::{Engines, Offers};
+use crate::core::events::{self, Events, Lost};
+use crate::core::unheard::Unheard;
+use crate::http::requests::{Daemon, Targets};
+use crate::services::attach::attachments::{Attachments, SavedAttachments};
+use crate::services::attach::mend::{keep_interfaces, tell_of_rounds};
+use crate::services::attach::ports::{DirectPorts, RemoteMacs, remote_set};
+use crate::services::attach::shortcuts::Shortcuts;
+use crate::upkeep::firewall::Firewall;
+use crate::upkeep::mtu::{WATCH_RETRY_MS, container_mtu, follow_link_mtu, link_mtu, widest_format};
+use crate::upkeep::origin::Notes;
+use crate::upkeep::store::{Lock, Store};
+use crate::upkeep::warnings::Warnings;
+
+/// The switch's device.
+pub const SWITCH: &str = "weft";
+/// The vector engine's port on it.
+pub(crate) const TAP: &str = "weft-tap";
+
+/// Runs the daemon until it is told to stop by the API, SIGTERM or SIGINT. `ready` is called once
+/// it answers requests.
+///
+/// # Errors
+/// See [`StartError`]: nothing runs then.
+pub fn run(settings: Settings, ready: impl FnOnce(&Invitation)) -> Result<(), StartError> {
+    weft_kernel::open_settings();
+    crate::upkeep::privileges::reduce();
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(RUNTIME_THREADS)
+        .thread_name("weft-control")
+        .enable_all()
+        .build()
+        .map_err(StartError::Runtime)?;
+    let result = runtime.block_on(run_async(settings, ready));
+    runtime.shutdown_timeout(Duration::from_millis(SHUTDOWN_TIMEOUT_MS));
+    result
+}
+
+async fn run_async(settings: Settings, ready: impl FnOnce(&Invitation)) -> Result<(), StartError> {
+    crate::check_host(&settings)?;
+    crate::raise_descriptor_limit();
+    let _runtime_lock = lock(&settings.runtime_dir)?;
+    let _state_lock = lock(&settings.state_dir)?;
+    crate::upkeep::host::note_state_dir(&settings);
+    let kernel = Kernel::new()?;
+    check_range(&settings, &kernel).await?;
+    let (listener, socket) = listen(&settings.runtime_dir)?;
+    let prepared = prepare(&settings, &kernel).await?;
+    let (daemon, control, kernel_engine) = start(settings, &kernel, prepared).await?;
+    let attachments = Arc::clone(&daemon.attachments);
+    let tasks = [
+        tokio::spawn(watch_interfaces(kernel.clone(), kernel_engine.clone(), attachments)),
+        tokio::spawn(crate::services::attach::shortcuts::keep_all(Arc::clone(&daemon.attachments))),
+        tokio::spawn(crate::services::attach::bypass::keep_looking(Arc::clone(
+            &daemon.attachments,
+        ))),
+        tokio::spawn(keep_saving(daemon.store.clone())),
+        tokio::spawn(watch_routes(kernel.clone(), daemon.settings.range, daemon.warnings.clone())),
+        tokio::spawn(crate::services::attach::kept::keep_trying(Arc::clone(&daemon.attachments))),
+        tokio::spawn(keep_interfaces(kernel.clone(), Arc::clone(&daemon.attachments))),
+        tokio::spawn(tell_of_rounds(Arc::clone(&daemon.attachments), daemon.warnings.clone())),
+        tokio::spawn(keep_forward_rule(kernel.clone(), kernel_engine.switch())),
+        tokio::spawn(daemon.firewall.clone().keep(
+            kernel.clone(),
+            kernel_engine.clone(),
+            daemon.settings.clone(),
+        )),
+        tokio::spawn(follow_link_mtu(
+            daemon.settings.clone(),
+            kernel.clone(),
+            daemon.links.clone(),
+            daemon.control.clone(),
+        )),
+        tokio::spawn(stop_on_signal(Arc::clone(&daemon.stop))),
+    ];
+    serve(listener, daemon, control, ready).await;
+    tasks.into_iter().for_each(|task| task.abort());
+    remove_forward_rule(&kernel).await;
+    drop(socket);
+    tracing::info!("weft has stopped");
+    Ok(())
+}
+
+/// A host that was on the network before has containers in the range: whatever routes have come since, it
+/// comes back, and warns of them.
+async fn check_range(settings: &Settings, kernel: &Kernel) -> Result<(), StartError> {
+    if settings.state_dir.join(crate::core::control::MESH_FILE).exists() {
+        return Ok(());
+    }
+    Ok(kernel.check_range(IpNet::V4(settings.range)).await?)
+}
+
+/// The file of the API's socket, which goes with this.
+struct SocketFile(PathBuf);
+
+impl Drop for SocketFile {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+/// Binds the API's socket. What an earlier run left there is replaced, what somebody answers at is not.
+fn listen(runtime_dir: &Path) -> Result<(ApiListener, SocketFile), StartError> {
+    let path = weft_api::socket_path(runtime_dir);
+    let listened = match is_answered(&path) {
+        true => Err(io::Error::new(io::ErrorKind::AddrInUse, "another program listens there")),
+        false => weft_api::listen(&path),
+    };
+    match listened {
+        Ok(listener) => Ok((listener, SocketFile(path))),
+        Err(error) => Err(StartError::Api { path, error }),
+    }
+}
+
+/// Whether a program listens at a socket; one that is too busy to answer does.
+fn is_answered(path: &Path) -> bool {
+    let (family, kind, flags) =
+        (AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK);
+    let connected = SocketAddrUnix::new(path).and_then(|address| {
+        let socket = socket_with(family, kind, flags, None)?;
+        connect(&socket, &address)
+    });
+    matches!(connected, Ok(()) | Err(Errno::AGAIN))
+}
+
+/// All that a launch can be refused for while there is no device yet, so that one that is refused
+/// leaves none behind.
+struct Prepared {
+    store: Store,
+    notes: Notes,
+    local: PeerId,
+    link_mtu: u16,
+    mtu: u16,
+    saved: SavedAttachments,
+    mesh: Mesh,
+    targets: Vec<Target>,
+    links: Links,
+    link_events: weft_link::Events,
+}
+
+async fn prepare(settings: &Settings, kernel: &Kernel) -> Result<Prepared, StartError> {
+    let store = Store::open(&settings.state_dir)?;
+    let identity = Identity::load_or_create(&store.path(IDENTITY_FILE))?;
+    let local = identity.peer_id();
+    let link_mtu = link_mtu(settings, kernel).await?;
+    let mtu = match settings.mtu {
+        Some(mtu) => mtu,
+        None => container_mtu(link_mtu, widest_format(settings).await),
+    };
+    let saved = SavedAttachments::load(&store)?;
+    let secret = secret(settings, &store)?;
+    let targets = targets(settings, &store)?;
+    let founding = if targets.is_empty() { Founding::Found } else { Founding::Join };
+    let instance = rand::random();
+    let (notes, before) = Notes::begin(settings, local, instance);
+    let mesh = start_mesh(settings, &store, (local, founding), before.origin)?;
+    let mut config = link_config(settings, identity, secret, &mesh)?;
+    (config.instance, config.succeeds) = (instance, before.instance);
+    let (links, link_events) = Links::start(config)?;
+    Ok(Prepared { store, notes, local, link_mtu, mtu, saved, mesh, targets, links, link_events })
+}
+
+/// Starts the engines and what works on them: the control loop, which ends when it is told to stop, and
+/// what answers requests.
+async fn start(
+    settings: Settings,
+    kernel: &Kernel,
+    prepared: Prepared,
+) -> Result<(Arc<Daemon>, JoinHandle<()>, KernelEngine), StartError> {
+    let Prepared { store, notes, local, link_mtu, mtu, saved, mesh, targets, links, link_events } =
+        prepared;
+    let started = start_engines(&settings, kernel, local, mtu).await?;
+    let Started { mut engines, kernel_engine, ports, shortcuts, offloads, events, events_lost } =
+        started;
+    let paths = path_config(&settings, engines.offers(&settings), link_mtu, mtu);
+    for target in &targets {
+        links.connect(target.clone());
+    }
+    let targets = Arc::new(Targets::new(targets));
+    let (request_sender, requests) = mpsc::channel(REQUESTS_QUEUED_MAX);
+    let (stop_sender, stop) = watch::channel(false);
+    let attachments = Attachments::new(
+        saved,
+        kernel.clone(),
+        kernel_engine.clone(),
+        request_sender.clone(),
+        (ports, shortcuts),
+        local,
+        mtu,
+    );
+    let control = Control {
+        store: store.clone(),
+        notes,
+        links: links.clone(),
+        mesh,
+        paths: Paths::new(local, paths, rand::random()),
+        engines,
+        settings: settings.clone(),
+        waiting: BTreeMap::new(),
+        local,
+        targets: Arc::clone(&targets),
+        told_targets: Vec::new(),
+        seen: BTreeMap::new(),
+        sources: BTreeMap::new(),
+        lost: BTreeMap::new(),
+        unheard: Unheard::default(),
+    };
+    let daemon = Daemon {
+        settings,
+        local,
+        mtu,
+        link_mtu,
+        offloads,
+        events_lost,
+        kernel: kernel.clone(),
+        since: SystemTime::now(),
+        links,
+        targets,
+        store,
+        control: request_sender,
+        attachments: Arc::new(attachments),
+        firewall: Firewall::default(),
+        stop: Arc::new(stop_sender),
+        warnings: Warnings::default(),
+    };
+    let control = tokio::spawn(control.run(link_events, events, requests, stop));
+    Ok((Arc::new(daemon), control, kernel_engine))
+}
+
+/// Answers requests until the control loop ends.
+async fn serve(
+    listener: ApiListener,
+    daemon: Arc<Daemon>,
+    control: JoinHandle<()>,
+    ready: impl FnOnce(&Invitation),
+) {
+    let api = tokio::spawn(serve_api(listener, Arc::clone(&daemon)));
+    daemon.attachments.restore().await;
+    ready(&daemon.invitation().await);
+    let (peer, nickname, mtu) = (daemon.local, &daemon.settings.nickname, daemon.mtu);
+    tracing::info!(%peer, nickname, mtu, "weft is running");
+    let _ = control.await;
+    api.abort();
+    daemon.attachments.rest();
+}
+
+/// Both engines as they run.
+struct Started {
+    engines: Engines,
+    kernel_engine: KernelEngine,
+    ports: DirectPorts,
+    shortcuts: Shortcuts,
+    /// What of the kernel's offloads the vector engine uses.
+    offloads: BTreeMap<String, bool>,
+    events: Events,
+    events_lost: Lost,
+}
+
+async fn start_engines(
+    settings: &Settings,
+    kernel: &Kernel,
+    local: PeerId,
+    mtu: u16,
+) -> Result<Started, StartError> {
+    let (reporter, events, events_lost) = events::queue();
+    let report = {
+        let reporter = reporter.clone();
+        move |event| reporter.report(event)
+    };
+    crate::choose_libraries();
+    let engine = Engine::start(&engine_config(settings, local, mtu), report.clone())?;
+    let offloads = offloads(&engine);
+    let keepers = crate::holder::keepers(&settings.runtime_dir);
+    let (macs, kept) = remote_set(settings, keepers.ports);
+    let kernel_config = kernel_config(settings, local, mtu, keepers.sockets);
+    let kernel_engine = KernelEngine::start(kernel.clone(), kernel_config, report).await?;
+    let engine = Arc::new(engine);
+    let ports = DirectPorts::new(settings, &engine, &macs, kept);
+    let shortcuts = Shortcuts::new(settings, kernel_engine.switch(), &macs);
+    let engines = Engines::new(engine, kernel_engine.clone(), reporter, RemoteMacs::new(macs.ok()));
+    Ok(Started { engines, kernel_engine, ports, shortcuts, offloads, events, events_lost })
+}
+
+/// The mesh as it was when the daemon ended, or a new one.
+fn start_mesh(
+    settings: &Settings,
+    store: &Store,
+    (local, founding): (PeerId, Founding),
+    origin: weft_mesh::Origin,
+) -> Result<Mesh, StartError> {
+    let saved = store.load(crate::core::control::MESH_FILE)?;
+    let mut config = weft_mesh::Config::new(local, settings.nickname.clone(), settings.port);
+    config.range = settings.range;
+    config.range6 = settings.range6;
+    config.discovery = settings.discovery;
+    config.founding = founding;
+    config.origin = origin;
+    Ok(Mesh::new(std::time::Instant::now(), config, saved, rand::random())?)
+}
+
+fn offloads(engine: &Engine) -> BTreeMap<String, bool> {
+    let found = engine.offloads();
+    BTreeMap::from([
+        ("tap-tso".into(), found.tap_tso.usable()),
+        ("tap-uso".into(), found.tap_uso.usable()),
+        ("udp-segment".into(), found.udp_segment.usable()),
+        ("udp-gro".into(), found.udp_gro.usable()),
+    ])
+}
+
+/// An address in each network that this host reaches without a router; last those of its own containers.
+pub(crate) async fn near(kernel: &Kernel) -> Vec<std::net::IpAddr> {
+    let mut routes = kernel.host_routes().await.unwrap_or_default();
+    routes.sort_by_key(|route| route.stays_on_host);
+    routes.iter().filter_map(|route| route.destination.hosts().next()).collect()
+}
+
+fn lock(dir: &Path) -> Result<Lock, StartError> {
+    Lock::take(dir)?.ok_or_else(|| StartError::AlreadyRunning(dir.into()))
+}
+
+fn kernel_config(
+    settings: &Settings,
+    local: PeerId,
+    mtu: u16,
+    keeper: Arc<dyn SocketKeeper>,
+) -> KernelEngineConfig {
+    KernelEngineConfig {
+        local,
+        vni: VNI,
+        device: SWITCH.into(),
+        tap: TAP.into(),
+        mac: probe_mac(&local),
+        mtu,
+        host: settings.host,
+        encapsulation_port: ENCAPSULATION_PORT,
+        data_channel_port: DATA_CHANNEL_PORT,
+        keeper: Some(keeper),
+        switch: settings.switch.kind(),
+        moves: settings.engine != EngineChoice::Userspace,
+        esp: settings.format != FormatChoice::Ovpn,
+        ovpn: settings.format != FormatChoice::Esp,
+        plain: !settings.trusted_subnets.is_empty(),
+        copy_dscp: settings.copy_dscp,
+        keylog: keylog(),
+    }
+}
+
+fn engine_config(settings: &Settings, local: PeerId, mtu: u16) -> EngineConfig {
+    let mut config = EngineConfig::new(TAP, VNI, mtu);
+    config.local = local;
+    config.probe_mac = Mac(probe_mac(&local));
+    config.bind = settings.host;
+    config.port = settings.data_port;
+    config.workers = settings.workers;
+    config.helpers = settings.helpers;
+    config.pin = settings.pin_workers;
+    config.busy_poll = settings.busy_poll;
+    config.copy_dscp = settings.copy_dscp;
+    config.offloads = settings.offloads;
+    config.keylog = keylog();
+    config
+}
+
+/// Only in builds for tests that read the wire with another program.
+fn keylog() -> Option<PathBuf> {
+    let wanted = cfg!(feature = "keylog").then(|| std::env::var_os("WEFT_SA_KEYLOG"));
+    wanted.flatten().map(PathBuf::from)
+}
+
+/// How many segments of a container's super-packet fill one run of datagrams, so that a super-packet
+/// is one run and no stub follows it.
+pub(crate) fn run_segments(mtu: u16) -> u32 {
+    let datagram = usize::from(mtu) + DATAGRAM_OVERHEAD_BYTES;
+    let segments = weft_io::udp::RUN_BYTES_MAX / datagram;
+    u32::try_from(segments.clamp(1, weft_io::udp::RUN_SEGMENTS_MAX)).unwrap_or(1)
+}
+
+fn path_config(settings: &Settings, offers: Offers, link_mtu: u16, mtu: u16) -> weft_path::Config {
+    let default = weft_path::Config::default();
+    weft_path::Config {
+        ciphers: settings.ciphers.clone(),
+        engines: offers.engines,
+        missing: offers.missing,
+        trusted_subnets: settings.trusted_subnets.clone(),
+        rekey_after: settings.rekey_after,
+        link_mtu,
+        container_mtu: mtu,
+        ..default
+    }
+}
+
+/// The network's secret: as configured, as learnt at an earlier start, or a new one where this host
+/// founds a network; none where it joins by a token.
+fn secret(settings: &Settings, store: &Store) -> Result<Option<Zeroizing<Vec<u8>>>, StartError> {
+    if let Some(password) = &settings.password {
+        if let Err(error) = store.save_secret(password.as_bytes()) {
+            // The next launch is given it too, or finds it once it could be saved.
+            let _ = store.save_secret_or_later(password.as_bytes());
+            tracing::warn!(%error, "the password is not saved; it is tried again");
+        }
+        return Ok(Some(Zeroizing::new(password.as_bytes().to_vec())));
+    }
+    if let Some(secret) = store.load_secret()? {
+        return Ok(Some(secret));
+    }
+    if !settings.hosts.is_empty() {
+        return Ok(None);
+    }
+    let random: [u8; 32] = rand::random();
+    let secret: String = random.iter().map(|byte| format!("{byte:02x}")).collect();
+    store.save_secret(secret.as_bytes())?;
+    Ok(Some(Zeroizing::new(secret.into_bytes())))
+}
+
+fn link_config(
+    settings: &Settings,
+    identity: Identity,
+    secret: Option<Zeroizing<Vec<u8>>>,
+    mesh: &Mesh,
+) -> Result<weft_link::Config, StartError> {
+    let admission = match (secret, &settings.token) {
+        (Some(secret), _) => Admission::Secret(Secret::new(secret.to_vec())?),
+        (None, Some(token)) => Admission::Token(token.parse()?),
+        (None, None) => return Err(StartError::NoAdmission),
+    };
+    let mut config = weft_link::Config::new(identity, settings.nickname.clone(), admission);
+    config.host = settings.host;
+    config.port = settings.port;
+    config.hello = serde_json::to_value(mesh.hello()).unwrap_or_default();
+    Ok(config)
+}
+
+/// The hosts to dial: as configured, else those of the last start.
+fn targets(settings: &Settings, store: &Store) -> Result<Vec<Target>, StartError> {
+    let known = store.load::<Vec<String>>(crate::http::requests::TARGETS_FILE)?.unwrap_or_default();
+    let texts = if settings.hosts.is_empty() {
+        known
+    } else {
+        // What stands there already needs no room.
+        if known != settings.hosts {
+            store.save_or_later(crate::http::requests::TARGETS_FILE, &settings.hosts);
+        }
+        settings.hosts.clone()
+    };
+    Ok(texts.iter().map(|text| text.parse()).collect::<Result<_, _>>()?)
+}
+
+/// Writes what could not be written, once it can be.
+async fn keep_saving(store: Store) {
+    match store.keep_trying().await {}
+}
+
+/// Notices when containers end, and plugs them in again when the switch was removed.
+async fn watch_interfaces(kernel: Kernel, engine: KernelEngine, attachments: Arc<Attachments>) {
+    loop {
+        let Err(error) = follow_interfaces(&kernel, &engine, &attachments).await;
+        tracing::warn!(%error, again_ms = WATCH_RETRY_MS, "interfaces are not watched");
+        tokio::time::sleep(Duration::from_millis(WATCH_RETRY_MS)).await;
+        // The switch may have gone meanwhile.
+        engine.repair().await;
+        attachments.plug_in_all().await;
+    }
+}
+
+async fn follow_interfaces(
+    kernel: &Kernel,
+    engine: &KernelEngine,
+    attachments: &Attachments,
+) -> Result<Infallible, weft_kernel::KernelError> {
+    let mut watch = kernel.watch().await?;
+    loop {
+        match watch.next().await? {
+            LinkEvent::Removed { name } if name == SWITCH => {
+                engine.repair().await;
+                attachments.plug_in_all().await;
+            }
+            LinkEvent::Removed { name } if name == TAP => attachments.renew_tap().await,
+            LinkEvent::Removed { name } => attachments.interface_removed(&name).await,
+            _ => {}
+        }
+    }
+}
+
+/// Warns of routes of the host that contain the range or lie in it, as they come and go.
+async fn watch_routes(kernel: Kernel, range: Ipv4Net, warnings: Warnings) {
+    let range = IpNet::V4(range);
+    let warn = |route: HostRoute| {
+        let HostRoute { destination, interface, .. } = route;
+        let how = if range.contains(&destination) { "lies in" } else { "contains" };
+        format!(
+            "the host's route {destination} via {interface} {how} the range {range}: containers reach addresses of the network there, not what the route leads to; remove it, or launch all hosts with another --ipalloc-range"
+        )
+    };
+    loop {
+        let look = async {
+            let mut watch = kernel.watch_routes(0)?;
+            loop {
+                let routes = kernel.range_routes(range).await?;
+                warnings.set("routes", routes.into_iter().map(warn).collect());
+                watch.changed().await?;
+                tokio::time::sleep(Duration::from_millis(ROUTES_LOOK_MS)).await;
+            }
+        };
+        let result: Result<Infallible, weft_kernel::KernelError> = look.await;
+        let Err(error) = result;
+        tracing::debug!(%error, "routes are not watched");
+        tokio::time::sleep(Duration::from_millis(ROUTES_LOOK_MS)).await;
+    }
+}
+
+/// Keeps Docker's firewall from judging the switch's frames, where br_netfilter hands them to it.
+async fn keep_forward_rule(kernel: Kernel, switch: SwitchKind) {
+    if switch != SwitchKind::Bridge {
+        return;
+    }
+    let Ok(mut rule) = ForwardRule::new(kernel, SWITCH) else { return };
+    let mut told = None;
+    loop {
+        let result = async {
+            let mut watch = rule.watch()?;
+            rule.ensure().await?;
+            loop {
+                rule.keep(&mut watch).await?;
+                tracing::info!("the accept rule for bridged frames was brought up to date");
+            }
+        };
+        let result: Result<(), weft_kernel::KernelError> = result.await;
+        let reason = result.err().map(|error| error.to_string());
+        if reason != told {
+            tracing::warn!(reason, "bridged frames may be dropped by this host's firewall");
+            told = reason;
+        }
+        tokio::time::sleep(Duration::from_millis(FORWARD_RULE_RETRY_MS)).await;
+    }
+}
+
+async fn remove_forward_rule(kernel: &Kernel) {
+    let Ok(mut rule) = ForwardRule::new(kernel.clone(), SWITCH) else { return };
+    if let Err(error) = rule.remove().await {
+        tracing::debug!(%error, "no accept rule to remove");
+    }
+}
+
+async fn serve_api(listener: ApiListener, daemon: Arc<Daemon>) {
+    if let Err(error) = weft_api::serve(listener, crate::http::router(daemon)).await {
+        tracing::error!(%error, "the API has ended");
+    }
+}
+
+async fn stop_on_signal(stop: Arc<watch::Sender<bool>>) {
+    use tokio::signal::unix::{SignalKind, signal};
+    let (Ok(mut terminate), Ok(mut interrupt)) =
+        (signal(SignalKind::terminate()), signal(SignalKind::interrupt()))
+    else {
+        return tracing::error!("signals are not watched; stop with weft stop");
+    };
+    tokio::select! {
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => {}
+    }
+    stop.send_replace(true);
+}
+
+pub(crate) const IDENTITY_FILE: &str = "identity.pem";
+const RUNTIME_THREADS: usize = 2;
+/// Shortest pause between two looks at the host's routes, which may be a million, in milliseconds.
+const ROUTES_LOOK_MS: u64 = 5_000;
+const SHUTDOWN_TIMEOUT_MS: u64 = 2_000;
+const REQUESTS_QUEUED_MAX: usize = 1_024;
+/// Pause after the accept rule for bridged frames could not be looked after.
+const FORWARD_RULE_RETRY_MS: u64 = 10_000;
+/// UDP payload of a full segment less its inner IP packet: ESP in UDP without outer IP and UDP headers.
+const DATAGRAM_OVERHEAD_BYTES: usize = weft_packet::esp::packet_len(weft_packet::ethernet::LEN);
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+    use crate::config::LaunchOptions;
+
+    #[test]
+    fn what_is_set_for_the_vector_engine_reaches_it() {
+        let options = LaunchOptions {
+            host: Some([192, 0, 2, 1].into()),
+            data_port: Some(7_001),
+            workers: Some(3),
+            helpers: Some(2),
+            pin_workers: true,
+            busy_poll: Some(7),
+            no_offloads: true,
+            copy_dscp: true,
+            ..LaunchOptions::default()
+        };
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let settings = options.settings(Some(file.path()), Path::new("/run/weft")).unwrap();
+        let config = engine_config(&settings, PeerId::from_bytes([5; 32]), 1_300);
+        assert_eq!((config.bind, config.port), (Some([192, 0, 2, 1].into()), 7_001));
+        assert_eq!((config.workers, config.helpers), (3, Some(2)));
+        assert_eq!(config.busy_poll, Some(Duration::from_micros(7)));
+        assert!(config.pin && config.copy_dscp && !config.offloads);
+        assert_eq!((config.local, config.container_mtu), (PeerId::from_bytes([5; 32]), 1_300));
+    }
+
+    #[test]
+    fn a_super_packet_of_a_container_is_one_run() {
+        assert_eq!(run_segments(1388), 45);
+        assert!(usize::try_from(run_segments(8888)).is_ok_and(|n| n * 8952 <= 65_507));
+    }
+}

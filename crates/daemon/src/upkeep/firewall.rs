@@ -1,0 +1,79 @@
+//! Whether this host's own firewall stops what Weft carries, for status: its rules are read when they change.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use weft_kernel::engine::{KernelEngine, Support, SwitchKind};
+use weft_kernel::{Carried, Kernel, KernelError, NftWatch, Obstacle};
+
+use crate::config::Settings;
+use crate::start::SWITCH;
+
+/// How long after a change the rules are read, in milliseconds: changes come in crowds.
+const SETTLE_MS: u64 = 500;
+/// How often they are read though no change was seen, in milliseconds: br_netfilter is switched on
+/// without a word.
+const LOOK_MS: u64 = 60_000;
+
+/// What was found last.
+#[derive(Clone, Default)]
+pub(crate) struct Firewall(Arc<Mutex<Vec<Obstacle>>>);
+
+impl Firewall {
+    pub(crate) fn found(&self) -> Vec<Obstacle> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn set(&self, found: Vec<Obstacle>) {
+        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if *known != found {
+            for Obstacle { chain, effect, remedy } in &found {
+                tracing::warn!(chain, effect, remedy, "this host's firewall");
+            }
+            *known = found;
+        }
+    }
+
+    /// Looks again and again, for as long as it is polled.
+    pub(crate) async fn keep(self, kernel: Kernel, engine: KernelEngine, settings: Settings) {
+        let mut told = None;
+        loop {
+            let Err(error) = self.follow(&kernel, &engine, &settings).await;
+            let error = error.to_string();
+            if told.as_ref() != Some(&error) {
+                tracing::info!(error, "not known whether this host's firewall stops Weft");
+                told = Some(error);
+            }
+            tokio::time::sleep(Duration::from_millis(LOOK_MS)).await;
+        }
+    }
+
+    async fn follow(
+        &self,
+        kernel: &Kernel,
+        engine: &KernelEngine,
+        settings: &Settings,
+    ) -> Result<std::convert::Infallible, KernelError> {
+        let mut watch = kernel.watch_foreign_rules()?;
+        let mut support = engine.support();
+        loop {
+            let ipsec = matches!(&*support.borrow_and_update(), Support::Ready { esp: Ok(_), .. });
+            let bridge = (engine.switch() == SwitchKind::Bridge).then(|| SWITCH.to_owned());
+            let ranges = std::iter::once(settings.range.into());
+            let ranges = ranges.chain(settings.range6.map(Into::into)).collect();
+            self.set(kernel.obstacles(&Carried { bridge, ranges, ipsec }).await?);
+            tokio::select! {
+                changed = support.changed() => if changed.is_err() { std::future::pending().await },
+                changed = settled(&mut watch) => changed?,
+                () = tokio::time::sleep(Duration::from_millis(LOOK_MS)) => {}
+            }
+        }
+    }
+}
+
+/// Waits until rules have changed and a moment has gone by.
+async fn settled(watch: &mut NftWatch) -> Result<(), KernelError> {
+    watch.changed().await?;
+    tokio::time::sleep(Duration::from_millis(SETTLE_MS)).await;
+    Ok(())
+}

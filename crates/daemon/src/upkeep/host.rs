@@ -1,0 +1,216 @@
+//! What is checked, kept and cleaned on the host around the daemon.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write as _};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+use super::log::LOG;
+use super::store::{Lock, Store, StoreError, make_private_dir};
+use crate::StartError;
+use crate::config::Settings;
+
+/// Checks before anything is changed, so that a mistake is told at once and by name.
+///
+/// # Errors
+/// Not root, no TUN device, a second daemon, a port in use.
+pub fn check_host(settings: &Settings) -> Result<(), StartError> {
+    if !rustix::process::geteuid().is_root() {
+        return Err(StartError::NotRoot);
+    }
+    OpenOptions::new().read(true).write(true).open("/dev/net/tun").map_err(StartError::NoTun)?;
+    for dir in [&settings.runtime_dir, &settings.state_dir] {
+        if Lock::take(dir)?.is_none() {
+            return Err(StartError::AlreadyRunning(dir.clone()));
+        }
+    }
+    for (port, what, flag) in
+        [(settings.port, "links", "--port"), (settings.data_port, "data", "--data-port")]
+    {
+        if is_port_in_use(settings, port) {
+            return Err(StartError::PortInUse { port, what, flag });
+        }
+    }
+    Ok(())
+}
+
+fn is_port_in_use(settings: &Settings, port: u16) -> bool {
+    let addresses = match settings.host {
+        Some(address) => vec![address],
+        None => vec![Ipv6Addr::UNSPECIFIED.into(), Ipv4Addr::UNSPECIFIED.into()],
+    };
+    addresses.into_iter().any(|address| {
+        UdpSocket::bind(SocketAddr::new(address, port))
+            .is_err_and(|error| error.kind() == io::ErrorKind::AddrInUse)
+    })
+}
+
+/// Lets this process have as many descriptors as it may: each worker takes dozens, each direct port and
+/// each connection of a data channel device a few, and a shell gives 1,024.
+pub fn raise_descriptor_limit() {
+    let limit = getrlimit(Resource::Nofile);
+    if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }) {
+        tracing::warn!(%error, limit = limit.current, "descriptors end where they do by default");
+    }
+}
+
+/// Chooses the libraries that the vector engine, or a device in userspace, seals and opens with, by a race.
+/// Takes [`RACE_MS`](weft_engine::race::RACE_MS) of the calling thread.
+pub fn choose_libraries() {
+    for winners in weft_engine::race::prefer_fastest() {
+        let names = |choice: weft_crypto::Choice| {
+            weft_crypto::SizeClass::ALL.map(|class| choice.of(class).name()).join(" ")
+        };
+        tracing::info!(
+            cipher = %winners.cipher,
+            sealing = names(winners.sealing),
+            opening = names(winners.opening),
+            "chose the fastest library for small, full and large packets"
+        );
+    }
+}
+
+/// The log of a detached daemon, which has it as its standard error.
+pub fn log_path(state_dir: &Path, runtime_dir: &Path) -> PathBuf {
+    let other = runtime_dir.join(LOG);
+    match std::fs::read_link("/proc/self/fd/2") {
+        Ok(open) if open == other => other,
+        _ => state_dir.join(LOG),
+    }
+}
+
+/// Opens the log of a detached daemon; the log of the run before is kept beside it. Where the state directory
+/// cannot be written, it is one in the runtime directory, and `progress` is told why. The file, and where it is.
+///
+/// # Errors
+/// Neither can be written.
+pub fn open_log(
+    state_dir: &Path,
+    runtime_dir: &Path,
+    progress: impl Fn(&str),
+) -> anyhow::Result<(File, PathBuf)> {
+    open_log_in(state_dir).or_else(|error| {
+        let (file, path) = open_log_in(runtime_dir)?;
+        progress(&format!("weft: {error:#}; the log goes to {}", path.display()));
+        Ok((file, path))
+    })
+}
+
+/// The first line tells whether there is room for others.
+fn open_log_in(dir: &Path) -> anyhow::Result<(File, PathBuf)> {
+    make_private_dir(dir)?;
+    let path = dir.join(LOG);
+    let _ = std::fs::rename(&path, super::log::old(&path));
+    let open = || {
+        let mut file = super::log::append(&path)?;
+        writeln!(file, "weft {}", env!("CARGO_PKG_VERSION"))?;
+        Ok(file)
+    };
+    match open() {
+        Ok(file) => Ok((file, path)),
+        Err(error) => Err(StoreError::Io { action: "write", path, error }.into()),
+    }
+}
+
+/// Waits until the daemon of a runtime directory has ended; tells `progress` of a wait that is long.
+///
+/// # Errors
+/// It has not ended in time.
+pub async fn wait_until_stopped(runtime_dir: &Path, progress: impl Fn(&str)) -> anyhow::Result<()> {
+    let start = Instant::now();
+    let mut next_word = Duration::from_millis(STOP_PROGRESS_MS);
+    while Lock::take(runtime_dir)?.is_none() {
+        let waited = start.elapsed();
+        if waited >= Duration::from_millis(STOP_TIMEOUT_MS) {
+            bail!(
+                "the daemon was told to stop and still runs after {} s; {LOG} in its state directory says \
+                 what it waits for; killed, it leaves interfaces and IPsec states that the next weft launch or \
+                 weft reset removes",
+                STOP_TIMEOUT_MS / 1000
+            );
+        }
+        if waited >= next_word {
+            next_word = waited + Duration::from_millis(STOP_PROGRESS_MS);
+            progress(&format!("waiting for the daemon to end ({} s) ...", waited.as_secs()));
+        }
+        tokio::time::sleep(Duration::from_millis(STOP_POLL_MS)).await;
+    }
+    Ok(())
+}
+
+/// What a reset took away, and what it left.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Reset {
+    /// Identity, ranges, attachments and secret went with this directory; `None`: it holds none.
+    pub state: Option<PathBuf>,
+    /// The directory in which the last daemon here kept them, if it is another.
+    pub left: Option<PathBuf>,
+}
+
+/// Notes where a daemon keeps its state, for a reset that is not told.
+pub(crate) fn note_state_dir(settings: &Settings) {
+    let text = settings.state_dir.to_string_lossy();
+    if let Err(error) = std::fs::write(settings.runtime_dir.join(STATE_NOTE), text.as_bytes()) {
+        tracing::debug!(%error, "the state directory is not noted");
+    }
+}
+
+/// Removes what Weft made on this host: interfaces, and with the state directory identity, ranges, attachments
+/// and secret. A directory that holds no identity is left alone.
+///
+/// # Errors
+/// The daemon still runs, or something cannot be removed.
+pub async fn reset(state_dir: &Path, runtime_dir: &Path) -> anyhow::Result<Reset> {
+    let Some(_lock) = Lock::take(runtime_dir)? else {
+        bail!("the daemon still runs; end it with: weft stop");
+    };
+    crate::holder::release(runtime_dir);
+    let kernel = weft_kernel::Kernel::new()?;
+    remove_direct_ports(state_dir, &kernel).await;
+    weft_kernel::engine::remove_all(&kernel, crate::start::SWITCH).await?;
+    let note = runtime_dir.join(STATE_NOTE);
+    let noted = std::fs::read_to_string(&note).ok().map(PathBuf::from);
+    let left = noted.filter(|noted| !is_same(noted, state_dir) && holds_state(noted));
+    if left.is_none() {
+        let _ = std::fs::remove_file(note);
+    }
+    if !holds_state(state_dir) {
+        return Ok(Reset { state: None, left });
+    }
+    std::fs::remove_dir_all(state_dir)
+        .with_context(|| format!("cannot delete {}", state_dir.display()))?;
+    Ok(Reset { state: Some(state_dir.into()), left })
+}
+
+fn is_same(one: &Path, other: &Path) -> bool {
+    one == other || one.canonicalize().is_ok_and(|one| other.canonicalize().is_ok_and(|o| o == one))
+}
+
+/// Whether a directory is one that a daemon keeps its state in.
+fn holds_state(dir: &Path) -> bool {
+    [crate::start::IDENTITY_FILE, crate::core::control::MESH_FILE]
+        .iter()
+        .any(|file| dir.join(file).exists())
+}
+
+/// Without a list of what is attached, or with one that cannot be read, there is nothing to find the
+/// devices by: they go with their containers.
+async fn remove_direct_ports(state_dir: &Path, kernel: &weft_kernel::Kernel) {
+    if state_dir.exists()
+        && let Ok(store) = Store::open(state_dir)
+    {
+        let _ = crate::services::attach::attachments::remove_direct_ports(&store, kernel).await;
+    }
+}
+
+/// Stands in the runtime directory and says where the state is.
+const STATE_NOTE: &str = "state-directory";
+/// Longest wait for a stopping daemon, in milliseconds: a host without a core to spare is slow to take
+/// a thousand peers' states out of its kernel.
+const STOP_TIMEOUT_MS: u64 = 60_000;
+const STOP_PROGRESS_MS: u64 = 3_000;
+const STOP_POLL_MS: u64 = 50;

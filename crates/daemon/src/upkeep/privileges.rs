@@ -1,0 +1,146 @@
+//! The daemon's rights: what it needs of root's, and no more, whoever starts it.
+//!
+//! Landlock is not among the means: a process under it may not open the network namespace of a process
+//! outside, which is what attaching a container is.
+
+use std::io;
+
+use anyhow::Context;
+use rustix::thread::{CapabilitySet, CapabilitySets};
+use seccompiler::{BpfProgram, SeccompAction, SeccompFilter};
+
+/// The capabilities that the daemon keeps, those of `packaging/weft.service`: devices, routes and raw packets,
+/// ports below 1024, the namespaces of containers with notices of their devices, and files of theirs and of
+/// Docker's.
+const NEEDED: CapabilitySet = CapabilitySet::NET_ADMIN
+    .union(CapabilitySet::NET_RAW)
+    .union(CapabilitySet::NET_BIND_SERVICE)
+    .union(CapabilitySet::NET_BROADCAST)
+    .union(CapabilitySet::SYS_ADMIN)
+    .union(CapabilitySet::SYS_PTRACE)
+    .union(CapabilitySet::DAC_OVERRIDE)
+    .union(CapabilitySet::DAC_READ_SEARCH);
+
+/// System calls that neither the daemon nor the programs that it starts (`nft`, `iptables`) have use for, and
+/// by which a program that was taken over leaves its bounds: other processes' memory, mounts, modules, the
+/// kernel itself, its clock and its keys. A list of what is allowed would have to hold for every version of
+/// those programs.
+const REFUSED: [i64; 43] = [
+    libc::SYS_acct,
+    libc::SYS_add_key,
+    libc::SYS_adjtimex,
+    libc::SYS_chroot,
+    libc::SYS_clock_adjtime,
+    libc::SYS_clock_settime,
+    libc::SYS_delete_module,
+    libc::SYS_finit_module,
+    libc::SYS_fsconfig,
+    libc::SYS_fsmount,
+    libc::SYS_fsopen,
+    libc::SYS_fspick,
+    libc::SYS_init_module,
+    libc::SYS_io_uring_enter,
+    libc::SYS_io_uring_register,
+    libc::SYS_io_uring_setup,
+    libc::SYS_kexec_file_load,
+    libc::SYS_kexec_load,
+    libc::SYS_keyctl,
+    libc::SYS_lookup_dcookie,
+    libc::SYS_mount,
+    libc::SYS_mount_setattr,
+    libc::SYS_move_mount,
+    libc::SYS_open_by_handle_at,
+    libc::SYS_open_tree,
+    libc::SYS_perf_event_open,
+    libc::SYS_personality,
+    libc::SYS_pivot_root,
+    libc::SYS_process_vm_readv,
+    libc::SYS_process_vm_writev,
+    libc::SYS_ptrace,
+    libc::SYS_quotactl,
+    libc::SYS_quotactl_fd,
+    libc::SYS_reboot,
+    libc::SYS_request_key,
+    libc::SYS_setdomainname,
+    libc::SYS_sethostname,
+    libc::SYS_settimeofday,
+    libc::SYS_swapoff,
+    libc::SYS_swapon,
+    libc::SYS_syslog,
+    libc::SYS_umount2,
+    libc::SYS_userfaultfd,
+];
+
+/// Gives up what is not needed, for this process and all that it starts. Call it while there is one thread,
+/// and after what mounts something ([`weft_kernel::open_settings`]). A kernel that lacks one of the means
+/// leaves a daemon that works, and a line in the log.
+pub(crate) fn reduce() {
+    for (what, result) in [
+        ("capabilities", drop_capabilities().map_err(Into::into)),
+        ("system calls", refuse_system_calls()),
+    ] {
+        if let Err(error) = result {
+            tracing::warn!(%error, "the daemon keeps all {what} of root");
+        }
+    }
+}
+
+fn drop_capabilities() -> io::Result<()> {
+    rustix::thread::clear_ambient_capability_set()?;
+    let held = rustix::thread::capabilities(None)?;
+    // Without CAP_SETPCAP, as under systemd, the bounding set is what somebody else made it.
+    if held.effective.contains(CapabilitySet::SETPCAP) {
+        for capability in CapabilitySet::all().difference(NEEDED).iter() {
+            match rustix::thread::remove_capability_from_bounding_set(capability) {
+                // One that this kernel does not know yet.
+                Err(rustix::io::Errno::INVAL) | Ok(()) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+    let sets = CapabilitySets {
+        effective: held.effective.intersection(NEEDED),
+        permitted: held.permitted.intersection(NEEDED),
+        inheritable: CapabilitySet::empty(),
+    };
+    Ok(rustix::thread::set_capabilities(None, sets)?)
+}
+
+fn refuse_system_calls() -> anyhow::Result<()> {
+    rustix::thread::set_no_new_privs(true)?;
+    let program = filter()?;
+    seccompiler::apply_filter_all_threads(&program).context("seccomp refuses the filter")
+}
+
+fn filter() -> anyhow::Result<BpfProgram> {
+    let refusal = SeccompAction::Errno(rustix::io::Errno::PERM.raw_os_error().unsigned_abs());
+    let rules = REFUSED.into_iter().map(|call| (call, Vec::new())).collect();
+    let architecture = std::env::consts::ARCH.try_into().context("no filter for this processor")?;
+    let filter = SeccompFilter::new(rules, SeccompAction::Allow, refusal, architecture)?;
+    Ok(filter.try_into()?)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    #[test]
+    fn the_filter_is_one_that_a_kernel_takes() {
+        let program = filter().unwrap();
+        // The kernel's limit (BPF_MAXINSNS).
+        assert!(program.len() > REFUSED.len() && program.len() <= 4_096, "{}", program.len());
+    }
+
+    #[test]
+    fn the_unit_bounds_the_same_capabilities() {
+        let unit = include_str!("../../../../packaging/weft.service");
+        let line = unit.lines().find_map(|line| line.strip_prefix("CapabilityBoundingSet="));
+        let mut named: Vec<_> = line.unwrap().split_whitespace().collect();
+        named.sort_unstable();
+        let mut kept: Vec<_> = NEEDED.iter_names().map(|(name, _)| format!("CAP_{name}")).collect();
+        kept.sort_unstable();
+        assert_eq!(named, kept);
+    }
+}

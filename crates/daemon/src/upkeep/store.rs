@@ -1,0 +1,390 @@
+//! What survives a restart: small JSON files in the state directory, replaced atomically.
+
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+use std::convert::Infallible;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, SystemTime};
+
+use rustix::fs::{FlockOperation, flock};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use zeroize::Zeroizing;
+
+/// The state directory of one daemon.
+#[derive(Clone)]
+pub(crate) struct Store {
+    dir: PathBuf,
+    faults: Arc<Mutex<Faults>>,
+}
+
+/// Files that could not be written, by name.
+type Faults = BTreeMap<String, Fault>;
+
+/// A file that could not be written.
+struct Fault {
+    reason: String,
+    since: SystemTime,
+    bytes: usize,
+    /// What is to be written once it can be; `None`: what was to be written has been refused.
+    pending: Option<Zeroizing<Vec<u8>>>,
+}
+
+/// The state directory cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    /// A file cannot be read or written (the disk, permissions).
+    #[error("cannot {action} {path}: {error}{}", advice(error))]
+    Io {
+        /// Read, write, create.
+        action: &'static str,
+        /// Which file.
+        path: PathBuf,
+        /// Why.
+        error: io::Error,
+    },
+    /// A file holds something else than this version of Weft wrote.
+    #[error(
+        "{path} is not readable by this version of weft ({error}); restore it from a backup, or weft reset"
+    )]
+    Malformed {
+        /// Which file.
+        path: PathBuf,
+        /// What is wrong.
+        error: serde_json::Error,
+    },
+}
+
+impl Store {
+    /// Opens the directory, making it for root alone where there is none.
+    pub(crate) fn open(dir: &Path) -> Result<Self, StoreError> {
+        make_private_dir(dir)?;
+        Ok(Self { dir: dir.into(), faults: Arc::default() })
+    }
+
+    /// The path of a file in it.
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.dir.join(name)
+    }
+
+    /// Reads a file; `None` if there is none.
+    pub(crate) fn load<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>, StoreError> {
+        let path = self.path(name);
+        let Some(text) = self.read(name)? else { return Ok(None) };
+        serde_json::from_slice(&text)
+            .map(Some)
+            .map_err(|error| StoreError::Malformed { path, error })
+    }
+
+    /// Replaces a file so that after a power cut either the old or the new one is there whole. After an
+    /// error the old one is.
+    pub(crate) fn save<T: Serialize>(&self, name: &str, value: &T) -> Result<(), StoreError> {
+        let text = self.text(name, value)?;
+        self.write(name, &text, false)
+    }
+
+    /// Like [`Self::save`], for what has happened already: what cannot be written now is written later.
+    pub(crate) fn save_or_later<T: Serialize>(&self, name: &str, value: &T) {
+        let saved = self.text(name, value).and_then(|text| self.write(name, &text, true));
+        if let Err(error) = saved {
+            tracing::warn!(%error, "not saved; it is tried again");
+        }
+    }
+
+    fn text<T: Serialize>(&self, name: &str, value: &T) -> Result<Vec<u8>, StoreError> {
+        serde_json::to_vec_pretty(value)
+            .map_err(|error| StoreError::Malformed { path: self.path(name), error })
+    }
+
+    /// The network's secret, once one is known: the bytes as they were kept.
+    pub(crate) fn load_secret(&self) -> Result<Option<Zeroizing<Vec<u8>>>, StoreError> {
+        self.read(SECRET)
+    }
+
+    /// Keeps the network's secret, readable by root alone. One that is kept already is not written again,
+    /// so that a full disk keeps no daemon from starting.
+    pub(crate) fn save_secret(&self, secret: &[u8]) -> Result<(), StoreError> {
+        match self.read(SECRET)? {
+            Some(known) if known.as_slice() == secret => Ok(()),
+            _ => self.write(SECRET, secret, false),
+        }
+    }
+
+    /// Like [`Self::save_secret`]; what cannot be written now is written later.
+    pub(crate) fn save_secret_or_later(&self, secret: &[u8]) -> Result<(), StoreError> {
+        self.write(SECRET, secret, true)
+    }
+
+    /// Why nothing can be written, and since when, if so.
+    pub(crate) fn fault(&self) -> Option<String> {
+        let faults = self.lock();
+        let Fault { reason, since, .. } = faults.values().min_by_key(|fault| fault.since)?;
+        Some(format!(
+            "the state directory cannot be written since {}: {reason}; what would have to be kept is refused",
+            crate::timestamp::format(*since)
+        ))
+    }
+
+    /// Writes what could not be written before, again and again until it can be.
+    pub(crate) async fn keep_trying(&self) -> Infallible {
+        let mut pause_ms = RETRY_FIRST_MS;
+        loop {
+            tokio::time::sleep(Duration::from_millis(pause_ms)).await;
+            pause_ms = match self.try_again() {
+                true => RETRY_FIRST_MS,
+                false => (pause_ms * 2).min(RETRY_MAX_MS),
+            };
+        }
+    }
+
+    /// Whether all can be written again.
+    fn try_again(&self) -> bool {
+        let mut faults = self.lock();
+        let before = faults.len();
+        faults.retain(|name, fault| {
+            let written = match &fault.pending {
+                Some(bytes) => self.replace(name, bytes),
+                None => self.probe(fault.bytes),
+            };
+            if let Err(error) = &written {
+                fault.reason = error.to_string();
+            }
+            written.is_err()
+        });
+        if before > 0 && faults.is_empty() {
+            tracing::info!("the state directory can be written again");
+        }
+        faults.is_empty()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Faults> {
+        self.faults.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn read(&self, name: &str) -> Result<Option<Zeroizing<Vec<u8>>>, StoreError> {
+        match fs::read(self.path(name)) {
+            Ok(bytes) => Ok(Some(Zeroizing::new(bytes))),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(StoreError::Io { action: "read", path: self.path(name), error }),
+        }
+    }
+
+    /// One file is written at a time, so that nothing older comes after it.
+    fn write(&self, name: &str, bytes: &[u8], later: bool) -> Result<(), StoreError> {
+        let mut faults = self.lock();
+        let result = self.replace(name, bytes);
+        match &result {
+            Ok(()) => drop(faults.remove(name)),
+            Err(error) => {
+                let (reason, since) = (error.to_string(), SystemTime::now());
+                let fault = Fault { reason, since, bytes: bytes.len(), pending: None };
+                let fault = match faults.entry(name.to_owned()) {
+                    Entry::Vacant(entry) => entry.insert(fault),
+                    Entry::Occupied(entry) => {
+                        let known = entry.into_mut();
+                        (known.reason, known.bytes) = (fault.reason, fault.bytes);
+                        known
+                    }
+                };
+                if later {
+                    fault.pending = Some(Zeroizing::new(bytes.to_vec()));
+                }
+            }
+        }
+        result
+    }
+
+    /// Whether a file of so many bytes can be written.
+    fn probe(&self, bytes: usize) -> Result<(), StoreError> {
+        self.replace(PROBE, &vec![0; bytes.max(1)])?;
+        let _ = fs::remove_file(self.path(PROBE));
+        Ok(())
+    }
+
+    fn replace(&self, name: &str, bytes: &[u8]) -> Result<(), StoreError> {
+        let path = self.path(name);
+        let temporary = self.path(&format!("{name}.new"));
+        let replace = || {
+            let mut file = OpenOptions::new()
+                .write(true)
+                .create(true)
+                .truncate(true)
+                .mode(0o600)
+                .open(&temporary)?;
+            file.write_all(bytes)?;
+            file.sync_all()?;
+            fs::rename(&temporary, &path)?;
+            File::open(&self.dir)?.sync_all()
+        };
+        replace().map_err(|error| {
+            // What there is of it takes room.
+            let _ = fs::remove_file(&temporary);
+            StoreError::Io { action: "write", path: path.clone(), error }
+        })
+    }
+}
+
+/// Makes a directory that only root may enter, with its parents.
+pub fn make_private_dir(dir: &Path) -> Result<(), StoreError> {
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(dir).map_err(|error| StoreError::Io {
+        action: "create",
+        path: dir.into(),
+        error,
+    })
+}
+
+/// Whether a state directory holds a network's secret.
+pub fn has_secret(state_dir: &Path) -> bool {
+    state_dir.join(SECRET).exists()
+}
+
+/// Held as long as the daemon lives; the kernel lets go of it even after `kill -9`.
+pub(crate) struct Lock {
+    _file: File,
+}
+
+impl Lock {
+    /// Takes the lock of a directory; `None` if another daemon holds it.
+    pub(crate) fn take(dir: &Path) -> Result<Option<Self>, StoreError> {
+        make_private_dir(dir)?;
+        let path = dir.join(LOCK);
+        // Not open for writing: a file system with such a file cannot be made read-only.
+        let open = || match File::open(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                let options = &mut OpenOptions::new();
+                drop(options.write(true).create(true).truncate(false).mode(0o600).open(&path)?);
+                File::open(&path)
+            }
+            opened => opened,
+        };
+        let file =
+            open().map_err(|error| StoreError::Io { action: "open", path: path.clone(), error })?;
+        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => Ok(Some(Self { _file: file })),
+            Err(rustix::io::Errno::WOULDBLOCK) => Ok(None),
+            Err(error) => Err(StoreError::Io { action: "lock", path, error: error.into() }),
+        }
+    }
+}
+
+/// What to do about an error of the disk.
+fn advice(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => "; make room on that disk",
+        io::ErrorKind::ReadOnlyFilesystem => "; mount that file system writable",
+        _ => "",
+    }
+}
+
+const SECRET: &str = "secret";
+/// A file that tells whether there is room.
+const PROBE: &str = "probe";
+/// First pause before what could not be written is tried again, in milliseconds; doubles each time.
+const RETRY_FIRST_MS: u64 = 1_000;
+/// Longest such pause, in milliseconds.
+const RETRY_MAX_MS: u64 = 8_000;
+const LOCK: &str = "lock";
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    #[test]
+    fn a_saved_value_is_loaded_again_and_only_root_reads_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::open(&dir.path().join("state")).unwrap();
+        assert_eq!(store.load::<Vec<u8>>("numbers.json").unwrap(), None);
+        store.save("numbers.json", &vec![1, 2, 3]).unwrap();
+        assert_eq!(store.load("numbers.json").unwrap(), Some(vec![1, 2, 3]));
+        let mode = fs::metadata(store.path("numbers.json")).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
+        // A secret is bytes: it need not be text, and white space at its end is a part of it.
+        for secret in [&b"hunter2"[..], b"ends in space \n", b"\xff\x00\xfe"] {
+            store.save_secret(secret).unwrap();
+            assert_eq!(store.load_secret().unwrap().unwrap().as_slice(), secret);
+        }
+    }
+
+    #[test]
+    fn a_damaged_file_is_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::open(dir.path()).unwrap();
+        fs::write(store.path("numbers.json"), "{").unwrap();
+        let error = store.load::<Vec<u8>>("numbers.json").unwrap_err().to_string();
+        assert!(error.contains("numbers.json") && error.contains("weft reset"), "{error}");
+    }
+
+    /// A directory in place of the file that is written first: there is no disk to fill up in a test.
+    fn break_writing(store: &Store, name: &str) {
+        fs::create_dir_all(store.path(&format!("{name}.new/x"))).unwrap();
+    }
+
+    fn mend_writing(store: &Store, name: &str) {
+        fs::remove_dir_all(store.path(&format!("{name}.new"))).unwrap();
+    }
+
+    #[test]
+    fn what_cannot_be_written_is_told_and_written_once_it_can_be() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::open(dir.path()).unwrap();
+        store.save("numbers.json", &vec![1]).unwrap();
+        assert_eq!(store.fault(), None);
+        break_writing(&store, "numbers.json");
+        store.save_or_later("numbers.json", &vec![2]);
+        store.save("numbers.json", &vec![3]).unwrap_err();
+        let fault = store.fault().unwrap();
+        assert!(
+            fault.contains("cannot be written since") && fault.contains("numbers.json"),
+            "{fault}"
+        );
+        assert!(!store.try_again());
+        assert_eq!(store.load("numbers.json").unwrap(), Some(vec![1]));
+        mend_writing(&store, "numbers.json");
+        assert!(store.try_again());
+        // What was refused is not written later, what has happened is.
+        assert_eq!(store.load("numbers.json").unwrap(), Some(vec![2]));
+        assert_eq!(store.fault(), None);
+    }
+
+    #[test]
+    fn a_refused_file_is_no_fault_any_more_once_there_is_room() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::open(dir.path()).unwrap();
+        break_writing(&store, "numbers.json");
+        break_writing(&store, PROBE);
+        store.save("numbers.json", &vec![1]).unwrap_err();
+        assert!(!store.try_again());
+        mend_writing(&store, PROBE);
+        assert!(store.try_again());
+        assert_eq!((store.fault(), store.load::<Vec<u8>>("numbers.json").unwrap()), (None, None));
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "the probe is gone");
+    }
+
+    #[test]
+    fn the_error_of_a_full_or_read_only_disk_says_what_to_do() {
+        for (errno, what) in [(28, "make room"), (30, "writable")] {
+            let (action, path) = ("write", "/x/mesh.json".into());
+            let error = io::Error::from_raw_os_error(errno);
+            let text = StoreError::Io { action, path, error }.to_string();
+            assert!(text.contains("/x/mesh.json") && text.contains(what), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_directory_has_one_daemon() {
+        let dir = tempfile::tempdir().unwrap();
+        let first = Lock::take(dir.path()).unwrap();
+        assert!(first.is_some());
+        assert!(Lock::take(dir.path()).unwrap().is_none());
+        drop(first);
+        assert!(Lock::take(dir.path()).unwrap().is_some());
+    }
+}

@@ -1,0 +1,50 @@
+//! What is wrong on this host though the daemon runs: shown by `weft status` and `weft doctor`, and told to
+//! the log once as it comes and goes.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// The warnings of all who look after something, by who tells.
+#[derive(Clone, Default)]
+pub(crate) struct Warnings(Arc<Mutex<BTreeMap<&'static str, Vec<String>>>>);
+
+impl Warnings {
+    /// All that there is to warn of now from one who looks after something.
+    pub(crate) fn set(&self, from: &'static str, mut now: Vec<String>) {
+        now.truncate(WARNINGS_MAX);
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = all.insert(from, now.clone()).unwrap_or_default();
+        for warning in now.iter().filter(|warning| !before.contains(warning)) {
+            tracing::warn!(warning);
+        }
+        for warning in before.iter().filter(|warning| !now.contains(warning)) {
+            tracing::info!(warning, "no longer so");
+        }
+    }
+
+    /// All of them.
+    pub(crate) fn list(&self) -> Vec<String> {
+        let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        all.values().flatten().cloned().collect()
+    }
+}
+
+/// Warnings of one kind that are shown.
+const WARNINGS_MAX: usize = 16;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_source_replaces_its_own_warnings_alone() {
+        let warnings = Warnings::default();
+        warnings.set("routes", vec!["a route".into()]);
+        warnings.set("disk", vec!["full".into(), "slow".into()]);
+        assert_eq!(warnings.list(), ["full", "slow", "a route"]);
+        warnings.set("disk", Vec::new());
+        assert_eq!(warnings.list(), ["a route"]);
+        warnings.set("routes", (0..100).map(|n| n.to_string()).collect());
+        assert_eq!(warnings.list().len(), WARNINGS_MAX);
+    }
+}
