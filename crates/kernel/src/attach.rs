@@ -136,7 +136,7 @@ impl Kernel {
             Some(pair) => pair,
             None => self.create_pair(spec, namespace, inside).await?,
         };
-        self.set_up_host_end(spec, &host, bridge.as_ref()).await?;
+        self.set_up_host_end(spec, &host, bridge.as_ref(), spec.mac).await?;
         ignore_routers(namespace, &spec.name, &spec.namespace)?;
         self.set_up_container_end(spec, &end, inside).await?;
         let attached = place.set_up_network(spec, &end).await?;
@@ -344,15 +344,18 @@ impl Kernel {
         Ok((socket.need_link(&spec.host_name).await?, inside.need_link(&spec.name).await?))
     }
 
+    /// `mac` is the container's address.
     pub(crate) async fn set_up_host_end(
         &self,
         spec: &AttachSpec,
         host: &Link,
         bridge: Option<&Link>,
+        mac: [u8; 6],
     ) -> Result<(), KernelError> {
         let socket = self.socket();
         if let Some(bridge) = bridge {
             self.join(host, bridge).await?;
+            socket.bind_to_port(host, mac).await?;
         }
         socket.disable_autoconfiguration(host).await?;
         ignore_routers(&self.inner.home, &spec.host_name, this_host())?;

@@ -87,7 +87,7 @@ impl Kernel {
                 (host, local, tap)
             }
         };
-        self.set_up_host_end(&pair, &host, bridge.as_ref()).await?;
+        self.set_up_host_end(&pair, &host, bridge.as_ref(), spec.mac).await?;
         // Nothing of its own leaves by it.
         ipv6::set(namespace, &pair.name, "disable_ipv6", "1")?;
         self.set_up_container_end(&pair, &local, inside).await?;

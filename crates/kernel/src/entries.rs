@@ -15,7 +15,7 @@ use netlink_packet_route::{
 };
 
 use crate::{
-    attach::family_of, error::KernelError, route::ROUTE_PROTOCOL, socket::Socket,
+    attach::family_of, error::KernelError, link::Link, route::ROUTE_PROTOCOL, socket::Socket,
     vxlan::OuterFamily,
 };
 
@@ -204,6 +204,40 @@ impl Socket {
         Ok(tables)
     }
 
+    /// Binds a container's MAC to its port of the bridge. Neither a neighbour that sends with it as its source, nor a
+    /// loop that brings the container's own frames back, draws its traffic then.
+    ///
+    /// # Errors
+    /// The kernel's refusal.
+    pub(crate) async fn bind_to_port(
+        &self,
+        port: &Link,
+        mac: MacAddress,
+    ) -> Result<(), KernelError> {
+        if self.is_bound_to_port(port, mac).await {
+            return Ok(());
+        }
+        let entry = RouteNetlinkMessage::NewNeighbour(forwarding_entry(port.index, mac));
+        let doing = || format!("bind {} to port {}", mac_text(&mac), port.name);
+        self.change(entry, NLM_F_CREATE | NLM_F_REPLACE)
+            .await
+            .map_err(|error| error.while_doing(doing()))
+    }
+
+    async fn is_bound_to_port(&self, port: &Link, mac: MacAddress) -> bool {
+        let mut question = NeighbourMessage::default();
+        question.header.family = AddressFamily::Bridge;
+        question.header.ifindex = port.index;
+        question.header.flags = NeighbourFlags::Controller;
+        question.attributes = vec![NeighbourAttribute::LinkLayerAddress(mac.to_vec())];
+        // An entry that is not there is an error.
+        let found = self.get(RouteNetlinkMessage::GetNeighbour(question)).await;
+        matches!(found, Ok(Some(RouteNetlinkMessage::NewNeighbour(entry)))
+            if entry.header.ifindex == port.index
+                && entry.header.state == NeighbourState::Noarp
+                && entry.header.flags.contains(NeighbourFlags::Sticky))
+    }
+
     /// One neighbour table: forwarding entries for `AddressFamily::Bridge`, else ARP or ND.
     async fn neighbours(
         &self,
@@ -250,8 +284,7 @@ pub(crate) fn tunnel_entry(device: u32, mac: MacAddress, remote: IpAddr) -> Neig
     message
 }
 
-/// Sticky: a container that sends with a remote endpoint's MAC as its source does not draw that
-/// endpoint's traffic to itself.
+/// Sticky: a port that sends with this MAC as its source does not draw the endpoint's traffic to itself.
 fn forwarding_entry(port: u32, mac: MacAddress) -> NeighbourMessage {
     let mut message = NeighbourMessage::default();
     message.header.family = AddressFamily::Bridge;

@@ -184,6 +184,26 @@ fn containers_of_one_host_reach_each_other_in_the_kernel() {
 }
 
 #[test]
+fn a_neighbour_that_sends_with_a_containers_mac_does_not_draw_its_traffic() {
+    on_a_host(|| async {
+        let kernel = host_with_bridge().await;
+        let [silent, thief, third] = [1, 2, 3].map(|n| (n, Container::new()));
+        for (n, container) in [&silent, &thief, &third] {
+            kernel.attach(&attach_spec(*n, container)).await.unwrap();
+        }
+        third.1.run("ping", &["-c", "1", "-W", "5", "10.32.0.1"]);
+        let thief = &thief.1;
+        let mac = ["address", "02:00:00:00:01:01", "type", "macvlan"];
+        thief.run("ip", &[&["link", "add", "link", "weft0", "name", "fake"][..], &mac].concat());
+        thief.run("ip", &["address", "add", "10.32.0.99/12", "dev", "fake"]);
+        thief.run("ip", &["link", "set", "fake", "up"]);
+        // Its questions carry the address, whether or not an answer comes.
+        thief.succeeds("ping", &["-c", "2", "-W", "1", "-I", "fake", "10.32.0.3"]);
+        third.1.run("ping", &["-c", "1", "-W", "5", "10.32.0.1"]);
+    });
+}
+
+#[test]
 fn multicast_leaves_by_the_network_even_beside_another_device() {
     on_a_host(|| async {
         let kernel = host_with_bridge().await;
@@ -321,6 +341,7 @@ fn one_container_on_two_daemons_keeps_its_first_network() {
     on_a_host(move || async move {
         let kernel = host_with_bridge().await;
         kernel.attach(&attach_spec(5, &container)).await.unwrap();
+        wait_until_up(BRIDGE);
         let before = inside(&container);
         let other = Container::new();
         let spec = AttachSpec { namespace: path, ..attach_spec(5, &other) };
