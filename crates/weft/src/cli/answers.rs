@@ -1,6 +1,7 @@
 //! `weft launch` waits until one of the hosts that it was to join has answered, so that a wrong password or
 //! a wrong address is told where it was typed.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -71,7 +72,11 @@ fn answer(connections: &[Connection]) -> Answer {
         None => c.address.clone(),
     };
     let (refusing, waiting): (Vec<_>, Vec<_>) = dialled.iter().partition(|c| c.state == "failed");
-    let list = |of: Vec<&&Connection>| of.into_iter().map(named).collect::<Vec<_>>().join(", ");
+    // A host may be dialled at its address and by a name that has the same.
+    let list = |of: Vec<&&Connection>| {
+        let all: BTreeSet<String> = of.into_iter().map(named).collect();
+        all.into_iter().collect::<Vec<_>>().join(", ")
+    };
     match (refusing.is_empty(), waiting.is_empty()) {
         (true, true) => Answer::Joined(None),
         (false, true) => Answer::Refused(list(refusing)),
@@ -115,7 +120,8 @@ mod tests {
         assert_eq!(answer(&[]), Answer::Joined(None));
         assert_eq!(answer(&[itself.clone(), inbound]), Answer::Joined(None));
         let text = "a:6783 (wrong password)".to_owned();
-        assert_eq!(answer(&[itself, refused.clone()]), Answer::Refused(text));
+        let twice = [itself, refused.clone(), refused.clone()];
+        assert_eq!(answer(&twice), Answer::Refused(text));
         let text = "b:6783 (no answer)".to_owned();
         assert_eq!(answer(&[refused.clone(), silent.clone()]), Answer::Waiting(text));
         let text = "joined delta (d:6783)".to_owned();
