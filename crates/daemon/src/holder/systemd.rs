@@ -233,7 +233,7 @@ mod tests {
         }
         let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
         let port = socket.local_addr().unwrap().port().to_string();
-        let test = "daemon::holder::systemd::tests::a_unit_that_is_started_again_finds_its_sockets";
+        let test = "holder::systemd::tests::a_unit_that_is_started_again_finds_its_sockets";
         let script = "exec 3</dev/null 4<&0 </dev/null; export LISTEN_PID=$$; exec \"$@\"";
         let output = Command::new("sh")
             .args(["-c", script, "sh"])
