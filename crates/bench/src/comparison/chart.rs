@@ -8,7 +8,12 @@ use super::rows;
 
 /// All lengths are in SVG user units (pixels at scale 1).
 const WIDTH: f64 = 860.0;
-const LEFT: f64 = 176.0;
+/// Where text begins.
+const MARGIN: f64 = 24.0;
+/// Between a row's name and its bar.
+const NAME_GAP: f64 = 10.0;
+/// A letter of a row's name in a wide bold font such as DejaVu Sans, at size 13.
+const NAME_LETTER: f64 = 9.1;
 const RIGHT: f64 = 190.0;
 const TOP: f64 = 98.0;
 const BAR: f64 = 24.0;
@@ -33,7 +38,7 @@ pub fn svg(report: &Report) -> String {
     let bars: usize = groups.iter().map(|(_, rows)| rows.len()).sum();
     let plot = bars as f64 * STEP + groups.len() as f64 * GROUP_GAP;
     let height = TOP + plot + BOTTOM;
-    let scale = Scale::up_to(greatest(report));
+    let scale = Scale::up_to(greatest(report), left_of(report));
     let mut svg = String::new();
     let _ = write!(
         svg,
@@ -47,7 +52,7 @@ pub fn svg(report: &Report) -> String {
     for (underlay, rows) in groups {
         text(
             &mut svg,
-            (24.0, y + 12.0),
+            (MARGIN, y + 12.0),
             "ink",
             "13",
             "font-weight=\"600\"",
@@ -60,7 +65,7 @@ pub fn svg(report: &Report) -> String {
             y += STEP;
         }
     }
-    legend(&mut svg, report, height - 16.0);
+    legend(&mut svg, report, (scale.left, height - 16.0));
     svg.push_str("</svg>\n");
     svg
 }
@@ -68,7 +73,7 @@ pub fn svg(report: &Report) -> String {
 fn title(svg: &mut String, report: &Report) {
     let machine = &report.machine;
     let heading = "TCP, one stream between two hosts, Gbit/s";
-    text(svg, (24.0, 34.0), "ink", "18", "font-weight=\"600\"", heading);
+    text(svg, (MARGIN, 34.0), "ink", "18", "font-weight=\"600\"", heading);
     let date = machine.date.split('T').next().unwrap_or_default();
     let rounds = report.rows.iter().map(|row| row.rounds).max().unwrap_or(0);
     let subtitle = format!(
@@ -77,11 +82,11 @@ fn title(svg: &mut String, report: &Report) {
         short_cpu(&machine.cpu),
         machine.kernel
     );
-    text(svg, (24.0, 57.0), "dim", "12.5", "", &subtitle);
+    text(svg, (MARGIN, 57.0), "dim", "12.5", "", &subtitle);
     let method = format!(
         "median of {rounds} rounds, thin line: least to greatest; core-s/Gbit: busy time of the whole machine per gigabit"
     );
-    text(svg, (24.0, 76.0), "dim", "12.5", "", &method);
+    text(svg, (MARGIN, 76.0), "dim", "12.5", "", &method);
 }
 
 fn bar(svg: &mut String, row: &ReportRow, scale: &Scale, y: f64) {
@@ -91,11 +96,12 @@ fn bar(svg: &mut String, row: &ReportRow, scale: &Scale, y: f64) {
     let class = class_of(row);
     let weight = if class == "weft" { "font-weight=\"600\"" } else { "" };
     let anchor = format!("text-anchor=\"end\" {weight}");
-    text(svg, (LEFT - 10.0, middle + 4.5), "ink", "13", &anchor, &row.name);
+    text(svg, (scale.left - NAME_GAP, middle + 4.5), "ink", "13", &anchor, &row.name);
     let _ = writeln!(
         svg,
-        "<rect class=\"{class}\" x=\"{LEFT}\" y=\"{y}\" width=\"{:.1}\" height=\"{BAR}\" rx=\"3\"/>",
-        (end - LEFT).max(1.0)
+        "<rect class=\"{class}\" x=\"{:.1}\" y=\"{y}\" width=\"{:.1}\" height=\"{BAR}\" rx=\"3\"/>",
+        scale.left,
+        (end - scale.left).max(1.0)
     );
     let mut label_x = end;
     if let Some((least, greatest)) = row.spread.get("tcp1_gbps") {
@@ -126,12 +132,11 @@ fn class_of(row: &ReportRow) -> &'static str {
     }
 }
 
-fn legend(svg: &mut String, report: &Report, y: f64) {
+fn legend(svg: &mut String, report: &Report, (mut x, y): (f64, f64)) {
     let all =
         [("weft", "Weft, encrypted"), ("secret", "others, encrypted"), ("clear", "not encrypted")];
     let shown =
         all.into_iter().filter(|(class, _)| report.rows.iter().any(|row| class_of(row) == *class));
-    let mut x = LEFT;
     for (class, label) in shown {
         let _ = writeln!(
             svg,
@@ -143,21 +148,28 @@ fn legend(svg: &mut String, report: &Report, y: f64) {
     }
 }
 
-/// The horizontal axis: from 0 to a round number.
+/// Where the bars begin: behind the longest name, whatever font the reader has.
+fn left_of(report: &Report) -> f64 {
+    let longest = report.rows.iter().map(|row| row.name.chars().count()).max().unwrap_or(0);
+    MARGIN + longest as f64 * NAME_LETTER + NAME_GAP
+}
+
+/// The horizontal axis: from 0, at `left`, to a round number.
 struct Scale {
     top: f64,
     tick: f64,
+    left: f64,
 }
 
 impl Scale {
-    fn up_to(greatest: f64) -> Self {
+    fn up_to(greatest: f64, left: f64) -> Self {
         let ticks = [0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0];
         let tick = ticks.into_iter().find(|tick| greatest / tick <= 6.0).unwrap_or(1_000.0);
-        Self { top: (greatest / tick).ceil().max(1.0) * tick, tick }
+        Self { top: (greatest / tick).ceil().max(1.0) * tick, tick, left }
     }
 
     fn x(&self, value: f64) -> f64 {
-        LEFT + value.clamp(0.0, self.top) / self.top * (WIDTH - LEFT - RIGHT)
+        self.left + value.clamp(0.0, self.top) / self.top * (WIDTH - self.left - RIGHT)
     }
 
     fn draw(&self, svg: &mut String, from: f64, to: f64) {
@@ -246,11 +258,21 @@ mod tests {
 
     #[test]
     fn bars_are_as_long_as_their_figures() {
-        let scale = Scale::up_to(46.0);
+        let scale = Scale::up_to(46.0, 100.0);
         assert!((scale.top - 50.0).abs() < 1e-9, "{}", scale.top);
         assert!(scale.x(46.0) > scale.x(23.0));
-        let half = (scale.x(25.0) - LEFT) / (scale.x(50.0) - LEFT);
+        let half = (scale.x(25.0) - scale.left) / (scale.x(50.0) - scale.left);
         assert!((half - 0.5).abs() < 1e-9, "{half}");
+    }
+
+    #[test]
+    fn the_longest_name_has_room_beside_the_bars() {
+        let mut report = report();
+        report.rows[0].name = "weft-esp-userspace-chacha20".into();
+        let left = left_of(&report);
+        // 27 letters of DejaVu Sans Bold, which has 0.69 of its size for a letter on average.
+        assert!(left - NAME_GAP - MARGIN >= 27.0 * 13.0 * 0.69, "{left}");
+        assert!(svg(&report).contains(&format!("x=\"{:.1}\"", left - NAME_GAP)));
     }
 
     #[test]
