@@ -348,11 +348,7 @@ impl Socket {
     }
 
     /// Changes options of a device's kind; SETLINK would pass them over.
-    pub(crate) async fn set_infos(
-        &self,
-        link: &Link,
-        infos: Vec<LinkInfo>,
-    ) -> Result<(), KernelError> {
+    async fn set_infos(&self, link: &Link, infos: Vec<LinkInfo>) -> Result<(), KernelError> {
         let mut message = LinkMessage::default();
         message.header.index = link.index;
         message.attributes.push(LinkAttribute::LinkInfo(infos));

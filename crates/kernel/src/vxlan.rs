@@ -98,12 +98,6 @@ impl Kernel {
             None if link.master.is_some() => self.leave(&link).await?,
             None => {}
         }
-        let df = dont_fragment(spec);
-        let data = vec![InfoVxlan::Id(spec.vni), df.clone()];
-        let infos = vec![LinkInfo::Kind(InfoKind::Vxlan), LinkInfo::Data(InfoData::Vxlan(data))];
-        if !link.vxlan.contains(&df) {
-            socket.set_infos(&link, infos).await?;
-        }
         socket.disable_autoconfiguration(&link).await?;
         ignore_routers(&self.inner.home, &spec.name, this_host())?;
         let mac = spec.mac.unwrap_or_default();
@@ -176,7 +170,6 @@ impl crate::socket::Socket {
         use netlink_packet_route::RouteNetlinkMessage;
         let mut data = vec![InfoVxlan::Id(spec.vni), InfoVxlan::Port(spec.port)];
         data.extend(fixed_options(spec));
-        data.push(dont_fragment(spec));
         if spec.family == OuterFamily::V6 {
             // The unspecified address, and with it the family of the device's socket.
             data.push(InfoVxlan::Local6(Ipv6Addr::UNSPECIFIED));
@@ -217,8 +210,9 @@ fn overlay_port_options() -> Vec<InfoBridgePort> {
 /// ECN alone.
 const TOS_INHERIT: u8 = 1;
 
-/// The options that a device is made with; one that has others is made anew.
-fn fixed_options(spec: &VxlanSpec) -> [InfoVxlan; 6] {
+/// The options that a device is made with; one that has others is made anew. Any change of options makes Linux 6.14 and
+/// later drop packets with remote checksum offload: it takes the marks for reserved bits from then on.
+fn fixed_options(spec: &VxlanSpec) -> [InfoVxlan; 7] {
     [
         InfoVxlan::Tos(if spec.copy_dscp { TOS_INHERIT } else { 0 }),
         InfoVxlan::Learning(false),
@@ -226,12 +220,8 @@ fn fixed_options(spec: &VxlanSpec) -> [InfoVxlan; 6] {
         InfoVxlan::UDPZeroCsumTX(true),
         InfoVxlan::UDPZeroCsumRX(true),
         InfoVxlan::RemCsumRX(true),
+        InfoVxlan::Df(if spec.cut { VxlanDf::Unset } else { VxlanDf::Set }),
     ]
-}
-
-/// What can be changed while frames pass.
-const fn dont_fragment(spec: &VxlanSpec) -> InfoVxlan {
-    InfoVxlan::Df(if spec.cut { VxlanDf::Unset } else { VxlanDf::Set })
 }
 
 /// Whether a VXLAN device has the wanted fixed options and no others that matter. Its family cannot

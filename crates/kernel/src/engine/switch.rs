@@ -1,7 +1,7 @@
 //! The switch under both engines: a Linux bridge with VXLAN devices, or an Open vSwitch datapath.
 
 use std::net::IpAddr;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use netlink_packet_route::link::InfoVxlan;
 use serde::{Deserialize, Serialize};
@@ -30,6 +30,8 @@ const PROBE: &str = "weft-probe";
 const PROBE6: &str = "weft-probe6";
 /// A probe may be as long as any path carries.
 const PROBE_MTU_BYTES: u32 = 65_000;
+/// How long packets are still cut outside after the last path that was too narrow.
+const CUT_HOLD: Duration = Duration::from_secs(60);
 
 /// What moves frames between local ports and paths.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -167,10 +169,20 @@ impl Switch {
     /// cannot do so.
     pub(super) async fn cut_outside(&mut self, cut: bool) -> Result<(), KernelError> {
         let Self::Bridge(bridge) = self else { return Ok(()) };
-        if std::mem::replace(&mut bridge.cut, cut) == cut || !bridge.open {
+        let now = Instant::now();
+        if cut {
+            bridge.narrow_at = Some(now);
+        }
+        // The device is made anew each time; a path whose size is being found is narrow for a moment.
+        let is_over = bridge.narrow_at.is_none_or(|at| now - at > CUT_HOLD);
+        if cut == bridge.cut || !bridge.open || !(cut || is_over) {
             return Ok(());
         }
-        bridge.kernel.ensure_vxlan(&bridge.vxlan(VXLAN, OuterFamily::V4)).await.map(|_| ())
+        bridge.cut = cut;
+        if bridge.kernel.ensure_vxlan(&bridge.vxlan(VXLAN, OuterFamily::V4)).await? {
+            bridge.overlay.resync().await?;
+        }
+        Ok(())
     }
 
     /// Plugs a container's device in.
@@ -471,6 +483,8 @@ pub(super) struct Bridge {
     open: bool,
     /// Packets that IPv6 has a right to are cut outside.
     cut: bool,
+    /// When a path was last so narrow that they had to be.
+    narrow_at: Option<Instant>,
     /// What carries announcements of addresses to other hosts, once the bridge stands.
     announcements: Option<Announcements>,
     /// How often an announcement has changed for whom the bridge answers.
@@ -494,6 +508,7 @@ impl Bridge {
             senders,
             open: false,
             cut: false,
+            narrow_at: None,
             announcements: None,
             moved: 0,
         }
