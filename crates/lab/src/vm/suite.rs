@@ -99,7 +99,8 @@ const TABLE: [Row; 13] = [
 
 /// The ring before every push: of each kind of path, switch and device what carries traffic, what must never
 /// leave or come in, and what heals; the kernel's own interfaces on every kernel.
-const CORE: [&str; 43] = [
+const CORE: [&str; 44] = [
+    "net_mtu::a_narrower_path*",
     "vm_bad_input::a_kernel_without_aes_gcm*",
     "vm_bad_input::devices_deleted_by_hand*",
     "vm_bad_input::esp_loaded_later*",
