@@ -1,8 +1,8 @@
 //! The engine alone: one lane's hot path between devices that cost nothing.
 //!
-//! A TAP device that hands out one prepared super-packet and swallows what is written, and a socket
-//! that swallows GSO batches, or hands out sealed ones. What is left is what one core spends on sealing and
-//! opening, without the kernel's copies and calls: the engine's limit on this host.
+//! The TAP device hands out one prepared super-packet and discards all that is written. The socket discards GSO
+//! batches, or hands out sealed ones. One core then does nothing but seal and open, without the kernel's copies and
+//! calls: this is the engine's limit on this host.
 
 mod crowd;
 

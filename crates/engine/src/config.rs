@@ -82,7 +82,7 @@ impl EngineConfig {
     }
 }
 
-/// What it asks for is there.
+/// Checks that the host can do all that the configuration asks for.
 ///
 /// # Errors
 /// [`EngineError::Configuration`]

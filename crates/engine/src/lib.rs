@@ -267,7 +267,7 @@ impl Engine {
         shared.ports.of(mac.0).is_some_and(|port| !port.is_gone())
     }
 
-    /// What each direct port has carried since it was added.
+    /// Frames and bytes of each direct port since it was added.
     pub fn port_traffic(&self) -> Vec<(Mac, PortTraffic)> {
         let shared = read(&self.shared);
         shared.ports.iter().map(|port| (port.mac(), port.traffic())).collect()

@@ -1,4 +1,4 @@
-//! What sealing is in both layouts: packet ids, and room in the datagram.
+//! The parts of sealing that both layouts share: packet ids, and room in the datagram.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
