@@ -43,6 +43,10 @@ pub struct GroupCounts {
     /// Reports of the bridge itself that it listens to groups: each peer sends it all multicast anyway, and takes
     /// nothing from an address that no container has.
     pub reports: u64,
+    /// Announcements of addresses that a bridge kept from peers, since one sender or all had too many.
+    pub announcements: u64,
+    /// Who sent the last of these.
+    pub announcer: Option<[u8; 6]>,
 }
 
 /// The nftables table that limits them.
@@ -178,6 +182,7 @@ fn counts(found: &Listing) -> GroupCounts {
         limited: packets("limited"),
         ports: ports.into_iter().collect(),
         reports: packets("reports"),
+        ..GroupCounts::default()
     }
 }
 
@@ -197,7 +202,10 @@ mod tests {
             json!({ "set": { "name": "known", "elem": [timed, "weftv1"] } }),
         ]);
         let ports = vec!["weftv1".to_owned(), "weftv2".to_owned()];
-        assert_eq!(counts(&listing), GroupCounts { limited: 7, ports, reports: 3 });
+        assert_eq!(
+            counts(&listing),
+            GroupCounts { limited: 7, ports, reports: 3, ..GroupCounts::default() }
+        );
         assert_eq!(counts(&Listing::default()), GroupCounts::default());
     }
 }

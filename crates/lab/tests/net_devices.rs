@@ -1,7 +1,7 @@
 //! Devices of Weft's in containers and on hosts: nothing that containers send changes routes or addresses of others,
 //! IPv6 that is off stays off, and damage that others do is mended.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
 use weft_bench::sandbox::{Container, Host, Netns, Running, wait_until};
@@ -295,5 +295,45 @@ fn a_loop_between_ports_of_two_hosts_dies_down_and_is_named() -> anyhow::Result<
         one.netns().ip("link delete cable")?.success()?;
         wait_ping(&third, far.ipv4()?.into(), SETTLE)?;
     }
+    Ok(())
+}
+
+/// They differ, as many that circle do. A bridge keeps them from all other limits.
+#[test]
+fn of_announcements_no_more_than_the_limit_cross_and_their_sender_is_named() -> anyhow::Result<()> {
+    const FRAMES: u32 = 3_000;
+    const EVERY: Duration = Duration::from_millis(1);
+    /// `ANNOUNCEMENTS_OF_SENDER_PER_S_MAX`.
+    const LIMIT: u64 = 256;
+    let lab = Lab::pair(MODES[0])?;
+    let (one, two) = lab.containers()?;
+    wait_ping(&one, two.ipv4()?.into(), SETTLE)?;
+    let taken = || -> anyhow::Result<u64> {
+        let count = two.exec(&["cat", "/sys/class/net/weft0/statistics/rx_packets"])?.success()?;
+        Ok(count.stdout.trim().parse()?)
+    };
+    let address = |number: u32| {
+        let [_, _, a, b] = number.to_be_bytes();
+        IpAddr::from(Ipv4Addr::new(10, 47, a, b))
+    };
+    let addresses: Vec<IpAddr> = (0..FRAMES).map(address).collect();
+    let before = taken()?;
+    let elapsed = devices::announce(&one, &addresses, EVERY)?;
+    // Windows of a second, the last of which has only begun.
+    let seconds = elapsed.as_secs() + 2;
+    let crossed = taken()? - before;
+    assert!(
+        u64::from(FRAMES) > seconds * LIMIT * 3 / 2,
+        "{FRAMES} in {seconds} s are not too many"
+    );
+    assert!((LIMIT..seconds * LIMIT + 300).contains(&crossed), "{crossed} crossed in {seconds} s");
+    let name = format!("(container {}), more than {LIMIT} a second", one.netns().name());
+    wait_until("the sender to be named", SETTLE, || {
+        let status = lab.host(0).weft(&["status"]);
+        let is_it = |line: &str| {
+            line.contains("loop: announcements of addresses from") && line.contains(&name)
+        };
+        status.is_ok_and(|output| output.stdout.lines().any(is_it))
+    })?;
     Ok(())
 }

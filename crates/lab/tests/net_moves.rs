@@ -8,8 +8,8 @@ use anyhow::Context;
 use weft_bench::sandbox::{Container, Host, try_wait_until};
 use weft_io::namespace::{Namespace, run_in};
 use weft_io::packet::PacketSocket;
+use weft_lab::net::devices::{announce, mac};
 use weft_lab::net::{Lab, namespace, slowness, wait_ping};
-use weft_packet::announcement::{Announcement, LEN_MAX};
 use weft_packet::arp::{self, Arp};
 use weft_packet::ethernet;
 
@@ -39,22 +39,11 @@ fn length(address: IpAddr) -> u8 {
     if address.is_ipv4() { 12 } else { 64 }
 }
 
-/// The Ethernet address of a container.
-fn mac(container: &Container) -> anyhow::Result<[u8; 6]> {
-    let text = container.exec(&["cat", "/sys/class/net/weft0/address"])?.success()?.stdout;
-    Ok(text.trim().parse::<weft_path::Mac>()?.0)
-}
-
 /// An address comes to a container, which tells everybody as programs for virtual addresses do.
 fn take(container: &Container, address: IpAddr) -> anyhow::Result<()> {
     let (length, nodad) = if address.is_ipv4() { (12, "") } else { (64, " nodad") };
     container.netns().ip(&format!("addr add {address}/{length} dev weft0{nodad}"))?;
-    let mut frame = [0; LEN_MAX];
-    let len = Announcement { address, mac: mac(container)? }.write(&mut frame);
-    run_in(Namespace::open(&namespace(container))?, || -> anyhow::Result<()> {
-        let socket = PacketSocket::sender()?;
-        Ok(socket.send(&frame[..len], socket.index_of("weft0")?)?)
-    })?
+    announce(container, &[address], Duration::ZERO).map(|_| ())
 }
 
 /// Whether somebody answers an ARP probe (RFC 5227), as `arping -D` sends it.

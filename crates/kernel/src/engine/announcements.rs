@@ -30,9 +30,10 @@ use crate::{Kernel, PortSpec};
 
 /// The bridge's port that takes announcements.
 pub(crate) const DEVICE: &str = "weft-announce";
-/// Frames of this host that go to other hosts in a second at most, and those of one sender among them.
-const FRAMES_PER_S_MAX: u32 = 1_024;
-const FRAMES_OF_SENDER_PER_S_MAX: u32 = 256;
+/// Frames of this host that go to other hosts in a second at most.
+pub const ANNOUNCEMENTS_PER_S_MAX: u32 = 1_024;
+/// Likewise of one sender.
+pub const ANNOUNCEMENTS_OF_SENDER_PER_S_MAX: u32 = 256;
 /// Announcements from anywhere that are looked into in a second at most.
 const HEARD_PER_S_MAX: u32 = 256;
 const WINDOW: Duration = Duration::from_secs(1);
@@ -62,6 +63,22 @@ pub(super) struct Announcements {
 struct Counts {
     relayed: AtomicU64,
     dropped: AtomicU64,
+    /// Those of the dropped that were too many in a second.
+    too_many: AtomicU64,
+    /// Who sent the last of these, in the low six bytes; 0: nobody.
+    sender: AtomicU64,
+}
+
+/// Reads what was too much.
+#[derive(Clone)]
+pub(super) struct TooMany(Arc<Counts>);
+
+impl TooMany {
+    /// How many frames, and who sent the last.
+    pub(super) fn read(&self) -> (u64, Option<[u8; 6]>) {
+        let [_, _, sender @ ..] = self.0.sender.load(Relaxed).to_be_bytes();
+        (self.0.too_many.load(Relaxed), Some(sender).filter(|sender| *sender != [0; 6]))
+    }
 }
 
 impl Drop for Announcements {
@@ -101,6 +118,10 @@ impl Announcements {
             Some(announcement) => announcement,
             None => std::future::pending().await,
         }
+    }
+
+    pub(super) fn too_many(&self) -> TooMany {
+        TooMany(Arc::clone(&self.counts))
     }
 
     pub(super) fn counters(&self) -> Vec<(&'static str, u64)> {
@@ -255,9 +276,17 @@ impl Work {
     fn pass_on(&mut self, frame: &[u8]) {
         let [window, _] = &mut self.windows;
         let source = ethernet::Header::parse(frame).map(|header| header.source());
-        let is_due = source.is_ok_and(|source| {
-            window.admits(Instant::now(), source, FRAMES_PER_S_MAX, FRAMES_OF_SENDER_PER_S_MAX)
-        });
+        let Ok(source) = source else {
+            self.counts.dropped.fetch_add(1, Relaxed);
+            return;
+        };
+        let (all_max, own_max) = (ANNOUNCEMENTS_PER_S_MAX, ANNOUNCEMENTS_OF_SENDER_PER_S_MAX);
+        let is_due = window.admits(Instant::now(), source, all_max, own_max);
+        if !is_due {
+            let [a, b, c, d, e, f] = source;
+            self.counts.sender.store(u64::from_be_bytes([0, 0, a, b, c, d, e, f]), Relaxed);
+            self.counts.too_many.fetch_add(1, Relaxed);
+        }
         // One that fills the buffer was cut.
         if !is_due || frame.len() >= FRAME_LEN_MAX {
             self.counts.dropped.fetch_add(1, Relaxed);

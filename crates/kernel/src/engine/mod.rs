@@ -27,6 +27,7 @@ use weft_crypto::{Cipher, PeerId};
 use weft_path::{EngineCommand, EngineEvent, Reason, Vni};
 
 pub use self::actions::local_address;
+pub use self::announcements::{ANNOUNCEMENTS_OF_SENDER_PER_S_MAX, ANNOUNCEMENTS_PER_S_MAX};
 pub use self::keeper::SocketKeeper;
 pub use self::switch::SwitchKind;
 pub use self::traffic::{Carried, PeerTraffic};
@@ -148,6 +149,7 @@ pub struct KernelEngine {
     support: watch::Receiver<Support>,
     switch: SwitchKind,
     guard: filters::GuardReader,
+    announcements: Option<announcements::TooMany>,
 }
 
 /// What the task is asked to do.
@@ -176,8 +178,9 @@ impl KernelEngine {
         let (told, support) = watch::channel(Support::Forbidden);
         let worker = worker::Worker::start(kernel, config, told, Box::new(events)).await?;
         let (switch, guard) = (worker.switch_kind(), worker.filters.reader());
+        let announcements = worker.announcements();
         tokio::spawn(worker.run(received));
-        Ok(Self { orders, support, switch, guard })
+        Ok(Self { orders, support, switch, guard, announcements })
     }
 
     /// Carries commands out in order; they are done when this returns. What fails is reported as an
@@ -221,10 +224,12 @@ impl KernelEngine {
         self.order(Order::Repair { done }, mended).await;
     }
 
-    /// What was kept from peers of the kernel engine lately, of frames to groups.
+    /// What was kept from peers of the kernel engine lately, of frames to groups, and of announcements from all peers.
     #[must_use]
     pub fn groups(&self) -> GroupCounts {
-        self.guard.groups()
+        let read = self.announcements.as_ref().map(announcements::TooMany::read);
+        let (announcements, announcer) = read.unwrap_or_default();
+        GroupCounts { announcements, announcer, ..self.guard.groups() }
     }
 
     /// What was counted so far. The guard's counts may be some time old where `nft` is slow.

@@ -11,7 +11,7 @@ use weft_packet::vxlan;
 use weft_path::{Endpoint, Mac};
 
 use super::KernelEngineConfig;
-use super::announcements::Announcements;
+use super::announcements::{Announcements, TooMany};
 use super::probes::{self, Received};
 use crate::error::KernelError;
 use crate::ipv6;
@@ -154,6 +154,14 @@ impl Switch {
         match self {
             Self::Bridge(bridge) => GroupLimit::new(bridge.kernel.clone(), &[VXLAN, VXLAN6]),
             Self::Odp(odp) => GroupLimit::new(odp.kernel.clone(), &[]),
+        }
+    }
+
+    /// Reads how many announcements did not go to other hosts; a datapath sends them as all frames to groups.
+    pub(super) fn announcements(&self) -> Option<TooMany> {
+        match self {
+            Self::Bridge(bridge) => bridge.announcements.as_ref().map(Announcements::too_many),
+            Self::Odp(_) => None,
         }
     }
 

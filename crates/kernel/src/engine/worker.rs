@@ -11,6 +11,7 @@ use weft_io::keylog::KeyLog;
 use weft_path::{EngineCommand, EngineEvent, EngineKind};
 
 use super::actions::local_address;
+use super::announcements::TooMany;
 use super::channel::{Channel, ChannelCounters};
 use super::filters::{Filters, Told};
 use super::lifecycle::entry_policies;
@@ -156,6 +157,11 @@ impl Worker {
 
     pub(super) const fn switch_kind(&self) -> SwitchKind {
         self.switch.kind()
+    }
+
+    /// Reads how many announcements the switch kept from other hosts.
+    pub(super) fn announcements(&self) -> Option<TooMany> {
+        self.switch.announcements()
     }
 
     pub(super) async fn run(mut self, mut orders: mpsc::Receiver<Order>) {

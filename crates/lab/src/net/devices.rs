@@ -1,12 +1,17 @@
 //! Damage that others do to containers' interfaces and to their devices on the host.
 
-use std::time::Duration;
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use serde_json::{Value, json};
 use weft_bench::sandbox::{Container, Host, Netns, wait_until};
 
-use super::wait_ping;
+use weft_io::namespace::{Namespace, run_in};
+use weft_io::packet::PacketSocket;
+use weft_packet::announcement::{Announcement, LEN_MAX};
+
+use super::{namespace, wait_ping};
 
 /// In the container, or on the host where the first word is HOST; PORT is the container's device there. Who is
 /// damaged again and again waits: each row is for a container of its own.
@@ -33,6 +38,41 @@ pub fn listed(host: &Host, netns: &Netns) -> anyhow::Result<Value> {
 /// See [`listed`].
 pub fn notes(host: &Host, netns: &Netns) -> anyhow::Result<String> {
     Ok(listed(host, netns)?["notes"].to_string())
+}
+
+/// The Ethernet address of a container.
+///
+/// # Errors
+/// It has none.
+pub fn mac(container: &Container) -> anyhow::Result<[u8; 6]> {
+    let text = container.exec(&["cat", "/sys/class/net/weft0/address"])?.success()?.stdout;
+    Ok(text.trim().parse::<weft_path::Mac>()?.0)
+}
+
+/// A container tells everybody that it has these addresses, one after the other. Returns how long it took.
+///
+/// # Errors
+/// The kernel refuses.
+pub fn announce(
+    container: &Container,
+    addresses: &[IpAddr],
+    every: Duration,
+) -> anyhow::Result<Duration> {
+    let (mac, start) = (mac(container)?, Instant::now());
+    run_in(Namespace::open(&namespace(container))?, || -> anyhow::Result<()> {
+        let socket = PacketSocket::sender()?;
+        let device = socket.index_of("weft0")?;
+        let mut due = Duration::ZERO;
+        for address in addresses {
+            let mut frame = [0; LEN_MAX];
+            let len = Announcement { address: *address, mac }.write(&mut frame);
+            socket.send(&frame[..len], device)?;
+            due += every;
+            std::thread::sleep(due.saturating_sub(start.elapsed()));
+        }
+        Ok(())
+    })??;
+    Ok(start.elapsed())
 }
 
 /// Runs `ip` with these words. Linux before 6.2 renames a device only while it is down.

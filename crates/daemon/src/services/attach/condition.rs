@@ -3,9 +3,7 @@
 
 use serde::{Deserialize, Serialize};
 use weft_api::{ApiError, Attachment, ErrorKind};
-use weft_kernel::{
-    Attached, BROADCASTS_PER_S_MAX, DIRECT_LOCAL_NAME, KernelError, NoIpv6, OverlapKind, PortNotice,
-};
+use weft_kernel::{Attached, DIRECT_LOCAL_NAME, KernelError, NoIpv6, OverlapKind, PortNotice};
 
 use super::attachments::{Attachments, Saved, kernel_refusal, mac_of, spec_of};
 use super::mend::Judgement;
@@ -181,45 +179,6 @@ impl Attachments {
             return Ok(true);
         }
         result.map(|()| false)
-    }
-
-    /// How many frames to groups each engine has dropped since they go round: the vector engine, and the
-    /// kernel engine.
-    pub(crate) fn gone_round(&self) -> [u64; 2] {
-        [self.ports.going_round().0, self.engine.groups().limited]
-    }
-
-    /// In words, where the frames come from of which the vector engine drops copies.
-    pub(crate) async fn going_round(&self) -> Option<String> {
-        let mac = self.ports.going_round().1?;
-        let inner = self.inner.lock().await;
-        let is_here = |it: &&Saved| mac_of(&it.attachment) == mac;
-        let name = inner.saved.values().find(is_here).map(|it| it.attachment.name.clone());
-        let from = name.map_or_else(|| mac.to_string(), |name| format!("{mac} (container {name})"));
-        Some(format!(
-            "loop: broadcasts from {from} come round again and again, since two containers reach each \
-             other outside of weft too, such as by bridges with weft0; copies are dropped"
-        ))
-    }
-
-    /// The same of those that the kernel engine keeps from peers, which does not know copies of a frame.
-    pub(crate) async fn too_many(&self) -> Option<String> {
-        let ports = self.engine.groups().ports;
-        if ports.is_empty() {
-            return None;
-        }
-        let inner = self.inner.lock().await;
-        let name = |port: &String| {
-            let mut saved = inner.saved.values();
-            let at = saved.find(|it| it.host_interface == *port);
-            at.map_or_else(|| port.clone(), |it| format!("container {}", it.attachment.name))
-        };
-        let from: Vec<String> = ports.iter().map(name).collect();
-        Some(format!(
-            "loop: broadcasts from {}, more than {BROADCASTS_PER_S_MAX} a second; they go round where two containers \
-             reach each other outside of weft too, such as by bridges with weft0; those to other hosts are dropped",
-            from.join(", ")
-        ))
     }
 
     /// The vector engine's device on the switch is gone: it gets a new one.

@@ -8,7 +8,6 @@ use std::time::{Duration, Instant};
 use weft_kernel::{Kernel, KernelError, PortNotice};
 
 use super::attachments::Attachments;
-use crate::upkeep::warnings::Warnings;
 
 /// How long further damage to a container's interface is waited for before it is mended.
 const SETTLE: Duration = Duration::from_millis(300);
@@ -156,81 +155,11 @@ async fn follow(kernel: &Kernel, attachments: &Attachments) -> Result<Infallible
     }
 }
 
-/// How often it is looked whether frames go round.
-const ROUND_LOOK: Duration = Duration::from_secs(5);
-
-/// Looks without such frames until nothing is said of them any more.
-const QUIET_LOOKS: u32 = 12;
-
-/// Warns while frames go round, for as long as it is polled.
-pub(crate) async fn tell_of_rounds(attachments: Arc<Attachments>, warnings: Warnings) {
-    let mut rounds = [Rounds::default(), Rounds::default()];
-    loop {
-        tokio::time::sleep(ROUND_LOOK).await;
-        let dropped = attachments.gone_round();
-        let [vector, kernel] = &mut rounds;
-        match vector.look(dropped[0]) {
-            Some(true) => {
-                warnings.set("loop", attachments.going_round().await.into_iter().collect());
-            }
-            Some(false) => warnings.set("loop", Vec::new()),
-            None => {}
-        }
-        match kernel.look(dropped[1]) {
-            Some(true) => {
-                warnings
-                    .set("loop by the kernel", attachments.too_many().await.into_iter().collect());
-            }
-            Some(false) => warnings.set("loop by the kernel", Vec::new()),
-            None => {}
-        }
-    }
-}
-
-/// What was seen of one engine's frames that go round. Each has its own: what one dropped once says nothing
-/// of the other.
-#[derive(Default)]
-struct Rounds {
-    dropped: u64,
-    /// Looks since there were some; `None`: nothing is said of them.
-    quiet: Option<u32>,
-}
-
-impl Rounds {
-    /// Whether they are to be told of now; `Some(false)`: no longer.
-    fn look(&mut self, dropped: u64) -> Option<bool> {
-        let more = dropped > self.dropped;
-        self.dropped = dropped;
-        if more {
-            self.quiet = Some(0);
-            return Some(true);
-        }
-        let quiet = self.quiet? + 1;
-        self.quiet = (quiet < QUIET_LOOKS).then_some(quiet);
-        self.quiet.is_none().then_some(false)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
 
     use super::*;
-
-    #[test]
-    fn a_loop_is_told_of_until_it_has_been_quiet_for_a_while() {
-        let mut rounds = Rounds::default();
-        assert_eq!(rounds.look(0), None);
-        for _ in 0..2 {
-            assert_eq!(rounds.look(7), Some(true));
-            for _ in 1..QUIET_LOOKS {
-                assert_eq!(rounds.look(7), None);
-            }
-            assert_eq!((rounds.look(7), rounds.look(7)), (Some(false), None));
-            // A count that has begun anew.
-            assert_eq!(rounds.look(0), None);
-        }
-    }
 
     fn judged(of: &str, damage: Option<&str>) -> Judgement {
         Judgement { id: "netns:a".into(), of: of.into(), damage: damage.map(str::to_owned) }

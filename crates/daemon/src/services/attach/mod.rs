@@ -5,6 +5,7 @@ pub(crate) mod bypass;
 pub(crate) mod condition;
 pub(crate) mod kept;
 mod kept_ports;
+pub(crate) mod loops;
 pub(crate) mod mend;
 pub(crate) mod ports;
 pub(crate) mod shortcuts;
