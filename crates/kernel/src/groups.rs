@@ -1,5 +1,5 @@
 //! Frames to groups on their way from this host to peers of the kernel engine, on a bridge: how many of one
-//! port there may be, and which stay here.
+//! port there may be, and which stay here. A datapath has the same limits (`odp/limits.rs`).
 //!
 //! Two containers of two hosts that reach each other outside of Weft too close a loop, in which each broadcast
 //! goes round for ever. The vector engine knows copies of a frame; nftables does not, and counts broadcasts by
@@ -22,21 +22,22 @@ const TABLE: Table = Table { family: "bridge", name: "weft-groups" };
 /// Broadcasts of one port in a second that go to peers of the kernel engine...
 pub const BROADCASTS_PER_S_MAX: u32 = 200;
 /// ... and how many of them may come at once.
-const BROADCASTS_AT_ONCE_MAX: u32 = 2_000;
+pub(crate) const BROADCASTS_AT_ONCE_MAX: u32 = 2_000;
 /// Likewise of all frames to groups.
-const GROUP_FRAMES_PER_S_MAX: u32 = 20_000;
-const GROUP_FRAMES_AT_ONCE_MAX: u32 = 20_000;
+pub(crate) const GROUP_FRAMES_PER_S_MAX: u32 = 20_000;
+pub(crate) const GROUP_FRAMES_AT_ONCE_MAX: u32 = 20_000;
 /// How long a port with more sends none, in seconds.
-const LOOP_PAUSE_S: u32 = 5;
+pub(crate) const LOOP_PAUSE_S: u32 = 5;
 /// How long it is kept in mind which port that was, in seconds.
-const LOOP_KNOWN_S: u32 = 60;
+pub(crate) const LOOP_KNOWN_S: u32 = 60;
 /// Ports that are told apart.
 const PORTS_MAX: usize = crate::bridge::BRIDGE_PORTS_MAX;
 
 /// What was kept from peers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct GroupCounts {
-    /// Broadcasts of ports that sent too many, once for each port of the overlay.
+    /// Broadcasts of ports that sent too many, once for each port of a bridge's overlay. On a datapath, those that
+    /// came before the port paused.
     pub limited: u64,
     /// Such ports of the last minute.
     pub ports: Vec<String>,

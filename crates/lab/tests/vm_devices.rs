@@ -86,11 +86,10 @@ fn taken(container: &Container) -> anyhow::Result<u64> {
 /// The kernel engine's limits are looked at every ten seconds, and status after that.
 const NAMED_LIMIT_S: u64 = 40;
 
-/// Waits until the status of one of these hosts says so of broadcasts.
+/// Waits until the status of one of these hosts names a loop in these words.
 fn wait_named(stage: &Stage, indices: &[usize], words: &[&str]) -> anyhow::Result<Duration> {
-    let is_it = |line: &str| {
-        line.contains("loop: broadcasts from") && words.iter().all(|word| line.contains(word))
-    };
+    let is_it =
+        |line: &str| line.contains("loop: ") && words.iter().all(|word| line.contains(word));
     let named = || {
         indices.iter().any(|index| {
             let text = stage.host(*index).weft(&["status"]).map(|output| output.stdout);
@@ -103,7 +102,16 @@ fn wait_named(stage: &Stage, indices: &[usize], words: &[&str]) -> anyhow::Resul
 
 #[test]
 fn a_loop_between_ports_of_two_hosts_dies_down_and_is_named() -> anyhow::Result<()> {
-    let stage = pair(&KERNEL)?;
+    circles("bridge")
+}
+
+#[test]
+fn a_loop_between_ports_of_two_datapaths_dies_down_and_is_named() -> anyhow::Result<()> {
+    circles("odp")
+}
+
+fn circles(switch: &str) -> anyhow::Result<()> {
+    let stage = pair(&[&KERNEL[..], &["--switch", switch]].concat())?;
     let (one, two) = stage.containers()?;
     let third = stage.host(0).add_container("third")?;
     let far = stage.host(1).add_container("far")?;
@@ -112,7 +120,7 @@ fn a_loop_between_ports_of_two_hosts_dies_down_and_is_named() -> anyhow::Result<
     let before = taken(&one)?;
     // Nobody has the address.
     let _ = third.exec(&["ping", "-c", "1", "-W", "1", "10.47.255.1"])?;
-    let waited = wait_named(&stage, &[0, 1], &["container weft-"])?;
+    let waited = wait_named(&stage, &[0, 1], &["broadcasts from container weft-"])?;
     figure("the loop was named after", format!("{waited:?}, {} frames", taken(&one)? - before));
     // It dies down, but for what a container says every now and then.
     let calm = || -> anyhow::Result<bool> {
@@ -131,16 +139,25 @@ fn a_loop_between_ports_of_two_hosts_dies_down_and_is_named() -> anyhow::Result<
 /// Frames that differ, as many that go round at once do: no engine knows them by their copies.
 #[test]
 fn of_broadcasts_no_more_than_the_limit_cross_and_their_port_is_named() -> anyhow::Result<()> {
+    too_many("bridge")
+}
+
+#[test]
+fn of_broadcasts_no_more_than_the_limit_cross_a_datapath_and_their_port_is_named()
+-> anyhow::Result<()> {
+    too_many("odp")
+}
+
+fn too_many(switch: &str) -> anyhow::Result<()> {
     const FRAMES: u32 = 10_000;
     const EVERY: Duration = Duration::from_millis(1);
     /// `BROADCASTS_AT_ONCE_MAX` and `BROADCASTS_PER_S_MAX` of the kernel engine.
     const LIMITS: (u64, u64) = (2_000, 200);
-    let stage = pair(&KERNEL)?;
+    let stage = pair(&[&KERNEL[..], &["--switch", switch]].concat())?;
     let (one, two) = stage.containers()?;
     let third = stage.host(0).add_container("third")?;
     stage.reach(&third, &two)?;
-    let mac = one.exec(&["cat", "/sys/class/net/weft0/address"])?.success()?.stdout;
-    let mac = mac.trim().parse::<weft_path::Mac>()?.0;
+    let mac = devices::mac(&one)?;
     let before = taken(&two)?;
     let start = Instant::now();
     run_in(Namespace::open(&namespace(&one))?, || -> anyhow::Result<()> {
@@ -162,7 +179,7 @@ fn of_broadcasts_no_more_than_the_limit_cross_and_their_port_is_named() -> anyho
     assert!(u64::from(FRAMES) > most * 3 / 2, "{FRAMES} in {elapsed:?} are not too many");
     assert!(crossed < most + 300, "{crossed} of {FRAMES} crossed in {elapsed:?}");
     assert!(crossed >= LIMITS.0, "{crossed} crossed, less than may come at once");
-    let name = format!("container {}", one.netns().name());
+    let name = format!("broadcasts from container {}", one.netns().name());
     let waited = wait_named(&stage, &[0], &[&name, "more than 200 a second"])?;
     figure("they were named after", format!("{waited:?}"));
     assert!(host::kernel_counter(stage.host(0), "broadcasts_limited")? > 0);

@@ -69,6 +69,23 @@ struct Seen {
     took: Duration,
 }
 
+/// What limits frames to groups on their way to peers.
+pub(super) struct Limiter {
+    /// On a bridge. Beside a datapath one may be left from an earlier run.
+    pub(super) table: GroupLimit,
+    /// What a datapath has counted, which limits them itself.
+    pub(super) datapath: Option<watch::Receiver<GroupCounts>>,
+}
+
+impl Limiter {
+    async fn ensure(&mut self) -> Result<GroupCounts, KernelError> {
+        match &self.datapath {
+            Some(counts) => Ok(counts.borrow().clone()),
+            None => self.table.ensure().await,
+        }
+    }
+}
+
 /// A handle to the task.
 pub(super) struct Filters {
     wanted: watch::Sender<Wanted>,
@@ -89,7 +106,7 @@ pub(super) struct GuardReader {
 }
 
 impl Filters {
-    pub(super) fn start(guard: Guard, mss: MssClamp, limit: GroupLimit) -> Self {
+    pub(super) fn start(guard: Guard, mss: MssClamp, limit: Limiter) -> Self {
         let (wanted, wishes) = watch::channel(Wanted::default());
         let (teller, told) = mpsc::channel(TOLD_QUEUED_MAX);
         let (shown, seen) = watch::channel(Seen::default());
@@ -225,7 +242,7 @@ impl GuardReader {
 struct FilterTask {
     guard: Guard,
     mss: MssClamp,
-    limit: GroupLimit,
+    limit: Limiter,
     counted: watch::Sender<GroupCounts>,
     groups_next: Instant,
     /// Why broadcasts are not limited, as was said last.
@@ -277,7 +294,7 @@ impl FilterTask {
                 if let Err(error) = self.guard.remove().await {
                     tracing::debug!(%error, "no guard to remove");
                 }
-                if let Err(error) = self.limit.remove().await {
+                if let Err(error) = self.limit.table.remove().await {
                     tracing::debug!(%error, "no limit of broadcasts to remove");
                 }
                 self.forget_looping();

@@ -12,6 +12,7 @@ use weft_path::{Endpoint, Mac};
 
 use super::KernelEngineConfig;
 use super::announcements::{Announcements, TooMany};
+use super::filters::Limiter;
 use super::probes::{self, Received};
 use crate::error::KernelError;
 use crate::ipv6;
@@ -150,11 +151,12 @@ impl Switch {
     }
 
     /// What limits frames to groups on their way to peers of the kernel engine.
-    pub(super) fn group_limit(&self) -> Result<GroupLimit, KernelError> {
-        match self {
-            Self::Bridge(bridge) => GroupLimit::new(bridge.kernel.clone(), &[VXLAN, VXLAN6]),
-            Self::Odp(odp) => GroupLimit::new(odp.kernel.clone(), &[]),
-        }
+    pub(super) fn limiter(&self) -> Result<Limiter, KernelError> {
+        let (kernel, ports, datapath) = match self {
+            Self::Bridge(bridge) => (&bridge.kernel, &[VXLAN, VXLAN6][..], None),
+            Self::Odp(odp) => (&odp.kernel, &[][..], Some(odp.switch.groups())),
+        };
+        Ok(Limiter { table: GroupLimit::new(kernel.clone(), ports)?, datapath })
     }
 
     /// Reads how many announcements did not go to other hosts; a datapath sends them as all frames to groups.

@@ -116,8 +116,7 @@ impl Worker {
         }
         let (switch, switch_reason) = Switch::start(&kernel, &config).await?;
         let links = kernel.watch().await?;
-        let filters =
-            Filters::start(switch.guard(&kernel), switch.mss_clamp()?, switch.group_limit()?);
+        let filters = Filters::start(switch.guard(&kernel), switch.mss_clamp()?, switch.limiter()?);
         let keylog = KeyLog::open(config.keylog.as_deref())
             .map_err(|source| KernelError::Socket { doing: "open the key log".into(), source })?;
         let now = Instant::now();

@@ -48,6 +48,7 @@ const TUNNEL_KEY_IPV6_DST: u16 = 13;
 
 const ACTION_OUTPUT: u16 = 1;
 const ACTION_SET: u16 = 3;
+const ACTION_METER: u16 = 19;
 
 /// Set in a tag control word if there is a tag at all (VLAN_CFI_MASK, in network byte order).
 const TAG_PRESENT: u16 = 0x1000;
@@ -236,11 +237,17 @@ fn write_address(list: &mut Writer, ipv4: u16, ipv6: u16, address: IpAddr) {
 }
 
 /// Writes actions. Copies out of ports come first, so that no port gets a frame with the tunnel of
-/// another copy set on it. What leaves by a tunnel has the priority by which the guard knows it.
+/// another copy set on it, and none is lost by a meter. What leaves by a tunnel has the priority by which the guard
+/// knows it.
 pub(super) fn write_actions(list: &mut Writer, outputs: &[Output]) {
     for output in outputs {
         if let Output::Port(port) = output {
             list.u32(ACTION_OUTPUT, *port);
+        }
+    }
+    for output in outputs {
+        if let Output::Meter(id) = output {
+            list.u32(ACTION_METER, *id);
         }
     }
     if outputs.iter().any(|output| matches!(output, Output::Tunnel { .. })) {
@@ -278,10 +285,16 @@ pub(super) fn actions_len(outputs: &[Output]) -> usize {
 fn read_actions(list: &[u8]) -> Option<Vec<Output>> {
     let mut outputs = Vec::new();
     let mut tunnel: Option<(u64, IpAddr, Option<IpAddr>)> = None;
-    let mut sent = false;
+    let (mut metered, mut sent) = (false, false);
     for (kind, value) in attributes(list) {
         match (kind, tunnel.take()) {
-            (ACTION_OUTPUT, None) if !sent => outputs.push(Output::Port(u32_at(value, 0)?)),
+            (ACTION_OUTPUT, None) if !sent && !metered => {
+                outputs.push(Output::Port(u32_at(value, 0)?));
+            }
+            (ACTION_METER, None) if !sent && !metered => {
+                metered = true;
+                outputs.push(Output::Meter(u32_at(value, 0)?));
+            }
             (ACTION_OUTPUT, Some((id, remote, local))) => {
                 outputs.push(Output::Tunnel { port: u32_at(value, 0)?, id, remote, local });
             }

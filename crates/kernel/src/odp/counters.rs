@@ -45,6 +45,8 @@ pub struct OdpCounters {
     /// Frames that were dropped since too many of their like had no flow
     /// ([`super::FLOODS_PER_S_MAX`], [`super::FLOWLESS_PER_S_MAX`]).
     pub limited: u64,
+    /// Frames to groups that meters kept from peers.
+    pub groups_limited: u64,
     /// Probes sent.
     pub probes_sent: u64,
     /// Probes received and handed on.

@@ -2,7 +2,8 @@
 //!
 //! Split horizon: what came from the overlay (tunnel or TAP) goes to local ports alone. Each engine
 //! replicates broadcasts to its own peers only, so a broadcast from here is one copy for each peer
-//! on the tunnel and one for the TAP if any peer is on it.
+//! on the tunnel and one for the TAP if any peer is on it. Frames to groups from a port pass a meter on
+//! their way into tunnels (`limits`).
 
 use std::{collections::BTreeSet, net::IpAddr};
 
@@ -11,6 +12,7 @@ use weft_path::Vni;
 use super::{
     codec_flow::{ACTIONS_BYTES_MAX, actions_len},
     flow::{FlowKey, Frame, Output, Tag, TunnelKey},
+    limits::Class,
     tables::{Change, Place, PortKind, Tables, Via, is_group},
 };
 
@@ -239,9 +241,24 @@ fn everywhere(
         return outputs;
     }
     depends.extend([Change::Broadcast, Change::Overlay]);
-    let copies: BTreeSet<Output> = tables.vias().filter_map(|via| leave(tables, via)).collect();
+    let mut copies: BTreeSet<Output> = tables.vias().filter_map(|via| leave(tables, via)).collect();
+    if is_group(frame.destination) {
+        limit(tables, frame, &mut copies, depends);
+    }
     outputs.extend(copies);
     outputs
+}
+
+/// Sees to it that a port sends no more frames to groups into tunnels than it may.
+fn limit(tables: &Tables, frame: &Frame, copies: &mut BTreeSet<Output>, depends: &mut Vec<Change>) {
+    depends.push(Change::Limit(frame.port));
+    let is_tunnel = |output: &Output| matches!(output, Output::Tunnel { .. });
+    if tables.limits().is_paused(frame.port) {
+        copies.retain(|output| !is_tunnel(output));
+    } else if copies.iter().any(is_tunnel) {
+        let meter = tables.limits().meter(frame.port, Class::of(frame.destination));
+        copies.extend(meter.map(Output::Meter));
+    }
 }
 
 /// The copy for a peer.

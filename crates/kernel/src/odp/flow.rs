@@ -68,6 +68,8 @@ impl FlowKey {
 pub(super) enum Output {
     /// Out of a port.
     Port(u32),
+    /// No copy: those into tunnels leave only if the meter of this number admits the frame.
+    Meter(u32),
     /// Into a tunnel.
     Tunnel {
         /// The tunnel port's number.

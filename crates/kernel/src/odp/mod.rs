@@ -9,6 +9,7 @@
 
 mod codec;
 mod codec_flow;
+mod codec_meter;
 mod codec_packet;
 mod codec_port;
 mod counters;
@@ -16,6 +17,8 @@ mod decide;
 mod device;
 mod flow;
 mod index;
+mod limits;
+mod meters;
 mod ports;
 mod socket;
 mod switch;
@@ -29,6 +32,7 @@ pub use self::{
     counters::{OdpAudit, OdpCounters},
     decide::OdpDrop,
     index::{FLOWS_MAX, FLOWS_PER_PORT_MAX, PUT_AGAIN_AFTER_MS},
+    meters::LIMIT_LOOK_MS,
     ports::remove_datapath,
     socket::{UPCALL_BUFFER_BYTES, UPCALL_SOCKETS},
     switch::{

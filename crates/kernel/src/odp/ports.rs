@@ -165,6 +165,7 @@ impl Core {
         for name in absent {
             self.restore(&name).await;
         }
+        self.make_meters().await;
         self.refresh().await;
         Ok(())
     }
@@ -277,6 +278,7 @@ impl Core {
         match &plugged {
             Ok(()) => {
                 self.missing.remove(name);
+                self.make_meters().await;
                 self.refresh().await;
             }
             Err(_) if fresh => {

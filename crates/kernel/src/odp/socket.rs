@@ -11,6 +11,7 @@ use netlink_sys::{AsyncSocket, AsyncSocketExt, SocketAddr, TokioSocket};
 
 use super::{
     codec_flow::{FLOW_FAMILY, FlowEntry, flow_entry},
+    codec_meter::METER_FAMILY,
     codec_packet::PACKET_FAMILY,
     codec_port::{DATAPATH_FAMILY, DATAPATH_GROUP, VPORT_FAMILY, VPORT_GROUP},
 };
@@ -39,6 +40,8 @@ pub(super) struct Families {
     pub(super) vport: u16,
     pub(super) flow: u16,
     pub(super) packet: u16,
+    /// `None` before Linux 4.15.
+    pub(super) meter: Option<u16>,
     pub(super) datapath_group: u32,
     pub(super) vport_group: u32,
 }
@@ -57,6 +60,7 @@ impl Requests {
             vport: vport.id,
             flow: self.ovs_family(FLOW_FAMILY).await?.id,
             packet: self.ovs_family(PACKET_FAMILY).await?.id,
+            meter: self.family(METER_FAMILY).await.ok().flatten().map(|info| info.id),
             datapath_group: group(&datapath, DATAPATH_GROUP),
             vport_group: group(&vport, VPORT_GROUP),
         })

@@ -11,7 +11,7 @@ use super::{
     tables::Via,
     worker,
 };
-use crate::{Kernel, bridge::check_mtu, error::KernelError, link::check_name};
+use crate::{GroupCounts, Kernel, bridge::check_mtu, error::KernelError, link::check_name};
 
 /// The most commands that wait for the switch; callers wait beyond it.
 pub const COMMANDS_QUEUED_MAX: usize = 256;
@@ -114,6 +114,7 @@ pub struct OdpSwitch {
     commands: mpsc::Sender<Command>,
     /// Why the switch has ended, once it has.
     ended: watch::Receiver<Option<String>>,
+    groups: watch::Receiver<GroupCounts>,
 }
 
 type Reply<T> = oneshot::Sender<Result<T, KernelError>>;
@@ -154,12 +155,17 @@ impl OdpSwitch {
         let (event_queue, events) = mpsc::channel(EVENTS_QUEUED_MAX);
         let (probe_queue, probes) = mpsc::channel(PROBES_QUEUED_MAX);
         let (end, ended) = watch::channel(None);
+        let (counted, groups) = watch::channel(GroupCounts::default());
         let name = spec.name.clone();
-        let queues =
-            worker::Queues { commands: command_queue, events: event_queue, probes: probe_queue };
+        let queues = worker::Queues {
+            commands: command_queue,
+            events: event_queue,
+            probes: probe_queue,
+            groups: counted,
+        };
         let worker = worker::Worker::start(kernel, spec, queues).await?;
         tokio::spawn(worker.run(end));
-        Ok((Self { name, commands, ended }, OdpInbox { events, probes }))
+        Ok((Self { name, commands, ended, groups }, OdpInbox { events, probes }))
     }
 
     /// Makes a network device a local port. One that is a port already is as good.
@@ -260,6 +266,12 @@ impl OdpSwitch {
         }
         let frame = frame.to_vec();
         self.ask(|reply| Command::Probe { remote, local, frame, reply }).await
+    }
+
+    /// What was kept from peers of the frames to groups, by the last look.
+    #[must_use]
+    pub fn groups(&self) -> watch::Receiver<GroupCounts> {
+        self.groups.clone()
     }
 
     /// The counters.

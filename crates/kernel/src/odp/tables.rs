@@ -11,6 +11,8 @@ use std::{
 use weft_crypto::PeerId;
 use weft_path::Mac;
 
+use super::limits::Limits;
+
 /// The most MACs that are learned from one local port: a container's own are pinned, so these are
 /// what it bridges or makes up.
 pub const LEARNED_PER_PORT_MAX: usize = 256;
@@ -68,6 +70,8 @@ pub(super) enum Change {
     Broadcast,
     /// Whether tunnel packets from this address are accepted.
     Source(IpAddr),
+    /// How many frames to groups this port may send to peers.
+    Limit(u32),
 }
 
 /// Where a MAC is.
@@ -125,6 +129,7 @@ pub(super) struct Tables {
     remote: HashMap<Mac, PeerId>,
     peers: BTreeMap<PeerId, Peer>,
     sources: HashMap<IpAddr, usize>,
+    limits: Limits,
     changes: BTreeSet<Change>,
 }
 
@@ -142,6 +147,7 @@ impl Tables {
             remote: HashMap::new(),
             peers: BTreeMap::new(),
             sources: HashMap::new(),
+            limits: Limits::default(),
             changes: BTreeSet::new(),
         }
     }
@@ -165,7 +171,7 @@ impl Tables {
         match kind {
             PortKind::Tap => self.tap = Some(number),
             PortKind::Tunnel => self.tunnel = Some(number),
-            PortKind::Local => {}
+            PortKind::Local => self.limits.add(number),
         }
         self.port_changed(number, name, kind);
     }
@@ -176,6 +182,7 @@ impl Tables {
         if self.numbers.get(&port.name) == Some(&number) {
             self.numbers.remove(&port.name);
         }
+        self.limits.remove(number);
         self.tap = self.tap.filter(|tap| *tap != number);
         self.tunnel = self.tunnel.filter(|tunnel| *tunnel != number);
         let gone = self.learned.iter().filter(|(_, learned)| learned.port == number);
@@ -384,6 +391,20 @@ impl Tables {
     /// Whether this peer's tunnel packets come from this address.
     pub(super) fn sends_from(&self, peer: PeerId, address: IpAddr) -> bool {
         self.peers.get(&peer).is_some_and(|peer| peer.accepts().any(|of| of == address))
+    }
+
+    /// How many frames to groups local ports may send to peers.
+    pub(super) fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    /// The same, to be changed. Flows of the ports that come back have read what is changed.
+    pub(super) fn edit_limits<T>(&mut self, edit: impl FnOnce(&mut Limits) -> T)
+    where
+        T: IntoIterator<Item = u32>,
+    {
+        let changed = edit(&mut self.limits);
+        self.changes.extend(changed.into_iter().map(Change::Limit));
     }
 
     /// How many MACs are learned.

@@ -3,7 +3,12 @@
 //! One task owns the tables and is the only one that puts flows, so no change of the tables can slip
 //! in between a decision and its flow.
 
-use std::{collections::BTreeMap, io, net::IpAddr, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    io,
+    net::IpAddr,
+    time::Duration,
+};
 
 use rustix::io::Errno;
 use tokio::{
@@ -20,13 +25,14 @@ use super::{
     decide::{Decision, OdpDrop, Verdict, decide},
     flow::{Frame, Output},
     index::{Edit, Index},
+    limits::Bucket,
     ports,
     socket::{Families, Sweep, Upcalls, join, open_notices, open_requests},
     switch::{Command, OdpEdit, OdpEvent, OdpProbe, OdpSpec},
     tables::{Change, PortKind, Tables},
 };
 use crate::{
-    Kernel,
+    GroupCounts, Kernel,
     error::{KernelError, RequestError},
     generic::{
         codec::{Received, message},
@@ -51,6 +57,7 @@ pub(super) struct Queues {
     pub(super) commands: mpsc::Receiver<Command>,
     pub(super) events: mpsc::Sender<OdpEvent>,
     pub(super) probes: mpsc::Sender<OdpProbe>,
+    pub(super) groups: watch::Sender<GroupCounts>,
 }
 
 /// A switch with what it listens to.
@@ -76,7 +83,13 @@ pub(super) struct Core {
     pub(super) wanted: BTreeMap<String, PortKind>,
     /// Those of them that are not, and why.
     pub(super) missing: BTreeMap<String, String>,
-    index: Index,
+    pub(super) index: Index,
+    /// Ports of which a meter may have counted frames since the last look, besides those with flows.
+    pub(super) metered: BTreeSet<u32>,
+    pub(super) next_limit_look_ms: u64,
+    /// Why frames to groups are not limited, as was said last.
+    pub(super) unlimited: Option<String>,
+    pub(super) groups: watch::Sender<GroupCounts>,
     events: mpsc::Sender<OdpEvent>,
     probes: mpsc::Sender<OdpProbe>,
     /// The datapath may be gone.
@@ -133,14 +146,18 @@ impl Worker {
             wanted: wanted.into(),
             missing: BTreeMap::new(),
             index: Index::default(),
+            metered: BTreeSet::new(),
+            next_limit_look_ms: 0,
+            unlimited: None,
+            groups: queues.groups,
             events: queues.events,
             probes: queues.probes,
             suspect: false,
             lost_before: found.stats.lost,
             started: Instant::now(),
-            floods: Bucket::new(FLOODS_PER_S_MAX),
-            flowless: Bucket::new(FLOWLESS_PER_S_MAX),
-            probe_bucket: Bucket::new(PROBES_PER_S_MAX),
+            floods: Bucket::new(FLOODS_PER_S_MAX, FLOODS_PER_S_MAX),
+            flowless: Bucket::new(FLOWLESS_PER_S_MAX, FLOWLESS_PER_S_MAX),
+            probe_bucket: Bucket::new(PROBES_PER_S_MAX, PROBES_PER_S_MAX),
         };
         core.reconcile().await?;
         Ok(Self { core, commands: queues.commands, upcalls, notices, sweep })
@@ -188,6 +205,7 @@ impl Worker {
                     if !core.missing.is_empty() {
                         core.look().await;
                     }
+                    core.keep_limits(core.now_ms()).await;
                 }
                 _ = sweep_due.tick() => core.begin_sweep(sweep).await,
             }
@@ -278,6 +296,7 @@ impl Core {
         counters.hits = stats.hits;
         counters.misses = stats.misses;
         counters.flows = stats.flows;
+        counters.groups_limited = self.tables.limits().limited();
         counters.macs_learned = self.tables.learned_len() as u64;
         Ok(counters)
     }
@@ -323,6 +342,7 @@ impl Core {
             self.refresh().await;
         }
         let decision = decide(&self.tables, &frame);
+        self.note_metered(&frame, &decision);
         let has_flow = self.admit(&frame, &decision, local, now_ms).await;
         let outputs = match &decision.verdict {
             Verdict::Drop(reason) => return self.count_drops(*reason, 1),
@@ -368,6 +388,13 @@ impl Core {
     }
 
     async fn execute(&mut self, upcall: &Upcall<'_>, outputs: &[Output]) {
+        let parts;
+        let outputs = if outputs.len() > OUTPUTS_PER_EXECUTE_MAX {
+            parts = self.limit_parts(&upcall.frame, outputs);
+            &parts
+        } else {
+            outputs
+        };
         for some in outputs.chunks(OUTPUTS_PER_EXECUTE_MAX) {
             let (family, port) = (self.families.packet, upcall.frame.port);
             let request = execute(family, self.datapath, port, upcall.packet, upcall.hash, some);
@@ -552,46 +579,7 @@ impl Core {
         }
     }
 
-    fn now_ms(&self) -> u64 {
+    pub(super) fn now_ms(&self) -> u64 {
         u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX)
-    }
-}
-
-/// Lets `rate_per_s` pass per second, and as many at once.
-#[derive(Debug)]
-struct Bucket {
-    rate_per_s: u64,
-    thousandths: u64,
-    at_ms: u64,
-}
-
-impl Bucket {
-    fn new(rate_per_s: u64) -> Self {
-        Self { rate_per_s, thousandths: rate_per_s * 1_000, at_ms: 0 }
-    }
-
-    fn take(&mut self, now_ms: u64) -> bool {
-        let earned = now_ms.saturating_sub(self.at_ms).saturating_mul(self.rate_per_s);
-        self.thousandths = self.thousandths.saturating_add(earned).min(self.rate_per_s * 1_000);
-        self.at_ms = now_ms;
-        let enough = self.thousandths >= 1_000;
-        if enough {
-            self.thousandths -= 1_000;
-        }
-        enough
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::Bucket;
-
-    #[test]
-    fn a_bucket_lets_its_rate_pass() {
-        let mut bucket = Bucket::new(10);
-        let passed = |bucket: &mut Bucket, now_ms| (0..100).filter(|_| bucket.take(now_ms)).count();
-        assert_eq!(passed(&mut bucket, 0), 10);
-        assert_eq!(passed(&mut bucket, 500), 5);
-        assert_eq!(passed(&mut bucket, 60_000), 10);
     }
 }

@@ -14,8 +14,9 @@ use crate::{
     generic::codec::{self, Writer},
     odp::{
         codec_flow::{self, FlowId, Put},
-        codec_packet, codec_port,
+        codec_meter, codec_packet, codec_port,
         flow::{FlowKey, Frame, Output, Tag, TunnelKey},
+        limits::Class,
     },
 };
 
@@ -124,6 +125,7 @@ fn ports_come_before_tunnels() {
     };
     let outputs = [
         to("192.0.2.2", Some("192.0.2.1")),
+        Output::Meter(8),
         Output::Port(4),
         to("2001:db8::3", Some("192.0.2.1")),
         Output::Port(5),
@@ -143,9 +145,10 @@ fn ports_come_before_tunnels() {
         actions[..2],
         [theirs::ActionAttrs::Output(4), theirs::ActionAttrs::Output(5)]
     ));
-    let theirs::ActionAttrs::Set(set) = &actions[2] else { panic!("no priority is set") };
+    assert!(matches!(actions[2], theirs::ActionAttrs::Meter(8)));
+    let theirs::ActionAttrs::Set(set) = &actions[3] else { panic!("no priority is set") };
     assert_eq!(set.get_priority().unwrap(), SENT_PRIORITY);
-    let actions = &actions[1..];
+    let actions = &actions[2..];
     let first = tunnel(&actions[2]);
     assert_eq!((first.get_id().unwrap(), first.get_ttl().unwrap()), (1, 64));
     assert_eq!(first.get_ipv4_dst().unwrap(), 0xc000_0202);
@@ -201,6 +204,7 @@ fn a_listed_flow_is_read() {
         .push_used(12)
         .nested_actions()
         .push_output(2)
+        .push_meter(8)
         .nested_set()
         .push_priority(SENT_PRIORITY)
         .end_nested()
@@ -220,7 +224,7 @@ fn a_listed_flow_is_read() {
     assert_eq!((entry.id, entry.packets), (Some(FlowId(6)), 42));
     let remote = "192.0.2.2".parse().unwrap();
     let tunnel = Output::Tunnel { port: 9, id: 1, remote, local: None };
-    assert_eq!(entry.outputs, Some(vec![Output::Port(2), tunnel]));
+    assert_eq!(entry.outputs, Some(vec![Output::Port(2), Output::Meter(8), tunnel]));
     // Another's flow: a name of another shape, an action that we never use.
     let mut body = Vec::new();
     theirs::OpNewDo::encode_request(&mut body, &header)
@@ -377,6 +381,30 @@ fn port_messages_read_back() {
     assert_eq!((read.name.as_str(), read.upcall_ports), ("weft", vec![77, 78]));
 }
 
+/// The crate of the other encoder has no ovs_meter: the bytes are those of `linux/openvswitch.h`.
+#[test]
+fn meter_messages_are_as_the_kernels_header_says() {
+    let words =
+        |words: &[u32]| words.iter().flat_map(|word| word.to_ne_bytes()).collect::<Vec<_>>();
+    let attribute = |length: u32, kind: u32| length | kind << 16;
+    let (command, body) = parts(codec_meter::get_meter(FAMILY, DATAPATH, 6));
+    assert_eq!((command, body), (4, words(&[DATAPATH, attribute(8, 1), 6])));
+    for (class, rate, burst) in [(Class::Broadcast, 200, 1_800), (Class::Stream, 20_000, 0)] {
+        let (command, body) = parts(codec_meter::set_meter(FAMILY, DATAPATH, 6, class));
+        let band = [attribute(8, 1), 1, attribute(8, 2), rate, attribute(8, 3), burst];
+        let head = [DATAPATH, attribute(8, 1), 6, attribute(32, 4), attribute(28, 0)];
+        assert_eq!((command, body), (2, words(&[&head[..], &band].concat())));
+    }
+    // Its own counts, of all packets, and those of its band.
+    let stats = [[attribute(20, 3), 9, 0, 900, 0], [attribute(20, 4), 5, 0, 500, 0]];
+    let [all, band] = stats;
+    let head = [DATAPATH, attribute(8, 1), 6];
+    let bands = [attribute(28, 4), attribute(24, 0)];
+    let body = words(&[&head[..], &all, &bands, &band].concat());
+    assert_eq!(codec_meter::meter_dropped(&body), Some(5));
+    assert_eq!(codec_meter::meter_dropped(&body[..12]), None);
+}
+
 #[test]
 fn the_controllers_answer_is_read() {
     let (command, body) = parts(codec::get_family("ovs_flow"));
@@ -413,5 +441,6 @@ proptest! {
         let _ = codec_port::vport(&bytes);
         let _ = codec_flow::flow_entry(&bytes);
         let _ = codec_flow::read_frame(&bytes);
+        let _ = codec_meter::meter_dropped(&bytes);
     }
 }

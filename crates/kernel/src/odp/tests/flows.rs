@@ -73,6 +73,7 @@ enum Step {
     Pin(u8, Option<u8>),
     AddPort(u32, u8),
     RemovePort(u32),
+    Limit(u32, u8),
     Age,
 }
 
@@ -103,6 +104,7 @@ fn step() -> impl Strategy<Value = Step> {
         1 => (number(), prop::option::of(number())).prop_map(|(mac, port)| Step::Pin(mac, port)),
         1 => (0..6_u32, 0..6_u8).prop_map(|(number, name)| Step::AddPort(number, name)),
         1 => (0..6_u32).prop_map(Step::RemovePort),
+        1 => (0..6_u32, 0..4_u8).prop_map(|(port, what)| Step::Limit(port, what)),
         1 => Just(Step::Age),
     ]
 }
@@ -143,8 +145,24 @@ fn take(step: &Step, tables: &mut Tables, index: &mut Index, model: &mut Model, 
             tables.add_port(*number, &format!("port{name}"), kind);
         }
         Step::RemovePort(number) => tables.remove_port(*number),
+        Step::Limit(port, what) => limit(tables, *port, *what, now_ms),
         Step::Age => tables.age(now_ms, |_| false),
     }
+}
+
+fn limit(tables: &mut Tables, port: u32, what: u8, now_ms: u64) {
+    tables.edit_limits(|limits| match what {
+        0 => {
+            limits.made(port);
+            vec![port]
+        }
+        1 => limits.lost(port).then_some(port).into_iter().collect(),
+        2 => {
+            let id = limits.meters(port).first().copied().unwrap_or_default();
+            limits.note(port, id, now_ms, now_ms).then_some(port).into_iter().collect()
+        }
+        _ => limits.resume(now_ms),
+    });
 }
 
 fn refresh(tables: &mut Tables, index: &mut Index, model: &mut Model) {

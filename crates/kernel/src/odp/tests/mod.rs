@@ -3,4 +3,5 @@
 
 mod codec;
 mod flows;
+mod limits;
 mod world;

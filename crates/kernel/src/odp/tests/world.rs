@@ -115,6 +115,7 @@ impl World {
                             }
                         }
                     }
+                    Output::Meter(_) => {}
                     Output::Port(port) => *delivered.entry((at, port)).or_default() += 1,
                     Output::Tunnel { port, id, remote, .. } => {
                         assert_eq!(port, TUNNEL);
