@@ -41,7 +41,7 @@ pub struct GroupCounts {
     pub limited: u64,
     /// Such ports of the last minute.
     pub ports: Vec<String>,
-    /// Reports of the bridge itself that it listens to groups: each peer sends it all multicast anyway, and takes
+    /// Reports of the switch itself that it listens to groups: each peer sends it all multicast anyway, and takes
     /// nothing from an address that no container has.
     pub reports: u64,
     /// Announcements of addresses that a bridge kept from peers, since one sender or all had too many.

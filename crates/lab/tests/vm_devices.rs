@@ -1,6 +1,7 @@
 //! Devices of Weft's where the kernel moves the frames: damage that others do is mended, and a loop between ports
 //! of two hosts dies down and is named.
 
+use std::net::{Ipv4Addr, UdpSocket};
 use std::time::{Duration, Instant};
 
 use weft_bench::sandbox::{Container, wait_until};
@@ -188,5 +189,41 @@ fn too_many(switch: &str) -> anyhow::Result<()> {
         from.netns().ip("neigh flush dev weft0")?.success()?;
         stage.reach(from, &two)?;
     }
+    Ok(())
+}
+
+/// The device of the datapath itself has no announced address, so that peers count what it sends as foreign.
+#[test]
+fn what_the_host_of_a_datapath_listens_to_is_told_no_peer() -> anyhow::Result<()> {
+    const HOST: Ipv4Addr = Ipv4Addr::new(10, 47, 250, 1);
+    let stage = pair(&[&KERNEL[..], &["--switch", "odp"]].concat())?;
+    let (one, two) = stage.containers()?;
+    let rules = "table ip t { counter host { }; counter container { }; chain in { \
+                 type filter hook prerouting priority 0; \
+                 ip protocol igmp ip saddr 10.47.250.1 counter name host; \
+                 ip protocol igmp ip saddr != 10.47.250.1 counter name container; }; }";
+    two.exec(&["nft", rules])?.success()?;
+    let heard = |of: &str| -> anyhow::Result<u64> {
+        let shown = two.exec(&["nft", "list", "counter", "ip", "t", of])?.success()?.stdout;
+        let packets = shown.split("packets ").nth(1).and_then(|rest| rest.split(' ').next());
+        Ok(packets.unwrap_or_default().parse()?)
+    };
+    let host = stage.host(0);
+    host.netns().ip(&format!("addr add {HOST}/12 dev weft"))?.success()?;
+    let before = host::kernel_counter(host, "bridge_reports_kept")?;
+    let join = |namespace: std::path::PathBuf, address: Ipv4Addr| -> anyhow::Result<UdpSocket> {
+        let socket = run_in(Namespace::open(&namespace)?, || UdpSocket::bind("0.0.0.0:0"))??;
+        socket.join_multicast_v4(&Ipv4Addr::new(239, 7, 7, 7), &address)?;
+        Ok(socket)
+    };
+    let _listens = join(host.netns().path().into(), HOST)?;
+    let kept = || host::kernel_counter(host, "bridge_reports_kept").is_ok_and(|it| it > before);
+    wait_until("the host's report to be kept", by_clock(40), kept)
+        .map_err(|error| anyhow::anyhow!("{error}: {}", stage.diagnosis()))?;
+    let _listens = join(namespace(&one), one.ipv4()?)?;
+    wait_until("a container's report to cross", by_clock(20), || {
+        heard("container").is_ok_and(|packets| packets > 0)
+    })?;
+    assert_eq!(heard("host")?, 0, "reports of the other host");
     Ok(())
 }

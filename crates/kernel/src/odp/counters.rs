@@ -47,6 +47,9 @@ pub struct OdpCounters {
     pub limited: u64,
     /// Frames to groups that meters kept from peers.
     pub groups_limited: u64,
+    /// Reports of the host's own that it listens to groups, which stay here. Those that flows keep are added at each
+    /// sweep.
+    pub reports_kept: u64,
     /// Probes sent.
     pub probes_sent: u64,
     /// Probes received and handed on.

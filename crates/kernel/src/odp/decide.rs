@@ -11,8 +11,9 @@ use weft_path::Vni;
 
 use super::{
     codec_flow::{ACTIONS_BYTES_MAX, actions_len},
+    codec_port::PORT_INTERNAL,
     flow::{FlowKey, Frame, Output, Tag, TunnelKey},
-    limits::Class,
+    limits::{Class, is_report_group},
     tables::{Change, Place, PortKind, Tables, Via, is_group},
 };
 
@@ -80,6 +81,9 @@ impl OdpDrop {
 pub(super) enum Verdict {
     /// Copies of it leave.
     Forward(Vec<Output>),
+    /// Copies of it go to ports of this host alone: the host reports that it listens to groups. Each peer sends it
+    /// all multicast anyway, and takes nothing from an address that no container has.
+    Keep(Vec<Output>),
     /// Copies of it leave to wherever its destination may be.
     Flood(Vec<Output>),
     /// It is dropped.
@@ -125,7 +129,7 @@ pub(super) fn decide(tables: &Tables, frame: &Frame) -> Decision {
     let flow = match &verdict {
         Verdict::Flood(_) | Verdict::Probe(_) => None,
         Verdict::Forward(outputs) if actions_len(outputs) > ACTIONS_BYTES_MAX => None,
-        Verdict::Forward(_) | Verdict::Drop(_) => pair,
+        Verdict::Forward(_) | Verdict::Keep(_) | Verdict::Drop(_) => pair,
     };
     Decision { verdict, flow, depends }
 }
@@ -197,6 +201,9 @@ fn refuse_frame(
 
 fn forward(tables: &Tables, frame: &Frame, kind: PortKind, depends: &mut Vec<Change>) -> Verdict {
     let from_overlay = kind != PortKind::Local;
+    if frame.port == PORT_INTERNAL && is_report_group(frame.destination) {
+        return Verdict::Keep(everywhere(tables, frame, true, depends));
+    }
     if is_group(frame.destination) {
         return match everywhere(tables, frame, from_overlay, depends) {
             outputs if outputs.is_empty() => Verdict::Drop(OdpDrop::NoReceiver),

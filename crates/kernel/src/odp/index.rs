@@ -32,6 +32,7 @@ pub(super) enum Edit {
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Effect {
     Forward(Vec<Output>),
+    Keep(Vec<Output>),
     Drop(OdpDrop),
 }
 
@@ -39,6 +40,7 @@ impl Effect {
     fn of(verdict: &Verdict) -> Option<Self> {
         match verdict {
             Verdict::Forward(outputs) => Some(Self::Forward(outputs.clone())),
+            Verdict::Keep(outputs) => Some(Self::Keep(outputs.clone())),
             Verdict::Drop(reason) => Some(Self::Drop(*reason)),
             Verdict::Flood(_) | Verdict::Probe(_) => None,
         }
@@ -46,7 +48,7 @@ impl Effect {
 
     fn outputs(&self) -> &[Output] {
         match self {
-            Self::Forward(outputs) => outputs,
+            Self::Forward(outputs) | Self::Keep(outputs) => outputs,
             Self::Drop(_) => &[],
         }
     }
@@ -87,6 +89,8 @@ pub(super) struct Swept {
     pub(super) vanished: u64,
     /// Packets that flows dropped since the last sweep, by reason.
     pub(super) dropped: Vec<(OdpDrop, u64)>,
+    /// Reports that flows kept from peers since then.
+    pub(super) kept: u64,
 }
 
 impl Index {
@@ -189,9 +193,11 @@ impl Index {
                 }
                 continue;
             };
-            if let Effect::Drop(reason) = flow.effect {
-                let since = packets.saturating_sub(flow.packets.unwrap_or_default());
-                *dropped.entry(reason).or_default() += since;
+            let since = packets.saturating_sub(flow.packets.unwrap_or_default());
+            match flow.effect {
+                Effect::Drop(reason) => *dropped.entry(reason).or_default() += since,
+                Effect::Keep(_) => swept.kept += since,
+                Effect::Forward(_) => {}
             }
             if flow.packets.replace(packets) == Some(packets) {
                 idle.push(*id);

@@ -13,6 +13,14 @@ use crate::groups::{
     LOOP_KNOWN_S, LOOP_PAUSE_S,
 };
 
+/// Reports of IGMPv3 and MLDv2 go to these groups (RFC 3376 section 4.2.14, RFC 3810 section 5.2.14).
+const REPORT_GROUPS: [Mac; 2] = [Mac([1, 0, 0x5e, 0, 0, 0x16]), Mac([0x33, 0x33, 0, 0, 0, 0x16])];
+
+/// Whether frames to this group report that their sender listens to groups.
+pub(super) fn is_report_group(destination: Mac) -> bool {
+    REPORT_GROUPS.contains(&destination)
+}
+
 /// What a meter counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) enum Class {

@@ -103,6 +103,7 @@ impl Core {
         GroupCounts {
             limited: limits.limited(),
             ports: named.map(|(_, name)| name.to_owned()).collect(),
+            reports: self.counters.reports_kept,
             ..GroupCounts::default()
         }
     }

@@ -354,6 +354,10 @@ impl Core {
                 }
                 outputs
             }
+            Verdict::Keep(outputs) => {
+                self.counters.reports_kept += 1;
+                outputs
+            }
             Verdict::Flood(outputs) => {
                 if !self.floods.take(now_ms) {
                     self.counters.limited += 1;
@@ -509,6 +513,7 @@ impl Core {
         let swept = self.index.sweep(&entries);
         self.counters.flows_idle += swept.idle;
         self.counters.flows_vanished += swept.vanished;
+        self.counters.reports_kept += swept.kept;
         for (reason, packets) in swept.dropped {
             self.count_drops(reason, packets);
         }

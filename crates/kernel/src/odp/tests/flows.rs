@@ -307,7 +307,7 @@ fn a_sweep_takes_what_is_idle_or_gone() {
     let swept = index.sweep(&listed);
     assert_eq!(swept.edits, [Edit::Delete { id: stray }], "a foreign flow stays");
     assert_eq!((swept.idle, swept.vanished), (0, 1));
-    assert_eq!(swept.dropped, [(OdpDrop::NoPath, 3)]);
+    assert_eq!((swept.dropped, swept.kept), (vec![(OdpDrop::NoPath, 3)], 0));
     assert!(!index.expected().contains_key(&gone));
     index.begin_sweep();
     let swept = index.sweep(&[
@@ -322,4 +322,17 @@ fn a_sweep_takes_what_is_idle_or_gone() {
     assert_eq!(swept.dropped, [(OdpDrop::NoPath, 2)]);
     let left: BTreeSet<FlowId> = index.expected().into_keys().collect();
     assert_eq!(left, [busy, dropping, young].into());
+}
+
+#[test]
+fn reports_that_stay_here_are_counted() {
+    let (tables, mut index) = (small(), Index::default());
+    let report = Frame { port: 0, source: mac(10), ..frame(Mac([0x33, 0x33, 0, 0, 0, 0x16])) };
+    let id = put_id(put(&tables, &mut index, report, 0));
+    assert_eq!(index.expected()[&id], [Output::Port(1)]);
+    for (packets, kept) in [(4, 4), (9, 5)] {
+        index.begin_sweep();
+        let swept = index.sweep(&[FlowEntry { id: Some(id), packets, outputs: None }]);
+        assert_eq!((swept.kept, swept.dropped), (kept, vec![]));
+    }
 }

@@ -149,3 +149,16 @@ fn a_meter_stands_before_tunnels_alone_and_a_pause_closes_them() {
     tables.edit_limits(|limits| limits.resume(5_000));
     assert_eq!(tables.take_changes(), [Change::Limit(1)].into());
 }
+
+#[test]
+fn what_the_host_listens_to_it_tells_no_peer() {
+    let tables = host();
+    for group in [IGMP_REPORT, MLD_REPORT] {
+        assert_eq!(verdict(&tables, 0, group), Verdict::Keep(vec![Output::Port(1)]));
+        let of_container = verdict(&tables, 1, group);
+        assert!(matches!(of_container, Verdict::Forward(copies) if copies.len() == 4));
+    }
+    assert!(
+        matches!(verdict(&tables, 0, BROADCAST), Verdict::Forward(copies) if copies.len() == 4)
+    );
+}

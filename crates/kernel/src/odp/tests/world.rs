@@ -102,6 +102,7 @@ impl World {
             let outputs = match decide(&self.hosts[&at], &frame).verdict {
                 Verdict::Forward(outputs) | Verdict::Flood(outputs) => outputs,
                 Verdict::Drop(_) => continue,
+                Verdict::Keep(_) => unreachable!(),
                 Verdict::Probe(_) => unreachable!(),
             };
             for output in outputs {
@@ -191,7 +192,7 @@ fn nothing_goes_from_the_overlay_back_into_it() {
                 Verdict::Forward(outputs) | Verdict::Flood(outputs) => {
                     assert_eq!(outputs, LOCAL.map(Output::Port));
                 }
-                Verdict::Probe(_) => panic!("no probe"),
+                Verdict::Keep(_) | Verdict::Probe(_) => panic!("neither report nor probe"),
             }
         }
     }
