@@ -14,7 +14,10 @@ use weft_lab::net::guest::seed;
 use weft_lab::net::iperf::{self, Server};
 use weft_lab::net::losses::{drops, tap_overflows};
 use weft_lab::net::memory::{ensure_flat, resident_kib};
-use weft_lab::net::{Lab, counter, is_soak, keep_order, namespace, probe, slowness, tcp_counter};
+use weft_lab::net::{
+    Lab, counter, is_soak, keep_order, namespace, probe, resend_on_loss_alone, slowness,
+    tcp_counter,
+};
 
 /// How both hosts are launched, with two workers each: direct ports where there can be some, ports of the
 /// switch with helpers at work all the time, the other format.
@@ -266,8 +269,7 @@ impl Mixed {
         };
         let receiver = probe::multicast_receiver(&there, two.ipv4()?, GROUP.0, GROUP.1)?;
         for container in [&one, &two] {
-            // Tail loss probes answer to the scheduling of a busy machine, not to loss.
-            container.exec(&["sysctl", "-qw", "net.ipv4.tcp_early_retrans=0"])?.success()?;
+            resend_on_loss_alone(container)?;
         }
         let kinds = ["streams", "datagrams", "pings", "multicast", "visitors"];
         Ok(Self {

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use weft_lab::net::iperf::{self, Server};
 use weft_lab::net::{
-    Lab, counter, is_soak, keep_order, losses, namespace, probe, slowness, wait_connection,
+    Lab, counter, is_soak, keep_order, losses, namespace, probe, resend_on_loss_alone, slowness,
+    wait_connection,
 };
 
 #[test]
@@ -16,9 +17,7 @@ fn rekeying_every_two_seconds_loses_nothing_and_causes_no_retransmission() -> an
     keep_order(ends)?;
     let _server = Server::start(&two)?;
     one.ping(two.ipv4()?.into())?;
-    // Tail loss probes answer to the scheduling of a busy machine, not to loss; what is lost is seen
-    // by the receiver's selective acknowledgements all the same.
-    one.exec(&["sysctl", "-q", "-w", "net.ipv4.tcp_early_retrans=0"])?.success()?;
+    resend_on_loss_alone(&one)?;
     let before = counter(lab.host(1), "rekeys")?;
     let receiver = probe::udp_in(&namespace(&two), (two.ipv4()?, 5001).into())?;
     let sender = probe::udp_in(&namespace(&one), (one.ipv4()?, 0).into())?;

@@ -12,8 +12,8 @@ use weft_bench::sandbox::{Container, Host, wait_until};
 use weft_lab::net::iperf::{self, Server};
 use weft_lab::net::probe::udp_in;
 use weft_lab::net::{
-    Lab, counter, is_soak, keep_order, losses, namespace, slowness, tcp_counter, wait_connection,
-    workers,
+    Lab, counter, is_soak, keep_order, losses, namespace, resend_on_loss_alone, slowness,
+    tcp_counter, wait_connection, workers,
 };
 
 /// Kernels with IPsec would leave the workers nothing to do.
@@ -34,8 +34,7 @@ fn flows_over_two_lanes_pass_rekeys_in_order() -> anyhow::Result<()> {
     let (one, two) = lab.containers()?;
     keep_order([lab.host(0).netns(), lab.host(1).netns(), one.netns(), two.netns()])?;
     let _server = Server::start(&two)?;
-    // Tail loss probes answer to the scheduling of a busy machine, not to loss.
-    one.exec(&["sysctl", "-qw", "net.ipv4.tcp_early_retrans=0"])?.success()?;
+    resend_on_loss_alone(&one)?;
     let flows = |seconds: &str| {
         let many = ["-t", seconds, "-P", "8", "-l", "32K", "-b", "20M"];
         iperf::run(&one, two.ipv4()?.into(), &many)
@@ -212,7 +211,7 @@ fn workers_come_and_go(port_mode: &str) -> anyhow::Result<()> {
     let (one, two) = lab.containers()?;
     keep_order([lab.host(0).netns(), lab.host(1).netns(), one.netns(), two.netns()])?;
     let _servers = (Server::start(&one)?, Server::start(&two)?);
-    one.exec(&["sysctl", "-qw", "net.ipv4.tcp_early_retrans=0"])?.success()?;
+    resend_on_loss_alone(&one)?;
     let (to, back) = (two.ipv4()?.into(), one.ipv4()?.into());
     let load = ["-t", "16", "-P", "6", "-l", "32K", "-b", "20M"];
     let report = thread::scope(|scope| {

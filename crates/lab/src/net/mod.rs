@@ -119,6 +119,20 @@ pub fn keep_order<'a>(namespaces: impl IntoIterator<Item = &'a Netns>) -> anyhow
     Ok(())
 }
 
+/// Has a container's TCP send again only what its peer's selective acknowledgements show to be missing, for tests that
+/// count retransmissions. Tail loss probes and the usual timeout of 200 ms answer to the scheduling of a busy machine;
+/// here a segment times out after 3 s.
+///
+/// # Errors
+/// The kernel's refusal, or the container has no IPv4 route.
+pub fn resend_on_loss_alone(container: &Container) -> anyhow::Result<()> {
+    const SCRIPT: &str = "sysctl -qw net.ipv4.tcp_early_retrans=0
+        routes=$(ip -4 route show) && [ \"$routes\" ]
+        echo \"$routes\" | while read -r route; do ip route change $route rto_min 3s; done";
+    container.exec(&["sh", "-ec", SCRIPT])?.success()?;
+    Ok(())
+}
+
 /// Packets that a named counter of the nftables table `inet lab` has counted in a namespace.
 ///
 /// # Errors
