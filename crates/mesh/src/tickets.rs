@@ -139,7 +139,20 @@ impl Mesh {
             freed.push(address.into());
         }
         self.dirty |= !freed.is_empty();
+        self.take_answers_back(&freed);
         freed
+    }
+
+    /// An answer that has not gone out yet gives nothing that was freed meanwhile.
+    fn take_answers_back(&mut self, freed: &[IpAddr]) {
+        let gives = |nets: &[IpNet]| nets.iter().any(|net| freed.contains(&net.addr()));
+        for output in &mut self.outputs {
+            if let Output::Answer { result, .. } = output
+                && result.as_ref().is_ok_and(|nets| gives(nets))
+            {
+                *result = Err(AddressError::Cancelled);
+            }
+        }
     }
 
     fn answer_at_once(&mut self, result: Result<Vec<IpNet>, AddressError>) -> Ticket {

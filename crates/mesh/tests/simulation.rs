@@ -319,6 +319,7 @@ fn of_two_claims_at_once_exactly_one_wins() {
         }
         net.settle(1);
         net.attach(0, Some(address));
+        net.settle(1);
         assert_eq!(net.counters.claimed, 2, "a released claim is free again");
     });
 }

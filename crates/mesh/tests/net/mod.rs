@@ -53,6 +53,8 @@ pub struct Host {
     pub config: Config,
     pub mesh: Option<Mesh>,
     pub disk: Option<State>,
+    /// What the disk is writing.
+    saving: Option<State>,
     /// What the next start is told of where the state is from; `None`: all is well.
     pub origin: Option<Origin>,
     /// Why the last request for an address failed.
@@ -118,6 +120,7 @@ impl Net {
             config,
             mesh: None,
             disk: None,
+            saving: None,
             origin: None,
             failed: String::new(),
             full: false,
@@ -199,6 +202,11 @@ impl Net {
         host.tickets.clear();
         host.gone.clear();
         host.switch.clear();
+        // What was being written is there whole, or not at all.
+        let saving = host.saving.take();
+        if saving.is_some() && self.below(2) == 0 {
+            self.hosts[index].disk = saving;
+        }
         let pairs: Vec<(usize, usize)> = self.links.keys().copied().collect();
         for pair in pairs.into_iter().filter(|pair| pair.0 == index || pair.1 == index) {
             self.close(pair, index);
@@ -271,7 +279,7 @@ impl Net {
         let ways: Vec<((usize, usize), usize)> =
             self.links.iter().flat_map(ready).flatten().collect();
         if ways.is_empty() {
-            return false;
+            return self.save_one();
         }
         let (pair, end) = ways[self.below(ways.len())];
         self.deliver_on(pair, end);
@@ -333,7 +341,15 @@ impl Net {
 
     /// Carries out a host's outputs in order; it may crash behind any of them.
     pub fn act(&mut self, index: usize) {
-        while let Some(output) = self.hosts[index].mesh.as_mut().and_then(Mesh::poll_output) {
+        if self.hosts[index].saving.is_some() {
+            if self.below(2) == 0 {
+                return;
+            }
+            self.saved(index);
+        }
+        while self.hosts[index].saving.is_none()
+            && let Some(output) = self.hosts[index].mesh.as_mut().and_then(Mesh::poll_output)
+        {
             self.carry_out(index, output);
             let mut crash = self.crash_one_in > 0 && self.below(self.crash_one_in as usize) == 0;
             if let Some((host, left)) = self.crash_after.filter(|(host, _)| *host == index) {
@@ -346,6 +362,23 @@ impl Net {
         }
     }
 
+    /// A host's disk has written what it was given.
+    fn saved(&mut self, index: usize) {
+        let host = &mut self.hosts[index];
+        host.disk = host.saving.take();
+        host.mesh.as_mut().unwrap().handle_saved(self.now, Ok(()));
+    }
+
+    /// Lets a disk end that writes. `false`: none does.
+    fn save_one(&mut self) -> bool {
+        let Some(index) = self.hosts.iter().position(|host| host.saving.is_some()) else {
+            return false;
+        };
+        self.saved(index);
+        self.act(index);
+        true
+    }
+
     fn carry_out(&mut self, index: usize, output: Output) {
         match output {
             Output::Persist(state) => {
@@ -353,9 +386,13 @@ impl Net {
                 let host = &mut self.hosts[index];
                 let result = match host.full {
                     true => Err("no space left".to_owned()),
+                    // The disk takes its time, and the host goes on meanwhile.
                     false => {
-                        host.disk = Some(*state);
-                        Ok(())
+                        host.saving = Some(*state);
+                        if self.below(2) == 0 {
+                            self.saved(index);
+                        }
+                        return;
                     }
                 };
                 self.counters.unsaved += usize::from(host.full);
