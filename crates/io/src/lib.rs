@@ -4,6 +4,7 @@ mod announcements;
 mod bpf;
 pub mod cpu;
 pub mod encap;
+pub mod faults;
 pub mod handover;
 pub mod keylog;
 pub mod namespace;
