@@ -22,6 +22,7 @@ mod generic;
 mod groups;
 mod guard;
 mod ipv6;
+mod late;
 mod link;
 mod mss;
 mod nft;

@@ -22,6 +22,7 @@ use netlink_sys::{AsyncSocket, AsyncSocketExt, TokioSocket, protocols::NETLINK_R
 use tokio::sync::Mutex;
 
 use crate::error::RequestError;
+use crate::late;
 
 /// How long one exchange may take, in milliseconds. The kernel answers at once unless another
 /// process holds its configuration lock.
@@ -161,6 +162,7 @@ impl Exchange {
         append(&mut bytes, message, flags, self.sequence);
         self.socket.send(&bytes).await.map_err(RequestError::Socket)?;
         self.unfinished = true;
+        late::answer().await;
         let result = self.collect(self.sequence).await;
         self.unfinished = false;
         result
@@ -181,6 +183,7 @@ impl Exchange {
         }
         self.socket.send(&bytes).await.map_err(RequestError::Socket)?;
         self.unfinished = true;
+        late::answer().await;
         let mut answers = Vec::with_capacity(sequences.len());
         // The kernel works them off, and answers, in their order; one datagram may hold several.
         let mut waiting = sequences.into_iter().peekable();

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::JoinHandle;
 
+use super::{PATIENCE_MAX_MS, patience};
 use crate::error::KernelError;
 use crate::{GroupCounts, GroupLimit, Guard, GuardCounters, MssClamp, NftWatch};
 
@@ -19,9 +20,6 @@ const LOOK_MS: u64 = 30_000;
 const GROUPS_LOOK_MS: u64 = 10_000;
 /// How long after a failure they are looked at again, in milliseconds.
 const RETRY_MS: u64 = 5_000;
-/// For so long a reader of the counters waits for those of this moment, in milliseconds; then it takes the
-/// last that were read. Where `nft` was slower the last time, it does not wait.
-const FRESH_MS: u64 = 500;
 /// How long the end waits for the tables to be gone, in milliseconds.
 const FINISH_MS: u64 = 60_000;
 /// What the engine was not told yet; the task waits when there is more.
@@ -228,13 +226,13 @@ impl GuardReader {
         self.groups.borrow().clone()
     }
 
-    /// Waits a moment for counters of now.
+    /// Waits a moment for counters of now; then the last that were read have to do. Where `nft` was slow the last
+    /// time, it does not wait.
     pub(super) async fn refresh(&mut self) {
-        let (fresh, Seen { counters, took }) =
-            (Duration::from_millis(FRESH_MS), *self.seen.borrow_and_update());
+        let Seen { counters, took } = *self.seen.borrow_and_update();
         self.look.notify_one();
-        if counters.is_some() && took < fresh {
-            let _ = tokio::time::timeout(fresh, self.seen.changed()).await;
+        if counters.is_some() && took < Duration::from_millis(PATIENCE_MAX_MS) {
+            let _ = tokio::time::timeout(patience(took), self.seen.changed()).await;
         }
     }
 }

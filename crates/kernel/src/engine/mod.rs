@@ -19,8 +19,8 @@ mod unheard;
 mod worker;
 
 use std::net::IpAddr;
-use std::sync::Arc;
-use std::time::Duration;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use tokio::sync::{mpsc, oneshot, watch};
 use weft_crypto::{Cipher, PeerId};
@@ -43,6 +43,10 @@ pub const DATA_CHANNEL_PORT: u16 = 6786;
 pub const DATA_CHANNEL_DEVICE: &str = "weft-ovpn";
 /// Orders that wait for the engine's task; a sender waits when there are more.
 const ORDERS_QUEUED_MAX: usize = 64;
+
+/// A reader of the counters waits for those of this moment for so long at least and at most, in milliseconds.
+const PATIENCE_MIN_MS: u64 = 25;
+const PATIENCE_MAX_MS: u64 = 500;
 
 /// Settings of [`KernelEngine::start`].
 #[derive(Clone, Debug)]
@@ -150,6 +154,14 @@ pub struct KernelEngine {
     switch: SwitchKind,
     guard: filters::GuardReader,
     announcements: Option<announcements::TooMany>,
+    counted: Arc<Mutex<Counted>>,
+}
+
+/// What the task has counted, as it was told last, and how long that took.
+#[derive(Default)]
+struct Counted {
+    counters: KernelCounters,
+    took: Duration,
 }
 
 /// What the task is asked to do.
@@ -180,7 +192,10 @@ impl KernelEngine {
         let (switch, guard) = (worker.switch_kind(), worker.filters.reader());
         let announcements = worker.announcements();
         tokio::spawn(worker.run(received));
-        Ok(Self { orders, support, switch, guard, announcements })
+        let counters = KernelCounters { switch, ..KernelCounters::default() };
+        let counted = Counted { counters, took: Duration::ZERO };
+        let counted = Arc::new(Mutex::new(counted));
+        Ok(Self { orders, support, switch, guard, announcements, counted })
     }
 
     /// Carries commands out in order; they are done when this returns. What fails is reported as an
@@ -232,11 +247,29 @@ impl KernelEngine {
         GroupCounts { announcements, announcer, ..self.guard.groups() }
     }
 
-    /// What was counted so far. The guard's counts may be some time old where `nft` is slow.
+    /// What was counted so far. Where the kernel or `nft` is slower than usual, the counts are those of the last
+    /// time: who looks at a status does so because something is slow.
     pub async fn counters(&self) -> KernelCounters {
         self.guard.clone().refresh().await;
+        let begun = Instant::now();
+        let limit = patience(self.counted().took);
         let (reply, answer) = oneshot::channel();
-        self.order(Order::Counters { reply }, answer).await.unwrap_or_default()
+        let counters = self.order(Order::Counters { reply }, answer);
+        let fresh = tokio::time::timeout(limit, counters).await;
+        let mut counted = self.counted();
+        if let Ok(Some(counters)) = fresh {
+            *counted = Counted { counters, took: begun.elapsed() };
+        }
+        let mut counters = counted.counters.clone();
+        (counters.guard, counters.guard_age) = match counters.guard {
+            Some(_) => self.guard.last().unzip(),
+            None => (None, None),
+        };
+        counters
+    }
+
+    fn counted(&self) -> MutexGuard<'_, Counted> {
+        self.counted.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// What the SAs of each peer have carried since the engine first looked, in both formats; nothing
@@ -258,6 +291,13 @@ impl KernelEngine {
         self.orders.send(order).await.ok()?;
         answer.await.ok()
     }
+}
+
+/// How long a reader waits for counts of now, by how long they took the last time.
+fn patience(took: Duration) -> Duration {
+    let (least, most) =
+        (Duration::from_millis(PATIENCE_MIN_MS), Duration::from_millis(PATIENCE_MAX_MS));
+    (took * 4).clamp(least, most)
 }
 
 /// Removes all that Weft made in this kernel, whether a daemon ran before or not: SAs and policies,

@@ -80,6 +80,7 @@ impl Requests {
             let bytes = request.finish(self.sequence);
             self.socket.send(bytes).await.map_err(RequestError::Socket)?;
             self.unfinished = true;
+            crate::late::answer().await;
             let result = self.collect(self.sequence).await;
             self.unfinished = false;
             result

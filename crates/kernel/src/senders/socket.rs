@@ -53,6 +53,7 @@ impl Socket {
         self.sequence = last.wrapping_add(1);
         let work = async {
             self.socket.send(&bytes).await.map_err(RequestError::Socket)?;
+            crate::late::answer().await;
             self.collect(first, last, |_| {}).await.map(|_| ())
         };
         within_limit(work).await
@@ -69,6 +70,7 @@ impl Socket {
                 let mut request = codec::listing(set);
                 let sent = self.socket.send(request.finish(sequence)).await;
                 sent.map_err(RequestError::Socket)?;
+                crate::late::answer().await;
                 let read = |body: &[u8]| found.extend(codec::members(set, body));
                 self.collect(sequence, sequence, read).await
             };

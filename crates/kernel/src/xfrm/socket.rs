@@ -257,6 +257,7 @@ impl Exchange {
         let sent = self.socket.send(&bytes).await;
         sent.map_err(|error| self.failed(error))?;
         self.unfinished = Some(self.sequence);
+        crate::late::answer().await;
         Ok(first)
     }
 
