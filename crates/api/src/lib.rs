@@ -16,6 +16,6 @@ pub use server::{ApiListener, Routes, listen, reply, serve};
 pub use types::{
     ApiError, AttachRequest, Attachment, ConnectRequest, Connection, ContainerTraffic,
     DetachRequest, Detached, ErrorKind, FirewallRule, ForgetRequest, HostRange, Invitation, Ipam,
-    LaneTraffic, Path, Peer, PeerConnection, PeerTraffic, Report, Status, Target, Traffic, Volume,
-    WorkerTraffic, Workers, WorkersRequest,
+    LaneTraffic, Path, Peer, PeerConnection, PeerTraffic, Report, ServiceStatus, Status, Target,
+    Traffic, Volume, WorkerTraffic, Workers, WorkersRequest,
 };

@@ -81,10 +81,28 @@ pub struct Status {
     /// What is wrong on this host though Weft runs, each with what to do.
     #[serde(default)]
     pub warnings: Vec<String>,
+    /// What works beside the core, and how it fares.
+    #[serde(default)]
+    pub services: Vec<ServiceStatus>,
     /// Whether attached containers can reach the other hosts now; when not, `reason` says why.
     pub ready: bool,
     /// Why not ready.
     pub reason: Option<String>,
+}
+
+/// One part of the daemon that works beside the core.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ServiceStatus {
+    /// Its name.
+    pub name: String,
+    /// `running`, `restarting` after a failure, or `hangs` if it cannot be ended.
+    pub state: String,
+    /// How it failed the last time, if ever.
+    pub reason: Option<String>,
+    /// In this state since, RFC 3339.
+    pub since: String,
+    /// How often it was restarted.
+    pub restarts: u64,
 }
 
 /// One line of `weft status connections`.

@@ -51,6 +51,9 @@ pub enum StartError {
     /// Not root (configuration).
     #[error("weft launch must run as root: it makes network devices")]
     NotRoot,
+    /// A task of the daemon has panicked (a fault of Weft).
+    #[error("the kernel engine did not start: {0}; this is a fault of weft, please report it")]
+    Panicked(tokio::task::JoinError),
     /// A port is taken (configuration).
     #[error(
         "UDP port {port} ({what}) is in use by another program; end it, or choose another port with {flag} on every host"

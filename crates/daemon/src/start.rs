@@ -7,9 +7,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use ipnet::{IpNet, Ipv4Net};
+use ipnet::IpNet;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+use tokio::runtime::Handle;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 use weft_api::{ApiListener, Invitation};
@@ -30,6 +31,7 @@ use crate::config::{EngineChoice, FormatChoice, Settings};
 use crate::core::control::{Control, VNI};
 use crate::core::engines::{Engines, Offers};
 use crate::core::events::{self, Events, Lost};
+use crate::core::saving::Saving;
 use crate::core::unheard::Unheard;
 use crate::http::requests::{Daemon, Targets};
 use crate::services::attach::attachments::{Attachments, SavedAttachments};
@@ -37,6 +39,7 @@ use crate::services::attach::loops::tell_of_rounds;
 use crate::services::attach::mend::keep_interfaces;
 use crate::services::attach::ports::{DirectPorts, RemoteMacs, remote_set};
 use crate::services::attach::shortcuts::Shortcuts;
+use crate::services::supervisor::{Health, Pulse, Supervisor};
 use crate::upkeep::firewall::Firewall;
 use crate::upkeep::mtu::{WATCH_RETRY_MS, container_mtu, follow_link_mtu, link_mtu, widest_format};
 use crate::upkeep::origin::Notes;
@@ -56,18 +59,25 @@ pub(crate) const TAP: &str = "weft-tap";
 pub fn run(settings: Settings, ready: impl FnOnce(&Invitation)) -> Result<(), StartError> {
     weft_kernel::open_settings();
     crate::upkeep::privileges::reduce();
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(RUNTIME_THREADS)
-        .thread_name("weft-control")
-        .enable_all()
-        .build()
-        .map_err(StartError::Runtime)?;
-    let result = runtime.block_on(run_async(settings, ready));
-    runtime.shutdown_timeout(Duration::from_millis(SHUTDOWN_TIMEOUT_MS));
+    let runtime = |name: &str| {
+        let mut builder = tokio::runtime::Builder::new_multi_thread();
+        builder.worker_threads(RUNTIME_THREADS).thread_name(name).enable_all();
+        builder.build().map_err(StartError::Runtime)
+    };
+    // The kernel holds up a thread whose request waits for the lock of its configuration. The core, links and the API
+    // have threads that ask it for nothing.
+    let (core, services) = (runtime("weft-control")?, runtime("weft-services")?);
+    let result = core.block_on(run_async(settings, services.handle().clone(), ready));
+    core.shutdown_timeout(Duration::from_millis(SHUTDOWN_TIMEOUT_MS));
+    services.shutdown_timeout(Duration::from_millis(SHUTDOWN_TIMEOUT_MS));
     result
 }
 
-async fn run_async(settings: Settings, ready: impl FnOnce(&Invitation)) -> Result<(), StartError> {
+async fn run_async(
+    settings: Settings,
+    services: Handle,
+    ready: impl FnOnce(&Invitation),
+) -> Result<(), StartError> {
     crate::check_host(&settings)?;
     crate::raise_descriptor_limit();
     let _runtime_lock = lock(&settings.runtime_dir)?;
@@ -77,45 +87,61 @@ async fn run_async(settings: Settings, ready: impl FnOnce(&Invitation)) -> Resul
     check_range(&settings, &kernel).await?;
     let (listener, socket) = listen(&settings.runtime_dir)?;
     let prepared = prepare(&settings, &kernel).await?;
-    let (daemon, control, kernel_engine) = start(settings, &kernel, prepared).await?;
-    let attachments = Arc::clone(&daemon.attachments);
-    let tasks = [
-        tokio::spawn(watch_interfaces(kernel.clone(), kernel_engine.clone(), attachments)),
-        tokio::spawn(crate::services::attach::shortcuts::keep_all(Arc::clone(&daemon.attachments))),
-        tokio::spawn(crate::services::attach::bypass::keep_looking(Arc::clone(
-            &daemon.attachments,
-        ))),
-        tokio::spawn(keep_saving(daemon.store.clone())),
-        tokio::spawn(watch_routes(kernel.clone(), daemon.settings.range, daemon.warnings.clone())),
-        tokio::spawn(crate::services::attach::kept::keep_trying(Arc::clone(&daemon.attachments))),
-        tokio::spawn(keep_interfaces(kernel.clone(), Arc::clone(&daemon.attachments))),
-        tokio::spawn(tell_of_rounds(Arc::clone(&daemon.attachments), daemon.warnings.clone())),
-        tokio::spawn(keep_forward_rule(kernel.clone(), kernel_engine.switch())),
-        tokio::spawn(daemon.firewall.clone().keep(
-            kernel.clone(),
-            kernel_engine.clone(),
-            daemon.settings.clone(),
-        )),
-        tokio::spawn(follow_link_mtu(
-            daemon.settings.clone(),
-            kernel.clone(),
-            daemon.links.clone(),
-            daemon.control.clone(),
-        )),
-        tokio::spawn(stop_on_signal(Arc::clone(&daemon.stop))),
-    ];
+    let (daemon, control, kernel_engine) = start(settings, services, &kernel, prepared).await?;
+    let supervisor = start_services(&daemon, &kernel, &kernel_engine);
     serve(listener, daemon, control, ready).await;
-    tasks.into_iter().for_each(|task| task.abort());
+    drop(supervisor);
     remove_forward_rule(&kernel).await;
     drop(socket);
     tracing::info!("weft has stopped");
     Ok(())
 }
 
+/// What works beside the core.
+fn start_services(daemon: &Arc<Daemon>, kernel: &Kernel, engine: &KernelEngine) -> Supervisor {
+    use crate::services::attach::{bypass, kept, shortcuts};
+    let mut all = Supervisor::new(daemon.services.clone(), daemon.health.clone());
+    let (daemon, kernel) = (Arc::clone(daemon), kernel.clone());
+    let attachments = Arc::clone(&daemon.attachments);
+    // Gives each run of a service what it works on.
+    macro_rules! start {
+        ($name:literal, [$($part:ident),*], $service:expr) => {{
+            $(let $part = $part.clone();)*
+            all.start($name, move |pulse| {
+                $(let $part = $part.clone();)*
+                $service(pulse)
+            });
+        }};
+    }
+    let (engine, switch) = (engine.clone(), engine.switch());
+    start!("interfaces", [kernel, engine, attachments], |pulse| {
+        watch_interfaces(kernel, engine, attachments, pulse)
+    });
+    start!("shortcuts", [attachments], |pulse| shortcuts::keep_all(attachments, pulse));
+    start!("bypass", [attachments], |pulse| bypass::keep_looking(attachments, pulse));
+    start!("retries", [attachments], |pulse| kept::keep_trying(attachments, pulse));
+    start!("mending", [kernel, attachments], |pulse| keep_interfaces(kernel, attachments, pulse));
+    start!("state files", [daemon], |pulse| keep_saving(daemon, pulse));
+    start!("routes", [daemon, kernel], |pulse| watch_routes(daemon, kernel, pulse));
+    start!("loops", [daemon, attachments], |pulse| {
+        tell_of_rounds(attachments, daemon.warnings.clone(), pulse)
+    });
+    start!("forward rule", [kernel], |pulse| keep_forward_rule(kernel, switch, pulse));
+    start!("firewall", [daemon, kernel, engine], |pulse| {
+        daemon.firewall.clone().keep(kernel, engine, daemon.settings.clone(), pulse)
+    });
+    start!("link mtu", [daemon, kernel], |pulse| {
+        let (links, control) = (daemon.links.clone(), daemon.control.clone());
+        follow_link_mtu(daemon.settings.clone(), kernel, links, control, pulse)
+    });
+    start!("signals", [daemon], |pulse| stop_on_signal(Arc::clone(&daemon.stop), pulse));
+    all
+}
+
 /// A host that was on the network before has containers in the range: whatever routes have come since, it
 /// comes back, and warns of them.
 async fn check_range(settings: &Settings, kernel: &Kernel) -> Result<(), StartError> {
-    if settings.state_dir.join(crate::core::control::MESH_FILE).exists() {
+    if settings.state_dir.join(crate::core::saving::MESH_FILE).exists() {
         return Ok(());
     }
     Ok(kernel.check_range(IpNet::V4(settings.range)).await?)
@@ -195,12 +221,13 @@ async fn prepare(settings: &Settings, kernel: &Kernel) -> Result<Prepared, Start
 /// what answers requests.
 async fn start(
     settings: Settings,
+    services: Handle,
     kernel: &Kernel,
     prepared: Prepared,
 ) -> Result<(Arc<Daemon>, JoinHandle<()>, KernelEngine), StartError> {
     let Prepared { store, notes, local, link_mtu, mtu, saved, mesh, targets, links, link_events } =
         prepared;
-    let started = start_engines(&settings, kernel, local, mtu).await?;
+    let started = start_engines(&settings, &services, kernel, local, mtu).await?;
     let Started { mut engines, kernel_engine, ports, shortcuts, offloads, events, events_lost } =
         started;
     let paths = path_config(&settings, engines.offers(&settings), link_mtu, mtu);
@@ -235,6 +262,7 @@ async fn start(
         sources: BTreeMap::new(),
         lost: BTreeMap::new(),
         unheard: Unheard::default(),
+        saving: Saving::default(),
     };
     let daemon = Daemon {
         settings,
@@ -253,6 +281,8 @@ async fn start(
         firewall: Firewall::default(),
         stop: Arc::new(stop_sender),
         warnings: Warnings::default(),
+        health: Health::default(),
+        services,
     };
     let control = tokio::spawn(control.run(link_events, events, requests, stop));
     Ok((Arc::new(daemon), control, kernel_engine))
@@ -266,7 +296,8 @@ async fn serve(
     ready: impl FnOnce(&Invitation),
 ) {
     let api = tokio::spawn(serve_api(listener, Arc::clone(&daemon)));
-    daemon.attachments.restore().await;
+    let attachments = Arc::clone(&daemon.attachments);
+    let _ = daemon.services.spawn(async move { attachments.restore().await }).await;
     ready(&daemon.invitation().await);
     let (peer, nickname, mtu) = (daemon.local, &daemon.settings.nickname, daemon.mtu);
     tracing::info!(%peer, nickname, mtu, "weft is running");
@@ -289,6 +320,7 @@ struct Started {
 
 async fn start_engines(
     settings: &Settings,
+    services: &Handle,
     kernel: &Kernel,
     local: PeerId,
     mtu: u16,
@@ -304,7 +336,8 @@ async fn start_engines(
     let keepers = crate::holder::keepers(&settings.runtime_dir);
     let (macs, kept) = remote_set(settings, keepers.ports);
     let kernel_config = kernel_config(settings, local, mtu, keepers.sockets);
-    let kernel_engine = KernelEngine::start(kernel.clone(), kernel_config, report).await?;
+    let kernel_engine = KernelEngine::start(kernel.clone(), kernel_config, report);
+    let kernel_engine = services.spawn(kernel_engine).await.map_err(StartError::Panicked)??;
     let engine = Arc::new(engine);
     let ports = DirectPorts::new(settings, &engine, &macs, kept);
     let shortcuts = Shortcuts::new(settings, kernel_engine.switch(), &macs);
@@ -319,7 +352,7 @@ fn start_mesh(
     (local, founding): (PeerId, Founding),
     origin: weft_mesh::Origin,
 ) -> Result<Mesh, StartError> {
-    let saved = store.load(crate::core::control::MESH_FILE)?;
+    let saved = store.load(crate::core::saving::MESH_FILE)?;
     let mut config = weft_mesh::Config::new(local, settings.nickname.clone(), settings.port);
     config.range = settings.range;
     config.range6 = settings.range6;
@@ -478,16 +511,21 @@ fn targets(settings: &Settings, store: &Store) -> Result<Vec<Target>, StartError
 }
 
 /// Writes what could not be written, once it can be.
-async fn keep_saving(store: Store) {
-    match store.keep_trying().await {}
+async fn keep_saving(daemon: Arc<Daemon>, pulse: Pulse) {
+    match daemon.store.keep_trying(&pulse).await {}
 }
 
 /// Notices when containers end, and plugs them in again when the switch was removed.
-async fn watch_interfaces(kernel: Kernel, engine: KernelEngine, attachments: Arc<Attachments>) {
+async fn watch_interfaces(
+    kernel: Kernel,
+    engine: KernelEngine,
+    attachments: Arc<Attachments>,
+    pulse: Pulse,
+) {
     loop {
-        let Err(error) = follow_interfaces(&kernel, &engine, &attachments).await;
+        let Err(error) = follow_interfaces(&kernel, &engine, &attachments, &pulse).await;
         tracing::warn!(%error, again_ms = WATCH_RETRY_MS, "interfaces are not watched");
-        tokio::time::sleep(Duration::from_millis(WATCH_RETRY_MS)).await;
+        pulse.wait(tokio::time::sleep(Duration::from_millis(WATCH_RETRY_MS))).await;
         // The switch may have gone meanwhile.
         engine.repair().await;
         attachments.plug_in_all().await;
@@ -498,10 +536,11 @@ async fn follow_interfaces(
     kernel: &Kernel,
     engine: &KernelEngine,
     attachments: &Attachments,
+    pulse: &Pulse,
 ) -> Result<Infallible, weft_kernel::KernelError> {
     let mut watch = kernel.watch().await?;
     loop {
-        match watch.next().await? {
+        match pulse.wait(watch.next()).await? {
             LinkEvent::Removed { name } if name == SWITCH => {
                 engine.repair().await;
                 attachments.plug_in_all().await;
@@ -514,8 +553,8 @@ async fn follow_interfaces(
 }
 
 /// Warns of routes of the host that contain the range or lie in it, as they come and go.
-async fn watch_routes(kernel: Kernel, range: Ipv4Net, warnings: Warnings) {
-    let range = IpNet::V4(range);
+async fn watch_routes(daemon: Arc<Daemon>, kernel: Kernel, pulse: Pulse) {
+    let (range, warnings) = (IpNet::V4(daemon.settings.range), &daemon.warnings);
     let warn = |route: HostRoute| {
         let HostRoute { destination, interface, .. } = route;
         let how = if range.contains(&destination) { "lies in" } else { "contains" };
@@ -529,19 +568,19 @@ async fn watch_routes(kernel: Kernel, range: Ipv4Net, warnings: Warnings) {
             loop {
                 let routes = kernel.range_routes(range).await?;
                 warnings.set("routes", routes.into_iter().map(warn).collect());
-                watch.changed().await?;
-                tokio::time::sleep(Duration::from_millis(ROUTES_LOOK_MS)).await;
+                pulse.wait(watch.changed()).await?;
+                pulse.wait(tokio::time::sleep(Duration::from_millis(ROUTES_LOOK_MS))).await;
             }
         };
         let result: Result<Infallible, weft_kernel::KernelError> = look.await;
         let Err(error) = result;
         tracing::debug!(%error, "routes are not watched");
-        tokio::time::sleep(Duration::from_millis(ROUTES_LOOK_MS)).await;
+        pulse.wait(tokio::time::sleep(Duration::from_millis(ROUTES_LOOK_MS))).await;
     }
 }
 
 /// Keeps Docker's firewall from judging the switch's frames, where br_netfilter hands them to it.
-async fn keep_forward_rule(kernel: Kernel, switch: SwitchKind) {
+async fn keep_forward_rule(kernel: Kernel, switch: SwitchKind, pulse: Pulse) {
     if switch != SwitchKind::Bridge {
         return;
     }
@@ -552,7 +591,7 @@ async fn keep_forward_rule(kernel: Kernel, switch: SwitchKind) {
             let mut watch = rule.watch()?;
             rule.ensure().await?;
             loop {
-                rule.keep(&mut watch).await?;
+                pulse.wait(rule.keep(&mut watch)).await?;
                 tracing::info!("the accept rule for bridged frames was brought up to date");
             }
         };
@@ -562,7 +601,7 @@ async fn keep_forward_rule(kernel: Kernel, switch: SwitchKind) {
             tracing::warn!(reason, "bridged frames may be dropped by this host's firewall");
             told = reason;
         }
-        tokio::time::sleep(Duration::from_millis(FORWARD_RULE_RETRY_MS)).await;
+        pulse.wait(tokio::time::sleep(Duration::from_millis(FORWARD_RULE_RETRY_MS))).await;
     }
 }
 
@@ -579,17 +618,20 @@ async fn serve_api(listener: ApiListener, daemon: Arc<Daemon>) {
     }
 }
 
-async fn stop_on_signal(stop: Arc<watch::Sender<bool>>) {
+async fn stop_on_signal(stop: Arc<watch::Sender<bool>>, pulse: Pulse) {
     use tokio::signal::unix::{SignalKind, signal};
     let (Ok(mut terminate), Ok(mut interrupt)) =
         (signal(SignalKind::terminate()), signal(SignalKind::interrupt()))
     else {
         return tracing::error!("signals are not watched; stop with weft stop");
     };
-    tokio::select! {
-        _ = terminate.recv() => {}
-        _ = interrupt.recv() => {}
-    }
+    let signalled = async {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+    };
+    pulse.wait(signalled).await;
     stop.send_replace(true);
 }
 

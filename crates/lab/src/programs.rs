@@ -9,7 +9,7 @@ use serde_json::Value;
 use crate::vm::{interrupt, run};
 
 /// The features of `weft` that a lab needs: SA keys for tshark, and data channel keys near their limit.
-const FEATURES: &str = "weft/keylog,weft/aged-keys";
+const FEATURES: &str = "weft/keylog,weft/aged-keys,weft/faults";
 
 /// A test program and the tests of it that run.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -2,7 +2,8 @@
 //! paths, the engine and the kernel are told never crosses.
 //!
 //! Order within one round: the mesh's outputs (what must be durable is written before anything that
-//! follows from it, or that waits), then commands for the engine, then messages for peers.
+//! follows from it), then commands for the engines, then messages for peers. The loop awaits its inputs
+//! alone: the kernel engine and the disk tell by an input what they have done.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr, UdpSocket};
@@ -19,8 +20,9 @@ use weft_link::Links;
 use weft_mesh::{AddressError, Mesh, Output};
 use weft_path::{Endpoint, EngineCommand, EngineEvent, EngineKind, Mac, PathState, Paths, Vni};
 
-use super::engines::Engines;
+use super::engines::{Engines, EnginesChange};
 use super::events::Events;
+use super::saving::Saving;
 use super::unheard::Unheard;
 use crate::config::{ConfigError, Settings};
 use crate::http::requests::Targets;
@@ -94,6 +96,8 @@ pub(crate) struct Snapshot {
     pub(crate) workers: usize,
     pub(crate) kernel: weft_kernel::engine::KernelCounters,
     pub(crate) support: weft_kernel::engine::Support,
+    /// How long the kernel engine has been at what it does now.
+    pub(crate) kernel_busy: Option<Duration>,
     pub(crate) lost: Vec<LostLink>,
 }
 
@@ -135,6 +139,7 @@ pub(crate) struct Control {
     /// Links that ended, until they are up again.
     pub(crate) lost: BTreeMap<PeerId, LostLink>,
     pub(crate) unheard: Unheard,
+    pub(crate) saving: Saving,
 }
 
 impl Control {
@@ -150,35 +155,37 @@ impl Control {
         let mut look = tokio::time::interval(Duration::from_millis(ADDRESSES_LOOK_MS));
         look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
-            self.settle().await;
+            self.settle();
             let timer = self.next_timeout();
             tokio::select! {
                 () = stopped(&mut stop) => break,
                 event = links.recv() => match event {
                     Some(event) => {
-                        self.handle_link(event).await;
+                        self.handle_link(event);
                         self.tell_targets();
                     }
                     None => break,
                 },
                 Some(event) = events.recv() => self.handle_engine(event),
                 Some(request) = requests.recv() => self.handle_request(request),
-                () = self.engines.support_changed() => self.offer_again(),
-                _ = look.tick() => self.look_at_addresses().await,
+                change = self.engines.changed() => self.handle_engines_change(change),
+                saved = self.saving.done() => self.handle_saved(saved),
+                _ = look.tick() => self.look_at_addresses(),
                 () = sleep_until(timer) => self.handle_timeout(),
             }
         }
         self.links.shutdown().await;
+        self.saving.finish().await;
         self.engines.kernel().stop().await;
     }
 }
 
 impl Control {
-    async fn handle_link(&mut self, event: weft_link::Event) {
+    fn handle_link(&mut self, event: weft_link::Event) {
         let now = Instant::now();
         match event {
             weft_link::Event::Up { peer, session, remote, direction, renewal: true, .. } => {
-                self.path_link_up(peer, session, (remote, direction), true).await;
+                self.path_link_up(peer, session, (remote, direction), true);
             }
             weft_link::Event::Up { peer, nickname, remote, direction, session, hello, .. } => {
                 let hello = match serde_json::from_value(hello) {
@@ -197,11 +204,12 @@ impl Control {
                     return;
                 }
                 self.lost.remove(&peer);
-                self.path_link_up(peer, session, (remote, direction), false).await;
+                self.path_link_up(peer, session, (remote, direction), false);
             }
             weft_link::Event::Message { peer, bytes, .. } => self.handle_message(now, peer, &bytes),
             weft_link::Event::Down { peer, reason } => {
                 self.lost(peer, &reason);
+                self.engines.forget_messages(peer);
                 self.mesh.handle_link_down(now, peer);
                 self.paths.handle_link_down(now, peer);
             }
@@ -228,7 +236,7 @@ impl Control {
         self.paths.handle_event(Instant::now(), event);
     }
 
-    async fn path_link_up(
+    fn path_link_up(
         &mut self,
         peer: PeerId,
         session: SessionKey,
@@ -237,20 +245,22 @@ impl Control {
     ) {
         let remote = remote.ip().to_canonical();
         let (local, source) = self.own_address(peer, remote, renewal);
-        self.set_source(peer, source).await;
+        self.set_source(peer, source);
+        // What was to go over the link before this one is said again, or is void.
+        self.engines.forget_messages(peer);
         let dialled = direction == weft_link::Direction::Outbound;
         self.paths.handle_link_up(Instant::now(), peer, session, local, remote, dialled);
     }
 
     /// Links outlive a change of address at either end; kernel paths are bound to both.
-    async fn look_at_addresses(&mut self) {
+    fn look_at_addresses(&mut self) {
         let now = Instant::now();
         for (peer, remote) in self.links.remotes() {
             let address = remote.ip().to_canonical();
             let (local, source) = self.own_address(peer, address, true);
             // Without a route for a moment, the old one is as good.
             if local.is_some() {
-                self.set_source(peer, source).await;
+                self.set_source(peer, source);
                 self.paths.handle_addresses(now, peer, local, address);
             }
             self.mesh.handle_remote(now, peer, remote);
@@ -275,14 +285,14 @@ impl Control {
         (dialled.or(routed), dialled)
     }
 
-    async fn set_source(&mut self, peer: PeerId, source: Option<IpAddr>) {
+    fn set_source(&mut self, peer: PeerId, source: Option<IpAddr>) {
         let before = match source {
             Some(source) => self.sources.insert(peer, source),
             None => self.sources.remove(&peer),
         };
         if before != source {
             tracing::info!(%peer, ?source, "the address that the peer's data is sent from");
-            self.engines.command(EngineCommand::SetSource { peer, source }).await;
+            self.engines.command(EngineCommand::SetSource { peer, source });
         }
     }
 
@@ -362,6 +372,7 @@ impl Control {
                     workers: self.engines.vector().workers(),
                     kernel: weft_kernel::engine::KernelCounters::default(),
                     support: self.engines.kernel().support().borrow().clone(),
+                    kernel_busy: self.engines.kernel_busy(),
                     lost: self.lost.values().cloned().collect(),
                 };
                 tokio::spawn(async move {
@@ -446,15 +457,19 @@ impl Control {
     }
 
     /// Carries out all that the last input led to.
-    async fn settle(&mut self) {
+    fn settle(&mut self) {
+        while let Some((peer, message)) = self.engines.release() {
+            self.send(peer, &ControlMessage::Path(message));
+        }
         loop {
-            if let Some(output) = self.mesh.poll_output() {
-                self.carry_out(output).await;
+            if let Some(output) = self.next_output() {
+                self.carry_out(output);
             } else if let Some(command) = self.paths.poll_command() {
-                self.engines.command(command).await;
+                self.engines.command(command);
             } else if let Some((peer, message)) = self.paths.poll_message() {
-                self.engines.flush().await;
-                self.send(peer, &ControlMessage::Path(message));
+                if let Some(message) = self.engines.hold_message(peer, message) {
+                    self.send(peer, &ControlMessage::Path(message));
+                }
             } else if let Some(change) = self.paths.poll_change() {
                 tracing::info!(
                     peer = %change.peer,
@@ -467,10 +482,22 @@ impl Control {
                 break;
             }
         }
-        self.engines.flush().await;
+        self.engines.flush();
     }
 
-    /// The kernel can do more or less than before.
+    /// The mesh's next output; none while its state is being saved, which later ones may rely on.
+    fn next_output(&mut self) -> Option<Output> {
+        if self.saving.is_under_way() { None } else { self.mesh.poll_output() }
+    }
+
+    fn handle_engines_change(&mut self, change: EnginesChange) {
+        match change {
+            EnginesChange::Support => self.offer_again(),
+            // What was held back goes when the loop settles.
+            EnginesChange::CarriedOut => {}
+        }
+    }
+
     /// Changes how many workers the vector engine has, where that is wanted. Peers are offered a lane
     /// for each worker more, and keep the lanes of those that are gone, which the others serve: taking
     /// a lane back would cost what is on its way.
@@ -505,14 +532,14 @@ impl Control {
 }
 
 impl Control {
-    async fn carry_out(&mut self, output: Output) {
+    fn carry_out(&mut self, output: Output) {
         match output {
-            Output::Persist(state) => self.persist(&state),
+            Output::Persist(state) => self.saving.begin(&self.store, *state),
             Output::Send { peer, message } => self.send(peer, &ControlMessage::Mesh(message)),
             Output::Dial { peer, addresses } => {
                 self.links.connect_peer(peer, &addresses);
             }
-            Output::Endpoints { add, remove } => self.set_endpoints(add, &remove).await,
+            Output::Endpoints { add, remove } => self.set_endpoints(add, &remove),
             Output::Refuse { peer, reason } => {
                 tracing::warn!(%peer, %reason, "peer refused");
                 self.lost(peer, &reason.to_string());
@@ -542,8 +569,7 @@ impl Control {
     }
 
     /// What is not durable is not acted on: the mesh keeps back what would follow from it.
-    fn persist(&mut self, state: &weft_mesh::State) {
-        let saved = self.store.save(MESH_FILE, state).map_err(|error| error.to_string());
+    fn handle_saved(&mut self, (generation, saved): (u64, Result<(), String>)) {
         match (&saved, self.mesh.save_failure()) {
             (Err(error), None) => {
                 tracing::error!(
@@ -555,7 +581,7 @@ impl Control {
             _ => {}
         }
         if saved.is_ok() {
-            self.notes.saved(self.mesh.unsure().is_none().then(|| state.generation()));
+            self.notes.saved(self.mesh.unsure().is_none().then_some(generation));
         }
         self.mesh.handle_saved(Instant::now(), saved);
     }
@@ -583,7 +609,7 @@ impl Control {
         }
     }
 
-    async fn set_endpoints(
+    fn set_endpoints(
         &mut self,
         add: Vec<(weft_mesh::EndpointInfo, PeerId)>,
         remove: &[(weft_mesh::Mac, PeerId)],
@@ -596,7 +622,7 @@ impl Control {
                 (Endpoint { mac: Mac(info.mac.0), addresses }, peer)
             })
             .collect();
-        self.engines.command(EngineCommand::SetEndpoints { vni: VNI, add, remove }).await;
+        self.engines.command(EngineCommand::SetEndpoints { vni: VNI, add, remove });
     }
 
     fn send(&self, peer: PeerId, message: &ControlMessage) {
@@ -629,5 +655,3 @@ pub(crate) async fn sleep_until(moment: Option<Instant>) {
 
 /// Ended links that are remembered for status.
 const LOST_LINKS_MAX: usize = 64;
-/// Ranges, members and addresses given out, as the mesh wants them kept.
-pub(crate) const MESH_FILE: &str = "mesh.json";

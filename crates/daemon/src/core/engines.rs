@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::sync::watch;
 use weft_crypto::{Cipher, Format, PeerId};
@@ -12,25 +13,37 @@ use weft_path::{EngineCommand, EngineEvent, EngineKind, EngineOffer, PathId, Rea
 
 use super::control::VNI;
 use super::events::Reporter;
+use super::kernel_queue::{Held, KernelQueue, Queued};
 use crate::config::{EngineChoice, FormatChoice, Settings};
 use crate::services::attach::ports::RemoteMacs;
 
 /// The engines of this host.
 pub(crate) struct Engines {
     vector: Arc<Engine>,
-    kernel: KernelEngine,
+    kernel: KernelQueue<KernelEngine>,
     support: watch::Receiver<Support>,
     /// What the engines report.
     events: Reporter,
-    /// Paths that the kernel engine sends on, and its inbound SAs.
+    /// Paths that the kernel engine sends on, and its inbound SAs, with their peers.
     kernel_paths: BTreeMap<PathId, PeerId>,
-    kernel_spis: BTreeSet<u32>,
+    kernel_spis: BTreeMap<u32, PeerId>,
+    /// Paths that the vector engine sends on.
+    vector_paths: BTreeMap<PathId, PeerId>,
     /// Peers to which the vector engine sends broadcast frames.
     broadcast: BTreeSet<PeerId>,
     /// Where direct ports and shortcuts send past the switch.
     macs: RemoteMacs,
-    /// Commands that the kernel engine has not been given yet.
-    waiting: Vec<EngineCommand>,
+    /// It was told that the kernel engine does not get on.
+    stuck: bool,
+}
+
+/// What [`Engines::changed`] has seen.
+#[derive(Clone, Copy)]
+pub(crate) enum EnginesChange {
+    /// The kernel engine can do more or less than before.
+    Support,
+    /// It has carried out what it was given: [`Engines::release`].
+    CarriedOut,
 }
 
 impl Engines {
@@ -43,20 +56,25 @@ impl Engines {
         Self {
             vector,
             support: kernel.support(),
-            kernel,
+            kernel: KernelQueue::new(kernel),
             events,
             kernel_paths: BTreeMap::new(),
-            kernel_spis: BTreeSet::new(),
+            kernel_spis: BTreeMap::new(),
+            vector_paths: BTreeMap::new(),
             broadcast: BTreeSet::new(),
             macs,
-            waiting: Vec::new(),
+            stuck: false,
         }
     }
 
-    /// Waits until the kernel engine can do more or less than before.
-    pub(crate) async fn support_changed(&mut self) {
-        if self.support.changed().await.is_err() {
-            std::future::pending::<()>().await;
+    /// Waits for news of the kernel engine. Cancel safe.
+    pub(crate) async fn changed(&mut self) -> EnginesChange {
+        tokio::select! {
+            Ok(()) = self.support.changed() => EnginesChange::Support,
+            () = self.kernel.batch_done() => {
+                self.stuck = false;
+                EnginesChange::CarriedOut
+            }
         }
     }
 
@@ -69,51 +87,66 @@ impl Engines {
         &self.vector
     }
 
-    pub(crate) fn kernel(&self) -> &KernelEngine {
-        &self.kernel
+    pub(crate) const fn kernel(&self) -> &KernelEngine {
+        self.kernel.engine()
     }
 
-    /// Carries a command out on the engines that it concerns. Those of the kernel engine are done
-    /// after [`Self::flush`].
-    pub(crate) async fn command(&mut self, command: EngineCommand) {
+    /// How long the kernel engine has been at the commands that it was given last.
+    pub(crate) fn kernel_busy(&self) -> Option<Duration> {
+        self.kernel.busy()
+    }
+
+    /// Gives a command to the engines that it concerns. Those of the kernel engine wait for [`Self::flush`].
+    pub(crate) fn command(&mut self, command: EngineCommand) {
         match command {
-            EngineCommand::InstallInbound { engine: EngineKind::Kernel, ref sa, .. } => {
-                self.kernel_spis.insert(sa.spi);
-                self.waiting.push(command);
+            EngineCommand::InstallInbound { engine: EngineKind::Kernel, peer, ref sa, .. } => {
+                self.kernel_spis.insert(sa.spi, peer);
+                self.tell_kernel(Some(peer), command);
             }
             EngineCommand::InstallOutbound { engine: EngineKind::Kernel, peer, path, .. }
             | EngineCommand::InstallPlain { peer, path, .. } => {
                 self.kernel_paths.insert(path, peer);
-                self.waiting.push(command);
+                self.tell_kernel(Some(peer), command);
             }
-            EngineCommand::RemoveInbound { spi } if self.kernel_spis.remove(&spi) => {
-                self.waiting.push(command);
+            EngineCommand::InstallOutbound { peer, path, .. } => {
+                self.stay_with_vector_on(peer, path);
+                self.vector_paths.insert(path, peer);
+                self.tell_vector(command);
             }
-            EngineCommand::RemoveOutbound { path } if self.kernel_paths.remove(&path).is_some() => {
-                self.waiting.push(command);
-            }
+            EngineCommand::RemoveInbound { spi } => match self.kernel_spis.remove(&spi) {
+                peer @ Some(_) => self.tell_kernel(peer, command),
+                None => self.tell_vector(command),
+            },
+            EngineCommand::RemoveOutbound { path } => match self.kernel_paths.remove(&path) {
+                peer @ Some(_) => self.tell_kernel(peer, command),
+                None => self.remove_vector_path(path),
+            },
             EngineCommand::SetPathMtu { path, .. }
             | EngineCommand::SetRemote { path, .. }
             | EngineCommand::SendProbe { path, .. }
-            | EngineCommand::SendKeepalive { path }
-                if self.kernel_paths.contains_key(&path) =>
-            {
-                self.waiting.push(command);
+            | EngineCommand::SendKeepalive { path } => {
+                match self.kernel_paths.get(&path).copied() {
+                    peer @ Some(_) => self.tell_kernel(peer, command),
+                    None => self.tell_vector(command),
+                }
             }
-            EngineCommand::BindPath { peer, path } => self.bind(peer, path).await,
+            EngineCommand::BindPath { peer, path } => self.bind(peer, path),
             EngineCommand::SetEndpoints { ref add, ref remove, .. } => {
-                self.waiting.push(command.clone());
+                self.tell_kernel(None, command.clone());
                 self.macs.remove(remove);
                 self.tell_vector(command.clone());
                 self.macs.add(add);
             }
-            EngineCommand::SetSource { .. } => {
-                self.waiting.push(command.clone());
+            EngineCommand::SetSource { peer, .. } => {
+                self.tell_kernel(Some(peer), command.clone());
                 self.tell_vector(command);
             }
             EngineCommand::RemovePeer { peer } => {
                 self.kernel_paths.retain(|_, of| *of != peer);
-                self.waiting.push(command.clone());
+                self.vector_paths.retain(|_, of| *of != peer);
+                self.kernel.stay_with_vector(peer);
+                self.kernel.forget_messages(peer);
+                self.tell_kernel(Some(peer), command.clone());
                 self.set_broadcast(peer, false);
                 self.macs.forget(peer);
                 self.tell_vector(command);
@@ -122,29 +155,84 @@ impl Engines {
         }
     }
 
-    /// The kernel engine carries out what it was given: before messages are sent that rely on it.
-    pub(crate) async fn flush(&mut self) {
-        if !self.waiting.is_empty() {
-            self.kernel.apply(std::mem::take(&mut self.waiting)).await;
+    /// The kernel engine begins with what it was given, if it is done with what it was given before.
+    pub(crate) fn flush(&mut self) {
+        self.kernel.start();
+    }
+
+    /// A message for a peer, now or by [`Self::release`] once the kernel engine has done what it may rely on.
+    pub(crate) fn hold_message(
+        &mut self,
+        peer: PeerId,
+        message: weft_path::Message,
+    ) -> Option<weft_path::Message> {
+        match self.kernel.hold(peer, Held::Message(message))? {
+            Held::Message(message) => Some(message),
+            Held::LeaveVector | Held::RemoveOutbound(_) => None,
         }
+    }
+
+    /// Does what was held back until now, up to the next message that may go.
+    pub(crate) fn release(&mut self) -> Option<(PeerId, weft_path::Message)> {
+        while let Some((peer, step)) = self.kernel.release() {
+            match step {
+                Held::Message(message) => return Some((peer, message)),
+                Held::LeaveVector => self.leave_vector(peer),
+                Held::RemoveOutbound(path) => self.remove_outbound(path),
+            }
+        }
+        None
+    }
+
+    /// Messages that were held back for a peer's link are void.
+    pub(crate) fn forget_messages(&mut self, peer: PeerId) {
+        self.kernel.forget_messages(peer);
     }
 
     /// Moves a peer. The engine that it goes to is ready before frames are led there, and the other
     /// one still sends what it has taken.
-    async fn bind(&mut self, peer: PeerId, path: Option<PathId>) {
+    fn bind(&mut self, peer: PeerId, path: Option<PathId>) {
         let command = EngineCommand::BindPath { peer, path };
         let to_kernel = path.is_some_and(|path| self.kernel_paths.contains_key(&path));
         if to_kernel {
-            self.waiting.push(command);
-            self.flush().await;
-            self.macs.carry(peer, false);
-            self.set_broadcast(peer, false);
+            self.tell_kernel(Some(peer), command);
+            if self.kernel.hold(peer, Held::LeaveVector).is_some() {
+                self.leave_vector(peer);
+            }
         } else {
+            let removed = self.kernel.stay_with_vector(peer);
             self.tell_vector(command.clone());
+            removed.into_iter().for_each(|path| self.remove_outbound(path));
             self.set_broadcast(peer, path.is_some());
             self.macs.carry(peer, path.is_some());
-            self.waiting.push(command);
-            self.flush().await;
+            self.tell_kernel(Some(peer), command);
+        }
+    }
+
+    fn leave_vector(&mut self, peer: PeerId) {
+        self.macs.carry(peer, false);
+        self.set_broadcast(peer, false);
+    }
+
+    /// The vector engine sends on a path until the kernel engine has taken its peer over.
+    fn remove_vector_path(&mut self, path: PathId) {
+        let leaving = self.vector_paths.get(&path).copied();
+        let leaving = leaving.filter(|peer| self.kernel.is_leaving_vector(*peer));
+        let held = leaving.map(|peer| self.kernel.hold(peer, Held::RemoveOutbound(path)));
+        if !matches!(held, Some(None)) {
+            self.remove_outbound(path);
+        }
+    }
+
+    fn remove_outbound(&mut self, path: PathId) {
+        self.vector_paths.remove(&path);
+        self.tell_vector(EngineCommand::RemoveOutbound { path });
+    }
+
+    /// A path is installed anew whose removal was held back.
+    fn stay_with_vector_on(&mut self, peer: PeerId, path: PathId) {
+        if self.kernel.take_removal(peer, path) {
+            self.remove_outbound(path);
         }
     }
 
@@ -154,6 +242,15 @@ impl Engines {
         if changed {
             let peers = self.broadcast.iter().copied().collect();
             self.tell_vector(EngineCommand::SetBroadcast { vni: VNI, peers });
+        }
+    }
+
+    fn tell_kernel(&mut self, peer: Option<PeerId>, command: EngineCommand) {
+        let stuck = self.kernel.push(peer, command) == Queued::Stuck;
+        if stuck && !self.stuck {
+            self.stuck = true;
+            let reason = "the kernel does not carry out what it is asked for".to_owned();
+            self.events.report(EngineEvent::EngineFailed { engine: EngineKind::Kernel, reason });
         }
     }
 

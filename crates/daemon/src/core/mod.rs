@@ -3,4 +3,6 @@
 pub(crate) mod control;
 pub(crate) mod engines;
 pub(crate) mod events;
+mod kernel_queue;
+pub(crate) mod saving;
 pub(crate) mod unheard;

@@ -3,13 +3,16 @@
 pub(crate) mod requests;
 mod views;
 
+use std::future::Future;
 use std::sync::Arc;
 
 use axum::Router;
+use tokio::runtime::Handle;
 use weft_api::call::{self, Nothing};
-use weft_api::{Routes, WorkersRequest};
+use weft_api::{ApiError, ErrorKind, Routes, WorkersRequest};
 
 use self::requests::Daemon;
+use crate::services::supervisor::Aborted;
 
 type State = Arc<Daemon>;
 
@@ -24,19 +27,38 @@ pub(crate) fn router(daemon: Arc<Daemon>) -> Router {
         .on(call::Ipam, async |d: State, Nothing {}| d.ipam().await)
         .on(call::Attachments, async |d: State, Nothing {}| Ok(d.attachments.list().await))
         .on(call::Report, async |d: State, Nothing {}| d.report().await)
-        .on(call::Traffic, async |d: State, Nothing {}| d.traffic().await)
+        .on(call::Traffic, async |d: State, Nothing {}| {
+            aside(&d.services.clone(), async move { d.traffic().await }).await
+        })
         .on(call::Workers, async |d: State, Nothing {}| d.ask_workers(None).await)
         .on(call::SetWorkers, async |d: State, wanted: WorkersRequest| {
             d.ask_workers(Some(wanted.workers)).await
         })
-        .on(call::Attach, async |d: State, request| d.attachments.attach(request).await)
-        .on(call::Detach, async |d: State, request| d.detach(request).await)
+        .on(call::Attach, async |d: State, request| {
+            aside(&d.services.clone(), async move { d.attachments.attach(request).await }).await
+        })
+        .on(call::Detach, async |d: State, request| {
+            aside(&d.services.clone(), async move { d.detach(request).await }).await
+        })
         .on(call::Connect, async |d: State, request| d.connect(request).await)
         .on(call::Forget, async |d: State, request| d.forget(request).await)
-        .on(call::Token, async |d: State, Nothing {}| Ok(d.invitation().await))
+        .on(call::Token, async |d: State, Nothing {}| {
+            aside(&d.services.clone(), async move { Ok(d.invitation().await) }).await
+        })
         .on(call::Stop, async |d: State, Nothing {}| {
             d.stop();
             Ok(Nothing {})
         })
         .with_state(daemon)
+}
+
+/// Answers a request where services run, since the kernel may hold up who asks it for something. It ends with the
+/// one who asks.
+async fn aside<T: Send + 'static>(
+    services: &Handle,
+    answer: impl Future<Output = Result<T, ApiError>> + Send + 'static,
+) -> Result<T, ApiError> {
+    let failed =
+        |_| ApiError::new(ErrorKind::Internal, "the request has failed; weft.log says why");
+    Aborted::new(services.spawn(answer)).await.map_err(failed)?
 }

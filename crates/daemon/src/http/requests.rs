@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::SystemTime;
 
+use tokio::runtime::Handle;
 use tokio::sync::{mpsc, oneshot, watch};
 use weft_api::{
     ApiError, ConnectRequest, DetachRequest, Detached, ErrorKind, ForgetRequest, Invitation, Ipam,
@@ -18,6 +19,7 @@ use crate::config::Settings;
 use crate::core::control::{Request, Snapshot};
 use crate::core::events::Lost;
 use crate::services::attach::attachments::Attachments;
+use crate::services::supervisor::Health;
 use crate::timestamp;
 use crate::upkeep::firewall::Firewall;
 use crate::upkeep::mtu::narrow_link;
@@ -71,6 +73,10 @@ pub(crate) struct Daemon {
     pub(crate) stop: Arc<watch::Sender<bool>>,
     /// What is wrong on this host.
     pub(crate) warnings: Warnings,
+    /// What works beside the core.
+    pub(crate) health: Health,
+    /// Where they run, and requests that the kernel may hold up.
+    pub(crate) services: Handle,
 }
 
 impl Daemon {

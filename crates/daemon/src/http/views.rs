@@ -2,10 +2,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
+use std::time::Duration;
 
 use weft_api::{
     Attachment, Connection, ContainerTraffic, HostRange, Ipam, LaneTraffic, Peer, PeerConnection,
-    PeerTraffic, Status, Traffic, Volume, WorkerTraffic,
+    PeerTraffic, ServiceStatus, Status, Traffic, Volume, WorkerTraffic,
 };
 use weft_crypto::{Format, PeerId};
 use weft_kernel::engine::{KernelCounters, SwitchKind};
@@ -15,8 +16,12 @@ use weft_path::{EngineKind, EngineOffer, PathState, PathStatus, Reason};
 use super::requests::Daemon;
 use crate::core::control::{LostLink, Readings, Snapshot};
 use crate::services::attach::kept::ATTACHED;
+use crate::services::supervisor::{HANGS, RUNNING};
 use crate::timestamp;
 use crate::upkeep::mtu::narrow_path;
+
+/// For how long the kernel is at what it was asked for until `weft status` speaks of it.
+const KERNEL_LATE: Duration = Duration::from_secs(2);
 
 /// One line for each target, link, ended link and refused source; where the link is up, the state
 /// is its path's.
@@ -195,6 +200,7 @@ pub(crate) fn status(
         attachments: attachments.iter().filter(|it| it.state == ATTACHED).count(),
         ipam,
         warnings: warnings(daemon, attachments, snapshot),
+        services: daemon.health.list(),
         ready: reason.is_none(),
         reason,
     }
@@ -222,7 +228,32 @@ fn warnings(daemon: &Daemon, attachments: &[Attachment], snapshot: &Snapshot) ->
     });
     let lanes = lanes_blocked(daemon.settings.data_port, snapshot);
     let lanes = lanes.into_iter().chain(other_source(snapshot));
-    disk.into_iter().chain(daemon.warnings.list()).chain(out).chain(lanes).collect()
+    let all = disk.into_iter().chain(daemon.warnings.list()).chain(out).chain(lanes);
+    all.chain(late_kernel(snapshot.kernel_busy)).chain(failed_services(daemon)).collect()
+}
+
+/// The kernel takes its time: paths move to it, and containers are attached, only then.
+fn late_kernel(busy: Option<Duration>) -> Option<String> {
+    let busy = busy.filter(|busy| *busy >= KERNEL_LATE)?;
+    Some(format!(
+        "the kernel has not done for {} s what it was asked for; another program may hold its network configuration: \
+         see `ps` for ip, tc, nft or ethtool that hang",
+        busy.as_secs()
+    ))
+}
+
+/// Services that do not run, or have been restarted lately.
+fn failed_services(daemon: &Daemon) -> impl Iterator<Item = String> {
+    let failed = daemon.health.list().into_iter().filter(|it| it.state != RUNNING);
+    failed.map(|ServiceStatus { name, state, reason, since, .. }| {
+        let reason = reason.unwrap_or_default();
+        match state.as_str() {
+            HANGS => format!(
+                "service {name} hangs since {since} ({reason}) and cannot be ended: weft stop, weft launch"
+            ),
+            _ => format!("service {name} is being restarted since {since}: {reason}"),
+        }
+    })
 }
 
 /// Peers whose lanes beyond the first do not get through, from whichever end they are opened.

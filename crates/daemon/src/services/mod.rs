@@ -1,3 +1,4 @@
 //! Services beside the core: each reads what the core publishes and sends it requests.
 
 pub(crate) mod attach;
+pub(crate) mod supervisor;

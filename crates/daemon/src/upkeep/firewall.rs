@@ -7,6 +7,7 @@ use weft_kernel::engine::{KernelEngine, Support, SwitchKind};
 use weft_kernel::{Carried, Kernel, KernelError, NftWatch, Obstacle};
 
 use crate::config::Settings;
+use crate::services::supervisor::Pulse;
 use crate::start::SWITCH;
 
 /// How long after a change the rules are read, in milliseconds: changes come in crowds.
@@ -35,16 +36,22 @@ impl Firewall {
     }
 
     /// Looks again and again, for as long as it is polled.
-    pub(crate) async fn keep(self, kernel: Kernel, engine: KernelEngine, settings: Settings) {
+    pub(crate) async fn keep(
+        self,
+        kernel: Kernel,
+        engine: KernelEngine,
+        settings: Settings,
+        pulse: Pulse,
+    ) {
         let mut told = None;
         loop {
-            let Err(error) = self.follow(&kernel, &engine, &settings).await;
+            let Err(error) = self.follow(&kernel, &engine, &settings, &pulse).await;
             let error = error.to_string();
             if told.as_ref() != Some(&error) {
                 tracing::info!(error, "not known whether this host's firewall stops Weft");
                 told = Some(error);
             }
-            tokio::time::sleep(Duration::from_millis(LOOK_MS)).await;
+            pulse.wait(tokio::time::sleep(Duration::from_millis(LOOK_MS))).await;
         }
     }
 
@@ -53,6 +60,7 @@ impl Firewall {
         kernel: &Kernel,
         engine: &KernelEngine,
         settings: &Settings,
+        pulse: &Pulse,
     ) -> Result<std::convert::Infallible, KernelError> {
         let mut watch = kernel.watch_foreign_rules()?;
         let mut support = engine.support();
@@ -62,11 +70,17 @@ impl Firewall {
             let ranges = std::iter::once(settings.range.into());
             let ranges = ranges.chain(settings.range6.map(Into::into)).collect();
             self.set(kernel.obstacles(&Carried { bridge, ranges, ipsec }).await?);
-            tokio::select! {
-                changed = support.changed() => if changed.is_err() { std::future::pending().await },
-                changed = settled(&mut watch) => changed?,
-                () = tokio::time::sleep(Duration::from_millis(LOOK_MS)) => {}
-            }
+            let next = async {
+                tokio::select! {
+                    changed = support.changed() => match changed {
+                        Ok(()) => Ok(()),
+                        Err(_) => std::future::pending().await,
+                    },
+                    changed = settled(&mut watch) => changed,
+                    () = tokio::time::sleep(Duration::from_millis(LOOK_MS)) => Ok(()),
+                }
+            };
+            pulse.wait(next).await?;
         }
     }
 }

@@ -192,7 +192,7 @@ fn is_same(one: &Path, other: &Path) -> bool {
 
 /// Whether a directory is one that a daemon keeps its state in.
 fn holds_state(dir: &Path) -> bool {
-    [crate::start::IDENTITY_FILE, crate::core::control::MESH_FILE]
+    [crate::start::IDENTITY_FILE, crate::core::saving::MESH_FILE]
         .iter()
         .any(|file| dir.join(file).exists())
 }

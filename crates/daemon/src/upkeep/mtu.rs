@@ -15,6 +15,7 @@ use weft_path::{Encapsulation, EngineKind, PathState, PathStatus};
 
 use crate::config::{EngineChoice, FormatChoice, Settings};
 use crate::core::control::Request;
+use crate::services::supervisor::Pulse;
 
 /// Where the host has no link that tells.
 const LINK_MTU_DEFAULT: u32 = 1_500;
@@ -149,10 +150,11 @@ pub(crate) async fn follow_link_mtu(
     kernel: Kernel,
     links: Links,
     control: mpsc::Sender<Request>,
+    pulse: Pulse,
 ) {
-    while let Err(error) = follow(&settings, &kernel, &links, &control).await {
+    while let Err(error) = follow(&settings, &kernel, &links, &control, &pulse).await {
         tracing::warn!(%error, again_ms = WATCH_RETRY_MS, "the link's MTU is not watched");
-        tokio::time::sleep(Duration::from_millis(WATCH_RETRY_MS)).await;
+        pulse.wait(tokio::time::sleep(Duration::from_millis(WATCH_RETRY_MS))).await;
     }
 }
 
@@ -162,6 +164,7 @@ async fn follow(
     kernel: &Kernel,
     links: &Links,
     control: &mpsc::Sender<Request>,
+    pulse: &Pulse,
 ) -> Result<(), KernelError> {
     let mut watch = kernel.watch().await?;
     let mut look = tokio::time::interval(Duration::from_millis(PEERS_LOOK_MS));
@@ -176,9 +179,14 @@ async fn follow(
             return Ok(());
         }
         loop {
-            tokio::select! {
-                event = watch.next() => if concerns_the_link(&event?) { break },
-                _ = look.tick() => if addresses(links) != peers { break },
+            let next = async {
+                tokio::select! {
+                    event = watch.next() => event.map(|event| concerns_the_link(&event)),
+                    _ = look.tick() => Ok(addresses(links) != peers),
+                }
+            };
+            if pulse.wait(next).await? {
+                break;
             }
         }
         while let Ok(event) = tokio::time::timeout(settle, watch.next()).await {

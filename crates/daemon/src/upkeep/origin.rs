@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use weft_crypto::PeerId;
 
 use crate::config::Settings;
-use crate::core::control::MESH_FILE;
+use crate::core::saving::MESH_FILE;
 
 /// What a run leaves for the next one on this machine, until the machine is started anew.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -15,11 +15,16 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use zeroize::Zeroizing;
 
+use crate::services::supervisor::Pulse;
+
 /// The state directory of one daemon.
 #[derive(Clone)]
 pub(crate) struct Store {
     dir: PathBuf,
+    /// Held while something is written, which a disk may hold up.
     faults: Arc<Mutex<Faults>>,
+    /// What [`Self::fault`] says.
+    told: Arc<Mutex<Option<String>>>,
 }
 
 /// Files that could not be written, by name.
@@ -63,7 +68,7 @@ impl Store {
     /// Opens the directory, making it for root alone where there is none.
     pub(crate) fn open(dir: &Path) -> Result<Self, StoreError> {
         make_private_dir(dir)?;
-        Ok(Self { dir: dir.into(), faults: Arc::default() })
+        Ok(Self { dir: dir.into(), faults: Arc::default(), told: Arc::default() })
     }
 
     /// The path of a file in it.
@@ -121,19 +126,14 @@ impl Store {
 
     /// Why nothing can be written, and since when, if so.
     pub(crate) fn fault(&self) -> Option<String> {
-        let faults = self.lock();
-        let Fault { reason, since, .. } = faults.values().min_by_key(|fault| fault.since)?;
-        Some(format!(
-            "the state directory cannot be written since {}: {reason}; what would have to be kept is refused",
-            crate::timestamp::format(*since)
-        ))
+        self.told.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Writes what could not be written before, again and again until it can be.
-    pub(crate) async fn keep_trying(&self) -> Infallible {
+    pub(crate) async fn keep_trying(&self, pulse: &Pulse) -> Infallible {
         let mut pause_ms = RETRY_FIRST_MS;
         loop {
-            tokio::time::sleep(Duration::from_millis(pause_ms)).await;
+            pulse.wait(tokio::time::sleep(Duration::from_millis(pause_ms))).await;
             pause_ms = match self.try_again() {
                 true => RETRY_FIRST_MS,
                 false => (pause_ms * 2).min(RETRY_MAX_MS),
@@ -158,7 +158,19 @@ impl Store {
         if before > 0 && faults.is_empty() {
             tracing::info!("the state directory can be written again");
         }
+        self.tell(&faults);
         faults.is_empty()
+    }
+
+    fn tell(&self, faults: &Faults) {
+        let first = faults.values().min_by_key(|fault| fault.since);
+        let text = first.map(|Fault { reason, since, .. }| {
+            let since = crate::timestamp::format(*since);
+            format!(
+                "the state directory cannot be written since {since}: {reason}; what would have to be kept is refused"
+            )
+        });
+        *self.told.lock().unwrap_or_else(PoisonError::into_inner) = text;
     }
 
     fn lock(&self) -> MutexGuard<'_, Faults> {
@@ -195,6 +207,7 @@ impl Store {
                 }
             }
         }
+        self.tell(&faults);
         result
     }
 

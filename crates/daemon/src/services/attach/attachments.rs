@@ -2,11 +2,13 @@
 //! restarts of the daemon.
 
 use std::collections::BTreeMap;
+use std::ops::{Deref, DerefMut};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
-use tokio::sync::{Mutex, mpsc, oneshot};
+use tokio::sync::{Mutex, MutexGuard, mpsc, oneshot, watch};
 use weft_api::{
     ApiError, AttachRequest, Attachment, ContainerTraffic, Detached, ErrorKind, Volume,
 };
@@ -28,7 +30,9 @@ use crate::upkeep::store::{Store, StoreError};
 
 /// All attachments of this host. One attach or detach runs at a time.
 pub(crate) struct Attachments {
-    pub(crate) inner: Mutex<Inner>,
+    inner: Mutex<Inner>,
+    /// What `weft ps` shows while the kernel holds up an attach.
+    shown: watch::Sender<Arc<Vec<Attachment>>>,
     pub(crate) kernel: Kernel,
     pub(crate) engine: KernelEngine,
     control: mpsc::Sender<Request>,
@@ -44,6 +48,40 @@ pub(crate) struct Inner {
     pub(crate) saved: BTreeMap<String, Saved>,
     pub(crate) retries: Retries,
 }
+
+/// All attachments, for one change. What is shown follows when this goes.
+pub(super) struct Locked<'a> {
+    inner: MutexGuard<'a, Inner>,
+    shown: &'a watch::Sender<Arc<Vec<Attachment>>>,
+    changed: bool,
+}
+
+impl Deref for Locked<'_> {
+    type Target = Inner;
+
+    fn deref(&self) -> &Inner {
+        &self.inner
+    }
+}
+
+impl DerefMut for Locked<'_> {
+    fn deref_mut(&mut self) -> &mut Inner {
+        self.changed = true;
+        &mut self.inner
+    }
+}
+
+impl Drop for Locked<'_> {
+    fn drop(&mut self) {
+        if self.changed {
+            self.shown
+                .send_replace(Arc::new(self.inner.saved.values().map(Saved::shown).collect()));
+        }
+    }
+}
+
+/// How long `weft ps` waits for a change that is under way.
+const LIST_PATIENCE: Duration = Duration::from_millis(20);
 
 /// One attachment as it stands in the state directory.
 #[derive(Clone, Serialize, Deserialize)]
@@ -86,13 +124,14 @@ impl Attachments {
     ) -> Self {
         let SavedAttachments { store, saved } = saved;
         let resolve = ResolveOptions::default();
+        let (shown, _) = watch::channel(Arc::new(saved.values().map(Saved::shown).collect()));
         let inner = Mutex::new(Inner { saved, retries: Retries::default() });
-        Self { inner, kernel, engine, control, ports, shortcuts, store, resolve, local, mtu }
+        Self { inner, shown, kernel, engine, control, ports, shortcuts, store, resolve, local, mtu }
     }
 
     /// Plugs every saved container that still lives back in; the addresses of the others are kept for a while.
     pub(crate) async fn restore(&self) {
-        let mut inner = self.inner.lock().await;
+        let mut inner = self.lock().await;
         for (id, mut saved) in inner.saved.clone() {
             // A container that was restarted meanwhile has another namespace under the same key.
             if !weft_container::is_alive(&saved.sandbox)
@@ -120,7 +159,7 @@ impl Attachments {
 
     /// Plugs every container back in whose switch was taken away and made again.
     pub(crate) async fn plug_in_all(&self) {
-        let mut inner = self.inner.lock().await;
+        let mut inner = self.lock().await;
         for saved in inner.saved.values_mut().filter(|saved| !saved.is_gone()) {
             self.plug_in_or_say(saved).await;
         }
@@ -133,8 +172,14 @@ impl Attachments {
 
     /// `weft ps`.
     pub(crate) async fn list(&self) -> Vec<Attachment> {
-        let inner = self.inner.lock().await;
-        inner.saved.values().map(Saved::shown).collect()
+        // A change that is under way is shown where it does not take long.
+        let _ = tokio::time::timeout(LIST_PATIENCE, self.inner.lock()).await;
+        self.shown.borrow().to_vec()
+    }
+
+    /// One attach, detach or change at a time.
+    pub(super) async fn lock(&self) -> Locked<'_> {
+        Locked { inner: self.inner.lock().await, shown: &self.shown, changed: false }
     }
 
     /// What crossed each container's interface, without those that are gone, and what the kernel dropped
@@ -142,7 +187,7 @@ impl Attachments {
     pub(crate) async fn traffic(&self) -> Result<(Vec<ContainerTraffic>, u64), ApiError> {
         let links = self.kernel.link_traffic().await.map_err(kernel_refusal)?;
         let direct = self.ports.traffic();
-        let saved: Vec<Saved> = self.inner.lock().await.saved.values().cloned().collect();
+        let saved: Vec<Saved> = self.lock().await.saved.values().cloned().collect();
         let mut all = Vec::with_capacity(saved.len());
         for Saved { sandbox, attachment, host_interface, .. } in saved {
             let Some(link) = links.get(&host_interface) else { continue };
@@ -184,7 +229,7 @@ impl Attachments {
             .map_err(|error| ApiError::new(error_kind(&error), error))?;
         check_name("name", request.name.as_deref().unwrap_or(&sandbox.name))?;
         check_name("key", &sandbox.id)?;
-        let mut inner = self.inner.lock().await;
+        let mut inner = self.lock().await;
         let sandbox = inner.known_as(sandbox);
         let id = sandbox.id.clone();
         let before = inner.saved.get(&id).cloned();
@@ -242,7 +287,7 @@ impl Attachments {
     /// `weft detach`, by whatever name `attach` or `ps` knows the container.
     pub(crate) async fn detach(&self, container: &str) -> Result<Detached, ApiError> {
         let resolved = weft_container::resolve(container, &self.resolve).await.ok();
-        let mut inner = self.inner.lock().await;
+        let mut inner = self.lock().await;
         let by_key = |key: &str| inner.saved.get(key);
         let named = |gone| {
             let mut all = inner.saved.values();
@@ -269,7 +314,7 @@ impl Attachments {
 
     /// A host-side interface is gone: if its container is gone too, its addresses are kept for a while.
     pub(crate) async fn interface_removed(&self, interface: &str) {
-        let mut inner = self.inner.lock().await;
+        let mut inner = self.lock().await;
         let gone = inner.saved.iter().find(|(_, saved)| {
             saved.host_interface == interface
                 && saved.is_attached()
@@ -449,12 +494,12 @@ impl Attachments {
         let is_bridge = |saved: &&Saved| {
             saved.attachment.port == PortKind::Bridge.name() && saved.is_attached()
         };
-        if !self.inner.lock().await.saved.values().any(|saved| is_bridge(&saved)) {
+        if !self.lock().await.saved.values().any(|saved| is_bridge(&saved)) {
             return Ok(());
         }
         let seen = self.kernel.bridge_ports(SWITCH, TAP).await;
         // Nothing is plugged in or out meanwhile.
-        let inner = self.inner.lock().await;
+        let inner = self.lock().await;
         let specs: Vec<_> = inner.saved.values().filter(is_bridge).map(spec_of).collect();
         let known = seen.as_ref().map_err(ToString::to_string);
         self.shortcuts.apply(&self.kernel, &specs, &known.cloned());
@@ -476,7 +521,7 @@ impl Attachments {
         };
         let named = |saved: &Saved| (saved.attachment.name.clone(), spec_of(saved));
         let direct: Vec<_> =
-            self.inner.lock().await.saved.values().filter(is_direct).map(named).collect();
+            self.lock().await.saved.values().filter(is_direct).map(named).collect();
         match self.ports.bypass().look(&self.kernel).await {
             Ok(seen) => self.ports.bypass().say(super::bypass::passed_by(&seen, &direct)),
             Err(error) => tracing::debug!(%error, "what direct ports pass by is not known"),

@@ -7,6 +7,7 @@ use std::time::Duration;
 use weft_kernel::{AttachSpec, BridgePorts, Kernel, KernelError};
 
 use super::attachments::Attachments;
+use crate::services::supervisor::Pulse;
 use crate::start::{SWITCH, TAP};
 
 /// How often it is looked: for so long new rules are not known.
@@ -107,10 +108,10 @@ pub(crate) fn passed_by(seen: &BridgePorts, direct: &[(String, AttachSpec)]) -> 
 }
 
 /// Looks for as long as it is polled.
-pub(crate) async fn keep_looking(attachments: Arc<Attachments>) {
+pub(crate) async fn keep_looking(attachments: Arc<Attachments>, pulse: Pulse) {
     loop {
         attachments.look_at_bypass().await;
-        tokio::time::sleep(LOOK_EVERY).await;
+        pulse.wait(tokio::time::sleep(LOOK_EVERY)).await;
     }
 }
 

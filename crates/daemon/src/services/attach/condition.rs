@@ -130,7 +130,7 @@ impl Attachments {
 
     /// What a notice says of the attachment that it is about.
     pub(crate) async fn judge(&self, notice: &PortNotice) -> Option<Judgement> {
-        let mut inner = self.inner.lock().await;
+        let mut inner = self.lock().await;
         let (id, of, damage) = match notice {
             PortNotice::Device { id, name, .. } => {
                 let saved = inner.saved.get_mut(id)?;
@@ -153,7 +153,7 @@ impl Attachments {
 
     /// What `ps` is to say of damage that stays for a while.
     pub(crate) async fn note_damage(&self, id: &str, damage: String) {
-        if let Some(saved) = self.inner.lock().await.saved.get_mut(id) {
+        if let Some(saved) = self.lock().await.saved.get_mut(id) {
             saved.condition.damage = Some(damage);
         }
     }
@@ -163,7 +163,7 @@ impl Attachments {
     /// # Errors
     /// It cannot be done now; `ps` says why.
     pub(crate) async fn mend(&self, id: &str, damage: &str) -> Result<bool, KernelError> {
-        let mut inner = self.inner.lock().await;
+        let mut inner = self.lock().await;
         let Some(saved) = inner.saved.get_mut(id) else { return Ok(false) };
         if !weft_container::is_alive(&saved.sandbox) {
             return Ok(false);

@@ -10,6 +10,7 @@ use weft_container::{Sandbox, SandboxKind};
 
 use super::attachments::{Attachments, Inner, Saved, announce, spec_of};
 use crate::core::control::Request;
+use crate::services::supervisor::Pulse;
 use crate::timestamp;
 
 /// Plugged in.
@@ -170,7 +171,7 @@ impl Attachments {
     async fn try_again(&self) {
         let now = Instant::now();
         let (over, due) = {
-            let mut inner = self.inner.lock().await;
+            let mut inner = self.lock().await;
             let Inner { saved, retries } = &mut *inner;
             let wall = SystemTime::now();
             let over: Vec<String> =
@@ -181,7 +182,7 @@ impl Attachments {
             (over, due)
         };
         if !over.is_empty() {
-            let mut inner = self.inner.lock().await;
+            let mut inner = self.lock().await;
             for id in &over {
                 tracing::info!(id, "its container is gone for {KEPT_H} h: its addresses are free");
                 self.let_go(&mut inner, id).await;
@@ -195,7 +196,7 @@ impl Attachments {
                 let again = weft_container::resolve(id, &self.resolve).await.ok();
                 found = again.filter(|again| again.id == *id);
             }
-            let mut inner = self.inner.lock().await;
+            let mut inner = self.lock().await;
             match found {
                 Some(found) => self.bring_back(&mut inner, id, found).await,
                 None => self.end_failed(&mut inner, id).await,
@@ -205,7 +206,7 @@ impl Attachments {
 
     /// The namespace of an attachment, if it is still there.
     async fn alive(&self, id: &str) -> Option<Sandbox> {
-        let inner = self.inner.lock().await;
+        let inner = self.lock().await;
         let sandbox = &inner.saved.get(id)?.sandbox;
         weft_container::is_alive(sandbox).then(|| sandbox.clone())
     }
@@ -263,9 +264,9 @@ impl Attachments {
 }
 
 /// Tries what is not plugged in again and again, for as long as it is polled.
-pub(crate) async fn keep_trying(attachments: Arc<Attachments>) {
+pub(crate) async fn keep_trying(attachments: Arc<Attachments>, pulse: Pulse) {
     loop {
-        tokio::time::sleep(Duration::from_millis(LOOK_MS)).await;
+        pulse.wait(tokio::time::sleep(Duration::from_millis(LOOK_MS))).await;
         attachments.try_again().await;
     }
 }

@@ -9,6 +9,7 @@ use weft_kernel::engine::{ANNOUNCEMENTS_OF_SENDER_PER_S_MAX, ANNOUNCEMENTS_PER_S
 use weft_path::Mac;
 
 use super::attachments::{Attachments, mac_of};
+use crate::services::supervisor::Pulse;
 use crate::upkeep::warnings::Warnings;
 
 /// How often it is looked whether frames go round.
@@ -71,10 +72,14 @@ impl Limit {
 }
 
 /// Warns while frames go round, for as long as it is polled.
-pub(crate) async fn tell_of_rounds(attachments: Arc<Attachments>, warnings: Warnings) {
+pub(crate) async fn tell_of_rounds(
+    attachments: Arc<Attachments>,
+    warnings: Warnings,
+    pulse: Pulse,
+) {
     let mut rounds = Limit::ALL.map(|limit| (limit, Rounds::default()));
     loop {
-        tokio::time::sleep(ROUND_LOOK).await;
+        pulse.wait(tokio::time::sleep(ROUND_LOOK)).await;
         for (limit, rounds) in &mut rounds {
             match rounds.look(attachments.gone_round(*limit)) {
                 Some(true) => {
@@ -110,7 +115,7 @@ impl Attachments {
 
     /// An address with the container here that has it.
     async fn name_of_sender(&self, mac: Mac) -> String {
-        let inner = self.inner.lock().await;
+        let inner = self.lock().await;
         let here = inner.saved.values().find(|it| mac_of(&it.attachment) == mac);
         here.map_or_else(
             || mac.to_string(),
@@ -122,7 +127,7 @@ impl Attachments {
         if ports.is_empty() {
             return None;
         }
-        let inner = self.inner.lock().await;
+        let inner = self.lock().await;
         let name = |port: &String| {
             let mut saved = inner.saved.values();
             let at = saved.find(|it| it.host_interface == *port);

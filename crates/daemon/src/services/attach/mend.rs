@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use weft_kernel::{Kernel, KernelError, PortNotice};
 
 use super::attachments::Attachments;
+use crate::services::supervisor::Pulse;
 
 /// How long further damage to a container's interface is waited for before it is mended.
 const SETTLE: Duration = Duration::from_millis(300);
@@ -105,10 +106,10 @@ fn pause(times: u32) -> Duration {
 }
 
 /// Keeps all containers' interfaces as they should be, for as long as it is polled.
-pub(crate) async fn keep_interfaces(kernel: Kernel, attachments: Arc<Attachments>) {
+pub(crate) async fn keep_interfaces(kernel: Kernel, attachments: Arc<Attachments>, pulse: Pulse) {
     let mut told = None;
     loop {
-        let Err(error) = follow(&kernel, &attachments).await;
+        let Err(error) = follow(&kernel, &attachments, &pulse).await;
         let error = error.to_string();
         if told.as_ref() != Some(&error) {
             let every_s = RETRY.as_secs();
@@ -119,18 +120,22 @@ pub(crate) async fn keep_interfaces(kernel: Kernel, attachments: Arc<Attachments
             );
             told = Some(error);
         }
-        tokio::time::sleep(RETRY).await;
+        pulse.wait(tokio::time::sleep(RETRY)).await;
         attachments.plug_in_all().await;
     }
 }
 
-async fn follow(kernel: &Kernel, attachments: &Attachments) -> Result<Infallible, KernelError> {
+async fn follow(
+    kernel: &Kernel,
+    attachments: &Attachments,
+    pulse: &Pulse,
+) -> Result<Infallible, KernelError> {
     let mut watch = kernel.watch_ports()?;
     let mut damages = Damages::default();
     loop {
         let due = damages.next();
         tokio::select! {
-            notice = watch.next() => match notice? {
+            notice = pulse.wait(watch.next()) => match notice? {
                 PortNotice::Lost => attachments.plug_in_all().await,
                 notice => {
                     let Some(judged) = attachments.judge(&notice).await else { continue };

@@ -12,6 +12,7 @@ use weft_kernel::{AttachSpec, BridgePorts, Kernel};
 
 use super::attachments::Attachments;
 use crate::config::{PortChoice, Settings};
+use crate::services::supervisor::Pulse;
 use crate::start::TAP;
 
 /// How often it is looked what others have done to the ports: for so long a new limit may be evaded.
@@ -146,7 +147,7 @@ fn place(name: &str, seen: &Result<BridgePorts, String>) -> Result<Place, String
 }
 
 /// Keeps the shortcuts of all attachments as they should be, for as long as it is polled.
-pub(crate) async fn keep_all(attachments: Arc<Attachments>) {
+pub(crate) async fn keep_all(attachments: Arc<Attachments>, pulse: Pulse) {
     let shortcuts = attachments.shortcuts();
     let mut told = None;
     while shortcuts.possible() {
@@ -155,10 +156,7 @@ pub(crate) async fn keep_all(attachments: Arc<Attachments>) {
             tracing::warn!(error, "no shortcuts, since the bridge's ports are not known");
         }
         told = error;
-        tokio::select! {
-            () = tokio::time::sleep(KEEP_EVERY) => {}
-            () = shortcuts.due.notified() => {}
-        }
+        let _ = pulse.wait(tokio::time::timeout(KEEP_EVERY, shortcuts.due.notified())).await;
     }
 }
 

@@ -1,0 +1,314 @@
+//! Services run in tasks of their own, beside the core. One that panics or hangs is restarted and named in
+//! `weft status`; neither the core nor the data path waits for it.
+
+use std::any::Any;
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant, SystemTime};
+
+use tokio::runtime::Handle;
+use tokio::task::{JoinError, JoinHandle};
+use weft_api::ServiceStatus;
+use weft_io::faults;
+
+use crate::timestamp;
+
+/// The longest that a service may work without waiting for its next input, in seconds. Putting a thousand containers
+/// back takes one.
+const HANG_LIMIT_S: u64 = 120;
+/// How often services are looked at, in milliseconds.
+const LOOK_MS: u64 = 1_000;
+/// How long a service that hangs has to end, in milliseconds.
+const ABORT_LIMIT_MS: u64 = 1_000;
+/// First pause before a service is restarted, in milliseconds; doubles each time.
+const RESTART_FIRST_MS: u64 = 1_000;
+/// Longest such pause, in milliseconds. A service that ran for so long begins with the first pause again.
+const RESTART_MAX_MS: u64 = 60_000;
+
+/// `running`, and how it was restarted.
+pub(crate) const RUNNING: &str = "running";
+/// It has failed and is started again soon.
+pub(crate) const RESTARTING: &str = "restarting";
+/// It hangs and cannot be ended.
+pub(crate) const HANGS: &str = "hangs";
+
+/// Starts services and restarts them.
+pub(crate) struct Supervisor {
+    health: Health,
+    /// Where services run: a thread of theirs that the kernel holds up is none of the core's.
+    runtime: Handle,
+    tasks: Vec<JoinHandle<()>>,
+}
+
+impl Supervisor {
+    pub(crate) const fn new(runtime: Handle, health: Health) -> Self {
+        Self { health, runtime, tasks: Vec::new() }
+    }
+
+    /// Runs a service until it ends by itself.
+    pub(crate) fn start<F>(
+        &mut self,
+        name: &'static str,
+        service: impl Fn(Pulse) -> F + Send + 'static,
+    ) where
+        F: Future<Output = ()> + Send + 'static,
+    {
+        let health = self.health.clone();
+        self.tasks.push(self.runtime.spawn(keep(name, service, health)));
+    }
+}
+
+impl Drop for Supervisor {
+    fn drop(&mut self) {
+        self.tasks.iter().for_each(JoinHandle::abort);
+    }
+}
+
+/// How services fare.
+#[derive(Clone, Default)]
+pub(crate) struct Health(Arc<Mutex<BTreeMap<&'static str, Fared>>>);
+
+#[derive(Clone)]
+struct Fared {
+    state: &'static str,
+    reason: Option<String>,
+    since: SystemTime,
+    restarts: u64,
+}
+
+impl Health {
+    /// All services, by name.
+    pub(crate) fn list(&self) -> Vec<ServiceStatus> {
+        let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let line = |(name, fared): (&&str, &Fared)| ServiceStatus {
+            name: (*name).to_owned(),
+            state: fared.state.to_owned(),
+            reason: fared.reason.clone(),
+            since: timestamp::format(fared.since),
+            restarts: fared.restarts,
+        };
+        all.iter().map(line).collect()
+    }
+
+    fn set(&self, name: &'static str, state: &'static str, reason: Option<String>) {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let since = SystemTime::now();
+        let fresh = Fared { state, reason: None, since, restarts: 0 };
+        let fared = all.entry(name).or_insert(fresh);
+        fared.restarts += u64::from(fared.state == RESTARTING && state == RUNNING);
+        (fared.state, fared.since) = (state, since);
+        // The last reason stays, for who looks later.
+        if reason.is_some() {
+            fared.reason = reason;
+        }
+    }
+}
+
+/// By which a service shows that it gets on.
+#[derive(Clone)]
+pub(crate) struct Pulse {
+    name: &'static str,
+    begun: Instant,
+    /// Milliseconds after `begun` at which it began to work; [`WAITING`] while it waits.
+    busy_since: Arc<AtomicU64>,
+}
+
+const WAITING: u64 = u64::MAX;
+
+impl Pulse {
+    fn new(name: &'static str) -> Self {
+        Self { name, begun: Instant::now(), busy_since: Arc::default() }
+    }
+
+    /// Waits for the service's next input, however long that takes. All else that it does has a limit.
+    pub(crate) async fn wait<T>(&self, input: impl Future<Output = T>) -> T {
+        let waits = Waits(self);
+        self.busy_since.store(WAITING, Ordering::Relaxed);
+        let got = input.await;
+        drop(waits);
+        self.fail_if_asked().await;
+        got
+    }
+
+    fn busy_for(&self) -> Duration {
+        match self.busy_since.load(Ordering::Relaxed) {
+            WAITING => Duration::ZERO,
+            since => self.begun.elapsed().saturating_sub(Duration::from_millis(since)),
+        }
+    }
+
+    /// In builds for tests.
+    async fn fail_if_asked(&self) {
+        let is_asked = |fault| faults::asked(fault).is_some_and(|name| name == self.name);
+        assert!(!is_asked("panic"), "a test asked for it");
+        if is_asked("hang") {
+            std::future::pending::<()>().await;
+        }
+        while is_asked("block") {
+            std::thread::sleep(Duration::from_millis(100));
+        }
+    }
+}
+
+/// A wait that ends, or is given up.
+struct Waits<'a>(&'a Pulse);
+
+impl Drop for Waits<'_> {
+    fn drop(&mut self) {
+        let now = u64::try_from(self.0.begun.elapsed().as_millis()).unwrap_or(WAITING - 1);
+        self.0.busy_since.store(now, Ordering::Relaxed);
+    }
+}
+
+/// How one run of a service ended.
+enum Ending {
+    Done,
+    Failed(String),
+    Hangs(String),
+}
+
+async fn keep<F>(name: &'static str, service: impl Fn(Pulse) -> F, health: Health)
+where
+    F: Future<Output = ()> + Send + 'static,
+{
+    let mut pause_ms = RESTART_FIRST_MS;
+    loop {
+        let begun = Instant::now();
+        health.set(name, RUNNING, None);
+        let pulse = Pulse::new(name);
+        let reason = match watch(Aborted(tokio::spawn(service(pulse.clone()))), &pulse).await {
+            Ending::Done => return,
+            Ending::Failed(reason) => reason,
+            Ending::Hangs(reason) => {
+                health.set(name, HANGS, Some(reason.clone()));
+                tracing::error!(service = name, reason, "a service hangs and cannot be ended");
+                return;
+            }
+        };
+        if begun.elapsed() > Duration::from_millis(RESTART_MAX_MS) {
+            pause_ms = RESTART_FIRST_MS;
+        }
+        tracing::error!(service = name, reason, pause_ms, "a service has failed; restarting it");
+        health.set(name, RESTARTING, Some(reason));
+        tokio::time::sleep(Duration::from_millis(pause_ms)).await;
+        pause_ms = (pause_ms * 2).min(RESTART_MAX_MS);
+    }
+}
+
+/// A task that ends with the one that waits for it.
+pub(crate) struct Aborted<T>(JoinHandle<T>);
+
+impl<T> Aborted<T> {
+    pub(crate) const fn new(task: JoinHandle<T>) -> Self {
+        Self(task)
+    }
+}
+
+impl<T> Future for Aborted<T> {
+    type Output = Result<T, JoinError>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        Pin::new(&mut self.0).poll(context)
+    }
+}
+
+impl<T> Drop for Aborted<T> {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+async fn watch(mut task: Aborted<()>, pulse: &Pulse) -> Ending {
+    let look = Duration::from_millis(LOOK_MS);
+    let busy = loop {
+        match tokio::time::timeout(look, &mut task).await {
+            Ok(Ok(())) => return Ending::Done,
+            Ok(Err(error)) => return Ending::Failed(told(error)),
+            Err(_) if pulse.busy_for() >= hang_limit() => break pulse.busy_for(),
+            Err(_) => {}
+        }
+    };
+    let reason = format!("did not get on for {} s", busy.as_secs());
+    task.0.abort();
+    match tokio::time::timeout(Duration::from_millis(ABORT_LIMIT_MS), &mut task).await {
+        Ok(_) => Ending::Failed(reason),
+        Err(_) => Ending::Hangs(reason),
+    }
+}
+
+fn hang_limit() -> Duration {
+    let asked = faults::asked("hang-limit-ms").and_then(|ms| ms.parse().ok());
+    asked.map_or(Duration::from_secs(HANG_LIMIT_S), Duration::from_millis)
+}
+
+fn told(error: JoinError) -> String {
+    let text = |panic: &(dyn Any + Send)| {
+        let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
+        text.or_else(|| panic.downcast_ref::<String>().cloned())
+    };
+    match error.try_into_panic() {
+        Ok(panic) => format!("panicked: {}", text(&*panic).unwrap_or_default()),
+        Err(_) => "was ended".to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use std::sync::atomic::AtomicUsize;
+
+    use super::*;
+
+    /// How a service fares once that is so.
+    async fn fares(health: &Health, wanted: impl Fn(&ServiceStatus) -> bool) -> ServiceStatus {
+        for _ in 0..500 {
+            if let Some(found) = health.list().into_iter().find(&wanted) {
+                return found;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        panic!("{:?}", health.list());
+    }
+
+    #[tokio::test]
+    async fn a_service_that_panics_is_named_and_runs_again() {
+        let health = Health::default();
+        let mut supervisor = Supervisor::new(Handle::current(), health.clone());
+        let runs = Arc::new(AtomicUsize::new(0));
+        let counted = Arc::clone(&runs);
+        supervisor.start("fragile", move |pulse| {
+            let run = counted.fetch_add(1, Ordering::Relaxed);
+            async move {
+                pulse.wait(tokio::task::yield_now()).await;
+                assert!(run > 0, "the {run}th run");
+                pulse.wait(std::future::pending::<()>()).await;
+            }
+        });
+        let failed = fares(&health, |it| it.state == RESTARTING).await;
+        assert_eq!(failed.reason.as_deref(), Some("panicked: the 0th run"));
+        let again = fares(&health, |it| it.state == RUNNING).await;
+        assert_eq!((again.restarts, again.reason), (1, failed.reason));
+        drop(supervisor);
+    }
+
+    #[tokio::test]
+    async fn who_waits_for_input_does_not_hang_and_who_works_without_end_does() {
+        let idle = Pulse::new("idle");
+        let waits = tokio::spawn({
+            let idle = idle.clone();
+            async move { idle.wait(std::future::pending::<()>()).await }
+        });
+        tokio::time::sleep(Duration::from_millis(30)).await;
+        assert_eq!(idle.busy_for(), Duration::ZERO);
+        waits.abort();
+        assert!(waits.await.is_err());
+        tokio::time::sleep(Duration::from_millis(10)).await;
+        let busy = idle.busy_for();
+        assert!(busy >= Duration::from_millis(10) && busy < Duration::from_millis(30), "{busy:?}");
+    }
+}
