@@ -31,8 +31,9 @@ const ONE_PASSED: &str = "test result: ok. 1 passed;";
 const SLOWEST: usize = 10;
 
 /// Tests that judge by speed or load the machine: they run alone. All others wait most of their time.
-const ALONE: [&str; 10] = [
+const ALONE: [&str; 11] = [
     "net_bench::*",
+    "net_core::*",
     "net_ecn::*",
     "net_idle::*",
     "net_mixed::*",
