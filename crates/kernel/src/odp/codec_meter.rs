@@ -32,8 +32,8 @@ pub(super) fn set_meter(family: u16, datapath: u32, id: u32, class: Class) -> Wr
         bands.nest(BAND, |band| {
             band.u32(BAND_ATTR_TYPE, BAND_DROP);
             band.u32(BAND_ATTR_RATE, class.rate());
-            // The kernel lets the frames of a second pass at once, and a burst besides.
-            band.u32(BAND_ATTR_BURST, class.at_once().saturating_sub(class.rate()));
+            // Before Linux 5.13 the frames of a second pass at once besides.
+            band.u32(BAND_ATTR_BURST, class.at_once());
         });
     });
     request

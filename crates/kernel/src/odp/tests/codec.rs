@@ -389,7 +389,7 @@ fn meter_messages_are_as_the_kernels_header_says() {
     let attribute = |length: u32, kind: u32| length | kind << 16;
     let (command, body) = parts(codec_meter::get_meter(FAMILY, DATAPATH, 6));
     assert_eq!((command, body), (4, words(&[DATAPATH, attribute(8, 1), 6])));
-    for (class, rate, burst) in [(Class::Broadcast, 200, 1_800), (Class::Stream, 20_000, 0)] {
+    for (class, rate, burst) in [(Class::Broadcast, 200, 2_000), (Class::Stream, 20_000, 20_000)] {
         let (command, body) = parts(codec_meter::set_meter(FAMILY, DATAPATH, 6, class));
         let band = [attribute(8, 1), 1, attribute(8, 2), rate, attribute(8, 3), burst];
         let head = [DATAPATH, attribute(8, 1), 6, attribute(32, 4), attribute(28, 0)];
