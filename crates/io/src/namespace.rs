@@ -4,6 +4,8 @@
 //! calling thread (which might be a runtime's worker that other tasks use next): it starts a fresh
 //! thread, moves that one, and returns its result.
 
+pub mod opener;
+
 use std::{
     fs::File,
     io,
@@ -31,10 +33,15 @@ impl Namespace {
     /// Opens the network namespace at `path`, such as `/run/netns/NAME` or `/proc/PID/ns/net`.
     ///
     /// # Errors
-    /// The error of `open`, or `InvalidInput` when the file is not a network namespace (a plain
+    /// The error of `open` (or what [`opener`] answers where this process may not), or `InvalidInput` when the file is not a network namespace (a plain
     /// file, as an unmounted name in `/run/netns` is, or a namespace of another kind).
     pub fn open(path: &Path) -> io::Result<Self> {
-        let fd = OwnedFd::from(File::open(path)?);
+        let fd = match File::open(path) {
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+                opener::open(path).unwrap_or(Err(error))?
+            }
+            file => file?.into(),
+        };
         if !is_network_namespace(fd.as_fd()) {
             return Err(io::Error::new(
                 io::ErrorKind::InvalidInput,
@@ -80,6 +87,20 @@ impl Namespace {
 impl AsFd for Namespace {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
+    }
+}
+
+/// Device and inode of the file at `path`, as [`Namespace::identity`] tells them of an open namespace.
+///
+/// # Errors
+/// The error of `stat`, or what [`opener`] answers where this process may not look.
+pub fn identity_at(path: &Path) -> io::Result<(u64, u64)> {
+    match std::fs::metadata(path) {
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => match opener::open(path) {
+            Some(opened) => Namespace::of(opened?).identity(),
+            None => Err(error),
+        },
+        found => found.map(|found| (found.dev(), found.ino())),
     }
 }
 
