@@ -68,6 +68,9 @@ pub struct Status {
     pub workers: usize,
     /// Offloads that the start-up self-test found working, and those it found wanting.
     pub offloads: BTreeMap<String, bool>,
+    /// What bounds a daemon that was taken over (`capabilities`, `landlock`, `seccomp`): `on`, or `off: ` and why.
+    #[serde(default)]
+    pub hardening: BTreeMap<String, String>,
     /// Number of targets.
     pub targets: usize,
     /// Number of connections by state.

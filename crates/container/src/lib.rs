@@ -11,5 +11,5 @@ mod sandbox;
 pub use self::{
     docker::{DOCKER_ANSWER_BYTES_MAX, DOCKER_TIMEOUT_MS},
     error::{ContainerError, DockerFailure},
-    sandbox::{ResolveOptions, Sandbox, SandboxKind, is_alive, resolve},
+    sandbox::{Identify, ResolveOptions, Sandbox, SandboxKind, is_alive, resolve},
 };

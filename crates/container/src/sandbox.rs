@@ -13,8 +13,11 @@ use crate::{
     error::{ContainerError, DockerFailure},
 };
 
-/// Where to look.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// Tells device and inode of the file at a path.
+pub type Identify = fn(&Path) -> io::Result<(u64, u64)>;
+
+/// Where to look, and how.
+#[derive(Debug, Clone)]
 pub struct ResolveOptions {
     /// The Docker engine's unix socket.
     pub docker_socket: PathBuf,
@@ -22,6 +25,8 @@ pub struct ResolveOptions {
     pub netns_dir: PathBuf,
     /// The process file system.
     pub proc_dir: PathBuf,
+    /// Looks at a namespace's file.
+    pub identify: Identify,
 }
 
 impl Default for ResolveOptions {
@@ -30,6 +35,7 @@ impl Default for ResolveOptions {
             docker_socket: "/var/run/docker.sock".into(),
             netns_dir: "/run/netns".into(),
             proc_dir: "/proc".into(),
+            identify: |path| std::fs::metadata(path).map(|found| (found.dev(), found.ino())),
         }
     }
 }
@@ -128,11 +134,13 @@ pub async fn resolve(reference: &str, options: &ResolveOptions) -> Result<Sandbo
 
 /// Whether the namespace that was found is still there under its path, and, for a process, whether
 /// it is still the same process. A container that was restarted is not alive in this sense: resolve
-/// its id again.
+/// its id again. A process whose namespace cannot be looked at now is judged by when it started.
 #[must_use]
-pub fn is_alive(sandbox: &Sandbox) -> bool {
-    let same_file = std::fs::metadata(&sandbox.namespace)
-        .is_ok_and(|found| (found.dev(), found.ino()) == (sandbox.device, sandbox.inode));
+pub fn is_alive(sandbox: &Sandbox, identify: Identify) -> bool {
+    let same_file = match identify(&sandbox.namespace) {
+        Ok(found) => found == (sandbox.device, sandbox.inode),
+        Err(error) => sandbox.pid.is_some() && error.kind() != io::ErrorKind::NotFound,
+    };
     // The namespace's file of a process is PROC/PID/ns/net.
     let process = sandbox.pid.and(sandbox.namespace.ancestors().nth(2));
     let same_process = match (process, sandbox.pid_start) {
@@ -272,15 +280,16 @@ impl Lookup<'_> {
             |path: &Path, source| ContainerError::Unreadable { path: path.to_owned(), source };
         let own = self.options.proc_dir.join("self/ns/net");
         let host = std::fs::metadata(&own).map_err(|source| unreadable(&own, source))?;
-        let found = std::fs::metadata(path).map_err(|source| unreadable(path, source))?;
+        let (device, inode) =
+            (self.options.identify)(path).map_err(|source| unreadable(path, source))?;
         // All namespaces, and nothing else, live on one internal file system.
-        if found.dev() != host.dev() {
+        if device != host.dev() {
             return Err(ContainerError::NotANamespace { path: path.to_owned() });
         }
-        if found.ino() == host.ino() {
+        if inode == host.ino() {
             return Err(ContainerError::HostNetwork { name: name.to_owned() });
         }
-        Ok((found.dev(), found.ino()))
+        Ok((device, inode))
     }
 }
 

@@ -221,12 +221,15 @@ async fn processes_and_paths_lead_to_their_namespace_until_it_ends() {
     assert_eq!(by_path.id, format!("path:{}", process.namespace().display()));
     assert_eq!(by_pid.inode, by_path.inode);
     assert_eq!(resolve(&by_path.id, &options).await.unwrap(), by_path);
-    assert!(is_alive(&by_pid) && is_alive(&by_path));
+    assert!(is_alive(&by_pid, options.identify) && is_alive(&by_path, options.identify));
 
     let mistaken = Sandbox { pid_start: by_pid.pid_start.map(|start| start - 1), ..by_pid.clone() };
-    assert!(!is_alive(&mistaken), "another process with the same number is not the same sandbox");
+    assert!(
+        !is_alive(&mistaken, options.identify),
+        "another process with the same number is not the same sandbox"
+    );
     process.end();
-    assert!(!is_alive(&by_pid) && !is_alive(&by_path));
+    assert!(!is_alive(&by_pid, options.identify) && !is_alive(&by_path, options.identify));
     let (error, _) = refused(&by_pid.id, &options).await;
     assert!(matches!(error, ContainerError::NoProcess { .. }), "{error:?}");
 }
@@ -237,11 +240,11 @@ async fn a_replaced_namespace_is_noticed() {
     let (_directory, options) = no_engine();
     name_namespace(&options, "blue", &first);
     let before = resolve("blue", &options).await.unwrap();
-    assert!(is_alive(&before));
+    assert!(is_alive(&before, options.identify));
     std::fs::remove_file(options.netns_dir.join("blue")).unwrap();
-    assert!(!is_alive(&before));
+    assert!(!is_alive(&before, options.identify));
     name_namespace(&options, "blue", &second);
-    assert!(!is_alive(&before));
+    assert!(!is_alive(&before, options.identify));
     assert_ne!(resolve("blue", &options).await.unwrap().inode, before.inode);
 }
 

@@ -21,6 +21,8 @@ pub use upkeep::host::{
     Reset, check_host, choose_libraries, log_path, open_log, raise_descriptor_limit, reset,
     wait_until_stopped,
 };
+pub use upkeep::landlock::has_landlock;
 pub use upkeep::log::{log_to_file, log_to_stderr};
 pub use upkeep::mtu::narrow_link;
+pub use upkeep::opener::open_namespaces;
 pub use upkeep::store::{StoreError, has_secret, make_private_dir};

@@ -57,8 +57,9 @@ pub(crate) const TAP: &str = "weft-tap";
 /// # Errors
 /// See [`StartError`]: nothing runs then.
 pub fn run(settings: Settings, ready: impl FnOnce(&Invitation)) -> Result<(), StartError> {
+    crate::check_host(&settings)?;
     weft_kernel::open_settings();
-    crate::upkeep::privileges::reduce();
+    crate::upkeep::hardening::harden(&settings);
     let runtime = |name: &str| {
         let mut builder = tokio::runtime::Builder::new_multi_thread();
         builder.worker_threads(RUNTIME_THREADS).thread_name(name).enable_all();
@@ -78,7 +79,6 @@ async fn run_async(
     services: Handle,
     ready: impl FnOnce(&Invitation),
 ) -> Result<(), StartError> {
-    crate::check_host(&settings)?;
     crate::raise_descriptor_limit();
     let _runtime_lock = lock(&settings.runtime_dir)?;
     let _state_lock = lock(&settings.state_dir)?;
@@ -427,7 +427,7 @@ fn engine_config(settings: &Settings, local: PeerId, mtu: u16) -> EngineConfig {
 }
 
 /// Only in builds for tests that read the wire with another program.
-fn keylog() -> Option<PathBuf> {
+pub(crate) fn keylog() -> Option<PathBuf> {
     let wanted = cfg!(feature = "keylog").then(|| std::env::var_os("WEFT_SA_KEYLOG"));
     wanted.flatten().map(PathBuf::from)
 }

@@ -3,7 +3,7 @@
 use std::{
     fs,
     io::{self, Write},
-    os::fd::{AsFd, OwnedFd},
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
     path::Path,
     sync::OnceLock,
 };
@@ -140,6 +140,11 @@ pub fn open_settings() {
         Ok(mount) => _ = WRITABLE.set(mount),
         Err(error) => tracing::warn!(%error, "/proc/sys is read-only, and cannot be mounted anew"),
     }
+}
+
+/// The mount that [`open_settings`] has made, if it had to.
+pub fn settings_mount() -> Option<BorrowedFd<'static>> {
+    WRITABLE.get().map(AsFd::as_fd)
 }
 
 fn write_beside(device: &str, key: &str, value: &str) -> io::Result<()> {

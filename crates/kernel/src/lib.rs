@@ -63,7 +63,7 @@ pub use self::{
     forward::{FORWARD_COMMENT, ForwardRule},
     groups::{BROADCASTS_PER_S_MAX, GroupCounts, GroupLimit},
     guard::{GUARDED_PORTS, Guard, GuardCount, GuardCounters, SENT_PRIORITY, TRUSTED_MAX},
-    ipv6::{NoIpv6, open_settings},
+    ipv6::{NoIpv6, open_settings, settings_mount},
     link::{DEVICE_ALIAS, DEVICE_GROUP},
     mss::MssClamp,
     nft_watch::NftWatch,

@@ -233,3 +233,97 @@ fn run_starts_a_command_on_the_network_and_its_address_comes_back() -> anyhow::R
     })?;
     Ok(())
 }
+
+/// Whether the daemon is under Landlock; where the kernel has none, it and doctor say so.
+fn is_under_landlock(host: &Host) -> anyhow::Result<bool> {
+    let state = host.weft_json(&["status"])?["hardening"]["landlock"].clone();
+    let state = state.as_str().context("status tells nothing of Landlock")?.to_owned();
+    let line = format!("landlock {state}");
+    let told = host.weft(&["status"])?.success()?.stdout;
+    assert!(told.contains(&line), "{told}");
+    if state.starts_with("on") {
+        return Ok(true);
+    }
+    let doctor = host.weft(&["doctor"])?.stdout;
+    assert!(doctor.contains(&line), "{doctor}");
+    eprintln!("not tested here: {line}");
+    Ok(false)
+}
+
+#[test]
+fn a_daemon_that_is_led_out_of_its_directories_writes_nothing() -> anyhow::Result<()> {
+    let lab = Lab::launched(1, &[])?;
+    let host = lab.host(0);
+    if !is_under_landlock(host)? {
+        return Ok(());
+    }
+    let outside = lab.sandbox.directory().join("outside");
+    let way = host.state_directory().join("attachments.json.new");
+    std::os::unix::fs::symlink(&outside, &way)?;
+    let refused = host.add_container("c1").map(|_| ()).expect_err("what is not kept is refused");
+    assert!(refused.to_string().contains("Permission denied"), "{refused}");
+    assert!(!outside.exists(), "it wrote out of its directories");
+    let _ = std::fs::remove_file(&way);
+    host.add_container("c2")?.ipv4()?;
+    Ok(())
+}
+
+#[test]
+fn a_process_is_attached_and_kept_though_the_daemon_may_not_open_its_namespace()
+-> anyhow::Result<()> {
+    let lab = Lab::launched(1, &[])?;
+    let host = lab.host(0);
+    let other = host.add_container("c1")?;
+    let [process, later] = ["c2", "c3"]
+        .map(|name| lab.sandbox.add_netns(name).and_then(|netns| netns.spawn(&["sleep", "600"])));
+    let (process, later) = (process?, later?);
+    let id = format!("pid:{}", process.pid());
+    let reaches = || -> anyhow::Result<()> {
+        let shown = host.weft_json(&["ps"])?;
+        let shown = shown.as_array().and_then(|all| all.iter().find(|it| it["id"] == id.as_str()));
+        let shown = shown.context("not listed")?;
+        assert_eq!(shown["state"], "attached", "{shown}");
+        let address = shown["addresses"][0].as_str().and_then(|it| it.split('/').next());
+        other.ping(address.context("no address")?.parse()?)?.success()?;
+        Ok(())
+    };
+    host.weft(&["attach", &id])?.success()?;
+    reaches()?;
+    let setting = "net.ipv6.conf.weft0.accept_ra";
+    let pid = process.pid().to_string();
+    let read =
+        Command::new("nsenter").args(["-n", "-t", &pid, "sysctl", "-n", setting]).output()?;
+    assert_eq!(String::from_utf8_lossy(&read.stdout).trim(), "0", "/proc/sys was not written");
+    host.kill_daemon();
+    host.start_daemon(&[])?;
+    reaches()?;
+
+    let Some(opener) = opener_of(host)? else {
+        assert!(!is_under_landlock(host)?);
+        return Ok(());
+    };
+    rustix::process::kill_process(opener, rustix::process::Signal::KILL)?;
+    let again = host.weft(&["attach", &format!("pid:{}", later.pid())])?;
+    assert!(again.stderr.contains("restart weft"), "{}", again.stderr);
+    reaches()?;
+    host.kill_daemon();
+    host.start_daemon(&[])?;
+    reaches()?;
+    let opener = opener_of(host)?.context("the new daemon has none")?;
+    host.stop_daemon()?;
+    weft_bench::sandbox::wait_until("the opener to end", Duration::from_secs(10), || {
+        rustix::process::test_kill_process(opener).is_err()
+    })?;
+    Ok(())
+}
+
+/// The process that opens namespaces for a host's daemon.
+fn opener_of(host: &Host) -> anyhow::Result<Option<rustix::process::Pid>> {
+    let daemon = host.daemon_pid().context("no daemon")?;
+    let children = std::fs::read_to_string(format!("/proc/{daemon}/task/{daemon}/children"))?;
+    let is_opener = |pid: &&str| {
+        std::fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|it| it == "weft-opener\n")
+    };
+    let opener = children.split_whitespace().find(is_opener).map(str::parse).transpose()?;
+    Ok(opener.and_then(rustix::process::Pid::from_raw))
+}

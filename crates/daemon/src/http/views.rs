@@ -194,6 +194,7 @@ pub(crate) fn status(
         firewall: daemon.firewall.found().into_iter().map(obstacle).collect(),
         workers: snapshot.workers,
         offloads: daemon.offloads.clone(),
+        hardening: crate::upkeep::hardening::state(),
         targets: daemon.target_list().len(),
         connections: states,
         peers: snapshot.peers.iter().filter(|peer| !peer.local).count(),

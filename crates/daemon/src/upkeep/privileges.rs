@@ -1,7 +1,4 @@
-//! The daemon's rights: what it needs of root's, and no more, whoever starts it.
-//!
-//! Landlock is not among the means: a process under it may not open the network namespace of a process
-//! outside, which is what attaching a container is.
+//! The daemon's rights: what it needs of root's, and no more.
 
 use std::io;
 
@@ -71,26 +68,17 @@ const REFUSED: [i64; 43] = [
     libc::SYS_userfaultfd,
 ];
 
-/// Gives up what is not needed, for this process and all that it starts. Call it while there is one thread,
-/// and after what mounts something ([`weft_kernel::open_settings`]). A kernel that lacks one of the means
-/// leaves a daemon that works, and a line in the log.
-pub(crate) fn reduce() {
-    for (what, result) in [
-        ("capabilities", drop_capabilities().map_err(Into::into)),
-        ("system calls", refuse_system_calls()),
-    ] {
-        if let Err(error) = result {
-            tracing::warn!(%error, "the daemon keeps all {what} of root");
-        }
-    }
+/// Keeps of root's capabilities those that the daemon needs.
+pub(super) fn drop_capabilities() -> anyhow::Result<()> {
+    keep_capabilities(NEEDED).context("the kernel takes no capabilities back")
 }
 
-fn drop_capabilities() -> io::Result<()> {
+pub(super) fn keep_capabilities(kept: CapabilitySet) -> io::Result<()> {
     rustix::thread::clear_ambient_capability_set()?;
     let held = rustix::thread::capabilities(None)?;
     // Without CAP_SETPCAP, as under systemd, the bounding set is what somebody else made it.
     if held.effective.contains(CapabilitySet::SETPCAP) {
-        for capability in CapabilitySet::all().difference(NEEDED).iter() {
+        for capability in CapabilitySet::all().difference(kept).iter() {
             match rustix::thread::remove_capability_from_bounding_set(capability) {
                 // One that this kernel does not know yet.
                 Err(rustix::io::Errno::INVAL) | Ok(()) => {}
@@ -99,14 +87,15 @@ fn drop_capabilities() -> io::Result<()> {
         }
     }
     let sets = CapabilitySets {
-        effective: held.effective.intersection(NEEDED),
-        permitted: held.permitted.intersection(NEEDED),
+        effective: held.effective.intersection(kept),
+        permitted: held.permitted.intersection(kept),
         inheritable: CapabilitySet::empty(),
     };
     Ok(rustix::thread::set_capabilities(None, sets)?)
 }
 
-fn refuse_system_calls() -> anyhow::Result<()> {
+/// Refuses this process, and all that it starts, what neither has use for.
+pub(super) fn refuse_system_calls() -> anyhow::Result<()> {
     rustix::thread::set_no_new_privs(true)?;
     let program = filter()?;
     seccompiler::apply_filter_all_threads(&program).context("seccomp refuses the filter")

@@ -66,6 +66,9 @@ pub enum Command {
     /// Keep the daemon's sockets open while it is started again; the daemon starts this itself
     #[command(hide = true)]
     HoldSockets,
+    /// Open containers' network namespaces for the daemon; the daemon starts this itself
+    #[command(hide = true)]
+    OpenNamespaces,
     /// Print completions for a shell
     Completions {
         /// Which shell

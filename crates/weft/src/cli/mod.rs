@@ -42,12 +42,14 @@ fn dispatch(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Run(run) => run::run(run, &runtime_dir),
         Command::Doctor(options) => {
             let mut diagnosis = crate::doctor::examine();
-            let (passed_by, warnings) = requests::told(&runtime_dir);
-            diagnosis.add_running(&passed_by, &warnings);
+            if let Some(status) = requests::status_now(&runtime_dir) {
+                diagnosis.add_running(&status.passed_by, &status.warnings, &status.hardening);
+            }
             output::print(options.json, &diagnosis, crate::doctor::text)?;
             Ok(if diagnosis.ready { ExitCode::SUCCESS } else { ExitCode::FAILURE })
         }
         Command::HoldSockets => weft_daemon::hold_sockets(&runtime_dir).map(|()| ExitCode::SUCCESS),
+        Command::OpenNamespaces => weft_daemon::open_namespaces().map(|()| ExitCode::SUCCESS),
         Command::Dco(command) => crate::dco::run(command, &runtime_dir),
         Command::Completions { shell } => {
             output::completions(shell)?;

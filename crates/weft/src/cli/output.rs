@@ -110,6 +110,11 @@ pub(super) fn status(status: &Status) -> String {
     let offloads =
         if missing.is_empty() { "all".into() } else { format!("without {}", missing.join(", ")) };
     line("Offloads", &offloads);
+    let hardening = status.hardening.iter().map(|(means, state)| format!("{means} {state}"));
+    let hardening = hardening.collect::<Vec<_>>().join(", ");
+    if !hardening.is_empty() {
+        line("Hardening", &hardening);
+    }
     line("Addresses", &ipam_line(&status.ipam));
     text
 }

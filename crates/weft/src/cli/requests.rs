@@ -23,14 +23,10 @@ pub(super) fn request(command: Command, runtime_dir: &Path) -> anyhow::Result<Ex
     Ok(ExitCode::SUCCESS)
 }
 
-/// What the daemon that runs here, if one does, has found others to have set up that direct ports pass by, and
-/// what it warns of.
-pub(super) fn told(runtime_dir: &Path) -> (Vec<String>, Vec<String>) {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let daemon = Client::new(runtime_dir);
-    let status = runtime.map(|runtime| runtime.block_on(daemon.ask::<call::Status>()));
-    let status = status.ok().and_then(Result::ok);
-    status.map(|status| (status.passed_by, status.warnings)).unwrap_or_default()
+/// What the daemon that runs here tells of itself, if one does.
+pub(super) fn status_now(runtime_dir: &Path) -> Option<Status> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().ok()?;
+    runtime.block_on(Client::new(runtime_dir).ask::<call::Status>()).ok()
 }
 
 async fn ask(command: Command, daemon: &Client, runtime_dir: &Path) -> anyhow::Result<()> {
@@ -94,6 +90,7 @@ async fn ask(command: Command, daemon: &Client, runtime_dir: &Path) -> anyhow::R
         | Command::Doctor(_)
         | Command::Dco(_)
         | Command::HoldSockets
+        | Command::OpenNamespaces
         | Command::Completions { .. } => bail!("this command does not ask the daemon"),
     }
 }

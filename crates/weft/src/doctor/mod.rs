@@ -6,6 +6,7 @@
 mod firewall;
 mod host;
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::ops::RangeInclusive;
 use std::time::Duration;
@@ -115,21 +116,32 @@ pub fn examine() -> Diagnosis {
         let module = kernel.module("esp4", "CONFIG_INET_ESP");
         findings.extend(firewall::look(matches!(module, Module::There | Module::OnDisk)));
     }
+    findings.push(landlock(weft_daemon::has_landlock()));
     findings.push(link(host::link_mtu()));
     let ready = findings.iter().all(|finding| finding.state != State::Missing);
     Diagnosis { ready, findings, aead }
 }
 
 impl Diagnosis {
-    /// Adds what the daemon that runs here has found others to have set up that does not see all frames, and
-    /// what it warns of.
-    pub fn add_running(&mut self, passed_by: &[String], warnings: &[String]) {
+    /// Adds what the daemon that runs here has found others to have set up that does not see all frames, what
+    /// it warns of, and what does not bound it.
+    pub fn add_running(
+        &mut self,
+        passed_by: &[String],
+        warnings: &[String],
+        hardening: &BTreeMap<String, String>,
+    ) {
         const ADVICE: &str = "where it is to see them: weft launch --port-mode bridge, by which containers get new interfaces";
         let finding =
             |line: &String| Finding::new("passed by", State::Without, line.clone()).advise(ADVICE);
         self.findings.extend(passed_by.iter().map(finding));
         let warned = |line: &String| Finding::new("this network", State::Without, line.clone());
         self.findings.extend(warnings.iter().map(warned));
+        let off = hardening.iter().filter(|(_, state)| state.starts_with("off"));
+        let off = off.map(|(means, state)| {
+            Finding::new("this daemon", State::Without, format!("{means} {state}"))
+        });
+        self.findings.extend(off);
     }
 }
 
@@ -359,6 +371,14 @@ fn nft(found: bool) -> Finding {
     }
 }
 
+fn landlock(found: Result<(), &str>) -> Finding {
+    match found {
+        Ok(()) => Finding::new("Landlock", State::Ok, "bounds where the daemon writes"),
+        Err(why) => Finding::new("Landlock", State::Without, why)
+            .advise("Weft runs without it, and may write to any file"),
+    }
+}
+
 /// The diagnosis for people.
 #[must_use]
 pub fn text(diagnosis: &Diagnosis) -> String {
@@ -400,6 +420,17 @@ pub fn text(diagnosis: &Diagnosis) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_does_not_bound_the_daemon_is_told_with_its_reason() {
+        let mut diagnosis = Diagnosis { ready: true, findings: Vec::new(), aead: Vec::new() };
+        let states = [("landlock", "off: the kernel has none"), ("seccomp", "on")];
+        let states = states.map(|(means, state)| (means.to_owned(), state.to_owned()));
+        diagnosis.add_running(&[], &[], &BTreeMap::from(states));
+        let told: Vec<_> = diagnosis.findings.iter().map(|it| it.detail.as_str()).collect();
+        assert_eq!(told, ["landlock off: the kernel has none"]);
+        assert_eq!(landlock(Err("the kernel has none")).state, State::Without);
+    }
 
     fn part(needed: bool) -> Part {
         Part { module: "esp4", option: "CONFIG_INET_ESP", use_of_it: "kernel engine", needed }

@@ -21,6 +21,7 @@ use weft_mesh::AddressError;
 
 use super::condition::Condition;
 use super::kept::{self, Retries};
+use super::look;
 use super::ports::{self, DirectPorts, PortKind};
 use super::shortcuts::Shortcuts;
 use crate::core::control::Request;
@@ -123,7 +124,7 @@ impl Attachments {
         mtu: u16,
     ) -> Self {
         let SavedAttachments { store, saved } = saved;
-        let resolve = ResolveOptions::default();
+        let resolve = look::options();
         let (shown, _) = watch::channel(Arc::new(saved.values().map(Saved::shown).collect()));
         let inner = Mutex::new(Inner { saved, retries: Retries::default() });
         Self { inner, shown, kernel, engine, control, ports, shortcuts, store, resolve, local, mtu }
@@ -134,14 +135,14 @@ impl Attachments {
         let mut inner = self.lock().await;
         for (id, mut saved) in inner.saved.clone() {
             // A container that was restarted meanwhile has another namespace under the same key.
-            if !weft_container::is_alive(&saved.sandbox)
+            if !look::is_alive(&saved.sandbox)
                 && saved.may_come_back()
                 && let Ok(found) = weft_container::resolve(&id, &self.resolve).await
                 && found.id == id
             {
                 saved.sandbox = found;
             }
-            if !weft_container::is_alive(&saved.sandbox) {
+            if !look::is_alive(&saved.sandbox) {
                 tracing::info!(container = %saved.attachment.name, "its network namespace is gone");
                 self.keep(&mut inner, &id).await;
                 continue;
@@ -318,7 +319,7 @@ impl Attachments {
         let gone = inner.saved.iter().find(|(_, saved)| {
             saved.host_interface == interface
                 && saved.is_attached()
-                && !weft_container::is_alive(&saved.sandbox)
+                && !look::is_alive(&saved.sandbox)
         });
         let Some((id, saved)) = gone.map(|(id, saved)| (id.clone(), saved.clone())) else { return };
         self.keep(&mut inner, &id).await;
@@ -478,7 +479,7 @@ impl Attachments {
     /// The namespace was opened by its path: it was the one that is meant only if its process, or its
     /// name, still is. Else nothing of ours stays there.
     async fn check_place(&self, saved: &Saved, spec: &AttachSpec) -> Result<(), KernelError> {
-        if weft_container::is_alive(&saved.sandbox) {
+        if look::is_alive(&saved.sandbox) {
             return Ok(());
         }
         self.ports.unplug(&self.kernel, spec).await;

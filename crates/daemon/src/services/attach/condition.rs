@@ -6,6 +6,7 @@ use weft_api::{ApiError, Attachment, ErrorKind};
 use weft_kernel::{Attached, DIRECT_LOCAL_NAME, KernelError, NoIpv6, OverlapKind, PortNotice};
 
 use super::attachments::{Attachments, Saved, kernel_refusal, mac_of, spec_of};
+use super::look;
 use super::mend::Judgement;
 use super::ports;
 use crate::start::TAP;
@@ -165,7 +166,7 @@ impl Attachments {
     pub(crate) async fn mend(&self, id: &str, damage: &str) -> Result<bool, KernelError> {
         let mut inner = self.lock().await;
         let Some(saved) = inner.saved.get_mut(id) else { return Ok(false) };
-        if !weft_container::is_alive(&saved.sandbox) {
+        if !look::is_alive(&saved.sandbox) {
             return Ok(false);
         }
         let changes = self.kernel.changes();

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant, SystemTime};
 use weft_container::{Sandbox, SandboxKind};
 
 use super::attachments::{Attachments, Inner, Saved, announce, spec_of};
+use super::look;
 use crate::core::control::Request;
 use crate::services::supervisor::Pulse;
 use crate::timestamp;
@@ -133,7 +134,7 @@ impl Inner {
         self.saved.values().find(|saved| {
             place(&saved.sandbox) == place(found)
                 && !saved.is_gone()
-                && weft_container::is_alive(&saved.sandbox)
+                && look::is_alive(&saved.sandbox)
         })
     }
 }
@@ -208,13 +209,13 @@ impl Attachments {
     async fn alive(&self, id: &str) -> Option<Sandbox> {
         let inner = self.lock().await;
         let sandbox = &inner.saved.get(id)?.sandbox;
-        weft_container::is_alive(sandbox).then(|| sandbox.clone())
+        look::is_alive(sandbox).then(|| sandbox.clone())
     }
 
     /// A container that could not be plugged in may have ended meanwhile.
     async fn end_failed(&self, inner: &mut Inner, id: &str) {
         let Some(saved) = inner.saved.get(id) else { return };
-        if saved.attachment.state == FAILED && !weft_container::is_alive(&saved.sandbox) {
+        if saved.attachment.state == FAILED && !look::is_alive(&saved.sandbox) {
             self.keep(inner, id).await;
             self.save_or_later(inner);
         }
@@ -222,7 +223,7 @@ impl Attachments {
 
     async fn bring_back(&self, inner: &mut Inner, id: &str, found: Sandbox) {
         let Some(saved) = inner.saved.get(id).filter(|saved| !saved.is_attached()) else { return };
-        if !saved.may_come_back() && !weft_container::is_alive(&saved.sandbox) {
+        if !saved.may_come_back() && !look::is_alive(&saved.sandbox) {
             // Another process has its number.
             self.let_go(inner, id).await;
             return self.save_or_later(inner);

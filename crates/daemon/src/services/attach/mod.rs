@@ -5,6 +5,7 @@ pub(crate) mod bypass;
 pub(crate) mod condition;
 pub(crate) mod kept;
 mod kept_ports;
+mod look;
 pub(crate) mod loops;
 pub(crate) mod mend;
 pub(crate) mod ports;

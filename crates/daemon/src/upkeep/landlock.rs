@@ -1,0 +1,283 @@
+//! Landlock: the daemon, and all that it starts, write to files only where Weft keeps something.
+//!
+//! Reading and running programs stay free. A namespace is named by any path, and programs such as `nft` stand
+//! in other places on each system.
+
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+
+use anyhow::{Context, bail};
+use landlock::{
+    ABI, Access, AccessFs, AccessNet, BitFlags, CompatLevel, Compatible, LandlockStatus, NetPort,
+    PathBeneath, Ruleset, RulesetAttr, RulesetCreated, RulesetCreatedAttr, RulesetStatus, Scope,
+    make_bitflags,
+};
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+use weft_io::namespace::opener;
+
+use super::opener as process;
+use crate::config::Settings;
+
+/// The newest version of Landlock whose rights the rules name; an older kernel has some of them.
+const FILES: ABI = ABI::V5;
+const TCP: ABI = ABI::V4;
+/// Long answers of name servers come over TCP; nothing else of the daemon's does.
+const DNS_PORT: u16 = 53;
+/// Settings of devices, of Weft's and of containers'.
+const SETTINGS: &str = "/proc/sys/net";
+/// The same in [`weft_kernel::settings_mount`].
+const SETTINGS_IN_MOUNT: &str = "sys/net";
+const TUN: &str = "/dev/net/tun";
+const NULL: &str = "/dev/null";
+/// The lock that iptables-legacy makes where it is missing, and what tells that it may be called.
+const LEGACY_LOCK: &str = "/run/xtables.lock";
+const LEGACY_TABLES: [&str; 2] =
+    ["/proc/thread-self/net/ip_tables_names", "/proc/thread-self/net/ip6_tables_names"];
+
+/// What may be done to files of a directory of Weft's: no device, no link, no other directory.
+const OWN: BitFlags<AccessFs> = make_bitflags!(AccessFs::{
+    WriteFile | Truncate | MakeReg | MakeSock | RemoveFile
+});
+const SET: BitFlags<AccessFs> = make_bitflags!(AccessFs::{WriteFile | Truncate});
+const DRIVE: BitFlags<AccessFs> = make_bitflags!(AccessFs::{WriteFile | IoctlDev});
+
+/// The places that rules name stay open. In `/proc` a place that nobody has open may be forgotten and made
+/// anew, and the rule would not be the new one's.
+static PLACES: OnceLock<Vec<OwnedFd>> = OnceLock::new();
+
+/// Where the daemon may write.
+pub(super) struct Places {
+    /// Directories of Weft's.
+    own: Vec<PathBuf>,
+    settings: Option<BorrowedFd<'static>>,
+    /// systemd is told of readiness and sockets by way of an abstract socket.
+    needs_abstract_sockets: bool,
+}
+
+impl Places {
+    pub(super) fn of(settings: &Settings) -> Self {
+        let mut own = vec![settings.state_dir.clone(), settings.runtime_dir.clone()];
+        let keylog = crate::start::keylog();
+        own.extend(keylog.iter().filter_map(|file| file.parent()).map(Path::to_owned));
+        let notify = std::env::var_os("NOTIFY_SOCKET");
+        Self {
+            own,
+            settings: weft_kernel::settings_mount(),
+            needs_abstract_sockets: notify
+                .is_some_and(|name| name.as_encoded_bytes().starts_with(b"@")),
+        }
+    }
+}
+
+/// Whether this kernel has Landlock; if not, why.
+///
+/// # Errors
+/// It has none, or it is off.
+pub fn has_landlock() -> Result<(), &'static str> {
+    let probe = Ruleset::default().set_compatibility(CompatLevel::HardRequirement);
+    if probe.handle_access(AccessFs::WriteFile).and_then(Ruleset::create).is_ok() {
+        return Ok(());
+    }
+    // Where there is none, this changes nothing, and tells why.
+    let nothing = Ruleset::default()
+        .handle_access(AccessFs::WriteFile)
+        .and_then(Ruleset::create)
+        .and_then(|rules| rules.no_new_privs(false).restrict_self());
+    match nothing.map(|status| status.landlock) {
+        Ok(LandlockStatus::NotEnabled) => {
+            Err("the kernel has it switched off; add landlock to lsm= on its command line")
+        }
+        _ => Err("the kernel has none (CONFIG_SECURITY_LANDLOCK)"),
+    }
+}
+
+/// Puts this process under Landlock, with all that it starts from now on. To be called while there is one
+/// thread, once the directories are there, and before capabilities and system calls are given up. Gives the
+/// kernel's version of Landlock.
+pub(super) fn restrict(places: &Places) -> anyhow::Result<ABI> {
+    has_landlock().map_err(anyhow::Error::msg)?;
+    let threads = std::fs::read_dir("/proc/self/task").context("cannot count threads")?.count();
+    if threads != 1 {
+        bail!("{threads} threads run already");
+    }
+    if LEGACY_TABLES.iter().any(|tables| Path::new(tables).exists()) {
+        let flags = OFlags::CREATE | OFlags::RDONLY | OFlags::CLOEXEC;
+        // As iptables itself makes it. Without it the accept rule cannot be looked after, and that is told.
+        let _ = rustix::fs::open(LEGACY_LOCK, flags, Mode::RUSR | Mode::WUSR);
+    }
+    let socket = process::start().context("cannot start the process that opens namespaces")?;
+    let abi = enforce(places)?;
+    opener::set(socket)?;
+    Ok(abi)
+}
+
+fn enforce(places: &Places) -> anyhow::Result<ABI> {
+    let mut kept = Vec::new();
+    let mut rules = empty(places.needs_abstract_sockets)?;
+    let own = places.own.iter().map(|dir| (dir.as_path(), OWN));
+    let others = [(SETTINGS, SET), (NULL, AccessFs::WriteFile.into()), (TUN, DRIVE)];
+    for (path, access) in own.chain(others.map(|(path, access)| (Path::new(path), access))) {
+        match rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()) {
+            Ok(place) => {
+                rules = rules.add_rule(PathBeneath::new(&place, access))?;
+                kept.push(place);
+            }
+            Err(Errno::NOENT) => {}
+            Err(error) => return Err(error).with_context(|| path.display().to_string()),
+        }
+    }
+    if let Some(mount) = places.settings {
+        let flags = OFlags::PATH | OFlags::CLOEXEC;
+        let place = rustix::fs::openat(mount, SETTINGS_IN_MOUNT, flags, Mode::empty())?;
+        rules = rules.add_rule(PathBeneath::new(&place, SET))?;
+        kept.push(place);
+    }
+    rules = rules.add_rule(NetPort::new(DNS_PORT, AccessNet::ConnectTcp))?;
+    let status = rules.restrict_self()?;
+    let _ = PLACES.set(kept);
+    match (status.ruleset, status.landlock) {
+        (RulesetStatus::NotEnforced, _) => bail!("the kernel enforces nothing"),
+        (_, LandlockStatus::Available { effective_abi, .. }) => Ok(effective_abi),
+        _ => bail!("the kernel tells no version"),
+    }
+}
+
+/// Rules that allow nothing of what they are about.
+fn empty(abstract_sockets: bool) -> anyhow::Result<RulesetCreated> {
+    let scopes = match abstract_sockets {
+        true => Scope::Signal.into(),
+        false => Scope::Signal | Scope::AbstractUnixSocket,
+    };
+    let rules = Ruleset::default()
+        .handle_access(AccessFs::from_write(FILES))?
+        .handle_access(AccessNet::from_all(TCP))?
+        .scope(scopes)?;
+    Ok(rules.create()?)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, clippy::print_stderr)]
+
+    use std::fs;
+    use std::io::ErrorKind;
+    use std::net::{TcpListener, TcpStream, UdpSocket};
+    use std::os::linux::net::SocketAddrExt;
+    use std::os::unix::net::{SocketAddr, UnixDatagram, UnixListener};
+    use std::process::Command;
+
+    use super::*;
+
+    /// Runs on a thread of its own, which alone is under Landlock; `false` if the kernel has none.
+    fn under_landlock(own: &Path, test: impl FnOnce(ABI) + Send) -> bool {
+        if let Err(why) = has_landlock() {
+            eprintln!("not tested here: {why}");
+            return false;
+        }
+        let own = vec![own.to_owned()];
+        let places = Places { own, settings: None, needs_abstract_sockets: false };
+        let within = move || test(enforce(&places).unwrap());
+        std::thread::scope(|scope| scope.spawn(within).join().unwrap());
+        true
+    }
+
+    fn denied<T: std::fmt::Debug>(result: std::io::Result<T>) {
+        assert_eq!(result.unwrap_err().kind(), ErrorKind::PermissionDenied);
+    }
+
+    #[test]
+    fn files_are_written_made_and_removed_in_directories_of_wefts_alone() {
+        let (inside, outside) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let (own, other) = (inside.path().to_owned(), outside.path().to_owned());
+        fs::write(other.join("there"), "as it was").unwrap();
+        under_landlock(inside.path(), |abi| {
+            fs::write(own.join("a.new"), "state").unwrap();
+            fs::rename(own.join("a.new"), own.join("a")).unwrap();
+            drop(UnixListener::bind(own.join("api.sock")).unwrap());
+            fs::remove_file(own.join("api.sock")).unwrap();
+            fs::write(NULL, "nothing").unwrap();
+
+            assert_eq!(fs::read_to_string(other.join("there")).unwrap(), "as it was");
+            denied(fs::OpenOptions::new().append(true).open(other.join("there")));
+            denied(fs::write(other.join("new"), "x"));
+            denied(fs::remove_file(other.join("there")));
+            denied(fs::create_dir(other.join("dir")));
+            denied(std::os::unix::fs::symlink("a", own.join("link")));
+            let moved = fs::rename(own.join("a"), other.join("a")).unwrap_err().kind();
+            assert!([ErrorKind::PermissionDenied, ErrorKind::CrossesDevices].contains(&moved));
+            if abi >= ABI::V3 {
+                denied(
+                    rustix::fs::open(other.join("there"), OFlags::TRUNC, Mode::empty())
+                        .map_err(Into::into),
+                );
+            }
+        });
+        assert_eq!(fs::read_to_string(outside.path().join("there")).unwrap(), "as it was");
+    }
+
+    #[test]
+    fn a_link_that_leads_out_is_not_followed_to_a_write() {
+        let (inside, outside) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let target = outside.path().join("target");
+        std::os::unix::fs::symlink(&target, inside.path().join("state.new")).unwrap();
+        let way = inside.path().join("state.new");
+        let tested = under_landlock(inside.path(), |_| denied(fs::write(way, "x")));
+        assert!(!tested || !target.exists());
+    }
+
+    #[test]
+    fn settings_of_the_network_are_written_and_those_of_the_system_are_not() {
+        let inside = tempfile::tempdir().unwrap();
+        under_landlock(inside.path(), |_| {
+            let setting = "/proc/sys/net/ipv4/conf/lo/send_redirects";
+            let present = fs::read_to_string(setting).unwrap();
+            fs::write(setting, present).unwrap();
+            let other = "/proc/sys/kernel/hostname";
+            denied(fs::OpenOptions::new().write(true).open(other));
+        });
+    }
+
+    #[test]
+    fn programs_that_it_starts_are_bound_as_well() {
+        let (inside, outside) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let (own, other) = (inside.path().join("made"), outside.path().join("made"));
+        let made = |path: &Path| Command::new("touch").arg(path).output().unwrap().status.success();
+        under_landlock(inside.path(), |_| {
+            assert!(made(&own));
+            assert!(!made(&other));
+        });
+    }
+
+    #[test]
+    fn there_is_no_tcp_and_no_signal_or_abstract_socket_outwards() {
+        let inside = tempfile::tempdir().unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let at = listener.local_addr().unwrap();
+        let name = format!("weft-test-{}", std::process::id());
+        let address = SocketAddr::from_abstract_name(name).unwrap();
+        let _abstract = UnixDatagram::bind_addr(&address).unwrap();
+        let mut other = Command::new("sleep").arg("60").spawn().unwrap();
+        let pid = other.id();
+        under_landlock(inside.path(), |abi| {
+            let udp = UdpSocket::bind("127.0.0.1:0").unwrap();
+            udp.send_to(&[0], udp.local_addr().unwrap()).unwrap();
+            if abi >= ABI::V4 {
+                denied(TcpListener::bind("127.0.0.1:0"));
+                denied(TcpStream::connect(at));
+            }
+            if abi >= ABI::V6 {
+                denied(UnixDatagram::unbound().unwrap().connect_addr(&address));
+                let pid = rustix::process::Pid::from_raw(i32::try_from(pid).unwrap()).unwrap();
+                let sent = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
+                assert_eq!(sent, Err(Errno::PERM));
+                let mut own = Command::new("sleep").arg("60").spawn().unwrap();
+                own.kill().unwrap();
+                own.wait().unwrap();
+            }
+        });
+        other.kill().unwrap();
+        other.wait().unwrap();
+    }
+}

@@ -1,0 +1,68 @@
+//! The process that opens the network namespaces of containers: under Landlock the daemon may not. It has
+//! two capabilities and no secret, and hands over nothing but network namespaces.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, Stdio};
+use std::sync::OnceLock;
+
+use anyhow::{Context, bail};
+use rustix::net::{AddressFamily, SocketType, sockopt};
+use rustix::thread::CapabilitySet;
+use weft_io::handover::close_inherited;
+use weft_io::namespace::opener;
+
+use super::privileges;
+
+/// This program, also when its file was replaced meanwhile.
+const PROGRAM: &str = "/proc/self/exe";
+/// The name that the process goes by.
+const NAME: &std::ffi::CStr = c"weft-opener";
+/// Looking at processes of any user and namespace, and into any directory.
+const NEEDED: CapabilitySet = CapabilitySet::SYS_PTRACE.union(CapabilitySet::DAC_READ_SEARCH);
+
+/// It lives as long as the daemon.
+static PROCESS: OnceLock<Child> = OnceLock::new();
+
+/// Starts the process, which ends once the socket that this returns is closed. To be called before the
+/// daemon is under Landlock: what it starts later is under it too.
+pub(super) fn start() -> io::Result<OwnedFd> {
+    let (here, there) = opener::pair()?;
+    // Nothing of the environment: there may be a password in it.
+    let child = Command::new(PROGRAM)
+        .arg0("weft")
+        .arg("open-namespaces")
+        .env_clear()
+        .stdin(there)
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()?;
+    let process = child.id();
+    tracing::debug!(process, "started the process that opens namespaces");
+    let _ = PROCESS.set(child);
+    Ok(here)
+}
+
+/// Opens network namespaces for the daemon until it has ended. The daemon starts it, with a socket as
+/// standard input.
+///
+/// # Errors
+/// Standard input is something else, or the kernel refuses to wait.
+pub fn open_namespaces() -> anyhow::Result<()> {
+    let stdin = io::stdin();
+    let asked = sockopt::socket_type(&stdin) == Ok(SocketType::SEQPACKET)
+        && sockopt::socket_domain(&stdin) == Ok(AddressFamily::UNIX);
+    if !asked {
+        bail!("open-namespaces is started by the daemon alone, and does nothing without it");
+    }
+    close_inherited().context("cannot see what is open here; is /proc mounted?")?;
+    // What a terminal sends to the daemon is not for this process.
+    let _ = rustix::process::setsid();
+    let _ = std::env::set_current_dir("/");
+    let _ = rustix::thread::set_name(NAME);
+    // A kernel that refuses leaves a process that makes no use of them.
+    let _ = privileges::keep_capabilities(NEEDED);
+    let _ = privileges::refuse_system_calls();
+    opener::serve(&stdin).context("cannot open namespaces any longer")
+}
