@@ -3,12 +3,13 @@
 use std::fs::File;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use serde_json::Value;
 
-use super::netns::{Netns, Output, Running, last_lines};
+use super::netns::{Netns, Output, Running, last_lines, run};
 use super::progress::{try_wait_until, wait_until};
 use super::{SandboxError, global_addresses, underlay_addresses};
 
@@ -279,7 +280,10 @@ impl Host {
         let mut words = vec!["attach"];
         words.extend_from_slice(addresses);
         words.push(&path);
-        self.weft(&words)?.success()?;
+        if let Err(error) = self.weft(&words)?.success() {
+            run(Command::new("ip").args(["netns", "del", netns.name()]))?;
+            return Err(error);
+        }
         let container = Container { name: name.to_owned(), netns };
         wait_until(&format!("an address in container {name}"), STOP_LIMIT, || {
             container.ipv4().is_ok()

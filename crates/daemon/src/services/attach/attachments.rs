@@ -34,6 +34,8 @@ pub(crate) struct Attachments {
     inner: Mutex<Inner>,
     /// What `weft ps` shows while the kernel holds up an attach.
     shown: watch::Sender<Arc<Vec<Attachment>>>,
+    /// Whether the containers of the last run are plugged in again, as far as they can be.
+    restored: watch::Sender<bool>,
     pub(crate) kernel: Kernel,
     pub(crate) engine: KernelEngine,
     control: mpsc::Sender<Request>,
@@ -83,6 +85,8 @@ impl Drop for Locked<'_> {
 
 /// How long `weft ps` waits for a change that is under way.
 const LIST_PATIENCE: Duration = Duration::from_millis(20);
+/// And at the start, for the containers of the last run.
+const START_PATIENCE: Duration = Duration::from_secs(5);
 
 /// One attachment as it stands in the state directory.
 #[derive(Clone, Serialize, Deserialize)]
@@ -127,7 +131,21 @@ impl Attachments {
         let resolve = look::options();
         let (shown, _) = watch::channel(Arc::new(saved.values().map(Saved::shown).collect()));
         let inner = Mutex::new(Inner { saved, retries: Retries::default() });
-        Self { inner, shown, kernel, engine, control, ports, shortcuts, store, resolve, local, mtu }
+        let (restored, _) = watch::channel(false);
+        Self {
+            inner,
+            shown,
+            restored,
+            kernel,
+            engine,
+            control,
+            ports,
+            shortcuts,
+            store,
+            resolve,
+            local,
+            mtu,
+        }
     }
 
     /// Plugs every saved container that still lives back in; the addresses of the others are kept for a while.
@@ -156,6 +174,8 @@ impl Attachments {
         self.ports.all_restored();
         self.save_or_later(&inner);
         self.tell(Request::KeepOnly { owners: inner.saved.keys().cloned().collect() }).await;
+        drop(inner);
+        self.restored.send_replace(true);
     }
 
     /// Plugs every container back in whose switch was taken away and made again.
@@ -173,9 +193,14 @@ impl Attachments {
 
     /// `weft ps`.
     pub(crate) async fn list(&self) -> Vec<Attachment> {
+        let _ = tokio::time::timeout(START_PATIENCE, self.wait_restored()).await;
         // A change that is under way is shown where it does not take long.
         let _ = tokio::time::timeout(LIST_PATIENCE, self.inner.lock()).await;
         self.shown.borrow().to_vec()
+    }
+
+    async fn wait_restored(&self) {
+        let _ = self.restored.subscribe().wait_for(|restored| *restored).await;
     }
 
     /// One attach, detach or change at a time.
@@ -230,6 +255,7 @@ impl Attachments {
             .map_err(|error| ApiError::new(error_kind(&error), error))?;
         check_name("name", request.name.as_deref().unwrap_or(&sandbox.name))?;
         check_name("key", &sandbox.id)?;
+        self.wait_restored().await;
         let mut inner = self.lock().await;
         let sandbox = inner.known_as(sandbox);
         let id = sandbox.id.clone();
@@ -288,6 +314,7 @@ impl Attachments {
     /// `weft detach`, by whatever name `attach` or `ps` knows the container.
     pub(crate) async fn detach(&self, container: &str) -> Result<Detached, ApiError> {
         let resolved = weft_container::resolve(container, &self.resolve).await.ok();
+        self.wait_restored().await;
         let mut inner = self.lock().await;
         let by_key = |key: &str| inner.saved.get(key);
         let named = |gone| {
