@@ -45,12 +45,15 @@ const ALONE: [&str; 11] = [
     "net_workers::*",
 ];
 
-/// Tests that the core does without: what they watch grows or drifts over minutes, or is a figure.
-const NOT_CORE: [&str; 4] = [
+/// Tests that the core does without: what they watch grows or drifts over minutes, is a figure, or is shown by
+/// another test on ports of the other kind.
+const NOT_CORE: [&str; 6] = [
+    "net_bench::every_column*",
     "net_bench::hosts_that_send_at_once*",
     "net_bench::the_table_of_data_channel*",
     "net_idle::memory*",
     "net_mixed::*",
+    "net_workers::workers_come_and_go_on_request*",
 ];
 
 /// What is asked for.
