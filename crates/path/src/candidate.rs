@@ -1,4 +1,4 @@
-//! One path to one peer: the SAs it receives on, the SAs it sends on, and what is known of it.
+//! One path to one peer: the SAs it receives on, the SAs it sends on, and its state.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -34,17 +34,17 @@ pub(crate) struct Candidate {
     /// The last offer taken under the present session key, and the answer to it.
     accepted: Option<Accept>,
     failure: Option<Reason>,
-    /// Since the hosts met, or met again, it has failed.
+    /// The path has failed since the hosts met or met again.
     has_failed: bool,
     request: Option<Request>,
     /// Where the peer's packets come from, if that is not the address that it offered (the first).
     learned: Option<Learned>,
-    /// Not to be used before: the engine has failed.
+    /// The engine has failed: the path is held back until then.
     hold: Option<Instant>,
     engine_failures: u32,
     /// Since when it carries packets.
     alive: Option<Instant>,
-    /// The hosts no longer have it: no frame may take it any more.
+    /// The hosts no longer have the path: no frame may take it.
     leaving: bool,
     /// When the peer last said that it opens the packets and hears no probe.
     unheard: Option<Instant>,
@@ -68,22 +68,22 @@ struct Outbound {
     remote: SocketAddr,
 }
 
-/// The peer's packets come from another address than the one it named: there is a NAT.
+/// The peer's packets come from another address than it named, because of a NAT.
 struct Learned {
     named: SocketAddr,
     remote: SocketAddr,
-    /// The path, which had failed, was tried there once more.
+    /// The path had failed and was retried there once.
     tried: bool,
 }
 
-/// A wish for a new SA, repeated until one is offered.
+/// A request for a new SA, repeated until one is offered.
 struct Request {
     spi: u32,
     at: Instant,
 }
 
-/// Which candidate of a peer may send probes through the kernel engine, which has one policy for all
-/// those that are bound to addresses ([`PROBE_TURN_MS`]).
+/// The candidate of a peer that may send probes through the kernel engine. That engine has one policy for all
+/// candidates that are bound to addresses ([`PROBE_TURN_MS`]).
 #[derive(Default)]
 pub(crate) struct Turn(Option<(PathId, Instant)>);
 
@@ -143,18 +143,19 @@ impl Candidate {
         self.is_usable() && !self.has_failed && !self.prober.is_in_doubt()
     }
 
-    /// It failed in use and came back on candidates' probes alone: it carries no frames while another can.
+    /// It failed in use and came back on candidates' probes alone: it carries no frames while another path
+    /// can.
     pub(crate) fn is_barred(&self, now: Instant) -> bool {
         self.prober.relapses().barred().is_some_and(|until| now < until)
     }
 
-    /// It has been, and has not carried anything since.
+    /// It relapsed, and no answer since has shown that it carries frames.
     pub(crate) fn is_suspect(&self) -> bool {
         self.prober.relapses().is_suspect()
     }
 
-    /// A firewall on the peer's host drops what the kernel there has opened: the peer says so, or
-    /// the probes of candidates pass, which only what sees inside the packets can tell from frames.
+    /// A firewall on the peer's host drops packets that its kernel has opened. Either the peer says so, or the
+    /// probes of candidates pass. Only something that sees inside the packets can tell those from frames.
     pub(crate) fn is_stopped_behind_the_seal(&self, now: Instant) -> bool {
         let told = self.unheard.is_some_and(|at| now < at + ms(UNHEARD_MS));
         self.key.is_judged_again() && (told || self.is_suspect())
@@ -174,8 +175,7 @@ impl Candidate {
         self.prober.is_in_doubt()
     }
 
-    /// How little is known of a usable path while another one is in doubt since `since`: the
-    /// smaller, the better.
+    /// How uncertain a usable path is, while another one is in doubt since `since`: smaller is better.
     pub(crate) fn doubt(&self, since: Option<Instant>) -> u8 {
         if self.prober.is_in_doubt() {
             2
@@ -184,7 +184,7 @@ impl Candidate {
         }
     }
 
-    /// Where its packets go.
+    /// The address its packets go to.
     pub(crate) fn remote(&self) -> Option<SocketAddr> {
         self.outbound.as_ref().map(|outbound| outbound.remote)
     }
@@ -212,8 +212,8 @@ impl Candidate {
         self.keepalive = (role == Role::Active).then(|| now + ms(KEEPALIVE_MS));
     }
 
-    /// The link has a new session key. The peer is told again which of its offers was taken: where the
-    /// answer went down with the old link, it would give up SAs that are in use.
+    /// The link has a new session key. The peer is told again which of its offers was taken. If that answer
+    /// was lost with the old link, the peer would give up SAs that are in use.
     pub(crate) fn handle_session(&mut self, now: Instant, shared: &mut Shared) {
         self.accepted = None;
         let accept = self.outbound.as_ref().and_then(|outbound| outbound.accept.clone());
@@ -227,10 +227,10 @@ impl Candidate {
         }
     }
 
-    /// The link has another pair of addresses, with the peer at `remote`. The path sends there from now
-    /// on; an SA that is bound to both addresses cannot, so another is asked for. The peer need not see
-    /// that it is needed: its last offer may have come before the news. A port that was learned stays:
-    /// the kernel reports packets from another one than it was told to expect, and only those.
+    /// The link has another pair of addresses, with the peer at `remote`. The path sends there from now on. An
+    /// SA bound to both addresses cannot move, so this host requests another. The peer may not see the need:
+    /// its last offer may predate the move. A learned port stays, since the kernel reports only packets from a
+    /// port other than the one it expects.
     pub(crate) fn handle_addresses(&mut self, now: Instant, remote: IpAddr, shared: &mut Shared) {
         let there = |address: SocketAddr| SocketAddr::new(remote, address.port());
         if let Some(learned) = &mut self.learned {
@@ -275,8 +275,8 @@ impl Candidate {
         }
     }
 
-    /// This host's engine has lost the path. `true`: it was in the engine, so the peer's packets on
-    /// it come to nothing.
+    /// This host's engine has lost the path. `true`: the path was in the engine, so the peer's packets on it
+    /// are lost.
     pub(crate) fn handle_engine_failure(
         &mut self,
         now: Instant,
@@ -311,14 +311,14 @@ impl Candidate {
         }
     }
 
-    /// Everything of this path leaves the engine.
+    /// Removes the path from the engine.
     pub(crate) fn close(&mut self, shared: &mut Shared) {
         self.inbound.close(shared);
         self.drop_outbound(shared);
         shared.paths.remove(&self.path);
     }
 
-    /// From now on no frame takes it.
+    /// No frame takes this path from now on.
     pub(crate) fn leave(&mut self) {
         self.leaving = true;
     }
@@ -327,7 +327,7 @@ impl Candidate {
         self.leaving
     }
 
-    /// Nothing is sent on it any more; the SAs that the peer may still send on go on draining.
+    /// Stops sending on it; the SAs that the peer may still send on keep draining.
     pub(crate) fn retire(mut self, now: Instant, shared: &mut Shared) -> Vec<Generation> {
         self.drop_outbound(shared);
         shared.paths.remove(&self.path);
@@ -342,8 +342,8 @@ impl Candidate {
         self.hold.is_some()
     }
 
-    /// An offer came while the path is held back: it is asked for again afterwards, since the peer
-    /// repeats it ever less often.
+    /// An offer came while the path is held back. It is requested again afterwards, since the peer repeats it
+    /// less and less often.
     pub(crate) fn ask_later(&mut self, offer: &Offer) {
         let spi = offer.lanes.first().map(|lane| lane.spi);
         self.request = spi.zip(self.hold).map(|(spi, at)| Request { spi, at });
@@ -428,7 +428,7 @@ impl Candidate {
         known
     }
 
-    /// The engine says of a lane beyond the first whether packets come back on it.
+    /// The engine reports whether packets come back on a lane beyond the first.
     pub(crate) fn handle_lane(&mut self, lane: u16, proven: bool) {
         let has = |outbound: &Outbound| outbound.lanes.contains_key(&lane);
         if lane > 0 && self.outbound.as_ref().is_some_and(has) {
@@ -475,8 +475,8 @@ impl Candidate {
         known
     }
 
-    /// The peer's packets come from another address than the one sent to. The path sends there from now
-    /// on; an SA that is bound to its addresses cannot, so another is asked for to be put there.
+    /// The peer's packets come from another address than the one sent to. The path sends there from now on. An
+    /// SA bound to its addresses cannot move, so this host requests another one there.
     pub(crate) fn handle_moved(&mut self, now: Instant, remote: SocketAddr, shared: &mut Shared) {
         let remote = SocketAddr::new(remote.ip().to_canonical(), remote.port());
         let Some(outbound) = self.outbound.as_mut() else { return };
@@ -484,8 +484,8 @@ impl Candidate {
             return;
         }
         if self.key.is_bound_to_addresses() && outbound.offered.ip() != remote.ip() {
-            // A NAT gives another port. Another address is the link's to show, which proves it: by what a peer
-            // writes into its packets it could take the policy of the host there.
+            // A NAT changes the port. Only the link may change the address, since the link proves it.
+            // Otherwise a peer's packets could claim the policy of another host.
             return;
         }
         let learned = Learned { named: outbound.offered, remote, tried: false };
@@ -500,10 +500,10 @@ impl Candidate {
         }
     }
 
-    /// A failed path is tried once at the address that was learned and then at the one that the peer
-    /// has named, until its packets come from elsewhere again: the NAT may be gone, and of two hosts
-    /// that send to where the other is no longer neither would ever hear of the other. Not with an SA that
-    /// is bound to its addresses: of the same change there would be no word again.
+    /// Tries a failed path once at the learned address, then at the address the peer named, until its packets
+    /// come from elsewhere again. The NAT may be gone, and two hosts that send to stale addresses would never
+    /// hear of each other. This excludes SAs bound to their addresses: the kernel would not report the same
+    /// change again.
     fn doubt_learned(&mut self, shared: &mut Shared) {
         let doubted = self.prober.is_dead() && !self.key.is_bound_to_addresses();
         let (Some(learned), Some(outbound)) = (&mut self.learned, &mut self.outbound) else {
@@ -523,7 +523,7 @@ impl Candidate {
         self.apply(now, verdict, shared);
     }
 
-    /// Sets the largest inner MTU to be sought.
+    /// Sets the largest inner MTU to search for.
     pub(crate) fn set_room(&mut self, now: Instant, room: Room, sh: &mut Shared) {
         let outbound = self.outbound.as_ref();
         let ipv6 = outbound.map_or(room.ipv6, |outbound| outbound.remote.is_ipv6());
@@ -583,7 +583,7 @@ impl Candidate {
         }
     }
 
-    /// Something makes it urgent to know whether the path works.
+    /// Something makes it urgent to learn whether the path works.
     pub(crate) fn hasten(&mut self, now: Instant) {
         self.prober.hasten(now);
     }
@@ -665,7 +665,7 @@ impl Candidate {
         }
     }
 
-    /// When a failed path is tried next, or one that has relapsed may carry frames again.
+    /// When a failed path is retried, or a relapsed one may carry frames again.
     fn next_try(&self) -> Option<Instant> {
         let barred = self.prober.relapses().barred().filter(|_| self.prober.is_alive());
         barred.or(self.prober.next())

@@ -1,4 +1,4 @@
-//! Which path to a peer carries its frames, and what is said of those that do not.
+//! Selection of the path that carries a peer's frames, and the reasons shown for the others.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -14,14 +14,14 @@ use crate::shared::Shared;
 use crate::status::{PathState, PathStatus, Reason};
 
 impl Peer {
-    /// Chooses the path for the peer's frames, and tells every change of a path's state.
+    /// Selects the path for the peer's frames, and reports every change of a path's state.
     pub(crate) fn select(&mut self, now: Instant, shared: &mut Shared) {
         self.watch_bound(now);
         let chosen = self.choose(now);
         let before = (self.bound, self.carrier);
         if chosen != self.bound {
             if self.bound.is_none() {
-                // What brought this path back may have brought back the others.
+                // The event that brought this path back may also have brought back the others.
                 self.settles = Some(now + ms(SETTLE_MS));
                 self.candidates.values_mut().for_each(|candidate| candidate.hint(now));
             }
@@ -36,7 +36,8 @@ impl Peer {
             shared.command(EngineCommand::BindPath { peer: self.id, path });
         }
         if (self.bound, self.carrier) != before {
-            // The engine told it when the path carried nothing, and does not tell it again.
+            // The engine reported the blocked lanes while the path carried nothing, and does not
+            // report them again.
             if self.are_lanes_blocked() {
                 self.lanes.handle_blocked(now);
             }
@@ -60,8 +61,8 @@ impl Peer {
             && candidate.is_some_and(|it| it.has_outbound() && !it.is_leaving())
     }
 
-    /// Once the path in use is in doubt, the others are probed as often as it, so that those that
-    /// went down with it are known before the verdict.
+    /// Once the path in use is in doubt, the others are probed as often. Paths that failed together
+    /// with it are thus known before the verdict.
     fn watch_bound(&mut self, now: Instant) {
         let bound = self.bound.and_then(|key| self.candidates.get(&key));
         if !bound.is_some_and(|it| it.is_in_doubt()) {
@@ -76,8 +77,8 @@ impl Peer {
         }
     }
 
-    /// The present path while it works, unless a better one has proven itself; else the best of
-    /// those that are known to work, and then of those that were.
+    /// The present path while it works, unless a better one has proven itself. Otherwise the best path
+    /// known to work, then the best that worked before.
     fn choose(&self, now: Instant) -> Option<Key> {
         let fits = |key: &Key| {
             let candidate = self.candidates.get(key);
@@ -101,8 +102,8 @@ impl Peer {
         Some(better.map_or(present, |(key, _)| *key))
     }
 
-    /// A kernel engine cannot cut packets to a smaller MTU, so it yields to a userspace path that
-    /// works; without any it is used as it is.
+    /// A kernel engine cannot cut packets to a smaller MTU, so it yields to a working userspace path.
+    /// Without one it is used as it is.
     fn is_refused(&self, key: &Key, candidate: &Candidate) -> bool {
         let userspace =
             || self.candidates.iter().any(|(key, it)| !key.is_kernel() && it.is_usable());
@@ -158,10 +159,10 @@ impl Peer {
         self.candidates.iter().map(|(key, candidate)| standing(key, candidate)).collect()
     }
 
-    /// Unanswered probes while the link works say that the network between the hosts stops them:
-    /// protocol 50 for a raw path; for one in UDP the ports, unless another path to the same
-    /// address and port of the peer works (`working`). What its kernel has opened, it is its host that
-    /// stops.
+    /// Unanswered probes while the link works mean that the network between the hosts drops them. For
+    /// a raw path it blocks protocol 50. For a path in UDP it blocks the ports, unless another path to
+    /// the same address and port works (`working`). If the peer's kernel opened the packets, its host
+    /// drops them.
     fn name_failure(
         &self,
         now: Instant,
@@ -188,7 +189,7 @@ impl Peer {
 }
 
 impl Peer {
-    /// Every candidate, then what the hosts cannot have and why.
+    /// Status of every candidate, then of the paths that the hosts cannot have, with the reasons.
     pub(crate) fn status(&self, config: &Config) -> Vec<PathStatus> {
         let link_down = self.link_down.is_some();
         let mut entries: Vec<PathStatus> =
@@ -212,8 +213,8 @@ impl Peer {
         entries
     }
 
-    /// Of the paths that two such hosts could have, the first that is not in use, if it is better
-    /// than the one in use: why. Of one in use that has relapsed and is tried once more: that.
+    /// Why the best path that two such hosts could have is not in use, if it is better than the one in
+    /// use. For a relapsed path that is in use again: its host firewall.
     fn why_not_best(&self, config: &Config) -> Option<Reason> {
         let bound = self.bound?;
         let relapsed = self.candidates.get(&bound).filter(|it| it.is_suspect());

@@ -1,5 +1,4 @@
-//! What this host offers and when it acts, with the figures of `docs/design/esp.md`, `keys.md` and
-//! `paths.md`.
+//! The offers and timings of this host, with the figures of `docs/design/esp.md`, `keys.md` and `paths.md`.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -12,7 +11,7 @@ use crate::status::Reason;
 
 /// Lanes that one offer may hold; more in a peer's offer are refused.
 pub const LANES_MAX: usize = 256;
-/// Engines that a peer may name in its hello; the rest is not looked at.
+/// Engines that a peer may name in its hello; the rest is ignored.
 pub const ENGINES_MAX: usize = 8;
 /// Generations of inbound SAs that one path keeps alive at once: current, offered and draining. Fewer in
 /// format `ovpn`, whose packets have eight key ids, and only two where the kernel receives it.
@@ -22,54 +21,52 @@ pub const DRAIN_MS: u64 = 10_000;
 /// The shortest drain, in milliseconds, when generations are replaced so fast that
 /// [`GENERATIONS_MAX`] is reached.
 pub const DRAIN_SHORTEST_MS: u64 = 2_000;
-/// How long data goes on while a lost link is made anew, in milliseconds.
+/// How long data goes on while a lost link reconnects, in milliseconds.
 pub const LINK_GRACE_MS: u64 = 60_000;
 /// A hello or offer without an answer is sent again after so many milliseconds.
 pub const RESEND_MS: u64 = 1_000;
 /// An offer without an answer is given up, and a new one made, after so many sendings.
 pub const OFFER_SENDINGS_MAX: u32 = 6;
-/// Time between two new offers of one path, in milliseconds, whoever asks for them.
+/// Shortest time between two new offers of one path, in milliseconds, whatever the cause.
 pub const OFFER_INTERVAL_MS: u64 = 100;
 /// A NAT keepalive is sent on each path in use every so many milliseconds.
 pub const KEEPALIVE_MS: u64 = 20_000;
-/// So many probes without an answer, and a path has failed.
+/// A path has failed after so many probes without an answer.
 pub const PROBES_UNANSWERED_MAX: u32 = 4;
-/// For so many milliseconds after the path in use has failed by silence, frames stay on it while no
-/// other works: on a busy host it may be the probes alone that are late. Then they are dropped and
-/// counted.
+/// After the path in use fails by silence, frames stay on it for so many milliseconds while no other works. On
+/// a busy host only the probes may be late. Afterwards frames are dropped and counted.
 pub const CARRY_ON_MS: u64 = 10_000;
 /// A better path must go so many milliseconds without a loss before traffic moves back to it.
 pub const CLEAN_BEFORE_MOVE_MS: u64 = 10_000;
-/// A failed path is tried again after so many milliseconds, then after twice as many, ...
+/// A failed path is retried after so many milliseconds; the delay doubles with each try ...
 pub const RETRY_FIRST_MS: u64 = 1_000;
-/// ... and at the latest after so many.
+/// ... up to so many.
 pub const RETRY_MAX_MS: u64 = 60_000;
-/// The first failure that an engine reports of a path holds it back for so many milliseconds, so
-/// that reports of one and the same event count once; each further one as long as
-/// [`RETRY_FIRST_MS`] and [`RETRY_MAX_MS`] say.
+/// The first failure that an engine reports of a path holds it back for so many milliseconds, so that reports
+/// of one event count once. Each further failure holds it back by [`RETRY_FIRST_MS`] and [`RETRY_MAX_MS`].
 pub const ENGINE_HOLD_FIRST_MS: u64 = 100;
 /// A path that has carried packets for so many milliseconds has recovered: the next failure that
 /// its engine reports counts as the first.
 pub const ENGINE_SOUND_MS: u64 = 2_000;
-/// A path that failed in use, and on which a candidate's probe is answered within so many milliseconds
-/// although none was that went as frames do, has relapsed: what lets the one pass does not pass the other.
+/// A path has relapsed if it failed in use and a candidate's probe is answered within so many milliseconds. No
+/// probe sent as frames are was answered: something on the way passes only candidates' probes.
 pub const RELAPSE_WITHIN_MS: u64 = 3_000;
-/// After the first relapse a path carries no frames for so many milliseconds while another works, after
-/// each further one for twice as long, ...
+/// After the first relapse a path carries no frames for so many milliseconds while another works; each further
+/// one doubles the time ...
 pub const RELAPSE_FIRST_MS: u64 = 60_000;
-/// ... and for so many at most.
+/// ... up to so many.
 pub const RELAPSE_MAX_MS: u64 = 3_600_000;
-/// So many milliseconds after the peer last said that it opens a path's packets and hears none of its
-/// probes, that counts no more. A failed path is tried within [`RETRY_MAX_MS`], and the peer says it again.
+/// A peer's report that it opens a path's packets but hears none of its probes expires after so many
+/// milliseconds. A failed path is tried within [`RETRY_MAX_MS`], and the peer reports it again.
 pub const UNHEARD_MS: u64 = 150_000;
-/// For so many milliseconds after a peer's first path came into use, a better one that has never
-/// failed is taken as soon as it is proven: which path is proven first is mere chance.
+/// For so many milliseconds after a peer's first path came into use, a better path that never failed is taken
+/// as soon as it is proven. Which path is proven first is chance.
 pub const SETTLE_MS: u64 = 5_000;
-/// A kernel engine has one policy for the probes of candidates towards one peer, so each candidate that
-/// is bound to addresses has it to itself for so many milliseconds.
+/// A kernel engine has one policy for the probes of candidates towards one peer. Each candidate that is bound
+/// to addresses holds it for so many milliseconds.
 pub const PROBE_TURN_MS: u64 = 50;
-/// While no lane beyond the first gets through, the hosts open them one after the other: the first turn is so long, in
-/// milliseconds, each next one twice as long...
+/// While no lane beyond the first gets through, the hosts take turns to open them. The first turn lasts so many
+/// milliseconds; each next one lasts twice as long ...
 pub const LANES_TURN_FIRST_MS: u64 = 5_000;
 /// ... up to this, in milliseconds.
 pub const LANES_TURN_MAX_MS: u64 = 600_000;
@@ -77,36 +74,36 @@ pub const LANES_TURN_MAX_MS: u64 = 600_000;
 pub const RETIRED_MAX: usize = 16;
 /// The search for a larger MTU starts again after so many seconds (RFC 8899 section 5.1.1).
 pub const MTU_RAISE_S: u64 = 600;
-/// Likewise on a path that does not carry the containers' MTU.
+/// The same on a path that does not carry the containers' MTU.
 pub const MTU_RAISE_NARROW_S: u64 = 60;
-/// Where a trusted peer's VXLAN packets go: a UDP port.
+/// The UDP port for a trusted peer's VXLAN packets.
 pub const PLAIN_PORT: u16 = 6787;
 /// The inner MTU, in bytes, that a path carries at least (RFC 8899's base of 1200).
 pub const MTU_FLOOR: u16 = 1_200;
-/// The smallest MTU of a link, in bytes, that is believed: every IPv4 host takes 576.
+/// The smallest link MTU accepted, in bytes: every IPv4 host takes 576.
 pub const LINK_MTU_MIN: u16 = 576;
 /// Messages waiting for [`crate::Paths::poll_message`]; more are dropped and counted, and sent
 /// again later.
 pub const MESSAGES_QUEUED_MAX: usize = 16_384;
 /// State changes waiting for [`crate::Paths::poll_change`]; more are dropped.
 pub const CHANGES_QUEUED_MAX: usize = 4_096;
-/// SPIs of one session that are remembered, each with its nonce, so that no SA key is ever used twice.
+/// SPIs remembered per session, each with its nonce, so that no SA key is used twice.
 pub const SESSION_SPIS_MAX: usize = 65_536;
 
-/// What one engine of this host offers to receive and to send with.
+/// One engine of this host, as offered to peers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EngineOffer {
     /// The engine.
     pub kind: EngineKind,
     /// The wire format.
     pub format: Format,
-    /// The UDP port where it wants its packets.
+    /// The UDP port it receives on.
     pub port: u16,
     /// Lanes it receives on and sends on, at most [`LANES_MAX`]; 0 counts as 1.
     pub lanes_max: u16,
     /// It takes remote checksum offload marks (`docs/design/esp.md`).
     pub rco: bool,
-    /// AEADs it takes; the order does not matter. One that [`Config::ciphers`] lacks is not used.
+    /// AEADs it takes; the order does not matter. AEADs that [`Config::ciphers`] lacks are not used.
     pub ciphers: Vec<Cipher>,
 }
 
@@ -118,20 +115,20 @@ pub struct Config {
     /// Engines of this host. Format `plain` needs no entry where the kernel engine has format
     /// `esp`; a kernel without ESP may offer it alone.
     pub engines: Vec<EngineOffer>,
-    /// Why an engine is not among them; peers are told.
+    /// Reasons why engines are not among them; peers are told.
     pub missing: Vec<(EngineKind, Reason)>,
     /// Peers with an address in these networks need no encryption, if they say the same of this
     /// host.
     pub trusted_subnets: Vec<IpNet>,
     /// An SA is replaced after this age (a tenth less at random, so that rekeys spread).
     pub rekey_after: Duration,
-    /// No SA is used longer.
+    /// The longest time an SA is used.
     pub sa_lifetime: Duration,
     /// A new SA is asked for after so many packets ...
     pub packets_soft: u64,
     /// ... and none is sent on it after so many.
     pub packets_hard: u64,
-    /// Likewise for bytes sealed.
+    /// Soft limit of bytes sealed.
     pub bytes_soft: u64,
     /// Hard limit of bytes sealed.
     pub bytes_hard: u64,
@@ -175,7 +172,7 @@ impl Default for Config {
 }
 
 impl Config {
-    /// Brings figures that cannot work to the nearest that can.
+    /// Clamps values that cannot work to the nearest that can.
     pub(crate) fn clamped(mut self) -> Self {
         self.link_mtu = self.link_mtu.max(LINK_MTU_MIN);
         self.probe_interval = self.probe_interval.max(Duration::from_millis(10));

@@ -1,4 +1,4 @@
-//! The engine API: what path choice asks of an engine, and what an engine reports.
+//! The engine API: commands from path choice to an engine, and events from an engine.
 //!
 //! An engine knows peers only as [`PeerId`]s that name a slot in its tables; names, passwords and
 //! certificates never come down here.
@@ -139,12 +139,12 @@ pub struct InboundSa {
     pub cipher: Cipher,
     /// Key and salt.
     pub key: SaKey,
-    /// How its packets come; the vector engine takes UDP alone.
+    /// How its packets arrive; the vector engine takes UDP alone.
     pub encapsulation: Encapsulation,
-    /// Which engine the peer sends on it with.
+    /// The engine that the peer sends with.
     pub remote_engine: EngineKind,
-    /// Path choice removes it before this age. An engine that outlives the daemon does so itself, but for
-    /// the kernel's `ovpn` device: there it ends with the sockets that are kept for the daemon.
+    /// Path choice removes the SA before this age. An engine that outlives the daemon removes it itself. In the
+    /// kernel's `ovpn` device, it ends with the sockets kept for the daemon.
     pub lifetime: Duration,
 }
 
@@ -161,7 +161,7 @@ pub struct OutboundSa {
     pub key: SaKey,
     /// The peer takes remote checksum offload marks: an inner checksum may stay partial.
     pub rco: bool,
-    /// Mixed into the IV, so that it does not tell the sequence number (as Linux does).
+    /// Mixed into the IV, so that it does not reveal the sequence number (as Linux does).
     pub iv_salt: u64,
     /// Ask for a new SA after so many packets ([`EngineEvent::OutboundNearLimit`])...
     pub packets_soft: u64,
@@ -171,29 +171,29 @@ pub struct OutboundSa {
     pub bytes_soft: u64,
     /// Hard limit of bytes sealed.
     pub bytes_hard: u64,
-    /// How its packets go; the vector engine takes UDP alone.
+    /// How its packets travel; the vector engine takes UDP alone.
     pub encapsulation: Encapsulation,
-    /// Which engine the peer receives on it with.
+    /// The engine that the peer receives with.
     pub remote_engine: EngineKind,
     /// See [`InboundSa::lifetime`].
     pub lifetime: Duration,
 }
 
-/// What path choice (and, for endpoints, the mesh) asks of an engine. Carried out in order.
+/// A command from path choice (or, for endpoints, the mesh) to an engine. Carried out in order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum EngineCommand {
     /// Receive on a new SA from now on, beside any older one of the same path.
     InstallInbound {
-        /// Which engine is to do it.
+        /// The engine that carries it out.
         engine: EngineKind,
-        /// Whose packets it opens.
+        /// The peer whose packets it opens.
         peer: PeerId,
         /// The path it belongs to.
         path: PathId,
         /// The SA.
         sa: InboundSa,
-        /// The address that the peer's link comes from. A kernel's SA of format `esp` is bound to the
-        /// pair of addresses; all others take their packets from anywhere.
+        /// The address that the peer's link comes from. A kernel's SA of format `esp` is bound to the pair of
+        /// addresses; all others take packets from anywhere.
         remote: IpAddr,
     },
     /// Stop receiving on an SA.
@@ -201,21 +201,21 @@ pub enum EngineCommand {
         /// Its SPI.
         spi: u32,
     },
-    /// Send on this SA from the next packet on; what the same path and lane sent on before is erased.
+    /// Send on this SA from the next packet on; the earlier SA of the same path and lane is erased.
     InstallOutbound {
-        /// Which engine is to do it.
+        /// The engine that carries it out.
         engine: EngineKind,
-        /// To whom.
+        /// The receiving peer.
         peer: PeerId,
         /// The path it belongs to.
         path: PathId,
         /// The SA.
         sa: OutboundSa,
-        /// Where the peer wants it: address and UDP port (which a raw SA does not use).
+        /// The destination: address and UDP port (which a raw SA does not use).
         remote: SocketAddr,
     },
-    /// The path of format `plain` may carry frames to this trusted peer and take them from it: the
-    /// guard's exception. [`Self::RemoveOutbound`] takes it back. The kernel engine's alone.
+    /// The path of format `plain` may carry frames to and from this trusted peer: the guard's exception.
+    /// [`Self::RemoveOutbound`] revokes it. For the kernel engine only.
     InstallPlain {
         /// The trusted peer.
         peer: PeerId,
@@ -243,26 +243,26 @@ pub enum EngineCommand {
         /// Inner MTU in bytes.
         mtu: u16,
     },
-    /// The peer's packets come from another address (NAT): send there. Not for a kernel's SA of format
-    /// `esp`, which is bound to its addresses and is replaced.
+    /// The peer's packets come from another address (NAT): send there. Not for a kernel's SA of format `esp`,
+    /// which is bound to its addresses and gets replaced.
     SetRemote {
         /// The path.
         path: PathId,
         /// The new destination.
         remote: SocketAddr,
     },
-    /// Send the peer's packets from this address of the host, where it dialled: its firewall may expect them from
-    /// there alone. `None`: from the one that the routing table takes. The kernel engine receives there; what it
-    /// sends goes from where its routes say.
+    /// Send the peer's packets from this address of the host, the one it dialled from. The peer's firewall may
+    /// expect them from there alone. `None`: the routing table chooses. The kernel engine only receives there;
+    /// its own routes choose the source of its packets.
     SetSource {
         /// The peer.
         peer: PeerId,
         /// An address of this host.
         source: Option<IpAddr>,
     },
-    /// This host opens the lanes beyond the first towards a peer, from lane ports to the peer's data port, or the peer
-    /// does and this host answers. Without the command it is the host with the lower peer id. What was known of the
-    /// lanes is void. The vector engine's alone.
+    /// Sets which host opens the lanes beyond the first: this host, from lane ports to the peer's data port, or
+    /// the peer. The other one answers. Without the command, the host with the lower peer id opens. Earlier
+    /// knowledge of the lanes is void. For the vector engine only.
     OpenLanes {
         /// The peer.
         peer: PeerId,
@@ -273,7 +273,7 @@ pub enum EngineCommand {
     SendProbe {
         /// The path.
         path: PathId,
-        /// Comes back in the peer's [`EngineEvent::ProbeReceived`].
+        /// Returned in the peer's [`EngineEvent::ProbeReceived`].
         probe: u64,
         /// Length of the probe's inner IP packet in bytes, padding included.
         mtu: u16,
@@ -285,7 +285,7 @@ pub enum EngineCommand {
         /// The path.
         path: PathId,
     },
-    /// Where the endpoints of a network live; an entry for a MAC replaces the older one.
+    /// The peers that hold the endpoints of a network; an entry for a MAC replaces the older one.
     SetEndpoints {
         /// The network.
         vni: Vni,
@@ -294,7 +294,7 @@ pub enum EngineCommand {
         /// Ethernet addresses that are gone.
         remove: Vec<Mac>,
     },
-    /// Who gets the broadcast and multicast frames of a network.
+    /// The peers that get the broadcast and multicast frames of a network.
     SetBroadcast {
         /// The network.
         vni: Vni,
@@ -308,12 +308,12 @@ pub enum EngineCommand {
     },
 }
 
-/// What an engine reports.
+/// An event that an engine reports.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum EngineEvent {
     /// An authentic probe came in on an inbound SA of this path.
     ProbeReceived {
-        /// From whom.
+        /// The sending peer.
         peer: PeerId,
         /// This host's path that the inbound SA belongs to.
         path: PathId,
@@ -324,10 +324,10 @@ pub enum EngineEvent {
         /// It was sent as a candidate's probe.
         candidate: bool,
     },
-    /// Authentic packets come in on this path's inbound SAs, and for a while none of the peer's probes has
-    /// come out of them: something on this host drops what was opened. Said again while it lasts.
+    /// Authentic packets arrive on this path's inbound SAs, but for a while they held none of the peer's
+    /// probes. Something on this host drops the opened packets. The event repeats while this lasts.
     Unheard {
-        /// From whom.
+        /// The sending peer.
         peer: PeerId,
         /// The path.
         path: PathId,
@@ -358,13 +358,14 @@ pub enum EngineEvent {
         /// The peer's address as seen now.
         remote: SocketAddr,
     },
-    /// Whether packets come back on a lane beyond the first: told when it becomes known, and when it changes.
+    /// A lane beyond the first: whether packets come back on it. Sent when it becomes known and when it
+    /// changes.
     LaneProven {
         /// The path.
         path: PathId,
         /// The lane.
         lane: u16,
-        /// They do; else nothing has come for a while, and it carries no frames.
+        /// Packets come back. If not, none came for a while, and the lane carries no frames.
         proven: bool,
     },
     /// The kernel refused a datagram as too long for the route.
@@ -374,18 +375,18 @@ pub enum EngineEvent {
         /// Inner MTU of the refused datagram in bytes.
         mtu: u16,
     },
-    /// The engine lost what one path had in it, or refused it; the engine's other paths go on.
+    /// The engine lost or refused the state of one path; its other paths go on.
     PathFailed {
         /// The path.
         path: PathId,
-        /// What happened, for `status connections`.
+        /// The cause, for `status connections`.
         reason: String,
     },
     /// The engine cannot go on; every path on it has failed.
     EngineFailed {
-        /// Which engine.
+        /// The engine that failed.
         engine: EngineKind,
-        /// What happened, for `status connections`.
+        /// The cause, for `status connections`.
         reason: String,
     },
 }

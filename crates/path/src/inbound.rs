@@ -22,14 +22,14 @@ use crate::pairing::Key;
 use crate::shared::{LaneWord, Shared};
 use crate::spi::OVPN_KEY_IDS;
 
-/// Generations of a path of format `ovpn` that live at once: one fewer than there are key ids, so that
-/// one is free for the next.
+/// Generations of a path of format `ovpn` that live at once: one fewer than the key ids, so that one id is
+/// free for the next.
 const OVPN_GENERATIONS_MAX: usize = OVPN_KEY_IDS as usize - 1;
-/// Likewise where the kernel's device receives: it has two slots for keys, and puts a third key over the
-/// older one.
+/// The same where the kernel's device receives: it has two key slots, and a third key overwrites the older
+/// one.
 const SLOTS: usize = 2;
 
-/// What an offer is made from.
+/// The terms of an offer.
 pub(crate) struct Terms<'a> {
     pub(crate) session: &'a SessionKey,
     pub(crate) tag: u64,
@@ -38,7 +38,7 @@ pub(crate) struct Terms<'a> {
     /// `None` for format `plain`, which has no SAs.
     pub(crate) cipher: Option<Cipher>,
     pub(crate) lanes: u16,
-    /// This host's address, where it is known.
+    /// This host's address, if known.
     pub(crate) local: Option<IpAddr>,
     /// The peer's address.
     pub(crate) remote: IpAddr,
@@ -48,15 +48,14 @@ pub(crate) struct Inbound {
     peer: PeerId,
     path: PathId,
     generations: VecDeque<Generation>,
-    /// What the SPIs of each lane come from in format `ovpn`, for the life of the path.
+    /// The source of each lane's SPIs in format `ovpn`, for the life of the path.
     words: BTreeMap<u16, LaneWord>,
-    /// A new offer is to be made ...
+    /// A new offer is due ...
     wanted: bool,
     /// ... but not before.
     not_before: Option<Instant>,
     rekeys: u64,
-    /// First SPIs of the last [`GENERATIONS_MAX`] generations that were cleared: what the peer may
-    /// still name.
+    /// First SPIs of the last [`GENERATIONS_MAX`] cleared generations, which the peer may still name.
     cleared: VecDeque<u32>,
 }
 
@@ -69,15 +68,15 @@ pub(crate) struct Generation {
     lanes: Vec<(u16, u32)>,
     installed: Instant,
     rekey_at: Instant,
-    /// Since when the sender is known to use it.
+    /// Since when the sender is known to use this generation.
     used: Option<Instant>,
-    /// Since when a later generation is known to be used.
+    /// Since when a later generation is known to be in use.
     superseded: Option<Instant>,
     /// When the offer is sent again.
     resend: Option<Instant>,
     sendings: u32,
-    /// When the sender was last given cause to say that it took the offer: by the offer itself, or by a
-    /// new link, on which it says so again.
+    /// When the sender was last prompted to confirm that it took the offer: by the offer itself, or by a
+    /// new link, on which it confirms again.
     asked: Instant,
 }
 
@@ -99,12 +98,12 @@ impl Inbound {
         self.rekeys
     }
 
-    /// This SA is one of them.
+    /// Whether a generation holds this SA.
     fn has(&self, spi: u32) -> bool {
         self.generations.iter().any(|generation| generation.has(spi))
     }
 
-    /// This SA is one of them, or was until they were cleared.
+    /// Whether a generation holds this SA, or held it until it was cleared.
     pub(crate) fn knows(&self, spi: u32) -> bool {
         self.has(spi) || self.cleared.contains(&spi)
     }
@@ -135,7 +134,7 @@ impl Inbound {
         self.wanted = true;
     }
 
-    /// The path is no more: takes all SAs out, each of which still receives for a while.
+    /// The path is removed: returns its generations, which still receive for a while.
     pub(crate) fn retire(mut self, now: Instant, shared: &mut Shared) -> Vec<Generation> {
         self.free_words(shared);
         for generation in &mut self.generations {
@@ -144,7 +143,7 @@ impl Inbound {
         self.generations.into()
     }
 
-    /// The path is no more, and all its SAs go.
+    /// The path and all its SAs are removed.
     pub(crate) fn close(&mut self, shared: &mut Shared) {
         self.clear(shared);
         self.free_words(shared);
@@ -192,12 +191,12 @@ impl Inbound {
         index.is_some()
     }
 
-    /// The sender needs a successor of this SA, or of one that is no longer here.
+    /// The sender needs a successor of this SA, or of an SA that is no longer here.
     pub(crate) fn handle_rekey_request(&mut self, now: Instant, spi: u32) {
         let known = self.has(spi);
         match self.generations.back_mut() {
             Some(newest) if newest.used.is_none() && newest.resend.is_some() => {
-                // The successor is already offered: say it once more.
+                // The successor is already offered: repeat the offer soon.
                 newest.resend = newest.resend.map(|at| at.min(now + ms(OFFER_INTERVAL_MS)));
             }
             Some(newest) => self.wanted |= !known || newest.has(spi),
@@ -205,8 +204,8 @@ impl Inbound {
         }
     }
 
-    /// Removes what has drained or died, repeats and renews offers. `terms` is `None` while no
-    /// offer can be made.
+    /// Removes generations that have drained or expired; repeats and renews offers. `terms` is `None`
+    /// while no offer can be made.
     pub(crate) fn handle_timeout(
         &mut self,
         now: Instant,
@@ -217,7 +216,7 @@ impl Inbound {
         let Some(terms) = terms else { return };
         if let Some(newest) = self.generations.back_mut() {
             if newest.is_outdated(terms) {
-                // Repeated no more, so that there is room for the next one soon.
+                // Stop repeating it, so that there is room for the next one soon.
                 newest.resend = None;
                 self.wanted = true;
             } else if newest.used.is_some() && now >= newest.rekey_at {
@@ -265,7 +264,7 @@ impl Inbound {
                 newest.resend.into_iter().for_each(&mut at);
             }
             if self.wanted {
-                // Without `not_before` the offer was made when it was asked for.
+                // Without `not_before`, the offer was made when it was requested.
                 self.not_before.into_iter().for_each(at);
             }
         }
@@ -299,17 +298,18 @@ impl Inbound {
         }
     }
 
-    /// Finds room for one more generation. What the sender may still use is never removed for it:
+    /// Makes room for one more generation. It never removes an SA that the sender may still use:
     ///
-    /// - One that is superseded is not sent on any more, since the sender moves only forward; what was on
-    ///   its way has come in after the shortest drain.
-    /// - One whose offer has no answer was not taken. Where engines tell of first use, probes would have
-    ///   shown it long ago. The kernel's device does not tell: there an answer would be here. A sender
-    ///   takes an offer the moment it comes and says so at once, and on each new link says again what it
-    ///   took last; so an offer that is repeated no more is not in use once a message has had ample time.
+    /// - A superseded generation is no longer sent on, since the sender moves only forward. Packets on
+    ///   their way have arrived after the shortest drain.
+    /// - A generation whose offer has no answer was not taken. Where engines report first use, probes
+    ///   would have shown it long ago. The kernel's device does not report it, so there the answer counts.
+    ///   A sender takes an offer when it arrives and confirms at once. On each new link it repeats its
+    ///   last confirmation. So an offer that is no longer repeated is unused once a message has had ample
+    ///   time.
     ///
-    /// Of two generations in two slots only one can be in use, so there is room for a third once the other
-    /// has drained, or its offer is given up: a path waits with a new offer, and carries on as it is.
+    /// Of two generations in two slots only one can be in use. There is room for a third once the other
+    /// has drained or its offer is given up. Until then the path waits with a new offer and carries on.
     fn make_room(&mut self, now: Instant, key: &Key, shared: &mut Shared) -> bool {
         let most = match key.format {
             _ if key.has_two_slots() => SLOTS,
@@ -336,7 +336,7 @@ impl Inbound {
         }
     }
 
-    /// An SPI and a nonce for each lane of a new generation. `None`: there is no SPI free.
+    /// Returns an SPI and a nonce for each lane of a new generation. `None`: no SPI is free.
     fn new_lanes(&mut self, terms: &Terms<'_>, shared: &mut Shared) -> Option<Vec<LaneOffer>> {
         let mut lanes = Vec::with_capacity(usize::from(terms.lanes));
         for lane in 0..terms.lanes {
@@ -424,8 +424,7 @@ impl Generation {
         self.lanes.iter().any(|&(_, other)| other == spi)
     }
 
-    /// It was offered on other terms: the engine has changed, or the addresses that its SAs are bound
-    /// to.
+    /// It was offered on other terms: the engine or the addresses that its SAs are bound to have changed.
     fn is_outdated(&self, terms: &Terms<'_>) -> bool {
         let moved =
             terms.key.is_bound_to_addresses() && self.addresses != (terms.local, terms.remote);
@@ -437,7 +436,7 @@ impl Generation {
             || offer.lanes.len() != usize::from(terms.lanes)
     }
 
-    /// It was made for such a path.
+    /// It belongs to the path `key`.
     pub(crate) fn is_of(&self, key: &Key) -> bool {
         let Offer { format, engine, sender_engine, encapsulation, .. } = self.offer;
         *key == Key { engine, remote_engine: sender_engine, encapsulation, format }
@@ -456,7 +455,7 @@ impl Generation {
     }
 }
 
-/// A tenth less at random, so that a fleet that started at once does not rekey at once.
+/// Subtracts up to a tenth at random, so that a fleet started at once does not rekey at once.
 fn rekey_after(shared: &mut Shared) -> Duration {
     let most = shared.config.rekey_after;
     let tenth = u64::try_from(most.as_millis() / 10).unwrap_or(u64::MAX).saturating_add(1);
@@ -472,7 +471,7 @@ mod tests {
     use crate::config::Config;
     use crate::engine_api::{Encapsulation, EngineKind};
 
-    /// A path of format `ovpn`, and what its engine holds.
+    /// A path of format `ovpn`, and the SPIs its engine holds.
     struct Rig {
         inbound: Inbound,
         shared: Shared,
@@ -499,7 +498,7 @@ mod tests {
             }
         }
 
-        /// Lets so many milliseconds pass, and does what is due then.
+        /// Advances time by so many milliseconds, and runs what is due then.
         fn pass(&mut self, milliseconds: u64) {
             self.now += ms(milliseconds);
             let key = Key {
@@ -540,7 +539,7 @@ mod tests {
             }
         }
 
-        /// Key ids of what the engine holds, the lowest first.
+        /// Key ids that the engine holds, the lowest first.
         fn held(&self) -> Vec<u32> {
             self.held.iter().map(|spi| spi >> 24 & 7).collect()
         }

@@ -1,10 +1,10 @@
 //! Which of two hosts opens the lanes beyond the first, and which lanes nothing comes back on.
 //!
-//! A lane's packets leave from a port of its own at the host that opens it, and a stateful firewall at the
-//! other host takes them for a stranger's. So it matters which host that is. The host with the lower peer id
-//! decides and says so in its hello: first the one that has dialled the link, since behind a firewall one
-//! can dial and not be dialled; then, while no lane gets through, one after the other. A host of an earlier
-//! version does not say anything: there the lower peer id opens.
+//! A lane's packets leave from a port of its own at the host that opens it. A stateful firewall at the other
+//! host drops them as unsolicited, so it matters which host opens. The host with the lower peer id decides
+//! and says so in its hello. It first picks the host that dialled the link, since a host behind a firewall
+//! can dial but not be dialled. While no lane gets through, the hosts take turns. A host of an earlier
+//! version says nothing: there the lower peer id opens.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -19,11 +19,11 @@ use crate::shared::Shared;
 pub(crate) struct Lanes {
     /// This host decides.
     decides: bool,
-    /// What it has decided, once the hosts have met: this host opens.
+    /// Whether this host opens, as it has decided; `None` until the hosts have met.
     decided: Option<bool>,
-    /// What the engines know.
+    /// Whether this host opens, as last told to the engines.
     told: bool,
-    /// When the other host is to open them.
+    /// When to hand over to the other host.
     turn: Option<Instant>,
     last_turn: Option<Instant>,
     pause: Duration,
@@ -36,17 +36,17 @@ impl Lanes {
         Self { decides, decided: None, told: decides, turn: None, last_turn: None, pause }
     }
 
-    /// The hosts meet. What was found to work holds, whoever dials later.
+    /// The hosts meet. A choice made earlier stands, whichever host dials later.
     pub(crate) fn handle_link_up(&mut self, dialled: bool) {
         self.decided.get_or_insert(dialled);
     }
 
-    /// What this host says in its hello.
+    /// The value for this host's hello.
     pub(crate) fn said(&self) -> Option<bool> {
         Some(if self.decides { self.decided.unwrap_or(true) } else { self.told })
     }
 
-    /// The engines learn whether this host opens, by what both have said.
+    /// Tells the engines whether this host opens, based on both hellos.
     pub(crate) fn tell(&mut self, peer: PeerId, hello: &Hello, shared: &mut Shared) {
         let opens = match (self.decides, hello.opens_lanes) {
             (true, Some(_)) => self.decided.unwrap_or(true),
@@ -66,7 +66,7 @@ impl Lanes {
         }
     }
 
-    /// Whether it is the other host's turn from now on, while lanes still are blocked.
+    /// Hands over when the turn is due and lanes are still blocked. Returns whether the decision changed.
     pub(crate) fn handle_timeout(&mut self, now: Instant, blocked: bool) -> bool {
         if self.turn.is_none_or(|turn| now < turn) {
             return false;
@@ -91,14 +91,14 @@ impl Lanes {
     }
 }
 
-/// What the engine says of the lanes of one path.
+/// The lanes of one path on which nothing comes back, as the engine reports them.
 #[derive(Default)]
 pub(crate) struct Proofs {
     silent: BTreeSet<u16>,
 }
 
 impl Proofs {
-    /// An engine says of a lane whether something comes back on it.
+    /// Records whether something comes back on a lane.
     pub(crate) fn note(&mut self, lane: u16, proven: bool) {
         if proven {
             self.silent.remove(&lane);
@@ -107,12 +107,12 @@ impl Proofs {
         }
     }
 
-    /// These lanes are sent on from now on.
+    /// Forgets the lanes that are no longer sent on.
     pub(crate) fn keep(&mut self, is_sent_on: impl Fn(u16) -> bool) {
         self.silent.retain(|lane| is_sent_on(*lane));
     }
 
-    /// Lanes that are blocked.
+    /// Number of blocked lanes.
     pub(crate) fn blocked(&self) -> usize {
         self.silent.len()
     }
@@ -135,7 +135,7 @@ mod tests {
             let mut lanes = Lanes::new(low, high);
             lanes.handle_link_up(dialled);
             assert_eq!(lanes.said(), Some(dialled));
-            // Who dials later changes nothing.
+            // A later dial changes nothing.
             lanes.handle_link_up(!dialled);
             assert_eq!(lanes.said(), Some(dialled));
             let (mut opens, mut pauses) = (dialled, Vec::new());

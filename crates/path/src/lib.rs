@@ -1,10 +1,10 @@
 //! pure: choosing, probing, rekeying and failing over a path to one peer.
 //!
 //! [`Paths`] is the state machine: link events, control messages, engine events and time go in;
-//! [`EngineCommand`]s, control messages and state changes come out. Whoever receives decides: the
-//! receiver installs its SAs, then offers them; the sender takes the offer, proves the path by
-//! probes whose answers return over the link, and only then sends frames on it
-//! (`docs/design/paths.md`). Each direction stands alone.
+//! [`EngineCommand`]s, control messages and state changes come out. The receiver decides: it
+//! installs its SAs, then offers them. The sender takes the offer and proves the path by probes
+//! whose answers return over the link. Only then does it send frames (`docs/design/paths.md`). Each
+//! direction is independent.
 #![forbid(unsafe_code)]
 
 mod candidate;

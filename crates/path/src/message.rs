@@ -18,7 +18,7 @@ use crate::spi::is_spi;
 #[serde(tag = "type", rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Message {
-    /// What a host can do; the first message on each connection, and again when it changes.
+    /// A host's abilities: the first message on each connection, sent again when they change.
     Hello(Hello),
     /// The receiver wants packets on these SAs.
     Offer(Offer),
@@ -37,42 +37,42 @@ pub enum Message {
     Unknown,
 }
 
-/// What a host can do.
+/// The abilities of a host.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hello {
     /// Which session key the sender has now, without telling the key.
     pub session: u64,
     /// Random for each start of the daemon: a change means that all earlier SAs are gone.
     pub instance: u64,
-    /// AEADs it takes, the preferred first.
+    /// AEADs the sender takes, the preferred first.
     #[serde(deserialize_with = "known_only")]
     pub ciphers: Vec<Cipher>,
-    /// Engines it sends and receives with.
+    /// Engines the sender sends and receives with.
     #[serde(deserialize_with = "known_only")]
     pub engines: Vec<EngineAbility>,
-    /// Why it has no path on an engine, or none with the receiver.
+    /// Reasons why the sender has no path on an engine, or none with the receiver.
     #[serde(default, deserialize_with = "known_only")]
     pub missing: Vec<MissingEngine>,
-    /// Its own address on this link, as it sees it; absent: not known.
+    /// The sender's own address on this link, as it sees it; absent: not known.
     #[serde(default)]
     pub address: Option<IpAddr>,
-    /// The receiver's address on this link, as the sender sees it. A NAT makes either address
-    /// differ from the one that the other host sees, so both hosts know of it from both hellos.
+    /// The receiver's address on this link, as the sender sees it. With a NAT between the hosts, one of the two
+    /// addresses differs from the one the other host sees. Both hosts learn of the NAT from the two hellos.
     #[serde(default)]
     pub peer_address: Option<IpAddr>,
-    /// It needs no encryption towards the receiver's address.
+    /// The sender needs no encryption towards the receiver's address.
     #[serde(default)]
     pub trusted: bool,
-    /// Outer IP MTU of its link in bytes.
+    /// Outer IP MTU of the sender's link in bytes.
     pub mtu: u16,
-    /// Inner MTU of its containers in bytes; absent: an older host does not say.
+    /// Inner MTU of the sender's containers in bytes; absent: an older host does not say.
     #[serde(default)]
     pub container_mtu: Option<u16>,
     /// The sender opens the lanes beyond the first, from ports of their own: the word of the lower peer id counts.
     /// Absent: an older host does not say, and the lower peer id opens them.
     #[serde(default)]
     pub opens_lanes: Option<bool>,
-    /// It lacks the receiver's hello.
+    /// The sender lacks the receiver's hello.
     #[serde(default)]
     pub reply_wanted: bool,
 }
@@ -111,9 +111,9 @@ pub struct Offer {
     pub format: Format,
     /// The receiving engine.
     pub engine: EngineKind,
-    /// The engine that is to send: an SA has one sequence-number space, so it has one sender.
+    /// The sending engine. An SA has one sequence-number space, so it has one sender.
     pub sender_engine: EngineKind,
-    /// How the packets are to travel.
+    /// How the packets travel.
     #[serde(default)]
     pub encapsulation: Encapsulation,
     /// Where the packets are wanted; absent: at the address that the link has.
@@ -159,7 +159,7 @@ pub struct Accept {
 /// The answer to a probe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProbeAnswer {
-    /// The sender's number.
+    /// The probe's number, as its sender chose it.
     pub probe: u64,
     /// Length in bytes of the inner IP packet that came in.
     pub mtu: u16,
@@ -183,17 +183,16 @@ pub struct Withdraw {
     pub format: Format,
     /// The receiving engine.
     pub engine: EngineKind,
-    /// The engine that was to send.
+    /// The engine that sent.
     pub sender_engine: EngineKind,
     /// How the packets travelled.
     pub encapsulation: Encapsulation,
-    /// What happened, for the other host's status.
+    /// The cause, for the other host's status.
     pub reason: String,
 }
 
-/// The sender of this message opens what comes in on its SAs of a path, but none of the probes gets
-/// through to its engine: something on its host drops them, such as a firewall. An older host does not
-/// say so.
+/// The sender of this message opens packets on its SAs of a path, but no probe reaches its engine. Something on
+/// its host drops them, such as a firewall. An older host does not send this message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Unheard {
     /// The session key that the SA keys come from.
@@ -208,35 +207,36 @@ pub struct Unheard {
     pub encapsulation: Encapsulation,
 }
 
-/// A message cannot be used. The peer's fault; the link and every path stay as they are.
+/// A control message is invalid. The fault is the peer's; the link and every path stay as they are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum MessageError {
-    /// Our caller's fault: the link of this peer was never reported.
+    /// The caller's fault: the link of this peer was never reported.
     #[error("a path message from a peer without a link: report the link first")]
     UnknownPeer,
     /// The peer names a path that no two hosts can have, such as a raw one to a userspace engine.
     #[error("the peer offered a path that no two hosts can have: update the older host")]
     NoSuchPath,
-    /// The peer wants what the kernel seals by address at another address than its link's, which is proven.
+    /// The peer wants packets of an address-bound kernel SA at another address than its link's, which is
+    /// proven.
     #[error("the peer wants its packets at an address that its link does not come from")]
     ForeignAddress,
     /// The peer chose a cipher that this host does not take.
     #[error("the peer chose a cipher that this host did not name: update the older host")]
     WrongCipher,
-    /// The peer's offer has no lane, too many, or one twice.
+    /// The peer's offer has no lane, too many lanes, or a lane twice.
     #[error("the peer's offer has no lane, more than {LANES_MAX}, or one twice")]
     WrongLanes,
     /// An SPI is reserved, named twice, or was already offered with the same nonce in this session.
     #[error("the peer offered a reserved SPI, or an SA that it offered before")]
     WrongSpi,
-    /// Packets cannot be sent there.
+    /// Packets cannot be sent to the offered address or port.
     #[error("the peer wants packets at an address or port where none can be sent")]
     WrongAddress,
-    /// The MTU is below what every IP host takes.
+    /// The MTU is below the minimum that every IP host takes.
     #[error("the peer named a link MTU below {LINK_MTU_MIN}")]
     WrongMtu,
-    /// More SAs in one session than are remembered; a new session starts afresh.
+    /// The peer offered more SAs in one session than this host remembers; a new session starts from zero.
     #[error("the peer offered too many SAs in one session")]
     TooManySas,
 }

@@ -1,4 +1,4 @@
-//! Which paths two hosts can have, the best first, and why they cannot have the others.
+//! The paths that two hosts can have, the best first, and why they cannot have the others.
 
 use std::cmp::Ordering;
 use std::collections::BTreeSet;
@@ -43,15 +43,15 @@ impl Key {
         self.encapsulation == Encapsulation::Raw
     }
 
-    /// This host's engine knows its packets by the addresses of both hosts: its SAs cannot be moved,
-    /// only replaced, two peers at one address cannot be told apart, and probes go by one policy for each
-    /// peer.
+    /// This host's engine identifies the path's packets by the addresses of both hosts. Its SAs can be
+    /// replaced but not moved, and two peers at one address are indistinguishable. One policy per peer
+    /// carries the probes.
     pub(crate) fn is_bound_to_addresses(&self) -> bool {
         binds_addresses(self.engine, self.format)
     }
 
-    /// The peer's kernel opens its packets and judges them once more by the rules for what comes in: a
-    /// firewall there may drop what is inside.
+    /// The peer's kernel opens the packets and applies its input rules to them again: a firewall there
+    /// may drop the inner packets.
     pub(crate) fn is_judged_again(&self) -> bool {
         self.remote_engine == EngineKind::Kernel && !self.is_plain()
     }
@@ -61,7 +61,7 @@ impl Key {
         self.is_kernel() && self.format == Format::Ovpn
     }
 
-    /// No two hosts can have SAs for it: protocol 50 is the kernels' alone, `plain` has none.
+    /// No two hosts can have SAs for it: only kernels use protocol 50, and `plain` has no SAs.
     pub(crate) fn is_impossible(&self) -> bool {
         let kernels = self.is_kernel() && self.remote_engine == EngineKind::Kernel;
         let esp = self.format == Format::Esp;
@@ -90,20 +90,20 @@ impl PartialOrd for Key {
     }
 }
 
-/// What decides which paths two hosts can have.
+/// The inputs that determine which paths two hosts can have.
 pub(crate) struct Negotiation<'a> {
     pub(crate) config: &'a Config,
-    /// The peer's, of the present session.
+    /// The peer's hello of the present session.
     pub(crate) hello: &'a Hello,
     /// There is a NAT between the hosts.
     pub(crate) nat: bool,
-    /// Another peer has this one's address, and came first: no path here that is bound to it.
+    /// Another peer owns this one's address: no path that is bound to it is possible here.
     pub(crate) address_shared: bool,
     /// This host trusts the peer's address.
     pub(crate) trusted: bool,
 }
 
-/// What two engines agree on.
+/// The terms that two engines agree on.
 #[derive(Clone, Debug)]
 pub(crate) struct Agreement<'a> {
     pub(crate) engine: &'a EngineOffer,
@@ -113,7 +113,7 @@ pub(crate) struct Agreement<'a> {
     pub(crate) lanes: u16,
 }
 
-/// Something that two hosts have no path on: for the engine at this end, at the peer's, or both.
+/// A path that two hosts lack: for the engine at this end, at the peer's, or both.
 pub(crate) struct Absence {
     pub(crate) engine: Option<EngineKind>,
     pub(crate) remote_engine: Option<EngineKind>,
@@ -122,10 +122,10 @@ pub(crate) struct Absence {
 }
 
 impl<'a> Negotiation<'a> {
-    /// All paths that two such hosts could have at best, the preferred first. Format `plain` is
-    /// among them only where both hosts want it, `ovpn` only where both have it and no `esp` between the
-    /// same engines: beside that it would be no other path, only more of it. Where a host was told to
-    /// have `ovpn` alone, that is what is best.
+    /// All paths that two such hosts could have at best, the preferred first. Format `plain` needs both
+    /// hosts to want it. Format `ovpn` needs both to have it and no `esp` between the same engines, since
+    /// next to `esp` it would add no other path. Between hosts configured for `ovpn` alone, `ovpn` is the
+    /// best.
     pub(crate) fn keys(&self) -> Vec<Key> {
         let mut keys = Vec::with_capacity(6);
         if self.trusted && self.hello.trusted {
@@ -173,8 +173,8 @@ impl<'a> Negotiation<'a> {
         has(Format::Ovpn) && !has(Format::Esp) && !said
     }
 
-    /// What the two hosts agree on for a path, or why they cannot have it. This host's own reason
-    /// comes before the peer's.
+    /// The terms two hosts agree on for a path, or why they cannot have it. This host's own reason takes
+    /// precedence over the peer's.
     pub(crate) fn agree(&self, key: &Key) -> Result<Agreement<'a>, Reason> {
         if key.is_plain() {
             return self.agree_plain();
@@ -192,7 +192,7 @@ impl<'a> Negotiation<'a> {
         Ok(Agreement { engine, cipher, lanes })
     }
 
-    /// What there is no path on, once each. An engine whose `ovpn` stands in for its `esp` is not told.
+    /// The absent paths, each once. Omits an engine whose `ovpn` stands in for its `esp`.
     pub(crate) fn absent(&self) -> Vec<Absence> {
         let mut absent = Vec::new();
         let keys = self.keys();
@@ -297,7 +297,7 @@ impl<'a> Negotiation<'a> {
     }
 }
 
-/// What this host says in its hello of its engines, and why it says nothing of the others.
+/// The engines for this host's hello, and the reasons why others are missing.
 pub(crate) fn abilities(
     config: &Config,
     address_shared: bool,
@@ -492,7 +492,7 @@ mod tests {
     const OVPN: &[Format] = &[Format::Ovpn];
     const ALL: &[Format] = &[Format::Esp, Format::Ovpn];
 
-    /// A host whose engines have these formats; its kernel has no ESP where it does not offer it.
+    /// A host whose engines have these formats. Its kernel lacks ESP unless `of_kernel` has it.
     fn host(of_kernel: &[Format], of_vector: &[Format]) -> Config {
         let mut host = with_format(&config(None), of_vector);
         if of_kernel.contains(&Format::Esp) {
@@ -503,7 +503,7 @@ mod tests {
         host
     }
 
-    /// The paths that two hosts can have, and what is said to be absent.
+    /// The paths that two hosts can have, and the absent ones with reasons.
     fn possible(negotiation: &Negotiation<'_>) -> (Vec<String>, Vec<String>) {
         let kind = |kind: Option<EngineKind>| kind.map_or("", EngineKind::name);
         let absent = negotiation.absent().into_iter().map(|absence| {

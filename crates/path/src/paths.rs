@@ -16,18 +16,18 @@ use crate::status::{Counters, PathChange, PathStatus, Reason};
 
 /// Paths to all peers of this host.
 ///
-/// After every `handle_*` call the caller takes what has come out, in this order: all commands,
-/// which are carried out in order; then, once they are carried out, all messages, which go over
-/// the peer's newest link in order; then the changes. A message tells the peer to rely on the
-/// commands before it, so the order is what makes a rekey lose nothing.
+/// After every `handle_*` call the caller polls in this order: first all commands, which are carried
+/// out in order. Then it sends all messages, in order, over the peer's newest link. Then it takes the
+/// changes. A message tells the peer to rely on the commands before it, so this order keeps a rekey
+/// lossless.
 pub struct Paths {
     shared: Shared,
     peers: BTreeMap<PeerId, Entry>,
     deadlines: BTreeSet<(Instant, PeerId)>,
-    /// The peer that has an address to itself in this host's kernel engine, since kernel policies
-    /// cannot tell two peers at one address apart (the `ovpn` device can): the one that came first,
-    /// until its link is lost for good or has another address. The next is the one with the lowest id
-    /// of those that are there. The peers need not agree: each is told by a hello of its own.
+    /// The peer that owns an address in this host's kernel engine. Kernel policies cannot tell two
+    /// peers at one address apart (the `ovpn` device can). The first peer owns it until its link is
+    /// lost for good or moves to another address. The next owner is the remaining peer with the
+    /// lowest id. The peers need not agree: a hello tells each of them.
     owners: BTreeMap<IpAddr, PeerId>,
 }
 
@@ -39,19 +39,19 @@ struct Entry {
 }
 
 impl Paths {
-    /// No peers yet. `seed` makes SPIs and nonces: it must be random and secret, and never be
-    /// used for two starts of a daemon.
+    /// No peers yet. `seed` makes SPIs and nonces: it must be random and secret. Never use one seed
+    /// for two starts of a daemon.
     pub fn new(local: PeerId, config: Config, seed: [u8; 32]) -> Self {
         let shared = Shared::new(local, config, seed);
         let (peers, deadlines) = (BTreeMap::new(), BTreeSet::new());
         Self { shared, peers, deadlines, owners: BTreeMap::new() }
     }
 
-    /// A connection to a peer is up. Called again for each new connection, also while the older
-    /// one still works: its session key is another, and every SA is re-keyed without loss.
-    /// `local` is this host's own address on the connection, where it is known: without it no NAT
-    /// is seen that hides this host. `remote` is where the other end is. Messages for the peer go
-    /// over this connection from now on. `dialled`: this host has dialled the link.
+    /// A connection to a peer is up. Call this for each new connection, also while the older one
+    /// still works: the session key is new, and every SA is rekeyed without loss. `local` is this
+    /// host's own address on the connection, if known; without it, a NAT in front of this host goes
+    /// undetected. `remote` is the other end's address. Messages for the peer use this connection
+    /// from now on. `dialled`: this host dialled the link.
     pub fn handle_link_up(
         &mut self,
         now: Instant,
@@ -74,8 +74,8 @@ impl Paths {
         });
     }
 
-    /// A peer's link goes on between these addresses, the old or others: one of the hosts has moved.
-    /// Paths that are bound to addresses are made anew; the rest goes on.
+    /// A peer's link continues between these addresses, which may be new: one of the hosts may have
+    /// moved. Paths bound to addresses are set up again; the others continue.
     pub fn handle_addresses(
         &mut self,
         now: Instant,
@@ -100,7 +100,7 @@ impl Paths {
         self.with(now, peer, |peer, shared| peer.handle_link_down(now, shared));
     }
 
-    /// The peer is forgotten, with all that its paths had in the engines.
+    /// Forgets the peer and removes its paths from the engines.
     pub fn handle_peer_gone(&mut self, now: Instant, peer: PeerId) {
         self.release(now, peer);
         if let Some(mut entry) = self.peers.remove(&peer) {
@@ -114,7 +114,7 @@ impl Paths {
     /// A control message came in over a peer's link.
     ///
     /// # Errors
-    /// [`MessageError`]: the message is left aside; the link and every path stay as they are.
+    /// [`MessageError`]: the message is ignored; the link and every path stay as they are.
     pub fn handle_message(
         &mut self,
         now: Instant,
@@ -154,7 +154,7 @@ impl Paths {
         self.shared.counters.events_stale += u64::from(known.is_none());
     }
 
-    /// The outer IP MTU of this host's link is another now, in bytes; peers are told.
+    /// The outer IP MTU of this host's link has changed, in bytes; peers are told.
     pub fn handle_link_mtu(&mut self, now: Instant, link_mtu: u16) {
         let link_mtu = link_mtu.max(LINK_MTU_MIN);
         let config = Arc::make_mut(&mut self.shared.config);
@@ -165,9 +165,9 @@ impl Paths {
         }
     }
 
-    /// This host offers these engines from now on, for those that are `missing` for that reason: a
-    /// module was loaded, or an engine is broken for good. Peers are told; paths that are new or
-    /// gone lead to no loss while another one works.
+    /// This host offers these engines from now on; `missing` holds the reasons for the others. For
+    /// example, a module was loaded, or an engine is broken for good. Peers are told. Added or
+    /// removed paths cause no loss while another one works.
     pub fn handle_engines(
         &mut self,
         now: Instant,
@@ -186,30 +186,31 @@ impl Paths {
         }
     }
 
-    /// Does what is due at `now`.
+    /// Runs every timer due at `now`.
     pub fn handle_timeout(&mut self, now: Instant) {
         while let Some(&(deadline, peer)) = self.deadlines.first()
             && deadline <= now
         {
             self.with(now, peer, |peer, shared| peer.handle_timeout(now, shared));
             if self.deadlines.contains(&(deadline, peer)) {
-                // It has more to do at once: after the others, and not for ever in this call.
+                // It is due again at once: let the others run first, and do not loop endlessly in
+                // this call.
                 break;
             }
         }
     }
 
-    /// When [`Self::handle_timeout`] is to be called next.
+    /// When to call [`Self::handle_timeout`] next.
     pub fn poll_timeout(&self) -> Option<Instant> {
         self.deadlines.first().map(|(deadline, _)| *deadline)
     }
 
-    /// What an engine is to do next.
+    /// The next command for an engine.
     pub fn poll_command(&mut self) -> Option<EngineCommand> {
         self.shared.commands.pop_front()
     }
 
-    /// What is to be sent over a peer's link next.
+    /// The next message to send over a peer's link.
     pub fn poll_message(&mut self) -> Option<(PeerId, Message)> {
         self.shared.messages.pop_front()
     }
@@ -227,12 +228,12 @@ impl Paths {
         self.peers.values().flat_map(|entry| entry.peer.status(config)).collect()
     }
 
-    /// What was left aside so far.
+    /// Counters of ignored messages and events.
     pub fn counters(&self) -> Counters {
         self.shared.counters
     }
 
-    /// Notes where a peer's link comes from, and says who has that address to itself.
+    /// Records the address a peer's link comes from, and returns the peer that owns that address.
     fn claim(&mut self, now: Instant, id: PeerId, address: IpAddr) -> PeerId {
         if self.peers.get(&id).and_then(|entry| entry.claim) != Some(address) {
             self.release(now, id);
@@ -243,7 +244,7 @@ impl Paths {
         *self.owners.entry(address).or_insert(id)
     }
 
-    /// The peer no longer has its address; the next one there gets it to itself.
+    /// The peer no longer has its address; the next peer there takes ownership.
     fn release(&mut self, now: Instant, id: PeerId) {
         let claim = self.peers.get_mut(&id).and_then(|entry| entry.claim.take());
         let Some(address) = claim.filter(|address| self.owners.get(address) == Some(&id)) else {
@@ -265,7 +266,7 @@ impl Paths {
         self.peers.keys().copied().collect()
     }
 
-    /// Does something with a peer, and notes when it is to be looked at next.
+    /// Runs `act` on a peer, and updates the peer's next deadline.
     fn with<T>(
         &mut self,
         now: Instant,

@@ -25,10 +25,10 @@ pub(crate) struct Peer {
     /// `None` while the link is down.
     pub(crate) session: Option<Session>,
     pub(crate) link_down: Option<Instant>,
-    /// This host's address on the link, where it is known.
+    /// This host's address on the link, if known.
     local: Option<IpAddr>,
     remote: IpAddr,
-    /// Another peer has the same address, and here all that the kernel engine binds to it.
+    /// Another peer owns this address in the kernel engine.
     address_shared: bool,
     pub(crate) hello: Option<Hello>,
     /// The start of the peer's daemon that the candidates belong to.
@@ -41,19 +41,19 @@ pub(crate) struct Peer {
     retired: VecDeque<Generation>,
     /// The active path.
     pub(crate) bound: Option<Key>,
-    /// It, where it stood in for one that the hosts can have by now.
+    /// The active path, while it stands in for one that the hosts can have by now.
     outstays: Option<Key>,
     /// The path that carries frames: the active one, or the last one while there is none.
     pub(crate) carrier: Option<Key>,
-    /// Until when the last one carries on while none is active.
+    /// When the last path stops carrying frames while none is active.
     pub(crate) carries_until: Option<Instant>,
-    /// Until when a better path is taken as soon as it is proven.
+    /// Until then, a better path is taken as soon as it is proven.
     pub(crate) settles: Option<Instant>,
     /// Since when the path in use is in doubt.
     pub(crate) doubted: Option<Instant>,
-    /// Stands for the paths while there is none.
+    /// State and reason for status while there is no path.
     pub(crate) none: NoPath,
-    /// What the peer has offered in this session: SPI and nonce, which together make the key.
+    /// SAs that the peer has offered in this session: SPI and nonce, which together determine the key.
     offered: BTreeSet<(u32, [u8; 32])>,
 }
 
@@ -134,7 +134,7 @@ impl Peer {
         let (local, remote) = (local.and_then(known), remote.to_canonical());
         if (self.local, self.remote) != (local, remote) {
             (self.local, self.remote) = (local, remote);
-            // Trust is in an address: both hosts have to say again that they trust the new one.
+            // Trust is bound to an address: both hosts must state again that they trust the new one.
             self.retire(now, Key::is_plain, shared);
             for candidate in self.candidates.values_mut() {
                 candidate.handle_addresses(now, remote, shared);
@@ -163,14 +163,13 @@ impl Peer {
         self.session.as_ref().map(|_| (self.local, self.remote))
     }
 
-    /// The peer that had this one's address to itself in the kernel engine has it no longer.
+    /// The peer that owned this one's address in the kernel engine has given it up.
     pub(crate) fn handle_address_free(&mut self, now: Instant, shared: &mut Shared) {
         self.address_shared = false;
         self.handle_local_change(now, shared);
     }
 
-    /// Its address is not free for the kernel paths of another peer: the link is up, or may come
-    /// back in time.
+    /// It keeps its address from other peers' kernel paths: the link is up, or may come back in time.
     pub(crate) fn holds_address(&self) -> bool {
         self.session.is_some() || self.none.reason != Reason::LinkLost
     }
@@ -227,7 +226,8 @@ impl Peer {
                 shared.counters.messages_stale += u64::from(!known);
             }
             Message::RekeyRequest(request) => {
-                // One that names no SA of ours wants them all: its path is not known any more.
+                // A request that names no SA of ours wants all paths rekeyed, since its path is no
+                // longer known.
                 let known = shared.spis.get(&request.spi) == Some(&self.id)
                     || self.candidates.values().any(|it| it.inbound.knows(request.spi));
                 for candidate in self.candidates.values_mut() {
@@ -294,7 +294,7 @@ impl Peer {
         self.handle_timeout(now, shared);
     }
 
-    /// Does what is due, and chooses.
+    /// Runs what is due, then selects a path.
     pub(crate) fn handle_timeout(&mut self, now: Instant, shared: &mut Shared) {
         if self.link_down.is_some_and(|since| now >= since + ms(LINK_GRACE_MS)) {
             for candidate in self.candidates.values_mut() {
@@ -325,7 +325,7 @@ impl Peer {
         carrier.is_some_and(|candidate| candidate.are_lanes_blocked())
     }
 
-    /// The peer and the engines learn who opens lanes from now on.
+    /// Tells the peer and the engines which host opens lanes from now on.
     fn greet_with_lanes(&mut self, shared: &mut Shared) {
         if let Some(hello) = self.hello.as_ref().filter(|_| self.has_greeted()) {
             self.lanes.tell(self.id, hello, shared);
@@ -359,7 +359,7 @@ impl Peer {
         self.turn = turn;
     }
 
-    /// What decides which paths there can be, once the hosts have greeted.
+    /// The inputs that determine the possible paths, once the hosts have greeted.
     pub(crate) fn negotiation<'a>(&'a self, config: &'a Config) -> Option<Negotiation<'a>> {
         let hello = self.hello.as_ref().filter(|_| self.has_greeted())?;
         let known = |address: Option<IpAddr>| {
@@ -389,8 +389,8 @@ impl Peer {
         self.retired = kept;
     }
 
-    /// These paths are no more. Frames take another one first, and what the peer still sends on
-    /// them is received for a while.
+    /// Removes these paths. Frames move to another one first. Packets that the peer still sends on them
+    /// are received for a while.
     fn retire(&mut self, now: Instant, which: impl Fn(&Key) -> bool, shared: &mut Shared) {
         let leaving: Vec<Key> = self.candidates.keys().copied().filter(|key| which(key)).collect();
         if leaving.is_empty() {
@@ -441,7 +441,7 @@ impl Peer {
         }
     }
 
-    /// An engine has lost these paths: the peer is told at once, so that it need not find out.
+    /// An engine has lost these paths. The peer is told at once and need not find out by probes.
     fn fail_paths(
         &mut self,
         now: Instant,
@@ -487,7 +487,7 @@ impl Peer {
         }
     }
 
-    /// The peer is to know why its probes of this path are unanswered.
+    /// Tells the peer why its probes of this path are unanswered.
     fn tell_unheard(&mut self, path: PathId, shared: &mut Shared) -> bool {
         let Some(key) = self.at(path).map(|candidate| candidate.key) else { return false };
         if let Some(session) = &self.session {
@@ -558,8 +558,8 @@ impl Peer {
         };
         let present = session.tag == hello.session;
         if !present && self.has_greeted() {
-            // Of an older session, or of one that this host learns of in a moment. Kept only if
-            // it can be the latter; the peer says it again when asked.
+            // The hello belongs to an older session, or to one that this host learns of in a moment. It
+            // is kept only if it can be the latter; the peer repeats it when asked.
             shared.counters.messages_stale += 1;
             return Ok(());
         }
@@ -602,8 +602,8 @@ impl Peer {
             return Ok(());
         };
         match candidate.accepted() {
-            // The answer was lost. The SA is in use: installed again, its sequence numbers would
-            // begin again under the same key.
+            // The answer was lost. The SA is in use: a second install would restart its sequence
+            // numbers under the same key.
             Some(accepted) if accepted.offer == offer.offer => {
                 let again = Message::Accept(accepted.clone());
                 shared.message(self.id, again);
@@ -622,7 +622,7 @@ impl Peer {
         check_lanes(offer, &self.offered, &shared.config)?;
         let engine = shared.config.engine(key.engine, key.format);
         if !engine.is_some_and(|it| taken(&shared.config, it).any(|own| own == offer.cipher)) {
-            // The offer and a hello of an engine that takes less have crossed.
+            // The offer has crossed a hello of an engine that takes fewer ciphers.
             shared.counters.messages_stale += 1;
             return Ok(());
         }
@@ -656,15 +656,15 @@ impl Peer {
         let mut keys = negotiation.keys();
         keys.retain(|key| negotiation.agree(key).is_ok());
         let none = keys.is_empty().then(|| negotiation.why_none());
-        // What stood in for `esp` carries frames until another path is proven.
+        // A path that stood in for `esp` carries frames until another path is proven.
         let stood_in = |key: &Key| key.format == Format::Ovpn && !keys.contains(key);
         let outstays = self.bound.filter(|key| stood_in(key) && negotiation.agree(key).is_ok());
         keys.extend(outstays);
         let room = Room::between(hello, &config, self.remote);
         for key in &keys {
             if key.has_two_slots() && !self.candidates.contains_key(key) {
-                // The kernel's device has one place for what comes from this engine of the peer's: an
-                // earlier path that still drains there leaves it to this one.
+                // The kernel's device has one slot for packets from this engine of the peer. An earlier
+                // path that still drains there gives it up.
                 self.remove_retired(|generation| generation.is_of(key), shared);
             }
             self.candidates

@@ -1,9 +1,8 @@
 //! Proving that a path carries packets, how large they may be (RFC 8899), and how long they take.
 //!
-//! One prober watches the sending direction of one path. A probe of the path's full MTU goes out
-//! every interval; while the last one is unanswered, one of the smallest size goes with it, so that
-//! a black hole for large packets is told both from a dead path and from one that loses packets of
-//! any size by chance.
+//! One prober watches the sending direction of one path. Every interval it sends a probe of the
+//! path's full MTU. While the last one is unanswered, it also sends one of the smallest size. This
+//! tells a black hole for large packets from a dead path, and from random loss at any size.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -18,22 +17,22 @@ use crate::engine_api::{EngineCommand, PathId};
 use crate::relapse::Relapses;
 use crate::shared::Shared;
 
-/// A probe counts as unanswered after so many milliseconds at least, ...
+/// A probe counts as unanswered after so many milliseconds at least ...
 const PROBE_TIMEOUT_MIN_MS: u64 = 500;
-/// ... and after so many at most, however long the round trip was.
+/// ... and so many at most, however long the round trip was.
 const PROBE_TIMEOUT_MAX_MS: u64 = 1_000;
-/// An answer that comes later than this many milliseconds tells nothing.
+/// An answer later than so many milliseconds is ignored.
 const PROBE_FORGET_MS: u64 = 5_000;
-/// Probes that are remembered at once.
+/// Probes remembered at once.
 const PROBES_OUTSTANDING_MAX: usize = 64;
-/// So many small probes in a row are answered, while [`PROBES_UNANSWERED_MAX`] of full size are not,
-/// before the MTU is lowered: a tenth of all packets lost at random looks like that for a moment
-/// every two hours.
+/// The MTU is lowered after so many small probes in a row are answered while
+/// [`PROBES_UNANSWERED_MAX`] of full size are not. Random loss of a tenth of all packets looks like
+/// that for a moment every two hours.
 const SMALL_ANSWERED_TO_LOWER: u32 = 3;
-/// A size is held to be too large after so many probes (MAX_PROBES of RFC 8899 section 5.1.2).
+/// A size counts as too large after so many probes (MAX_PROBES of RFC 8899 section 5.1.2).
 const SEARCH_PROBES_MAX: u32 = 3;
 
-/// What a step of the prober found.
+/// The result of a step of the prober.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
     Nothing,
@@ -57,14 +56,14 @@ pub(crate) enum Role {
     Standby,
 }
 
-/// Sizes between which the MTU is sought, bytes of the inner IP packet.
+/// Bounds of the MTU search, in bytes of the inner IP packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Sizes {
     floor: u16,
-    /// Tried first: what the containers have.
+    /// The first size to try: the containers' MTU within the bounds.
     start: u16,
     ceiling: u16,
-    /// What the containers have, whether the links carry it or not.
+    /// The containers' MTU, whether the links carry it or not.
     wanted: u16,
 }
 
@@ -98,7 +97,7 @@ struct Sent {
     mtu: u16,
     purpose: Purpose,
     lost: bool,
-    /// It went as frames do.
+    /// The probe was sent as frames are.
     active: bool,
 }
 
@@ -107,7 +106,7 @@ struct Search {
     size: u16,
     high: u16,
     probes: u32,
-    /// A larger size than `high` has failed: halve what lies between, instead of trying `high`.
+    /// A size larger than `high` has failed: halve the interval instead of trying `high`.
     bounded: bool,
 }
 
@@ -131,9 +130,9 @@ pub(crate) struct Prober {
     search: Option<Search>,
     raise_at: Option<Instant>,
     floor_refused: bool,
-    /// What the containers have is known not to get through.
+    /// The containers' MTU is known not to get through.
     narrow: bool,
-    /// The path is in use: its probes say so.
+    /// The path is in use, and its probes are marked accordingly.
     active: bool,
     relapses: Relapses,
 }
@@ -194,7 +193,7 @@ impl Prober {
         self.is_alive() && self.narrow
     }
 
-    /// Its last probes are unanswered, though not yet enough of them for a verdict.
+    /// The last probes are unanswered, but too few for a verdict.
     pub(crate) fn is_in_doubt(&self) -> bool {
         self.is_alive() && self.unanswered > 0
     }
@@ -204,7 +203,7 @@ impl Prober {
         self.answered.is_some_and(|at| at >= since)
     }
 
-    /// Probes are to be sent.
+    /// A probe is due.
     pub(crate) fn is_due(&self, now: Instant) -> bool {
         self.next().is_some_and(|at| now >= at)
     }
@@ -215,19 +214,19 @@ impl Prober {
         self.search_at = self.search_at.map(|search| search.max(at));
     }
 
-    /// Something makes it urgent to know whether a path that was proven still works.
+    /// Something makes it urgent to learn whether a proven path still works.
     pub(crate) fn hasten(&mut self, now: Instant) {
         if self.is_alive() {
             self.next = self.next.map(|next| next.min(now));
         }
     }
 
-    /// No probe was lost for so long that traffic may move to this path.
+    /// No probe was lost for long enough that traffic may move to this path.
     pub(crate) fn is_clean(&self, now: Instant) -> bool {
         self.clean_since.is_some_and(|since| now >= since + ms(CLEAN_BEFORE_MOVE_MS))
     }
 
-    /// Begins to prove the path, from nothing.
+    /// Starts to prove the path from scratch.
     pub(crate) fn start(&mut self, now: Instant) {
         self.stop();
         self.phase = Phase::Proving { round: 0 };
@@ -247,7 +246,7 @@ impl Prober {
         self.forget();
     }
 
-    /// Answers cannot come back: nothing is sent and nothing concluded until [`Self::resume`].
+    /// Answers cannot come back: sends and concludes nothing until [`Self::resume`].
     pub(crate) fn pause(&mut self) {
         self.next = None;
         self.search_at = None;
@@ -259,14 +258,14 @@ impl Prober {
         self.next = (self.phase != Phase::Idle).then_some(now);
     }
 
-    /// The network may have healed: a dead path is tried at once.
+    /// The network may have healed: retries a dead path at once.
     pub(crate) fn hint(&mut self, now: Instant) {
         if self.is_dead() && self.next.is_some() {
             self.next = Some(now);
         }
     }
 
-    /// Probes as the new role asks, from now on.
+    /// Probes at the new role's rate from now on.
     pub(crate) fn role_changed(&mut self, now: Instant, role: Role) {
         self.set_role(role);
         if self.is_alive() {
@@ -274,7 +273,7 @@ impl Prober {
         }
     }
 
-    /// The least and greatest size may have changed.
+    /// The smallest and largest size may have changed.
     pub(crate) fn set_sizes(&mut self, now: Instant, sizes: Sizes) -> Verdict {
         if self.sizes == sizes {
             return Verdict::Nothing;
@@ -297,7 +296,7 @@ impl Prober {
         if lowered { Verdict::MtuChanged } else { Verdict::Nothing }
     }
 
-    /// Does what is due.
+    /// Sends the probes that are due and evaluates overdue ones.
     pub(crate) fn handle_timeout(
         &mut self,
         now: Instant,
@@ -501,7 +500,7 @@ impl Prober {
         Verdict::Dead { mtu_not_carried: std::mem::take(&mut self.floor_refused) }
     }
 
-    /// Falls to the floor at once and seeks upwards again, to `high` at most.
+    /// Falls to the floor at once and searches upwards again, to `high` at most.
     fn lower(&mut self, now: Instant, high: u16, bounded: bool) {
         self.mtu = Some(self.sizes.floor);
         self.unanswered = 0;
@@ -510,7 +509,7 @@ impl Prober {
         self.begin_search(now, first, high, bounded);
     }
 
-    /// Marks probes that are too long on their way.
+    /// Marks overdue probes as lost.
     fn expire(&mut self, now: Instant) {
         let round_trips = self.rtt.map_or(Duration::ZERO, |rtt| rtt * 2);
         let timeout = round_trips.clamp(ms(PROBE_TIMEOUT_MIN_MS), ms(PROBE_TIMEOUT_MAX_MS));
@@ -546,8 +545,8 @@ impl Prober {
         }
     }
 
-    /// Whether the containers' MTU gets through is known once that size was answered, or given up;
-    /// what was given up stays so while larger sizes are sought again.
+    /// Judges whether the containers' MTU gets through. This is known once that size was answered or
+    /// given up. A size given up stays so during a search for larger ones.
     fn judge_width(&mut self) {
         let Some(mtu) = self.mtu else { return };
         if mtu >= self.sizes.wanted {
@@ -608,7 +607,7 @@ impl Prober {
     }
 }
 
-/// Doubles from one second to a minute, less up to a quarter at random.
+/// The delay doubles from one second to a minute, less up to a quarter at random.
 pub(crate) fn retry_after(tries: u32, shared: &mut Shared) -> Duration {
     let longest = RETRY_FIRST_MS.saturating_mul(1 << tries.min(16)).min(RETRY_MAX_MS);
     ms(longest - shared.rng.next_u64() % (longest / 4 + 1))

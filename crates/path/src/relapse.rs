@@ -1,22 +1,22 @@
-//! A path that fails whenever it carries frames, and comes back on the probes of candidates each time.
+//! A path that fails whenever it carries frames, and comes back on candidates' probes each time.
 //!
-//! Those probes go to another inner port than frames do: whatever on the way can tell the two apart, such
-//! as a firewall on the peer's host, lets such a path look sound as long as it is not in use.
+//! Those probes go to another inner port than frames. A firewall on the peer's host, for example, can
+//! tell the two apart. Such a path looks sound while it is not in use.
 
 use std::time::Instant;
 
 use crate::config::{RELAPSE_FIRST_MS, RELAPSE_MAX_MS, RELAPSE_WITHIN_MS, ms};
 
-/// What is known of a path's failures while it was in use.
+/// A path's failures while it was in use.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Relapses {
-    /// A probe that goes as frames do was answered since the path came into use.
+    /// A probe sent as frames are was answered since the path came into use.
     proven: bool,
-    /// When it failed in use without such an answer, while it has not come back.
+    /// When it failed in use without such an answer; cleared when it comes back.
     lapsed: Option<Instant>,
-    /// How often in a row it came back from that at once.
+    /// How often in a row it came back at once after such a failure.
     count: u32,
-    /// Until when it carries no frames while another path can.
+    /// It carries no frames until then while another path can.
     barred: Option<Instant>,
 }
 
@@ -25,7 +25,7 @@ impl Relapses {
         self.proven = false;
     }
 
-    /// A probe that went as frames do was answered: the path is as good as any.
+    /// A probe sent as frames are was answered: the path is as good as any.
     pub(crate) fn was_answered_in_use(&mut self) {
         *self = Self { proven: true, ..Self::default() };
     }
@@ -36,8 +36,8 @@ impl Relapses {
         }
     }
 
-    /// A candidate's probe was answered on a path that had failed. After a while the network may have
-    /// healed; at once, the probes tell nothing of frames.
+    /// A candidate's probe was answered on a failed path. After a while the network may have healed. An
+    /// answer at once says nothing about frames.
     pub(crate) fn came_back(&mut self, now: Instant) {
         let Some(lapsed) = self.lapsed.take() else { return };
         if now >= lapsed + ms(RELAPSE_WITHIN_MS) {
@@ -45,7 +45,7 @@ impl Relapses {
             return;
         }
         if self.barred.is_some_and(|until| now < until) {
-            // It was used for want of another: that is no fault of its own.
+            // It was used because no other path worked; that does not count against it.
             return;
         }
         let wait = RELAPSE_FIRST_MS.saturating_mul(1 << self.count.min(16)).min(RELAPSE_MAX_MS);
@@ -58,7 +58,7 @@ impl Relapses {
         self.count > 0
     }
 
-    /// Until when it is not to be used while another path works.
+    /// Until when it must not be used while another path works.
     pub(crate) fn barred(&self) -> Option<Instant> {
         self.barred
     }
@@ -68,7 +68,8 @@ impl Relapses {
 mod tests {
     use super::*;
 
-    /// Fails in use at `at` and comes back `after` milliseconds later: for how long it is barred then.
+    /// Fails in use at `at` and comes back `after` milliseconds later; returns how long the path is
+    /// barred then.
     fn relapse(it: &mut Relapses, at: Instant, after: u64) -> Option<u128> {
         it.came_into_use();
         it.failed_in_use(at);
@@ -97,7 +98,7 @@ mod tests {
         }
         it.was_answered_in_use();
         assert!(!it.is_suspect() && it.barred().is_none());
-        // It worked while it was in use: that is a failure as any other.
+        // It worked while it was in use, so this failure is not a relapse.
         it.failed_in_use(now);
         it.came_back(now + ms(1_000));
         assert!(!it.is_suspect() && it.barred().is_none());

@@ -1,4 +1,4 @@
-//! How much fits between two hosts: what their links and their containers take.
+//! The largest packets between two hosts, from the MTUs of their links and containers.
 
 use std::net::IpAddr;
 
@@ -8,7 +8,7 @@ use crate::message::Hello;
 use crate::pairing::Key;
 use crate::prober::Sizes;
 
-/// What two hosts said of themselves.
+/// The MTUs that two hosts announced.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Room {
     /// Outer IP MTU of the narrower link, in bytes.
@@ -29,16 +29,16 @@ impl Room {
         }
     }
 
-    /// The sizes to be sought on a path from containers with an MTU of `own` bytes. What the peer's
-    /// containers do not take, its switch drops without a word, so the path carries no more.
+    /// The sizes to search on a path from containers with an MTU of `own` bytes. The peer's switch
+    /// silently drops frames larger than its containers' MTU, so the path carries no more.
     pub(crate) fn sizes(&self, key: &Key, own: u16) -> Sizes {
         let links = self.outer.saturating_sub(overhead(key.format, key.encapsulation, self.ipv6));
         let Some(theirs) = self.containers.filter(|theirs| *theirs < own) else {
             return Sizes::new(own, links);
         };
         // A kernel cannot tell senders of the peer's size. It yields to the vector engine, which can,
-        // where the peer's kernel is to take the frames as well; towards a vector engine it stays in
-        // use, for the sake of TCP, whose segments it limits, as long as the links carry all.
+        // where the peer's kernel would also take the frames. Towards a vector engine it stays in use
+        // while the links carry all sizes, because it limits TCP segments.
         let yields = key.engine == EngineKind::Userspace
             || key.remote_engine == EngineKind::Kernel
             || links < own & !3;

@@ -1,4 +1,4 @@
-//! What all peers of a host share: settings, the random source, the SPIs, and what goes out.
+//! State shared by all peers of a host: settings, the random source, the SPIs, and the output queues.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -13,13 +13,13 @@ use crate::message::Message;
 use crate::spi::{OVPN_DATA_V2, OVPN_KEY_ID_AT, OVPN_KEY_IDS, is_spi};
 use crate::status::{Counters, PathChange};
 
-/// What stands for the SPIs of one path and lane of format `ovpn`: a peer id that is theirs for the life of
-/// the path, and with each SA the next key id that is free. So an SPI comes again, once its SA is gone and
-/// the others had their turn; what is late of the SA that had it is not opened by another's key.
+/// The SPIs of one path and lane of format `ovpn`: a peer id for the life of the path, and the next free
+/// key id for each SA. So an SPI recurs once its SA is gone and the other key ids have had their turn. Late
+/// packets of the earlier SA are then not opened by another key.
 pub(crate) struct LaneWord {
-    /// With key id 0.
+    /// The SPI with key id 0.
     first: u32,
-    /// The key id that is tried next; more than the last one counts from 0.
+    /// The key id to try next; values past the last one wrap to 0.
     next: u32,
 }
 
@@ -37,8 +37,8 @@ pub(crate) struct Shared {
     pub(crate) instance: u64,
     /// Inbound SAs of all peers.
     pub(crate) spis: BTreeMap<u32, PeerId>,
-    /// Peer ids of format `ovpn` that paths have, whether there is an SA now or not: no two paths have
-    /// the same, since a kernel's device knows its peers by them.
+    /// Peer ids of format `ovpn` that paths hold, with or without an SA. No two paths share one, since a
+    /// kernel's device knows its peers by them.
     words: BTreeSet<u32>,
     pub(crate) paths: BTreeMap<PathId, PeerId>,
     pub(crate) commands: VecDeque<EngineCommand>,
@@ -101,8 +101,8 @@ impl Shared {
         offer
     }
 
-    /// An SPI of format `esp` that no inbound SA of this host has. The last byte is the lane's, so that a
-    /// receiver with several sockets finds the lane's without a table.
+    /// Returns an SPI of format `esp` that no inbound SA of this host has. The last byte is the lane, so
+    /// that a receiver with several sockets finds the lane's without a table.
     pub(crate) fn new_spi(&mut self, peer: PeerId, lane: u16) -> u32 {
         loop {
             let spi = self.rng.next_u32() & !0xff | u32::from(lane & 0xff);
@@ -113,8 +113,8 @@ impl Shared {
         }
     }
 
-    /// A peer id of format `ovpn` that no path of this host has, and whose SPIs are all free; its last
-    /// byte is the lane's. `None`: there is none.
+    /// Returns a peer id of format `ovpn` that no path of this host has and whose SPIs are all free. The
+    /// last byte is the lane. `None`: no peer id is free.
     pub(crate) fn new_word(&mut self, lane: u16) -> Option<LaneWord> {
         let (random, lane) = (self.rng.next_u32(), u32::from(lane & 0xff));
         let mut words = (0..=0xffff).map(|step| {
@@ -131,7 +131,7 @@ impl Shared {
         Some(word)
     }
 
-    /// The next SPI of these. `None`: each is an SA's.
+    /// The next free SPI of this word. `None`: an SA uses each of them.
     pub(crate) fn next_spi(&mut self, peer: PeerId, word: &mut LaneWord) -> Option<u32> {
         let mut key_ids = word.next..word.next + OVPN_KEY_IDS;
         let key_id = key_ids.find(|key_id| !self.spis.contains_key(&word.spi(*key_id)))?;
@@ -141,7 +141,7 @@ impl Shared {
         Some(spi)
     }
 
-    /// Its path is no more. SAs that still drain keep their SPIs.
+    /// Frees the peer id of a removed path. SAs that still drain keep their SPIs.
     pub(crate) fn free_word(&mut self, word: &LaneWord) {
         self.words.remove(&word.first);
     }

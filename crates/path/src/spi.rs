@@ -1,20 +1,20 @@
-//! What stands for an SPI in each format.
+//! The SPI of each wire format.
 
 use weft_crypto::Format;
 
-/// The opcode in the first word of a packet of format `ovpn`, ...
+/// Mask of the opcode in the first word of a packet of format `ovpn`.
 const OVPN_OPCODE_MASK: u32 = 0xf800_0000;
-/// ... and DATA_V2 there.
+/// The opcode DATA_V2 in that word.
 pub(crate) const OVPN_DATA_V2: u32 = 9 << 27;
-/// The peer id that says that there is none.
+/// The peer id that means "no peer".
 const OVPN_NO_PEER: u32 = 0xff_ffff;
-/// Key ids of one peer id, which stand in front of it.
+/// Key ids of one peer id; the key id stands in front of it.
 pub(crate) const OVPN_KEY_IDS: u32 = 8;
-/// Where the key id stands in the first word.
+/// Bit offset of the key id in the first word.
 pub(crate) const OVPN_KEY_ID_AT: u32 = 24;
 
-/// Whether packets of this format can bear it: RFC 4303 section 2.1 reserves SPIs below 256; in format
-/// `ovpn` it is the first word, DATA_V2 with a key id and a peer id.
+/// Whether packets of this format can carry this SPI. RFC 4303 section 2.1 reserves SPIs below 256. In
+/// format `ovpn` the SPI is the first word: DATA_V2, a key id and a peer id.
 pub(crate) const fn is_spi(format: Format, spi: u32) -> bool {
     match format {
         Format::Ovpn => {

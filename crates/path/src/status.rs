@@ -1,4 +1,4 @@
-//! What a user sees of paths: states, named reasons, and one line per change.
+//! Path status for users: states, named reasons, and one line per change.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -20,7 +20,7 @@ pub enum PathState {
     Standby,
     /// Proven, and the peer's frames take it.
     Active,
-    /// Carries nothing now; tried again for ever.
+    /// Carries nothing now; retried indefinitely.
     Failed,
 }
 
@@ -46,7 +46,7 @@ impl fmt::Display for PathState {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Reason {
-    /// The peer has not yet offered anything to send to.
+    /// The peer has not offered any SA yet.
     AwaitingOffer,
     /// Probes are under way.
     Probing,
@@ -70,25 +70,25 @@ pub enum Reason {
     BetterPathActive,
     /// Better than the active path, but not yet without loss for long enough.
     ProvingClean,
-    /// This host's kernel has no ESP.
+    /// This host's kernel lacks ESP.
     KernelWithoutEsp,
-    /// This host's kernel has no data channel device, or one that is of no use here.
+    /// This host's kernel has no data channel device, or an unsuitable one.
     KernelWithoutOvpn,
-    /// This host's kernel has no VXLAN.
+    /// This host's kernel lacks VXLAN.
     KernelWithoutVxlan,
-    /// This host's kernel has no Open vSwitch datapath, which the configuration asks for.
+    /// This host's kernel lacks the Open vSwitch datapath that the configuration asks for.
     KernelWithoutOvs,
-    /// The guard cannot be set up, so that the kernel engine must not run.
+    /// The guard cannot be set up, so the kernel engine must not run.
     NftMissing,
-    /// The guard is being set up, before which the kernel engine must not run.
+    /// The guard is being set up; until then the kernel engine must not run.
     AwaitingGuard,
     /// A raw path's probes are unanswered while the link to the peer works.
     Protocol50Blocked,
     /// The probes of a path in UDP are unanswered while the link to the peer works, and no other
     /// path to the same port of the peer works.
     DataPortsBlocked,
-    /// The peer's kernel opens the packets of a path of this format, and its host's firewall drops what is
-    /// inside, or so much of it as frames are.
+    /// The peer's kernel opens the packets of a path of this format, but its host's firewall drops the
+    /// inner packets, or the frames among them.
     HostFirewall(Format),
     /// There is a NAT between the hosts, which protocol 50 does not pass.
     Nat,
@@ -97,29 +97,29 @@ pub enum Reason {
     AddressShared,
     /// The two engines have no AEAD in common.
     CipherMissing,
-    /// The configuration rules the engine out.
+    /// The configuration excludes the engine.
     Forced,
     /// The host does not offer the engine and does not say why.
     NotOffered,
-    /// What the peer says of its own side: the text of a reason.
+    /// A reason that the peer reports for its own side, as text.
     Peer(String),
-    /// So many lanes of the path in use, of so many, carry nothing: a firewall lets in what answers alone.
+    /// So many lanes of the path in use, out of so many, carry nothing: a firewall admits only replies.
     LanesBlocked(u16, u16),
-    /// All of these.
+    /// Several reasons at once.
     Several(Vec<Reason>),
 }
 
-/// The rules of nftables here are those of the README.
+/// The nftables rules here are those of the README.
 const FIREWALL_AFTER_IPSEC: &str = "peer's host firewall drops UDP 6787 after IPsec; accept: \
      udp dport { 6787, 6788 } meta ipsec exists";
 const FIREWALL_AFTER_OVPN: &str = "peer's host firewall drops UDP 6787 after the data channel; \
      accept: iifname \"weft-ovpn\" udp dport { 6787, 6788 }";
 
-/// Bytes of a peer's text that are shown.
+/// Bytes of a peer's text that status shows.
 const PEER_TEXT_MAX_BYTES: usize = 120;
 
 impl Reason {
-    /// What a peer says of its own side, made fit to be shown.
+    /// A peer's reason for its own side, truncated and stripped of control characters.
     pub(crate) fn of_peer(text: &str) -> Self {
         let mut end = text.len().min(PEER_TEXT_MAX_BYTES);
         while !text.is_char_boundary(end) {
@@ -129,7 +129,7 @@ impl Reason {
         Self::Peer(text.chars().filter(|character| !character.is_control()).collect())
     }
 
-    /// One reason for several; each is named once, in the order of their texts.
+    /// Merges several reasons; each is named once, in the order of their texts.
     pub(crate) fn of_all(reasons: impl IntoIterator<Item = Self>) -> Option<Self> {
         let named = reasons.into_iter().map(|reason| (reason.to_string(), reason));
         let mut named: Vec<Self> =
@@ -297,7 +297,7 @@ impl fmt::Display for PathChange {
     }
 }
 
-/// What was left aside, by reason.
+/// Ignored messages and events, by reason.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Counters {
     /// Messages of an older session, or repeated.

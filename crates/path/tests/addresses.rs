@@ -1,4 +1,5 @@
-//! What a peer may say, or show, of where its packets are to go: its own address, never another member's.
+//! A peer may name, or show by its packets, only its own address as a destination, never another
+//! member's.
 #![allow(clippy::unwrap_used)]
 
 use std::net::{IpAddr, SocketAddr};
@@ -19,7 +20,7 @@ struct Two {
     honest: Paths,
     liar: Paths,
     ids: [PeerId; 2],
-    /// What the honest host's engine was told to send to.
+    /// Destinations that the honest host's engine was told to send to.
     sent_to: Vec<(PathId, SocketAddr)>,
     refused: Vec<MessageError>,
     asked: usize,

@@ -16,12 +16,12 @@ use weft_path::{
 };
 
 const PEERS: u64 = 3;
-/// That this host takes.
+/// Lanes that this host takes.
 const LANES: usize = 2;
-/// With SAs, between two hosts that have both engines.
+/// Paths with SAs between two hosts that have both engines.
 const PATHS: usize = 5;
 
-/// A liar's memory: what this host said, so that lies come close to the truth.
+/// A liar's memory of this host's messages, so that lies come close to the truth.
 #[derive(Default)]
 struct Known {
     session: Vec<u64>,
@@ -201,11 +201,11 @@ fn peer(number: u64) -> PeerId {
     PeerId::from_bytes([u8::try_from(number).unwrap(); 32])
 }
 
-/// Holds what the commands installed.
+/// Tracks the SAs that the commands installed.
 #[derive(Default)]
 struct Engine {
     inbound: BTreeMap<u32, PeerId>,
-    /// Those that the kernel's `ovpn` device has in its slots.
+    /// SAs in the slots of the kernel's `ovpn` device.
     slots: BTreeMap<u32, PathId>,
     outbound: BTreeMap<PathId, (EngineKind, Format)>,
     /// Keys sent with in the present session.
@@ -229,7 +229,7 @@ impl Engine {
                 self.slots.remove(&spi);
             }
             EngineCommand::InstallOutbound { engine, path, sa, remote, .. } => {
-                // Cleared with each session: the same session may not come twice in truth.
+                // Cleared with each session, since the same session may not recur in reality.
                 assert!(self.keys.insert(*sa.key.expose()), "seed {seed}: a key used twice");
                 assert!(!remote.ip().is_multicast());
                 assert!(engine == EngineKind::Kernel || sa.encapsulation == Encapsulation::Udp);

@@ -1,4 +1,4 @@
-//! Lanes of a path that is taken once another has failed.
+//! Lanes of a path that takes over once another has failed.
 #![allow(clippy::unwrap_used)]
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -11,7 +11,7 @@ use weft_path::{
     ProbeAnswer,
 };
 
-/// A host whose probes are all answered, and what its engines were told.
+/// A host whose probes are all answered, and the state of its engines.
 struct Host {
     paths: Paths,
     engines: BTreeMap<PathId, EngineKind>,
@@ -88,7 +88,7 @@ fn blocked_lanes_have_their_turn_once_their_path_carries_frames() {
     };
     let at = talk(&mut hosts, 2);
     assert_eq!(hosts.each_ref().map(Host::engine), [Some(EngineKind::Kernel); 2]);
-    // The host with the lower id decides, and begins with the one that has dialled: the other.
+    // The host with the lower id decides, and lets the host that dialled begin: the other one.
     assert_eq!(hosts.each_ref().map(|host| host.opens), [Some(false), Some(true)]);
     for host in &mut hosts {
         assert!(!host.lanes.is_empty());
