@@ -3,7 +3,7 @@
 //! `counts [--update]`: counts every function and prints a table; fails if one is over its budget
 //! (`counts.toml` beside this crate's manifest). `counts run NAME`: what callgrind runs.
 //!
-//! Time moves with the machine, instructions do not. What the AEAD spends is counted apart and has no
+//! Time moves with the machine, instructions do not. The AEAD's instructions are counted apart and have no
 //! budget: its library picks its code by the processor, and callgrind's has no AVX-512.
 #![allow(clippy::print_stdout, reason = "it is a program")]
 

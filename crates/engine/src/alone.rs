@@ -35,7 +35,7 @@ pub use self::crowd::{measure_helped, measure_lanes};
 
 /// Endpoints that a lane's tables know, as on a network of so many containers.
 pub const ENDPOINTS: u32 = 1_000;
-/// A figure is the median of so many parts of the time given, after one that is not counted.
+/// A figure is the median of so many parts of the given time; the first part is not counted.
 const PARTS: u32 = 10;
 
 const VNI: Vni = Vni(7);
@@ -53,7 +53,7 @@ const UDP_PAYLOAD_MAX: u16 = 900;
 /// Linux's TCP header: with time stamps (RFC 7323).
 const TCP_HEADER_LEN: usize = tcp::LEN + 12;
 
-/// What a lane carries.
+/// The traffic that a lane carries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Load {
     /// TCP super-packets of containers on hosts whose link has this MTU in bytes. Each has as many
@@ -69,7 +69,7 @@ pub enum Load {
     },
 }
 
-/// What one core does one way.
+/// The throughput of one core in one direction.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Rate {
     /// Gigabits of payload a second: of TCP or UDP, as iperf3 counts them; of the AEAD by itself,
@@ -79,7 +79,7 @@ pub struct Rate {
     pub packets_per_s: f64,
 }
 
-/// What one core seals, or else opens.
+/// The rates of one core that only seals, and of one that only opens.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Rates {
     /// From the TAP device to the wire.
@@ -151,7 +151,7 @@ pub struct Lane {
     counters: WorkerCounters,
     /// Where packets go, and come from.
     remote: Remote,
-    /// What the TAP device hands out, virtio net header first.
+    /// One read from the TAP device, virtio net header first.
     read: Vec<u8>,
     payload_len: usize,
     segments: usize,

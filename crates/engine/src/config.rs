@@ -47,9 +47,10 @@ pub struct EngineConfig {
     pub container_mtu: u16,
     /// Pin each worker to a CPU, in the order of the CPUs that the starting thread may use.
     pub pin: bool,
-    /// How long a worker stays awake when there is nothing to do, at most [`BUSY_POLL_MAX`](crate::BUSY_POLL_MAX); zero: it
-    /// sleeps at once. It saves a wake-up for each answer that comes in time, and costs processor time
-    /// that nobody else wants. `None`: [`BUSY_POLL_US`](crate::BUSY_POLL_US) while it pays.
+    /// How long a worker stays awake when there is nothing to do, at most
+    /// [`BUSY_POLL_MAX`](crate::BUSY_POLL_MAX); zero: it sleeps at once. It saves a wake-up for each answer
+    /// that comes in time, and uses otherwise idle processor time. `None`:
+    /// [`BUSY_POLL_US`](crate::BUSY_POLL_US) while it pays.
     pub busy_poll: Option<Duration>,
     /// Copy the DSCP of the packets inside to the outer header, where an observer sees it.
     pub copy_dscp: bool,

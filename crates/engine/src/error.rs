@@ -13,9 +13,9 @@ pub enum EngineError {
     Configuration {
         /// The setting.
         what: &'static str,
-        /// What is allowed.
+        /// The allowed values.
         allowed: &'static str,
-        /// What was given.
+        /// The given value.
         given: String,
     },
     /// A device or socket could not be set up; the text says whose fault it is.
@@ -24,7 +24,7 @@ pub enum EngineError {
     /// The kernel gave no thread, descriptor or file.
     #[error("the kernel refused to {what}: {source}")]
     Kernel {
-        /// What was tried.
+        /// The operation that was tried.
         what: &'static str,
         /// Its answer.
         source: std::io::Error,
@@ -35,12 +35,12 @@ pub enum EngineError {
         crate::limits::COMMANDS_QUEUED_MAX
     )]
     Busy,
-    /// One path cannot be what it was to be: what the peer offered does not fit this host. All others go on.
+    /// The peer's offer for one path does not fit this host. All other paths go on.
     #[error("{reason}")]
     Path {
         /// The path.
         path: PathId,
-        /// What the engine refuses.
+        /// Why the engine refuses the path.
         reason: String,
     },
     /// The worker is gone; an [`EngineFailed`](weft_path::EngineEvent::EngineFailed) said why.

@@ -128,11 +128,11 @@ impl Engine {
         })
     }
 
-    /// Gives the engine a command; commands are carried out in order. What changes what is known is
-    /// done on return; a command that contradicts what is known changes nothing and is logged.
+    /// Gives the engine a command; commands are carried out in order. A change of the tables is done on
+    /// return. A command that contradicts them changes nothing and is logged.
     ///
     /// # Errors
-    /// [`EngineError::Busy`] if too many wait, [`EngineError::Stopped`] if nobody carries them out.
+    /// [`EngineError::Busy`] if too many wait, [`EngineError::Stopped`] if the worker is gone.
     pub fn command(&self, command: EngineCommand) -> Result<(), EngineError> {
         let sending = match command {
             EngineCommand::SendProbe { path, probe, mtu, candidate } => {
@@ -195,12 +195,12 @@ impl Engine {
         self.lock().resize(workers)
     }
 
-    /// Makes the TAP device anew, after somebody has deleted it, and as many workers as there were, which
-    /// had ended for want of it; to be called in the network namespace in which the engine was started.
-    /// Peers, SAs and direct ports are as before. It takes as long as a worker takes to end.
+    /// Makes the TAP device again after it was deleted, and starts as many workers as before: those had ended
+    /// without the device. Call it in the network namespace in which the engine was started. Peers, SAs and
+    /// direct ports stay as before. It takes as long as a worker takes to end.
     ///
     /// # Errors
-    /// What kept a worker from starting; it may be tried again.
+    /// A worker could not start; the call may be repeated.
     pub fn renew_tap(&self) -> Result<(), EngineError> {
         let mut pool = self.lock();
         let mut tries = 1;
@@ -282,7 +282,7 @@ impl Engine {
         result
     }
 
-    /// What the self-test at start found.
+    /// The offloads that the self-test at start found.
     pub const fn offloads(&self) -> &Offloads {
         &self.offloads
     }

@@ -1,7 +1,7 @@
 //! Which library seals and opens fastest on this processor, found by a short race.
 //!
-//! On AVX-512 AWS-LC is ahead with most packets; on processors with VAES and no AVX-512 ring is, by
-//! half and more. Nobody needs to know which processors these are: they are asked.
+//! On AVX-512 AWS-LC is ahead with most packets; on processors with VAES and no AVX-512 ring is, by half and
+//! more. The race needs no list of such processors: it measures.
 
 use std::time::{Duration, Instant};
 
@@ -10,7 +10,7 @@ use weft_crypto::{
     prefer,
 };
 
-/// What the whole race may take, in milliseconds; who has not run by then keeps the default library.
+/// The time limit of the whole race, in milliseconds. A library that has not run by then cannot win.
 pub const RACE_MS: u64 = 30;
 /// A library other than the default is taken if it needs less than this share of the default's time.
 const WINNING_SHARE: f64 = 0.95;
@@ -23,7 +23,7 @@ const BATCH_PACKETS_MIN: usize = 4;
 /// The AEADs that run.
 const CIPHERS: [Cipher; 2] = [Cipher::Aes256Gcm, Cipher::ChaCha20Poly1305];
 
-/// What one library needs for one packet.
+/// One library's time for one packet.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Lap {
     /// The AEAD.
@@ -43,9 +43,9 @@ pub struct Lap {
 pub struct Winners {
     /// The AEAD.
     pub cipher: Cipher,
-    /// What seals.
+    /// The libraries to seal with.
     pub sealing: Choice,
-    /// What opens.
+    /// The libraries to open with.
     pub opening: Choice,
 }
 

@@ -57,7 +57,7 @@ struct FakeTap {
     /// Nothing is kept but how many there were.
     forget: Cell<bool>,
     written: Cell<usize>,
-    /// What the kernel answers to each write, if it refuses them.
+    /// The error that the kernel answers each write with, if any.
     error: Cell<Option<i32>>,
 }
 
@@ -83,7 +83,7 @@ struct Socket {
     calls: Cell<u32>,
     /// Datagrams that the kernel may cut.
     cut: Cell<u32>,
-    /// Datagrams, if they are to be kept and not sent.
+    /// Datagrams, if the test keeps and does not send them.
     kept: Option<RefCell<Vec<Vec<u8>>>>,
 }
 
@@ -229,7 +229,7 @@ impl Rig {
         events.into_iter().filter(|event| !moved(event)).collect()
     }
 
-    /// What was dropped of the peer's.
+    /// The number of the peer's dropped packets.
     fn peers_drops(&self) -> u64 {
         self.state.peers.iter().map(|(_, peer)| peer.dropped.get()).sum()
     }
@@ -308,7 +308,7 @@ fn a_super_packet_crosses_as_one_run_and_arrives_as_it_was() {
     rig.receive();
     let frames = rig.tap.frames.borrow();
     assert_eq!(frames.len(), 1);
-    // The header length that the kernel is told is the one that it told.
+    // The header length that the kernel gets is the one that it gave.
     assert_eq!(frames[0][..64], read[..64]);
     assert!(frames[0] == read);
     assert_eq!(rig.counters().done(Work::RunsSent), 1);
@@ -513,7 +513,8 @@ fn limits_are_reported_once_and_then_nothing_is_sealed() {
     assert_eq!(rig.drops(), [(DropReason::SaExhausted, 2)]);
 }
 
-/// A switch reports to whom it is joined which groups it listens to; peers would drop it, as from nobody they know.
+/// A switch reports its group memberships to its links. Peers would drop such reports, as from an unknown
+/// source.
 #[test]
 fn the_switchs_own_reports_stay_and_those_of_containers_go() {
     let mut rig = Rig::new();

@@ -1,5 +1,5 @@
-//! What a peer takes of memory. By itself in its process, whose resident memory it reads. Needs root
-//! and /dev/net/tun.
+//! The memory that a peer takes. By itself in its process, whose resident memory it reads. Needs root and
+//! /dev/net/tun.
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -14,7 +14,7 @@ mod sample_sas;
 
 use sample_sas::{inbound_sa, outbound_sa};
 
-/// What a further peer may take: bytes of resident memory.
+/// The limit for a further peer, in bytes of resident memory.
 const PEER_BYTES_MAX: usize = 8 << 10;
 /// Lanes of each peer: of hosts with up to five processors, by default.
 const LANES: u16 = 2;

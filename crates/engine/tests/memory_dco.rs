@@ -1,5 +1,5 @@
-//! What a peer of a data channel device takes of memory. By itself in its process, whose resident memory
-//! it reads. Needs root and /dev/net/tun.
+//! The memory that a peer of a data channel device takes. By itself in its process, whose resident memory it
+//! reads. Needs root and /dev/net/tun.
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
 use std::io::Write;
@@ -17,14 +17,14 @@ use weft_openvpn::device::{
     PeerAttributes, Slot,
 };
 
-/// What a further peer may take: bytes of resident memory.
+/// The limit for a further peer, in bytes of resident memory.
 const PEER_BYTES_MAX: usize = 4 << 10;
 const PEERS: u32 = 4_096;
 /// Peers over TCP, each with two descriptors of this process, and those before whom all is made that is
 /// made once.
 const TCP_PEERS: u32 = 200;
 const TCP_PEERS_BEFORE: u32 = 20;
-/// What each sends: packets of the control channel behind their lengths, and a part of one more.
+/// Each peer's load: packets of the control channel behind their lengths, and a part of one more.
 const CONTROL_PACKETS: usize = 300;
 const CONTROL_BYTES: u16 = 1_200;
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -99,7 +99,7 @@ fn add_tcp_peer(device: &Device, listener: &TcpListener, id: u32) -> TcpStream {
     far
 }
 
-/// What a connection had to have room for once is given back.
+/// A connection gives back the room that it needed once.
 fn a_further_peer_over_tcp_takes_as_little() {
     assert!(Command::new("ip").args(["link", "set", "lo", "up"]).status().unwrap().success());
     let came = Arc::new(AtomicUsize::new(0));
@@ -152,7 +152,7 @@ fn a_further_peer_takes_less_than_four_kib() {
         assert!(two > one && two < PEER_BYTES_MAX, "{two} bytes a peer with two keys");
         let epochs = measure(before, "epochs and a key", |id| add_epochs(&device, id));
         assert!(epochs > two && epochs < PEER_BYTES_MAX, "{epochs} bytes a peer with epochs");
-        // What it gives back would hide what the next one takes.
+        // Memory that a closed device gives back would hide the next one's use.
         open.push(device);
     }
 }

@@ -25,8 +25,8 @@ use crate::workers::context::{open_unit, seal_unit};
 /// Runs that are sealed beforehand and that all threads then open together.
 const RUNS: usize = 96;
 
-/// Measures one flow through one worker with so many helpers, each way for about `time`. Without
-/// any the worker minds no gate, as one that has none. `load` is of super-packets.
+/// Measures one flow through one worker with so many helpers, each way for about `time`. Without helpers the
+/// worker passes no gate, as in an engine without helpers. `load` is of super-packets.
 ///
 /// # Errors
 /// [`EngineError::Io`]: there is no UDP socket to be had.
@@ -48,8 +48,8 @@ pub fn measure_helped(
     Ok(Rates { sealed, opened })
 }
 
-/// Measures so many lanes on as many threads at once, each pinned to a CPU of its own while there are
-/// so many. Returns what all do together.
+/// Measures so many lanes on as many threads at once. Each thread is pinned to a separate CPU while there are
+/// enough. Returns the sum of all threads.
 ///
 /// # Errors
 /// [`EngineError::Io`]: there is no UDP socket to be had.

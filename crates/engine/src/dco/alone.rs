@@ -1,4 +1,4 @@
-//! A device's table of peers alone, for measuring what it takes to find the one that a packet is of.
+//! A device's peer table alone, for measuring how long it takes to find a packet's peer.
 
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -44,8 +44,9 @@ impl PeerTable {
         Ok(Self(peers))
     }
 
-    /// Whether a packet that bears the id of the `number`th peer, from 0 on, is of the one that packets to
-    /// its VPN address go to, and whether a packet to the network behind the first peer finds that one.
+    /// Whether all look-ups find the right peer. A packet with the id of the `number`th peer, from 0 on, and
+    /// a packet to its VPN address find the same peer. A packet to the network behind the first peer finds
+    /// the first.
     pub fn finds(&self, number: u32) -> bool {
         let id = FIRST + number;
         let found = self.0.with_id(id);

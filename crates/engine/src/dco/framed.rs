@@ -55,7 +55,7 @@ impl FrameSink for Tun {
         shift(&mut vnet, u16::wrapping_sub);
         let mut packet: [IoSlice<'_>; SLICES_MAX] = array::from_fn(|_| IoSlice::new(&[]));
         packet[0] = IoSlice::new(&vnet);
-        // The Ethernet header is the first part of a header written anew, else of the only frame.
+        // The Ethernet header is the first part of a rewritten header, else of the only frame.
         let mut ether = ethernet::LEN;
         for (room, part) in packet[1..].iter_mut().zip(parts) {
             let (skipped, part) = part.split_at(ether.min(part.len()));

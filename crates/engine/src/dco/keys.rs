@@ -45,7 +45,7 @@ enum Layout {
     Epochs(Box<Epochs>),
 }
 
-/// What was received with a key.
+/// The receive state of a key.
 #[derive(Debug, Default)]
 pub(crate) struct Window {
     replay: ReplayWindow,
@@ -104,7 +104,7 @@ impl Key {
         Self { id, cipher, layout, told, spent }
     }
 
-    /// What seals now.
+    /// Returns the sealing key in use, after an epoch change that is due.
     #[inline]
     pub(crate) fn sealing(&self) -> Sealing<'_> {
         match &self.layout {
@@ -117,7 +117,7 @@ impl Key {
         }
     }
 
-    /// What opens at this time of the device's clock, for this thread alone.
+    /// Locks the opening keys for the calling thread. `now_ms` is the device's clock.
     #[inline]
     pub(crate) fn hold(&self, now_ms: u64) -> Opening<'_> {
         match &self.layout {
@@ -172,13 +172,13 @@ fn libraries(cipher: DataCipher, mode: Mode) -> (Choice, Choice) {
     }
 }
 
-/// Who panicked with it left it whole: windows are told last, and keys are taken whole.
+/// A thread that panicked left the value whole: windows are updated last, and keys are swapped whole.
 #[inline]
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What a key seals with.
+/// The sealing half of a key.
 pub(crate) enum Sealing<'a> {
     Classic(&'a SealingKey),
     Epoch(Arc<EpochSealingKey>),
@@ -245,7 +245,7 @@ impl Sealer<'_> {
     }
 }
 
-/// What a key opens with, and its window.
+/// The opening half of a key, with its window.
 pub(crate) enum Opening<'a> {
     Classic {
         key: &'a OpeningKey,
@@ -325,7 +325,7 @@ impl Keys {
         std::mem::swap(&mut self.primary, &mut self.secondary);
     }
 
-    /// What is told of the key in this slot.
+    /// Returns the state of the key in this slot.
     pub(crate) fn state(&self, slot: Slot) -> Option<KeyState> {
         let key = match slot {
             Slot::Primary => self.primary.as_ref(),
@@ -334,13 +334,13 @@ impl Keys {
         key.map(|key| key.state())
     }
 
-    /// What seals.
+    /// Returns the key that seals.
     #[inline]
     pub(crate) fn sealing(&self) -> Option<&Key> {
         self.primary.as_deref()
     }
 
-    /// What opens the packets that bear this id.
+    /// Returns the key that opens packets with this key id.
     #[inline]
     pub(crate) fn opening(&self, id: KeyId) -> Option<&Key> {
         let has_id = |key: &&Key| key.id == id;

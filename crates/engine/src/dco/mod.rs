@@ -60,14 +60,15 @@ pub struct DeviceConfig {
     /// The largest IP packet inside, in bytes, at most [`MTU_MAX`], to begin with; the TUN device's own
     /// MTU is set by who sets it up, and followed from then on.
     pub mtu: u16,
-    /// What ways to peers over IPv6 carry for certain, in bytes, at least [`IPV6_MTU_MIN`]: TCP inside is told
-    /// what fits, what is longer all the same is counted. Nobody says more where ICMPv6 is kept back.
+    /// The MTU in bytes that every IPv6 path to a peer carries, at least [`IPV6_MTU_MIN`]. TCP inside learns
+    /// the size that fits; longer packets are sent all the same and counted. Where ICMPv6 is filtered,
+    /// nothing else reports the MTU.
     pub path_mtu: u16,
     /// Move super-packets where the kernel has them; else every packet and every datagram goes alone.
     pub offloads: bool,
 }
 
-/// What a device tells.
+/// An event that a device reports.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
     /// Something has happened to a peer.
@@ -83,7 +84,7 @@ pub enum Event {
     },
 }
 
-/// What all threads of a device know.
+/// State that all threads of a device share.
 #[derive(Debug)]
 struct Shared {
     peers: Peers,
@@ -98,7 +99,7 @@ struct Shared {
     gone: bool,
 }
 
-/// Who is told what happens.
+/// The receiver of a device's events.
 struct Telling {
     events: Arc<dyn Fn(Event) + Send + Sync>,
     /// A key that seals no more is still in its slot.
@@ -111,7 +112,7 @@ pub struct Device {
     thread: Option<JoinHandle<()>>,
 }
 
-/// What a device's handle and its thread have together.
+/// State that a device's handle and its thread share.
 struct Common {
     tun: Tun,
     shared: RwLock<Shared>,
@@ -264,7 +265,7 @@ impl Device {
         self.common.read().peers.mode()
     }
 
-    /// What its thread did since it was opened, apart from drops.
+    /// Returns how much of this work its thread did since the device was opened, drops excluded.
     pub fn done(&self, work: Work) -> u64 {
         self.common.counters.done(work)
     }
@@ -405,7 +406,7 @@ impl Device {
         self.change_keys(id, |peer| peer.keys.install(slot, key))
     }
 
-    /// What is told of a key.
+    /// Returns the state of a key.
     ///
     /// # Errors
     /// There is no such peer, or nothing in the slot.
@@ -455,7 +456,7 @@ impl Device {
             (Way::Udp(_), None) => return Err(DeviceError::NoRemote),
             (Way::Tcp(connection), _) => {
                 let sent = connection.write(&[&length.to_be_bytes(), packet].concat());
-                // What it did not take now is offered by the device's thread.
+                // The device's thread sends the bytes that the connection did not take now.
                 self.common.waker.wake();
                 sent
             }
@@ -658,7 +659,7 @@ mod tests {
         thread.join().unwrap();
     }
 
-    /// What is told of the key of peer 3 once it is used up.
+    /// The event that reports the key of peer 3 as used up.
     const USED_UP: Event = Event::Notification(Notification::KeySwap { peer_id: 3, key_id: 5 });
 
     /// The key of peer 3, as the device has it.

@@ -21,9 +21,9 @@ pub const DEVICE_PEERS_MAX: usize = 16_384;
 pub(crate) struct Peer {
     /// Which it is of all that the device ever had: its id and its place may be another's one day.
     pub(crate) number: u64,
-    /// What its packets bear.
+    /// The peer id in packets from it.
     pub(crate) id: u32,
-    /// What the packets to it bear.
+    /// The peer id in packets to it.
     pub(crate) tx_id: u32,
     /// The transport that it is reached by.
     pub(crate) transport: u16,
@@ -39,14 +39,14 @@ pub(crate) struct Peer {
     heard_ms: AtomicU64,
 }
 
-/// What went to and came from a peer: several threads add.
+/// Traffic to and from a peer. Several threads add to it.
 #[derive(Debug, Default)]
 pub(crate) struct Counts {
     vpn: Way,
     link: Way,
 }
 
-/// What a worker has received from a peer at once.
+/// Traffic from a peer that a worker adds to the counts at once.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Received {
     /// The IP packets in it.
@@ -449,7 +449,7 @@ mod tests {
         );
         assert_eq!(towards(&peers, "10.8.0.1"), Some(1));
         assert_eq!(towards(&peers, "fd08::1"), Some(1));
-        // Nobody's own.
+        // No peer has these addresses.
         assert_eq!(towards(&peers, "10.8.0.77"), Some(2));
         assert_eq!(towards(&peers, "fd08::77"), Some(2));
     }
@@ -503,7 +503,7 @@ mod tests {
         let mut peers = peers(most, &[]);
         let new = new_peer(most + 1);
         assert_eq!(add(&mut peers, &new), Err(DeviceError::TooManyPeers(DEVICE_PEERS_MAX)));
-        // Nothing is left of the one that was refused.
+        // Nothing is left of the refused peer.
         assert_eq!(peers.index_of(new.id), Err(DeviceError::NoPeer(new.id)));
         assert_eq!(peers.towards(vpn_ipv4(new.id).into()), None);
         assert_eq!((peers.len(), peers.iter().count()), (DEVICE_PEERS_MAX, DEVICE_PEERS_MAX));

@@ -45,7 +45,7 @@ pub(super) struct Moved {
     pub(super) local: Option<IpAddr>,
 }
 
-/// What came in, but for its bytes.
+/// A received packet's metadata.
 #[derive(Clone, Copy)]
 pub(super) struct Arrival {
     /// Where from, over UDP.
@@ -60,8 +60,8 @@ pub(super) struct Arrival {
     pub(super) now_ms: u64,
 }
 
-/// The key of the last packet: most come many on one. It is let go before anything is written, so that
-/// whoever gets a packet finds it counted.
+/// The key of the last packet: most packets come many on one key. It is released before any write, so that
+/// the reader of a packet finds it counted.
 struct Held<'a> {
     index: u32,
     peer: &'a Peer,
@@ -80,7 +80,7 @@ impl Drop for Held<'_> {
     }
 }
 
-/// What a packet turned out to be.
+/// The kind of an accepted packet.
 enum Opened {
     /// An IP packet, and the frame made of it: where in the packet's bytes it stands.
     Frame(Range<usize>),
@@ -231,7 +231,7 @@ fn open<'a>(
     let key_id = match Opcode::parse(word[0]) {
         Ok((Opcode::DataV2, key_id)) => key_id,
         _ if is_data_v1(word[0]) => return Err(DropReason::Malformed),
-        // What an opcode means is for whoever reads the control channel to know.
+        // The reader of the control channel interprets opcodes.
         _ => return Ok(Opened::Control),
     };
     let id = u32::from_be_bytes([0, word[1], word[2], word[3]]);

@@ -11,7 +11,8 @@ pub const ROUTES_MAX: usize = 65_536;
 pub struct Route {
     /// Where it leads, with the prefix's length in bits.
     pub destination: (IpAddr, u8),
-    /// By whose VPN address; `None`: whatever is reached has an address of its own.
+    /// The VPN address of the peer that it goes by; `None`: a destination's address is its peer's VPN
+    /// address.
     pub gateway: Option<IpAddr>,
     /// Of two routes to one destination the lower is taken.
     pub metric: u32,

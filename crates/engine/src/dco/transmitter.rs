@@ -22,7 +22,7 @@ use crate::tables::lane::Origin;
 use crate::tx::gso_batch::{GsoBatch, GsoKey, GsoTarget};
 use crate::tx::too_long::TooLongAnswers;
 
-/// What a device sends with.
+/// The environment that a device's transmitter uses.
 pub(super) type DeviceEnv<'a> = Env<'a, Tun, Transports>;
 
 /// The sending half of a device's worker.
@@ -74,7 +74,7 @@ impl Transmitter {
             return env.counters.dropped(DropReason::NoPath, 1);
         };
         let whole = Plan::new(&vnet, frame, room.into());
-        // What the device carries and not every way over IPv6 does has to try its luck.
+        // A packet that the device carries, and not every IPv6 path, is sent all the same.
         let is_long = room < mtu && matches!(whole, Err(SplitError::TooLong { .. }));
         match if is_long { Plan::new(&vnet, frame, mtu.into()) } else { whole } {
             Ok(plan) => {
@@ -104,7 +104,7 @@ impl Transmitter {
         };
         let sealing = key.sealing();
         let Ok(mut sealer) = sealing.reserve(segments, first_word(key.id, peer.tx_id)) else {
-            // Who is told finds it counted.
+            // The drop is counted before the event, so that the event's receiver finds it counted.
             env.counters.dropped(DropReason::SaExhausted, segments);
             return telling.spent(peer.id, key);
         };
@@ -150,7 +150,7 @@ impl Transmitter {
             // The system has let it through by the new one, and lets the next through.
             return;
         }
-        // Who may not be answered finds it counted.
+        // A packet that may not be answered has been counted above.
         let _ = self.answers.answer(env, frame, mtu);
     }
 }
@@ -165,8 +165,8 @@ fn is_over_ipv6(peer: &Peer, env: &DeviceEnv<'_>) -> bool {
 /// Writes a segment's packet behind `front` bytes of `datagram`, which has room for it and for what a tag
 /// takes.
 ///
-/// The segment's frame begins with an Ethernet header that has no place on the wire; the bytes in front,
-/// which are written anew afterwards, have room for it, but for two where they are an epoch's.
+/// The segment's frame begins with an Ethernet header that has no place on the wire. The bytes in front,
+/// which are overwritten afterwards, have room for it, but for two bytes where they are an epoch's.
 #[inline]
 fn write_packet(plan: &Plan, frame: &[u8], segment: usize, datagram: &mut [u8], front: usize) {
     let start = front.saturating_sub(ethernet::LEN);

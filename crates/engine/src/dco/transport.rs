@@ -1,5 +1,5 @@
-//! What a device's packets travel by: UDP sockets, which peers share, and TCP connections of one peer
-//! each (`docs/design/ovpn.md`, sockets).
+//! The transports of a device: UDP sockets, which peers share, and TCP connections of one peer each
+//! (`docs/design/ovpn.md`, sockets).
 
 use std::collections::{BTreeSet, VecDeque};
 use std::io::{self, Read, Write};
@@ -45,7 +45,7 @@ pub(crate) enum Way {
 }
 
 impl Transport {
-    /// A transport that nobody uses yet.
+    /// A transport without users yet.
     fn new(adopted: Adopted, kind: rules::Transport, queues_changed: &Arc<AtomicBool>) -> Self {
         let way = match adopted {
             Adopted::Udp(socket) => Way::Udp(socket),
@@ -79,7 +79,7 @@ impl Transport {
 /// A socket as the rules for peers see it.
 ///
 /// # Errors
-/// What the kernel refused to tell.
+/// The kernel did not report the socket's address families.
 pub(crate) fn kind(adopted: &Adopted) -> io::Result<rules::Transport> {
     Ok(match adopted {
         Adopted::Udp(socket) => {
@@ -280,7 +280,7 @@ impl GsoSink for Transports {
 /// system's choice, as the kernel's device does.
 ///
 /// # Errors
-/// What the kernel refused.
+/// The kernel refused to send.
 #[inline]
 pub(crate) fn send_udp(
     socket: &UdpSocket,
@@ -296,7 +296,7 @@ pub(crate) fn send_udp(
     }
 }
 
-/// What the kernel says of an address to send from that is not the host's, among other things.
+/// The kernel's errors for a source address that is not the host's. They have other causes, too.
 #[cold]
 fn is_unroutable(error: &io::Error) -> bool {
     let errors = [Errno::INVAL, Errno::NETUNREACH, Errno::ADDRNOTAVAIL];

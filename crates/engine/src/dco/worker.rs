@@ -32,15 +32,15 @@ const TUN: u64 = 1;
 /// The first transport's.
 const TRANSPORT: u64 = 2;
 
-/// What the device's thread owns.
+/// The state that the device's thread owns.
 pub(super) struct Worker {
     pub(super) common: Arc<Common>,
     pub(super) segments_max: usize,
     pub(super) merge: (bool, bool),
 }
 
-/// Whether a thread that was woken is to stop. That is looked at after its wakes are taken: the one that comes with it may
-/// be taken with others before, and no further one comes.
+/// Whether a woken thread must stop. It looks after it has taken its wakes: the stop's wake may be taken
+/// together with earlier ones, and no further one comes.
 fn is_to_stop(take_wakes: impl FnOnce(), stop: &AtomicBool) -> bool {
     take_wakes();
     stop.load(Ordering::Relaxed)
@@ -49,7 +49,7 @@ fn is_to_stop(take_wakes: impl FnOnce(), stop: &AtomicBool) -> bool {
 /// A transport that is waited for.
 struct Watched {
     transport: Arc<Transport>,
-    /// What came over a connection and is no whole packet yet.
+    /// Bytes of a connection that are not a whole packet yet.
     rest: Vec<u8>,
     /// It is waited for that a connection takes more.
     writable: bool,
@@ -74,7 +74,7 @@ impl Worker {
         let mut transmitter = Transmitter::new(self.segments_max);
         let mut receiver = Receiver::new(self.merge.0, self.merge.1);
         let mut buffer = Box::new([0; ROOM]);
-        // What is read from any connection; made with the first one.
+        // The read buffer of all connections; allocated with the first one.
         let mut stream = Vec::new();
         let (mut watched, mut ready) = (HashMap::new(), Vec::new());
         let mut look_at = Instant::now();
@@ -93,7 +93,7 @@ impl Worker {
                 }
                 self.watch(&poller, &mut watched);
             }
-            // What is written may be answered within the call, as TCP does.
+            // A write may be answered within the call, as TCP does.
             tun |= !ready.is_empty();
             for number in ready.drain(..) {
                 self.drain(&mut receiver, number, &mut watched, &mut stream);
@@ -113,7 +113,7 @@ impl Worker {
         }
     }
 
-    /// How long there may be nothing to do; `None` for ever.
+    /// How long there may be nothing to do; `None`: no limit.
     fn time_until(&self, look_at: Instant) -> Option<Duration> {
         let timed = self.common.read().peers.has_keepalive();
         timed.then(|| look_at.saturating_duration_since(Instant::now()))
@@ -130,7 +130,7 @@ impl Worker {
         watched.retain(|number, watched| {
             let stays = is_there(*number, watched);
             if !stays {
-                // Somebody else may hold the socket, so that it would be reported for ever.
+                // Another process may hold the socket, so that the poller would report it without end.
                 let _ = poller.remove(&*watched.transport);
             }
             stays
@@ -164,14 +164,14 @@ impl Worker {
         let transport = Arc::clone(&entry.transport);
         let now = self.common.read().transports.get(number).map(Arc::as_ptr);
         if now != Some(Arc::as_ptr(&transport)) {
-            // What comes from now on is for whoever has the socket.
+            // Later packets belong to the socket's new owner.
             return;
         }
         let broken = match &transport.way {
             Way::Udp(socket) => {
                 for _ in 0..UDP_BATCHES_MAX {
                     let max = Receiver::messages_max();
-                    // What is wrong with a socket concerns the next datagram no more than the last.
+                    // A socket error does not concern the next datagram: the next turn reads on.
                     let Ok(got) = socket.recv(&mut receiver.batch, max) else { break };
                     let shared = self.common.read();
                     let at = (number, self.common.now_ms());
@@ -311,7 +311,7 @@ impl Worker {
             tap: &self.common.tun,
             socket: &shared.transports,
             counters: &self.common.counters,
-            // A datagram longer than the route takes is fragmented; there is nobody to tell.
+            // A datagram longer than the route takes is fragmented; no event reports it.
             events: &|_| (),
         }
     }

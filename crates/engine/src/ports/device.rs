@@ -1,4 +1,4 @@
-//! What a worker needs of a TAP device and of a UDP socket: the real ones, or a test's.
+//! Traits for a worker's TAP device and UDP socket, which tests replace.
 
 use std::io::{self, IoSlice};
 use std::net::SocketAddr;
@@ -85,8 +85,8 @@ impl GsoSink for UdpSocket {
     }
 }
 
-/// The sockets that lanes are sent from, by worker. The first worker's has the engine's port. The
-/// others have ports of their own, so that the network and the peer's kernel tell the lanes apart.
+/// The sockets that lanes are sent from, by worker. The first worker's has the engine's port. The others have
+/// separate ports, so that the network and the peer's kernel tell the lanes apart.
 #[derive(Debug, Default)]
 pub(crate) struct LaneSockets {
     pub(crate) own: Vec<Senders>,
@@ -123,7 +123,7 @@ impl GsoSink for LaneSockets {
     }
 }
 
-/// What both directions of a worker use.
+/// The environment that both directions of a worker use.
 pub(crate) struct Env<'a, F, R> {
     pub(crate) tap: &'a F,
     pub(crate) socket: &'a R,

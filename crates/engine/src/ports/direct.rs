@@ -1,9 +1,9 @@
 //! Direct ports: TAP devices that are containers' own interfaces, served beside that of the switch.
 //!
-//! What a container sends to endpoints of other hosts comes up here without passing the switch, and
-//! what peers send to it is written here; a kernel program inside the container (`weft_io::redirect`)
-//! leads all else by the switch. So groups, this host and unknown addresses are the switch's affair
-//! alone, and nothing arrives twice.
+//! A container's frames to endpoints of other hosts come up here without passing the switch, and frames from
+//! peers to the container are written here. A kernel program inside the container (`weft_io::redirect`) sends
+//! all else through the switch. So groups, this host and unknown addresses are the switch's affair alone, and
+//! nothing arrives twice.
 
 use std::io::{self, IoSlice};
 use std::sync::Arc;
@@ -22,7 +22,7 @@ use crate::tables::state::key_of;
 /// Direct ports of one host.
 pub const PORTS_MAX: usize = 4_096;
 
-/// What a direct port has carried. A super-packet is one packet.
+/// The traffic of a direct port. A super-packet is one packet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PortTraffic {
     /// By the container.
@@ -71,7 +71,7 @@ impl Counter {
 }
 
 impl PortQueue {
-    /// What is waited for.
+    /// The device that the poller waits for.
     pub(crate) const fn tap(&self) -> &Tap {
         &self.tap
     }
@@ -106,7 +106,7 @@ impl Port {
         !self.gone.swap(true, Relaxed)
     }
 
-    /// What it has carried since it was added.
+    /// Its traffic since it was added.
     pub(crate) fn traffic(&self) -> PortTraffic {
         let mut traffic = PortTraffic::default();
         for queue in &self.queues {
@@ -187,7 +187,7 @@ impl Ports {
         Ok(())
     }
 
-    /// There are other workers than before: those that are woken share the queues out anew.
+    /// The number of workers has changed: those that are woken share the queues out again.
     pub(crate) fn share_anew(&mut self) {
         self.generation += 1;
     }

@@ -1,4 +1,4 @@
-//! What the errors of devices and sockets mean.
+//! The meaning of device and socket errors.
 
 use std::io;
 

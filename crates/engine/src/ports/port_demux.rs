@@ -14,7 +14,7 @@ pub(crate) struct PortDemux<'a> {
     pub(crate) switch: &'a Tap,
     pub(crate) ports: &'a Ports,
     pub(crate) worker: usize,
-    /// Who is told what was written to.
+    /// The readers to tell of each write.
     pub(crate) written: (&'a TapQueueReader, &'a PortReader),
 }
 

@@ -86,12 +86,13 @@ impl PortReader {
         self.seen = None;
     }
 
-    /// Nobody looks at what has something now: it will be told again.
+    /// Forgets which queues are ready: the poller reports them again.
     pub(crate) fn forget_ready(&mut self) {
         self.ready.clear();
     }
 
-    /// What was just written may have been answered within the call, as TCP does.
+    /// Marks the queues of the port just written to as ready: a write may be answered within the call, as TCP
+    /// does.
     #[inline]
     pub(crate) fn note_answers(&mut self) {
         let Some(port) = self.written.take() else { return };

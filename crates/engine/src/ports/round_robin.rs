@@ -50,7 +50,7 @@ impl<const N: usize> RoundRobin<N> {
         self.ready.contains(&true)
     }
 
-    /// Nobody looks at what has something now: it will be told again.
+    /// Forgets which queues are ready: the poller reports them again.
     pub(crate) const fn forget_ready(&mut self) {
         self.ready = [false; N];
     }

@@ -20,11 +20,11 @@ use crate::error::EngineError;
 /// Bytes taken from one socket in a turn while others have something, each message counted as
 /// [`MESSAGE_BYTES`] more: eight full GSO batches. A turn of small messages ends earlier, with its batches.
 pub(crate) const TURN_BYTES: usize = 8 * 65_536;
-/// What a message costs beside its bytes, as bytes that cost as much.
+/// The cost of a message beside its bytes, as a number of bytes that cost as much.
 const MESSAGE_BYTES: usize = 1_024;
 /// Sockets of a worker: of its share of the engine's port, and of its lanes' port.
 pub(crate) const SOCKETS_MAX: usize = 2 * BUCKETS;
-/// The one that also sends what the kernel may cut.
+/// The socket that also sends datagrams that the kernel may cut.
 const CUTTING: usize = BUCKETS - 1;
 /// Their tokens begin here.
 const FIRST_TOKEN: u64 = TOKENS_END;
@@ -71,8 +71,8 @@ pub(crate) struct SocketBuckets {
 }
 
 impl SocketBuckets {
-    /// Binds a port (0: any free one) that nobody has: sharing is with one another, not with another
-    /// program that shares as well.
+    /// Binds a free port (0: any). The sockets share it with one another, not with another program that
+    /// shares as well.
     ///
     /// # Errors
     /// The port is somebody's, or what the kernel refused.
@@ -116,12 +116,12 @@ impl SocketBuckets {
         Ok(Self { sockets: sockets.into_iter().map(Arc::new).collect() })
     }
 
-    /// The one that is sent from.
+    /// The socket to send from.
     pub(crate) fn sender(&self) -> &Arc<UdpSocket> {
         &self.sockets[0]
     }
 
-    /// What is sent from.
+    /// The sockets to send from.
     pub(crate) fn senders(&self) -> Senders {
         let [whole, cutting] = [0, CUTTING].map(|at| Arc::clone(&self.sockets[at]));
         Senders { whole, cutting }

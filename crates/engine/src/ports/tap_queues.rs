@@ -61,7 +61,7 @@ impl TapQueues {
         Ok(Self { taps: taps.into() })
     }
 
-    /// The one that is written to.
+    /// The queue to write to.
     pub(crate) fn writer(&self) -> &Tap {
         &self.taps[0]
     }
@@ -71,7 +71,7 @@ impl TapQueues {
         self.writer().name()
     }
 
-    /// What the kernel granted to the device.
+    /// The offloads that the kernel granted to the device.
     pub(crate) fn offloads(&self) -> TapOffloads {
         self.writer().offloads()
     }
@@ -85,7 +85,8 @@ impl TapQueues {
     }
 }
 
-/// What shares frames out, if the kernel takes it: then a worker has a queue for each bucket, else one for all.
+/// The program that shares frames out, if the kernel takes it. With it a worker has a queue for each bucket,
+/// else one queue for all.
 pub(crate) fn steering() -> Option<Arc<FrameSteering>> {
     match FrameSteering::new() {
         Ok(steering) => Some(Arc::new(steering)),
@@ -140,8 +141,8 @@ impl TapQueueReader {
         }
     }
 
-    /// Takes turns, as [`RoundRobin::take`]. What was just written may have been answered within the call, as
-    /// TCP does.
+    /// Takes turns, as [`RoundRobin::take`]. A write just made may have been answered within the call, as TCP
+    /// does.
     ///
     /// # Errors
     /// The first that is met.
@@ -195,7 +196,7 @@ mod tests {
             }
             assert_eq!(taken(&mut reader), expected);
             assert!(taken(&mut reader).is_empty(), "once");
-            // What the poller tells of a queue, and of something else.
+            // The poller's token of a queue, and two other tokens.
             assert!(reader.round_robin().note_token(FIRST_TOKEN + 3));
             assert!(
                 !reader.round_robin().note_token(TOKENS_END) && !reader.round_robin().note_token(0)

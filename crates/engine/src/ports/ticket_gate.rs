@@ -1,8 +1,8 @@
 //! A ticket gate, where threads that share a device pass in order: one at a time takes a unit off it and draws a
 //! ticket; they work on their units side by side, and each then waits for its ticket's turn.
 //!
-//! Nobody holds more than one ticket and there is no queue: a thread that is stuck holds up those
-//! behind it, and nothing grows. A lock and a turn for each unit of some 64 KiB, none for a packet.
+//! A thread holds at most one ticket and there is no queue: a thread that is stuck holds up those behind it,
+//! and nothing grows. A lock and a turn for each unit of some 64 KiB, none for a packet.
 
 use std::cell::Cell;
 use std::hint::spin_loop;
@@ -42,7 +42,7 @@ pub(crate) struct Ticket<'a> {
 }
 
 impl TicketGate {
-    /// Waits until nobody else takes units off the device.
+    /// Waits until no other thread takes units off the device.
     pub(crate) fn enter(&self) -> Front<'_> {
         let next = self.free_front().unwrap_or_else(|| {
             // A thread that panicked has drawn its ticket or has not.
@@ -83,7 +83,7 @@ impl TicketGate {
 
     fn pass(&self, number: u64) {
         self.turn.store(number + 1, SeqCst);
-        // Who counted itself before this look is woken; who does after it sees the new turn.
+        // A sleeper that counted itself before this look is woken; a later one sees the new turn.
         if self.sleepers.load(SeqCst) > 0 {
             drop(self.asleep.lock().unwrap_or_else(PoisonError::into_inner));
             self.moved.notify_all();

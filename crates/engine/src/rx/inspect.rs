@@ -1,4 +1,4 @@
-//! What an opened packet holds, and what follows from it.
+//! The contents of an opened packet, and the decisions that follow.
 
 use std::ops::Range;
 
@@ -25,7 +25,7 @@ pub(crate) fn note_refused<F, R>(
     }
 }
 
-/// What an authentic packet holds.
+/// The contents of an authentic packet.
 #[derive(Debug)]
 pub(crate) enum Inside {
     /// A frame for the TAP device: where in the datagram it stands.
@@ -92,7 +92,7 @@ pub(crate) fn inspect(
     let (frame, checksum) = (&mut datagram[inner.frame.clone()], inner.vxlan.rco.into());
     ecn::decapsulate(frame, tos).map_err(|_| DropReason::CeOverNotEct)?;
     if let Some(mtu) = state.narrow_mtu(inbound.peer) {
-        // What is sent back is to fit, where answers to what is too long may not get through.
+        // Clamps the MSS so that answers fit: reports of packets that are too long may not get through.
         mss::clamp(frame, mtu, checksum);
     }
     Ok(Inside::Frame(inner.frame, checksum))

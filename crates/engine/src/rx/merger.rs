@@ -11,7 +11,7 @@ use crate::ports::device::{Env, FrameSink};
 use crate::ports::errno;
 use crate::stats::counters::{DropReason, Work, WorkerCounters};
 
-/// Parts of what is written with one call: the virtio net header, a header written anew, and the frames.
+/// Parts of one write: the virtio net header, a rewritten header, and the frames.
 pub(crate) const SLICES_MAX: usize = FRAMES_MAX + 2;
 
 /// Merges frames and writes them.

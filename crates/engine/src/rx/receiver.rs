@@ -34,7 +34,7 @@ pub(crate) struct Receiver {
     pub(crate) batch_size: BatchSize,
 }
 
-/// What a datagram turned out to be.
+/// The result of opening a datagram.
 enum Opened {
     /// A frame for the TAP device.
     Frame(Range<usize>, FrameChecksum),

@@ -89,7 +89,7 @@ named! {
 }
 
 named! {
-    /// What a worker did, apart from drops.
+    /// Kinds of a worker's work, apart from drops.
     Work {
         /// Super-packets and frames read from the TAP device.
         TapReads = "tap_reads",
@@ -240,7 +240,7 @@ impl LaneTraffic {
     }
 }
 
-/// What one worker did and dropped.
+/// The totals of one worker: work and drops.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct WorkerTotals {
     /// Processor time that its thread has worked; zero if it is gone.
@@ -331,7 +331,7 @@ pub(crate) struct WorkerCounters {
 }
 
 impl WorkerCounters {
-    /// The calling thread is the worker, perhaps in the place of one that is gone.
+    /// Makes the calling thread the worker, perhaps in place of a thread that is gone.
     pub(crate) fn begin(&self) {
         self.awake_ns.set(0);
         self.thread.store(rustix::thread::gettid().as_raw_nonzero().get(), Relaxed);
@@ -367,7 +367,7 @@ impl WorkerCounters {
         }
     }
 
-    /// What the worker itself has done.
+    /// Returns the worker's own count of this work, without its helpers'.
     #[inline]
     pub(crate) fn own(&self, work: Work) -> u64 {
         self.work[work as usize].get()
@@ -379,7 +379,7 @@ impl WorkerCounters {
         self.own(Work::DatagramsSent) + self.own(Work::DatagramsReceived)
     }
 
-    /// What the worker and its helpers have done.
+    /// Returns the count of this work by the worker and its helpers.
     pub(crate) fn done(&self, work: Work) -> u64 {
         self.sum(&|counters| counters.work[work as usize].get())
     }
@@ -483,9 +483,9 @@ pub(crate) struct Registry {
 #[derive(Debug, Default)]
 struct Inner {
     sas: BTreeMap<SaName, Arc<SaCounters>>,
-    /// What SAs that are gone carried, by the lanes that a peer ever had.
+    /// Traffic of SAs that are gone, by the lanes that a peer ever had.
     past: BTreeMap<PeerId, Vec<LaneTraffic>>,
-    /// What was dropped of each peer's.
+    /// Dropped packets of each peer.
     dropped: BTreeMap<PeerId, Arc<Count>>,
 }
 
@@ -507,7 +507,7 @@ impl Registry {
         }
     }
 
-    /// What is dropped of a peer's, counted by whoever drops it.
+    /// The count of a peer's dropped packets, to which the code that drops adds.
     pub(crate) fn dropped_of(&self, peer: PeerId) -> Arc<Count> {
         Arc::clone(self.lock().dropped.entry(peer).or_default())
     }
@@ -552,7 +552,7 @@ impl Inner {
             sas.push(SaTraffic { peer, path, lane, direction, spi, traffic });
             lane_of(&mut peers, *name).add(direction, traffic);
         }
-        // Who has neither traffic nor drops has nothing to tell.
+        // A peer with neither traffic nor drops is left out.
         for (peer, _) in self.dropped.iter().filter(|(_, dropped)| dropped.get() > 0) {
             peers.entry(*peer).or_default();
         }

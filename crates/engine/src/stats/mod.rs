@@ -1,4 +1,4 @@
-//! What threads count: for the world, and for the kernel that hands flows out by load.
+//! Counters of threads: for users, and for the kernel, which hands flows out by load.
 
 pub(crate) mod counters;
 pub(crate) mod worker_load;

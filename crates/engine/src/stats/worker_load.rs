@@ -1,4 +1,4 @@
-//! What a worker carries, which decides on the flows that come to it.
+//! A worker's load, by which the kernel hands flows out.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use weft_io::steer::{FrameSteering, tick};
 /// Tells the kernel what one worker and its helpers carry, where it hands frames out by that.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct WorkerLoad {
-    /// The worker's number, and who is told. `None`: nobody asks.
+    /// The worker's number, and the program that counts its load. `None`: loads are not counted.
     told: Option<(usize, Arc<FrameSteering>)>,
 }
 

@@ -22,7 +22,8 @@ pub(crate) struct Flows {
     slots: Box<[AtomicU64]>,
 }
 
-/// What a slot says: when a flow was last seen, by which lane, and how many lanes there were to choose from.
+/// The contents of a slot: when a flow was last seen, by which lane, and how many lanes there were to choose
+/// from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Placed {
     tick: u32,
@@ -64,7 +65,7 @@ impl Flows {
         let is_own = |lane: usize| lane % workers.max(1) == worker;
         let before = Placed::from_bits(slot.load(Relaxed)).filter(|before| {
             let lane = usize::from(before.lane);
-            // Where lanes have come or gone since, those that stood in for one of its own are left.
+            // Where lanes have come or gone since, a flow leaves a lane that stood in for its worker's.
             before.goes_on(tick)
                 && is_usable(path, lane)
                 && (before.usable == usable || is_own(lane))

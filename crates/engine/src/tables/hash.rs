@@ -7,8 +7,8 @@ const ODD: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// Maps keys to values; the caller bounds how many. Look-ups do not allocate; insertions may.
 ///
-/// Keys come from authenticated peers (Ethernet addresses) or from this host (SPIs), so that nobody
-/// else can choose them to collide.
+/// Keys come from authenticated peers (Ethernet addresses) or from this host (SPIs), so that an outsider
+/// cannot choose them to collide.
 #[derive(Clone, Debug)]
 pub(crate) struct Table<V> {
     slots: Vec<Option<(u64, V)>>,

@@ -38,7 +38,7 @@ pub(crate) struct Origin {
     pub(crate) may_cut: bool,
 }
 
-/// What is known of a lane of a path beyond its SAs, which come and go.
+/// The state of a path's lane beyond its SAs, which come and go.
 #[derive(Debug, Default)]
 pub(crate) struct Lane {
     /// Where the peer's packets on this lane come from; the responder answers there.
@@ -82,7 +82,7 @@ impl Lane {
         }
     }
 
-    /// It has an SA, and is to be proven if it is not.
+    /// The lane has an SA: asks for proof of it, unless it is proven.
     pub(crate) fn ask(&self) {
         self.asks_left.store(LANE_ASKS_MAX, Relaxed);
     }
@@ -122,8 +122,8 @@ impl Lane {
         self.told.store(TOLD_NOTHING, Relaxed);
     }
 
-    /// The worker's look, at most one each [`LANE_LOOK_MS`], or [`LANE_ASK_MS`] while it is asked for. `sent` is how
-    /// many packets have gone out on its SA. Returns whether a dummy is to be sent.
+    /// The worker's look, at most one each [`LANE_LOOK_MS`], or [`LANE_ASK_MS`] while it is asked for. `sent`
+    /// is how many packets have gone out on its SA. Returns whether to send a dummy.
     pub(crate) fn look(&self, sent: u64) -> bool {
         let heard = self.heard.swap(false, Relaxed);
         let is_proven_now = heard && !self.is_alive();
@@ -131,7 +131,7 @@ impl Lane {
             self.misses.store(0, Relaxed);
             self.alive.store(true, Relaxed);
         }
-        // Not anew when it dies: all lanes of a host may do so at once.
+        // Asking does not restart when the lane dies: all lanes of a host may die at once.
         let left = if self.is_alive() { 0 } else { self.asks_left.load(Relaxed).saturating_sub(1) };
         self.asks_left.store(left, Relaxed);
         let carried = self.carried.swap(false, Relaxed) || sent != self.sent.load(Relaxed);
@@ -146,7 +146,7 @@ impl Lane {
         };
         self.idle.store(idle, Relaxed);
         if is_due {
-            // The dummy counts as sent: alone it does not make the lane one that carries.
+            // The dummy counts as sent: alone it does not mean that the lane carries traffic.
             self.sent.store(sent + 1, Relaxed);
             if !heard {
                 let misses = self.misses.load(Relaxed).saturating_add(1);
@@ -228,7 +228,7 @@ mod tests {
         assert_eq!((lane.news(), lane.news()), (Some(false), None));
         lane.forget_told();
         assert_eq!(lane.news(), Some(false));
-        // What came by another way proves nothing.
+        // A packet that came by another way proves nothing.
         lane.hear();
         lane.unhear();
         lane.look(0);

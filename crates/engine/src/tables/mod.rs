@@ -1,4 +1,4 @@
-//! What the workers know: peers, paths, SAs, endpoints, lanes, and which lane each flow takes.
+//! The tables of the workers: peers, paths, SAs, endpoints, lanes, and which lane each flow takes.
 
 pub(crate) mod flows;
 pub(crate) mod hash;

@@ -24,7 +24,7 @@ const _: () = assert!(DUMMY_LEN_MAX >= esp::HEADER_LEN + esp::DUMMY_LEN + esp::I
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct NotSealed;
 
-/// What seals the packets of an outbound SA.
+/// The sealing key of an outbound SA.
 #[derive(Debug)]
 pub(crate) enum Sealing {
     Esp(SealingSa),
@@ -38,7 +38,7 @@ pub(crate) struct OvpnSealing {
     ends: Ends,
 }
 
-/// What stands in front of a frame, the same for all packets of a plan.
+/// The headers in front of a frame, the same for all packets of a plan.
 #[derive(Clone, Copy)]
 pub(crate) struct Inner {
     pub(crate) source_port: u16,
@@ -176,7 +176,7 @@ impl Builder for OvpnBuilder<'_> {
     }
 }
 
-/// What opens the packets of an inbound SA, but for its replay window.
+/// The opening key of an inbound SA, without its replay window.
 #[derive(Debug)]
 pub(crate) enum Opening {
     Esp(OpeningKey),

@@ -1,4 +1,4 @@
-//! What the workers know: peers, paths, SAs, endpoints; and the commands that change it.
+//! The tables that workers share: peers, paths, SAs, endpoints; and the commands that change them.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
@@ -32,7 +32,7 @@ pub(crate) struct Peer {
     pub(crate) id: PeerId,
     /// The path in use.
     pub(crate) bound: Option<u32>,
-    /// What was dropped of the peer's ([`Registry::dropped_of`]).
+    /// Dropped packets of the peer ([`Registry::dropped_of`]).
     pub(crate) dropped: Arc<Count>,
 }
 
@@ -71,7 +71,7 @@ impl Path {
         outbound.is_some_and(|outbound| outbound.answers_dummies)
     }
 
-    /// Whether the peer's lanes beyond the first have ports of their own; the kernel engine sends all from one.
+    /// Whether the peer's lanes beyond the first have separate ports; the kernel engine sends all from one.
     #[inline]
     pub(crate) fn has_lane_ports(&self) -> bool {
         self.can_be_proven(0)
@@ -103,7 +103,7 @@ pub(crate) struct Outbound {
     /// The peer's engine does.
     pub(crate) answers_dummies: bool,
     bytes: AtomicU64,
-    /// What has gone by its lane lately, where the path has several.
+    /// The recent load of its lane, where the path has several.
     pub(crate) load: Load,
     pub(crate) packets_soft: u64,
     pub(crate) packets_hard: u64,
@@ -144,9 +144,9 @@ impl Outbound {
 pub(crate) struct Inbound {
     pub(crate) spi: u32,
     pub(crate) key: Opening,
-    /// Held by a worker while it opens packets of this SA, once for many. The lane's worker is the
-    /// only one that wants it, but for its helpers, for moments when workers come and go, and where
-    /// the kernel does not steer by lane.
+    /// Held by a worker while it opens packets of this SA, once for many. Normally only the lane's worker
+    /// wants it. Others want it where helpers run, when workers come and go, and where the kernel does not
+    /// steer by lane.
     pub(crate) window: Mutex<ReplayWindow>,
     pub(crate) peer: u32,
     pub(crate) path: u32,
@@ -160,7 +160,7 @@ impl Inbound {
     /// The window, for this thread alone.
     #[inline]
     pub(crate) fn hold(&self) -> MutexGuard<'_, ReplayWindow> {
-        // Who panicked with it left it whole: it is told last.
+        // A thread that panicked left the window whole: it is updated last.
         self.window.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -1,5 +1,4 @@
-//! What the kernel does not take, or cuts, is counted by its reason, and what comes after passes
-//! again.
+//! Packets that the kernel does not take, or cuts, are counted by reason, and later ones pass again.
 
 use rustix::io::Errno;
 
@@ -62,7 +61,7 @@ fn what_the_tap_device_does_not_take_is_counted_by_the_kernels_answer() {
     }
 }
 
-/// What goes out beside runs: a keepalive, and a dummy on a second lane.
+/// Sends the packets that go beside runs: a keepalive, and a dummy on a second lane.
 fn send_alone(rig: &Rig) {
     let nothing = |_| {};
     let env = Env { tap: &rig.tap, socket: &rig.socket, counters: &rig.counters, events: &nothing };
@@ -155,7 +154,7 @@ fn what_is_dropped_of_a_peers_is_counted_for_the_peer_too() {
         seen.sort_unstable_by_key(|(reason, _)| drops.iter().position(|drop| drop.0 == *reason));
         assert_eq!(seen, drops);
         assert_eq!(rig.peers_drops(), 2, "all but the one of nobody's");
-        // Without a path, and to nobody.
+        // Without a path, and to an unknown address.
         rig.command(EngineCommand::BindPath { peer: PEER, path: None });
         let mut to_nobody = udp_read(&pattern(10), true);
         to_nobody[vnet::LEN..vnet::LEN + 6].copy_from_slice(&[2, 9, 9, 9, 9, 9]);

@@ -49,7 +49,7 @@ impl FrameSink for FakeTap {
     }
 }
 
-/// A socket, and a router behind it that writes a TOS of its own into each header.
+/// A socket, and a router behind it that overwrites the TOS of each header.
 struct Wire {
     socket: UdpSocket,
     /// The TOS of each run as it was sent, and the datagrams in it.
@@ -141,7 +141,7 @@ impl Rig {
         self.wire.sent.take()
     }
 
-    /// What comes to the TAP device of all that has arrived; loopback delivers within the send call.
+    /// Returns the frames that reach the TAP device; loopback delivers within the send call.
     fn receive(&mut self) -> Vec<Vec<u8>> {
         let (tap, socket, counters) = (&self.tap, &self.wire, &*self.counters);
         let env = Env { tap, socket, counters, events: &|_| {} };

@@ -19,8 +19,8 @@ fn wire(cipher: Cipher, rco: bool) -> Wire {
     Wire::new(|sa| (sa.cipher, sa.rco) = (cipher, rco))
 }
 
-/// Both formats and ciphers, each with a peer that takes marks of partial checksums and with one that
-/// does not.
+/// Both formats and ciphers, each with a peer that takes marks of partial checksums and with a peer that does
+/// not.
 fn wires() -> impl Iterator<Item = Wire> {
     let esp = CIPHERS.into_iter().flat_map(|cipher| [true, false].map(|rco| wire(cipher, rco)));
     let ovpn = CIPHERS.into_iter().flat_map(|cipher| {
@@ -406,7 +406,7 @@ fn a_corrupted_inner_checksum_arrives_corrupted() {
                 let at = match dice.roll(8) {
                     // The checksum itself.
                     0 => l4 + if packet.udp { 6 } else { 16 } + dice.roll(2),
-                    // What is under it.
+                    // The bytes under the checksum.
                     1 => l4 + packet.header_len() - packet.l4() + dice.roll(400),
                     // The IPv4 header's.
                     2 if !packet.v6 => VNET + packet.l3() + 10 + dice.roll(2),

@@ -278,12 +278,12 @@ fn lanes_that_are_new_are_asked_for_between_the_looks_at_all() {
     // Frames came in on the other, whose sender waits for a sign.
     rig.state.lane(path(&rig).0, 2).unwrap().carry();
     assert_eq!(look(&rig, true), (false, 2));
-    // Another SA of a lane that is proven asks for nothing; of one that is not, for it.
+    // A new SA of a proven lane asks for nothing; a new SA of another lane asks for that lane.
     replace_outbound(&mut rig, 2, EngineKind::Userspace);
     assert_eq!((rig.state.lanes_begun(), look(&rig, false)), (begun + 2, (false, 0)));
     replace_outbound(&mut rig, 1, EngineKind::Userspace);
     assert_eq!((rig.state.lanes_begun(), look(&rig, false)), (begun + 3, (true, 1)));
-    // What answers no dummies cannot be proven.
+    // A lane whose peer answers no dummies cannot be proven.
     replace_outbound(&mut rig, 1, EngineKind::Kernel);
     assert_eq!((rig.state.lanes_begun(), look(&rig, false)), (begun + 3, (false, 0)));
 }

@@ -37,7 +37,7 @@ impl Random {
     }
 }
 
-/// What each message of a receiving call is: its bytes, and those of each of its datagrams.
+/// The messages of a receiving call, each with its bytes and the size of its datagrams.
 type Batch = Vec<(Vec<u8>, usize)>;
 
 /// A TAP device and a socket for several threads.
@@ -132,7 +132,7 @@ impl GsoSink for Shared {
     }
 }
 
-/// What the packets of a test are like.
+/// The packet format of a test.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Format {
     Esp,
@@ -269,7 +269,7 @@ impl Helped {
     }
 }
 
-/// Reads of all kinds: super-packets, small ones, to a group, to nobody, nonsense.
+/// Reads of all kinds: super-packets, small ones, to a group, to an unknown address, nonsense.
 fn load(random: &mut Random, reads: usize) -> Vec<Vec<u8>> {
     (0..reads)
         .map(|number| {
@@ -416,7 +416,7 @@ fn several_threads_open_what_one_opens() {
     }
 }
 
-/// Each datagram in a batch of its own.
+/// A separate batch for each datagram.
 fn one_by_one(datagrams: &[Vec<u8>]) -> Vec<Batch> {
     datagrams.iter().map(|datagram| vec![(datagram.clone(), datagram.len())]).collect()
 }
@@ -501,7 +501,7 @@ fn a_thread_that_is_stuck_holds_up_the_others_with_one_unit_each() {
             assert!(begin.elapsed() < Duration::from_secs(20), "it takes for ever");
             thread::yield_now();
         }
-        // Time for one that takes more than it may.
+        // Time for a thread that takes more than it may.
         thread::sleep(Duration::from_millis(30));
     };
     let whole = |datagrams: &Vec<Vec<u8>>| vec![(datagrams.concat(), datagrams[0].len())];

@@ -1,5 +1,5 @@
-//! What an engine has room for: each table says when it is full, goes on with what it has, and takes
-//! one more once one is gone.
+//! The capacity of an engine: each table reports that it is full, keeps its entries, and takes one more once
+//! one is gone.
 
 use std::net::IpAddr;
 use std::process::Command;
@@ -177,7 +177,7 @@ fn by_default_half_of_the_processors_work_and_two_if_there_are_two() {
     let half = (processors / 2).clamp(1, DEFAULT_WORKERS_MAX);
     let expected = if processors > 3 { half } else { processors.min(2) };
     assert_eq!(default_workers(), expected);
-    // Who may use one has one.
+    // A thread that may use one processor gets one worker.
     let thread = thread::spawn(|| {
         cpu::pin_to(cpu::allowed().unwrap()[0]).unwrap();
         assert_eq!(default_workers(), 1);

@@ -4,7 +4,7 @@ use super::referee::VNET;
 use super::source::{Packet, pattern};
 use super::*;
 
-/// What is left on a link of 1,280 bytes.
+/// The inner MTU on a link of 1,280 bytes.
 const NARROW: u16 = 1_188;
 const IPV6_MIN: usize = 1_280;
 const SYN: u8 = 2;

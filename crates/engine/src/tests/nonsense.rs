@@ -1,5 +1,5 @@
-//! What makes no sense: from a container with a raw socket, or from a peer with good keys. Nothing
-//! panics, everything is counted, and what still goes out arrives as the referee has it.
+//! Malformed input: from a container with a raw socket, or from a peer with good keys. Nothing panics,
+//! everything is counted, and the rest arrives as the referee has it.
 
 use proptest::prelude::*;
 use weft_crypto::SealingSa;
@@ -182,7 +182,7 @@ proptest! {
         prop_assert_eq!(wire.far_drops(), []);
         let whole = frames_of(&plain).map_err(TestCaseError::fail)?;
         let longest = whole.iter().map(|frame| frame.len() - link_header_len(frame)).max();
-        // What is longer than the path's MTU is cut for it: the referee is told of smaller segments.
+        // A packet longer than the path's MTU is cut for it: the referee is told of smaller segments.
         if let Some(beyond) = longest.and_then(|longest| longest.checked_sub(MTU_OF_WIRE)) {
             let size = u16::from_le_bytes([plain[4], plain[5]]) - beyond as u16;
             plain[4..6].copy_from_slice(&size.to_le_bytes());
@@ -208,7 +208,7 @@ fn sealed(sa: &SealingSa, plaintext: &[u8]) -> Vec<u8> {
     datagram
 }
 
-/// What a peer seals: mostly a frame with a mark, and things wrong with it.
+/// A plaintext that a peer seals: mostly a frame with a mark, and things wrong with it.
 fn any_plaintext() -> impl Strategy<Value = Vec<u8>> {
     let frame = (0_usize..4, 0_usize..60, any::<bool>());
     let mark =

@@ -1,4 +1,4 @@
-//! What format `ovpn` has of its own; what both formats carry stands in `exact`.
+//! Properties of format `ovpn` alone; `exact` holds the tests of both formats.
 
 use std::net::Ipv6Addr;
 

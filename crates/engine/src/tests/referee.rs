@@ -55,7 +55,7 @@ fn cut(
     if size == 0 || payload.len().div_ceil(size) > usize::from(u16::MAX) {
         return Err(format!("segments of {size} bytes"));
     }
-    // The field holds the sum of the pseudo-header of the whole; the length is to be each segment's.
+    // The field holds the sum of the whole pseudo-header; the length must be each segment's.
     let field = start + offset..start + offset + 2;
     let seed = sum(&frame[field]) + u64::from(!((ip.end - start) as u16));
     let count = payload.chunks(size).count();
@@ -95,7 +95,7 @@ pub(crate) struct Ip {
     pub(crate) v6: bool,
     /// The IP header.
     pub(crate) at: usize,
-    /// What stands behind the IP header, its options and extension headers, and where.
+    /// The protocol behind the IP header, its options and extension headers, and where it begins.
     pub(crate) protocol: u8,
     pub(crate) upper: usize,
     /// Behind the packet; padding may follow.
@@ -145,7 +145,7 @@ impl Ip {
     }
 }
 
-/// What tells flows apart here: all of the Ethernet header, and the IP addresses.
+/// The bytes that tell flows apart here: all of the Ethernet header, and the IP addresses.
 pub(crate) fn flow_of(frame: &[u8]) -> Vec<u8> {
     let Some(ip) = Ip::walk(frame) else { return frame.iter().take(14).copied().collect() };
     let addresses = if ip.v6 { 8..40 } else { 12..20 };

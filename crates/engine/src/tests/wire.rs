@@ -52,7 +52,7 @@ impl Wire {
         self.near.command(EngineCommand::SetPathMtu { path: PATH, mtu });
     }
 
-    /// What the sender makes of these reads, whatever it may be.
+    /// The sender's datagrams for these reads, unchecked.
     pub(super) fn transmit(&mut self, reads: &[Vec<u8>]) -> Vec<Vec<u8>> {
         self.near.transmit(&mut reads.to_vec());
         let kept = self.near.socket.kept.as_ref().map(std::cell::RefCell::take);
@@ -172,7 +172,7 @@ pub(super) fn altered(good: &[u8]) -> Vec<Vec<u8>> {
     (0..good.len() * 8).map(alter).collect()
 }
 
-/// What the referee makes of all that was written.
+/// The frames that the referee finds in these writes.
 pub(super) fn judged(written: &[Vec<u8>]) -> Vec<Vec<u8>> {
     let frames = |read: &Vec<u8>| {
         let found = frames_of(read);

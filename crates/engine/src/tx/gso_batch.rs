@@ -36,7 +36,7 @@ pub(crate) struct GsoBatch {
     unsent: [(u32, u64); 2],
 }
 
-/// What all datagrams of a batch have in common.
+/// The properties that all datagrams of a batch share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct GsoKey {
     /// The path's number.
@@ -84,8 +84,8 @@ impl GsoBatch {
         std::mem::take(&mut self.unsent)
     }
 
-    /// Room for one more datagram of `len` bytes; `None` if it cannot be of this batch, which is to be
-    /// sent first. An empty batch takes every datagram of at most [`RUN_BYTES_MAX`] bytes.
+    /// Room for one more datagram of `len` bytes. `None`: it does not fit this batch, which must be sent
+    /// first. An empty batch takes every datagram of at most [`RUN_BYTES_MAX`] bytes.
     #[inline]
     pub(crate) fn slot(&mut self, key: GsoKey, len: usize) -> Option<&mut [u8]> {
         if self.segments > 0 {
@@ -160,8 +160,7 @@ impl GsoBatch {
         false
     }
 
-    /// Sends each datagram by itself; one that fails does not keep back the others. Returns the
-    /// last error.
+    /// Sends each datagram by itself; a failed send does not keep back the others. Returns the last error.
     #[cold]
     fn send_singly<F, R: GsoSink>(
         &mut self,
@@ -224,7 +223,7 @@ impl GsoBatch {
         let reason = drop_reason(error);
         env.counters.dropped(reason, lost);
         self.note_unsent(target, lost);
-        // What may be cut says nothing of what goes whole.
+        // A datagram that may be cut says nothing about those that go whole.
         if reason == DropReason::MessageTooLong
             && !target.key.from.may_cut
             && (self.too_long.allow(target.path.0, Instant::now()) || target.probe)

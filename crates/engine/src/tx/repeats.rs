@@ -1,7 +1,7 @@
-//! Frames to groups that go round: where two ports reach each other outside of Weft, such as by bridges in
-//! two containers that are on one more network, each broadcast comes back and is sent again, for ever and
-//! as fast as all can. Such copies are the same to the last byte; what an application sends again and again
-//! seldom is, and comes at its own pace.
+//! Frames to groups that go round. Where two ports reach each other outside of Weft, each broadcast comes
+//! back and is sent again, without end and as fast as all can. Bridges in two containers on another shared
+//! network do this. Such copies are the same to the last byte; an application's repeats seldom are, and come
+//! at its pace.
 
 use weft_io::steer::TICK_NS;
 

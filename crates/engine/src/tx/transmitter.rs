@@ -28,7 +28,7 @@ const SOURCE_PORT_FIRST: u16 = 0xc000;
 /// All hosts on the link: whatever device the peer takes probes on.
 const PROBE_IP: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
 const PROBE_MAC: [u8; 6] = [0x33, 0x33, 0, 0, 0, 1];
-/// The largest MTU that a frame is cut for when it is to be fragmented afterwards.
+/// The MTU of a frame that the kernel fragments afterwards.
 const UNLIMITED: usize = u16::MAX as usize;
 
 /// The sending half of a worker.
@@ -397,8 +397,8 @@ impl Transmitter {
         self.seal(env, number, (path, lane), inner, plan, frame)
     }
 
-    /// Seals all segments of a plan into GSO batches. What is longer than the path carries, and no probe, is for the
-    /// kernel to cut.
+    /// Seals all segments of a plan into GSO batches. The kernel cuts datagrams that are longer than the path
+    /// carries, but for probes.
     fn seal<F, R: GsoSink>(
         &mut self,
         env: &Env<'_, F, R>,
@@ -421,7 +421,7 @@ impl Transmitter {
         let may_cut = mtu > path.mtu && !probe;
         let key = GsoKey { number, from: Origin { may_cut, ..from }, tos };
         let target = || GsoTarget { key, path: id, remote: remote.with_tos(tos), mtu, probe };
-        // Only a whole checksum, or one that a mark can name to a peer that takes marks, goes out.
+        // Only a whole checksum goes out, or a checksum that a mark can name to a peer that takes marks.
         let rco = if outbound.rco { plan.rco() } else { None };
         let inner = Inner { vxlan: VxlanHeader { rco, ..inner.vxlan }, ..inner };
         let segments = plan.segments as u64;
@@ -556,7 +556,7 @@ impl Transmitter {
 /// The path that a frame takes, with its number, and the network it is of.
 type Way<'a> = (u32, &'a Path, Vni);
 
-/// What every path carries of a frame that holds IPv6: its least MTU, and the frame's VLAN tags.
+/// The length that every path carries of a frame with IPv6: IPv6's minimum MTU, and the frame's VLAN tags.
 fn ipv6_limit(frame: &[u8]) -> Option<usize> {
     let header = ethernet::Header::parse(frame).ok()?;
     let tags = header.header_len() - ethernet::LEN;

@@ -208,7 +208,7 @@ mod tests {
     }
 
     impl Scene {
-        /// Has so many workers, each of which may have one helper, play on a thread of their own.
+        /// Runs `play` on a separate thread with so many workers, each of which may have one helper.
         fn play(workers: usize, play: impl FnOnce(&mut Self) + Send + 'static) {
             let thread = thread::spawn(move || {
                 unshare_network().expect("this test needs root");

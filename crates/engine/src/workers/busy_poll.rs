@@ -14,8 +14,8 @@ use crate::stats::counters::WorkerCounters;
 
 /// So long at most, in microseconds: longer than an answer takes in one data centre.
 pub const BUSY_POLL_US: u64 = 150;
-/// It is tried where waits take no longer than this, in microseconds: a wait that sleeps takes some
-/// wake-ups longer than one that does not.
+/// It is tried where waits take no longer than this, in microseconds: a sleeping wait takes some wake-ups
+/// longer than a busy one.
 const BUSY_POLL_TRY_US: u64 = 500;
 /// So many of the last 32 waits must be short. Where a third are longer, the time is mostly in vain.
 const BUSY_POLL_SHORT_MIN: u32 = 22;
@@ -75,8 +75,8 @@ impl BusyPoll {
         self.moved = moved;
     }
 
-    /// Waits until something is to be done, or for `timeout`, and gives the tokens of what is: one turn of a
-    /// thread is over, and the next begins.
+    /// Waits for work, or for `timeout`, and gives the tokens of what is ready: one turn of a thread is over,
+    /// and the next begins.
     ///
     /// # Errors
     /// The poller's.

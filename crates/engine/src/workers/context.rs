@@ -1,4 +1,5 @@
-//! What a worker and its helpers share: the devices of one worker, and the way from one to another by units.
+//! State that a worker and its helpers share: the devices of one worker, and the way from one to another by
+//! units.
 //!
 //! A unit is what one thread takes off a device at once, and seals or opens beside other threads' units;
 //! each device's ticket gate keeps the units in order.
@@ -140,13 +141,13 @@ pub(crate) fn open_unit<M: MessageSource, F: FrameSink, R>(
     Ok(())
 }
 
-/// What a worker and its helpers agree on.
+/// Coordination between a worker and its helpers.
 #[derive(Debug, Default)]
 pub(crate) struct Help {
     /// Where worker and helpers pass at the TAP queues: one for all, which send by the same SAs.
     queues: TicketGate,
     sockets: [TicketGate; SOCKETS_MAX],
-    /// So many helpers are to work: the first ones. Written by who decides.
+    /// So many helpers should work: the first ones. Written by `Help::want` alone.
     wanted: AtomicUsize,
     /// So many may: the worker passes the gates too. Written by the worker.
     let_in: AtomicUsize,
@@ -198,7 +199,7 @@ impl Drop for AtWork<'_> {
     }
 }
 
-/// What each thread of a worker's queues and sockets needs of them.
+/// The handles of a worker's queues and sockets that each of their threads needs.
 #[derive(Clone)]
 pub(crate) struct WorkerContext {
     /// The worker's number.
@@ -228,8 +229,8 @@ impl WorkerContext {
     ) -> io::Result<u64> {
         receiver.batch_size = *batch_size;
         for units in 0..UNITS_MAX {
-            // Before the ticket is drawn: a command that waits lets nobody read any more, and who
-            // holds a ticket must not wait for it.
+            // Before the ticket is drawn: a waiting command blocks new readers, and the holder of a ticket
+            // must not wait for it.
             let shared = read(&self.shared);
             let demux = PortDemux {
                 switch: self.queues.writer(),

@@ -135,7 +135,7 @@ impl Helper {
         let mut ports = PortReader::of_worker(self.context.worker);
         while !self.stop.load(SeqCst) {
             if self.number >= help.wanted() {
-                // Who is not at work must not keep the devices of ports that go.
+                // A helper that is not at work must not keep the devices of removed ports.
                 ports.let_go(&poller);
                 thread::park();
                 continue;

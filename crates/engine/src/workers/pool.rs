@@ -62,7 +62,7 @@ pub(crate) struct WorkerPool {
     probe_mac: Mac,
     offloads: bool,
     segments_max: usize,
-    /// What the self-test grants: TCP and UDP super-packets to the TAP device.
+    /// The self-test's grants: TCP and UDP super-packets to the TAP device.
     merge: (bool, bool),
     /// Helpers of each worker; `None`: as the autoscaler decides.
     helpers: Option<usize>,
@@ -159,7 +159,7 @@ impl WorkerPool {
             self.reap();
         }
         while self.running.len() < workers {
-            // What is sent by command is the first worker's affair.
+            // Only the first worker sends by command.
             let (_, nothing) = sync_channel(0);
             self.add(nothing)?;
         }
@@ -307,12 +307,12 @@ impl WorkerPool {
 
     fn remove_last(&mut self) {
         let Some(last) = self.running.pop() else { return };
-        // First it gets nothing more on the engine's port, then nothing is sent from its own. What peers
-        // send there it takes until they know better: those that stay tell them at once.
+        // First it gets nothing more on the engine's port, then nothing is sent from its port. It still takes
+        // packets that peers send there until they know better: the workers that stay tell them at once.
         if let Some(autoscaler) = &self.autoscaler {
             autoscaler.remove(&last.helpers);
         }
-        // What is left to receive is little. Fewer threads need no start, so nothing can fail.
+        // Little is left to receive. Fewer threads need no start, so nothing can fail.
         let _ = last.helpers.set(0);
         // Its flows come to those that stay, and keep their lanes.
         self.running.iter().for_each(|other| other.flows.inherit(&last.flows, steer::tick()));

@@ -36,7 +36,7 @@ const DOUBT_S: u64 = 10;
 /// Looks whose rates are compared.
 const RATES: usize = 3;
 
-/// What is seen of one worker since the last look.
+/// Measurements of one worker since the last look.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Look {
     /// The worker's processor time, as a share of the time.
@@ -54,7 +54,7 @@ pub(crate) struct Look {
 struct Trial {
     /// How many there were before.
     before: usize,
-    /// What got through then, datagrams a second.
+    /// The throughput then, in datagrams a second.
     rate: f64,
     /// So little came meanwhile that fewer threads would have done.
     has_rested: bool,
@@ -241,7 +241,7 @@ mod tests {
         decider: ScalingPolicy,
         now: Instant,
         start: Instant,
-        /// What each helper adds, as a share of what the worker does by itself.
+        /// The gain of each helper, as a share of the worker's own throughput.
         gain: f64,
         demand: f64,
         idle_cores: f64,
@@ -287,7 +287,7 @@ mod tests {
         assert_eq!(world.run(150), [(100, 1)], "soon");
         assert_eq!(world.run(500).last().map(|(_, helpers)| *helpers), Some(2), "no more needed");
         assert_eq!(world.run(60_000), [], "and it stays so");
-        // What one thread carries needs one.
+        // A load that one thread carries needs no helper.
         world.demand = 0.5 * ALONE;
         assert_eq!(world.run(900), [], "not at once");
         assert_eq!(world.run(2_000).last().map(|(_, helpers)| *helpers), Some(0));

@@ -1,4 +1,4 @@
-//! What all workers of an engine know.
+//! State that all workers of an engine share.
 
 use std::sync::{PoisonError, RwLock, RwLockReadGuard};
 
@@ -11,7 +11,7 @@ use crate::ports::port_reader::{PortReader, is_own};
 use crate::rx::receiver::Receiver;
 use crate::tables::state::State;
 
-/// What all workers of an engine know. A worker reads it for one batch at a time; a command that
+/// State that all workers of an engine share. A worker reads it for one batch at a time. A command that
 /// changes it waits for the batches in hand and holds up the next ones for as long as it takes.
 #[derive(Debug)]
 pub(crate) struct Shared {
@@ -20,7 +20,7 @@ pub(crate) struct Shared {
     pub(crate) ports: Ports,
 }
 
-/// What is sent by command.
+/// A packet that a command asks to send.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Sending {
     Probe { path: PathId, probe: u64, mtu: u16, candidate: bool },
@@ -42,8 +42,9 @@ pub(crate) fn note_moved_lane(shared: &RwLock<Shared>, receiver: &mut Receiver) 
     }
 }
 
-/// Whether queues of direct ports with this number are this worker's now, or its helpers'. Who reads one asks while it holds
-/// what is shared: where workers come or go, no two of them read it, and what the one before has read is on its way.
+/// Whether queues of direct ports with this number are this worker's now, or its helpers'. A reader asks
+/// while it holds the shared state: where workers come or go, no two of them read one queue, and the previous
+/// reader's frames are on their way.
 #[inline]
 pub(crate) fn serves(shared: &Shared, worker: usize, queue: usize) -> bool {
     is_own(worker, shared.sockets.sockets(), queue)

@@ -20,7 +20,7 @@ pub const UNITS_MAX: u64 = 8;
 /// and handles one frame and returns its length.
 ///
 /// # Errors
-/// What no later read can be expected to do without.
+/// A read failed, and not for lack of frames.
 #[inline]
 pub(crate) fn take_turn(mut take: impl FnMut() -> io::Result<usize>) -> io::Result<()> {
     let mut bytes = 0;

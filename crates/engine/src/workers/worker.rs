@@ -28,9 +28,9 @@ use crate::tx::transmitter::Transmitter;
 
 const WAKER: u64 = 0;
 
-/// What a worker owns.
+/// The state that a worker owns.
 pub(crate) struct Worker {
-    /// What it shares with its helpers.
+    /// The state that it shares with its helpers.
     pub(crate) context: WorkerContext,
     pub(crate) transmitter: Transmitter,
     pub(crate) busy_poll: BusyPoll,

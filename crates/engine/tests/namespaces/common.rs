@@ -38,7 +38,7 @@ pub(crate) struct Host {
     pub(crate) v4: Ipv4Addr,
     pub(crate) v6: IpAddr,
     pub(crate) mac: Mac,
-    /// What the other host knows it as.
+    /// The id by which the other host knows it.
     pub(crate) id: PeerId,
 }
 

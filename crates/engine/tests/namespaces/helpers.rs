@@ -47,7 +47,7 @@ fn stream(from: &Host, to: &Host, address: IpAddr, bytes: &[u8], time: Duration)
     })
 }
 
-/// What the host's TCP has seen out of order (`nstat`), by name.
+/// The host's TCP counters of packets out of order (`nstat`), by name.
 fn out_of_order(host: &Host) -> Vec<(String, u64)> {
     let text = host.run(|| std::fs::read_to_string("/proc/thread-self/net/netstat").unwrap());
     let line = |nth| text.lines().filter(|line| line.starts_with("TcpExt:")).nth(nth).unwrap();

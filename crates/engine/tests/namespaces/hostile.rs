@@ -1,4 +1,4 @@
-//! What an engine does with datagrams that nobody should send, and when the ground gives way.
+//! An engine under hostile datagrams, and when its device, a worker or an address fails.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -93,7 +93,7 @@ impl<'a> Forger<'a> {
 const SOURCE: [u8; 6] = [2, 0, 0, 0, 9, 9];
 const PLAIN: VxlanHeader = VxlanHeader { vni: VNI.0, rco: None };
 
-/// An Ethernet frame that is no IP packet, to a MAC address that nobody has.
+/// An Ethernet frame that is no IP packet, to an unknown MAC address.
 fn nonsense(source: [u8; 6]) -> Vec<u8> {
     let mut frame = vec![0; 60];
     ethernet::write(&mut frame, [2, 0, 0, 0, 0, 0x77], source, 0x88b5);

@@ -1,4 +1,4 @@
-//! Two engines in network namespaces of their own. Needs root, `ip` and /dev/net/tun.
+//! Two engines in separate network namespaces. Needs root, `ip` and /dev/net/tun.
 #![allow(clippy::unwrap_used)]
 
 mod common;

@@ -115,7 +115,7 @@ fn a_smaller_path_answers_udp_and_carries_tcp() {
     assert!(counters.dropped(DropReason::TooLong) > 0, "{counters:?}");
 }
 
-/// Sends datagrams that nobody takes until `done`: an SA needs a packet to be seen in use.
+/// Sends datagrams that no socket receives until `done`: an SA needs a packet to be seen in use.
 fn nudge_until(from: &Host, to: &Host, done: impl Fn() -> bool) {
     let socket = from.run(|| UdpSocket::bind((from.v4, 0)).unwrap());
     while !done() {
@@ -138,7 +138,7 @@ fn a_change_of_sas_under_load_loses_nothing() {
             let mut got = [0; 1_500];
             let mut next = 0;
             while next < DATAGRAMS {
-                // A lost datagram leaves this waiting for ever, that is until the timeout.
+                // A lost datagram leaves this waiting until the timeout.
                 let (len, from) = uninterrupted(|| receiver.recv_from(&mut got)).unwrap();
                 assert_eq!(got[..4], next.to_be_bytes(), "lost or out of order after {len} bytes");
                 next += 1;

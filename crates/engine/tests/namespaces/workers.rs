@@ -101,7 +101,7 @@ fn peers_differ_in_workers_and_lanes() {
                 thread::sleep(Duration::from_millis(10));
             }
             assert_eq!(first_uses(host), usize::from(lanes), "{:?}", host.events.all());
-            // The kernel steers by lane, and a worker without a lane of its own receives nothing.
+            // The kernel steers by lane, and a worker without its own lane receives nothing.
             let received = host.engine.counters().workers;
             for (number, worker) in received.iter().enumerate().skip(lanes.into()) {
                 assert_eq!(
@@ -211,7 +211,7 @@ fn workers_come_and_go_under_traffic() {
     assert_eq!(most, (4, 3), "the traffic was over too soon");
     check_drops(&a);
     check_drops(&b);
-    // What workers that are gone counted is not lost.
+    // The counts of departed workers are not lost.
     let all = a.engine.counters();
     assert_eq!(all.workers.len(), 4);
     assert!(
@@ -246,8 +246,8 @@ fn queues_of_direct_ports_are_the_affair_of_the_workers_that_stay() {
         workers.iter().map(|worker| worker.done(Work::TapReads)).collect::<Vec<_>>()
     };
     let mut expected = 0;
-    // The kernel shares flows out to all queues; frames to nobody are read and dropped. Some more are the
-    // switch's.
+    // The kernel shares flows out to all queues; frames to unknown addresses are read and dropped. Some more
+    // are the switch's.
     let mut read_of_flows = || {
         let before = read();
         a.run(|| {

@@ -1,4 +1,4 @@
-//! What commands make of what the workers know.
+//! Effects of commands on the workers' tables.
 #![allow(clippy::unwrap_used)]
 
 use std::net::Ipv4Addr;
@@ -51,7 +51,7 @@ fn outbound(path: PathId, lane: u16, remote: &str) -> EngineCommand {
     EngineCommand::InstallOutbound { engine, peer, path, sa, remote: remote.parse().unwrap() }
 }
 
-/// What path choice says holds for the peer's paths that there are and for later ones, and what was known is void.
+/// The command applies to the peer's present and later paths, and voids the known lane state.
 #[test]
 fn who_opens_lanes_can_change() {
     let peer = PeerId::from_bytes([9; 32]);
@@ -111,7 +111,7 @@ fn a_peers_packets_leave_from_where_it_dialled() {
     assert_eq!((source(&state, 1, 0), source(&state, 1, 1)), (None, None));
     apply(&mut state, set(Some("192.0.2.101")));
     assert_eq!((source(&state, 1, 0), source(&state, 1, 1)), (dialled, dialled));
-    // What comes later.
+    // Remotes, paths and lane sources that come later.
     let remote = "192.0.2.3:6784".parse().unwrap();
     apply(&mut state, EngineCommand::SetRemote { path: PathId(1), remote });
     apply(&mut state, outbound(PathId(2), 0, "192.0.2.2:6784"));

@@ -1,4 +1,4 @@
-//! What is carried between devices, and what is not.
+//! Packets that devices carry, and packets that they do not.
 
 use std::io::Read;
 use std::net::UdpSocket;
@@ -43,8 +43,8 @@ fn every_mode_cipher_transport_and_family_carries_packets() {
     }
 }
 
-/// The largest id that packets can bear, and the one that says that they bear none: then a peer is found
-/// by where its packets come from.
+/// The largest id that packets can bear, and the id of packets that bear none: then a peer is found by its
+/// packets' source.
 #[test]
 fn peers_of_the_largest_ids_carry_packets() {
     for id in [0xff_fffe, 0xff_ffff] {
@@ -133,7 +133,7 @@ fn a_key_swap_under_load_loses_no_packet() {
             for (host, of) in [(&a, &b), (&b, &a)] {
                 host.device.swap_keys(of.number.into()).unwrap();
             }
-            // What the last key sealed is there by then: its slot is the next one's.
+            // Packets that the last key sealed have arrived by then: its slot is the next one's.
             arrives(&pair, &swaps.to_be_bytes());
             arrives(&back, &swaps.to_be_bytes());
             assert_eq!(a.device.key(2, Slot::Primary).unwrap().key_id, next);
@@ -171,7 +171,7 @@ fn the_address_to_send_from_is_the_one_that_was_asked_for() {
 fn control_packets_go_through_untouched_beside_the_data() {
     let (a, b) = strangers((Mode::P2p, Mode::Mp));
     let _sockets = connect_udp(&a, &b, true, AES_256);
-    // Of an opcode that there is, and of one that nobody has given a meaning yet.
+    // With a known opcode, and with an opcode that has no meaning yet.
     for first in [0x38, 0xff] {
         let packet = [&[first][..], &[7; 60]].concat();
         a.device.send_packet(2, &packet).unwrap();

@@ -25,7 +25,7 @@ use crate::common::{PATIENCE, ip};
 #[test]
 fn a_peer_that_floats_is_followed_and_told() {
     let (a, b) = strangers((Mode::Mp, Mode::P2p));
-    // Bound to no address, so that the system chooses the one that there is.
+    // Bound to no address, so that the system chooses the only one.
     let (here, there) =
         (a.socket(false), b.run(|| UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).unwrap()));
     let port = there.local_addr().unwrap().port();
@@ -218,7 +218,7 @@ fn a_device_that_somebody_removes_has_no_peers_and_refuses_all() {
     assert_eq!(a.events.deleted(2), DeletionReason::Teardown);
     let gone = Err(DeviceError::NoDevice);
     let device = &a.device;
-    // What is wrong with a command besides is not looked at.
+    // Other faults of a command are not looked at.
     let key = a.key(&b, Slot::Primary, 9, (CipherAlgorithm::AesGcm, 5));
     let block = KeyBlock::new([7; 256]);
     let (encrypt, decrypt) = block.epoch_secrets(Side::Client);
@@ -293,7 +293,7 @@ fn what_cannot_be_is_refused_with_the_kernels_numbers() {
     assert_eq!(refused(listener.into(), &|_| ()), 88);
     let unknown = PeerAttributes { id: Some(9), ..PeerAttributes::default() };
     assert_eq!(a.device.set_peer(&unknown).unwrap_err().errno(), 2);
-    // Who is to have a key is looked at before the key's length.
+    // The peer is looked up before the key's length is checked.
     let mut short = a.key(&b, Slot::Primary, 0, (CipherAlgorithm::AesGcm, 5));
     assert_eq!(a.device.new_key(&short), Err(DeviceError::KeyLength { bytes: 5 }));
     short.peer_id = Some(9);
@@ -309,7 +309,7 @@ fn what_cannot_be_is_refused_with_the_kernels_numbers() {
     // None of it left anything behind.
     assert_eq!(a.peers().len(), 1);
     arrives(&datagrams(&a, &b), b"as before");
-    // What a device has let go of is anybody's.
+    // A socket that a device has let go of is free for another.
     a.device.delete_peer(2).unwrap();
     b.device.new_peer(udp(), &elsewhere).unwrap();
     drop(there);

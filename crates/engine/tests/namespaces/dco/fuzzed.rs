@@ -1,4 +1,4 @@
-//! What a device does with packets that nobody should send.
+//! A device's handling of packets that no valid sender sends.
 // Seeds go to the log.
 #![allow(clippy::print_stdout)]
 
@@ -35,7 +35,7 @@ pub(super) struct Forger {
     last: Vec<u8>,
 }
 
-/// What must come of all that was sent.
+/// The expected outcome of all sent packets.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Expected {
     foreign: u64,
@@ -128,7 +128,8 @@ fn seed() -> u64 {
     seed
 }
 
-/// What became of datagrams, but for those that were opened and dropped then: they count as opened.
+/// Counts the datagrams that were dropped, opened or reported. Those that were opened and then dropped count
+/// as opened.
 fn seen(a: &Host) -> u64 {
     let after = [DropReason::BadInner, DropReason::ForeignSource, DropReason::TapRefused];
     let before = a.drops().into_iter().filter(|(reason, _)| !after.contains(reason));
@@ -146,7 +147,7 @@ fn whatever_comes_is_counted_and_nothing_of_others_gets_in() {
     let (mut expected, mut arrived) = (Expected::default(), 0);
     for sent in 1..=DATAGRAMS {
         let datagram = forger.next(&a, &b, &mut expected);
-        // The kernel tells nobody of a datagram without bytes that it was cut.
+        // The kernel does not report that it cut a datagram without bytes.
         let datagram = if datagram.is_empty() { vec![0x48] } else { datagram };
         uninterrupted(|| forger.socket.send_to(&datagram, forger.to)).unwrap();
         if sent % AT_ONCE > 0 && sent < DATAGRAMS {

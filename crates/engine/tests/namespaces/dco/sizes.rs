@@ -32,7 +32,7 @@ fn a_change_of_the_devices_mtu_is_followed() {
     }
 }
 
-/// What a stream's end was told of how much one segment may carry.
+/// The MSS that a stream's end was told.
 fn segment_bytes(host: &Host) -> u32 {
     let told = host.run(|| Command::new("ss").args(["-tinH"]).output().unwrap().stdout);
     let told = String::from_utf8(told).unwrap();
