@@ -1,4 +1,4 @@
-//! What a host is told by its user.
+//! The user's configuration of a host.
 
 use std::net::{Ipv4Addr, SocketAddr};
 
@@ -8,7 +8,7 @@ use weft_crypto::PeerId;
 use crate::error::MeshError;
 use crate::limits::NICKNAME_BYTES_MAX;
 
-/// Whether a host without saved state starts a mesh or looks for one.
+/// Whether a host without saved state founds a mesh or looks for one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Founding {
     /// Launched without naming another host: it founds a mesh at once.
@@ -45,7 +45,7 @@ pub struct Config {
     pub subnet: Option<Ipv4Net>,
     /// A /64 for IPv6 addresses; `None`: an RFC 4193 one made from the network id.
     pub range6: Option<Ipv6Net>,
-    /// What to do without saved state.
+    /// Whether to found or to join, without saved state.
     pub founding: Founding,
     /// Dial members that other hosts name.
     pub discovery: bool,
@@ -99,11 +99,11 @@ impl Config {
     }
 }
 
-/// A host named by the user, and who answered there.
+/// A host named by the user, and the peer that answered there.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Target {
     /// As the user wrote it.
     pub name: String,
-    /// Who it is, once a link with it was up.
+    /// The peer, once a link with it was up.
     pub peer: Option<PeerId>,
 }

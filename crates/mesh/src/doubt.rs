@@ -1,9 +1,11 @@
-//! Whether a host may act on the state that it has saved: it may be older than what others have seen of it, or a copy.
+//! Whether a host may act on its saved state, which may be a copy or older than the state that others have
+//! seen.
 //!
-//! A state directory that comes out of a backup, or out of the image of another machine, still says that ranges are
-//! this host's which it gave away since, and that addresses are free which containers have. So a host counts every
-//! change of what it owns and gives (its generation) and tells it to its peers, which remember the highest. A host that
-//! cannot tell that it goes on where the run before ended asks them first, and gives no address and no range meanwhile.
+//! A state directory from a backup, or from another machine's image, still lists ranges that this host has
+//! given away. It also lists addresses as free that containers have. So a host counts every change of its
+//! ranges and given addresses (its generation) and tells its peers, which remember the highest. A host that
+//! cannot tell that it continues where its last run ended asks its peers first. It gives no address and no
+//! range until then.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -25,37 +27,37 @@ use crate::state::State;
 pub(crate) enum Standing {
     /// It is the newest.
     Sure,
-    /// Other members are to say what they have seen.
+    /// Other members have to report the highest generation that they saw.
     Doubt(Doubt),
-    /// A later one is known: nothing is given any more.
+    /// A later one is known: this host gives nothing any more.
     Older {
-        /// Who knows it.
+        /// The name of the host that knows it; it may be this host's last run.
         by: String,
     },
     /// Another host has the same identity and is alive.
     Copy {
-        /// As the peer said that refused this host.
+        /// In the words of the peer that refused this host.
         reason: String,
-        /// When to take it for gone, unless this host is refused again.
+        /// When the copy counts as gone, unless a peer refuses this host again.
         until: Instant,
     },
 }
 
-/// Where the asking stands.
+/// The progress of asking.
 #[derive(Debug)]
 pub(crate) struct Doubt {
     /// The state was written elsewhere.
     copied: bool,
     /// When to believe it without an answer.
     alone_until: Option<Instant>,
-    /// Who has answered.
+    /// Members that have answered.
     answered: BTreeSet<PeerId>,
-    /// When to wait no longer for the others.
+    /// When to stop waiting for the others.
     until: Option<Instant>,
 }
 
 impl Standing {
-    /// What a host that starts may think of its state.
+    /// The standing of a host that starts.
     pub(crate) fn at_start(now: Instant, origin: Origin, state: &State, members: &Members) -> Self {
         let known = origin.last_generation;
         if state.network.is_none() {
@@ -116,12 +118,12 @@ impl Mesh {
         }
     }
 
-    /// Counts the changes of what this host owns and gives, so that an older state is known as such.
+    /// Counts changes of owned ranges and given addresses; it identifies an older state.
     pub fn generation(&self) -> u64 {
         self.storage.generation().unwrap_or(self.state.generation)
     }
 
-    /// A peer has refused this host, since another one with the same identity is linked with it and answers.
+    /// A peer has refused this host: another host with the same identity is linked with it and answers.
     pub fn handle_same_identity(&mut self, now: Instant, reason: &str) {
         let plain = reason.chars().filter(|c| !c.is_control());
         let reason: String = plain.take(NAME_BYTES_MAX).collect();
@@ -150,7 +152,7 @@ impl Mesh {
             if !self.standing.is_sure() {
                 self.found_older(peer);
             } else if self.state.network.is_none() {
-                // Its disk was lost: what it gets anew comes after what it had.
+                // The disk was lost: its new ranges and addresses come after those of the lost state.
                 self.state.generation = generation;
                 self.dirty = true;
             }
@@ -163,7 +165,7 @@ impl Mesh {
         Ok(())
     }
 
-    /// A peer knows more of this host than this host does.
+    /// A peer knows a later state of this host than this host does.
     pub(crate) fn found_older(&mut self, peer: PeerId) {
         if !matches!(self.standing, Standing::Older { .. }) {
             self.standing = Standing::Older { by: self.name_of(peer) };
@@ -184,7 +186,7 @@ impl Mesh {
         Ok(())
     }
 
-    /// Ends the doubt when all that are to be heard have been heard.
+    /// Ends the doubt once all members have answered, or the wait for them is over.
     pub(crate) fn drive_doubt(&mut self, now: Instant) {
         let due = |at: &Option<Instant>| at.is_some_and(|at| at <= now);
         match &self.standing {
@@ -210,7 +212,7 @@ impl Mesh {
         }
     }
 
-    /// Tells a peer what is known of it, and what it may know of this host.
+    /// Sends a peer the generation known of it, and this host's generation.
     pub(crate) fn send_generations(&mut self, peer: PeerId) {
         self.send_known(peer);
         let generation = self.state.generation;

@@ -67,7 +67,7 @@ impl TryFrom<String> for Mac {
 /// A container (or a host itself) on the network.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct EndpointInfo {
-    /// The container's id, or whatever the attaching side calls it; unique on its host.
+    /// The container's id, or another name that the attaching side gives it; unique on its host.
     pub container: String,
     /// The container's name; may be empty.
     pub name: String,
@@ -78,7 +78,7 @@ pub struct EndpointInfo {
 }
 
 impl EndpointInfo {
-    /// What makes it unfit for announcement, if anything.
+    /// Why no host would accept its announcement, if so.
     pub(crate) fn fault(&self) -> Option<&'static str> {
         if self.container.is_empty() || self.container.len() > NAME_BYTES_MAX {
             return Some("the container's id is empty or too long");
@@ -105,13 +105,13 @@ impl EndpointInfo {
 pub struct Conflict {
     /// The address that both announce, as text.
     pub address: String,
-    /// Who gets the frames.
+    /// The host that gets the frames.
     pub winner: PeerId,
-    /// Who does not.
+    /// The host that does not.
     pub loser: PeerId,
 }
 
-/// What changed for the switch.
+/// Changes for the switch, and new conflicts.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct EndpointChanges {
     pub(crate) add: Vec<(EndpointInfo, PeerId)>,
@@ -137,7 +137,7 @@ pub(crate) struct EndpointTable {
     remote: BTreeMap<PeerId, Remote>,
     by_mac: BTreeMap<Mac, BTreeSet<PeerId>>,
     by_address: BTreeMap<IpAddr, BTreeSet<(PeerId, Mac)>>,
-    /// What the switch has been told of other hosts.
+    /// Entries of other hosts that the switch has.
     told: BTreeMap<Mac, (PeerId, EndpointInfo)>,
     conflicts: BTreeSet<Conflict>,
     /// Ethernet addresses whose entry may have changed since the last [`Self::changes`].
@@ -257,7 +257,7 @@ impl EndpointTable {
         }
     }
 
-    /// Who announces an IP address, if it is not this container of this host.
+    /// The endpoint with an IP address and its host, unless it is this container of this host.
     pub(crate) fn other_holder(
         &self,
         address: IpAddr,
@@ -279,7 +279,7 @@ impl EndpointTable {
         self.conflicts.iter().filter(|conflict| self.still(conflict)).cloned().collect()
     }
 
-    /// What the switch must be told, and conflicts that are new.
+    /// Changes since the last call that the switch must learn, and new conflicts.
     pub(crate) fn changes(&mut self) -> EndpointChanges {
         let mut changes = EndpointChanges::default();
         for mac in std::mem::take(&mut self.touched) {

@@ -1,4 +1,4 @@
-//! What can go wrong, whose fault it is and what to do.
+//! Errors: the failure, its cause and the remedy.
 
 use std::net::IpAddr;
 
@@ -78,17 +78,17 @@ pub enum MeshError {
     /// Peer: a message that no correct host sends; the link should be closed.
     #[error("peer {peer} sent a bad message: {what}")]
     Malformed {
-        /// Who.
+        /// The sender.
         peer: PeerId,
-        /// What is wrong with it.
+        /// The fault in it.
         what: &'static str,
     },
     /// Peer: more than the named limit; the rest was dropped.
     #[error("peer {peer} sent too many {what}: at most {max} are kept")]
     TooMany {
-        /// Who.
+        /// The sender.
         peer: PeerId,
-        /// Of what.
+        /// The kind of item.
         what: &'static str,
         /// The limit.
         max: usize,
@@ -98,7 +98,7 @@ pub enum MeshError {
     BadEndpoint(&'static str),
 }
 
-/// Why two hosts cannot be in one mesh. The text is for the users of both.
+/// The reason why two hosts cannot be in one mesh. The text is for the users of both.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[serde(tag = "reason", rename_all = "snake_case")]
 pub enum Refusal {
@@ -163,7 +163,7 @@ pub enum Refusal {
     BadHello {
         /// The other host.
         host: String,
-        /// What is wrong.
+        /// The fault in it.
         what: String,
     },
     /// The table of members is full.
@@ -171,20 +171,20 @@ pub enum Refusal {
     TooManyMembers,
 }
 
-/// Why a container does not get an address.
+/// The reason why a container gets no address.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[serde(tag = "reason", rename_all = "snake_case")]
 pub enum AddressError {
     /// This host owns no range yet.
     #[error("no address yet: {why}")]
     NotReady {
-        /// For what it waits.
+        /// The reason for the wait.
         why: String,
     },
     /// No free address.
     #[error("no free address: {why}")]
     NoSpace {
-        /// Where it was looked for.
+        /// The hosts and ranges that were tried.
         why: String,
     },
     /// A container has the address.
@@ -194,9 +194,9 @@ pub enum AddressError {
     Taken {
         /// The address.
         address: IpAddr,
-        /// Who has it.
+        /// The container that has it.
         container: String,
-        /// Where.
+        /// The host that the container is on.
         host: String,
     },
     /// The host that owns the address has no link.
@@ -221,7 +221,7 @@ pub enum AddressError {
         /// [`crate::limits::CLAIM_WAIT_S`].
         seconds: u64,
     },
-    /// Nobody is known to own the address.
+    /// No known host owns the address.
     #[error(
         "no host is known to own {address}: choose an address of a range in `weft status ipam`"
     )]
@@ -258,10 +258,10 @@ pub enum AddressError {
     /// The state directory cannot be written.
     #[error("this host cannot keep a new address: {why}")]
     NotSaved {
-        /// What failed.
+        /// The error.
         why: String,
     },
-    /// The host that owns the address cannot write down who has it.
+    /// The host that owns the address cannot save the claim.
     #[error("{host}, whose address it is, cannot save its state now: `weft status` there says why")]
     OwnerCannotSave {
         /// The owner.

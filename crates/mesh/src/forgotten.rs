@@ -1,5 +1,5 @@
-//! Hosts that a user has forgotten: not known again because others still tell of them, as of a host that was reinstalled
-//! and has another key now.
+//! Hosts that the user told this host to forget. It ignores them even if others still report them, as after a
+//! reinstallation with a new key.
 
 use weft_crypto::PeerId;
 
@@ -24,12 +24,12 @@ impl Mesh {
         forgotten
     }
 
-    /// Whether what others say of a host is to be left aside.
+    /// Whether statements about a host are ignored.
     pub(crate) fn is_forgotten(&self, peer: PeerId) -> bool {
         self.state.forgotten.contains(&peer)
     }
 
-    /// Somebody is linked with a host: it is there after all.
+    /// A host is linked somewhere: it exists after all.
     pub(crate) fn is_back(&mut self, peer: PeerId) {
         let before = self.state.forgotten.len();
         self.state.forgotten.retain(|known| *known != peer);

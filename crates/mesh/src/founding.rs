@@ -1,9 +1,10 @@
-//! Who founds a mesh when hosts are launched naming each other.
+//! Which host founds a mesh when hosts are launched naming each other.
 //!
-//! Hosts without a mesh tell all others that they reach whom their users named. A host may found when it knows
-//! all that are named by those it named, and so on; when each of these leads back to it by its names, so that
-//! none of them can be on its way into a mesh elsewhere; and when it has the lowest peer id of them all. Names
-//! do not change, so of any hosts of which each leads to each other, one founds, however late they hear of it.
+//! A host without a mesh tells every host that it reaches which hosts its user named. It may found on three
+//! conditions. It knows the names given by each host that it named, by those hosts in turn, and so on. Each of
+//! these leads back to it by its names, so none can be on its way into a mesh elsewhere. It has the lowest peer
+//! id of them all. Names do not change: in a set of hosts where each leads to each other, exactly one founds,
+//! however late they hear of it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
@@ -16,19 +17,19 @@ use crate::limits::{ANNOUNCEMENT_VERSION_MAX, NAMINGS_MAX, TARGETS_MAX};
 use crate::mesh::{Change, Mesh, Output};
 use crate::message::{Message, Naming};
 
-/// What the names say about who founds.
+/// The host that the names choose to found the mesh.
 enum Verdict {
     /// This host.
     Local,
-    /// This one, or it leads to the one that does.
+    /// This host, or it leads to the host that founds.
     Other(PeerId),
-    /// It is not known whom this one names.
+    /// The names given by this host are not known yet.
     Unknown(PeerId),
 }
 
 impl Mesh {
-    /// What the user named at launch or by `connect`, and who answered there (this host itself, too); the whole
-    /// list each time. At most [`TARGETS_MAX`] count.
+    /// The user's targets at launch or by `connect`, with the hosts that answered there (perhaps this host
+    /// itself). Each call replaces the whole list. Only the first [`TARGETS_MAX`] count.
     pub fn handle_targets(&mut self, now: Instant, mut targets: Vec<Target>) {
         targets.truncate(TARGETS_MAX);
         if self.targets != targets {
@@ -58,7 +59,7 @@ impl Mesh {
         }
     }
 
-    /// Whom this host was told to look for, as it tells others.
+    /// The statement of the hosts that this host's user named.
     pub(crate) fn naming(&self) -> Naming {
         let known: BTreeSet<PeerId> =
             self.targets.iter().filter_map(|target| target.peer).collect();
@@ -78,7 +79,7 @@ impl Mesh {
         self.send_all(&Message::Naming { naming });
     }
 
-    /// Tells a peer who names whom.
+    /// Sends a peer the names given by each host.
     pub(crate) fn send_namings(&mut self, peer: PeerId) {
         if self.state.network.is_some() {
             return;
@@ -159,7 +160,7 @@ impl Mesh {
         }
     }
 
-    /// For what a host without a mesh waits.
+    /// The reason why a host without a mesh still waits.
     pub(crate) fn founding_reason(&self) -> String {
         if let Some(why) = self.storage.failure() {
             return format!("this host cannot save its state: {why}");

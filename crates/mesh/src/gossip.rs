@@ -40,8 +40,8 @@ impl Mesh {
         }
     }
 
-    /// Passes on where a member is now and where it is no more: to all but the one it comes from and those
-    /// that are told by that one itself.
+    /// Announces where a member is now and which addresses it left. Skips the sender and the hosts that hear it
+    /// from the sender.
     pub(crate) fn tell_moved(
         &mut self,
         now: Instant,
@@ -153,7 +153,7 @@ impl Mesh {
         }
     }
 
-    /// Notes all that have a link with this host or with one that is linked as seen now; returns them.
+    /// Marks every host as seen that is linked with this host or with one of its peers; returns them.
     fn refresh_members(&mut self, now: Instant) -> BTreeSet<PeerId> {
         let links = self.links.iter();
         let alive: BTreeSet<PeerId> =
@@ -226,7 +226,7 @@ impl Mesh {
         Ok(())
     }
 
-    /// Tells the switch, and the log, what became of the endpoints.
+    /// Reports changes of the endpoints to the switch and to the log.
     pub(crate) fn tell_endpoints(&mut self) {
         let changes = self.endpoints.changes();
         if !changes.add.is_empty() || !changes.remove.is_empty() {

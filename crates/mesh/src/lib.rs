@@ -1,4 +1,4 @@
-//! pure: membership, topology and routes, address ring, names: what hosts agree on.
+//! pure: membership, topology and routes, address ring, names: all that hosts agree on.
 //!
 //! A [`Mesh`] is the state machine of one host. Links, files and clocks are the caller's: it feeds in
 //! links, messages, requests for addresses and the time, and carries out what [`Mesh::poll_output`]
@@ -8,15 +8,15 @@
 //!
 //! # Why no address is given twice
 //!
-//! - The founder of a mesh owns the whole range; every other host owns what it was granted. Only the owner
-//!   of a range splits it, and [`Output::Persist`] comes before the grant, so an owner that crashes never
-//!   comes back as the owner of what it gave away.
+//! - The founder of a mesh owns the whole range; every other host owns only the ranges granted to it. Only the
+//!   owner of a range splits it, and [`Output::Persist`] comes before the grant. An owner that crashes never
+//!   comes back as the owner of a range that it gave away.
 //! - A grant answers a random request number that the asker has stored. The same number gets the same grant
 //!   again, so a lost message loses nothing; an asker that lost its disk asks with a new number and gets
 //!   another range, so nothing that its former self used is given out.
 //! - An explicit address inside the range is asked of its owner, which stores it as taken before it answers.
-//! - A host's own stored state says what it owns; what others say of it is ignored, unless the state may be an
-//!   old one or a copy: then the host gives nothing until others have said that they know none that is later.
+//! - A host's stored state says which ranges it owns; it ignores what others say about them. If the state may
+//!   be old or a copy, the host gives nothing until others have said that they know no later one.
 //! - While the state cannot be saved ([`Mesh::handle_saved`]), no address is given and no range changes hands.
 //!
 //! Admitted hosts are trusted not to lie about ranges of others, but none can take what this host owns.

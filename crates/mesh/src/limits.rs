@@ -1,6 +1,6 @@
 //! Every bound of this crate, with its unit in its name.
 
-/// What two hosts must have in common to form a mesh; another version is refused with a text.
+/// Protocol version, which two hosts must share to form a mesh; a host refuses any other with an explanation.
 pub const PROTOCOL_VERSION: u16 = 1;
 /// Version of [`crate::State`] on disk.
 pub const STATE_VERSION: u16 = 1;
@@ -9,11 +9,11 @@ pub const STATE_VERSION: u16 = 1;
 pub const MEMBERS_MAX: usize = 4096;
 /// Addresses remembered of one member.
 pub const ADDRESSES_PER_MEMBER_MAX: usize = 8;
-/// First pause before the state is saved again that could not be, in milliseconds; doubles each time.
+/// First pause before a failed save of the state is repeated, in milliseconds; doubles each time.
 pub const SAVE_RETRY_FIRST_MS: u64 = 1_000;
 /// Longest such pause, in milliseconds.
 pub const SAVE_RETRY_MAX_MS: u64 = 8_000;
-/// Outputs that wait for the state to be saved; more of them are dropped, as if the links had lost them.
+/// Outputs that wait for the state to be saved; further ones are dropped, as if the links had lost them.
 pub const HELD_OUTPUTS_MAX: usize = 1024;
 
 /// Length of a nickname in bytes (a host name has at most 253).
@@ -32,7 +32,7 @@ pub const CONFLICTS_MAX: usize = 1024;
 pub const TICKETS_MAX: usize = 1024;
 /// Addresses of this host's ranges that one other host may hold.
 pub const CLAIMS_PER_PEER_MAX: usize = 4096;
-/// Grants to one host of which it has not said that it has stored them.
+/// Grants to one host that it has not acknowledged as stored.
 pub const GRANTS_PER_PEER_MAX: usize = 4;
 /// Grants in all that are not yet acknowledged.
 pub const GRANTS_MAX: usize = 4096;
@@ -41,9 +41,9 @@ pub const REQUESTS_MAX: usize = 16;
 /// Version of a range announcement up to which it is believed: one host cannot run another's out.
 pub const ANNOUNCEMENT_VERSION_MAX: u64 = 1 << 48;
 
-/// Hosts named by the user of one host that count for who founds a mesh.
+/// Hosts named by the user of one host that count when the founder is chosen.
 pub const TARGETS_MAX: usize = 64;
-/// Hosts of which it is remembered whom they name, until there is a mesh.
+/// Hosts whose names are remembered, until there is a mesh.
 pub const NAMINGS_MAX: usize = 1024;
 
 /// Members in one message.
@@ -67,12 +67,13 @@ pub const CLAIM_RETRY_MS: u64 = 250;
 pub const RANGE_ANSWER_S: u64 = 2;
 /// After how long all hosts are asked for a range again, in seconds.
 pub const RANGE_RETRY_S: u64 = 5;
-/// How long a host that was not told otherwise by then, and reaches nobody, takes its saved state for possibly not the
-/// newest, in seconds. Less than [`ALLOCATION_WAIT_S`], so that what is asked for at once is still answered.
+/// How long a host in doubt that reaches no other waits before it takes its saved state for the newest, in
+/// seconds. Less than [`ALLOCATION_WAIT_S`]: requests made at the start are still answered.
 pub const DOUBT_ALONE_S: u64 = 8;
-/// How long a host whose state may not be the newest waits for further members once one has answered, in seconds.
+/// How long a host whose state may be old waits for further members once one has answered, in seconds.
 pub const DOUBT_LINGER_S: u64 = 3;
-/// How long a host that was refused as a copy takes itself for one, in seconds: longer than it takes to be refused again.
+/// How long a host that was refused as a copy takes itself for one, in seconds; longer than until its next
+/// refusal.
 pub const COPY_HOLD_S: u64 = 90;
 /// How long the endpoints of a host outlive its link, in seconds: a daemon may restart under traffic.
 pub const ENDPOINT_GRACE_S: u64 = 300;

@@ -1,4 +1,4 @@
-//! Who is in the mesh, linked or not, and where each may be dialled.
+//! The hosts in the mesh, linked or not, and the addresses at which each may be dialled.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -51,7 +51,7 @@ fn some_addresses<'a>(all: impl IntoIterator<Item = &'a SocketAddr>) -> BTreeSet
 }
 
 impl Members {
-    /// The members of the last run, to be dialled at once if they are to be dialled at all.
+    /// The members of the last run, due to be dialled at once if discovery is on.
     pub(crate) fn restore(now: Instant, saved: &[SavedMember], discovery: bool) -> Self {
         let mut members = Self::default();
         for member in saved.iter().take(MEMBERS_MAX) {
@@ -91,7 +91,7 @@ impl Members {
         self.0.is_empty()
     }
 
-    /// A member has told the generation of its state. Kept with whatever is stored next.
+    /// A member has reported the generation of its state. The next save of the state includes it.
     pub(crate) fn note_generation(&mut self, peer: PeerId, generation: u64) {
         if let Some(member) = self.0.get_mut(&peer) {
             member.generation = member.generation.max(generation);
@@ -102,8 +102,8 @@ impl Members {
         self.0.len() < MEMBERS_MAX || self.0.contains_key(&peer)
     }
 
-    /// A link came up: what is known of the member from itself replaces what others said. `None`: others need
-    /// not be told; else where it was seen here before, if it is there no more. The first address is the link's.
+    /// A link came up: the member's own statement replaces those of others, its first address is the link's.
+    /// `None`: no news for others; otherwise the address at which it was seen before, if it has left that.
     pub(crate) fn linked(
         &mut self,
         now: Instant,
@@ -130,7 +130,7 @@ impl Members {
         news.then(|| gone.into_iter().collect())
     }
 
-    /// The link of a member goes on from another address. Where it was before; `None`: no news.
+    /// The link of a member goes on from another address. Returns the address before; `None`: no news.
     pub(crate) fn moved(&mut self, peer: PeerId, to: SocketAddr) -> Option<Vec<SocketAddr>> {
         let member = self.0.get_mut(&peer)?;
         let before = member.seen_at.replace(to);
@@ -160,7 +160,7 @@ impl Members {
         }
     }
 
-    /// What another host says of a member that is not linked. Whether others should be told.
+    /// Another host describes a member that is not linked. Returns whether to tell others.
     pub(crate) fn heard(&mut self, now: Instant, info: &MemberInfo, discovery: bool) -> bool {
         let age = Duration::from_secs(info.age_s);
         if age.as_secs() >= MEMBER_FORGET_S || !self.has_room_for(info.peer) {
@@ -220,7 +220,7 @@ impl Members {
         self.0.values().filter_map(|member| member.dial_at).min()
     }
 
-    /// Members whose time to be dialled has come.
+    /// Members that are due to be dialled.
     pub(crate) fn take_due(
         &mut self,
         now: Instant,

@@ -1,4 +1,4 @@
-//! The state machine of one host: what comes in, what goes out, and in which order.
+//! The state machine of one host: its inputs, its outputs, and their order.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::{Ipv4Addr, SocketAddr};
@@ -29,25 +29,25 @@ use crate::tickets::Pending;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Ticket(pub u64);
 
-/// What the caller has to do. Outputs are carried out strictly in the order of [`Mesh::poll_output`].
+/// An action for the caller, which carries outputs out strictly in the order of [`Mesh::poll_output`].
 #[derive(Clone, Debug, PartialEq)]
 pub enum Output {
-    /// Store this in one atomic and durable step. No later output may be asked for before that is done; if it
-    /// cannot be done, [`Mesh::handle_saved`] must be told.
+    /// Store this in one atomic and durable step, and poll for the next output only afterwards. If that fails,
+    /// call [`Mesh::handle_saved`] with the error.
     Persist(Box<State>),
     /// Send a message over the link. May be dropped if the link is down by now.
     Send {
-        /// To whom.
+        /// The receiver.
         peer: PeerId,
-        /// What.
+        /// The message.
         message: Message,
     },
-    /// Try to get a link with the peer, once, at any of these addresses. It is said again, with growing
-    /// pauses, until the link is up or the peer is forgotten.
+    /// Try once to link with the peer, at any of these addresses. The output repeats, with growing pauses,
+    /// until the link is up or the peer is forgotten.
     Dial {
-        /// Whom.
+        /// The peer to dial.
         peer: PeerId,
-        /// Where.
+        /// Its candidate addresses.
         addresses: Vec<SocketAddr>,
     },
     /// Endpoints of other hosts changed: first `remove`, then `add`; an added one replaces an older one
@@ -62,12 +62,12 @@ pub enum Output {
     Refuse {
         /// With whom.
         peer: PeerId,
-        /// Why.
+        /// The reason.
         reason: Refusal,
     },
     /// The answer to [`Mesh::allocate`] or [`Mesh::claim`]: the addresses, with the length of the prefix.
     Answer {
-        /// Which request.
+        /// The request.
         ticket: Ticket,
         /// The addresses belong to the owner until [`Mesh::release`].
         result: Result<Vec<IpNet>, AddressError>,
@@ -89,51 +89,51 @@ pub enum Change {
     Joined {
         /// The mesh.
         network: Network,
-        /// Who granted them.
+        /// The grantor.
         from: PeerId,
-        /// They.
+        /// The granted ranges.
         ranges: Vec<AddressRange>,
     },
     /// This host was granted more ranges.
     RangesReceived {
-        /// Who granted them.
+        /// The grantor.
         from: PeerId,
-        /// They.
+        /// The granted ranges.
         ranges: Vec<AddressRange>,
     },
     /// This host granted ranges.
     RangesGiven {
-        /// To whom.
+        /// The receiver.
         to: PeerId,
-        /// They.
+        /// The granted ranges.
         ranges: Vec<AddressRange>,
     },
     /// A host became known.
     MemberAdded {
-        /// Who.
+        /// The host's peer id.
         peer: PeerId,
         /// Its host name.
         nickname: String,
     },
-    /// The saved state may not be acted on, or no longer: nothing is given.
+    /// The host may not act on its saved state, or no longer: it gives nothing.
     StateDoubted {
-        /// Why, and what to do.
+        /// The reason and the remedy.
         why: String,
     },
     /// The saved state turned out to be the newest, as far as others say.
     StateBelieved,
     /// A host without a sign of life for [`crate::limits::MEMBER_FORGET_S`] was forgotten, or the user asked for it.
     MemberForgotten {
-        /// Who.
+        /// The host's peer id.
         peer: PeerId,
     },
     /// Two hosts announce the same address.
     Conflict(Conflict),
-    /// A peer said something that cannot be true; it was ignored.
+    /// A peer sent something that cannot be true; this host ignored it.
     Ignored {
-        /// Who.
+        /// The sender.
         peer: PeerId,
-        /// What.
+        /// A description of the contents.
         what: String,
     },
 }
@@ -145,7 +145,7 @@ pub(crate) struct Link {
     /// Where it takes links.
     port: u16,
     pub(crate) since: Instant,
-    /// Whom the peer says it is linked with.
+    /// Peers that the peer reports links with.
     pub(crate) connections: BTreeSet<PeerId>,
     pub(crate) used: Option<u64>,
     /// Parts of a whole set of endpoints that is still coming.
@@ -158,7 +158,7 @@ pub(crate) struct Link {
     pub(crate) resync_at: Option<Instant>,
 }
 
-/// What one host knows of the mesh, and what it says about it. See the crate's documentation.
+/// The view that one host has of the mesh. See the crate's documentation.
 #[derive(Debug)]
 pub struct Mesh {
     pub(crate) config: Config,
@@ -168,7 +168,7 @@ pub struct Mesh {
     pub(crate) dirty: bool,
     /// Whether the state may be acted on.
     pub(crate) standing: Standing,
-    /// What the state's generation counts changes of, as it was last.
+    /// [`State::mark`] at the last change of the generation.
     mark: u64,
     /// The generation that peers were told.
     generation_told: u64,
@@ -182,7 +182,7 @@ pub struct Mesh {
     pub(crate) pending: BTreeMap<Ticket, Pending>,
     next_ticket: u64,
     pub(crate) targets: Vec<Target>,
-    /// Whom other hosts name, until there is a mesh.
+    /// The hosts named by each other host, until there is a mesh.
     pub(crate) namings: BTreeMap<PeerId, Naming>,
     pub(crate) naming_version: u64,
     pub(crate) range_ask: RangeAsk,
@@ -192,7 +192,7 @@ pub struct Mesh {
 }
 
 impl Mesh {
-    /// The state machine of a host that starts, with what it stored last, if anything.
+    /// Creates the state machine at start, from the last stored state if there is one.
     ///
     /// `seed` must be 32 random bytes, new at each start.
     ///
@@ -247,7 +247,7 @@ impl Mesh {
         Ok(mesh)
     }
 
-    /// What to say of this host when a link comes up.
+    /// The hello that this host sends when a link comes up.
     pub fn hello(&self) -> Hello {
         Hello {
             protocol: PROTOCOL_VERSION,
@@ -261,8 +261,8 @@ impl Mesh {
         }
     }
 
-    /// A link with an authenticated peer is up; `remote` is its other end. A link that was up before is
-    /// replaced, and what was sent over it and has not arrived is taken as lost.
+    /// A link with an authenticated peer is up; `remote` is the far end's address. It replaces an earlier link;
+    /// messages still in flight on that link count as lost.
     ///
     /// # Errors
     /// The two hosts cannot be in one mesh: close the link and show the text at both ends.
@@ -328,7 +328,8 @@ impl Mesh {
     /// A message came over a link.
     ///
     /// # Errors
-    /// [`MeshError::NotLinked`], and [`MeshError::Malformed`] and [`MeshError::TooMany`] for what no correct host sends.
+    /// [`MeshError::NotLinked`]; for messages that no correct host sends, [`MeshError::Malformed`] and
+    /// [`MeshError::TooMany`].
     pub fn handle_message(
         &mut self,
         now: Instant,
@@ -377,7 +378,7 @@ impl Mesh {
         times.into_iter().flatten().min()
     }
 
-    /// What to do next; to be called until it returns `None` after every other call.
+    /// Returns the next output. Call it after every other call, until it returns `None`.
     pub fn poll_output(&mut self) -> Option<Output> {
         loop {
             if self.outputs.is_empty() {
@@ -460,7 +461,7 @@ impl Mesh {
         }
     }
 
-    /// Passes on what came from a peer, to those that the peer is not linked with itself.
+    /// Forwards a peer's message to the hosts that the peer is not linked with itself.
     pub(crate) fn relay(&mut self, from: PeerId, message: &Message) {
         let told = self.links.get(&from).map(|link| link.connections.clone()).unwrap_or_default();
         for peer in self.linked() {
@@ -496,7 +497,7 @@ impl Mesh {
         theirs.is_some() && theirs == self.state.network
     }
 
-    /// Does whatever has become possible.
+    /// Takes every step that has become possible.
     pub(crate) fn drive(&mut self, now: Instant) {
         self.drive_doubt(now);
         self.drive_founding(now);

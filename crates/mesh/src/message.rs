@@ -1,4 +1,4 @@
-//! What hosts say to each other about the mesh, over their links.
+//! Messages about the mesh, which hosts exchange over their links.
 
 use std::fmt;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -54,7 +54,7 @@ pub struct Network {
     pub range6: Ipv6Net,
 }
 
-/// What a host says of itself when a link comes up, before anything else.
+/// The greeting of a host when a link comes up, before any other message.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hello {
     /// [`crate::limits::PROTOCOL_VERSION`] of the sender.
@@ -82,13 +82,13 @@ pub struct Hello {
 /// A member of the mesh, as one host tells another.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemberInfo {
-    /// Who.
+    /// The member's peer id.
     pub peer: PeerId,
     /// Its host name.
     pub nickname: String,
     /// Where it may be dialled.
     pub addresses: Vec<SocketAddr>,
-    /// Where a host that is linked with it saw it before: it is there no more.
+    /// Addresses at which a linked host saw the member before, and where it no longer is.
     #[serde(default)]
     pub gone: Vec<SocketAddr>,
     /// Seconds since anyone the sender heard of had a link with it.
@@ -108,7 +108,7 @@ pub struct RangeAnnouncement {
     pub ranges: Vec<AddressRange>,
 }
 
-/// Whom a host was told to look for. Only that host makes new versions; others pass them on.
+/// The hosts that a host's user named. Only that host makes new versions; others pass them on.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Naming {
     /// The host.
@@ -121,13 +121,13 @@ pub struct Naming {
     pub names: Vec<PeerId>,
 }
 
-/// What the owner of a range says to a [`Message::Claim`].
+/// The answer of a range's owner to a [`Message::Claim`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "answer", rename_all = "snake_case")]
 pub enum ClaimResult {
-    /// The address is the asker's; the owner has stored that.
+    /// The address is the asker's; the owner has stored the claim.
     Given,
-    /// Somebody has it.
+    /// A container has it.
     Taken {
         /// The container that has it.
         container: String,
@@ -138,7 +138,7 @@ pub enum ClaimResult {
     NotMine,
     /// The asker holds [`crate::limits::CLAIMS_PER_PEER_MAX`] addresses of this host already.
     TooMany,
-    /// The owner cannot store who has it.
+    /// The owner cannot store the claim.
     NotSaved,
 }
 
@@ -148,15 +148,15 @@ pub enum ClaimResult {
 pub enum Message {
     /// The sender belongs to a mesh.
     Network {
-        /// Which.
+        /// The mesh.
         network: Network,
     },
     /// Members that the sender knows: all of them after link-up, then changes.
     Members {
-        /// They.
+        /// The members.
         members: Vec<MemberInfo>,
     },
-    /// Whom the sender is linked with: all after link-up, then changes.
+    /// The peers that the sender is linked with: all after link-up, then changes.
     Connections {
         /// Forget what was said before.
         full: bool,
@@ -165,7 +165,7 @@ pub enum Message {
         /// No longer linked.
         remove: Vec<PeerId>,
     },
-    /// Which ranges some host owns.
+    /// The ranges of some host.
     Ranges {
         /// The announcement.
         announcement: RangeAnnouncement,
@@ -196,13 +196,13 @@ pub enum Message {
         /// The request that was granted.
         request: u64,
     },
-    /// No range is to be had here.
+    /// The host has no range to give.
     RangeRefused {
         /// The request that this answers.
         request: u64,
-        /// Why, for the user.
+        /// The reason, for the user.
         reason: String,
-        /// Who seems to have the most free addresses.
+        /// The host that seems to have the most free addresses.
         ask: Option<PeerId>,
     },
     /// The sender wants one address out of the receiver's ranges.
@@ -211,7 +211,7 @@ pub enum Message {
         id: u64,
         /// The address.
         address: Ipv4Addr,
-        /// The container that is to have it.
+        /// The container that claims it.
         container: String,
     },
     /// The answer to a claim.
@@ -230,7 +230,7 @@ pub enum Message {
     },
     /// All addresses of the receiver's ranges that the sender holds; others are given back.
     ClaimsHeld {
-        /// They.
+        /// The addresses.
         addresses: Vec<Ipv4Addr>,
         /// The list goes on in the next message.
         more: bool,
@@ -262,7 +262,7 @@ pub enum Message {
         /// It.
         generation: u64,
     },
-    /// Whom some host was launched with, for who founds the mesh.
+    /// The hosts named at some host's launch; they decide which host founds the mesh.
     Naming {
         /// The statement.
         naming: Naming,

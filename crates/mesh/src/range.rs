@@ -31,7 +31,7 @@ impl AddressRange {
         self.first <= address && address <= self.last
     }
 
-    /// What it has in common with another.
+    /// The addresses that are in both ranges; `None` if there are none.
     pub fn intersection(&self, other: &Self) -> Option<Self> {
         let common = Self { first: self.first.max(other.first), last: self.last.min(other.last) };
         (common.first <= common.last).then_some(common)
@@ -47,8 +47,8 @@ impl AddressRange {
         (u64::from(u32::from(self.first)), u64::from(u32::from(self.last)))
     }
 
-    /// Cuts off roughly the upper half: the cut is within an eighth of the middle, at the address that
-    /// makes the rounder numbers. Returns what stays and what goes; `None` for fewer than two addresses.
+    /// Splits the range roughly in half: the cut is within an eighth of the middle, at the address that makes
+    /// the rounder numbers. Returns the lower and the upper part; `None` for fewer than two addresses.
     pub fn halves(&self) -> Option<(Self, Self)> {
         let (first, last) = self.numbers();
         let size = self.size();

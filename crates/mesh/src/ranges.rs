@@ -1,4 +1,4 @@
-//! Getting ranges, giving them, and telling who owns which.
+//! Requests and grants of ranges, and the record of their owners.
 
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
@@ -18,14 +18,14 @@ use crate::message::{Message, Network, RangeAnnouncement};
 use crate::range::{AddressRange, RangeSet};
 use crate::state::Granted;
 
-/// Where this host stands in asking others for a range.
+/// The progress of asking other hosts for a range.
 #[derive(Debug, Default)]
 pub(crate) struct RangeAsk {
-    /// Who is asked now, and until when.
+    /// The host asked now, and the time at which its answer is overdue.
     current: Option<(PeerId, Instant)>,
-    /// Who gave nothing, and why.
+    /// Hosts that gave nothing, with their reasons.
     refused: BTreeMap<PeerId, String>,
-    /// When those are asked again.
+    /// When to ask the hosts in `refused` again.
     retry_at: Option<Instant>,
 }
 
@@ -50,14 +50,14 @@ impl RangeAsk {
         self.refused.iter()
     }
 
-    /// Nobody is left to be asked.
+    /// No host is left to ask.
     pub(crate) fn is_exhausted(&self) -> bool {
         self.current.is_none()
     }
 }
 
 impl Mesh {
-    /// Asks one host after the other for a range, while one is wanted.
+    /// Asks one host after the other for a range, while this host needs one.
     pub(crate) fn drive_range_ask(&mut self, now: Instant) {
         let joined = self.state.network.is_some();
         let may = self.standing.is_sure();
@@ -249,7 +249,7 @@ impl Mesh {
         }
     }
 
-    /// Tells a peer all ranges known, its own included, so that one that lost its state finds out.
+    /// Sends a peer all known ranges, its own included: a peer that lost its state notices.
     pub(crate) fn send_ranges(&mut self, peer: PeerId) {
         let others = self.announced.values().map(|(announcement, _)| announcement.clone());
         let all: Vec<RangeAnnouncement> =
@@ -288,7 +288,7 @@ impl Mesh {
             return Ok(());
         }
         let newer = match self.announced.get(&owner) {
-            // Its state is older than what it told before: it finds out by what it is told here.
+            // The peer's state is older than its last announcement: this message tells it.
             Some((known, _)) if direct && is_before(&announcement, known) => {
                 let announcement = known.clone();
                 self.send(peer, Message::Ranges { announcement });
@@ -307,11 +307,11 @@ impl Mesh {
         Ok(())
     }
 
-    /// Others have a later announcement of this host than it made itself. If this host knows that its state is the
-    /// newest, somebody lies: what it owns is what its state says, and it says so with a higher version.
+    /// A peer holds a later announcement of this host than this host made itself. If this host's state is known
+    /// to be the newest, the peer is wrong: the host repeats its state under a higher version.
     fn correct(&mut self, peer: PeerId, theirs: &RangeAnnouncement) {
         let Some(ours) = self.state.announcement() else {
-            // Its disk was lost: what it gets anew comes after what it had.
+            // The disk was lost: the next announcement needs a version above the last one.
             self.dirty |= self.state.raise_announcement(theirs.version);
             return;
         };
@@ -334,7 +334,8 @@ impl Mesh {
         owners.map(|(owner, _)| *owner).collect()
     }
 
-    /// Reports the use of the own ranges now and then, for others to see who has room.
+    /// Reports the use of this host's ranges at intervals: a host that asks for a range sees where there is
+    /// room.
     pub(crate) fn drive_usage(&mut self, now: Instant) {
         let used = self.state.used();
         if self.state.network.is_none() || used == self.usage_told {

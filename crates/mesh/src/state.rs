@@ -1,4 +1,4 @@
-//! What a host must not forget, and the only changes it ever goes through.
+//! The durable state of a host, and the only changes that it goes through.
 
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -16,7 +16,7 @@ use crate::limits::{
 use crate::message::{Network, NetworkId, RangeAnnouncement};
 use crate::range::{AddressRange, RangeSet};
 
-/// What must be on disk before the outputs that follow it are acted on.
+/// State that must be on disk before the caller acts on the outputs that follow it.
 ///
 /// Opaque: serialise it, store it in one atomic step, and hand it to [`crate::Mesh::new`] at the next start.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -25,7 +25,7 @@ pub struct State {
     local: PeerId,
     range: Ipv4Net,
     pub(crate) network: Option<Network>,
-    /// Counts the changes of what is owned and given.
+    /// Counts changes of owned ranges and given addresses.
     #[serde(default)]
     pub(crate) generation: u64,
     /// How often this host was started without a mesh.
@@ -35,7 +35,7 @@ pub struct State {
     announced: u64,
     /// The address after the last one allocated: freed addresses rest until the cursor comes round.
     cursor: Ipv4Addr,
-    /// Who has which address of the own ranges.
+    /// The holder of each address taken from this host's ranges.
     pub(crate) taken: BTreeMap<Ipv4Addr, Holder>,
     /// Addresses out of other hosts' ranges that own containers have.
     pub(crate) held: BTreeMap<Ipv4Addr, Held>,
@@ -49,12 +49,12 @@ pub struct State {
     /// Ranges given away of which the receiver has not said that it stored them.
     grants: Vec<Grant>,
     pub(crate) members: Vec<SavedMember>,
-    /// Hosts that the user had forgotten, the oldest first.
+    /// Hosts that the user told this host to forget, the oldest first.
     #[serde(default)]
     pub(crate) forgotten: Vec<PeerId>,
 }
 
-/// Who has an address of an own range.
+/// The holder of an address from this host's ranges.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(tag = "holder", rename_all = "snake_case")]
 pub(crate) enum Holder {
@@ -79,7 +79,7 @@ pub(crate) enum Holder {
 pub(crate) struct Held {
     /// The own container that has it.
     pub(crate) owner: String,
-    /// The host whose range it is from.
+    /// The owner of the range that it is from.
     pub(crate) from: PeerId,
 }
 
@@ -100,14 +100,14 @@ pub(crate) struct SavedMember {
     pub(crate) generation: u64,
 }
 
-/// What came of a range request.
+/// The outcome of a range request.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Granted {
     /// The ranges now belong to the asker; new ones, or again those of the same request.
     Ranges { ranges: Vec<AddressRange>, new: bool },
     /// There is nothing to give.
     NothingLeft,
-    /// The asker has not acknowledged what it was given before.
+    /// The asker has not acknowledged its earlier grants.
     TooManyOpen,
 }
 
@@ -135,12 +135,12 @@ impl State {
         }
     }
 
-    /// Counts the changes of what is owned and given ([`crate::Mesh::generation`]).
+    /// Counts changes of owned ranges and given addresses ([`crate::Mesh::generation`]).
     pub fn generation(&self) -> u64 {
         self.generation
     }
 
-    /// A number that another set of owned ranges and given addresses does not have.
+    /// A hash of the owned ranges and the given addresses: it differs whenever these do.
     pub(crate) fn mark(&self) -> u64 {
         let mut hasher = DefaultHasher::new();
         let own = (&self.network_id(), &self.owned, self.announced, &self.grants);
@@ -149,7 +149,7 @@ impl State {
         hasher.finish()
     }
 
-    /// Whether a saved state may be gone on with.
+    /// Whether this host may continue from a saved state.
     pub(crate) fn check(&self, config: &Config) -> Result<(), MeshError> {
         if self.version != STATE_VERSION {
             return Err(MeshError::SavedVersion(self.version));
@@ -216,14 +216,14 @@ impl State {
         self.request = None;
     }
 
-    /// What this host tells others of its ranges.
+    /// The announcement of this host's ranges.
     pub(crate) fn announcement(&self) -> Option<RangeAnnouncement> {
         let network = self.network_id()?;
         let (owner, version, ranges) = (self.local, self.announced, self.owned.clone());
         Some(RangeAnnouncement { network, owner, version, ranges })
     }
 
-    /// Others remember a later announcement than this host's: it says the truth once more, above that.
+    /// Other hosts remember a version at or above this host's: raises its version above theirs.
     pub(crate) fn raise_announcement(&mut self, above: u64) -> bool {
         let raise = above >= self.announced;
         if raise {
@@ -280,7 +280,8 @@ impl State {
         true
     }
 
-    /// Gives away half of the largest free run of addresses, or what was given for the same request.
+    /// Gives away half of the largest free run of addresses, or repeats the grant already made for this
+    /// request.
     pub(crate) fn grant(&mut self, to: PeerId, request: u64, within: Ipv4Net) -> Granted {
         let mut open = self.grants.iter().filter(|grant| grant.to == to);
         if let Some(grant) = open.clone().find(|grant| grant.request == request) {

@@ -1,4 +1,4 @@
-//! What `weft status` shows of the mesh.
+//! The mesh as `weft status` shows it.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
@@ -17,7 +17,7 @@ use crate::tickets::mapped;
 /// One host of the mesh.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PeerStatus {
-    /// Who.
+    /// The host's peer id.
     pub peer: PeerId,
     /// Its host name.
     pub nickname: String,
@@ -33,7 +33,7 @@ pub struct PeerStatus {
     pub since: Option<Instant>,
     /// When anyone heard of was last linked with it.
     pub last_seen: Option<Instant>,
-    /// Whom it says it is linked with; empty if it is not linked.
+    /// Peers that it reports links with; empty if it is not linked.
     pub connections: Vec<PeerId>,
 }
 
@@ -48,7 +48,7 @@ pub struct IpamStatus {
     pub subnet: Ipv4Net,
     /// The IPv6 range.
     pub range6: Option<Ipv6Net>,
-    /// For what this host waits, if it owns no range or may not give from it; for the user.
+    /// The reason why this host owns no range or may not give from it, for the user.
     pub waiting: Option<String>,
     /// Hosts that own ranges, this host first.
     pub owners: Vec<OwnerStatus>,
@@ -56,10 +56,10 @@ pub struct IpamStatus {
     pub tickets: usize,
 }
 
-/// What one host owns.
+/// The ranges of one host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OwnerStatus {
-    /// Who.
+    /// The owner's peer id.
     pub peer: PeerId,
     /// Its host name; empty if it is not known.
     pub nickname: String,
@@ -82,7 +82,7 @@ pub struct Allocation {
     pub address: IpAddr,
     /// Given by [`Mesh::allocate`], not claimed.
     pub automatic: bool,
-    /// The host whose range it is from, if it is another.
+    /// The owner of the range that it is from, if that is another host.
     pub from: Option<PeerId>,
 }
 
@@ -188,7 +188,7 @@ impl Mesh {
         all
     }
 
-    /// What [`Mesh::allocate`] gave this container before, if anything.
+    /// The addresses that [`Mesh::allocate`] gave this container before, if any.
     pub fn allocated(&self, owner: &str) -> Option<Vec<IpNet>> {
         let network = self.state.network?;
         let address = self.state.allocated(owner)?;

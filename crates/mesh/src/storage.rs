@@ -1,7 +1,7 @@
-//! What a host still does while its state cannot be saved, and what it leaves until it can.
+//! The work of a host whose state cannot be saved: which outputs go on, and which wait until it can.
 //!
-//! Endpoints, members and connections go on in memory: each is told anew at the next link. What would be
-//! wrong after a crash waits or is refused: an address that was given, a range that changed its owner.
+//! Endpoints, members and connections go on in memory: the next link transmits them again. Results that a crash
+//! would falsify wait or are refused: a given address, a range with a new owner.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -15,12 +15,12 @@ use crate::mesh::{Change, Mesh, Output};
 use crate::message::{ClaimResult, Message};
 use crate::state::{Holder, State};
 
-/// Where this host stands in saving its state.
+/// The progress of saving this host's state.
 #[derive(Debug)]
 pub(crate) struct Storage {
-    /// What stands on disk.
+    /// The state on disk.
     durable: State,
-    /// What the last [`Output::Persist`] asked to save.
+    /// The state in the last [`Output::Persist`].
     saving: Option<State>,
     failing: Option<Failing>,
 }
@@ -31,9 +31,9 @@ struct Failing {
     why: String,
     retry_at: Instant,
     pause: Duration,
-    /// The next change is to be saved at once: it is time, or a user waits.
+    /// Save the next change at once: the pause is over, or a user waits.
     due: bool,
-    /// What follows from changes that are not saved, at most [`HELD_OUTPUTS_MAX`].
+    /// Outputs that depend on unsaved changes, at most [`HELD_OUTPUTS_MAX`].
     held: VecDeque<Output>,
 }
 
@@ -42,7 +42,7 @@ impl Storage {
         Self { durable, saving: None, failing: None }
     }
 
-    /// Why nothing can be saved, if so.
+    /// The reason why saving fails, if it does.
     pub(crate) fn failure(&self) -> Option<&str> {
         self.failing.as_ref().map(|failing| failing.why.as_str())
     }
@@ -51,7 +51,7 @@ impl Storage {
         self.failing.as_ref().map(|failing| failing.retry_at)
     }
 
-    /// Whether a change is to be saved now; not each one while the last could not be.
+    /// Whether to save a change now. While saving fails, changes wait for the next retry.
     pub(crate) fn may_save(&mut self) -> bool {
         self.failing.as_mut().is_none_or(|failing| std::mem::take(&mut failing.due))
     }
@@ -60,7 +60,7 @@ impl Storage {
         self.saving = Some(state.clone());
     }
 
-    /// A user waits for what follows from a change.
+    /// A user waits for the result of a change: the next save is due at once.
     pub(crate) fn hurry(&mut self) {
         if let Some(failing) = &mut self.failing {
             failing.due = true;
@@ -71,7 +71,7 @@ impl Storage {
         self.durable.open_grants(to).iter().any(|(known, _)| *known == request)
     }
 
-    /// The generation of what stands on disk, where that may be older than what is in memory.
+    /// The generation on disk, where that may be older than the one in memory.
     pub(crate) fn generation(&self) -> Option<u64> {
         self.failing.as_ref().map(|_| self.durable.generation())
     }
@@ -131,7 +131,7 @@ impl Mesh {
         }
     }
 
-    /// What may be done of an output now; the rest waits for a saved state, or is undone and refused.
+    /// Returns an output that may go out now. Others wait for a saved state, or are undone and refused.
     pub(crate) fn sift(&mut self, output: Output) -> Option<Output> {
         let Some(why) = self.storage.failure().map(str::to_owned) else { return Some(output) };
         match output {
@@ -169,7 +169,7 @@ impl Mesh {
         }
     }
 
-    /// Whether a message stays true if this host comes back with what is on its disk.
+    /// Whether a message stays true if this host restarts from the state on its disk.
     fn may_send(&self, peer: PeerId, message: &Message) -> bool {
         let durable = &self.storage.durable;
         match message {

@@ -1,4 +1,4 @@
-//! Requests for addresses: `allocate`, `claim`, `release`, and what hosts say to each other about claims.
+//! Requests for addresses: `allocate`, `claim`, `release`, and the messages between hosts about claims.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -38,9 +38,9 @@ struct Claim {
     net: IpNet,
     /// The IPv4 address that stands for the pair of IPv4 and IPv6 address.
     slot: Ipv4Addr,
-    /// Who was asked, under which id.
+    /// The host asked, and the id of the request.
     asked: Option<(PeerId, u64)>,
-    /// Who said that it does not own the address.
+    /// Hosts that do not own the address, by their answer.
     tried: BTreeSet<PeerId>,
     retry_at: Option<Instant>,
 }
@@ -61,9 +61,10 @@ impl Mesh {
         self.open_ticket(now, owner, deadline, Want::Any { short: false })
     }
 
-    /// Asks for an explicit address for a container. Inside the range it is taken from whoever owns it; an IPv6
-    /// address of the mesh's range stands for the IPv4 address that it ends in. Outside the range it is only
-    /// checked against all endpoints known. Answered by [`Output::Answer`], after at most [`CLAIM_WAIT_S`] seconds.
+    /// Asks for an explicit address for a container. An address inside the range comes from its owner; an IPv6
+    /// address of the mesh's range stands for the IPv4 address that it ends in. An address outside the range is
+    /// only checked against all known endpoints. Answered by [`Output::Answer`], after at most [`CLAIM_WAIT_S`]
+    /// seconds.
     pub fn claim(&mut self, now: Instant, owner: &str, address: IpNet) -> Ticket {
         let slot = match self.slot_of(address) {
             Ok(Some(slot)) => slot,
@@ -233,14 +234,14 @@ impl Mesh {
         Some(Ok(v4.into_iter().chain(v6).collect()))
     }
 
-    /// What is answered while it is in doubt whether the state may be acted on: nothing at first, then why.
+    /// The answer while this host may not act on its state: none at first, then the reason.
     fn while_unsure(&self, late: bool) -> Option<Option<Result<Vec<IpNet>, AddressError>>> {
         let why = self.unsure()?;
         let now = late || !self.standing.is_open();
         Some(now.then_some(Err(AddressError::NotReady { why })))
     }
 
-    /// Nobody has a range to give: those who wait for one are told.
+    /// No host has a range to give: fails the requests that wait for one.
     fn fail_short(&mut self) {
         let error = self.no_space();
         let short = self.pending.iter().filter(|(_, pending)| pending.is_short());
@@ -396,7 +397,8 @@ impl Mesh {
         None
     }
 
-    /// Decides a claim on which this host has the say: of its own range, or for which it asked already.
+    /// Decides a claim that this host can decide: the address is in its range, or this host has asked for it
+    /// already.
     fn claim_here(
         &mut self,
         owner: &str,
@@ -434,7 +436,7 @@ impl Mesh {
         }
     }
 
-    /// A link is gone: what was asked over it must be asked again.
+    /// A link is gone: claims asked over it must be asked again.
     pub(crate) fn unask_claims(&mut self, peer: PeerId) {
         for pending in self.pending.values_mut() {
             if let Want::Claim(claim) = &mut pending.want

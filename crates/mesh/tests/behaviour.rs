@@ -533,7 +533,7 @@ fn what_a_broken_link_elsewhere_left_untold_is_told_again() {
     assert!(tells(&drain(&mut mesh)), "host 7 may not have got round to it");
 }
 
-/// What a member's addresses are, as a host says it to another one that is not linked with the member.
+/// The addresses of a member, in the messages of a host to another that is not linked with the member.
 fn members_told(outputs: &[Output], to: u8, of: u8) -> Vec<(Vec<SocketAddr>, Vec<SocketAddr>)> {
     let infos = outputs.iter().filter_map(|output| match output {
         Output::Send { peer, message: Message::Members { members } } if *peer == id(to) => {
@@ -550,7 +550,7 @@ fn addresses_of(mesh: &Mesh, peer: u8) -> Vec<SocketAddr> {
     peers.into_iter().find(|known| known.peer == id(peer)).unwrap().addresses
 }
 
-/// Two of three hosts get new addresses at once: each hears the other's from the one that sees both.
+/// Two of three hosts get new addresses at once: each learns the other's from the third, which sees both.
 #[test]
 fn members_addresses_follow_what_a_link_sees_and_others_are_told() {
     let now = Instant::now();
@@ -587,7 +587,8 @@ fn members_addresses_follow_what_a_link_sees_and_others_are_told() {
     let dials = |output: &Output| matches!(output, Output::Dial { peer, addresses } if *peer == id(1) && *addresses == [new]);
     assert!(drain(&mut other).iter().any(dials), "at once");
 
-    // What is said to be gone is not the last that is known, and a host's own link is not denied.
+    // A stale report of a departed address does not remove the current one. Nor does it override a host's live
+    // link.
     let info = MemberInfo {
         peer: id(1),
         nickname: "host1".to_owned(),
@@ -602,7 +603,7 @@ fn members_addresses_follow_what_a_link_sees_and_others_are_told() {
     assert_eq!(addresses_of(&third, 1), [new]);
 }
 
-/// Who was away under its old address and comes back under another is not looked for at the old one.
+/// A member that returns under a new address is no longer dialled at the old one.
 #[test]
 fn a_member_that_comes_back_from_elsewhere_is_told_with_the_address_it_has_left() {
     let now = Instant::now();

@@ -1,4 +1,4 @@
-//! What a linked peer may send: nothing makes a host panic, and nothing takes from it what it owns.
+//! Hostile messages of a linked peer: none makes a host panic, and none takes a range from its owner.
 #![allow(clippy::unwrap_used, clippy::print_stderr)]
 
 use std::net::{Ipv4Addr, SocketAddr};

@@ -42,7 +42,8 @@ fn ranges_of(net: &Net, of: usize, at: usize) -> Vec<weft_mesh::AddressRange> {
     owners.into_iter().find(|owner| owner.peer == net.id(of)).unwrap().ranges
 }
 
-/// Takes a host's disk back to what it was: what was attached since runs on, and the host does not know of it.
+/// Takes a host's disk back to an earlier state. Containers attached since run on, and the host does not know
+/// of them.
 fn restore(net: &mut Net, host: usize, disk: &weft_mesh::State, origin: Origin) {
     net.crash(host);
     net.hosts[host].attached.clear();
@@ -52,7 +53,7 @@ fn restore(net: &mut Net, host: usize, disk: &weft_mesh::State, origin: Origin) 
     net.start(host);
 }
 
-/// Whatever happened since the backup, and whatever the host can tell of it.
+/// For any changes since the backup, and for each origin that the host may report.
 #[test]
 fn a_restored_state_gives_nothing_and_takes_no_range_back() {
     for seed in 0..60 {
@@ -147,7 +148,8 @@ fn the_newest_state_is_believed_after_a_reboot_with_others_or_alone() {
     }
 }
 
-/// Who alone can say that it is no copy of a running host: the others. Nobody else is asked for ever.
+/// Only other members can tell that a host is no copy of a running one. It waits for their answer, or until the
+/// user forgets them.
 #[test]
 fn a_copied_state_gives_nothing_while_it_reaches_nobody() {
     let mut net = three_hosts(3);

@@ -1,4 +1,5 @@
-//! Many hosts, random events, random faults: what must hold at every step, and what must be true in the end.
+//! Many hosts with random events and faults: invariants that hold at every step, and goals that hold at the
+//! end.
 #![allow(clippy::unwrap_used, clippy::print_stderr)]
 
 mod net;
@@ -298,7 +299,7 @@ fn another_range_is_refused() {
     }
 }
 
-/// Two hosts claim one free address inside a third one's range, at the same moment.
+/// Two hosts claim the same free address inside a third host's range at the same moment.
 #[test]
 fn of_two_claims_at_once_exactly_one_wins() {
     for_seeds(200, |seed| {

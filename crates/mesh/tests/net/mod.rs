@@ -1,6 +1,6 @@
-//! An in-memory network of hosts for tests: ordered links with delays of their own, cuts that the two ends see
-//! at different times, and crashes between any two outputs, after which a host comes back with what it last
-//! persisted and with its containers still attached.
+//! An in-memory network of hosts for tests. Links keep order and have individual delays; the two ends see a cut
+//! at different times. Hosts crash between any two outputs, then restart from the state that they last
+//! persisted, with their containers still attached.
 #![allow(clippy::unwrap_used, dead_code, unreachable_pub)]
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -18,7 +18,7 @@ use weft_mesh::{
 
 pub const PORT: u16 = 6783;
 
-/// What travels on a link.
+/// An item in flight on a link.
 #[derive(Debug)]
 pub enum Item {
     Hello(Hello),
@@ -31,7 +31,7 @@ pub struct Way {
     items: VecDeque<Item>,
     /// The host at this end has had the other's hello and has not seen the cut.
     up: bool,
-    /// The host at this end will see no more of the link.
+    /// The host at this end sees nothing more of the link.
     closed: bool,
 }
 
@@ -53,9 +53,9 @@ pub struct Host {
     pub config: Config,
     pub mesh: Option<Mesh>,
     pub disk: Option<State>,
-    /// What the disk is writing.
+    /// The state that the disk is writing.
     saving: Option<State>,
-    /// What the next start is told of where the state is from; `None`: all is well.
+    /// The origin of the state, for the next start; `None`: all is well.
     pub origin: Option<Origin>,
     /// Why the last request for an address failed.
     pub failed: String,
@@ -70,7 +70,7 @@ pub struct Host {
     known_targets: BTreeSet<usize>,
     pub refusals: Vec<String>,
     pub conflicts: usize,
-    /// What the switch has been told.
+    /// Entries that the switch has.
     pub switch: BTreeMap<Mac, (PeerId, EndpointInfo)>,
     next_dial: Instant,
     containers: usize,
@@ -202,7 +202,7 @@ impl Net {
         host.tickets.clear();
         host.gone.clear();
         host.switch.clear();
-        // What was being written is there whole, or not at all.
+        // An interrupted write is on disk in full, or not at all.
         let saving = host.saving.take();
         if saving.is_some() && self.below(2) == 0 {
             self.hosts[index].disk = saving;
