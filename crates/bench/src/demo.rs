@@ -18,12 +18,12 @@ use crate::sandbox::{
 const ROUNDS: usize = 3;
 /// Seconds of each TCP run of the table.
 const TCP_SECONDS: u64 = 3;
-/// What a Docker command may take.
+/// Limit of a Docker command.
 const DOCKER_LIMIT: Duration = Duration::from_secs(30);
-/// How long a demo container lives by itself, in seconds, should nobody remove it.
+/// Life of a demo container that nothing removes, in seconds.
 const DOCKER_LIFE_SECONDS: &str = "86400";
 
-/// What `./dev demo` does with what it made and found.
+/// Options of `./dev demo`.
 #[derive(Debug, Clone, clap::Args)]
 pub struct DemoOptions {
     /// Leave it running; prints how to enter and how to remove it

@@ -148,7 +148,7 @@ fn legend(svg: &mut String, report: &Report, (mut x, y): (f64, f64)) {
     }
 }
 
-/// Where the bars begin: behind the longest name, whatever font the reader has.
+/// The x-coordinate of the bars: behind the longest name, in any font.
 fn left_of(report: &Report) -> f64 {
     let longest = report.rows.iter().map(|row| row.name.chars().count()).max().unwrap_or(0);
     MARGIN + longest as f64 * NAME_LETTER + NAME_GAP

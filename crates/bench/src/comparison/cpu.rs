@@ -4,11 +4,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::sandbox::SandboxError;
 
-/// The unit of `/proc/stat`: USER_HZ, which Linux fixes at 100 for what user space sees.
+/// The unit of `/proc/stat`: USER_HZ, which Linux fixes at 100 for user space.
 const TICKS_PER_SECOND: f64 = 100.0;
 
-/// What all processors together have done since the machine started, in ticks (proc_stat(5)). Guest time
-/// is contained in user time.
+/// The time of all processors together since the machine started, in ticks (proc_stat(5)). User time
+/// includes guest time.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct CpuTime {
     user: u64,
@@ -30,7 +30,7 @@ pub struct CpuShares {
     pub sys: f64,
     /// Hardware interrupts.
     pub irq: f64,
-    /// Soft interrupts: what the kernel does with packets by itself.
+    /// Soft interrupts, in which the kernel processes packets.
     pub soft: f64,
     /// Taken by the machine below this one.
     pub steal: f64,

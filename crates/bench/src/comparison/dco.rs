@@ -16,18 +16,18 @@ use weft::dco::{Carrier, CipherWord, KeyWords, PeerWords, Request, SideWord, ask
 /// The link's MTU less that of the devices: as much as OpenVPN's own row takes, so that both send equal
 /// packets.
 const OVERHEAD_BYTES: u32 = 80;
-/// What a device's process may take until it answers.
+/// Limit of a device's process until it answers.
 const READY_LIMIT: Duration = Duration::from_secs(10);
 /// The id that each end calls the other by.
 const PEER: u32 = 1;
 /// Where the other peers would be: an address for documentation (RFC 5737).
 const NOWHERE: Ipv4Addr = Ipv4Addr::new(203, 0, 113, 1);
-/// Their addresses inside begin here: benchmark addresses as well.
+/// The first of their addresses inside: benchmark addresses as well.
 const CROWD: Ipv4Addr = Ipv4Addr::new(198, 18, 16, 0);
 /// Bytes of OpenVPN's static keys.
 const KEY_FILE_BYTES: usize = 256;
 
-/// What tells the rows apart.
+/// The properties of a row.
 struct Way {
     row: &'static str,
     engine: &'static str,
@@ -82,7 +82,7 @@ const WAYS: [Way; 4] = [
 /// A data channel device on each host, driven by `weft dco`, without containers.
 ///
 /// # Errors
-/// What a command said. A device that cannot be had here is [`Outside::Missing`].
+/// Returns an error if a command fails. A device that this machine cannot make is [`Outside::Missing`].
 pub fn device(sandbox: &Sandbox, row: &str, link_mtu: u32) -> Result<Outside, SandboxError> {
     let Some(way) = WAYS.iter().find(|way| way.row == row) else {
         return Ok(Outside::Missing(format!("{row} is no row of a device")));
@@ -135,7 +135,7 @@ fn hold(sandbox: &Sandbox, index: usize, way: &Way, mtu: u32) -> Result<Running,
     Ok(process)
 }
 
-/// What makes a peer, and its key. All but the first are nowhere, and nothing is sent to them.
+/// Requests that make a peer and its key. Only the first peer exists; nothing is sent to the others.
 fn requests(sandbox: &Sandbox, index: usize, way: &Way, key_file: &Path, id: u32) -> [Request; 2] {
     let own = SocketAddr::from((sandbox.host(index).ipv4(), way.port));
     let (remote, inside) = match id {

@@ -1,4 +1,4 @@
-//! What the rows of tunnels from Debian packages are made from: fastd, tinc, quicktun, n2n and Yggdrasil.
+//! The rows of tunnels from Debian packages: fastd, tinc, quicktun, n2n and Yggdrasil.
 
 use std::net::IpAddr;
 use std::path::Path;
@@ -18,7 +18,7 @@ const N2N_PORT: u16 = 7_653;
 const SUPERNODE_PORT: u16 = 7_654;
 const YGGDRASIL_PORT: u16 = 9_001;
 
-/// Its fastest kind of method that is encrypted, and the one that it recommends.
+/// Its fastest kind of encrypted method, which it also recommends.
 const FASTD_METHOD: &str = "salsa2012+umac";
 /// n2n takes its key from the environment or the command line, and others may read the latter.
 const WITH_N2N_KEY: &str = "N2N_KEY=$(cat \"$0\") exec \"$@\"";
@@ -96,8 +96,8 @@ fn tinc_config(end: &End) -> String {
     )
 }
 
-/// What both ends know of one of them. With the search for the MTU, tinc would carry packets over TCP
-/// until that is found.
+/// One end's settings, which both ends have. With its search for the MTU, tinc would carry packets over TCP
+/// until the search ends.
 fn tinc_host(end: &End) -> String {
     let ([own, _], [outer, _]) = (end.inner, end.outer);
     format!(
@@ -216,9 +216,8 @@ pub(super) fn yggdrasil(ends: &Ends<'_>) -> Result<Ready, LeftOut> {
     Ok(ready)
 }
 
-/// What `yggdrasil -genconf` made, with one peer and nothing that looks for others. The second end
-/// connects, since the first is there before it. What it carries is encrypted between the ends, so that
-/// TLS would do it twice.
+/// Changes the output of `yggdrasil -genconf`: one peer, and no search for others. The second end connects,
+/// since the first is there before it. Yggdrasil encrypts from end to end, so TLS would encrypt twice.
 fn yggdrasil_config(end: &End, mut generated: Value) -> Value {
     let ([number, _], [outer, peer]) = (end.numbers, end.outer);
     let (listen, peers) = match number {

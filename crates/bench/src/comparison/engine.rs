@@ -1,4 +1,5 @@
-//! The vector engine alone: what one core, and several, seal and open where devices cost nothing.
+//! The vector engine alone: the rates at which one core, and several, seal and open where devices cost
+//! nothing.
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -8,17 +9,17 @@ use weft_crypto::Cipher;
 use weft_engine::alone::{self, Load, Rates};
 use weft_engine::{EngineError, race};
 
-/// What is measured, by its name in the table.
+/// Measured loads, by name in the table.
 const LOADS: [(&str, Load); 3] = [
     ("TCP, link MTU 1500", Load::Tcp { link_mtu: 1500 }),
     ("TCP, link MTU 9000", Load::Tcp { link_mtu: 9000 }),
     ("UDP, 64 B", Load::Udp { payload: 64 }),
 ];
 
-/// Cores that the curve goes to.
+/// The most cores on the curve.
 const CORES_MAX: usize = 8;
 
-/// What one core does with one load under one AEAD.
+/// Rates of one core with one load under one AEAD.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct EngineRow {
     /// The load.
@@ -59,10 +60,10 @@ pub fn measure(time: Duration) -> Result<Vec<EngineRow>, EngineError> {
     Ok(rows)
 }
 
-/// What several cores do together, with super-packets on a link of MTU 1500 under AES-256-GCM.
+/// Rates of several cores together, with super-packets on a link of MTU 1500 under AES-256-GCM.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct CoresRow {
-    /// What shares the work: helpers with one flow, or lanes.
+    /// How the work is shared: one flow with helpers, or lanes.
     pub shared_by: String,
     /// The threads, each of which can use a core.
     pub threads: usize,
@@ -70,9 +71,9 @@ pub struct CoresRow {
     pub sealed_gbps: f64,
     /// Gbit/s of payload from the wire to the TAP device, all together.
     pub opened_gbps: f64,
-    /// How many times what one of them seals by itself.
+    /// Multiple of the rate that one thread seals alone.
     pub sealed_times: f64,
-    /// How many times what one of them opens by itself.
+    /// Multiple of the rate that one thread opens alone.
     pub opened_times: f64,
 }
 
@@ -86,7 +87,7 @@ pub fn measure_cores(time: Duration) -> Result<Vec<CoresRow>, EngineError> {
     measure_on(cores, time)
 }
 
-/// How so many threads are named, and what they do.
+/// The name of a number of threads, and their rates.
 type NameOf = fn(usize) -> String;
 type RatesOf<'a> = &'a dyn Fn(usize) -> Result<Rates, EngineError>;
 

@@ -15,10 +15,10 @@ use crate::sandbox::{Container, Sandbox, SandboxError, SandboxOptions, Underlay,
 
 /// Hosts that send.
 const SENDERS: usize = 3;
-/// Streams of the one that has many.
+/// Streams of the sender that has many.
 const MANY: u32 = 8;
 
-/// What a sender sends.
+/// The traffic of one sender.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Load {
     /// TCP with so many streams.
@@ -44,7 +44,7 @@ impl Load {
     }
 }
 
-/// Who sends what at once: each host, and beside the first one's container its neighbour there.
+/// Loads that run at once: one for each host, then one for a second container beside the first host's.
 const SCENES: [(&str, [Option<Load>; SENDERS + 1]); 3] = [
     ("alike", [Some(Load::Streams(1)), Some(Load::Streams(1)), Some(Load::Streams(1)), None]),
     ("unlike", [Some(Load::Streams(1)), Some(Load::Streams(MANY)), Some(Load::Datagrams), None]),
@@ -56,12 +56,12 @@ const FLOWS: &str = "flows of one host";
 /// Senders side by side on one underlay: medians over the rounds.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct FairScene {
-    /// What it is called in the table.
+    /// Its name in the table.
     pub scene: String,
     /// `veth` or `wire`.
     pub underlay: String,
-    /// Jain's index, 1 at its best, 1 / senders where one gets everything: of what each sender keeps of
-    /// its rate alone; of one host's flows, of their rates.
+    /// Jain's index: 1 at best, 1 / senders where one gets everything. It covers the share of its rate
+    /// alone that each sender keeps. For the flows of one host, it covers their rates.
     pub jain: Option<f64>,
     /// Its least and greatest value over the rounds.
     pub jain_spread: Option<(f64, f64)>,
@@ -71,25 +71,25 @@ pub struct FairScene {
     pub rounds: usize,
 }
 
-/// What one sender got.
+/// The rates of one sender.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Share {
-    /// Who.
+    /// Its name.
     pub sender: String,
-    /// What it sends.
+    /// Its load.
     pub load: String,
     /// `Gbit/s` or `kpps` (thousands of datagrams a second), as they arrive.
     pub unit: String,
-    /// While nobody else sends.
+    /// Alone.
     pub alone: Option<f64>,
-    /// While all send.
+    /// While all senders send.
     pub together: Option<f64>,
 }
 
 /// One round of a scene: each sender's rate alone and together.
 type Round = Vec<(f64, f64)>;
 
-/// Jain's fairness index: (sum of x)^2 / (n times the sum of x^2); `None` of nothing.
+/// Jain's fairness index: (sum of x)^2 / (n times the sum of x^2); `None` if all are 0, or there are none.
 #[must_use]
 pub fn jain(rates: &[f64]) -> Option<f64> {
     let sum: f64 = rates.iter().sum();
@@ -97,7 +97,7 @@ pub fn jain(rates: &[f64]) -> Option<f64> {
     (squares > 0.0).then(|| sum * sum / (rates.len() as f64 * squares))
 }
 
-/// A container that sends and, on the first host, the one that receives from it.
+/// A sending container, and the container on the first host that receives from it.
 struct Pair {
     client: Container,
     address: IpAddr,
@@ -128,7 +128,7 @@ fn start(plan: &Plan, binary: &str) -> Result<(Sandbox, Vec<Pair>), SandboxError
         host.wait_connected(SENDERS, CONNECT_LIMIT)?;
     }
     let mut pairs = Vec::new();
-    // The last one is the first one's neighbour.
+    // The last sender is the first one's neighbour.
     for (number, host) in (1..hosts).chain([1]).enumerate() {
         let server = sandbox.host(0).add_container(&format!("to{number}"))?;
         let client = sandbox.host(host).add_container(&format!("from{number}"))?;
@@ -143,7 +143,7 @@ fn start(plan: &Plan, binary: &str) -> Result<(Sandbox, Vec<Pair>), SandboxError
 /// Measures all scenes in turns.
 ///
 /// # Errors
-/// What a daemon or a client said.
+/// Returns an error if a daemon or a client fails.
 pub(crate) fn measure(plan: &Plan, binary: &str) -> Result<Vec<FairScene>, SandboxError> {
     let (sandbox, mut pairs) = start(plan, binary)?;
     let seconds = plan.lengths.tcp_seconds;
@@ -248,7 +248,7 @@ fn named(name: &str, underlay: Underlay, indices: &[f64]) -> FairScene {
     }
 }
 
-/// The exact commands, by what they measure.
+/// The exact commands, by measurement.
 pub(crate) fn commands(plan: &Plan) -> BTreeMap<String, String> {
     let seconds = plan.lengths.tcp_seconds;
     let size = SMALL_PAYLOAD_BYTES;
@@ -317,7 +317,7 @@ mod tests {
     #[test]
     fn a_scene_judges_what_each_keeps_of_its_rate_alone() {
         let (name, loads) = &SCENES[1];
-        // Each keeps a third, whatever it had.
+        // Each sender keeps a third of its rate.
         let rounds = vec![vec![(6.0, 2.0), (9.0, 3.0), (300.0, 100.0)]; 3];
         let scene = scene_of(name, Underlay::Veth, loads, &rounds);
         assert_eq!((scene.jain, scene.rounds), (Some(1.0), 3));

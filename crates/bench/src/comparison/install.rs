@@ -8,11 +8,11 @@ use std::time::Duration;
 use super::others::LeftOut;
 use crate::sandbox::{Output, find_program, output_of, progress};
 
-/// What building a program may take, once.
+/// Limit of the one build of a program.
 const BUILD_LIMIT: Duration = Duration::from_secs(600);
-/// What asking for a version may take.
+/// Limit of a version command.
 const VERSION_LIMIT: Duration = Duration::from_secs(5);
-/// Where Go's own archive puts it, outside of the search path.
+/// Go's program as its archive installs it, outside of the search path.
 const GO: &str = "/usr/local/go/bin/go";
 
 /// Finds the program of a Debian package.
@@ -26,7 +26,7 @@ pub(super) fn debian_version(package: &str) -> Option<String> {
     said(Command::new("dpkg-query").args(["-W", "-f", "${Version}", package]))
 }
 
-/// What a program says of its version.
+/// The first line of a program's output for `--version`.
 pub(super) fn version_of(program: &Path) -> Option<String> {
     said(Command::new(program).arg("--version"))
 }

@@ -1,5 +1,4 @@
-//! The row of the kernel's own IPsec, host to host: what Weave Net's encrypted fast datapath was measured
-//! beside.
+//! The row of the kernel's IPsec, host to host: Weave Net's encrypted fast datapath was measured beside it.
 
 use std::fmt::Write as _;
 use std::net::Ipv4Addr;
@@ -15,7 +14,7 @@ const REPLAY_WINDOW: u32 = 256;
 /// ESP in transport mode between two addresses of the hosts, AES-256-GCM, extended sequence numbers.
 ///
 /// # Errors
-/// What `ip` said, once there is ESP.
+/// Returns an error if `ip` fails; a kernel without ESP is [`Outside::Missing`].
 pub fn ipsec(sandbox: &Sandbox, link_mtu: u32) -> Result<Outside, SandboxError> {
     let keys = [random_key(), random_key()];
     for (index, host) in sandbox.hosts().iter().enumerate().take(2) {

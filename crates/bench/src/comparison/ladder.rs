@@ -37,7 +37,7 @@ const WORKERS_MAX: usize = 8;
 /// Streams for each worker of the curve: so many that no worker is without one for long.
 const STREAMS_PER_WORKER: usize = 4;
 
-/// What one step reached on one underlay: medians over the rounds.
+/// The rates of one step on one underlay: medians over the rounds.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct LadderRow {
     /// The step.
@@ -70,7 +70,7 @@ const fn cores_wanted(workers: usize) -> usize {
     2 * workers
 }
 
-/// The curve's steps on so many cores, and what is left out for want of them.
+/// The curve's steps on this number of cores, and a note on steps left out because cores are too few.
 #[must_use]
 pub fn curve(cores: usize) -> (Vec<Rung>, Option<String>) {
     let has = |workers: usize| cores_wanted(workers) <= cores;
@@ -94,7 +94,7 @@ pub fn curve(cores: usize) -> (Vec<Rung>, Option<String>) {
     (rungs, left_out)
 }
 
-/// Two hosts of one step, whose daemons run, with a container each.
+/// Two hosts of one step with running daemons, and a container on each.
 struct Pair {
     rung: Rung,
     sandbox: Sandbox,
@@ -139,7 +139,7 @@ impl Pair {
 /// Measures the steps in turns, all of them once in each round.
 ///
 /// # Errors
-/// What a daemon or iperf3 said.
+/// Returns an error if a daemon or iperf3 fails.
 pub(crate) fn measure(rungs: &[Rung], plan: &Plan) -> Result<Vec<LadderRow>, SandboxError> {
     let pairs = rungs.iter().map(|rung| Pair::start(*rung, plan)).collect::<Result<Vec<_>, _>>()?;
     let mut rows = Vec::new();

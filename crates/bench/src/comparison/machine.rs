@@ -8,10 +8,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::sandbox::output_of;
 
-/// What a version command may take.
+/// Limit of a version command.
 const VERSION_LIMIT: Duration = Duration::from_secs(5);
 
-/// What a reader needs to judge the figures, or to make them again.
+/// The data that a reader needs to judge the figures, or to repeat them.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Machine {
     /// Kernel release.
@@ -24,15 +24,15 @@ pub struct Machine {
     pub date: String,
     /// Versions of the programs that took part, and settings that matter.
     pub versions: BTreeMap<String, String>,
-    /// The exact commands, by what they measure.
+    /// The exact commands, by measurement.
     pub commands: BTreeMap<String, String>,
-    /// What is not in the figures and why, by row and underlay or link: whole rows, or rounds of them.
+    /// Rows, or rounds of them, that the figures lack, with the reason, by row and underlay or link.
     #[serde(default)]
     pub left_out: BTreeMap<String, String>,
 }
 
 impl Machine {
-    /// Describes this machine; what cannot be read is `unknown`.
+    /// Describes this machine; a value that cannot be read is `unknown`.
     #[must_use]
     pub fn here() -> Self {
         Self {

@@ -21,17 +21,17 @@ pub const LOSS_MAX: f64 = 0.005;
 
 /// Steps of the search for the greatest rate that is carried.
 const SEARCH_STEPS: usize = 6;
-/// What a server may take until it listens.
+/// Limit of a server's start until it listens.
 const SERVER_LIMIT: Duration = Duration::from_secs(10);
-/// Pause before a server that does not listen yet is asked again.
+/// Pause before a server that does not listen yet is tried again.
 const SERVER_PAUSE: Duration = Duration::from_millis(200);
-/// What a client may take beyond the length of its run.
+/// Limit of a client beyond the length of its run.
 const CLIENT_GRACE: Duration = Duration::from_secs(20);
 /// A datagram run that lost everything is known after this time.
 const SINK_LIMIT: Duration = Duration::from_secs(2);
 
-/// How much longer than the requests the stream runs beside which they are measured, in seconds: it
-/// begins half of this before them.
+/// How much longer the stream beside the requests runs than they do, in seconds. It begins half of this
+/// before them.
 const LOAD_LEAD_S: u64 = 1;
 
 const IPERF_PORT: u16 = 5201;
@@ -99,7 +99,7 @@ impl Servers {
     /// Starts the servers in the row's server namespace and waits until they listen.
     ///
     /// # Errors
-    /// What a server said instead.
+    /// Returns an error if a server fails.
     pub fn start(row: &Row, binary: &str) -> Result<Self, SandboxError> {
         Self::start_in(&row.server, row.server_address, binary)
     }
@@ -128,7 +128,7 @@ impl Servers {
 /// Measures one row once.
 ///
 /// # Errors
-/// What a client said.
+/// Returns an error if a client fails.
 pub fn measure(
     row: &Row,
     servers: &mut Servers,
@@ -174,7 +174,7 @@ pub fn measure(
     })
 }
 
-/// What an iperf3 client measured.
+/// The result of an iperf3 client.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct TcpResult {
     /// Gbit/s that the server got.
@@ -188,7 +188,7 @@ pub struct TcpResult {
 /// Runs iperf3 with TCP from a namespace to a server on iperf3's port.
 ///
 /// # Errors
-/// What iperf3 said.
+/// Returns an error if iperf3 fails.
 pub fn tcp(
     client: &Netns,
     server: IpAddr,
@@ -201,15 +201,15 @@ pub fn tcp(
 /// As [`tcp`], with one stream each way at once; the figures are of both together.
 ///
 /// # Errors
-/// What iperf3 said.
+/// Returns an error if iperf3 fails.
 pub fn tcp_both(client: &Netns, server: IpAddr, seconds: u64) -> Result<TcpResult, SandboxError> {
     iperf(client, server, &["--bidir"], seconds)
 }
 
-/// As [`tcp`], for each stream by itself: Gbit/s that the server got of it.
+/// As [`tcp`], for each stream separately: Gbit/s that the server got of it.
 ///
 /// # Errors
-/// What iperf3 said.
+/// Returns an error if iperf3 fails.
 pub fn tcp_streams(
     client: &Netns,
     server: IpAddr,
@@ -224,7 +224,7 @@ pub fn tcp_streams(
     })
 }
 
-/// What TCP saw of a path that it filled.
+/// TCP's measurements of a path that it filled.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct TcpPressure {
     /// Gbit/s that the server got, of all streams together.
@@ -237,10 +237,10 @@ pub(super) struct TcpPressure {
     pub(super) rtt_max_us: f64,
 }
 
-/// As [`tcp`], with what the sender's sockets told of the path ten times a second.
+/// As [`tcp`], with the state of the sender's sockets ten times a second.
 ///
 /// # Errors
-/// What iperf3 said.
+/// Returns an error if iperf3 fails.
 pub(super) fn tcp_pressure(
     client: &Netns,
     server: IpAddr,
@@ -324,8 +324,8 @@ fn iperf_json(
     }
 }
 
-/// Whether iperf3's server is not ready for the next test yet: it listens anew after each, and before it
-/// does it says that it is busy. On a busy machine both take a moment.
+/// Whether iperf3's server is not ready for the next test. After each test it says that it is busy until it
+/// listens again. On a busy machine both take a moment.
 #[must_use]
 pub fn is_not_ready(error: &str) -> bool {
     error.ends_with("Connection refused") || error.contains("server is busy")
@@ -357,7 +357,7 @@ fn parse_direction(end: &Value, received: &str, retransmits: &str) -> Option<Tcp
 /// Runs one request/response client.
 ///
 /// # Errors
-/// What the client said.
+/// Returns an error if the client fails.
 pub fn requests(row: &Row, binary: &str, seconds: f64) -> Result<RrResult, SandboxError> {
     let connect = SocketAddr::new(row.server_address, RR_PORT).to_string();
     let time = seconds.to_string();
@@ -510,7 +510,7 @@ fn resident_of_status(status: &str) -> Option<f64> {
 /// Sends pings and wants them answered, before anything is measured.
 ///
 /// # Errors
-/// What `ping` said.
+/// Returns an error if `ping` fails.
 pub fn reach(row: &Row, address: IpAddr) -> Result<(), SandboxError> {
     let address = address.to_string();
     row.client.exec(&["ping", "-n", "-c", "2", "-i", "0.2", "-W", "2", &address])?.success()?;

@@ -73,7 +73,7 @@ impl Underlays {
     }
 }
 
-/// What is measured.
+/// The tables that `./dev bench` can measure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Table {
     /// Systems side by side between two hosts
@@ -94,10 +94,10 @@ pub enum Table {
     Dco,
 }
 
-/// What `./dev bench` measures, and where the figures go.
+/// The measurements of `./dev bench`, and the destination of the figures.
 #[derive(Debug, Clone, clap::Args)]
 pub struct BenchOptions {
-    /// What to measure
+    /// The table to measure
     #[arg(long, value_enum, default_value_t = Table::Systems)]
     pub table: Table,
     /// One round with short runs, veth only, some five minutes: a look, not a result
@@ -350,8 +350,8 @@ fn write_table(options: &BenchOptions, report: &Report, text: String) -> anyhow:
     Ok(())
 }
 
-/// Makes hosts whose link has one MTU, and for each of Weft's rows hosts of its own, and has them
-/// measured. Rows of an engine that this kernel has not are left out of the plan.
+/// Makes hosts whose link has one MTU, and separate hosts for each of Weft's rows, then measures them.
+/// Leaves out rows of an engine that this kernel lacks.
 fn on_link<T>(
     mut plan: Plan,
     work: impl FnOnce(&Sandbox, &[WeftPair<'_>], &Plan) -> Result<T, SandboxError>,
@@ -584,7 +584,7 @@ fn measure_underlay(
     Ok(measured)
 }
 
-/// What was done to set rows up.
+/// The setup of each row, for the report.
 fn setups(rows: &[Row]) -> impl Iterator<Item = (String, String)> {
     rows.iter().map(|row| (format!("row {}", row.name), row.setup.clone()))
 }
@@ -657,7 +657,7 @@ mod tests {
         Line::try_parse_from([&["bench"], words].concat()).map(|line| line.bench)
     }
 
-    /// What the first table never measures, in the order of `rows::ALL`.
+    /// Rows that the first table never measures, in the order of `rows::ALL`.
     const OF_OTHER_TABLES: [&str; 5] =
         [rows::IPSEC, rows::OVPN_USERSPACE, rows::OVPN_MP, rows::OVPN_PEERS, rows::OVPN_KERNEL];
 

@@ -1,4 +1,4 @@
-//! What the row of nebula is made from.
+//! The row of nebula.
 
 use std::path::Path;
 use std::process::Command;
@@ -36,7 +36,7 @@ pub(super) fn prepare(ends: &Ends<'_>) -> Result<Ready, LeftOut> {
     Ok(ready)
 }
 
-/// The run's certificate authority, whose files stand with the first end's.
+/// Makes the run's certificate authority; its files are beside those of the first end.
 fn authority(ends: &Ends<'_>, cert: &Path) -> Result<(), SandboxError> {
     let mut command = Command::new(cert);
     command.args(["ca", "-name", "weft-bench", "-duration", "48h", "-out-crt"]);

@@ -18,12 +18,12 @@ const GRE_OVERHEAD_BYTES: u32 = 24;
 /// whole packets.
 const OPENVPN_OVERHEAD_BYTES: u32 = 80;
 const OPENVPN_PORT: u16 = 1195;
-/// What OpenVPN's handshake may take.
+/// Limit of OpenVPN's handshake.
 const OPENVPN_LIMIT: Duration = Duration::from_secs(30);
-/// What a short command may take.
+/// Limit of a short command.
 const COMMAND_LIMIT: Duration = Duration::from_secs(10);
 
-/// The row of a system that is not Weft's, or why there is none.
+/// The row of another system, or the reason why there is none.
 #[derive(Debug)]
 pub enum Outside {
     /// It runs.
@@ -68,7 +68,7 @@ impl From<LeftOut> for Outside {
 /// The kernel's GRE host to host, not encrypted: the least that a tunnel takes.
 ///
 /// # Errors
-/// What `ip` said, once there is GRE.
+/// Returns an error if `ip` fails; a kernel without GRE is [`Outside::Missing`].
 pub fn gre(sandbox: &Sandbox, link_mtu: u32) -> Result<Outside, SandboxError> {
     let mtu = link_mtu.saturating_sub(GRE_OVERHEAD_BYTES);
     for (index, host) in sandbox.hosts().iter().enumerate().take(2) {
@@ -108,7 +108,7 @@ pub(super) fn write_secret(path: &Path, text: &str) -> Result<(), SandboxError> 
 /// OpenVPN between the hosts, without its kernel module and without containers.
 ///
 /// # Errors
-/// What a command said; a missing program is [`Outside::Missing`].
+/// Returns an error if a command fails; a missing program is [`Outside::Missing`].
 pub fn openvpn(sandbox: &Sandbox, link_mtu: u32) -> Result<Outside, SandboxError> {
     for (program, package) in [("openvpn", "openvpn"), ("openssl", "openssl")] {
         if let Err(why) = debian_program(program, package) {
@@ -150,7 +150,7 @@ pub fn openvpn(sandbox: &Sandbox, link_mtu: u32) -> Result<Outside, SandboxError
     Ok(Outside::Row { row, version: version.unwrap_or_else(|| "unknown".to_owned()) })
 }
 
-/// Makes a key and a certificate of its own for one end; returns the fingerprint.
+/// Makes a key and a certificate for one end; returns the fingerprint.
 fn openvpn_identity(sandbox: &Sandbox, index: usize) -> Result<String, SandboxError> {
     let file = |kind: &str| {
         sandbox

@@ -70,7 +70,7 @@ pub enum PeerCommand {
     },
 }
 
-/// What an `rr-client` saw.
+/// The result of an `rr-client`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct RrResult {
     /// Requests answered.
@@ -91,7 +91,7 @@ impl RrResult {
     }
 }
 
-/// What a `udp-flood` sent.
+/// The result of a `udp-flood`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct FloodResult {
     /// Datagrams that the kernel took.
@@ -100,7 +100,7 @@ pub struct FloodResult {
     pub seconds: f64,
 }
 
-/// What a `udp-sink` got in one run of datagrams.
+/// The result of a `udp-sink` for one run of datagrams.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct SinkResult {
     /// Datagrams that arrived.
@@ -114,7 +114,7 @@ pub struct SinkResult {
 /// Runs one end of a measurement. The servers run until they are killed.
 ///
 /// # Errors
-/// What the operating system said.
+/// The operating system's error.
 pub fn run(command: &PeerCommand) -> anyhow::Result<()> {
     match *command {
         PeerCommand::RrServer { bind } => serve_requests(bind)?,
@@ -151,7 +151,7 @@ fn serve_requests(bind: SocketAddr) -> io::Result<()> {
     let listener = TcpListener::bind(bind)?;
     say("ready")?;
     for stream in listener.incoming() {
-        // One connection at a time; one that breaks ends itself only.
+        // One connection at a time; a broken connection ends only itself.
         let _ = answer(&mut stream?);
     }
     Ok(())

@@ -1,4 +1,5 @@
-//! More than the path carries: how long TCP's segments wait then, what is sent again, and who drops what.
+//! More load than the path carries: how long TCP's segments wait, which are sent again, and where packets
+//! are dropped.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -28,16 +29,16 @@ const REST_SECONDS: f64 = 1.0;
 const SPINNERS_PER_CORE: usize = 2;
 /// How often the queue of the receiver's sockets is looked at, in milliseconds.
 const LOOK_MS: u64 = 5;
-/// The start of the names of containers' ports on a host, and the vector engine's port: what these
-/// dropped, Weft tells.
+/// The start of the names of containers' ports on a host, and the vector engine's port: Weft reports the
+/// drops of these.
 const PORT_PREFIX: &str = "weftv";
 const TAP: &str = "weft-tap";
 /// A container's interface, which is Weft's too where it is a direct port.
 const INTERFACE: &str = "weft0";
-/// The name for what Weft tells of them.
+/// The name for the drops that Weft reports for them.
 const PORTS_DROPPED: &str = "container_ports";
 
-/// What keeps the path from carrying what is sent.
+/// The reason why the path does not carry the load.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Obstacle {
     /// Its own limit.
@@ -48,7 +49,7 @@ enum Obstacle {
     Held,
 }
 
-/// What is sent, and against what.
+/// A load, and the obstacle to it.
 #[derive(Debug, Clone, Copy)]
 struct Scene {
     name: &'static str,
@@ -70,7 +71,7 @@ pub struct PressureRow {
     pub name: String,
     /// `veth` or `wire`.
     pub underlay: String,
-    /// What is sent, and against what.
+    /// The load, and the obstacle to it.
     pub scene: String,
     /// Gbit/s that the receiver got, of all streams together.
     pub gbps: Option<f64>,
@@ -186,7 +187,7 @@ impl<'a> Stand<'a> {
     }
 }
 
-/// What was dropped, by who and why.
+/// Dropped packets, by place and reason.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 struct Drops {
     weft: BTreeMap<String, u64>,
@@ -202,7 +203,7 @@ impl Drops {
         }
     }
 
-    /// Adds what devices dropped that Weft does not tell of.
+    /// Adds the drops of devices that Weft does not report.
     fn add_devices(&mut self, links: &Value, has_direct_ports: bool) {
         for link in links.as_array().map(Vec::as_slice).unwrap_or_default() {
             let name = link["ifname"].as_str().unwrap_or_default();
@@ -215,7 +216,7 @@ impl Drops {
         }
     }
 
-    /// What has been dropped since an earlier reading; nothing of what nobody dropped.
+    /// Drops since an earlier reading, without the counters that did not grow.
     fn since(&self, earlier: &Self) -> Self {
         let since = |now: &BTreeMap<String, u64>, before: &BTreeMap<String, u64>| {
             let grown = now.iter().map(|(name, count)| {
@@ -280,7 +281,7 @@ impl Drop for Spinners {
 /// Measures all ways in all scenes, in turns.
 ///
 /// # Errors
-/// What a daemon or a client said.
+/// Returns an error if a daemon or a client fails.
 pub(crate) fn measure(
     rows: &[Row],
     pairs: &[WeftPair<'_>],
@@ -345,7 +346,7 @@ fn row_of(name: &str, underlay: Underlay, scene: Scene, samples: &[Sample]) -> P
     }
 }
 
-/// The exact commands, by what they measure.
+/// The exact commands, by measurement.
 pub(crate) fn commands(plan: &Plan) -> BTreeMap<String, String> {
     let seconds = plan.lengths.tcp_seconds;
     let command = |(name, text): (&str, String)| (name.to_owned(), text);

@@ -20,7 +20,7 @@ use super::weave::WeaveRow;
 pub struct Report {
     /// Where it ran.
     pub machine: Machine,
-    /// What it found.
+    /// The measured rows.
     pub rows: Vec<ReportRow>,
     /// The vector engine alone, where that was asked for.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -37,7 +37,7 @@ pub struct Report {
     /// Senders side by side, where that was asked for.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub fair: Vec<FairScene>,
-    /// What happens when more is sent than the path carries, where that was asked for.
+    /// Behaviour under more load than the path carries, where that was asked for.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub pressure: Vec<PressureRow>,
 }
@@ -126,17 +126,17 @@ impl ReportRow {
     }
 }
 
-/// What the rounds of one row on one underlay gave.
+/// The results of one row on one underlay.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Rounds {
     /// The figures of those that succeeded.
     pub samples: Vec<Sample>,
-    /// Why the others failed, in their order.
+    /// Why the others failed, in order.
     pub errors: Vec<String>,
 }
 
 impl Rounds {
-    /// The row where a round succeeded, and what is to be said where one failed.
+    /// The row if a round succeeded, and a note if one failed.
     #[must_use]
     pub fn row(&self, name: &str, underlay: &str, mtu: u32) -> (Option<ReportRow>, Option<String>) {
         let succeeded = self.samples.len();
@@ -247,7 +247,7 @@ impl Report {
     }
 }
 
-/// What one row has of another's figures.
+/// The ratios of one row's figures to another's.
 fn ratios_of(ours: &ReportRow, theirs: &ReportRow) -> Vec<String> {
     let columns = [
         ("TCP 1 stream", ours.tcp1_gbps, theirs.tcp1_gbps),

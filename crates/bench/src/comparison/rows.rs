@@ -1,4 +1,4 @@
-//! What is measured side by side: each row is a pair of namespaces that reach each other in one way.
+//! The rows of the comparison: each is a pair of namespaces that reach each other in one way.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
@@ -7,7 +7,7 @@ use weft_crypto::Cipher;
 
 use crate::sandbox::{Container, Netns, Running, Sandbox, SandboxError, try_wait_until};
 
-/// What the peer's link may take until it is active.
+/// Limit of the wait until the peer's link is active.
 pub const CONNECT_LIMIT: Duration = Duration::from_secs(30);
 /// The VXLAN row's network identifier.
 const VXLAN_ID: u32 = 4242;
@@ -78,7 +78,7 @@ pub const WEFT_KERNEL_OVPN: &str = "weft-ovpn-network-kernel";
 pub const OVPN_USERSPACE: &str = "weft-ovpn-userspace";
 /// The same in mode mp, with one peer.
 pub const OVPN_MP: &str = "weft-ovpn-userspace-mp";
-/// The same in mode mp, with 4,095 peers beside the one that is measured.
+/// The same in mode mp, with 4,095 peers beside the measured one.
 pub const OVPN_PEERS: &str = "weft-ovpn-userspace-4096";
 /// The kernel's device, with one peer.
 pub const OVPN_KERNEL: &str = "weft-ovpn-kernel";
@@ -94,7 +94,7 @@ pub const BORINGTUN: &str = "boringtun";
 pub const GOTATUN: &str = "gotatun";
 /// OpenVPN without its kernel module.
 pub const OPENVPN: &str = "openvpn";
-/// vpncloud, whose request/response rate is the best among the others.
+/// vpncloud, which has the best request/response rate of the others.
 pub const VPNCLOUD: &str = "vpncloud";
 /// fastd, of the Freifunk networks.
 pub const FASTD: &str = "fastd";
@@ -133,18 +133,18 @@ pub struct Row {
     pub mtu: u32,
     /// The daemons whose memory counts: one per end.
     pub daemons: Vec<u32>,
-    /// What was done to set it up, for the report.
+    /// A description of the setup, for the report.
     pub setup: String,
     /// Processes that end with the row.
     pub(super) _processes: Vec<Running>,
 }
 
-/// Weft between two hosts whose daemons run, with a container attached to each.
+/// Two hosts with running Weft daemons, and a container attached to each.
 #[derive(Debug, Clone, Copy)]
 pub struct WeftPair<'a> {
     /// Which of Weft's rows it is.
     pub row: &'static str,
-    /// What the daemons were told.
+    /// The settings of the daemons.
     pub way: Way,
     /// The two hosts.
     pub sandbox: &'a Sandbox,
@@ -154,7 +154,7 @@ pub struct WeftPair<'a> {
     pub server: &'a Container,
 }
 
-/// What tells Weft's rows apart.
+/// The properties of Weft's rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Way {
     /// The wire format, as `--format` names it.
@@ -221,7 +221,7 @@ pub fn direct(sandbox: &Sandbox, link_mtu: u32) -> Row {
 /// Plain kernel VXLAN between a bridge on each host, a container behind each bridge.
 ///
 /// # Errors
-/// What `ip` said.
+/// Returns an error if `ip` fails.
 pub fn vxlan(sandbox: &Sandbox, mtu: u32) -> Result<Row, SandboxError> {
     let mut containers = Vec::new();
     for (index, host) in sandbox.hosts().iter().enumerate().take(2) {
@@ -258,7 +258,7 @@ pub fn vxlan(sandbox: &Sandbox, mtu: u32) -> Result<Row, SandboxError> {
 /// Takes the VXLAN row's devices away again.
 ///
 /// # Errors
-/// What `ip` said.
+/// Returns an error if `ip` fails.
 pub fn remove_vxlan(sandbox: &Sandbox, row: &Row) -> Result<(), SandboxError> {
     for netns in [&row.client, &row.server] {
         sandbox.remove_netns(netns)?;
@@ -270,11 +270,12 @@ pub fn remove_vxlan(sandbox: &Sandbox, row: &Row) -> Result<(), SandboxError> {
     Ok(())
 }
 
-/// Weft between two attached containers, or why it is not to be had: the hosts' engines lack the cipher.
+/// Weft between two attached containers, or the reason why there is no row: the hosts' engines lack the
+/// cipher.
 ///
 /// # Errors
 /// [`SandboxError::WaitTimedOut`] while no path is active; [`SandboxError::UnexpectedOutput`] if the path
-/// or a port is not the one that the row's name says.
+/// or a port differs from the row's name.
 pub fn weft(pair: WeftPair<'_>) -> Result<Result<Row, String>, SandboxError> {
     let WeftPair { row, way, sandbox, client, server } = pair;
     for host in sandbox.hosts() {

@@ -4,10 +4,11 @@ use std::time::Duration;
 
 /// The histogram's resolution in nanoseconds.
 const BUCKET_WIDTH_NS: u64 = 100;
-/// The histogram's buckets: 50 ms; what takes longer counts into the last.
+/// The histogram's buckets: 50 ms; the last one counts longer times too.
 const BUCKETS_MAX: usize = 500_000;
 
-/// The median of the values, `None` of none. Of an even number it is the mean of the middle two.
+/// The median of the values, the mean of the middle two if their number is even. `None` without finite
+/// values.
 #[must_use]
 pub fn median(values: &[f64]) -> Option<f64> {
     let mut sorted: Vec<f64> = values.iter().copied().filter(|value| value.is_finite()).collect();

@@ -19,26 +19,26 @@ use crate::sandbox::{
 /// The link's MTU less that of a device: wireguard-go's own default on it, 1420 on 1500. The others get as
 /// much, so that all send equal packets.
 const OVERHEAD_BYTES: u32 = 80;
-/// For what takes any MTU.
+/// For a device that takes any MTU.
 const MTU_ANY: u32 = u32::MAX;
-/// What a device, and then the other end, may take until it is there.
+/// Limit of the wait for a device, and then for the other end.
 const UP_LIMIT: Duration = Duration::from_secs(30);
-/// What one look at it may take.
+/// Limit of one command that looks at a device or sets it up.
 const LOOK_LIMIT: Duration = Duration::from_secs(10);
 /// The most lines of a log that a reason quotes.
 const LOG_LINES_MAX: usize = 4;
 
-/// What tells the tunnels apart.
+/// The properties of a tunnel.
 pub(super) struct Tunnel {
     row: &'static str,
     device: &'static str,
     /// Third byte of the benchmark addresses inside.
     subnet: u8,
-    /// The most that its device may have, bytes.
+    /// The largest MTU of its device, bytes.
     mtu_max: u32,
-    /// Finds the program, makes keys and writes what each end needs.
+    /// Finds the program, makes keys and writes each end's files.
     prepare: fn(&Ends<'_>) -> Result<Ready, LeftOut>,
-    /// What was done, for the report.
+    /// A description of the setup, for the report.
     setup: &'static str,
 }
 
@@ -134,7 +134,7 @@ const TUNNELS: [Tunnel; 11] = [
     Tunnel {
         row: YGGDRASIL,
         device: "weftygg",
-        // It has addresses of its own.
+        // Yggdrasil brings its addresses.
         subnet: 0,
         mtu_max: MTU_ANY,
         prepare: debian::yggdrasil,
@@ -142,14 +142,14 @@ const TUNNELS: [Tunnel; 11] = [
     },
 ];
 
-/// What the ends of a tunnel are made from.
+/// The commands for both ends of a tunnel.
 #[derive(Debug, Default)]
 pub(super) struct Ready {
     /// The program's version.
     pub(super) version: Option<String>,
     /// The command of each end.
     pub(super) commands: [Vec<String>; 2],
-    /// What each end is told once its program runs; empty: nothing.
+    /// A command for each end once its program runs; empty: none.
     pub(super) configure: [Vec<String>; 2],
     /// A command that both ends need, on the second host; empty: none.
     pub(super) beside: Vec<String>,
@@ -157,7 +157,7 @@ pub(super) struct Ready {
     pub(super) own_address: Option<IpAddr>,
 }
 
-/// What one end is told.
+/// The settings of one end.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct End {
     /// Its number and the other end's, 1 and 2.
@@ -184,8 +184,8 @@ pub fn is_tunnel(row: &str) -> bool {
     TUNNELS.iter().any(|tunnel| tunnel.row == row)
 }
 
-/// Another tunnel between the hosts, without containers (which spares it a bridge). One that does not come
-/// up, as another version may not, is [`Outside::Missing`].
+/// Another tunnel between the hosts, without containers (which spares it a bridge). A tunnel that does not
+/// come up, as another version may not, is [`Outside::Missing`].
 #[must_use]
 pub fn tunnel(sandbox: &Sandbox, row: &str, link_mtu: u32) -> Outside {
     let Some(tunnel) = TUNNELS.iter().find(|tunnel| tunnel.row == row) else {
@@ -311,7 +311,7 @@ impl Ends<'_> {
         Ok(())
     }
 
-    /// An error with the end of what one end has logged.
+    /// An error with the end of one end's log.
     fn quoted(&self, index: usize, error: &SandboxError) -> LeftOut {
         match self.said(index).as_str() {
             "" => error.to_string().into(),
@@ -319,7 +319,7 @@ impl Ends<'_> {
         }
     }
 
-    /// The end of what one end has logged.
+    /// The last lines of one end's log.
     fn said(&self, index: usize) -> String {
         let log = std::fs::read_to_string(self.file(index, "log")).unwrap_or_default();
         last_lines(&log, LOG_LINES_MAX)
@@ -357,7 +357,7 @@ pub(super) mod tests {
         assert_eq!(of(|tunnel| tunnel.row.to_owned()).len(), TUNNELS.len());
         assert_eq!(of(|tunnel| tunnel.device.to_owned()).len(), TUNNELS.len());
         assert_eq!(of(|tunnel| tunnel.subnet.to_string()).len(), TUNNELS.len());
-        // What Linux takes as a device's name.
+        // Linux limits a device's name to 15 bytes.
         assert!(TUNNELS.iter().all(|tunnel| tunnel.device.len() < 16));
         assert!(TUNNELS.iter().all(|tunnel| rows::ALL.contains(&tunnel.row)));
     }

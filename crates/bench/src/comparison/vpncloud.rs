@@ -1,4 +1,4 @@
-//! What the row of vpncloud is made from.
+//! The row of vpncloud.
 
 use super::install::{cargo_program, version_of};
 use super::others::{LeftOut, write_secret};

@@ -15,12 +15,12 @@ use crate::sandbox::{SandboxError, output_of};
 pub const LINK_MTUS: [u32; 2] = [1500, 9000];
 /// The port that qperf's two ends agree over.
 const PORT: u16 = 19_765;
-/// What a client may take beyond its two tests.
+/// Limit of a client beyond its two tests.
 const GRACE: Duration = Duration::from_secs(20);
-/// What the server may take until it answers.
+/// Limit of the server until it answers.
 const SERVER_LIMIT: Duration = Duration::from_secs(10);
 
-/// What qperf found between two ends.
+/// qperf's results between two ends.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct WeaveRow {
     /// The way between them.
@@ -53,7 +53,7 @@ pub struct Sample {
 /// Measures one row once.
 ///
 /// # Errors
-/// What qperf said.
+/// Returns an error if qperf fails.
 pub fn measure(row: &Row, seconds: u64) -> Result<Sample, SandboxError> {
     let port = PORT.to_string();
     let _server = row.server.spawn(&["qperf", "--listen_port", &port])?;
@@ -76,7 +76,7 @@ fn ask(row: &Row, seconds: u64, test: &str, figure: &str) -> Result<f64, Sandbox
     })
 }
 
-/// What a row's figures come from, for the report.
+/// The commands behind a row's figures, for the report.
 #[must_use]
 pub fn command(seconds: u64) -> String {
     format!(

@@ -1,4 +1,4 @@
-//! What the rows of WireGuard in userspace are made from: programs that `wg` sets over a socket.
+//! The rows of WireGuard in userspace: programs that `wg` configures over a socket.
 
 use std::path::Path;
 use std::process::Command;
@@ -9,13 +9,13 @@ use super::others::{LeftOut, write_secret};
 use super::tunnels::{End, Ends, Ready};
 use crate::sandbox::{SandboxError, run};
 
-/// What Tailscale 1.104.5 is built with: the `latest` of the fork is a tag of 2020.
+/// The version that Tailscale 1.104.5 is built with: the `latest` of the fork is a tag of 2020.
 const TAILSCALE: &str = "github.com/tailscale/wireguard-go@v0.0.0-20260928213032-417aef361226";
 const BORINGTUN_VERSION: &str = "0.7.1";
 const GOTATUN_VERSION: &str = "0.10.2";
-/// Runs a command with a directory of its own where `wg` and the programs look for sockets: the name
-/// is one for the whole machine, and not every program removes its socket. The mount ends with the
-/// namespace that `ip netns exec` makes.
+/// Runs a command with a separate directory where `wg` and the programs look for sockets. That path is one
+/// for the whole machine, and not every program removes its socket. The mount ends with the namespace that
+/// `ip netns exec` makes.
 const WITH_SOCKETS: &str = "mkdir -p /var/run/wireguard && mount --bind \"$0\" /var/run/wireguard && \
                             exec \"$@\"";
 
@@ -37,7 +37,7 @@ pub(super) fn tailscale(ends: &Ends<'_>) -> Result<Ready, LeftOut> {
 pub(super) fn boringtun(ends: &Ends<'_>) -> Result<Ready, LeftOut> {
     let binary = cargo_program("boringtun-cli", "boringtun-cli", BORINGTUN_VERSION)?;
     let version = version_of(&binary);
-    // To drop privileges it wants the name of a user who has logged in.
+    // To drop privileges it needs the name of a logged-in user.
     prepare(ends, &binary, &["-f", "--disable-drop-privileges"], 51_822, version)
 }
 

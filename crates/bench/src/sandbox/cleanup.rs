@@ -1,9 +1,9 @@
-//! What a sandbox made is removed: when it is dropped, on an error, on Ctrl-C, and, after a
-//! `kill -9`, at the start of the next run.
+//! Removal of a sandbox: when it is dropped, on an error, on Ctrl-C, and, after a `kill -9`, at the start
+//! of the next run.
 //!
-//! Each run has a random tag. Its namespaces are named `weft-TAG-…`, all its processes run inside
-//! them, and its files stand in `/run/weft-sandbox/TAG`, where the file `owner` names the process
-//! that answers for it (process id and start time, since ids are used again).
+//! Each run has a random tag. Its namespaces are named `weft-TAG-…`, all its processes run inside them, and
+//! its files are in `/run/weft-sandbox/TAG`. The file `owner` there names the process in charge: its id and
+//! start time, since ids are used again.
 
 use std::fs;
 use std::io;
@@ -22,9 +22,9 @@ use super::progress;
 const ROOT: &str = "/run/weft-sandbox";
 /// Where `ip netns` keeps its names.
 const NETNS_DIRECTORY: &str = "/run/netns";
-/// What processes get between SIGTERM and SIGKILL.
+/// Time between SIGTERM and SIGKILL.
 const TERM_GRACE_MS: u64 = 3_000;
-/// The limit of each command of the removal.
+/// Limit of each removal command.
 const REMOVE_COMMAND_LIMIT: Duration = Duration::from_secs(30);
 /// How many tags are tried before giving up: a tag has 16 bits.
 const TAG_ATTEMPTS_MAX: usize = 64;
@@ -99,12 +99,12 @@ pub(crate) fn keep(tag: &str) -> Result<(), SandboxError> {
     Ok(())
 }
 
-/// Removes sandboxes whose process was killed before it could remove them; returns their tags.
+/// Removes sandboxes of processes that were killed before they could; returns the tags.
 pub fn sweep() -> Vec<String> {
     remove_where(|owner| owner == Owner::Gone)
 }
 
-/// Removes what `--keep` left, and what a killed run left; returns the tags.
+/// Removes sandboxes that `--keep` or a killed run left; returns the tags.
 pub fn remove_kept() -> Vec<String> {
     remove_where(|owner| owner != Owner::Alive)
 }
@@ -120,7 +120,7 @@ pub(crate) fn record_docker(directory: &Path, container: &str) -> Result<(), San
         .map_err(SandboxError::io(format!("write {}", file.display())))
 }
 
-/// Sends a signal to a process that the sandbox started; one that has ended is no error.
+/// Sends a signal to a process of the sandbox; a process that has ended is no error.
 pub(crate) fn signal(pid: u32, signal: Signal) {
     if let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) {
         let _ = rustix::process::kill_process(pid, signal);
@@ -152,7 +152,7 @@ fn remove_where(judge: impl Fn(Owner) -> bool) -> Vec<String> {
     removed
 }
 
-/// False if something of it is left.
+/// Removes the sandbox. Returns false if part of it is left.
 fn remove_unguarded(tag: &str) -> bool {
     let directory = Path::new(ROOT).join(tag);
     let names = namespaces_of(tag);
@@ -163,7 +163,7 @@ fn remove_unguarded(tag: &str) -> bool {
     for name in &names {
         attempt(Command::new("ip").args(["netns", "del", name]));
     }
-    // What is still there is for the next sweep, which finds it by the directory.
+    // The next sweep finds the remaining namespaces by the directory.
     if !namespaces_of(tag).is_empty() {
         return false;
     }
@@ -332,7 +332,7 @@ mod tests {
         assert_eq!((first, second), (Some(directory.clone()), None));
         assert_eq!(while_stuck, (false, true, None));
         assert_eq!(after, (true, false));
-        // A name without a directory is nobody's to sweep, and its tag is not taken either.
+        // No sweep removes a namespace without a directory, and no run takes its tag.
         let netns = Netns::create(format!("weft-{tag}-left"))?;
         let while_left = take(&tag)?;
         attempt(Command::new("ip").args(["netns", "del", netns.name()]));

@@ -1,12 +1,12 @@
-//! What can go wrong while a sandbox is made or used.
+//! Errors while a sandbox is made or used.
 
 use std::io;
 use std::time::Duration;
 
-/// Why a sandbox could not do what it was asked.
+/// The reason why a sandbox failed.
 #[derive(Debug, thiserror::Error)]
 pub enum SandboxError {
-    /// A command ran to its end and said no. The fault is in what the message of the command names.
+    /// A command ended and failed; its message names the fault.
     #[error("`{command}` failed ({status}): {message}")]
     CommandFailed {
         /// The command line.
@@ -37,7 +37,7 @@ pub enum SandboxError {
     /// The operating system refused.
     #[error("{what}: {source}")]
     Io {
-        /// What was being done.
+        /// The operation.
         what: String,
         /// The system's answer.
         source: io::Error,
@@ -58,21 +58,21 @@ pub enum SandboxError {
     UnexpectedOutput {
         /// The command line.
         command: String,
-        /// What is wrong with it.
+        /// The fault in it.
         why: String,
     },
     /// Something did not become true in time.
     #[error("waited {} s for {what}, in vain", .limit.as_secs_f32())]
     WaitTimedOut {
-        /// What was waited for.
+        /// The condition.
         what: String,
-        /// How long.
+        /// The limit of the wait.
         limit: Duration,
     },
 }
 
 impl SandboxError {
-    /// Returns a function that wraps an [`io::Error`] with what was being done.
+    /// Returns a function that wraps an [`io::Error`] with the name of the operation.
     pub(crate) fn io(what: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
         let what = what.into();
         move |source| Self::Io { what, source }

@@ -102,7 +102,7 @@ impl Host {
         self.directory.join("daemon.log")
     }
 
-    /// What the daemon has logged so far.
+    /// The daemon's log so far.
     #[must_use]
     pub fn log(&self) -> String {
         std::fs::read_to_string(self.log_file()).unwrap_or_default()
@@ -172,7 +172,7 @@ impl Host {
     /// Stops the daemon by `weft stop` and waits for its end.
     ///
     /// # Errors
-    /// What `weft stop` said, or [`SandboxError::CommandTimedOut`].
+    /// Returns an error if `weft stop` fails, or [`SandboxError::CommandTimedOut`].
     pub fn stop_daemon(&self) -> Result<(), SandboxError> {
         self.weft(&["stop"])?.success()?;
         self.wait_daemon(STOP_LIMIT)?;
@@ -229,7 +229,7 @@ impl Host {
     /// Runs a `weft` command with `--json` and reads its answer.
     ///
     /// # Errors
-    /// What the command said, or [`SandboxError::UnexpectedOutput`].
+    /// Returns an error if the command fails, or [`SandboxError::UnexpectedOutput`].
     pub fn weft_json(&self, arguments: &[&str]) -> Result<Value, SandboxError> {
         let mut words = arguments.to_vec();
         words.push("--json");
@@ -261,7 +261,7 @@ impl Host {
     /// Makes a container on this host: a namespace, attached with an address of the daemon's choice.
     ///
     /// # Errors
-    /// What `weft attach` said.
+    /// Returns an error if `weft attach` fails.
     pub fn add_container(&self, name: &str) -> Result<Container, SandboxError> {
         self.add_container_with(name, &[])
     }
@@ -269,7 +269,7 @@ impl Host {
     /// As [`Host::add_container`], with addresses (`ADDR/LEN`) of the caller's choice.
     ///
     /// # Errors
-    /// What `weft attach` said.
+    /// Returns an error if `weft attach` fails.
     pub fn add_container_with(
         &self,
         name: &str,
@@ -352,7 +352,7 @@ impl Container {
     /// Its global addresses, as the kernel has them.
     ///
     /// # Errors
-    /// What `ip` said.
+    /// Returns an error if `ip` fails.
     pub fn addresses(&self) -> Result<Vec<IpAddr>, SandboxError> {
         let output = super::run(std::process::Command::new("ip").args([
             "-j",
@@ -428,7 +428,7 @@ impl Container {
     /// Sends three pings and wants all of them answered.
     ///
     /// # Errors
-    /// What `ping` said.
+    /// Returns an error if `ping` fails.
     pub fn ping(&self, address: IpAddr) -> Result<Output, SandboxError> {
         let address = address.to_string();
         self.exec(&["ping", "-n", "-c", "3", "-i", "0.2", "-W", "2", &address])?.success()

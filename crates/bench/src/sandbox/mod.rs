@@ -62,12 +62,12 @@ impl Underlay {
     }
 }
 
-/// What a sandbox is made of.
+/// The layout of a sandbox.
 #[derive(Debug, Clone)]
 pub struct SandboxOptions {
     /// How many hosts, 1 to [`HOSTS_MAX`]. Two are joined by a veth pair, more by a bridge.
     pub hosts: usize,
-    /// Two hosts are joined by a bridge too, so that there is something between them.
+    /// Two hosts are joined by a bridge too, so that a namespace lies between them.
     pub bridged: bool,
     /// The underlay's MTU in bytes.
     pub mtu: u32,
@@ -105,7 +105,7 @@ impl Sandbox {
     /// Sandboxes that a killed run left behind are removed first.
     ///
     /// # Errors
-    /// [`SandboxError::NotRoot`], [`SandboxError::MissingProgram`], or what a command said.
+    /// [`SandboxError::NotRoot`], [`SandboxError::MissingProgram`], or the error of a command.
     pub fn new(options: &SandboxOptions) -> Result<Self, SandboxError> {
         if !rustix::process::geteuid().is_root() {
             return Err(SandboxError::NotRoot);
@@ -158,8 +158,8 @@ impl Sandbox {
         &self.hosts
     }
 
-    /// The namespace with the bridge `br0` between the hosts, whose port of the first host is
-    /// `port1`; `None` where they are joined by a veth pair.
+    /// The namespace with the bridge `br0` between the hosts. The first host's port is `port1`. `None` if a
+    /// veth pair joins the hosts.
     #[must_use]
     pub fn middle(&self) -> Option<&Netns> {
         self.middle.as_ref()
@@ -171,8 +171,8 @@ impl Sandbox {
         self.directory.join("password")
     }
 
-    /// Starts a daemon on every host; all but the first are told the first one's address, and all
-    /// have the same password.
+    /// Starts a daemon on every host, all with the same password. Every host but the first is given the
+    /// first one's address.
     ///
     /// # Errors
     /// [`SandboxError::DaemonEnded`] with the end of its log, or [`SandboxError::WaitTimedOut`].
@@ -194,7 +194,7 @@ impl Sandbox {
     /// Makes a bare namespace that belongs to no host; `weft-TAG-NAME` for `ip netns`.
     ///
     /// # Errors
-    /// What `ip` said.
+    /// Returns an error if `ip` fails.
     pub fn add_netns(&self, name: &str) -> Result<Netns, SandboxError> {
         Netns::create(format!("weft-{}-{name}", self.tag))
     }
@@ -202,7 +202,7 @@ impl Sandbox {
     /// Removes a namespace of this sandbox, with the processes in it.
     ///
     /// # Errors
-    /// What `ip` said.
+    /// Returns an error if `ip` fails.
     pub fn remove_netns(&self, netns: &Netns) -> Result<(), SandboxError> {
         let _gate = cleanup::gate();
         for pid in Netns::pids(netns.name()) {
@@ -215,7 +215,7 @@ impl Sandbox {
     /// Changes how packets cross the underlay.
     ///
     /// # Errors
-    /// What `ethtool` said.
+    /// Returns an error if `ethtool` fails.
     pub fn set_underlay(&self, underlay: Underlay) -> Result<(), SandboxError> {
         for host in &self.hosts {
             let words: Vec<&str> = underlay.features().split(' ').collect();

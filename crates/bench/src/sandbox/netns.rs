@@ -12,25 +12,25 @@ use super::progress::slowness;
 
 /// A command that was given no other limit is killed after this time.
 const COMMAND_LIMIT: Duration = Duration::from_secs(120);
-/// How long the output of a command may still come after its end: a child of its own may hold the pipe.
+/// How long a command's output may outlast the command: a child process may hold the pipe.
 const OUTPUT_DRAIN_MS: u64 = 500;
-/// What a program gets between SIGTERM and SIGKILL when its handle is dropped.
+/// Time between SIGTERM and SIGKILL when a program's handle is dropped.
 const DROP_GRACE: Duration = Duration::from_millis(500);
 /// The pause between two looks whether a command has ended.
 const POLL_INTERVAL_MS: u64 = 2;
 /// The most lines of a failed command's output that its error quotes.
 const QUOTED_LINES_MAX: usize = 12;
 
-/// What a command left behind.
+/// The result of a command.
 #[derive(Debug, Clone)]
 pub struct Output {
     /// The command line.
     pub command: String,
     /// How it ended.
     pub status: ExitStatus,
-    /// What it wrote to standard output.
+    /// Standard output.
     pub stdout: String,
-    /// What it wrote to standard error.
+    /// Standard error.
     pub stderr: String,
 }
 
@@ -118,7 +118,7 @@ impl Netns {
     /// Runs `ip` on this namespace.
     ///
     /// # Errors
-    /// [`SandboxError::CommandFailed`] with what `ip` said.
+    /// [`SandboxError::CommandFailed`] with the message of `ip`.
     pub fn ip(&self, arguments: &str) -> Result<Output, SandboxError> {
         let words = arguments.split_whitespace();
         run(Command::new("ip").args(["-n", &self.name]).args(words))
@@ -162,8 +162,8 @@ pub(crate) fn piped(command: &mut Command) -> &mut Command {
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped())
 }
 
-/// Sends both outputs of a command to a file, and gives it a process group of its own, so that
-/// Ctrl-C on the terminal reaches the sandbox first.
+/// Sends both outputs of a command to a file, and gives it a separate process group: Ctrl-C on the terminal
+/// then reaches the sandbox first.
 pub(crate) fn logged<'a>(
     command: &'a mut Command,
     log: &File,
@@ -363,7 +363,7 @@ fn text_of(command: &Command) -> String {
     text
 }
 
-/// Reads a pipe on a thread of its own, so that neither output can block the command.
+/// Reads a pipe on a separate thread, so that neither output can block the command.
 fn read_to_end(mut pipe: impl Read + Send + 'static) -> mpsc::Receiver<Vec<u8>> {
     let (sender, receiver) = mpsc::channel();
     std::thread::spawn(move || {

@@ -1,4 +1,4 @@
-//! Daemons that cannot keep up, and what waits for them.
+//! Daemons that cannot keep up, and the queues of their sockets.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -22,7 +22,7 @@ pub struct Held {
 }
 
 impl Held {
-    /// Begins to stop a process again and again. One that is gone is as good.
+    /// Begins to stop a process at short intervals. A process that has ended is no error.
     #[must_use]
     pub fn process(pid: u32) -> Self {
         let is_over = Arc::new(AtomicBool::new(false));
@@ -51,10 +51,9 @@ impl Drop for Held {
 /// The receive queues of the UDP sockets in a process's network namespace.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct SocketQueues {
-    /// What stands in the fullest, in bytes as the kernel reckons them: with what it keeps beside each
-    /// packet.
+    /// Bytes in the fullest queue, by the kernel's count, which includes its overhead for each packet.
     pub fullest_bytes: u64,
-    /// Messages dropped so far since a queue was full, over all sockets that there are.
+    /// Messages dropped so far because a queue was full, over all sockets.
     pub dropped: u64,
 }
 

@@ -32,9 +32,9 @@ pub fn print(text: &str) {
     let _ = out.flush();
 }
 
-/// How many times longer than real hardware this machine takes: 1, or what `WEFT_LAB_SLOWNESS` says. The
-/// VM lab sets it in its emulated guests. Every limit of a sandbox's waits is multiplied by it, so that
-/// limits stay tight on real machines. What is no whole number of at least 1 counts as 1.
+/// The factor by which this machine is slower than real hardware: `WEFT_LAB_SLOWNESS`, or 1. The VM lab
+/// sets it in its emulated guests. It multiplies every wait limit of a sandbox, so limits stay tight on
+/// real machines. A value that is not a whole number of at least 1 counts as 1.
 #[must_use]
 pub fn slowness() -> u32 {
     static SLOWNESS: OnceLock<u32> = OnceLock::new();
@@ -60,7 +60,7 @@ pub fn wait_until(
 /// As [`wait_until`]; an error of `check` ends the wait at once.
 ///
 /// # Errors
-/// [`SandboxError::WaitTimedOut`] after `limit`, or what `check` returned.
+/// [`SandboxError::WaitTimedOut`] after `limit`, or the error of `check`.
 pub fn try_wait_until(
     what: &str,
     limit: Duration,
