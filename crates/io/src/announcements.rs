@@ -69,8 +69,8 @@ fn with_program(
     if attach(&filter) < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// To a group: ARP whose sender is nobody or its own target, neighbour advertisements that nobody has asked for,
-/// neighbour solicitations of nobody.
+/// Takes frames to a group: ARP whose sender address is zero or the target, unsolicited neighbour
+/// advertisements, and neighbour solicitations from the unspecified address.
 fn program() -> Vec<libc::sock_filter> {
     let take = statement(RETURN, u32::MAX);
     let leave = statement(RETURN, 0);

@@ -171,8 +171,8 @@ pub(crate) const fn over(instructions: &[Instruction]) -> i16 {
     instructions.len() as i16
 }
 
-/// How many bytes of a packet are loaded: into register 0, as a number in the host's order, for which
-/// register 6 is the packet, and 1 to 5 are lost. What is beyond the packet's end ends the program with 0.
+/// The size of a load from a packet into register 0, as a number in the host's order. Register 6 holds the
+/// packet, and registers 1 to 5 are lost. A load beyond the packet's end ends the program with 0.
 #[derive(Clone, Copy, Debug)]
 #[repr(u8)]
 pub(crate) enum Width {
@@ -211,7 +211,7 @@ struct ProgramLoad {
 /// is cut at [`NAME_LEN_MAX`].
 ///
 /// # Errors
-/// A kernel without eBPF, without the right to use it, or one that does not accept the program.
+/// The kernel has no eBPF, grants no right to use it, or does not accept the program.
 pub(crate) fn load_program(kind: u32, name: &[u8], program: &[Instruction]) -> io::Result<OwnedFd> {
     let mut attributes = ProgramLoad {
         kind,
@@ -229,7 +229,7 @@ pub(crate) fn load_program(kind: u32, name: &[u8], program: &[Instruction]) -> i
 /// A command that returns a new descriptor.
 ///
 /// # Safety
-/// As [`bpf`], and the command must be one that returns a new descriptor, which nothing else knows
+/// As [`bpf`], and the command must return a new descriptor, which nothing else knows
 /// (BPF_MAP_CREATE, BPF_PROG_LOAD, BPF_LINK_CREATE).
 pub(crate) unsafe fn descriptor<A>(command: libc::c_int, attributes: &A) -> io::Result<OwnedFd> {
     // SAFETY: the caller's.

@@ -13,8 +13,8 @@ use crate::IoError;
 
 /// The NAT keepalive (RFC 3948 section 2.3).
 const KEEPALIVE: [u8; 1] = [0xff];
-/// What is left to the sockets themselves (datagrams with the marker of IKE) is read by nobody and
-/// need not be held: the kernel makes the smallest buffer of this many bytes.
+/// Datagrams that are left to the sockets themselves, those with the marker of IKE, are never read and need
+/// no room: the kernel makes the smallest buffer of this many bytes.
 const RECEIVE_BUFFER_BYTES: usize = 1;
 /// ESP behind a socket that also gets IKE (`linux/udp.h`); the `libc` crate has not the name.
 const UDP_ENCAP_ESPINUDP: libc::c_int = 2;
@@ -25,7 +25,7 @@ const PORT_ATTEMPTS_MAX: u32 = 16;
 const UNSPECIFIED: [IpAddr; 2] =
     [IpAddr::V4(Ipv4Addr::UNSPECIFIED), IpAddr::V6(Ipv6Addr::UNSPECIFIED)];
 
-/// What takes the packets that come to an [`EncapSocket`].
+/// The part of the kernel that takes the packets of an [`EncapSocket`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Taker {
     /// The kernel's IPsec states, from the start. ESP leaves the host from the port that the state
@@ -50,7 +50,7 @@ impl EncapSocket {
     /// in the kernel: packets are then dropped.
     ///
     /// # Errors
-    /// [`IoError::PortInUse`], [`IoError::NoEspInUdp`], or what the kernel refused.
+    /// [`IoError::PortInUse`], [`IoError::NoEspInUdp`], or the kernel's error.
     pub fn bind(taker: Taker, address: Option<IpAddr>, port: u16) -> Result<Self, IoError> {
         match address {
             Some(IpAddr::V4(v4)) => Self::of(Some(open(taker, v4.into(), port)?), None),
@@ -235,7 +235,7 @@ fn ipv6_is_there() -> bool {
     open(Taker::DataChannel, UNSPECIFIED[1], 0).is_ok()
 }
 
-/// What a kernel without IPv6, or with it switched off, answers.
+/// Whether a kernel without IPv6, or with it switched off, answers so.
 fn without_ipv6(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EAFNOSUPPORT | libc::EADDRNOTAVAIL))
 }

@@ -21,8 +21,8 @@ pub fn passed_fds(count: usize) -> Vec<Option<OwnedFd>> {
     (PASSED_FIRST..).take(count.min(PASSED_MAX)).map(take).collect()
 }
 
-/// Closes what came to this process by exec beside its standard input and outputs, so that nobody
-/// waits for the end of a pipe that it has no use for.
+/// Closes the descriptors that came to this process by exec, except its standard input and outputs. Otherwise
+/// another process may wait for the end of a pipe that this one does not use.
 ///
 /// # Errors
 /// `/proc` is not there.
@@ -46,7 +46,7 @@ fn take(fd: RawFd) -> Option<OwnedFd> {
         return None;
     }
     // SAFETY: it is open, and it came by exec, since all that this program opens is closed on exec;
-    // so nobody in it owns the number. It is closed on exec now and is not taken again.
+    // so no code in it owns the number. It is closed on exec now and is not taken again.
     Some(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
@@ -110,7 +110,7 @@ mod tests {
     }
 
     fn as_child(port: u16) {
-        // What this process opens itself is never taken, whatever its number.
+        // A descriptor that this process opens itself is never taken, whatever its number.
         let own: Vec<UdpSocket> =
             (0..16).map(|_| UdpSocket::bind("127.0.0.1:0").unwrap()).collect();
         let mut taken = passed_fds(2).into_iter();

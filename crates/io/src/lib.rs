@@ -23,8 +23,8 @@ pub mod udp;
 
 use std::io;
 
-/// Does it again if a signal came between. A socket with a time limit answers so even without any
-/// handler, when its process was stopped and goes on (signal(7)); its limit begins anew then.
+/// Repeats the call if a signal interrupted it. A socket with a time limit answers so even without any
+/// handler, when its process was stopped and goes on (signal(7)); its limit restarts then.
 ///
 /// # Errors
 /// As `call`, but for [`io::ErrorKind::Interrupted`].
@@ -46,7 +46,7 @@ pub enum IoError {
     /// The host's: not root, or without the capability.
     #[error("not permitted to {what}: run as root or with CAP_NET_ADMIN")]
     NotPermitted {
-        /// What was tried.
+        /// The operation that was tried.
         what: &'static str,
     },
     /// The configuration's or another program's: the device is in use, or of another kind.
@@ -76,7 +76,7 @@ pub enum IoError {
     /// The kernel refused something that it should grant.
     #[error("the kernel refused to {what}: {source}")]
     Kernel {
-        /// What was tried.
+        /// The operation that was tried.
         what: &'static str,
         /// Its answer.
         source: io::Error,

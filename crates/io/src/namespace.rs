@@ -33,8 +33,9 @@ impl Namespace {
     /// Opens the network namespace at `path`, such as `/run/netns/NAME` or `/proc/PID/ns/net`.
     ///
     /// # Errors
-    /// The error of `open` (or what [`opener`] answers where this process may not), or `InvalidInput` when the file is not a network namespace (a plain
-    /// file, as an unmounted name in `/run/netns` is, or a namespace of another kind).
+    /// The error of `open` (or the answer of [`opener`] where this process may not), or `InvalidInput` when
+    /// the file is not a network namespace. A plain file, as an unmounted name in `/run/netns` is, and a
+    /// namespace of another kind are not.
     pub fn open(path: &Path) -> io::Result<Self> {
         let fd = match File::open(path) {
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {

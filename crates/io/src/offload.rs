@@ -1,5 +1,4 @@
-//! What the kernel's offloads really do, tried at start (reference: kernels 6.6.44 and 7.0 to 7.1.4
-//! had broken ones).
+//! Tests of the kernel's offloads at start (reference: kernels 6.6.44 and 7.0 to 7.1.4 had broken ones).
 
 use std::fmt;
 use std::io::{self, IoSlice};
@@ -19,13 +18,12 @@ const PROBE_SEGMENT: usize = 333;
 /// Datagrams in its first run.
 const PROBE_SEGMENTS: usize = 5;
 
-/// The first kernel that takes a UDP super-packet, written to a device, through a tunnel behind it. On
-/// older ones a container that has a VXLAN or Geneve device of its own on the network loses what comes
-/// in for it as soon as two of its datagrams come together (reference: Tailscale's issue 11026, by way
-/// of Linux 6.8.4 and 6.8.5).
+/// The first kernel that takes a UDP super-packet, written to a device, through a tunnel behind it. On older
+/// kernels, a container with a VXLAN or Geneve device on the network loses tunnelled datagrams as soon as two
+/// come together. Reference: Tailscale's issue 11026, by way of Linux 6.8.4 and 6.8.5.
 const TUNNELS_TAKE_USO: [u32; 3] = [6, 8, 5];
 
-/// What came of trying one offload.
+/// The result of trying one offload.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// Tried, and right to the last byte.
@@ -94,7 +92,7 @@ impl fmt::Display for Offloads {
     }
 }
 
-/// Tries them all: on a TAP device of its own, which is never up, and on loopback.
+/// Tries all offloads: on a temporary TAP device, which is never up, and on loopback.
 ///
 /// # Errors
 /// As [`Tap::open`]: without a TAP device there is no engine.
@@ -126,7 +124,7 @@ fn through_tunnels(verdict: Verdict, kernel: Option<[u32; 3]>) -> Verdict {
 }
 
 /// The version that a kernel's release (`uname -r`) begins with, such as 6.8.0 of `6.8.0-31-generic`; a
-/// number that is not there is 0. What its distributor has added or taken back tells nothing of it.
+/// number that is not there is 0. It does not show patches that a distributor has added or reverted.
 pub fn kernel_version(release: &str) -> Option<[u32; 3]> {
     let other = |c: char| !c.is_ascii_digit() && c != '.';
     let numbers = release.split(other).next()?;

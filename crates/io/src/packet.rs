@@ -17,7 +17,7 @@ impl PacketSocket {
     /// receives, whatever their Ethernet destination.
     ///
     /// # Errors
-    /// What the kernel refused: no such device, or no CAP_NET_RAW.
+    /// The kernel refused: no such device, or no CAP_NET_RAW.
     pub fn open(device_index: u32) -> Result<Self, IoError> {
         Self::open_for(device_index, libc::ETH_P_IPV6 as u16)
     }
@@ -85,10 +85,11 @@ impl PacketSocket {
         if rc < 0 { Err(IoError::last(WHAT)) } else { Ok(()) }
     }
 
-    /// Gives what is sent from here on this priority inside the host (SO_PRIORITY). One above 6 takes CAP_NET_ADMIN.
+    /// Sets the priority of later sends inside the host (SO_PRIORITY). A priority above 6 takes
+    /// CAP_NET_ADMIN.
     ///
     /// # Errors
-    /// What the kernel refused.
+    /// The kernel refused the priority.
     pub fn set_priority(&self, priority: i32) -> io::Result<()> {
         // SAFETY: the option is an int, which `priority` is, of the length given.
         let rc = unsafe {
@@ -217,7 +218,7 @@ mod tests {
         [&head[..], &MAC, &address(sender), &[0; 6], &address(target)].concat()
     }
 
-    /// What a bridge keeps from ports with `neigh_suppress`, and what looks like it.
+    /// Frames that a bridge keeps from ports with `neigh_suppress`, and frames that look like them.
     fn frames() -> Vec<(Vec<u8>, bool)> {
         const ALL: [u8; 6] = [0xff; 6];
         let advertisement = |kind: u8, code: u8, flags: u8| {
@@ -279,7 +280,7 @@ mod tests {
                 let len = tap.recv(&mut buffer).unwrap_or(0);
                 let received = (len > 0).then(|| buffer[VNET_LEN..len].to_vec());
                 assert_eq!(received, wanted.then(|| frame.clone()), "frame {number}");
-                // What the device itself sends is not heard.
+                // Frames that the device itself sends are not heard.
                 sender.send(&frame, there).unwrap();
                 assert!(socket.recv(&mut buffer).is_err());
             }

@@ -58,8 +58,8 @@ impl Poller {
         Ok(epoll::delete(&self.epoll, source)?)
     }
 
-    /// Waits until something is ready or `timeout` has passed (`None`: for ever) and returns the
-    /// tokens. An empty answer means the time has passed or a signal came.
+    /// Waits until something is ready or `timeout` has passed (`None`: no limit) and returns the tokens. An
+    /// empty answer means the time has passed or a signal came.
     ///
     /// # Errors
     /// The error of `epoll_wait`.
@@ -129,7 +129,7 @@ impl Poller {
     }
 }
 
-/// What the calling thread has used so far.
+/// The processor time that the calling thread has used so far.
 fn processor_time() -> Duration {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
     let seconds = u64::try_from(time.tv_sec).unwrap_or_default();

@@ -1,12 +1,11 @@
 //! Which frames of a container go to the vector engine without the switch, decided by the kernel: small eBPF
 //! programs that look each frame's destination up in a [`MacSet`].
 //!
-//! A container with a direct port has two devices: the TAP that is its interface, and one end of a
-//! veth pair whose other end is a port of the switch. On the TAP's way out a program lets frames for
-//! the MAC addresses in the set pass, to the vector engine; all others (for this host, to
-//! groups, to nobody known) leave by the veth pair. On the veth end's way in another program makes
-//! frames the TAP's. So the switch sees what it would see without a direct port, but for frames
-//! between this container and those addresses.
+//! A container with a direct port has two devices: the TAP that is its interface, and one end of a veth pair
+//! whose other end is a port of the switch. On the TAP's way out a program lets frames for the MAC addresses
+//! in the set pass, to the vector engine. All others (for this host, groups or unknown addresses) leave by
+//! the veth pair. On the veth end's way in another program makes frames the TAP's. So the switch sees the
+//! same frames as without a direct port, but for those between this container and the addresses of the set.
 //!
 //! A container with a port of a bridge alone may have a [`Shortcut`]: on the port's way in a program hands frames
 //! for addresses of the set to the engine's TAP device, and leaves all others to the bridge.
@@ -49,7 +48,7 @@ const DATA_AT: i16 = 76;
 const DATA_END_AT: i16 = 80;
 /// The two addresses of a frame.
 const ADDRESSES_LEN: i32 = 12;
-/// What a program returns so that the next one decides, in the end to let the frame pass.
+/// A program's return value that lets the next one decide, and in the end lets the frame pass.
 const TCX_NEXT: i32 = -1;
 
 /// The set's name, with a number that changes with the programs that read it: the next daemon takes over a set of the
@@ -57,7 +56,7 @@ const TCX_NEXT: i32 = -1;
 const NAME: [u8; 16] = *b"weft_macs_1\0\0\0\0\0";
 /// A key is an address and two bytes of zero.
 const KEY_LEN: usize = 8;
-/// What stands under each address of a set.
+/// The value under each address of a set.
 const IN_THE_SET: [u8; 1] = [1];
 
 /// MAC addresses that the kernel looks up for each frame. It ends with the last program that reads it.
@@ -102,10 +101,10 @@ impl MacSet {
         }
     }
 
-    /// Removes an address; one that is not there is as good.
+    /// Removes an address, if it is in the set.
     ///
     /// # Errors
-    /// What the kernel refused.
+    /// The kernel refused the change.
     pub fn remove(&self, mac: [u8; 6]) -> Result<(), IoError> {
         match self.map.remove(key(mac)) {
             Err(error) if error.raw_os_error() != Some(libc::ENOENT) => {
@@ -118,7 +117,7 @@ impl MacSet {
     /// Removes all addresses.
     ///
     /// # Errors
-    /// What the kernel refused.
+    /// The kernel refused the change.
     pub fn clear(&self) -> Result<(), IoError> {
         self.map
             .clear()
@@ -128,7 +127,7 @@ impl MacSet {
     /// Whether an address is in the set.
     ///
     /// # Errors
-    /// What the kernel refused.
+    /// The kernel refused the look-up.
     pub fn contains(&self, mac: [u8; 6]) -> Result<bool, IoError> {
         match self.map.get(key(mac)) {
             Ok(_) => Ok(true),
@@ -140,7 +139,7 @@ impl MacSet {
     /// Finds out whether the kernel takes the programs and knows where to put them, on no device.
     ///
     /// # Errors
-    /// What it lacks.
+    /// The kernel lacks support for them.
     pub fn self_test(&self) -> Result<(), IoError> {
         load(DIRECT, &self.outward(1))?;
         let inward = load(DIRECT, &inward(1))?;
@@ -164,7 +163,7 @@ impl MacSet {
     /// also when this process is gone.
     ///
     /// # Errors
-    /// What the kernel refused: a kernel before 6.6, no right, a device that is gone.
+    /// The kernel refused: a kernel before 6.6, no right, a device that is gone.
     pub fn join(&self, tap: u32, local: u32) -> Result<(), IoError> {
         let failed = |error| IoError::of(ATTACH, error);
         attach(&load(DIRECT, &inward(tap))?, local, BPF_TCX_INGRESS).map_err(failed)?;
@@ -176,7 +175,7 @@ impl MacSet {
     /// one in ten seconds goes to the bridge, which learns by it where the container is.
     ///
     /// # Errors
-    /// What the kernel refused: a kernel before 6.6, no right, a device that is gone.
+    /// The kernel refused: a kernel before 6.6, no right, a device that is gone.
     pub fn shorten(&self, port: u32, mac: [u8; 6], tap: u32) -> Result<Shortcut, IoError> {
         let bridged = Array::new(1)
             .map_err(|error| IoError::of("make a table of one time for eBPF", error))?;
@@ -204,7 +203,8 @@ impl MacSet {
         Ok(Shortcut { link })
     }
 
-    /// What comes in by a port: frames from `mac` for addresses of the set go to `tap`, but for one now and then.
+    /// The program of a port's way in: frames from `mac` for addresses of the set go to `tap`, but for one
+    /// now and then.
     fn past_the_bridge(&self, mac: [u8; 6], tap: u32, bridged: &Array<8>) -> Vec<Instruction> {
         let [a, b, c, d, e, f] = mac;
         let redirect = [move_value(1, tap as i32), move_value(2, 0), call(REDIRECT), EXIT];
@@ -262,7 +262,7 @@ impl MacSet {
         [&begin[..], &rest, &[move_value(0, TCX_NEXT), EXIT]].concat()
     }
 
-    /// What leaves by the TAP: frames for addresses of the set; the others go to `local`.
+    /// The program of the TAP's way out: frames for addresses of the set pass; the others go to `local`.
     fn outward(&self, local: u32) -> Vec<Instruction> {
         vec![
             // The key: six bytes of MAC address, two of zero.
@@ -326,7 +326,7 @@ const SHORTCUT: &[u8] = b"weft_shortcut";
 
 const ATTACH: &str = "put an eBPF program on a network device (Linux 6.6)";
 
-/// What comes in by the veth end becomes the TAP's.
+/// The program of the veth end's way in: frames become the TAP's.
 fn inward(tap: u32) -> Vec<Instruction> {
     vec![move_value(1, tap as i32), move_value(2, BPF_F_INGRESS), call(REDIRECT), EXIT]
 }
@@ -449,7 +449,7 @@ mod tests {
             macs.remove(REMOTE).unwrap();
             macs.remove(REMOTE).unwrap();
             crosses(&[OTHER]);
-            // What comes in by the veth end is the TAP's, and answered by its owner.
+            // Frames that come in by the veth end are the TAP's, and its owner answers them.
             let from = packets("tap0");
             ip("addr add 10.9.1.1/24 dev switch0");
             ip("neigh add 10.9.1.2 lladdr 02:00:00:00:00:05 dev switch0");

@@ -16,7 +16,7 @@ pub const QUEUE_PACKETS: u32 = 4_096;
 /// The longest name of a network device, in bytes.
 pub const NAME_LEN_MAX: usize = 15;
 
-/// Who may open a queue without CAP_NET_ADMIN in the device's namespace: root.
+/// The user that may open a queue without CAP_NET_ADMIN in the device's namespace: root.
 const OWNER: libc::c_ulong = 0;
 
 const OPEN_TUN: &str = "open /dev/net/tun";
@@ -75,7 +75,8 @@ impl Tap {
             .map_err(|error| IoError::of("set the size of a TAP device's header", error))?;
         control_value(fd.as_raw_fd(), libc::TUNSETVNETLE, 1)
             .map_err(|error| IoError::of("set the byte order of a TAP device's header", error))?;
-        // A device without an owner gives a queue to whoever may open /dev/net/tun: on most hosts, to all.
+        // A device without an owner gives a queue to any user that may open /dev/net/tun: on most hosts, to
+        // all.
         control(fd.as_raw_fd(), libc::TUNSETOWNER, OWNER)
             .map_err(|error| IoError::of("set the owner of a TAP device", error))?;
         let offloads = set_offloads(fd.as_raw_fd())?;
@@ -143,7 +144,7 @@ impl Tap {
         &self.name
     }
 
-    /// What the kernel granted. A later grant on another queue holds for the whole device.
+    /// The offloads that the kernel granted. A later grant on another queue holds for the whole device.
     pub const fn offloads(&self) -> TapOffloads {
         self.offloads
     }
@@ -151,18 +152,18 @@ impl Tap {
     /// From now on the kernel gives single frames with whole checksums, on all queues of the device.
     ///
     /// # Errors
-    /// What the kernel refused.
+    /// The kernel refused the change.
     pub fn stop_offloads(&mut self) -> io::Result<()> {
         control(self.fd.as_raw_fd(), libc::TUNSETOFFLOAD, 0)?;
         self.offloads = TapOffloads { tso: false, uso: false };
         Ok(())
     }
 
-    /// From now on the device takes the frames alone by which hosts announce addresses or look whether one is
+    /// From now on the device takes only the frames by which hosts announce addresses or look whether one is
     /// taken, as [`crate::packet::PacketSocket::announcements`], tagged or not.
     ///
     /// # Errors
-    /// What the kernel refused.
+    /// The kernel refused the filter.
     pub fn take_announcements(&self) -> Result<(), IoError> {
         crate::announcements::attach_to_tap(self.fd.as_fd())
             .map_err(|error| IoError::of("filter a TAP device", error))
@@ -172,7 +173,7 @@ impl Tap {
     /// modulo theirs, on all queues of the device. It stays as long as the device.
     ///
     /// # Errors
-    /// What the kernel refused (Linux 4.16).
+    /// The kernel refused the program, as before Linux 4.16.
     pub(crate) fn steer(&self, program: &OwnedFd) -> io::Result<()> {
         control_value(self.fd.as_raw_fd(), libc::TUNSETSTEERINGEBPF, program.as_raw_fd())
     }
@@ -254,8 +255,8 @@ fn name_of(request: &libc::ifreq) -> Result<String, IoError> {
     String::from_utf8(name).map_err(|_| IoError::BadName { name: "(not text)".to_owned() })
 }
 
-/// Lets a queue of a TAP device rest while nobody reads it: it holds nothing, and the kernel drops what would come
-/// into it. [`Tap::adopt`] takes it up again.
+/// Suspends a queue of a TAP device while no process reads it: it holds nothing, and the kernel drops frames
+/// for it. [`Tap::adopt`] takes it up again.
 ///
 /// # Errors
 /// It is no queue of such a device, or rests already.

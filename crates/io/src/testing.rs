@@ -1,4 +1,4 @@
-//! What the tests of several modules need.
+//! Helpers for the tests of several modules.
 #![allow(clippy::unwrap_used)]
 
 use std::io;
@@ -8,7 +8,7 @@ use std::thread;
 
 use crate::namespace::{Namespace, unshare_network};
 
-/// A namespace of its own, made on a thread that ends; the open descriptor keeps it.
+/// A new namespace, made on a thread that ends; the open descriptor keeps it.
 pub(crate) fn fresh_namespace() -> Namespace {
     thread::spawn(|| {
         unshare_network().expect("this test makes network namespaces and must run as root");

@@ -56,7 +56,7 @@ impl Tun {
     }
 
     fn follows_carrier(&self, carrier: bool) -> bool {
-        // The kernel takes note by and by, or, of whoever asks, at once.
+        // The kernel updates the flags with a delay, or at once when asked.
         let _ = ask_link(self.name());
         let Ok(flags) = flags(self.name()) else { return true };
         flags & libc::IFF_UP == 0 || (flags & libc::IFF_RUNNING != 0) == carrier
@@ -208,7 +208,7 @@ mod tests {
             ip("address add 10.9.0.1/24 dev weft0");
             let socket = std::net::UdpSocket::bind("10.9.0.1:5000").unwrap();
             let (mut vnet, mut packet) = ([0; VNET_LEN], vec![0; PACKET_LEN_MAX]);
-            // What was sent just before a change is not in between.
+            // A packet that was sent just before a change does not arrive after it.
             for round in 0..20 {
                 tun.set_carrier(false).unwrap();
                 assert_eq!(flags("weft0").unwrap() & libc::IFF_RUNNING, 0);

@@ -67,7 +67,7 @@ impl UdpSocket {
     /// in the calling thread's network namespace.
     ///
     /// # Errors
-    /// [`IoError::PortInUse`], or what the kernel refused.
+    /// [`IoError::PortInUse`], or the kernel's error.
     pub fn bind(address: Option<IpAddr>, port: u16) -> Result<Self, IoError> {
         Self::bind_any(address, port, false)
     }
@@ -81,11 +81,11 @@ impl UdpSocket {
         Self::bind_any(address, port, true)
     }
 
-    /// Lets others that are bound by [`Self::bind_shared`], by the same user, have the port of one that was bound by
-    /// [`Self::bind`], and hence had it alone.
+    /// Shares the port of a socket that was bound by [`Self::bind`], and hence had it alone. Sockets of the
+    /// same user may then be bound to it by [`Self::bind_shared`].
     ///
     /// # Errors
-    /// What the kernel refused.
+    /// The kernel refused to share the port.
     pub fn share(&self) -> Result<(), IoError> {
         self.set(libc::SOL_SOCKET, libc::SO_REUSEPORT, 1)
             .map_err(|error| IoError::of("let UDP sockets share a port", error))
@@ -108,7 +108,7 @@ impl UdpSocket {
     /// always come. Datagrams go one by one then: the kernel splits no runs without checksums.
     ///
     /// # Errors
-    /// What the kernel refused.
+    /// The kernel refused an option.
     pub fn leave_out_checksums(&self) -> io::Result<()> {
         self.set(libc::SOL_SOCKET, libc::SO_NO_CHECK, 1)?;
         if self.ipv6 {
@@ -118,11 +118,11 @@ impl UdpSocket {
         Ok(())
     }
 
-    /// Gives what is sent from here on this priority inside the host (SO_PRIORITY). One above 6 takes
-    /// CAP_NET_ADMIN or CAP_NET_RAW.
+    /// Sets the priority of later sends inside the host (SO_PRIORITY). A priority above 6 takes CAP_NET_ADMIN
+    /// or CAP_NET_RAW.
     ///
     /// # Errors
-    /// What the kernel refused.
+    /// The kernel refused the priority.
     pub fn set_priority(&self, priority: i32) -> io::Result<()> {
         self.set(libc::SOL_SOCKET, libc::SO_PRIORITY, priority)
     }
@@ -130,7 +130,7 @@ impl UdpSocket {
     /// From now on every datagram comes alone, for [`Self::recv_datagram`].
     ///
     /// # Errors
-    /// What the kernel refused.
+    /// The kernel refused the change.
     pub fn stop_merging(&mut self) -> io::Result<()> {
         if self.gro {
             self.set(libc::SOL_UDP, libc::UDP_GRO, 0)?;
@@ -139,7 +139,7 @@ impl UdpSocket {
         Ok(())
     }
 
-    /// Receives one datagram and returns its length; what is longer than `buffer` is cut off.
+    /// Receives one datagram and returns its length; a datagram longer than `buffer` is cut off.
     ///
     /// # Errors
     /// `WouldBlock` if there is none; an error of an earlier send.
@@ -220,8 +220,8 @@ impl UdpSocket {
         Ok(batch.filled)
     }
 
-    /// Datagrams that the kernel has dropped since the socket was made because nobody took them in
-    /// time; it wraps at 2^32. 0 if the kernel does not tell.
+    /// Datagrams that the kernel has dropped since the socket was made, for want of a reader in time; it
+    /// wraps at 2^32. 0 if the kernel does not tell.
     pub fn overflows(&self) -> u32 {
         let mut info = [0_u32; MEMINFO_VARS];
         let mut len = mem::size_of_val(&info) as libc::socklen_t;
@@ -313,7 +313,7 @@ impl UdpSocket {
 /// CAP_NET_ADMIN.
 ///
 /// # Errors
-/// What the kernel refused.
+/// The kernel refused the mark.
 pub fn set_mark(socket: impl AsFd, mark: u32) -> io::Result<()> {
     set_option(socket.as_fd(), libc::SOL_SOCKET, libc::SO_MARK, mark as libc::c_int)
 }
@@ -571,7 +571,7 @@ mod tests {
             from.send_run(&[turn; 900], 400, &remote).unwrap();
             batch = std::thread::scope(|scope| {
                 let received = scope.spawn(|| {
-                    // Loopback delivers within the send call. What was there is overwritten.
+                    // Loopback delivers within the send call. The batch's old content is overwritten.
                     assert_eq!(to.recv(&mut batch, 8).unwrap(), if to.gro() { 1 } else { 3 });
                     batch
                 });

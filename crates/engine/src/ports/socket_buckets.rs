@@ -1,4 +1,4 @@
-//! Socket buckets: the sockets of one port of a worker, among which the kernel shares datagrams out by where they come from.
+//! Socket buckets: the sockets of one port of a worker. The kernel shares datagrams out among them by source.
 //!
 //! Stochastic fairness queueing (McKenney 1990) with the kernel's queues: what a peer sends beyond what
 //! is taken fills the socket of its bucket and is dropped there, and a worker takes from each socket in

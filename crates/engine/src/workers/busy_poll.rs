@@ -1,5 +1,6 @@
-//! Busy polling: how long a worker stays awake when there is nothing to do: what comes meanwhile need not wake a thread,
-//! which takes longer than to open a packet, and many times longer on a virtual machine.
+//! Busy polling: how long a worker stays awake when there is nothing to do. A packet that comes meanwhile
+//! need not wake a thread. A wake-up takes longer than to open a packet, and many times longer on a virtual
+//! machine.
 //!
 //! Left to itself a worker does so while requests and answers come one after the other: it tries where
 //! waits are short and there is little to do at a time, and goes on while the waits are over in the time

@@ -46,8 +46,8 @@ impl<const V: usize> Array<V> {
 }
 
 impl<const K: usize, const V: usize> Map<K, V> {
-    /// An empty one that takes memory for what is in it, which is at most so much. Who lists the maps, or takes one
-    /// over, knows it by its name.
+    /// Makes an empty map that takes memory for its entries, of which there are at most so many. The name
+    /// shows in lists of maps, and another process takes the map over by it.
     ///
     /// # Errors
     /// As [`Array::new`].
@@ -55,7 +55,7 @@ impl<const K: usize, const V: usize> Map<K, V> {
         Self::create(BPF_MAP_TYPE_HASH, entries_max, BPF_F_NO_PREALLOC, name)
     }
 
-    /// Takes over one that another process has made by [`Self::hash`] and kept.
+    /// Takes over a map that another process has made by [`Self::hash`] and kept.
     ///
     /// # Errors
     /// It is no such map of this name and kind.
@@ -148,12 +148,12 @@ impl<const K: usize, const V: usize> Map<K, V> {
         Ok(Self { fd })
     }
 
-    /// What a program names it by, as long as it is there.
+    /// The number by which a program names the map, as long as the map is open.
     pub(crate) fn number(&self) -> libc::c_int {
         self.fd.as_raw_fd()
     }
 
-    /// Sets what stands under a key.
+    /// Sets the value of a key.
     ///
     /// # Errors
     /// E2BIG: the map is full, or has no such element; else the kernel has no memory for it.
@@ -162,10 +162,10 @@ impl<const K: usize, const V: usize> Map<K, V> {
         self.element(BPF_MAP_UPDATE_ELEM, key, Some(&mut value))
     }
 
-    /// What stands under a key.
+    /// Returns the value of a key.
     ///
     /// # Errors
-    /// ENOENT: nothing.
+    /// ENOENT: the map does not have the key.
     pub(crate) fn get(&self, key: [u8; K]) -> io::Result<[u8; V]> {
         let mut value = [0; V];
         self.element(BPF_MAP_LOOKUP_ELEM, key, Some(&mut value))?;
@@ -232,7 +232,7 @@ impl<const V: usize> Mapped<V> {
         }
     }
 
-    /// What a program names its array by.
+    /// The number by which a program names its array.
     pub(crate) fn number(&self) -> libc::c_int {
         self.array.number()
     }

@@ -79,7 +79,7 @@ pub fn serve(socket: impl AsFd) -> io::Result<()> {
     }
 }
 
-/// What is no namespace is not opened: that alone may do something, with a device or a pipe.
+/// Opens a file only if it is a namespace: to open a device or a pipe may have effects.
 fn look_and_open(path: &Path) -> io::Result<OwnedFd> {
     let found = rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
     // The type's width differs by processor, and the number fits in each.
@@ -188,7 +188,7 @@ mod tests {
 
     use super::*;
 
-    /// A process in a network namespace of its own.
+    /// A process in a separate network namespace.
     struct Other(Child);
 
     impl Other {

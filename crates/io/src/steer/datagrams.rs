@@ -9,16 +9,16 @@ use std::os::fd::{AsFd, AsRawFd};
 use super::{BUCKET_BITS, SPREAD, STEERED_WORKERS_MAX};
 use crate::udp::UdpSocket;
 
-/// Has the kernel hand each datagram to the socket of its lane and its source: of the sockets that share
-/// the port of `member`, in the order in which they were bound, [`super::BUCKETS`] for each of so many
-/// `workers`. The worker is that whose number is the lane modulo `workers`; the lane is the last byte of
-/// the SPI, which the datagram begins with. Of the worker's sockets it is the one with the number that
-/// [`bucket_of`] says. What is shorter than an SPI goes to the first socket.
+/// Has the kernel hand each datagram to the socket of its lane and its source. The sockets are those that
+/// share the port of `member`, in the order in which they were bound, [`super::BUCKETS`] for each of so many
+/// `workers`. The worker's number is the lane modulo `workers`; the lane is the last byte of the SPI, which
+/// the datagram begins with. [`bucket_of`] gives the number of the worker's socket. A datagram shorter than
+/// an SPI goes to the first socket.
 ///
 /// Called again after a worker's sockets were bound, and before the last worker's are closed.
 ///
 /// # Errors
-/// `InvalidInput`: not 1 to [`STEERED_WORKERS_MAX`] workers. Else what the kernel refused: then it picks the
+/// `InvalidInput`: not 1 to [`STEERED_WORKERS_MAX`] workers. Else the kernel's error: then it picks the
 /// socket by addresses and ports, which is slower but no less right.
 pub fn by_lane_and_source(member: &UdpSocket, workers: usize) -> io::Result<()> {
     if !(1..=STEERED_WORKERS_MAX).contains(&workers) {
@@ -114,7 +114,7 @@ mod tests {
         lanes
     }
 
-    /// What the sockets of a port get of twelve lanes from one address, and of a keepalive.
+    /// Checks the datagrams that the sockets of a port get: twelve lanes from one address, and a keepalive.
     fn check_source(sockets: &[UdpSocket], workers: usize, source: IpAddr, to: IpAddr) {
         let from = UdpSocket::bind(Some(source), 0).unwrap();
         let to = from.remote(SocketAddr::new(to, sockets[0].port())).unwrap();
@@ -160,7 +160,7 @@ mod tests {
         for workers in [0, STEERED_WORKERS_MAX + 1] {
             assert!(by_lane_and_source(&single, workers).is_err());
         }
-        // Who does not share a port is refused one that is shared, and the other way round.
+        // A port that is bound alone refuses shared sockets, and a shared port refuses a socket alone.
         assert!(UdpSocket::bind(None, single.port()).is_err());
         let alone = UdpSocket::bind(None, 0).unwrap();
         assert!(UdpSocket::bind_shared(None, alone.port()).is_err());

@@ -31,11 +31,11 @@ const BPF_PROG_TYPE_SOCKET_FILTER: u32 = 1;
 
 /// Flows are told apart by so many bits of a hash; those that are not go to one worker together.
 const PLACE_BITS: u32 = 12;
-/// What is kept of a flow: when its last frame came, in nanoseconds, and to which worker, in eight and four bytes.
+/// The entry of a flow: when its last frame came, in nanoseconds, and its worker, in eight and four bytes.
 const PLACE_LEN: usize = 16;
 const WORKER_AT: i16 = 8;
 
-/// A worker's load, for each in a cache line of its own.
+/// A worker's load: each has a separate cache line.
 const LOAD_LEN: usize = 64;
 
 /// How frames come to workers. A flow's worker is found by addresses and, of TCP and UDP but for fragments,
@@ -153,9 +153,9 @@ impl FrameSteering {
         [&sum[..], &find(self.places.number(), 8), &[jump_if(0, 0, over(&all))], &all].concat()
     }
 
-    /// Puts the worker of a flow that begins at the place in register 8 there and into register 9, which has the
-    /// one that would be it. 0 becomes where the loads are, 6 the tick, 3 the least load, 4 whose it is, and
-    /// 5 that of the one in 9.
+    /// Puts the worker of a flow that begins at the place in register 8 and into register 9, which holds the
+    /// default worker. Register 0 becomes the address of the loads and 6 the tick. Register 3 becomes the
+    /// least load, 4 its worker, and 5 the load of the worker in 9.
     fn choose(&self, workers: i32) -> Vec<Instruction> {
         let begin = [move_value(3, i32::MAX), move_value(4, 0), move_value(5, 0)];
         let compare = (0..workers).flat_map(|worker| {
@@ -357,7 +357,7 @@ mod tests {
     const UDP: u8 = 17;
     const PAUSE: Duration = Duration::from_nanos(FLOW_PAUSE_NS as u64);
 
-    /// Who talks to whom: addresses by their last bytes.
+    /// The ends and the protocol of a flow: addresses by their last bytes.
     #[derive(Clone, Copy)]
     struct Flow {
         macs: ([u8; 6], [u8; 6]),
@@ -488,7 +488,7 @@ mod tests {
             let workers: BTreeSet<_> =
                 (0..40).map(|host| rig.worker_of(&of_host(host).ipv4(0, 0))).collect();
             assert_eq!(workers.len(), 5, "hosts");
-            // What ends before its header does is the first queue's.
+            // A frame that ends before its header does goes to the first queue.
             assert_eq!(rig.queue_of(&flow(1, UDP).ipv4(0, 0)[..24]), 0);
         });
     }
@@ -522,7 +522,7 @@ mod tests {
             let mut rig = Rig::with_workers(2);
             one_comes(&mut rig, 2, 0..20);
             assert_eq!(number(&workers(&mut rig, 20..50)), 3, "those that begin");
-            // Those of workers that go come to the one that stays.
+            // Flows of workers that go come to the worker that stays.
             one_comes(&mut rig, 1, 0..50);
             assert_eq!(number(&workers(&mut rig, 50..80)), 2, "those that begin");
             rig.steering.steer(&rig.queues[0], TAP_WORKERS_MAX).unwrap();
@@ -545,7 +545,7 @@ mod tests {
                     counts[rig.worker_of(&Flow::new((port, 80), 6).ipv4(0, 0x4000))] += 1;
                 }
                 let passed = tick().wrapping_sub(begun);
-                // What has begun before is forgotten.
+                // Earlier flows no longer count as load.
                 std::thread::sleep(Duration::from_nanos(u64::from(TICK_NS) * 5 / 2));
                 if passed <= 1 {
                     break counts;
@@ -562,7 +562,7 @@ mod tests {
     /// The program counts it as the engine does on a lane, whatever the load was and how old it is.
     #[test]
     fn a_flow_that_begins_is_added_to_its_workers_load() {
-        // So few that each has a place of its own, over more than a tick.
+        // So few that each flow has a separate place, over more than a tick.
         const FLOWS: u16 = 30;
         let load_of = |now: u64, before: u64| before << TICK_LOAD_BITS | now;
         let some = load_of(700, 3);
@@ -616,8 +616,8 @@ mod tests {
                 });
                 now
             };
-            // What was carried is forgotten within two ticks: it is told again for each flow, and once more
-            // where this thread got no processor.
+            // A load is forgotten within two ticks: it is told again for each flow, and once more where this
+            // thread got no processor.
             let begin = |rig: &mut Rig, loads, port: &mut dyn FnMut() -> u16| loop {
                 let told = carried(rig, loads);
                 let worker = rig.worker_of(&flow(port()));
@@ -651,7 +651,7 @@ mod tests {
                 if !stalled {
                     break paused;
                 }
-                // This thread got no processor for so long that all have paused: they begin anew.
+                // This thread got no processor for so long that all have paused: they begin again.
                 std::thread::sleep(PAUSE * 5 / 4);
             };
             assert_eq!(begin(&mut rig, loads, &mut || paused), 2, "it has paused");

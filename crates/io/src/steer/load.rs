@@ -1,4 +1,4 @@
-//! What has been carried lately.
+//! The recent load of workers and lanes.
 
 use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -7,10 +7,10 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 pub const TICK_NS: u32 = 1_000_000_000 / 64;
 /// Where a load is less than so many bytes, nothing is spared: 33 Mbit/s.
 const TRIFLE: u64 = 128 << 10;
-/// What is spared has a load that is greater by this factor.
+/// A worker or lane is spared where its load is greater than another's by this factor.
 pub(super) const MUCH_LESS: u64 = 2;
-/// What a flow that begins is taken to carry until it is seen, in bytes: no trifle, so that flows that begin at
-/// once are shared out.
+/// The presumed load of a flow that begins until its packets are seen, in bytes: no trifle, so that flows
+/// that begin at once are shared out.
 const PRESUMED: u64 = TRIFLE;
 /// Where a load is less than so many bytes, as if of a few flows that begin, one more of them is much.
 const FEW: u64 = 4 * PRESUMED;
@@ -38,11 +38,11 @@ pub fn tick() -> u32 {
     (ns / u64::from(TICK_NS)) as u32
 }
 
-/// What has been carried in this tick and in the one before. What one of two that write at once has added
-/// may be lost.
+/// The load of this tick and of the one before. Where two threads write at once, the addition of one may be
+/// lost.
 ///
-/// The low 20 bits are what came in the tick in the upper 24, the 20 between what came in the one before, both
-/// in units of 64 bytes.
+/// The upper 24 bits name the tick. The low 20 bits are the load in it, the 20 between the load in the tick
+/// before, both in units of 64 bytes.
 #[derive(Debug, Default)]
 pub struct Load(AtomicU64);
 
@@ -58,7 +58,7 @@ impl Load {
         self.add(PRESUMED, tick);
     }
 
-    /// What was carried at `tick` and at the one before, in a unit of its own.
+    /// The load at `tick` and at the one before, in units of 64 bytes.
     pub fn at(&self, tick: u32) -> u64 {
         let (before, now) = ticks(&self.0, tick);
         before + now

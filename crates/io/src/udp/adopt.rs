@@ -14,19 +14,20 @@ const TCP_ESTABLISHED: u8 = 1;
 /// A socket that carries datagrams or a stream of them.
 #[derive(Debug)]
 pub enum Adopted {
-    /// UDP. What is longer than the route takes is fragmented, as whoever opened it would expect.
+    /// UDP. The kernel fragments datagrams longer than the route takes, as the program that opened it would
+    /// expect.
     Udp(UdpSocket),
     /// A connection, non-blocking.
     Tcp(TcpStream),
 }
 
 impl Adopted {
-    /// Makes a socket of ours of an open UDP socket or a connected TCP socket: non-blocking, with runs
-    /// where the kernel has them. Who holds other descriptors of it sees that.
+    /// Makes a socket of ours of an open UDP socket or a connected TCP socket: non-blocking, with runs where
+    /// the kernel has them. Holders of other descriptors of it see that.
     ///
     /// # Errors
-    /// `InvalidInput`: it is neither. `AddrInUse`: the kernel takes another protocol out of what comes
-    /// by it. Else what the kernel refused.
+    /// `InvalidInput`: it is neither. `AddrInUse`: the kernel takes another protocol out of the datagrams
+    /// that come by it. Else the kernel's error.
     pub fn adopt(fd: OwnedFd) -> io::Result<Self> {
         let neither = || io::Error::from(io::ErrorKind::InvalidInput);
         let kind = sockopt::socket_type(&fd).map_err(|_| neither())?;
@@ -56,7 +57,7 @@ impl Adopted {
     /// A number by which two descriptors of one socket are known (SO_COOKIE).
     ///
     /// # Errors
-    /// What the kernel refused.
+    /// The kernel refused the option.
     pub fn cookie(&self) -> io::Result<u64> {
         let cookie = match self {
             Self::Udp(socket) => sockopt::socket_cookie(socket),
@@ -94,7 +95,7 @@ impl UdpSocket {
     /// Whether it sends to IPv4 addresses, and whether to IPv6 addresses.
     ///
     /// # Errors
-    /// What the kernel refused.
+    /// The kernel refused the option.
     pub fn families(&self) -> io::Result<(bool, bool)> {
         if !self.ipv6 {
             return Ok((true, false));
@@ -105,7 +106,7 @@ impl UdpSocket {
     /// Where it is bound.
     ///
     /// # Errors
-    /// What the kernel refused.
+    /// The kernel did not give the address.
     pub fn local_address(&self) -> io::Result<SocketAddr> {
         let address = rustix::net::getsockname(self.as_fd())?;
         SocketAddr::try_from(address).map_err(|_| io::ErrorKind::InvalidInput.into())

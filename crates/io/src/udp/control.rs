@@ -16,14 +16,14 @@ pub(super) struct Control(pub(super) [u8; 96]);
 impl Control {
     pub(super) const EMPTY: Self = Self([0; 96]);
 
-    /// What UDP_GRO tells of a segment size, and how many bytes of it there are.
+    /// The control message by which UDP_GRO tells a segment size, and its length in bytes.
     pub(super) fn of_segment(segment: i32) -> (Self, usize) {
         let mut control = Self::EMPTY;
         let len = control.put(0, libc::SOL_UDP, libc::UDP_GRO, &segment.to_ne_bytes());
         (control, len)
     }
 
-    /// What the kernel tells in the first `len` bytes: the segment size of a run put together by
+    /// Reads the kernel's messages in the first `len` bytes: the segment size of a run put together by
     /// UDP_GRO, and the TOS or traffic class (0 if it does not say).
     pub(super) fn read(&self, len: usize) -> (Option<usize>, u8) {
         let (mut segment, mut tos) = (None, 0);
@@ -41,7 +41,7 @@ impl Control {
         (segment, tos)
     }
 
-    /// What the kernel tells in the first `len` bytes of the address that a message came to, where it was
+    /// Reads the address that a message came to from the first `len` bytes. The kernel tells it where it was
     /// asked to (ip(7), RFC 3542 section 6.1).
     pub(super) fn destination(&self, len: usize) -> Option<IpAddr> {
         let mut destination = None;

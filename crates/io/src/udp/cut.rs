@@ -12,7 +12,7 @@ impl UdpSocket {
     /// it, into pieces that every link takes, over IPv4 here or on the way. Runs it still refuses.
     ///
     /// # Errors
-    /// What the kernel refused.
+    /// The kernel refused an option.
     pub fn allow_fragments(&self) -> io::Result<()> {
         if self.ipv6 {
             self.set(libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER, libc::IPV6_PMTUDISC_DONT)?;
@@ -22,11 +22,10 @@ impl UdpSocket {
         self.set(libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_DONT)
     }
 
-    /// What is cut over IPv6 is cut into pieces of so many bytes at most; nothing is changed on a socket for
-    /// IPv4 alone.
+    /// Limits fragments over IPv6 to so many bytes; a socket for IPv4 alone is not changed.
     ///
     /// # Errors
-    /// Less than [`IPV6_MTU_MIN`], or what the kernel refused.
+    /// `mtu` is less than [`IPV6_MTU_MIN`], or the kernel refused the option.
     fn cut_ipv6_to(&self, mtu: u16) -> io::Result<()> {
         match self.ipv6 {
             true => self.set(libc::IPPROTO_IPV6, libc::IPV6_MTU, mtu.into()),

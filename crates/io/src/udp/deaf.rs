@@ -7,11 +7,11 @@ use std::os::fd::AsRawFd;
 use super::UdpSocket;
 
 impl UdpSocket {
-    /// From now on nothing comes in: the kernel drops what is sent to the port, where it would otherwise
-    /// keep it until somebody reads.
+    /// From now on nothing comes in: the kernel drops datagrams to the port, which it would otherwise keep
+    /// until a reader takes them.
     ///
     /// # Errors
-    /// What the kernel refused.
+    /// The kernel refused the filter.
     pub fn receive_nothing(&self) -> io::Result<()> {
         // Bytes of each datagram that are kept.
         let mut program =
