@@ -10,7 +10,7 @@ use weft_crypto::Cipher;
 use weft_kernel::engine::SwitchKind;
 use zeroize::Zeroizing;
 
-/// Where the configuration file is looked for.
+/// The default path of the configuration file.
 pub const DEFAULT_CONFIG: &str = "/etc/weft/weft.toml";
 /// Runtime directory: API socket and lock.
 pub const DEFAULT_RUNTIME_DIR: &str = "/run/weft";
@@ -178,7 +178,7 @@ pub enum SwitchChoice {
 }
 
 impl SwitchChoice {
-    /// What is asked for.
+    /// The kind of switch to use.
     #[must_use]
     pub const fn kind(self) -> SwitchKind {
         match self {
@@ -203,14 +203,14 @@ pub enum PortChoice {
     Direct,
 }
 
-/// What the daemon runs with.
+/// The daemon's settings.
 #[derive(Clone)]
 pub struct Settings {
-    /// As the user gave them.
+    /// Hosts to connect to, as the user gave them.
     pub hosts: Vec<String>,
     /// The network's password.
     pub password: Option<Zeroizing<String>>,
-    /// A one-time token with which to join.
+    /// A one-time join token.
     pub token: Option<Zeroizing<String>>,
     /// Nickname.
     pub nickname: String,
@@ -222,17 +222,17 @@ pub struct Settings {
     pub data_port: u16,
     /// Which engines may be used.
     pub engine: EngineChoice,
-    /// Which wire formats it offers its peers.
+    /// The wire formats offered to peers.
     pub format: FormatChoice,
     /// Threads of the vector engine.
     pub workers: usize,
-    /// Helpers of each; `None`: as many as help.
+    /// Helpers of each worker; `None`: as many as help.
     pub helpers: Option<usize>,
-    /// Whether each worker keeps to one processor.
+    /// Whether each worker is pinned to one processor.
     pub pin_workers: bool,
-    /// How long a worker stays awake with nothing to do; `None`: while it pays.
+    /// How long an idle worker keeps polling; `None`: while it pays.
     pub busy_poll: Option<Duration>,
-    /// Which switch is wanted.
+    /// The switch to use.
     pub switch: SwitchChoice,
     /// How containers are plugged in.
     pub port_mode: PortChoice,
@@ -244,15 +244,15 @@ pub struct Settings {
     pub range6: Option<Ipv6Net>,
     /// MTU of containers, if set.
     pub mtu: Option<u16>,
-    /// Whether the DSCP of the packets inside goes to the outer header.
+    /// Whether the DSCP of inner packets is copied to the outer header.
     pub copy_dscp: bool,
-    /// Whether the vector engine moves super-packets where the kernel has them.
+    /// Whether the vector engine uses super-packets where the kernel supports them.
     pub offloads: bool,
     /// AEADs in order of preference.
     pub ciphers: Vec<Cipher>,
     /// Age at which SAs are replaced.
     pub rekey_after: Duration,
-    /// Whether hosts that others tell of are dialled.
+    /// Whether to dial hosts that other hosts announce.
     pub discovery: bool,
     /// State directory.
     pub state_dir: PathBuf,
@@ -260,17 +260,17 @@ pub struct Settings {
     pub runtime_dir: PathBuf,
 }
 
-/// The configuration is wrong.
+/// The configuration is invalid.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// A named file cannot be read.
     #[error("cannot read {what} {path}: {error}")]
     Unreadable {
-        /// What kind of file.
+        /// The kind of file.
         what: &'static str,
-        /// Which.
+        /// The file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         error: std::io::Error,
     },
     /// The file with the password or token is empty.
@@ -278,15 +278,15 @@ pub enum ConfigError {
     EmptySecret {
         /// Password or token.
         what: &'static str,
-        /// Which file.
+        /// The file.
         path: PathBuf,
     },
     /// The configuration file has an error.
     #[error("{path}: {error}")]
     Malformed {
-        /// Which file.
+        /// The file.
         path: PathBuf,
-        /// Where and what.
+        /// The position and the error.
         error: Box<toml::de::Error>,
     },
     /// The address range is too small for two hosts.
@@ -298,18 +298,18 @@ pub enum ConfigError {
     /// Both ports are the same.
     #[error("--port and --data-port are both {0}; links and data need a port each")]
     PortsEqual(u16),
-    /// Only the kernel's device was asked for, and an address that it cannot keep to.
+    /// Only the kernel's device was requested, with an address that it cannot bind to.
     #[error(
         "--host {0} cannot be kept by the kernel's ovpn device: leave --host out, or take --format esp or another --engine"
     )]
     HostAndDevice(IpAddr),
-    /// No worker at all, or more than the engine can have.
+    /// No worker at all, or more than the engine allows.
     #[error("workers is {0}; the vector engine can have 1 to {max}", max = weft_engine::WORKERS_MAX)]
     Workers(usize),
-    /// More helpers than a worker can have.
+    /// More helpers than a worker allows.
     #[error("helpers is {0}; a worker can have 0 to {max}", max = weft_engine::HELPERS_MAX)]
     Helpers(usize),
-    /// A worker would be awake for ever.
+    /// A worker would never sleep.
     #[error("busy-poll is {0} microseconds; at most {BUSY_POLL_MAX_US} are allowed")]
     BusyPoll(u128),
 }
@@ -366,7 +366,7 @@ impl LaunchOptions {
         settings.check()
     }
 
-    /// Takes what is not set from `file`.
+    /// Fills unset options from `file`.
     fn fill_from(&mut self, file: Self) {
         fn fill<T>(mine: &mut Option<T>, theirs: Option<T>) {
             if mine.is_none() {
@@ -420,7 +420,7 @@ impl Settings {
         if let Some(host) = self.host.filter(|_| by_device) {
             return Err(ConfigError::HostAndDevice(host));
         }
-        // A flag was judged by the command line already; the file was not.
+        // The command line has already validated flags; values from the file need the check.
         if !(1..=weft_engine::WORKERS_MAX).contains(&self.workers) {
             return Err(ConfigError::Workers(self.workers));
         }
@@ -448,7 +448,7 @@ pub fn read_secret(what: &'static str, path: &Path) -> Result<Zeroizing<String>,
     }
 }
 
-/// A file that the user names must exist; the default one need not.
+/// A file that the user names must exist; the default one may be missing.
 fn read_config(path: Option<&Path>) -> Result<LaunchOptions, ConfigError> {
     let named = path.is_some();
     let path = path.unwrap_or(Path::new(DEFAULT_CONFIG));
@@ -464,7 +464,7 @@ fn read_config(path: Option<&Path>) -> Result<LaunchOptions, ConfigError> {
         .map_err(|error| ConfigError::Malformed { path: path.into(), error: Box::new(error) })
 }
 
-/// The daemon leaves the working directory that a relative path means.
+/// Makes a path absolute, since the daemon leaves its working directory.
 fn absolute(path: &Path) -> PathBuf {
     std::path::absolute(path).unwrap_or_else(|_| path.into())
 }
@@ -487,14 +487,14 @@ fn host_name() -> String {
 }
 
 const CIPHERS: [Cipher; 2] = [Cipher::Aes256Gcm, Cipher::ChaCha20Poly1305];
-/// Addresses of containers, where nobody says otherwise.
+/// The default address range of containers.
 pub const DEFAULT_RANGE: Ipv4Net = Ipv4Net::new_assert(std::net::Ipv4Addr::new(10, 32, 0, 0), 12);
 const LINK_PORT: u16 = 6783;
 const DATA_PORT: u16 = 6784;
-/// Three quarters of an SA's hour.
+/// Three quarters of an SA's lifetime of one hour.
 const REKEY_S: u64 = 2_700;
 const RANGE_PREFIX_MAX: u8 = 29;
-/// IPv6 needs 1280 inside (RFC 8200 section 5).
+/// IPv6 requires 1280 inside (RFC 8200 section 5).
 const MTU_MIN: u16 = 1_280;
 const MTU_MAX: u16 = 65_000;
 const BUSY_POLL_MAX_US: i64 = weft_engine::BUSY_POLL_MAX.as_micros() as i64;

@@ -1,4 +1,4 @@
-//! Why the daemon cannot start or go on.
+//! Reasons why the daemon cannot start or go on.
 
 use std::io;
 use std::path::PathBuf;
@@ -16,14 +16,15 @@ pub enum StartError {
         "a weft daemon is running here already (it holds {0}); see weft status, or end it with weft stop"
     )]
     AlreadyRunning(PathBuf),
-    /// The API socket cannot be made, or is another program's (configuration or the machine).
+    /// The API socket cannot be created, or belongs to another program (configuration or the
+    /// machine).
     #[error(
         "cannot serve the API at {path}: {error}; end or remove what is there, or choose another directory with --runtime-dir"
     )]
     Api {
         /// The socket.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         error: io::Error,
     },
     /// The vector engine cannot start (the kernel).
@@ -38,7 +39,7 @@ pub enum StartError {
     /// The saved ranges do not fit the configuration (configuration).
     #[error(transparent)]
     Mesh(#[from] weft_mesh::MeshError),
-    /// Nothing to prove to the other host (configuration).
+    /// The host has no credential for joining (configuration).
     #[error(
         "to join, weft launch needs a password (--password-file FILE, WEFT_PASSWORD) or a token (--token-file FILE, WEFT_TOKEN); on a host of the network, weft token prints one"
     )]
@@ -61,9 +62,9 @@ pub enum StartError {
     PortInUse {
         /// The port.
         port: u16,
-        /// What it is for.
+        /// The purpose of the port.
         what: &'static str,
-        /// How to choose another.
+        /// The flag that chooses another port.
         flag: &'static str,
     },
     /// The tokio runtime cannot start (the machine).
@@ -75,7 +76,7 @@ pub enum StartError {
 }
 
 impl StartError {
-    /// The refusal that the CLI prints and takes its exit code from.
+    /// The error that the CLI prints and takes its exit code from.
     pub fn into_api_error(self) -> ApiError {
         let kind = match &self {
             Self::AlreadyRunning(_)

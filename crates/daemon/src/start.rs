@@ -51,11 +51,10 @@ pub const SWITCH: &str = "weft";
 /// The vector engine's port on it.
 pub(crate) const TAP: &str = "weft-tap";
 
-/// Runs the daemon until it is told to stop by the API, SIGTERM or SIGINT. `ready` is called once
-/// it answers requests.
+/// Runs the daemon until the API, SIGTERM or SIGINT stops it. Calls `ready` once it answers requests.
 ///
 /// # Errors
-/// See [`StartError`]: nothing runs then.
+/// See [`StartError`]; in that case nothing keeps running.
 pub fn run(settings: Settings, ready: impl FnOnce(&Invitation)) -> Result<(), StartError> {
     crate::check_host(&settings)?;
     weft_kernel::open_settings();
@@ -65,8 +64,8 @@ pub fn run(settings: Settings, ready: impl FnOnce(&Invitation)) -> Result<(), St
         builder.worker_threads(RUNTIME_THREADS).thread_name(name).enable_all();
         builder.build().map_err(StartError::Runtime)
     };
-    // The kernel holds up a thread whose request waits for the lock of its configuration. The core, links and the API
-    // have threads that ask it for nothing.
+    // The kernel blocks a thread whose request waits for the lock of its configuration. The core, links and the
+    // API run on threads that send it no such requests.
     let (core, services) = (runtime("weft-control")?, runtime("weft-services")?);
     let result = core.block_on(run_async(settings, services.handle().clone(), ready));
     core.shutdown_timeout(Duration::from_millis(SHUTDOWN_TIMEOUT_MS));
@@ -97,13 +96,13 @@ async fn run_async(
     Ok(())
 }
 
-/// What works beside the core.
+/// Starts the services beside the core.
 fn start_services(daemon: &Arc<Daemon>, kernel: &Kernel, engine: &KernelEngine) -> Supervisor {
     use crate::services::attach::{bypass, kept, shortcuts};
     let mut all = Supervisor::new(daemon.services.clone(), daemon.health.clone());
     let (daemon, kernel) = (Arc::clone(daemon), kernel.clone());
     let attachments = Arc::clone(&daemon.attachments);
-    // Gives each run of a service what it works on.
+    // Clones the parts that each run of a service needs.
     macro_rules! start {
         ($name:literal, [$($part:ident),*], $service:expr) => {{
             $(let $part = $part.clone();)*
@@ -138,8 +137,8 @@ fn start_services(daemon: &Arc<Daemon>, kernel: &Kernel, engine: &KernelEngine) 
     all
 }
 
-/// A host that was on the network before has containers in the range: whatever routes have come since, it
-/// comes back, and warns of them.
+/// Checks the range against the host's routes. A host that was on the network before already has containers in
+/// it: it starts despite newer routes, and warns of them.
 async fn check_range(settings: &Settings, kernel: &Kernel) -> Result<(), StartError> {
     if settings.state_dir.join(crate::core::saving::MESH_FILE).exists() {
         return Ok(());
@@ -147,7 +146,7 @@ async fn check_range(settings: &Settings, kernel: &Kernel) -> Result<(), StartEr
     Ok(kernel.check_range(IpNet::V4(settings.range)).await?)
 }
 
-/// The file of the API's socket, which goes with this.
+/// The file of the API's socket, removed on drop.
 struct SocketFile(PathBuf);
 
 impl Drop for SocketFile {
@@ -156,7 +155,7 @@ impl Drop for SocketFile {
     }
 }
 
-/// Binds the API's socket. What an earlier run left there is replaced, what somebody answers at is not.
+/// Binds the API's socket. Replaces a leftover of an earlier run, but not a socket that a program listens on.
 fn listen(runtime_dir: &Path) -> Result<(ApiListener, SocketFile), StartError> {
     let path = weft_api::socket_path(runtime_dir);
     let listened = match is_answered(&path) {
@@ -169,7 +168,7 @@ fn listen(runtime_dir: &Path) -> Result<(ApiListener, SocketFile), StartError> {
     }
 }
 
-/// Whether a program listens at a socket; one that is too busy to answer does.
+/// Whether a program listens on a socket, even one that is too busy to answer.
 fn is_answered(path: &Path) -> bool {
     let (family, kind, flags) =
         (AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK);
@@ -180,8 +179,7 @@ fn is_answered(path: &Path) -> bool {
     matches!(connected, Ok(()) | Err(Errno::AGAIN))
 }
 
-/// All that a launch can be refused for while there is no device yet, so that one that is refused
-/// leaves none behind.
+/// Everything that can make a launch fail before any device exists, so that a failed launch leaves none behind.
 struct Prepared {
     store: Store,
     notes: Notes,
@@ -217,8 +215,7 @@ async fn prepare(settings: &Settings, kernel: &Kernel) -> Result<Prepared, Start
     Ok(Prepared { store, notes, local, link_mtu, mtu, saved, mesh, targets, links, link_events })
 }
 
-/// Starts the engines and what works on them: the control loop, which ends when it is told to stop, and
-/// what answers requests.
+/// Starts the engines, the control loop, which ends when told to stop, and the state for answering requests.
 async fn start(
     settings: Settings,
     services: Handle,
@@ -306,13 +303,13 @@ async fn serve(
     daemon.attachments.rest();
 }
 
-/// Both engines as they run.
+/// Both engines, running.
 struct Started {
     engines: Engines,
     kernel_engine: KernelEngine,
     ports: DirectPorts,
     shortcuts: Shortcuts,
-    /// What of the kernel's offloads the vector engine uses.
+    /// The kernel offloads that the vector engine uses.
     offloads: BTreeMap<String, bool>,
     events: Events,
     events_lost: Lost,
@@ -372,7 +369,8 @@ fn offloads(engine: &Engine) -> BTreeMap<String, bool> {
     ])
 }
 
-/// An address in each network that this host reaches without a router; last those of its own containers.
+/// An address in each network that this host reaches without a router; networks of its own containers come
+/// last.
 pub(crate) async fn near(kernel: &Kernel) -> Vec<std::net::IpAddr> {
     let mut routes = kernel.host_routes().await.unwrap_or_default();
     routes.sort_by_key(|route| route.stays_on_host);
@@ -426,14 +424,14 @@ fn engine_config(settings: &Settings, local: PeerId, mtu: u16) -> EngineConfig {
     config
 }
 
-/// Only in builds for tests that read the wire with another program.
+/// The key log, only in builds for tests that read the wire with another program.
 pub(crate) fn keylog() -> Option<PathBuf> {
     let wanted = cfg!(feature = "keylog").then(|| std::env::var_os("WEFT_SA_KEYLOG"));
     wanted.flatten().map(PathBuf::from)
 }
 
-/// How many segments of a container's super-packet fill one run of datagrams, so that a super-packet
-/// is one run and no stub follows it.
+/// Segments of a container's super-packet that fill one GSO batch, so that the super-packet makes one full
+/// batch.
 pub(crate) fn run_segments(mtu: u16) -> u32 {
     let datagram = usize::from(mtu) + DATAGRAM_OVERHEAD_BYTES;
     let segments = weft_io::udp::RUN_BYTES_MAX / datagram;
@@ -454,12 +452,12 @@ fn path_config(settings: &Settings, offers: Offers, link_mtu: u16, mtu: u16) -> 
     }
 }
 
-/// The network's secret: as configured, as learnt at an earlier start, or a new one where this host
-/// founds a network; none where it joins by a token.
+/// The network's secret: the configured one, the one learnt at an earlier start, or a new one if this host
+/// founds a network. `None` if it joins by a token.
 fn secret(settings: &Settings, store: &Store) -> Result<Option<Zeroizing<Vec<u8>>>, StartError> {
     if let Some(password) = &settings.password {
         if let Err(error) = store.save_secret(password.as_bytes()) {
-            // The next launch is given it too, or finds it once it could be saved.
+            // The next launch gets it again, or finds it once it could be saved.
             let _ = store.save_secret_or_later(password.as_bytes());
             tracing::warn!(%error, "the password is not saved; it is tried again");
         }
@@ -495,13 +493,13 @@ fn link_config(
     Ok(config)
 }
 
-/// The hosts to dial: as configured, else those of the last start.
+/// The hosts to dial: the configured ones, else those of the last start.
 fn targets(settings: &Settings, store: &Store) -> Result<Vec<Target>, StartError> {
     let known = store.load::<Vec<String>>(crate::http::requests::TARGETS_FILE)?.unwrap_or_default();
     let texts = if settings.hosts.is_empty() {
         known
     } else {
-        // What stands there already needs no room.
+        // The same list needs no write, and so no space.
         if known != settings.hosts {
             store.save_or_later(crate::http::requests::TARGETS_FILE, &settings.hosts);
         }
@@ -510,7 +508,7 @@ fn targets(settings: &Settings, store: &Store) -> Result<Vec<Target>, StartError
     Ok(texts.iter().map(|text| text.parse()).collect::<Result<_, _>>()?)
 }
 
-/// Writes what could not be written, once it can be.
+/// Repeats failed writes until they succeed.
 async fn keep_saving(daemon: Arc<Daemon>, pulse: Pulse) {
     match daemon.store.keep_trying(&pulse).await {}
 }
@@ -579,7 +577,7 @@ async fn watch_routes(daemon: Arc<Daemon>, kernel: Kernel, pulse: Pulse) {
     }
 }
 
-/// Keeps Docker's firewall from judging the switch's frames, where br_netfilter hands them to it.
+/// Keeps Docker's firewall from filtering the switch's frames if br_netfilter passes them to it.
 async fn keep_forward_rule(kernel: Kernel, switch: SwitchKind, pulse: Pulse) {
     if switch != SwitchKind::Bridge {
         return;
@@ -637,13 +635,13 @@ async fn stop_on_signal(stop: Arc<watch::Sender<bool>>, pulse: Pulse) {
 
 pub(crate) const IDENTITY_FILE: &str = "identity.pem";
 const RUNTIME_THREADS: usize = 2;
-/// Shortest pause between two looks at the host's routes, which may be a million, in milliseconds.
+/// Shortest pause between two checks of the host's routes, which may be a million, in milliseconds.
 const ROUTES_LOOK_MS: u64 = 5_000;
 const SHUTDOWN_TIMEOUT_MS: u64 = 2_000;
 const REQUESTS_QUEUED_MAX: usize = 1_024;
-/// Pause after the accept rule for bridged frames could not be looked after.
+/// Pause after the accept rule for bridged frames could not be maintained.
 const FORWARD_RULE_RETRY_MS: u64 = 10_000;
-/// UDP payload of a full segment less its inner IP packet: ESP in UDP without outer IP and UDP headers.
+/// Overhead in a datagram of one full segment: ESP in UDP without the outer IP and UDP headers.
 const DATAGRAM_OVERHEAD_BYTES: usize = weft_packet::esp::packet_len(weft_packet::ethernet::LEN);
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ pub fn format(time: SystemTime) -> String {
     humantime::format_rfc3339_seconds(time).to_string()
 }
 
-/// Reads what [`format`] wrote.
+/// Parses the output of [`format`].
 pub fn parse(text: &str) -> Option<SystemTime> {
     humantime::parse_rfc3339(text).ok()
 }

@@ -1,9 +1,9 @@
-//! The control loop: every input is handled to its end before the next, so that what the mesh, the
-//! paths, the engine and the kernel are told never crosses.
+//! The control loop. It handles every input completely before the next, so the mesh, the paths, the engines and
+//! the kernel never get conflicting instructions.
 //!
-//! Order within one round: the mesh's outputs (what must be durable is written before anything that
-//! follows from it), then commands for the engines, then messages for peers. The loop awaits its inputs
-//! alone: the kernel engine and the disk tell by an input what they have done.
+//! Order within one round: first the mesh's outputs (state is written before anything that depends on it), then
+//! commands for the engines, then messages for peers. The loop awaits only its inputs: the kernel engine and
+//! the disk report completions as inputs.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr, UdpSocket};
@@ -32,10 +32,10 @@ use crate::upkeep::store::Store;
 /// The network that containers are on: one per mesh today.
 pub(crate) const VNI: Vni = Vni(1);
 
-/// The pause between two looks at the addresses that links go between, in milliseconds.
+/// The interval between two checks of the addresses of the links, in milliseconds.
 const ADDRESSES_LOOK_MS: u64 = 2_000;
 
-/// What travels over a link once it is up.
+/// A message on a link that is up.
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 enum ControlMessage {
@@ -43,65 +43,65 @@ enum ControlMessage {
     Path(weft_path::Message),
 }
 
-/// What attachments and the API ask of the control loop.
+/// A request to the control loop from attachments or the API.
 pub(crate) enum Request {
-    /// Addresses for a container: an explicit one, or the next free.
+    /// Allocates addresses for a container: an explicit one, or the next free.
     Addresses {
         owner: String,
         explicit: Option<IpNet>,
         reply: oneshot::Sender<Result<Vec<IpNet>, AddressError>>,
     },
-    /// Gives a container's addresses back: these, or all.
+    /// Returns a container's addresses: these, or all.
     Release { owner: String, addresses: Option<Vec<IpNet>> },
-    /// A container is plugged in: tell the others.
+    /// A container is plugged in: announces it to the other hosts.
     Announce { attachment: Box<Attachment> },
-    /// A container is gone: tell the others.
+    /// A container is gone: withdraws it from the other hosts.
     Withdraw { mac: weft_mesh::Mac },
     /// The user named other targets.
     TargetsChanged,
-    /// Hosts of this name, address or key that are gone are to be forgotten: which were, and whether a linked one is
-    /// meant too.
+    /// Forgets departed hosts of this name, address or key. Replies with their ids, and whether a linked host
+    /// matches too.
     Forget { text: String, reply: oneshot::Sender<(Vec<PeerId>, bool)> },
-    /// After a start: addresses of all other owners come back.
+    /// After a start: releases the addresses of all other owners.
     KeepOnly { owners: BTreeSet<String> },
-    /// The host's link carries packets of this size now, in bytes.
+    /// The MTU of the host's link has changed, in bytes.
     LinkMtu { link_mtu: u16 },
-    /// The vector engine is to have so many workers; `None`: says how many it has.
+    /// Sets the number of workers of the vector engine; `None` only asks for it.
     Workers { wanted: Option<usize>, reply: oneshot::Sender<Result<Workers, ApiError>> },
-    /// A picture of everything, for status.
+    /// A snapshot of the whole state, for status.
     Snapshot { reply: oneshot::Sender<Snapshot> },
-    /// What the engines have counted, for rates.
+    /// Counters of the engines, for rates.
     Traffic { reply: oneshot::Sender<Readings> },
 }
 
-/// What rates are made of.
+/// Counter values for computing rates.
 pub(crate) struct Readings {
     pub(crate) counters: weft_engine::Counters,
     /// Workers of the vector engine now.
     pub(crate) workers: usize,
     pub(crate) kernel: Vec<(PeerId, weft_kernel::engine::PeerTraffic)>,
-    /// Which engine carries a peer's frames.
+    /// The engine that carries each peer's frames.
     pub(crate) engines: BTreeMap<PeerId, EngineKind>,
 }
 
-/// What status is made of.
+/// The state that status is built from.
 pub(crate) struct Snapshot {
     pub(crate) peers: Vec<weft_mesh::PeerStatus>,
     pub(crate) ipam: weft_mesh::IpamStatus,
     pub(crate) paths: Vec<weft_path::PathStatus>,
-    /// Where peers have dialled, if the routing table would send from another address.
+    /// Addresses that peers have dialled, where the routing table would send from another one.
     pub(crate) sources: BTreeMap<PeerId, IpAddr>,
     pub(crate) counters: weft_engine::Counters,
     /// Workers of the vector engine now.
     pub(crate) workers: usize,
     pub(crate) kernel: weft_kernel::engine::KernelCounters,
     pub(crate) support: weft_kernel::engine::Support,
-    /// How long the kernel engine has been at what it does now.
+    /// How long the kernel engine has been busy with its current commands.
     pub(crate) kernel_busy: Option<Duration>,
     pub(crate) lost: Vec<LostLink>,
 }
 
-/// Who waits for an address.
+/// A caller that waits for an address.
 pub(crate) struct Waiting {
     owner: String,
     reply: oneshot::Sender<Result<Vec<IpNet>, AddressError>>,
@@ -128,13 +128,13 @@ pub(crate) struct Control {
     pub(crate) settings: Settings,
     pub(crate) waiting: BTreeMap<weft_mesh::Ticket, Waiting>,
     pub(crate) local: PeerId,
-    /// Whom the user named.
+    /// The targets that the user named.
     pub(crate) targets: Arc<Targets>,
-    /// What the mesh was told of them.
+    /// The targets last passed to the mesh.
     pub(crate) told_targets: Vec<weft_mesh::Target>,
     /// Links that are up: nickname and address.
     pub(crate) seen: BTreeMap<PeerId, (String, SocketAddr)>,
-    /// Where a peer has dialled, if the routing table would send from another address.
+    /// The address each peer has dialled, where the routing table would send from another one.
     pub(crate) sources: BTreeMap<PeerId, IpAddr>,
     /// Links that ended, until they are up again.
     pub(crate) lost: BTreeMap<PeerId, LostLink>,
@@ -217,7 +217,7 @@ impl Control {
                 self.mesh.handle_same_identity(now, &reason);
             }
             weft_link::Event::SecretLearned { secret } => self.keep_secret(&secret),
-            // Logged where they were found.
+            // These were logged where they occurred.
             weft_link::Event::Refused { .. } | weft_link::Event::TargetChanged { .. } => {}
         }
     }
@@ -246,7 +246,7 @@ impl Control {
         let remote = remote.ip().to_canonical();
         let (local, source) = self.own_address(peer, remote, renewal);
         self.set_source(peer, source);
-        // What was to go over the link before this one is said again, or is void.
+        // Messages for the previous link are repeated on this one, or are void.
         self.engines.forget_messages(peer);
         let dialled = direction == weft_link::Direction::Outbound;
         self.paths.handle_link_up(Instant::now(), peer, session, local, remote, dialled);
@@ -258,7 +258,7 @@ impl Control {
         for (peer, remote) in self.links.remotes() {
             let address = remote.ip().to_canonical();
             let (local, source) = self.own_address(peer, address, true);
-            // Without a route for a moment, the old one is as good.
+            // Without a route for a moment, the old address stays in use.
             if local.is_some() {
                 self.set_source(peer, source);
                 self.paths.handle_addresses(now, peer, local, address);
@@ -270,8 +270,9 @@ impl Control {
         }
     }
 
-    /// This host's address on the link with a peer, and that address once more where the peer has dialled another
-    /// one than the routing table would send from. A link that goes on may have been renewed by this host.
+    /// Returns this host's address on the link with a peer. The second value repeats it where the peer dialled
+    /// another address than the routing table would send from. This host may have renewed a link that
+    /// continues.
     fn own_address(
         &self,
         peer: PeerId,
@@ -356,7 +357,7 @@ impl Control {
                     counters: self.engines.vector().counters(),
                     workers: self.engines.vector().workers(),
                 };
-                // Nothing else waits for what the kernel takes its time to count.
+                // Only this request waits for the kernel's counters.
                 tokio::spawn(async move {
                     let _ = reply.send(Readings { kernel: engine.traffic().await, ..readings });
                 });
@@ -392,7 +393,7 @@ impl Control {
         [self.mesh.poll_timeout(), self.paths.poll_timeout()].into_iter().flatten().min()
     }
 
-    /// Tells the mesh whom the user named and who answered there, when that has changed.
+    /// Tells the mesh which targets the user named and which peers answered there, when that has changed.
     fn tell_targets(&mut self) {
         let links = self.links.status();
         let answered = |name: &str| {
@@ -415,7 +416,7 @@ impl Control {
         }
     }
 
-    /// Notes why a link ended, for status; the first reason stands until the next link is up.
+    /// Records why a link ended, for status; the first reason stands until the next link is up.
     fn lost(&mut self, peer: PeerId, reason: &str) {
         let Some((nickname, remote)) = self.seen.remove(&peer) else { return };
         if self.lost.len() >= LOST_LINKS_MAX
@@ -429,8 +430,8 @@ impl Control {
         self.lost.insert(peer, lost);
     }
 
-    /// Forgets the hosts of this name, address or key that are not linked; gives their ids, and whether a linked one
-    /// is meant too.
+    /// Forgets the hosts of this name, address or key that are not linked. Returns their ids, and whether a
+    /// linked host matches too.
     fn forget(&mut self, text: &str) -> (Vec<PeerId>, bool) {
         let target = text.parse::<weft_link::Target>().ok();
         let key = text.parse::<weft_link::KeyHash>().ok();
@@ -456,7 +457,7 @@ impl Control {
         (gone, linked)
     }
 
-    /// Carries out all that the last input led to.
+    /// Carries out everything that follows from the last input.
     fn settle(&mut self) {
         while let Some((peer, message)) = self.engines.release() {
             self.send(peer, &ControlMessage::Path(message));
@@ -485,7 +486,7 @@ impl Control {
         self.engines.flush();
     }
 
-    /// The mesh's next output; none while its state is being saved, which later ones may rely on.
+    /// The mesh's next output. `None` while its state is being saved, since later outputs may rely on it.
     fn next_output(&mut self) -> Option<Output> {
         if self.saving.is_under_way() { None } else { self.mesh.poll_output() }
     }
@@ -493,14 +494,14 @@ impl Control {
     fn handle_engines_change(&mut self, change: EnginesChange) {
         match change {
             EnginesChange::Support => self.offer_again(),
-            // What was held back goes when the loop settles.
+            // Held messages go out when the loop settles.
             EnginesChange::CarriedOut => {}
         }
     }
 
-    /// Changes how many workers the vector engine has, where that is wanted. Peers are offered a lane
-    /// for each worker more, and keep the lanes of those that are gone, which the others serve: taking
-    /// a lane back would cost what is on its way.
+    /// Changes the number of workers of the vector engine, if requested. Peers are offered a lane for each
+    /// added worker. The lanes of removed workers stay, served by the others: withdrawing a lane would lose
+    /// packets on their way.
     fn workers(&mut self, wanted: Option<usize>) -> Result<Workers, ApiError> {
         if let Some(wanted) = wanted {
             if !(1..=weft_engine::WORKERS_MAX).contains(&wanted) {
@@ -548,7 +549,7 @@ impl Control {
             }
             Output::Answer { ticket, result } => {
                 if let Some(Waiting { owner, reply }) = self.waiting.remove(&ticket) {
-                    // Nobody waits any more: the attach was given up, and its address comes back.
+                    // The caller gave up the attach, so its address is released.
                     if let Err(Ok(given)) = reply.send(result) {
                         self.mesh.release_some(Instant::now(), &owner, &given);
                     }
@@ -568,7 +569,7 @@ impl Control {
         }
     }
 
-    /// What is not durable is not acted on: the mesh keeps back what would follow from it.
+    /// Reports the result of a save. The mesh holds back all outputs that depend on unsaved state.
     fn handle_saved(&mut self, (generation, saved): (u64, Result<(), String>)) {
         match (&saved, self.mesh.save_failure()) {
             (Err(error), None) => {
@@ -628,7 +629,7 @@ impl Control {
     fn send(&self, peer: PeerId, message: &ControlMessage) {
         match serde_json::to_vec(message) {
             Ok(bytes) => {
-                // A link that went down meanwhile reports itself, and all is said again on the next.
+                // A link that went down meanwhile reports itself, and everything is repeated on the next.
                 let _ = self.links.send(peer, bytes);
             }
             Err(error) => tracing::error!(%error, "a message cannot be written"),
@@ -636,12 +637,12 @@ impl Control {
     }
 }
 
-/// Whether this host has the address still.
+/// Whether this host still has the address.
 fn is_here(address: IpAddr) -> bool {
     UdpSocket::bind((address, 0)).is_ok()
 }
 
-/// Waits for the order to stop, or for the end of those who could give it.
+/// Waits for the order to stop, or for its senders to end.
 async fn stopped(stop: &mut watch::Receiver<bool>) {
     let _ = stop.wait_for(|stopped| *stopped).await;
 }
@@ -653,5 +654,5 @@ pub(crate) async fn sleep_until(moment: Option<Instant>) {
     }
 }
 
-/// Ended links that are remembered for status.
+/// Ended links remembered for status.
 const LOST_LINKS_MAX: usize = 64;

@@ -1,4 +1,4 @@
-//! Both engines behind the engine API: which command goes to which, and in which order a peer moves from
+//! Both engines behind the engine API: routes commands to them, and orders the steps when a peer moves from
 //! one to the other.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -22,7 +22,7 @@ pub(crate) struct Engines {
     vector: Arc<Engine>,
     kernel: KernelQueue<KernelEngine>,
     support: watch::Receiver<Support>,
-    /// What the engines report.
+    /// Receives the engines' events.
     events: Reporter,
     /// Paths that the kernel engine sends on, and its inbound SAs, with their peers.
     kernel_paths: BTreeMap<PathId, PeerId>,
@@ -31,18 +31,18 @@ pub(crate) struct Engines {
     vector_paths: BTreeMap<PathId, PeerId>,
     /// Peers to which the vector engine sends broadcast frames.
     broadcast: BTreeSet<PeerId>,
-    /// Where direct ports and shortcuts send past the switch.
+    /// Peers' MACs for direct ports and shortcuts, which bypass the switch.
     macs: RemoteMacs,
-    /// It was told that the kernel engine does not get on.
+    /// Whether it was reported that the kernel engine is stuck.
     stuck: bool,
 }
 
-/// What [`Engines::changed`] has seen.
+/// The result of [`Engines::changed`].
 #[derive(Clone, Copy)]
 pub(crate) enum EnginesChange {
     /// The kernel engine can do more or less than before.
     Support,
-    /// It has carried out what it was given: [`Engines::release`].
+    /// The kernel engine has carried out its batch: call [`Engines::release`].
     CarriedOut,
 }
 
@@ -78,7 +78,7 @@ impl Engines {
         }
     }
 
-    /// What this host offers its peers now, and why not the rest.
+    /// The offers of this host to its peers now, and reasons for the missing ones.
     pub(crate) fn offers(&mut self, settings: &Settings) -> Offers {
         offers(settings, &self.support.borrow_and_update())
     }
@@ -91,12 +91,12 @@ impl Engines {
         self.kernel.engine()
     }
 
-    /// How long the kernel engine has been at the commands that it was given last.
+    /// How long the kernel engine has been busy with its last batch.
     pub(crate) fn kernel_busy(&self) -> Option<Duration> {
         self.kernel.busy()
     }
 
-    /// Gives a command to the engines that it concerns. Those of the kernel engine wait for [`Self::flush`].
+    /// Passes a command to the engines it concerns. Commands for the kernel engine wait for [`Self::flush`].
     pub(crate) fn command(&mut self, command: EngineCommand) {
         match command {
             EngineCommand::InstallInbound { engine: EngineKind::Kernel, peer, ref sa, .. } => {
@@ -155,12 +155,13 @@ impl Engines {
         }
     }
 
-    /// The kernel engine begins with what it was given, if it is done with what it was given before.
+    /// Starts the next batch of the kernel engine, unless one is under way.
     pub(crate) fn flush(&mut self) {
         self.kernel.start();
     }
 
-    /// A message for a peer, now or by [`Self::release`] once the kernel engine has done what it may rely on.
+    /// Returns a message for a peer if it may go now. Otherwise [`Self::release`] returns it once the kernel
+    /// engine has carried out the commands it may rely on.
     pub(crate) fn hold_message(
         &mut self,
         peer: PeerId,
@@ -172,7 +173,7 @@ impl Engines {
         }
     }
 
-    /// Does what was held back until now, up to the next message that may go.
+    /// Runs held steps whose time has come, up to the next message that may go.
     pub(crate) fn release(&mut self) -> Option<(PeerId, weft_path::Message)> {
         while let Some((peer, step)) = self.kernel.release() {
             match step {
@@ -184,13 +185,13 @@ impl Engines {
         None
     }
 
-    /// Messages that were held back for a peer's link are void.
+    /// Drops the messages held back for a peer's link.
     pub(crate) fn forget_messages(&mut self, peer: PeerId) {
         self.kernel.forget_messages(peer);
     }
 
-    /// Moves a peer. The engine that it goes to is ready before frames are led there, and the other
-    /// one still sends what it has taken.
+    /// Moves a peer. The new engine is ready before it gets frames, and the other one still sends the packets
+    /// it has taken.
     fn bind(&mut self, peer: PeerId, path: Option<PathId>) {
         let command = EngineCommand::BindPath { peer, path };
         let to_kernel = path.is_some_and(|path| self.kernel_paths.contains_key(&path));
@@ -229,7 +230,7 @@ impl Engines {
         self.tell_vector(EngineCommand::RemoveOutbound { path });
     }
 
-    /// A path is installed anew whose removal was held back.
+    /// A path is installed again while its removal is held back.
     fn stay_with_vector_on(&mut self, peer: PeerId, path: PathId) {
         if self.kernel.take_removal(peer, path) {
             self.remove_outbound(path);
@@ -268,13 +269,13 @@ impl Engines {
     }
 }
 
-/// What a host offers its peers, and why not the rest.
+/// The offers of a host to its peers, and reasons for the missing ones.
 pub(crate) struct Offers {
     pub(crate) engines: Vec<EngineOffer>,
     pub(crate) missing: Vec<(EngineKind, Reason)>,
 }
 
-/// The offers that follow from the configuration and from what the kernel can do.
+/// The offers that follow from the configuration and the kernel's abilities.
 pub(crate) fn offers(settings: &Settings, support: &Support) -> Offers {
     let (mut engines, mut missing) = (Vec::new(), Vec::new());
     let (offers, lacking) = kernel_offers(settings, support);
@@ -291,7 +292,7 @@ pub(crate) fn offers(settings: &Settings, support: &Support) -> Offers {
         engines.extend(formats.iter().map(|format| EngineOffer {
             kind: EngineKind::Userspace,
             format: *format,
-            // One port for both: the first word of a packet says which SA it is of.
+            // One port for both: the first word of a packet tells which SA it belongs to.
             port: settings.data_port,
             // A lane for each worker.
             lanes_max: u16::try_from(settings.workers).unwrap_or(u16::MAX),
@@ -302,8 +303,8 @@ pub(crate) fn offers(settings: &Settings, support: &Support) -> Offers {
     Offers { engines, missing }
 }
 
-/// What the kernel engine offers, and what it lacks; without `esp` that is told even where it has
-/// `ovpn`, which a peer may not have.
+/// The offers of the kernel engine, and the reason for a missing one. A missing `esp` is reported even if the
+/// kernel has `ovpn`, since a peer may lack that.
 fn kernel_offers(settings: &Settings, support: &Support) -> (Vec<EngineOffer>, Option<Reason>) {
     let (esp, ovpn, lanes_max) = match support {
         Support::Ready { esp, ovpn, lanes_max } => (esp, ovpn, *lanes_max),
@@ -346,7 +347,7 @@ fn kernel_offers(settings: &Settings, support: &Support) -> (Vec<EngineOffer>, O
     (offers, lacking)
 }
 
-/// Why there is nothing that the kernel could move.
+/// The reason why the kernel engine offers nothing.
 fn why_none(support: &Support) -> Reason {
     match support {
         Support::Ready { .. } => Reason::NotOffered,

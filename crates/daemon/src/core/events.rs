@@ -1,7 +1,7 @@
 //! The queue by which both engines report to the control loop.
 //!
-//! A peer can make an engine report as often as it likes by one thing alone, its probes. So few of one
-//! peer wait at a time, and all peers' together leave room for the rest.
+//! A peer can make an engine report at will only by its probes. So only a few probes of each peer may
+//! wait, and all peers' probes together leave room for other events.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,27 +11,27 @@ use tokio::sync::mpsc;
 use weft_crypto::PeerId;
 use weft_path::EngineEvent;
 
-/// Events that wait at most.
+/// Events that may wait.
 const EVENTS_QUEUED_MAX: usize = 16_384;
-/// Probes of one peer among them.
+/// Probes of one peer that may wait.
 const PROBES_OF_PEER_MAX: u16 = 64;
-/// Places that probes leave to other events.
+/// Queue slots that probes leave to other events.
 const PLACES_FOR_OTHERS: usize = 4_096;
 
-/// Where engines report to.
+/// The sending end, for the engines.
 #[derive(Clone)]
 pub(crate) struct Reporter {
     sender: mpsc::Sender<EngineEvent>,
     waiting: Arc<Waiting>,
 }
 
-/// What they have reported.
+/// The receiving end, for the control loop.
 pub(crate) struct Events {
     receiver: mpsc::Receiver<EngineEvent>,
     waiting: Arc<Waiting>,
 }
 
-/// How much found no place.
+/// Counters of events that found no room.
 #[derive(Clone)]
 pub(crate) struct Lost(Arc<Waiting>);
 
@@ -55,7 +55,7 @@ fn queue_of(places: usize) -> (Reporter, Events, Lost) {
 }
 
 impl Reporter {
-    /// Queues an event. One that finds no place is counted.
+    /// Queues an event, or counts it as lost if there is no room.
     pub(crate) fn report(&self, event: EngineEvent) {
         let prober = prober(&event);
         if let Some(peer) = prober {
@@ -75,7 +75,7 @@ impl Reporter {
 }
 
 impl Events {
-    /// The next one; `None` once nobody reports any more. Nothing is lost where the wait is given up.
+    /// The next event; `None` once all reporters are gone. Cancel safe.
     pub(crate) async fn recv(&mut self) -> Option<EngineEvent> {
         let event = self.receiver.recv().await?;
         if let Some(peer) = prober(&event) {
@@ -91,7 +91,7 @@ impl Lost {
         self.0.lost.load(Ordering::Relaxed)
     }
 
-    /// Probes of which too many of their peer's waited.
+    /// Probes refused because too many of their peer's were waiting.
     pub(crate) fn probes(&self) -> u64 {
         self.0.probes_refused.load(Ordering::Relaxed)
     }
@@ -121,7 +121,7 @@ impl Waiting {
     }
 }
 
-/// Whose probe it is that came in.
+/// The peer whose probe came in.
 const fn prober(event: &EngineEvent) -> Option<PeerId> {
     match event {
         EngineEvent::ProbeReceived { peer, .. } => Some(*peer),
@@ -158,7 +158,7 @@ mod tests {
         assert_eq!((lost.probes(), lost.events()), (100_000 - limit, 0));
         for number in 0..limit {
             assert_eq!(events.recv().await, Some(probe(1, number)));
-            // What was taken makes room for as much.
+            // Each event taken makes room for another.
             reporter.report(probe(1, 1_000_000 + number));
             reporter.report(probe(1, u64::MAX));
         }

@@ -1,5 +1,5 @@
-//! The way to the kernel engine. Commands go in batches, one under way at a time, and the control loop waits for none:
-//! messages and steps that rely on a batch are held until it has been carried out.
+//! The queue to the kernel engine. Commands go in batches, one under way at a time, and the control loop never
+//! waits for one. Messages and steps that rely on a batch are held until it has been carried out.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::future::Future;
@@ -10,11 +10,11 @@ use weft_crypto::PeerId;
 use weft_kernel::engine::KernelEngine;
 use weft_path::{EngineCommand, PathId};
 
-/// Commands that wait for the batch under way; more mean that the kernel engine does not get on.
+/// Commands that may wait for the batch under way; more mean that the kernel engine is stuck.
 const COMMANDS_WAITING_MAX: usize = 16_384;
-/// Probes and keepalives among them. A later one says the same.
+/// Probes and keepalives among them; a later one serves the same purpose.
 const PROBES_WAITING_MAX: usize = 1_024;
-/// Steps held back; a message beyond them is dropped, as on a link that ends.
+/// Steps held back; further messages are dropped, as on a link that ends.
 const STEPS_HELD_MAX: usize = 16_384;
 
 /// Carries out a batch of commands, in order.
@@ -29,25 +29,25 @@ impl CarryOut for KernelEngine {
     }
 }
 
-/// A step that is true only once the peer's commands so far have been carried out.
+/// A step that must wait until the peer's commands so far have been carried out.
 #[derive(Debug, PartialEq)]
 pub(crate) enum Held {
     /// A message to the peer, which may name an SA.
     Message(weft_path::Message),
-    /// The vector engine and the direct ports leave the peer to the kernel engine.
+    /// The vector engine and the direct ports hand the peer over to the kernel engine.
     LeaveVector,
-    /// The vector engine sends on this path no more.
+    /// The vector engine stops sending on this path.
     RemoveOutbound(PathId),
 }
 
-/// What became of a command.
+/// The outcome of queueing a command.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Queued {
     /// It goes with the next batch.
     Yes,
-    /// A probe for which there is no place.
+    /// A probe that found no room.
     ProbeRefused,
-    /// Too many wait: the kernel engine does not get on.
+    /// Too many commands wait: the kernel engine is stuck.
     Stuck,
 }
 
@@ -58,11 +58,11 @@ pub(crate) struct KernelQueue<E> {
     probes_waiting: usize,
     /// The number of the batch that `waiting` becomes.
     next: u64,
-    /// And since when.
+    /// The batch under way, and since when.
     under_way: Option<(Instant, oneshot::Receiver<()>)>,
     /// The last batch with a command of each peer, until it has been carried out.
     last_of: BTreeMap<PeerId, u64>,
-    /// The last one that installs something for the peer, which messages may speak of.
+    /// The last batch that installs something for each peer, which messages may name.
     promised: BTreeMap<PeerId, u64>,
     held: VecDeque<(u64, PeerId, Held)>,
 }
@@ -85,7 +85,7 @@ impl<E: CarryOut> KernelQueue<E> {
         &self.engine
     }
 
-    /// Adds a command, of this peer if it is of one.
+    /// Adds a command, for this peer if it concerns one.
     pub(crate) fn push(&mut self, peer: Option<PeerId>, command: EngineCommand) -> Queued {
         if is_probe(&command) {
             if self.probes_waiting >= PROBES_WAITING_MAX {
@@ -109,7 +109,7 @@ impl<E: CarryOut> KernelQueue<E> {
         Queued::Yes
     }
 
-    /// Hands the next batch over if none is under way.
+    /// Hands over the next batch unless one is under way.
     pub(crate) fn start(&mut self) {
         if self.under_way.is_some() || self.waiting.is_empty() {
             return;
@@ -126,15 +126,15 @@ impl<E: CarryOut> KernelQueue<E> {
         self.under_way = Some((Instant::now(), under_way));
     }
 
-    /// How long the batch under way takes already.
+    /// How long the batch under way has been running.
     pub(crate) fn busy(&self) -> Option<Duration> {
         self.under_way.as_ref().map(|(since, _)| since.elapsed())
     }
 
-    /// Waits until the batch under way has been carried out; for ever if there is none. Cancel safe.
+    /// Waits until the batch under way has been carried out; forever if there is none. Cancel safe.
     pub(crate) async fn batch_done(&mut self) {
         match &mut self.under_way {
-            // An engine that is gone carries out nothing more, and was reported.
+            // If the engine is gone, it carries out nothing more; that was reported.
             Some((_, under_way)) => drop(under_way.await),
             None => std::future::pending().await,
         }
@@ -144,8 +144,8 @@ impl<E: CarryOut> KernelQueue<E> {
         self.promised.retain(|_, last| *last > carried_out);
     }
 
-    /// Holds a step back until the peer's commands so far are carried out; a message, until its installations are.
-    /// Gives it back if they are.
+    /// Holds a step back until the peer's commands so far are carried out. A message waits only for the peer's
+    /// installations. Returns the step if there is nothing to wait for.
     pub(crate) fn hold(&mut self, peer: PeerId, step: Held) -> Option<Held> {
         let last = match step {
             Held::Message(_) => self.promised.get(&peer),
@@ -158,20 +158,20 @@ impl<E: CarryOut> KernelQueue<E> {
         None
     }
 
-    /// The next step that nothing holds back any more.
+    /// The next step that nothing holds back.
     pub(crate) fn release(&mut self) -> Option<(PeerId, Held)> {
         let carried_out = self.next - 1 - u64::from(self.under_way.is_some());
         let index = self.held.iter().position(|(last, ..)| *last <= carried_out)?;
         self.held.remove(index).map(|(_, peer, step)| (peer, step))
     }
 
-    /// Messages to a peer are void: its link has ended, or another took its place.
+    /// Drops the messages held for a peer: its link has ended, or another took its place.
     pub(crate) fn forget_messages(&mut self, peer: PeerId) {
         self.held.retain(|(_, of, step)| *of != peer || !matches!(step, Held::Message(_)));
     }
 
-    /// The peer's frames stay with the vector engine, or come back to it: what was to be done once it had left them.
-    /// Paths that it was to remove are returned.
+    /// The peer's frames stay with the vector engine or return to it. Drops the steps that were to follow their
+    /// departure, and returns the paths that it was to remove.
     pub(crate) fn stay_with_vector(&mut self, peer: PeerId) -> Vec<PathId> {
         let mut removed = Vec::new();
         self.held.retain(|(_, of, step)| match step {
@@ -186,7 +186,7 @@ impl<E: CarryOut> KernelQueue<E> {
         removed
     }
 
-    /// Takes back that the vector engine is to remove a path; whether it was to.
+    /// Cancels the pending removal of a path from the vector engine; returns whether there was one.
     pub(crate) fn take_removal(&mut self, peer: PeerId, path: PathId) -> bool {
         let before = self.held.len();
         let removal = Held::RemoveOutbound(path);
@@ -194,7 +194,7 @@ impl<E: CarryOut> KernelQueue<E> {
         self.held.len() < before
     }
 
-    /// Whether the peer's frames are still on their way to the kernel engine.
+    /// Whether the peer's frames are still moving to the kernel engine.
     pub(crate) fn is_leaving_vector(&self, peer: PeerId) -> bool {
         self.held.iter().any(|(_, of, step)| *of == peer && *step == Held::LeaveVector)
     }
@@ -267,7 +267,7 @@ mod tests {
         assert!(!is_done(&mut queue).await);
         assert_eq!(queue.hold(peer(1), Held::LeaveVector), None);
         assert_eq!(queue.hold(peer(2), Held::LeaveVector), Some(Held::LeaveVector));
-        // Of the next batch.
+        // A command of the next batch.
         let (of, command) = bind(2);
         queue.push(of, command);
         assert_eq!(queue.hold(peer(2), Held::LeaveVector), None);

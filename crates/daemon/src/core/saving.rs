@@ -5,20 +5,20 @@ use weft_mesh::State;
 
 use crate::upkeep::store::Store;
 
-/// Ranges, members and addresses given out, as the mesh wants them kept.
+/// Ranges, members and allocated addresses, as the mesh stores them.
 pub(crate) const MESH_FILE: &str = "mesh.json";
 
-/// The generation of the state that was written, and how that ended.
+/// The generation of the written state, and the outcome.
 pub(crate) type Saved = (u64, Result<(), String>);
 
-/// The one state that is being written now, if any.
+/// The state being written now, if any.
 #[derive(Default)]
 pub(crate) struct Saving {
     under_way: Option<(u64, oneshot::Receiver<Result<(), String>>)>,
 }
 
 impl Saving {
-    /// Begins to write a state. One is written at a time.
+    /// Starts to write a state. Only one write runs at a time.
     pub(crate) fn begin(&mut self, store: &Store, state: State) {
         let (generation, store) = (state.generation(), store.clone());
         let (done, under_way) = oneshot::channel();
@@ -32,7 +32,7 @@ impl Saving {
         self.under_way.is_some()
     }
 
-    /// Waits until it is written; for ever if none is. Cancel safe.
+    /// Waits until the state is written; forever if there is none. Cancel safe.
     pub(crate) async fn done(&mut self) -> Saved {
         let Some((generation, under_way)) = &mut self.under_way else {
             return std::future::pending().await;
@@ -43,7 +43,7 @@ impl Saving {
         saved
     }
 
-    /// Waits for what is being written, for a moment: the daemon ends.
+    /// Waits briefly for the write under way, because the daemon is ending.
     pub(crate) async fn finish(&mut self) {
         if self.is_under_way() {
             let _ = tokio::time::timeout(FINISH_LIMIT, self.done()).await;

@@ -1,17 +1,17 @@
-//! Peers whose packets this host's kernel opens, and whose probes do not come through: a firewall of this
-//! host drops them. A peer that is not linked sends no probes, though its kernel may go on with frames.
+//! Peers whose packets this host's kernel opens but whose probes do not arrive: a firewall of this host
+//! drops them. An unlinked peer sends no probes, although its kernel may still send frames.
 
 use std::collections::BTreeSet;
 
 use weft_crypto::PeerId;
 use weft_path::EngineEvent;
 
-/// The peers of which the log says so.
+/// The peers already reported in the log.
 #[derive(Default)]
 pub(crate) struct Unheard(BTreeSet<PeerId>);
 
 impl Unheard {
-    /// The peer to tell the log of, if that is news.
+    /// The peer to report in the log, if it was not reported yet.
     pub(crate) fn handle(
         &mut self,
         event: &EngineEvent,

@@ -17,9 +17,9 @@ use super::process::is_trusted;
 use super::rights::{self, Word};
 use super::{ANSWER_LIMIT, ANSWER_LIMIT_MS, HOLD_MAX_S, PORTS_MAX, PortKeeper, socket_path};
 
-/// This program, also when its file was replaced meanwhile.
+/// This program, even if its file was replaced meanwhile.
 const PROGRAM: &str = "/proc/self/exe";
-/// The pause between two looks whether the process has ended, in milliseconds.
+/// The interval between checks whether the process has ended, in milliseconds.
 const END_POLL_MS: u64 = 10;
 
 /// The process that holds sockets for the daemon of one runtime directory, running or not.
@@ -31,13 +31,14 @@ pub(super) struct Holder {
 
 #[derive(Debug, Default)]
 struct Link {
-    /// As long as it is open, the process knows that a daemon lives.
+    /// While it is open, the process knows that a daemon lives.
     stream: Option<UnixStream>,
     /// The process, if this one has started it.
     child: Option<Child>,
-    /// Whether it may have something of direct ports.
+    /// Whether it may hold descriptors of direct ports.
     has_ports: bool,
-    /// Asks nothing and stays open whatever becomes of a request: without any daemon the process lets ports rest.
+    /// Sends no requests, and stays open whatever becomes of one: without any daemon the process suspends
+    /// ports.
     presence: Option<UnixStream>,
 }
 
@@ -50,7 +51,7 @@ impl Holder {
         self.link.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Connects to the process that runs; `None` if none does.
+    /// Connects to the running process; `None` if there is none.
     fn connect(&self) -> io::Result<Option<UnixStream>> {
         let stream = match UnixStream::connect(socket_path(&self.runtime_dir)) {
             Ok(stream) => stream,
@@ -67,8 +68,8 @@ impl Holder {
         Ok(Some(stream))
     }
 
-    /// Starts the process. It listens from before it runs, so that it can be asked at once and is
-    /// never there twice.
+    /// Starts the process. The socket listens before the process runs, so that it accepts requests at once and
+    /// never exists twice.
     fn start(&self) -> io::Result<(UnixStream, Child)> {
         let path = socket_path(&self.runtime_dir);
         match std::fs::remove_file(&path) {
@@ -78,7 +79,7 @@ impl Holder {
         let listener = UnixListener::bind(&path)?;
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600))?;
         let mut command = Command::new(PROGRAM);
-        // Nothing of the environment: there may be a password in it.
+        // The environment is cleared: it may contain a password.
         command
             .arg0("weft")
             .arg("--runtime-dir")
@@ -89,7 +90,7 @@ impl Holder {
             .stdout(Stdio::null())
             .stderr(Stdio::null());
         let child = command.spawn()?;
-        // The listener is the child's alone, so that nobody connects to a process that is gone.
+        // Only the child holds the listener, so that no client connects to a process that is gone.
         drop(command);
         let process = child.id();
         tracing::info!(process, "started the process that holds sockets while no daemon runs");
@@ -106,7 +107,7 @@ impl Holder {
         }
     }
 
-    /// Gives the process something to keep; starts it if none runs.
+    /// Hands descriptors to the process to keep; starts it if none runs.
     fn try_keep(&self, link: &mut Link, word: Word, fds: &[OwnedFd]) -> io::Result<()> {
         let stream = match link.stream.take() {
             Some(stream) => Some(stream),
@@ -118,7 +119,7 @@ impl Holder {
                     link.stream = Some(stream);
                     return Ok(());
                 }
-                // Somebody has ended it: another is started.
+                // The process was ended: start another one.
                 Err(error) if is_absence(&error) => {}
                 Err(error) => return Err(error),
             }
@@ -138,8 +139,8 @@ impl Holder {
         }
     }
 
-    /// What the process has of direct ports. One of an earlier version has nothing of the kind, and says so by
-    /// closing the connection.
+    /// Takes the descriptors of direct ports that the process holds. A process of an earlier version holds
+    /// none, and closes the connection.
     fn try_take_ports(&self, link: &mut Link) -> io::Result<Vec<OwnedFd>> {
         let stream = match link.stream.take() {
             Some(stream) => Some(stream),
@@ -189,7 +190,7 @@ impl SocketKeeper for Holder {
         };
         let result = stream.and_then(|stream| match stream {
             Some(stream) => match link.has_ports {
-                // They outlive a daemon that is stopped: the next one goes on with the same devices.
+                // Ports outlive a stopped daemon: the next one continues with the same devices.
                 true => ask(&stream, Word::Rest, &[]).map(|_| link.stream = Some(stream)),
                 false => ask(&stream, Word::Release, &[]).map(|_| await_end(&stream)),
             },
@@ -242,7 +243,7 @@ impl PortKeeper for Holder {
     }
 }
 
-/// Whether nobody is there, or is there no more.
+/// Whether there is no process, or it has gone.
 fn is_absence(error: &io::Error) -> bool {
     matches!(
         error.kind(),
@@ -254,13 +255,13 @@ fn is_absence(error: &io::Error) -> bool {
     )
 }
 
-/// Asks one thing and takes what the answer brings.
+/// Sends one request and returns the descriptors of the answer.
 fn ask(stream: &UnixStream, word: Word, fds: &[OwnedFd]) -> io::Result<Vec<OwnedFd>> {
     rights::send(stream, word, fds)?;
     answer(stream, word)
 }
 
-/// Takes what an answer brings.
+/// Receives an answer and returns its descriptors.
 fn answer(stream: &UnixStream, word: Word) -> io::Result<Vec<OwnedFd>> {
     match rights::receive(stream)? {
         Some((answer, fds)) if answer == word => Ok(fds),
@@ -269,12 +270,12 @@ fn answer(stream: &UnixStream, word: Word) -> io::Result<Vec<OwnedFd>> {
     }
 }
 
-/// Waits until the process closes the connection, which it does as it ends.
+/// Waits until the process closes the connection as it ends.
 fn await_end(stream: &UnixStream) {
     let _ = rights::receive(stream);
 }
 
-/// Takes the status of a process that is ending; one that does not is killed.
+/// Reaps a process that is ending, and kills it if it does not end in time.
 fn reap(mut child: Child) {
     for _ in 0..ANSWER_LIMIT_MS / END_POLL_MS {
         match child.try_wait() {

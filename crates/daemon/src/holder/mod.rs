@@ -1,7 +1,7 @@
-//! Keeps descriptors open while no daemon runs: in the service manager's store where the daemon is a unit of systemd,
-//! else in a small process of its own. These are the sockets for ESP in UDP, so that what the kernel moves by the states
-//! of a killed daemon goes on until the next one takes over; and the queues of direct ports with the table that their
-//! programs read, so that containers keep their devices.
+//! Keeps descriptors open while no daemon runs. Under systemd they go to the service manager's descriptor
+//! store, otherwise to a small separate process. They include the sockets for ESP in UDP, so that traffic on a
+//! killed daemon's kernel states continues until the next daemon takes over. They also include the queues of
+//! direct ports and the table that their programs read, so that containers keep their devices.
 
 mod client;
 mod process;
@@ -20,31 +20,31 @@ use self::systemd::FdStore;
 
 pub use self::process::hold_sockets;
 
-/// How long the process holds sockets after the daemon's end, in seconds, if none comes back.
+/// How long the process holds sockets after the daemon's end without a successor, in seconds.
 const HOLD_MAX_S: u64 = 600;
-/// How long an answer of the process, or of systemd, is waited for, in milliseconds.
+/// How long to wait for an answer of the process, or of systemd, in milliseconds.
 const ANSWER_LIMIT_MS: u64 = 2_000;
-/// Sockets that are kept at most: one for IPv4 and one for IPv6, of each of the two ports.
+/// Sockets kept at most: one for IPv4 and one for IPv6, of each of the two ports.
 const SOCKETS_MAX: usize = 4;
-/// Descriptors of direct ports that are kept at most: a container has a queue for each worker, four at least. Ports
-/// beyond get new devices when the daemon is started again.
+/// Descriptors of direct ports kept at most: a container has a queue for each worker, at least four. Ports
+/// beyond the limit get new devices when the daemon restarts.
 const PORTS_MAX: usize = 16_384;
 /// The socket on which the process listens, in the runtime directory.
 const SOCKET: &str = "holder.sock";
 
 const ANSWER_LIMIT: Duration = Duration::from_millis(ANSWER_LIMIT_MS);
 
-/// Keeps what direct ports have open: queues of their devices, and the table that their programs read.
+/// Keeps the descriptors of direct ports: queues of their devices, and the table that their programs read.
 pub(crate) trait PortKeeper: Send + Sync {
-    /// What an earlier run has left; what is of no use is to be closed.
+    /// Takes the descriptors that an earlier run has left; the caller closes the unusable ones.
     fn take_ports(&self) -> Vec<OwnedFd>;
 
-    /// Keeps these, beside those before, until their device is gone. Failing is not fatal: the next run makes new
-    /// devices.
+    /// Keeps these in addition to earlier ones, until their device is gone. Failure is not fatal: the next run
+    /// creates new devices.
     fn keep_ports(&self, fds: Vec<OwnedFd>);
 }
 
-/// Who keeps what, both the same one.
+/// The keepers of sockets and ports; both are the same object.
 pub(crate) struct Keepers {
     pub(super) sockets: Arc<dyn SocketKeeper>,
     pub(super) ports: Arc<dyn PortKeeper>,
@@ -57,11 +57,11 @@ impl Keepers {
     }
 }
 
-/// Chooses who keeps descriptors. Call it once, by the daemon that has the runtime directory's lock.
+/// Chooses the keeper of descriptors. Call it once, in the daemon that holds the runtime directory's lock.
 pub(crate) fn keepers(runtime_dir: &Path) -> Keepers {
     match FdStore::from_environment() {
         Some(store) => {
-            // What a daemon outside of systemd has left here is not what this one will take back.
+            // This daemon will not take back the descriptors that a daemon outside of systemd left here.
             release(runtime_dir);
             Keepers::of(store)
         }

@@ -1,5 +1,5 @@
-//! The process that holds sockets: it has no keys and no capabilities, reads nothing from the
-//! network, and ends on request or when no daemon has come for some time.
+//! The process that holds sockets. It has no keys and no capabilities, and reads nothing from the network.
+//! It ends on request or when no daemon has come for some time.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -16,14 +16,14 @@ use weft_io::handover::{close_inherited, peer_uid};
 use super::rights::{self, Word};
 use super::{ANSWER_LIMIT, HOLD_MAX_S, PORTS_MAX, SOCKETS_MAX, socket_path};
 
-/// Connections at once: the daemon's two, and what `weft reset` or the next daemon asks meanwhile.
+/// Connections at once: the daemon's two, and those of `weft reset` or the next daemon meanwhile.
 const CLIENTS_MAX: usize = 8;
-/// The name that the process goes by.
+/// The name of the process.
 const NAME: &std::ffi::CStr = c"weft-holder";
 
-/// Holds sockets for the daemon of a runtime directory, until it or its successor releases them, or
-/// none has been connected for ten minutes. The daemon starts it, with a listening socket as standard
-/// input.
+/// Holds sockets for the daemon of a runtime directory. It ends when the daemon or its successor releases
+/// them, or after ten minutes without a connection. The daemon starts it, with a listening socket as
+/// standard input.
 ///
 /// # Errors
 /// Standard input is something else, or the kernel refuses to wait.
@@ -36,7 +36,7 @@ pub fn hold_sockets(runtime_dir: &Path) -> anyhow::Result<()> {
     }
     close_inherited().context("cannot see what is open here; is /proc mounted?")?;
     let listener = UnixListener::from(stdin.as_fd().try_clone_to_owned()?);
-    // It outlives the daemon's terminal and session, and holds no directory busy.
+    // The process outlives the daemon's terminal and session, and keeps no directory busy.
     let _ = rustix::process::setsid();
     let _ = std::env::set_current_dir("/");
     let _ = rustix::thread::set_name(NAME);
@@ -45,8 +45,8 @@ pub fn hold_sockets(runtime_dir: &Path) -> anyhow::Result<()> {
         .context("cannot hold sockets any longer")
 }
 
-/// Root without capabilities may still delete its own socket, and that is all it needs. A kernel that
-/// refuses leaves a process that makes no use of them.
+/// Root without capabilities may still delete its own socket; the process needs no more. If the kernel
+/// refuses, the process still does not use them.
 fn drop_privileges() {
     let none = CapabilitySet::empty();
     let none = CapabilitySets { effective: none, permitted: none, inheritable: none };
@@ -55,8 +55,8 @@ fn drop_privileges() {
     let _ = rustix::thread::set_capabilities(None, none);
 }
 
-/// Serves until released, or until nobody has been connected for `limit`. The file `path` is gone
-/// before `listener` can be: who finds it finds a process that answers, or nobody.
+/// Serves until released, or until no client has been connected for `limit`. The file `path` is removed
+/// before `listener` closes: a client that finds the file finds a process that answers.
 fn hold(listener: &UnixListener, path: &Path, limit: Duration) -> io::Result<()> {
     listener.set_nonblocking(true)?;
     let mut holding = Holding {
@@ -94,24 +94,24 @@ struct Holding {
     held: Vec<OwnedFd>,
     /// The queues of direct ports.
     ports: Vec<OwnedFd>,
-    /// The set of addresses that their programs read. The kernel tells of an error there whatever happens.
+    /// The address set that their programs read. The kernel always reports an error on it in poll(2).
     set: Option<OwnedFd>,
     clients: Vec<UnixStream>,
-    /// Since when no client is connected.
+    /// When the last client disconnected.
     alone_since: Instant,
     released: bool,
-    /// It was given something, or asked for it.
+    /// Whether a client has sent any request.
     was_asked: bool,
 }
 
 impl Holding {
-    /// Waits until somebody connects or asks; tells which clients do.
+    /// Waits for a connection or a request; returns which clients are ready.
     fn wait(&mut self, listener: &UnixListener, limit: Option<Duration>) -> io::Result<Vec<bool>> {
         let limit = limit.and_then(|limit| Timespec::try_from(limit).ok());
         let clients = self.clients.iter().map(|client| PollFd::new(client, PollFlags::IN));
         let mut waiting: Vec<PollFd<'_>> = clients.collect();
         waiting.push(PollFd::new(listener, PollFlags::IN));
-        // The end of its device alone wakes a port's queue.
+        // Only the end of its device wakes a port's queue.
         waiting.extend(self.ports.iter().map(|port| PollFd::new(port, PollFlags::empty())));
         match poll(&mut waiting, limit.as_ref()) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
@@ -126,7 +126,7 @@ impl Holding {
         Ok(ready)
     }
 
-    /// Answers those who ask, and forgets those who are gone or send what cannot be understood.
+    /// Answers ready clients, and drops those that have gone or send invalid requests.
     fn serve(&mut self, ready: &[bool]) {
         let clients = std::mem::take(&mut self.clients);
         let had_any = !clients.is_empty();
@@ -137,12 +137,12 @@ impl Holding {
         }
         if had_any && self.clients.is_empty() {
             self.alone_since = Instant::now();
-            // Nobody reads them: they would fill with what containers send.
+            // Without a reader the queues would fill with the containers' frames.
             self.ports.iter().for_each(|port| _ = weft_io::tap::rest(port));
         }
     }
 
-    /// Whether no daemon runs and all that was held is gone. The set of addresses alone is of no use.
+    /// Whether no daemon runs and all held descriptors are gone. The address set alone is useless.
     fn is_done(&mut self) -> bool {
         if !self.clients.is_empty() || !self.was_asked {
             return false;
@@ -161,7 +161,7 @@ impl Holding {
                 rights::send(client, word, &[])?;
             }
             Word::KeepPorts => {
-                // Those for which there is no room are closed: their containers get new devices next time.
+                // Ports beyond the limit are closed: their containers get new devices next time.
                 if self.ports.len() + fds.len() <= PORTS_MAX {
                     let (mut sets, queues): (Vec<_>, Vec<_>) =
                         fds.into_iter().partition(weft_io::redirect::is_set);
@@ -196,7 +196,7 @@ impl Holding {
         Ok(true)
     }
 
-    /// Lets in who waits, if it is root or this process's own user.
+    /// Accepts waiting clients that run as root or as this process's own user.
     fn accept(&mut self, listener: &UnixListener) {
         while let Ok((client, _)) = listener.accept() {
             let trusted = peer_uid(&client).is_ok_and(is_trusted);
@@ -210,7 +210,7 @@ impl Holding {
         }
     }
 
-    /// A file that cannot be removed is in nobody's way: the next holder replaces it.
+    /// A file that cannot be removed does no harm: the next holder replaces it.
     fn remove_path(&self) {
         let _ = std::fs::remove_file(&self.path);
     }

@@ -11,28 +11,28 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags,
 };
 
-/// Descriptors that one message brings at most; the kernel takes 253 (SCM_MAX_FD).
+/// Descriptors per message at most; the kernel takes 253 (SCM_MAX_FD).
 pub(super) const FDS_MAX: usize = 64;
 
 const SPACE_BYTES: usize = rustix::cmsg_space!(ScmRights(FDS_MAX));
 
-/// What one process asks of the other, and its answer to the same: one byte, so that it never comes
-/// in parts.
+/// A request and its answer, by the same word. It is one byte, so that it never arrives in parts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum Word {
-    /// The descriptors that come with it are to be held instead of those before.
+    /// Hold the attached descriptors instead of those before.
     Keep = b'K',
-    /// The answer brings what is held; it stays held.
+    /// The answer brings the held descriptors; they stay held.
     Take = b'T',
-    /// What comes with it belongs to direct ports, and is held beside all else until its device is gone.
+    /// The attached descriptors belong to direct ports: hold them in addition, until their device is gone.
     KeepPorts = b'P',
-    /// The answers bring what is held of direct ports; it stays held. One that brings nothing is the last.
+    /// The answers bring the held descriptors of direct ports; they stay held. An empty answer is the
+    /// last.
     TakePorts = b'Q',
-    /// What is held is closed but for what belongs to direct ports; without that the process ends.
+    /// Close all held descriptors but those of direct ports; without any of those, the process ends.
     Rest = b'S',
-    /// What is held is closed, and the process ends. The byte is the same in every version of Weft,
-    /// so that each can end the holder of another.
+    /// Close all held descriptors and end the process. The byte is the same in every version of Weft, so
+    /// that each can end the holder of another.
     Release = b'R',
 }
 
@@ -90,8 +90,8 @@ pub(super) fn receive(socket: impl AsFd) -> io::Result<Option<(Word, Vec<OwnedFd
     let mut rights = RecvAncillaryBuffer::new(&mut space);
     let mut room = [IoSliceMut::new(&mut byte)];
     let flags = RecvFlags::CMSG_CLOEXEC;
-    // A socket with a time limit is interrupted by signals that have no handler too (signal(7)), such
-    // as the end of a child that another thread waits for.
+    // On a socket with a timeout, even signals without a handler interrupt the call (signal(7)). One such
+    // signal is the end of a child that another thread waits for.
     let received = retry_on_intr(|| rustix::net::recvmsg(&socket, &mut room, &mut rights, flags))?;
     let mut fds = Vec::new();
     for message in rights.drain() {
@@ -102,7 +102,7 @@ pub(super) fn receive(socket: impl AsFd) -> io::Result<Option<(Word, Vec<OwnedFd
     if received.bytes == 0 {
         return Ok(None);
     }
-    // The kernel has closed those for which there was no room.
+    // The kernel has closed the descriptors that did not fit.
     if fds.len() > FDS_MAX || received.flags.contains(ReturnFlags::CTRUNC) {
         return Err(io::Error::new(io::ErrorKind::InvalidData, "too many descriptors"));
     }

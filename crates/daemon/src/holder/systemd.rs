@@ -1,4 +1,4 @@
-//! The store of descriptors that systemd has for a unit (FileDescriptorStoreMax= in its file).
+//! The descriptor store that systemd has for a unit (FileDescriptorStoreMax= in its file).
 
 use std::ffi::OsString;
 use std::io;
@@ -17,21 +17,21 @@ use super::{ANSWER_LIMIT, PortKeeper, rights};
 
 /// The name of our sockets in the store.
 const NAME: &str = "weft-esp-udp";
-/// The name of what belongs to direct ports: all have the same, since the names of all are in one variable of the
-/// environment, for which the kernel has 128 KiB.
+/// The name of direct ports' descriptors. All have the same short name: one environment variable holds all
+/// names, and the kernel limits it to 128 KiB.
 const PORTS: &str = "p";
 
-/// Keeps sockets in the store of the unit that this process is the main process of.
+/// Keeps sockets in the descriptor store of the unit whose main process this is.
 #[derive(Debug)]
 pub(super) struct FdStore {
     manager: SocketAddrUnix,
-    /// What the store had when this process was started: sockets, and what belongs to direct ports.
+    /// The store's contents when this process was started: sockets, and descriptors of direct ports.
     passed: Mutex<Vec<OwnedFd>>,
     ports: Mutex<Vec<OwnedFd>>,
 }
 
 impl FdStore {
-    /// Takes what systemd has passed to this process; `None` where it is no unit's main process.
+    /// Takes the descriptors that systemd has passed; `None` if this is not a unit's main process.
     pub(super) fn from_environment() -> Option<Self> {
         let variable = |name: &str| std::env::var_os(name);
         let own = std::process::id();
@@ -57,7 +57,7 @@ impl FdStore {
 
     fn remove(&self) -> io::Result<()> {
         self.tell(&format!("FDSTOREREMOVE=1\nFDNAME={NAME}"), &[])?;
-        // Systemd closes this descriptor once it has done what it was told before.
+        // Systemd closes this descriptor once it has processed the earlier messages.
         let (reader, writer) = io::pipe()?;
         self.tell("BARRIER=1", &[writer.into()])?;
         let limit = Timespec::try_from(ANSWER_LIMIT).ok();
@@ -73,9 +73,9 @@ impl SocketKeeper for FdStore {
     }
 
     fn keep(&self, sockets: Vec<OwnedFd>) {
-        // An error on a socket of UDP says nothing of its use: it is not to be thrown out for one.
+        // An error on a UDP socket does not make it useless, so systemd must not drop it for one.
         let message = format!("FDSTORE=1\nFDNAME={NAME}\nFDPOLL=0");
-        // One that is stored already is not stored again.
+        // Systemd does not store a descriptor twice.
         if let Err(error) = self.tell(&message, &sockets) {
             tracing::warn!(%error, "systemd does not keep the sockets for ESP in UDP");
         }
@@ -96,7 +96,7 @@ impl PortKeeper for FdStore {
 
     fn keep_ports(&self, fds: Vec<OwnedFd>) {
         let (sets, queues): (Vec<_>, Vec<_>) = fds.into_iter().partition(weft_io::redirect::is_set);
-        // Systemd closes a queue by itself once its device is gone, since that is an error then. A set has one always.
+        // Systemd closes a queue itself once its device is gone, since that is an error. A set always has one.
         let queue = format!("FDSTORE=1\nFDNAME={PORTS}");
         let set = format!("{queue}\nFDPOLL=0");
         for (message, fds) in [(&queue, &queues), (&set, &sets)] {
@@ -110,7 +110,7 @@ impl PortKeeper for FdStore {
     }
 }
 
-/// The manager's socket, if it manages this very process: its children inherit the variable.
+/// The manager's socket, if it manages this very process; children inherit the variable.
 fn manager(variable: impl Fn(&str) -> Option<OsString>, own: u32) -> Option<SocketAddrUnix> {
     if variable("SYSTEMD_EXEC_PID").is_some_and(|pid| pid.to_str() != Some(&own.to_string())) {
         return None;
@@ -123,7 +123,7 @@ fn manager(variable: impl Fn(&str) -> Option<OsString>, own: u32) -> Option<Sock
     }
 }
 
-/// The names of the descriptors that were passed to this process, in their order.
+/// The names of the descriptors passed to this process, in order.
 fn listed(text: impl Fn(&str) -> Option<String>, own: u32) -> Option<Vec<String>> {
     if text("LISTEN_PID")?.parse() != Ok(own) {
         return None;
@@ -151,7 +151,7 @@ mod tests {
 
     use super::*;
 
-    /// One message to the manager, and what came with it.
+    /// One message to the manager, with its descriptors.
     fn next(manager: &UnixDatagram) -> (String, Vec<OwnedFd>) {
         let (mut bytes, mut space) = ([0; 256], [MaybeUninit::uninit(); 256]);
         let mut rights = RecvAncillaryBuffer::new(&mut space);
@@ -217,7 +217,7 @@ mod tests {
         assert_eq!((message.as_str(), fds.len()), ("FDSTORE=1\nFDNAME=p\nFDPOLL=0", 1));
     }
 
-    /// Names the port of the socket that stands in the store; set in the process that finds it there.
+    /// Names the port of the stored socket; set in the process that finds the socket in the store.
     const PORT: &str = "WEFT_TEST_STORED_PORT";
 
     /// Runs this very test again, started as systemd starts a unit's process.

@@ -1,4 +1,4 @@
-//! Both sides of the process, here as a thread with limits of its own.
+//! Both sides of the process; here it is a thread with its own limits.
 #![allow(clippy::unwrap_used)]
 
 use std::net::UdpSocket;
@@ -49,8 +49,8 @@ fn is_free(port: u16) -> bool {
     UdpSocket::bind(("127.0.0.1", port)).is_ok()
 }
 
-/// Whether the port is free before long: a child that another test starts has copies of this process's
-/// sockets until it runs its program.
+/// Whether the port becomes free soon. A child that another test starts holds copies of this process's sockets
+/// until it runs its program.
 fn gets_free(port: u16) -> bool {
     let until = Instant::now() + Duration::from_secs(5);
     while !is_free(port) && Instant::now() < until {
@@ -74,7 +74,7 @@ fn sockets_outlive_each_daemon_until_they_are_released() {
         assert_eq!(ports(next.take()), wanted);
         assert!(!is_free(wanted[0]), "taken back and held still");
     }
-    // What is kept anew takes the place of what was kept.
+    // Sockets kept later replace those kept before.
     let (second, others) = sockets();
     let daemon = stage.daemon();
     daemon.keep(second);
@@ -85,7 +85,7 @@ fn sockets_outlive_each_daemon_until_they_are_released() {
     stage.ended();
 }
 
-/// A pipe's end for reading, and the other one: as soon as that is gone, poll(2) tells of it like of a device's end.
+/// Pipes in place of queues: when the writer is dropped, poll(2) reports it like the end of a device.
 fn queues(count: usize) -> (Vec<OwnedFd>, Vec<io::PipeWriter>) {
     let pipes = (0..count).map(|_| io::pipe().unwrap());
     pipes.map(|(reader, writer)| (OwnedFd::from(reader), writer)).unzip()
@@ -178,7 +178,7 @@ fn another_users_process_gets_nothing() {
     let (held, wanted) = sockets();
     let daemon = stage.daemon();
     daemon.keep(held);
-    // As if the file's mode had been no obstacle.
+    // As if the file's mode were no obstacle.
     let path = socket_path(stage.dir.path());
     set_permissions(stage.dir.path(), Permissions::from_mode(0o755)).unwrap();
     set_permissions(&path, Permissions::from_mode(0o666)).unwrap();

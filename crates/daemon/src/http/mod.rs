@@ -52,8 +52,8 @@ pub(crate) fn router(daemon: Arc<Daemon>) -> Router {
         .with_state(daemon)
 }
 
-/// Answers a request where services run, since the kernel may hold up who asks it for something. It ends with the
-/// one who asks.
+/// Answers a request on the services' runtime, since the kernel may block the caller. The task ends with its
+/// caller.
 async fn aside<T: Send + 'static>(
     services: &Handle,
     answer: impl Future<Output = Result<T, ApiError>> + Send + 'static,

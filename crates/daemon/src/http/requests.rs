@@ -29,7 +29,7 @@ use crate::upkeep::warnings::Warnings;
 /// Targets of the last start and of `weft connect`.
 pub(crate) const TARGETS_FILE: &str = "targets.json";
 
-/// What the switch had for the vector engine while the queue of its TAP device was full.
+/// Frames from the switch for the vector engine that were dropped because the queue of its TAP device was full.
 const TAP_QUEUE_FULL: &str = "tap_queue_full";
 
 /// The hosts that the user named, at launch and by `weft connect`.
@@ -50,12 +50,12 @@ impl Targets {
     }
 }
 
-/// What the API can reach.
+/// The parts of the daemon that the API can reach.
 pub(crate) struct Daemon {
     pub(crate) settings: Settings,
     pub(crate) local: PeerId,
     pub(crate) mtu: u16,
-    /// What the host's link carries, bytes, as it was at the start.
+    /// The MTU of the host's link at the start, in bytes.
     pub(crate) link_mtu: u16,
     /// Offloads by name, and whether the self-test found them working.
     pub(crate) offloads: BTreeMap<String, bool>,
@@ -68,19 +68,19 @@ pub(crate) struct Daemon {
     pub(crate) store: Store,
     pub(crate) control: mpsc::Sender<Request>,
     pub(crate) attachments: Arc<Attachments>,
-    /// What of this host's own rules is in the way.
+    /// Rules of this host's own firewall that are in the way.
     pub(crate) firewall: Firewall,
     pub(crate) stop: Arc<watch::Sender<bool>>,
-    /// What is wrong on this host.
+    /// Problems on this host.
     pub(crate) warnings: Warnings,
-    /// What works beside the core.
+    /// The health of the services.
     pub(crate) health: Health,
-    /// Where they run, and requests that the kernel may hold up.
+    /// The runtime for services, and for requests that the kernel may delay.
     pub(crate) services: Handle,
 }
 
 impl Daemon {
-    /// What another host needs to join, with the address that this host has now.
+    /// The command line that another host needs to join, with the current address of this host.
     pub(crate) async fn invitation(&self) -> Invitation {
         let near = crate::start::near(&self.kernel).await;
         let host = views::own_address(self.settings.host, &near)
@@ -162,7 +162,7 @@ impl Daemon {
         self.attachments.detach(&request.container).await
     }
 
-    /// Dials more hosts, or these alone. Returns all that are dialled.
+    /// Dials more hosts, or these alone. Returns all targets.
     pub(crate) async fn connect(
         &self,
         request: ConnectRequest,
@@ -175,7 +175,7 @@ impl Daemon {
         Ok(self.target_list())
     }
 
-    /// Dials hosts no more, and forgets those that are gone. Returns all that are dialled still.
+    /// Stops dialling hosts, and forgets those that are gone. Returns the remaining targets.
     pub(crate) async fn forget(
         &self,
         request: ForgetRequest,
@@ -192,7 +192,7 @@ impl Daemon {
         self.stop.send_replace(true);
     }
 
-    /// What cannot be saved is not begun.
+    /// Saves the targets before they take effect.
     fn save_targets(&self, targets: &[Target]) -> Result<(), ApiError> {
         let texts: Vec<String> = targets.iter().map(ToString::to_string).collect();
         self.store
@@ -206,7 +206,7 @@ impl Daemon {
         }
     }
 
-    /// Names more hosts, or these alone: all of it, or nothing. The hosts that are no targets any more.
+    /// Adds targets, or replaces all of them, entirely or not at all. Returns the removed targets.
     fn change_targets(&self, wanted: &[Target], replace: bool) -> Result<Vec<Target>, ApiError> {
         self.targets.change(|targets| {
             let kept = |target: &&Target| !replace || wanted.contains(target);
@@ -235,8 +235,8 @@ impl Daemon {
 }
 
 impl Daemon {
-    /// Forgets hosts that are gone, and the target of this name. A target stays that meanwhile leads to another host,
-    /// as to a reinstalled one whose old self is forgotten.
+    /// Forgets hosts that are gone, and the target of this name. A target stays if it now leads to another
+    /// host, for example to a reinstalled one whose old identity is forgotten.
     async fn forget_one(&self, text: &str) -> Result<(), ApiError> {
         let (reply, answer) = oneshot::channel();
         let _ = self.control.send(Request::Forget { text: text.to_owned(), reply }).await;
@@ -283,7 +283,7 @@ impl Daemon {
         Err(ApiError::new(ErrorKind::NotFound, text))
     }
 
-    /// A name that nobody can look up is a mistake, told at once.
+    /// Rejects at once a name that cannot be resolved.
     async fn look_up(&self, targets: &[Target]) -> Result<(), ApiError> {
         for target in targets {
             self.links

@@ -1,4 +1,4 @@
-//! What status shows, made from what links, mesh, paths and engine say of themselves.
+//! Status views, built from the states of links, mesh, paths and engines.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
@@ -20,11 +20,11 @@ use crate::services::supervisor::{HANGS, RUNNING};
 use crate::timestamp;
 use crate::upkeep::mtu::narrow_path;
 
-/// For how long the kernel is at what it was asked for until `weft status` speaks of it.
+/// How long a kernel request may take before `weft status` reports it.
 const KERNEL_LATE: Duration = Duration::from_secs(2);
 
-/// One line for each target, link, ended link and refused source; where the link is up, the state
-/// is its path's.
+/// One line for each target, link, ended link and refused source. If the link is up, the line shows its
+/// path's state.
 pub(crate) fn connections(links: &[LinkStatus], snapshot: &Snapshot) -> Vec<Connection> {
     let paths = &snapshot.paths;
     let mut connections: Vec<Connection> =
@@ -89,18 +89,18 @@ fn connection(link: &LinkStatus, paths: &[PathStatus], switch: SwitchKind) -> Co
     connection.rtt_us = path.rtt.and_then(|rtt| u64::try_from(rtt.as_micros()).ok());
     connection.since = timestamp::format(timestamp::of_instant(path.since));
     connection.reason = reason(&path);
-    // A target at another address than the one that its peer is linked at.
+    // A target may have another address than the one its peer is linked at.
     connection.reason = connection.reason.or_else(|| link.reason.clone());
     connection
 }
 
-/// Why it is not in use, or not the best; else what it lacks.
+/// The reason why the path is not in use, or not the best, or has blocked lanes.
 fn reason(path: &PathStatus) -> Option<String> {
     let all = [&path.reason, &path.why_not_best, &path.lanes_blocked];
     all.into_iter().flatten().next().map(ToString::to_string)
 }
 
-/// Once each, though an engine is offered for each of its formats.
+/// Names each engine once, though it is offered for each of its formats.
 fn names_of(offers: &[EngineOffer]) -> Vec<String> {
     let mut names: Vec<String> = offers.iter().map(|offer| offer.kind.name().into()).collect();
     names.dedup();
@@ -207,7 +207,7 @@ pub(crate) fn status(
     }
 }
 
-/// Where paths carry less than the containers' MTU.
+/// Paths that carry less than the containers' MTU.
 fn narrow(daemon: &Daemon, snapshot: &Snapshot) -> Vec<String> {
     let switch = snapshot.kernel.switch;
     let narrow = |path: &PathStatus| {
@@ -233,7 +233,7 @@ fn warnings(daemon: &Daemon, attachments: &[Attachment], snapshot: &Snapshot) ->
     all.chain(late_kernel(snapshot.kernel_busy)).chain(failed_services(daemon)).collect()
 }
 
-/// The kernel takes its time: paths move to it, and containers are attached, only then.
+/// A warning that the kernel is slow; paths move to it, and containers are attached, only afterwards.
 fn late_kernel(busy: Option<Duration>) -> Option<String> {
     let busy = busy.filter(|busy| *busy >= KERNEL_LATE)?;
     Some(format!(
@@ -243,7 +243,7 @@ fn late_kernel(busy: Option<Duration>) -> Option<String> {
     ))
 }
 
-/// Services that do not run, or have been restarted lately.
+/// Services that do not run.
 fn failed_services(daemon: &Daemon) -> impl Iterator<Item = String> {
     let failed = daemon.health.list().into_iter().filter(|it| it.state != RUNNING);
     failed.map(|ServiceStatus { name, state, reason, since, .. }| {
@@ -257,7 +257,7 @@ fn failed_services(daemon: &Daemon) -> impl Iterator<Item = String> {
     })
 }
 
-/// Peers whose lanes beyond the first do not get through, from whichever end they are opened.
+/// Peers whose lanes beyond the first do not get through, whichever end opens them.
 fn lanes_blocked(data_port: u16, snapshot: &Snapshot) -> Vec<String> {
     let blocked = |path: &PathStatus| {
         path.lanes_blocked.as_ref().map(|reason| {
@@ -271,7 +271,7 @@ fn lanes_blocked(data_port: u16, snapshot: &Snapshot) -> Vec<String> {
     snapshot.paths.iter().filter_map(blocked).collect()
 }
 
-/// Peers that have dialled another address than the kernel sends from, where its paths to them get no answer.
+/// Peers that dialled another address than the kernel sends from, and whose kernel paths get no answer.
 fn other_source(snapshot: &Snapshot) -> Vec<String> {
     let unanswered = |path: &&PathStatus| {
         let reasons =
@@ -298,7 +298,7 @@ fn peer_name(snapshot: &Snapshot, id: PeerId) -> String {
     peer.map_or_else(|| id.to_string(), |peer| peer.nickname.clone())
 }
 
-/// What stands between this host's containers and those of others.
+/// The obstacle between this host's containers and those of others.
 fn not_ready(ipam: &Ipam, connections: &[Connection]) -> Option<String> {
     if let Some(reason) = &ipam.reason {
         return Some(reason.clone());
@@ -392,7 +392,7 @@ pub(crate) fn peer_counters(
     counters.peers.iter().map(|peer| (peer.peer.to_hex(), by_name(peer))).collect()
 }
 
-/// What each worker of the vector engine did.
+/// The counters of each worker of the vector engine.
 pub(crate) fn worker_counters(counters: &weft_engine::Counters) -> Vec<BTreeMap<String, u64>> {
     let by_name = |worker: &weft_engine::WorkerTotals| {
         let ms = |time: std::time::Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
@@ -412,7 +412,7 @@ pub(crate) fn worker_counters(counters: &weft_engine::Counters) -> Vec<BTreeMap<
     counters.workers.iter().map(by_name).collect()
 }
 
-/// What `weft top` makes rates of.
+/// The counters that `weft top` computes rates from.
 pub(crate) fn traffic(
     readings: &Readings,
     containers: Vec<ContainerTraffic>,
@@ -450,7 +450,7 @@ pub(crate) fn traffic(
         dropped,
         lanes,
     });
-    // Those that are gone do nothing more.
+    // Workers that are gone do nothing.
     let workers = counters.workers.iter().take(readings.workers).enumerate();
     let us = |time: std::time::Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
     let workers = workers.map(|(worker, of)| WorkerTraffic {
@@ -486,13 +486,13 @@ fn nickname(links: &[LinkStatus], peer: PeerId) -> Option<String> {
     links.iter().find(|link| link.peer == Some(peer))?.nickname.clone()
 }
 
-/// The address at which others reach this host: the configured one, else the one from which its
-/// routing table would send. Nothing is sent to find out.
+/// The address at which others reach this host: the configured one, else the source address that its routing
+/// table selects. Sends no packets.
 pub(crate) fn own_address(configured: Option<IpAddr>, routes: &[IpAddr]) -> Option<String> {
     if let Some(address) = configured {
         return Some(address.to_string());
     }
-    // Addresses of documentation (RFC 5737, RFC 3849) that only a default route leads to.
+    // Documentation addresses (RFC 5737, RFC 3849), which only a default route leads to.
     let far = [
         IpAddr::V4(Ipv4Addr::new(198, 51, 100, 1)),
         IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0xffff, 0, 0, 0, 0, 1)),

@@ -1,4 +1,4 @@
-//! Services beside the core: each reads what the core publishes and sends it requests.
+//! Services beside the core: each reads the state that the core publishes and sends it requests.
 
 pub(crate) mod attach;
 pub(crate) mod supervisor;

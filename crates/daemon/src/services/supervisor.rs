@@ -1,5 +1,5 @@
-//! Services run in tasks of their own, beside the core. One that panics or hangs is restarted and named in
-//! `weft status`; neither the core nor the data path waits for it.
+//! Services run in tasks of their own, beside the core. The supervisor restarts a service that panics or hangs,
+//! and `weft status` names it. Neither the core nor the data path waits for a service.
 
 use std::any::Any;
 use std::collections::BTreeMap;
@@ -17,29 +17,29 @@ use weft_io::faults;
 
 use crate::timestamp;
 
-/// The longest that a service may work without waiting for its next input, in seconds. Putting a thousand containers
-/// back takes one.
+/// The longest time a service may work without waiting for its next input, in seconds. Restoring a thousand
+/// containers takes one second.
 const HANG_LIMIT_S: u64 = 120;
-/// How often services are looked at, in milliseconds.
+/// The interval between checks of services, in milliseconds.
 const LOOK_MS: u64 = 1_000;
-/// How long a service that hangs has to end, in milliseconds.
+/// The time that a hung service has to end, in milliseconds.
 const ABORT_LIMIT_MS: u64 = 1_000;
 /// First pause before a service is restarted, in milliseconds; doubles each time.
 const RESTART_FIRST_MS: u64 = 1_000;
-/// Longest such pause, in milliseconds. A service that ran for so long begins with the first pause again.
+/// Longest such pause, in milliseconds. A service that ran longer than this starts with the first pause again.
 const RESTART_MAX_MS: u64 = 60_000;
 
-/// `running`, and how it was restarted.
+/// The service runs; also the state after a restart.
 pub(crate) const RUNNING: &str = "running";
-/// It has failed and is started again soon.
+/// The service has failed and restarts soon.
 pub(crate) const RESTARTING: &str = "restarting";
-/// It hangs and cannot be ended.
+/// The service hangs and cannot be ended.
 pub(crate) const HANGS: &str = "hangs";
 
 /// Starts services and restarts them.
 pub(crate) struct Supervisor {
     health: Health,
-    /// Where services run: a thread of theirs that the kernel holds up is none of the core's.
+    /// The runtime for services: a kernel call that blocks one of its threads does not block the core.
     runtime: Handle,
     tasks: Vec<JoinHandle<()>>,
 }
@@ -68,7 +68,7 @@ impl Drop for Supervisor {
     }
 }
 
-/// How services fare.
+/// The health of all services.
 #[derive(Clone, Default)]
 pub(crate) struct Health(Arc<Mutex<BTreeMap<&'static str, Fared>>>);
 
@@ -101,19 +101,19 @@ impl Health {
         let fared = all.entry(name).or_insert(fresh);
         fared.restarts += u64::from(fared.state == RESTARTING && state == RUNNING);
         (fared.state, fared.since) = (state, since);
-        // The last reason stays, for who looks later.
+        // The last reason stays for later queries.
         if reason.is_some() {
             fared.reason = reason;
         }
     }
 }
 
-/// By which a service shows that it gets on.
+/// A service's proof of progress.
 #[derive(Clone)]
 pub(crate) struct Pulse {
     name: &'static str,
     begun: Instant,
-    /// Milliseconds after `begun` at which it began to work; [`WAITING`] while it waits.
+    /// Milliseconds after `begun` at which it started to work; [`WAITING`] while it waits.
     busy_since: Arc<AtomicU64>,
 }
 
@@ -124,7 +124,7 @@ impl Pulse {
         Self { name, begun: Instant::now(), busy_since: Arc::default() }
     }
 
-    /// Waits for the service's next input, however long that takes. All else that it does has a limit.
+    /// Waits for the service's next input without a limit. Everything else that a service does has a limit.
     pub(crate) async fn wait<T>(&self, input: impl Future<Output = T>) -> T {
         let waits = Waits(self);
         self.busy_since.store(WAITING, Ordering::Relaxed);
@@ -141,7 +141,7 @@ impl Pulse {
         }
     }
 
-    /// In builds for tests.
+    /// Fails as a test asks, in builds for tests only.
     async fn fail_if_asked(&self) {
         let is_asked = |fault| faults::asked(fault).is_some_and(|name| name == self.name);
         assert!(!is_asked("panic"), "a test asked for it");
@@ -154,7 +154,7 @@ impl Pulse {
     }
 }
 
-/// A wait that ends, or is given up.
+/// Marks the end of a wait, also when the wait is cancelled.
 struct Waits<'a>(&'a Pulse);
 
 impl Drop for Waits<'_> {
@@ -199,7 +199,7 @@ where
     }
 }
 
-/// A task that ends with the one that waits for it.
+/// A task that is aborted when its handle is dropped.
 pub(crate) struct Aborted<T>(JoinHandle<T>);
 
 impl<T> Aborted<T> {
@@ -264,7 +264,7 @@ mod tests {
 
     use super::*;
 
-    /// How a service fares once that is so.
+    /// The status of a service once that holds.
     async fn fares(health: &Health, wanted: impl Fn(&ServiceStatus) -> bool) -> ServiceStatus {
         for _ in 0..500 {
             if let Some(found) = health.list().into_iter().find(&wanted) {

@@ -1,4 +1,4 @@
-//! Whether this host's own firewall stops what Weft carries, for status: its rules are read when they change.
+//! Whether this host's own firewall blocks Weft's traffic, for status. The rules are read when they change.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -10,13 +10,13 @@ use crate::config::Settings;
 use crate::services::supervisor::Pulse;
 use crate::start::SWITCH;
 
-/// How long after a change the rules are read, in milliseconds: changes come in crowds.
+/// How long after a change the rules are read, in milliseconds: changes come in bursts.
 const SETTLE_MS: u64 = 500;
-/// How often they are read though no change was seen, in milliseconds: br_netfilter is switched on
-/// without a word.
+/// How often the rules are read even without a change, in milliseconds: the kernel does not report when
+/// br_netfilter is switched on.
 const LOOK_MS: u64 = 60_000;
 
-/// What was found last.
+/// The obstacles found last.
 #[derive(Clone, Default)]
 pub(crate) struct Firewall(Arc<Mutex<Vec<Obstacle>>>);
 
@@ -35,7 +35,7 @@ impl Firewall {
         }
     }
 
-    /// Looks again and again, for as long as it is polled.
+    /// Checks repeatedly, for as long as it is polled.
     pub(crate) async fn keep(
         self,
         kernel: Kernel,
@@ -85,7 +85,7 @@ impl Firewall {
     }
 }
 
-/// Waits until rules have changed and a moment has gone by.
+/// Waits until rules have changed and a short time has passed.
 async fn settled(watch: &mut NftWatch) -> Result<(), KernelError> {
     watch.changed().await?;
     tokio::time::sleep(Duration::from_millis(SETTLE_MS)).await;

@@ -1,4 +1,5 @@
-//! Bounds of the daemon, whoever starts it: what it gives up at start, and what it tells of that.
+//! Sandboxing of the daemon, however it was started: the rights it drops at start, and the state it
+//! reports.
 
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
@@ -7,17 +8,17 @@ use super::landlock::{self, Places};
 use super::privileges;
 use crate::config::Settings;
 
-/// By the name of each means: `on`, or `off: ` and why. It is the process's, for good.
+/// The state by mechanism: `on`, or `off: ` and the reason. It holds for the life of the process.
 static STATE: OnceLock<BTreeMap<String, String>> = OnceLock::new();
 
-/// What bounds this process.
+/// The sandboxing of this process, by mechanism.
 pub(crate) fn state() -> BTreeMap<String, String> {
     STATE.get().cloned().unwrap_or_default()
 }
 
-/// Gives up what is not needed, for this process and all that it starts. Call it while there is one thread,
-/// once the state and runtime directories are there, and after what mounts something
-/// ([`weft_kernel::open_settings`]). A kernel that lacks one of the means leaves a daemon that works.
+/// Drops the rights that this process and its children do not need. Call it while there is one thread, once
+/// the state and runtime directories exist, and after [`weft_kernel::open_settings`], which mounts. If a
+/// kernel lacks a mechanism, the daemon still works.
 pub(crate) fn harden(settings: &Settings) {
     let landlock = landlock::restrict(&Places::of(settings)).map(|abi| format!("on (ABI {abi})"));
     let on = |result: anyhow::Result<()>| result.map(|()| "on".to_owned());

@@ -1,4 +1,4 @@
-//! What is checked, kept and cleaned on the host around the daemon.
+//! Checks, records and cleanup on the host around the daemon.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write as _};
@@ -14,7 +14,7 @@ use super::store::{Lock, Store, StoreError, make_private_dir};
 use crate::StartError;
 use crate::config::Settings;
 
-/// Checks before anything is changed, so that a mistake is told at once and by name.
+/// Checks the host before any change, so that a mistake is reported at once and by name.
 ///
 /// # Errors
 /// Not root, no TUN device, a second daemon, a port in use.
@@ -49,8 +49,8 @@ fn is_port_in_use(settings: &Settings, port: u16) -> bool {
     })
 }
 
-/// Lets this process have as many descriptors as it may: each worker takes dozens, each direct port and
-/// each connection of a data channel device a few, and a shell gives 1,024.
+/// Raises the descriptor limit to the maximum. Each worker takes dozens; each direct port and each connection
+/// of a data channel device takes a few. A shell's default is 1,024.
 pub fn raise_descriptor_limit() {
     let limit = getrlimit(Resource::Nofile);
     if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }) {
@@ -58,8 +58,8 @@ pub fn raise_descriptor_limit() {
     }
 }
 
-/// Chooses the libraries that the vector engine, or a device in userspace, seals and opens with, by a race.
-/// Takes [`RACE_MS`](weft_engine::race::RACE_MS) of the calling thread.
+/// Chooses the fastest cipher libraries for the vector engine, or a device in userspace, by a race. Takes
+/// [`RACE_MS`](weft_engine::race::RACE_MS) of the calling thread.
 pub fn choose_libraries() {
     for winners in weft_engine::race::prefer_fastest() {
         let names = |choice: weft_crypto::Choice| {
@@ -74,7 +74,7 @@ pub fn choose_libraries() {
     }
 }
 
-/// The log of a detached daemon, which has it as its standard error.
+/// The log of a detached daemon, whose standard error it is.
 pub fn log_path(state_dir: &Path, runtime_dir: &Path) -> PathBuf {
     let other = runtime_dir.join(LOG);
     match std::fs::read_link("/proc/self/fd/2") {
@@ -83,8 +83,9 @@ pub fn log_path(state_dir: &Path, runtime_dir: &Path) -> PathBuf {
     }
 }
 
-/// Opens the log of a detached daemon; the log of the run before is kept beside it. Where the state directory
-/// cannot be written, it is one in the runtime directory, and `progress` is told why. The file, and where it is.
+/// Opens the log of a detached daemon, and keeps the previous run's log beside it. If the state directory is
+/// not writable, the log goes to the runtime directory, and `progress` gets the reason. Returns the file and
+/// its path.
 ///
 /// # Errors
 /// Neither can be written.
@@ -100,7 +101,7 @@ pub fn open_log(
     })
 }
 
-/// The first line tells whether there is room for others.
+/// The first line shows whether there is space.
 fn open_log_in(dir: &Path) -> anyhow::Result<(File, PathBuf)> {
     make_private_dir(dir)?;
     let path = dir.join(LOG);
@@ -116,7 +117,7 @@ fn open_log_in(dir: &Path) -> anyhow::Result<(File, PathBuf)> {
     }
 }
 
-/// Waits until the daemon of a runtime directory has ended; tells `progress` of a wait that is long.
+/// Waits until the daemon of a runtime directory has ended; reports a long wait to `progress`.
 ///
 /// # Errors
 /// It has not ended in time.
@@ -142,16 +143,16 @@ pub async fn wait_until_stopped(runtime_dir: &Path, progress: impl Fn(&str)) -> 
     Ok(())
 }
 
-/// What a reset took away, and what it left.
+/// The outcome of a reset.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Reset {
-    /// Identity, ranges, attachments and secret went with this directory; `None`: it holds none.
+    /// The deleted directory with identity, ranges, attachments and secret; `None`: it held none.
     pub state: Option<PathBuf>,
-    /// The directory in which the last daemon here kept them, if it is another.
+    /// The state directory that the last daemon here used, if it is another one.
     pub left: Option<PathBuf>,
 }
 
-/// Notes where a daemon keeps its state, for a reset that is not told.
+/// Records where a daemon keeps its state, for a reset without that option.
 pub(crate) fn note_state_dir(settings: &Settings) {
     let text = settings.state_dir.to_string_lossy();
     if let Err(error) = std::fs::write(settings.runtime_dir.join(STATE_NOTE), text.as_bytes()) {
@@ -159,8 +160,8 @@ pub(crate) fn note_state_dir(settings: &Settings) {
     }
 }
 
-/// Removes what Weft made on this host: interfaces, and with the state directory identity, ranges, attachments
-/// and secret. A directory that holds no identity is left alone.
+/// Removes everything that Weft created on this host: interfaces, and the state directory with identity,
+/// ranges, attachments and secret. A directory without an identity is left alone.
 ///
 /// # Errors
 /// The daemon still runs, or something cannot be removed.
@@ -190,15 +191,15 @@ fn is_same(one: &Path, other: &Path) -> bool {
     one == other || one.canonicalize().is_ok_and(|one| other.canonicalize().is_ok_and(|o| o == one))
 }
 
-/// Whether a directory is one that a daemon keeps its state in.
+/// Whether a daemon keeps its state in this directory.
 fn holds_state(dir: &Path) -> bool {
     [crate::start::IDENTITY_FILE, crate::core::saving::MESH_FILE]
         .iter()
         .any(|file| dir.join(file).exists())
 }
 
-/// Without a list of what is attached, or with one that cannot be read, there is nothing to find the
-/// devices by: they go with their containers.
+/// Removes direct ports' devices from attached containers. Without a readable list of attachments they cannot
+/// be found; they are removed with their containers.
 async fn remove_direct_ports(state_dir: &Path, kernel: &weft_kernel::Kernel) {
     if state_dir.exists()
         && let Ok(store) = Store::open(state_dir)
@@ -207,10 +208,10 @@ async fn remove_direct_ports(state_dir: &Path, kernel: &weft_kernel::Kernel) {
     }
 }
 
-/// Stands in the runtime directory and says where the state is.
+/// A file in the runtime directory that holds the path of the state directory.
 const STATE_NOTE: &str = "state-directory";
-/// Longest wait for a stopping daemon, in milliseconds: a host without a core to spare is slow to take
-/// a thousand peers' states out of its kernel.
+/// Longest wait for a stopping daemon, in milliseconds. A busy host is slow to remove a thousand peers' states
+/// from its kernel.
 const STOP_TIMEOUT_MS: u64 = 60_000;
 const STOP_PROGRESS_MS: u64 = 3_000;
 const STOP_POLL_MS: u64 = 50;

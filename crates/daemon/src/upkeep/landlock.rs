@@ -1,7 +1,7 @@
-//! Landlock: the daemon, and all that it starts, write to files only where Weft keeps something.
+//! Landlock: the daemon and all its children write only to files in Weft's own places.
 //!
-//! Reading and running programs stay free. A namespace is named by any path, and programs such as `nft` stand
-//! in other places on each system.
+//! Reading and executing stay unrestricted: a namespace may have any path, and programs such as `nft` have
+//! different places on each system.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -20,39 +20,39 @@ use weft_io::namespace::opener;
 use super::opener as process;
 use crate::config::Settings;
 
-/// The newest version of Landlock whose rights the rules name; an older kernel has some of them.
+/// The newest Landlock version whose rights the rules name; an older kernel supports a subset.
 const FILES: ABI = ABI::V5;
 const TCP: ABI = ABI::V4;
-/// Long answers of name servers come over TCP; nothing else of the daemon's does.
+/// Long answers of name servers come over TCP; the daemon uses TCP for nothing else.
 const DNS_PORT: u16 = 53;
-/// Settings of devices, of Weft's and of containers'.
+/// Settings of devices, both Weft's and the containers'.
 const SETTINGS: &str = "/proc/sys/net";
 /// The same in [`weft_kernel::settings_mount`].
 const SETTINGS_IN_MOUNT: &str = "sys/net";
 const TUN: &str = "/dev/net/tun";
 const NULL: &str = "/dev/null";
-/// The lock that iptables-legacy makes where it is missing, and what tells that it may be called.
+/// The lock file that iptables-legacy creates if missing, and the files that show whether it may be called.
 const LEGACY_LOCK: &str = "/run/xtables.lock";
 const LEGACY_TABLES: [&str; 2] =
     ["/proc/thread-self/net/ip_tables_names", "/proc/thread-self/net/ip6_tables_names"];
 
-/// What may be done to files of a directory of Weft's: no device, no link, no other directory.
+/// Rights on files in Weft's own directories: no devices, links or subdirectories.
 const OWN: BitFlags<AccessFs> = make_bitflags!(AccessFs::{
     WriteFile | Truncate | MakeReg | MakeSock | RemoveFile
 });
 const SET: BitFlags<AccessFs> = make_bitflags!(AccessFs::{WriteFile | Truncate});
 const DRIVE: BitFlags<AccessFs> = make_bitflags!(AccessFs::{WriteFile | IoctlDev});
 
-/// The places that rules name stay open. In `/proc` a place that nobody has open may be forgotten and made
-/// anew, and the rule would not be the new one's.
+/// Keeps the places of the rules open. An unused place in `/proc` may be dropped and recreated, and the rule
+/// would not apply to the new one.
 static PLACES: OnceLock<Vec<OwnedFd>> = OnceLock::new();
 
-/// Where the daemon may write.
+/// The places where the daemon may write.
 pub(super) struct Places {
-    /// Directories of Weft's.
+    /// Weft's own directories.
     own: Vec<PathBuf>,
     settings: Option<BorrowedFd<'static>>,
-    /// systemd is told of readiness and sockets by way of an abstract socket.
+    /// Whether systemd's notification socket is an abstract socket.
     needs_abstract_sockets: bool,
 }
 
@@ -71,16 +71,16 @@ impl Places {
     }
 }
 
-/// Whether this kernel has Landlock; if not, why.
+/// Whether this kernel supports Landlock.
 ///
 /// # Errors
-/// It has none, or it is off.
+/// The reason why it does not, or that it is switched off.
 pub fn has_landlock() -> Result<(), &'static str> {
     let probe = Ruleset::default().set_compatibility(CompatLevel::HardRequirement);
     if probe.handle_access(AccessFs::WriteFile).and_then(Ruleset::create).is_ok() {
         return Ok(());
     }
-    // Where there is none, this changes nothing, and tells why.
+    // On a kernel without Landlock this changes nothing, and yields the reason.
     let nothing = Ruleset::default()
         .handle_access(AccessFs::WriteFile)
         .and_then(Ruleset::create)
@@ -93,9 +93,9 @@ pub fn has_landlock() -> Result<(), &'static str> {
     }
 }
 
-/// Puts this process under Landlock, with all that it starts from now on. To be called while there is one
-/// thread, once the directories are there, and before capabilities and system calls are given up. Gives the
-/// kernel's version of Landlock.
+/// Restricts this process and all its later children by Landlock. Call it while there is one thread, once the
+/// directories exist, and before capabilities and system calls are dropped. Returns the kernel's Landlock
+/// version.
 pub(super) fn restrict(places: &Places) -> anyhow::Result<ABI> {
     has_landlock().map_err(anyhow::Error::msg)?;
     let threads = std::fs::read_dir("/proc/self/task").context("cannot count threads")?.count();
@@ -104,7 +104,8 @@ pub(super) fn restrict(places: &Places) -> anyhow::Result<ABI> {
     }
     if LEGACY_TABLES.iter().any(|tables| Path::new(tables).exists()) {
         let flags = OFlags::CREATE | OFlags::RDONLY | OFlags::CLOEXEC;
-        // As iptables itself makes it. Without it the accept rule cannot be looked after, and that is told.
+        // With the mode that iptables itself uses. Without the file the accept rule cannot be maintained,
+        // which is reported.
         let _ = rustix::fs::open(LEGACY_LOCK, flags, Mode::RUSR | Mode::WUSR);
     }
     let socket = process::start().context("cannot start the process that opens namespaces")?;
@@ -144,7 +145,7 @@ fn enforce(places: &Places) -> anyhow::Result<ABI> {
     }
 }
 
-/// Rules that allow nothing of what they are about.
+/// A ruleset that denies everything it handles.
 fn empty(abstract_sockets: bool) -> anyhow::Result<RulesetCreated> {
     let scopes = match abstract_sockets {
         true => Scope::Signal.into(),
@@ -170,7 +171,7 @@ mod tests {
 
     use super::*;
 
-    /// Runs on a thread of its own, which alone is under Landlock; `false` if the kernel has none.
+    /// Runs on a separate thread, which alone is under Landlock; `false` if the kernel has none.
     fn under_landlock(own: &Path, test: impl FnOnce(ABI) + Send) -> bool {
         if let Err(why) = has_landlock() {
             eprintln!("not tested here: {why}");

@@ -1,7 +1,8 @@
-//! The log of a daemon: whatever others make it say, its lines are harmless to a terminal, few, and in a bounded file.
+//! The log of a daemon. Whatever peers provoke, its lines are harmless to a terminal, limited in number, and in
+//! a bounded file.
 //!
-//! Lines are of one cause if one place of the code writes them. A cause has so many lines at once and so many a minute;
-//! how many were left out stands before its next line.
+//! Lines have one cause if one place in the code writes them. Each cause has a burst limit and a limit per
+//! minute. Its next line is preceded by the number of lines left out.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -21,23 +22,23 @@ use tracing_subscriber::registry::LookupSpan;
 
 /// The log of a daemon that runs detached.
 pub(crate) const LOG: &str = "weft.log";
-/// A log file is closed at this size, and becomes the old one.
+/// A log file is rotated at this size.
 const LOG_BYTES_MAX: u64 = 8 << 20;
-/// Lines of one cause that may come at once.
+/// Burst limit: lines of one cause at once.
 const LINES_AT_ONCE_MAX: u32 = 300;
-/// Lines of one cause a minute, once those at once are used up.
+/// Lines of one cause a minute, once the burst is used up.
 const LINES_PER_MINUTE: u32 = 30;
-/// Of a value in a line this much is shown.
+/// Bytes of a value that a line shows.
 const VALUE_BYTES_MAX: usize = 1024;
 
-/// Sends log lines to standard error. `WEFT_LOG` chooses what: `info` unless set.
+/// Sends log lines to standard error. `WEFT_LOG` sets the filter: `info` unless set.
 pub fn log_to_stderr() {
     let ansi = io::IsTerminal::is_terminal(&io::stderr());
     begin(io::stderr, ansi);
 }
 
-/// Sends log lines to standard error, and keeps the file bounded if that is what standard error is. `WEFT_LOG` chooses
-/// what: `info` unless set.
+/// Sends log lines to standard error, and bounds the file at `path` if standard error is that file. `WEFT_LOG`
+/// sets the filter: `info` unless set.
 pub fn log_to_file(path: PathBuf) {
     let file = is_stderr(&path).then(|| LogFile::open(path, LOG_BYTES_MAX, true));
     match file {
@@ -71,7 +72,7 @@ where
         .try_init();
 }
 
-/// A value without control characters, nor those that turn the direction of what follows.
+/// Escapes control characters in a value, and those that change the text direction.
 fn harmless(value: &dyn fmt::Debug) -> String {
     let text = format!("{value:?}");
     let mut out = String::with_capacity(text.len());
@@ -90,7 +91,7 @@ fn harmless(value: &dyn fmt::Debug) -> String {
     out
 }
 
-/// Writes lines in the usual form, as many of each cause as may be.
+/// Writes lines in the usual format, within the quota of each cause.
 #[derive(Default)]
 struct Bounded {
     format: Format,
@@ -109,7 +110,7 @@ where
         event: &Event<'_>,
     ) -> fmt::Result {
         let metadata = event.metadata();
-        // Whoever asks for more than `info` wants to see all of it.
+        // Levels beyond `info` are not limited: a user who asks for them wants every line.
         if *metadata.level() <= Level::INFO {
             let now = Instant::now();
             let mut causes = self.causes.lock().unwrap_or_else(PoisonError::into_inner);
@@ -124,7 +125,7 @@ where
     }
 }
 
-/// What of a cause may still be written.
+/// The lines that a cause may still write.
 struct Quota {
     lines: f64,
     at: Instant,
@@ -136,7 +137,7 @@ impl Quota {
         Self { lines: LINES_AT_ONCE_MAX.into(), at: now, left_out: 0 }
     }
 
-    /// Takes a line; how many were left out before it, `None` if it is left out itself.
+    /// Takes a line. Returns how many were left out before it; `None` if this one is left out.
     fn take(&mut self, now: Instant) -> Option<u64> {
         let since = now.saturating_duration_since(self.at);
         let more = since.as_secs_f64() * f64::from(LINES_PER_MINUTE) / 60.0;
@@ -150,11 +151,11 @@ impl Quota {
     }
 }
 
-/// A log file that moves aside when it is full. What cannot be written is lost: a full disk stops nothing.
+/// A log file that rotates when it is full. Write errors are ignored: a full disk stops nothing.
 struct LogFile {
     path: PathBuf,
     bytes_max: u64,
-    /// Standard error is this file, too: what panics write goes on in the new one.
+    /// This file is also standard error: panic messages continue in the new file.
     is_stderr: bool,
     file: Mutex<File>,
 }
@@ -183,20 +184,20 @@ impl LogFile {
                 }
                 *file = new;
             }
-            // It must not grow, come what may.
+            // The file must not grow in any case.
             Err(_) => drop(file.set_len(0)),
         }
     }
 }
 
-/// The log before a log: of the run before, or the older half of this one.
+/// The rotated log: that of the previous run, or the older half of this one.
 pub(crate) fn old(path: &Path) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(".1");
     name.into()
 }
 
-/// Opens a file of the log, so that nobody else can read it.
+/// Opens a log file that no other user can read.
 pub(crate) fn append(path: &Path) -> io::Result<File> {
     OpenOptions::new().append(true).create(true).mode(0o600).open(path)
 }
@@ -209,7 +210,7 @@ impl<'a> MakeWriter<'a> for LogFile {
     }
 }
 
-/// Takes a line at a time.
+/// Writes one line at a time.
 struct LogWriter<'a>(&'a LogFile);
 
 impl Write for LogWriter<'_> {
@@ -271,7 +272,7 @@ mod tests {
             assert!(std::fs::metadata(&path).unwrap().len() <= 1_000);
         }
         assert!(read(OLD_LOG).len() <= 1_000);
-        // Where it cannot be moved aside, it is bounded all the same.
+        // Even if the file cannot be renamed, it stays bounded.
         std::fs::remove_file(dir.path().join(OLD_LOG)).unwrap();
         std::fs::create_dir(dir.path().join(OLD_LOG)).unwrap();
         for _ in 0..100 {

@@ -1,5 +1,4 @@
-//! Sizes of packets: what the host's link carries, what containers get, and what becomes of it while
-//! the daemon runs.
+//! Packet sizes: the MTU of the host's link, the MTU of containers, and changes while the daemon runs.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -17,21 +16,21 @@ use crate::config::{EngineChoice, FormatChoice, Settings};
 use crate::core::control::Request;
 use crate::services::supervisor::Pulse;
 
-/// Where the host has no link that tells.
+/// The default if the host's link is unknown.
 const LINK_MTU_DEFAULT: u32 = 1_500;
-/// IPv6 needs it inside (RFC 8200 section 5).
+/// IPv6 requires this inside (RFC 8200 section 5).
 const CONTAINER_MTU_MIN: u16 = 1_280;
-/// Changes of devices come in flocks; the link is looked at once they are over.
+/// Changes of devices come in bursts; the link is checked once they are over.
 const SETTLE_MS: u64 = 300;
-/// Routes that are looked at for the MTU of the link.
+/// Routes checked for the MTU of the link.
 const ROUTES_MAX: usize = 64;
-/// How often it is asked whether there are other peers than before, in milliseconds.
+/// The interval between checks for new peers, in milliseconds.
 const PEERS_LOOK_MS: u64 = 1_000;
-/// Pause after the kernel refused to say what happens to devices, in milliseconds.
+/// Pause after the kernel refused to report device changes, in milliseconds.
 pub(crate) const WATCH_RETRY_MS: u64 = 2_000;
 
-/// What to reckon with before there are peers, so that every path carries what containers are given:
-/// the smallest MTU of the links that lead to the targets, else that of the host's own link.
+/// The MTU to assume before there are peers, so that every path carries the containers' packets. It is
+/// the smallest MTU of the links towards the targets, else that of the host's own link.
 ///
 /// # Errors
 /// The kernel's refusal.
@@ -41,14 +40,14 @@ pub(crate) async fn link_mtu(settings: &Settings, kernel: &Kernel) -> Result<u16
     known_or_own(routed.into_iter().min(), kernel).await
 }
 
-/// The largest MTU of the links that lead to the peers, so that one narrow way holds nobody else
-/// back: which of the paths carry less their probes find out.
+/// The largest MTU of the links towards the peers, so that one narrow path does not hold back the others.
+/// Probes find out which paths carry less.
 async fn link_mtu_towards(peers: BTreeSet<IpAddr>, kernel: &Kernel) -> Result<u16, KernelError> {
     let routed = routed_mtus(peers, kernel).await;
     known_or_own(routed.into_iter().max(), kernel).await
 }
 
-/// MTUs towards those of the addresses that have a route, of the first [`ROUTES_MAX`].
+/// MTUs of the routes to the first [`ROUTES_MAX`] addresses that have one.
 async fn routed_mtus(addresses: BTreeSet<IpAddr>, kernel: &Kernel) -> Vec<u32> {
     let mut mtus = Vec::new();
     for address in addresses.into_iter().take(ROUTES_MAX) {
@@ -65,9 +64,9 @@ async fn known_or_own(routed: Option<u32>, kernel: &Kernel) -> Result<u16, Kerne
     Ok(u16::try_from(mtu.unwrap_or(LINK_MTU_DEFAULT)).unwrap_or(u16::MAX))
 }
 
-/// The format with the most overhead that paths of this host are to carry frames in: `ovpn` where it
-/// was asked for, or where the kernel has no other, perhaps. Whether its device is of use here the kernel
-/// engine finds out later; containers keep the MTU that they were given first.
+/// The format with the most overhead that this host's paths may use. It is `ovpn` if configured, or if
+/// the kernel may have no other format. The kernel engine finds out later whether the device is usable;
+/// containers keep their first MTU.
 pub(crate) async fn widest_format(settings: &Settings) -> Format {
     match (settings.format, settings.engine) {
         (FormatChoice::Ovpn, _) => Format::Ovpn,
@@ -91,7 +90,7 @@ pub(crate) fn container_mtu(link_mtu: u16, format: Format) -> u16 {
     (inner / 4 * 4).max(CONTAINER_MTU_MIN)
 }
 
-/// Said of a link that leaves containers less than IPv6 has a right to.
+/// A warning if the link leaves containers less than IPv6's minimum.
 pub fn narrow_link(link_mtu: u16, engine: EngineChoice, switch: SwitchKind) -> Option<String> {
     let overhead = weft_path::overhead(Format::Esp, Encapsulation::Udp, false);
     let wanted = CONTAINER_MTU_MIN + overhead;
@@ -106,7 +105,7 @@ pub fn narrow_link(link_mtu: u16, engine: EngineChoice, switch: SwitchKind) -> O
     })
 }
 
-/// What is to be said of a path in use that carries less than the MTU of this host's containers.
+/// A warning if a path in use carries less than the MTU of this host's containers.
 pub(crate) fn narrow_path(
     path: &PathStatus,
     containers: u16,
@@ -125,7 +124,7 @@ pub(crate) fn narrow_path(
         let by_bridge = switch == SwitchKind::Bridge && path.format == Some(Format::Esp);
         format!("; {}", what_becomes_of_ipv6(!kernel || (by_bridge && over_ipv4)))
     } else if kernel && theirs.is_some() {
-        // A kernel answers for the links that it knows alone.
+        // A kernel reports only the MTU of links that it knows.
         "; TCP is told, longer packets of others are dropped there".into()
     } else {
         String::new()
@@ -133,7 +132,7 @@ pub(crate) fn narrow_path(
     Some(format!("{mtu} towards {}: {why}{cost}", to()))
 }
 
-/// On a path that carries less than [`CONTAINER_MTU_MIN`] bytes.
+/// The effect on IPv6 of a path that carries less than [`CONTAINER_MTU_MIN`] bytes.
 fn what_becomes_of_ipv6(cuts: bool) -> String {
     if cuts {
         format!("longer IPv6 packets, of up to {CONTAINER_MTU_MIN} bytes, go in two pieces")
@@ -143,8 +142,7 @@ fn what_becomes_of_ipv6(cuts: bool) -> String {
     }
 }
 
-/// Tells the control loop when the link carries more or less than before. What containers were given
-/// stays.
+/// Reports changes of the link's MTU to the control loop. Containers keep their MTU.
 pub(crate) async fn follow_link_mtu(
     settings: Settings,
     kernel: Kernel,
@@ -199,7 +197,7 @@ fn addresses(links: &Links) -> BTreeSet<IpAddr> {
     links.remotes().into_iter().map(|(_, remote)| remote.ip().to_canonical()).collect()
 }
 
-/// Devices of Weft's own are no links to other hosts.
+/// Weft's own devices are not links to other hosts.
 fn concerns_the_link(event: &LinkEvent) -> bool {
     let name = match event {
         LinkEvent::MtuChanged { name, .. } | LinkEvent::Up { name } | LinkEvent::Down { name } => {

@@ -1,5 +1,5 @@
-//! The process that opens the network namespaces of containers: under Landlock the daemon may not. It has
-//! two capabilities and no secret, and hands over nothing but network namespaces.
+//! The process that opens the network namespaces of containers, since Landlock forbids the daemon to do
+//! so. It has two capabilities and no secret, and hands over only network namespaces.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -15,21 +15,21 @@ use weft_io::namespace::opener;
 
 use super::privileges;
 
-/// This program, also when its file was replaced meanwhile.
+/// This program, even if its file was replaced meanwhile.
 const PROGRAM: &str = "/proc/self/exe";
-/// The name that the process goes by.
+/// The name of the process.
 const NAME: &std::ffi::CStr = c"weft-opener";
-/// Looking at processes of any user and namespace, and into any directory.
+/// Inspecting processes of any user and namespace, and reading any directory.
 const NEEDED: CapabilitySet = CapabilitySet::SYS_PTRACE.union(CapabilitySet::DAC_READ_SEARCH);
 
-/// It lives as long as the daemon.
+/// The process lives as long as the daemon.
 static PROCESS: OnceLock<Child> = OnceLock::new();
 
-/// Starts the process, which ends once the socket that this returns is closed. To be called before the
-/// daemon is under Landlock: what it starts later is under it too.
+/// Starts the process, which ends once the returned socket is closed. Call it before the daemon is under
+/// Landlock, since later children are under it too.
 pub(super) fn start() -> io::Result<OwnedFd> {
     let (here, there) = opener::pair()?;
-    // Nothing of the environment: there may be a password in it.
+    // The environment is cleared: it may contain a password.
     let child = Command::new(PROGRAM)
         .arg0("weft")
         .arg("open-namespaces")
@@ -57,11 +57,11 @@ pub fn open_namespaces() -> anyhow::Result<()> {
         bail!("open-namespaces is started by the daemon alone, and does nothing without it");
     }
     close_inherited().context("cannot see what is open here; is /proc mounted?")?;
-    // What a terminal sends to the daemon is not for this process.
+    // Signals from the daemon's terminal must not reach this process.
     let _ = rustix::process::setsid();
     let _ = std::env::set_current_dir("/");
     let _ = rustix::thread::set_name(NAME);
-    // A kernel that refuses leaves a process that makes no use of them.
+    // If the kernel refuses, the process still does not use them.
     let _ = privileges::keep_capabilities(NEEDED);
     let _ = privileges::refuse_system_calls();
     opener::serve(&stdin).context("cannot open namespaces any longer")

@@ -1,8 +1,8 @@
-//! Whether the saved state is the one that this machine wrote last, and which run was here before.
+//! Whether the saved state is the one that this machine wrote last, and which run preceded this one.
 //!
-//! Two notes say so. One lies beside the API's socket, where neither a backup nor the image of a machine brings it back:
-//! which run of the daemon this is, and how far its state had come. The other lies beside the state and says which file
-//! it is about: a state that was copied is another file, or on another machine.
+//! Two notes answer that. One lies beside the API's socket, where no backup or machine image restores it. It
+//! names the run of the daemon and how far its state had come. The other lies beside the state and names the
+//! file it is about: a copied state is another file, or on another machine.
 
 use std::fs;
 use std::io;
@@ -17,27 +17,27 @@ use weft_crypto::PeerId;
 use crate::config::Settings;
 use crate::core::saving::MESH_FILE;
 
-/// What a run leaves for the next one on this machine, until the machine is started anew.
+/// The note of a run for the next one on this machine, until the machine reboots.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct LastRun {
-    /// Names the start of the machine.
+    /// Identifies the boot of the machine.
     boot: String,
     peer: PeerId,
     instance: u64,
-    /// How far the state had come, if it was the newest.
+    /// The generation of the saved state, if it was the newest.
     generation: Option<u64>,
 }
 
-/// Which file, on which machine.
+/// Identifies a file on a machine.
 #[derive(Debug, Serialize, Deserialize)]
 struct Place {
-    /// When the file was made, in nanoseconds since 1970; a copy was made later.
+    /// When the file was created, in nanoseconds since 1970; a copy has a later time.
     made_ns: u64,
-    /// The machine's serial number as its firmware says; copies of virtual machines have others.
+    /// The machine's serial number from its firmware; copies of virtual machines differ.
     machine: Option<String>,
 }
 
-/// Where both notes are, and what is in the one of this run.
+/// The paths of both notes, and the contents of this run's note.
 pub(crate) struct Notes {
     state: PathBuf,
     place: PathBuf,
@@ -47,7 +47,7 @@ pub(crate) struct Notes {
     run: LastRun,
 }
 
-/// What the notes of the run before say.
+/// The contents of the previous run's notes.
 pub(crate) struct Before {
     pub(crate) origin: weft_mesh::Origin,
     /// The instance that ran here and is known to have ended.
@@ -55,7 +55,7 @@ pub(crate) struct Before {
 }
 
 impl Notes {
-    /// Reads the notes of the run before, and notes that this one runs now.
+    /// Reads the notes of the previous run, and records that this one runs now.
     pub(crate) fn begin(settings: &Settings, peer: PeerId, instance: u64) -> (Self, Before) {
         let boot = fs::read_to_string(BOOT_ID).unwrap_or_default().trim().to_owned();
         Self::begin_at(&settings.state_dir, &settings.runtime_dir, (boot, peer, instance))
@@ -77,7 +77,7 @@ impl Notes {
         let last: Option<LastRun> = read(&notes.last_run);
         let last = last.filter(|last| (&last.boot, last.peer) == (&notes.run.boot, peer));
         let last_generation = last.as_ref().and_then(|last| last.generation);
-        // A state of before such notes were made has none.
+        // A state from before these notes existed has none.
         let noted: Option<Place> = read(&notes.place);
         let copied = noted.zip(notes.place()).is_some_and(|(noted, now)| noted.is_another(&now));
         notes.run.generation = last_generation;
@@ -86,7 +86,8 @@ impl Notes {
         (notes, Before { origin, instance: last.map(|last| last.instance) })
     }
 
-    /// The state has been saved; with its generation, if it is the newest. One that may not be stays a copy.
+    /// Records that the state was saved, with its generation if it is the newest. Otherwise a state that may be
+    /// a copy stays one.
     pub(crate) fn saved(&mut self, generation: Option<u64>) {
         if generation.is_none() {
             return;
@@ -100,7 +101,7 @@ impl Notes {
         }
     }
 
-    /// `None` if the file system or the kernel does not say.
+    /// `None` if the file system or the kernel does not provide it.
     fn place(&self) -> Option<Place> {
         let made = fs::metadata(&self.state).and_then(|file| file.created()).ok()?;
         let made_ns = u64::try_from(made.duration_since(UNIX_EPOCH).ok()?.as_nanos()).ok()?;
@@ -113,7 +114,7 @@ impl Notes {
 }
 
 impl Place {
-    /// A machine that does not say who it is may be the same.
+    /// Without an identity, a machine counts as the same.
     fn is_another(&self, now: &Self) -> bool {
         let machines = self.machine.as_ref().zip(now.machine.as_ref());
         self.made_ns != now.made_ns || machines.is_some_and(|(noted, now)| noted != now)
@@ -124,7 +125,7 @@ fn read<T: DeserializeOwned>(path: &Path) -> Option<T> {
     serde_json::from_slice(&fs::read(path).ok()?).ok()
 }
 
-/// Replaces a note. It is not forced to the disk: one that is lost costs a question to other hosts, no more.
+/// Replaces a note without forcing it to disk: a lost note costs only a question to other hosts.
 fn note<T: Serialize>(path: &Path, value: &T) {
     let temporary = path.with_extension("new");
     let write = || -> io::Result<()> {
@@ -165,7 +166,7 @@ mod tests {
         let (mut notes, before) = Notes::begin_at(state.path(), runtime.path(), run("boot", 1));
         assert_eq!((before.origin, before.instance), (weft_mesh::Origin::default(), None));
         save(state.path(), &mut notes, 5);
-        // A daemon that was killed at once leaves what the one before knew.
+        // A daemon that was killed at once leaves the knowledge of its predecessor.
         for instance in [2, 3] {
             let (_, before) = Notes::begin_at(state.path(), runtime.path(), run("boot", instance));
             assert_eq!(before.instance, Some(instance - 1));
@@ -202,7 +203,7 @@ mod tests {
         };
         assert!(!copied(state.path()));
         assert!(copied(copy.path()));
-        // Put back over what was there.
+        // Restored over the existing file.
         tick();
         fs::remove_file(state.path().join(MESH_FILE)).unwrap();
         fs::copy(copy.path().join(MESH_FILE), state.path().join(MESH_FILE)).unwrap();

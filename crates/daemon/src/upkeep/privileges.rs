@@ -1,4 +1,4 @@
-//! The daemon's rights: what it needs of root's, and no more.
+//! The daemon's privileges, reduced to those it needs.
 
 use std::io;
 
@@ -6,9 +6,9 @@ use anyhow::Context;
 use rustix::thread::{CapabilitySet, CapabilitySets};
 use seccompiler::{BpfProgram, SeccompAction, SeccompFilter};
 
-/// The capabilities that the daemon keeps, those of `packaging/weft.service`: devices, routes and raw packets,
-/// ports below 1024, the namespaces of containers with notices of their devices, and files of theirs and of
-/// Docker's.
+/// The capabilities that the daemon keeps, as in `packaging/weft.service`. They cover devices, routes and raw
+/// packets, and ports below 1024. They also cover the namespaces of containers with notices of their devices,
+/// and files of containers and Docker.
 const NEEDED: CapabilitySet = CapabilitySet::NET_ADMIN
     .union(CapabilitySet::NET_RAW)
     .union(CapabilitySet::NET_BIND_SERVICE)
@@ -18,10 +18,9 @@ const NEEDED: CapabilitySet = CapabilitySet::NET_ADMIN
     .union(CapabilitySet::DAC_OVERRIDE)
     .union(CapabilitySet::DAC_READ_SEARCH);
 
-/// System calls that neither the daemon nor the programs that it starts (`nft`, `iptables`) have use for, and
-/// by which a program that was taken over leaves its bounds: other processes' memory, mounts, modules, the
-/// kernel itself, its clock and its keys. A list of what is allowed would have to hold for every version of
-/// those programs.
+/// System calls that neither the daemon nor its child programs (`nft`, `iptables`) need, and that help a
+/// compromised program to escape: other processes' memory, mounts, modules, the kernel itself, its clock and
+/// its keys. An allow list would have to fit every version of those programs.
 const REFUSED: [i64; 43] = [
     libc::SYS_acct,
     libc::SYS_add_key,
@@ -68,7 +67,7 @@ const REFUSED: [i64; 43] = [
     libc::SYS_userfaultfd,
 ];
 
-/// Keeps of root's capabilities those that the daemon needs.
+/// Drops all capabilities but those that the daemon needs.
 pub(super) fn drop_capabilities() -> anyhow::Result<()> {
     keep_capabilities(NEEDED).context("the kernel takes no capabilities back")
 }
@@ -76,11 +75,11 @@ pub(super) fn drop_capabilities() -> anyhow::Result<()> {
 pub(super) fn keep_capabilities(kept: CapabilitySet) -> io::Result<()> {
     rustix::thread::clear_ambient_capability_set()?;
     let held = rustix::thread::capabilities(None)?;
-    // Without CAP_SETPCAP, as under systemd, the bounding set is what somebody else made it.
+    // Without CAP_SETPCAP, as under systemd, the bounding set is already fixed.
     if held.effective.contains(CapabilitySet::SETPCAP) {
         for capability in CapabilitySet::all().difference(kept).iter() {
             match rustix::thread::remove_capability_from_bounding_set(capability) {
-                // One that this kernel does not know yet.
+                // This kernel does not know the capability.
                 Err(rustix::io::Errno::INVAL) | Ok(()) => {}
                 Err(error) => return Err(error.into()),
             }
@@ -94,7 +93,7 @@ pub(super) fn keep_capabilities(kept: CapabilitySet) -> io::Result<()> {
     Ok(rustix::thread::set_capabilities(None, sets)?)
 }
 
-/// Refuses this process, and all that it starts, what neither has use for.
+/// Denies this process and all its children the system calls they do not need.
 pub(super) fn refuse_system_calls() -> anyhow::Result<()> {
     rustix::thread::set_no_new_privs(true)?;
     let program = filter()?;

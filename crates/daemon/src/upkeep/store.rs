@@ -1,4 +1,4 @@
-//! What survives a restart: small JSON files in the state directory, replaced atomically.
+//! State that survives a restart: small JSON files in the state directory, replaced atomically.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -21,9 +21,9 @@ use crate::services::supervisor::Pulse;
 #[derive(Clone)]
 pub(crate) struct Store {
     dir: PathBuf,
-    /// Held while something is written, which a disk may hold up.
+    /// Held during a write, which a slow disk may delay.
     faults: Arc<Mutex<Faults>>,
-    /// What [`Self::fault`] says.
+    /// The text for [`Self::fault`].
     told: Arc<Mutex<Option<String>>>,
 }
 
@@ -35,7 +35,7 @@ struct Fault {
     reason: String,
     since: SystemTime,
     bytes: usize,
-    /// What is to be written once it can be; `None`: what was to be written has been refused.
+    /// The bytes to write once that is possible; `None`: the write was refused.
     pending: Option<Zeroizing<Vec<u8>>>,
 }
 
@@ -45,27 +45,27 @@ pub enum StoreError {
     /// A file cannot be read or written (the disk, permissions).
     #[error("cannot {action} {path}: {error}{}", advice(error))]
     Io {
-        /// Read, write, create.
+        /// The action: read, write or create.
         action: &'static str,
-        /// Which file.
+        /// The file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         error: io::Error,
     },
-    /// A file holds something else than this version of Weft wrote.
+    /// A file that this version of Weft cannot parse.
     #[error(
         "{path} is not readable by this version of weft ({error}); restore it from a backup, or weft reset"
     )]
     Malformed {
-        /// Which file.
+        /// The file.
         path: PathBuf,
-        /// What is wrong.
+        /// The parse error.
         error: serde_json::Error,
     },
 }
 
 impl Store {
-    /// Opens the directory, making it for root alone where there is none.
+    /// Opens the directory; creates it for root alone if it does not exist.
     pub(crate) fn open(dir: &Path) -> Result<Self, StoreError> {
         make_private_dir(dir)?;
         Ok(Self { dir: dir.into(), faults: Arc::default(), told: Arc::default() })
@@ -85,14 +85,15 @@ impl Store {
             .map_err(|error| StoreError::Malformed { path, error })
     }
 
-    /// Replaces a file so that after a power cut either the old or the new one is there whole. After an
-    /// error the old one is.
+    /// Replaces a file atomically: after a power cut either the old or the new one is complete. After an
+    /// error the old one remains.
     pub(crate) fn save<T: Serialize>(&self, name: &str, value: &T) -> Result<(), StoreError> {
         let text = self.text(name, value)?;
         self.write(name, &text, false)
     }
 
-    /// Like [`Self::save`], for what has happened already: what cannot be written now is written later.
+    /// Like [`Self::save`], for a change that has already happened: if the write fails, it is repeated
+    /// later.
     pub(crate) fn save_or_later<T: Serialize>(&self, name: &str, value: &T) {
         let saved = self.text(name, value).and_then(|text| self.write(name, &text, true));
         if let Err(error) = saved {
@@ -105,13 +106,13 @@ impl Store {
             .map_err(|error| StoreError::Malformed { path: self.path(name), error })
     }
 
-    /// The network's secret, once one is known: the bytes as they were kept.
+    /// The network's secret, once one is known: the bytes as stored.
     pub(crate) fn load_secret(&self) -> Result<Option<Zeroizing<Vec<u8>>>, StoreError> {
         self.read(SECRET)
     }
 
-    /// Keeps the network's secret, readable by root alone. One that is kept already is not written again,
-    /// so that a full disk keeps no daemon from starting.
+    /// Stores the network's secret, readable by root alone. A secret already stored is not rewritten, so
+    /// a full disk does not keep the daemon from starting.
     pub(crate) fn save_secret(&self, secret: &[u8]) -> Result<(), StoreError> {
         match self.read(SECRET)? {
             Some(known) if known.as_slice() == secret => Ok(()),
@@ -119,17 +120,17 @@ impl Store {
         }
     }
 
-    /// Like [`Self::save_secret`]; what cannot be written now is written later.
+    /// Like [`Self::save_secret`]; if the write fails, it is repeated later.
     pub(crate) fn save_secret_or_later(&self, secret: &[u8]) -> Result<(), StoreError> {
         self.write(SECRET, secret, true)
     }
 
-    /// Why nothing can be written, and since when, if so.
+    /// The reason why writes fail, and since when, if they do.
     pub(crate) fn fault(&self) -> Option<String> {
         self.told.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Writes what could not be written before, again and again until it can be.
+    /// Repeats failed writes until they succeed.
     pub(crate) async fn keep_trying(&self, pulse: &Pulse) -> Infallible {
         let mut pause_ms = RETRY_FIRST_MS;
         loop {
@@ -141,7 +142,7 @@ impl Store {
         }
     }
 
-    /// Whether all can be written again.
+    /// Whether all writes succeed again.
     fn try_again(&self) -> bool {
         let mut faults = self.lock();
         let before = faults.len();
@@ -185,7 +186,7 @@ impl Store {
         }
     }
 
-    /// One file is written at a time, so that nothing older comes after it.
+    /// Writes one file at a time, so that no older content follows a newer one.
     fn write(&self, name: &str, bytes: &[u8], later: bool) -> Result<(), StoreError> {
         let mut faults = self.lock();
         let result = self.replace(name, bytes);
@@ -234,14 +235,14 @@ impl Store {
             File::open(&self.dir)?.sync_all()
         };
         replace().map_err(|error| {
-            // What there is of it takes room.
+            // The partial file takes space.
             let _ = fs::remove_file(&temporary);
             StoreError::Io { action: "write", path: path.clone(), error }
         })
     }
 }
 
-/// Makes a directory that only root may enter, with its parents.
+/// Creates a directory that only root may enter, with its parents.
 pub fn make_private_dir(dir: &Path) -> Result<(), StoreError> {
     fs::DirBuilder::new().recursive(true).mode(0o700).create(dir).map_err(|error| StoreError::Io {
         action: "create",
@@ -255,7 +256,7 @@ pub fn has_secret(state_dir: &Path) -> bool {
     state_dir.join(SECRET).exists()
 }
 
-/// Held as long as the daemon lives; the kernel lets go of it even after `kill -9`.
+/// A lock for the life of the daemon; the kernel releases it even after `kill -9`.
 pub(crate) struct Lock {
     _file: File,
 }
@@ -265,7 +266,8 @@ impl Lock {
     pub(crate) fn take(dir: &Path) -> Result<Option<Self>, StoreError> {
         make_private_dir(dir)?;
         let path = dir.join(LOCK);
-        // Not open for writing: a file system with such a file cannot be made read-only.
+        // Opened read-only: an open writable file would keep the file system from being remounted
+        // read-only.
         let open = || match File::open(&path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 let options = &mut OpenOptions::new();
@@ -284,7 +286,7 @@ impl Lock {
     }
 }
 
-/// What to do about an error of the disk.
+/// Advice for a disk error.
 fn advice(error: &io::Error) -> &'static str {
     match error.kind() {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => "; make room on that disk",
@@ -294,9 +296,9 @@ fn advice(error: &io::Error) -> &'static str {
 }
 
 const SECRET: &str = "secret";
-/// A file that tells whether there is room.
+/// A file that tests whether there is space.
 const PROBE: &str = "probe";
-/// First pause before what could not be written is tried again, in milliseconds; doubles each time.
+/// First pause before a failed write is repeated, in milliseconds; doubles each time.
 const RETRY_FIRST_MS: u64 = 1_000;
 /// Longest such pause, in milliseconds.
 const RETRY_MAX_MS: u64 = 8_000;
@@ -362,7 +364,7 @@ mod tests {
         assert_eq!(store.load("numbers.json").unwrap(), Some(vec![1]));
         mend_writing(&store, "numbers.json");
         assert!(store.try_again());
-        // What was refused is not written later, what has happened is.
+        // A refused write is not repeated, a completed change is.
         assert_eq!(store.load("numbers.json").unwrap(), Some(vec![2]));
         assert_eq!(store.fault(), None);
     }

@@ -1,15 +1,15 @@
-//! What is wrong on this host though the daemon runs: shown by `weft status` and `weft doctor`, and told to
-//! the log once as it comes and goes.
+//! Problems on this host while the daemon runs. `weft status` and `weft doctor` show them, and the log
+//! reports each once as it comes and goes.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// The warnings of all who look after something, by who tells.
+/// The warnings by their source.
 #[derive(Clone, Default)]
 pub(crate) struct Warnings(Arc<Mutex<BTreeMap<&'static str, Vec<String>>>>);
 
 impl Warnings {
-    /// All that there is to warn of now from one who looks after something.
+    /// Replaces all current warnings of one source.
     pub(crate) fn set(&self, from: &'static str, mut now: Vec<String>) {
         now.truncate(WARNINGS_MAX);
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -29,7 +29,7 @@ impl Warnings {
     }
 }
 
-/// Warnings of one kind that are shown.
+/// Warnings of one source that are shown.
 const WARNINGS_MAX: usize = 16;
 
 #[cfg(test)]

@@ -1,5 +1,5 @@
-//! Attach and detach: from what the user named to an interface with addresses, and back; kept over
-//! restarts of the daemon.
+//! Attach and detach: from the user's name for a container to an interface with addresses, and back.
+//! Attachments survive restarts of the daemon.
 
 use std::collections::BTreeMap;
 use std::ops::{Deref, DerefMut};
@@ -32,9 +32,9 @@ use crate::upkeep::store::{Store, StoreError};
 /// All attachments of this host. One attach or detach runs at a time.
 pub(crate) struct Attachments {
     inner: Mutex<Inner>,
-    /// What `weft ps` shows while the kernel holds up an attach.
+    /// The list that `weft ps` shows while the kernel delays an attach.
     shown: watch::Sender<Arc<Vec<Attachment>>>,
-    /// Whether the containers of the last run are plugged in again, as far as they can be.
+    /// Whether the containers of the last run are plugged in again, as far as possible.
     restored: watch::Sender<bool>,
     pub(crate) kernel: Kernel,
     pub(crate) engine: KernelEngine,
@@ -52,7 +52,7 @@ pub(crate) struct Inner {
     pub(crate) retries: Retries,
 }
 
-/// All attachments, for one change. What is shown follows when this goes.
+/// All attachments, locked for one change. The published list is updated on drop.
 pub(super) struct Locked<'a> {
     inner: MutexGuard<'a, Inner>,
     shown: &'a watch::Sender<Arc<Vec<Attachment>>>,
@@ -83,12 +83,12 @@ impl Drop for Locked<'_> {
     }
 }
 
-/// How long `weft ps` waits for a change that is under way.
+/// How long `weft ps` waits for a change under way.
 const LIST_PATIENCE: Duration = Duration::from_millis(20);
-/// And at the start, for the containers of the last run.
+/// How long it waits at the start for the containers of the last run.
 const START_PATIENCE: Duration = Duration::from_secs(5);
 
-/// One attachment as it stands in the state directory.
+/// One attachment as stored in the state directory.
 #[derive(Clone, Serialize, Deserialize)]
 pub(crate) struct Saved {
     pub(crate) sandbox: Sandbox,
@@ -99,7 +99,7 @@ pub(crate) struct Saved {
     pub(crate) condition: Condition,
 }
 
-/// The attachments that the daemon before has saved.
+/// The attachments that the previous daemon saved.
 pub(crate) struct SavedAttachments {
     store: Store,
     saved: BTreeMap<String, Saved>,
@@ -109,7 +109,7 @@ impl SavedAttachments {
     pub(crate) fn load(store: &Store) -> Result<Self, StoreError> {
         let mut saved: BTreeMap<String, Saved> = store.load(FILE)?.unwrap_or_default();
         for saved in saved.values_mut() {
-            // Names were taken as they came once.
+            // Earlier versions did not check names.
             saved.attachment.name = printable(&saved.attachment.name);
         }
         Ok(Self { store: store.clone(), saved })
@@ -117,7 +117,7 @@ impl SavedAttachments {
 }
 
 impl Attachments {
-    /// Those that were saved; nothing is restored yet.
+    /// Takes the saved attachments; restores nothing yet.
     pub(crate) fn new(
         saved: SavedAttachments,
         kernel: Kernel,
@@ -148,11 +148,11 @@ impl Attachments {
         }
     }
 
-    /// Plugs every saved container that still lives back in; the addresses of the others are kept for a while.
+    /// Plugs every saved container that is still alive back in; keeps the addresses of the others for a while.
     pub(crate) async fn restore(&self) {
         let mut inner = self.lock().await;
         for (id, mut saved) in inner.saved.clone() {
-            // A container that was restarted meanwhile has another namespace under the same key.
+            // A container restarted meanwhile has another namespace under the same key.
             if !look::is_alive(&saved.sandbox)
                 && saved.may_come_back()
                 && let Ok(found) = weft_container::resolve(&id, &self.resolve).await
@@ -178,7 +178,7 @@ impl Attachments {
         self.restored.send_replace(true);
     }
 
-    /// Plugs every container back in whose switch was taken away and made again.
+    /// Plugs every container back in after its switch was removed and created again.
     pub(crate) async fn plug_in_all(&self) {
         let mut inner = self.lock().await;
         for saved in inner.saved.values_mut().filter(|saved| !saved.is_gone()) {
@@ -186,7 +186,7 @@ impl Attachments {
         }
     }
 
-    /// The daemon stops: what is attached stays so.
+    /// The daemon stops: attached containers stay attached.
     pub(crate) fn rest(&self) {
         self.ports.rest();
     }
@@ -194,7 +194,7 @@ impl Attachments {
     /// `weft ps`.
     pub(crate) async fn list(&self) -> Vec<Attachment> {
         let _ = tokio::time::timeout(START_PATIENCE, self.wait_restored()).await;
-        // A change that is under way is shown where it does not take long.
+        // Includes a change under way if it completes soon.
         let _ = tokio::time::timeout(LIST_PATIENCE, self.inner.lock()).await;
         self.shown.borrow().to_vec()
     }
@@ -203,13 +203,13 @@ impl Attachments {
         let _ = self.restored.subscribe().wait_for(|restored| *restored).await;
     }
 
-    /// One attach, detach or change at a time.
+    /// Locks the attachments: one attach, detach or change at a time.
     pub(super) async fn lock(&self) -> Locked<'_> {
         Locked { inner: self.inner.lock().await, shown: &self.shown, changed: false }
     }
 
-    /// What crossed each container's interface, without those that are gone, and what the kernel dropped
-    /// on its way from the switch to the vector engine.
+    /// Traffic of each container's interface, without containers that are gone. The second value counts packets
+    /// that the kernel dropped between the switch and the vector engine.
     pub(crate) async fn traffic(&self) -> Result<(Vec<ContainerTraffic>, u64), ApiError> {
         let links = self.kernel.link_traffic().await.map_err(kernel_refusal)?;
         let direct = self.ports.traffic();
@@ -238,17 +238,17 @@ impl Attachments {
         Ok((all, links.get(TAP).map_or(0, |tap| tap.dropped_sent)))
     }
 
-    /// What the kernel dropped at a direct port, whose device is the container's: most of all what
-    /// the container sent while the engine's queue was full.
+    /// Packets that the kernel dropped at a direct port, whose device is inside the container. Mostly these are
+    /// packets sent while the engine's queue was full.
     async fn dropped_inside(&self, sandbox: &Sandbox) -> u64 {
         let links = self.kernel.link_traffic_in(&sandbox.namespace).await;
-        // A container that ends has nothing more to tell.
+        // A container that is ending has no counters.
         let link = links.ok().and_then(|links| links.get(INTERFACE).copied()).unwrap_or_default();
         link.dropped_received + link.dropped_sent
     }
 
-    /// `weft attach`. Attaching again adds explicit addresses, or changes nothing; a container that has come
-    /// back gets what was kept for it.
+    /// Serves `weft attach`. Attaching again adds explicit addresses, or changes nothing. A container that has
+    /// come back gets the addresses kept for it.
     pub(crate) async fn attach(&self, request: AttachRequest) -> Result<Attachment, ApiError> {
         let sandbox = weft_container::resolve(&request.container, &self.resolve)
             .await
@@ -263,7 +263,7 @@ impl Attachments {
         let (addresses, new) =
             self.addresses(&mut inner, &id, &request.addresses, before.as_ref()).await?;
         let mut saved = self.describe(sandbox, addresses, &request, before.as_ref());
-        // What cannot be kept is not begun.
+        // Nothing is attached that could not be saved.
         inner.saved.insert(id.clone(), saved.clone());
         if let Err(error) = self.save(&inner) {
             self.put_back(&mut inner, &id, before, new).await;
@@ -293,7 +293,7 @@ impl Attachments {
         Ok(saved.shown())
     }
 
-    /// An attachment is again what it was before, and what it got since is free.
+    /// Restores an attachment to its earlier state, and releases the addresses it got since.
     async fn put_back(&self, inner: &mut Inner, id: &str, before: Option<Saved>, new: Vec<IpNet>) {
         let addresses = before.is_some().then_some(new);
         self.tell(Request::Release { owner: id.into(), addresses }).await;
@@ -311,7 +311,7 @@ impl Attachments {
         }
     }
 
-    /// `weft detach`, by whatever name `attach` or `ps` knows the container.
+    /// Serves `weft detach`, by any name that `attach` or `ps` knows the container by.
     pub(crate) async fn detach(&self, container: &str) -> Result<Detached, ApiError> {
         let resolved = weft_container::resolve(container, &self.resolve).await.ok();
         self.wait_restored().await;
@@ -340,7 +340,8 @@ impl Attachments {
         Ok(Detached { id, addresses: saved.attachment.addresses })
     }
 
-    /// A host-side interface is gone: if its container is gone too, its addresses are kept for a while.
+    /// A host-side interface is gone. If its container is gone too, the container's addresses are kept for a
+    /// while.
     pub(crate) async fn interface_removed(&self, interface: &str) {
         let mut inner = self.lock().await;
         let gone = inner.saved.iter().find(|(_, saved)| {
@@ -355,7 +356,8 @@ impl Attachments {
         tracing::info!(container = %saved.attachment.name, id, kept, "container ended");
     }
 
-    /// Addresses for a container that is attached first, or gets more: all, and those that are new.
+    /// Allocates addresses for a container on its first attach, or additional ones. Returns all of them, and
+    /// the new ones.
     async fn addresses(
         &self,
         inner: &mut Inner,
@@ -388,8 +390,8 @@ impl Attachments {
         Ok((addresses, new))
     }
 
-    /// Addresses from the mesh. Those of a container that has ended are given where there are no others, or
-    /// where just these are asked for.
+    /// Requests addresses from the mesh. Takes those of an ended container if no others are free, or if the
+    /// request names them.
     async fn find_addresses(
         &self,
         inner: &mut Inner,
@@ -466,7 +468,7 @@ impl Attachments {
         }
     }
 
-    /// A container that cannot have a direct port gets one of the switch.
+    /// Plugs a container in. It gets a port of the switch if it cannot have a direct port.
     pub(crate) async fn plug_in(&self, saved: &mut Saved) -> Result<(), KernelError> {
         let mut spec = spec_of(saved);
         let is_bridge = self.engine.switch() == SwitchKind::Bridge;
@@ -503,8 +505,8 @@ impl Attachments {
         Ok(())
     }
 
-    /// The namespace was opened by its path: it was the one that is meant only if its process, or its
-    /// name, still is. Else nothing of ours stays there.
+    /// Confirms that the namespace was the right one: it was opened by path, so its process or name must still
+    /// exist. Otherwise removes everything from it.
     async fn check_place(&self, saved: &Saved, spec: &AttachSpec) -> Result<(), KernelError> {
         if look::is_alive(&saved.sandbox) {
             return Ok(());
@@ -514,10 +516,10 @@ impl Attachments {
         Err(KernelError::NamespaceReplaced { path: spec.namespace.clone() })
     }
 
-    /// Gives each container with a port of the bridge a shortcut, where it may have one.
+    /// Opens a shortcut for each container with a bridge port that may have one.
     ///
     /// # Errors
-    /// The kernel does not say what the bridge is like; then no container has one.
+    /// The kernel does not report the bridge's ports; then no container has a shortcut.
     pub(crate) async fn keep_shortcuts(&self) -> Result<(), KernelError> {
         let is_bridge = |saved: &&Saved| {
             saved.attachment.port == PortKind::Bridge.name() && saved.is_attached()
@@ -526,7 +528,7 @@ impl Attachments {
             return Ok(());
         }
         let seen = self.kernel.bridge_ports(SWITCH, TAP).await;
-        // Nothing is plugged in or out meanwhile.
+        // Nothing is plugged in or out while the lock is held.
         let inner = self.lock().await;
         let specs: Vec<_> = inner.saved.values().filter(is_bridge).map(spec_of).collect();
         let known = seen.as_ref().map_err(ToString::to_string);
@@ -534,12 +536,12 @@ impl Attachments {
         seen.map(drop)
     }
 
-    /// The ways past the bridge.
+    /// The shortcuts that bypass the bridge.
     pub(crate) const fn shortcuts(&self) -> &Shortcuts {
         &self.shortcuts
     }
 
-    /// Finds out what direct ports pass by.
+    /// Finds out which rules and limits direct ports bypass.
     pub(crate) async fn look_at_bypass(&self) {
         if !self.ports.possible() || self.engine.switch() != SwitchKind::Bridge {
             return;
@@ -556,23 +558,23 @@ impl Attachments {
         }
     }
 
-    /// What does not see frames of direct ports, line by line.
+    /// The rules and limits that do not see frames of direct ports, one a line.
     pub(crate) fn passed_by(&self) -> Vec<String> {
         self.ports.bypass().said()
     }
 
-    /// What a container attached now gets, and why not a direct port.
+    /// The port kind for a container attached now, and why it is not a direct port.
     pub(crate) fn port_kind(&self) -> (PortKind, Option<String>) {
         self.ports.kind(&self.engine.support().borrow())
     }
 
-    /// Takes the interface away and gives the addresses back; what is gone already is no error.
+    /// Removes the interface and releases the addresses; parts already gone are no error.
     pub(crate) async fn unplug(&self, id: &str, saved: &Saved) {
         self.take_out(saved).await;
         self.tell(Request::Release { owner: id.into(), addresses: None }).await;
     }
 
-    /// Takes the interface away; the addresses stay.
+    /// Removes the interface; the addresses stay.
     pub(crate) async fn take_out(&self, saved: &Saved) {
         self.withdraw(saved).await;
         self.shortcuts.close(&saved.host_interface);
@@ -583,7 +585,7 @@ impl Attachments {
         }
     }
 
-    /// Tells the others that a container is not to be reached.
+    /// Tells the other hosts that a container is unreachable.
     pub(crate) async fn withdraw(&self, saved: &Saved) {
         if let Ok(mac) = saved.attachment.mac.parse() {
             self.tell(Request::Withdraw { mac }).await;
@@ -596,13 +598,13 @@ impl Attachments {
             .map_err(|error| ApiError::new(ErrorKind::Unavailable, error))
     }
 
-    /// For what has happened already.
+    /// Saves a change that has already happened.
     pub(crate) fn save_or_later(&self, inner: &Inner) {
         self.store.save_or_later(FILE, &inner.saved);
     }
 
     pub(crate) async fn tell(&self, request: Request) {
-        // The control loop ends only when the daemon stops; then nobody needs to know.
+        // The control loop ends only when the daemon stops; then the request is moot.
         let _ = self.control.send(request).await;
     }
 }
@@ -616,7 +618,7 @@ pub(crate) async fn remove_direct_ports(store: &Store, kernel: &Kernel) -> Resul
     Ok(())
 }
 
-/// Tells the network whose a container's addresses are now, again for the case that a path is only just coming up.
+/// Announces a container's addresses to the network, and repeats it in case a path is only just coming up.
 pub(crate) async fn announce(kernel: Kernel, spec: AttachSpec) {
     for pause in ANNOUNCE_AFTER_MS {
         tokio::time::sleep(Duration::from_millis(pause)).await;
@@ -627,11 +629,11 @@ pub(crate) async fn announce(kernel: Kernel, spec: AttachSpec) {
     }
 }
 
-/// The pauses before each announcement of an attached container's addresses, in milliseconds. Other hosts take nothing from
-/// it before they have heard of it over their links.
+/// The pauses before each announcement of an attached container's addresses, in milliseconds. Other hosts
+/// accept none before they have learned of the container over their links.
 const ANNOUNCE_AFTER_MS: [u64; 5] = [100, 250, 650, 2_000, 5_000];
 
-/// What the container is to have, but for the switch.
+/// The container's attachment settings, except for the switch.
 pub(crate) fn spec_of(saved: &Saved) -> AttachSpec {
     let Attachment { id, interface, addresses, mtu, .. } = &saved.attachment;
     AttachSpec {
@@ -681,7 +683,7 @@ fn address_refusal(error: &AddressError) -> ApiError {
     ApiError::new(kind, error)
 }
 
-/// Refuses a name that other hosts would not take.
+/// Rejects a name that other hosts would not accept.
 fn check_name(what: &str, name: &str) -> Result<(), ApiError> {
     let max = weft_mesh::limits::NAME_BYTES_MAX;
     if !name.is_empty() && name.len() <= max && !name.chars().any(char::is_control) {
@@ -696,7 +698,7 @@ fn check_name(what: &str, name: &str) -> Result<(), ApiError> {
     Err(ApiError::new(ErrorKind::BadRequest, text))
 }
 
-/// A name as it may be shown and announced: control characters written out, and no more than there is room for.
+/// Makes a name fit to show and announce: escapes control characters and truncates it.
 fn printable(name: &str) -> String {
     let mut shown = String::new();
     for char in name.chars() {
@@ -713,11 +715,11 @@ fn printable(name: &str) -> String {
 }
 
 const FILE: &str = "attachments.json";
-/// The interface inside a container.
+/// The name of the interface inside a container.
 const INTERFACE: &str = "weft0";
 /// Prefix of the interface outside it.
 pub(crate) const HOST_INTERFACE: &str = "weftv";
-/// Characters of an unfit name that an error shows.
+/// Characters of an invalid name that an error shows.
 const SHOWN_CHARS_MAX: usize = 64;
 
 #[cfg(test)]

@@ -1,5 +1,5 @@
-//! What direct ports pass by: others' rules on the bridge, and limits on containers' ports of it. It is looked at when
-//! a container is plugged in and again and again, so that it is known and said.
+//! Rules and limits that direct ports bypass: foreign rules on the bridge, and limits on containers' ports of
+//! it. They are checked when a container is plugged in and at intervals, so that users learn of them.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -10,27 +10,27 @@ use super::attachments::Attachments;
 use crate::services::supervisor::Pulse;
 use crate::start::{SWITCH, TAP};
 
-/// How often it is looked: for so long new rules are not known.
+/// The interval between checks: new rules stay unnoticed for so long.
 const LOOK_EVERY: Duration = Duration::from_secs(10);
 /// How long plugging a container in waits for nft, in milliseconds.
 const LOOK_LIMIT_MS: u64 = 2_000;
 
-/// What was last seen of the bridge.
+/// The last known state of the bridge.
 #[derive(Default)]
 pub(crate) struct Bypass {
     seen: Mutex<Option<Result<BridgePorts, String>>>,
-    /// By the host's ends of direct ports: what does not see their frames.
+    /// Rules and limits that do not see the frames of direct ports, one a line.
     said: Mutex<Vec<String>>,
 }
 
 impl Bypass {
-    /// Looks now, as far as that does not take long.
+    /// Checks now, but not for long.
     ///
     /// # Errors
-    /// The kernel does not say what the bridge is like.
+    /// The kernel does not report the bridge's ports.
     pub(crate) async fn look(&self, kernel: &Kernel) -> Result<BridgePorts, KernelError> {
         let seen = match kernel.bridge_ports(SWITCH, TAP).await {
-            // Without the program, or without nftables in the kernel, there are no rules of its own.
+            // Without the program, or without nftables in the kernel, the bridge has no nft rules.
             Err(error) if lacks_nft(&error) => kernel.bridge_ports_without_nft(SWITCH, TAP).await,
             seen => seen,
         };
@@ -39,7 +39,7 @@ impl Bypass {
         seen
     }
 
-    /// Why a container that is plugged in now may not have a direct port, unless it is asked for.
+    /// The reason why a container plugged in now may not have a direct port, unless requested explicitly.
     pub(crate) async fn objection(&self, kernel: &Kernel) -> Option<String> {
         let limit = Duration::from_millis(LOOK_LIMIT_MS);
         if tokio::time::timeout(limit, self.look(kernel)).await.is_err() {
@@ -51,7 +51,7 @@ impl Bypass {
         self.known()
     }
 
-    /// As [`Self::objection`], by what was last seen.
+    /// Like [`Self::objection`], from the last known state.
     pub(crate) fn known(&self) -> Option<String> {
         match self.seen.lock().unwrap_or_else(PoisonError::into_inner).as_ref()? {
             Ok(seen) => {
@@ -61,12 +61,12 @@ impl Bypass {
         }
     }
 
-    /// What does not see frames of direct ports, line by line.
+    /// The rules and limits that do not see frames of direct ports, one a line.
     pub(crate) fn said(&self) -> Vec<String> {
         self.said.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Says it in the log once, and keeps it for who asks.
+    /// Logs each line once, and keeps the lines for queries.
     pub(crate) fn say(&self, lines: Vec<String>) {
         let mut said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
         for line in lines.iter().filter(|line| !said.contains(line)) {
@@ -81,7 +81,7 @@ fn lacks_nft(error: &KernelError) -> bool {
     matches!(error, KernelError::NftMissing { .. }) || without(&error.to_string())
 }
 
-/// What does not see the frames that these containers with direct ports exchange with other hosts.
+/// The rules and limits that do not see the frames between these containers with direct ports and other hosts.
 pub(crate) fn passed_by(seen: &BridgePorts, direct: &[(String, AttachSpec)]) -> Vec<String> {
     const FRAMES: &str = "frames between other hosts and containers with direct ports";
     let mut lines = Vec::new();
@@ -107,7 +107,7 @@ pub(crate) fn passed_by(seen: &BridgePorts, direct: &[(String, AttachSpec)]) -> 
     lines
 }
 
-/// Looks for as long as it is polled.
+/// Checks at intervals for as long as it is polled.
 pub(crate) async fn keep_looking(attachments: Arc<Attachments>, pulse: Pulse) {
     loop {
         attachments.look_at_bypass().await;

@@ -1,5 +1,4 @@
-//! In which condition a container's interface is: what it has not got, what contradicts it, what others did
-//! to it.
+//! The condition of a container's interface: missing IPv6, overlapping routes, and damage done by others.
 
 use serde::{Deserialize, Serialize};
 use weft_api::{ApiError, Attachment, ErrorKind};
@@ -14,28 +13,28 @@ use crate::start::TAP;
 /// The condition of one interface.
 #[derive(Clone, Default, Serialize, Deserialize)]
 pub(crate) struct Condition {
-    /// IPv6 is switched on where the container has it off.
+    /// Enable IPv6 where the container has it disabled.
     #[serde(default)]
     pub(crate) enable_ipv6: bool,
-    /// Why the container has none of its IPv6 addresses.
+    /// The reason why the container has none of its IPv6 addresses.
     #[serde(default)]
     no_ipv6: Option<String>,
-    /// Where the network and the container's own routes lead to the same addresses.
+    /// Addresses that both the network and the container's own routes lead to.
     #[serde(default)]
     overlaps: Vec<String>,
-    /// What somebody did to the interface, until it is mended.
+    /// Damage to the interface, until it is repaired.
     #[serde(skip)]
     damage: Option<String>,
 }
 
 impl Condition {
-    /// Of an interface that is plugged in anew.
+    /// The condition of a newly plugged-in interface.
     pub(crate) fn wanted(enable_ipv6: bool, before: Option<&Self>) -> Self {
         let enable_ipv6 = enable_ipv6 || before.is_some_and(|before| before.enable_ipv6);
         Self { enable_ipv6, ..Self::default() }
     }
 
-    /// It is damaged, and stays so for now.
+    /// Records damage that cannot be repaired for now.
     pub(crate) fn cannot_be_mended(&mut self, damage: Option<&str>, error: &KernelError) {
         let damage = damage.map_or_else(String::new, |damage| format!(" {damage};"));
         self.damage = Some(format!("damaged:{damage} weft cannot mend it: {error}"));
@@ -43,7 +42,7 @@ impl Condition {
 }
 
 impl Saved {
-    /// It is plugged in, and has got this.
+    /// Records the result of plugging in.
     pub(crate) fn note(&mut self, attached: Attached) {
         let reason = attached.ipv6.err().map(|reason| match reason {
             NoIpv6::Kernel => "no IPv6: the kernel has none",
@@ -60,7 +59,7 @@ impl Saved {
         self.condition.damage = None;
     }
 
-    /// As others see it: with the addresses that the container has.
+    /// The attachment as shown to others, with the addresses that the container really has.
     pub(crate) fn shown(&self) -> Attachment {
         let Condition { no_ipv6, overlaps, damage, .. } = &self.condition;
         let mut shown = self.attachment.clone();
@@ -71,7 +70,7 @@ impl Saved {
         shown
     }
 
-    /// Who takes a port out of the switch cuts its container off: that stays so, and is said.
+    /// Removing a port from the switch cuts its container off. Weft does not undo that, but reports it.
     fn note_cut_off(&mut self, notice: &PortNotice) {
         let PortNotice::Device { name, has_master, .. } = notice else { return };
         if *name != self.host_interface {
@@ -86,7 +85,7 @@ impl Saved {
         }
     }
 
-    /// What is wrong with a device of it, if something is.
+    /// The fault of one of its devices, if any.
     fn wrong_with(&self, notice: &PortNotice) -> Option<String> {
         let PortNotice::Device { name, mac, mtu, up, .. } = notice else { return None };
         let is_inside = *name == self.attachment.interface;
@@ -108,8 +107,8 @@ impl Saved {
 }
 
 impl Attachments {
-    /// Refuses a container whose own routes would take the network away from it, and notes where the
-    /// network takes something away. One that is attached already stays so.
+    /// Refuses a container whose own routes hide the network, and records where the network hides its
+    /// routes. A container that is already attached stays so.
     pub(crate) async fn look_at_routes(
         &self,
         saved: &mut Saved,
@@ -129,7 +128,7 @@ impl Attachments {
         Ok(())
     }
 
-    /// What a notice says of the attachment that it is about.
+    /// Judges the attachment that a notice is about.
     pub(crate) async fn judge(&self, notice: &PortNotice) -> Option<Judgement> {
         let mut inner = self.lock().await;
         let (id, of, damage) = match notice {
@@ -152,17 +151,17 @@ impl Attachments {
         Some(Judgement { id, of, damage })
     }
 
-    /// What `ps` is to say of damage that stays for a while.
+    /// Records damage for `ps` that stays for a while.
     pub(crate) async fn note_damage(&self, id: &str, damage: String) {
         if let Some(saved) = self.lock().await.saved.get_mut(id) {
             saved.condition.damage = Some(damage);
         }
     }
 
-    /// Gives a container back what somebody took of its interface. False if there was nothing to do.
+    /// Restores a container's interface. Returns false if there was nothing to do.
     ///
     /// # Errors
-    /// It cannot be done now; `ps` says why.
+    /// It cannot be repaired now; `ps` says why.
     pub(crate) async fn mend(&self, id: &str, damage: &str) -> Result<bool, KernelError> {
         let mut inner = self.lock().await;
         let Some(saved) = inner.saved.get_mut(id) else { return Ok(false) };
@@ -182,7 +181,7 @@ impl Attachments {
         result.map(|()| false)
     }
 
-    /// The vector engine's device on the switch is gone: it gets a new one.
+    /// The vector engine's device on the switch is gone: gives it a new one.
     pub(crate) async fn renew_tap(&self) {
         match self.kernel.restore_device_name(TAP).await {
             Ok(true) => {}

@@ -1,5 +1,5 @@
-//! Attachments whose container is not plugged in now: what has ended keeps its addresses for a while, what could
-//! not be plugged in is tried again.
+//! Attachments whose container is not plugged in now. A container that has ended keeps its addresses for a
+//! while. One that could not be plugged in is retried.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -14,30 +14,30 @@ use crate::core::control::Request;
 use crate::services::supervisor::Pulse;
 use crate::timestamp;
 
-/// Plugged in.
+/// The container is plugged in.
 pub(crate) const ATTACHED: &str = "attached";
-/// The container runs and could not be plugged in.
+/// The container runs but could not be plugged in.
 pub(crate) const FAILED: &str = "failed";
 /// The container has ended.
 pub(crate) const GONE: &str = "gone";
 
-/// How long the addresses of a container that has ended are kept for it, in hours.
+/// How long the addresses of an ended container are kept for it, in hours.
 const KEPT_H: u64 = 24;
-/// Containers that have ended and are remembered; beyond that, the one that ended first is not.
+/// Ended containers that are remembered; beyond that, the one that ended first is forgotten.
 const KEPT_MAX: usize = 256;
-/// Pause between two looks for what is to be tried again, in milliseconds.
+/// The interval between checks for attachments to retry, in milliseconds.
 const LOOK_MS: u64 = 1_000;
-/// First pause before a container is tried again, in milliseconds; doubles each time.
+/// First pause before a container is retried, in milliseconds; doubles each time.
 const RETRY_FIRST_MS: u64 = 1_000;
 /// Longest such pause, in milliseconds.
 const RETRY_MAX_MS: u64 = 30_000;
 
-/// When attachments are tried again, by their keys.
+/// When attachments are retried, by their keys.
 #[derive(Default)]
 pub(crate) struct Retries(BTreeMap<String, (Instant, Duration)>);
 
 impl Retries {
-    /// Whether it is time; if so, the next time is later.
+    /// Whether it is time to retry; if so, postpones the next retry.
     fn is_due(&mut self, id: &str, now: Instant) -> bool {
         let first = Duration::from_millis(RETRY_FIRST_MS);
         let (at, pause) = self.0.entry(id.to_owned()).or_insert((now + first, first));
@@ -63,7 +63,7 @@ impl Saved {
         self.attachment.state == GONE
     }
 
-    /// Whether its container may come back under the same key: a process does not.
+    /// Whether its container may come back under the same key: a process cannot.
     pub(crate) fn may_come_back(&self) -> bool {
         match self.sandbox.kind {
             SandboxKind::Docker | SandboxKind::Netns => true,
@@ -77,7 +77,7 @@ impl Saved {
         (self.attachment.reason, self.attachment.state_since) = (None, None);
     }
 
-    /// It is not plugged in; the time stands from when that began.
+    /// Records that it is not plugged in; the time stays that of the first such moment.
     pub(crate) fn set_out(&mut self, state: &str, reason: String) {
         if self.attachment.state != state || self.attachment.state_since.is_none() {
             self.attachment.state_since = Some(timestamp::format(SystemTime::now()));
@@ -98,7 +98,7 @@ impl Saved {
     }
 }
 
-/// Why the addresses of a container that has ended are still its own.
+/// The reason why the addresses of an ended container are still reserved.
 pub(crate) fn ended() -> String {
     format!(
         "its network namespace is gone; its addresses are kept for {KEPT_H} h, weft detach frees them"
@@ -106,13 +106,13 @@ pub(crate) fn ended() -> String {
 }
 
 impl Inner {
-    /// The attachment of the container that ended first.
+    /// The attachment whose container ended first.
     pub(crate) fn longest_gone(&self) -> Option<String> {
         let gone = self.saved.iter().filter(|(_, saved)| saved.is_gone());
         gone.min_by_key(|(_, saved)| saved.out_since()).map(|(id, _)| id.clone())
     }
 
-    /// The attachment of a container that has ended and had an address.
+    /// The attachment of an ended container that had this address.
     pub(crate) fn gone_with(&self, address: IpAddr) -> Option<String> {
         let has =
             |saved: &Saved| saved.attachment.addresses.iter().any(|net| net.addr() == address);
@@ -120,7 +120,7 @@ impl Inner {
         gone.map(|(id, _)| id.clone())
     }
 
-    /// A namespace that is attached under another name already, as it is known.
+    /// If the namespace is already attached under another name, returns it as known.
     pub(crate) fn known_as(&self, found: Sandbox) -> Sandbox {
         match self.of_namespace(&found) {
             Some(known) if !self.saved.contains_key(&found.id) => known.sandbox.clone(),
@@ -128,7 +128,7 @@ impl Inner {
         }
     }
 
-    /// The attachment of a namespace, whatever it was named by.
+    /// The attachment of a namespace, by whichever name it was attached.
     pub(crate) fn of_namespace(&self, found: &Sandbox) -> Option<&Saved> {
         let place = |sandbox: &Sandbox| (sandbox.device, sandbox.inode);
         self.saved.values().find(|saved| {
@@ -140,7 +140,7 @@ impl Inner {
 }
 
 impl Attachments {
-    /// A container has ended: its interface goes, its addresses stay with it for a while.
+    /// A container has ended: removes its interface and keeps its addresses for a while.
     pub(crate) async fn keep(&self, inner: &mut Inner, id: &str) {
         let Some(saved) = inner.saved.get_mut(id) else { return };
         if !saved.may_come_back() {
@@ -161,14 +161,14 @@ impl Attachments {
         }
     }
 
-    /// An attachment ends for good: its addresses are free.
+    /// Ends an attachment for good and releases its addresses.
     pub(crate) async fn let_go(&self, inner: &mut Inner, id: &str) {
         let Some(saved) = inner.saved.remove(id) else { return };
         inner.retries.forget(id);
         self.unplug(id, &saved).await;
     }
 
-    /// Plugs in what comes back or could not be plugged in before, and lets go of what is over.
+    /// Plugs in containers that came back or failed before, and drops expired attachments.
     async fn try_again(&self) {
         let now = Instant::now();
         let (over, due) = {
@@ -193,7 +193,7 @@ impl Attachments {
         for id in due.iter().filter(|id| !over.contains(id)) {
             let mut found = self.alive(id).await;
             if found.is_none() {
-                // Docker may take its time; nobody is to wait for it.
+                // Docker may be slow, so the lock is not held meanwhile.
                 let again = weft_container::resolve(id, &self.resolve).await.ok();
                 found = again.filter(|again| again.id == *id);
             }
@@ -224,7 +224,7 @@ impl Attachments {
     async fn bring_back(&self, inner: &mut Inner, id: &str, found: Sandbox) {
         let Some(saved) = inner.saved.get(id).filter(|saved| !saved.is_attached()) else { return };
         if !saved.may_come_back() && !look::is_alive(&saved.sandbox) {
-            // Another process has its number.
+            // Another process has its pid now.
             self.let_go(inner, id).await;
             return self.save_or_later(inner);
         }
@@ -244,7 +244,7 @@ impl Attachments {
         }
     }
 
-    /// Plugs a container in and tells the others; or notes why not.
+    /// Plugs a container in and announces it, or records why not.
     pub(crate) async fn plug_in_or_say(&self, saved: &mut Saved) {
         match self.plug_in(saved).await {
             Ok(()) => {
@@ -264,7 +264,7 @@ impl Attachments {
     }
 }
 
-/// Tries what is not plugged in again and again, for as long as it is polled.
+/// Retries containers that are not plugged in, for as long as it is polled.
 pub(crate) async fn keep_trying(attachments: Arc<Attachments>, pulse: Pulse) {
     loop {
         pulse.wait(tokio::time::sleep(Duration::from_millis(LOOK_MS))).await;

@@ -1,5 +1,5 @@
-//! Direct ports over a restart of the daemon: their queues, and the set of addresses that their programs read, stay
-//! open elsewhere meanwhile, so that the next daemon goes on with the same devices.
+//! Direct ports over a restart of the daemon. Another process keeps their queues, and the address set that
+//! their programs read, open meanwhile. The next daemon continues with the same devices.
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
@@ -13,20 +13,21 @@ use weft_io::tap::Tap;
 
 use crate::holder::PortKeeper;
 
-/// A network namespace, as long as a device is in it.
+/// Identifies a network namespace, as long as a device is in it.
 type Place = (u64, u64);
 
-/// What is kept of direct ports, and what an earlier run has left of them.
+/// Descriptors of direct ports kept elsewhere, and those that an earlier run has left.
 pub(crate) struct KeptPorts {
     keeper: Arc<dyn PortKeeper>,
-    /// By the namespace that the device is in.
+    /// Queues by the namespace of their device.
     left: Mutex<BTreeMap<Place, Vec<Tap>>>,
-    /// The set is kept.
+    /// Whether the address set is kept.
     has_set: AtomicBool,
 }
 
 impl KeptPorts {
-    /// Takes what an earlier run has left, with its set; queues whose programs read another set are of no use.
+    /// Takes the queues and the set that an earlier run has left. Queues whose programs read another set are
+    /// useless.
     pub(crate) fn take(keeper: Arc<dyn PortKeeper>) -> (Self, Option<MacSet>) {
         let (mut set, mut left) = (None, BTreeMap::<Place, Vec<Tap>>::new());
         for fd in keeper.take_ports() {
@@ -45,11 +46,11 @@ impl KeptPorts {
         (Self { keeper, left: Mutex::new(left), has_set }, set)
     }
 
-    /// The queues that an earlier run has left of a container's interface; none the second time.
+    /// The queues of a container's interface left by an earlier run; none on a second call.
     pub(crate) fn queues(&self, namespace: &Path, interface: &str) -> Vec<Tap> {
         let Some(place) = place_of(namespace) else { return Vec::new() };
         let queues = self.left().remove(&place).unwrap_or_default();
-        // A place is a number that is given again: it is this namespace's as long as the device is there.
+        // Namespace numbers are reused: this one is the same only while the device is there.
         let is_here = |queue: &Tap| {
             let at = queue.namespace().and_then(|namespace| namespace.identity());
             queue.name() == interface && at.is_ok_and(|at| at == place)
@@ -63,12 +64,12 @@ impl KeptPorts {
         !left.is_empty() && place_of(namespace).is_some_and(|place| left.contains_key(&place))
     }
 
-    /// What nobody has asked for is closed.
+    /// Closes the queues that were not claimed.
     pub(crate) fn forget(&self) {
         self.left().clear();
     }
 
-    /// Keeps the queues of a new device, and the set. It may wait for another process.
+    /// Keeps the queues of a new device, and the set. May block on another process.
     pub(crate) fn keep(&self, queues: &[Tap], set: &MacSet) {
         let mut fds: Vec<OwnedFd> = Vec::new();
         if !self.has_set.swap(true, Ordering::Relaxed) {

@@ -1,4 +1,4 @@
-//! Looking at the namespaces of containers, by way of another process where this one may not.
+//! Inspects the namespaces of containers, through another process where this one lacks the rights.
 
 use weft_container::{ResolveOptions, Sandbox};
 use weft_io::namespace::identity_at;

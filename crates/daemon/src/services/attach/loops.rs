@@ -1,5 +1,5 @@
-//! Frames to groups that go round are named: where two containers reach each other outside of Weft too, each
-//! comes back and is sent again, until an engine or the switch drops it.
+//! Detects looping group frames. Where two containers also reach each other outside of Weft, each frame
+//! returns and is sent again, until an engine or the switch drops it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,18 +12,18 @@ use super::attachments::{Attachments, mac_of};
 use crate::services::supervisor::Pulse;
 use crate::upkeep::warnings::Warnings;
 
-/// How often it is looked whether frames go round.
+/// The interval between checks for looping frames.
 const ROUND_LOOK: Duration = Duration::from_secs(5);
 
-/// Looks without such frames until nothing is said of them any more.
+/// Checks without such frames until the warning is cleared.
 const QUIET_LOOKS: u32 = 12;
 
-/// Who drops frames that go round, and how it knows them.
+/// The mechanism that drops looping frames, by how it detects them.
 #[derive(Clone, Copy)]
 enum Limit {
-    /// The vector engine knows copies of a frame.
+    /// The vector engine detects copies of a frame.
     Copies,
-    /// The switch counts frames to groups that peers of the kernel engine get, by port.
+    /// The switch counts group frames for peers of the kernel engine, by port.
     Broadcasts,
     /// The switch counts announcements of addresses, by sender.
     Announcements,
@@ -41,7 +41,7 @@ impl Limit {
         }
     }
 
-    /// What goes round, how often, and what becomes of it.
+    /// The looping frames, their rate, and the ones that are dropped, in words.
     fn words(self) -> [String; 3] {
         match self {
             Self::Copies => ["broadcasts", "the same again and again", "copies"].map(str::to_owned),
@@ -61,7 +61,7 @@ impl Limit {
         }
     }
 
-    /// The reason in words.
+    /// The warning's text.
     fn text(self, from: &str) -> String {
         let [what, often, dropped] = self.words();
         format!(
@@ -71,7 +71,7 @@ impl Limit {
     }
 }
 
-/// Warns while frames go round, for as long as it is polled.
+/// Warns while frames loop, for as long as it is polled.
 pub(crate) async fn tell_of_rounds(
     attachments: Arc<Attachments>,
     warnings: Warnings,
@@ -94,7 +94,7 @@ pub(crate) async fn tell_of_rounds(
 }
 
 impl Attachments {
-    /// How many frames were dropped by this limit.
+    /// How many frames this limit has dropped.
     fn gone_round(&self, limit: Limit) -> u64 {
         match limit {
             Limit::Copies => self.ports.going_round().0,
@@ -103,7 +103,7 @@ impl Attachments {
         }
     }
 
-    /// In words, where they come from.
+    /// The warning's text, with the frames' origin.
     async fn going_round(&self, limit: Limit) -> Option<String> {
         let from = match limit {
             Limit::Copies => self.name_of_sender(self.ports.going_round().1?).await,
@@ -113,7 +113,7 @@ impl Attachments {
         Some(limit.text(&from))
     }
 
-    /// An address with the container here that has it.
+    /// An address, with the name of the container here that has it.
     async fn name_of_sender(&self, mac: Mac) -> String {
         let inner = self.lock().await;
         let here = inner.saved.values().find(|it| mac_of(&it.attachment) == mac);
@@ -137,17 +137,17 @@ impl Attachments {
     }
 }
 
-/// What was seen of the frames that a limit drops. Each has its own: what one dropped once says nothing of the
+/// Looping frames that one limit dropped. Limits count separately: a drop by one says nothing about the
 /// others.
 #[derive(Default)]
 struct Rounds {
     dropped: u64,
-    /// Looks since there were some; `None`: nothing is said of them.
+    /// Checks since the last drop; `None`: no warning is set.
     quiet: Option<u32>,
 }
 
 impl Rounds {
-    /// Whether they are to be told of now; `Some(false)`: no longer.
+    /// Whether to set the warning now; `Some(false)`: clear it.
     fn look(&mut self, dropped: u64) -> Option<bool> {
         let more = dropped > self.dropped;
         self.dropped = dropped;
@@ -175,7 +175,7 @@ mod tests {
                 assert_eq!(rounds.look(7), None);
             }
             assert_eq!((rounds.look(7), rounds.look(7)), (Some(false), None));
-            // A count that has begun anew.
+            // A counter that has restarted.
             assert_eq!(rounds.look(0), None);
         }
     }

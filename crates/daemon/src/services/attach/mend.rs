@@ -1,4 +1,4 @@
-//! Damage that others do to containers' interfaces, noticed and mended.
+//! Notices and repairs damage that others do to containers' interfaces.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -10,30 +10,30 @@ use weft_kernel::{Kernel, KernelError, PortNotice};
 use super::attachments::Attachments;
 use crate::services::supervisor::Pulse;
 
-/// How long further damage to a container's interface is waited for before it is mended.
+/// How long to wait for further damage to a container's interface before it is repaired.
 const SETTLE: Duration = Duration::from_millis(300);
-/// The longest pause before an interface that is damaged again and again is mended once more.
+/// The longest pause before an interface that is damaged repeatedly is repaired once more.
 const PAUSE_MAX: Duration = Duration::from_secs(60);
-/// After this time without damage the next one is mended at once.
+/// After this time without damage the next one is repaired at once.
 const QUIET: Duration = Duration::from_secs(120);
-/// How soon it is tried again where mending failed, and how often all interfaces are looked at where the
-/// kernel tells nothing of them.
+/// The pause before a failed repair is retried. Also the interval between checks of all interfaces where
+/// the kernel reports no changes.
 const RETRY: Duration = Duration::from_secs(30);
 
-/// What is wrong with one device of an attachment, or that nothing is.
+/// The fault of one device of an attachment, or that it has none.
 pub(crate) struct Judgement {
     /// The attachment.
     pub(crate) id: String,
-    /// The device, or what else there is of it.
+    /// The device or address.
     pub(crate) of: String,
     pub(crate) damage: Option<String>,
 }
 
-/// Interfaces that are to be mended, and those that were.
+/// Interfaces to repair, and those repaired.
 #[derive(Default)]
 struct Damages {
     pending: BTreeMap<String, Damage>,
-    /// When each was mended last, and how often without a pause of [`QUIET`].
+    /// When each was last repaired, and how often without a pause of [`QUIET`].
     mended: BTreeMap<String, (Instant, u32)>,
 }
 
@@ -44,11 +44,11 @@ struct Damage {
 }
 
 impl Damages {
-    /// Returns how long the damage stays, if that is longer than others need notice.
+    /// Returns how long the damage stays, if long enough to report.
     fn note(&mut self, now: Instant, judged: Judgement) -> Option<(String, String, Duration)> {
         let Judgement { id, of, damage } = judged;
         let Some(text) = damage else {
-            // It was only on its way.
+            // The fault was transient.
             if let Some(pending) = self.pending.get_mut(&id) {
                 pending.of.remove(&of);
                 if pending.of.is_empty() {
@@ -69,7 +69,7 @@ impl Damages {
         self.pending.values().map(|damage| damage.due).min()
     }
 
-    /// What is due, with what is wrong.
+    /// The interfaces due for repair, with their faults.
     fn take(&mut self, now: Instant) -> Vec<(String, String)> {
         let is_due = |damage: &Damage| damage.due <= now;
         let due: Vec<String> =
@@ -84,20 +84,20 @@ impl Damages {
         taken
     }
 
-    /// It was mended: the next time there is a pause.
+    /// The interface was repaired; the next repair may have to wait.
     fn mended(&mut self, now: Instant, id: String) {
         let times = self.mended.get(&id).map_or(0, |(_, times)| *times);
         self.mended.insert(id, (now, times.saturating_add(1)));
     }
 
-    /// It could not be.
+    /// The repair failed; schedules another.
     fn again(&mut self, now: Instant, id: String, text: String) {
         let of = BTreeMap::from([(String::new(), text)]);
         self.pending.entry(id).or_insert(Damage { of, due: now + RETRY });
     }
 }
 
-/// None before an interface is mended the first three times, then longer and longer ones.
+/// Zero before the first three repairs, then ever longer pauses.
 fn pause(times: u32) -> Duration {
     match times {
         0..3 => Duration::ZERO,
@@ -105,7 +105,7 @@ fn pause(times: u32) -> Duration {
     }
 }
 
-/// Keeps all containers' interfaces as they should be, for as long as it is polled.
+/// Keeps all containers' interfaces in order, for as long as it is polled.
 pub(crate) async fn keep_interfaces(kernel: Kernel, attachments: Arc<Attachments>, pulse: Pulse) {
     let mut told = None;
     loop {

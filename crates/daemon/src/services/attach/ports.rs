@@ -1,4 +1,4 @@
-//! How containers are plugged in: by the switch alone, or by a direct port beside it.
+//! Container ports: by the switch alone, or by a direct port beside it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Weak};
@@ -17,7 +17,7 @@ use super::kept_ports::KeptPorts;
 use crate::config::{EngineChoice, PortChoice, Settings};
 use crate::holder::PortKeeper;
 
-/// What a container's port is.
+/// The kind of a container's port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PortKind {
     /// A port of the switch.
@@ -40,16 +40,16 @@ impl PortKind {
 pub(crate) struct DirectPorts {
     choice: PortChoice,
     engine_choice: EngineChoice,
-    /// Who stops the engine owns it.
+    /// Weak: the part of the daemon that stops the engine owns it.
     engine: Weak<Engine>,
-    /// Why there are none otherwise.
+    /// The address set, or the reason why there are no direct ports.
     macs: Result<Arc<MacSet>, String>,
     kept: Arc<KeptPorts>,
     bypass: Bypass,
 }
 
 impl DirectPorts {
-    /// Finds out whether this kernel takes direct ports, where they may be wanted.
+    /// Finds out whether this kernel supports direct ports, if they may be wanted.
     pub(crate) fn new(
         settings: &Settings,
         engine: &Arc<Engine>,
@@ -68,17 +68,17 @@ impl DirectPorts {
         Self { choice, engine_choice, engine: Arc::downgrade(engine), macs, kept, bypass }
     }
 
-    /// Whether there can be any.
+    /// Whether direct ports are possible.
     pub(crate) const fn possible(&self) -> bool {
         self.macs.is_ok()
     }
 
-    /// What they pass by.
+    /// The rules and limits they bypass.
     pub(crate) const fn bypass(&self) -> &Bypass {
         &self.bypass
     }
 
-    /// What a container attached now gets, and why not a direct port.
+    /// The port kind for a container attached now, and why it is not a direct port.
     pub(crate) fn kind(&self, support: &Support) -> (PortKind, Option<String>) {
         match (self.wanted(support), self.choice) {
             ((PortKind::Direct, _), PortChoice::Auto) => match self.bypass.known() {
@@ -89,7 +89,7 @@ impl DirectPorts {
         }
     }
 
-    /// As [`Self::kind`], whatever rules there are.
+    /// Like [`Self::kind`], regardless of rules on the bridge.
     fn wanted(&self, support: &Support) -> (PortKind, Option<String>) {
         if let Err(reason) = &self.macs {
             return (PortKind::Bridge, Some(reason.clone()));
@@ -105,8 +105,8 @@ impl DirectPorts {
         }
     }
 
-    /// What a container gets that may have a port already, and why not a direct one: where nothing is forced, a direct
-    /// port stays one, though new ones be the switch's by now.
+    /// The port kind for a container that may already have a port, and why it is not a direct one. With
+    /// automatic choice a direct port stays, even if new ones would now be ports of the switch.
     pub(crate) async fn kind_of(
         &self,
         kernel: &Kernel,
@@ -134,7 +134,7 @@ impl DirectPorts {
             || self.kept.has(&spec.namespace)
     }
 
-    /// Gives a container its direct port, or restores what is missing of it.
+    /// Gives a container its direct port, or restores the missing parts.
     pub(crate) async fn plug_in(
         &self,
         kernel: &Kernel,
@@ -169,7 +169,7 @@ impl DirectPorts {
         let fresh = DirectTap { fresh: Some(&options.name), macs };
         let attached = kernel.attach_direct(spec, &fresh).await?;
         let attached = attached.ok_or_else(|| no_port("its device is gone".into()))?;
-        // From here on it stays while no daemon runs, as the switch does.
+        // From here on the device persists while no daemon runs, like the switch.
         if let Some(queue) = queues.first() {
             queue.set_persist(true).map_err(|error| no_port(error.to_string()))?;
         }
@@ -183,25 +183,25 @@ impl DirectPorts {
         Ok(attached)
     }
 
-    /// All containers that were attached are plugged in again: what is left over of an earlier run is of no use.
+    /// All attached containers are plugged in again: drops unused leftovers of an earlier run.
     pub(crate) fn all_restored(&self) {
         self.kept.forget();
     }
 
-    /// Lets a container's direct port go, if it has one, and takes its device away.
+    /// Releases a container's direct port, if it has one, and removes its device.
     pub(crate) async fn unplug(&self, kernel: &Kernel, spec: &AttachSpec) {
         self.let_go(Mac(spec.mac));
         remove_device(kernel, spec).await;
     }
 
-    /// The engine serves a container's direct port no more.
+    /// The engine stops serving a container's direct port.
     pub(crate) fn let_go(&self, mac: Mac) {
         if let Some(engine) = self.engine.upgrade() {
             engine.remove_port(mac);
         }
     }
 
-    /// Nobody will read their queues: all frames take the switch, where they are dropped.
+    /// No daemon will read the queues: all frames take the switch, where they are dropped.
     pub(crate) fn rest(&self) {
         if let Ok(macs) = &self.macs
             && let Err(error) = macs.clear()
@@ -210,11 +210,11 @@ impl DirectPorts {
         }
     }
 
-    /// The engine's device on the switch is gone: it makes another one, and goes on.
+    /// The engine's device on the switch is gone: the engine creates another one.
     pub(crate) async fn renew_tap(&self) {
         for _ in 0..RENEW_TRIES_MAX {
             let Some(engine) = self.engine.upgrade() else { return };
-            // It waits for the engine's threads.
+            // This waits for the engine's threads.
             let renewed = tokio::task::spawn_blocking(move || engine.renew_tap()).await;
             match renewed.map_err(|error| error.to_string()) {
                 Ok(Ok(())) => {
@@ -228,12 +228,12 @@ impl DirectPorts {
         }
     }
 
-    /// Frames to groups that go round, and where the last of them came from.
+    /// Number of looping group frames, and the sender of the last.
     pub(crate) fn going_round(&self) -> (u64, Option<Mac>) {
         self.engine.upgrade().map_or((0, None), |engine| engine.going_round())
     }
 
-    /// What direct ports have carried, by the containers' addresses.
+    /// Traffic of direct ports, by the containers' addresses.
     pub(crate) fn traffic(&self) -> BTreeMap<Mac, PortTraffic> {
         let engine = self.engine.upgrade();
         engine.map(|engine| engine.port_traffic().into_iter().collect()).unwrap_or_default()
@@ -248,7 +248,7 @@ fn limit(queues: &mut [Tap], may_offload: bool) -> Result<(), KernelError> {
     stopped.map_err(|error| KernelError::NoDirectPort { why: error.to_string() })
 }
 
-/// Takes the device of a direct port out of a container that still runs.
+/// Removes the device of a direct port from a container that still runs.
 pub(crate) async fn remove_device(kernel: &Kernel, spec: &AttachSpec) {
     match kernel.remove_direct(&spec.namespace, &spec.name, &spec.id).await {
         Ok(_) | Err(KernelError::NamespaceGone { .. } | KernelError::Namespace { .. }) => {}
@@ -258,22 +258,22 @@ pub(crate) async fn remove_device(kernel: &Kernel, spec: &AttachSpec) {
     }
 }
 
-/// Queues of a direct port. None can be added once its device is in the container, so there are some
-/// for workers that come later; as long as they have not, the others serve theirs.
+/// Queues of a direct port. None can be added once its device is in the container, so there are spare ones for
+/// later workers. Until then, the other workers serve them.
 fn number_of_queues(workers: usize) -> usize {
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
     workers.max(processors.clamp(QUEUES_MIN, weft_engine::DEFAULT_WORKERS_MAX))
 }
 
-/// Tries to give the vector engine a new device on the switch, and the pause between them.
+/// Attempts to give the vector engine a new device on the switch, and the pause between them.
 const RENEW_TRIES_MAX: usize = 10;
 const RENEW_PAUSE: Duration = Duration::from_secs(1);
 
-/// Queues that each direct port has at least: each costs a descriptor and 32 KiB of the kernel's memory.
+/// Fewest queues of a direct port: each costs a descriptor and 32 KiB of kernel memory.
 const QUEUES_MIN: usize = 4;
 
-/// The set of addresses to which frames leave by direct ports and shortcuts, empty, or why there is none; with what
-/// `keeper` has of an earlier run's ports.
+/// The set of addresses to which frames leave by direct ports and shortcuts, initially empty, or why there is
+/// none. Also returns the ports that `keeper` holds from an earlier run.
 pub(crate) fn remote_set(
     settings: &Settings,
     keeper: Arc<dyn PortKeeper>,
@@ -281,7 +281,7 @@ pub(crate) fn remote_set(
     let (kept, set) = KeptPorts::take(keeper);
     match (set_for(settings, set), settings.port_mode) {
         (Ok(set), mode) => {
-            // These have other ports from now on.
+            // Their containers get other ports from now on.
             if mode == PortChoice::Shortcut {
                 kept.forget();
             }
@@ -313,13 +313,13 @@ fn new_set() -> Result<Arc<MacSet>, weft_io::IoError> {
     Ok(Arc::new(macs))
 }
 
-/// The name that the device has on the host, until it is in the container.
+/// The name of the device on the host, until it moves into the container.
 fn tap_name(host_interface: &str) -> String {
     let digits = host_interface.strip_prefix(super::attachments::HOST_INTERFACE);
     format!("{TAP}{}", digits.unwrap_or(host_interface))
 }
 
-/// Whether a device has the name of one that is not in its container yet.
+/// Whether a device's name says that it is not in its container yet.
 pub(crate) fn is_on_its_way(device: &str) -> bool {
     device.starts_with(TAP)
 }
@@ -327,8 +327,8 @@ pub(crate) fn is_on_its_way(device: &str) -> bool {
 /// Prefix of such a name.
 const TAP: &str = "weftt";
 
-/// Keeps the set of addresses to which frames leave by direct ports and shortcuts: those of endpoints at peers that
-/// the vector engine carries. All others are the switch's affair.
+/// Maintains the set of addresses to which frames leave by direct ports and shortcuts: endpoints at peers that
+/// the vector engine carries. All others go through the switch.
 pub(crate) struct RemoteMacs {
     macs: Option<Arc<MacSet>>,
     peers: BTreeMap<PeerId, BTreeSet<Mac>>,
@@ -343,7 +343,7 @@ impl RemoteMacs {
         Self { macs, peers, at, carried }
     }
 
-    /// Endpoints that are gone; to be called before the engines forget them.
+    /// Removes endpoints; call it before the engines forget them.
     pub(crate) fn remove(&mut self, macs: &[Mac]) {
         for mac in macs {
             if let Some(peer) = self.at.remove(mac) {
@@ -353,7 +353,7 @@ impl RemoteMacs {
         }
     }
 
-    /// Endpoints and where they are; to be called once the engines know them.
+    /// Adds endpoints and their peers; call it once the engines know them.
     pub(crate) fn add(&mut self, endpoints: &[(Endpoint, PeerId)]) {
         for (Endpoint { mac, .. }, peer) in endpoints {
             if let Some(before) = self.at.insert(*mac, *peer) {
@@ -364,7 +364,7 @@ impl RemoteMacs {
         }
     }
 
-    /// Whether the vector engine carries a peer's frames now.
+    /// Records whether the vector engine carries a peer's frames now.
     pub(crate) fn carry(&mut self, peer: PeerId, carried: bool) {
         let changed = if carried { self.carried.insert(peer) } else { self.carried.remove(&peer) };
         if changed {
@@ -374,7 +374,7 @@ impl RemoteMacs {
         }
     }
 
-    /// A peer is gone, with its endpoints.
+    /// Forgets a peer and its endpoints.
     pub(crate) fn forget(&mut self, peer: PeerId) {
         self.carry(peer, false);
         for mac in self.peers.remove(&peer).unwrap_or_default() {
@@ -382,8 +382,8 @@ impl RemoteMacs {
         }
     }
 
-    /// An address that is not in the set is reached over the switch, so that no failure here loses
-    /// more than speed, but for one to remove an address.
+    /// Frames for addresses outside the set take the switch, so a failed insert costs only speed. A failed
+    /// removal can lose frames.
     fn set(&self, mac: Mac, wanted: bool) {
         let Some(macs) = &self.macs else { return };
         let result = if wanted { macs.insert(mac.0).map(|_| ()) } else { macs.remove(mac.0) };

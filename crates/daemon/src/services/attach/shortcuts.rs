@@ -1,5 +1,5 @@
-//! Shortcuts: the frames of containers with ports of the bridge that are for hosts on the vector engine go to it at
-//! once. What is there is looked at, and mended, again and again.
+//! Shortcuts: frames from containers with bridge ports to hosts on the vector engine go to that engine
+//! directly. They are checked and repaired at intervals.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -15,26 +15,26 @@ use crate::config::{PortChoice, Settings};
 use crate::services::supervisor::Pulse;
 use crate::start::TAP;
 
-/// How often it is looked what others have done to the ports: for so long a new limit may be evaded.
+/// The interval between checks for changes to the ports: a new limit may be evaded for so long.
 const KEEP_EVERY: Duration = Duration::from_secs(10);
 
 /// All shortcuts of this host.
 pub(crate) struct Shortcuts {
-    /// Why there are none otherwise; `None`: nobody wants any.
+    /// The address set, or why there are no shortcuts; `None`: none are wanted.
     macs: Result<Arc<MacSet>, Option<String>>,
-    /// By the container's port, or why it has none.
+    /// The shortcuts by container port, or why a port has none.
     ports: Mutex<BTreeMap<String, Result<Open, String>>>,
-    /// A port has come.
+    /// Notified when a port was added.
     due: Notify,
 }
 
-/// A shortcut that stands.
+/// A shortcut in place.
 struct Open {
     place: Place,
     _shortcut: Shortcut,
 }
 
-/// From which port to which device, by index.
+/// The port it comes from and the device it goes to, by index.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Place {
     port: u32,
@@ -42,7 +42,7 @@ struct Place {
 }
 
 impl Shortcuts {
-    /// None yet; they go by the set of addresses that direct ports go by.
+    /// No shortcuts yet; they share the address set of direct ports.
     pub(crate) fn new(
         settings: &Settings,
         switch: SwitchKind,
@@ -59,25 +59,25 @@ impl Shortcuts {
         Self { macs, ports: Mutex::default(), due: Notify::new() }
     }
 
-    /// Whether there can be any.
+    /// Whether shortcuts are possible.
     pub(crate) const fn possible(&self) -> bool {
         self.macs.is_ok()
     }
 
-    /// A container was plugged in: it is looked at soon.
+    /// A container was plugged in: it is checked soon.
     pub(crate) fn plugged_in(&self) {
         self.due.notify_one();
     }
 
-    /// A container's port goes, or becomes something else.
+    /// A container's port is removed or changes its kind.
     pub(crate) fn close(&self, port: &str) {
         let closed = self.ports().remove(port);
-        // The kernel takes its time, and others want the list.
+        // Dropped after the lock is released, since the kernel is slow here.
         drop(closed);
     }
 
-    /// Opens, moves and closes shortcuts so that each of these containers has one that may, and nobody else; `seen`
-    /// is what the bridge is like, or why nobody knows.
+    /// Opens, moves and closes shortcuts so that exactly those of these containers that may have one do. `seen`
+    /// is the state of the bridge, or why it is unknown.
     pub(crate) fn apply(
         &self,
         kernel: &Kernel,
@@ -127,7 +127,7 @@ impl Shortcuts {
     }
 }
 
-/// Where a port's shortcut goes from and to, or why it has none.
+/// The ends of a port's shortcut, or why it has none.
 fn place(name: &str, seen: &Result<BridgePorts, String>) -> Result<Place, String> {
     let seen = seen.as_ref().map_err(Clone::clone)?;
     if let Some(judge) = &seen.judge {
@@ -146,7 +146,7 @@ fn place(name: &str, seen: &Result<BridgePorts, String>) -> Result<Place, String
     Ok(Place { port: port.index, tap })
 }
 
-/// Keeps the shortcuts of all attachments as they should be, for as long as it is polled.
+/// Keeps the shortcuts of all attachments in order, for as long as it is polled.
 pub(crate) async fn keep_all(attachments: Arc<Attachments>, pulse: Pulse) {
     let shortcuts = attachments.shortcuts();
     let mut told = None;
