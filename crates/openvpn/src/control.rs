@@ -47,7 +47,7 @@ pub struct ControlPacket<'a> {
     pub key_id: KeyId,
     /// The sender's session.
     pub session: SessionId,
-    /// What the sender has received.
+    /// The packet ids that the sender has received.
     pub acks: Acks,
     /// The receiver's session; there if and only if there are acknowledgements. The receiver must compare it.
     pub remote_session: Option<SessionId>,

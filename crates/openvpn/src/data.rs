@@ -1,7 +1,11 @@
 //! The data channel: the DATA_V2 AEAD layout and the payloads that are no packets.
 //!
-//! opcode and key id 1 | peer id 3 | packet id 4 | tag 16 | ciphertext. Numbers are big-endian. What seals and
-//! opens such packets, from the packet id on, is [`weft_crypto::ovpn`].
+//! opcode and key id 1
+//! peer id 3
+//! packet id 4
+//! tag 16
+//! ciphertext. Numbers are big-endian. [`weft_crypto::ovpn`] seals and opens such packets, from the packet id
+//! on.
 
 use crate::opcode::{KeyId, Opcode};
 use crate::{PacketError, take};
@@ -89,7 +93,7 @@ pub const fn first_word(key_id: KeyId, peer: Option<PeerNumber>) -> [u8; FIRST_W
     ((Opcode::DataV2.first_byte(key_id) as u32) << 24 | number).to_be_bytes()
 }
 
-/// What an opened payload is.
+/// The kind of an opened payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Payload<'a> {
     /// [`PING`]: counts as a sign of life.
@@ -137,7 +141,7 @@ mod tests {
         assert_eq!(PeerNumber::new(0xff_ffff), None);
     }
 
-    /// What the sealing key writes behind the first word is read here.
+    /// The parser reads the bytes that the sealing key writes behind the first word.
     #[test]
     fn a_sealed_packet_is_one_to_be_read() {
         let key = SealingKey::new(DataCipher::Aes128Gcm, &[1; 16], [2; 8]).unwrap();

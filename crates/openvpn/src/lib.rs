@@ -1,12 +1,18 @@
 //! pure: the OpenVPN control channel, as a state machine.
 //!
-//! What is here so far is the layer below that state machine: checked views and builders of the packets of the
-//! OpenVPN protocol, version 2, as stock OpenVPN sends them: opcodes and key ids, plain control packets with
-//! their acknowledgements, the DATA_V2 AEAD layout, the client key that trails a tls-crypt-v2 packet, the
-//! framing over TCP and the special payloads of the data channel; and the words in which a data channel
-//! device, the kernel's or userspace's, is spoken to. **The state machine itself is not here
-//! yet**: nothing in this crate retransmits, runs TLS, checks or makes a MAC or derives keys. Packets of the data
-//! channel are sealed and opened in `weft-crypto`.
+//! So far the crate holds the layer below that state machine. It has checked views and builders of the
+//! packets of the OpenVPN protocol, version 2, as stock OpenVPN sends them:
+//!
+//! - opcodes and key ids,
+//! - plain control packets with their acknowledgements,
+//! - the DATA_V2 AEAD layout,
+//! - the client key that trails a tls-crypt-v2 packet,
+//! - the framing over TCP, and the special payloads of the data channel.
+//!
+//! It also has the requests and answers of a data channel device, the kernel's or userspace's.
+//!
+//! **The state machine itself is not here yet**: nothing in this crate retransmits, runs TLS, checks or makes
+//! a MAC or derives keys. Packets of the data channel are sealed and opened in `weft-crypto`.
 #![forbid(unsafe_code)]
 
 pub mod control;

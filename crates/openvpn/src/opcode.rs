@@ -4,7 +4,7 @@ use std::fmt;
 
 use crate::PacketError;
 
-/// What kind of packet it is: the upper five bits of the first byte.
+/// The kind of a packet: the upper five bits of the first byte.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u8)]
 pub enum Opcode {

@@ -27,7 +27,7 @@ pub enum DeviceError {
     TooLarge {
         /// Which number.
         what: &'static str,
-        /// What was given.
+        /// The given value.
         value: u32,
         /// The largest possible.
         max: u32,
@@ -76,7 +76,7 @@ pub enum DeviceError {
     /// A key of a length that its cipher has not.
     #[error("a cipher key of {bytes} bytes: AES-GCM takes 16, 24 or 32, ChaCha20-Poly1305 32")]
     KeyLength {
-        /// What was given.
+        /// The given length, in bytes.
         bytes: usize,
     },
     /// Not there (any more).

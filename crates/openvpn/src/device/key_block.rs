@@ -22,9 +22,9 @@ const END: &str = "-----END OpenVPN Static key V1-----";
 /// Which end of a tunnel: they cut the two directions from the block the other way round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Side {
-    /// What it sends is sealed with the first half.
+    /// Its packets are sealed with the first half.
     Client,
-    /// What it sends is sealed with the second half.
+    /// Its packets are sealed with the second half.
     Server,
 }
 
@@ -90,8 +90,8 @@ impl KeyBlock {
         }
     }
 
-    /// What one end seals with and what it opens with; the cipher's key has `cipher_key_bytes` bytes, at
-    /// most 64.
+    /// Returns the sealing and the opening direction of one end; the cipher's key has `cipher_key_bytes`
+    /// bytes, at most 64.
     pub fn directions(&self, side: Side, cipher_key_bytes: usize) -> (KeyDirection, KeyDirection) {
         let (client, server) = self.0.split_at(DIRECTION_BYTES);
         let cut = |half: &[u8]| {

@@ -1,9 +1,9 @@
-//! The data channel device: what can be asked of one, what it tells, and when it refuses.
+//! The data channel device: the requests that it takes, its reports, and its refusals.
 //!
-//! The kernel's `ovpn` device and the one in userspace are asked the same things and answer alike
-//! (`docs/design/ovpn.md`); the attributes are those of `linux/ovpn.h`. What is
-//! said of a peer or of a key is a set of attributes, any of which may be absent: the kernel checks them
-//! itself, [`rules`] checks them for userspace.
+//! The kernel's `ovpn` device and the one in userspace take the same requests and answer alike
+//! (`docs/design/ovpn.md`); the attributes are those of `linux/ovpn.h`. A request describes a peer or a key
+//! by a set of attributes, any of which may be absent: the kernel checks them itself, [`rules`] checks them
+//! for userspace.
 
 mod error;
 mod key_block;
@@ -77,9 +77,9 @@ impl FromStr for Mode {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Slot {
-    /// What is sent is sealed with this one; it opens, too.
+    /// Seals the packets to the peer; it opens, too.
     Primary,
-    /// It opens what bears its key id.
+    /// Opens packets with its key id.
     Secondary,
 }
 
@@ -158,12 +158,12 @@ pub struct Keepalive {
     pub timeout_s: u32,
 }
 
-/// What is said of a peer as it is made or changed.
+/// The attributes of a peer that is made or changed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PeerAttributes {
-    /// What the packets that it sends to us bear, 24 bits.
+    /// The peer id in the packets that it sends to us, 24 bits.
     pub id: Option<u32>,
-    /// What the packets that we send to it bear; else the same.
+    /// The peer id in the packets that we send to it; else the same.
     pub tx_id: Option<u32>,
     /// Where it is, over UDP.
     pub remote_ipv4: Option<Ipv4Addr>,
@@ -187,18 +187,18 @@ pub struct PeerAttributes {
     pub keepalive_timeout_s: Option<u32>,
 }
 
-/// What a device tells of a peer.
+/// The state of a peer, as a device reports it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PeerState {
-    /// What its packets bear.
+    /// The peer id in packets from it.
     pub id: u32,
-    /// What the packets to it bear, where the device tells.
+    /// The peer id in packets to it, where the device tells.
     pub tx_id: Option<u32>,
     /// Where it is now.
     pub remote: Option<SocketAddr>,
     /// Where it is sent to from; the address is unspecified as long as any will do.
     pub local: Option<SocketAddr>,
-    /// The network namespace of the socket that it is reached by, by the number that who asks has for it;
+    /// The network namespace of the socket that it is reached by, as the number that the asker has for it;
     /// `None`: the same as the asker's, or the device does not tell.
     pub socket_netns: Option<i32>,
     /// Its address inside the VPN.
@@ -213,7 +213,7 @@ pub struct PeerState {
     pub link: Traffic,
 }
 
-/// What went to and came from a peer since it was made.
+/// Traffic to and from a peer since it was made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Traffic {
@@ -227,38 +227,38 @@ pub struct Traffic {
     pub tx_packets: u64,
 }
 
-/// What is said of a key as it is installed.
+/// The attributes of a key that is installed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct KeyAttributes {
     /// Whose it is.
     pub peer_id: Option<u32>,
     /// Where it goes.
     pub slot: Option<Slot>,
-    /// What the packets sealed with it bear, 0 to 7.
+    /// The key id in the packets sealed with it, 0 to 7.
     pub key_id: Option<u32>,
     /// The AEAD.
     pub cipher: Option<CipherAlgorithm>,
-    /// What seals.
+    /// The direction that seals.
     pub encrypt: Option<KeyDirection>,
-    /// What opens.
+    /// The direction that opens.
     pub decrypt: Option<KeyDirection>,
 }
 
-/// What is said of epochs as they are installed in the place of a key, whose packets have OpenVPN 2.7's
-/// layout (`docs/design/ovpn.md`). The kernel's device has none.
+/// The attributes of epochs that are installed in the place of a key. Their packets have OpenVPN 2.7's layout
+/// (`docs/design/ovpn.md`). The kernel's device has none.
 #[derive(Debug)]
 pub struct EpochAttributes {
     /// Whose they are.
     pub peer_id: u32,
     /// Where they go.
     pub slot: Slot,
-    /// What the packets bear, 0 to 7.
+    /// The key id in the packets, 0 to 7.
     pub key_id: u32,
     /// The AEAD.
     pub cipher: DataCipher,
-    /// The first epoch's secret of what seals.
+    /// The first epoch's secret to seal with.
     pub encrypt: EpochSecret,
-    /// The first epoch's secret of what opens.
+    /// The first epoch's secret to open with.
     pub decrypt: EpochSecret,
 }
 
@@ -279,11 +279,11 @@ impl fmt::Debug for KeyDirection {
     }
 }
 
-/// What a device tells of a key: never the key.
+/// The state of a key, as a device reports it: never the key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct KeyState {
-    /// What the packets sealed with it bear.
+    /// The key id in the packets sealed with it.
     pub key_id: u32,
     /// The AEAD.
     pub cipher: CipherAlgorithm,

@@ -1,4 +1,4 @@
-//! What a device tells without being asked.
+//! Events that a device reports unasked.
 
 use std::net::SocketAddr;
 
@@ -11,7 +11,7 @@ pub enum DeletionReason {
     Userspace,
     /// Nothing came from it for as long as its keepalive allows.
     Expired,
-    /// What came over its connection was no framing.
+    /// The bytes that came over its connection were no framing.
     TransportError,
     /// Its connection, or the socket, was closed.
     TransportDisconnect,
@@ -39,7 +39,7 @@ impl DeletionReason {
     }
 }
 
-/// What has happened to a peer by itself.
+/// An event of a peer, which a device reports unasked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Notification {
     /// It is gone, with its keys.
@@ -70,6 +70,6 @@ pub enum Notification {
 pub struct Notice {
     /// The device's interface index.
     pub device: u32,
-    /// What has happened.
+    /// The event.
     pub what: Notification,
 }

@@ -28,9 +28,9 @@ pub enum Transport {
 /// A peer as it is made.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NewPeer {
-    /// What its packets bear.
+    /// The peer id in packets from it.
     pub id: u32,
-    /// What the packets to it bear.
+    /// The peer id in packets to it.
     pub tx_id: u32,
     /// Where it is; over TCP the connection knows.
     pub remote: Option<SocketAddr>,
@@ -44,10 +44,10 @@ pub struct NewPeer {
     pub keepalive: Keepalive,
 }
 
-/// What is changed in a peer; what is absent stays.
+/// The change of a peer; an absent attribute stays.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PeerChange {
-    /// What the packets to it bear.
+    /// The peer id in packets to it.
     pub tx_id: Option<u32>,
     /// Where it is.
     pub remote: Option<SocketAddr>,
@@ -68,17 +68,17 @@ pub struct NewKey<'a> {
     pub peer_id: u32,
     /// Where it goes.
     pub slot: Slot,
-    /// What its packets bear.
+    /// The key id in its packets.
     pub key_id: KeyId,
     /// The AEAD.
     pub cipher: CipherAlgorithm,
-    /// What seals.
+    /// The direction that seals.
     pub encrypt: &'a KeyDirection,
-    /// What opens.
+    /// The direction that opens.
     pub decrypt: &'a KeyDirection,
 }
 
-/// Checks what is said of a peer that is to be made on a device of this mode.
+/// Checks the attributes of a new peer on a device of this mode.
 ///
 /// # Errors
 /// [`DeviceError`], as the kernel's device refuses it; [`DeviceError::WrongFamily`] is userspace's own,
@@ -115,8 +115,7 @@ pub fn new_peer(
     })
 }
 
-/// Checks what is to be changed in a peer; whether there is such a peer is not looked at. Returns its id
-/// and the change.
+/// Checks the changes of a peer, but not whether the peer exists. Returns its id and the change.
 ///
 /// # Errors
 /// [`DeviceError`], as the kernel's device refuses it.
@@ -148,8 +147,8 @@ pub const fn change_fits(transport: Transport, change: &PeerChange) -> Result<()
     }
 }
 
-/// Checks a packet of the control channel that is to be sent. Returns its length, which goes in front of
-/// it on a connection.
+/// Checks a packet of the control channel before it is sent. Returns its length, which goes in front of it on
+/// a connection.
 ///
 /// # Errors
 /// It is empty, or longer than [`CONTROL_PACKET_BYTES_MAX`].
@@ -165,8 +164,8 @@ pub fn control_packet(packet: &[u8]) -> Result<u16, DeviceError> {
     }
 }
 
-/// Checks a key that is to be installed; whether there is such a peer is not looked at, nor, since the
-/// kernel looks for the peer first, whether the cipher has keys of these lengths ([`NewKey::ciphers`]).
+/// Checks a key before it is installed, but not whether the peer exists. The kernel looks for the peer before
+/// it checks the key lengths of the cipher, so those are left to [`NewKey::ciphers`].
 ///
 /// # Errors
 /// [`DeviceError`], as the kernel's device refuses it.
@@ -207,7 +206,7 @@ impl NewKey<'_> {
     }
 }
 
-/// What the packets of a key bear.
+/// Checks the key id that a key's packets bear.
 ///
 /// # Errors
 /// It is larger than [`KEY_ID_MAX`].
@@ -239,7 +238,7 @@ pub fn in_ranges(attributes: &PeerAttributes) -> Result<(), DeviceError> {
     if attributes.remote_port == Some(0) { Err(DeviceError::PortZero) } else { Ok(()) }
 }
 
-/// What holds for a peer that is made and for one that is changed. Returns its id.
+/// Checks the rules that a new peer and a changed peer share. Returns the peer's id.
 fn common(mode: Mode, attributes: &PeerAttributes) -> Result<u32, DeviceError> {
     in_ranges(attributes)?;
     let id = peer_id(attributes.id)?;
@@ -314,7 +313,7 @@ mod tests {
 
     const UDP: Transport = Transport::Udp { ipv4: true, ipv6: true };
 
-    /// What a peer of a device in mode `mp` needs.
+    /// The least attributes of a peer on a device in mode `mp`.
     fn whole() -> PeerAttributes {
         PeerAttributes {
             id: Some(3),
@@ -472,7 +471,7 @@ mod tests {
         assert_eq!(with(&|key| key.cipher = chacha), length);
         assert_eq!(with(&|key| key.decrypt = direction(31)).errno(), 22);
         assert_eq!(with(&|key| key.decrypt = direction(256)).errno(), 22);
-        // What is beyond its limits is told before what is missing.
+        // A value beyond its limit is reported before a missing attribute.
         assert_eq!(with(&|key| key.decrypt = direction(257)).errno(), 34);
         assert_eq!(with(&|key| (key.slot, key.key_id) = (None, Some(8))).errno(), 34);
     }
