@@ -73,7 +73,7 @@ impl Announcement {
         header[0] = 6 << 4;
         put16(header, 4, message.len() as u16);
         header[6] = ipv6::NEXT_ICMPV6;
-        // Whoever gets it knows by this that no router passed it on.
+        // The receiver knows by this that no router passed it on.
         header[7] = u8::MAX;
         header[8..24].copy_from_slice(&address.octets());
         header[24..40].copy_from_slice(&ALL_HOSTS.octets());
@@ -150,7 +150,7 @@ mod tests {
         }
     }
 
-    /// What a kernel checks before it believes an advertisement (RFC 4861 section 7.1.2).
+    /// The checks of a kernel before it believes an advertisement (RFC 4861 section 7.1.2).
     #[test]
     fn an_advertisement_is_whole() {
         let frame = frame_of("fd00::5");

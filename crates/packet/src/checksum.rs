@@ -90,9 +90,8 @@ const fn fold(mut sum: u64) -> u16 {
     sum as u16
 }
 
-/// Sums words in machine order: the order of bytes in a word commutes with the sum (RFC 1071
-/// section 2). The halves of 64-bit words go to lanes of their own that cannot overflow, so that the
-/// compiler uses vectors.
+/// Sums words in machine order: the order of bytes in a word commutes with the sum (RFC 1071 section 2). The
+/// halves of 64-bit words go to separate lanes that cannot overflow, so that the compiler uses vectors.
 fn raw(bytes: &[u8]) -> u64 {
     let (mut low, mut high) = ([0_u64; 4], [0_u64; 4]);
     let (blocks, rest) = bytes.as_chunks::<32>();

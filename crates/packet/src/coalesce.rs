@@ -123,8 +123,8 @@ impl Coalescer {
         }
     }
 
-    /// Says which super-packets the TAP device takes; both, to begin with. What is off is written
-    /// frame by frame.
+    /// Says which super-packets the TAP device takes; both, to begin with. Frames of a kind that is off are
+    /// written one by one.
     pub fn set_merging(&mut self, tcp: bool, udp: bool) {
         self.merge_tcp = tcp;
         self.merge_udp = udp;
@@ -209,7 +209,7 @@ impl Coalescer {
         self.len == 0
     }
 
-    /// What was dropped since the last call.
+    /// The frames dropped since the last call.
     pub fn take_rejected(&mut self) -> Rejected {
         std::mem::take(&mut self.rejected)
     }
@@ -279,8 +279,8 @@ impl Coalescer {
         Ok(index)
     }
 
-    /// Lets no later frame join an item between these addresses: one that may be of the same flow
-    /// stands behind it.
+    /// Closes the items between these addresses to later frames: a frame that may be of the same flow stands
+    /// behind them.
     fn close_between(&mut self, arena: &[u8], addresses: &[u8], network: Network) {
         for item in self.items[..self.len].iter_mut().filter(|item| item.open) {
             let (Some(layout), Some(first)) = (&item.layout, slice(arena, &item.first)) else {
@@ -420,7 +420,7 @@ impl Item {
         self.verified && layout.checksum_ok(frame)
     }
 
-    /// What the kernel is told of a frame that is written as it came.
+    /// The virtio net header of a frame that is written as it came.
     fn whole_vnet(&self, layout: Option<&Layout>) -> VnetHeader {
         match layout.filter(|_| self.partial) {
             None => VnetHeader::default(),

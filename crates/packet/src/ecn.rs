@@ -1,8 +1,8 @@
 //! Congestion marks through the tunnel (RFC 6040): which outer header a frame gets, and what a mark
 //! that the outer header got on its way means for the frame.
 //!
-//! An inner packet is IPv4 or IPv6, perhaps behind VLAN tags. Every other frame counts as Not-ECT
-//! with DSCP 0: there is nobody who would understand a mark.
+//! An inner packet is IPv4 or IPv6, perhaps behind VLAN tags. Every other frame counts as Not-ECT with DSCP
+//! 0: its endpoints would not understand a mark.
 
 use crate::bytes::{be16, put16};
 use crate::checksum;
@@ -101,7 +101,7 @@ pub fn decapsulate(frame: &mut [u8], outer_tos: u8) -> Result<(), CeOverNotEct> 
     mark(frame, outer)
 }
 
-/// What an outer header with a mark does to a frame.
+/// Applies the mark of an outer header to a frame.
 #[cold]
 fn mark(frame: &mut [u8], outer: Ecn) -> Result<(), CeOverNotEct> {
     let found = find(frame);

@@ -53,7 +53,7 @@ pub const fn packet_len(frame_len: usize) -> usize {
     HEADER_LEN + plain + trailer_len(plain) + ICV_LEN
 }
 
-/// What an outer UDP datagram is (RFC 3948 section 2).
+/// The kind of an outer UDP datagram (RFC 3948 section 2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Datagram {
     /// One byte 0xFF, to keep a NAT mapping: discard.
@@ -189,7 +189,7 @@ pub fn write_inner_headers(
     out[crate::udp::LEN..INNER_LEN].copy_from_slice(&vxlan.to_bytes());
 }
 
-/// What the sealed part of a data packet holds.
+/// The contents of a data packet's sealed part.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Inner {
     /// Inner source port.

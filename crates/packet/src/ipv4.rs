@@ -137,7 +137,7 @@ impl<'a> Header<'a> {
     }
 }
 
-/// The fields of a header without options that is to be written.
+/// The fields of a header to write, without options.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Builder {
     /// Type of service.

@@ -64,7 +64,7 @@ impl<'a> Header<'a> {
         be32(self.bytes, 0) & 0xf_ffff
     }
 
-    /// What follows the header.
+    /// The protocol of the bytes behind the header.
     #[must_use]
     pub const fn next_header(&self) -> u8 {
         self.bytes[6]
@@ -147,7 +147,7 @@ pub fn upper(packet: &[u8]) -> Result<Upper, ParseError> {
     Err(ParseError::Invalid { header: "IPv6", field: "chain of extension headers" })
 }
 
-/// The fields of a header that is to be written.
+/// The fields of a header to write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Builder {
     /// Traffic class.
@@ -156,7 +156,7 @@ pub struct Builder {
     pub flow_label: u32,
     /// Bytes behind the header.
     pub payload_len: u16,
-    /// What follows the header.
+    /// The protocol of the bytes behind the header.
     pub next_header: u8,
     /// Hop limit.
     pub hop_limit: u8,

@@ -23,7 +23,7 @@ pub const SEGMENTS_MAX: usize = 1366;
 pub enum FrameChecksum {
     /// As it will be on a wire; right or wrong.
     Complete,
-    /// The field holds the pseudo-header's sum only; the bytes from `start` on are to be added.
+    /// The field holds the pseudo-header's sum only; the bytes from `start` on are not added yet.
     Partial {
         /// Offset in the frame at which the checksummed bytes begin.
         start: u16,
@@ -52,7 +52,7 @@ impl From<&VnetHeader> for FrameChecksum {
     }
 }
 
-/// What a [`Plan`] cuts.
+/// The kind of frame that a [`Plan`] cuts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// One frame, sent as it is.
@@ -67,8 +67,8 @@ pub enum Kind {
     Udp6,
 }
 
-/// Why a frame from a TAP device cannot be sent as it is. Except for [`Self::TooLong`] the fault is
-/// that of whoever made the frame (a container with a raw socket, or the kernel): drop and count.
+/// Why a frame from a TAP device cannot be sent as it is. Except for [`Self::TooLong`] the fault lies with
+/// the frame's maker (a container with a raw socket, or the kernel): drop and count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SplitError {
     /// The packet does not fit the path and may not be cut into equal segments. Answer with ICMP
@@ -113,8 +113,8 @@ pub enum SplitError {
 /// How one read from a TAP device is cut.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    /// Bytes from the Ethernet to the transport header, written anew for each segment. For a whole
-    /// frame the bytes up to its partial checksum, or 0.
+    /// Bytes from the Ethernet to the transport header, rewritten for each segment. For a whole frame the
+    /// bytes up to its partial checksum, or 0.
     pub header_len: usize,
     /// Payload bytes of each segment but the last, which may have fewer.
     pub segment_len: usize,
@@ -124,7 +124,7 @@ pub struct Plan {
     pub frame_len: usize,
     /// The state of the checksum in what [`Self::write_header`] writes without finishing it.
     pub checksum: FrameChecksum,
-    /// What is cut.
+    /// The kind of the frame.
     pub kind: Kind,
     rco: Option<vxlan::Rco>,
     l3: usize,
@@ -217,11 +217,10 @@ impl Plan {
         self.header_len + self.payload(index).len()
     }
 
-    /// The mark that says where the partial checksum is; `None` if the checksum is complete or no
-    /// mark can say it, so that it must be finished. Only the checksum of the outermost TCP or UDP
-    /// header is ever marked, since a receiver takes no other, and only if its field holds the sum of
-    /// the pseudo-header that can be seen: a receiver that merges makes that sum anew, and must not
-    /// make right what was wrong.
+    /// The mark that says where the partial checksum is. `None`: the checksum is complete, or no mark can say
+    /// it, so that it must be finished. Only the checksum of the outermost TCP or UDP header is ever marked,
+    /// since a receiver takes no other. Its field must hold the sum of the visible pseudo-header: a receiver
+    /// that merges computes that sum again, and must not correct a wrong one.
     #[must_use]
     pub const fn rco(&self) -> Option<vxlan::Rco> {
         self.rco

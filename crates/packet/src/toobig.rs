@@ -41,9 +41,9 @@ pub enum NoAnswer {
     Buffer,
 }
 
-/// Writes to `out` the frame that tells the sender of `frame` that the path carries IP packets of
-/// `mtu` bytes, and returns its length. It comes from the Ethernet and IP address that the packet
-/// was sent to: Weft has no address of its own on the network. `frame` may be a super-packet.
+/// Writes to `out` the frame that tells the sender of `frame` that the path carries IP packets of `mtu`
+/// bytes, and returns its length. Weft has no address on the network, so the frame comes from the Ethernet
+/// and IP address that the packet was sent to. `frame` may be a super-packet.
 ///
 /// # Errors
 /// [`NoAnswer`] if no answer may be sent.

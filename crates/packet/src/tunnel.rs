@@ -1,5 +1,5 @@
-//! What stands in front of a frame in a packet of format `ovpn` between hosts (`docs/design/ovpn.md`):
-//! an IPv6 header between tunnel addresses, and UDP and VXLAN as in format `esp`.
+//! The headers in front of a frame in a packet of format `ovpn` between hosts (`docs/design/ovpn.md`): an
+//! IPv6 header between tunnel addresses, and UDP and VXLAN as in format `esp`.
 
 use std::net::Ipv6Addr;
 
@@ -18,9 +18,9 @@ const VERSION_6: u32 = 6 << 28;
 /// The two ends of a tunnel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ends {
-    /// Who sends.
+    /// The sending host's tunnel address.
     pub source: Ipv6Addr,
-    /// Who receives.
+    /// The receiving host's tunnel address.
     pub destination: Ipv6Addr,
 }
 

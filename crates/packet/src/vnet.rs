@@ -18,7 +18,7 @@ pub const GSO_UDP_L4: u8 = 5;
 /// Or-ed to the type: the first segment alone carries CWR.
 pub const GSO_ECN: u8 = 0x80;
 
-/// What the kernel says of a frame that it gives, or is told of a frame that it gets.
+/// The virtio net header: the state of a frame's checksum and segments, on its way from or to the kernel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct VnetHeader {
     /// [`F_NEEDS_CSUM`] or 0; other flags have no meaning here.

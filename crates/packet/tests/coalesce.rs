@@ -1,4 +1,4 @@
-//! What the coalescer gives back must be, frame by frame, what it was given.
+//! The coalescer must give back, frame by frame, what it was given.
 #![allow(clippy::unwrap_used, missing_docs)]
 
 mod common;
@@ -226,7 +226,7 @@ fn play(step: &Step, flow: &mut Spec) -> (Vec<u8>, FrameChecksum, Vec<u8>) {
         _ => {}
     }
     let mut frame = spec.build(&payload(len, step.flow as u8));
-    // What continues a fragment is what would have continued the frame before it.
+    // A fragment does not advance the flow: the next frame continues the frame before it.
     if !matches!(step.what, What::Fragment) {
         flow.sequence = spec.sequence.wrapping_add(len as u32);
         flow.id = spec.id.wrapping_add(1);
@@ -550,8 +550,8 @@ fn nothing_overtakes_a_hidden_packet() {
     }
 }
 
-/// Frames with bytes behind the packet, or a UDP length of their own, are not what a super-packet
-/// is cut into.
+/// Frames with bytes behind the packet, or with an odd UDP length, do not merge: no super-packet is cut into
+/// such frames.
 #[test]
 fn padding_and_odd_lengths_do_not_merge() {
     let spec = tcp4();

@@ -310,8 +310,8 @@ fn a_super_packet_with_ip_options() {
     }
 }
 
-/// What a container writes to the field of a partial checksum is not made right on the way: the field
-/// says what the checksum comes to, and no mark leaves it to a receiver that makes it anew.
+/// A wrong sum that a container writes to the field of a partial checksum is not corrected on the way. The
+/// field holds the checksum's result, and no mark leaves it to a receiver that would compute it again.
 #[test]
 fn a_wrong_partial_sum_stays_wrong() {
     for v6 in [false, true] {

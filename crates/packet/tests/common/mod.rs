@@ -9,7 +9,7 @@ use proptest::prelude::*;
 use weft_packet::split::Plan;
 use weft_packet::vnet::{self, VnetHeader};
 
-/// What a frame is made from.
+/// The description from which a frame is built.
 #[derive(Clone, Debug)]
 pub struct Spec {
     pub vlan: Option<u16>,
@@ -173,7 +173,7 @@ impl Spec {
         frame[field..field + 2].copy_from_slice(&(sum as u16).to_be_bytes());
     }
 
-    /// What the kernel says of the frame as a super-packet; `hdr_len` is wrong on purpose.
+    /// The kernel's header for the frame as a super-packet; `hdr_len` is wrong on purpose.
     pub fn vnet(&self, gso_size: u16) -> VnetHeader {
         VnetHeader {
             flags: vnet::F_NEEDS_CSUM,
