@@ -205,7 +205,7 @@ impl Drop for ExpandedKey {
     fn drop(&mut self) {
         if let Self::Ring(key) | Self::Both { ring: key, .. } = self {
             **key = ring_key(&ring::AES_256_GCM, &[0; 32]).expect("32 bytes are a key of it");
-            // Or the compiler sees that nobody reads it any more.
+            // Or the compiler sees that the key is not read any more.
             black_box(key);
         }
     }
@@ -225,7 +225,7 @@ fn ring_seal(
     Ok(())
 }
 
-/// What ring calls the cipher, if it has it.
+/// ring's name for the cipher, if ring has it.
 fn ring_algorithm(cipher: DataCipher) -> Option<&'static ring::Algorithm> {
     match cipher {
         DataCipher::Aes128Gcm => Some(&ring::AES_128_GCM),

@@ -11,10 +11,10 @@
 //!   verify()  <-- responder's tag ------
 //! ```
 //!
-//! A listener learns nothing that helps to guess. An active attacker tests exactly one password per
-//! run, whichever side it plays: the shares and tags fix its guess. The responder shows its tag only
-//! to whoever has proven the password, so each guess against it is a failure that it sees and
-//! counts; a run that ends before the initiator's tag is one as well.
+//! A listener learns nothing that helps to guess. An active attacker tests exactly one password per run,
+//! whichever side it plays: the shares and tags fix its guess. The responder shows its tag only after the
+//! initiator has proven the password. So each guess against it is a failure that it sees and counts; a run
+//! that ends before the initiator's tag is a failure as well.
 //!
 //! Binding to the link (`docs/design/keys.md`): `sid` is the TLS exporter of the very connection, `ada`
 //! and `adb` are the identity public keys of the initiator (who dialled) and the responder, as each
@@ -57,7 +57,7 @@ pub enum CpaceError {
     WrongPassword,
 }
 
-/// What both sides must agree on besides the password; any part may be empty.
+/// The values that both sides must agree on besides the password; any part may be empty.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CpaceContext {
     /// The channel identifier CI, such as the protocol's name and version.
@@ -235,7 +235,7 @@ impl<Role> CpaceSecret<Role> {
         tag
     }
 
-    /// Each role has a key of its own, so that a tag sent back is no proof.
+    /// Each role has a separate key, so that a tag sent back is no proof.
     fn tag_key(&self, side: Side) -> hmac::Key {
         let info: &[u8] = match side {
             Side::Initiator => b"weft cpace confirm initiator",

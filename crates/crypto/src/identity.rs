@@ -1,4 +1,4 @@
-//! Who a host is, and the names of ciphers and wire formats that both ends must spell alike.
+//! The identity of a host, and the names of ciphers and wire formats that both ends must spell alike.
 
 use std::fmt;
 use std::net::Ipv6Addr;
@@ -27,12 +27,12 @@ pub struct TunnelEnd {
     pub kernel: bool,
 }
 
-/// What a host has a tunnel address for.
+/// The use of a host's tunnel address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TunnelWay {
-    /// The source of what it sends.
+    /// The source of the packets that it sends.
     From,
-    /// The destination of what it receives.
+    /// The destination of the packets that it receives.
     To,
 }
 

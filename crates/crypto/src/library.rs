@@ -1,7 +1,7 @@
 //! Which library seals and opens what.
 //!
-//! All libraries make the same packets, so the choice is a matter of time alone: of the processor, of
-//! the AEAD, of the packet's size, and of the way. Whoever can measure time ([`prefer`]) tells.
+//! All libraries make the same packets, so the choice is a matter of time alone: of the processor, of the
+//! AEAD, of the packet's size, and of the way. A caller that can measure time sets it ([`prefer`]).
 
 use std::sync::atomic::{AtomicU8, Ordering};
 

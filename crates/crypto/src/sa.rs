@@ -59,7 +59,7 @@ impl From<Replay> for OpenError {
     }
 }
 
-/// An outbound SA. Several threads may seal on it, each with sequence numbers of its own
+/// An outbound SA. Several threads may seal on it, each with sequence numbers that it has reserved
 /// ([`SealingSa::reserve`]).
 ///
 /// Its sequence number begins at 1 and never repeats; the IV is the sequence number XORed with a
@@ -97,7 +97,7 @@ impl SealingSa {
         self.sequence.load(Relaxed)
     }
 
-    /// Takes the next `packets` sequence numbers, for as many packets; nobody else gets them. Those
+    /// Takes the next `packets` sequence numbers, for as many packets. No other caller gets them. Numbers
     /// that stay unused are skipped.
     ///
     /// # Errors

@@ -20,7 +20,7 @@ pub struct SaKey {
     format: Format,
 }
 
-/// What the keys of one epoch of one direction of OpenVPN's data channel are derived from.
+/// The secret that the keys of one epoch, in one direction of OpenVPN's data channel, are derived from.
 #[derive(Clone, PartialEq, Eq, Zeroize, ZeroizeOnDrop)]
 pub struct EpochSecret([u8; 32]);
 

@@ -8,7 +8,7 @@ pub const WINDOW_PACKETS: u64 = 8192;
 
 const WORD_BITS: u64 = 64;
 const WORDS: usize = (WINDOW_PACKETS / WORD_BITS) as usize;
-/// What a fresh window takes. Most SAs of a large network carry a few probes in their hour.
+/// The size of a fresh window, in words. Most SAs of a large network carry a few probes in their hour.
 const FIRST_WORDS: usize = 4;
 const _: () = assert!(WORDS.is_power_of_two() && FIRST_WORDS.is_power_of_two());
 const _: () = assert!(WORDS > FIRST_WORDS);

@@ -19,7 +19,7 @@ use crate::{Cipher, DataCipher, SaKey};
 /// Why an SA's key is one of its cipher's.
 const SA_KEY_FITS: &str = "the ciphers of SAs take 32 bytes, and so many an SA's key has";
 
-/// A key that seals. Several threads may seal with it, each with packet ids of its own
+/// A key that seals. Several threads may seal with it, each with packet ids that it has reserved
 /// ([`SealingKey::reserve`]).
 ///
 /// Its packet ids begin at 1 and never repeat; after the last of them it seals nothing more.
@@ -81,8 +81,8 @@ impl SealingKey {
         usage::of_packet_id(self.packets()).max(usage::of_blocks(self.cipher, self.blocks()))
     }
 
-    /// Takes the next `packets` packet ids, for as many packets that begin with `first_word`; nobody
-    /// else gets them. Those that stay unused are skipped.
+    /// Takes the next `packets` packet ids, for as many packets that begin with `first_word`. No other caller
+    /// gets them. Ids that stay unused are skipped.
     ///
     /// # Errors
     /// [`SealError::Exhausted`]: there are not so many left, or the blocks are used up.

@@ -15,7 +15,7 @@ use crate::aead::NONCE_LEN;
 pub const EPOCH_HEADER_BYTES: usize = FIRST_WORD_BYTES + 8;
 /// Bytes that a packet adds to its plaintext: its header in front, its tag behind.
 pub const EPOCH_OVERHEAD_BYTES: usize = EPOCH_HEADER_BYTES + TAG_BYTES;
-/// How many epochs ahead of its own a receiver opens packets.
+/// How many epochs ahead of the current one a receiver opens packets.
 pub const EPOCH_FUTURE: u16 = 4;
 /// The last epoch, since its receiver must be able to look [`EPOCH_FUTURE`] further. The first is 1.
 pub const EPOCH_MAX: u16 = u16::MAX - EPOCH_FUTURE;

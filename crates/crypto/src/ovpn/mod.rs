@@ -43,7 +43,7 @@ pub const NONCE_TAIL_BYTES: usize = NONCE_LEN - 4;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a key of {have} bytes for {cipher}, which takes {}", cipher.key_bytes())]
 pub struct KeyLengthError {
-    /// What the key was to be for.
+    /// The cipher that the key was for.
     pub cipher: DataCipher,
     /// Bytes of the key.
     pub have: usize,

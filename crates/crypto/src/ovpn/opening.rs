@@ -1,4 +1,4 @@
-//! What opening is in both layouts: a key that opens no more once too many packets were forged.
+//! The part of opening that both layouts share: a key stops opening once too many packets were forged.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 

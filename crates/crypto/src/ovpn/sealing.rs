@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use super::{SealError, usage};
 use crate::DataCipher;
 
-/// What one sealing key has given away and sealed; several threads count on it.
+/// The packet ids and blocks that one sealing key has used; several threads count on it.
 #[derive(Debug)]
 pub(super) struct Spent {
     /// The last packet id given away.

@@ -1,9 +1,9 @@
 //! How much a key may do before it must be replaced (`docs/design/ovpn.md`, limits).
 //!
 //! AES-GCM is good for [`AES_GCM_BLOCKS_MAX`] blocks in each direction: one for every packet and one for
-//! every 16 bytes begun. ChaCha20-Poly1305 has no such limit. Renewal is due at 7/8 of a limit. What is
-//! here takes counters, so that a key can be watched that is in the kernel, which counts packets and
-//! bytes but sets no limit.
+//! every 16 bytes begun. ChaCha20-Poly1305 has no such limit. Renewal is due at 7/8 of a limit. The functions
+//! here take counters, so that they also watch a key in the kernel, which counts packets and bytes but sets
+//! no limit.
 
 use crate::DataCipher;
 
@@ -21,7 +21,7 @@ pub const EPOCH_RENEWAL: u16 = 0xf000;
 /// How far a key is used up. The larger is the worse: [`Ord::max`] joins several.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Usage {
-    /// Nothing is to be done.
+    /// The key needs no renewal yet.
     #[default]
     Ample,
     /// A new key should be negotiated; this one does until then.

@@ -7,7 +7,7 @@ use crate::aead::{ExpandedKey, NONCE_LEN};
 use crate::library::Choice;
 use crate::{DataCipher, EpochSecret, schedule};
 
-/// What seals and opens the packets of one epoch.
+/// The key that seals and opens the packets of one epoch.
 pub(super) struct EpochKey {
     pub(super) key: ExpandedKey,
     pub(super) implicit_iv: Zeroizing<[u8; NONCE_LEN]>,

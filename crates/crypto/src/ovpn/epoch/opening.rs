@@ -223,7 +223,7 @@ impl FutureEpoch {
         Self { secret: secret.clone(), opening: OnceLock::new() }
     }
 
-    /// What opens its packets; `epoch` is its number.
+    /// Returns the opening key of this epoch; `epoch` is its number.
     fn opening(&self, cipher: DataCipher, choice: Choice, epoch: u16) -> &OpeningEpoch {
         let make = || Box::new(OpeningEpoch::new(cipher, choice, epoch, &self.secret));
         self.opening.get_or_init(make)

@@ -44,7 +44,7 @@ impl SealingEpochs {
         &self.current
     }
 
-    /// Whether a new secret is to be negotiated, since the epochs come to their end.
+    /// How far the epochs are used up: tells when to negotiate a new secret.
     pub fn usage(&self) -> Usage {
         match self.current.epoch {
             0..usage::EPOCH_RENEWAL => Usage::Ample,
@@ -90,7 +90,7 @@ impl fmt::Debug for SealingEpochs {
     }
 }
 
-/// The key of one epoch. Several threads may seal with it, each with counters of its own
+/// The key of one epoch. Several threads may seal with it, each with counters that it has reserved
 /// ([`EpochSealingKey::reserve`]).
 pub struct EpochSealingKey {
     key: EpochKey,
@@ -126,8 +126,8 @@ impl EpochSealingKey {
         counters.max(usage::of_blocks(self.cipher, self.blocks()))
     }
 
-    /// Takes the next `packets` counters, for as many packets that begin with `first_word`; nobody
-    /// else gets them. Those that stay unused are skipped.
+    /// Takes the next `packets` counters, for as many packets that begin with `first_word`. No other caller
+    /// gets them. Counters that stay unused are skipped.
     ///
     /// # Errors
     /// [`SealError::Exhausted`]: there are not so many left, or the blocks are used up.

@@ -241,7 +241,7 @@ fn the_sender_follows_what_the_receiver_saw() {
     assert_eq!(ours.current().epoch(), 3);
     assert!(!ours.follow(opening.epoch()) && !ours.follow(1), "never back");
     assert_eq!(packet(&ours), third, "the same key as if each epoch had been taken by itself");
-    // Whoever still holds the old key seals with it, and the peer opens that.
+    // A thread that still holds the old key seals with it, and the peer opens that.
     let mut peers = OpeningEpochs::new(CIPHER, secret());
     assert!(open(&mut peers, &packet(&ours)).is_ok());
     assert_eq!(open(&mut peers, &seal(&old, b"late")).unwrap(), b"late");
