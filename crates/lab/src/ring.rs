@@ -18,7 +18,7 @@ pub(crate) fn fits(pattern: &str, name: &str) -> bool {
     let Some(mut rest) = parts.next().and_then(|first| name.strip_prefix(first)) else {
         return false;
     };
-    // The last part has to end the name, wherever else it stands.
+    // The last part must end the name, even if it also occurs earlier.
     let Some(last) = parts.next_back() else { return rest.is_empty() };
     let mut follows = |part| match rest.find(part) {
         Some(at) => {
@@ -35,10 +35,10 @@ pub(crate) fn is_one_of(patterns: &[&str], name: &str) -> bool {
     patterns.iter().any(|pattern| fits(pattern, name))
 }
 
-/// A pattern that fits no test names one that is gone.
+/// Checks that each pattern fits a test; otherwise its test no longer exists.
 ///
 /// # Errors
-/// The pattern, and whose it is.
+/// The pattern, and the list that names it.
 pub(crate) fn each_fits(patterns: &[&str], names: &[String], of: &str) -> anyhow::Result<()> {
     for pattern in patterns {
         anyhow::ensure!(

@@ -1,17 +1,17 @@
-//! No file of a crate imports one that imports it, directly or by others, but for a module and those inside it.
-//! The `use` declarations of the sources are the evidence.
+//! Files of a crate import each other in no circle, except a module and the modules inside it. The `use`
+//! declarations of the sources are the evidence.
 #![allow(clippy::unwrap_used, missing_docs)]
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-/// The crates without circles. One that has none left joins them.
+/// The crates without circles. A crate joins the list when its last circle is gone.
 const CRATES: [&str; 6] = ["packet", "crypto", "path", "openvpn", "io", "engine"];
 
 /// A module's path in its crate; empty for the root.
 type Module = Vec<String>;
 
-/// Which modules each one imports.
+/// The imports of each module.
 type Imports = BTreeMap<Module, BTreeSet<Module>>;
 
 #[test]
@@ -75,7 +75,7 @@ fn circle(imports: &Imports) -> Vec<Module> {
     reached(first).into_iter().filter(|module| reached(module).contains(first)).cloned().collect()
 }
 
-/// What each module imports of others that are neither around it nor in it.
+/// The imports of each module, without the modules around it and inside it.
 fn imports(modules: &[(Module, String)]) -> Imports {
     let names: BTreeSet<&Module> = modules.iter().map(|(module, _)| module).collect();
     let of = |(module, text): &(Module, String)| {

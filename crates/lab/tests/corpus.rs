@@ -1,5 +1,5 @@
-//! The fuzz targets over their committed corpus, and over each of its inputs cut short or with a byte
-//! changed: what `./dev fuzz` does for longer and with libFuzzer's choice of inputs.
+//! The fuzz targets over their committed corpus, and over each input cut short or with a byte changed. `./dev
+//! fuzz` does this for longer and with libFuzzer's choice of inputs.
 #![allow(clippy::unwrap_used, missing_docs)]
 
 use std::panic::catch_unwind;

@@ -1,5 +1,5 @@
-//! The VM lab itself: what goes into a guest, what comes out of it, and that none is left behind.
-//! Boots guests, so cargo runs it only when it is named; `./dev test` does.
+//! The VM lab itself: input and output of a guest, and that no guest is left behind. Boots guests, so cargo
+//! runs it only when it is named; `./dev test` does.
 #![allow(clippy::unwrap_used, missing_docs)]
 
 use std::io::{BufRead, BufReader};

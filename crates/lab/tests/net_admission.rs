@@ -1,4 +1,4 @@
-//! Who is let in, and what a host that is not let in learns.
+//! Which hosts are let in, and what a refused host learns.
 
 use std::time::{Duration, Instant};
 
@@ -165,7 +165,7 @@ fn a_reinstalled_host_is_named_joins_again_and_its_old_self_can_be_forgotten() -
     fails(one, &["forget", &two.nickname()], "is linked")?;
     one.weft(&["forget", &three.ipv4().to_string()])?.success()?;
     two.weft(&["forget", &three.nickname()])?.success()?;
-    // Those that are told of it anew do not take it up again.
+    // Hosts that hear of it again do not take it up again.
     three.kill_daemon();
     three.start_daemon(&["--password-file", &file, &first])?;
     three.wait_connected(2, Duration::from_secs(30))?;

@@ -1,13 +1,13 @@
-//! `./dev bench` on this kernel: short runs, whose figures say no more than that there are figures.
+//! `./dev bench` on this kernel: short runs, whose figures only show that there are figures.
 
 use serde_json::Value;
 use weft_lab::net::figures::{measured, names};
 
-/// The least that each of several hosts that send alike keeps of what it has alone: a third is its share.
+/// The least share of its rate alone that each of several like senders keeps; a third would be fair.
 const KEPT: f64 = 0.1;
 
-/// Each figure of a row of the main table is there and above zero, but for what may be lost of datagrams. Which
-/// there are is for the report's own test.
+/// Checks that each figure of a row of the main table exists and is above zero; the loss of datagrams may be
+/// zero. The report's test covers which figures exist.
 fn every_figure(row: &Value) -> anyhow::Result<()> {
     let figures: Vec<_> = row.as_object().into_iter().flatten().collect();
     anyhow::ensure!(!figures.is_empty(), "no row: {row}");
@@ -56,7 +56,7 @@ fn the_table_of_data_channel_devices_has_a_device() -> anyhow::Result<()> {
 /// datagrams, which nothing slows down.
 #[test]
 fn hosts_that_send_at_once_each_keep_a_share() -> anyhow::Result<()> {
-    // Medians: one repetition after a timeout of TCP decides on what a second's run comes to.
+    // Medians: in a run of a second, one repetition after a timeout of TCP decides the result.
     let table = ["bench", "--table", "fair", "--rounds", "3", "--seconds", "1"];
     let figures = measured(&[&table[..], &["--underlay", "veth"]].concat())?;
     let scenes = figures["fair"].as_array().cloned().unwrap_or_default();

@@ -1,5 +1,5 @@
-//! A core that waits for nobody: whatever beside it is slow, panics or hangs, a peer's path fails over in the usual
-//! time and the local API answers.
+//! A core that never waits: when a part beside it is slow, panics or hangs, a peer's path fails over in the
+//! usual time and the local API answers.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
@@ -13,17 +13,18 @@ use weft_bench::sandbox::progress::note;
 use weft_bench::sandbox::{Container, Host, Sandbox, SandboxOptions, try_wait_until};
 use weft_lab::net::{Lab, slowness, wait_ping};
 
-/// A fail-over takes the usual 2 to 3 s, with what a busy machine adds: less than any fault here takes by itself.
+/// A fail-over takes the usual 2 to 3 s, and more on a busy machine; any fault here takes longer than this
+/// limit.
 const FAIL_OVER: Duration = Duration::from_millis(4_500);
-/// In which time the API answers.
+/// Limit for an answer of the API.
 const ANSWER: Duration = Duration::from_millis(100);
-/// Answers in a row of which one must come in that time: a busy machine holds up one or the other.
+/// Answers in a row of which at least one must come in that time, since a busy machine delays some.
 const ANSWERS: usize = 5;
 /// How long a path takes to be proven, and a service to be restarted.
 const SETTLE: Duration = Duration::from_secs(60);
 
-/// Two hosts that trust each other, so that this kernel moves their packets, and a container on each. Faults are the
-/// first one's.
+/// Two hosts that trust each other, so that this kernel moves their packets, and a container on each. Faults
+/// are on the first host.
 struct Stage {
     lab: Lab,
     faults: PathBuf,
@@ -148,7 +149,7 @@ fn a_kernel_that_answers_late_holds_nothing_up() -> anyhow::Result<()> {
     let stage = Stage::new("direct", None)?;
     stage.ask_for("netlink-answer-ms 5000\n")?;
     in_time(stage.fails_over()?);
-    // Somebody who looks at three in the morning sees why things take their time.
+    // An operator at three in the morning sees why things take their time.
     try_wait_until("a word of the kernel", SETTLE, || {
         let status = stage.lab.host(0).weft_json(&["status"])?;
         let warnings = status["warnings"].as_array().cloned().unwrap_or_default();
@@ -184,7 +185,7 @@ fn a_service_that_hangs_is_restarted_or_named() -> anyhow::Result<()> {
     try_wait_until("a restart", SETTLE, || {
         Ok(stage.service("retries").is_ok_and(|it| it["restarts"].as_u64() > Some(0)))
     })?;
-    // One that holds its thread up cannot be ended.
+    // A service that blocks its thread cannot be ended.
     stage.ask_for("block retries\nhang-limit-ms 2000\n")?;
     let hangs = |it: Value| it["state"] == "hangs";
     try_wait_until("a service that hangs", SETTLE, || {

@@ -196,7 +196,7 @@ fn damage_that_cannot_be_mended_is_shown() -> anyhow::Result<()> {
 
 #[test]
 fn the_switchs_devices_come_back_whatever_is_done_to_them() -> anyhow::Result<()> {
-    // With a new device the engine's paths begin anew.
+    // A new device restarts the engine's paths.
     const LIMIT: Duration = Duration::from_secs(30);
     for mode in MODES {
         let lab = Lab::pair(mode)?;
@@ -215,7 +215,7 @@ fn the_switchs_devices_come_back_whatever_is_done_to_them() -> anyhow::Result<()
             lab.host(0).netns().ip(wreck)?.success()?;
             let both = || -> anyhow::Result<()> {
                 for (from, to) in [(&one, &two), (&two, &one)] {
-                    // Found anew by a broadcast, which takes all devices.
+                    // A broadcast finds the neighbour again, through all devices.
                     let _ = from.netns().ip("neigh flush dev weft0");
                     from.ping(to.ipv4()?.into())?;
                 }
@@ -249,16 +249,16 @@ fn routes_of_a_container_that_take_the_network_away_are_refused_by_name() -> any
         assert!(netns.ip("link show weft0").is_err(), "{address}: it has an interface");
     }
     assert_eq!(host.weft_json(&["ps"])?, serde_json::json!([]));
-    // A network around it loses a part of itself: that is said.
+    // A wider network loses part of itself, which is reported.
     let (netns, attached) = attach("around", "10.1.1.1/8")?;
     let attached = attached.success()?;
     assert!(attached.stderr.contains("10.0.0.0/8 via eth0"), "{}", attached.stderr);
     assert!(notes(host, &netns)?.contains("10.0.0.0/8"), "{}", notes(host, &netns)?);
-    // One that is attached stays so, and says what has come.
+    // An attached container stays so, and reports the new route.
     netns.ip("route add 10.34.0.0/16 dev eth0")?.success()?;
     host.weft(&["attach", &netns.path()])?.success()?;
     assert!(notes(host, &netns)?.contains("10.34.0.0/16"), "{}", notes(host, &netns)?);
-    // One beside it is nobody's affair.
+    // A network outside the range causes no report.
     let (netns, attached) = attach("beside", "172.17.0.2/16")?;
     assert_eq!(attached.success()?.stderr, "");
     assert_eq!(notes(host, &netns)?, "null");
@@ -274,7 +274,7 @@ fn a_loop_between_ports_of_two_hosts_dies_down_and_is_named() -> anyhow::Result<
         let far = lab.host(1).add_container("far")?;
         wait_ping(&third, far.ipv4()?.into(), SETTLE)?;
         close_loop(&one, &two)?;
-        // One broadcast is enough: nobody has the address.
+        // One broadcast is enough: no container has the address.
         let _ = third.exec(&["ping", "-c", "1", "-W", "1", "10.47.255.1"])?;
         wait_until("the loop to be named", SETTLE, || {
             [0, 1].iter().any(|host| {
@@ -282,7 +282,7 @@ fn a_loop_between_ports_of_two_hosts_dies_down_and_is_named() -> anyhow::Result<
                 status.is_ok_and(|output| output.stdout.contains("loop: broadcasts"))
             })
         })?;
-        // It has died down: what it had is dropped, and nothing goes on.
+        // It has died down: its frames are dropped, and nothing goes on.
         let count = || -> anyhow::Result<u64> {
             let link =
                 one.exec(&["cat", "/sys/class/net/weft0/statistics/rx_packets"])?.success()?;

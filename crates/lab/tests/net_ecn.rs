@@ -7,7 +7,7 @@ use weft_bench::sandbox::{Container, Netns, Underlay};
 use weft_lab::net::iperf::{self, Server};
 use weft_lab::net::{Lab, counter, nft_packets};
 
-/// What is looked at is the vector engine's.
+/// The counters belong to the vector engine.
 const VECTOR: [&str; 2] = ["--engine", "userspace"];
 /// DSCP "expedited forwarding" and ECT(0), as ping takes them.
 const EF_ECT0: &str = "0xba";

@@ -103,7 +103,7 @@ fn launches_that_cannot_work_say_why_and_change_nothing() -> anyhow::Result<()> 
     Ok(())
 }
 
-/// What there is of a host beside files: devices, firewall, sockets, processes.
+/// Traces of a host beside files: devices, firewall, sockets, processes.
 fn traces(host: &Host) -> anyhow::Result<String> {
     let links = host.netns().exec(&["ip", "-j", "link"])?.success()?.json()?;
     let links = links.as_array().cloned().unwrap_or_default();
@@ -139,7 +139,7 @@ fn a_launch_that_fails_at_its_socket_or_its_state_leaves_nothing_behind() -> any
     UnixStream::connect(&path).map_err(|error| anyhow::anyhow!("its socket is gone: {error}"))?;
     drop(other);
 
-    // Nobody listens there any more. The file is replaced, and is gone after what is refused later.
+    // No program listens there any more. The daemon replaces the file, and removes it when a later step fails.
     let saved = host.state_directory().join("attachments.json");
     std::fs::write(&saved, "{")?;
     let (code, text) = refused_launch(host, &[])?;

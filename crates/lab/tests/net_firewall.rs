@@ -1,5 +1,5 @@
-//! Hosts with rules of their own, and a slow `nft`: what stops Weft is named with the rule to add, and nothing
-//! waits for the program that tells.
+//! Hosts with firewall rules, and a slow `nft`: a rule that stops Weft is named with the rule to add, and
+//! nothing waits for `nft`.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;

@@ -1,4 +1,5 @@
-//! Who a host is and where: copies of others, states out of a backup, addresses that change or are several.
+//! Identity and addresses of hosts: copies of hosts, states out of a backup, addresses that change, several
+//! addresses.
 
 use std::path::Path;
 use std::process::Command;
@@ -105,7 +106,7 @@ fn device(host: &Host) -> anyhow::Result<String> {
     Ok(device.ok_or_else(|| anyhow::anyhow!("no device has {}: {text}", host.ipv4()))?.to_owned())
 }
 
-/// A stateful firewall lets in what answers its host. A host with two addresses was dialled at the second.
+/// A stateful firewall lets in only answers to its host, which dialled the other host's second address.
 #[test]
 fn data_leaves_from_the_address_that_was_dialled() -> anyhow::Result<()> {
     let sandbox = Sandbox::new(&SandboxOptions::default())?;
@@ -128,7 +129,8 @@ fn data_leaves_from_the_address_that_was_dialled() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Two of three hosts move at once: each hears of the other's new address from the third, and the old is shown no more.
+/// Two of three hosts move at once: each learns the other's new address from the third, and the old one
+/// disappears.
 #[test]
 fn hosts_that_move_at_once_find_each_other_through_a_third() -> anyhow::Result<()> {
     let lab = Lab::launched(3, &[])?;

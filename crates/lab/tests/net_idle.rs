@@ -1,5 +1,5 @@
-//! What a daemon takes from its host when nothing, and when much, is to be done.
-// What was measured goes to the log.
+//! The processor time and memory of a daemon, idle and under load.
+// The figures go to the log.
 #![allow(clippy::print_stdout)]
 
 use std::time::Duration;
@@ -42,7 +42,7 @@ fn an_idle_daemon_is_small_and_sleeps() -> anyhow::Result<()> {
     std::thread::sleep(Duration::from_secs(2));
     let pids: Vec<u32> = lab.sandbox.hosts().iter().filter_map(|host| host.daemon_pid()).collect();
     assert_eq!(pids.len(), 2);
-    // A host that is busy or stopped for a moment only adds to what a look sees: the least counts.
+    // A host that is busy or stopped for a moment only adds to a reading: the least counts.
     let mut least = vec![(u64::MAX, u64::MAX); pids.len()];
     let is_idle =
         |(wakeups, ticks): &(u64, u64)| *wakeups <= IDLE_WAKEUPS_MAX && *ticks <= IDLE_TICKS_MAX;

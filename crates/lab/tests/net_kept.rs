@@ -1,5 +1,5 @@
-//! What a host keeps, and what it does when it cannot: a full disk, containers that end or cannot be plugged in,
-//! routes in the range, names.
+//! The state that a host keeps, and its behaviour when it cannot: a full disk, containers that end or cannot be
+//! plugged in, routes in the range, names.
 
 use std::path::Path;
 use std::process::Command;
@@ -11,11 +11,11 @@ use weft_lab::net::{Lab, wait_ping};
 
 const SOON: Duration = Duration::from_secs(20);
 
-/// A state directory on a small disk of its own, which a test fills up.
+/// A state directory on a small separate disk, which a test fills up.
 struct Disk<'a>(&'a Host);
 
 impl<'a> Disk<'a> {
-    /// Moves the state of a host whose daemon is stopped onto it.
+    /// Moves the state of a host onto it; the host's daemon must be stopped.
     fn under(host: &'a Host) -> anyhow::Result<Self> {
         let dir = host.state_directory();
         let saved = dir.with_extension("saved");
@@ -143,7 +143,7 @@ fn a_full_or_read_only_state_disk_stops_nothing_that_runs() -> anyhow::Result<()
     refuses_and_recovers(&lab, free.path().as_ref(), "No space left", || disk.make_room())?;
     assert!(free.ip("link show weft0").is_err(), "the interface is still there");
 
-    // Another host's news are no reason to stop; what it shows of them is not on disk yet.
+    // Another host's news do not stop the daemon; they are shown before they are on disk.
     disk.fill()?;
     lab.host(1).kill_daemon();
     lab.host(1).start_daemon(&[])?;
@@ -178,7 +178,7 @@ fn a_container_that_comes_back_has_its_addresses() -> anyhow::Result<()> {
     assert!(gone["state_since"].is_string(), "{gone}");
     assert!(gone["reason"].as_str().is_some_and(|it| it.contains("24 h")), "{gone}");
     assert!(warnings(host)?.contains("weft ps"), "{}", warnings(host)?);
-    // Nobody else gets it, and it is kept over a restart.
+    // No other container gets it, and it is kept over a restart.
     let other = host.add_container("c3")?;
     assert_ne!(other.ipv4()?, address);
     host.kill_daemon();
@@ -196,7 +196,7 @@ fn a_container_that_comes_back_has_its_addresses() -> anyhow::Result<()> {
 
     lab.sandbox.remove_netns(&again)?;
     wait_state(host, &name, "gone")?;
-    // Who asks for just this address gets it; one that is gone can be detached.
+    // An explicit request gets this address; a container that is gone can be detached.
     let free = lab.sandbox.add_netns("free")?;
     host.weft(&["attach", &format!("{address}/12"), &free.path()])?.success()?;
     assert_eq!(attachment(host, &name)?, Value::Null);

@@ -85,7 +85,7 @@ fn lanes_carry_whichever_host_is_behind_a_firewall() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Waits until a host's status has this word, or has it no more.
+/// Waits until a host's status has this word, or no longer has it.
 fn wait_said(host: &Host, word: &str, said: bool, limit: Duration) -> anyhow::Result<String> {
     let until = Instant::now() + limit * slowness();
     loop {

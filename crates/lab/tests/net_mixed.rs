@@ -1,5 +1,5 @@
-//! All kinds of traffic at once over several workers and lanes, while SAs are replaced and containers
-//! come and go: nothing is lost but what named queues overflowed with, and the daemons do not grow.
+//! All kinds of traffic at once over several workers and lanes, while SAs are replaced and containers come and
+//! go. Only overflows of named queues lose packets, and the daemons do not grow.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
@@ -36,9 +36,9 @@ const TCP_SECONDS_MAX: u64 = 10;
 /// rekey, little enough that no queue of this machine overflows.
 const STREAMS: &str = "4";
 const STREAM_MBIT_S: u32 = 10;
-/// Parts of it, with a look at what the daemons hold after each.
+/// Parts of it, with a look at the daemons' resources after each.
 const PARTS: u64 = 4;
-/// How long what a container had may take to be closed.
+/// Limit for the release of a container's resources.
 const SETTLE_LIMIT: Duration = Duration::from_secs(10);
 /// Datagrams under way at once.
 const BURST: usize = 16;
@@ -59,7 +59,7 @@ const ALLOWED_DROPS: [&str; 5] = [
 /// Those of them, and of the kernel's UDP, that mean a full queue.
 const OVERFLOWS: [&str; 3] = ["drop_tap_full", "drop_send_full", "socket_overflows"];
 
-/// What one kind of load has done and lost.
+/// Counts of one kind of load.
 #[derive(Default)]
 struct Tally {
     done: AtomicU64,
@@ -79,7 +79,7 @@ impl Tally {
     }
 }
 
-/// What a host's daemon holds.
+/// The resources of a host's daemon.
 #[derive(Debug)]
 struct Held {
     resident_kib: u64,
@@ -156,7 +156,7 @@ fn datagrams(
                 continue;
             }
             anyhow::ensure!(!seen[number], "datagram {number} of {size} bytes arrived twice");
-            // One that another has overtaken changed its lane on the way, as UDP may.
+            // An overtaken datagram changed its lane on the way, as UDP may.
             if seen[number..].contains(&true) {
                 tally.overtaken.fetch_add(1, Ordering::Relaxed);
             }
@@ -171,13 +171,13 @@ fn datagrams(
 /// Bytes in front of a datagram's pattern: its round, its number.
 const NAME_LEN: usize = 5;
 
-/// A datagram of at least [`NAME_LEN`] bytes whose bytes all depend on its round and number.
+/// A datagram of at least [`NAME_LEN`] bytes, each of which depends on its round and number.
 fn pattern(round: u32, number: usize, size: usize) -> Vec<u8> {
     let rest = (NAME_LEN..size).map(|at| ((at * 31 + number * 7 + round as usize) % 251) as u8);
     round.to_be_bytes().into_iter().chain([number as u8]).chain(rest).collect()
 }
 
-/// Round and number of a datagram, all of whose bytes are right.
+/// Round and number of a datagram, after a check of all its bytes.
 fn named(datagram: &[u8]) -> anyhow::Result<(u32, usize)> {
     let (name, _) = datagram
         .split_first_chunk::<NAME_LEN>()
@@ -248,7 +248,7 @@ fn visitors(lab: &Lab, to: [IpAddr; 2], until: Instant, tally: &Tally) -> anyhow
     Ok(())
 }
 
-/// Two hosts with a container each, and what goes between them.
+/// Two hosts with a container each, and the traffic between them.
 struct Mixed {
     lab: Lab,
     one: Container,
@@ -312,7 +312,7 @@ impl Mixed {
         self.lab.sandbox.hosts().iter().map(Held::by).collect()
     }
 
-    /// Waits until a daemon holds no more than before, and says what it holds.
+    /// Waits until each daemon holds no more than before, and returns its resources.
     fn settled(&self, before: &[Held]) -> anyhow::Result<Vec<Held>> {
         let mut held = Vec::new();
         let what = "descriptors and threads to be as few as before";
@@ -347,8 +347,8 @@ impl Mixed {
         let mut again = 0;
         for container in [&self.one, &self.two] {
             let sent_again = tcp_counter(container, "TcpRetransSegs")?;
-            // What was not lost, and was sent again for a timer that a busy machine kept waiting, the
-            // receiver says that it has twice.
+            // A busy machine may delay a timer, so TCP resends a segment that was not lost. The receiver
+            // reports each such duplicate.
             let needless = tcp_counter(container, "TcpExtTCPDSACKRecvSegs")?;
             let name = container.name();
             note(&format!("{name}: {sent_again} sent again, {needless} of them twice there"));
@@ -359,7 +359,7 @@ impl Mixed {
         }
         let explained = overflows * LOST_PER_OVERFLOW;
         assert!(again <= explained, "{again} segments sent again, {overflows} overflows");
-        // What the streams lost is in `again`, without what they only thought lost.
+        // Losses of the streams are in `again`, without segments that were only presumed lost.
         let lost = lost - self.tallies["streams"].both().1 - late;
         assert!(lost <= explained, "{tallies:?}, {overflows} overflows");
         Ok(())

@@ -1,5 +1,5 @@
-//! Addresses that move between containers, and that are looked for before they are taken: what is said about them
-//! reaches every host.
+//! Addresses that move between containers, or are probed before use: every host receives the announcements and
+//! probes.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::{Duration, Instant};
@@ -15,9 +15,9 @@ use weft_packet::ethernet;
 
 const MODES: [&str; 3] = ["bridge", "shortcut", "direct"];
 const SETTLE: Duration = Duration::from_secs(15);
-/// How long nobody may answer.
+/// How long no answer may come.
 const QUIET: Duration = Duration::from_millis(300);
-/// Addresses that Weft has given to nobody.
+/// Addresses that Weft has not given to any container.
 const VIRTUAL: Ipv4Addr = Ipv4Addr::new(10, 47, 251, 1);
 const TAKEN: Ipv4Addr = Ipv4Addr::new(10, 47, 251, 2);
 
@@ -26,7 +26,7 @@ fn lab(mode: &str) -> anyhow::Result<Lab> {
     Lab::pair(&["--engine", "userspace", "--port-mode", mode])
 }
 
-/// What a neighbour has said is believed for so long that age mends nothing in a test.
+/// Keeps neighbour entries for so long that ageing repairs nothing during a test.
 fn never_forgets(container: &Container) -> anyhow::Result<()> {
     for family in ["ipv4", "ipv6"] {
         let setting = format!("net.{family}.neigh.weft0.base_reachable_time_ms=3600000");
@@ -120,7 +120,7 @@ fn a_moved_address_is_followed_and_a_taken_one_is_found_from_every_host() -> any
             take(&one, address)?;
             wait_ping(&near, address, SETTLE)
                 .map_err(|error| anyhow::anyhow!("{mode}: {address} moved: {error}"))?;
-            // A host that has never heard of it asks who has it.
+            // A host without a neighbour entry asks for the address.
             near.netns().ip("neigh flush dev weft0")?;
             wait_ping(&near, address, SETTLE)
                 .map_err(|error| anyhow::anyhow!("{mode}: {address} asked for: {error}"))?;
@@ -140,7 +140,7 @@ fn a_moved_address_is_followed_and_a_taken_one_is_found_from_every_host() -> any
     Ok(())
 }
 
-/// A container with these addresses, once the host has heard that nobody has them any more.
+/// A container with these addresses, once the host has learned that they are free.
 fn given(host: &Host, name: &str, addresses: &[&str]) -> anyhow::Result<Container> {
     let mut container = None;
     try_wait_until("the addresses to be free", SETTLE, || {

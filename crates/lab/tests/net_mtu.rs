@@ -1,4 +1,4 @@
-//! The MTU: of containers, of paths, and what happens to a packet that is too long.
+//! The MTU of containers and of paths, and the fate of packets that are too long.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -54,7 +54,7 @@ fn a_narrower_path_is_found_by_probing_and_told_to_containers_by_icmp() -> anyho
     is_told_of_a_narrower_path(&lab)
 }
 
-/// In a guest with IPsec the kernel too may be the one that answers.
+/// In a guest with IPsec, the kernel may answer instead.
 #[test]
 fn the_vector_engine_answers_what_is_too_long() -> anyhow::Result<()> {
     let lab = Lab::pair(&["--engine=userspace"])?;
@@ -94,7 +94,7 @@ fn is_told_of_a_narrower_path(lab: &Lab) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Two hosts with links of so many bytes, whose links and packets go over IPv4 or IPv6.
+/// Two hosts with links of this MTU, whose links and packets go over IPv4 or IPv6.
 fn pair_over(mtu: u32, over_ipv6: bool, arguments: [&[&str]; 2]) -> anyhow::Result<Lab> {
     let sandbox = Sandbox::new(&SandboxOptions { mtu, ..SandboxOptions::default() })?;
     let password_file = sandbox.password_file();

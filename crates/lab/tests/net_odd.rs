@@ -1,5 +1,5 @@
-//! What containers seldom send, from real kernels to real kernels: checksums that the container computes
-//! itself, and wrong ones; VLAN tags; IPv6 extension headers.
+//! Traffic that containers seldom send, from real kernels to real kernels: checksums that the container
+//! computes itself, and wrong ones; VLAN tags; IPv6 extension headers.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -66,7 +66,7 @@ fn a_wrong_checksum_arrives_as_wrong_as_it_was_sent() -> anyhow::Result<()> {
         let receiver = probe::udp_in(&namespace(&two), (two.ipv4()?, PORT).into())?;
         receiver.set_read_timeout(Some(Duration::from_millis(300)))?;
         assert_eq!(tcp_counter(&two, "UdpInCsumErrors")?, 0);
-        // Of two neighbours one is wrong at least, whatever the addresses.
+        // At least one of two adjacent values is wrong, for any addresses.
         for checksum in [0xdead, 0xdeae] {
             send_with_checksum(&one, &two, checksum)?;
             let _ = probe::expect_datagram(&receiver, b"data");
@@ -94,7 +94,7 @@ fn file(lab: &Lab, name: &str) -> PathBuf {
     lab.sandbox.directory().join(name)
 }
 
-/// What comes in on a container's interface while `send` runs, as a capture in `file`.
+/// Traffic that arrives on a container's interface while `send` runs, as a capture in `file`.
 fn captured(
     (container, file): (&Container, &Path),
     filter: &str,

@@ -99,7 +99,7 @@ fn lanes_and_helpers_carry_this_format_too() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Who has `esp` too takes `ovpn` towards a host that has nothing else, and says so.
+/// A host that has `esp` too uses `ovpn` towards a host with nothing else, and reports it.
 #[test]
 fn hosts_of_either_format_meet_where_one_takes_both() -> anyhow::Result<()> {
     let sandbox =
@@ -113,7 +113,7 @@ fn hosts_of_either_format_meet_where_one_takes_both() -> anyhow::Result<()> {
     let lab = Lab { sandbox };
     lab.wait_active()?;
     let (one, two) = lab.containers()?;
-    // The first host's containers have the larger MTU; what the path does not carry is cut for it.
+    // The first host's containers have the larger MTU; packets too long for the path are fragmented.
     let _server = Server::start(&two)?;
     iperf::run(&one, two.ipv4()?.into(), &["-t", "1"])?;
     two.ping(one.ipv4()?.into())?;

@@ -1,4 +1,5 @@
-//! Direct ports: what goes to other hosts passes the switch by, all else does not, and nobody notices.
+//! Direct ports: traffic to other hosts bypasses the switch, other traffic does not, and containers notice no
+//! difference.
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -92,7 +93,7 @@ fn traffic_between_hosts_passes_the_switch_by() -> anyhow::Result<()> {
                 .map_err(|error| anyhow::anyhow!("{length} bytes from {from} to {to}: {error}"))?;
         }
     }
-    // What is too long is answered at the port that it came from.
+    // A packet that is too long is answered at its port.
     one.netns().ip("link set weft0 mtu 2000")?;
     let words = ["ping", "-n", "-c", "1", "-W", "2", "-M", "do", "-s", "1800"];
     let answer = one.exec(&[&words[..], &[&two.ipv4()?.to_string()]].concat())?;
@@ -159,7 +160,7 @@ fn on_one_host_the_switch_carries_it_with_and_without_a_daemon() -> anyhow::Resu
     let lab = Lab::launched(1, &DIRECT)?;
     let host = lab.host(0);
     let (one, two) = (host.add_container("c1")?, host.add_container("c2")?);
-    // One that somebody plugged into the switch, and the host itself.
+    // A device plugged into the switch by hand, and the host itself.
     let third = lab.sandbox.add_netns("c3")?;
     let netns = third.name();
     host.netns().ip(&format!("link add by-hand type veth peer name eth0 netns {netns}"))?;
@@ -254,7 +255,7 @@ fn broadcast_and_multicast_reach_everybody_else_once() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What the kernel dropped at the first container's interface, as the daemon tells it.
+/// The kernel's drops at the first container's interface, as the daemon reports them.
 fn dropped(host: &Host) -> anyhow::Result<u64> {
     let daemon = Client::new(&host.runtime_directory());
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -270,7 +271,7 @@ fn what_a_full_queue_drops_is_the_containers() -> anyhow::Result<()> {
     wait_ping(&one, to.into(), SETTLE)?;
     let before = dropped(lab.host(0))?;
     let socket = probe::udp_in(&namespace(&one), (one.ipv4()?, 0).into())?;
-    // Its queue takes some thousand while nobody reads.
+    // Its queue holds some thousand while the daemon is stopped.
     let stopped = Stopped::daemon_of(lab.host(0))?;
     for _ in 0..10_000 {
         socket.send_to(b"flood", (to, 9))?;
@@ -282,8 +283,8 @@ fn what_a_full_queue_drops_is_the_containers() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A worker that comes late finds all that was sent meanwhile: what a burst meets first is a queue. The
-/// kernel's own of 500 would not take it.
+/// A worker that comes late finds all packets sent meanwhile: a burst first meets a queue. The kernel's default
+/// of 500 would not hold it.
 #[test]
 fn what_is_sent_while_the_daemon_stands_still_arrives_in_order() -> anyhow::Result<()> {
     const DATAGRAMS: u32 = 2_000;
@@ -361,7 +362,7 @@ fn containers_that_end_and_devices_that_vanish_harm_nobody() -> anyhow::Result<(
     std::thread::sleep(Duration::from_secs(1));
     let work = Work::of(lab.host(1))?.since(begun);
     assert!(work.ticks < 30, "a worker spins: {work:?}");
-    // What is gone is given again.
+    // A removed interface is restored by an attach.
     let name = loses.netns().name().to_owned();
     lab.host(1).weft(&["attach", &name])?.success()?;
     wait_ping(&one, loses.ipv4()?.into(), SETTLE)?;
@@ -436,7 +437,7 @@ fn modes_may_change_and_a_reset_leaves_nothing() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What is the container's own on its device, and would go with it.
+/// Adds a container's settings to its device, which would go with the device.
 fn furnish(container: &Container) -> anyhow::Result<()> {
     let netns = container.netns();
     for words in [
@@ -457,7 +458,7 @@ fn furnish(container: &Container) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// All that can be seen of a container's devices but for counters, times and what neighbours say.
+/// The visible state of a container's devices, without counters, times and reports of neighbours.
 fn furniture(container: &Container) -> anyhow::Result<Vec<String>> {
     let words = [
         &["ip", "-o", "link"][..],
@@ -494,7 +495,7 @@ fn a_container_keeps_its_device_and_what_it_has_set_up_there_over_restarts() -> 
         } else {
             lab.host(1).kill_daemon();
         }
-        // What is sent while nobody reads is lost, and harms nobody.
+        // Packets sent while no daemon reads are lost, without further harm.
         two.exec(&["ping", "-n", "-c", "1", "-W", "1", &one.ipv4()?.to_string()])?;
         lab.host(1).start_daemon(&DIRECT)?;
         for address in [IpAddr::V4(two.ipv4()?), IpAddr::V6(two.ipv6()?)] {
@@ -516,7 +517,7 @@ fn a_container_keeps_its_device_and_what_it_has_set_up_there_over_restarts() -> 
     Ok(())
 }
 
-/// The lines of a status that say what direct ports pass by.
+/// The part of a status that lists rules and limits which direct ports bypass.
 fn passed_by(host: &Host) -> Result<String, SandboxError> {
     Ok(host.weft_json(&["status"])?["passed_by"].to_string())
 }
@@ -567,7 +568,7 @@ fn others_rules_and_limits_are_seen_before_a_port_is_direct_and_named_after() ->
     try_wait_until("nothing to be named", SETTLE, || Ok(passed_by(host)? == "[]"))?;
     host.add_container("c3")?;
     assert!(ports(host)?.iter().filter(|port| *port == "direct").count() == 2, "{list}");
-    // Who asks for direct ports gets them, and is told.
+    // A user who asks for direct ports gets them, and a report of the rules.
     host.netns().exec(&["nft", RULES])?.success()?;
     host.stop_daemon()?;
     relaunch(&lab, 0, &DIRECT)?;

@@ -1,5 +1,5 @@
-//! More than a host can take: what comes waits before it is lost, what is lost has a name, nothing grows,
-//! and traffic goes on afterwards.
+//! More load than a host can take. Packets wait before they are lost, each loss has a name, nothing grows, and
+//! traffic goes on afterwards.
 
 use std::io::ErrorKind;
 use std::net::UdpSocket;
@@ -31,7 +31,7 @@ const FLOOD_MAX: u32 = 400_000;
 const TAP_FEW: u32 = 2_000;
 /// More datagrams than it holds, and so few that the receiving sockets hold them all.
 const TAP_FLOOD: u32 = 8_000;
-/// Parts of the overload, with a look at what the daemons hold after each, and the seconds of each.
+/// Parts of the overload, with a look at the daemons' resources after each, and the seconds of each.
 const PARTS: usize = 4;
 const PART_SECONDS: &str = "2";
 const PART_SECONDS_SOAK: &str = "60";
@@ -44,7 +44,7 @@ fn pid(host: &Host) -> anyhow::Result<u32> {
     host.daemon_pid().ok_or_else(|| anyhow::anyhow!("no daemon runs"))
 }
 
-/// What became of what the first host has sent to the second.
+/// The fate of the packets from the first host to the second.
 #[derive(Debug)]
 struct Fate {
     /// Datagrams that the second has not taken.
@@ -69,7 +69,7 @@ impl Fate {
         let dropped_by_device =
             by_device.ok_or_else(|| anyhow::anyhow!("no drops of eth0 in {links}"))?;
         let overflows = of(far, "socket_overflows")?;
-        // What is sent by itself, outside of runs.
+        // Messages that the engine sends outside of runs.
         let alone = of(far, "keepalives")? + of(far, "dummies")?;
         let taken = of(far, "messages_received")? - alone;
         Ok(Self {
@@ -86,7 +86,7 @@ impl Fate {
     }
 }
 
-/// Waits until all that was sent is known of; what is under way just then is waited for.
+/// Waits until all packets sent are accounted for, including those under way.
 fn all_is_accounted_for(lab: &Lab) -> anyhow::Result<()> {
     let mut last = None;
     let limit = Duration::from_secs(20);
@@ -98,7 +98,7 @@ fn all_is_accounted_for(lab: &Lab) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What both engines have dropped for other reasons than that a queue was full.
+/// Drops of both engines for other reasons than a full queue.
 fn other_drops(lab: &Lab) -> anyhow::Result<Vec<(String, u64)>> {
     let mut drops = Vec::new();
     for host in lab.sandbox.hosts() {
@@ -165,7 +165,7 @@ fn a_receiver_that_stands_still(options: &[&str]) -> anyhow::Result<()> {
     let (sender, receiver) = sockets(&one, &two)?;
     let queues = || pid(far).map(SocketQueues::of);
 
-    // What fits into the socket's queue waits there.
+    // Datagrams that fit into the socket's queue wait there.
     let stopped = Stopped::daemon_of(far)?;
     send(&sender, 0..FEW)?;
     let wanted = u64::from(FEW) * DATAGRAM_BYTES as u64;
@@ -179,7 +179,7 @@ fn a_receiver_that_stands_still(options: &[&str]) -> anyhow::Result<()> {
     all_is_accounted_for(&lab)?;
     assert_eq!(counter(far, "socket_overflows")?, 0);
 
-    // What does not is lost, and counted.
+    // Datagrams beyond it are lost, and counted.
     let stopped = Stopped::daemon_of(far)?;
     flood_until_lost(&sender, far)?;
     let full = queues()?;
@@ -207,7 +207,7 @@ fn what_comes_for_direct_ports_waits_and_is_counted_too() -> anyhow::Result<()> 
     a_receiver_that_stands_still(&DIRECT)
 }
 
-/// Three hosts: what the second sends beyond what the first takes is lost, and nothing of the third's.
+/// Three hosts: the second sends more than the first takes. Only its packets are lost, none of the third's.
 #[test]
 fn what_one_peer_sends_too_much_is_lost_to_no_other() -> anyhow::Result<()> {
     const FEW: u32 = 1_000;
@@ -226,7 +226,7 @@ fn what_one_peer_sends_too_much_is_lost_to_no_other() -> anyhow::Result<()> {
 
     let stopped = Stopped::daemon_of(host)?;
     flood_until_lost(&flood, host)?;
-    // What is under way yet finds no room either.
+    // Packets still under way find no room either.
     let mut before = 0;
     wait_until("the last of the flood to be lost", SETTLE, || {
         lost().is_ok_and(|now| now == std::mem::replace(&mut before, now))
@@ -237,7 +237,7 @@ fn what_one_peer_sends_too_much_is_lost_to_no_other() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What a host says has been lost since its start, by where it says it.
+/// Losses since a host's start, as the given counter of the host reports them.
 fn shown_lost(host: &Host, place: fn(&Traffic) -> Option<u64>) -> anyhow::Result<u64> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let daemon = Client::new(&host.runtime_directory());
@@ -258,7 +258,7 @@ fn received(receiver: &UdpSocket) -> anyhow::Result<u32> {
     }
 }
 
-/// What the system sends by itself in the first seconds, of multicast groups and for routers, would find the
+/// Packets that the system sends in the first seconds, for multicast groups and to routers. They would find the
 /// full queue too, and be counted.
 const NO_REPORTS: &str = "table ip6 quiet { chain out { type filter hook output priority 0; icmpv6 type \
      { mld-listener-report, mld2-listener-report, nd-router-solicit } drop; }; }";
@@ -274,7 +274,7 @@ fn a_sender_whose_worker_stands_still(
     let (sender, receiver) = sockets(&one, &two)?;
     assert_eq!(shown_lost(near, place)?, 0);
 
-    // What fits into the device's queue waits there, and goes on as runs.
+    // Packets that fit into the device's queue wait there, and go on as runs.
     let sent = |name| counter(near, name);
     let before = (sent("runs_sent")?, sent("datagrams_sent")?);
     let stopped = Stopped::daemon_of(near)?;
@@ -318,7 +318,7 @@ fn what_a_container_sends_by_a_direct_port_meanwhile_is_counted_too() -> anyhow:
     a_sender_whose_worker_stands_still(&DIRECT, |traffic| Some(traffic.containers.first()?.dropped))
 }
 
-/// A container of this host with a queue of its own among those of the switch's TAP device.
+/// A container of this host with a different queue of the switch's TAP device.
 fn neighbour_of(host: &Host, other: &Container) -> anyhow::Result<Container> {
     const CONTAINERS_MAX: usize = 20;
     let taken = steer::bucket_of_mac(mac_of(other)?);
@@ -339,7 +339,7 @@ fn mac_of(container: &Container) -> anyhow::Result<[u8; 6]> {
 
 #[test]
 fn what_one_container_sends_too_much_is_lost_to_no_neighbour() -> anyhow::Result<()> {
-    /// As long as what the kernel sends by itself finds room beside them.
+    /// Few enough to leave room for the kernel's packets.
     const FEW: u32 = 900;
     let lab = Lab::pair(&BRIDGE)?;
     let near = lab.host(0);

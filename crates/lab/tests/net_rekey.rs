@@ -22,8 +22,8 @@ fn rekeying_every_two_seconds_loses_nothing_and_causes_no_retransmission() -> an
     let receiver = probe::udp_in(&namespace(&two), (two.ipv4()?, 5001).into())?;
     let sender = probe::udp_in(&namespace(&one), (one.ipv4()?, 0).into())?;
     let target = receiver.local_addr()?;
-    // 200 Mbit/s of TCP: enough that packets are under way at each change, little enough that no
-    // queue of this machine overflows and causes a retransmission of its own.
+    // 200 Mbit/s of TCP: enough that packets are under way at each change. It is little enough that no queue of
+    // this machine overflows and causes a retransmission.
     let rate = format!("{}M", 200 / slowness());
     let arguments = ["-t", &seconds.to_string(), "-b", &rate, "-C", "cubic"];
     let report = std::thread::scope(|scope| {

@@ -82,7 +82,7 @@ fn what_a_killed_run_left_is_swept() {
     assert!(!bench.directory.exists());
 }
 
-/// A benchmark in the middle of its work, as a process of its own.
+/// A benchmark in the middle of its work, as a separate process.
 struct Bench {
     child: Child,
     tag: String,

@@ -1,5 +1,5 @@
-//! Shortcuts: what a container with a port of the bridge sends to hosts on the vector engine passes the bridge by,
-//! unless somebody wants it there.
+//! Shortcuts: packets of a container with a port of the bridge bypass the bridge on their way to hosts on the
+//! vector engine. They take the bridge where rules or limits need them there.
 
 use std::net::{SocketAddr, UdpSocket};
 use std::time::Duration;
@@ -15,7 +15,7 @@ const SETTLE: Duration = Duration::from_secs(30);
 const DATAGRAMS: usize = 100;
 const BRIDGED_MAX: usize = 5;
 
-/// How many containers have a shortcut, and what is said of others.
+/// The number of containers with a shortcut, and the reason for the others.
 fn shortcuts(host: &Host) -> anyhow::Result<(u64, String)> {
     let status = host.weft_json(&["status"])?;
     let count = status["shortcuts"].as_u64();
@@ -55,7 +55,7 @@ fn close_bridge(host: &Host) -> anyhow::Result<()> {
     run(host, "bridge link set dev weft-tap state 0")
 }
 
-/// A container on each of two hosts whose bridge takes all, and sockets in them.
+/// A container on each of two hosts whose bridge carries everything, and sockets in them.
 fn stage(ports: &str) -> anyhow::Result<(Lab, UdpSocket, UdpSocket)> {
     // Kernels with IPsec would take the traffic.
     let lab = Lab::pair(&["--engine", "userspace", "--port-mode", ports])?;
@@ -73,7 +73,7 @@ fn count_bridged(host: &Host) -> anyhow::Result<()> {
     run(host, &format!("nft add rule bridge lab in iifname {} ether type ip counter", port(host)?))
 }
 
-/// What it has counted.
+/// The packets counted by that rule.
 fn bridged(host: &Host) -> anyhow::Result<usize> {
     let listed = host.netns().exec(&["nft", "list", "chain", "bridge", "lab", "in"])?.success()?;
     let mut words = listed.stdout.split_whitespace().skip_while(|word| *word != "packets").skip(1);
@@ -117,7 +117,7 @@ fn where_somebody_limits_what_a_container_sends_there_is_none() -> anyhow::Resul
     for (command, reason, undo) in [
         // The CNI plugin bandwidth puts its limit there.
         (qdisc("add"), limited, qdisc("del")),
-        // Who does that has cut the container off.
+        // This cuts the container off.
         (format!("{link} nomaster"), away, format!("{link} master weft")),
     ] {
         wait_shortcuts(host, &open())?;
@@ -150,7 +150,7 @@ fn where_rules_see_the_bridges_frames_there_is_none() -> anyhow::Result<()> {
     wait_shortcuts(host, &(0, seen_by("netdev")))
 }
 
-/// What is said where rules of this family see the bridge's frames.
+/// The reason shown when rules of this family see the bridge's frames.
 fn seen_by(family: &str) -> String {
     format!("rules may see its frames on the bridge: {family} lab in")
 }

@@ -1,4 +1,4 @@
-//! The unit under a systemd of its own, in namespaces of its own: what it forbids keeps nothing from working.
+//! The unit under a separate systemd in separate namespaces: its restrictions keep nothing from working.
 
 use std::path::PathBuf;
 use std::process::Command;

@@ -1,4 +1,4 @@
-//! `weft top` beside iperf3's own figures, and what it says of frames that go nowhere.
+//! `weft top` beside iperf3's figures, and its report of frames that go nowhere.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -8,9 +8,9 @@ use weft_bench::sandbox::{Container, Host};
 use weft_lab::net::iperf::{self, Server};
 use weft_lab::net::{Lab, slowness};
 
-/// What is looked at is the vector engine's, which counts drops by reason.
+/// The counters belong to the vector engine, which counts drops by reason.
 const VECTOR: [&str; 2] = ["--engine", "userspace"];
-/// An Ethernet address that no endpoint has, and an address of the network that nobody was given.
+/// An Ethernet address that no endpoint has, and an unused address of the network.
 const NOBODY: (&str, &str) = ("02:00:00:00:de:ad", "10.47.255.200");
 
 /// The lines of `weft top --json`.
@@ -72,7 +72,7 @@ fn frames_that_go_nowhere_are_shown_by_reason() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Pings to somebody whom the switch is told to be beyond the vector engine, and who is not there.
+/// Pings to an address that the switch expects beyond the vector engine, and that no host has.
 fn lost_pings(host: &Host, from: &Container) -> anyhow::Result<weft_bench::sandbox::Running> {
     let (mac, address) = NOBODY;
     let entry = ["bridge", "fdb", "add", mac, "dev", "weft-tap", "master", "static"];

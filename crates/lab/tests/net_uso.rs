@@ -1,5 +1,5 @@
-//! Runs of UDP datagrams that a container gives its kernel in one call (UDP_SEGMENT), as QUIC does:
-//! they cross the vector engine as super-packets, and what arrives is every datagram by itself.
+//! Runs of UDP datagrams that a container gives its kernel in one call (UDP_SEGMENT), as QUIC does. They cross
+//! the vector engine as super-packets, and every datagram arrives by itself.
 
 use std::net::{IpAddr, SocketAddr};
 

@@ -1,4 +1,4 @@
-//! What crosses the wire, as seen by tcpdump and tshark.
+//! The traffic on the wire, as seen by tcpdump and tshark.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -8,7 +8,7 @@ use weft_lab::net::capture::{Capture, contains, tshark};
 use weft_lab::net::iperf::{self, Server};
 use weft_lab::net::{Lab, attainable_bps, namespace, probe, read, slowness};
 
-/// What is looked at is the vector engine's; `vm_wire` does the same with the kernel's.
+/// The traffic is the vector engine's; `vm_wire` does the same with the kernel's.
 const VECTOR: [&str; 2] = ["--engine", "userspace"];
 /// Long enough never to occur by chance, short enough to stand in one packet.
 const PATTERN: &[u8] = b"this sentence must never be readable on the wire between two hosts";
@@ -79,8 +79,8 @@ fn tshark_with_the_keys_decrypts_esp_and_sees_the_vxlan_frames() -> anyhow::Resu
     Ok(())
 }
 
-/// tshark's options for the keys of a log whose lines are: direction, SPI, cipher, key with salt.
-/// Its ESP dissector knows AES-GCM; for ChaCha20-Poly1305 the RFC's vectors are the referee.
+/// tshark's options for the keys of a log. Its lines have direction, SPI, cipher, key with salt. Its ESP
+/// dissector knows AES-GCM; for ChaCha20-Poly1305 the RFC's vectors are the referee.
 fn decryption_options(keys: &str, file: &Path) -> anyhow::Result<Vec<String>> {
     let name = "AES-GCM with 16 octet ICV [RFC4106]";
     // Wireshark 4.2 and later also want the length of the sequence number and its high half.

@@ -65,7 +65,7 @@ fn flows_over_two_lanes_pass_rekeys_in_order() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What the TCPs of two containers have seen out of order, by each of their counters of that.
+/// Reordering seen by the TCPs of two containers, by counter.
 fn disorders(one: &Container, two: &Container) -> anyhow::Result<Vec<(&'static str, u64, u64)>> {
     let names = ["TcpExtTCPSACKReorder", "TcpExtTCPRenoReorder", "TcpExtTCPTSReorder"];
     let count = |name| Ok((name, tcp_counter(one, name)?, tcp_counter(two, name)?));
@@ -81,7 +81,7 @@ fn sent_by_lane(host: &Host) -> anyhow::Result<Vec<u64>> {
     Ok(peer.lanes.iter().map(|lane| lane.volume.packets_sent).collect())
 }
 
-/// What each lane has sent beyond what it had before.
+/// Packets sent on each lane since `before`.
 fn since(before: &[u64], now: &[u64]) -> Vec<u64> {
     now.iter().zip(before).map(|(now, before)| now - before).collect()
 }
@@ -141,8 +141,8 @@ fn what_begins_beside_a_stream_takes_another_lane() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// While frames go over so many lanes both ways, `weft top` says what each carries. Which flow takes which
-/// lane is chance, and a machine may stand still as it is read: flows begin until it is so.
+/// While frames cross this many lanes both ways, `weft top` shows the load of each. Which flow takes which lane
+/// is chance, and a machine may stall during a reading: flows start until every lane shows a rate.
 fn every_lane_shows_its_rate(
     host: &Host,
     lanes: usize,
@@ -242,7 +242,7 @@ fn workers_come_and_go(port_mode: &str) -> anyhow::Result<()> {
     );
     let top = lab.host(0).weft_json(&["top", "--count", "1", "--interval", "0.2"])?;
     assert_eq!(top["workers"].as_array().map(Vec::len), Some(2), "{top}");
-    // What they moved before they went is still counted.
+    // Their traffic before the removal is still counted.
     let moved = workers::datagrams(lab.host(0))?;
     assert!(
         moved.len() == 3 && moved.iter().all(|it| it.received > workers::FLOW_DATAGRAMS),
@@ -268,7 +268,7 @@ fn workers_keep_to_one_processor_each_where_that_is_asked_for() -> anyhow::Resul
     let password = password.to_string_lossy();
     let pinned = [VECTOR, "--workers", "2", "--pin-workers", "--password-file", &password];
     host.start_daemon(&pinned)?;
-    // One that comes later too.
+    // Later workers are pinned too.
     host.weft_json(&["workers", "3"])?;
     wait_until("each worker's processor", Duration::from_secs(10), || {
         let one = processors_of_workers(host).unwrap_or_default();

@@ -418,7 +418,7 @@ fn traffic_moves_to_the_other_engine_and_back() {
         steady(&mut world, s(60));
         world.run(s(1));
         let blocked = world.now;
-        // Whatever the kernel sends or takes.
+        // Blocks all traffic of the kernel engines.
         world.both(0, 1, |net| {
             net.blocked_ports.insert(6785);
             net.raw_blocked = true;

@@ -1,4 +1,4 @@
-//! Which path hosts end on, why it is not a better one, and what moving costs, in virtual time.
+//! Which path hosts end on, why it is not a better one, and the cost of a move, in virtual time.
 #![allow(clippy::unwrap_used)]
 
 use std::net::IpAddr;
@@ -229,7 +229,7 @@ fn one_blocked_port_is_left_for_the_other_engine_in_one_step() {
         assert_eq!(both_ways(&world), ["kk udp: NAT", "kk udp: NAT"]);
         steady(&mut world, s(15));
         world.run(s(1));
-        // All that the kernels send or take; what goes to the vector engines' port goes on.
+        // All traffic of the kernels; traffic of the vector engines' port goes on.
         let blocked = world.now;
         block(&mut world, false, &[6785]);
         world.run(s(10));
@@ -418,7 +418,7 @@ fn a_kernel_peer_behind_nat_is_found_where_its_packets_come_from() {
         world.hosts[1].knows_address = seed % 4 != 0;
         prepare(&mut world, 40);
         if seed % 4 == 0 {
-            // Nobody can know of the NAT; protocol 50 does not pass, which shows in time.
+            // No host can know of the NAT; protocol 50 does not pass, which shows in time.
             world.run(s(20));
             let blocked = "kk udp: protocol 50 blocked";
             assert_eq!(both_ways(&world), [blocked, blocked]);

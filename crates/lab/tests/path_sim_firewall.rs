@@ -20,10 +20,10 @@ const fn s(seconds: u64) -> Duration {
     Duration::from_secs(seconds)
 }
 
-/// What is said of a path to the second host's kernel.
+/// The reason shown for a path to the second host's kernel.
 const FIREWALL: &str = "peer's host firewall drops UDP 6787 after IPsec; accept: \
                         udp dport { 6787, 6788 } meta ipsec exists";
-/// The path to the first host's kernel is the best; that to the second host is the best to its other engine.
+/// The best path to the first host leads to its kernel, the best to the second host leads to its other engine.
 const AROUND: [&str; 2] = ["ku udp", "kk raw"];
 const BEST: [&str; 2] = ["kk raw", "kk raw"];
 
@@ -71,7 +71,7 @@ fn why(world: &World) -> String {
     why.map_or_else(String::new, |reason| reason.to_string())
 }
 
-/// What is said of the first host's paths from kernel to kernel.
+/// The status of the first host's paths from kernel to kernel.
 fn kernels(world: &World) -> Vec<PathStatus> {
     let both = |it: &PathStatus| {
         it.engine == Some(EngineKind::Kernel) && it.remote_engine == Some(EngineKind::Kernel)
@@ -128,7 +128,7 @@ fn kernels_alone_behind_a_firewall_fail_with_its_name() {
         let status = world.overall(0, 1).unwrap();
         assert_eq!(status.state, PathState::Failed);
         assert_eq!(status.reason.unwrap().to_string(), FIREWALL);
-        // Blocked on its way it is not the host's firewall, whatever the peer has said before.
+        // Blocked on its way it is not the host's firewall, despite earlier reports of the peer.
         world.hosts[1].engine.firewall = Firewall::Open;
         world.both(0, 1, |net| {
             net.raw_blocked = true;

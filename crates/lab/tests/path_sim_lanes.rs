@@ -1,4 +1,4 @@
-//! Who opens the lanes beyond the first, among simulated hosts with a stateful firewall at one or both.
+//! Which host opens the lanes beyond the first, among simulated hosts with a stateful firewall at one or both.
 #![allow(clippy::unwrap_used)]
 
 use std::time::Duration;
@@ -46,11 +46,11 @@ fn the_host_behind_a_firewall_opens_lanes_whatever_the_ids_and_whoever_dials() {
         seeds(0..50, |seed| {
             let mut world = pair(seed, 3, &[behind]);
             world.connect(dials, 1 - dials);
-            // Where the other host dials, its turn comes first, and comes to nothing.
+            // Where the other host dials, its turn comes first, and fails.
             world.run(s(if behind == dials { 4 } else { 8 }));
             assert!(are_proven(&world), "{behind} {dials}: {:?}", blocked(&world));
             assert_eq!(opener(&world), Some(behind));
-            // It stays so when the other one dials, and when either starts anew.
+            // It stays so when the other one dials, and when either restarts.
             world.disconnect(0, 1, s(1));
             world.run(s(2));
             world.connect(1 - dials, dials);
@@ -67,7 +67,7 @@ fn the_host_behind_a_firewall_opens_lanes_whatever_the_ids_and_whoever_dials() {
     }
 }
 
-/// What is known of a path's lanes is told while another path carries frames.
+/// Hosts report the state of a path's lanes while another path carries frames.
 #[test]
 fn lanes_of_a_path_that_is_used_later_are_opened_by_the_host_behind_a_firewall_too() {
     for behind in [0, 1] {

@@ -254,7 +254,7 @@ fn a_float_moves_the_path_without_another_sa() {
             assert_eq!(world.hosts[0].engine.moves, moves + 1);
             let gap = world.tallies.values().map(|tally| tally.longest_gap).max().unwrap();
             assert!(gap <= ms(500), "{gap:?}");
-            // What was learned outlives rekeys.
+            // The learned address outlives rekeys.
             let lost_by_rebinding = lost(&world);
             world.connect(0, 1);
             steady(&mut world, ms(4), s(3));
@@ -432,7 +432,7 @@ fn an_engine_that_comes_or_goes_and_comes_again_costs_next_to_nothing() {
             world.set_engines(1, vector.engines.clone(), vector.missing.clone());
             let pause = ms(world.below(12_000));
             world.run(pause);
-            // What still drains of the path before is in the way of the next one.
+            // The previous path still drains, which delays the next one.
             world.set_engines(1, ovpn_alone().engines, Vec::new());
             world.run(s(25));
             let gap = world.tallies.values().map(|tally| tally.longest_gap).max().unwrap();

@@ -1,5 +1,5 @@
-//! Random troubles among simulated hosts: whatever happened, once it is over every pair of hosts is
-//! on its best path, nothing is left behind, and nothing ever went out in the clear.
+//! Random troubles among simulated hosts. Once they are over, every pair of hosts is on its best path and
+//! nothing is left behind. Nothing was ever sent in the clear.
 #![allow(clippy::unwrap_used)]
 
 use std::net::IpAddr;
@@ -17,11 +17,11 @@ const fn ms(milliseconds: u64) -> Duration {
 /// The longest hold or back-off, then ten seconds of proof, and room for a second try.
 const SETTLED: Duration = Duration::from_secs(150);
 const NAT: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 1));
-/// What kinds of hosts there are that have no engine in format `ovpn`, ...
+/// Kinds of hosts that have no engine in format `ovpn`, ...
 const WITHOUT_OVPN: u64 = 6;
 /// ... and all.
 const ALL_KINDS: u64 = 9;
-/// What can happen in one step.
+/// Kinds of events in one step.
 const TROUBLES: u64 = 22;
 
 fn host(kind: u64) -> Config {
@@ -187,8 +187,8 @@ fn sequence(seed: u64, kinds: u64) {
     assert_sound(&mut world);
 }
 
-/// Nothing went out in the clear where not both wanted it, every packet was opened by its key once,
-/// and nothing is left in an engine but what the paths need.
+/// Nothing was sent in the clear unless both ends wanted it, and every packet was opened once by its key.
+/// Engines hold only the state that the paths need.
 fn assert_sound(world: &mut World) {
     if world.hosts.iter().all(|host| host.config().trusted_subnets.is_empty()) {
         assert_eq!(world.plaintext, 0);

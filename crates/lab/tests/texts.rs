@@ -1,5 +1,5 @@
-//! Texts of the tree name no text outside of it, and its map can be read: what a source or a document
-//! points to is there, and pages have lines that fit.
+//! Texts of the tree name no text outside of it, and ARCHITECTURE.md is readable. Every path that a source or a
+//! document names exists, and lines of pages fit.
 #![allow(clippy::unwrap_used, missing_docs)]
 
 use std::path::{Path, PathBuf};
@@ -109,7 +109,7 @@ fn documents(text: &str) -> Vec<(usize, String)> {
     let mut found = Vec::new();
     for (number, line) in numbered(text) {
         for (start, _) in line.match_indices("docs/") {
-            // What stands in front belongs to another path, as in a link of a document to its neighbour.
+            // A preceding path character means another path, as in a link of a document to its neighbour.
             if line[..start].ends_with(is_of_path) {
                 continue;
             }

@@ -1,5 +1,5 @@
-//! What is missing, refused, taken, deleted or lost: a named reason, the other engine, no exit, and
-//! the best path again once the obstacle is gone.
+//! Parts that are missing, refused, taken, deleted or lost: each has a named reason, and the other engine takes
+//! over. No daemon exits, and the best path returns once the obstacle is gone.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -43,7 +43,8 @@ fn wait_missing(host: &Host, reason: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A launched pair must be on the vector engine, and both ends say why. What the kernel lacks, both lack.
+/// A launched pair must be on the vector engine, and both ends say why. Both ends lack the same parts of the
+/// kernel.
 fn falls_back(stage: &Stage, reason: &str) -> anyhow::Result<(Container, Container)> {
     both_say(stage, reason, &[reason])
 }
@@ -96,7 +97,7 @@ const ESP: [&str; 4] = ["esp4_offload", "esp6_offload", "esp4", "esp6"];
 /// The data channel device would stand in for IPsec.
 const STANDS_IN: &str = "ovpn";
 
-/// Of those that the kernel has no IPsec without, and of what would stand in for it.
+/// Hides the modules that the kernel's IPsec needs, and the device that would stand in for it.
 fn hide_ipsec(names: &[&str]) -> anyhow::Result<[Option<HiddenModules>; 2]> {
     let there = weft_lab::net::guest::host::has_module(STANDS_IN);
     let stand_in = there.then(|| HiddenModules::hide(&[STANDS_IN])).transpose()?;
@@ -164,7 +165,7 @@ fn without_open_vswitch_the_bridge_is_taken_and_the_reason_named() -> anyhow::Re
 /// Modules where AES-GCM is one: newer kernels have it built in.
 const AES: [&str; 3] = ["aesni_intel", "gcm", "aes_generic"];
 const CHACHA: &[&str] = &["chacha20poly1305"];
-/// What both ciphers of ESP need.
+/// A module that both ciphers of ESP need.
 const IV: &[&str] = &["seqiv"];
 
 #[test]
@@ -246,7 +247,7 @@ fn without_a_capability_the_daemon_runs_on_what_it_may_do() -> anyhow::Result<()
     Ok(())
 }
 
-/// What stands in the way in a host's namespace, the words that name it, and how it goes.
+/// An obstacle in a host's namespace, the words that name it, and the commands to put and remove it.
 struct Obstacle {
     name: &'static str,
     /// How both daemons are launched.

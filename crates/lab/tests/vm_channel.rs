@@ -160,7 +160,7 @@ fn a_key_that_the_kernel_has_taken_away_is_replaced_at_once() -> anyhow::Result<
     })?;
     let rekeys = counter(there, "rekeys")?;
     let at = Instant::now();
-    // For a second: time enough to see that the kernel goes on with what was written.
+    // Enough for a second: it shows that the kernel goes on with the written count.
     ids.leave(100)?;
     flow.wait_more(200, SETTLE_LIMIT)?;
     let gap = flow.stop()?.longest_gap(at);

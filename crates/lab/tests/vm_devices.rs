@@ -65,7 +65,7 @@ fn the_engines_devices_come_back_whatever_is_done_to_them() -> anyhow::Result<()
         std::thread::sleep(Duration::from_millis(500));
         let taken = wait_until(&format!("{wreck}, mended"), by_clock(60), || {
             [(&one, &two), (&two, &one)].iter().all(|(from, to)| {
-                // Found anew by a broadcast, which takes all devices.
+                // A broadcast finds the neighbour again, through all devices.
                 let _ = from.netns().ip("neigh flush dev weft0");
                 to.ipv4().is_ok_and(|to| from.ping(to.into()).is_ok())
             })
@@ -119,11 +119,11 @@ fn circles(switch: &str) -> anyhow::Result<()> {
     stage.reach(&third, &far)?;
     close_loop(&one, &two)?;
     let before = taken(&one)?;
-    // Nobody has the address.
+    // No container has the address.
     let _ = third.exec(&["ping", "-c", "1", "-W", "1", "10.47.255.1"])?;
     let waited = wait_named(&stage, &[0, 1], &["broadcasts from container weft-"])?;
     figure("the loop was named after", format!("{waited:?}, {} frames", taken(&one)? - before));
-    // It dies down, but for what a container says every now and then.
+    // It dies down, except for occasional traffic of the containers.
     let calm = || -> anyhow::Result<bool> {
         let before = taken(&one)?;
         std::thread::sleep(Duration::from_secs(3));
@@ -184,7 +184,7 @@ fn too_many(switch: &str) -> anyhow::Result<()> {
     let waited = wait_named(&stage, &[0], &[&name, "more than 200 a second"])?;
     figure("they were named after", format!("{waited:?}"));
     assert!(host::kernel_counter(stage.host(0), "broadcasts_limited")? > 0);
-    // Another container's cross all the while, and this one's after a pause.
+    // Another container's broadcasts cross all the while, and this one's after a pause.
     for from in [&third, &one] {
         from.netns().ip("neigh flush dev weft0")?.success()?;
         stage.reach(from, &two)?;

@@ -62,7 +62,7 @@ fn ping(from: &Container, to: &Container, tos: &str) -> anyhow::Result<u64> {
     Ok(from.exec(&words)?.stdout.matches("bytes from").count() as u64)
 }
 
-/// From `one` on `host` to `two`: what is outside, and what a mark out there becomes.
+/// From `one` on `host` to `two`: the outer marks, and what a mark set outside becomes.
 fn one_way(
     stage: &Stage,
     host: &Host,

@@ -1,5 +1,5 @@
-//! The kernel's paths against the same built by hand, between the same hosts, in the same run; and
-//! what the daemon does meanwhile: nothing. Ratios only: the processor is emulated.
+//! The kernel's paths against the same built by hand, between the same hosts, in the same run. Meanwhile the
+//! daemon does nothing. Ratios only: the processor is emulated.
 
 use std::time::{Duration, Instant};
 
@@ -14,9 +14,9 @@ use weft_lab::net::{counter, is_soak};
 const ROUNDS: usize = 25;
 /// Seconds of each round.
 const ROUND_S: &str = "3";
-/// What the daemon's processor time may grow by under traffic, in ticks of 10 ms for each second. The
-/// kernel books the packets of an interrupt on whoever it interrupted, so that on a slow machine an
-/// idle daemon has shown 16; one that moves the packets takes eighty and more.
+/// The allowed growth of the daemon's processor time under traffic, in ticks of 10 ms for each second. The
+/// kernel charges the packets of an interrupt to the process that it interrupted. On a slow machine an idle
+/// daemon has shown 16; a daemon that moves the packets takes eighty and more.
 const TICKS_MORE_PER_S_MAX: u64 = 25;
 
 #[test]
@@ -192,7 +192,7 @@ fn idle_under(
         let idle_ticks = idle.ticks as f64 / IDLE_S as f64;
         let busy_ticks = busy.ticks as f64 / seconds;
         assert!(busy_ticks <= idle_ticks * 2.0 + TICKS_MORE_PER_S_MAX as f64, "{idle:?} {busy:?}");
-        // Whoever handled packets would have waited for them, one by one or in batches of 64.
+        // A daemon that handled packets would have waited for them, one by one or in batches of 64.
         let waits = busy.waits as f64 - idle.waits as f64 * seconds / IDLE_S as f64;
         let allowed = packets as f64 / 64.0 + 50.0 * seconds;
         assert!(waits < allowed, "{waits} waits for {packets} packets in {seconds:.0} s");
@@ -203,7 +203,7 @@ fn idle_under(
     Ok(())
 }
 
-/// What has crossed a host's underlay device, in both directions; a super-packet counts as one.
+/// Packets that crossed a host's underlay device, in both directions; a super-packet counts as one.
 fn underlay_packets(host: &Host) -> anyhow::Result<u64> {
     let words = ["ip", "-j", "-s", "link", "show", "dev", "eth0"];
     let links = host.netns().exec(&words)?.success()?.json()?;

@@ -101,7 +101,8 @@ fn waiting(socket: &UdpSocket) -> anyhow::Result<usize> {
     Ok(count)
 }
 
-/// A stateful firewall lets in what answers its host, and a kernel sends from where its routes say.
+/// A stateful firewall lets in only answers to its host, and a kernel sends from the address that its routes
+/// choose.
 #[test]
 fn a_kernel_that_sends_from_another_address_than_was_dialled_is_named() -> anyhow::Result<()> {
     let stage = Stage::new(2)?;
@@ -174,8 +175,8 @@ fn trust_of_both_sides_is_plain_shown_as_plain_and_an_exception_for_that_peer_al
     let plain_flow = || is_readable_underway(&stage, &one, &two);
     assert!(in_one_state(here, there, plain, plain_flow)?, "to the trusted one");
     assert!(!is_readable_underway(&stage, &one, &three)?, "to the third");
-    // The exception is for the peer: what the third host sends in the clear stays out. Its own guard
-    // would keep it in.
+    // The exception covers the peer only: cleartext from the third host stays out. The third host's guard would
+    // stop it first, so its daemon ends here.
     stranger.stop_daemon()?;
     let before = host::guard_dropped(here, "input")?;
     let place = PathBuf::from(stranger.netns().path());
@@ -197,8 +198,8 @@ fn is_readable_underway(stage: &Stage, from: &Container, to: &Container) -> anyh
     Ok(contains(&capture.finish()?, MARKER))
 }
 
-/// What `look` finds while a host's connection to `peer` stays as `wanted`: in a guest that is out of
-/// breath probes come too late, and a path gives way to another for a while.
+/// The result of `look` while a host's connection to `peer` stays as `wanted`. In an overloaded guest probes
+/// come too late, and a path gives way to another for a while.
 fn in_one_state<T>(
     host: &Host,
     peer: &Host,
@@ -258,7 +259,7 @@ fn dockers_bridge_firewall_does_not_stop_the_overlay() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What dockerd sets up, as far as it matters here.
+/// The relevant part of dockerd's rules.
 fn docker_rules(netns: &Netns) -> anyhow::Result<()> {
     for program in ["iptables", "ip6tables"] {
         for rule in [
@@ -353,15 +354,15 @@ fn one_object_of_each(host: &Host) -> anyhow::Result<()> {
     let of_bridge = ["table bridge weft-guard", "table bridge weft-groups"];
     assert!(own.is_subset(&BTreeSet::from([guard, of_bridge[0], of_bridge[1]])), "{tables}");
     let policies = xfrm::own_policies(host.netns())?;
-    // Those that demand a state of ours of what comes in are of no peer.
+    // Inbound policies, which demand Weft's states, belong to no peer.
     let outbound = policies.iter().filter(|policy| policy.contains("dir out")).count();
     assert!((1..=2).contains(&outbound), "{policies:#?}");
     assert_eq!(policies.iter().collect::<BTreeSet<_>>().len(), policies.len(), "{policies:#?}");
     Ok(())
 }
 
-/// The daemons of both hosts are killed, so that all that is seen is the kernels' doing: a daemon that
-/// lives gives a path up whose probes nobody answers.
+/// The daemons of both hosts are killed, so that only the kernels act: a live daemon gives up a path whose
+/// probes stay unanswered.
 #[test]
 fn esp_in_udp_goes_on_while_no_daemon_runs_and_the_next_takes_its_sockets_back()
 -> anyhow::Result<()> {
@@ -514,7 +515,7 @@ fn a_member_sends_from_its_own_containers_addresses_alone() -> anyhow::Result<()
     let more = || host::kernel_counter(victim, "foreign_source").is_ok_and(|now| now > counted);
     try_wait_until("the forged frame is counted", SETTLE_LIMIT, || Ok(more()))?;
     stage.reach(&owned, &target)?;
-    // Other programs put marks on what they like.
+    // Other programs may mark any packet.
     let marks = "add table inet marks; \
         add chain inet marks pre { type filter hook prerouting priority mangle; }; \
         add rule inet marks pre meta l4proto udp meta mark set ct mark";

@@ -18,7 +18,7 @@ const CIPHERS: [&str; 2] = ["aes-256-gcm", "chacha20-poly1305"];
 const OUTERS: [Outer; 2] = [Outer::V4, Outer::V6];
 /// How many segments' checksums are looked at.
 const CHECKSUMS_JUDGED: usize = 20;
-/// What iperf3 sends in one direction.
+/// Bytes that iperf3 sends in one direction.
 const IPERF_BYTES: &str = "3M";
 
 #[derive(Clone, Copy, Debug)]
@@ -29,7 +29,7 @@ struct Row {
     outer: usize,
 }
 
-/// The rows for a pairing: of the array L8 (4^1 2^4), whose columns are sums of three bits; or all.
+/// The rows for a pairing: those of the array L8 (4^1 2^4), whose columns are sums of three bits; or all rows.
 fn rows(engines: [usize; 2]) -> Vec<Row> {
     let [a, b] = engines;
     if !is_soak() {
@@ -144,7 +144,7 @@ impl Row {
         for index in 0..2 {
             let host = stage.host(index);
             let through_daemon = tap_reads(host)? - before[index];
-            // The vector engine's own frames: what the bridge floods to all its ports.
+            // The vector engine reads only frames that the bridge floods to all its ports.
             let in_kernel = ENGINES[self.engines[index]] == "kernel";
             anyhow::ensure!(
                 in_kernel == (through_daemon < 200),
@@ -201,7 +201,7 @@ impl Row {
     }
 }
 
-/// What arrives at a kernel engine from a vector engine: tcpdump judges the checksums.
+/// Segments from a vector engine that arrive at a kernel engine: tcpdump judges their checksums.
 struct ChecksumWatch(Running);
 
 impl ChecksumWatch {
@@ -215,7 +215,7 @@ impl ChecksumWatch {
         Ok(Self(tcpdump))
     }
 
-    /// The sender has left the checksums to this host, whose kernel leaves them to its devices.
+    /// The sender left the checksums to this host, whose kernel leaves them to its devices.
     fn finish(mut self) -> anyhow::Result<()> {
         self.0.wait(SETTLE_LIMIT)?;
         let mut lines = Vec::new();

@@ -1,5 +1,4 @@
-//! Paths that choose themselves: what is blocked, lost, late, narrow or loaded later, and what
-//! `weft status` says of it.
+//! Path choice when paths are blocked, lossy, late, narrow or loaded later, and the report of `weft status`.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -29,8 +28,8 @@ fn ready(stage: &Stage) -> anyhow::Result<(Container, Container)> {
     Ok((one, two))
 }
 
-/// A firewall that follows connections and takes, of what is new, what goes between hosts: not what
-/// the kernel has opened of it.
+/// A stateful firewall that accepts new packets between hosts, but not the packets that the kernel has opened
+/// from them.
 fn raise_firewall(host: &Host) -> anyhow::Result<()> {
     const RULES: &str = "add table inet hostfw; \
         add chain inet hostfw in { type filter hook input priority 0 ; policy drop ; }; \
@@ -334,7 +333,7 @@ fn a_peer_whose_address_changes_is_found_again() -> anyhow::Result<()> {
         states.retain(|sa| [&sa.source, &sa.destination].contains(&&"192.0.2.2".to_owned()));
         Ok(states)
     };
-    // What was on its way is received for a while.
+    // Packets already under way are received for a while.
     let gone = || stale().is_ok_and(|stale| stale.is_empty());
     let result = wait_until("the SAs of the old address to go", by_clock(90), gone);
     result.map_err(|error| anyhow::anyhow!("{error}: {:?}", stale()))?;
@@ -361,7 +360,7 @@ fn behind_a_nat_the_kernels_go_through_udp_and_follow_the_nats_address() -> anyh
         for (host, peer) in [(here, there), (there, here)] {
             wait_path(host, peer, "ESP in UDP for the NAT", by_clock(BACK_LIMIT_S), through)?;
         }
-        // The port is one that the NAT gave, and not the one that the host behind it has.
+        // The port is the NAT's choice, not the host's behind it.
         let mapped = |p: &Value| {
             let remote = p["remote"].as_str().and_then(|it| it.parse::<SocketAddr>().ok());
             let mapped = |it: SocketAddr| it.ip().to_string() == address && it.port() >= 20_000;
@@ -486,7 +485,7 @@ fn narrow_for_the_kernel_alone(switch: &str) -> anyhow::Result<()> {
     let found = wait_path(here, there, "the smaller MTU", by_clock(BACK_LIMIT_S), narrow)?;
     figure("the kernel path's MTU on 1,400 bytes", &found["mtu"]);
 
-    // The way tells nobody that it is narrow, and TCP goes through it nevertheless.
+    // The link reports to no one that it is narrow; TCP passes it nevertheless.
     let _server = Server::start(&two)?;
     let words =
         ["tcpdump", "-Z", "root", "-n", "-l", "-v", "-i", "weft0", "tcp[tcpflags] & tcp-syn != 0"];

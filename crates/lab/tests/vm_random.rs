@@ -1,5 +1,5 @@
-//! Random sequences of what happens to hosts: at the end every pair is connected, traffic passes, and
-//! at no time was an overlay packet readable on the wire.
+//! Random sequences of events on hosts. At the end every pair is connected and traffic passes; no overlay
+//! packet was ever readable on the wire.
 
 use std::time::{Duration, Instant};
 
@@ -21,7 +21,7 @@ const PAUSE_MAX_MS: u64 = 1_500;
 /// to a minute.
 const HEAL_LIMIT_S: u64 = 200;
 
-/// What happens to hosts.
+/// An event on a host.
 #[derive(Debug)]
 enum Step {
     Connect(usize, usize),

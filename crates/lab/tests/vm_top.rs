@@ -9,7 +9,7 @@ use weft_lab::net::iperf::{self, Server};
 
 /// An SA that lives so short is replaced while the test looks.
 const OPTIONS: [&str; 4] = ["--engine", "kernel", "--rekey-seconds", "5"];
-/// What an emulated processor seals with ease, in bits per second.
+/// A rate that an emulated processor seals with ease, in bits per second.
 const RATE: &str = "4M";
 
 #[test]

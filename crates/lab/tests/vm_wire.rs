@@ -1,4 +1,4 @@
-//! What crosses the wire from the kernel engine, and what an attacker on it achieves.
+//! The kernel engine's traffic on the wire, and the limits of an attacker there.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -71,7 +71,7 @@ fn decrypts(other: &[&str], encapsulation: &str, filter: &str, name: &str) -> an
     Ok(())
 }
 
-/// tshark's options for the keys of a log whose lines are: direction, SPI, cipher, key with salt.
+/// tshark's options for the keys of a log. Its lines have direction, SPI, cipher, key with salt.
 fn decryption_options(keys: &str, file: &Path) -> anyhow::Result<Vec<String>> {
     let name = "AES-GCM with 16 octet ICV [RFC4106]";
     // Wireshark 4.2 and later also want the length of the sequence number and its high half.
@@ -243,7 +243,7 @@ fn injected(switch: &str, outer: Outer) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Lets the attacker send from the first host's address; its own stays in what it says by ARP.
+/// Lets the attacker send from the first host's address; its ARP keeps the attacker's.
 fn spoofed(stage: &Stage, attacker: &Host) -> anyhow::Result<IpAddr> {
     let peer = stage.outer().of(stage.host(0));
     let length = if peer.is_ipv4() { 32 } else { 128 };

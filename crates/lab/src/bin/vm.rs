@@ -1,4 +1,4 @@
-//! `./dev vm`: guests with Debian's kernels, for what this machine's own kernel lacks.
+//! `./dev vm`: guests with Debian's kernels, for features that this machine's kernel lacks.
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -33,7 +33,8 @@ enum Task {
         /// Ends the guest after so many seconds
         #[arg(long, value_name = "S", default_value_t = 540)]
         timeout: u64,
-        /// What the guest's clocks go by; with instructions a busy machine does not hold it up, and no wait costs time
+        /// The source of the guest's time; with instructions a busy machine does not hold it up, and no wait
+        /// costs time
         #[arg(long, value_enum, default_value_t = Clock::Host)]
         clock: Clock,
         /// One word: a script for bash; several: a program and its arguments

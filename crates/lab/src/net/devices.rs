@@ -13,8 +13,8 @@ use weft_packet::announcement::{Announcement, LEN_MAX};
 
 use super::{namespace, wait_ping};
 
-/// In the container, or on the host where the first word is HOST; PORT is the container's device there. Who is
-/// damaged again and again waits: each row is for a container of its own.
+/// Damage by `ip` in the container, or on the host if the first word is HOST; PORT is the container's device
+/// there. Weft pauses before it mends a container again, so each row needs a separate container.
 pub const WRECKS: [&[&str]; 3] = [
     &["link set weft0 down", "link set weft0 name eth9", "HOST link delete PORT"],
     &["link delete weft0", "link set weft0 address 02:00:00:00:09:09", "HOST link set PORT down"],
@@ -88,8 +88,8 @@ pub fn damage(netns: &Netns, words: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Does the damage of each row of [`WRECKS`] to a container and waits until all is as it was: the interface,
-/// its device on the host, the way to a container of another host and back, and what `ps` says.
+/// Does the damage of each row of [`WRECKS`] to a container and waits until everything is restored. Checks the
+/// interface, its device on the host, traffic to and from another host's container, and the output of `ps`.
 ///
 /// # Errors
 /// Something was not mended in time.

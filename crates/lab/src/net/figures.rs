@@ -1,4 +1,4 @@
-//! What `./dev demo` and `./dev bench` measure.
+//! The measurements of `./dev demo` and `./dev bench`.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -8,7 +8,7 @@ use serde_json::Value;
 /// Runs the benchmark's program and returns the JSON that it wrote.
 ///
 /// # Errors
-/// It failed: what it said; or it wrote no JSON.
+/// Returns an error if the program fails, with its output, or writes no JSON.
 pub fn measured(words: &[&str]) -> anyhow::Result<Value> {
     let directory = tempfile::tempdir()?;
     let file = directory.path().join("figures.json");

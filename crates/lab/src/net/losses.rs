@@ -1,4 +1,4 @@
-//! What was lost between two containers, by the counts of all who may have lost it.
+//! Losses between two containers, by the counters of every place that may lose packets.
 
 use std::collections::BTreeMap;
 
@@ -32,10 +32,10 @@ pub fn tap_overflows(host: &Host) -> anyhow::Result<u64> {
     sum.filter(|_| !links.is_empty()).ok_or_else(|| anyhow::anyhow!("no drops in {links:?}"))
 }
 
-/// What a container's TCP says of losses and of order, where it is not zero.
+/// A container's TCP counters of losses and reordering that are not zero.
 ///
 /// # Errors
-/// The kernel does not say.
+/// The kernel has no such counters.
 pub fn tcp_counts(container: &Container) -> anyhow::Result<BTreeMap<String, u64>> {
     let text = container.exec(&["cat", "/proc/net/netstat", "/proc/net/snmp"])?.success()?.stdout;
     let mut counts = BTreeMap::new();

@@ -1,9 +1,9 @@
-//! Resident memory of a process, and whether it grows with what the process has done.
+//! Resident memory of a process, and whether it grows with the work done.
 
-/// What the smallest of several like parts of a test may add, in KiB.
+/// The largest growth allowed in the part that grows least, in KiB.
 const PART_GROWTH_MAX_KIB: u64 = 256;
-/// What all of them may add, in KiB: receivers of the vector engine reach the last of their buffers
-/// (4 MiB each) when a busy host has left a queue deep, which may come in any part.
+/// The largest growth allowed over all parts, in KiB. Receivers of the vector engine reach the last of their
+/// buffers (4 MiB each) once a busy host has left a queue deep. This may happen in any part.
 const GROWTH_MAX_KIB: u64 = 12 << 10;
 
 /// Resident memory of a process, in KiB.
@@ -17,11 +17,11 @@ pub fn resident_kib(pid: u32) -> anyhow::Result<u64> {
     Ok(number.ok_or_else(|| anyhow::anyhow!("no VmRSS in {status}"))?.parse()?)
 }
 
-/// Judges looks at a process's memory in KiB, one before and one after each of several like parts: a
-/// leak adds to each of them, what is reached for the first time does not.
+/// Judges readings of a process's memory in KiB, taken before, between and after several like parts. A leak
+/// grows in each part; first use of memory does not.
 ///
 /// # Errors
-/// It grew in all parts, or by more than there is to be reached.
+/// It grew in all parts, or by more than first use explains.
 pub fn ensure_flat(looks: &[u64]) -> anyhow::Result<()> {
     let growth = |pair: &[u64]| pair[1].saturating_sub(pair[0]);
     let least = looks.windows(2).map(growth).min();

@@ -24,7 +24,7 @@ use weft_bench::sandbox::{Container, Host, Netns, Sandbox, SandboxOptions, try_w
 /// How long hosts may take until their paths are active.
 pub const ACTIVE_TIMEOUT_S: u64 = 20;
 
-/// What TCP must reach in its first second on an emulated machine, in bits per second.
+/// The least rate of TCP in its first second on an emulated machine, in bits per second.
 const EMULATED_FLOW_BPS: f64 = 1e5;
 
 /// Hosts with daemons that have found each other.
@@ -37,7 +37,7 @@ impl Lab {
     /// Two hosts with active paths, launched with further arguments.
     ///
     /// # Errors
-    /// What went wrong, for the test to show.
+    /// Returns an error that the test can show.
     pub fn pair(arguments: &[&str]) -> anyhow::Result<Self> {
         Self::launched(2, arguments)
     }
@@ -75,7 +75,7 @@ impl Lab {
     /// One container on each of the first two hosts.
     ///
     /// # Errors
-    /// What `weft attach` said.
+    /// Returns an error if `weft attach` fails.
     pub fn containers(&self) -> anyhow::Result<(Container, Container)> {
         Ok((self.host(0).add_container("c1")?, self.host(1).add_container("c2")?))
     }

@@ -51,12 +51,12 @@ pub fn datagram_arrives(
     Err(io::Error::other(format!("{count} bytes arrived instead of the {length} sent")))
 }
 
-/// How much of a stream of datagrams arrives: [`STREAM_DATAGRAMS`] of [`STREAM_BYTES`], 50 Mbit/s for a
-/// second, slower on a slow machine. The receiving socket holds them all, so that none is lost where the
-/// machine does not run the receiver in time.
+/// Sends [`STREAM_DATAGRAMS`] datagrams of [`STREAM_BYTES`], 50 Mbit/s for a second, slower on a slow machine.
+/// Returns how many arrive. The receiving socket holds them all, so none is lost while the receiver waits for a
+/// processor.
 ///
 /// # Errors
-/// What the system says, or something arrived that was not sent, or twice.
+/// The system's error, a datagram that was not sent, or a duplicate.
 pub fn stream_arrives(from: (&Path, IpAddr), to: (&Path, IpAddr)) -> io::Result<usize> {
     let receiver = udp_in(to.0, SocketAddr::new(to.1, 0))?;
     set_socket_recv_buffer_size_force(&receiver, 2 * STREAM_DATAGRAMS * STREAM_BYTES)?;

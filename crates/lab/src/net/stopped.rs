@@ -8,7 +8,7 @@ use weft_bench::sandbox::{Host, wait_until};
 /// How long its threads may take to come to a stand.
 const STAND_LIMIT: Duration = Duration::from_secs(15);
 
-/// A daemon none of whose threads runs, until this is dropped.
+/// A daemon with all its threads stopped, until this is dropped.
 pub struct Stopped(Pid);
 
 impl Stopped {

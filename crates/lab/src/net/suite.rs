@@ -1,7 +1,7 @@
-//! The namespace lab as a whole: which tests run side by side, and what came of them.
+//! The namespace lab as a whole: which tests run side by side, and their results.
 //!
-//! cargo-nextest does the same for any project. It is no package of Debian's, and building it takes longer than the
-//! core of the lab.
+//! cargo-nextest does the same for any project. Debian does not package it, and building it takes longer than
+//! the core of the lab.
 
 use std::fs::File;
 use std::io::{Read, Seek};
@@ -21,11 +21,11 @@ const PACKAGE: &str = "weft-lab";
 const PLACES: Places<'static> = Places { packages: &[PACKAGE], prefixes: &["net_"] };
 /// The longest that one test may take outside a soak.
 const TEST_LIMIT: Duration = Duration::from_secs(600);
-/// How often it is looked whether a test has ended.
+/// How often to check whether a test has ended.
 const POLL: Duration = Duration::from_millis(20);
 /// How many tests run side by side.
 const AT_ONCE: usize = 6;
-/// What a test program says that has run the one test that it was asked for.
+/// Output of a test program that has run its one test.
 const ONE_PASSED: &str = "test result: ok. 1 passed;";
 /// How many of the slowest tests are named at the end.
 const SLOWEST: usize = 10;
@@ -45,8 +45,8 @@ const ALONE: [&str; 11] = [
     "net_workers::*",
 ];
 
-/// Tests that the core does without: what they watch grows or drifts over minutes, is a figure, or is shown by
-/// another test on ports of the other kind.
+/// Tests that the core omits: they watch growth or drift over minutes, measure a figure, or repeat another test
+/// on ports of the other kind.
 const NOT_CORE: [&str; 6] = [
     "net_bench::every_column*",
     "net_bench::hosts_that_send_at_once*",
@@ -56,7 +56,7 @@ const NOT_CORE: [&str; 6] = [
     "net_workers::workers_come_and_go_on_request*",
 ];
 
-/// What is asked for.
+/// The tests to run.
 #[derive(Debug, Clone, Default)]
 pub struct Request {
     /// Only tests with this in their name, `target::test`; rings are not asked then.
@@ -65,7 +65,7 @@ pub struct Request {
     pub ring: Ring,
 }
 
-/// One test, to be run in a process of its own.
+/// One test, which runs in a separate process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Test {
     /// `target::test`.
@@ -179,7 +179,7 @@ fn run_test(test: &Test, folder: &Path, limit: Option<Duration>) -> Ending {
     Ending { name, took, passed: false }
 }
 
-/// What a test said that failed, or nothing.
+/// The output of a failed test; `None` if it passed.
 fn outcome_of(
     test: &Test,
     folder: &Path,
@@ -197,7 +197,7 @@ fn outcome_of(
     Ok(match status {
         None => Some(format!("{said}\n---- {} stdout ----\nran over its limit\n", test.name)),
         Some(status) if status.success() && said.contains(ONE_PASSED) => None,
-        // One that is ignored, or gone.
+        // An ignored test, or one that no longer exists.
         Some(status) if status.success() => {
             Some(format!("{said}\n---- {} stdout ----\ndid not run\n", test.name))
         }

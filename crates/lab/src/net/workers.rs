@@ -1,4 +1,4 @@
-//! What each worker of a host's vector engine carries.
+//! The load of each worker of a host's vector engine.
 
 use std::time::{Duration, Instant};
 
@@ -22,7 +22,7 @@ pub struct Datagrams {
     pub received: u64,
 }
 
-/// What each worker of a host has carried since its daemon began.
+/// Datagrams carried by each worker of a host since its daemon began.
 ///
 /// # Errors
 /// The daemon does not answer.
@@ -40,7 +40,7 @@ pub fn datagrams(host: &Host) -> anyhow::Result<Vec<Datagrams>> {
 /// Puts a load on a host again and again until each of its `number` workers has carried some of it both ways.
 ///
 /// # Errors
-/// What the load said, or some worker idled all the time.
+/// Returns an error if the load fails, or if some worker carries nothing in time.
 pub fn use_all<T>(
     host: &Host,
     number: usize,

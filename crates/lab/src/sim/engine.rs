@@ -35,11 +35,11 @@ pub struct Packet {
     pub seal: Option<Seal>,
     /// Length of the inner IP packet in bytes.
     pub size: u16,
-    /// What is inside.
+    /// The contents.
     pub payload: Payload,
 }
 
-/// What a packet is sealed with.
+/// The seal of a packet.
 #[derive(Clone, Debug)]
 pub struct Seal {
     /// The SA.
@@ -55,7 +55,7 @@ pub struct Seal {
     pub sequence: u64,
 }
 
-/// What a simulated packet carries.
+/// The contents of a simulated packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Payload {
     /// A container's packet.
@@ -69,7 +69,7 @@ pub enum Payload {
     },
 }
 
-/// What the host's own firewall drops of that which its kernel has opened.
+/// The drops of the host's firewall among the packets that its kernel has opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Firewall {
     /// Nothing.
@@ -77,7 +77,7 @@ pub enum Firewall {
     Open,
     /// All of it.
     Closed,
-    /// All but candidates' probes, which come to a port of their own.
+    /// All but candidates' probes, which come to a separate port.
     OpenToCandidates,
 }
 
@@ -117,7 +117,7 @@ struct Outbound {
 pub struct SimEngine {
     /// This host's own address; packets with another source do not leave it.
     pub address: IpAddr,
-    /// What stands behind the kernel engine.
+    /// The firewall behind the kernel engine.
     pub firewall: Firewall,
     /// Packets dropped, by reason.
     pub drops: BTreeMap<&'static str, u64>,
@@ -235,8 +235,8 @@ impl SimEngine {
         self.sender(path).map(|(engine, _, _)| engine)
     }
 
-    /// The peer of a path whose packets the kernel knows by addresses, so that one policy for the peer
-    /// leads a candidate's probes.
+    /// The peer of a path whose packets the kernel knows by address. One policy for the peer then leads a
+    /// candidate's probes.
     pub fn policy_peer_of(&self, path: PathId) -> Option<PeerId> {
         let (engine, format, peer) = self.sender(path)?;
         is_bound(engine, format).then_some(peer)
@@ -367,7 +367,7 @@ impl SimEngine {
         }
     }
 
-    /// A receiver of the kernel's `ovpn` has two slots, and a peer id and a tunnel address of its own.
+    /// A receiver of the kernel's `ovpn` has two slots, a unique peer id and a unique tunnel address.
     fn check_slots(&self, fresh: &Inbound, spi: u32) {
         let peer_id = |spi: u32| spi & 0xff_ffff;
         let (mut taken, whose) = (0, |sa: &Inbound| (sa.peer, sa.remote_engine));
@@ -380,7 +380,7 @@ impl SimEngine {
         assert!(taken < SLOTS, "a key is in each slot");
     }
 
-    /// With its last SA a receiver goes; with both directions of a path, what was heard on it.
+    /// Removes a receiver with its last SA, and what was heard on a path with both its directions.
     fn forget_unused(&mut self) {
         let (inbound, outbound) = (&self.inbound, &self.outbound);
         let receives = |path: &PathId| inbound.values().any(|sa| sa.path == *path);

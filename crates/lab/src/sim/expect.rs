@@ -1,4 +1,4 @@
-//! What path choice must come to, worked out from the hosts' settings without its code; and runs
+//! The expected result of path choice, derived from the hosts' settings without the code under test; and runs
 //! over many seeds.
 
 use std::net::IpAddr;
@@ -40,7 +40,7 @@ impl Best {
 }
 
 impl World {
-    /// The best path that one host can have to another; `None`: none.
+    /// The best path from one host to another; `None`: none.
     pub fn best(&self, from: HostId, to: HostId) -> Option<Best> {
         let (ours, theirs) = (self.hosts[from].config(), self.hosts[to].config());
         let nat = self.hosts[from].nat != self.hosts[to].nat;
@@ -48,7 +48,7 @@ impl World {
             truster.trusted_subnets.iter().any(|subnet| subnet.contains(&address))
         };
         let (kernel, userspace) = (EngineKind::Kernel, EngineKind::Userspace);
-        // Of the kernel `plain` asks for no more than `esp`.
+        // `plain` in the kernel needs no more than `esp`.
         let of_kernel = |host, peer| {
             let esp = |_| self.offer(host, peer, kernel, Format::Esp);
             self.offer(host, peer, kernel, Format::Plain).or_else(esp)
@@ -155,7 +155,8 @@ impl World {
         if ciphers.is_empty() { Err(Reason::CipherMissing.to_string()) } else { Ok(ciphers) }
     }
 
-    /// Who of several peers at one address came first only the host knows.
+    /// Whether a host reports a shared address. Only the host knows which of several peers at one address came
+    /// first.
     pub fn says_address_shared(&self, host: HostId, peer: HostId) -> bool {
         let entries = self.status(host, peer);
         let shared = |entry: &PathStatus| {
@@ -169,7 +170,7 @@ impl World {
     /// Lets time pass until every pair of hosts is on its best path.
     ///
     /// # Errors
-    /// After `most`, with what the first pair that is not says of itself.
+    /// After `most`, a description of the first pair that is not on its best path.
     pub fn settle(&mut self, most: Duration) -> Result<(), String> {
         let end = self.now + most;
         loop {
@@ -225,9 +226,9 @@ pub fn kernel_engine() -> EngineOffer {
     kernel
 }
 
-/// Settings of a host whose kernel and vector engine have these formats; without ESP it says that its
-/// kernel has none. Its containers' packets have the length that the daemon chooses: they fit paths of
-/// format `ovpn` where the kernel has no other.
+/// Settings of a host whose kernel and vector engine have these formats; without ESP it reports that its kernel
+/// has none. Its containers' packets have the length that the daemon chooses. They fit paths of format `ovpn`
+/// if the kernel has no other format.
 pub fn with_formats(of_kernel: &[Format], of_vector: &[Format]) -> Config {
     let container_mtu = if of_kernel.contains(&Format::Esp) { 1_388 } else { 1_356 };
     let mut config = Config { container_mtu, ..Config::default() };
@@ -277,7 +278,7 @@ fn is_narrow(config: &Config, format: Format, encapsulation: Encapsulation) -> b
     carried / 4 * 4 < config.container_mtu
 }
 
-/// A host's kernel drops, before its containers, what another one's may send.
+/// Whether our kernel drops packets, ahead of its containers, that the other host's containers may send.
 const fn takes_less(theirs: &Config, ours: &Config) -> bool {
     theirs.container_mtu < ours.container_mtu
 }

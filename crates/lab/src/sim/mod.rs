@@ -26,7 +26,7 @@ const LANES_KNOWN_AFTER: Duration = Duration::from_secs(2);
 /// Names a host of a [`World`].
 pub type HostId = usize;
 
-/// What one direction of steady traffic came to.
+/// The counts of one direction of steady traffic.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tally {
     /// Packets that containers sent.
@@ -51,13 +51,13 @@ pub struct Host {
     pub engine: SimEngine,
     /// Changes of state, with their time.
     pub changes: Vec<(Instant, PathChange)>,
-    /// MTU of its own link: its kernel refuses longer datagrams.
+    /// MTU of its link: its kernel refuses longer datagrams.
     pub link_mtu: u16,
-    /// Behind the NAT that has this public address.
+    /// The public address of the NAT in front of it.
     pub nat: Option<IpAddr>,
-    /// It knows its own address on a link.
+    /// It knows the address that it has on a link.
     pub knows_address: bool,
-    /// It speaks as a version did that had the vector engine alone.
+    /// It speaks as an old version with only the vector engine.
     pub old_version: bool,
     config: Config,
     /// The newest connection to each peer.
@@ -65,7 +65,7 @@ pub struct Host {
     /// Messages seen by this host, for an attacker to say again.
     pub heard: Vec<(HostId, Message)>,
     timer: Option<Instant>,
-    /// Who sent the last probe of a candidate by the kernel's policy, by peer.
+    /// The last path to send a probe of a candidate by the kernel's policy, by peer.
     turns: BTreeMap<PeerId, (PathId, Instant)>,
 }
 
@@ -96,7 +96,7 @@ pub struct World {
     pub now: Instant,
     /// The hosts.
     pub hosts: Vec<Host>,
-    /// What happened to the steady traffic, by direction.
+    /// Counts of the steady traffic, by direction.
     pub tallies: BTreeMap<(HostId, HostId), Tally>,
     /// How long a message is on its way over a link.
     pub link_latency: Duration,
@@ -324,7 +324,7 @@ impl World {
         self.drain(host);
     }
 
-    /// What is said of every path from one host to another.
+    /// The status of every path from one host to another.
     pub fn status(&self, from: HostId, to: HostId) -> Vec<PathStatus> {
         let peer = self.hosts[to].id;
         let mut entries = self.hosts[from].paths.status(self.now);

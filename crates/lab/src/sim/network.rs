@@ -47,8 +47,8 @@ impl Default for Net {
     }
 }
 
-/// A NAT with one public address: each inner address and port has a port of its own outside, which
-/// lets in whatever comes to it; protocol 50 does not pass.
+/// A NAT with one public address. Each inner address and port maps to a separate outer port, which accepts
+/// packets from anywhere. Protocol 50 does not pass.
 #[derive(Debug, Default)]
 pub(super) struct Nat {
     ports: BTreeMap<(HostId, u16), u16>,
@@ -75,8 +75,8 @@ impl Nat {
 }
 
 impl World {
-    /// A probe leaves a host: its kernel refuses one that is too long for the link, and says so if
-    /// the engine hears of it.
+    /// Sends a probe from a host. The host's kernel refuses a probe that is too long for the link, and reports
+    /// it if the engine can hear of it.
     pub(super) fn transmit_probe(
         &mut self,
         from: HostId,
@@ -108,7 +108,7 @@ impl World {
         }
     }
 
-    /// Whom a destination stands for, whether it can be reached or not.
+    /// The host that a destination means, reachable or not.
     fn receiver(&self, from: HostId, destination: SocketAddr) -> Option<HostId> {
         let direct = self.hosts.iter().position(|host| host.address() == destination.ip());
         let through = || {
@@ -172,7 +172,7 @@ impl World {
         (!lost).then(|| (to, self.now + delay, packet))
     }
 
-    /// Whether a lane passes that these hosts have between them, by who opens it.
+    /// Whether a lane between these hosts passes, which depends on the host that opens it.
     pub(super) fn lanes_pass(&mut self, a: HostId, b: HostId) -> bool {
         let opens = |at: HostId, to: HostId| {
             let (at, to) = (&self.hosts[at], self.hosts[to].id);

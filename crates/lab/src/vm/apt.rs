@@ -30,7 +30,7 @@ pub(crate) struct Package {
     depends: Vec<String>,
 }
 
-/// A suite with its own lists, in a folder of its own.
+/// A suite with its lists in a separate folder.
 pub(crate) struct Suite {
     name: String,
     directory: PathBuf,
@@ -201,7 +201,7 @@ impl Suite {
 }
 
 impl Package {
-    /// What this package needs that is part of a kernel; tools such as `kmod` are not.
+    /// Dependencies of this package that are parts of a kernel; tools such as `kmod` are not.
     fn kernel_depends(&self) -> Vec<String> {
         const PARTS: [&str; 4] = ["linux-image-", "linux-binary-", "linux-modules-", "linux-base-"];
         let part = |name: &&String| PARTS.iter().any(|prefix| name.starts_with(prefix));

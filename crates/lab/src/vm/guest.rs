@@ -17,20 +17,20 @@ use super::{interrupt, make_directory, run, scratch, tools};
 
 /// Where Weft's program stands in a guest.
 const WEFT_IN_GUEST: &str = "/usr/local/bin/weft";
-/// For the kernel: its log goes to the second serial line; a panic ends the guest; an emulated clock
-/// that a busy machine holds up is no reason to doubt it, to complain or to give up. Programs stand at
-/// the same addresses each time, since QEMU's emulation keeps what it has translated by address: with
-/// random ones it translates each program anew each time it starts, five times slower.
+/// For the kernel: its log goes to the second serial line; a panic ends the guest. An emulated clock that a
+/// busy machine holds up is no reason to doubt it, to complain or to give up. Programs start at fixed
+/// addresses, since QEMU caches translated code by address. With random addresses it translates each program
+/// again at each start, five times slower.
 const KERNEL_ARGUMENTS: &str = "console=ttyS1 loglevel=4 panic=-1 oops=panic mitigations=off norandmaps \
     random.trust_cpu=on tsc=reliable no_timer_check nowatchdog rcupdate.rcu_cpu_stall_suppress=1 rcupdate.rcu_expedited=1";
 /// QEMU's processor without the two flags for which kernel and C library copy and clear by `rep movsb` and
 /// `rep stosb`: emulated, those go byte by byte, and a guest takes a tenth longer.
 const PROCESSOR: &str = "max,-erms,-fsrm";
-/// What an instruction takes a guest whose clock counts them, as a power of two in nanoseconds: 2 ns, about
-/// what emulation takes. A faster guest sends more in each second that a test waits for; in a slower one
-/// the passing of time alone costs more of its instructions.
+/// The time of an instruction in a guest whose clock counts them, as a power of two in nanoseconds: 2 ns, about
+/// the speed of emulation. A faster guest sends more in each second that a test waits for. A slower one spends
+/// more of its instructions on the passing of time alone.
 const INSTRUCTION_SHIFT: u32 = 1;
-/// QEMU's device for tests, by which a program in the guest writes to the kernel's memory, wherever that is.
+/// QEMU's device for tests, by which a program in the guest writes to any place in the kernel's memory.
 const COPIER: &str = "edu,dma_mask=0xffffffffffffffff";
 /// The size of the disk that files come back on; it takes no room until it is written.
 const OUTBOX_BYTES: u64 = 4 << 30;
@@ -49,7 +49,7 @@ const TICK_MS: u64 = 10;
 /// How many lines of the kernel's log an error shows.
 const LOG_LINES_SHOWN: usize = 20;
 
-/// What a guest's clocks go by.
+/// The source of a guest's time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Clock {
     /// This machine's clock: what one sees is what there is, and a busy machine holds a guest up.
@@ -60,8 +60,8 @@ pub enum Clock {
 }
 
 impl Clock {
-    /// The cores of a guest. With instructions counted, QEMU runs one core for long before the other,
-    /// and one that spins until the other has done something spins for all that time.
+    /// The cores of a guest. With instructions counted, QEMU runs one core for long before the other: a core
+    /// that spins until the other is done spins for all that time.
     const fn cores(self) -> u32 {
         match self {
             Self::Host => 2,
@@ -70,12 +70,12 @@ impl Clock {
     }
 }
 
-/// What a guest is to do.
+/// The work of a guest.
 #[derive(Debug, Clone)]
 pub struct Job {
     /// A script for bash, run as root in `/root`.
     pub script: String,
-    /// Files and folders of this machine, and where they are to stand in the guest.
+    /// Files and folders of this machine, and their places in the guest.
     pub files: Vec<(PathBuf, PathBuf)>,
     /// The `weft` program, for the guest's path.
     pub weft: Option<PathBuf>,
@@ -83,15 +83,15 @@ pub struct Job {
     pub environment: Vec<(String, String)>,
     /// The guest's memory in MiB. Its files stand in it too.
     pub memory_mib: u32,
-    /// What its clocks go by.
+    /// The source of its time.
     pub clock: Clock,
     /// Further words for its kernel, such as `ipv6.disable=1`.
     pub boot: String,
     /// The longest that the guest may take, boot included.
     pub limit: Duration,
-    /// Where what the script writes under `/out` is to come; nothing comes back without it.
+    /// The destination of files that the script writes under `/out`; without it they are lost.
     pub out: Option<PathBuf>,
-    /// Where the kernel's log is to stay; without it an error shows its end, and it is removed.
+    /// The destination of the kernel's log; without it an error shows the log's end, and the log is removed.
     pub log: Option<PathBuf>,
 }
 
@@ -102,11 +102,11 @@ pub struct Ending {
     pub code: i32,
     /// From QEMU's start to the end of the script.
     pub elapsed: Duration,
-    /// The processor time that QEMU took: what a busy machine does not change much.
+    /// The processor time of QEMU, which a busy machine changes little.
     pub processor: Duration,
 }
 
-/// A machine to be booted.
+/// A machine that is ready to boot.
 #[derive(Debug)]
 pub struct Guest<'a> {
     kernel: &'a Kernel,

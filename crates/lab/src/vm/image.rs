@@ -1,7 +1,7 @@
 //! The guest's root file system: two archives that the kernel unpacks one over the other.
 //!
-//! The base holds the field's tools, with the libraries that `ldd` names, and the kernel's modules. It
-//! is made once for a kernel and these tools. What a run adds is made for each run.
+//! The base holds the usual tools, with the libraries that `ldd` names, and the kernel's modules. It is made
+//! once for a kernel and these tools. The additions are made for each run.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -17,7 +17,7 @@ use weft_bench::sandbox::progress::step;
 use super::kernel::{Kernel, module_name};
 use super::{cache_directory, locked, make_directory, run, scratch};
 
-/// Process 1 of the guest, and what stands in for a program that is on a disk.
+/// Process 1 of the guest, and a stand-in for a program on a disk.
 const PROGRAMS_OF_OURS: [(&str, &str); 2] =
     [("init", include_str!("init.sh")), ("usr/local/bin/tshark", super::tools::WRAPPER)];
 
@@ -46,7 +46,7 @@ const PACKAGES: [&str; 22] = [
     "tcpdump",
     "util-linux",
 ];
-/// Packages whose programs a guest has where this machine has them.
+/// Packages whose programs a guest has if this machine has them.
 const OPTIONAL_PACKAGES: [&str; 10] = [
     "bsdutils",
     "dash",
@@ -59,10 +59,10 @@ const OPTIONAL_PACKAGES: [&str; 10] = [
     "strace",
     "wireguard-tools",
 ];
-/// Programs that stand under a name of Debian's alternatives, and those without a package of their own.
+/// Programs under names of Debian's alternatives, and those without a package.
 const MORE_PROGRAMS: [&str; 6] =
     ["awk", "ip6tables", "ip6tables-save", "iptables", "iptables-save", "which"];
-/// What the programs read besides their libraries.
+/// Data of the programs besides their libraries.
 const DATA: [&str; 10] = [
     "/etc/protocols",
     "/etc/services",
@@ -149,10 +149,10 @@ const ETC: [(&str, &str); 4] = [
     ),
 ];
 
-/// What a run adds to the base.
+/// The additions of a run to the base.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Additions {
-    /// Files and folders of this machine, and where they are to stand in the guest.
+    /// Files and folders of this machine, and their places in the guest.
     pub(crate) files: Vec<(PathBuf, PathBuf)>,
     /// Texts, by their place in the guest.
     pub(crate) texts: Vec<(PathBuf, String)>,
@@ -196,7 +196,7 @@ pub(crate) fn base(kernel: &Kernel) -> anyhow::Result<PathBuf> {
     Ok(image)
 }
 
-/// The archive with what a run adds, libraries included.
+/// The archive with a run's additions, libraries included.
 pub(crate) fn additions(additions: &Additions, image: &Path) -> anyhow::Result<()> {
     let tree = scratch()?;
     let root = Tree(tree.path().to_owned());
@@ -275,7 +275,7 @@ impl Tree {
         Ok(())
     }
 
-    /// A place of the guest, with what Debian's merged `/usr` makes of it.
+    /// A place in the guest, as Debian's merged `/usr` maps it.
     fn inside(&self, path: &Path) -> PathBuf {
         let path = path.strip_prefix("/").unwrap_or(path);
         let first = path.iter().next().and_then(|name| name.to_str()).unwrap_or_default();
@@ -350,7 +350,7 @@ fn programs() -> anyhow::Result<Vec<PathBuf>> {
     Ok(found.into_iter().collect())
 }
 
-/// What decides whether a base image still serves.
+/// A hash of everything that the base image depends on.
 fn fingerprint(programs: &[PathBuf], data: &[PathBuf]) -> anyhow::Result<u64> {
     let mut hasher = DefaultHasher::new();
     (PROGRAMS_OF_OURS, MODULE_FOLDERS, MODULES, FOLDERS, ETC).hash(&mut hasher);
@@ -413,7 +413,7 @@ pub(crate) fn libraries(programs: &[PathBuf]) -> anyhow::Result<Vec<PathBuf>> {
     if programs.is_empty() {
         return Ok(Vec::new());
     }
-    // It ends badly when one of many is static; what it lacks it says in its output.
+    // `ldd` fails if any program is static; missing libraries are in its output.
     let output = Command::new("ldd").env("LC_ALL", "C").args(&programs).output();
     let output = output.context("cannot start ldd")?;
     let text = String::from_utf8_lossy(&output.stdout);

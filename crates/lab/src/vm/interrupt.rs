@@ -1,4 +1,4 @@
-//! Ctrl-C and its kin: noted here, looked at by whoever waits, so that everything is cleaned up.
+//! Ctrl-C and other signals to end: noted here and checked by every wait, so that everything is cleaned up.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicI32, Ordering};

@@ -19,7 +19,7 @@ use super::{cache_directory, locked, make_directory, run};
 const REFRESH_INTERVAL_S: u64 = 7 * 24 * 3600;
 /// Debian's flavours, smaller one first. The second is taken where the first lacks a module.
 const METAPACKAGES: [&str; 2] = ["linux-image-cloud-amd64", "linux-image-amd64"];
-/// What the lab cannot do without.
+/// Modules that the lab cannot do without.
 const REQUIRED_MODULES: [&str; 18] = [
     "br_netfilter",
     "bridge",
@@ -40,7 +40,7 @@ const REQUIRED_MODULES: [&str; 18] = [
     "wireguard",
     "xfrm_user",
 ];
-/// What the newest kernel is to have besides (mainline since 6.16).
+/// Further modules for the newest kernel (mainline since 6.16).
 const NEWEST_MODULES: [&str; 1] = ["ovpn"];
 
 /// Which kernel a guest boots.
@@ -55,7 +55,7 @@ pub enum Choice {
 /// A kernel in the cache.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Kernel {
-    /// What `uname -r` says.
+    /// The output of `uname -r`.
     pub release: String,
     /// The suite that it came from.
     pub suite: String,
@@ -202,7 +202,7 @@ impl Kernel {
         }
     }
 
-    /// The kernel of a suite, in the smallest flavour that has all modules, and what it lacks.
+    /// The kernel of a suite, in the smallest flavour that has all modules, and the modules that it lacks.
     fn from_suite(
         choice: Choice,
         mirror: &Mirror,
@@ -295,7 +295,7 @@ pub(crate) fn module_name(line: &str) -> String {
     file.split(".ko").next().unwrap_or_default().replace('-', "_")
 }
 
-/// What `uname -r` will say, from the names of a kernel's packages.
+/// The future output of `uname -r`, from the names of a kernel's packages.
 fn release_of<'a>(names: impl Iterator<Item = &'a str>) -> Option<String> {
     let mut releases = names.filter_map(|name| name.strip_prefix("linux-image-"));
     releases.find(|rest| rest.starts_with(|c: char| c.is_ascii_digit())).map(str::to_owned)

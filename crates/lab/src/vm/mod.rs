@@ -1,9 +1,9 @@
-//! The VM lab: stock Debian kernels under QEMU, for what the machine's own kernel lacks.
+//! The VM lab: stock Debian kernels under QEMU, for features that this machine's kernel lacks.
 //!
-//! A guest is emulated (TCG), so it needs no `/dev/kvm`; it has no disk and no network card. Its
-//! root file system is two archives: a base with the field's tools and the kernel's modules, made once
-//! for a kernel, and what this run adds (Weft, test programs, files). What a command prints comes
-//! out on a virtio port, what it writes under `/out` on a virtio disk.
+//! A guest is emulated (TCG), so it needs no `/dev/kvm`; it has no disk and no network card. Its root file
+//! system is two archives. The base holds the usual tools and the kernel's modules, and is made once for a
+//! kernel. The other holds the additions of this run (Weft, test programs, files). A command's output comes out
+//! on a virtio port, its files under `/out` on a virtio disk.
 
 mod apt;
 mod guest;
@@ -37,7 +37,7 @@ pub fn cache_directory() -> anyhow::Result<PathBuf> {
     Ok(PathBuf::from(home).join(".cache/weft"))
 }
 
-/// Runs a program to its end and gives its output; a bad end is an error with what it said.
+/// Runs a program to its end and returns its output; a failure is an error with the output.
 pub(crate) fn run(command: &mut Command) -> anyhow::Result<Output> {
     let name = command.get_program().to_string_lossy().into_owned();
     let output = command.output().with_context(|| format!("cannot start {name}"))?;
@@ -69,7 +69,7 @@ pub(crate) fn locked(place: &Path) -> anyhow::Result<File> {
     Ok(lock)
 }
 
-/// A temporary folder of this run; what killed runs left is removed first.
+/// A temporary folder of this run; folders of killed runs are removed first.
 pub(crate) fn scratch() -> anyhow::Result<tempfile::TempDir> {
     const PREFIX: &str = "weft-vm-";
     let place = std::env::temp_dir();

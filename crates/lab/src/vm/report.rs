@@ -1,7 +1,7 @@
-//! What came of the tests of a guest: its output is cut into programs, and each test is counted,
-//! also when the guest died before it ran.
+//! The results of a guest's tests: its output is cut into programs, and each test is counted, even if the guest
+//! died before it ran.
 
-/// Begins a line that is for the host.
+/// Begins a line for the host.
 const MARK: &str = "@weft-vm";
 
 /// Takes a guest's output as it comes.
@@ -39,7 +39,7 @@ impl Report {
         blocks
     }
 
-    /// What is left when the guest is gone: tests that did not come to their end have failed.
+    /// Reports the rest of the output when the guest is gone: tests that did not end have failed.
     pub(crate) fn finish(&mut self) -> Option<String> {
         let rest = std::mem::take(&mut self.held);
         self.block.push_str(&String::from_utf8_lossy(&rest));

@@ -1,4 +1,4 @@
-//! Tests in guests: which run on which kernel, how they are found and built, and what came of them.
+//! Tests in guests: their kernels, how they are found and built, and their results.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -22,17 +22,17 @@ const PLACES: Places<'static> =
     Places { packages: &["weft-kernel", "weft-lab"], prefixes: &["net_", "vm_"] };
 /// A guest's memory in MiB.
 const MEMORY_MIB: u32 = 3072;
-/// What a guest takes from this machine beside its own memory, in MiB.
+/// Memory of this machine that a guest takes beside the guest's, in MiB.
 const OVERHEAD_MIB: u64 = 512;
-/// How long a guest is to take, in seconds of [`DURATIONS`]: short enough that guests side by side end
-/// together and that a guest that dies takes few along, long enough that booting is the smaller part.
+/// The intended length of a guest, in seconds of [`DURATIONS`]. It is short enough that guests side by side end
+/// together, and that a guest that dies loses few tests. It is long enough that booting is the smaller part.
 const GUEST_SECONDS: u32 = 200;
 /// The longest that one test program may take in a guest, in seconds.
 const PROGRAM_LIMIT_S: u64 = 1_500;
 /// The longest that a guest may take, in seconds.
 const GUEST_LIMIT_S: u64 = 2_400;
-/// How many times longer than real hardware an emulated machine takes: what `weft_lab::net` multiplies
-/// its limits by.
+/// How many times longer than real hardware an emulated machine takes: the factor for the limits of
+/// `weft_lab::net`.
 const SLOWNESS: u32 = 8;
 
 const BOTH: &[Choice] = &[Choice::Newest, Choice::Debian12];
@@ -97,8 +97,8 @@ const TABLE: [Row; 13] = [
     },
 ];
 
-/// The ring before every push: of each kind of path, switch and device what carries traffic, what must never
-/// leave or come in, and what heals; the kernel's own interfaces on every kernel.
+/// The ring before every push. For each kind of path, switch and device it covers carried traffic, traffic that
+/// must never leave or enter, and recovery. The kernel's interfaces are tested on every kernel.
 const CORE: [&str; 44] = [
     "net_mtu::a_narrower_path*",
     "vm_bad_input::a_kernel_without_aes_gcm*",
@@ -175,8 +175,8 @@ const TWO_CORES: [&str; 3] =
 /// Tests whose guests' kernels boot with further words.
 const BOOTED_WITH: [(&str, &str); 1] = [("vm_ipv4::*", "ipv6.disable=1")];
 
-/// About how long a test takes a core of this machine, in seconds: of all lines that fit it, the last
-/// one counts. Nothing is judged by it; the longest guests begin first.
+/// The approximate length of a test on a core of this machine, in seconds; the last line that fits counts.
+/// Nothing is judged by it; the longest guests begin first.
 const DURATIONS: [(&str, u32); 16] = [
     ("*", 6),
     ("net_*", 12),
@@ -209,7 +209,7 @@ fn seconds_of(program: &Program) -> u32 {
     program.tests.iter().map(of).sum()
 }
 
-/// What is asked for.
+/// The tests to run.
 #[derive(Debug, Clone, Default)]
 pub struct Request {
     /// Only tests with this in their name, `target::test`; the table is not asked then.
@@ -228,7 +228,7 @@ pub struct Request {
     pub logs: PathBuf,
 }
 
-/// What one guest runs.
+/// The work of one guest.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Share {
     kernel: Choice,
@@ -253,7 +253,7 @@ pub fn run_tests(request: &Request) -> anyhow::Result<bool> {
     let guests = request.guests.unwrap_or_else(guests_at_once);
     let mut shares = shared_out(by_kernel);
     if request.ring == Ring::Soak {
-        // What only cores side by side show.
+        // A soak looks for faults that only cores side by side show.
         shares.iter_mut().for_each(|share| share.clock = Clock::Host);
     }
     let mut kernels = BTreeMap::new();
@@ -287,7 +287,7 @@ fn next(waiting: &Mutex<std::vec::IntoIter<Share>>) -> Option<Share> {
     waiting.lock().ok()?.next()
 }
 
-/// Runs one guest to its end. Whatever happens to it, each of its tests is counted.
+/// Runs one guest to its end. Each of its tests is counted, even if the guest dies.
 fn run_share(share: &Share, kernel: &Kernel, request: &Request) -> bool {
     let label = format!("{}-{}", share.kernel, share.number);
     let tests: usize = share.programs.iter().map(|program| program.tests.len()).sum();
@@ -346,8 +346,8 @@ fn prepared(share: &Share, request: &Request, place: &Path) -> anyhow::Result<Jo
     })
 }
 
-/// The script that runs the programs one after the other, with a mark before and after each. What they
-/// say on standard error, such as how long they have been waiting, goes to the kernel's log.
+/// The script that runs the programs one after the other, with a mark before and after each. Their standard
+/// error, such as reports of long waits, goes to the kernel's log.
 fn script(programs: &[Program]) -> String {
     let mut text = String::new();
     for Program { target, tests, .. } in programs {
@@ -363,7 +363,7 @@ fn script(programs: &[Program]) -> String {
     text
 }
 
-/// As many as cores and free memory allow, at least one: a guest whose clock counts instructions never
+/// As many guests as cores and free memory allow, at least one. A guest whose clock counts instructions never
 /// waits, and QEMU emulates all its cores on one thread.
 fn guests_at_once() -> usize {
     let memory = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
@@ -455,8 +455,8 @@ fn no_row_is_idle(programs: &[Program]) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What each guest gets: all tests of a kernel that need two cores, all that boot it with the same words, or a
-/// share of its other programs, spread evenly; the longest first.
+/// The work of each guest, the longest first. A guest gets all tests of a kernel that need two cores, or all
+/// that boot it with the same words. Other guests get a share of the remaining programs, spread evenly.
 fn shared_out(plan: Vec<(Choice, Vec<Program>)>) -> Vec<Share> {
     let mut shares = Vec::new();
     for (kernel, programs) in plan {
@@ -495,7 +495,7 @@ fn length(programs: &[Program]) -> u32 {
     programs.iter().map(seconds_of).sum()
 }
 
-/// The programs with the tests whose names are chosen, and those with all others.
+/// The programs with their chosen tests, and the programs with the others.
 fn apart(programs: &[Program], chosen: impl Fn(&str) -> bool) -> (Vec<Program>, Vec<Program>) {
     let part = |wanted: bool| {
         let parts = programs.iter().map(|program| {

@@ -17,7 +17,7 @@ const DATA: &str = "/usr/share/wireshark";
 /// Room on the disk beside the files, for the file system itself.
 const SPARE_BYTES: u64 = 24 << 20;
 
-/// What a guest runs as `tshark`: mounts the disk when it is first needed.
+/// The guest's `tshark`: mounts the disk on first use.
 pub(crate) const WRAPPER: &str = r#"#!/bin/bash
 if ! mountpoint -q /vm/tools; then
   for entry in /sys/block/vd*; do

@@ -8,7 +8,7 @@ use weft_bench::sandbox::{Host, Running, Sandbox, SandboxOptions};
 
 use crate::common::{self, DEVICE, LIMIT, fragments, hear, line, write_key_file};
 
-/// What a device carries unless it is told otherwise, and what of that is left to an echo, in bytes.
+/// A device's default MTU, and the largest echo payload that fits into it, in bytes.
 const MTU: u32 = 1_416;
 const ECHO_MAX: &str = "1388";
 
@@ -81,7 +81,7 @@ impl Pair {
         Ok(())
     }
 
-    /// The longest packets go through, and the system cuts none of what they are sealed in.
+    /// The longest packets pass, and the system does not fragment the packets that they are sealed in.
     fn carries_its_mtu_uncut(&self) -> anyhow::Result<()> {
         for (at, other) in [(0, "10.8.0.2"), (1, "10.8.0.1")] {
             let netns = self.host(at).netns();
@@ -149,7 +149,7 @@ fn a_device_is_driven_by_hand_from_its_making_to_its_end() -> anyhow::Result<()>
         "{deleted}"
     );
     pair.end()?;
-    // Who listens is told that it is over.
+    // The listener is told that it is over.
     let (ended, more) = (told.wait(LIMIT)?, told.line(LIMIT).ok());
     anyhow::ensure!(ended.success() && more.is_none(), "{ended:?}: {more:?}");
     for at in 0..2 {

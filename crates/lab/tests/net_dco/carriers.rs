@@ -1,4 +1,4 @@
-//! What peers are reached by is there for as long as one is reached by it, and no longer.
+//! The sockets and connections of peers: each stays for as long as a peer uses it, and no longer.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -53,7 +53,7 @@ fn a_socket_is_closed_with_the_last_peer_that_is_reached_by_it() -> anyhow::Resu
         anyhow::ensure!(sockets(host, 1_194)? == 1, "{engine}: the other peer's socket is closed");
         dco(host, &["del-peer", DEVICE, "2"])?;
         wait_closed(host, 1_194)?;
-        // Whoever comes next finds the address free at once.
+        // The next peer finds the address free at once.
         for _ in 0..5 {
             make(host, "3", 1_194, &["--vpn-ipv4", "10.8.0.3"])?;
             dco(host, &["del-peer", DEVICE, "3"])?;
@@ -76,7 +76,7 @@ fn a_replaced_peers_socket_is_closed_and_its_heirs_stays() -> anyhow::Result<()>
         make(host, "1", 1_194, &[])?;
         make(host, "2", 1_195, &[])?;
         wait_closed(host, 1_194)?;
-        // In the place of itself, elsewhere.
+        // Replaces itself, at another address.
         make(host, "2", 1_196, &[])?;
         wait_closed(host, 1_195)?;
         thread::sleep(LATE);
@@ -108,7 +108,7 @@ fn a_refused_peer_leaves_no_socket() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Connects two hosts' devices, whose peers are named so there.
+/// Connects two hosts' devices; the peers have these ids there.
 fn connect(sandbox: &Sandbox, peers: [&str; 2], port: u16) -> anyhow::Result<()> {
     let (opens, listens) = (sandbox.host(0), sandbox.host(1));
     let address = format!("{}:{port}", listens.ipv4());
@@ -118,7 +118,7 @@ fn connect(sandbox: &Sandbox, peers: [&str; 2], port: u16) -> anyhow::Result<()>
         let listening = scope.spawn(move || dco(listens, &words));
         let deadline = Instant::now() + limit();
         let words = ["new-peer", DEVICE, peers[0], "--tcp-connect", &address];
-        // Nobody listens yet, at first.
+        // At first the other host does not listen yet.
         while let Err(error) = dco(opens, &words) {
             anyhow::ensure!(Instant::now() < deadline, "{error}");
         }
@@ -150,7 +150,7 @@ fn a_replaced_peers_connection_is_closed_and_its_heirs_stays() -> anyhow::Result
         connect(&sandbox, ["5", "1"], 1_194)?;
         connect(&sandbox, ["6", "2"], 1_195)?;
         disconnected(&mut told, 1)?;
-        // In the place of itself, over another connection.
+        // Replaces itself, over another connection.
         connect(&sandbox, ["6", "3"], 1_196)?;
         disconnected(&mut told, 2)?;
         thread::sleep(LATE);
@@ -164,7 +164,7 @@ fn a_replaced_peers_connection_is_closed_and_its_heirs_stays() -> anyhow::Result
             match told.line(LATE) {
                 Ok(packet) => break packet,
                 Err(error) => {
-                    // Who listens may not have begun.
+                    // The listener may not have begun.
                     anyhow::ensure!(Instant::now() < deadline, "{engine}: {error}");
                 }
             }

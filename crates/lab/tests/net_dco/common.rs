@@ -1,4 +1,4 @@
-//! What the tests of devices have together.
+//! Shared parts of the tests of devices.
 
 use std::fs;
 use std::os::unix::process::ExitStatusExt;
@@ -14,17 +14,17 @@ use weft_lab::net::{is_soak, slowness};
 pub(crate) const DEVICE: &str = "dco0";
 /// For keys of a test that are given to devices again and again.
 pub(crate) const REUSE: &str = "--allow-reused-key";
-/// A UDP address of a peer that nobody is.
+/// A UDP address at which there is no peer.
 pub(crate) const NOWHERE: &str = "127.0.0.1:9";
-/// How long a thing may take that takes no time. The sandbox's waits make it longer on a slow machine.
+/// Limit of an operation that takes no time. The sandbox's waits extend it on a slow machine.
 pub(crate) const LIMIT: Duration = Duration::from_secs(10);
-/// How often a verb may be hit by a signal that is not for it.
+/// How often an unrelated signal may end a verb.
 const SIGNALS_MAX: u32 = 5;
-/// After so long without a line there is none on its way.
+/// After this long without a line, none is on its way.
 const QUIET: Duration = Duration::from_millis(300);
 
-/// Runs a verb. A device of the kernel that sends on a connection which the other end has closed signals
-/// whoever runs at that moment (SIGPIPE), be it `ip` before it has become `weft`.
+/// Runs a verb. A device of the kernel may send on a connection that the other end has closed. The kernel then
+/// signals the process that runs at that moment (SIGPIPE), even `ip` before it has become `weft`.
 fn verb(host: &Host, words: &[&str]) -> anyhow::Result<Output> {
     let mut output = host.weft(words)?;
     for _ in 0..SIGNALS_MAX {
@@ -42,7 +42,7 @@ pub(crate) fn dco(host: &Host, words: &[&str]) -> anyhow::Result<Value> {
     Ok(verb(host, &words)?.success()?.json()?)
 }
 
-/// A verb that must be refused: its exit code and what it says.
+/// A verb that must be refused: its exit code and its error text.
 pub(crate) fn refused(host: &Host, words: &[&str]) -> anyhow::Result<(Option<i32>, String)> {
     let output = verb(host, &[&["dco"], words].concat())?;
     Ok((output.status.code(), output.stderr))
@@ -61,8 +61,8 @@ pub(crate) fn line(running: &mut Running) -> anyhow::Result<Value> {
     Ok(serde_json::from_str(&running.line(LIMIT)?)?)
 }
 
-/// Waits until who listens to a device in mode mp does so: peers come and go until that is told, and
-/// until all of it is.
+/// Waits until the listener to a device in mode mp is ready. Peers come and go until it reports one, and until
+/// it has reported all.
 pub(crate) fn hear(host: &Host, told: &mut Running) -> anyhow::Result<()> {
     hear_by(host, told, &["--vpn-ipv4", "10.8.99.99"])
 }
@@ -80,7 +80,7 @@ pub(crate) fn hear_by(host: &Host, told: &mut Running, words: &[&str]) -> anyhow
             anyhow::ensure!(Instant::now() < deadline, "nobody listens to {DEVICE}");
             continue;
         };
-        // It may be of one that came before.
+        // The line may belong to an earlier peer.
         while !is_its(&line) {
             line = told.line(LIMIT)?;
         }
@@ -89,8 +89,8 @@ pub(crate) fn hear_by(host: &Host, told: &mut Running, words: &[&str]) -> anyhow
     Ok(())
 }
 
-/// The option that asks for a device, for each kind of device that there can be here; where the kernel has
-/// devices that one alone, but for a soak: of those in userspace a kernel without them shows the same.
+/// The option for each kind of device to test. Where the kernel has devices, that is the kernel's alone, except
+/// in a soak. A kernel without them tests those in userspace.
 pub(crate) fn engines(host: &Host) -> anyhow::Result<Vec<&'static str>> {
     let (userspace, kernel) = ("--engine=userspace", "--engine=kernel");
     let (code, said) = refused(host, &["new-iface", "probe0", kernel])?;
@@ -130,7 +130,7 @@ pub(crate) fn fragments(host: &Host) -> anyhow::Result<[u64; 2]> {
     Ok([counted(host, "Ip", "FragCreates")?, ipv6])
 }
 
-/// What a host's system has counted by this name for a protocol of IPv4.
+/// The value of a host's counter by this name, for a protocol of IPv4.
 pub(crate) fn counted(host: &Host, protocol: &str, name: &str) -> anyhow::Result<u64> {
     let text = host.netns().exec(&["cat", "/proc/net/snmp"])?.success()?.stdout;
     // A line of names above one of values.

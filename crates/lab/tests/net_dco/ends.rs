@@ -1,4 +1,4 @@
-//! How devices begin and end: by whatever way, nothing is left over, and whoever listens is told of it.
+//! How devices begin and end: in each way nothing is left over, and listeners are notified.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -16,10 +16,10 @@ use crate::common::{
     DEVICE, LIMIT, NOWHERE, dco, engines, has_device, hear, line, listen, refused,
 };
 
-/// So many notices at once are fewer than lines wait for who listens. What the kernel keeps for who does not
-/// read holds them too: lost ones are `vm_ovpn`'s affair.
+/// This many notices at once fit into the listener's queue of lines. The kernel's buffer for a slow reader
+/// holds them too; `vm_ovpn` tests lost ones.
 const CROWD: u32 = 3_500;
-/// How long nothing may be heard of one of the crowd: long enough for all of them to be made.
+/// How long each of the crowd may be silent: long enough for all of them to be made.
 const CROWD_TIMEOUT_S: u64 = 10;
 /// Their addresses inside begin here.
 const CROWD_ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 9, 0, 0);
@@ -49,7 +49,7 @@ fn a_device_is_removed_whatever_it_is_called_by_now() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The descriptors of a process, once it opens no more by itself.
+/// The descriptors of a process, once it opens no more of them.
 fn descriptors(pid: Pid) -> anyhow::Result<BTreeSet<u64>> {
     let look = || -> anyhow::Result<BTreeSet<u64>> {
         let all = fs::read_dir(format!("/proc/{}/fd", pid.as_raw_nonzero()))?;
@@ -120,13 +120,13 @@ fn a_start_that_fails_leaves_no_device() -> anyhow::Result<()> {
     let host = sandbox.host(0);
     let directory = host.runtime_directory().join("dco").join(DEVICE);
     for engine in engines(host)? {
-        // There is a file where its directory is to be.
+        // A file is in the place of its directory.
         fs::write(&directory, "")?;
         let (code, said) = refused(host, &["new-iface", DEVICE, engine])?;
         anyhow::ensure!(code == Some(1) && said.contains(DEVICE), "{engine}: {said}");
         anyhow::ensure!(!has_device(host, DEVICE)?, "{engine}: the device is left over");
         fs::remove_file(&directory)?;
-        // There is a directory where its socket is to be.
+        // A directory is in the place of its socket.
         fs::create_dir_all(directory.join("weft.sock"))?;
         let (code, said) = refused(host, &["new-iface", DEVICE, engine])?;
         anyhow::ensure!(code == Some(1) && said.contains("cannot listen"), "{engine}: {said}");

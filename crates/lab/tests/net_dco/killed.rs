@@ -1,4 +1,4 @@
-//! What is left where the process that holds a device was killed: a device in userspace went with it, the
+//! The remains after the process that holds a device was killed. A device in userspace is gone with it; the
 //! kernel's stays, without peers.
 
 use std::path::Path;
@@ -11,7 +11,7 @@ use weft_openvpn::device::{DeletionReason, Notice, Notification};
 
 use crate::common::{DEVICE, LIMIT, dco, has_device, limit, refused};
 
-/// Who asks the kernel of its device, and is told by it, beside the process that holds the device.
+/// A second client of the kernel's device, with notifications, beside the process that holds it.
 pub(crate) struct Witness {
     runtime: Runtime,
     client: OvpnClient,
@@ -53,7 +53,7 @@ impl Witness {
     }
 }
 
-/// Judges what is left on a host, whose device had this one peer. Afterwards there is a device as before.
+/// Judges the remains on a host whose device had this one peer. Afterwards there is a device as before.
 pub(crate) fn is_left(host: &Host, witness: Option<Witness>, peer_id: u32) -> anyhow::Result<()> {
     let nobody = refused(host, &["get-peer", DEVICE])?;
     let is_told = nobody.1.contains("no process holds") && nobody.1.contains("new-iface");

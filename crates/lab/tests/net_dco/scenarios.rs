@@ -1,5 +1,5 @@
-//! The scenarios of the kernel's self-tests for its own device (`tools/testing/selftests/net/ovpn` in
-//! Linux), told anew with `weft dco`: a server in mode mp and clients in mode p2p, each with its own
+//! The scenarios of the kernel's self-tests for its `ovpn` device (`tools/testing/selftests/net/ovpn` in
+//! Linux), repeated with `weft dco`. A server is in mode mp and clients are in mode p2p; each host chooses its
 //! engine.
 
 use std::fs;
@@ -24,7 +24,8 @@ use crate::killed::{Witness, is_left};
 const CLIENTS: usize = 3;
 /// The server's port; each client's is the same, and over TCP the client's number is added.
 const PORT: u16 = 1_194;
-/// What the server's packets to a client bear, beyond what the client's to the server do; 0: the same.
+/// The difference between the ids in the server's packets to a client and in the client's to the server; 0: the
+/// same.
 const TX_ID_STEP: usize = 9;
 /// Each client's cipher.
 type Ciphers = [&'static str; CLIENTS];
@@ -33,7 +34,7 @@ const CHACHA: Ciphers = ["chacha20-poly1305"; CLIENTS];
 const EACH_ITS_OWN: Ciphers = ["aes-128-gcm", "chacha20-poly1305", "aes-192-gcm"];
 /// Changes of routes while a stream goes by one of them, at least.
 const ROUTE_CHANGES: usize = 200;
-/// Those that change: longer ones than that one, which do not lead to its address, and shorter ones.
+/// The changing routes: longer prefixes, which do not cover its address, and shorter ones.
 const OTHER_ROUTES: [&str; 13] = [
     "10.99.0.128/25",
     "10.99.0.64/26",
@@ -68,7 +69,7 @@ struct Net {
     key_files: [PathBuf; 2],
     /// As [`TX_ID_STEP`].
     tx_id_step: usize,
-    /// Clients send from whatever address their host has at the moment.
+    /// Clients send from any address that their host has at the moment.
     is_roaming: bool,
 }
 
@@ -79,7 +80,7 @@ impl Net {
         Self::with_userspace_at(2, clients, transport, mtu)
     }
 
-    /// As [`Self::new`], with one host whose device is in userspace whatever its kernel has.
+    /// As [`Self::new`], with one host whose device is in userspace even if its kernel has devices.
     fn with_userspace_at(
         userspace: usize,
         clients: usize,
@@ -99,7 +100,7 @@ impl Net {
             let mut words = vec!["new-iface", DEVICE, "--mode", mode, "--mtu", mtu];
             words.extend((at == userspace).then_some("--engine=userspace"));
             dco(net.host(at), &words)?;
-            // Nothing but what the tests send: no router is looked for.
+            // Only the tests send: no router is solicited.
             net.host(at).netns().ip(&format!("link set {DEVICE} addrgenmode none"))?;
             net.host(at).netns().ip(&format!("link set {DEVICE} up"))?;
             net.host(at).netns().ip(&format!("address add {}/24 dev {DEVICE}", inside(at)))?;
@@ -156,7 +157,7 @@ impl Net {
                 let listening = scope.spawn(move || dco(self.server(), &at_server));
                 let at_client = [&at_client[..], &["--tcp-connect", &ends[0]], more].concat();
                 let deadline = Instant::now() + limit();
-                // Nobody listens yet, at first.
+                // At first the server does not listen yet.
                 while let Err(error) = dco(self.host(client), &at_client) {
                     anyhow::ensure!(Instant::now() < deadline, "{error}");
                 }
@@ -179,7 +180,7 @@ impl Net {
         Ok(())
     }
 
-    /// What the server calls a client, and what the client calls the server.
+    /// The server's id of a client, and the client's id of the server.
     fn peer(&self, at: usize, client: usize) -> String {
         (if at == 0 { client } else { client + self.tx_id_step }).to_string()
     }
@@ -265,7 +266,7 @@ fn inside(at: usize) -> Ipv4Addr {
     Ipv4Addr::new(10, 8, 0, at as u8 + 1)
 }
 
-/// What is told when a peer ends.
+/// The notification when a peer ends.
 fn deleted(host: &Host, peer: usize, reason: &str) -> anyhow::Result<Value> {
     let shown = host.netns().exec(&["ip", "-j", "link", "show", DEVICE])?.success()?.json()?;
     let peer = json!({"del-reason": reason, "id": peer});
@@ -304,7 +305,7 @@ fn story_of(net: &Net) -> anyhow::Result<()> {
     net.end_all()
 }
 
-/// What was watched for has come.
+/// Checks that both watched packets came.
 fn are_seen(watched: [Running; 2]) -> anyhow::Result<()> {
     for mut seen in watched {
         anyhow::ensure!(seen.wait(LIMIT)?.success(), "a packet's first bytes were not seen");
@@ -351,8 +352,8 @@ fn another_table(net: &Net) -> anyhow::Result<()> {
     net.pings(0, behind, &["-c", "3", "-i", "0.2"])
 }
 
-/// That [`astray`] tells of packets to an address that nobody has, and of the second client's from an
-/// address to which the way is still through the first.
+/// Checks that [`astray`] counts packets to an unused address. It must also count the second client's packets
+/// from an address that is still routed through the first client.
 fn go_astray(net: &Net, behind: Ipv4Addr) -> anyhow::Result<()> {
     let Some(before) = astray(net)? else { return Ok(()) };
     let deadline = Instant::now() + limit();
@@ -370,8 +371,8 @@ fn go_astray(net: &Net, behind: Ipv4Addr) -> anyhow::Result<()> {
     }
 }
 
-/// What a server in userspace has dropped since it found no peer for it, and since it came from another
-/// one's; `None`: the server is the kernel's, of which nothing is known.
+/// Drops of a server in userspace because it found no peer, and because the source belonged to another peer.
+/// `None`: the server is the kernel's, which does not count them.
 fn astray(net: &Net) -> anyhow::Result<Option<[u64; 2]>> {
     let shown = dco(net.server(), &["get-iface", DEVICE])?;
     if shown["engine"] == "kernel" {
@@ -384,7 +385,7 @@ fn astray(net: &Net) -> anyhow::Result<Option<[u64; 2]>> {
     Ok(Some(astray))
 }
 
-/// A stream from an address behind the first client, whose way is one of many that change.
+/// A stream from an address behind the first client, whose route is one of many that change.
 fn stream_under_changes(net: &Net, behind: Ipv4Addr) -> anyhow::Result<()> {
     let lines = |verb: &str| {
         OTHER_ROUTES.map(|to| format!("route {verb} {to} via {} dev {DEVICE}\n", inside(2)))
@@ -404,7 +405,7 @@ fn stream_under_changes(net: &Net, behind: Ipv4Addr) -> anyhow::Result<()> {
     })
 }
 
-/// What can be asked of peers and keys.
+/// Queries of peers and keys.
 fn questions(net: &Net) -> anyhow::Result<()> {
     let all = dco(net.server(), &["get-peer", DEVICE])?;
     anyhow::ensure!(all.as_array().is_some_and(|all| all.len() == CLIENTS), "{all}");
@@ -450,7 +451,7 @@ fn endings(net: &Net, told: &mut Running) -> anyhow::Result<()> {
         let client = deleted(net.host(3), 3 + net.tx_id_step, client)?;
         Ok([deleted(net.server(), 3, server)?, client])
     };
-    // Over TCP the end whose time is up first closes the connection.
+    // Over TCP the end that times out first closes the connection.
     let possible = match net.transport {
         Transport::Udp => &[["expired"; 2]][..],
         Transport::Tcp => &[
@@ -583,7 +584,7 @@ fn large_mtu() -> anyhow::Result<()> {
         let net = Net::new(1, transport, "1500")?;
         net.meet(1, &[])?;
         let before = fragments(net.server())?;
-        // As large as the device takes without cutting it: what goes out is longer than the link's MTU.
+        // The longest packets that the device takes: sealed, they are longer than the link's MTU.
         net.pings(1, inside(0), &["-c", "5", "-i", "0.2", "-s", "1472", "-M", "do"])?;
         net.pings(0, inside(1), &["-c", "5", "-i", "0.2", "-s", "1472", "-M", "do"])?;
         let after = fragments(net.server())?;
@@ -642,7 +643,7 @@ fn close_socket() -> anyhow::Result<()> {
         let times = ["--keepalive-interval", "1", "--keepalive-timeout", "4"];
         dco(net.server(), &[&["set-peer", DEVICE, "1"], &times[..]].concat())?;
         let witness = Witness::of(client)?;
-        // Nobody else has the client's socket.
+        // No other process has the client's socket.
         kill_process(holder(client)?, Signal::KILL)?;
         let over = line(&mut told)?;
         // A connection that is closed before all was read from it is reset.

@@ -38,8 +38,8 @@ fn carries(kernels: Mode, userspaces: Mode, outer: Outer, cipher: Cipher) {
         let (packets, bytes) = kernel.sent_by_link();
         (packets, bytes - PREFIX_BYTES * packets)
     };
-    // What one sends the other receives, but for what is under way, and but for what the kernel sends
-    // inside: it counts that by super-packets, and what it had no key for, too.
+    // One side receives all that the other sends, except packets under way and the kernel's inner counts. The
+    // kernel counts inner packets by super-packets, and includes those that it had no key for.
     let same = |(here, there): &(PeerState, PeerState)| {
         received(here.link) == sent(there.link)
             && received(here.vpn) == sent(there.vpn)

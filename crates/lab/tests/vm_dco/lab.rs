@@ -46,7 +46,7 @@ pub(crate) enum Kind {
     Userspace,
 }
 
-/// What carries the packets between two hosts.
+/// The carrier of packets between two hosts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Outer {
     Udp4,
@@ -202,7 +202,7 @@ impl Either {
         }
     }
 
-    /// What it tells next.
+    /// Its next notification.
     fn told(&self) -> Notification {
         match self {
             Self::Kernel { watch, index, .. } => {
@@ -255,7 +255,7 @@ impl Two {
         Self { a: end(0), b: end(1), sockets: Vec::new(), _sandbox: sandbox }
     }
 
-    /// Each becomes the other's peer, with a primary key whose id is 0.
+    /// Makes each the other's peer, with a primary key whose id is 0.
     pub(crate) fn connect(&mut self, outer: Outer, cipher: Cipher) {
         let [here, there] = if outer.is_tcp() {
             self.connection(outer)
@@ -284,7 +284,7 @@ impl End {
     fn new(netns: Netns, number: u8, outer: [IpAddr; 2], kind: Kind, mode: Mode) -> Self {
         let space = Namespace::open(std::path::Path::new(&netns.path())).unwrap();
         let device = run_in(&space, || Either::open(kind, DEVICE, mode)).unwrap();
-        // Nothing but what the tests send: no router is looked for.
+        // Only the tests send: no router is solicited.
         netns.ip(&format!("link set {DEVICE} addrgenmode none")).unwrap();
         netns.ip(&format!("link set {DEVICE} mtu {MTU_DEFAULT} up")).unwrap();
         netns.ip(&format!("address add 10.8.0.{number}/24 dev {DEVICE}")).unwrap();
@@ -333,7 +333,7 @@ impl End {
         SocketAddr::new(new, PORT)
     }
 
-    /// A socket bound to no address, so that the system chooses the one that there is.
+    /// A socket bound to no address: the system chooses the only one.
     fn udp(&self, outer: Outer) -> UdpSocket {
         let any: IpAddr = match outer.is_ipv6() {
             true => Ipv6Addr::UNSPECIFIED.into(),
@@ -410,7 +410,7 @@ impl End {
         self.device.set_peer(&attributes).unwrap();
     }
 
-    /// What is sent to another bears this id from now on.
+    /// Packets to the other device bear this id from now on.
     pub(crate) fn set_tx_id(&self, to: &Self, tx_id: u32) {
         let attributes = PeerAttributes {
             id: Some(self.id_of(to)),
@@ -428,12 +428,12 @@ impl End {
         self.device.delete_peer(self.id_of(of))
     }
 
-    /// What the device tells next.
+    /// The device's next notification.
     pub(crate) fn told(&self) -> Notification {
         self.device.told()
     }
 
-    /// What a device in userspace has dropped, by reason.
+    /// Drops of a device in userspace, by reason.
     pub(crate) fn drops(&self) -> Vec<(DropReason, u64)> {
         let Either::Userspace { device, .. } = &self.device else { return Vec::new() };
         let all = DropReason::ALL.iter().map(|reason| (*reason, device.dropped(*reason)));

@@ -17,8 +17,8 @@ const FLOOD: [&str; 7] = ["-f", "-c", "100", "-s", "1000", "-W", "20"];
 const READINGS: Duration = Duration::from_secs(5);
 /// A device is made within this time.
 const SOON: Duration = Duration::from_secs(10);
-/// A device of the kernel, whose keys have done all but [`LEFT_BLOCKS`] when they are given to it, and one in
-/// userspace.
+/// A device of the kernel and one in userspace. The kernel's keys have [`LEFT_BLOCKS`] left when they are
+/// installed.
 fn worn_pair() -> anyhow::Result<(Pair, Running)> {
     let pair = Pair::new()?;
     let done = (AES_GCM_BLOCKS_MAX - LEFT_BLOCKS).to_string();

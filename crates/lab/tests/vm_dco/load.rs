@@ -13,10 +13,10 @@ use crate::lab::{End, limit};
 
 /// Between two datagrams of one way.
 const PAUSE: Duration = Duration::from_millis(2);
-/// Datagrams of one way that are under way at most: every queue that they pass holds more, however late
-/// an emulated machine wakes who empties it.
+/// The most datagrams under way in one direction. Every queue on their way holds more, however late an emulated
+/// machine wakes the reader.
 const UNDER_WAY_MAX: u64 = 128;
-/// Bytes of a datagram, which its number begins.
+/// Bytes of a datagram, which begins with its number.
 const DATAGRAM_BYTES: usize = 200;
 /// Room for more than [`UNDER_WAY_MAX`] of them.
 const RECEIVE_BUFFER_BYTES: usize = 1 << 20;
@@ -66,7 +66,7 @@ impl Way {
         self.is_over.store(true, Ordering::Release);
     }
 
-    /// How often each number has come, once all have or no more come.
+    /// How often each number has arrived, once all have arrived or no more come.
     fn receive(&self) -> Vec<u32> {
         let mut times: Vec<u32> = Vec::new();
         let (mut different, mut last) = (0_u64, Instant::now());

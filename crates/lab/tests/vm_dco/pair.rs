@@ -1,4 +1,4 @@
-//! Two hosts, each with a device whose one peer is the other, and `weft dco` for both.
+//! Two hosts, each with a device whose only peer is the other, and `weft dco` for both.
 
 use std::path::PathBuf;
 
@@ -64,7 +64,7 @@ impl Pair {
         Ok(())
     }
 
-    /// What all keys are cut from; the first host is the server.
+    /// The source of all keys; the first host is the server.
     pub(crate) fn key_file(&self) -> PathBuf {
         self.sandbox.directory().join("static.key")
     }

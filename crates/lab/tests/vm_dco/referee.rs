@@ -1,6 +1,6 @@
-//! The kernel as referee of the device in userspace: given the same commands with the same attributes,
-//! the one must refuse what the other does, with the same numbers (`docs/design/ovpn.md`), and say what
-//! was wrong.
+//! The kernel as referee of the device in userspace. Given the same commands with the same attributes, both
+//! must refuse the same ones, with the same numbers (`docs/design/ovpn.md`). Userspace must also say what was
+//! wrong.
 
 use std::fs::File;
 use std::net::{Ipv4Addr, Ipv6Addr, TcpListener, UdpSocket};
@@ -26,7 +26,7 @@ const GONE_LIMIT: Duration = Duration::from_secs(2);
 const FIRST: u32 = 1;
 /// The peer over TCP that a device in mode mp has beside it.
 const SECOND: u32 = 2;
-/// The peer that is to be made.
+/// The peer that a command makes.
 const NEW: u32 = 5;
 /// A peer that is never there.
 const ABSENT: u32 = 77;
@@ -60,14 +60,14 @@ impl Ask {
     }
 }
 
-/// What a host has to reach a peer by, in the order of [`sockets`].
+/// The means by which a host reaches a peer, in the order of [`sockets`].
 #[derive(Clone, Copy)]
 enum Socket {
     /// Of IPv4 alone.
     Udp,
     /// The second peer's, in mode mp.
     Connection,
-    /// A connection that nobody uses.
+    /// An unused connection.
     Spare,
     /// The host's other device has it.
     Elsewhere,
@@ -99,14 +99,14 @@ fn sockets(end: &End, [connection, spare]: [OwnedFd; 2]) -> [OwnedFd; 9] {
     ]
 }
 
-/// What is to come of a command.
+/// The expected result of a command.
 #[derive(Clone, Copy, Debug)]
 enum Comes {
-    /// Both refuse, with one number; userspace says this of what is wrong.
+    /// Both refuse, with the same number; the text of userspace names the fault.
     Refusal(&'static str),
     /// Both do it.
     Done,
-    /// The kernel takes what it can send nothing to; userspace refuses, and says this.
+    /// The kernel accepts a peer that it cannot send to; userspace refuses, with this text.
     RefusalInUserspace(&'static str),
 }
 
@@ -122,7 +122,7 @@ impl Comes {
     }
 }
 
-/// What it is, what is asked, and what is to come of it.
+/// A description, a command and its expected result.
 type Case = (String, Ask, Comes);
 
 fn case(what: &str, ask: Ask, comes: Comes) -> Case {
@@ -178,7 +178,7 @@ fn key(peer_id: u32) -> KeyAttributes {
 
 type PeerFault = fn(&mut PeerAttributes);
 
-/// What neither a new peer nor a change may have.
+/// Faults that neither a new peer nor a change may have.
 const PEER_FAULTS: [(&str, PeerFault, &str); 12] = [
     ("no id", |peer| peer.id = None, "the peer's id"),
     ("an id that is too large", |peer| peer.id = Some(BEYOND), "peer id 16777216"),
@@ -215,7 +215,7 @@ fn faults_of_peers(mode: Mode) -> Vec<Case> {
     cases
 }
 
-/// What depends on what a peer is reached by.
+/// Cases that depend on the socket to a peer.
 fn faults_of_sockets(mode: Mode) -> Vec<Case> {
     let (udp, tcp) = (peer(mode, NEW), without_remote(mode, NEW));
     let no_socket = Comes::Refusal("no UDP socket");
@@ -233,7 +233,7 @@ fn faults_of_sockets(mode: Mode) -> Vec<Case> {
 
 const NO_FAMILY: Comes = Comes::RefusalInUserspace("family");
 
-/// What depends on the device's mode.
+/// Cases that depend on the device's mode.
 fn faults_of_mode(mode: Mode) -> Vec<Case> {
     if mode == Mode::P2p {
         let vpn_ipv4 = Some(Ipv4Addr::LOCALHOST);
@@ -307,7 +307,7 @@ fn faults_of_keys() -> Vec<Case> {
     cases.collect()
 }
 
-/// What is not there.
+/// Commands for peers and keys that do not exist.
 fn absent(mode: Mode) -> Vec<Case> {
     let says = Comes::Refusal("no peer 77");
     let empty = Comes::Refusal("secondary slot of peer 1");
@@ -324,7 +324,7 @@ fn absent(mode: Mode) -> Vec<Case> {
     ]
 }
 
-/// What might be taken for wrong and is not.
+/// Commands that look wrong but are right.
 fn odd_but_right() -> Vec<Case> {
     let first = PeerAttributes { id: Some(FIRST), ..PeerAttributes::default() };
     let tx_id = |id| PeerAttributes { tx_id: Some(id), ..first.clone() };
@@ -354,7 +354,7 @@ fn odd_but_right() -> Vec<Case> {
     ]
 }
 
-/// A device of each kind, in namespaces of their own, with peers alike.
+/// A device of each kind, in separate namespaces, with equal peers.
 struct Stage {
     _others: [Either; 2],
     sockets: [[OwnedFd; 9]; 2],
@@ -385,7 +385,7 @@ impl Stage {
         [&self.two.a, &self.two.b]
     }
 
-    /// The kernel's answer and that of userspace. What one of them has made is gone again.
+    /// The answers of the kernel and of userspace. Deletes any peer that a command made.
     fn ask(&self, ask: &Ask) -> [Result<(), Refused>; 2] {
         [0, 1].map(|at| {
             let device = &self.ends()[at].device;
@@ -397,7 +397,7 @@ impl Stage {
         })
     }
 
-    /// Gives both devices all commands; what comes of each must be as said.
+    /// Gives both devices all commands; each result must be as expected.
     fn judge(&self, cases: Vec<Case>) {
         let mut differences = 0;
         for (what, ask, comes) in cases {

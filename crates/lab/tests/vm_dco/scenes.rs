@@ -1,5 +1,4 @@
-//! Scenes that both devices are put through, with the other kind as their peer: what each tells must be
-//! the same.
+//! Scenes for both devices, each with the other kind as its peer: both must report the same.
 
 use std::fmt::Debug;
 use std::net::SocketAddr;
@@ -63,7 +62,7 @@ fn keys_are_swapped_over(outer: Outer) {
                     here.swap_keys(there);
                     std::thread::sleep(SWAP_PAUSE);
                 }
-                // The next key takes the place of one that nothing under way may still need.
+                // The next key replaces one that no packet under way can still need.
                 load.pass();
             }
         });
@@ -197,7 +196,7 @@ fn what_a_peer_sends_is_known_by_one_id_and_what_it_gets_bears_another() {
         a.set_tx_id(b, tx_id + 1);
         a.pings_in_vain(b);
         let wrong = ids();
-        // What comes in is still found by its own id, from wherever it comes.
+        // Incoming packets are still found by their id, from any address.
         let new = b.moves(Outer::Udp4);
         b.pings_in_vain(a);
         let float = a.told();

@@ -1,6 +1,7 @@
-//! What `weft dco listen` prints of a device of the kernel and of one in userspace to which the same happens: line
-//! by line the same text, but for the index that the system has given the device. The one difference is a connection
-//! that the other end closes: the kernel's device finds out by what it sends next, the one in userspace at once.
+//! The output of `weft dco listen` for a device of the kernel and for one in userspace, under the same events.
+//! The text is the same line by line, except for the index that the system gives the device. The only
+//! difference is a connection closed by the far end. The kernel's device notices at its next send, the one in
+//! userspace at once.
 //!
 //! A key whose packet ids are used up is in `packet_ids.rs`.
 
@@ -18,16 +19,16 @@ use crate::common::{DEVICE, REUSE, dco, hear_by, listen, write_key_file};
 /// The port of a peer's other end is its id behind this.
 const CONNECTIONS: u16 = 1_200;
 const ENGINES: [&str; 2] = ["--engine=kernel", "--engine=userspace"];
-/// A line, or the end of who listens, comes within this time.
+/// Limit for a line, or for the end of a listener.
 const SOON: Duration = Duration::from_secs(10);
-/// After so long without a line there is none on its way.
+/// After this long without a line, none is on its way.
 const QUIET: Duration = Duration::from_secs(1);
-/// Peers that nobody is, over each address family.
+/// Peers that do not exist, over each address family.
 const NOBODY: [[&str; 4]; 2] = [
     ["--udp", "127.0.0.1:1194", "--remote", "127.0.0.1:9"],
     ["--udp", "[::1]:1194", "--remote", "[::1]:9"],
 ];
-/// Ends a peer soon that nothing is heard of.
+/// Ends a silent peer soon.
 const IMPATIENT: [&str; 4] = ["--keepalive-interval", "1", "--keepalive-timeout", "3"];
 /// Keeps a peer, and finds out soon that a connection has ended.
 const PATIENT: [&str; 4] = ["--keepalive-interval", "1", "--keepalive-timeout", "120"];
@@ -90,10 +91,10 @@ impl Stage {
         Ok(())
     }
 
-    /// Makes a peer that is reached by a connection, whose other end is the test's, and gives it a key.
+    /// Makes a peer over a connection whose far end is the test's, and gives it a key.
     fn connect(&self, peer: &str, words: &[&str]) -> anyhow::Result<TcpStream> {
         let space = Namespace::open(Path::new(&self.there().netns().path()))?;
-        // Its address is told with packets of the control channel.
+        // Notices of control packets include its address.
         let at = (self.there().ipv4(), CONNECTIONS + peer.parse::<u16>()?);
         let listener = run_in(&space, || TcpListener::bind(at))??;
         let to = listener.local_addr()?.to_string();
@@ -102,7 +103,7 @@ impl Stage {
         Ok(listener.accept()?.0)
     }
 
-    /// Has the other host be a peer that sends from whatever address it has at the moment.
+    /// Makes the other host a peer that sends from any address it has at the moment.
     fn has_roaming_peer(&self, ends: [IpAddr; 2]) -> anyhow::Result<()> {
         let [here, there] = ends.map(|end| SocketAddr::new(end, 1_194).to_string());
         self.meet("2", &[&["--udp", &here, "--remote", &there]])?;
@@ -138,7 +139,7 @@ impl Stage {
 
 /// Switches a host's device on.
 fn set_up(host: &Host, number: usize) -> anyhow::Result<()> {
-    // Nothing but what the tests send: no router is looked for.
+    // Only the tests send: no router is solicited.
     host.netns().ip(&format!("link set {DEVICE} addrgenmode none"))?;
     host.netns().ip(&format!("link set {DEVICE} up"))?;
     host.netns().ip(&format!("address add 10.8.0.{number}/24 dev {DEVICE}"))?;

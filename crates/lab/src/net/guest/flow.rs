@@ -1,5 +1,4 @@
-//! A stream of numbered datagrams between two containers: what was lost, doubled, and for how long
-//! nothing came.
+//! A stream of numbered datagrams between two containers: lost and duplicate datagrams, and the longest gap.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, UdpSocket};
@@ -30,16 +29,16 @@ pub struct Flow {
     receiver: Option<JoinHandle<Vec<(u32, Instant)>>>,
 }
 
-/// What both threads know.
+/// Counters shared by both threads.
 #[derive(Default)]
 struct Counts {
     sent: AtomicU32,
     arrived: AtomicU32,
-    /// One more than the highest number that has come.
+    /// The highest number that has arrived, plus one.
     newest: AtomicU32,
 }
 
-/// What became of a stream.
+/// The fate of a stream.
 pub struct FlowReport {
     /// When each datagram was sent.
     pub sent: Vec<Instant>,
@@ -144,7 +143,7 @@ impl FlowReport {
     /// That nothing was lost.
     ///
     /// # Errors
-    /// What was lost, and when it was sent, counted back from the last datagram.
+    /// Returns an error with the lost datagrams, and when they were sent, counted back from the last datagram.
     pub fn ensure_no_loss(&self) -> anyhow::Result<()> {
         let lost = self.lost();
         let (Some(first), Some(last)) = (lost.first(), lost.last()) else { return Ok(()) };
@@ -157,7 +156,7 @@ impl FlowReport {
         anyhow::bail!("of {sent} datagrams were lost {lost:?}, {from} to {to} ms before the end")
     }
 
-    /// Whether a datagram came before one that was sent earlier.
+    /// Whether a datagram arrived before another that was sent earlier.
     #[must_use]
     pub fn is_reordered(&self) -> bool {
         self.arrived.windows(2).any(|two| two[1].0 < two[0].0)

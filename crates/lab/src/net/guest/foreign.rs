@@ -1,4 +1,4 @@
-//! What other programs have in a host's kernel: it must stand when Weft comes, dies and goes.
+//! Objects of other programs in a host's kernel: they must survive when Weft starts, dies and stops.
 
 use weft_bench::sandbox::Netns;
 
@@ -21,7 +21,7 @@ const PLANTED: [&str; 11] = [
     "ip link set foreign-d up",
 ];
 
-/// What shows whether they stand; none of it counts packets or time.
+/// Commands that show whether they exist; none of them shows packet counts or times.
 const SHOWN: [&str; 8] = [
     "ip xfrm state list reqid 77",
     "ip xfrm policy | grep -A3 'src 198.51.100.1/32'",
@@ -33,7 +33,7 @@ const SHOWN: [&str; 8] = [
     "ip -o route show 198.51.100.0/24",
 ];
 
-/// What a namespace holds in all that Weft touches; counters and times left out.
+/// Commands that list everything that Weft touches in a namespace, without counters and times.
 const EVERYTHING: [&str; 8] = [
     "ip xfrm state | grep -v anti-replay",
     "ip xfrm policy",
@@ -48,7 +48,7 @@ const EVERYTHING: [&str; 8] = [
 /// Puts another program's objects into a namespace.
 ///
 /// # Errors
-/// What a command said.
+/// Returns an error if a command fails.
 pub fn plant(netns: &Netns) -> anyhow::Result<()> {
     for command in PLANTED {
         netns.exec(&["bash", "-c", command])?.success()?;
@@ -56,7 +56,7 @@ pub fn plant(netns: &Netns) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What shows of another program's objects; the same as long as nobody touches them.
+/// A listing of another program's objects; it stays the same unless something changes them.
 ///
 /// # Errors
 /// One of them is gone.

@@ -45,7 +45,7 @@ pub fn guard_dropped_all(host: &Host) -> anyhow::Result<u64> {
     guard_dropped(host, "")
 }
 
-/// What `weft status --json` shows.
+/// The output of `weft status --json`.
 ///
 /// # Errors
 /// As [`Host::weft_json`].
@@ -63,7 +63,7 @@ pub struct Work {
 }
 
 impl Work {
-    /// What the daemon has done so far.
+    /// The daemon's work so far.
     ///
     /// # Errors
     /// It is gone.
@@ -80,7 +80,7 @@ impl Work {
         Ok(Self { ticks: fields[11].parse::<u64>()? + fields[12].parse::<u64>()?, waits })
     }
 
-    /// What was done since `before`.
+    /// The work since `before`.
     #[must_use]
     pub fn since(self, before: Self) -> Self {
         Self {
@@ -146,10 +146,10 @@ fn module_file(name: &str) -> anyhow::Result<PathBuf> {
     anyhow::bail!("kernel {release} has no file for the module {name}")
 }
 
-/// Unloads modules in this order; one that is not loaded is no error.
+/// Unloads modules in this order; a module that is not loaded is no error.
 ///
 /// # Errors
-/// One is still in use after some time: namespaces that are going away hold on to it.
+/// A module stays in use for too long: namespaces that are being removed hold on to it.
 pub fn unload(names: &[&str]) -> anyhow::Result<()> {
     const UNLOAD_LIMIT: Duration = Duration::from_secs(5);
     for name in names {
@@ -169,7 +169,7 @@ pub fn unload(names: &[&str]) -> anyhow::Result<()> {
 /// Loads a module.
 ///
 /// # Errors
-/// What modprobe said.
+/// Returns an error if modprobe fails.
 pub fn load(name: &str) -> anyhow::Result<()> {
     run_kmod("modprobe", name)
 }

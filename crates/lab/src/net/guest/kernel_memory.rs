@@ -1,8 +1,8 @@
-//! The memory of a guest's kernel, found and overwritten: what a kernel does after four billion packets is seen
-//! without sending them.
+//! The memory of a guest's kernel, found and overwritten: it shows the kernel's behaviour after four billion
+//! packets without sending them.
 //!
-//! Found in /proc/kcore; no program may write there, so QEMU's device `edu` does, which copies between its own
-//! 4 KiB and any place in the guest's memory (QEMU's docs/specs/edu.rst).
+//! The bytes are found in /proc/kcore, where no program may write. QEMU's device `edu` writes instead: it
+//! copies between its 4 KiB and any place in the guest's memory (QEMU's docs/specs/edu.rst).
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -14,19 +14,19 @@ use anyhow::{Context, bail};
 use weft_io::registers::Registers;
 
 const PAGE_BYTES: u64 = 4096;
-/// What is read at once.
+/// Bytes of one read.
 const CHUNK_BYTES: u64 = 1 << 20;
-/// Of /proc/kpageflags: the kernel's own objects are in it.
+/// Flag of /proc/kpageflags: the page holds kernel objects.
 const SLAB_BIT: u64 = 1 << 7;
-/// Of /proc/self/pagemap: where a page is, if it is in memory.
+/// Flag of /proc/self/pagemap: the page is in memory. The frame bits say where.
 const PRESENT_BIT: u64 = 1 << 63;
 const FRAME_BITS: u64 = (1 << 55) - 1;
-/// Of an ELF program header: a part of memory whose place the kernel does not tell.
+/// In an ELF program header: a part of memory whose physical address the kernel does not give.
 const NO_PLACE: u64 = u64::MAX;
-/// Where the kernel has its own text and modules begin; all else of its memory is lower.
+/// Start of the kernel's text and modules; the rest of its memory is lower.
 const KERNEL_TEXT: u64 = 0xffff_ffff_8000_0000;
 
-/// All that the guest's kernel has in memory.
+/// The memory of the guest's kernel.
 #[derive(Debug)]
 pub struct KernelMemory {
     core: File,
@@ -71,7 +71,7 @@ impl KernelMemory {
         Ok(found)
     }
 
-    /// What is there.
+    /// Reads bytes at an address.
     ///
     /// # Errors
     /// There is no memory, or the kernel does not give it.
@@ -83,8 +83,8 @@ impl KernelMemory {
         Ok(text)
     }
 
-    /// Overwrites what is there, within a page. Whose memory it is may use it at once: what stands there after
-    /// that is for who knows its use to see.
+    /// Overwrites bytes within a page. Their owner may use and change them at once: only a caller that knows
+    /// their use can check them afterwards.
     ///
     /// # Errors
     /// The device does not copy.
@@ -181,7 +181,7 @@ impl Copier {
     }
 
     fn copy(&self, bytes: &[u8], to: u64) -> anyhow::Result<()> {
-        // All of it within one page, whose place in memory the kernel tells.
+        // A buffer within one page, whose physical address the kernel gives.
         let room = usize::try_from(PAGE_BYTES)?;
         anyhow::ensure!(bytes.len() <= room, "more than a page");
         let mut pages = vec![0_u8; 2 * room];

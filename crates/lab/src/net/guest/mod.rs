@@ -1,5 +1,5 @@
-//! What the tests of the guest's kernel share: hosts with something between them, the wire seen from
-//! there, streams of numbered datagrams, and what other programs say of the kernel's state.
+//! Shared parts of the tests of the guest's kernel: hosts with a network between them, and captures there.
+//! Streams of numbered datagrams, and other programs' reports of the kernel's state.
 
 pub mod flow;
 pub mod foreign;
@@ -30,14 +30,14 @@ pub const SETTLE_LIMIT: Duration = Duration::from_secs(15);
 /// then prove itself for ten seconds (`docs/design/paths.md`).
 pub const BACK_LIMIT_S: u64 = 150;
 
-/// A limit for what goes by the product's clocks, which an emulated machine does not slow down; waits
-/// multiply limits by [`slowness`].
+/// A limit for times that depend on the product's clocks, which an emulated machine does not slow down. It
+/// divides by [`slowness`], since waits multiply limits by it.
 #[must_use]
 pub fn by_clock(seconds: u64) -> Duration {
     Duration::from_secs(seconds) / slowness()
 }
 
-/// Prints a figure that the run has measured.
+/// Prints a figure measured in the run.
 pub fn figure(name: &str, value: impl std::fmt::Display) {
     weft_bench::sandbox::progress::note(&format!("measured: {name}: {value}"));
 }

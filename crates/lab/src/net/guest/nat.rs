@@ -9,14 +9,14 @@ const HOST: &str = "10.99.0.2";
 /// The ports that it gives flows: none that a host has itself.
 const PORTS: &str = "20000-40000";
 
-/// A router that hides one host behind an address of its own, with other UDP ports.
+/// A router that hides one host behind a separate address, with other UDP ports.
 pub struct Nat {
     netns: Netns,
     address: String,
 }
 
 impl Nat {
-    /// Puts a host whose daemon does not run yet behind a NAT with this address on the underlay.
+    /// Puts a host behind a NAT with this address on the underlay; its daemon must not run yet.
     ///
     /// # Errors
     /// There is nothing between the hosts, or the kernel refused.

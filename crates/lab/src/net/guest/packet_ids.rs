@@ -3,13 +3,13 @@
 
 use super::KernelMemory;
 
-/// What a key has in the kernel before its nonce tails: its id and two ciphers.
+/// The kernel's fields of a key before its nonce tails: its id and two ciphers.
 const CIPHERS: std::ops::Range<usize> = 8..24;
 const TAILS_AT: u64 = 24;
-/// The count stands at the beginning of a cache line, within so many bytes.
+/// The count begins a cache line, within this many bytes.
 const KEY_BYTES: u64 = 512;
 const CACHE_LINE_BYTES: usize = 64;
-/// With this byte every address begins that is the kernel's.
+/// Every kernel address begins with this byte.
 const OF_KERNEL: u64 = 0xff;
 
 /// Of one key, where the kernel keeps what the next packet's id will be.
@@ -75,7 +75,7 @@ const fn is_left(count: u32, left: u32) -> bool {
     count.wrapping_neg() <= left
 }
 
-/// Else it is a message by which the key came, or what is left of one.
+/// Whether the key is in use. Otherwise it is a message that delivered the key, or the rest of one.
 fn has_ciphers(key: &[u8]) -> bool {
     let words = key.get(CIPHERS).unwrap_or_default().as_chunks().0;
     !words.is_empty() && words.iter().all(|word| u64::from_le_bytes(*word) >> 56 == OF_KERNEL)

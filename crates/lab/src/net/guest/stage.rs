@@ -1,4 +1,4 @@
-//! Hosts joined by a bridge in a namespace of its own, each launched with its own options.
+//! Hosts joined by a bridge in a separate namespace, each launched with individual options.
 
 use std::net::IpAddr;
 use std::path::Path;
@@ -11,7 +11,7 @@ use weft_bench::sandbox::{
 
 use super::SETTLE_LIMIT;
 
-/// What a daemon of [`Stage::wrapped`] is started by, such as `setpriv` with its options.
+/// The command that starts a daemon of [`Stage::wrapped`], such as `setpriv` with its options.
 pub const WRAP: &str = "WEFT_LAB_WRAP";
 
 /// The address family of the packets between hosts.
@@ -66,8 +66,8 @@ impl Stage {
         Self::on(Underlay::Wire, hosts, outer, mtu)
     }
 
-    /// As [`Stage::new`], where super-packets cross the underlay whole: so many bytes cost an emulated
-    /// processor a fraction of what they cost as datagrams.
+    /// As [`Stage::new`], where super-packets cross the underlay whole. An emulated processor needs a fraction
+    /// of the time for the same bytes in datagrams.
     ///
     /// # Errors
     /// As [`Sandbox::new`].
@@ -103,7 +103,7 @@ impl Stage {
     /// Two hosts with daemons launched with these options, each with an active path to the other.
     ///
     /// # Errors
-    /// What went wrong, for the test to show.
+    /// Returns an error that the test can show.
     pub fn pair(one: &[&str], two: &[&str]) -> anyhow::Result<Self> {
         Self::new(2)?.launched(&[one, two])
     }
@@ -111,7 +111,7 @@ impl Stage {
     /// Launches each host with its options and waits until all have active paths to all.
     ///
     /// # Errors
-    /// What went wrong, for the test to show.
+    /// Returns an error that the test can show.
     pub fn launched(self, arguments: &[&[&str]]) -> anyhow::Result<Self> {
         for (index, words) in arguments.iter().enumerate() {
             self.launch(index, words)?;
@@ -120,7 +120,7 @@ impl Stage {
         Ok(self)
     }
 
-    /// Launches one host's daemon; all but the first are told the first one's address.
+    /// Launches one host's daemon; all but the first are given the first one's address.
     ///
     /// # Errors
     /// As [`Host::start_daemon`].
@@ -164,7 +164,7 @@ impl Stage {
         Ok(())
     }
 
-    /// The hosts and what is theirs.
+    /// The sandbox that holds the hosts.
     #[must_use]
     pub fn sandbox(&self) -> &Sandbox {
         &self.sandbox
@@ -182,7 +182,7 @@ impl Stage {
         self.sandbox.host(index)
     }
 
-    /// What stands between the hosts: the bridge `br0` with `port1`, `port2`, ….
+    /// The namespace between the hosts, with the bridge `br0` and its ports `port1`, `port2`, ….
     ///
     /// # Errors
     /// There is nothing between them.
@@ -205,7 +205,7 @@ impl Stage {
         waited.map_err(|error| error.context(self.diagnosis()))
     }
 
-    /// What daemons and kernels say of themselves, for the error of a test.
+    /// Reports of daemons and kernels, for the error of a test.
     #[must_use]
     pub fn diagnosis(&self) -> String {
         self.sandbox.hosts().iter().map(diagnosis_of).collect()
@@ -214,7 +214,7 @@ impl Stage {
     /// One container on each of the first two hosts.
     ///
     /// # Errors
-    /// What `weft attach` said.
+    /// Returns an error if `weft attach` fails.
     pub fn containers(&self) -> anyhow::Result<(Container, Container)> {
         Ok((self.host(0).add_container("c1")?, self.host(1).add_container("c2")?))
     }

@@ -1,4 +1,4 @@
-//! Between the hosts: what is blocked, lost or delayed there, and whether anything can be read.
+//! The network between the hosts: blocks, losses and delays there, and whether traffic is readable.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
@@ -14,20 +14,20 @@ use crate::net::probe;
 
 /// The table of the tests, in the namespace between the hosts.
 const TABLE: &str = "bridge weft-lab";
-/// What the watch itself sends in the clear, to see that it would see others.
+/// Cleartext that the watch sends, to show that it would see others'.
 const CONTROL: &[u8] = b"sent in the clear to show that it is seen";
 /// The address between the hosts that it comes from.
 const CONTROL_ADDRESS: &str = "192.0.2.251";
 /// Bytes kept of each packet: all headers and the marker.
 const SNAP_BYTES: &str = "320";
-/// The kernel gives packets to tcpdump in blocks, after a second at the latest: a wake-up for each
-/// packet would be most of what an emulated machine does.
+/// The kernel passes packets to tcpdump in blocks, after a second at the latest. A wake-up for each packet
+/// would take most of an emulated machine's time.
 const HELD_BACK: Duration = Duration::from_secs(2);
 /// A pcap file's header and that of each packet (libpcap's format, little endian here).
 const FILE_HEADER_BYTES: usize = 24;
 const PACKET_HEADER_BYTES: usize = 16;
 
-/// What stops packets between the hosts, as rules of nftables; all are dropped without a word.
+/// Traffic to block between the hosts, as nftables rules that drop silently.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Blocked {
     /// IP protocol 50, ESP outside of UDP.
@@ -63,7 +63,7 @@ impl<'a> Block<'a> {
     /// Blocks between all hosts.
     ///
     /// # Errors
-    /// What nft said.
+    /// Returns an error if nft fails.
     pub fn all(stage: &'a Stage, what: &[Blocked]) -> anyhow::Result<Self> {
         Self::with_prefix(stage, what, &[""])
     }
@@ -71,7 +71,7 @@ impl<'a> Block<'a> {
     /// Blocks between two hosts, counted from 0.
     ///
     /// # Errors
-    /// What nft said.
+    /// Returns an error if nft fails.
     pub fn between(
         stage: &'a Stage,
         one: usize,
@@ -103,7 +103,7 @@ impl<'a> Block<'a> {
     /// Packets that were dropped so far.
     ///
     /// # Errors
-    /// What nft said.
+    /// Returns an error if nft fails.
     pub fn dropped(&self) -> anyhow::Result<u64> {
         let words = ["nft", "-j", "list", "table", "bridge", "weft-lab"];
         let table = self.middle.exec(&words)?.success()?.json()?;
@@ -129,7 +129,7 @@ impl<'a> Netem<'a> {
     /// Disturbs what goes to each of the first `hosts` hosts; `words` are those of tc-netem(8).
     ///
     /// # Errors
-    /// What tc said: the kernel has no netem.
+    /// Returns an error if tc fails: the kernel has no netem.
     pub fn on(stage: &'a Stage, hosts: usize, words: &str) -> anyhow::Result<Self> {
         let middle = stage.middle()?;
         let ports: Vec<String> = (1..=hosts).map(|number| format!("port{number}")).collect();
@@ -158,7 +158,7 @@ pub struct LeakWatch<'a> {
     captures: [(Running, PathBuf); 2],
 }
 
-/// What a watch has seen.
+/// The result of a watch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Seen {
     /// Overlay packets that could be read.
@@ -191,7 +191,7 @@ impl<'a> LeakWatch<'a> {
         Ok(Self { stage, captures })
     }
 
-    /// Ends the watch, after it has shown that it sees what is to be seen.
+    /// Ends the watch, after a test that it sees cleartext.
     ///
     /// # Errors
     /// A capture failed, or it did not see a packet that was sent in the clear on purpose.

@@ -27,7 +27,7 @@ const RESERVED_SPI_MAX: u32 = 255;
 /// SAs of a namespace that carry Weft's tag and that packets may have.
 ///
 /// # Errors
-/// What `ip` said.
+/// Returns an error if `ip` fails.
 pub fn own_states(netns: &Netns) -> anyhow::Result<Vec<Sa>> {
     Ok(parse(&netns.ip("xfrm state")?.stdout).into_iter().filter(is_own).collect())
 }
@@ -35,7 +35,7 @@ pub fn own_states(netns: &Netns) -> anyhow::Result<Vec<Sa>> {
 /// Policies of a namespace that carry Weft's tag, as `ip xfrm policy` shows them.
 ///
 /// # Errors
-/// What `ip` said.
+/// Returns an error if `ip` fails.
 pub fn own_policies(netns: &Netns) -> anyhow::Result<Vec<String>> {
     let text = netns.ip("xfrm policy")?.stdout;
     Ok(blocks(&text).into_iter().filter(|block| is_tagged(block)).collect())
@@ -44,12 +44,12 @@ pub fn own_policies(netns: &Netns) -> anyhow::Result<Vec<String>> {
 /// The SPIs of a namespace's SAs of Weft's.
 ///
 /// # Errors
-/// What `ip` said.
+/// Returns an error if `ip` fails.
 pub fn own_spis(netns: &Netns) -> anyhow::Result<BTreeSet<u32>> {
     Ok(own_states(netns)?.into_iter().map(|sa| sa.spi).collect())
 }
 
-/// What `ip xfrm` is told to flush.
+/// The objects that `ip xfrm` flushes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Flush {
     /// All SAs.
@@ -64,16 +64,16 @@ impl Flush {
     /// Every kind.
     pub const ALL: [Self; 3] = [Self::States, Self::Policies, Self::Both];
 
-    /// Does it, by `ip`.
+    /// Flushes them, by `ip`.
     ///
     /// # Errors
-    /// What `ip` said.
+    /// Returns an error if `ip` fails.
     pub fn carry_out(self, netns: &Netns) -> anyhow::Result<()> {
         let (states, policies) = ("ip xfrm state flush", "ip xfrm policy flush");
         let script = match self {
             Self::States => states.to_owned(),
             Self::Policies => policies.to_owned(),
-            // In one shell, so that nobody mends the one before the other is gone.
+            // In one shell, so that the daemon cannot mend one before the other is gone.
             Self::Both => format!("{policies}; {states}"),
         };
         netns.exec(&["bash", "-c", &script])?.success()?;
