@@ -1,4 +1,4 @@
-//! `weft doctor`, as a script sees it.
+//! `weft doctor` from the view of a script.
 #![allow(clippy::unwrap_used, missing_docs)]
 
 use std::collections::BTreeSet;
@@ -19,7 +19,7 @@ fn state<'a>(diagnosis: &'a Value, name: &str) -> &'a str {
     finding.and_then(|finding| finding["state"].as_str()).unwrap_or("no such finding")
 }
 
-/// Needs root, as every test of devices.
+/// Needs root, like every test of devices.
 #[test]
 fn a_host_that_runs_the_labs_can_run_weft() {
     let output = Command::new(WEFT).args(["doctor", "--json"]).output().unwrap();
@@ -34,7 +34,7 @@ fn a_host_that_runs_the_labs_can_run_weft() {
         let its = || figures.iter().filter(|figure| figure["cipher"] == cipher);
         assert!(its().count() >= 2, "{cipher}: {figures:?}");
         for way in ["seals", "opens"] {
-            // Of each size by one library.
+            // One library handles each size.
             let chosen: Vec<_> =
                 its().filter(|it| it[way] == true).map(|it| it["bytes"].as_u64()).collect();
             let sizes: BTreeSet<_> = its().map(|it| it["bytes"].as_u64()).collect();

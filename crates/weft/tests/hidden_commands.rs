@@ -1,4 +1,4 @@
-//! Commands that the daemon alone gives, as a user sees them.
+//! Commands that only the daemon runs, as a user sees them.
 #![allow(clippy::unwrap_used, missing_docs)]
 
 use std::process::{Command, Stdio};

@@ -1,5 +1,5 @@
-//! The process that holds the daemon's sockets, as the daemon starts it. One test alone: a process
-//! that another test started at the same time would have this one's sockets open until it executes.
+//! The process that holds the daemon's sockets, started as the daemon does. This is the only test
+//! in its file: a process started by a concurrent test would hold its sockets open until exec.
 #![allow(clippy::unwrap_used, missing_docs)]
 
 use std::io::{IoSlice, IoSliceMut};
@@ -16,7 +16,7 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags,
 };
 
-/// Killed if a test fails before it has ended.
+/// Kills the process if a test fails before it has ended.
 struct Holder(Child);
 
 impl Drop for Holder {
@@ -28,7 +28,7 @@ impl Drop for Holder {
 
 fn start(dir: &Path) -> Holder {
     let listener = UnixListener::bind(dir.join("holder.sock")).unwrap();
-    // With something open that the daemon has inherited.
+    // With a descriptor that the daemon has inherited.
     let mut command = Command::new("sh");
     command.args(["-c", "exec 9</dev/null; exec \"$@\"", "sh", env!("CARGO_BIN_EXE_weft")]);
     command.arg("--runtime-dir").arg(dir).arg("hold-sockets");
@@ -42,7 +42,7 @@ fn connect(dir: &Path) -> UnixStream {
     stream
 }
 
-/// Asks with a word as it is on the wire; what comes back with the same word.
+/// Sends a word in wire form, and returns the descriptors that come back with the same word.
 fn ask(stream: &UnixStream, word: &[u8; 1], sockets: &[UdpSocket]) -> Vec<OwnedFd> {
     let fds: Vec<_> = sockets.iter().map(AsFd::as_fd).collect();
     let mut space = [MaybeUninit::uninit(); 64];
@@ -95,10 +95,10 @@ fn it_holds_sockets_with_no_rights_and_nothing_else_open_until_it_is_released() 
         .collect();
     let sockets = open.iter().filter(|to| to.starts_with("socket:")).count();
     let nulls = open.iter().filter(|to| *to == "/dev/null").count();
-    // The listening socket twice, the daemon's connection, and what is held.
+    // The listening socket twice, the daemon's connection, and the held socket.
     assert_eq!((sockets, nulls, open.len()), (4, 2, 6), "{open:?}");
 
-    // The daemon is killed; the next one takes back what the port stands for.
+    // The daemon is killed; the next one takes the port's socket back.
     drop(daemon);
     assert!(UdpSocket::bind(("127.0.0.1", port)).is_err(), "held");
     let daemon = connect(dir.path());

@@ -1,5 +1,5 @@
-//! `weft launch` waits until one of the hosts that it was to join has answered, so that a wrong password or
-//! a wrong address is told where it was typed.
+//! `weft launch` waits until one of the hosts it joins has answered. A wrong password or address is thus
+//! reported where it was typed.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -11,19 +11,19 @@ use weft_api::{Client, Connection};
 
 use super::output;
 
-/// What the hosts that are dialled have answered so far.
+/// The combined answer of the dialled hosts so far.
 #[derive(Debug, PartialEq, Eq)]
 enum Answer {
-    /// There is nobody to wait for, or a link is up; with the line that says so.
+    /// No host to wait for, or a link is up; the line reports the link.
     Joined(Option<String>),
-    /// All of them refuse this host, or are not what was expected.
+    /// All of them refuse this host, or are not the expected hosts.
     Refused(String),
     /// Some have not answered.
     Waiting(String),
 }
 
-/// Waits for the first answer, at most [`ANSWER_LIMIT`], and tells what it was. A host that is not there yet
-/// is no failure: it is dialled again for as long as the daemon runs.
+/// Waits for the first answer, at most [`ANSWER_LIMIT`], and reports it. A host that is not up yet is no
+/// failure: the daemon keeps dialling it.
 pub(super) fn wait(runtime_dir: &Path) -> anyhow::Result<ExitCode> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let client = Client::new(runtime_dir);
@@ -72,7 +72,7 @@ fn answer(connections: &[Connection]) -> Answer {
         None => c.address.clone(),
     };
     let (refusing, waiting): (Vec<_>, Vec<_>) = dialled.iter().partition(|c| c.state == "failed");
-    // A host may be dialled at its address and by a name that has the same.
+    // A host may be dialled by its address and by a name that resolves to it.
     let list = |of: Vec<&&Connection>| {
         let all: BTreeSet<String> = of.into_iter().map(named).collect();
         all.into_iter().collect::<Vec<_>>().join(", ")
@@ -86,11 +86,11 @@ fn answer(connections: &[Connection]) -> Answer {
 
 /// The longest wait for an answer.
 const ANSWER_LIMIT: Duration = Duration::from_secs(10);
-/// A refusal counts when it stands so long after the start: a target may have several addresses.
+/// A refusal counts if it still stands this long after the start: a target may have several addresses.
 const REFUSAL_SETTLES: Duration = Duration::from_secs(2);
-/// A wait that is longer than this is told.
+/// A wait longer than this is reported.
 const PROGRESS_AFTER: Duration = Duration::from_secs(1);
-/// The pause between two looks.
+/// The interval between two checks.
 const POLL: Duration = Duration::from_millis(100);
 
 #[cfg(test)]

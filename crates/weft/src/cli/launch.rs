@@ -17,8 +17,8 @@ use zeroize::Zeroizing;
 use super::args::LaunchArgs;
 use super::{answers, output};
 
-/// What the detached daemon is handed on standard input, so that no secret stands in its arguments
-/// or environment.
+/// The secrets for the detached daemon, passed on standard input, so that its arguments and
+/// environment contain none.
 #[derive(Serialize, Deserialize)]
 struct Secrets {
     password: Option<Zeroizing<String>>,
@@ -131,7 +131,7 @@ fn wait_for_readiness(child: &mut Child, log: &Path) -> anyhow::Result<Readiness
 
 /// The daemon's own side of [`start_detached`].
 fn run_detached(settings: Settings) -> ExitCode {
-    // A daemon outlives its terminal and holds no directory of the user's busy.
+    // A daemon outlives its terminal and keeps no directory busy.
     let _ = rustix::process::setsid();
     let _ = std::env::set_current_dir("/");
     daemon::log_to_file(daemon::log_path(&settings.state_dir, &settings.runtime_dir));
@@ -158,7 +158,7 @@ fn refusal(error: StartError) -> anyhow::Error {
     error.into_api_error().into()
 }
 
-/// A join line without a token at hand: ask for it where somebody can answer.
+/// A join line without a token at hand: prompts for it if there is a terminal.
 fn ask_for_token(settings: &mut Settings) -> anyhow::Result<()> {
     let by_key = settings.hosts.iter().any(|host| host.contains('#'));
     let stdin = std::io::stdin();

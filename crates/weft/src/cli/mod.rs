@@ -19,10 +19,10 @@ use weft_api::{ApiError, ClientError, ErrorKind};
 /// | code | meaning |
 /// | --- | --- |
 /// | 0 | done |
-/// | 1 | failed; the text says what and what to do |
+/// | 1 | failed; the text states the cause and the remedy |
 /// | 2 | the command line makes no sense |
-/// | 3 | the daemon is not running, or may not be asked by this user |
-/// | 4 | what was named does not exist |
+/// | 3 | the daemon is not running, or this user has no access |
+/// | 4 | the named object does not exist |
 /// | 5 | it is taken: an address, a name, a second daemon |
 /// | 6 | not possible now, may be later |
 pub fn main(cli: Cli) -> ExitCode {

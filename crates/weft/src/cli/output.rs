@@ -166,7 +166,7 @@ fn fault(state: &str, reason: Option<&str>) -> String {
     reason.filter(|_| state != ACTIVE).unwrap_or("-").into()
 }
 
-/// Why paths that carry frames are no faster ones: a line for each reason, with the hosts it holds for.
+/// Why paths that carry frames are not faster: a line for each reason, with the hosts it applies to.
 fn limits(connections: &[Connection]) -> String {
     let mut hosts: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
     for connection in connections.iter().filter(|connection| connection.state == ACTIVE) {
@@ -265,7 +265,7 @@ pub(super) fn attached(attachment: &Attachment) -> String {
     addresses.join(" ")
 }
 
-/// Says beside the output, which programs read, what is not as one may expect.
+/// Prints notes on standard error, apart from the output that programs read.
 #[expect(clippy::print_stderr, reason = "it is for people")]
 pub(super) fn notes(attachment: &Attachment) {
     attachment.notes.iter().for_each(|note| eprintln!("weft: {note}"));
@@ -303,11 +303,11 @@ pub(super) fn attachments(attachments: &[Attachment]) -> String {
     text
 }
 
-/// What is to be known of direct ports, wherever they are.
+/// A note on direct ports for every output that mentions them.
 const PAST_THE_SWITCH: &str =
     "rules, limits and captures on the switch do not see their frames to and from other hosts";
 
-/// What a reset took away and what it left.
+/// The directories that a reset deleted and left.
 pub(super) fn reset(done: &Reset, asked: &std::path::Path) -> String {
     let mut text = match &done.state {
         Some(dir) => format!(
@@ -393,7 +393,7 @@ fn with_age(since: &str) -> String {
     format!("{since} ({} ago)", age(since))
 }
 
-/// The two largest units of the time that has passed since a time stamp.
+/// The two largest units of the time since a time stamp.
 fn age(since: &str) -> String {
     let Some(since) = timestamp::parse(since) else { return since.into() };
     let seconds = SystemTime::now().duration_since(since).map_or(0, |age| age.as_secs());

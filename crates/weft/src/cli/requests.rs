@@ -23,7 +23,7 @@ pub(super) fn request(command: Command, runtime_dir: &Path) -> anyhow::Result<Ex
     Ok(ExitCode::SUCCESS)
 }
 
-/// What the daemon that runs here tells of itself, if one does.
+/// The status of the daemon that runs here, if one does.
 pub(super) fn status_now(runtime_dir: &Path) -> Option<Status> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().ok()?;
     runtime.block_on(Client::new(runtime_dir).ask::<call::Status>()).ok()

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 
-/// Bytes of a program's name that its attachment bears.
+/// Bytes of a program's name in its attachment's name.
 const NAME_BYTES_MAX: usize = 200;
 
 use super::args::RunArgs;
@@ -15,8 +15,7 @@ use weft_api::{AttachRequest, Attachment, Client};
 
 /// Moves this process into a new network namespace, has the daemon attach it, then becomes the command.
 ///
-/// The namespace lives as long as the command and its children; the daemon takes its addresses back
-/// when it is gone.
+/// The namespace lives as long as the command and its children; then the daemon releases its addresses.
 pub(super) fn run(args: RunArgs, runtime_dir: &Path) -> anyhow::Result<ExitCode> {
     let Some((program, arguments)) = args.command.split_first() else {
         anyhow::bail!("name a command after --");
@@ -41,7 +40,7 @@ pub(super) fn run(args: RunArgs, runtime_dir: &Path) -> anyhow::Result<ExitCode>
     Err(error).with_context(|| format!("cannot run {program}"))
 }
 
-/// A name that every host takes: without what controls a terminal, and not longer than there is room for.
+/// A name that every host accepts: without control characters, and limited in length.
 fn name_of(program: &str) -> String {
     let mut name = "run:".to_owned();
     for char in program.chars().filter(|char| !char.is_control()) {

@@ -1,4 +1,4 @@
-//! What happens to a device by itself, and what follows from it.
+//! Events of a device, and the reactions to them.
 
 use std::collections::BTreeSet;
 use std::convert::Infallible;
@@ -13,17 +13,16 @@ use weft_openvpn::device::{Notice, Notification};
 
 use super::held::{Either, Held, is_gone, lock};
 
-/// Pause before what could not be watched, or compared, is tried again.
+/// Pause before watching or comparing is retried.
 const RETRY: Duration = Duration::from_secs(2);
-/// Without a notice for so long, those that were not lost are read.
+/// After so long without a notice, all surviving notices have been read.
 const QUIET: Duration = Duration::from_millis(20);
-/// Notices that are read at most before the search for those that were lost: more than wait in the
-/// watch's buffer.
+/// Notices read at most before the search for lost ones: more than the watch's buffer holds.
 const REST_MAX: usize = 16_384;
 
 impl Held {
-    /// Follows the device, for ever: what its peers do, what its keys have done where it sets no limit, and
-    /// the system's routes where it does not ask the system itself.
+    /// Follows the device forever: its peers' notices, key usage if the device sets no limit, and the
+    /// system's routes if the device does not read them itself.
     pub(super) async fn follow(&self) -> Infallible {
         match &self.device {
             Either::Kernel { client, watch } => {
@@ -40,7 +39,7 @@ impl Held {
         }
     }
 
-    /// Tells of the kernel's notices about the device.
+    /// Reports the kernel's notices about the device.
     async fn follow_notices(&self, client: &OvpnClient, watch: &mut OvpnWatch) -> Infallible {
         loop {
             match watch.next().await {
@@ -61,19 +60,19 @@ impl Held {
         }
     }
 
-    /// Takes the notices that were not lost, so that what they say is told as they say it.
+    /// Reads the notices that were not lost, so that they are reported as they are.
     async fn take_rest(&self, client: &OvpnClient, watch: &mut OvpnWatch) {
         for _ in 0..REST_MAX {
             match tokio::time::timeout(QUIET, watch.next()).await {
                 Ok(Ok(Watched::Notice(notice))) => self.take(client, &notice).await,
                 Ok(Ok(Watched::Lost)) => {}
-                // Nothing more; or what fails now fails again.
+                // No further notice; or an error, which will recur.
                 Err(_) | Ok(Err(_)) => return,
             }
         }
     }
 
-    /// Tells of a notice, and does what follows from it.
+    /// Reports a notice, and reacts to it.
     async fn take(&self, client: &OvpnClient, notice: &Notice) {
         if notice.device != self.index {
             return;
@@ -88,8 +87,8 @@ impl Held {
         }
     }
 
-    /// Keeps nothing of a peer that is gone, hence no connection and no socket of its own. The notice may
-    /// be late, and the id another peer's by now.
+    /// Drops the record of a peer that is gone, with its connection and socket. The notice may be late, and
+    /// the id may belong to another peer by now.
     async fn drop_gone(&self, client: &OvpnClient, id: u32) {
         let _one = self.changes.lock().await;
         let is_kept = lock(&self.book).contains(id);
@@ -105,7 +104,7 @@ impl Held {
         }
     }
 
-    /// After lost notices: tells what they must have said.
+    /// After lost notices: reports their content as far as it can be inferred.
     async fn resynchronise(&self, client: &OvpnClient) {
         self.lines.say(&json!({"name": "lost", "msg": {"ifindex": self.index}}));
         while let Err(error) = self.tell_missed(client).await {
@@ -118,7 +117,7 @@ impl Held {
         let _one = self.changes.lock().await;
         let known = lock(&self.book).known();
         let missed = match client.resynchronise(self.index, &known).await {
-            // All of them went with the device.
+            // All peers went with the device.
             Err(error) if error.refusal() == Some(Refusal::NoDevice) => {
                 known.iter().map(|peer| Missed::PeerGone { peer_id: peer.id }).collect()
             }
@@ -145,12 +144,12 @@ impl Held {
         Ok(())
     }
 
-    /// Keeps nothing of peers that are gone from a device in userspace.
+    /// Drops the records of peers that are gone from a device in userspace.
     async fn follow_ends(&self, device: &Device, gone: &Notify) -> Infallible {
         loop {
             gone.notified().await;
             let _one = self.changes.lock().await;
-            // Where there is no device any more there are no peers.
+            // A removed device has no peers.
             let peers = device.peers().unwrap_or_default();
             let ids: BTreeSet<u32> = peers.iter().map(|peer| peer.id).collect();
             lock(&self.book).retain(|id| ids.contains(&id));

@@ -1,4 +1,4 @@
-//! A device with its sockets, the kernel's or one in userspace, asked alike.
+//! A device with its sockets, the kernel's or one in userspace, behind one interface.
 
 use std::io::{self, Write};
 use std::net::TcpStream;
@@ -34,9 +34,9 @@ pub(super) struct Held {
     mode: Mode,
     pub(super) device: Either,
     sockets: Sockets,
-    /// It is not held across an await.
+    /// Not held across an await.
     pub(super) book: Mutex<Book>,
-    /// One change of peers and keys at a time, so that the book is as the device.
+    /// Allows one change of peers and keys at a time, so that the book matches the device.
     pub(super) changes: tokio::sync::Mutex<()>,
     pub(super) lines: Arc<Lines>,
 }
@@ -48,19 +48,19 @@ pub(super) enum Either {
     },
     Userspace {
         device: Device,
-        /// Peers have gone without being deleted by the verb.
+        /// Notified when peers have gone without the verb.
         gone: Arc<Notify>,
     },
 }
 
-/// What a new peer is to be reached by.
+/// The transport of a new peer.
 enum Carried {
     Udp(Arc<Socket>),
     Tcp(TcpStream),
 }
 
 impl Held {
-    /// Makes the device in the calling thread's network namespace.
+    /// Creates the device in the calling thread's network namespace.
     pub(super) async fn new(words: &NewIface, lines: Arc<Lines>) -> Result<Self, ApiError> {
         let mtu = fitting(words.mtu)?;
         let supported = weft_kernel::ovpn::support().await;
@@ -149,7 +149,7 @@ impl Held {
         Ok((Either::Userspace { device, gone }, number))
     }
 
-    /// What is told of the device itself.
+    /// The description of the device itself.
     pub(super) fn show(&self) -> Value {
         let mut shown = json!({"name": self.name, "ifindex": self.index, "engine": self.engine});
         if let Either::Userspace { device, .. } = &self.device {
@@ -160,16 +160,16 @@ impl Held {
         shown
     }
 
-    /// Removes the device; its peers are told of as they go.
+    /// Removes the device; its peers' ends are reported as they go.
     pub(super) async fn end(&self) -> Result<(), ApiError> {
         let remove = async { Kernel::new()?.remove_ovpn_device_by_index(self.index).await };
-        // What is gone already is as good.
+        // A device that is already gone is fine.
         remove.await.map(|_| ()).map_err(|error| {
             internal(format!("{} is not removed and stays, try again: {error}", self.name))
         })
     }
 
-    /// Removes the device where nobody can be told that this failed.
+    /// Removes the device, and logs a failure that no caller can receive.
     pub(super) async fn end_or_warn(&self) {
         if let Err(error) = self.end().await {
             tracing::error!(error = %error.error, "a device is left over: remove it with ip link");
@@ -194,7 +194,8 @@ impl Held {
             }
         };
         let _one = self.changes.lock().await;
-        // The only peer makes room, and what the kernel leaves on its connection then is for nobody.
+        // The only peer is replaced; then data that the kernel leaves on its connection has no
+        // reader.
         self.stop_reading(|_| self.mode == Mode::P2p);
         let made = self.make(&words::attributes(words), carried).await;
         let way = made.inspect_err(|_| self.read_again())?;
@@ -202,7 +203,7 @@ impl Held {
         if self.mode == Mode::P2p {
             lock(&self.book).clear();
         }
-        // Others may be reached by a socket: it is marked for a peer that there is.
+        // Other peers may share the socket: it is marked only once this peer exists.
         if let Way::Udp(socket) = &way
             && let Err(error) = sockets::set_mark(socket.as_fd(), mark)
         {
@@ -213,7 +214,7 @@ impl Held {
         Ok(json!({}))
     }
 
-    /// Has the device make a peer. Returns by what it is reached.
+    /// Creates a peer on the device. Returns its transport.
     async fn make(&self, attributes: &PeerAttributes, carried: Carried) -> Result<Way, ApiError> {
         match (&self.device, carried) {
             (Either::Kernel { client, .. }, Carried::Udp(socket)) => {
@@ -240,7 +241,7 @@ impl Held {
         }
     }
 
-    /// Deletes a peer that was made a moment ago.
+    /// Deletes a peer that was just created.
     async fn unmake(&self, id: u32) {
         let deleted = match &self.device {
             Either::Kernel { client, .. } => {
@@ -253,7 +254,7 @@ impl Held {
         }
     }
 
-    /// Who reads what the device leaves on sockets, where it does.
+    /// The reader for packets that the kernel device leaves on sockets.
     fn reading(&self) -> Option<Reading> {
         match &self.device {
             Either::Kernel { .. } => {
@@ -310,7 +311,8 @@ impl Held {
         let _one = self.changes.lock().await;
         match &self.device {
             Either::Kernel { client, .. } => {
-                // Without its peer the kernel leaves data on a connection, too: it is for nobody.
+                // Without its peer the kernel also leaves data on a connection, which nothing must
+                // read.
                 self.stop_reading(|peer| peer == id);
                 if let Err(error) = client.delete_peer(self.index, id).await {
                     if !is_gone(&error) {
@@ -335,7 +337,7 @@ impl Held {
         let mut before = Traffic::default();
         match (&self.device, words.epoch) {
             (Either::Kernel { client, .. }, false) => {
-                // Of a peer that is not there the next request says so.
+                // If the peer is missing, the next request reports it.
                 let peer = client.peer(self.index, words.peer).await;
                 before = peer.map(|peer| peer.link).unwrap_or_default();
                 client.new_key(self.index, &words::key(words, &block)).await.map_err(refused)?;
@@ -409,7 +411,7 @@ impl Held {
                 let sent = match (connection, socket, remote) {
                     (Some(stream), ..) => {
                         let frame = [&length.to_be_bytes(), packet].concat();
-                        // Whole or not at all: the kernel takes one packet a call.
+                        // Entire or not at all: the kernel takes one packet a call.
                         stream.and_then(|stream| (&stream).write(&frame))
                     }
                     (None, Some(socket), Some(remote)) => socket.send_to(packet, remote),
@@ -428,8 +430,8 @@ impl Held {
     }
 }
 
-/// An MTU whose packets fit a datagram once they are sealed, however its peers are reached and under
-/// whatever keys, of which nothing is known when a device is made.
+/// Checks that sealed packets of this MTU fit a datagram with any transport and key, since neither
+/// is known when the device is created.
 fn fitting(mtu: u32) -> Result<u16, ApiError> {
     let fitting = u16::try_from(mtu).ok().filter(|mtu| *mtu <= MTU_MAX);
     fitting.ok_or_else(|| {
@@ -440,7 +442,7 @@ fn fitting(mtu: u32) -> Result<u16, ApiError> {
     })
 }
 
-/// Whether what a request was about is not there any more.
+/// Whether the subject of a request no longer exists.
 pub(super) fn is_gone(error: &OvpnError) -> bool {
     matches!(error.refusal(), Some(Refusal::Absent | Refusal::NoDevice))
 }
@@ -453,7 +455,7 @@ fn device_refused(error: DeviceError) -> ApiError {
     ApiError::new(kind(Some(error.errno())), error)
 }
 
-/// What an error number of a device means for who asked.
+/// The meaning of a device's error number for the caller.
 fn kind(errno: Option<i32>) -> ErrorKind {
     use rustix::io::Errno;
     match errno.map(Errno::from_raw_os_error) {
@@ -475,7 +477,7 @@ fn conflict(error: impl std::fmt::Display) -> ApiError {
     ApiError::new(ErrorKind::Conflict, error)
 }
 
-/// Somebody else's device, or what a killed process has left of the kernel's.
+/// Another program's device, or the kernel device that a killed process has left.
 fn name_taken(device: &str) -> ApiError {
     conflict(format!(
         "there is a device {device} already, and no process that holds it: give another name, or remove \

@@ -23,20 +23,20 @@ use super::held::Held;
 use super::lines::Lines;
 use super::requests::Request;
 
-/// How long it may take at the end until all peers have ended, and again until all is told.
+/// Time limit at the end until all peers have ended, and again until all lines are sent.
 const FAREWELL_LIMIT: Duration = Duration::from_secs(2);
 
 struct Holder {
     held: Held,
     lines: Arc<Lines>,
     directory: PathBuf,
-    /// The device is removed, and its directory is somebody else's from now on.
+    /// The device is removed; another process may own its directory from now on.
     is_over: AtomicBool,
-    /// Told when that is so.
+    /// Notified when that is so.
     ended: Notify,
 }
 
-/// Where the directories and logs of devices are, in the runtime directory.
+/// The directory of devices and logs in the runtime directory.
 pub(super) const DEVICES: &str = "dco";
 
 /// The directory of a device's process.
@@ -44,25 +44,25 @@ pub(super) fn directory(runtime_dir: &Path, device: &str) -> PathBuf {
     runtime_dir.join(DEVICES).join(device)
 }
 
-/// Holds a device until it is asked to end, by the verb or by a signal; `ready` is called once it answers.
-/// The device is removed then. Where the process is killed, the kernel's stays.
+/// Holds a device until the verb or a signal ends it; calls `ready` once it answers. Then it removes the
+/// device. If the process is killed, the kernel's device stays.
 pub(super) async fn hold(
     words: &NewIface,
     runtime_dir: &Path,
     ready: impl FnOnce(&Value),
 ) -> anyhow::Result<()> {
     weft_daemon::raise_descriptor_limit();
-    // Before there is a device, so that no signal leaves one behind.
+    // Registered before there is a device, so that no signal leaves one behind.
     let mut signals = Signals::new().context("cannot watch for signals")?;
     let directory = directory(runtime_dir, &words.device);
     let lines = Arc::new(Lines::new());
-    // First the device: a name that no device can have makes no directory either.
+    // The device comes first: an invalid device name then creates no directory.
     let held = Held::new(words, Arc::clone(&lines)).await?;
     let listener = match listen_in(&directory) {
         Ok(listener) => listener,
         Err(error) => {
             held.end_or_warn().await;
-            // What is in it is somebody else's.
+            // Files in it belong to another process.
             let _ = std::fs::remove_dir(&directory);
             return Err(error);
         }
@@ -126,10 +126,10 @@ impl Holder {
         }
     }
 
-    /// Removes the device. Where that fails, all goes on as before.
+    /// Removes the device. If that fails, everything continues as before.
     async fn end(&self) -> Result<(), ApiError> {
         self.held.end().await?;
-        // Before the answer: whoever has it may make a device of this name, which another process holds.
+        // Before the answer: the caller may then create a device of this name, held by another process.
         if !self.is_over.swap(true, Relaxed) {
             let _ = std::fs::remove_dir_all(&self.directory);
             self.ended.notify_one();
@@ -137,7 +137,7 @@ impl Holder {
         Ok(())
     }
 
-    /// Waits until the device is removed and all is said.
+    /// Waits until the device is removed and all lines are sent.
     async fn farewell(&self, signals: &mut Signals) {
         loop {
             tokio::select! {
@@ -147,7 +147,7 @@ impl Holder {
                 },
             }
         }
-        // What is not told in time is told to nobody.
+        // Lines that are not sent in time are lost.
         let _ = timeout(FAREWELL_LIMIT, self.lines.ends_told()).await;
         let _ = timeout(FAREWELL_LIMIT, self.lines.finish()).await;
     }
@@ -167,7 +167,7 @@ impl Signals {
         })
     }
 
-    /// Waits for the next one.
+    /// Waits for the next signal.
     async fn next(&mut self) {
         tokio::select! {
             _ = self.terminate.recv() => {}
@@ -176,7 +176,7 @@ impl Signals {
     }
 }
 
-/// One line for each thing that happens from now on.
+/// Streams one line for each event from now on.
 fn listen(lines: &Lines, with_packets: bool) -> Response {
     Response::new(Body::from_stream(lines.listen(with_packets)))
 }

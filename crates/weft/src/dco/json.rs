@@ -1,5 +1,5 @@
-//! What a device tells, in the shape and with the words of the kernel's own specification of its
-//! messages: its self-tests compare them so.
+//! A device's messages as JSON, in the shape and with the names of the kernel's own specification: its
+//! self-tests compare them literally.
 
 use std::net::SocketAddr;
 
@@ -26,8 +26,8 @@ pub(super) fn notice(notice: &Notice) -> Value {
     }
 }
 
-/// The end of a peer whose reason was not heard, since the notice of it was lost: the specification has no
-/// word for that.
+/// The end of a peer whose reason is unknown, since its notice was lost. The specification has no word for
+/// that.
 pub(super) fn gone(ifindex: u32, peer_id: u32) -> Value {
     json!({
         "name": "peer-del-ntf",
@@ -35,13 +35,13 @@ pub(super) fn gone(ifindex: u32, peer_id: u32) -> Value {
     })
 }
 
-/// How many packets were dropped, by reason; reasons that there were not are left out.
+/// Dropped packets by reason; reasons without drops are omitted.
 pub(super) fn drops(counts: impl Iterator<Item = (&'static str, u64)>) -> Value {
     let counts = counts.filter(|(_, count)| *count > 0);
     Value::Object(counts.map(|(why, count)| (why.to_owned(), json!(count))).collect())
 }
 
-/// A packet of the control channel, which the specification knows nothing of.
+/// A packet of the control channel, which the specification does not cover.
 pub(super) fn packet(ifindex: u32, source: Option<SocketAddr>, packet: &[u8]) -> Value {
     let bytes: String = packet.iter().map(|byte| format!("{byte:02x}")).collect();
     let source = source.map(|source| source.to_string());
@@ -88,7 +88,7 @@ pub(super) fn peer(state: &PeerState) -> Value {
     Value::Object(peer)
 }
 
-/// What is told of a key.
+/// The state of a key.
 pub(super) fn key(peer_id: u32, slot: &str, state: KeyState) -> Value {
     let cipher = match state.cipher {
         CipherAlgorithm::None => "none",

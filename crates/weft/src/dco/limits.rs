@@ -1,4 +1,4 @@
-//! How much a key of the kernel's device may do: the device itself knows no limit but packet ids.
+//! Usage limits for keys of the kernel's device, which itself limits only packet ids.
 
 use std::convert::Infallible;
 use std::time::Duration;
@@ -10,34 +10,35 @@ use weft_openvpn::device::{Notice, Notification, Traffic};
 
 use super::held::{Held, is_gone, lock};
 
-/// Between two readings of the device's counters: at 100 Gbit/s a key seals a fiftieth of its limit meanwhile.
+/// Interval between two readings of the device's counters: at 100 Gbit/s a key uses a fiftieth of its limit
+/// meanwhile.
 const READING: Duration = Duration::from_secs(2);
 
 /// A key in a slot of a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Key {
-    /// What its packets bear.
+    /// The key id in its packets.
     pub(super) id: u32,
     pub(super) cipher: DataCipher,
-    /// What had gone to and come from the peer, sealed, when it was put there.
+    /// Sealed traffic to and from the peer when the key was installed.
     pub(super) before: Traffic,
-    /// Blocks that count as done by then.
+    /// Blocks counted as used by then.
     pub(super) done: u64,
 }
 
 impl Key {
-    /// A key that is put there now.
+    /// A key that is installed now.
     pub(super) fn new(id: u32, cipher: DataCipher, before: Traffic) -> Self {
         Self { id, cipher, before, done: done_before() }
     }
 
-    /// Whether there is a limit to what it may do.
+    /// Whether the cipher has a usage limit.
     pub(super) const fn is_limited(&self) -> bool {
         usage::blocks_max(self.cipher).is_some()
     }
 
-    /// Whether it may do no more, as far as counters tell: which of a peer's keys a packet was of they do
-    /// not, so each counts for all.
+    /// Whether it has reached its limit, as far as counters tell. They do not tell which of a peer's keys a
+    /// packet used, so each key counts all.
     pub(super) fn is_used_up(&self, now: &Traffic) -> bool {
         let used_up = |packets: [u64; 2], bytes: [u64; 2]| {
             let since = |[before, now]: [u64; 2]| now.saturating_sub(before);
@@ -51,8 +52,8 @@ impl Key {
 }
 
 impl Held {
-    /// Deletes the keys of the kernel's device that are used up, and tells of it as the device does where
-    /// packet ids are; for ever.
+    /// Deletes used-up keys of the kernel's device, and reports each as the device does when packet ids run
+    /// out. Runs forever.
     pub(super) async fn watch_limits(&self, client: &OvpnClient) -> Infallible {
         loop {
             tokio::time::sleep(READING).await;
@@ -67,7 +68,7 @@ impl Held {
         let peers = match client.peers(self.index).await {
             Ok(peers) => peers,
             Err(error) => {
-                // Without a device there is nothing to be used up.
+                // Without a device there are no keys to check.
                 if !is_gone(&error) {
                     tracing::warn!(%error, device = %self.name, "its counters are not read");
                 }
@@ -90,7 +91,7 @@ impl Held {
     }
 }
 
-/// More than none only in builds for tests, which cannot wait until a key has reached its limit.
+/// Above zero only in builds for tests, which cannot wait until a key has reached its limit.
 fn done_before() -> u64 {
     let told = cfg!(feature = "aged-keys").then(|| std::env::var("WEFT_DCO_KEY_BLOCKS").ok());
     told.flatten().and_then(|blocks| blocks.parse().ok()).unwrap_or(0)
@@ -127,7 +128,7 @@ mod tests {
             assert!(!key.is_used_up(&traffic(packets - 1)));
             assert!(key.is_used_up(&traffic(packets)));
         }
-        // Counters of another peer that has the id by now.
+        // Counters of another peer that now has the id.
         assert!(!key.is_used_up(&Traffic::default()));
     }
 

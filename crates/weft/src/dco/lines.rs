@@ -1,4 +1,4 @@
-//! What is told to who listens, one line for each thing that happens.
+//! Event lines for listeners, one for each event.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -12,29 +12,29 @@ use weft_openvpn::device::{Notice, Notification};
 
 use super::json;
 
-/// Lines about peers that wait for each listener at most; a slower one misses some and is told so.
+/// Lines about peers that may wait for each listener; a slower one misses some and is told so.
 const LINES_MAX: usize = 4_096;
-/// Packets of the control channel that wait for each listener at most: as lines they have up to 128 KiB.
+/// Packets of the control channel that may wait for each listener: each line has up to 128 KiB.
 const PACKETS_MAX: usize = 256;
 
-/// Where it is said what happens.
+/// Distributes lines to listeners.
 pub(super) struct Lines {
     notices: broadcast::Sender<Arc<str>>,
-    /// Apart, so that a flood of packets pushes no notice out.
+    /// Separate, so that a flood of packets displaces no notice.
     packets: broadcast::Sender<Arc<str>>,
-    /// Peers whose end is not told yet; below zero where an end was told before its peer was counted.
+    /// Peers whose end is not reported yet; negative if an end was reported before its peer was counted.
     untold: watch::Sender<i64>,
-    /// There is no more to say.
+    /// No more lines will come.
     over: watch::Sender<bool>,
 }
 
-/// An answer on its way: the end waits for it, but not for ever.
+/// An answer on its way: the end waits for it, up to a limit.
 #[derive(Clone)]
 pub(super) struct OnItsWay {
     _over: watch::Receiver<bool>,
 }
 
-/// One who listens.
+/// A listener.
 struct Listener {
     notices: broadcast::Receiver<Arc<str>>,
     packets: Option<broadcast::Receiver<Arc<str>>>,
@@ -51,7 +51,7 @@ impl Lines {
         }
     }
 
-    /// Tells what has happened to a peer.
+    /// Reports an event of a peer.
     pub(super) fn tell(&self, notice: &Notice) {
         self.say(&json::notice(notice));
         if matches!(notice.what, Notification::PeerDeleted { .. }) {
@@ -59,50 +59,50 @@ impl Lines {
         }
     }
 
-    /// Tells that a peer is gone, and that its reason was not heard.
+    /// Reports that a peer is gone for an unknown reason.
     pub(super) fn tell_gone(&self, device: u32, peer_id: u32) {
         self.say(&json::gone(device, peer_id));
         self.untold.send_modify(|peers| *peers -= 1);
     }
 
-    /// Tells a line that is about the device as a whole.
+    /// Sends a line about the device as a whole.
     pub(super) fn say(&self, text: &Value) {
-        // Nobody may be listening.
+        // There may be no listener.
         let _ = self.notices.send(text.to_string().into());
     }
 
-    /// Tells of a packet of the control channel. It is put into words only if somebody listens.
+    /// Reports a packet of the control channel. The text is built only if there is a listener.
     pub(super) fn packet(&self, text: impl FnOnce() -> Value) {
         if self.packets.receiver_count() > 0 {
             let _ = self.packets.send(text().to_string().into());
         }
     }
 
-    /// There is one peer more, whose end is to be told.
+    /// Counts a new peer, whose end will be reported.
     pub(super) fn peer_made(&self) {
         self.untold.send_modify(|peers| *peers += 1);
     }
 
-    /// Waits until the end of every peer is told.
+    /// Waits until the end of every peer is reported.
     pub(super) async fn ends_told(&self) {
         let mut untold = self.untold.subscribe();
-        // It fails only without a sender, which is ours.
+        // This fails only without a sender, which `self` holds.
         let _ = untold.wait_for(|peers| *peers <= 0).await;
     }
 
-    /// An answer that [`Self::finish`] waits for, as long as this value or a clone of it is there.
+    /// An answer that [`Self::finish`] waits for, while this value or a clone of it exists.
     pub(super) fn on_its_way(&self) -> OnItsWay {
         OnItsWay { _over: self.over.subscribe() }
     }
 
-    /// Ends all that is told: who listens gets what waits for him, and then the end. Waits until that is
-    /// so, and until no answer is on its way.
+    /// Ends all streams: each listener gets its waiting lines, and then the end. Waits until that is
+    /// done and no answer is on its way.
     pub(super) async fn finish(&self) {
         self.over.send_replace(true);
         self.over.closed().await;
     }
 
-    /// One line for each thing that happens from now on.
+    /// Streams one line for each event from now on.
     pub(super) fn listen(
         &self,
         with_packets: bool,
@@ -120,7 +120,7 @@ impl Lines {
 }
 
 impl Listener {
-    /// The next line; `None` at the end. What happens to peers comes before packets.
+    /// The next line; `None` at the end. Events of peers come before packets.
     async fn next(&mut self) -> Option<String> {
         let line = tokio::select! {
             biased;
@@ -161,7 +161,7 @@ mod tests {
 
     use super::*;
 
-    /// All that is told until the end.
+    /// Collects all lines until the end.
     async fn all(
         lines: &Lines,
         told: impl Stream<Item = Result<Bytes, Infallible>>,

@@ -2,8 +2,8 @@
 //! with one set of verbs (`docs/design/ovpn.md`).
 //!
 //! A process holds each device with its sockets, answers the verbs over a unix socket in the runtime
-//! directory, and tells what happens. It knows nothing of certificates or sessions: who negotiates keys
-//! brings them.
+//! directory, and reports events. It knows nothing of certificates or sessions: the negotiating program
+//! provides the keys.
 
 mod args;
 mod follow;

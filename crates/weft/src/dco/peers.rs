@@ -1,4 +1,4 @@
-//! What is kept of a device's peers beside the device: by what they are reached, and what was told of
+//! The records of a device's peers besides the device: their transports, and the state reported of
 //! them.
 
 use std::collections::BTreeMap;
@@ -12,20 +12,20 @@ use weft_openvpn::device::{PeerState, Slot};
 use super::limits::Key;
 use super::sockets::{Connection, Reading, Socket};
 
-/// By what a peer is reached.
+/// The transport of a peer.
 pub(super) enum Way {
-    /// A socket, which others may be reached by too.
+    /// A socket, which other peers may share.
     Udp(Arc<Socket>),
-    /// A connection of its own.
+    /// A separate connection.
     Tcp(Connection),
-    /// A connection that the device alone has.
+    /// A connection that only the device holds.
     Device,
 }
 
 /// A peer.
 struct Kept {
     way: Way,
-    /// Where it is, over UDP.
+    /// Its address, over UDP.
     remote: Option<SocketAddr>,
     /// Its keys, the primary first.
     keys: [Option<Key>; 2],
@@ -36,7 +36,7 @@ struct Kept {
 pub(super) struct Book(BTreeMap<u32, Kept>);
 
 impl Book {
-    /// A peer without keys, in the place of what was kept under its id.
+    /// Adds a peer without keys, and replaces an earlier record of its id.
     pub(super) fn insert(&mut self, id: u32, way: Way, remote: Option<SocketAddr>) {
         self.0.insert(id, Kept { way, remote: remote.map(plain), keys: [None; 2] });
     }
@@ -53,12 +53,12 @@ impl Book {
         self.0.clear();
     }
 
-    /// Keeps those peers only whose ids pass.
+    /// Keeps only the peers whose ids pass.
     pub(super) fn retain(&mut self, stays: impl Fn(u32) -> bool) {
         self.0.retain(|id, _| stays(*id));
     }
 
-    /// The socket that a peer is reached by.
+    /// The socket of a peer.
     pub(super) fn socket(&self, id: u32) -> Option<Arc<Socket>> {
         match &self.0.get(&id)?.way {
             Way::Udp(socket) => Some(Arc::clone(socket)),
@@ -66,7 +66,7 @@ impl Book {
         }
     }
 
-    /// Another descriptor of the connection that a peer is reached by.
+    /// A duplicate descriptor of a peer's connection.
     pub(super) fn stream(&self, id: u32) -> Option<io::Result<TcpStream>> {
         match &self.0.get(&id)?.way {
             Way::Tcp(connection) => Some(connection.try_clone()),
@@ -74,7 +74,7 @@ impl Book {
         }
     }
 
-    /// Leaves unread what comes over the connections of the peers whose ids pass.
+    /// Stops reading the connections of the peers whose ids pass.
     pub(super) fn stop_reading(&mut self, stops: impl Fn(u32) -> bool) {
         for (id, kept) in &mut self.0 {
             if let Way::Tcp(connection) = &mut kept.way
@@ -85,7 +85,7 @@ impl Book {
         }
     }
 
-    /// Goes on reading what comes over connections.
+    /// Resumes reading connections.
     pub(super) fn read_again(&mut self, reading: &Reading) {
         for (id, kept) in &mut self.0 {
             if let Way::Tcp(connection) = &mut kept.way
@@ -96,14 +96,14 @@ impl Book {
         }
     }
 
-    /// A peer is somewhere else.
+    /// A peer has another address now.
     pub(super) fn moved(&mut self, id: u32, remote: SocketAddr) {
         if let Some(kept) = self.0.get_mut(&id) {
             kept.remote = Some(plain(remote));
         }
     }
 
-    /// There is a key in a slot of a peer now, or none.
+    /// Sets or clears a key in a slot of a peer.
     pub(super) fn set_key(&mut self, id: u32, slot: Slot, key: Option<Key>) {
         if let Some(kept) = self.0.get_mut(&id) {
             match slot {
@@ -113,7 +113,7 @@ impl Book {
         }
     }
 
-    /// The keys of a peer have changed places.
+    /// The two keys of a peer were swapped.
     pub(super) fn swap_keys(&mut self, id: u32) {
         if let Some(kept) = self.0.get_mut(&id) {
             kept.keys.swap(0, 1);
@@ -129,12 +129,12 @@ impl Book {
         }
     }
 
-    /// Whether there is a key that may not do all that it is asked to.
+    /// Whether any key has a usage limit.
     pub(super) fn has_limits(&self) -> bool {
         self.0.values().flat_map(|kept| &kept.keys).flatten().any(Key::is_limited)
     }
 
-    /// The keys that may do no more, by what the device has counted: peer, slot, key id.
+    /// The keys that have reached their limit by the device's counters: peer, slot, key id.
     pub(super) fn used_up(&self, peers: &[PeerState]) -> Vec<(u32, Slot, u32)> {
         let of = |peer: &PeerState| {
             let keys = self.0.get(&peer.id).map(|kept| kept.keys).unwrap_or_default();
@@ -148,7 +148,7 @@ impl Book {
         peers.iter().flat_map(of).collect()
     }
 
-    /// The peers as far as who listens knows them.
+    /// The peers in the state that listeners know.
     pub(super) fn known(&self) -> Vec<KnownPeer> {
         let known = |(id, kept): (&u32, &Kept)| KnownPeer {
             id: *id,
@@ -159,7 +159,7 @@ impl Book {
     }
 }
 
-/// An address as devices tell it: one of IPv4 in the form of IPv6 is one of IPv4.
+/// An address in the device's form: an IPv4-mapped IPv6 address becomes IPv4.
 fn plain(address: SocketAddr) -> SocketAddr {
     match address {
         SocketAddr::V6(v6) => match v6.ip().to_ipv4_mapped() {
@@ -201,7 +201,7 @@ mod tests {
         assert_eq!(known(&book, 1), peer(1, at("192.0.2.9:9"), Some(5)));
         book.swap_keys(1);
         assert_eq!(known(&book, 1), peer(1, at("192.0.2.9:9"), Some(6)));
-        // It was the other slot's by then.
+        // By then it was the other slot's key.
         book.key_gone(1, 5);
         assert_eq!(known(&book, 1), peer(1, at("192.0.2.9:9"), Some(6)));
         book.swap_keys(1);
@@ -224,7 +224,7 @@ mod tests {
         book.set_key(1, Slot::Primary, key(5));
         book.set_key(2, Slot::Primary, key(5));
         let much = Traffic { tx_bytes: 1 << 40, tx_packets: 1 << 30, ..Traffic::default() };
-        // It came when the other one had done so much.
+        // It was installed when the other one had done so much.
         book.set_key(1, Slot::Secondary, key(6).map(|key| Key { before: much, ..key }));
         assert!(book.has_limits());
         let state = |id, link| PeerState { id, link, ..PeerState::default() };

@@ -1,4 +1,4 @@
-//! What the process that holds a device is asked, as JSON.
+//! Requests to the process that holds a device, as JSON.
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -23,13 +23,13 @@ impl Call for DeviceCall {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(tag = "verb", rename_all = "kebab-case")]
 pub enum Request {
-    /// The device: name, ifindex, engine, and where it is one in userspace what it dropped.
+    /// The device: name, ifindex, engine, and drop counters if it is one in userspace.
     Show,
     /// Adds a peer.
     NewPeer {
         /// The peer.
         peer: PeerWords,
-        /// What its packets go over.
+        /// The transport of its packets.
         carrier: Carrier,
         /// The mark of its packets.
         mark: Option<u32>,
@@ -58,7 +58,7 @@ pub enum Request {
     GetKey {
         /// The peer's id.
         peer: u32,
-        /// Where the key stands.
+        /// The slot of the key.
         slot: Slot,
     },
     /// Exchanges a peer's primary and secondary key.
@@ -66,18 +66,18 @@ pub enum Request {
         /// The peer's id.
         peer: u32,
     },
-    /// Takes a key from a peer.
+    /// Deletes a key of a peer.
     DelKey {
         /// The peer's id.
         peer: u32,
-        /// Where the key stands.
+        /// The slot of the key.
         slot: Slot,
     },
-    /// Sends a packet that is not data to a peer.
+    /// Sends a packet of the control channel to a peer.
     Packet {
         /// The peer's id.
         peer: u32,
-        /// What is sent, without a header.
+        /// The packet, without a header.
         bytes: Vec<u8>,
     },
     /// Remove the device and end.

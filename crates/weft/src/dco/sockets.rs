@@ -1,4 +1,4 @@
-//! What peers are reached by: UDP sockets, which they share, and TCP connections of their own.
+//! Transports of peers: UDP sockets, which peers share, and one TCP connection for each peer.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -19,8 +19,8 @@ use super::task::OwnedTask;
 
 /// How long the other end of a connection may take.
 const CONNECT_LIMIT: Duration = Duration::from_secs(30);
-/// How often it is tried whether an address is free by now: who has read from a socket that was closed a
-/// moment ago lets it go a moment later. Not a time, since this process may be stopped for a while.
+/// How often binding to a busy address is tried: the reader of a closed socket releases it a moment
+/// later. A count and not a time, since this process may be suspended for a while.
 const ADDRESS_FREE_TRIES: u32 = 200;
 /// Pause between two tries.
 const ADDRESS_FREE_PAUSE: Duration = Duration::from_millis(5);
@@ -29,7 +29,7 @@ const READ_PAUSE: Duration = Duration::from_millis(100);
 /// Bytes of the length in front of a packet on a connection.
 const LENGTH_BYTES: usize = 2;
 
-/// Tells of what the kernel's device leaves on the sockets of its peers: packets of the control channel.
+/// Reports packets that the kernel's device leaves on its peers' sockets: those of the control channel.
 #[derive(Clone)]
 pub(super) struct Reading {
     pub(super) lines: Arc<Lines>,
@@ -56,7 +56,7 @@ impl Reading {
         }))
     }
 
-    /// The same for a connection, on which each packet comes behind its length.
+    /// The same for a connection, where each packet follows its length.
     fn tcp(&self, stream: &TcpStream) -> io::Result<OwnedTask> {
         stream.set_nonblocking(true)?;
         let remote = stream.peer_addr().ok();
@@ -73,7 +73,7 @@ impl Reading {
                         reading.tell(remote, &buffer[LENGTH_BYTES..len]);
                     }
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                    // Closed, or taken from its peer.
+                    // The connection is closed, or no longer its peer's.
                     Ok(_) | Err(_) => return,
                 }
             }
@@ -81,7 +81,7 @@ impl Reading {
     }
 
     fn tell(&self, source: Option<SocketAddr>, packet: &[u8]) {
-        // The kernel leaves data, too, once it is for nobody.
+        // The kernel also leaves data once its peer is gone.
         if !is_data(packet) {
             self.lines.packet(|| json::packet(self.index, source, packet));
         }
@@ -94,10 +94,10 @@ fn is_data(packet: &[u8]) -> bool {
     matches!(opcode, Some(Ok((Opcode::DataV1 | Opcode::DataV2, _))))
 }
 
-/// A UDP socket. It is closed once nobody is reached by it.
+/// A UDP socket, closed once no peer uses it.
 pub(super) struct Socket {
     socket: UdpSocket,
-    /// Where the device does not read by itself.
+    /// `None` if the device reads by itself.
     _reader: Option<OwnedTask>,
 }
 
@@ -119,13 +119,13 @@ impl AsFd for Socket {
     }
 }
 
-/// The UDP sockets that peers are reached by, by the address that they were asked for. Whoever is reached
-/// by one has it; here it is only found.
+/// The UDP sockets of peers, by the requested address. The peers own the sockets; this map only finds
+/// them.
 #[derive(Default)]
 pub(super) struct Sockets(Mutex<BTreeMap<SocketAddr, Weak<Socket>>>);
 
 impl Sockets {
-    /// The socket with this address, opened if it is not there.
+    /// Returns the socket with this address, or opens it.
     pub(super) async fn open(
         &self,
         local: SocketAddr,
@@ -166,7 +166,7 @@ impl Sockets {
     }
 }
 
-/// A connection that the kernel's device has taken. It is open for as long as its peer is to live.
+/// A connection that the kernel's device has taken. It stays open while its peer lives.
 pub(super) struct Connection {
     stream: TcpStream,
     reader: Option<OwnedTask>,
@@ -178,12 +178,12 @@ impl Connection {
         Ok(Self { stream, reader })
     }
 
-    /// Leaves what comes unread.
+    /// Stops reading.
     pub(super) fn stop_reading(&mut self) {
         self.reader = None;
     }
 
-    /// Goes on reading after [`Self::stop_reading`].
+    /// Resumes reading after [`Self::stop_reading`].
     pub(super) fn read_again(&mut self, reading: &Reading) -> io::Result<()> {
         if self.reader.is_none() {
             self.reader = Some(reading.tcp(&self.stream)?);
@@ -197,7 +197,7 @@ impl Connection {
     }
 }
 
-/// A connection to a peer, which this end or the other opens.
+/// Connects to a peer, actively or passively.
 ///
 /// # Errors
 /// It is refused, or the other end takes longer than [`CONNECT_LIMIT`].
@@ -217,7 +217,7 @@ pub(super) async fn connect(carrier: &Carrier) -> io::Result<TcpStream> {
     Ok(stream)
 }
 
-/// Has all that a socket sends marked, if there is a mark.
+/// Marks all packets of a socket, if there is a mark.
 pub(super) fn set_mark(socket: impl AsFd, mark: Option<u32>) -> Result<(), ApiError> {
     let Some(mark) = mark else { return Ok(()) };
     weft_io::udp::set_mark(socket, mark).map_err(|error| {
@@ -249,7 +249,7 @@ mod tests {
         drop(first);
         assert_eq!(UdpSocket::bind(local).unwrap_err().kind(), io::ErrorKind::AddrInUse);
         drop(second);
-        // The reader may let go of it a moment later, which the next one waits for.
+        // The reader may release it a moment later, which the next one waits for.
         let third = sockets.open(local, None).await.unwrap();
         drop(third);
         assert!(UdpSocket::bind(local).is_ok());

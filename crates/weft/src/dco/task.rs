@@ -1,8 +1,8 @@
-//! Tasks that somebody owns.
+//! Tasks with an owner.
 
 use tokio::task::JoinHandle;
 
-/// A task that ends with this value.
+/// A task that is aborted when this value is dropped.
 #[derive(Debug)]
 pub(crate) struct OwnedTask(JoinHandle<()>);
 

@@ -1,5 +1,5 @@
-//! Static keys that this host has sealed with. The packet ids of a key begin at 1 each time that it is given
-//! to a device, so that a key given twice would seal two packets under one nonce, which breaks AES-GCM and
+//! Static keys that this host has sealed with. The packet ids of a key start at 1 each time it is installed
+//! on a device. A key installed twice would seal two packets under one nonce, which breaks AES-GCM and
 //! ChaCha20-Poly1305 for both.
 
 use std::fs::{File, OpenOptions};
@@ -11,7 +11,7 @@ use rustix::fs::{FlockOperation, flock};
 
 use weft_api::{ApiError, ErrorKind};
 
-/// The most keys of which a host keeps a record.
+/// The most keys that a host records.
 pub(super) const USED_KEYS_MAX: usize = 65_536;
 
 /// One line each, in hexadecimal digits: the fingerprint of the half of a key file that was sealed with.
@@ -19,18 +19,18 @@ const USED_KEYS: &str = "dco-used-keys";
 /// Bytes of a line.
 const LINE_BYTES: usize = 65;
 
-/// The record of one key, which stands already. It is taken back unless the key is kept.
+/// The record of one key, already written. It is removed on drop unless the key is kept.
 pub(super) struct Recorded {
     file: File,
-    /// Where the line begins; `None`: it is to stay.
+    /// The offset of the line; `None`: the record stays.
     begins: Option<u64>,
 }
 
-/// Records that this host seals with a key from now on, in a state directory that is made if need be. Other
-/// processes wait until the answer is dropped.
+/// Records that this host seals with a key from now on, in a state directory that is created if needed.
+/// Other processes wait until the result is dropped.
 ///
 /// # Errors
-/// [`ErrorKind::Conflict`] if it has before; [`ErrorKind::Unavailable`] if that cannot be recorded.
+/// [`ErrorKind::Conflict`] if it has done so before; [`ErrorKind::Unavailable`] if that cannot be recorded.
 pub(super) fn record(state_dir: &Path, fingerprint: &[u8; 32]) -> Result<Recorded, ApiError> {
     let path = state_dir.join(USED_KEYS);
     let failed = |error: io::Error| {
@@ -49,7 +49,7 @@ pub(super) fn record(state_dir: &Path, fingerprint: &[u8; 32]) -> Result<Recorde
                     the same nonces again; make a new key with openvpn --genkey secret FILE";
         return Err(ApiError::new(ErrorKind::Conflict, text));
     }
-    // A line that a power cut has left unfinished is written over.
+    // A line that a power cut left unfinished is overwritten.
     let whole = known.len() - known.len() % LINE_BYTES;
     if whole / LINE_BYTES >= USED_KEYS_MAX {
         let text = format!(
@@ -84,7 +84,7 @@ impl Recorded {
 
     fn take_back(&mut self) {
         if let Some(begins) = self.begins.take() {
-            // What cannot be taken back refuses a key that was not used, which does no harm.
+            // If this fails, the record refuses an unused key, which does no harm.
             let _ = self.file.set_len(begins);
         }
     }
@@ -96,7 +96,7 @@ impl Drop for Recorded {
     }
 }
 
-/// The file, locked, and what is in it.
+/// The file, locked, and its content.
 fn read(path: &PathBuf) -> io::Result<(File, String)> {
     let mut file = OpenOptions::new()
         .read(true)
@@ -124,7 +124,7 @@ mod tests {
     fn a_key_is_used_once_unless_it_was_taken_back() {
         let dir = tempfile::tempdir().unwrap();
         let state = dir.path().join("state");
-        // The device refused it: it may come again.
+        // The device refused it, so it may be used again.
         drop(record(&state, &[1; 32]).unwrap());
         record(&state, &[1; 32]).unwrap().keep();
         record(&state, &[2; 32]).unwrap().keep();

@@ -1,4 +1,4 @@
-//! The verbs' side of the command line.
+//! The command-line side of the verbs.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufRead, BufReader, Write};
@@ -34,7 +34,7 @@ pub(crate) fn run(command: DcoCommand, runtime_dir: &Path) -> anyhow::Result<Exi
         command => {
             let (device, json, request) = request(command)?;
             let answer = runtime.block_on(ask(&device, runtime_dir, &request))?;
-            // A verb without an answer has done what it was asked.
+            // A verb without an answer prints nothing.
             let is_empty = answer.as_object().is_some_and(serde_json::Map::is_empty);
             if json || !is_empty {
                 output::print(json, &answer, text)?;
@@ -44,11 +44,11 @@ pub(crate) fn run(command: DcoCommand, runtime_dir: &Path) -> anyhow::Result<Exi
     Ok(ExitCode::SUCCESS)
 }
 
-/// Asks a device's holder one thing after the other, without starting a program for each. The answers
-/// are of no interest.
+/// Sends requests to a device's holder in sequence, without starting a program for each. Ignores the
+/// answers.
 ///
 /// # Errors
-/// The first that was refused, or that there is no holder.
+/// The first refusal, or that there is no holder.
 pub fn ask_all(
     device: &str,
     runtime_dir: &Path,
@@ -59,7 +59,7 @@ pub fn ask_all(
         .try_for_each(|request| runtime.block_on(ask(device, runtime_dir, &request)).map(|_| ()))
 }
 
-/// Device, form of the output, and what its holder is asked.
+/// The device, the output format, and the request to its holder.
 fn request(command: DcoCommand) -> anyhow::Result<(String, bool, Request)> {
     Ok(match command {
         DcoCommand::GetIface(of) => (of.device, of.json, Request::Show),
@@ -73,7 +73,7 @@ fn request(command: DcoCommand) -> anyhow::Result<(String, bool, Request)> {
         DcoCommand::GetPeer(get) => (get.device, get.json, Request::GetPeer { id: get.peer }),
         DcoCommand::DelPeer(of) => (of.device, of.json, Request::DelPeer { id: of.peer }),
         DcoCommand::NewKey(mut new) => {
-            // The holder stands in another directory.
+            // The holder has another working directory.
             new.words.key_file = std::path::absolute(&new.words.key_file)?;
             new.words.state_dir = std::path::absolute(&new.words.state_dir)?;
             (new.device, new.json, Request::NewKey { key: new.words })
@@ -103,7 +103,7 @@ async fn ask(device: &str, runtime_dir: &Path, request: &Request) -> anyhow::Res
     client.call::<DeviceCall>(request).await.map_err(|error| nobody(device, error))
 }
 
-/// Who is not there is no daemon, but the process of a device.
+/// The missing process is the device's holder, not the daemon.
 fn nobody(device: &str, error: ClientError) -> anyhow::Error {
     match error {
         ClientError::NotRunning(_) => ApiError::new(
@@ -156,8 +156,8 @@ fn new_iface(
     }
 }
 
-/// Where the process that holds a device says what it cannot tell anybody: it stays when the device is
-/// gone.
+/// Opens the log of the process that holds a device, for errors that it cannot report otherwise. The
+/// log stays when the device is gone.
 fn open_log(device: &str, runtime_dir: &Path) -> anyhow::Result<File> {
     if device.contains('/') || device.is_empty() {
         let text = format!("{device:?} cannot name a network device: 1 to 15 bytes, without slash");
@@ -175,9 +175,9 @@ fn log_path(device: &str, runtime_dir: &Path) -> PathBuf {
     runtime_dir.join(DEVICES).join(format!("{device}.log"))
 }
 
-/// The holding process's own side of [`new_iface`].
+/// The holding process's side of [`new_iface`].
 async fn held(words: &NewIface, runtime_dir: &Path) -> ExitCode {
-    // It outlives its terminal and holds no directory of the user's busy.
+    // The process outlives its terminal and keeps no directory busy.
     let _ = setsid();
     let _ = std::env::set_current_dir("/");
     weft_daemon::log_to_file(log_path(&words.device, runtime_dir));
@@ -199,7 +199,7 @@ async fn held(words: &NewIface, runtime_dir: &Path) -> ExitCode {
     }
 }
 
-/// Prints lines as they come.
+/// Prints lines as they arrive.
 async fn listen(words: &Listen, runtime_dir: &Path) -> anyhow::Result<()> {
     let client = Client::new(&directory(runtime_dir, &words.device));
     let path = if words.packets { "/v1/packets" } else { "/v1/notices" };
@@ -207,13 +207,13 @@ async fn listen(words: &Listen, runtime_dir: &Path) -> anyhow::Result<()> {
     let print = |line: &str| {
         left = left.saturating_sub(1);
         let printed = writeln!(io::stdout().lock(), "{line}");
-        // A pipe that is closed ends it quietly.
+        // A closed pipe ends the output quietly.
         printed.is_ok() && left > 0
     };
     client.lines(path, print).await.map_err(|error| nobody(&words.device, error))
 }
 
-/// For people: one `name value` a line, peers apart, counts behind one another.
+/// For people: one `name value` a line, a blank line between peers, counts in one line.
 fn text(answer: &Value) -> String {
     let shown = |value: &Value| match value {
         Value::String(text) => text.clone(),

@@ -1,4 +1,4 @@
-//! The words of the command line as a device takes them.
+//! Converts the words of the command line to a device's attributes.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! Whether this host's own firewall stops or changes what Weft carries.
+//! Whether this host's own firewall blocks or changes Weft's traffic.
 
 use weft_daemon::SWITCH;
 use weft_kernel::{Carried, Kernel, KernelError, Obstacle};
@@ -7,7 +7,7 @@ use super::{Finding, State};
 
 const NAME: &str = "firewall";
 
-/// Reads the rules of nftables; `ipsec`: the kernel can open packets of format `esp`.
+/// Reads the nftables rules; `ipsec`: the kernel can open packets of format `esp`.
 pub(super) fn look(ipsec: bool) -> Vec<Finding> {
     match read(ipsec) {
         Ok(found) => findings(found),

@@ -1,12 +1,12 @@
-//! What the host tells of itself without being changed: files of `/proc`, `/sys` and `/lib/modules`.
+//! Facts about the host, read without changing it: files of `/proc`, `/sys` and `/lib/modules`.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// The bit of CAP_NET_ADMIN (capabilities(7)).
 const CAP_NET_ADMIN: u32 = 12;
-/// Features of x86 and Arm processors that the data path or an AEAD makes use of, as `/proc/cpuinfo`
-/// names them.
+/// Features of x86 and Arm processors that the data path or an AEAD uses, named as in
+/// `/proc/cpuinfo`.
 const FEATURES: &str = "aes pclmulqdq ssse3 avx avx2 avx512f avx512bw vaes vpclmulqdq sha_ni \
                         pmull sha2 sha3 asimd sve";
 
@@ -32,7 +32,7 @@ pub fn find_program(program: &str) -> Option<PathBuf> {
     places.map(|place| place.join(program)).find(|file| file.is_file())
 }
 
-/// The MTU of the link that leads to other hosts, in bytes: as the daemon reckons without peers.
+/// The MTU of the link to other hosts, in bytes: as the daemon assumes it without peers.
 pub(super) fn link_mtu() -> Option<u16> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().ok()?;
     let mtu = runtime
@@ -45,17 +45,17 @@ pub(super) fn link_mtu() -> Option<u16> {
 pub(super) enum Module {
     /// Built in, or loaded.
     There,
-    /// On disk; the kernel loads it when it is needed.
+    /// On disk; the kernel loads it on demand.
     OnDisk,
     /// Built as a module that is not on this disk.
     NotInstalled,
     /// Left out when the kernel was built.
     Absent,
-    /// The kernel tells nothing of it.
+    /// The kernel does not provide this information.
     Unknown,
 }
 
-/// Evidence of what the running kernel has.
+/// Evidence of the running kernel's features.
 #[derive(Debug, Default)]
 pub(super) struct Kernel {
     /// Its release.
@@ -63,12 +63,12 @@ pub(super) struct Kernel {
     /// `modules.builtin` and `modules.dep`, if they are there.
     builtin: Option<String>,
     on_disk: Option<String>,
-    /// What it was configured with.
+    /// The kernel's build configuration.
     config: Option<String>,
 }
 
 impl Kernel {
-    /// Reads what there is.
+    /// Reads the available evidence.
     pub(super) fn read() -> Self {
         let release = read("/proc/sys/kernel/osrelease").unwrap_or_else(|| "unknown".to_owned());
         let modules = PathBuf::from("/lib/modules").join(&release);
@@ -82,7 +82,7 @@ impl Kernel {
         }
     }
 
-    /// Whether it has a module, which the option `CONFIG_`… builds.
+    /// The state of a module, which the option `CONFIG_`… builds.
     pub(super) fn module(&self, name: &str, option: &str) -> Module {
         if Path::new("/sys/module").join(name).exists() {
             Module::There
@@ -109,7 +109,7 @@ impl Kernel {
     }
 }
 
-/// `/proc/config.gz`, by way of gzip.
+/// Reads `/proc/config.gz`, using gzip.
 fn packed_config() -> Option<String> {
     if !Path::new("/proc/config.gz").exists() {
         return None;
@@ -119,7 +119,7 @@ fn packed_config() -> Option<String> {
     text.contains("CONFIG_").then_some(text)
 }
 
-/// Whether a list of module files names this one. File names have `-` where modules have `_`.
+/// Whether a list of module files names this module. File names have `-` where modules have `_`.
 fn names(list: &str, module: &str) -> bool {
     list.lines().any(|line| {
         let path = line.split(':').next().unwrap_or_default();
@@ -133,7 +133,7 @@ fn setting<'a>(config: &'a str, option: &str) -> Option<&'a str> {
     config.lines().find_map(|line| line.strip_prefix(option)?.strip_prefix('='))
 }
 
-/// Features of the processor that matter here, of those that `/proc/cpuinfo` names.
+/// The relevant processor features among those in `/proc/cpuinfo`.
 pub(super) fn cpu_features() -> Vec<&'static str> {
     features_of(&read("/proc/cpuinfo").unwrap_or_default())
 }
@@ -197,7 +197,7 @@ mod tests {
         assert_eq!(debian.told("x_tables", "CONFIG_X"), Module::There);
         assert_eq!(debian.told("esp4", "CONFIG_INET_ESP"), Module::OnDisk);
         assert_eq!(debian.told("vxlan", "CONFIG_VXLAN"), Module::OnDisk);
-        // Only a dependency of another.
+        // Listed only as a dependency of another module.
         assert_eq!(debian.told("x", "CONFIG_X"), Module::Absent);
         assert_eq!(debian.told("ovpn", "CONFIG_OVPN"), Module::Absent);
         let config =

@@ -1,7 +1,7 @@
-//! `weft doctor`: what this host has of what Weft uses, how fast its processor is at it, and what to
-//! do where something is missing.
+//! `weft doctor`: which features Weft can use on this host, how fast its processor is, and what to do about
+//! missing ones.
 //!
-//! Nothing of the host is changed. The offloads are tried on a device that is gone right after.
+//! It does not change the host. It tests the offloads on a temporary device.
 
 mod firewall;
 mod host;
@@ -26,10 +26,10 @@ pub use self::host::{cpu_model, find_program};
 
 /// The plaintext on which the AEADs are measured, in bytes: that of a full datagram on 1500.
 const AEAD_BYTES: usize = SizeClass::Medium.typical_bytes();
-/// How long all AEADs are measured together, in milliseconds.
+/// How long the measurement of all AEADs takes together, in milliseconds.
 const RACE_MS: u64 = 1_000;
-/// Kernels that spoil the headers and checksums of runs on their way to some network drivers (reference:
-/// Tailscale's issue 19777; 7.1.5 does not). Loopback has no such driver, so no test here shows it.
+/// Kernels that corrupt headers and checksums of GSO batches for some network drivers (reference: Tailscale's
+/// issue 19777; 7.1.5 does not). Loopback has no such driver, so no test here detects it.
 const SPOILING_RUNS: RangeInclusive<[u32; 3]> = [7, 0, 0]..=[7, 1, 4];
 
 /// What `weft doctor` looks at.
@@ -40,34 +40,34 @@ pub struct DoctorOptions {
     pub json: bool,
 }
 
-/// How a finding is to be taken.
+/// The severity of a finding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum State {
-    /// There, and right.
+    /// Present and working.
     Ok,
-    /// Weft runs without it, and is slower or can do less.
+    /// Missing, but Weft runs slower or with fewer features.
     Without,
     /// Weft cannot run.
     Missing,
-    /// The host does not tell.
+    /// The host does not provide this information.
     Unknown,
 }
 
-/// One line: what, how it is, and what to do.
+/// One line: the subject, its state, and advice.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Finding {
-    /// What was looked at.
+    /// The subject of the check.
     pub name: String,
-    /// How it is.
+    /// Its state.
     pub state: State,
-    /// What was found.
+    /// The result in words.
     pub detail: String,
-    /// What to do, where there is something.
+    /// Advice, if there is any.
     pub advice: Option<String>,
 }
 
-/// What one core does with an AEAD.
+/// The speed of one core with an AEAD.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct AeadFigure {
     /// The AEAD.
@@ -80,24 +80,24 @@ pub struct AeadFigure {
     pub sealed_gbps: f64,
     /// Gbit/s opened.
     pub opened_gbps: f64,
-    /// Whether the race at start makes the engine seal packets of this size with it.
+    /// Whether the engine seals packets of this size with it, by the race at start.
     pub seals: bool,
-    /// Whether it makes the engine open them with it.
+    /// Whether the engine opens them with it.
     pub opens: bool,
 }
 
-/// All that was found.
+/// All findings.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Diagnosis {
     /// Whether Weft can run here.
     pub ready: bool,
-    /// Line by line.
+    /// The findings, one a line.
     pub findings: Vec<Finding>,
     /// The AEADs, per core.
     pub aead: Vec<AeadFigure>,
 }
 
-/// Looks at this host.
+/// Examines this host.
 #[must_use]
 pub fn examine() -> Diagnosis {
     let kernel = host::Kernel::read();
@@ -123,8 +123,8 @@ pub fn examine() -> Diagnosis {
 }
 
 impl Diagnosis {
-    /// Adds what the daemon that runs here has found others to have set up that does not see all frames, what
-    /// it warns of, and what does not bound it.
+    /// Adds the running daemon's findings: foreign rules that do not see all frames, warnings, and sandboxing
+    /// that is off.
     pub fn add_running(
         &mut self,
         passed_by: &[String],
@@ -220,7 +220,7 @@ fn link(mtu: Option<u16>) -> Finding {
     }
 }
 
-/// The TAP device, and the offloads tried on one.
+/// The TAP device, and the offloads tested on one.
 fn tap_and_offloads() -> Vec<Finding> {
     let offloads = match offload::self_test() {
         Ok(offloads) => offloads,
@@ -268,7 +268,7 @@ fn tap_and_offloads() -> Vec<Finding> {
     findings
 }
 
-/// What no test at start shows of a kernel with this release: runs that a driver gets spoilt.
+/// A warning for kernels that corrupt GSO batches with some drivers, which no test at start detects.
 fn drivers(release: &str) -> Option<Finding> {
     let version = offload::kernel_version(release)?;
     SPOILING_RUNS.contains(&version).then(|| {
@@ -280,7 +280,7 @@ fn drivers(release: &str) -> Option<Finding> {
     })
 }
 
-/// A part of the kernel, and what it is needed for.
+/// A part of the kernel, and its use.
 struct Part {
     module: &'static str,
     option: &'static str,
@@ -379,7 +379,7 @@ fn landlock(found: Result<(), &str>) -> Finding {
     }
 }
 
-/// The diagnosis for people.
+/// The diagnosis as text.
 #[must_use]
 pub fn text(diagnosis: &Diagnosis) -> String {
     let width = diagnosis.findings.iter().map(|finding| finding.name.len()).max().unwrap_or(0);

@@ -1,4 +1,4 @@
-//! `weft top`: what moves now, by peer, by container and by worker, and what is dropped and why.
+//! `weft top`: current traffic by peer, container and worker, and drops by reason.
 
 mod rates;
 mod view;
@@ -17,7 +17,7 @@ pub(super) async fn top(args: TopArgs, daemon: &Client) -> anyhow::Result<()> {
     let mut before: Traffic = daemon.ask::<call::Traffic>().await?;
     let mut screen = Screen::default();
     let mut ticks = tokio::time::interval(args.interval);
-    // Late is late: the rates are over the time that has really passed.
+    // Ticks may be late: rates use the time that really passed.
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     ticks.tick().await;
     let mut shown = 0;
@@ -31,7 +31,7 @@ pub(super) async fn top(args: TopArgs, daemon: &Client) -> anyhow::Result<()> {
             screen.show(&view::text(&rates))
         };
         match written {
-            // Who read has seen enough.
+            // The reader has closed the pipe.
             Err(error) if error.kind() == io::ErrorKind::BrokenPipe => return Ok(()),
             written => written?,
         }
@@ -50,7 +50,7 @@ pub(super) fn parse_interval(text: &str) -> Result<Duration, String> {
     Ok(Duration::from_secs_f64(seconds))
 }
 
-/// Standard output: a terminal, on which each table takes the place of the one before, or not.
+/// Standard output: on a terminal each table replaces the previous one.
 #[derive(Default)]
 struct Screen {
     drawn: bool,
@@ -69,14 +69,14 @@ impl Screen {
     }
 }
 
-/// Rows and columns of a terminal; one that does not say has as many as it takes.
+/// Rows and columns of a terminal; unlimited if it does not report them.
 fn size(terminal: &io::StdoutLock<'_>) -> (usize, usize) {
     let known = |n: u16| if n == 0 { usize::MAX } else { n.into() };
     tcgetwinsize(terminal)
         .map_or((usize::MAX, usize::MAX), |size| (known(size.ws_row), known(size.ws_col)))
 }
 
-/// Shortest `--interval`, in seconds: the daemon has other things to do than to count.
+/// Shortest `--interval`, in seconds: counting takes the daemon's time.
 const INTERVAL_S_MIN: f64 = 0.1;
 /// Longest `--interval`, in seconds.
 const INTERVAL_S_MAX: f64 = 86_400.0;

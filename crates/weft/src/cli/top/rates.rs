@@ -1,5 +1,5 @@
-//! Rates from two readings of counters. A counter that is less than before began anew meanwhile: what
-//! it shows has all come since. What was not there before has no rate yet.
+//! Rates from two readings of counters. A counter that is lower than before was reset meanwhile, so
+//! its value counts as growth. A counter that was missing before has no rate yet.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use weft_api::{ContainerTraffic, LaneTraffic, PeerTraffic, Traffic, Volume, WorkerTraffic};
 
-/// What happened between two readings: one line of `weft top --json`.
+/// Rates between two readings: one line of `weft top --json`.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(super) struct Rates {
     /// Time between the readings, in milliseconds.
@@ -15,7 +15,7 @@ pub(super) struct Rates {
     pub(super) peers: Vec<PeerRates>,
     pub(super) containers: Vec<ContainerRates>,
     pub(super) workers: Vec<WorkerRates>,
-    /// By reason; reasons for which nothing was ever dropped are left out.
+    /// By reason; reasons without any drops are omitted.
     pub(super) drops: BTreeMap<String, Drops>,
 }
 
@@ -35,9 +35,9 @@ pub(super) struct PeerRates {
     pub(super) engine: Option<String>,
     #[serde(flatten)]
     pub(super) rates: VolumeRates,
-    /// Datagrams of the peer's that were refused, and packets for it that were not sent, per second.
+    /// Refused datagrams of the peer, and unsent packets to it, per second.
     pub(super) dropped_pps: f64,
-    /// What of it goes over each lane of the vector engine.
+    /// The share of each lane of the vector engine.
     pub(super) lanes: Vec<LaneRates>,
 }
 
@@ -64,7 +64,7 @@ pub(super) struct WorkerRates {
     pub(super) worker: usize,
     /// Share of the time that its thread worked, in percent.
     pub(super) busy_percent: f64,
-    /// Share of the time that it was awake with nothing to do, in percent.
+    /// Share of the time that it polled with nothing to do, in percent.
     pub(super) awake_percent: f64,
     /// The same of its helpers' threads together: each may add up to 100.
     pub(super) helpers_busy_percent: f64,
@@ -110,14 +110,14 @@ impl Rates {
     }
 }
 
-/// Divides by the time that has passed.
+/// Divides by the elapsed time.
 #[derive(Clone, Copy)]
 struct PerSecond {
     interval_ms: u64,
 }
 
 impl PerSecond {
-    /// How fast a counter grew; 0 over no time.
+    /// Growth of a counter per second; 0 over no time.
     fn rate(self, before: Option<u64>, now: u64) -> f64 {
         let growth = before.map_or(0, |before| now.checked_sub(before).unwrap_or(now));
         if self.interval_ms == 0 { 0.0 } else { growth as f64 * 1_000.0 / self.interval_ms as f64 }

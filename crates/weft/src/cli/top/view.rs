@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use super::rates::{PeerRates, Rates, VolumeRates};
 use crate::cli::output::{named, table};
 
-/// All tables, one under the other; those that would be empty are left out, but for the peers'.
+/// All tables, one below the other; empty ones are omitted, except the peers'.
 pub(super) fn text(rates: &Rates) -> String {
     let seconds = rates.interval_ms as f64 / 1_000.0;
     let mut text = format!("Rates over {seconds:.1} s\n\n");
@@ -21,7 +21,7 @@ pub(super) fn text(rates: &Rates) -> String {
         true => writeln!(text, "no peers; weft status connections says why"),
         false => writeln!(text, "{peers}"),
     };
-    // One lane carries what its peer's line says; the kernel has none of ours.
+    // A single lane repeats its peer's line; the kernel has no lanes of ours.
     let has_lanes =
         |peer: &&PeerRates| peer.lanes.len() > 1 && peer.engine.as_deref() != Some("kernel");
     let several: Vec<_> = rates.peers.iter().filter(has_lanes).collect();
@@ -81,8 +81,8 @@ pub(super) fn text(rates: &Rates) -> String {
     text
 }
 
-/// What a terminal of so many rows and columns is sent: the text in the place of the one before, cut to
-/// what fits, since a line that wraps would push the others down.
+/// The output for a terminal of so many rows and columns. It overwrites the previous text and cuts long
+/// lines, since a wrapped line would push the others down.
 pub(super) fn frame(text: &str, (rows, columns): (usize, usize), drawn: bool) -> String {
     const CLEAR: &str = "\x1b[2J";
     const HOME: &str = "\x1b[H";
@@ -90,7 +90,7 @@ pub(super) fn frame(text: &str, (rows, columns): (usize, usize), drawn: bool) ->
     const CLEAR_BELOW: &str = "\x1b[J";
     let mut frame = if drawn { HOME.to_owned() } else { format!("{CLEAR}{HOME}") };
     let lines: Vec<&str> = text.trim_end().lines().collect();
-    // The cursor stands in the last row.
+    // The last row is for the cursor.
     let room = rows.saturating_sub(1).max(1);
     let shown = if lines.len() <= room { lines.len() } else { room - 1 };
     for line in &lines[..shown] {
@@ -128,7 +128,7 @@ fn count(per_second: f64) -> String {
 fn scaled(value: f64) -> (String, &'static str) {
     let (mut value, mut prefix) = (value, "");
     for next in ["k", "M", "G", "T"] {
-        // What would be rounded to four digits takes the next prefix.
+        // A value that would round to four digits takes the next prefix.
         if value < 999.5 {
             break;
         }
