@@ -8,9 +8,9 @@ use crate::types;
 /// HTTP method of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Method {
-    /// Reads.
+    /// A request that only reads.
     Get,
-    /// Changes.
+    /// A request that changes state.
     Post,
 }
 
@@ -26,7 +26,7 @@ pub trait Call {
     type Answer: Serialize + DeserializeOwned + Send + 'static;
 }
 
-/// A body without content: an empty JSON object. Fields that somebody sends are ignored.
+/// A body without content: an empty JSON object. Unknown fields are ignored.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, serde::Deserialize)]
 pub struct Nothing {}
 
@@ -53,9 +53,9 @@ calls! {
     Connections = Get "/v1/connections" Nothing => Vec<types::Connection>;
     /// Candidates of each peer, by preference.
     Paths = Get "/v1/paths" Nothing => Vec<types::Path>;
-    /// Known peers and what they are connected to.
+    /// Known peers and their connections.
     Peers = Get "/v1/peers" Nothing => Vec<types::Peer>;
-    /// Addresses that are dialled.
+    /// Addresses that this host dials.
     Targets = Get "/v1/targets" Nothing => Vec<types::Target>;
     /// Address ranges and their owners.
     Ipam = Get "/v1/ipam" Nothing => types::Ipam;
@@ -63,7 +63,7 @@ calls! {
     Attachments = Get "/v1/attachments" Nothing => Vec<types::Attachment>;
     /// Everything at once, with all counters.
     Report = Get "/v1/report" Nothing => types::Report;
-    /// Counters that rates are made of.
+    /// Counters for computing rates.
     Traffic = Get "/v1/traffic" Nothing => types::Traffic;
     /// Threads of the vector engine.
     Workers = Get "/v1/workers" Nothing => types::Workers;
@@ -71,11 +71,11 @@ calls! {
     SetWorkers = Post "/v1/workers" types::WorkersRequest => types::Workers;
     /// Gives a container an interface and addresses.
     Attach = Post "/v1/attach" types::AttachRequest => types::Attachment;
-    /// Takes them away.
+    /// Removes the interface and its addresses.
     Detach = Post "/v1/detach" types::DetachRequest => types::Detached;
     /// Adds hosts to dial.
     Connect = Post "/v1/connect" types::ConnectRequest => Vec<types::Target>;
-    /// Removes hosts from those that are dialled.
+    /// Stops dialling hosts.
     Forget = Post "/v1/forget" types::ForgetRequest => Vec<types::Target>;
     /// Makes a one-time token.
     Token = Post "/v1/token" Nothing => types::Invitation;

@@ -1,4 +1,4 @@
-//! The side of whoever asks.
+//! The client side.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -21,40 +21,40 @@ pub struct Client {
 /// Why the daemon gave no answer.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
-    /// The daemon's answer is not what this command expects: versions differ, or the socket is another program's.
+    /// The daemon's answer is not in the expected form: versions differ, or the socket is another program's.
     #[error(
         "the daemon at {socket} answered in an unknown form ({detail}); is it of another version?"
     )]
     Malformed {
         /// The socket.
         socket: PathBuf,
-        /// What could not be read.
+        /// The part that could not be read.
         detail: String,
     },
-    /// The daemon ended before its answer did (us, unless somebody killed it).
+    /// The daemon ended before its answer did (us, unless the daemon was killed).
     #[error("the daemon at {0} closed the connection; its log may say why")]
     Ended(PathBuf),
-    /// Nobody listens on the socket (configuration).
+    /// No process listens on the socket (configuration).
     #[error("weft is not running here (nobody answers at {0}); start it with: weft launch")]
     NotRunning(PathBuf),
-    /// The socket exists, and this user may not open it (configuration).
+    /// The socket exists, but this user may not open it (configuration).
     #[error("{0} may be opened by root only; run this command as root")]
     NotPermitted(PathBuf),
-    /// The daemon refused.
+    /// The daemon refused the request.
     #[error(transparent)]
     Refused(#[from] ApiError),
-    /// The daemon accepted the request and gave no answer in time (us).
+    /// The daemon accepted the request but did not answer in time (us).
     #[error("the daemon at {0} did not answer within {ANSWER_TIMEOUT_S} s; its log may say why")]
     TimedOut(PathBuf),
 }
 
 impl Client {
-    /// A client of the daemon whose runtime directory this is.
+    /// A client of the daemon with this runtime directory.
     pub fn new(runtime_dir: &Path) -> Self {
         Self { socket: socket_path(runtime_dir) }
     }
 
-    /// Asks, and waits for the answer.
+    /// Sends a request and waits for the answer.
     ///
     /// # Errors
     /// See [`ClientError`].
@@ -74,10 +74,11 @@ impl Client {
         self.call::<C>(&Nothing {}).await
     }
 
-    /// A GET request that is answered by lines for as long as there are any, or as `take` asks for more.
+    /// Sends a GET request and passes each line of the answer to `take`, until the lines end or `take` returns
+    /// false.
     ///
     /// # Errors
-    /// See [`ClientError`]; [`ClientError::Ended`] where the lines break off.
+    /// See [`ClientError`]; [`ClientError::Ended`] if the lines break off.
     pub async fn lines(
         &self,
         path: &str,
@@ -135,7 +136,7 @@ impl Client {
         Ok((answer.status, body))
     }
 
-    /// Asks, and returns the beginning of the answer.
+    /// Sends a request, and returns once the answer has begun.
     async fn open(&self, method: Method, path: &str, body: Bytes) -> Result<Opened, ClientError> {
         let stream =
             UnixStream::connect(&self.socket).await.map_err(|error| match error.kind() {
@@ -171,11 +172,11 @@ impl Client {
     }
 }
 
-/// An answer whose body is still to be read.
+/// An answer whose body is not read yet.
 struct Opened {
     status: hyper::StatusCode,
     body: hyper::body::Incoming,
-    /// Moves bytes for as long as the answer is read.
+    /// Drives the connection while the answer is read.
     _driver: JoinSet<()>,
 }
 

@@ -1,8 +1,8 @@
 //! tokio: requests and answers of the local API, its client, HTTP over unix sockets.
 //!
-//! The API is JSON over HTTP on a unix socket, spoken by the CLI and by other people's scripts. [`call`] lists all
-//! requests: the client and the daemon's routes are both made from it. A refusal is an [`ApiError`] with the HTTP
-//! status of its [`ErrorKind`].
+//! The API is JSON over HTTP on a unix socket, used by the CLI and by third-party scripts. [`call`] lists all
+//! requests; the client and the daemon's routes are both built from it. A refusal is an [`ApiError`] with the
+//! HTTP status of its [`ErrorKind`].
 #![forbid(unsafe_code)]
 
 pub mod call;

@@ -1,4 +1,4 @@
-//! The answering side: a socket that only root may open, and routes.
+//! The server side: a socket that only root may open, and routes.
 
 use std::io;
 use std::path::Path;
@@ -21,10 +21,10 @@ use crate::types::{ApiError, ErrorKind};
 /// The API's socket, ready to take connections.
 pub struct ApiListener(RootOnly);
 
-/// Binds the unix socket of the API, which only root may open. It takes connections from here on;
-/// they are answered once it is given to [`serve`].
+/// Binds the unix socket of the API, which only root may open. It accepts connections at once;
+/// [`serve`] answers them.
 ///
-/// The socket's mode is 0600; the peer's credentials are checked as well, since a socket may be
+/// The socket's mode is 0600. The peer's credentials are checked as well, since a socket may be
 /// bind-mounted into a container with another owner.
 ///
 /// # Errors
@@ -47,13 +47,13 @@ pub async fn serve(listener: ApiListener, router: Router) -> io::Result<()> {
     axum::serve(listener.0, router).await
 }
 
-/// Routes to what answers each [`Call`], with a state that all answers share.
+/// Routes each [`Call`] to its handler, with a state that all handlers share.
 pub struct Routes<S> {
     router: Router<Arc<S>>,
 }
 
 impl<S: Send + Sync + 'static> Routes<S> {
-    /// No call is answered; every path is refused by name.
+    /// No routes yet; any path is answered with an error that names the problem.
     #[must_use]
     pub fn new() -> Self {
         let unknown = || async {
@@ -98,7 +98,7 @@ impl<S: Send + Sync + 'static> Default for Routes<S> {
     }
 }
 
-/// The body of a request; none is an empty object.
+/// Parses the body of a request; an empty body counts as an empty object.
 fn read<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
     let body = if body.is_empty() { b"{}" } else { body };
     serde_json::from_slice(body).map_err(|error| {
@@ -106,7 +106,7 @@ fn read<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
     })
 }
 
-/// A value as JSON, or a refusal with its HTTP status.
+/// A value as JSON, or an error with its HTTP status.
 pub fn reply<T: Serialize>(answer: Result<T, ApiError>) -> Response {
     match answer {
         Ok(value) => Json(value).into_response(),
@@ -155,7 +155,7 @@ fn is_allowed(uid: u32) -> bool {
     uid == 0 || uid == rustix::process::geteuid().as_raw()
 }
 
-/// Pause after a failed accept (out of descriptors, say), so that it does not spin.
+/// Pause after a failed accept (for example, out of descriptors), to avoid a busy loop.
 const ACCEPT_RETRY_MS: u64 = 100;
 
 #[cfg(test)]

@@ -1,4 +1,5 @@
-//! What the API carries. Other people's scripts rely on these names: fields are added, never renamed.
+//! Request and answer types of the API. Third-party scripts rely on these names: fields are added, never
+//! renamed.
 
 use std::collections::BTreeMap;
 
@@ -24,83 +25,82 @@ pub struct Status {
     pub since: String,
     /// How other hosts are admitted: `password` or `token`.
     pub admission: String,
-    /// Whether everything is sealed that leaves for another host; false where there are trusted
-    /// subnets.
+    /// Whether all traffic to other hosts is sealed; false if there are trusted subnets.
     pub encrypted: bool,
-    /// Networks of hosts to which packets may go in the clear, if those hosts say the same.
+    /// Networks of hosts that may get unencrypted packets, if those hosts say the same.
     #[serde(default)]
     pub trusted_subnets: Vec<IpNet>,
     /// MTU of containers attached from now on, bytes.
     pub mtu: u16,
-    /// Where paths in use carry less than that, and what becomes of longer packets.
+    /// Paths in use that carry less than that, and the effect on longer packets.
     #[serde(default)]
     pub narrow: Vec<String>,
     /// The switch that local ports are plugged into.
     pub switch: String,
-    /// Why it is not the one that was asked for.
+    /// Why it is not the requested switch.
     #[serde(default)]
     pub switch_reason: Option<String>,
     /// How containers attached now are plugged in: `bridge` or `direct`.
     #[serde(default = "port_of_the_switch")]
     pub ports: String,
-    /// Why not by direct ports.
+    /// Why containers get no direct ports.
     #[serde(default)]
     pub ports_reason: Option<String>,
-    /// Others' rules and limits that do not see frames of direct ports, line by line.
+    /// Foreign rules and limits that do not see frames of direct ports, one a line.
     #[serde(default)]
     pub passed_by: Vec<String>,
-    /// Containers whose frames for hosts on the vector engine pass the bridge by.
+    /// Containers whose frames to hosts on the vector engine bypass the bridge.
     #[serde(default)]
     pub shortcuts: usize,
-    /// Why others have no such shortcut, or none can.
+    /// Why other containers have no shortcut, or none is possible.
     #[serde(default)]
     pub shortcuts_reason: Option<String>,
     /// The engines this host runs, the preferred first.
     pub engines: Vec<String>,
-    /// Engines that it does not run, or not with the format that it takes first, and why.
+    /// Engines that it does not run, or not in their first format, with the reasons.
     #[serde(default)]
     pub engines_missing: BTreeMap<String, String>,
-    /// Rules of this host's own firewall that stop or change what Weft carries.
+    /// Rules of this host's own firewall that block or change Weft's traffic.
     #[serde(default)]
     pub firewall: Vec<FirewallRule>,
     /// Workers of the vector engine.
     #[serde(default)]
     pub workers: usize,
-    /// Offloads that the start-up self-test found working, and those it found wanting.
+    /// Offloads by name, and whether the start-up self-test found them working.
     pub offloads: BTreeMap<String, bool>,
-    /// What bounds a daemon that was taken over (`capabilities`, `landlock`, `seccomp`): `on`, or `off: ` and why.
+    /// Sandboxing of the daemon (`capabilities`, `landlock`, `seccomp`): `on`, or `off: ` and the reason.
     #[serde(default)]
     pub hardening: BTreeMap<String, String>,
     /// Number of targets.
     pub targets: usize,
     /// Number of connections by state.
     pub connections: BTreeMap<String, usize>,
-    /// Number of peers known, this host not counted.
+    /// Number of known peers, excluding this host.
     pub peers: usize,
     /// Number of attached containers.
     pub attachments: usize,
     /// Address ranges.
     pub ipam: Ipam,
-    /// What is wrong on this host though Weft runs, each with what to do.
+    /// Problems on this host while Weft runs, each with a remedy.
     #[serde(default)]
     pub warnings: Vec<String>,
-    /// What works beside the core, and how it fares.
+    /// The services beside the core, with their health.
     #[serde(default)]
     pub services: Vec<ServiceStatus>,
-    /// Whether attached containers can reach the other hosts now; when not, `reason` says why.
+    /// Whether attached containers can reach the other hosts now; if not, `reason` says why.
     pub ready: bool,
-    /// Why not ready.
+    /// Why it is not ready.
     pub reason: Option<String>,
 }
 
-/// One part of the daemon that works beside the core.
+/// A service of the daemon beside the core.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ServiceStatus {
     /// Its name.
     pub name: String,
     /// `running`, `restarting` after a failure, or `hangs` if it cannot be ended.
     pub state: String,
-    /// How it failed the last time, if ever.
+    /// The last failure, if any.
     pub reason: Option<String>,
     /// In this state since, RFC 3339.
     pub since: String,
@@ -115,7 +115,7 @@ pub struct Connection {
     pub peer: Option<String>,
     /// The peer's nickname, once known.
     pub nickname: Option<String>,
-    /// Where the link goes to or comes from.
+    /// The remote address of the link.
     pub address: String,
     /// `outbound` or `inbound`.
     pub direction: String,
@@ -143,7 +143,7 @@ pub struct Connection {
     pub rtt_us: Option<u64>,
     /// In this state since, RFC 3339.
     pub since: String,
-    /// Why it is in this state, when it is not the best one.
+    /// Why it is in this state, if that is not the best one.
     pub reason: Option<String>,
 }
 
@@ -168,7 +168,7 @@ pub struct Path {
     pub reason: Option<String>,
     /// In this state since, RFC 3339.
     pub since: String,
-    /// When a failed path is tried again, RFC 3339.
+    /// When a failed path is retried, RFC 3339.
     pub next_try: Option<String>,
     /// AEAD.
     pub cipher: Option<String>,
@@ -178,7 +178,7 @@ pub struct Path {
     pub mtu: Option<u16>,
     /// Smoothed round-trip time of probes, microseconds.
     pub rtt_us: Option<u64>,
-    /// Where its packets are sent.
+    /// The destination of its packets.
     pub remote: Option<String>,
     /// How often the peer has taken a new SA in place of an older one.
     pub rekeys: u64,
@@ -228,13 +228,13 @@ pub struct Target {
 pub struct Ipam {
     /// `ready`, or `waiting`.
     pub state: String,
-    /// What it waits for.
+    /// The reason for waiting.
     pub reason: Option<String>,
     /// The range from which containers get IPv4 addresses.
     pub range: String,
     /// The prefix of their IPv6 addresses.
     pub range6: Option<String>,
-    /// Who owns what.
+    /// The owners of the range.
     pub hosts: Vec<HostRange>,
 }
 
@@ -260,7 +260,7 @@ pub struct HostRange {
 pub struct Attachment {
     /// Stable key, such as `netns:web` or `docker:<id>`.
     pub id: String,
-    /// The name the user knows it by.
+    /// The container's name as the user knows it.
     pub name: String,
     /// The interface inside the container.
     pub interface: String,
@@ -278,8 +278,8 @@ pub struct Attachment {
     pub port_reason: Option<String>,
     /// Attached since, RFC 3339.
     pub since: String,
-    /// `attached`; `failed`: the container runs, and could not be plugged in, which is tried again; `gone`: the
-    /// container has ended, and its addresses are kept for it for a while.
+    /// `attached`; `failed`: the container runs but could not be plugged in, and is retried; `gone`: the
+    /// container has ended, and its addresses are kept for a while.
     #[serde(default = "attached")]
     pub state: String,
     /// Why it is not attached.
@@ -288,7 +288,7 @@ pub struct Attachment {
     /// Not attached since, RFC 3339.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub state_since: Option<String>,
-    /// What is not as it should be, or not as one may expect, and what to do about it.
+    /// Unexpected conditions of the interface, each with a remedy.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub notes: Vec<String>,
 }
@@ -297,18 +297,18 @@ fn attached() -> String {
     "attached".into()
 }
 
-/// A rule of a host's own firewall that stops or changes what Weft carries.
+/// A rule of a host's own firewall that blocks or changes Weft's traffic.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FirewallRule {
     /// The base chain: `FAMILY TABLE CHAIN`.
     pub chain: String,
-    /// What it does to what.
+    /// The rule's effect on the traffic.
     pub effect: String,
-    /// The command that ends it.
+    /// The command that fixes it.
     pub remedy: String,
 }
 
-/// What all ports were before there were others.
+/// The port kind of older daemons, which had no other.
 fn port_of_the_switch() -> String {
     "bridge".into()
 }
@@ -331,23 +331,23 @@ pub struct Report {
     pub attachments: Vec<Attachment>,
     /// Every counter of the vector engine by name.
     pub counters: BTreeMap<String, u64>,
-    /// Every counter of the kernel engine by name; what the guard dropped begins with `guard_`. `guard_age_ms` is how
-    /// old these counts are, `guard_restored` how often the guard was set again.
+    /// Every counter of the kernel engine by name; drops by the guard begin with `guard_`. `guard_age_ms` is
+    /// the age of these counts; `guard_restored` counts how often the guard was restored.
     #[serde(default)]
     pub kernel_counters: BTreeMap<String, u64>,
     /// Counters per peer id.
     pub peer_counters: BTreeMap<String, BTreeMap<String, u64>>,
-    /// Counters per worker of the vector engine, in order; `busy_ms` is the processor time that its thread
-    /// has worked, `awake_ms` what it was awake for with nothing to do, `helpers_busy_ms` its helpers'.
+    /// Counters per worker of the vector engine, in order. `busy_ms` is the processor time of its thread's
+    /// work. `awake_ms` is the time it polled with nothing to do, and `helpers_busy_ms` its helpers' time.
     #[serde(default)]
     pub worker_counters: Vec<BTreeMap<String, u64>>,
 }
 
-/// Counters at one moment; two of them make the rates of `weft top`. They count up from 0 and begin
-/// anew when what they are of does: the daemon, a peer, a container's interface.
+/// Counters at one moment; `weft top` computes rates from two of them. They count up from 0 and restart with
+/// their owner: the daemon, a peer, or a container's interface.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Traffic {
-    /// Milliseconds on the host's monotonic clock: only differences mean something.
+    /// Milliseconds on the host's monotonic clock: only differences are meaningful.
     pub monotonic_ms: u64,
     /// By peer.
     pub peers: Vec<PeerTraffic>,
@@ -382,13 +382,13 @@ pub struct PeerTraffic {
     pub nickname: Option<String>,
     /// The engine at this end that carries frames now.
     pub engine: Option<String>,
-    /// From the peer and to it.
+    /// Received from the peer and sent to it.
     #[serde(flatten)]
     pub volume: Volume,
-    /// Datagrams of the peer's that were refused, and packets for it that were not sent.
+    /// Refused datagrams of the peer, and unsent packets to it.
     #[serde(default)]
     pub dropped: u64,
-    /// What of it went over each lane of the vector engine.
+    /// The share of each lane of the vector engine.
     #[serde(default)]
     pub lanes: Vec<LaneTraffic>,
 }
@@ -398,12 +398,12 @@ pub struct PeerTraffic {
 pub struct LaneTraffic {
     /// Which lane, from 0.
     pub lane: u16,
-    /// From the peer and to it.
+    /// Received from the peer and sent to it.
     #[serde(flatten)]
     pub volume: Volume,
 }
 
-/// What crossed a container's interface, as the kernel counts it. A super-packet is one packet.
+/// Traffic of a container's interface, as the kernel counts it. A super-packet counts as one packet.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ContainerTraffic {
     /// The container's id in `weft ps`.
@@ -412,21 +412,21 @@ pub struct ContainerTraffic {
     pub name: String,
     /// The interface's other end, on the host.
     pub host_interface: String,
-    /// By the container and from it.
+    /// Received and sent by the container.
     #[serde(flatten)]
     pub volume: Volume,
     /// Packets that the kernel dropped at this interface, both ways.
     pub dropped: u64,
 }
 
-/// What a worker of the vector engine did.
+/// Activity of a worker of the vector engine.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WorkerTraffic {
     /// Which one, from 0.
     pub worker: usize,
-    /// Processor time that its thread has worked, in microseconds.
+    /// Processor time of its thread's work, in microseconds.
     pub busy_us: u64,
-    /// Processor time that its thread was awake for with nothing to do, in microseconds.
+    /// Processor time that its thread polled with nothing to do, in microseconds.
     #[serde(default)]
     pub awake_us: u64,
     /// Processor time of its helpers' threads, in microseconds.
@@ -439,7 +439,7 @@ pub struct WorkerTraffic {
     pub tap_reads: u64,
     /// Frames and super-packets written to the switch.
     pub tap_writes: u64,
-    /// Packets dropped, for whatever reason.
+    /// Packets dropped for any reason.
     pub dropped: u64,
 }
 
@@ -458,7 +458,7 @@ pub struct AttachRequest {
     /// Leave out the multicast routes.
     #[serde(default)]
     pub no_multicast_route: bool,
-    /// Switch IPv6 on for the interface where the container has it off.
+    /// Enable IPv6 on the interface where the container has it disabled.
     #[serde(default)]
     pub ipv6: bool,
 }
@@ -495,7 +495,7 @@ pub struct ConnectRequest {
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ForgetRequest {
-    /// Targets to dial no more.
+    /// Targets to stop dialling.
     pub targets: Vec<String>,
 }
 
@@ -503,34 +503,33 @@ pub struct ForgetRequest {
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct WorkersRequest {
-    /// How many workers the vector engine is to have from now on.
+    /// The number of workers that the vector engine gets.
     pub workers: usize,
 }
 
 /// `weft workers`: the threads of the vector engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Workers {
-    /// How many there are.
+    /// Current number of workers.
     pub workers: usize,
-    /// How many there can be.
+    /// Largest number of workers.
     pub workers_max: usize,
-    /// How many there are where nobody says otherwise: half of the processors, 1 to 8,
-    /// and two where there are two or three.
+    /// Default number of workers: half of the processors, 1 to 8, but two of two or three.
     pub workers_default: usize,
-    /// Lanes that are offered to each peer: as many as there were workers at most since the start.
+    /// Lanes offered to each peer: the highest number of workers since the start.
     pub lanes: usize,
 }
 
-/// What another host needs to join: the answer to `POST /v1/token`, and what `weft launch` prints.
+/// The instructions for another host to join: the answer to `POST /v1/token`, and the output of `weft launch`.
 #[derive(Clone, Serialize, Deserialize)]
 pub struct Invitation {
     /// The command to run on the other host.
     pub join: String,
-    /// A one-time token, where hosts are admitted by token. Give it apart from the command.
+    /// A one-time token, if hosts are admitted by token. Transmit it separately from the command.
     pub token: Option<String>,
-    /// Seconds for which the token is good.
+    /// Lifetime of the token in seconds.
     pub token_lifetime_s: Option<u64>,
-    /// Where this host's link is narrower than Weft would have it, and what that costs.
+    /// A warning if this host's link is narrower than Weft needs, with the effect.
     #[serde(default)]
     pub narrow_link: Option<String>,
 }
@@ -539,14 +538,14 @@ pub struct Invitation {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[error("{error}")]
 pub struct ApiError {
-    /// What kind of refusal, for scripts.
+    /// The kind of refusal, for scripts.
     pub kind: ErrorKind,
-    /// What happened, to what, and what to do next.
+    /// The cause, the object and the remedy.
     pub error: String,
 }
 
 impl ApiError {
-    /// A refusal with its text.
+    /// An error with its text.
     pub fn new(kind: ErrorKind, error: impl std::fmt::Display) -> Self {
         Self { kind, error: error.to_string() }
     }
@@ -558,11 +557,11 @@ impl ApiError {
 pub enum ErrorKind {
     /// The request makes no sense (400).
     BadRequest,
-    /// What it names does not exist (404).
+    /// The named object does not exist (404).
     NotFound,
-    /// It is taken by somebody else (409).
+    /// The object is already taken (409).
     Conflict,
-    /// It cannot be done now, and may be later (503).
+    /// It is not possible now, but may be later (503).
     Unavailable,
     /// The kernel or Weft itself failed (500).
     Internal,
