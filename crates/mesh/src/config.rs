@@ -18,7 +18,7 @@ pub enum Founding {
     Join,
 }
 
-/// Where the saved state comes from, as far as the caller can tell.
+/// The origin of the saved state, as far as the caller can tell.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Origin {
     /// The [generation](crate::Mesh::generation) that the run before had at its end, if something tells it that no
@@ -49,7 +49,7 @@ pub struct Config {
     pub founding: Founding,
     /// Dial members that other hosts name.
     pub discovery: bool,
-    /// Where the saved state comes from.
+    /// The origin of the saved state.
     pub origin: Origin,
 }
 

@@ -1,4 +1,4 @@
-//! Where containers are: each host announces its own endpoints, the others keep them per host.
+//! The table of endpoints: each host announces its containers, the others keep them per host.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;

@@ -249,7 +249,7 @@ pub enum AddressError {
         /// An address that would do.
         example: IpAddr,
     },
-    /// One host may hold only so many addresses of another's range.
+    /// One host may hold only a limited number of addresses of another's range.
     #[error("this host holds {max} addresses of the range of {host} already: choose an address of its own range", max = crate::limits::CLAIMS_PER_PEER_MAX)]
     TooManyClaims {
         /// The owner.

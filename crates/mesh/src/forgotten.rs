@@ -7,8 +7,8 @@ use crate::limits::FORGOTTEN_MAX;
 use crate::mesh::{Change, Mesh, Output};
 
 impl Mesh {
-    /// Forgets a host that is not linked (`weft forget`): it is not dialled and not told of any more, until somebody is
-    /// linked with it again. Its ranges stay its own. Whether it was known.
+    /// Forgets a host that is not linked (`weft forget`). This host neither dials nor announces it until a host
+    /// is linked with it again. It keeps its ranges. Returns whether it was known.
     pub fn forget_member(&mut self, peer: PeerId) -> bool {
         let forgotten = !self.links.contains_key(&peer) && self.members.forget(peer);
         if forgotten {

@@ -43,7 +43,7 @@ pub const ANNOUNCEMENT_VERSION_MAX: u64 = 1 << 48;
 
 /// Hosts named by the user of one host that count when the founder is chosen.
 pub const TARGETS_MAX: usize = 64;
-/// Hosts whose names are remembered, until there is a mesh.
+/// Hosts whose lists of named hosts are kept, until there is a mesh.
 pub const NAMINGS_MAX: usize = 1024;
 
 /// Members in one message.

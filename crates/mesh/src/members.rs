@@ -19,7 +19,7 @@ use crate::state::SavedMember;
 pub(crate) struct Member {
     pub(crate) nickname: String,
     pub(crate) addresses: BTreeSet<SocketAddr>,
-    /// Where this host's link saw it last.
+    /// The address at which this host's link saw it last.
     seen_at: Option<SocketAddr>,
     /// When anyone heard of was last linked with it, as far as known.
     pub(crate) last_seen: Instant,
@@ -198,7 +198,7 @@ impl Members {
         news
     }
 
-    /// Somebody has a link with the member.
+    /// A host has a link with the member.
     pub(crate) fn seen(&mut self, now: Instant, peer: PeerId) {
         if let Some(member) = self.0.get_mut(&peer) {
             member.last_seen = now;

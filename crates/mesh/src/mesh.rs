@@ -142,7 +142,7 @@ pub enum Change {
 #[derive(Debug)]
 pub(crate) struct Link {
     pub(crate) network: Option<Network>,
-    /// Where it takes links.
+    /// The port on which it accepts links.
     port: u16,
     pub(crate) since: Instant,
     /// Peers that the peer reports links with.
@@ -154,7 +154,7 @@ pub(crate) struct Link {
     pub(crate) endpoints_asked: bool,
     /// Parts of a list of held claims that is still coming.
     pub(crate) new_claims: BTreeSet<Ipv4Addr>,
-    /// Somebody lost its link with the peer: tell the peer all again, at this time.
+    /// When to send the peer everything again, after another host lost its link with it.
     pub(crate) resync_at: Option<Instant>,
 }
 
@@ -307,7 +307,7 @@ impl Mesh {
         Ok(())
     }
 
-    /// The link with a peer goes on from another address than it came up from, as links do where a host moves.
+    /// The link with a peer now comes from another address, as when the host moves.
     pub fn handle_remote(&mut self, now: Instant, peer: PeerId, remote: SocketAddr) {
         let Some(link) = self.links.get(&peer) else { return };
         let seen_at = SocketAddr::new(remote.ip().to_canonical(), link.port);
@@ -604,7 +604,7 @@ impl Mesh {
         self.send_open_grants(peer);
     }
 
-    /// Tells a peer again what somebody that is no longer linked with it may have left untold.
+    /// Sends a peer everything again that a host without a link to it any more may have left unsent.
     fn resync(&mut self, now: Instant, peer: PeerId) {
         if let Some(link) = self.links.get_mut(&peer) {
             link.resync_at = None;

@@ -50,7 +50,7 @@ impl TryFrom<String> for NetworkId {
 pub struct Network {
     /// Which one.
     pub id: NetworkId,
-    /// Where its containers' IPv6 addresses come from; a /64.
+    /// The range of its containers' IPv6 addresses; a /64.
     pub range6: Ipv6Net,
 }
 
@@ -86,7 +86,7 @@ pub struct MemberInfo {
     pub peer: PeerId,
     /// Its host name.
     pub nickname: String,
-    /// Where it may be dialled.
+    /// Addresses at which it may be dialled.
     pub addresses: Vec<SocketAddr>,
     /// Addresses at which a linked host saw the member before, and where it no longer is.
     #[serde(default)]
@@ -179,7 +179,7 @@ pub enum Message {
     RangeRequest {
         /// A random number that the sender has stored; repeated until answered.
         request: u64,
-        /// Where the range should lie.
+        /// The subnet in which the range should lie.
         within: Ipv4Net,
     },
     /// The receiver owns these ranges from now on; the sender has stored that it no longer does.

@@ -328,7 +328,7 @@ impl Mesh {
         }
     }
 
-    /// Other hosts that are said to own an address.
+    /// Other hosts that announce an address as theirs.
     pub(crate) fn said_owners(&self, address: Ipv4Addr) -> Vec<PeerId> {
         let owners = self.announced.iter().filter(|(_, (_, ranges))| ranges.contains(address));
         owners.map(|(owner, _)| *owner).collect()

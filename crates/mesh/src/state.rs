@@ -43,7 +43,7 @@ pub struct State {
     pub(crate) outside: BTreeMap<IpAddr, String>,
     /// The range request that is not yet granted.
     pub(crate) request: Option<u64>,
-    /// Range requests made of late; a grant of any of them is taken, once per grantor.
+    /// Recent range requests; a grant of any of them is taken, once per grantor.
     issued: Vec<u64>,
     accepted: Vec<(PeerId, u64)>,
     /// Ranges given away of which the receiver has not said that it stored them.

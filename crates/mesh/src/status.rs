@@ -21,7 +21,7 @@ pub struct PeerStatus {
     pub peer: PeerId,
     /// Its host name.
     pub nickname: String,
-    /// Where it may be dialled.
+    /// Addresses at which it may be dialled.
     pub addresses: Vec<SocketAddr>,
     /// It is this host.
     pub local: bool,
@@ -44,7 +44,7 @@ pub struct IpamStatus {
     pub network: Option<Network>,
     /// `--ipalloc-range`.
     pub range: Ipv4Net,
-    /// Where automatic addresses come from.
+    /// The subnet of automatic addresses.
     pub subnet: Ipv4Net,
     /// The IPv6 range.
     pub range6: Option<Ipv6Net>,

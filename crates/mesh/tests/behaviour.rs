@@ -667,7 +667,7 @@ fn without_a_saved_state_no_address_is_given_and_no_range_but_all_else_goes_on()
     let why = |message: &Message| matches!(message, Message::RangeRefused { reason, .. } if reason.contains("the disk is full"));
     assert!(sent.iter().any(why), "{sent:?}");
 
-    // It is tried again by itself, and all that waited is done.
+    // The save is retried, and all that waited is done.
     for _ in 0..5 {
         now = mesh.poll_timeout().unwrap();
         mesh.handle_timeout(now);

@@ -1,4 +1,5 @@
-//! A state directory that comes back from the past, or runs on two machines: nothing is given twice, and it is said.
+//! A state directory that comes back from the past, or runs on two machines: nothing is given twice, and the
+//! host reports why.
 #![allow(clippy::unwrap_used, clippy::print_stderr)]
 
 mod net;
@@ -28,7 +29,7 @@ fn addresses(net: &Net) -> BTreeSet<IpAddr> {
     net.hosts.iter().flat_map(|host| host.attached.values().flatten().copied()).collect()
 }
 
-/// Why a host gives no address, if it gives none within the time that a request waits.
+/// The reason why a host gives no address, if it gives none within the time that a request waits.
 fn refusal(net: &mut Net, host: usize) -> Option<String> {
     net.hosts[host].failed.clear();
     let before = net.hosts[host].attached.len();
@@ -175,7 +176,7 @@ fn a_host_that_is_refused_as_a_copy_gives_nothing_until_it_is_taken_again() {
     net.act(1);
     let said = refusal(&mut net, 1).unwrap();
     assert!(said.contains(why), "{said}");
-    // It goes on being refused, and is linked with others meanwhile.
+    // Refusals go on, and it is linked with others meanwhile.
     for _ in 0..4 {
         net.settle(60);
         let now = net.now;

@@ -83,9 +83,9 @@ pub struct Net {
     /// Links by the two hosts, lower first; ways towards the lower and towards the higher.
     links: BTreeMap<(usize, usize), [Way; 2]>,
     pub blocked: BTreeSet<(usize, usize)>,
-    /// One in so many outputs is followed by a crash; 0: none.
+    /// A crash follows one in this many outputs; 0: none.
     pub crash_one_in: u64,
-    /// Crash the host after so many more of its outputs.
+    /// Crash the host after this many further outputs.
     pub crash_after: Option<(usize, usize)>,
     pub counters: Counters,
 }
