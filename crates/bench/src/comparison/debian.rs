@@ -195,7 +195,7 @@ fn n2n_options(end: &End, supernode: String) -> [String; 14] {
     ]
 }
 
-/// It gives its device the address that comes from its key, and its own default MTU.
+/// Yggdrasil gives its device an address derived from its key, and a default MTU.
 pub(super) fn yggdrasil(ends: &Ends<'_>) -> Result<Ready, LeftOut> {
     let binary = debian_program("yggdrasil", "yggdrasil")?;
     let mut ready = Ready { version: debian_version("yggdrasil"), ..Ready::default() };

@@ -21,7 +21,7 @@ const MANY: u32 = 8;
 /// The traffic of one sender.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Load {
-    /// TCP with so many streams.
+    /// TCP with this many streams.
     Streams(u32),
     /// Datagrams of 64 B, as many as it can.
     Datagrams,

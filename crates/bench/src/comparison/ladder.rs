@@ -34,7 +34,7 @@ pub const LADDER: [Rung; 4] = [
 ];
 /// The most workers of the curve.
 const WORKERS_MAX: usize = 8;
-/// Streams for each worker of the curve: so many that no worker is without one for long.
+/// Streams for each worker of the curve: enough that no worker is without one for long.
 const STREAMS_PER_WORKER: usize = 4;
 
 /// The rates of one step on one underlay: medians over the rounds.
@@ -52,7 +52,7 @@ pub struct LadderRow {
     pub tcp1_gbps: Option<f64>,
     /// Streams of the next figure.
     pub streams: u32,
-    /// TCP with so many streams, Gbit/s of all together.
+    /// TCP with that many streams, Gbit/s of all together.
     pub tcp_many_gbps: Option<f64>,
     /// Least and greatest value of that over the rounds.
     pub tcp_many_spread: Option<(f64, f64)>,

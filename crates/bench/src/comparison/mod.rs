@@ -460,7 +460,7 @@ pub(crate) fn write_files(
     Ok(())
 }
 
-/// Two daemons and a container of each, or why the engine is not to be had here.
+/// Two daemons and a container of each, or the reason why this machine lacks the engine.
 fn start_weft(sandbox: &Sandbox, way: Way) -> Result<Result<[Container; 2], String>, SandboxError> {
     let options = way.options();
     progress::step(&format!(

@@ -246,7 +246,7 @@ fn traffic(runtime_directory: &Path) -> Result<Traffic, SandboxError> {
     })
 }
 
-/// Threads that do nothing but run, until this is dropped.
+/// Threads that spin until this is dropped.
 struct Spinners {
     is_over: Arc<AtomicBool>,
     threads: Vec<thread::JoinHandle<()>>,

@@ -96,7 +96,7 @@ fn private_key(wg: &Path) -> Result<String, SandboxError> {
     Ok(run(Command::new(wg).arg("genkey"))?.stdout.trim().to_owned())
 }
 
-/// Of the private key in a file.
+/// The public key of the private key in a file.
 fn public_key(wg: &Path, file: &Path) -> Result<String, SandboxError> {
     let words = ["-c", "exec \"$0\" pubkey < \"$1\""];
     let output = run(Command::new("sh").args(words).arg(wg).arg(file))?;

@@ -246,7 +246,7 @@ impl Host {
         Ok(all.into_iter().filter(is_active).collect())
     }
 
-    /// Waits until this host has so many active connections.
+    /// Waits until this host has this many active connections.
     ///
     /// # Errors
     /// [`SandboxError::WaitTimedOut`], or [`SandboxError::DaemonEnded`].

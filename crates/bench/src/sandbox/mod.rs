@@ -146,7 +146,7 @@ impl Sandbox {
     /// A host, counted from 0.
     ///
     /// # Panics
-    /// If there are not so many.
+    /// If there is no such host.
     #[must_use]
     pub fn host(&self, index: usize) -> &Host {
         &self.hosts[index]
