@@ -9,7 +9,7 @@ use std::path::Path;
 #[path = "../../../fuzz/src/lib.rs"]
 mod targets;
 
-/// Changes of one input at most; long ones are changed at every so many-th byte.
+/// The most positions changed in one input; in longer inputs they are evenly spaced.
 const CHANGES_MAX: usize = 2_000;
 
 fn replay(name: &str, run: fn(&[u8])) {

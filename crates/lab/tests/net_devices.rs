@@ -39,7 +39,7 @@ fn announce_router(container: &Container) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Routes and addresses that somebody took from the announcement.
+/// Routes and addresses that the container took from the announcement.
 fn taken(netns: &Netns) -> anyhow::Result<String> {
     let routes = netns.ip("-6 route show")?.success()?.stdout;
     let addresses = netns.ip("-6 -o addr show")?.success()?.stdout;
@@ -183,7 +183,7 @@ fn damage_that_cannot_be_mended_is_shown() -> anyhow::Result<()> {
     let lab = Lab::launched(1, MODES[0])?;
     let host = lab.host(0);
     let one = host.add_container("one")?;
-    // Somebody else's device has the name.
+    // A foreign device has the name.
     let rename = "ip link set weft0 name mine && ip link add weft0 type bridge";
     one.exec(&["sh", "-ec", rename])?.success()?;
     wait_until("the damage to be shown", SETTLE, || {

@@ -24,7 +24,7 @@ fn rules(host: &Host) -> Result<Vec<Value>, weft_bench::sandbox::SandboxError> {
     Ok(status["firewall"].as_array().cloned().unwrap_or_default())
 }
 
-/// Waits until exactly this chain is named, and returns the command that is told to end it.
+/// Waits until exactly this chain is named, and returns the suggested command to end it.
 fn told(host: &Host, chain: &str) -> anyhow::Result<String> {
     let what = format!("a word of {chain}");
     let is_it = |rules: &[Value]| rules.len() == 1 && rules[0]["chain"] == chain;

@@ -9,7 +9,7 @@ use weft_lab::net::iperf::{self, Server};
 use weft_lab::net::memory::{ensure_flat, resident_kib};
 use weft_lab::net::{Lab, is_soak};
 
-/// Parts of the load between looks at memory: so many at the least, and at most.
+/// The least and the greatest number of parts of the load between readings of memory.
 const PARTS: usize = 3;
 const PARTS_MAX: usize = 9;
 

@@ -327,7 +327,7 @@ impl Mixed {
         Ok(held)
     }
 
-    /// Nothing but full queues may have cost a packet.
+    /// Only full queues may have cost a packet.
     fn check_losses(&self) -> anyhow::Result<()> {
         let mut overflows = 0;
         for host in self.lab.sandbox.hosts() {

@@ -46,7 +46,7 @@ fn take(container: &Container, address: IpAddr) -> anyhow::Result<()> {
     announce(container, &[address], Duration::ZERO).map(|_| ())
 }
 
-/// Whether somebody answers an ARP probe (RFC 5227), as `arping -D` sends it.
+/// Whether a host answers an ARP probe (RFC 5227), as `arping -D` sends it.
 fn is_defended(container: &Container, address: Ipv4Addr, limit: Duration) -> anyhow::Result<bool> {
     let sender_mac = mac(container)?;
     let mut frame = [0; ethernet::LEN + arp::LEN];

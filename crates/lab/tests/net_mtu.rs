@@ -126,7 +126,7 @@ fn ipv6_has_its_1280_bytes_over_links_of_no_more() -> anyhow::Result<()> {
         probe::datagram_arrives((&there, to), (&here, from), 1_232)?;
         assert!(counter(lab.host(0), "cut_outside")? >= 1, "{mode}");
         assert!(counter(lab.host(1), "cut_outside")? >= 1, "{mode}");
-        // A connection is told what fits, and so does without fragments.
+        // A connection learns the size that fits, and uses it without fragments.
         let before = counter(lab.host(0), "cut_outside")?;
         let _server = Server::start(&two)?;
         for address in [two.ipv4()?.into(), two.ipv6()?.into()] {

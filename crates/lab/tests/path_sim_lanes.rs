@@ -11,7 +11,7 @@ const fn s(seconds: u64) -> Duration {
     Duration::from_secs(seconds)
 }
 
-/// Two hosts with so many lanes, not connected; a firewall at those that are named lets in answers alone.
+/// Two hosts with this many lanes, not connected; a firewall at the hosts in `behind` lets in answers only.
 fn pair(seed: u64, lanes: u16, behind: &[usize]) -> World {
     let mut config = Config::default();
     config.engines[0].lanes_max = lanes;

@@ -30,7 +30,7 @@ fn fitting(config: Config) -> Config {
     Config { container_mtu: 1_356, ..config }
 }
 
-/// A host that was told to have this format alone, on both engines.
+/// A host restricted to this format, on both engines.
 fn ovpn_alone() -> Config {
     Config { missing: Vec::new(), ..with_formats(OVPN, OVPN) }
 }

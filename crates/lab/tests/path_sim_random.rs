@@ -37,7 +37,7 @@ fn host(kind: u64) -> Config {
         }
         6 => with_formats(&[esp, ovpn], &[esp, ovpn]),
         7 => with_plain(with_formats(&[ovpn], &[esp, ovpn])),
-        // It was told to have this format alone.
+        // This host is restricted to this format.
         _ => with_plain(Config { missing: Vec::new(), ..with_formats(&[ovpn], &[ovpn]) }),
     };
     for engine in &mut config.engines {

@@ -165,7 +165,7 @@ fn too_many(switch: &str) -> anyhow::Result<()> {
         let sender = PacketSocket::sender()?;
         let index = sender.index_of("weft0")?;
         for number in 0..FRAMES {
-            // Of a type for experiments (IEEE 802), which no container answers.
+            // Their type is for experiments (IEEE 802), so no container answers.
             let number_bytes = number.to_be_bytes();
             let frame = [&[0xff; 6][..], &mac, &[0x88, 0xb5], &number_bytes, &[7; 50]].concat();
             sender.send(&frame, index)?;

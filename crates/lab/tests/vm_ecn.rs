@@ -13,11 +13,11 @@ const EF_ECT0: &str = "0xba";
 /// Pings at a time.
 const PINGS: u64 = 3;
 
-/// Counts packets of a chain by a few matches, each under its own name.
+/// Counts packets of a chain by a few matches, each under a separate name.
 struct Rules<'a>(&'a Netns);
 
 impl<'a> Rules<'a> {
-    /// Of what `packets` matches in `hook`; `mark` comes after the counting.
+    /// Counts the packets that `packets` matches in `hook`; `mark` comes after the counting.
     fn load(
         stage: &Stage,
         netns: &'a Netns,

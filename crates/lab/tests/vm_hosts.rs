@@ -74,7 +74,7 @@ fn once(switches: [&str; 3]) -> anyhow::Result<()> {
             }
             // As long as a copy by another way could take.
             std::thread::sleep(Duration::from_millis(300));
-            // The sender's own sockets take one copy as well: from its own kernel.
+            // The sender's sockets take one copy as well, from the sender's kernel.
             waiting(&sockets[index][kind])?;
             for (other, socket) in others() {
                 let count = waiting(&socket[kind])?;
@@ -501,7 +501,7 @@ fn a_member_sends_from_its_own_containers_addresses_alone() -> anyhow::Result<()
         Ok(victim.netns().exec(&["bridge", "fdb", "show"])?.success()?.stdout)
     };
     let (counted, before) = (host::kernel_counter(victim, "foreign_source")?, entries()?);
-    // Of two frames the second shows that the first has had its time.
+    // The second frame's arrival shows that the first has had its time.
     for (source, text) in [(&owned, "forged"), (&from, "honest")] {
         let frame = frame(source, &target, text.as_bytes())?;
         run_in(Namespace::open(&namespace(&from))?, || -> anyhow::Result<()> {

@@ -1,4 +1,5 @@
-//! A kernel without IPv6 (`ipv6.disable=1`): IPv4 works alone, by every engine and switch, and it is said once.
+//! A kernel without IPv6 (`ipv6.disable=1`): IPv4 works alone, by every engine and switch, and `weft ps` says
+//! so once.
 
 use std::time::Duration;
 

@@ -92,7 +92,7 @@ fn userspace_to_userspace() -> anyhow::Result<()> {
     pairing([0, 0])
 }
 
-/// Runs every row of a pairing, and tells of all that failed.
+/// Runs every row of a pairing, and reports all that failed.
 fn pairing(engines: [usize; 2]) -> anyhow::Result<()> {
     let mut failures = Vec::new();
     for row in rows(engines) {

@@ -82,7 +82,7 @@ impl<'a> World<'a> {
         self.stage.launch(host, &["--engine", engine])
     }
 
-    /// The network is whole again, every daemon runs, and each host was told of the others.
+    /// Restores the network, starts every daemon, and connects each host to the others.
     fn mend(&mut self) -> anyhow::Result<()> {
         self.block = None;
         for host in 0..HOSTS {

@@ -301,8 +301,8 @@ fn what_weft_did_not_send_does_not_take_the_data_channel() -> anyhow::Result<()>
     forged("bridge", Outer::V4, "ovpn")
 }
 
-/// A program of the sending host knows VNI, ports and MAC addresses, and so does a container of
-/// somebody else's that the host passes on under its own address.
+/// The attacker is a program of the sending host that knows VNI, ports and MAC addresses. Or it is another
+/// owner's container, whose packets the host masquerades.
 fn forged(switch: &str, outer: Outer, format: &str) -> anyhow::Result<()> {
     let stage = Stage::with(2, outer, weft_bench::sandbox::UNDERLAY_MTU_BYTES)?;
     let options = ["--engine", "kernel", "--switch", switch, "--format", format, "--mtu", "1280"];

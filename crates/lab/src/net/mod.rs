@@ -57,7 +57,7 @@ impl Lab {
     /// Waits until every host has an active path to every other.
     ///
     /// # Errors
-    /// They have not in time.
+    /// A path is not active in time.
     pub fn wait_active(&self) -> anyhow::Result<()> {
         let others = self.sandbox.hosts().len() - 1;
         for host in self.sandbox.hosts() {

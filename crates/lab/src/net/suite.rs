@@ -131,7 +131,7 @@ fn planned(programs: &[Program], request: &Request) -> anyhow::Result<(Vec<Test>
     Ok(tests.into_iter().partition(|test| !is_one_of(&ALONE, &test.name)))
 }
 
-/// Runs tests, so many at once.
+/// Runs tests, at most this many at once.
 fn run_all(
     tests: Vec<Test>,
     at_once: usize,

@@ -48,8 +48,8 @@ pub struct Seal {
     pub key: [u8; 36],
     /// Its wire format.
     pub format: Format,
-    /// The engines that the sender means to be at its own end and at the other: in format `ovpn` the
-    /// tunnel addresses say so.
+    /// The engines that the sender means at its end and at the other; in format `ovpn` the tunnel addresses
+    /// name them.
     pub engines: (EngineKind, EngineKind),
     /// Sequence number, from 1.
     pub sequence: u64,
@@ -64,7 +64,7 @@ pub enum Payload {
     Probe {
         /// The sender's number.
         probe: u64,
-        /// Of a candidate.
+        /// It is a candidate's.
         candidate: bool,
     },
 }
@@ -215,7 +215,7 @@ impl SimEngine {
         self.bound.get(&peer).copied()
     }
 
-    /// Whether this host was told to open a peer's lanes.
+    /// Whether this host opens a peer's lanes; `None`: path choice has not said.
     pub fn opens(&self, peer: PeerId) -> Option<bool> {
         self.opens.get(&peer).copied()
     }
@@ -257,10 +257,10 @@ impl SimEngine {
     /// Carries out a command. Probes come back as packets; `None`: nothing to send.
     ///
     /// # Panics
-    /// If a command breaks a promise of path choice: a key is installed for sending twice (its
-    /// sequence numbers would repeat), a path is bound without an SA, an SA that is bound to addresses is
-    /// told to send elsewhere, a kernel's probe goes out on the port of another role, or a key for the
-    /// kernel's `ovpn` finds no slot free.
+    /// If a command breaks a promise of path choice: a key is installed for sending twice (its sequence numbers
+    /// would repeat); a path is bound without an SA; an SA that is bound to addresses is told to send
+    /// elsewhere; a kernel's probe leaves by the port of another role; or a key for the kernel's `ovpn` finds
+    /// no free slot.
     pub fn apply(
         &mut self,
         command: EngineCommand,
@@ -510,7 +510,7 @@ impl SimEngine {
         }
         let (engine, peer, path) = (sa.engine, sa.peer, sa.path);
         if engine == EngineKind::Kernel && self.firewall.stops(packet.payload) {
-            // Of candidates' probes it hears, so it cannot tell what becomes of the rest.
+            // It hears candidates' probes only, so it cannot tell the fate of the rest.
             let deaf = self.firewall == Firewall::Closed && packet.payload != Payload::Data;
             events.extend(deaf.then_some(EngineEvent::Unheard { peer, path }));
             return Err("host firewall");
@@ -541,7 +541,7 @@ impl SimEngine {
         self.inbound.values().filter(kernel).nth(nth).map_or(PathId(u32::MAX), |sa| sa.path)
     }
 
-    /// An engine breaks down, or somebody flushes it: it loses its SAs.
+    /// An engine breaks down or is flushed: it loses its SAs.
     pub fn fail(&mut self, engine: EngineKind, events: &mut Vec<EngineEvent>) {
         self.inbound.retain(|_, sa| sa.engine != engine);
         self.outbound.retain(|_, sa| sa.engine != engine);

@@ -162,7 +162,7 @@ impl World {
         change(self.net(b, a));
     }
 
-    /// A new connection that the first host has dialled, each of which learns of it at its own moment.
+    /// A new connection that the first host has dialled; each host learns of it at a different moment.
     pub fn connect(&mut self, a: HostId, b: HostId) {
         self.connection += 1;
         let connection = self.connection;

@@ -27,7 +27,7 @@ pub struct Net {
     pub raw_blocked: bool,
     /// A stateful firewall: of lanes beyond the first, only those come in that the receiver has opened.
     pub answers_alone: bool,
-    /// Of all that engines send, no probe arrives.
+    /// Probes are lost, other packets are not.
     pub probes_lost: bool,
 }
 

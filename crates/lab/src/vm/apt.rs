@@ -213,7 +213,7 @@ impl Package {
 fn packages(text: &str) -> Vec<Package> {
     let package = |fields: Fields| {
         let depends = field(&fields, "Depends").unwrap_or_default();
-        // Of alternatives (`a | b`) the first, without the version asked for and the architecture.
+        // The first of alternatives (`a | b`), without version and architecture.
         let name = |word: &str| {
             let first = word.split('|').next().unwrap_or_default();
             first.trim().split([' ', '(', ':']).next().unwrap_or_default().to_owned()

@@ -173,7 +173,7 @@ impl<'a> Guest<'a> {
         Ok(code)
     }
 
-    /// QEMU's command line but for serial lines and the port's other end.
+    /// QEMU's command line without serial lines and the port's other end.
     fn qemu(&self, mode: &str, linger_s: u32) -> anyhow::Result<Command> {
         let mut command = Command::new("setpriv");
         // The guest ends with this program, however that ends.
@@ -373,7 +373,7 @@ impl EndWatch {
     }
 }
 
-/// Of a kernel's log the lines that tell why it died, else the last ones.
+/// The lines of a kernel's log that tell why it died, or else the last ones.
 fn telling_lines(log: &str) -> String {
     const DEATHS: [&str; 3] = ["Kernel panic", "BUG:", "Oops"];
     let lines: Vec<&str> = log.lines().collect();
@@ -399,7 +399,7 @@ fn terminal_size() -> (u16, u16) {
     }
 }
 
-/// Where a file of this machine stands in the guest unless told otherwise: at `/`, under its own name.
+/// The default place in the guest of a file of this machine: at `/`, under the same name.
 ///
 /// # Errors
 /// It is not there, or has no name.

@@ -382,7 +382,7 @@ fn note_data(path: &Path, hasher: &mut DefaultHasher) -> anyhow::Result<()> {
     entries.try_for_each(|entry| note_data(&entry, hasher))
 }
 
-/// Of a `modules.dep`, the files of the modules that a guest gets, with all that they depend on.
+/// The files of the guest's modules in a `modules.dep`, with all their dependencies.
 fn selected(index: &str) -> Vec<String> {
     let entries: BTreeMap<&str, &str> =
         index.lines().filter_map(|line| line.split_once(':')).collect();

@@ -39,7 +39,7 @@ fn a_device_is_removed_whatever_it_is_called_by_now() -> anyhow::Result<()> {
     for engine in engines(host)? {
         dco(host, &["new-iface", DEVICE, engine])?;
         host.netns().ip(&format!("link set {DEVICE} name renamed0"))?;
-        // Somebody else's, of the same kind as one in userspace.
+        // A foreign device, of the same kind as one in userspace.
         tuntap("add")?.success()?;
         dco(host, &["del-iface", DEVICE])?;
         anyhow::ensure!(!has_device(host, "renamed0")?, "{engine}: it is still there");

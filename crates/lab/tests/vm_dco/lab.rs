@@ -74,7 +74,7 @@ pub(crate) const CIPHERS: [Cipher; 4] = [
     (CipherAlgorithm::ChaCha20Poly1305, 32),
 ];
 
-/// A device's refusal. Two are the same if their numbers are: each kind of device has its own words.
+/// A device's refusal. Two are equal if their numbers are: each kind of device has different texts.
 #[derive(Debug)]
 pub(crate) struct Refused {
     pub(crate) errno: Option<i32>,

@@ -1,5 +1,5 @@
-//! A key of the kernel's device that has done what its cipher is good for. The device knows no such limit: `weft
-//! dco` reads its counters, deletes the key and tells of it.
+//! A key of the kernel's device that has reached its cipher's limit. The device knows no such limit: `weft dco`
+//! reads its counters, deletes the key and reports it.
 
 use std::thread;
 use std::time::Duration;
@@ -36,7 +36,7 @@ fn a_used_up_key_of_the_kernels_device_is_deleted_and_told() -> anyhow::Result<(
     let mut told = listen(host)?;
     hear(host, &mut told)?;
     pair.key("primary", "aes-256-gcm")?;
-    // Of this one there is no limit.
+    // This cipher has no limit.
     pair.key("secondary", "chacha20-poly1305")?;
     anyhow::ensure!(pair.pings(&["-c", "3", "-i", "0.2", "-W", "20"])?, "nothing is answered");
     thread::sleep(READINGS);

@@ -69,14 +69,15 @@ impl Pair {
         self.sandbox.directory().join("static.key")
     }
 
-    /// Whether all of so many pings are answered.
+    /// Whether all pings are answered.
     pub(crate) fn pings(&self, words: &[&str]) -> anyhow::Result<bool> {
         let words = [&["ping", "-q", "-n"], words, &["10.8.0.2"]].concat();
         let told = self.host(0).netns().exec(&words)?.stdout;
         Ok(told.contains(" 0% packet loss"))
     }
 
-    /// The first host is told next that its primary key is used up; the slot is empty, the other has its key still.
+    /// The first host next learns that its primary key is used up; its slot is empty, the other host still has
+    /// the key.
     pub(crate) fn primary_is_told_and_gone(&self, told: &mut Running) -> anyhow::Result<()> {
         let (host, used_up) = (self.host(0), line(told)?);
         let shown = dco(host, &["get-iface", DEVICE])?;

@@ -63,7 +63,7 @@ impl Ask {
 /// The means by which a host reaches a peer, in the order of [`sockets`].
 #[derive(Clone, Copy)]
 enum Socket {
-    /// Of IPv4 alone.
+    /// For IPv4 only.
     Udp,
     /// The second peer's, in mode mp.
     Connection,

@@ -122,7 +122,7 @@ impl Stage {
         Ok(())
     }
 
-    /// Removes the device. Returns all that was told, without the device's index.
+    /// Removes the device. Returns all its lines, without the device's index.
     fn ends(mut self) -> anyhow::Result<Vec<String>> {
         let shown = self.here().netns().exec(&["ip", "-j", "link", "show", DEVICE])?;
         let index = shown.success()?.json()?[0]["ifindex"].to_string();
@@ -146,7 +146,7 @@ fn set_up(host: &Host, number: usize) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Plays a scene with a device of this kind. Returns all that was told.
+/// Plays a scene with a device of this kind. Returns all its lines.
 fn play(
     engine: &str,
     mode: &'static str,
@@ -159,7 +159,7 @@ fn play(
     Ok(told)
 }
 
-/// Plays a scene with each kind of device, and wants so many lines, the same of both.
+/// Plays a scene with each kind of device; both must print the same lines, this many.
 fn alike(
     mode: &'static str,
     lines: usize,
@@ -274,7 +274,7 @@ fn of_connections_that_carry_nonsense() -> anyhow::Result<()> {
     alike("mp", 2 * NONSENSE.len() + 1, |stage| {
         for (peer, nonsense) in ["1", "2"].into_iter().zip(NONSENSE) {
             let mut other = stage.connect(peer, &PATIENT)?;
-            // Of the control channel.
+            // A packet of the control channel.
             other.write_all(&[0, 5, 0x20, 1, 2, 3, 4])?;
             stage.tells()?;
             other.write_all(nonsense)?;

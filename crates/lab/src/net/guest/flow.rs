@@ -60,7 +60,7 @@ impl Flow {
         )
     }
 
-    /// As [`Flow::start`], between these addresses, with so many bytes in each datagram.
+    /// As [`Flow::start`], between these addresses, with this many bytes in each datagram.
     ///
     /// # Errors
     /// As [`probe::udp_in`].
@@ -89,10 +89,10 @@ impl Flow {
         self.counts.arrived.load(Ordering::Relaxed)
     }
 
-    /// Waits until so many more datagrams have come.
+    /// Waits until this many more datagrams have arrived.
     ///
     /// # Errors
-    /// They have not in time.
+    /// They do not arrive in time.
     pub fn wait_more(&self, count: u32, limit: Duration) -> anyhow::Result<Duration> {
         let wanted = self.arrived() + count;
         let what = format!("{count} more datagrams");

@@ -17,7 +17,7 @@ pub fn kernel_counter(host: &Host, name: &str) -> anyhow::Result<u64> {
     counters[name].as_u64().ok_or_else(|| anyhow::anyhow!("no counter {name} in {counters}"))
 }
 
-/// Of the guard, and no count of packets.
+/// Counters of the guard that do not count packets.
 const NO_DROPS: [&str; 2] = ["guard_age_ms", "guard_restored"];
 
 /// Packets that the guard's rules of this direction (`input`, `output`, …) have dropped.

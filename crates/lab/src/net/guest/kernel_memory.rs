@@ -152,7 +152,7 @@ impl Copier {
     const COMMAND: usize = 0x98;
     const RUN: u64 = 1;
     const TO_MEMORY: u64 = 2;
-    /// Where copies think the device has its own memory.
+    /// The address of the device's memory in its copy commands.
     const OWN: u64 = 0x4_0000;
     /// A copy takes a tenth of a second.
     const LIMIT: Duration = Duration::from_secs(20);

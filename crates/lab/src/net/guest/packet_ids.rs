@@ -12,7 +12,7 @@ const CACHE_LINE_BYTES: usize = 64;
 /// Every kernel address begins with this byte.
 const OF_KERNEL: u64 = 0xff;
 
-/// Of one key, where the kernel keeps what the next packet's id will be.
+/// The place where the kernel keeps the next packet id of a key.
 #[derive(Debug)]
 pub struct PacketIds<'a> {
     memory: &'a KernelMemory,
@@ -20,8 +20,8 @@ pub struct PacketIds<'a> {
 }
 
 impl<'a> PacketIds<'a> {
-    /// Of the key that seals with this nonce tail; that to open with may follow. `send` has at least so many
-    /// packets sealed with it.
+    /// Finds the count of the key that seals with this nonce tail; the key to open with may follow. `send` must
+    /// have the key seal at least `least` packets.
     ///
     /// # Errors
     /// There is not one count that has grown so.
@@ -53,7 +53,7 @@ impl<'a> PacketIds<'a> {
         Ok(Self { memory, at: found[0] })
     }
 
-    /// Uses up all but the last so many. Packets may be sent meanwhile.
+    /// Uses up all but the last `left` packet ids. Packets may be sent meanwhile.
     ///
     /// # Errors
     /// The count there is of more packets, or of none of them; as [`KernelMemory::write`].
@@ -70,7 +70,7 @@ impl<'a> PacketIds<'a> {
     }
 }
 
-/// The count is of the last so many packet ids; when they are used up, it stays at zero.
+/// Whether the count has at most `left` packet ids to go; once they are used up, it stays at zero.
 const fn is_left(count: u32, left: u32) -> bool {
     count.wrapping_neg() <= left
 }

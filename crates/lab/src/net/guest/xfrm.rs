@@ -16,7 +16,7 @@ pub struct Sa {
     pub destination: String,
     /// Its SPI.
     pub spi: u32,
-    /// Everything that `ip xfrm state` says of it.
+    /// Its block in the output of `ip xfrm state`.
     pub text: String,
 }
 
