@@ -1,4 +1,4 @@
-//! One question to the Docker Engine API: `GET /containers/{name or id}/json`.
+//! One request to the Docker Engine API: `GET /containers/{name or id}/json`.
 
 use std::{path::Path, time::Duration};
 
@@ -10,16 +10,16 @@ use tokio::net::UnixStream;
 
 use crate::error::DockerFailure;
 
-/// How long the engine may take for one answer, connecting included, in milliseconds.
+/// Time limit for one answer of the engine, connecting included, in milliseconds.
 pub const DOCKER_TIMEOUT_MS: u64 = 5_000;
-/// The longest answer that is read, in bytes; a container's description has a few kilobytes.
+/// The longest answer accepted, in bytes; a container's description has a few kilobytes.
 pub const DOCKER_ANSWER_BYTES_MAX: usize = 4 << 20;
-/// The longest name or id that is asked for, in bytes.
+/// The longest name or id that is sent in a request, in bytes.
 const REFERENCE_LEN_MAX: usize = 255;
 /// Length of a container's full id, in hexadecimal digits.
 const ID_LEN: usize = 64;
 
-/// What the engine tells of a container, as far as it matters here.
+/// The relevant part of the engine's description of a container.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "PascalCase")]
 pub(crate) struct Container {
@@ -69,7 +69,7 @@ impl Container {
     }
 }
 
-/// Asks the engine at `socket` for the container with this name, id or unique beginning of an id.
+/// Requests the container with this name, id or unique id prefix from the engine at `socket`.
 pub(crate) async fn inspect(socket: &Path, reference: &str) -> Result<Container, DockerFailure> {
     if !may_be_name(reference) {
         return Err(DockerFailure::NotAName);
@@ -85,7 +85,7 @@ pub(crate) async fn inspect(socket: &Path, reference: &str) -> Result<Container,
     }
 }
 
-/// Docker's own rule for names; ids and their beginnings satisfy it too. Nothing that passes needs
+/// Docker's own rule for names, which ids and their prefixes satisfy too. A valid name needs no
 /// quoting in a URL.
 fn may_be_name(reference: &str) -> bool {
     let inner = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '-');
@@ -120,8 +120,8 @@ async fn get(socket: &Path, reference: &str) -> Result<(StatusCode, Bytes), Dock
     drive(exchange, connection).await
 }
 
-/// Runs the connection in this task for as long as the exchange needs it, so that nothing is left
-/// behind when the caller gives up.
+/// Runs the connection in this task while the exchange needs it, so that nothing is left behind if
+/// the caller gives up.
 async fn drive<T>(
     exchange: impl Future<Output = Result<T, DockerFailure>>,
     connection: impl Future<Output = Result<(), hyper::Error>>,
@@ -132,7 +132,8 @@ async fn drive<T>(
         result = &mut exchange => return result,
         _ = connection => {}
     }
-    // The connection is over; what it delivered before still ends the exchange, one way or another.
+    // The connection is over, but data it delivered before still completes the exchange, as a
+    // success or a failure.
     exchange.await
 }
 

@@ -1,11 +1,11 @@
-//! Why a reference does not lead to a container.
+//! Reasons why a reference does not lead to a container.
 
 use std::{fmt, io, path::PathBuf};
 
 use crate::docker::{DOCKER_ANSWER_BYTES_MAX, DOCKER_TIMEOUT_MS};
 
-/// Why no container or namespace can be attached by a reference. Each text says what happened, to
-/// what, and what to do.
+/// Why a reference leads to no container or namespace. Each text says what happened, to what, and
+/// what to do.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ContainerError {
@@ -15,11 +15,11 @@ pub enum ContainerError {
          a name from {netns_dir}, pid:NUMBER or the path of a network namespace"
     )]
     Invalid {
-        /// What was given.
+        /// The reference as given.
         reference: String,
-        /// What is wrong with it.
+        /// The problem with it.
         why: &'static str,
-        /// Where named namespaces stand.
+        /// The directory of named namespaces.
         netns_dir: PathBuf,
     },
     /// Fault of the caller, or the container ended.
@@ -27,29 +27,29 @@ pub enum ContainerError {
         "no container or network namespace named {reference}: there is no {netns_dir}/{reference}, and {docker}"
     )]
     NotFound {
-        /// What was given.
+        /// The reference as given.
         reference: String,
-        /// Where named namespaces stand.
+        /// The directory of named namespaces.
         netns_dir: PathBuf,
-        /// What Docker said.
+        /// Docker's answer.
         docker: DockerFailure,
     },
-    /// Fault of the caller: an explicit `netns:` name that is not there.
+    /// Fault of the caller: an explicit `netns:` name that does not exist.
     #[error(
         "no network namespace named {name} in {netns_dir}: `ip netns list` shows those that exist, `ip netns add {name}` makes one"
     )]
     NoSuchNamespace {
         /// The name.
         name: String,
-        /// Where named namespaces stand.
+        /// The directory of named namespaces.
         netns_dir: PathBuf,
     },
     /// An explicit `docker:` reference that Docker cannot answer.
     #[error("cannot find Docker container {reference}: {docker}")]
     Docker {
-        /// What was given.
+        /// The reference as given.
         reference: String,
-        /// What Docker said.
+        /// Docker's answer.
         docker: DockerFailure,
     },
     /// State of the container.
@@ -67,7 +67,7 @@ pub enum ContainerError {
         "{name} uses the host's own network and cannot be attached: run the container without --network host, or give the host an address with `weft expose`"
     )]
     HostNetwork {
-        /// What was given.
+        /// The reference as given.
         name: String,
     },
     /// Fault of the caller, or the process ended.
@@ -84,12 +84,12 @@ pub enum ContainerError {
         /// The path.
         path: PathBuf,
     },
-    /// The file cannot be looked at.
+    /// The file cannot be inspected.
     #[error("cannot use {path} as a network namespace: {source}")]
     Unreadable {
         /// The path.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
 }
@@ -102,11 +102,11 @@ pub enum DockerFailure {
     NotAName,
     /// Docker has no such container.
     NoSuchContainer,
-    /// Nothing listens there.
+    /// No program listens on the socket.
     Unreachable {
         /// The engine's socket.
         socket: PathBuf,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
     /// The engine did not answer in time.
@@ -114,16 +114,16 @@ pub enum DockerFailure {
         /// The engine's socket.
         socket: PathBuf,
     },
-    /// The engine answered with an error, such as an id prefix that fits several containers.
+    /// The engine answered with an error, for example because an id prefix fits several containers.
     Refused {
         /// HTTP status.
         status: u16,
-        /// The engine's words.
+        /// The engine's message.
         message: String,
     },
-    /// The answer is not what Docker's API answers.
+    /// The answer does not follow Docker's API.
     Unreadable {
-        /// What is wrong with it.
+        /// The problem with it.
         why: String,
     },
 }

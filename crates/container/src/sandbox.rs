@@ -1,4 +1,4 @@
-//! From what a user writes to a network namespace.
+//! Resolves a user's reference to a network namespace.
 
 use std::{
     io,
@@ -13,19 +13,19 @@ use crate::{
     error::{ContainerError, DockerFailure},
 };
 
-/// Tells device and inode of the file at a path.
+/// Returns device and inode of the file at a path.
 pub type Identify = fn(&Path) -> io::Result<(u64, u64)>;
 
-/// Where to look, and how.
+/// The places to search, and how to inspect a namespace.
 #[derive(Debug, Clone)]
 pub struct ResolveOptions {
     /// The Docker engine's unix socket.
     pub docker_socket: PathBuf,
-    /// Where `ip netns add` puts names.
+    /// The directory where `ip netns add` puts names.
     pub netns_dir: PathBuf,
     /// The process file system.
     pub proc_dir: PathBuf,
-    /// Looks at a namespace's file.
+    /// Inspects a namespace's file.
     pub identify: Identify,
 }
 
@@ -40,7 +40,7 @@ impl Default for ResolveOptions {
     }
 }
 
-/// What kind of thing a sandbox is.
+/// The kind of a sandbox.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum SandboxKind {
@@ -54,35 +54,36 @@ pub enum SandboxKind {
     Path,
 }
 
-/// Something that can be attached: a network namespace and what it belongs to.
+/// An attachable object: a network namespace and its owner.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sandbox {
     /// The stable key: `docker:` and 64 hexadecimal digits, `netns:NAME`, `pid:NUMBER` or
-    /// `path:PATH`. It can be given to [`resolve`] again.
+    /// `path:PATH`. [`resolve`] accepts it.
     pub id: String,
     /// The name for people.
     pub name: String,
     /// The network namespace's file.
     pub namespace: PathBuf,
-    /// What it is.
+    /// Its kind.
     pub kind: SandboxKind,
-    /// The process whose namespace it is, if it is a process's.
+    /// The process that owns the namespace, if it is a process's.
     pub pid: Option<u32>,
-    /// When that process started, in clock ticks after boot, which tells it from a later one with
-    /// the same number.
+    /// When that process started, in clock ticks after boot. It distinguishes the process from a
+    /// later one with the same number.
     pub pid_start: Option<u64>,
-    /// Device of the namespace's file; with `inode` it says whether two paths lead to one namespace.
+    /// Device of the namespace's file; together with `inode` it tells whether two paths lead to one
+    /// namespace.
     pub device: u64,
-    /// Inode of the namespace's file. It may be given again after the namespace has ended.
+    /// Inode of the namespace's file. The kernel may reuse it after the namespace has ended.
     pub inode: u64,
 }
 
-/// Finds what `reference` means: with a prefix `docker:`, `netns:`, `pid:` or `path:` that kind only;
-/// with a slash a path; else a name in the directory of named namespaces; else a Docker container
-/// by name, id or unique beginning of an id.
+/// Resolves `reference`. A prefix `docker:`, `netns:`, `pid:` or `path:` selects that kind only. A
+/// reference with a slash is a path. Any other is a name in the directory of named namespaces, or
+/// else a Docker container's name, id or unique id prefix.
 ///
 /// # Errors
-/// [`ContainerError`]; whether Docker can be reached matters only if nothing else has the name.
+/// [`ContainerError`]; an unreachable Docker matters only if nothing else has the name.
 pub async fn resolve(reference: &str, options: &ResolveOptions) -> Result<Sandbox, ContainerError> {
     let invalid = |why| ContainerError::Invalid {
         reference: reference.to_owned(),
@@ -132,9 +133,9 @@ pub async fn resolve(reference: &str, options: &ResolveOptions) -> Result<Sandbo
     })
 }
 
-/// Whether the namespace that was found is still there under its path, and, for a process, whether
-/// it is still the same process. A container that was restarted is not alive in this sense: resolve
-/// its id again. A process whose namespace cannot be looked at now is judged by when it started.
+/// Whether the namespace still exists under its path, and, for a process, whether it is still the
+/// same process. A restarted container is not alive in this sense: resolve its id again. If the
+/// namespace of a process cannot be inspected now, its start time decides.
 #[must_use]
 pub fn is_alive(sandbox: &Sandbox, identify: Identify) -> bool {
     let same_file = match identify(&sandbox.namespace) {
@@ -155,7 +156,7 @@ struct Lookup<'a> {
 }
 
 impl Lookup<'_> {
-    /// The outer result is about what was found, the inner one about finding it.
+    /// The outer result is about the container found, the inner one about finding it.
     async fn docker(
         &self,
         reference: &str,
@@ -177,7 +178,7 @@ impl Lookup<'_> {
         }
         let pid = container.pid().ok_or_else(not_running)?;
         let sandbox = match self.pid(pid) {
-            // It ended between Docker's answer and our look.
+            // It ended between Docker's answer and this check.
             Err(ContainerError::NoProcess { .. }) => return Err(not_running()),
             Err(ContainerError::HostNetwork { .. }) => {
                 return Err(ContainerError::HostNetwork { name: name.clone() });
@@ -265,7 +266,7 @@ impl Lookup<'_> {
         })
     }
 
-    /// The name of a path in the directory of named namespaces (also by way of `/var/run`), so that
+    /// The name of a path in the directory of named namespaces (also through `/var/run`), so that
     /// path and name give one key.
     fn name_of(&self, path: &Path) -> Option<String> {
         let directory = path.parent()?.canonicalize().ok()?;
@@ -274,7 +275,7 @@ impl Lookup<'_> {
         (directory == named).then(|| name.to_owned())
     }
 
-    /// Device and inode of a namespace that is not the host's own.
+    /// Device and inode of a namespace, unless it is the host's own.
     fn inspect(&self, path: &Path, name: &str) -> Result<(u64, u64), ContainerError> {
         let unreadable =
             |path: &Path, source| ContainerError::Unreadable { path: path.to_owned(), source };
@@ -293,8 +294,8 @@ impl Lookup<'_> {
     }
 }
 
-/// When the process in this directory of the process file system started (field 22 of `stat`);
-/// `None` if there is no such process or it has ended and only waits for its parent.
+/// When the process in this directory of the process file system started (field 22 of `stat`). `None`
+/// if there is no such process, or it is a zombie.
 fn start_of(process: &Path) -> Option<u64> {
     let stat = std::fs::read_to_string(process.join("stat")).ok()?;
     // The second field is the program's name in brackets and may contain anything.

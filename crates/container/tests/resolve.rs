@@ -1,5 +1,6 @@
-//! What users write, against named namespaces, processes and an engine that answers like Docker's.
-//! Needs root (it makes network namespaces in processes of its own) and util-linux's `unshare`.
+//! References in every form, against named namespaces, processes and a server that answers like
+//! Docker's. Needs root, since it creates network namespaces in separate processes, and util-linux's
+//! `unshare`.
 #![allow(clippy::unwrap_used)]
 
 use std::{
@@ -21,7 +22,7 @@ use weft_container::{
 
 const ID: &str = "3f4e1c2d9a8b7766554433221100ffeeddccbbaa99887766554433221100abcd";
 
-/// A process in a network namespace of its own; killed when dropped.
+/// A process in a separate network namespace; killed when dropped.
 struct Process(Child);
 
 impl Process {
@@ -91,7 +92,7 @@ impl Engine {
                 }
                 let text = String::from_utf8(request).unwrap();
                 let path = text.split(' ').nth(1).unwrap_or_default().to_owned();
-                // The client may have hung up over an answer that is too long.
+                // The client may have hung up on an answer that is too long.
                 let _ = stream.write_all(&answer(&path)).await;
                 let _ = stream.shutdown().await;
             }
@@ -147,8 +148,8 @@ fn reply(status: &str, body: &str) -> Vec<u8> {
     .into_bytes()
 }
 
-/// A directory with a namespace name, as `ip netns add` makes it, but as a symbolic link: that needs
-/// no mount to be undone.
+/// A directory with a namespace name, as `ip netns add` makes it. It is a symbolic link, so no mount
+/// has to be undone.
 fn name_namespace(options: &ResolveOptions, name: &str, process: &Process) {
     std::os::unix::fs::symlink(process.namespace(), options.netns_dir.join(name)).unwrap();
 }
@@ -301,7 +302,7 @@ async fn senseless_references_are_refused() {
         let (error, _) = refused(reference, &options).await;
         assert!(matches!(error, ContainerError::Invalid { .. }), "{reference}: {error:?}");
     }
-    // Names that Docker could not have are not asked for, whatever they hold.
+    // Names that Docker could not have are never sent to it.
     for reference in ["a b", "x?force=1", "docker:../../info", "ä"] {
         let (error, text) = refused(reference, &options).await;
         assert!(text.contains("cannot be the name of a Docker container"), "{error:?}");
@@ -313,7 +314,7 @@ async fn files_that_are_no_namespace_are_refused() {
     let (directory, options) = no_engine();
     let plain = directory.path().join("plain");
     std::fs::write(&plain, "").unwrap();
-    // What `ip netns` leaves after a reboot: a name without a namespace behind it.
+    // The remains of `ip netns` after a reboot: a name without a namespace behind it.
     std::fs::write(options.netns_dir.join("stale"), "").unwrap();
     for reference in [plain.to_str().unwrap(), "stale", "/dev/null"] {
         let (error, _) = refused(reference, &options).await;
