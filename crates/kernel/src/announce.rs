@@ -9,11 +9,11 @@ use weft_packet::announcement::{Announcement, LEN_MAX};
 use crate::{AttachSpec, Kernel, error::KernelError, namespace_error};
 
 impl Kernel {
-    /// Sends from a container's interface, for each of its addresses, what makes others forget who had it before: a
-    /// gratuitous ARP request or an unsolicited neighbour advertisement.
+    /// Announces each of the container's addresses from its interface, so that other hosts update their
+    /// caches: a gratuitous ARP request or an unsolicited neighbour advertisement.
     ///
     /// # Errors
-    /// The namespace or the interface is gone, or the kernel's refusal.
+    /// A missing namespace or interface, or the kernel's refusal.
     pub fn announce(&self, spec: &AttachSpec) -> Result<(), KernelError> {
         let failed = |source| namespace_error(&spec.namespace, source);
         let namespace = Namespace::open(&spec.namespace).map_err(failed)?;

@@ -31,15 +31,15 @@ use crate::{
 /// The smallest MTU that a container's device can be given, in bytes.
 pub const CONTAINER_MTU_MIN: u32 = MTU_MIN;
 
-/// What a container is to have on the network.
+/// The wanted network configuration of a container.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AttachSpec {
     /// The stable key of the attachment, such as `docker:` and the container's id.
     pub id: String,
     /// The container's network namespace: `/run/netns/NAME` or `/proc/PID/ns/net`.
     pub namespace: PathBuf,
-    /// Device and inode of the namespace that is meant, since the path may lead to another one by now;
-    /// `None`: whichever is there.
+    /// Device and inode of the intended namespace, because the path may lead to another one by now. `None`
+    /// accepts any namespace at the path.
     pub identity: Option<(u64, u64)>,
     /// The veth end on the host, 1 to 15 bytes, one per attachment.
     pub host_name: String,
@@ -63,10 +63,10 @@ pub struct AttachSpec {
     pub bridge: Option<String>,
 }
 
-/// What a container has got of what it was to have.
+/// The result of attaching a container.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Attached {
-    /// Why it has none of the IPv6 addresses; `Ok` too if there were none to give.
+    /// Why the container has no IPv6 address. `Ok` also if the spec has none.
     pub ipv6: Result<(), NoIpv6>,
 }
 
@@ -116,9 +116,9 @@ impl Place {
 }
 
 impl Kernel {
-    /// Gives a container its device, addresses and routes, or restores what is missing of them.
-    /// Addresses and routes that are there besides stay. Loopback and everything else in the
-    /// namespace is left alone; so is IPv6 where it is off, unless the specification says otherwise.
+    /// Gives a container its device, addresses and routes, or restores the missing ones. Other addresses and
+    /// routes stay. Loopback and the rest of the namespace are not touched; nor is IPv6 where it is off,
+    /// unless the specification says otherwise.
     ///
     /// # Errors
     /// [`KernelError::NamespaceGone`], [`KernelError::NamespaceReplaced`] and
@@ -144,7 +144,7 @@ impl Kernel {
         Ok(attached)
     }
 
-    /// Checks what is wanted, and finds where.
+    /// Checks the specification and locates its namespaces.
     pub(crate) async fn place_of(&self, spec: &AttachSpec) -> Result<Place, KernelError> {
         check_name(&spec.host_name)?;
         check_name(&spec.name)?;
@@ -171,7 +171,7 @@ impl Kernel {
         self.socket_in(&self.namespace_of(spec)?, &spec.namespace)
     }
 
-    /// The container's namespace, which must be the one that is meant.
+    /// Opens the container's namespace and checks that it is the intended one.
     fn namespace_of(&self, spec: &AttachSpec) -> Result<Namespace, KernelError> {
         let namespace = self.foreign_namespace(&spec.namespace)?;
         let found = namespace.identity();
@@ -200,9 +200,9 @@ impl Kernel {
         Ok(true)
     }
 
-    /// Takes single addresses from the device `name` in a namespace; those that are not there are
-    /// as good. The other addresses stay (the kernel drops secondary addresses with their primary;
-    /// they are added again).
+    /// Removes single addresses from the device `name` in a namespace; addresses that are already gone are
+    /// ignored. The other addresses stay (the kernel drops secondary addresses with their primary; they are
+    /// added again).
     ///
     /// # Errors
     /// [`KernelError::NamespaceGone`], [`KernelError::LinkMissing`],
@@ -380,7 +380,7 @@ impl Kernel {
     }
 }
 
-/// What both ends of the pair have in common.
+/// The settings that both ends of the pair share.
 pub(crate) fn settings(spec: &AttachSpec, link: &Link) -> Change {
     let alias = alias_of(&spec.id);
     Change::of(link)
@@ -515,8 +515,8 @@ pub(crate) fn address_of(message: &AddressMessage) -> Option<IpNet> {
 }
 
 impl Socket {
-    /// Gives a device an address; without duplicate address detection for IPv6, since the network
-    /// hands each address out once. One that is there already is as good.
+    /// Adds an address to a device, or succeeds if it is already there. IPv6 skips duplicate address
+    /// detection, since the network assigns each address once.
     pub(crate) async fn add_address(&self, link: &Link, address: IpNet) -> Result<(), KernelError> {
         let mut message = address_message(link.index, address);
         if address.addr().is_ipv6() {
@@ -531,7 +531,7 @@ impl Socket {
         }
     }
 
-    /// Takes an address from a device; one that is gone already is as good.
+    /// Removes an address from a device, or succeeds if it is already gone.
     pub(crate) async fn remove_address(
         &self,
         index: u32,

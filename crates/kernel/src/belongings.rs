@@ -1,4 +1,5 @@
-//! What a container has set up on its interface, for when the interface must be another device.
+//! Saves and restores a container's own addresses and routes when its interface is replaced by another
+//! device.
 
 use ipnet::IpNet;
 use netlink_packet_core::{NLM_F_CREATE, NLM_F_EXCL};
@@ -19,8 +20,8 @@ pub(crate) struct Belongings {
 }
 
 impl Belongings {
-    /// Those of the device of ours that an attachment has, if it has one. An address of the network is left out: the
-    /// network may have given it to somebody else since.
+    /// Reads the addresses and routes of an attachment's device, if it has one. Leaves out addresses of the
+    /// network: the network may have assigned them to another container since.
     pub(crate) async fn of(inside: &Socket, spec: &AttachSpec) -> Result<Self, KernelError> {
         let Some(link) = inside.link(&spec.name).await?.filter(Link::is_own) else {
             return Ok(Self::default());
@@ -31,7 +32,7 @@ impl Belongings {
             .map_err(|error| error.while_doing("list the addresses"))?;
         let mut routes = inside.routes(AddressFamily::Inet).await?;
         routes.extend(inside.routes(AddressFamily::Inet6).await.unwrap_or_default());
-        // What a gateway needs stands before it.
+        // Sort link routes before the routes whose gateways need them.
         routes.sort_by_key(|route| {
             route.attributes.iter().any(|it| matches!(it, RouteAttribute::Gateway(_)))
         });
@@ -53,7 +54,8 @@ impl Belongings {
         })
     }
 
-    /// Puts back what is missing, if `device` is another one. What the kernel refuses is told.
+    /// Restores missing addresses and routes if `device` is a different one. Logs those that the kernel
+    /// refuses.
     pub(crate) async fn give_back(self, inside: &Socket, device: &Link) {
         if self.device.is_none_or(|before| before == device.index) {
             return;
@@ -88,13 +90,13 @@ impl Belongings {
     }
 }
 
-/// Whether an address was given for good, and by somebody: the kernel makes link-local ones itself.
+/// Whether an address is permanent and was set by a program; the kernel makes link-local ones itself.
 fn stays(address: &AddressMessage) -> bool {
     address.header.flags.contains(AddressHeaderFlags::Permanent)
         && address.header.scope != AddressScope::Link
 }
 
-/// Whether an address is one of the network, with its prefix length, as those are that Weft gives.
+/// Whether an address is in the network and has its prefix length, like those that Weft assigns.
 fn may_be_given(address: &AddressMessage, spec: &AttachSpec) -> bool {
     address_of(address).is_some_and(|address| {
         let same = |given: &IpNet| given.trunc() == address.trunc();

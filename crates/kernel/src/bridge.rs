@@ -20,8 +20,8 @@ use crate::{
 
 /// Ports that a Linux bridge takes (BR_MAX_PORTS less the number 0).
 pub(crate) const BRIDGE_PORTS_MAX: usize = 1_023;
-/// How far the MTU at creation is from the wanted one, in bytes. A bridge follows its smallest
-/// port's MTU until somebody *changes* its MTU, so it is made with another one first.
+/// The difference between the MTU at creation and the wanted one, in bytes. A bridge follows its smallest
+/// port's MTU until its MTU is *changed*, so it is made with another one first.
 const MTU_PIN_STEP: u32 = 4;
 
 /// The bridge of one network.
@@ -31,7 +31,7 @@ pub struct BridgeSpec {
     pub name: String,
     /// Its MAC address, the same after each restart.
     pub mac: [u8; 6],
-    /// MTU in bytes, 1280 to 65535; it stays whatever its ports have.
+    /// MTU in bytes, 1280 to 65535. It does not depend on the MTUs of the ports.
     pub mtu: u32,
 }
 
@@ -49,7 +49,7 @@ pub struct PortSpec {
     /// Whether the bridge answers ARP and neighbour discovery for known endpoints itself, instead
     /// of sending the question out of this port.
     pub neigh_suppress: bool,
-    /// Whether frames for addresses that nobody knows leave by this port.
+    /// Whether frames to unknown addresses leave by this port.
     pub flood: bool,
     /// MTU in bytes.
     pub mtu: u32,
@@ -60,13 +60,12 @@ pub struct PortSpec {
 }
 
 impl Kernel {
-    /// Makes the bridge, or brings it into the wanted shape: spanning tree off, no forward delay,
-    /// no IPv6 autoconfiguration and no router advertisements accepted (a container must not be
-    /// able to give the host a route), MTU pinned, up. Multicast snooping and ageing stay the
-    /// kernel's defaults.
+    /// Makes the bridge, or brings it into the wanted shape: up, MTU pinned, spanning tree off, no forward
+    /// delay, no IPv6 autoconfiguration. It accepts no router advertisements: a container must not be able to
+    /// give the host a route. Multicast snooping and ageing stay the kernel's defaults.
     ///
     /// # Errors
-    /// [`KernelError::NameTaken`] if somebody else's device has the name,
+    /// [`KernelError::NameTaken`] if another program's device has the name,
     /// [`KernelError::Routers`] if it would take router advertisements,
     /// [`KernelError::InvalidName`], [`KernelError::InvalidMtu`], [`KernelError::NotPermitted`].
     pub async fn ensure_bridge(&self, spec: &BridgeSpec) -> Result<(), KernelError> {
@@ -130,14 +129,15 @@ impl Kernel {
             InfoBridgePort::Learning(spec.learning),
             InfoBridgePort::NeighSupress(spec.neigh_suppress),
             InfoBridgePort::UnicastFlood(spec.flood),
-            // Every multicast frame leaves by it: nobody asks the hosts behind it for their groups.
+            // Flood all multicast to this port: the bridge does not query the hosts behind it for their
+            // groups.
             InfoBridgePort::MulticastRouter(BridgeMulticastRouterType::Permanent),
         ];
         self.set_port(&link, wanted).await?;
         Change::of(&link).up(&link).send(socket, &spec.name).await
     }
 
-    /// Gives the engine's device its name back, if somebody renamed it; false if it is not there.
+    /// Restores the name of the engine's device if it was renamed; false if the device is not there.
     ///
     /// # Errors
     /// The kernel's refusal.
@@ -151,8 +151,7 @@ impl Kernel {
         self.socket().restore_name(name, is_it).await
     }
 
-    /// Switches the engine's device on with the wanted MTU and limits, where another switch
-    /// than a bridge takes it as a port.
+    /// Switches the engine's device on with the wanted MTU and limits, for a switch other than a bridge.
     ///
     /// # Errors
     /// [`KernelError::LinkMissing`] if the engine has not opened it, [`KernelError::NameTaken`] if
@@ -214,9 +213,9 @@ impl Kernel {
         Ok(())
     }
 
-    /// Deletes the bridge and every device of ours that is in it (each container end goes with its
-    /// host end), was taken out of it or stands beside it (probe devices), and says how many devices
-    /// it deleted. Devices of others in the bridge stay and only lose the bridge.
+    /// Deletes the bridge, every device of ours that is or was in it, and those that belong to it without
+    /// being ports (probe devices). Each container end goes with its host end. Returns how many devices it
+    /// deleted. Devices of others in the bridge are not deleted.
     ///
     /// # Errors
     /// [`KernelError::NameTaken`] if the bridge is not ours (nothing is deleted then), or the kernel's refusal.
@@ -252,7 +251,7 @@ impl Kernel {
         }
     }
 
-    /// Sets those of a port's options that differ.
+    /// Sets the options of a port that differ.
     pub(crate) async fn set_port(
         &self,
         link: &Link,
@@ -309,7 +308,7 @@ pub(crate) fn check_mtu(mtu: u32) -> Result<(), KernelError> {
     }
 }
 
-/// The marks of what is ours, where they are missing.
+/// Marks a device as ours where marks are missing.
 pub(crate) fn mark(link: &Link) -> Change {
     Change::of(link).when(link.group != DEVICE_GROUP, LinkAttribute::Group(DEVICE_GROUP)).when(
         link.alias.as_deref() != Some(DEVICE_ALIAS),
@@ -317,7 +316,7 @@ pub(crate) fn mark(link: &Link) -> Change {
     )
 }
 
-/// Ports of the bridge are in no VLAN. In the default one each forwarding entry would stand twice.
+/// Takes ports out of the default VLAN, in which each forwarding entry would appear twice.
 const NO_VLAN: InfoBridge = InfoBridge::VlanDefaultPvid(0);
 
 fn bridge_options() -> [InfoBridge; 2] {

@@ -1,5 +1,5 @@
-//! Direct ports: the engine's TAP device is the container's interface, and a veth pair beside it leads
-//! to the switch what is not for other hosts.
+//! Direct ports: the engine's TAP device is the container's interface. A veth pair beside it carries frames
+//! that are not for other hosts to the switch.
 
 use std::{
     os::fd::{AsFd, AsRawFd},
@@ -26,17 +26,17 @@ use crate::{
     socket::Socket,
 };
 
-/// The veth end in a container with a direct port. It has no address: what comes in by it is the
-/// interface's.
+/// The veth end in a container with a direct port. It has no address: frames that arrive by it belong to the
+/// interface.
 pub const DIRECT_LOCAL_NAME: &str = "weft0-local";
 
-/// What makes a container's port a direct one.
+/// The parts of a container's direct port.
 #[derive(Debug)]
 pub struct DirectTap<'a> {
-    /// The engine's TAP device, new and on this host, which becomes the container's interface; `None`:
-    /// it has become that already.
+    /// The engine's new TAP device on this host, which becomes the container's interface. `None` if it
+    /// already is.
     pub fresh: Option<&'a str>,
-    /// Addresses to which frames leave by it.
+    /// Destination addresses of frames that leave by the TAP.
     pub macs: &'a MacSet,
 }
 
@@ -88,7 +88,7 @@ impl Kernel {
             }
         };
         self.set_up_host_end(&pair, &host, bridge.as_ref(), spec.mac).await?;
-        // Nothing of its own leaves by it.
+        // Keep the kernel from sending IPv6 packets by this device.
         ipv6::set(namespace, &pair.name, "disable_ipv6", "1")?;
         self.set_up_container_end(&pair, &local, inside).await?;
         ignore_routers(namespace, &spec.name, &spec.namespace)?;
@@ -98,8 +98,8 @@ impl Kernel {
         Ok(Some(attached))
     }
 
-    /// Takes the TAP device of a direct port away from a container; its veth pair is
-    /// [`Self::detach`]'s. False if there is none of this attachment.
+    /// Removes the TAP device of a direct port from a container; [`Self::detach`] removes its veth pair.
+    /// False if this attachment has no such device.
     ///
     /// # Errors
     /// [`KernelError::NamespaceGone`], or the kernel's refusal.

@@ -25,8 +25,8 @@ pub(crate) type MacAddress = [u8; 6];
 /// multicast and unknown frame.
 pub(crate) const ALL_ZERO: MacAddress = [0; 6];
 
-/// One entry of the kernel's tables. The order is the order of writing: what an entry relies on
-/// stands before it.
+/// One entry of the kernel's tables. Entries are written in this order: each entry comes after those that it
+/// relies on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Key {
     /// A remote host gets copies of broadcast frames: an all-zero entry of the VXLAN device.
@@ -39,10 +39,10 @@ pub(crate) enum Key {
     Neighbour(IpAddr),
 }
 
-/// What an entry says.
+/// The value of an entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Value {
-    /// [`Key::Copy`] says all by its key.
+    /// [`Key::Copy`] has no further value.
     Present,
     /// For [`Key::Tunnel`].
     Remote(IpAddr),
@@ -90,11 +90,11 @@ impl Devices {
     }
 }
 
-/// What the kernel's tables hold of ours.
+/// Weft's entries in the kernel's tables.
 #[derive(Debug, Default)]
 pub(crate) struct Tables {
     pub(crate) entries: HashMap<Key, Value>,
-    /// Further remotes of one MAC on a VXLAN device; nothing of ours has more than one.
+    /// Further remotes of one MAC on a VXLAN device. Weft's entries have one remote each.
     pub(crate) surplus: Vec<(OuterFamily, MacAddress, IpAddr)>,
 }
 
@@ -155,9 +155,9 @@ pub(crate) fn text(key: Key) -> String {
 }
 
 impl Socket {
-    /// Reads our part of the forwarding and neighbour tables. What others entered is left out: on
-    /// the ports entries that were learned or are the port's own, on the bridge neighbour entries
-    /// without our protocol number. On a VXLAN device of ours everything is ours.
+    /// Reads Weft's part of the forwarding and neighbour tables. Leaves out entries of others. Those are, on
+    /// ports, learned entries and the port's addresses; on the bridge, neighbour entries without Weft's
+    /// protocol number. On a VXLAN device of ours, every entry is ours.
     pub(crate) async fn tables(&self, devices: &Devices) -> Result<Tables, KernelError> {
         let mut tables = Tables::default();
         for entry in self.neighbours(AddressFamily::Bridge).await? {
@@ -327,7 +327,7 @@ fn address_of(entry: &NeighbourMessage) -> Option<IpAddr> {
         NeighbourAttribute::Destination(NeighbourAddress::Inet6(address)) => {
             Some((*address).into())
         }
-        // In entries of the bridge family the length tells which it is.
+        // In entries of the bridge family, the length determines the address family.
         NeighbourAttribute::Destination(NeighbourAddress::Other(bytes)) => {
             let v4 = <[u8; 4]>::try_from(bytes.as_slice()).map(|b| Ipv4Addr::from(b).into());
             let v6 = <[u8; 16]>::try_from(bytes.as_slice()).map(|b| Ipv6Addr::from(b).into());

@@ -1,11 +1,11 @@
-//! What can go wrong between Weft and the kernel.
+//! Errors between Weft and the kernel.
 
 use std::{io, net::IpAddr, path::PathBuf};
 
 use ipnet::IpNet;
 
-/// Why the kernel's state is not what was wanted. Each text says what happened, to what, whose
-/// fault it is and what to do.
+/// Why the kernel's state differs from the wanted one. Each text names the failure, the object, the cause and
+/// the remedy.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum KernelError {
@@ -17,7 +17,7 @@ pub enum KernelError {
         /// The step that was refused.
         doing: String,
     },
-    /// Configuration: somebody else's device has the name that Weft wants.
+    /// Configuration: another program's device has the name that Weft wants.
     #[error(
         "a device named {name} ({kind}) already exists {place} and Weft did not make it: \
          remove or rename that device, or give Weft another name"
@@ -25,9 +25,9 @@ pub enum KernelError {
     NameTaken {
         /// The device's name.
         name: String,
-        /// What kind of device it is.
+        /// The kind of the device.
         kind: String,
-        /// Where it stands: on the host, or in which namespace.
+        /// Its location: on the host, or in which namespace.
         place: String,
     },
     /// Configuration: one host device name for two attachments.
@@ -61,7 +61,7 @@ pub enum KernelError {
         /// The bridge.
         bridge: String,
     },
-    /// Us, or somebody removed it while Weft worked.
+    /// Us, or another program removed it while Weft worked.
     #[error("device {name} does not exist: it was removed, or the engine has not opened it yet")]
     LinkMissing {
         /// The device's name.
@@ -75,7 +75,7 @@ pub enum KernelError {
         /// The name.
         name: String,
     },
-    /// Configuration: an MTU that no device of ours takes.
+    /// Configuration: an MTU that no device of ours accepts.
     #[error("MTU {mtu} is out of range: it must be between {min} and {max}")]
     InvalidMtu {
         /// The MTU in bytes.
@@ -147,7 +147,7 @@ pub enum KernelError {
         /// The namespace.
         path: PathBuf,
     },
-    /// Configuration: the network's range takes away what the host reaches elsewhere.
+    /// Configuration: the network's range hides addresses that the host reaches by other routes.
     #[error(
         "the range {range} overlaps the host's route {route} via {interface}: choose another range (--ipalloc-range)"
     )]
@@ -173,13 +173,13 @@ pub enum KernelError {
     /// Configuration of the host: it cannot tell frames for other hosts from the rest in a container.
     #[error("a container cannot have a direct port here: {why}; choose --port-mode bridge")]
     NoDirectPort {
-        /// What the kernel refused.
+        /// The kernel's refusal.
         why: String,
     },
-    /// The kernel does not take what lets a container's frames pass the bridge by.
+    /// The kernel does not accept the program that lets a container's frames bypass the bridge.
     #[error("no shortcut past the bridge, which all frames take: {why}; choose --port-mode bridge")]
     NoShortcut {
-        /// What the kernel refused.
+        /// The kernel's refusal.
         why: String,
     },
     /// Configuration of the host: no VXLAN device that a datapath can steer.
@@ -203,7 +203,7 @@ pub enum KernelError {
         /// Why.
         why: String,
     },
-    /// The kernel lacks what a VXLAN device needs.
+    /// The kernel lacks a feature that a VXLAN device needs.
     #[error(
         "this kernel cannot make the VXLAN device {device}: load the module vxlan (CONFIG_VXLAN), or let Weft use its own engine"
     )]
@@ -219,7 +219,7 @@ pub enum KernelError {
         /// The device's name.
         device: String,
     },
-    /// Configuration: somebody else's VXLAN device has the network's number.
+    /// Configuration: another program's VXLAN device has the network's number.
     #[error(
         "another VXLAN device already has network {vni} on UDP port {port}: remove that device or change its number"
     )]
@@ -245,7 +245,7 @@ pub enum KernelError {
     /// More than Weft takes.
     #[error("no room for more than {limit} {table}: the rest is left out")]
     TableFull {
-        /// What there is too much of.
+        /// The kind of entry that exceeds the limit.
         table: String,
         /// The limit.
         limit: usize,
@@ -266,7 +266,7 @@ pub enum KernelError {
     NoCipher {
         /// The cipher's name in the CLI.
         cipher: &'static str,
-        /// The kernel knows it, and a part of it is missing.
+        /// Whether the kernel knows the cipher and only a part of it is missing.
         known: bool,
     },
     /// The host's: a kernel before Linux 6.13.
@@ -309,7 +309,7 @@ pub enum KernelError {
     /// Us, or the peer's offer: an IPsec state or policy that makes no sense.
     #[error("an IPsec state or policy cannot have {what}")]
     InvalidXfrm {
-        /// What it would have.
+        /// The invalid part.
         what: &'static str,
     },
     /// Us: a frame that the kernel cannot send as a probe.
@@ -328,7 +328,7 @@ pub enum KernelError {
         /// The step.
         doing: String,
     },
-    /// nftables said no.
+    /// nftables refused.
     #[error("nft refused to {doing}: {reason}")]
     NftRefused {
         /// The step.
@@ -336,7 +336,7 @@ pub enum KernelError {
         /// Its first words.
         reason: String,
     },
-    /// Configuration: somebody else's nftables table has the name that Weft wants.
+    /// Configuration: another program's nftables table has the name that Weft wants.
     #[error(
         "an nftables table {family} {name} already exists and Weft did not make it: remove or rename that table"
     )]
@@ -356,7 +356,7 @@ pub enum KernelError {
         /// Why.
         source: io::Error,
     },
-    /// The kernel said no.
+    /// The kernel refused.
     #[error("the kernel refused to {doing}: {source}{}", reason.as_ref().map(|r| format!(" ({r})")).unwrap_or_default())]
     Refused {
         /// The step that was refused.
@@ -393,7 +393,7 @@ impl KernelError {
     }
 }
 
-/// How one netlink request ended, before it is known what it was for.
+/// How one netlink request ended, before its purpose is known.
 #[derive(Debug)]
 pub(crate) enum RequestError {
     /// The kernel's error number and its explanation.
@@ -410,7 +410,7 @@ impl RequestError {
         matches!(self, Self::Kernel { errno, .. } if *errno == wanted.raw_os_error())
     }
 
-    /// The public error, with what was being done in the infinitive ("add address 10.32.0.1/12").
+    /// The public error; `doing` names the action in the infinitive ("add address 10.32.0.1/12").
     pub(crate) fn while_doing(self, doing: impl Into<String>) -> KernelError {
         let doing = doing.into();
         if self.is(rustix::io::Errno::PERM) {

@@ -1,9 +1,9 @@
-//! The accept rule for the bridge where br_netfilter makes iptables judge bridged frames.
+//! The accept rule for the bridge where br_netfilter makes iptables filter bridged frames.
 //!
-//! With `bridge-nf-call-iptables` on (Docker and Kubernetes switch it on), frames between two ports
-//! of a bridge pass the FORWARD chain, and Docker's policy there is DROP. This is the one place
-//! where Weft writes into tables that are not its own: a single rule, known by
-//! its comment, in `DOCKER-USER` where there is one, else in `FORWARD`.
+//! With `bridge-nf-call-iptables` on (Docker and Kubernetes switch it on), frames between two ports of a
+//! bridge pass the FORWARD chain. Docker's policy there is DROP. This is the only place where Weft writes
+//! into other programs' tables. It adds a single rule, identified by its comment, in `DOCKER-USER` where that
+//! exists, else in `FORWARD`.
 
 use std::{path::Path, time::Duration};
 
@@ -20,8 +20,8 @@ use crate::{
 
 /// The comment of our rule.
 pub const FORWARD_COMMENT: &str = "weft";
-/// How often it is looked whether br_netfilter became active, or iptables' older kind of table
-/// changed, which nobody announces; in milliseconds.
+/// How often to check whether br_netfilter became active or the legacy iptables tables changed, neither of
+/// which sends a notice; in milliseconds.
 const POLL_MS: u64 = 3_000;
 /// The chain that Docker leaves to the host's administrator and never empties.
 const CHAIN_USER: &str = "DOCKER-USER";
@@ -54,7 +54,7 @@ const FAMILIES: [Family; 2] = [
     },
 ];
 
-/// What the kernel does with bridged frames, and by which tables; cheap to look at.
+/// Whether iptables sees bridged frames, and by which kind of tables. Cheap to read.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct Situation {
     /// By family: br_netfilter is active.
@@ -63,7 +63,7 @@ struct Situation {
     legacy: [bool; 2],
 }
 
-/// Who may judge the frames of bridges in the calling thread's namespace, by family of rules.
+/// The rules that may filter the frames of bridges in the calling thread's namespace, by family.
 pub(crate) fn judges() -> [Judge; 2] {
     FAMILIES.each_ref().map(|family| Judge {
         family: family.table.family,
@@ -78,7 +78,7 @@ pub(crate) struct Judge {
     pub(crate) family: &'static str,
     /// br_netfilter hands it the frames of all bridges.
     pub(crate) active: bool,
-    /// iptables' older kind has a table of it.
+    /// Whether legacy iptables has a table of this family.
     pub(crate) legacy: bool,
 }
 
@@ -121,8 +121,7 @@ impl ForwardRule {
         let mut changed = false;
         for (index, family) in FAMILIES.iter().enumerate() {
             let active = situation.active[index];
-            // Before br_netfilter was first seen active there is nothing of ours to take away
-            // but what an earlier run left.
+            // Before br_netfilter was first seen active, only an earlier run's rule can be there.
             changed |= self.reconcile_nft(family, active).await?;
             if situation.legacy[index] {
                 changed |= self.reconcile_legacy(family, active).await?;
@@ -159,8 +158,8 @@ impl ForwardRule {
         self.kernel.nft_watch(FAMILIES.iter().map(|family| family.table).collect(), None)
     }
 
-    /// Waits until the rule had to be added or taken away, and returns when that is done: because
-    /// somebody removed it, Docker made its chains anew, or br_netfilter became active.
+    /// Waits until the rule had to be added or removed, and returns when that is done. Causes: another
+    /// program removed it, Docker recreated its chains, or br_netfilter became active.
     ///
     /// # Errors
     /// See [`Self::ensure`].
@@ -198,7 +197,7 @@ impl ForwardRule {
         let listing = match self.kernel.nft_list(family.table).await {
             Ok(Some(listing)) => listing,
             Ok(None) => return Ok(false),
-            // Without nft there is nothing of ours, and nothing that is needed unless it is active.
+            // Without nft there is no rule of ours, and none is needed unless br_netfilter is active.
             Err(KernelError::NftMissing { .. }) if !active => return Ok(false),
             Err(error) => return Err(error),
         };
@@ -237,7 +236,7 @@ impl ForwardRule {
         json!([interface("iifname"), interface("oifname"), counter, { "accept": null }])
     }
 
-    /// Whether this is our rule's expression, whatever it has counted.
+    /// Whether this is our rule's expression; ignores its counter.
     fn is_rule(&self, expression: &Value) -> bool {
         let without_counter = |expression: &Value| -> Vec<Value> {
             let parts = expression.as_array().into_iter().flatten();
@@ -285,7 +284,7 @@ impl ForwardRule {
         self.run_legacy(family, &[command, &self.legacy_rule()].concat()).await.map(|_| ())
     }
 
-    /// What the program prints; `None` if it is not installed.
+    /// Runs the program and returns its output, or `None` if it is not installed.
     async fn run_legacy(
         &self,
         family: &Family,
@@ -308,7 +307,7 @@ impl ForwardRule {
     }
 }
 
-/// The chain of an iptables-nft table that the rule belongs in, if FORWARD judges anything.
+/// The chain of an iptables-nft table that the rule belongs in, if FORWARD has any rules.
 fn chain_for_rule(listing: &Listing) -> Option<&'static str> {
     let forward = listing.of("chain").find(|chain| chain["name"] == CHAIN_FORWARD)?;
     let is_foreign = |rule: &Value| rule["comment"] != FORWARD_COMMENT;
@@ -320,7 +319,7 @@ fn chain_for_rule(listing: &Listing) -> Option<&'static str> {
     Some(if has_user { CHAIN_USER } else { CHAIN_FORWARD })
 }
 
-/// The same for what `iptables-legacy -S` prints.
+/// The same for the output of `iptables-legacy -S`.
 fn legacy_chain_for_rule(rules: &str) -> Option<&'static str> {
     let comment = format!("--comment {FORWARD_COMMENT} ");
     let judges = |line: &str| {

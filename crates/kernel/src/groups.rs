@@ -1,11 +1,13 @@
-//! Frames to groups on their way from this host to peers of the kernel engine, on a bridge: how many of one
-//! port there may be, and which stay here. A datapath has the same limits (`odp/limits.rs`).
+//! Limits on group frames (broadcast and multicast) from this host to peers of the kernel engine, on a
+//! bridge. They limit frames by port, and keep some frames on this host. A datapath has the same limits
+//! (`odp/limits.rs`).
 //!
-//! Two containers of two hosts that reach each other outside of Weft too close a loop, in which each broadcast
-//! goes round for ever. The vector engine knows copies of a frame; nftables does not, and counts broadcasts by
-//! port instead: those to all, to the groups of neighbour discovery and to those of the local network's control
-//! (224.0.0.0/24, ff00::/120 and the like) by a low limit, all other multicast, of which an honest stream may have
-//! much, by a high one. A port with too many sends none to other hosts for a while, in which what goes round ends.
+//! Two containers on different hosts that also reach each other outside Weft close a loop, in which each
+//! broadcast circulates indefinitely. The vector engine recognizes copies of a frame. nftables does not, so
+//! it counts broadcasts by port instead. A low limit covers frames to all, to the groups of neighbour
+//! discovery and to those of local network control (224.0.0.0/24, ff00::/120 and the like). A high limit
+//! covers all other multicast, of which a legitimate stream may have much. A port over its limit sends no
+//! broadcasts to other hosts for a while, in which the loop ends.
 
 use std::collections::BTreeSet;
 
@@ -23,30 +25,31 @@ const TABLE: Table = Table { family: "bridge", name: "weft-groups" };
 pub const BROADCASTS_PER_S_MAX: u32 = 200;
 /// ... and how many of them may come at once.
 pub(crate) const BROADCASTS_AT_ONCE_MAX: u32 = 2_000;
-/// Likewise of all frames to groups.
+/// Likewise for all group frames.
 pub(crate) const GROUP_FRAMES_PER_S_MAX: u32 = 20_000;
 pub(crate) const GROUP_FRAMES_AT_ONCE_MAX: u32 = 20_000;
 /// How long a port with more sends none, in seconds.
 pub(crate) const LOOP_PAUSE_S: u32 = 5;
 /// How long it is kept in mind which port that was, in seconds.
 pub(crate) const LOOP_KNOWN_S: u32 = 60;
-/// Ports that are told apart.
+/// The most ports that the table distinguishes.
 const PORTS_MAX: usize = crate::bridge::BRIDGE_PORTS_MAX;
 
-/// What was kept from peers.
+/// Counts of frames that did not go to peers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct GroupCounts {
-    /// Broadcasts of ports that sent too many, once for each port of a bridge's overlay. On a datapath, those that
-    /// came before the port paused.
+    /// Broadcasts dropped on ports over the limit, once for each overlay port of a bridge. On a datapath,
+    /// those that arrived before the port paused.
     pub limited: u64,
-    /// Such ports of the last minute.
+    /// Ports over the limit in the last minute.
     pub ports: Vec<String>,
-    /// Reports of the switch itself that it listens to groups: each peer sends it all multicast anyway, and takes
-    /// nothing from an address that no container has.
+    /// The switch's IGMP and MLD reports. They stay here: each peer sends this host all multicast anyway, and
+    /// drops frames from an address that no container has.
     pub reports: u64,
-    /// Announcements of addresses that a bridge kept from peers, since one sender or all had too many.
+    /// Announcements of addresses that a bridge did not pass to peers because one sender, or all together,
+    /// exceeded the limit.
     pub announcements: u64,
-    /// Who sent the last of these.
+    /// The sender of the last of these.
     pub announcer: Option<[u8; 6]>,
 }
 
@@ -61,8 +64,8 @@ pub struct GroupLimit {
 }
 
 impl GroupLimit {
-    /// Of what leaves by these ports of a bridge, which need not be there yet; none: there is nothing to limit.
-    /// Nothing is changed.
+    /// Limits frames that leave by these ports of a bridge, which need not exist yet. Without ports there is
+    /// nothing to limit. Nothing is changed.
     ///
     /// # Errors
     /// [`KernelError::InvalidName`].
@@ -72,11 +75,12 @@ impl GroupLimit {
         Ok(Self { kernel, ports, counts: GroupCounts::default(), written: None })
     }
 
-    /// Makes the table stand, and says what it has counted. Counts survive, but for those of a moment before somebody
-    /// has changed it.
+    /// Creates or restores the table and returns its counts. Counts survive, except those of the moment
+    /// before another program changed it.
     ///
     /// # Errors
-    /// [`KernelError::TableTaken`] if somebody else's table has the name, [`KernelError::NftRefused`] also where
+    /// [`KernelError::TableTaken`] if another program's table has the name, [`KernelError::NftRefused`] also
+    /// where
     /// the kernel cannot do it, [`KernelError::NftMissing`], [`KernelError::Program`],
     /// [`KernelError::NotPermitted`].
     pub async fn ensure(&mut self) -> Result<GroupCounts, KernelError> {
@@ -100,10 +104,10 @@ impl GroupLimit {
         Ok(self.counts.clone())
     }
 
-    /// Takes the table away. False if there was none.
+    /// Removes the table. False if there was none.
     ///
     /// # Errors
-    /// See [`Self::ensure`]; somebody else's table is left alone.
+    /// See [`Self::ensure`]; another program's table stays.
     pub async fn remove(&mut self) -> Result<bool, KernelError> {
         self.written = None;
         let kernel = self.kernel.clone();
@@ -154,7 +158,7 @@ impl GroupLimit {
             "ether daddr 33:33:ff:00:00:00-33:33:ff:ff:ff:ff jump broadcasts".into(),
             "ether daddr 33:33:00:00:00:00-33:33:00:00:00:ff jump broadcasts".into(),
             "ether daddr 01:00:5e:00:00:00-01:00:5e:00:00:ff jump broadcasts; }".into(),
-            // What the bridge itself sends, and no port of it.
+            // Frames that the bridge itself originates, not its ports.
             "chain output { type filter hook output priority 300; policy accept;".into(),
             format!("{overlay} ip protocol igmp counter name reports drop"),
             format!(
@@ -173,7 +177,7 @@ fn counts(found: &Listing) -> GroupCounts {
     };
     let known = found.of("set").find(|set| set["name"] == "known");
     let elements = known.and_then(|set| set["elem"].as_array()).into_iter().flatten();
-    // One with a time is an object of its own.
+    // `nft` shows an element with a timeout as an object.
     let name = |element: &Value| {
         let value = element.get("elem").map_or(element, |it| &it["val"]);
         value.as_str().map(str::to_owned)

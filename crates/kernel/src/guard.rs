@@ -1,10 +1,10 @@
-//! The guard: no overlay packet leaves or arrives unprotected, whoever sent it
-//! (`docs/design/kernel-engine.md`), none is sealed that is not Weft's, and nothing but overlay packets
-//! takes the data channel's device.
+//! The guard: no overlay packet leaves or arrives unprotected, regardless of its sender
+//! (`docs/design/kernel-engine.md`). No packet but Weft's is sealed, and nothing but overlay packets takes
+//! the data channel's device.
 //!
-//! What Weft sends carries [`SENT_PRIORITY`] until the guard has seen it: no user may set one above 6.
-//! A mark (`skb->mark`) would tell it as well, but a VXLAN device looks the route and the policy of a
-//! packet with a mark up each time, and keeps those of a packet without one.
+//! Weft's packets carry [`SENT_PRIORITY`] until they pass the guard: unprivileged users cannot set a priority
+//! above 6. A mark (`skb->mark`) would work as well. But for packets with a mark, a VXLAN device looks up
+//! route and policy each time; it caches them for packets without one.
 
 use std::{collections::BTreeSet, net::IpAddr};
 
@@ -29,17 +29,18 @@ pub const TRUSTED_MAX: usize = 4096;
 pub const SENT_PRIORITY: u32 = 0x5745_4650;
 
 const TABLE: Table = Table { family: "inet", name: senders::TABLE };
-/// Gives that priority to what leaves by the overlay ports of a bridge, and looks at what comes in by them.
+/// Sets that priority on packets that leave by the overlay ports of a bridge, and checks frames that arrive
+/// by them.
 const MARKING: Table = Table { family: "bridge", name: senders::TABLE };
-/// The priority, and that of packets of which nobody said any, as `nft` shows them.
+/// The priority, and the default priority, as `nft` shows them.
 const SENT: &str = "5745:4650";
 const USUAL: &str = "none";
 /// The reqid of inbound states.
 const REQID: u32 = crate::xfrm::REQID;
 /// The most transformations that the kernel takes off one packet (XFRM_MAX_DEPTH).
 const TRANSFORMATIONS_MAX: u8 = 6;
-/// After every change of address, mark or route by others on the way out: what decides is the
-/// route that the packet takes.
+/// After all other changes of address, mark or route on the way out, because the packet's final route
+/// decides.
 const PRIORITY_LAST: i32 = 300;
 /// Before all others on the way in, so that everything is counted.
 const PRIORITY_FIRST: i32 = -300;
@@ -55,7 +56,7 @@ pub struct GuardCount {
     pub bytes: u64,
 }
 
-/// What the guard dropped since it was made, by rule.
+/// Counts of packets that the guard dropped since it was created, by rule.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct GuardCounters {
     /// Packets of this host that would have left unprotected.
@@ -66,14 +67,14 @@ pub struct GuardCounters {
     pub forward: GuardCount,
     /// Packets that would have left unprotected and were caught neither as this host's own nor as passed on.
     pub postrouting: GuardCount,
-    /// Packets for this host that arrived unprotected, or protected by somebody else's IPsec.
+    /// Packets for this host that arrived unprotected, or protected by another program's IPsec.
     pub input: GuardCount,
-    /// First fragments over IPv6 that do not show the port that they are for.
+    /// First fragments over IPv6 that do not contain the destination port.
     pub fragments: GuardCount,
-    /// Packets other than the overlay's that came out of the data channel's device or would have
-    /// entered it: a peer's key opens nothing else on the host.
+    /// Packets other than the overlay's that left the data channel's device or would have entered it. So a
+    /// peer's key opens nothing else on the host.
     pub channel: GuardCount,
-    /// Frames that a peer sent from an Ethernet address that is not one of its own.
+    /// Frames from a peer whose source Ethernet address is not one of the peer's.
     pub foreign_source: GuardCount,
 }
 
@@ -98,7 +99,7 @@ impl GuardCounters {
 pub struct Guard {
     kernel: Kernel,
     ports: Vec<String>,
-    /// Who may send from where, if the guard is to look at that.
+    /// Which peer may send from which address, if the guard checks that.
     senders: Option<Senders>,
     trusted: BTreeSet<IpAddr>,
     /// How this host's `nft` shows the table as it was written, should that differ from the words
@@ -107,26 +108,27 @@ pub struct Guard {
 }
 
 impl Guard {
-    /// The guard of the kernel's namespace. What leaves by `ports` of a bridge, which need not be
-    /// there yet, is Weft's; any other switch gives the priority itself. Nothing is changed.
+    /// The guard of the kernel's namespace. Marks packets that leave by `ports` of a bridge as Weft's; the
+    /// ports need not exist yet. Any other switch sets the priority itself. Nothing is changed.
     #[must_use]
     pub fn new(kernel: Kernel, ports: &[&str]) -> Self {
         let ports = ports.iter().map(|port| (*port).to_owned()).collect();
         Self { kernel, ports, senders: None, trusted: BTreeSet::new(), as_written: None }
     }
 
-    /// The same, with what comes in by these ports: a peer sends from its own Ethernet addresses alone.
+    /// The same, with a check of frames that arrive by these ports: a peer may send only from its own
+    /// Ethernet addresses.
     #[must_use]
     pub fn with_senders(kernel: Kernel, ports: &[&str], senders: Senders) -> Self {
         Self { senders: Some(senders), ..Self::new(kernel, ports) }
     }
 
-    /// Makes the guard stand whole, with `trusted` as the addresses of peers that overlay packets
-    /// may go to and come from in plain. True if something had to be changed. Counts survive,
-    /// except those of a table that somebody deleted.
+    /// Creates or restores the guard, with `trusted` as the addresses of peers that overlay packets may go to
+    /// and come from in plain. True if something had to be changed. Counts survive, except those of a table
+    /// that another program deleted.
     ///
     /// # Errors
-    /// [`KernelError::TableTaken`] if somebody else's table has the name,
+    /// [`KernelError::TableTaken`] if another program's table has the name,
     /// [`KernelError::NftMissing`], [`KernelError::NftRefused`], [`KernelError::Program`],
     /// [`KernelError::TableFull`] if there are more than [`TRUSTED_MAX`] addresses (nothing is
     /// changed), [`KernelError::NotPermitted`].
@@ -169,7 +171,7 @@ impl Guard {
         kernel.nft_apply(commands, "write the guard's exceptions").await.map(|()| true)
     }
 
-    /// Whether the guard stands as [`Self::ensure`] last wanted it.
+    /// Whether the guard stands as [`Self::ensure`] last set it.
     ///
     /// # Errors
     /// See [`Self::ensure`].
@@ -177,7 +179,7 @@ impl Guard {
         Ok(self.look().await?.0)
     }
 
-    /// Whether the guard stands as [`Self::ensure`] last wanted it, and what was dropped so far.
+    /// Whether the guard stands as [`Self::ensure`] last set it, and its counts.
     ///
     /// # Errors
     /// See [`Self::counters`].
@@ -191,7 +193,7 @@ impl Guard {
         Ok((whole, counters(&found)))
     }
 
-    /// What was dropped so far; zero if there is no guard.
+    /// Counts of dropped packets so far; zero if there is no guard.
     ///
     /// # Errors
     /// [`KernelError::NftMissing`], [`KernelError::NftRefused`], [`KernelError::Program`].
@@ -199,10 +201,10 @@ impl Guard {
         Ok(counters(&self.list(false).await?))
     }
 
-    /// Takes the guard down. False if there was none.
+    /// Removes the guard. False if there was none.
     ///
     /// # Errors
-    /// See [`Self::ensure`]; somebody else's table is left alone.
+    /// See [`Self::ensure`]; another program's table stays.
     pub async fn remove(&mut self) -> Result<bool, KernelError> {
         let kernel = self.kernel.clone();
         let _one = kernel.inner.filters.lock().await;
@@ -210,7 +212,7 @@ impl Guard {
         if let Some(senders) = &self.senders {
             senders.fall().await;
         }
-        // Each for itself: one that is somebody else's keeps the other from nothing.
+        // Remove each separately: a table that is not ours must not prevent the removal of the other.
         let [guard, marking] = [kernel.nft_remove(TABLE).await, kernel.nft_remove(MARKING).await];
         let (guard, marking) = (guard?, marking?);
         Ok(guard || marking)
@@ -224,7 +226,7 @@ impl Guard {
         self.kernel.nft_watch(vec![TABLE, MARKING], self.senders.clone())
     }
 
-    /// Waits until somebody damaged the guard, and returns when it stands whole again.
+    /// Waits until another program damages the guard, and returns after it is restored.
     ///
     /// # Errors
     /// See [`Self::ensure`]: the guard is damaged then and could not be restored.
@@ -239,13 +241,13 @@ impl Guard {
         }
     }
 
-    /// What is in the tables that the guard consists of; those of somebody else's are an error, or
-    /// read as they are.
+    /// Lists the guard's tables. With `own_alone`, a table that is not ours is an error; otherwise it is read
+    /// as it is.
     async fn list(&self, own_alone: bool) -> Result<Listing, KernelError> {
         let mut all = Listing::default();
         let marking = (!self.ports.is_empty()).then_some(MARKING);
         for table in [TABLE].into_iter().chain(marking) {
-            // Ethernet addresses of senders may be many, and `nft` need not tell them.
+            // There may be many Ethernet addresses of senders, and `nft` need not list them.
             let found = match table {
                 MARKING => self.kernel.nft_list_without_members(table).await?,
                 _ => self.kernel.nft_list(table).await?,
@@ -427,8 +429,8 @@ fn leaving_rules(hook: &str) -> Vec<Value> {
     ]
 }
 
-/// An arrived packet knows what it was wrapped in, the outermost first. A state of ours takes out
-/// nothing but overlay packets, so any of them will do: Weft may run inside another VPN.
+/// An arrived packet records its former wrappings, the outermost first. A state of ours opens only overlay
+/// packets, so any one of them suffices: Weft may run inside another VPN.
 fn input_rules() -> Vec<Value> {
     const HOOK: &str = "input";
     let fragment = equal(&json!({ "exthdr": { "name": "frag" } }), true);
@@ -449,8 +451,8 @@ fn input_rules() -> Vec<Value> {
 
 const FRAGMENTS: &str = "fragments";
 
-/// Over IPv6 the guard sees fragments before they are put together. The first must show what it is
-/// (RFC 7112); a match on what cannot be read is none, so that whatever comes to the end is dropped.
+/// Over IPv6 the guard sees fragments before reassembly. The first fragment must contain the upper-layer
+/// header (RFC 7112). A match on a missing field fails, so a packet that reaches the last rule is dropped.
 fn fragment_rules() -> Vec<Value> {
     let offset = json!({ "exthdr": { "name": "frag", "field": "frag-off" } });
     let go_on = || json!({ "return": null });
@@ -469,7 +471,7 @@ const UNPROTECTED: &str = "weft: no overlay packet without protection";
 const SEALED: &str = "weft: the data channel seals and opens what takes its device";
 const NOTHING_ELSE: &str = "weft: nothing but the overlay takes the data channel";
 
-/// What this host passes on never takes the data channel, nor the overlay's ports.
+/// Forwarded packets never take the data channel, nor the overlay's ports.
 fn forward_rules() -> Vec<Value> {
     const HOOK: &str = "forward";
     let channel = |key| rule(HOOK, NOTHING_ELSE, dropped(vec![by_channel(key)], "channel"));
@@ -555,7 +557,7 @@ fn counters(listing: &Listing) -> GuardCounters {
     }
 }
 
-/// The members of both sets; `None` if there is one that is no single address.
+/// The members of both sets; `None` if a member is not a single address.
 fn trusted_in(listing: &Listing) -> Option<BTreeSet<IpAddr>> {
     let sets = listing.of("set").filter(|set| SETS.iter().any(|(name, _)| set["name"] == *name));
     let members = sets.filter_map(|set| set["elem"].as_array()).flatten();

@@ -1,4 +1,4 @@
-//! IPv6 settings of single devices, in whatever namespace they are.
+//! IPv6 settings of single devices, in any network namespace.
 
 use std::{
     fs,
@@ -16,8 +16,8 @@ use weft_io::namespace::{self, Namespace};
 
 use crate::error::KernelError;
 
-/// What a device on which others announce routers and prefixes must not take: default routes, their
-/// addresses, shorter ways.
+/// Settings for a device on a network where others announce routers and prefixes. It must not accept default
+/// routes, addresses or redirects from them.
 const NOT_TAKEN: [&str; 3] = ["accept_ra", "autoconf", "accept_redirects"];
 /// The settings of devices, under `/proc`.
 const SETTINGS: &str = "sys/net/ipv6/conf";
@@ -39,7 +39,7 @@ pub enum NoIpv6 {
 /// Whether a device in a namespace has IPv6.
 ///
 /// # Errors
-/// [`KernelError::Setting`] if the kernel does not say.
+/// [`KernelError::Setting`] if the setting cannot be read.
 pub(crate) fn has_ipv6(ns: &Namespace, device: &str) -> Result<Result<(), NoIpv6>, KernelError> {
     let value = in_namespace(ns, || read(device, "disable_ipv6"));
     match value {
@@ -50,8 +50,8 @@ pub(crate) fn has_ipv6(ns: &Namespace, device: &str) -> Result<Result<(), NoIpv6
     }
 }
 
-/// Writes a setting of a device in a namespace, if it has another value. One of a kernel without IPv6
-/// is as good.
+/// Writes a setting of a device in a namespace, if it has another value. Does nothing on a kernel without
+/// IPv6.
 ///
 /// # Errors
 /// [`KernelError::Setting`].
@@ -64,11 +64,11 @@ pub(crate) fn set(
     in_namespace(ns, || write(device, key, value)).map_err(|source| setting(device, key, source))
 }
 
-/// Keeps a device from taking routes and addresses of whoever calls himself a router. `place` says
-/// where the device is. To be called before the device is on.
+/// Keeps a device from accepting routes and addresses from router advertisements. `place` names the device's
+/// namespace. Call this before the device is up.
 ///
 /// # Errors
-/// [`KernelError::Routers`] if IPv6 is on there and this cannot be had.
+/// [`KernelError::Routers`] if IPv6 is on there and the settings cannot be written.
 pub(crate) fn ignore_routers(
     ns: &Namespace,
     device: &str,
@@ -127,9 +127,9 @@ fn write(device: &str, key: &str, value: &str) -> io::Result<()> {
 /// The process file system, mounted once more where `/proc/sys` is read-only.
 static WRITABLE: OnceLock<OwnedFd> = OnceLock::new();
 
-/// Where `/proc/sys` is mounted read-only, as in most containers, the file system itself still takes
-/// settings from who may mount it: this does so, for devices of Weft's alone. The mount has no place and
-/// ends with this process. To be called before the process gives up the right to mount.
+/// Prepares to write settings where `/proc/sys` is mounted read-only, as in most containers. The file system
+/// itself still accepts settings from a process that may mount it. Only used for Weft's devices. The mount
+/// is not attached anywhere and ends with this process. Call it before the process drops the right to mount.
 pub fn open_settings() {
     let is_read_only = statvfs("/proc/sys")
         .is_ok_and(|found| found.f_flag.contains(rustix::fs::StatVfsMountFlags::RDONLY));

@@ -1,12 +1,12 @@
 //! linux: wanted state -> kernel state: links, bridge, addresses, routes, neighbours, IPsec, ovpn.
 //!
-//! A [`Kernel`] speaks netlink with the network namespace of the thread that made it (the daemon's
-//! own). Every call states what is wanted; the call looks at what is there, and sends only what
-//! differs, so that applying the same thing again changes nothing, and applying it after `kill -9`
-//! or after somebody deleted a part restores it. What Weft did not make is never changed: devices
-//! of ours are in device group [`DEVICE_GROUP`] (set by the kernel as it makes them) and carry the
-//! alias [`DEVICE_ALIAS`]; neighbour entries and routes of ours carry the protocol number
-//! [`ROUTE_PROTOCOL`]. Somebody else's device under a name that Weft wants is an error.
+//! A [`Kernel`] speaks netlink with the network namespace of the thread that made it (the daemon's own).
+//! Every call states the wanted configuration, reads the present one, and sends only the difference. So a
+//! repeated call changes nothing, and a call after `kill -9` or after a deletion by others restores it. Weft
+//! never changes objects of other programs. Devices of ours are in device group [`DEVICE_GROUP`] (set by the
+//! kernel as it makes them) and carry the alias [`DEVICE_ALIAS`]. Neighbour entries and routes of ours carry
+//! the protocol number [`ROUTE_PROTOCOL`]. If another program's device has a name that Weft wants, that is an
+//! error.
 #![forbid(unsafe_code)]
 
 mod announce;
@@ -80,9 +80,9 @@ pub use self::{
     watch::{LinkEvent, LinkWatch},
 };
 
-/// The smallest MTU of an overlay device, in bytes: what IPv6 requires (RFC 8200, section 5).
+/// The smallest MTU of an overlay device, in bytes: the minimum of IPv6 (RFC 8200, section 5).
 pub(crate) const MTU_MIN: u32 = 1280;
-/// The largest MTU of an overlay device, in bytes: what a veth and a bridge take.
+/// The largest MTU of an overlay device, in bytes: the limit of a veth and a bridge.
 pub(crate) const MTU_MAX: u32 = 65_535;
 
 /// A handle to the kernel's network configuration. Clones share one socket; calls from several
@@ -98,9 +98,10 @@ struct Inner {
     socket: Socket,
     /// The namespace that the socket speaks with.
     home: Namespace,
-    /// One change of many steps at a time, so that none sees another's half.
+    /// Held during a change of many steps, so that no other change sees it half done.
     reconcile: Mutex<()>,
-    /// Likewise of the tables of nftables, whose program may take seconds, for which nobody else is to wait.
+    /// Likewise for nftables tables. A separate lock, because `nft` may take seconds and other changes must
+    /// not wait for it.
     filters: Mutex<()>,
     changes: Arc<AtomicU64>,
 }
@@ -146,7 +147,7 @@ impl Kernel {
     }
 }
 
-/// What a failure to open or enter the namespace at `path` means.
+/// Maps a failure to open or enter the namespace at `path`.
 pub(crate) fn namespace_error(path: &Path, source: std::io::Error) -> KernelError {
     let path = path.to_owned();
     match source.kind() {

@@ -16,19 +16,19 @@ use crate::{
     socket::Socket,
 };
 
-/// The device group that everything made by Weft is in. The kernel sets it in the same step that
-/// makes a device, so there is no moment at which a device of ours looks like somebody else's.
-/// The number is "WEFT", the tag that SAs have as their reqid too.
+/// The device group of everything that Weft makes. The kernel sets it in the same step that makes a device,
+/// so a device of ours never looks like another program's. The number is "WEFT", which is also the reqid of
+/// SAs.
 pub const DEVICE_GROUP: u32 = 0x5745_4654;
-/// The alias of what is ours, for people and for devices that Weft did not create itself (the TAP);
-/// after it and a space stands the key of the attachment.
+/// The alias of Weft's devices, for people and for devices that Weft did not create itself (the TAP). A space
+/// and the key of the attachment may follow it.
 pub const DEVICE_ALIAS: &str = "weft";
 /// The longest alias that the kernel takes, in bytes (IFALIASZ less the final zero).
 const ALIAS_LEN_MAX: usize = 255;
 /// The longest device name, in bytes (IFNAMSIZ less the final zero).
 const NAME_LEN_MAX: usize = 15;
 
-/// What Weft looks at in a device.
+/// The attributes of a device that Weft uses.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Link {
     pub(crate) index: u32,
@@ -53,7 +53,7 @@ pub(crate) struct Link {
 }
 
 impl Link {
-    /// Whether Weft made this device. An alias that only begins as one of ours may be anybody's.
+    /// Whether Weft made this device. An alias that only starts like ours may belong to another program.
     pub(crate) fn is_own(&self) -> bool {
         self.group == DEVICE_GROUP || self.alias.as_deref() == Some(DEVICE_ALIAS)
     }
@@ -143,7 +143,7 @@ pub(crate) fn alias_of(id: &str) -> String {
     if alias.len() <= ALIAS_LEN_MAX { alias } else { DEVICE_ALIAS.to_owned() }
 }
 
-/// Refuses what the kernel would not take as a device name.
+/// Rejects a name that the kernel would not accept for a device.
 pub(crate) fn check_name(name: &str) -> Result<(), KernelError> {
     let bad = |c: char| c == '/' || c == ':' || c.is_whitespace() || c.is_control();
     if name.is_empty()
@@ -239,8 +239,7 @@ impl Socket {
         self.link(name).await?.ok_or_else(missing)
     }
 
-    /// Gives a device its name back, if nothing has the name and a device that somebody renamed is found.
-    /// True if it was renamed.
+    /// Restores a device's name, if the name is free and a renamed device is found. True if it was renamed.
     pub(crate) async fn restore_name(
         &self,
         name: &str,
@@ -294,7 +293,7 @@ impl Socket {
             .map_err(|error| error.while_doing(format!("create device {name}")))
     }
 
-    /// Deletes a device; one that is gone already is as good.
+    /// Deletes a device, or succeeds if it is already gone.
     pub(crate) async fn delete_link(&self, link: &Link) -> Result<(), KernelError> {
         let mut message = LinkMessage::default();
         message.header.index = link.index;
@@ -330,8 +329,8 @@ impl Socket {
         self.set_infos(link, infos).await
     }
 
-    /// Stops the kernel from giving a device an IPv6 link-local address of its own. A kernel without
-    /// IPv6 has nothing to stop.
+    /// Stops the kernel from giving a device an IPv6 link-local address. Does nothing on a kernel without
+    /// IPv6.
     pub(crate) async fn disable_autoconfiguration(&self, link: &Link) -> Result<(), KernelError> {
         if link.addr_gen_mode.is_none_or(|mode| mode == In6AddrGenMode::None) {
             return Ok(());

@@ -1,9 +1,9 @@
-//! TCP's segment size where a peer's path is smaller than the containers' MTU.
+//! Clamps TCP's segment size where a peer's path is smaller than the containers' MTU.
 //!
-//! Containers would find the size by themselves (the VXLAN device answers what is too big), but
-//! some hosts drop these answers. One nftables table lowers the announced segment size in both
-//! directions of the handshake, by the remote endpoint's MAC: of the bridge family where a bridge
-//! is the switch, and at the tunnel's device itself where it is a datapath.
+//! Containers would find the size by themselves (the VXLAN device answers packets that are too big), but some
+//! hosts drop these answers. One nftables table lowers the announced segment size in both directions of the
+//! handshake, by the remote endpoint's MAC. Its family is bridge where a bridge is the switch, and netdev at
+//! the tunnel's device where a datapath is.
 
 use std::collections::BTreeMap;
 
@@ -21,8 +21,8 @@ const AT_BRIDGE: Table = Table { family: "bridge", name: "weft-mss" };
 const AT_DEVICE: Table = Table { family: "netdev", name: "weft-mss" };
 /// Headers of a TCP segment without options, in bytes: IP and TCP (RFC 6691).
 const HEADERS: [(&str, u16); 2] = [("ip", 40), ("ip6", 60)];
-/// The smallest MTU that is clamped to, in bytes: what IPv4 requires (RFC 791), less than any path
-/// that carries frames.
+/// The smallest MTU to clamp to, in bytes: IPv4's minimum reassembly size (RFC 791). It is less than the MTU
+/// of any path that carries frames.
 const MTU_MIN: u16 = 576;
 
 /// Clamps the segment size of TCP connections through the overlay ports.
@@ -45,9 +45,8 @@ impl MssClamp {
         Ok(Self { kernel, table: AT_BRIDGE, ports, wanted: None })
     }
 
-    /// For connections through this device, whatever switch it is a port of. It must be there
-    /// whenever segment sizes are set, and the clamp goes with it: [`Self::forget`]. Nothing is
-    /// changed.
+    /// For connections through this device, on any kind of switch. The device must exist whenever segment
+    /// sizes are set, and the clamp is lost with it: see [`Self::forget`]. Nothing is changed.
     ///
     /// # Errors
     /// [`KernelError::InvalidName`].
@@ -56,17 +55,17 @@ impl MssClamp {
         Ok(Self { kernel, table: AT_DEVICE, ports: vec![device.to_owned()], wanted: None })
     }
 
-    /// What was set may be gone: the next [`Self::set`] writes it again.
+    /// Marks the clamp as possibly lost: the next [`Self::set`] writes it again.
     pub fn forget(&mut self) {
         self.wanted = None;
     }
 
-    /// Makes `wanted` the whole list of remote endpoints (MAC address) whose path carries only so
-    /// large an IP packet (MTU in bytes, at least 576). Endpoints that take the containers' full MTU
-    /// do not belong in it. True if something was changed.
+    /// Makes `wanted` the whole list of remote endpoints (MAC address) whose path limits the IP packet size
+    /// (MTU in bytes, at least 576). Leave out endpoints that accept the containers' full MTU. True if
+    /// something was changed.
     ///
     /// # Errors
-    /// [`KernelError::TableTaken`] if somebody else's table has the name,
+    /// [`KernelError::TableTaken`] if another program's table has the name,
     /// [`KernelError::NftRefused`] also where the kernel cannot do it,
     /// [`KernelError::NftMissing`], [`KernelError::Program`], [`KernelError::NotPermitted`].
     pub async fn set(&mut self, wanted: &[(MacAddress, u16)]) -> Result<bool, KernelError> {

@@ -1,7 +1,7 @@
 //! nftables by way of the program `nft` and its JSON (libnftables-json(5)).
 //!
-//! Everything of ours is in tables of our own, which are known by the chain [`TAG`] in them. Each
-//! change is one transaction: the kernel takes all of it or nothing, with no moment in between.
+//! All our rules are in tables of our own, identified by the chain [`TAG`] in them. Each change is one
+//! transaction: the kernel applies all of it or nothing, with no moment in between.
 
 use std::{
     io,
@@ -18,7 +18,7 @@ use weft_io::namespace::{self, Namespace};
 
 use crate::{Kernel, error::KernelError};
 
-/// The empty chain by which a table is known as ours, and which tells people so.
+/// The empty chain that identifies a table as ours, also to people.
 pub(crate) const TAG: &str = "made-by-weft";
 /// How long one run of a firewall program may take, in milliseconds.
 const RUN_TIMEOUT_MS: u64 = 30_000;
@@ -35,12 +35,12 @@ pub(crate) struct Table {
     pub(crate) name: &'static str,
 }
 
-/// What is in a table, as `nft` shows it: objects such as `{"rule": {...}}`.
+/// The contents of a table, as `nft` shows them: objects such as `{"rule": {...}}`.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct Listing(pub(crate) Vec<Value>);
 
 impl Kernel {
-    /// What is in a table; `None` if there is no such table.
+    /// Lists a table; `None` if there is no such table.
     pub(crate) async fn nft_list(&self, table: Table) -> Result<Option<Listing>, KernelError> {
         self.nft_list_with("-j", table).await
     }
@@ -115,7 +115,7 @@ impl Kernel {
         Err(refused(doing.to_owned(), &String::from_utf8_lossy(&output.stderr)))
     }
 
-    /// Deletes a table of ours. False if there is none.
+    /// Deletes a table of ours. False if there was none.
     pub(crate) async fn nft_remove(&self, table: Table) -> Result<bool, KernelError> {
         let Some(listing) = self.nft_list(table).await? else { return Ok(false) };
         if !listing.is_ours() {
@@ -141,19 +141,19 @@ impl Table {
         json!({ "table": { "family": self.family, "name": self.name } })
     }
 
-    /// An object in this table: `fields` and where it stands.
+    /// An object in this table: `fields` and its place.
     pub(crate) fn part(self, kind: &str, mut fields: Value) -> Value {
         fields["family"] = self.family.into();
         fields["table"] = self.name.into();
         json!({ kind: fields })
     }
 
-    /// The chain by which the table is known as ours.
+    /// The chain that identifies the table as ours.
     pub(crate) fn tag(self) -> Value {
         self.part("chain", json!({ "name": TAG }))
     }
 
-    /// Makes the table hold exactly `objects`, whatever it held.
+    /// Makes the table hold exactly `objects`, and drops its previous contents.
     pub(crate) fn replacement(self, objects: &[Value]) -> Vec<Value> {
         let table = self.object();
         let fresh = [json!({ "add": table }), json!({ "delete": table }), json!({ "add": table })];
@@ -187,8 +187,8 @@ impl Listing {
         self.0.iter().filter_map(move |object| object.get(kind))
     }
 
-    /// The same without what differs from host to host and from moment to moment: handles,
-    /// counts, the members of sets, the order of all that has no order.
+    /// The same without parts that differ between hosts or over time: handles, counts, the members of sets,
+    /// and the order of unordered lists.
     pub(crate) fn shape(&self) -> Vec<Value> {
         let is_table = |object: &&Value| object.get("table").is_some();
         let mut parts: Vec<Value> =
@@ -268,7 +268,7 @@ fn start(home: &Namespace, program: &str, arguments: &[&str]) -> io::Result<Chil
 async fn converse(mut child: Child, input: Option<&[u8]>) -> io::Result<Output> {
     let mut stdin = child.stdin.take();
     let write = async {
-        // A program that ends without reading says why on its other end.
+        // A program that ends without reading its input gives the reason on its other end.
         if let (Some(stdin), Some(input)) = (&mut stdin, input) {
             let _ = stdin.write_all(input).await;
         }

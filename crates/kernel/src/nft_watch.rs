@@ -1,4 +1,4 @@
-//! Changes to nftables tables, as they happen, whoever makes them.
+//! Notices of changes to nftables tables by any program.
 
 use std::io;
 
@@ -25,10 +25,10 @@ const HEADER_LEN: usize = 16;
 const FAMILY_HEADER_LEN: usize = 4;
 /// Our own tables' names begin so.
 const OWN_TABLES: &str = "weft-";
-/// In every message about a table or what is in it, the attribute with the table's name.
+/// The attribute with the table's name, in every message about a table or its contents.
 const ATTRIBUTE_TABLE: u16 = 1;
 
-/// Tells when somebody, Weft included, changed one of some tables.
+/// Reports that a program, Weft included, changed one of some tables.
 pub struct NftWatch {
     socket: TokioSocket,
     /// `None`: all that are not ours.
@@ -77,8 +77,8 @@ impl Kernel {
 }
 
 impl NftWatch {
-    /// Waits until one of the tables was changed. Several changes may be told as one. Dropping the
-    /// future loses nothing that was not received yet.
+    /// Waits until one of the tables was changed. Several changes may be reported as one. Dropping the future
+    /// loses no notice that was not yet received.
     ///
     /// # Errors
     /// [`KernelError::Socket`] if the socket fails; the watch should be opened again then.

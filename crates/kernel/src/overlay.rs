@@ -38,7 +38,7 @@ pub struct OverlaySpec {
     pub vxlan6: String,
 }
 
-/// What carries a peer's frames.
+/// The engine that carries a peer's frames.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Via {
     /// The vector engine.
@@ -54,37 +54,37 @@ pub enum Via {
     None,
 }
 
-/// The overlay's forwarding and neighbour entries: what is wanted, and what was last written. `P`
-/// names a peer.
+/// The overlay's forwarding and neighbour entries, as wanted and as last written. `P` names a peer.
 ///
-/// For each MAC there is a static, sticky entry of the bridge on the port that carries its peer,
-/// for a peer on the kernel engine also an entry of the VXLAN device, and for each address a
-/// permanent neighbour entry on the bridge, from which the bridge answers ARP and neighbour
-/// discovery itself. Each peer on the kernel engine gets copies of broadcast and multicast frames.
+/// Each MAC has a static, sticky entry of the bridge on the port that carries its peer. For a peer on the
+/// kernel engine it also has an entry of the VXLAN device. Each address has a permanent neighbour entry on
+/// the bridge, from which the bridge answers ARP and neighbour discovery itself. Each peer on the kernel
+/// engine gets copies of broadcast and multicast frames.
 ///
-/// Calls send only what differs. A peer is moved make-before-break: what the new way needs is
-/// written first, then the bridge's entry is changed in one step, then the rest is removed (tunnel
-/// entries with the next call of any kind, since frames may be on their way to them). The first call, and each call after one that failed or was dropped, reads the kernel's tables and
-/// puts right all that differs ([`Overlay::resync`]).
+/// Calls send only what differs. A peer is moved make-before-break. First the entries that the new way needs
+/// are written. Then the bridge's entry is changed in one step, and then the old entries are removed. Old
+/// tunnel entries stay until the next call of any kind, since frames may be on their way to them. The first
+/// call, and each call after a failed or dropped one, reads the kernel's tables and corrects all differences
+/// ([`Overlay::resync`]).
 pub struct Overlay<P> {
     kernel: Kernel,
     spec: OverlaySpec,
     peers: HashMap<P, Peer>,
     endpoints: HashMap<MacAddress, Endpoint<P>>,
-    /// Who claims an address; the last one has it.
+    /// The MACs that claim an address; the last claim holds.
     claims: HashMap<IpAddr, Vec<MacAddress>>,
-    /// Addresses that somebody else has announced, with the MAC of who claimed them then: the bridge answers for them
-    /// no more, so that questions reach who has them.
+    /// Addresses that another host has announced, with the MAC that claimed them then. The bridge no longer
+    /// answers for them, so that queries reach their holder.
     yielded: HashMap<IpAddr, MacAddress>,
     /// Which peers are reached at an outer address.
     remotes: HashMap<IpAddr, HashSet<P>>,
-    /// Who gets copies of broadcast frames; `None`: every peer.
+    /// The peers that get copies of broadcast frames; `None`: every peer.
     broadcast: Option<HashSet<P>>,
     present: HashMap<Key, Value>,
     /// Tunnel entries of MACs that moved away. A frame that the bridge had already sent their way
     /// may still look for them, so they go with the next call.
     leaving: BTreeSet<Key>,
-    /// `None`: what the kernel holds is not known.
+    /// `None`: the kernel's entries are unknown and must be read.
     devices: Option<Devices>,
 }
 
@@ -129,17 +129,17 @@ impl<P: Copy + Eq + Hash> Overlay<P> {
         }
     }
 
-    /// What carries a peer's frames, as wanted.
+    /// The engine that should carry a peer's frames.
     #[must_use]
     pub fn via(&self, peer: P) -> Via {
         self.peers.get(&peer).map(|peer| peer.via).unwrap_or_default()
     }
 
-    /// Moves peers to what carries them from now on.
+    /// Moves peers to the given engines.
     ///
     /// # Errors
-    /// [`KernelError::LinkMissing`] if the bridge is not there, or a port that an entry needs, or
-    /// the kernel's first refusal. All else is written even then, and the wish is kept: the next
+    /// [`KernelError::LinkMissing`] if the bridge is not there, or a port that an entry needs, or the
+    /// kernel's first refusal. All other entries are written even then. The wanted state is kept: the next
     /// call or [`Self::resync`] tries again.
     pub async fn set_peers(&mut self, peers: &[(P, Via)]) -> Result<(), KernelError> {
         let mut touched = BTreeSet::new();
@@ -227,9 +227,9 @@ impl<P: Copy + Eq + Hash> Overlay<P> {
         self.apply(touched).await.and(full)
     }
 
-    /// Somebody has announced on the network that `mac` has an address. If an endpoint with another MAC claims it, the
-    /// bridge does not answer for the address any more, until the endpoint announces it itself or the address is
-    /// another endpoint's. True if this changes what the bridge does.
+    /// Handles an announcement on the network that `mac` has an address. If an endpoint with another MAC
+    /// claims the address, the bridge stops answering for it. It answers again after the endpoint announces
+    /// it, or after another endpoint claims it. True if this changes the bridge's answers.
     ///
     /// # Errors
     /// See [`Self::set_peers`].
@@ -277,8 +277,8 @@ impl<P: Copy + Eq + Hash> Overlay<P> {
         self.apply(touched).await
     }
 
-    /// Reads the kernel's tables and puts right all that differs: entries deleted by hand, devices
-    /// made anew, what an earlier run left. Returns how many entries it had to change.
+    /// Reads the kernel's tables and corrects all differences: entries deleted by hand, recreated devices,
+    /// leftovers of an earlier run. Returns how many entries it had to change.
     ///
     /// # Errors
     /// See [`Self::set_peers`].
@@ -317,14 +317,14 @@ impl<P: Copy + Eq + Hash> Overlay<P> {
         let result = self.run(devices, plan).await;
         drop(one);
         match result {
-            // A device or an entry is not what it was: look again, once.
+            // A device or an entry has changed: read everything again, once.
             Err(_) if self.devices.is_none() => self.resync().await.map(|_| ()),
             result => result,
         }
     }
 
-    /// Sends a plan. If a refusal shows that the tables are not what they were thought to be, or
-    /// this future is dropped, `devices` is `None` after it.
+    /// Sends a plan. If a refusal shows that the tables differ from the recorded state, or this future is
+    /// dropped, `devices` is `None` after it.
     async fn run(&mut self, devices: Devices, plan: Plan) -> Result<(), KernelError> {
         let mut failed = plan.missing.map_or(Ok(()), |name| Err(KernelError::LinkMissing { name }));
         // A device that was missing may be there at the next call.
@@ -379,7 +379,7 @@ impl<P: Copy + Eq + Hash> Overlay<P> {
             && self.wanted(*key).is_none()
     }
 
-    /// What must be sent so that these entries are as wanted, in the order that breaks nothing.
+    /// The requests that bring these entries to the wanted state, in an order that breaks nothing.
     fn plan(&self, devices: &Devices, touched: &BTreeSet<Key>, postponed: &BTreeSet<Key>) -> Plan {
         let mut plan = Plan::default();
         for key in touched {
@@ -490,12 +490,12 @@ impl<P: Copy + Eq + Hash> Overlay<P> {
 }
 
 impl Kernel {
-    /// Makes `wanted` the whole set of entries of a VXLAN device that stands alone (a probe
-    /// device): frames for each MAC go to that remote. Only differences are sent.
+    /// Makes `wanted` the whole set of entries of a VXLAN device outside the bridge (a probe device): frames
+    /// for each MAC go to that remote. Only differences are sent.
     ///
     /// # Errors
-    /// [`KernelError::LinkMissing`] if there is no such device of ours, or the kernel's first
-    /// refusal; all else is written even then.
+    /// [`KernelError::LinkMissing`] if there is no such device of ours, or the kernel's first refusal; all
+    /// other entries are written even then.
     pub async fn set_tunnel_entries(
         &self,
         device: &str,
@@ -519,7 +519,7 @@ impl Kernel {
         remove.extend(
             present.iter().filter(|(mac, _)| !wanted.contains_key(*mac)).map(|(m, r)| (*m, *r)),
         );
-        // A MAC with several remotes is written anew.
+        // A MAC with several remotes is replaced.
         let odd: HashSet<MacAddress> = tables.surplus.iter().map(|(_, mac, _)| *mac).collect();
         let add: Vec<_> = wanted
             .into_iter()
@@ -581,7 +581,7 @@ impl Kernel {
     }
 }
 
-/// One change that is to be sent; without a value: a removal.
+/// A change to send; without a value it is a removal.
 #[derive(Debug)]
 struct Step {
     key: Key,
@@ -605,7 +605,8 @@ struct Plan {
 }
 
 impl Plan {
-    /// A MAC has a second remote on a VXLAN device: both go, and the wanted one is written again.
+    /// Handles a MAC with a second remote on a VXLAN device: both entries are removed, and the wanted one is
+    /// written again.
     fn drop_surplus<P: Copy + Eq + Hash>(
         &mut self,
         overlay: &Overlay<P>,

@@ -1,7 +1,7 @@
-//! What happens to the interfaces of containers, in whatever namespace they are.
+//! Events of containers' interfaces, in any namespace.
 //!
-//! A socket in a container's namespace would keep the namespace alive. One socket on the host hears of
-//! all namespaces instead that a veth pair leads to (NETLINK_LISTEN_ALL_NSID, Linux 4.2).
+//! A socket in a container's namespace would keep the namespace alive. Instead, one socket on the host
+//! receives notices of all namespaces that a veth pair leads to (NETLINK_LISTEN_ALL_NSID, Linux 4.2).
 
 use std::{collections::VecDeque, io, net::IpAddr};
 
@@ -55,8 +55,8 @@ pub enum PortNotice {
     Lost,
 }
 
-/// A stream of [`PortNotice`]s. It holds back no more than the kernel's socket buffer and what one
-/// datagram of it says.
+/// A stream of [`PortNotice`]s. It buffers no more than the kernel's socket buffer and the notices of one
+/// datagram.
 pub struct PortWatch {
     socket: TokioSocket,
     ready: VecDeque<PortNotice>,
@@ -102,7 +102,7 @@ impl PortWatch {
     }
 }
 
-/// What a message says of a device or an address of ours.
+/// Reads a message about a device of ours, or the removal of an address.
 fn notice(bytes: &[u8]) -> Option<PortNotice> {
     let message = NetlinkMessage::<RouteNetlinkMessage>::deserialize(bytes).ok()?;
     let (message, is_gone) = match message.into_parts().1 {

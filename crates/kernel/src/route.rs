@@ -29,9 +29,9 @@ pub const ROUTE_PROTOCOL: u8 = 87;
 const TABLE_LOCAL: u32 = 255;
 /// Addresses that are looked up to find out where packets to a network leave.
 const TRIED_ADDRESSES: usize = 4;
-/// A route with a shorter prefix stands for a default route.
+/// A route with a shorter prefix counts as a default route.
 const CONTAINING_PREFIX_MIN: u8 = 8;
-/// The tables that are asked next where nobody made rules.
+/// The tables that the kernel looks up next without custom rules.
 const TABLE_MAIN: u32 = 254;
 const TABLE_DEFAULT: u32 = 253;
 /// Better than the entry (metric 256) that the kernel itself makes for ff00::/8 on every device.
@@ -51,10 +51,10 @@ pub struct RouteMtu {
 pub struct HostRoute {
     /// The destination.
     pub destination: IpNet,
-    /// The device; the first one of a route with several.
+    /// The device; for a multipath route, the first one.
     pub interface: String,
-    /// The device is a bridge whose ports are containers' and guests' alone, or has none: other hosts are
-    /// not reached by it.
+    /// Whether the device is a bridge whose ports are containers' and guests' alone, or that has no ports.
+    /// Such a bridge does not reach other hosts.
     pub stays_on_host: bool,
 }
 
@@ -63,20 +63,20 @@ pub struct HostRoute {
 pub struct Overlap {
     /// The network that is attached.
     pub network: IpNet,
-    /// What leads elsewhere.
+    /// The route that leads elsewhere.
     pub route: HostRoute,
-    /// Which of them loses.
+    /// Which of them has precedence.
     pub kind: OverlapKind,
 }
 
 /// Which of a network and a route wins where they overlap.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OverlapKind {
-    /// The route: it is as specific, or more so. What is in it cannot be reached on the network.
+    /// The route: it is as specific, or more so. Its addresses cannot be reached on the network.
     Hidden,
-    /// The route, for those whose packets rules lead to its table.
+    /// The route, for packets that rules send to its table.
     Beside,
-    /// The network: the route leads to all else that is in it.
+    /// The network: the route leads to all other addresses that it contains.
     Hides,
 }
 
@@ -127,9 +127,9 @@ impl Kernel {
         Ok(RouteMtu { mtu: link.mtu.min(own), interface: link.name })
     }
 
-    /// The MTU to reckon with before any peer is known, in bytes: the smallest of the devices that
-    /// carry a default route, or, where there is none, of all devices that are up. Loopback and
-    /// Weft's own devices do not count. `None` if there is no device at all.
+    /// The MTU to assume before any peer is known, in bytes: the smallest of the devices that carry a default
+    /// route. Without a default route, the smallest of all devices that are up. Loopback and Weft's own
+    /// devices do not count. `None` if there is no device at all.
     ///
     /// # Errors
     /// The kernel's refusal.
@@ -151,8 +151,8 @@ impl Kernel {
         Ok(by_default.map(|link| link.mtu).min().or_else(|| usable().map(|link| link.mtu).min()))
     }
 
-    /// What the host reaches by routes of its own: unicast routes of every table but the local
-    /// one, without default routes, link-local ones and those of Weft's own devices.
+    /// The host's own destinations: unicast routes of every table but the local one. Leaves out default
+    /// routes, link-local routes and those of Weft's devices.
     ///
     /// # Errors
     /// The kernel's refusal.
@@ -161,8 +161,8 @@ impl Kernel {
         Ok(reached.into_iter().map(|(route, _)| route).collect())
     }
 
-    /// Where the networks of a container's addresses and what the container reaches by other devices
-    /// overlap.
+    /// Overlaps between the networks of a container's addresses and the destinations that it reaches by other
+    /// devices.
     ///
     /// # Errors
     /// As [`Self::attach`] for the namespace, or the kernel's refusal.
@@ -175,7 +175,7 @@ impl Kernel {
             for network in &networks {
                 let kind = match (&route.destination, network) {
                     (route, network) if network.contains(route) => {
-                        // Rules may lead elsewhere than to other tables.
+                        // Rules may select other tables.
                         let is_asked = [TABLE_MAIN, TABLE_DEFAULT].contains(&table);
                         if is_asked { OverlapKind::Hidden } else { OverlapKind::Beside }
                     }
@@ -189,7 +189,7 @@ impl Kernel {
         Ok(found)
     }
 
-    /// The host's routes that contain a range or lie in it; those that stand for a default route (a VPN's
+    /// The host's routes that contain a range or lie in it. Routes that stand for a default route (a VPN's
     /// halves of all addresses) do not count.
     ///
     /// # Errors
@@ -204,8 +204,8 @@ impl Kernel {
         Ok(found)
     }
 
-    /// Refuses a range that would hide something the host reaches elsewhere: a route as specific as the range
-    /// or more, by which packets leave.
+    /// Refuses a range that would hide addresses that the host reaches by another route. Such a route is at
+    /// least as specific as the range, and packets leave by it.
     ///
     /// # Errors
     /// [`KernelError::RangeOverlaps`], naming the route.
@@ -222,7 +222,7 @@ impl Kernel {
     /// Whether packets to a route's destination leave by its device: it may be down, or in a table that is
     /// not asked.
     async fn is_taken(&self, route: IpNet, interface: &str) -> bool {
-        // Some of them may be this host's own.
+        // Some of them may belong to this host.
         for address in route.hosts().take(TRIED_ADDRESSES) {
             if self.route_mtu(address).await.is_ok_and(|found| found.interface == interface) {
                 return true;
@@ -239,7 +239,7 @@ impl Kernel {
 }
 
 impl Socket {
-    /// What a namespace reaches by routes of its own, but not by devices of Weft's, with the routing
+    /// The destinations that a namespace reaches by routes of devices other than Weft's, with the routing
     /// table of each.
     async fn reached(&self) -> Result<Vec<(HostRoute, u32)>, KernelError> {
         let links: HashMap<u32, Link> =

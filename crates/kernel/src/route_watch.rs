@@ -1,5 +1,5 @@
-//! The routes over one device, as they come and go: by which next hop a data channel device reaches
-//! what lies behind its peers.
+//! The routes over one device, as they come and go. They give the next hop by which a data channel device
+//! reaches the addresses behind its peers.
 
 use std::{io, net::IpAddr, time::Duration};
 
@@ -13,15 +13,15 @@ use rustix::io::Errno;
 
 use crate::{Kernel, error::KernelError, route::destination_address};
 
-/// The multicast groups of routes (RTMGRP_IPV4_ROUTE, RTMGRP_IPV6_ROUTE) and of devices (RTMGRP_LINK): IPv4 routes
-/// that go as a device is switched off go without a notice of their own.
+/// The multicast groups of routes (RTMGRP_IPV4_ROUTE, RTMGRP_IPV6_ROUTE) and of devices (RTMGRP_LINK). The
+/// kernel sends no notice for IPv4 routes that vanish when their device goes down.
 const GROUPS: u32 = 0x40 | 0x400 | 1;
-/// Receive buffer of the watching socket, in bytes. When it runs over, the routes are listed again, as
-/// after every notice.
+/// Receive buffer of the watching socket, in bytes. If it overflows, the routes are listed again, as after
+/// every notice.
 const RECEIVE_BUFFER_BYTES: usize = 1 << 20;
-/// Routes change in flocks; they are listed once the flock has passed.
+/// Routes change in bursts; they are listed once the burst is over.
 const SETTLE_MS: u64 = 20;
-/// The longest that notices which go on and on put the listing off.
+/// The longest time that continuous notices can delay the listing.
 const SETTLE_MAX_MS: u64 = 500;
 
 /// A unicast route whose output is the device, of any table.
@@ -29,13 +29,13 @@ const SETTLE_MAX_MS: u64 = 500;
 pub struct DeviceRoute {
     /// The destination; of a default route, the whole family.
     pub destination: IpNet,
-    /// By which address; `None`: each is reached by its own.
+    /// The next hop; `None` if the destinations are on the link.
     pub gateway: Option<IpAddr>,
     /// Of several routes to one destination the lowest is taken.
     pub metric: u32,
 }
 
-/// A stream of all routes over a device, told anew whenever one of them changes.
+/// A stream of all routes over a device. Each change yields the complete list.
 pub struct RouteWatch {
     socket: TokioSocket,
     kernel: Kernel,
@@ -64,8 +64,8 @@ impl Kernel {
 }
 
 impl RouteWatch {
-    /// All routes over the device, sorted: those that there are at the first call, then whenever they
-    /// are others than those last told. Dropping the future loses nothing.
+    /// All routes over the device, sorted: the present ones at the first call, then whenever they differ from
+    /// the last result. Dropping the future loses nothing.
     ///
     /// # Errors
     /// [`KernelError::Socket`] if the socket fails, or the kernel's refusal to list the routes; the
@@ -102,7 +102,7 @@ impl RouteWatch {
         tokio::time::timeout(limit, settled).await.unwrap_or(Ok(()))
     }
 
-    /// Waits for notices, whatever they say.
+    /// Waits for notices; ignores their contents.
     async fn receive(&mut self) -> Result<(), KernelError> {
         match self.socket.recv_from_full().await {
             Ok(_) => Ok(()),
@@ -123,7 +123,7 @@ impl Kernel {
     }
 }
 
-/// What a route of the system is for the device; nothing if it leads elsewhere.
+/// The routes over the device that a route of the system provides; empty if it leads elsewhere.
 fn over(route: &RouteMessage, device: u32) -> Vec<DeviceRoute> {
     if route.header.kind != RouteType::Unicast {
         return Vec::new();

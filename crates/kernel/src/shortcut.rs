@@ -1,5 +1,5 @@
-//! Ways past the bridge: what a container with a port of it sends to hosts on the vector engine goes to the
-//! engine's TAP device at once.
+//! Shortcuts past the bridge: frames from a container's bridge port to hosts on the vector engine go directly
+//! to the engine's TAP device.
 
 use std::{collections::BTreeMap, path::Path};
 
@@ -16,25 +16,25 @@ use weft_io::{
 
 use crate::{Kernel, error::KernelError, forward, link::Link, nft::Listing, socket::Socket};
 
-/// Modules of the older kind of ebtables, which has rules where one is there.
+/// Modules of legacy ebtables, which has rules where one of them is loaded.
 const EBTABLES: [&str; 3] =
     ["/sys/module/ebtable_broute", "/sys/module/ebtable_filter", "/sys/module/ebtable_nat"];
 /// Our own tables' names begin so.
 const OWN_TABLES: &str = "weft-";
-/// Queueing disciplines of what comes in by a device, by their kinds (tc(8)).
+/// Queueing disciplines of a device's incoming frames, by their kinds (tc(8)).
 const INGRESS_KINDS: [&str; 2] = ["ingress", "clsact"];
-/// Those of what leaves that a device has by itself, which hold nobody back.
+/// Default queueing disciplines of outgoing frames, which do not limit the rate.
 const PLAIN_KINDS: [&str; 7] = ["noqueue", "noop", "mq", "pfifo", "pfifo_fast", "fq", "fq_codel"];
 
-/// What there is of the bridge, as far as shortcuts go by it.
+/// The state of the bridge that matters to shortcuts.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct BridgePorts {
     /// The index of the engine's TAP device, if it is a port.
     pub tap: Option<u32>,
     /// Containers' ports, by name.
     pub ports: BTreeMap<String, BridgePort>,
-    /// Somebody's base chain in nftables that may see the frames of the bridge or of its ports, as `FAMILY TABLE
-    /// CHAIN`, or `iptables` or `ebtables`.
+    /// Another program's base chain in nftables that may see the frames of the bridge or of its ports. Either
+    /// `FAMILY TABLE CHAIN`, or `iptables` or `ebtables`.
     pub judge: Option<String>,
 }
 
@@ -43,16 +43,16 @@ pub struct BridgePorts {
 pub struct BridgePort {
     /// Its index.
     pub index: u32,
-    /// Whether it has a queueing discipline of incoming frames: by that tools limit what a container sends.
+    /// Whether it has a queueing discipline of incoming frames, by which tools limit the container's sending.
     pub limited: bool,
-    /// The kind of somebody's queueing discipline of what a container gets, if it has one.
+    /// The kind of another program's queueing discipline of the container's incoming traffic, if it has one.
     pub shaped: Option<String>,
-    /// Whether somebody has cut it off: it is isolated, as the TAP device is, locked, or not forwarding.
+    /// Whether it is cut off: it is isolated like the TAP device, locked, or not forwarding.
     pub cut_off: bool,
 }
 
 impl Kernel {
-    /// Looks at the bridge's ports.
+    /// Reads the state of the bridge's ports.
     ///
     /// # Errors
     /// [`KernelError::LinkMissing`] if the bridge is not there, or the kernel's refusal.
@@ -104,8 +104,8 @@ impl Kernel {
         Ok(seen)
     }
 
-    /// Who may see the bridge's frames: chains of the bridge's own family and of devices, and, where br_netfilter hands
-    /// frames to them, of IP's.
+    /// Which rules may see the bridge's frames: chains of the bridge's own family and of devices. Where
+    /// br_netfilter passes it frames, also chains of IP.
     fn judge_of(&self, bridge: &Link, chains: &Listing) -> Result<Option<String>, KernelError> {
         let handed = |family| match family {
             "ip" => bridge.bridge.contains(&InfoBridge::NfCallIpTables(true)),
@@ -125,11 +125,12 @@ impl Kernel {
         Ok(judging_chain(chains, &families))
     }
 
-    /// Lets frames that come in by `port`, of a container with this address, and are for addresses of the set pass
-    /// the bridge by, to the device `tap` (both by index), for as long as the shortcut is kept.
+    /// Lets frames bypass the bridge for as long as the shortcut is kept. It concerns frames that arrive by
+    /// `port` from a container with this address, and whose destination is in the set. They go to the device
+    /// `tap`. Both devices are given by index.
     ///
     /// # Errors
-    /// [`KernelError::NoShortcut`] if the kernel does not take the program.
+    /// [`KernelError::NoShortcut`] if the kernel does not accept the program.
     pub fn shorten(
         &self,
         port: u32,
@@ -150,8 +151,9 @@ fn is_cut_off(port: &Link) -> bool {
         || !has(InfoBridgePort::State(BridgePortState::Forwarding))
 }
 
-/// The first base chain, not of ours, that may see the frames of a bridge or of its ports where br_netfilter hands the
-/// bridge's to these families. Which devices a chain of devices has, nft before 1.1 does not tell.
+/// The first foreign base chain that may see the frames of a bridge or of its ports. `families` are the
+/// families that br_netfilter passes the bridge's frames to. nft before 1.1 does not list the devices of a
+/// chain.
 fn judging_chain(chains: &Listing, families: &[&str]) -> Option<String> {
     let sees = |chain: &&Value| {
         let (family, hook) = (text(chain, "family"), text(chain, "hook"));

@@ -1,8 +1,8 @@
 //! One NETLINK_ROUTE socket with one request in flight.
 //!
-//! The kernel serves a single dump per socket, and two exchanges at once on one socket have been
-//! the source of other programs' failures; here the socket is behind a lock for a whole exchange.
-//! Messages and attributes that cannot be read are skipped, never errors of the whole answer.
+//! The kernel serves a single dump per socket, and concurrent exchanges on one socket have caused failures in
+//! other programs. So a lock guards the socket for a whole exchange. Unreadable messages and attributes are
+//! skipped, never errors of the whole answer.
 
 use std::{
     io,
@@ -53,7 +53,7 @@ struct Exchange {
     unfinished: bool,
 }
 
-/// What one received message means for the exchange with a given sequence number.
+/// The meaning of a received message for the exchange with a given sequence number.
 enum Step {
     Data(RouteNetlinkMessage),
     Interrupted(Option<RouteNetlinkMessage>),
@@ -112,11 +112,11 @@ impl Socket {
         exchange.run(message, NLM_F_REQUEST | NLM_F_ACK | flags).await.map(|_| ())
     }
 
-    /// Makes many changes with few system calls, in order; `flags` as in [`Self::change`]. One that
-    /// is refused does not stop those after it. The answers are in the order of the requests.
+    /// Makes many changes with few system calls, in order; `flags` as in [`Self::change`]. A refused change
+    /// does not stop those after it. The answers are in the order of the requests.
     ///
     /// # Errors
-    /// Only what ends the whole exchange: the socket failed, or no answer came in time.
+    /// Only failures of the whole exchange: the socket failed, or no answer came in time.
     pub(crate) async fn change_all(
         &self,
         requests: Vec<(RouteNetlinkMessage, u16)>,
@@ -212,7 +212,7 @@ impl Exchange {
         }
     }
 
-    /// Everything the kernel says about one sequence number.
+    /// Collects every answer to one sequence number.
     async fn collect(
         &mut self,
         sequence: u32,
@@ -270,7 +270,7 @@ pub(crate) fn messages(mut datagram: &[u8]) -> impl Iterator<Item = &[u8]> {
 fn step(bytes: &[u8], sequence: u32) -> Step {
     let decoded = NetlinkMessage::<RouteNetlinkMessage>::deserialize(bytes);
     let Ok(message) = decoded else {
-        // A newer kernel may send what this version cannot read: that one object is unknown then.
+        // A newer kernel may send an object that this version cannot read: only that object is unknown then.
         tracing::debug!(error = ?decoded.err(), "skipped a netlink message that cannot be read");
         return Step::Skip;
     };
@@ -330,7 +330,7 @@ mod tests {
         RouteNetlinkMessage::GetLink(LinkMessage::default())
     }
 
-    /// Runs a test body in a network namespace of its own.
+    /// Runs a test body in a separate network namespace.
     fn apart<F: Future<Output = ()>>(body: impl FnOnce() -> F + Send + 'static) {
         let outcome = std::thread::spawn(|| {
             weft_io::namespace::unshare_network()

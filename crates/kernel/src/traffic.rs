@@ -1,4 +1,4 @@
-//! What network devices have carried, the host's or a container's, as the kernel counts it.
+//! Traffic of network devices, the host's or a container's, as the kernel counts it.
 
 use std::{collections::BTreeMap, path::Path};
 

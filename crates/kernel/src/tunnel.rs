@@ -1,4 +1,4 @@
-//! What leads packets between hosts' tunnel addresses to the data channel's device
+//! The host's configuration that routes packets between hosts' tunnel addresses to the data channel's device
 //! (`docs/design/ovpn.md`).
 
 use std::net::{IpAddr, Ipv6Addr};
@@ -21,7 +21,7 @@ use crate::{
     route::{ROUTE_PROTOCOL, destination_address},
 };
 
-/// Which packets take a device that Weft has made, and which addresses of this host they bear.
+/// Which packets take a device that Weft has made, and their addresses on this host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TunnelSpec {
     /// The device.
@@ -37,8 +37,7 @@ pub struct TunnelSpec {
 }
 
 impl Kernel {
-    /// Switches the device on with these addresses, and routes the prefix to it; or restores what is
-    /// missing of it.
+    /// Switches the device on with these addresses and routes the prefix to it, or restores missing parts.
     ///
     /// # Errors
     /// [`KernelError::LinkMissing`] if the device is not there, [`KernelError::NameTaken`] if it is not
@@ -69,8 +68,8 @@ impl Kernel {
         self.ensure_tunnel_route(&link, spec).await
     }
 
-    /// The kernel takes the source out of a route when the address goes for a moment: such a route is
-    /// made anew.
+    /// If the address is removed even for a moment, the kernel removes the source from its routes. Such a
+    /// route is replaced.
     async fn ensure_tunnel_route(&self, link: &Link, spec: &TunnelSpec) -> Result<(), KernelError> {
         let mut route = route(link, spec);
         let source = RouteAttribute::PrefSource(RouteAddress::Inet6(spec.source));
@@ -94,7 +93,7 @@ impl Kernel {
     }
 }
 
-/// The route, but for the source that packets get by it.
+/// The route, without the source address that it gives to packets.
 fn route(link: &Link, spec: &TunnelSpec) -> RouteMessage {
     let (address, bits) = spec.destination;
     let mut route = RouteMessage::default();

@@ -1,8 +1,7 @@
 //! VXLAN devices: the kernel engine's port on the bridge, and its probe devices outside of it.
 //!
-//! One VXLAN device sends to one address family only (the kernel refuses an IPv6 remote on a device
-//! whose socket is IPv4, and the other way round), so that a network has two, which differ in
-//! [`VxlanSpec::family`] alone.
+//! A VXLAN device sends to one address family only: the kernel refuses an IPv6 remote on an IPv4 device, and
+//! the other way round. So a network has two devices, which differ in [`VxlanSpec::family`] alone.
 
 use std::net::{IpAddr, Ipv6Addr};
 
@@ -57,28 +56,29 @@ pub struct VxlanSpec {
     pub family: OuterFamily,
     /// Its MAC address; `None`: the kernel draws one.
     pub mac: Option<[u8; 6]>,
-    /// MTU in bytes of what it carries, 1280 to 65535.
+    /// MTU in bytes of inner packets, 1280 to 65535.
     pub mtu: u32,
-    /// The bridge that it is an overlay port of, made by [`Kernel::ensure_bridge`]; `None`: it
-    /// stands alone (probe devices).
+    /// The bridge that it is an overlay port of, made by [`Kernel::ensure_bridge`]; `None` for a device
+    /// outside the bridge (probe devices).
     pub bridge: Option<String>,
-    /// The DSCP of what it carries goes to the outer header too, where an observer sees it.
+    /// Whether the DSCP of inner packets is copied to the outer header, where an observer sees it.
     pub copy_dscp: bool,
-    /// Over IPv4, what is too long for the link goes in pieces if the container is not to be told: IPv6 of
-    /// up to 1,280 bytes, and IPv4 that may be cut. Else don't-fragment is set.
+    /// Over IPv4, whether to fragment an outer packet that is too long for the link. This applies to inner
+    /// IPv6 of up to 1,280 bytes and inner IPv4 without don't-fragment, whose sender gets no error. Otherwise
+    /// the outer packet has don't-fragment set.
     pub cut: bool,
 }
 
 impl Kernel {
-    /// Makes the VXLAN device, or brings it into the wanted shape, and switches it on. True if the
-    /// device is a new one, with no forwarding entries: the caller writes them then.
+    /// Makes the VXLAN device, or brings it into the wanted shape, and switches it on. True if the device is
+    /// new: it has no forwarding entries, and the caller writes them.
     ///
-    /// As a port of a bridge it is isolated, does not learn, has its neighbours answered for, and
-    /// gets every multicast frame and no unicast frame without a forwarding entry.
+    /// As a port of a bridge it is isolated, does not learn, and suppresses neighbour queries. It gets every
+    /// multicast frame, and a unicast frame only by a forwarding entry.
     ///
     /// # Errors
-    /// [`KernelError::NameTaken`] if somebody else's device has the name,
-    /// [`KernelError::VniTaken`] if somebody else's device has VNI and port,
+    /// [`KernelError::NameTaken`] if another program's device has the name,
+    /// [`KernelError::VniTaken`] if another program's device has VNI and port,
     /// [`KernelError::UdpPortTaken`] if another program has the UDP port,
     /// [`KernelError::NoVxlan`] if the kernel cannot make such devices,
     /// [`KernelError::PortTaken`], [`KernelError::LinkMissing`] for the bridge,
@@ -120,8 +120,8 @@ impl Kernel {
         }
     }
 
-    /// Deletes a device that Weft made. One that is not there, or is somebody else's, is left as it
-    /// is; true if it was deleted.
+    /// Deletes a device that Weft made; true if it was deleted. A missing device, or another program's, is
+    /// left as it is.
     ///
     /// # Errors
     /// The kernel's refusal.
@@ -133,7 +133,7 @@ impl Kernel {
         }
     }
 
-    /// The device of this name with the wanted fixed options; the flag tells that it was made.
+    /// The device of this name with the wanted fixed options; the flag is true if it was created.
     async fn own_vxlan(&self, spec: &VxlanSpec) -> Result<(Link, bool), KernelError> {
         let socket = self.socket();
         match socket.link(&spec.name).await? {
@@ -191,9 +191,9 @@ impl crate::socket::Socket {
     }
 }
 
-/// What every overlay port of a bridge has: the VXLAN devices'. Every multicast frame leaves by it
-/// (a port of a multicast router, in the bridge's words), since the hosts behind it are not asked
-/// which groups they listen to; frames to MAC addresses that nobody has are not copied to all peers.
+/// The options of every overlay port of a bridge, that is, of the VXLAN devices. The bridge does not query
+/// the hosts behind the port for their groups. So it treats the port as a multicast router's and floods all
+/// multicast to it. Frames to unknown MAC addresses are not copied to all peers.
 fn overlay_port_options() -> Vec<InfoBridgePort> {
     vec![
         InfoBridgePort::Isolated(true),
@@ -210,8 +210,9 @@ fn overlay_port_options() -> Vec<InfoBridgePort> {
 /// ECN alone.
 const TOS_INHERIT: u8 = 1;
 
-/// The options that a device is made with; one that has others is made anew. Any change of options makes Linux 6.14 and
-/// later drop packets with remote checksum offload: it takes the marks for reserved bits from then on.
+/// The fixed options of a device; a device with other options is recreated. Any change of options makes Linux
+/// 6.14 and later drop packets with remote checksum offload: the kernel then treats their flags as reserved
+/// bits.
 fn fixed_options(spec: &VxlanSpec) -> [InfoVxlan; 7] {
     [
         InfoVxlan::Tos(if spec.copy_dscp { TOS_INHERIT } else { 0 }),

@@ -1,4 +1,4 @@
-//! What happens to network devices, as it happens.
+//! Events of network devices, as they happen.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -73,9 +73,8 @@ impl LinkEvent {
     }
 }
 
-/// A stream of [`LinkEvent`]s. It holds back no more than the kernel's socket buffer and the
-/// differences of one listing; when the kernel had to drop notices it lists all devices and reports
-/// the differences.
+/// A stream of [`LinkEvent`]s. It buffers no more than the kernel's socket buffer and the differences of one
+/// listing. If the kernel had to drop notices, it lists all devices and reports the differences.
 pub struct LinkWatch {
     socket: TokioSocket,
     kernel: Kernel,
@@ -151,7 +150,7 @@ impl LinkWatch {
         }
     }
 
-    /// Compares all devices with what is known.
+    /// Compares all devices with the known ones.
     async fn list(&mut self) -> Result<(), KernelError> {
         let links = self.kernel.socket().links().await?;
         let gone: Vec<u32> = self
@@ -173,7 +172,7 @@ impl LinkWatch {
     fn take(&mut self, datagram: &[u8]) {
         for bytes in messages(datagram) {
             let Ok(message) = NetlinkMessage::<RouteNetlinkMessage>::deserialize(bytes) else {
-                // Something about some device changed that cannot be read: look at all of them.
+                // A notice about a device could not be read: list all devices.
                 self.listed = false;
                 continue;
             };
@@ -233,8 +232,8 @@ impl LinkWatch {
     }
 }
 
-/// A message about a device itself. Those of the bridge family are about its place in a bridge; a
-/// deletion among them only means that it left the bridge.
+/// Whether a message is about a device itself. Messages of the bridge family are about its place in a bridge;
+/// a deletion among them only means that it left the bridge.
 fn is_device(message: &LinkMessage) -> bool {
     message.header.interface_family == netlink_packet_route::AddressFamily::Unspec
 }

@@ -3,7 +3,7 @@
 //!
 //! Needs root and a kernel with the modules ovpn (with transmit ids of peers), vxlan and nf_tables; run in
 //! the VM lab, one test at a time (`--test-threads 1`).
-// What engines report besides goes to the log.
+// Engines' reports go to the log.
 #![allow(clippy::unwrap_used, clippy::print_stderr)]
 
 #[path = "common/space.rs"]
@@ -101,7 +101,7 @@ impl Host {
         IpAddr::from([192, 0, 2, self.number])
     }
 
-    /// What its inbound SAs are called.
+    /// The SPI of its inbound SAs.
     fn spi(&self, generation: u8) -> u32 {
         0x4800_0000 | u32::from(generation % 8) << 24 | u32::from(self.number) << 8
     }
@@ -149,14 +149,14 @@ impl Host {
         self.apply(vec![EngineCommand::InstallOutbound { engine, peer, path, sa, remote }]);
     }
 
-    /// Takes what the path has out, these generations and what it sends on.
+    /// Removes the path's outbound SA and these generations of inbound ones.
     fn clear(&self, generations: &[u8]) {
         let inbound = generations.iter();
         let inbound = inbound.map(|it| EngineCommand::RemoveInbound { spi: self.spi(*it) });
         self.apply(inbound.chain([EngineCommand::RemoveOutbound { path: PATH }]).collect());
     }
 
-    /// What it has sent to its peer and received from it since it was asked first, in packets.
+    /// Packets sent to its peer and received from it since the first reading.
     fn carried(&self) -> [u64; 2] {
         let traffic = self.enter(self.engine.traffic());
         traffic.first().map_or([0; 2], |(_, it)| [it.sent.packets, it.received.packets])
@@ -194,7 +194,7 @@ impl Host {
         assert!(told.contains(" 5 received"), "{told}");
     }
 
-    /// What another program does on it. The engine does nothing meanwhile.
+    /// Acts as another program on the host. The engine does nothing meanwhile.
     fn beside<T: Send>(&self, inside: impl Future<Output = T> + Send) -> T {
         let runtime = || Builder::new_current_thread().enable_all().build().unwrap();
         run_in(&self.space.0, || runtime().block_on(inside)).unwrap()
@@ -215,7 +215,7 @@ impl Host {
         })
     }
 
-    /// Waits until all have left that are to, and so many are left.
+    /// Waits until the leaving peers are gone and this many are left.
     fn wait_for_peers(&self, left: usize) {
         let end = Instant::now() + 5 * PATIENCE;
         while self.device_peers() != left {
@@ -306,7 +306,7 @@ fn frames_and_probes_cross_and_nothing_is_left_behind() {
     // Nothing else takes the device, and nothing of the overlay another.
     let target = "fd77:6566:7481:202:202:202:202:202";
     assert!(!a.space.succeeds(&format!("ping -6 -c 1 -W 2 {target}")));
-    // A reader of the counters does not wait for a slow `nft`, and gets those of before.
+    // A reader of the counters does not wait for a slow `nft`, and gets the previous counts.
     let counted = (0..300).any(|_| {
         std::thread::sleep(Duration::from_millis(100));
         a.enter(a.engine.counters()).guard.is_some_and(|guard| guard.channel.packets >= 1)
@@ -326,7 +326,7 @@ fn rekeys_lose_nothing() {
         let pinging = scope.spawn(|| a.space.run(line));
         for generation in 1..10 {
             std::thread::sleep(Duration::from_secs(1));
-            // What was on its way on the last but one has arrived.
+            // Packets in flight on the last SA but one have arrived.
             for host in [&a, &b].into_iter().filter(|_| generation > 1) {
                 let spi = host.spi(generation - 2);
                 host.apply(vec![EngineCommand::RemoveInbound { spi }]);
@@ -385,7 +385,7 @@ fn what_was_carried_outlives_keys_and_peers() {
     a.pings(&b);
     join(&a, &b, 1, AMPLE);
     grown(&a);
-    // The peers go with what nobody has asked about yet.
+    // The peers go, with counts that have not been read yet.
     a.pings(&b);
     a.clear(&[0, 1]);
     b.clear(&[0, 1]);
@@ -395,12 +395,12 @@ fn what_was_carried_outlives_keys_and_peers() {
     grown(&a);
 }
 
-/// What a host's inbound SA from one of many is called.
+/// The SPI of a host's inbound SA from one of many.
 fn spi(number: u8) -> u32 {
     0x4800_0000 | u32::from(number) << 8
 }
 
-/// Has a host receive from one of many.
+/// Makes a host receive from one of many.
 fn receive(number: u8) -> EngineCommand {
     EngineCommand::InstallInbound {
         engine: EngineKind::Kernel,
@@ -436,7 +436,7 @@ fn peers_that_leave_hold_up_nobody_and_make_way() {
     let leaving = a.device_peers();
     assert!(leaving > 2 + BACK, "{leaving} peers are there still");
     a.pings(&b);
-    // Some come back, by the names of some that have not left yet.
+    // Some come back under the ids of peers that have not left yet.
     a.apply(numbers.rev().take(BACK).map(receive).collect());
     a.wait_for_peers(2 + BACK);
     a.enter(a.engine.repair());
@@ -510,7 +510,7 @@ fn a_lost_device_or_peer_is_told_and_made_again() {
     b.clear(&[0]);
     join(&a, &b, 1, AMPLE);
     a.pings(&b);
-    // Somebody deletes both its peers.
+    // Another program deletes both its peers.
     a.beside(async {
         let client = OvpnClient::open().await.unwrap();
         let index = channel_device().await;
@@ -530,7 +530,7 @@ fn a_lost_device_or_peer_is_told_and_made_again() {
     a.pings(&b);
 }
 
-/// Peers with these ids on the engine's device, which are somebody else's. They go with their socket.
+/// Makes peers of another program with these ids on the engine's device. They go with their socket.
 async fn squat(ids: &[u32]) -> UdpSocket {
     let socket = UdpSocket::bind("192.0.2.1:0").unwrap();
     let (client, index) = (OvpnClient::open().await.unwrap(), channel_device().await);
@@ -547,7 +547,8 @@ async fn squat(ids: &[u32]) -> UdpSocket {
     socket
 }
 
-/// The kernel refuses the engine's with EEXIST. The device is the engine's, so who is in its way there goes.
+/// The kernel refuses the engine's peer with EEXIST. The device is the engine's, so the peer in its way is
+/// removed.
 #[test]
 fn where_somebodys_peers_have_its_ids_a_path_fails_and_the_next_is_good() {
     let [a, b] = joined();
@@ -567,7 +568,7 @@ fn where_somebodys_peers_have_its_ids_a_path_fails_and_the_next_is_good() {
     a.pings(&b);
 }
 
-/// Has the kernel tell of so many peers of a device of the test's own that were replaced.
+/// Makes the kernel send notices about this many replaced peers of a device of the test.
 async fn crowd_with_notices(notices: u32) {
     let kernel = Kernel::new().unwrap();
     let spec = OvpnDeviceSpec { name: "crowd".into(), mode: Mode::P2p, own: false };
@@ -588,7 +589,7 @@ async fn crowd_with_notices(notices: u32) {
 
 #[test]
 fn what_lost_notices_may_have_said_is_found_out() {
-    /// More than the watch's socket keeps while nobody reads it.
+    /// More notices than fit in the watch's socket while it is not read.
     const NOTICES: u32 = 4_000;
     let [a, b] = joined();
     a.pings(&b);
@@ -597,7 +598,7 @@ fn what_lost_notices_may_have_said_is_found_out() {
         let client = OvpnClient::open().await.unwrap();
         let index = channel_device().await;
         for peer in client.peers(index).await.unwrap() {
-            // What receives has a key of its own in the slot, which nobody misses.
+            // The receiver's key in this slot is deleted too; the test does not need it.
             client.delete_key(index, peer.id, Slot::Primary).await.unwrap();
         }
     });

@@ -31,8 +31,8 @@ struct Batch {
 }
 
 impl Worker {
-    /// SAs of both formats and exceptions first, then the policies that lead to them, then the
-    /// forwarding entries that lead there; what goes away goes in the reverse order.
+    /// SAs of both formats and exceptions first, then the policies that lead to them, then the forwarding
+    /// entries. Removals go in the reverse order.
     pub(super) async fn carry_out(&mut self, actions: &mut Vec<Action>) {
         if actions.is_empty() {
             return;
@@ -111,7 +111,7 @@ impl Worker {
         }
         for (peer, mut addresses) in sources {
             let Some(number) = self.state.number_of(&peer) else { continue };
-            // What comes from elsewhere has the number of its SA.
+            // Packets from other addresses carry the number of their SA.
             addresses.retain(|it| self.trusted.contains(it) || channel::is_tunnel(*it));
             let written = self.switch.number_sender(peer, number, addresses).await;
             self.note_senders(written);
@@ -119,7 +119,7 @@ impl Worker {
         Ok(())
     }
 
-    /// What was not written is written with all else when the guard is next looked at.
+    /// Logs a failed write and schedules a look at the guard, which writes everything again.
     pub(super) fn note_senders(&self, result: Result<(), KernelError>) {
         if let Err(error) = result {
             tracing::warn!(%error, "the guard does not know who may send; setting it again");
@@ -196,7 +196,7 @@ impl Worker {
                 self.counters.probes_too_long += 1;
                 (self.events)(EngineEvent::MessageTooLong { path, mtu });
             }
-            // Unanswered, as one that was lost on its way.
+            // Counts as unanswered, like a probe lost on the network.
             Err(SendError::Refused(error)) => {
                 self.counters.probes_refused += 1;
                 tracing::debug!(%error, remote = %probe.remote, "a probe did not leave");

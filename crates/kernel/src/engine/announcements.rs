@@ -1,10 +1,11 @@
-//! Announcements of addresses, and probes whether one is taken, across hosts.
+//! Relays address announcements, and probes for duplicate addresses, across hosts.
 //!
-//! A bridge keeps gratuitous ARP, ARP probes, unsolicited neighbour advertisements and duplicate address detection from
-//! ports with `neigh_suppress`, as the overlay's are. So a TAP device is a port of the bridge without it, which takes
-//! those frames alone. It is isolated, as the overlay's ports are, and so gets what comes from this host and nothing
-//! else. A task sends each frame out of the overlay's devices. It also hears what is announced from anywhere, since the
-//! bridge must stop answering for an address that has moved.
+//! A port with `neigh_suppress`, such as the overlay's, gets no gratuitous ARP, ARP probes, unsolicited
+//! neighbour advertisements or duplicate address detection from the bridge. So a TAP device is a port of the
+//! bridge without that option, and receives only those frames. It is isolated like the overlay's ports, and
+//! so receives frames from this host only. A task sends each frame out of the overlay's devices. It also
+//! listens to announcements from anywhere, since the bridge must stop answering for an address that has
+//! moved.
 
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -43,13 +44,13 @@ const QUEUE_FRAMES: u32 = 1_024;
 const FRAME_LEN_MAX: usize = 2_048;
 /// Announcements that wait for the engine's task; more are lost, as on the network.
 const HEARD_QUEUED_MAX: usize = 256;
-/// Frames that are read from one device before the other is looked at.
+/// Frames read from one device before the other gets its turn.
 const BATCH_FRAMES: usize = 64;
 /// The pause after a batch of which frames were dropped, in milliseconds.
 const OVERLOAD_PAUSE_MS: u64 = 10;
-/// How long it takes until what failed is tried again, in milliseconds.
+/// Delay before a retry after a failure, in milliseconds.
 const RETRY_MS: u64 = 1_000;
-/// How often the port is looked at, in milliseconds.
+/// Interval of checks of the port, in milliseconds.
 const CHECK_MS: u64 = 10_000;
 
 /// The task from outside. It ends when this is dropped.
@@ -63,18 +64,18 @@ pub(super) struct Announcements {
 struct Counts {
     relayed: AtomicU64,
     dropped: AtomicU64,
-    /// Those of the dropped that were too many in a second.
+    /// The dropped frames that exceeded a limit per second.
     too_many: AtomicU64,
-    /// Who sent the last of these, in the low six bytes; 0: nobody.
+    /// The sender of the last of these, in the low six bytes; 0 if there is none.
     sender: AtomicU64,
 }
 
-/// Reads what was too much.
+/// Reads the counts of excess frames.
 #[derive(Clone)]
 pub(super) struct TooMany(Arc<Counts>);
 
 impl TooMany {
-    /// How many frames, and who sent the last.
+    /// The number of excess frames and the last sender.
     pub(super) fn read(&self) -> (u64, Option<[u8; 6]>) {
         let [_, _, sender @ ..] = self.0.sender.load(Relaxed).to_be_bytes();
         (self.0.too_many.load(Relaxed), Some(sender).filter(|sender| *sender != [0; 6]))
@@ -112,7 +113,7 @@ impl Announcements {
         Self { heard, counts, task: tokio::spawn(relay.run()) }
     }
 
-    /// Waits for what somebody on the network announces. Cancel safe.
+    /// Waits for the next announcement of a host on the network. Cancel safe.
     pub(super) async fn next(&mut self) -> Announcement {
         match self.heard.recv().await {
             Some(announcement) => announcement,
@@ -132,7 +133,7 @@ impl Announcements {
     }
 }
 
-/// What the task works with.
+/// The state of the relay task.
 struct Relay {
     kernel: Kernel,
     port: PortSpec,
@@ -175,7 +176,7 @@ impl Relay {
         };
         let (port, bridge, sender) =
             namespace::run_in(&self.kernel.inner.home, open).map_err(failed)?.map_err(refused)?;
-        // They pass the bridge's way out by, where the guard marks what is Weft's.
+        // The frames bypass the bridge's output hook, where the guard marks Weft's packets.
         sender.set_priority(crate::SENT_PRIORITY.cast_signed()).map_err(failed)?;
         self.kernel.ensure_port(&self.port).await?;
         let (stop, (ended, end)) = (Waker::new().map_err(failed)?, oneshot::channel());
@@ -230,13 +231,13 @@ impl Drop for Reader {
     }
 }
 
-/// What the thread works with.
+/// The state of the relay thread.
 struct Work {
     sender: PacketSocket,
     overlay: [String; 3],
     heard: mpsc::Sender<Announcement>,
     counts: Arc<Counts>,
-    /// Of what is passed on, and of what is heard.
+    /// Rate limits for relayed and for received announcements.
     windows: [Window; 2],
     stop: Waker,
 }
@@ -287,13 +288,13 @@ impl Work {
             self.counts.sender.store(u64::from_be_bytes([0, 0, a, b, c, d, e, f]), Relaxed);
             self.counts.too_many.fetch_add(1, Relaxed);
         }
-        // One that fills the buffer was cut.
+        // A frame that fills the buffer may be truncated.
         if !is_due || frame.len() >= FRAME_LEN_MAX {
             self.counts.dropped.fetch_add(1, Relaxed);
             return;
         }
         for device in &self.overlay {
-            // One that is not there leads nowhere.
+            // Skip an overlay device that does not exist.
             let Ok(index) = self.sender.index_of(device) else { continue };
             match self.sender.send(frame, index) {
                 Ok(()) => self.counts.relayed.fetch_add(1, Relaxed),
@@ -320,12 +321,12 @@ fn unless_empty(read: io::Result<usize>) -> io::Result<Option<usize>> {
     }
 }
 
-/// What was let through since a second began.
+/// The frames admitted in the current one-second window.
 #[derive(Default)]
 struct Window {
     begun: Option<Instant>,
     all: u32,
-    /// As many as are let through, at most.
+    /// Frames admitted by sender. `all` limits the number of entries.
     of: HashMap<[u8; 6], u32>,
 }
 

@@ -1,6 +1,5 @@
-//! The engine's nftables tables, which are the guard, the clamp of segment sizes and the limit of broadcasts, in a
-//! task of their own:
-//! `nft` may take many seconds, and nothing else waits for it.
+//! The engine's nftables tables: the guard, the clamp of segment sizes and the limit of broadcasts. They have
+//! a separate task, because `nft` may take many seconds and nothing else may wait for it.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -14,64 +13,64 @@ use super::{PATIENCE_MAX_MS, patience};
 use crate::error::KernelError;
 use crate::{GroupCounts, GroupLimit, Guard, GuardCounters, MssClamp, NftWatch};
 
-/// How often the tables are looked at though nobody told of a change, in milliseconds.
+/// Interval of checks of the tables without a notice of a change, in milliseconds.
 const LOOK_MS: u64 = 30_000;
-/// How often it is looked whether broadcasts go round, in milliseconds.
+/// Interval of checks for broadcast loops, in milliseconds.
 const GROUPS_LOOK_MS: u64 = 10_000;
-/// How long after a failure they are looked at again, in milliseconds.
+/// Delay before a check after a failure, in milliseconds.
 const RETRY_MS: u64 = 5_000;
-/// How long the end waits for the tables to be gone, in milliseconds.
+/// How long a stop waits for the removal of the tables, in milliseconds.
 const FINISH_MS: u64 = 60_000;
-/// What the engine was not told yet; the task waits when there is more.
+/// Capacity of the queue of events for the engine; the task waits while it is full.
 const TOLD_QUEUED_MAX: usize = 16;
 
 /// An endpoint's Ethernet address, and the MTU of the path to it in bytes.
 pub(super) type Narrow = (crate::entries::MacAddress, u16);
 
-/// What is to stand.
+/// The wanted state of the tables.
 #[derive(Clone, Default, PartialEq)]
 struct Wanted {
     guard: Want,
     trusted: BTreeSet<IpAddr>,
     narrow: Vec<Narrow>,
-    /// How often the clamp went with its device.
+    /// How many times the clamp was lost with its device.
     clamps_lost: u64,
 }
 
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 enum Want {
-    /// Whatever there is, is left.
+    /// The guard stays as it is.
     #[default]
     AsIs,
-    /// It stands; the number tells one wish from the next.
+    /// The guard stands. The number distinguishes successive requests.
     Stands(u64),
-    /// It goes; likewise.
+    /// The guard is removed. The number distinguishes successive requests.
     Gone(u64),
 }
 
-/// What the engine is told.
+/// An event for the engine.
 pub(super) enum Told {
-    /// The guard stands, as it was wanted by the wish of this number.
+    /// The guard stands as requested by this number.
     Stands(u64),
-    /// Somebody had changed it, and it was written again.
+    /// Another program had changed the guard, and it was written again.
     Restored,
-    /// It does not stand, and cannot be made to.
+    /// The guard does not stand and cannot be restored.
     Broken(KernelError),
 }
 
-/// What was seen of the guard last.
+/// The last reading of the guard's counters.
 #[derive(Clone, Copy, Default)]
 struct Seen {
     counters: Option<(GuardCounters, Instant)>,
-    /// How long it took to look.
+    /// How long the reading took.
     took: Duration,
 }
 
-/// What limits frames to groups on their way to peers.
+/// Limits group frames (broadcast and multicast) to peers.
 pub(super) struct Limiter {
-    /// On a bridge. Beside a datapath one may be left from an earlier run.
+    /// The limit on a bridge. Beside a datapath, an earlier run may have left a table.
     pub(super) table: GroupLimit,
-    /// What a datapath has counted, which limits them itself.
+    /// The counts of a datapath, which limits these frames itself.
     pub(super) datapath: Option<watch::Receiver<GroupCounts>>,
 }
 
@@ -91,7 +90,7 @@ pub(super) struct Filters {
     reader: GuardReader,
     task: JoinHandle<()>,
     wishes: u64,
-    /// The guard stands as it was last asked for, apart from the addresses that are trusted.
+    /// The guard stands as last requested, apart from the trusted addresses.
     stands: bool,
 }
 
@@ -135,7 +134,7 @@ impl Filters {
         self.reader.clone()
     }
 
-    /// Whether the guard stands. If not it is asked for, and [`Self::next`] tells what becomes of it.
+    /// Whether the guard stands. If not, requests it, and [`Self::next`] reports the result.
     pub(super) fn guard_stands(&mut self, trusted: &BTreeSet<IpAddr>) -> bool {
         let asked = matches!(self.wanted.borrow().guard, Want::Stands(_));
         if !asked {
@@ -190,7 +189,7 @@ impl Filters {
                 Told::Stands(wish) if self.wanted.borrow().guard == Want::Stands(wish) => {
                     self.stands = true;
                 }
-                // Of an earlier wish.
+                // For an earlier request.
                 Told::Stands(_) => continue,
                 Told::Restored => {}
                 Told::Broken(_) => {
@@ -202,7 +201,7 @@ impl Filters {
         }
     }
 
-    /// Ends the task once what was last wanted is written.
+    /// Ends the task after it has written the last wanted state.
     pub(super) async fn finish(self) {
         let Self { wanted, mut told, task, .. } = self;
         drop(wanted);
@@ -243,14 +242,14 @@ struct FilterTask {
     limit: Limiter,
     counted: watch::Sender<GroupCounts>,
     groups_next: Instant,
-    /// Why broadcasts are not limited, as was said last.
+    /// The last reported reason that broadcasts are not limited.
     groups_told: Option<String>,
     watch: Option<NftWatch>,
     wanted: watch::Receiver<Wanted>,
     told: mpsc::Sender<Told>,
     seen: watch::Sender<Seen>,
     look: Arc<Notify>,
-    /// What of the guard was carried out last.
+    /// The part of the guard that was applied last.
     ensured: Option<(Want, BTreeSet<IpAddr>)>,
     clamps_lost: u64,
     next: Instant,
@@ -316,7 +315,8 @@ impl FilterTask {
         }
     }
 
-    /// Somebody may have changed it. What `nft` does not say in time is not known, and no change.
+    /// Checks the guard for changes by other programs. If `nft` times out, the state is unknown and counts as
+    /// unchanged.
     async fn look_at_guard(&mut self, wanted: &Wanted) {
         let began = Instant::now();
         match self.guard.look().await {
@@ -348,7 +348,7 @@ impl FilterTask {
                 let _ = self.told.send(Told::Stands(wish)).await;
                 self.look.notify_one();
             }
-            // It stands; the exceptions alone are older.
+            // It stands; only the exceptions are outdated.
             Err(error) if stood && error.is_timeout() => {
                 tracing::warn!(%error, "the guard's exceptions are not up to date");
                 self.retry();
@@ -361,7 +361,7 @@ impl FilterTask {
         matches!(self.ensured, Some((Want::Stands(_), _)))
     }
 
-    /// Limits broadcasts where the kernel can; else it says once that they are not.
+    /// Limits broadcasts where the kernel can; otherwise logs once that they are not limited.
     async fn keep_groups(&mut self) {
         match self.limit.ensure().await {
             Ok(counts) => {
@@ -383,7 +383,7 @@ impl FilterTask {
         self.groups_next = Instant::now() + Duration::from_millis(GROUPS_LOOK_MS);
     }
 
-    /// Nobody knows any more which ports send too much.
+    /// Clears the list of ports that send too many frames, after a failure to read it.
     fn forget_looping(&self) {
         self.counted.send_modify(|counts| counts.ports.clear());
     }

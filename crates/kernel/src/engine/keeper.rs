@@ -1,6 +1,6 @@
-//! Sockets that outlive the daemon: while those for ESP in UDP and those of the data channel are open in
-//! any process, the kernel takes packets from them and hands them to its states and to its device's
-//! peers, which stay when the daemon is killed.
+//! Sockets that outlive the daemon. While the sockets for ESP in UDP and for the data channel are open in any
+//! process, the kernel takes packets from them. It hands them to its states and to its device's peers, which
+//! stay when the daemon is killed.
 
 use std::fmt::Debug;
 use std::net::SocketAddr;
@@ -12,20 +12,20 @@ use weft_io::encap::{EncapSocket, Taker};
 
 use super::worker::Worker;
 
-/// Somebody who keeps sockets open while no daemon runs. Its methods may block for a moment; each is
-/// called on a thread of its own, one at a time.
+/// Keeps sockets open while no daemon runs. Its methods may block for a moment. Each runs on a blocking
+/// thread, one at a time.
 pub trait SocketKeeper: Debug + Send + Sync {
-    /// Gives back what was kept for an earlier run, and goes on keeping it.
+    /// Returns the sockets kept for an earlier run, and continues to keep them.
     fn take(&self) -> Vec<OwnedFd>;
-    /// Keeps these instead of what was kept before.
+    /// Keeps these sockets instead of those kept before.
     fn keep(&self, sockets: Vec<OwnedFd>);
-    /// Closes what is kept: it is not needed any more. When this returns, the port is free.
+    /// Closes the kept sockets because they are no longer needed. When this returns, the port is free.
     fn release(&self);
 }
 
 impl Worker {
-    /// Takes what an earlier run has left: returns its sockets for ESP in UDP. Those of the data channel
-    /// are laid aside for when they are needed.
+    /// Takes an earlier run's sockets: returns those for ESP in UDP, and keeps those of the data channel
+    /// until they are needed.
     pub(super) async fn take_kept_sockets(&mut self) -> Vec<OwnedFd> {
         let kept = self.with_keeper(|keeper| keeper.take()).await.unwrap_or_default();
         let is_channels = |fd: &OwnedFd| port_of(fd) == Some(self.config.data_channel_port);
@@ -37,8 +37,8 @@ impl Worker {
         kept
     }
 
-    /// The sockets for ESP in UDP that an earlier run has left, if they are what is wanted; else new
-    /// ones. They are not kept yet.
+    /// An earlier run's sockets for ESP in UDP, if they fit the configuration; otherwise new ones. They are
+    /// not kept yet.
     pub(super) async fn open_encapsulation(
         &self,
         kept: Vec<OwnedFd>,
@@ -66,8 +66,8 @@ impl Worker {
         EncapSocket::bind(Taker::Ipsec, host, port)
     }
 
-    /// Takes the data channel's sockets of an earlier run, whose device is removed. False if they are not
-    /// what is wanted.
+    /// Takes the data channel's sockets of an earlier run, whose device is removed. False if they do not fit
+    /// the configuration.
     fn lay_aside(&mut self, sockets: Vec<OwnedFd>) -> bool {
         if !self.config.ovpn || sockets.is_empty() {
             return sockets.is_empty();
@@ -106,7 +106,7 @@ impl Worker {
         self.with_keeper(|keeper| keeper.release()).await;
     }
 
-    /// The engine goes on only afterwards: what is kept follows its orders in their order.
+    /// Runs a call of the keeper and waits for it, so that its calls stay in the engine's order.
     async fn with_keeper<T: Send + 'static>(
         &self,
         call: impl FnOnce(&dyn SocketKeeper) -> T + Send + 'static,

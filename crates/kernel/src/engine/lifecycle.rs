@@ -1,4 +1,4 @@
-//! Finding out what the kernel can do, taking it into use, mending it and giving it up.
+//! Detects the kernel's features, takes the engine into use, repairs it and shuts it down.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -30,9 +30,8 @@ struct Formats {
 }
 
 impl Worker {
-    /// What a run before this one left behind, killed or stopped: SAs whose keys nobody has any
-    /// more, and what leads to them. Sockets that were kept belong to the data channel's device until
-    /// it is gone.
+    /// Removes the leftovers of an earlier run that was killed or stopped: SAs whose keys are lost, and their
+    /// policies. Kept sockets belong to the data channel's device until it is gone.
     pub(super) async fn remove_leftovers(&self) {
         match self.kernel.remove_device(DATA_CHANNEL_DEVICE).await {
             Ok(true) => tracing::info!("removed the data channel that an earlier run left"),
@@ -51,7 +50,7 @@ impl Worker {
         }
     }
 
-    /// Takes IPsec into use if the kernel has all of it, and says what it can.
+    /// Takes IPsec into use if the kernel has all of it, and reports the support.
     pub(super) async fn look_for_support(&mut self) {
         self.next_support = Instant::now() + Duration::from_millis(SUPPORT_MS);
         let support = match self.config.moves {
@@ -70,7 +69,7 @@ impl Worker {
         self.tell_support(support);
     }
 
-    /// What an earlier run, or half an attempt, left is removed once and not at every look.
+    /// Removes the leftovers of an earlier run or a failed attempt, once and not at every look.
     async fn close_once(&mut self) {
         if self.ipsec.is_none() && !self.closed {
             self.close_overlay().await;
@@ -95,7 +94,7 @@ impl Worker {
         }
     }
 
-    /// At the start, the guard mostly stands within a moment, and peers need not be told of that moment.
+    /// At the start, the guard mostly stands within a moment; wait for it, so that peers see no change.
     pub(super) async fn wait_for_guard(&mut self) {
         let limit = Duration::from_millis(GUARD_WAIT_MS);
         let waits = *self.support.borrow() == Support::Guarding;
@@ -104,8 +103,8 @@ impl Worker {
         }
     }
 
-    /// Whether there is something to look for again from time to time: the kernel engine's means, or of
-    /// the formats that are wanted the one that is taken first.
+    /// Whether to look again from time to time: the kernel engine is not in use, or the preferred one of the
+    /// wanted formats is missing.
     pub(super) fn lacks_support(&self) -> bool {
         let lacks = match &*self.support.borrow() {
             Support::Ready { esp, .. } if self.config.esp => esp.is_err(),
@@ -136,7 +135,7 @@ impl Worker {
             true => failed(error),
             false => Support::NoOvpn(Reason::EngineError(error.to_string())),
         })?;
-        // What is kept has ports that are looked for.
+        // Take kept sockets first: they hold ports that the look for formats tries.
         let kept = self.take_kept_sockets().await;
         let formats = self.formats(&xfrm).await?;
         // Nothing of the overlay may be there without the guard.
@@ -156,7 +155,7 @@ impl Worker {
         Ok((Ipsec { xfrm, watch, encapsulation, probes }, support))
     }
 
-    /// What the kernel can of what is wanted, which must be something.
+    /// Returns the formats that the kernel supports and the configuration wants; fails if there is none.
     async fn formats(&mut self, xfrm: &Xfrm) -> Result<Formats, Support> {
         let esp = match self.config.esp {
             true => Some(xfrm.support().await),
@@ -196,7 +195,7 @@ impl Worker {
 
     /// The kernel must move nothing any more, for this reason.
     pub(super) async fn withdraw(&mut self, support: Support) {
-        // An ODP tunnel stands without the guard, and what is led to it would find another route.
+        // An ODP tunnel exists without the guard, and frames led to it would find another route.
         if let Err(error) = self.switch.set_peers(&self.state.led_to_kernel()).await {
             tracing::warn!(%error, "forwarding entries not removed");
         }
@@ -212,7 +211,7 @@ impl Worker {
         self.tell_support(support);
     }
 
-    /// The devices first: with all of them gone there is nothing left to guard.
+    /// Removes the devices first: with all of them gone there is nothing left to guard.
     async fn close_overlay(&mut self) {
         let channel_gone = self.close_channel().await;
         match self.switch.close_overlay().await {
@@ -224,7 +223,7 @@ impl Worker {
         }
     }
 
-    /// Devices that somebody removed are made again, and what they held is written again.
+    /// Recreates devices that another program removed, and writes their entries again.
     pub(super) async fn restore_devices(&mut self) {
         // The overlay's devices are plugged into the local switch.
         if let Err(error) = self.switch.ensure_local().await {
@@ -247,7 +246,7 @@ impl Worker {
         }
     }
 
-    /// Looks at everything in the kernel and mends what is not as wanted.
+    /// Checks everything in the kernel and repairs differences.
     pub(super) async fn reconcile(&mut self) {
         self.next_reconcile = Instant::now() + Duration::from_millis(RECONCILE_MS);
         self.filters.look();
@@ -256,8 +255,8 @@ impl Worker {
         self.reconcile_channel().await;
     }
 
-    /// Compares SAs and policies with what they should be. A missing SA cannot be put back, since
-    /// its sequence numbers would begin again; its path gets another.
+    /// Compares SAs and policies with their wanted state. A missing SA cannot be restored, since its sequence
+    /// numbers would begin again; its path is replaced.
     pub(super) async fn reconcile_xfrm(&mut self) {
         let Some(ipsec) = &self.ipsec else { return };
         let (states, policies) =
@@ -330,9 +329,9 @@ impl Worker {
     }
 }
 
-/// How packets to the overlay's ports may come in: opened by a state of ours, from trusted peers in
-/// plain, and from addresses of the data channel, of which the guard sees to it that they came out of
-/// its device.
+/// How packets to the overlay's ports may come in. They are opened by a state of ours, come in plain from
+/// trusted peers, or come from addresses of the data channel. For the last, the guard ensures that they came
+/// out of its device.
 pub(super) fn entry_policies(trusted: &BTreeSet<IpAddr>) -> Vec<EntryPolicy> {
     let (tunnel, bits) = weft_crypto::TUNNEL_PREFIX;
     let any: [IpAddr; 2] = [Ipv4Addr::UNSPECIFIED.into(), Ipv6Addr::UNSPECIFIED.into()];
@@ -346,7 +345,7 @@ pub(super) fn entry_policies(trusted: &BTreeSet<IpAddr>) -> Vec<EntryPolicy> {
     GUARDED_PORTS.into_iter().flat_map(of).collect()
 }
 
-/// What an error means for the whole engine.
+/// Maps an error to the support state of the whole engine.
 fn failed(error: KernelError) -> Support {
     match error {
         KernelError::NoVxlan { .. } => Support::NoVxlan,
@@ -356,7 +355,7 @@ fn failed(error: KernelError) -> Support {
     }
 }
 
-/// What it means for format `esp` alone.
+/// Maps an error to the reason that format `esp` is missing.
 fn why_no_esp(error: KernelError) -> Reason {
     match failed(error) {
         Support::NoCipher => Reason::CipherMissing,
@@ -365,8 +364,8 @@ fn why_no_esp(error: KernelError) -> Reason {
     }
 }
 
-/// How many CPUs there are up to the highest that is on line: packets leave from any of them, whatever
-/// this process may use. A CPU without a lane of its own takes the one for all.
+/// The number of CPUs up to the highest online one. Packets leave from any of them, regardless of this
+/// process's affinity. A CPU without a dedicated lane uses the common lane.
 fn online_cpus() -> u16 {
     let list = std::fs::read_to_string("/sys/devices/system/cpu/online").unwrap_or_default();
     highest(&list).map_or(1, |highest| highest.saturating_add(1))

@@ -1,9 +1,9 @@
-//! The kernel engine: carries the engine API's commands out on XFRM, the data channel, the switch and the
-//! guard, and reports what becomes of them.
+//! The kernel engine: applies the engine API's commands to XFRM, the data channel, the switch and the guard,
+//! and reports the results.
 //!
-//! It runs as one task. It also owns the switch, which both engines share: a peer on the vector
-//! engine is a set of forwarding entries too. So it runs on a host without IPsec as well, and looks
-//! from time to time whether the kernel has learnt it meanwhile.
+//! It runs as one task. It also owns the switch, which both engines share: a peer on the vector engine is a
+//! set of forwarding entries too. So it runs on a host without IPsec as well, and checks from time to time
+//! whether the kernel supports it by now.
 
 mod actions;
 pub(crate) mod announcements;
@@ -44,7 +44,7 @@ pub const DATA_CHANNEL_DEVICE: &str = "weft-ovpn";
 /// Orders that wait for the engine's task; a sender waits when there are more.
 const ORDERS_QUEUED_MAX: usize = 64;
 
-/// A reader of the counters waits for those of this moment for so long at least and at most, in milliseconds.
+/// The least and the most time that a reader of the counters waits for current ones, in milliseconds.
 const PATIENCE_MIN_MS: u64 = 25;
 const PATIENCE_MAX_MS: u64 = 500;
 
@@ -63,13 +63,13 @@ pub struct KernelEngineConfig {
     pub mac: [u8; 6],
     /// MTU of the containers, bytes.
     pub mtu: u16,
-    /// The address that SAs begin at; `None`: the one that the route to each peer names.
+    /// The address that SAs use on this host. `None` selects the source address of the route to each peer.
     pub host: Option<IpAddr>,
     /// UDP port for ESP in UDP.
     pub encapsulation_port: u16,
     /// UDP port of the data channel.
     pub data_channel_port: u16,
-    /// Who keeps the sockets of these two ports open while no daemon runs; `None`: nobody.
+    /// Keeps the sockets of these two ports open while no daemon runs; `None` if nothing does.
     pub keeper: Option<Arc<dyn SocketKeeper>>,
     /// Which switch moves frames.
     pub switch: SwitchKind,
@@ -88,7 +88,7 @@ pub struct KernelEngineConfig {
     pub copy_dscp: bool,
 }
 
-/// What the kernel engine can do on this host, or why it cannot.
+/// The kernel engine's capabilities on this host, or the reason that it is unavailable.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Support {
     /// Packets can be moved by the kernel.
@@ -131,12 +131,12 @@ impl Support {
     }
 }
 
-/// What the kernel engine has counted.
+/// Counters of the kernel engine.
 #[derive(Clone, Debug, Default)]
 pub struct KernelCounters {
     /// Packets that the guard dropped, by rule; `None` while there is no guard.
     pub guard: Option<GuardCounters>,
-    /// How old these counts are: `nft` tells them, which may take its time.
+    /// How old these counts are: they come from `nft`, which may be slow.
     pub guard_age: Option<Duration>,
     /// The switch in use.
     pub switch: SwitchKind,
@@ -157,14 +157,14 @@ pub struct KernelEngine {
     counted: Arc<Mutex<Counted>>,
 }
 
-/// What the task has counted, as it was told last, and how long that took.
+/// The last counters that the task reported, and how long the request took.
 #[derive(Default)]
 struct Counted {
     counters: KernelCounters,
     took: Duration,
 }
 
-/// What the task is asked to do.
+/// A request to the task.
 enum Order {
     Apply { commands: Vec<EngineCommand>, done: oneshot::Sender<()> },
     RemovePort { name: String, done: oneshot::Sender<()> },
@@ -176,8 +176,8 @@ enum Order {
 }
 
 impl KernelEngine {
-    /// Removes what an earlier run left, makes the switch ready for `config.tap`, which exists, and
-    /// goes on in a task of its own. `events` is called for what it has to report.
+    /// Removes leftovers of an earlier run, prepares the switch for `config.tap`, which exists, and spawns
+    /// the engine's task. Calls `events` for each report.
     ///
     /// # Errors
     /// The switch cannot be made. That IPsec is missing is no error: see [`Self::support`].
@@ -198,14 +198,13 @@ impl KernelEngine {
         Ok(Self { orders, support, switch, guard, announcements, counted })
     }
 
-    /// Carries commands out in order; they are done when this returns. What fails is reported as an
-    /// event.
+    /// Applies commands in order and returns when they are done. Failures are reported as events.
     pub async fn apply(&self, commands: Vec<EngineCommand>) {
         let (done, carried_out) = oneshot::channel();
         self.order(Order::Apply { commands, done }, carried_out).await;
     }
 
-    /// What this host's kernel can do; changes when a module is loaded, or the guard breaks.
+    /// The capabilities of this host's kernel. They change when a module is loaded or the guard breaks.
     #[must_use]
     pub fn support(&self) -> watch::Receiver<Support> {
         self.support.clone()
@@ -221,7 +220,7 @@ impl KernelEngine {
         self.order(order, answer).await.unwrap_or(Err(KernelError::EngineGone))
     }
 
-    /// Takes a container's device out of the switch; one that is gone is as good.
+    /// Takes a container's device out of the switch, or does nothing if it is already gone.
     pub async fn remove_port(&self, name: &str) {
         let (done, removed) = oneshot::channel();
         self.order(Order::RemovePort { name: name.to_owned(), done }, removed).await;
@@ -233,13 +232,14 @@ impl KernelEngine {
         self.switch
     }
 
-    /// Looks at everything in the kernel and mends what is not as it should be.
+    /// Checks everything in the kernel and repairs differences.
     pub async fn repair(&self) {
         let (done, mended) = oneshot::channel();
         self.order(Order::Repair { done }, mended).await;
     }
 
-    /// What was kept from peers of the kernel engine lately, of frames to groups, and of announcements from all peers.
+    /// Recent counts of frames that did not go to peers: group frames to the kernel engine's peers, and
+    /// announcements to all peers.
     #[must_use]
     pub fn groups(&self) -> GroupCounts {
         let read = self.announcements.as_ref().map(announcements::TooMany::read);
@@ -247,8 +247,8 @@ impl KernelEngine {
         GroupCounts { announcements, announcer, ..self.guard.groups() }
     }
 
-    /// What was counted so far. Where the kernel or `nft` is slower than usual, the counts are those of the last
-    /// time: who looks at a status does so because something is slow.
+    /// The current counters, or the last known ones if the kernel or `nft` is slower than usual. A status
+    /// must not wait for the slow part that it is meant to show.
     pub async fn counters(&self) -> KernelCounters {
         self.guard.clone().refresh().await;
         let begun = Instant::now();
@@ -272,8 +272,8 @@ impl KernelEngine {
         self.counted.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What the SAs of each peer have carried since the engine first looked, in both formats; nothing
-    /// of plain paths, which have none.
+    /// Traffic of each peer's SAs since the engine first looked, in both formats. Plain paths have no SAs and
+    /// are not included.
     pub async fn traffic(&self) -> Vec<(PeerId, PeerTraffic)> {
         let (reply, answer) = oneshot::channel();
         self.order(Order::Traffic { reply }, answer).await.unwrap_or_default()
@@ -305,7 +305,7 @@ fn patience(took: Duration) -> Duration {
 /// and last the guard.
 ///
 /// # Errors
-/// The kernel's first refusal; what stands in nobody's name but ours is removed as far as possible.
+/// The kernel's first refusal; the rest of Weft's objects is removed as far as possible.
 pub async fn remove_all(kernel: &Kernel, device: &str) -> Result<(), KernelError> {
     let ipsec = match Xfrm::open() {
         Ok(xfrm) => xfrm.remove_own().await.map(|_| ()),
@@ -330,7 +330,7 @@ fn unless_missing(removed: Result<bool, KernelError>) -> Result<(), KernelError>
     }
 }
 
-/// The Ethernet address that a host's probes come from, by which the kernel engine knows the sender.
+/// The source Ethernet address of a host's probes, by which the kernel engine identifies the sender.
 #[must_use]
 pub const fn probe_mac(peer: &PeerId) -> [u8; 6] {
     let [a, b, c, d, e, ..] = *peer.as_bytes();

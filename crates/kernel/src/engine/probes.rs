@@ -1,13 +1,13 @@
 //! Probes of kernel paths (`docs/design/paths.md`).
 //!
-//! They are sent from an ordinary UDP socket that writes the VXLAN header itself, so that the kernel
-//! seals them by the same policy as the frames of the VXLAN device and reports a datagram that is
-//! too long. Those of candidates come in on another socket; those of the active path on a VXLAN
-//! device of their own, which shares the data's UDP port.
+//! They are sent from an ordinary UDP socket that writes the VXLAN header itself. So the kernel seals them by
+//! the same policy as the frames of the VXLAN device, and reports a datagram that is too long. Probes of
+//! candidates arrive on another socket. Those of the active path arrive on a separate VXLAN device, which
+//! shares the data's UDP port.
 //!
-//! Nothing is ever sent to the port that they leave from. A firewall that follows connections would
-//! take two hosts' probes for answers to each other if both went from one port to the same one, and let
-//! them in where it drops frames.
+//! Nothing is ever sent to the port that they leave from. If two hosts sent probes from one port to the same
+//! port, a stateful firewall would take each for an answer to the other. It would then let them in where it
+//! drops frames.
 
 use std::io;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
@@ -25,10 +25,10 @@ use super::probe_mac;
 use super::state::Probe;
 use crate::error::KernelError;
 
-/// All hosts on the link: whatever device the peer takes probes on.
+/// All hosts on the link, so that any device of the peer accepts the probe.
 const MAC_ALL: [u8; 6] = [0x33, 0x33, 0, 0, 0, 1];
 const IP_ALL: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
-/// The kernel chooses one that nobody has.
+/// The kernel chooses a free port.
 const ANY_PORT: u16 = 0;
 /// Room for one frame in bytes: the longest UDP payload.
 const FRAME_ROOM_BYTES: usize = 65_536;
@@ -59,7 +59,7 @@ pub(super) enum SendError {
 /// The sockets for probes. A thread reads them, so that waiting needs nothing of the runtime.
 pub(super) struct Probes {
     mac: [u8; 6],
-    /// Those of candidates come in here.
+    /// Receives probes of candidates.
     socket: Arc<UdpSocket>,
     sender: UdpSocket,
     frame: Vec<u8>,
@@ -166,7 +166,7 @@ impl Reader {
     }
 }
 
-/// Reads until nobody wants what is read.
+/// Reads until the receiver is gone or `stop` wakes it.
 fn read(
     stop: &Waker,
     socket: &UdpSocket,
@@ -181,7 +181,7 @@ fn read(
     while !sender.is_closed() {
         let _ready = poller.wait(None)?;
         stop.clear();
-        // A device that is gone reports errors for ever; the worker opens another.
+        // A device that is gone reports an error on every read; the worker opens a new one.
         devices.retain(|device| {
             loop {
                 match device.recv(&mut frame) {

@@ -1,5 +1,5 @@
-//! What the kernel engine knows of peers, paths and SAs, and what follows from a command: a list of
-//! actions on the kernel. Pure, so that its order can be tested without one.
+//! The kernel engine's view of peers, paths and SAs. A command yields a list of actions on the kernel. Pure,
+//! so that tests can check the order without a kernel.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -18,7 +18,7 @@ use crate::xfrm::{
     Direction, LaneGroup, Limits, PolicyId, PolicySpec, StateId, StateSpec, Template, UdpPorts,
 };
 
-/// What is to be done in the kernel, in order.
+/// An action on the kernel. Actions apply in order.
 #[derive(Debug, PartialEq)]
 pub(super) enum Action {
     /// Install an SA of a path.
@@ -88,7 +88,8 @@ pub(super) struct State {
     peers: BTreeMap<PeerId, Peer>,
     paths: BTreeMap<PathId, Path>,
     inbound: BTreeMap<u32, Inbound>,
-    /// Where a peer dialled, and so where its packets come, if the routing table would send from elsewhere.
+    /// The address that a peer dialled, and so the destination of its packets, if the routing table would
+    /// send from another.
     dialled: BTreeMap<PeerId, IpAddr>,
     /// The paths of format `ovpn`, which are not among those above.
     pub(super) channel: ChannelState,
@@ -99,7 +100,7 @@ struct Peer {
     bound: Option<PathId>,
     /// Where its packets of the other formats come from.
     source: Option<IpAddr>,
-    /// What the kernel's policies for data and for probes of candidates are.
+    /// The kernel's current policies for data and for probes of candidates.
     data: Option<PolicySpec>,
     candidate: Option<PolicySpec>,
     /// The path that the candidate's policy leads to.
@@ -118,7 +119,7 @@ struct Path {
 #[derive(Clone, Copy)]
 struct Outbound {
     id: StateId,
-    /// That of all lanes that came with this one.
+    /// The group of all lanes that came with this one.
     group: Option<LaneGroup>,
     source: IpAddr,
     remote: SocketAddr,
@@ -153,7 +154,7 @@ impl State {
         self.per_cpu = per_cpu;
     }
 
-    /// From now on each peer has a number, and what its SAs open has it for a mark.
+    /// From now on each peer has a number, which marks the packets that its SAs open.
     pub(super) fn give_numbers(&mut self) {
         self.number.get_or_insert(SENDER_NUMBERS);
     }
@@ -163,7 +164,7 @@ impl State {
         self.numbers.get(peer).copied()
     }
 
-    /// What a command asks of the kernel. `local` tells from which address this host reaches a peer.
+    /// Translates a command to actions. `local` returns the source address by which this host reaches a peer.
     pub(super) fn apply(
         &mut self,
         command: EngineCommand,
@@ -232,8 +233,8 @@ impl State {
         actions
     }
 
-    /// A probe came in: which peer sent it, by the Ethernet address that it comes from, and on
-    /// which path. The kernel does not tell the SA, so any of the peer's paths stands for it.
+    /// Identifies a received probe: the peer, by the source Ethernet address, and a path. The kernel does not
+    /// report the SA, so any of the peer's paths stands for it.
     pub(super) fn probed_by(&self, mac: [u8; 6]) -> Option<(PeerId, PathId)> {
         let paths = self.inbound.values().map(|inbound| inbound.path);
         let of = |path: PathId| self.paths.get(&path).map(|it| (it.peer, path));
@@ -258,7 +259,7 @@ impl State {
         self.paths.iter().find(|(_, path)| sends(path)).map(|(path, _)| *path)
     }
 
-    /// Packets of an inbound SA come from `remote`; the path to tell if that is news.
+    /// Notes that packets of an inbound SA come from `remote`. Returns the path if the address is new.
     pub(super) fn moved(&self, spi: u32, remote: SocketAddr) -> Option<PathId> {
         let &Inbound { path, shows_where, .. } = self.inbound.get(&spi)?;
         if !shows_where {
@@ -304,7 +305,7 @@ impl State {
         })
     }
 
-    /// Every one of them with its peer and its way.
+    /// Every SA with its peer and direction.
     pub(super) fn sas(&self) -> impl Iterator<Item = (StateId, (PeerId, Way))> {
         let inbound = self.inbound.values().filter_map(|inbound| {
             Some((inbound.id, (self.paths.get(&inbound.path)?.peer, Way::In)))
@@ -322,7 +323,7 @@ impl State {
             || self.channel.knows(peer)
     }
 
-    /// Peers whose frames take a path of the kernel, each with the way to nowhere.
+    /// Peers whose frames take a path of the kernel, each with [`Via::None`].
     pub(super) fn led_to_kernel(&self) -> Vec<(PeerId, Via)> {
         let is_led = |it: &Peer| {
             let of_kernel = |path| self.paths.contains_key(&path) || self.channel.has(path);
@@ -332,7 +333,7 @@ impl State {
         led.map(|(peer, _)| (*peer, Via::None)).collect()
     }
 
-    /// All of the kernel's states are gone: nothing of them is to be removed again.
+    /// Forgets all states after the kernel has lost them, so that none is removed again.
     pub(super) fn states_lost(&mut self) {
         self.inbound.clear();
         for path in self.paths.values_mut() {
@@ -342,7 +343,7 @@ impl State {
 }
 
 impl State {
-    /// What concerns paths of format `ovpn` alone; any other command comes back.
+    /// Handles commands for paths of format `ovpn`; returns any other command.
     fn apply_to_channel(
         &mut self,
         command: EngineCommand,
@@ -423,8 +424,8 @@ impl State {
                 mark: self.number(peer),
             },
         ));
-        // The vector engine's lanes beyond the first have ports of their own. The kernel engine's have not, and
-        // where each of its CPUs has a lane, none of its packets take the first.
+        // The vector engine's lanes beyond the first use separate ports. The kernel engine's lanes share one
+        // port. Where each of its CPUs has a lane, none of its packets take the first.
         let shows_where = sa.lane == 0 || sa.remote_engine == EngineKind::Kernel;
         self.inbound.insert(sa.spi, Inbound { path, shows_where, id });
         actions.push(self.accept(peer, Some(remote)));
@@ -448,8 +449,8 @@ impl State {
         Some(last)
     }
 
-    /// A peer may send by several paths at a time, each of which has a source of its own. `source` is
-    /// that of the formats other than `ovpn`, if it is another now.
+    /// Accepts a peer's packets from each source of its paths, since it may send by several at a time.
+    /// `source` is the new source for formats other than `ovpn`, if it changed.
     fn accept(&mut self, peer: PeerId, source: Option<IpAddr>) -> Action {
         self.number(peer);
         let it = self.peers.entry(peer).or_default();
@@ -487,7 +488,7 @@ impl State {
                 },
                 lifetime: sa.lifetime,
                 group,
-                // Lane 0 takes what comes from a CPU without a lane of its own.
+                // Lane 0 serves CPUs without a dedicated lane.
                 cpu: group.and_then(|_| u32::from(sa.lane).checked_sub(1)),
                 mark: None,
             },
@@ -600,7 +601,7 @@ impl State {
         let policy = |path: Option<PathId>, present: Option<&PolicySpec>, port: u16| {
             match path.and_then(|path| paths.get(&path)) {
                 Some(path) => path.policy(port),
-                // Bound to the other engine: what is still on its way goes on being sealed.
+                // Bound to the other engine: packets in flight are still sealed.
                 None => present.copied().filter(|policy| {
                     let has = |outbound: &Outbound| outbound.template() == policy.template;
                     paths.values().any(|path| path.outbound.values().any(has))
@@ -617,8 +618,8 @@ impl State {
         replace(&mut peer.candidate, candidate, actions);
     }
 
-    /// Leaves a policy to the peer that has it: there is one for each pair of addresses, whatever a second
-    /// peer says of where it is.
+    /// Returns `None` if another peer holds this policy. There is one policy for each pair of addresses, even
+    /// if a second peer claims the same address.
     fn unless_anothers(
         &self,
         id: PeerId,

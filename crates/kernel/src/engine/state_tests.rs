@@ -1,4 +1,4 @@
-//! What a command makes of SAs, policies and forwarding entries.
+//! Tests which SAs, policies and forwarding entries follow from commands.
 #![allow(clippy::unwrap_used)]
 
 use std::time::Duration;
@@ -151,7 +151,7 @@ fn lanes_are_one_for_each_cpu_and_a_rekey_moves_them_together() {
         let old = StateId { destination: REMOTE, spi };
         assert!(actions.contains(&Action::RetireState(old)), "{spi}: {actions:?}");
     }
-    // Another path to the same host has a group of its own, however often the numbers wrap.
+    // Another path to the same host gets a different group, however often the numbers wrap.
     state.group = 1;
     let other = apply(&mut state, outbound(UDP, 500, Encapsulation::Udp));
     assert_ne!(self::added(&other).group, Some(next));
@@ -340,7 +340,8 @@ fn frames_are_accepted_from_each_path_of_a_peer() {
     assert_eq!(accepted(&apply(&mut state, again)), [REMOTE, tunnel(TunnelWay::From)]);
 }
 
-/// Whatever it says of its address: the other's frames would be sealed for it.
+/// If the policy moved to a second peer that claims the same address, the first peer's frames would be sealed
+/// for the second.
 #[test]
 fn a_second_peer_takes_no_policy_from_the_one_that_has_it() {
     let other = PeerId::from_bytes([8; 32]);
@@ -375,7 +376,8 @@ fn a_second_peer_takes_no_policy_from_the_one_that_has_it() {
     assert!(actions.iter().any(takes), "{actions:?}");
 }
 
-/// Packets come to where the peer has dialled; what is sent leaves from where the routes say, as the VXLAN device's do.
+/// Packets arrive at the address that the peer dialled. Packets leave from the address that the routes
+/// select, as those of the VXLAN device do.
 #[test]
 fn what_a_peer_sends_is_taken_at_the_address_that_it_dialled() {
     let mut state = State::new(6785, 6786);
@@ -417,7 +419,7 @@ fn each_peer_has_a_number_of_its_own_by_which_what_its_sas_open_is_known() {
     let number = mark(&mut state, PEER, 301);
     assert_eq!(number, Some(SENDER_NUMBERS + 1));
     assert_eq!(mark(&mut state, PEER, 302), number, "a rekey changes no number");
-    // The last number there is, and the one that is taken, are passed over.
+    // Allocation skips the last number and the number that is taken.
     state.number = Some(SENDER_NUMBERS | !SENDER_NUMBERS_MASK);
     let other = mark(&mut state, OTHER, 303);
     assert_eq!(other, Some(SENDER_NUMBERS + 2));

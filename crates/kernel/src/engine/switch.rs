@@ -34,7 +34,7 @@ const PROBE_MTU_BYTES: u32 = 65_000;
 /// How long packets are still cut outside after the last path that was too narrow.
 const CUT_HOLD: Duration = Duration::from_secs(60);
 
-/// What moves frames between local ports and paths.
+/// The kernel switch that forwards frames between local ports and paths.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum SwitchKind {
@@ -62,21 +62,21 @@ pub(super) enum Switch {
     Odp(Odp),
 }
 
-/// What a switch reports.
+/// A report from a switch.
 pub(super) enum SwitchEvent {
-    /// A probe came in that has no device of its own.
+    /// A probe arrived that has no separate device.
     Probe(Received),
     /// A port came or went.
     Changed,
-    /// Somebody on the network announces an address.
+    /// Another host on the network announces an address.
     Announced(Announcement),
-    /// It cannot go on, and why.
+    /// The switch cannot continue; this is the reason.
     Failed(String),
 }
 
 impl Switch {
-    /// Makes the local switch with the vector engine's port on it. Where the kernel has no Open
-    /// vSwitch datapath it is a bridge, and the text says why.
+    /// Makes the local switch with the vector engine's port on it. Where the kernel has no Open vSwitch
+    /// datapath it is a bridge, and the text gives the reason.
     pub(super) async fn start(
         kernel: &Kernel,
         config: &KernelEngineConfig,
@@ -127,7 +127,7 @@ impl Switch {
         }
     }
 
-    /// What stays when the daemon stops is the local switch.
+    /// Removes the overlay and keeps the local switch, which stays while no daemon runs.
     pub(super) async fn stop(&mut self) -> Result<(), KernelError> {
         match self {
             Self::Bridge(bridge) => bridge.close_overlay().await,
@@ -138,8 +138,8 @@ impl Switch {
         }
     }
 
-    /// The guard that stands before what leaves by this switch. A datapath's flows give the packets of
-    /// its tunnel the priority.
+    /// The guard for packets that leave by this switch. A datapath's flows set the priority of its tunnel's
+    /// packets.
     pub(super) fn guard(&self, kernel: &Kernel) -> Guard {
         match self {
             Self::Bridge(bridge) => {
@@ -150,7 +150,7 @@ impl Switch {
         }
     }
 
-    /// What limits frames to groups on their way to peers of the kernel engine.
+    /// The limit on group frames to peers of the kernel engine.
     pub(super) fn limiter(&self) -> Result<Limiter, KernelError> {
         let (kernel, ports, datapath) = match self {
             Self::Bridge(bridge) => (&bridge.kernel, &[VXLAN, VXLAN6][..], None),
@@ -167,7 +167,7 @@ impl Switch {
         }
     }
 
-    /// What clamps segment sizes at the overlay ports.
+    /// The clamp of segment sizes at the overlay ports.
     pub(super) fn mss_clamp(&self) -> Result<MssClamp, KernelError> {
         match self {
             Self::Bridge(bridge) => MssClamp::at_bridge(bridge.kernel.clone(), &[VXLAN, VXLAN6]),
@@ -175,15 +175,15 @@ impl Switch {
         }
     }
 
-    /// Whether some path over IPv4 carries less than IPv6 has a right to: it is cut outside then. A datapath
-    /// cannot do so.
+    /// Sets whether a path over IPv4 carries less than IPv6's minimum MTU, so that the outer packet must be
+    /// fragmented. A datapath cannot do so.
     pub(super) async fn cut_outside(&mut self, cut: bool) -> Result<(), KernelError> {
         let Self::Bridge(bridge) = self else { return Ok(()) };
         let now = Instant::now();
         if cut {
             bridge.narrow_at = Some(now);
         }
-        // The device is made anew each time; a path whose size is being found is narrow for a moment.
+        // The change recreates the device, and path MTU discovery makes a path narrow for a moment.
         let is_over = bridge.narrow_at.is_none_or(|at| now - at > CUT_HOLD);
         if cut == bridge.cut || !bridge.open || !(cut || is_over) {
             return Ok(());
@@ -229,7 +229,7 @@ impl Switch {
         sources: Vec<(PeerId, Vec<IpAddr>)>,
     ) -> Result<(), KernelError> {
         match self {
-            // The guard looks at that: see `Self::number_sender`.
+            // The guard checks that: see `Self::number_sender`.
             Self::Bridge(_) => Ok(()),
             Self::Odp(odp) => {
                 let edit = |(peer, addresses)| OdpEdit::Sources(peer, addresses);
@@ -238,7 +238,8 @@ impl Switch {
         }
     }
 
-    /// What has this number, or comes from these addresses, is from the peer. For the guard of a bridge.
+    /// Attributes packets that carry this number, or come from these addresses, to the peer. For the guard of
+    /// a bridge.
     pub(super) async fn number_sender(
         &self,
         peer: PeerId,
@@ -259,7 +260,8 @@ impl Switch {
         }
     }
 
-    /// Whose frames may come from which address. Before frames go there: answers may come at once.
+    /// Sets which peer's frames may come from which address. Call it before frames go there: answers may come
+    /// at once.
     pub(super) async fn set_senders(
         &self,
         add: &[(Endpoint, PeerId)],
@@ -293,19 +295,20 @@ impl Switch {
         }
     }
 
-    /// Somebody on the network announces an address: the bridge does not answer for it in another's name.
+    /// Handles an announcement of an address by a host on the network: the bridge stops answering for it with
+    /// another MAC.
     pub(super) async fn handle_announcement(
         &mut self,
         heard: &Announcement,
     ) -> Result<(), KernelError> {
-        // A datapath answers for nobody.
+        // A datapath does not answer ARP or neighbour discovery.
         let Self::Bridge(bridge) = self else { return Ok(()) };
         let changed = bridge.overlay.handle_announcement(heard.address, heard.mac).await?;
         bridge.moved += u64::from(changed);
         Ok(())
     }
 
-    /// Mends what somebody changed by hand.
+    /// Repairs changes that other programs made.
     pub(super) async fn resync(&mut self) -> Result<(), KernelError> {
         match self {
             Self::Bridge(bridge) => bridge.overlay.resync().await.map(|_| ()),
@@ -333,7 +336,7 @@ impl Switch {
         }
     }
 
-    /// Whether this device is one of the switch's own, which should be as it was made.
+    /// Whether this is one of the switch's devices, which should keep their settings.
     pub(super) fn has(&self, device: &str) -> bool {
         match self {
             Self::Bridge(bridge) => device == bridge.config.tap || self.needs(device),
@@ -341,7 +344,7 @@ impl Switch {
         }
     }
 
-    /// Waits for what the switch reports. Cancel safe.
+    /// Waits for the next report of the switch. Cancel safe.
     pub(super) async fn next(&mut self) -> SwitchEvent {
         match self {
             Self::Bridge(bridge) => match &mut bridge.announcements {
@@ -482,22 +485,22 @@ fn tap(config: &KernelEngineConfig) -> PortSpec {
     }
 }
 
-/// A Linux bridge, its overlay ports and what is behind them.
+/// A Linux bridge, its overlay ports and the endpoints behind them.
 pub(super) struct Bridge {
     kernel: Kernel,
     config: KernelEngineConfig,
     overlay: Overlay<PeerId>,
-    /// Who may send from which address by the VXLAN devices.
+    /// Which peer may send from which address by the VXLAN devices.
     senders: Senders,
-    /// The VXLAN devices are to be there.
+    /// Whether the VXLAN devices should exist.
     open: bool,
-    /// Packets that IPv6 has a right to are cut outside.
+    /// Whether the outer packet is fragmented where a path is narrower than IPv6's minimum MTU.
     cut: bool,
-    /// When a path was last so narrow that they had to be.
+    /// When a path last required that.
     narrow_at: Option<Instant>,
-    /// What carries announcements of addresses to other hosts, once the bridge stands.
+    /// Carries announcements of addresses to other hosts, once the bridge exists.
     announcements: Option<Announcements>,
-    /// How often an announcement has changed for whom the bridge answers.
+    /// How many times an announcement changed the addresses that the bridge answers for.
     moved: u64,
 }
 
@@ -530,8 +533,8 @@ impl Bridge {
         announcements.into_iter().flatten().chain([moved]).collect()
     }
 
-    /// The bridge, and the vector engine's TAP device as a port of it from which nothing goes back
-    /// into the overlay.
+    /// The bridge, and the vector engine's TAP device as a port of it. Frames from that port never return to
+    /// the overlay.
     async fn ensure_local(&self) -> Result<(), KernelError> {
         let config = &self.config;
         let mtu = u32::from(config.mtu);
@@ -576,7 +579,8 @@ impl Bridge {
         Ok(probes)
     }
 
-    /// Devices of ours that somebody gave other names hold what those under the right names need.
+    /// Removes devices of ours that were renamed: they hold resources that the devices with the right names
+    /// need.
     async fn remove_renamed(&self) -> Result<(), KernelError> {
         let socket = self.kernel.socket();
         let is_renamed = |link: &&Link| {

@@ -1,4 +1,4 @@
-//! What the kernel's SAs have carried, by peer: the kernel counts by SA, and an SA lives an hour.
+//! Traffic of the kernel's SAs by peer. The kernel counts by SA, and an SA lives an hour.
 
 use std::collections::BTreeMap;
 
@@ -9,13 +9,13 @@ use super::state::Way;
 use super::worker::{Ipsec, Worker};
 use crate::xfrm::{StateId, StateUsage};
 
-/// What SAs of one direction have carried.
+/// Traffic of SAs of one direction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Carried {
     /// Packets sealed, or opened and found authentic and new.
     pub packets: u64,
-    /// Their bytes as the kernel counts them, against the lifetime of an SA or for a peer of the data
-    /// channel: the frame with its VXLAN, UDP and perhaps IP headers.
+    /// Their bytes, as the kernel counts them against an SA's lifetime or for a peer of the data channel.
+    /// They include VXLAN, UDP and perhaps IP headers.
     pub bytes: u64,
 }
 
@@ -32,16 +32,16 @@ pub struct PeerTraffic {
     pub forged: u64,
 }
 
-/// Which way an SA goes, and with whom.
+/// The direction of an SA, and its peer.
 pub(super) type SaOf = (PeerId, Way);
 
-/// Adds up readings, so that no peer's sum shrinks when an SA is replaced. An SA that lived and was
-/// replaced between two readings is not in the sum; what one carried before the first reading is.
+/// Adds up readings, so that no peer's sum shrinks when an SA is replaced. An SA that lived and was replaced
+/// between two readings is not counted. Traffic before the first reading is counted.
 #[derive(Debug, Default)]
 pub(super) struct Ledger {
     /// SAs by the last reading.
     seen: BTreeMap<StateId, (SaOf, StateUsage)>,
-    /// What SAs that are gone carried.
+    /// Traffic of SAs that are gone.
     past: BTreeMap<PeerId, PeerTraffic>,
 }
 
@@ -51,7 +51,7 @@ impl Ledger {
         self.seen.iter().map(|(id, (of, _))| (*id, *of))
     }
 
-    /// Whose SA this was at the last reading.
+    /// The peer and direction of this SA at the last reading.
     pub(super) fn of(&self, id: &StateId) -> Option<SaOf> {
         self.seen.get(id).map(|(of, _)| *of)
     }
@@ -97,7 +97,7 @@ fn add(sum: &mut PeerTraffic, way: Way, usage: &StateUsage) {
 }
 
 impl Worker {
-    /// Reads what every SA has carried, those too that were replaced since the last reading.
+    /// Reads the traffic of every SA, including SAs replaced since the last reading.
     pub(super) async fn traffic(&mut self) -> Vec<(PeerId, PeerTraffic)> {
         let Some(ipsec) = &self.ipsec else { return Vec::new() };
         let seen = self.ledger.seen().filter(|(id, _)| !channel::is_channels(id));
@@ -108,7 +108,7 @@ impl Worker {
         self.ledger.sums(|peer| self.state.knows(peer))
     }
 
-    /// Reads what SAs have carried that are about to go, of those that somebody has asked about.
+    /// Reads the traffic of SAs that are about to go, for peers whose traffic was ever requested.
     pub(super) async fn read_last(&mut self, states: &[StateId]) {
         let Some(ipsec) = &self.ipsec else { return };
         let of = |id: &StateId| Some((*id, self.ledger.of(id)?));
@@ -165,7 +165,7 @@ mod tests {
         ledger.note(id(1), (PEER, Way::Out), None);
         assert_eq!(sum(&mut ledger).sent, Carried { packets: 7, bytes: 700 });
         ledger.note(id(1), (PEER, Way::Out), None);
-        // Another SA under the name of one that is gone.
+        // A new SA under the id of a removed SA.
         ledger.note(id(4), (PEER, Way::Out), usage(0, 0));
         assert_eq!(sum(&mut ledger).sent, Carried { packets: 7, bytes: 700 });
         assert_eq!(ledger.seen().count(), 3);

@@ -1,8 +1,8 @@
-//! Whether what the kernel opens comes through to the engine.
+//! Detects that packets opened by the kernel do not reach the engine.
 //!
-//! The kernel judges a packet that it has opened once more by the host's rules for what comes in. A
-//! firewall there drops it without a word, and the peer's probes are unanswered as if the network had
-//! stopped them. This host can tell the two apart: its SAs have opened packets, and no probe was heard.
+//! After the kernel has opened a packet, the host's input rules apply to it once more. A firewall there drops
+//! it silently, and the peer's probes go unanswered as if the network had dropped them. This host can tell
+//! the two apart: its SAs have opened packets, but no probe arrived.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -13,15 +13,15 @@ use weft_path::{EngineEvent, PathId};
 use super::worker::Worker;
 use crate::xfrm::StateId;
 
-/// How often SAs of silent peers are looked at, in milliseconds.
+/// Interval of checks of silent peers' SAs, in milliseconds.
 const LISTEN_MS: u64 = 3_000;
-/// A peer is silent once no probe of its has come for so many milliseconds: a standby path has one
-/// every ten seconds.
+/// A peer is silent if none of its probes arrived for this many milliseconds; a standby path sends one every
+/// ten seconds.
 const SILENT_MS: u64 = 12_000;
-/// SAs that are looked at in one go; of more, the others have their turn later.
+/// The most SAs to read at once; further ones are read in later turns.
 const READ_MAX: usize = 256;
 
-/// What was heard of peers, and what their SAs opened meanwhile.
+/// When each peer was last heard, and how many packets its SAs opened meanwhile.
 #[derive(Default)]
 pub(super) struct Unheard {
     next: Option<Instant>,
@@ -29,7 +29,7 @@ pub(super) struct Unheard {
     heard: BTreeMap<PeerId, Instant>,
     /// Paths of silent peers.
     silent: BTreeMap<PathId, Opened>,
-    /// The path that was looked at last.
+    /// The path that was read last.
     last: Option<PathId>,
 }
 
@@ -41,7 +41,7 @@ struct Opened {
     told: bool,
 }
 
-/// What all SAs of a path have opened.
+/// The number of packets that all SAs of a path have opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Reading {
     peer: PeerId,
@@ -49,7 +49,7 @@ struct Reading {
     packets: u64,
 }
 
-/// A path whose packets are opened and come to nothing.
+/// A path whose packets are opened but never reach the engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Deaf {
     path: PathId,
@@ -68,8 +68,8 @@ impl Unheard {
         self.heard.get(peer).is_none_or(silent)
     }
 
-    /// Of these paths those that are looked at now: of silent peers, and so many as have
-    /// [`READ_MAX`] SAs together, in turn.
+    /// Selects the paths to read now: those of silent peers, in turn, that have at most [`READ_MAX`] SAs
+    /// together.
     fn turn<T>(
         &mut self,
         now: Instant,
@@ -90,7 +90,7 @@ impl Unheard {
         asked
     }
 
-    /// Takes readings of silent peers' paths, and says which of them go on opening packets.
+    /// Takes readings of silent peers' paths, and returns the paths that still open packets.
     fn note(&mut self, now: Instant, readings: &[Reading]) -> Vec<Deaf> {
         let mut deaf = Vec::new();
         for &Reading { peer, path, packets } in readings {
@@ -98,7 +98,7 @@ impl Unheard {
                 self.silent.remove(&path);
                 continue;
             }
-            // Of a peer that was heard before, what its SAs have opened so far tells nothing.
+            // For a peer that was heard before, the earlier count proves nothing.
             let heard = self.heard.contains_key(&peer);
             let before = if heard { packets } else { 0 };
             let new = Opened { packets: before, ..Opened::default() };
@@ -112,7 +112,7 @@ impl Unheard {
         deaf
     }
 
-    /// Forgets what is gone, and what was heard of again.
+    /// Forgets paths that are gone and peers that were heard again.
     fn retain(&mut self, now: Instant, paths: &BTreeMap<PathId, PeerId>) {
         self.heard.retain(|peer, _| paths.values().any(|of| of == peer));
         let silent: Vec<PathId> = self
@@ -131,7 +131,7 @@ impl Worker {
         self.ipsec.is_some().then_some(due)
     }
 
-    /// Compares what SAs of silent peers have opened with what was heard of these.
+    /// Compares the packets that silent peers' SAs have opened with the probes received from these peers.
     pub(super) async fn listen(&mut self) {
         let now = Instant::now();
         self.unheard.next = Some(now + Duration::from_millis(LISTEN_MS));
@@ -149,20 +149,21 @@ impl Worker {
         }
     }
 
-    /// What each path's SAs have opened together; none where the kernel does not say.
+    /// The number of packets that each path's SAs have opened together. Leaves out paths that the kernel does
+    /// not report.
     async fn opened(&self, asked: &[(PeerId, PathId, StateId)]) -> Vec<Reading> {
         let Some(ipsec) = self.ipsec.as_ref().filter(|_| !asked.is_empty()) else {
             return Vec::new();
         };
         let ids: Vec<StateId> = asked.iter().map(|(.., id)| *id).collect();
         let usages = ipsec.xfrm.usage(&ids).await.into_iter();
-        // One that is gone has opened nothing.
+        // An SA that is gone has opened nothing.
         added_up(asked, usages.map(|it| Some(it.ok()?.map_or(0, |usage| usage.packets))))
     }
 }
 
-/// Of paths all of whose SAs were read: as 0, one that was not would look as if it had opened all anew
-/// the next time.
+/// Sums the counts of paths all of whose SAs were read. An unread SA counted as 0 would make the next reading
+/// look like new packets.
 fn added_up<T>(
     asked: &[(PeerId, PathId, T)],
     counts: impl Iterator<Item = Option<u64>>,

@@ -28,9 +28,9 @@ use crate::{CONTAINER_MTU_MIN, Guard, Kernel, LinkEvent, LinkWatch};
 
 /// How long a replaced outbound SA stays for packets that looked it up before, in milliseconds.
 pub(super) const RETIRE_MS: u64 = 1_000;
-/// How often everything in the kernel is looked at, in milliseconds.
+/// Interval of full reconciliation with the kernel, in milliseconds.
 pub(super) const RECONCILE_MS: u64 = 30_000;
-/// How long changes to devices of ours are waited for before they are mended together, in milliseconds.
+/// How long to wait for further changes to devices of ours before repairing them together, in milliseconds.
 const MEND_SETTLE_MS: u64 = 100;
 /// The shortest time between two such mendings, in milliseconds: another program may change them again
 /// and again.
@@ -47,15 +47,15 @@ pub(super) struct Worker {
     pub(super) support: watch::Sender<Support>,
     pub(super) state: State,
     pub(super) switch: Switch,
-    /// What the kernel engine needs, for `ovpn` and plain paths too; `None` where it cannot or must not move
-    /// packets.
+    /// The kernel engine's IPsec, probes and sockets, which `ovpn` and plain paths need too. `None` where the
+    /// engine cannot or must not move packets.
     pub(super) ipsec: Option<Ipsec>,
-    /// What moves format `ovpn`; only where `ipsec` is, which has the guard and the probes.
+    /// Moves format `ovpn`. Only in use with `ipsec`, which includes the guard and the probes.
     pub(super) channel: Channel,
     links: LinkWatch,
-    /// Peers whose plain packets the guard lets pass.
+    /// Peers whose plain packets pass the guard.
     pub(super) trusted: BTreeSet<IpAddr>,
-    /// Which peer holds a remote endpoint.
+    /// Which peer has a remote endpoint.
     pub(super) holders: BTreeMap<[u8; 6], PeerId>,
     /// The guard and the segment sizes.
     pub(super) filters: Filters,
@@ -66,13 +66,13 @@ pub(super) struct Worker {
     pub(super) switch_reason: Option<String>,
     pub(super) next_support: Instant,
     pub(super) next_reconcile: Instant,
-    /// When devices that somebody changed are mended, and when that may be next.
+    /// When to repair changed devices, and the earliest time of the next repair.
     mend: (Option<Instant>, Instant),
     /// The data channel's counters are not read before this time.
     pub(super) next_reading: Instant,
     pub(super) counters: Counters,
     pub(super) ledger: Ledger,
-    /// Whether what the kernel opens gets here.
+    /// Detects packets opened by the kernel that do not get here.
     pub(super) unheard: Unheard,
     pub(super) keylog: KeyLog,
 }
@@ -188,7 +188,7 @@ impl Worker {
     }
 }
 
-/// What can happen beside orders.
+/// Events besides orders.
 enum Event {
     Link(Result<LinkEvent, KernelError>),
     Xfrm(Result<XfrmEvent, KernelError>),
@@ -364,8 +364,8 @@ impl Worker {
         }
     }
 
-    /// TCP connections through a path that is narrower than the containers' MTU learn so from their
-    /// first packet on; all else learns it from the kernel's ICMP.
+    /// Clamps TCP segment sizes for peers whose path is narrower than the containers' MTU. Other traffic
+    /// learns the size from the kernel's ICMP errors.
     fn clamp(&self) {
         if self.ipsec.is_none() {
             return;
@@ -416,7 +416,8 @@ impl Worker {
         }
     }
 
-    /// The kernel engine has lost what its paths had; path choice moves them and offers anew.
+    /// Reports that the kernel engine has lost the state of its paths. Path choice moves them and sends new
+    /// offers.
     pub(super) async fn fail(&mut self, reason: &str) {
         tracing::warn!(reason, "the kernel engine has failed");
         let reason = reason.to_owned();
@@ -424,8 +425,8 @@ impl Worker {
         self.reconcile().await;
     }
 
-    /// Brings the inbound policies in line with whom the host trusts. Without them the guard alone
-    /// judges what comes in, which it does as well.
+    /// Brings the inbound policies in line with the trusted addresses. Without them, the guard alone checks
+    /// inbound packets, and it suffices.
     pub(super) async fn ensure_entries(&mut self) {
         let Some(ipsec) = &self.ipsec else { return };
         match ipsec.xfrm.set_entry_policies(&entry_policies(&self.trusted)).await {

@@ -1,7 +1,7 @@
-//! Generic netlink: messages, attributes, and the controller that says which number a family has
+//! Generic netlink: messages, attributes, and the controller that reports a family's number
 //! (`linux/netlink.h`, `linux/genetlink.h`). Pure: bytes in, bytes out.
 //!
-//! Attributes that are not known, too short or truncated are skipped, never errors.
+//! Unknown, short or truncated attributes are skipped, never errors.
 
 use netlink_packet_core::{NLM_F_ACK, NLM_F_DUMP, NLM_F_ECHO, NLM_F_REQUEST};
 use zeroize::Zeroize;
@@ -29,12 +29,12 @@ const CTRL_ATTR_MCAST_GROUPS: u16 = 7;
 const CTRL_ATTR_MCAST_GRP_NAME: u16 = 1;
 const CTRL_ATTR_MCAST_GRP_ID: u16 = 2;
 
-/// What is to come back for a request.
+/// The kind of answer that a request expects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Answer {
-    /// That it was done.
+    /// An acknowledgement that it was done.
     Acknowledgement,
-    /// The object as it is after the change, too.
+    /// Also the object as it is after the change.
     Echo,
     /// All objects.
     Dump,
@@ -65,8 +65,8 @@ impl Writer {
         Self::begin(family, version, command, answer, 256)
     }
 
-    /// Begins a request with keys in it, which is erased when dropped. It must not grow beyond
-    /// `capacity` bytes, as what it grew out of would not be erased.
+    /// Begins a request that contains keys and is erased when dropped. It must not grow beyond `capacity`
+    /// bytes, since growth would leave a copy that is not erased.
     pub(crate) fn secret_request(
         family: u16,
         version: u8,
@@ -89,7 +89,7 @@ impl Writer {
         Self { bytes, secret: None }
     }
 
-    /// What a family has between the generic header and the attributes; a multiple of 4 bytes.
+    /// Appends a family's header between the generic header and the attributes; a multiple of 4 bytes.
     pub(crate) fn header(&mut self, bytes: &[u8]) {
         self.bytes.extend_from_slice(bytes);
     }
@@ -120,7 +120,7 @@ impl Writer {
         self.bytes(kind, &[value.as_bytes(), &[0]].concat());
     }
 
-    /// An attribute that holds what `inside` writes.
+    /// An attribute with the attributes that `inside` writes.
     pub(crate) fn nest(&mut self, kind: u16, inside: impl FnOnce(&mut Self)) {
         let start = self.bytes.len();
         self.bytes(kind, &[]);
@@ -146,7 +146,7 @@ impl Writer {
         &self.bytes
     }
 
-    /// Whether it is erased when dropped, with every copy that there was of it.
+    /// Whether it is erased when dropped, with every copy of it.
     #[cfg(test)]
     pub(crate) fn is_erased(&self) -> bool {
         self.secret == Some(self.bytes.capacity())
@@ -172,7 +172,7 @@ pub(crate) enum Received<'a> {
     Data { family: u16, command: u8, body: &'a [u8] },
     /// The end of a dump, with an error number or 0.
     Done { errno: i32 },
-    /// An acknowledgement (error number 0) or a refusal, with what follows the number.
+    /// An acknowledgement (error number 0) or a refusal, with the bytes after the number.
     Error { errno: i32, rest: &'a [u8] },
     /// Anything else.
     Other,
@@ -206,7 +206,7 @@ pub(crate) fn message(bytes: &[u8]) -> Option<Message<'_>> {
     Some(Message { sequence, flags, what })
 }
 
-/// The attributes in `bytes` with their types; what is truncated ends the list.
+/// The attributes in `bytes` with their types. A truncated attribute ends the list.
 pub(crate) fn attributes(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     std::iter::from_fn(move || {
         let length = usize::from(u16_at(bytes, 0)?);
@@ -240,7 +240,7 @@ pub(crate) fn text(value: &[u8]) -> String {
     String::from_utf8_lossy(&value[..end]).into_owned()
 }
 
-/// What the controller says of a family.
+/// A family's number and groups, as the controller reports them.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct FamilyInfo {
     /// Its number, which is the type of its messages.

@@ -1,4 +1,4 @@
-//! Generic netlink: what the families openvswitch and ovpn are spoken to by.
+//! Generic netlink, which the families openvswitch and ovpn use.
 
 pub(crate) mod codec;
 pub(crate) mod socket;

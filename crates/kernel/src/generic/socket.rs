@@ -1,4 +1,4 @@
-//! A generic netlink socket with one request in flight, and one that notices come to.
+//! A generic netlink socket with one request in flight, and a socket for notices.
 
 use std::{io, os::fd::AsFd, time::Duration};
 
@@ -39,8 +39,7 @@ impl Requests {
         Ok(Self { socket, sequence: 0, unfinished: false, buffer })
     }
 
-    /// Looks a family up, upon which the kernel loads its module if it can. None if it has no such
-    /// family.
+    /// Looks a family up, which makes the kernel load its module if it can. `None` if it has no such family.
     pub(crate) async fn family(&mut self, name: &str) -> Result<Option<FamilyInfo>, RequestError> {
         match self.run(get_family(name)).await {
             Err(error) if error.is(Errno::NOENT) => Ok(None),
@@ -53,7 +52,7 @@ impl Requests {
         self.exchange(&mut request).await.map(|(found, _)| found)
     }
 
-    /// A listing, read again if it changed meanwhile.
+    /// Reads a listing, and reads it again if it changed meanwhile.
     pub(crate) async fn dump(&mut self, mut request: Writer) -> Result<Vec<Vec<u8>>, RequestError> {
         let mut last = Vec::new();
         for _ in 0..DUMP_ATTEMPTS_MAX {
@@ -133,7 +132,7 @@ impl Notices {
         Ok(Self { socket, buffer: Vec::with_capacity(MESSAGE_BYTES_MAX) })
     }
 
-    /// Makes the receive buffer of the watch so many bytes, whatever the sysctl allows, if it may.
+    /// Sets the receive buffer of the watch to this many bytes, even above the sysctl limit if permitted.
     pub(crate) fn enlarge(&self, bytes: usize) -> io::Result<()> {
         let socket = self.socket.socket_ref().as_fd();
         Ok(set_socket_recv_buffer_size_force(socket, bytes)?)
@@ -155,7 +154,7 @@ impl Notices {
     }
 }
 
-/// A socket in the calling thread's network namespace with a receive buffer of so many bytes.
+/// A socket in the calling thread's network namespace with a receive buffer of this many bytes.
 pub(crate) fn open(receive_buffer: usize) -> io::Result<TokioSocket> {
     let socket = TokioSocket::new(NETLINK_GENERIC)?;
     socket.socket_ref().set_rx_buf_sz(i32::try_from(receive_buffer).unwrap_or(i32::MAX))?;

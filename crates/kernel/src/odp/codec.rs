@@ -1,4 +1,4 @@
-//! What the messages of all OVS families have in common (`linux/openvswitch.h`).
+//! The common parts of messages of all OVS families (`linux/openvswitch.h`).
 
 use crate::generic::codec::{Writer, u32_at};
 

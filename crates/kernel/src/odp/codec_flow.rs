@@ -88,17 +88,18 @@ pub(super) struct FlowEntry {
     pub(super) id: Option<FlowId>,
     /// Packets that it has carried.
     pub(super) packets: u64,
-    /// What it does, in order; `None` if that was not asked for or cannot be of our making.
+    /// Its outputs, in order. `None` if the request left them out or they have a form that Weft does not
+    /// write.
     pub(super) outputs: Option<Vec<Output>>,
 }
 
 /// Whether a flow is new to the kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Put {
-    /// It is made.
+    /// The flow is created.
     New,
-    /// The flow of this name gets other actions. (The command for new flows compares the unmasked
-    /// key with the masked one of the flow that is there, and does not find it.)
+    /// The flow of this name gets other actions. The command for new flows cannot do that: it compares the
+    /// unmasked key with the existing flow's masked one, and finds no match.
     Set,
 }
 
@@ -236,9 +237,9 @@ fn write_address(list: &mut Writer, ipv4: u16, ipv6: u16, address: IpAddr) {
     }
 }
 
-/// Writes actions. Copies out of ports come first, so that no port gets a frame with the tunnel of
-/// another copy set on it, and none is lost by a meter. What leaves by a tunnel has the priority by which the guard
-/// knows it.
+/// Writes actions. Copies out of ports come first, so that no port gets a frame with another copy's tunnel
+/// set, and no meter drops one. A copy that leaves by a tunnel gets the priority by which the guard
+/// recognizes it.
 pub(super) fn write_actions(list: &mut Writer, outputs: &[Output]) {
     for output in outputs {
         if let Output::Port(port) = output {
@@ -281,7 +282,7 @@ pub(super) fn actions_len(outputs: &[Output]) -> usize {
     list.len()
 }
 
-/// Reads actions; `None` if there is one that we never use.
+/// Reads actions; `None` if there is an action that Weft never uses.
 fn read_actions(list: &[u8]) -> Option<Vec<Output>> {
     let mut outputs = Vec::new();
     let mut tunnel: Option<(u64, IpAddr, Option<IpAddr>)> = None;
@@ -337,7 +338,7 @@ fn read_tunnel(list: &[u8]) -> ReadTunnel {
     read
 }
 
-/// Reads what the switch looks at from the key of an upcall. `None` if it is no Ethernet frame.
+/// Reads a frame's fields from the key of an upcall. `None` if it is not an Ethernet frame.
 pub(super) fn read_frame(list: &[u8]) -> Option<Frame> {
     let ethernet = attribute(list, KEY_ATTR_ETHERNET)?;
     let mac = |range: std::ops::Range<usize>| ethernet.get(range)?.try_into().ok().map(Mac);

@@ -15,17 +15,17 @@ const CMD_GET: u8 = 4;
 const METER_ATTR_ID: u16 = 1;
 const METER_ATTR_BANDS: u16 = 4;
 
-/// A band within the list of bands; the kernel does not look at its type.
+/// A band within the list of bands; the kernel ignores its type.
 const BAND: u16 = 0;
 const BAND_ATTR_TYPE: u16 = 1;
 const BAND_ATTR_RATE: u16 = 2;
 const BAND_ATTR_BURST: u16 = 3;
 const BAND_ATTR_STATS: u16 = 4;
-/// A band that drops what exceeds it (OVS_METER_BAND_TYPE_DROP).
+/// A band that drops frames above its rate (OVS_METER_BAND_TYPE_DROP).
 const BAND_DROP: u32 = 1;
 
-/// Makes a meter, or makes the one of this number anew, with its counts at 0. Its rates are in packets, as there is
-/// no OVS_METER_ATTR_KBPS.
+/// Creates a meter, or replaces the meter of this number and resets its counts to 0. Its rates are in
+/// packets, as there is no OVS_METER_ATTR_KBPS.
 pub(super) fn set_meter(family: u16, datapath: u32, id: u32, class: Class) -> Writer {
     let mut request = meter_request(family, CMD_SET, datapath, id);
     request.nest(METER_ATTR_BANDS, |bands| {

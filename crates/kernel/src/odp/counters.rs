@@ -1,10 +1,10 @@
-//! What the switch counts.
+//! Counters of the switch.
 
 use std::collections::BTreeMap;
 
 use super::decide::OdpDrop;
 
-/// Counters of one switch since it was started; the datapath's since it was made, where said.
+/// Counters of one switch since its start; where stated, the datapath's since its creation.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct OdpCounters {
@@ -23,13 +23,13 @@ pub struct OdpCounters {
     pub flows: u64,
     /// Flows made.
     pub flows_put: u64,
-    /// Flows given other actions because what they depend on changed.
+    /// Flows whose actions were replaced because their inputs changed.
     pub flows_changed: u64,
-    /// Flows deleted because what they depend on changed.
+    /// Flows deleted because their inputs changed.
     pub flows_deleted: u64,
     /// Flows deleted because nothing used them.
     pub flows_idle: u64,
-    /// Flows that somebody else deleted.
+    /// Flows that another program deleted.
     pub flows_vanished: u64,
     /// Flows not made because there were too many ([`super::FLOWS_MAX`],
     /// [`super::FLOWS_PER_PORT_MAX`]).
@@ -54,29 +54,29 @@ pub struct OdpCounters {
     pub probes_sent: u64,
     /// Probes received and handed on.
     pub probes_received: u64,
-    /// Probes received and dropped: too many at once, or nobody took them.
+    /// Probes received and dropped: there were too many at once, or no receiver took them.
     pub probes_dropped: u64,
-    /// Events dropped since nobody took them.
+    /// Events dropped because no receiver took them.
     pub events_dropped: u64,
-    /// MACs that are known by what they sent.
+    /// MACs learned from source addresses of frames.
     pub macs_learned: u64,
     /// Frames dropped, by reason. Those that flows drop are added at each sweep.
     pub drops: BTreeMap<OdpDrop, u64>,
 }
 
-/// What a comparison of the kernel's flows with the tables found. All but `flows` is zero unless
-/// somebody else works on the datapath.
+/// The result of comparing the kernel's flows with the tables. All fields but `flows` are zero unless another
+/// program changes the datapath.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct OdpAudit {
     /// Flows in the kernel.
     pub flows: usize,
-    /// Flows of ours in the kernel with other actions than noted.
+    /// Flows of ours in the kernel with actions other than recorded.
     pub differing: usize,
     /// Flows noted that are not in the kernel.
     pub missing: usize,
     /// Flows in the kernel that are not noted.
     pub unknown: usize,
-    /// Flows that are not what the tables say today.
+    /// Flows that differ from the current decision of the tables.
     pub outdated: usize,
 }

@@ -1,9 +1,9 @@
-//! What is done with a frame: one pure function over the tables.
+//! The forwarding decision: one pure function over the tables.
 //!
-//! Split horizon: what came from the overlay (tunnel or TAP) goes to local ports alone. Each engine
-//! replicates broadcasts to its own peers only, so a broadcast from here is one copy for each peer
-//! on the tunnel and one for the TAP if any peer is on it. Frames to groups from a port pass a meter on
-//! their way into tunnels (`limits`).
+//! Split horizon: frames from the overlay (tunnel or TAP) go to local ports alone. Each engine replicates
+//! broadcasts to its own peers only. So a broadcast from here is one copy for each peer on the tunnel, and
+//! one for the TAP if any peer is on it. Group frames from a port pass a meter before they enter tunnels
+//! (`limits`).
 
 use std::{collections::BTreeSet, net::IpAddr};
 
@@ -39,7 +39,7 @@ pub enum OdpDrop {
     NotHere,
     /// To a peer without a path, or to an attachment whose port is missing.
     NoPath,
-    /// Nobody would get a copy.
+    /// No port or peer would get a copy.
     NoReceiver,
 }
 
@@ -76,15 +76,15 @@ impl OdpDrop {
     }
 }
 
-/// What becomes of a frame.
+/// The decision about a frame.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Verdict {
     /// Copies of it leave.
     Forward(Vec<Output>),
-    /// Copies of it go to ports of this host alone: the host reports that it listens to groups. Each peer sends it
-    /// all multicast anyway, and takes nothing from an address that no container has.
+    /// Copies go to ports of this host alone: the frame is an IGMP or MLD report of the host itself. Each
+    /// peer sends this host all multicast anyway, and drops frames from an address that no container has.
     Keep(Vec<Output>),
-    /// Copies of it leave to wherever its destination may be.
+    /// Copies go everywhere that its destination may be.
     Flood(Vec<Output>),
     /// It is dropped.
     Drop(OdpDrop),
@@ -92,17 +92,17 @@ pub(super) enum Verdict {
     Probe(IpAddr),
 }
 
-/// What becomes of a frame, and what that depends on.
+/// The verdict on a frame, and the entries that it depends on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Decision {
     pub(super) verdict: Verdict,
-    /// The flow that does the same without us; `None` if each such frame must be looked at.
+    /// The flow that does the same in the kernel; `None` if the daemon must see each such frame.
     pub(super) flow: Option<FlowKey>,
     /// The entries that were read.
     pub(super) depends: Vec<Change>,
 }
 
-/// Decides what becomes of a frame.
+/// Decides a frame's fate.
 pub(super) fn decide(tables: &Tables, frame: &Frame) -> Decision {
     let mut depends = vec![Change::Port(frame.port)];
     let mut pair = Some(FlowKey::Pair(*frame)).filter(|_| frame.tag != Tag::Deep);
@@ -180,7 +180,7 @@ fn refuse_frame(
         }
         (PortKind::Local, Place::Remote(_))
         | (PortKind::Tap | PortKind::Tunnel, Place::Pinned(_)) => Some(OdpDrop::ForeignSource),
-        // What came by the TAP the vector engine has judged.
+        // The vector engine has already checked frames that arrive by the TAP.
         (PortKind::Tunnel, Place::Remote(peer)) => {
             let its = frame.tunnel.is_some_and(|tunnel| tables.sends_from(peer, tunnel.remote));
             (!its).then_some(OdpDrop::ForeignSource)
@@ -256,7 +256,7 @@ fn everywhere(
     outputs
 }
 
-/// Sees to it that a port sends no more frames to groups into tunnels than it may.
+/// Limits the group frames that a port sends into tunnels.
 fn limit(tables: &Tables, frame: &Frame, copies: &mut BTreeSet<Output>, depends: &mut Vec<Change>) {
     depends.push(Change::Limit(frame.port));
     let is_tunnel = |output: &Output| matches!(output, Output::Tunnel { .. });

@@ -16,8 +16,8 @@ use crate::{
 
 /// The kind of a datapath's internal device.
 const KIND_OPENVSWITCH: &str = "openvswitch";
-/// MTU of the tunnel's device in bytes: no limit of its own, since each peer's path has its own and
-/// the containers' devices keep to it.
+/// MTU of the tunnel's device in bytes. It does not limit packets: each path has an MTU, and the containers'
+/// devices keep to it.
 const TUNNEL_MTU: u32 = 65_000;
 /// A device that is made and deleted to see whether the kernel can have a tunnel.
 const TRIAL_NAME: &str = "weft-vxtrial";
@@ -59,12 +59,12 @@ pub(super) async fn ensure_internal(kernel: &Kernel, spec: &OdpSpec) -> Result<(
     Change::of(&link).up(&link).send(socket, &spec.name).await
 }
 
-/// Makes the tunnel's device, or brings it into shape: a VXLAN device that takes peer and network of
-/// each packet from the datapath (`external`), for IPv4 and IPv6. VXLAN devices of ours that hold
-/// its UDP port from an earlier run in bridge mode are deleted.
+/// Makes the tunnel's device, or brings it into shape, for IPv4 and IPv6. It is a VXLAN device that takes
+/// peer and network of each packet from the datapath (`external`). VXLAN devices of ours that hold its UDP
+/// port from an earlier run in bridge mode are deleted.
 ///
 /// # Errors
-/// [`KernelError::NameTaken`]; [`KernelError::UdpPortTaken`] if somebody else has the UDP port.
+/// [`KernelError::NameTaken`]; [`KernelError::UdpPortTaken`] if another program has the UDP port.
 pub(super) async fn ensure_tunnel(kernel: &Kernel, spec: &OdpSpec) -> Result<(), KernelError> {
     let socket = kernel.socket();
     let on_port = |link: &Link| link.vxlan.contains(&InfoVxlan::Port(spec.tunnel_port));
@@ -113,7 +113,7 @@ pub(super) async fn try_tunnel(kernel: &Kernel) -> Result<(), KernelError> {
     let message = new_tunnel(TRIAL_NAME, vec![InfoVxlan::CollectMetadata(true)]);
     match socket.create_link(message, TRIAL_NAME).await {
         Ok(()) => {}
-        // Left by a run that was killed at this point, unless it is somebody else's.
+        // Left by a run that was killed at this point, unless it belongs to another program.
         Err(KernelError::Refused { source, .. })
             if source.kind() == std::io::ErrorKind::AlreadyExists => {}
         Err(error @ KernelError::NotPermitted { .. }) => return Err(error),

@@ -1,4 +1,4 @@
-//! What a flow matches and what it does.
+//! Matches and actions of flows.
 
 use std::net::IpAddr;
 
@@ -21,13 +21,13 @@ pub(super) enum Tag {
     /// No tag.
     #[default]
     None,
-    /// One tag with this control word: number, priority, and the bit that says it is there.
+    /// One tag with this control word: number, priority, and the bit that marks it as present.
     One(u16),
     /// Two tags or more, or half a tag: no flow is made for these.
     Deep,
 }
 
-/// What the switch looks at in a frame.
+/// The fields of a frame that the switch looks at.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct Frame {
     /// The datapath's number of the port that it came in by.
@@ -39,8 +39,8 @@ pub(super) struct Frame {
     pub(super) tag: Tag,
 }
 
-/// What a flow matches. Two flows in the table never match the same frame: [`FlowKey::Tunnel`] is
-/// only there for tunnels whose frames are all refused.
+/// The match of a flow. Two flows in the table never match the same frame: [`FlowKey::Tunnel`] is only there
+/// for tunnels whose frames are all refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) enum FlowKey {
     /// Frames of one pair of MACs from one port (and tunnel).

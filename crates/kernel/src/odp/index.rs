@@ -1,5 +1,5 @@
-//! Which flows the kernel has, and which of them a change concerns. Pure: what it wants done in the
-//! kernel comes back as [`Edit`]s.
+//! Which flows the kernel has, and which of them a change concerns. Pure: changes to the kernel's table are
+//! returned as [`Edit`]s.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 
@@ -12,23 +12,22 @@ use super::{
 
 /// The most flows of one switch. Frames beyond it go through the daemon, one by one.
 pub const FLOWS_MAX: usize = 65_536;
-/// The most flows for what comes in by one local port, so that one container cannot use up those of
-/// the others.
+/// The most flows for frames from one local port, so that one container cannot use up those of the others.
 pub const FLOWS_PER_PORT_MAX: usize = 8_192;
-/// How long after it was put a flow is not put again, in milliseconds: its first packets were on
-/// their way to us when it was made.
+/// The shortest time between two additions of the same flow, in milliseconds. Its first packets were already
+/// queued as upcalls when it was added.
 pub const PUT_AGAIN_AFTER_MS: u64 = 1_000;
 
-/// What is to be done in the kernel's table.
+/// A change to make in the kernel's table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Edit {
-    /// A new flow, or other actions for one that is there.
+    /// Adds a flow, or replaces the actions of an existing one.
     Put { id: FlowId, key: FlowKey, outputs: Vec<Output>, replaces: bool },
-    /// Away with it.
+    /// Deletes a flow.
     Delete { id: FlowId },
 }
 
-/// What a flow does.
+/// The action of a flow.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Effect {
     Forward(Vec<Output>),
@@ -79,13 +78,13 @@ pub(super) struct Index {
     sweeps: u64,
 }
 
-/// What a sweep found.
+/// The result of a sweep.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Swept {
     pub(super) edits: Vec<Edit>,
     /// Flows deleted because nothing used them since the last sweep.
     pub(super) idle: u64,
-    /// Flows that somebody else had deleted.
+    /// Flows that another program had deleted.
     pub(super) vanished: u64,
     /// Packets that flows dropped since the last sweep, by reason.
     pub(super) dropped: Vec<(OdpDrop, u64)>,
@@ -109,7 +108,7 @@ impl Index {
             return Ok(None);
         };
         if let Some(id) = self.by_key.get(&key).copied() {
-            // The kernel asks although the flow is there: the question was on its way, or somebody
+            // The kernel asks although the flow exists: the upcall was already queued, or another program
             // deleted the flow.
             let Some(flow) = self.flows.get_mut(&id) else { return Ok(None) };
             if flow.effect == effect && now_ms < flow.put_ms.saturating_add(PUT_AGAIN_AFTER_MS) {
@@ -176,7 +175,8 @@ impl Index {
         self.sweeps += 1;
     }
 
-    /// Judges the flows by the kernel's list: what carried nothing since the last sweep goes.
+    /// Compares the flows with the kernel's list. Deletes flows that carried nothing since the last sweep,
+    /// and flows of ours that are not in the index.
     pub(super) fn sweep(&mut self, entries: &[FlowEntry]) -> Swept {
         let mut swept = Swept::default();
         let ours = |entry: &FlowEntry| entry.id.map(|id| (id, entry.packets));
@@ -240,7 +240,7 @@ impl Index {
         self.flows.iter().map(entry).collect()
     }
 
-    /// How many flows are not what would be decided for their frame today: none, ever.
+    /// How many flows differ from the current decision for their frame; always 0.
     pub(super) fn outdated(&self, tables: &Tables) -> usize {
         let outdated = |flow: &&Flow| {
             let decision = decide(tables, &flow.frame);

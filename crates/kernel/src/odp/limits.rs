@@ -1,8 +1,9 @@
-//! How many frames to groups each local port may send to peers of the kernel engine. Pure: time is an argument.
+//! Limits on group frames from each local port to peers of the kernel engine. Pure: time is an argument.
 //!
-//! Where two containers reach each other outside of Weft too, each broadcast goes round. A port has two meters of the
-//! datapath: one for broadcasts, one for all other multicast. A port that exceeds one sends nothing to groups behind
-//! the tunnel for a while, in which what goes round ends. The limits are those of a bridge (`groups.rs`).
+//! Where two containers also reach each other outside Weft, each broadcast circulates. A port has two meters
+//! of the datapath: one for broadcasts, one for all other multicast. A port that exceeds one sends no group
+//! frames behind the tunnel for a while, in which the loop ends. The limits are those of a bridge
+//! (`groups.rs`).
 
 use std::collections::BTreeMap;
 
@@ -21,19 +22,19 @@ pub(super) fn is_report_group(destination: Mac) -> bool {
     REPORT_GROUPS.contains(&destination)
 }
 
-/// What a meter counts.
+/// The class of frames that a meter counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) enum Class {
-    /// Frames to all, to the groups of neighbour discovery, and to those of the local network's control.
+    /// Frames to all, to the groups of neighbour discovery, and to those of local network control.
     Broadcast,
-    /// All others to groups, of which an honest stream may have many.
+    /// All other group frames, of which a legitimate stream may have many.
     Stream,
 }
 
 impl Class {
     pub(super) const ALL: [Self; 2] = [Self::Broadcast, Self::Stream];
 
-    /// That of frames to this group.
+    /// The class of frames to this group.
     pub(super) fn of(destination: Mac) -> Self {
         match destination.0 {
             [0xff, 0xff, 0xff, 0xff, 0xff, 0xff]
@@ -84,15 +85,15 @@ struct Port {
 #[derive(Debug, Clone, Default)]
 pub(super) struct Limits {
     ports: BTreeMap<u32, Port>,
-    /// By number: whether a port has this meter. The lowest free one is taken, as the datapath's table of meters
-    /// wants it.
+    /// By number: whether a port has this meter. The lowest free number is taken, as the datapath's table of
+    /// meters requires.
     taken: Vec<bool>,
     /// Frames that were not sent to peers.
     limited: u64,
 }
 
 impl Limits {
-    /// A local port is there: gives it numbers of meters, which the datapath may not have yet.
+    /// Gives a local port its meter numbers. The datapath may not have the meters yet.
     pub(super) fn add(&mut self, port: u32) {
         if self.ports.contains_key(&port) {
             return;
@@ -126,7 +127,7 @@ impl Limits {
         }
     }
 
-    /// The ports whose meters are not made yet, and these.
+    /// The ports whose meters are not made yet, and these meters.
     pub(super) fn unmade(&self) -> Vec<(u32, [(u32, Class); 2])> {
         let wanted = |(number, port): (&u32, &Port)| {
             (*number, port.meters.each_ref().map(|meter| (meter.id, meter.class)))
@@ -142,7 +143,7 @@ impl Limits {
         }
     }
 
-    /// The datapath has them no more; false if it had none.
+    /// Notes that the datapath lost a port's meters; false if it had none.
     pub(super) fn lost(&mut self, port: u32) -> bool {
         self.ports.get_mut(&port).is_some_and(|port| std::mem::take(&mut port.metered))
     }
@@ -170,7 +171,7 @@ impl Limits {
         self.ports.get(&port).is_some_and(|port| port.paused_until_ms.is_some())
     }
 
-    /// A meter of the port has dropped so many frames since it was made. True if the port pauses from now on.
+    /// Notes how many frames a meter of the port has dropped since it was made. True if the port now pauses.
     pub(super) fn note(&mut self, port: u32, id: u32, dropped: u64, now_ms: u64) -> bool {
         let Some(port) = self.ports.get_mut(&port) else { return false };
         let Some(meter) = port.meters.iter_mut().find(|meter| meter.id == id) else { return false };
@@ -180,7 +181,7 @@ impl Limits {
         more > 0 && port.pause(now_ms)
     }
 
-    /// Whether a frame that the daemon sends on in parts may go to peers, which no meter can say.
+    /// Whether a frame that the daemon forwards in parts may go to peers; no meter applies to it.
     pub(super) fn admits(&mut self, port: u32, class: Class, now_ms: u64) -> bool {
         let Some(port) = self.ports.get_mut(&port) else { return true };
         let Some(meter) = port.meters.iter_mut().find(|meter| meter.class == class) else {
@@ -194,7 +195,7 @@ impl Limits {
         admitted
     }
 
-    /// The ports whose pause is over.
+    /// Ends pauses that are over and returns their ports.
     pub(super) fn resume(&mut self, now_ms: u64) -> Vec<u32> {
         let over = |port: &&mut Port| port.paused_until_ms.is_some_and(|until| until <= now_ms);
         let mut resumed = Vec::new();
@@ -228,7 +229,7 @@ impl Port {
     }
 }
 
-/// Lets so many pass per second, and so many at once.
+/// Admits a number of frames per second, and a number at once.
 #[derive(Debug, Clone)]
 pub(super) struct Bucket {
     rate_per_s: u64,

@@ -70,7 +70,7 @@ impl Core {
         self.refresh().await;
     }
 
-    /// Only those of ports that have sent frames to groups lately: each costs a request.
+    /// Reads only meters of ports that have recently sent group frames: each costs a request.
     async fn read_meters(&mut self, now_ms: u64) {
         let Some(family) = self.families.meter else { return };
         let mut ports = std::mem::take(&mut self.metered);
@@ -82,7 +82,7 @@ impl Core {
                 self.watch_for_end(&found);
                 let dropped = match found {
                     Ok(found) => found.first().and_then(|body| meter_dropped(body)),
-                    // Somebody deleted it.
+                    // Another program deleted it.
                     Err(error) if error.is(Errno::NOENT) => {
                         self.tables.edit_limits(|limits| limits.lost(port).then_some(port));
                         break;

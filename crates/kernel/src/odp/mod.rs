@@ -1,11 +1,11 @@
 //! The ODP switch: the kernel's openvswitch module alone, driven by generic netlink, without an OVS
 //! daemon (`docs/design/kernel-engine.md`).
 //!
-//! A datapath named like the bridge in bridge mode holds the containers' devices, the vector
-//! engine's TAP and one VXLAN device that takes its peer from each packet. The first frame of a pair
-//! of MACs comes up as an upcall; the daemon decides (`decide`), puts a flow for its like, and sends
-//! the frame on its way. Everything after it stays in the kernel. What a decision has read is noted
-//! with the flow (`index`), so that a change touches exactly the flows that it concerns.
+//! A datapath named like the bridge in bridge mode holds the containers' devices and the vector engine's TAP.
+//! It also holds one VXLAN device that takes its peer from each packet. The first frame of a pair of MACs
+//! comes up as an upcall. The daemon decides (`decide`), adds a flow for such frames, and forwards the frame.
+//! Every later frame stays in the kernel. The index records with each flow which entries its decision has
+//! read (`index`), so that a change touches exactly the flows that it concerns.
 
 mod codec;
 mod codec_flow;
@@ -50,8 +50,8 @@ use self::socket::open_requests;
 use crate::{Kernel, error::KernelError};
 
 impl Kernel {
-    /// Whether this kernel can run the ODP switch: the openvswitch module is there (asking makes the
-    /// kernel load it, if it can) and a VXLAN device can be made for it.
+    /// Whether this kernel can run the ODP switch: it has the openvswitch module, and can make a VXLAN device
+    /// for it. The check makes the kernel load the module if it can.
     ///
     /// # Errors
     /// [`KernelError::OdpMissing`], [`KernelError::VxlanMissing`], [`KernelError::NotPermitted`].
@@ -61,7 +61,7 @@ impl Kernel {
         device::try_tunnel(self).await
     }
 
-    /// Opens sockets in the namespace of this handle, whatever thread runs the caller's task.
+    /// Opens sockets in the namespace of this handle, on any thread.
     fn at_home<T: Send>(
         &self,
         open: impl FnOnce() -> Result<T, KernelError> + Send,

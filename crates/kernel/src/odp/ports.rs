@@ -93,9 +93,9 @@ async fn own_datapath(
     Ok(ours.then_some(datapath))
 }
 
-/// Deletes the ODP switch `name` whether it runs or not (after `kill -9`, by `weft stop`): the
-/// datapath, its tunnel's device and every device of ours that is a port of it (each container end
-/// goes with its host end). Returns how many devices. Devices of others only lose the datapath.
+/// Deletes the ODP switch `name`, running or not (after `kill -9`, by `weft stop`). It deletes the datapath,
+/// its tunnel's device and every device of ours that is a port; each container end goes with its host end.
+/// Returns how many devices it deleted. Devices of others only lose the datapath.
 ///
 /// # Errors
 /// [`KernelError::NameTaken`] if the datapath is not ours (nothing is deleted then), or the kernel's
@@ -138,7 +138,7 @@ pub async fn remove_datapath(
 }
 
 impl Core {
-    /// Looks at the ports that are there, takes note of them, and adds those that are missing.
+    /// Lists the ports, records them, and adds the missing ones.
     pub(super) async fn reconcile(&mut self) -> Result<(), KernelError> {
         let vports = self.list_vports().await?;
         let gone = |number: u32, name: &str| {
@@ -188,8 +188,8 @@ impl Core {
         Ok(found.iter().filter_map(|body| vport(body)).collect())
     }
 
-    /// Takes note of a port that is there, whoever added it. Tunnels that are not ours are left out:
-    /// what comes from them would not be told from a container's.
+    /// Records an existing port, no matter which program added it. Leaves out tunnels that are not ours:
+    /// their frames would be taken for a container's.
     async fn adopt(&mut self, port: &Vport) -> Result<(), KernelError> {
         let kind = match self.wanted.get(&port.name) {
             Some(kind) => *kind,

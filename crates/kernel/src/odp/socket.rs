@@ -1,5 +1,5 @@
-//! The switch's generic netlink sockets: beside that for requests those that upcalls come to, one for
-//! notices, one that a listing of all flows is read from bit by bit.
+//! The switch's generic netlink sockets: one for requests, those for upcalls, one for notices, and one that
+//! lists all flows piece by piece.
 
 use std::{
     future::poll_fn,
@@ -29,8 +29,8 @@ use crate::{
 pub const UPCALL_SOCKETS: usize = 8;
 /// Receive buffer of each upcall socket, in bytes: about 400 full packets as the kernel counts them.
 pub const UPCALL_BUFFER_BYTES: usize = 1 << 20;
-/// The netlink port number of the first upcall socket; the others follow. It is the tag of what is
-/// ours: the kernel shows it on every port, from the moment that the datapath is made.
+/// The netlink port number of the first upcall socket; the others follow. It identifies our objects: the
+/// kernel shows it on every port, from the moment that the datapath is made.
 const UPCALL_PORT_FIRST: u32 = DEVICE_GROUP;
 
 /// The numbers of the OVS families and groups in this kernel.
@@ -128,10 +128,10 @@ fn poll_any(
     Poll::Pending
 }
 
-/// The port number of the socket that the upcalls of the port of this name go to. The internal
-/// port's is the tag by which the datapath is known as ours.
+/// The port number of the socket for upcalls of the port of this name. The internal port's number identifies
+/// the datapath as ours.
 pub(super) fn upcall_port(name: &str, internal: bool) -> u32 {
-    // FNV-1a: spreads names, and says the same after a restart.
+    // FNV-1a: spreads names, and is stable across restarts.
     let hash = name
         .bytes()
         .fold(0x811c_9dc5_u32, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193));
@@ -184,7 +184,7 @@ impl Sweep {
         self.running
     }
 
-    /// Asks for a listing, unless one is being read.
+    /// Requests a listing, unless one is being read.
     pub(super) async fn begin(&mut self, mut request: Writer) -> io::Result<()> {
         if self.running {
             return Ok(());
@@ -196,8 +196,8 @@ impl Sweep {
         Ok(())
     }
 
-    /// Waits for the next piece, and returns the whole listing after the last. For ever, if none was
-    /// asked for.
+    /// Waits for the next piece, and returns the whole listing after the last. Pends if no listing was
+    /// requested.
     ///
     /// # Errors
     /// The socket's, or the kernel's refusal; the listing is abandoned then.

@@ -23,7 +23,7 @@ pub const EVENTS_QUEUED_MAX: usize = 256;
 pub const SWEEP_INTERVAL_S: u64 = 30;
 /// The shortest probe: an Ethernet header, in bytes.
 const PROBE_LEN_MIN: usize = 14;
-/// The longest probe in bytes: what fits an IPv4 packet besides IP, UDP and VXLAN headers.
+/// The longest probe in bytes: an IPv4 packet less the IP, UDP and VXLAN headers.
 const PROBE_LEN_MAX: usize = 65_535 - 20 - 8 - 8;
 
 /// The ODP switch of one network.
@@ -39,7 +39,7 @@ pub struct OdpSpec {
     pub tap: String,
     /// Name of the VXLAN device.
     pub tunnel: String,
-    /// UDP port that tunnel packets go to and come in by.
+    /// UDP port of tunnel packets, in both directions.
     pub tunnel_port: u16,
     /// The network's VXLAN network identifier, 24 bits.
     pub vni: u32,
@@ -47,27 +47,27 @@ pub struct OdpSpec {
     pub sweep_interval: Duration,
 }
 
-/// One change to what the switch knows.
+/// One change to the switch's tables.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum OdpEdit {
-    /// How frames for a peer leave, and what broadcasts it gets. Tunnel packets are accepted from
-    /// the address of a [`Via::Tunnel`] until another is given or the peer is removed.
+    /// How frames for a peer leave, and which broadcasts it gets. Tunnel packets are accepted from the
+    /// address of a [`Via::Tunnel`] until another is given or the peer is removed.
     Peer(PeerId, Via),
     /// Further underlay addresses that a peer's tunnel packets may come from.
     Sources(PeerId, Vec<IpAddr>),
-    /// No such peer, and no endpoints behind it.
+    /// Removes a peer and the endpoints behind it.
     RemovePeer(PeerId),
     /// This MAC is behind a peer. A local port that sends under it is not believed.
     Endpoint(Mac, PeerId),
     /// This MAC is not behind a peer.
     RemoveEndpoint(Mac),
-    /// This MAC is on the local port of this name and nowhere else, whatever another host says.
+    /// Fixes this MAC to the local port of this name, regardless of other hosts' claims.
     Local(Mac, String),
     /// This MAC is no longer fixed to a local port.
     RemoveLocal(Mac),
 }
 
-/// What happened to the switch by itself.
+/// An event of the switch that no command caused.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum OdpEvent {
@@ -81,9 +81,9 @@ pub enum OdpEvent {
         /// The device.
         name: String,
     },
-    /// The switch has ended: somebody deleted the datapath or unloaded the module. Start it again.
+    /// The switch has ended: the datapath was deleted or the module unloaded. Start it again.
     Failed {
-        /// What happened.
+        /// The reason.
         reason: String,
     },
 }
@@ -97,10 +97,10 @@ pub struct OdpProbe {
     pub frame: Vec<u8>,
 }
 
-/// What comes from a running switch.
+/// Events and probes of a running switch.
 #[derive(Debug)]
 pub struct OdpInbox {
-    /// What happened to it. Ends with it.
+    /// Events. The channel closes when the switch ends.
     pub events: mpsc::Receiver<OdpEvent>,
     /// Probes received on the VXLAN network identifier of probes.
     pub probes: mpsc::Receiver<OdpProbe>,
@@ -119,7 +119,7 @@ pub struct OdpSwitch {
 
 type Reply<T> = oneshot::Sender<Result<T, KernelError>>;
 
-/// What the handle asks of the switch.
+/// A request from the handle to the switch.
 #[derive(Debug)]
 pub(super) enum Command {
     Edit(Vec<OdpEdit>, Reply<()>),
@@ -136,16 +136,16 @@ pub(super) enum Command {
 }
 
 impl OdpSwitch {
-    /// Makes the datapath with its devices, or takes over what an earlier run of ours left, even
-    /// after `kill -9`: its ports stay, its flows (which nobody watches any more) are deleted once.
-    /// A bridge of ours under the name is deleted first.
+    /// Makes the datapath with its devices, or takes over what an earlier run of ours left, even after `kill
+    /// -9`. The ports stay. The old flows, which no daemon maintains, are deleted once. A bridge of ours
+    /// under the name is deleted first.
     ///
     /// It works in the network namespace of `kernel`, as a task of the runtime.
     ///
     /// # Errors
-    /// [`KernelError::OdpMissing`], [`KernelError::NameTaken`] if a device or datapath of somebody
-    /// else has the name, [`KernelError::SwitchTaken`], [`KernelError::UdpPortTaken`],
-    /// [`KernelError::NotPermitted`], or the kernel's refusal.
+    /// [`KernelError::OdpMissing`], [`KernelError::NameTaken`] if another program's device or datapath has
+    /// the name, [`KernelError::SwitchTaken`], [`KernelError::UdpPortTaken`], [`KernelError::NotPermitted`],
+    /// or the kernel's refusal.
     pub async fn start(kernel: &Kernel, spec: OdpSpec) -> Result<(Self, OdpInbox), KernelError> {
         for name in [&spec.name, &spec.tap, &spec.tunnel] {
             check_name(name)?;
@@ -168,18 +168,18 @@ impl OdpSwitch {
         Ok((Self { name, commands, ended, groups }, OdpInbox { events, probes }))
     }
 
-    /// Makes a network device a local port. One that is a port already is as good.
+    /// Makes a network device a local port, or does nothing if it already is one.
     ///
     /// # Errors
-    /// [`KernelError::LinkMissing`]; [`KernelError::PortTaken`] if it is in another bridge or
-    /// datapath; [`KernelError::SwitchStopped`]. The port is not kept in mind then.
+    /// [`KernelError::LinkMissing`]; [`KernelError::PortTaken`] if it is in another bridge or datapath;
+    /// [`KernelError::SwitchStopped`]. After an error the switch does not keep the port in its configuration.
     pub async fn add_port(&self, name: &str) -> Result<(), KernelError> {
         check_name(name)?;
         self.ask(|reply| Command::AddPort(name.to_owned(), reply)).await
     }
 
-    /// Takes a local port out; its device stays, the MACs fixed to it are forgotten. False if there
-    /// was no such port.
+    /// Removes a local port; its device stays, and the MACs fixed to it are forgotten. False if there was no
+    /// such port.
     ///
     /// # Errors
     /// [`KernelError::SwitchStopped`] or the kernel's refusal.
@@ -187,8 +187,8 @@ impl OdpSwitch {
         self.ask(|reply| Command::RemovePort(name.to_owned(), reply)).await
     }
 
-    /// Takes out the local ports of ours that are not in `names`: what an earlier run left. Ports
-    /// that somebody else added stay. Returns how many.
+    /// Removes the local ports of ours that are not in `names`, which an earlier run left. Ports that another
+    /// program added stay. Returns the number of removed ports.
     ///
     /// # Errors
     /// [`KernelError::SwitchStopped`] or the kernel's refusal.
@@ -196,8 +196,8 @@ impl OdpSwitch {
         self.ask(|reply| Command::RetainPorts(names.to_vec(), reply)).await
     }
 
-    /// Changes what the switch knows, in one step. When it returns, every flow in the kernel is by
-    /// the new tables; only those that read what changed were touched.
+    /// Changes the switch's tables in one step. When it returns, every flow in the kernel follows the new
+    /// tables; only flows that depend on the changed entries were touched.
     ///
     /// # Errors
     /// [`KernelError::SwitchStopped`].
@@ -268,7 +268,7 @@ impl OdpSwitch {
         self.ask(|reply| Command::Probe { remote, local, frame, reply }).await
     }
 
-    /// What was kept from peers of the frames to groups, by the last look.
+    /// Counts of group frames that did not go to peers, as of the last reading.
     #[must_use]
     pub fn groups(&self) -> watch::Receiver<GroupCounts> {
         self.groups.clone()
@@ -290,8 +290,8 @@ impl OdpSwitch {
         self.ask(Command::Audit).await
     }
 
-    /// Looks at devices and ports and repairs what is missing or changed. The switch does so by
-    /// itself when it is told of a change to a port; call it for changes to devices (down, MTU).
+    /// Checks devices and ports and repairs missing or changed ones. The switch does so itself after a notice
+    /// of a change to a port; call it for changes to devices (down, MTU).
     ///
     /// # Errors
     /// [`KernelError::SwitchStopped`] or the kernel's refusal.
@@ -308,8 +308,8 @@ impl OdpSwitch {
         self.ask(Command::Sweep).await
     }
 
-    /// Stops the switch; datapath and flows stay, so that containers keep what they have until the
-    /// next start.
+    /// Stops the switch. Datapath and flows stay, so that containers keep their connections until the next
+    /// start.
     ///
     /// # Errors
     /// [`KernelError::SwitchStopped`] if it has stopped already.
@@ -317,8 +317,8 @@ impl OdpSwitch {
         self.ask(Command::Stop).await
     }
 
-    /// Stops the switch and deletes the datapath, the tunnel's device and every device of ours that
-    /// was a port (each container end goes with its host end). Returns how many devices. Devices of
+    /// Stops the switch and deletes the datapath, the tunnel's device and every device of ours that was a
+    /// port. Each container end goes with its host end. Returns how many devices it deleted. Devices of
     /// others only lose the datapath; the TAP is the vector engine's.
     ///
     /// # Errors

@@ -1,7 +1,7 @@
-//! What the switch knows: ports, peers, and where each MAC is. Pure: time is an argument.
+//! The switch's tables: ports, peers, and where each MAC is. Pure: time is an argument.
 //!
-//! Every change is noted as a [`Change`], so that exactly the flows whose decision read the changed
-//! entry are decided again.
+//! Every change is recorded as a [`Change`], so that exactly the flows whose decision read the changed entry
+//! are decided again.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -13,16 +13,16 @@ use weft_path::Mac;
 
 use super::limits::Limits;
 
-/// The most MACs that are learned from one local port: a container's own are pinned, so these are
-/// what it bridges or makes up.
+/// The most MACs learned from one local port. A container's own MAC is pinned, so these are bridged or made
+/// up by it.
 pub const LEARNED_PER_PORT_MAX: usize = 256;
 /// The most MACs that are learned from all local ports.
 pub const LEARNED_MAX: usize = 8192;
 /// How long a learned MAC is kept without a flow from it, in milliseconds: as long as a Linux bridge
 /// keeps one.
 pub const LEARNED_AGE_MS: u64 = 300_000;
-/// How long a learned MAC stays on a port before another port can draw it over, in milliseconds: two
-/// ports that use one MAC must not make the switch rewrite flows without end.
+/// How long a learned MAC stays on a port before another port can take it, in milliseconds. Two ports that
+/// use one MAC must not make the switch rewrite flows endlessly.
 pub const MOVE_HOLD_MS: u64 = 1_000;
 
 /// How frames for a peer leave this host.
@@ -42,10 +42,10 @@ pub enum Via {
     },
 }
 
-/// What kind of port a frame came in by.
+/// The kind of port that a frame arrived by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum PortKind {
-    /// A container's, the host's own, or one that somebody else added.
+    /// A container's, the host's own, or one added by another program.
     Local,
     /// The vector engine's.
     Tap,
@@ -66,7 +66,7 @@ pub(super) enum Change {
     Mac(Mac),
     /// How frames for a peer leave.
     Peer(PeerId),
-    /// To whom broadcasts go.
+    /// The receivers of broadcasts.
     Broadcast,
     /// Whether tunnel packets from this address are accepted.
     Source(IpAddr),
@@ -80,7 +80,7 @@ pub(super) enum Place {
     Unknown,
     /// On this host by an attachment; `None` while its port is missing.
     Pinned(Option<u32>),
-    /// On this host by what it sent.
+    /// On this host, learned from a frame's source.
     Learned(u32),
     Remote(PeerId),
 }
@@ -90,8 +90,8 @@ struct Peer {
     via: Via,
     /// Underlay addresses that its tunnel packets may come from, besides that of `via`.
     sources: Vec<IpAddr>,
-    /// The address that it was last reached at by tunnel: what it still has on the way to us when
-    /// it moves to another engine is not lost.
+    /// The address of its last tunnel. Frames in flight from it are still accepted when the peer moves to
+    /// another engine.
     last: Option<IpAddr>,
 }
 
@@ -152,7 +152,7 @@ impl Tables {
         }
     }
 
-    /// What has changed since the last call.
+    /// Returns the changes since the last call.
     pub(super) fn take_changes(&mut self) -> BTreeSet<Change> {
         std::mem::take(&mut self.changes)
     }
@@ -176,7 +176,7 @@ impl Tables {
         self.port_changed(number, name, kind);
     }
 
-    /// The port of this number is gone, and what was learned from it.
+    /// Removes the port of this number and the MACs learned from it.
     pub(super) fn remove_port(&mut self, number: u32) {
         let Some(port) = self.ports.remove(&number) else { return };
         if self.numbers.get(&port.name) == Some(&number) {
@@ -283,8 +283,8 @@ impl Tables {
         }
     }
 
-    /// Learns that a frame from `mac` came in by a local port. False if it is not known there after
-    /// that: it belongs elsewhere, moved a moment ago, or there are too many.
+    /// Learns that a frame from `mac` arrived by a local port. False if the MAC is not learned there: it
+    /// belongs elsewhere, moved a moment ago, or there are too many.
     pub(super) fn learn(&mut self, mac: Mac, port: u32, now_ms: u64) -> bool {
         match self.place(mac) {
             Place::Pinned(at) => return at == Some(port),
@@ -310,7 +310,7 @@ impl Tables {
         true
     }
 
-    /// Forgets learned MACs that have been silent too long; `busy` says which still have flows.
+    /// Forgets learned MACs that have been silent too long; `busy` returns which still have flows.
     pub(super) fn age(&mut self, now_ms: u64, busy: impl Fn(Mac) -> bool) {
         let mut silent = Vec::new();
         for (mac, learned) in &mut self.learned {
@@ -336,8 +336,8 @@ impl Tables {
         self.changes.insert(Change::Mac(mac));
     }
 
-    /// Where a MAC is. What is attached here is here, whatever another host says of it; what another
-    /// host has is never drawn here by a frame.
+    /// Where a MAC is. A MAC attached here is here, regardless of other hosts' claims. A frame never moves
+    /// another host's MAC to this host.
     pub(super) fn place(&self, mac: Mac) -> Place {
         if let Some(name) = self.pinned.get(&mac) {
             return Place::Pinned(self.numbers.get(name).copied());
@@ -398,7 +398,7 @@ impl Tables {
         &self.limits
     }
 
-    /// The same, to be changed. Flows of the ports that come back have read what is changed.
+    /// Edits the limits, and records a change for each port that `edit` returns: flows depend on its pause.
     pub(super) fn edit_limits<T>(&mut self, edit: impl FnOnce(&mut Limits) -> T)
     where
         T: IntoIterator<Item = u32>,

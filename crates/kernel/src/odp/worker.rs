@@ -1,7 +1,7 @@
 //! The task that runs a switch: it takes upcalls, commands and notices one by one.
 //!
-//! One task owns the tables and is the only one that puts flows, so no change of the tables can slip
-//! in between a decision and its flow.
+//! One task owns the tables and alone adds flows, so no change of the tables can slip in between a decision
+//! and its flow.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -60,7 +60,7 @@ pub(super) struct Queues {
     pub(super) groups: watch::Sender<GroupCounts>,
 }
 
-/// A switch with what it listens to.
+/// A switch with its event sources.
 pub(super) struct Worker {
     core: Core,
     commands: mpsc::Receiver<Command>,
@@ -69,7 +69,7 @@ pub(super) struct Worker {
     sweep: Sweep,
 }
 
-/// What a switch knows and how it changes the kernel.
+/// The state of a switch and its access to the kernel.
 pub(super) struct Core {
     pub(super) kernel: Kernel,
     pub(super) spec: OdpSpec,
@@ -81,13 +81,13 @@ pub(super) struct Core {
     pub(super) counters: OdpCounters,
     /// The ports that should be there, whether they are or not.
     pub(super) wanted: BTreeMap<String, PortKind>,
-    /// Those of them that are not, and why.
+    /// The wanted ports that are missing, and why.
     pub(super) missing: BTreeMap<String, String>,
     pub(super) index: Index,
     /// Ports of which a meter may have counted frames since the last look, besides those with flows.
     pub(super) metered: BTreeSet<u32>,
     pub(super) next_limit_look_ms: u64,
-    /// Why frames to groups are not limited, as was said last.
+    /// The last reported reason that group frames are not limited.
     pub(super) unlimited: Option<String>,
     pub(super) groups: watch::Sender<GroupCounts>,
     events: mpsc::Sender<OdpEvent>,
@@ -104,7 +104,7 @@ pub(super) struct Core {
 /// How the switch goes on after a command.
 enum Next {
     Serve,
-    /// It ends, and then says so: whoever waits for that may start the next at once.
+    /// The switch ends and replies afterwards, so that the caller can start the next one at once.
     Stop(Farewell),
 }
 
@@ -117,7 +117,7 @@ enum End {
 }
 
 impl Worker {
-    /// Opens the sockets in the network namespace of `kernel` and makes what is missing.
+    /// Opens the sockets in the network namespace of `kernel` and creates missing objects.
     pub(super) async fn start(
         kernel: &Kernel,
         spec: OdpSpec,
@@ -370,7 +370,7 @@ impl Core {
         self.execute(upcall, outputs).await;
     }
 
-    /// Puts the decision's flow; false if there is none.
+    /// Adds the decision's flow; false if there is none.
     async fn admit(
         &mut self,
         frame: &Frame,
@@ -461,7 +461,7 @@ impl Core {
                 let first = if replaces { Put::Set } else { Put::New };
                 let mut done = self.requests.run(put(first)).await;
                 if replaces && done.as_ref().is_err_and(|error| error.is(Errno::NOENT)) {
-                    // Somebody deleted it.
+                    // Another program deleted it.
                     done = self.requests.run(put(Put::New)).await;
                 }
                 self.watch_for_end(&done);
@@ -551,7 +551,7 @@ impl Core {
         }
     }
 
-    /// Reconciles the ports; what fails is tried again.
+    /// Reconciles the ports; a failure is logged and retried later.
     async fn look(&mut self) {
         if let Err(error) = self.reconcile().await {
             tracing::warn!(%error, "cannot reconcile the ports of the ODP switch");

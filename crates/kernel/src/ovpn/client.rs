@@ -14,9 +14,9 @@ use crate::generic::{codec::Writer, socket::Requests};
 /// A handle to the `ovpn` devices of a network namespace. Clones share one socket; calls from several
 /// tasks are served one after another.
 ///
-/// A device is named by its interface index. Whatever the kernel refuses comes back as
-/// [`OvpnError::Refused`] with the number and the meaning, and ends nothing. Dropping the future of a
-/// call is safe: the request was carried out or was not.
+/// A device is named by its interface index. A refusal of the kernel is returned as [`OvpnError::Refused`]
+/// with the error number and its meaning, and the client stays usable. Dropping the future of a call is safe:
+/// the request was either carried out or not.
 #[derive(Clone)]
 pub struct OvpnClient {
     inner: Arc<Inner>,
@@ -40,13 +40,12 @@ impl OvpnClient {
         Ok(Self { inner: Arc::new(Inner { family, requests: Mutex::new(requests) }) })
     }
 
-    /// Makes a peer that is reached by a socket of this process: UDP, which peers of one device may
-    /// share, or a TCP connection of its own. Once nobody has the socket open any more, the peer is
-    /// deleted. On a device in mode `p2p` the peer takes the place of the one before.
+    /// Makes a peer that is reached by a socket of this process: UDP, which peers of one device may share, or
+    /// a dedicated TCP connection. The peer is deleted once no process has the socket open. On a device in
+    /// mode `p2p` the peer replaces the previous one.
     ///
-    /// Of a connection that the other end closes in good order a watch is not told; reading from the
-    /// socket fails with EPIPE then, and the kernel deletes the peer when it next sends to it and is
-    /// refused.
+    /// A watch gets no notice when the other end closes a connection in good order. Reading from the socket
+    /// then fails with EPIPE. The kernel deletes the peer when its next packet to it is refused.
     ///
     /// With a keepalive it takes two requests: a future dropped between them may leave a peer that never expires.
     ///
@@ -59,14 +58,14 @@ impl OvpnClient {
         attributes: &PeerAttributes,
     ) -> Result<(), OvpnError> {
         let doing = format!("make {} on device {device}", peer_name(attributes.id));
-        // A borrowed descriptor is open, and an open one is no negative number.
+        // A borrowed descriptor is open, and so not negative.
         let socket = socket.as_raw_fd().cast_unsigned();
         let request = codec::new_peer(self.inner.family, device, socket, attributes);
         self.run(request, doing).await?;
         self.begin_keepalive(device, attributes).await
     }
 
-    /// Changes a peer's addresses, transmit id or keepalive; what is absent stays.
+    /// Changes a peer's addresses, transmit id or keepalive; absent attributes stay as they are.
     ///
     /// # Errors
     /// [`OvpnError`]; [`Refusal::Absent`](super::Refusal::Absent) if there is no such peer.
@@ -102,7 +101,7 @@ impl OvpnClient {
         Ok(found.iter().filter_map(|body| codec::peer(body)).collect())
     }
 
-    /// Deletes a peer with its keys; a watch is told.
+    /// Deletes a peer with its keys; watches get a notice.
     ///
     /// # Errors
     /// [`OvpnError`]; [`Refusal::Absent`](super::Refusal::Absent) if there is no such peer.
@@ -111,7 +110,7 @@ impl OvpnClient {
         self.run(codec::delete_peer(self.inner.family, device, id), doing).await.map(|_| ())
     }
 
-    /// Puts a key into a slot of a peer, in place of what was there.
+    /// Puts a key into a slot of a peer, in place of the present one.
     ///
     /// # Errors
     /// [`OvpnError`]; [`Refusal::Absent`](super::Refusal::Absent) if there is no such peer.
@@ -122,7 +121,7 @@ impl OvpnClient {
         self.run(request, doing).await.map(|_| ())
     }
 
-    /// Which key is in a slot of a peer.
+    /// The key in a slot of a peer.
     ///
     /// # Errors
     /// [`OvpnError`]; [`Refusal::Absent`](super::Refusal::Absent) if there is no such peer or no key in
@@ -153,8 +152,9 @@ impl OvpnClient {
         self.run(request, doing).await.map(|_| ())
     }
 
-    /// Tells a new peer's keepalive again. The kernel starts the work that looks after keepalives before it files the
-    /// new peer; work that is quicker finds no peer and never comes back, and the peer would never expire.
+    /// Sets a new peer's keepalive again. The kernel starts the keepalive work before it adds the new peer to
+    /// its table. If the work runs first, it finds no peer and is not rescheduled, and the peer would never
+    /// expire.
     async fn begin_keepalive(
         &self,
         device: u32,
@@ -171,10 +171,10 @@ impl OvpnClient {
             ..PeerAttributes::default()
         };
         match self.set_peer(device, &again).await {
-            // It has ended meanwhile, and whoever watches was told.
+            // The peer has ended meanwhile, and watches got a notice.
             Err(error) if error.refusal() == Some(Refusal::Absent) => Ok(()),
             Err(error) => {
-                // Who is told that there is no peer must find none.
+                // Delete the peer, since the caller gets an error and must find none.
                 if let Some(id) = id {
                     let _ = self.delete_peer(device, id).await;
                 }

@@ -1,8 +1,8 @@
 //! Messages of the family ovpn (`linux/ovpn.h`). Pure: bytes in, bytes out.
 //!
-//! Addresses and ports are in network byte order, all other numbers in the host's. A number is read by
-//! the length that it comes in: counters are of 4 or 8 bytes, and the key id of a notice is of 2 where
-//! the specification says 4. What is not known, too short or truncated is skipped.
+//! Addresses and ports are in network byte order, all other numbers in the host's. Numbers are read by their
+//! length. Counters have 4 or 8 bytes, and the key id of a notice has 2 where the specification says 4.
+//! Unknown, short or truncated attributes are skipped.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 
@@ -31,7 +31,7 @@ const CMD_KEY_SWAP_NTF: u8 = 9;
 const CMD_KEY_DEL: u8 = 10;
 const CMD_PEER_FLOAT_NTF: u8 = 11;
 
-/// The bit of an attribute's type that says that it holds attributes (NLA_F_NESTED).
+/// The bit of an attribute's type that marks it as nested (NLA_F_NESTED).
 const NESTED: u16 = 0x8000;
 
 const ATTR_IFINDEX: u16 = 1;
@@ -73,7 +73,7 @@ const KEYCONF_DECRYPT_DIR: u16 = 6;
 const KEYDIR_CIPHER_KEY: u16 = 1;
 const KEYDIR_NONCE_TAIL: u16 = 2;
 
-/// What a message with a key has besides the two cipher keys, in bytes, and some to spare.
+/// The size of a message with a key without the two cipher keys, in bytes, with some margin.
 const KEY_MESSAGE_BYTES: usize = 192;
 
 /// Makes a peer whose packets go by the descriptor `socket` of this process.
@@ -91,7 +91,7 @@ pub(super) fn new_peer(
     request
 }
 
-/// Changes what is said of a peer.
+/// Changes a peer's attributes.
 pub(super) fn set_peer(family: u16, device: u32, attributes: &PeerAttributes) -> Writer {
     let mut request = request(family, CMD_PEER_SET, Answer::Acknowledgement, device);
     request.nest(ATTR_PEER | NESTED, |list| write_peer(list, attributes));
@@ -137,12 +137,12 @@ pub(super) fn new_key(family: u16, device: u32, attributes: &KeyAttributes) -> W
     request
 }
 
-/// Asks what key is in a slot.
+/// Asks which key is in a slot.
 pub(super) fn get_key(family: u16, device: u32, peer_id: u32, slot: Slot) -> Writer {
     slot_request(family, CMD_KEY_GET, device, peer_id, slot)
 }
 
-/// Exchanges what is in a peer's two slots.
+/// Exchanges the keys in a peer's two slots.
 pub(super) fn swap_keys(family: u16, device: u32, peer_id: u32) -> Writer {
     let mut request = request(family, CMD_KEY_SWAP, Answer::Acknowledgement, device);
     request.nest(ATTR_KEYCONF | NESTED, |list| list.u32(KEYCONF_PEER_ID, peer_id));
@@ -154,7 +154,7 @@ pub(super) fn delete_key(family: u16, device: u32, peer_id: u32, slot: Slot) -> 
     slot_request(family, CMD_KEY_DEL, device, peer_id, slot)
 }
 
-/// Reads a peer (the attributes of an answer, which does not say whose device it is of).
+/// Reads a peer (the attributes of an answer, which does not name the device).
 pub(super) fn peer(body: &[u8]) -> Option<PeerState> {
     let list = attribute(body, ATTR_PEER)?;
     let id = u32_of(attribute(list, PEER_ID)?)?;
@@ -186,7 +186,7 @@ pub(super) fn peer(body: &[u8]) -> Option<PeerState> {
     Some(state)
 }
 
-/// Reads what is told of a key. None if its cipher is none that is known, too.
+/// Reads the description of a key. `None` also if its cipher is unknown.
 pub(super) fn key(body: &[u8]) -> Option<KeyState> {
     let list = attribute(body, ATTR_KEYCONF)?;
     let cipher = match u32_of(attribute(list, KEYCONF_CIPHER_ALG)?)? {
@@ -296,7 +296,7 @@ const fn cipher_number(cipher: CipherAlgorithm) -> u32 {
     }
 }
 
-/// Where a peer is: over TCP nothing is told.
+/// A peer's remote address; over TCP the kernel does not report it.
 fn remote(list: &[u8]) -> Option<SocketAddr> {
     let port = port_of(attribute(list, PEER_REMOTE_PORT)?)?;
     if let Some(address) = attribute(list, PEER_REMOTE_IPV4).and_then(ipv4_of) {
@@ -335,7 +335,7 @@ fn i32_of(value: &[u8]) -> Option<i32> {
     value.try_into().ok().map(i32::from_ne_bytes)
 }
 
-/// A number in the host's byte order, of whatever length it comes in.
+/// Reads a number of 2, 4 or 8 bytes in the host's byte order.
 fn number(value: &[u8]) -> Option<u64> {
     match value.len() {
         2 => value.try_into().ok().map(u16::from_ne_bytes).map(u64::from),

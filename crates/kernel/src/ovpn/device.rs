@@ -21,22 +21,22 @@ const KIND: &str = "ovpn";
 /// The attribute of the mode, of one byte (IFLA_OVPN_MODE).
 const MODE: u16 = 1;
 
-/// A device that is to be made.
+/// A device to create.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OvpnDeviceSpec {
     /// Its name, 1 to 15 bytes.
     pub name: String,
-    /// How many peers it has. It cannot be changed.
+    /// How many peers it can have. It cannot be changed.
     pub mode: Mode,
-    /// Weft's own: it is in Weft's device group and bears its alias, so that it is tidied away with what
-    /// else Weft made. A device that a user asked for is not.
+    /// Whether it is Weft's own: then it is in Weft's device group and carries its alias, so that Weft's
+    /// cleanup removes it. A device made on a user's request is not.
     pub own: bool,
 }
 
 /// A device that is there.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OvpnDevice {
-    /// Its interface index, by which peers and keys are asked for.
+    /// Its interface index, which requests about peers and keys use.
     pub index: u32,
     /// Its name.
     pub name: String,
@@ -102,8 +102,7 @@ impl Kernel {
         self.remove_if_ovpn(self.socket().link(name).await?).await
     }
 
-    /// As [`Self::remove_ovpn_device`], the device with this interface index, whatever its name is by
-    /// now.
+    /// As [`Self::remove_ovpn_device`], for the device with this interface index, whatever its current name.
     ///
     /// # Errors
     /// The kernel's refusal.
@@ -129,7 +128,7 @@ impl Kernel {
         Ok(self.socket().link(name).await?.as_ref().and_then(OvpnDevice::of))
     }
 
-    /// All `ovpn` devices of the namespace, whoever made them.
+    /// All `ovpn` devices of the namespace, including those of other programs.
     ///
     /// # Errors
     /// The kernel's refusal.
@@ -176,7 +175,7 @@ fn new_link(spec: &OvpnDeviceSpec) -> LinkMessage {
     message
 }
 
-/// The mode in the attributes of a device; a kernel that does not tell has the default.
+/// The mode in the attributes of a device; the default if the kernel does not report it.
 fn mode(data: &[u8]) -> Mode {
     match attribute(data, MODE) {
         Some([1, ..]) => Mode::Mp,

@@ -6,8 +6,7 @@ use rustix::io::Errno;
 
 use crate::{error::RequestError, socket::REQUEST_TIMEOUT_MS};
 
-/// Why a request to the kernel's `ovpn` device was not carried out. None of them ends anything: the
-/// handle serves the next request.
+/// Why a request to the kernel's `ovpn` device failed. The handle remains usable after any of them.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OvpnError {
@@ -16,12 +15,12 @@ pub enum OvpnError {
         "this kernel has no data channel offload, or may not load its module: boot Linux 6.16 or later with the module ovpn (CONFIG_OVPN), or let userspace carry the packets"
     )]
     Missing,
-    /// The kernel said no; the device is as it was before.
+    /// The kernel refused; the device is unchanged.
     #[error("the kernel refused to {doing}: {refusal}{}", said(reason.as_ref(), *errno))]
     Refused {
         /// The step, in the infinitive.
         doing: String,
-        /// What the number means.
+        /// The meaning of the error number.
         refusal: Refusal,
         /// The kernel's error number (errno(3)).
         errno: i32,
@@ -56,7 +55,7 @@ pub enum OvpnError {
     },
 }
 
-/// What a refusal means, whose fault it is, and what to do (`docs/design/ovpn.md`, kernel device).
+/// The meaning of a refusal, its cause, and the remedy (`docs/design/ovpn.md`, kernel device).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Refusal {
@@ -70,7 +69,7 @@ pub enum Refusal {
     Busy,
     /// ENODEV: the caller, or the device was removed.
     NoDevice,
-    /// ENOTSOCK, for every socket that cannot be taken over: the caller.
+    /// ENOTSOCK, for every unsuitable socket: the caller.
     NotASocket,
     /// EOPNOTSUPP: the caller.
     NotSupported,
@@ -85,7 +84,7 @@ pub enum Refusal {
 }
 
 impl OvpnError {
-    /// What became of a request, with what was being done in the infinitive.
+    /// Converts a request's failure; `doing` names the action in the infinitive.
     pub(super) fn new(error: RequestError, doing: String) -> Self {
         match error {
             RequestError::Kernel { errno, reason } => {
@@ -106,7 +105,7 @@ impl OvpnError {
         }
     }
 
-    /// What the kernel's refusal means, if it was one.
+    /// The meaning of the kernel's refusal, if it was one.
     #[must_use]
     pub const fn refusal(&self) -> Option<Refusal> {
         match self {
@@ -159,7 +158,7 @@ impl fmt::Display for Refusal {
     }
 }
 
-/// The kernel's own words, or else what its number is called.
+/// The kernel's explanation, or else the name of its error number.
 fn said(reason: Option<&String>, errno: i32) -> String {
     match reason {
         Some(reason) => format!(" (the kernel says: {reason})"),

@@ -1,12 +1,12 @@
 //! The kernel's `ovpn` device (OpenVPN data channel offload, Linux 6.16), by generic netlink (reference
 //! `openvpn`, sections 1.1 to 1.10).
 //!
-//! [`OvpnClient`] asks, [`OvpnWatch`] tells what happens by itself; each has a socket of its own, so that
-//! no answer is taken for a notice. Devices are made and listed by [`Kernel`](crate::Kernel). What is
-//! asked and told is said in the words of [`weft_openvpn::device`], as towards a device in userspace.
+//! [`OvpnClient`] sends requests and [`OvpnWatch`] receives notices. Each has a separate socket, so that no
+//! answer is taken for a notice. [`Kernel`](crate::Kernel) makes and lists devices. Requests and notices use
+//! the types of [`weft_openvpn::device`], as for a device in userspace.
 //!
-//! A device is named by its interface index in the network namespace of the socket that asks. Notices
-//! come in the namespace of the peer's own socket, which may be another.
+//! A device is named by its interface index in the network namespace of the socket that sends the request.
+//! Notices arrive in the namespace of the peer's own socket, which may be another.
 
 mod client;
 mod codec;

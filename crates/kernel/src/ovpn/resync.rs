@@ -1,4 +1,4 @@
-//! After lost notices: what they must have said.
+//! Recovery from lost notices: finds the changes that they reported.
 
 use std::{collections::HashMap, net::SocketAddr};
 
@@ -20,19 +20,19 @@ pub struct KnownPeer {
 /// Something of which no notice came.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Missed {
-    /// The peer is gone, and why nobody can tell any more.
+    /// The peer is gone. The reason is lost.
     PeerGone {
         /// Its id.
         peer_id: u32,
     },
-    /// Its primary key is gone: it needs a new one.
+    /// Its primary key is gone; it needs a new one.
     KeyGone {
         /// Its id.
         peer_id: u32,
         /// The id of the key.
         key_id: u32,
     },
-    /// It is somewhere else; what is sent to it goes there.
+    /// The peer's address changed, and the device sends to the new one.
     PeerMoved {
         /// Its id.
         peer_id: u32,
@@ -42,9 +42,8 @@ pub enum Missed {
 }
 
 impl OvpnClient {
-    /// Compares the peers that the caller knows with those that the device has. Peers that the caller
-    /// does not know are left alone and not told. One that was deleted and made again meanwhile looks
-    /// as it did.
+    /// Compares the peers that the caller knows with those that the device has. Peers that the caller does
+    /// not know are ignored. A peer that was deleted and made again meanwhile looks unchanged.
     ///
     /// # Errors
     /// [`OvpnError`]; [`Refusal::NoDevice`] if the device is gone with all its peers.
@@ -69,7 +68,7 @@ impl OvpnClient {
     }
 }
 
-/// Which peers are gone or elsewhere.
+/// Which peers are gone or have another address.
 fn differences(known: &[KnownPeer], found: &[PeerState]) -> Vec<Missed> {
     let found: HashMap<u32, Option<SocketAddr>> =
         found.iter().map(|peer| (peer.id, peer.remote)).collect();

@@ -85,7 +85,7 @@ fn a_new_peer_reads_back() {
     assert_eq!(peer.get_vpn_ipv6().unwrap(), ipv6("fd00::2"));
     assert_eq!(peer.get_keepalive_interval().unwrap(), 10);
     assert_eq!(peer.get_keepalive_timeout().unwrap(), 60);
-    // The nest says that it is one, behind the interface's attribute.
+    // The nest is marked as nested, after the interface's attribute.
     assert_eq!(body[14..16], (0x8000_u16 | 2).to_ne_bytes());
     // In network byte order on the wire.
     let wire = |bytes: &[u8]| body.windows(bytes.len()).any(|window| window == bytes);

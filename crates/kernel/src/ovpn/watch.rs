@@ -1,4 +1,4 @@
-//! What happens to peers by itself, as it happens.
+//! Notices of peers, as they happen.
 
 use std::collections::VecDeque;
 
@@ -18,20 +18,19 @@ const DOING: &str = "watch the peers of ovpn devices";
 /// Receive buffer in bytes: OpenVPN's own, with which it loses no notices in practice.
 const RECEIVE_BUFFER_BYTES: usize = 1 << 20;
 
-/// What an [`OvpnWatch`] tells.
+/// An event of an [`OvpnWatch`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Watched {
     /// Something happened to a peer.
     Notice(Notice),
-    /// The kernel dropped notices because nobody took them in time, or sent one that this version
-    /// cannot read. They do not come again: compare with the kernel's peers
+    /// The kernel dropped notices because they were not read in time, or sent a notice that this version
+    /// cannot read. They are not repeated: compare with the kernel's peers
     /// ([`OvpnClient::resynchronise`](super::OvpnClient::resynchronise)).
     Lost,
 }
 
-/// A stream of what happens to the peers of all `ovpn` devices whose sockets are in one network
-/// namespace. It holds back no more than the kernel's socket buffer (1 MiB) and the notices of one
-/// datagram.
+/// A stream of notices about the peers of all `ovpn` devices whose sockets are in one network namespace. It
+/// buffers no more than the kernel's socket buffer (1 MiB) and the notices of one datagram.
 pub struct OvpnWatch {
     notices: Notices,
     family: u16,
@@ -39,16 +38,16 @@ pub struct OvpnWatch {
 }
 
 impl OvpnWatch {
-    /// Opens a socket in the network namespace of the thread that first polls the future, which must be
-    /// that of the peers' sockets. What happens before it returns is not told. Call it within a tokio
-    /// runtime with I/O and time switched on.
+    /// Opens a socket in the network namespace of the thread that first polls the future, which must be that
+    /// of the peers' sockets. Events before it returns are not reported. Call it within a tokio runtime with
+    /// I/O and time switched on.
     ///
     /// # Errors
     /// [`OvpnError::Missing`] if this kernel has no such devices, [`OvpnError::Socket`],
     /// [`OvpnError::TimedOut`].
     pub async fn open() -> Result<Self, OvpnError> {
         let failed = |source| OvpnError::Socket { doing: DOING.to_owned(), source };
-        // Both sockets are opened before anything is waited for, in one thread, hence one namespace.
+        // Both sockets are opened before the first await, in one thread and so in one namespace.
         let notices = Notices::open().map_err(failed)?;
         if let Err(error) = notices.enlarge(RECEIVE_BUFFER_BYTES) {
             tracing::debug!(%error, "the watch of ovpn peers has the buffer that the sysctl allows");
@@ -87,7 +86,7 @@ impl OvpnWatch {
     }
 }
 
-/// What a message of the watching socket means.
+/// Translates a message of the watching socket.
 pub(super) fn event(family: u16, bytes: &[u8]) -> Option<Watched> {
     let Received::Data { family: of, command, body } = message(bytes)?.what else { return None };
     if of != family {

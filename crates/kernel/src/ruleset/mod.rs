@@ -1,5 +1,5 @@
-//! Whether a host's own firewall stops or translates what Weft carries: its rules are read, and packets of
-//! Weft's are judged by them. A rule that cannot be understood is taken to let pass.
+//! Detects whether a host's own firewall stops or translates Weft's packets: reads its rules and evaluates
+//! them for such packets. A rule that it cannot evaluate counts as letting the packet pass.
 
 mod packet;
 
@@ -17,25 +17,25 @@ use crate::{Kernel, error::KernelError, forward, nft::Listing};
 const OWN_TABLES: &str = "weft-";
 /// Jumps from chain to chain that are followed (nftables itself allows as many).
 const JUMPS_MAX: usize = 16;
-/// Obstacles that are told of.
+/// The most obstacles to report.
 const OBSTACLES_MAX: usize = 16;
-/// Where Weft takes packets: links, both engines' data.
+/// Ports on which Weft receives packets: links, both engines' data.
 const OUTER_PORTS: [u16; 4] = [6783, 6784, 6785, 6786];
-/// The inner ports of overlay packets, which come by again once they are opened.
+/// The inner ports of overlay packets, which pass the input chains again after they are opened.
 const INNER_PORTS: [u16; 2] = crate::guard::GUARDED_PORTS;
 
-/// A rule of the host's that stops or changes what Weft carries.
+/// A host rule that stops or changes Weft's packets.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Obstacle {
     /// The base chain: `FAMILY TABLE CHAIN`.
     pub chain: String,
-    /// What it does to what.
+    /// The effect, and the packets concerned.
     pub effect: &'static str,
-    /// The command that ends it.
+    /// The command that removes the obstacle.
     pub remedy: String,
 }
 
-/// What is asked of a host's rules.
+/// The traffic to check against the host's rules.
 #[derive(Debug, Clone, Default)]
 pub struct Carried {
     /// The bridge that frames of containers cross, if that is the switch.
@@ -47,7 +47,7 @@ pub struct Carried {
 }
 
 impl Kernel {
-    /// Looks for rules in nftables that stop or translate what Weft carries.
+    /// Looks for rules in nftables that stop or translate Weft's packets.
     ///
     /// # Errors
     /// [`KernelError::NftMissing`], [`KernelError::NftRefused`], [`KernelError::Program`].
@@ -116,7 +116,7 @@ fn at_bridge(
     }
 }
 
-/// What comes from other hosts, as it comes and once it is opened.
+/// Checks packets from other hosts, as they arrive and after they are opened.
 fn at_input(rules: &Listing, ipsec: bool, ipv6: bool, found: &mut Vec<Obstacle>) {
     let families = ["inet", if ipv6 { "ip6" } else { "ip" }];
     let datagram =
@@ -173,7 +173,7 @@ fn text<'a>(object: &'a Value, field: &str) -> &'a str {
     object.get(field).and_then(Value::as_str).unwrap_or_default()
 }
 
-/// What becomes of a packet, where that is certain.
+/// The fate of a packet, where it is certain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Verdict {
     Drops,
@@ -181,7 +181,7 @@ enum Verdict {
     Passes,
 }
 
-/// What a base chain does to a packet.
+/// Evaluates a base chain for a packet.
 fn judge(rules: &Listing, chain: &Value, packet: &Packet) -> Verdict {
     let policy = if text(chain, "policy") == "drop" { Verdict::Drops } else { Verdict::Passes };
     let mut chains = Chains { rules, packet, of: chain, may_pass: false };
@@ -194,7 +194,7 @@ fn judge(rules: &Listing, chain: &Value, packet: &Packet) -> Verdict {
 struct Chains<'a> {
     rules: &'a Listing,
     packet: &'a Packet,
-    /// One of them.
+    /// The base chain.
     of: &'a Value,
     may_pass: bool,
 }
@@ -283,7 +283,7 @@ impl Chains<'_> {
         None
     }
 
-    /// A verdict of a rule that may not fit is none.
+    /// A verdict counts only if its rule certainly fits.
     fn certain(&mut self, verdict: Verdict, fit: Fit) -> Option<Verdict> {
         self.may_pass |= fit == Fit::Unknown && verdict == Verdict::Passes;
         (fit == Fit::Yes).then_some(verdict)

@@ -1,4 +1,4 @@
-//! A packet that is judged by rules, and what of a rule's matches is known of it.
+//! A packet to evaluate against rules, and the match results that are known for it.
 
 use std::net::IpAddr;
 
@@ -42,7 +42,7 @@ impl Fit {
     }
 }
 
-/// The first packet of a connection. `None`: not known, or one of several.
+/// The first packet of a connection. A field is `None` if it is unknown or has several values.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Packet {
     pub(super) ipv6: bool,
@@ -67,7 +67,7 @@ impl Packet {
         }
     }
 
-    /// Whether what `left` names is, or is among, `right`.
+    /// Whether the field that `left` names equals `right` or is among it.
     pub(super) fn holds(&self, left: &Value, right: &Value) -> Fit {
         match right {
             Value::Array(any) => return Fit::any(any.iter().map(|one| self.holds(left, one))),
@@ -103,7 +103,7 @@ impl Packet {
         let family = if self.ipv6 { "ipv6" } else { "ipv4" };
         match key {
             "iif" | "iifname" if self.bridge.is_none() => {
-                // What comes from other hosts does not come by the loopback device.
+                // Packets from other hosts never arrive by the loopback device.
                 if right == "lo" { Fit::No } else { Fit::Unknown }
             }
             "iif" | "iifname" | "oif" | "oifname" => text(self.bridge.as_deref(), right),

@@ -15,7 +15,7 @@ const SUBSYSTEM: u16 = 10;
 const NEWSETELEM: u16 = SUBSYSTEM << 8 | 12;
 const GETSETELEM: u16 = SUBSYSTEM << 8 | 13;
 const DELSETELEM: u16 = SUBSYSTEM << 8 | 14;
-/// What a transaction begins and ends with (NFNL_MSG_BATCH_BEGIN, NFNL_MSG_BATCH_END).
+/// The message types that begin and end a transaction (NFNL_MSG_BATCH_BEGIN, NFNL_MSG_BATCH_END).
 const BATCH_BEGIN: u16 = 0x10;
 const BATCH_END: u16 = 0x11;
 /// Length of a message without attributes.
@@ -108,7 +108,7 @@ pub(super) fn listing(set: Set) -> Writer {
     request(GETSETELEM, set, Answer::Dump)
 }
 
-/// The members in one message of a listing; `None` for one that is not of the kind that Weft writes.
+/// The members in one message of a listing. Yields `None` for a member of a form that Weft does not write.
 pub(super) fn members(set: Set, body: &[u8]) -> impl Iterator<Item = Option<Member>> {
     let list = attribute(body, LIST_ELEMENTS).unwrap_or_default();
     attributes(list).filter(|(kind, _)| *kind == ELEMENT).map(move |(_, element)| {

@@ -1,9 +1,11 @@
-//! Who may send from which Ethernet address by a path of the kernel's, where a bridge is the switch.
+//! Which peer may send from which Ethernet address by a path of the kernel engine, where a bridge is the
+//! switch.
 //!
-//! Each peer has a number. The kernel gives it to what it opens: as a mark by the peer's inbound state, or
-//! by the outer address, which for the data channel the device has checked. The guard moves it to the
-//! packet's priority before any other program sees it, since many change marks; the VXLAN device keeps it,
-//! and before the bridge the pair of number and source address must be a member of a set.
+//! Each peer has a number. The kernel assigns it to the packets that it opens. They get it as a mark from the
+//! peer's inbound state, or by the outer address, which the data channel's device has checked. The guard
+//! moves it to the packet's priority before any other program sees the packet, since many programs change
+//! marks. The VXLAN device keeps it. Before the bridge, the pair of number and source address must be a
+//! member of a set.
 //!
 //! Members are written by netlink, not by `nft`: they change with every container, and `nft` may take
 //! seconds.
@@ -33,7 +35,7 @@ use crate::{Kernel, entries::MacAddress, error::KernelError};
 
 /// The numbers of senders: marks and priorities with this high byte. VLAN devices give small priorities.
 pub(crate) const NUMBERS: u32 = 0x5800_0000;
-/// The bits that say that a mark is a number of a sender.
+/// The bits that identify a mark as a sender's number.
 pub(crate) const NUMBERS_MASK: u32 = 0xff00_0000;
 /// The tables that the guard consists of have this name.
 pub(crate) const TABLE: &str = "weft-guard";
@@ -45,14 +47,14 @@ pub(crate) const MACS: &str = "senders";
 /// Most messages in one transaction.
 const STEPS_MAX: usize = 3;
 
-/// Which peer's frames may come from which Ethernet address. Clones are one.
+/// Which peer's frames may come from which Ethernet address. Clones share the same state.
 ///
-/// Nothing is in the kernel before the guard stands, and from then on everything that is wanted.
+/// The sets are empty until the guard exists; from then on they hold every wanted member.
 #[derive(Clone)]
 pub struct Senders {
     kernel: Kernel,
     shared: Arc<Mutex<Shared>>,
-    /// The port of the socket that writes, 0 while there is none.
+    /// The netlink port of the socket that writes, 0 while there is none.
     port: Arc<AtomicU32>,
 }
 
@@ -60,9 +62,9 @@ pub struct Senders {
 struct Shared {
     peers: HashMap<PeerId, Peer>,
     macs: HashMap<MacAddress, PeerId>,
-    /// Whose an outer address is; the last one has it.
+    /// The peer of each outer address; the last claim holds.
     addresses: HashMap<IpAddr, PeerId>,
-    /// The guard has the sets, and in them is what is wanted.
+    /// Whether the guard has the sets and they hold the wanted members.
     stands: bool,
     socket: Option<Socket>,
 }
@@ -78,26 +80,27 @@ struct Peer {
 /// A member of one of the sets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Member {
-    /// What an inbound state marked with a number has that number.
+    /// Packets that an inbound state marks with a number have that number.
     Mark(u32),
-    /// What comes from an outer address has a number.
+    /// Packets from an outer address have a number.
     Address(IpAddr, u32),
     /// Frames with a number may come from this Ethernet address.
     Mac(u32, MacAddress),
 }
 
 impl Senders {
-    /// Nobody may send anything. Nothing is sent to the kernel.
+    /// Starts with no permitted senders. Nothing is sent to the kernel.
     #[must_use]
     pub fn new(kernel: Kernel) -> Self {
         Self { kernel, shared: Arc::default(), port: Arc::default() }
     }
 
-    /// A peer's number, and the outer addresses that stand for it where no state gives its number.
+    /// Sets a peer's number, and the outer addresses that identify the peer where no state marks its packets.
     ///
     /// # Errors
-    /// [`KernelError::Refused`], [`KernelError::Socket`] or [`KernelError::TimedOut`] if it was not
-    /// written. The wish is kept: the guard is not whole, and writes all when it is set again.
+    /// [`KernelError::Refused`], [`KernelError::Socket`] or [`KernelError::TimedOut`] if the write failed.
+    /// The wanted members are kept. The guard then counts as not whole, and the next setting of the guard
+    /// writes everything.
     pub async fn set_peer(
         &self,
         peer: PeerId,
@@ -114,7 +117,7 @@ impl Senders {
         self.change(&mut shared, &touched, change).await
     }
 
-    /// Nothing comes from this peer any more.
+    /// Accepts no more frames from this peer.
     ///
     /// # Errors
     /// See [`Self::set_peer`].
@@ -131,7 +134,7 @@ impl Senders {
         self.change(&mut shared, &touched, change).await
     }
 
-    /// These Ethernet addresses are peers', and those are nobody's.
+    /// Assigns these Ethernet addresses to peers, and frees those in `remove`.
     ///
     /// # Errors
     /// See [`Self::set_peer`].
@@ -157,8 +160,8 @@ impl Senders {
         self.change(&mut shared, &touched, change).await
     }
 
-    /// The guard has the sets: what is wanted is put there, unless it is there. `anew`: they are empty. True
-    /// if something was written.
+    /// Fills the guard's sets, unless they are already filled. `anew` means that the sets are empty. True if
+    /// something was written.
     pub(crate) async fn stand(&self, anew: bool) -> Result<bool, KernelError> {
         let mut shared = self.shared.lock().await;
         if shared.stands && !anew {
@@ -172,12 +175,12 @@ impl Senders {
         Ok(true)
     }
 
-    /// The guard has the sets no more.
+    /// Notes that the guard's sets are gone.
     pub(crate) async fn fall(&self) {
         self.shared.lock().await.stands = false;
     }
 
-    /// Whether the sets hold what is wanted.
+    /// Whether the sets hold the wanted members.
     pub(crate) async fn are_whole(&self) -> Result<bool, KernelError> {
         let mut shared = self.shared.lock().await;
         if !shared.stands {
@@ -205,7 +208,7 @@ impl Senders {
         port != 0 && port == self.port.load(Ordering::Relaxed)
     }
 
-    /// Changes what is wanted of some peers, and writes what follows from it.
+    /// Changes the wanted members of some peers, and writes the difference.
     async fn change(
         &self,
         shared: &mut Shared,
@@ -220,14 +223,14 @@ impl Senders {
         }
         let gone: Vec<Member> = before.difference(&after).copied().collect();
         let new: Vec<Member> = after.difference(&before).copied().collect();
-        // What goes goes first, since a map has one value for a key.
+        // Remove members first, since a map has one value for a key.
         let mut steps: Vec<_> = by_set(&gone).map(|(set, it)| Step::Remove(set, it)).collect();
         steps.extend(by_set(&new).map(|(set, it)| Step::Add(set, it)));
         self.write(shared, &steps).await
     }
 
     async fn write(&self, shared: &mut Shared, steps: &[Step<'_>]) -> Result<(), KernelError> {
-        // Should this be dropped, nobody knows what is there.
+        // If this future is dropped, the contents of the sets are unknown.
         shared.stands = false;
         let mut begin = 0;
         while begin < steps.len() {
@@ -265,7 +268,7 @@ impl Senders {
 }
 
 impl Shared {
-    /// Peers for whom something may change once a peer has these outer addresses and no others.
+    /// Peers whose members may change if a peer has exactly these outer addresses.
     fn touched(&self, peer: PeerId, addresses: &BTreeSet<IpAddr>) -> BTreeSet<PeerId> {
         let before = self.peers.get(&peer).into_iter().flat_map(|it| &it.addresses);
         let all: BTreeSet<&IpAddr> = before.chain(addresses).collect();
@@ -345,7 +348,8 @@ mod tests {
         [192, 0, 2, n].into()
     }
 
-    /// What is written when a peer has these addresses and no others, of which the rest must follow.
+    /// Sets a peer's addresses and returns the members to write. Checks that the peers left out have
+    /// unchanged members.
     fn set(shared: &mut Shared, n: u8, addresses: &[u8]) -> Vec<Member> {
         let addresses: BTreeSet<IpAddr> = addresses.iter().map(|n| outer(*n)).collect();
         let touched = shared.touched(peer(n), &addresses);

@@ -46,7 +46,7 @@ impl Socket {
         Ok(address.port_number())
     }
 
-    /// Carries all steps out, or none of them.
+    /// Carries out all steps or none.
     pub(super) async fn change(&mut self, steps: &[Step<'_>]) -> Result<(), RequestError> {
         let first = self.sequence.wrapping_add(1).max(1);
         let (bytes, last) = codec::transaction(steps, first);
@@ -81,8 +81,7 @@ impl Socket {
         Ok(found)
     }
 
-    /// Reads the answers to the messages from `first` on until that to `last`; false if what they tell
-    /// changed meanwhile.
+    /// Reads the answers to the messages from `first` through `last`; false if the listing changed meanwhile.
     async fn collect(
         &mut self,
         first: u32,

@@ -1,10 +1,10 @@
 //! The messages of NETLINK_XFRM that Weft speaks, byte for byte (`linux/xfrm.h`).
 //!
-//! Own code and not `netlink-packet-xfrm` 0.5 for three reasons. The kernel puts the keys into every
-//! answer and every notice about a state, and that crate copies them into plain vectors with a
-//! `Debug` that prints them, where here they stay in buffers that are erased. One attribute that it
-//! cannot read makes it give up the whole message, where here the rest counts. And it does not know
-//! the direction of a state, nor states of one CPU. In the tests it is the second decoder.
+//! Written here instead of using `netlink-packet-xfrm` 0.5 for three reasons. The kernel puts the keys into
+//! every answer and every notice about a state. That crate copies them into plain vectors with a `Debug` that
+//! prints them; here they stay in buffers that are erased. An attribute that it cannot read makes it reject
+//! the whole message; here the rest is used. And it does not support the direction of a state, nor states of
+//! one CPU. The tests use it as a second decoder.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -46,7 +46,7 @@ const AF_INET: u16 = 2;
 const AF_INET6: u16 = 10;
 const ESP: u8 = 50;
 const UDP: u8 = 17;
-/// What a flush names as its protocol when it takes all of IPsec.
+/// The protocol in a flush of all of IPsec.
 const ANY_PROTOCOL: [u8; 2] = [0, 255];
 const MODE_TRANSPORT: u8 = 0;
 const MODE_TUNNEL: u8 = 1;
@@ -62,10 +62,11 @@ const UNLIMITED: u64 = u64::MAX;
 
 const ICV_BITS: u32 = 128;
 const ALGORITHM_NAME_LEN: usize = 64;
-/// What comes out of an inbound state may only go to ports that share these bits with the VXLAN
-/// device's, so that a peer's key opens nothing else on this host: 6784 to 6791.
+/// Packets out of an inbound state may only go to ports that share these bits with the VXLAN device's port:
+/// 6784 to 6791. So a peer's key opens nothing else on this host.
 const INNER_PORTS: (u16, u16) = (weft_packet::vxlan::PORT, 0xfff8);
-/// The kernel tells at most once in so many seconds that a peer's packets come from another address.
+/// The shortest interval in seconds between the kernel's notices that a peer's packets come from another
+/// address.
 const MAPPING_NOTICE_SECONDS: u32 = 5;
 
 // Lengths of the kernel's structures.
@@ -78,7 +79,7 @@ const TEMPLATE_LEN: usize = 64;
 /// Room for any request of ours, so that a buffer with a key in it never grows and leaves a copy.
 const REQUEST_BYTES_MAX: usize = 512;
 
-/// What the running kernel understands beyond the oldest supported one.
+/// Features of the running kernel beyond the oldest supported one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Abilities {
     /// States have a direction (Linux 6.10).
@@ -194,7 +195,7 @@ pub(super) fn new_state(spec: &StateSpec, can: Abilities) -> Body {
         Direction::Out => u32::BITS,
     };
     body.attribute(REPLAY_ESN_VAL, |body| {
-        // The kernel makes the bitmap of so many words itself, and empty.
+        // The kernel allocates a zeroed bitmap of that many words itself.
         body.u32(window / u32::BITS).zeros(16).u32(window);
     });
     if inbound && spec.encapsulation.is_some() {
@@ -292,8 +293,8 @@ pub(super) fn entry_policy(spec: &EntryPolicy) -> Body {
     body.zeros(32).u32(spec.priority()).u32(0);
     body.u8(POLICY_IN).u8(POLICY_ALLOW);
     body.pad_to(POLICY_LEN);
-    // The kernel compares the outermost state with the last template first. A transport template
-    // that is optional asks for nothing: it says whose the policy is.
+    // The kernel compares the outermost state with the last template first. An optional transport template
+    // requires nothing: it only identifies the policy as ours.
     let around = (0, MODE_TUNNEL, true);
     let ours = (super::REQID, MODE_TRANSPORT, spec.plain);
     let templates: &[_] = if spec.plain { &[ours] } else { &[ours, around] };
@@ -356,12 +357,13 @@ fn reqid_of(group: Option<LaneGroup>) -> u32 {
     group.map_or(super::REQID, LaneGroup::reqid)
 }
 
-/// A state as the kernel tells it. Its key is not read.
+/// A state as the kernel reports it. Its key is not read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct State {
     pub(super) own: OwnState,
     pub(super) reqid: u32,
-    /// It has keys; one that the kernel made because a policy found none ("larval") has not.
+    /// Whether it has keys. A "larval" state, which the kernel makes because a policy found none, has no
+    /// keys.
     pub(super) keyed: bool,
     pub(super) told: Abilities,
 }
@@ -372,16 +374,16 @@ impl State {
     }
 }
 
-/// A policy as the kernel tells it.
+/// A policy as the kernel reports it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Policy {
-    /// `None`: its selector or template is of a form that Weft does not write.
+    /// `None`: its selector or template has a form that Weft does not write.
     pub(super) own: Option<OwnPolicy>,
     pub(super) id: Option<PolicyId>,
     pub(super) reqid: u32,
     pub(super) index: u32,
     direction: u8,
-    /// An inbound one: what it takes, if that is UDP to one port from one network.
+    /// Set for an inbound policy that accepts UDP to one port from one network.
     pub(super) entry: Option<EntryPolicy>,
 }
 
@@ -470,7 +472,7 @@ pub(super) fn read_expired(body: &[u8]) -> Option<(State, bool)> {
     Some((read_state_info(body)?, *body.get(STATE_LEN)? != 0))
 }
 
-/// XFRM_MSG_MAPPING of a state of ours: the state, and where its packets come from.
+/// XFRM_MSG_MAPPING of a state of ours: the state, and the new source of its packets.
 pub(super) fn read_mapping(body: &[u8]) -> Option<(StateId, SocketAddr)> {
     if !is_own(u32_at(body, 24)?) || *body.get(22)? != ESP {
         return None;
@@ -520,7 +522,7 @@ fn read_policy_parts(info: &[u8], rest: &[u8]) -> Option<Policy> {
     })
 }
 
-/// What an inbound policy takes. One that is not wholly as [`entry_policy`] writes it reads as none.
+/// Reads an inbound policy. `None` unless it is exactly as [`entry_policy`] writes it.
 fn read_entry(info: &[u8], templates: &[u8]) -> Option<EntryPolicy> {
     let source = address_at(info, 16, u16_at(info, 40)?)?;
     let (prefix, port) = (info[43], be16_at(info, 32)?);
@@ -529,7 +531,8 @@ fn read_entry(info: &[u8], templates: &[u8]) -> Option<EntryPolicy> {
     entry.check().ok()?;
     let wanted = entry_policy(&entry);
     let same = |from: usize, to: usize| info[from..to] == wanted.bytes()[from..to];
-    // Selector, limits, priority, and from the direction on; not what was counted, nor the index.
+    // Compare selector, limits, priority, and everything from the direction on, but not counters or the
+    // index.
     let alike = same(0, 120) && same(152, 156) && same(160, 164);
     (alike && find(wanted.bytes().get(POLICY_LEN..)?, TMPL)? == templates).then_some(entry)
 }
@@ -550,7 +553,7 @@ fn read_selector(info: &[u8]) -> Option<PolicyId> {
     })
 }
 
-/// The attributes of a message; what cannot be cut is left out.
+/// The attributes of a message. A malformed attribute ends the list.
 fn attributes(bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     let mut rest = bytes;
     std::iter::from_fn(move || {

@@ -180,7 +180,7 @@ fn policies_are_written_as_iproute2_writes_them() {
     assert_eq!(policy(&to_v6()).bytes(), hex(SET_LANES));
     assert_eq!(policy_by_selector(&to_v4().id).bytes(), hex(GET_POLICY));
     let mut expected = hex(DELETE_POLICY);
-    // The family is not looked at where an index is given.
+    // The kernel ignores the family where an index is given.
     expected[40] = 0;
     let found = read_policy(&hex(POLICY)).unwrap();
     assert_eq!(policy_by_index(&found).bytes(), expected);
@@ -203,14 +203,14 @@ fn inbound_policies_are_written_as_iproute2_writes_them() {
 #[test]
 fn an_inbound_policy_that_somebody_changed_reads_as_none() {
     let whole = hex(SET_ENTRY);
-    // Not: what it has counted, its index, and what its lengths say.
+    // Ignored fields: counters, the index and the lengths.
     let counted = (120..152).chain(156..160).chain(164..172);
     let counted: Vec<usize> = counted.collect();
     for at in (0..whole.len()).filter(|at| !counted.contains(at)) {
         let mut changed = whole.clone();
         changed[at] ^= 1;
         let entry = read_policy(&changed).and_then(|policy| policy.entry);
-        // Another network, prefix or port, but nothing else, is another policy of ours.
+        // A change of network or prefix alone makes a different policy of ours.
         let other = (16..36).contains(&at) || at == 43;
         assert!(entry.is_none() || other, "byte {at}: {entry:?}");
         assert_ne!(entry, read_policy(&whole).unwrap().entry, "byte {at}");

@@ -1,19 +1,19 @@
 //! IPsec of the kernel: states (security associations) and policies by NETLINK_XFRM.
 //!
-//! Everything of ours carries the reqid [`REQID`], or one with its high half ([`LaneGroup`]), in states
-//! and in policies' templates: by it a restarted daemon finds exactly its own. A mark and an
-//! interface id take part in the kernel's look-ups and are not used.
+//! Everything of ours carries the reqid [`REQID`], or one with its high half ([`LaneGroup`]), in states and
+//! in policies' templates. A restarted daemon finds exactly its own objects by it. A mark and an interface id
+//! would take part in the kernel's look-ups and are not used.
 //!
-//! A path's packets are chosen by an outbound policy whose template names the SPI. So a rekey is:
-//! add the new state, update the policy (the kernel replaces it in one step), and remove the old
-//! state [`DRAIN_MS`] later; an inbound one when it is drained.
+//! An outbound policy whose template names the SPI selects a path's packets. So a rekey adds the new state,
+//! updates the policy (the kernel replaces it in one step), and removes the old state [`DRAIN_MS`] later. An
+//! inbound state is removed when it is drained.
 //!
-//! Inbound policies ([`EntryPolicy`]) are the same for all peers: UDP to Weft's inner ports must have
-//! come out of a state of ours. The kernel looks at whole packets there, fragments put together.
+//! Inbound policies ([`EntryPolicy`]) are the same for all peers: UDP to Weft's inner ports must have come
+//! out of a state of ours. The kernel checks whole packets there, after reassembly.
 //!
-//! A template whose state is gone makes the kernel drop the packets. If some other program listens
-//! for such cases (an IKE daemon does), the kernel also makes a placeholder without keys under our
-//! reqid for some minutes ("acquire"); it counts as nobody's here.
+//! A template whose state is gone makes the kernel drop the packets. If another program listens for such
+//! cases, as an IKE daemon does, the kernel also makes a placeholder ("acquire"). It has no keys and our
+//! reqid, and lasts some minutes. This crate ignores it.
 
 mod codec;
 mod policy;
@@ -43,8 +43,8 @@ use crate::error::KernelError;
 /// had found the state before the change is dropped if the state is gone when it is sealed.
 pub const DRAIN_MS: u64 = 1000;
 
-/// A handle to the kernel's IPsec. Clones share one socket; calls from several tasks are served one
-/// after another. Dropping the future of a call is safe: what it had sent is done, the rest is not.
+/// A handle to the kernel's IPsec. Clones share one socket; calls from several tasks are served one after
+/// another. Dropping the future of a call is safe: requests already sent are carried out, the rest are not.
 #[derive(Clone)]
 pub struct Xfrm {
     inner: Arc<Inner>,
@@ -79,8 +79,7 @@ impl Xfrm {
         Ok(Self { inner: Arc::new(Inner { socket, abilities, trial }) })
     }
 
-    /// Removes all policies and states of ours, whichever handle or daemon made them, and nothing
-    /// else.
+    /// Removes all policies and states of ours, from any handle or daemon, and nothing else.
     ///
     /// # Errors
     /// The kernel's refusal to list or to remove.

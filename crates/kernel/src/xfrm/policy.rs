@@ -11,10 +11,9 @@ use super::{
 use crate::error::{KernelError, RequestError};
 
 impl Xfrm {
-    /// Makes each of these policies as stated, and says what became of each, in their order: adds
-    /// it, or replaces one of ours in one step (no packet finds none), or sends nothing if it is
-    /// so already. Add the state that it names first, and remove the one that it named before no
-    /// sooner than [`super::DRAIN_MS`] later.
+    /// Applies each of these policies and returns the results in order. It adds a policy, replaces one of
+    /// ours in one step (no packet finds none), or sends nothing if the policy is already so. Add the state
+    /// that it names first. Remove the state that it named before no sooner than [`super::DRAIN_MS`] later.
     ///
     /// # Errors
     /// For each: [`KernelError::PolicyTaken`] if a policy that is not ours has the same selector,
@@ -42,8 +41,8 @@ impl Xfrm {
         results
     }
 
-    /// Removes policies of ours, and says of each whether it was there. A policy with such a selector
-    /// that is not ours stays and counts as not there.
+    /// Removes policies of ours and returns for each whether it existed. A policy that is not ours but has
+    /// such a selector stays and counts as absent.
     ///
     /// # Errors
     /// For each: the kernel's refusal.
@@ -69,8 +68,8 @@ impl Xfrm {
         results.collect()
     }
 
-    /// The policies of ours that the kernel has. One under our reqid that is not of the form that
-    /// [`PolicySpec`] gives is left out here, and removed by [`Xfrm::remove_own`].
+    /// The policies of ours that the kernel has. Leaves out policies under our reqid that [`PolicySpec`]
+    /// cannot express; [`Xfrm::remove_own`] removes them.
     ///
     /// # Errors
     /// The kernel's refusal.
@@ -79,8 +78,8 @@ impl Xfrm {
         Ok(all.into_iter().filter_map(|policy| policy.own).collect())
     }
 
-    /// Makes `wanted` all of our inbound policies: adds, replaces and removes what differs. Returns
-    /// how many it changed.
+    /// Makes `wanted` all of our inbound policies: adds, replaces and removes differences. Returns how many
+    /// it changed.
     ///
     /// # Errors
     /// [`KernelError::EntryTaken`] if a policy that is not ours has the same selector,
@@ -94,7 +93,7 @@ impl Xfrm {
             .filter(|wanted| found.iter().all(|found| found.entry.as_ref() != Some(wanted)))
             .copied()
             .collect();
-        // What is of our tag and not wanted goes first: it may have the selector of one that is.
+        // Remove unwanted policies of ours first: one may have the selector of a wanted policy.
         let is_wanted = |entry: &EntryPolicy| wanted.contains(entry);
         let surplus = found.iter().filter(|found| !found.entry.as_ref().is_some_and(is_wanted));
         let removals = surplus.map(|found| Request::new(DELPOLICY, codec::policy_by_index(found)));

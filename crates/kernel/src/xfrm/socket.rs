@@ -1,9 +1,8 @@
 //! A NETLINK_XFRM socket that carries many requests in few calls.
 //!
-//! Beside the discipline of [`crate::socket`] (the lock is held for a whole exchange, what cannot be
-//! read is skipped) two things are different: a batch of requests goes out at once, as a thousand
-//! peers' states must be there in seconds, and everything sent and received may hold keys and is
-//! erased.
+//! It follows [`crate::socket`]: the lock is held for a whole exchange, and unreadable messages are skipped.
+//! Two things differ. A batch of requests goes out at once, as a thousand peers' states must be there in
+//! seconds. Everything sent and received may hold keys and is erased.
 
 use std::{io, os::fd::AsFd, time::Duration};
 
@@ -25,7 +24,7 @@ const PROTOCOL: isize = 6;
 const BATCH_REQUESTS_MAX: usize = 64;
 /// How long the rest of an abandoned answer is waited for, in milliseconds.
 const DRAIN_TIMEOUT_MS: u64 = REQUEST_TIMEOUT_MS / 2;
-/// Receive buffer of a socket, in bytes. A watch that falls behind by more is told so.
+/// Receive buffer of a socket, in bytes. A watch that falls further behind gets an error.
 const RECEIVE_BUFFER_BYTES: usize = 8 << 20;
 
 const NLMSG_ERROR: u16 = 2;
@@ -46,7 +45,7 @@ pub(super) struct Message {
     pub(super) body: Zeroizing<Vec<u8>>,
 }
 
-/// What became of one request: what was asked for, if anything was.
+/// The outcome of one request: the requested object, if any.
 pub(super) type Outcome = Result<Option<Message>, RequestError>;
 
 pub(super) struct Socket {
@@ -63,17 +62,17 @@ struct Exchange {
     unfinished: Option<u32>,
 }
 
-/// A header of a received message, and what comes after it.
+/// A header of a received message, and the bytes after it.
 pub(super) struct Received<'a> {
     pub(super) kind: u16,
     pub(super) flags: u16,
     pub(super) sequence: u32,
-    /// For a notice: what the sender of the request that made the change gave as its port.
+    /// For a notice: the port of the request that made the change, as its sender stated it.
     pub(super) port: u32,
     pub(super) body: &'a [u8],
 }
 
-/// What one received message means for an exchange.
+/// The meaning of a received message for an exchange.
 enum Step {
     Data(Message),
     End(Result<(), RequestError>),
@@ -96,8 +95,8 @@ impl Socket {
         self.port
     }
 
-    /// Sends all requests, a batch at a time, and returns what became of each, in their order. A
-    /// failure of the socket is that of every request whose outcome is not known.
+    /// Sends all requests, a batch at a time, and returns their outcomes in order. A failure of the socket
+    /// counts for every request without a known outcome.
     pub(super) async fn run(&self, requests: &[Request]) -> Vec<Outcome> {
         let mut exchange = self.exchange.lock().await;
         let mut outcomes = Vec::with_capacity(requests.len());
@@ -173,8 +172,9 @@ impl Exchange {
         outcomes.into_iter().map(|outcome| outcome.unwrap_or_else(unknown)).collect()
     }
 
-    /// Sends requests and collects what comes before the acknowledgement of the last one: the kernel
-    /// carries them out in order, and tells what was asked for and each refusal without being asked.
+    /// Sends requests and collects the messages before the acknowledgement of the last one. The kernel
+    /// carries requests out in order, and sends requested objects and refusals without an acknowledgement
+    /// flag.
     async fn send_and_collect(
         &mut self,
         requests: &[Request],

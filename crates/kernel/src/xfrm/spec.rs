@@ -1,4 +1,4 @@
-//! What is wanted of the kernel's IPsec, and what was found there.
+//! States and policies of the kernel's IPsec, as wanted and as found.
 
 use std::{net::IpAddr, time::Duration};
 
@@ -22,9 +22,9 @@ pub(super) const fn is_own(reqid: u32) -> bool {
 
 /// The outbound states among which the kernel chooses by CPU (RFC 9611): one path's lanes.
 ///
-/// A policy over such a group names no SPI, and the kernel takes any state with the group's reqid
-/// between the two hosts. So each set of keys of each path has a group that no other has at that
-/// time: a rekey installs the new lanes under a new group, moves the policy, and removes the old.
+/// A policy over such a group names no SPI, and the kernel takes any state with the group's reqid between the
+/// two hosts. So each set of keys of each path has a group that no other set has at that time. A rekey
+/// installs the new lanes under a new group, moves the policy, and removes the old lanes.
 ///
 /// The reqid is the high half of [`REQID`] with the group's number as the low half.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -64,16 +64,16 @@ pub struct UdpPorts {
     pub destination: u16,
 }
 
-/// How much may be sent or received on a state. At a soft limit the kernel says so once; at a hard one
-/// it removes the state. `u64::MAX` is no limit.
+/// Limits on the traffic of a state. At a soft limit the kernel reports it once; at a hard one it removes the
+/// state. `u64::MAX` is no limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Packets after which [`super::XfrmEvent::Expired`] comes, not hard.
     pub packets_soft: u64,
     /// Packets that the state carries at most.
     pub packets_hard: u64,
-    /// Bytes after which [`super::XfrmEvent::Expired`] comes, not hard. The kernel counts what it
-    /// seals: from the inner UDP header on.
+    /// Bytes until a soft [`super::XfrmEvent::Expired`]. The kernel counts the bytes that it seals: from the
+    /// inner UDP header on.
     pub bytes_soft: u64,
     /// Bytes that the state carries, but for a last packet.
     pub bytes_hard: u64,
@@ -91,13 +91,13 @@ impl Limits {
 
 /// A security association for the kernel: ESP in transport mode with extended sequence numbers.
 ///
-/// What comes out of an inbound one is dropped by the kernel unless it is UDP to a port of Weft's.
+/// The kernel drops packets out of an inbound one unless they are UDP to a port of Weft's.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StateSpec {
     /// Which way its packets go.
     pub direction: Direction,
-    /// The sender's address. An inbound state takes its packets from any address, and says
-    /// [`super::XfrmEvent::RemoteMoved`] when it is in UDP and they come from elsewhere.
+    /// The sender's address. An inbound state accepts packets from any address. If it is in UDP and they come
+    /// from another address, it reports [`super::XfrmEvent::RemoteMoved`].
     pub source: IpAddr,
     /// The receiver's address, of the same family.
     pub destination: IpAddr,
@@ -116,15 +116,15 @@ pub struct StateSpec {
     pub lifetime: Duration,
     /// The group of lanes that an outbound state belongs to; `None`: it is a path's only lane.
     pub group: Option<LaneGroup>,
-    /// The one CPU (from 0) whose packets an outbound state in a group takes; `None`: those of CPUs
-    /// without a state. Add that one first: the kernel prefers the younger among those it may take.
+    /// The one CPU (from 0) whose packets an outbound state in a group takes. `None`: packets of CPUs without
+    /// a state. Add that state first: the kernel prefers the younger of several usable states.
     pub cpu: Option<u32>,
-    /// The mark (`skb->mark`) of what comes out of an inbound state.
+    /// The mark (`skb->mark`) of packets out of an inbound state.
     pub mark: Option<u32>,
 }
 
 impl StateSpec {
-    /// The name by which the kernel knows it.
+    /// The kernel's identifier of the state.
     #[must_use]
     pub const fn id(&self) -> StateId {
         StateId { destination: self.destination, spi: self.spi }
@@ -151,7 +151,7 @@ pub struct StateId {
     pub spi: u32,
 }
 
-/// What the kernel has counted on a state.
+/// The kernel's counters of a state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StateUsage {
     /// Packets sealed, or opened and found authentic and new.
@@ -173,18 +173,17 @@ pub struct OwnState {
     pub source: IpAddr,
     /// The group of lanes it belongs to.
     pub group: Option<LaneGroup>,
-    /// Which way its packets go; `None`: this kernel does not say.
+    /// The direction of its packets; `None` if this kernel does not report it.
     pub direction: Option<Direction>,
     /// Its ports, if it is in UDP.
     pub encapsulation: Option<UdpPorts>,
     /// The CPU that it serves.
     pub cpu: Option<u32>,
-    /// What it has carried.
+    /// Its counters.
     pub usage: StateUsage,
 }
 
-/// Which states seal the packets that a policy selects. With none of them there, the packets are
-/// dropped.
+/// Which states seal the packets that a policy selects. If none of them exists, the packets are dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Template {
     /// The state with this SPI at the policy's destination.
@@ -199,9 +198,9 @@ pub enum Template {
 /// An outbound policy: UDP from one host to another, to one port, is sealed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PolicySpec {
-    /// What it selects.
+    /// The packets that it selects.
     pub id: PolicyId,
-    /// What it is sealed with.
+    /// The states that seal them.
     pub template: Template,
 }
 
@@ -225,7 +224,7 @@ pub struct PolicyId {
 /// A policy of ours that the kernel has.
 pub type OwnPolicy = PolicySpec;
 
-/// An inbound policy: how UDP to one port of this host must have come, whoever receives it.
+/// An inbound policy: how UDP to one port of any address of this host must have arrived.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct EntryPolicy {
     /// The network that the packets come from: its address.
@@ -234,8 +233,9 @@ pub struct EntryPolicy {
     pub prefix: u8,
     /// The UDP port that the packets go to.
     pub port: u16,
-    /// They may come outside IPsec. Else a state of ours must have opened them, and one tunnel of
-    /// somebody else's IPsec may have been around it. Of two policies for a packet this is the first.
+    /// Whether packets may come outside IPsec. Otherwise a state of ours must have opened them, and one
+    /// tunnel of another program's IPsec may have been around it. Among two policies for a packet, the plain
+    /// one comes first.
     pub plain: bool,
 }
 

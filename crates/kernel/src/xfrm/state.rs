@@ -12,12 +12,12 @@ use super::{
 };
 use crate::error::{KernelError, RequestError};
 
-/// From so many states on, listing all is quicker than asking for each.
+/// From this many states on, listing all is quicker than asking for each.
 const LIST_STATES_MIN: usize = 64;
 
 impl Xfrm {
-    /// Adds states, and says what became of each, in their order. One that exists already is never
-    /// replaced, not even by the same: its sequence number would start again under its key.
+    /// Adds states and returns the results in order. An existing state is never replaced, not even by an
+    /// identical one: its sequence number would start again under its key.
     ///
     /// # Errors
     /// For each: [`KernelError::SpiTaken`], [`KernelError::NoCipher`], [`KernelError::NoEsp`],
@@ -54,8 +54,8 @@ impl Xfrm {
         results
     }
 
-    /// Removes states of ours, and says of each whether it was there. A state under such a name that
-    /// is not ours stays and counts as not there.
+    /// Removes states of ours and returns for each whether it existed. A state that is not ours but has such
+    /// an id stays and counts as absent.
     ///
     /// # Errors
     /// For each: the kernel's refusal.
@@ -85,7 +85,7 @@ impl Xfrm {
         Ok(all.into_iter().filter(|state| state.keyed).map(|state| state.own).collect())
     }
 
-    /// What the kernel has counted on states of ours; `None` for one that it does not have.
+    /// The kernel's counters of states of ours; `None` for a state that it does not have.
     ///
     /// # Errors
     /// For each: the kernel's refusal.
@@ -118,7 +118,7 @@ impl Xfrm {
         Ok(states.filter(State::is_own).collect())
     }
 
-    /// The states with these names. Of many, those of others count as not there.
+    /// The states with these ids. If there are many ids, states of others count as absent.
     pub(super) async fn look_up(&self, ids: &[StateId]) -> Vec<Result<Option<State>, KernelError>> {
         if ids.len() >= LIST_STATES_MIN
             && let Ok(all) = self.all_states().await
@@ -156,7 +156,7 @@ pub(super) fn name(id: StateId) -> String {
     format!("the IPsec state for SPI {:#010x} to {}", id.spi, id.destination)
 }
 
-/// What the kernel's refusal to add a state means.
+/// Maps the kernel's refusal to add a state.
 pub(super) fn refused(error: RequestError, spec: &StateSpec) -> KernelError {
     if error.is(Errno::EXIST) {
         return KernelError::SpiTaken { spi: spec.spi, destination: spec.destination };

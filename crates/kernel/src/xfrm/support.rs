@@ -1,4 +1,4 @@
-//! What this kernel's IPsec can do, found out by trying.
+//! Finds out by trying which IPsec features this kernel has.
 
 use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
@@ -33,7 +33,7 @@ const TRIAL_LIFETIME_S: u64 = 10;
 const NO_ESP: KernelError = KernelError::NoEsp { family: "IPv4" };
 const TRIAL_PORTS: UdpPorts = UdpPorts { source: 6785, destination: 6785 };
 
-/// What this kernel's IPsec can do.
+/// The IPsec features of this kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EspSupport {
     /// The AEADs it has, the default first; at least one.
@@ -44,13 +44,13 @@ pub struct EspSupport {
     pub udp: bool,
     /// ESP in UDP over IPv6 (Linux 5.8).
     pub udp_ipv6: bool,
-    /// States of one CPU (RFC 9611; Linux 6.13), hence several lanes to one peer.
+    /// States of one CPU (RFC 9611; Linux 6.13), which allow several lanes to one peer.
     pub per_cpu: bool,
 }
 
 impl Xfrm {
-    /// Tries what the kernel can do, by adding and removing states that no packet can use. It has the
-    /// kernel load the modules that it needs, so it may find more when called again.
+    /// Detects the kernel's features by adding and removing states that no packet can use. This makes the
+    /// kernel load the needed modules, so a later call may find more.
     ///
     /// # Errors
     /// [`KernelError::NoEsp`] if it has no ESP over IPv4, [`KernelError::NoCipher`] if a part of each
@@ -73,8 +73,8 @@ impl Xfrm {
         Ok(EspSupport { ciphers, ipv6, udp, udp_ipv6, per_cpu: can.per_cpu })
     }
 
-    /// What the kernel understands, found out once. Kernels before these abilities skip the attributes
-    /// unread, so that only the state read back tells.
+    /// The kernel's features, detected once. Kernels without them skip the attributes unread, so the state is
+    /// read back to see whether they took effect.
     pub(super) async fn abilities(&self) -> Result<Abilities, KernelError> {
         let try_out = async || {
             let all = Abilities { direction: true, per_cpu: true };
@@ -106,7 +106,7 @@ impl Xfrm {
         }
     }
 
-    /// Adds a state, reads back what the kernel made of it, and removes it.
+    /// Adds a state, reads it back as the kernel stored it, and removes it.
     async fn attempt(&self, spec: &StateSpec, can: Abilities) -> Result<Abilities, KernelError> {
         let _one = self.inner.trial.lock().await;
         let id = spec.id();

@@ -1,4 +1,4 @@
-//! What happens to states and policies, as it happens.
+//! Events of states and policies, as they happen.
 
 use std::{collections::VecDeque, net::SocketAddr};
 
@@ -21,7 +21,7 @@ const fn group(number: u32) -> u32 {
     1 << (number - 1)
 }
 
-/// What happened to something of ours, but not by the watched handle or its clones.
+/// An event of an object of ours that the watched handle and its clones did not cause.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum XfrmEvent {
@@ -29,7 +29,7 @@ pub enum XfrmEvent {
     Expired {
         /// The state.
         state: StateId,
-        /// It is gone. Else it still works, and a successor is due.
+        /// The state is gone. Otherwise it still works, and needs a successor.
         hard: bool,
     },
     /// Authentic packets of an inbound state in UDP come from another address than its source.
@@ -39,32 +39,32 @@ pub enum XfrmEvent {
         /// Where they come from.
         remote: SocketAddr,
     },
-    /// Somebody removed a state.
+    /// Another program removed a state.
     StateRemoved {
         /// The state.
         state: StateId,
     },
-    /// Somebody removed all states.
+    /// Another program removed all states.
     StatesFlushed,
-    /// Somebody removed a policy, or put another in its place.
+    /// Another program removed or replaced a policy.
     PolicyRemoved {
         /// The policy.
         policy: PolicyId,
     },
-    /// Somebody removed an inbound policy, or put another in its place.
+    /// Another program removed or replaced an inbound policy.
     EntryRemoved,
-    /// Somebody removed all policies.
+    /// Another program removed all policies.
     PoliciesFlushed,
-    /// The kernel dropped notices, because nobody took them in time: compare with
-    /// [`Xfrm::own_states`] and [`Xfrm::own_policies`].
+    /// The kernel dropped notices because they were not read in time: compare with [`Xfrm::own_states`] and
+    /// [`Xfrm::own_policies`].
     Lost,
 }
 
-/// A stream of [`XfrmEvent`]s. It holds back no more than the kernel's socket buffer and the notices
-/// of one datagram.
+/// A stream of [`XfrmEvent`]s. It buffers no more than the kernel's socket buffer and the notices of one
+/// datagram.
 pub struct XfrmWatch {
     socket: TokioSocket,
-    /// The port number in the notices of what the handle did itself.
+    /// The port number in notices that the handle itself caused.
     own_port: u32,
     ready: VecDeque<XfrmEvent>,
 }
@@ -113,8 +113,8 @@ impl XfrmWatch {
     }
 }
 
-/// What a notice means. The kernel copies the port number from the request that made the change; a
-/// program that leaves it out is nobody's handle.
+/// Translates a notice. The kernel copies the port number from the request that made the change. A program
+/// that leaves it out matches no handle.
 fn event(notice: &Received<'_>, own_port: u32) -> Option<XfrmEvent> {
     let others = notice.port != own_port;
     let body = notice.body;
@@ -140,7 +140,8 @@ fn event(notice: &Received<'_>, own_port: u32) -> Option<XfrmEvent> {
             }
             Some(XfrmEvent::PolicyRemoved { policy: policy.id? })
         }
-        // What was replaced is not told; a policy with a selector such as ours may have been ours.
+        // The notice does not say which policy was replaced; one with a selector such as ours may have been
+        // ours.
         UPDPOLICY if others => {
             let policy = codec::read_policy(body)?;
             if policy.is_inbound() {

@@ -17,7 +17,7 @@ impl Space {
         Self(made.join().unwrap())
     }
 
-    /// Runs one program that must succeed, and returns what it printed.
+    /// Runs one program that must succeed, and returns its output.
     pub(crate) fn run(&self, line: &str) -> String {
         run_in(&self.0, || run(line)).unwrap()
     }

@@ -9,7 +9,7 @@ use crate::lab::{
     link, net, on_a_host, run, snapshot, wait_until_up,
 };
 
-/// What iproute2 shows inside a container, without what moves by itself.
+/// The output of iproute2 inside a container, without parts that change by themselves.
 fn inside(container: &Container) -> Vec<serde_json::Value> {
     vec![
         container.json("ip", &["-j", "-d", "link", "show"]),
@@ -253,7 +253,7 @@ fn ipv6_that_is_off_stays_off_unless_it_is_asked_for() {
             assert_eq!(attached.ipv6, Err(NoIpv6::SwitchedOff));
             assert_eq!(addresses(&container), ["10.32.0.5/12"]);
         }
-        // Nobody had asked for an address that is missing.
+        // No IPv6 address was requested, so none is missing.
         let ipv4 = spec.addresses.iter().copied().filter(|it| it.addr().is_ipv4()).collect();
         let spec = AttachSpec { addresses: ipv4, ..spec };
         assert_eq!(kernel.attach(&spec).await.unwrap().ipv6, Ok(()));
@@ -262,7 +262,7 @@ fn ipv6_that_is_off_stays_off_unless_it_is_asked_for() {
     });
 }
 
-/// What a device may take from routers.
+/// The settings that decide what a device accepts from routers.
 fn taken(container: &Container) -> Vec<String> {
     let keys = ["accept_ra", "autoconf", "accept_redirects"];
     let value = |key| {

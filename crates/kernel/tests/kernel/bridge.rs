@@ -138,8 +138,8 @@ fn somebody_elses_device_is_left_alone() {
 
 #[test]
 fn an_ipv6_router_in_a_container_gives_the_host_no_route() {
-    // A host bridge that accepted router advertisements would take its default route from any
-    // container; the setting is put back when somebody switches it on.
+    // A host bridge that accepted router advertisements would take its default route from any container. The
+    // setting is restored after another program switches it on.
     on_a_host(|| async {
         let kernel = host_with_bridge().await;
         run("sysctl", &["-q", "-w", "net.ipv6.conf.weft.accept_ra=1"]);
@@ -170,7 +170,7 @@ fn the_host_gets_exactly_the_wanted_addresses() {
 fn removing_all_takes_ours_and_nothing_else() {
     on_a_host(|| async {
         make_device("other");
-        // An alias that begins like those of Weft's devices.
+        // Its alias starts like those of Weft's devices.
         run("ip", &["link", "add", "friend", "type", "veth", "peer", "name", "friend1"]);
         run("ip", &["link", "set", "friend", "alias", "weft backup line"]);
         run("ip", &["link", "add", "br-other", "type", "bridge"]);

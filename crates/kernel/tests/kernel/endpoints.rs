@@ -1,4 +1,4 @@
-//! Forwarding and neighbour entries of endpoints on other hosts, and what the bridge answers.
+//! Forwarding and neighbour entries of endpoints on other hosts, and the bridge's answers.
 
 use std::{
     io::{BufRead, BufReader},
@@ -52,7 +52,7 @@ async fn host_with_tap() -> Kernel {
     kernel
 }
 
-/// A host whose overlay port is a veth of ours with its other end, `wire`, in the test's hands.
+/// A host whose overlay port is a veth of ours; the test holds its other end, `wire`.
 async fn host_with_wire() -> Kernel {
     let kernel = host_with_bridge().await;
     let group = DEVICE_GROUP.to_string();
@@ -178,7 +178,7 @@ impl Capture {
         Self(child)
     }
 
-    /// All lines up to the one that contains `last`.
+    /// All lines up to the first that contains `last`.
     fn lines_until(&mut self, last: &str) -> Vec<String> {
         let mut lines = Vec::new();
         for line in BufReader::new(self.0.stdout.take().unwrap()).lines() {
@@ -200,7 +200,7 @@ impl Drop for Capture {
     }
 }
 
-/// What the container's neighbour table says of an address.
+/// The MAC of an address in the container's neighbour table.
 fn resolved(container: &Container, address: &str) -> Value {
     let found = container.json("ip", &["-j", "neigh", "show", "dev", "weft0", address]);
     found[0]["lladdr"].clone()
@@ -215,7 +215,7 @@ fn the_bridge_answers_arp_for_known_endpoints_and_asks_the_wire_for_others() {
         kernel.attach(&attach_spec(5, &container)).await.unwrap();
         overlay.replace_endpoints(&[endpoint(1)]).await.unwrap();
         let mut capture = Capture::start("arp");
-        // Nobody answers the ping itself; the question for the MAC is what counts.
+        // No host answers the ping; only the query for the MAC counts.
         container.succeeds("ping", &["-c", "1", "-W", "1", "10.40.0.1"]);
         assert_eq!(resolved(&container, "10.40.0.1"), "02:00:00:00:09:01");
         container.succeeds("ping", &["-c", "1", "-W", "1", "10.40.0.2"]);

@@ -1,5 +1,5 @@
-//! The accept rule for bridged frames where br_netfilter makes iptables judge them. Needs iptables
-//! (both kinds) and a kernel with br_netfilter.
+//! The accept rule for bridged frames where br_netfilter makes iptables filter them. Needs iptables (both
+//! kinds) and a kernel with br_netfilter.
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
-//! The guard on plain VXLAN: what it drops and counts, and that it stands. That it lets ESP pass is
-//! shown in a guest whose kernel has ESP.
+//! The guard on plain VXLAN: which packets it drops and counts, and that it is restored. Another test, in a
+//! guest whose kernel has ESP, shows that it lets ESP pass.
 
 use std::{net::IpAddr, time::Duration};
 
@@ -12,7 +12,7 @@ use crate::{
     switch::{hosts, ping},
 };
 
-/// How soon a damaged guard must stand again.
+/// Time limit for the restoration of a damaged guard.
 const RESTORED: Duration = Duration::from_secs(5);
 
 fn listing() -> Value {
@@ -33,7 +33,7 @@ fn new_guard() -> Guard {
     Guard::new(Kernel::new().unwrap(), &PORTS)
 }
 
-/// What this host sends to the overlay's ports counts as Weft's.
+/// Marks this host's packets to the overlay's ports as Weft's.
 fn send_as_weft() {
     run(
         "nft",
@@ -140,7 +140,7 @@ fn any_sender_is_meant_and_other_ports_are_not() {
         sender.send_to(b"other", "192.0.2.254:6786").unwrap();
         listener.set_read_timeout(Some(RESTORED)).unwrap();
         assert_eq!(uninterrupted(|| listener.recv(&mut [0; 64])).unwrap(), 5);
-        // From a host that nobody knows.
+        // From an unknown host.
         let stranger = std::net::UdpSocket::bind("192.0.2.254:0").unwrap();
         stranger.send_to(&[8, 0, 0, 0, 0, 0, 1, 0], "192.0.2.1:6788").unwrap();
         assert!(wait_until(|| {
@@ -185,7 +185,7 @@ fn the_data_channels_device_is_for_the_overlay_alone() {
         run("ip", &["address", "add", "192.0.2.254/24", "dev", "underlay"]);
         run("sysctl", &["-q", "-w", "net.ipv4.ip_forward=1"]);
         let far = Container::new();
-        // Both ends' own reports of IPv6 groups would be counted beside what is sent here.
+        // Both ends' reports of IPv6 groups would be counted with this test's packets.
         let quiet = ["-q", "-w", "net.ipv6.conf.all.disable_ipv6=1"];
         run("sysctl", &quiet);
         far.run("sysctl", &quiet);
@@ -212,13 +212,13 @@ fn the_data_channels_device_is_for_the_overlay_alone() {
         assert_eq!(received(&there[0]).unwrap(), 7);
         let error = here[1].send_to(b"else", "198.51.100.1:9999").unwrap_err();
         assert_eq!(error.kind(), std::io::ErrorKind::PermissionDenied);
-        // Arriving: what comes after on the same way shows that the first has been judged.
+        // Arriving: the later packet on the same path shows that the first has been judged.
         there[1].send_to(b"else", "198.51.100.254:9999").unwrap();
         there[1].send_to(b"overlay", "198.51.100.254:6787").unwrap();
         assert_eq!(received(&here[0]).unwrap(), 7);
         here[1].set_nonblocking(true).unwrap();
         assert_eq!(received(&here[1]).unwrap_err().kind(), std::io::ErrorKind::WouldBlock);
-        // Passed on.
+        // Forwarded.
         let before = guard.counters().await.unwrap();
         assert!(before.channel.packets >= 3, "{before:?}");
         assert_eq!((before.input.packets, before.output.packets), (0, 0));
@@ -268,7 +268,7 @@ fn a_damaged_guard_stands_again_at_once_and_others_tables_are_left_alone() {
                 assert_eq!(run("nft", &["list", "table", "inet", "theirs"]), theirs, "{damage}");
             }
         }
-        // What others do to their own is no event of ours.
+        // Changes that other programs make to their tables cause no event.
         run(
             "nft",
             &["add table inet theirs; add chain inet theirs c; add rule inet theirs c accept"],
@@ -319,7 +319,7 @@ fn fragments_that_hide_their_port_are_dropped_and_counted() {
         }
         let received = |socket: &std::net::UdpSocket| uninterrupted(|| socket.recv(&mut [0; 64]));
         assert_eq!(received(&other).unwrap(), 16);
-        // What was sent before it has been judged.
+        // The earlier packets have been judged by now.
         [&other, &overlay].iter().for_each(|socket| socket.set_nonblocking(true).unwrap());
         assert!(received(&other).is_err());
         assert!(received(&overlay).is_err());

@@ -1,4 +1,4 @@
-//! Namespaces to work in, and iproute2 to look at them.
+//! Network namespaces for tests, and iproute2 to inspect them.
 
 use std::{
     os::fd::{AsFd, AsRawFd},
@@ -87,8 +87,8 @@ impl Container {
     }
 }
 
-/// A further host with the usual switch: a bridge, a TAP whose other end nobody reads, and VXLAN
-/// devices for both families; on the underlay `wan`.
+/// A further host with the usual switch: a bridge, a TAP whose other end is not read, and VXLAN devices for
+/// both families; on the underlay `wan`.
 pub(crate) struct Host {
     pub(crate) namespace: Container,
     pub(crate) kernel: Kernel,
@@ -189,7 +189,7 @@ pub(crate) fn wait_until(mut is_so: impl FnMut() -> bool) -> bool {
     false
 }
 
-/// Waits until a device has its carrier; the kernel tells that a moment later.
+/// Waits until a device has its carrier; the kernel reports it a moment later.
 pub(crate) fn wait_until_up(name: &str) {
     for _ in 0..2000 {
         if link(name)["operstate"] == "UP" {
@@ -200,7 +200,7 @@ pub(crate) fn wait_until_up(name: &str) {
     panic!("{name} does not come up: {}", link(name));
 }
 
-/// Compares what was shown at two moments, and shows only what differs.
+/// Compares two snapshots and shows only the differences.
 pub(crate) fn assert_same(now: &[Value], before: &[Value]) {
     let mut found = Vec::new();
     differences(&now.into(), &before.into(), "", &mut found);
@@ -225,7 +225,7 @@ fn differences(now: &Value, before: &Value, path: &str, found: &mut Vec<String>)
     }
 }
 
-/// Takes out what moves by itself: a bridge's timers and what it learned.
+/// Removes values that change by themselves: a bridge's timers and learned entries.
 fn forget_changing(value: &mut Value) {
     match value {
         Value::Array(list) => {

@@ -1,6 +1,6 @@
-//! The kernel's state after the calls of this crate, read back by iproute2 as an independent
-//! referee. Every test runs in network namespaces of its own on a thread of its own, so nothing of
-//! the machine is touched. Needs root, iproute2, iputils-ping and tcpdump.
+//! The kernel's state after calls of this crate, read back by iproute2 as an independent referee. Every test
+//! runs on a separate thread in new network namespaces, so it does not touch the machine. Needs root,
+//! iproute2, iputils-ping and tcpdump.
 #![allow(clippy::unwrap_used)]
 // Figures go to the log.
 #![allow(clippy::print_stderr)]

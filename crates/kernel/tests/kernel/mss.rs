@@ -54,7 +54,7 @@ fn clamped(clamp: fn(Kernel) -> Result<MssClamp, KernelError>) {
         let wanted = [([2, 0, 0, 0, 1, 9], 1280), (REMOTE, 1300)];
         assert!(!clamp.set(&wanted).await.unwrap());
         assert_eq!(hosts[0].namespace.run("nft", &["-a", "list", "ruleset"]), before);
-        // Another endpoint's path says nothing of this one's.
+        // Another endpoint's path does not affect this one.
         assert!(clamp.set(&[([2, 0, 0, 0, 1, 9], 1280)]).await.unwrap());
         assert_eq!(segment_sizes(&containers, "10.32.0.2:5004"), [1336, 1336]);
         assert!(clamp.remove().await.unwrap());

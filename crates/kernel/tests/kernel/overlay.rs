@@ -31,7 +31,7 @@ fn endpoint(n: u8, peer: u16) -> ([u8; 6], Vec<IpAddr>, u16) {
     ([0x02, 0, 0, 0, 9, n], vec![IpAddr::from([10, 40, 0, n])], peer)
 }
 
-/// Every entry of ours, in short: device, MAC, where to.
+/// Every entry of ours, in short: device, MAC, destination.
 fn entries() -> Vec<String> {
     let all = json("bridge", &["-j", "-d", "fdb", "show"]);
     let mut list = Vec::new();
@@ -95,7 +95,7 @@ fn a_peer_moves_with_its_entries() {
             (Via::Tap, &on_tap),
         ] {
             overlay.set_peer(7, way).await.unwrap();
-            // What was left for frames under way goes with the next call.
+            // The next call removes the entries that were kept for frames in flight.
             overlay.set_peers(&[]).await.unwrap();
             assert_eq!(&entries(), wanted, "{way:?}");
             assert_eq!(overlay.resync().await.unwrap(), 0);
@@ -145,13 +145,13 @@ fn what_was_deleted_by_hand_comes_back() {
         run("ip", &["neigh", "del", "10.40.0.1", "dev", BRIDGE]);
         assert_eq!(overlay.resync().await.unwrap(), 4);
         assert_eq!(entries(), whole);
-        // Entries that nobody wants.
+        // Unwanted entries.
         run("bridge", &["fdb", "add", "02:00:00:00:09:77", "dev", "weft-vxlan", "dst", "1.2.3.4"]);
         run("bridge", &["fdb", "append", MAC, "dev", "weft-vxlan", "dst", "1.2.3.4"]);
         run("bridge", &["fdb", "append", ZERO, "dev", "weft-vxlan", "dst", "1.2.3.4"]);
         overlay.resync().await.unwrap();
         assert_same(&snapshot(), &before);
-        // The device deleted and made anew, at which a call stumbles or the caller tells.
+        // The device is deleted and recreated; a call fails or the caller resyncs.
         run("ip", &["link", "delete", "weft-vxlan"]);
         assert!(kernel.ensure_vxlan(&vxlan_spec(OuterFamily::V4)).await.unwrap());
         overlay.resync().await.unwrap();
@@ -211,19 +211,20 @@ fn the_bridge_does_not_answer_for_an_address_that_somebody_else_announces() {
         overlay.set_peer(1, via("192.0.2.1")).await.unwrap();
         overlay.set_endpoints(&[(mac, addresses.clone(), peer)], &[]).await.unwrap();
         let whole = entries();
-        // Of who has it, and of an address that nobody has.
+        // An announcement by the holder, and one of an unknown address.
         assert!(!overlay.handle_announcement(address, mac).await.unwrap());
         assert!(!overlay.handle_announcement([10, 40, 0, 99].into(), other).await.unwrap());
         assert_eq!(entries(), whole);
         assert!(overlay.handle_announcement(address, other).await.unwrap());
         assert!(!overlay.handle_announcement(address, other).await.unwrap());
         assert!(!answers());
-        // Neither a look at the kernel nor the same word again makes it answer, and the way to the endpoint stays.
+        // Neither a resync nor the same endpoint set again makes it answer, and the way to the endpoint
+        // stays.
         assert_eq!(overlay.resync().await.unwrap(), 0);
         overlay.set_endpoints(&[(mac, addresses.clone(), peer)], &[]).await.unwrap();
         assert_eq!(entries().len(), whole.len() - 1);
         assert!(!answers());
-        // The endpoint says that it has it.
+        // The endpoint announces the address.
         assert!(overlay.handle_announcement(address, mac).await.unwrap());
         assert_eq!(entries(), whole);
         // Another endpoint has it now.

@@ -1,4 +1,4 @@
-//! What Weft reads of the host's routing.
+//! The host's routing as Weft reads it.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -103,7 +103,7 @@ fn a_range_is_refused_only_for_a_route_in_it_that_is_taken() {
         }
         let text = kernel.check_range(net("10.192.0.0/12")).await.unwrap_err().to_string();
         assert!(text.contains("10.200.0.0/16 via up0"), "{text}");
-        // A less specific route takes nothing away, nor one of a table that is not asked.
+        // A less specific route hides nothing, nor does one of a table that is not consulted.
         for range in ["10.200.5.0/24", "172.16.0.0/12"] {
             kernel.check_range(net(range)).await.unwrap();
             let routes = kernel.range_routes(net(range)).await.unwrap();
@@ -147,7 +147,7 @@ fn routes_over_a_device_are_told_as_they_come_and_go() {
         make_device("d0");
         make_device("other");
         for device in ["d0", "other"] {
-            // Nothing of IPv6, so that what is told is told for what is done here.
+            // No IPv6, so that only this test's changes are reported.
             let setting = format!("/proc/sys/net/ipv6/conf/{device}/disable_ipv6");
             std::fs::write(setting, "1").unwrap();
             switch_on(device);
@@ -182,13 +182,14 @@ fn routes_over_a_device_are_told_as_they_come_and_go() {
         let both =
             [of("0.0.0.0/0", "10.8.0.3", 0), own.clone(), of("172.20.0.0/16", "10.8.0.2", 5)];
         assert_eq!(next().await, both);
-        // What leads elsewhere is not told: the next one is.
+        // A route that leads elsewhere is not reported: the next change is.
         run("ip", &["route", "add", "172.30.0.0/16", "dev", "other"]);
         run("ip", &["route", "del", "172.20.0.0/16", "table", "77"]);
         assert_eq!(next().await, both[..2]);
         run("ip", &["route", "del", "default"]);
         assert_eq!(next().await, std::slice::from_ref(&own));
-        // Switched off, a device loses its routes without a word of them; its own comes back with it.
+        // When a device goes down, its routes vanish without a notice. Its own route returns when it is up
+        // again.
         run("ip", &["route", "add", "172.21.0.0/16", "via", "10.8.0.2"]);
         assert_eq!(next().await, [own.clone(), of("172.21.0.0/16", "10.8.0.2", 0)]);
         run("ip", &["link", "set", "d0", "down"]);
@@ -214,7 +215,7 @@ fn ipv6_routes_over_a_device_are_told_as_they_come_and_go() {
             gateway: Some("fd08::2".parse().unwrap()),
             metric: 9,
         };
-        // The system has routes of its own there, which may be told on the way.
+        // The system adds routes there by itself, which may be reported meanwhile.
         let mut until = async |is_there: bool| loop {
             let next = tokio::time::timeout(PATIENCE, watch.next()).await;
             let routes = next.expect("routes must be told").unwrap();
@@ -240,7 +241,7 @@ fn routes_whose_notices_were_lost_are_told_all_the_same() {
         let index = u32::try_from(link("d0")["ifindex"].as_u64().unwrap()).unwrap();
         let mut watch = Kernel::new().unwrap().watch_routes(index).unwrap();
         assert_eq!(watch.next().await.unwrap(), []);
-        // Many times what the socket holds, none of it read.
+        // Many times the capacity of the socket, none of it read.
         let flood = std::env::temp_dir().join(format!("weft-routes-{}", std::process::id()));
         let change = |metric| format!("route add 172.20.0.0/16 dev d0 metric {metric}\n");
         std::fs::write(&flood, (1..=12_000).map(change).collect::<String>()).unwrap();

@@ -1,5 +1,6 @@
-//! Who may send from which Ethernet address, over plain VXLAN: there the outer address stands for the peer.
-//! That IPsec's states do, whatever the outer address, is shown in a guest whose kernel has ESP.
+//! Which peer may send from which Ethernet address, over plain VXLAN: there the outer address identifies the
+//! peer. Another test, in a guest whose kernel has ESP, shows that IPsec's states identify it at any outer
+//! address.
 
 use std::{net::IpAddr, net::UdpSocket, time::Duration};
 
@@ -13,7 +14,7 @@ use crate::{
 };
 
 const PORTS: [&str; 2] = ["weft-vxlan", "weft-vxlan6"];
-/// How long to wait for what must come, and for what must not.
+/// How long to wait for frames that must arrive, and for frames that must not.
 const ARRIVAL: Duration = Duration::from_secs(5);
 const SILENCE: Duration = Duration::from_millis(500);
 
@@ -37,7 +38,7 @@ fn outer(n: u8) -> [IpAddr; 2] {
 fn take(container: &Container, n: u8) {
     let mac = mac(n).map(|byte| format!("{byte:02x}")).join(":");
     container.run("ip", &["link", "set", "weft0", "address", &mac]);
-    // It asks nobody for its neighbour's address: its own bridge might not let the answer through.
+    // A fixed neighbour entry, so that it sends no query: its own bridge might drop the answer.
     let to = mac1();
     container.run("ip", &["neighbour", "replace", "10.32.0.1", "lladdr", &to, "dev", "weft0"]);
 }
@@ -46,7 +47,7 @@ fn mac1() -> String {
     mac(1).map(|byte| format!("{byte:02x}")).join(":")
 }
 
-/// Whether what this container sends comes to container 1. Its first datagrams may be lost.
+/// Whether a datagram from this container reaches container 1. The first ones may be lost.
 fn arrives(from: &Container, listener: &UdpSocket, limit: Duration) -> bool {
     let sender = from.inside(|| UdpSocket::bind("0.0.0.0:0").unwrap());
     let tries = limit.as_millis() / 100;
@@ -69,7 +70,7 @@ fn a_peer_sends_from_its_own_addresses_alone() {
             for other in &mut others {
                 other.ensure(&remotes).await.unwrap();
             }
-            // What is known before the guard stands is there with it, and later changes at once.
+            // Members set before the guard stands are written with it, and later changes at once.
             senders.set_macs(&[(mac(2), peer(2))], &[]).await.unwrap();
             senders.set_peer(peer(2), number(2), outer(2)).await.unwrap();
             assert!(guard.ensure(&remotes).await.unwrap());

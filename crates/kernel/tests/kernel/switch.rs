@@ -16,10 +16,10 @@ use crate::lab::{
 
 /// How long to wait for a datagram that must come.
 const ARRIVAL: Duration = Duration::from_secs(5);
-/// How long to wait for one that must not.
+/// How long to wait for a datagram that must not arrive.
 const SILENCE: Duration = Duration::from_millis(300);
 
-/// What host `n` is reached by from the others.
+/// The way to host `n` from the others.
 fn via(family: OuterFamily, n: u8) -> Via {
     let remote = match family {
         OuterFamily::V4 => Ipv4Addr::new(192, 0, 2, n).into(),
@@ -211,7 +211,7 @@ fn moving_a_peer_under_traffic_loses_nothing() {
 fn questions_for_known_endpoints_do_not_leave_the_host() {
     on_a_host(|| async {
         let (mut hosts, containers) = hosts(OuterFamily::V4, 2).await;
-        // The remote container does not answer at all: who resolves it was answered here.
+        // The remote container does not answer at all: any answer comes from this host.
         hosts[1].namespace.run("ip", &["link", "set", BRIDGE, "down"]);
         hosts[0].overlay.resync().await.unwrap();
         for address in ["10.32.0.2", "fd32::2"] {
@@ -232,7 +232,7 @@ fn a_packet_too_big_for_the_way_is_answered_with_the_right_mtu() {
             let four = path_mtu(&containers[0], "10.32.0.2", mtu);
             assert!(four, "IPv4 in {family:?}");
             assert!(path_mtu(&containers[0], "fd32::2", mtu), "IPv6 in {family:?}");
-            // And what does fit arrives.
+            // A packet that fits arrives.
             let fits = (mtu - 28).to_string();
             containers[0].run("ping", &["-c", "1", "-M", "do", "-s", &fits, "10.32.0.2"]);
         });
@@ -262,7 +262,7 @@ fn tcp_finds_the_smaller_mtu_by_itself() {
     });
 }
 
-/// Sends so many bytes by TCP from the first container to the second.
+/// Sends this many bytes by TCP from the first container to the second.
 fn transfer(containers: &[Container], bytes: usize) {
     use std::io::{Read, Write};
     let listener = containers[1].inside(|| std::net::TcpListener::bind("10.32.0.2:5001").unwrap());

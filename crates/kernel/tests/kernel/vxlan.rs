@@ -1,4 +1,4 @@
-//! VXLAN devices: as wanted, put right, made anew, and never somebody else's.
+//! VXLAN devices: made as wanted, corrected, recreated, and never taken from another program.
 
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
@@ -161,7 +161,8 @@ fn a_device_with_other_options_is_made_anew() {
     }
 }
 
-/// A device whose options are changed takes remote checksum marks for reserved bits, on Linux 6.14 and later.
+/// After a change of options, a device treats remote checksum flags as reserved bits, on Linux 6.14 and
+/// later.
 #[test]
 fn a_device_that_begins_or_ends_to_cut_is_made_anew() {
     on_a_host(|| async {
@@ -172,7 +173,7 @@ fn a_device_that_begins_or_ends_to_cut_is_made_anew() {
             assert_eq!(kernel.ensure_vxlan(&with(cut)).await.unwrap(), made, "{df}");
             assert_eq!(options("weft-vxlan")["df"], df);
         }
-        // Whoever else changes it.
+        // Another program changes it.
         run("ip", &["link", "set", "weft-vxlan", "type", "vxlan", "id", "1", "df", "set"]);
         assert!(kernel.ensure_vxlan(&with(true)).await.unwrap());
         assert_eq!(options("weft-vxlan")["df"], "unset");
@@ -238,7 +239,7 @@ fn stop_leaves_nothing_of_ours_and_all_of_theirs() {
         kernel.ensure_vxlan(&probe_spec()).await.unwrap();
         assert_eq!(kernel.remove_all(BRIDGE).await.unwrap(), 4);
         assert_same(&snapshot(), &before);
-        // The bridge deleted by hand: what stood beside it goes all the same.
+        // The bridge is deleted by hand: the other devices of ours are still removed.
         kernel.ensure_vxlan(&probe_spec()).await.unwrap();
         assert_eq!(kernel.remove_all(BRIDGE).await.unwrap(), 1);
         assert!(!has_link("weft-probe") && has_link("theirs"));

@@ -26,7 +26,7 @@ fn what_happens_to_a_device_is_told_in_order() {
         let kernel = Kernel::new().unwrap();
         let mut watch = kernel.watch().await.unwrap();
         let name = || "d0".to_owned();
-        // A bridge without an address of its own takes its port's, which is an event.
+        // A bridge without a fixed address takes that of its port, which is an event.
         run("ip", &["link", "add", "d0", "address", "02:00:00:00:00:01", "type", "bridge"]);
         run("ip", &["link", "set", "before", "master", "d0"]);
         switch_on("before");

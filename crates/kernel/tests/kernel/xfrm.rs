@@ -87,7 +87,7 @@ fn calls_given_up_do_not_disturb_the_next() {
         let xfrm = Xfrm::open().unwrap();
         let many: Vec<_> = (1..=200).map(|number| to(id(number, 6787), 0x1000)).collect();
         for _ in 0..10 {
-            // One poll: what is sent is sent, and nobody waits for the answer.
+            // Polls once: the request is sent, and the answer is not awaited.
             let _ = tokio::time::timeout(Duration::ZERO, xfrm.set_policies(&many)).await;
             let _ = tokio::time::timeout(Duration::ZERO, xfrm.own_policies()).await;
         }
@@ -163,7 +163,7 @@ fn inbound_policies_are_made_as_wanted_and_mended() {
         assert_eq!(xfrm.set_entry_policies(&all).await.unwrap(), 2);
         assert!(!shown().contains("level use\nsrc"), "{}", shown());
         assert_eq!(xfrm.remove_own().await.unwrap(), Removed { states: 0, policies: 3 });
-        // Somebody else's is left alone.
+        // Another program's policy stays.
         let words = "xfrm policy add src ::/0 dst ::/0 proto udp dport 6787 dir in action block";
         run("ip", &words.split_whitespace().collect::<Vec<_>>());
         let foreign = shown();

@@ -1,5 +1,5 @@
-//! Broadcasts and mixed engines. The vector engine is played by the test: it reads each host's TAP
-//! and gives its frames to the TAPs of the hosts that it serves.
+//! Broadcasts and mixed engines. The test plays the vector engine: it reads each host's TAP and gives its
+//! frames to the TAPs of the hosts that it serves.
 
 use std::{
     collections::HashMap,
@@ -200,7 +200,7 @@ fn a_broadcast_arrives_once_with_mixed_engines() {
         (2, &[(1, tunnel(1, Outer::Ipv4)), (3, Via::Tap)]),
         (3, &[(1, Via::Tap), (2, tunnel(2, Outer::Ipv6))]),
     ];
-    // What host 3 sends to 2 comes from its IPv6 address.
+    // Packets from host 3 to host 2 come from its IPv6 address.
     let sources = vec![crate::lab::underlay_address(3, Outer::Ipv6)];
     let edit = weft_kernel::odp::OdpEdit::Sources(crate::lab::peer(3), sources);
     wait(three.hosts[1].switch.apply(vec![edit])).unwrap();
@@ -261,7 +261,7 @@ fn moving_a_peer_touches_only_its_flows() {
             a.space.run(&format!("ping -c 5 -i 0.1 -W 20 {}", to_three.ipv4()));
             let later = one.counters();
             let asked = later.upcalls - after.upcalls;
-            // Frames from the other host come in by another port: a flow each.
+            // Frames from the other host arrive by another port: a flow each.
             assert!(asked <= 4, "{asked} upcalls after the move");
             one.audit();
         }

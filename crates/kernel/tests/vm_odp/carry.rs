@@ -78,7 +78,7 @@ fn check_outer(seen: &str, outer: Outer) {
     let datagrams: Vec<&str> = seen.lines().filter(|line| line.contains(&to_port)).collect();
     assert!(datagrams.len() > 20, "{seen}");
     for line in datagrams {
-        // tcpdump says of zero nothing over IPv4 and that it is bad over IPv6.
+        // tcpdump prints nothing for a zero checksum over IPv4, and an error over IPv6.
         let zero = match outer {
             Outer::Ipv4 => !line.contains("udp sum") && !line.contains("bad udp"),
             Outer::Ipv6 => line.contains("[bad udp cksum 0x0000 "),
@@ -116,7 +116,7 @@ fn tagged_frames_pass() {
         let before = one.counters().upcalls;
         a.space.run("ping -c 20 -i 0.05 -W 20 10.99.0.2");
         let more = one.counters().upcalls - before;
-        // Without flows each request and each answer comes up; what else does is the new
+        // Without flows, each request and each answer would come up. The remaining upcalls are the new
         // interfaces' own multicast.
         assert!(more < 20, "tagged frames have flows of their own, yet {more} came up");
     });
@@ -126,7 +126,7 @@ fn tagged_frames_pass() {
 fn bulk_traffic_stays_in_the_kernel() {
     two_hosts(Outer::Ipv4, |_, hosts, [a, _, c]| {
         a.pings(c);
-        // A server of its own for each: one that has not heard the end of a test yet refuses the next.
+        // A new server for each run: one that has not seen the end of a test refuses the next.
         let stream = |seconds: u32| {
             let _server = c.space.spawn("iperf3 -s");
             until("iperf3 listens", || c.space.run("ss -ltn").contains(":5201"));

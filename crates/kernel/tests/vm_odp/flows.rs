@@ -24,7 +24,7 @@ fn flows_that_nothing_uses_go() {
     join(&[&one, &two], &[&a, &c], Outer::Ipv4);
     let busy = a.space.spawn(&format!("ping -i 0.2 {}", c.ipv4()));
     until("there are flows", || one.counters().flows >= 2);
-    // What is used stays, over several sweeps, without being asked for again.
+    // A flow in use stays over several sweeps, and its frames cause no upcalls.
     sleep(Duration::from_secs(5));
     let before = one.counters().upcalls;
     sleep(Duration::from_secs(6));
@@ -62,7 +62,7 @@ fn a_flood_of_new_macs_is_bounded_and_counted() {
         for _ in 0..500 {
             sent += 1;
             let number = sent.to_be_bytes();
-            // A new source each time; to a container, to all, or to nobody that is known.
+            // A new source each time; to a container, to all, or to an unknown address.
             frame[VNET_LEN + 6..VNET_LEN + 8].copy_from_slice(&[0x06, 0]);
             frame[VNET_LEN + 8..VNET_LEN + 12].copy_from_slice(&number);
             let to = match sent % 3 {
@@ -74,7 +74,7 @@ fn a_flood_of_new_macs_is_bounded_and_counted() {
             noisy.send(&[IoSlice::new(&frame)]).unwrap();
         }
     }
-    // Who talks already is not disturbed: its frames do not come up.
+    // Established traffic is not disturbed: its frames do not come up.
     a.space.run(&format!("ping -c 5 -i 0.2 -W 20 {}", b.ipv4()));
     let mut last = 0;
     until("the queue is worked off", || {

@@ -1,4 +1,4 @@
-//! What others have stays, and what others break is repaired.
+//! Other programs' objects stay, and damage by other programs is repaired.
 
 use std::time::Duration;
 
@@ -55,7 +55,7 @@ fn a_datapath_or_device_under_our_name_is_not_touched() {
     assert_eq!(theirs.datapath(SWITCH), Some(other));
     assert_eq!(space.run("ip -o link show"), before);
     theirs.delete_datapath(other);
-    // A VXLAN device of somebody else on the UDP port.
+    // Another program's VXLAN device on the UDP port.
     space.run("ip link add theirs type vxlan id 5 dstport 6787");
     space.run("ip link set theirs up");
     space.enter(async {

@@ -71,7 +71,7 @@ impl Space {
 pub(crate) struct Running(Child);
 
 impl Running {
-    /// Ends it (SIGTERM) and returns what it printed.
+    /// Ends it (SIGTERM) and returns its output.
     pub(crate) fn end(mut self) -> String {
         run(&format!("kill {}", self.0.id()));
         let mut text = String::new();
@@ -171,7 +171,7 @@ impl Host {
         audit
     }
 
-    /// Tells this host of a container elsewhere.
+    /// Tells this host about a container on another host.
     pub(crate) fn knows(&self, container: &Container) {
         let entry = [(container.mac, peer(container.host))];
         wait(self.switch.set_endpoints(&entry, &[])).unwrap();
@@ -266,7 +266,7 @@ pub(crate) fn tunnel(number: u8, outer: Outer) -> Via {
     Via::Tunnel { remote: underlay_address(number, outer), local: None }
 }
 
-/// Joins hosts pairwise by tunnels, and tells each of the others' containers.
+/// Joins hosts pairwise by tunnels, and tells each about the others' containers.
 pub(crate) fn join(hosts: &[&Host], containers: &[&Container], outer: Outer) {
     for host in hosts {
         for other in hosts.iter().filter(|other| other.number != host.number) {
@@ -289,7 +289,7 @@ pub(crate) fn until(what: &str, mut holds: impl FnMut() -> bool) {
 
 /// All packets that pass an interface, as tcpdump prints them.
 pub(crate) fn capture(space: &Space, interface: &str, filter: &str) -> Capture {
-    // Without times, whose digits may be those of a port.
+    // Without timestamps, whose digits may match a port.
     let line = format!("tcpdump -Z root -i {interface} -nn -t -v -l --immediate-mode {filter}");
     let sockets = || space.run("cat /proc/net/packet").lines().count();
     let before = sockets();

@@ -1,4 +1,4 @@
-//! `kill -9` and what comes after; and hosts of the other kind.
+//! Restarts after `kill -9`; and hosts of the other kind.
 
 use std::{thread::sleep, time::Duration};
 
@@ -57,7 +57,7 @@ fn a_killed_switch_is_taken_over() {
         kernel.attach(&attach_spec(1, 1, &inside)).await.unwrap();
         kernel
     });
-    // A container that ends while nobody is there to take its port out.
+    // A container that ends while no daemon runs that could remove its port.
     let ended = Space::new();
     let mut old = attach_spec(1, 9, &ended);
     old.host_name = "weft-old".into();
@@ -71,7 +71,7 @@ fn a_killed_switch_is_taken_over() {
     let theirs = Theirs::new(&space);
     let datapath = theirs.datapath(SWITCH).unwrap();
     running.kill_9();
-    // What had flows goes on without anybody.
+    // Traffic with flows continues without a daemon.
     sleep(Duration::from_millis(300));
     a.space.run(&format!("ping -c 5 -i 0.2 -W 2 {}", c.ipv4()));
     assert!(theirs.flows(datapath) > 0);
@@ -113,7 +113,7 @@ fn a_host_with_a_bridge_and_a_vxlan_device_is_a_peer() {
         };
         host.run("ip link add name sw type bridge");
         host.run("ip link set dev sw up mtu 1388 addrgenmode none");
-        // A device for IPv6 has no DF to set; 6.1 lets it be said anyway.
+        // A device for IPv6 has no DF to set, but Linux 6.1 accepts the option.
         host.run(&format!(
             "ip link add vx mtu 1388 type vxlan id 1 local {local} dstport 6787 noudpcsum \
              udp6zerocsumtx udp6zerocsumrx nolearning ttl 64"

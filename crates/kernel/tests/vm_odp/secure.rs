@@ -4,7 +4,7 @@ use std::{thread::sleep, time::Duration};
 
 use crate::lab::{Container, Host, Outer, PORT, Underlay, capture, join, underlay_address, until};
 
-/// By hand what the kernel engine does: transport mode, selector with the UDP port alone.
+/// Does by hand the work of the kernel engine: transport mode, selector with the UDP port alone.
 fn protect(host: &Host, other: u8, outer: Outer) {
     let (own, remote) = (underlay_address(host.number, outer), underlay_address(other, outer));
     let key = |from: u8| format!("0x{}", format!("{from:02x}").repeat(36));

@@ -1,5 +1,5 @@
-//! A second hand on datapaths: requests made by `netlink-bindings`, sent on a plain socket. It plays
-//! the administrator, and somebody else's datapath.
+//! Another program that works on datapaths: requests made by `netlink-bindings`, sent on a plain socket. It
+//! plays the administrator, and the owner of a foreign datapath.
 
 use netlink_bindings::{
     nlctrl, ovs_datapath, ovs_flow, ovs_vport,
@@ -133,7 +133,7 @@ impl Theirs {
         self.run(&request, 2).unwrap();
     }
 
-    /// Makes a flow that drops what comes in by a port for one MAC.
+    /// Makes a flow that drops frames from a port to one MAC.
     pub(crate) fn new_flow(&self, datapath: u32, port: u32) {
         let header = ovs_flow::OvsHeader { dp_ifindex: datapath };
         let mut request = ovs_flow::Request::new().op_new_do(&header);

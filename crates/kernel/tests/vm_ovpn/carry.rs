@@ -1,4 +1,4 @@
-//! Packets that pass, with each cipher over each carrier, and what is told of peer and key.
+//! Packets that pass, with each cipher over each carrier, and the kernel's reports of peer and key.
 
 use std::{
     net::Ipv4Addr,

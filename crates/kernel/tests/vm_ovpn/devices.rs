@@ -50,7 +50,7 @@ fn who_may_not_administer_the_network_is_refused() {
     let [host] = hosts();
     let device = host.device(Mode::P2p);
     let error = host.space.within(|| {
-        // Of this thread alone, which ends with the request.
+        // Only this thread loses the capability, and it ends with the request.
         let all = capabilities(None).unwrap();
         let effective = all.effective.difference(CapabilitySet::NET_ADMIN);
         set_capabilities(None, CapabilitySets { effective, ..all }).unwrap();
@@ -60,7 +60,7 @@ fn who_may_not_administer_the_network_is_refused() {
         })
     });
     assert_eq!((error.errno(), error.refusal()), (Some(1), Some(Refusal::NotPermitted)), "{error}");
-    // Who may is told what is wrong.
+    // With the capability, the error names the actual problem.
     let error = wait(host.client.delete_peer(device, 1)).unwrap_err();
     assert_eq!(error.refusal(), Some(Refusal::Absent), "{error}");
 }

@@ -1,4 +1,4 @@
-//! The ends of peers, each told with its reason.
+//! The ends of peers, each reported with its reason.
 
 use std::{
     collections::HashSet,
@@ -80,7 +80,7 @@ fn every_new_peer_expires_of_which_nothing_is_heard() {
     }
 }
 
-/// A peer over TCP at `a`, whose other end is no device.
+/// A peer over TCP at `a`, whose other end is a plain socket.
 fn over_tcp(a: &Host, b: &Host) -> (u32, OvpnWatch, Carrier, TcpStream) {
     let device = a.device(Mode::P2p);
     let [here, there] = connection(a, b);
@@ -102,11 +102,11 @@ fn a_closed_connection_ends_its_peer() {
 fn the_other_ends_close_is_found_by_what_is_sent_next() {
     let [a, b] = hosts();
     let (device, mut watch, here, there) = over_tcp(&a, &b);
-    // What the device sends of its own accord would find the close before the test does.
+    // Packets that the device sends by itself would find the close before the test does.
     a.space.run(&format!("sysctl -q net.ipv6.conf.{DEVICE}.disable_ipv6=1"));
     wait(a.client.new_key(device, &key(PEER, Slot::Primary, 0, CIPHERS[2], false))).unwrap();
     drop(there);
-    // Of a close in good order the kernel tells nothing.
+    // The kernel sends no notice of a close in good order.
     std::thread::sleep(Duration::from_millis(500));
     assert_eq!(wait(a.client.peers(device)).unwrap().len(), 1);
     // A read does: it finds the end, and the error once something was sent that came back.
@@ -167,7 +167,7 @@ fn after_lost_notices_the_difference_is_found() {
     assert!(b.space.succeeds(&format!("ip link show {DEVICE}")));
 }
 
-/// How often what was asked for was done, and how often there was nobody to do it to.
+/// Changes keys until `over`, and counts successes and requests for absent peers.
 fn ask_for_keys(client: &OvpnClient, device: u32, peers: u32, seen: &Seen, over: &AtomicBool) {
     let mut turn = 0;
     while !over.load(SeqCst) {
@@ -188,14 +188,14 @@ fn ask_for_keys(client: &OvpnClient, device: u32, peers: u32, seen: &Seen, over:
     }
 }
 
-/// What came of keys that were asked for.
+/// Results of requests for keys.
 #[derive(Debug, Default)]
 struct Seen {
     done: AtomicU32,
     absent: AtomicU32,
 }
 
-/// Says that it is over as it goes, also by a panic.
+/// Sets the flag on drop, also by a panic.
 struct Ends<'a>(&'a AtomicBool);
 
 impl Drop for Ends<'_> {
@@ -217,7 +217,7 @@ fn peers_come_and_go_while_keys_are_installed() {
         wait(a.client.new_peer(device, carrier.fd(), &new)).unwrap();
     };
     make(STAYS);
-    // With a socket of its own, so that neither waits for the other.
+    // On a separate socket, so that neither waits for the other.
     let other = a.space.enter(OvpnClient::open()).unwrap();
     let (begin, seen, over) = (Instant::now(), Seen::default(), AtomicBool::new(false));
     let is_enough = || seen.done.load(SeqCst) > 0 && seen.absent.load(SeqCst) > 0;

@@ -124,7 +124,7 @@ pub(crate) fn told(watch: &mut OvpnWatch, device: u32) -> Notification {
     notice.what
 }
 
-/// What carries the packets between two hosts.
+/// The transport between two hosts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Outer {
     Udp4,

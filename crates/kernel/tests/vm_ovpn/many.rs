@@ -12,7 +12,7 @@ fn at_server(number: u8) -> PeerAttributes {
     PeerAttributes {
         vpn_ipv4: Some(Ipv4Addr::new(10, 8, 0, number)),
         vpn_ipv6: Some(format!("fd08::{number}").parse().unwrap()),
-        // What it is sent bears another id than what it sends.
+        // Packets to it carry a different id than packets from it.
         tx_id: Some(100 + u32::from(number)),
         ..peer(u32::from(number), Some(address(number, Outer::Udp4)))
     }

@@ -1,5 +1,5 @@
-//! The kernel as referee of the rules of userspace's device: what it refuses they must refuse, with the
-//! same number, and nothing else.
+//! The kernel as referee of the userspace device's rules: they must refuse exactly what the kernel refuses,
+//! with the same error number.
 
 use std::{
     collections::BTreeMap,
@@ -44,7 +44,7 @@ impl Dice {
     }
 }
 
-/// Where rules and kernel said different things: how often, and one case.
+/// Disagreements between rules and kernel: how many, and one case.
 #[derive(Default)]
 struct Differences(BTreeMap<String, (usize, String)>);
 
@@ -162,7 +162,7 @@ fn new_peers_are_refused_as_by_the_rules() {
             let udp = transport != Transport::Tcp;
             let case = attributes(&mut dice, mode, udp, false);
             let ours = match rules::new_peer(mode, transport, &case) {
-                // The kernel takes what userspace could not even send to.
+                // The kernel accepts addresses that userspace could not send to.
                 Ok(_) | Err(DeviceError::WrongFamily) => Ok(()),
                 Err(error) => Err(error.errno()),
             };

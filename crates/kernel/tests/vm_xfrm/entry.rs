@@ -1,4 +1,4 @@
-//! What comes in where inbound policies say how it must have come.
+//! Packets that arrive where inbound policies say how they must have arrived.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -40,7 +40,7 @@ async fn only_ours(ipv6: bool) {
     assert!(pair.pings());
     assert_eq!(refused(), 0);
 
-    // In plain: only from whom a policy names.
+    // In plain: only from addresses that a policy names.
     assert!(a.xfrm.remove_policies(&[policy_id(a, b)]).await.pop().unwrap().unwrap());
     assert!(!pair.ping_succeeds());
     let before = refused();
@@ -57,7 +57,7 @@ async fn only_ours(ipv6: bool) {
     assert!(!pair.ping_succeeds());
     assert!(refused() > before);
 
-    // In somebody else's IPsec: it works, and is not ours.
+    // Inside another program's IPsec: it works, and the outer states are not ours.
     let ends = format!("src {} dst {}", a.outer, b.outer);
     for host in [a, b] {
         host.run(&format!(

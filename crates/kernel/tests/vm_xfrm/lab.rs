@@ -25,7 +25,7 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
 /// How long nothing must come to count as nothing.
 const QUIET: Duration = Duration::from_millis(300);
 
-/// Runs a test body on a runtime of its own.
+/// Runs a test body on a new runtime.
 pub(crate) fn block_on<F: Future<Output = ()>>(body: F) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(body);
@@ -93,7 +93,7 @@ impl Host {
         }))
     }
 
-    /// Writes what passes on the cable to a file.
+    /// Writes packets on the cable to a file.
     pub(crate) fn capture(&self, file: &str, filter: &str) -> Running {
         let _ = std::fs::remove_file(file);
         let line = format!("tcpdump -Z root --immediate-mode -i u0 -U -w {file} {filter}");
@@ -214,7 +214,7 @@ impl Pair {
     }
 }
 
-/// An outbound state without limits. Every SPI has a key of its own.
+/// An outbound state without limits. Every SPI has a different key.
 pub(crate) fn state(from: &Host, to: &Host, spi: u32) -> StateSpec {
     let mut key = [0x42; 36];
     key[..4].copy_from_slice(&spi.to_be_bytes());

@@ -1,4 +1,4 @@
-//! What others do to the states and policies, and what is left after a restart.
+//! Changes of states and policies by other programs, and leftovers after a restart.
 
 use std::time::Duration;
 
@@ -80,7 +80,7 @@ fn a_restart_removes_exactly_its_own() {
         assert_eq!(a.xfrm.own_states().await.unwrap().len(), 3);
         assert_eq!(a.xfrm.own_policies().await.unwrap().len(), 2);
 
-        // What another process finds after this one was killed.
+        // Another process removes the objects after this one was killed.
         let runtime = tokio::runtime::Handle::current();
         let again = a.within(|| {
             let _guard = runtime.enter();

@@ -10,7 +10,7 @@ use weft_kernel::xfrm::{Direction, PolicySpec, StateSpec, XfrmEvent};
 use crate::lab::{Host, block_on, policy, rest, state};
 
 const PEERS: u16 = 1000;
-/// What installing, rekeying or removing all of them may take.
+/// Time limit to install, rekey or remove all of them.
 const LIMIT: Duration = Duration::from_secs(5);
 
 fn peer(number: u16) -> IpAddr {

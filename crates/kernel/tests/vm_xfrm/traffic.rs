@@ -1,4 +1,4 @@
-//! What the states do to packets.
+//! The effect of states on packets.
 
 use std::{
     net::UdpSocket,
@@ -91,7 +91,8 @@ async fn carries(pair: &Pair, cipher: Cipher, ports: Option<UdpPorts>, spi: u32)
     };
     let tcpdump = [pair.a.capture(&clear, "udp dst port 6787"), pair.a.capture(&sealed, format)];
     assert!(pair.pings(), "{cipher} {ports:?}");
-    // One of its own: with other SAs the end of a test may not come, and a server that waits for it refuses the next.
+    // A new server: with other SAs the end of a test may not arrive, and a server that waits for it refuses
+    // the next.
     let server = pair.b.start("iperf3 -s");
     let deadline = Instant::now() + PATIENCE;
     while !pair.b.run("ss -ltn").contains(":5201") {
@@ -215,7 +216,7 @@ fn a_peer_behind_another_address_is_reported_once_in_a_while() {
     block_on(async {
         let pair = Pair::new(false);
         pair.connect(Cipher::Aes256Gcm, Some(PORTS), 0x4000).await;
-        // As through a NAT: the packets come from another port than the receiver was told.
+        // As through a NAT: the packets come from another port than the receiver expects.
         let moved = UdpPorts { source: 40_000, destination: ENCAP_PORT };
         let spec = StateSpec { encapsulation: Some(moved), ..state(&pair.a, &pair.b, 0x4100) };
         let told = StateSpec { encapsulation: Some(PORTS), ..spec.clone() };

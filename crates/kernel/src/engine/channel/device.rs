@@ -26,14 +26,14 @@ use crate::engine::worker::Worker;
 use crate::error::KernelError;
 use crate::ovpn::{OvpnClient, OvpnDevice, OvpnDeviceSpec, OvpnError, OvpnWatch, Refusal, Watched};
 
-/// The largest MTU that the device takes, in bytes: what is sent by it is cut to the containers' MTU, and
-/// a probe may be as long as any path carries.
+/// The largest MTU of the device, in bytes. Containers' MTUs limit data packets, but a probe may be as long
+/// as any path carries.
 const MTU_BYTES: u32 = 65_535 - 84;
-/// How long what a device has told about the kernel is believed, in milliseconds. A device that comes and
-/// goes is noticed by other programs.
+/// How long a trial's result stays valid, in milliseconds. Other programs notice each device that comes and
+/// goes.
 const TRIED_MS: u64 = 60_000;
-/// Names of the peer that is made to see what the kernel takes. Nothing is sent to it: the device is off,
-/// and the addresses are for documentation (RFC 5737, RFC 3849).
+/// The peer of the trial that finds out which ciphers the kernel supports. Nothing is sent to it: the device
+/// is off, and the addresses are for documentation (RFC 5737, RFC 3849).
 const TRIAL: PeerSpec = PeerSpec {
     id: 1,
     tx_id: Some(2),
@@ -55,9 +55,9 @@ pub(in crate::engine) struct Channel {
     /// They outlive the device, and the daemon.
     pub(in crate::engine) sockets: Option<EncapSocket>,
     pub(super) open: Option<Open>,
-    /// Notices were lost, and what they said is to be found out at the next reading.
+    /// Notices were lost; the next reading makes up for them.
     pub(super) notices_lost: bool,
-    /// What a device has told about the kernel, and since when that is known.
+    /// The result of the last trial of the kernel, and when it ran.
     tried: Option<(Instant, Result<Vec<Cipher>, Reason>)>,
 }
 
@@ -69,18 +69,18 @@ pub(super) struct Open {
     pub(super) leaving: Leaving,
 }
 
-/// Peers without keys that are to be deleted. The kernel has deleted one only once all its processors have
-/// let go of it, which takes tens of milliseconds: one at a time, so that hundreds of them hold up nobody's
-/// probes. A new peer with the id or the address of one of them waits for its deletion.
+/// Peers without keys that wait for deletion. The kernel's deletion waits for all processors and takes tens
+/// of milliseconds. So peers are deleted one at a time, and hundreds of deletions do not delay probes. A new
+/// peer with the id or the address of one of them waits for its deletion.
 pub(super) struct Leaving {
-    /// The one that has been leaving for longest first.
+    /// The peer that has waited longest comes first.
     peers: VecDeque<(u32, Ipv6Addr)>,
-    /// Since when the next of them is due.
+    /// When the next deletion is due.
     next: Instant,
 }
 
 impl Channel {
-    /// Waits for what happens on the device by itself; for ever while there is none. Cancel safe.
+    /// Waits for the next notice of the device; pends while there is no device. Cancel safe.
     pub(in crate::engine) async fn next(&mut self) -> Result<Watched, OvpnError> {
         match &mut self.open {
             Some(open) => open.watch.next().await,
@@ -92,14 +92,14 @@ impl Channel {
         self.open.is_some()
     }
 
-    /// When a peer is to be deleted.
+    /// When the next peer is due for deletion.
     pub(in crate::engine) fn deletion_due(&self) -> Option<Instant> {
         self.open.as_ref().and_then(|open| open.leaving.due())
     }
 }
 
 impl Leaving {
-    /// Nobody; the first who comes is due at this time.
+    /// Starts empty; the first deletion is due at `now`.
     const fn new(now: Instant) -> Self {
         Self { peers: VecDeque::new(), next: now }
     }
@@ -108,18 +108,18 @@ impl Leaving {
         self.peers.push_back((id, address));
     }
 
-    /// When the next one is to be deleted. The time stands still until one was: with one made anew each
-    /// time that it is asked, events without end would put the deletion off without end.
+    /// When the next deletion is due. Only a deletion changes this time. If each call computed it, a stream
+    /// of events could defer the deletion indefinitely.
     fn due(&self) -> Option<Instant> {
         (!self.peers.is_empty()).then_some(self.next)
     }
 
-    /// Takes the one that has been leaving for longest.
+    /// Takes the peer that has waited longest.
     fn take(&mut self) -> Option<(u32, Ipv6Addr)> {
         self.peers.pop_front()
     }
 
-    /// One was deleted; the next is due.
+    /// Records a deletion; the next one is due now.
     const fn deleted(&mut self, now: Instant) {
         self.next = now;
     }
@@ -152,11 +152,11 @@ impl Worker {
         let tried = self.channel.tried.as_ref().filter(|(at, _)| stands(at));
         let ciphers = match tried.map(|(_, found)| found.clone()) {
             Some(found) => found,
-            // A module that is loaded later is found as soon as one of IPsec would be.
+            // A module that is loaded later is found as soon as an IPsec module would be.
             None => self.try_channel().await,
         }?;
-        // Where there is another format nothing looks again: a path that needs the port says so, and is
-        // tried again.
+        // With another format in use, this is not checked again. A path that needs the port reports the
+        // failure and is tried again.
         if !self.config.esp {
             self.try_port().map_err(failed)?;
         }
@@ -180,7 +180,7 @@ impl Worker {
         found
     }
 
-    /// Whether the port is to be had, or is ours already.
+    /// Whether the port is free or already ours.
     fn try_port(&self) -> Result<(), IoError> {
         match self.channel.sockets {
             Some(_) => Ok(()),
@@ -190,8 +190,7 @@ impl Worker {
         }
     }
 
-    /// Carries changes out in order. One that is refused is its path's failure, and spares the path the
-    /// rest.
+    /// Applies changes in order. A refused change fails its path, and the path's later changes are skipped.
     pub(in crate::engine) async fn change_channel(&mut self, changes: Vec<Change>) {
         if changes.iter().any(|change| matches!(change, Change::NewPeer(..)))
             && let Err(reason) = self.open_channel().await
@@ -249,7 +248,7 @@ impl Worker {
             Change::NewKey(path, key) => {
                 let way = if key.way == Way::Out { "out" } else { "in" };
                 self.keylog.note(way, key.spi, key.cipher, &key.key);
-                // What is sealed until the key is there counts twice rather than not at all.
+                // Packets sealed before the key is set count twice rather than not at all.
                 let sealed = match key.way {
                     Way::Out => client.peer(device, key.peer).await.ok(),
                     Way::In => None,
@@ -316,7 +315,7 @@ impl Worker {
         if self.channel.is_open() {
             return Ok(());
         }
-        // Nothing of the overlay may be there without the guard, which stands while IPsec is in use.
+        // Nothing of the overlay may be there without the guard, which stays in place while IPsec is in use.
         let Some(ipsec) = &self.ipsec else { return Err(NOT_RUNNING.into()) };
         if self.channel.sockets.is_none() {
             let (host, port) = (self.config.host, self.config.data_channel_port);
@@ -349,14 +348,14 @@ impl Worker {
     }
 
     async fn make_device(&self) -> Result<OvpnDevice, KernelError> {
-        // One that was lost sight of.
+        // Remove a device that an earlier attempt left.
         self.kernel.remove_device(DATA_CHANNEL_DEVICE).await?;
         let name = DATA_CHANNEL_DEVICE.to_owned();
         let spec = OvpnDeviceSpec { name, mode: Mode::Mp, own: true };
         self.kernel.create_ovpn_device(&spec).await
     }
 
-    /// What the host must have for the device.
+    /// The tunnel configuration that the host needs for the device.
     pub(super) fn tunnel(&self) -> TunnelSpec {
         let end = |way| self.config.local.tunnel_address(TunnelEnd { way, kernel: true });
         TunnelSpec {
@@ -364,8 +363,8 @@ impl Worker {
             mtu: MTU_BYTES,
             source: end(TunnelWay::From),
             local: end(TunnelWay::To),
-            // The kernel looks sources up too, and takes the gateway's address for one that another
-            // route would lead to.
+            // The kernel also looks up sources, and would take the gateway's address for one behind another
+            // route.
             destination: TUNNEL_PREFIX,
         }
     }
@@ -438,7 +437,7 @@ fn at(mut attributes: PeerAttributes, remote: SocketAddr) -> PeerAttributes {
     attributes
 }
 
-/// The key of one direction. That of the other is for nothing: random, and thrown away here.
+/// The key of one direction. The other direction's key is random and discarded here.
 fn key_attributes(key: &KeySpec) -> io::Result<KeyAttributes> {
     let used = KeyDirection {
         cipher_key: key.key.cipher_key().to_vec(),
@@ -470,8 +469,8 @@ fn fill(room: &mut [u8]) -> io::Result<()> {
     if filled < room.len() { Err(io::ErrorKind::UnexpectedEof.into()) } else { Ok(()) }
 }
 
-/// Empties both slots of a peer, the second one too where the first is refused. Returns how many were
-/// refused, and why the first of them was.
+/// Empties both slots of a peer, the second one even if the first is refused. Returns the number of refusals
+/// and the first one's reason.
 async fn empty_slots<F>(delete: impl Fn(Slot) -> F) -> (u64, Result<(), String>)
 where
     F: Future<Output = Result<(), OvpnError>>,
@@ -485,7 +484,7 @@ where
     (refused, deleted)
 }
 
-/// What is gone already is as good as deleted.
+/// Treats an object that is already gone as deleted.
 fn unless_gone(deleted: Result<(), OvpnError>) -> Result<(), String> {
     match deleted {
         Err(error) if is_gone(&error) => Ok(()),

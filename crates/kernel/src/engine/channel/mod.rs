@@ -1,13 +1,12 @@
 //! Format `ovpn` between hosts, moved by the kernel's data channel device (`docs/design/ovpn.md`).
 //!
-//! An SA is one direction, and a peer of the device has both under one key id. So a path has two peers
-//! of the device: a *receiver*, which opens what the other host sends, and a *sender*. The other half of
-//! their keys is random: it is never used, and nobody knows it. So each direction is rekeyed by itself,
-//! as in format `esp`.
+//! An SA is one direction, and a peer of the device has both under one key id. So a path has two peers of the
+//! device. A *receiver* opens the other host's packets, and a *sender* seals packets to it. The unused half
+//! of their keys is random and discarded. So each direction is rekeyed by itself, as in format `esp`.
 //!
-//! The device finds the peer to send to by the packet's destination and takes a packet only from the
-//! peer that its source belongs to. So each of its peers has a tunnel address: a receiver the one that
-//! the other host sends from, a sender the one that it receives at.
+//! The device selects the peer to send to by the packet's destination. It accepts a packet only from the peer
+//! that owns its source. So each of its peers has a tunnel address. A receiver has the address that the other
+//! host sends from; a sender has the address that the other host receives at.
 
 mod device;
 mod state;
@@ -25,14 +24,14 @@ pub(super) use self::state::ChannelState;
 pub(super) use self::watch::{is_channels, is_tunnel};
 use super::state::Way;
 
-/// What is to be done on the device.
+/// A change to make on the device.
 #[derive(Debug, PartialEq)]
 pub(super) enum Change {
     /// Make a peer.
     NewPeer(PathId, PeerSpec),
     /// Send to a peer at another address.
     SetRemote(PathId, u32, SocketAddr),
-    /// Put a key into a slot of a peer, in the place of what is there.
+    /// Put a key into a slot of a peer, in place of the present one.
     NewKey(PathId, KeySpec),
     /// Empty a slot of a peer.
     DeleteKey { id: u32, slot: Slot },
@@ -44,7 +43,7 @@ pub(super) enum Change {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct PeerSpec {
     pub(super) id: u32,
-    /// What the packets to it bear; only senders have it.
+    /// The peer id in packets to this peer; only senders have one.
     pub(super) tx_id: Option<u32>,
     pub(super) address: Ipv6Addr,
     pub(super) remote: SocketAddr,
@@ -62,7 +61,7 @@ pub(super) struct KeySpec {
     pub(super) key: SaKey,
 }
 
-/// What was done on the device and what came of it, for `weft report`.
+/// Counts of operations on the device and their results, for `weft report`.
 #[derive(Default)]
 pub(super) struct ChannelCounters {
     devices_made: u64,
@@ -115,8 +114,9 @@ impl Change {
     }
 }
 
-/// Cuts changes in two, each in order: what is to be there before frames are led to it, and what is
-/// deleted once no frame is led to it any more. A deletion that makes room for something is of the first.
+/// Splits changes in two lists, each in order. The first holds changes to apply before frames use the
+/// device's peers; the second, deletions to apply once no frame uses them. A deletion that makes room for a
+/// later change goes into the first list.
 pub(super) fn split(changes: Vec<Change>) -> (Vec<Change>, Vec<Change>) {
     let (mut ids, mut addresses) = (BTreeSet::new(), BTreeSet::new());
     let (mut first, mut last) = (Vec::new(), Vec::new());

@@ -1,5 +1,5 @@
-//! What the engine knows of paths of format `ovpn`, and what follows from a command, a notice or a
-//! reading. Pure, so that it can be tested without a kernel.
+//! The engine's view of paths of format `ovpn`, and its reaction to commands, notices and readings. Pure, so
+//! that tests need no kernel.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
@@ -14,17 +14,17 @@ use crate::engine::state::{Action, Way};
 use crate::engine::traffic::SaOf;
 use crate::xfrm::{Limits, StateId};
 
-/// The last byte of our senders' ids: no lane of ours has this number, and a receiver's id ends with its
-/// lane's.
+/// The last byte of our senders' ids. A receiver's id ends with its lane's number, and no lane of ours has
+/// this number.
 const SENDER_LANE: u32 = 0xff;
-/// Senders at most: as many ids end so, but for the one that says that there is none.
+/// The most senders: the number of ids with this last byte, except the id that means "none".
 const SENDERS_MAX: u32 = 0xffff;
 /// Bytes of a cipher's block.
 const BLOCK_BYTES: u64 = 16;
 
 /// Everything that the device holds for path choice.
 pub(in crate::engine) struct ChannelState {
-    /// Where a peer's packets come from as long as nothing is known of it.
+    /// The source port of a peer's packets until a packet shows another.
     port: u16,
     /// The number of the next sender.
     next: u32,
@@ -53,28 +53,28 @@ struct Receiver {
 
 struct Sender {
     id: u32,
-    /// What its packets bear.
+    /// The peer id in its packets.
     tx_id: u32,
     address: Ipv6Addr,
     remote: SocketAddr,
     spi: u32,
     limits: Limits,
-    /// What had been sealed when the SA began, ...
+    /// Usage of the sender when the SA began.
     base: Sealed,
-    /// ... and until the last reading.
+    /// Usage of the sender at the last reading.
     last: Sealed,
     told: Told,
 }
 
-/// What a sender has sealed since it was made.
+/// Packets and bytes that a sender has sealed since it was created.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(in crate::engine) struct Sealed {
     packets: u64,
-    /// At least those of their plaintext.
+    /// At least the bytes of their plaintext.
     bytes: u64,
 }
 
-/// What path choice was told of an SA's limits.
+/// The last usage limit of an SA that was reported to path choice.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Told {
     Nothing,
@@ -137,8 +137,8 @@ impl ChannelState {
         }
     }
 
-    /// Sends on an SA. Where its packets bear the same id as those of the one before, the key takes the
-    /// place of the older one between two packets.
+    /// Sends on an SA. If its packets carry the same id as those of the previous one, the new key replaces
+    /// the older one between two packets.
     pub(in crate::engine) fn install_outbound(
         &mut self,
         peer: PeerId,
@@ -198,8 +198,8 @@ impl ChannelState {
         self.forget_if_empty(path);
     }
 
-    /// Sends to another address. To one of the other family the sender's socket cannot, though the device
-    /// takes it: another sender is needed, and that needs another key.
+    /// Sends to another address. The sender's socket cannot send to an address of the other family, although
+    /// the device accepts it. That takes another sender, which needs another key.
     pub(in crate::engine) fn set_remote(
         &mut self,
         path: PathId,
@@ -208,7 +208,7 @@ impl ChannelState {
     ) {
         let remote = bare(remote);
         let Some(it) = self.paths.get_mut(&path) else { return };
-        // Packets that come from elsewhere after this are news.
+        // A packet from another address after this is news.
         it.heard = it.heard.filter(|heard| *heard == remote);
         let Some(sender) = it.sender.as_mut().filter(|sender| sender.remote != remote) else {
             return;
@@ -238,8 +238,8 @@ impl ChannelState {
         self.paths.retain(|_, it| it.peer != peer);
     }
 
-    /// The device is gone with all that it had: nothing of it is to be deleted again. Returns the paths
-    /// that had something there.
+    /// Forgets all paths after the device is gone, so that nothing of it is deleted again. Returns the paths
+    /// that it had.
     pub(in crate::engine) fn lost(&mut self) -> Vec<PathId> {
         std::mem::take(&mut self.paths).into_keys().collect()
     }
@@ -321,9 +321,9 @@ impl ChannelState {
     }
 }
 
-/// What the device tells.
+/// Reactions to events of the device.
 impl ChannelState {
-    /// An SA begins: its sender had sealed so much before.
+    /// Notes the start of an SA, and how much its sender had sealed before.
     pub(in crate::engine) fn key_began(&mut self, path: PathId, spi: u32, before: Sealed) {
         let sender = self.paths.get_mut(&path).and_then(|it| it.sender.as_mut());
         if let Some(sender) = sender.filter(|sender| sender.spi == spi) {
@@ -331,8 +331,7 @@ impl ChannelState {
         }
     }
 
-    /// A receiver's packets come from another address. What is to be told, if the path does not send
-    /// there.
+    /// Notes a receiver's new source address. Returns an event if the path sends to another address.
     pub(in crate::engine) fn floated(
         &mut self,
         id: u32,
@@ -344,7 +343,7 @@ impl ChannelState {
         it.moved(*path)
     }
 
-    /// The packet ids of a sender's key are used up, and the key is gone.
+    /// Reports that a sender's key is gone because its packet ids are used up.
     pub(in crate::engine) fn key_gone(&mut self, id: u32, key: u32) -> Option<EngineEvent> {
         let is_its = |sender: &Sender| sender.id == id && key_id(sender.spi) == key;
         let found = |(path, it): (&PathId, &mut Path)| {
@@ -356,7 +355,7 @@ impl ChannelState {
         (before < Told::Exhausted).then_some(event)
     }
 
-    /// A receiver or sender is gone. Its path, if it was somebody's.
+    /// Forgets a receiver or sender that is gone. Returns the path that it belonged to, if any.
     pub(in crate::engine) fn peer_gone(&mut self, id: u32) -> Option<PathId> {
         let path = self.paths.iter_mut().find_map(|(path, it)| it.take(id).then_some(*path))?;
         self.forget_if_empty(path);
@@ -374,7 +373,7 @@ impl ChannelState {
         actions
     }
 
-    /// The ids of the device's peers that are nobody's.
+    /// The ids of the device's peers that belong to no path.
     pub(in crate::engine) fn surplus(&self, found: &[PeerState]) -> Vec<u32> {
         let known: BTreeSet<u32> = self.paths.values().flat_map(Path::ids).collect();
         found.iter().map(|peer| peer.id).filter(|id| !known.contains(id)).collect()
@@ -391,8 +390,8 @@ impl ChannelState {
         self.paths.get(&path)?.sender.as_ref()
     }
 
-    /// No two peers of the device have one id or one tunnel address: what has them and is of another
-    /// path is left from one that this path takes the place of.
+    /// Deletes other paths' peers that have the same id or tunnel address, which no two peers of the device
+    /// may share. Such peers remain from a path that this one replaces.
     fn make_room(
         &mut self,
         path: PathId,
@@ -456,7 +455,7 @@ impl Path {
         receiver.is_some() || sender.is_some()
     }
 
-    /// What is to be told if the other end is heard from elsewhere than it is sent to.
+    /// Returns an event if the other end's packets come from another address than the path sends to.
     fn moved(&self, path: PathId) -> Option<EngineEvent> {
         let sent_to = self.sender.as_ref()?.remote;
         let remote = self.heard.filter(|heard| *heard != sent_to)?;
@@ -469,8 +468,8 @@ impl Path {
             gone.into_iter().for_each(|id| _ = self.take(id));
             actions.push(failed(path, "one of its peers in the data channel is gone"));
         }
-        // Of packets that still come from where they came from there is no notice, though the path
-        // may have been led elsewhere meanwhile.
+        // The kernel sends no notice if packets keep coming from the same address, although the path may send
+        // to another one by now.
         if let Some(receiver) = &mut self.receiver
             && let Some(state) = found.get(&receiver.id)
             && std::mem::replace(&mut receiver.packets, state.vpn.rx_packets) < state.vpn.rx_packets
@@ -487,7 +486,7 @@ impl Path {
 }
 
 impl Receiver {
-    /// The slot for another SA's key. Two keys of one id cannot be told apart.
+    /// The slot for another SA's key. Two keys of one id are indistinguishable.
     fn slot(&mut self, spi: u32) -> Slot {
         let alike = self.keys.iter().position(|(of, _)| key_id(*of) == key_id(spi));
         let replaced = alike.or((self.keys.len() >= Slot::ALL.len()).then_some(0));
@@ -500,7 +499,7 @@ impl Receiver {
 }
 
 impl Sender {
-    /// Judges what was sealed with the present key by its SA's limits.
+    /// Checks the usage of the present key against its SA's limits.
     fn read(&mut self, path: PathId, now: Sealed, actions: &mut Vec<Action>) {
         self.last = now;
         let packets = now.packets.saturating_sub(self.base.packets);
@@ -529,7 +528,7 @@ impl Sender {
 }
 
 impl Sealed {
-    /// What the device has counted.
+    /// Usage as the device counts it.
     pub(in crate::engine) const fn of(state: &PeerState) -> Self {
         Self { packets: state.link.tx_packets, bytes: state.link.tx_bytes }
     }

@@ -1,4 +1,4 @@
-//! What a command, a notice or a reading makes of the device's peers and keys.
+//! Tests which device peers and keys follow from commands, notices and readings.
 #![allow(clippy::unwrap_used)]
 
 use std::net::Ipv4Addr;
@@ -14,7 +14,7 @@ const PEER: PeerId = PeerId::from_bytes([7; 32]);
 const PATH: PathId = PathId(1);
 const NEXT: PathId = PathId(2);
 const LINK: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 2));
-/// What the packets of both ways bear: each end chooses by itself.
+/// The peer id in packets of both directions; each end chooses its value independently.
 const ID: u32 = 0x0012_3400;
 const SENDER: u32 = 0xff;
 
@@ -275,7 +275,7 @@ fn limits_are_told_once_and_a_key_that_is_used_up_goes() {
     assert_eq!(reading(&mut state, 20), []);
     assert_eq!(state.key_gone(SENDER, 0), None, "told before");
     assert_eq!(state.sender_keys().count(), 0);
-    // What was sealed before is not the next key's.
+    // Packets sealed earlier do not count for the next key.
     send(&mut state, PATH, spi(ID, 1), at(6784));
     assert_eq!(state.sender_keys().collect::<Vec<_>>(), [(SENDER, 1)]);
     assert_eq!(reading(&mut state, 22), []);
@@ -292,7 +292,7 @@ fn bytes_are_judged_by_the_blocks_that_they_may_cost() {
     let mut state = ChannelState::new(6786);
     let sa = OutboundSa { packets_soft: u64::MAX, packets_hard: u64::MAX, ..outbound(spi(ID, 0)) };
     state.install_outbound(PEER, PATH, &sa, at(6784), &mut Vec::new());
-    // One block for the packet, 938 for what is in it.
+    // One block for the packet, 938 for its contents.
     assert_eq!(state.read(&[sealed(1, 15_000)]), []);
     let spi = sa.spi;
     let near = Action::Tell(EngineEvent::OutboundNearLimit { path: PATH, spi });

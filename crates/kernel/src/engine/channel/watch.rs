@@ -1,5 +1,4 @@
-//! What happens on the data channel's device by itself: notices, counters that near a limit, and what
-//! somebody else has done to it.
+//! Events of the data channel's device: notices, counters near a limit, and changes by other programs.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv6Addr};
@@ -16,8 +15,8 @@ use crate::engine::worker::Worker;
 use crate::ovpn::{OvpnError, OvpnWatch, Refusal, Watched};
 use crate::xfrm::{StateId, StateUsage};
 
-/// How often the device's counters are read while something is sent by it, in milliseconds: it has no
-/// limits of its own.
+/// Interval of readings of the device's counters while the engine sends by it, in milliseconds. The device
+/// itself has no limits.
 const READING_MS: u64 = 2_000;
 const REMOVED: &str = "the data channel's device was removed by another program";
 
@@ -60,14 +59,14 @@ impl Worker {
         self.lose_channel(REMOVED);
     }
 
-    /// When the counters are to be read next, and what notices were lost is to be made up for: a peer that
-    /// floats with each packet must not have that done each time.
+    /// When the next reading of counters is due, which also makes up for lost notices. The interval limits
+    /// readings for a peer that floats with each packet.
     pub(in crate::engine) fn reading_due(&self) -> Option<Instant> {
         let wanted = self.state.channel.has_senders() || self.channel.notices_lost;
         (self.channel.is_open() && wanted).then_some(self.next_reading)
     }
 
-    /// Reads the counters of all peers, and does what follows.
+    /// Reads the counters of all peers and acts on them.
     pub(in crate::engine) async fn read_channel(&mut self) {
         self.next_reading = Instant::now() + Duration::from_millis(READING_MS);
         if let Some(found) = self.channel_peers().await {
@@ -78,8 +77,8 @@ impl Worker {
         }
     }
 
-    /// Compares the device with what it should be. A missing peer cannot be put back, since its packet
-    /// ids would begin again; its path gets another.
+    /// Compares the device with its wanted state. A missing peer cannot be restored, since its packet ids
+    /// would begin again; its path is replaced.
     pub(in crate::engine) async fn reconcile_channel(&mut self) {
         if !self.channel.is_open() {
             return;
@@ -103,7 +102,7 @@ impl Worker {
         }
     }
 
-    /// Reads what the peers have carried, for the ledger.
+    /// Reads the peers' traffic for the ledger.
     pub(in crate::engine) async fn note_channel_traffic(&mut self) {
         let seen = self.ledger.seen().filter(|(id, _)| is_channels(id));
         let mut sas: BTreeMap<StateId, SaOf> = seen.collect();
@@ -124,7 +123,7 @@ impl Worker {
         }
     }
 
-    /// Reads what a peer has carried that is about to go, if somebody has asked about it. Another may get
+    /// Reads the traffic of a peer that is about to go, if traffic was ever requested. Another peer may get
     /// its id at once.
     pub(super) async fn read_last_of_channel(&mut self, id: u32, address: Ipv6Addr) {
         let sa = StateId { destination: address.into(), spi: id };
@@ -177,7 +176,7 @@ impl Worker {
         }
     }
 
-    /// After lost notices and a reading: finds out what else they must have said.
+    /// After lost notices and a reading: recovers the other changes that they reported.
     async fn make_up_for_notices(&mut self) {
         let senders: Vec<(u32, u32)> = self.state.channel.sender_keys().collect();
         for (id, key) in senders {
@@ -237,7 +236,7 @@ pub(in crate::engine) fn is_tunnel(address: IpAddr) -> bool {
     matches!(address, IpAddr::V6(address) if high(address) == high(prefix))
 }
 
-/// What a receiver has opened (signs of life apart) or a sender has sealed.
+/// Packets and bytes that a receiver has opened (except keepalives) or a sender has sealed.
 fn usage(state: &PeerState, way: Way) -> StateUsage {
     let (packets, bytes) = match way {
         Way::In => (state.vpn.rx_packets, state.vpn.rx_bytes),

@@ -381,7 +381,7 @@ fn port_messages_read_back() {
     assert_eq!((read.name.as_str(), read.upcall_ports), ("weft", vec![77, 78]));
 }
 
-/// The crate of the other encoder has no ovs_meter: the bytes are those of `linux/openvswitch.h`.
+/// The other encoder's crate lacks ovs_meter: the bytes are those of `linux/openvswitch.h`.
 #[test]
 fn meter_messages_are_as_the_kernels_header_says() {
     let words =
@@ -395,7 +395,7 @@ fn meter_messages_are_as_the_kernels_header_says() {
         let head = [DATAPATH, attribute(8, 1), 6, attribute(32, 4), attribute(28, 0)];
         assert_eq!((command, body), (2, words(&[&head[..], &band].concat())));
     }
-    // Its own counts, of all packets, and those of its band.
+    // The meter's counts, of all packets, and those of its band.
     let stats = [[attribute(20, 3), 9, 0, 900, 0], [attribute(20, 4), 5, 0, 500, 0]];
     let [all, band] = stats;
     let head = [DATAPATH, attribute(8, 1), 6];

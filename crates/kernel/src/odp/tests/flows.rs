@@ -179,8 +179,8 @@ fn refresh(tables: &mut Tables, index: &mut Index, model: &mut Model) {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(600))]
 
-    /// Whatever changes, and whenever: each flow is what would be decided for its frame at that
-    /// moment, and the kernel has exactly these.
+    /// After any change at any time, each flow is the current decision for its frame, and the kernel has
+    /// exactly these flows.
     #[test]
     fn no_flow_is_ever_outdated(steps in prop::collection::vec(step(), 1..120)) {
         let (mut tables, mut index, mut model) = (Tables::new(1), Index::default(), Model::default());
@@ -297,7 +297,7 @@ fn a_sweep_takes_what_is_idle_or_gone() {
     let dropping = put_id(put(&tables, &mut index, frame(mac(3)), 0));
     let entry = |id, packets| FlowEntry { id: Some(id), packets, outputs: None };
     index.begin_sweep();
-    // One that was put after the listing began is not in it, and stays.
+    // A flow added after the listing began is not in it, and stays.
     let young =
         put_id(put(&tables, &mut index, Frame { port: 0, source: mac(10), ..frame(mac(2)) }, 0));
     let stray = FlowId(999);

@@ -24,7 +24,7 @@ fn a_bucket_lets_its_rate_pass() {
     assert_eq!(passed(&mut bucket, 60_000), 30);
 }
 
-/// Those of the table on a bridge.
+/// The same limits as the table on a bridge.
 #[test]
 fn discovery_and_control_have_the_low_limit() {
     let broadcasts = [
@@ -81,7 +81,7 @@ fn a_port_with_too_many_pauses_and_is_known_for_a_while() {
     assert!(!limits.note(1, low, 7, 11_000), "no more since");
     assert!(limits.note(1, low, 8, 12_000));
     assert_eq!((limits.known(71_999), limits.known(72_000)), (vec![1], vec![]));
-    // A meter that is made anew counts from 0.
+    // A recreated meter counts from 0.
     limits.made(1);
     assert!(!limits.note(1, low, 0, 90_000));
     assert!(limits.note(0, limits.meters(0)[0], 1, 90_000));
@@ -137,7 +137,7 @@ fn a_meter_stands_before_tunnels_alone_and_a_pause_closes_them() {
         let copies = vec![Output::Port(0), Output::Port(4), Output::Meter(meter), tunnel];
         assert_eq!(verdict(&tables, 1, group), Verdict::Forward(copies));
     }
-    // Nobody has this address: a flood, of which the daemon sends each frame.
+    // No host has this address. The frame is flooded, and the daemon sends each such frame itself.
     let unknown = Verdict::Flood(vec![Output::Port(0), Output::Port(4), tunnel]);
     assert_eq!(verdict(&tables, 1, Mac([2; 6])), unknown);
     tables.edit_limits(|limits| limits.note(1, 2, 1, 0).then_some(1));

@@ -1,5 +1,5 @@
-//! Decisions, over whole small worlds: three hosts with two containers each, every pair of hosts
-//! joined by the kernel, by the vector engine, or not at all, in each direction by itself.
+//! Decisions in whole small worlds: three hosts with two containers each. The kernel, the vector engine or
+//! nothing joins each pair of hosts, independently in each direction.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -89,8 +89,8 @@ impl World {
         Self { hosts, vias }
     }
 
-    /// Sends a frame and returns how many copies each local port of each host gets. The vector
-    /// engine takes a frame to the peers that it serves: all of them, or the one that has the MAC.
+    /// Sends a frame and returns how many copies each local port of each host gets. The vector engine takes a
+    /// frame to all peers that it serves, or to the peer that has the MAC.
     fn send(&self, host: u8, port: u32, destination: Mac) -> BTreeMap<(u8, u32), u32> {
         let source = mac(host, port);
         let mut delivered = BTreeMap::new();
@@ -134,9 +134,9 @@ impl World {
     }
 }
 
-/// Every frame that a container can send in every world: a broadcast, a multicast and a frame to an
-/// unknown MAC reach every other port of every host that can be reached exactly once; a frame to a
-/// known MAC reaches that alone.
+/// Sends every possible frame of a container in every world. A broadcast, a multicast and a frame to an
+/// unknown MAC reach every other port of every reachable host exactly once. A frame to a known MAC reaches
+/// that alone.
 #[test]
 fn every_frame_arrives_exactly_once() {
     let unknown = Mac([2, 9, 9, 9, 9, 9]);
@@ -214,7 +214,7 @@ fn tunnel_packets_come_from_peers_on_the_network_alone() {
     // A plain frame by the tunnel's port cannot be.
     let bare = frame(TUNNEL, mac(2, 1), mac(1, 1));
     assert_eq!(dropped(&tables, bare), Some(OdpDrop::UnknownSource));
-    // What a peer that moves to the other engine still has on the way is taken.
+    // A peer moves to the other engine: its frames in flight are accepted.
     tables.set_sources(peer(2), &[]);
     tables.set_peer(peer(2), Via::Tap);
     assert_eq!(verdict(&tables, good), Verdict::Forward(vec![Output::Port(1)]));
@@ -234,7 +234,7 @@ fn a_peer_sends_from_its_own_macs_alone() {
         let spoofed = from_tunnel(2, 1, 1, mac(3, 1), destination);
         assert_eq!(dropped(&tables, spoofed), Some(OdpDrop::ForeignSource));
     }
-    // One that nobody has announced, until its peer has.
+    // A MAC that is unknown until its peer announces it.
     let new = Mac([2, 0, 0, 0, 77, 1]);
     let frame = from_tunnel(2, 1, 1, new, to);
     let decision = decide(&tables, &frame);
@@ -244,7 +244,7 @@ fn a_peer_sends_from_its_own_macs_alone() {
     assert!(tables.take_changes().contains(&Change::Mac(new)));
     assert_eq!(verdict(&tables, frame), Verdict::Forward(vec![Output::Port(1)]));
     assert_eq!(dropped(&tables, from_tunnel(3, 1, 1, new, to)), Some(OdpDrop::ForeignSource));
-    // One that a container here has made up is not a peer's either.
+    // A MAC made up by a container here is not a peer's either.
     let made_up = Mac([2, 0, 0, 0, 78, 1]);
     assert!(tables.learn(made_up, 1, 0));
     assert_eq!(dropped(&tables, from_tunnel(2, 1, 1, made_up, to)), Some(OdpDrop::ForeignSource));
@@ -289,7 +289,7 @@ fn a_mac_is_not_drawn_to_a_port_that_it_is_not_on() {
     let spoofed = from_tunnel(2, 1, 1, mac(1, 1), mac(1, 2));
     assert_eq!(dropped(&tables, spoofed), Some(OdpDrop::ForeignSource));
     assert_eq!(tables.place(mac(2, 1)), Place::Remote(peer(2)));
-    // An attachment wins over what another host says, and gives way when it ends.
+    // An attachment takes precedence over another host's claim, until it ends.
     tables.pin(mac(2, 1), Some("port1"));
     assert_eq!(tables.place(mac(2, 1)), Place::Pinned(Some(1)));
     tables.unpin_port("port1");
@@ -309,7 +309,7 @@ fn learning_is_bounded_and_does_not_flap() {
     assert_eq!(decide(&tables, &frame(2, unknown, mac(1, 1))).flow, None);
     assert!(tables.learn(unknown, 2, MOVE_HOLD_MS));
     assert_eq!(tables.place(unknown), Place::Learned(2));
-    // What is then said to be elsewhere is forgotten here.
+    // A learned MAC is forgotten here when a peer announces it.
     tables.set_remote(unknown, Some(peer(3)));
     assert_eq!(tables.place(unknown), Place::Remote(peer(3)));
     assert_eq!(tables.learned_len(), 0);
