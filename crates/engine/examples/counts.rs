@@ -27,8 +27,8 @@ type Error = Box<dyn std::error::Error>;
 
 /// Calls that are counted, after as many that are not.
 const CALLS: u64 = 50;
-/// A count may exceed its budget by this share before it fails, in percent: what another compiler or
-/// C library makes of the same source.
+/// A count may exceed its budget by this share before it fails, in percent: other compilers and C libraries
+/// make different code of the same source.
 const TOLERANCE_PERCENT: f64 = 3.0;
 /// The function that callgrind counts in. Nothing else may have this in its name.
 const COUNTED: &str = "counted_section";
@@ -43,7 +43,7 @@ const MTU: usize = esp::inner_mtu(1500, esp::OVERHEAD_V6_UDP);
 /// tables that hash find a thing at once, wherever it is.
 const FLAT: (&str, &str, f64) = ("dco-look-up-1", "dco-look-up-4096", 3.0);
 
-/// A function: its name, what one call of it is, and what runs it.
+/// A function: its name, the unit that one call handles, and the code that runs it.
 struct Function {
     name: &'static str,
     call: &'static str,
@@ -84,7 +84,7 @@ fn counted_section(work: &mut dyn FnMut()) {
     work();
 }
 
-/// Runs `work` half the times uncounted, so that what happens once is not counted. `before` never is.
+/// Runs `work` half the times uncounted, so that one-time costs are not counted. `before` never is.
 fn repeat<T>(mut subject: T, before: impl Fn(&mut T), work: impl Fn(&mut T)) {
     for _ in 0..CALLS {
         before(&mut subject);
@@ -256,7 +256,7 @@ fn parse() -> Result<(), Error> {
 struct Count {
     /// Without the AEAD.
     ours: u64,
-    /// In the AEAD, and what wraps its library.
+    /// In the AEAD, and in the wrapper of its library.
     aead: u64,
 }
 
@@ -385,7 +385,7 @@ fn totals(text: &str) -> Option<(u64, u64)> {
         } else if line.starts_with("calls=") {
             call = true;
         } else if std::mem::take(&mut call) && enters {
-            // The line behind `calls=`: a position, and what the calls have cost with all below them.
+            // The line behind `calls=`: a position, and the cost of the calls with all below them.
             aead += line.split(' ').nth(1)?.parse::<u64>().ok()?;
         }
     }

@@ -43,7 +43,7 @@ pub struct EngineConfig {
     pub helpers: Option<usize>,
     /// The Ethernet address that probes come from; their IPv6 address follows from it.
     pub probe_mac: Mac,
-    /// MTU of the containers in bytes: what a path carries until `SetPathMtu` says more or less.
+    /// MTU of the containers in bytes; a path carries as much until `SetPathMtu` changes it.
     pub container_mtu: u16,
     /// Pin each worker to a CPU, in the order of the CPUs that the starting thread may use.
     pub pin: bool,

@@ -1,4 +1,4 @@
-//! Why the engine does not do what it is told.
+//! Why the engine does not carry out a request.
 
 use std::net::SocketAddr;
 
@@ -8,7 +8,7 @@ use weft_path::{PathId, Vni};
 /// Why the engine did not start, or did not take a command.
 #[derive(Debug, thiserror::Error)]
 pub enum EngineError {
-    /// The configuration asks for what there is not.
+    /// The configuration asks for a value that is not allowed.
     #[error("{what} must be {allowed}, not {given}: correct the configuration")]
     Configuration {
         /// The setting.

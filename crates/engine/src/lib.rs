@@ -83,7 +83,7 @@ pub struct Engine {
     tap_name: String,
 }
 
-/// The way to the first worker, which sends what is sent by command.
+/// The way to the first worker, which sends packets by command.
 struct First {
     sendings: SyncSender<Sending>,
     waker: Waker,
@@ -188,8 +188,8 @@ impl Engine {
     /// serve them together.
     ///
     /// # Errors
-    /// [`EngineError::Configuration`]: not 1 to [`WORKERS_MAX`]. Else what kept a worker from starting;
-    /// those before it stay.
+    /// [`EngineError::Configuration`]: not 1 to [`WORKERS_MAX`]. Else a worker could not start; those before
+    /// it stay.
     pub fn set_workers(&self, workers: usize) -> Result<(), EngineError> {
         check_workers(workers)?;
         self.lock().resize(workers)

@@ -155,7 +155,7 @@ impl Runner {
         }
         let count = (self.packets.len() / self.packet_len) as f64;
         let (seal, open) = (between.duration_since(start), between.elapsed());
-        // One that does not open what it has sealed is out.
+        // A library that does not open what it has sealed is out.
         let best = |so_far: Option<f64>, time: Duration| {
             let one = if right { time.as_nanos() as f64 / count } else { f64::INFINITY };
             Some(so_far.map_or(one, |so_far| so_far.min(one)))

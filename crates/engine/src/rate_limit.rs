@@ -1,4 +1,4 @@
-//! Rate limits for what is rare: events and answers.
+//! Rate limits for rare events and answers.
 
 use std::time::{Duration, Instant};
 

@@ -50,7 +50,7 @@ const FAR: Mac = Mac([2, 0, 0, 0, 0, 2]);
 const LOCAL_IP: Ipv4Addr = Ipv4Addr::new(10, 99, 0, 1);
 const FAR_IP: Ipv4Addr = Ipv4Addr::new(10, 99, 0, 2);
 
-/// A TAP device that keeps what is written to it.
+/// A TAP device that keeps written frames.
 #[derive(Default)]
 struct FakeTap {
     frames: RefCell<Vec<Vec<u8>>>,
@@ -110,7 +110,7 @@ impl GsoSink for Socket {
     }
 }
 
-/// A sender, a receiver, and what came of it.
+/// A sender, a receiver, and the results.
 struct Rig {
     state: State,
     transmitter: Transmitter,
@@ -123,7 +123,7 @@ struct Rig {
 }
 
 impl Rig {
-    /// One state holds both ends: it seals for the far socket and opens what arrives there.
+    /// One state holds both ends: it seals for the far socket and opens the datagrams that arrive there.
     fn new() -> Self {
         Self::with(|_| {})
     }
@@ -392,7 +392,7 @@ fn a_refused_run_goes_as_single_datagrams() {
         let frames = rig.tap.frames.borrow();
         let bytes: usize = frames.iter().map(Vec::len).sum();
         assert!(bytes >= 2 * (10 * 1348 + 54));
-        // Not a message by itself, but what a call receives is merged.
+        // Not a message by itself, but the messages of one call are merged.
         assert!(frames.len() <= 6, "{} writes of 20 messages", frames.len());
     }
 }

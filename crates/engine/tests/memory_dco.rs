@@ -74,7 +74,7 @@ fn add_epochs(device: &Device, peer: u32) {
     device.new_epochs(epochs).unwrap();
 }
 
-/// Prints, and returns, what each peer takes once these have been given something.
+/// Calls `give` for each peer, then prints and returns the memory that each peer takes.
 fn measure(before: usize, what: &str, mut give: impl FnMut(u32)) -> usize {
     (1..=PEERS).for_each(&mut give);
     let each = resident().saturating_sub(before) / PEERS as usize;

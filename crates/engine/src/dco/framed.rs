@@ -11,11 +11,11 @@ use weft_packet::vnet::{self, VnetHeader};
 use crate::ports::device::FrameSink;
 use crate::rx::merger::SLICES_MAX;
 
-/// Room for what [`read`] reads: virtio net header, Ethernet header, packet.
+/// Room for one read: virtio net header, Ethernet header, packet.
 pub(crate) const ROOM: usize = vnet::LEN + ethernet::LEN + PACKET_LEN_MAX;
 
-/// Reads one packet or super-packet as a frame behind its virtio net header. Returns the length of
-/// both, or 0 for what is no IP packet.
+/// Reads one packet or super-packet as a frame behind its virtio net header. Returns the length of both, or 0
+/// if it is no IP packet.
 ///
 /// # Errors
 /// As [`Tun::recv`].

@@ -37,7 +37,7 @@ enum Layout {
         opening: OpeningKey,
         /// Held by a worker while it opens packets of this key, once for many.
         window: Mutex<Window>,
-        /// Of what comes in.
+        /// The cipher of received packets.
         cipher: DataCipher,
         /// Blocks opened ([`usage::blocks_of`]).
         opened: AtomicU64,
@@ -132,7 +132,7 @@ impl Key {
         }
     }
 
-    /// Whether it has opened all that its cipher is good for. It goes on: who sealed it all is at fault.
+    /// Whether it has opened all that its cipher is good for. It goes on opening: the sender is at fault.
     pub(crate) fn is_opened_out(&self) -> bool {
         match &self.layout {
             Layout::Classic { cipher, opened, .. } => {
@@ -303,7 +303,7 @@ pub(crate) struct Keys {
 }
 
 impl Keys {
-    /// The key goes to this slot; what was there is erased.
+    /// Installs the key in this slot and erases the old one.
     pub(crate) fn install(&mut self, slot: Slot, key: Key) {
         *self.slot_mut(slot) = Some(Box::new(key));
     }

@@ -1,9 +1,9 @@
-//! The data channel device in userspace: what the kernel's `ovpn` device does, with the same rules,
+//! The data channel device in userspace. It does the work of the kernel's `ovpn` device, with the same rules,
 //! refusals and notifications (`docs/design/ovpn.md`).
 //!
-//! A [`Device`] is a TUN device and a thread. IP packets that the system routes to it are sealed for the
-//! peer that they are for and sent by the peer's transport; what comes by the transports is opened,
-//! checked and given to the system. Control packets go through untouched, both ways.
+//! A [`Device`] is a TUN device and a thread. It seals IP packets that the system routes to it, each for its
+//! peer, and sends them by the peer's transport. It opens and checks packets from the transports and gives
+//! them to the system. Control packets go through untouched, both ways.
 
 #[cfg(any(test, feature = "alone"))]
 pub mod alone;
@@ -57,8 +57,8 @@ pub struct DeviceConfig {
     pub name: String,
     /// How many peers it has.
     pub mode: Mode,
-    /// The largest IP packet inside, in bytes, at most [`MTU_MAX`], to begin with; the TUN device's own
-    /// MTU is set by who sets it up, and followed from then on.
+    /// The initial limit of IP packets inside, in bytes, at most [`MTU_MAX`]. The TUN device's own MTU is set
+    /// separately, and followed from then on.
     pub mtu: u16,
     /// The MTU in bytes that every IPv6 path to a peer carries, at least [`IPV6_MTU_MIN`]. TCP inside learns
     /// the size that fits; longer packets are sent all the same and counted. Where ICMPv6 is filtered,
@@ -275,7 +275,7 @@ impl Device {
         self.common.counters.drops_of(reason)
     }
 
-    /// Processor time that its thread was awake for with nothing to do, for what might come.
+    /// Processor time that its thread was awake for with nothing to do, in case packets came.
     pub fn awake(&self) -> Duration {
         self.common.counters.awake()
     }
@@ -381,7 +381,7 @@ impl Device {
         Ok(())
     }
 
-    /// Installs a key; what was in its slot is erased.
+    /// Installs a key and erases the old key in its slot.
     ///
     /// # Errors
     /// [`DeviceError`]; nothing is changed then.
@@ -395,7 +395,7 @@ impl Device {
         self.change_keys(id, |peer| peer.keys.install(slot, key))
     }
 
-    /// Installs epochs in the place of a key; what was in their slot is erased.
+    /// Installs epochs in the place of a key and erases the old content of their slot.
     ///
     /// # Errors
     /// There is no such peer, or the key's id is too large; nothing is changed then.
@@ -765,7 +765,7 @@ mod tests {
         });
     }
 
-    /// Between a look and what follows from it somebody else may have come to the same place.
+    /// Between a look and its consequence another peer may have come to the same place.
     #[test]
     fn what_was_seen_of_one_is_not_done_to_its_successor() {
         with_device(|device, _told| {

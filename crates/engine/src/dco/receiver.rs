@@ -1,5 +1,5 @@
-//! From the wire to the TUN device: find peer and key, open in place, merge, write; what is no data is
-//! handed on.
+//! From the wire to the TUN device: find peer and key, open in place, merge, write. Other packets than data
+//! are handed on.
 
 use std::net::{IpAddr, SocketAddr};
 use std::ops::Range;
@@ -145,7 +145,7 @@ impl Receiver {
         self.merger.flush(self.batch.buffer(), env);
     }
 
-    /// Works through the whole packets in what came over a connection. Returns how many bytes that is;
+    /// Works through the whole packets among the bytes from a connection. Returns how many bytes that is;
     /// `None` if it is no framing of ours.
     pub(super) fn handle_stream(
         &mut self,
@@ -289,8 +289,8 @@ pub(super) fn refused(telling: &Telling, peer: &Peer, key: &Key, error: OpenErro
     ovpn_refused(error)
 }
 
-/// Makes a frame of an opened packet: an Ethernet header goes in front of it, over what was its header
-/// and, in the classic layout, its tag. `None` if it is no IP packet.
+/// Makes a frame of an opened packet. The Ethernet header overwrites the packet's header and, in the classic
+/// layout, its tag. `None` if it is no IP packet.
 #[inline]
 fn frame_of(packet: &mut [u8], plain: Range<usize>) -> Option<Range<usize>> {
     // The header of an epoch's packet is a little short; behind the plaintext is the tag's place.

@@ -12,7 +12,7 @@ use super::transport::FRAME_PREFIX_LEN;
 /// The largest IP packet that fits into a datagram with either layout's overhead, in bytes.
 pub const MTU_MAX: u16 = (RUN_BYTES_MAX - EPOCH_OVERHEAD_BYTES - FRAME_PREFIX_LEN) as u16;
 
-/// Headers of IPv6 and UDP around what a peer is sent, and what either layout adds, in bytes.
+/// Headers of IPv6 and UDP around a packet to a peer, and the larger layout's overhead, in bytes.
 const OUTER_IPV6_BYTES: u16 = 40 + 8 + EPOCH_OVERHEAD_BYTES as u16;
 
 impl Shared {

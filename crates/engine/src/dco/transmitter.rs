@@ -38,7 +38,7 @@ impl Transmitter {
         Self { gso: GsoBatch::new(segments_max), answers }
     }
 
-    /// Sends what is still unsent; at the end of each batch.
+    /// Sends the datagrams that still wait; at the end of each batch.
     pub(super) fn flush(&mut self, env: &DeviceEnv<'_>) {
         self.gso.flush(env);
     }
@@ -155,15 +155,14 @@ impl Transmitter {
     }
 }
 
-/// Whether a peer's datagrams go over IPv6; what goes by a connection is cut by TCP.
+/// Whether a peer's datagrams go over IPv6; over a connection TCP cuts the stream.
 #[inline]
 fn is_over_ipv6(peer: &Peer, env: &DeviceEnv<'_>) -> bool {
     let by_udp = || env.socket.get(peer.transport).is_some_and(|way| way.prefix_len() == 0);
     peer.remote.as_ref().is_some_and(Remote::is_ipv6) && by_udp()
 }
 
-/// Writes a segment's packet behind `front` bytes of `datagram`, which has room for it and for what a tag
-/// takes.
+/// Writes a segment's packet behind `front` bytes of `datagram`, which has room for it and for a tag.
 ///
 /// The segment's frame begins with an Ethernet header that has no place on the wire. The bytes in front,
 /// which are overwritten afterwards, have room for it, but for two bytes where they are an epoch's.

@@ -17,9 +17,9 @@ use crate::tables::lane::Origin;
 
 /// Bytes of the length in front of each packet on a connection.
 pub(crate) const FRAME_PREFIX_LEN: usize = 2;
-/// Bytes that wait at most for a connection to take them; what comes beyond is dropped.
+/// Bytes that wait at most for a connection to take them; more are dropped.
 pub const STREAM_QUEUE_BYTES: usize = 1 << 20;
-/// Bytes of room that a connection keeps for what waits, once nothing does.
+/// Bytes of room that a connection's queue keeps once it is empty.
 const STREAM_QUEUE_KEPT_BYTES: usize = 1 << 10;
 /// Transports that a device has at most: one UDP socket, or one connection of each peer.
 pub const TRANSPORTS_MAX: usize = 16_384;
@@ -113,7 +113,7 @@ impl AsFd for Transport {
     }
 }
 
-/// A TCP connection, and what it has not taken yet.
+/// A TCP connection, and the bytes that it has not taken yet.
 #[derive(Debug)]
 pub(crate) struct Connection {
     stream: TcpStream,
@@ -164,7 +164,7 @@ impl Connection {
         !self.queue.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
     }
 
-    /// Sends more of what waits.
+    /// Sends more of the waiting bytes.
     ///
     /// # Errors
     /// The connection has failed.

@@ -22,9 +22,9 @@ use crate::workers::turn::{UDP_BATCHES_MAX, take_turn};
 
 /// How often it is looked whether peers have expired or want a ping, in milliseconds.
 pub const KEEPALIVE_LOOK_MS: u64 = 1_000;
-/// Bytes that are read from a connection at once, with what was left over: more than one packet has.
+/// Bytes that are read from a connection at once, with the rest of the last read: more than one packet has.
 const STREAM_READ_BYTES: usize = 256 * 1024;
-/// Bytes of room that a connection keeps for what is left over, while nothing is.
+/// Bytes of room that a connection's rest keeps while it is empty.
 const STREAM_REST_KEPT_BYTES: usize = 1 << 10;
 
 const WAKER: u64 = 0;
@@ -152,7 +152,7 @@ impl Worker {
         }
     }
 
-    /// Takes what has come over one transport.
+    /// Takes the packets that have come over one transport.
     fn drain(
         &self,
         receiver: &mut Receiver,
@@ -202,8 +202,8 @@ impl Worker {
         }
     }
 
-    /// Takes what has come over a connection behind what was left over, and leaves over what is no whole
-    /// packet; returns why it is of no more use. `stream` has [`STREAM_READ_BYTES`].
+    /// Reads from a connection behind the rest of the last read, and keeps a packet that is not whole yet.
+    /// Returns why the connection is of no more use. `stream` has [`STREAM_READ_BYTES`].
     fn drain_stream(
         &self,
         receiver: &mut Receiver,
@@ -241,7 +241,7 @@ impl Worker {
         None
     }
 
-    /// Sends what the TUN device has, up to a turn's share.
+    /// Sends the TUN device's packets, up to a turn's share.
     fn drain_tun(&self, transmitter: &mut Transmitter, buffer: &mut [u8; ROOM]) -> io::Result<()> {
         let shared = self.common.read();
         let env = self.env(&shared);

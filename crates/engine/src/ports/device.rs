@@ -31,7 +31,7 @@ pub(crate) trait MessageSource {
 pub(crate) trait GsoSink {
     fn send_batch(&self, batch: &[u8], segment: usize, to: &Remote) -> io::Result<()>;
 
-    /// The sequence numbers of what is being sealed are taken: who is behind may take the next ones.
+    /// The datagrams that a thread seals have their sequence numbers: the next thread may take its own.
     #[inline]
     fn reserved(&self) {}
 
@@ -53,7 +53,7 @@ pub(crate) trait GsoSink {
 #[derive(Debug)]
 pub(crate) struct Senders {
     pub(crate) whole: Arc<UdpSocket>,
-    /// For what the kernel may cut.
+    /// For datagrams that the kernel may cut.
     pub(crate) cutting: Arc<UdpSocket>,
 }
 

@@ -29,7 +29,7 @@ pub(crate) fn is_full(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(EAGAIN | ENOBUFS | EINTR))
 }
 
-/// Why what could not be sent is dropped.
+/// The reason to count for packets that could not be sent.
 pub(crate) fn drop_reason(error: &io::Error) -> DropReason {
     match error.raw_os_error() {
         Some(EMSGSIZE) => DropReason::MessageTooLong,

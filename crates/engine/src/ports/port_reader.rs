@@ -105,8 +105,8 @@ impl PortReader {
         }
     }
 
-    /// Reads what is ready with `drain`, which is told the queue's number, too; a queue for which that fails is
-    /// not waited for any more.
+    /// Reads the ready queues with `drain`, which is told the queue's number, too; a queue for which that
+    /// fails is not waited for any more.
     pub(crate) fn drain(
         &mut self,
         poller: &Poller,

@@ -3,8 +3,8 @@
 use std::io;
 use std::mem;
 
-/// Queues that have their turn before something else is done: what else has something waits for the
-/// next pass, in which it comes first.
+/// Queues that have their turn before other work is done; the other ready queues wait for the next pass, in
+/// which they come first.
 const TURNS_MAX: usize = 2;
 
 /// Which of at most `N` queues have something, and which comes first.

@@ -1,8 +1,8 @@
 //! Socket buckets: the sockets of one port of a worker. The kernel shares datagrams out among them by source.
 //!
-//! Stochastic fairness queueing (McKenney 1990) with the kernel's queues: what a peer sends beyond what
-//! is taken fills the socket of its bucket and is dropped there, and a worker takes from each socket in
-//! turn. Peers whose addresses fall into one bucket share its queue.
+//! Stochastic fairness queueing (McKenney 1990) with the kernel's queues. A peer that sends too much fills
+//! the socket of its bucket, where its datagrams are dropped; a worker takes from each socket in turn. Peers
+//! whose addresses fall into one bucket share its queue.
 
 use std::io;
 use std::net::IpAddr;
@@ -29,11 +29,11 @@ const CUTTING: usize = BUCKETS - 1;
 /// Their tokens begin here.
 const FIRST_TOKEN: u64 = TOKENS_END;
 
-/// Messages taken in one call while they come merged by GRO: what fits the processor's cache.
+/// Messages taken in one call while they come merged by GRO; so many fit the processor's cache.
 pub(crate) const RUN_MESSAGES_MAX: usize = 8;
 
-/// As many of them are a unit that one thread opens beside others: small enough that all have work,
-/// and what a super-packet that did not fit one GSO batch comes in.
+/// As many of them are a unit that one thread opens beside others. They are few enough that all threads have
+/// work, and hold a super-packet that did not fit one GSO batch.
 pub(crate) const UNIT_MESSAGES_MAX: usize = 2;
 
 /// How a socket's messages come, which says how many the next batch may have.
@@ -75,7 +75,7 @@ impl SocketBuckets {
     /// shares as well.
     ///
     /// # Errors
-    /// The port is somebody's, or what the kernel refused.
+    /// The port is taken, or the kernel refused an option.
     pub(crate) fn bind(
         address: Option<IpAddr>,
         port: u16,
@@ -152,7 +152,7 @@ pub(crate) struct Quota {
 }
 
 impl Quota {
-    /// Counts what was taken; whether more may be.
+    /// Counts a message; returns whether more may be taken.
     #[inline]
     pub(crate) fn goes_on(&mut self, messages: usize, bytes: impl FnOnce() -> usize) -> bool {
         let Some(left) = &mut self.left else { return true };
@@ -226,7 +226,7 @@ mod tests {
     use super::*;
 
     const PATIENCE: Duration = Duration::from_secs(20);
-    /// The most runs that are sent until a socket is full: many times what one holds.
+    /// The most runs that are sent until a socket is full: many times as many as one holds.
     const RUNS_MAX: u32 = 100_000;
 
     /// Runs `f` in a fresh network namespace where loopback is up.
@@ -240,7 +240,7 @@ mod tests {
         thread.join().unwrap();
     }
 
-    /// A sender with this address, and what reaches the port from there.
+    /// A sender with this address, and the port's address as it sees it.
     fn sender(host: u8, port: u16) -> (UdpSocket, weft_io::udp::Remote) {
         let socket = UdpSocket::bind(Some(Ipv4Addr::new(127, 0, 2, host).into()), 0).unwrap();
         let to = socket.remote(SocketAddr::from((Ipv4Addr::LOCALHOST, port))).unwrap();
@@ -340,7 +340,7 @@ mod tests {
                         assert!(Command::new("true").status().unwrap().success());
                     }
                 });
-                // Each once: the programs have copies of what was bound before.
+                // Each once: the programs have copies of the earlier sockets.
                 let refused: Vec<_> = (20_000..21_000)
                     .map(|port| SocketBuckets::bind(None, port, true).map(drop))
                     .filter(Result::is_err)

@@ -1,8 +1,8 @@
 //! A worker's part of the switch's TAP device: queues among which the kernel shares frames out by the
 //! container that they come from.
 //!
-//! As the sockets of a port (`socket_buckets.rs`): what a container sends beyond what is taken fills the queue
-//! of its bucket and is dropped there, and a worker takes from each queue in turn. Containers whose MAC
+//! As the sockets of a port (`socket_buckets.rs`). A container that sends too much fills the queue of its
+//! bucket, where its frames are dropped; a worker takes from each queue in turn. Containers whose MAC
 //! addresses fall into one bucket share its queue. Where the kernel takes no program that shares frames out,
 //! a worker has one queue for all.
 
@@ -36,7 +36,7 @@ impl TapQueues {
     /// Opens so many, behind those of the workers before.
     ///
     /// # Errors
-    /// As [`Tap::open`], or what the kernel refused.
+    /// As [`Tap::open`], or the kernel's error.
     pub(crate) fn open(
         options: &TapOptions,
         count: usize,

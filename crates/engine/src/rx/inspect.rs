@@ -116,7 +116,7 @@ fn probe_inside(port: u16, frame: &[u8]) -> Result<Inside, DropReason> {
     Ok(Inside::Probe(probe, mtu, candidate))
 }
 
-/// Counts and reports what holds no frame.
+/// Counts and reports a packet without a frame.
 #[cold]
 pub(crate) fn noted<F, R>(
     state: &State,

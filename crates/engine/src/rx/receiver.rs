@@ -138,7 +138,7 @@ impl Receiver {
                     self.moved_lane = Some((number, lane, source));
                 }
             } else if !known.is_alive() && !path.remote.is_some_and(is_at) {
-                // The peer still opens it: what this host sends by its own way may come to nothing.
+                // The peer still opens it: packets that this host sends by its own way may be lost.
                 known.unhear();
             }
             return;

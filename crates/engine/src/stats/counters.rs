@@ -47,7 +47,7 @@ named! {
         TooOld = "too_old",
         /// Received: not authentic.
         Forged = "forged",
-        /// Received: authentic, but what it holds is not what the format says.
+        /// Received: authentic, but the contents do not follow the format.
         BadInner = "bad_inner",
         /// Received: for a network that this host is not in.
         UnknownNetwork = "unknown_network",
@@ -121,7 +121,7 @@ named! {
         CutOutside = "cut_outside",
         /// Packets sent to peers of a data channel device over IPv6 that are longer than every way carries.
         LongOverIpv6 = "long_over_ipv6",
-        /// TCP connections whose segment size was lowered to what the path carries, at either's opening.
+        /// TCP connections whose segment size was lowered to fit the path, at either's opening.
         SegmentSizesLowered = "segment_sizes_lowered",
         /// Runs that the kernel refused and that went as single datagrams.
         RunsRefused = "runs_refused",
@@ -151,7 +151,7 @@ pub enum Direction {
 pub struct Traffic {
     /// Packets.
     pub packets: u64,
-    /// Bytes of what is counted.
+    /// Bytes of the counted packets.
     pub bytes: u64,
 }
 

@@ -82,7 +82,7 @@ impl<V: Copy> Table<V> {
         }
     }
 
-    /// Moves back what a look-up would no longer find across the gap (Knuth's algorithm R).
+    /// Moves back entries that a look-up would no longer find across the gap (Knuth's algorithm R).
     fn close_gap(&mut self, mut gap: usize) {
         let mask = self.slots.len() - 1;
         let mut slot = self.next(gap);

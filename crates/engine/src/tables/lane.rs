@@ -17,8 +17,8 @@ pub const LANE_LOOK_MS: u64 = 1_000;
 pub const LANE_IDLE_LOOKS: u8 = 5;
 /// Looks at which a dummy went out and nothing had come back before a lane carries nothing more.
 pub const LANE_MISSES_MAX: u8 = 3;
-/// Time between a worker's looks at lanes that have an SA and carry nothing yet, in milliseconds: what begins before
-/// they do stays together on the first.
+/// Time between a worker's looks at lanes that have an SA and carry nothing yet, in milliseconds. Flows that
+/// begin before the lanes carry stay together on the first lane.
 pub const LANE_ASK_MS: u64 = 50;
 /// So many looks come that soon after an SA; the later ones are looks at all lanes.
 pub const LANE_ASKS_MAX: u8 = 40;
@@ -48,7 +48,7 @@ pub(crate) struct Lane {
     /// One with a frame in it.
     carried: AtomicBool,
     alive: AtomicBool,
-    /// Written by the lane's worker alone, like what follows.
+    /// Written by the lane's worker alone, like the fields below.
     misses: AtomicU8,
     idle: AtomicU8,
     asks_left: AtomicU8,
@@ -92,8 +92,8 @@ impl Lane {
         !self.is_alive() && self.asks_left.load(Relaxed) > 0
     }
 
-    /// The worker's look at a lane that is not proven while it is unknown where a dummy would go: the peer would not
-    /// hear that what it sent has come.
+    /// The worker's look at a lane that is not proven while it is unknown where a dummy would go: the peer
+    /// would not hear that its packets have come.
     pub(crate) fn wait(&self) {
         self.asks_left.store(self.asks_left.load(Relaxed).saturating_sub(1), Relaxed);
         self.misses.store(self.misses.load(Relaxed).saturating_add(1), Relaxed);
@@ -136,7 +136,7 @@ impl Lane {
         self.asks_left.store(left, Relaxed);
         let carried = self.carried.swap(false, Relaxed) || sent != self.sent.load(Relaxed);
         let looks = self.idle.load(Relaxed).saturating_add(1);
-        // The peer waits for a sign that what it sent has come.
+        // The peer waits for a sign that its packets have come.
         let is_due = carried || is_proven_now || !self.is_alive() || looks >= LANE_IDLE_LOOKS;
         let idle = match (is_proven_now, is_due) {
             // At the next look it is said again, for once may be lost.
@@ -159,7 +159,7 @@ impl Lane {
         is_due
     }
 
-    /// As if it had been proven, for tests of what comes after.
+    /// As if it had been proven, for tests of later states.
     #[cfg(test)]
     pub(crate) fn prove(&self) {
         self.alive.store(true, Relaxed);

@@ -1,4 +1,4 @@
-//! A path's packets in either wire format: what stands around a frame, and the seal
+//! A path's packets in either wire format: the headers and trailers of a frame, and the seal
 //! (`docs/design/esp.md`, `docs/design/ovpn.md`).
 //!
 //! The first four bytes of a packet name the receiver's SA in both: in `esp` they are the SPI, in `ovpn`
@@ -54,7 +54,7 @@ pub(crate) trait Builder {
     /// Bytes of the packet that carries a frame of so many.
     fn packet_len(frame_len: usize) -> usize;
 
-    /// Writes what stands around the frame, and seals.
+    /// Writes the headers and trailers of the frame, and seals.
     fn finish(
         &mut self,
         packet: &mut [u8],

@@ -26,7 +26,7 @@ pub const ENDPOINTS_MAX: usize = 1 << 20;
 /// Peers that a host has paths or endpoints of.
 pub const PEERS_MAX: usize = 4_096;
 
-/// A peer: what is bound to send to it.
+/// A peer, with the path to send to it.
 #[derive(Debug)]
 pub(crate) struct Peer {
     pub(crate) id: PeerId,
@@ -121,7 +121,7 @@ impl Outbound {
         self.bytes.load(Relaxed)
     }
 
-    /// Counts what was sealed.
+    /// Counts a sealed frame.
     #[inline]
     pub(crate) fn sealed(&self, packets: u64, bytes: u64) {
         self.bytes.fetch_add(bytes, Relaxed);
@@ -152,7 +152,7 @@ pub(crate) struct Inbound {
     pub(crate) path: u32,
     pub(crate) lane: u16,
     used: AtomicBool,
-    /// Written by who holds the window.
+    /// Written by the holder of the window.
     pub(crate) counters: Arc<SaCounters>,
 }
 
@@ -296,9 +296,9 @@ impl State {
         self.path_numbers.get(&path).copied()
     }
 
-    /// Carries out all commands that change what is known; the two that send are a worker's.
+    /// Carries out all commands that change the tables; the two that send are a worker's.
     ///
-    /// `resolve` turns an address into what the socket takes.
+    /// `resolve` turns an address into the socket's form.
     ///
     /// # Errors
     /// [`CommandError`]; then nothing has changed, but for endpoints added before a table was full.
@@ -626,7 +626,7 @@ impl State {
         Ok((peer_number, number))
     }
 
-    /// Counts what was dropped of a peer's, beside the reason's counter.
+    /// Counts a peer's dropped packets, beside the reason's counter.
     #[cold]
     pub(crate) fn note_dropped(&self, peer: u32, packets: u64) {
         if let Some(peer) = self.peers.get(peer) {

@@ -96,7 +96,7 @@ fn what_the_kernel_does_not_send_is_counted() {
     assert_eq!(rig.events(), []);
     rig.socket.errors.set((None, None));
     passes_again(&mut rig, &[(DropReason::SendFailed, 10)]);
-    // All but what was sent beside runs.
+    // All but the packets sent beside runs.
     assert_eq!(rig.peers_drops(), 8);
     let calls = |rig: &Rig| [Work::RunsSent, Work::DatagramsSent].map(|of| rig.counters().done(of));
     let before = calls(&rig);

@@ -38,7 +38,7 @@ const EF: u8 = 46 << 2;
 const CE: u8 = 3;
 const ECT0: u8 = 2;
 
-/// A TAP device that keeps what is written to it.
+/// A TAP device that keeps written frames.
 #[derive(Default)]
 struct FakeTap(RefCell<Vec<Vec<u8>>>);
 
@@ -76,7 +76,7 @@ struct Rig {
 }
 
 impl Rig {
-    /// One state holds both ends: it seals for the far socket and opens what arrives there.
+    /// One state holds both ends: it seals for the far socket and opens the datagrams that arrive there.
     fn new(copy_dscp: bool) -> Self {
         let bind = || UdpSocket::bind(Some(Ipv4Addr::LOCALHOST.into()), 0).unwrap();
         let (socket, far) = (bind(), bind());

@@ -1,5 +1,5 @@
-//! Byte-exact delivery: what is written to the far TAP device, cut by a naive referee, is what was
-//! read from the near one, cut by the same, byte for byte and in order within each flow.
+//! Byte-exact delivery: a naive referee cuts the writes to the far TAP device and the reads from the near
+//! one. Both must be equal, byte for byte and in order within each flow.
 
 use etherparse::PacketHeaders;
 use proptest::prelude::*;
@@ -424,7 +424,7 @@ fn a_corrupted_inner_checksum_arrives_corrupted() {
     }
 }
 
-/// The field of a partial checksum holds what the container put there: it is as wrong at the end.
+/// The field of a partial checksum keeps the container's value: it is as wrong at the end.
 #[test]
 fn a_wrong_partial_checksum_arrives_wrong() {
     for mut wire in wires() {

@@ -34,7 +34,7 @@ fn add_lane_to(rig: &mut Rig, lane: u16, remote_engine: EngineKind) {
     replace_outbound(rig, lane, remote_engine);
 }
 
-/// Installs what is sent on a lane with.
+/// Installs the SA that a lane sends with.
 fn replace_outbound(rig: &mut Rig, lane: u16, remote_engine: EngineKind) {
     let remote = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), rig.far_socket.port());
     let (spi, key) = (SPI + u32::from(lane), key_of_lane(lane));
@@ -307,8 +307,8 @@ fn a_lane_is_not_taken_for_proven_before_it_can_be_answered() {
     assert_eq!(look(&rig, false), (false, 0));
 }
 
-/// Until the peer has learned that this host opens a lane it still does so itself, and what this host sends by its own
-/// way may be lost: that something comes proves nothing.
+/// Until the peer has learned that this host opens a lane, it still does so itself. Packets of this host by
+/// its own way may be lost: an arrival proves nothing.
 #[test]
 fn what_comes_by_the_peers_own_way_does_not_prove_a_lane_that_this_host_opens() {
     let mut rig = Rig::new();

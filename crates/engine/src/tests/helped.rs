@@ -1,5 +1,5 @@
-//! Several threads on one device's queue and socket: what leaves is what one thread makes, byte for
-//! byte and in the same order.
+//! Several threads on one device's queue and socket: they send the output of a single thread, byte for byte
+//! and in the same order.
 
 use std::collections::VecDeque;
 use std::sync::RwLock;
@@ -157,7 +157,7 @@ impl Format {
     }
 }
 
-/// A state that seals and opens, the counters of its threads, and what they had to say.
+/// A state that seals and opens, the counters of its threads, and their events.
 struct Helped {
     format: Format,
     state: RwLock<State>,
@@ -395,7 +395,7 @@ fn several_threads_open_what_one_opens() {
         wire.arriving.lock().unwrap().extend(batches);
         several.open(THREADS, &TicketGate::default(), &wire);
         assert!(*wire.written.lock().unwrap() == wanted, "round {round}, {format:?}");
-        // A forged repetition is the one or the other, by who comes first.
+        // A forged repetition is the one or the other, by which packet comes first.
         let without = |drops: Vec<(DropReason, u64)>| {
             let both = [DropReason::Forged, DropReason::Replayed, DropReason::TooOld];
             let sum = drops.iter().filter(|drop| both.contains(&drop.0)).map(|drop| drop.1).sum();
@@ -469,7 +469,7 @@ fn sas_come_and_go_while_several_threads_work() {
     assert!(opened == wanted, "the same frames in the same order");
     assert_eq!(several.drops(), []);
 
-    // One that goes: what comes after is missing and nothing else.
+    // A removed SA: later packets are missing and nothing else.
     let removed = Helped::new();
     let wire = Shared {
         source: Some(removed.remote),

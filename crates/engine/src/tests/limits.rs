@@ -117,7 +117,7 @@ fn a_path_takes_lanes_up_to_their_number() {
     carries(&mut rig);
 }
 
-/// The worker is held up while it wants to know what it is to send.
+/// The lock holds the worker up before it sends.
 fn too_many_are_refused(engine: &Engine) {
     let keepalive = || engine.command(EngineCommand::SendKeepalive { path: PATH });
     let held = engine.shared.write().unwrap();

@@ -1,4 +1,4 @@
-//! Paths that carry less than containers send: how TCP learns of it, and what IPv6 has a right to.
+//! Paths that carry less than containers send: how TCP learns of it, and the size that IPv6 may count on.
 
 use super::referee::VNET;
 use super::source::{Packet, pattern};

@@ -68,8 +68,8 @@ impl Wire {
         pairs.map(|(datagram, frame)| Flight { datagram, frame }).collect()
     }
 
-    /// Hands these datagrams to the receiver in this order, grouped as the kernel's UDP_GRO might;
-    /// returns what it writes to its TAP device.
+    /// Hands these datagrams to the receiver in this order, grouped as the kernel's UDP_GRO might; returns
+    /// the receiver's writes to its TAP device.
     pub(super) fn carry(&mut self, datagrams: &[impl AsRef<[u8]>]) -> Vec<Vec<u8>> {
         let mut messages = 0;
         let mut group: Vec<&[u8]> = Vec::new();
@@ -122,8 +122,8 @@ impl Wire {
         }
     }
 
-    /// Carries all of it; what arrives is what was sent, byte for byte, and in each flow in this
-    /// order. Returns what was written.
+    /// Carries all of it, and checks that the frames arrive byte for byte, and in each flow in this order.
+    /// Returns the writes.
     pub(super) fn arrives(&mut self, flights: &[Flight]) -> Vec<Vec<u8>> {
         let datagrams: Vec<&[u8]> = flights.iter().map(|flight| &flight.datagram[..]).collect();
         let written = self.carry(&datagrams);

@@ -18,7 +18,7 @@ pub const SEND_TRIES_MAX: u32 = 4;
 /// How long datagrams go singly after the kernel refused a batch, in seconds.
 pub const RUNS_RETRY_S: u64 = 60;
 
-/// The batch in the making, and what is known of the socket's abilities.
+/// The batch in the making, and the known abilities of the socket.
 #[derive(Debug)]
 pub(crate) struct GsoBatch {
     buffer: Box<[u8]>,
@@ -97,7 +97,7 @@ impl GsoBatch {
         self.buffer.get_mut(self.len..self.len + len)
     }
 
-    /// Appends what was written to the slot of `len` bytes. The first one says where the batch goes.
+    /// Appends the datagram written to the slot of `len` bytes. The first one says where the batch goes.
     #[inline]
     pub(crate) fn commit(&mut self, len: usize, target: impl FnOnce() -> GsoTarget) {
         if self.segments == 0 {
@@ -211,7 +211,7 @@ impl GsoBatch {
         }
     }
 
-    /// Counts what was not sent, and reports a datagram that is longer than the route takes.
+    /// Counts unsent datagrams, and reports a datagram that is longer than the route takes.
     #[cold]
     fn failed<F, R>(
         &mut self,
@@ -238,7 +238,7 @@ pub(crate) fn send_alone<F, R: GsoSink>(env: &Env<'_, F, R>, datagram: &[u8], to
     note_alone(env, env.socket.send_batch(datagram, datagram.len(), to));
 }
 
-/// Counts what came of a batch of one datagram.
+/// Counts the result of a batch of one datagram.
 pub(crate) fn note_alone<F, R>(env: &Env<'_, F, R>, sent: io::Result<()>) {
     match sent {
         Ok(()) => {

@@ -13,7 +13,7 @@ use crate::stats::counters::Work;
 /// Over-long packets that are answered with ICMP in one second.
 pub const TOO_LONG_ANSWERS_PER_S: u32 = 1_000;
 
-/// Tells senders what fits, so often and no more.
+/// Tells senders the size that fits, within a rate limit.
 #[derive(Debug)]
 pub(crate) struct TooLongAnswers(PerSecond);
 

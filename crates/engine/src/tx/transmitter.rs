@@ -87,13 +87,13 @@ impl Transmitter {
         Self { copy_dscp, ..self }
     }
 
-    /// Looks at the clock, for what is sent from now on; at the beginning of each batch.
+    /// Looks at the clock, for later sends; at the beginning of each batch.
     #[inline]
     pub(crate) fn begin(&mut self) {
         self.tick = steer::tick();
     }
 
-    /// Sends what is still unsent; at the end of each batch.
+    /// Sends the datagrams that still wait; at the end of each batch.
     #[inline]
     pub(crate) fn flush<F, R: GsoSink>(&mut self, state: &State, env: &Env<'_, F, R>) {
         self.gso.flush(env);
@@ -282,7 +282,7 @@ impl Transmitter {
         self.note_unsent(state);
     }
 
-    /// Counts what was not sent of whose it was.
+    /// Counts unsent datagrams for the peers of their paths.
     #[inline]
     fn note_unsent(&mut self, state: &State) {
         for (path, packets) in self.gso.take_unsent() {
@@ -507,7 +507,7 @@ impl Transmitter {
         };
         match self.answers.answer(env, frame, mtu) {
             Ok(()) => dropped(env, DropReason::TooLong, 1),
-            // For groups too: who may not be answered can still be served.
+            // For groups too: a sender that may not be answered can still be served.
             Err(_) => self.fragment(env, way, vnet, frame),
         }
     }
@@ -583,7 +583,7 @@ fn exhausted<F, R>(env: &Env<'_, F, R>, path: PathId, outbound: &Outbound, segme
     dropped(env, DropReason::SaExhausted, segments)
 }
 
-/// Counts what is dropped, and returns it for the peer's counter.
+/// Counts dropped packets, and returns their number for the peer's counter.
 #[cold]
 fn dropped<F, R>(env: &Env<'_, F, R>, reason: DropReason, packets: u64) -> u64 {
     env.counters.dropped(reason, packets);

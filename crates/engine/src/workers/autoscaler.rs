@@ -161,8 +161,8 @@ fn read_ticks() -> Option<Ticks> {
 }
 
 /// The first line of `/proc/stat`: user, nice, system, idle, waiting for devices, interrupts, soft
-/// interrupts, stolen (proc(5)); what comes then is counted in user and nice already. Then a line for
-/// each core.
+/// interrupts, stolen (proc(5)); the later fields are counted in user and nice already. Then a line for each
+/// core.
 fn parse_ticks(text: &str) -> Option<Ticks> {
     let line = text.lines().next()?.strip_prefix("cpu ")?;
     let ticks: Vec<u64> =
@@ -196,7 +196,7 @@ mod tests {
     /// Processor time that a busy worker has had since the last look, and the time that the looks are
     /// told has passed since.
     const BETWEEN: Duration = Duration::from_millis(20);
-    /// Looks until what is to follow has followed.
+    /// The most looks until an expected change.
     const LOOKS_MAX: usize = 40;
     /// How long the machine may take for a worker's processor time.
     const PATIENCE: Duration = Duration::from_secs(60);

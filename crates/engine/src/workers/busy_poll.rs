@@ -2,9 +2,9 @@
 //! need not wake a thread. A wake-up takes longer than to open a packet, and many times longer on a virtual
 //! machine.
 //!
-//! Left to itself a worker does so while requests and answers come one after the other: it tries where
-//! waits are short and there is little to do at a time, and goes on while the waits are over in the time
-//! that it is awake. Somebody else who wants the processor gets it.
+//! By default a worker stays awake while requests and answers come one after the other. It tries where waits
+//! are short and a turn has little to do. It goes on while packets come within the time that it is awake.
+//! Other threads that want the processor get it.
 
 use std::io;
 use std::time::{Duration, Instant};

@@ -119,7 +119,7 @@ fn is_super_packet(read: &[u8]) -> bool {
         && destination.is_some_and(|destination| !ethernet::is_group(*destination))
 }
 
-/// From the wire to the TAP device, one unit: what one receiving call takes.
+/// From the wire to the TAP device, one unit: the messages of one receiving call.
 ///
 /// # Errors
 /// That of the call: nothing was taken.

@@ -38,7 +38,7 @@ const LINGER_MS: u64 = 2 * LANE_LOOK_MS + LANE_LOOK_MS / 2;
 
 type Events = Arc<dyn Fn(EngineEvent) + Send + Sync>;
 
-/// The workers, and what a further one is made from.
+/// The workers, and the settings for further ones.
 pub(crate) struct WorkerPool {
     running: Vec<Running>,
     /// As many are started where that failed.
@@ -139,7 +139,7 @@ impl WorkerPool {
         self.past_overflows + all.map(Running::overflows).sum::<u64>()
     }
 
-    /// Has all of them look at what they wait for, also those that are leaving.
+    /// Wakes all of them, also those that are leaving.
     pub(crate) fn wake(&self) {
         self.running.iter().chain(&self.leaving).for_each(|worker| worker.waker.wake());
     }
@@ -240,7 +240,7 @@ impl WorkerPool {
         self.give_helpers(helpers)
     }
 
-    /// Opens what the worker with this number shares with its helpers.
+    /// Opens the devices that the worker with this number shares with its helpers.
     fn context(&mut self, number: usize, flows: &Arc<Flows>) -> Result<WorkerContext, EngineError> {
         let tap_queues = if self.steering.is_some() { BUCKETS } else { 1 };
         let queues = TapQueues::open(&self.tap, tap_queues, self.offloads)?;
@@ -288,8 +288,8 @@ impl WorkerPool {
         Ok(())
     }
 
-    /// The share of the engine's port that the worker with this number has, and what its lanes are sent
-    /// from if that is another.
+    /// The share of the engine's port that the worker with this number has, and the sockets of its lanes if
+    /// those are others.
     fn sockets(
         &mut self,
         number: usize,

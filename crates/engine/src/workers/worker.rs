@@ -99,7 +99,7 @@ impl Worker {
                 sync_ports(&mut ports, &poller, &self.context.shared);
                 self.carry_out();
             }
-            // Nothing more comes to a worker that is to stop: what has come is its last.
+            // Nothing more comes to a worker that must stop: this turn is its last.
             let stop = self.stop.load(Ordering::Relaxed) || left.is_some_and(|left| left.is_zero());
             let helped = self.context.help.is_on();
             if stop {
@@ -260,7 +260,7 @@ impl Worker {
         })
     }
 
-    /// Takes what a socket has, up to its turn's share.
+    /// Takes a socket's messages, up to its turn's share.
     fn drain_socket(
         &self,
         socket: &UdpSocket,
@@ -303,7 +303,7 @@ impl Worker {
     }
 }
 
-/// Sends what a device has, up to a turn's share. Answers go back to where frames come from.
+/// Sends a device's frames, up to a turn's share. Answers go back to where frames come from.
 #[inline]
 fn drain<F: FrameSink>(
     state: &State,

@@ -59,7 +59,7 @@ impl<'a> Forger<'a> {
         datagram
     }
 
-    /// A sealed frame as it should be, but for what the arguments say.
+    /// A sealed frame as it should be, but for the arguments.
     fn frame(&mut self, vxlan: VxlanHeader, port: u16, frame: &[u8]) -> Vec<u8> {
         let mut plain = vec![0; esp::INNER_LEN];
         esp::write_inner_headers(&mut plain, 50_000, port, vxlan, frame.len());

@@ -15,7 +15,7 @@ use crate::common::{
     Host, PATH, PATIENCE, connect, flows, inbound, outbound, pattern, strangers, strangers_with,
 };
 
-/// After so long nothing is known of what lanes have carried: longer than two ticks of the flows.
+/// After so long the loads of lanes are forgotten: longer than two ticks of the flows.
 const LOADS_FORGOTTEN: Duration = Duration::from_millis(50);
 
 /// The SPI of a lane, as path choice makes them: the last byte is the lane.
@@ -124,7 +124,7 @@ fn new_lanes_carry_before_the_next_look_at_all_lanes() {
         }
         // The first has the lower peer id, hence begins.
         let (from, to) = if initiator_sends { (&a, &b) } else { (&b, &a) };
-        // Nothing is said in answer: what carries frames proves a lane by them.
+        // Nothing is said in answer: the frames that a lane carries prove it.
         let sink = to.run(|| UdpSocket::bind((to.v4, 0)).unwrap());
         connect_lanes(&a, &b, 300, 2);
         connect_lanes(&b, &a, 400, 2);

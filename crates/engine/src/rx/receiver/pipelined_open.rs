@@ -106,7 +106,7 @@ impl Receiver {
         env.counters.did(Work::MessagesReceived, opened_batch.messages as u64);
         env.counters.did(Work::DatagramsReceived, opened_batch.datagrams);
         if self.accept(state, env, &mut opened_batch.opened) {
-            // Some of what is filed is not to be written.
+            // Some of the filed frames must not be written.
             self.merger.forget();
             opened_batch.filed = 0;
         }

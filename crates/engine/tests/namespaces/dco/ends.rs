@@ -300,7 +300,7 @@ fn what_cannot_be_is_refused_with_the_kernels_numbers() {
     assert_eq!(a.device.new_key(&short), Err(DeviceError::NoPeer(9)));
     assert_eq!(a.device.key(2, Slot::Secondary).unwrap_err().errno(), 2);
     assert_eq!(a.device.delete_key(9, Slot::Secondary).unwrap_err().errno(), 2);
-    // As the kernel has it: what is not there is gone.
+    // As in the kernel, deleting a missing key succeeds.
     assert_eq!(a.device.delete_key(2, Slot::Secondary), Ok(()));
     assert_eq!(a.device.send_packet(2, &[0; 65_536]).unwrap_err().errno(), 34);
     let elsewhere = PeerAttributes { vpn_ipv4: None, ..whole.clone() };

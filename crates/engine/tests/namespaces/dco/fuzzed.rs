@@ -68,7 +68,7 @@ impl Forger {
         packet
     }
 
-    /// A datagram as anything might be, and what is to come of it.
+    /// A random datagram; adds its outcome to `expected`.
     fn next(&mut self, a: &Host, b: &Host, expected: &mut Expected) -> Vec<u8> {
         match self.random.below(6) {
             0 => self.bytes(),

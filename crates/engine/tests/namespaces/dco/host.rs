@@ -1,4 +1,4 @@
-//! Hosts with a device each, and what passes between them.
+//! Hosts with a device each, and the traffic between them.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -106,7 +106,7 @@ impl Host {
                 sink.changed.notify_all();
             };
             let device = Device::open(&config, Arc::new(told)).unwrap();
-            // Nothing but what the tests send: no router is looked for.
+            // Nothing but the tests' packets: no router is looked for.
             ip(&format!("link set {name} addrgenmode none"));
             ip(&format!("link set {name} mtu {mtu} up"));
             ip(&format!("addr add 10.8.0.{number}/24 dev {name}"));
