@@ -207,8 +207,8 @@ struct ProgramLoad {
     name: [u8; NAME_LEN_MAX + 1],
 }
 
-/// Gives the kernel a program of this kind (`BPF_PROG_TYPE_…`), under a name for who lists them, which
-/// is cut at [`NAME_LEN_MAX`].
+/// Gives the kernel a program of this kind (`BPF_PROG_TYPE_…`), under a name for lists of programs, which is
+/// cut at [`NAME_LEN_MAX`].
 ///
 /// # Errors
 /// The kernel has no eBPF, grants no right to use it, or does not accept the program.
@@ -238,7 +238,7 @@ pub(crate) unsafe fn descriptor<A>(command: libc::c_int, attributes: &A) -> io::
     Ok(unsafe { OwnedFd::from_raw_fd(raw) })
 }
 
-/// The system call; returns what it returns.
+/// The system call; returns its result.
 ///
 /// # Safety
 /// `attributes` is a `repr(C)` struct without padding, the first fields of `union bpf_attr` for the

@@ -1,5 +1,5 @@
-//! The UDP sockets behind which the kernel takes packets out of UDP: ESP (RFC 3948), or what an `ovpn`
-//! device opens.
+//! The UDP sockets behind which the kernel takes packets out of UDP: ESP (RFC 3948), or packets for an `ovpn`
+//! device.
 
 use std::io;
 use std::mem;

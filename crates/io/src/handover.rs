@@ -1,4 +1,4 @@
-//! Descriptors that another process hands over, and who that process is.
+//! Descriptors that another process hands over, and the identity of that process.
 
 use std::io;
 use std::mem;

@@ -55,7 +55,7 @@ impl KeyLog {
             let _ = write!(line, "{byte:02x}");
         }
         line.push('\n');
-        // A test that reads the file notices what is missing.
+        // A test that reads the file notices missing lines.
         let _ = file.write_all(line.as_bytes());
     }
 }

@@ -94,7 +94,7 @@ impl AsFd for Namespace {
 /// Device and inode of the file at `path`, as [`Namespace::identity`] tells them of an open namespace.
 ///
 /// # Errors
-/// The error of `stat`, or what [`opener`] answers where this process may not look.
+/// The error of `stat`, or the answer of [`opener`] where this process may not look.
 pub fn identity_at(path: &Path) -> io::Result<(u64, u64)> {
     match std::fs::metadata(path) {
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => match opener::open(path) {
@@ -130,9 +130,9 @@ where
     })
 }
 
-/// Moves the calling thread, and what it starts from then on, into a new network namespace that
-/// holds nothing but a loopback device that is down. For a process with one thread (`weft run`
-/// before it starts the command): other threads stay where they are.
+/// Moves the calling thread, and its later children, into a new network namespace that holds nothing but a
+/// loopback device that is down. For a process with one thread (`weft run` before it starts the command):
+/// other threads stay where they are.
 ///
 /// # Errors
 /// The error of `unshare`: not permitted without `CAP_SYS_ADMIN`.

@@ -213,7 +213,7 @@ fn try_udp() -> (Verdict, Verdict, usize) {
     }
 }
 
-/// Sends a run and compares what arrives byte for byte; returns how many messages it took.
+/// Sends a run and compares the arriving bytes; returns how many messages it took.
 fn exchange(from: &UdpSocket, to: &UdpSocket, segments: usize) -> io::Result<usize> {
     let last = PROBE_SEGMENT / 3;
     let run: Vec<u8> =

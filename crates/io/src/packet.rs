@@ -132,7 +132,7 @@ impl PacketSocket {
         if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
     }
 
-    /// Receives one frame and returns its length; what is longer than `buffer` is cut off.
+    /// Receives one frame and returns its length; a frame longer than `buffer` is cut off.
     ///
     /// # Errors
     /// `WouldBlock` if there is none; `NetworkDown` once the device is down or gone.
@@ -143,7 +143,7 @@ impl PacketSocket {
 
 const WHAT: &str = "open a packet socket";
 
-/// A device by index, and what is taken of it.
+/// A device by index, and the protocol of the frames taken from it.
 fn device(index: u32, protocol: libc::c_int) -> libc::sockaddr_ll {
     // SAFETY: all-zero bytes are a valid `sockaddr_ll`, which holds integers only.
     let mut name: libc::sockaddr_ll = unsafe { mem::zeroed() };

@@ -10,7 +10,7 @@ use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
 /// Events that one [`Poller::wait`] returns at most; the rest come with the next.
 pub const EVENTS_MAX: usize = 16;
 
-/// An epoll set, level-triggered: what is not drained is reported again.
+/// An epoll set, level-triggered: a source that is not drained is reported again.
 pub struct Poller {
     epoll: OwnedFd,
     events: [epoll::Event; EVENTS_MAX],
@@ -71,8 +71,8 @@ impl Poller {
         Ok(self.tokens(ready))
     }
 
-    /// As [`Self::wait`], but awake for the first `spin` of the time: what comes meanwhile need not
-    /// wake a thread. Others that want the CPU get it all the same.
+    /// As [`Self::wait`], but awake for the first `spin` of the time: an event in that time need not wake a
+    /// thread. Other threads that want the CPU get it all the same.
     ///
     /// # Errors
     /// The error of `epoll_wait`.

@@ -320,7 +320,7 @@ const fn key([a, b, c, d, e, f]: [u8; 6]) -> [u8; KEY_LEN] {
     [a, b, c, d, e, f, 0, 0]
 }
 
-/// Names of the programs, for who lists them.
+/// Names of the programs, for lists of programs.
 const DIRECT: &[u8] = b"weft_direct";
 const SHORTCUT: &[u8] = b"weft_shortcut";
 
@@ -353,7 +353,7 @@ struct LinkCreate {
     kind: u32,
     flags: u32,
     relative: u32,
-    /// The kernel's struct aligns what follows.
+    /// The kernel's struct aligns the next field.
     unused: u32,
     revision: u64,
 }

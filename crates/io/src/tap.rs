@@ -300,7 +300,7 @@ fn set_queue_length(name: &str, packets: u32) -> Result<(), IoError> {
 }
 
 /// Sets a number of the device of this name in the calling thread's network namespace, or asks for it;
-/// returns what it is.
+/// returns the number.
 pub(crate) fn number(name: &str, request: libc::Ioctl, value: i32) -> io::Result<i32> {
     let socket = control_socket()?;
     let mut change = interface_request(name);
@@ -330,8 +330,8 @@ pub(crate) fn index_of(socket: BorrowedFd<'_>, name: &str) -> io::Result<u32> {
     u32::try_from(index).map_err(|_| io::ErrorKind::InvalidData.into())
 }
 
-/// Asks for the state of the link of the device of this name, in the calling thread's network namespace: if the
-/// device is up, the kernel first completes what follows from a change of its carrier (Linux 6.8).
+/// Asks for the state of the link of the device of this name, in the calling thread's network namespace. If
+/// the device is up, the kernel first completes a change of its carrier (Linux 6.8).
 pub(crate) fn ask_link(name: &str) -> io::Result<()> {
     /// `struct ethtool_value` of linux/ethtool.h, and the command that asks for the link's state.
     #[repr(C)]

@@ -78,7 +78,7 @@ impl Tun {
     /// slices.
     ///
     /// # Errors
-    /// As [`Tap::send`]; `InvalidInput` too for what is neither IPv4 nor IPv6.
+    /// As [`Tap::send`]; `InvalidInput` too for a packet that is neither IPv4 nor IPv6.
     #[inline]
     pub fn send(&self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
         self.queue.send(slices)
@@ -98,8 +98,8 @@ pub fn set_mtu(name: &str, bytes: u32) -> Result<(), IoError> {
         .map_err(|error| IoError::of(WHAT, error))
 }
 
-/// Has the system send no ICMP redirects for IPv4 to what comes by this device, in the calling thread's network
-/// namespace. The system asks the setting of all devices too, so that is switched off as well.
+/// Has the system send no ICMP redirects for IPv4 to senders behind this device, in the calling thread's
+/// network namespace. The system asks the setting of all devices too, so that is switched off as well.
 ///
 /// # Errors
 /// There is no such device, or `/proc/sys` is read-only.

@@ -35,9 +35,8 @@ pub const SOCKET_BUFFER_BYTES: libc::c_int = 8 << 20;
 /// `SO_MEMINFO` answers with so many numbers (Linux `SK_MEMINFO_VARS`).
 const MEMINFO_VARS: usize = 9;
 
-/// A UDP socket for IPv4 and IPv6, non-blocking, with UDP_GRO on where the kernel has it, and with
-/// fragmentation of what it sends off (path MTU is the caller's affair) unless
-/// [`Self::allow_fragments`] turns it on.
+/// A UDP socket for IPv4 and IPv6, non-blocking, with UDP_GRO on where the kernel has it. Fragmentation of
+/// its datagrams is off (path MTU is the caller's affair) unless [`Self::allow_fragments`] turns it on.
 #[derive(Debug)]
 pub struct UdpSocket {
     fd: OwnedFd,
@@ -46,7 +45,7 @@ pub struct UdpSocket {
     port: u16,
 }
 
-/// A destination in the form that the socket's kernel calls take, and the TOS of what goes there.
+/// A destination in the form that the socket's kernel calls take, and the TOS of datagrams to it.
 #[derive(Clone, Copy)]
 pub struct Remote {
     address: SocketAddr,
@@ -195,8 +194,8 @@ impl UdpSocket {
         if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
     }
 
-    /// Takes up to `max` messages, each of one datagram or of a run put together by UDP_GRO, into
-    /// `batch`; what was in it is gone.
+    /// Takes up to `max` messages, each of one datagram or of a run put together by UDP_GRO, into `batch`,
+    /// whose old content is gone.
     ///
     /// # Errors
     /// `WouldBlock` if there is none.
@@ -360,8 +359,8 @@ impl AsFd for UdpSocket {
 }
 
 impl Remote {
-    /// A destination that no socket sends to, for who only wants to know it: [`UdpSocket::remote`]
-    /// makes those that are sent to.
+    /// A destination for identification only, which no socket sends to: [`UdpSocket::remote`] makes those
+    /// that are sent to.
     pub fn of(address: SocketAddr) -> Self {
         let address = canonical(address);
         let raw = match address {
@@ -399,7 +398,7 @@ impl Remote {
         self.source
     }
 
-    /// IPv4 TOS or IPv6 traffic class of what is sent there.
+    /// IPv4 TOS or IPv6 traffic class of datagrams to it.
     pub const fn tos(&self) -> u8 {
         self.tos
     }
@@ -435,8 +434,8 @@ impl RawAddress {
     }
 }
 
-/// An address as the kernel tells it of what comes from there: IPv4 as IPv4, and a scope only where the
-/// address does not say by itself which host it is.
+/// A source address as the kernel tells it: IPv4 as IPv4, and a scope only where the address does not say by
+/// itself which host it is.
 fn canonical(address: SocketAddr) -> SocketAddr {
     let port = address.port();
     match (address.ip().to_canonical(), address) {

@@ -44,7 +44,7 @@ pub fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
     Ok(rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?)
 }
 
-/// From now on the process at the other end opens what this one may not. The first call alone counts.
+/// From now on the process at the other end opens files that this one may not. Only the first call counts.
 ///
 /// # Errors
 /// The kernel's: it is no socket.

@@ -98,7 +98,7 @@ mod tests {
     use crate::poller::Poller;
     use crate::udp::{MESSAGES_MAX, RecvBatch};
 
-    /// The last bytes of the SPIs of what has arrived.
+    /// The last bytes of the SPIs of the datagrams that have arrived.
     fn lanes(socket: &UdpSocket) -> Vec<u8> {
         let mut batch = RecvBatch::new();
         let mut lanes = Vec::new();

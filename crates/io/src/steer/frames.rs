@@ -17,12 +17,12 @@ use crate::bpf::{
 use crate::tap::Tap;
 
 /// A flow that has paused for so long, in nanoseconds, may go another way: nothing of it can be under way any
-/// more. In the fullest queues a packet has waited for 65 ms (docs/performance.md, "More than the path carries");
-/// the rest is for a peer's thread that got no processor. TCP's first repetition after such a stall, at 200 ms,
-/// must not overtake what it repeats.
+/// more. In the fullest queues a packet has waited for 65 ms (docs/performance.md, "More than the path
+/// carries"); the rest is for a peer's thread that got no processor. TCP's first retransmission after such a
+/// stall, at 200 ms, must not overtake the original.
 pub const FLOW_PAUSE_NS: i32 = 1_000_000_000;
 
-/// Where a frame has its sender, and the protocol of what it carries.
+/// Where a frame has its sender, and the protocol of its payload.
 const SENDER_AT: i32 = 6;
 const ETHERTYPE_AT: i32 = 12;
 /// Bytes before the IP header.
@@ -39,11 +39,11 @@ const WORKER_AT: i16 = 8;
 const LOAD_LEN: usize = 64;
 
 /// How frames come to workers. A flow's worker is found by addresses and, of TCP and UDP but for fragments,
-/// ports, the same for both directions; what is no IP, by the sender. Where that worker has a load and another
-/// has much less, a flow that begins comes to that one, and of flows that begin at once each counts as a load; it
-/// stays with its worker until it has paused for [`FLOW_PAUSE_NS`].
+/// ports, the same for both directions; the worker of other frames by the sender. Where that worker has a
+/// load and another has much less, a flow that begins comes to the other. Of flows that begin at once each
+/// counts as a load. A flow stays with its worker until it has paused for [`FLOW_PAUSE_NS`].
 ///
-/// The kernel keeps what it needs of this for as long as the device.
+/// The kernel keeps its part of this for as long as the device.
 #[derive(Debug)]
 pub struct FrameSteering {
     /// By the upper bits of a flow's hash.
@@ -62,18 +62,18 @@ impl FrameSteering {
         Ok(steering)
     }
 
-    /// Has the kernel hand each frame to the queue of its flow and its sender: of the queues of the device of
-    /// `member`, in the order in which they were opened, [`super::BUCKETS`] for each of so many `workers`. Of
-    /// the worker's queues it is the one with the number that [`super::bucket_of_mac`] says; what ends within
+    /// Has the kernel hand each frame to the queue of its flow and its sender. The queues are those of the
+    /// device of `member`, in the order in which they were opened, [`super::BUCKETS`] for each of so many
+    /// `workers`. [`super::bucket_of_mac`] gives the number of the worker's queue. A frame that ends within
     /// its headers goes to the first queue.
     ///
     /// Called again after a worker's queues were opened, and before the last worker's are closed; flows stay
     /// where they are, but for those of a worker that goes.
     ///
     /// # Errors
-    /// `InvalidInput`: not 1 to [`TAP_WORKERS_MAX`] workers. Else what the kernel refused: then it picks as
-    /// before; without ever having been told, the queue on which the flow's answers were written, or one by its
-    /// hash.
+    /// `InvalidInput`: not 1 to [`TAP_WORKERS_MAX`] workers. Else the kernel's error: then it picks as
+    /// before. If it was never told, it picks the queue on which the flow's answers were written, or one by
+    /// the flow's hash.
     pub fn steer(&self, member: &Tap, workers: usize) -> io::Result<()> {
         if !(1..=TAP_WORKERS_MAX).contains(&workers) {
             return Err(io::ErrorKind::InvalidInput.into());
@@ -94,7 +94,7 @@ impl FrameSteering {
         load_program(BPF_PROG_TYPE_SOCKET_FILTER, b"weft_frames", &self.program(workers))
     }
 
-    /// Register 7 gets the number of the bucket, 8 the sum of what tells the flow, 9 its worker.
+    /// Register 7 gets the number of the bucket, 8 the sum that identifies the flow, 9 its worker.
     fn program(&self, workers: u32) -> Vec<Instruction> {
         let mut program = vec![
             move_register(6, 1),
@@ -112,7 +112,7 @@ impl FrameSteering {
         program.extend(v4);
         program.push(jump_unless(0, libc::ETH_P_IPV6, over(&v6)));
         program.extend(v6);
-        // Where there is but one, too: when others come, what goes on stays with it.
+        // With a single worker, too: when others come, the flows that go on stay with it.
         program.extend(self.find_worker(workers as i32));
         program.extend([
             shift_left(9, BUCKET_BITS as i32),
@@ -233,8 +233,9 @@ const fn fetch_load(at: i16) -> [Instruction; 5] {
     ]
 }
 
-/// Adds what a flow is taken to carry that begins at the tick in register 6 to the load of the worker that the place
-/// in register 8 names, as [`super::Load::begin`]; 0, which is where the loads are, 1 and 2 are lost.
+/// Adds the presumed load of a flow that begins at the tick in register 6 to the load of its worker, as
+/// [`super::Load::begin`]. The place in register 8 names the worker. Register 0 holds the address of the
+/// loads; 0, 1 and 2 are lost.
 fn begin_flow(workers: i32) -> Vec<Instruction> {
     let bits = TICK_LOAD_BITS as i32;
     let max = TICK_LOAD_MAX as i32;
@@ -289,7 +290,7 @@ fn find(array: libc::c_int, number: u8) -> [Instruction; 6] {
     ]
 }
 
-/// Puts what tells an IPv4 flow into register 8.
+/// Puts the sum that identifies an IPv4 flow into register 8.
 fn sum_ipv4() -> Vec<Instruction> {
     let ports = add_ports();
     let mut program = vec![move_value(8, 0)];
@@ -309,7 +310,7 @@ fn sum_ipv4() -> Vec<Instruction> {
     program
 }
 
-/// Puts what tells an IPv6 flow into register 8.
+/// Puts the sum that identifies an IPv6 flow into register 8.
 fn sum_ipv6() -> Vec<Instruction> {
     let mut program = vec![move_value(8, 0)];
     program.extend((8..40).step_by(4).flat_map(add_word));
@@ -501,7 +502,8 @@ mod tests {
                 ports.map(|port| rig.worker_of(&flow(port))).collect::<Vec<_>>()
             };
             let number = |workers: &[usize]| workers.iter().collect::<BTreeSet<_>>().len();
-            // From so many workers to one more. Of a device with one, too, it is known what goes on.
+            // From so many workers to one more. Also on a device with one worker, the kernel knows which
+            // flows go on.
             let one_comes = |rig: &mut Rig, before: usize, ports: std::ops::Range<u16>| loop {
                 rig.steering.steer(&rig.queues[0], before).unwrap();
                 rig.queues.truncate(before * BUCKETS);

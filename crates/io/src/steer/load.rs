@@ -20,7 +20,7 @@ const UNIT: u64 = 64;
 pub(super) const TRIFLE_UNITS: i32 = (TRIFLE / UNIT) as i32;
 pub(super) const PRESUMED_UNITS: i32 = (PRESUMED / UNIT) as i32;
 pub(super) const FEW_UNITS: i32 = (FEW / UNIT) as i32;
-/// Bits of what was carried in one tick: up to 64 MiB, or 32 Gbit/s.
+/// Bits of the load in one tick: up to 64 MiB, or 32 Gbit/s.
 pub(super) const TICK_LOAD_BITS: u32 = 20;
 pub(super) const TICK_LOAD_MAX: u64 = (1 << TICK_LOAD_BITS) - 1;
 pub(super) const LOAD_TICK_MAX: u32 = (1 << (u64::BITS - 2 * TICK_LOAD_BITS)) - 1;

@@ -1,5 +1,5 @@
-//! Steering: what the kernel hands to which of several sockets or queues, so that a flow stays with one
-//! worker and who sends too much fills his own.
+//! Steering: how the kernel shares packets out to several sockets or queues. A flow stays with one worker,
+//! and a sender that sends too much fills its own queue.
 
 mod datagrams;
 mod frames;

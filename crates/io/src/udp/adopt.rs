@@ -41,7 +41,7 @@ impl Adopted {
                 UdpSocket::adopt(fd).map(Self::Udp)
             }
             (SocketType::STREAM, Some(ipproto::TCP)) => {
-                // The state is the first byte of what the kernel tells (tcp(7)).
+                // The state is the first byte of the kernel's answer (tcp(7)).
                 let state = option(fd.as_fd(), libc::IPPROTO_TCP, libc::TCP_INFO)?;
                 if state.to_ne_bytes()[0] != TCP_ESTABLISHED {
                     return Err(neither());

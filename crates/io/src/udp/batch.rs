@@ -31,8 +31,8 @@ pub struct Message {
     pub segment: usize,
     /// Where it came from, IPv4 as IPv4.
     pub source: SocketAddr,
-    /// IPv4 TOS or IPv6 traffic class of its datagrams: UDP_GRO puts together what has the same
-    /// alone. Kernels before 6.9 without that fix did not look; it is the first datagram's then.
+    /// IPv4 TOS or IPv6 traffic class of its datagrams: UDP_GRO joins only datagrams that have the same.
+    /// Kernels before 6.9 without that fix did not look; it is the first datagram's then.
     pub tos: u8,
     /// It was longer than [`MESSAGE_ROOM`] and is cut.
     pub truncated: bool,

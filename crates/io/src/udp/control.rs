@@ -81,7 +81,7 @@ impl Control {
         }
     }
 
-    /// Writes one control message at `at`, 0 or what an earlier call returned, and returns where it
+    /// Writes one control message at `at`, which is 0 or the result of an earlier call, and returns where it
     /// ends.
     #[inline]
     pub(super) fn put(
