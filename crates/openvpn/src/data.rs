@@ -60,7 +60,7 @@ pub struct DataPacket<'a> {
 }
 
 impl<'a> DataPacket<'a> {
-    /// Reads a packet. That is all: who sends packets under which key is not checked here.
+    /// Reads a packet, no more: it does not check which peer may send under which key.
     ///
     /// # Errors
     /// The bytes are no DATA_V2 packet.

@@ -8,7 +8,7 @@ pub const FRAME_BYTES_MAX: usize = u16::MAX as usize;
 /// A packet, and the bytes behind its frame.
 pub type Split<'a> = (&'a [u8], &'a [u8]);
 
-/// The first packet in the bytes received so far and what follows it; `None`: it is not complete yet.
+/// The first packet in the bytes received so far and the bytes behind it; `None`: it is not complete yet.
 ///
 /// # Errors
 /// [`PacketError::BadFrame`]: a length of 0 or above `limit`; the stream cannot be read on.

@@ -1,4 +1,4 @@
-//! Why a device refuses what it is asked, in the kernel's numbers.
+//! Why a device refuses a request, in the kernel's numbers.
 
 use super::Slot;
 
@@ -22,7 +22,7 @@ pub enum DeviceError {
     /// An attribute that the command needs.
     #[error("{0} is missing: give it")]
     Missing(&'static str),
-    /// A number beyond what the field takes.
+    /// A number that is too large for the field.
     #[error("{what} {value} is too large: at most {max}")]
     TooLarge {
         /// Which number.
@@ -47,7 +47,7 @@ pub enum DeviceError {
     /// A local address that cannot be sent from to the remote one.
     #[error("a local address without a remote address of its family: give both of one family")]
     LocalWithoutRemote,
-    /// A scope without what it is the scope of.
+    /// A scope id without its address.
     #[error("a scope id without a remote IPv6 address: give both or neither")]
     ScopeWithoutAddress,
     /// One of the two times.

@@ -108,8 +108,8 @@ impl KeyBlock {
         }
     }
 
-    /// A name for what one end seals with, by which a key that comes again is known. The key cannot be
-    /// found from it.
+    /// A name for one end's sealing key, by which a repeated key is recognised. The key cannot be found from
+    /// it.
     pub fn sealing_fingerprint(&self, side: Side) -> [u8; 32] {
         let (client, server) = self.0.split_at(DIRECTION_BYTES);
         let half = match side {

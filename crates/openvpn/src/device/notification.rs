@@ -56,7 +56,7 @@ pub enum Notification {
         /// The id of the key that is no more.
         key_id: u32,
     },
-    /// Its packets, which are authentic, come from another address; what is sent to it goes there now.
+    /// Its packets, which are authentic, come from another address; packets to it go there now.
     PeerFloat {
         /// Its id.
         peer_id: u32,

@@ -1,5 +1,5 @@
-//! The checks of a device in userspace: attributes in, what they mean out, and the refusals of the
-//! kernel's device in the same order (`docs/design/ovpn.md`, kernel device).
+//! The checks of a device in userspace: attributes in, their meaning out, and the refusals of the kernel's
+//! device in the same order (`docs/design/ovpn.md`, kernel device).
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 
@@ -170,7 +170,7 @@ pub fn control_packet(packet: &[u8]) -> Result<u16, DeviceError> {
 /// # Errors
 /// [`DeviceError`], as the kernel's device refuses it.
 pub fn new_key(attributes: &KeyAttributes) -> Result<NewKey<'_>, DeviceError> {
-    // The kernel looks at each attribute by itself first, and then at what there is of them.
+    // The kernel looks at each attribute by itself first, and then at all of them together.
     in_range("peer id", attributes.peer_id, PEER_ID_MAX)?;
     in_range("key id", attributes.key_id, KEY_ID_MAX)?;
     for direction in [&attributes.encrypt, &attributes.decrypt].into_iter().flatten() {
@@ -192,8 +192,8 @@ pub fn new_key(attributes: &KeyAttributes) -> Result<NewKey<'_>, DeviceError> {
 }
 
 impl NewKey<'_> {
-    /// The ciphers of what is sent and of what comes in, by the lengths of their keys: to be asked for once
-    /// it is found that there is such a peer.
+    /// The ciphers of sent and of received packets, by the lengths of their keys. The caller asks for them
+    /// once it has found the peer.
     ///
     /// # Errors
     /// [`DeviceError::KeyLength`], as the kernel's device refuses it.
@@ -224,8 +224,8 @@ pub fn peer_id(id: Option<u32>) -> Result<u32, DeviceError> {
     id.ok_or(DeviceError::Missing("the peer's id"))
 }
 
-/// Checks each attribute of a peer by itself, which the kernel does before it looks at anything else: at
-/// the socket, and at what there is of them together. [`new_peer`] and [`peer_change`] do it too.
+/// Checks each attribute of a peer by itself, which the kernel does before all else: before the socket, and
+/// before the attributes together. [`new_peer`] and [`peer_change`] do it too.
 ///
 /// # Errors
 /// [`DeviceError::TooLarge`] or [`DeviceError::PortZero`], as the kernel's device refuses it.
