@@ -35,7 +35,7 @@ impl Sum {
         Self(self.0 + other.0)
     }
 
-    /// The sum in 16 bits, not complemented: what a checksum field holds while it is partial.
+    /// The sum in 16 bits, not complemented, as a checksum field holds it while it is partial.
     #[must_use]
     pub const fn partial(self) -> u16 {
         fold(self.0)

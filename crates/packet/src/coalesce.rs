@@ -358,7 +358,7 @@ impl Item {
         item
     }
 
-    /// Notes what must come next, and closes the item if nothing may.
+    /// Notes which frame must come next, and closes the item if none may.
     fn follow(&mut self, frame: &[u8], layout: &Layout) {
         let payload = layout.end - layout.payload;
         if layout.network == Network::V4 {
@@ -433,7 +433,7 @@ impl Item {
         }
     }
 
-    /// Writes the super-packet's headers to `out`; returns what the kernel is told, and their length.
+    /// Writes the super-packet's headers to `out`; returns the virtio net header, and their length.
     fn merged_header(
         &self,
         first: &[u8],

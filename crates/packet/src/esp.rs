@@ -1,5 +1,5 @@
-//! ESP (RFC 4303) in UDP (RFC 3948) as Weft's `esp` format uses it (`docs/design/esp.md`): what
-//! stands before, inside and behind the sealed frame.
+//! ESP (RFC 4303) in UDP (RFC 3948) as Weft's `esp` format uses it (`docs/design/esp.md`): the bytes before,
+//! inside and behind the sealed frame.
 
 use std::ops::Range;
 
@@ -76,7 +76,7 @@ pub struct Header {
 }
 
 impl Header {
-    /// Reads the header of an ESP packet; what follows is at least an ICV and a trailer.
+    /// Reads the header of an ESP packet; at least an ICV and a trailer must follow it.
     ///
     /// # Errors
     /// [`ParseError::Truncated`] if the packet cannot hold all of these.
@@ -96,7 +96,7 @@ impl Header {
     }
 }
 
-/// Tells apart what may arrive on an ESP-in-UDP port.
+/// Tells apart the datagrams that may arrive on an ESP-in-UDP port.
 ///
 /// # Errors
 /// [`ParseError::Truncated`] if it is none of the three.

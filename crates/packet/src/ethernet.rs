@@ -55,7 +55,7 @@ impl<'a> Header<'a> {
         array(self.bytes, 6)
     }
 
-    /// The type of what follows the last tag that was looked through.
+    /// The type of the bytes behind the last tag that was looked through.
     #[must_use]
     pub fn ethertype(&self) -> u16 {
         be16(self.bytes, self.bytes.len() - 2)

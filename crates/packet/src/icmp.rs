@@ -1,4 +1,4 @@
-//! ICMP for IPv4 (RFC 792) and IPv6 (RFC 4443): what is needed to answer over-long packets.
+//! ICMP for IPv4 (RFC 792) and IPv6 (RFC 4443): the parts that answers to over-long packets need.
 
 use std::net::Ipv6Addr;
 

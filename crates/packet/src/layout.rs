@@ -149,9 +149,9 @@ impl Layout {
     }
 }
 
-/// A number that is the same for all packets of a flow and spreads flows: by addresses, protocol
-/// and ports; by addresses alone for fragments and other protocols; by Ethernet addresses for what
-/// is not IP. Not secret: a sender can choose flows that fall together.
+/// A number that is the same for all packets of a flow and spreads flows: by addresses, protocol and ports;
+/// by addresses alone for fragments and other protocols; by Ethernet addresses for other frames than IP. Not
+/// secret: a sender can choose flows that fall together.
 #[must_use]
 pub fn flow_hash(frame: &[u8]) -> u32 {
     match Layout::parse(frame) {

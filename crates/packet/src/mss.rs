@@ -1,5 +1,5 @@
-//! The segment size that the two ends of a TCP connection tell each other (RFC 9293 section 3.7.1):
-//! lowering it to what a path carries, where an ICMP answer to what is longer may not get through.
+//! The segment size that the two ends of a TCP connection tell each other (RFC 9293 section 3.7.1). It is
+//! lowered to the path's size where an ICMP answer to a longer packet may not get through.
 
 use crate::bytes::{be16, put16};
 use crate::checksum;
@@ -14,9 +14,8 @@ const OPTION: (u8, u8) = (2, 4);
 const OPTION_END: u8 = 0;
 const OPTION_NOTHING: u8 = 1;
 
-/// Lowers the segment size in a frame that opens a TCP connection to what an IP packet of `mtu` bytes
-/// takes. True if it was lowered; its checksum is as right as before then. Every other frame stays as
-/// it is.
+/// Lowers the segment size in a frame that opens a TCP connection so that segments fit an IP packet of `mtu`
+/// bytes. True if it was lowered; its checksum is as right as before then. Every other frame stays as it is.
 #[inline]
 pub fn clamp(frame: &mut [u8], mtu: u16, checksum: FrameChecksum) -> bool {
     match Layout::parse(frame) {

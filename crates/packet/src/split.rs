@@ -1,4 +1,4 @@
-//! Cutting what a TAP device gives into frames that a path carries.
+//! Cutting a TAP device's reads into frames that a path carries.
 //!
 //! A [`Plan`] says how; [`Plan::write_header`] and [`Plan::payload`] then give each segment's bytes,
 //! so that a segment is built straight in the send buffer. Packets that are too long and may be
@@ -122,7 +122,7 @@ pub struct Plan {
     pub segments: usize,
     /// Bytes of the frame that are sent: without Ethernet padding, if it is a super-packet.
     pub frame_len: usize,
-    /// The state of the checksum in what [`Self::write_header`] writes without finishing it.
+    /// The state of the checksum in headers that [`Self::write_header`] writes without finishing it.
     pub checksum: FrameChecksum,
     /// The kind of the frame.
     pub kind: Kind,

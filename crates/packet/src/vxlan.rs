@@ -62,8 +62,8 @@ impl VxlanHeader {
     /// Reads the header at the start of `bytes`.
     ///
     /// # Errors
-    /// [`ParseError`] if it is short, has no network identifier, or has a flag that changes the
-    /// meaning of what follows and that Weft does not know; Linux drops the same.
+    /// [`ParseError`] if it is short, has no network identifier, or has an unknown flag that changes the
+    /// meaning of the bytes behind it; Linux drops the same.
     pub fn parse(bytes: &[u8]) -> Result<Self, ParseError> {
         need("VXLAN", bytes, LEN)?;
         let (flags, word) = (be32(bytes, 0), be32(bytes, 4));

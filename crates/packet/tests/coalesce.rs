@@ -1,4 +1,4 @@
-//! The coalescer must give back, frame by frame, what it was given.
+//! The coalescer must give back its input, frame by frame.
 #![allow(clippy::unwrap_used, missing_docs)]
 
 mod common;
@@ -57,7 +57,7 @@ fn run(frames: &[(Vec<u8>, FrameChecksum)]) -> (Vec<Written>, Rejected) {
     (written, coalescer.take_rejected())
 }
 
-/// The frames that the kernel makes of what is written to it: super-packets cut, checksums done.
+/// The frames that the kernel makes of a write: super-packets cut, checksums done.
 fn expand(written: &Written) -> Vec<Vec<u8>> {
     if written.frames == 1 {
         let mut frame = written.frame.clone();
@@ -205,7 +205,7 @@ fn flows() -> Vec<Spec> {
     ]
 }
 
-/// The frame of a step, whether its checksum is partial, and what the kernel is to make of it.
+/// The frame of a step, whether its checksum is partial, and the frame that the kernel should make of it.
 fn play(step: &Step, flow: &mut Spec) -> (Vec<u8>, FrameChecksum, Vec<u8>) {
     let mut spec = flow.clone();
     let mut len = 200;

@@ -89,7 +89,7 @@ proptest! {
         prop_assert!(joined == data);
     }
 
-    /// A receiver that finishes the partial checksum has what a sender that finishes it sends.
+    /// A receiver that finishes the partial checksum gets the same frame as from a sender that finishes it.
     #[test]
     fn partial_segments_finish_to_the_same(spec in spec(), len in 1_usize..20_000, size in 500_u16..1400) {
         prop_assume!(usize::from(size) <= len);
@@ -335,8 +335,8 @@ fn a_wrong_partial_sum_stays_wrong() {
     }
 }
 
-/// The checksum of a packet with a routing header is that for its final destination, which stands
-/// elsewhere; what the kernel left in the field knows it.
+/// The checksum of a packet with a routing header is that for its final destination, which stands elsewhere.
+/// The kernel's value in the field takes account of it.
 #[test]
 fn a_super_packet_with_a_routing_header() {
     let spec = Spec { v6: true, ..tcp4() };
