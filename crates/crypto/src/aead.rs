@@ -72,8 +72,8 @@ impl AeadKey {
     }
 }
 
-/// A prepared AEAD key; its nonces are the caller's, whole. It is in the form of those libraries alone that
-/// have a class of sizes: the forms are most of what a peer takes of memory.
+/// A prepared AEAD key; the caller gives whole nonces. It is in the form of those libraries alone that have a
+/// class of sizes: the forms take most of a peer's memory.
 pub(crate) enum ExpandedKey {
     AwsLc(aws_lc::LessSafeKey),
     Ring(Box<ring::LessSafeKey>),

@@ -42,7 +42,7 @@ pub const CPACE_TAG_LEN: usize = 32;
 
 const DSI: &[u8] = b"CPaceRistretto255";
 const DSI_ISK: &[u8] = b"CPaceRistretto255_ISK";
-/// The input block of SHA-512: what the generator string's first part fills (draft section 8.1).
+/// The input block of SHA-512, which the generator string's first part fills (draft section 8.1).
 const HASH_BLOCK_LEN: usize = 128;
 const INFO_KEY: &[u8] = b"weft cpace key";
 

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 pub const TUNNEL_PREFIX: (Ipv6Addr, u8) =
     (Ipv6Addr::new(0xfd77, 0x6566, 0x7400, 0, 0, 0, 0, 0), 40);
 
-/// In the sixth byte of a tunnel address: what the host receives goes there, ...
+/// In the sixth byte of a tunnel address: the host receives packets there, ...
 const TUNNEL_TO: u8 = 0x80;
 /// ... and the kernel engine moves it.
 const TUNNEL_KERNEL: u8 = 0x01;

@@ -1,4 +1,4 @@
-//! Which library seals and opens what.
+//! Which library seals and opens which packets.
 //!
 //! All libraries make the same packets, so the choice is a matter of time alone: of the processor, of the
 //! AEAD, of the packet's size, and of the way. A caller that can measure time sets it ([`prefer`]).
@@ -30,7 +30,7 @@ impl Library {
     }
 }
 
-/// Packets by the size of their plaintext: what is fast on one is not on another.
+/// Packets by the size of their plaintext: a library that is fast on one is not on another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SizeClass {
     /// Under 512 bytes: acknowledgements, requests.
@@ -137,7 +137,7 @@ pub fn preferred(cipher: Cipher) -> (Choice, Choice) {
 
 /// The libraries that a new key of the data channel seals with, and those that it opens with.
 ///
-/// AES with a shorter key goes by what is preferred for AES-256-GCM: the same code, in fewer rounds.
+/// AES with a shorter key uses the choice for AES-256-GCM: the same code, in fewer rounds.
 pub fn preferred_for_data(cipher: DataCipher) -> (Choice, Choice) {
     match cipher {
         DataCipher::Aes192Gcm => (Choice::default(), Choice::default()),

@@ -3,7 +3,7 @@
 
 /// How far behind the highest accepted sequence number a packet may still be accepted, in packets.
 ///
-/// A power of two; covers what helpers and NIC queues reorder at tens of gigabits per second.
+/// A power of two; covers the reordering of helpers and NIC queues at tens of gigabits per second.
 pub const WINDOW_PACKETS: u64 = 8192;
 
 const WORD_BITS: u64 = 64;
@@ -119,7 +119,7 @@ impl ReplayWindow {
         Ok(())
     }
 
-    /// Counts all up to the highest as accepted: what is missing of them is taken no more.
+    /// Counts all up to the highest as accepted: missing ones are refused from now on.
     pub fn close_gaps(&mut self) {
         self.accepted.fill(u64::MAX);
     }

@@ -183,8 +183,8 @@ impl OpeningKey {
         Ok(Self { key, cipher, nonce_tail: Zeroizing::new(nonce_tail) })
     }
 
-    /// How far it is used up, by the packets that failed to open. The blocks opened are the caller's to
-    /// count ([`usage::of_blocks`]), who counts packets anyway.
+    /// How far it is used up, by the packets that failed to open. The caller counts the opened blocks
+    /// ([`usage::of_blocks`]), since it counts packets anyway.
     pub fn usage(&self) -> Usage {
         self.key.usage()
     }

@@ -8,8 +8,8 @@
 //!   16. The associated data is the first 12 bytes; the nonce is the epoch's implicit IV, its first 8
 //!   bytes XORed with epoch and counter.
 //!
-//! The first word is opcode and key id 1, peer id 3. It is the caller's, who finds peer and key by it: here
-//! it is authenticated but not read.
+//! The first word is opcode and key id 1, peer id 3. It belongs to the caller, which finds peer and key by
+//! it: here it is authenticated but not read.
 
 mod classic;
 mod epoch;

@@ -21,10 +21,10 @@ const AHEAD: usize = EPOCH_FUTURE as usize;
 /// The opening direction: the keys of the current epoch, of the one before and of the
 /// [`EPOCH_FUTURE`] next, each with its replay window.
 ///
-/// The first authentic packet of a future epoch makes that epoch the current one. The key that was
-/// current opens what is late until the epoch changes again; epochs that were skipped are gone. Of a
-/// future epoch there is only the secret, until a packet bears its number: what it opens with, most of
-/// what an epoch takes of memory, is made then and kept, so forged packets make each only once.
+/// The first authentic packet of a future epoch makes that epoch the current one. The key that was current
+/// opens late packets until the epoch changes again; epochs that were skipped are gone. Of a future epoch
+/// there is only the secret, until a packet bears its number. Its opening key, most of an epoch's memory, is
+/// made then and kept, so forged packets make each only once.
 pub struct OpeningEpochs {
     cipher: DataCipher,
     choice: Choice,

@@ -38,8 +38,8 @@ impl SealingEpochs {
         Self { cipher, choice, secret, current }
     }
 
-    /// The key that seals now. Threads that share it take the new one when the epoch advances; what
-    /// they seal with the old one until then is opened all the same.
+    /// The key that seals now. Threads that share it take the new one when the epoch advances; packets sealed
+    /// with the old one until then are opened all the same.
     pub const fn current(&self) -> &Arc<EpochSealingKey> {
         &self.current
     }
