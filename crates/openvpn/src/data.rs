@@ -1,11 +1,7 @@
 //! The data channel: the DATA_V2 AEAD layout and the payloads that are no packets.
 //!
-//! opcode and key id 1
-//! peer id 3
-//! packet id 4
-//! tag 16
-//! ciphertext. Numbers are big-endian. [`weft_crypto::ovpn`] seals and opens such packets, from the packet id
-//! on.
+//! opcode and key id 1 | peer id 3 | packet id 4 | tag 16 | ciphertext. Numbers are big-endian.
+//! [`weft_crypto::ovpn`] seals and opens such packets, from the packet id on.
 
 use crate::opcode::{KeyId, Opcode};
 use crate::{PacketError, take};
