@@ -1,4 +1,4 @@
-//! Inbound connections, few at a time until they are admitted.
+//! Inbound connections, with a limit on those not yet admitted.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,14 +24,14 @@ pub(crate) async fn run(shared: Arc<Shared>) {
                 tokio::spawn(serve(shared.clone(), incoming, pass));
             }
             Entry::Retry => {
-                // Fails only for a validated address, which is never asked to retry.
+                // This fails only for a validated address, which never gets a retry.
                 let _ = incoming.retry();
             }
         }
     }
 }
 
-/// One inbound connection, until it is admitted or refused.
+/// Serves one inbound connection until it is admitted or refused.
 async fn serve(shared: Arc<Shared>, incoming: Incoming, pass: Pass) {
     let handshake = async { incoming.accept()?.await };
     let limit = Duration::from_millis(HANDSHAKE_TIMEOUT_MS);
@@ -40,7 +40,7 @@ async fn serve(shared: Arc<Shared>, incoming: Incoming, pass: Pass) {
         () = pass.evicted() => return,
     };
     let Ok(Ok(conn)) = conn else {
-        // Nobody has shown a key: there is nobody to tell or to name.
+        // The remote end has shown no key: there is no peer to notify or to name.
         return;
     };
     let peer = tls::peer_of(&conn).map(|(peer, _)| peer);
@@ -72,7 +72,7 @@ async fn admit(shared: &Arc<Shared>, conn: &Connection, pass: &Pass) -> Result<O
         .inspect_err(|failure| admission::tell(shared, conn, failure))
 }
 
-/// Hosts that went away by themselves, and this host's own attempts, were not refused.
+/// Excludes hosts that left by themselves, and this host's own attempts: they were not refused.
 fn is_worth_noting(failure: &Failure) -> bool {
     let harmless = [
         CloseCode::Itself,

@@ -1,6 +1,6 @@
-//! Admission: both ends prove on the first stream that they know the same password or token, bound
-//! to this very TLS connection and both identities (`docs/design/keys.md`). Until then nothing else
-//! is said, not even a name.
+//! Admission: on the first stream both ends prove that they know the same password or token. The proof is bound
+//! to this very TLS connection and both identities (`docs/design/keys.md`). Before that, neither end reveals
+//! anything, not even a name.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -34,7 +34,7 @@ const LABEL_ADMISSION: &[u8] = b"EXPORTER-weft-admission-1";
 const LABEL_SESSION: &[u8] = b"EXPORTER-weft-session-1";
 const LABEL_SESSION_ID: &[u8] = b"EXPORTER-weft-session-id-1";
 
-/// Closes a connection for a failure found here, so that the peer learns the reason.
+/// Closes a connection after a failure found here, so that the peer learns the reason.
 pub(crate) fn tell(shared: &Shared, conn: &Connection, failure: &Failure) {
     let code = failure.code().unwrap_or(CloseCode::Unknown);
     let text = match code {
@@ -77,13 +77,13 @@ struct Talk<'a> {
     initiator_key: [u8; 32],
     responder_key: [u8; 32],
     version: u16,
-    /// `State::epoch` of the password that is used.
+    /// `State::epoch` of the password in use.
     epoch: u64,
     deadline: Instant,
 }
 
 impl<'a> Talk<'a> {
-    /// Checks who it is, opens the stream and agrees on a version.
+    /// Checks the peer's key, opens the stream and agrees on a version.
     async fn begin(
         shared: &'a Shared,
         conn: &Connection,
@@ -153,7 +153,7 @@ impl<'a> Talk<'a> {
         let (cpace, share) = CpaceInitiator::start(&password, &context, random());
         self.put(&Step::Start { method, share }).await?;
 
-        // The answer may be delayed because of others' failures at our address.
+        // The answer may be delayed by earlier failures from other hosts at our address.
         self.deadline += Duration::from_secs(FAILURE_DELAY_MAX_S);
         let Step::Share(share) = self.get(UNPROVEN_MAX_BYTES).await? else {
             return Err(unexpected());
@@ -162,7 +162,7 @@ impl<'a> Talk<'a> {
         let proof = cpace.finish(&share).map_err(|_| unexpected())?;
         self.put(&Step::Proof(proof.tag())).await?;
 
-        // From here on the peer has had its one guess: if it breaks off, it gets no other soon.
+        // From here on the peer has had its one guess: if it breaks off, the next attempt comes later.
         let answer = self.get(UNPROVEN_MAX_BYTES).await.map_err(|failure| match failure {
             Failure::Unreachable { reason } => Failure::protocol(&reason),
             other => other,
@@ -227,8 +227,8 @@ impl<'a> Talk<'a> {
         Ok(theirs)
     }
 
-    /// Delays the answer to a source with many failures. A peer that this host knows, and that has shown its key, has
-    /// none but its own.
+    /// Delays the answer to a source with many failures. A known peer that has shown its key answers only for
+    /// its own failures.
     async fn wait_for_turn(&mut self) -> Result<Booking, Failure> {
         let (address, now) = (self.conn.remote_address().ip(), Instant::now());
         let (booking, turns) = {
@@ -271,7 +271,7 @@ impl<'a> Talk<'a> {
         }
     }
 
-    /// What this host has to prove that it belongs to the network.
+    /// The credential by which this host proves that it belongs to the network.
     fn credential(&mut self) -> Result<(Method, Zeroizing<Vec<u8>>), Failure> {
         let state = self.shared.lock();
         self.epoch = state.epoch;
@@ -282,7 +282,7 @@ impl<'a> Talk<'a> {
         }
     }
 
-    /// The network's secret, and the password against which a host of this method is checked.
+    /// The network's secret, and the password to check a host with this method against.
     fn password_for(&mut self, method: Method) -> Result<(Secret, Zeroizing<Vec<u8>>), Failure> {
         let mut state = self.shared.lock();
         self.epoch = state.epoch;
@@ -299,7 +299,7 @@ impl<'a> Talk<'a> {
         Ok((secret, password))
     }
 
-    /// The token is this peer's from here on, unless another was faster.
+    /// Reserves the token for this peer, unless another was faster.
     fn claim(&self, id: TokenId) -> Result<(), Failure> {
         let claimed = self.shared.lock().tokens.claim(id, self.peer, Instant::now());
         if claimed { Ok(()) } else { Err(wrong(Method::Token(id))) }
@@ -349,7 +349,7 @@ impl<'a> Talk<'a> {
             peer: self.peer,
             direction: self.direction,
             session: SessionKey::from_bytes(*session),
-            // Zero stands for no session.
+            // Zero means no session.
             session_id: u64::from_be_bytes(id).max(1),
             theirs,
             hello,

@@ -21,7 +21,7 @@ use crate::tls::{self, SERVER_NAME};
 
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_millis(HANDSHAKE_TIMEOUT_MS);
 
-/// Tries all addresses of a target; `pending` is called when one has answered.
+/// Tries all addresses of a target; calls `pending` when one has answered.
 pub(crate) async fn attempt(
     shared: &Arc<Shared>,
     target: &Target,
@@ -46,7 +46,7 @@ async fn admit(shared: &Arc<Shared>, conn: Connection, renewal: bool) -> Result<
         .inspect_err(|failure| admission::tell(shared, &conn, failure))
 }
 
-/// Tries all addresses of a peer, or those that a target's name stands for.
+/// Tries all addresses of a peer, or those that a target's name resolves to.
 async fn connect(
     shared: &Arc<Shared>,
     target: &Target,
@@ -68,7 +68,7 @@ async fn connect(
     while let Some(tried) = tries.join_next().await {
         match tried {
             Ok(Ok(conn)) => return Ok(conn),
-            // A mismatch of keys says more than silence.
+            // A key mismatch is more informative than silence.
             Ok(Err(error)) if !failure.is_refusal() => failure = error,
             Ok(Err(_)) | Err(_) => {}
         }
@@ -136,8 +136,8 @@ async fn handshake(
     }
 }
 
-/// Who is known to be at an address and has not the wanted key: this host itself, or a linked peer. Nothing has to be
-/// sent to know it.
+/// The party known to be at an address without the wanted key: this host itself, or a linked peer. This needs
+/// no packets.
 fn who_has(shared: &Shared, address: SocketAddr, wanted: &KeyHash) -> Option<PeerId> {
     let state = shared.lock();
     let linked = state.links.iter().find(|(_, link)| link.remote() == address);
@@ -147,14 +147,15 @@ fn who_has(shared: &Shared, address: SocketAddr, wanted: &KeyHash) -> Option<Pee
     who.filter(|who| !wanted.matches(*who))
 }
 
-/// Whether an address is this host's own, and what listens there this program.
+/// Whether an address is this host's own, with this program listening on it.
 fn is_own(shared: &Shared, address: SocketAddr) -> bool {
     let Ok(local) = shared.endpoint.local_addr() else { return false };
     let local = canonical(local);
     if local.port() != address.port() || !local.ip().is_unspecified() {
         return local == address;
     }
-    // The kernel sends from an address itself to that address alone. Nothing is sent to find out.
+    // The kernel selects the destination itself as the source only if the destination is local. Sends no
+    // packets.
     let any: IpAddr = match address {
         SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
         SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),

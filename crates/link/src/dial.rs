@@ -16,7 +16,7 @@ use crate::shared::{Dial, DialKey, Shared, State};
 use crate::status::LinkState;
 use crate::target::Target;
 
-/// Begins to dial a target, or dials at once what is dialled already.
+/// Starts to dial a target, or retries at once if it is dialled already.
 pub(crate) fn start(shared: &Arc<Shared>, state: &mut State, target: Target) {
     let key = DialKey::Target(target.address());
     if let Some(dial) = state.dials.get_mut(&key) {
@@ -28,8 +28,8 @@ pub(crate) fn start(shared: &Arc<Shared>, state: &mut State, target: Target) {
     state.dials.insert(key, dial);
 }
 
-/// Begins to dial a peer at one of some addresses; where it is dialled already, other addresses are tried at once.
-/// A failure says that this follows the loss of a link, and then the first attempt waits a little.
+/// Starts to dial a peer at any of these addresses. If it is dialled already, new addresses are tried at once.
+/// With `lost`, a link was lost, and the first attempt waits a little.
 pub(crate) fn start_peer(
     shared: &Arc<Shared>,
     state: &mut State,
@@ -107,7 +107,7 @@ impl Dialler {
         }
     }
 
-    /// Waits, unless it is told to dial at once or the link comes up from the other side.
+    /// Waits, unless a kick requests an immediate attempt or the link comes up from the other side.
     async fn pause(&mut self, wait: Duration) {
         let mut changes = self.shared.changed.subscribe();
         let linked = async { while self.linked().is_none() && changes.changed().await.is_ok() {} };
@@ -139,7 +139,7 @@ impl Dialler {
         wait
     }
 
-    /// The end of the link has set the state and its reason.
+    /// The end of the link has already set the state and its reason.
     fn after_loss(&mut self) -> Duration {
         let mut state = self.shared.lock();
         let Some(dial) = state.dials.get_mut(&self.key) else { return Duration::ZERO };
@@ -177,12 +177,12 @@ impl Dialler {
     }
 }
 
-/// Pauses that grow by half each time, each between half and one and a half of its value.
+/// Pauses that grow by half each time, with jitter between half and one and a half of the value.
 struct Backoff {
     first: Duration,
     max: Duration,
     present: Duration,
-    /// The pause after another key than the expected one.
+    /// The pause after an unexpected key.
     other_key: Duration,
 }
 
@@ -202,7 +202,7 @@ impl Backoff {
         jitter(self.max).min(self.max)
     }
 
-    /// Whoever reinstalls a host hardly puts the old key back.
+    /// A reinstalled host hardly ever gets its old key back, so the pause grows.
     fn other_key(&mut self) -> Duration {
         let longest = Duration::from_secs(OTHER_KEY_PAUSE_MAX_S).max(self.max);
         let wait = jitter(self.other_key).min(longest);

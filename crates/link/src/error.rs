@@ -1,4 +1,4 @@
-//! What can go wrong, whose fault it is and what to do.
+//! Errors, each with its responsible party and its remedy.
 
 use std::io;
 use std::net::SocketAddr;
@@ -15,7 +15,7 @@ pub enum LinkError {
     /// Configuration, or another process: the address cannot be bound.
     #[error("cannot listen on {address}/udp: {source} (is another weft running on this host?)")]
     Bind {
-        /// The address asked for.
+        /// The requested address.
         address: SocketAddr,
         /// The kernel's reason.
         source: io::Error,
@@ -55,7 +55,7 @@ pub enum LinkError {
     KeyHashFormat,
 }
 
-/// A message was not taken.
+/// A message was not accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SendError {
     /// No link to that peer: wait for its next `Up`.
@@ -64,13 +64,13 @@ pub enum SendError {
     /// Ours: split the message.
     #[error("a message has at most {MESSAGE_MAX_BYTES} bytes")]
     TooLong,
-    /// The peer's, or the network's: it takes too little. The link has been closed and is dialled
+    /// The peer's, or the network's: it accepts too little. The link has been closed and is dialled
     /// again.
     #[error("the peer does not take messages fast enough; the link was closed")]
     Full,
 }
 
-/// Why one side ended a connection; the QUIC application error code.
+/// Why one side ended a connection: the QUIC application error code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub(crate) enum CloseCode {
@@ -122,7 +122,7 @@ impl CloseCode {
         VarInt::from_u32(self as u32)
     }
 
-    /// A refusal that time alone does not heal: tried again slowly.
+    /// A refusal that time alone does not fix: retried slowly.
     pub(crate) fn is_refusal(self) -> bool {
         matches!(
             self,
@@ -147,20 +147,20 @@ pub const REASON_BAD_TOKEN: &str = "join token unknown, used or expired";
 /// Why an attempt or a link ended, in the words of this side.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Failure {
-    /// A named cause, found here or told by the peer.
+    /// A named cause, found here or reported by the peer.
     Refused { code: CloseCode, reason: String },
-    /// The peer is linked with another host of this one's identity, which answers.
+    /// The peer is linked with another live host of this one's identity.
     SameIdentity { reason: String },
-    /// The presented key is another than the expected one.
+    /// The presented key is not the expected one.
     KeyMismatch { reason: String },
-    /// Nobody answered, or the network failed.
+    /// No answer came, or the network failed.
     Unreachable { reason: String },
 }
 
-/// What a failure is about, whatever its words: those a peer may choose.
+/// The cause of a failure, independent of its text, which a peer may choose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Cause {
-    /// The close code says it.
+    /// The cause is the close code.
     Refused(CloseCode),
     KeyMismatch,
     Unreachable,
@@ -196,7 +196,7 @@ impl Failure {
         }
     }
 
-    /// By which what is told and logged is told apart.
+    /// The key by which events and log lines are deduplicated.
     pub(crate) fn cause(&self) -> Cause {
         match (self, self.code()) {
             (_, Some(code)) => Cause::Refused(code),
@@ -214,7 +214,7 @@ impl Failure {
         }
     }
 
-    /// What the end of a connection means here.
+    /// The meaning of a connection's end for this host.
     pub(crate) fn of_connection(error: &ConnectionError, ours: &RangeInclusive<u16>) -> Self {
         match error {
             ConnectionError::ApplicationClosed(close) => {
@@ -241,7 +241,7 @@ impl Failure {
     }
 }
 
-/// What a peer's close code says, in the words of this side.
+/// The meaning of a peer's close code, in the words of this side.
 fn told(code: CloseCode, text: &str, ours: &RangeInclusive<u16>) -> String {
     match code {
         CloseCode::WrongPassword => REASON_WRONG_PASSWORD.to_owned(),
@@ -257,7 +257,7 @@ fn told(code: CloseCode, text: &str, ours: &RangeInclusive<u16>) -> String {
     }
 }
 
-/// The text of a version mismatch, the same whoever found it.
+/// The text of a version mismatch, the same on both sides.
 pub(crate) fn version_mismatch(theirs: &RangeInclusive<u16>, ours: &RangeInclusive<u16>) -> String {
     format!(
         "peer speaks protocol {}, this host {}: upgrade the older one",
@@ -276,7 +276,7 @@ fn parse_range(text: &str) -> Option<RangeInclusive<u16>> {
     Some(min.parse().ok()?..=max.parse().ok()?)
 }
 
-/// A text from outside, safe to show: printable and short.
+/// Makes foreign text safe to show: printable and short.
 pub(crate) fn clean(text: &str) -> String {
     let mut out = String::new();
     for c in text.chars() {

@@ -1,4 +1,4 @@
-//! What links tell the application, in order and with bounded memory.
+//! Events from links to the application, in order and with bounded memory.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -10,54 +10,53 @@ use crate::limits::{INBOX_MAX_BYTES, NOTICES_MAX};
 use crate::secret::Secret;
 use crate::status::{Direction, LinkStatus};
 
-/// Something happened to a link.
+/// An event of a link.
 #[derive(Debug)]
 pub enum Event {
-    /// A link is up, or a new connection has replaced the one before: derive new keys.
+    /// A link is up, or a new connection has replaced the previous one: derive new keys.
     ///
-    /// `Up` for a peer that is up already is no loss of the link. Unless it is a renewal, take it
-    /// as a new start all the same: messages sent before it may be lost, so send again what the
-    /// peer must know.
+    /// `Up` for a peer that is already up does not mean that the link was lost. Still, unless it is a
+    /// renewal, treat it as a new start. Messages sent before it may be lost, so send again the state that
+    /// the peer must know.
     Up {
-        /// Who.
+        /// The peer.
         peer: PeerId,
-        /// Its host name, as it says; cleaned of control characters.
+        /// The peer's host name, as it states it; cleaned of control characters.
         nickname: String,
-        /// Where it is, as IPv4 if it is reached by IPv4.
+        /// The peer's address, as IPv4 if it is reached by IPv4.
         remote: SocketAddr,
-        /// Who dialled the first connection of this link.
+        /// Which side dialled the first connection of this link.
         direction: Direction,
         /// The new session key, the same on both sides.
         session: SessionKey,
-        /// Names the session, the same on both sides; no secret. Put it into messages whose
+        /// Identifies the session, with the same value on both sides; not secret. Put it into messages whose
         /// meaning depends on the session key.
         session_id: u64,
-        /// The same two instances go on and no message is lost: only the keys are new.
+        /// The same two instances continue and no message is lost: only the keys are new.
         renewal: bool,
         /// Random per start of the peer's daemon.
         instance: u64,
-        /// What the peer's application says about itself.
+        /// The hello of the peer's application.
         hello: serde_json::Value,
     },
-    /// A message from a peer that is up. All messages of one connection come before those of the
-    /// connection that replaces it.
+    /// A message from a peer that is up. All messages of one connection precede those of the connection that
+    /// replaces it.
     Message {
-        /// From whom.
+        /// The sender.
         peer: PeerId,
-        /// The session of the connection over which it came.
+        /// The session of the connection that carried it.
         session_id: u64,
-        /// What it sent with `Links::send`.
+        /// The bytes passed to `Links::send`.
         bytes: Vec<u8>,
     },
-    /// A link is down; it is dialled again unless it was refused or forgotten.
+    /// A link is down. It is dialled again unless it was refused or forgotten.
     Down {
-        /// Whose.
+        /// The peer.
         peer: PeerId,
-        /// Why.
+        /// The reason.
         reason: String,
     },
-    /// A target has another state or reason. Left out, but logged, while the application has not
-    /// taken many earlier ones.
+    /// A target has another state or reason. While many earlier events are waiting, this one is only logged.
     TargetChanged {
         /// Its line in `Links::status`.
         status: LinkStatus,
@@ -65,21 +64,20 @@ pub enum Event {
     /// A host was refused; at most once a minute for the same source and cause, and at most
     /// `REFUSALS_TOLD_PER_MINUTE` in all.
     Refused {
-        /// From where it came.
+        /// The address it came from.
         remote: SocketAddr,
-        /// The key that it showed.
+        /// The key it presented.
         peer: PeerId,
-        /// Why.
+        /// The reason.
         reason: String,
     },
-    /// A peer has refused this host, since it is linked with another host of the same identity that answers:
-    /// one of the two is a copy of the other.
+    /// A peer has refused this host, since it is linked with another live host of the same identity: one of
+    /// the two is a copy of the other.
     SameIdentity {
-        /// Names both, and says what to do.
+        /// A text that names both hosts and the remedy.
         reason: String,
     },
-    /// A join token has given this host the network's secret: store it, and start with it next
-    /// time.
+    /// A join token has given this host the network's secret. Store it, and start with it next time.
     SecretLearned {
         /// The secret.
         secret: Secret,
@@ -93,8 +91,8 @@ pub struct Events {
 }
 
 impl Events {
-    /// The next event; `None` after `Links::shutdown`. Cancel-safe. Take events promptly: a peer
-    /// is slowed down once `INBOX_MAX_BYTES` of its messages wait.
+    /// The next event; `None` after `Links::shutdown`. Cancel safe. Take events promptly: a peer is slowed
+    /// down once `INBOX_MAX_BYTES` of its messages wait.
     pub async fn recv(&mut self) -> Option<Event> {
         self.queue.recv().await.map(|queued| queued.event)
     }
@@ -108,12 +106,12 @@ impl Events {
 #[derive(Debug)]
 struct Queued {
     event: Event,
-    /// Given back when the application takes the event.
+    /// Released when the application takes the event.
     _permit: Option<OwnedSemaphorePermit>,
 }
 
-/// The sending end. The queue itself has no bound; what fills it has: `Up` and `Down` follow
-/// connections, messages hold permits of their link's inbox, notices hold permits of their own.
+/// The sending end. The queue itself has no bound, but its input has: `Up` and `Down` follow connections,
+/// messages hold permits of their link's inbox, and notices hold separate permits.
 pub(crate) struct EventSender {
     queue: Mutex<Option<mpsc::UnboundedSender<Queued>>>,
     notices: Arc<Semaphore>,
@@ -126,7 +124,7 @@ impl EventSender {
         (Self { queue: Mutex::new(Some(sender)), notices }, Events { queue })
     }
 
-    /// Nothing comes after what has been sent.
+    /// Ends the queue: no further events.
     pub(crate) fn end(&self) {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner).take();
     }
@@ -135,7 +133,7 @@ impl EventSender {
         self.push(event, None);
     }
 
-    /// Sends what may be left out when the application lags.
+    /// Sends an event that may be dropped when the application lags.
     pub(crate) fn notice(&self, event: Event) {
         if let Ok(permit) = self.notices.clone().try_acquire_owned() {
             self.push(event, Some(permit));
@@ -149,18 +147,18 @@ impl EventSender {
     fn push(&self, event: Event, permit: Option<OwnedSemaphorePermit>) {
         let queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(queue) = queue.as_ref() {
-            // Without a receiver the application has gone; nothing is to be told any more.
+            // Without a receiver the application has gone, and the event is moot.
             let _ = queue.send(Queued { event, _permit: permit });
         }
     }
 }
 
-/// Room for one link's received messages.
+/// Capacity for one link's received messages.
 #[derive(Clone)]
 pub(crate) struct Inbox(Arc<Semaphore>);
 
 impl Inbox {
-    /// What a message costs besides its bytes.
+    /// The cost of a message besides its bytes.
     const OVERHEAD_BYTES: usize = 128;
 
     pub(crate) fn new() -> Self {

@@ -1,9 +1,9 @@
-//! Which inbound connections are served until they are admitted, and which give way.
+//! Selects the inbound connections to serve until they are admitted, and those to evict.
 //!
-//! Strangers have a bounded number of places. A source that has not shown that it owns its address gets one only while
-//! hardly any is taken; else it is asked to by a QUIC retry. A newcomer is never refused for want of a place: the oldest
-//! that has said nothing yet, of the network that has the most places, makes room for it. Peers that this host knows, by
-//! the address where they were last or by the key that they have shown, have places of their own.
+//! The places for strangers are limited. A source with an unvalidated address gets one only while few are
+//! taken; otherwise a QUIC retry makes it prove its address. A newcomer always gets a place: it takes that of
+//! the oldest silent connection from the network with the most places. Known peers have separate places. A peer
+//! is known by the address where it was last, or by the key it has shown.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::{IpAddr, SocketAddr};
@@ -18,24 +18,24 @@ use crate::limits::{
 };
 use crate::source::{Network, networks_of, source_of};
 
-/// How well an address is known from which somebody comes.
+/// How well a connection's address is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Standing {
     Stranger,
     /// A known peer was last seen at this address, but from another port.
     Host,
-    /// A known peer was last seen here: whoever is behind the same NAT comes from another port.
+    /// A known peer was last seen here. Other hosts behind the same NAT come from another port.
     Socket,
 }
 
-/// How far a connection is.
+/// The progress of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
-    /// In a handshake, without having shown that it owns its address.
+    /// In the handshake; its address is not validated.
     Unvalidated,
-    /// It owns its address and has tried nothing.
+    /// Its address is validated, and it has tried no password.
     Silent,
-    /// It tries a password, which costs it of its budget.
+    /// It tries a password, which uses its budget.
     Trying,
     /// It knows the password.
     Proven,
@@ -45,7 +45,7 @@ struct Seat {
     remote: SocketAddr,
     standing: Standing,
     stage: Stage,
-    /// The known peer whose key it has shown.
+    /// The known peer whose key it has presented.
     peer: Option<PeerId>,
     evicted: Arc<Notify>,
 }
@@ -68,21 +68,21 @@ pub(crate) struct Gate {
 
 #[derive(Default)]
 struct Inside {
-    /// By the order in which they came.
+    /// Seats in order of arrival.
     seats: BTreeMap<u64, Seat>,
     next: u64,
 }
 
-/// What to do with an incoming connection.
+/// The decision on an incoming connection.
 pub(crate) enum Entry {
-    /// Serve it; the place is free again when the pass is dropped.
+    /// Serve it; dropping the pass frees the place.
     Pass(Pass),
-    /// Let the source show first that it owns its address.
+    /// Make the source prove its address first.
     Retry,
 }
 
 impl Gate {
-    /// Asks `standing` of an address that its owner has shown to be its own.
+    /// Admits a connection to a place. Calls `standing` only for a validated address.
     pub(crate) fn enter(
         self: &Arc<Self>,
         remote: SocketAddr,
@@ -113,7 +113,7 @@ impl Gate {
 }
 
 impl Inside {
-    /// Whether places are so few, or this source's so many, that nobody gets one by a forged address.
+    /// Whether few places are left, or this source has one already, so that no forged address gets a place.
     fn is_pressed(&self, address: IpAddr) -> bool {
         let same = |seat: &Seat| {
             seat.stage == Stage::Unvalidated && source_of(seat.remote.ip()) == source_of(address)
@@ -121,7 +121,7 @@ impl Inside {
         self.seats.len() >= UNADMITTED_BEFORE_RETRY_MAX || self.seats.values().any(same)
     }
 
-    /// Makes room among the places of a known host; a stranger's, if there are none for it.
+    /// Makes room among the places of a known host; returns a stranger's standing if there are none for it.
     fn place_of_known(&mut self, remote: SocketAddr, standing: Standing) -> Standing {
         if standing == Standing::Stranger {
             return standing;
@@ -135,7 +135,7 @@ impl Inside {
         let here: Vec<u64> =
             self.seats.iter().filter(|(_, seat)| of_host(seat)).map(|(id, _)| *id).collect();
         if here.len() >= KNOWN_PLACES_PER_HOST_MAX {
-            // Its neighbours behind a NAT make room before it does.
+            // Its neighbours behind a NAT are evicted before it.
             let is_peers =
                 |id: &u64| self.seats.get(id).map(|seat| seat.standing == Standing::Socket);
             let victim = here.into_iter().min_by_key(|id| (is_peers(id), *id));
@@ -146,8 +146,8 @@ impl Inside {
         standing
     }
 
-    /// Of the largest network the largest network in it, and so on to the socket: neighbours behind one NAT come from
-    /// sockets of their own.
+    /// Evicts from the largest network, then the largest network inside it, and so on down to the socket.
+    /// Neighbours behind one NAT have separate sockets.
     fn make_room_for_stranger(&mut self, newcomer: SocketAddr) {
         let strangers = || self.seats.iter().filter(|(_, seat)| seat.is_strangers());
         if strangers().count() < UNADMITTED_MAX {
@@ -187,12 +187,12 @@ pub(crate) struct Pass {
 }
 
 impl Pass {
-    /// Returns when the connection has to make room for another.
+    /// Returns when the connection has to give up its place.
     pub(crate) async fn evicted(&self) {
         self.evicted.notified().await;
     }
 
-    /// The handshake is over; `known` if the key is that of a peer which this host knows.
+    /// The handshake is over. `known` is the peer if this host knows the key.
     pub(crate) fn shook_hands(&self, known: Option<PeerId>) {
         let mut inside = self.gate.lock();
         if let Some(peer) = known {
@@ -208,12 +208,12 @@ impl Pass {
         }
     }
 
-    /// It tries a password.
+    /// The connection tries a password.
     pub(crate) fn tries(&self) {
         self.set(Stage::Trying);
     }
 
-    /// It knows the password.
+    /// The connection knows the password.
     pub(crate) fn is_proven(&self) {
         self.set(Stage::Proven);
     }
@@ -288,7 +288,7 @@ mod tests {
         }
         assert_eq!(passes.len() + 1, UNADMITTED_BEFORE_RETRY_MAX);
         drop(passes);
-        // It has shown by the handshake that it owns its address.
+        // The handshake has validated its address.
         first.shook_hands(None);
         assert!(matches!(enter("192.0.2.1:2"), Entry::Pass(_)));
         drop(first);
@@ -304,7 +304,7 @@ mod tests {
         assert!(room.has(newcomer) && room.has(before[0]) && !room.has(before[1]));
         assert!(before[2..].iter().all(|id| room.has(*id)));
         assert_eq!(room.count(), UNADMITTED_MAX);
-        // One that was evicted leaves no hole when it goes.
+        // An evicted connection leaves no gap when it ends.
         room.passes.retain(|(_, pass)| pass.id != before[1]);
         assert_eq!(room.count(), UNADMITTED_MAX);
     }
@@ -325,7 +325,7 @@ mod tests {
             (|n| format!("192.0.2.1:{}", n + 1)) as fn(usize) -> String,
             |n| format!("192.0.2.{}:6783", n % 256),
             |n| format!("[2001:db8:0:{n:x}::1]:6783"),
-            // Behind the NAT of the others.
+            // Addresses behind the NAT of the others.
             |_| "10.0.0.1:1".into(),
         ] {
             let mut room = Room::new();

@@ -1,4 +1,4 @@
-//! A host's identity: an Ed25519 key and the certificate that it signs for itself.
+//! A host's identity: an Ed25519 key and its self-signed certificate.
 
 use std::fmt;
 use std::fs::{self, File, OpenOptions};
@@ -37,8 +37,8 @@ impl Identity {
         Self::from_key(&KeyPair::generate_for(&PKCS_ED25519).map_err(tls)?)
     }
 
-    /// The identity in a PKCS#8 PEM file; a new one, written there with mode 0600, if the file
-    /// does not exist.
+    /// Loads the identity from a PKCS#8 PEM file. If the file does not exist, creates a new one
+    /// there with mode 0600.
     ///
     /// # Errors
     /// [`LinkError::IdentityFile`] and [`LinkError::IdentityFormat`]; an existing file is never
@@ -95,7 +95,7 @@ impl Identity {
         params.distinguished_name = DistinguishedName::new();
         let name = PeerId::of_public_key(&public_key).to_hex();
         params.distinguished_name.push(DnType::CommonName, name);
-        // Wall time is never read for such a certificate: it is valid for as long as X.509 can say.
+        // Validity is never checked for such a certificate, so it spans the whole range of X.509.
         params.not_before = rcgen::date_time_ymd(1970, 1, 1);
         params.not_after = rcgen::date_time_ymd(9999, 12, 31);
         let certificate = params.self_signed(key).map_err(tls)?.der().clone();
@@ -115,7 +115,7 @@ fn tls(error: rcgen::Error) -> LinkError {
     LinkError::Tls(error.to_string())
 }
 
-/// Writes a file that is either whole or not there, whatever happens meanwhile.
+/// Writes a file atomically: it is either complete or absent.
 fn write_new(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let directory = match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,

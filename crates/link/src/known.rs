@@ -1,4 +1,4 @@
-//! Peers that this host would miss: those that it is linked with, has been, or dials.
+//! Known peers: those that this host is or was linked with, or dials.
 
 use std::collections::{HashMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
@@ -9,7 +9,7 @@ use crate::gate::Standing;
 use crate::limits::KNOWN_PEERS_MAX;
 use crate::shared::{Dial, State};
 
-/// Peers that were admitted since the start, and where each was last.
+/// Peers admitted since the start, and the last address of each.
 #[derive(Default)]
 pub(crate) struct Known {
     peers: HashMap<PeerId, SocketAddr>,
@@ -34,7 +34,7 @@ impl Known {
 }
 
 impl State {
-    /// Whether the owner of a key has been admitted, or is looked for.
+    /// Whether the owner of a key has been admitted, or is dialled.
     pub(crate) fn knows(&self, peer: PeerId) -> bool {
         !self.refused.contains_key(&peer)
             && (self.known.peers.contains_key(&peer)
@@ -60,7 +60,7 @@ impl State {
     }
 }
 
-/// Those that need not be looked up.
+/// The addresses of a dial that need no lookup.
 fn addresses_of(dial: &Dial) -> Vec<SocketAddr> {
     let named = dial.target.host.parse::<IpAddr>().ok();
     let named = named.map(|ip| SocketAddr::new(ip.to_canonical(), dial.target.port));

@@ -1,16 +1,16 @@
 //! tokio: QUIC connections, admission, streams of control messages.
 //!
-//! A [`Links`] owns one UDP socket. It dials [`Target`]s, accepts others, proves on each connection
-//! that both ends know the network's password or a join token (bound to the very TLS connection),
-//! and keeps exactly one link with each peer: what happens to links comes as [`Event`]s.
+//! A [`Links`] owns one UDP socket. It dials [`Target`]s and accepts other hosts. On each
+//! connection it proves that both ends know the network's password or a join token, bound to that
+//! TLS connection. It keeps exactly one link with each peer and reports changes as [`Event`]s.
 //!
 //! # One link with each peer
 //!
-//! Two hosts may dial each other at once, and a host may be restarted while the other still holds
-//! its old connection. The side with the lower peer id decides: after admission it says `Use` on
-//! the connection that is to be the link, numbered, and the other side follows the highest number.
-//! It takes a new connection unless both sides say that they have a live one already. The old
-//! connection is drained, so that between the same two instances no message is lost, then closed.
+//! Two hosts may dial each other at once, and a host may restart while the other still holds its
+//! old connection. The side with the lower peer id decides. After admission it sends a numbered
+//! `Use` on the connection that becomes the link; the other side follows the highest number. It
+//! takes a new connection unless both sides report that they have a live one. The old connection is
+//! drained, so that no message between the same two instances is lost, and then closed.
 #![forbid(unsafe_code)]
 
 mod accept;

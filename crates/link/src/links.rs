@@ -1,4 +1,4 @@
-//! The handle of all links of a host.
+//! The handle to all links of a host.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -28,41 +28,41 @@ use crate::{accept, dial, socket, tls};
 /// How this host proves that it belongs to the network.
 #[derive(Clone, Debug)]
 pub enum Admission {
-    /// It knows the network's password or secret.
+    /// By the network's password or secret.
     Secret(Secret),
-    /// It has a join token; the first host that admits it tells it the secret
+    /// By a join token; the first host that admits it sends it the secret
     /// ([`Event::SecretLearned`](crate::Event::SecretLearned)).
     Token(Token),
 }
 
-/// What [`Links::start`] needs.
+/// The configuration for [`Links::start`].
 #[derive(Clone, Debug)]
 pub struct Config {
     /// This host's key.
     pub identity: Identity,
     /// This host's name, shown to admitted peers; cut to 255 bytes.
     pub nickname: String,
-    /// How it proves that it belongs to the network.
+    /// How this host proves that it belongs to the network.
     pub admission: Admission,
-    /// The address to listen on; all, IPv6 and IPv4, if there is none.
+    /// The address to listen on; `None`: all IPv6 and IPv4 addresses.
     pub host: Option<IpAddr>,
     /// The UDP port to listen on and to dial from; 0 for any.
     pub port: u16,
     /// Random per start, so that peers notice a restart.
     pub instance: u64,
-    /// The instance that ran on this machine before this one, if it is known to have ended: peers let this one
-    /// take its place at once. Without it they first ask whether the other one still answers.
+    /// The previous instance on this machine, if it is known to have ended: peers let this one replace it at
+    /// once. Without it, they first check whether the other one still answers.
     pub succeeds: Option<u64>,
-    /// What the application says about itself to admitted peers; at most 64 KiB as JSON.
+    /// The application's hello to admitted peers; at most 64 KiB as JSON.
     pub hello: serde_json::Value,
-    /// The link protocol versions that it speaks.
+    /// The link protocol versions that this host supports.
     pub versions: RangeInclusive<u16>,
-    /// The waits.
+    /// The timings.
     pub timing: Timing,
 }
 
 impl Config {
-    /// The usual: all addresses, port 6783, a random instance, an empty hello.
+    /// The defaults: all addresses, port 6783, a random instance, an empty hello.
     pub fn new(identity: Identity, nickname: impl Into<String>, admission: Admission) -> Self {
         Self {
             identity,
@@ -86,7 +86,7 @@ pub struct Links {
 }
 
 impl Links {
-    /// Binds the socket and begins to accept. Call it inside a tokio runtime.
+    /// Binds the socket and starts to accept. Call it inside a tokio runtime.
     ///
     /// # Errors
     /// [`LinkError::Bind`], [`LinkError::HelloLength`], [`LinkError::Tls`].
@@ -135,13 +135,13 @@ impl Links {
     /// The address and port that the socket is bound to.
     ///
     /// # Errors
-    /// The kernel's, which does not happen in practice.
+    /// The kernel's error, which does not happen in practice.
     pub fn local_addr(&self) -> std::io::Result<SocketAddr> {
         self.shared.endpoint.local_addr()
     }
 
-    /// Dials a target until it is forgotten; if it is dialled already, dials at once. False if
-    /// there are too many targets.
+    /// Dials a target until it is forgotten; if it is dialled already, retries at once. Returns false if there
+    /// are too many targets.
     pub fn connect(&self, target: Target) -> bool {
         let mut state = self.shared.lock();
         let key = DialKey::Target(target.address());
@@ -153,8 +153,8 @@ impl Links {
         true
     }
 
-    /// Dials a peer at any of these addresses until it is forgotten, beside targets. Said again with the same
-    /// addresses it changes nothing. False if there are too many targets.
+    /// Dials a peer at any of these addresses until it is forgotten, independent of targets. A repeated call
+    /// with the same addresses changes nothing. Returns false if there are too many targets.
     pub fn connect_peer(&self, peer: PeerId, addresses: &[SocketAddr]) -> bool {
         let mut state = self.shared.lock();
         let full =
@@ -167,16 +167,16 @@ impl Links {
         true
     }
 
-    /// Looks a target's name up, as each attempt to reach it does.
+    /// Resolves a target's name, as each attempt to reach it does.
     ///
     /// # Errors
-    /// Why it stands for no address.
+    /// The reason why it resolves to no address.
     pub async fn look_up(&self, target: &Target) -> Result<(), String> {
         let found = crate::connect::resolve(&self.shared, target).await;
         found.map(drop).map_err(|failure| failure.reason().to_owned())
     }
 
-    /// Stops dialling a target; a link with it stays. False if it was no target.
+    /// Stops dialling a target; a link with it stays. Returns false if it was no target.
     pub fn forget(&self, target: &Target) -> bool {
         let mut state = self.shared.lock();
         let Some(dial) = state.dials.remove(&DialKey::Target(target.address())) else {
@@ -197,8 +197,8 @@ impl Links {
         state.refusals.retain(|refusal| !refusal.is_of(peer));
     }
 
-    /// Queues a message for a peer. Messages arrive whole, in order and once, until the link goes
-    /// down or an `Up` that is no renewal says otherwise.
+    /// Queues a message for a peer. Messages arrive complete, in order and once, until the link goes down or
+    /// an `Up` without `renewal` follows.
     ///
     /// # Errors
     /// [`SendError`]; after [`SendError::Full`] the link is closed.
@@ -218,15 +218,15 @@ impl Links {
         Ok(())
     }
 
-    /// Closes the link with a peer. Both sides see the reason and try again slowly.
+    /// Closes the link with a peer. Both sides see the reason and retry slowly.
     pub fn close(&self, peer: PeerId, reason: &str) {
         if let Some(link) = self.shared.lock().links.get_mut(&peer) {
             link.close(Failure::refused(CloseCode::Application, reason));
         }
     }
 
-    /// Closes the link with a peer and refuses its later ones with that reason, until
-    /// [`Links::allow`]. Nothing is stored: do it again after a restart.
+    /// Closes the link with a peer and refuses later ones with the same reason, until [`Links::allow`]. This
+    /// is not stored: repeat it after a restart.
     pub fn refuse(&self, peer: PeerId, reason: &str) {
         let mut state = self.shared.lock();
         if state.refused.len() < REFUSED_PEERS_MAX {
@@ -239,25 +239,25 @@ impl Links {
         }
     }
 
-    /// Takes links with a peer again.
+    /// Accepts links with a peer again.
     pub fn allow(&self, peer: PeerId) {
         self.shared.lock().refused.remove(&peer);
     }
 
-    /// Where each peer that is up is reached now: a connection outlives a change of either address.
+    /// The present address of each peer that is up: a connection survives a change of either address.
     pub fn remotes(&self) -> Vec<(PeerId, SocketAddr)> {
         let state = self.shared.lock();
         state.links.iter().map(|(peer, link)| (*peer, link.remote())).collect()
     }
 
-    /// The address of this host that a peer dialled, or that its last packets came to; `None` where this host
-    /// dialled, and the routing table says it.
+    /// The address of this host that a peer dialled, or that its last packets came to. `None` if this host
+    /// dialled, since the routing table then decides.
     pub fn local_of(&self, peer: PeerId) -> Option<IpAddr> {
         let state = self.shared.lock();
         state.links.get(&peer)?.conn.local_ip().map(|local| local.to_canonical())
     }
 
-    /// All targets, all links that come from no target, and hosts that were refused here.
+    /// All targets, all links without a target, and hosts refused here.
     pub fn status(&self) -> Vec<LinkStatus> {
         let now = Instant::now();
         let state = self.shared.lock();
@@ -273,7 +273,7 @@ impl Links {
                     continue;
                 }
                 covered.push(peer);
-                // Its peer is linked, and not there.
+                // Its peer is linked, but at another address.
                 let named = dial.target.host.parse::<IpAddr>().ok();
                 let at = link.address.parse::<SocketAddr>().map(|at| at.ip()).ok();
                 let elsewhere = named.zip(at).is_some_and(|(named, at)| named.to_canonical() != at);
@@ -303,15 +303,15 @@ impl Links {
         self.shared.lock().links.get(&peer).map(|link| link.session_id)
     }
 
-    /// A new join token for one other host, good for an hour; `None` while this host itself has
-    /// not joined. A restart makes it void.
+    /// A new join token for one other host, valid for an hour; `None` while this host itself has not joined. A
+    /// restart invalidates it.
     pub fn new_token(&self) -> Option<Token> {
         let mut state = self.shared.lock();
         state.secret.as_ref()?;
         Some(state.tokens.create(Instant::now()))
     }
 
-    /// Changes the password: every link is closed, and every peer must prove the new one.
+    /// Changes the password: closes every link, and every peer must prove the new one.
     pub fn set_secret(&self, secret: Secret) {
         let mut state = self.shared.lock();
         state.secret = Some(secret);
@@ -322,7 +322,7 @@ impl Links {
         }
     }
 
-    /// Tells all peers, closes all links and frees the port. Events end.
+    /// Notifies all peers, closes all links and frees the port. Events end.
     pub async fn shutdown(&self) {
         {
             let mut state = self.shared.lock();
@@ -338,8 +338,8 @@ impl Links {
         self.shared.endpoint.close(CloseCode::Shutdown.to_wire(), b"this host was stopped");
         let limit = Duration::from_millis(SHUTDOWN_TIMEOUT_MS);
         let _ = timeout(limit, self.shared.endpoint.wait_idle()).await;
-        // The endpoint lives until its last handle is dropped; its port shall be free now. It
-        // keeps the socket before the present one, hence twice.
+        // The endpoint lives until its last handle is dropped, but its port must be free now. It also keeps
+        // the previous socket, hence twice.
         for _ in 0..2 {
             let unused = std::net::UdpSocket::bind((std::net::Ipv4Addr::LOCALHOST, 0));
             let _ = unused.and_then(|socket| self.shared.endpoint.rebind(socket));

@@ -1,4 +1,4 @@
-//! Messages that wait to be sent to one peer. They outlive the connection when it is replaced.
+//! Messages waiting to be sent to one peer. They survive a replacement of the connection.
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -20,7 +20,7 @@ struct Queue {
 }
 
 impl Outbox {
-    /// Adds a message, unless there is no room.
+    /// Adds a message; returns false if there is no room.
     pub(crate) fn push(&self, message: Vec<u8>) -> bool {
         let mut queue = self.lock();
         let bytes = queue.bytes + message.len();
@@ -41,7 +41,7 @@ impl Outbox {
         Some(message)
     }
 
-    /// Waits until there may be something to pop; cancel-safe.
+    /// Waits until there may be something to pop. Cancel safe.
     pub(crate) async fn filled(&self) {
         self.filled.notified().await;
     }

@@ -1,8 +1,9 @@
-//! Two hosts with one identity: a host that starts anew takes its own place, a copy of a host that runs does not.
+//! Two hosts with one identity: a restarted host replaces its earlier instance, a copy of a running host does
+//! not.
 //!
-//! A copy of a state directory, or of a machine, has the original's key and proves itself as the original does. If the
-//! newest connection always won, the two would push each other off for ever. So a connection of another instance of a
-//! linked peer waits until that link has been asked for a sign of life: the one that answers stays.
+//! A copy of a state directory, or of a machine, has the original's key and passes its proof. If the newest
+//! connection always won, the two would displace each other forever. So a connection of another instance of a
+//! linked peer waits while the existing link is checked for life. If it answers, it stays.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -22,10 +23,11 @@ use crate::tls::STREAM_WINDOW_BYTES;
 
 const LABEL_OWN_KEY: &[u8] = b"EXPORTER-weft-own-key-1";
 
-/// How often the present link must have answered, so that an acknowledgement that was on its way is none.
+/// How often the present link must answer: a single acknowledgement might already have been on its way.
 const ANSWERS: u32 = 2;
 
-/// Whether a connection may become the link with its peer: refused if another instance of the peer is linked and alive.
+/// Whether a connection may become the link with its peer. It is refused if another instance of the peer is
+/// linked and alive.
 pub(crate) async fn check(shared: &Shared, admitted: &Admitted) -> Result<(), Failure> {
     let present = {
         let state = shared.lock();
@@ -42,11 +44,11 @@ pub(crate) async fn check(shared: &Shared, admitted: &Admitted) -> Result<(), Fa
     Err(Failure::refused(CloseCode::SameIdentity, reason))
 }
 
-/// Why a connection whose other end has this host's own key is none: this host dialled itself, and has both ends, or
-/// the other end is a copy.
+/// Classifies a connection whose other end has this host's own key. Either this host dialled itself and holds
+/// both ends, or the other end is a copy.
 pub(crate) async fn own_key(shared: &Shared, conn: &Connection, direction: Direction) -> Failure {
     let mut end = [0; 16];
-    // Without a name for the connection its other end is not found: a copy is said rather than none.
+    // Without an exported name the other end is not found, and the result is a copy.
     let _ = conn.export_keying_material(&mut end, LABEL_OWN_KEY, &[]);
     let other = |direction| match direction {
         Direction::Inbound => Direction::Outbound,
@@ -76,7 +78,7 @@ pub(crate) async fn own_key(shared: &Shared, conn: &Connection, direction: Direc
     }
 }
 
-/// The text for both ends: advice first, since what crosses the wire is cut to a length.
+/// The text for both ends: advice first, since the text is cut to a length on the wire.
 fn reason((copy, at): (&str, IpAddr), (linked, linked_at): (&str, IpAddr)) -> String {
     let short = |name: &str| name.chars().take(RIVAL_NAME_MAX_CHARS).collect::<String>();
     format!(
@@ -87,13 +89,13 @@ fn reason((copy, at): (&str, IpAddr), (linked, linked_at): (&str, IpAddr)) -> St
     )
 }
 
-/// Whether the other end of a connection still acknowledges what is sent now.
+/// Whether the other end of a connection still acknowledges packets sent now.
 async fn answers(conn: &Connection) -> bool {
     let acks = || conn.stats().frame_rx.acks;
     let ask = async {
         for _ in 0..ANSWERS {
             let before = acks();
-            // A wider window is told, which asks for an acknowledgement, and no more of it is made.
+            // A wider window is announced, which asks for an acknowledgement; it has no other effect.
             for bytes in [STREAM_WINDOW_BYTES + 1, STREAM_WINDOW_BYTES] {
                 conn.set_receive_window(bytes.into());
             }

@@ -1,4 +1,4 @@
-//! The network's secret: a password that people chose, or random bytes.
+//! The network's secret: a chosen password, or random bytes.
 
 use std::fmt;
 
@@ -12,7 +12,7 @@ use crate::limits::SECRET_MAX_BYTES;
 pub struct Secret(Zeroizing<Vec<u8>>);
 
 impl Secret {
-    /// Takes a password over; the caller erases its other copies.
+    /// Takes ownership of a password; the caller erases its other copies.
     ///
     /// # Errors
     /// [`LinkError::SecretLength`] unless it has 1 to 1024 bytes.
@@ -24,7 +24,7 @@ impl Secret {
         Ok(Self(bytes))
     }
 
-    /// 32 random bytes: the secret of a network for which nobody chose a password.
+    /// 32 random bytes: the secret of a network without a chosen password.
     pub fn random() -> Self {
         let mut bytes = Zeroizing::new(vec![0; 32]);
         rand::fill(bytes.as_mut_slice());

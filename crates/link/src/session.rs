@@ -1,4 +1,4 @@
-//! The life of a link: which connection it is, its two streams, replacement, renewal, end.
+//! The life of a link: its connection, its two streams, replacement, renewal, end.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -26,7 +26,7 @@ const DRAIN_TIMEOUT: Duration = Duration::from_millis(DRAIN_TIMEOUT_MS);
 const SUCCESSOR_TIMEOUT: Duration = Duration::from_millis(SUCCESSOR_TIMEOUT_MS);
 const REPLACED: &[u8] = b"replaced by a newer connection";
 
-/// A connection whose two ends have proven that they belong together.
+/// A connection whose two ends have proven that they belong to one network.
 pub(crate) struct Admitted {
     pub(crate) conn: quinn::Connection,
     pub(crate) send: SendStream,
@@ -35,7 +35,7 @@ pub(crate) struct Admitted {
     pub(crate) direction: Direction,
     pub(crate) session: SessionKey,
     pub(crate) session_id: u64,
-    /// What the peer says about itself, and its application's part of it.
+    /// The peer's statement about itself, and its application's hello.
     pub(crate) theirs: Ready,
     pub(crate) hello: serde_json::Value,
     /// `State::epoch` when the peer proved itself.
@@ -47,18 +47,18 @@ pub(crate) struct Link {
     pub(crate) conn: quinn::Connection,
     pub(crate) outbox: Arc<Outbox>,
     pub(crate) session_id: u64,
-    /// The reason that the application gave when it closed the link, or that made us close it.
+    /// The reason why this host closed the link, from the application or from an error.
     pub(crate) closing: Option<Failure>,
     instance: u64,
     nickname: String,
     direction: Direction,
     since: Instant,
-    /// The number of its `Use`.
+    /// The order number of its `Use`.
     order: u64,
     halves: Halves,
 }
 
-/// How a link is told to stop sending, and how it says that each half has ended.
+/// Signals a link to stop sending, and reports the end of each half.
 #[derive(Clone)]
 struct Halves {
     stop: watch::Sender<bool>,
@@ -73,7 +73,7 @@ impl Halves {
     }
 }
 
-/// What came of an admitted connection.
+/// The outcome for an admitted connection.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
     /// It is the link.
@@ -102,7 +102,7 @@ impl Link {
         }
     }
 
-    /// Since when the peer's present instance is linked, whichever the connection.
+    /// When the peer's present instance was linked, by whichever connection.
     pub(crate) fn since(&self) -> Instant {
         self.since
     }
@@ -111,7 +111,8 @@ impl Link {
         &self.nickname
     }
 
-    /// Whether a connection is of another instance than this live link, and not of its successor.
+    /// Whether a connection belongs to another instance than this live link, and not to its
+    /// successor.
     pub(crate) fn is_rival_of(&self, theirs: &Ready) -> bool {
         self.instance != theirs.instance
             && theirs.succeeds != Some(self.instance)
@@ -125,8 +126,8 @@ impl Link {
     }
 }
 
-/// Makes an admitted connection the link with its peer, or not, as both sides will agree. A
-/// renewal, which only the side with the lower peer id starts, replaces a live link, too.
+/// Makes an admitted connection the link with its peer, or not; both sides will agree. A renewal,
+/// which only the side with the lower peer id starts, also replaces a live link.
 pub(crate) async fn conclude(
     shared: &Arc<Shared>,
     mut admitted: Admitted,
@@ -183,7 +184,7 @@ fn follow(
     let present = state.links.get(&admitted.peer);
     let present = present.filter(|link| link.instance == admitted.theirs.instance);
     let overtaken = present.is_some_and(|link| link.order >= decision.order);
-    // What it should go on with is here no more: the peer has to begin anew, too.
+    // The session to continue is gone here: the peer has to start again, too.
     let has = present.map(|link| link.session_id);
     let gone = decision.renews.is_some() && decision.renews != has;
     if overtaken || gone {
@@ -206,7 +207,7 @@ fn install(
     }
     let before = state.links.remove(&peer);
     let same_instance = before.as_ref().filter(|link| link.instance == theirs.instance);
-    // Both sides hold the same connection: what is on its way there shall arrive.
+    // Both sides hold the same connection: messages in flight on it must arrive.
     let renewed = same_instance.filter(|link| Some(link.session_id) == decision.renews);
     let predecessor = renewed.map(|link| link.halves.clone());
     if let Some(link) = &before {
@@ -261,7 +262,7 @@ fn tell_up(
 ) {
     let remote = canonical(link.conn.remote_address());
     let (nickname, direction) = (&link.nickname, link.direction);
-    // A renewal goes on with the same outbox.
+    // A renewal keeps the same outbox.
     let renewal = before.is_some_and(|before| Arc::ptr_eq(&before.outbox, &link.outbox));
     let what = match (before, renewal) {
         (None, _) => "link up",
@@ -282,8 +283,8 @@ fn tell_up(
     });
 }
 
-/// Whether this host wants a link with a peer that has proven itself. Asked before this host says
-/// who it is, so that an unwanted peer never sees a link come up.
+/// Whether this host wants a link with a peer that has proven itself. Checked before this host
+/// identifies itself, so that an unwanted peer never sees a link come up.
 pub(crate) fn check_wanted(state: &State, peer: PeerId) -> Result<(), Failure> {
     if state.closed {
         return Err(Failure::refused(CloseCode::Shutdown, "this host was stopped"));
@@ -297,7 +298,7 @@ pub(crate) fn check_wanted(state: &State, peer: PeerId) -> Result<(), Failure> {
     Ok(())
 }
 
-/// What the task of one connection holds.
+/// The state of one connection's task.
 struct Run {
     shared: Arc<Shared>,
     peer: PeerId,
@@ -305,9 +306,9 @@ struct Run {
     conn: quinn::Connection,
     outbox: Arc<Outbox>,
     halves: Halves,
-    /// Whose messages, in both directions, come before ours.
+    /// The predecessor, whose messages in both directions precede ours.
     predecessor: Option<Halves>,
-    /// To be told to the peer first of all.
+    /// To be sent to the peer before anything else.
     decision: Option<Decision>,
 }
 
@@ -328,7 +329,7 @@ impl Run {
             ConnectionError::LocallyClosed
         });
         if is_replaced(&error) {
-            // The peer has decided for another connection, which is about to be admitted here.
+            // The peer has chosen another connection, which is about to be admitted here.
             let mut changes = self.shared.changed.subscribe();
             let gone = async { while self.is_current() && changes.changed().await.is_ok() {} };
             let _ = timeout(SUCCESSOR_TIMEOUT, gone).await;
@@ -359,7 +360,7 @@ impl Run {
                     }
                 }
             }
-            // Messages that wait are the successor's; those written must arrive.
+            // Waiting messages belong to the successor; those already written must arrive.
             let _ = send.finish();
             self.halves.written.send_replace(true);
             let _ = send.stopped().await;
@@ -398,8 +399,8 @@ impl Run {
         self.halves.read.send_replace(true);
     }
 
-    /// Returns when a replaced or lost connection has had its time, even if the application has
-    /// not taken its last messages.
+    /// Returns when a replaced or lost connection has had its drain time, even if the application
+    /// has not taken its last messages.
     async fn drained(&self) {
         let mut stop = self.halves.stop.subscribe();
         tokio::select! {
@@ -433,7 +434,7 @@ impl Run {
     }
 }
 
-/// Waits until a half of the predecessor has ended, but not for ever.
+/// Waits until a half of the predecessor has ended, up to a limit.
 async fn wait_for(before: Option<&Halves>, half: impl Fn(&Halves) -> &watch::Sender<bool>) {
     if let Some(halves) = before {
         let mut ended = half(halves).subscribe();

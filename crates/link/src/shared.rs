@@ -25,10 +25,10 @@ use crate::target::Target;
 use crate::throttle::Throttle;
 use crate::token::{Token, TokenBook};
 
-/// A refusal is told again, and logged again, after this.
+/// A refusal is reported and logged again after this.
 const REFUSAL_REPEAT: Duration = Duration::from_secs(60);
 
-/// The pause between two refusals that are told once those at once are used up.
+/// The pause between two reported refusals once the burst is used up.
 const TELLING_PAUSE: Duration = Duration::from_millis(60_000 / REFUSALS_TOLD_PER_MINUTE as u64);
 
 pub(crate) struct Shared {
@@ -49,9 +49,9 @@ pub(crate) struct Shared {
 
 pub(crate) struct State {
     pub(crate) secret: Option<Secret>,
-    /// Counts the changes of the password: who proved an older one must prove the new one.
+    /// Counts password changes: a peer that proved an older password must prove the new one.
     pub(crate) epoch: u64,
-    /// With which this host means to join.
+    /// The token with which this host joins.
     pub(crate) join_token: Option<Token>,
     pub(crate) tokens: TokenBook,
     pub(crate) hello: Vec<u8>,
@@ -60,21 +60,23 @@ pub(crate) struct State {
     pub(crate) throttle: Throttle,
     pub(crate) known: Known,
     pub(crate) refusals: VecDeque<Refusal>,
-    /// When all refusals that were told are paid off.
+    /// When the budget of reported refusals is full again.
     refusals_paid_off: Option<Instant>,
-    /// Refusals that were not told, since too many were.
+    /// Refusals that were not reported, since too many were.
     refusals_untold: u64,
-    /// Peers whom the application does not want, and why.
+    /// Peers that the application refuses, with reasons.
     pub(crate) refused: HashMap<PeerId, String>,
-    /// Ends of connections whose other end has this host's own key: what names the connection, and which end.
+    /// Ends of connections whose other end has this host's own key: the connection's exported name, and which
+    /// end.
     pub(crate) own_ends: VecDeque<([u8; 16], Direction)>,
-    /// Number of the last `Use` and of the last link.
+    /// The order number of the last `Use` and of the last link.
     pub(crate) order: u64,
     pub(crate) closed: bool,
 }
 
 impl State {
-    /// Whether one more refusal may be told: whoever has many addresses makes no more noise than one.
+    /// Whether one more refusal may be reported. A source with many addresses causes no more lines than one
+    /// address.
     fn may_tell_refusal(&mut self, now: Instant) -> bool {
         let paid_off = self.refusals_paid_off.map_or(now, |at| at.max(now)) + TELLING_PAUSE;
         let fits = paid_off - now <= TELLING_PAUSE * REFUSALS_TOLD_PER_MINUTE;
@@ -85,7 +87,7 @@ impl State {
     }
 }
 
-/// What is dialled: a target that was given, or a peer that was up.
+/// The object of a dial: a given target, or a peer that was up.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum DialKey {
     Target(String),
@@ -94,20 +96,20 @@ pub(crate) enum DialKey {
 
 pub(crate) struct Dial {
     pub(crate) target: Target,
-    /// Where a peer is dialled; a target is looked up each time.
+    /// The addresses of a peer; a target is resolved each time.
     pub(crate) addresses: Vec<SocketAddr>,
-    /// Where a peer was linked last.
+    /// The address where a peer was last linked.
     met_at: Option<SocketAddr>,
     pub(crate) state: LinkState,
     pub(crate) reason: Option<String>,
     pub(crate) since: Instant,
     pub(crate) next_try: Option<Instant>,
-    /// Who answered last.
+    /// The peer that answered last.
     pub(crate) peer: Option<PeerId>,
     /// Dial at once.
     pub(crate) kick: Arc<Notify>,
     pub(crate) task: AbortHandle,
-    /// What was told last; while connecting nothing is.
+    /// The state reported last; nothing is reported while connecting.
     told: Option<(LinkState, Option<Cause>)>,
 }
 
@@ -128,7 +130,7 @@ impl Dial {
         }
     }
 
-    /// A peer is looked for at these addresses, and where it was linked; whether there are others than before.
+    /// Sets the addresses to dial a peer at, and adds the last linked one. Returns whether any is new.
     pub(crate) fn look_at(&mut self, peer: PeerId, mut addresses: Vec<SocketAddr>) -> bool {
         if let Some(met) = self.met_at.filter(|met| !addresses.contains(met)) {
             addresses.truncate(ADDRESSES_MAX - 1);
@@ -142,7 +144,7 @@ impl Dial {
         news
     }
 
-    /// A peer is linked, and there it is.
+    /// Records that a peer is linked at this address.
     pub(crate) fn met_at(&mut self, peer: PeerId, remote: SocketAddr) {
         self.met_at = Some(remote);
         let rest = std::mem::take(&mut self.addresses).into_iter().filter(|at| *at != remote);
@@ -150,7 +152,7 @@ impl Dial {
         self.target = Target::of_peer(peer, remote);
     }
 
-    /// Whether a link with this peer is what this dial is for.
+    /// Whether a link with this peer satisfies this dial.
     pub(crate) fn is_for(&self, peer: PeerId) -> bool {
         match &self.target.key_hash {
             Some(key_hash) => key_hash.matches(peer),
@@ -174,7 +176,7 @@ impl Dial {
     }
 }
 
-/// Hosts that were refused here, counted by source and cause: the words of the last reason may be the host's own.
+/// Hosts refused here, counted by source and cause. The last reason may be in the host's own words.
 pub(crate) struct Refusal {
     remote: SocketAddr,
     peer: PeerId,
@@ -206,7 +208,7 @@ impl Refusal {
     }
 }
 
-/// What a [`Shared`] is made of.
+/// The parts that make a [`Shared`].
 pub(crate) struct Parts {
     pub(crate) endpoint: quinn::Endpoint,
     pub(crate) identity: Identity,
@@ -256,7 +258,7 @@ impl Shared {
         }
     }
 
-    /// Held only for moments, never across an await.
+    /// Locks the state. Hold it only briefly, never across an await.
     pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -280,14 +282,14 @@ impl Shared {
         tracing::info!("joined the network: its secret was learnt by join token");
     }
 
-    /// Tells the application if a peer takes this host for a copy of another.
+    /// Notifies the application if a peer takes this host for a copy of another.
     pub(crate) fn tell_same_identity(&self, failure: &Failure) {
         if let Failure::SameIdentity { reason } = failure {
             self.events.notice(Event::SameIdentity { reason: reason.clone() });
         }
     }
 
-    /// Another state of a target; told and logged if it is news.
+    /// Sets the state of a target; reports and logs it if it is new.
     pub(crate) fn set_dial(
         &self,
         key: &DialKey,
@@ -301,7 +303,7 @@ impl Shared {
         dial.change(to, failure, wait, now, &self.events);
     }
 
-    /// Remembers a host that was refused here.
+    /// Records a host that was refused here.
     pub(crate) fn note_refusal(&self, remote: SocketAddr, peer: PeerId, failure: &Failure) {
         let (remote, now) = (canonical(remote), Instant::now());
         let reason = failure.reason();
@@ -336,7 +338,7 @@ impl Shared {
         state.refusals.push_back(refusal);
     }
 
-    /// A host that was refused has been admitted: what `status` says of it is past.
+    /// A refused host has been admitted: drops its refusals from the status.
     pub(crate) fn forget_refusals(state: &mut State, source: IpAddr, peer: PeerId) {
         state.refusals.retain(|known| known.peer != peer || known.remote.ip() != source);
     }
@@ -355,7 +357,7 @@ impl Dial {
             self.since = now;
         }
         (self.state, self.next_try) = (to, wait.map(|wait| now + wait));
-        // While it is tried again, the reason of the last failure stays to be seen.
+        // During a retry, the reason of the last failure stays visible.
         if !matches!(to, LinkState::Connecting | LinkState::Pending) {
             self.reason = failure.map(|failure| failure.reason().to_owned());
             let told = Some((to, failure.map(Failure::cause)));

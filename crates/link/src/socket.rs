@@ -1,4 +1,4 @@
-//! The one UDP socket of all links: IPv6 wildcard that takes IPv4 too, or IPv4 where there is no
+//! The single UDP socket of all links: an IPv6 wildcard that takes IPv4 too, or IPv4 if there is no
 //! IPv6.
 
 use std::io;
@@ -8,7 +8,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, socket_with, soc
 
 use crate::error::LinkError;
 
-/// Room for a burst of datagrams, so that a flood does not at once push out running links' ones.
+/// Room for a burst of datagrams, so that a flood does not displace those of running links at once.
 const RECEIVE_BUFFER_BYTES: usize = 4 << 20;
 
 /// Binds to one address, or to all of them.

@@ -1,13 +1,14 @@
-//! Of whom a connection may be: an address, and the networks that one party is likely to have whole.
+//! The possible owners of a connection: an address, and the networks that one party is likely to
+//! control.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// A network, from one that a single host has to all.
+/// A network, from that of a single host to all addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Network {
     /// An IPv4 address, or the /64 of an IPv6 address.
     Host(IpAddr),
-    /// The /56 of an IPv6 address: what a household gets.
+    /// The /56 of an IPv6 address: a typical household.
     Site(IpAddr),
     /// The /24 of an IPv4 address, the /48 of an IPv6 address.
     Provider(IpAddr),
@@ -20,7 +21,7 @@ pub(crate) fn source_of(address: IpAddr) -> IpAddr {
     prefix(address, 32, 64)
 }
 
-/// The networks that an address is in, the narrowest first.
+/// The networks that contain an address, the narrowest first.
 pub(crate) fn networks_of(address: IpAddr) -> Vec<Network> {
     let address = address.to_canonical();
     let site = address.is_ipv6().then(|| Network::Site(prefix(address, 32, 56)));

@@ -1,11 +1,11 @@
-//! What `weft status connections` shows of links.
+//! The status of links, for `weft status connections`.
 
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 use weft_crypto::PeerId;
 
-/// Who dialled.
+/// The side that dialled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Direction {
@@ -15,15 +15,15 @@ pub enum Direction {
     Inbound,
 }
 
-/// How far a link is.
+/// The state of a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum LinkState {
     /// Looking up the name, or waiting for the first answer.
     Connecting,
-    /// Nobody answered, or the link was lost; tried again soon.
+    /// No answer, or the link was lost; retried soon.
     Retrying,
-    /// Refused for a named reason; tried again slowly. Also: a host that was refused here.
+    /// Refused for a named reason; retried slowly. Also: a host that was refused here.
     Failed,
     /// Connected, in admission.
     Pending,
@@ -47,21 +47,21 @@ impl LinkState {
 /// One target, one link or one refused source.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LinkStatus {
-    /// The target as it was given, else `ADDRESS:PORT` of the peer.
+    /// The target as given, else `ADDRESS:PORT` of the peer.
     pub address: String,
-    /// Who dials, or dialled.
+    /// The side that dials or dialled.
     pub direction: Direction,
-    /// Who answers there, once known.
+    /// The peer that answers there, once known.
     pub peer: Option<PeerId>,
     /// Its host name, while the link is up.
     pub nickname: Option<String>,
-    /// How far it is.
+    /// Its state.
     pub state: LinkState,
-    /// Why it is not established.
+    /// The reason why it is not established.
     pub reason: Option<String>,
-    /// Since when it is in this state; for a refused source, the last refusal.
+    /// The start of this state; for a refused source, the last refusal.
     pub since: Instant,
-    /// In how long it is dialled again.
+    /// Time until it is dialled again.
     pub next_try: Option<Duration>,
     /// How often a source was refused for this reason; 0 for targets and links.
     pub refusals: u64,

@@ -1,4 +1,4 @@
-//! Whom to dial: a host by name or address, and the key that it must show.
+//! A host to dial, by name or address, and the key that it must present.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
@@ -9,14 +9,14 @@ use weft_crypto::PeerId;
 use crate::error::LinkError;
 use crate::limits::DEFAULT_PORT;
 
-/// A host to dial, written `HOST`, `HOST:PORT`, `[V6]:PORT`, each with `#KEYHASH` after it or not.
+/// A host to dial, written `HOST`, `HOST:PORT` or `[V6]:PORT`, optionally followed by `#KEYHASH`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Target {
-    /// A name, looked up at each attempt, or an IP address.
+    /// A name, resolved at each attempt, or an IP address.
     pub host: String,
     /// The UDP port.
     pub port: u16,
-    /// The key that the host must show; any key if there is none.
+    /// The key that the host must present; `None`: any key.
     pub key_hash: Option<KeyHash>,
 }
 
@@ -89,8 +89,8 @@ impl FromStr for Target {
     }
 }
 
-/// Whether a text can be the name of a host (RFC 1123; with `_`, which some have): labels between single dots, of which
-/// the last is no number, since that is a mistyped address.
+/// Whether a text can be a host name (RFC 1123, plus `_`, which some names have): labels between single dots.
+/// The last label is no number, since that is a mistyped address.
 fn is_name(host: &str) -> bool {
     let is_label = |label: &str| {
         let bytes = label.as_bytes();
@@ -105,7 +105,7 @@ fn is_name(host: &str) -> bool {
         && (!name.contains('.') || !last.bytes().all(|byte| byte.is_ascii_digit()))
 }
 
-/// The first 16 to 32 bytes of a peer id: what a joining host pins.
+/// The first 16 to 32 bytes of a peer id, which a joining host pins.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct KeyHash(Vec<u8>);
 
@@ -115,7 +115,7 @@ impl KeyHash {
         Self(peer.as_bytes().to_vec())
     }
 
-    /// The first 16 bytes of a peer's id, for the line with which others join.
+    /// The first 16 bytes of a peer's id, for the join command.
     pub fn short(peer: PeerId) -> Self {
         Self(peer.as_bytes()[..16].to_vec())
     }

@@ -1,4 +1,5 @@
-//! Who may try a password when: few failures a minute per source and per network, then delay, never lock-out.
+//! Rate limit for password attempts: few failures a minute per source and per network, then delay, never
+//! lock-out.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -15,16 +16,16 @@ use crate::limits::{
 };
 use crate::source::{Network, networks_of};
 
-/// Whose failures are counted.
+/// The party whose failures are counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Payer {
-    /// A known peer, which shows its key: what others try from its address is nothing to it.
+    /// A known peer that has shown its key: attempts by others from its address do not count against it.
     Peer(PeerId),
     Network(Network),
 }
 
 impl Payer {
-    /// Failures a minute, of which as many may come at once.
+    /// Failures a minute, which is also the burst limit.
     fn rate(self) -> u32 {
         match self {
             Self::Peer(_) | Self::Network(Network::Host(_)) => FAILURES_PER_MINUTE_MAX,
@@ -34,17 +35,17 @@ impl Payer {
         }
     }
 
-    /// The time between two attempts once those at once are used up.
+    /// The interval between two attempts once the burst is used up.
     fn interval(self) -> Duration {
         Duration::from_secs(60) / self.rate()
     }
 }
 
-/// What one payer owes.
+/// The debt of one payer.
 struct Account {
     /// When its last attempt is paid off.
     paid_off: Instant,
-    /// Attempts that were taken back: those that wait come sooner.
+    /// Attempts that were taken back: waiting ones move up.
     taken_back: u32,
 }
 
@@ -54,16 +55,16 @@ pub(crate) struct Throttle {
     accounts: HashMap<Payer, Account>,
     /// Attempts that wait for their turn.
     waiting: usize,
-    /// Told when an attempt was taken back.
+    /// Notified when an attempt was taken back.
     turns: Arc<Notify>,
 }
 
-/// An attempt that is booked: each payer, when its turn was to come, and how many it had taken back.
+/// A booked attempt: each payer, the time of its turn, and its count of attempts taken back.
 pub(crate) struct Booking(Vec<(Payer, Instant, u32)>);
 
 impl Throttle {
-    /// Books an attempt of a known peer, or of an address; `None` if too many wait already. Every attempt counts as a
-    /// failure until [`Self::take_back`].
+    /// Books an attempt of a known peer, or of an address; `None` if too many wait already. Every attempt
+    /// counts as a failure until [`Self::take_back`].
     pub(crate) fn attempt(
         &mut self,
         known: Option<PeerId>,
@@ -96,7 +97,7 @@ impl Throttle {
         Some(Booking(booked))
     }
 
-    /// How long an attempt has to wait still.
+    /// The remaining wait of an attempt.
     pub(crate) fn delay(&self, booking: &Booking, now: Instant) -> Duration {
         let wait = |(payer, turn, before): &(Payer, Instant, u32)| {
             let account = self.accounts.get(payer)?;
@@ -106,7 +107,7 @@ impl Throttle {
         booking.0.iter().filter_map(wait).max().unwrap_or_default()
     }
 
-    /// An attempt was none to guess, or never had its turn.
+    /// Refunds an attempt that was not a wrong guess, or never had its turn.
     pub(crate) fn take_back(&mut self, booking: &Booking) {
         for (payer, ..) in &booking.0 {
             if let Some(account) = self.accounts.get_mut(payer) {
@@ -118,13 +119,13 @@ impl Throttle {
         self.turns.notify_waiters();
     }
 
-    /// An attempt begins to wait: what tells that it may look again.
+    /// Registers a waiting attempt. Returns the notification to check its turn again.
     pub(crate) fn wait(&mut self) -> Arc<Notify> {
         self.waiting += 1;
         self.turns.clone()
     }
 
-    /// An attempt waits no more.
+    /// The attempt no longer waits.
     pub(crate) fn waited(&mut self) {
         self.waiting -= 1;
     }
@@ -149,7 +150,7 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
 
-    /// Between two attempts of one source.
+    /// The interval between two attempts of one source.
     const INTERVAL: Duration = Duration::from_millis(60_000 / FAILURES_PER_MINUTE_MAX as u64);
 
     fn v4(last: u8) -> IpAddr {

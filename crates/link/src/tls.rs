@@ -19,22 +19,22 @@ use crate::identity::Identity;
 use crate::limits::{HANDSHAKE_TIMEOUT_MS, Timing, UNADMITTED_MAX};
 use crate::target::KeyHash;
 
-/// Fixed for ever: versions are agreed on inside (see `wire`).
+/// Fixed forever: versions are negotiated inside (see `wire`).
 const ALPN: &[u8] = b"weft-link";
-/// Certificates name keys, not hosts.
+/// Certificates identify keys, not hosts.
 pub(crate) const SERVER_NAME: &str = "weft";
-/// What stands, in DER, between the signed part of a certificate and the 64 bytes of its Ed25519
-/// signature (RFC 8410): the parser is lax about it, and no signature covers it.
+/// The DER bytes between the signed part of a certificate and the 64 bytes of its Ed25519 signature (RFC
+/// 8410). The parser is lax about them, and no signature covers them.
 const SIGNATURE_HEADER: [u8; 10] = [0x30, 5, 6, 3, 0x2b, 0x65, 0x70, 3, 0x41, 0];
 const SIGNATURE_LEN: usize = 64;
 const CERTIFICATE_MAX_BYTES: usize = 4096;
-/// What a peer may send ahead of our reading it.
+/// Bytes that a peer may send before we read them.
 pub(crate) const STREAM_WINDOW_BYTES: u32 = 256 << 10;
 const SEND_WINDOW_BYTES: u64 = 1 << 20;
 const INCOMING_BUFFER_BYTES: u64 = 64 << 10;
 const INCOMING_BUFFER_TOTAL_BYTES: u64 = 8 << 20;
 
-/// What the endpoint needs for inbound connections.
+/// The endpoint's configuration for inbound connections.
 pub(crate) fn server_config(
     identity: &Identity,
     timing: &Timing,
@@ -62,7 +62,8 @@ pub(crate) fn server_config(
     Ok(config)
 }
 
-/// What one outbound attempt needs, and the verifier, which says afterwards whom it met.
+/// The configuration for one outbound attempt, and its verifier, which reports a key mismatch
+/// afterwards.
 pub(crate) fn client_config(
     identity: &Identity,
     timing: &Timing,
@@ -85,7 +86,7 @@ pub(crate) fn client_config(
     Ok((config, verifier))
 }
 
-/// Who is at the other end of an established connection: its peer id and its public key.
+/// The other end of an established connection: its peer id and its public key.
 pub(crate) fn peer_of(connection: &quinn::Connection) -> Option<(PeerId, [u8; 32])> {
     let identity = connection.peer_identity()?;
     let chain = identity.downcast::<Vec<CertificateDer<'static>>>().ok()?;
@@ -93,12 +94,12 @@ pub(crate) fn peer_of(connection: &quinn::Connection) -> Option<(PeerId, [u8; 32
     Some((PeerId::of_public_key(&key), key))
 }
 
-/// Takes any well-formed self-signed Ed25519 certificate; on the dialling side, one whose key has
-/// the expected hash.
+/// Accepts any well-formed self-signed Ed25519 certificate. On the dialling side, the key must have the
+/// expected hash, if there is one.
 #[derive(Debug)]
 pub(crate) struct Verifier {
     expected: Option<KeyHash>,
-    /// Whose key was refused for not being the expected one.
+    /// The peer whose key was refused as unexpected.
     mismatch: Mutex<Option<PeerId>>,
 }
 
@@ -107,7 +108,7 @@ impl Verifier {
         Self { expected, mismatch: Mutex::new(None) }
     }
 
-    /// The peer whose key was not the expected one, if that is why the handshake failed.
+    /// The peer with the unexpected key, if that is why the handshake failed.
     pub(crate) fn mismatch(&self) -> Option<PeerId> {
         *self.mismatch.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -224,7 +225,7 @@ fn public_key_of(certificate: &CertificateDer<'_>) -> Result<[u8; 32], Error> {
     if signed { Ok(key) } else { Err(CertificateError::BadSignature.into()) }
 }
 
-/// aws-lc-rs with the hybrid post-quantum group first and no group besides X25519.
+/// aws-lc-rs with the hybrid post-quantum group first, and X25519 as the only other group.
 fn provider() -> Arc<CryptoProvider> {
     let mut provider = aws_lc_rs::default_provider();
     provider.kx_groups = vec![aws_lc_rs::kx_group::X25519MLKEM768, aws_lc_rs::kx_group::X25519];
@@ -237,7 +238,7 @@ fn transport(timing: &Timing) -> Result<Arc<quinn::TransportConfig>, LinkError> 
         .max_concurrent_bidi_streams(1_u8.into())
         .max_concurrent_uni_streams(0_u8.into())
         .datagram_receive_buffer_size(None)
-        // A run of datagrams would have a buffer of 13 KB for each peer, and what is said here is short.
+        // A GSO batch would need a buffer of 13 KB for each peer, and the messages here are short.
         .enable_segmentation_offload(false)
         .stream_receive_window(STREAM_WINDOW_BYTES.into())
         .receive_window(STREAM_WINDOW_BYTES.into())
@@ -252,7 +253,7 @@ fn failed(error: impl ToString) -> LinkError {
     LinkError::Tls(error.to_string())
 }
 
-/// TLS needs no time here: nothing is valid until some day, and there is no resumption.
+/// TLS needs no time here: certificates have no expiry, and there is no resumption.
 #[derive(Debug)]
 struct NoClock;
 
@@ -262,7 +263,7 @@ impl TimeProvider for NoClock {
     }
 }
 
-/// Retry tokens live for seconds and only in this process: they need no wall time.
+/// Retry tokens live for seconds and only in this process: they need no wall clock.
 struct Monotonic(Instant);
 
 impl quinn::TimeSource for Monotonic {

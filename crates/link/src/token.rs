@@ -20,7 +20,7 @@ const PREFIX: &str = "weft";
 /// Crockford's alphabet: no letter looks like a digit.
 const ALPHABET: &[u8; 32] = b"0123456789abcdefghjkmnpqrstvwxyz";
 
-/// Names a token on the wire; no secret.
+/// Identifies a token on the wire; not secret.
 pub(crate) type TokenId = [u8; ID_LEN];
 
 /// A join token: 144 random bits, and an id by which the admitting host finds it.
@@ -46,8 +46,8 @@ impl Token {
         &self.secret
     }
 
-    /// The token as text: one word of 44 letters and digits, selected by a double click. Hand it
-    /// to the joining host's administrator and to nobody else.
+    /// The token as text: one word of 44 letters and digits, selected by a double click. Give it
+    /// only to the joining host's administrator.
     pub fn expose_text(&self) -> Zeroizing<String> {
         let mut text = Zeroizing::new(String::with_capacity(PREFIX.len() + TEXT_LEN));
         text.push_str(PREFIX);
@@ -61,7 +61,7 @@ impl Token {
         text
     }
 
-    /// Id, secret, and three bytes of their hash, so that a typing error is found at once.
+    /// Id, secret, and three bytes of their hash, so that a typing error is detected at once.
     fn with_check(&self) -> Zeroizing<[u8; TOKEN_LEN]> {
         let mut padded = Zeroizing::new([0; 32]);
         padded[..ID_LEN].copy_from_slice(&self.id);
@@ -113,7 +113,7 @@ impl fmt::Debug for Token {
     }
 }
 
-/// The tokens that this host has given out.
+/// The tokens that this host has issued.
 #[derive(Default)]
 pub(crate) struct TokenBook {
     live: VecDeque<Live>,
@@ -122,7 +122,7 @@ pub(crate) struct TokenBook {
 struct Live {
     token: Token,
     expires: Instant,
-    /// Proven by this peer, which has not yet said that it got the secret.
+    /// The peer that has proven the token but has not confirmed the secret yet.
     claimed_by: Option<PeerId>,
 }
 
@@ -141,12 +141,12 @@ impl TokenBook {
         token
     }
 
-    /// The token of that id, if `peer` may use it.
+    /// The token with this id, if `peer` may use it.
     pub(crate) fn find(&mut self, id: TokenId, peer: PeerId, now: Instant) -> Option<Token> {
         self.entry(id, peer, now).map(|live| live.token.clone())
     }
 
-    /// `peer` has proven the token: nobody else may use it from here on.
+    /// `peer` has proven the token: no other peer may use it from here on.
     pub(crate) fn claim(&mut self, id: TokenId, peer: PeerId, now: Instant) -> bool {
         self.entry(id, peer, now).map(|live| live.claimed_by = Some(peer)).is_some()
     }

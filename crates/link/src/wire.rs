@@ -1,4 +1,4 @@
-//! What crosses the first stream of a connection: the preamble, the steps of admission, messages.
+//! The protocol on the first stream of a connection: the preamble, the steps of admission, messages.
 //!
 //! ```text
 //! dials                                    accepts
@@ -9,10 +9,10 @@
 //!   Proof: CPace tag                   -->
 //!                                      <-- Accept: CPace tag; Ready (with the secret, to a joiner)
 //!   Ready; Joined (a joiner)           -->
-//! whoever has the lower peer id: Use
+//! side with the lower peer id: Use
 //! ```
 //!
-//! The preamble is 16 bytes and stays as it is for ever; all else is a length in 4 bytes, big
+//! The preamble is 16 bytes and never changes. Everything else is framed: a length in 4 bytes, big
 //! endian, and that many bytes.
 
 use std::ops::RangeInclusive;
@@ -29,13 +29,13 @@ use crate::token::TokenId;
 pub(crate) const PREAMBLE_LEN: usize = 16;
 const MAGIC: &[u8; 8] = b"WEFTLINK";
 
-/// Nothing before the proof is longer.
+/// Longest frame before the proof.
 pub(crate) const UNPROVEN_MAX_BYTES: usize = 128;
-/// Nothing of admission is longer.
+/// Longest frame of admission.
 pub(crate) const ADMISSION_MAX_BYTES: usize =
     HELLO_MAX_BYTES + NICKNAME_MAX_BYTES + SECRET_MAX_BYTES + 64;
 
-/// No decision is longer.
+/// Longest decision.
 pub(crate) const DECISION_MAX_BYTES: usize = 32;
 
 /// How a host proves that it belongs to the network.
@@ -57,17 +57,17 @@ pub(crate) enum Step {
     Use(Decision),
 }
 
-/// The connection is the link from now on.
+/// The decision that the connection is the link from now on.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Decision {
-    /// Later decisions have higher ones.
+    /// Later decisions have higher numbers.
     pub(crate) order: u64,
-    /// The session of both hosts that goes on in it; `None` if it begins anew. One of them says which
-    /// it is, since each may have taken another connection since it said what it had.
+    /// The session of both hosts that continues on this connection; `None` for a fresh start. One
+    /// side decides, since either may have taken another connection after reporting its session.
     pub(crate) renews: Option<u64>,
 }
 
-/// What a host says about itself once both have proven that they belong together.
+/// A host's statement about itself, once both have proven that they belong together.
 #[derive(Debug)]
 pub(crate) struct Ready {
     /// Random per start of the daemon.
@@ -79,7 +79,7 @@ pub(crate) struct Ready {
     pub(crate) nickname: String,
     /// The application's hello, as JSON.
     pub(crate) hello: Vec<u8>,
-    /// The network's secret, for a host that came with a join token.
+    /// The network's secret, for a host that joins by token.
     pub(crate) secret: Option<Secret>,
 }
 
@@ -180,7 +180,7 @@ fn tagged(out: &mut Vec<u8>, tag: u8, bytes: &[u8]) {
     out.extend_from_slice(bytes);
 }
 
-/// The id of a session or an instance, which is never 0: that says that there is none.
+/// The id of a session or an instance; 0 means none.
 fn optional(out: &mut Vec<u8>, id: Option<u64>) {
     out.extend_from_slice(&id.unwrap_or(0).to_be_bytes());
 }
@@ -210,7 +210,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// The preamble of a host that speaks these versions.
+/// The preamble of a host that supports these versions.
 pub(crate) fn preamble(versions: &RangeInclusive<u16>) -> [u8; PREAMBLE_LEN] {
     let mut bytes = [0; PREAMBLE_LEN];
     bytes[..8].copy_from_slice(MAGIC);
@@ -236,12 +236,12 @@ pub(crate) fn common_version(a: &RangeInclusive<u16>, b: &RangeInclusive<u16>) -
     (newest >= *a.start().max(b.start())).then_some(newest)
 }
 
-/// Why no frame came.
+/// The reason why no frame came.
 #[derive(Debug)]
 pub(crate) enum FrameError {
-    /// The peer has sent all it wanted to.
+    /// The peer has sent everything.
     End,
-    /// Longer than allowed, or cut.
+    /// Longer than allowed, or truncated.
     Bad(&'static str),
     Lost(ConnectionError),
 }

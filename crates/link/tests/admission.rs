@@ -1,4 +1,4 @@
-//! Who gets in, who does not, what both sides say about it, and what an attacker cannot do.
+//! Which hosts are admitted, the reasons both sides report, and the limits of an attacker.
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
 mod common;
@@ -55,7 +55,7 @@ async fn failures_are_slowed_down_by_source_and_nobody_else_is() {
     let line = a.until(|line| line.refusals == u64::from(FAILURES_PER_MINUTE_MAX)).await;
     assert_eq!(line.reason.as_deref(), Some(REASON_WRONG_PASSWORD));
 
-    // The next one is answered 12 s later; it is enough to see that it is not answered at once.
+    // The next one is answered 12 s later; the test only checks that it is not answered at once.
     let mut slow = guesser.greet(to).await;
     slow.start("guess").await;
     let answer = timeout(Duration::from_secs(2), slow.get()).await;
@@ -114,7 +114,7 @@ async fn a_token_admits_one_host_once_which_then_knows_the_secret() {
     assert_eq!(a.until_failed().await.reason.as_deref(), Some(REASON_BAD_TOKEN));
     assert!(c.was_never_up());
 
-    // b comes again with the secret, and so does whoever b admits.
+    // b returns with the secret, and so does a host that b admits.
     b.links.shutdown().await;
     a.down().await;
     let again = Config { admission: Admission::Secret(secret), instance: 3, ..joining };
@@ -144,7 +144,7 @@ async fn hosts_that_have_not_joined_admit_nobody() {
     assert!(line.reason.unwrap().contains("has not joined a network yet"));
 }
 
-/// Whatever a stranger says, and as which key, it is of one cause.
+/// All texts and keys of strangers count as one cause.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_strangers_say_makes_no_more_lines() {
     const TRIES: u64 = 40;
@@ -162,7 +162,7 @@ async fn what_strangers_say_makes_no_more_lines() {
         told += usize::from(matches!(event, Event::Refused { .. }));
     }
     assert_eq!(told, 1, "once a minute");
-    // Nor does whoever answers where this host dials.
+    // Nor does a stranger that answers where this host dials.
     let stranger = RawHost::new(Ipv4Addr::LOCALHOST);
     assert!(a.links.connect(Target::from(stranger.addr())));
     for number in 0..4 {
@@ -178,7 +178,7 @@ async fn what_strangers_say_makes_no_more_lines() {
     assert_eq!(told, 1, "of one cause");
 }
 
-/// Someone in between ends TLS on both sides with a key of its own and passes on every byte.
+/// A relay in between ends TLS on both sides with its own key and passes on every byte.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_relay_between_two_hosts_with_the_same_password_is_found_out() {
     let (mut a, mut b) = (Host::with_password("p"), Host::with_password("p"));
@@ -191,7 +191,7 @@ async fn a_relay_between_two_hosts_with_the_same_password_is_found_out() {
     let (b_send, b_recv) = to_b.open_bi().await.unwrap();
     let forth = tokio::spawn(pass_on(a_recv, b_send));
     let back = tokio::spawn(pass_on(b_recv, a_send));
-    // b finds out first, and tells the relay.
+    // b detects it first, and tells the relay.
     let at_b = b.until_failed().await;
     assert_eq!(at_b.reason.as_deref(), Some(REASON_WRONG_PASSWORD));
     assert_eq!(at_b.peer, Some(PeerId::of_public_key(&relay.public_key())));
@@ -240,7 +240,8 @@ async fn time_is_not_looked_at_and_an_over_long_message_ends_the_link() {
     }
 }
 
-/// Whether the host that joins by hand has the lower peer id makes its last step another.
+/// Joins by hand, then sends a message over the limit; `decides`: the raw host has the lower peer
+/// id.
 async fn joins_and_sends_too_much(decides: bool) {
     let mut a = Host::with_password("p");
     // Its certificate expired in 1980.
@@ -277,7 +278,7 @@ async fn what_breaks_the_rules_of_admission_is_refused() {
         let (code, reason) = talk.closed().await;
         assert_eq!(code, 10, "{reason}");
     }
-    // An announced length is not believed before anything is proven.
+    // An announced length is not trusted before the proof.
     let mut talk = raw.greet(a.addr).await;
     talk.send.write_all(&u32::MAX.to_be_bytes()).await.unwrap();
     assert_eq!(talk.closed().await.0, 10);
@@ -294,7 +295,7 @@ async fn silent_connections_are_dropped_and_do_not_keep_others_out() {
     for _ in 0..UNADMITTED_MAX {
         silent.push(raw.connect(a.addr).await.unwrap());
     }
-    // Neither one of its kind nor another host is kept out: the oldest goes.
+    // Neither another silent connection nor another host is kept out: the oldest gives way.
     silent.push(raw.connect(a.addr).await.unwrap());
     let mut b = Host::with_password("p");
     b.dial(&a);

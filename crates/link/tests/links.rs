@@ -60,7 +60,8 @@ async fn two_hosts_that_dial_each_other_at_once_end_with_one_link() {
         b.dial(&a);
         let (mut at_a, mut at_b) = (a.up().await, b.up().await);
         let mut renewals = [&at_a, &at_b].map(|up| BTreeMap::from([(up.session_id, up.renewal)]));
-        // One of the connections may have been replaced by the other before both sides knew it.
+        // One of the connections may have been replaced by the other before both sides learned of
+        // it.
         while at_a.session_id != at_b.session_id {
             tokio::select! {
                 up = a.up() => at_a = up,
@@ -71,7 +72,7 @@ async fn two_hosts_that_dial_each_other_at_once_end_with_one_link() {
             }
         }
         assert_eq!(at_a.session, at_b.session);
-        // Whatever still comes, both follow it alike: messages pass, and nobody reports Down.
+        // Both sides follow any later change alike: messages pass, and neither reports Down.
         for (from, to) in [(&a, b.id()), (&b, a.id())] {
             let sent = within(async {
                 while from.links.send(to, b"last".to_vec()).is_err() {
@@ -81,8 +82,8 @@ async fn two_hosts_that_dial_each_other_at_once_end_with_one_link() {
             sent.await;
         }
         settle(&mut a, &mut b, &mut renewals).await;
-        // What one takes for the same link must not be another one to the other: it would wait for a
-        // greeting that nobody repeats.
+        // A session that one side takes for a renewal must not be new to the other. The first would
+        // wait for a greeting that is never repeated.
         let [known_a, known_b] = renewals;
         for (session, renewal) in known_a {
             assert!(known_b.get(&session).is_none_or(|other| *other == renewal), "round {round}");
@@ -92,7 +93,7 @@ async fn two_hosts_that_dial_each_other_at_once_end_with_one_link() {
     }
 }
 
-/// Both ends name the same session and keep it, without ever having been down.
+/// Both ends name the same session and keep it, and neither was down.
 async fn settle(a: &mut Host, b: &mut Host, renewals: &mut [BTreeMap<u64, bool>; 2]) {
     tokio::time::sleep(Duration::from_millis(50)).await;
     for (host, known) in [&mut *a, b].into_iter().zip(renewals) {
@@ -116,8 +117,8 @@ async fn a_restarted_host_replaces_its_old_link_at_once() {
     let old = Host::start(first);
     old.dial(&a);
     let before = a.up().await;
-    // The old one is killed: it neither answers nor says good-bye, but its peer has not noticed.
-    // (Its port stays open, as that of a host behind a dead network would.)
+    // The old one is killed: it neither answers nor closes, and its peer has not noticed. (Its port
+    // stays open, like that of a host behind a dead network.)
     let new = Host::start(second);
     new.dial(&a);
     let after = a.up().await;
@@ -137,7 +138,7 @@ async fn of_two_hosts_with_one_identity_the_one_that_is_linked_stays_and_both_ar
         let (original, mut copy) = (Host::start(first), Host::start(second));
         original.dial(&a);
         let before = a.up().await;
-        // Whoever dials: the other end is known by its key in both cases.
+        // Either side may dial: the other end is known by its key in both cases.
         copy.dial(&a);
         let line = copy.until_failed().await;
         let reason = line.reason.unwrap();
@@ -201,7 +202,7 @@ async fn a_target_whose_peer_is_linked_from_elsewhere_says_where() {
     assert_eq!(line("127.0.0.2").await.reason, Some(format!("linked at 127.0.0.1:{port}")));
 }
 
-/// Hosts that came out of one image, and one names the other.
+/// Hosts cloned from one image, where one dials the other.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_copy_that_dials_the_original_is_not_taken_for_the_original_itself() {
     let first = config(password("p"));
@@ -220,7 +221,7 @@ async fn a_copy_that_dials_the_original_is_not_taken_for_the_original_itself() {
     }
 }
 
-/// Does not find out by itself that a peer is gone.
+/// Does not notice by itself that a peer is gone.
 fn patient() -> weft_link::Timing {
     weft_link::Timing { idle_timeout: Duration::from_secs(60), ..Default::default() }
 }
@@ -287,7 +288,7 @@ async fn renewal_gives_both_sides_a_new_key_and_loses_no_message() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_unreachable_target_is_retried_and_comes_up_when_it_is_there() {
     let mut a = Host::with_password("p");
-    // A port that nobody answers on, until b takes it.
+    // A silent port, until b takes it.
     let silent = UdpSocket::bind("127.0.0.1:0").await.unwrap();
     let address = silent.local_addr().unwrap();
     assert!(a.links.connect(Target::from(address)));
@@ -298,7 +299,7 @@ async fn an_unreachable_target_is_retried_and_comes_up_when_it_is_there() {
     assert_eq!(a.up().await.peer, b.id());
     b.up().await;
 
-    // The same after a loss; it is b's part, too, to dial a peer that was up.
+    // The same after a loss; b, too, must dial a peer that was up.
     b.links.close(a.id(), "the mesh says no");
     assert_eq!(a.down().await, "closed by the peer: the mesh says no");
     assert_eq!(b.down().await, "the mesh says no");
@@ -326,7 +327,7 @@ async fn a_peer_that_was_up_is_dialled_again_and_a_refused_one_stays_out() {
     a.down().await;
     let line = a.until(|line| line.state == LinkState::Retrying).await;
     assert_eq!(line.peer, Some(kept.identity.peer_id()));
-    // Started anew without a target: a finds it.
+    // Restarted without a target: a finds it.
     let mut b = Host::start(Config { port, instance: 2, ..kept });
     assert_eq!(a.up().await.instance, 2);
     b.up().await;
@@ -398,7 +399,7 @@ async fn a_peer_that_takes_no_messages_loses_the_link_and_not_our_memory() {
     a.dial(&b);
     a.up().await;
     b.up().await;
-    // b's application takes nothing.
+    // b's application takes no events.
     let error = within(async {
         loop {
             if let Err(error) = a.links.send(b.id(), vec![0; MESSAGE_MAX_BYTES]) {
@@ -472,7 +473,7 @@ async fn a_reinstalled_peer_is_told_apart_from_its_old_self_without_dialling_it(
     a.up().await;
     b.up().await;
     let is_of_old = |line: &LinkStatus| line.peer == Some(old) && line.state == LinkState::Failed;
-    // At b's address nobody else is looked for, and at its own a host looks for nobody.
+    // a knows that b has this address, and b knows that it is its own: neither sends anything there.
     for (host, itself) in [(&a, false), (&b, true)] {
         let begin = std::time::Instant::now();
         assert!(host.links.connect_peer(old, &[b.addr]));
@@ -480,7 +481,7 @@ async fn a_reinstalled_peer_is_told_apart_from_its_old_self_without_dialling_it(
         println!("told after {:?}", begin.elapsed());
         assert!(reason.contains(&format!("weft forget {}", b.addr)), "{reason}");
         assert_eq!(reason.contains("this host itself"), itself, "{reason}");
-        // Said again it begins nothing anew, so that the reason stays and the next try stays far.
+        // A repeated call starts no new attempt: the reason stays, and the next try stays far off.
         let before = host.until(is_of_old).await;
         assert!(host.links.connect_peer(old, &[b.addr]));
         let after = host.until(|line| line.peer == Some(old)).await;
@@ -494,7 +495,7 @@ async fn a_reinstalled_peer_is_told_apart_from_its_old_self_without_dialling_it(
         );
     }
     assert_eq!(changes, 1, "told once");
-    // A target of the same address is another matter, and goes on.
+    // A target with the same address is independent, and continues.
     assert_eq!(
         a.links.status().iter().filter(|line| line.state == LinkState::Established).count(),
         1

@@ -13,7 +13,7 @@ use weft_link::{
     Admission, Config, Event, Events, Identity, LinkState, LinkStatus, Links, Secret, Target,
 };
 
-/// No test waits longer for anything; far more than anything takes.
+/// The longest wait of a test, far longer than any operation takes.
 pub const PATIENCE: Duration = Duration::from_secs(30);
 
 pub struct Host {
@@ -67,7 +67,7 @@ impl Host {
         within(self.events.recv()).await.expect("events have ended")
     }
 
-    /// The next event that is no notice.
+    /// The next event that is not a notice.
     pub async fn next(&mut self) -> Event {
         loop {
             match self.event().await {
@@ -117,7 +117,7 @@ impl Host {
         self.until(|line| line.state == LinkState::Failed).await
     }
 
-    /// Whether a link has ever been up, as far as events tell up to now.
+    /// Whether no link was up so far, as far as events tell.
     pub fn was_never_up(&mut self) -> bool {
         while let Some(event) = self.events.try_recv() {
             if matches!(event, Event::Up { .. } | Event::Message { .. }) {

@@ -28,7 +28,7 @@ pub struct RawHost {
 }
 
 impl RawHost {
-    /// With a certificate that expired long ago.
+    /// Has a certificate that expired long ago.
     pub fn new(from: Ipv4Addr) -> Self {
         let key = KeyPair::generate_for(&PKCS_ED25519).unwrap();
         let mut params = CertificateParams::default();
@@ -49,7 +49,7 @@ impl RawHost {
         Self { endpoint, key, certificate }
     }
 
-    /// One that decides about connections with `peer`, or one that follows the peer's decisions.
+    /// A host that decides about connections with `peer`, or one that follows the peer's decisions.
     pub fn that_decides(decides: bool, peer: PeerId) -> Self {
         let is_wanted = |host: &Self| (PeerId::of_public_key(&host.public_key()) < peer) == decides;
         std::iter::repeat_with(|| Self::new(Ipv4Addr::LOCALHOST)).find(is_wanted).unwrap()
@@ -100,7 +100,7 @@ impl RawTalk {
     pub async fn put(&mut self, frame: &[u8]) {
         let mut bytes = (frame.len() as u32).to_be_bytes().to_vec();
         bytes.extend_from_slice(frame);
-        // The other side may have closed already; what it says about it is seen in `closed`.
+        // The other side may have closed already; `closed` shows its reason.
         let _ = self.send.write_all(&bytes).await;
     }
 
@@ -119,7 +119,7 @@ impl RawTalk {
         (*certificate.public_key().subject_public_key.data).try_into().unwrap()
     }
 
-    /// Sends Start; the exchange goes on when the share is answered.
+    /// Sends Start; the exchange continues once the share is answered.
     pub async fn start(&mut self, password: &str) -> CpaceInitiator {
         let mut sid = vec![0; 32];
         self.conn.export_keying_material(&mut sid, b"EXPORTER-weft-admission-1", &[0; 4]).unwrap();
@@ -152,14 +152,14 @@ impl RawTalk {
         proof.verify(tag[1..].try_into().unwrap()).is_ok()
     }
 
-    /// Goes all the way until the connection is the link.
+    /// Runs the protocol until the connection is the link.
     pub async fn join(&mut self, password: &str) {
         assert!(self.prove(password).await);
         let theirs = within(self.get()).await.unwrap();
         assert_eq!(theirs[0], 5);
         let mut ready = vec![5];
         ready.extend_from_slice(&[1; 8]);
-        // It follows no instance and has no session.
+        // No predecessor instance, and no session.
         ready.extend_from_slice(&[0; 16]);
         for part in [b"raw".as_slice(), b"null", b""] {
             ready.extend_from_slice(&(part.len() as u32).to_be_bytes());
