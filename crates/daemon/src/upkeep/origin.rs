@@ -86,8 +86,8 @@ impl Notes {
         (notes, Before { origin, instance: last.map(|last| last.instance) })
     }
 
-    /// Records that the state was saved, with its generation if it is the newest. Otherwise a state that may be
-    /// a copy stays one.
+    /// Records that the state was saved, with its generation if it is the newest. With `None` the notes stay as
+    /// they are: a copied state stays marked as a copy.
     pub(crate) fn saved(&mut self, generation: Option<u64>) {
         if generation.is_none() {
             return;
@@ -181,8 +181,8 @@ mod tests {
         assert_eq!(before.instance, None);
     }
 
-    /// Waits until a file that is made has another time than those before: the kernel's clock for files goes on with
-    /// its timer, a hundred times a second at least.
+    /// Waits until a new file gets a later time than earlier ones. The kernel's clock for files advances with
+    /// its timer, at least a hundred times a second.
     fn tick() {
         std::thread::sleep(std::time::Duration::from_millis(30));
     }
