@@ -48,8 +48,8 @@ pub const ENGINE_HOLD_FIRST_MS: u64 = 100;
 /// A path that has carried packets for so many milliseconds has recovered: the next failure that
 /// its engine reports counts as the first.
 pub const ENGINE_SOUND_MS: u64 = 2_000;
-/// A path has relapsed if it failed in use and a candidate's probe is answered within so many milliseconds. No
-/// probe sent as frames are was answered: something on the way passes only candidates' probes.
+/// A path relapses if it fails in use without an answer to its active probes, and then answers a candidate's
+/// probe within so many milliseconds. Something on the way passes only candidates' probes.
 pub const RELAPSE_WITHIN_MS: u64 = 3_000;
 /// After the first relapse a path carries no frames for so many milliseconds while another works; each further
 /// one doubles the time ...
@@ -59,8 +59,8 @@ pub const RELAPSE_MAX_MS: u64 = 3_600_000;
 /// A peer's report that it opens a path's packets but hears none of its probes expires after so many
 /// milliseconds. A failed path is tried within [`RETRY_MAX_MS`], and the peer reports it again.
 pub const UNHEARD_MS: u64 = 150_000;
-/// For so many milliseconds after a peer's first path came into use, a better path that never failed is taken
-/// as soon as it is proven. Which path is proven first is chance.
+/// For so many milliseconds after a peer's first path came into use, a better path is taken once it is proven,
+/// if it never failed. Which path is proven first is chance.
 pub const SETTLE_MS: u64 = 5_000;
 /// A kernel engine has one policy for the probes of candidates towards one peer. Each candidate that is bound
 /// to addresses holds it for so many milliseconds.

@@ -128,10 +128,9 @@ pub struct Endpoint {
 /// An SA this host receives on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InboundSa {
-    /// Chosen by this host; unique among all its inbound SAs; at least 256 (RFC 4303 section 2.1). In
-    /// format `ovpn` it is the first word of a packet: DATA_V2, a key id, and a peer id that the SAs of
-    /// one path and lane have in common and those of no other path have. It may come again once its SA
-    /// is removed.
+    /// Chosen by this host; unique among all its inbound SAs; at least 256 (RFC 4303 section 2.1). In format
+    /// `ovpn` it is the first word of a packet: DATA_V2, a key id and a peer id. The SAs of one path and lane
+    /// share a peer id that no other path has. The SPI may recur once its SA is removed.
     pub spi: u32,
     /// The lane it belongs to, from 0.
     pub lane: u16,

@@ -1,8 +1,8 @@
 //! The receiving half of a path: the SAs that this host has installed and offered.
 //!
-//! An offer makes a generation of SAs, one per lane. The sender moves only forward, since it takes
-//! no offer older than the last it took; so once a generation is known to be in use (the peer
-//! accepted it, or a packet came in on it), all earlier ones only drain.
+//! An offer makes a generation of SAs, one per lane. The sender moves only forward: it takes no offer
+//! older than the last it took. A generation is in use once the peer accepted it or a packet came in on
+//! it. From then on, all earlier ones only drain.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, VecDeque};
@@ -113,8 +113,8 @@ impl Inbound {
         self.wanted = true;
     }
 
-    /// The link has a new session key: offers under the old one are not repeated, but the sender
-    /// may have taken them, so their SAs stay until a later one is known to be used.
+    /// The link has a new session key. Offers under the old one are not repeated, but the sender may have
+    /// taken them. Their SAs stay until a later one is known to be used.
     pub(crate) fn new_session(&mut self, now: Instant) {
         for generation in &mut self.generations {
             (generation.resend, generation.asked) = (None, now);

@@ -1,10 +1,10 @@
 //! Which of two hosts opens the lanes beyond the first, and which lanes nothing comes back on.
 //!
-//! A lane's packets leave from a port of its own at the host that opens it. A stateful firewall at the other
-//! host drops them as unsolicited, so it matters which host opens. The host with the lower peer id decides
-//! and says so in its hello. It first picks the host that dialled the link, since a host behind a firewall
-//! can dial but not be dialled. While no lane gets through, the hosts take turns. A host of an earlier
-//! version says nothing: there the lower peer id opens.
+//! The host that opens a lane sends its packets from a separate port. A stateful firewall at the other host
+//! drops them as unsolicited, so it matters which host opens. The host with the lower peer id decides and
+//! says so in its hello. It first picks the host that dialled the link, since a host behind a firewall can
+//! dial but not be dialled. While no lane gets through, the hosts take turns. A host of an earlier version
+//! says nothing: there the lower peer id opens.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};

@@ -1,8 +1,8 @@
 //! The control messages that two hosts exchange over their link about the paths between them.
 //!
-//! They are self-describing (JSON on the link). Fields that this version does not know are ignored,
-//! a message that it does not know is [`Message::Unknown`], and ciphers, formats and engines that
-//! it does not know are left out of lists, so that a newer host can talk to an older one.
+//! They are self-describing (JSON on the link), so that a newer host can talk to an older one. This version
+//! ignores unknown fields and omits unknown ciphers, formats and engines from lists. An unknown message is
+//! [`Message::Unknown`].
 
 use std::net::IpAddr;
 

@@ -12,8 +12,8 @@ use crate::status::Reason;
 
 const KINDS: [EngineKind; 2] = [EngineKind::Kernel, EngineKind::Userspace];
 
-/// Names a candidate among those of one peer. Candidates are ordered by preference: without
-/// encryption (where both hosts trust each other) before all others, then the kernel before
+/// Names a candidate among those of one peer. Candidates are ordered by preference. A path without
+/// encryption, between hosts that trust each other, comes before all others. Then come the kernel before
 /// userspace, at this end first, protocol 50 before UDP, and `esp` before `ovpn`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Key {

@@ -146,7 +146,7 @@ impl Peer {
         }
     }
 
-    /// The link goes on between other addresses.
+    /// The link continues between other addresses.
     pub(crate) fn handle_addresses(
         &mut self,
         now: Instant,

@@ -97,7 +97,7 @@ struct Sent {
     mtu: u16,
     purpose: Purpose,
     lost: bool,
-    /// The probe was sent as frames are.
+    /// It was a probe of the active path, which goes to the same inner port as frames.
     active: bool,
 }
 

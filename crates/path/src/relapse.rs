@@ -10,7 +10,7 @@ use crate::config::{RELAPSE_FIRST_MS, RELAPSE_MAX_MS, RELAPSE_WITHIN_MS, ms};
 /// A path's failures while it was in use.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Relapses {
-    /// A probe sent as frames are was answered since the path came into use.
+    /// A probe of the active path was answered since the path came into use.
     proven: bool,
     /// When it failed in use without such an answer; cleared when it comes back.
     lapsed: Option<Instant>,
@@ -25,7 +25,7 @@ impl Relapses {
         self.proven = false;
     }
 
-    /// A probe sent as frames are was answered: the path is as good as any.
+    /// A probe of the active path was answered: the path is as good as any.
     pub(crate) fn was_answered_in_use(&mut self) {
         *self = Self { proven: true, ..Self::default() };
     }

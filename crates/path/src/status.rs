@@ -84,8 +84,8 @@ pub enum Reason {
     AwaitingGuard,
     /// A raw path's probes are unanswered while the link to the peer works.
     Protocol50Blocked,
-    /// The probes of a path in UDP are unanswered while the link to the peer works, and no other
-    /// path to the same port of the peer works.
+    /// The probes of a path in UDP are unanswered while the link to the peer works. No other path to
+    /// the same port of the peer works.
     DataPortsBlocked,
     /// The peer's kernel opens the packets of a path of this format, but its host's firewall drops the
     /// inner packets, or the frames among them.

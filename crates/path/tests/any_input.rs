@@ -1,5 +1,5 @@
-//! Whatever a peer, an engine or a link says, in whatever order: no panic, no key for two uses, no
-//! more SAs than the limits say, and time always goes on.
+//! Arbitrary input from peers, engines and links in any order: no panic, no key used twice, no more
+//! SAs than the limits allow, and time always advances.
 #![allow(clippy::unwrap_used)]
 
 use std::collections::{BTreeMap, BTreeSet};
