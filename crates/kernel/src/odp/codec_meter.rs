@@ -1,4 +1,4 @@
-//! Messages of the family ovs_meter, which Linux has since 4.15 (`linux/openvswitch.h`).
+//! Messages of the family ovs_meter, which work since Linux 4.18 (`linux/openvswitch.h`).
 
 use super::{
     codec::{ovs_body, ovs_header},

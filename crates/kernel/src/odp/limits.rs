@@ -178,6 +178,10 @@ impl Limits {
         let more = dropped.saturating_sub(meter.dropped);
         meter.dropped = dropped;
         self.limited += more;
+        // The meter counts until the flows have changed; these frames do not make the pause longer.
+        if port.paused_until_ms.is_some() {
+            return false;
+        }
         more > 0 && port.pause(now_ms)
     }
 

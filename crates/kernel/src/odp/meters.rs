@@ -11,6 +11,7 @@ use super::{
     worker::Core,
 };
 use crate::GroupCounts;
+use crate::error::RequestError;
 
 /// How often it is looked which ports send too many frames to groups, in milliseconds.
 pub const LIMIT_LOOK_MS: u64 = 5_000;
@@ -19,23 +20,31 @@ impl Core {
     /// Makes the meters of ports that have none; it is tried again at each look.
     pub(super) async fn make_meters(&mut self) {
         let Some(family) = self.families.meter else {
-            return self.say_unlimited("it has no meters, which came with Linux 4.15");
+            return self.say_unlimited("it has no meters, which work since Linux 4.18");
         };
-        for (port, meters) in self.tables.limits().unmade() {
+        let mut failed = None;
+        'ports: for (port, meters) in self.tables.limits().unmade() {
             for (id, class) in meters {
                 let request = set_meter(family, self.datapath, id, class);
                 let made = self.requests.run(request).await;
                 self.watch_for_end(&made);
                 if let Err(error) = made {
-                    let doing = "make a meter of the datapath";
-                    return self.say_unlimited(&error.while_doing(doing).to_string());
+                    let refused = matches!(error, RequestError::Kernel { .. });
+                    failed = Some(error.while_doing("make a meter of the datapath").to_string());
+                    match refused {
+                        true => continue 'ports,
+                        false => break 'ports,
+                    }
                 }
             }
-            self.unlimited = None;
             self.tables.edit_limits(|limits| {
                 limits.made(port);
                 [port]
             });
+        }
+        match failed {
+            Some(why) => self.say_unlimited(&why),
+            None => self.unlimited = None,
         }
     }
 
@@ -55,7 +64,6 @@ impl Core {
 
     /// Ends pauses, and when it is due looks which ports have sent too much.
     pub(super) async fn keep_limits(&mut self, now_ms: u64) {
-        self.tables.edit_limits(|limits| limits.resume(now_ms));
         if now_ms >= self.next_limit_look_ms {
             self.next_limit_look_ms = now_ms + LIMIT_LOOK_MS;
             self.make_meters().await;
@@ -67,6 +75,7 @@ impl Core {
                 changed
             });
         }
+        self.tables.edit_limits(|limits| limits.resume(now_ms));
         self.refresh().await;
     }
 

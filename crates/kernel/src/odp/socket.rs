@@ -40,7 +40,7 @@ pub(super) struct Families {
     pub(super) vport: u16,
     pub(super) flow: u16,
     pub(super) packet: u16,
-    /// `None` before Linux 4.15.
+    /// `None` before Linux 4.15; they work since 4.18.
     pub(super) meter: Option<u16>,
     pub(super) datapath_group: u32,
     pub(super) vport_group: u32,
