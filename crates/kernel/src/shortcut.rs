@@ -1,7 +1,10 @@
 //! Shortcuts past the bridge: frames from a container's bridge port to hosts on the vector engine go directly
 //! to the engine's TAP device.
 
-use std::{collections::BTreeMap, path::Path};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::Path,
+};
 
 use netlink_packet_route::{
     RouteNetlinkMessage,
@@ -26,6 +29,9 @@ const INGRESS_KINDS: [&str; 2] = ["ingress", "clsact"];
 /// Default queueing disciplines of outgoing frames, which do not limit the rate.
 const PLAIN_KINDS: [&str; 7] = ["noqueue", "noop", "mq", "pfifo", "pfifo_fast", "fq", "fq_codel"];
 
+/// The packet sockets of the calling thread's network namespace.
+const PACKET_SOCKETS: &str = "/proc/thread-self/net/packet";
+
 /// The state of the bridge that matters to shortcuts.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct BridgePorts {
@@ -49,6 +55,8 @@ pub struct BridgePort {
     pub shaped: Option<String>,
     /// Whether it is cut off: it is isolated like the TAP device, locked, or not forwarding.
     pub cut_off: bool,
+    /// Whether a packet capture listens on it.
+    pub captured: bool,
 }
 
 impl Kernel {
@@ -83,6 +91,8 @@ impl Kernel {
         let socket = self.socket();
         let disciplines = socket.queueing_disciplines().await?;
         let links = socket.links().await?;
+        let captured = namespace::run_in(&self.inner.home, captured_devices)
+            .map_err(|source| crate::namespace_error(Path::new(PACKET_SOCKETS), source))?;
         let mut seen = BridgePorts::default();
         for link in links.into_iter().filter(|link| link.master == Some(bridge.index)) {
             if link.name == tap {
@@ -96,6 +106,7 @@ impl Kernel {
                     limited: kinds.iter().any(|kind| is_ingress(kind)),
                     shaped: kinds.iter().find(|kind| shapes(kind)).cloned(),
                     cut_off: is_cut_off(&link),
+                    captured: captured.contains(&link.index),
                 };
                 seen.ports.insert(link.name, port);
             }
@@ -142,6 +153,18 @@ impl Kernel {
             .map_err(|error| KernelError::NoShortcut { why: error.to_string() })?
             .map_err(|error| KernelError::NoShortcut { why: error.to_string() })
     }
+}
+
+/// Devices that packet sockets of this network namespace are bound to, by index.
+fn captured_devices() -> BTreeSet<u32> {
+    // Without the file the kernel has no packet sockets.
+    devices_of_sockets(&std::fs::read_to_string(PACKET_SOCKETS).unwrap_or_default())
+}
+
+/// The column `Iface` of the kernel's list, whose first line has the names of the columns.
+fn devices_of_sockets(list: &str) -> BTreeSet<u32> {
+    let lines = list.lines().skip(1);
+    lines.filter_map(|line| line.split_whitespace().nth(4)?.parse().ok()).collect()
 }
 
 fn is_cut_off(port: &Link) -> bool {
@@ -208,6 +231,15 @@ mod tests {
             chain["hook"] = hook.into();
         }
         judging_chain(&Listing(vec![json!({ "chain": chain })]), families)
+    }
+
+    #[test]
+    fn devices_are_read_from_the_kernels_list_of_packet_sockets() {
+        let list = "sk               RefCnt Type Proto  Iface R Rmem   User   Inode\n\
+                    ffff888006ba4000 3      3    0003   12    1 0      0      21423\n\
+                    ffff888006ba5000 3      3    0003   0     1 0      0      21424\n";
+        assert_eq!(devices_of_sockets(list), BTreeSet::from([0, 12]));
+        assert_eq!(devices_of_sockets(""), BTreeSet::new());
     }
 
     #[test]

@@ -541,9 +541,12 @@ fn others_rules_and_limits_are_seen_before_a_port_is_direct_and_named_after() ->
     let limit =
         ["tc", "qdisc", "add", "dev", port, "root", "tbf", "rate", "10mbit", "burst", "32k"];
     host.netns().exec(&[&limit[..], &["latency", "50ms"]].concat())?.success()?;
-    try_wait_until("rules and limits to be named", SETTLE, || {
+    let capture = host.netns().spawn(&["tcpdump", "-Z", "root", "-nli", port])?;
+    try_wait_until("rules, limits and captures to be named", SETTLE, || {
         let said = passed_by(host)?;
-        Ok(said.contains("bridge labfw judge") && said.contains(&format!("tc tbf on {port}")))
+        let names =
+            ["bridge labfw judge", &format!("tc tbf on {port}"), &format!("capture on {port}")];
+        Ok(names.iter().all(|name| said.contains(name)))
     })?;
     let doctor = host.weft(&["doctor"])?.stdout;
     assert!(doctor.contains("bridge labfw judge does not see"), "{doctor}");
@@ -563,6 +566,7 @@ fn others_rules_and_limits_are_seen_before_a_port_is_direct_and_named_after() ->
     let status = host.weft_json(&["status"])?;
     assert_eq!(status["ports"], "bridge", "{status}");
     assert!(status["ports_reason"].to_string().contains("bridge labfw judge"), "{status}");
+    drop(capture);
     host.netns().exec(&["nft", "delete table bridge labfw"])?.success()?;
     host.netns().exec(&["tc", "qdisc", "del", "dev", port, "root"])?.success()?;
     try_wait_until("nothing to be named", SETTLE, || Ok(passed_by(host)? == "[]"))?;

@@ -100,6 +100,9 @@ pub(crate) fn passed_by(seen: &BridgePorts, direct: &[(String, AttachSpec)]) -> 
         if port.limited {
             lines.push(format!("tc ingress on {host_name} does not see {FRAMES}: {name}"));
         }
+        if port.captured {
+            lines.push(format!("a packet capture on {host_name} does not see {FRAMES}: {name}"));
+        }
         if port.cut_off {
             lines.push(format!("the state of {host_name} does not hold for {FRAMES}: {name}"));
         }
@@ -121,7 +124,8 @@ mod tests {
 
     use super::*;
 
-    const PORT: BridgePort = BridgePort { index: 4, limited: false, shaped: None, cut_off: false };
+    const PORT: BridgePort =
+        BridgePort { index: 4, limited: false, shaped: None, cut_off: false, captured: false };
 
     fn spec() -> AttachSpec {
         AttachSpec {
@@ -156,9 +160,13 @@ mod tests {
         let shaped = BridgePort { shaped: Some("tbf".into()), ..PORT };
         let limited = BridgePort { limited: true, ..PORT };
         let cut_off = BridgePort { cut_off: true, ..PORT };
-        for (port, name) in
-            [(shaped, "tc tbf on weftv1"), (limited, "tc ingress"), (cut_off, "state")]
-        {
+        let captured = BridgePort { captured: true, ..PORT };
+        for (port, name) in [
+            (shaped, "tc tbf on weftv1"),
+            (limited, "tc ingress"),
+            (cut_off, "state"),
+            (captured, "a packet capture on weftv1"),
+        ] {
             let lines = passed_by(&seen(port, None), &direct);
             assert!(lines.len() == 1 && lines[0].contains(name), "{lines:?}");
             assert!(lines[0].ends_with(": c1"), "{lines:?}");

@@ -168,7 +168,8 @@ mod tests {
 
     use super::*;
 
-    const PORT: BridgePort = BridgePort { index: 4, limited: false, shaped: None, cut_off: false };
+    const PORT: BridgePort =
+        BridgePort { index: 4, limited: false, shaped: None, cut_off: false, captured: false };
 
     fn seen(port: BridgePort) -> BridgePorts {
         BridgePorts { tap: Some(3), ports: [("weftv1".to_owned(), port)].into(), judge: None }
