@@ -140,7 +140,9 @@ pub async fn resolve(reference: &str, options: &ResolveOptions) -> Result<Sandbo
 pub fn is_alive(sandbox: &Sandbox, identify: Identify) -> bool {
     let same_file = match identify(&sandbox.namespace) {
         Ok(found) => found == (sandbox.device, sandbox.inode),
-        Err(error) => sandbox.pid.is_some() && error.kind() != io::ErrorKind::NotFound,
+        Err(error) => {
+            !matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
+        }
     };
     // The namespace's file of a process is PROC/PID/ns/net.
     let process = sandbox.pid.and(sandbox.namespace.ancestors().nth(2));

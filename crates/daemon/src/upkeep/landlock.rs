@@ -36,6 +36,9 @@ const LEGACY_LOCK: &str = "/run/xtables.lock";
 const LEGACY_TABLES: [&str; 2] =
     ["/proc/thread-self/net/ip_tables_names", "/proc/thread-self/net/ip6_tables_names"];
 
+/// The mounts of this process (proc_pid_mountinfo(5)).
+const MOUNTS: &str = "/proc/self/mountinfo";
+
 /// Rights on files in Weft's own directories: no devices, links or subdirectories.
 const OWN: BitFlags<AccessFs> = make_bitflags!(AccessFs::{
     WriteFile | Truncate | MakeReg | MakeSock | RemoveFile
@@ -108,10 +111,27 @@ pub(super) fn restrict(places: &Places) -> anyhow::Result<ABI> {
         // which is reported.
         let _ = rustix::fs::open(LEGACY_LOCK, flags, Mode::RUSR | Mode::WUSR);
     }
+    let mounts = std::fs::read_to_string(MOUNTS).context(MOUNTS)?;
+    if hides_processes(&mounts) {
+        bail!("/proc is mounted with hidepid, and hides containers from a daemon under Landlock");
+    }
     let socket = process::start().context("cannot start the process that opens namespaces")?;
-    let abi = enforce(places)?;
     opener::set(socket)?;
-    Ok(abi)
+    opener::works().context("the process that opens namespaces does not work")?;
+    enforce(places)
+}
+
+/// Whether the process file system shows a process only to those who may trace it, which Landlock forbids.
+fn hides_processes(mounts: &str) -> bool {
+    let mut of_proc = mounts.lines().rev().filter_map(|line| {
+        let (mount, system) = line.split_once(" - ")?;
+        let is_it = mount.split(' ').nth(4) == Some("/proc") && system.starts_with("proc ");
+        is_it.then_some(system)
+    });
+    // The last mount hides those before it.
+    let options = of_proc.next().and_then(|system| system.split(' ').nth(2)).unwrap_or_default();
+    let mut hidepid = options.split(',').filter_map(|option| option.strip_prefix("hidepid="));
+    hidepid.any(|value| !["0", "off"].contains(&value))
 }
 
 fn enforce(places: &Places) -> anyhow::Result<ABI> {
@@ -182,6 +202,20 @@ mod tests {
         let within = move || test(enforce(&places).unwrap());
         std::thread::scope(|scope| scope.spawn(within).join().unwrap());
         true
+    }
+
+    #[test]
+    fn a_proc_that_hides_processes_is_found_by_its_mount() {
+        let proc =
+            |options: &str| format!("22 1 0:20 / /proc rw,nosuid shared:5 - proc proc {options}\n");
+        let other = "23 1 0:21 / /x rw - proc proc rw,hidepid=2\n";
+        assert!(!hides_processes(&(proc("rw") + other)));
+        assert!(!hides_processes(&proc("rw,hidepid=off")));
+        for value in ["1", "2", "4", "noaccess", "invisible", "ptraceable"] {
+            assert!(hides_processes(&proc(&format!("rw,gid=4,hidepid={value}"))), "{value}");
+        }
+        assert!(!hides_processes(&(proc("rw,hidepid=2") + &proc("rw"))));
+        assert!(!hides_processes(""));
     }
 
     fn denied<T: std::fmt::Debug>(result: std::io::Result<T>) {

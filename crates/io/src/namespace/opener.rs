@@ -56,6 +56,15 @@ pub fn set(socket: OwnedFd) -> io::Result<()> {
     Ok(())
 }
 
+/// Checks that the other process answers: it opens the namespace of this one.
+///
+/// # Errors
+/// Its answer, or that it has ended or gives none.
+pub fn works() -> io::Result<()> {
+    let own = format!("/proc/{}/ns/net", std::process::id());
+    open(Path::new(&own)).unwrap_or(Err(io::ErrorKind::NotConnected.into())).map(drop)
+}
+
 /// Answers until the other end is closed.
 ///
 /// # Errors
@@ -72,7 +81,13 @@ pub fn serve(socket: impl AsFd) -> io::Result<()> {
             continue;
         };
         let opened = look_and_open(Path::new(OsStr::from_bytes(path)));
-        match answer(&socket, *number, &opened) {
+        let sent = answer(&socket, *number, &opened);
+        // The kernel may refuse to pass a descriptor now and allow it later.
+        let sent = sent.or_else(|error| match error.kind() {
+            io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => Err(error),
+            _ => answer(&socket, *number, &Err(error)),
+        });
+        match sent {
             Err(error) if error.kind() == io::ErrorKind::BrokenPipe => return Ok(()),
             result => result?,
         }
@@ -122,6 +137,10 @@ fn ended(error: io::Error) -> io::Error {
         io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => io::Error::new(
             io::ErrorKind::BrokenPipe,
             "the process that opens containers' namespaces for weft has ended; restart weft",
+        ),
+        io::ErrorKind::WouldBlock => io::Error::new(
+            io::ErrorKind::TimedOut,
+            "the process that opens containers' namespaces for weft does not answer; try again, or restart weft",
         ),
         _ => error,
     }
