@@ -64,9 +64,16 @@ impl Limit {
     /// The warning's text.
     fn text(self, from: &str) -> String {
         let [what, often, dropped] = self.words();
+        // Only copies prove a loop.
+        let cause = match self {
+            Self::Copies => "they go round where",
+            Self::Broadcasts | Self::Announcements => {
+                "either the container sends that many, or they go round where"
+            }
+        };
         format!(
-            "loop: {what} from {from}, {often}; they go round where two containers reach each other outside of weft \
-             too, such as by bridges with weft0; {dropped} are dropped"
+            "loop: {what} from {from}, {often}; {cause} two containers reach each other outside of weft too, such as \
+             by bridges with weft0; {dropped} are dropped"
         )
     }
 }
@@ -188,8 +195,7 @@ mod tests {
             (Limit::Announcements, "announcements of addresses from here, more than 256 a second "),
         ] {
             let text = limit.text("here");
-            let cause =
-                "; they go round where two containers reach each other outside of weft too, ";
+            let cause = "they go round where two containers reach each other outside of weft too, ";
             assert!(text.starts_with(&format!("loop: {said}")) && text.contains(cause), "{text}");
         }
     }
