@@ -5,6 +5,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::Context;
+use weft_bench::sandbox::progress::note;
 use weft_bench::sandbox::{Host, Sandbox, SandboxOptions};
 use weft_lab::net::Lab;
 
@@ -246,7 +247,7 @@ fn is_under_landlock(host: &Host) -> anyhow::Result<bool> {
     }
     let doctor = host.weft(&["doctor"])?.stdout;
     assert!(doctor.contains(&line), "{doctor}");
-    eprintln!("not tested here: {line}");
+    note(&format!("not tested here: {line}"));
     Ok(false)
 }
 
