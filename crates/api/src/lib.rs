@@ -13,9 +13,4 @@ mod types;
 pub use call::Call;
 pub use client::{Client, ClientError, socket_path};
 pub use server::{ApiListener, Routes, listen, reply, serve};
-pub use types::{
-    ApiError, AttachRequest, Attachment, ConnectRequest, Connection, ContainerTraffic,
-    DetachRequest, Detached, ErrorKind, FirewallRule, ForgetRequest, HostRange, Invitation, Ipam,
-    LaneTraffic, Path, Peer, PeerConnection, PeerTraffic, Report, ServiceStatus, Status, Target,
-    Traffic, Volume, WorkerTraffic, Workers, WorkersRequest,
-};
+pub use types::*;
