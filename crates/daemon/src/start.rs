@@ -59,14 +59,15 @@ pub fn run(settings: Settings, ready: impl FnOnce(&Invitation)) -> Result<(), St
     crate::check_host(&settings)?;
     weft_kernel::open_settings();
     crate::upkeep::hardening::harden(&settings);
-    let runtime = |name: &str| {
+    let runtime = |name: &str, threads| {
         let mut builder = tokio::runtime::Builder::new_multi_thread();
-        builder.worker_threads(RUNTIME_THREADS).thread_name(name).enable_all();
+        builder.worker_threads(threads).thread_name(name).enable_all();
         builder.build().map_err(StartError::Runtime)
     };
     // The kernel blocks a thread whose request waits for the lock of its configuration. The core, links and the
     // API run on threads that send it no such requests.
-    let (core, services) = (runtime("weft-control")?, runtime("weft-services")?);
+    let (core, services) =
+        (runtime("weft-control", CORE_THREADS)?, runtime("weft-services", SERVICE_THREADS)?);
     let result = core.block_on(run_async(settings, services.handle().clone(), ready));
     core.shutdown_timeout(Duration::from_millis(SHUTDOWN_TIMEOUT_MS));
     services.shutdown_timeout(Duration::from_millis(SHUTDOWN_TIMEOUT_MS));
@@ -133,7 +134,7 @@ fn start_services(daemon: &Arc<Daemon>, kernel: &Kernel, engine: &KernelEngine) 
         let (links, control) = (daemon.links.clone(), daemon.control.clone());
         follow_link_mtu(daemon.settings.clone(), kernel, links, control, pulse)
     });
-    start!("signals", [daemon], |pulse| stop_on_signal(Arc::clone(&daemon.stop), pulse));
+    tokio::spawn(stop_on_signal(Arc::clone(&daemon.stop)));
     all
 }
 
@@ -245,7 +246,6 @@ async fn start(
     );
     let control = Control {
         store: store.clone(),
-        notes,
         links: links.clone(),
         mesh,
         paths: Paths::new(local, paths, rand::random()),
@@ -259,7 +259,7 @@ async fn start(
         sources: BTreeMap::new(),
         lost: BTreeMap::new(),
         unheard: Unheard::default(),
-        saving: Saving::default(),
+        saving: Saving::new(notes),
     };
     let daemon = Daemon {
         settings,
@@ -294,7 +294,10 @@ async fn serve(
 ) {
     let api = tokio::spawn(serve_api(listener, Arc::clone(&daemon)));
     let attachments = Arc::clone(&daemon.attachments);
-    let _ = daemon.services.spawn(async move { attachments.restore().await }).await;
+    if let Err(error) = daemon.services.spawn(async move { attachments.restore().await }).await {
+        tracing::error!(%error, "containers of the last run are not restored; this is a fault of weft");
+    }
+    daemon.attachments.set_restored();
     ready(&daemon.invitation().await);
     let (peer, nickname, mtu) = (daemon.local, &daemon.settings.nickname, daemon.mtu);
     tracing::info!(%peer, nickname, mtu, "weft is running");
@@ -520,13 +523,12 @@ async fn watch_interfaces(
     attachments: Arc<Attachments>,
     pulse: Pulse,
 ) {
+    let mut look = pulse.is_again();
     loop {
-        let Err(error) = follow_interfaces(&kernel, &engine, &attachments, &pulse).await;
+        let Err(error) = follow_interfaces(&kernel, &engine, &attachments, &pulse, look).await;
+        look = true;
         tracing::warn!(%error, again_ms = WATCH_RETRY_MS, "interfaces are not watched");
         pulse.wait(tokio::time::sleep(Duration::from_millis(WATCH_RETRY_MS))).await;
-        // The switch may have gone meanwhile.
-        engine.repair().await;
-        attachments.plug_in_all().await;
     }
 }
 
@@ -535,8 +537,14 @@ async fn follow_interfaces(
     engine: &KernelEngine,
     attachments: &Attachments,
     pulse: &Pulse,
+    look: bool,
 ) -> Result<Infallible, weft_kernel::KernelError> {
     let mut watch = kernel.watch().await?;
+    if look {
+        // The switch or a container may have gone while nothing watched.
+        engine.repair().await;
+        attachments.plug_in_all().await;
+    }
     loop {
         match pulse.wait(watch.next()).await? {
             LinkEvent::Removed { name } if name == SWITCH => {
@@ -616,25 +624,25 @@ async fn serve_api(listener: ApiListener, daemon: Arc<Daemon>) {
     }
 }
 
-async fn stop_on_signal(stop: Arc<watch::Sender<bool>>, pulse: Pulse) {
+async fn stop_on_signal(stop: Arc<watch::Sender<bool>>) {
     use tokio::signal::unix::{SignalKind, signal};
     let (Ok(mut terminate), Ok(mut interrupt)) =
         (signal(SignalKind::terminate()), signal(SignalKind::interrupt()))
     else {
         return tracing::error!("signals are not watched; stop with weft stop");
     };
-    let signalled = async {
-        tokio::select! {
-            _ = terminate.recv() => {}
-            _ = interrupt.recv() => {}
-        }
-    };
-    pulse.wait(signalled).await;
+    tokio::select! {
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => {}
+    }
     stop.send_replace(true);
 }
 
 pub(crate) const IDENTITY_FILE: &str = "identity.pem";
-const RUNTIME_THREADS: usize = 2;
+/// Threads of the core, links and the API.
+const CORE_THREADS: usize = 2;
+/// Threads of everything that the kernel or the disk may hold up.
+const SERVICE_THREADS: usize = 4;
 /// Shortest pause between two checks of the host's routes, which may be a million, in milliseconds.
 const ROUTES_LOOK_MS: u64 = 5_000;
 const SHUTDOWN_TIMEOUT_MS: u64 = 2_000;

@@ -26,7 +26,6 @@ use super::saving::Saving;
 use super::unheard::Unheard;
 use crate::config::{ConfigError, Settings};
 use crate::http::requests::Targets;
-use crate::upkeep::origin::Notes;
 use crate::upkeep::store::Store;
 
 /// The network that containers are on: one per mesh today.
@@ -120,7 +119,6 @@ pub(crate) struct LostLink {
 /// The control loop's state.
 pub(crate) struct Control {
     pub(crate) store: Store,
-    pub(crate) notes: Notes,
     pub(crate) links: Links,
     pub(crate) mesh: Mesh,
     pub(crate) paths: Paths,
@@ -174,13 +172,24 @@ impl Control {
                 () = sleep_until(timer) => self.handle_timeout(),
             }
         }
+        self.finish_saving().await;
         self.links.shutdown().await;
-        self.saving.finish().await;
         self.engines.kernel().stop().await;
     }
 }
 
 impl Control {
+    /// Gets the state to the disk before the daemon ends, if that does not take long.
+    async fn finish_saving(&mut self) {
+        let until = tokio::time::Instant::now() + Duration::from_millis(SAVE_LIMIT_MS);
+        while self.saving.is_under_way()
+            && let Ok(saved) = tokio::time::timeout_at(until, self.saving.done()).await
+        {
+            self.handle_saved(saved);
+            self.settle();
+        }
+    }
+
     fn handle_link(&mut self, event: weft_link::Event) {
         let now = Instant::now();
         match event {
@@ -216,7 +225,7 @@ impl Control {
             weft_link::Event::SameIdentity { reason } => {
                 self.mesh.handle_same_identity(now, &reason);
             }
-            weft_link::Event::SecretLearned { secret } => self.keep_secret(&secret),
+            weft_link::Event::SecretLearned { secret } => self.keep_secret(secret),
             // These were logged where they occurred.
             weft_link::Event::Refused { .. } | weft_link::Event::TargetChanged { .. } => {}
         }
@@ -535,7 +544,9 @@ impl Control {
 impl Control {
     fn carry_out(&mut self, output: Output) {
         match output {
-            Output::Persist(state) => self.saving.begin(&self.store, *state),
+            Output::Persist(state) => {
+                self.saving.begin(&self.store, *state, self.mesh.unsure().is_none());
+            }
             Output::Send { peer, message } => self.send(peer, &ControlMessage::Mesh(message)),
             Output::Dial { peer, addresses } => {
                 self.links.connect_peer(peer, &addresses);
@@ -570,7 +581,7 @@ impl Control {
     }
 
     /// Reports the result of a save. The mesh holds back all outputs that depend on unsaved state.
-    fn handle_saved(&mut self, (generation, saved): (u64, Result<(), String>)) {
+    fn handle_saved(&mut self, saved: Result<(), String>) {
         match (&saved, self.mesh.save_failure()) {
             (Err(error), None) => {
                 tracing::error!(
@@ -581,20 +592,18 @@ impl Control {
             (Ok(()), Some(_)) => tracing::info!("state is saved again"),
             _ => {}
         }
-        if saved.is_ok() {
-            self.notes.saved(self.mesh.unsure().is_none().then_some(generation));
-        }
         self.mesh.handle_saved(Instant::now(), saved);
     }
 
-    fn keep_secret(&mut self, secret: &weft_link::Secret) {
-        match self.store.save_secret_or_later(secret.expose()) {
+    fn keep_secret(&self, secret: weft_link::Secret) {
+        let store = self.store.clone();
+        tokio::task::spawn_blocking(move || match store.save_secret_or_later(secret.expose()) {
             Ok(()) => tracing::info!("admitted; the network's secret is kept for the next start"),
             Err(error) => tracing::error!(
                 %error,
                 "admitted, but the network's secret cannot be saved; it is tried again"
             ),
-        }
+        });
     }
 
     fn announce(&mut self, attachment: &Attachment) {
@@ -654,5 +663,7 @@ pub(crate) async fn sleep_until(moment: Option<Instant>) {
     }
 }
 
+/// How long a daemon that ends waits for the disk, in milliseconds.
+const SAVE_LIMIT_MS: u64 = 2_000;
 /// Ended links remembered for status.
 const LOST_LINKS_MAX: usize = 64;

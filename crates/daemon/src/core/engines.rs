@@ -33,7 +33,7 @@ pub(crate) struct Engines {
     broadcast: BTreeSet<PeerId>,
     /// Peers' MACs for direct ports and shortcuts, which bypass the switch.
     macs: RemoteMacs,
-    /// Whether it was reported that the kernel engine is stuck.
+    /// Whether it was reported since the last [`Self::flush`] that the kernel engine is stuck.
     stuck: bool,
 }
 
@@ -71,10 +71,7 @@ impl Engines {
     pub(crate) async fn changed(&mut self) -> EnginesChange {
         tokio::select! {
             Ok(()) = self.support.changed() => EnginesChange::Support,
-            () = self.kernel.batch_done() => {
-                self.stuck = false;
-                EnginesChange::CarriedOut
-            }
+            () = self.kernel.batch_done() => EnginesChange::CarriedOut,
         }
     }
 
@@ -157,6 +154,7 @@ impl Engines {
 
     /// Starts the next batch of the kernel engine, unless one is under way.
     pub(crate) fn flush(&mut self) {
+        self.stuck = false;
         self.kernel.start();
     }
 
@@ -167,6 +165,10 @@ impl Engines {
         peer: PeerId,
         message: weft_path::Message,
     ) -> Option<weft_path::Message> {
+        // A path that works does not wait for another that is being made.
+        if matches!(message, weft_path::Message::ProbeAnswer(_) | weft_path::Message::Unheard(_)) {
+            return Some(message);
+        }
         match self.kernel.hold(peer, Held::Message(message))? {
             Held::Message(message) => Some(message),
             Held::LeaveVector | Held::RemoveOutbound(_) => None,

@@ -40,8 +40,12 @@ pub(crate) fn router(daemon: Arc<Daemon>) -> Router {
         .on(call::Detach, async |d: State, request| {
             aside(&d.services.clone(), async move { d.detach(request).await }).await
         })
-        .on(call::Connect, async |d: State, request| d.connect(request).await)
-        .on(call::Forget, async |d: State, request| d.forget(request).await)
+        .on(call::Connect, async |d: State, request| {
+            aside(&d.services.clone(), async move { d.connect(request).await }).await
+        })
+        .on(call::Forget, async |d: State, request| {
+            aside(&d.services.clone(), async move { d.forget(request).await }).await
+        })
         .on(call::Token, async |d: State, Nothing {}| {
             aside(&d.services.clone(), async move { Ok(d.invitation().await) }).await
         })

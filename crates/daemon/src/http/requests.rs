@@ -34,19 +34,30 @@ const TAP_QUEUE_FULL: &str = "tap_queue_full";
 
 /// The hosts that the user named, at launch and by `weft connect`.
 #[derive(Default)]
-pub(crate) struct Targets(Mutex<Vec<Target>>);
+pub(crate) struct Targets {
+    list: Mutex<Vec<Target>>,
+    /// Held during a change, which waits for the disk. The control loop reads `list` alone.
+    changing: Mutex<()>,
+}
 
 impl Targets {
     pub(crate) fn new(targets: Vec<Target>) -> Self {
-        Self(Mutex::new(targets))
+        Self { list: Mutex::new(targets), changing: Mutex::default() }
     }
 
     pub(crate) fn list(&self) -> Vec<Target> {
-        self.change(|targets| targets.clone())
+        self.list.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    fn change<T>(&self, change: impl FnOnce(&mut Vec<Target>) -> T) -> T {
-        change(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    /// Replaces the list by what `change` makes of it, or leaves it as it was.
+    fn change<T, E>(
+        &self,
+        change: impl FnOnce(&[Target]) -> Result<(Vec<Target>, T), E>,
+    ) -> Result<T, E> {
+        let _changing = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
+        let (after, result) = change(&self.list())?;
+        *self.list.lock().unwrap_or_else(PoisonError::into_inner) = after;
+        Ok(result)
     }
 }
 
@@ -228,8 +239,9 @@ impl Daemon {
                 self.forget_all(new);
                 return Err(error);
             }
-            let before = std::mem::replace(targets, after);
-            Ok(before.into_iter().filter(|target| !targets.contains(target)).collect())
+            let dropped = targets.iter().filter(|target| !after.contains(target)).cloned();
+            let dropped = dropped.collect();
+            Ok((after, dropped))
         })
     }
 }
@@ -256,12 +268,12 @@ impl Daemon {
         {
             let same = |known: &Target| (&known.host, known.port) == (&target.host, target.port);
             let found = self.targets.change(|targets| {
-                let Some(index) = targets.iter().position(same) else { return Ok(None) };
-                let mut after = targets.clone();
-                let found = after.remove(index);
-                self.save_targets(&after)?;
-                *targets = after;
-                Ok(Some(found))
+                let mut after = targets.to_vec();
+                let found = targets.iter().position(same).map(|index| after.remove(index));
+                if found.is_some() {
+                    self.save_targets(&after)?;
+                }
+                Ok::<_, ApiError>((after, found))
             })?;
             if let Some(found) = found {
                 self.links.forget(&found);

@@ -58,7 +58,9 @@ impl Supervisor {
         F: Future<Output = ()> + Send + 'static,
     {
         let health = self.health.clone();
-        self.tasks.push(self.runtime.spawn(keep(name, service, health)));
+        // Not on the services' runtime, whose threads a service may block.
+        let runtime = self.runtime.clone();
+        self.tasks.push(tokio::spawn(keep(name, service, health, runtime)));
     }
 }
 
@@ -112,6 +114,7 @@ impl Health {
 #[derive(Clone)]
 pub(crate) struct Pulse {
     name: &'static str,
+    again: bool,
     begun: Instant,
     /// Milliseconds after `begun` at which it started to work; [`WAITING`] while it waits.
     busy_since: Arc<AtomicU64>,
@@ -120,8 +123,18 @@ pub(crate) struct Pulse {
 const WAITING: u64 = u64::MAX;
 
 impl Pulse {
-    fn new(name: &'static str) -> Self {
-        Self { name, begun: Instant::now(), busy_since: Arc::default() }
+    fn new(name: &'static str, again: bool) -> Self {
+        Self { name, again, begun: Instant::now(), busy_since: Arc::default() }
+    }
+
+    /// Whether the service was restarted: it may have missed events.
+    pub(crate) const fn is_again(&self) -> bool {
+        self.again
+    }
+
+    fn beat(&self) {
+        let now = u64::try_from(self.begun.elapsed().as_millis()).unwrap_or(WAITING - 1);
+        self.busy_since.store(now, Ordering::Relaxed);
     }
 
     /// Waits for the service's next input without a limit. Everything else that a service does has a limit.
@@ -154,13 +167,34 @@ impl Pulse {
     }
 }
 
+tokio::task_local! {
+    /// The pulse of the service that this task runs.
+    static PULSE: Pulse;
+}
+
+/// Waits for another part of the daemon. In a service, the wait does not count as work.
+pub(crate) async fn wait<T>(other: impl Future<Output = T>) -> T {
+    match PULSE.try_with(Clone::clone) {
+        Ok(pulse) => {
+            let _waits = Waits(&pulse);
+            pulse.busy_since.store(WAITING, Ordering::Relaxed);
+            other.await
+        }
+        Err(_) => other.await,
+    }
+}
+
+/// Restarts the time limit of the service that calls this, before each of its tasks.
+pub(crate) fn beat() {
+    let _ = PULSE.try_with(Pulse::beat);
+}
+
 /// Marks the end of a wait, also when the wait is cancelled.
 struct Waits<'a>(&'a Pulse);
 
 impl Drop for Waits<'_> {
     fn drop(&mut self) {
-        let now = u64::try_from(self.0.begun.elapsed().as_millis()).unwrap_or(WAITING - 1);
-        self.0.busy_since.store(now, Ordering::Relaxed);
+        self.0.beat();
     }
 }
 
@@ -171,22 +205,26 @@ enum Ending {
     Hangs(String),
 }
 
-async fn keep<F>(name: &'static str, service: impl Fn(Pulse) -> F, health: Health)
+async fn keep<F>(name: &'static str, service: impl Fn(Pulse) -> F, health: Health, runtime: Handle)
 where
     F: Future<Output = ()> + Send + 'static,
 {
     let mut pause_ms = RESTART_FIRST_MS;
-    loop {
+    for run in 0_u64.. {
         let begun = Instant::now();
         health.set(name, RUNNING, None);
-        let pulse = Pulse::new(name);
-        let reason = match watch(Aborted(tokio::spawn(service(pulse.clone()))), &pulse).await {
+        let pulse = Pulse::new(name, run > 0);
+        let service = PULSE.scope(pulse.clone(), service(pulse.clone()));
+        let mut task = Aborted(runtime.spawn(service));
+        let reason = match watch(&mut task, &pulse).await {
             Ending::Done => return,
             Ending::Failed(reason) => reason,
             Ending::Hangs(reason) => {
                 health.set(name, HANGS, Some(reason.clone()));
                 tracing::error!(service = name, reason, "a service hangs and cannot be ended");
-                return;
+                // The call that blocks its thread may return later.
+                let _ = task.await;
+                reason
             }
         };
         if begun.elapsed() > Duration::from_millis(RESTART_MAX_MS) {
@@ -222,10 +260,10 @@ impl<T> Drop for Aborted<T> {
     }
 }
 
-async fn watch(mut task: Aborted<()>, pulse: &Pulse) -> Ending {
+async fn watch(task: &mut Aborted<()>, pulse: &Pulse) -> Ending {
     let look = Duration::from_millis(LOOK_MS);
     let busy = loop {
-        match tokio::time::timeout(look, &mut task).await {
+        match tokio::time::timeout(look, &mut *task).await {
             Ok(Ok(())) => return Ending::Done,
             Ok(Err(error)) => return Ending::Failed(told(error)),
             Err(_) if pulse.busy_for() >= hang_limit() => break pulse.busy_for(),
@@ -234,7 +272,7 @@ async fn watch(mut task: Aborted<()>, pulse: &Pulse) -> Ending {
     };
     let reason = format!("did not get on for {} s", busy.as_secs());
     task.0.abort();
-    match tokio::time::timeout(Duration::from_millis(ABORT_LIMIT_MS), &mut task).await {
+    match tokio::time::timeout(Duration::from_millis(ABORT_LIMIT_MS), &mut *task).await {
         Ok(_) => Ending::Failed(reason),
         Err(_) => Ending::Hangs(reason),
     }
@@ -298,7 +336,7 @@ mod tests {
 
     #[tokio::test]
     async fn who_waits_for_input_does_not_hang_and_who_works_without_end_does() {
-        let idle = Pulse::new("idle");
+        let idle = Pulse::new("idle", false);
         let waits = tokio::spawn({
             let idle = idle.clone();
             async move { idle.wait(std::future::pending::<()>()).await }

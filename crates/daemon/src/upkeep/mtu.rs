@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc;
 use weft_crypto::Format;
@@ -22,6 +22,8 @@ const LINK_MTU_DEFAULT: u32 = 1_500;
 const CONTAINER_MTU_MIN: u16 = 1_280;
 /// Changes of devices come in bursts; the link is checked once they are over.
 const SETTLE_MS: u64 = 300;
+/// The longest such wait: events may come without a pause.
+const SETTLE_MAX: Duration = Duration::from_secs(5);
 /// Routes checked for the MTU of the link.
 const ROUTES_MAX: usize = 64;
 /// The interval between checks for new peers, in milliseconds.
@@ -187,7 +189,10 @@ async fn follow(
                 break;
             }
         }
-        while let Ok(event) = tokio::time::timeout(settle, watch.next()).await {
+        let until = Instant::now() + SETTLE_MAX;
+        while Instant::now() < until
+            && let Ok(event) = pulse.wait(tokio::time::timeout(settle, watch.next())).await
+        {
             event?;
         }
     }

@@ -19,7 +19,8 @@ mod unheard;
 mod worker;
 
 use std::net::IpAddr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use tokio::sync::{mpsc, oneshot, watch};
@@ -154,12 +155,18 @@ pub struct KernelEngine {
     switch: SwitchKind,
     guard: filters::GuardReader,
     announcements: Option<announcements::TooMany>,
-    counted: Arc<Mutex<Counted>>,
+    counted: Arc<Counted>,
 }
 
-/// The last counters that the task reported, and how long the request took.
-#[derive(Default)]
+/// The counters of the engine's task, for readers.
 struct Counted {
+    told: watch::Sender<Told>,
+    /// The task was asked and has not answered yet.
+    asked: AtomicBool,
+}
+
+/// The last counters, and how long the answer took.
+struct Told {
     counters: KernelCounters,
     took: Duration,
 }
@@ -193,8 +200,8 @@ impl KernelEngine {
         let announcements = worker.announcements();
         tokio::spawn(worker.run(received));
         let counters = KernelCounters { switch, ..KernelCounters::default() };
-        let counted = Counted { counters, took: Duration::ZERO };
-        let counted = Arc::new(Mutex::new(counted));
+        let (told, _) = watch::channel(Told { counters, took: Duration::ZERO });
+        let counted = Arc::new(Counted { told, asked: AtomicBool::new(false) });
         Ok(Self { orders, support, switch, guard, announcements, counted })
     }
 
@@ -251,16 +258,14 @@ impl KernelEngine {
     /// must not wait for the slow part that it is meant to show.
     pub async fn counters(&self) -> KernelCounters {
         self.guard.clone().refresh().await;
-        let begun = Instant::now();
-        let limit = patience(self.counted().took);
-        let (reply, answer) = oneshot::channel();
-        let counters = self.order(Order::Counters { reply }, answer);
-        let fresh = tokio::time::timeout(limit, counters).await;
-        let mut counted = self.counted();
-        if let Ok(Some(counters)) = fresh {
-            *counted = Counted { counters, took: begun.elapsed() };
+        let mut told = self.counted.told.subscribe();
+        let took = told.borrow_and_update().took;
+        // One reader asks at a time; a late answer is kept for the next reader.
+        if !self.counted.asked.swap(true, Ordering::Relaxed) {
+            tokio::spawn(self.clone().count());
         }
-        let mut counters = counted.counters.clone();
+        let _ = tokio::time::timeout(patience(took), told.changed()).await;
+        let mut counters = told.borrow().counters.clone();
         (counters.guard, counters.guard_age) = match counters.guard {
             Some(_) => self.guard.last().unzip(),
             None => (None, None),
@@ -268,8 +273,13 @@ impl KernelEngine {
         counters
     }
 
-    fn counted(&self) -> MutexGuard<'_, Counted> {
-        self.counted.lock().unwrap_or_else(PoisonError::into_inner)
+    async fn count(self) {
+        let begun = Instant::now();
+        let (reply, answer) = oneshot::channel();
+        if let Some(counters) = self.order(Order::Counters { reply }, answer).await {
+            self.counted.told.send_replace(Told { counters, took: begun.elapsed() });
+        }
+        self.counted.asked.store(false, Ordering::Relaxed);
     }
 
     /// Traffic of each peer's SAs since the engine first looked, in both formats. Plain paths have no SAs and

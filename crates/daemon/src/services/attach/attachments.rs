@@ -25,6 +25,7 @@ use super::look;
 use super::ports::{self, DirectPorts, PortKind};
 use super::shortcuts::Shortcuts;
 use crate::core::control::Request;
+use crate::services::supervisor;
 use crate::start::{SWITCH, TAP};
 use crate::timestamp;
 use crate::upkeep::store::{Store, StoreError};
@@ -174,8 +175,6 @@ impl Attachments {
         self.ports.all_restored();
         self.save_or_later(&inner);
         self.tell(Request::KeepOnly { owners: inner.saved.keys().cloned().collect() }).await;
-        drop(inner);
-        self.restored.send_replace(true);
     }
 
     /// Plugs every container back in after its switch was removed and created again.
@@ -199,13 +198,19 @@ impl Attachments {
         self.shown.borrow().to_vec()
     }
 
+    /// The containers of the last run are plugged in again, as far as they can be.
+    pub(crate) fn set_restored(&self) {
+        self.restored.send_replace(true);
+    }
+
     async fn wait_restored(&self) {
         let _ = self.restored.subscribe().wait_for(|restored| *restored).await;
     }
 
     /// Locks the attachments: one attach, detach or change at a time.
     pub(super) async fn lock(&self) -> Locked<'_> {
-        Locked { inner: self.inner.lock().await, shown: &self.shown, changed: false }
+        let inner = supervisor::wait(self.inner.lock()).await;
+        Locked { inner, shown: &self.shown, changed: false }
     }
 
     /// Traffic of each container's interface, without containers that are gone. The second value counts packets

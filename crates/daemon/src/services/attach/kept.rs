@@ -11,7 +11,7 @@ use weft_container::{Sandbox, SandboxKind};
 use super::attachments::{Attachments, Inner, Saved, announce, spec_of};
 use super::look;
 use crate::core::control::Request;
-use crate::services::supervisor::Pulse;
+use crate::services::supervisor::{self, Pulse};
 use crate::timestamp;
 
 /// The container is plugged in.
@@ -191,6 +191,7 @@ impl Attachments {
             self.save_or_later(&inner);
         }
         for id in due.iter().filter(|id| !over.contains(id)) {
+            supervisor::beat();
             let mut found = self.alive(id).await;
             if found.is_none() {
                 // Docker may be slow, so the lock is not held meanwhile.
@@ -246,6 +247,7 @@ impl Attachments {
 
     /// Plugs a container in and announces it, or records why not.
     pub(crate) async fn plug_in_or_say(&self, saved: &mut Saved) {
+        supervisor::beat();
         match self.plug_in(saved).await {
             Ok(()) => {
                 saved.set_attached();

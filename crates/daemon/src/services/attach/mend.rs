@@ -108,6 +108,9 @@ fn pause(times: u32) -> Duration {
 /// Keeps all containers' interfaces in order, for as long as it is polled.
 pub(crate) async fn keep_interfaces(kernel: Kernel, attachments: Arc<Attachments>, pulse: Pulse) {
     let mut told = None;
+    if pulse.is_again() {
+        attachments.plug_in_all().await;
+    }
     loop {
         let Err(error) = follow(&kernel, &attachments, &pulse).await;
         let error = error.to_string();
