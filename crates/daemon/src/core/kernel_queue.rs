@@ -287,6 +287,37 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn messages_wait_for_installations_alone_and_keep_their_order_until_their_link_ends() {
+        let (mut queue, engine) = slow();
+        let message = |session: u64| {
+            let rekey = serde_json::json!({ "type": "rekey_request", "spi": session });
+            Held::Message(serde_json::from_value(rekey).unwrap())
+        };
+        let install = |number: u8| EngineCommand::InstallPlain {
+            peer: peer(number),
+            path: PathId(number.into()),
+            remote: "192.0.2.1".parse().unwrap(),
+        };
+        // Where frames go is nothing that a message promises.
+        let (of, command) = bind(1);
+        queue.push(of, command);
+        assert!(queue.hold(peer(1), message(300)).is_some());
+        for number in [1, 2] {
+            queue.push(Some(peer(number)), install(number));
+            for session in [301, 302] {
+                assert_eq!(queue.hold(peer(number), message(session)), None);
+            }
+        }
+        queue.start();
+        assert_eq!(queue.release(), None);
+        queue.forget_messages(peer(2));
+        engine.allowed.add_permits(1);
+        assert!(is_done(&mut queue).await);
+        let released: Vec<_> = std::iter::from_fn(|| queue.release()).collect();
+        assert_eq!(released, [(peer(1), message(301)), (peer(1), message(302))]);
+    }
+
+    #[tokio::test]
     async fn a_peer_that_comes_back_to_the_vector_engine_is_not_left() {
         let (mut queue, engine) = slow();
         let (of, command) = bind(1);
