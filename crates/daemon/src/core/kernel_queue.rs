@@ -298,7 +298,7 @@ mod tests {
             path: PathId(number.into()),
             remote: "192.0.2.1".parse().unwrap(),
         };
-        // Where frames go is nothing that a message promises.
+        // A message promises nothing about the path that frames take.
         let (of, command) = bind(1);
         queue.push(of, command);
         assert!(queue.hold(peer(1), message(300)).is_some());

@@ -13,7 +13,7 @@ pub(crate) const MESH_FILE: &str = "mesh.json";
 
 /// The one state that is being written now, if any.
 pub(crate) struct Saving {
-    /// Where the state lies and how new it is, for the next start.
+    /// Record the state's place and generation for the next start.
     notes: Arc<Mutex<Notes>>,
     under_way: Option<oneshot::Receiver<Result<(), String>>>,
 }

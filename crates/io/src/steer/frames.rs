@@ -22,7 +22,7 @@ use crate::tap::Tap;
 /// stall, at 200 ms, must not overtake the original.
 pub const FLOW_PAUSE_NS: i32 = 1_000_000_000;
 
-/// Where a frame has its sender, and the protocol of its payload.
+/// Offsets of a frame's source address and EtherType, in bytes.
 const SENDER_AT: i32 = 6;
 const ETHERTYPE_AT: i32 = 12;
 /// Bytes before the IP header.
@@ -38,10 +38,10 @@ const WORKER_AT: i16 = 8;
 /// A worker's load: each has a separate cache line.
 const LOAD_LEN: usize = 64;
 
-/// How frames come to workers. A flow's worker is found by addresses and, of TCP and UDP but for fragments,
-/// ports, the same for both directions; the worker of other frames by the sender. Where that worker has a
-/// load and another has much less, a flow that begins comes to the other. Of flows that begin at once each
-/// counts as a load. A flow stays with its worker until it has paused for [`FLOW_PAUSE_NS`].
+/// Assigns frames to workers. A hash of the addresses selects a flow's worker. It includes the ports of TCP and UDP,
+/// except in fragments, and is the same for both directions. The source address selects the worker of other frames.
+/// A new flow goes to another worker if that one has much less load. Flows that begin at once each count as a load.
+/// A flow stays with its worker until it has paused for [`FLOW_PAUSE_NS`].
 ///
 /// The kernel keeps its part of this for as long as the device.
 #[derive(Debug)]

@@ -75,8 +75,8 @@ pub(super) enum SwitchEvent {
 }
 
 impl Switch {
-    /// Makes the local switch with the vector engine's port on it. Where the kernel has no Open vSwitch
-    /// datapath it is a bridge, and the text gives the reason.
+    /// Makes the local switch with the vector engine's port on it. If the kernel has no Open vSwitch
+    /// datapath, the switch is a bridge, and the text gives the reason.
     pub(super) async fn start(
         kernel: &Kernel,
         config: &KernelEngineConfig,
