@@ -26,19 +26,19 @@ const DOCKER_LIFE_SECONDS: &str = "86400";
 /// Options of `./dev demo`.
 #[derive(Debug, Clone, clap::Args)]
 pub struct DemoOptions {
-    /// Leave it running; prints how to enter and how to remove it
+    /// Leave the hosts running and print how to enter and remove them
     #[arg(long)]
     pub keep: bool,
-    /// Remove what an earlier `--keep`, or a killed run, has left, and do nothing else
+    /// Only remove the leftovers of `--keep` or of a killed run
     #[arg(long, conflicts_with_all = ["keep", "json", "svg", "seconds"])]
     pub clean: bool,
-    /// Write the figures as JSON to a file
+    /// Write the figures as JSON to FILE
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
-    /// Write the chart to a file
+    /// Write the chart to FILE
     #[arg(long, value_name = "FILE")]
     pub svg: Option<PathBuf>,
-    /// Seconds of each TCP run
+    /// Seconds per TCP run, 1 to 600
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..=600))]
     pub seconds: Option<u64>,
 }

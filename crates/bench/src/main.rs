@@ -12,11 +12,11 @@ use weft_bench::sandbox::progress;
 #[derive(Debug, Parser)]
 #[command(name = "./dev", max_term_width = 100, subcommand_required = true)]
 enum Task {
-    /// Two hosts on this machine, with containers, pings, figures; all removed at the end
+    /// Run two hosts with containers on this machine, show pings and figures, and remove everything
     Demo(DemoOptions),
-    /// Measure Weft beside other networks on this machine
+    /// Measure Weft and other networks on this machine
     Bench(BenchOptions),
-    /// The far end of measurements
+    /// Run the far end of a measurement
     #[command(hide = true, subcommand)]
     Peer(PeerCommand),
 }

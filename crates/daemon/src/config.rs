@@ -21,23 +21,23 @@ pub const DEFAULT_STATE_DIR: &str = "/var/lib/weft";
 #[derive(Clone, Debug, Default, Deserialize, clap::Args)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub struct LaunchOptions {
-    /// Hosts to connect to: HOST[:PORT][#KEYHASH]. None: this host founds a network (or resumes its own)
+    /// Hosts to connect to, as HOST[:PORT][#KEYHASH] (default: found a network, or resume the last one)
     #[arg(value_name = "HOST")]
     pub hosts: Vec<String>,
 
-    /// File with the network's password (first line)
+    /// File whose first line is the network's password
     #[arg(long, value_name = "FILE", env = "WEFT_PASSWORD_FILE")]
     pub password_file: Option<PathBuf>,
 
-    /// File with a one-time join token (first line); else WEFT_TOKEN, else a prompt
+    /// File whose first line is a one-time join token (default: WEFT_TOKEN, else a prompt)
     #[arg(long, value_name = "FILE", env = "WEFT_TOKEN_FILE")]
     pub token_file: Option<PathBuf>,
 
-    /// Name of this host in status output (default: the host name)
+    /// Name of this host in status output (default: the system's host name)
     #[arg(long, env = "WEFT_NICKNAME")]
     pub nickname: Option<String>,
 
-    /// Local address for links and data; the kernel's ovpn is not taken then (default: all)
+    /// Local address for links and data; rules out the kernel's ovpn device (default: all addresses)
     #[arg(long, value_name = "IP", env = "WEFT_HOST")]
     pub host: Option<IpAddr>,
 
@@ -49,91 +49,91 @@ pub struct LaunchOptions {
     #[arg(long, env = "WEFT_DATA_PORT")]
     pub data_port: Option<u16>,
 
-    /// Which engine moves packets: auto takes the kernel where it has VXLAN and IPsec or
-    /// ovpn, and the vector engine (userspace) otherwise (default: auto)
+    /// Engine that moves packets: auto uses the kernel if it has VXLAN, and IPsec or ovpn; otherwise
+    /// the vector engine in userspace (default: auto)
     #[arg(long, value_enum, env = "WEFT_ENGINE")]
     pub engine: Option<EngineChoice>,
 
-    /// Threads of the vector engine, each with its own queue, sockets and lane (default: half of the
-    /// processors, 1 to 8; two of two or three)
+    /// Threads of the vector engine, each with its own queue, sockets and lane, 1 to 32 (default: half
+    /// of the processors, 1 to 8; with two or three processors: 2)
     #[arg(long, value_name = "N", env = "WEFT_WORKERS", value_parser = clap::value_parser!(u8).range(1..=WORKERS_MAX))]
     pub workers: Option<u8>,
 
-    /// Further threads on each worker's queue and sockets, so that one flow can use several cores; 0 to
-    /// 7 (default: as many as help, while a worker has more than it can do and processors idle)
+    /// Helper threads per worker, so that one flow can use several cores, 0 to 7 (default: as many as
+    /// help, while a worker is overloaded and processors are idle)
     #[arg(long, value_name = "N", env = "WEFT_HELPERS", value_parser = clap::value_parser!(u8).range(0..=HELPERS_MAX))]
     pub helpers: Option<u8>,
 
-    /// Pin each worker of the vector engine to a processor, in their order: for hosts that leave these
-    /// processors to weft (default: the kernel moves workers to where there is room)
+    /// Pin each worker of the vector engine to one processor, in order; for hosts that reserve these
+    /// processors for Weft (default: the kernel schedules workers)
     #[arg(long, env = "WEFT_PIN_WORKERS")]
     pub pin_workers: bool,
 
-    /// Microseconds that a worker of the vector engine stays awake before it sleeps: quicker answers,
-    /// for processor time that nobody else wants; at most 10000, 0 for none (default: 150, while
-    /// requests and answers follow so closely that it pays)
+    /// Microseconds that an idle worker of the vector engine polls before it sleeps, 0 to 10000; lowers
+    /// latency but uses idle processor time (default: 150, while requests and answers follow closely
+    /// enough to pay)
     #[arg(long, value_name = "MICROSECONDS", env = "WEFT_BUSY_POLL", value_parser = clap::value_parser!(u16).range(0..=BUSY_POLL_MAX_US))]
     pub busy_poll: Option<u16>,
 
-    /// Wire format towards other hosts: esp; ovpn, the data packets of OpenVPN, which the kernel moves
-    /// by its ovpn device; auto takes esp where the other host has it, else ovpn (default: auto)
+    /// Wire format towards other hosts: esp, or ovpn for OpenVPN data packets, which the kernel moves by
+    /// its ovpn device; auto uses esp if the other host supports it, else ovpn (default: auto)
     #[arg(long, value_enum, env = "WEFT_FORMAT")]
     pub format: Option<FormatChoice>,
 
-    /// What containers are plugged into: auto and bridge take a Linux bridge, odp the kernel's Open
+    /// Switch that containers are attached to: auto and bridge use a Linux bridge, odp the kernel's Open
     /// vSwitch datapath (default: auto)
     #[arg(long, value_enum, env = "WEFT_SWITCH")]
     pub switch: Option<SwitchChoice>,
 
-    /// How containers are plugged in: bridge by the switch alone; shortcut by a bridge past which goes
-    /// what they send to hosts on the vector engine; direct also by a device of the vector engine in the
-    /// container, past the switch, for what goes to other hosts and comes from them (both Linux 6.6);
-    /// auto takes direct where the vector engine alone moves frames, else bridge (default: auto)
+    /// How containers are attached: bridge uses the switch for all frames; shortcut sends frames for
+    /// hosts on the vector engine past the bridge; direct gives the container a device of the vector
+    /// engine for traffic with other hosts, beside its port of the switch; auto uses direct if only
+    /// the vector engine moves frames, else bridge; shortcut and direct need Linux 6.6 (default: auto)
     #[arg(long, value_enum, env = "WEFT_PORT_MODE")]
     pub port_mode: Option<PortChoice>,
 
-    /// Networks of hosts to which packets may go unencrypted, where those hosts say the same of
-    /// this one; may be given several times
+    /// Networks of hosts that may exchange unencrypted packets with this host, if those hosts also
+    /// name this one; may be repeated (default: none)
     #[arg(long, value_name = "CIDR,...", value_delimiter = ',', env = "WEFT_TRUSTED_SUBNETS")]
     pub trusted_subnets: Vec<IpNet>,
 
-    /// Range from which containers get IPv4 addresses; the same on every host (default: 10.32.0.0/12)
+    /// IPv4 range of containers' addresses, the same on every host (default: 10.32.0.0/12)
     #[arg(long, value_name = "CIDR", env = "WEFT_IPALLOC_RANGE")]
     pub ipalloc_range: Option<Ipv4Net>,
 
-    /// /64 prefix of containers' IPv6 addresses (default: a unique local one, made by the first host)
+    /// IPv6 /64 prefix of containers' addresses (default: a unique local one that the first host makes)
     #[arg(long, value_name = "CIDR", env = "WEFT_IPALLOC_RANGE6")]
     pub ipalloc_range6: Option<Ipv6Net>,
 
-    /// MTU of containers, bytes (default: the host's link less 112; with --format ovpn, or where the
-    /// kernel has ovpn and no IPsec, less 144)
+    /// MTU of containers in bytes (default: 112 less than the host's link; 144 less with --format ovpn,
+    /// or if the kernel has ovpn and no IPsec)
     #[arg(long, env = "WEFT_MTU", value_parser = clap::value_parser!(u16).range(i64::from(MTU_MIN)..=i64::from(MTU_MAX)))]
     pub mtu: Option<u16>,
 
-    /// Copy the DSCP of the packets inside to the outer header, so that routers on the way treat them
-    /// by it; it tells an observer what kind of traffic is inside (default: outer DSCP 0)
+    /// Copy the DSCP of inner packets to the outer header, so that routers can classify them; reveals
+    /// the kind of traffic to observers (default: outer DSCP 0)
     #[arg(long, env = "WEFT_COPY_DSCP")]
     pub copy_dscp: bool,
 
-    /// The vector engine moves every frame and every datagram alone: for kernels whose super-packets
-    /// are broken in a way that the test at start does not find, and to see what they are worth
+    /// Move every frame and datagram of the vector engine singly, without super-packets; for kernels
+    /// whose offloads are broken in a way that the test at start does not find
     #[arg(long, env = "WEFT_NO_OFFLOADS")]
     pub no_offloads: bool,
 
-    /// AEAD that this host wants to receive with first: aes-256-gcm or chacha20-poly1305
+    /// Preferred cipher of packets to this host: aes-256-gcm or chacha20-poly1305
     #[arg(long, value_parser = parse_cipher, env = "WEFT_CIPHER")]
     #[serde(default)]
     pub cipher: Option<Cipher>,
 
-    /// Rekey every so many seconds (default: 2700; an SA lives 3600)
+    /// Seconds between key changes, 1 to 2700; an SA lives at most 3600 (default: 2700)
     #[arg(long, value_name = "SECONDS", env = "WEFT_REKEY_SECONDS", value_parser = clap::value_parser!(u32).range(1..=2700))]
     pub rekey_seconds: Option<u32>,
 
-    /// Do not dial hosts that other hosts tell of
+    /// Dial only the given hosts, not those that other hosts announce
     #[arg(long, env = "WEFT_NO_DISCOVERY")]
     pub no_discovery: bool,
 
-    /// Directory for identity, ranges and attachments
+    /// Directory of identity, ranges and attachments (default: /var/lib/weft)
     #[arg(long, value_name = "DIR", env = "WEFT_STATE_DIR")]
     pub state_dir: Option<PathBuf>,
 }
@@ -197,7 +197,7 @@ pub enum PortChoice {
     Auto,
     /// A port of the switch.
     Bridge,
-    /// A port of the switch, which frames for hosts on the vector engine pass by.
+    /// A port of the switch; frames for hosts on the vector engine bypass it.
     Shortcut,
     /// A device of the vector engine, with a port of the switch beside it.
     Direct,
@@ -220,7 +220,7 @@ pub struct Settings {
     pub port: u16,
     /// UDP port of the vector engine.
     pub data_port: u16,
-    /// Which engines may be used.
+    /// The engines that may be used.
     pub engine: EngineChoice,
     /// The wire formats offered to peers.
     pub format: FormatChoice,
@@ -300,17 +300,17 @@ pub enum ConfigError {
     PortsEqual(u16),
     /// Only the kernel's device was requested, with an address that it cannot bind to.
     #[error(
-        "--host {0} cannot be kept by the kernel's ovpn device: leave --host out, or take --format esp or another --engine"
+        "--host {0} cannot be used with the kernel's ovpn device, which binds to all addresses: leave out --host, or use --format esp or another --engine"
     )]
     HostAndDevice(IpAddr),
     /// No worker at all, or more than the engine allows.
-    #[error("workers is {0}; the vector engine can have 1 to {max}", max = weft_engine::WORKERS_MAX)]
+    #[error("workers is {0}; set it to 1 to {max}", max = weft_engine::WORKERS_MAX)]
     Workers(usize),
     /// More helpers than a worker allows.
-    #[error("helpers is {0}; a worker can have 0 to {max}", max = weft_engine::HELPERS_MAX)]
+    #[error("helpers is {0}; set it to 0 to {max} per worker", max = weft_engine::HELPERS_MAX)]
     Helpers(usize),
     /// A worker would never sleep.
-    #[error("busy-poll is {0} microseconds; at most {BUSY_POLL_MAX_US} are allowed")]
+    #[error("busy-poll is {0} microseconds; set it to 0 to {BUSY_POLL_MAX_US}")]
     BusyPoll(u128),
 }
 

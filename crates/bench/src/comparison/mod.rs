@@ -97,38 +97,38 @@ pub enum Table {
 /// The measurements of `./dev bench`, and the destination of the figures.
 #[derive(Debug, Clone, clap::Args)]
 pub struct BenchOptions {
-    /// The table to measure
+    /// Table to measure
     #[arg(long, value_enum, default_value_t = Table::Systems)]
     pub table: Table,
-    /// One round with short runs, veth only, some five minutes: a look, not a result
+    /// One round of short runs over veth, about five minutes; too short for a result
     #[arg(long, conflicts_with = "full")]
     pub quick: bool,
-    /// Long runs: six rounds of ten seconds, both underlays, links of MTU 1500 and 9000; and more other
-    /// systems: boringtun, gotatun, fastd, tinc, quicktun, n2n, yggdrasil
+    /// Six rounds of ten seconds over both underlays, with MTU 1500 and 9000; adds boringtun, gotatun,
+    /// fastd, tinc, quicktun, n2n and yggdrasil
     #[arg(long)]
     pub full: bool,
-    /// Rounds; the figures are medians over them
+    /// Number of rounds, 1 to 100; figures are medians over them
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=100))]
     pub rounds: Option<u32>,
-    /// Seconds of each TCP run
+    /// Seconds per TCP run, 1 to 600
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..=600))]
     pub seconds: Option<u64>,
-    /// Write the figures as JSON to a file, or to standard output
+    /// Write the figures as JSON to FILE (without FILE: to standard output)
     #[arg(long, value_name = "FILE", num_args = 0..=1)]
     pub json: Option<Option<PathBuf>>,
-    /// Write the chart to a file
+    /// Write the chart to FILE
     #[arg(long, value_name = "FILE")]
     pub svg: Option<PathBuf>,
-    /// Write table, ratios and machine as Markdown to a file
+    /// Write table, ratios and machine as Markdown to FILE
     #[arg(long, value_name = "FILE")]
     pub markdown: Option<PathBuf>,
-    /// Rows to measure; unless told otherwise all that can be had here, but for what only --full adds
+    /// Rows to measure (default: all available here, except those that only --full adds)
     #[arg(long, value_delimiter = ',', value_parser = rows::ALL)]
     pub rows: Option<Vec<String>>,
     /// Underlays to measure
     #[arg(long)]
     pub underlay: Option<Underlays>,
-    /// MTUs of the link between the hosts, bytes
+    /// MTUs of the link between the hosts in bytes, 1400 to 9200
     #[arg(long, value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1400..=9200))]
     pub mtu: Option<Vec<u32>>,
 }

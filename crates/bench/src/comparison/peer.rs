@@ -32,28 +32,28 @@ const WARM_UP_ROUNDS: u32 = 200;
 /// One end of a measurement (used by `./dev bench`, inside its namespaces).
 #[derive(Debug, Clone, clap::Subcommand)]
 pub enum PeerCommand {
-    /// Answers each byte that comes over TCP with one byte
+    /// Answers each byte received over TCP with one byte
     RrServer {
         /// Address and port to listen on
         #[arg(long)]
         bind: SocketAddr,
     },
-    /// Sends one byte, waits for the answer, and counts how often that works
+    /// Sends one byte, waits for the answer, and counts the round trips
     RrClient {
         /// The server's address and port
         #[arg(long)]
         connect: SocketAddr,
-        /// How long to go on, in seconds
+        /// Duration in seconds
         #[arg(long, default_value_t = 2.0)]
         seconds: f64,
     },
-    /// Counts datagrams; prints one line for each run of them
+    /// Counts datagrams and prints one line per run
     UdpSink {
         /// Address and port to listen on
         #[arg(long)]
         bind: SocketAddr,
     },
-    /// Sends equal datagrams as fast as it can, or at a given rate
+    /// Sends equal datagrams as fast as possible or at a given rate
     UdpFlood {
         /// The sink's address and port
         #[arg(long)]
@@ -61,10 +61,10 @@ pub enum PeerCommand {
         /// Payload of a datagram in bytes
         #[arg(long, default_value_t = 64)]
         size: usize,
-        /// How long to go on, in seconds
+        /// Duration in seconds
         #[arg(long, default_value_t = 1.0)]
         seconds: f64,
-        /// Datagrams per second; 0 is without limit
+        /// Datagrams per second; 0 for no limit
         #[arg(long, default_value_t = 0.0)]
         rate: f64,
     },

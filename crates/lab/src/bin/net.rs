@@ -11,10 +11,10 @@ use weft_lab::vm::interrupt;
 #[derive(Parser)]
 #[command(name = "./dev net", about = "Tests of real daemons in network namespaces")]
 struct Options {
-    /// How much runs where no NAME is given
+    /// Ring of tests to run if no NAME is given
     #[arg(long, value_enum, default_value_t = Ring::Full)]
     ring: Ring,
-    /// Only tests with this in their name, TARGET::TEST
+    /// Run only tests whose name, TARGET::TEST, contains NAME
     name: Option<String>,
 }
 

@@ -14,7 +14,7 @@ use weft_lab::vm::{Clock, Guest, Job, interrupt, place_of, script_of};
 
 /// The exit code where the guest itself failed, and not what ran in it.
 const FAILED: u8 = 125;
-/// Variables of these names, or beginning so, are the guest's too.
+/// Environment variables with these prefixes are passed to the guest.
 const INHERITED: [&str; 4] = ["PROPTEST_", "RUST_BACKTRACE", "RUST_LOG", "WEFT_"];
 
 #[derive(Parser)]
@@ -26,49 +26,48 @@ struct Options {
 
 #[derive(Subcommand)]
 enum Task {
-    /// Runs a command in a guest and ends with its exit code (125: the guest itself failed)
+    /// Run a command in a guest and exit with its code (125: the guest failed)
     Run {
         #[command(flatten)]
         guest: GuestOptions,
-        /// Ends the guest after so many seconds
+        /// Stop the guest after S seconds
         #[arg(long, value_name = "S", default_value_t = 540)]
         timeout: u64,
-        /// The source of the guest's time; with instructions a busy machine does not hold it up, and no wait
-        /// costs time
+        /// Clock of the guest; with instructions, a busy machine does not slow it and waits take no time
         #[arg(long, value_enum, default_value_t = Clock::Host)]
         clock: Clock,
-        /// One word: a script for bash; several: a program and its arguments
+        /// One word is a script for bash; several are a program and its arguments
         #[arg(required = true, last = true, value_name = "COMMAND")]
         command: Vec<String>,
     },
-    /// Opens a shell in a guest; `exit` ends the guest
+    /// Open a shell in a guest; `exit` stops the guest
     Shell {
         #[command(flatten)]
         guest: GuestOptions,
     },
-    /// Runs tests in guests: those of the namespace lab (net_*) and those for a guest's kernel (vm_*)
+    /// Run tests in guests: those of the namespace lab (net_*) and those of guests' kernels (vm_*)
     Test {
-        /// newest, or 6.1 (Debian 12's own); by default as the table in suite.rs says, and newest for one NAME
+        /// newest, or 6.1 (Debian 12's) (default: the table in suite.rs decides; newest with NAME)
         #[arg(long)]
         kernel: Option<Choice>,
-        /// How many guests at once; by default as cores and memory allow
+        /// Guests that run at once (default: as cores and memory allow)
         #[arg(long, value_name = "N")]
         guests: Option<usize>,
-        /// The weft program for the guests
+        /// weft binary for the guests
         #[arg(long, value_name = "FILE", env = "WEFT_BIN")]
         weft: Option<PathBuf>,
-        /// Where logs are to stand, instead of vm in cargo's target folder
+        /// Directory of logs (default: vm in cargo's target directory)
         #[arg(long, value_name = "DIR")]
         logs: Option<PathBuf>,
-        /// How much runs where no NAME is given
+        /// Ring of tests to run if no NAME is given
         #[arg(long, value_enum, default_value_t = Ring::Full)]
         ring: Ring,
-        /// Only tests with this in their name, TARGET::TEST
+        /// Run only tests whose name, TARGET::TEST, contains NAME
         name: Option<String>,
     },
-    /// Fetches the kernels and lists them
+    /// Fetch the kernels and list them
     Kernels {
-        /// Asks Debian for newer ones
+        /// Ask Debian for newer kernels
         #[arg(long)]
         update: bool,
     },
@@ -76,25 +75,25 @@ enum Task {
 
 #[derive(Args)]
 struct GuestOptions {
-    /// newest, or 6.1 (Debian 12's own)
+    /// newest, or 6.1 (Debian 12's)
     #[arg(long, default_value_t = Choice::Newest)]
     kernel: Choice,
-    /// Puts a file or a folder at / of the guest, under its own name (can be repeated)
+    /// Copy a file or directory to / of the guest under its name; may be repeated
     #[arg(long, value_name = "F")]
     file: Vec<PathBuf>,
-    /// The guest's memory in MiB
+    /// Memory of the guest in MiB
     #[arg(long, value_name = "MIB", default_value_t = 2048)]
     memory: u32,
-    /// Further words for the guest's kernel, such as ipv6.disable=1
+    /// Additional kernel parameters of the guest, such as ipv6.disable=1
     #[arg(long, value_name = "WORDS", default_value = "")]
     boot: String,
-    /// Where what the command writes under /out is to come
+    /// Directory to receive the files that the command leaves under /out
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
-    /// The weft program for the guest
+    /// weft binary for the guest
     #[arg(long, value_name = "FILE", env = "WEFT_BIN")]
     weft: Option<PathBuf>,
-    /// Keeps the guest's kernel log
+    /// File to receive the guest's kernel log
     #[arg(long, value_name = "FILE")]
     log: Option<PathBuf>,
 }

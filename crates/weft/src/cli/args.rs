@@ -1,4 +1,4 @@
-//! The words of the command line; Weave Net's where it had them.
+//! The command line. Commands and options have Weave Net's names where it had them.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -18,60 +18,60 @@ pub struct Cli {
     #[arg(long, global = true, value_name = "DIR", env = "WEFT_RUNTIME_DIR", default_value = DEFAULT_RUNTIME_DIR)]
     pub runtime_dir: PathBuf,
 
-    /// Configuration file (default: /etc/weft/weft.toml, if it exists)
+    /// Configuration file (default: /etc/weft/weft.toml if it exists)
     #[arg(long, global = true, value_name = "FILE", env = "WEFT_CONFIG")]
     pub config: Option<PathBuf>,
 
-    /// What to do.
+    /// The command to run.
     #[command(subcommand)]
     pub command: Command,
 }
 
-/// One word per action.
+/// The commands.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Start the daemon on this host, and join the network of the hosts named
+    /// Start the daemon on this host and join the network of the given hosts
     Launch(LaunchArgs),
-    /// Stop the daemon; containers keep their interfaces and a later launch takes them up again
+    /// Stop the daemon; containers keep their interfaces, and the next launch resumes them
     Stop(JsonOnly),
     /// Show the state of this host, its connections, peers, targets or address ranges
     Status(StatusArgs),
     /// Connect to more hosts
     Connect(ConnectArgs),
-    /// Stop dialling hosts given to launch or connect
+    /// Stop dialling hosts that were given to launch or connect
     Forget(ForgetArgs),
-    /// Plug a container or network namespace into the network
+    /// Connect a container or network namespace to the network
     Attach(AttachArgs),
-    /// Unplug a container or network namespace
+    /// Disconnect a container or network namespace from the network
     Detach(DetachArgs),
-    /// Run a command in a new network namespace on the network
+    /// Run a command in a new network namespace that is attached to the network
     Run(RunArgs),
     /// List attached containers
     Ps(JsonOnly),
-    /// Print what another host needs to join; makes a new one-time token
+    /// Create a one-time token and print it with the line that another host needs to join
     Token(JsonOnly),
-    /// Print the whole state as JSON for a bug report (no secrets)
+    /// Print the daemon's state as JSON for a bug report, without secrets
     Report(JsonOnly),
-    /// Show what moves now, by peer and by container, and what is dropped and why
+    /// Show current traffic by peer and container, and drops by reason
     Top(TopArgs),
-    /// Show or change how many threads the vector engine has, while traffic goes on
+    /// Show or change the number of vector engine threads without interrupting traffic
     Workers(WorkersArgs),
-    /// Stop the daemon, detach all containers and forget identity, ranges and peers
+    /// Stop the daemon, detach all containers, and delete identity, ranges and peers
     Reset(ResetArgs),
-    /// Say what this host has of what Weft uses, how fast it is, and what to do about the rest
+    /// Check this host's support for Weft and its speed, and say how to get what is missing
     Doctor(DoctorOptions),
-    /// Drive an OpenVPN data channel device by hand, the kernel's or one in userspace
+    /// Manage OpenVPN data channel devices by hand, in the kernel or in userspace
     #[command(subcommand)]
     Dco(DcoCommand),
-    /// Keep the daemon's sockets open while it is started again; the daemon starts this itself
+    /// Keep the daemon's sockets open while it restarts; started by the daemon
     #[command(hide = true)]
     HoldSockets,
-    /// Open containers' network namespaces for the daemon; the daemon starts this itself
+    /// Open containers' network namespaces for the daemon; started by the daemon
     #[command(hide = true)]
     OpenNamespaces,
-    /// Print completions for a shell
+    /// Print a completion script for a shell
     Completions {
-        /// Which shell
+        /// Shell to complete for
         shell: clap_complete::Shell,
     },
 }
@@ -79,24 +79,24 @@ pub enum Command {
 /// `weft launch`.
 #[derive(Debug, Args)]
 pub struct LaunchArgs {
-    /// Stay in the foreground and log to standard error, for systemd and containers
+    /// Stay in the foreground and log to standard error, as systemd and containers need it
     #[arg(long)]
     pub foreground: bool,
 
-    /// Set by `launch` for the daemon it starts: secrets come and readiness goes over pipes
+    /// Set by `launch` for the daemon it starts: secrets and readiness pass through pipes
     #[arg(long, hide = true)]
     pub detached: bool,
 
-    /// Print what other hosts need to join as JSON
+    /// Print the join line and token as JSON
     #[arg(long)]
     pub json: bool,
 
-    /// Everything else.
+    /// Settings of the daemon.
     #[command(flatten)]
     pub options: LaunchOptions,
 }
 
-/// A command whose only choice is the form of its output.
+/// Options of a command that has only `--json`.
 #[derive(Debug, Args)]
 pub struct JsonOnly {
     /// Print JSON
@@ -107,7 +107,7 @@ pub struct JsonOnly {
 /// `weft status`.
 #[derive(Debug, Args)]
 pub struct StatusArgs {
-    /// Which part
+    /// Part to show (default: a summary of this host)
     #[arg(value_enum)]
     pub part: Option<StatusPart>,
     /// Print JSON
@@ -120,23 +120,23 @@ pub struct StatusArgs {
 pub enum StatusPart {
     /// State, engine, MTU and reason of each connection
     Connections,
-    /// Every path to each peer, in use or not, with its reason
+    /// Every path to each peer, whether it is in use, and why
     Paths,
     /// All hosts of the network
     Peers,
-    /// Addresses this host dials
+    /// Addresses that this host dials
     Targets,
-    /// Who owns which addresses
+    /// Address ranges and the hosts that own them
     Ipam,
 }
 
 /// `weft connect`.
 #[derive(Debug, Args)]
 pub struct ConnectArgs {
-    /// HOST[:PORT]
+    /// Hosts to connect to, as HOST[:PORT]
     #[arg(required = true, value_name = "HOST")]
     pub hosts: Vec<String>,
-    /// Forget all other targets
+    /// Stop dialling all other targets
     #[arg(long)]
     pub replace: bool,
     /// Print JSON
@@ -147,7 +147,7 @@ pub struct ConnectArgs {
 /// `weft forget`.
 #[derive(Debug, Args)]
 pub struct ForgetArgs {
-    /// HOST[:PORT], as given to launch or connect; or the name, address or key of a host that is gone or was reinstalled
+    /// HOST[:PORT] as given to launch or connect; or name, address or key of a removed or reinstalled host
     #[arg(required = true, value_name = "HOST")]
     pub hosts: Vec<String>,
     /// Print JSON
@@ -158,15 +158,15 @@ pub struct ForgetArgs {
 /// `weft attach`.
 #[derive(Debug, Args)]
 pub struct AttachArgs {
-    /// [ADDRESS/LENGTH...] CONTAINER: a Docker container's name or id, the name of a network
-    /// namespace (ip netns), a path such as /proc/PID/ns/net, or netns:NAME, pid:PID, docker:NAME.
-    /// Without addresses the next free ones are given
+    /// Addresses to assign (default: the next free ones), then the container: name or id of a Docker
+    /// container, name of a network namespace (ip netns), a path such as /proc/PID/ns/net, or
+    /// netns:NAME, pid:PID, docker:NAME
     #[arg(required = true, value_name = "[ADDRESS/LENGTH...] CONTAINER")]
     pub words: Vec<String>,
-    /// Leave out the routes that make multicast leave by this interface
+    /// Do not route multicast through this interface
     #[arg(long)]
     pub no_multicast_route: bool,
-    /// Switch IPv6 on for this interface where the container has it off; else it gets IPv4 alone
+    /// Enable IPv6 on this interface if the container disables it (default: IPv4 only in such a container)
     #[arg(long)]
     pub ipv6: bool,
     /// Print JSON
@@ -177,7 +177,7 @@ pub struct AttachArgs {
 /// `weft detach`.
 #[derive(Debug, Args)]
 pub struct DetachArgs {
-    /// The container, named as for attach, or as `weft ps` shows it
+    /// Container, named as for attach or as `weft ps` shows it
     pub container: String,
     /// Print JSON
     #[arg(long)]
@@ -187,10 +187,10 @@ pub struct DetachArgs {
 /// `weft run`.
 #[derive(Debug, Args)]
 pub struct RunArgs {
-    /// Explicit addresses with prefix length
+    /// Addresses to assign (default: the next free ones)
     #[arg(value_name = "ADDRESS/LENGTH")]
     pub addresses: Vec<IpNet>,
-    /// The command and its arguments
+    /// Command to run, with its arguments
     #[arg(last = true, required = true, value_name = "COMMAND")]
     pub command: Vec<String>,
 }
@@ -198,13 +198,13 @@ pub struct RunArgs {
 /// `weft top`.
 #[derive(Debug, Args)]
 pub struct TopArgs {
-    /// Time between two readings, in seconds
+    /// Seconds between two readings
     #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = super::top::parse_interval)]
     pub interval: Duration,
-    /// End after so many tables or lines (default: go on)
+    /// Stop after N tables or lines (default: run until interrupted)
     #[arg(long, value_name = "N")]
     pub count: Option<u64>,
-    /// Print one line of JSON for each interval
+    /// Print one line of JSON per interval
     #[arg(long)]
     pub json: bool,
 }
@@ -212,10 +212,10 @@ pub struct TopArgs {
 /// `weft workers`.
 #[derive(Debug, Args)]
 pub struct WorkersArgs {
-    /// How many from now on, until the daemon is started again; `weft launch --workers N` or `workers =
-    /// N` in the configuration file is for longer. Flows that run stay with their worker, new ones are
-    /// shared out. A direct port that is there already is shared among as many as there are processors
-    /// (4 to 8). Without it, how many there are
+    /// Threads to run until the daemon restarts (default: show the current number). To keep a number,
+    /// set `weft launch --workers N` or `workers = N` in the configuration file. Running flows stay with
+    /// their worker; new flows use all workers. Existing direct ports keep their queues: one per worker,
+    /// at least one per processor (4 to 8)
     #[arg(value_name = "N", value_parser = clap::value_parser!(u8).range(1..=WORKERS_MAX))]
     pub workers: Option<u8>,
     /// Print JSON
@@ -226,10 +226,10 @@ pub struct WorkersArgs {
 /// `weft reset`.
 #[derive(Debug, Args)]
 pub struct ResetArgs {
-    /// Directory for identity, ranges and attachments
+    /// Directory of identity, ranges and attachments
     #[arg(long, value_name = "DIR", env = "WEFT_STATE_DIR", default_value = weft_daemon::config::DEFAULT_STATE_DIR)]
     pub state_dir: PathBuf,
-    /// Do not ask
+    /// Do not ask for confirmation
     #[arg(long)]
     pub force: bool,
 }

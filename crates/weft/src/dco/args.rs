@@ -1,4 +1,4 @@
-//! The words of `weft dco`: those of the kernel's own tool for its device.
+//! The verbs and options of `weft dco`. They are those of the kernel's own tool for its device.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
@@ -7,67 +7,67 @@ use clap::{Args, Subcommand, ValueEnum};
 use serde::{Deserialize, Serialize};
 use weft_openvpn::device::{MTU_DEFAULT, Mode, Slot};
 
-/// Drive a data channel device by hand, the kernel's or one in userspace.
+/// Manage data channel devices by hand, in the kernel or in userspace.
 #[derive(Debug, Subcommand)]
 pub enum DcoCommand {
-    /// Make a device, and start a process that holds it and its sockets
+    /// Create a device and start a process that holds it and its sockets
     NewIface(NewIface),
-    /// Show a device, and of one in userspace how many packets it dropped and why
+    /// Show a device; for one in userspace also its drops by reason
     GetIface(OfDevice),
-    /// Remove a device with its peers, and end the process that holds it
+    /// Delete a device with its peers and stop the process that holds it
     DelIface(OfDevice),
-    /// Make a peer that is reached over UDP or over a TCP connection
+    /// Create a peer that is reached over UDP or TCP
     NewPeer(NewPeer),
-    /// Change a peer's addresses or signs of life
+    /// Change a peer's addresses or keepalive times
     SetPeer(SetPeer),
-    /// Show one peer, or all of them, with their counters
+    /// Show one peer or all peers, with counters
     GetPeer(GetPeer),
     /// Delete a peer with its keys
     DelPeer(OfPeer),
     /// Give a peer a key from a static key file
     NewKey(NewKey),
-    /// Show which key is in a slot (never the key)
+    /// Show the id and cipher of the key in a slot, never the key itself
     GetKey(OfKey),
-    /// Exchange the primary and the secondary key of a peer
+    /// Swap the primary and secondary key of a peer
     SwapKeys(OfPeer),
     /// Erase a key
     DelKey(OfKey),
-    /// Print what happens to peers, one line of JSON each, until interrupted
+    /// Print events of peers until interrupted, one line of JSON each
     Listen(Listen),
-    /// Send a packet of the control channel beside the data
+    /// Send a control channel packet to a peer
     Packet(Packet),
-    /// Hold a device; new-iface starts this itself
+    /// Hold a device; started by new-iface
     #[command(hide = true)]
     Hold(NewIface),
 }
 
-/// Which device moves the packets.
+/// The device that moves the packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Engine {
-    /// The kernel's module ovpn (Linux 6.16)
+    /// The kernel's ovpn device (Linux 6.16)
     Kernel,
-    /// Weft's own
+    /// Weft's device in userspace
     Userspace,
 }
 
 /// `new-iface`.
 #[derive(Clone, Debug, Args, Serialize, Deserialize)]
 pub struct NewIface {
-    /// The device's name
+    /// Name of the device
     #[arg(value_name = "DEVICE")]
     pub device: String,
-    /// One peer (p2p), or many that are chosen by VPN address and route (mp)
+    /// p2p for one peer; mp for many, chosen by VPN address and route
     #[arg(long, default_value = "p2p")]
     pub mode: Mode,
-    /// Which device (default: the kernel's where there is one)
+    /// Device to create (default: the kernel's if it has one)
     #[arg(long, value_enum)]
     pub engine: Option<Engine>,
-    /// MTU inside, in bytes: at most 65477, which fill a datagram
+    /// MTU of packets inside the tunnel in bytes, at most 65477
     #[arg(long, value_name = "BYTES", default_value_t = MTU_DEFAULT)]
     pub mtu: u32,
-    /// What ways over IPv6 carry, in bytes: TCP inside is told what fits, what is longer all the same is counted (default
-    /// 1280, which all carry; the userspace device's alone)
+    /// MTU of paths over IPv6 in bytes, at least 1280; limits TCP inside to segments that fit, and longer
+    /// packets are counted; userspace device only (default: 1280, which every path carries)
     #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u16).range(1_280..))]
     pub path_mtu: Option<u16>,
     /// Print JSON
@@ -78,7 +78,7 @@ pub struct NewIface {
 /// A verb about a device.
 #[derive(Debug, Args)]
 pub struct OfDevice {
-    /// The device
+    /// Name of the device
     #[arg(value_name = "DEVICE")]
     pub device: String,
     /// Print JSON
@@ -89,10 +89,10 @@ pub struct OfDevice {
 /// A verb about a peer.
 #[derive(Debug, Args)]
 pub struct OfPeer {
-    /// The device
+    /// Name of the device
     #[arg(value_name = "DEVICE")]
     pub device: String,
-    /// The peer's id, 0 to 16777215
+    /// Id of the peer, 0 to 16777215
     #[arg(value_name = "PEER")]
     pub peer: u32,
     /// Print JSON
@@ -103,10 +103,10 @@ pub struct OfPeer {
 /// A verb about a key.
 #[derive(Debug, Args)]
 pub struct OfKey {
-    /// The device
+    /// Name of the device
     #[arg(value_name = "DEVICE")]
     pub device: String,
-    /// The peer's id
+    /// Id of the peer
     #[arg(value_name = "PEER")]
     pub peer: u32,
     /// primary or secondary
@@ -117,32 +117,32 @@ pub struct OfKey {
     pub json: bool,
 }
 
-/// What is said of a peer.
+/// The settings of a peer.
 #[derive(Clone, Debug, Default, Args, Serialize, Deserialize)]
 pub struct PeerWords {
-    /// The peer's id, which its packets bear, 0 to 16777215
+    /// Id of the peer in packets from it, 0 to 16777215
     #[arg(value_name = "PEER")]
     pub peer: u32,
-    /// The id that packets to the peer bear (default: the same)
+    /// Id of the peer in packets to it (default: the same)
     #[arg(long, value_name = "ID")]
     pub tx_id: Option<u32>,
-    /// Where the peer is, over UDP
+    /// Address and UDP port of the peer
     #[arg(long, value_name = "ADDRESS:PORT")]
     pub remote: Option<SocketAddr>,
-    /// The address of this host that is sent from, over UDP (default: the system's choice, and once the
-    /// peer was heard, the one that it sends to)
+    /// Source address of UDP packets to the peer (default: the system's choice until the peer is heard,
+    /// then the address that it sends to)
     #[arg(long, value_name = "ADDRESS")]
     pub local: Option<IpAddr>,
-    /// The peer's address inside the VPN, for a device in mode mp
+    /// IPv4 address of the peer inside the VPN, for a device in mode mp
     #[arg(long, value_name = "ADDRESS")]
     pub vpn_ipv4: Option<Ipv4Addr>,
-    /// The peer's IPv6 address inside the VPN
+    /// IPv6 address of the peer inside the VPN, for a device in mode mp
     #[arg(long, value_name = "ADDRESS")]
     pub vpn_ipv6: Option<Ipv6Addr>,
-    /// Seconds without anything sent after which a ping goes out
+    /// Send a ping after SECONDS without a sent packet
     #[arg(long, value_name = "SECONDS")]
     pub keepalive_interval: Option<u32>,
-    /// Seconds without anything received after which the peer is deleted
+    /// Delete the peer after SECONDS without a received packet
     #[arg(long, value_name = "SECONDS")]
     pub keepalive_timeout: Option<u32>,
 }
@@ -150,17 +150,16 @@ pub struct PeerWords {
 /// `new-peer`.
 #[derive(Debug, Args)]
 pub struct NewPeer {
-    /// The device
+    /// Name of the device
     #[arg(value_name = "DEVICE")]
     pub device: String,
     /// The peer.
     #[command(flatten)]
     pub words: PeerWords,
-    /// How it is reached.
+    /// The transport.
     #[command(flatten)]
     pub carrier: Carrier,
-    /// Mark of the packets that its socket sends, for the host's packet filter and routes; peers that
-    /// share the socket get it too
+    /// Firewall mark of packets that the peer's socket sends; peers that share the socket get it too
     #[arg(long, value_name = "MARK")]
     pub mark: Option<u32>,
     /// Print JSON
@@ -168,17 +167,17 @@ pub struct NewPeer {
     pub json: bool,
 }
 
-/// How a peer is reached.
+/// The transport to a peer.
 #[derive(Clone, Debug, Args, Serialize, Deserialize)]
 #[group(required = true, multiple = false)]
 pub struct Carrier {
-    /// A UDP socket bound here; peers named with the same address share it
+    /// Bind a UDP socket to this address; peers with the same address share it
     #[arg(long, value_name = "ADDRESS:PORT")]
     pub udp: Option<SocketAddr>,
-    /// A TCP connection that this end opens
+    /// Open a TCP connection to this address
     #[arg(long, value_name = "ADDRESS:PORT")]
     pub tcp_connect: Option<SocketAddr>,
-    /// A TCP connection that the other end opens within 30 seconds
+    /// Wait up to 30 seconds for a TCP connection to this address
     #[arg(long, value_name = "ADDRESS:PORT")]
     pub tcp_listen: Option<SocketAddr>,
 }
@@ -186,7 +185,7 @@ pub struct Carrier {
 /// `set-peer`.
 #[derive(Debug, Args)]
 pub struct SetPeer {
-    /// The device
+    /// Name of the device
     #[arg(value_name = "DEVICE")]
     pub device: String,
     /// The peer.
@@ -200,10 +199,10 @@ pub struct SetPeer {
 /// `get-peer`.
 #[derive(Debug, Args)]
 pub struct GetPeer {
-    /// The device
+    /// Name of the device
     #[arg(value_name = "DEVICE")]
     pub device: String,
-    /// The peer's id (default: all peers)
+    /// Id of the peer (default: all peers)
     #[arg(value_name = "PEER")]
     pub peer: Option<u32>,
     /// Print JSON
@@ -229,7 +228,7 @@ pub enum CipherWord {
     ChaCha20Poly1305,
 }
 
-/// Which end of the tunnel this is.
+/// The end of the tunnel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum SideWord {
@@ -242,7 +241,7 @@ pub enum SideWord {
 /// `new-key`.
 #[derive(Debug, Args)]
 pub struct NewKey {
-    /// The device
+    /// Name of the device
     #[arg(value_name = "DEVICE")]
     pub device: String,
     /// The key.
@@ -253,35 +252,36 @@ pub struct NewKey {
     pub json: bool,
 }
 
-/// What is said of a key.
+/// The settings of a key.
 #[derive(Clone, Debug, Args, Serialize, Deserialize)]
 pub struct KeyWords {
-    /// The peer's id
+    /// Id of the peer
     #[arg(value_name = "PEER")]
     pub peer: u32,
     /// primary or secondary
     #[arg(value_name = "SLOT")]
     pub slot: Slot,
-    /// What packets sealed with it bear, 0 to 7
+    /// Id of the key in packets, 0 to 7
     #[arg(value_name = "KEY-ID")]
     pub key_id: u32,
-    /// The cipher
+    /// Cipher of the key
     #[arg(long, value_enum, default_value = "aes-256-gcm")]
     pub cipher: CipherWord,
-    /// Which end this is: the other one must be the other
+    /// This end of the tunnel; the peer must use the opposite one
     #[arg(long, value_enum)]
     pub side: SideWord,
-    /// Epochs in the place of one key, as OpenVPN 2.7 has them (a device in userspace only)
+    /// Derive a series of epoch keys, as OpenVPN 2.7 does; userspace device only
     #[arg(long)]
     #[serde(default)]
     pub epoch: bool,
-    /// A static key file, as `openvpn --genkey secret FILE` makes it
+    /// Static key file, as `openvpn --genkey secret FILE` makes it
     #[arg(long, value_name = "FILE")]
     pub key_file: PathBuf,
-    /// Directory where this host records which keys it has used
+    /// Directory that records the keys this host has used
     #[arg(long, value_name = "DIR", env = "WEFT_STATE_DIR", default_value = weft_daemon::config::DEFAULT_STATE_DIR)]
     pub state_dir: PathBuf,
-    /// Take a key that this host has sealed with before; for tests: nonces repeat, and who listens can decrypt
+    /// Accept a key that this host has sealed with before; for tests only, since nonces repeat and an
+    /// eavesdropper can decrypt the traffic
     #[arg(long)]
     #[serde(default)]
     pub allow_reused_key: bool,
@@ -290,13 +290,13 @@ pub struct KeyWords {
 /// `listen`.
 #[derive(Debug, Args)]
 pub struct Listen {
-    /// The device
+    /// Name of the device
     #[arg(value_name = "DEVICE")]
     pub device: String,
-    /// Print the packets of the control channel too
+    /// Print control channel packets too
     #[arg(long)]
     pub packets: bool,
-    /// End after so many lines (default: go on)
+    /// Stop after N lines (default: run until interrupted)
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub count: Option<u64>,
 }
@@ -304,13 +304,13 @@ pub struct Listen {
 /// `packet`.
 #[derive(Debug, Args)]
 pub struct Packet {
-    /// The device
+    /// Name of the device
     #[arg(value_name = "DEVICE")]
     pub device: String,
-    /// The peer's id
+    /// Id of the peer
     #[arg(value_name = "PEER")]
     pub peer: u32,
-    /// The packet's bytes in hexadecimal digits, without the length that a TCP connection puts in front
+    /// Bytes of the packet in hexadecimal, without the length field that TCP adds
     #[arg(value_name = "HEX")]
     pub bytes: String,
     /// Print JSON

@@ -32,7 +32,7 @@ const RACE_MS: u64 = 1_000;
 /// issue 19777; 7.1.5 does not). Loopback has no such driver, so no test here detects it.
 const SPOILING_RUNS: RangeInclusive<[u32; 3]> = [7, 0, 0]..=[7, 1, 4];
 
-/// What `weft doctor` looks at.
+/// Options of `weft doctor`.
 #[derive(Debug, Clone, clap::Args)]
 pub struct DoctorOptions {
     /// Print JSON
