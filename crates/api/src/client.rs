@@ -23,7 +23,7 @@ pub struct Client {
 pub enum ClientError {
     /// The daemon's answer is not in the expected form: versions differ, or the socket is another program's.
     #[error(
-        "the daemon at {socket} answered in an unknown form ({detail}); is it of another version?"
+        "cannot parse the answer of the daemon at {socket} ({detail}); if it runs another version of weft, restart it"
     )]
     Malformed {
         /// The socket.
@@ -35,10 +35,10 @@ pub enum ClientError {
     #[error("the daemon at {0} closed the connection; its log may say why")]
     Ended(PathBuf),
     /// No process listens on the socket (configuration).
-    #[error("weft is not running here (nobody answers at {0}); start it with: weft launch")]
+    #[error("weft is not running here (no answer at {0}); start it with: weft launch")]
     NotRunning(PathBuf),
     /// The socket exists, but this user may not open it (configuration).
-    #[error("{0} may be opened by root only; run this command as root")]
+    #[error("only root may open {0}; run this command as root")]
     NotPermitted(PathBuf),
     /// The daemon refused the request.
     #[error(transparent)]

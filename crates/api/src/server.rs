@@ -59,7 +59,7 @@ impl<S: Send + Sync + 'static> Routes<S> {
         let unknown = || async {
             reply::<Nothing>(Err(ApiError::new(
                 ErrorKind::NotFound,
-                "the API has no such path; this daemon may be older than the command that asks it",
+                "the daemon does not know this API path; it may be older than the command: restart it",
             )))
         };
         Self { router: Router::new().fallback(unknown) }
@@ -102,7 +102,7 @@ impl<S: Send + Sync + 'static> Default for Routes<S> {
 fn read<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
     let body = if body.is_empty() { b"{}" } else { body };
     serde_json::from_slice(body).map_err(|error| {
-        ApiError::new(ErrorKind::BadRequest, format!("invalid body of the request: {error}"))
+        ApiError::new(ErrorKind::BadRequest, format!("invalid request body: {error}"))
     })
 }
 
@@ -133,10 +133,10 @@ impl axum::serve::Listener for RootOnly {
                     Ok(credentials) => {
                         tracing::warn!(
                             uid = credentials.uid(),
-                            "API request of another user refused"
+                            "refused an API request of another user"
                         );
                     }
-                    Err(error) => tracing::warn!(%error, "API peer without credentials refused"),
+                    Err(error) => tracing::warn!(%error, "refused an API peer without credentials"),
                 },
                 Err(error) => {
                     tracing::warn!(%error, "API socket cannot accept");

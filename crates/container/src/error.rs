@@ -11,8 +11,7 @@ use crate::docker::{DOCKER_ANSWER_BYTES_MAX, DOCKER_TIMEOUT_MS};
 pub enum ContainerError {
     /// Fault of the caller.
     #[error(
-        "{reference:?} is no container or namespace: {why}; give a Docker container's name or id, \
-         a name from {netns_dir}, pid:NUMBER or the path of a network namespace"
+        "{reference:?} is not a container or namespace: {why}; give a Docker container's name or id, a name from {netns_dir}, pid:NUMBER or the path of a network namespace"
     )]
     Invalid {
         /// The reference as given.
@@ -36,7 +35,7 @@ pub enum ContainerError {
     },
     /// Fault of the caller: an explicit `netns:` name that does not exist.
     #[error(
-        "no network namespace named {name} in {netns_dir}: `ip netns list` shows those that exist, `ip netns add {name}` makes one"
+        "no network namespace named {name} in {netns_dir}: `ip netns list` shows the existing ones, `ip netns add {name}` creates one"
     )]
     NoSuchNamespace {
         /// The name.
@@ -64,7 +63,7 @@ pub enum ContainerError {
     },
     /// Configuration of the container, or the host's own namespace named by path or process.
     #[error(
-        "{name} uses the host's own network and cannot be attached: run the container without --network host, or give the host an address with `weft expose`"
+        "{name} uses the host's network and cannot be attached: run the container without --network host"
     )]
     HostNetwork {
         /// The reference as given.
@@ -78,7 +77,7 @@ pub enum ContainerError {
     },
     /// Fault of the caller: a file that is no namespace.
     #[error(
-        "{path} is not a network namespace: give a file from /run/netns or /proc/PID/ns/net (a leftover file in /run/netns goes with `ip netns delete`)"
+        "{path} is not a network namespace: give a file from /run/netns or /proc/PID/ns/net (`ip netns delete` removes a leftover file in /run/netns)"
     )]
     NotANamespace {
         /// The path.
@@ -146,7 +145,7 @@ impl fmt::Display for DockerFailure {
             Self::Refused { status, message } => write!(f, "Docker says: {message} ({status})"),
             Self::Unreadable { why } => write!(
                 f,
-                "what answers at Docker's socket is not Docker's API: {why} (answers are read up to {DOCKER_ANSWER_BYTES_MAX} bytes)"
+                "the answer at Docker's socket is not from Docker's API: {why} (at most {DOCKER_ANSWER_BYTES_MAX} bytes are read)"
             ),
         }
     }

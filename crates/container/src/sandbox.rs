@@ -109,7 +109,7 @@ pub async fn resolve(reference: &str, options: &ResolveOptions) -> Result<Sandbo
             "netns" => Err(invalid("a namespace's name has no slash")),
             "pid" => match rest.parse::<u32>() {
                 Ok(pid) if pid > 0 => looking.pid(pid),
-                _ => Err(invalid("a process is a number")),
+                _ => Err(invalid("a process id is a number")),
             },
             _ => looking.path(Path::new(rest)),
         };

@@ -53,7 +53,7 @@ pub enum CpaceError {
     #[error("the peer sent an invalid password-exchange share")]
     InvalidShare,
     /// The peer's, or the administrator's: the passwords differ, or someone stands in between.
-    #[error("the password of the two hosts differs")]
+    #[error("the passwords of the two hosts differ")]
     WrongPassword,
 }
 

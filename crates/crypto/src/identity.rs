@@ -105,7 +105,7 @@ pub fn fingerprint(parts: &[&[u8]]) -> [u8; 32] {
 
 /// A text is not a peer id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("a peer id is 64 hexadecimal digits")]
+#[error("invalid peer id: expected 64 hexadecimal digits")]
 pub struct ParsePeerIdError;
 
 impl FromStr for PeerId {

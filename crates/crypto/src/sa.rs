@@ -23,7 +23,7 @@ pub const ESP_ICV_LEN: usize = ICV_LEN;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SealError {
     /// Ours: the SA should have been replaced long before. Send nothing more on it.
-    #[error("the SA's sequence numbers are used up; a new SA is needed")]
+    #[error("the SA has no sequence numbers left; install a new SA")]
     Exhausted,
     /// Ours: the datagram's buffer does not hold header, plaintext and ICV.
     #[error("no room in the datagram for the ESP header, the plaintext and the ICV")]
@@ -34,7 +34,7 @@ pub enum SealError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum OpenError {
     /// Too short for an ESP header and an ICV.
-    #[error("too short for an ESP packet")]
+    #[error("ESP packet is too short")]
     TooShort,
     /// As [`Replay::Duplicate`].
     #[error("a packet with this sequence number was accepted before")]
@@ -46,7 +46,7 @@ pub enum OpenError {
     #[error("the sequence number is too far behind")]
     TooOld,
     /// Not sealed by the holder of the SA's key, or changed on the way; or of another SA.
-    #[error("the packet is not authentic")]
+    #[error("packet authentication failed")]
     Forged,
 }
 

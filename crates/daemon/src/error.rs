@@ -13,13 +13,13 @@ use crate::upkeep::store::StoreError;
 pub enum StartError {
     /// Another daemon runs on this host (configuration).
     #[error(
-        "a weft daemon is running here already (it holds {0}); see weft status, or end it with weft stop"
+        "a weft daemon is already running here (it holds {0}); see weft status, or stop it with weft stop"
     )]
     AlreadyRunning(PathBuf),
     /// The API socket cannot be created, or belongs to another program (configuration or the
     /// machine).
     #[error(
-        "cannot serve the API at {path}: {error}; end or remove what is there, or choose another directory with --runtime-dir"
+        "cannot serve the API at {path}: {error}; stop the program or remove the file there, or choose another directory with --runtime-dir"
     )]
     Api {
         /// The socket.
@@ -46,18 +46,18 @@ pub enum StartError {
     NoAdmission,
     /// There is no TUN/TAP device (the machine).
     #[error(
-        "/dev/net/tun cannot be opened ({0}); load the module with: modprobe tun. In a container, pass --device /dev/net/tun"
+        "cannot open /dev/net/tun ({0}); load the module with: modprobe tun. In a container, pass --device /dev/net/tun"
     )]
     NoTun(io::Error),
     /// Not root (configuration).
-    #[error("weft launch must run as root: it makes network devices")]
+    #[error("weft launch must run as root: it creates network devices")]
     NotRoot,
     /// A task of the daemon has panicked (a fault of Weft).
-    #[error("the kernel engine did not start: {0}; this is a fault of weft, please report it")]
+    #[error("the kernel engine did not start: {0}; this is a bug in weft, please report it")]
     Panicked(tokio::task::JoinError),
     /// A port is taken (configuration).
     #[error(
-        "UDP port {port} ({what}) is in use by another program; end it, or choose another port with {flag} on every host"
+        "UDP port {port} ({what}) is in use by another program; stop it, or choose another port with {flag} on every host"
     )]
     PortInUse {
         /// The port.

@@ -295,7 +295,7 @@ async fn serve(
     let api = tokio::spawn(serve_api(listener, Arc::clone(&daemon)));
     let attachments = Arc::clone(&daemon.attachments);
     if let Err(error) = daemon.services.spawn(async move { attachments.restore().await }).await {
-        tracing::error!(%error, "containers of the last run are not restored; this is a fault of weft");
+        tracing::error!(%error, "cannot restore the containers of the last run; this is a bug in weft");
     }
     daemon.attachments.set_restored();
     ready(&daemon.invitation().await);
@@ -462,7 +462,7 @@ fn secret(settings: &Settings, store: &Store) -> Result<Option<Zeroizing<Vec<u8>
         if let Err(error) = store.save_secret(password.as_bytes()) {
             // The next launch gets it again, or finds it once it could be saved.
             let _ = store.save_secret_or_later(password.as_bytes());
-            tracing::warn!(%error, "the password is not saved; it is tried again");
+            tracing::warn!(%error, "cannot save the password; trying again");
         }
         return Ok(Some(Zeroizing::new(password.as_bytes().to_vec())));
     }
@@ -527,7 +527,7 @@ async fn watch_interfaces(
     loop {
         let Err(error) = follow_interfaces(&kernel, &engine, &attachments, &pulse, look).await;
         look = true;
-        tracing::warn!(%error, again_ms = WATCH_RETRY_MS, "interfaces are not watched");
+        tracing::warn!(%error, again_ms = WATCH_RETRY_MS, "cannot watch interfaces");
         pulse.wait(tokio::time::sleep(Duration::from_millis(WATCH_RETRY_MS))).await;
     }
 }
@@ -565,7 +565,7 @@ async fn watch_routes(daemon: Arc<Daemon>, kernel: Kernel, pulse: Pulse) {
         let HostRoute { destination, interface, .. } = route;
         let how = if range.contains(&destination) { "lies in" } else { "contains" };
         format!(
-            "the host's route {destination} via {interface} {how} the range {range}: containers reach addresses of the network there, not what the route leads to; remove it, or launch all hosts with another --ipalloc-range"
+            "the host's route {destination} via {interface} {how} the range {range}: containers cannot reach the destinations of this route; remove it, or launch all hosts with another --ipalloc-range"
         )
     };
     loop {
@@ -580,7 +580,7 @@ async fn watch_routes(daemon: Arc<Daemon>, kernel: Kernel, pulse: Pulse) {
         };
         let result: Result<Infallible, weft_kernel::KernelError> = look.await;
         let Err(error) = result;
-        tracing::debug!(%error, "routes are not watched");
+        tracing::debug!(%error, "cannot watch routes");
         pulse.wait(tokio::time::sleep(Duration::from_millis(ROUTES_LOOK_MS))).await;
     }
 }
@@ -598,13 +598,13 @@ async fn keep_forward_rule(kernel: Kernel, switch: SwitchKind, pulse: Pulse) {
             rule.ensure().await?;
             loop {
                 pulse.wait(rule.keep(&mut watch)).await?;
-                tracing::info!("the accept rule for bridged frames was brought up to date");
+                tracing::info!("updated the accept rule for bridged frames");
             }
         };
         let result: Result<(), weft_kernel::KernelError> = result.await;
         let reason = result.err().map(|error| error.to_string());
         if reason != told {
-            tracing::warn!(reason, "bridged frames may be dropped by this host's firewall");
+            tracing::warn!(reason, "this host's firewall may drop bridged frames");
             told = reason;
         }
         pulse.wait(tokio::time::sleep(Duration::from_millis(FORWARD_RULE_RETRY_MS))).await;
@@ -620,7 +620,7 @@ async fn remove_forward_rule(kernel: &Kernel) {
 
 async fn serve_api(listener: ApiListener, daemon: Arc<Daemon>) {
     if let Err(error) = weft_api::serve(listener, crate::http::router(daemon)).await {
-        tracing::error!(%error, "the API has ended");
+        tracing::error!(%error, "the API server has stopped");
     }
 }
 
@@ -629,7 +629,7 @@ async fn stop_on_signal(stop: Arc<watch::Sender<bool>>) {
     let (Ok(mut terminate), Ok(mut interrupt)) =
         (signal(SignalKind::terminate()), signal(SignalKind::interrupt()))
     else {
-        return tracing::error!("signals are not watched; stop with weft stop");
+        return tracing::error!("cannot watch signals; stop with weft stop");
     };
     tokio::select! {
         _ = terminate.recv() => {}

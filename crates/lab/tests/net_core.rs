@@ -193,7 +193,7 @@ fn a_service_that_hangs_is_restarted_or_named() -> anyhow::Result<()> {
     })?;
     in_time(stage.fails_over()?);
     let text = stage.lab.host(0).weft(&["status"])?.success()?.stdout;
-    assert!(text.contains("service retries hangs since"), "{text}");
+    assert!(text.contains("service retries has hung since"), "{text}");
     stage.ask_for("")?;
     Ok(())
 }

@@ -145,10 +145,10 @@ fn ipv6_that_is_off_in_a_container_stays_off_and_ipv4_works_over_restarts() -> a
         off.exec(&["sysctl", "-qw", &set])?.success()?;
     }
     let attached = here.weft(&["attach", &off.path()])?.success()?;
-    assert!(attached.stderr.contains("no IPv6: it is switched off"), "{}", attached.stderr);
+    assert!(attached.stderr.contains("no IPv6: it is disabled"), "{}", attached.stderr);
     let [ipv4] = printed(&attached.stdout)[..] else { panic!("{}", attached.stdout) };
     wait_ping(&far, ipv4, SETTLE)?;
-    assert!(notes(here, &off)?.contains("switched off"), "{}", notes(here, &off)?);
+    assert!(notes(here, &off)?.contains("disabled"), "{}", notes(here, &off)?);
 
     here.stop_daemon()?;
     let (password, peer) = (lab.password_file().display().to_string(), there.ipv4().to_string());
@@ -157,7 +157,7 @@ fn ipv6_that_is_off_in_a_container_stays_off_and_ipv4_works_over_restarts() -> a
     wait_ping(&far, ipv4, SETTLE)?;
     let addresses = off.ip("-6 -o addr show")?.success()?.stdout;
     assert_eq!(addresses, "", "IPv6 was switched on");
-    assert!(notes(here, &off)?.contains("switched off"), "{}", notes(here, &off)?);
+    assert!(notes(here, &off)?.contains("disabled"), "{}", notes(here, &off)?);
 
     let asked = here.weft(&["attach", "--ipv6", &off.path()])?.success()?;
     let [_, ipv6] = printed(&asked.stdout)[..] else { panic!("{}", asked.stdout) };
@@ -190,7 +190,7 @@ fn damage_that_cannot_be_mended_is_shown() -> anyhow::Result<()> {
         notes(host, one.netns()).is_ok_and(|notes| notes.contains("weft0 (bridge)"))
     })?;
     let listed = host.weft(&["ps"])?.success()?.stdout;
-    assert!(listed.contains("cannot mend it"), "{listed}");
+    assert!(listed.contains("cannot repair it"), "{listed}");
     Ok(())
 }
 

@@ -609,7 +609,7 @@ mod tests {
             }
         }
         let error = KeyLengthError { cipher: DataCipher::Aes128Gcm, have: 15 };
-        assert_eq!(error.to_string(), "a key of 15 bytes for AES-128-GCM, which takes 16");
+        assert_eq!(error.to_string(), "invalid key length 15 for AES-128-GCM, expected 16");
     }
 
     #[test]

@@ -41,7 +41,7 @@ pub const NONCE_TAIL_BYTES: usize = NONCE_LEN - 4;
 
 /// A key was not made: ours, or the configuration's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("a key of {have} bytes for {cipher}, which takes {}", cipher.key_bytes())]
+#[error("invalid key length {have} for {cipher}, expected {}", cipher.key_bytes())]
 pub struct KeyLengthError {
     /// The cipher that the key was for.
     pub cipher: DataCipher,
@@ -53,7 +53,7 @@ pub struct KeyLengthError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SealError {
     /// Ours: the key should have been replaced long before. Retire it, and say that a new one is needed.
-    #[error("the key's packet ids, or the blocks it is good for, are used up; a new key is needed")]
+    #[error("the key has reached its limit of packets or blocks; install a new key")]
     Exhausted,
     /// Ours: the datagram's buffer does not hold header, plaintext and tag.
     #[error("no room in the datagram for the header, the plaintext and the tag")]
@@ -64,10 +64,10 @@ pub enum SealError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum OpenError {
     /// Too short for a header and a tag.
-    #[error("too short for a packet of the data channel")]
+    #[error("data channel packet is too short")]
     TooShort,
     /// Its packet id, or the counter in its epoch, is 0, which no sender uses.
-    #[error("packet id 0, which nobody sends")]
+    #[error("invalid packet id 0")]
     ZeroPacketId,
     /// As [`Replay::Duplicate`].
     #[error("a packet with this packet id was accepted before")]
@@ -79,10 +79,10 @@ pub enum OpenError {
     #[error("the packet's epoch is past or too far ahead")]
     UnknownEpoch,
     /// Not sealed by the holder of the key, or changed on the way; or of another key.
-    #[error("the packet is not authentic")]
+    #[error("packet authentication failed")]
     Forged,
     /// So many packets were forged ([`usage::FAILURES_MAX`]) that the key opens no more.
-    #[error("too many packets were forged; a new key is needed")]
+    #[error("too many forged packets; install a new key")]
     TooManyFailures,
 }
 

@@ -200,7 +200,7 @@ impl Control {
                 let hello = match serde_json::from_value(hello) {
                     Ok(hello) => hello,
                     Err(error) => {
-                        let reason = format!("its greeting is not understood ({error})");
+                        let reason = format!("cannot parse its greeting ({error})");
                         self.links.close(peer, &reason);
                         return;
                     }
@@ -238,8 +238,7 @@ impl Control {
             tracing::warn!(
                 %peer,
                 nickname,
-                "a firewall of this host drops what the kernel has opened of a peer's packets; \
-                 `weft doctor` names the rule that lets them pass"
+                "a firewall of this host drops a peer's packets after the kernel has decrypted them; `weft doctor` names the rule to add"
             );
         }
         self.paths.handle_event(Instant::now(), event);
@@ -523,7 +522,7 @@ impl Control {
             self.settings.workers = self.settings.workers.max(now);
             self.offer_again();
             result.map_err(|error| {
-                let text = format!("{error}; the vector engine has {now} workers now, of {wanted}");
+                let text = format!("{error}; the vector engine runs {now} of {wanted} workers");
                 ApiError::new(ErrorKind::Internal, text)
             })?;
         }
@@ -573,7 +572,7 @@ impl Control {
                     self.links.forget_peer(*peer);
                 }
                 if let weft_mesh::Change::StateDoubted { why } = &change {
-                    tracing::warn!(why, "no address is given at present");
+                    tracing::warn!(why, "no addresses are given now");
                 }
                 tracing::info!(change = %serde_json::to_string(&change).unwrap_or_default(), "mesh");
             }
@@ -586,7 +585,7 @@ impl Control {
             (Err(error), None) => {
                 tracing::error!(
                     error,
-                    "state cannot be saved; what would have to be kept is refused"
+                    "cannot save the state; requests whose result must be saved are refused"
                 );
             }
             (Ok(()), Some(_)) => tracing::info!("state is saved again"),
@@ -598,10 +597,10 @@ impl Control {
     fn keep_secret(&self, secret: weft_link::Secret) {
         let store = self.store.clone();
         tokio::task::spawn_blocking(move || match store.save_secret_or_later(secret.expose()) {
-            Ok(()) => tracing::info!("admitted; the network's secret is kept for the next start"),
+            Ok(()) => tracing::info!("admitted; saved the network's secret for the next start"),
             Err(error) => tracing::error!(
                 %error,
-                "admitted, but the network's secret cannot be saved; it is tried again"
+                "admitted, but cannot save the network's secret; trying again"
             ),
         });
     }
@@ -641,7 +640,7 @@ impl Control {
                 // A link that went down meanwhile reports itself, and everything is repeated on the next.
                 let _ = self.links.send(peer, bytes);
             }
-            Err(error) => tracing::error!(%error, "a message cannot be written"),
+            Err(error) => tracing::error!(%error, "cannot write a message"),
         }
     }
 }

@@ -252,7 +252,7 @@ impl Engines {
         let stuck = self.kernel.push(peer, command) == Queued::Stuck;
         if stuck && !self.stuck {
             self.stuck = true;
-            let reason = "the kernel does not carry out what it is asked for".to_owned();
+            let reason = "the kernel does not complete requests".to_owned();
             self.events.report(EngineEvent::EngineFailed { engine: EngineKind::Kernel, reason });
         }
     }

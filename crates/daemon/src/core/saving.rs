@@ -45,7 +45,7 @@ impl Saving {
     /// Waits until it is written; for ever if none is. Cancel safe.
     pub(crate) async fn done(&mut self) -> Result<(), String> {
         let Some(under_way) = &mut self.under_way else { return std::future::pending().await };
-        let saved = under_way.await.unwrap_or_else(|_| Err("writing it has failed".into()));
+        let saved = under_way.await.unwrap_or_else(|_| Err("the write failed".into()));
         self.under_way = None;
         saved
     }

@@ -98,7 +98,7 @@ impl Holder {
             Ok(Some(stream)) => Ok((stream, child)),
             Ok(None) => {
                 reap(child);
-                Err(io::Error::new(ErrorKind::ConnectionRefused, "the process ended at once"))
+                Err(io::Error::new(ErrorKind::ConnectionRefused, "the process exited at once"))
             }
             Err(error) => {
                 reap(child);
@@ -168,7 +168,7 @@ impl SocketKeeper for Holder {
             Ok(sockets)
         });
         taken.unwrap_or_else(|error| {
-            tracing::warn!(%error, "sockets that an earlier run left cannot be taken back");
+            tracing::warn!(%error, "cannot take back the sockets of an earlier run");
             Vec::new()
         })
     }
@@ -177,7 +177,7 @@ impl SocketKeeper for Holder {
         if let Err(error) = self.try_keep(&mut self.link(), Word::Keep, &sockets) {
             tracing::warn!(
                 %error,
-                "sockets are not held: if this daemon is killed, what the kernel moves in UDP stops"
+                "sockets are not held: if this daemon is killed, kernel traffic in UDP stops"
             );
         }
     }
@@ -216,7 +216,7 @@ impl PortKeeper for Holder {
         let mut link = self.link();
         let taken = self.try_take_ports(&mut link).unwrap_or_else(|error| {
             if !is_absence(&error) {
-                tracing::warn!(%error, "direct ports that an earlier run left cannot be taken back");
+                tracing::warn!(%error, "cannot take back the direct ports of an earlier run");
             }
             Vec::new()
         });
@@ -265,7 +265,7 @@ fn ask(stream: &UnixStream, word: Word, fds: &[OwnedFd]) -> io::Result<Vec<Owned
 fn answer(stream: &UnixStream, word: Word) -> io::Result<Vec<OwnedFd>> {
     match rights::receive(stream)? {
         Some((answer, fds)) if answer == word => Ok(fds),
-        Some(_) => Err(io::Error::new(ErrorKind::InvalidData, "it answers something else")),
+        Some(_) => Err(io::Error::new(ErrorKind::InvalidData, "unexpected answer")),
         None => Err(ErrorKind::UnexpectedEof.into()),
     }
 }

@@ -32,9 +32,9 @@ pub fn hold_sockets(runtime_dir: &Path) -> anyhow::Result<()> {
     let listens = sockopt::socket_acceptconn(&stdin) == Ok(true)
         && sockopt::socket_domain(&stdin) == Ok(AddressFamily::UNIX);
     if !listens {
-        bail!("hold-sockets is started by the daemon alone, and does nothing without it");
+        bail!("only the daemon starts hold-sockets; do not run it by hand");
     }
-    close_inherited().context("cannot see what is open here; is /proc mounted?")?;
+    close_inherited().context("cannot list open descriptors; is /proc mounted?")?;
     let listener = UnixListener::from(stdin.as_fd().try_clone_to_owned()?);
     // The process outlives the daemon's terminal and session, and keeps no directory busy.
     let _ = rustix::process::setsid();

@@ -107,7 +107,7 @@ pub(super) fn receive(socket: impl AsFd) -> io::Result<Option<(Word, Vec<OwnedFd
         return Err(io::Error::new(io::ErrorKind::InvalidData, "too many descriptors"));
     }
     let word = Word::of(byte[0]);
-    let word = word.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "no word of ours"))?;
+    let word = word.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "unknown message"))?;
     Ok(Some((word, fds)))
 }
 

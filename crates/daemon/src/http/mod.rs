@@ -62,7 +62,6 @@ async fn aside<T: Send + 'static>(
     services: &Handle,
     answer: impl Future<Output = Result<T, ApiError>> + Send + 'static,
 ) -> Result<T, ApiError> {
-    let failed =
-        |_| ApiError::new(ErrorKind::Internal, "the request has failed; weft.log says why");
+    let failed = |_| ApiError::new(ErrorKind::Internal, "the request failed; weft.log says why");
     Aborted::new(services.spawn(answer)).await.map_err(failed)?
 }

@@ -231,7 +231,7 @@ impl Daemon {
             let dialled = match wanted.iter().all(|target| self.links.connect(target.clone())) {
                 true => self.save_targets(&after),
                 false => {
-                    let text = "there are too many targets; forget some with weft forget HOST";
+                    let text = "too many targets; forget some with weft forget HOST";
                     Err(ApiError::new(ErrorKind::Unavailable, text))
                 }
             };
@@ -284,13 +284,12 @@ impl Daemon {
             return Ok(());
         }
         if linked {
-            let text = format!(
-                "{text} is linked: weft forget is for targets, and for hosts that are gone"
-            );
+            let text =
+                format!("{text} is linked: weft forget takes only targets and hosts that are gone");
             return Err(ApiError::new(ErrorKind::Conflict, text));
         }
         let text = format!(
-            "{text} is no target and no host that is gone; weft status targets and weft status peers list them"
+            "{text} is neither a target nor a host that is gone; weft status targets and weft status peers list them"
         );
         Err(ApiError::new(ErrorKind::NotFound, text))
     }

@@ -224,9 +224,8 @@ fn obstacle(found: weft_kernel::Obstacle) -> weft_api::FirewallRule {
 fn warnings(daemon: &Daemon, attachments: &[Attachment], snapshot: &Snapshot) -> Vec<String> {
     let disk = daemon.store.fault();
     let out = attachments.iter().filter(|it| it.state != ATTACHED).count();
-    let out = (out > 0).then(|| {
-        format!("{out} containers have addresses and are not plugged in: weft ps says why")
-    });
+    let out = (out > 0)
+        .then(|| format!("{out} containers have addresses but are not attached: weft ps says why"));
     let lanes = lanes_blocked(daemon.settings.data_port, snapshot);
     let lanes = lanes.into_iter().chain(other_source(snapshot));
     let all = disk.into_iter().chain(daemon.warnings.list()).chain(out).chain(lanes);
@@ -237,8 +236,7 @@ fn warnings(daemon: &Daemon, attachments: &[Attachment], snapshot: &Snapshot) ->
 fn late_kernel(busy: Option<Duration>) -> Option<String> {
     let busy = busy.filter(|busy| *busy >= KERNEL_LATE)?;
     Some(format!(
-        "the kernel has not done for {} s what it was asked for; another program may hold its network configuration: \
-         see `ps` for ip, tc, nft or ethtool that hang",
+        "the kernel has not completed a request for {} s; another program may block its network configuration: look for a hanging ip, tc, nft or ethtool with `ps`",
         busy.as_secs()
     ))
 }
@@ -250,9 +248,9 @@ fn failed_services(daemon: &Daemon) -> impl Iterator<Item = String> {
         let reason = reason.unwrap_or_default();
         match state.as_str() {
             HANGS => format!(
-                "service {name} hangs since {since} ({reason}) and cannot be ended: weft stop, weft launch"
+                "service {name} has hung since {since} ({reason}) and cannot be stopped; restart weft: weft stop, weft launch"
             ),
-            _ => format!("service {name} is being restarted since {since}: {reason}"),
+            _ => format!("service {name} has been restarting since {since}: {reason}"),
         }
     })
 }
@@ -262,8 +260,7 @@ fn lanes_blocked(data_port: u16, snapshot: &Snapshot) -> Vec<String> {
     let blocked = |path: &PathStatus| {
         path.lanes_blocked.as_ref().map(|reason| {
             format!(
-                "{reason} to {}: a firewall on the way lets in answers alone, so traffic to it uses fewer cores; \
-                 one of the two hosts must accept: udp dport {data_port}",
+                "{reason} to {}: a firewall on the way admits only answers, so traffic to it uses fewer cores; one of the two hosts must accept: udp dport {data_port}",
                 peer_name(snapshot, path.peer)
             )
         })
@@ -285,9 +282,7 @@ fn other_source(snapshot: &Snapshot) -> Vec<String> {
     let told = |peer: PeerId| {
         let (source, name) = (snapshot.sources.get(&peer)?, peer_name(snapshot, peer));
         Some(format!(
-            "{name} has dialled {source}, and the kernel engine sends to it from another address, as the routes say: \
-             a firewall there lets in answers from {source} alone; dial the other address, or give the route to \
-             {name} `src {source}`"
+            "{name} dialled {source}, but by its routes the kernel engine answers from another address: a firewall there admits only answers from {source}; dial the other address, or add `src {source}` to the route to {name}"
         ))
     };
     peers.into_iter().filter_map(told).collect()

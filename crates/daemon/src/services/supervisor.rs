@@ -221,7 +221,7 @@ where
             Ending::Failed(reason) => reason,
             Ending::Hangs(reason) => {
                 health.set(name, HANGS, Some(reason.clone()));
-                tracing::error!(service = name, reason, "a service hangs and cannot be ended");
+                tracing::error!(service = name, reason, "a service hangs and cannot be stopped");
                 // The call that blocks its thread may return later.
                 let _ = task.await;
                 reason
@@ -230,7 +230,7 @@ where
         if begun.elapsed() > Duration::from_millis(RESTART_MAX_MS) {
             pause_ms = RESTART_FIRST_MS;
         }
-        tracing::error!(service = name, reason, pause_ms, "a service has failed; restarting it");
+        tracing::error!(service = name, reason, pause_ms, "a service failed; restarting it");
         health.set(name, RESTARTING, Some(reason));
         tokio::time::sleep(Duration::from_millis(pause_ms)).await;
         pause_ms = (pause_ms * 2).min(RESTART_MAX_MS);
@@ -270,7 +270,7 @@ async fn watch(task: &mut Aborted<()>, pulse: &Pulse) -> Ending {
             Err(_) => {}
         }
     };
-    let reason = format!("did not get on for {} s", busy.as_secs());
+    let reason = format!("made no progress for {} s", busy.as_secs());
     task.0.abort();
     match tokio::time::timeout(Duration::from_millis(ABORT_LIMIT_MS), &mut *task).await {
         Ok(_) => Ending::Failed(reason),

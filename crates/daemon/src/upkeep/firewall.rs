@@ -48,7 +48,7 @@ impl Firewall {
             let Err(error) = self.follow(&kernel, &engine, &settings, &pulse).await;
             let error = error.to_string();
             if told.as_ref() != Some(&error) {
-                tracing::info!(error, "not known whether this host's firewall stops Weft");
+                tracing::info!(error, "cannot find out whether this host's firewall blocks Weft");
                 told = Some(error);
             }
             pulse.wait(tokio::time::sleep(Duration::from_millis(LOOK_MS))).await;

@@ -30,7 +30,7 @@ pub(crate) fn harden(settings: &Settings) {
     .into_iter()
     .map(|(means, result)| {
         let told = result.unwrap_or_else(|error| {
-            tracing::warn!("{means} does not bound the daemon: {error:#}");
+            tracing::warn!("{means} does not restrict the daemon: {error:#}");
             format!("off: {error:#}")
         });
         (means.to_owned(), told)

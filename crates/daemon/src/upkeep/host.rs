@@ -54,7 +54,7 @@ fn is_port_in_use(settings: &Settings, port: u16) -> bool {
 pub fn raise_descriptor_limit() {
     let limit = getrlimit(Resource::Nofile);
     if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }) {
-        tracing::warn!(%error, limit = limit.current, "descriptors end where they do by default");
+        tracing::warn!(%error, limit = limit.current, "cannot raise the limit of open descriptors");
     }
 }
 
@@ -128,15 +128,13 @@ pub async fn wait_until_stopped(runtime_dir: &Path, progress: impl Fn(&str)) -> 
         let waited = start.elapsed();
         if waited >= Duration::from_millis(STOP_TIMEOUT_MS) {
             bail!(
-                "the daemon was told to stop and still runs after {} s; {LOG} in its state directory says \
-                 what it waits for; killed, it leaves interfaces and IPsec states that the next weft launch or \
-                 weft reset removes",
+                "the daemon still runs {} s after it was told to stop; {LOG} in its state directory says why. If you kill it, the next weft launch or weft reset removes its interfaces and IPsec states",
                 STOP_TIMEOUT_MS / 1000
             );
         }
         if waited >= next_word {
             next_word = waited + Duration::from_millis(STOP_PROGRESS_MS);
-            progress(&format!("waiting for the daemon to end ({} s) ...", waited.as_secs()));
+            progress(&format!("waiting for the daemon to stop ({} s) ...", waited.as_secs()));
         }
         tokio::time::sleep(Duration::from_millis(STOP_POLL_MS)).await;
     }
@@ -156,7 +154,7 @@ pub struct Reset {
 pub(crate) fn note_state_dir(settings: &Settings) {
     let text = settings.state_dir.to_string_lossy();
     if let Err(error) = std::fs::write(settings.runtime_dir.join(STATE_NOTE), text.as_bytes()) {
-        tracing::debug!(%error, "the state directory is not noted");
+        tracing::debug!(%error, "cannot record the state directory");
     }
 }
 
@@ -167,7 +165,7 @@ pub(crate) fn note_state_dir(settings: &Settings) {
 /// The daemon still runs, or something cannot be removed.
 pub async fn reset(state_dir: &Path, runtime_dir: &Path) -> anyhow::Result<Reset> {
     let Some(_lock) = Lock::take(runtime_dir)? else {
-        bail!("the daemon still runs; end it with: weft stop");
+        bail!("the daemon still runs; stop it with: weft stop");
     };
     crate::holder::release(runtime_dir);
     let kernel = weft_kernel::Kernel::new()?;

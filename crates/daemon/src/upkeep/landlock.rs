@@ -90,9 +90,9 @@ pub fn has_landlock() -> Result<(), &'static str> {
         .and_then(|rules| rules.no_new_privs(false).restrict_self());
     match nothing.map(|status| status.landlock) {
         Ok(LandlockStatus::NotEnabled) => {
-            Err("the kernel has it switched off; add landlock to lsm= on its command line")
+            Err("Landlock is disabled in the kernel; add landlock to lsm= on its command line")
         }
-        _ => Err("the kernel has none (CONFIG_SECURITY_LANDLOCK)"),
+        _ => Err("the kernel lacks Landlock (CONFIG_SECURITY_LANDLOCK)"),
     }
 }
 
@@ -103,7 +103,7 @@ pub(super) fn restrict(places: &Places) -> anyhow::Result<ABI> {
     has_landlock().map_err(anyhow::Error::msg)?;
     let threads = std::fs::read_dir("/proc/self/task").context("cannot count threads")?.count();
     if threads != 1 {
-        bail!("{threads} threads run already");
+        bail!("{threads} threads are already running");
     }
     if LEGACY_TABLES.iter().any(|tables| Path::new(tables).exists()) {
         let flags = OFlags::CREATE | OFlags::RDONLY | OFlags::CLOEXEC;
@@ -159,9 +159,9 @@ fn enforce(places: &Places) -> anyhow::Result<ABI> {
     let status = rules.restrict_self()?;
     let _ = PLACES.set(kept);
     match (status.ruleset, status.landlock) {
-        (RulesetStatus::NotEnforced, _) => bail!("the kernel enforces nothing"),
+        (RulesetStatus::NotEnforced, _) => bail!("the kernel does not enforce the rules"),
         (_, LandlockStatus::Available { effective_abi, .. }) => Ok(effective_abi),
-        _ => bail!("the kernel tells no version"),
+        _ => bail!("the kernel does not tell its Landlock version"),
     }
 }
 

@@ -118,7 +118,7 @@ where
             let Some(left_out) = quota.take(now) else { return Ok(()) };
             drop(causes);
             if left_out > 0 {
-                writeln!(writer, "{left_out} lines like the next one were left out")?;
+                writeln!(writer, "omitted {left_out} lines like the next one")?;
             }
         }
         self.format.format_event(context, writer, event)

@@ -101,8 +101,7 @@ pub fn narrow_link(link_mtu: u16, engine: EngineChoice, switch: SwitchKind) -> O
         let cost = what_becomes_of_ipv6(cuts);
         let carried = link_mtu.saturating_sub(overhead) / 4 * 4;
         format!(
-            "this host's link has an MTU of {link_mtu}, so paths carry {carried} bytes: {cost}; from \
-             {wanted} on, all fits"
+            "this host's link has an MTU of {link_mtu}, so paths carry {carried} bytes: {cost}; an MTU of {wanted} avoids this"
         )
     })
 }
@@ -118,7 +117,7 @@ pub(crate) fn narrow_path(
     let theirs = path.container_mtu.filter(|theirs| *theirs <= mtu);
     let why = match theirs {
         Some(theirs) => format!("its containers' MTU is {theirs}"),
-        None => "the network between carries no more".into(),
+        None => "the network between the hosts carries no more".into(),
     };
     let kernel = path.engine == Some(EngineKind::Kernel);
     let cost = if mtu < CONTAINER_MTU_MIN {
@@ -127,7 +126,7 @@ pub(crate) fn narrow_path(
         format!("; {}", what_becomes_of_ipv6(!kernel || (by_bridge && over_ipv4)))
     } else if kernel && theirs.is_some() {
         // A kernel reports only the MTU of links that it knows.
-        "; TCP is told, longer packets of others are dropped there".into()
+        "; TCP sends segments that fit, other longer packets are dropped there".into()
     } else {
         String::new()
     };
@@ -137,10 +136,10 @@ pub(crate) fn narrow_path(
 /// The effect on IPv6 of a path that carries less than [`CONTAINER_MTU_MIN`] bytes.
 fn what_becomes_of_ipv6(cuts: bool) -> String {
     if cuts {
-        format!("longer IPv6 packets, of up to {CONTAINER_MTU_MIN} bytes, go in two pieces")
+        format!("longer IPv6 packets of up to {CONTAINER_MTU_MIN} bytes are sent in two pieces")
     } else {
-        let how = "the kernel engine cannot send longer ones of up to";
-        format!("{how} {CONTAINER_MTU_MIN} bytes of IPv6, which are lost")
+        let how = "the kernel engine loses longer IPv6 packets of up to";
+        format!("{how} {CONTAINER_MTU_MIN} bytes")
     }
 }
 
@@ -153,7 +152,7 @@ pub(crate) async fn follow_link_mtu(
     pulse: Pulse,
 ) {
     while let Err(error) = follow(&settings, &kernel, &links, &control, &pulse).await {
-        tracing::warn!(%error, again_ms = WATCH_RETRY_MS, "the link's MTU is not watched");
+        tracing::warn!(%error, again_ms = WATCH_RETRY_MS, "cannot watch the link's MTU");
         pulse.wait(tokio::time::sleep(Duration::from_millis(WATCH_RETRY_MS))).await;
     }
 }

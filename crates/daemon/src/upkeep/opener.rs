@@ -54,9 +54,9 @@ pub fn open_namespaces() -> anyhow::Result<()> {
     let asked = sockopt::socket_type(&stdin) == Ok(SocketType::SEQPACKET)
         && sockopt::socket_domain(&stdin) == Ok(AddressFamily::UNIX);
     if !asked {
-        bail!("open-namespaces is started by the daemon alone, and does nothing without it");
+        bail!("only the daemon starts open-namespaces; do not run it by hand");
     }
-    close_inherited().context("cannot see what is open here; is /proc mounted?")?;
+    close_inherited().context("cannot list open descriptors; is /proc mounted?")?;
     // Signals from the daemon's terminal must not reach this process.
     let _ = rustix::process::setsid();
     let _ = std::env::set_current_dir("/");

@@ -135,7 +135,7 @@ fn note<T: Serialize>(path: &Path, value: &T) {
         fs::rename(&temporary, path)
     };
     if let Err(error) = write() {
-        tracing::debug!(path = %path.display(), %error, "note not written");
+        tracing::debug!(path = %path.display(), %error, "cannot write the note");
     }
 }
 

@@ -69,7 +69,7 @@ const REFUSED: [i64; 43] = [
 
 /// Drops all capabilities but those that the daemon needs.
 pub(super) fn drop_capabilities() -> anyhow::Result<()> {
-    keep_capabilities(NEEDED).context("the kernel takes no capabilities back")
+    keep_capabilities(NEEDED).context("the kernel does not drop capabilities")
 }
 
 pub(super) fn keep_capabilities(kept: CapabilitySet) -> io::Result<()> {
@@ -97,13 +97,15 @@ pub(super) fn keep_capabilities(kept: CapabilitySet) -> io::Result<()> {
 pub(super) fn refuse_system_calls() -> anyhow::Result<()> {
     rustix::thread::set_no_new_privs(true)?;
     let program = filter()?;
-    seccompiler::apply_filter_all_threads(&program).context("seccomp refuses the filter")
+    seccompiler::apply_filter_all_threads(&program).context("seccomp refused the filter")
 }
 
 fn filter() -> anyhow::Result<BpfProgram> {
     let refusal = SeccompAction::Errno(rustix::io::Errno::PERM.raw_os_error().unsigned_abs());
     let rules = REFUSED.into_iter().map(|call| (call, Vec::new())).collect();
-    let architecture = std::env::consts::ARCH.try_into().context("no filter for this processor")?;
+    let architecture = std::env::consts::ARCH
+        .try_into()
+        .context("there is no filter for this processor architecture")?;
     let filter = SeccompFilter::new(rules, SeccompAction::Allow, refusal, architecture)?;
     Ok(filter.try_into()?)
 }

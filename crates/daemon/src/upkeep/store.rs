@@ -54,7 +54,7 @@ pub enum StoreError {
     },
     /// A file that this version of Weft cannot parse.
     #[error(
-        "{path} is not readable by this version of weft ({error}); restore it from a backup, or weft reset"
+        "this version of weft cannot read {path} ({error}); restore it from a backup, or run weft reset"
     )]
     Malformed {
         /// The file.
@@ -97,7 +97,7 @@ impl Store {
     pub(crate) fn save_or_later<T: Serialize>(&self, name: &str, value: &T) {
         let saved = self.text(name, value).and_then(|text| self.write(name, &text, true));
         if let Err(error) = saved {
-            tracing::warn!(%error, "not saved; it is tried again");
+            tracing::warn!(%error, "not saved; trying again");
         }
     }
 
@@ -173,7 +173,7 @@ impl Store {
         let text = first.map(|Fault { reason, since, .. }| {
             let since = crate::timestamp::format(*since);
             format!(
-                "the state directory cannot be written since {since}: {reason}; what would have to be kept is refused"
+                "the state directory cannot be written since {since}: {reason}; requests whose result must be saved are refused"
             )
         });
         *self.told.lock().unwrap_or_else(PoisonError::into_inner) = text;

@@ -18,7 +18,7 @@ impl Warnings {
             tracing::warn!(warning);
         }
         for warning in before.iter().filter(|warning| !now.contains(warning)) {
-            tracing::info!(warning, "no longer so");
+            tracing::info!(warning, "resolved");
         }
     }
 

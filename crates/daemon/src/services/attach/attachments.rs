@@ -312,7 +312,7 @@ impl Attachments {
         let namespace = &saved.sandbox.namespace;
         let taken = self.kernel.remove_addresses(namespace, INTERFACE, addresses).await;
         if let Err(error) = taken {
-            tracing::debug!(%error, container = saved.attachment.name, "addresses not taken back");
+            tracing::debug!(%error, container = saved.attachment.name, "cannot take back addresses");
         }
     }
 
@@ -330,7 +330,7 @@ impl Attachments {
         let found = found.or_else(|| inner.of_namespace(resolved.as_ref()?));
         let found = found.or_else(|| by_key(container)).or_else(|| named(false));
         let Some(saved) = found.or_else(|| named(true)).cloned() else {
-            let text = format!("{container} is not attached; weft ps lists what is");
+            let text = format!("{container} is not attached; weft ps lists attached containers");
             return Err(ApiError::new(ErrorKind::NotFound, text));
         };
         let id = saved.attachment.id.clone();
@@ -416,7 +416,10 @@ impl Attachments {
             let Some(yields) = yields.filter(|other| other != id) else {
                 return Err(address_refusal(&error));
             };
-            tracing::info!(id = yields, "its container is gone: another gets its addresses");
+            tracing::info!(
+                id = yields,
+                "its container is gone: another container gets its addresses"
+            );
             self.let_go(inner, &yields).await;
         }
     }
@@ -559,7 +562,9 @@ impl Attachments {
             self.lock().await.saved.values().filter(is_direct).map(named).collect();
         match self.ports.bypass().look(&self.kernel).await {
             Ok(seen) => self.ports.bypass().say(super::bypass::passed_by(&seen, &direct)),
-            Err(error) => tracing::debug!(%error, "what direct ports pass by is not known"),
+            Err(error) => {
+                tracing::debug!(%error, "cannot find out which rules direct ports bypass")
+            }
         }
     }
 
@@ -586,7 +591,7 @@ impl Attachments {
         self.engine.remove_port(&saved.host_interface).await;
         self.ports.unplug(&self.kernel, &spec_of(saved)).await;
         if let Err(error) = self.kernel.detach(&saved.host_interface).await {
-            tracing::warn!(%error, interface = saved.host_interface, "interface not removed");
+            tracing::warn!(%error, interface = saved.host_interface, "cannot remove an interface");
         }
     }
 
@@ -628,7 +633,7 @@ pub(crate) async fn announce(kernel: Kernel, spec: AttachSpec) {
     for pause in ANNOUNCE_AFTER_MS {
         tokio::time::sleep(Duration::from_millis(pause)).await;
         if let Err(error) = kernel.announce(&spec) {
-            tracing::debug!(%error, container = spec.id, "addresses not announced");
+            tracing::debug!(%error, container = spec.id, "cannot announce addresses");
             return;
         }
     }
@@ -696,7 +701,7 @@ fn check_name(what: &str, name: &str) -> Result<(), ApiError> {
     }
     let shown: String = name.chars().take(SHOWN_CHARS_MAX).collect();
     let text = format!(
-        "a container's {what} has 1 to {max} bytes and no control characters; that of {} has {} bytes: choose another name",
+        "a container's {what} must have 1 to {max} bytes without control characters; that of {} has {} bytes: choose another name",
         printable(&shown),
         name.len()
     );

@@ -45,7 +45,7 @@ impl Bypass {
         if tokio::time::timeout(limit, self.look(kernel)).await.is_err() {
             let known = self.seen.lock().unwrap_or_else(PoisonError::into_inner).is_some();
             if !known {
-                return Some("nft does not say in time whether there are rules for it".to_owned());
+                return Some("nft did not list its rules in time".to_owned());
             }
         }
         self.known()
@@ -57,7 +57,7 @@ impl Bypass {
             Ok(seen) => {
                 seen.judge.as_ref().map(|judge| format!("rules may see frames there: {judge}"))
             }
-            Err(error) => Some(format!("whether there are rules for it is not known: {error}")),
+            Err(error) => Some(format!("cannot list the rules there: {error}")),
         }
     }
 
@@ -104,7 +104,9 @@ pub(crate) fn passed_by(seen: &BridgePorts, direct: &[(String, AttachSpec)]) -> 
             lines.push(format!("a packet capture on {host_name} does not see {FRAMES}: {name}"));
         }
         if port.cut_off {
-            lines.push(format!("the state of {host_name} does not hold for {FRAMES}: {name}"));
+            lines.push(format!(
+                "the bridge port state of {host_name} does not apply to {FRAMES}: {name}"
+            ));
         }
     }
     lines

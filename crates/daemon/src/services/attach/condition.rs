@@ -37,7 +37,7 @@ impl Condition {
     /// Records damage that cannot be repaired for now.
     pub(crate) fn cannot_be_mended(&mut self, damage: Option<&str>, error: &KernelError) {
         let damage = damage.map_or_else(String::new, |damage| format!(" {damage};"));
-        self.damage = Some(format!("damaged:{damage} weft cannot mend it: {error}"));
+        self.damage = Some(format!("damaged:{damage} weft cannot repair it: {error}"));
     }
 }
 
@@ -47,8 +47,7 @@ impl Saved {
         let reason = attached.ipv6.err().map(|reason| match reason {
             NoIpv6::Kernel => "no IPv6: the kernel has none",
             NoIpv6::SwitchedOff => {
-                "no IPv6: it is switched off in the container (net.ipv6.conf.*.disable_ipv6); \
-                 weft attach --ipv6 switches it on for this interface"
+                "no IPv6: it is disabled in the container (net.ipv6.conf.*.disable_ipv6); weft attach --ipv6 enables it on this interface"
             }
         });
         if reason != self.condition.no_ipv6.as_deref() {
@@ -76,7 +75,8 @@ impl Saved {
         if *name != self.host_interface {
             return;
         }
-        let text = format!("cut off: {name} was taken out of the switch; weft attach puts it back");
+        let text =
+            format!("cut off: {name} was removed from the switch; weft attach adds it again");
         let is_said = self.condition.damage.as_ref() == Some(&text);
         if !has_master {
             self.condition.damage = Some(text);
@@ -123,7 +123,7 @@ impl Attachments {
         }
         saved.condition.overlaps = overlaps.iter().map(ToString::to_string).collect();
         for overlap in &saved.condition.overlaps {
-            tracing::warn!(container = saved.attachment.name, overlap, "two ways to one address");
+            tracing::warn!(container = saved.attachment.name, overlap, "two routes to one address");
         }
         Ok(())
     }
@@ -172,10 +172,10 @@ impl Attachments {
         let result = self.plug_in(saved).await;
         let container = &saved.attachment.name;
         if let Err(error) = &result {
-            tracing::warn!(container, damage, %error, "its interface cannot be mended");
+            tracing::warn!(container, damage, %error, "cannot repair its interface");
             saved.condition.cannot_be_mended(Some(damage), error);
         } else if self.kernel.changes() != changes {
-            tracing::warn!(container, damage, "somebody changed its interface; it is as it was");
+            tracing::warn!(container, damage, "another program changed its interface; restored it");
             return Ok(true);
         }
         result.map(|()| false)
@@ -186,7 +186,7 @@ impl Attachments {
         match self.kernel.restore_device_name(TAP).await {
             Ok(true) => {}
             Ok(false) => self.ports.renew_tap().await,
-            Err(error) => tracing::warn!(%error, "the vector engine's device is not renamed back"),
+            Err(error) => tracing::warn!(%error, "cannot rename the vector engine's device back"),
         }
         self.engine.repair().await;
         self.shortcuts.plugged_in();

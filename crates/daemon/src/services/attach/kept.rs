@@ -101,7 +101,7 @@ impl Saved {
 /// The reason why the addresses of an ended container are still reserved.
 pub(crate) fn ended() -> String {
     format!(
-        "its network namespace is gone; its addresses are kept for {KEPT_H} h, weft detach frees them"
+        "its network namespace is gone; its addresses are kept for {KEPT_H} h, or until weft detach"
     )
 }
 
@@ -185,7 +185,10 @@ impl Attachments {
         if !over.is_empty() {
             let mut inner = self.lock().await;
             for id in &over {
-                tracing::info!(id, "its container is gone for {KEPT_H} h: its addresses are free");
+                tracing::info!(
+                    id,
+                    "its container has been gone for {KEPT_H} h: its addresses are free"
+                );
                 self.let_go(&mut inner, id).await;
             }
             self.save_or_later(&inner);
@@ -236,7 +239,7 @@ impl Attachments {
         if saved.is_attached() {
             inner.retries.forget(id);
             tokio::spawn(announce(self.kernel.clone(), spec_of(&saved)));
-            tracing::info!(container = %saved.attachment.name, id, "plugged in again");
+            tracing::info!(container = %saved.attachment.name, id, "attached again");
         }
         let changed = saved.attachment != before;
         inner.saved.insert(id.to_owned(), saved);
@@ -257,7 +260,7 @@ impl Attachments {
                 let reason = error.to_string();
                 if saved.attachment.reason.as_ref() != Some(&reason) {
                     let container = &saved.attachment.name;
-                    tracing::warn!(container, reason, "not plugged in; it is tried again");
+                    tracing::warn!(container, reason, "not attached; trying again");
                 }
                 saved.set_out(FAILED, reason);
                 self.withdraw(saved).await;

@@ -72,8 +72,7 @@ impl Limit {
             }
         };
         format!(
-            "loop: {what} from {from}, {often}; {cause} two containers reach each other outside of weft too, such as \
-             by bridges with weft0; {dropped} are dropped"
+            "loop: {what} from {from}, {often}; {cause} two containers also reach each other outside weft, as by bridges with weft0; {dropped} are dropped"
         )
     }
 }
@@ -195,7 +194,7 @@ mod tests {
             (Limit::Announcements, "announcements of addresses from here, more than 256 a second "),
         ] {
             let text = limit.text("here");
-            let cause = "they go round where two containers reach each other outside of weft too, ";
+            let cause = "they go round where two containers also reach each other outside weft, ";
             assert!(text.starts_with(&format!("loop: {said}")) && text.contains(cause), "{text}");
         }
     }

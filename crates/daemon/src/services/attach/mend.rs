@@ -119,7 +119,7 @@ pub(crate) async fn keep_interfaces(kernel: Kernel, attachments: Arc<Attachments
             tracing::warn!(
                 error,
                 every_s,
-                "containers' interfaces are looked at now and then alone"
+                "cannot watch containers' interfaces; checking them at intervals"
             );
             told = Some(error);
         }
@@ -145,7 +145,7 @@ async fn follow(
                     let waits = damages.note(Instant::now(), judged);
                     if let Some((id, text, left)) = waits {
                         let left = left.as_secs().max(1);
-                        let text = format!("{text}, again and again; weft mends it in {left} s");
+                        let text = format!("{text}, again and again; weft repairs it in {left} s");
                         attachments.note_damage(&id, text).await;
                     }
                 }

@@ -206,7 +206,7 @@ impl DirectPorts {
         if let Ok(macs) = &self.macs
             && let Err(error) = macs.clear()
         {
-            tracing::warn!(%error, "queues of direct ports may fill while no daemon runs");
+            tracing::warn!(%error, "queues of direct ports may fill up while no daemon runs");
         }
     }
 
@@ -218,11 +218,15 @@ impl DirectPorts {
             let renewed = tokio::task::spawn_blocking(move || engine.renew_tap()).await;
             match renewed.map_err(|error| error.to_string()) {
                 Ok(Ok(())) => {
-                    tracing::warn!("the vector engine's device was removed; it has a new one");
+                    tracing::warn!("the vector engine's device was removed; created a new one");
                     return;
                 }
-                Ok(Err(error)) => tracing::error!(%error, "the vector engine gets no new device"),
-                Err(error) => tracing::error!(error, "the vector engine gets no new device"),
+                Ok(Err(error)) => {
+                    tracing::error!(%error, "cannot create a new device for the vector engine")
+                }
+                Err(error) => {
+                    tracing::error!(error, "cannot create a new device for the vector engine")
+                }
             }
             tokio::time::sleep(RENEW_PAUSE).await;
         }
@@ -253,7 +257,7 @@ pub(crate) async fn remove_device(kernel: &Kernel, spec: &AttachSpec) {
     match kernel.remove_direct(&spec.namespace, &spec.name, &spec.id).await {
         Ok(_) | Err(KernelError::NamespaceGone { .. } | KernelError::Namespace { .. }) => {}
         Err(error) => {
-            tracing::warn!(%error, container = spec.id, "a direct port's device was not removed");
+            tracing::warn!(%error, container = spec.id, "cannot remove the device of a direct port");
         }
     }
 }
@@ -388,7 +392,7 @@ impl RemoteMacs {
         let Some(macs) = &self.macs else { return };
         let result = if wanted { macs.insert(mac.0).map(|_| ()) } else { macs.remove(mac.0) };
         if let Err(error) = result {
-            tracing::warn!(%error, %mac, wanted, "the addresses of direct ports and shortcuts are not up to date");
+            tracing::warn!(%error, %mac, wanted, "cannot update the addresses of direct ports and shortcuts");
         }
     }
 }

@@ -133,16 +133,16 @@ fn place(name: &str, seen: &Result<BridgePorts, String>) -> Result<Place, String
     if let Some(judge) = &seen.judge {
         return Err(format!("rules may see its frames on the bridge: {judge}"));
     }
-    let port = seen.ports.get(name).ok_or_else(|| format!("{name} is no port of the bridge"))?;
+    let port = seen.ports.get(name).ok_or_else(|| format!("{name} is not a port of the bridge"))?;
     if port.limited {
-        return Err(format!("what {name} takes in may be limited: tc qdisc show dev {name}"));
+        return Err(format!("the ingress of {name} may be limited: tc qdisc show dev {name}"));
     }
     if port.cut_off {
         return Err(format!(
             "{name} is isolated, locked or not forwarding: bridge -d link show dev {name}"
         ));
     }
-    let tap = seen.tap.ok_or_else(|| format!("{TAP} is no port of the bridge"))?;
+    let tap = seen.tap.ok_or_else(|| format!("{TAP} is not a port of the bridge"))?;
     Ok(Place { port: port.index, tap })
 }
 
@@ -153,7 +153,7 @@ pub(crate) async fn keep_all(attachments: Arc<Attachments>, pulse: Pulse) {
     while shortcuts.possible() {
         let error = attachments.keep_shortcuts().await.err().map(|error| error.to_string());
         if error.is_some() && error != told {
-            tracing::warn!(error, "no shortcuts, since the bridge's ports are not known");
+            tracing::warn!(error, "no shortcuts: cannot list the bridge's ports");
         }
         told = error;
         let _ = pulse.wait(tokio::time::timeout(KEEP_EVERY, shortcuts.due.notified())).await;
