@@ -19,8 +19,7 @@ pub enum KernelError {
     },
     /// Configuration: another program's device has the name that Weft wants.
     #[error(
-        "a device named {name} ({kind}) already exists {place} and Weft did not make it: \
-         remove or rename that device, or give Weft another name"
+        "a device named {name} ({kind}) that Weft did not create already exists {place}: remove or rename it, or give Weft another name"
     )]
     NameTaken {
         /// The device's name.
@@ -32,7 +31,7 @@ pub enum KernelError {
     },
     /// Configuration: one host device name for two attachments.
     #[error(
-        "device {name} already serves {holder}: detach that first, or attach {wanted} under another device name"
+        "device {name} already serves {holder}: detach {holder} first, or attach {wanted} under another device name"
     )]
     AttachmentTaken {
         /// The device on the host.
@@ -44,7 +43,7 @@ pub enum KernelError {
     },
     /// Configuration: a port belongs to a bridge that is not ours.
     #[error(
-        "device {port} is a port of another bridge ({bridge}): take it out of that bridge first"
+        "device {port} is a port of another bridge ({bridge}): remove it from that bridge first"
     )]
     PortTaken {
         /// The port's name.
@@ -54,7 +53,7 @@ pub enum KernelError {
     },
     /// Configuration: more ports than a bridge takes.
     #[error(
-        "the bridge {bridge} has {max} ports, its most: detach a container (weft ps), or attach this one on another host",
+        "the bridge {bridge} has its maximum of {max} ports: detach a container (weft ps), or attach this one on another host",
         max = crate::bridge::BRIDGE_PORTS_MAX
     )]
     BridgeFull {
@@ -69,14 +68,14 @@ pub enum KernelError {
     },
     /// Configuration: a name that Linux does not take.
     #[error(
-        "{name:?} cannot name a network device: 1 to 15 bytes, without slash, colon, white space or control characters, and neither . nor .."
+        "invalid device name {name:?}: use 1 to 15 bytes without slash, colon, white space or control characters, and not . or .."
     )]
     InvalidName {
         /// The name.
         name: String,
     },
     /// Configuration: an MTU that no device of ours accepts.
-    #[error("MTU {mtu} is out of range: it must be between {min} and {max}")]
+    #[error("MTU {mtu} is out of range: use {min} to {max}")]
     InvalidMtu {
         /// The MTU in bytes.
         mtu: u32,
@@ -103,7 +102,7 @@ pub enum KernelError {
     },
     /// Configuration: attaching the host's own namespace.
     #[error(
-        "{path} is the host's own network namespace: a container that shares the host's network cannot be attached; use `weft expose` to give the host an address"
+        "{path} is the host's network namespace: a container that shares the host's network cannot be attached; run it with a network namespace"
     )]
     NamespaceIsHost {
         /// The path.
@@ -111,7 +110,7 @@ pub enum KernelError {
     },
     /// Configuration: another container has the process id or the name by now.
     #[error(
-        "{path} is another network namespace than the one that was looked up: the container has stopped or was replaced; attach it again once it runs"
+        "{path} is no longer the network namespace that was looked up: the container has stopped or was replaced; attach it again once it runs"
     )]
     NamespaceReplaced {
         /// The path.
@@ -119,7 +118,7 @@ pub enum KernelError {
     },
     /// Configuration of the host: nothing keeps a container from giving others, or the host, routes.
     #[error(
-        "cannot keep device {device} in {place} from taking router advertisements of containers: {source}; make /proc/sys writable for weft, or switch IPv6 off there (sysctl net.ipv6.conf.default.disable_ipv6=1)"
+        "cannot stop device {device} in {place} from accepting router advertisements of containers: {source}; make /proc/sys writable for weft, or disable IPv6 there (sysctl net.ipv6.conf.default.disable_ipv6=1)"
     )]
     Routers {
         /// The device's name.
@@ -130,7 +129,7 @@ pub enum KernelError {
         source: io::Error,
     },
     /// Configuration of the host: a setting of a device cannot be read or written.
-    #[error("cannot use the setting {path}: {source}; make /proc/sys writable for weft")]
+    #[error("cannot access the setting {path}: {source}; make /proc/sys writable for weft")]
     Setting {
         /// The setting's file.
         path: String,
@@ -171,29 +170,29 @@ pub enum KernelError {
     )]
     OdpMissing,
     /// Configuration of the host: it cannot tell frames for other hosts from the rest in a container.
-    #[error("a container cannot have a direct port here: {why}; choose --port-mode bridge")]
+    #[error("cannot create a direct port for the container: {why}; choose --port-mode bridge")]
     NoDirectPort {
         /// The kernel's refusal.
         why: String,
     },
     /// The kernel does not accept the program that lets a container's frames bypass the bridge.
-    #[error("no shortcut past the bridge, which all frames take: {why}; choose --port-mode bridge")]
+    #[error(
+        "cannot create a shortcut, so all frames take the bridge: {why}; choose --port-mode bridge"
+    )]
     NoShortcut {
         /// The kernel's refusal.
         why: String,
     },
     /// Configuration of the host: no VXLAN device that a datapath can steer.
     #[error(
-        "the kernel cannot make the VXLAN device that the Open vSwitch datapath sends by (install and load the module vxlan, or choose --switch bridge): {why}"
+        "the kernel cannot create the VXLAN device of the Open vSwitch datapath: {why}; install and load the module vxlan, or choose --switch bridge"
     )]
     VxlanMissing {
         /// The kernel's refusal.
         why: String,
     },
     /// Configuration: a second switch in one network namespace.
-    #[error(
-        "another Weft drives an Open vSwitch datapath in this network namespace: stop it first"
-    )]
+    #[error("another Weft uses an Open vSwitch datapath in this network namespace: stop it first")]
     SwitchTaken,
     /// The switch has ended.
     #[error("the Open vSwitch switch {name} has stopped: {why}")]
@@ -205,7 +204,7 @@ pub enum KernelError {
     },
     /// The kernel lacks a feature that a VXLAN device needs.
     #[error(
-        "this kernel cannot make the VXLAN device {device}: load the module vxlan (CONFIG_VXLAN), or let Weft use its own engine"
+        "the kernel cannot create the VXLAN device {device}: load the module vxlan (CONFIG_VXLAN), or use --engine userspace"
     )]
     NoVxlan {
         /// The device's name.
@@ -213,7 +212,7 @@ pub enum KernelError {
     },
     /// The kernel lacks data channel offload.
     #[error(
-        "this kernel cannot make the ovpn device {device}: boot Linux 6.16 or later with the module ovpn (CONFIG_OVPN), or let userspace carry the packets"
+        "the kernel cannot create the ovpn device {device}: boot Linux 6.16 or later with the module ovpn (CONFIG_OVPN), or use a userspace engine"
     )]
     NoOvpn {
         /// The device's name.
@@ -221,7 +220,7 @@ pub enum KernelError {
     },
     /// Configuration: another program's VXLAN device has the network's number.
     #[error(
-        "another VXLAN device already has network {vni} on UDP port {port}: remove that device or change its number"
+        "another VXLAN device already has network {vni} on UDP port {port}: remove that device or change its VNI"
     )]
     VniTaken {
         /// The VXLAN network identifier.
@@ -231,7 +230,7 @@ pub enum KernelError {
     },
     /// Configuration: another program has the UDP port.
     #[error(
-        "UDP port {port} of device {device} is in use by another program or device: stop that, or let it use another port"
+        "UDP port {port} of device {device} is in use by another program or device: stop it, or make it use another port"
     )]
     UdpPortTaken {
         /// The UDP port.
@@ -243,7 +242,7 @@ pub enum KernelError {
     #[error("the kernel engine has stopped: launch weft again")]
     EngineGone,
     /// More than Weft takes.
-    #[error("no room for more than {limit} {table}: the rest is left out")]
+    #[error("{table} are limited to {limit}: the rest is ignored")]
     TableFull {
         /// The kind of entry that exceeds the limit.
         table: String,
@@ -251,18 +250,20 @@ pub enum KernelError {
         limit: usize,
     },
     /// The host's: a kernel that was built without IPsec.
-    #[error("this kernel has no IPsec (CONFIG_XFRM_USER): load the module `xfrm_user`")]
+    #[error("kernel does not support IPsec (CONFIG_XFRM_USER): load the module `xfrm_user`")]
     NoXfrm,
     /// The host's: a kernel without ESP.
     #[error(
-        "this kernel has no ESP over {family} (modules `esp4` and `esp6`), or may not load the module"
+        "kernel does not support ESP over {family}, or may not load its module: load `esp4` and `esp6`"
     )]
     NoEsp {
         /// IPv4 or IPv6.
         family: &'static str,
     },
     /// The host's: a kernel without this AEAD.
-    #[error("this kernel has not the cipher {cipher}, or may not load its module: use another")]
+    #[error(
+        "kernel does not support cipher {cipher}, or may not load its module: use another --cipher"
+    )]
     NoCipher {
         /// The cipher's name in the CLI.
         cipher: &'static str,
@@ -270,7 +271,7 @@ pub enum KernelError {
         known: bool,
     },
     /// The host's: a kernel before Linux 6.13.
-    #[error("this kernel has no IPsec states of one CPU (RFC 9611, Linux 6.13): use one lane")]
+    #[error("kernel does not support per-CPU IPsec states (RFC 9611, Linux 6.13): use one lane")]
     NoPerCpu,
     /// Another program's, or the peer chose an SPI twice.
     #[error(
@@ -284,7 +285,7 @@ pub enum KernelError {
     },
     /// Another program's: it seals the same packets in its own way.
     #[error(
-        "an IPsec policy from {from} to {to} UDP port {port} already exists and Weft did not make it: remove it, or use the userspace engine"
+        "an IPsec policy from {from} to {to} UDP port {port} that Weft did not create already exists: remove it, or use --engine userspace"
     )]
     PolicyTaken {
         /// This host's address.
@@ -296,7 +297,7 @@ pub enum KernelError {
     },
     /// Another program's: it decides how packets to Weft's inner ports may come in.
     #[error(
-        "an inbound IPsec policy from {from}/{prefix} to UDP port {port} already exists and Weft did not make it: remove it, or use the userspace engine"
+        "an inbound IPsec policy from {from}/{prefix} to UDP port {port} that Weft did not create already exists: remove it, or use --engine userspace"
     )]
     EntryTaken {
         /// The network that its packets come from: its address.
@@ -338,7 +339,7 @@ pub enum KernelError {
     },
     /// Configuration: another program's nftables table has the name that Weft wants.
     #[error(
-        "an nftables table {family} {name} already exists and Weft did not make it: remove or rename that table"
+        "an nftables table {family} {name} that Weft did not create already exists: remove or rename it"
     )]
     TableTaken {
         /// Its address family.
@@ -368,7 +369,7 @@ pub enum KernelError {
     },
     /// The kernel did not answer, or with something that cannot be read.
     #[error(
-        "no readable answer from the kernel within {limit_ms} ms to: {doing}; the host may be overloaded"
+        "no readable answer from the kernel within {limit_ms} ms while trying to {doing}; the host may be overloaded: try again"
     )]
     TimedOut {
         /// The step.

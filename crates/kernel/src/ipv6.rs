@@ -77,7 +77,7 @@ pub(crate) fn ignore_routers(
     let result =
         in_namespace(ns, || match NOT_TAKEN.iter().try_for_each(|key| write(device, key, "0")) {
             Err(error) if read(device, "disable_ipv6").is_ok_and(|value| value != "0") => {
-                tracing::debug!(%error, device, "IPv6 is off there");
+                tracing::debug!(%error, device, "IPv6 is disabled there");
                 Ok(())
             }
             result => result,
@@ -138,7 +138,7 @@ pub fn open_settings() {
     }
     match mount_proc() {
         Ok(mount) => _ = WRITABLE.set(mount),
-        Err(error) => tracing::warn!(%error, "/proc/sys is read-only, and cannot be mounted anew"),
+        Err(error) => tracing::warn!(%error, "/proc/sys is read-only and cannot be remounted"),
     }
 }
 

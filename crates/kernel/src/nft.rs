@@ -169,7 +169,7 @@ impl Listing {
     fn parse(text: &[u8], doing: &str) -> Result<Self, KernelError> {
         let refused = |why: &str| refused(doing.to_owned(), why);
         let shown: Value = serde_json::from_slice(text)
-            .map_err(|error| refused(&format!("its answer is no JSON: {error}")))?;
+            .map_err(|error| refused(&format!("its answer is not JSON: {error}")))?;
         let Some(Value::Array(objects)) = shown.get("nftables") else {
             return Err(refused("its answer has no list of objects"));
         };

@@ -86,15 +86,15 @@ impl fmt::Display for Overlap {
         match kind {
             OverlapKind::Hidden => write!(
                 f,
-                "the container's route {destination} via {interface} takes addresses of the network {network} away"
+                "the container's route {destination} via {interface} hides addresses of the network {network}"
             ),
             OverlapKind::Beside => write!(
                 f,
-                "the container's route {destination} via {interface}, of another routing table, may take addresses of the network {network} away"
+                "the container's route {destination} via {interface}, in another routing table, may hide addresses of the network {network}"
             ),
             OverlapKind::Hides => write!(
                 f,
-                "the network {network} takes addresses of the container's route {destination} via {interface} away"
+                "the network {network} hides addresses of the container's route {destination} via {interface}"
             ),
         }
     }

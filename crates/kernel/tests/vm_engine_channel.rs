@@ -561,7 +561,7 @@ fn where_somebodys_peers_have_its_ids_a_path_fails_and_the_next_is_good() {
     join(&a, &b, 1, AMPLE);
     let failed = |event: &EngineEvent| matches!(event, EngineEvent::PathFailed { path: PATH, .. });
     let event = a.told(failed);
-    assert!(format!("{event:?}").contains("it is there already"), "{event:?}");
+    assert!(format!("{event:?}").contains("it already exists"), "{event:?}");
     a.clear(&[1]);
     b.clear(&[1]);
     join(&a, &b, 2, AMPLE);

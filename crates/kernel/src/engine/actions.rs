@@ -70,7 +70,7 @@ impl Worker {
         self.set_policies(set.into_iter().filter_map(|(_, policy)| policy).collect()).await;
         let accepted = self.accept_from(batch.sources).await;
         if let Err(error) = accepted.and(self.switch.set_peers(&vias).await) {
-            tracing::warn!(%error, "forwarding entries not written");
+            tracing::warn!(%error, "cannot write forwarding entries");
         }
         self.remove_policies(gone.into_iter().map(|(id, _)| id).collect()).await;
         self.remove_states(&batch.removed).await;
@@ -122,7 +122,7 @@ impl Worker {
     /// Logs a failed write and schedules a look at the guard, which writes everything again.
     pub(super) fn note_senders(&self, result: Result<(), KernelError>) {
         if let Err(error) = result {
-            tracing::warn!(%error, "the guard does not know who may send; setting it again");
+            tracing::warn!(%error, "cannot update the guard's list of senders; setting it again");
             self.filters.look();
         }
     }
@@ -175,7 +175,7 @@ impl Worker {
         let Some(ipsec) = self.ipsec.as_ref().filter(|_| !policies.is_empty()) else { return };
         for error in ipsec.xfrm.remove_policies(&policies).await.into_iter().filter_map(Result::err)
         {
-            tracing::warn!(%error, "an IPsec policy is still there");
+            tracing::warn!(%error, "cannot remove an IPsec policy");
         }
     }
 
@@ -183,7 +183,7 @@ impl Worker {
         self.read_last(states).await;
         let Some(ipsec) = self.ipsec.as_ref().filter(|_| !states.is_empty()) else { return };
         for error in ipsec.xfrm.remove_states(states).await.into_iter().filter_map(Result::err) {
-            tracing::warn!(%error, "an IPsec state is still there");
+            tracing::warn!(%error, "cannot remove an IPsec state");
         }
     }
 
@@ -199,7 +199,7 @@ impl Worker {
             // Counts as unanswered, like a probe lost on the network.
             Err(SendError::Refused(error)) => {
                 self.counters.probes_refused += 1;
-                tracing::debug!(%error, remote = %probe.remote, "a probe did not leave");
+                tracing::debug!(%error, remote = %probe.remote, "cannot send a probe");
             }
         }
     }
@@ -226,7 +226,7 @@ fn send_keepalive(socket: Option<&EncapSocket>, remote: SocketAddr) {
     if let Some(socket) = socket
         && let Err(error) = socket.send_keepalive(remote)
     {
-        tracing::debug!(%error, %remote, "a keepalive did not leave");
+        tracing::debug!(%error, %remote, "cannot send a keepalive");
     }
 }
 

@@ -263,7 +263,7 @@ impl FilterTask {
                 changed = self.wanted.changed() => ends = changed.is_err(),
                 result = changed(self.watch.as_mut()) => {
                     if let Err(error) = result {
-                        tracing::warn!(%error, "nftables is not watched; opening the watch again");
+                        tracing::warn!(%error, "cannot watch nftables; opening the watch again");
                         self.watch = None;
                     }
                 }
@@ -322,11 +322,11 @@ impl FilterTask {
         match self.guard.look().await {
             Ok((true, counters)) => self.show(counters, began),
             Err(error) if error.is_timeout() => {
-                tracing::warn!(%error, "not known whether the guard is whole; taken for what it was");
+                tracing::warn!(%error, "cannot check the guard; assuming that it did not change");
                 self.retry();
             }
             Ok((false, _)) | Err(_) => {
-                tracing::warn!("the guard was changed by another program; setting it again");
+                tracing::warn!("another program changed the guard; setting it again");
                 self.ensured = None;
                 match self.guard.ensure(&list(&wanted.trusted)).await {
                     Ok(_) => {
@@ -350,7 +350,7 @@ impl FilterTask {
             }
             // It stands; only the exceptions are outdated.
             Err(error) if stood && error.is_timeout() => {
-                tracing::warn!(%error, "the guard's exceptions are not up to date");
+                tracing::warn!(%error, "cannot update the guard's exceptions");
                 self.retry();
             }
             Err(error) => self.broken(error).await,
@@ -373,7 +373,7 @@ impl FilterTask {
                 if self.groups_told.as_ref() != Some(&text) {
                     tracing::warn!(
                         error = text,
-                        "broadcasts to peers of the kernel engine are not limited"
+                        "cannot limit broadcasts to peers of the kernel engine"
                     );
                     self.groups_told = Some(text);
                 }
@@ -394,7 +394,7 @@ impl FilterTask {
             self.mss.forget();
         }
         if let Err(error) = self.mss.set(&wanted.narrow).await {
-            tracing::warn!(%error, "segment sizes are not clamped");
+            tracing::warn!(%error, "cannot clamp segment sizes");
         }
     }
 

@@ -52,12 +52,11 @@ impl Worker {
                 }
                 Ok(_) => tracing::warn!(
                     port,
-                    "the sockets kept for ESP in UDP are of another address, port or network \
-                     namespace; opening new ones"
+                    "the sockets kept for ESP in UDP have another address, port or network namespace; opening new ones"
                 ),
                 Err(error) => tracing::warn!(
                     %error,
-                    "the sockets kept for ESP in UDP are of no use; opening new ones"
+                    "cannot use the sockets kept for ESP in UDP; opening new ones"
                 ),
             }
             // The new ones may need their port.
@@ -80,11 +79,10 @@ impl Worker {
             }
             Ok(_) => tracing::warn!(
                 port,
-                "the sockets kept for the data channel are of another address, port or network \
-                 namespace"
+                "the sockets kept for the data channel have another address, port or network namespace"
             ),
             Err(error) => {
-                tracing::warn!(%error, "the sockets kept for the data channel are of no use");
+                tracing::warn!(%error, "cannot use the sockets kept for the data channel");
             }
         }
         false
@@ -97,7 +95,7 @@ impl Worker {
         let sockets: Result<Vec<OwnedFd>, _> = fds.collect();
         match sockets {
             Ok(sockets) => _ = self.with_keeper(move |keeper| keeper.keep(sockets)).await,
-            Err(error) => tracing::warn!(%error, "the kernel's sockets are not kept"),
+            Err(error) => tracing::warn!(%error, "cannot keep the kernel's sockets"),
         }
     }
 

@@ -197,7 +197,7 @@ impl Worker {
     pub(super) async fn withdraw(&mut self, support: Support) {
         // An ODP tunnel exists without the guard, and frames led to it would find another route.
         if let Err(error) = self.switch.set_peers(&self.state.led_to_kernel()).await {
-            tracing::warn!(%error, "forwarding entries not removed");
+            tracing::warn!(%error, "cannot remove forwarding entries");
         }
         if let Some(ipsec) = self.ipsec.take() {
             self.state.states_lost();
@@ -218,7 +218,7 @@ impl Worker {
             Ok(true) if channel_gone => self.filters.remove_guard(),
             Ok(_) => {}
             Err(error) => {
-                tracing::warn!(%error, "the kernel engine's devices are still there, and so is the guard");
+                tracing::warn!(%error, "cannot remove the kernel engine's devices; the guard stays");
             }
         }
     }
@@ -227,7 +227,7 @@ impl Worker {
     pub(super) async fn restore_devices(&mut self) {
         // The overlay's devices are plugged into the local switch.
         if let Err(error) = self.switch.ensure_local().await {
-            tracing::warn!(%error, "the local switch cannot be made again");
+            tracing::warn!(%error, "cannot create the local switch again");
         }
         if self.ipsec.is_some() {
             match self.switch.open_overlay().await {
@@ -235,14 +235,14 @@ impl Worker {
                     if let Some(ipsec) = &mut self.ipsec
                         && let Err(error) = ipsec.probes.reopen(&devices)
                     {
-                        tracing::warn!(%error, "probes are not received");
+                        tracing::warn!(%error, "cannot receive probes");
                     }
                 }
                 Err(error) => return self.withdraw(Support::Failed(error.to_string())).await,
             }
         }
         if let Err(error) = self.switch.resync().await {
-            tracing::warn!(%error, "the switch is not as it should be");
+            tracing::warn!(%error, "cannot restore the switch");
         }
     }
 
@@ -263,7 +263,7 @@ impl Worker {
             match (ipsec.xfrm.own_states().await, ipsec.xfrm.own_policies().await) {
                 (Ok(states), Ok(policies)) => (states, policies),
                 (Err(error), _) | (_, Err(error)) => {
-                    return tracing::warn!(%error, "IPsec states and policies cannot be listed");
+                    return tracing::warn!(%error, "cannot list IPsec states and policies");
                 }
             };
         let present: BTreeSet<StateId> = states.iter().map(|state| state.id).collect();
@@ -295,7 +295,7 @@ impl Worker {
         self.filters.clamp(Vec::new());
         match self.switch.stop().await {
             Ok(()) => self.filters.remove_guard(),
-            Err(error) => tracing::warn!(%error, "the switch is still there, and so is the guard"),
+            Err(error) => tracing::warn!(%error, "cannot remove the switch; the guard stays"),
         }
         self.filters.finish().await;
     }

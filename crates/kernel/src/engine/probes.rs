@@ -158,7 +158,7 @@ impl Reader {
             .name("weft-probes".into())
             .spawn(move || {
                 if let Err(error) = read(&stop, &socket, devices, &sender) {
-                    tracing::error!(%error, "probes are read no more");
+                    tracing::error!(%error, "probes are no longer read");
                 }
             })
             .map_err(|source| failed(DOING, source))?;

@@ -588,7 +588,7 @@ impl Bridge {
             link.is_own() && !known && link.vxlan.contains(&InfoVxlan::Port(vxlan::PORT))
         };
         for link in socket.links().await?.iter().filter(is_renamed) {
-            tracing::warn!(name = link.name, "a device of ours has another name; making it anew");
+            tracing::warn!(name = link.name, "a device of ours has another name; creating it anew");
             socket.delete_link(link).await?;
         }
         Ok(())

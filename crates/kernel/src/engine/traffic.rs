@@ -124,7 +124,7 @@ impl Worker {
         for ((id, of), reading) in sas.into_iter().zip(readings) {
             match reading {
                 Ok(usage) => ledger.note(id, of, usage),
-                Err(error) => tracing::debug!(%error, spi = id.spi, "an SA's counters not read"),
+                Err(error) => tracing::debug!(%error, spi = id.spi, "cannot read an SA's counters"),
             }
         }
     }

@@ -240,7 +240,7 @@ impl Worker {
     async fn handle_event(&mut self, event: Event) {
         match event {
             Event::Link(Ok(LinkEvent::Removed { name })) if self.switch.needs(&name) => {
-                tracing::warn!(name, "an interface of ours was removed; making it again");
+                tracing::warn!(name, "an interface of ours was removed; creating it again");
                 self.counters.devices_restored += 1;
                 self.restore_devices().await;
             }
@@ -257,7 +257,7 @@ impl Worker {
             }
             Event::Link(Ok(_)) => {}
             Event::Link(Err(error)) => {
-                tracing::warn!(%error, "interfaces are not watched; opening the watch again");
+                tracing::warn!(%error, "cannot watch interfaces; opening the watch again");
                 if let Ok(links) = self.kernel.watch().await {
                     self.links = links;
                 }
@@ -280,7 +280,9 @@ impl Worker {
                 self.fail(&reason).await;
             }
             Event::Xfrm(Err(error)) => self.fail(&error.to_string()).await,
-            Event::Probes(Err(error)) => self.fail(&format!("probes not received: {error}")).await,
+            Event::Probes(Err(error)) => {
+                self.fail(&format!("cannot receive probes: {error}")).await
+            }
             Event::Timer => self.handle_timeout().await,
         }
     }
@@ -326,9 +328,7 @@ impl Worker {
         let changes = self.kernel.changes();
         self.restore_devices().await;
         if self.kernel.changes() != changes {
-            tracing::warn!(
-                "devices of ours were changed by another program; they are as they were"
-            );
+            tracing::warn!("another program changed our devices; restored them");
             self.counters.devices_restored += 1;
         }
     }
@@ -344,7 +344,7 @@ impl Worker {
                 remove.iter().for_each(|mac| _ = self.holders.remove(&mac.0));
                 self.holders.extend(add.iter().map(|(endpoint, peer)| (endpoint.mac.0, *peer)));
                 if let Err(error) = self.switch.set_endpoints(add, remove).await {
-                    tracing::warn!(%error, "forwarding entries not written");
+                    tracing::warn!(%error, "cannot write forwarding entries");
                 }
                 continue;
             }
@@ -398,12 +398,12 @@ impl Worker {
             }
             XfrmEvent::StateRemoved { state } => {
                 if let Some((path, _)) = self.state.path_of(state.spi) {
-                    self.path_failed(path, "its IPsec state was removed by another program");
+                    self.path_failed(path, "another program removed its IPsec state");
                 }
             }
             XfrmEvent::StatesFlushed => {
                 self.state.states_lost();
-                self.fail("all IPsec states were removed by another program").await;
+                self.fail("another program removed all IPsec states").await;
             }
             XfrmEvent::PolicyRemoved { .. } | XfrmEvent::PoliciesFlushed => {
                 let wanted: Vec<_> = self.state.policies().copied().collect();
@@ -431,7 +431,7 @@ impl Worker {
         let Some(ipsec) = &self.ipsec else { return };
         match ipsec.xfrm.set_entry_policies(&entry_policies(&self.trusted)).await {
             Ok(changed) => self.counters.policies_restored += changed as u64,
-            Err(error) => tracing::warn!(%error, "an inbound IPsec policy is not as it should be"),
+            Err(error) => tracing::warn!(%error, "cannot restore an inbound IPsec policy"),
         }
     }
 }

@@ -20,7 +20,7 @@ impl Core {
     /// Makes the meters of ports that have none; it is tried again at each look.
     pub(super) async fn make_meters(&mut self) {
         let Some(family) = self.families.meter else {
-            return self.say_unlimited("it has no meters, which work since Linux 4.18");
+            return self.say_unlimited("it has no meters, which need Linux 4.18");
         };
         let mut failed = None;
         'ports: for (port, meters) in self.tables.limits().unmade() {
@@ -50,7 +50,7 @@ impl Core {
 
     fn say_unlimited(&mut self, why: &str) {
         if self.unlimited.as_deref() != Some(why) {
-            tracing::warn!(why, "broadcasts to peers of the kernel engine are not limited");
+            tracing::warn!(why, "cannot limit broadcasts to peers of the kernel engine");
             self.unlimited = Some(why.to_owned());
         }
     }

@@ -211,7 +211,7 @@ impl Worker {
             }
             if core.suspect && !core.is_there().await {
                 let name = &core.spec.name;
-                let what = "was deleted or the module openvswitch unloaded";
+                let what = "was deleted, or the module openvswitch was unloaded";
                 return End::Failed(format!("the datapath {name} {what}"));
             }
         }

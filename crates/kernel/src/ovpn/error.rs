@@ -12,7 +12,7 @@ use crate::{error::RequestError, socket::REQUEST_TIMEOUT_MS};
 pub enum OvpnError {
     /// The host's: a kernel without the module.
     #[error(
-        "this kernel has no data channel offload, or may not load its module: boot Linux 6.16 or later with the module ovpn (CONFIG_OVPN), or let userspace carry the packets"
+        "kernel does not support data channel offload, or may not load its module: boot Linux 6.16 or later with the module ovpn (CONFIG_OVPN), or use a userspace device"
     )]
     Missing,
     /// The kernel refused; the device is unchanged.
@@ -29,7 +29,7 @@ pub enum OvpnError {
     },
     /// A kernel newer than this program, or a fault of ours.
     #[error(
-        "the kernel's answer to the request to {doing} cannot be read: if a newer Weft does not help, report it"
+        "cannot parse the kernel's answer while trying to {doing}: update Weft, or report this"
     )]
     Unreadable {
         /// The step, in the infinitive.
@@ -37,7 +37,7 @@ pub enum OvpnError {
     },
     /// The kernel did not answer.
     #[error(
-        "no answer from the kernel within {REQUEST_TIMEOUT_MS} ms to the request to {doing}: the host may be overloaded; try again"
+        "no answer from the kernel within {REQUEST_TIMEOUT_MS} ms while trying to {doing}; the host may be overloaded: try again"
     )]
     TimedOut {
         /// The step, in the infinitive.
@@ -137,21 +137,21 @@ impl Refusal {
 impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Absent => "there is no such peer or key: it was never made, or is gone",
-            Self::Exists => "it is there already: change it, or delete it first",
+            Self::Absent => "there is no such peer or key: it was never created, or is gone",
+            Self::Exists => "it already exists: change it, or delete it first",
             Self::AddressTaken => {
                 "another peer has one of the addresses: give another, or delete that peer"
             }
             Self::Busy => {
-                "the socket serves another device or encapsulation: give a socket of its own"
+                "the socket serves another device or encapsulation: use a separate socket"
             }
-            Self::NoDevice => "there is no such device: it was never made, or is removed",
+            Self::NoDevice => "there is no such device: it was never created, or was removed",
             Self::NotASocket => {
-                "the descriptor is no UDP socket and no connected TCP socket, or serves another device or encapsulation: give one of its own"
+                "the descriptor is neither a UDP socket nor a connected TCP socket, or serves another device or encapsulation: use a separate socket"
             }
             Self::NotSupported => "the device or its socket cannot do that: use another",
-            Self::NotPermitted => "CAP_NET_ADMIN is needed in the device's network namespace",
-            Self::OutOfRange => "a number or a length is beyond its limits: correct it",
+            Self::NotPermitted => "the request needs CAP_NET_ADMIN in the device's network namespace",
+            Self::OutOfRange => "a number or a length is out of range: correct it",
             Self::Invalid => "attributes are missing or contradict each other: correct them",
             Self::Other => "see its error number",
         })
@@ -194,15 +194,15 @@ mod tests {
     fn every_number_of_a_refusal_has_its_meaning_and_says_what_to_do() {
         // Error numbers of Linux (errno(3)).
         for (errno, refusal, says) in [
-            (1, Refusal::NotPermitted, "CAP_NET_ADMIN is needed"),
+            (1, Refusal::NotPermitted, "needs CAP_NET_ADMIN"),
             (2, Refusal::Absent, "no such peer or key"),
-            (13, Refusal::NotPermitted, "CAP_NET_ADMIN is needed"),
-            (16, Refusal::Busy, "give a socket of its own"),
+            (13, Refusal::NotPermitted, "needs CAP_NET_ADMIN"),
+            (16, Refusal::Busy, "use a separate socket"),
             (17, Refusal::Exists, "delete it first"),
             (19, Refusal::NoDevice, "no such device"),
             (22, Refusal::Invalid, "correct them"),
             (34, Refusal::OutOfRange, "correct it"),
-            (88, Refusal::NotASocket, "no connected TCP socket"),
+            (88, Refusal::NotASocket, "nor a connected TCP socket"),
             (95, Refusal::NotSupported, "use another"),
             (98, Refusal::AddressTaken, "give another"),
             (5, Refusal::Other, "see its error number"),

@@ -136,7 +136,7 @@ impl StateSpec {
             return invalid("an SPI below 256");
         }
         if self.cpu.is_some() && (self.group.is_none() || self.direction == Direction::In) {
-            return invalid("a CPU for a state that is not in a group of outbound lanes");
+            return invalid("a CPU, unless it is in a group of outbound lanes");
         }
         check_hosts(self.source, self.destination)
     }

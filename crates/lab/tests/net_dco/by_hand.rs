@@ -286,7 +286,8 @@ fn what_cannot_be_is_refused_with_what_to_do() -> anyhow::Result<()> {
     // A device that cannot be as asked is not left behind.
     for engine in ["--engine=userspace", "--engine=kernel"] {
         let mtu = pair.refused(0, &["new-iface", "dco1", "--mtu", "20", engine])?;
-        let lacking = engine.ends_with("kernel") && mtu.1.contains("no data channel offload");
+        let lacking =
+            engine.ends_with("kernel") && mtu.1.contains("not support data channel offload");
         anyhow::ensure!(lacking || (mtu.0 == Some(2) && mtu.1.contains("MTU of 20")), "{mtu:?}");
         let links = pair.host(0).netns().exec(&["ip", "link", "show", "dco1"])?;
         anyhow::ensure!(!links.status.success(), "the device is still there: {}", links.stdout);

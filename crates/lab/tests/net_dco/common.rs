@@ -98,7 +98,7 @@ pub(crate) fn engines(host: &Host) -> anyhow::Result<Vec<&'static str>> {
         dco(host, &["del-iface", "probe0"])?;
         return Ok(if is_soak() { vec![userspace, kernel] } else { vec![kernel] });
     }
-    anyhow::ensure!(said.contains("no data channel offload"), "{said}");
+    anyhow::ensure!(said.contains("not support data channel offload"), "{said}");
     Ok(vec![userspace])
 }
 

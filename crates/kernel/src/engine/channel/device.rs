@@ -42,10 +42,9 @@ const TRIAL: PeerSpec = PeerSpec {
 };
 /// An SPI of no SA.
 const TRIAL_SPI: u32 = 0x4800_0001;
-const NO_TX_IDS: &str =
-    "this kernel's data channel takes no transmit ids of peers: boot a newer one";
-const HOST_FIXED: &str = "--host names the address to send from, and probes leave from another";
-const NO_IPV6: &str = "the host has no IPv6, which tunnel addresses are of";
+const NO_TX_IDS: &str = "kernel does not support transmit ids of ovpn peers: boot a newer one";
+const HOST_FIXED: &str = "--host sets the source address, but probes leave from another";
+const NO_IPV6: &str = "the host has no IPv6, which tunnel addresses need";
 const NOT_RUNNING: &str = "the kernel engine is not running";
 const NO_DEVICE: &str = "the data channel's device is gone";
 
@@ -211,7 +210,9 @@ impl Worker {
                     self.path_failed(path, &reason);
                     failed.insert(path);
                 }
-                None => tracing::warn!(%reason, "something is left on the data channel's device"),
+                None => {
+                    tracing::warn!(%reason, "cannot remove everything from the data channel's device")
+                }
             }
         }
     }
@@ -230,7 +231,7 @@ impl Worker {
             Change::NewPeer(_, spec) => {
                 let Some(socket) = sockets.fd_for(spec.remote.ip()) else {
                     counters.peers_refused += 1;
-                    return Err(format!("the host has no socket to reach {} by", spec.remote));
+                    return Err(format!("the host has no socket that reaches {}", spec.remote));
                 };
                 let made = client.new_peer(device, socket, &attributes(&spec)).await;
                 match &made {
@@ -306,7 +307,7 @@ impl Worker {
         let Some(open) = &self.channel.open else { return };
         if let Err(reason) = unless_gone(open.client.delete_peer(open.index, id).await) {
             self.counters.channel.deletions_refused += 1;
-            tracing::warn!(%reason, "a peer is left on the data channel's device");
+            tracing::warn!(%reason, "cannot remove a peer from the data channel's device");
         }
     }
 
@@ -382,7 +383,7 @@ impl Worker {
     pub(super) async fn remove_channel_device(&self) -> bool {
         let removed = self.kernel.remove_device(DATA_CHANNEL_DEVICE).await;
         if let Err(error) = &removed {
-            tracing::warn!(%error, "the data channel's device is still there");
+            tracing::warn!(%error, "cannot remove the data channel's device");
         }
         removed.is_ok()
     }

@@ -99,7 +99,7 @@ impl ChannelState {
         let (id, port) = (peer_id(sa.spi), self.port);
         let address = address(&peer, sa.remote_engine, TunnelWay::From);
         if id & SENDER_LANE == SENDER_LANE {
-            return actions.push(failed(path, "the id of its inbound SA is one of a sender"));
+            return actions.push(failed(path, "the id of its inbound SA is a sender's"));
         }
         self.make_room(path, Some(id), address, actions);
         let it = self.path(peer, path);
@@ -168,7 +168,7 @@ impl ChannelState {
                 let Some(id) = self.new_id() else {
                     self.forget_if_empty(path);
                     return actions
-                        .push(failed(path, "the data channel has all the peers it takes"));
+                        .push(failed(path, "the data channel has its maximum number of peers"));
                 };
                 let spec = PeerSpec { id, tx_id: Some(tx_id), address, remote };
                 actions.push(Action::Channel(Change::NewPeer(path, spec)));

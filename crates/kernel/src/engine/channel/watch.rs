@@ -29,7 +29,7 @@ impl Worker {
                 self.channel.notices_lost = true;
             }
             Err(error) => {
-                tracing::warn!(%error, "the data channel is not watched; opening the watch again");
+                tracing::warn!(%error, "cannot watch the data channel; opening the watch again");
                 let watch = match OvpnWatch::open().await {
                     Ok(watch) => watch,
                     Err(error) => {
@@ -54,7 +54,7 @@ impl Worker {
         }
         // Under another name it would still have the sockets.
         if let Err(error) = self.kernel.remove_ovpn_device_by_index(index).await {
-            tracing::warn!(%error, "the data channel's device is still there");
+            tracing::warn!(%error, "cannot remove the data channel's device");
         }
         self.lose_channel(REMOVED);
     }
@@ -84,7 +84,7 @@ impl Worker {
             return;
         }
         if let Err(error) = self.kernel.ensure_tunnel(&self.tunnel()).await {
-            tracing::warn!(%error, "the data channel's device is not as it should be");
+            tracing::warn!(%error, "cannot restore the data channel's device");
         }
         let Some(found) = self.channel_peers().await else { return };
         self.take_reading(&found).await;
@@ -95,7 +95,7 @@ impl Worker {
         for id in surplus {
             match open.client.delete_peer(open.index, id).await {
                 Err(error) if !is_gone(&error) => {
-                    tracing::warn!(%error, "a peer of nobody's is still in the data channel");
+                    tracing::warn!(%error, "cannot remove an unknown peer from the data channel");
                 }
                 _ => {}
             }
@@ -131,7 +131,7 @@ impl Worker {
         if let Some(open) = &self.channel.open {
             match open.client.peer(open.index, id).await {
                 Ok(state) => self.ledger.note(sa, of, Some(usage(&state, of.1))),
-                Err(error) => tracing::debug!(%error, "a peer's counters not read"),
+                Err(error) => tracing::debug!(%error, "cannot read a peer's counters"),
             }
         }
         self.ledger.note(sa, of, None);
@@ -200,7 +200,7 @@ impl Worker {
             }
             Err(error) => {
                 self.counters.channel.readings_failed += 1;
-                tracing::warn!(%error, "the data channel's peers cannot be listed");
+                tracing::warn!(%error, "cannot list the data channel's peers");
                 None
             }
         }
