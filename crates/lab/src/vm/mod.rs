@@ -10,6 +10,7 @@ mod guest;
 mod image;
 pub mod interrupt;
 pub mod kernel;
+mod libraries;
 mod report;
 mod shell;
 pub mod suite;

@@ -8,7 +8,7 @@ use std::process::Command;
 use anyhow::Context;
 use weft_bench::sandbox::progress::step;
 
-use super::image::libraries;
+use super::libraries::libraries;
 use super::{cache_directory, locked, make_directory, run, scratch};
 
 /// Where the program and its data stand on this machine (packages `tshark` and `libwireshark-data`).
