@@ -199,7 +199,7 @@ pub struct RunArgs {
 #[derive(Debug, Args)]
 pub struct TopArgs {
     /// Seconds between two readings
-    #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = super::top::parse_interval)]
+    #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = parse_interval)]
     pub interval: Duration,
     /// Stop after N tables or lines (default: run until interrupted)
     #[arg(long, value_name = "N")]
@@ -232,6 +232,20 @@ pub struct ResetArgs {
     /// Do not ask for confirmation
     #[arg(long)]
     pub force: bool,
+}
+
+/// Shortest `--interval`, in seconds: counting takes the daemon's time.
+const INTERVAL_S_MIN: f64 = 0.1;
+/// Longest `--interval`, in seconds.
+const INTERVAL_S_MAX: f64 = 86_400.0;
+
+/// Reads `--interval`.
+fn parse_interval(text: &str) -> Result<Duration, String> {
+    let seconds: f64 = text.parse().map_err(|_| format!("{text} is not a number of seconds"))?;
+    if !(INTERVAL_S_MIN..=INTERVAL_S_MAX).contains(&seconds) {
+        return Err(format!("must be {INTERVAL_S_MIN} to {INTERVAL_S_MAX} seconds"));
+    }
+    Ok(Duration::from_secs_f64(seconds))
 }
 
 /// Splits `weft attach`'s words: addresses first, the container last.
@@ -279,5 +293,14 @@ mod tests {
                 .unwrap_err()
                 .contains("name the container")
         );
+    }
+
+    #[test]
+    fn an_interval_is_a_number_of_seconds_within_reason() {
+        assert_eq!(parse_interval("1"), Ok(Duration::from_secs(1)));
+        assert_eq!(parse_interval("0.25"), Ok(Duration::from_millis(250)));
+        for wrong in ["0", "-1", "NaN", "inf", "1e9", "one", ""] {
+            assert!(parse_interval(wrong).is_err(), "{wrong}");
+        }
     }
 }

@@ -11,7 +11,8 @@ use weft_kernel::ovpn::{Missed, OvpnClient, OvpnError, OvpnWatch, Refusal, Watch
 use weft_kernel::{DeviceRoute, Kernel, KernelError};
 use weft_openvpn::device::{Notice, Notification};
 
-use super::held::{Either, Held, is_gone, lock};
+use super::held::{Either, Held, is_gone};
+use super::task::lock;
 
 /// Pause before watching or comparing is retried.
 const RETRY: Duration = Duration::from_secs(2);

@@ -3,7 +3,7 @@
 use std::io::{self, Write};
 use std::net::TcpStream;
 use std::os::fd::AsFd;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use serde_json::{Value, json};
 use tokio::sync::Notify;
@@ -20,10 +20,11 @@ use weft_openvpn::device::{
 
 use super::args::{Carrier, Engine, KeyWords, NewIface, PeerWords};
 use super::json;
-use super::limits::Key;
+use super::keys::Key;
 use super::lines::Lines;
 use super::peers::{Book, Way};
 use super::sockets::{self, Connection, Reading, Socket, Sockets};
+use super::task::lock;
 use super::{used_keys, words};
 
 /// The device.
@@ -483,10 +484,6 @@ fn name_taken(device: &str) -> ApiError {
         "there is a device {device} already, and no process that holds it: give another name, or remove \
          it (ip link del {device})"
     ))
-}
-
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

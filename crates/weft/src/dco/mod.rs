@@ -10,6 +10,7 @@ mod follow;
 mod held;
 mod holder;
 mod json;
+mod keys;
 mod limits;
 mod lines;
 mod peers;

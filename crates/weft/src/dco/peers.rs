@@ -9,7 +9,7 @@ use std::sync::Arc;
 use weft_kernel::ovpn::KnownPeer;
 use weft_openvpn::device::{PeerState, Slot};
 
-use super::limits::Key;
+use super::keys::Key;
 use super::sockets::{Connection, Reading, Socket};
 
 /// The transport of a peer.

@@ -12,10 +12,9 @@ use weft_openvpn::Opcode;
 use weft_openvpn::device::CONTROL_PACKET_BYTES_MAX;
 
 use super::args::Carrier;
-use super::held::lock;
 use super::json;
 use super::lines::Lines;
-use super::task::OwnedTask;
+use super::task::{OwnedTask, lock};
 
 /// How long the other end of a connection may take.
 const CONNECT_LIMIT: Duration = Duration::from_secs(30);

@@ -1,4 +1,6 @@
-//! Tasks with an owner.
+//! Tasks with an owner, and locks that outlive a task that panicked.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use tokio::task::JoinHandle;
 
@@ -17,4 +19,9 @@ impl Drop for OwnedTask {
     fn drop(&mut self) {
         self.0.abort();
     }
+}
+
+/// Locks a mutex, also one whose last holder has panicked.
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -4,7 +4,6 @@ mod rates;
 mod view;
 
 use std::io::{self, IsTerminal, Write};
-use std::time::Duration;
 
 use rustix::termios::tcgetwinsize;
 use weft_api::call;
@@ -41,15 +40,6 @@ pub(super) async fn top(args: TopArgs, daemon: &Client) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Reads `--interval`.
-pub(super) fn parse_interval(text: &str) -> Result<Duration, String> {
-    let seconds: f64 = text.parse().map_err(|_| format!("{text} is not a number of seconds"))?;
-    if !(INTERVAL_S_MIN..=INTERVAL_S_MAX).contains(&seconds) {
-        return Err(format!("must be {INTERVAL_S_MIN} to {INTERVAL_S_MAX} seconds"));
-    }
-    Ok(Duration::from_secs_f64(seconds))
-}
-
 /// Standard output: on a terminal each table replaces the previous one.
 #[derive(Default)]
 struct Screen {
@@ -74,23 +64,4 @@ fn size(terminal: &io::StdoutLock<'_>) -> (usize, usize) {
     let known = |n: u16| if n == 0 { usize::MAX } else { n.into() };
     tcgetwinsize(terminal)
         .map_or((usize::MAX, usize::MAX), |size| (known(size.ws_row), known(size.ws_col)))
-}
-
-/// Shortest `--interval`, in seconds: counting takes the daemon's time.
-const INTERVAL_S_MIN: f64 = 0.1;
-/// Longest `--interval`, in seconds.
-const INTERVAL_S_MAX: f64 = 86_400.0;
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_interval_is_a_number_of_seconds_within_reason() {
-        assert_eq!(parse_interval("1"), Ok(Duration::from_secs(1)));
-        assert_eq!(parse_interval("0.25"), Ok(Duration::from_millis(250)));
-        for wrong in ["0", "-1", "NaN", "inf", "1e9", "one", ""] {
-            assert!(parse_interval(wrong).is_err(), "{wrong}");
-        }
-    }
 }
