@@ -31,7 +31,7 @@ pub enum EngineError {
     },
     /// More commands wait than the queue holds: ours. Give it again later.
     #[error(
-        "more than {} commands wait for the engine: give this one again later",
+        "more than {} commands wait for the engine: retry this one later",
         crate::limits::COMMANDS_QUEUED_MAX
     )]
     Busy,
@@ -59,12 +59,12 @@ pub(crate) enum CommandError {
     NoOutboundSa { path: PathId },
     #[error("SPI {spi:#x} is in use")]
     SpiInUse { spi: u32 },
-    #[error("network {vni:?} is not this engine's")]
+    #[error("network {vni:?} is unknown to this engine")]
     UnknownNetwork { vni: Vni },
-    #[error("no more room for {table}")]
+    #[error("the table of {table} is full")]
     TableFull { table: &'static str },
-    #[error("the socket's address family does not reach {remote}")]
+    #[error("{remote} is not reachable from a socket of this address family")]
     Unreachable { remote: SocketAddr },
-    #[error("a probe of {mtu} bytes cannot be made")]
+    #[error("cannot build a probe of {mtu} bytes")]
     ProbeSize { mtu: u16 },
 }

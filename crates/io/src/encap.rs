@@ -72,13 +72,13 @@ impl EncapSocket {
             let kind =
                 sockopt::socket_type(&fd).map_err(|error| IoError::of(WHAT, error.into()))?;
             if kind != SocketType::DGRAM {
-                return Err(wrong("a socket that is not of UDP"));
+                return Err(wrong("not a UDP socket"));
             }
             let socket = UdpSocket::from(fd);
             let local = socket.local_addr().map_err(|error| IoError::of(WHAT, error))?;
             let slot = if local.is_ipv4() { &mut v4 } else { &mut v6 };
             if local.port() == 0 || slot.is_some() {
-                return Err(wrong("a socket without a port, or two of one family"));
+                return Err(wrong("a socket has no port, or two have the same family"));
             }
             taker.prepare(&socket)?;
             *slot = Some(socket);
@@ -222,7 +222,7 @@ fn take_esp(socket: &UdpSocket) -> Result<(), IoError> {
 fn refused(source: io::Error) -> IoError {
     match source.raw_os_error() {
         Some(libc::ENOPROTOOPT | libc::EOPNOTSUPP) => IoError::NoEspInUdp { source },
-        _ => IoError::of("switch ESP in UDP on", source),
+        _ => IoError::of("enable ESP in UDP", source),
     }
 }
 

@@ -41,7 +41,9 @@ pub fn uninterrupted<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T
 #[derive(Debug, thiserror::Error)]
 pub enum IoError {
     /// The host's: the kernel has no TUN driver, or the container hides its device node.
-    #[error("no /dev/net/tun: load the kernel module `tun`, or give this container the device")]
+    #[error(
+        "/dev/net/tun is missing: load the kernel module `tun`, or pass the device to this container"
+    )]
     NoTunDevice,
     /// The host's: not root, or without the capability.
     #[error("not permitted to {what}: run as root or with CAP_NET_ADMIN")]
@@ -56,7 +58,7 @@ pub enum IoError {
         name: String,
     },
     /// The configuration's: a device name has 1 to 15 bytes, none of them `/`, `:`, `%` or space.
-    #[error("`{name}` cannot be the name of a network device (1 to 15 bytes, no `/`, `:`, `%`)")]
+    #[error("invalid device name `{name}`: use 1 to 15 bytes without `/`, `:`, `%`")]
     BadName {
         /// The name.
         name: String,
@@ -68,7 +70,7 @@ pub enum IoError {
         port: u16,
     },
     /// The host's: a kernel that was built without IPsec.
-    #[error("this kernel does not take ESP in UDP from a socket (CONFIG_XFRM): {source}")]
+    #[error("kernel does not support ESP in UDP on a socket (CONFIG_XFRM): {source}")]
     NoEspInUdp {
         /// Its answer.
         source: io::Error,

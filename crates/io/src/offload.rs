@@ -118,7 +118,9 @@ fn try_tap() -> Result<(Verdict, Verdict), IoError> {
 /// does not tell its version is taken for a new one.
 fn through_tunnels(verdict: Verdict, kernel: Option<[u32; 3]>) -> Verdict {
     if verdict.usable() && kernel.is_some_and(|kernel| kernel < TUNNELS_TAKE_USO) {
-        return Verdict::Broken("tunnels in containers lose them before Linux 6.8.5".to_owned());
+        return Verdict::Broken(
+            "tunnels in containers lose them on kernels before Linux 6.8.5".to_owned(),
+        );
     }
     verdict
 }
@@ -193,12 +195,12 @@ fn try_udp() -> (Verdict, Verdict, usize) {
         (Err(error), _) | (_, Err(error)) => return untested(&error),
     };
     if let Err(error) = exchange(&from, &to, 1) {
-        return untested(&format!("no datagram over loopback: {error}"));
+        return untested(&format!("no datagram arrived over loopback: {error}"));
     }
     let gro = |messages: usize| match (to.gro(), messages) {
         (false, _) => Verdict::Absent,
         (true, 1) => Verdict::Works,
-        (true, _) => Verdict::Untested("loopback cut the run".to_owned()),
+        (true, _) => Verdict::Untested("loopback split the run".to_owned()),
     };
     match exchange(&from, &to, PROBE_SEGMENTS) {
         Ok(messages) => {

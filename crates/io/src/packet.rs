@@ -40,7 +40,7 @@ impl PacketSocket {
     pub fn announcements(device_index: u32) -> Result<Self, IoError> {
         let socket = Self::sender()?;
         announcements::attach_to_socket(socket.as_fd())
-            .map_err(|error| IoError::of("filter a packet socket", error))?;
+            .map_err(|error| IoError::of("attach a filter to a packet socket", error))?;
         socket.ignore_outgoing()?;
         socket.bind(device_index, libc::ETH_P_ALL)?;
         Ok(socket)

@@ -72,7 +72,7 @@ impl MacSet {
     /// A kernel without eBPF, or without the right to use it.
     pub fn new() -> Result<Self, IoError> {
         let map = Map::hash(MACS_MAX, NAME)
-            .map_err(|error| IoError::of("make a table of MAC addresses for eBPF", error))?;
+            .map_err(|error| IoError::of("create an eBPF map of MAC addresses", error))?;
         Ok(Self { map })
     }
 
@@ -82,7 +82,7 @@ impl MacSet {
     /// # Errors
     /// It is no such set.
     pub fn adopt(fd: OwnedFd) -> Result<Self, IoError> {
-        const WHAT: &str = "take over a table of MAC addresses for eBPF";
+        const WHAT: &str = "take over an eBPF map of MAC addresses";
         let map = Map::adopt(fd, MACS_MAX, NAME).map_err(|error| IoError::of(WHAT, error))?;
         let set = Self { map };
         set.clear()?;
@@ -97,7 +97,7 @@ impl MacSet {
         match self.map.set(key(mac), IN_THE_SET) {
             Ok(()) => Ok(true),
             Err(error) if error.raw_os_error() == Some(libc::E2BIG) => Ok(false),
-            Err(error) => Err(IoError::of("add a MAC address to a table for eBPF", error)),
+            Err(error) => Err(IoError::of("add a MAC address to an eBPF map", error)),
         }
     }
 
@@ -108,7 +108,7 @@ impl MacSet {
     pub fn remove(&self, mac: [u8; 6]) -> Result<(), IoError> {
         match self.map.remove(key(mac)) {
             Err(error) if error.raw_os_error() != Some(libc::ENOENT) => {
-                Err(IoError::of("remove a MAC address from a table for eBPF", error))
+                Err(IoError::of("remove a MAC address from an eBPF map", error))
             }
             _ => Ok(()),
         }
@@ -119,9 +119,7 @@ impl MacSet {
     /// # Errors
     /// The kernel refused the change.
     pub fn clear(&self) -> Result<(), IoError> {
-        self.map
-            .clear()
-            .map_err(|error| IoError::of("empty a table of MAC addresses for eBPF", error))
+        self.map.clear().map_err(|error| IoError::of("clear an eBPF map of MAC addresses", error))
     }
 
     /// Whether an address is in the set.
@@ -132,7 +130,7 @@ impl MacSet {
         match self.map.get(key(mac)) {
             Ok(_) => Ok(true),
             Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(false),
-            Err(error) => Err(IoError::of("look a MAC address up in a table for eBPF", error)),
+            Err(error) => Err(IoError::of("look up a MAC address in an eBPF map", error)),
         }
     }
 
@@ -324,7 +322,7 @@ const fn key([a, b, c, d, e, f]: [u8; 6]) -> [u8; KEY_LEN] {
 const DIRECT: &[u8] = b"weft_direct";
 const SHORTCUT: &[u8] = b"weft_shortcut";
 
-const ATTACH: &str = "put an eBPF program on a network device (Linux 6.6)";
+const ATTACH: &str = "attach an eBPF program to a network device (needs Linux 6.6)";
 
 /// The program of the veth end's way in: frames become the TAP's.
 fn inward(tap: u32) -> Vec<Instruction> {

@@ -166,7 +166,7 @@ impl Tap {
     /// The kernel refused the filter.
     pub fn take_announcements(&self) -> Result<(), IoError> {
         crate::announcements::attach_to_tap(self.fd.as_fd())
-            .map_err(|error| IoError::of("filter a TAP device", error))
+            .map_err(|error| IoError::of("attach a filter to a TAP device", error))
     }
 
     /// Has an eBPF program of the kind of socket filters pick the queue of each frame, by its number

@@ -89,11 +89,11 @@ fn a_restored_state_directory_gives_no_address_and_says_why() -> anyhow::Result<
             let _ = std::fs::remove_file(host.runtime_directory().join("last-run.json"));
         }
         host.start_daemon(&[])?;
-        wait_said(host, &["older than what", "weft reset"])?;
+        wait_said(host, &["older than the one known", "weft reset"])?;
         let free = lab.sandbox.add_netns(if reboot { "two" } else { "one" })?;
         let refused = host.weft(&["attach", &free.path()])?;
         let text = refused.stdout.clone() + &refused.stderr;
-        assert!(!refused.status.success() && text.contains("older than what"), "{text}");
+        assert!(!refused.status.success() && text.contains("older than the one known"), "{text}");
     }
     Ok(())
 }

@@ -172,8 +172,7 @@ fn other_key(shared: &Shared, address: SocketAddr, peer: PeerId, wanted: &KeyHas
     let key = KeyHash::short(peer);
     Failure::KeyMismatch {
         reason: format!(
-            "{address} is {who} with another key, {key}, not the expected {wanted}. If it was \
-             reinstalled: weft forget {address}, and join again. Else somebody is in between"
+            "{address} is {who} with another key: {key}, expected {wanted}. If it was reinstalled: weft forget {address}, and join again. Otherwise somebody may intercept the connection"
         ),
     }
 }

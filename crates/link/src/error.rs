@@ -13,7 +13,7 @@ use crate::limits::{MESSAGE_MAX_BYTES, REASON_MAX_BYTES};
 #[derive(Debug, thiserror::Error)]
 pub enum LinkError {
     /// Configuration, or another process: the address cannot be bound.
-    #[error("cannot listen on {address}/udp: {source} (is another weft running on this host?)")]
+    #[error("cannot listen on {address}/udp: {source}; another weft may be running on this host")]
     Bind {
         /// The requested address.
         address: SocketAddr,
@@ -21,7 +21,7 @@ pub enum LinkError {
         source: io::Error,
     },
     /// The file system's: the identity cannot be read or written.
-    #[error("identity file {}: {source}", path.display())]
+    #[error("cannot use identity file {}: {source}", path.display())]
     IdentityFile {
         /// The file.
         path: PathBuf,
@@ -30,7 +30,7 @@ pub enum LinkError {
     },
     /// The administrator's: the file holds something else. Restore it, or remove it to become a
     /// new peer.
-    #[error("{} holds no Ed25519 key in PKCS#8 PEM: restore it, or remove it to become a new peer", path.display())]
+    #[error("{} does not contain an Ed25519 key in PKCS#8 PEM: restore it, or remove it to become a new peer", path.display())]
     IdentityFormat {
         /// The file.
         path: PathBuf,
@@ -39,19 +39,21 @@ pub enum LinkError {
     #[error("TLS set-up failed: {0}")]
     Tls(String),
     /// Configuration: the secret is empty or too long.
-    #[error("a password must have 1 to 1024 bytes")]
+    #[error("invalid password: use 1 to 1024 bytes")]
     SecretLength,
     /// The application's: its hello is longer than `HELLO_MAX_BYTES`.
     #[error("the application's hello is too long")]
     HelloLength,
     /// The user's: a join token was mistyped or cut.
-    #[error("this is not a join token (mistyped or cut?)")]
+    #[error(
+        "invalid join token: it may be mistyped or incomplete; `weft token` on a host of the network prints a new one"
+    )]
     TokenFormat,
     /// The user's: not `HOST`, `HOST:PORT` or `HOST:PORT#KEYHASH`.
     #[error("{0:?} is not HOST, HOST:PORT or HOST#KEYHASH")]
     TargetFormat(String),
     /// The user's: a key hash has 32 to 64 hexadecimal digits.
-    #[error("a key hash has 32 to 64 hexadecimal digits")]
+    #[error("invalid key hash: expected 32 to 64 hexadecimal digits")]
     KeyHashFormat,
 }
 

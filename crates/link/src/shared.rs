@@ -279,7 +279,7 @@ impl Shared {
             }
         }
         drop(state);
-        tracing::info!("joined the network: its secret was learnt by join token");
+        tracing::info!("joined the network: received its secret by join token");
     }
 
     /// Notifies the application if a peer takes this host for a copy of another.

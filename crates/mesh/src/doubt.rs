@@ -65,7 +65,7 @@ impl Standing {
         }
         match known {
             Some(last) if last > state.generation => {
-                Self::Older { by: "this host's run before".to_owned() }
+                Self::Older { by: "this host's previous run".to_owned() }
             }
             Some(_) => Self::Sure,
             None if members.is_empty() => Self::Sure,
@@ -102,17 +102,14 @@ impl Mesh {
         match &self.standing {
             Standing::Sure => None,
             Standing::Doubt(Doubt { copied: true, .. }) => Some(
-                "the saved state was copied from another place, a backup or another machine: waiting for another \
-                 member of the network to say that it is the newest (if this host is the copy of one that still runs: \
-                 weft stop, weft reset, and launch it again)"
+                "the saved state was copied from a backup or another machine: waiting for another member of the network to confirm that it is the newest (if this host is a copy of one that still runs: weft stop, weft reset, and launch it again)"
                     .to_owned(),
             ),
             Standing::Doubt(_) => {
-                Some("waiting for another member to say that the saved state is the newest".to_owned())
+                Some("waiting for another member to confirm that the saved state is the newest".to_owned())
             }
             Standing::Older { by } => Some(format!(
-                "the saved state is older than what {by} knows of this host, as from a restored backup: it would give \
-                 addresses twice. Put the newest state back, or: weft stop, weft reset, and launch it again"
+                "the saved state is older than the one known to {by}, as after restoring a backup: it would give addresses twice. Restore the newest state, or: weft stop, weft reset, and launch it again"
             )),
             Standing::Copy { reason, .. } => Some(reason.clone()),
         }

@@ -27,10 +27,10 @@ pub enum MeshError {
         range: Ipv4Net,
     },
     /// Configuration: the IPv6 range is not a /64.
-    #[error("IPv6 address range {0} is not a /64 network address")]
+    #[error("IPv6 address range {0} is not a /64 network address: use one such as fd00:1:2:3::/64")]
     BadRange6(Ipv6Net),
     /// Configuration: the nickname is empty, too long or has control characters.
-    #[error("a nickname has 1 to {max} bytes and no control characters", max = crate::limits::NICKNAME_BYTES_MAX)]
+    #[error("invalid nickname: use 1 to {max} bytes without control characters", max = crate::limits::NICKNAME_BYTES_MAX)]
     BadNickname,
     /// Configuration: the saved state belongs to another range.
     #[error(
@@ -152,7 +152,7 @@ pub enum Refusal {
     },
     /// The other end has this host's own identity.
     #[error(
-        "{host} has the same identity as this host: it is this host, or a copy of its disk. On a copy, run `weft reset` to give it an identity of its own"
+        "{host} has the same identity as this host: it is this host, or a copy of its disk. On a copy, run `weft reset` to give it a new identity"
     )]
     SameIdentity {
         /// The other host.
@@ -167,7 +167,7 @@ pub enum Refusal {
         what: String,
     },
     /// The table of members is full.
-    #[error("this host knows as many members as it can, {max}", max = crate::limits::MEMBERS_MAX)]
+    #[error("this host knows {max} members, which is the maximum", max = crate::limits::MEMBERS_MAX)]
     TooManyMembers,
 }
 
@@ -250,28 +250,28 @@ pub enum AddressError {
         example: IpAddr,
     },
     /// One host may hold only a limited number of addresses of another's range.
-    #[error("this host holds {max} addresses of the range of {host} already: choose an address of its own range", max = crate::limits::CLAIMS_PER_PEER_MAX)]
+    #[error("this host already holds {max} addresses of the range of {host}: choose an address of this host's range", max = crate::limits::CLAIMS_PER_PEER_MAX)]
     TooManyClaims {
         /// The owner.
         host: String,
     },
     /// The state directory cannot be written.
-    #[error("this host cannot keep a new address: {why}")]
+    #[error("this host cannot save a new address: {why}")]
     NotSaved {
         /// The error.
         why: String,
     },
     /// The host that owns the address cannot save the claim.
-    #[error("{host}, whose address it is, cannot save its state now: `weft status` there says why")]
+    #[error("{host} owns the address and cannot save its state now: `weft status` there says why")]
     OwnerCannotSave {
         /// The owner.
         host: String,
     },
     /// The owner's name is empty or too long.
-    #[error("a container's id has 1 to {max} bytes", max = crate::limits::NAME_BYTES_MAX)]
+    #[error("invalid container id: use 1 to {max} bytes", max = crate::limits::NAME_BYTES_MAX)]
     BadOwner,
     /// Too many requests wait.
-    #[error("{max} requests for addresses wait already: try again later", max = crate::limits::TICKETS_MAX)]
+    #[error("{max} requests for addresses are already waiting: try again later", max = crate::limits::TICKETS_MAX)]
     Busy,
     /// The container was released while it waited.
     #[error("the container was released before it had an address")]

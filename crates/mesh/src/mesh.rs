@@ -410,7 +410,7 @@ impl Mesh {
         let (version, all) = self.endpoints.local();
         let max = crate::limits::ENDPOINTS_PER_PEER_MAX;
         if all.len() >= max && all.iter().all(|known| known.mac != info.mac) {
-            return Err(MeshError::BadEndpoint("this host has as many endpoints as it may have"));
+            return Err(MeshError::BadEndpoint("this host has the maximum number of endpoints"));
         }
         if let Some(version) = self.endpoints.set_local(&info).filter(|new| *new != version) {
             let (add, remove) = (vec![info], Vec::new());

@@ -154,14 +154,14 @@ impl Mesh {
                 let ask = richest.filter(|other| self.free_of(*other) > 1);
                 let hint = match ask {
                     Some(other) => format!("ask {}", self.name_of(other)),
-                    None => "no host is known to have any".to_owned(),
+                    None => "no known host has any".to_owned(),
                 };
                 let name = &self.config.nickname;
                 (format!("{name} has no free addresses left in {within} to give; {hint}"), ask)
             }
             Granted::TooManyOpen => {
                 let name = &self.config.nickname;
-                (format!("{name} gave ranges before whose receipt was never confirmed"), None)
+                (format!("{name} waits for confirmation of ranges that it gave earlier"), None)
             }
         };
         self.send(peer, Message::RangeRefused { request, reason, ask });

@@ -261,7 +261,7 @@ impl Mesh {
         let others: Vec<String> =
             reasons.map(|(peer, why)| format!("{}: {why}", self.name_of(*peer))).collect();
         let others = if others.is_empty() {
-            "no other host is linked to give some".to_owned()
+            "no linked host can give more".to_owned()
         } else {
             others.join("; ")
         };

@@ -85,12 +85,12 @@ fn a_restored_state_gives_nothing_and_takes_no_range_back() {
         for _ in 0..3 {
             let why = refusal(&mut net, victim).unwrap_or_else(|| panic!("seed {seed}: it gave"));
             assert!(
-                why.contains("older than what") && why.contains("weft reset"),
+                why.contains("older than the one known") && why.contains("weft reset"),
                 "seed {seed}: {why}"
             );
         }
         let waiting = net.hosts[victim].mesh.as_ref().unwrap().ipam().waiting.unwrap();
-        assert!(waiting.contains("older than what"), "status says it: {waiting}");
+        assert!(waiting.contains("older than the one known"), "status says it: {waiting}");
         for (at, before) in others.iter().zip(&owned) {
             assert_eq!(
                 ranges_of(&net, victim, *at),
@@ -123,7 +123,7 @@ fn the_host_itself_knows_that_its_state_is_older() {
     net.blocked.extend([(0, 1), (1, 2)]);
     restore(&mut net, 1, &backup, Origin { last_generation, copied: false });
     let why = refusal(&mut net, 1).unwrap();
-    assert!(why.contains("older than what this host's run before"), "{why}");
+    assert!(why.contains("older than the one known to this host's previous run"), "{why}");
 }
 
 #[test]
@@ -159,7 +159,7 @@ fn a_copied_state_gives_nothing_while_it_reaches_nobody() {
     restore(&mut net, 1, &disk, COPIED);
     for _ in 0..20 {
         let why = refusal(&mut net, 1).unwrap();
-        assert!(why.contains("copied from another place") && why.contains("weft reset"), "{why}");
+        assert!(why.contains("copied from a backup") && why.contains("weft reset"), "{why}");
     }
     let others = [net.id(0), net.id(2)];
     let mesh = net.hosts[1].mesh.as_mut().unwrap();

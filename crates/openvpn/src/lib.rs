@@ -41,7 +41,7 @@ pub enum PacketError {
     #[error("unknown opcode {0}; drop the packet")]
     UnknownOpcode(u8),
     /// Peer or caller: the packet is of another kind than the one to be read or written here.
-    #[error("opcode {0:?} does not belong here; drop the packet")]
+    #[error("unexpected opcode {0:?}; drop the packet")]
     WrongOpcode(Opcode),
     /// Peer: a session id of eight zero bytes; drop the packet.
     #[error("session id is all zero; drop the packet")]
@@ -50,19 +50,19 @@ pub enum PacketError {
     #[error("{0} acknowledgements, at most 8 are allowed; drop the packet")]
     TooManyAcks(usize),
     /// Peer: an acknowledgement packet that acknowledges nothing; drop it.
-    #[error("acknowledgement of nothing; drop the packet")]
+    #[error("acknowledgement without packet ids; drop the packet")]
     NoAcks,
     /// Peer: bytes behind the end of a packet that has no payload; drop it.
-    #[error("{0} bytes behind the end of the packet; drop it")]
+    #[error("{0} trailing bytes; drop the packet")]
     Trailing(usize),
     /// Peer: packet id 0 is never sent in the data channel; drop the packet.
-    #[error("data packet id 0; drop the packet")]
+    #[error("invalid data packet id 0; drop the packet")]
     ZeroPacketId,
     /// Peer: the length of the trailing client key cannot be; drop the packet.
-    #[error("wrapped client key of {0} bytes, which cannot be; drop the packet")]
+    #[error("invalid wrapped client key length {0}; drop the packet")]
     BadClientKey(usize),
     /// Peer: a frame of length 0 or longer than can be on a TCP connection; close it.
-    #[error("TCP frame of {0} bytes, which cannot be; close the connection")]
+    #[error("invalid TCP frame length {0}; close the connection")]
     BadFrame(usize),
     /// Caller: the fields contradict each other and no packet can say that.
     #[error("packet fields contradict each other: {0}")]

@@ -14,7 +14,7 @@ pub enum FragmentError {
     #[error("the packet may not be fragmented; answer with ICMP")]
     DontFragment,
     /// The MTU does not leave room for a header and 8 bytes.
-    #[error("an MTU of {0} bytes is too little for a fragment; drop the packet")]
+    #[error("an MTU of {0} bytes is too small for a fragment; drop the packet")]
     MtuTooSmall(usize),
 }
 

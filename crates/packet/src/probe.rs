@@ -26,7 +26,7 @@ pub enum ProbeError {
     #[error("an MTU of {0} bytes is less than a probe's headers ({MTU_MIN}); do not probe it")]
     MtuTooSmall(u16),
     /// The buffer is shorter than the frame.
-    #[error("a buffer of {have} bytes for a probe of {need}; give a larger one")]
+    #[error("a probe needs a buffer of {need} bytes, not {have}")]
     BufferTooSmall {
         /// Bytes of the frame.
         need: usize,

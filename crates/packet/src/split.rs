@@ -74,7 +74,7 @@ pub enum SplitError {
     /// The packet does not fit the path and may not be cut into equal segments. Answer with ICMP
     /// ([`crate::toobig`]), or fragment it.
     #[error(
-        "an IP packet of {packet} bytes (or its segment) on a path with an MTU of {mtu}: answer with ICMP or fragment"
+        "an IP packet (or segment) of {packet} bytes exceeds the path MTU {mtu}: answer with ICMP or fragment it"
     )]
     TooLong {
         /// Bytes of the IP packet, or of one segment's.
@@ -83,13 +83,13 @@ pub enum SplitError {
         mtu: usize,
     },
     /// The frame is shorter than its headers, or they are not those of the super-packet's type.
-    #[error("a super-packet whose headers are not those of its type; drop it")]
+    #[error("the headers of a super-packet do not match its type; drop it")]
     Malformed,
     /// A type of super-packet that Weft did not ask the kernel for.
-    #[error("an unknown type of super-packet ({0}); drop it")]
+    #[error("unknown super-packet type {0}; drop it")]
     UnknownType(u8),
     /// The segment size is 0 or more than the payload.
-    #[error("a segment size of {size} for a payload of {payload} bytes; drop the packet")]
+    #[error("invalid segment size {size} for a payload of {payload} bytes; drop the packet")]
     BadSegmentSize {
         /// Segment size as given.
         size: u16,
@@ -101,7 +101,7 @@ pub enum SplitError {
     TooManySegments(usize),
     /// The mark of a partial checksum is missing, outside the frame, or not at the checksum of the
     /// super-packet's transport header.
-    #[error("a partial checksum marked at {start} + {offset}, where none can be; drop the packet")]
+    #[error("invalid position of a partial checksum, {start} + {offset}; drop the packet")]
     BadChecksumMark {
         /// Offset of the checksummed bytes as given.
         start: u16,

@@ -215,23 +215,23 @@ pub enum MessageError {
     #[error("a path message from a peer without a link: report the link first")]
     UnknownPeer,
     /// The peer names a path that no two hosts can have, such as a raw one to a userspace engine.
-    #[error("the peer offered a path that no two hosts can have: update the older host")]
+    #[error("the peer offered an unknown kind of path: update the older host")]
     NoSuchPath,
     /// The peer wants packets of an address-bound kernel SA at another address than its link's, which is
     /// proven.
-    #[error("the peer wants its packets at an address that its link does not come from")]
+    #[error("the peer asked for packets at an address that is not its link's")]
     ForeignAddress,
     /// The peer chose a cipher that this host does not take.
-    #[error("the peer chose a cipher that this host did not name: update the older host")]
+    #[error("the peer chose a cipher that this host did not offer: update the older host")]
     WrongCipher,
     /// The peer's offer has no lane, too many lanes, or a lane twice.
-    #[error("the peer's offer has no lane, more than {LANES_MAX}, or one twice")]
+    #[error("the peer's offer has no lanes, more than {LANES_MAX}, or a duplicate")]
     WrongLanes,
     /// An SPI is reserved, named twice, or was already offered with the same nonce in this session.
     #[error("the peer offered a reserved SPI, or an SA that it offered before")]
     WrongSpi,
     /// Packets cannot be sent to the offered address or port.
-    #[error("the peer wants packets at an address or port where none can be sent")]
+    #[error("the peer asked for packets at an invalid address or port")]
     WrongAddress,
     /// The MTU is below the minimum that every IP host takes.
     #[error("the peer named a link MTU below {LINK_MTU_MIN}")]

@@ -224,7 +224,7 @@ impl Device {
         if config.mode == Mode::Mp
             && let Err(error) = tun::send_no_redirects(tun.name())
         {
-            tracing::warn!(device = tun.name(), %error, "cannot switch ICMP redirects off");
+            tracing::warn!(device = tun.name(), %error, "cannot disable ICMP redirects");
         }
         let offloads = if config.offloads { offload::self_test()? } else { Offloads::NONE };
         let granted = tun.offloads();

@@ -144,6 +144,6 @@ const fn port_token(id: u64, queue: usize) -> u64 {
 
 fn stop_waiting(poller: &Poller, (port, queue): &OneQueue) {
     if let Err(error) = poller.remove(port.queues()[*queue].tap()) {
-        tracing::debug!(%error, mac = %port.mac(), "a queue was not waited for");
+        tracing::debug!(%error, mac = %port.mac(), "cannot wait for a queue");
     }
 }

@@ -108,10 +108,13 @@ impl SocketBuckets {
             sockets.push(UdpSocket::bind_shared(address, port)?);
         }
         let cuts = sockets[CUTTING].allow_fragments();
-        cuts.map_err(|source| EngineError::Kernel { what: "let UDP datagrams be cut", source })?;
+        cuts.map_err(|source| EngineError::Kernel {
+            what: "allow fragments of UDP datagrams",
+            source,
+        })?;
         if !merging {
             let stopped = sockets.iter_mut().try_for_each(UdpSocket::stop_merging);
-            stopped.map_err(|source| EngineError::Kernel { what: "turn UDP_GRO off", source })?;
+            stopped.map_err(|source| EngineError::Kernel { what: "disable UDP_GRO", source })?;
         }
         Ok(Self { sockets: sockets.into_iter().map(Arc::new).collect() })
     }
@@ -133,7 +136,7 @@ impl SocketBuckets {
         if let Err(error) = steer::by_lane_and_source(&self.sockets[0], workers) {
             tracing::warn!(
                 %error,
-                "the kernel does not steer by lane and peer: workers share SAs, and peers queues"
+                "the kernel does not steer by lane and peer: workers share SAs, and peers share queues"
             );
         }
     }

@@ -55,7 +55,7 @@ impl TapQueues {
         }
         if !offloads && let Some(tap) = taps.first_mut() {
             let stopped = tap.stop_offloads();
-            let what = "turn a TAP device's offloads off";
+            let what = "disable a TAP device's offloads";
             stopped.map_err(|source| EngineError::Kernel { what, source })?;
         }
         Ok(Self { taps: taps.into() })
@@ -80,7 +80,7 @@ impl TapQueues {
     /// many workers by flow, and to each one's by sender.
     pub(crate) fn steer(&self, steering: &FrameSteering, workers: usize) {
         if let Err(error) = steering.steer(self.writer(), workers) {
-            tracing::warn!(%error, workers, "the kernel shares frames out to as many workers as before");
+            tracing::warn!(%error, workers, "the kernel still distributes frames to the old number of workers");
         }
     }
 }
@@ -93,8 +93,7 @@ pub(crate) fn steering() -> Option<Arc<FrameSteering>> {
         Err(error) => {
             tracing::warn!(
                 %error,
-                "the kernel does not share frames out by container (eBPF, CAP_BPF): one that \
-                 sends too much takes the room of others"
+                "the kernel does not distribute frames by container (eBPF, CAP_BPF): a container that sends too much fills the queues of others"
             );
             None
         }

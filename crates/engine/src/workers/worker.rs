@@ -197,7 +197,7 @@ impl Worker {
                 tracing::debug!(?sending, %error, "not sent");
             }
             Err(error) => {
-                tracing::warn!(?sending, %error, "the engine could not send what it was told to");
+                tracing::warn!(?sending, %error, "the engine could not send a requested packet");
             }
         }
     }

@@ -20,7 +20,7 @@ mod errno {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DeviceError {
     /// An attribute that the command needs.
-    #[error("{0} is missing: give it")]
+    #[error("missing attribute: {0}")]
     Missing(&'static str),
     /// A number that is too large for the field.
     #[error("{what} {value} is too large: at most {max}")]
@@ -33,10 +33,10 @@ pub enum DeviceError {
         max: u32,
     },
     /// Remote port 0.
-    #[error("remote port 0 cannot be sent to: give the peer's UDP port")]
+    #[error("invalid remote port 0: give the peer's UDP port")]
     PortZero,
     /// Two remote addresses.
-    #[error("a remote IPv4 and a remote IPv6 address: a peer has one of them")]
+    #[error("both a remote IPv4 and a remote IPv6 address: give one of them")]
     TwoRemotes,
     /// A remote port by itself.
     #[error("a remote port without a remote address: give both or neither")]
@@ -54,9 +54,7 @@ pub enum DeviceError {
     #[error("keepalive needs both interval and timeout: give both (0 and 0 for none)")]
     HalfKeepalive,
     /// A peer of a device that has only one.
-    #[error(
-        "a VPN address for the peer of a p2p device, which everything is sent to: leave it out"
-    )]
+    #[error("the peer of a p2p device has no VPN address: leave it out")]
     UnexpectedVpnAddress,
     /// A peer that nothing would ever be sent to.
     #[error("no VPN address for a peer of an mp device: give an IPv4 or IPv6 address, or both")]
@@ -65,22 +63,24 @@ pub enum DeviceError {
     #[error("no remote address for a peer over UDP: give address and port")]
     NoRemote,
     /// A peer over TCP with an address, which its connection has.
-    #[error("a remote address for a peer over TCP, whose connection has one: leave it out")]
+    #[error("a peer over TCP has the remote address of its connection: leave it out")]
     UnexpectedRemote,
     /// IPv6 over a socket that has IPv4 only, or the reverse.
-    #[error("the socket cannot send to the remote address's family: open one of that family")]
+    #[error("the socket's address family cannot reach the remote address: open one of that family")]
     WrongFamily,
     /// A cipher that no device has.
     #[error("no such cipher: give aes-gcm or chacha20-poly1305")]
     UnknownCipher,
     /// A key of a length that its cipher has not.
-    #[error("a cipher key of {bytes} bytes: AES-GCM takes 16, 24 or 32, ChaCha20-Poly1305 32")]
+    #[error(
+        "invalid cipher key length {bytes}: AES-GCM takes 16, 24 or 32 bytes, ChaCha20-Poly1305 32"
+    )]
     KeyLength {
         /// The given length, in bytes.
         bytes: usize,
     },
     /// Not there (any more).
-    #[error("no peer {0} on this device: it was never made, or is gone")]
+    #[error("no peer {0} on this device: it was never created, or is gone")]
     NoPeer(u32),
     /// Not there (any more).
     #[error("no key in the {slot} slot of peer {peer_id}: it was never installed, or is gone")]
@@ -91,21 +91,21 @@ pub enum DeviceError {
         slot: Slot,
     },
     /// Already there.
-    #[error("peer {0} exists on this device: change it, or delete it first")]
+    #[error("peer {0} already exists on this device: change it, or delete it first")]
     PeerExists(u32),
     /// Another peer has the VPN address.
     #[error(
-        "a peer of this device has one of the VPN addresses: give another, or delete that peer"
+        "another peer of this device has one of the VPN addresses: give another, or delete that peer"
     )]
     VpnAddressTaken,
     /// No such device.
-    #[error("no device has this number: it was never made, or is removed")]
+    #[error("no device has this number: it was never created, or was removed")]
     NoDevice,
     /// Somebody else's device.
-    #[error("the device is no data channel device: name another")]
+    #[error("the device is not a data channel device: name another")]
     WrongDevice,
     /// The descriptor cannot carry packets.
-    #[error("the descriptor is no UDP socket and no connected TCP socket: give one")]
+    #[error("the descriptor is neither a UDP socket nor a connected TCP socket")]
     NotASocket,
     /// The socket serves something else.
     #[error("the socket serves another device, or carries another encapsulation: open another")]
@@ -114,7 +114,7 @@ pub enum DeviceError {
     #[error("the packet was not sent ({0}): send it again later")]
     NotSent(std::io::ErrorKind),
     /// No room.
-    #[error("the device has {0} peers, which is all that it takes: delete some first")]
+    #[error("the device has its maximum of {0} peers: delete some first")]
     TooManyPeers(usize),
 }
 

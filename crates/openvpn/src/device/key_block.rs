@@ -37,14 +37,14 @@ pub struct KeyBlock(Zeroizing<[u8; KEY_BLOCK_BYTES]>);
 pub enum KeyFileError {
     /// The lines around it are missing.
     #[error(
-        "no static key file: the line {BEGIN:?} or {END:?} is missing; make one with openvpn --genkey secret FILE"
+        "not a static key file: the line {BEGIN:?} or {END:?} is missing; make one with openvpn --genkey secret FILE"
     )]
     NotAFile,
     /// Something else than hexadecimal digits.
     #[error("line {0} of the key file is not hexadecimal: restore the file")]
     NotHexadecimal(usize),
     /// Too little or too much.
-    #[error("the key file has {0} bytes of key instead of {KEY_BLOCK_BYTES}: restore the file")]
+    #[error("invalid key length {0} in the key file, expected {KEY_BLOCK_BYTES}: restore the file")]
     WrongLength(usize),
 }
 

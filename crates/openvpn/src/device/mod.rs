@@ -69,7 +69,7 @@ impl FromStr for Mode {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let known = [Self::P2p, Self::Mp].into_iter().find(|mode| mode.name() == text);
-        known.ok_or_else(|| format!("{text:?} is no mode of a device: give p2p or mp"))
+        known.ok_or_else(|| format!("invalid mode {text:?}: give p2p or mp"))
     }
 }
 
@@ -107,7 +107,7 @@ impl FromStr for Slot {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let known = Self::ALL.into_iter().find(|slot| slot.name() == text);
-        known.ok_or_else(|| format!("{text:?} is no slot of a key: give primary or secondary"))
+        known.ok_or_else(|| format!("invalid key slot {text:?}: give primary or secondary"))
     }
 }
 

@@ -154,7 +154,7 @@ pub const fn change_fits(transport: Transport, change: &PeerChange) -> Result<()
 /// It is empty, or longer than [`CONTROL_PACKET_BYTES_MAX`].
 pub fn control_packet(packet: &[u8]) -> Result<u16, DeviceError> {
     match u16::try_from(packet.len()) {
-        Ok(0) => Err(DeviceError::Missing("a packet with bytes in it")),
+        Ok(0) => Err(DeviceError::Missing("the packet's bytes")),
         Ok(length) => Ok(length),
         Err(_) => Err(DeviceError::TooLarge {
             what: "a packet's length",
