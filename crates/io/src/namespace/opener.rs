@@ -136,7 +136,7 @@ fn ended(error: io::Error) -> io::Error {
     match error.kind() {
         io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => io::Error::new(
             io::ErrorKind::BrokenPipe,
-            "the process that opens containers' namespaces for weft has ended; restart weft",
+            "the process that opens containers' namespaces for weft has exited; restart weft",
         ),
         io::ErrorKind::WouldBlock => io::Error::new(
             io::ErrorKind::TimedOut,

@@ -98,7 +98,7 @@ fn a_device_that_cannot_be_removed_is_held_on() -> anyhow::Result<()> {
         // For the request, and none for a socket to remove the device by.
         let before = leave_one_descriptor(pid)?;
         let (code, said) = refused(host, &["del-iface", DEVICE])?;
-        anyhow::ensure!(code == Some(1) && said.contains("not removed"), "{engine}: {said}");
+        anyhow::ensure!(code == Some(1) && said.contains("cannot remove"), "{engine}: {said}");
         let shown = dco(host, &["get-iface", DEVICE])?;
         anyhow::ensure!(shown["name"] == DEVICE && has_device(host, DEVICE)?, "{engine}: {shown}");
         holder.signal(Signal::TERM);

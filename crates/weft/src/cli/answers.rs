@@ -38,13 +38,13 @@ pub(super) fn wait(runtime_dir: &Path) -> anyhow::Result<ExitCode> {
             }
             Answer::Refused(line) if begun.elapsed() >= REFUSAL_SETTLES => {
                 output::progress(&format!(
-                    "weft: not joined: {line}; weft goes on trying; to start anew: weft stop, then weft launch"
+                    "weft: not joined: {line}; weft keeps trying; to start over: weft stop, then weft launch"
                 ));
                 return Ok(ExitCode::FAILURE);
             }
             Answer::Waiting(line) if begun.elapsed() >= ANSWER_LIMIT => {
                 output::progress(&format!(
-                    "no answer yet from {line}; weft goes on trying: weft status connections"
+                    "no answer yet from {line}; weft keeps trying, see weft status connections"
                 ));
                 return Ok(ExitCode::SUCCESS);
             }

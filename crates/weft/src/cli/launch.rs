@@ -44,7 +44,7 @@ pub(super) fn launch(
         .map_err(|error| ApiError::new(ErrorKind::BadRequest, error))?;
     if detached {
         let secrets: Secrets = serde_json::from_reader(std::io::stdin().lock())
-            .context("a detached daemon is started by weft launch only")?;
+            .context("only weft launch starts a detached daemon; leave out --detached")?;
         settings.password = secrets.password;
         settings.token = secrets.token;
         return Ok(run_detached(settings));
@@ -100,7 +100,7 @@ fn hand_over_secrets(child: &mut Child, settings: &Settings) -> anyhow::Result<(
     let secrets = Secrets { password: settings.password.clone(), token: settings.token.clone() };
     let secrets = Zeroizing::new(serde_json::to_vec(&secrets)?);
     let mut stdin = child.stdin.take().context("the daemon has no standard input")?;
-    stdin.write_all(&secrets).context("the daemon ended before it started")
+    stdin.write_all(&secrets).context("the daemon exited before it was ready")
 }
 
 fn wait_for_readiness(child: &mut Child, log: &Path) -> anyhow::Result<Readiness> {
@@ -117,7 +117,7 @@ fn wait_for_readiness(child: &mut Child, log: &Path) -> anyhow::Result<Readiness
         match receiver.recv_timeout(Duration::from_secs(1)) {
             Ok(line) => {
                 return serde_json::from_str(&line).map_err(|_| {
-                    anyhow::anyhow!("the daemon ended while it started; {log} says why")
+                    anyhow::anyhow!("the daemon exited during start-up; {log} says why")
                 });
             }
             Err(_) if waited >= 2 => output::progress("waiting for the daemon to answer ..."),
@@ -126,7 +126,7 @@ fn wait_for_readiness(child: &mut Child, log: &Path) -> anyhow::Result<Readiness
     }
     let _ = child.kill();
     let _ = child.wait();
-    bail!("the daemon did not answer within {START_TIMEOUT_S} s and was ended; {log} says why")
+    bail!("the daemon did not answer within {START_TIMEOUT_S} s and was stopped; {log} says why")
 }
 
 /// The daemon's own side of [`start_detached`].

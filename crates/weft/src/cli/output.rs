@@ -124,7 +124,7 @@ pub(super) fn workers(workers: &Workers) -> String {
     let mut text =
         format!("{workers} of 1 to {workers_max} workers; {workers_default} by default here\n");
     if lanes > workers {
-        let _ = writeln!(text, "they serve the {lanes} lanes that peers have been offered");
+        let _ = writeln!(text, "they serve the {lanes} lanes offered to peers");
     }
     text
 }
@@ -183,7 +183,7 @@ fn limits(connections: &[Connection]) -> String {
 
 pub(super) fn paths(paths: &[Path]) -> String {
     if paths.is_empty() {
-        return "no paths; weft status connections says how far each connection is".into();
+        return "no paths; see weft status connections for the state of each connection".into();
     }
     let or_dash = |text: &Option<String>| text.clone().unwrap_or_else(|| "-".into());
     let mut table = table(&[
@@ -277,7 +277,7 @@ pub(super) fn detached(detached: &Detached) -> String {
 
 pub(super) fn attachments(attachments: &[Attachment]) -> String {
     if attachments.is_empty() {
-        return "nothing is attached; plug a container in with: weft attach CONTAINER".into();
+        return "no containers attached; attach one with: weft attach CONTAINER".into();
     }
     let mut table =
         table(&["CONTAINER", "STATE", "MAC", "ADDRESSES", "MTU", "SINCE", "PORT", "ID", "REASON"]);
@@ -305,19 +305,17 @@ pub(super) fn attachments(attachments: &[Attachment]) -> String {
 
 /// A note on direct ports for every output that mentions them.
 const PAST_THE_SWITCH: &str =
-    "rules, limits and captures on the switch do not see their frames to and from other hosts";
+    "rules, limits and captures on the switch do not see frames to and from other hosts";
 
 /// The directories that a reset deleted and left.
 pub(super) fn reset(done: &Reset, asked: &std::path::Path) -> String {
     let mut text = match &done.state {
         Some(dir) => format!(
-            "weft is reset: interfaces are gone, and identity, ranges and secret with {}",
+            "weft is reset: removed its interfaces, and identity, ranges and secret in {}",
             dir.display()
         ),
         None => format!(
-            "interfaces of weft are gone. Identity, ranges and secret are not: {} holds none. If weft \
-             was launched with another --state-dir, name it: weft reset --state-dir DIR. Until then \
-             direct ports stay in their containers",
+            "removed the interfaces of weft, but {} holds no identity, ranges or secret. If weft was launched with another --state-dir, name it: weft reset --state-dir DIR. Until then direct ports stay in their containers",
             asked.display()
         ),
     };
@@ -325,8 +323,7 @@ pub(super) fn reset(done: &Reset, asked: &std::path::Path) -> String {
         let left = left.display();
         let _ = write!(
             text,
-            "\nthe last daemon here kept its state in {left}, which is as it was: weft reset \
-             --state-dir {left}"
+            "\nthe last daemon here kept its state in {left}, which is unchanged: weft reset --state-dir {left}"
         );
     }
     text
@@ -338,7 +335,7 @@ pub(super) fn invitation(invitation: &Invitation) -> String {
         let minutes = invitation.token_lifetime_s.unwrap_or(0) / 60;
         let _ = write!(
             text,
-            "and give it this token when asked (good once, for {minutes} minutes):\n  {token}\n"
+            "and give it this token when asked (valid once, for {minutes} minutes):\n  {token}\n"
         );
     }
     if let Some(narrow) = &invitation.narrow_link {

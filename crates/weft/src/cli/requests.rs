@@ -132,7 +132,7 @@ async fn stop(json: bool, daemon: &Client, runtime_dir: &Path) -> anyhow::Result
 
 async fn reset(args: ResetArgs, daemon: &Client, runtime_dir: &Path) -> anyhow::Result<()> {
     if !args.force && !confirmed(&args.state_dir)? {
-        bail!("nothing was changed; use --force to reset without being asked");
+        bail!("nothing was changed; use --force to reset without confirmation");
     }
     match daemon.ask::<call::Stop>().await {
         Ok(_) => daemon::wait_until_stopped(runtime_dir, output::progress).await?,
@@ -148,8 +148,7 @@ fn confirmed(state_dir: &Path) -> anyhow::Result<bool> {
         return Ok(false);
     }
     output::ask(&format!(
-        "This stops weft, detaches every container and deletes {}. Other hosts will know this one \
-         no more. Type yes to go on: ",
+        "This stops weft, detaches every container and deletes {}. Other hosts will no longer know this host. Type yes to continue: ",
         state_dir.display()
     ))?;
     let mut answer = String::new();

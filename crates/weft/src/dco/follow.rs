@@ -50,7 +50,7 @@ impl Held {
                     self.resynchronise(client).await;
                 }
                 Err(error) => {
-                    tracing::warn!(%error, device = %self.name, "its peers are not watched now");
+                    tracing::warn!(%error, device = %self.name, "cannot watch its peers now");
                     tokio::time::sleep(RETRY).await;
                     if let Ok(new) = OvpnWatch::open().await {
                         *watch = new;
@@ -100,7 +100,7 @@ impl Held {
             Ok(_) => {}
             Err(error) if is_gone(&error) => lock(&self.book).remove(id),
             Err(error) => {
-                tracing::warn!(peer = id, %error, "what is kept of a deleted peer may stay");
+                tracing::warn!(peer = id, %error, "the record of a deleted peer may stay");
             }
         }
     }
@@ -109,7 +109,7 @@ impl Held {
     async fn resynchronise(&self, client: &OvpnClient) {
         self.lines.say(&json!({"name": "lost", "msg": {"ifindex": self.index}}));
         while let Err(error) = self.tell_missed(client).await {
-            tracing::warn!(%error, device = %self.name, "what became of its peers is not known");
+            tracing::warn!(%error, device = %self.name, "cannot read the state of its peers");
             tokio::time::sleep(RETRY).await;
         }
     }
@@ -160,7 +160,7 @@ impl Held {
     async fn follow_routes(&self, device: &Device) -> Infallible {
         loop {
             let Err(error) = self.give_routes(device).await;
-            tracing::warn!(%error, device = %self.name, "its routes are not followed now");
+            tracing::warn!(%error, device = %self.name, "cannot follow its routes now");
             tokio::time::sleep(RETRY).await;
         }
     }
@@ -176,7 +176,7 @@ impl Held {
             };
             let left_out = device.set_routes(&routes.iter().map(route).collect::<Vec<_>>());
             if left_out > 0 {
-                tracing::warn!(left_out, device = %self.name, "it does not take all its routes");
+                tracing::warn!(left_out, device = %self.name, "it does not accept all its routes");
             }
         }
     }

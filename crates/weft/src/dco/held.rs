@@ -72,8 +72,7 @@ impl Held {
         };
         let (device, index) = match engine {
             Engine::Kernel if words.path_mtu.is_some() => {
-                let text = "the kernel's device does not ask what the way carries: give an --mtu \
-                            that leaves room, or --engine userspace";
+                let text = "the kernel's device has no --path-mtu: give an --mtu that leaves room, or --engine userspace";
                 return Err(ApiError::new(ErrorKind::BadRequest, text));
             }
             Engine::Kernel => Self::new_kernel(words).await?,
@@ -92,7 +91,7 @@ impl Held {
         };
         if let Err(error) = weft_io::tun::set_mtu(&words.device, words.mtu) {
             held.end_or_warn().await;
-            let text = format!("{} takes no MTU of {}: {error}", words.device, words.mtu);
+            let text = format!("cannot set an MTU of {} on {}: {error}", words.mtu, words.device);
             return Err(ApiError::new(ErrorKind::BadRequest, text));
         }
         Ok(held)
@@ -165,15 +164,16 @@ impl Held {
     pub(super) async fn end(&self) -> Result<(), ApiError> {
         let remove = async { Kernel::new()?.remove_ovpn_device_by_index(self.index).await };
         // A device that is already gone is fine.
-        remove.await.map(|_| ()).map_err(|error| {
-            internal(format!("{} is not removed and stays, try again: {error}", self.name))
-        })
+        remove
+            .await
+            .map(|_| ())
+            .map_err(|error| internal(format!("cannot remove {}: {error}; try again", self.name)))
     }
 
     /// Removes the device, and logs a failure that no caller can receive.
     pub(super) async fn end_or_warn(&self) {
         if let Err(error) = self.end().await {
-            tracing::error!(error = %error.error, "a device is left over: remove it with ip link");
+            tracing::error!(error = %error.error, "cannot remove a leftover device: remove it with ip link");
         }
     }
 
@@ -251,7 +251,7 @@ impl Held {
             Either::Userspace { device, .. } => device.delete_peer(id).map_err(device_refused),
         };
         if let Err(error) = deleted {
-            tracing::warn!(peer = id, error = %error.error, "a refused peer is still there");
+            tracing::warn!(peer = id, error = %error.error, "cannot remove a refused peer");
         }
     }
 
@@ -437,7 +437,7 @@ fn fitting(mtu: u32) -> Result<u16, ApiError> {
     let fitting = u16::try_from(mtu).ok().filter(|mtu| *mtu <= MTU_MAX);
     fitting.ok_or_else(|| {
         let text = format!(
-            "an MTU of {mtu} leaves no room for its packets in a datagram: give at most {MTU_MAX}"
+            "packets of an MTU of {mtu} do not fit into a datagram: give at most {MTU_MAX}"
         );
         ApiError::new(ErrorKind::BadRequest, text)
     })
@@ -481,8 +481,7 @@ fn conflict(error: impl std::fmt::Display) -> ApiError {
 /// Another program's device, or the kernel device that a killed process has left.
 fn name_taken(device: &str) -> ApiError {
     conflict(format!(
-        "there is a device {device} already, and no process that holds it: give another name, or remove \
-         it (ip link del {device})"
+        "device {device} already exists, and no process holds it: give another name, or remove it (ip link del {device})"
     ))
 }
 

@@ -77,7 +77,7 @@ pub(super) async fn hold(
     };
     holder.held.end_or_warn().await;
     let _ = std::fs::remove_dir_all(&holder.directory);
-    served.context("the device's process cannot answer any more")
+    served.context("the device's process can no longer answer")
 }
 
 fn listen_in(directory: &Path) -> anyhow::Result<ApiListener> {
@@ -143,7 +143,7 @@ impl Holder {
             tokio::select! {
                 () = self.ended.notified() => break,
                 () = signals.next() => if let Err(error) = self.end().await {
-                    tracing::error!(error = %error.error, "asked to end by a signal, in vain");
+                    tracing::error!(error = %error.error, "cannot stop after a signal");
                 },
             }
         }

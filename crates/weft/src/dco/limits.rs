@@ -32,7 +32,7 @@ impl Held {
             Err(error) => {
                 // Without a device there are no keys to check.
                 if !is_gone(&error) {
-                    tracing::warn!(%error, device = %self.name, "its counters are not read");
+                    tracing::warn!(%error, device = %self.name, "cannot read its counters");
                 }
                 return;
             }
@@ -41,7 +41,7 @@ impl Held {
         for (peer_id, slot, key_id) in used_up {
             match client.delete_key(self.index, peer_id, slot).await {
                 Err(error) if !is_gone(&error) => {
-                    tracing::warn!(%error, peer = peer_id, key = key_id, "a key that is used up stays");
+                    tracing::warn!(%error, peer = peer_id, key = key_id, "cannot delete an exhausted key");
                     continue;
                 }
                 _ => {}

@@ -91,7 +91,7 @@ impl Book {
             if let Way::Tcp(connection) = &mut kept.way
                 && let Err(error) = connection.read_again(reading)
             {
-                tracing::warn!(peer = id, %error, "packets of the control channel are not read");
+                tracing::warn!(peer = id, %error, "cannot read packets of the control channel");
             }
         }
     }

@@ -47,7 +47,7 @@ impl Reading {
                 match socket.recv_from(&mut buffer).await {
                     Ok((len, source)) => reading.tell(Some(source), &buffer[..len]),
                     Err(error) => {
-                        tracing::warn!(%error, "a packet of the control channel was not read");
+                        tracing::warn!(%error, "cannot read a packet of the control channel");
                         tokio::time::sleep(READ_PAUSE).await;
                     }
                 }
@@ -141,8 +141,7 @@ impl Sockets {
         }
         opened.map_err(|error| {
             let text = format!(
-                "cannot open a UDP socket on {local}: {error}; give an address of this host and a \
-                 port that is free"
+                "cannot open a UDP socket on {local}: {error}; give an address of this host and a free port"
             );
             ApiError::new(ErrorKind::Conflict, text)
         })
@@ -220,7 +219,7 @@ pub(super) async fn connect(carrier: &Carrier) -> io::Result<TcpStream> {
 pub(super) fn set_mark(socket: impl AsFd, mark: Option<u32>) -> Result<(), ApiError> {
     let Some(mark) = mark else { return Ok(()) };
     weft_io::udp::set_mark(socket, mark).map_err(|error| {
-        let text = format!("the socket cannot be marked: {error}; marks need CAP_NET_ADMIN");
+        let text = format!("cannot set the socket's mark: {error}; marks need CAP_NET_ADMIN");
         ApiError::new(ErrorKind::Conflict, text)
     })
 }

@@ -35,7 +35,7 @@ pub(super) fn record(state_dir: &Path, fingerprint: &[u8; 32]) -> Result<Recorde
     let path = state_dir.join(USED_KEYS);
     let failed = |error: io::Error| {
         let text = format!(
-            "cannot record in {} which key was used: {error}; free the disk, or name another directory by --state-dir",
+            "cannot record the used key in {}: {error}; free disk space, or give another directory with --state-dir",
             path.display()
         );
         ApiError::new(ErrorKind::Unavailable, text)
@@ -45,15 +45,14 @@ pub(super) fn record(state_dir: &Path, fingerprint: &[u8; 32]) -> Result<Recorde
     let (mut file, known) = read(&path).map_err(failed)?;
     let line: String = fingerprint.iter().map(|byte| format!("{byte:02x}")).collect();
     if known.lines().any(|known| known == line) {
-        let text = "this host has sealed with this half of the key file before: a second time would use \
-                    the same nonces again; make a new key with openvpn --genkey secret FILE";
+        let text = "this host has sealed with this half of the key file before, and would repeat nonces; make a new key with openvpn --genkey secret FILE";
         return Err(ApiError::new(ErrorKind::Conflict, text));
     }
     // A line that a power cut left unfinished is overwritten.
     let whole = known.len() - known.len() % LINE_BYTES;
     if whole / LINE_BYTES >= USED_KEYS_MAX {
         let text = format!(
-            "{} names {USED_KEYS_MAX} used keys, the most that it holds; destroy those keys, then delete it",
+            "{} lists {USED_KEYS_MAX} used keys, which is the maximum; destroy those keys, then delete it",
             path.display()
         );
         return Err(ApiError::new(ErrorKind::Unavailable, text));
@@ -111,7 +110,7 @@ fn read(path: &PathBuf) -> io::Result<(File, String)> {
     (&mut file).take(limit).read_to_end(&mut bytes)?;
     String::from_utf8(bytes)
         .map(|known| (file, known))
-        .map_err(|_| io::Error::new(io::ErrorKind::InvalidData, "it holds something else"))
+        .map_err(|_| io::Error::new(io::ErrorKind::InvalidData, "it has another format"))
 }
 
 #[cfg(test)]

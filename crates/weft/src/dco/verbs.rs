@@ -87,13 +87,14 @@ fn request(command: DcoCommand) -> anyhow::Result<(String, bool, Request)> {
         }
         DcoCommand::Packet(packet) => {
             let bytes = bytes_of(&packet.bytes).ok_or_else(|| {
-                let text = "a packet is an even number of hexadecimal digits, at least two";
+                let text =
+                    "invalid packet: give an even number of hexadecimal digits, at least two";
                 ApiError::new(ErrorKind::BadRequest, text)
             })?;
             (packet.device, packet.json, Request::Packet { peer: packet.peer, bytes })
         }
         DcoCommand::NewIface(_) | DcoCommand::Hold(_) | DcoCommand::Listen(_) => {
-            bail!("no request to a device")
+            bail!("not a request to a device")
         }
     })
 }
@@ -109,7 +110,7 @@ fn nobody(device: &str, error: ClientError) -> anyhow::Error {
         ClientError::NotRunning(_) => ApiError::new(
             ErrorKind::NotFound,
             format!(
-                "no process holds a device {device}: make one with weft dco new-iface {device}"
+                "no process holds a device {device}: create one with weft dco new-iface {device}"
             ),
         )
         .into(),
@@ -124,7 +125,7 @@ fn new_iface(
     runtime: &tokio::runtime::Runtime,
 ) -> anyhow::Result<()> {
     if runtime.block_on(ask(&words.device, runtime_dir, &Request::Show)).is_ok() {
-        let text = format!("a process holds a device {} already", words.device);
+        let text = format!("a process already holds device {}", words.device);
         return Err(ApiError::new(ErrorKind::Conflict, text).into());
     }
     let program = std::env::current_exe().context("cannot find this program's own file")?;
@@ -152,7 +153,7 @@ fn new_iface(
             let _ = child.wait();
             Err(error.into())
         }
-        Err(_) => bail!("the process that was to hold the device ended without a word"),
+        Err(_) => bail!("the process that should hold the device exited without an error message"),
     }
 }
 
@@ -160,7 +161,7 @@ fn new_iface(
 /// log stays when the device is gone.
 fn open_log(device: &str, runtime_dir: &Path) -> anyhow::Result<File> {
     if device.contains('/') || device.is_empty() {
-        let text = format!("{device:?} cannot name a network device: 1 to 15 bytes, without slash");
+        let text = format!("invalid device name {device:?}: use 1 to 15 bytes without slash");
         return Err(ApiError::new(ErrorKind::BadRequest, text).into());
     }
     let devices = runtime_dir.join(DEVICES);

@@ -26,7 +26,7 @@ fn read(ipsec: bool) -> Result<Vec<Obstacle>, String> {
 
 fn findings(found: Vec<Obstacle>) -> Vec<Finding> {
     if found.is_empty() {
-        let detail = "no rule of nftables is seen that stops Weft";
+        let detail = "no nftables rule found that blocks Weft";
         return vec![Finding::new(NAME, State::Ok, detail)];
     }
     let finding = |Obstacle { chain, effect, remedy }| {

@@ -131,7 +131,7 @@ impl Diagnosis {
         warnings: &[String],
         hardening: &BTreeMap<String, String>,
     ) {
-        const ADVICE: &str = "where it is to see them: weft launch --port-mode bridge, by which containers get new interfaces";
+        const ADVICE: &str = "if it must see them: weft launch --port-mode bridge, which gives containers new interfaces";
         let finding =
             |line: &String| Finding::new("passed by", State::Without, line.clone()).advise(ADVICE);
         self.findings.extend(passed_by.iter().map(finding));
@@ -202,7 +202,7 @@ fn processor(aead: &[AeadFigure]) -> Finding {
 
 fn permission(granted: bool) -> Finding {
     match granted {
-        true => Finding::new("permission", State::Ok, "this process may change networks"),
+        true => Finding::new("permission", State::Ok, "this process may configure networks"),
         false => Finding::new("permission", State::Missing, "this process lacks CAP_NET_ADMIN")
             .advise("run as root, or give the container the capability NET_ADMIN"),
     }
@@ -211,12 +211,12 @@ fn permission(granted: bool) -> Finding {
 /// The link to other hosts, by its MTU.
 fn link(mtu: Option<u16>) -> Finding {
     let Some(mtu) = mtu else {
-        return Finding::new("link", State::Unknown, "there is no link to other hosts that is up");
+        return Finding::new("link", State::Unknown, "no link to other hosts is up");
     };
     match narrow_link(mtu, EngineChoice::Auto, SwitchKind::Bridge) {
         None => Finding::new("link", State::Ok, format!("MTU {mtu}")),
         Some(narrow) => Finding::new("link", State::Without, narrow)
-            .advise("raise the MTU of the link, or of the tunnel that it is"),
+            .advise("raise the MTU of the link or tunnel"),
     }
 }
 
@@ -233,8 +233,8 @@ fn tap_and_offloads() -> Vec<Finding> {
     };
     let segments = offloads.run_segments_max;
     let slower =
-        "a newer kernel has it: the vector engine works without, at a fraction of the speed";
-    let mut findings = vec![Finding::new("TAP device", State::Ok, "/dev/net/tun gives one")];
+        "boot a newer kernel: without it the vector engine works at a fraction of the speed";
+    let mut findings = vec![Finding::new("TAP device", State::Ok, "/dev/net/tun works")];
     for (name, verdict, what) in [
         ("TCP super-packets", &offloads.tap_tso, "to and from the TAP device".to_owned()),
         ("UDP super-packets", &offloads.tap_uso, "to the TAP device".to_owned()),
@@ -254,8 +254,7 @@ fn tap_and_offloads() -> Vec<Finding> {
     findings.push(match steer::FrameSteering::new() {
         Ok(_) => Finding::new("queue by container", State::Ok, "eBPF picks it on the TAP device"),
         Err(error) => Finding::new("queue by container", State::Without, error.to_string()).advise(
-            "give the process CAP_BPF: the vector engine works without, but a container that sends \
-             too much takes the room of others",
+            "give the process CAP_BPF: without it a container that sends too much fills the queues of others",
         ),
     });
     findings.push(match MacSet::new().and_then(|macs| macs.self_test()) {
@@ -263,7 +262,7 @@ fn tap_and_offloads() -> Vec<Finding> {
             Finding::new("ways past the switch", State::Ok, "direct ports and shortcuts (tcx)")
         }
         Err(error) => Finding::new("ways past the switch", State::Without, error.to_string())
-            .advise("take Linux 6.6 or later, with CAP_BPF: all frames take the switch without"),
+            .advise("use Linux 6.6 or later, with CAP_BPF: without it all frames take the switch"),
     });
     findings
 }
@@ -272,10 +271,9 @@ fn tap_and_offloads() -> Vec<Finding> {
 fn drivers(release: &str) -> Option<Finding> {
     let version = offload::kernel_version(release)?;
     SPOILING_RUNS.contains(&version).then(|| {
-        let detail = format!("Linux {release} spoils runs with some network drivers");
+        let detail = format!("Linux {release} corrupts runs with some network drivers");
         Finding::new("UDP_SEGMENT by driver", State::Unknown, detail).advise(
-            "take Linux 7.1.5 or later; until then, where little arrives of what this host sends: \
-             weft launch --no-offloads",
+            "use Linux 7.1.5 or later; until then, if few of this host's packets arrive: weft launch --no-offloads",
         )
     })
 }
@@ -350,9 +348,9 @@ impl Part {
             }
             Module::Absent => {
                 let without = if *needed { "" } else { "; Weft runs without it" };
-                (lacking, "absent", Some(format!("a kernel built with {option} has it{without}")))
+                (lacking, "absent", Some(format!("use a kernel built with {option}{without}")))
             }
-            Module::Unknown => (State::Unknown, "this kernel does not tell", None),
+            Module::Unknown => (State::Unknown, "the kernel does not say", None),
         };
         let finding = Finding::new(name, state, format!("{found} ({use_of_it})"));
         advice.into_iter().fold(finding, Finding::advise)
@@ -373,7 +371,7 @@ fn nft(found: bool) -> Finding {
 
 fn landlock(found: Result<(), &str>) -> Finding {
     match found {
-        Ok(()) => Finding::new("Landlock", State::Ok, "bounds where the daemon writes"),
+        Ok(()) => Finding::new("Landlock", State::Ok, "restricts the daemon's write access"),
         Err(why) => Finding::new("Landlock", State::Without, why)
             .advise("Weft runs without it, and may write to any file"),
     }
@@ -398,7 +396,7 @@ pub fn text(diagnosis: &Diagnosis) -> String {
     }
     let _ = writeln!(
         text,
-        "\nGbit/s of one core, {AEAD_BYTES} bytes a packet (*: taken for packets of this size)"
+        "\nGbit/s of one core, {AEAD_BYTES} bytes per packet (*: used for packets of this size)"
     );
     for figure in &diagnosis.aead {
         let AeadFigure { cipher, library, sealed_gbps, opened_gbps, seals, opens, .. } = figure;
