@@ -1,16 +1,15 @@
 //! The client side.
 
+use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use http_body_util::{BodyExt, Full, Limited};
+use http_body_util::BodyExt;
 use hyper::body::Bytes;
-use hyper_util::rt::TokioIo;
 use serde::de::DeserializeOwned;
-use tokio::net::UnixStream;
-use tokio::task::JoinSet;
 
 use crate::call::{Call, Method, Nothing};
+use crate::http::{HttpError, HttpLimits, HttpRequest};
 use crate::types::ApiError;
 
 /// Speaks to the daemon of one runtime directory.
@@ -84,7 +83,8 @@ impl Client {
         path: &str,
         mut take: impl FnMut(&str) -> bool,
     ) -> Result<(), ClientError> {
-        let mut answer = self.open(Method::Get, path, Bytes::new()).await?;
+        let request = http(Method::Get, path, Bytes::new());
+        let mut answer = request.open(&self.socket).await.map_err(|error| self.failed(error))?;
         let mut begun = Vec::new();
         while let Some(frame) = answer.body.frame().await {
             let frame = frame.map_err(|_| ClientError::Ended(self.socket.clone()))?;
@@ -108,10 +108,8 @@ impl Client {
         path: &str,
         body: Bytes,
     ) -> Result<T, ClientError> {
-        let answer = self.exchange(method, path, body);
-        let (status, body) = tokio::time::timeout(Duration::from_secs(ANSWER_TIMEOUT_S), answer)
-            .await
-            .map_err(|_| ClientError::TimedOut(self.socket.clone()))??;
+        let answer = http(method, path, body).exchange(&self.socket, LIMITS).await;
+        let (status, body) = answer.map_err(|error| self.failed(error))?;
         if status.is_success() {
             return serde_json::from_slice(&body).map_err(|error| self.malformed(error));
         }
@@ -121,50 +119,16 @@ impl Client {
         }
     }
 
-    async fn exchange(
-        &self,
-        method: Method,
-        path: &str,
-        body: Bytes,
-    ) -> Result<(hyper::StatusCode, Bytes), ClientError> {
-        let answer = self.open(method, path, body).await?;
-        let body = Limited::new(answer.body, ANSWER_BYTES_MAX)
-            .collect()
-            .await
-            .map_err(|error| self.malformed(error))?
-            .to_bytes();
-        Ok((answer.status, body))
-    }
-
-    /// Sends a request, and returns once the answer has begun.
-    async fn open(&self, method: Method, path: &str, body: Bytes) -> Result<Opened, ClientError> {
-        let stream =
-            UnixStream::connect(&self.socket).await.map_err(|error| match error.kind() {
-                std::io::ErrorKind::PermissionDenied => {
-                    ClientError::NotPermitted(self.socket.clone())
-                }
-                _ => ClientError::NotRunning(self.socket.clone()),
-            })?;
-        let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
-            .await
-            .map_err(|error| self.malformed(error))?;
-        let mut driver = JoinSet::new();
-        driver.spawn(async move {
-            let _ = connection.await;
-        });
-        let request = hyper::Request::builder()
-            .method(match method {
-                Method::Get => hyper::Method::GET,
-                Method::Post => hyper::Method::POST,
-            })
-            .uri(path)
-            .header("host", "weft")
-            .header("content-type", "application/json")
-            .body(Full::new(body))
-            .map_err(|error| self.malformed(error))?;
-        let response = sender.send_request(request).await.map_err(|error| self.malformed(error))?;
-        let status = response.status();
-        Ok(Opened { status, body: response.into_body(), _driver: driver })
+    fn failed(&self, error: HttpError) -> ClientError {
+        let socket = self.socket.clone();
+        match error {
+            HttpError::Connect(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+                ClientError::NotPermitted(socket)
+            }
+            HttpError::Connect(_) => ClientError::NotRunning(socket),
+            HttpError::TimedOut => ClientError::TimedOut(socket),
+            HttpError::Unreadable(_) | HttpError::TooLong => self.malformed(error),
+        }
     }
 
     fn malformed(&self, detail: impl std::fmt::Display) -> ClientError {
@@ -172,12 +136,9 @@ impl Client {
     }
 }
 
-/// An answer whose body is not read yet.
-struct Opened {
-    status: hyper::StatusCode,
-    body: hyper::body::Incoming,
-    /// Drives the connection while the answer is read.
-    _driver: JoinSet<()>,
+/// A request to a daemon.
+const fn http(method: Method, path: &str, body: Bytes) -> HttpRequest<'_> {
+    HttpRequest { method, host: "weft", path, body }
 }
 
 /// The API's socket in a runtime directory.
@@ -189,3 +150,5 @@ pub fn socket_path(runtime_dir: &Path) -> PathBuf {
 const ANSWER_TIMEOUT_S: u64 = 60;
 /// Largest answer read.
 const ANSWER_BYTES_MAX: usize = 16 << 20;
+const LIMITS: HttpLimits =
+    HttpLimits { wait: Duration::from_secs(ANSWER_TIMEOUT_S), body_bytes: ANSWER_BYTES_MAX };

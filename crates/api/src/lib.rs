@@ -7,10 +7,12 @@
 
 pub mod call;
 mod client;
+mod http;
 mod server;
 mod types;
 
 pub use call::Call;
 pub use client::{Client, ClientError, socket_path};
+pub use http::{HttpError, HttpLimits, HttpRequest};
 pub use server::{ApiListener, Routes, listen, reply, serve};
 pub use types::*;

@@ -1,19 +1,22 @@
 //! One request to the Docker Engine API: `GET /containers/{name or id}/json`.
 
-use std::{path::Path, time::Duration};
+use std::{
+    fmt, io,
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
-use http_body_util::{BodyExt, Empty, LengthLimitError, Limited};
-use hyper::{Request, StatusCode, body::Bytes, client::conn::http1, header};
-use hyper_util::rt::TokioIo;
 use serde::Deserialize;
-use tokio::net::UnixStream;
-
-use crate::error::DockerFailure;
+use weft_api::{HttpError, HttpLimits, HttpRequest, call::Method};
 
 /// Time limit for one answer of the engine, connecting included, in milliseconds.
 pub const DOCKER_TIMEOUT_MS: u64 = 5_000;
 /// The longest answer accepted, in bytes; a container's description has a few kilobytes.
 pub const DOCKER_ANSWER_BYTES_MAX: usize = 4 << 20;
+const LIMITS: HttpLimits = HttpLimits {
+    wait: Duration::from_millis(DOCKER_TIMEOUT_MS),
+    body_bytes: DOCKER_ANSWER_BYTES_MAX,
+};
 /// The longest name or id that is sent in a request, in bytes.
 const REFERENCE_LEN_MAX: usize = 255;
 /// Length of a container's full id, in hexadecimal digits.
@@ -74,14 +77,86 @@ pub(crate) async fn inspect(socket: &Path, reference: &str) -> Result<Container,
     if !may_be_name(reference) {
         return Err(DockerFailure::NotAName);
     }
-    let limit = Duration::from_millis(DOCKER_TIMEOUT_MS);
-    let (status, body) = tokio::time::timeout(limit, get(socket, reference))
-        .await
-        .map_err(|_| DockerFailure::TimedOut { socket: socket.to_owned() })??;
-    match status {
-        StatusCode::OK => read_container(&body),
-        StatusCode::NOT_FOUND => Err(DockerFailure::NoSuchContainer),
-        _ => Err(DockerFailure::Refused { status: status.as_u16(), message: refusal(&body) }),
+    let path = format!("/containers/{reference}/json");
+    let request =
+        HttpRequest { method: Method::Get, host: "docker", path: &path, body: Vec::new().into() };
+    let answer = request.exchange(socket, LIMITS).await;
+    let (status, body) = answer.map_err(|error| DockerFailure::of(socket, error))?;
+    match status.as_u16() {
+        200 => read_container(&body),
+        404 => Err(DockerFailure::NoSuchContainer),
+        status => Err(DockerFailure::Refused { status, message: refusal(&body) }),
+    }
+}
+
+/// Why Docker did not name a container.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum DockerFailure {
+    /// The reference cannot be a container's name or id.
+    NotAName,
+    /// Docker has no such container.
+    NoSuchContainer,
+    /// No program listens on the socket.
+    Unreachable {
+        /// The engine's socket.
+        socket: PathBuf,
+        /// The cause.
+        source: io::Error,
+    },
+    /// The engine did not answer in time.
+    TimedOut {
+        /// The engine's socket.
+        socket: PathBuf,
+    },
+    /// The engine answered with an error, for example because an id prefix fits several containers.
+    Refused {
+        /// HTTP status.
+        status: u16,
+        /// The engine's message.
+        message: String,
+    },
+    /// The answer does not follow Docker's API.
+    Unreadable {
+        /// The problem with it.
+        why: String,
+    },
+}
+
+impl DockerFailure {
+    fn of(socket: &Path, error: HttpError) -> Self {
+        let socket = socket.to_owned();
+        match error {
+            HttpError::Connect(source) => Self::Unreachable { socket, source },
+            HttpError::TimedOut => Self::TimedOut { socket },
+            HttpError::Unreadable(_) | HttpError::TooLong => {
+                Self::Unreadable { why: error.to_string() }
+            }
+        }
+    }
+}
+
+impl fmt::Display for DockerFailure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NotAName => f.write_str("it cannot be the name of a Docker container"),
+            Self::NoSuchContainer => {
+                f.write_str("Docker has no container with this name or id (see docker ps)")
+            }
+            Self::Unreachable { socket, source } => {
+                write!(f, "no Docker engine answers at {} ({source})", socket.display())
+            }
+            Self::TimedOut { socket } => write!(
+                f,
+                "the Docker engine at {} did not answer within {DOCKER_TIMEOUT_MS} ms",
+                socket.display()
+            ),
+            Self::Refused { status, message } => write!(f, "Docker says: {message} ({status})"),
+            Self::Unreadable { why } => write!(
+                f,
+                "the answer at Docker's socket is not from Docker's API: {why} (at most {DOCKER_ANSWER_BYTES_MAX} bytes are read)"
+            ),
+        }
     }
 }
 
@@ -92,49 +167,6 @@ fn may_be_name(reference: &str) -> bool {
     reference.len() <= REFERENCE_LEN_MAX
         && reference.starts_with(|c: char| c.is_ascii_alphanumeric())
         && reference.chars().all(inner)
-}
-
-async fn get(socket: &Path, reference: &str) -> Result<(StatusCode, Bytes), DockerFailure> {
-    let unreadable = |error: hyper::Error| DockerFailure::Unreadable { why: error.to_string() };
-    let stream = UnixStream::connect(socket)
-        .await
-        .map_err(|source| DockerFailure::Unreachable { socket: socket.to_owned(), source })?;
-    let (mut sender, connection) =
-        http1::handshake(TokioIo::new(stream)).await.map_err(unreadable)?;
-    let request = Request::get(format!("/containers/{reference}/json"))
-        .header(header::HOST, "docker")
-        .header(header::CONNECTION, "close")
-        .body(Empty::<Bytes>::new())
-        .map_err(|error| DockerFailure::Unreadable { why: error.to_string() })?;
-    let exchange = async {
-        let response = sender.send_request(request).await.map_err(unreadable)?;
-        let status = response.status();
-        let body = Limited::new(response.into_body(), DOCKER_ANSWER_BYTES_MAX);
-        let body = body.collect().await.map_err(|error| {
-            let long = error.downcast_ref::<LengthLimitError>().is_some();
-            let why = if long { "the answer is too long".into() } else { error.to_string() };
-            DockerFailure::Unreadable { why }
-        })?;
-        Ok((status, body.to_bytes()))
-    };
-    drive(exchange, connection).await
-}
-
-/// Runs the connection in this task while the exchange needs it, so that nothing is left behind if
-/// the caller gives up.
-async fn drive<T>(
-    exchange: impl Future<Output = Result<T, DockerFailure>>,
-    connection: impl Future<Output = Result<(), hyper::Error>>,
-) -> Result<T, DockerFailure> {
-    let mut exchange = std::pin::pin!(exchange);
-    tokio::select! {
-        biased;
-        result = &mut exchange => return result,
-        _ = connection => {}
-    }
-    // The connection is over, but data it delivered before still completes the exchange, as a
-    // success or a failure.
-    exchange.await
 }
 
 fn read_container(body: &[u8]) -> Result<Container, DockerFailure> {

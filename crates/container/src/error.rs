@@ -1,8 +1,8 @@
 //! Reasons why a reference does not lead to a container.
 
-use std::{fmt, io, path::PathBuf};
+use std::{io, path::PathBuf};
 
-use crate::docker::{DOCKER_ANSWER_BYTES_MAX, DOCKER_TIMEOUT_MS};
+use crate::docker::DockerFailure;
 
 /// Why a reference leads to no container or namespace. Each text says what happened, to what, and
 /// what to do.
@@ -91,62 +91,4 @@ pub enum ContainerError {
         /// The cause.
         source: io::Error,
     },
-}
-
-/// Why Docker did not name a container.
-#[derive(Debug)]
-#[non_exhaustive]
-pub enum DockerFailure {
-    /// The reference cannot be a container's name or id.
-    NotAName,
-    /// Docker has no such container.
-    NoSuchContainer,
-    /// No program listens on the socket.
-    Unreachable {
-        /// The engine's socket.
-        socket: PathBuf,
-        /// The cause.
-        source: io::Error,
-    },
-    /// The engine did not answer in time.
-    TimedOut {
-        /// The engine's socket.
-        socket: PathBuf,
-    },
-    /// The engine answered with an error, for example because an id prefix fits several containers.
-    Refused {
-        /// HTTP status.
-        status: u16,
-        /// The engine's message.
-        message: String,
-    },
-    /// The answer does not follow Docker's API.
-    Unreadable {
-        /// The problem with it.
-        why: String,
-    },
-}
-
-impl fmt::Display for DockerFailure {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::NotAName => f.write_str("it cannot be the name of a Docker container"),
-            Self::NoSuchContainer => {
-                f.write_str("Docker has no container with this name or id (see docker ps)")
-            }
-            Self::Unreachable { socket, source } => {
-                write!(f, "no Docker engine answers at {} ({source})", socket.display())
-            }
-            Self::TimedOut { socket } => write!(
-                f,
-                "the Docker engine at {} did not answer within {DOCKER_TIMEOUT_MS} ms",
-                socket.display()
-            ),
-            Self::Refused { status, message } => write!(f, "Docker says: {message} ({status})"),
-            Self::Unreadable { why } => write!(
-                f,
-                "the answer at Docker's socket is not from Docker's API: {why} (at most {DOCKER_ANSWER_BYTES_MAX} bytes are read)"
-            ),
-        }
-    }
 }

@@ -9,7 +9,7 @@ mod error;
 mod sandbox;
 
 pub use self::{
-    docker::{DOCKER_ANSWER_BYTES_MAX, DOCKER_TIMEOUT_MS},
-    error::{ContainerError, DockerFailure},
+    docker::{DOCKER_ANSWER_BYTES_MAX, DOCKER_TIMEOUT_MS, DockerFailure},
+    error::ContainerError,
     sandbox::{Identify, ResolveOptions, Sandbox, SandboxKind, is_alive, resolve},
 };

@@ -9,8 +9,8 @@ use std::{
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    docker::{self, Container},
-    error::{ContainerError, DockerFailure},
+    docker::{self, Container, DockerFailure},
+    error::ContainerError,
 };
 
 /// Returns device and inode of the file at a path.

@@ -26,8 +26,12 @@ const HOUSE: [(&str, &str, &[&str]); 15] = [
         &["weft-io", "weft-openvpn", "weft-path", "weft-crypto", "weft-packet"],
     ),
     ("weft-link", "tokio", &["weft-mesh", "weft-path", "weft-crypto", "weft-packet"]),
-    ("weft-container", "tokio", &["weft-mesh", "weft-path", "weft-crypto", "weft-packet"]),
     ("weft-api", "tokio", &[]),
+    (
+        "weft-container",
+        "tokio",
+        &["weft-api", "weft-mesh", "weft-path", "weft-crypto", "weft-packet"],
+    ),
     (
         "weft-daemon",
         "tokio",
