@@ -17,9 +17,9 @@ use crate::error::{
 };
 use crate::gate::Pass;
 use crate::limits::FAILURE_DELAY_MAX_S;
+use crate::link::Admitted;
 use crate::rival;
 use crate::secret::Secret;
-use crate::session::{Admitted, check_wanted};
 use crate::shared::Shared;
 use crate::status::Direction;
 use crate::throttle::Booking;
@@ -322,7 +322,7 @@ impl<'a> Talk<'a> {
 
     fn ready(&self, secret: Option<Secret>) -> Result<Step, Failure> {
         let state = self.shared.lock();
-        check_wanted(&state, self.peer)?;
+        state.check_wanted(self.peer)?;
         Ok(Step::Ready(Ready {
             instance: self.shared.instance,
             succeeds: self.shared.succeeds,

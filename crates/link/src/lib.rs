@@ -15,14 +15,13 @@
 
 mod accept;
 mod admission;
-mod connect;
-mod dial;
 mod error;
 mod event;
 mod gate;
 mod identity;
 mod known;
 pub mod limits;
+mod link;
 mod links;
 mod outbox;
 mod rival;

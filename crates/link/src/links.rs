@@ -18,12 +18,13 @@ use crate::limits::{
     PROTOCOL_VERSION, REFUSED_PEERS_MAX, SHUTDOWN_TIMEOUT_MS, Timing,
 };
 use crate::secret::Secret;
+use crate::session::{connect, dial};
 use crate::shared::{Dial, DialKey, Parts, Shared, State};
 use crate::socket::canonical;
 use crate::status::{LinkState, LinkStatus};
 use crate::target::Target;
 use crate::token::Token;
-use crate::{accept, dial, socket, tls};
+use crate::{accept, socket, tls};
 
 /// How this host proves that it belongs to the network.
 #[derive(Clone, Debug)]
@@ -172,7 +173,7 @@ impl Links {
     /// # Errors
     /// The reason why it resolves to no address.
     pub async fn look_up(&self, target: &Target) -> Result<(), String> {
-        let found = crate::connect::resolve(&self.shared, target).await;
+        let found = connect::resolve(&self.shared, target).await;
         found.map(drop).map_err(|failure| failure.reason().to_owned())
     }
 

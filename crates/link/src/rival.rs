@@ -15,7 +15,7 @@ use crate::error::{CloseCode, Failure, REASON_ITSELF};
 use crate::limits::{
     OWN_END_TIMEOUT_MS, OWN_ENDS_MAX, RIVAL_LOOK_MS, RIVAL_NAME_MAX_CHARS, RIVAL_TIMEOUT_MS,
 };
-use crate::session::Admitted;
+use crate::link::Admitted;
 use crate::shared::Shared;
 use crate::socket::canonical;
 use crate::status::Direction;
@@ -33,7 +33,7 @@ pub(crate) async fn check(shared: &Shared, admitted: &Admitted) -> Result<(), Fa
         let state = shared.lock();
         let link = state.links.get(&admitted.peer);
         let rival = link.filter(|link| link.is_rival_of(&admitted.theirs));
-        rival.map(|link| (link.conn.clone(), link.nickname().to_owned()))
+        rival.map(|link| (link.conn.clone(), link.nickname.clone()))
     };
     let Some((conn, nickname)) = present else { return Ok(()) };
     if !answers(&conn).await {

@@ -10,14 +10,14 @@ use tokio::sync::{Notify, watch};
 use tokio::task::AbortHandle;
 use weft_crypto::PeerId;
 
-use crate::error::{Cause, Failure};
+use crate::error::{Cause, CloseCode, Failure};
 use crate::event::{Event, EventSender};
-use crate::gate::Gate;
+use crate::gate::{Gate, Standing};
 use crate::identity::Identity;
 use crate::known::Known;
-use crate::limits::{ADDRESSES_MAX, REFUSALS_MAX, REFUSALS_TOLD_PER_MINUTE, Timing};
+use crate::limits::{ADDRESSES_MAX, LINKS_MAX, REFUSALS_MAX, REFUSALS_TOLD_PER_MINUTE, Timing};
+use crate::link::Link;
 use crate::secret::Secret;
-use crate::session::Link;
 use crate::socket::canonical;
 use crate::source::source_of;
 use crate::status::{Direction, LinkState, LinkStatus};
@@ -75,6 +75,46 @@ pub(crate) struct State {
 }
 
 impl State {
+    /// Whether the owner of a key has been admitted, or is dialled.
+    pub(crate) fn knows(&self, peer: PeerId) -> bool {
+        !self.refused.contains_key(&peer)
+            && (self.known.contains(peer)
+                || self.links.contains_key(&peer)
+                || self.dials.values().any(|dial| dial.is_for(peer)))
+    }
+
+    /// How well an address is known.
+    pub(crate) fn standing(&self, remote: SocketAddr) -> Standing {
+        let met = self.known.addresses();
+        let linked = self.links.values().map(Link::remote);
+        let dialled = self.dials.values().flat_map(Dial::known_addresses);
+        let mut standing = Standing::Stranger;
+        for known in met.chain(linked).chain(dialled) {
+            if known == remote {
+                return Standing::Socket;
+            }
+            if known.ip() == remote.ip() {
+                standing = Standing::Host;
+            }
+        }
+        standing
+    }
+
+    /// Whether this host wants a link with a peer that has proven itself. Checked before this host
+    /// identifies itself, so that an unwanted peer never sees a link come up.
+    pub(crate) fn check_wanted(&self, peer: PeerId) -> Result<(), Failure> {
+        if self.closed {
+            return Err(Failure::refused(CloseCode::Shutdown, "this host was stopped"));
+        }
+        if let Some(reason) = self.refused.get(&peer) {
+            return Err(Failure::refused(CloseCode::Application, reason.clone()));
+        }
+        if self.links.len() >= LINKS_MAX && !self.links.contains_key(&peer) {
+            return Err(Failure::refused(CloseCode::Busy, "too many links"));
+        }
+        Ok(())
+    }
+
     /// Whether one more refusal may be reported. A source with many addresses causes no more lines than one
     /// address.
     fn may_tell_refusal(&mut self, now: Instant) -> bool {
@@ -158,6 +198,13 @@ impl Dial {
             Some(key_hash) => key_hash.matches(peer),
             None => self.peer == Some(peer),
         }
+    }
+
+    /// The addresses that need no lookup.
+    fn known_addresses(&self) -> Vec<SocketAddr> {
+        let named = self.target.host.parse::<IpAddr>().ok();
+        let named = named.map(|ip| SocketAddr::new(ip.to_canonical(), self.target.port));
+        self.addresses.iter().copied().chain(named).collect()
     }
 
     pub(crate) fn status(&self, now: Instant) -> LinkStatus {

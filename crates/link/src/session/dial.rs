@@ -8,10 +8,9 @@ use tokio::sync::Notify;
 use tokio::time::sleep;
 use weft_crypto::PeerId;
 
-use crate::connect;
+use super::{Outcome, connect};
 use crate::error::{Cause, Failure};
 use crate::limits::{ADDRESSES_MAX, BACKOFF_RESET_S, OTHER_KEY_PAUSE_MAX_S, Timing};
-use crate::session::Outcome;
 use crate::shared::{Dial, DialKey, Shared, State};
 use crate::status::LinkState;
 use crate::target::Target;
@@ -155,10 +154,10 @@ impl Dialler {
         let state = self.shared.lock();
         let dial = state.dials.get(&self.key)?;
         if let Some(peer) = dial.peer {
-            return state.links.get(&peer).map(|link| (peer, link.since()));
+            return state.links.get(&peer).map(|link| (peer, link.since));
         }
         let (peer, link) = state.links.iter().find(|(peer, _)| dial.is_for(**peer))?;
-        Some((*peer, link.since()))
+        Some((*peer, link.since))
     }
 
     fn met(&self, peer: PeerId) {

@@ -1,6 +1,9 @@
-//! The life of a link: its connection, its two streams, replacement, renewal, end.
+//! The life of a link: its connection, its two streams, replacement, renewal, end. The modules inside dial, at
+//! first and after the end of a link.
 
-use std::net::SocketAddr;
+pub(crate) mod connect;
+pub(crate) mod dial;
+
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -12,66 +15,20 @@ use weft_crypto::{PeerId, SessionKey};
 use crate::error::{CloseCode, Failure};
 use crate::event::{Event, Inbox};
 use crate::limits::{
-    DIALS_MAX, DRAIN_TIMEOUT_MS, LINKS_MAX, MESSAGE_MAX_BYTES, RENEW_RETRY_S, SUCCESSOR_TIMEOUT_MS,
+    DIALS_MAX, DRAIN_TIMEOUT_MS, MESSAGE_MAX_BYTES, RENEW_RETRY_S, SUCCESSOR_TIMEOUT_MS,
 };
+use crate::link::{Admitted, Halves, Link};
 use crate::outbox::Outbox;
+use crate::rival;
 use crate::shared::{DialKey, Shared, State};
 use crate::socket::canonical;
-use crate::status::{Direction, LinkState, LinkStatus};
+use crate::status::LinkState;
 use crate::target::Target;
-use crate::wire::{DECISION_MAX_BYTES, Decision, FrameError, Ready, Step, read_frame, write_frame};
-use crate::{connect, dial, rival};
+use crate::wire::{DECISION_MAX_BYTES, Decision, FrameError, Step, read_frame, write_frame};
 
 const DRAIN_TIMEOUT: Duration = Duration::from_millis(DRAIN_TIMEOUT_MS);
 const SUCCESSOR_TIMEOUT: Duration = Duration::from_millis(SUCCESSOR_TIMEOUT_MS);
 const REPLACED: &[u8] = b"replaced by a newer connection";
-
-/// A connection whose two ends have proven that they belong to one network.
-pub(crate) struct Admitted {
-    pub(crate) conn: quinn::Connection,
-    pub(crate) send: SendStream,
-    pub(crate) recv: RecvStream,
-    pub(crate) peer: PeerId,
-    pub(crate) direction: Direction,
-    pub(crate) session: SessionKey,
-    pub(crate) session_id: u64,
-    /// The peer's statement about itself, and its application's hello.
-    pub(crate) theirs: Ready,
-    pub(crate) hello: serde_json::Value,
-    /// `State::epoch` when the peer proved itself.
-    pub(crate) epoch: u64,
-}
-
-/// The connection that is the link with a peer.
-pub(crate) struct Link {
-    pub(crate) conn: quinn::Connection,
-    pub(crate) outbox: Arc<Outbox>,
-    pub(crate) session_id: u64,
-    /// The reason why this host closed the link, from the application or from an error.
-    pub(crate) closing: Option<Failure>,
-    instance: u64,
-    nickname: String,
-    direction: Direction,
-    since: Instant,
-    /// The order number of its `Use`.
-    order: u64,
-    halves: Halves,
-}
-
-/// Signals a link to stop sending, and reports the end of each half.
-#[derive(Clone)]
-struct Halves {
-    stop: watch::Sender<bool>,
-    written: watch::Sender<bool>,
-    read: watch::Sender<bool>,
-}
-
-impl Halves {
-    fn new() -> Self {
-        let signal = || watch::Sender::new(false);
-        Self { stop: signal(), written: signal(), read: signal() }
-    }
-}
 
 /// The outcome for an admitted connection.
 #[derive(Debug, PartialEq, Eq)]
@@ -80,50 +37,6 @@ pub(crate) enum Outcome {
     Up(PeerId),
     /// There is a link already, and both sides keep it.
     Duplicate(PeerId),
-}
-
-impl Link {
-    pub(crate) fn remote(&self) -> SocketAddr {
-        canonical(self.conn.remote_address())
-    }
-
-    pub(crate) fn status(&self, peer: PeerId) -> LinkStatus {
-        LinkStatus {
-            address: self.remote().to_string(),
-            direction: self.direction,
-            peer: Some(peer),
-            nickname: Some(self.nickname.clone()),
-            state: LinkState::Established,
-            reason: None,
-            since: self.since,
-            next_try: None,
-            refusals: 0,
-            rtt: Some(self.conn.rtt()),
-        }
-    }
-
-    /// When the peer's present instance was linked, by whichever connection.
-    pub(crate) fn since(&self) -> Instant {
-        self.since
-    }
-
-    pub(crate) fn nickname(&self) -> &str {
-        &self.nickname
-    }
-
-    /// Whether a connection belongs to another instance than this live link, and not to its
-    /// successor.
-    pub(crate) fn is_rival_of(&self, theirs: &Ready) -> bool {
-        self.instance != theirs.instance
-            && theirs.succeeds != Some(self.instance)
-            && self.conn.close_reason().is_none()
-    }
-
-    pub(crate) fn close(&mut self, failure: Failure) {
-        let code = failure.code().unwrap_or(CloseCode::Unknown);
-        self.conn.close(code.to_wire(), crate::error::clean(failure.reason()).as_bytes());
-        self.closing.get_or_insert(failure);
-    }
 }
 
 /// Makes an admitted connection the link with its peer, or not; both sides will agree. A renewal,
@@ -201,7 +114,7 @@ fn install(
     decision: Decision,
 ) -> Result<Outcome, Failure> {
     let Admitted { conn, send, recv, peer, theirs, session_id, .. } = admitted;
-    check_wanted(state, peer)?;
+    state.check_wanted(peer)?;
     if admitted.epoch != state.epoch {
         return Err(Failure::refused(CloseCode::Readmit, "the password was changed"));
     }
@@ -281,21 +194,6 @@ fn tell_up(
         instance: link.instance,
         hello,
     });
-}
-
-/// Whether this host wants a link with a peer that has proven itself. Checked before this host
-/// identifies itself, so that an unwanted peer never sees a link come up.
-pub(crate) fn check_wanted(state: &State, peer: PeerId) -> Result<(), Failure> {
-    if state.closed {
-        return Err(Failure::refused(CloseCode::Shutdown, "this host was stopped"));
-    }
-    if let Some(reason) = state.refused.get(&peer) {
-        return Err(Failure::refused(CloseCode::Application, reason.clone()));
-    }
-    if state.links.len() >= LINKS_MAX && !state.links.contains_key(&peer) {
-        return Err(Failure::refused(CloseCode::Busy, "too many links"));
-    }
-    Ok(())
 }
 
 /// The state of one connection's task.

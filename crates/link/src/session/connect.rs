@@ -10,10 +10,10 @@ use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 use weft_crypto::PeerId;
 
+use super::{Outcome, conclude};
 use crate::admission;
 use crate::error::{CloseCode, Failure, REASON_ITSELF};
 use crate::limits::{ADDRESS_STAGGER_MS, ADDRESSES_MAX, HANDSHAKE_TIMEOUT_MS};
-use crate::session::{Outcome, conclude};
 use crate::shared::Shared;
 use crate::socket::canonical;
 use crate::target::{KeyHash, Target};
