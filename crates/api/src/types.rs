@@ -396,7 +396,7 @@ pub struct PeerTraffic {
 /// The traffic over one lane with a peer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LaneTraffic {
-    /// Which lane, from 0.
+    /// The lane's number, from 0.
     pub lane: u16,
     /// Received from the peer and sent to it.
     #[serde(flatten)]
@@ -422,7 +422,7 @@ pub struct ContainerTraffic {
 /// Activity of a worker of the vector engine.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WorkerTraffic {
-    /// Which one, from 0.
+    /// Its number, from 0.
     pub worker: usize,
     /// Processor time of its thread's work, in microseconds.
     pub busy_us: u64,

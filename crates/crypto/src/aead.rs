@@ -87,7 +87,7 @@ enum Form<'a> {
 }
 
 impl ExpandedKey {
-    /// Expands the key once. Where ring lacks the cipher all sizes are AWS-LC's.
+    /// Expands the key once. If ring lacks the cipher, AWS-LC serves all sizes.
     ///
     /// # Errors
     /// The key has not [`DataCipher::key_bytes`] bytes.

@@ -7,7 +7,7 @@ use std::str::FromStr;
 use aws_lc_rs::digest::{Context, SHA256, digest};
 use serde::{Deserialize, Serialize};
 
-/// Where all tunnel addresses lie: an IPv6 prefix ("weft" behind fd, RFC 4193) and its length in bits.
+/// The prefix of all tunnel addresses: an IPv6 prefix ("weft" behind fd, RFC 4193) and its length in bits.
 pub const TUNNEL_PREFIX: (Ipv6Addr, u8) =
     (Ipv6Addr::new(0xfd77, 0x6566, 0x7400, 0, 0, 0, 0, 0), 40);
 
@@ -16,9 +16,9 @@ const TUNNEL_TO: u8 = 0x80;
 /// ... and the kernel engine moves it.
 const TUNNEL_KERNEL: u8 = 0x01;
 
-/// Which of a host's tunnel addresses: packets of format `ovpn` go from the sender's `From` to the
-/// receiver's `To`, each that of the engine that moves them there. They differ because the kernel's device
-/// tells its peers apart by address: those that send from those that receive, and two paths to one host.
+/// One of a host's tunnel addresses. Packets of format `ovpn` go from the sender's `From` to the receiver's `To`,
+/// each of the engine that moves them there. They differ because the kernel's device tells its peers apart by
+/// address: those that send from those that receive, and two paths to one host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TunnelEnd {
     /// Whether the host sends from there, or receives there.

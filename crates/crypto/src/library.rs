@@ -1,4 +1,4 @@
-//! Which library seals and opens which packets.
+//! The choice of the library that seals and opens a packet.
 //!
 //! All libraries make the same packets, so the choice is a matter of time alone: of the processor, of the
 //! AEAD, of the packet's size, and of the way. A caller that can measure time sets it ([`prefer`]).

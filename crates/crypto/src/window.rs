@@ -25,7 +25,7 @@ pub enum Replay {
     TooOld,
 }
 
-/// Which sequence numbers have been accepted (RFC 4303 section 3.4.3 and appendix A2).
+/// The sequence numbers that have been accepted (RFC 4303 section 3.4.3 and appendix A2).
 ///
 /// One writer: [`check`](Self::check) before a packet is opened, [`mark`](Self::mark) once it has
 /// proven authentic. It takes room as its numbers grow, in a few steps up to 1 KiB.
@@ -258,7 +258,7 @@ mod tests {
             }
         }
 
-        /// Whatever lies within the window, or ahead of it by less than the rest of 2^32, is found.
+        /// Any number within the window, or ahead of it by less than the rest of 2^32, is found.
         #[test]
         fn infers_the_high_half(
             highest in start(),

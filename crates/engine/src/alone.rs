@@ -149,7 +149,7 @@ pub struct Lane {
     transmitter: Transmitter,
     receiver: Receiver,
     counters: WorkerCounters,
-    /// Where packets go, and come from.
+    /// The peer's address, to and from which packets go.
     remote: Remote,
     /// One read from the TAP device, virtio net header first.
     read: Vec<u8>,

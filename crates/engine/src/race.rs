@@ -1,4 +1,4 @@
-//! Which library seals and opens fastest on this processor, found by a short race.
+//! Finds the library that seals and opens fastest on this processor by a short race.
 //!
 //! On AVX-512 AWS-LC is ahead with most packets; on processors with VAES and no AVX-512 ring is, by half and
 //! more. The race needs no list of such processors: it measures.

@@ -648,7 +648,7 @@ fn commands_that_contradict_what_is_known_change_nothing() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
-    /// Whatever a container writes, and whatever MTU: nothing panics, and a TCP stream arrives whole.
+    /// For any input of a container and any MTU, nothing panics, and a TCP stream arrives whole.
     #[test]
     fn any_super_packet(
         len in 1_usize..60_000,

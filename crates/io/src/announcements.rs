@@ -5,7 +5,7 @@ use std::io;
 use std::mem;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-/// Where things stand in an untagged frame, in bytes.
+/// Offsets in an untagged frame, in bytes.
 const DESTINATION: u32 = 0;
 const ETHERTYPE: u32 = 12;
 const ARP_OPERATION: u32 = 20;

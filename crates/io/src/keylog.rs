@@ -6,7 +6,7 @@ use std::path::Path;
 
 use weft_crypto::{Cipher, SaKey};
 
-/// Where keys are written, if anywhere.
+/// The file that keys are written to, if any.
 #[derive(Debug, Default)]
 pub struct KeyLog {
     #[cfg(feature = "keylog")]

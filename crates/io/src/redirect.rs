@@ -1,5 +1,5 @@
-//! Which frames of a container go to the vector engine without the switch, decided by the kernel: small eBPF
-//! programs that look each frame's destination up in a [`MacSet`].
+//! Small eBPF programs by which the kernel sends frames of a container to the vector engine past the switch. They
+//! look each frame's destination up in a [`MacSet`].
 //!
 //! A container with a direct port has two devices: the TAP that is its interface, and one end of a veth pair
 //! whose other end is a port of the switch. On the TAP's way out a program lets frames for the MAC addresses
@@ -141,7 +141,7 @@ impl MacSet {
     pub fn self_test(&self) -> Result<(), IoError> {
         load(DIRECT, &self.outward(1))?;
         let inward = load(DIRECT, &inward(1))?;
-        // Where the kernel knows the place, it misses the device.
+        // A kernel that knows this attach point reports the missing device.
         match attach(&inward, 0, BPF_TCX_EGRESS) {
             Err(error) if error.raw_os_error() != Some(libc::ENODEV) => {
                 return Err(IoError::of(ATTACH, error));
@@ -309,7 +309,7 @@ impl Drop for Shortcut {
     /// Not by the descriptor's end alone: a program that another thread starts has a copy of it for a moment.
     fn drop(&mut self) {
         let attributes = LinkDetach { link: self.link.as_raw_fd() as u32 };
-        // SAFETY: the field of the command, without a pointer. Where it fails the device has gone.
+        // SAFETY: the field of the command, without a pointer. If it fails, the device has gone.
         let _ = unsafe { bpf::bpf(BPF_LINK_DETACH, &attributes) };
     }
 }

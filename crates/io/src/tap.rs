@@ -39,7 +39,7 @@ impl TapOptions {
     }
 }
 
-/// Which super-packets the kernel gives and takes.
+/// The super-packets that the kernel gives and takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TapOffloads {
     /// TCP super-packets and partial checksums.

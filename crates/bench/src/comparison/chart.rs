@@ -8,7 +8,7 @@ use super::rows;
 
 /// All lengths are in SVG user units (pixels at scale 1).
 const WIDTH: f64 = 860.0;
-/// Where text begins.
+/// The left edge of text.
 const MARGIN: f64 = 24.0;
 /// Between a row's name and its bar.
 const NAME_GAP: f64 = 10.0;

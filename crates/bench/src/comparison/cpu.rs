@@ -21,7 +21,7 @@ pub struct CpuTime {
     steal: u64,
 }
 
-/// Where the time went: mpstat's categories, per cent of all processors together.
+/// Processor time by mpstat's categories, per cent of all processors together.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct CpuShares {
     /// Programs, with a nice value or without.
@@ -70,7 +70,7 @@ impl CpuTime {
         busy(self).saturating_sub(busy(earlier)) as f64 / TICKS_PER_SECOND
     }
 
-    /// Where the time has gone since an earlier reading.
+    /// The use of the time since an earlier reading.
     #[must_use]
     pub fn shares_since(self, earlier: Self) -> CpuShares {
         let all = self.all().saturating_sub(earlier.all()).max(1) as f64;

@@ -20,7 +20,7 @@ const OVERHEAD_BYTES: u32 = 80;
 const READY_LIMIT: Duration = Duration::from_secs(10);
 /// The id that each end calls the other by.
 const PEER: u32 = 1;
-/// Where the other peers would be: an address for documentation (RFC 5737).
+/// The supposed address of the other peers: one for documentation (RFC 5737).
 const NOWHERE: Ipv4Addr = Ipv4Addr::new(203, 0, 113, 1);
 /// The first of their addresses inside: benchmark addresses as well.
 const CROWD: Ipv4Addr = Ipv4Addr::new(198, 18, 16, 0);

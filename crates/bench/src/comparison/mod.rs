@@ -52,7 +52,7 @@ const TCP_SECONDS: u64 = 3;
 /// The other link that a full run measures.
 const JUMBO_MTU_BYTES: u32 = 9_000;
 
-/// Which underlays are measured.
+/// The underlays to measure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Underlays {
     /// The veth pair as it is: super-packets cross it whole

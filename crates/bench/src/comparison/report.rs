@@ -18,7 +18,7 @@ use super::weave::WeaveRow;
 /// All that a run found: the shape of `./dev bench --json` and `./dev demo --json`.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Report {
-    /// Where it ran.
+    /// The machine that it ran on.
     pub machine: Machine,
     /// The measured rows.
     pub rows: Vec<ReportRow>,

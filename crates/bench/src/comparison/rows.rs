@@ -123,9 +123,9 @@ pub fn is_device(row: &str) -> bool {
 pub struct Row {
     /// Its name in the table.
     pub name: &'static str,
-    /// Where clients run.
+    /// The namespace of the clients.
     pub client: Netns,
-    /// Where servers run.
+    /// The namespace of the servers.
     pub server: Netns,
     /// The servers' address.
     pub server_address: IpAddr,
@@ -142,7 +142,7 @@ pub struct Row {
 /// Two hosts with running Weft daemons, and a container attached to each.
 #[derive(Debug, Clone, Copy)]
 pub struct WeftPair<'a> {
-    /// Which of Weft's rows it is.
+    /// The name of its row.
     pub row: &'static str,
     /// The settings of the daemons.
     pub way: Way,

@@ -33,7 +33,7 @@ pub struct WeaveRow {
     pub bandwidth_mb_s: Option<f64>,
     /// UDP latency one way, microseconds.
     pub latency_us: Option<f64>,
-    /// Where processor time went while the bandwidth was measured, over the whole machine.
+    /// The use of processor time while the bandwidth was measured, over the whole machine.
     pub cpu: CpuShares,
     /// How many rounds the medians are of.
     pub rounds: usize,
@@ -46,7 +46,7 @@ pub struct Sample {
     bandwidth: f64,
     /// Seconds one way over UDP.
     latency: f64,
-    /// Where processor time went meanwhile.
+    /// The use of processor time meanwhile.
     cpu: CpuShares,
 }
 

@@ -18,9 +18,9 @@ use super::SandboxError;
 use super::netns::{Netns, output_of};
 use super::progress;
 
-/// Where the files of all sandboxes stand; only root can write here.
+/// The directory of all sandboxes' files; only root can write here.
 const ROOT: &str = "/run/weft-sandbox";
-/// Where `ip netns` keeps its names.
+/// The directory of the names of `ip netns`.
 const NETNS_DIRECTORY: &str = "/run/netns";
 /// Time between SIGTERM and SIGKILL.
 const TERM_GRACE_MS: u64 = 3_000;

@@ -1,4 +1,4 @@
-//! The log of a daemon. Whatever peers provoke, its lines are harmless to a terminal, limited in number, and in
+//! The log of a daemon. For any input of peers, its lines are harmless to a terminal, limited in number, and in
 //! a bounded file.
 //!
 //! Lines have one cause if one place in the code writes them. Each cause has a burst limit and a limit per

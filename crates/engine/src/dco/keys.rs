@@ -162,8 +162,8 @@ impl Key {
     }
 }
 
-/// The libraries that seal, and those that open, with a key of a device in this mode. Where there may be
-/// thousands of peers one library has all sizes: the key's form for each takes half a KiB and more.
+/// The libraries that seal, and those that open, with a key of a device in this mode. With possibly thousands of
+/// peers, one library serves all sizes: the key's form for each library takes half a KiB or more.
 fn libraries(cipher: DataCipher, mode: Mode) -> (Choice, Choice) {
     let (sealing, opening) = preferred_for_data(cipher);
     match mode {

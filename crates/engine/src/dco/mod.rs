@@ -60,9 +60,9 @@ pub struct DeviceConfig {
     /// The initial limit of IP packets inside, in bytes, at most [`MTU_MAX`]. The TUN device's own MTU is set
     /// separately, and followed from then on.
     pub mtu: u16,
-    /// The MTU in bytes that every IPv6 path to a peer carries, at least [`IPV6_MTU_MIN`]. TCP inside learns
-    /// the size that fits; longer packets are sent all the same and counted. Where ICMPv6 is filtered,
-    /// nothing else reports the MTU.
+    /// The MTU in bytes that every IPv6 path to a peer carries, at least [`IPV6_MTU_MIN`]. TCP inside learns the
+    /// size that fits; longer packets are sent all the same and counted. If ICMPv6 is filtered, nothing else
+    /// reports the MTU.
     pub path_mtu: u16,
     /// Move super-packets where the kernel has them; else every packet and every datagram goes alone.
     pub offloads: bool,
@@ -75,7 +75,7 @@ pub enum Event {
     Notification(Notification),
     /// A packet of the control channel came in.
     Packet {
-        /// Where from.
+        /// The sender's address.
         source: SocketAddr,
         /// By which transport, for the answer.
         transport: u16,
@@ -151,7 +151,7 @@ impl Common {
         let shared = self.read();
         let wanted = shared.peers.mode() == Mode::Mp || shared.peers.iter().next().is_some();
         drop(shared);
-        // Where it is gone it needs none.
+        // A deleted device needs no carrier.
         if *carrier != wanted && self.tun.set_carrier(wanted).is_ok() {
             *carrier = wanted;
         }
@@ -528,7 +528,7 @@ impl Shared {
         peer.state(local.map(from))
     }
 
-    /// Where a changed peer is, as its transport sends there.
+    /// The address of a changed peer, in the form that its transport sends to.
     fn remote_of(&self, id: u32, change: &PeerChange) -> Result<Option<Remote>, DeviceError> {
         let Some(remote) = change.remote else { return Ok(None) };
         let peer = self.peers.get(self.peers.index_of(id)?).ok_or(DeviceError::NoPeer(id))?;

@@ -19,7 +19,7 @@ pub const DEVICE_PEERS_MAX: usize = 16_384;
 /// A peer, as the workers use it.
 #[derive(Debug)]
 pub(crate) struct Peer {
-    /// Which it is of all that the device ever had: its id and its place may be another's one day.
+    /// Unique among all peers that the device ever had; its id and its place may be reused.
     pub(crate) number: u64,
     /// The peer id in packets from it.
     pub(crate) id: u32,
@@ -27,7 +27,7 @@ pub(crate) struct Peer {
     pub(crate) tx_id: u32,
     /// The transport that it is reached by.
     pub(crate) transport: u16,
-    /// Where it is, over UDP.
+    /// Its address, over UDP.
     pub(crate) remote: Option<Remote>,
     pub(crate) vpn_ipv4: Option<Ipv4Addr>,
     pub(crate) vpn_ipv6: Option<Ipv6Addr>,

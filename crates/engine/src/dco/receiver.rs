@@ -39,18 +39,18 @@ pub(super) struct Moved {
     pub(super) index: u32,
     /// The peer's own: its index may be another's by the time that this is looked at.
     pub(super) number: u64,
-    /// Where it is.
+    /// Its address.
     pub(super) source: SocketAddr,
-    /// Which address of ours it sends to, if the socket tells.
+    /// The address of ours that it sends to, if the socket tells.
     pub(super) local: Option<IpAddr>,
 }
 
 /// A received packet's metadata.
 #[derive(Clone, Copy)]
 pub(super) struct Arrival {
-    /// Where from, over UDP.
+    /// The sender's address, over UDP.
     pub(super) source: SocketAddr,
-    /// Which address of ours it came to, if the socket tells.
+    /// The address of ours that it came to, if the socket tells.
     pub(super) local: Option<IpAddr>,
     /// The transport's number.
     pub(super) transport: u16,

@@ -9,7 +9,7 @@ pub const ROUTES_MAX: usize = 65_536;
 /// A route of the system whose output is the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Route {
-    /// Where it leads, with the prefix's length in bits.
+    /// Its destination, with the prefix's length in bits.
     pub destination: (IpAddr, u8),
     /// The VPN address of the peer that it goes by; `None`: a destination's address is its peer's VPN
     /// address.

@@ -210,7 +210,7 @@ pub(super) fn send_ping(env: &DeviceEnv<'_>, telling: &Telling, peer: &Peer, now
     }
 }
 
-/// Which address of a packet.
+/// One of a packet's addresses.
 #[derive(Clone, Copy)]
 pub(super) enum Field {
     Source,

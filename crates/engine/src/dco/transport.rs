@@ -58,7 +58,7 @@ impl Transport {
         Self { way, kind }
     }
 
-    /// Where it sends from.
+    /// Its local address.
     pub(crate) fn local(&self) -> Option<SocketAddr> {
         match &self.way {
             Way::Udp(socket) => socket.local_address().ok(),

@@ -46,7 +46,7 @@ pub(crate) struct Port {
 #[derive(Debug)]
 pub(crate) struct PortQueue {
     tap: Tap,
-    /// Where worker and helpers pass.
+    /// The gate that the worker and its helpers pass.
     pub(crate) gate: TicketGate,
     sent: Counter,
     received: Counter,

@@ -9,7 +9,7 @@ use super::direct::Ports;
 use super::port_reader::PortReader;
 use super::tap_queues::TapQueueReader;
 
-/// Where frames from peers go: to the direct port of their destination, else to the switch.
+/// The outlet of frames from peers: the direct port of their destination, else the switch.
 pub(crate) struct PortDemux<'a> {
     pub(crate) switch: &'a Tap,
     pub(crate) ports: &'a Ports,

@@ -7,7 +7,7 @@ use std::mem;
 /// which they come first.
 const TURNS_MAX: usize = 2;
 
-/// Which of at most `N` queues have something, and which comes first.
+/// The order in which at most `N` queues with input take turns.
 #[derive(Debug)]
 pub(crate) struct RoundRobin<const N: usize> {
     ready: [bool; N],

@@ -190,7 +190,7 @@ impl SocketReader {
         self.sockets.iter().zip(FIRST_TOKEN..).try_for_each(add)
     }
 
-    /// Which have something.
+    /// The sockets with input.
     #[inline]
     pub(crate) const fn round_robin(&mut self) -> &mut RoundRobin<SOCKETS_MAX> {
         &mut self.round_robin

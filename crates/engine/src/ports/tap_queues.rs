@@ -1,10 +1,10 @@
 //! A worker's part of the switch's TAP device: queues among which the kernel shares frames out by the
 //! container that they come from.
 //!
-//! As the sockets of a port (`socket_buckets.rs`). A container that sends too much fills the queue of its
-//! bucket, where its frames are dropped; a worker takes from each queue in turn. Containers whose MAC
-//! addresses fall into one bucket share its queue. Where the kernel takes no program that shares frames out,
-//! a worker has one queue for all.
+//! As the sockets of a port (`socket_buckets.rs`). A container that sends too much fills the queue of its bucket,
+//! where its frames are dropped; a worker takes from each queue in turn. Containers whose MAC addresses fall into
+//! one bucket share its queue. If the kernel takes no program that distributes frames, a worker has one queue for
+//! all.
 
 use std::cell::Cell;
 use std::io;
@@ -126,7 +126,7 @@ impl TapQueueReader {
         self.queues.taps.iter().zip(FIRST_TOKEN..).try_for_each(add)
     }
 
-    /// Which have something.
+    /// The queues with input.
     #[inline]
     pub(crate) const fn round_robin(&mut self) -> &mut RoundRobin<BUCKETS> {
         &mut self.round_robin
@@ -202,7 +202,7 @@ mod tests {
             );
             assert_eq!(taken(&mut reader), [3]);
 
-            // Where there is one for all.
+            // With one queue for all.
             let queues = TapQueues::open(&TapOptions::new("weft%d"), 1, true).unwrap();
             let mut reader = TapQueueReader::new(&queues);
             reader.note_written(one);

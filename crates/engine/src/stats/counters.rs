@@ -136,7 +136,7 @@ named! {
     }
 }
 
-/// Which way an SA carries packets.
+/// The direction in which an SA carries packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Direction {
     /// From the peer.
@@ -188,7 +188,7 @@ pub struct SaTraffic {
     pub path: PathId,
     /// The lane.
     pub lane: u16,
-    /// Which way.
+    /// The direction.
     pub direction: Direction,
     /// The SPI.
     pub spi: u32,
@@ -223,7 +223,7 @@ impl PeerTraffic {
 /// The traffic over one lane with a peer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LaneTraffic {
-    /// Which lane.
+    /// The lane's number.
     pub lane: u16,
     /// From the peer.
     pub received: Traffic,
@@ -324,7 +324,7 @@ pub(crate) struct WorkerCounters {
     awake_ns: Count,
     /// The thread's number; 0 before it has one.
     thread: AtomicI32,
-    /// Where the last frame that goes round came from, as an address in its low six bytes; 0: nowhere.
+    /// The source of the last looping frame, as an address in the low six bytes; 0: none.
     round: Count,
     /// Of the worker's helpers, by their number: each has one writer too.
     helpers: RwLock<Vec<Arc<Self>>>,
@@ -396,7 +396,7 @@ impl WorkerCounters {
         self.round.set(u64::from_be_bytes(bytes));
     }
 
-    /// Where the last frame came from that the worker, or a helper of it, has dropped for going round.
+    /// The source of the last frame that the worker, or a helper of it, dropped for going round.
     pub(crate) fn went_round(&self) -> Option<Mac> {
         let helpers = self.helpers.read().unwrap_or_else(PoisonError::into_inner);
         let own = helpers.iter().map(|helper| helper.round.get());
@@ -474,7 +474,7 @@ pub(crate) struct SaName {
     pub(crate) spi: u32,
 }
 
-/// Which SAs there are, for readers. Locked when SAs come and go and when counters are read.
+/// The SAs that exist, for readers. Locked when SAs come and go and when counters are read.
 #[derive(Debug, Default)]
 pub(crate) struct Registry {
     inner: Mutex<Inner>,

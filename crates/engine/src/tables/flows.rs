@@ -1,4 +1,4 @@
-//! Which lane each flow takes: that of its worker, or one that carries much less.
+//! The choice of a lane for each flow: that of its worker, or one that carries much less.
 //!
 //! A lane's packets wait in one queue at the peer and for one thread, first come first served, so a request
 //! waits for what a stream has under way and for a thread that has used its share of a processor. A flow
@@ -16,7 +16,7 @@ pub(crate) const PAUSE_TICKS: i32 = FLOW_PAUSE_NS / TICK_NS.cast_signed();
 /// Flows are told apart by so many bits of a hash; those that are not take one lane together.
 const SLOT_BITS: u32 = 12;
 
-/// Where the flows go that one worker and its helpers send.
+/// The lanes of the flows that one worker and its helpers send.
 #[derive(Debug)]
 pub(crate) struct Flows {
     slots: Box<[AtomicU64]>,
@@ -65,7 +65,7 @@ impl Flows {
         let is_own = |lane: usize| lane % workers.max(1) == worker;
         let before = Placed::from_bits(slot.load(Relaxed)).filter(|before| {
             let lane = usize::from(before.lane);
-            // Where lanes have come or gone since, a flow leaves a lane that stood in for its worker's.
+            // If lanes have come or gone since, a flow leaves a lane that stood in for its worker's.
             before.goes_on(tick)
                 && is_usable(path, lane)
                 && (before.usable == usable || is_own(lane))

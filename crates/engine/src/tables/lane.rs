@@ -28,7 +28,7 @@ const TOLD_NOTHING: u8 = 0;
 const TOLD_PROVEN: u8 = 1;
 const TOLD_SILENT: u8 = 2;
 
-/// Which socket a GSO batch leaves from.
+/// The socket that a GSO batch leaves from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Origin {
     pub(crate) lane: u16,
@@ -41,7 +41,7 @@ pub(crate) struct Origin {
 /// The state of a path's lane beyond its SAs, which come and go.
 #[derive(Debug, Default)]
 pub(crate) struct Lane {
-    /// Where the peer's packets on this lane come from; the responder answers there.
+    /// The source of the peer's packets on this lane; the responder answers there.
     pub(crate) source: Option<Remote>,
     /// An authentic packet came in since the last look.
     heard: AtomicBool,

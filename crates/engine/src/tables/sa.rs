@@ -48,7 +48,7 @@ pub(crate) struct Inner {
 
 /// Makes packets of one format of frames that stand in their place.
 pub(crate) trait Builder {
-    /// Where in a packet the frame begins.
+    /// The frame's offset in a packet.
     const FRAME_AT: usize;
 
     /// Bytes of the packet that carries a frame of so many.

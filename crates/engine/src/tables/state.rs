@@ -41,7 +41,7 @@ pub(crate) struct Peer {
 pub(crate) struct Path {
     pub(crate) id: PathId,
     pub(crate) peer: u32,
-    /// Where to send; known from the first outbound SA on.
+    /// The destination; known from the first outbound SA on.
     pub(crate) remote: Option<Remote>,
     /// The largest inner IP packet, in bytes.
     pub(crate) mtu: u16,
@@ -77,7 +77,7 @@ impl Path {
         self.can_be_proven(0)
     }
 
-    /// Where packets of a lane leave from, and where they go.
+    /// The source and destination of a lane's packets.
     #[inline]
     pub(crate) fn way(&self, lane: usize) -> Option<(Origin, &Remote)> {
         let data_port = self.responds || lane == 0;
@@ -269,7 +269,7 @@ impl State {
         self.paths.get(path)?.known.get(usize::from(lane))
     }
 
-    /// Where the peer's packets on a lane come from now.
+    /// The current source of the peer's packets on a lane.
     pub(crate) fn set_lane_source(&mut self, path: u32, lane: u16, source: Remote) {
         let path = self.paths.get_mut(path);
         let Some(path) = path else { return };

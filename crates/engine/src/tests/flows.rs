@@ -1,4 +1,4 @@
-//! Which lane a flow takes, and keeps.
+//! The lane that a flow takes and keeps.
 
 use std::time::Instant;
 
@@ -201,7 +201,7 @@ fn a_flow_that_begins_beside_a_stream_takes_another_lane_and_keeps_it() {
     carries(&rig, 1, 1_000, 6);
     assert_eq!(lane(late, 6), Some(1));
     assert_eq!([lane(old, 6), lane(early, 6)], [Some(0); 2], "they go on");
-    // Where as much goes by the other lane, a flow stays with its worker.
+    // If as much goes by the other lane, a flow stays with its worker.
     carries(&rig, 0, 1 << 20, 7);
     carries(&rig, 1, 1 << 21, 7);
     assert_eq!(lane(4_000_000, 7), Some(0));

@@ -48,7 +48,7 @@ struct Shared {
     arriving: Mutex<VecDeque<Batch>>,
     /// Runs, each as its datagrams.
     sent: Mutex<Vec<Vec<Vec<u8>>>>,
-    /// Where messages are said to come from.
+    /// The stated source of messages.
     source: Option<Remote>,
     /// So many more may be taken off it; `None`: all that there is.
     allowance: Mutex<Option<usize>>,

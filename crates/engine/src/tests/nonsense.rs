@@ -160,8 +160,7 @@ fn any_read() -> impl Strategy<Value = Vec<u8>> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2_000))]
 
-    /// Whatever is read: it is sent and arrives as the referee has it, or it is answered, or refused
-    /// and counted.
+    /// Anything read is sent and arrives as the referee has it, or is answered, or is refused and counted.
     #[test]
     fn any_read_is_delivered_exactly_or_counted(read in any_read(), rco: bool) {
         let mut wire = Wire::new(|sa| sa.rco = rco);
@@ -235,7 +234,7 @@ fn any_plaintext() -> impl Strategy<Value = Vec<u8>> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(500))]
 
-    /// Whatever a peer with good keys seals: each datagram is counted or in a write that the kernel
+    /// For anything that a peer with good keys seals, each datagram is counted or in a write that the kernel
     /// takes.
     #[test]
     fn any_sealed_plaintext_is_written_sanely_or_counted(

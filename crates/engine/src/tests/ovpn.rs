@@ -26,7 +26,7 @@ pub(super) fn in_ovpn(sa: &mut OutboundSa) {
     sa.key = SaKey::for_ovpn([3; 40]);
 }
 
-/// Where the one host that is both ends sends from, or receives, with its vector engine.
+/// The tunnel address of the one host, which is both ends, for its vector engine.
 fn address(way: TunnelWay) -> Ipv6Addr {
     PEER.tunnel_address(TunnelEnd { way, kernel: false })
 }
@@ -163,7 +163,7 @@ fn the_kernels_engine_has_addresses_of_its_own() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
-    /// Whatever a peer with good keys seals: each datagram is counted or in a write that the kernel
+    /// For anything that a peer with good keys seals, each datagram is counted or in a write that the kernel
     /// takes.
     #[test]
     fn any_sealed_plaintext_is_written_sanely_or_counted(

@@ -89,7 +89,7 @@ fn cut(
     Ok(payload.chunks(size).enumerate().map(segment).collect())
 }
 
-/// Where the parts of an IP packet stand in its frame.
+/// The offsets of an IP packet's parts in its frame.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ip {
     pub(crate) v6: bool,

@@ -47,12 +47,12 @@ pub(crate) struct GsoKey {
     pub(crate) tos: u8,
 }
 
-/// Where a batch goes.
+/// The destination of a batch.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct GsoTarget {
     pub(crate) key: GsoKey,
     pub(crate) path: PathId,
-    /// Where to, with the key's TOS.
+    /// The destination, with the key's TOS.
     pub(crate) remote: Remote,
     /// The inner IP packet of the largest datagram, in bytes.
     pub(crate) mtu: u16,

@@ -1,7 +1,6 @@
-//! Frames to groups that go round. Where two ports reach each other outside of Weft, each broadcast comes
-//! back and is sent again, without end and as fast as all can. Bridges in two containers on another shared
-//! network do this. Such copies are the same to the last byte; an application's repeats seldom are, and come
-//! at its pace.
+//! Frames to groups that go round. If two ports reach each other outside of Weft, each broadcast comes back and is
+//! sent again, endlessly and as fast as all can. Bridges in two containers on another shared network do this. Such
+//! copies are the same to the last byte; an application's repeats seldom are, and come at its pace.
 
 use weft_io::steer::TICK_NS;
 

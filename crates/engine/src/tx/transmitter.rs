@@ -39,7 +39,7 @@ pub(crate) struct Transmitter {
     repeats: Repeats,
     /// The number of its worker.
     worker: usize,
-    /// Where the flows go that its worker and that one's helpers send.
+    /// The lanes of the flows that its worker and the worker's helpers send.
     flows: Arc<Flows>,
     load: WorkerLoad,
     /// The time, in ticks.

@@ -18,7 +18,7 @@ pub const BUSY_POLL_US: u64 = 150;
 /// It is tried where waits take no longer than this, in microseconds: a sleeping wait takes some wake-ups
 /// longer than a busy one.
 const BUSY_POLL_TRY_US: u64 = 500;
-/// So many of the last 32 waits must be short. Where a third are longer, the time is mostly in vain.
+/// So many of the last 32 waits must be short. If a third are longer, the time is mostly wasted.
 const BUSY_POLL_SHORT_MIN: u32 = 22;
 /// Datagrams in a turn, in the mean: where there are more, time awake is better given to others.
 const BUSY_POLL_DATAGRAMS_MAX: u64 = 4;

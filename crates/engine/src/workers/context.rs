@@ -103,7 +103,7 @@ pub(crate) fn seal_unit<T: FrameSource + FrameSink, R: GsoSink>(
         }
         match env.tap.recv(buffer) {
             Ok(next) => len = next,
-            // Whatever it is, the next unit meets it too.
+            // The next unit meets any lasting error too.
             Err(_) => break,
         }
     }
@@ -144,7 +144,7 @@ pub(crate) fn open_unit<M: MessageSource, F: FrameSink, R>(
 /// Coordination between a worker and its helpers.
 #[derive(Debug, Default)]
 pub(crate) struct Help {
-    /// Where worker and helpers pass at the TAP queues: one for all, which send by the same SAs.
+    /// The gate of worker and helpers at the TAP queues: one for all queues, since they send by the same SAs.
     queues: TicketGate,
     sockets: [TicketGate; SOCKETS_MAX],
     /// So many helpers should work: the first ones. Written by `Help::want` alone.
@@ -156,7 +156,7 @@ pub(crate) struct Help {
 }
 
 impl Help {
-    /// Where worker and helpers pass at the socket with this number.
+    /// The gate of worker and helpers at the socket with this number.
     pub(crate) fn socket(&self, number: usize) -> &TicketGate {
         &self.sockets[number]
     }

@@ -52,7 +52,7 @@ pub(crate) struct WorkerPool {
     shared: Arc<RwLock<Shared>>,
     events: Events,
     tap: TapOptions,
-    /// Which worker's queue of the switch's TAP device a frame comes to.
+    /// The worker to whose queue of the switch's TAP device a frame comes.
     steering: Option<Arc<FrameSteering>>,
     bind: Option<IpAddr>,
     port: u16,

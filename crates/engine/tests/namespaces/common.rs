@@ -102,7 +102,7 @@ impl Host {
         }
     }
 
-    /// Where the host's engine receives.
+    /// The address at which the host's engine receives.
     pub(crate) fn data_address(&self) -> SocketAddr {
         SocketAddr::new(self.wire, self.engine.port())
     }

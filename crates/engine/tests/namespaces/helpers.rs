@@ -107,7 +107,7 @@ fn workers_with_helpers_come_and_go_under_traffic() {
     assert!(counters.done(Work::UnitsHelped) > 0, "{counters:?}");
 }
 
-/// Whatever the control decides on this machine, all arrives; at rest there are no helpers.
+/// All datagrams arrive with any number of helpers that this machine gets; at rest there are none.
 #[test]
 fn helpers_that_come_by_themselves_go_by_themselves() {
     let (a, b) = helped(None);

@@ -159,7 +159,7 @@ fn what_begins_beside_a_stream_comes_to_the_other_worker() {
         scope.spawn(|| {
             let stream = new_flow();
             while !stop.load(Ordering::Relaxed) {
-                // Where the queue is full, that is the load that is wanted.
+                // A full queue is the wanted load.
                 let _ = stream.send_to(&[0; 1_000], sink);
             }
         });

@@ -1,5 +1,5 @@
-//! Which of the sockets that share a UDP port gets an ESP datagram: of those of its lane, that of the
-//! bucket in which the address is that it comes from.
+//! Chooses the socket for an ESP datagram among those that share a UDP port: one of its lane's sockets, by the
+//! bucket of its source address.
 
 use std::io;
 use std::mem;

@@ -1,5 +1,5 @@
-//! Which queue of the switch's TAP device gets a frame: of those of its flow's worker, that of the bucket
-//! in which the MAC address is that it comes from.
+//! Chooses the queue of the switch's TAP device for a frame: one of its flow's worker, by the bucket of its source
+//! MAC address.
 
 use std::io;
 use std::os::fd::OwnedFd;

@@ -5,14 +5,14 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// The unit of time here, in nanoseconds: a 64th of a second.
 pub const TICK_NS: u32 = 1_000_000_000 / 64;
-/// Where a load is less than so many bytes, nothing is spared: 33 Mbit/s.
+/// A load below so many bytes spares nothing: 33 Mbit/s.
 const TRIFLE: u64 = 128 << 10;
 /// A worker or lane is spared where its load is greater than another's by this factor.
 pub(super) const MUCH_LESS: u64 = 2;
 /// The presumed load of a flow that begins until its packets are seen, in bytes: no trifle, so that flows
 /// that begin at once are shared out.
 const PRESUMED: u64 = TRIFLE;
-/// Where a load is less than so many bytes, as if of a few flows that begin, one more of them is much.
+/// For a load below so many bytes, as of a few flows that begin, one more flow is much.
 const FEW: u64 = 4 * PRESUMED;
 
 /// A load's unit, in bytes: a packet of any size counts.
@@ -38,8 +38,7 @@ pub fn tick() -> u32 {
     (ns / u64::from(TICK_NS)) as u32
 }
 
-/// The load of this tick and of the one before. Where two threads write at once, the addition of one may be
-/// lost.
+/// The load of this tick and of the one before. If two threads write at once, one addition may be lost.
 ///
 /// The upper 24 bits name the tick. The low 20 bits are the load in it, the 20 between the load in the tick
 /// before, both in units of 64 bytes.

@@ -103,7 +103,7 @@ impl UdpSocket {
         Ok((!sockopt::ipv6_v6only(self)?, true))
     }
 
-    /// Where it is bound.
+    /// The address that it is bound to.
     ///
     /// # Errors
     /// The kernel did not give the address.

@@ -25,11 +25,11 @@ unsafe impl Send for RecvBatch {}
 /// One received message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Message {
-    /// Where it stands in [`RecvBatch::buffer`].
+    /// Its range in [`RecvBatch::buffer`].
     pub range: Range<usize>,
     /// Bytes of each datagram in it; the last may be shorter. At least 1.
     pub segment: usize,
-    /// Where it came from, IPv4 as IPv4.
+    /// Its source, IPv4 as IPv4.
     pub source: SocketAddr,
     /// IPv4 TOS or IPv6 traffic class of its datagrams: UDP_GRO joins only datagrams that have the same.
     /// Kernels before 6.9 without that fix did not look; it is the first datagram's then.

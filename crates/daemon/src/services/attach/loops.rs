@@ -1,5 +1,5 @@
-//! Detects looping group frames. Where two containers also reach each other outside of Weft, each frame
-//! returns and is sent again, until an engine or the switch drops it.
+//! Detects looping group frames. If two containers also reach each other outside of Weft, each frame returns and
+//! is sent again, until an engine or the switch drops it.
 
 use std::sync::Arc;
 use std::time::Duration;

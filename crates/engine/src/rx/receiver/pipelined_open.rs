@@ -36,7 +36,7 @@ struct Opened {
     sequence: u64,
     plain_len: usize,
     inside: Result<Inside, DropReason>,
-    /// Where in the batch's buffer the frame stands, if it holds one.
+    /// The frame's range in the batch's buffer, if it holds one.
     frame: Range<u32>,
     is_repeated: bool,
 }
