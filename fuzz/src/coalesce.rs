@@ -11,8 +11,7 @@ use super::referee::{
     Ip, finish_ipv4, finished, flow_of, folded, frames_of, put, sum, without_idle_id,
 };
 
-/// What is written, cut by a naive referee, is what came, in order within each flow; nothing is made
-/// right that was wrong.
+/// The output, cut by a naive referee, equals the input, in order within each flow; nothing wrong is made right.
 pub fn run(data: &[u8]) {
     let frames = frames(data);
     let arena: Vec<u8> = frames.iter().flat_map(|(frame, _)| frame.iter().copied()).collect();

@@ -8,8 +8,7 @@ use super::alter;
 
 const SPI: u32 = 0x1234_5678;
 
-/// What was not sealed with the key is not opened, nor what was altered; what was sealed is opened
-/// once, whatever was tried before.
+/// Only unaltered packets sealed with the key are opened, each once, regardless of earlier attempts.
 pub fn run(data: &[u8]) {
     let Some((first, rest)) = data.split_first() else { return };
     let cipher = if first & 1 == 0 { Cipher::Aes256Gcm } else { Cipher::ChaCha20Poly1305 };
@@ -50,7 +49,7 @@ pub fn run(data: &[u8]) {
     inside(plaintext);
 }
 
-/// What is in an opened packet is within it.
+/// The parts of an opened packet are within it.
 fn inside(plaintext: &[u8]) {
     let Ok((length, _)) = esp::parse_trailer(plaintext) else { return };
     assert!(length + 2 <= plaintext.len());

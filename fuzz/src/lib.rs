@@ -1,4 +1,4 @@
-//! What the fuzz targets do with any bytes: each panics if a property does not hold. No code of these
+//! The properties that the fuzz targets check on any bytes: each panics if one does not hold. No code of these
 //! needs libFuzzer; `crates/lab/tests/corpus.rs` runs them over `fuzz/corpus` with each test run.
 
 pub mod coalesce;

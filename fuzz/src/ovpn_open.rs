@@ -13,8 +13,7 @@ use super::alter;
 const FIRST_WORD: [u8; 4] = [0x48, 0, 0, 9];
 const TAIL: [u8; 8] = [3; 8];
 
-/// What was not sealed with the key is not opened, nor what was altered; what was sealed is opened
-/// once, whatever was tried before.
+/// Only unaltered packets sealed with the key are opened, each once, regardless of earlier attempts.
 pub fn run(data: &[u8]) {
     let Some((kind, rest)) = data.split_first() else { return };
     let cipher = DataCipher::ALL[usize::from(kind & 3)];

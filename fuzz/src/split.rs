@@ -6,8 +6,8 @@ use weft_packet::vnet::VnetHeader;
 
 use super::referee::frames_of;
 
-/// What is planned comes out as a naive referee cuts it, each piece no longer than the path carries;
-/// and merged again it is the same, whether its checksums are finished or left to a mark.
+/// A plan's pieces equal those of a naive referee, each no longer than the path carries. Merged again they are the
+/// same, with finished checksums or with a mark.
 pub fn run(data: &[u8]) {
     let Some((mtu, read)) = data.split_first_chunk::<2>() else { return };
     let mtu = usize::from(u16::from_le_bytes(*mtu));

@@ -5,8 +5,8 @@ use weft_packet::vnet::VnetHeader;
 
 use super::referee::frames_of;
 
-/// What is read is what was written; a marked checksum is finished as a naive referee does it, and
-/// nothing else changes; a mark outside the frame changes nothing.
+/// Reading returns the written header. A marked checksum is finished as a naive referee does it, and nothing else
+/// changes; a mark outside the frame changes nothing.
 pub fn run(data: &[u8]) {
     let Some(vnet) = VnetHeader::parse(data) else {
         assert!(data.len() < 10);

@@ -1,11 +1,11 @@
-//! What stands before the frame in an opened packet. Input: inner UDP header, VXLAN header, frame.
+//! The bytes before the frame in an opened packet. Input: inner UDP header, VXLAN header, frame.
 
 use weft_packet::esp;
 use weft_packet::split::FrameChecksum;
 use weft_packet::vxlan::{Rco, VxlanHeader};
 
-/// What is read is what was written, but for the UDP checksum, which is ignored; a mark that is read
-/// can be written.
+/// Reading returns the written headers, except the UDP checksum, which is ignored; a mark that is read can be
+/// written.
 pub fn run(data: &[u8]) {
     if let Ok(header) = VxlanHeader::parse(data) {
         assert_eq!(header.to_bytes()[..], data[..8]);

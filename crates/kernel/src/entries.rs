@@ -31,11 +31,11 @@ pub(crate) const ALL_ZERO: MacAddress = [0; 6];
 pub(crate) enum Key {
     /// A remote host gets copies of broadcast frames: an all-zero entry of the VXLAN device.
     Copy(IpAddr),
-    /// Which remote host the VXLAN device of this family sends a MAC's frames to.
+    /// The remote host that the VXLAN device of this family sends a MAC's frames to.
     Tunnel(OuterFamily, MacAddress),
-    /// Which port the bridge sends a MAC's frames to.
+    /// The port that the bridge sends a MAC's frames to.
     Forward(MacAddress),
-    /// Which MAC the bridge answers with for an address.
+    /// The MAC that the bridge answers with for an address.
     Neighbour(IpAddr),
 }
 

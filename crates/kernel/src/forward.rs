@@ -33,7 +33,7 @@ struct Family {
     table: Table,
     /// The switch of br_netfilter.
     switch: &'static str,
-    /// Where the kernel lists the tables of the older kind.
+    /// The file in which the kernel lists the legacy tables.
     legacy_names: &'static str,
     /// The program for these.
     legacy_program: &'static str,

@@ -99,7 +99,7 @@ impl GuardCounters {
 pub struct Guard {
     kernel: Kernel,
     ports: Vec<String>,
-    /// Which peer may send from which address, if the guard checks that.
+    /// The addresses that each peer may send from, if the guard checks that.
     senders: Option<Senders>,
     trusted: BTreeSet<IpAddr>,
     /// How this host's `nft` shows the table as it was written, should that differ from the words

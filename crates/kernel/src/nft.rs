@@ -25,7 +25,7 @@ const RUN_TIMEOUT_MS: u64 = 30_000;
 /// The most that such a program may print, in bytes. A host with thousands of services has a few
 /// megabytes of rules.
 const OUTPUT_MAX_BYTES: u64 = 32 << 20;
-/// Where these programs are, if `PATH` does not name it.
+/// The directories of these programs, if `PATH` does not name them.
 const SYSTEM_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 /// A table, by address family and name.

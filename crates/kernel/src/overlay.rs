@@ -1,5 +1,5 @@
-//! Which overlay port of the bridge each remote endpoint is behind: the kernel engine's VXLAN
-//! devices or the vector engine's TAP.
+//! Keeps each remote endpoint behind its overlay port of the bridge: the kernel engine's VXLAN devices or the
+//! vector engine's TAP.
 
 use std::{
     collections::{BTreeSet, HashMap, HashSet},
@@ -76,7 +76,7 @@ pub struct Overlay<P> {
     /// Addresses that another host has announced, with the MAC that claimed them then. The bridge no longer
     /// answers for them, so that queries reach their holder.
     yielded: HashMap<IpAddr, MacAddress>,
-    /// Which peers are reached at an outer address.
+    /// The peers that are reached at an outer address.
     remotes: HashMap<IpAddr, HashSet<P>>,
     /// The peers that get copies of broadcast frames; `None`: every peer.
     broadcast: Option<HashSet<P>>,
@@ -266,8 +266,8 @@ impl<P: Copy + Eq + Hash> Overlay<P> {
         self.set_endpoints(wanted, &gone).await
     }
 
-    /// Which of the peers on the kernel engine get copies of broadcast and multicast frames; until
-    /// the first call all do.
+    /// Sets the peers on the kernel engine that get copies of broadcast and multicast frames; until the first call
+    /// all do.
     ///
     /// # Errors
     /// See [`Self::set_peers`].

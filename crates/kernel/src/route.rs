@@ -65,11 +65,11 @@ pub struct Overlap {
     pub network: IpNet,
     /// The route that leads elsewhere.
     pub route: HostRoute,
-    /// Which of them has precedence.
+    /// The one of them that has precedence.
     pub kind: OverlapKind,
 }
 
-/// Which of a network and a route wins where they overlap.
+/// The winner where a network and a route overlap.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OverlapKind {
     /// The route: it is as specific, or more so. Its addresses cannot be reached on the network.

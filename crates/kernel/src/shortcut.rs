@@ -115,8 +115,8 @@ impl Kernel {
         Ok(seen)
     }
 
-    /// Which rules may see the bridge's frames: chains of the bridge's own family and of devices. Where
-    /// br_netfilter passes it frames, also chains of IP.
+    /// The rules that may see the bridge's frames: chains of the bridge's own family and of devices. If
+    /// br_netfilter passes frames on, also chains of IP.
     fn judge_of(&self, bridge: &Link, chains: &Listing) -> Result<Option<String>, KernelError> {
         let handed = |family| match family {
             "ip" => bridge.bridge.contains(&InfoBridge::NfCallIpTables(true)),

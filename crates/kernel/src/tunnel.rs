@@ -21,7 +21,7 @@ use crate::{
     route::{ROUTE_PROTOCOL, destination_address},
 };
 
-/// Which packets take a device that Weft has made, and their addresses on this host.
+/// Routes packets through a device that Weft has made, with their addresses on this host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TunnelSpec {
     /// The device.
@@ -32,7 +32,7 @@ pub struct TunnelSpec {
     pub source: Ipv6Addr,
     /// The address of this host that packets come to.
     pub local: Ipv6Addr,
-    /// Where the packets go: a prefix with its length in bits.
+    /// The packets' destination: a prefix with its length in bits.
     pub destination: (Ipv6Addr, u8),
 }
 

@@ -463,7 +463,7 @@ fn peers_leave_while_orders_come_without_end() {
     a.apply(numbers.map(|it| EngineCommand::RemoveInbound { spi: spi(it) }).collect());
     let mut left = a.device_peers();
     assert!(left > 2 + usize::from(MANY) / 2, "{left} peers are there still");
-    // Where orders put a deletion off there is one each time at most, at the beginning.
+    // If orders put a deletion off, there is at most one each time, at the beginning.
     for _ in 0..12 {
         press(&a, Duration::from_secs(3));
         left = a.device_peers();

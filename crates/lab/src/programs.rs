@@ -19,7 +19,7 @@ pub(crate) struct Program {
     pub(crate) tests: Vec<String>,
 }
 
-/// Where test programs are looked for.
+/// The directories of test programs.
 pub(crate) struct Places<'a> {
     pub(crate) packages: &'a [&'a str],
     /// Test programs have names that begin so.

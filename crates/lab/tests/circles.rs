@@ -142,7 +142,7 @@ fn expand(prefix: &str, tree: &str, paths: &mut Vec<String>) {
     }
 }
 
-/// Where in the crate a path leads; `None`: to another crate.
+/// The file in the crate that a path leads to; `None`: another crate.
 fn absolute(module: &Module, path: &str) -> Option<Module> {
     let mut words =
         path.split("::").map(|word| word.split(" as ").next().unwrap_or_default().trim());

@@ -1,4 +1,4 @@
-//! Which hosts are let in, and what a refused host learns.
+//! The admission of hosts, and the answers that a refused host gets.
 
 use std::time::{Duration, Instant};
 

@@ -157,7 +157,7 @@ fn without_root_or_tun_the_launch_says_what_is_missing() -> anyhow::Result<()> {
     let sandbox = Sandbox::new(&SandboxOptions::default())?;
     let host = sandbox.host(0);
     let binary = std::env::var("WEFT_BIN")?;
-    // Where another user can run it.
+    // Another user can run it from here.
     let open = tempfile::tempdir()?;
     std::fs::set_permissions(open.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755))?;
     let reach = open.path().join("weft");

@@ -199,8 +199,8 @@ fn pings(from: &Container, to: &[IpAddr], until: Instant, tally: &Tally) -> anyh
     let mut turn = to.iter().flat_map(|to| [("56", to), ("3000", to)]).cycle();
     while let Some((size, to)) = turn.next().filter(|_| Instant::now() < until) {
         let to = to.to_string();
-        // All at once, since ping waits for the last answer no longer than one interval. Where its send
-        // buffer is full, which is small unless told otherwise, it sends one an interval.
+        // All at once, since ping waits for the last answer no longer than one interval. When its send buffer is
+        // full, which is small by default, it sends one an interval.
         let few = ["ping", "-n", "-q", "-l", "10", "-c", "10", "-i", "10", "-S", "1000000"];
         let words = [&few[..], &["-s", size, &to]].concat();
         let output = from.exec(&words)?;

@@ -141,8 +141,8 @@ fn what_begins_beside_a_stream_takes_another_lane() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// While frames cross this many lanes both ways, `weft top` shows the load of each. Which flow takes which lane
-/// is chance, and a machine may stall during a reading: flows start until every lane shows a rate.
+/// While frames cross this many lanes both ways, `weft top` shows the load of each. The lane of a flow is chance,
+/// and a machine may stall during a reading: flows start until every lane shows a rate.
 fn every_lane_shows_its_rate(
     host: &Host,
     lanes: usize,

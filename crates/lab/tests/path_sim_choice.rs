@@ -1,4 +1,4 @@
-//! Which path hosts end on, why it is not a better one, and the cost of a move, in virtual time.
+//! The path that hosts end on, the reason why it is not a better one, and the cost of a move, in virtual time.
 #![allow(clippy::unwrap_used)]
 
 use std::net::IpAddr;
@@ -176,7 +176,7 @@ fn the_best_path_is_in_use_within_three_seconds_of_the_first_link() {
     seeds(0..200, |seed| {
         let mut world = World::new(seed, vec![both_engines(), both_engines()]);
         prepare(&mut world, 100);
-        // Which path is proven first is mere chance.
+        // The first path to be proven is a matter of chance.
         world.both(0, 1, |net| net.jitter = ms(150));
         world.run(s(3));
         assert_eq!(both_ways(&world), ["kk raw", "kk raw"]);

@@ -1,4 +1,4 @@
-//! Which host opens the lanes beyond the first, among simulated hosts with a stateful firewall at one or both.
+//! The host that opens the lanes beyond the first, among simulated hosts with a stateful firewall at one or both.
 #![allow(clippy::unwrap_used)]
 
 use std::time::Duration;
@@ -46,7 +46,7 @@ fn the_host_behind_a_firewall_opens_lanes_whatever_the_ids_and_whoever_dials() {
         seeds(0..50, |seed| {
             let mut world = pair(seed, 3, &[behind]);
             world.connect(dials, 1 - dials);
-            // Where the other host dials, its turn comes first, and fails.
+            // If the other host dials, its turn comes first, and fails.
             world.run(s(if behind == dials { 4 } else { 8 }));
             assert!(are_proven(&world), "{behind} {dials}: {:?}", blocked(&world));
             assert_eq!(opener(&world), Some(behind));

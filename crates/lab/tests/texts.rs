@@ -13,7 +13,7 @@ const MAP_LINES_MAX: usize = 300;
 /// Characters of a line of it, and of a page of the design.
 const LINE_CHARS_MAX: usize = 120;
 
-/// Where the texts are, beside those at the root.
+/// The directories of texts, beside the root.
 const DIRECTORIES: [&str; 5] = [".ci", "crates", "docs", "fuzz", "packaging"];
 /// Directories in there that builds and the fuzzer fill.
 const NOT_OURS: [&str; 3] = ["target", "corpus", "artifacts"];
@@ -124,7 +124,7 @@ fn documents(text: &str) -> Vec<(usize, String)> {
     found
 }
 
-/// Where the links of a document lead in the tree, with their lines.
+/// The targets in the tree of a document's links, with their lines.
 fn links(text: &str) -> Vec<(usize, String)> {
     let mut found = Vec::new();
     for (number, line) in numbered(text) {

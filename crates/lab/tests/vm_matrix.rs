@@ -158,7 +158,7 @@ impl Row {
         self.check_paths(&stage)
     }
 
-    /// Where a host's kernel takes what a vector engine sends.
+    /// Watches a host's kernel at the point where it takes a vector engine's packets.
     fn watch_checksums(
         &self,
         stage: &Stage,

@@ -363,7 +363,7 @@ fn forged(switch: &str, outer: Outer, format: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Where the data channel of a host takes what is for the overlay.
+/// The address at which a host's data channel takes the overlay's packets.
 fn channel_address(host: &Host) -> anyhow::Result<IpAddr> {
     let shown = host.netns().ip("-j -6 addr show dev weft-ovpn")?.success()?.json()?;
     let all = shown[0]["addr_info"].as_array().cloned().unwrap_or_default();

@@ -25,7 +25,7 @@ pub enum Event {
         nickname: String,
         /// The peer's address, as IPv4 if it is reached by IPv4.
         remote: SocketAddr,
-        /// Which side dialled the first connection of this link.
+        /// The side that dialled the first connection of this link.
         direction: Direction,
         /// The new session key, the same on both sides.
         session: SessionKey,

@@ -1,4 +1,4 @@
-//! Which hosts are admitted, the reasons both sides report, and the limits of an attacker.
+//! The admission of hosts, the reasons both sides report, and the limits of an attacker.
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
 mod common;

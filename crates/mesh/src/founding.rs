@@ -1,4 +1,4 @@
-//! Which host founds a mesh when hosts are launched naming each other.
+//! Chooses the host that founds a mesh when hosts are launched naming each other.
 //!
 //! A host without a mesh tells every host that it reaches which hosts its user named. It may found on three
 //! conditions. It knows the names given by each host that it named, by those hosts in turn, and so on. Each of

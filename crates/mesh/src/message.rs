@@ -48,7 +48,7 @@ impl TryFrom<String> for NetworkId {
 /// The mesh that a host belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Network {
-    /// Which one.
+    /// Its id.
     pub id: NetworkId,
     /// The range of its containers' IPv6 addresses; a /64.
     pub range6: Ipv6Net,
@@ -95,7 +95,7 @@ pub struct MemberInfo {
     pub age_s: u64,
 }
 
-/// Which ranges a host owns. Only the owner makes new versions; others pass them on.
+/// The ranges that a host owns. Only the owner makes new versions; others pass them on.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RangeAnnouncement {
     /// The mesh.

@@ -83,7 +83,7 @@ impl Opcode {
     }
 }
 
-/// Which key of a session a packet belongs to: 0 to 7.
+/// The key of a session that a packet belongs to: 0 to 7.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct KeyId(u8);
 

@@ -79,7 +79,7 @@ pub struct Coalescer {
 struct Item {
     /// The whole first frame.
     first: Range<u32>,
-    /// Where its headers are; `None` if they were not found.
+    /// The layout of its headers; `None` if they were not found.
     layout: Option<Layout>,
     partial: bool,
     /// Whether frames may still be appended.

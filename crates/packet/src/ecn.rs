@@ -125,7 +125,7 @@ fn mark(frame: &mut [u8], outer: Ecn) -> Result<(), CeOverNotEct> {
     Ok(())
 }
 
-/// Where the IP header is, and of which version.
+/// The offset and version of the IP header.
 #[inline]
 fn find(frame: &[u8]) -> Option<(usize, Network)> {
     let header = ethernet::Header::parse(frame).ok()?;

@@ -198,7 +198,7 @@ pub struct Inner {
     pub dst_port: u16,
     /// The VXLAN header.
     pub vxlan: VxlanHeader,
-    /// Where the Ethernet frame lies in the plaintext.
+    /// The range of the Ethernet frame in the plaintext.
     pub frame: Range<usize>,
 }
 

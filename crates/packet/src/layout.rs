@@ -1,4 +1,4 @@
-//! Where the headers of a frame lie: one look at each frame for split, merge and lane choice.
+//! Locates the headers of a frame: one look at each frame for split, merge and lane choice.
 
 use crate::bytes::{array, be16};
 use crate::checksum::{self, Sum};
@@ -57,7 +57,7 @@ pub enum Opaque {
     Other,
 }
 
-/// Where the headers of a TCP or UDP packet lie in its frame. All offsets are within the frame, and
+/// The offsets of a TCP or UDP packet's headers in its frame. All offsets are within the frame, and
 /// `l3 < l4 < payload <= end`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout {
@@ -67,7 +67,7 @@ pub struct Layout {
     pub l4: usize,
     /// Offset of the payload.
     pub payload: usize,
-    /// Where the IP packet ends; Ethernet padding may follow.
+    /// The end of the IP packet; Ethernet padding may follow.
     pub end: usize,
     /// The IP version.
     pub network: Network,

@@ -35,7 +35,7 @@ pub enum ParseError {
     /// The bytes end before the header does.
     #[error("{header} header cut short: {have} bytes, {need} needed; drop the packet")]
     Truncated {
-        /// Which header.
+        /// The header's name.
         header: &'static str,
         /// Bytes that the header takes.
         need: usize,
@@ -45,9 +45,9 @@ pub enum ParseError {
     /// A field of the header has a value that it cannot have.
     #[error("{header} header with a bad {field}; drop the packet")]
     Invalid {
-        /// Which header.
+        /// The header's name.
         header: &'static str,
-        /// Which field.
+        /// The field's name.
         field: &'static str,
     },
 }

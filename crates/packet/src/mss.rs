@@ -60,7 +60,7 @@ fn lower(frame: &mut [u8], layout: &Layout, mtu: u16, checksum: FrameChecksum) -
     true
 }
 
-/// Where the segment size stands.
+/// The offset of the segment size.
 fn option(frame: &[u8], layout: &Layout) -> Option<usize> {
     let mut at = layout.l4 + tcp::LEN;
     while at < layout.payload {

@@ -201,7 +201,7 @@ impl Plan {
         self.header_len
     }
 
-    /// Where the payload of segment `index` lies in the frame; empty from [`Self::segments`] on.
+    /// The range of segment `index`'s payload in the frame; empty from [`Self::segments`] on.
     #[must_use]
     #[inline]
     pub fn payload(&self, index: usize) -> Range<usize> {
@@ -382,7 +382,7 @@ fn nonzero(offset: u16, checksum: u16) -> u16 {
     if offset == udp::CHECKSUM_OFFSET { checksum::udp_nonzero(checksum) } else { checksum }
 }
 
-/// Where the marked field ends, if it lies behind the Ethernet addresses and within the frame.
+/// The end of the marked field, if it lies behind the Ethernet addresses and within the frame.
 fn mark_end(frame_len: usize, start: u16, offset: u16) -> Result<usize, SplitError> {
     let bad = SplitError::BadChecksumMark { start, offset };
     let field = start.checked_add(offset).ok_or(bad)?;

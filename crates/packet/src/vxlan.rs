@@ -24,7 +24,7 @@ const RCO_UDP: u8 = 0x80;
 pub struct VxlanHeader {
     /// The network: 0 to [`VNI_MAX`].
     pub vni: u32,
-    /// Where the frame's checksum is that the receiver must take as partial.
+    /// The position of the checksum in the frame that the receiver must take as partial.
     pub rco: Option<Rco>,
 }
 

@@ -308,8 +308,7 @@ fn normal(mut frame: Vec<u8>) -> Vec<u8> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(1500))]
 
-    /// Whatever is pushed comes out once, unchanged (a corrupt frame still corrupt), and in the
-    /// order of its flow.
+    /// Each pushed frame comes out once, unchanged (a corrupt frame still corrupt), and in the order of its flow.
     #[test]
     fn nothing_is_lost_changed_or_reordered(steps in prop::collection::vec(step(), 1..150)) {
         let mut flows = flows();

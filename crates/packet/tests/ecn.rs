@@ -48,8 +48,8 @@ fn double_tagged(frame: &[u8]) -> Vec<u8> {
 }
 
 proptest! {
-    /// Whatever the packet, its header, a mark and tags before it: figure 4 of RFC 6040, and not one
-    /// other bit but the IPv4 checksum.
+    /// For any packet, header, mark and tags before it: figure 4 of RFC 6040, and not one other bit but the IPv4
+    /// checksum.
     #[test]
     fn a_mark_changes_the_ecn_field_and_nothing_else(mut spec in spec(), outer: u8, double: bool) {
         spec.options.clear();

@@ -37,7 +37,7 @@ pub(crate) struct Candidate {
     /// The path has failed since the hosts met or met again.
     has_failed: bool,
     request: Option<Request>,
-    /// Where the peer's packets come from, if that is not the address that it offered (the first).
+    /// The source of the peer's packets, if that is not the address that it offered (the first).
     learned: Option<Learned>,
     /// The engine has failed: the path is held back until then.
     hold: Option<Instant>,

@@ -60,7 +60,7 @@ pub const RELAPSE_MAX_MS: u64 = 3_600_000;
 /// milliseconds. A failed path is tried within [`RETRY_MAX_MS`], and the peer reports it again.
 pub const UNHEARD_MS: u64 = 150_000;
 /// For so many milliseconds after a peer's first path came into use, a better path is taken once it is proven,
-/// if it never failed. Which path is proven first is chance.
+/// if it never failed. The first path to be proven is a matter of chance.
 pub const SETTLE_MS: u64 = 5_000;
 /// A kernel engine has one policy for the probes of candidates towards one peer. Each candidate that is bound
 /// to addresses holds it for so many milliseconds.

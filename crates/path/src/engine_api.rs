@@ -73,7 +73,7 @@ impl<'de> Deserialize<'de> for Mac {
     }
 }
 
-/// Which engine moves the packets of a path at this end.
+/// The engine that moves the packets of a path at this end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum EngineKind {

@@ -1,4 +1,4 @@
-//! Which of two hosts opens the lanes beyond the first, and which lanes nothing comes back on.
+//! Decides which of two hosts opens the lanes beyond the first, and finds lanes without answers.
 //!
 //! The host that opens a lane sends its packets from a separate port. A stateful firewall at the other host
 //! drops them as unsolicited, so it matters which host opens. The host with the lower peer id decides and

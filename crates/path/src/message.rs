@@ -40,7 +40,7 @@ pub enum Message {
 /// The abilities of a host.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hello {
-    /// Which session key the sender has now, without telling the key.
+    /// Identifies the sender's current session key without telling the key.
     pub session: u64,
     /// Random for each start of the daemon: a change means that all earlier SAs are gone.
     pub instance: u64,
@@ -116,7 +116,7 @@ pub struct Offer {
     /// How the packets travel.
     #[serde(default)]
     pub encapsulation: Encapsulation,
-    /// Where the packets are wanted; absent: at the address that the link has.
+    /// The address for the packets; absent: the link's address.
     #[serde(default)]
     pub address: Option<IpAddr>,
     /// The UDP port where they are wanted; a raw SA does not use it.

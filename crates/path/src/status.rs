@@ -231,7 +231,7 @@ pub struct PathStatus {
     pub container_mtu: Option<u16>,
     /// Smoothed round-trip time: the probe over the path, its answer over the link.
     pub rtt: Option<Duration>,
-    /// Where its packets are sent.
+    /// The destination of its packets.
     pub remote: Option<SocketAddr>,
     /// How often the peer has taken a new SA in place of an older one (this host receives on it).
     pub rekeys: u64,

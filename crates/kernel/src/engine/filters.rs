@@ -225,7 +225,7 @@ impl GuardReader {
         self.groups.borrow().clone()
     }
 
-    /// Waits a moment for counters of now; then the last that were read have to do. Where `nft` was slow the last
+    /// Waits a moment for counters of now; then the last that were read have to do. If `nft` was slow the last
     /// time, it does not wait.
     pub(super) async fn refresh(&mut self) {
         let Seen { counters, took } = *self.seen.borrow_and_update();

@@ -36,9 +36,9 @@ use crate::error::KernelError;
 use crate::xfrm::Xfrm;
 use crate::{GroupCounts, GroupLimit, Guard, GuardCounters, Kernel};
 
-/// Where the kernel takes ESP in UDP.
+/// The UDP port on which the kernel takes ESP.
 pub const ENCAPSULATION_PORT: u16 = 6785;
-/// Where the kernel's data channel takes packets of format `ovpn`.
+/// The UDP port on which the kernel's data channel takes packets of format `ovpn`.
 pub const DATA_CHANNEL_PORT: u16 = 6786;
 /// The device that seals and opens them.
 pub const DATA_CHANNEL_DEVICE: &str = "weft-ovpn";
@@ -72,9 +72,9 @@ pub struct KernelEngineConfig {
     pub data_channel_port: u16,
     /// Keeps the sockets of these two ports open while no daemon runs; `None` if nothing does.
     pub keeper: Option<Arc<dyn SocketKeeper>>,
-    /// Which switch moves frames.
+    /// The switch that moves frames.
     pub switch: SwitchKind,
-    /// Where the keys of SAs are written, in a build with the feature `keylog`.
+    /// The file that the keys of SAs are written to, in a build with the feature `keylog`.
     pub keylog: Option<std::path::PathBuf>,
     /// Whether the kernel may move packets to peers at all.
     pub moves: bool,

@@ -37,7 +37,7 @@ pub(super) enum Action {
     Trust(IpAddr),
     /// It does no longer.
     Distrust(IpAddr),
-    /// Where frames for a peer go.
+    /// The route of frames for a peer.
     SetVia(PeerId, Via),
     /// A peer's tunnel packets come from these addresses.
     AcceptFrom(PeerId, Vec<IpAddr>),
@@ -53,7 +53,7 @@ pub(super) enum Action {
     Tell(EngineEvent),
 }
 
-/// Which way an SA carries packets.
+/// The direction in which an SA carries packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Way {
     /// From the peer.
@@ -76,7 +76,7 @@ pub(super) struct Probe {
 
 /// Everything that the kernel holds for path choice.
 pub(super) struct State {
-    /// Where the kernel takes ESP in UDP.
+    /// The UDP port on which the kernel takes ESP.
     encapsulation_port: u16,
     /// Whether the kernel chooses among a path's lanes by CPU; else each path has one.
     per_cpu: bool,
@@ -98,7 +98,7 @@ pub(super) struct State {
 #[derive(Default)]
 struct Peer {
     bound: Option<PathId>,
-    /// Where its packets of the other formats come from.
+    /// The source of its packets of the other formats.
     source: Option<IpAddr>,
     /// The kernel's current policies for data and for probes of candidates.
     data: Option<PolicySpec>,
@@ -425,7 +425,7 @@ impl State {
             },
         ));
         // The vector engine's lanes beyond the first use separate ports. The kernel engine's lanes share one
-        // port. Where each of its CPUs has a lane, none of its packets take the first.
+        // port. If each of its CPUs has a lane, none of its packets take the first.
         let shows_where = sa.lane == 0 || sa.remote_engine == EngineKind::Kernel;
         self.inbound.insert(sa.spi, Inbound { path, shows_where, id });
         actions.push(self.accept(peer, Some(remote)));

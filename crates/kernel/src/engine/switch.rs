@@ -490,7 +490,7 @@ pub(super) struct Bridge {
     kernel: Kernel,
     config: KernelEngineConfig,
     overlay: Overlay<PeerId>,
-    /// Which peer may send from which address by the VXLAN devices.
+    /// The addresses that each peer may send from by the VXLAN devices.
     senders: Senders,
     /// Whether the VXLAN devices should exist.
     open: bool,

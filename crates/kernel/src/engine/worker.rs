@@ -55,7 +55,7 @@ pub(super) struct Worker {
     links: LinkWatch,
     /// Peers whose plain packets pass the guard.
     pub(super) trusted: BTreeSet<IpAddr>,
-    /// Which peer has a remote endpoint.
+    /// The peer of each remote endpoint.
     pub(super) holders: BTreeMap<[u8; 6], PeerId>,
     /// The guard and the segment sizes.
     pub(super) filters: Filters,

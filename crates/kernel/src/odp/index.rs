@@ -1,4 +1,4 @@
-//! Which flows the kernel has, and which of them a change concerns. Pure: changes to the kernel's table are
+//! The flows that the kernel has, and those that a change concerns. Pure: changes to the kernel's table are
 //! returned as [`Edit`]s.
 
 use std::collections::{BTreeSet, HashMap, HashSet};

@@ -1,6 +1,6 @@
 //! Limits on group frames from each local port to peers of the kernel engine. Pure: time is an argument.
 //!
-//! Where two containers also reach each other outside Weft, each broadcast circulates. A port has two meters
+//! If two containers also reach each other outside Weft, each broadcast circulates. A port has two meters
 //! of the datapath: one for broadcasts, one for all other multicast. A port that exceeds one sends no group
 //! frames behind the tunnel for a while, in which the loop ends. The limits are those of a bridge
 //! (`groups.rs`).

@@ -62,7 +62,7 @@ pub(super) enum Change {
     LocalPorts,
     /// The number of the tunnel's or the TAP's port.
     Overlay,
-    /// Where a MAC is.
+    /// The place of a MAC.
     Mac(Mac),
     /// How frames for a peer leave.
     Peer(PeerId),
@@ -74,7 +74,7 @@ pub(super) enum Change {
     Limit(u32),
 }
 
-/// Where a MAC is.
+/// The place of a MAC.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Place {
     Unknown,
@@ -336,7 +336,7 @@ impl Tables {
         self.changes.insert(Change::Mac(mac));
     }
 
-    /// Where a MAC is. A MAC attached here is here, regardless of other hosts' claims. A frame never moves
+    /// The place of a MAC. A MAC attached here is here, regardless of other hosts' claims. A frame never moves
     /// another host's MAC to this host.
     pub(super) fn place(&self, mac: Mac) -> Place {
         if let Some(name) = self.pinned.get(&mac) {

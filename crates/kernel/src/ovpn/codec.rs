@@ -310,7 +310,7 @@ fn remote(list: &[u8]) -> Option<SocketAddr> {
     })
 }
 
-/// Where a peer is sent to from. No address: any will do.
+/// The source address of packets to a peer. No address: any will do.
 fn local(list: &[u8]) -> Option<SocketAddr> {
     let port = port_of(attribute(list, PEER_LOCAL_PORT)?)?;
     let ipv4 = attribute(list, PEER_LOCAL_IPV4).and_then(ipv4_of).map(IpAddr::V4);

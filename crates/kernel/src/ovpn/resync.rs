@@ -11,7 +11,7 @@ use super::{OvpnClient, OvpnError, Refusal};
 pub struct KnownPeer {
     /// Its id.
     pub id: u32,
-    /// Where it was last, over UDP.
+    /// Its last address, over UDP.
     pub remote: Option<SocketAddr>,
     /// The id of the key in its primary slot; none if none was installed.
     pub primary_key_id: Option<u32>,
@@ -36,7 +36,7 @@ pub enum Missed {
     PeerMoved {
         /// Its id.
         peer_id: u32,
-        /// Where it is now.
+        /// Its address now.
         remote: SocketAddr,
     },
 }
@@ -68,7 +68,7 @@ impl OvpnClient {
     }
 }
 
-/// Which peers are gone or have another address.
+/// The peers that are gone or have another address.
 fn differences(known: &[KnownPeer], found: &[PeerState]) -> Vec<Missed> {
     let found: HashMap<u32, Option<SocketAddr>> =
         found.iter().map(|peer| (peer.id, peer.remote)).collect();

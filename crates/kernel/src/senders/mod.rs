@@ -1,5 +1,4 @@
-//! Which peer may send from which Ethernet address by a path of the kernel engine, where a bridge is the
-//! switch.
+//! The Ethernet addresses that each peer may send from by a path of the kernel engine, on a bridge.
 //!
 //! Each peer has a number. The kernel assigns it to the packets that it opens. They get it as a mark from the
 //! peer's inbound state, or by the outer address, which the data channel's device has checked. The guard
@@ -47,7 +46,7 @@ pub(crate) const MACS: &str = "senders";
 /// Most messages in one transaction.
 const STEPS_MAX: usize = 3;
 
-/// Which peer's frames may come from which Ethernet address. Clones share the same state.
+/// The Ethernet addresses that each peer's frames may come from. Clones share the same state.
 ///
 /// The sets are empty until the guard exists; from then on they hold every wanted member.
 #[derive(Clone)]

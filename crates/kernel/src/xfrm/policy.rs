@@ -168,7 +168,7 @@ impl Xfrm {
     }
 }
 
-/// Which message makes the policy as stated; `None`: it is.
+/// The message that makes the policy as stated; `None`: it is.
 fn change(spec: &PolicySpec, found: Option<Policy>) -> Result<Option<u16>, KernelError> {
     match found {
         None => Ok(Some(NEWPOLICY)),

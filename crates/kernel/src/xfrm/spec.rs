@@ -46,7 +46,7 @@ impl LaneGroup {
     }
 }
 
-/// Which way the packets of a state go.
+/// The direction of a state's packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Direction {
     /// To this host.
@@ -58,9 +58,9 @@ pub enum Direction {
 /// The ports of ESP in UDP (RFC 3948), as the packets of the state carry them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct UdpPorts {
-    /// Where the packets come from: for an outbound state, this host's port.
+    /// The packets' source: for an outbound state, this host's port.
     pub source: u16,
-    /// Where they go to.
+    /// Their destination.
     pub destination: u16,
 }
 
@@ -94,7 +94,7 @@ impl Limits {
 /// The kernel drops packets out of an inbound one unless they are UDP to a port of Weft's.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StateSpec {
-    /// Which way its packets go.
+    /// The direction of its packets.
     pub direction: Direction,
     /// The sender's address. An inbound state accepts packets from any address. If it is in UDP and they come
     /// from another address, it reports [`super::XfrmEvent::RemoteMoved`].
@@ -183,7 +183,7 @@ pub struct OwnState {
     pub usage: StateUsage,
 }
 
-/// Which states seal the packets that a policy selects. If none of them exists, the packets are dropped.
+/// The states that seal the packets that a policy selects. If none of them exists, the packets are dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Template {
     /// The state with this SPI at the policy's destination.

@@ -36,7 +36,7 @@ pub enum XfrmEvent {
     RemoteMoved {
         /// The state.
         state: StateId,
-        /// Where they come from.
+        /// Their source.
         remote: SocketAddr,
     },
     /// Another program removed a state.

@@ -1,4 +1,4 @@
-//! Which peer may send from which Ethernet address, over plain VXLAN: there the outer address identifies the
+//! The Ethernet addresses that each peer may send from, over plain VXLAN: there the outer address identifies the
 //! peer. Another test, in a guest whose kernel has ESP, shows that IPsec's states identify it at any outer
 //! address.
 

@@ -31,7 +31,7 @@ pub(crate) fn open_tap(space: &Space, name: &str) -> Tap {
     .unwrap()
 }
 
-/// Which hosts a host's vector engine serves, and the containers' MACs.
+/// The hosts that a host's vector engine serves, and the containers' MACs.
 #[derive(Default)]
 struct Plan {
     serves: HashMap<u8, Vec<u8>>,

@@ -27,9 +27,9 @@ pub struct Packet {
     pub path: PathId,
     /// Protocol 50 or UDP.
     pub encapsulation: Encapsulation,
-    /// Where it comes from, as the receiver sees it.
+    /// Its source, as the receiver sees it.
     pub source: SocketAddr,
-    /// Where it goes.
+    /// Its destination.
     pub destination: SocketAddr,
     /// `None`: plaintext.
     pub seal: Option<Seal>,
@@ -91,7 +91,7 @@ struct Inbound {
     encapsulation: Encapsulation,
     /// The address of this host that a kernel's SA may be bound to.
     local: IpAddr,
-    /// Where a kernel expects its packets from: it reports those from elsewhere.
+    /// The source that a kernel expects: it reports packets from elsewhere.
     expected: SocketAddr,
     seen: BTreeSet<u64>,
 }
@@ -135,9 +135,9 @@ pub struct SimEngine {
     pub moves: u64,
     ports: BTreeMap<(EngineKind, Format), u16>,
     inbound: BTreeMap<u32, Inbound>,
-    /// Where the receivers of the kernel's `ovpn` take packets from, by path: they follow their peers.
+    /// The sources that receivers of the kernel's `ovpn` accept, by path: they follow their peers.
     receivers: BTreeMap<PathId, SocketAddr>,
-    /// Where they have followed them to.
+    /// The addresses that they have followed their peers to.
     heard: BTreeMap<PathId, SocketAddr>,
     /// By path and lane.
     outbound: BTreeMap<(PathId, u16), Outbound>,

@@ -161,7 +161,7 @@ impl World {
         let entries = self.status(host, peer);
         let shared = |entry: &PathStatus| {
             let absent = entry.engine.is_some() && entry.reason == Some(Reason::AddressShared);
-            // Where the kernel's `ovpn` stands in, no engine is absent.
+            // If the kernel's `ovpn` stands in, no engine is absent.
             absent || entry.why_not_best == Some(Reason::AddressShared)
         };
         entries.iter().any(shared)

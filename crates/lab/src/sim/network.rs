@@ -122,7 +122,7 @@ impl World {
         direct.or_else(through).or_else(behind)
     }
 
-    /// Where and when a packet arrives, with the addresses that it has there; `None`: lost.
+    /// The place and time of a packet's arrival, with its addresses there; `None`: lost.
     fn route(
         &mut self,
         from: HostId,

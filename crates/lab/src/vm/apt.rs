@@ -15,7 +15,7 @@ const PACKAGES_MAX: usize = 32;
 /// The keys of all Debian suites, from the package `debian-archive-keyring`.
 const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 
-/// Where the machine gets its Debian from.
+/// The mirror that the machine gets its Debian from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Mirror {
     uri: String,

@@ -15,7 +15,7 @@ use super::kernel::Kernel;
 use super::shell::quoted;
 use super::{interrupt, make_directory, run, scratch, tools};
 
-/// Where Weft's program stands in a guest.
+/// The path of Weft's program in a guest.
 const WEFT_IN_GUEST: &str = "/usr/local/bin/weft";
 /// For the kernel: its log goes to the second serial line; a panic ends the guest. An emulated clock that a
 /// busy machine holds up is no reason to doubt it, to complain or to give up. Programs start at fixed

@@ -43,7 +43,7 @@ const REQUIRED_MODULES: [&str; 18] = [
 /// Further modules for the newest kernel (mainline since 6.16).
 const NEWEST_MODULES: [&str; 1] = ["ovpn"];
 
-/// Which kernel a guest boots.
+/// The kernel that a guest boots.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Choice {
     /// The newest that Debian offers, with the ovpn module where there is one.
@@ -272,7 +272,7 @@ impl Kernel {
         std::fs::rename(&ready, place).with_context(|| format!("cannot make {}", place.display()))
     }
 
-    /// Which of these modules the kernel has neither built in nor as a file.
+    /// Those of these modules that the kernel has neither built in nor as a file.
     fn missing(&self, wanted: &[&'static str]) -> anyhow::Result<Vec<&'static str>> {
         let place = self.directory()?.join("lib/modules").join(&self.release);
         let mut lists = String::new();

@@ -39,8 +39,8 @@ const BOTH: &[Choice] = &[Choice::Newest, Choice::Debian12];
 const NEWEST: &[Choice] = &[Choice::Newest];
 const DEBIAN12: &[Choice] = &[Choice::Debian12];
 
-/// Which test runs on which kernel: of all rows that fit a test, named `target::test`, the last one
-/// counts. `*` stands for any text.
+/// The kernels of each test: of all rows that fit a test, named `target::test`, the last one counts. `*` stands
+/// for any text.
 const TABLE: [Row; 13] = [
     Row {
         tests: "vm_*",
@@ -224,7 +224,7 @@ pub struct Request {
     pub weft: Option<PathBuf>,
     /// Environment variables for the tests.
     pub environment: Vec<(String, String)>,
-    /// Where logs and files of the guests are to stand.
+    /// The directory of the guests' logs and files.
     pub logs: PathBuf,
 }
 
@@ -386,7 +386,7 @@ fn available_mib(meminfo: &str) -> u64 {
     kib.unwrap_or(0_u64) / 1024
 }
 
-/// Which tests run on which kernel.
+/// The tests that run on each kernel.
 fn planned(programs: &[Program], request: &Request) -> anyhow::Result<Vec<(Choice, Vec<Program>)>> {
     if request.name.is_none() {
         no_row_is_idle(programs)?;

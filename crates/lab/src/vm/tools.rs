@@ -11,7 +11,7 @@ use weft_bench::sandbox::progress::step;
 use super::libraries::libraries;
 use super::{cache_directory, locked, make_directory, run, scratch};
 
-/// Where the program and its data stand on this machine (packages `tshark` and `libwireshark-data`).
+/// The program and its data on this machine (packages `tshark` and `libwireshark-data`).
 const PROGRAM: &str = "/usr/bin/tshark";
 const DATA: &str = "/usr/share/wireshark";
 /// Room on the disk beside the files, for the file system itself.

@@ -89,8 +89,8 @@ pub(crate) fn hear_by(host: &Host, told: &mut Running, words: &[&str]) -> anyhow
     Ok(())
 }
 
-/// The option for each kind of device to test. Where the kernel has devices, that is the kernel's alone, except
-/// in a soak. A kernel without them tests those in userspace.
+/// The option for each kind of device to test. If the kernel has devices, that is the kernel's alone, except in a
+/// soak. A kernel without them tests those in userspace.
 pub(crate) fn engines(host: &Host) -> anyhow::Result<Vec<&'static str>> {
     let (userspace, kernel) = ("--engine=userspace", "--engine=kernel");
     let (code, said) = refused(host, &["new-iface", "probe0", kernel])?;

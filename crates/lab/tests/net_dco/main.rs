@@ -1,5 +1,5 @@
-//! `weft dco`: data channel devices driven by hand. Where the kernel has such devices the first host's
-//! is the kernel's; else all are Weft's own.
+//! `weft dco`: data channel devices driven by hand. If the kernel has such devices, the first host's is the
+//! kernel's; else all are Weft's own.
 
 mod by_hand;
 mod carriers;

@@ -76,7 +76,7 @@ struct Net {
 impl Net {
     /// Devices and addresses, without peers; each host's own choice of an engine.
     fn new(clients: usize, transport: Transport, mtu: &str) -> anyhow::Result<Self> {
-        // Where the kernel has devices, the second client still has Weft's own.
+        // Even if the kernel has devices, the second client has Weft's own.
         Self::with_userspace_at(2, clients, transport, mtu)
     }
 
@@ -116,7 +116,7 @@ impl Net {
         self.sandbox.host(at)
     }
 
-    /// Where a host's end of the way between the server and a client is.
+    /// The address of a host's end of the way between the server and a client.
     fn end(&self, at: usize, client: usize) -> SocketAddr {
         let port = match self.transport {
             Transport::Udp => PORT,

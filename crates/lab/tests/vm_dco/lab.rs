@@ -39,7 +39,7 @@ pub(crate) fn limit() -> Duration {
     PATIENCE * slowness()
 }
 
-/// Which of the two devices.
+/// The kind of device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Kernel,
@@ -309,7 +309,7 @@ impl End {
         run_in(&space, f).unwrap()
     }
 
-    /// Where it is on the wire, unless it has moved.
+    /// Its address on the wire, unless it has moved.
     pub(crate) fn address(&self, outer: Outer) -> SocketAddr {
         SocketAddr::new(self.outer[usize::from(outer.is_ipv6())], PORT)
     }

@@ -25,7 +25,7 @@ pub enum DeviceError {
     /// A number that is too large for the field.
     #[error("{what} {value} is too large: at most {max}")]
     TooLarge {
-        /// Which number.
+        /// The number's name.
         what: &'static str,
         /// The given value.
         value: u32,
@@ -87,7 +87,7 @@ pub enum DeviceError {
     NoKey {
         /// Whose.
         peer_id: u32,
-        /// Which.
+        /// The key's slot.
         slot: Slot,
     },
     /// Already there.

@@ -11,7 +11,7 @@ use super::{KeyDirection, NONCE_TAIL_BYTES};
 pub const KEY_BLOCK_BYTES: usize = 256;
 /// Bytes of one direction: a cipher key of up to 64 and an HMAC key of up to 64.
 const DIRECTION_BYTES: usize = 128;
-/// Where the HMAC key begins, whose first bytes are the nonce tail of an AEAD.
+/// The offset of the HMAC key, whose first bytes are the nonce tail of an AEAD.
 const TAIL_START: usize = 64;
 /// Bytes of an epoch's secret: the first ones of its direction.
 const EPOCH_SECRET_BYTES: usize = 32;
@@ -19,7 +19,7 @@ const EPOCH_SECRET_BYTES: usize = 32;
 const BEGIN: &str = "-----BEGIN OpenVPN Static key V1-----";
 const END: &str = "-----END OpenVPN Static key V1-----";
 
-/// Which end of a tunnel: they cut the two directions from the block the other way round.
+/// An end of a tunnel. The two ends take their directions from the block in opposite order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Side {
     /// Its packets are sealed with the first half.

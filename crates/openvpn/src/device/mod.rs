@@ -73,7 +73,7 @@ impl FromStr for Mode {
     }
 }
 
-/// Which of a peer's two keys.
+/// One of a peer's two keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Slot {
@@ -165,9 +165,9 @@ pub struct PeerAttributes {
     pub id: Option<u32>,
     /// The peer id in the packets that we send to it; else the same.
     pub tx_id: Option<u32>,
-    /// Where it is, over UDP.
+    /// Its IPv4 address, over UDP.
     pub remote_ipv4: Option<Ipv4Addr>,
-    /// Where it is, over UDP.
+    /// Its IPv6 address, over UDP.
     pub remote_ipv6: Option<Ipv6Addr>,
     /// The device by which a link-local address is reached.
     pub remote_ipv6_scope_id: Option<u32>,
@@ -194,9 +194,9 @@ pub struct PeerState {
     pub id: u32,
     /// The peer id in packets to it, where the device tells.
     pub tx_id: Option<u32>,
-    /// Where it is now.
+    /// Its address now.
     pub remote: Option<SocketAddr>,
-    /// Where it is sent to from; the address is unspecified as long as any will do.
+    /// The source of packets to it; the address is unspecified as long as any will do.
     pub local: Option<SocketAddr>,
     /// The network namespace of the socket that it is reached by, as the number that the asker has for it;
     /// `None`: the same as the asker's, or the device does not tell.
@@ -232,7 +232,7 @@ pub struct Traffic {
 pub struct KeyAttributes {
     /// Whose it is.
     pub peer_id: Option<u32>,
-    /// Where it goes.
+    /// The slot that it goes to.
     pub slot: Option<Slot>,
     /// The key id in the packets sealed with it, 0 to 7.
     pub key_id: Option<u32>,
@@ -250,7 +250,7 @@ pub struct KeyAttributes {
 pub struct EpochAttributes {
     /// Whose they are.
     pub peer_id: u32,
-    /// Where they go.
+    /// The slot that they go to.
     pub slot: Slot,
     /// The key id in the packets, 0 to 7.
     pub key_id: u32,

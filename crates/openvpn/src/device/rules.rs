@@ -32,7 +32,7 @@ pub struct NewPeer {
     pub id: u32,
     /// The peer id in packets to it.
     pub tx_id: u32,
-    /// Where it is; over TCP the connection knows.
+    /// Its address; over TCP the connection knows.
     pub remote: Option<SocketAddr>,
     /// The address of ours to send from.
     pub local: Option<IpAddr>,
@@ -49,7 +49,7 @@ pub struct NewPeer {
 pub struct PeerChange {
     /// The peer id in packets to it.
     pub tx_id: Option<u32>,
-    /// Where it is.
+    /// Its address.
     pub remote: Option<SocketAddr>,
     /// The address of ours to send from.
     pub local: Option<IpAddr>,
@@ -66,7 +66,7 @@ pub struct PeerChange {
 pub struct NewKey<'a> {
     /// Whose it is.
     pub peer_id: u32,
-    /// Where it goes.
+    /// The slot that it goes to.
     pub slot: Slot,
     /// The key id in its packets.
     pub key_id: KeyId,

@@ -36,7 +36,7 @@ struct Path {
     peer: PeerId,
     receiver: Option<Receiver>,
     sender: Option<Sender>,
-    /// Where authentic packets came from last, once that is known.
+    /// The last source of authentic packets, once known.
     heard: Option<SocketAddr>,
     /// The inner MTU that probes have proven, in bytes.
     mtu: Option<u16>,
@@ -268,12 +268,12 @@ impl ChannelState {
         self.paths.values().any(|it| it.sender.is_some())
     }
 
-    /// Where a path's frames and probes go: a tunnel address.
+    /// The destination of a path's frames and probes: a tunnel address.
     pub(in crate::engine) fn remote(&self, path: PathId) -> Option<IpAddr> {
         self.sender(path).map(|sender| sender.address.into())
     }
 
-    /// Where a path's packets go.
+    /// The destination of a path's packets.
     pub(in crate::engine) fn outer_remote(&self, path: PathId) -> Option<SocketAddr> {
         self.sender(path).map(|sender| sender.remote)
     }

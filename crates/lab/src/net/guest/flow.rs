@@ -42,7 +42,7 @@ struct Counts {
 pub struct FlowReport {
     /// When each datagram was sent.
     pub sent: Vec<Instant>,
-    /// Which datagrams came, in the order in which they came.
+    /// The datagrams in order of arrival.
     pub arrived: Vec<(u32, Instant)>,
 }
 

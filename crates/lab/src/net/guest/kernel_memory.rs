@@ -117,7 +117,7 @@ fn parts(core: &File) -> anyhow::Result<Vec<Part>> {
     Ok(parts)
 }
 
-/// Where a part has pages of the kernel's objects one behind the other, and how many bytes.
+/// The runs of pages of the kernel's objects in a part: offset and bytes.
 fn slab_runs(flags: &File, part: &Part) -> anyhow::Result<Vec<(u64, u64)>> {
     let mut all = vec![0; usize::try_from(part.bytes / PAGE_BYTES * 8)?];
     flags.read_exact_at(&mut all, part.at / PAGE_BYTES * 8)?;

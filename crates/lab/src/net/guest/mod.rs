@@ -55,7 +55,7 @@ pub fn seed() -> anyhow::Result<u64> {
     Ok(seed)
 }
 
-/// Where files go that are to leave the guest: `/out` in the VM lab, else the sandbox's own.
+/// The directory of files that leave the guest: `/out` in the VM lab, else the sandbox's own.
 ///
 /// # Errors
 /// The folder cannot be made.

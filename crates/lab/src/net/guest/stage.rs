@@ -190,7 +190,7 @@ impl Stage {
         self.sandbox.middle().ok_or_else(|| anyhow::anyhow!("there is nothing between the hosts"))
     }
 
-    /// Where the run's files stand.
+    /// The directory of the run's files.
     #[must_use]
     pub fn directory(&self) -> &Path {
         self.sandbox.directory()

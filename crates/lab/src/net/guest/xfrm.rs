@@ -10,9 +10,9 @@ const TAG: u32 = 0x5745;
 /// One SA.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Sa {
-    /// Where its packets come from.
+    /// The source of its packets.
     pub source: String,
-    /// Where they go.
+    /// Their destination.
     pub destination: String,
     /// Its SPI.
     pub spi: u32,
