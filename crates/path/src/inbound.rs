@@ -302,10 +302,11 @@ impl Inbound {
     ///
     /// - A superseded generation is no longer sent on, since the sender moves only forward. Packets on
     ///   their way have arrived after the shortest drain.
-    /// - A generation whose offer has no answer was not taken. If engines report first use, probes would have shown it long ago. The kernel's device does not report it, so there the answer counts.
-    ///   A sender takes an offer when it arrives and confirms at once. On each new link it repeats its
-    ///   last confirmation. So an offer that is no longer repeated is unused once a message has had ample
-    ///   time.
+    /// - A generation whose offer has no answer was not taken. If engines report first use, probes would
+    ///   have shown it long ago. The kernel's device does not report it, so there the answer counts. A
+    ///   sender takes an offer when it arrives and confirms at once. On each new link it repeats its
+    ///   last confirmation. So an offer that is no longer repeated is unused once a message has had
+    ///   ample time.
     ///
     /// Of two generations in two slots only one can be in use. There is room for a third once the other
     /// has drained or its offer is given up. Until then the path waits with a new offer and carries on.
