@@ -75,7 +75,7 @@ pub enum ContainerError {
         /// The process id.
         pid: u32,
     },
-    /// Fault of the caller: a file that is no namespace.
+    /// Fault of the caller: a file that is not a namespace.
     #[error(
         "{path} is not a network namespace: give a file from /run/netns or /proc/PID/ns/net (`ip netns delete` removes a leftover file in /run/netns)"
     )]

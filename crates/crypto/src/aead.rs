@@ -36,8 +36,8 @@ impl AeadKey {
 
     /// Encrypts `sealed` in place, but for its last [`ICV_LEN`] bytes, where it puts the ICV.
     ///
-    /// Never inlined, so that its instructions can be told from the caller's (`./dev counts`): what a
-    /// compiler makes inline of the libraries' wrappers moves with everything else in the program.
+    /// Never inlined, so that its instructions can be told from the caller's (`./dev counts`). Inlined wrappers of
+    /// the libraries would change with everything else in the program.
     #[inline(never)]
     pub(crate) fn seal(&self, iv: [u8; 8], aad: &[u8], sealed: &mut [u8]) -> Result<(), AeadError> {
         let (plaintext, icv) = sealed.split_last_chunk_mut().ok_or(AeadError)?;

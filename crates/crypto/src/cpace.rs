@@ -235,7 +235,7 @@ impl<Role> CpaceSecret<Role> {
         tag
     }
 
-    /// Each role has a separate key, so that a tag sent back is no proof.
+    /// Each role has a separate key, so that a tag sent back proves nothing.
     fn tag_key(&self, side: Side) -> hmac::Key {
         let info: &[u8] = match side {
             Side::Initiator => b"weft cpace confirm initiator",

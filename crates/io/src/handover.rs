@@ -53,7 +53,7 @@ fn take(fd: RawFd) -> Option<OwnedFd> {
 /// The user id of the process at the other end of a unix socket.
 ///
 /// # Errors
-/// The kernel's: it is no connected unix socket.
+/// The kernel's: it is not a connected unix socket.
 pub fn peer_uid(socket: impl AsFd) -> io::Result<u32> {
     let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };
     let mut length = mem::size_of_val(&peer) as libc::socklen_t;

@@ -80,7 +80,7 @@ impl MacSet {
     /// then on.
     ///
     /// # Errors
-    /// It is no such set.
+    /// It is not such a set.
     pub fn adopt(fd: OwnedFd) -> Result<Self, IoError> {
         const WHAT: &str = "take over an eBPF map of MAC addresses";
         let map = Map::adopt(fd, MACS_MAX, NAME).map_err(|error| IoError::of(WHAT, error))?;

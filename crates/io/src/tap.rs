@@ -92,7 +92,7 @@ impl Tap {
     /// written again if it was let rest ([`rest`]).
     ///
     /// # Errors
-    /// It is no queue of a TAP device of ours, or the device is gone.
+    /// It is not a queue of a TAP device of ours, or the device is gone.
     pub fn adopt(fd: OwnedFd) -> Result<Self, IoError> {
         const WHAT: &str = "take over a queue of a TAP device";
         let mut request = interface_request("");
@@ -259,7 +259,7 @@ fn name_of(request: &libc::ifreq) -> Result<String, IoError> {
 /// for it. [`Tap::adopt`] takes it up again.
 ///
 /// # Errors
-/// It is no queue of such a device, or rests already.
+/// It is not a queue of such a device, or rests already.
 pub fn rest(queue: impl AsFd) -> io::Result<()> {
     set_queue(queue.as_fd(), libc::IFF_DETACH_QUEUE)
 }

@@ -422,7 +422,7 @@ impl RawAddress {
         let mut storage = zeroed_storage();
         let (name, len) = self.as_ptr();
         // SAFETY: `name` points to the `len` bytes of this address; a `sockaddr_storage` has room for
-        // every kind of address, any bytes are valid for it, and it is no part of `self`.
+        // every kind of address, any bytes are valid for it, and it is not part of `self`.
         unsafe {
             ptr::copy_nonoverlapping(
                 name.cast::<u8>(),

@@ -110,7 +110,7 @@ impl Kernel {
     /// # Errors
     /// [`KernelError::LinkMissing`] if the engine has not opened the device or the bridge is not
     /// there, [`KernelError::PortTaken`] if the device is in another bridge,
-    /// [`KernelError::NameTaken`] if it is no TAP device.
+    /// [`KernelError::NameTaken`] if it is not a TAP device.
     pub async fn ensure_port(&self, spec: &PortSpec) -> Result<(), KernelError> {
         check_name(&spec.name)?;
         check_mtu(spec.mtu)?;
@@ -155,7 +155,7 @@ impl Kernel {
     ///
     /// # Errors
     /// [`KernelError::LinkMissing`] if the engine has not opened it, [`KernelError::NameTaken`] if
-    /// it is no TAP device.
+    /// it is not a TAP device.
     pub async fn ensure_device(&self, spec: &PortSpec) -> Result<(), KernelError> {
         let _one = self.inner.reconcile.lock().await;
         let link = self.socket().need_link(&spec.name).await?;

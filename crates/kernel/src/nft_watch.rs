@@ -15,7 +15,7 @@ use crate::{Kernel, error::KernelError, nft::Table, senders::Senders, socket::me
 const GROUP_NFTABLES: u32 = 7;
 /// The subsystem number of nftables in a message's type (NFNL_SUBSYS_NFTABLES).
 const SUBSYSTEM_NFTABLES: u16 = 10;
-/// The end of a transaction (NFT_MSG_NEWGEN); its first attribute is no table.
+/// The end of a transaction (NFT_MSG_NEWGEN); its first attribute is not a table.
 const MESSAGE_NEWGEN: u16 = 15;
 /// Receive buffer, in bytes. When it runs over, something changed.
 const RECEIVE_BUFFER_BYTES: usize = 1 << 18;

@@ -90,7 +90,7 @@ impl FromStr for Target {
 }
 
 /// Whether a text can be a host name (RFC 1123, plus `_`, which some names have): labels between single dots.
-/// The last label is no number, since that is a mistyped address.
+/// The last label is not a number, since that is a mistyped address.
 fn is_name(host: &str) -> bool {
     let is_label = |label: &str| {
         let bytes = label.as_bytes();

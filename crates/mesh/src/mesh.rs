@@ -440,7 +440,7 @@ impl Mesh {
     pub(crate) fn flush(&mut self) {
         if self.dirty && self.storage.may_save() {
             self.dirty = false;
-            // While it is in doubt which generation this is, it is no later one.
+            // While it is in doubt which generation this is, it is not a later one.
             let mark = self.state.mark();
             if self.standing.is_sure() && mark != self.mark {
                 self.mark = mark;

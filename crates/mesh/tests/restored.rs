@@ -149,7 +149,7 @@ fn the_newest_state_is_believed_after_a_reboot_with_others_or_alone() {
     }
 }
 
-/// Only other members can tell that a host is no copy of a running one. It waits for their answer, or until the
+/// Only other members can tell that a host is not a copy of a running one. It waits for their answer, or until the
 /// user forgets them.
 #[test]
 fn a_copied_state_gives_nothing_while_it_reaches_nobody() {

@@ -81,7 +81,7 @@ impl Layout {
     /// Finds the headers of a frame.
     ///
     /// # Errors
-    /// [`Opaque`] if it is no whole TCP or UDP packet.
+    /// [`Opaque`] if it is not a whole TCP or UDP packet.
     #[inline]
     pub fn parse(frame: &[u8]) -> Result<Self, Opaque> {
         let Ok(header) = ethernet::Header::parse(frame) else { return Err(Opaque::Other) };

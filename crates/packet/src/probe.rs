@@ -76,7 +76,7 @@ pub fn write(
     Ok(need)
 }
 
-/// The number of a probe frame, and the length of its IP packet; `None` if it is no intact probe.
+/// The number of a probe frame, and the length of its IP packet; `None` if it is not an intact probe.
 #[must_use]
 pub fn parse(frame: &[u8]) -> Option<(u64, u16)> {
     let layout = Layout::parse(frame).ok()?;

@@ -55,9 +55,9 @@ const JUMBO_MTU_BYTES: u32 = 9_000;
 /// The underlays to measure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Underlays {
-    /// The veth pair as it is: super-packets cross it whole
+    /// The veth pair as it is; super-packets cross it whole
     Veth,
-    /// Real datagrams cross: segmentation offloads off, GRO on
+    /// Real datagrams: segmentation offloads off, GRO on
     Wire,
     /// Both, one after the other
     Both,
@@ -78,19 +78,19 @@ impl Underlays {
 pub enum Table {
     /// Systems side by side between two hosts
     Systems,
-    /// The vector engine alone: what one core seals and opens where devices cost nothing
+    /// The vector engine alone: sealing and opening on one core, without the cost of devices
     Engine,
     /// The vector engine step by step: single packets, super-packets, more workers and their queues
     Vpp,
     /// One worker to eight, as far as this machine has cores
     Scale,
-    /// Three hosts that send to a fourth at once: what each gets of it
+    /// Three hosts that send to a fourth at once, and the share of each
     Fair,
-    /// More than the path carries: what queues, what is sent again, what is dropped and by whom
+    /// More load than the path carries: queues, retransmissions, and drops with their place
     Pressure,
-    /// qperf's bandwidth and latency and where processor time went, as Weave Net showed its fast datapath
+    /// qperf's bandwidth, latency and processor time, as Weave Net showed its fast datapath
     Weave,
-    /// Data channel devices beside OpenVPN without one, as OpenVPN's paper showed its offload
+    /// Data channel devices and OpenVPN without one, as OpenVPN's paper showed its offload
     Dco,
 }
 

@@ -120,7 +120,7 @@ pub(crate) fn record_docker(directory: &Path, container: &str) -> Result<(), San
         .map_err(SandboxError::io(format!("write {}", file.display())))
 }
 
-/// Sends a signal to a process of the sandbox; a process that has ended is no error.
+/// Sends a signal to a process of the sandbox; a process that has ended is not an error.
 pub(crate) fn signal(pid: u32, signal: Signal) {
     if let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) {
         let _ = rustix::process::kill_process(pid, signal);

@@ -22,7 +22,7 @@ pub struct Held {
 }
 
 impl Held {
-    /// Begins to stop a process at short intervals. A process that has ended is no error.
+    /// Begins to stop a process at short intervals. A process that has ended is not an error.
     #[must_use]
     pub fn process(pid: u32) -> Self {
         let is_over = Arc::new(AtomicBool::new(false));

@@ -15,7 +15,7 @@ use crate::rx::merger::SLICES_MAX;
 pub(crate) const ROOM: usize = vnet::LEN + ethernet::LEN + PACKET_LEN_MAX;
 
 /// Reads one packet or super-packet as a frame behind its virtio net header. Returns the length of both, or 0
-/// if it is no IP packet.
+/// if it is not an IP packet.
 ///
 /// # Errors
 /// As [`Tun::recv`].
@@ -32,7 +32,7 @@ pub(crate) fn read(tun: &Tun, buffer: &mut [u8; ROOM]) -> io::Result<usize> {
     Ok(vnet::LEN + ethernet::LEN + len)
 }
 
-/// Puts the Ethernet header of `packet` into `room`; false if it is no IP packet.
+/// Puts the Ethernet header of `packet` into `room`; false if it is not an IP packet.
 #[inline]
 pub(crate) fn write_ethernet(room: &mut [u8], packet: &[u8]) -> bool {
     let kind = match packet.first().map(|first| first >> 4) {

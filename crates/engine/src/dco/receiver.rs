@@ -146,7 +146,7 @@ impl Receiver {
     }
 
     /// Works through the whole packets among the bytes from a connection. Returns how many bytes that is;
-    /// `None` if it is no framing of ours.
+    /// `None` if it is not our framing.
     pub(super) fn handle_stream(
         &mut self,
         shared: &Shared,
@@ -290,7 +290,7 @@ pub(super) fn refused(telling: &Telling, peer: &Peer, key: &Key, error: OpenErro
 }
 
 /// Makes a frame of an opened packet. The Ethernet header overwrites the packet's header and, in the classic
-/// layout, its tag. `None` if it is no IP packet.
+/// layout, its tag. `None` if it is not an IP packet.
 #[inline]
 fn frame_of(packet: &mut [u8], plain: Range<usize>) -> Option<Range<usize>> {
     // The header of an epoch's packet is a little short; behind the plaintext is the tag's place.

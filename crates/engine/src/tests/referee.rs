@@ -153,7 +153,7 @@ pub(crate) fn flow_of(frame: &[u8]) -> Vec<u8> {
 }
 
 /// The frame without an identification where it means nothing: devices must ignore that of a packet
-/// which is no fragment and can become none (RFC 6864 section 4.1).
+/// which is not a fragment and can become none (RFC 6864 section 4.1).
 pub(crate) fn without_idle_id(frame: &[u8]) -> Vec<u8> {
     let mut frame = frame.to_vec();
     if let Some(ip) = Ip::walk(&frame)

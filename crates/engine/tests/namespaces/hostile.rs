@@ -20,7 +20,7 @@ use weft_path::{Endpoint, EngineCommand, EngineEvent, EngineKind, Mac, Vni};
 
 use crate::common;
 
-/// A peer that is no engine: it seals what it likes.
+/// A peer that is not an engine: it seals what it likes.
 struct Forger<'a> {
     socket: UdpSocket,
     sa: SealingSa,
@@ -93,7 +93,7 @@ impl<'a> Forger<'a> {
 const SOURCE: [u8; 6] = [2, 0, 0, 0, 9, 9];
 const PLAIN: VxlanHeader = VxlanHeader { vni: VNI.0, rco: None };
 
-/// An Ethernet frame that is no IP packet, to an unknown MAC address.
+/// An Ethernet frame that is not an IP packet, to an unknown MAC address.
 fn nonsense(source: [u8; 6]) -> Vec<u8> {
     let mut frame = vec![0; 60];
     ethernet::write(&mut frame, [2, 0, 0, 0, 0, 0x77], source, 0x88b5);

@@ -168,7 +168,7 @@ fn what_begins_beside_a_stream_comes_to_the_other_worker() {
             thread::sleep(Duration::from_millis(1));
         }
         let other = if reads(0) < reads(1) { 0 } else { 1 };
-        // A stream that got no processor for a while is no load: then half of them come here.
+        // A stream that got no processor for a while is not load: then half of them come here.
         let all_came = || {
             let before = reads(other);
             for _ in 0..FLOWS {

@@ -58,7 +58,7 @@ impl<const K: usize, const V: usize> Map<K, V> {
     /// Takes over a map that another process has made by [`Self::hash`] and kept.
     ///
     /// # Errors
-    /// It is no such map of this name and kind.
+    /// It is not a map of this name and kind.
     pub(crate) fn adopt(fd: OwnedFd, entries_max: usize, name: MapName) -> io::Result<Self> {
         match Self::is_like(fd.as_fd(), entries_max, name)? {
             true => Ok(Self { fd }),

@@ -47,7 +47,7 @@ pub fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
 /// From now on the process at the other end opens files that this one may not. Only the first call counts.
 ///
 /// # Errors
-/// The kernel's: it is no socket.
+/// The kernel's: it is not a socket.
 pub fn set(socket: OwnedFd) -> io::Result<()> {
     for side in [Timeout::Recv, Timeout::Send] {
         set_socket_timeout(&socket, side, Some(Duration::from_millis(ANSWER_LIMIT_MS)))?;

@@ -187,7 +187,7 @@ impl KernelEngine {
     /// the engine's task. Calls `events` for each report.
     ///
     /// # Errors
-    /// The switch cannot be made. That IPsec is missing is no error: see [`Self::support`].
+    /// The switch cannot be made. That IPsec is missing is not an error: see [`Self::support`].
     pub async fn start(
         kernel: Kernel,
         config: KernelEngineConfig,

@@ -345,7 +345,7 @@ pub(super) fn read_frame(list: &[u8]) -> Option<Frame> {
     let tunnel = attribute(list, KEY_ATTR_TUNNEL).map(read_tunnel);
     let tunnel = match tunnel {
         None => None,
-        // A tunnel without these is no VXLAN tunnel.
+        // A tunnel without these is not a VXLAN tunnel.
         Some(read) => {
             Some(TunnelKey { id: read.id?, remote: read.source?, local: read.destination? })
         }

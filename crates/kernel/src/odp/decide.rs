@@ -23,7 +23,7 @@ use super::{
 pub enum OdpDrop {
     /// It came in by a port that the switch does not know (yet).
     UnknownPort,
-    /// A tunnel packet from an address that is no peer's.
+    /// A tunnel packet from an address that is not a peer's.
     UnknownSource,
     /// A tunnel packet with another VXLAN network identifier than the network's.
     WrongNetwork,

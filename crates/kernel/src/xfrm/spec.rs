@@ -65,7 +65,7 @@ pub struct UdpPorts {
 }
 
 /// Limits on the traffic of a state. At a soft limit the kernel reports it once; at a hard one it removes the
-/// state. `u64::MAX` is no limit.
+/// state. `u64::MAX` means no limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Packets after which [`super::XfrmEvent::Expired`] comes, not hard.

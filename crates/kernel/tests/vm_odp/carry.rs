@@ -185,7 +185,7 @@ fn probes_pass_beside_the_data() {
 fn a_stranger_is_dropped_and_counted() {
     two_hosts(Outer::Ipv4, |underlay, [one, two], [a, _, c]| {
         a.pings(c);
-        // A host that is no peer, with the right network and MACs.
+        // A host that is not a peer, with the right network and MACs.
         let third = Host::new(3, underlay);
         let box3 = third.container(9);
         third.reaches(1, crate::lab::tunnel(1, Outer::Ipv4));

@@ -40,7 +40,7 @@ fn a_missing_cipher_is_named() {
     });
 }
 
-/// Unloads modules in this order; a module that is not loaded is no error. Namespaces of earlier tests that
+/// Unloads modules in this order; a module that is not loaded is not an error. Namespaces of earlier tests that
 /// are going away may hold on to them for a while.
 fn unload(names: &[&str]) {
     const LIMIT: Duration = Duration::from_secs(60);

@@ -85,7 +85,7 @@ struct Ending {
 /// Builds the tests, runs them, prints what failed, and tells whether all passed.
 ///
 /// # Errors
-/// Nothing fits the request, or a build failed. A test that fails is no error.
+/// Nothing fits the request, or a build failed. A test that fails is not an error.
 pub fn run_tests(request: &Request) -> anyhow::Result<bool> {
     let programs = programs(&PLACES, request.name.as_deref())?;
     let (beside, alone) = planned(&programs, request)?;

@@ -18,7 +18,7 @@ use super::{interrupt, make_directory, run, scratch, tools};
 /// The path of Weft's program in a guest.
 const WEFT_IN_GUEST: &str = "/usr/local/bin/weft";
 /// For the kernel: its log goes to the second serial line; a panic ends the guest. An emulated clock that a
-/// busy machine holds up is no reason to doubt it, to complain or to give up. Programs start at fixed
+/// busy machine holds up gives no reason to doubt it, to complain or to give up. Programs start at fixed
 /// addresses, since QEMU caches translated code by address. With random addresses it translates each program
 /// again at each start, five times slower.
 const KERNEL_ARGUMENTS: &str = "console=ttyS1 loglevel=4 panic=-1 oops=panic mitigations=off norandmaps \
@@ -52,10 +52,10 @@ const LOG_LINES_SHOWN: usize = 20;
 /// The source of a guest's time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Clock {
-    /// This machine's clock: what one sees is what there is, and a busy machine holds a guest up.
+    /// This machine's clock: times are real, and a busy machine holds a guest up.
     Host,
-    /// The instructions that the guest has run, with every wait of an idle guest skipped: however busy or slow
-    /// this machine is, the guest sees nothing of it, and only takes longer.
+    /// The instructions that the guest has run, with every wait of an idle guest skipped. A busy or slow machine
+    /// only makes it take longer; the guest does not notice.
     Instructions,
 }
 

@@ -242,7 +242,7 @@ struct Share {
 /// all passed.
 ///
 /// # Errors
-/// Nothing fits the request, a build failed, or there is no kernel. A guest that fails is no error:
+/// Nothing fits the request, a build failed, or there is no kernel. A guest that fails is not an error:
 /// its tests count as failed.
 pub fn run_tests(request: &Request) -> anyhow::Result<bool> {
     let programs = programs(&PLACES, request.name.as_deref())?;

@@ -32,7 +32,7 @@ pub enum Side {
 #[derive(Clone)]
 pub struct KeyBlock(Zeroizing<[u8; KEY_BLOCK_BYTES]>);
 
-/// A text is no key file: the configuration's fault.
+/// A text is not a key file: the configuration's fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum KeyFileError {
     /// The lines around it are missing.

@@ -251,7 +251,7 @@ fn parse_interval(text: &str) -> Result<Duration, String> {
 /// Splits `weft attach`'s words: addresses first, the container last.
 ///
 /// # Errors
-/// A word before the last is no address with prefix length.
+/// A word before the last is not an address with prefix length.
 pub(super) fn split_attach_words(words: &[String]) -> Result<(Vec<IpNet>, &str), String> {
     let Some((container, addresses)) = words.split_last() else {
         return Err("name a container".into());

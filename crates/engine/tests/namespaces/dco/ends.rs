@@ -163,7 +163,7 @@ fn a_peer_is_answered_from_the_address_that_it_sends_to() {
     arrives(&back, b"and back from there");
     assert_eq!(b.device.peer(1).unwrap().remote, Some(second), "or it would have floated");
     assert!(a.events.all().is_empty() && b.events.all().is_empty(), "nobody has moved");
-    // An address that is the host's no more is no address to send from.
+    // An address that the host has lost is not used as a source.
     a.run(|| ip("addr del 192.168.77.9/24 dev eth0"));
     arrives(&back, b"and back from the first");
     let told = b.events.wait(|event| match event {

@@ -1,4 +1,4 @@
-//! Epochs as they go on: the device's other end is no device, so that it can go on when it likes.
+//! Epochs as they go on: the device's other end is not a device, so that it can go on when it likes.
 
 use std::net::UdpSocket;
 

@@ -24,7 +24,7 @@ const LENGTH_MAX: u32 = 400;
 /// DATA_V2 with key id 0, from the peer that the device knows as 2.
 const WORD: [u8; 4] = [0x48, 0, 0, 2];
 
-/// A peer that is no device: it seals what it likes.
+/// A peer that is not a device: it seals what it likes.
 pub(super) struct Forger {
     random: Random,
     key: SealingKey,

@@ -75,7 +75,7 @@ fn told_segment_bytes(packet: &[u8]) -> Option<u16> {
     })
 }
 
-/// The peer is no device of ours, which would have lowered it before.
+/// The peer is not a device of ours, which would have lowered it before.
 #[test]
 fn what_a_peer_lets_a_stream_send_is_lowered_on_receipt() {
     let (a, b) = strangers((Mode::Mp, Mode::P2p));

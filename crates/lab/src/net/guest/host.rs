@@ -146,7 +146,7 @@ fn module_file(name: &str) -> anyhow::Result<PathBuf> {
     anyhow::bail!("kernel {release} has no file for the module {name}")
 }
 
-/// Unloads modules in this order; a module that is not loaded is no error.
+/// Unloads modules in this order; a module that is not loaded is not an error.
 ///
 /// # Errors
 /// A module stays in use for too long: namespaces that are being removed hold on to it.

@@ -46,7 +46,7 @@ impl KernelMemory {
     /// That of the guest which this program runs in.
     ///
     /// # Errors
-    /// This is no guest of the VM lab.
+    /// This is not a guest of the VM lab.
     pub fn open() -> anyhow::Result<Self> {
         let core = File::open("/proc/kcore").context("cannot open /proc/kcore")?;
         let parts = parts(&core)?;

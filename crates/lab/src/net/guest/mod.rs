@@ -45,7 +45,7 @@ pub fn figure(name: &str, value: impl std::fmt::Display) {
 /// The seed of this run: `WEFT_SEED`, or a random one. It is printed.
 ///
 /// # Errors
-/// `WEFT_SEED` is no number.
+/// `WEFT_SEED` is not a number.
 pub fn seed() -> anyhow::Result<u64> {
     let seed = match std::env::var("WEFT_SEED") {
         Ok(text) => text.trim().parse()?,
