@@ -502,6 +502,12 @@ const BUSY_POLL_MAX_US: i64 = weft_engine::BUSY_POLL_MAX.as_micros() as i64;
 pub const WORKERS_MAX: i64 = weft_engine::WORKERS_MAX as i64;
 const HELPERS_MAX: i64 = weft_engine::HELPERS_MAX as i64;
 
+/// The key log, only in builds for tests that read the wire with another program.
+pub(crate) fn keylog() -> Option<PathBuf> {
+    let wanted = cfg!(feature = "keylog").then(|| std::env::var_os("WEFT_SA_KEYLOG"));
+    wanted.flatten().map(PathBuf::from)
+}
+
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]

@@ -6,6 +6,7 @@
 
 pub mod config;
 mod core;
+mod devices;
 mod error;
 mod holder;
 mod http;
@@ -14,9 +15,10 @@ mod start;
 pub mod timestamp;
 mod upkeep;
 
+pub use devices::SWITCH;
 pub use error::StartError;
 pub use holder::hold_sockets;
-pub use start::{SWITCH, run};
+pub use start::run;
 pub use upkeep::host::{
     Reset, check_host, choose_libraries, log_path, open_log, raise_descriptor_limit, reset,
     wait_until_stopped,

@@ -27,29 +27,27 @@ use weft_path::{Mac, Paths};
 use zeroize::Zeroizing;
 
 use crate::StartError;
-use crate::config::{EngineChoice, FormatChoice, Settings};
-use crate::core::control::{Control, VNI};
+use crate::config::{EngineChoice, FormatChoice, Settings, keylog};
+use crate::core::control::Control;
 use crate::core::engines::{Engines, Offers};
 use crate::core::events::{self, Events, Lost};
+use crate::core::remote_macs::RemoteMacs;
 use crate::core::saving::Saving;
+use crate::core::targets::{TARGETS_FILE, Targets};
 use crate::core::unheard::Unheard;
-use crate::http::requests::{Daemon, Targets};
-use crate::services::attach::attachments::{Attachments, SavedAttachments};
+use crate::devices::{SWITCH, TAP, VNI};
+use crate::http::daemon::Daemon;
 use crate::services::attach::loops::tell_of_rounds;
 use crate::services::attach::mend::keep_interfaces;
-use crate::services::attach::ports::{DirectPorts, RemoteMacs, remote_set};
+use crate::services::attach::ports::{DirectPorts, remote_set};
 use crate::services::attach::shortcuts::Shortcuts;
+use crate::services::attach::{Attachments, SavedAttachments};
 use crate::services::supervisor::{Health, Pulse, Supervisor};
 use crate::upkeep::firewall::Firewall;
 use crate::upkeep::mtu::{WATCH_RETRY_MS, container_mtu, follow_link_mtu, link_mtu, widest_format};
 use crate::upkeep::origin::Notes;
-use crate::upkeep::store::{Lock, Store};
+use crate::upkeep::store::{IDENTITY_FILE, Lock, MESH_FILE, Store};
 use crate::upkeep::warnings::Warnings;
-
-/// The switch's device.
-pub const SWITCH: &str = "weft";
-/// The vector engine's port on it.
-pub(crate) const TAP: &str = "weft-tap";
 
 /// Runs the daemon until the API, SIGTERM or SIGINT stops it. Calls `ready` once it answers requests.
 ///
@@ -141,7 +139,7 @@ fn start_services(daemon: &Arc<Daemon>, kernel: &Kernel, engine: &KernelEngine) 
 /// Checks the range against the host's routes. A host that was on the network before already has containers in
 /// it: it starts despite newer routes, and warns of them.
 async fn check_range(settings: &Settings, kernel: &Kernel) -> Result<(), StartError> {
-    if settings.state_dir.join(crate::core::saving::MESH_FILE).exists() {
+    if settings.state_dir.join(MESH_FILE).exists() {
         return Ok(());
     }
     Ok(kernel.check_range(IpNet::V4(settings.range)).await?)
@@ -352,7 +350,7 @@ fn start_mesh(
     (local, founding): (PeerId, Founding),
     origin: weft_mesh::Origin,
 ) -> Result<Mesh, StartError> {
-    let saved = store.load(crate::core::saving::MESH_FILE)?;
+    let saved = store.load(MESH_FILE)?;
     let mut config = weft_mesh::Config::new(local, settings.nickname.clone(), settings.port);
     config.range = settings.range;
     config.range6 = settings.range6;
@@ -370,14 +368,6 @@ fn offloads(engine: &Engine) -> BTreeMap<String, bool> {
         ("udp-segment".into(), found.udp_segment.usable()),
         ("udp-gro".into(), found.udp_gro.usable()),
     ])
-}
-
-/// An address in each network that this host reaches without a router; networks of its own containers come
-/// last.
-pub(crate) async fn near(kernel: &Kernel) -> Vec<std::net::IpAddr> {
-    let mut routes = kernel.host_routes().await.unwrap_or_default();
-    routes.sort_by_key(|route| route.stays_on_host);
-    routes.iter().filter_map(|route| route.destination.hosts().next()).collect()
 }
 
 fn lock(dir: &Path) -> Result<Lock, StartError> {
@@ -425,20 +415,6 @@ fn engine_config(settings: &Settings, local: PeerId, mtu: u16) -> EngineConfig {
     config.offloads = settings.offloads;
     config.keylog = keylog();
     config
-}
-
-/// The key log, only in builds for tests that read the wire with another program.
-pub(crate) fn keylog() -> Option<PathBuf> {
-    let wanted = cfg!(feature = "keylog").then(|| std::env::var_os("WEFT_SA_KEYLOG"));
-    wanted.flatten().map(PathBuf::from)
-}
-
-/// Segments of a container's super-packet that fill one GSO batch, so that the super-packet makes one full
-/// batch.
-pub(crate) fn run_segments(mtu: u16) -> u32 {
-    let datagram = usize::from(mtu) + DATAGRAM_OVERHEAD_BYTES;
-    let segments = weft_io::udp::RUN_BYTES_MAX / datagram;
-    u32::try_from(segments.clamp(1, weft_io::udp::RUN_SEGMENTS_MAX)).unwrap_or(1)
 }
 
 fn path_config(settings: &Settings, offers: Offers, link_mtu: u16, mtu: u16) -> weft_path::Config {
@@ -498,13 +474,13 @@ fn link_config(
 
 /// The hosts to dial: the configured ones, else those of the last start.
 fn targets(settings: &Settings, store: &Store) -> Result<Vec<Target>, StartError> {
-    let known = store.load::<Vec<String>>(crate::http::requests::TARGETS_FILE)?.unwrap_or_default();
+    let known = store.load::<Vec<String>>(TARGETS_FILE)?.unwrap_or_default();
     let texts = if settings.hosts.is_empty() {
         known
     } else {
         // The same list needs no write, and so no space.
         if known != settings.hosts {
-            store.save_or_later(crate::http::requests::TARGETS_FILE, &settings.hosts);
+            store.save_or_later(TARGETS_FILE, &settings.hosts);
         }
         settings.hosts.clone()
     };
@@ -638,7 +614,6 @@ async fn stop_on_signal(stop: Arc<watch::Sender<bool>>) {
     stop.send_replace(true);
 }
 
-pub(crate) const IDENTITY_FILE: &str = "identity.pem";
 /// Threads of the core, links and the API.
 const CORE_THREADS: usize = 2;
 /// Threads of everything that the kernel or the disk may hold up.
@@ -649,8 +624,6 @@ const SHUTDOWN_TIMEOUT_MS: u64 = 2_000;
 const REQUESTS_QUEUED_MAX: usize = 1_024;
 /// Pause after the accept rule for bridged frames could not be maintained.
 const FORWARD_RULE_RETRY_MS: u64 = 10_000;
-/// Overhead in a datagram of one full segment: ESP in UDP without the outer IP and UDP headers.
-const DATAGRAM_OVERHEAD_BYTES: usize = weft_packet::esp::packet_len(weft_packet::ethernet::LEN);
 
 #[cfg(test)]
 mod tests {
@@ -680,11 +653,5 @@ mod tests {
         assert_eq!(config.busy_poll, Some(Duration::from_micros(7)));
         assert!(config.pin && config.copy_dscp && !config.offloads);
         assert_eq!((config.local, config.container_mtu), (PeerId::from_bytes([5; 32]), 1_300));
-    }
-
-    #[test]
-    fn a_super_packet_of_a_container_is_one_run() {
-        assert_eq!(run_segments(1388), 45);
-        assert!(usize::try_from(run_segments(8888)).is_ok_and(|n| n * 8952 <= 65_507));
     }
 }

@@ -18,18 +18,16 @@ use weft_crypto::{PeerId, SessionKey};
 use weft_kernel::engine::local_address;
 use weft_link::Links;
 use weft_mesh::{AddressError, Mesh, Output};
-use weft_path::{Endpoint, EngineCommand, EngineEvent, EngineKind, Mac, PathState, Paths, Vni};
+use weft_path::{Endpoint, EngineCommand, EngineEvent, EngineKind, Mac, PathState, Paths};
 
 use super::engines::{Engines, EnginesChange};
 use super::events::Events;
 use super::saving::Saving;
+use super::targets::Targets;
 use super::unheard::Unheard;
 use crate::config::{ConfigError, Settings};
-use crate::http::requests::Targets;
+use crate::devices::VNI;
 use crate::upkeep::store::Store;
-
-/// The network that containers are on: one per mesh today.
-pub(crate) const VNI: Vni = Vni(1);
 
 /// The interval between two checks of the addresses of the links, in milliseconds.
 const ADDRESSES_LOOK_MS: u64 = 2_000;

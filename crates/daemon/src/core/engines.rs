@@ -11,11 +11,11 @@ use weft_engine::{Engine, EngineError};
 use weft_kernel::engine::{DATA_CHANNEL_PORT, ENCAPSULATION_PORT, KernelEngine, Support};
 use weft_path::{EngineCommand, EngineEvent, EngineKind, EngineOffer, PathId, Reason};
 
-use super::control::VNI;
 use super::events::Reporter;
 use super::kernel_queue::{Held, KernelQueue, Queued};
+use super::remote_macs::RemoteMacs;
 use crate::config::{EngineChoice, FormatChoice, Settings};
-use crate::services::attach::ports::RemoteMacs;
+use crate::devices::VNI;
 
 /// The engines of this host.
 pub(crate) struct Engines {

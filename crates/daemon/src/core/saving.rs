@@ -6,10 +6,7 @@ use tokio::sync::oneshot;
 use weft_mesh::State;
 
 use crate::upkeep::origin::Notes;
-use crate::upkeep::store::Store;
-
-/// Ranges, members and addresses given out, as the mesh wants them kept.
-pub(crate) const MESH_FILE: &str = "mesh.json";
+use crate::upkeep::store::{MESH_FILE, Store};
 
 /// The one state that is being written now, if any.
 pub(crate) struct Saving {

@@ -1,6 +1,7 @@
 //! The local API: each call and the method of [`Daemon`] that answers it.
 
-pub(crate) mod requests;
+pub(crate) mod daemon;
+mod requests;
 mod views;
 
 use std::future::Future;
@@ -11,7 +12,7 @@ use tokio::runtime::Handle;
 use weft_api::call::{self, Nothing};
 use weft_api::{ApiError, ErrorKind, Routes, WorkersRequest};
 
-use self::requests::Daemon;
+use self::daemon::Daemon;
 use crate::services::supervisor::Aborted;
 
 type State = Arc<Daemon>;

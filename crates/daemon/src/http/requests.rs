@@ -1,99 +1,29 @@
 //! The API's requests, answered from links, control loop and attachments.
 
-use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::SystemTime;
+use std::net::IpAddr;
 
-use tokio::runtime::Handle;
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::oneshot;
 use weft_api::{
     ApiError, ConnectRequest, DetachRequest, Detached, ErrorKind, ForgetRequest, Invitation, Ipam,
     Report, Traffic, Workers,
 };
-use weft_crypto::PeerId;
 use weft_kernel::Kernel;
-use weft_link::{KeyHash, LinkState, Links, Target};
+use weft_link::{KeyHash, LinkState, Target};
 
+use super::daemon::Daemon;
 use super::views;
-use crate::config::Settings;
 use crate::core::control::{Request, Snapshot};
-use crate::core::events::Lost;
-use crate::services::attach::attachments::Attachments;
-use crate::services::supervisor::Health;
+use crate::core::targets::TARGETS_FILE;
 use crate::timestamp;
-use crate::upkeep::firewall::Firewall;
 use crate::upkeep::mtu::narrow_link;
-use crate::upkeep::store::Store;
-use crate::upkeep::warnings::Warnings;
-
-/// Targets of the last start and of `weft connect`.
-pub(crate) const TARGETS_FILE: &str = "targets.json";
 
 /// Frames from the switch for the vector engine that were dropped because the queue of its TAP device was full.
 const TAP_QUEUE_FULL: &str = "tap_queue_full";
 
-/// The hosts that the user named, at launch and by `weft connect`.
-#[derive(Default)]
-pub(crate) struct Targets {
-    list: Mutex<Vec<Target>>,
-    /// Held during a change, which waits for the disk. The control loop reads `list` alone.
-    changing: Mutex<()>,
-}
-
-impl Targets {
-    pub(crate) fn new(targets: Vec<Target>) -> Self {
-        Self { list: Mutex::new(targets), changing: Mutex::default() }
-    }
-
-    pub(crate) fn list(&self) -> Vec<Target> {
-        self.list.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    /// Replaces the list by what `change` makes of it, or leaves it as it was.
-    fn change<T, E>(
-        &self,
-        change: impl FnOnce(&[Target]) -> Result<(Vec<Target>, T), E>,
-    ) -> Result<T, E> {
-        let _changing = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
-        let (after, result) = change(&self.list())?;
-        *self.list.lock().unwrap_or_else(PoisonError::into_inner) = after;
-        Ok(result)
-    }
-}
-
-/// The parts of the daemon that the API can reach.
-pub(crate) struct Daemon {
-    pub(crate) settings: Settings,
-    pub(crate) local: PeerId,
-    pub(crate) mtu: u16,
-    /// The MTU of the host's link at the start, in bytes.
-    pub(crate) link_mtu: u16,
-    /// Offloads by name, and whether the self-test found them working.
-    pub(crate) offloads: BTreeMap<String, bool>,
-    /// Events of the engines that the control loop could not take in time.
-    pub(crate) events_lost: Lost,
-    pub(crate) kernel: Kernel,
-    pub(crate) since: SystemTime,
-    pub(crate) links: Links,
-    pub(crate) targets: Arc<Targets>,
-    pub(crate) store: Store,
-    pub(crate) control: mpsc::Sender<Request>,
-    pub(crate) attachments: Arc<Attachments>,
-    /// Rules of this host's own firewall that are in the way.
-    pub(crate) firewall: Firewall,
-    pub(crate) stop: Arc<watch::Sender<bool>>,
-    /// Problems on this host.
-    pub(crate) warnings: Warnings,
-    /// The health of the services.
-    pub(crate) health: Health,
-    /// The runtime for services, and for requests that the kernel may delay.
-    pub(crate) services: Handle,
-}
-
 impl Daemon {
     /// The command line that another host needs to join, with the current address of this host.
     pub(crate) async fn invitation(&self) -> Invitation {
-        let near = crate::start::near(&self.kernel).await;
+        let near = near(&self.kernel).await;
         let host = views::own_address(self.settings.host, &near)
             .unwrap_or_else(|| self.settings.nickname.clone());
         let host = match self.settings.port {
@@ -304,6 +234,14 @@ impl Daemon {
         }
         Ok(())
     }
+}
+
+/// An address in each network that this host reaches without a router; networks of its own containers come
+/// last.
+async fn near(kernel: &Kernel) -> Vec<IpAddr> {
+    let mut routes = kernel.host_routes().await.unwrap_or_default();
+    routes.sort_by_key(|route| route.stays_on_host);
+    routes.iter().filter_map(|route| route.destination.hosts().next()).collect()
 }
 
 fn parse_targets(texts: &[String]) -> Result<Vec<Target>, ApiError> {

@@ -13,7 +13,7 @@ use weft_kernel::engine::{KernelCounters, SwitchKind};
 use weft_link::{LinkState, LinkStatus};
 use weft_path::{EngineKind, EngineOffer, PathState, PathStatus, Reason};
 
-use super::requests::Daemon;
+use super::daemon::Daemon;
 use crate::core::control::{LostLink, Readings, Snapshot};
 use crate::services::attach::kept::ATTACHED;
 use crate::services::supervisor::{HANGS, RUNNING};

@@ -7,8 +7,8 @@ use weft_kernel::engine::{KernelEngine, Support, SwitchKind};
 use weft_kernel::{Carried, Kernel, KernelError, NftWatch, Obstacle};
 
 use crate::config::Settings;
+use crate::devices::SWITCH;
 use crate::services::supervisor::Pulse;
-use crate::start::SWITCH;
 
 /// How long after a change the rules are read, in milliseconds: changes come in bursts.
 const SETTLE_MS: u64 = 500;

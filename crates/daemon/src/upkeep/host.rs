@@ -10,7 +10,7 @@ use anyhow::{Context, bail};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use super::log::LOG;
-use super::store::{Lock, Store, StoreError, make_private_dir};
+use super::store::{IDENTITY_FILE, Lock, MESH_FILE, Store, StoreError, make_private_dir};
 use crate::StartError;
 use crate::config::Settings;
 
@@ -170,7 +170,7 @@ pub async fn reset(state_dir: &Path, runtime_dir: &Path) -> anyhow::Result<Reset
     crate::holder::release(runtime_dir);
     let kernel = weft_kernel::Kernel::new()?;
     remove_direct_ports(state_dir, &kernel).await;
-    weft_kernel::engine::remove_all(&kernel, crate::start::SWITCH).await?;
+    weft_kernel::engine::remove_all(&kernel, crate::devices::SWITCH).await?;
     let note = runtime_dir.join(STATE_NOTE);
     let noted = std::fs::read_to_string(&note).ok().map(PathBuf::from);
     let left = noted.filter(|noted| !is_same(noted, state_dir) && holds_state(noted));
@@ -191,9 +191,7 @@ fn is_same(one: &Path, other: &Path) -> bool {
 
 /// Whether a daemon keeps its state in this directory.
 fn holds_state(dir: &Path) -> bool {
-    [crate::start::IDENTITY_FILE, crate::core::saving::MESH_FILE]
-        .iter()
-        .any(|file| dir.join(file).exists())
+    [IDENTITY_FILE, MESH_FILE].iter().any(|file| dir.join(file).exists())
 }
 
 /// Removes direct ports' devices from attached containers. Without a readable list of attachments they cannot
@@ -202,7 +200,7 @@ async fn remove_direct_ports(state_dir: &Path, kernel: &weft_kernel::Kernel) {
     if state_dir.exists()
         && let Ok(store) = Store::open(state_dir)
     {
-        let _ = crate::services::attach::attachments::remove_direct_ports(&store, kernel).await;
+        let _ = crate::services::attach::remove_direct_ports(&store, kernel).await;
     }
 }
 

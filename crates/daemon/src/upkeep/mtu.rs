@@ -209,7 +209,7 @@ fn concerns_the_link(event: &LinkEvent) -> bool {
         }
         _ => return false,
     };
-    !name.starts_with(crate::start::SWITCH)
+    !name.starts_with(crate::devices::SWITCH)
 }
 
 #[cfg(test)]

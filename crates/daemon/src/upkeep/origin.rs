@@ -14,8 +14,8 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use weft_crypto::PeerId;
 
+use super::store::MESH_FILE;
 use crate::config::Settings;
-use crate::core::saving::MESH_FILE;
 
 /// The note of a run for the next one on this machine, until the machine reboots.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

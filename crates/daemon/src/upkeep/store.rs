@@ -17,6 +17,11 @@ use zeroize::Zeroizing;
 
 use crate::services::supervisor::Pulse;
 
+/// The host's key.
+pub(crate) const IDENTITY_FILE: &str = "identity.pem";
+/// Ranges, members and addresses given out, as the mesh wants them kept.
+pub(crate) const MESH_FILE: &str = "mesh.json";
+
 /// The state directory of one daemon.
 #[derive(Clone)]
 pub(crate) struct Store {

@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use weft_kernel::{AttachSpec, BridgePorts, Kernel, KernelError};
 
-use super::attachments::Attachments;
+use super::Attachments;
+use crate::devices::{SWITCH, TAP};
 use crate::services::supervisor::Pulse;
-use crate::start::{SWITCH, TAP};
 
 /// The interval between checks: new rules stay unnoticed for so long.
 const LOOK_EVERY: Duration = Duration::from_secs(10);

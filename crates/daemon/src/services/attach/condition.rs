@@ -4,11 +4,11 @@ use serde::{Deserialize, Serialize};
 use weft_api::{ApiError, Attachment, ErrorKind};
 use weft_kernel::{Attached, DIRECT_LOCAL_NAME, KernelError, NoIpv6, OverlapKind, PortNotice};
 
-use super::attachments::{Attachments, Saved, kernel_refusal, mac_of, spec_of};
 use super::look;
 use super::mend::Judgement;
 use super::ports;
-use crate::start::TAP;
+use super::{Attachments, Saved, kernel_refusal, mac_of, spec_of};
+use crate::devices::TAP;
 
 /// The condition of one interface.
 #[derive(Clone, Default, Serialize, Deserialize)]

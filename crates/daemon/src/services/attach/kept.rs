@@ -8,8 +8,8 @@ use std::time::{Duration, Instant, SystemTime};
 
 use weft_container::{Sandbox, SandboxKind};
 
-use super::attachments::{Attachments, Inner, Saved, announce, spec_of};
 use super::look;
+use super::{Attachments, Inner, Saved, announce, spec_of};
 use crate::core::control::Request;
 use crate::services::supervisor::{self, Pulse};
 use crate::timestamp;

@@ -8,7 +8,7 @@ use weft_kernel::BROADCASTS_PER_S_MAX;
 use weft_kernel::engine::{ANNOUNCEMENTS_OF_SENDER_PER_S_MAX, ANNOUNCEMENTS_PER_S_MAX};
 use weft_path::Mac;
 
-use super::attachments::{Attachments, mac_of};
+use super::{Attachments, mac_of};
 use crate::services::supervisor::Pulse;
 use crate::upkeep::warnings::Warnings;
 

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use weft_kernel::{Kernel, KernelError, PortNotice};
 
-use super::attachments::Attachments;
+use super::Attachments;
 use crate::services::supervisor::Pulse;
 
 /// How long to wait for further damage to a container's interface before it is repaired.

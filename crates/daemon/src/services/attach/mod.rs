@@ -1,6 +1,6 @@
-//! Containers on the network: attach, detach, their interfaces' condition, direct ports and shortcuts.
+//! Attach and detach: from the user's name for a container to an interface with addresses, and back.
+//! Attachments survive restarts of the daemon.
 
-pub(crate) mod attachments;
 pub(crate) mod bypass;
 pub(crate) mod condition;
 pub(crate) mod kept;
@@ -10,3 +10,753 @@ pub(crate) mod loops;
 pub(crate) mod mend;
 pub(crate) mod ports;
 pub(crate) mod shortcuts;
+
+use std::collections::BTreeMap;
+use std::ops::{Deref, DerefMut};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use ipnet::IpNet;
+use serde::{Deserialize, Serialize};
+use tokio::sync::{Mutex, MutexGuard, mpsc, oneshot, watch};
+use weft_api::{
+    ApiError, AttachRequest, Attachment, ContainerTraffic, Detached, ErrorKind, Volume,
+};
+use weft_container::{ContainerError, ResolveOptions, Sandbox};
+use weft_crypto::PeerId;
+use weft_engine::PortTraffic;
+use weft_kernel::engine::{KernelEngine, SwitchKind};
+use weft_kernel::{AttachSpec, Kernel, KernelError};
+use weft_mesh::AddressError;
+
+use self::condition::Condition;
+use self::kept::Retries;
+use self::ports::{DirectPorts, PortKind};
+use self::shortcuts::Shortcuts;
+use crate::core::control::Request;
+use crate::devices::{CONTAINER_INTERFACE, HOST_INTERFACE, SWITCH, TAP, run_segments};
+use crate::services::supervisor;
+use crate::timestamp;
+use crate::upkeep::store::{Store, StoreError};
+
+/// All attachments of this host. One attach or detach runs at a time.
+pub(crate) struct Attachments {
+    inner: Mutex<Inner>,
+    /// The list that `weft ps` shows while the kernel delays an attach.
+    shown: watch::Sender<Arc<Vec<Attachment>>>,
+    /// Whether the containers of the last run are plugged in again, as far as possible.
+    restored: watch::Sender<bool>,
+    pub(crate) kernel: Kernel,
+    pub(crate) engine: KernelEngine,
+    control: mpsc::Sender<Request>,
+    pub(crate) ports: DirectPorts,
+    pub(crate) shortcuts: Shortcuts,
+    store: Store,
+    pub(crate) resolve: ResolveOptions,
+    local: PeerId,
+    mtu: u16,
+}
+
+pub(crate) struct Inner {
+    pub(crate) saved: BTreeMap<String, Saved>,
+    pub(crate) retries: Retries,
+}
+
+/// All attachments, locked for one change. The published list is updated on drop.
+pub(super) struct Locked<'a> {
+    inner: MutexGuard<'a, Inner>,
+    shown: &'a watch::Sender<Arc<Vec<Attachment>>>,
+    changed: bool,
+}
+
+impl Deref for Locked<'_> {
+    type Target = Inner;
+
+    fn deref(&self) -> &Inner {
+        &self.inner
+    }
+}
+
+impl DerefMut for Locked<'_> {
+    fn deref_mut(&mut self) -> &mut Inner {
+        self.changed = true;
+        &mut self.inner
+    }
+}
+
+impl Drop for Locked<'_> {
+    fn drop(&mut self) {
+        if self.changed {
+            self.shown
+                .send_replace(Arc::new(self.inner.saved.values().map(Saved::shown).collect()));
+        }
+    }
+}
+
+/// How long `weft ps` waits for a change under way.
+const LIST_PATIENCE: Duration = Duration::from_millis(20);
+/// How long it waits at the start for the containers of the last run.
+const START_PATIENCE: Duration = Duration::from_secs(5);
+
+/// One attachment as stored in the state directory.
+#[derive(Clone, Serialize, Deserialize)]
+pub(crate) struct Saved {
+    pub(crate) sandbox: Sandbox,
+    pub(crate) attachment: Attachment,
+    pub(crate) host_interface: String,
+    multicast_route: bool,
+    #[serde(default)]
+    pub(crate) condition: Condition,
+}
+
+/// The attachments that the previous daemon saved.
+pub(crate) struct SavedAttachments {
+    store: Store,
+    saved: BTreeMap<String, Saved>,
+}
+
+impl SavedAttachments {
+    pub(crate) fn load(store: &Store) -> Result<Self, StoreError> {
+        let mut saved: BTreeMap<String, Saved> = store.load(FILE)?.unwrap_or_default();
+        for saved in saved.values_mut() {
+            // Earlier versions did not check names.
+            saved.attachment.name = printable(&saved.attachment.name);
+        }
+        Ok(Self { store: store.clone(), saved })
+    }
+}
+
+impl Attachments {
+    /// Takes the saved attachments; restores nothing yet.
+    pub(crate) fn new(
+        saved: SavedAttachments,
+        kernel: Kernel,
+        engine: KernelEngine,
+        control: mpsc::Sender<Request>,
+        (ports, shortcuts): (DirectPorts, Shortcuts),
+        local: PeerId,
+        mtu: u16,
+    ) -> Self {
+        let SavedAttachments { store, saved } = saved;
+        let resolve = look::options();
+        let (shown, _) = watch::channel(Arc::new(saved.values().map(Saved::shown).collect()));
+        let inner = Mutex::new(Inner { saved, retries: Retries::default() });
+        let (restored, _) = watch::channel(false);
+        Self {
+            inner,
+            shown,
+            restored,
+            kernel,
+            engine,
+            control,
+            ports,
+            shortcuts,
+            store,
+            resolve,
+            local,
+            mtu,
+        }
+    }
+
+    /// Plugs every saved container that is still alive back in; keeps the addresses of the others for a while.
+    pub(crate) async fn restore(&self) {
+        let mut inner = self.lock().await;
+        for (id, mut saved) in inner.saved.clone() {
+            // A container restarted meanwhile has another namespace under the same key.
+            if !look::is_alive(&saved.sandbox)
+                && saved.may_come_back()
+                && let Ok(found) = weft_container::resolve(&id, &self.resolve).await
+                && found.id == id
+            {
+                saved.sandbox = found;
+            }
+            if !look::is_alive(&saved.sandbox) {
+                tracing::info!(container = %saved.attachment.name, "its network namespace is gone");
+                self.keep(&mut inner, &id).await;
+                continue;
+            }
+            self.plug_in_or_say(&mut saved).await;
+            if saved.is_attached() {
+                tracing::info!(container = %saved.attachment.name, "attachment restored");
+            }
+            inner.saved.insert(id, saved);
+        }
+        self.ports.all_restored();
+        self.save_or_later(&inner);
+        self.tell(Request::KeepOnly { owners: inner.saved.keys().cloned().collect() }).await;
+    }
+
+    /// Plugs every container back in after its switch was removed and created again.
+    pub(crate) async fn plug_in_all(&self) {
+        let mut inner = self.lock().await;
+        for saved in inner.saved.values_mut().filter(|saved| !saved.is_gone()) {
+            self.plug_in_or_say(saved).await;
+        }
+    }
+
+    /// The daemon stops: attached containers stay attached.
+    pub(crate) fn rest(&self) {
+        self.ports.rest();
+    }
+
+    /// `weft ps`.
+    pub(crate) async fn list(&self) -> Vec<Attachment> {
+        let _ = tokio::time::timeout(START_PATIENCE, self.wait_restored()).await;
+        // Includes a change under way if it completes soon.
+        let _ = tokio::time::timeout(LIST_PATIENCE, self.inner.lock()).await;
+        self.shown.borrow().to_vec()
+    }
+
+    /// The containers of the last run are plugged in again, as far as they can be.
+    pub(crate) fn set_restored(&self) {
+        self.restored.send_replace(true);
+    }
+
+    async fn wait_restored(&self) {
+        let _ = self.restored.subscribe().wait_for(|restored| *restored).await;
+    }
+
+    /// Locks the attachments: one attach, detach or change at a time.
+    pub(super) async fn lock(&self) -> Locked<'_> {
+        let inner = supervisor::wait(self.inner.lock()).await;
+        Locked { inner, shown: &self.shown, changed: false }
+    }
+
+    /// Traffic of each container's interface, without containers that are gone. The second value counts packets
+    /// that the kernel dropped between the switch and the vector engine.
+    pub(crate) async fn traffic(&self) -> Result<(Vec<ContainerTraffic>, u64), ApiError> {
+        let links = self.kernel.link_traffic().await.map_err(kernel_refusal)?;
+        let direct = self.ports.traffic();
+        let saved: Vec<Saved> = self.lock().await.saved.values().cloned().collect();
+        let mut all = Vec::with_capacity(saved.len());
+        for Saved { sandbox, attachment, host_interface, .. } in saved {
+            let Some(link) = links.get(&host_interface) else { continue };
+            let (direct, dropped) = match direct.get(&mac_of(&attachment)) {
+                None => (PortTraffic::default(), 0),
+                Some(direct) => (*direct, self.dropped_inside(&sandbox).await),
+            };
+            all.push(ContainerTraffic {
+                id: attachment.id,
+                name: attachment.name,
+                host_interface,
+                // The host's end receives what the container sends.
+                volume: Volume {
+                    packets_received: link.packets_sent + direct.received.packets,
+                    bytes_received: link.bytes_sent + direct.received.bytes,
+                    packets_sent: link.packets_received + direct.sent.packets,
+                    bytes_sent: link.bytes_received + direct.sent.bytes,
+                },
+                dropped: link.dropped_received + link.dropped_sent + dropped,
+            });
+        }
+        Ok((all, links.get(TAP).map_or(0, |tap| tap.dropped_sent)))
+    }
+
+    /// Packets that the kernel dropped at a direct port, whose device is inside the container. Mostly these are
+    /// packets sent while the engine's queue was full.
+    async fn dropped_inside(&self, sandbox: &Sandbox) -> u64 {
+        let links = self.kernel.link_traffic_in(&sandbox.namespace).await;
+        // A container that is ending has no counters.
+        let link = links
+            .ok()
+            .and_then(|links| links.get(CONTAINER_INTERFACE).copied())
+            .unwrap_or_default();
+        link.dropped_received + link.dropped_sent
+    }
+
+    /// Serves `weft attach`. Attaching again adds explicit addresses, or changes nothing. A container that has
+    /// come back gets the addresses kept for it.
+    pub(crate) async fn attach(&self, request: AttachRequest) -> Result<Attachment, ApiError> {
+        let sandbox = weft_container::resolve(&request.container, &self.resolve)
+            .await
+            .map_err(|error| ApiError::new(error_kind(&error), error))?;
+        check_name("name", request.name.as_deref().unwrap_or(&sandbox.name))?;
+        check_name("key", &sandbox.id)?;
+        self.wait_restored().await;
+        let mut inner = self.lock().await;
+        let sandbox = inner.known_as(sandbox);
+        let id = sandbox.id.clone();
+        let before = inner.saved.get(&id).cloned();
+        let (addresses, new) =
+            self.addresses(&mut inner, &id, &request.addresses, before.as_ref()).await?;
+        let mut saved = self.describe(sandbox, addresses, &request, before.as_ref());
+        // Nothing is attached that could not be saved.
+        inner.saved.insert(id.clone(), saved.clone());
+        if let Err(error) = self.save(&inner) {
+            self.put_back(&mut inner, &id, before, new).await;
+            return Err(error);
+        }
+        let plugged_in = match self.look_at_routes(&mut saved, before.is_some()).await {
+            Ok(()) => self.plug_in(&mut saved).await.map_err(kernel_refusal),
+            Err(error) => Err(error),
+        };
+        if let Err(error) = plugged_in {
+            match &before {
+                Some(before) if before.is_attached() => self.take_addresses(before, &new).await,
+                _ => self.take_out(&saved).await,
+            }
+            self.put_back(&mut inner, &id, before, new).await;
+            self.save_or_later(&inner);
+            return Err(error);
+        }
+        let written = inner.saved.insert(id.clone(), saved.clone());
+        inner.retries.forget(&id);
+        if written.is_none_or(|written| written.attachment != saved.attachment) {
+            self.save_or_later(&inner);
+        }
+        self.tell(Request::Announce { attachment: saved.shown().into() }).await;
+        tokio::spawn(announce(self.kernel.clone(), spec_of(&saved)));
+        tracing::info!(container = %saved.attachment.name, id, "attached");
+        Ok(saved.shown())
+    }
+
+    /// Restores an attachment to its earlier state, and releases the addresses it got since.
+    async fn put_back(&self, inner: &mut Inner, id: &str, before: Option<Saved>, new: Vec<IpNet>) {
+        let addresses = before.is_some().then_some(new);
+        self.tell(Request::Release { owner: id.into(), addresses }).await;
+        match before {
+            Some(before) => drop(inner.saved.insert(id.into(), before)),
+            None => drop(inner.saved.remove(id)),
+        }
+    }
+
+    async fn take_addresses(&self, saved: &Saved, addresses: &[IpNet]) {
+        let namespace = &saved.sandbox.namespace;
+        let taken = self.kernel.remove_addresses(namespace, CONTAINER_INTERFACE, addresses).await;
+        if let Err(error) = taken {
+            tracing::debug!(%error, container = saved.attachment.name, "cannot take back addresses");
+        }
+    }
+
+    /// Serves `weft detach`, by any name that `attach` or `ps` knows the container by.
+    pub(crate) async fn detach(&self, container: &str) -> Result<Detached, ApiError> {
+        let resolved = weft_container::resolve(container, &self.resolve).await.ok();
+        self.wait_restored().await;
+        let mut inner = self.lock().await;
+        let by_key = |key: &str| inner.saved.get(key);
+        let named = |gone| {
+            let mut all = inner.saved.values();
+            all.find(|saved| saved.attachment.name == container && saved.is_gone() == gone)
+        };
+        let found = resolved.as_ref().and_then(|sandbox| by_key(&sandbox.id));
+        let found = found.or_else(|| inner.of_namespace(resolved.as_ref()?));
+        let found = found.or_else(|| by_key(container)).or_else(|| named(false));
+        let Some(saved) = found.or_else(|| named(true)).cloned() else {
+            let text = format!("{container} is not attached; weft ps lists attached containers");
+            return Err(ApiError::new(ErrorKind::NotFound, text));
+        };
+        let id = saved.attachment.id.clone();
+        inner.saved.remove(&id);
+        if let Err(error) = self.save(&inner) {
+            inner.saved.insert(id, saved);
+            return Err(error);
+        }
+        inner.retries.forget(&id);
+        self.unplug(&id, &saved).await;
+        tracing::info!(container = %saved.attachment.name, id, "detached");
+        Ok(Detached { id, addresses: saved.attachment.addresses })
+    }
+
+    /// A host-side interface is gone. If its container is gone too, the container's addresses are kept for a
+    /// while.
+    pub(crate) async fn interface_removed(&self, interface: &str) {
+        let mut inner = self.lock().await;
+        let gone = inner.saved.iter().find(|(_, saved)| {
+            saved.host_interface == interface
+                && saved.is_attached()
+                && !look::is_alive(&saved.sandbox)
+        });
+        let Some((id, saved)) = gone.map(|(id, saved)| (id.clone(), saved.clone())) else { return };
+        self.keep(&mut inner, &id).await;
+        self.save_or_later(&inner);
+        let kept = inner.saved.contains_key(&id);
+        tracing::info!(container = %saved.attachment.name, id, kept, "container ended");
+    }
+
+    /// Allocates addresses for a container on its first attach, or additional ones. Returns all of them, and
+    /// the new ones.
+    async fn addresses(
+        &self,
+        inner: &mut Inner,
+        id: &str,
+        request: &[IpNet],
+        before: Option<&Saved>,
+    ) -> Result<(Vec<IpNet>, Vec<IpNet>), ApiError> {
+        let mut addresses = before.map(|b| b.attachment.addresses.clone()).unwrap_or_default();
+        if request.is_empty() && addresses.is_empty() {
+            let given = self.find_addresses(inner, id, None).await?;
+            return Ok((given.clone(), given));
+        }
+        let mut new = Vec::new();
+        for explicit in request {
+            if addresses.contains(explicit) {
+                continue;
+            }
+            match self.find_addresses(inner, id, Some(*explicit)).await {
+                Ok(given) => {
+                    new.extend(given.iter().copied());
+                    addresses.extend(given);
+                }
+                Err(error) => {
+                    let addresses = before.is_some().then_some(new);
+                    self.tell(Request::Release { owner: id.into(), addresses }).await;
+                    return Err(error);
+                }
+            }
+        }
+        Ok((addresses, new))
+    }
+
+    /// Requests addresses from the mesh. Takes those of an ended container if no others are free, or if the
+    /// request names them.
+    async fn find_addresses(
+        &self,
+        inner: &mut Inner,
+        id: &str,
+        explicit: Option<IpNet>,
+    ) -> Result<Vec<IpNet>, ApiError> {
+        loop {
+            let error = match self.ask_for_addresses(id, explicit).await? {
+                Ok(given) => return Ok(given),
+                Err(error) => error,
+            };
+            let yields = match &error {
+                AddressError::NoSpace { .. } => inner.longest_gone(),
+                AddressError::Taken { address, .. } => inner.gone_with(*address),
+                _ => None,
+            };
+            let Some(yields) = yields.filter(|other| other != id) else {
+                return Err(address_refusal(&error));
+            };
+            tracing::info!(
+                id = yields,
+                "its container is gone: another container gets its addresses"
+            );
+            self.let_go(inner, &yields).await;
+        }
+    }
+
+    async fn ask_for_addresses(
+        &self,
+        id: &str,
+        explicit: Option<IpNet>,
+    ) -> Result<Result<Vec<IpNet>, AddressError>, ApiError> {
+        let (reply, answer) = oneshot::channel();
+        self.tell(Request::Addresses { owner: id.into(), explicit, reply }).await;
+        answer
+            .await
+            .map_err(|_| ApiError::new(ErrorKind::Unavailable, "weft is stopping; launch it again"))
+    }
+
+    fn describe(
+        &self,
+        sandbox: Sandbox,
+        addresses: Vec<IpNet>,
+        request: &AttachRequest,
+        before: Option<&Saved>,
+    ) -> Saved {
+        let digest = weft_crypto::fingerprint(&[self.local.as_bytes(), sandbox.id.as_bytes()]);
+        let [a, b, c, d, e, ..] = digest;
+        // Locally administered, unicast (IEEE 802).
+        let mac = weft_path::Mac([0x02, a, b, c, d, e]);
+        let since = before.filter(|before| before.is_attached()).map_or_else(
+            || timestamp::format(SystemTime::now()),
+            |before| before.attachment.since.clone(),
+        );
+        let attachment = Attachment {
+            id: sandbox.id.clone(),
+            name: request.name.clone().unwrap_or_else(|| sandbox.name.clone()),
+            interface: CONTAINER_INTERFACE.into(),
+            mac: mac.to_string(),
+            addresses,
+            mtu: before.map_or(self.mtu, |before| before.attachment.mtu),
+            port: PortKind::Bridge.name().into(),
+            port_reason: None,
+            since,
+            state: kept::ATTACHED.into(),
+            reason: None,
+            state_since: None,
+            notes: Vec::new(),
+        };
+        let host_interface = format!("{HOST_INTERFACE}{a:02x}{b:02x}{c:02x}{d:02x}{e:02x}");
+        Saved {
+            sandbox,
+            attachment,
+            host_interface,
+            multicast_route: !request.no_multicast_route,
+            condition: Condition::wanted(request.ipv6, before.map(|before| &before.condition)),
+        }
+    }
+
+    /// Plugs a container in. It gets a port of the switch if it cannot have a direct port.
+    pub(crate) async fn plug_in(&self, saved: &mut Saved) -> Result<(), KernelError> {
+        let mut spec = spec_of(saved);
+        let is_bridge = self.engine.switch() == SwitchKind::Bridge;
+        spec.bridge = is_bridge.then(|| SWITCH.into());
+        let support = self.engine.support().borrow().clone();
+        let (mut kind, mut reason) = self.ports.kind_of(&self.kernel, &spec, &support).await;
+        let mut attached = None;
+        if kind == PortKind::Direct {
+            match self.ports.plug_in(&self.kernel, &spec).await {
+                Ok(direct) => attached = Some(direct),
+                Err(error @ KernelError::NoDirectPort { .. }) => {
+                    tracing::warn!(container = saved.attachment.name, %error, "it gets a port of the switch");
+                    (kind, reason) = (PortKind::Bridge, Some(error.to_string()));
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        let attached = match attached {
+            Some(attached) => attached,
+            None => {
+                self.ports.let_go(mac_of(&saved.attachment));
+                self.kernel.attach(&spec).await?
+            }
+        };
+        self.check_place(saved, &spec).await?;
+        saved.note(attached);
+        saved.attachment.port_reason = reason;
+        saved.attachment.port = kind.name().into();
+        self.engine.add_port(&saved.host_interface).await?;
+        match kind {
+            PortKind::Bridge => self.shortcuts.plugged_in(),
+            PortKind::Direct => self.shortcuts.close(&saved.host_interface),
+        }
+        Ok(())
+    }
+
+    /// Confirms that the namespace was the right one: it was opened by path, so its process or name must still
+    /// exist. Otherwise removes everything from it.
+    async fn check_place(&self, saved: &Saved, spec: &AttachSpec) -> Result<(), KernelError> {
+        if look::is_alive(&saved.sandbox) {
+            return Ok(());
+        }
+        self.ports.unplug(&self.kernel, spec).await;
+        let _ = self.kernel.detach(&spec.host_name).await;
+        Err(KernelError::NamespaceReplaced { path: spec.namespace.clone() })
+    }
+
+    /// Opens a shortcut for each container with a bridge port that may have one.
+    ///
+    /// # Errors
+    /// The kernel does not report the bridge's ports; then no container has a shortcut.
+    pub(crate) async fn keep_shortcuts(&self) -> Result<(), KernelError> {
+        let is_bridge = |saved: &&Saved| {
+            saved.attachment.port == PortKind::Bridge.name() && saved.is_attached()
+        };
+        if !self.lock().await.saved.values().any(|saved| is_bridge(&saved)) {
+            return Ok(());
+        }
+        let seen = self.kernel.bridge_ports(SWITCH, TAP).await;
+        // Nothing is plugged in or out while the lock is held.
+        let inner = self.lock().await;
+        let specs: Vec<_> = inner.saved.values().filter(is_bridge).map(spec_of).collect();
+        let known = seen.as_ref().map_err(ToString::to_string);
+        self.shortcuts.apply(&self.kernel, &specs, &known.cloned());
+        seen.map(drop)
+    }
+
+    /// The shortcuts that bypass the bridge.
+    pub(crate) const fn shortcuts(&self) -> &Shortcuts {
+        &self.shortcuts
+    }
+
+    /// Finds out which rules and limits direct ports bypass.
+    pub(crate) async fn look_at_bypass(&self) {
+        if !self.ports.possible() || self.engine.switch() != SwitchKind::Bridge {
+            return;
+        }
+        let is_direct = |saved: &&Saved| {
+            saved.attachment.port == PortKind::Direct.name() && saved.is_attached()
+        };
+        let named = |saved: &Saved| (saved.attachment.name.clone(), spec_of(saved));
+        let direct: Vec<_> =
+            self.lock().await.saved.values().filter(is_direct).map(named).collect();
+        match self.ports.bypass().look(&self.kernel).await {
+            Ok(seen) => self.ports.bypass().say(bypass::passed_by(&seen, &direct)),
+            Err(error) => {
+                tracing::debug!(%error, "cannot find out which rules direct ports bypass")
+            }
+        }
+    }
+
+    /// The rules and limits that do not see frames of direct ports, one a line.
+    pub(crate) fn passed_by(&self) -> Vec<String> {
+        self.ports.bypass().said()
+    }
+
+    /// The port kind for a container attached now, and why it is not a direct port.
+    pub(crate) fn port_kind(&self) -> (PortKind, Option<String>) {
+        self.ports.kind(&self.engine.support().borrow())
+    }
+
+    /// Removes the interface and releases the addresses; parts already gone are no error.
+    pub(crate) async fn unplug(&self, id: &str, saved: &Saved) {
+        self.take_out(saved).await;
+        self.tell(Request::Release { owner: id.into(), addresses: None }).await;
+    }
+
+    /// Removes the interface; the addresses stay.
+    pub(crate) async fn take_out(&self, saved: &Saved) {
+        self.withdraw(saved).await;
+        self.shortcuts.close(&saved.host_interface);
+        self.engine.remove_port(&saved.host_interface).await;
+        self.ports.unplug(&self.kernel, &spec_of(saved)).await;
+        if let Err(error) = self.kernel.detach(&saved.host_interface).await {
+            tracing::warn!(%error, interface = saved.host_interface, "cannot remove an interface");
+        }
+    }
+
+    /// Tells the other hosts that a container is unreachable.
+    pub(crate) async fn withdraw(&self, saved: &Saved) {
+        if let Ok(mac) = saved.attachment.mac.parse() {
+            self.tell(Request::Withdraw { mac }).await;
+        }
+    }
+
+    fn save(&self, inner: &Inner) -> Result<(), ApiError> {
+        self.store
+            .save(FILE, &inner.saved)
+            .map_err(|error| ApiError::new(ErrorKind::Unavailable, error))
+    }
+
+    /// Saves a change that has already happened.
+    pub(crate) fn save_or_later(&self, inner: &Inner) {
+        self.store.save_or_later(FILE, &inner.saved);
+    }
+
+    pub(crate) async fn tell(&self, request: Request) {
+        // The control loop ends only when the daemon stops; then the request is moot.
+        let _ = self.control.send(request).await;
+    }
+}
+
+/// Removes the devices of direct ports from all containers that a daemon has left attached.
+pub(crate) async fn remove_direct_ports(store: &Store, kernel: &Kernel) -> Result<(), StoreError> {
+    let saved: BTreeMap<String, Saved> = store.load(FILE)?.unwrap_or_default();
+    for saved in saved.values() {
+        ports::remove_device(kernel, &spec_of(saved)).await;
+    }
+    Ok(())
+}
+
+/// Announces a container's addresses to the network, and repeats it in case a path is only just coming up.
+pub(crate) async fn announce(kernel: Kernel, spec: AttachSpec) {
+    for pause in ANNOUNCE_AFTER_MS {
+        tokio::time::sleep(Duration::from_millis(pause)).await;
+        if let Err(error) = kernel.announce(&spec) {
+            tracing::debug!(%error, container = spec.id, "cannot announce addresses");
+            return;
+        }
+    }
+}
+
+/// The pauses before each announcement of an attached container's addresses, in milliseconds. Other hosts
+/// accept none before they have learned of the container over their links.
+const ANNOUNCE_AFTER_MS: [u64; 5] = [100, 250, 650, 2_000, 5_000];
+
+/// The container's attachment settings, except for the switch.
+pub(crate) fn spec_of(saved: &Saved) -> AttachSpec {
+    let Attachment { id, interface, addresses, mtu, .. } = &saved.attachment;
+    AttachSpec {
+        id: id.clone(),
+        namespace: saved.sandbox.namespace.clone(),
+        identity: Some((saved.sandbox.device, saved.sandbox.inode)),
+        host_name: saved.host_interface.clone(),
+        name: interface.clone(),
+        mac: mac_of(&saved.attachment).0,
+        addresses: addresses.clone(),
+        mtu: u32::from(*mtu),
+        gso_max_segs: Some(run_segments(*mtu)),
+        enable_ipv6: saved.condition.enable_ipv6,
+        multicast_route: saved.multicast_route,
+        bridge: None,
+    }
+}
+
+pub(crate) fn mac_of(attachment: &Attachment) -> weft_path::Mac {
+    attachment.mac.parse().unwrap_or(weft_path::Mac([0x02, 0, 0, 0, 0, 1]))
+}
+
+fn error_kind(error: &ContainerError) -> ErrorKind {
+    match error {
+        ContainerError::Invalid { .. } | ContainerError::HostNetwork { .. } => {
+            ErrorKind::BadRequest
+        }
+        ContainerError::NotRunning { .. } => ErrorKind::Unavailable,
+        _ => ErrorKind::NotFound,
+    }
+}
+
+pub(crate) fn kernel_refusal(error: KernelError) -> ApiError {
+    let kind = match &error {
+        KernelError::BridgeFull { .. } => ErrorKind::Unavailable,
+        _ => ErrorKind::Internal,
+    };
+    ApiError::new(kind, error)
+}
+
+fn address_refusal(error: &AddressError) -> ApiError {
+    let kind = match error {
+        AddressError::Taken { .. } => ErrorKind::Conflict,
+        AddressError::Reserved { .. } | AddressError::NotMapped { .. } => ErrorKind::BadRequest,
+        _ => ErrorKind::Unavailable,
+    };
+    ApiError::new(kind, error)
+}
+
+/// Rejects a name that other hosts would not accept.
+fn check_name(what: &str, name: &str) -> Result<(), ApiError> {
+    let max = weft_mesh::limits::NAME_BYTES_MAX;
+    if !name.is_empty() && name.len() <= max && !name.chars().any(char::is_control) {
+        return Ok(());
+    }
+    let shown: String = name.chars().take(SHOWN_CHARS_MAX).collect();
+    let text = format!(
+        "a container's {what} must have 1 to {max} bytes without control characters; that of {} has {} bytes: choose another name",
+        printable(&shown),
+        name.len()
+    );
+    Err(ApiError::new(ErrorKind::BadRequest, text))
+}
+
+/// Makes a name fit to show and announce: escapes control characters and truncates it.
+fn printable(name: &str) -> String {
+    let mut shown = String::new();
+    for char in name.chars() {
+        let next = match char.is_control() {
+            true => char.escape_default().to_string(),
+            false => char.to_string(),
+        };
+        if shown.len() + next.len() > weft_mesh::limits::NAME_BYTES_MAX {
+            break;
+        }
+        shown.push_str(&next);
+    }
+    shown
+}
+
+const FILE: &str = "attachments.json";
+/// Characters of an invalid name that an error shows.
+const SHOWN_CHARS_MAX: usize = 64;
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    #[test]
+    fn names_that_no_host_would_take_are_refused_and_written_out() {
+        for good in ["web", "a b", "\u{e9}", &"x".repeat(255)] {
+            check_name("name", good).unwrap();
+            assert_eq!(printable(good), good);
+        }
+        for bad in ["", "a\u{1b}[31mb", "a\nb", &"x".repeat(256)] {
+            let text = check_name("name", bad).unwrap_err().to_string();
+            assert!(text.contains("1 to 255 bytes") && !text.contains('\u{1b}'), "{text}");
+        }
+        assert_eq!(printable("a\u{1b}[31m\n"), "a\\u{1b}[31m\\n");
+        assert_eq!(printable(&"\n".repeat(300)).len(), 254);
+    }
+}

@@ -10,10 +10,10 @@ use weft_io::redirect::{MacSet, Shortcut};
 use weft_kernel::engine::SwitchKind;
 use weft_kernel::{AttachSpec, BridgePorts, Kernel};
 
-use super::attachments::Attachments;
+use super::Attachments;
 use crate::config::{PortChoice, Settings};
+use crate::devices::TAP;
 use crate::services::supervisor::Pulse;
-use crate::start::TAP;
 
 /// The interval between checks for changes to the ports: a new limit may be evaded for so long.
 const KEEP_EVERY: Duration = Duration::from_secs(10);
