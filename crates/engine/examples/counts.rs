@@ -27,8 +27,8 @@ type Error = Box<dyn std::error::Error>;
 
 /// Calls that are counted, after as many that are not.
 const CALLS: u64 = 50;
-/// A count may exceed its budget by this share before it fails, in percent: other compilers and C libraries
-/// make different code of the same source.
+/// A count may exceed its budget by this share before it fails, in percent. Other compilers and C libraries make
+/// different code of the same source.
 const TOLERANCE_PERCENT: f64 = 3.0;
 /// The function that callgrind counts in. Nothing else may have this in its name.
 const COUNTED: &str = "counted_section";
@@ -39,8 +39,8 @@ const AEAD_ENTRIES: [&str; 2] =
 const LOAD: Load = Load::Tcp { link_mtu: 1500 };
 /// The container's MTU on it, in bytes.
 const MTU: usize = esp::inner_mtu(1500, esp::OVERHEAD_V6_UDP);
-/// Two functions that do the same in little and in much, and by how many percent the second may take more:
-/// tables that hash find a thing at once, wherever it is.
+/// Two functions that do the same with little and with much data, and the percentage by which the second may
+/// exceed the first. Hash tables find an entry at once, wherever it is.
 const FLAT: (&str, &str, f64) = ("dco-look-up-1", "dco-look-up-4096", 3.0);
 
 /// A function: its name, the unit that one call handles, and the code that runs it.

@@ -1,9 +1,9 @@
 //! One end of a private two-host rig: an engine with fixed SAs between two network namespaces, for
 //! measuring the engine without the daemon.
 //!
-//! `rig NAME PEER-ADDRESS SIDE MAC...`: the TAP device is made in the calling namespace, `SIDE` is
-//! `a` or `b`, and the addresses are the peer's containers. It runs until its standard input ends,
-//! then prints its counters. The keys are constants: never use it for traffic that matters.
+//! `rig NAME PEER-ADDRESS SIDE MAC...` makes the TAP device in the calling namespace. `SIDE` is `a` or `b`; the
+//! addresses are those of the peer's containers. It runs until its standard input ends, then prints its counters.
+//! The keys are constants: never use it for traffic that matters.
 #![allow(clippy::print_stdout, reason = "it is a program")]
 
 use std::io::Read;

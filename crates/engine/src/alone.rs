@@ -44,8 +44,8 @@ const PEER: PeerId = PeerId::from_bytes([9; 32]);
 const SPI: u32 = 300;
 const NEAR_IP: Ipv4Addr = Ipv4Addr::new(10, 32, 0, 1);
 const FAR_IP: Ipv4Addr = Ipv4Addr::new(10, 32, 0, 2);
-/// The MTUs that a link of a lane can have, in bytes: IPv6's least (RFC 8200), and the largest that leaves
-/// room for a whole datagram.
+/// The MTUs that a link of a lane can have, in bytes: IPv6's minimum (RFC 8200) to the largest that leaves room
+/// for a whole datagram.
 const LINK_MTU_MIN: u16 = 1280;
 const LINK_MTU_MAX: u16 = 65_000;
 /// The greatest UDP payload, in bytes, of which one run takes [`RUN_SEGMENTS_MIN`].

@@ -13,9 +13,9 @@ use crate::workers::scaling_policy::HELPERS_MAX;
 /// The UDP port of the vector engine.
 pub const PORT: u16 = 6784;
 
-/// As many workers as leave the other half of the processors, that this thread may use, to the
-/// containers: 1 to [`DEFAULT_WORKERS_MAX`], and two where there are two or three processors, so that
-/// requests do not wait for the thread that has a stream.
+/// Workers for half of the processors that this thread may use; the other half is for the containers. There are 1
+/// to [`DEFAULT_WORKERS_MAX`]. With two or three processors there are two, so that requests do not wait for the
+/// thread that has a stream.
 pub fn default_workers() -> usize {
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
     (processors / 2).max(processors.min(DEFAULT_WORKERS_MIN)).min(DEFAULT_WORKERS_MAX)

@@ -1,9 +1,8 @@
 //! linux: the vector engine: workers, lanes, flow tables, sealing, coalescing.
 //!
-//! An [`Engine`] carries out [`EngineCommand`]s and reports [`EngineEvent`]s
-//! (`docs/design/vector-engine.md`). Between them its workers move super-packets between the TAP device
-//! and the wire, each batch run to completion by one thread, without an allocation, lock or log line per
-//! packet.
+//! An [`Engine`] carries out [`EngineCommand`]s and reports [`EngineEvent`]s (`docs/design/vector-engine.md`). Its
+//! workers move super-packets between the TAP device and the wire. One thread runs each batch to completion,
+//! without an allocation, lock or log line per packet.
 #![forbid(unsafe_code)]
 
 #[cfg(any(test, feature = "alone"))]
@@ -247,7 +246,7 @@ impl Engine {
         (dropped, workers.iter().find_map(|worker| worker.went_round()))
     }
 
-    /// Serves a direct port from now on: the queues of a TAP device that is, or will be, the interface
+    /// Serves a direct port from now on. Its queues are those of a TAP device that is, or will be, the interface
     /// of the container with this address. A port that has the address already is let go.
     ///
     /// # Errors

@@ -4,9 +4,9 @@ use std::time::Duration;
 
 /// Probes and keepalives that wait to be sent at most.
 pub const COMMANDS_QUEUED_MAX: usize = 4_096;
-/// Workers that an engine can have. Each takes eight TAP queues, sixteen sockets and some 4 MiB. While it
-/// stands still, packets wait in the kernel: at most 16 MiB from peers in each socket, and at most 128 MiB
-/// from containers in each queue.
+/// Workers that an engine can have. Each takes eight TAP queues, sixteen sockets and some 4 MiB. While it stands
+/// still, packets wait in the kernel. Each socket holds at most 16 MiB from peers, each queue at most 128 MiB from
+/// containers.
 pub const WORKERS_MAX: usize = weft_io::steer::TAP_WORKERS_MAX;
 
 /// The longest that a worker stays awake with nothing to do.

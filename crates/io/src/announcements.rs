@@ -1,5 +1,5 @@
-//! A classic BPF program that takes the frames by which hosts announce addresses, or look whether one is taken: those
-//! that a bridge keeps from ports with `neigh_suppress`.
+//! A classic BPF program that takes frames by which hosts announce addresses, or check that one is free. A bridge
+//! keeps these from ports with `neigh_suppress`.
 
 use std::io;
 use std::mem;

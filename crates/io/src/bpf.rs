@@ -221,8 +221,8 @@ pub(crate) fn load_program(kind: u32, name: &[u8], program: &[Instruction]) -> i
         ..ProgramLoad::default()
     };
     attributes.name.iter_mut().take(NAME_LEN_MAX).zip(name).for_each(|(to, from)| *to = *from);
-    // SAFETY: the kernel reads `instructions_len` instructions and a string that ends in zero through
-    // pointers to `program` and to a constant, which live for longer than the call.
+    // SAFETY: the kernel reads `instructions_len` instructions and a string that ends in zero. The pointers lead
+    // to `program` and to a constant, which outlive the call.
     unsafe { descriptor(BPF_PROG_LOAD, &attributes) }
 }
 
@@ -241,8 +241,8 @@ pub(crate) unsafe fn descriptor<A>(command: libc::c_int, attributes: &A) -> io::
 /// The system call; returns its result.
 ///
 /// # Safety
-/// `attributes` is a `repr(C)` struct without padding, the first fields of `union bpf_attr` for the
-/// command, and what its pointers point to is there for as long as the kernel reads or writes it.
+/// `attributes` is a `repr(C)` struct without padding: the first fields of `union bpf_attr` for the command. The
+/// targets of its pointers live for as long as the kernel reads or writes them.
 pub(crate) unsafe fn bpf<A>(command: libc::c_int, attributes: &A) -> io::Result<libc::c_int> {
     // SAFETY: the kernel reads as many bytes of `attributes` as it is told, which are those of the struct;
     // its pointers are the caller's affair.

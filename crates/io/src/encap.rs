@@ -13,8 +13,8 @@ use crate::IoError;
 
 /// The NAT keepalive (RFC 3948 section 2.3).
 const KEEPALIVE: [u8; 1] = [0xff];
-/// Datagrams that are left to the sockets themselves, those with the marker of IKE, are never read and need
-/// no room: the kernel makes the smallest buffer of this many bytes.
+/// Datagrams with the marker of IKE are left to the sockets, never read, and need no room. The kernel makes the
+/// smallest buffer of this many bytes.
 const RECEIVE_BUFFER_BYTES: usize = 1;
 /// ESP behind a socket that also gets IKE (`linux/udp.h`); the `libc` crate has not the name.
 const UDP_ENCAP_ESPINUDP: libc::c_int = 2;

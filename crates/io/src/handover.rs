@@ -45,8 +45,8 @@ fn take(fd: RawFd) -> Option<OwnedFd> {
     if unsafe { libc::fcntl(fd, libc::F_SETFD, flags | libc::FD_CLOEXEC) } < 0 {
         return None;
     }
-    // SAFETY: it is open, and it came by exec, since all that this program opens is closed on exec;
-    // so no code in it owns the number. It is closed on exec now and is not taken again.
+    // SAFETY: it is open, and it came by exec, since this program opens everything close-on-exec. So no code in it
+    // owns the number. It is closed on exec now and is not taken again.
     Some(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 

@@ -1,8 +1,8 @@
 //! Network namespaces: opening one by path, and running code inside one.
 //!
-//! A network namespace belongs to a thread, not to a process. [`run_in`] therefore never moves the
-//! calling thread (which might be a runtime's worker that other tasks use next): it starts a fresh
-//! thread, moves that one, and returns its result.
+//! A network namespace belongs to a thread, not to a process. So [`run_in`] never moves the calling thread, which
+//! might be a runtime's worker that other tasks use next. It starts a fresh thread, moves that one, and returns
+//! its result.
 
 pub mod opener;
 
@@ -75,8 +75,8 @@ impl Namespace {
         Ok((metadata.dev(), metadata.ino()))
     }
 
-    /// The namespace's cookie (socket option `SO_NETNS_COOKIE`, Linux 5.14): unique as long as the
-    /// host runs, never given again, so that a namespace replaced under one name is noticed.
+    /// The namespace's cookie (socket option `SO_NETNS_COOKIE`, Linux 5.14). It is unique as long as the host
+    /// runs, so a namespace replaced under one name is noticed.
     ///
     /// # Errors
     /// As [`run_in`], or the error of `socket` or `getsockopt`.

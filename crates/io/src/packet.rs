@@ -32,8 +32,8 @@ impl PacketSocket {
         Ok(socket)
     }
 
-    /// Opens a socket that hands out the untagged frames by which hosts behind a device announce addresses (gratuitous
-    /// ARP, unsolicited neighbour advertisements) or look whether one is taken.
+    /// Opens a socket for the untagged frames by which hosts behind a device announce addresses, or check that one
+    /// is free. Announcements are gratuitous ARP and unsolicited neighbour advertisements.
     ///
     /// # Errors
     /// As [`Self::open`].

@@ -1,14 +1,14 @@
 //! Small eBPF programs by which the kernel sends frames of a container to the vector engine past the switch. They
 //! look each frame's destination up in a [`MacSet`].
 //!
-//! A container with a direct port has two devices: the TAP that is its interface, and one end of a veth pair
-//! whose other end is a port of the switch. On the TAP's way out a program lets frames for the MAC addresses
-//! in the set pass, to the vector engine. All others (for this host, groups or unknown addresses) leave by
-//! the veth pair. On the veth end's way in another program makes frames the TAP's. So the switch sees the
-//! same frames as without a direct port, but for those between this container and the addresses of the set.
+//! A container with a direct port has two devices: the TAP that is its interface, and one end of a veth pair. The
+//! pair's other end is a port of the switch. On the TAP's way out a program lets frames for the MAC addresses in
+//! the set pass, to the vector engine. All others (for this host, groups or unknown addresses) leave by the veth
+//! pair. On the veth end's way in another program makes frames the TAP's. So the switch sees the same frames as
+//! without a direct port, but for those between this container and the addresses of the set.
 //!
-//! A container with a port of a bridge alone may have a [`Shortcut`]: on the port's way in a program hands frames
-//! for addresses of the set to the engine's TAP device, and leaves all others to the bridge.
+//! A container with a port of a bridge alone may have a [`Shortcut`]. On the port's way in, a program hands frames
+//! for addresses of the set to the engine's TAP device. It leaves all others to the bridge.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -25,8 +25,8 @@ use crate::bpf::{
 /// each address that is in it.
 pub const MACS_MAX: usize = 65_536;
 
-/// A shortcut lets a frame take the bridge every so many of 2^30 ns (1.07 s), so that the bridge keeps knowing where
-/// its sender is. It forgets that after 300 s (`ageing_time`, unless somebody sets it lower).
+/// A shortcut lets one frame take the bridge every so many times 2^30 ns (1.07 s). So the bridge keeps knowing the
+/// sender's port. It forgets that after 300 s (`ageing_time`, unless somebody sets it lower).
 const BRIDGE_EVERY: i32 = 10;
 const SECOND_SHIFT: u32 = 30;
 
@@ -51,8 +51,8 @@ const ADDRESSES_LEN: i32 = 12;
 /// A program's return value that lets the next one decide, and in the end lets the frame pass.
 const TCX_NEXT: i32 = -1;
 
-/// The set's name, with a number that changes with the programs that read it: the next daemon takes over a set of the
-/// same name alone, and with it the programs.
+/// The set's name, with a number that changes with the programs that read it. The next daemon takes over only a
+/// set of the same name, and with it the programs.
 const NAME: [u8; 16] = *b"weft_macs_1\0\0\0\0\0";
 /// A key is an address and two bytes of zero.
 const KEY_LEN: usize = 8;
@@ -156,9 +156,8 @@ impl MacSet {
         }
     }
 
-    /// Puts the programs on a direct port, both of whose devices are new and in the calling thread's
-    /// network namespace: `tap` and the veth end `local`, by index. They stay as long as the devices,
-    /// also when this process is gone.
+    /// Puts the programs on a direct port. Its devices, `tap` and the veth end `local` (by index), are new and in
+    /// the calling thread's network namespace. They stay as long as the devices, also when this process is gone.
     ///
     /// # Errors
     /// The kernel refused: a kernel before 6.6, no right, a device that is gone.
@@ -168,9 +167,9 @@ impl MacSet {
         attach(&load(DIRECT, &self.outward(local))?, tap, BPF_TCX_EGRESS).map_err(failed)
     }
 
-    /// Frames that come in by `port`, of a container with this address, and are for addresses of the set, go to
-    /// the device `tap` instead of the bridge: both by index, in the calling thread's network namespace. Of those
-    /// one in ten seconds goes to the bridge, which learns by it where the container is.
+    /// Frames of a container with this address that come in by `port`, for addresses of the set, go to the device
+    /// `tap` instead of the bridge. Both are indexes in the calling thread's network namespace. Of those one in
+    /// ten seconds goes to the bridge, which learns by it where the container is.
     ///
     /// # Errors
     /// The kernel refused: a kernel before 6.6, no right, a device that is gone.

@@ -8,7 +8,7 @@ use std::ptr::NonNull;
 
 const REGISTER_BYTES: usize = size_of::<u64>();
 
-/// A device's registers of eight bytes, by where they begin in a file that stands for them, such as `resource0`
+/// A device's registers of eight bytes, by their offset in a file that stands for them. An example is `resource0`
 /// of a PCI device under `/sys`.
 #[derive(Debug)]
 pub struct Registers {

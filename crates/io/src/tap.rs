@@ -169,8 +169,8 @@ impl Tap {
             .map_err(|error| IoError::of("attach a filter to a TAP device", error))
     }
 
-    /// Has an eBPF program of the kind of socket filters pick the queue of each frame, by its number
-    /// modulo theirs, on all queues of the device. It stays as long as the device.
+    /// Makes an eBPF socket filter pick the queue of each frame on all queues of the device, by its result modulo
+    /// their number. It stays as long as the device.
     ///
     /// # Errors
     /// The kernel refused the program, as before Linux 4.16.
@@ -344,8 +344,8 @@ pub(crate) fn ask_link(name: &str) -> io::Result<()> {
     let mut link = EthtoolValue { command: ETHTOOL_GLINK, value: 0 };
     let mut request = interface_request(name);
     request.ifr_ifru.ifru_data = (&raw mut link).cast();
-    // SAFETY: SIOCETHTOOL reads, and may write, one `ifreq`, which `request` is; with ETHTOOL_GLINK it reads and
-    // writes the `ethtool_value` that its `ifru_data` points to, which `link` is. Both live over the call.
+    // SAFETY: SIOCETHTOOL reads, and may write, one `ifreq`, which `request` is. With ETHTOOL_GLINK it reads and
+    // writes the `ethtool_value` behind `ifru_data`, which `link` is. Both live over the call.
     let rc = unsafe {
         libc::ioctl(socket.as_raw_fd(), libc::SIOCETHTOOL as libc::Ioctl, &raw mut request)
     };

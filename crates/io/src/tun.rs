@@ -40,9 +40,9 @@ impl Tun {
         self.queue.offloads()
     }
 
-    /// Says whether the device has a carrier: without one it takes no packets of the system. It has one at
-    /// first. Waits until the system has taken note, at most [`CARRIER_WAIT_MS`]; not if the device is down, or not in
-    /// the calling thread's network namespace under its name.
+    /// Says whether the device has a carrier: without one it takes no packets of the system. It has one at first.
+    /// Waits at most [`CARRIER_WAIT_MS`] until the system has taken note. It does not wait if the device is down,
+    /// or not in the calling thread's network namespace under its name.
     ///
     /// # Errors
     /// The device is gone.

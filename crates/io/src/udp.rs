@@ -26,8 +26,8 @@ pub const RUN_SEGMENTS_MIN: usize = 64;
 pub const RUN_SEGMENTS_MAX: usize = 128;
 /// Messages that one call to [`UdpSocket::recv`] takes at most.
 pub const MESSAGES_MAX: usize = 64;
-/// Room for one message in bytes: the longest UDP payload, and a little, so that the starts of
-/// neighbouring messages do not fall on the same cache sets.
+/// Room for one message in bytes: the longest UDP payload and a little more. So the starts of neighbouring
+/// messages do not fall on the same cache sets.
 pub const MESSAGE_ROOM: usize = 65_536 + 320;
 /// Bytes asked for in a socket's send and receive buffers.
 pub const SOCKET_BUFFER_BYTES: libc::c_int = 8 << 20;
@@ -71,8 +71,8 @@ impl UdpSocket {
         Self::bind_any(address, port, false)
     }
 
-    /// As [`Self::bind`], but others that are bound by this call, by the same user, may have the same
-    /// port: each takes a share of the datagrams ([`crate::steer`] says which).
+    /// As [`Self::bind`], but other sockets that the same user binds by this call may have the same port. Each
+    /// takes a share of the datagrams ([`crate::steer`]).
     ///
     /// # Errors
     /// As [`Self::bind`].
@@ -176,8 +176,8 @@ impl UdpSocket {
         Ok(Remote { address, raw, tos: 0, source: None })
     }
 
-    /// Sends `run` as datagrams of `segment` bytes each, the last one shorter where it must be: at
-    /// most [`RUN_BYTES_MAX`] bytes, all with the TOS of `to`. One datagram goes without UDP_SEGMENT.
+    /// Sends `run` as datagrams of `segment` bytes each; the last one may be shorter. `run` has at most
+    /// [`RUN_BYTES_MAX`] bytes, and all datagrams have the TOS of `to`. One datagram goes without UDP_SEGMENT.
     ///
     /// # Errors
     /// `WouldBlock` or ENOBUFS: no room now. EMSGSIZE: a datagram is longer than the route takes.
@@ -204,8 +204,8 @@ impl UdpSocket {
         let max = max.min(MESSAGES_MAX);
         batch.filled = 0;
         batch.prepare(max);
-        // SAFETY: the first `max` headers were just pointed at parts of `batch`'s own heap buffers,
-        // with the right lengths; nothing else uses them during the call.
+        // SAFETY: the first `max` headers were just pointed at parts of `batch`'s own heap buffers, with the right
+        // lengths. Nothing else uses them during the call.
         let got = unsafe {
             libc::recvmmsg(
                 self.fd.as_raw_fd(),
@@ -421,8 +421,8 @@ impl RawAddress {
     fn storage(&self) -> libc::sockaddr_storage {
         let mut storage = zeroed_storage();
         let (name, len) = self.as_ptr();
-        // SAFETY: `name` points to the `len` bytes of this address; a `sockaddr_storage` has room for
-        // every kind of address, any bytes are valid for it, and it is not part of `self`.
+        // SAFETY: `name` points to the `len` bytes of this address. A `sockaddr_storage` has room for every kind
+        // of address, and any bytes are valid for it. It is not part of `self`.
         unsafe {
             ptr::copy_nonoverlapping(
                 name.cast::<u8>(),
@@ -434,8 +434,8 @@ impl RawAddress {
     }
 }
 
-/// A source address as the kernel tells it: IPv4 as IPv4, and a scope only where the address does not say by
-/// itself which host it is.
+/// A source address as the kernel tells it: IPv4 as IPv4, and a scope only if the address alone does not identify
+/// the host.
 fn canonical(address: SocketAddr) -> SocketAddr {
     let port = address.port();
     match (address.ip().to_canonical(), address) {

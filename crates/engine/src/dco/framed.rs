@@ -1,5 +1,5 @@
-//! IP packets as frames: cutting and merging are done on frames, so that a packet of a TUN device gets
-//! an Ethernet header without addresses for as long as it is in the engine.
+//! IP packets as frames. Cutting and merging work on frames. So a packet of a TUN device has an Ethernet header
+//! without addresses while it is in the engine.
 
 use std::array;
 use std::io::{self, IoSlice};

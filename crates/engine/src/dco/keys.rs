@@ -14,8 +14,7 @@ use weft_openvpn::KeyId;
 use weft_openvpn::device::rules::{self, NewKey};
 use weft_openvpn::device::{CipherAlgorithm, DeviceError, EpochAttributes, KeyState, Mode, Slot};
 
-/// A packet that comes after so long without a newer one than those before it is taken no more if it is
-/// older than they are, in milliseconds, as in the kernel's device.
+/// After so many milliseconds without a newer packet, older ones are refused, as in the kernel's device.
 const REPLAY_QUIET_MS: u64 = 30_000;
 
 /// A key in both directions.

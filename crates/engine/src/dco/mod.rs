@@ -280,10 +280,10 @@ impl Device {
         self.common.counters.awake()
     }
 
-    /// Makes a peer that is reached by `socket`, a UDP socket, which may serve other peers of this
-    /// device, or a connected TCP socket. The device reads from it from now on. The only peer of a
-    /// device in mode p2p makes room, and the TUN device has a carrier from the first on: called in its network
-    /// namespace, this returns when the system gives it packets.
+    /// Makes a peer that is reached by `socket`, a UDP socket, which may serve other peers of this device, or a
+    /// connected TCP socket. The device reads from it from now on. In mode p2p it replaces the device's only peer.
+    /// The TUN device has a carrier from the first peer on. Called in the device's network namespace, this returns
+    /// when the system gives it packets.
     ///
     /// # Errors
     /// [`DeviceError`]; the socket may have been made non-blocking then.
@@ -577,8 +577,8 @@ impl Shared {
         ids
     }
 
-    /// A peer is elsewhere, or was heard at another address of ours; returns its id, if there still is such
-    /// a peer and it was not there before.
+    /// Notes that a peer has moved, or was heard at another address of ours. Returns its id if the peer still
+    /// exists and was not there before.
     fn move_peer(&mut self, moved: Moved) -> Option<u32> {
         let Moved { index, number, source, local } = moved;
         let peer = self.peers.get(index).filter(|peer| peer.number == number)?;

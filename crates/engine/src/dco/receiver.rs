@@ -28,8 +28,8 @@ use crate::tables::sa::ovpn_refused;
 pub(super) struct Receiver {
     pub(super) batch: RecvBatch,
     merger: Merger,
-    /// The last peer of a batch whose packets come from elsewhere than packets to it go, or to another
-    /// address of ours than packets to it leave from.
+    /// The last peer of a batch that has moved: its packets come from another address than packets to it go to, or
+    /// to another address of ours than they leave from.
     moved: Option<Moved>,
 }
 
@@ -270,8 +270,8 @@ fn open<'a>(
     Ok(Opened::Frame(frame_at))
 }
 
-/// Whether packets to a peer go elsewhere than this packet of its came from, or leave from another address
-/// of ours than it came to: the kernel's device follows both, and tells of the first.
+/// Whether a peer has moved: packets to it go to another address than this packet came from, or leave from another
+/// address of ours than it came to. The kernel's device follows both, and reports the first.
 #[inline]
 fn is_elsewhere(peer: &Peer, arrival: &Arrival) -> bool {
     let Some(known) = peer.remote else { return true };

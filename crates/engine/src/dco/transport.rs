@@ -276,8 +276,8 @@ impl GsoSink for Transports {
     }
 }
 
-/// Sends a GSO batch, from the address of ours that the peer was heard at last or, if that is ours no more, from the
-/// system's choice, as the kernel's device does.
+/// Sends a GSO batch from the address of ours at which the peer was last heard. If that is no longer ours, the
+/// system chooses, as in the kernel's device.
 ///
 /// # Errors
 /// The kernel refused to send.

@@ -12,8 +12,8 @@ use crate::limits::WORKERS_MAX;
 /// A port, and the number of one of its queues.
 type OneQueue = (Arc<Port>, usize);
 
-/// The queues of direct ports that one thread reads, a worker or its helper: of each port, those whose number
-/// modulo the number of workers is the worker's own.
+/// The queues of direct ports that one thread reads, a worker or its helper. Of each port they are those whose
+/// number modulo the number of workers is the worker's own.
 #[derive(Debug)]
 pub(crate) struct PortReader {
     worker: usize,

@@ -130,8 +130,8 @@ impl SocketBuckets {
         Senders { whole, cutting }
     }
 
-    /// Has the kernel share datagrams out to these and to those of further workers that were bound to
-    /// the same port after them: to so many workers by lane, and to each one's by where they come from.
+    /// Makes the kernel distribute datagrams to these sockets and to those that further workers bound to the same
+    /// port afterwards. It chooses among so many workers by lane, and among a worker's sockets by source address.
     pub(crate) fn steer(&self, workers: usize) {
         if let Err(error) = steer::by_lane_and_source(&self.sockets[0], workers) {
             tracing::warn!(

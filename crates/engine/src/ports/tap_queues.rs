@@ -76,8 +76,8 @@ impl TapQueues {
         self.writer().offloads()
     }
 
-    /// Has the kernel share frames out to these and to those that further workers opened after them: to so
-    /// many workers by flow, and to each one's by sender.
+    /// Makes the kernel distribute frames to these queues and to those that further workers opened afterwards. It
+    /// chooses among so many workers by flow, and among a worker's queues by sender.
     pub(crate) fn steer(&self, steering: &FrameSteering, workers: usize) {
         if let Err(error) = steering.steer(self.writer(), workers) {
             tracing::warn!(%error, workers, "the kernel still distributes frames to the old number of workers");

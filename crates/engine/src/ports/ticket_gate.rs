@@ -1,5 +1,5 @@
-//! A ticket gate, where threads that share a device pass in order: one at a time takes a unit off it and draws a
-//! ticket; they work on their units side by side, and each then waits for its ticket's turn.
+//! A ticket gate keeps threads that share a device in order. One at a time takes a unit off the device and draws a
+//! ticket. They work on their units side by side, and each then waits for its ticket's turn.
 //!
 //! A thread holds at most one ticket and there is no queue: a thread that is stuck holds up those behind it,
 //! and nothing grows. A lock and a turn for each unit of some 64 KiB, none for a packet.

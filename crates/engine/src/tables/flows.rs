@@ -1,9 +1,9 @@
 //! The choice of a lane for each flow: that of its worker, or one that carries much less.
 //!
-//! A lane's packets wait in one queue at the peer and for one thread, first come first served, so a request
-//! waits for what a stream has under way and for a thread that has used its share of a processor. A flow
-//! that begins therefore goes where little goes; it keeps its lane until it has paused for so long that
-//! nothing of it can still be under way (flowlets: Vanini and others, Let it Flow, 2017).
+//! A lane's packets wait in one queue at the peer and for one thread, first come first served. So a request waits
+//! for a stream's packets under way, and for a thread that has used its share of a processor. So a new flow takes
+//! a lane with little traffic. It keeps the lane until it has paused for so long that nothing of it can still be
+//! under way (flowlets: Vanini and others, Let it Flow, 2017).
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -50,9 +50,9 @@ impl Placed {
 }
 
 impl Flows {
-    /// The lane of a path that has several, whose number is `number`, for a packet of the flow with this
-    /// hash that this of `workers` workers sends at `tick`. Lanes that go from the worker's own socket are its
-    /// choice, unless another carries much less; where the peer takes too few lanes for that, another worker's lane.
+    /// The lane for a packet on a path with several lanes. `number` is the path's number; the flow has this hash,
+    /// and this one of `workers` workers sends it at `tick`. It chooses a lane of the worker's own socket, unless
+    /// another carries much less. If the peer takes too few lanes for that, it chooses another worker's lane.
     pub(crate) fn lane(
         &self,
         (number, path): (u32, &Path),
@@ -85,8 +85,8 @@ impl Flows {
         Some(lane)
     }
 
-    /// The only lane of the path whose number is `number`, the first, takes a packet: when others come, it is
-    /// known that the flow goes on there, if the lane is its worker's own.
+    /// Notes a packet on the only lane, the first, of the path with this number. When other lanes come, the flow
+    /// is known to go on there, if the lane is its worker's own.
     #[inline]
     pub(crate) fn keep(&self, number: u32, hash: u32, tick: u32) {
         let now = Placed { tick, lane: 0, usable: 1 }.to_bits();

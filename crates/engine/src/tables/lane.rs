@@ -1,11 +1,11 @@
 //! Lanes beyond the first: which of two hosts answers at the other's lane port, and whether a lane
 //! gets through.
 //!
-//! Both directions of a lane use one 5-tuple, so that it passes where answers alone pass (NAT, stateful
-//! firewalls): the initiator's lane port and the responder's data port (`docs/design/esp.md`, NAT and
-//! lanes). The host with the lower peer id is the initiator, until path choice says otherwise. A lane
-//! carries frames only while packets come back on it; dummy packets (RFC 4303 section 2.6) make sure
-//! that some do. Lane 0 is proven by path choice, with its probes.
+//! Both directions of a lane use one 5-tuple: the initiator's lane port and the responder's data port. So it
+//! passes NAT and stateful firewalls, which admit only answers (`docs/design/esp.md`, NAT and lanes). The host
+//! with the lower peer id is the initiator, until path choice says otherwise. A lane carries frames only while
+//! packets come back on it; dummy packets (RFC 4303 section 2.6) make sure that some do. Lane 0 is proven by path
+//! choice, with its probes.
 
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering::Relaxed};
 
@@ -92,8 +92,8 @@ impl Lane {
         !self.is_alive() && self.asks_left.load(Relaxed) > 0
     }
 
-    /// The worker's look at a lane that is not proven while it is unknown where a dummy would go: the peer
-    /// would not hear that its packets have come.
+    /// The worker's check of an unproven lane while the destination of a dummy is unknown. The peer would not hear
+    /// that its packets have come.
     pub(crate) fn wait(&self) {
         self.asks_left.store(self.asks_left.load(Relaxed).saturating_sub(1), Relaxed);
         self.misses.store(self.misses.load(Relaxed).saturating_add(1), Relaxed);

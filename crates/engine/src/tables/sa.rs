@@ -1,8 +1,8 @@
 //! A path's packets in either wire format: the headers and trailers of a frame, and the seal
 //! (`docs/design/esp.md`, `docs/design/ovpn.md`).
 //!
-//! The first four bytes of a packet name the receiver's SA in both: in `esp` they are the SPI, in `ovpn`
-//! opcode, key id and peer id, which path choice calls the SPI there.
+//! The first four bytes of a packet name the receiver's SA in both formats. In `esp` they are the SPI; in `ovpn`
+//! they are opcode, key id and peer id, which path choice calls the SPI.
 
 use weft_crypto::{
     Format, OpenError, OpeningKey, PeerId, ReplayWindow, Reserved, SealingSa, TunnelEnd, TunnelWay,

@@ -63,8 +63,8 @@ impl Path {
         lane == 0 || self.can_be_proven(lane) && self.known.get(lane).is_some_and(reaches)
     }
 
-    /// Whether the peer answers dummies on a lane, so that it can be proven: the kernel engine does not, and
-    /// may send on it all the same.
+    /// Whether the peer answers dummies on a lane, so that it can be proven. The kernel engine does not, and may
+    /// still send on it.
     #[inline]
     fn can_be_proven(&self, lane: usize) -> bool {
         let outbound = self.lanes.get(lane).and_then(Option::as_ref);

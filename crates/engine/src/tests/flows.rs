@@ -327,8 +327,8 @@ fn what_comes_by_the_peers_own_way_does_not_prove_a_lane_that_this_host_opens() 
     }
 }
 
-/// The kernel engine sends on as many lanes as it has use for and answers no dummies, and takes where they come
-/// from for where its peer is.
+/// The kernel engine sends on as many lanes as it can use and answers no dummies. It takes the dummies' source for
+/// its peer's address.
 #[test]
 fn towards_a_kernel_engine_there_is_the_first_lane_alone() {
     let mut rig = Rig::new();

@@ -103,8 +103,8 @@ pub(crate) struct Ip {
 }
 
 impl Ip {
-    /// Walks over VLAN tags, options and extension headers, but over the header of a fragment only if
-    /// it is the only one of its packet (RFC 6946).
+    /// Skips VLAN tags, options and extension headers. It skips the header of a fragment only if that is the only
+    /// one of its packet (RFC 6946).
     pub(crate) fn walk(frame: &[u8]) -> Option<Self> {
         let mut at = 14;
         while matches!(frame.get(at - 2..at)?, [0x81, 0x00] | [0x88, 0xa8]) {
@@ -152,8 +152,8 @@ pub(crate) fn flow_of(frame: &[u8]) -> Vec<u8> {
     [&frame[..ip.at], &frame[ip.at + addresses.start..ip.at + addresses.end]].concat()
 }
 
-/// The frame without an identification where it means nothing: devices must ignore that of a packet
-/// which is not a fragment and can become none (RFC 6864 section 4.1).
+/// The frame without a meaningless identification. Devices must ignore that of a packet that is not a fragment and
+/// cannot become one (RFC 6864 section 4.1).
 pub(crate) fn without_idle_id(frame: &[u8]) -> Vec<u8> {
     let mut frame = frame.to_vec();
     if let Some(ip) = Ip::walk(&frame)
@@ -167,8 +167,8 @@ pub(crate) fn without_idle_id(frame: &[u8]) -> Vec<u8> {
     frame
 }
 
-/// Puts the IPv4 fragments of each packet together, in the order of their last pieces (RFC 791
-/// section 3.2, with all pieces in order and none missing); other frames pass.
+/// Joins the IPv4 fragments of each packet, in the order of their last pieces (RFC 791 section 3.2). All pieces
+/// must be in order and none missing; other frames pass.
 pub(crate) fn reassembled(frames: &[Vec<u8>]) -> Vec<Vec<u8>> {
     let (mut whole, mut parts) = (Vec::new(), std::collections::BTreeMap::new());
     for frame in frames {

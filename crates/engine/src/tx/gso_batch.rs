@@ -1,5 +1,5 @@
-//! A GSO batch: equal datagrams to one destination, sealed one behind the other in the buffer from which
-//! one call sends them, by the rules of UDP_SEGMENT.
+//! A GSO batch: equal datagrams to one destination by the rules of UDP_SEGMENT. They are sealed one behind the
+//! other in the buffer from which one call sends them.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -77,8 +77,8 @@ impl GsoBatch {
         }
     }
 
-    /// How many datagrams were not sent since this was asked for last, of at most two paths by their
-    /// numbers: to be asked before a third path's are sent.
+    /// The number of datagrams that were not sent since the last call, for at most two paths by their numbers.
+    /// Call it before a third path's datagrams are sent.
     #[inline]
     pub(crate) fn take_unsent(&mut self) -> [(u32, u64); 2] {
         std::mem::take(&mut self.unsent)

@@ -160,9 +160,8 @@ fn read_ticks() -> Option<Ticks> {
     parse_ticks(&std::fs::read_to_string("/proc/stat").ok()?)
 }
 
-/// The first line of `/proc/stat`: user, nice, system, idle, waiting for devices, interrupts, soft
-/// interrupts, stolen (proc(5)); the later fields are counted in user and nice already. Then a line for each
-/// core.
+/// The first line of `/proc/stat`: user, nice, system, idle, iowait, irq, softirq, steal (proc(5)). User and nice
+/// already count the later fields. Then a line for each core.
 fn parse_ticks(text: &str) -> Option<Ticks> {
     let line = text.lines().next()?.strip_prefix("cpu ")?;
     let ticks: Vec<u64> =
@@ -218,8 +217,8 @@ mod tests {
             thread.join().unwrap();
         }
 
-        /// A look, since the last of which each worker moved so many datagrams, and was busy all the
-        /// time or not at all, while all cores idled but for that or none did.
+        /// A look after which each worker has moved so many datagrams. It was busy all the time or not at all;
+        /// apart from that all cores were idle, or none.
         fn look(&mut self, is_busy: bool, datagrams: u64, do_cores_idle: bool) {
             let begun = Instant::now();
             for Watched { helpers, last, .. } in &self.watched {

@@ -1,8 +1,8 @@
 //! State that a worker and its helpers share: the devices of one worker, and the way from one to another by
 //! units.
 //!
-//! A unit is what one thread takes off a device at once, and seals or opens beside other threads' units;
-//! each device's ticket gate keeps the units in order.
+//! A unit is the amount that one thread takes off a device at once, and seals or opens beside other threads'
+//! units. Each device's ticket gate keeps the units in order.
 
 use std::cell::Cell;
 use std::io;

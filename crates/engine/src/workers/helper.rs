@@ -1,9 +1,9 @@
 //! Helpers: further threads on a worker's TAP queues and sockets, so that one flow uses several cores.
 //!
-//! Worker and helpers do the same: one takes a unit of some 64 KiB off the device, seals or opens it
-//! beside the others, and sends or writes it when all units taken before it are gone. A unit stays
-//! with its thread, in that thread's buffers, from the first copy to the last; so packets leave in
-//! the order in which they came, sequence numbers too, and nothing is handed over or queued.
+//! Worker and helpers do the same. Each takes a unit of some 64 KiB off the device, seals or opens it beside the
+//! others, and sends or writes it after all earlier units. A unit stays with its thread, in that thread's buffers,
+//! from the first copy to the last. So packets and sequence numbers keep their order, and nothing is handed over
+//! or queued.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};

@@ -32,8 +32,8 @@ use crate::tables::flows::Flows;
 use crate::tables::lane::LANE_LOOK_MS;
 use crate::tx::transmitter::Transmitter;
 
-/// How long a worker that is removed goes on receiving, in milliseconds: by then peers have heard from
-/// where the lanes that it had are sent now, even where one dummy was lost.
+/// Time that a removed worker goes on receiving, in milliseconds. By then peers know the new source of its lanes,
+/// even if one dummy was lost.
 const LINGER_MS: u64 = 2 * LANE_LOOK_MS + LANE_LOOK_MS / 2;
 
 type Events = Arc<dyn Fn(EngineEvent) + Send + Sync>;
@@ -325,8 +325,8 @@ impl WorkerPool {
         });
     }
 
-    /// Forgets those that have ended, in the order in which they left: the kernel fills the place of a
-    /// socket that is closed with the last one.
+    /// Forgets those that have ended, in the order in which they left. The kernel fills a closed socket's place
+    /// with the last socket.
     pub(crate) fn reap(&mut self) {
         while self.leaving.first().is_some_and(Running::has_ended) {
             let mut ended = self.leaving.remove(0);

@@ -1,5 +1,5 @@
-//! Whether a worker is to have helpers: on when it is saturated while cores idle, kept only if more
-//! gets through, off when fewer threads would do.
+//! Decides whether a worker has helpers. It gets them when it is saturated while cores idle, keeps them only if
+//! more gets through, and loses them when fewer threads suffice.
 
 use std::time::{Duration, Instant};
 

@@ -42,9 +42,9 @@ pub(crate) fn note_moved_lane(shared: &RwLock<Shared>, receiver: &mut Receiver) 
     }
 }
 
-/// Whether queues of direct ports with this number are this worker's now, or its helpers'. A reader asks
-/// while it holds the shared state: where workers come or go, no two of them read one queue, and the previous
-/// reader's frames are on their way.
+/// Whether queues of direct ports with this number are this worker's now, or its helpers'. A reader asks while it
+/// holds the shared state. So when workers come or go, no two of them read one queue, and the previous reader's
+/// frames are on their way.
 #[inline]
 pub(crate) fn serves(shared: &Shared, worker: usize, queue: usize) -> bool {
     is_own(worker, shared.sockets.sockets(), queue)

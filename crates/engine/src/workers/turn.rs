@@ -16,8 +16,8 @@ pub const SENDINGS_MAX: usize = 256;
 /// Units that a worker and each of its helpers take in one turn, while there are helpers.
 pub const UNITS_MAX: u64 = 8;
 
-/// Reads until there is nothing more, or until a turn's share of reads or bytes is taken; `take` reads
-/// and handles one frame and returns its length.
+/// Reads until nothing is left, or until a turn's share of reads or bytes is taken. `take` reads and handles one
+/// frame and returns its length.
 ///
 /// # Errors
 /// A read failed, and not for lack of frames.

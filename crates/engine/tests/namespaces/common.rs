@@ -1,5 +1,5 @@
-//! Two hosts, each a fresh network namespace with an engine whose TAP device is the host's own
-//! interface on the overlay, joined by a veth pair.
+//! Two hosts, joined by a veth pair. Each is a fresh network namespace with an engine, whose TAP device is the
+//! host's own interface on the overlay.
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};

@@ -111,8 +111,8 @@ impl<const K: usize, const V: usize> Map<K, V> {
                 value: (&raw mut next) as u64,
                 flags: 0,
             };
-            // SAFETY: the fields of the command; the kernel writes a key, which is as long as the map was made
-            // for, to `next`, which lives over the call.
+            // SAFETY: the fields of the command. The kernel writes a key of the map's key length to `next`, which
+            // outlives the call.
             match unsafe { bpf(BPF_MAP_GET_NEXT_KEY, &attributes) } {
                 Ok(_) => self.remove(next)?,
                 Err(error) if error.raw_os_error() == Some(libc::ENOENT) => return Ok(()),

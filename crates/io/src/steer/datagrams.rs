@@ -65,8 +65,8 @@ pub fn by_lane_and_source(member: &UdpSocket, workers: usize) -> io::Result<()> 
     if rc < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// The number of the bucket that datagrams from this address fall into, below [`super::BUCKETS`]: by its last
-/// four bytes and, for IPv6, bytes 5 to 8, which tell networks of 64 bits apart.
+/// The bucket of datagrams from this address, below [`super::BUCKETS`]. It depends on the last four bytes and, for
+/// IPv6, on bytes 5 to 8, which tell networks of 64 bits apart.
 pub fn bucket_of(source: IpAddr) -> usize {
     let sum = match source.to_canonical() {
         IpAddr::V4(v4) => v4.to_bits(),

@@ -67,8 +67,8 @@ impl FrameSteering {
     /// `workers`. [`super::bucket_of_mac`] gives the number of the worker's queue. A frame that ends within
     /// its headers goes to the first queue.
     ///
-    /// Called again after a worker's queues were opened, and before the last worker's are closed; flows stay
-    /// where they are, but for those of a worker that goes.
+    /// Called again after a worker's queues were opened, and before the last worker's are closed. Flows stay with
+    /// their worker, except those of a worker that goes.
     ///
     /// # Errors
     /// `InvalidInput`: not 1 to [`TAP_WORKERS_MAX`] workers. Else the kernel's error: then it picks as
@@ -221,8 +221,8 @@ fn load_of(worker: i32) -> Vec<Instruction> {
     .concat()
 }
 
-/// Puts the load that is at an offset from register 0 into register 1, and how far its tick is ahead of that in
-/// register 6 into register 2: by -1 ([`LOAD_TICK_MAX`]), 0 or 1, or more.
+/// Puts the load at an offset from register 0 into register 1. Register 2 gets the lead of its tick over that in
+/// register 6: -1 ([`LOAD_TICK_MAX`]), 0 or 1, or more.
 const fn fetch_load(at: i16) -> [Instruction; 5] {
     [
         fetch_long(1, 0, at),

@@ -9,8 +9,8 @@ pub const TICK_NS: u32 = 1_000_000_000 / 64;
 const TRIFLE: u64 = 128 << 10;
 /// A worker or lane is spared where its load is greater than another's by this factor.
 pub(super) const MUCH_LESS: u64 = 2;
-/// The presumed load of a flow that begins until its packets are seen, in bytes: no trifle, so that flows
-/// that begin at once are shared out.
+/// The presumed load of a new flow until its packets are seen, in bytes. It is more than a trifle, so that flows
+/// that begin at once spread.
 const PRESUMED: u64 = TRIFLE;
 /// For a load below so many bytes, as of a few flows that begin, one more flow is much.
 const FEW: u64 = 4 * PRESUMED;

@@ -18,8 +18,8 @@ pub struct RecvBatch {
 }
 
 // SAFETY: the pointers in `headers` and `iovecs` are to memory that the batch owns alone and that does
-// not move with it. They are used by receiving calls only, which set all of them again and hold the batch by
-// `&mut`; nothing of it is bound to a thread.
+// not move with it. Only receiving calls use them, which set all of them again and hold the batch by `&mut`.
+// Nothing of it is bound to a thread.
 unsafe impl Send for RecvBatch {}
 
 /// One received message.
@@ -97,9 +97,9 @@ impl RecvBatch {
         self.filled = 0;
     }
 
-    /// Puts a message behind those that are there, as if it had come from `source` in datagrams of `segment`
-    /// bytes: for measurements and tests without a socket. A message longer than [`MESSAGE_ROOM`] is cut, as
-    /// the kernel would. False if there is no room for one more message.
+    /// Appends a message as if it had come from `source` in datagrams of `segment` bytes. For measurements and
+    /// tests without a socket. A message longer than [`MESSAGE_ROOM`] is cut, as the kernel would. False if there
+    /// is no room for one more message.
     pub fn push(&mut self, run: &[u8], segment: usize, source: &Remote) -> bool {
         let index = self.filled;
         let Some(room) = self.buffer.chunks_exact_mut(MESSAGE_ROOM).nth(index) else {

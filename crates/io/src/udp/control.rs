@@ -23,8 +23,8 @@ impl Control {
         (control, len)
     }
 
-    /// Reads the kernel's messages in the first `len` bytes: the segment size of a run put together by
-    /// UDP_GRO, and the TOS or traffic class (0 if it does not say).
+    /// Reads the kernel's messages in the first `len` bytes. They give the segment size of a run merged by
+    /// UDP_GRO, and the TOS or traffic class (0 if absent).
     pub(super) fn read(&self, len: usize) -> (Option<usize>, u8) {
         let (mut segment, mut tos) = (None, 0);
         self.each(len, |level, kind, data| match (level, kind, data) {
@@ -96,8 +96,8 @@ impl Control {
         let (space, len) = unsafe { (libc::CMSG_SPACE(data_len), libc::CMSG_LEN(data_len)) };
         let end = at + space as usize;
         let room = &mut self.0[at..end];
-        // SAFETY: `room` is borrowed exclusively and holds a `cmsghdr` with `data_len` bytes behind
-        // it; the buffer is aligned for one, and `at` is a sum of CMSG_SPACEs, which keep that.
+        // SAFETY: `room` is borrowed exclusively and holds a `cmsghdr` with `data_len` bytes behind it. The buffer
+        // is aligned for one, and `at` is a sum of CMSG_SPACEs, which keep that.
         unsafe {
             let message = room.as_mut_ptr().cast::<libc::cmsghdr>();
             (*message).cmsg_level = level;
@@ -147,8 +147,8 @@ pub(super) fn send_header(
     Ok(header)
 }
 
-/// The address to send from, by the options in which a receiver is told where a datagram went (ip(7),
-/// RFC 3542 section 6.2); the device stays the route's.
+/// The address to send from, in the options that tell a receiver a datagram's destination (ip(7), RFC 3542 section
+/// 6.2). The route still chooses the device.
 #[cold]
 fn put_source(control: &mut Control, at: usize, source: IpAddr) -> usize {
     match source {

@@ -8,8 +8,8 @@ use super::UdpSocket;
 pub const IPV6_MTU_MIN: u16 = 1_280;
 
 impl UdpSocket {
-    /// From now on the kernel cuts datagrams that are longer than the route takes: over IPv6 on this host,
-    /// into pieces that every link takes, over IPv4 here or on the way. It still refuses runs.
+    /// From now on the kernel cuts datagrams that are longer than the route takes. Over IPv6 it does so on this
+    /// host, into pieces that every link takes; over IPv4 here or on the way. It still refuses runs.
     ///
     /// # Errors
     /// The kernel refused an option.

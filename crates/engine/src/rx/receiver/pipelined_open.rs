@@ -1,5 +1,5 @@
-//! Pipelined open, of a batch before its turn: packets are opened, looked into and filed for merging at once;
-//! whether they repeat others, and all that follows from their being accepted, is settled in turn.
+//! Pipelined open of a batch before its turn. Packets are opened, inspected and filed for merging at once. The
+//! replay check, and all that follows from acceptance, happens in turn.
 
 use std::ops::Range;
 
