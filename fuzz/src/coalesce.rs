@@ -1,6 +1,6 @@
-//! Merging received frames. Input, again and again: length 2 bytes (little-endian, modulo 4096), how
-//! its checksums are 1 byte (0: as they stand; bit 0: finished, bit 1: partial, bit 2: but the IPv4
-//! header's as it stands), frame.
+//! Merging received frames. Input, repeated: length 2 bytes (little-endian, modulo 4096), state of its checksums 1
+//! byte, frame. State 0: as they stand; bit 0: finished, bit 1: partial, bit 2: but the IPv4 header's as it
+//! stands.
 
 use std::collections::BTreeMap;
 

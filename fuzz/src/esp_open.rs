@@ -1,4 +1,4 @@
-//! Opening ESP packets. Input: cipher and kind 1 byte; then, if bit 1 is set, a packet; else how many
+//! Opening ESP packets. Input: cipher and kind 1 byte. Then, if bit 1 is set, a packet; else the number of
 //! alterations 1 byte, each as `alter` has them, and the plaintext.
 
 use weft_crypto::{Cipher, OpenError, OpeningSa, SaKey, SealingSa};

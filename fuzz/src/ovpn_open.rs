@@ -1,6 +1,6 @@
-//! Opening packets of the data channel, in both layouts. Input: kind 1 byte (bits 0 and 1 the cipher, bit
-//! 2 epochs, bit 3 a packet of somebody else's); then, if it is one, a packet; else how many alterations 1
-//! byte, each as `alter` has them, and the plaintext.
+//! Opening packets of the data channel, in both layouts. Input: kind 1 byte (bits 0 and 1 the cipher, bit 2
+//! epochs, bit 3 a packet of somebody else's). Then a packet, if it is somebody else's; else the number of
+//! alterations 1 byte, each as `alter` has them, and the plaintext.
 
 use weft_crypto::ovpn::{
     EPOCH_HEADER_BYTES, EPOCH_OVERHEAD_BYTES, OVERHEAD_BYTES, OpenError, OpeningEpochs, OpeningKey,

@@ -278,8 +278,8 @@ pub struct Attachment {
     pub port_reason: Option<String>,
     /// Attached since, RFC 3339.
     pub since: String,
-    /// `attached`; `failed`: the container runs but could not be plugged in, and is retried; `gone`: the
-    /// container has ended, and its addresses are kept for a while.
+    /// `attached`; `failed`: the container runs but could not be attached, and Weft retries; `gone`: the container
+    /// has ended, and Weft keeps its addresses for a while.
     #[serde(default = "attached")]
     pub state: String,
     /// Why it is not attached.
@@ -372,8 +372,8 @@ pub struct Volume {
     pub bytes_sent: u64,
 }
 
-/// The traffic with one peer over both engines: datagrams, and the bytes of the Ethernet frames in them
-/// (on the kernel engine: of the packets that its SAs sealed and opened). A plain path has no counters.
+/// The traffic with one peer over both engines: datagrams, and the bytes of the Ethernet frames in them. On the
+/// kernel engine the bytes are those that its SAs sealed and opened. A plain path has no counters.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PeerTraffic {
     /// Peer id, 64 hexadecimal digits.

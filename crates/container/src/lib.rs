@@ -1,7 +1,7 @@
 //! tokio: outside requests -> attach / detach.
 //!
-//! Resolves CONTAINER-OR-NETNS: [`resolve`] finds the network namespace behind a Docker container's
-//! name or id, a name made by `ip netns add`, a process or a path.
+//! Resolves CONTAINER-OR-NETNS. [`resolve`] finds the network namespace of a Docker container's name or id, a name
+//! made by `ip netns add`, a process or a path.
 #![forbid(unsafe_code)]
 
 mod docker;

@@ -324,8 +324,8 @@ mod tests {
         check_packet((cipher, key, nonce), &hex("01020304 00000005"), &plaintext, &packet);
     }
 
-    /// draft-mcgrew-gcm-test-01 section 4: the case of RFC 4106 with a 256-bit key and 32-bit
-    /// sequence numbers; those with 64 bits are in the tests of the SA.
+    /// draft-mcgrew-gcm-test-01 section 4: the case of RFC 4106 with a 256-bit key and 32-bit sequence numbers.
+    /// The tests of the SA have those with 64 bits.
     #[test]
     fn rfc_4106_example_packet() {
         let (cipher, key, nonce) = (

@@ -11,16 +11,16 @@
 //!   verify()  <-- responder's tag ------
 //! ```
 //!
-//! A listener learns nothing that helps to guess. An active attacker tests exactly one password per run,
-//! whichever side it plays: the shares and tags fix its guess. The responder shows its tag only after the
-//! initiator has proven the password. So each guess against it is a failure that it sees and counts; a run
-//! that ends before the initiator's tag is a failure as well.
+//! A listener learns nothing that helps to guess. An active attacker tests exactly one password per run, whichever
+//! side it plays: the shares and tags fix its guess. The responder shows its tag only after the initiator has
+//! proven the password. So it sees and counts each guess against it as a failure. A run that ends before the
+//! initiator's tag is also a failure.
 //!
-//! Binding to the link (`docs/design/keys.md`): `sid` is the TLS exporter of the very connection, `ada`
-//! and `adb` are the identity public keys of the initiator (who dialled) and the responder, as each
-//! side took them from the certificates of that connection, never from the message. Relaying a run
-//! between two TLS connections, or to another host that has the same password, then fails like a
-//! wrong password. Each side must refuse its own identity as the peer's.
+//! Binding to the link (`docs/design/keys.md`): `sid` is the TLS exporter of the very connection. `ada` and `adb`
+//! are the identity public keys of the initiator, who dialled, and the responder. Each side takes them from the
+//! certificates of that connection, never from the message. Relaying a run between two TLS connections, or to
+//! another host that has the same password, then fails like a wrong password. Each side must refuse its own
+//! identity as the peer's.
 
 use std::fmt;
 use std::marker::PhantomData;

@@ -61,9 +61,8 @@ impl PeerId {
         &self.0
     }
 
-    /// An address by which hosts know each other inside packets of format `ovpn`
-    /// (`docs/design/ovpn.md`): [`TUNNEL_PREFIX`], a byte that says which of the host's it is, then the
-    /// first 10 bytes.
+    /// An address by which hosts know each other inside packets of format `ovpn` (`docs/design/ovpn.md`). It is
+    /// [`TUNNEL_PREFIX`], a byte for its purpose, then the first 10 bytes.
     pub fn tunnel_address(&self, end: TunnelEnd) -> Ipv6Addr {
         let way = match end.way {
             TunnelWay::From => 0,

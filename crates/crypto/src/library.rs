@@ -1,7 +1,7 @@
 //! The choice of the library that seals and opens a packet.
 //!
-//! All libraries make the same packets, so the choice is a matter of time alone: of the processor, of the
-//! AEAD, of the packet's size, and of the way. A caller that can measure time sets it ([`prefer`]).
+//! All libraries make the same packets, so only time decides the choice. It depends on processor, AEAD, packet
+//! size and direction. A caller that can measure time sets it ([`prefer`]).
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
@@ -45,8 +45,8 @@ impl SizeClass {
     /// All of them, the smallest first.
     pub const ALL: [Self; 3] = [Self::Small, Self::Medium, Self::Large];
 
-    /// A size that stands for the class, in bytes of plaintext: a UDP packet with 64 bytes of payload,
-    /// a full one on 1500, a full one on 9000.
+    /// A typical size of the class, in bytes of plaintext: a UDP packet with 64 bytes of payload, or a full one on
+    /// 1500 or 9000.
     pub const fn typical_bytes(self) -> usize {
         match self {
             Self::Small => 124,

@@ -1,8 +1,8 @@
 //! Security associations of format `esp`: one direction, one AEAD key, one sequence-number space.
 //!
-//! An ESP packet here is SPI 4, sequence low 4, IV 8, ciphertext, ICV 16 (`docs/design/esp.md`). The
-//! associated data is SPI, sequence high, sequence low (RFC 4106 section 5 with extended sequence
-//! numbers; RFC 7634 section 2.1 likewise); the nonce is the SA's salt, then the IV.
+//! An ESP packet here is SPI 4, sequence low 4, IV 8, ciphertext, ICV 16 (`docs/design/esp.md`). The associated
+//! data is SPI, sequence high, sequence low (RFC 4106 section 5 with extended sequence numbers; RFC 7634 section
+//! 2.1 likewise). The nonce is the SA's salt, then the IV.
 
 use std::fmt;
 use std::ops::Range;
@@ -41,8 +41,8 @@ pub enum OpenError {
     Duplicate,
     /// Further behind the highest accepted sequence number than the window reaches.
     ///
-    /// Since only its low half travels, such a number reads like one far ahead (RFC 4303 appendix
-    /// A2), and shows by failing to authenticate; a forged packet that bears it counts here too.
+    /// Only its low half travels, so such a number reads like one far ahead (RFC 4303 appendix A2) and fails to
+    /// authenticate. A forged packet that bears it counts here too.
     #[error("the sequence number is too far behind")]
     TooOld,
     /// Not sealed by the holder of the SA's key, or changed on the way; or of another SA.
@@ -288,8 +288,8 @@ impl fmt::Debug for OpeningSa {
     }
 }
 
-/// Names a packet that did not authenticate: late if the same low half stands for a number that the
-/// peer has used and that is nearer than the one inferred.
+/// Names a packet that did not authenticate. It is late if its low half fits a number that the peer has used and
+/// that is nearer than the inferred one.
 #[cold]
 const fn late_or_forged(highest: u64, inferred: u64) -> OpenError {
     const SPAN: u64 = 1 << 32;

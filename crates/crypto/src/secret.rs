@@ -10,8 +10,8 @@ use crate::Format;
 #[derive(Clone, PartialEq, Eq, Zeroize, ZeroizeOnDrop)]
 pub struct SessionKey([u8; 32]);
 
-/// An SA's key material: 32 bytes of AEAD key, then a salt of 4 bytes (format `esp`) or 8 (`ovpn`, whose
-/// name for it is nonce tail).
+/// An SA's key material: 32 bytes of AEAD key, then a salt of 4 bytes (format `esp`) or 8 (`ovpn`, which calls it
+/// nonce tail).
 #[derive(Clone, PartialEq, Eq, Zeroize, ZeroizeOnDrop)]
 pub struct SaKey {
     /// The last four are zero in format `esp`.

@@ -1,5 +1,5 @@
-//! The replay window of an inbound SA, with extended (64-bit) sequence numbers, and of a key of
-//! OpenVPN's data channel, whose packet ids need no inference.
+//! The replay window of an inbound SA, with extended (64-bit) sequence numbers. A key of OpenVPN's data channel
+//! has one too; its packet ids need no inference.
 
 /// How far behind the highest accepted sequence number a packet may still be accepted, in packets.
 ///
@@ -124,8 +124,8 @@ impl ReplayWindow {
         self.accepted.fill(u64::MAX);
     }
 
-    /// The 64-bit sequence number of a packet that carries only the low half (RFC 4303 appendix
-    /// A2): the one candidate that is not behind the window, or within it.
+    /// The 64-bit sequence number of a packet that carries only the low half (RFC 4303 appendix A2). It is the one
+    /// candidate within the window, or else ahead of it.
     #[inline]
     pub const fn infer(&self, low: u32) -> u64 {
         const WINDOW: u32 = WINDOW_PACKETS as u32;

@@ -1,8 +1,8 @@
 //! Two kernel engines that move format `ovpn` between their hosts, without IPsec: hosts are network
 //! namespaces on one underlay. Referees: ping, iproute2 and nft.
 //!
-//! Needs root and a kernel with the modules ovpn (with transmit ids of peers), vxlan and nf_tables; run in
-//! the VM lab, one test at a time (`--test-threads 1`).
+//! Needs root and a kernel with the modules ovpn (with transmit ids of peers), vxlan and nf_tables. Runs in the VM
+//! lab, one test at a time (`--test-threads 1`).
 // Engines' reports go to the log.
 #![allow(clippy::unwrap_used, clippy::print_stderr)]
 

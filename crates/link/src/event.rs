@@ -71,8 +71,8 @@ pub enum Event {
         /// The reason.
         reason: String,
     },
-    /// A peer has refused this host, since it is linked with another live host of the same identity: one of
-    /// the two is a copy of the other.
+    /// A peer has refused this host, since it is linked with another live host of the same identity. One of the
+    /// two is a copy of the other.
     SameIdentity {
         /// A text that names both hosts and the remedy.
         reason: String,
@@ -110,8 +110,8 @@ struct Queued {
     _permit: Option<OwnedSemaphorePermit>,
 }
 
-/// The sending end. The queue itself has no bound, but its input has: `Up` and `Down` follow connections,
-/// messages hold permits of their link's inbox, and notices hold separate permits.
+/// The sending end. The queue itself has no bound, but its input has. `Up` and `Down` follow connections, messages
+/// hold permits of their link's inbox, and notices hold separate permits.
 pub(crate) struct EventSender {
     queue: Mutex<Option<mpsc::UnboundedSender<Queued>>>,
     notices: Arc<Semaphore>,

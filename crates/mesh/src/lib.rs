@@ -1,10 +1,9 @@
 //! pure: membership, topology and routes, address ring, names: all that hosts agree on.
 //!
-//! A [`Mesh`] is the state machine of one host. Links, files and clocks are the caller's: it feeds in
-//! links, messages, requests for addresses and the time, and carries out what [`Mesh::poll_output`]
-//! returns, strictly in order. In this version: membership from one address, the table of endpoints, and
-//! address ranges that their owners split (`docs/design/mesh.md`). Relays, names and the recovery of a
-//! dead host's ranges are not here yet.
+//! A [`Mesh`] is the state machine of one host. Links, files and clocks are the caller's. It feeds in links,
+//! messages, requests for addresses and the time. It carries out the outputs of [`Mesh::poll_output`] strictly in
+//! order. In this version: membership from one address, the table of endpoints, and address ranges that their
+//! owners split (`docs/design/mesh.md`). Relays, names and the recovery of a dead host's ranges are not here yet.
 //!
 //! # Why no address is given twice
 //!
@@ -12,8 +11,8 @@
 //!   owner of a range splits it, and [`Output::Persist`] comes before the grant. An owner that crashes never
 //!   comes back as the owner of a range that it gave away.
 //! - A grant answers a random request number that the asker has stored. The same number gets the same grant
-//!   again, so a lost message loses nothing; an asker that lost its disk asks with a new number and gets
-//!   another range, so nothing that its former self used is given out.
+//!   again, so a lost message loses nothing. An asker that lost its disk asks with a new number and gets
+//!   another range. So no address that its former self used is given out.
 //! - An explicit address inside the range is asked of its owner, which stores it as taken before it answers.
 //! - A host's stored state says which ranges it owns; it ignores what others say about them. If the state may
 //!   be old or a copy, the host gives nothing until others have said that they know no later one.

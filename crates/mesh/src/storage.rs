@@ -86,9 +86,9 @@ impl Storage {
 }
 
 impl Mesh {
-    /// How the saving of the last [`Output::Persist`] ended. After a failure the outputs go on, without those
-    /// that only a saved state allows; requests for new addresses are refused with `why`; and the state is
-    /// asked to be saved again, with growing pauses, and at once for a user's request.
+    /// How the saving of the last [`Output::Persist`] ended. After a failure the outputs go on, without those that
+    /// only a saved state allows. Requests for new addresses are refused with `why`. The mesh asks again to save
+    /// the state, with growing pauses, and at once for a user's request.
     pub fn handle_saved(&mut self, now: Instant, result: Result<(), String>) {
         match result {
             Ok(()) => {

@@ -1,5 +1,5 @@
-//! The Internet checksum (RFC 1071): ones-complement sums of 16-bit words, and the pseudo-headers
-//! of TCP and UDP (RFC 9293 section 3.1, RFC 768, RFC 8200 section 8.1).
+//! The Internet checksum (RFC 1071): ones-complement sums of 16-bit words. Also the pseudo-headers of TCP and UDP
+//! (RFC 9293 section 3.1, RFC 768, RFC 8200 section 8.1).
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 

@@ -1,10 +1,10 @@
 //! Merging received frames into super-packets without copying them.
 //!
-//! All frames of a batch lie in one arena and are named by ranges of it. [`Coalescer::push`] files
-//! them, [`Coalescer::flush`] gives each result as a patched header and a list of payload ranges,
-//! for one gathering write. The rules are those of Linux's GRO for TCP and of its UDP fraglist-free
-//! GRO, and two of Weft's own: a frame whose checksum is complete is merged only once it is
-//! verified, and nothing of one flow ever overtakes anything of the same flow.
+//! All frames of a batch lie in one arena and are named by ranges of it. [`Coalescer::push`] files them,
+//! [`Coalescer::flush`] gives each result as a patched header and a list of payload ranges, for one gathering
+//! write. The rules are those of Linux's GRO for TCP and of its UDP fraglist-free GRO, and two of Weft's own. A
+//! frame whose checksum is complete is merged only once it is verified. Nothing of one flow ever overtakes
+//! anything of the same flow.
 
 use std::ops::Range;
 
@@ -62,11 +62,11 @@ pub struct Coalescer {
     items: Box<[Item; RESULTS_MAX]>,
     slices: Box<[[Range<u32>; FRAMES_MAX]; RESULTS_MAX]>,
     len: usize,
-    /// The item that took the last frame of a known flow, and so is the newest of that flow: in a
-    /// run of one flow nothing else is looked at.
+    /// The item that took the last frame of a known flow, and so is the newest of that flow. In a run of one flow
+    /// this is the only look-up.
     last: Option<u8>,
-    /// By flow hash: the newest item of a flow. A flow that is pushed out by another loses a merge
-    /// and not its order, since its next frame then opens a new item behind all others.
+    /// By flow hash: the newest item of a flow. A flow that another pushes out loses a merge, not its order: its
+    /// next frame opens a new item behind all others.
     buckets: Box<[u8; BUCKETS]>,
     header: [u8; HEADER_LEN_MAX],
     rejected: Rejected,

@@ -1,5 +1,5 @@
-//! Congestion marks through the tunnel (RFC 6040): which outer header a frame gets, and what a mark
-//! that the outer header got on its way means for the frame.
+//! Congestion marks through the tunnel (RFC 6040): the outer header of a frame, and the effect on the frame of a
+//! mark that the outer header gets on its way.
 //!
 //! An inner packet is IPv4 or IPv6, perhaps behind VLAN tags. Every other frame counts as Not-ECT with DSCP
 //! 0: its endpoints would not understand a mark.
@@ -87,8 +87,8 @@ pub const fn decapsulated(inner: Ecn, outer: Ecn) -> Result<Ecn, CeOverNotEct> {
     }
 }
 
-/// Brings the mark of an outer header into the frame that came in it; an IPv4 header's checksum
-/// changes along, right or wrong as it was (RFC 1624). DSCP stays as the sender set it.
+/// Brings the mark of an outer header into the frame that came in it. An IPv4 header's checksum changes along,
+/// right or wrong as it was (RFC 1624). DSCP stays as the sender set it.
 ///
 /// # Errors
 /// [`CeOverNotEct`]

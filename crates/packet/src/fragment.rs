@@ -18,10 +18,10 @@ pub enum FragmentError {
     MtuTooSmall(usize),
 }
 
-/// Cuts the IPv4 packet in `frame` into fragments of at most `mtu` bytes (a VLAN tag takes its 4
-/// bytes from them) and gives each, as a frame, to `emit`; returns how many there were. A packet
-/// that fits is given as it is. Options that are not to be copied (RFC 791 section 3.1) stay with
-/// the first fragment. The transport checksum must be complete ([`super::split::finish_checksum`]).
+/// Cuts the IPv4 packet in `frame` into fragments of at most `mtu` bytes; a VLAN tag takes its 4 bytes from them.
+/// Gives each, as a frame, to `emit`, and returns their number. A packet that fits is given as it is. Options that
+/// are not to be copied (RFC 791 section 3.1) stay with the first fragment. The transport checksum must be
+/// complete ([`super::split::finish_checksum`]).
 ///
 /// Allocates one buffer: this is the slow path.
 ///

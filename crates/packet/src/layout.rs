@@ -45,8 +45,8 @@ impl Transport {
 /// Why a frame has no [`Layout`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Opaque {
-    /// An IP packet that may belong to a TCP or UDP flow whose header is not to be seen: a
-    /// fragment, a routing header, a header cut short.
+    /// An IP packet that may belong to a TCP or UDP flow, but whose header is not visible: a fragment, a routing
+    /// header, a header cut short.
     Hidden {
         /// Offset of the IP header.
         l3: usize,
@@ -92,8 +92,8 @@ impl Layout {
         }
     }
 
-    /// As [`Self::parse`], for a packet with a routing header too: its final destination, which the
-    /// checksum counts, need not be the one in the IP header (RFC 8200 section 8.1).
+    /// As [`Self::parse`], for a packet with a routing header too. The checksum counts its final destination,
+    /// which need not be the one in the IP header (RFC 8200 section 8.1).
     pub(crate) fn behind_routing(frame: &[u8]) -> Option<Self> {
         let header = ethernet::Header::parse(frame).ok()?;
         let l3 = header.header_len();
@@ -149,9 +149,9 @@ impl Layout {
     }
 }
 
-/// A number that is the same for all packets of a flow and spreads flows: by addresses, protocol and ports;
-/// by addresses alone for fragments and other protocols; by Ethernet addresses for other frames than IP. Not
-/// secret: a sender can choose flows that fall together.
+/// A number that is the same for all packets of a flow and spreads flows. It depends on addresses, protocol and
+/// ports; for fragments and other protocols on addresses alone; for other frames than IP on Ethernet addresses.
+/// Not secret: a sender can choose flows that fall together.
 #[must_use]
 pub fn flow_hash(frame: &[u8]) -> u32 {
     match Layout::parse(frame) {

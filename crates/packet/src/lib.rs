@@ -1,8 +1,8 @@
 //! pure: views and builders of every header; checksums; split and merge of super-packets.
 //!
-//! Nothing here allocates on the data path, and nothing panics on bytes that came from outside:
-//! parsers check lengths once and give views or small values. Byte offsets count from the first
-//! byte of the Ethernet frame unless said otherwise; numbers are in host byte order.
+//! Nothing here allocates on the data path, and nothing panics on bytes from outside. Parsers check lengths once
+//! and give views or small values. Byte offsets count from the first byte of the Ethernet frame unless said
+//! otherwise; numbers are in host byte order.
 #![forbid(unsafe_code)]
 
 pub mod announcement;

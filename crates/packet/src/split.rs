@@ -14,8 +14,8 @@ use crate::{ethernet, ipv4, tcp, udp, vxlan};
 
 pub use crate::fragment::{FragmentError, fragment_ipv4};
 
-/// The most segments that one super-packet is cut into: 64 KiB at the least segment size that
-/// Linux's TCP lets a peer ask for (48 bytes).
+/// The most segments of one super-packet: 64 KiB at the least segment size that Linux's TCP lets a peer ask for
+/// (48 bytes).
 pub const SEGMENTS_MAX: usize = 1366;
 
 /// Whether a frame's transport checksum is whole.
@@ -136,8 +136,8 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Plans how to send `frame`, read together with `vnet`, over a path whose frames hold inner IP
-    /// packets of at most `mtu` bytes (a VLAN tag takes its 4 bytes from them).
+    /// Plans how to send `frame`, read together with `vnet`, over a path. The path's frames hold inner IP packets
+    /// of at most `mtu` bytes; a VLAN tag takes its 4 bytes from them.
     ///
     /// TCP super-packets are cut smaller than the kernel asked if need be; the boundaries of UDP
     /// datagrams stay. All lengths come from the packet itself, none from `vnet.hdr_len`.

@@ -1,5 +1,5 @@
-//! The headers in front of a frame in a packet of format `ovpn` between hosts (`docs/design/ovpn.md`): an
-//! IPv6 header between tunnel addresses, and UDP and VXLAN as in format `esp`.
+//! The headers in front of a frame in a packet of format `ovpn` between hosts (`docs/design/ovpn.md`). They are
+//! IPv6 between tunnel addresses, and UDP and VXLAN as in format `esp`.
 
 use std::net::Ipv6Addr;
 

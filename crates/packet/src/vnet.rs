@@ -1,5 +1,5 @@
-//! The virtio net header in front of each frame of a TAP device (virtio 1.2 section 5.1.6, Linux
-//! `IFF_VNET_HDR` with a header size of 10 and little-endian fields by `TUNSETVNETLE`).
+//! The virtio net header in front of each frame of a TAP device (virtio 1.2 section 5.1.6, Linux `IFF_VNET_HDR`).
+//! It has 10 bytes and little-endian fields (`TUNSETVNETLE`).
 
 /// Bytes of the header without the count of merged buffers.
 pub const LEN: usize = 10;

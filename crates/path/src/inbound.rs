@@ -22,8 +22,8 @@ use crate::pairing::Key;
 use crate::shared::{LaneWord, Shared};
 use crate::spi::OVPN_KEY_IDS;
 
-/// Generations of a path of format `ovpn` that live at once: one fewer than the key ids, so that one id is
-/// free for the next.
+/// Generations of a path of format `ovpn` that live at once: one fewer than the key ids. So one id is free for the
+/// next.
 const OVPN_GENERATIONS_MAX: usize = OVPN_KEY_IDS as usize - 1;
 /// The same where the kernel's device receives: it has two key slots, and a third key overwrites the older
 /// one.
@@ -75,8 +75,8 @@ pub(crate) struct Generation {
     /// When the offer is sent again.
     resend: Option<Instant>,
     sendings: u32,
-    /// When the sender was last prompted to confirm that it took the offer: by the offer itself, or by a
-    /// new link, on which it confirms again.
+    /// The time of the last prompt to the sender to confirm the offer: the offer itself, or a new link, on which
+    /// it confirms again.
     asked: Instant,
 }
 

@@ -220,9 +220,9 @@ impl Paths {
         self.shared.changes.pop_front()
     }
 
-    /// By peer: every path, the preferred first, or one entry that says why there is none; then one
-    /// entry without a path for each engine, at either end, that there is none on, with the reason.
-    /// [`crate::overall`] makes one line of a peer's entries.
+    /// By peer: every path, the preferred first, or one entry that says why there is none. Then one entry, with
+    /// the reason, for each engine at either end that has no path. [`crate::overall`] makes one line of a peer's
+    /// entries.
     pub fn status(&self, _now: Instant) -> Vec<PathStatus> {
         let config = &self.shared.config;
         self.peers.values().flat_map(|entry| entry.peer.status(config)).collect()

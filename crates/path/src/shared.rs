@@ -13,8 +13,8 @@ use crate::message::Message;
 use crate::spi::{OVPN_DATA_V2, OVPN_KEY_ID_AT, OVPN_KEY_IDS, is_spi};
 use crate::status::{Counters, PathChange};
 
-/// The SPIs of one path and lane of format `ovpn`: a peer id for the life of the path, and the next free
-/// key id for each SA. So an SPI recurs once its SA is gone and the other key ids have had their turn. Late
+/// The SPIs of one path and lane of format `ovpn`. The peer id lasts for the life of the path, and each SA gets
+/// the next free key id. So an SPI recurs once its SA is gone and the other key ids have had their turn. Late
 /// packets of the earlier SA are then not opened by another key.
 pub(crate) struct LaneWord {
     /// The SPI with key id 0.

@@ -210,7 +210,7 @@ pub struct PathStatus {
     pub state: PathState,
     /// Why it is not active.
     pub reason: Option<Reason>,
-    /// Of the active path alone: why the most preferred path that is not in use is not; `None`: it
+    /// Of the active path alone: the reason why the most preferred unused path is not in use. `None`: the active one
     /// is the best that two hosts can have.
     pub why_not_best: Option<Reason>,
     /// Of the active path alone: lanes that nothing gets through on.
@@ -239,8 +239,8 @@ pub struct PathStatus {
     pub link_down: bool,
 }
 
-/// One line for a peer, of all its entries: the active path; without one, the path that comes
-/// nearest to carrying frames, and with nothing usable the reasons of all that were tried.
+/// One line for a peer, of all its entries: the active path, else the path that comes nearest to carrying frames.
+/// With nothing usable, the reasons of all that were tried.
 pub fn overall<'a>(entries: impl IntoIterator<Item = &'a PathStatus>) -> Option<PathStatus> {
     let entries: Vec<&PathStatus> = entries.into_iter().collect();
     let tried: Vec<&PathStatus> =

@@ -1,5 +1,5 @@
-//! Arbitrary input from peers, engines and links in any order: no panic, no key used twice, no more
-//! SAs than the limits allow, and time always advances.
+//! Arbitrary input from peers, engines and links in any order. No panic, no key used twice, no more SAs than the
+//! limits allow, and time always advances.
 #![allow(clippy::unwrap_used)]
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -191,8 +191,8 @@ impl OpeningKey {
 
     /// Opens a packet, from the first word to the end of the ciphertext, in place.
     ///
-    /// Returns where in `packet` the plaintext stands. The window, of which each key needs its own, is
-    /// asked before the packet is opened and told only afterwards, so a forged packet moves nothing.
+    /// Returns where in `packet` the plaintext stands. Each key needs its own window. It is asked before the
+    /// packet is opened and told only afterwards, so a forged packet moves nothing.
     ///
     /// # Errors
     /// [`OpenError`]; after [`OpenError::Forged`] the packet's bytes are of no use.

@@ -1,8 +1,8 @@
 //! The control loop. It handles every input completely before the next, so the mesh, the paths, the engines and
 //! the kernel never get conflicting instructions.
 //!
-//! Order within one round: first the mesh's outputs (state is written before anything that depends on it), then
-//! commands for the engines, then messages for peers. The loop awaits only its inputs: the kernel engine and
+//! Order within one round: first the mesh's outputs, since state is written before anything that depends on it.
+//! Then commands for the engines, then messages for peers. The loop awaits only its inputs: the kernel engine and
 //! the disk report completions as inputs.
 
 use std::collections::{BTreeMap, BTreeSet};

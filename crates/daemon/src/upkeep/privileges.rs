@@ -19,8 +19,8 @@ const NEEDED: CapabilitySet = CapabilitySet::NET_ADMIN
     .union(CapabilitySet::DAC_READ_SEARCH);
 
 /// System calls that neither the daemon nor its child programs (`nft`, `iptables`) need, and that help a
-/// compromised program to escape: other processes' memory, mounts, modules, the kernel itself, its clock and
-/// its keys. An allow list would have to fit every version of those programs.
+/// compromised program to escape. They reach other processes' memory, mounts, modules, the kernel itself, its
+/// clock and its keys. An allow list would have to fit every version of those programs.
 const REFUSED: [i64; 43] = [
     libc::SYS_acct,
     libc::SYS_add_key,

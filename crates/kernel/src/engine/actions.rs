@@ -230,8 +230,8 @@ fn send_keepalive(socket: Option<&EncapSocket>, remote: SocketAddr) {
     }
 }
 
-/// The address from which this host reaches `remote`: the configured one, `host`, if it is of the same
-/// family, else the route's choice; `None` without a route.
+/// The address from which this host reaches `remote`: the configured `host` if it has the same family, else the
+/// route's choice. `None` without a route.
 #[must_use]
 pub fn local_address(remote: IpAddr, host: Option<IpAddr>) -> Option<IpAddr> {
     if let Some(host) = host.filter(|host| host.is_ipv4() == remote.is_ipv4()) {

@@ -310,9 +310,8 @@ fn patience(took: Duration) -> Duration {
     (took * 4).clamp(least, most)
 }
 
-/// Removes all that Weft made in this kernel, whether a daemon ran before or not: SAs and policies,
-/// the switch of either kind with its devices and the containers' interfaces, the data channel's device,
-/// and last the guard.
+/// Removes all that Weft made in this kernel, whether a daemon ran before or not. It begins with SAs and policies,
+/// the switch with its devices and the containers' interfaces, and the data channel's device. The guard is last.
 ///
 /// # Errors
 /// The kernel's first refusal; the rest of Weft's objects is removed as far as possible.

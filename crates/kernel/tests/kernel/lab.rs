@@ -87,8 +87,8 @@ impl Container {
     }
 }
 
-/// A further host with the usual switch: a bridge, a TAP whose other end is not read, and VXLAN devices for
-/// both families; on the underlay `wan`.
+/// A further host on the underlay `wan` with the usual switch: a bridge, a TAP whose other end is not read, and
+/// VXLAN devices for both families.
 pub(crate) struct Host {
     pub(crate) namespace: Container,
     pub(crate) kernel: Kernel,

@@ -1,9 +1,9 @@
 //! The data channel device: the requests that it takes, its reports, and its refusals.
 //!
 //! The kernel's `ovpn` device and the one in userspace take the same requests and answer alike
-//! (`docs/design/ovpn.md`); the attributes are those of `linux/ovpn.h`. A request describes a peer or a key
-//! by a set of attributes, any of which may be absent: the kernel checks them itself, [`rules`] checks them
-//! for userspace.
+//! (`docs/design/ovpn.md`); the attributes are those of `linux/ovpn.h`. A request describes a peer or a key by a
+//! set of attributes, any of which may be absent. The kernel checks them itself; [`rules`] checks them for
+//! userspace.
 
 mod error;
 mod key_block;
@@ -33,8 +33,7 @@ pub const KEEPALIVE_MAX_S: u32 = 86_400;
 pub const CIPHER_KEY_BYTES_MAX: usize = 256;
 /// The longest packet of the control channel, in bytes: on a connection its length has 16 bits.
 pub const CONTROL_PACKET_BYTES_MAX: usize = 0xffff;
-/// MTU that a device has unless another is set, in bytes: a link of 1500 less 4 + 4 + 16 of the packet,
-/// 20 of TCP and 40 of IPv6.
+/// Default MTU of a device, in bytes: a link of 1500 less 4 + 4 + 16 of the packet, 20 of TCP and 40 of IPv6.
 pub const MTU_DEFAULT: u32 = 1_416;
 
 /// How many peers a device has. It cannot be changed.
@@ -198,8 +197,8 @@ pub struct PeerState {
     pub remote: Option<SocketAddr>,
     /// The source of packets to it; the address is unspecified as long as any will do.
     pub local: Option<SocketAddr>,
-    /// The network namespace of the socket that it is reached by, as the number that the asker has for it;
-    /// `None`: the same as the asker's, or the device does not tell.
+    /// The network namespace of the socket to it, by the asker's number. `None`: the asker's own, or the device
+    /// does not tell.
     pub socket_netns: Option<i32>,
     /// Its address inside the VPN.
     pub vpn_ipv4: Option<Ipv4Addr>,

@@ -1,5 +1,5 @@
-//! The checks of a device in userspace: attributes in, their meaning out, and the refusals of the kernel's
-//! device in the same order (`docs/design/ovpn.md`, kernel device).
+//! The checks of a device in userspace: attributes in, their meaning out. The refusals are those of the kernel's
+//! device, in the same order (`docs/design/ovpn.md`, kernel device).
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 

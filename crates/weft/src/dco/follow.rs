@@ -22,8 +22,8 @@ const QUIET: Duration = Duration::from_millis(20);
 const REST_MAX: usize = 16_384;
 
 impl Held {
-    /// Follows the device forever: its peers' notices, key usage if the device sets no limit, and the
-    /// system's routes if the device does not read them itself.
+    /// Follows the device forever: its peers' notices, key usage if the device has no limit, and the system's
+    /// routes if the device does not read them.
     pub(super) async fn follow(&self) -> Infallible {
         match &self.device {
             Either::Kernel { client, watch } => {

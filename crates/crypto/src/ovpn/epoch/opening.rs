@@ -59,8 +59,7 @@ impl OpeningEpochs {
         self.current.epoch
     }
 
-    /// How far the current key is used up, by the packets that failed to open, and the epochs, of which
-    /// a new secret makes new ones.
+    /// The use of the current key, by packets that failed to open, and of the epochs, which a new secret renews.
     pub fn usage(&self) -> Usage {
         let epochs = if self.current.epoch < usage::EPOCH_RENEWAL {
             Usage::Ample
