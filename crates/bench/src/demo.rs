@@ -196,8 +196,8 @@ fn figures(
     Ok(())
 }
 
-/// The row that the hosts make where nothing was asked for, as here: once the kernel's path, which is
-/// preferred, has been proven where there is one.
+/// The row that the hosts make by default, as here. If there is a kernel path, which is preferred, it has been
+/// proven by then.
 fn row(sandbox: &Sandbox) -> Result<&'static str, SandboxError> {
     let status = sandbox.host(0).weft_json(&["status"])?;
     let has_kernel =

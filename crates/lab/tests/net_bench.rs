@@ -52,8 +52,8 @@ fn the_table_of_data_channel_devices_has_a_device() -> anyhow::Result<()> {
     every_figure(&figures["rows"][0])
 }
 
-/// Three hosts send to a fourth: a stream each; and unlike, one of them eight streams and one a flood of small
-/// datagrams, which nothing slows down.
+/// Three hosts send to a fourth. First each sends a stream; then one sends eight streams, and another a flood of
+/// small datagrams, which nothing slows down.
 #[test]
 fn hosts_that_send_at_once_each_keep_a_share() -> anyhow::Result<()> {
     // Medians: in a run of a second, one repetition after a timeout of TCP decides the result.

@@ -1,5 +1,5 @@
-//! A core that never waits: when a part beside it is slow, panics or hangs, a peer's path fails over in the
-//! usual time and the local API answers.
+//! A core that never waits. When a part beside it is slow, panics or hangs, a peer's path fails over in the usual
+//! time and the local API answers.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;

@@ -1,5 +1,5 @@
-//! Devices of Weft's in containers and on hosts: nothing that containers send changes routes or addresses of others,
-//! IPv6 that is off stays off, and damage that others do is mended.
+//! Devices of Weft's in containers and on hosts. Nothing that containers send changes routes or addresses of
+//! others. IPv6 that is off stays off, and Weft repairs damage that others do.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;

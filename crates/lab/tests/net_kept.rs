@@ -1,5 +1,5 @@
 //! The state that a host keeps, and its behaviour when it cannot: a full disk, containers that end or cannot be
-//! plugged in, routes in the range, names.
+//! attached, routes in the range, names.
 
 use std::path::Path;
 use std::process::Command;

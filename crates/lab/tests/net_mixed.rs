@@ -19,8 +19,8 @@ use weft_lab::net::{
     tcp_counter,
 };
 
-/// How both hosts are launched, with two workers each: direct ports where there can be some, ports of the
-/// switch with helpers at work all the time, the other format.
+/// The launch options of both hosts, with two workers each: direct ports if possible; ports of the switch with
+/// helpers at work all the time; the other format.
 const MODES: [&[&str]; 3] = [
     &["--engine", "userspace"],
     &["--engine", "userspace", "--port-mode", "bridge", "--helpers", "1"],
@@ -32,8 +32,8 @@ const SECONDS: u64 = 48;
 const SECONDS_FIRST: u64 = 12;
 /// The longest run of one iperf3 client, in seconds; then the next one connects.
 const TCP_SECONDS_MAX: u64 = 10;
-/// Streams of each family, and the rate of each in Mbit/s: enough that packets are under way at each
-/// rekey, little enough that no queue of this machine overflows.
+/// Streams of each family, and the rate of each in Mbit/s. Packets are under way at each rekey, but no queue of
+/// this machine overflows.
 const STREAMS: &str = "4";
 const STREAM_MBIT_S: u32 = 10;
 /// Parts of it, with a look at the daemons' resources after each.
@@ -46,9 +46,9 @@ const GROUP: (Ipv4Addr, u16) = (Ipv4Addr::new(239, 1, 2, 3), 5002);
 /// The most datagrams that are lost with one place of an overflowing queue: a super-packet's.
 const LOST_PER_OVERFLOW: u64 = 64;
 
-/// Why the vector engine may drop packets in this test: a queue of the kernel is full, a visitor that
-/// something was sent to has just gone, or one says something before the other host has heard of it, or after
-/// it has heard that it goes.
+/// The reasons for which the vector engine may drop packets in this test. A queue of the kernel is full, or the
+/// destination visitor has just gone. Or a visitor sends before the other host has heard of it, or after it has
+/// heard that the visitor goes.
 const ALLOWED_DROPS: [&str; 5] = [
     "drop_tap_full",
     "drop_send_full",

@@ -44,8 +44,8 @@ fn runs_of_datagrams_cross_whole_and_arrive_one_by_one() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Sends runs of datagrams of `segment` bytes, the last one of each run shorter where it can be, and
-/// checks that each arrives as it was, in order. Returns how many there were.
+/// Sends runs of datagrams of `segment` bytes; the last one of each run is shorter if possible. Checks that each
+/// arrives unchanged and in order. Returns how many there were.
 fn arrive(
     (one, from): (&Container, IpAddr),
     (two, to): (&Container, IpAddr),

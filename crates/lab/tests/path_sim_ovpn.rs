@@ -1,5 +1,5 @@
-//! Paths of format `ovpn` that the kernel's device moves at one end or at both: which hosts end on them,
-//! and that keys in two slots, NATs and shared addresses cost nothing; in virtual time.
+//! Paths of format `ovpn` that the kernel's device moves at one end or at both, in virtual time. The tests show
+//! the hosts that end on them, and that keys in two slots, NATs and shared addresses cost nothing.
 #![allow(clippy::unwrap_used)]
 
 use std::net::IpAddr;

@@ -131,7 +131,7 @@ fn rekeys_every_two_seconds_lose_nothing_whichever_engines_take_part() -> anyhow
     Ok(())
 }
 
-/// The nonce tail of the key that a host has begun to send with last, by its key log: all that its line ends with
+/// The nonce tail of the key that a host has begun to send with last, by its key log. It is the rest of the line
 /// after 32 bytes of cipher key.
 fn last_nonce_tail(keys: &Path) -> anyhow::Result<Vec<u8>> {
     let text = std::fs::read_to_string(keys)?;

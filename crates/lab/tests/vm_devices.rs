@@ -1,5 +1,5 @@
-//! Devices of Weft's where the kernel moves the frames: damage that others do is mended, and a loop between ports
-//! of two hosts dies down and is named.
+//! Devices of Weft's where the kernel moves the frames. Weft repairs damage that others do, and a loop between
+//! ports of two hosts dies down and is named.
 
 use std::net::{Ipv4Addr, UdpSocket};
 use std::time::{Duration, Instant};

@@ -75,8 +75,8 @@ fn median(mut values: Vec<f64>) -> f64 {
     values[values.len() / 2]
 }
 
-/// The same without Weft: in each host's namespace a bridge with a VXLAN device and a veth to a
-/// namespace behind it, SAs and policies by `ip`.
+/// The same without Weft. Each host's namespace has a bridge with a VXLAN device and a veth to a namespace behind
+/// it; SAs and policies are made by `ip`.
 fn by_hand(stage: &Stage, mtu: u32, encrypted: bool) -> anyhow::Result<[Netns; 2]> {
     let inner = [stage.sandbox().add_netns("hand1")?, stage.sandbox().add_netns("hand2")?];
     let key = |byte: u8| format!("0x{}", format!("{byte:02x}").repeat(36));

@@ -122,8 +122,8 @@ fn firewalls_that_are_raised_on_both_hosts_over_ipv6_cost_a_fail_over() -> anyho
     Ok(())
 }
 
-/// The time without a packet from `at` on; printed, and asserted as generously as the emulated
-/// processor asks for: the limit itself is asserted in the simulator.
+/// The time without a packet from `at` on, printed and asserted with a margin for the emulated processor. The
+/// simulator asserts the limit itself.
 fn outage(flow: Flow, at: Instant, what: &str) -> anyhow::Result<Duration> {
     let report = flow.stop()?;
     let gap = report.longest_gap(at);

@@ -99,8 +99,8 @@ impl<'a> World<'a> {
     }
 }
 
-/// Engines that every other one can talk to: of `kernel` and `userspace` in one network each pair has
-/// a path, since ESP in UDP joins them.
+/// Engines that can all talk to each other. Each pair of `kernel` and `userspace` in one network has a path, since
+/// ESP in UDP joins them.
 const ENGINES: [&str; 3] = ["auto", "kernel", "userspace"];
 
 fn random_step(rng: &mut ChaCha12Rng) -> Step {

@@ -68,7 +68,7 @@ pub struct Hello {
     /// Inner MTU of the sender's containers in bytes; absent: an older host does not say.
     #[serde(default)]
     pub container_mtu: Option<u16>,
-    /// The sender opens the lanes beyond the first, from ports of their own: the word of the lower peer id counts.
+    /// The sender opens the lanes beyond the first, each from a separate port. The word of the lower peer id counts.
     /// Absent: an older host does not say, and the lower peer id opens them.
     #[serde(default)]
     pub opens_lanes: Option<bool>,

@@ -260,7 +260,7 @@ impl Engine {
         }
     }
 
-    /// Of a path there is room for two keys, which have a peer id of their own.
+    /// A path has room for two keys, which have a separate peer id.
     fn take_slot(&mut self, seed: u64, path: PathId, spi: u32) {
         let peer_id = |spi: u32| spi & 0xff_ffff;
         for (other, of) in &self.slots {

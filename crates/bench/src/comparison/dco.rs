@@ -1,5 +1,5 @@
-//! The rows of data channel devices, host to host: the table of OpenVPN's paper on its data channel
-//! offload, with the device in userspace and the kernel's.
+//! The rows of data channel devices, host to host. It is the table of OpenVPN's paper on its data channel offload,
+//! with the device in userspace and the kernel's.
 
 use std::fmt::Write as _;
 use std::net::{Ipv4Addr, SocketAddr};

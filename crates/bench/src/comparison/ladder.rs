@@ -1,5 +1,5 @@
-//! The vector engine step by step: without super-packets, with them, with more workers and their queues (the
-//! ladder by which VPP was brought to speed under Calico), and the curve over workers and cores.
+//! The vector engine step by step: without super-packets, with them, with more workers and their queues. VPP was
+//! brought to speed under Calico by this ladder. Also the curve over workers and cores.
 
 use std::fmt::Write as _;
 use std::time::Duration;

@@ -1,5 +1,5 @@
-//! One round of measurements of one row: TCP by iperf3, datagrams and requests by the
-//! benchmark's own ends, processor time of the whole machine from `/proc/stat`.
+//! One round of measurements of one row: TCP by iperf3, datagrams and requests by the benchmark's own ends.
+//! Processor time of the whole machine comes from `/proc/stat`.
 
 use std::net::{IpAddr, SocketAddr};
 use std::thread;
@@ -465,8 +465,8 @@ fn greatest_rate(
     if free.loss <= LOSS_MAX {
         return Ok(free);
     }
-    // The sender's share of the processor is what an overloaded receiver lacks: the carried rate
-    // may lie above what arrives under overload, never above what was sent.
+    // An overloaded receiver lacks the sender's share of the processor. So the carried rate may exceed the
+    // arrivals under overload, but never the sent rate.
     let (mut carried, mut too_much) = (0.0, free.sent_per_s);
     let mut rate = free.received_per_s.max(free.sent_per_s / 64.0);
     let mut best: Option<Trial> = None;

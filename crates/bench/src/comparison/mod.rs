@@ -1,7 +1,7 @@
 //! `./dev bench`: Weft and others side by side between two hosts on this machine.
 //!
-//! All rows stand ready at the same time; each round measures every row once, one after the other,
-//! and the figures are medians over the rounds. So a slow minute of the machine meets all alike.
+//! All rows stand ready at the same time. Each round measures every row once, one after the other; the figures are
+//! medians over the rounds. So a slow minute of the machine meets all alike.
 
 pub mod chart;
 pub mod cpu;

@@ -1,6 +1,6 @@
-//! The benchmark's own traffic: one-byte requests and answers over TCP, and floods of equal UDP
-//! datagrams. Each part is a hidden subcommand of `weft`, so that it can run inside a namespace;
-//! each result is one line of JSON on standard output.
+//! The benchmark's own traffic: one-byte requests and answers over TCP, and floods of equal UDP datagrams. Each
+//! part is a hidden subcommand, so that it can run inside a namespace. Each result is one line of JSON on standard
+//! output.
 
 use std::io::{self, IoSlice, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};

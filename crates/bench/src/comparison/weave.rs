@@ -1,5 +1,5 @@
-//! The table in which Weave Net showed its fast datapath: qperf's TCP bandwidth and UDP latency, host to
-//! host and between containers, at the usual MTU and at a large one, and where processor time went.
+//! The table in which Weave Net showed its fast datapath: qperf's TCP bandwidth, UDP latency and processor time.
+//! It measures host to host and between containers, at the usual MTU and at a large one.
 
 use std::fmt::Write as _;
 use std::time::Duration;

@@ -67,8 +67,8 @@ pub(crate) fn claim() -> Result<(String, PathBuf), SandboxError> {
     Err(SandboxError::Io { what: format!("find a free name in {ROOT}"), source })
 }
 
-/// Takes a tag for this process, and makes its directory; `None`: it is in use, or something is left of
-/// a namespace that could not be removed.
+/// Takes a tag for this process, and makes its directory. `None`: the tag is in use, or a namespace of it could
+/// not be removed entirely.
 fn take(tag: &str) -> Result<Option<PathBuf>, SandboxError> {
     if !namespaces_of(tag).is_empty() {
         return Ok(None);

@@ -1,11 +1,10 @@
 //! Hosts and containers as network namespaces on one machine: the stage of the demo, of the
 //! benchmark and of the namespace lab.
 //!
-//! A host is a namespace with an underlay device `eth0` and a real daemon in it; a container is a
-//! further namespace that `weft attach` plugs in. Everything that is made carries a random tag and
-//! is removed when the [`Sandbox`] is dropped, on an error and on Ctrl-C. Programs of the field
-//! (`ip`, `ethtool`, `ping`, `iperf3`) do the work and are the referees; the product itself uses none
-//! of them.
+//! A host is a namespace with an underlay device `eth0` and a real daemon in it. A container is a further
+//! namespace that `weft attach` attaches. Everything that is made carries a random tag and is removed when the
+//! [`Sandbox`] is dropped, on an error and on Ctrl-C. Programs of the field (`ip`, `ethtool`, `ping`, `iperf3`) do
+//! the work and are the referees; the product itself uses none of them.
 
 mod cleanup;
 mod error;

@@ -1,4 +1,4 @@
-//! Services run in tasks of their own, beside the core. The supervisor restarts a service that panics or hangs,
+//! Services run in separate tasks, beside the core. The supervisor restarts a service that panics or hangs,
 //! and `weft status` names it. Neither the core nor the data path waits for a service.
 
 use std::any::Any;

@@ -48,8 +48,8 @@ pub fn tcp_counts(container: &Container) -> anyhow::Result<BTreeMap<String, u64>
     Ok(counts)
 }
 
-/// All of these for all hosts, two containers and a flow's report by iperf3, for the message of a test that
-/// wanted no retransmission: where it was lost, and in which second. A host may be without TAP devices.
+/// All of these for all hosts, two containers and a flow's report by iperf3. A test that wanted no retransmission
+/// shows them: they tell the place and the second of the loss. A host may be without TAP devices.
 ///
 /// # Errors
 /// Another one of them is not to be had.

@@ -103,10 +103,10 @@ pub fn close_loop(one: &Container, two: &Container) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Has the kernel pass on in order what devices of these namespaces receive, for tests that count what
-/// Weft brings out of order. A veth pair leaves a packet with the CPU on which its sender runs, and a
-/// sender that moves to another CPU meanwhile overtakes itself before Weft reads what it sends. With
-/// receive packet steering one CPU takes all packets.
+/// Has the kernel pass on in order what devices of these namespaces receive, for tests that count what Weft brings
+/// out of order. A veth pair leaves a packet with the CPU on which its sender runs. A sender that moves to another
+/// CPU meanwhile overtakes itself before Weft reads its packets. With receive packet steering one CPU takes all
+/// packets.
 ///
 /// # Errors
 /// The kernel has no such steering.
@@ -119,9 +119,9 @@ pub fn keep_order<'a>(namespaces: impl IntoIterator<Item = &'a Netns>) -> anyhow
     Ok(())
 }
 
-/// Has a container's TCP send again only what its peer's selective acknowledgements show to be missing, for tests that
-/// count retransmissions. Tail loss probes and the usual timeout of 200 ms answer to the scheduling of a busy machine;
-/// here a segment times out after 3 s.
+/// Has a container's TCP send again only what its peer's selective acknowledgements show to be missing, for tests
+/// that count retransmissions. Tail loss probes and the usual timeout of 200 ms react to the scheduling of a busy
+/// machine. Here a segment times out after 3 s.
 ///
 /// # Errors
 /// The kernel's refusal, or the container has no IPv4 route.
@@ -227,8 +227,8 @@ pub fn read(path: &Path) -> anyhow::Result<String> {
     std::fs::read_to_string(path).map_err(|error| anyhow::anyhow!("{}: {error}", path.display()))
 }
 
-/// A rate that a real machine must reach, in bits per second. Of an emulated one it is asked only that the
-/// flow moves: its ciphers are slow out of proportion, and a short flow finds its rate late.
+/// A rate that a real machine must reach, in bits per second. On an emulated one the flow only has to move:
+/// ciphers are disproportionately slow there, and a short flow finds its rate late.
 #[must_use]
 pub fn attainable_bps(bps: f64) -> f64 {
     if slowness() == 1 { bps } else { EMULATED_FLOW_BPS }

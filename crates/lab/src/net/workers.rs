@@ -7,8 +7,8 @@ use weft_bench::sandbox::Host;
 
 use super::slowness;
 
-/// How long it may take until each worker carries something: which flow takes which lane is chance, and lanes beyond
-/// the first carry once each end has heard of the other on them.
+/// Time until each worker carries something. The lane of a flow is chance, and lanes beyond the first carry once
+/// each end has heard of the other on them.
 pub const TIMEOUT: Duration = Duration::from_secs(20);
 /// More datagrams than a lane sends or receives by itself in a test.
 pub const FLOW_DATAGRAMS: u64 = 500;

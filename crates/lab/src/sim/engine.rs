@@ -1,12 +1,11 @@
-//! The two engines of a host, which keep SAs as real ones do but seal nothing: a packet carries the
-//! key it would have been sealed with, and opens only under the same key.
+//! The two engines of a host. They keep SAs as real ones do but seal nothing: a packet carries its key, and opens
+//! only under the same key.
 //!
-//! The kernel engine's SAs of format `esp` are bound to the addresses they were made for and travel as
-//! protocol 50 or in UDP; a candidate's probe goes by one policy for each peer. Those of format `ovpn`
-//! stand in the two slots of a receiver, which is known by the tunnel address that it takes packets from,
-//! and follows its peer: it tells a new address once. In neither does the kernel tell on which of a peer's
-//! SAs a probe came, or report first use. The vector engine takes UDP alone, from anywhere, and can send
-//! elsewhere under the same SA.
+//! The kernel engine's SAs of format `esp` are bound to the addresses they were made for, and travel as protocol
+//! 50 or in UDP. A candidate's probe goes by one policy for each peer. Those of format `ovpn` stand in the two
+//! slots of a receiver. The tunnel address that it takes packets from identifies it. It follows its peer, and
+//! tells a new address once. In neither does the kernel tell on which of a peer's SAs a probe came, or report
+//! first use. The vector engine takes UDP alone, from anywhere, and can send elsewhere under the same SA.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};

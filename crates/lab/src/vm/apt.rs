@@ -1,5 +1,5 @@
-//! Packages of other Debian suites, without touching the machine's own apt: a private list, the
-//! mirror and the keyring that the machine's own sources name, and apt's own verification.
+//! Packages of other Debian suites, without touching the machine's own apt. It uses a private list, the mirror and
+//! keyring of the machine's own sources, and apt's verification.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

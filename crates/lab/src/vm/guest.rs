@@ -23,12 +23,12 @@ const WEFT_IN_GUEST: &str = "/usr/local/bin/weft";
 /// again at each start, five times slower.
 const KERNEL_ARGUMENTS: &str = "console=ttyS1 loglevel=4 panic=-1 oops=panic mitigations=off norandmaps \
     random.trust_cpu=on tsc=reliable no_timer_check nowatchdog rcupdate.rcu_cpu_stall_suppress=1 rcupdate.rcu_expedited=1";
-/// QEMU's processor without the two flags for which kernel and C library copy and clear by `rep movsb` and
-/// `rep stosb`: emulated, those go byte by byte, and a guest takes a tenth longer.
+/// QEMU's processor without the two flags for which kernel and C library copy and clear by `rep movsb` and `rep
+/// stosb`. Emulated, those go byte by byte, and a guest takes a tenth longer.
 const PROCESSOR: &str = "max,-erms,-fsrm";
-/// The time of an instruction in a guest whose clock counts them, as a power of two in nanoseconds: 2 ns, about
-/// the speed of emulation. A faster guest sends more in each second that a test waits for. A slower one spends
-/// more of its instructions on the passing of time alone.
+/// The time of an instruction in a guest whose clock counts them, as a power of two in nanoseconds. It is 2 ns,
+/// about the speed of emulation. A faster guest sends more in each second that a test waits for. A slower one
+/// spends more of its instructions on the passing of time alone.
 const INSTRUCTION_SHIFT: u32 = 1;
 /// QEMU's device for tests, by which a program in the guest writes to any place in the kernel's memory.
 const COPIER: &str = "edu,dma_mask=0xffffffffffffffff";
@@ -60,8 +60,8 @@ pub enum Clock {
 }
 
 impl Clock {
-    /// The cores of a guest. With instructions counted, QEMU runs one core for long before the other: a core
-    /// that spins until the other is done spins for all that time.
+    /// The cores of a guest. With instructions counted, QEMU runs one core for long before the other. A core that
+    /// waits by spinning for the other spins for all that time.
     const fn cores(self) -> u32 {
         match self {
             Self::Host => 2,
@@ -179,8 +179,8 @@ impl<'a> Guest<'a> {
         // The guest ends with this program, however that ends.
         command.args(["--pdeathsig", "KILL", "qemu-system-x86_64"]);
         command.args(["-nodefaults", "-no-user-config", "-no-reboot", "-display", "none"]);
-        // With a thread for each core, a core may run an instruction that another has just patched,
-        // and the guest's kernel dies (an int3 where a static key was switched).
+        // With a thread for each core, a core may run an instruction that another has just patched. Then the
+        // guest's kernel dies (an int3 where a static key was switched).
         command.args(["-accel", "tcg,thread=single", "-cpu", PROCESSOR]);
         if self.job.clock == Clock::Instructions {
             command.args(["-icount", &format!("shift={INSTRUCTION_SHIFT},sleep=off")]);

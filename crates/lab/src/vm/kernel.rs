@@ -1,7 +1,7 @@
 //! Debian's kernels: found in its suites, fetched, and kept outside the tree.
 //!
-//! A kernel in the cache is used without the network; the suites are asked again after a week, and
-//! when they cannot be reached the one in the cache serves.
+//! A kernel in the cache is used without the network. The suites are asked again after a week; if they cannot be
+//! reached, the cached one serves.
 
 use std::fmt;
 use std::path::{Path, PathBuf};

@@ -61,8 +61,8 @@ pub(crate) fn make_directory(path: &Path) -> anyhow::Result<()> {
     std::fs::create_dir_all(path).with_context(|| format!("cannot make {}", path.display()))
 }
 
-/// Holds a folder of the cache until the lock is dropped: guests side by side, and runs side by side, must
-/// not make the same thing twice.
+/// Holds a folder of the cache until the lock is dropped. Concurrent guests and runs must not make the same thing
+/// twice.
 pub(crate) fn locked(place: &Path) -> anyhow::Result<File> {
     make_directory(place)?;
     let lock = File::create(place.join("lock")).context("cannot make the cache's lock")?;

@@ -1,7 +1,7 @@
 //! Words for a shell.
 
-/// The script that a command line stands for, as `ssh` has it: one word is a script itself, several
-/// are a program and its arguments, each taken as it is.
+/// The script of a command line, as in `ssh`: one word is a script itself; several are a program and its
+/// arguments, each taken literally.
 #[must_use]
 pub fn script_of(words: &[String]) -> String {
     match words {

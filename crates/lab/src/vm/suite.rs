@@ -146,8 +146,8 @@ const CORE: [&str; 44] = [
     "vm_xfrm::*",
 ];
 
-/// Tests of the table that wait for a soak, so that the suite ends within 20 minutes: others show the same
-/// and more on the guest's own kernel, or almost the same.
+/// Tests of the table that wait for a soak, so that the suite ends within 20 minutes. Others show the same or more
+/// on the guest's own kernel, or almost the same.
 const SOAK_ONLY: [&str; 16] = [
     "net_dco::*symmetric_ids_over_tcp*",
     "net_devices::*",

@@ -1,5 +1,5 @@
-//! tshark for guests: 160 MB of libraries, so it stands on a disk that is read as it is needed and costs
-//! a guest that does not run it nothing.
+//! tshark for guests. It has 160 MB of libraries, so it stands on a disk that is read on demand. A guest that does
+//! not run it pays nothing.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};

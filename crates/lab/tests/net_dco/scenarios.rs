@@ -185,9 +185,8 @@ impl Net {
         (if at == 0 { client } else { client + self.tx_id_step }).to_string()
     }
 
-    /// Sends 500 pings as fast as they are answered. The answers are counted by the system: ping's own queue
-    /// has room for two dozen large ones, and fills where a slow machine lets it wait. Of the last ones some
-    /// may come too late.
+    /// Sends 500 pings as fast as they are answered. The system counts the answers: ping's own queue has room for
+    /// two dozen large ones, and fills when a slow machine lets it wait. Of the last ones some may come too late.
     fn flood(&self, from: usize, to: Ipv4Addr, size: &str) -> anyhow::Result<()> {
         let to = to.to_string();
         let words = ["ping", "-q", "-n", "-f", "-c", "500", "-s", size, &to];
@@ -233,8 +232,8 @@ impl Net {
         Ok(())
     }
 
-    /// Waits on a client's host until a packet of each direction crosses the underlay with the opcode, the
-    /// first key's id and the id that this direction's packets bear.
+    /// Waits on a client's host until a packet of each direction crosses the underlay. It has the opcode, the
+    /// first key's id and the id of this direction's packets.
     fn watch_ids(&self, client: usize, client_end: SocketAddr) -> anyhow::Result<[Running; 2]> {
         let word = |id: usize| 0x4800_0000 | id as u32;
         let to_server = self.watch(client, client_end, word(client))?;
@@ -313,8 +312,8 @@ fn are_seen(watched: [Running; 2]) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A network behind a client, by a route of the system's, with a stream from there while other routes come
-/// and go; then it is behind another.
+/// A network behind a client, by a route of the system's, with a stream from there while other routes come and go.
+/// Then it is behind another client.
 fn networks(net: &Net) -> anyhow::Result<()> {
     let behind = Ipv4Addr::new(10, 99, 0, 1);
     let lo =

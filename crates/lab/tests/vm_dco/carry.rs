@@ -29,8 +29,8 @@ fn carries(kernels: Mode, userspaces: Mode, outer: Outer, cipher: Cipher) {
     let states = || (kernel.peer(userspace).unwrap(), userspace.peer(kernel).unwrap());
     let sent = |way: Traffic| (way.tx_packets, way.tx_bytes);
     let received = |way: Traffic| (way.rx_packets, way.rx_bytes);
-    // Over TCP the kernel counts for its peer also what its full queue drops; for its link it counts what
-    // has gone out, with the lengths.
+    // Over TCP the kernel's counters of a peer include drops of its full queue. Those of its link count packets
+    // that have gone out, with the lengths.
     let sent_by_kernel = |here: &PeerState| {
         if !outer.is_tcp() {
             return sent(here.link);

@@ -1,5 +1,5 @@
-//! The data channel device in userspace beside the kernel's: each with the other as its peer, and both
-//! put through the same scenes and asked the same things, which they must tell and refuse alike.
+//! The data channel device in userspace beside the kernel's. Each is the other's peer. Both play the same scenes
+//! and get the same requests, which they must answer and refuse alike.
 //!
 //! Needs root and a kernel with the module ovpn (Linux 6.16); run in the VM lab.
 // Figures go to the log.

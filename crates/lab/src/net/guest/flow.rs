@@ -13,8 +13,8 @@ use crate::net::{namespace, probe};
 
 /// In every datagram: long enough never to occur by chance on a wire.
 pub const MARKER: &[u8] = b"this sentence must never be readable on the wire between two hosts";
-/// How long the receiver goes on when the sender has ended: for copies, and while the last datagram has
-/// not come, on real hardware, for those that are still on their way.
+/// Time that the receiver goes on after the sender has ended, for copies. On real hardware it also waits for the
+/// last datagram, and for those that are still on their way.
 const DRAIN_MS: u64 = 1_500;
 /// How often a thread looks whether it is to end.
 const LOOK_MS: u64 = 100;

@@ -26,8 +26,8 @@ use weft_bench::sandbox::slowness;
 pub const FAIL_OVER_LIMIT: Duration = Duration::from_secs(3);
 /// Until hosts that were just started have found their best path, on a real machine.
 pub const SETTLE_LIMIT: Duration = Duration::from_secs(15);
-/// Until the best path is back where it was blocked: it is tried again after up to a minute, and must
-/// then prove itself for ten seconds (`docs/design/paths.md`).
+/// Time until the best path is back after it was blocked. It is tried again after up to a minute, and must then
+/// prove itself for ten seconds (`docs/design/paths.md`).
 pub const BACK_LIMIT_S: u64 = 150;
 
 /// A limit for times that depend on the product's clocks, which an emulated machine does not slow down. It

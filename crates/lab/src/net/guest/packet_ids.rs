@@ -1,4 +1,4 @@
-//! The kernel's count of the packet ids of a key of its OpenVPN data channel: the key is gone after four billion
+//! The kernel's count of the packet ids of a key of its OpenVPN data channel. The key is gone after four billion
 //! packets, which no test can wait for.
 
 use super::KernelMemory;
