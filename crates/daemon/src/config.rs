@@ -557,7 +557,7 @@ mod tests {
         assert!(message(equal, "").contains("both 1"));
         assert!(message(LaunchOptions::default(), "workers = 0").contains("1 to 32"));
         assert!(message(LaunchOptions::default(), "helpers = 8").contains("0 to 7"));
-        assert!(message(LaunchOptions::default(), "busy-poll = 10001").contains("at most 10000"));
+        assert!(message(LaunchOptions::default(), "busy-poll = 10001").contains("0 to 10000"));
         let missing =
             LaunchOptions { password_file: Some("/nonexistent".into()), ..Default::default() };
         assert!(message(missing, "").contains("/nonexistent"));

@@ -110,8 +110,8 @@ fn ports_of_the_bridge_alone_have_none() -> anyhow::Result<()> {
 fn where_somebody_limits_what_a_container_sends_there_is_none() -> anyhow::Result<()> {
     let (lab, from, to) = stage("shortcut")?;
     let (host, port) = (lab.host(0), port(lab.host(0))?);
-    let limited = format!("what {port} takes in may be limited: tc qdisc show dev {port}");
-    let away = format!("{port} is no port of the bridge");
+    let limited = format!("the ingress of {port} may be limited: tc qdisc show dev {port}");
+    let away = format!("{port} is not a port of the bridge");
     let link = format!("ip link set dev {port}");
     let qdisc = |verb| format!("tc qdisc {verb} dev {port} ingress");
     for (command, reason, undo) in [

@@ -324,7 +324,7 @@ fn ids_of_senders_and_of_receivers_never_meet() {
     state.next = SENDERS_MAX - 1;
     add(&mut state, 310);
     add(&mut state, 311);
-    let refused = failed(PATH, "the id of its inbound SA is one of a sender");
+    let refused = failed(PATH, "the id of its inbound SA is a sender's");
     assert_eq!(receive(&mut state, PATH, spi(ID | 0xff, 0)), [refused]);
     assert!(!state.has(PATH));
 }
