@@ -40,7 +40,7 @@ pub struct Status {
     /// Why it is not the requested switch.
     #[serde(default)]
     pub switch_reason: Option<String>,
-    /// How containers attached now are plugged in: `bridge` or `direct`.
+    /// The port of containers that are attached now: `bridge` or `direct`.
     #[serde(default = "port_of_the_switch")]
     pub ports: String,
     /// Why containers get no direct ports.
@@ -270,10 +270,10 @@ pub struct Attachment {
     pub addresses: Vec<IpNet>,
     /// Its MTU, bytes.
     pub mtu: u16,
-    /// How it is plugged in: `bridge`, by the switch alone, or `direct`.
+    /// How it is attached: `bridge`, by the switch alone, or `direct`.
     #[serde(default = "port_of_the_switch")]
     pub port: String,
-    /// Why it is not plugged in by a direct port.
+    /// Why it is not attached by a direct port.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub port_reason: Option<String>,
     /// Attached since, RFC 3339.

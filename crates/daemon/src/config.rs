@@ -234,7 +234,7 @@ pub struct Settings {
     pub busy_poll: Option<Duration>,
     /// The switch to use.
     pub switch: SwitchChoice,
-    /// How containers are plugged in.
+    /// How containers are attached.
     pub port_mode: PortChoice,
     /// Networks of peers that need no encryption if they say the same.
     pub trusted_subnets: Vec<IpNet>,

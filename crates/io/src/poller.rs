@@ -50,7 +50,7 @@ impl Poller {
         Ok(epoll::modify(&self.epoll, source, data, flags)?)
     }
 
-    /// Reports `source` no more.
+    /// Stops reporting `source`.
     ///
     /// # Errors
     /// The error of `epoll_ctl`: it was not added.

@@ -79,7 +79,7 @@ pub struct Attachment {
     pub id: Option<String>,
 }
 
-/// Both ends of where a container is plugged in.
+/// Both ends of a container's attachment.
 pub(crate) struct Place {
     pub(crate) bridge: Option<Link>,
     pub(crate) namespace: Namespace,

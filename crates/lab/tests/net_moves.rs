@@ -21,7 +21,7 @@ const QUIET: Duration = Duration::from_millis(300);
 const VIRTUAL: Ipv4Addr = Ipv4Addr::new(10, 47, 251, 1);
 const TAKEN: Ipv4Addr = Ipv4Addr::new(10, 47, 251, 2);
 
-/// Hosts whose containers plug in by this mode; kernels with IPsec would take the traffic.
+/// Hosts whose containers are attached by this mode; kernels with IPsec would take the traffic.
 fn lab(mode: &str) -> anyhow::Result<Lab> {
     Lab::pair(&["--engine", "userspace", "--port-mode", mode])
 }

@@ -27,7 +27,7 @@ const SETTLE: Duration = Duration::from_secs(15);
 /// How long nothing more may come.
 const QUIET: Duration = Duration::from_millis(300);
 
-/// How each container of a host is plugged in.
+/// How each container of a host is attached.
 fn ports(host: &Host) -> anyhow::Result<Vec<String>> {
     let list = host.weft_json(&["ps"])?;
     let list = list.as_array().cloned().unwrap_or_default();
@@ -550,7 +550,7 @@ fn others_rules_and_limits_are_seen_before_a_port_is_direct_and_named_after() ->
     })?;
     let doctor = host.weft(&["doctor"])?.stdout;
     assert!(doctor.contains("bridge labfw judge does not see"), "{doctor}");
-    // A container that is plugged in now, at once after a rule came.
+    // A container that is attached now, at once after a rule came.
     host.add_container("c2")?;
     let list = host.weft_json(&["ps"])?;
     let of = |name: &str| {

@@ -231,7 +231,7 @@ fn with_both_blocked_the_state_is_failed_both_are_named_and_it_heals() -> anyhow
     let status = host::status(here)?;
     assert_eq!(status["ready"], false, "{status}");
 
-    // Frames for the peer are dropped and counted once the path has carried on in vain for a while.
+    // Frames for the peer are dropped and counted once the path has carried on without success for a while.
     let dropped = || counter(here, "drop_no_path");
     let before = dropped()?;
     let receiver = probe::udp_in(&namespace(&two), (two.ipv4()?, 5001).into())?;

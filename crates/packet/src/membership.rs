@@ -9,7 +9,7 @@ const IGMP_REPORTS: [u8; 4] = [0x12, 0x16, 0x17, 0x22];
 /// The same of MLD, by type of ICMPv6.
 const MLD_REPORTS: [u8; 3] = [131, 132, 143];
 
-/// Whether a frame reports that its sender listens to groups, or does no more.
+/// Whether a frame reports that its sender listens to groups, or no longer does.
 #[must_use]
 pub fn is_report(frame: &[u8]) -> bool {
     let Ok(header) = ethernet::Header::parse(frame) else { return false };

@@ -163,7 +163,7 @@ pub struct Way {
     pub engine: &'static str,
     /// The AEAD.
     pub cipher: Cipher,
-    /// How containers are plugged in, as `--port-mode` names it.
+    /// How containers are attached, as `--port-mode` names it.
     pub ports: &'static str,
 }
 

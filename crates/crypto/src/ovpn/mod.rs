@@ -81,7 +81,7 @@ pub enum OpenError {
     /// Not sealed by the holder of the key, or changed on the way; or of another key.
     #[error("packet authentication failed")]
     Forged,
-    /// So many packets were forged ([`usage::FAILURES_MAX`]) that the key opens no more.
+    /// So many packets were forged ([`usage::FAILURES_MAX`]) that the key no longer opens any.
     #[error("too many forged packets; install a new key")]
     TooManyFailures,
 }

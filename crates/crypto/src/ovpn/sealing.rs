@@ -14,7 +14,7 @@ pub(super) struct Spent {
     max: u64,
     /// Blocks sealed, those of the packets included ([`usage::blocks_of`]).
     blocks: AtomicU64,
-    /// With so many sealed no more ids are given away.
+    /// After so many sealed packets, no more ids are given away.
     blocks_max: u64,
 }
 

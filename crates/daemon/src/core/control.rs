@@ -50,7 +50,7 @@ pub(crate) enum Request {
     },
     /// Returns a container's addresses: these, or all.
     Release { owner: String, addresses: Option<Vec<IpNet>> },
-    /// A container is plugged in: announces it to the other hosts.
+    /// A container is attached: announces it to the other hosts.
     Announce { attachment: Box<Attachment> },
     /// A container is gone: withdraws it from the other hosts.
     Withdraw { mac: weft_mesh::Mac },

@@ -25,7 +25,7 @@ pub(crate) struct Key {
     layout: Layout,
     /// It was told that it is used up.
     told: AtomicBool,
-    /// It seals no more, and is to leave its slot.
+    /// It no longer seals, and is to leave its slot.
     spent: AtomicBool,
 }
 
@@ -147,7 +147,7 @@ impl Key {
         !self.told.swap(true, Relaxed)
     }
 
-    /// It seals no more.
+    /// It no longer seals.
     pub(crate) fn retire(&self) {
         self.spent.store(true, Relaxed);
     }
@@ -312,7 +312,7 @@ impl Keys {
         *self.slot_mut(slot) = None;
     }
 
-    /// Erases the keys that seal no more.
+    /// Erases the keys that no longer seal.
     pub(crate) fn remove_spent(&mut self) {
         for slot in [&mut self.primary, &mut self.secondary] {
             slot.take_if(|key| key.spent.load(Relaxed));

@@ -102,7 +102,7 @@ struct Shared {
 /// The receiver of a device's events.
 struct Telling {
     events: Arc<dyn Fn(Event) + Send + Sync>,
-    /// A key that seals no more is still in its slot.
+    /// A key that no longer seals is still in its slot.
     key_spent: AtomicBool,
 }
 

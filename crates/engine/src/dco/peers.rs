@@ -348,7 +348,7 @@ impl Peers {
         self.by_remote.insert(remote.address(), index);
     }
 
-    /// Erases the keys that seal no more.
+    /// Erases the keys that no longer seal.
     pub(crate) fn remove_spent_keys(&mut self) {
         self.peers.iter_mut().for_each(|(_, peer)| peer.keys.remove_spent());
     }

@@ -203,7 +203,7 @@ impl Worker {
     }
 
     /// Reads from a connection behind the rest of the last read, and keeps a packet that is not whole yet.
-    /// Returns why the connection is of no more use. `stream` has [`STREAM_READ_BYTES`].
+    /// Returns the reason why the connection is useless now. `stream` has [`STREAM_READ_BYTES`].
     fn drain_stream(
         &self,
         receiver: &mut Receiver,
@@ -256,7 +256,7 @@ impl Worker {
         result
     }
 
-    /// Takes the keys that seal no more out of their slots.
+    /// Takes the keys that no longer seal out of their slots.
     fn remove_spent_keys(&self) {
         if self.common.telling.key_spent.load(Ordering::Relaxed) {
             self.common.telling.key_spent.store(false, Ordering::Relaxed);
@@ -297,7 +297,7 @@ impl Worker {
         }
     }
 
-    /// A transport is of no more use, and so are its peers.
+    /// A transport is useless now, and so are its peers.
     fn lose_transport(&self, number: u16, transport: &Arc<Transport>, reason: DeletionReason) {
         let lost = self.common.write().remove_transport(number, transport);
         self.common.waker.wake();

@@ -68,7 +68,7 @@ fn peers_are_taken_up_to_their_number() {
     assert_eq!(refusal(&mut rig, endpoints([mac(1)].into_iter(), one)), full("peers"));
     let broadcast = EngineCommand::SetBroadcast { vni: VNI, peers: vec![peers[0], one] };
     assert_eq!(refusal(&mut rig, broadcast), full("peers"));
-    // Those that are there want no more room.
+    // The existing ones need no more room.
     assert_eq!(refusal(&mut rig, unbind(peers[0])), None);
     carries(&mut rig);
     rig.command(EngineCommand::RemovePeer { peer: peers[0] });

@@ -90,7 +90,7 @@ impl Autoscaler {
         (watched.len(), seen.count())
     }
 
-    /// Looks at a worker no more.
+    /// Stops looking at a worker.
     pub(crate) fn remove(&self, helpers: &Arc<Helpers>) {
         lock(&self.watched).retain(|watched| !Arc::ptr_eq(&watched.helpers, helpers));
     }

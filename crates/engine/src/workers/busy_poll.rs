@@ -22,7 +22,7 @@ const BUSY_POLL_TRY_US: u64 = 500;
 const BUSY_POLL_SHORT_MIN: u32 = 22;
 /// Datagrams in a turn, in the mean: where there are more, time awake is better given to others.
 const BUSY_POLL_DATAGRAMS_MAX: u64 = 4;
-/// After a try in vain it is tried again no sooner than so many waits later, ...
+/// After a failed try it is tried again no sooner than so many waits later, ...
 const BUSY_POLL_PAUSE_MIN: u32 = 64;
 /// ... after the next twice as many, and so on up to so many.
 const BUSY_POLL_PAUSE_MAX: u32 = 1 << 16;
@@ -31,7 +31,7 @@ const BUSY_POLL_PAUSE_MAX: u32 = 1 << 16;
 const PARTS: u64 = 256;
 /// ... and a turn moves it by this part.
 const WEIGHT: u64 = 16;
-/// A try that lasted so many waits was not in vain.
+/// A try that lasted so many waits was a success.
 const LASTED: u32 = 1_024;
 
 /// A worker's last waits and turns.
@@ -45,7 +45,7 @@ pub(crate) struct BusyPoll {
     short: u32,
     /// Waits since it was turned on or off.
     since: u32,
-    /// Waits before it is tried again, and after the next try in vain.
+    /// Waits before it is tried again, and after the next failed try.
     pause: u32,
     next_pause: u32,
     /// Datagrams in a turn, in [`PARTS`].
@@ -212,7 +212,7 @@ mod tests {
         assert_eq!(turns_until(&mut busy_poll, true, IN_TIME, 45), None);
         assert!(turns_until(&mut busy_poll, true, IN_TIME, 1).is_some_and(|turns| turns < 100));
         assert!(turns_until(&mut busy_poll, false, IN_TIME, 45).is_some_and(|turns| turns <= 3));
-        // It was not in vain.
+        // It was a success.
         assert!(turns_until(&mut busy_poll, true, IN_TIME, 1).is_some_and(|turns| turns < 100));
     }
 

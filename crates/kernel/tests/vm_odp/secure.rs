@@ -78,7 +78,7 @@ fn carried_encrypted(outer: Outer) {
     reach(&a, &c);
 }
 
-/// A neighbour that was asked for in vain counts as unreachable for a while.
+/// A neighbour that did not answer counts as unreachable for a while.
 fn reach(from: &Container, to: &Container) {
     until("an answer", || from.space.succeeds(&format!("ping -c 1 -W 2 {}", to.ipv4())));
     from.pings(to);

@@ -14,7 +14,7 @@ use weft_packet::announcement::{Announcement, LEN_MAX};
 use super::{namespace, wait_ping};
 
 /// Damage by `ip` in the container, or on the host if the first word is HOST; PORT is the container's device
-/// there. Weft pauses before it mends a container again, so each row needs a separate container.
+/// there. Weft pauses before it repairs a container again, so each row needs a separate container.
 pub const WRECKS: [&[&str]; 3] = [
     &["link set weft0 down", "link set weft0 name eth9", "HOST link delete PORT"],
     &["link delete weft0", "link set weft0 address 02:00:00:00:09:09", "HOST link set PORT down"],
@@ -92,7 +92,7 @@ pub fn damage(netns: &Netns, words: &str) -> anyhow::Result<()> {
 /// interface, its device on the host, traffic to and from another host's container, and the output of `ps`.
 ///
 /// # Errors
-/// Something was not mended in time.
+/// Something was not repaired in time.
 pub fn wreck_and_wait(host: &Host, far: &Container, limit: Duration) -> anyhow::Result<()> {
     for (number, wrecks) in WRECKS.iter().enumerate() {
         let one = host.add_container(&format!("c{number}"))?;

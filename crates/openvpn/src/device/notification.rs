@@ -53,7 +53,7 @@ pub enum Notification {
     KeySwap {
         /// Its id.
         peer_id: u32,
-        /// The id of the key that is no more.
+        /// The id of the key that is gone.
         key_id: u32,
     },
     /// Its packets, which are authentic, come from another address; packets to it go there now.

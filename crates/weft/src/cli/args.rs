@@ -58,7 +58,7 @@ pub enum Command {
     Workers(WorkersArgs),
     /// Stop the daemon, detach all containers, and delete identity, ranges and peers
     Reset(ResetArgs),
-    /// Check this host's support for Weft and its speed, and say how to get what is missing
+    /// Check this host's support for Weft and its speed, and name the remedy for each gap
     Doctor(DoctorOptions),
     /// Manage OpenVPN data channel devices by hand, in the kernel or in userspace
     #[command(subcommand)]

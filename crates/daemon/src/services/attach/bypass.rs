@@ -1,5 +1,5 @@
 //! Rules and limits that direct ports bypass: foreign rules on the bridge, and limits on containers' ports of
-//! it. They are checked when a container is plugged in and at intervals, so that users learn of them.
+//! it. They are checked when a container is attached and at intervals, so that users learn of them.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -39,7 +39,7 @@ impl Bypass {
         seen
     }
 
-    /// The reason why a container plugged in now may not have a direct port, unless requested explicitly.
+    /// The reason why a container attached now may not have a direct port, unless requested explicitly.
     pub(crate) async fn objection(&self, kernel: &Kernel) -> Option<String> {
         let limit = Duration::from_millis(LOOK_LIMIT_MS);
         if tokio::time::timeout(limit, self.look(kernel)).await.is_err() {

@@ -1,5 +1,5 @@
-//! Attachments whose container is not plugged in now. A container that has ended keeps its addresses for a
-//! while. One that could not be plugged in is retried.
+//! Attachments whose container is not attached now. A container that has ended keeps its addresses for a
+//! while. One that could not be attached is retried.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -14,9 +14,9 @@ use crate::core::control::Request;
 use crate::services::supervisor::{self, Pulse};
 use crate::timestamp;
 
-/// The container is plugged in.
+/// The container is attached.
 pub(crate) const ATTACHED: &str = "attached";
-/// The container runs but could not be plugged in.
+/// The container runs but could not be attached.
 pub(crate) const FAILED: &str = "failed";
 /// The container has ended.
 pub(crate) const GONE: &str = "gone";
@@ -77,7 +77,7 @@ impl Saved {
         (self.attachment.reason, self.attachment.state_since) = (None, None);
     }
 
-    /// Records that it is not plugged in; the time stays that of the first such moment.
+    /// Records that it is not attached; the time stays that of the first such moment.
     pub(crate) fn set_out(&mut self, state: &str, reason: String) {
         if self.attachment.state != state || self.attachment.state_since.is_none() {
             self.attachment.state_since = Some(timestamp::format(SystemTime::now()));
@@ -216,7 +216,7 @@ impl Attachments {
         look::is_alive(sandbox).then(|| sandbox.clone())
     }
 
-    /// A container that could not be plugged in may have ended meanwhile.
+    /// A container that could not be attached may have ended meanwhile.
     async fn end_failed(&self, inner: &mut Inner, id: &str) {
         let Some(saved) = inner.saved.get(id) else { return };
         if saved.attachment.state == FAILED && !look::is_alive(&saved.sandbox) {
@@ -269,7 +269,7 @@ impl Attachments {
     }
 }
 
-/// Retries containers that are not plugged in, for as long as it is polled.
+/// Retries containers that are not attached, for as long as it is polled.
 pub(crate) async fn keep_trying(attachments: Arc<Attachments>, pulse: Pulse) {
     loop {
         pulse.wait(tokio::time::sleep(Duration::from_millis(LOOK_MS))).await;

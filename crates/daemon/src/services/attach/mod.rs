@@ -44,7 +44,7 @@ pub(crate) struct Attachments {
     inner: Mutex<Inner>,
     /// The list that `weft ps` shows while the kernel delays an attach.
     shown: watch::Sender<Arc<Vec<Attachment>>>,
-    /// Whether the containers of the last run are plugged in again, as far as possible.
+    /// Whether the containers of the last run are attached again, as far as possible.
     restored: watch::Sender<bool>,
     pub(crate) kernel: Kernel,
     pub(crate) engine: KernelEngine,
@@ -207,7 +207,7 @@ impl Attachments {
         self.shown.borrow().to_vec()
     }
 
-    /// The containers of the last run are plugged in again, as far as they can be.
+    /// The containers of the last run are attached again, as far as they can be.
     pub(crate) fn set_restored(&self) {
         self.restored.send_replace(true);
     }
@@ -548,7 +548,7 @@ impl Attachments {
             return Ok(());
         }
         let seen = self.kernel.bridge_ports(SWITCH, TAP).await;
-        // Nothing is plugged in or out while the lock is held.
+        // Nothing is attached or detached while the lock is held.
         let inner = self.lock().await;
         let specs: Vec<_> = inner.saved.values().filter(is_bridge).map(spec_of).collect();
         let known = seen.as_ref().map_err(ToString::to_string);

@@ -183,7 +183,7 @@ impl DirectPorts {
         Ok(attached)
     }
 
-    /// All attached containers are plugged in again: drops unused leftovers of an earlier run.
+    /// Drops unused leftovers of an earlier run, once all its containers are attached again.
     pub(crate) fn all_restored(&self) {
         self.kept.forget();
     }

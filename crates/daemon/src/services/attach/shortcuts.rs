@@ -64,7 +64,7 @@ impl Shortcuts {
         self.macs.is_ok()
     }
 
-    /// A container was plugged in: it is checked soon.
+    /// A container was attached: it is checked soon.
     pub(crate) fn plugged_in(&self) {
         self.due.notify_one();
     }

@@ -73,7 +73,7 @@ impl Flush {
         let script = match self {
             Self::States => states.to_owned(),
             Self::Policies => policies.to_owned(),
-            // In one shell, so that the daemon cannot mend one before the other is gone.
+            // In one shell, so that the daemon cannot repair one before the other is gone.
             Self::Both => format!("{policies}; {states}"),
         };
         netns.exec(&["bash", "-c", &script])?.success()?;
