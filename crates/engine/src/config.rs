@@ -106,7 +106,7 @@ pub(crate) fn check(config: &EngineConfig) -> Result<(), EngineError> {
     Ok(())
 }
 
-/// So many workers there can be.
+/// The maximum number of workers.
 ///
 /// # Errors
 /// [`EngineError::Configuration`]

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-/// Events of one path that say the same come at least so many milliseconds apart.
+/// Milliseconds between equal events of one path, at least.
 pub const EVENT_INTERVAL_MS: u64 = 500;
 
 /// Slots of [`Recent`].
@@ -33,7 +33,7 @@ impl Recent {
     }
 }
 
-/// Lets so many things through in each second.
+/// Lets this many things through in each second.
 #[derive(Debug)]
 pub(crate) struct PerSecond {
     left: u32,

@@ -32,7 +32,7 @@ pub const MESSAGE_ROOM: usize = 65_536 + 320;
 /// Bytes asked for in a socket's send and receive buffers.
 pub const SOCKET_BUFFER_BYTES: libc::c_int = 8 << 20;
 
-/// `SO_MEMINFO` answers with so many numbers (Linux `SK_MEMINFO_VARS`).
+/// The number of values in an answer of `SO_MEMINFO` (Linux `SK_MEMINFO_VARS`).
 const MEMINFO_VARS: usize = 9;
 
 /// A UDP socket for IPv4 and IPv6, non-blocking, with UDP_GRO on where the kernel has it. Fragmentation of

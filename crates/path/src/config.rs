@@ -23,24 +23,24 @@ pub const DRAIN_MS: u64 = 10_000;
 pub const DRAIN_SHORTEST_MS: u64 = 2_000;
 /// How long data goes on while a lost link reconnects, in milliseconds.
 pub const LINK_GRACE_MS: u64 = 60_000;
-/// A hello or offer without an answer is sent again after so many milliseconds.
+/// Milliseconds after which a hello or offer without an answer is sent again.
 pub const RESEND_MS: u64 = 1_000;
-/// An offer without an answer is given up, and a new one made, after so many sendings.
+/// Sendings after which an offer without an answer is given up, and a new one made.
 pub const OFFER_SENDINGS_MAX: u32 = 6;
 /// Shortest time between two new offers of one path, in milliseconds, whatever the cause.
 pub const OFFER_INTERVAL_MS: u64 = 100;
-/// A NAT keepalive is sent on each path in use every so many milliseconds.
+/// Milliseconds between NAT keepalives on each path in use.
 pub const KEEPALIVE_MS: u64 = 20_000;
-/// A path has failed after so many probes without an answer.
+/// Probes without an answer after which a path has failed.
 pub const PROBES_UNANSWERED_MAX: u32 = 4;
-/// After the path in use fails by silence, frames stay on it for so many milliseconds while no other works. On
+/// Milliseconds that frames stay on a path that failed by silence while no other works. On
 /// a busy host only the probes may be late. Afterwards frames are dropped and counted.
 pub const CARRY_ON_MS: u64 = 10_000;
-/// A better path must go so many milliseconds without a loss before traffic moves back to it.
+/// Milliseconds without a loss that a better path needs before traffic moves back to it.
 pub const CLEAN_BEFORE_MOVE_MS: u64 = 10_000;
-/// A failed path is retried after so many milliseconds; the delay doubles with each try ...
+/// Milliseconds after which a failed path is retried; the delay doubles with each try ...
 pub const RETRY_FIRST_MS: u64 = 1_000;
-/// ... up to so many.
+/// ... up to this.
 pub const RETRY_MAX_MS: u64 = 60_000;
 /// The first failure that an engine reports of a path holds it back for so many milliseconds, so that reports
 /// of one event count once. Each further failure holds it back by [`RETRY_FIRST_MS`] and [`RETRY_MAX_MS`].
@@ -48,31 +48,31 @@ pub const ENGINE_HOLD_FIRST_MS: u64 = 100;
 /// A path that has carried packets for so many milliseconds has recovered: the next failure that
 /// its engine reports counts as the first.
 pub const ENGINE_SOUND_MS: u64 = 2_000;
-/// A path relapses if it fails in use without an answer to its active probes, and then answers a candidate's
-/// probe within so many milliseconds. Something on the way passes only candidates' probes.
+/// Milliseconds within which a path relapses: it fails in use without an answer to its active probes, then answers
+/// a candidate's probe. Something on the way passes only candidates' probes.
 pub const RELAPSE_WITHIN_MS: u64 = 3_000;
-/// After the first relapse a path carries no frames for so many milliseconds while another works; each further
-/// one doubles the time ...
+/// Milliseconds without frames after a path's first relapse, while another works; each further one doubles the
+/// time ...
 pub const RELAPSE_FIRST_MS: u64 = 60_000;
-/// ... up to so many.
+/// ... up to this.
 pub const RELAPSE_MAX_MS: u64 = 3_600_000;
-/// A peer's report that it opens a path's packets but hears none of its probes expires after so many
-/// milliseconds. A failed path is tried within [`RETRY_MAX_MS`], and the peer reports it again.
+/// Milliseconds after which a peer's report expires that it opens a path's packets but hears none of its probes. A
+/// failed path is tried within [`RETRY_MAX_MS`], and the peer reports it again.
 pub const UNHEARD_MS: u64 = 150_000;
-/// For so many milliseconds after a peer's first path came into use, a better path is taken once it is proven,
-/// if it never failed. The first path to be proven is a matter of chance.
+/// Milliseconds after a peer's first path came into use. Until then a better path is taken once it is proven, if
+/// it never failed. The first path to be proven is a matter of chance.
 pub const SETTLE_MS: u64 = 5_000;
-/// A kernel engine has one policy for the probes of candidates towards one peer. Each candidate that is bound
-/// to addresses holds it for so many milliseconds.
+/// A kernel engine has one policy for the probes of candidates towards one peer. Milliseconds that each candidate
+/// that is bound to addresses holds it.
 pub const PROBE_TURN_MS: u64 = 50;
-/// While no lane beyond the first gets through, the hosts take turns to open them. The first turn lasts so many
-/// milliseconds; each next one lasts twice as long ...
+/// While no lane beyond the first gets through, the hosts take turns to open them. Milliseconds of the first turn;
+/// each next one lasts twice as long ...
 pub const LANES_TURN_FIRST_MS: u64 = 5_000;
 /// ... up to this, in milliseconds.
 pub const LANES_TURN_MAX_MS: u64 = 600_000;
 /// Generations of inbound SAs of one peer that still drain after their path went away.
 pub const RETIRED_MAX: usize = 16;
-/// The search for a larger MTU starts again after so many seconds (RFC 8899 section 5.1.1).
+/// Seconds after which the search for a larger MTU starts again (RFC 8899 section 5.1.1).
 pub const MTU_RAISE_S: u64 = 600;
 /// The same on a path that does not carry the containers' MTU.
 pub const MTU_RAISE_NARROW_S: u64 = 60;
@@ -124,9 +124,9 @@ pub struct Config {
     pub rekey_after: Duration,
     /// The longest time an SA is used.
     pub sa_lifetime: Duration,
-    /// A new SA is asked for after so many packets ...
+    /// Packets after which a new SA is asked for ...
     pub packets_soft: u64,
-    /// ... and none is sent on it after so many.
+    /// ... and after which none is sent on it.
     pub packets_hard: u64,
     /// Soft limit of bytes sealed.
     pub bytes_soft: u64,

@@ -162,9 +162,9 @@ pub struct OutboundSa {
     pub rco: bool,
     /// Mixed into the IV, so that it does not reveal the sequence number (as Linux does).
     pub iv_salt: u64,
-    /// Ask for a new SA after so many packets ([`EngineEvent::OutboundNearLimit`])...
+    /// Packets after which to ask for a new SA ([`EngineEvent::OutboundNearLimit`])...
     pub packets_soft: u64,
-    /// ... and send nothing on it after so many.
+    /// ... and after which to send nothing on it.
     pub packets_hard: u64,
     /// Likewise for bytes sealed.
     pub bytes_soft: u64,

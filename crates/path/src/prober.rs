@@ -17,19 +17,18 @@ use crate::engine_api::{EngineCommand, PathId};
 use crate::relapse::Relapses;
 use crate::shared::Shared;
 
-/// A probe counts as unanswered after so many milliseconds at least ...
+/// Milliseconds after which a probe counts as unanswered: at least ...
 const PROBE_TIMEOUT_MIN_MS: u64 = 500;
-/// ... and so many at most, however long the round trip was.
+/// ... and at most, for any round trip.
 const PROBE_TIMEOUT_MAX_MS: u64 = 1_000;
-/// An answer later than so many milliseconds is ignored.
+/// Milliseconds after which an answer is ignored.
 const PROBE_FORGET_MS: u64 = 5_000;
 /// Probes remembered at once.
 const PROBES_OUTSTANDING_MAX: usize = 64;
-/// The MTU is lowered after so many small probes in a row are answered while
-/// [`PROBES_UNANSWERED_MAX`] of full size are not. Random loss of a tenth of all packets looks like
-/// that for a moment every two hours.
+/// Answered small probes in a row after which the MTU is lowered, while [`PROBES_UNANSWERED_MAX`] of full size are
+/// not answered. Random loss of a tenth of all packets looks like that for a moment every two hours.
 const SMALL_ANSWERED_TO_LOWER: u32 = 3;
-/// A size counts as too large after so many probes (MAX_PROBES of RFC 8899 section 5.1.2).
+/// Probes after which a size counts as too large (MAX_PROBES of RFC 8899 section 5.1.2).
 const SEARCH_PROBES_MAX: u32 = 3;
 
 /// The result of a step of the prober.

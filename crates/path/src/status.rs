@@ -103,7 +103,8 @@ pub enum Reason {
     NotOffered,
     /// A reason that the peer reports for its own side, as text.
     Peer(String),
-    /// So many lanes of the path in use, out of so many, carry nothing: a firewall admits only replies.
+    /// The number of lanes of the path in use that carry nothing, and of all its lanes: a firewall admits only
+    /// replies.
     LanesBlocked(u16, u16),
     /// Several reasons at once.
     Several(Vec<Reason>),

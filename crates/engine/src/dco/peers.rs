@@ -90,7 +90,7 @@ impl Counts {
         self.link.tx_bytes.fetch_add(outside, Relaxed);
     }
 
-    /// So much was authentic.
+    /// The authentic packets and bytes.
     pub(crate) fn received(&self, received: Received) {
         for (way, it) in [(&self.vpn, received.inside), (&self.link, received.outside)] {
             way.rx_packets.fetch_add(it.packets, Relaxed);

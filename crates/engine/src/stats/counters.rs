@@ -359,7 +359,7 @@ impl WorkerCounters {
         Duration::from_nanos(self.awake_ns.get())
     }
 
-    /// The worker has been awake for so long with nothing to do.
+    /// Notes the time that the worker has been awake with nothing to do.
     #[inline]
     pub(crate) fn was_awake(&self, time: Duration) {
         if !time.is_zero() {

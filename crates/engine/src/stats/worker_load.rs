@@ -17,7 +17,7 @@ impl WorkerLoad {
         Self { told: steering.map(|steering| (worker, steering)) }
     }
 
-    /// So many bytes were sent at `tick`, if any.
+    /// Notes the bytes sent at `tick`, if any.
     #[inline]
     pub(crate) fn sent(&self, bytes: u64, tick: u32) {
         if let Some((worker, steering)) = &self.told
@@ -27,7 +27,7 @@ impl WorkerLoad {
         }
     }
 
-    /// So many bytes were received.
+    /// Notes the bytes received.
     #[inline]
     pub(crate) fn received(&self, bytes: usize) {
         if self.told.is_some() {

@@ -11,7 +11,7 @@ use weft_io::steer::{FLOW_PAUSE_NS, Load, SPREAD, TICK_NS};
 
 use super::state::{Outbound, Path};
 
-/// A flow that has paused for so many ticks may take another lane: [`FLOW_PAUSE_NS`].
+/// Ticks of a pause after which a flow may take another lane: [`FLOW_PAUSE_NS`].
 pub(crate) const PAUSE_TICKS: i32 = FLOW_PAUSE_NS / TICK_NS.cast_signed();
 /// Flows are told apart by so many bits of a hash; those that are not take one lane together.
 const SLOT_BITS: u32 = 12;

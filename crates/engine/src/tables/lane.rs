@@ -13,7 +13,7 @@ use weft_io::udp::Remote;
 
 /// Time between a worker's looks at its lanes, in milliseconds.
 pub const LANE_LOOK_MS: u64 = 1_000;
-/// A lane that carries nothing is proven with each of so many looks only.
+/// Looks for each proof of a lane that carries nothing.
 pub const LANE_IDLE_LOOKS: u8 = 5;
 /// Looks at which a dummy went out and nothing had come back before a lane carries nothing more.
 pub const LANE_MISSES_MAX: u8 = 3;

@@ -13,25 +13,25 @@ use weft_io::poller::Poller;
 
 use crate::stats::counters::WorkerCounters;
 
-/// So long at most, in microseconds: longer than an answer takes in one data centre.
+/// The longest busy poll, in microseconds: longer than an answer takes in one data centre.
 pub const BUSY_POLL_US: u64 = 150;
 /// It is tried where waits take no longer than this, in microseconds: a sleeping wait takes some wake-ups
 /// longer than a busy one.
 const BUSY_POLL_TRY_US: u64 = 500;
-/// So many of the last 32 waits must be short. If a third are longer, the time is mostly wasted.
+/// The number of the last 32 waits that must be short. If a third are longer, the time is mostly wasted.
 const BUSY_POLL_SHORT_MIN: u32 = 22;
 /// Datagrams in a turn, in the mean: where there are more, time awake is better given to others.
 const BUSY_POLL_DATAGRAMS_MAX: u64 = 4;
-/// After a failed try it is tried again no sooner than so many waits later, ...
+/// The fewest waits between a failed try and the next one, ...
 const BUSY_POLL_PAUSE_MIN: u32 = 64;
-/// ... after the next twice as many, and so on up to so many.
+/// ... after the next twice as many, and so on up to this.
 const BUSY_POLL_PAUSE_MAX: u32 = 1 << 16;
 
 /// The mean is kept in these parts of a datagram, ...
 const PARTS: u64 = 256;
 /// ... and a turn moves it by this part.
 const WEIGHT: u64 = 16;
-/// A try that lasted so many waits was a success.
+/// Waits after which a try was a success.
 const LASTED: u32 = 1_024;
 
 /// A worker's last waits and turns.
@@ -55,7 +55,7 @@ pub(crate) struct BusyPoll {
 }
 
 impl BusyPoll {
-    /// Always so long; `None`: while it pays.
+    /// The fixed time; `None`: while it pays.
     pub(crate) const fn new(fixed: Option<Duration>) -> Self {
         let (pause, next_pause) = (0, BUSY_POLL_PAUSE_MIN);
         Self { fixed, on: false, short: 0, since: 0, pause, next_pause, mean: 0, moved: 0 }
@@ -114,7 +114,7 @@ impl BusyPoll {
         self.fixed.is_none()
     }
 
-    /// A wait has taken so long.
+    /// Notes the length of a wait.
     #[inline]
     fn waited(&mut self, wait: Duration) {
         let limit = Duration::from_micros(if self.on { BUSY_POLL_US } else { BUSY_POLL_TRY_US });
@@ -138,7 +138,7 @@ impl BusyPoll {
         }
     }
 
-    /// A turn had so many datagrams, both ways.
+    /// Notes the datagrams of a turn, both ways.
     #[inline]
     const fn turned(&mut self, datagrams: u64) {
         let parts = datagrams.saturating_mul(PARTS);

@@ -147,11 +147,11 @@ pub(crate) struct Help {
     /// The gate of worker and helpers at the TAP queues: one for all queues, since they send by the same SAs.
     queues: TicketGate,
     sockets: [TicketGate; SOCKETS_MAX],
-    /// So many helpers should work: the first ones. Written by `Help::want` alone.
+    /// The number of helpers that should work: the first ones. Written by `Help::want` alone.
     wanted: AtomicUsize,
-    /// So many may: the worker passes the gates too. Written by the worker.
+    /// The number that may: the worker passes the gates too. Written by the worker.
     let_in: AtomicUsize,
-    /// So many do.
+    /// The number that do.
     at_work: AtomicUsize,
 }
 
@@ -172,12 +172,12 @@ impl Help {
         wanted > 0 || self.at_work.load(SeqCst) > 0
     }
 
-    /// So many helpers are to work.
+    /// The number of helpers that should work.
     pub(crate) fn wanted(&self) -> usize {
         self.wanted.load(SeqCst)
     }
 
-    /// So many helpers are to work from now on; returns how many were.
+    /// Sets the number of helpers that should work from now on; returns the old one.
     pub(crate) fn want(&self, helpers: usize) -> usize {
         self.wanted.swap(helpers, SeqCst)
     }

@@ -51,7 +51,7 @@ impl Helpers {
         &self.context.counters
     }
 
-    /// Has so many helpers work; threads are made when they are first wanted, and stay.
+    /// Sets the number of helpers at work. Threads are made when they are first wanted, and stay.
     ///
     /// # Errors
     /// A thread could not be started; those before it work.

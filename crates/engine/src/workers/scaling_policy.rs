@@ -19,7 +19,7 @@ const SATURATED_MS: u64 = 50;
 const IDLE_CORES_MIN: f64 = 0.75;
 /// How long a helper is tried, in milliseconds; the first look is not counted.
 const TRIAL_MS: u64 = 150;
-/// With a helper, so much more must get through than without.
+/// The share by which more must get through with a helper than without.
 const GAIN_MIN: f64 = 1.1;
 /// A helper is given up when the threads could do with one less at this share of their time.
 const CALM: f64 = 0.8;

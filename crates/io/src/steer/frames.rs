@@ -16,10 +16,10 @@ use crate::bpf::{
 };
 use crate::tap::Tap;
 
-/// A flow that has paused for so long, in nanoseconds, may go another way: nothing of it can be under way any
-/// more. In the fullest queues a packet has waited for 65 ms (docs/performance.md, "More than the path
-/// carries"); the rest is for a peer's thread that got no processor. TCP's first retransmission after such a
-/// stall, at 200 ms, must not overtake the original.
+/// The pause in nanoseconds after which a flow may take another way: nothing of it can be under way any more. In
+/// the fullest queues a packet has waited for 65 ms (docs/performance.md, "More than the path carries"); the rest
+/// is for a peer's thread that got no processor. TCP's first retransmission after such a stall, at 200 ms, must
+/// not overtake the original.
 pub const FLOW_PAUSE_NS: i32 = 1_000_000_000;
 
 /// Offsets of a frame's source address and EtherType, in bytes.
@@ -81,7 +81,7 @@ impl FrameSteering {
         member.steer(&self.to_kernel(workers as u32)?)
     }
 
-    /// A worker has carried so many bytes, either way, at [`super::tick`].
+    /// Notes the bytes that a worker has carried, either way, at [`super::tick`].
     #[inline]
     pub fn carried(&self, worker: usize, bytes: u64, tick: u32) {
         if let Some(load) = self.loads.words().get(worker * (LOAD_LEN / 8)) {

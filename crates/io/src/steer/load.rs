@@ -5,14 +5,14 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// The unit of time here, in nanoseconds: a 64th of a second.
 pub const TICK_NS: u32 = 1_000_000_000 / 64;
-/// A load below so many bytes spares nothing: 33 Mbit/s.
+/// The load in bytes below which nothing is spared: 33 Mbit/s.
 const TRIFLE: u64 = 128 << 10;
 /// A worker or lane is spared where its load is greater than another's by this factor.
 pub(super) const MUCH_LESS: u64 = 2;
 /// The presumed load of a new flow until its packets are seen, in bytes. It is more than a trifle, so that flows
 /// that begin at once spread.
 const PRESUMED: u64 = TRIFLE;
-/// For a load below so many bytes, as of a few flows that begin, one more flow is much.
+/// The load in bytes, as of a few new flows, below which one more flow is much.
 const FEW: u64 = 4 * PRESUMED;
 
 /// A load's unit, in bytes: a packet of any size counts.
@@ -46,7 +46,7 @@ pub fn tick() -> u32 {
 pub struct Load(AtomicU64);
 
 impl Load {
-    /// So many bytes were carried at `tick`.
+    /// Notes the bytes carried at `tick`.
     #[inline]
     pub fn add(&self, bytes: u64, tick: u32) {
         add(&self.0, bytes, tick);

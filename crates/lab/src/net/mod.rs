@@ -42,7 +42,7 @@ impl Lab {
         Self::launched(2, arguments)
     }
 
-    /// So many hosts; all but the first name only the first.
+    /// The number of hosts; all but the first name only the first.
     ///
     /// # Errors
     /// As [`Lab::pair`].

@@ -16,7 +16,7 @@ use super::task::lock;
 
 /// Pause before watching or comparing is retried.
 const RETRY: Duration = Duration::from_secs(2);
-/// After so long without a notice, all surviving notices have been read.
+/// The time without a notice after which all surviving notices have been read.
 const QUIET: Duration = Duration::from_millis(20);
 /// Notices read at most before the search for lost ones: more than the watch's buffer holds.
 const REST_MAX: usize = 16_384;

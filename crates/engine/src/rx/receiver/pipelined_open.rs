@@ -22,7 +22,7 @@ pub(crate) struct OpenedBatch {
     window: ReplayWindow,
     messages: usize,
     datagrams: u64,
-    /// So many of `opened` are filed for merging, or hold no frame.
+    /// The number of `opened` that are filed for merging, or hold no frame.
     filed: usize,
 }
 
