@@ -1,6 +1,10 @@
 //! Errors between Weft and the kernel.
 
-use std::{io, net::IpAddr, path::PathBuf};
+use std::{
+    io,
+    net::IpAddr,
+    path::{Path, PathBuf},
+};
 
 use ipnet::IpNet;
 
@@ -53,12 +57,13 @@ pub enum KernelError {
     },
     /// Configuration: more ports than a bridge takes.
     #[error(
-        "the bridge {bridge} has its maximum of {max} ports: detach a container (weft ps), or attach this one on another host",
-        max = crate::bridge::BRIDGE_PORTS_MAX
+        "the bridge {bridge} has its maximum of {ports} ports: detach a container (weft ps), or attach this one on another host"
     )]
     BridgeFull {
         /// The bridge.
         bridge: String,
+        /// Its ports.
+        ports: usize,
     },
     /// Us, or another program removed it while Weft worked.
     #[error("device {name} does not exist: it was removed, or the engine has not opened it yet")]
@@ -394,37 +399,14 @@ impl KernelError {
     }
 }
 
-/// How one netlink request ended, before its purpose is known.
-#[derive(Debug)]
-pub(crate) enum RequestError {
-    /// The kernel's error number and its explanation.
-    Kernel { errno: i32, reason: Option<String> },
-    /// The socket failed.
-    Socket(io::Error),
-    /// No answer in time.
-    TimedOut,
-}
-
-impl RequestError {
-    /// Whether the kernel answered with this error number.
-    pub(crate) fn is(&self, wanted: rustix::io::Errno) -> bool {
-        matches!(self, Self::Kernel { errno, .. } if *errno == wanted.raw_os_error())
-    }
-
-    /// The public error; `doing` names the action in the infinitive ("add address 10.32.0.1/12").
-    pub(crate) fn while_doing(self, doing: impl Into<String>) -> KernelError {
-        let doing = doing.into();
-        if self.is(rustix::io::Errno::PERM) {
-            return KernelError::NotPermitted { doing };
-        }
-        match self {
-            Self::Kernel { errno, reason } => {
-                KernelError::Refused { doing, source: io::Error::from_raw_os_error(errno), reason }
-            }
-            Self::Socket(source) => KernelError::Socket { doing, source },
-            Self::TimedOut => {
-                KernelError::TimedOut { doing, limit_ms: crate::socket::REQUEST_TIMEOUT_MS }
-            }
-        }
+/// Maps a failure to open or enter the namespace at `path`.
+pub(crate) fn namespace_error(path: &Path, source: io::Error) -> KernelError {
+    let path = path.to_owned();
+    match source.kind() {
+        io::ErrorKind::NotFound => KernelError::NamespaceGone { path },
+        io::ErrorKind::PermissionDenied => KernelError::NotPermitted {
+            doing: format!("enter the network namespace {}", path.display()),
+        },
+        _ => KernelError::Namespace { path, source },
     }
 }

@@ -27,10 +27,11 @@ use weft_packet::ethernet;
 use super::KernelEngineConfig;
 use super::switch::{VXLAN, VXLAN6};
 use crate::error::KernelError;
-use crate::{Kernel, PortSpec};
+use crate::{
+    handle::Kernel,
+    net::bridge::{ANNOUNCEMENTS_DEVICE, PortSpec},
+};
 
-/// The bridge's port that takes announcements.
-pub(crate) const DEVICE: &str = "weft-announce";
 /// Frames of this host that go to other hosts in a second at most.
 pub const ANNOUNCEMENTS_PER_S_MAX: u32 = 1_024;
 /// Likewise of one sender.
@@ -93,7 +94,7 @@ impl Announcements {
         let (sender, heard) = mpsc::channel(HEARD_QUEUED_MAX);
         let counts = Arc::new(Counts::default());
         let port = PortSpec {
-            name: DEVICE.into(),
+            name: ANNOUNCEMENTS_DEVICE.into(),
             bridge: config.device.clone(),
             isolated: true,
             learning: false,
@@ -163,7 +164,8 @@ impl Relay {
     async fn open(&self) -> Result<Reader, KernelError> {
         let refused = |error: weft_io::IoError| failed(io::Error::other(error.to_string()));
         let bridge = self.kernel.own_bridge(&self.port.bridge).await?.index;
-        let options = TapOptions { queue_packets: QUEUE_FRAMES, ..TapOptions::new(DEVICE) };
+        let options =
+            TapOptions { queue_packets: QUEUE_FRAMES, ..TapOptions::new(ANNOUNCEMENTS_DEVICE) };
         let open = || {
             let mut port = Tap::open(&options)?;
             port.take_announcements()?;
@@ -177,7 +179,7 @@ impl Relay {
         let (port, bridge, sender) =
             namespace::run_in(&self.kernel.inner.home, open).map_err(failed)?.map_err(refused)?;
         // The frames bypass the bridge's output hook, where the guard marks Weft's packets.
-        sender.set_priority(crate::SENT_PRIORITY.cast_signed()).map_err(failed)?;
+        sender.set_priority(crate::firewall::guard::SENT_PRIORITY.cast_signed()).map_err(failed)?;
         self.kernel.ensure_port(&self.port).await?;
         let (stop, (ended, end)) = (Waker::new().map_err(failed)?, oneshot::channel());
         let mut work = Work {

@@ -11,7 +11,14 @@ use tokio::task::JoinHandle;
 
 use super::{PATIENCE_MAX_MS, patience};
 use crate::error::KernelError;
-use crate::{GroupCounts, GroupLimit, Guard, GuardCounters, MssClamp, NftWatch};
+use crate::{
+    firewall::{
+        guard::{Guard, GuardCounters},
+        mss::MssClamp,
+        nft_watch::NftWatch,
+    },
+    switch::groups::{GroupCounts, GroupLimit},
+};
 
 /// Interval of checks of the tables without a notice of a change, in milliseconds.
 const LOOK_MS: u64 = 30_000;
@@ -25,7 +32,7 @@ const FINISH_MS: u64 = 60_000;
 const TOLD_QUEUED_MAX: usize = 16;
 
 /// An endpoint's Ethernet address, and the MTU of the path to it in bytes.
-pub(super) type Narrow = (crate::entries::MacAddress, u16);
+pub(super) type Narrow = (crate::net::neighbours::MacAddress, u16);
 
 /// The wanted state of the tables.
 #[derive(Clone, Default, PartialEq)]

@@ -10,9 +10,10 @@ use weft_path::Reason;
 use super::filters::Told;
 use super::probes::Probes;
 use super::worker::{Ipsec, RECONCILE_MS, SUPPORT_MS, Worker};
-use super::{DATA_CHANNEL_DEVICE, KernelCounters, Support};
+use super::{KernelCounters, Support};
 use crate::error::KernelError;
-use crate::guard::GUARDED_PORTS;
+use crate::firewall::guard::GUARDED_PORTS;
+use crate::ovpn::DATA_CHANNEL_DEVICE;
 use crate::xfrm::{EntryPolicy, PolicyId, PolicySpec, StateId, Xfrm};
 
 /// Lanes to a peer at most beside the one for all other CPUs; each costs about 5 KiB at both ends.

@@ -6,7 +6,7 @@
 //! whether the kernel supports it by now.
 
 mod actions;
-pub(crate) mod announcements;
+mod announcements;
 mod channel;
 mod filters;
 mod keeper;
@@ -33,15 +33,18 @@ pub use self::keeper::SocketKeeper;
 pub use self::switch::SwitchKind;
 pub use self::traffic::{Carried, PeerTraffic};
 use crate::error::KernelError;
+pub use crate::ovpn::DATA_CHANNEL_DEVICE;
 use crate::xfrm::Xfrm;
-use crate::{GroupCounts, GroupLimit, Guard, GuardCounters, Kernel};
+use crate::{
+    firewall::guard::{Guard, GuardCounters},
+    handle::Kernel,
+    switch::groups::{GroupCounts, GroupLimit},
+};
 
 /// The UDP port on which the kernel takes ESP.
 pub const ENCAPSULATION_PORT: u16 = 6785;
 /// The UDP port on which the kernel's data channel takes packets of format `ovpn`.
 pub const DATA_CHANNEL_PORT: u16 = 6786;
-/// The device that seals and opens them.
-pub const DATA_CHANNEL_DEVICE: &str = "weft-ovpn";
 /// Orders that wait for the engine's task; a sender waits when there are more.
 const ORDERS_QUEUED_MAX: usize = 64;
 

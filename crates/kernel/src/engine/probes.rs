@@ -94,7 +94,9 @@ impl Probes {
             socket
                 .leave_out_checksums()
                 .and_then(|()| socket.stop_merging())
-                .and_then(|()| socket.set_priority(crate::SENT_PRIORITY.cast_signed()))
+                .and_then(|()| {
+                    socket.set_priority(crate::firewall::guard::SENT_PRIORITY.cast_signed())
+                })
                 .map_err(|source| failed("set up the probes' port", source))?;
             Ok(socket)
         };

@@ -12,8 +12,8 @@ use weft_path::{
 
 use super::channel::{Change, ChannelState};
 use super::probe_mac;
-use crate::overlay::Via;
-use crate::senders::{NUMBERS as SENDER_NUMBERS, NUMBERS_MASK as SENDER_NUMBERS_MASK};
+use crate::firewall::senders::{NUMBERS as SENDER_NUMBERS, NUMBERS_MASK as SENDER_NUMBERS_MASK};
+use crate::switch::overlay::Via;
 use crate::xfrm::{
     Direction, LaneGroup, Limits, PolicyId, PolicySpec, StateId, StateSpec, Template, UdpPorts,
 };

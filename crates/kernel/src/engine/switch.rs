@@ -15,12 +15,20 @@ use super::announcements::{Announcements, TooMany};
 use super::filters::Limiter;
 use super::probes::{self, Received};
 use crate::error::KernelError;
-use crate::ipv6;
-use crate::link::Link;
-use crate::odp::{self, OdpEdit, OdpEvent, OdpInbox, OdpSpec, OdpSwitch};
+use crate::net::ipv6;
+use crate::net::link::Link;
+use crate::switch::odp::{self, OdpEdit, OdpEvent, OdpInbox, OdpSpec, OdpSwitch};
 use crate::{
-    BridgeSpec, ForwardRule, GroupLimit, Guard, Kernel, MssClamp, OuterFamily, Overlay,
-    OverlaySpec, PortSpec, Senders, Via, VxlanSpec,
+    firewall::{forward::ForwardRule, guard::Guard, mss::MssClamp, senders::Senders},
+    handle::Kernel,
+    net::{
+        bridge::{BridgeSpec, PortSpec},
+        vxlan::{OuterFamily, VxlanSpec},
+    },
+    switch::{
+        groups::GroupLimit,
+        overlay::{Overlay, OverlaySpec, Via},
+    },
 };
 
 /// The VXLAN devices of the network, one for each family of outer addresses.

@@ -20,11 +20,19 @@ use super::state::{Action, State};
 use super::switch::{Switch, SwitchEvent};
 use super::traffic::Ledger;
 use super::unheard::Unheard;
-use super::{DATA_CHANNEL_DEVICE, KernelEngineConfig, Order, Support, SwitchKind};
+use super::{KernelEngineConfig, Order, Support, SwitchKind};
 use crate::error::KernelError;
+use crate::ovpn::DATA_CHANNEL_DEVICE;
 use crate::ovpn::{OvpnError, Watched};
 use crate::xfrm::{StateId, Xfrm, XfrmEvent, XfrmWatch};
-use crate::{CONTAINER_MTU_MIN, Guard, Kernel, LinkEvent, LinkWatch};
+use crate::{
+    firewall::guard::Guard,
+    handle::Kernel,
+    net::{
+        attach::CONTAINER_MTU_MIN,
+        link_watch::{LinkEvent, LinkWatch},
+    },
+};
 
 /// How long a replaced outbound SA stays for packets that looked it up before, in milliseconds.
 pub(super) const RETIRE_MS: u64 = 1_000;

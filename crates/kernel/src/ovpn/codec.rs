@@ -11,7 +11,7 @@ use weft_openvpn::device::{
     PeerAttributes, PeerState, Slot,
 };
 
-use crate::generic::codec::{Answer, Writer, attribute, attributes};
+use crate::netlink::generic::codec::{Answer, Writer, attribute, attributes};
 
 /// The family's name.
 pub(super) const FAMILY: &str = "ovpn";

@@ -10,14 +10,15 @@ use weft_openvpn::device::Mode;
 
 use super::support;
 use crate::{
-    Kernel,
-    bridge::mark,
     error::KernelError,
-    generic::codec::attribute,
-    link::{DEVICE_GROUP, Link, check_name},
+    handle::Kernel,
+    net::link::{DEVICE_GROUP, Link, check_name, mark},
+    netlink::generic::codec::attribute,
 };
 
 const KIND: &str = "ovpn";
+/// The device that seals and opens packets of format `ovpn` between hosts.
+pub const DATA_CHANNEL_DEVICE: &str = "weft-ovpn";
 /// The attribute of the mode, of one byte (IFLA_OVPN_MODE).
 const MODE: u16 = 1;
 

@@ -4,7 +4,7 @@ use std::{fmt, io};
 
 use rustix::io::Errno;
 
-use crate::{error::RequestError, socket::REQUEST_TIMEOUT_MS};
+use crate::netlink::error::{REQUEST_TIMEOUT_MS, RequestError};
 
 /// Why a request to the kernel's `ovpn` device failed. The handle remains usable after any of them.
 #[derive(Debug, thiserror::Error)]

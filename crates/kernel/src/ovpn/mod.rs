@@ -20,14 +20,14 @@ mod tests;
 
 pub use self::{
     client::OvpnClient,
-    device::{OvpnDevice, OvpnDeviceSpec},
+    device::{DATA_CHANNEL_DEVICE, OvpnDevice, OvpnDeviceSpec},
     error::{OvpnError, Refusal},
     resync::{KnownPeer, Missed},
     watch::{OvpnWatch, Watched},
 };
 
 use self::codec::FAMILY;
-use crate::generic::{codec::FamilyInfo, socket::Requests};
+use crate::netlink::generic::{codec::FamilyInfo, socket::Requests};
 
 /// Whether this kernel has data channel devices; asking makes it load the module, if it can.
 ///

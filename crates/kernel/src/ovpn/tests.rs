@@ -12,8 +12,8 @@ use weft_openvpn::device::{
     PeerAttributes, Slot,
 };
 
-use super::{codec, watch};
-use crate::{generic::codec::Writer, ovpn::Watched};
+use super::{Watched, codec, watch};
+use crate::netlink::generic::codec::Writer;
 
 const FAMILY: u16 = 0x21;
 const DEVICE: u32 = 7;

@@ -6,7 +6,7 @@ use rustix::io::Errno;
 use weft_openvpn::device::Notice;
 
 use super::{OvpnError, codec, look_up, open};
-use crate::{
+use crate::netlink::{
     generic::{
         codec::{Received, message},
         socket::Notices,

@@ -8,7 +8,7 @@ use super::{
     socket::{Message, Request},
     spec::{EntryPolicy, OwnPolicy, PolicyId, PolicySpec},
 };
-use crate::error::{KernelError, RequestError};
+use crate::{error::KernelError, netlink::error::RequestError};
 
 impl Xfrm {
     /// Applies each of these policies and returns the results in order. It adds a policy, replaces one of

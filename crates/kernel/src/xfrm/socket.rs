@@ -1,6 +1,6 @@
 //! A NETLINK_XFRM socket that carries many requests in few calls.
 //!
-//! It follows [`crate::socket`]: the lock is held for a whole exchange, and unreadable messages are skipped.
+//! It follows [`crate::netlink::socket`]: the lock is held for a whole exchange, and unreadable messages are skipped.
 //! Two things differ. A batch of requests goes out at once, as a thousand peers' states must be there in
 //! seconds. Everything sent and received may hold keys and is erased.
 
@@ -13,9 +13,9 @@ use tokio::sync::Mutex;
 use zeroize::Zeroizing;
 
 use super::codec::Body;
-use crate::{
-    error::RequestError,
-    socket::{DUMP_ATTEMPTS_MAX, HEADER_LEN, REQUEST_TIMEOUT_MS, explanation, messages},
+use crate::netlink::{
+    error::{REQUEST_TIMEOUT_MS, RequestError},
+    socket::{DUMP_ATTEMPTS_MAX, HEADER_LEN, explanation, messages},
 };
 
 /// NETLINK_XFRM.
@@ -257,7 +257,7 @@ impl Exchange {
         let sent = self.socket.send(&bytes).await;
         sent.map_err(|error| self.failed(error))?;
         self.unfinished = Some(self.sequence);
-        crate::late::answer().await;
+        crate::netlink::late::answer().await;
         Ok(first)
     }
 

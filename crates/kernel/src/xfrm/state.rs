@@ -10,7 +10,7 @@ use super::{
     socket::{Message, Outcome, Request},
     spec::{OwnState, StateId, StateSpec, StateUsage},
 };
-use crate::error::{KernelError, RequestError};
+use crate::{error::KernelError, netlink::error::RequestError};
 
 /// From this many states on, listing all is quicker than asking for each.
 const LIST_STATES_MIN: usize = 64;

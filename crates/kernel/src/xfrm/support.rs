@@ -126,7 +126,7 @@ impl Xfrm {
         &self,
         spec: &StateSpec,
         can: Abilities,
-    ) -> Result<(), crate::error::RequestError> {
+    ) -> Result<(), crate::netlink::error::RequestError> {
         let request = [Request::new(NEWSA, codec::new_state(spec, can))];
         self.socket().run(&request).await.pop().unwrap_or(Ok(None)).map(|_| ())
     }

@@ -19,11 +19,11 @@ use super::state::Sealed;
 use super::{Change, KeySpec, PeerSpec, key_id};
 use weft_path::Reason;
 
-use crate::TunnelSpec;
-use crate::engine::DATA_CHANNEL_DEVICE;
 use crate::engine::state::Way;
 use crate::engine::worker::Worker;
 use crate::error::KernelError;
+use crate::net::tunnel::TunnelSpec;
+use crate::ovpn::DATA_CHANNEL_DEVICE;
 use crate::ovpn::{OvpnClient, OvpnDevice, OvpnDeviceSpec, OvpnError, OvpnWatch, Refusal, Watched};
 
 /// The largest MTU of the device, in bytes. Containers' MTUs limit data packets, but a probe may be as long

@@ -8,10 +8,10 @@ use weft_openvpn::device::{DeletionReason, Notice, Notification, PeerState, Slot
 use weft_path::EngineEvent;
 
 use super::device::is_gone;
-use crate::engine::DATA_CHANNEL_DEVICE;
 use crate::engine::state::{Action, Way};
 use crate::engine::traffic::SaOf;
 use crate::engine::worker::Worker;
+use crate::ovpn::DATA_CHANNEL_DEVICE;
 use crate::ovpn::{OvpnError, OvpnWatch, Refusal, Watched};
 use crate::xfrm::{StateId, StateUsage};
 

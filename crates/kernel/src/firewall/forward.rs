@@ -1,0 +1,373 @@
+//! The accept rule for the bridge where br_netfilter makes iptables filter bridged frames.
+//!
+//! With `bridge-nf-call-iptables` on (Docker and Kubernetes switch it on), frames between two ports of a
+//! bridge pass the FORWARD chain. Docker's policy there is DROP. This is the only place where Weft writes
+//! into other programs' tables. It adds a single rule, identified by its comment, in `DOCKER-USER` where that
+//! exists, else in `FORWARD`.
+
+use std::{path::Path, time::Duration};
+
+use serde_json::{Value, json};
+use weft_io::namespace;
+
+use super::{
+    nft::{Listing, Table, run_program},
+    nft_watch::NftWatch,
+};
+use crate::{error::KernelError, handle::Kernel, net::link::check_name};
+
+/// The comment of our rule.
+pub const FORWARD_COMMENT: &str = "weft";
+/// How often to check whether br_netfilter became active or the legacy iptables tables changed, neither of
+/// which sends a notice; in milliseconds.
+const POLL_MS: u64 = 3_000;
+/// The chain that Docker leaves to the host's administrator and never empties.
+const CHAIN_USER: &str = "DOCKER-USER";
+const CHAIN_FORWARD: &str = "FORWARD";
+
+/// One address family of iptables.
+struct Family {
+    /// Its table in nftables, which iptables-nft writes.
+    table: Table,
+    /// The switch of br_netfilter.
+    switch: &'static str,
+    /// The file in which the kernel lists the legacy tables.
+    legacy_names: &'static str,
+    /// The program for these.
+    legacy_program: &'static str,
+}
+
+const FAMILIES: [Family; 2] = [
+    Family {
+        table: Table { family: "ip", name: "filter" },
+        switch: "/proc/sys/net/bridge/bridge-nf-call-iptables",
+        legacy_names: "/proc/thread-self/net/ip_tables_names",
+        legacy_program: "iptables-legacy",
+    },
+    Family {
+        table: Table { family: "ip6", name: "filter" },
+        switch: "/proc/sys/net/bridge/bridge-nf-call-ip6tables",
+        legacy_names: "/proc/thread-self/net/ip6_tables_names",
+        legacy_program: "ip6tables-legacy",
+    },
+];
+
+/// Whether iptables sees bridged frames, and by which kind of tables. Cheap to read.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+struct Situation {
+    /// By family: br_netfilter is active.
+    active: [bool; 2],
+    /// By family: there is a table of the older kind.
+    legacy: [bool; 2],
+}
+
+/// The rules that may filter the frames of bridges in the calling thread's namespace, by family.
+pub(crate) fn judges() -> [Judge; 2] {
+    FAMILIES.each_ref().map(|family| Judge {
+        family: family.table.family,
+        active: is_active(family),
+        legacy: !text(family.legacy_names).trim().is_empty(),
+    })
+}
+
+/// The rules of one family.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Judge {
+    pub(crate) family: &'static str,
+    /// br_netfilter hands it the frames of all bridges.
+    pub(crate) active: bool,
+    /// Whether legacy iptables has a table of this family.
+    pub(crate) legacy: bool,
+}
+
+fn is_active(family: &Family) -> bool {
+    text(family.switch).trim() == "1"
+}
+
+fn text(path: &str) -> String {
+    std::fs::read_to_string(path).unwrap_or_default()
+}
+
+/// Keeps the accept rule for one bridge, where one is needed.
+pub struct ForwardRule {
+    kernel: Kernel,
+    bridge: String,
+    last: Option<Situation>,
+}
+
+impl ForwardRule {
+    /// For the bridge of this name. Nothing is changed.
+    ///
+    /// # Errors
+    /// [`KernelError::InvalidName`].
+    pub fn new(kernel: Kernel, bridge: &str) -> Result<Self, KernelError> {
+        check_name(bridge)?;
+        Ok(Self { kernel, bridge: bridge.to_owned(), last: None })
+    }
+
+    /// Adds the rule where it is needed and missing, and takes it away where it is not needed any
+    /// more. It is needed where br_netfilter is active and the FORWARD chain has the policy DROP or
+    /// any rule. True if something was changed.
+    ///
+    /// # Errors
+    /// [`KernelError::NftMissing`], [`KernelError::NftRefused`], [`KernelError::Program`],
+    /// [`KernelError::NotPermitted`].
+    pub async fn ensure(&mut self) -> Result<bool, KernelError> {
+        let situation = self.look()?;
+        let kernel = self.kernel.clone();
+        let _one = kernel.inner.filters.lock().await;
+        let mut changed = false;
+        for (index, family) in FAMILIES.iter().enumerate() {
+            let active = situation.active[index];
+            // Before br_netfilter was first seen active, only an earlier run's rule can be there.
+            changed |= self.reconcile_nft(family, active).await?;
+            if situation.legacy[index] {
+                changed |= self.reconcile_legacy(family, active).await?;
+            }
+        }
+        self.last = Some(situation);
+        Ok(changed)
+    }
+
+    /// Takes the rule away everywhere. True if there was one.
+    ///
+    /// # Errors
+    /// See [`Self::ensure`].
+    pub async fn remove(&mut self) -> Result<bool, KernelError> {
+        let situation = self.look()?;
+        let kernel = self.kernel.clone();
+        let _one = kernel.inner.filters.lock().await;
+        self.last = None;
+        let mut changed = false;
+        for (index, family) in FAMILIES.iter().enumerate() {
+            changed |= self.reconcile_nft(family, false).await?;
+            if situation.legacy[index] {
+                changed |= self.reconcile_legacy(family, false).await?;
+            }
+        }
+        Ok(changed)
+    }
+
+    /// Watches the tables that the rule may be in. Open it before [`Self::ensure`].
+    ///
+    /// # Errors
+    /// [`KernelError::Socket`] if the kernel gives no socket.
+    pub fn watch(&self) -> Result<NftWatch, KernelError> {
+        self.kernel.nft_watch(FAMILIES.iter().map(|family| family.table).collect(), None)
+    }
+
+    /// Waits until the rule had to be added or removed, and returns when that is done. Causes: another
+    /// program removed it, Docker recreated its chains, or br_netfilter became active.
+    ///
+    /// # Errors
+    /// See [`Self::ensure`].
+    pub async fn keep(&mut self, watch: &mut NftWatch) -> Result<(), KernelError> {
+        loop {
+            let poll = tokio::time::sleep(Duration::from_millis(POLL_MS));
+            let announced = tokio::select! {
+                result = watch.changed() => result.map(|()| true)?,
+                () = poll => false,
+            };
+            let situation = self.look()?;
+            let unannounced = (0..2).any(|n| situation.active[n] && situation.legacy[n]);
+            let due = announced || unannounced || self.last != Some(situation);
+            if due && self.ensure().await? {
+                return Ok(());
+            }
+        }
+    }
+
+    fn look(&self) -> Result<Situation, KernelError> {
+        let home = &self.kernel.inner.home;
+        let path = Path::new("/proc/sys/net/bridge");
+        namespace::run_in(home, || {
+            let has_filter =
+                |family: &Family| text(family.legacy_names).lines().any(|n| n == "filter");
+            Situation {
+                active: FAMILIES.each_ref().map(is_active),
+                legacy: FAMILIES.each_ref().map(has_filter),
+            }
+        })
+        .map_err(|source| crate::error::namespace_error(path, source))
+    }
+
+    async fn reconcile_nft(&self, family: &Family, active: bool) -> Result<bool, KernelError> {
+        let listing = match self.kernel.nft_list(family.table).await {
+            Ok(Some(listing)) => listing,
+            Ok(None) => return Ok(false),
+            // Without nft there is no rule of ours, and none is needed unless br_netfilter is active.
+            Err(KernelError::NftMissing { .. }) if !active => return Ok(false),
+            Err(error) => return Err(error),
+        };
+        let wanted = if active { chain_for_rule(&listing) } else { None };
+        let ours: Vec<&Value> =
+            listing.of("rule").filter(|rule| rule["comment"] == FORWARD_COMMENT).collect();
+        let is_wanted = |rule: &&Value| {
+            wanted.is_some_and(|chain| rule["chain"] == chain) && self.is_rule(&rule["expr"])
+        };
+        let kept = ours.iter().position(is_wanted);
+        let mut commands = Vec::new();
+        for (_, rule) in ours.iter().enumerate().filter(|(index, _)| kept != Some(*index)) {
+            let fields = json!({ "chain": rule["chain"], "handle": rule["handle"] });
+            commands.push(json!({ "delete": family.table.part("rule", fields) }));
+        }
+        if let (Some(chain), None) = (wanted, kept) {
+            let fields =
+                json!({ "chain": chain, "comment": FORWARD_COMMENT, "expr": self.expression() });
+            commands.push(json!({ "insert": family.table.part("rule", fields) }));
+        }
+        if commands.is_empty() {
+            return Ok(false);
+        }
+        let doing =
+            format!("write the accept rule of {} into {}", self.bridge, family.table.family);
+        self.kernel.nft_apply(commands, &doing).await.map(|()| true)
+    }
+
+    /// As iptables-nft writes it, so that `iptables -S` shows it.
+    fn expression(&self) -> Value {
+        let interface = |key: &str| {
+            let left = json!({ "meta": { "key": key } });
+            json!({ "match": { "op": "==", "left": left, "right": self.bridge } })
+        };
+        let counter = json!({ "counter": { "packets": 0, "bytes": 0 } });
+        json!([interface("iifname"), interface("oifname"), counter, { "accept": null }])
+    }
+
+    /// Whether this is our rule's expression; ignores its counter.
+    fn is_rule(&self, expression: &Value) -> bool {
+        let without_counter = |expression: &Value| -> Vec<Value> {
+            let parts = expression.as_array().into_iter().flatten();
+            parts.filter(|part| part.get("counter").is_none()).cloned().collect()
+        };
+        without_counter(expression) == without_counter(&self.expression())
+    }
+
+    async fn reconcile_legacy(&self, family: &Family, active: bool) -> Result<bool, KernelError> {
+        let Some(rules) = self.run_legacy(family, &["-S"]).await? else {
+            tracing::warn!(
+                program = family.legacy_program,
+                "not installed; its table is left alone"
+            );
+            return Ok(false);
+        };
+        let wanted = if active { legacy_chain_for_rule(&rules) } else { None };
+        let mut present = false;
+        let mut changed = false;
+        for chain in [CHAIN_USER, CHAIN_FORWARD] {
+            let line = format!("-A {chain} {}", self.legacy_rule().join(" "));
+            for _ in rules.lines().filter(|found| found.trim() == line) {
+                if wanted == Some(chain) && !present {
+                    present = true;
+                    continue;
+                }
+                self.change_legacy(family, &["-D", chain]).await?;
+                changed = true;
+            }
+        }
+        if let (Some(chain), false) = (wanted, present) {
+            self.change_legacy(family, &["-I", chain]).await?;
+            changed = true;
+        }
+        Ok(changed)
+    }
+
+    fn legacy_rule(&self) -> [&str; 10] {
+        let bridge = self.bridge.as_str();
+        ["-i", bridge, "-o", bridge, "-m", "comment", "--comment", FORWARD_COMMENT, "-j", "ACCEPT"]
+    }
+
+    async fn change_legacy(&self, family: &Family, command: &[&str]) -> Result<(), KernelError> {
+        self.kernel.count_change();
+        self.run_legacy(family, &[command, &self.legacy_rule()].concat()).await.map(|_| ())
+    }
+
+    /// Runs the program and returns its output, or `None` if it is not installed.
+    async fn run_legacy(
+        &self,
+        family: &Family,
+        arguments: &[&str],
+    ) -> Result<Option<String>, KernelError> {
+        const WAIT_FOR_LOCK_S: &str = "5";
+        let arguments = [&["-w", WAIT_FOR_LOCK_S, "-t", "filter"], arguments].concat();
+        let program = family.legacy_program;
+        let doing = "read or write the accept rule of the bridge";
+        let home = &self.kernel.inner.home;
+        let Some(output) = run_program(home, program, &arguments, None, doing).await? else {
+            return Ok(None);
+        };
+        if output.status.success() {
+            return Ok(Some(String::from_utf8_lossy(&output.stdout).into_owned()));
+        }
+        let complaint = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+        let source = std::io::Error::other(complaint);
+        Err(KernelError::Program { program: program.into(), doing: doing.into(), source })
+    }
+}
+
+/// The chain of an iptables-nft table that the rule belongs in, if FORWARD has any rules.
+fn chain_for_rule(listing: &Listing) -> Option<&'static str> {
+    let forward = listing.of("chain").find(|chain| chain["name"] == CHAIN_FORWARD)?;
+    let is_foreign = |rule: &Value| rule["comment"] != FORWARD_COMMENT;
+    let mut rules = listing.of("rule").filter(|rule| rule["chain"] == CHAIN_FORWARD);
+    if forward["hook"] != "forward" || (forward["policy"] != "drop" && !rules.any(is_foreign)) {
+        return None;
+    }
+    let has_user = listing.of("chain").any(|chain| chain["name"] == CHAIN_USER);
+    Some(if has_user { CHAIN_USER } else { CHAIN_FORWARD })
+}
+
+/// The same for the output of `iptables-legacy -S`.
+fn legacy_chain_for_rule(rules: &str) -> Option<&'static str> {
+    let comment = format!("--comment {FORWARD_COMMENT} ");
+    let judges = |line: &str| {
+        line == "-P FORWARD DROP" || (line.starts_with("-A FORWARD ") && !line.contains(&comment))
+    };
+    if !rules.lines().map(str::trim).any(judges) {
+        return None;
+    }
+    let has_user = rules.lines().any(|line| line.trim() == "-N DOCKER-USER");
+    Some(if has_user { CHAIN_USER } else { CHAIN_FORWARD })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_empty_forward_chain_that_accepts_needs_no_rule() {
+        let cases = [
+            ("-P FORWARD ACCEPT\n", None),
+            ("-P FORWARD DROP\n", Some(CHAIN_FORWARD)),
+            ("-P FORWARD DROP\n-N DOCKER-USER\n", Some(CHAIN_USER)),
+            ("-P FORWARD ACCEPT\n-A FORWARD -j REJECT\n", Some(CHAIN_FORWARD)),
+            (
+                "-P FORWARD ACCEPT\n-A FORWARD -i weft -o weft -m comment --comment weft -j ACCEPT\n",
+                None,
+            ),
+            ("-P FORWARD ACCEPT\n-N DOCKER-USER\n", None),
+            ("", None),
+        ];
+        for (rules, wanted) in cases {
+            assert_eq!(legacy_chain_for_rule(rules), wanted, "{rules}");
+        }
+    }
+
+    #[test]
+    fn the_chain_of_an_nft_table_is_found_and_odd_listings_are_none() {
+        let chain = |name: &str, policy: &str| json!({ "chain": { "name": name, "hook": "forward", "policy": policy } });
+        let user = json!({ "chain": { "name": CHAIN_USER } });
+        let rule = json!({ "rule": { "chain": CHAIN_FORWARD, "expr": [] } });
+        let cases = [
+            (vec![], None),
+            (vec![json!({ "chain": 7 }), json!(null), json!([])], None),
+            (vec![json!({ "chain": { "name": CHAIN_FORWARD, "policy": "drop" } })], None),
+            (vec![chain(CHAIN_FORWARD, "accept"), user.clone()], None),
+            (vec![chain(CHAIN_FORWARD, "accept"), rule], Some(CHAIN_FORWARD)),
+            (vec![chain(CHAIN_FORWARD, "drop"), user], Some(CHAIN_USER)),
+        ];
+        for (objects, wanted) in cases {
+            assert_eq!(chain_for_rule(&Listing(objects.clone())), wanted, "{objects:?}");
+        }
+    }
+}

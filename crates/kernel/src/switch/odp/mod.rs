@@ -1,0 +1,60 @@
+//! The ODP switch: the kernel's openvswitch module alone, driven by generic netlink, without an OVS
+//! daemon (`docs/design/kernel-engine.md`).
+//!
+//! A datapath named like the bridge in bridge mode holds the containers' devices and the vector engine's TAP.
+//! It also holds one VXLAN device that takes its peer from each packet. The first frame of a pair of MACs
+//! comes up as an upcall. The daemon decides (`decide`), adds a flow for such frames, and forwards the frame.
+//! Every later frame stays in the kernel. The index records with each flow which entries its decision has
+//! read (`index`), so that a change touches exactly the flows that it concerns.
+
+mod codec;
+mod codec_flow;
+mod codec_meter;
+mod codec_packet;
+mod codec_port;
+mod counters;
+mod decide;
+mod device;
+mod flow;
+mod index;
+mod limits;
+mod meters;
+mod ports;
+mod socket;
+mod switch;
+mod tables;
+mod worker;
+
+#[cfg(test)]
+mod tests;
+
+pub use self::{
+    counters::{OdpAudit, OdpCounters},
+    decide::OdpDrop,
+    index::{FLOWS_MAX, FLOWS_PER_PORT_MAX, PUT_AGAIN_AFTER_MS},
+    meters::LIMIT_LOOK_MS,
+    ports::remove_datapath,
+    socket::{UPCALL_BUFFER_BYTES, UPCALL_SOCKETS},
+    switch::{
+        COMMANDS_QUEUED_MAX, EVENTS_QUEUED_MAX, OdpEdit, OdpEvent, OdpInbox, OdpProbe, OdpSpec,
+        OdpSwitch, PROBES_QUEUED_MAX, SWEEP_INTERVAL_S,
+    },
+    tables::{LEARNED_AGE_MS, LEARNED_MAX, LEARNED_PER_PORT_MAX, MOVE_HOLD_MS, Via},
+    worker::{FLOODS_PER_S_MAX, FLOWLESS_PER_S_MAX, PROBES_PER_S_MAX, REPAIR_INTERVAL_MS},
+};
+
+use self::socket::open_requests;
+use crate::{error::KernelError, handle::Kernel};
+
+impl Kernel {
+    /// Whether this kernel can run the ODP switch: it has the openvswitch module, and can make a VXLAN device
+    /// for it. The check makes the kernel load the module if it can.
+    ///
+    /// # Errors
+    /// [`KernelError::OdpMissing`], [`KernelError::VxlanMissing`], [`KernelError::NotPermitted`].
+    pub async fn odp_support(&self) -> Result<(), KernelError> {
+        let mut requests = self.at_home(open_requests)?;
+        requests.families().await?;
+        device::try_tunnel(self).await
+    }
+}

@@ -1,0 +1,339 @@
+//! The datapath and its ports: observe, compare, apply.
+
+use netlink_packet_route::link::InfoKind;
+use rustix::io::Errno;
+
+use super::{
+    codec_flow::flush_flows,
+    codec_port::{
+        Datapath, PORT_INTERNAL, USER_FEATURES, VPORT_TYPE_INTERNAL, VPORT_TYPE_NETDEV, Vport,
+        datapath, delete_datapath, delete_vport, dump_vports, get_datapath, new_datapath,
+        new_vport, set_datapath, set_vport, vport,
+    },
+    device::{clear_name, ensure_internal, ensure_tunnel},
+    socket::{Families, open_requests, upcall_port},
+    switch::{OdpEvent, OdpSpec},
+    tables::PortKind,
+    worker::Core,
+};
+use crate::{
+    error::KernelError,
+    handle::Kernel,
+    net::link::{Link, check_name, is_datapath},
+    netlink::{error::RequestError, generic::socket::Requests},
+};
+
+/// Makes the datapath and its devices, or takes over those of an earlier run of ours.
+pub(super) async fn open_datapath(
+    kernel: &Kernel,
+    spec: &OdpSpec,
+    requests: &mut Requests,
+    families: &Families,
+) -> Result<Datapath, KernelError> {
+    let _one = kernel.inner.reconcile.lock().await;
+    let found = match clear_name(kernel, &spec.name).await? {
+        Some(link) => {
+            let own = own_datapath(requests, families, &link).await?;
+            Some(own.ok_or_else(|| link.name_taken("on this host"))?)
+        }
+        None => None,
+    };
+    ensure_tunnel(kernel, spec).await?;
+    let datapath = match found {
+        Some(datapath) => {
+            let doing = "take over the datapath of an earlier run";
+            let failed = |error: RequestError| error.while_doing(doing);
+            if datapath.features != USER_FEATURES {
+                let request = set_datapath(families.datapath, datapath.index);
+                requests.run(request).await.map_err(failed)?;
+            }
+            let flush = flush_flows(families.flow, datapath.index);
+            requests.run(flush).await.map_err(failed)?;
+            datapath
+        }
+        None => create_datapath(requests, families, spec).await?,
+    };
+    ensure_internal(kernel, spec).await?;
+    Ok(datapath)
+}
+
+async fn create_datapath(
+    requests: &mut Requests,
+    families: &Families,
+    spec: &OdpSpec,
+) -> Result<Datapath, KernelError> {
+    let request = new_datapath(families.datapath, &spec.name, upcall_port(&spec.name, true));
+    let doing = || format!("make the datapath {}", spec.name);
+    let made = requests.run(request).await.map_err(|error| error.while_doing(doing()))?;
+    let made = made.first().and_then(|body| datapath(body));
+    made.ok_or_else(|| RequestError::TimedOut.while_doing(doing()))
+}
+
+/// The datapath of this internal device, if it is ours.
+async fn own_datapath(
+    requests: &mut Requests,
+    families: &Families,
+    link: &Link,
+) -> Result<Option<Datapath>, KernelError> {
+    let failed = |error: RequestError| error.while_doing(format!("read datapath {}", link.name));
+    let found = match requests.run(get_datapath(families.datapath, &link.name)).await {
+        // The device is a port of a datapath of another name.
+        Err(error) if error.is(Errno::NODEV) => return Ok(None),
+        other => other.map_err(failed)?,
+    };
+    let Some(datapath) = found.first().and_then(|body| datapath(body)) else { return Ok(None) };
+    if link.is_own() {
+        return Ok(Some(datapath));
+    }
+    // A run that was killed before it could mark the device.
+    let ports = requests.dump(dump_vports(families.vport, datapath.index)).await.map_err(failed)?;
+    let tag = upcall_port(&link.name, true);
+    let tagged = |port: &Vport| port.number == PORT_INTERNAL && port.upcall_ports.contains(&tag);
+    let ours = ports.iter().filter_map(|body| vport(body)).any(|port| tagged(&port));
+    Ok(ours.then_some(datapath))
+}
+
+/// Deletes the ODP switch `name`, running or not (after `kill -9`, by `weft stop`). It deletes the datapath,
+/// its tunnel's device and every device of ours that is a port; each container end goes with its host end.
+/// Returns how many devices it deleted. Devices of others only lose the datapath.
+///
+/// # Errors
+/// [`KernelError::NameTaken`] if the datapath is not ours (nothing is deleted then), or the kernel's
+/// refusal.
+pub async fn remove_datapath(
+    kernel: &Kernel,
+    name: &str,
+    tunnel: &str,
+) -> Result<usize, KernelError> {
+    check_name(name)?;
+    let _one = kernel.inner.reconcile.lock().await;
+    let socket = kernel.socket();
+    let mut deleted = 0;
+    if let Some(link) = socket.link(name).await?.filter(is_datapath) {
+        let mut requests = kernel.at_home(open_requests)?;
+        let families = requests.families().await?;
+        let Some(datapath) = own_datapath(&mut requests, &families, &link).await? else {
+            return Err(link.name_taken("on this host"));
+        };
+        let ours = |port: &Link| port.is_own() && port.kind == Some(InfoKind::Veth);
+        for port in socket.links().await? {
+            if port.master == Some(link.index) && ours(&port) {
+                socket.delete_link(&port).await?;
+                deleted += 1;
+            }
+        }
+        match requests.run(delete_datapath(families.datapath, datapath.index)).await {
+            Err(error) if !error.is(Errno::NODEV) => {
+                return Err(error.while_doing(format!("delete the datapath {name}")));
+            }
+            _ => deleted += 1,
+        }
+    }
+    let vxlan = |link: &Link| link.is_own() && link.kind == Some(InfoKind::Vxlan);
+    if let Some(link) = socket.link(tunnel).await?.filter(vxlan) {
+        socket.delete_link(&link).await?;
+        deleted += 1;
+    }
+    Ok(deleted)
+}
+
+impl Core {
+    /// Lists the ports, records them, and adds the missing ones.
+    pub(super) async fn reconcile(&mut self) -> Result<(), KernelError> {
+        let vports = self.list_vports().await?;
+        let gone = |number: u32, name: &str| {
+            !vports.iter().any(|port| port.number == number && port.name == name)
+        };
+        let gone: Vec<(u32, String)> = self
+            .tables
+            .ports()
+            .filter(|(number, name)| gone(*number, name))
+            .map(|(number, name)| (number, name.to_owned()))
+            .collect();
+        for (number, name) in gone {
+            self.tables.remove_port(number);
+            if self.wanted.contains_key(&name) {
+                self.event(OdpEvent::PortLost { name });
+            }
+        }
+        for port in &vports {
+            self.adopt(port).await?;
+        }
+        let absent = |name: &&String| !vports.iter().any(|port| port.name == **name);
+        let absent: Vec<String> = self.wanted.keys().filter(absent).cloned().collect();
+        self.missing.retain(|name, _| absent.contains(name));
+        for name in absent {
+            self.restore(&name).await;
+        }
+        self.make_meters().await;
+        self.refresh().await;
+        Ok(())
+    }
+
+    /// The same, and the devices besides.
+    pub(super) async fn reconcile_all(&mut self) -> Result<(), KernelError> {
+        {
+            let kernel = self.kernel.clone();
+            let _one = kernel.inner.reconcile.lock().await;
+            ensure_tunnel(&kernel, &self.spec).await?;
+            ensure_internal(&kernel, &self.spec).await?;
+        }
+        self.reconcile().await
+    }
+
+    async fn list_vports(&mut self) -> Result<Vec<Vport>, KernelError> {
+        let found = self.requests.dump(dump_vports(self.families.vport, self.datapath)).await;
+        self.watch_for_end(&found);
+        let found = found.map_err(|error| error.while_doing("list the datapath's ports"))?;
+        Ok(found.iter().filter_map(|body| vport(body)).collect())
+    }
+
+    /// Records an existing port, no matter which program added it. Leaves out tunnels that are not ours:
+    /// their frames would be taken for a container's.
+    async fn adopt(&mut self, port: &Vport) -> Result<(), KernelError> {
+        let kind = match self.wanted.get(&port.name) {
+            Some(kind) => *kind,
+            None if [VPORT_TYPE_NETDEV, VPORT_TYPE_INTERNAL].contains(&port.kind) => {
+                PortKind::Local
+            }
+            None => return Ok(()),
+        };
+        let wanted = upcall_port(&port.name, port.number == PORT_INTERNAL);
+        if port.upcall_ports != [wanted] {
+            let request = set_vport(self.families.vport, self.datapath, port.number, wanted);
+            let done = self.requests.run(request).await;
+            self.watch_for_end(&done);
+            done.map_err(|error| error.while_doing(format!("take over port {}", port.name)))?;
+        }
+        self.tables.add_port(port.number, &port.name, kind);
+        Ok(())
+    }
+
+    /// Adds a wanted port again, if its device is there.
+    async fn restore(&mut self, name: &str) {
+        match self.plug(name).await {
+            Ok(()) => {
+                self.missing.remove(name);
+                self.event(OdpEvent::PortAdded { name: name.to_owned() });
+            }
+            Err(error) => {
+                let why = error.to_string();
+                let before = self.missing.insert(name.to_owned(), why.clone());
+                if before.as_ref() != Some(&why) {
+                    tracing::info!(port = name, %why, "a port of the ODP switch is missing");
+                }
+            }
+        }
+    }
+
+    /// Makes a wanted device a port.
+    async fn plug(&mut self, name: &str) -> Result<(), KernelError> {
+        let kind = self.wanted.get(name).copied().unwrap_or(PortKind::Local);
+        let kernel = self.kernel.clone();
+        let socket = kernel.socket();
+        if kind == PortKind::Tunnel {
+            let _one = kernel.inner.reconcile.lock().await;
+            ensure_tunnel(&kernel, &self.spec).await?;
+        }
+        let link = socket.need_link(name).await?;
+        if let Some(master) = link.master.filter(|master| *master != self.datapath) {
+            let other = socket.link_by_index(master).await?;
+            let bridge = other.map_or_else(|| format!("number {master}"), |other| other.name);
+            return Err(KernelError::PortTaken { port: link.name, bridge });
+        }
+        let request = new_vport(self.families.vport, self.datapath, name, upcall_port(name, false));
+        let made = self.requests.run(request).await;
+        let made = match made {
+            Err(error) if error.is(Errno::NODEV) && socket.link(name).await?.is_none() => {
+                return Err(KernelError::LinkMissing { name: name.to_owned() });
+            }
+            // It is a port already.
+            Err(error) if error.is(Errno::EXIST) => {
+                let found = self.list_vports().await?;
+                found.into_iter().find(|port| port.name == name).ok_or_else(|| {
+                    KernelError::PortTaken { port: name.to_owned(), bridge: "unknown".to_owned() }
+                })?
+            }
+            other => {
+                self.watch_for_end(&other);
+                let doing = || format!("make {name} a port of the datapath {}", self.spec.name);
+                let made = other.map_err(|error| error.while_doing(doing()))?;
+                let made = made.first().and_then(|body| vport(body));
+                made.ok_or_else(|| RequestError::TimedOut.while_doing(doing()))?
+            }
+        };
+        self.tables.add_port(made.number, name, kind);
+        Ok(())
+    }
+
+    pub(super) async fn add_port(&mut self, name: &str) -> Result<(), KernelError> {
+        let fresh = !self.wanted.contains_key(name);
+        if fresh {
+            self.wanted.insert(name.to_owned(), PortKind::Local);
+        }
+        if self.tables.port_number(name).is_some() {
+            return Ok(());
+        }
+        let plugged = self.plug(name).await;
+        match &plugged {
+            Ok(()) => {
+                self.missing.remove(name);
+                self.make_meters().await;
+                self.refresh().await;
+            }
+            Err(_) if fresh => {
+                self.wanted.remove(name);
+            }
+            Err(_) => {}
+        }
+        plugged
+    }
+
+    pub(super) async fn remove_port(&mut self, name: &str) -> Result<bool, KernelError> {
+        let own = [&self.spec.name, &self.spec.tap, &self.spec.tunnel];
+        if own.iter().any(|own| *own == name) {
+            return Ok(false);
+        }
+        let wanted = self.wanted.remove(name).is_some();
+        self.missing.remove(name);
+        self.tables.unpin_port(name);
+        let number = self.tables.port_number(name);
+        let done = match number {
+            Some(number) => self.unplug(number, name).await,
+            None => Ok(()),
+        };
+        self.refresh().await;
+        done.map(|()| wanted || number.is_some())
+    }
+
+    async fn unplug(&mut self, number: u32, name: &str) -> Result<(), KernelError> {
+        let request = delete_vport(self.families.vport, self.datapath, number);
+        match self.requests.run(request).await {
+            // It went with its device.
+            Err(error) if !error.is(Errno::NODEV) => {
+                return Err(error.while_doing(format!("take port {name} out of the datapath")));
+            }
+            _ => self.tables.remove_port(number),
+        }
+        Ok(())
+    }
+
+    pub(super) async fn retain_ports(&mut self, names: &[String]) -> Result<usize, KernelError> {
+        let own = [self.spec.name.clone(), self.spec.tap.clone(), self.spec.tunnel.clone()];
+        let mut surplus: Vec<String> = Vec::new();
+        for (_, name) in self.tables.ports() {
+            if !names.iter().chain(&own).any(|kept| kept == name) {
+                surplus.push(name.to_owned());
+            }
+        }
+        let mut removed = 0;
+        for name in surplus {
+            let link = self.kernel.socket().link(&name).await?;
+            let ours = |link: &Link| link.is_own() && link.kind == Some(InfoKind::Veth);
+            if link.as_ref().is_none_or(ours) && self.remove_port(&name).await? {
+                removed += 1;
+            }
+        }
+        Ok(removed)
+    }
+}

@@ -1,0 +1,347 @@
+//! The handle of a running ODP switch.
+
+use std::{net::IpAddr, time::Duration};
+
+use tokio::sync::{mpsc, oneshot, watch};
+use weft_crypto::PeerId;
+use weft_path::Mac;
+
+use super::{
+    counters::{OdpAudit, OdpCounters},
+    tables::Via,
+    worker,
+};
+use crate::{
+    error::KernelError,
+    handle::Kernel,
+    net::link::{check_mtu, check_name},
+    switch::groups::GroupCounts,
+};
+
+/// The most commands that wait for the switch; callers wait beyond it.
+pub const COMMANDS_QUEUED_MAX: usize = 256;
+/// The most received probes that wait for the daemon; more are dropped and counted.
+pub const PROBES_QUEUED_MAX: usize = 1_024;
+/// The most events that wait for the daemon; more are dropped and counted.
+pub const EVENTS_QUEUED_MAX: usize = 256;
+/// How often flows that nothing has used since the last time are deleted, in seconds, by default.
+pub const SWEEP_INTERVAL_S: u64 = 30;
+/// The shortest probe: an Ethernet header, in bytes.
+const PROBE_LEN_MIN: usize = 14;
+/// The longest probe in bytes: an IPv4 packet less the IP, UDP and VXLAN headers.
+const PROBE_LEN_MAX: usize = 65_535 - 20 - 8 - 8;
+
+/// The ODP switch of one network.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OdpSpec {
+    /// Name of the datapath and of the host's own device on it, 1 to 15 bytes.
+    pub name: String,
+    /// MAC address of that device, the same after each restart.
+    pub mac: [u8; 6],
+    /// MTU of that device in bytes, 1280 to 65535.
+    pub mtu: u32,
+    /// The vector engine's device; it becomes a port whenever it is there.
+    pub tap: String,
+    /// Name of the VXLAN device.
+    pub tunnel: String,
+    /// UDP port of tunnel packets, in both directions.
+    pub tunnel_port: u16,
+    /// The network's VXLAN network identifier, 24 bits.
+    pub vni: u32,
+    /// How often flows that nothing has used since the last time are deleted.
+    pub sweep_interval: Duration,
+}
+
+/// One change to the switch's tables.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum OdpEdit {
+    /// How frames for a peer leave, and which broadcasts it gets. Tunnel packets are accepted from the
+    /// address of a [`Via::Tunnel`] until another is given or the peer is removed.
+    Peer(PeerId, Via),
+    /// Further underlay addresses that a peer's tunnel packets may come from.
+    Sources(PeerId, Vec<IpAddr>),
+    /// Removes a peer and the endpoints behind it.
+    RemovePeer(PeerId),
+    /// This MAC is behind a peer. A local port that sends under it is not believed.
+    Endpoint(Mac, PeerId),
+    /// This MAC is not behind a peer.
+    RemoveEndpoint(Mac),
+    /// Fixes this MAC to the local port of this name, regardless of other hosts' claims.
+    Local(Mac, String),
+    /// This MAC is no longer fixed to a local port.
+    RemoveLocal(Mac),
+}
+
+/// An event of the switch that no command caused.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum OdpEvent {
+    /// A port is there (again).
+    PortAdded {
+        /// The device.
+        name: String,
+    },
+    /// A port is gone; it comes back when its device does.
+    PortLost {
+        /// The device.
+        name: String,
+    },
+    /// The switch has ended: the datapath was deleted or the module unloaded. Start it again.
+    Failed {
+        /// The reason.
+        reason: String,
+    },
+}
+
+/// A probe that came in.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OdpProbe {
+    /// The outer source address.
+    pub remote: IpAddr,
+    /// The Ethernet frame.
+    pub frame: Vec<u8>,
+}
+
+/// Events and probes of a running switch.
+#[derive(Debug)]
+pub struct OdpInbox {
+    /// Events. The channel closes when the switch ends.
+    pub events: mpsc::Receiver<OdpEvent>,
+    /// Probes received on the VXLAN network identifier of probes.
+    pub probes: mpsc::Receiver<OdpProbe>,
+}
+
+/// A running ODP switch. Clones drive the same one. When the last is dropped the switch stops, and
+/// datapath and flows stay as they are.
+#[derive(Debug, Clone)]
+pub struct OdpSwitch {
+    name: String,
+    commands: mpsc::Sender<Command>,
+    /// Why the switch has ended, once it has.
+    ended: watch::Receiver<Option<String>>,
+    groups: watch::Receiver<GroupCounts>,
+}
+
+type Reply<T> = oneshot::Sender<Result<T, KernelError>>;
+
+/// A request from the handle to the switch.
+#[derive(Debug)]
+pub(super) enum Command {
+    Edit(Vec<OdpEdit>, Reply<()>),
+    AddPort(String, Reply<()>),
+    RemovePort(String, Reply<bool>),
+    RetainPorts(Vec<String>, Reply<usize>),
+    Reconcile(Reply<()>),
+    Probe { remote: IpAddr, local: Option<IpAddr>, frame: Vec<u8>, reply: Reply<()> },
+    Counters(Reply<OdpCounters>),
+    Audit(Reply<OdpAudit>),
+    Sweep(Reply<()>),
+    Stop(Reply<()>),
+    Remove(Reply<usize>),
+}
+
+impl OdpSwitch {
+    /// Makes the datapath with its devices, or takes over what an earlier run of ours left, even after `kill
+    /// -9`. The ports stay. The old flows, which no daemon maintains, are deleted once. A bridge of ours
+    /// under the name is deleted first.
+    ///
+    /// It works in the network namespace of `kernel`, as a task of the runtime.
+    ///
+    /// # Errors
+    /// [`KernelError::OdpMissing`], [`KernelError::NameTaken`] if another program's device or datapath has
+    /// the name, [`KernelError::SwitchTaken`], [`KernelError::UdpPortTaken`], [`KernelError::NotPermitted`],
+    /// or the kernel's refusal.
+    pub async fn start(kernel: &Kernel, spec: OdpSpec) -> Result<(Self, OdpInbox), KernelError> {
+        for name in [&spec.name, &spec.tap, &spec.tunnel] {
+            check_name(name)?;
+        }
+        check_mtu(spec.mtu)?;
+        let (commands, command_queue) = mpsc::channel(COMMANDS_QUEUED_MAX);
+        let (event_queue, events) = mpsc::channel(EVENTS_QUEUED_MAX);
+        let (probe_queue, probes) = mpsc::channel(PROBES_QUEUED_MAX);
+        let (end, ended) = watch::channel(None);
+        let (counted, groups) = watch::channel(GroupCounts::default());
+        let name = spec.name.clone();
+        let queues = worker::Queues {
+            commands: command_queue,
+            events: event_queue,
+            probes: probe_queue,
+            groups: counted,
+        };
+        let worker = worker::Worker::start(kernel, spec, queues).await?;
+        tokio::spawn(worker.run(end));
+        Ok((Self { name, commands, ended, groups }, OdpInbox { events, probes }))
+    }
+
+    /// Makes a network device a local port, or does nothing if it already is one.
+    ///
+    /// # Errors
+    /// [`KernelError::LinkMissing`]; [`KernelError::PortTaken`] if it is in another bridge or datapath;
+    /// [`KernelError::SwitchStopped`]. After an error the switch does not keep the port in its configuration.
+    pub async fn add_port(&self, name: &str) -> Result<(), KernelError> {
+        check_name(name)?;
+        self.ask(|reply| Command::AddPort(name.to_owned(), reply)).await
+    }
+
+    /// Removes a local port; its device stays, and the MACs fixed to it are forgotten. False if there was no
+    /// such port.
+    ///
+    /// # Errors
+    /// [`KernelError::SwitchStopped`] or the kernel's refusal.
+    pub async fn remove_port(&self, name: &str) -> Result<bool, KernelError> {
+        self.ask(|reply| Command::RemovePort(name.to_owned(), reply)).await
+    }
+
+    /// Removes the local ports of ours that are not in `names`, which an earlier run left. Ports that another
+    /// program added stay. Returns the number of removed ports.
+    ///
+    /// # Errors
+    /// [`KernelError::SwitchStopped`] or the kernel's refusal.
+    pub async fn retain_ports(&self, names: &[String]) -> Result<usize, KernelError> {
+        self.ask(|reply| Command::RetainPorts(names.to_vec(), reply)).await
+    }
+
+    /// Changes the switch's tables in one step. When it returns, every flow in the kernel follows the new
+    /// tables; only flows that depend on the changed entries were touched.
+    ///
+    /// # Errors
+    /// [`KernelError::SwitchStopped`].
+    pub async fn apply(&self, edits: Vec<OdpEdit>) -> Result<(), KernelError> {
+        self.ask(|reply| Command::Edit(edits, reply)).await
+    }
+
+    /// How frames for a peer leave: [`OdpEdit::Peer`].
+    ///
+    /// # Errors
+    /// As [`Self::apply`].
+    pub async fn set_peer(&self, peer: PeerId, via: Via) -> Result<(), KernelError> {
+        self.apply(vec![OdpEdit::Peer(peer, via)]).await
+    }
+
+    /// Forgets a peer: [`OdpEdit::RemovePeer`].
+    ///
+    /// # Errors
+    /// As [`Self::apply`].
+    pub async fn remove_peer(&self, peer: PeerId) -> Result<(), KernelError> {
+        self.apply(vec![OdpEdit::RemovePeer(peer)]).await
+    }
+
+    /// Adds and removes endpoints behind peers; first those that go, then those that come.
+    ///
+    /// # Errors
+    /// As [`Self::apply`].
+    pub async fn set_endpoints(
+        &self,
+        add: &[(Mac, PeerId)],
+        remove: &[Mac],
+    ) -> Result<(), KernelError> {
+        let gone = remove.iter().map(|mac| OdpEdit::RemoveEndpoint(*mac));
+        let come = add.iter().map(|(mac, peer)| OdpEdit::Endpoint(*mac, *peer));
+        self.apply(gone.chain(come).collect()).await
+    }
+
+    /// Fixes a MAC to a local port: [`OdpEdit::Local`].
+    ///
+    /// # Errors
+    /// As [`Self::apply`].
+    pub async fn set_local(&self, mac: Mac, port: &str) -> Result<(), KernelError> {
+        self.apply(vec![OdpEdit::Local(mac, port.to_owned())]).await
+    }
+
+    /// Sends an Ethernet frame to a host on the VXLAN network identifier of probes, through the same
+    /// device, outer port and routing as data. `local` is the outer source address; the routing
+    /// table's choice if `None`.
+    ///
+    /// # Errors
+    /// [`KernelError::ProbeLength`], [`KernelError::LinkMissing`] while there is no tunnel port,
+    /// [`KernelError::SwitchStopped`], or the kernel's refusal.
+    pub async fn send_probe(
+        &self,
+        remote: IpAddr,
+        local: Option<IpAddr>,
+        frame: &[u8],
+    ) -> Result<(), KernelError> {
+        if !(PROBE_LEN_MIN..=PROBE_LEN_MAX).contains(&frame.len()) {
+            let length = frame.len();
+            return Err(KernelError::ProbeLength {
+                length,
+                min: PROBE_LEN_MIN,
+                max: PROBE_LEN_MAX,
+            });
+        }
+        let frame = frame.to_vec();
+        self.ask(|reply| Command::Probe { remote, local, frame, reply }).await
+    }
+
+    /// Counts of group frames that did not go to peers, as of the last reading.
+    #[must_use]
+    pub fn groups(&self) -> watch::Receiver<GroupCounts> {
+        self.groups.clone()
+    }
+
+    /// The counters.
+    ///
+    /// # Errors
+    /// [`KernelError::SwitchStopped`] or the kernel's refusal.
+    pub async fn counters(&self) -> Result<OdpCounters, KernelError> {
+        self.ask(Command::Counters).await
+    }
+
+    /// Compares the kernel's flows with the tables. Costs a listing of all flows.
+    ///
+    /// # Errors
+    /// [`KernelError::SwitchStopped`] or the kernel's refusal.
+    pub async fn audit(&self) -> Result<OdpAudit, KernelError> {
+        self.ask(Command::Audit).await
+    }
+
+    /// Checks devices and ports and repairs missing or changed ones. The switch does so itself after a notice
+    /// of a change to a port; call it for changes to devices (down, MTU).
+    ///
+    /// # Errors
+    /// [`KernelError::SwitchStopped`] or the kernel's refusal.
+    pub async fn reconcile(&self) -> Result<(), KernelError> {
+        self.ask(Command::Reconcile).await
+    }
+
+    /// Begins to look for flows that nothing has used since the last time, before the interval is
+    /// over.
+    ///
+    /// # Errors
+    /// [`KernelError::SwitchStopped`] or the kernel's refusal.
+    pub async fn sweep(&self) -> Result<(), KernelError> {
+        self.ask(Command::Sweep).await
+    }
+
+    /// Stops the switch. Datapath and flows stay, so that containers keep their connections until the next
+    /// start.
+    ///
+    /// # Errors
+    /// [`KernelError::SwitchStopped`] if it has stopped already.
+    pub async fn stop(&self) -> Result<(), KernelError> {
+        self.ask(Command::Stop).await
+    }
+
+    /// Stops the switch and deletes the datapath, the tunnel's device and every device of ours that was a
+    /// port. Each container end goes with its host end. Returns how many devices it deleted. Devices of
+    /// others only lose the datapath; the TAP is the vector engine's.
+    ///
+    /// # Errors
+    /// [`KernelError::SwitchStopped`] or the kernel's refusal.
+    pub async fn remove(&self) -> Result<usize, KernelError> {
+        self.ask(Command::Remove).await
+    }
+
+    async fn ask<T>(&self, command: impl FnOnce(Reply<T>) -> Command) -> Result<T, KernelError> {
+        let (reply, answer) = oneshot::channel();
+        if self.commands.send(command(reply)).await.is_err() {
+            return Err(self.stopped());
+        }
+        answer.await.unwrap_or_else(|_| Err(self.stopped()))
+    }
+
+    fn stopped(&self) -> KernelError {
+        let why = self.ended.borrow().clone().unwrap_or_else(|| "it was stopped".to_owned());
+        KernelError::SwitchStopped { name: self.name.clone(), why }
+    }
+}

@@ -1,0 +1,338 @@
+//! The index of flows against a model of the kernel's table.
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    net::IpAddr,
+};
+
+use proptest::prelude::*;
+use weft_crypto::PeerId;
+use weft_path::Mac;
+
+use crate::switch::odp::{
+    codec_flow::{FlowEntry, FlowId},
+    decide::{OdpDrop, decide},
+    flow::{FlowKey, Frame, Output, Tag, TunnelKey},
+    index::{Edit, FLOWS_PER_PORT_MAX, Index, PUT_AGAIN_AFTER_MS, TooMany},
+    tables::{PortKind, Tables, Via},
+};
+
+fn peer(number: u8) -> PeerId {
+    PeerId::from_bytes([number; 32])
+}
+
+fn mac(number: u8) -> Mac {
+    Mac([2, 0, 0, 0, 0, number])
+}
+
+fn address(number: u8) -> IpAddr {
+    [192, 0, 2, number].into()
+}
+
+/// The kernel's table.
+#[derive(Default)]
+struct Model(HashMap<FlowId, (FlowKey, Vec<Output>)>);
+
+impl Model {
+    fn apply(&mut self, edit: &Edit) {
+        match edit {
+            Edit::Put { id, key, outputs, replaces } => {
+                let before = self.0.insert(*id, (*key, outputs.clone()));
+                match before {
+                    Some((was, _)) => assert!(*replaces && was == *key),
+                    None => assert!(!replaces),
+                }
+            }
+            Edit::Delete { id } => assert!(self.0.remove(id).is_some()),
+        }
+    }
+
+    /// No frame may match two flows.
+    fn check_apart(&self) {
+        let keys: Vec<FlowKey> = self.0.values().map(|(key, _)| *key).collect();
+        assert_eq!(keys.iter().collect::<BTreeSet<_>>().len(), keys.len());
+        for key in &keys {
+            if let FlowKey::Tunnel { port, tunnel } = key {
+                let under = |other: &&FlowKey| {
+                    matches!(other, FlowKey::Pair(frame)
+                        if frame.port == *port && frame.tunnel == Some(*tunnel))
+                };
+                assert_eq!(keys.iter().find(under), None);
+            }
+        }
+    }
+}
+
+#[derive(Debug, Clone)]
+enum Step {
+    Frame(Frame),
+    Peer(u8, u8),
+    Sources(u8, Vec<u8>),
+    RemovePeer(u8),
+    Endpoint(u8, Option<u8>),
+    Pin(u8, Option<u8>),
+    AddPort(u32, u8),
+    RemovePort(u32),
+    Limit(u32, u8),
+    Age,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let number = || 0..5_u8;
+    let tunnel = (number(), 1..3_u64).prop_map(|(remote, id)| TunnelKey {
+        id,
+        remote: address(remote),
+        local: address(9),
+    });
+    let destination = prop_oneof![number().prop_map(mac), Just(Mac([0xff; 6]))];
+    let frame = (0..6_u32, prop::option::of(tunnel), number(), destination).prop_map(
+        |(port, tunnel, source, destination)| Frame {
+            port,
+            tunnel,
+            source: mac(source),
+            destination,
+            tag: Tag::None,
+        },
+    );
+    prop_oneof![
+        8 => frame.prop_map(Step::Frame),
+        1 => (number(), number()).prop_map(|(peer, via)| Step::Peer(peer, via)),
+        1 => (number(), prop::collection::vec(number(), 0..3))
+            .prop_map(|(peer, sources)| Step::Sources(peer, sources)),
+        1 => number().prop_map(Step::RemovePeer),
+        1 => (number(), prop::option::of(number())).prop_map(|(mac, peer)| Step::Endpoint(mac, peer)),
+        1 => (number(), prop::option::of(number())).prop_map(|(mac, port)| Step::Pin(mac, port)),
+        1 => (0..6_u32, 0..6_u8).prop_map(|(number, name)| Step::AddPort(number, name)),
+        1 => (0..6_u32).prop_map(Step::RemovePort),
+        1 => (0..6_u32, 0..4_u8).prop_map(|(port, what)| Step::Limit(port, what)),
+        1 => Just(Step::Age),
+    ]
+}
+
+fn take(step: &Step, tables: &mut Tables, index: &mut Index, model: &mut Model, now_ms: u64) {
+    match step {
+        Step::Frame(frame) => {
+            if tables.port_kind(frame.port) == Some(PortKind::Local) {
+                tables.learn(frame.source, frame.port, now_ms);
+                refresh(tables, index, model);
+            }
+            let decision = decide(tables, frame);
+            if let Ok(Some(edit)) = index.admit(frame, &decision, false, now_ms) {
+                model.apply(&edit);
+            }
+        }
+        Step::Peer(id, via) => {
+            let remote = address(*via);
+            let via =
+                [Via::None, Via::Tap, Via::Tunnel { remote, local: None }][usize::from(via % 3)];
+            tables.set_peer(peer(*id), via);
+        }
+        Step::Sources(id, sources) => {
+            let sources: Vec<IpAddr> = sources.iter().map(|number| address(*number)).collect();
+            tables.set_sources(peer(*id), &sources);
+        }
+        Step::RemovePeer(id) => tables.remove_peer(peer(*id)),
+        Step::Endpoint(number, id) => tables.set_remote(mac(*number), id.map(peer)),
+        Step::Pin(number, port) => {
+            tables.pin(mac(*number), port.map(|port| format!("port{port}")).as_deref());
+        }
+        Step::AddPort(number, name) => {
+            let kind = match name {
+                4 => PortKind::Tap,
+                5 => PortKind::Tunnel,
+                _ => PortKind::Local,
+            };
+            tables.add_port(*number, &format!("port{name}"), kind);
+        }
+        Step::RemovePort(number) => tables.remove_port(*number),
+        Step::Limit(port, what) => limit(tables, *port, *what, now_ms),
+        Step::Age => tables.age(now_ms, |_| false),
+    }
+}
+
+fn limit(tables: &mut Tables, port: u32, what: u8, now_ms: u64) {
+    tables.edit_limits(|limits| match what {
+        0 => {
+            limits.made(port);
+            vec![port]
+        }
+        1 => limits.lost(port).then_some(port).into_iter().collect(),
+        2 => {
+            let id = limits.meters(port).first().copied().unwrap_or_default();
+            limits.note(port, id, now_ms, now_ms).then_some(port).into_iter().collect()
+        }
+        _ => limits.resume(now_ms),
+    });
+}
+
+fn refresh(tables: &mut Tables, index: &mut Index, model: &mut Model) {
+    let changes = tables.take_changes();
+    for edit in index.refresh(tables, &changes) {
+        // Nothing is sent to the kernel that it has already.
+        if let Edit::Put { id, outputs, .. } = &edit {
+            assert_ne!(&model.0[id].1, outputs);
+        }
+        model.apply(&edit);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(600))]
+
+    /// After any change at any time, each flow is the current decision for its frame, and the kernel has
+    /// exactly these flows.
+    #[test]
+    fn no_flow_is_ever_outdated(steps in prop::collection::vec(step(), 1..120)) {
+        let (mut tables, mut index, mut model) = (Tables::new(1), Index::default(), Model::default());
+        for (number, name) in [(0, 0), (1, 1), (2, 2), (4, 4), (5, 5)] {
+            take(&Step::AddPort(number, name), &mut tables, &mut index, &mut model, 0);
+        }
+        for (number, step) in steps.iter().enumerate() {
+            let now_ms = number as u64 * 20_000;
+            take(step, &mut tables, &mut index, &mut model, now_ms);
+            refresh(&mut tables, &mut index, &mut model);
+            prop_assert_eq!(index.outdated(&tables), 0);
+            let outputs = model.0.iter().map(|(id, (_, outputs))| (*id, outputs.clone()));
+            prop_assert_eq!(index.expected(), outputs.collect::<HashMap<_, _>>());
+            model.check_apart();
+        }
+    }
+}
+
+/// A host with two containers and two peers.
+fn small() -> Tables {
+    let mut tables = Tables::new(1);
+    for (number, kind) in
+        [(0, PortKind::Local), (1, PortKind::Local), (4, PortKind::Tap), (5, PortKind::Tunnel)]
+    {
+        tables.add_port(number, &format!("port{number}"), kind);
+    }
+    tables.pin(mac(1), Some("port1"));
+    tables.pin(mac(10), Some("port0"));
+    for number in [2, 3] {
+        tables.set_peer(peer(number), Via::Tunnel { remote: address(number), local: None });
+        tables.set_remote(mac(number), Some(peer(number)));
+    }
+    tables.take_changes();
+    tables
+}
+
+fn frame(destination: Mac) -> Frame {
+    Frame { port: 1, tunnel: None, source: mac(1), destination, tag: Tag::None }
+}
+
+fn put(tables: &Tables, index: &mut Index, frame: Frame, now_ms: u64) -> Option<Edit> {
+    index.admit(&frame, &decide(tables, &frame), true, now_ms).unwrap()
+}
+
+fn put_id(edit: Option<Edit>) -> FlowId {
+    match edit {
+        Some(Edit::Put { id, .. }) => id,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn moving_a_peer_edits_its_flows_and_the_broadcasts() {
+    let (mut tables, mut index) = (small(), Index::default());
+    let to_two = put_id(put(&tables, &mut index, frame(mac(2)), 0));
+    let to_three = put_id(put(&tables, &mut index, frame(mac(3)), 0));
+    let to_host = put_id(put(&tables, &mut index, frame(mac(10)), 0));
+    let to_all = put_id(put(&tables, &mut index, frame(Mac([0xff; 6])), 0));
+    let edited = |tables: &mut Tables, index: &mut Index| -> BTreeSet<FlowId> {
+        let changes = tables.take_changes();
+        let id = |edit| match edit {
+            Edit::Put { id, .. } | Edit::Delete { id } => id,
+        };
+        index.refresh(tables, &changes).into_iter().map(id).collect()
+    };
+    tables.set_peer(peer(3), Via::Tap);
+    assert_eq!(edited(&mut tables, &mut index), [to_three, to_all].into());
+    tables.set_peer(peer(3), Via::Tap);
+    assert_eq!(edited(&mut tables, &mut index), [].into());
+    tables.set_remote(mac(2), None);
+    assert_eq!(edited(&mut tables, &mut index), [to_two].into());
+    tables.add_port(7, "port7", PortKind::Local);
+    assert_eq!(edited(&mut tables, &mut index), [to_all].into());
+    tables.remove_port(1);
+    assert_eq!(edited(&mut tables, &mut index), [to_three, to_host, to_all].into());
+    assert!(index.expected().is_empty());
+}
+
+#[test]
+fn a_flow_is_put_again_when_the_kernel_asks_again() {
+    let (tables, mut index) = (small(), Index::default());
+    let id = put_id(put(&tables, &mut index, frame(mac(2)), 0));
+    // Frames that were on their way up when it was put.
+    assert_eq!(put(&tables, &mut index, frame(mac(2)), PUT_AGAIN_AFTER_MS - 1), None);
+    let again = put(&tables, &mut index, frame(mac(2)), PUT_AGAIN_AFTER_MS);
+    assert!(matches!(again, Some(Edit::Put { id: same, replaces: true, .. }) if same == id));
+}
+
+#[test]
+fn one_port_cannot_use_up_the_flows() {
+    let (tables, mut index) = (small(), Index::default());
+    let group = |number: usize| {
+        let [_, _, a, b] = u32::try_from(number).unwrap().to_be_bytes();
+        Mac([3, 0, 0, 0, a, b])
+    };
+    for number in 0..FLOWS_PER_PORT_MAX {
+        assert!(put(&tables, &mut index, frame(group(number)), 0).is_some());
+    }
+    let more = frame(mac(2));
+    assert_eq!(index.admit(&more, &decide(&tables, &more), true, 0), Err(TooMany));
+    let other = Frame { port: 0, source: mac(10), ..more };
+    assert!(put(&tables, &mut index, other, 0).is_some());
+}
+
+#[test]
+fn a_sweep_takes_what_is_idle_or_gone() {
+    let (mut tables, mut index) = (small(), Index::default());
+    tables.set_peer(peer(3), Via::None);
+    let changes = tables.take_changes();
+    index.refresh(&tables, &changes);
+    let busy = put_id(put(&tables, &mut index, frame(mac(2)), 0));
+    let idle = put_id(put(&tables, &mut index, frame(mac(10)), 0));
+    let gone = put_id(put(&tables, &mut index, frame(Mac([0xff; 6])), 0));
+    let dropping = put_id(put(&tables, &mut index, frame(mac(3)), 0));
+    let entry = |id, packets| FlowEntry { id: Some(id), packets, outputs: None };
+    index.begin_sweep();
+    // A flow added after the listing began is not in it, and stays.
+    let young =
+        put_id(put(&tables, &mut index, Frame { port: 0, source: mac(10), ..frame(mac(2)) }, 0));
+    let stray = FlowId(999);
+    let foreign = FlowEntry { id: None, packets: 0, outputs: None };
+    let listed =
+        [entry(busy, 5), entry(idle, 7), entry(dropping, 3), entry(stray, 1), foreign.clone()];
+    let swept = index.sweep(&listed);
+    assert_eq!(swept.edits, [Edit::Delete { id: stray }], "a foreign flow stays");
+    assert_eq!((swept.idle, swept.vanished), (0, 1));
+    assert_eq!((swept.dropped, swept.kept), (vec![(OdpDrop::NoPath, 3)], 0));
+    assert!(!index.expected().contains_key(&gone));
+    index.begin_sweep();
+    let swept = index.sweep(&[
+        entry(busy, 6),
+        entry(idle, 7),
+        entry(dropping, 5),
+        entry(young, 0),
+        foreign,
+    ]);
+    assert_eq!(swept.edits, [Edit::Delete { id: idle }]);
+    assert_eq!((swept.idle, swept.vanished), (1, 0));
+    assert_eq!(swept.dropped, [(OdpDrop::NoPath, 2)]);
+    let left: BTreeSet<FlowId> = index.expected().into_keys().collect();
+    assert_eq!(left, [busy, dropping, young].into());
+}
+
+#[test]
+fn reports_that_stay_here_are_counted() {
+    let (tables, mut index) = (small(), Index::default());
+    let report = Frame { port: 0, source: mac(10), ..frame(Mac([0x33, 0x33, 0, 0, 0, 0x16])) };
+    let id = put_id(put(&tables, &mut index, report, 0));
+    assert_eq!(index.expected()[&id], [Output::Port(1)]);
+    for (packets, kept) in [(4, 4), (9, 5)] {
+        index.begin_sweep();
+        let swept = index.sweep(&[FlowEntry { id: Some(id), packets, outputs: None }]);
+        assert_eq!((swept.kept, swept.dropped), (kept, vec![]));
+    }
+}
