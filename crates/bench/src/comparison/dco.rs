@@ -85,7 +85,7 @@ const WAYS: [Way; 4] = [
 /// Returns an error if a command fails. A device that this machine cannot make is [`Outside::Missing`].
 pub fn device(sandbox: &Sandbox, row: &str, link_mtu: u32) -> Result<Outside, SandboxError> {
     let Some(way) = WAYS.iter().find(|way| way.row == row) else {
-        return Ok(Outside::Missing(format!("{row} is no row of a device")));
+        return Ok(Outside::Missing(format!("{row} is not a row of a device")));
     };
     let mtu = link_mtu.saturating_sub(OVERHEAD_BYTES);
     let mut processes = Vec::new();

@@ -114,7 +114,7 @@ pub(super) fn quicktun(ends: &Ends<'_>) -> Result<Ready, LeftOut> {
     for index in 0..2 {
         let output = run(&mut Command::new(&keypair))?;
         let (secret, public) = quicktun_keys(&output.stdout)
-            .ok_or("`keypair` does not print SECRET and PUBLIC (is it quicktun's?)")?;
+            .ok_or("`keypair` does not print SECRET and PUBLIC; it may not be quicktun's")?;
         write_secret(&ends.file(index, "key"), &format!("{secret}\n"))?;
         publics.push(public);
     }
@@ -202,7 +202,7 @@ pub(super) fn yggdrasil(ends: &Ends<'_>) -> Result<Ready, LeftOut> {
     for index in 0..2 {
         let generated = run(Command::new(&binary).args(["-genconf", "-json"]))?.stdout;
         let generated = serde_json::from_str(&generated)
-            .map_err(|_| "`yggdrasil -genconf -json` prints no JSON (is it Yggdrasil's?)")?;
+            .map_err(|_| "`yggdrasil -genconf -json` prints no JSON; it may not be Yggdrasil's")?;
         let config = ends.file(index, "conf");
         write_secret(&config, &yggdrasil_config(&ends.end(index), generated).to_string())?;
         ready.commands[index] =
@@ -212,7 +212,7 @@ pub(super) fn yggdrasil(ends: &Ends<'_>) -> Result<Ready, LeftOut> {
     let output = run(Command::new(&binary).arg("-useconffile").arg(&config).arg("-address"))?;
     let address: Result<IpAddr, _> = output.stdout.trim().parse();
     ready.own_address =
-        Some(address.map_err(|_| "`yggdrasil -address` prints no address (is it Yggdrasil's?)")?);
+        Some(address.map_err(|_| "`yggdrasil -address` prints no address; it may not be Yggdrasil's")?);
     Ok(ready)
 }
 

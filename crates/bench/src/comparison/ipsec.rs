@@ -23,7 +23,7 @@ pub fn ipsec(sandbox: &Sandbox, link_mtu: u32) -> Result<Outside, SandboxError> 
         write_secret(&file, &batch(index, &keys))?;
         let made = host.netns().exec(&["ip", "-batch", &file.to_string_lossy()])?;
         if let Err(error) = made.success() {
-            return Ok(Outside::Missing(format!("this kernel has no ESP: {error}")));
+            return Ok(Outside::Missing(format!("kernel does not support ESP: {error}")));
         }
     }
     let row = Box::new(Row {

@@ -83,7 +83,7 @@ pub(crate) fn go_module_version(binary: &std::path::Path) -> Option<String> {
 }
 
 fn profile() -> &'static str {
-    if cfg!(debug_assertions) { "debug: the figures say nothing" } else { "optimised" }
+    if cfg!(debug_assertions) { "debug build: the figures are meaningless" } else { "optimised" }
 }
 
 fn first_line_of(words: &[&str; 2]) -> String {

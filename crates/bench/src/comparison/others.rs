@@ -77,7 +77,7 @@ pub fn gre(sandbox: &Sandbox, link_mtu: u32) -> Result<Outside, SandboxError> {
         let made =
             host.netns().ip(&format!("link add wgre type gre local {local} remote {remote}"));
         if let Err(error) = made {
-            return Ok(Outside::Missing(format!("this kernel has no GRE: {error}")));
+            return Ok(Outside::Missing(format!("kernel does not support GRE: {error}")));
         }
         host.netns().ip(&format!("link set wgre mtu {mtu} up"))?;
         host.netns().ip(&format!("addr add {}/24 dev wgre", gre_address(index)))?;

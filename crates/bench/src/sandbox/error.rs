@@ -17,7 +17,7 @@ pub enum SandboxError {
         message: String,
     },
     /// A command did not end in time and was killed.
-    #[error("`{command}` did not end within {} s and was killed", .limit.as_secs_f32())]
+    #[error("`{command}` did not exit within {} s and was killed", .limit.as_secs_f32())]
     CommandTimedOut {
         /// The command line.
         command: String,
@@ -25,7 +25,7 @@ pub enum SandboxError {
         limit: Duration,
     },
     /// The daemon of a host ended by itself; its log says why.
-    #[error("the daemon of {host} ended ({status}); its log says:\n{log}")]
+    #[error("the daemon of {host} exited ({status}); its log says:\n{log}")]
     DaemonEnded {
         /// The host's nickname.
         host: String,
@@ -43,7 +43,7 @@ pub enum SandboxError {
         source: io::Error,
     },
     /// A program of the laboratory is not installed.
-    #[error("the program `{program}` is missing: `apt-get install {package}` installs it")]
+    #[error("the program `{program}` is missing: install it with apt-get install {package}")]
     MissingProgram {
         /// The program.
         program: &'static str,
@@ -51,10 +51,10 @@ pub enum SandboxError {
         package: &'static str,
     },
     /// The caller is not root.
-    #[error("not root: network namespaces can be made by root only (try sudo)")]
+    #[error("only root can create network namespaces: run this as root")]
     NotRoot,
     /// A command's output could not be understood.
-    #[error("the output of `{command}` is not what was expected: {why}")]
+    #[error("unexpected output of `{command}`: {why}")]
     UnexpectedOutput {
         /// The command line.
         command: String,
@@ -62,7 +62,7 @@ pub enum SandboxError {
         why: String,
     },
     /// Something did not become true in time.
-    #[error("waited {} s for {what}, in vain", .limit.as_secs_f32())]
+    #[error("{what} did not come within {} s", .limit.as_secs_f32())]
     WaitTimedOut {
         /// The condition.
         what: String,

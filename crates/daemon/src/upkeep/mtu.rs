@@ -232,7 +232,7 @@ mod tests {
                 let text = narrow_link(1_371, engine, switch).unwrap_or_default();
                 assert!(text.contains("MTU of 1371") && text.contains("1276 bytes"), "{text}");
                 let lost = engine == EngineChoice::Kernel && switch == SwitchKind::Odp;
-                assert_eq!(text.contains("lost"), lost, "{text}");
+                assert_eq!(text.contains("loses"), lost, "{text}");
             }
         }
     }

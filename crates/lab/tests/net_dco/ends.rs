@@ -103,7 +103,7 @@ fn a_device_that_cannot_be_removed_is_held_on() -> anyhow::Result<()> {
         anyhow::ensure!(shown["name"] == DEVICE && has_device(host, DEVICE)?, "{engine}: {shown}");
         holder.signal(Signal::TERM);
         // Nor does it end by a signal.
-        holder.line_with("in vain", LIMIT)?;
+        holder.line_with("cannot stop", LIMIT)?;
         let shown = dco(host, &["get-iface", DEVICE])?;
         anyhow::ensure!(has_device(host, DEVICE)?, "{engine}: {shown}");
         prlimit(Some(pid), Resource::Nofile, before)?;

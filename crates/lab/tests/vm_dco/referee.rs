@@ -218,7 +218,7 @@ fn faults_of_peers(mode: Mode) -> Vec<Case> {
 /// Cases that depend on the socket to a peer.
 fn faults_of_sockets(mode: Mode) -> Vec<Case> {
     let (udp, tcp) = (peer(mode, NEW), without_remote(mode, NEW));
-    let no_socket = Comes::Refusal("no UDP socket");
+    let no_socket = Comes::Refusal("a UDP socket nor");
     let taken = Comes::Refusal("the socket serves");
     vec![
         new("no remote over UDP", Socket::Udp, tcp.clone(), Comes::Refusal("UDP")),

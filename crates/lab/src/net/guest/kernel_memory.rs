@@ -177,7 +177,7 @@ impl Copier {
                 return Ok(place);
             }
         }
-        bail!("no device edu: this is no guest of the VM lab")
+        bail!("no device edu: this is not a guest of the VM lab")
     }
 
     fn copy(&self, bytes: &[u8], to: u64) -> anyhow::Result<()> {
