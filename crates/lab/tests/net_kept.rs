@@ -288,7 +288,10 @@ fn reset_takes_what_is_weft_s_and_says_what_it_left() -> anyhow::Result<()> {
     let words = ["reset", "--force", "--state-dir", &elsewhere.to_string_lossy()];
     let text = host.weft(&words)?.success()?.stdout;
     let state = host.state_directory();
-    assert!(text.contains("holds no identity") && text.contains(&*state.to_string_lossy()), "{text}");
+    assert!(
+        text.contains("holds no identity") && text.contains(&*state.to_string_lossy()),
+        "{text}"
+    );
     assert!(state.join("mesh.json").exists());
     let links = host.netns().ip("-br link")?.stdout;
     assert!(links.contains("friend") && !links.contains("weft"), "{links}");

@@ -211,8 +211,9 @@ pub(super) fn yggdrasil(ends: &Ends<'_>) -> Result<Ready, LeftOut> {
     let config = ends.file(1, "conf");
     let output = run(Command::new(&binary).arg("-useconffile").arg(&config).arg("-address"))?;
     let address: Result<IpAddr, _> = output.stdout.trim().parse();
-    ready.own_address =
-        Some(address.map_err(|_| "`yggdrasil -address` prints no address; it may not be Yggdrasil's")?);
+    ready.own_address = Some(
+        address.map_err(|_| "`yggdrasil -address` prints no address; it may not be Yggdrasil's")?,
+    );
     Ok(ready)
 }
 

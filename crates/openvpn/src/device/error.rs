@@ -73,7 +73,7 @@ pub enum DeviceError {
     UnknownCipher,
     /// A key of a length that its cipher has not.
     #[error(
-        "invalid cipher key length {bytes}: AES-GCM takes 16, 24 or 32 bytes, ChaCha20-Poly1305 32"
+        "invalid cipher key of {bytes} bytes: AES-GCM takes 16, 24 or 32, ChaCha20-Poly1305 32"
     )]
     KeyLength {
         /// The given length, in bytes.
