@@ -5,8 +5,9 @@ use std::net::SocketAddr;
 use std::time::Instant;
 
 use weft_crypto::PeerId;
+use weft_packet::ethernet::Mac;
 
-use crate::endpoint::{EndpointInfo, Mac};
+use crate::endpoint::EndpointInfo;
 use crate::error::MeshError;
 use crate::limits::{
     ADDRESSES_PER_MEMBER_MAX, CONNECTIONS_PER_MESSAGE_MAX, ENDPOINTS_PER_MESSAGE_MAX,

@@ -40,7 +40,7 @@ mod storage;
 mod tickets;
 
 pub use config::{Config, Founding, Origin, Target};
-pub use endpoint::{Conflict, EndpointInfo, Mac, ParseMacError};
+pub use endpoint::{Conflict, EndpointInfo};
 pub use error::{AddressError, MeshError, Refusal};
 pub use mesh::{Change, Mesh, Output, Ticket};
 pub use message::{
@@ -49,3 +49,4 @@ pub use message::{
 pub use range::AddressRange;
 pub use state::State;
 pub use status::{Allocation, IpamStatus, OwnerStatus, PeerStatus};
+pub use weft_packet::ethernet::{Mac, ParseMacError};

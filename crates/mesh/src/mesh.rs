@@ -9,10 +9,11 @@ use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha12Rng;
 use serde::{Deserialize, Serialize};
 use weft_crypto::PeerId;
+use weft_packet::ethernet::Mac;
 
 use crate::config::{Config, Founding, Target};
 use crate::doubt::Standing;
-use crate::endpoint::{Conflict, EndpointInfo, EndpointTable, Mac};
+use crate::endpoint::{Conflict, EndpointInfo, EndpointTable};
 use crate::error::{AddressError, MeshError, Refusal};
 use crate::limits::{
     ENDPOINT_GRACE_S, FORGET_CHECK_S, NICKNAME_BYTES_MAX, PROTOCOL_VERSION, RESYNC_DELAY_MS,

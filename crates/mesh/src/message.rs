@@ -6,8 +6,9 @@ use std::net::{Ipv4Addr, SocketAddr};
 use ipnet::{Ipv4Net, Ipv6Net};
 use serde::{Deserialize, Serialize};
 use weft_crypto::PeerId;
+use weft_packet::ethernet::Mac;
 
-use crate::endpoint::{EndpointInfo, Mac};
+use crate::endpoint::EndpointInfo;
 use crate::range::AddressRange;
 
 /// Names one mesh: 16 random bytes made by the host that founded it, shown in hex.

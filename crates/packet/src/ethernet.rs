@@ -1,4 +1,10 @@
-//! Ethernet II frames, with up to two VLAN tags (IEEE 802.3, 802.1Q).
+//! Ethernet addresses, and Ethernet II frames with up to two VLAN tags (IEEE 802.3, 802.1Q).
+
+use std::borrow::Cow;
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 use crate::ParseError;
 use crate::bytes::{array, be16, need, put16};
@@ -21,6 +27,56 @@ pub const TYPE_VLAN: u16 = 0x8100;
 pub const TYPE_SERVICE_VLAN: u16 = 0x88a8;
 /// The broadcast address.
 pub const BROADCAST: [u8; 6] = [0xff; 6];
+
+/// An Ethernet address, written as six pairs of hexadecimal digits with colons.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Mac(pub [u8; 6]);
+
+impl fmt::Display for Mac {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [a, b, c, d, e, g] = self.0;
+        write!(f, "{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{g:02x}")
+    }
+}
+
+impl fmt::Debug for Mac {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// A text is not an Ethernet address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("an Ethernet address is six pairs of hexadecimal digits, such as 02:00:5e:10:00:01")]
+pub struct ParseMacError;
+
+impl FromStr for Mac {
+    type Err = ParseMacError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let mut bytes = [0; 6];
+        let mut parts = text.split(':');
+        for byte in &mut bytes {
+            let digits = |part: &&str| part.len() == 2 && !part.starts_with('+');
+            let part = parts.next().filter(digits).ok_or(ParseMacError)?;
+            *byte = u8::from_str_radix(part, 16).map_err(|_| ParseMacError)?;
+        }
+        parts.next().is_none().then_some(Self(bytes)).ok_or(ParseMacError)
+    }
+}
+
+impl Serialize for Mac {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for Mac {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = Cow::<'de, str>::deserialize(deserializer)?;
+        text.parse().map_err(de::Error::custom)
+    }
+}
 
 /// A frame's header, tags included.
 #[derive(Clone, Copy, Debug)]
@@ -92,4 +148,18 @@ pub const fn is_group(address: [u8; 6]) -> bool {
 
 const fn is_tag(ethertype: u16) -> bool {
     matches!(ethertype, TYPE_VLAN | TYPE_SERVICE_VLAN)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mac_survives_its_text() {
+        let mac = Mac([2, 0, 0x5e, 0x10, 0, 1]);
+        assert_eq!(mac.to_string().parse(), Ok(mac));
+        for bad in ["", "02:00", "02:00:5e:10:00:01:02", "+2:00:5e:10:00:01", "2:0:5e:10:0:1"] {
+            assert_eq!(bad.parse::<Mac>(), Err(ParseMacError), "{bad}");
+        }
+    }
 }

@@ -3,13 +3,12 @@
 //! An engine knows peers only as [`PeerId`]s that name a slot in its tables; names, passwords and
 //! certificates never come down here.
 
-use std::fmt;
 use std::net::{IpAddr, SocketAddr};
-use std::str::FromStr;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use weft_crypto::{Cipher, PeerId, SaKey};
+use weft_packet::ethernet::Mac;
 
 /// Names one path on this host; never used twice in the life of a daemon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -22,55 +21,6 @@ pub struct Vni(pub u32);
 impl Vni {
     /// The network on which probes travel and no container ever lives.
     pub const PROBE: Self = Self(0xff_ffff);
-}
-
-/// An Ethernet address.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Mac(pub [u8; 6]);
-
-impl fmt::Display for Mac {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let [a, b, c, d, e, g] = self.0;
-        write!(f, "{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{g:02x}")
-    }
-}
-
-impl fmt::Debug for Mac {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
-
-/// A text is not an Ethernet address.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("an Ethernet address is six pairs of hexadecimal digits, such as 02:00:5e:10:00:01")]
-pub struct ParseMacError;
-
-impl FromStr for Mac {
-    type Err = ParseMacError;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let mut bytes = [0; 6];
-        let mut parts = text.split(':');
-        for byte in &mut bytes {
-            let part = parts.next().filter(|part| part.len() == 2).ok_or(ParseMacError)?;
-            *byte = u8::from_str_radix(part, 16).map_err(|_| ParseMacError)?;
-        }
-        parts.next().is_none().then_some(Self(bytes)).ok_or(ParseMacError)
-    }
-}
-
-impl Serialize for Mac {
-    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
-    }
-}
-
-impl<'de> Deserialize<'de> for Mac {
-    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let text = <std::borrow::Cow<'de, str>>::deserialize(deserializer)?;
-        text.parse().map_err(serde::de::Error::custom)
-    }
 }
 
 /// The engine that moves the packets of a path at this end.

@@ -34,8 +34,8 @@ pub use config::{
     SESSION_SPIS_MAX, SETTLE_MS, UNHEARD_MS, overhead,
 };
 pub use engine_api::{
-    Encapsulation, Endpoint, EngineCommand, EngineEvent, EngineKind, InboundSa, Mac, OutboundSa,
-    ParseMacError, PathId, Vni,
+    Encapsulation, Endpoint, EngineCommand, EngineEvent, EngineKind, InboundSa, OutboundSa, PathId,
+    Vni,
 };
 pub use message::{
     Accept, EngineAbility, Hello, LaneOffer, Message, MessageError, MissingEngine, Offer,
@@ -43,3 +43,4 @@ pub use message::{
 };
 pub use paths::Paths;
 pub use status::{Counters, PathChange, PathState, PathStatus, Reason, overall};
+pub use weft_packet::ethernet::{Mac, ParseMacError};

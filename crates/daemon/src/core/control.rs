@@ -53,7 +53,7 @@ pub(crate) enum Request {
     /// A container is attached: announces it to the other hosts.
     Announce { attachment: Box<Attachment> },
     /// A container is gone: withdraws it from the other hosts.
-    Withdraw { mac: weft_mesh::Mac },
+    Withdraw { mac: Mac },
     /// The user named other targets.
     TargetsChanged,
     /// Forgets departed hosts of this name, address or key. Replies with their ids, and whether a linked host
@@ -619,14 +619,14 @@ impl Control {
     fn set_endpoints(
         &mut self,
         add: Vec<(weft_mesh::EndpointInfo, PeerId)>,
-        remove: &[(weft_mesh::Mac, PeerId)],
+        remove: &[(Mac, PeerId)],
     ) {
-        let remove: Vec<Mac> = remove.iter().map(|(mac, _)| Mac(mac.0)).collect();
+        let remove: Vec<Mac> = remove.iter().map(|(mac, _)| *mac).collect();
         let add: Vec<(Endpoint, PeerId)> = add
             .into_iter()
             .map(|(info, peer)| {
                 let addresses = info.addresses.iter().map(IpNet::addr).collect();
-                (Endpoint { mac: Mac(info.mac.0), addresses }, peer)
+                (Endpoint { mac: info.mac, addresses }, peer)
             })
             .collect();
         self.engines.command(EngineCommand::SetEndpoints { vni: VNI, add, remove });
