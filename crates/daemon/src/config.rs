@@ -49,18 +49,17 @@ pub struct LaunchOptions {
     #[arg(long, env = "WEFT_DATA_PORT")]
     pub data_port: Option<u16>,
 
-    /// Engine that moves packets: auto uses the kernel if it has VXLAN, and IPsec or ovpn; otherwise
-    /// the vector engine in userspace (default: auto)
+    /// Engine that moves packets (default: auto)
     #[arg(long, value_enum, env = "WEFT_ENGINE")]
     pub engine: Option<EngineChoice>,
 
-    /// Threads of the vector engine, each with its own queue, sockets and lane, 1 to 32 (default: half
-    /// of the processors, 1 to 8; with two or three processors: 2)
+    /// Threads of the vector engine, 1 to 32 (default: half of the processors, 1 to 8; two with two or
+    /// three processors)
     #[arg(long, value_name = "N", env = "WEFT_WORKERS", value_parser = clap::value_parser!(u8).range(1..=WORKERS_MAX))]
     pub workers: Option<u8>,
 
-    /// Helper threads per worker, so that one flow can use several cores, 0 to 7 (default: as many as
-    /// help, while a worker is overloaded and processors are idle)
+    /// Helper threads per worker, by which one flow uses several cores, 0 to 7 (default: as many as
+    /// help while processors are idle)
     #[arg(long, value_name = "N", env = "WEFT_HELPERS", value_parser = clap::value_parser!(u8).range(0..=HELPERS_MAX))]
     pub helpers: Option<u8>,
 
@@ -69,26 +68,20 @@ pub struct LaunchOptions {
     #[arg(long, env = "WEFT_PIN_WORKERS")]
     pub pin_workers: bool,
 
-    /// Microseconds that an idle worker of the vector engine polls before it sleeps, 0 to 10000; lowers
-    /// latency but uses idle processor time (default: 150, while requests and answers follow closely
-    /// enough to pay)
+    /// Microseconds that an idle worker polls before it sleeps, 0 to 10000; lowers latency for idle
+    /// processor time (default: 150, while requests follow closely enough)
     #[arg(long, value_name = "MICROSECONDS", env = "WEFT_BUSY_POLL", value_parser = clap::value_parser!(u16).range(0..=BUSY_POLL_MAX_US))]
     pub busy_poll: Option<u16>,
 
-    /// Wire format towards other hosts: esp, or ovpn for OpenVPN data packets, which the kernel moves by
-    /// its ovpn device; auto uses esp if the other host supports it, else ovpn (default: auto)
+    /// Wire format towards other hosts (default: auto)
     #[arg(long, value_enum, env = "WEFT_FORMAT")]
     pub format: Option<FormatChoice>,
 
-    /// Switch that containers are attached to: auto and bridge use a Linux bridge, odp the kernel's Open
-    /// vSwitch datapath (default: auto)
+    /// Switch that containers are attached to (default: auto)
     #[arg(long, value_enum, env = "WEFT_SWITCH")]
     pub switch: Option<SwitchChoice>,
 
-    /// How containers are attached: bridge uses the switch for all frames; shortcut sends frames for
-    /// hosts on the vector engine past the bridge; direct gives the container a device of the vector
-    /// engine for traffic with other hosts, beside its port of the switch; auto uses direct if only
-    /// the vector engine moves frames, else bridge; shortcut and direct need Linux 6.6 (default: auto)
+    /// Kind of port that attaches containers (default: auto)
     #[arg(long, value_enum, env = "WEFT_PORT_MODE")]
     pub port_mode: Option<PortChoice>,
 
@@ -105,18 +98,18 @@ pub struct LaunchOptions {
     #[arg(long, value_name = "CIDR", env = "WEFT_IPALLOC_RANGE6")]
     pub ipalloc_range6: Option<Ipv6Net>,
 
-    /// MTU of containers in bytes (default: 112 less than the host's link; 144 less with --format ovpn,
-    /// or if the kernel has ovpn and no IPsec)
+    /// MTU of containers in bytes (default: 112 less than the host's link; 144 less with --format ovpn or
+    /// a kernel with only ovpn)
     #[arg(long, env = "WEFT_MTU", value_parser = clap::value_parser!(u16).range(i64::from(MTU_MIN)..=i64::from(MTU_MAX)))]
     pub mtu: Option<u16>,
 
-    /// Copy the DSCP of inner packets to the outer header, so that routers can classify them; reveals
-    /// the kind of traffic to observers (default: outer DSCP 0)
+    /// Copy the DSCP of inner packets to the outer header, for routers; reveals the kind of traffic to
+    /// observers (default: outer DSCP 0)
     #[arg(long, env = "WEFT_COPY_DSCP")]
     pub copy_dscp: bool,
 
-    /// Move every frame and datagram of the vector engine singly, without super-packets; for kernels
-    /// whose offloads are broken in a way that the test at start does not find
+    /// Disable super-packets in the vector engine, for kernels whose offloads are broken unnoticed by
+    /// the test at start
     #[arg(long, env = "WEFT_NO_OFFLOADS")]
     pub no_offloads: bool,
 
@@ -142,12 +135,12 @@ pub struct LaunchOptions {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum EngineChoice {
-    /// The kernel engine where it works, else the vector engine.
+    /// The kernel engine if the kernel has VXLAN, and IPsec or ovpn; else the vector engine
     #[default]
     Auto,
-    /// The kernel engine alone.
+    /// Only the kernel engine
     Kernel,
-    /// The vector engine alone.
+    /// Only the vector engine
     Userspace,
 }
 
@@ -155,12 +148,12 @@ pub enum EngineChoice {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum FormatChoice {
-    /// `esp` where the other host has it, else `ovpn`.
+    /// esp if the other host supports it, else ovpn
     #[default]
     Auto,
-    /// `esp` alone.
+    /// VXLAN in IPsec ESP
     Esp,
-    /// `ovpn` alone.
+    /// OpenVPN data packets, which the kernel moves by its ovpn device
     Ovpn,
 }
 
@@ -168,12 +161,12 @@ pub enum FormatChoice {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum SwitchChoice {
-    /// A Linux bridge.
+    /// The same as bridge
     #[default]
     Auto,
-    /// A Linux bridge.
+    /// A Linux bridge
     Bridge,
-    /// The datapath of the kernel's openvswitch module.
+    /// The Open vSwitch datapath of the kernel
     Odp,
 }
 
@@ -192,14 +185,14 @@ impl SwitchChoice {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum PortChoice {
-    /// Direct where only the vector engine moves frames, else the switch's.
+    /// direct if only the vector engine moves frames and no other rules may see them; else bridge
     #[default]
     Auto,
-    /// A port of the switch.
+    /// A port of the switch, for all frames
     Bridge,
-    /// A port of the switch; frames for hosts on the vector engine bypass it.
+    /// A port of the bridge; frames for hosts on the vector engine bypass it (Linux 6.6)
     Shortcut,
-    /// A device of the vector engine, with a port of the switch beside it.
+    /// A device of the vector engine for traffic with other hosts, beside a port of the switch (Linux 6.6)
     Direct,
 }
 

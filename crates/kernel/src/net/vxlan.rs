@@ -39,9 +39,9 @@ impl OuterFamily {
 
 /// A VXLAN device of one network and one outer address family.
 ///
-/// Its fixed options: no outer checksum over IPv4; zero checksum sent and taken over IPv6; no learning; remote
-/// checksum offload received; any local address; no default remote. The kernel itself carries congestion marks
-/// through it (RFC 6040).
+/// Its fixed options: no outer checksum over IPv4, and a zero checksum sent and taken over IPv6. No learning,
+/// remote checksum offload received, any local address, no default remote. The kernel itself carries congestion
+/// marks through it (RFC 6040).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VxlanSpec {
     /// Device name, 1 to 15 bytes.

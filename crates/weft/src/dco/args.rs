@@ -66,8 +66,8 @@ pub struct NewIface {
     /// MTU of packets inside the tunnel in bytes, at most 65477
     #[arg(long, value_name = "BYTES", default_value_t = MTU_DEFAULT)]
     pub mtu: u32,
-    /// MTU of paths over IPv6 in bytes, at least 1280; limits TCP inside to segments that fit, and longer
-    /// packets are counted; userspace device only (default: 1280, which every path carries)
+    /// MTU of paths over IPv6 in bytes, at least 1280, to which TCP inside fits its segments; userspace
+    /// device only (default: 1280)
     #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u16).range(1_280..))]
     pub path_mtu: Option<u16>,
     /// Print JSON
