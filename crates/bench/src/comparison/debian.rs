@@ -6,9 +6,9 @@ use std::process::Command;
 
 use serde_json::{Value, json};
 
-use super::install::{debian_program, debian_version};
-use super::others::{LeftOut, write_secret};
-use super::tunnels::{End, Ends, Ready};
+use super::ends::{End, Ends, Ready};
+use super::install::{LeftOut, debian_program, debian_version};
+use super::others::write_secret;
 use crate::sandbox::{SandboxError, run};
 
 const FASTD_PORT: u16 = 10_000;
@@ -245,7 +245,7 @@ fn words(words: &[&str]) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tunnels::tests::END;
+    use super::super::ends::tests::END;
     use super::*;
 
     /// The second end of the same tunnel.

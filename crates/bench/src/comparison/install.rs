@@ -5,8 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use super::others::LeftOut;
-use crate::sandbox::{Output, find_program, output_of, progress};
+use crate::sandbox::{Output, SandboxError, find_program, output_of, progress};
 
 /// Limit of the one build of a program.
 const BUILD_LIMIT: Duration = Duration::from_secs(600);
@@ -14,6 +13,28 @@ const BUILD_LIMIT: Duration = Duration::from_secs(600);
 const VERSION_LIMIT: Duration = Duration::from_secs(5);
 /// Go's program as its archive installs it, outside of the search path.
 const GO: &str = "/usr/local/go/bin/go";
+
+/// Why the row of another system is left out.
+#[derive(Debug)]
+pub(super) struct LeftOut(pub(super) String);
+
+impl From<String> for LeftOut {
+    fn from(why: String) -> Self {
+        Self(why)
+    }
+}
+
+impl From<&str> for LeftOut {
+    fn from(why: &str) -> Self {
+        Self(why.to_owned())
+    }
+}
+
+impl From<SandboxError> for LeftOut {
+    fn from(error: SandboxError) -> Self {
+        Self(error.to_string())
+    }
+}
 
 /// Finds the program of a Debian package.
 pub(super) fn debian_program(program: &str, package: &str) -> Result<PathBuf, LeftOut> {

@@ -7,6 +7,7 @@ pub mod chart;
 pub mod cpu;
 pub mod dco;
 mod debian;
+mod ends;
 pub mod engine;
 pub mod fair;
 mod install;

@@ -3,10 +3,10 @@
 use std::path::Path;
 use std::process::Command;
 
-use super::install::go_program;
+use super::ends::{End, Ends, Ready};
+use super::install::{LeftOut, go_program};
 use super::machine::go_module_version;
-use super::others::{LeftOut, write_secret};
-use super::tunnels::{End, Ends, Ready};
+use super::others::write_secret;
 use crate::sandbox::{SandboxError, run};
 
 /// The first release that moves super-packets.
@@ -78,7 +78,7 @@ fn text_of(end: &End, [authority, certificate, key]: [&str; 3]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tunnels::tests::END;
+    use super::super::ends::tests::END;
     use super::*;
 
     #[test]

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use super::install::debian_program;
+use super::install::{LeftOut, debian_program};
 use super::rows::{GRE, OPENVPN, Row};
 use crate::sandbox::{
     Running, Sandbox, SandboxError, last_lines, output_of, progress, run, wait_until,
@@ -35,28 +35,6 @@ pub enum Outside {
     },
     /// It cannot be had on this machine; the text says why.
     Missing(String),
-}
-
-/// Why the row of another system is left out.
-#[derive(Debug)]
-pub(super) struct LeftOut(String);
-
-impl From<String> for LeftOut {
-    fn from(why: String) -> Self {
-        Self(why)
-    }
-}
-
-impl From<&str> for LeftOut {
-    fn from(why: &str) -> Self {
-        Self(why.to_owned())
-    }
-}
-
-impl From<SandboxError> for LeftOut {
-    fn from(error: SandboxError) -> Self {
-        Self(error.to_string())
-    }
 }
 
 impl From<LeftOut> for Outside {

@@ -2,19 +2,17 @@
 //! packets to the other, encrypted.
 
 use std::fs::File;
-use std::net::{IpAddr, Ipv4Addr};
-use std::path::PathBuf;
 use std::time::Duration;
 
-use super::others::{LeftOut, Outside};
+use super::ends::{End, Ends, Ready};
+use super::install::LeftOut;
+use super::others::Outside;
 use super::rows::{
     BORINGTUN, FASTD, GOTATUN, N2N, NEBULA, QUICKTUN, Row, TINC, VPNCLOUD, WIREGUARD_GO,
     WIREGUARD_GO_TAILSCALE, YGGDRASIL,
 };
 use super::{debian, nebula, vpncloud, wireguard};
-use crate::sandbox::{
-    Netns, Running, Sandbox, SandboxError, last_lines, try_wait_until, wait_until,
-};
+use crate::sandbox::{Running, Sandbox, SandboxError, last_lines, try_wait_until, wait_until};
 
 /// The link's MTU less that of a device: wireguard-go's own default on it, 1420 on 1500. The others get as
 /// much, so that all send equal packets.
@@ -142,42 +140,6 @@ const TUNNELS: [Tunnel; 11] = [
     },
 ];
 
-/// The commands for both ends of a tunnel.
-#[derive(Debug, Default)]
-pub(super) struct Ready {
-    /// The program's version.
-    pub(super) version: Option<String>,
-    /// The command of each end.
-    pub(super) commands: [Vec<String>; 2],
-    /// A command for each end once its program runs; empty: none.
-    pub(super) configure: [Vec<String>; 2],
-    /// A command that both ends need, on the second host; empty: none.
-    pub(super) beside: Vec<String>,
-    /// The second end's address, where the program gives its device address and MTU itself.
-    pub(super) own_address: Option<IpAddr>,
-}
-
-/// The settings of one end.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct End {
-    /// Its number and the other end's, 1 and 2.
-    pub(super) numbers: [usize; 2],
-    pub(super) device: &'static str,
-    /// The device's MTU, bytes.
-    pub(super) mtu: u32,
-    /// Its address on the link and the other end's.
-    pub(super) outer: [Ipv4Addr; 2],
-    /// Its address inside and the other end's.
-    pub(super) inner: [Ipv4Addr; 2],
-}
-
-/// The two ends of a tunnel, in the hosts' namespaces.
-pub(super) struct Ends<'a> {
-    sandbox: &'a Sandbox,
-    tunnel: &'a Tunnel,
-    mtu: u32,
-}
-
 /// Whether a row is one of these.
 #[must_use]
 pub fn is_tunnel(row: &str) -> bool {
@@ -192,49 +154,14 @@ pub fn tunnel(sandbox: &Sandbox, row: &str, link_mtu: u32) -> Outside {
         return Outside::Missing(format!("{row} is no row of a tunnel"));
     };
     let mtu = link_mtu.saturating_sub(OVERHEAD_BYTES).min(tunnel.mtu_max);
-    Ends { sandbox, tunnel, mtu }.stand().unwrap_or_else(Outside::from)
+    let Tunnel { row, device, subnet, .. } = *tunnel;
+    Ends { sandbox, row, device, subnet, mtu }.stand(tunnel).unwrap_or_else(Outside::from)
 }
 
 impl Ends<'_> {
-    pub(super) fn end(&self, index: usize) -> End {
-        let outer = |index| self.sandbox.host(index).ipv4();
-        let inner = |index| inner(self.tunnel.subnet, index);
-        End {
-            numbers: [index + 1, 2 - index],
-            device: self.tunnel.device,
-            mtu: self.mtu,
-            outer: [outer(index), outer(1 - index)],
-            inner: [inner(index), inner(1 - index)],
-        }
-    }
-
-    pub(super) fn netns(&self, index: usize) -> &Netns {
-        self.sandbox.host(index).netns()
-    }
-
-    /// A file or directory of one end, which goes with the sandbox.
-    pub(super) fn file(&self, index: usize, kind: &str) -> PathBuf {
-        self.sandbox.directory().join(format!("{}{}.{kind}", self.tunnel.row, index + 1))
-    }
-
-    /// Makes a directory of one end.
-    pub(super) fn directory(&self, index: usize, kind: &str) -> Result<PathBuf, SandboxError> {
-        let path = self.file(index, kind);
-        let made = std::fs::create_dir_all(&path);
-        made.map_err(SandboxError::io(format!("make {}", path.display())))?;
-        Ok(path)
-    }
-
-    /// The password of this run.
-    pub(super) fn password(&self) -> Result<String, SandboxError> {
-        let text = std::fs::read_to_string(self.sandbox.password_file());
-        let text = text.map_err(SandboxError::io("read the password of this run"))?;
-        Ok(text.trim().to_owned())
-    }
-
-    fn stand(&self) -> Result<Outside, LeftOut> {
-        let Tunnel { row, device, setup, .. } = *self.tunnel;
-        let ready = (self.tunnel.prepare)(self)?;
+    fn stand(&self, tunnel: &Tunnel) -> Result<Outside, LeftOut> {
+        let Tunnel { row, device, setup, .. } = *tunnel;
+        let ready = (tunnel.prepare)(self)?;
         let beside = match ready.beside.is_empty() {
             true => None,
             false => Some(self.start(1, &ready.beside, "beside.log")?),
@@ -269,11 +196,11 @@ impl Ends<'_> {
     fn bring_up(&self, index: usize, ready: &Ready) -> Result<Running, LeftOut> {
         let mut process = self.start(index, &ready.commands[index], "log")?;
         let mut refusal = None;
-        let what = format!("the device of {}", self.tunnel.row);
+        let what = format!("the device of {}", self.row);
         let up = try_wait_until(&what, UP_LIMIT, || {
             if let Some(status) = process.ended()? {
                 return Err(SandboxError::CommandFailed {
-                    command: self.tunnel.row.to_owned(),
+                    command: self.row.to_owned(),
                     status: status.to_string(),
                     message: self.said(index),
                 });
@@ -330,26 +257,12 @@ fn as_strs(words: &[String]) -> Vec<&str> {
     words.iter().map(String::as_str).collect()
 }
 
-/// Benchmark addresses (RFC 2544's 198.18.0.0/15), inside the sandbox's namespaces only.
-const fn inner(subnet: u8, index: usize) -> Ipv4Addr {
-    Ipv4Addr::new(198, 18, subnet, if index == 0 { 1 } else { 2 })
-}
-
 #[cfg(test)]
-pub(super) mod tests {
+mod tests {
     use std::collections::BTreeSet;
 
     use super::super::rows;
     use super::*;
-
-    /// The first end of a tunnel, as the texts of its programs are tested with.
-    pub(in super::super) const END: End = End {
-        numbers: [1, 2],
-        device: "dev0",
-        mtu: 1_420,
-        outer: [Ipv4Addr::new(192, 0, 2, 1), Ipv4Addr::new(192, 0, 2, 2)],
-        inner: [inner(12, 0), inner(12, 1)],
-    };
 
     #[test]
     fn tunnels_share_no_name_device_or_address() {

@@ -1,8 +1,8 @@
 //! The row of vpncloud.
 
-use super::install::{cargo_program, version_of};
-use super::others::{LeftOut, write_secret};
-use super::tunnels::{End, Ends, Ready};
+use super::ends::{End, Ends, Ready};
+use super::install::{LeftOut, cargo_program, version_of};
+use super::others::write_secret;
 
 /// The release that is built.
 const VERSION: &str = "2.3.0";
@@ -38,7 +38,7 @@ fn config_of(end: &End, password: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tunnels::tests::END;
+    use super::super::ends::tests::END;
     use super::*;
 
     #[test]

@@ -3,10 +3,10 @@
 use std::path::Path;
 use std::process::Command;
 
-use super::install::{cargo_program, debian_program, go_program, version_of};
+use super::ends::{End, Ends, Ready};
+use super::install::{LeftOut, cargo_program, debian_program, go_program, version_of};
 use super::machine::go_module_version;
-use super::others::{LeftOut, write_secret};
-use super::tunnels::{End, Ends, Ready};
+use super::others::write_secret;
 use crate::sandbox::{SandboxError, run};
 
 /// The version that Tailscale 1.104.5 is built with: the `latest` of the fork is a tag of 2020.
@@ -105,7 +105,7 @@ fn public_key(wg: &Path, file: &Path) -> Result<String, SandboxError> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tunnels::tests::END;
+    use super::super::ends::tests::END;
     use super::*;
 
     #[test]

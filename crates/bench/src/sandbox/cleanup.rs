@@ -12,9 +12,10 @@ use std::process::Command;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal};
+use rustix::process::Signal;
 
 use super::SandboxError;
+use super::gate::{gate, signal};
 use super::netns::{Netns, output_of};
 use super::progress;
 
@@ -31,8 +32,6 @@ const TAG_ATTEMPTS_MAX: usize = 64;
 
 /// Tags of the sandboxes that this process must remove, also when a signal ends it.
 static LIVE: Mutex<Vec<String>> = Mutex::new(Vec::new());
-/// Held while something is made. The signal thread takes it and keeps it until the process ends.
-static GATE: Mutex<()> = Mutex::new(());
 static SIGNALS: OnceLock<()> = OnceLock::new();
 
 /// Whether a sandbox found on the machine may be removed by someone else.
@@ -44,11 +43,6 @@ enum Owner {
     Gone,
     /// It was kept on purpose (`./dev demo --keep`).
     Kept,
-}
-
-/// Waits out a removal that a signal has started; hold the guard while something is made.
-pub(crate) fn gate() -> MutexGuard<'static, ()> {
-    GATE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Takes a fresh tag, with its directory, for this process, and makes sure that signals remove it.
@@ -118,13 +112,6 @@ pub(crate) fn record_docker(directory: &Path, container: &str) -> Result<(), San
     opened
         .and_then(|mut file| writeln!(file, "{container}"))
         .map_err(SandboxError::io(format!("write {}", file.display())))
-}
-
-/// Sends a signal to a process of the sandbox; a process that has ended is not an error.
-pub(crate) fn signal(pid: u32, signal: Signal) {
-    if let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) {
-        let _ = rustix::process::kill_process(pid, signal);
-    }
 }
 
 fn live() -> MutexGuard<'static, Vec<String>> {

@@ -8,6 +8,7 @@
 
 mod cleanup;
 mod error;
+mod gate;
 mod host;
 mod netns;
 mod overload;
@@ -203,9 +204,9 @@ impl Sandbox {
     /// # Errors
     /// Returns an error if `ip` fails.
     pub fn remove_netns(&self, netns: &Netns) -> Result<(), SandboxError> {
-        let _gate = cleanup::gate();
+        let _gate = gate::gate();
         for pid in Netns::pids(netns.name()) {
-            cleanup::signal(pid, rustix::process::Signal::KILL);
+            gate::signal(pid, rustix::process::Signal::KILL);
         }
         run(Command::new("ip").args(["netns", "del", netns.name()]))?;
         Ok(())
@@ -303,7 +304,7 @@ pub fn require(program: &'static str, package: &'static str) -> Result<(), Sandb
 
 /// Makes a veth pair with its ends in two namespaces.
 pub(crate) fn veth_between(one: (&Netns, &str), other: (&Netns, &str)) -> Result<(), SandboxError> {
-    let _gate = cleanup::gate();
+    let _gate = gate::gate();
     let (one, one_name) = one;
     let (other, other_name) = other;
     run(Command::new("ip")

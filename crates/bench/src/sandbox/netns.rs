@@ -7,7 +7,7 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use super::SandboxError;
-use super::cleanup;
+use super::gate;
 use super::progress::slowness;
 
 /// A command that was given no other limit is killed after this time.
@@ -72,7 +72,7 @@ pub struct Netns {
 impl Netns {
     /// Makes a namespace with its loopback device up.
     pub(crate) fn create(name: String) -> Result<Self, SandboxError> {
-        let _gate = cleanup::gate();
+        let _gate = gate::gate();
         run(Command::new("ip").args(["netns", "add", &name]))?;
         run(Command::new("ip").args(["-n", &name, "link", "set", "lo", "up"]))?;
         Ok(Self { name })
@@ -184,7 +184,7 @@ pub struct Running {
 impl Running {
     pub(crate) fn start(command: &mut Command) -> Result<Self, SandboxError> {
         let text = text_of(command);
-        let _gate = cleanup::gate();
+        let _gate = gate::gate();
         let mut child = command.spawn().map_err(SandboxError::io(format!("start `{text}`")))?;
         let (sender, lines) = mpsc::channel();
         let mut piped = false;
@@ -280,7 +280,7 @@ impl Running {
 
     /// Sends a signal by process id.
     pub fn signal(&self, signal: rustix::process::Signal) {
-        cleanup::signal(self.pid(), signal);
+        gate::signal(self.pid(), signal);
     }
 
     /// Asks the program to end (SIGTERM), and kills it after `limit`.

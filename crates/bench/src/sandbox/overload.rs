@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use rustix::process::Signal;
 
-use super::cleanup::signal;
+use super::gate::signal;
 
 /// A process that is held stands still for so long at a time, in milliseconds.
 pub const HELD_MS: u64 = 20;
