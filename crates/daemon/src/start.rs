@@ -301,7 +301,7 @@ async fn serve(
     tracing::info!(%peer, nickname, mtu, "weft is running");
     let _ = control.await;
     api.abort();
-    daemon.attachments.rest();
+    daemon.attachments.rest().await;
 }
 
 /// Both engines, running.

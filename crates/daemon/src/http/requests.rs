@@ -1,6 +1,7 @@
 //! The API's requests, answered from links, control loop and attachments.
 
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use tokio::sync::oneshot;
 use weft_api::{
@@ -105,20 +106,25 @@ impl Daemon {
 
     /// Dials more hosts, or these alone. Returns all targets.
     pub(crate) async fn connect(
-        &self,
+        self: Arc<Self>,
         request: ConnectRequest,
     ) -> Result<Vec<weft_api::Target>, ApiError> {
         let wanted = parse_targets(&request.targets)?;
         self.look_up(&wanted).await?;
-        let dropped = self.change_targets(&wanted, request.replace)?;
-        self.forget_all(&dropped);
-        let _ = self.control.send(Request::TargetsChanged).await;
+        let daemon = Arc::clone(&self);
+        beside(move || {
+            let dropped = daemon.change_targets(&wanted, request.replace)?;
+            daemon.forget_all(&dropped);
+            let _ = daemon.control.blocking_send(Request::TargetsChanged);
+            Ok(())
+        })
+        .await?;
         Ok(self.target_list())
     }
 
     /// Stops dialling hosts, and forgets those that are gone. Returns the remaining targets.
     pub(crate) async fn forget(
-        &self,
+        self: Arc<Self>,
         request: ForgetRequest,
     ) -> Result<Vec<weft_api::Target>, ApiError> {
         for text in &request.targets {
@@ -179,7 +185,7 @@ impl Daemon {
 impl Daemon {
     /// Forgets hosts that are gone, and the target of this name. A target stays if it now leads to another
     /// host, for example to a reinstalled one whose old identity is forgotten.
-    async fn forget_one(&self, text: &str) -> Result<(), ApiError> {
+    async fn forget_one(self: &Arc<Self>, text: &str) -> Result<(), ApiError> {
         let (reply, answer) = oneshot::channel();
         let _ = self.control.send(Request::Forget { text: text.to_owned(), reply }).await;
         let (gone, linked) =
@@ -196,17 +202,8 @@ impl Daemon {
         if let Ok(target) = &target
             && (gone.is_empty() || !leads_elsewhere(target))
         {
-            let same = |known: &Target| (&known.host, known.port) == (&target.host, target.port);
-            let found = self.targets.change(|targets| {
-                let mut after = targets.to_vec();
-                let found = targets.iter().position(same).map(|index| after.remove(index));
-                if found.is_some() {
-                    self.save_targets(&after)?;
-                }
-                Ok::<_, ApiError>((after, found))
-            })?;
-            if let Some(found) = found {
-                self.links.forget(&found);
+            let (daemon, target) = (Arc::clone(self), target.clone());
+            if beside(move || daemon.remove_target(&target)).await? {
                 return Ok(());
             }
         }
@@ -222,6 +219,23 @@ impl Daemon {
             "{text} is neither a target nor a host that is gone; weft status targets and weft status peers list them"
         );
         Err(ApiError::new(ErrorKind::NotFound, text))
+    }
+
+    /// Removes a target and stops dialling it. Returns false if it was none.
+    fn remove_target(&self, target: &Target) -> Result<bool, ApiError> {
+        let same = |known: &Target| (&known.host, known.port) == (&target.host, target.port);
+        let found = self.targets.change(|targets| {
+            let mut after = targets.to_vec();
+            let found = targets.iter().position(same).map(|index| after.remove(index));
+            if found.is_some() {
+                self.save_targets(&after)?;
+            }
+            Ok::<_, ApiError>((after, found))
+        })?;
+        if let Some(found) = &found {
+            self.links.forget(found);
+        }
+        Ok(found.is_some())
     }
 
     /// Rejects at once a name that cannot be resolved.
@@ -242,6 +256,14 @@ async fn near(kernel: &Kernel) -> Vec<IpAddr> {
     let mut routes = kernel.host_routes().await.unwrap_or_default();
     routes.sort_by_key(|route| route.stays_on_host);
     routes.iter().filter_map(|route| route.destination.hosts().next()).collect()
+}
+
+/// Carries out a change that waits for the disk, on a thread of its own. It goes on to its end if the caller leaves.
+async fn beside<T: Send + 'static>(
+    change: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
+) -> Result<T, ApiError> {
+    let changed = tokio::task::spawn_blocking(change).await;
+    changed.map_err(|error| ApiError::new(ErrorKind::Internal, error))?
 }
 
 fn parse_targets(texts: &[String]) -> Result<Vec<Target>, ApiError> {

@@ -153,7 +153,7 @@ impl Store {
         tokio::task::spawn_blocking(move || store.try_all()).await.unwrap_or(false)
     }
 
-    fn try_all(&self) -> bool {
+    pub(crate) fn try_all(&self) -> bool {
         let mut faults = self.lock();
         let before = faults.len();
         faults.retain(|name, fault| {
@@ -182,6 +182,12 @@ impl Store {
             )
         });
         *self.told.lock().unwrap_or_else(PoisonError::into_inner) = text;
+    }
+
+    /// Stands for a disk that does nothing, until the guard is dropped.
+    #[cfg(test)]
+    pub(crate) fn stall(&self) -> impl Drop + '_ {
+        self.lock()
     }
 
     fn lock(&self) -> MutexGuard<'_, Faults> {

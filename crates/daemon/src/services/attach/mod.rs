@@ -1,6 +1,7 @@
 //! Attach and detach: from the user's name for a container to an interface with addresses, and back.
 //! Attachments survive restarts of the daemon.
 
+mod addresses;
 pub(crate) mod bypass;
 pub(crate) mod condition;
 pub(crate) mod kept;
@@ -8,8 +9,11 @@ mod kept_ports;
 mod look;
 pub(crate) mod loops;
 pub(crate) mod mend;
+mod names;
 pub(crate) mod ports;
+mod saving;
 pub(crate) mod shortcuts;
+mod traffic;
 
 use std::collections::BTreeMap;
 use std::ops::{Deref, DerefMut};
@@ -18,20 +22,18 @@ use std::time::{Duration, SystemTime};
 
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
-use tokio::sync::{Mutex, MutexGuard, mpsc, oneshot, watch};
-use weft_api::{
-    ApiError, AttachRequest, Attachment, ContainerTraffic, Detached, ErrorKind, Volume,
-};
+use tokio::sync::{Mutex, MutexGuard, mpsc, watch};
+use weft_api::{ApiError, AttachRequest, Attachment, Detached, ErrorKind};
 use weft_container::{ContainerError, ResolveOptions, Sandbox};
 use weft_crypto::PeerId;
-use weft_engine::PortTraffic;
 use weft_kernel::engine::{KernelEngine, SwitchKind};
 use weft_kernel::{AttachSpec, Kernel, KernelError};
-use weft_mesh::AddressError;
 
 use self::condition::Condition;
 use self::kept::Retries;
+use self::names::{check_name, printable};
 use self::ports::{DirectPorts, PortKind};
+use self::saving::Saving;
 use self::shortcuts::Shortcuts;
 use crate::core::control::Request;
 use crate::devices::{CONTAINER_INTERFACE, HOST_INTERFACE, SWITCH, TAP, run_segments};
@@ -51,7 +53,7 @@ pub(crate) struct Attachments {
     control: mpsc::Sender<Request>,
     pub(crate) ports: DirectPorts,
     pub(crate) shortcuts: Shortcuts,
-    store: Store,
+    saving: Saving<BTreeMap<String, Saved>>,
     pub(crate) resolve: ResolveOptions,
     local: PeerId,
     mtu: u16,
@@ -151,7 +153,7 @@ impl Attachments {
             control,
             ports,
             shortcuts,
-            store,
+            saving: Saving::new(store, FILE),
             resolve,
             local,
             mtu,
@@ -194,9 +196,13 @@ impl Attachments {
         }
     }
 
-    /// The daemon stops: attached containers stay attached.
-    pub(crate) fn rest(&self) {
+    /// The daemon stops: attached containers stay attached. Waits for the disk, but not for long.
+    pub(crate) async fn rest(&self) {
         self.ports.rest();
+        let limit = Duration::from_millis(SAVE_LIMIT_MS);
+        if tokio::time::timeout(limit, self.saving.settle()).await.is_err() {
+            tracing::error!("the disk is slow: the last changes of attachments may not be saved");
+        }
     }
 
     /// `weft ps`.
@@ -222,48 +228,6 @@ impl Attachments {
         Locked { inner, shown: &self.shown, changed: false }
     }
 
-    /// Traffic of each container's interface, without containers that are gone. The second value counts packets
-    /// that the kernel dropped between the switch and the vector engine.
-    pub(crate) async fn traffic(&self) -> Result<(Vec<ContainerTraffic>, u64), ApiError> {
-        let links = self.kernel.link_traffic().await.map_err(kernel_refusal)?;
-        let direct = self.ports.traffic();
-        let saved: Vec<Saved> = self.lock().await.saved.values().cloned().collect();
-        let mut all = Vec::with_capacity(saved.len());
-        for Saved { sandbox, attachment, host_interface, .. } in saved {
-            let Some(link) = links.get(&host_interface) else { continue };
-            let (direct, dropped) = match direct.get(&mac_of(&attachment)) {
-                None => (PortTraffic::default(), 0),
-                Some(direct) => (*direct, self.dropped_inside(&sandbox).await),
-            };
-            all.push(ContainerTraffic {
-                id: attachment.id,
-                name: attachment.name,
-                host_interface,
-                // The host's end receives what the container sends.
-                volume: Volume {
-                    packets_received: link.packets_sent + direct.received.packets,
-                    bytes_received: link.bytes_sent + direct.received.bytes,
-                    packets_sent: link.packets_received + direct.sent.packets,
-                    bytes_sent: link.bytes_received + direct.sent.bytes,
-                },
-                dropped: link.dropped_received + link.dropped_sent + dropped,
-            });
-        }
-        Ok((all, links.get(TAP).map_or(0, |tap| tap.dropped_sent)))
-    }
-
-    /// Packets that the kernel dropped at a direct port, whose device is inside the container. Mostly these are
-    /// packets sent while the engine's queue was full.
-    async fn dropped_inside(&self, sandbox: &Sandbox) -> u64 {
-        let links = self.kernel.link_traffic_in(&sandbox.namespace).await;
-        // A container that is ending has no counters.
-        let link = links
-            .ok()
-            .and_then(|links| links.get(CONTAINER_INTERFACE).copied())
-            .unwrap_or_default();
-        link.dropped_received + link.dropped_sent
-    }
-
     /// Serves `weft attach`. Attaching again adds explicit addresses, or changes nothing. A container that has
     /// come back gets the addresses kept for it.
     pub(crate) async fn attach(&self, request: AttachRequest) -> Result<Attachment, ApiError> {
@@ -282,7 +246,7 @@ impl Attachments {
         let mut saved = self.describe(sandbox, addresses, &request, before.as_ref());
         // Nothing is attached that could not be saved.
         inner.saved.insert(id.clone(), saved.clone());
-        if let Err(error) = self.save(&inner) {
+        if let Err(error) = self.saving.save(inner.saved.clone()).await {
             self.put_back(&mut inner, &id, before, new).await;
             return Err(error);
         }
@@ -346,11 +310,11 @@ impl Attachments {
             return Err(ApiError::new(ErrorKind::NotFound, text));
         };
         let id = saved.attachment.id.clone();
+        // It stays attached until that is written, also if the caller leaves meanwhile.
+        let mut after = inner.saved.clone();
+        after.remove(&id);
+        self.saving.save(after).await?;
         inner.saved.remove(&id);
-        if let Err(error) = self.save(&inner) {
-            inner.saved.insert(id, saved);
-            return Err(error);
-        }
         inner.retries.forget(&id);
         self.unplug(&id, &saved).await;
         tracing::info!(container = %saved.attachment.name, id, "detached");
@@ -371,81 +335,6 @@ impl Attachments {
         self.save_or_later(&inner);
         let kept = inner.saved.contains_key(&id);
         tracing::info!(container = %saved.attachment.name, id, kept, "container ended");
-    }
-
-    /// Allocates addresses for a container on its first attach, or additional ones. Returns all of them, and
-    /// the new ones.
-    async fn addresses(
-        &self,
-        inner: &mut Inner,
-        id: &str,
-        request: &[IpNet],
-        before: Option<&Saved>,
-    ) -> Result<(Vec<IpNet>, Vec<IpNet>), ApiError> {
-        let mut addresses = before.map(|b| b.attachment.addresses.clone()).unwrap_or_default();
-        if request.is_empty() && addresses.is_empty() {
-            let given = self.find_addresses(inner, id, None).await?;
-            return Ok((given.clone(), given));
-        }
-        let mut new = Vec::new();
-        for explicit in request {
-            if addresses.contains(explicit) {
-                continue;
-            }
-            match self.find_addresses(inner, id, Some(*explicit)).await {
-                Ok(given) => {
-                    new.extend(given.iter().copied());
-                    addresses.extend(given);
-                }
-                Err(error) => {
-                    let addresses = before.is_some().then_some(new);
-                    self.tell(Request::Release { owner: id.into(), addresses }).await;
-                    return Err(error);
-                }
-            }
-        }
-        Ok((addresses, new))
-    }
-
-    /// Requests addresses from the mesh. Takes those of an ended container if no others are free, or if the
-    /// request names them.
-    async fn find_addresses(
-        &self,
-        inner: &mut Inner,
-        id: &str,
-        explicit: Option<IpNet>,
-    ) -> Result<Vec<IpNet>, ApiError> {
-        loop {
-            let error = match self.ask_for_addresses(id, explicit).await? {
-                Ok(given) => return Ok(given),
-                Err(error) => error,
-            };
-            let yields = match &error {
-                AddressError::NoSpace { .. } => inner.longest_gone(),
-                AddressError::Taken { address, .. } => inner.gone_with(*address),
-                _ => None,
-            };
-            let Some(yields) = yields.filter(|other| other != id) else {
-                return Err(address_refusal(&error));
-            };
-            tracing::info!(
-                id = yields,
-                "its container is gone: another container gets its addresses"
-            );
-            self.let_go(inner, &yields).await;
-        }
-    }
-
-    async fn ask_for_addresses(
-        &self,
-        id: &str,
-        explicit: Option<IpNet>,
-    ) -> Result<Result<Vec<IpNet>, AddressError>, ApiError> {
-        let (reply, answer) = oneshot::channel();
-        self.tell(Request::Addresses { owner: id.into(), explicit, reply }).await;
-        answer
-            .await
-            .map_err(|_| ApiError::new(ErrorKind::Unavailable, "weft is stopping; launch it again"))
     }
 
     fn describe(
@@ -614,15 +503,9 @@ impl Attachments {
         }
     }
 
-    fn save(&self, inner: &Inner) -> Result<(), ApiError> {
-        self.store
-            .save(FILE, &inner.saved)
-            .map_err(|error| ApiError::new(ErrorKind::Unavailable, error))
-    }
-
     /// Saves a change that has already happened.
     pub(crate) fn save_or_later(&self, inner: &Inner) {
-        self.store.save_or_later(FILE, &inner.saved);
+        self.saving.save_or_later(inner.saved.clone());
     }
 
     pub(crate) async fn tell(&self, request: Request) {
@@ -696,67 +579,6 @@ pub(crate) fn kernel_refusal(error: KernelError) -> ApiError {
     ApiError::new(kind, error)
 }
 
-fn address_refusal(error: &AddressError) -> ApiError {
-    let kind = match error {
-        AddressError::Taken { .. } => ErrorKind::Conflict,
-        AddressError::Reserved { .. } | AddressError::NotMapped { .. } => ErrorKind::BadRequest,
-        _ => ErrorKind::Unavailable,
-    };
-    ApiError::new(kind, error)
-}
-
-/// Rejects a name that other hosts would not accept.
-fn check_name(what: &str, name: &str) -> Result<(), ApiError> {
-    let max = weft_mesh::limits::NAME_BYTES_MAX;
-    if !name.is_empty() && name.len() <= max && !name.chars().any(char::is_control) {
-        return Ok(());
-    }
-    let shown: String = name.chars().take(SHOWN_CHARS_MAX).collect();
-    let text = format!(
-        "a container's {what} must have 1 to {max} bytes without control characters; that of {} has {} bytes: choose another name",
-        printable(&shown),
-        name.len()
-    );
-    Err(ApiError::new(ErrorKind::BadRequest, text))
-}
-
-/// Makes a name fit to show and announce: escapes control characters and truncates it.
-fn printable(name: &str) -> String {
-    let mut shown = String::new();
-    for char in name.chars() {
-        let next = match char.is_control() {
-            true => char.escape_default().to_string(),
-            false => char.to_string(),
-        };
-        if shown.len() + next.len() > weft_mesh::limits::NAME_BYTES_MAX {
-            break;
-        }
-        shown.push_str(&next);
-    }
-    shown
-}
-
 const FILE: &str = "attachments.json";
-/// Characters of an invalid name that an error shows.
-const SHOWN_CHARS_MAX: usize = 64;
-
-#[cfg(test)]
-mod tests {
-    #![allow(clippy::unwrap_used)]
-
-    use super::*;
-
-    #[test]
-    fn names_that_no_host_would_take_are_refused_and_written_out() {
-        for good in ["web", "a b", "\u{e9}", &"x".repeat(255)] {
-            check_name("name", good).unwrap();
-            assert_eq!(printable(good), good);
-        }
-        for bad in ["", "a\u{1b}[31mb", "a\nb", &"x".repeat(256)] {
-            let text = check_name("name", bad).unwrap_err().to_string();
-            assert!(text.contains("1 to 255 bytes") && !text.contains('\u{1b}'), "{text}");
-        }
-        assert_eq!(printable("a\u{1b}[31m\n"), "a\\u{1b}[31m\\n");
-        assert_eq!(printable(&"\n".repeat(300)).len(), 254);
-    }
-}
+/// How long a daemon that ends waits for the disk, in milliseconds.
+const SAVE_LIMIT_MS: u64 = 2_000;

@@ -1,0 +1,95 @@
+//! Addresses for containers, which the mesh gives.
+
+use ipnet::IpNet;
+use tokio::sync::oneshot;
+use weft_api::{ApiError, ErrorKind};
+use weft_mesh::AddressError;
+
+use super::{Attachments, Inner, Saved};
+use crate::core::control::Request;
+
+impl Attachments {
+    /// Allocates addresses for a container on its first attach, or additional ones. Returns all of them, and
+    /// the new ones.
+    pub(super) async fn addresses(
+        &self,
+        inner: &mut Inner,
+        id: &str,
+        request: &[IpNet],
+        before: Option<&Saved>,
+    ) -> Result<(Vec<IpNet>, Vec<IpNet>), ApiError> {
+        let mut addresses = before.map(|b| b.attachment.addresses.clone()).unwrap_or_default();
+        if request.is_empty() && addresses.is_empty() {
+            let given = self.find_addresses(inner, id, None).await?;
+            return Ok((given.clone(), given));
+        }
+        let mut new = Vec::new();
+        for explicit in request {
+            if addresses.contains(explicit) {
+                continue;
+            }
+            match self.find_addresses(inner, id, Some(*explicit)).await {
+                Ok(given) => {
+                    new.extend(given.iter().copied());
+                    addresses.extend(given);
+                }
+                Err(error) => {
+                    let addresses = before.is_some().then_some(new);
+                    self.tell(Request::Release { owner: id.into(), addresses }).await;
+                    return Err(error);
+                }
+            }
+        }
+        Ok((addresses, new))
+    }
+
+    /// Requests addresses from the mesh. Takes those of an ended container if no others are free, or if the
+    /// request names them.
+    async fn find_addresses(
+        &self,
+        inner: &mut Inner,
+        id: &str,
+        explicit: Option<IpNet>,
+    ) -> Result<Vec<IpNet>, ApiError> {
+        loop {
+            let error = match self.ask_for_addresses(id, explicit).await? {
+                Ok(given) => return Ok(given),
+                Err(error) => error,
+            };
+            let yields = match &error {
+                AddressError::NoSpace { .. } => inner.longest_gone(),
+                AddressError::Taken { address, .. } => inner.gone_with(*address),
+                _ => None,
+            };
+            let Some(yields) = yields.filter(|other| other != id) else {
+                return Err(address_refusal(&error));
+            };
+            tracing::info!(
+                id = yields,
+                "its container is gone: another container gets its addresses"
+            );
+            self.let_go(inner, &yields).await;
+        }
+    }
+
+    async fn ask_for_addresses(
+        &self,
+        id: &str,
+        explicit: Option<IpNet>,
+    ) -> Result<Result<Vec<IpNet>, AddressError>, ApiError> {
+        let (reply, answer) = oneshot::channel();
+        self.tell(Request::Addresses { owner: id.into(), explicit, reply }).await;
+        answer
+            .await
+            .map_err(|_| ApiError::new(ErrorKind::Unavailable, "weft is stopping; launch it again"))
+    }
+}
+
+fn address_refusal(error: &AddressError) -> ApiError {
+    let kind = match error {
+        AddressError::Taken { .. } => ErrorKind::Conflict,
+        AddressError::Reserved { .. } | AddressError::NotMapped { .. } => ErrorKind::BadRequest,
+        _ => ErrorKind::Unavailable,
+    };
+    ApiError::new(kind, error)
+}

@@ -1,0 +1,153 @@
+//! Writing the attachments to disk beside the services: a slow disk holds up the change that must be written, and
+//! nothing else.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use serde::Serialize;
+use tokio::sync::OwnedMutexGuard;
+use weft_api::{ApiError, ErrorKind};
+
+use crate::upkeep::store::Store;
+
+/// Writes the states of one file, in their order and one at a time.
+pub(super) struct Saving<T> {
+    store: Store,
+    file: &'static str,
+    /// The newest state that is written some time.
+    waiting: Arc<Mutex<Option<T>>>,
+    /// Held by the write under way.
+    turn: Arc<tokio::sync::Mutex<()>>,
+}
+
+// Not derived, since that would ask for a `T` that can be cloned.
+impl<T> Clone for Saving<T> {
+    fn clone(&self) -> Self {
+        let Self { store, file, waiting, turn } = self;
+        let (store, waiting, turn) = (store.clone(), Arc::clone(waiting), Arc::clone(turn));
+        Self { store, file, waiting, turn }
+    }
+}
+
+impl<T: Serialize + Send + 'static> Saving<T> {
+    pub(super) fn new(store: Store, file: &'static str) -> Self {
+        Self { store, file, waiting: Arc::default(), turn: Arc::default() }
+    }
+
+    /// Writes a state that an answer promises, and returns once it is on the disk. The caller makes no other state
+    /// meanwhile.
+    ///
+    /// # Errors
+    /// It cannot be written; the file keeps the state before.
+    pub(super) async fn save(&self, state: T) -> Result<(), ApiError> {
+        let (turn, all) = (self.take_turn().await, self.clone());
+        let written = tokio::task::spawn_blocking(move || {
+            let _turn = turn;
+            all.write_waiting();
+            all.store.save(all.file, &state)
+        });
+        let written = written.await.map_err(|error| ApiError::new(ErrorKind::Internal, error))?;
+        written.map_err(|error| ApiError::new(ErrorKind::Unavailable, error))
+    }
+
+    /// Writes the state of a change that has already happened, some time. A newer state may take its place.
+    pub(super) fn save_or_later(&self, state: T) {
+        let before = self.waiting().replace(state);
+        if before.is_none() {
+            let all = self.clone();
+            tokio::spawn(async move { all.settle().await });
+        }
+    }
+
+    /// Returns once everything so far has been written, or is left to the store to repeat.
+    pub(super) async fn settle(&self) {
+        let (turn, all) = (self.take_turn().await, self.clone());
+        let written = tokio::task::spawn_blocking(move || {
+            let _turn = turn;
+            all.write_waiting();
+        });
+        if let Err(error) = written.await {
+            tracing::error!(%error, file = self.file, "cannot write the state");
+        }
+    }
+
+    async fn take_turn(&self) -> OwnedMutexGuard<()> {
+        Arc::clone(&self.turn).lock_owned().await
+    }
+
+    fn write_waiting(&self) {
+        let waiting = self.waiting().take();
+        if let Some(state) = waiting {
+            self.store.save_or_later(self.file, &state);
+        }
+    }
+
+    fn waiting(&self) -> std::sync::MutexGuard<'_, Option<T>> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, clippy::await_holding_lock)]
+
+    use std::time::Duration;
+
+    use super::*;
+
+    const FILE: &str = "numbers.json";
+
+    fn start() -> (tempfile::TempDir, Store, Saving<u32>) {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::open(dir.path()).unwrap();
+        (dir, store.clone(), Saving::new(store, FILE))
+    }
+
+    // The runtime of these tests has one thread: one that waited for the disk would stop them.
+
+    #[tokio::test]
+    async fn an_answer_comes_once_it_is_written_and_a_slow_disk_stops_nothing_else() {
+        let (_dir, store, saving) = start();
+        let slow = store.stall();
+        saving.save_or_later(1);
+        saving.save_or_later(2);
+        let save = tokio::spawn({
+            let saving = saving.clone();
+            async move { saving.save(3).await }
+        });
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        assert!(!save.is_finished());
+        assert_eq!(store.load::<u32>(FILE).unwrap(), None);
+        drop(slow);
+        save.await.unwrap().unwrap();
+        assert_eq!(store.load(FILE).unwrap(), Some(3));
+        // The states before it do not follow it.
+        saving.settle().await;
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        assert_eq!(store.load(FILE).unwrap(), Some(3));
+    }
+
+    #[tokio::test]
+    async fn a_caller_that_leaves_keeps_the_order() {
+        let (_dir, store, saving) = start();
+        let slow = store.stall();
+        let left = tokio::time::timeout(Duration::from_millis(30), saving.save(1)).await;
+        assert!(left.is_err());
+        saving.save_or_later(2);
+        drop(slow);
+        saving.settle().await;
+        assert_eq!(store.load(FILE).unwrap(), Some(2));
+    }
+
+    #[tokio::test]
+    async fn a_change_that_cannot_be_written_is_refused_and_what_was_before_it_is_written_later() {
+        let (dir, store, saving) = start();
+        let in_the_way = dir.path().join(format!("{FILE}.new/x"));
+        std::fs::create_dir_all(&in_the_way).unwrap();
+        saving.save_or_later(1);
+        let refused = saving.save(2).await.unwrap_err();
+        assert_eq!(refused.kind, ErrorKind::Unavailable);
+        std::fs::remove_dir_all(in_the_way.parent().unwrap()).unwrap();
+        assert!(store.try_all());
+        assert_eq!(store.load(FILE).unwrap(), Some(1));
+    }
+}
