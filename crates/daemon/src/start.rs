@@ -78,8 +78,9 @@ async fn run_async(
     ready: impl FnOnce(&Invitation),
 ) -> Result<(), StartError> {
     crate::raise_descriptor_limit();
-    let _runtime_lock = lock(&settings.runtime_dir)?;
-    let _state_lock = lock(&settings.state_dir)?;
+    for dir in [&settings.runtime_dir, &settings.state_dir] {
+        lock(dir)?.keep();
+    }
     crate::upkeep::host::note_state_dir(&settings);
     let kernel = Kernel::new()?;
     check_range(&settings, &kernel).await?;

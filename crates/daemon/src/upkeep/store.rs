@@ -272,7 +272,7 @@ pub fn has_secret(state_dir: &Path) -> bool {
     state_dir.join(SECRET).exists()
 }
 
-/// A lock for the life of the daemon; the kernel releases it even after `kill -9`.
+/// A lock of a directory; the kernel releases it even after `kill -9`.
 pub(crate) struct Lock {
     _file: File,
 }
@@ -299,6 +299,13 @@ impl Lock {
             Err(rustix::io::Errno::WOULDBLOCK) => Ok(None),
             Err(error) => Err(StoreError::Io { action: "lock", path, error: error.into() }),
         }
+    }
+
+    /// Holds the lock until the process ends. A write that waits for the disk may outlast everything else of a
+    /// daemon. The kernel releases the lock only after the last thread, so no such write follows one of the
+    /// successor.
+    pub(crate) fn keep(self) {
+        std::mem::forget(self);
     }
 }
 
