@@ -13,6 +13,7 @@ use std::time::{Duration, SystemTime};
 use rustix::fs::{FlockOperation, flock};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use weft_io::faults;
 use zeroize::Zeroizing;
 
 use crate::services::supervisor::Pulse;
@@ -247,6 +248,10 @@ impl Store {
                 .open(&temporary)?;
             file.write_all(bytes)?;
             file.sync_all()?;
+            // A slow disk, in builds for tests only.
+            if let Some(ms) = faults::asked("disk-write-ms").and_then(|ms| ms.parse().ok()) {
+                std::thread::sleep(Duration::from_millis(ms));
+            }
             fs::rename(&temporary, &path)?;
             File::open(&self.dir)?.sync_all()
         };
