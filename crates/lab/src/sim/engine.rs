@@ -298,17 +298,7 @@ impl SimEngine {
             EngineCommand::SetPathMtu { path, mtu } => {
                 self.mtu.insert(path, mtu);
             }
-            EngineCommand::SetRemote { path, remote } => {
-                let lanes = self.outbound.iter_mut().filter(|((other, _), _)| *other == path);
-                for (_, outbound) in lanes {
-                    let bound = is_bound(outbound.engine, outbound.format);
-                    assert!(!bound, "a kernel's SA cannot move");
-                    outbound.remote = remote;
-                }
-                // The kernel's `ovpn` tells by its next reading where packets still come from.
-                self.receivers.remove(&path);
-                self.moves += 1;
-            }
+            EngineCommand::SetRemote { path, remote } => self.set_remote(path, remote),
             EngineCommand::SendProbe { path, probe, mtu, candidate } => {
                 if self.engine_of(path) == Some(EngineKind::Kernel) {
                     let bound = self.bound.values().any(|bound| *bound == path);
@@ -333,6 +323,18 @@ impl SimEngine {
             | EngineCommand::SetSource { .. } => {}
         }
         None
+    }
+
+    fn set_remote(&mut self, path: PathId, remote: SocketAddr) {
+        let lanes = self.outbound.iter_mut().filter(|((other, _), _)| *other == path);
+        for (_, outbound) in lanes {
+            let bound = is_bound(outbound.engine, outbound.format);
+            assert!(!bound, "a kernel's SA cannot move");
+            outbound.remote = remote;
+        }
+        // The kernel's `ovpn` tells by its next reading where packets still come from.
+        self.receivers.remove(&path);
+        self.moves += 1;
     }
 
     fn install_inbound(

@@ -43,7 +43,6 @@ impl World {
     /// The best path from one host to another; `None`: none.
     pub fn best(&self, from: HostId, to: HostId) -> Option<Best> {
         let (ours, theirs) = (self.hosts[from].config(), self.hosts[to].config());
-        let nat = self.hosts[from].nat != self.hosts[to].nat;
         let trust = |truster: &Config, address: IpAddr| {
             truster.trusted_subnets.iter().any(|subnet| subnet.contains(&address))
         };
@@ -82,17 +81,7 @@ impl World {
             (userspace, userspace, Format::Esp, udp),
             (userspace, userspace, Format::Ovpn, udp),
         ] {
-            let here = self.offer(from, to, engine, format);
-            let there = self.offer(to, from, remote_engine, format);
-            let there = there.map_err(|text| format!("peer: {text}"));
-            let verdict = match (here, there) {
-                (Err(reason), _) | (_, Err(reason)) => Err(reason),
-                (Ok(_), Ok(_)) if encapsulation == raw && nat => Err(Reason::Nat.to_string()),
-                (Ok(here), Ok(there)) if !here.iter().any(|cipher| there.contains(cipher)) => {
-                    Err(Reason::CipherMissing.to_string())
-                }
-                _ => Ok(()),
-            };
+            let verdict = self.verdict((from, engine), (to, remote_engine), format, encapsulation);
             let alone = has_ovpn_alone(ours, engine) || has_ovpn_alone(theirs, remote_engine);
             let found = best(format, engine, remote_engine, encapsulation, why.clone());
             match verdict {
@@ -113,6 +102,27 @@ impl World {
             }
         }
         narrow
+    }
+
+    /// Whether two engines have a format and a cipher in common and get through, or why not.
+    fn verdict(
+        &self,
+        (from, engine): (HostId, EngineKind),
+        (to, remote_engine): (HostId, EngineKind),
+        format: Format,
+        encapsulation: Encapsulation,
+    ) -> Result<(), String> {
+        let nat = self.hosts[from].nat != self.hosts[to].nat;
+        let here = self.offer(from, to, engine, format)?;
+        let there = self.offer(to, from, remote_engine, format);
+        let there = there.map_err(|text| format!("peer: {text}"))?;
+        if encapsulation == Encapsulation::Raw && nat {
+            return Err(Reason::Nat.to_string());
+        }
+        match here.iter().any(|cipher| there.contains(cipher)) {
+            true => Ok(()),
+            false => Err(Reason::CipherMissing.to_string()),
+        }
     }
 
     /// Whether a host's vector engine can send to another host.

@@ -46,30 +46,7 @@ pub(super) fn text(rates: &Rates) -> String {
         let _ = writeln!(text, "\n{containers}");
     }
     if !rates.workers.is_empty() {
-        let headings = [
-            "WORKER",
-            "BUSY",
-            "HELPERS",
-            "DATAGRAMS/S IN",
-            "DATAGRAMS/S OUT",
-            "READS/S",
-            "WRITES/S",
-            "DROPPED/S",
-        ];
-        let mut workers = table(&headings);
-        for worker in &rates.workers {
-            workers.add_row([
-                worker.worker.to_string(),
-                format!("{:.0} %", worker.busy_percent),
-                format!("{:.0} %", worker.helpers_busy_percent),
-                count(worker.datagrams_received_pps),
-                count(worker.datagrams_sent_pps),
-                count(worker.tap_reads_pps),
-                count(worker.tap_writes_pps),
-                count(worker.dropped_pps),
-            ]);
-        }
-        let _ = writeln!(text, "\n{workers}");
+        let _ = writeln!(text, "\n{}", workers(rates));
     }
     if !rates.drops.is_empty() {
         let mut drops = table(&["DROPPED", "PKT/S", "SINCE START"]);
@@ -79,6 +56,34 @@ pub(super) fn text(rates: &Rates) -> String {
         let _ = writeln!(text, "\n{drops}");
     }
     text
+}
+
+/// The work of each worker of the vector engine.
+fn workers(rates: &Rates) -> String {
+    let headings = [
+        "WORKER",
+        "BUSY",
+        "HELPERS",
+        "DATAGRAMS/S IN",
+        "DATAGRAMS/S OUT",
+        "READS/S",
+        "WRITES/S",
+        "DROPPED/S",
+    ];
+    let mut lines = table(&headings);
+    for worker in &rates.workers {
+        lines.add_row([
+            worker.worker.to_string(),
+            format!("{:.0} %", worker.busy_percent),
+            format!("{:.0} %", worker.helpers_busy_percent),
+            count(worker.datagrams_received_pps),
+            count(worker.datagrams_sent_pps),
+            count(worker.tap_reads_pps),
+            count(worker.tap_writes_pps),
+            count(worker.dropped_pps),
+        ]);
+    }
+    lines.to_string()
 }
 
 /// The output for a terminal of so many rows and columns. It overwrites the previous text and cuts long
