@@ -1,5 +1,5 @@
 //! Files of a crate import each other in no circle, except a module and the modules inside it. The `use`
-//! declarations of the sources are the evidence.
+//! declarations of the sources and the paths in their code are the evidence.
 #![allow(clippy::unwrap_used, missing_docs)]
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -61,6 +61,12 @@ fn a_circle_is_found_however_it_is_written() {
         ("inner::c", &c.replace("super::a", "super::super::a")),
     ];
     assert_eq!(found(&files), ["a", "b", "inner::c"]);
+    let files = [
+        ("a", "fn f() -> u8 {\n    crate::b::g(super::super::c::H)\n}\n"),
+        ("b", "// See crate::c.\nfn g(of: super::a::T) {}\n"),
+        ("c", "pub(super) struct H;\n"),
+    ];
+    assert_eq!(found(&files), ["a", "b"]);
     // A module and those inside it may, as may tests.
     let files = [
         ("", "mod a;\nuse a::One;\n"),
@@ -93,7 +99,9 @@ fn circle(imports: &Imports) -> Vec<Module> {
 fn imports(modules: &[(Module, String)]) -> Imports {
     let names: BTreeSet<&Module> = modules.iter().map(|(module, _)| module).collect();
     let of = |(module, text): &(Module, String)| {
-        let paths = declarations(text).into_iter().filter_map(|path| absolute(module, &path));
+        let text = without_tests(text);
+        let paths = declarations(text).into_iter().chain(paths_in_code(text));
+        let paths = paths.filter_map(|path| absolute(module, &path));
         let imported = paths.filter_map(|path| {
             (0..=path.len()).rev().map(|len| path[..len].to_vec()).find(|name| names.contains(name))
         });
@@ -104,10 +112,29 @@ fn imports(modules: &[(Module, String)]) -> Imports {
     modules.iter().map(of).collect()
 }
 
-/// The paths of a source's `use` declarations up to its tests.
+/// A source up to its tests.
+fn without_tests(text: &str) -> &str {
+    &text[..text.find("#[cfg(test)]\nmod tests").unwrap_or(text.len())]
+}
+
+/// The paths in a source's code that begin at the crate or at the module around.
+fn paths_in_code(text: &str) -> Vec<String> {
+    let mut paths = Vec::new();
+    for code in text.lines().map(|line| line.split("//").next().unwrap_or_default()) {
+        for (at, _) in code.match_indices("crate::").chain(code.match_indices("super::")) {
+            let is_part = |letter: char| letter.is_alphanumeric() || letter == '_' || letter == ':';
+            let is_inside = code[..at].ends_with(is_part);
+            if !is_inside {
+                let path = code[at..].split(|letter| !is_part(letter)).next().unwrap_or_default();
+                paths.push(path.trim_end_matches(':').to_owned());
+            }
+        }
+    }
+    paths
+}
+
+/// The paths of a source's `use` declarations.
 fn declarations(text: &str) -> Vec<String> {
-    let tests = text.find("#[cfg(test)]\nmod tests").unwrap_or(text.len());
-    let text = &text[..tests];
     let mut paths = Vec::new();
     for (at, _) in text.match_indices("use ") {
         let line = text[..at].rsplit('\n').next().unwrap_or_default();
