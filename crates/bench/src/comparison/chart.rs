@@ -12,9 +12,13 @@ const WIDTH: f64 = 860.0;
 const MARGIN: f64 = 24.0;
 /// Between a row's name and its bar.
 const NAME_GAP: f64 = 10.0;
-/// A letter of a row's name in a wide bold font such as DejaVu Sans, at size 13.
-const NAME_LETTER: f64 = 9.1;
-const RIGHT: f64 = 190.0;
+/// Widths of a letter in a wide font such as DejaVu Sans or Verdana, as parts of the font's size.
+const LETTER: f64 = 0.65;
+const BOLD_LETTER: f64 = 0.7;
+/// Between an entry of the legend and the next.
+const LEGEND_GAP: f64 = 22.0;
+/// Room for a bar's figures, behind its end.
+const RIGHT: f64 = 216.0;
 const TOP: f64 = 98.0;
 const BAR: f64 = 24.0;
 const STEP: f64 = 40.0;
@@ -84,7 +88,7 @@ fn title(svg: &mut String, report: &Report) {
     );
     text(svg, (MARGIN, 57.0), "dim", "12.5", "", &subtitle);
     let method = format!(
-        "median of {rounds} rounds, thin line: least to greatest; core-s/Gbit: busy time of the whole machine per gigabit"
+        "median of {rounds} rounds; thin line: least to greatest; core-s/Gbit: busy time of the machine per gigabit"
     );
     text(svg, (MARGIN, 76.0), "dim", "12.5", "", &method);
 }
@@ -140,18 +144,18 @@ fn legend(svg: &mut String, report: &Report, (mut x, y): (f64, f64)) {
     for (class, label) in shown {
         let _ = writeln!(
             svg,
-            "<rect class=\"{class}\" x=\"{x}\" y=\"{}\" width=\"12\" height=\"12\" rx=\"2\"/>",
+            "<rect class=\"{class}\" x=\"{x:.1}\" y=\"{}\" width=\"12\" height=\"12\" rx=\"2\"/>",
             y - 10.5
         );
         text(svg, (x + 18.0, y), "dim", "12", "", label);
-        x += 150.0;
+        x += 18.0 + label.len() as f64 * 12.0 * LETTER + LEGEND_GAP;
     }
 }
 
 /// The x-coordinate of the bars: behind the longest name, in any font.
 fn left_of(report: &Report) -> f64 {
     let longest = report.rows.iter().map(|row| row.name.chars().count()).max().unwrap_or(0);
-    MARGIN + longest as f64 * NAME_LETTER + NAME_GAP
+    MARGIN + longest as f64 * 13.0 * BOLD_LETTER + NAME_GAP
 }
 
 /// The horizontal axis: from 0, at `left`, to a round number.
@@ -223,7 +227,7 @@ fn greatest(report: &Report) -> f64 {
 }
 
 /// The processor's name without what every name has.
-fn short_cpu(cpu: &str) -> String {
+pub(super) fn short_cpu(cpu: &str) -> String {
     let words = cpu.split_whitespace().filter(|word| !matches!(*word, "CPU" | "Processor"));
     words.map(|word| word.replace("(R)", "").replace("(TM)", "")).collect::<Vec<_>>().join(" ")
 }
@@ -234,6 +238,7 @@ fn escape(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used)]
     use super::super::report::tests::report;
     use super::*;
 
@@ -266,13 +271,59 @@ mod tests {
     }
 
     #[test]
-    fn the_longest_name_has_room_beside_the_bars() {
+    fn each_text_fits_into_the_picture_in_a_wide_font() {
         let mut report = report();
-        report.rows[0].name = "weft-esp-userspace-chacha20".into();
-        let left = left_of(&report);
-        // 27 letters of DejaVu Sans Bold, which has 0.69 of its size for a letter on average.
-        assert!(left - NAME_GAP - MARGIN >= 27.0 * 13.0 * 0.69, "{left}");
-        assert!(svg(&report).contains(&format!("x=\"{:.1}\"", left - NAME_GAP)));
+        report.machine.cpu = "Intel(R) Xeon(R) Gold 6146 CPU @ 3.20GHz".to_owned();
+        for (row, (gbps, cost)) in report.rows.iter_mut().zip([(0.1, 64.526), (199.9, 10.055)]) {
+            row.name = "weft-esp-userspace-chacha20".to_owned();
+            row.tcp1_gbps = Some(gbps);
+            row.core_s_per_gbit = Some(cost);
+            row.spread.clear();
+        }
+        let svg = svg(&report);
+        let texts: Vec<&str> = svg.lines().filter(|line| line.starts_with("<text")).collect();
+        assert!(texts.len() > 12, "{svg}");
+        for text in texts {
+            let number = |name: &str| -> f64 {
+                let value = text.split_once(&format!(" {name}=\"")).unwrap().1;
+                value.split('"').next().unwrap().parse().unwrap()
+            };
+            let (x, width) = (number("x"), width_of(text, number("font-size")));
+            let left = match text {
+                text if text.contains("\"end\"") => x - width,
+                text if text.contains("\"middle\"") => x - width / 2.0,
+                _ => x,
+            };
+            assert!(left >= MARGIN - 1e-9 && left + width <= WIDTH, "{left} and {width}: {text}");
+        }
+    }
+
+    #[test]
+    fn entries_of_the_legend_do_not_touch() {
+        let mut report = report();
+        report.rows[1].name = rows::NEBULA.to_owned();
+        report.rows[3].name = rows::DIRECT.to_owned();
+        let svg = svg(&report);
+        let mut end = 0.0;
+        for text in svg.lines().filter(|line| line.contains("font-size=\"12\"")) {
+            let x = text.split_once("x=\"").unwrap().1.split('"').next().unwrap();
+            let x: f64 = x.parse().unwrap();
+            assert!(x - 18.0 > end, "{text}");
+            end = x + width_of(text, 12.0);
+        }
+        assert!(end > 0.0 && end < WIDTH, "{svg}");
+    }
+
+    /// The width of an element's text, whose parts may have another weight each.
+    fn width_of(element: &str, size: f64) -> f64 {
+        let mut width = 0.0;
+        for part in element.split('<').skip(1) {
+            let (tag, text) = part.split_once('>').unwrap();
+            let letter = if tag.contains("font-weight") { BOLD_LETTER } else { LETTER };
+            let gap = if tag.contains("dx=") { 8.0 } else { 0.0 };
+            width += gap + text.chars().count() as f64 * size * letter;
+        }
+        width
     }
 
     #[test]
