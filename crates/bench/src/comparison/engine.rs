@@ -1,6 +1,7 @@
 //! The vector engine alone: the rates at which one core, and several, seal and open where devices cost
 //! nothing.
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::time::Duration;
 
@@ -75,6 +76,9 @@ pub struct CoresRow {
     pub sealed_times: f64,
     /// Multiple of the rate that one thread opens alone.
     pub opened_times: f64,
+    /// Least and greatest value of a figure, where a row is the median of several runs.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub spread: BTreeMap<String, (f64, f64)>,
 }
 
 /// Measures one flow with helpers and several lanes, as far as this machine has the cores, at most
@@ -119,6 +123,7 @@ fn measure_on(cores: usize, time: Duration) -> Result<Vec<CoresRow>, EngineError
                 opened_gbps: tenths(rates.opened.gbps),
                 sealed_times: hundredths(rates.sealed.gbps / one.sealed.gbps),
                 opened_times: hundredths(rates.opened.gbps / one.opened.gbps),
+                spread: BTreeMap::new(),
             });
         }
     }

@@ -84,6 +84,9 @@ pub struct Share {
     pub alone: Option<f64>,
     /// While all senders send.
     pub together: Option<f64>,
+    /// Least and greatest value of that over the rounds.
+    #[serde(default)]
+    pub together_spread: Option<(f64, f64)>,
 }
 
 /// One round of a scene: each sender's rate alone and together.
@@ -201,11 +204,10 @@ fn scene_of(name: &str, underlay: Underlay, loads: &[Option<Load>], rounds: &[Ro
         jain(&kept.collect::<Vec<f64>>())
     };
     let indices: Vec<f64> = rounds.iter().filter_map(kept).collect();
-    let median = |sender: usize, pick: fn(&(f64, f64)) -> f64| {
-        let values: Vec<f64> =
-            rounds.iter().filter_map(|round| round.get(sender).map(pick)).collect();
-        stats::median(&values).map(engine::hundredths)
+    let values = |sender: usize, pick: fn(&(f64, f64)) -> f64| -> Vec<f64> {
+        rounds.iter().filter_map(|round| round.get(sender).map(pick)).collect()
     };
+    let alone = |sender: usize| stats::median(&values(sender, |rates| rates.0));
     let loads = loads.iter().enumerate().filter_map(|(place, load)| Some((place, (*load)?)));
     let shares = loads.enumerate().map(|(sender, (place, load))| Share {
         sender: match place < SENDERS {
@@ -214,26 +216,34 @@ fn scene_of(name: &str, underlay: Underlay, loads: &[Option<Load>], rounds: &[Ro
         },
         load: load.name(),
         unit: load.unit().to_owned(),
-        alone: median(sender, |rates| rates.0),
-        together: median(sender, |rates| rates.1),
+        alone: alone(sender).map(engine::hundredths),
+        ..together(&values(sender, |rates| rates.1))
     });
     FairScene { shares: shares.collect(), ..named(name, underlay, &indices) }
 }
 
 fn flows_of(underlay: Underlay, rounds: &[Vec<f64>]) -> FairScene {
     let indices: Vec<f64> = rounds.iter().filter_map(|rates| jain(rates)).collect();
-    let median = |flow: usize| {
-        let values: Vec<f64> = rounds.iter().filter_map(|rates| rates.get(flow).copied()).collect();
-        stats::median(&values).map(engine::hundredths)
+    let values = |flow: usize| -> Vec<f64> {
+        rounds.iter().filter_map(|rates| rates.get(flow).copied()).collect()
     };
     let shares = (0..MANY as usize).map(|flow| Share {
         sender: format!("stream {}", flow + 1),
         load: Load::Streams(1).name(),
         unit: Load::Streams(1).unit().to_owned(),
-        alone: None,
-        together: median(flow),
+        ..together(&values(flow))
     });
     FairScene { shares: shares.collect(), ..named(FLOWS, underlay, &indices) }
+}
+
+/// A share with the rates while all send.
+fn together(rates: &[f64]) -> Share {
+    let spread = stats::spread(rates);
+    Share {
+        together: stats::median(rates).map(engine::hundredths),
+        together_spread: spread.map(|(a, b)| (engine::hundredths(a), engine::hundredths(b))),
+        ..Share::default()
+    }
 }
 
 fn named(name: &str, underlay: Underlay, indices: &[f64]) -> FairScene {

@@ -50,6 +50,9 @@ pub struct LadderRow {
     pub cores_wanted: usize,
     /// TCP, one stream, Gbit/s.
     pub tcp1_gbps: Option<f64>,
+    /// Least and greatest value of that over the rounds.
+    #[serde(default)]
+    pub tcp1_spread: Option<(f64, f64)>,
     /// Streams of the next figure.
     pub streams: u32,
     /// TCP with that many streams, Gbit/s of all together.
@@ -58,6 +61,9 @@ pub struct LadderRow {
     pub tcp_many_spread: Option<(f64, f64)>,
     /// Busy core-seconds of the whole machine per gigabit with one stream.
     pub core_s_per_gbit: Option<f64>,
+    /// Least and greatest value of that over the rounds.
+    #[serde(default)]
+    pub core_s_spread: Option<(f64, f64)>,
     /// How many rounds the medians are of.
     pub rounds: usize,
 }
@@ -165,21 +171,29 @@ pub(crate) fn measure(rungs: &[Rung], plan: &Plan) -> Result<Vec<LadderRow>, San
 
 fn row_of(rung: Rung, underlay: Underlay, samples: &[Sample]) -> LadderRow {
     let values = |pick: fn(&Sample) -> f64| samples.iter().map(pick).collect::<Vec<f64>>();
-    let many = values(|sample| sample.1);
-    let spread = stats::spread(&many);
+    let (one, many) = (values(|sample| sample.0), values(|sample| sample.1));
+    let cost = values(|sample| sample.2);
+    let spread = |values: &[f64], round: fn(f64) -> f64| {
+        stats::spread(values).map(|(least, most)| (round(least), round(most)))
+    };
     LadderRow {
         step: rung.name.to_owned(),
         underlay: underlay.name().to_owned(),
         workers: rung.workers,
         cores_wanted: cores_wanted(rung.workers),
-        tcp1_gbps: stats::median(&values(|sample| sample.0)).map(engine::hundredths),
+        tcp1_gbps: stats::median(&one).map(engine::hundredths),
+        tcp1_spread: spread(&one, engine::hundredths),
         streams: rung.streams,
         tcp_many_gbps: stats::median(&many).map(engine::hundredths),
-        tcp_many_spread: spread.map(|(a, b)| (engine::hundredths(a), engine::hundredths(b))),
-        core_s_per_gbit: stats::median(&values(|sample| sample.2))
-            .map(|value| (value * 1e3).round() / 1e3),
+        tcp_many_spread: spread(&many, engine::hundredths),
+        core_s_per_gbit: stats::median(&cost).map(thousandths),
+        core_s_spread: spread(&cost, thousandths),
         rounds: samples.len(),
     }
+}
+
+fn thousandths(value: f64) -> f64 {
+    (value * 1e3).round() / 1e3
 }
 
 /// The table in Markdown; a row that has fewer cores than its workers want is marked.
@@ -241,6 +255,7 @@ mod tests {
         let row = row("x", 1);
         assert_eq!((row.tcp1_gbps, row.tcp_many_gbps), (Some(8.0), Some(7.0)));
         assert_eq!((row.tcp_many_spread, row.core_s_per_gbit), (Some((6.0, 8.0)), Some(0.3)));
+        assert_eq!((row.tcp1_spread, row.core_s_spread), (Some((7.0, 9.0)), Some((0.2, 0.4))));
     }
 
     #[test]

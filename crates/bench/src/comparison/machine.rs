@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::sandbox::output_of;
+use crate::sandbox::{Output, output_of};
 
 /// Limit of a version command.
 const VERSION_LIMIT: Duration = Duration::from_secs(5);
@@ -22,6 +22,9 @@ pub struct Machine {
     pub cores: usize,
     /// When the run began, RFC 3339.
     pub date: String,
+    /// The commit that was built, with `-dirty` where the tree differed; `None` where git cannot say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub commit: Option<String>,
     /// Versions of the programs that took part, and settings that matter.
     pub versions: BTreeMap<String, String>,
     /// The exact commands, by measurement.
@@ -40,6 +43,7 @@ impl Machine {
             cpu: weft::doctor::cpu_model(),
             cores: std::thread::available_parallelism().map_or(1, usize::from),
             date: weft_daemon::timestamp::format(std::time::SystemTime::now()),
+            commit: commit(),
             versions: versions(),
             commands: BTreeMap::new(),
             left_out: BTreeMap::new(),
@@ -80,6 +84,13 @@ pub(crate) fn go_module_version(binary: &std::path::Path) -> Option<String> {
         output_of(Command::new("go").args(["version", "-m"]).arg(binary), VERSION_LIMIT).ok()?;
     let line = output.stdout.lines().find(|line| line.trim_start().starts_with("mod"))?.to_owned();
     line.split_whitespace().nth(2).map(str::to_owned)
+}
+
+fn commit() -> Option<String> {
+    let mut git = Command::new("git");
+    git.args(["-C", env!("CARGO_MANIFEST_DIR"), "describe", "--always", "--dirty", "--abbrev=12"]);
+    let output = output_of(&mut git, VERSION_LIMIT).and_then(Output::success).ok()?;
+    Some(output.stdout.trim().to_owned())
 }
 
 fn profile() -> &'static str {

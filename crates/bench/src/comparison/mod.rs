@@ -10,6 +10,7 @@ mod debian;
 mod ends;
 pub mod engine;
 pub mod fair;
+mod figures;
 mod install;
 pub mod ipsec;
 pub mod ladder;
@@ -17,6 +18,7 @@ pub mod machine;
 pub mod measure;
 mod nebula;
 pub mod others;
+mod page;
 pub mod peer;
 pub mod pressure;
 pub mod report;
@@ -33,6 +35,7 @@ use std::time::Duration;
 
 use weft_packet::esp;
 
+use self::figures::Kept;
 use self::machine::Machine;
 use self::measure::{Lengths, Servers};
 use self::others::Outside;
@@ -123,6 +126,13 @@ pub struct BenchOptions {
     /// Write table, ratios and machine as Markdown to FILE
     #[arg(long, value_name = "FILE")]
     pub markdown: Option<PathBuf>,
+    /// Keep the run as docs/figures/TABLE-NAME.json and make docs/performance.md anew; NAME stands for the
+    /// machine, such as epyc-2
+    #[arg(long, value_name = "NAME", conflicts_with = "quick", value_parser = figures::parse_name)]
+    pub keep: Option<String>,
+    /// Make docs/performance.md and its chart from docs/figures and the page's template; measures nothing
+    #[arg(long, exclusive = true)]
+    pub page: bool,
     /// Rows to measure (default: all available here, except those that only --full adds)
     #[arg(long, value_delimiter = ',', value_parser = rows::ALL)]
     pub rows: Option<Vec<String>>,
@@ -148,6 +158,12 @@ pub(crate) struct Plan {
 }
 
 impl BenchOptions {
+    /// The table as `--table` names it.
+    fn table_name(&self) -> String {
+        let value = clap::ValueEnum::to_possible_value(&self.table);
+        value.map_or_else(String::new, |value| value.get_name().to_owned())
+    }
+
     /// The links of the main table.
     fn link_mtus(&self) -> &[u32] {
         let usual: &[u32] =
@@ -192,6 +208,12 @@ impl BenchOptions {
 /// # Errors
 /// The first step that did not work: then nothing is written.
 pub fn run(options: &BenchOptions) -> anyhow::Result<()> {
+    if options.page {
+        return page::write(Path::new(page::DOCS));
+    }
+    if options.keep.is_some() {
+        figures::require(Path::new(page::DOCS))?;
+    }
     match options.table {
         Table::Engine => return engine_alone(options),
         Table::Weave => return weave_table(options),
@@ -223,7 +245,7 @@ pub fn run(options: &BenchOptions) -> anyhow::Result<()> {
             report.machine_text()
         ));
     }
-    Ok(())
+    keep(options, &report)
 }
 
 /// Measures the engine alone and writes what was asked for.
@@ -260,7 +282,8 @@ fn weave_table(options: &BenchOptions) -> anyhow::Result<()> {
         })?);
         machine.commands.insert("qperf".to_owned(), command);
     }
-    let text = format!("{}\n{}", weave::table(&report.weave), report.machine_text());
+    let (table, machine) = (weave::table(&report.weave), report.machine_text());
+    let text = format!("{table}{}\n{machine}", weave::POST);
     write_table(options, &report, text)
 }
 
@@ -348,6 +371,17 @@ fn write_table(options: &BenchOptions, report: &Report, text: String) -> anyhow:
     }
     let json = if options.json == Some(None) { Some(to_json(report)?) } else { None };
     progress::print(&json.map_or(text, |json| format!("{json}\n")));
+    keep(options, report)
+}
+
+/// Keeps the run where that was asked for, and makes the page with it.
+fn keep(options: &BenchOptions, report: &Report) -> anyhow::Result<()> {
+    let Some(name) = &options.keep else { return Ok(()) };
+    let docs = Path::new(page::DOCS);
+    let kept = Kept::of(&options.table_name(), std::env::args().skip(1), report.clone());
+    let file = kept.write(docs, name)?;
+    page::write(docs)?;
+    progress::note(&format!("kept as {}; docs/performance.md is made anew", file.display()));
     Ok(())
 }
 
@@ -695,6 +729,16 @@ mod tests {
         assert_eq!(plan.rows, [rows::DIRECT, rows::WIREGUARD_GO]);
         assert_eq!(options(&["--rows", "tinc"]).unwrap().plan(1500).rows, [rows::TINC]);
         assert!(options(&["--rows", "carrier-pigeon"]).is_err());
+    }
+
+    #[test]
+    fn a_look_is_not_kept_and_a_page_measures_nothing() {
+        let kept = options(&["--table", "fair", "--keep", "epyc-2"]).unwrap();
+        assert_eq!((kept.keep.as_deref(), kept.table_name().as_str()), (Some("epyc-2"), "fair"));
+        assert!(options(&["--quick", "--keep", "epyc"]).is_err());
+        assert!(options(&["--keep", "../x"]).is_err());
+        assert!(options(&["--page"]).unwrap().page);
+        assert!(options(&["--page", "--full"]).is_err());
     }
 
     #[test]

@@ -401,8 +401,7 @@ pub fn table(rows: &[PressureRow]) -> String {
     for row in rows {
         let spread = row.gbps_spread;
         let spread = spread.map_or_else(String::new, |(a, b)| format!(" ({a:.2} to {b:.2})"));
-        let by_weft =
-            if row.queue_max_kib.is_some() { named(&row.dropped) } else { "–".to_owned() };
+        let by_weft = dropped_by_weft(row);
         let _ = writeln!(
             text,
             "| {:<25} | {:<8} | {:<18} | {:>22} | {:>10} | {:>13} | {:>7} | {:>9} | {:>9} | {by_weft:<15} | {:<10} | {:>7} |",
@@ -420,6 +419,11 @@ pub fn table(rows: &[PressureRow]) -> String {
         );
     }
     text
+}
+
+/// Weft's drops by reason; a row without a daemon has none to ask.
+pub(super) fn dropped_by_weft(row: &PressureRow) -> String {
+    if row.queue_max_kib.is_some() { named(&row.dropped) } else { "–".to_owned() }
 }
 
 fn named(counts: &BTreeMap<String, u64>) -> String {

@@ -190,6 +190,9 @@ impl Report {
         let versions: Vec<String> =
             machine.versions.iter().map(|(name, version)| format!("{name} {version}")).collect();
         let _ = writeln!(text, "{}", versions.join("; "));
+        if let Some(commit) = &machine.commit {
+            let _ = writeln!(text, "commit {commit}");
+        }
         for (name, why) in &machine.left_out {
             // An error may be the end of a log.
             let _ = writeln!(text, "{name}: {}", why.replace('\n', " "));
@@ -207,14 +210,7 @@ impl Report {
         for ours in self.rows.iter().filter(|row| row.name.starts_with("weft-")) {
             let others: &[&str] = match rows::is_device(&ours.name) {
                 true => &[rows::DIRECT, rows::GRE, rows::OPENVPN],
-                false => &[
-                    rows::VXLAN,
-                    rows::WIREGUARD_GO,
-                    rows::WIREGUARD_GO_TAILSCALE,
-                    rows::NEBULA,
-                    rows::OPENVPN,
-                    rows::VPNCLOUD,
-                ],
+                false => &rows::JUDGES,
             };
             for other in others {
                 let same = |row: &&ReportRow| row.name == *other && row.underlay == ours.underlay;
@@ -229,7 +225,7 @@ impl Report {
         text
     }
 
-    /// The whole report in Markdown, as it stands in `docs/performance.md`.
+    /// The whole report in Markdown.
     #[must_use]
     pub fn markdown(&self) -> String {
         let mut text = format!("{}\n{}\n", self.table(), self.ratio_list());
@@ -289,7 +285,7 @@ fn table_line(row: &ReportRow) -> [String; 16] {
     ]
 }
 
-fn cell(value: Option<f64>, digits: usize) -> String {
+pub(super) fn cell(value: Option<f64>, digits: usize) -> String {
     value.map_or_else(|| "–".to_owned(), |value| format!("{value:.digits$}"))
 }
 

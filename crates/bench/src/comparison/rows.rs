@@ -50,6 +50,9 @@ pub const DCO: [&str; 7] = [DIRECT, GRE, OVPN_USERSPACE, OVPN_MP, OVPN_PEERS, OV
 /// Those of Weave Net's tables.
 pub const WEAVE: [&str; 6] =
     [DIRECT, IPSEC, WEFT, WEFT_CHACHA20, WEFT_KERNEL, WEFT_KERNEL_CHACHA20];
+/// Those that Weft's rows between containers are judged by.
+pub const JUDGES: [&str; 6] =
+    [VXLAN, WIREGUARD_GO, WIREGUARD_GO_TAILSCALE, NEBULA, OPENVPN, VPNCLOUD];
 /// The underlay itself.
 pub const DIRECT: &str = "direct";
 /// The kernel's GRE, host to host, not encrypted.

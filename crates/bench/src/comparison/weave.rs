@@ -1,6 +1,7 @@
 //! The table in which Weave Net showed its fast datapath: qperf's TCP bandwidth, UDP latency and processor time.
 //! It measures host to host and between containers, at the usual MTU and at a large one.
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::time::Duration;
 
@@ -33,6 +34,9 @@ pub struct WeaveRow {
     pub bandwidth_mb_s: Option<f64>,
     /// UDP latency one way, microseconds.
     pub latency_us: Option<f64>,
+    /// Least and greatest value of each of these over the rounds.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub spread: BTreeMap<String, (f64, f64)>,
     /// The use of processor time while the bandwidth was measured, over the whole machine.
     pub cpu: CpuShares,
     /// How many rounds the medians are of.
@@ -99,17 +103,25 @@ fn wait_for_server(row: &Row) -> Result<(), SandboxError> {
 /// The medians of a row's rounds.
 #[must_use]
 pub fn row_of(row: &Row, link_mtu: u32, samples: &[Sample]) -> WeaveRow {
-    let median = |pick: fn(&Sample) -> f64| {
+    let tenths = |value: f64| (value * 10.0).round() / 10.0;
+    let mut spread = BTreeMap::new();
+    let mut median = |name: &str, pick: fn(&Sample) -> f64| {
         let values: Vec<f64> = samples.iter().map(pick).collect();
-        stats::median(&values).map(|value| (value * 10.0).round() / 10.0)
+        if let Some((least, most)) = stats::spread(&values) {
+            spread.insert(name.to_owned(), (tenths(least), tenths(most)));
+        }
+        stats::median(&values).map(tenths)
     };
+    let bandwidth_mb_s = median("bandwidth_mb_s", |sample| sample.bandwidth / 1e6);
+    let latency_us = median("latency_us", |sample| sample.latency * 1e6);
     let cpu: Vec<CpuShares> = samples.iter().map(|sample| sample.cpu).collect();
     WeaveRow {
         name: row.name.to_owned(),
         link_mtu,
         mtu: row.mtu,
-        bandwidth_mb_s: median(|sample| sample.bandwidth / 1e6),
-        latency_us: median(|sample| sample.latency * 1e6),
+        bandwidth_mb_s,
+        latency_us,
+        spread,
         cpu: CpuShares::medians(&cpu),
         rounds: samples.len(),
     }
@@ -138,7 +150,13 @@ fn unit(name: &str) -> Option<f64> {
     })
 }
 
-/// The table in Markdown, with Weave's own figures from its post beside.
+/// Weave's own figures, to stand beneath the table.
+pub const POST: &str = "
+Weave Net's post, two c3.8xlarge with 10 Gbit/s: host to host 1200 MB/s, 48.1 µs; fast datapath,
+not encrypted, MTU 1410: 316 MB/s, 61.4 µs; MTU 8950: 1090 MB/s, 61.9 µs.
+";
+
+/// The table in Markdown.
 #[must_use]
 pub fn table(rows: &[WeaveRow]) -> String {
     let mut text = String::from(
@@ -156,10 +174,6 @@ pub fn table(rows: &[WeaveRow]) -> String {
              | {sys:>5.1} | {irq:>5.1} | {soft:>6.1} | {steal:>7.1} | {idle:>6.1} |"
         );
     }
-    text.push_str(
-        "\nWeave Net's post, two c3.8xlarge with 10 Gbit/s: host to host 1200 MB/s, 48.1 µs; fast datapath,\n\
-         not encrypted, MTU 1410: 316 MB/s, 61.4 µs; MTU 8950: 1090 MB/s, 61.9 µs.\n",
-    );
     text
 }
 
@@ -187,6 +201,7 @@ mod tests {
             mtu: 1388,
             bandwidth_mb_s,
             latency_us: Some(33.25),
+            spread: BTreeMap::new(),
             cpu: CpuShares { usr: 1.0, idle: 99.0, ..CpuShares::default() },
             rounds: 6,
         };
