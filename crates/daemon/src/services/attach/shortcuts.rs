@@ -183,8 +183,8 @@ mod tests {
             ("ip nat x", Ok(BridgePorts { judge: Some("ip nat x".to_owned()), ..seen(PORT) })),
             ("may be limited", Ok(seen(BridgePort { limited: true, ..PORT }))),
             ("is isolated", Ok(seen(BridgePort { cut_off: true, ..PORT }))),
-            ("weftv1 is no port", Ok(BridgePorts { tap: Some(3), ..BridgePorts::default() })),
-            ("weft-tap is no port", Ok(BridgePorts { tap: None, ..seen(PORT) })),
+            ("weftv1 is not a port", Ok(BridgePorts { tap: Some(3), ..BridgePorts::default() })),
+            ("weft-tap is not a port", Ok(BridgePorts { tap: None, ..seen(PORT) })),
             ("the kernel is busy", Err("the kernel is busy".to_owned())),
         ];
         for (reason, seen) in without {
