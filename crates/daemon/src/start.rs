@@ -280,8 +280,21 @@ async fn start(
         health: Health::default(),
         services,
     };
-    let control = tokio::spawn(control.run(link_events, events, requests, stop));
+    let (halt_sender, halt) = watch::channel(false);
+    tokio::spawn(halt_in_order(stop, Arc::clone(&daemon.attachments), halt_sender));
+    let control = tokio::spawn(control.run(link_events, events, requests, halt));
     Ok((Arc::new(daemon), control, kernel_engine))
+}
+
+/// Stops the control loop, and with it the engines, once no container is being attached.
+async fn halt_in_order(
+    mut stop: watch::Receiver<bool>,
+    attachments: Arc<Attachments>,
+    halt: watch::Sender<bool>,
+) {
+    let _ = stop.wait_for(|stopped| *stopped).await;
+    attachments.close().await;
+    halt.send_replace(true);
 }
 
 /// Answers requests until the control loop ends.

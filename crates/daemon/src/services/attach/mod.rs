@@ -3,6 +3,7 @@
 
 mod addresses;
 pub(crate) mod bypass;
+mod changes;
 pub(crate) mod condition;
 pub(crate) mod kept;
 mod kept_ports;
@@ -22,13 +23,14 @@ use std::time::{Duration, SystemTime};
 
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
-use tokio::sync::{Mutex, MutexGuard, mpsc, watch};
+use tokio::sync::{MutexGuard, mpsc, watch};
 use weft_api::{ApiError, AttachRequest, Attachment, Detached, ErrorKind};
 use weft_container::{ContainerError, ResolveOptions, Sandbox};
 use weft_crypto::PeerId;
 use weft_kernel::engine::{KernelEngine, SwitchKind};
 use weft_kernel::{AttachSpec, Kernel, KernelError};
 
+use self::changes::Changes;
 use self::condition::Condition;
 use self::kept::Retries;
 use self::names::{check_name, printable};
@@ -43,7 +45,7 @@ use crate::upkeep::store::{Store, StoreError};
 
 /// All attachments of this host. One attach or detach runs at a time.
 pub(crate) struct Attachments {
-    inner: Mutex<Inner>,
+    inner: Changes<Inner>,
     /// The list that `weft ps` shows while the kernel delays an attach.
     shown: watch::Sender<Arc<Vec<Attachment>>>,
     /// Whether the containers of the last run are attached again, as far as possible.
@@ -99,6 +101,8 @@ impl Drop for Locked<'_> {
 const LIST_PATIENCE: Duration = Duration::from_millis(20);
 /// How long it waits at the start for the containers of the last run.
 const START_PATIENCE: Duration = Duration::from_secs(5);
+/// How long a stop waits for a change under way.
+const CLOSE_LIMIT: Duration = Duration::from_secs(5);
 
 /// One attachment as stored in the state directory.
 #[derive(Clone, Serialize, Deserialize)]
@@ -142,7 +146,7 @@ impl Attachments {
         let SavedAttachments { store, saved } = saved;
         let resolve = look::options();
         let (shown, _) = watch::channel(Arc::new(saved.values().map(Saved::shown).collect()));
-        let inner = Mutex::new(Inner { saved, retries: Retries::default() });
+        let inner = Changes::new(Inner { saved, retries: Retries::default() });
         let (restored, _) = watch::channel(false);
         Self {
             inner,
@@ -196,7 +200,16 @@ impl Attachments {
         }
     }
 
-    /// The daemon stops: attached containers stay attached. Waits for the disk, but not for long.
+    /// The daemon stops: waits for the change under way, and lets no other begin. A change whose engine stops
+    /// before it is complete would leave its container without an interface.
+    pub(crate) async fn close(&self) {
+        if !self.inner.close(CLOSE_LIMIT).await {
+            let limit_s = CLOSE_LIMIT.as_secs();
+            tracing::warn!(limit_s, "weft stops although a container is still being attached");
+        }
+    }
+
+    /// The daemon has stopped: attached containers stay attached. Waits for the disk, but not for long.
     pub(crate) async fn rest(&self) {
         self.ports.rest();
         let limit = Duration::from_millis(SAVE_LIMIT_MS);
@@ -209,7 +222,7 @@ impl Attachments {
     pub(crate) async fn list(&self) -> Vec<Attachment> {
         let _ = tokio::time::timeout(START_PATIENCE, self.wait_restored()).await;
         // Includes a change under way if it completes soon.
-        let _ = tokio::time::timeout(LIST_PATIENCE, self.inner.lock()).await;
+        let _ = tokio::time::timeout(LIST_PATIENCE, self.inner.settled()).await;
         self.shown.borrow().to_vec()
     }
 
@@ -222,9 +235,9 @@ impl Attachments {
         let _ = self.restored.subscribe().wait_for(|restored| *restored).await;
     }
 
-    /// Locks the attachments: one attach, detach or change at a time.
+    /// Locks the attachments: one attach, detach or change at a time, and none once they are closed.
     pub(super) async fn lock(&self) -> Locked<'_> {
-        let inner = supervisor::wait(self.inner.lock()).await;
+        let inner = supervisor::wait(self.inner.begin()).await;
         Locked { inner, shown: &self.shown, changed: false }
     }
 

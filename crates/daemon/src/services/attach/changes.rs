@@ -1,0 +1,81 @@
+//! One change at a time, and none once the daemon stops.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use tokio::sync::{Mutex, MutexGuard};
+
+/// State that changes take turns at.
+pub(super) struct Changes<T> {
+    state: Mutex<T>,
+    closed: AtomicBool,
+}
+
+impl<T> Changes<T> {
+    pub(super) fn new(state: T) -> Self {
+        Self { state: Mutex::new(state), closed: AtomicBool::new(false) }
+    }
+
+    /// Waits for its turn to change the state. Waits for ever once the changes are closed.
+    pub(super) async fn begin(&self) -> MutexGuard<'_, T> {
+        let state = self.state.lock().await;
+        if self.closed.load(Ordering::Relaxed) {
+            drop(state);
+            return std::future::pending().await;
+        }
+        state
+    }
+
+    /// Waits until no change is under way.
+    pub(super) async fn settled(&self) {
+        drop(self.state.lock().await);
+    }
+
+    /// Lets no change begin any more, and waits for the one under way. False if that took longer than the limit.
+    pub(super) async fn close(&self, limit: Duration) -> bool {
+        self.closed.store(true, Ordering::Relaxed);
+        tokio::time::timeout(limit, self.settled()).await.is_ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+
+    const LIMIT: Duration = Duration::from_secs(5);
+
+    #[tokio::test(start_paused = true)]
+    async fn a_close_waits_for_the_change_under_way_and_lets_no_other_begin() {
+        let changes = Arc::new(Changes::new(0));
+        let mut under_way = changes.begin().await;
+        let begin = |by: i32| {
+            let changes = Arc::clone(&changes);
+            tokio::spawn(async move { *changes.begin().await += by })
+        };
+        let waiting = begin(10);
+        tokio::task::yield_now().await;
+        let closing = tokio::spawn({
+            let changes = Arc::clone(&changes);
+            async move { changes.close(LIMIT).await }
+        });
+        tokio::time::sleep(LIMIT / 2).await;
+        assert!(!closing.is_finished());
+        *under_way += 1;
+        drop(under_way);
+        assert_eq!(closing.await.ok(), Some(true));
+        let late = begin(100);
+        tokio::time::sleep(LIMIT).await;
+        assert!(!waiting.is_finished() && !late.is_finished());
+        changes.settled().await;
+        assert_eq!(*changes.state.lock().await, 1);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_close_gives_up_after_its_limit() {
+        let changes = Changes::new(());
+        let _under_way = changes.begin().await;
+        assert!(!changes.close(LIMIT).await);
+    }
+}
