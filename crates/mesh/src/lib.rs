@@ -22,31 +22,22 @@
 #![forbid(unsafe_code)]
 
 mod config;
-mod doubt;
 mod endpoint;
 mod error;
-mod forgotten;
-mod founding;
-mod gossip;
 pub mod limits;
 mod members;
 mod mesh;
 mod message;
 mod range;
-mod ranges;
 mod state;
-mod status;
-mod storage;
-mod tickets;
 
 pub use config::{Config, Founding, Origin, Target};
 pub use endpoint::{Conflict, EndpointInfo};
 pub use error::{AddressError, MeshError, Refusal};
-pub use mesh::{Change, Mesh, Output, Ticket};
+pub use mesh::{Allocation, Change, IpamStatus, Mesh, Output, OwnerStatus, PeerStatus, Ticket};
 pub use message::{
     ClaimResult, Hello, MemberInfo, Message, Naming, Network, NetworkId, RangeAnnouncement,
 };
 pub use range::AddressRange;
 pub use state::State;
-pub use status::{Allocation, IpamStatus, OwnerStatus, PeerStatus};
 pub use weft_packet::ethernet::{Mac, ParseMacError};

@@ -1,5 +1,14 @@
 //! The state machine of one host: its inputs, its outputs, and their order.
 
+mod doubt;
+mod forgotten;
+mod founding;
+mod gossip;
+mod ranges;
+mod status;
+mod storage;
+mod tickets;
+
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant};
@@ -11,8 +20,11 @@ use serde::{Deserialize, Serialize};
 use weft_crypto::PeerId;
 use weft_packet::ethernet::Mac;
 
+use self::doubt::Standing;
+use self::ranges::RangeAsk;
+use self::storage::Storage;
+use self::tickets::Pending;
 use crate::config::{Config, Founding, Target};
-use crate::doubt::Standing;
 use crate::endpoint::{Conflict, EndpointInfo, EndpointTable};
 use crate::error::{AddressError, MeshError, Refusal};
 use crate::limits::{
@@ -21,10 +33,9 @@ use crate::limits::{
 use crate::members::{Members, clip};
 use crate::message::{Hello, Message, Naming, Network, NetworkId, RangeAnnouncement};
 use crate::range::{AddressRange, RangeSet};
-use crate::ranges::RangeAsk;
 use crate::state::State;
-use crate::storage::Storage;
-use crate::tickets::Pending;
+
+pub use self::status::{Allocation, IpamStatus, OwnerStatus, PeerStatus};
 
 /// Names a request for an address until its answer; never used twice in the life of a [`Mesh`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -141,54 +152,54 @@ pub enum Change {
 
 /// A link that is up.
 #[derive(Debug)]
-pub(crate) struct Link {
-    pub(crate) network: Option<Network>,
+struct Link {
+    network: Option<Network>,
     /// The port on which it accepts links.
     port: u16,
-    pub(crate) since: Instant,
+    since: Instant,
     /// Peers that the peer reports links with.
-    pub(crate) connections: BTreeSet<PeerId>,
-    pub(crate) used: Option<u64>,
+    connections: BTreeSet<PeerId>,
+    used: Option<u64>,
     /// Parts of a whole set of endpoints that is still coming.
-    pub(crate) new_endpoints: Option<BTreeMap<Mac, EndpointInfo>>,
+    new_endpoints: Option<BTreeMap<Mac, EndpointInfo>>,
     /// The peer was asked for its whole set of endpoints.
-    pub(crate) endpoints_asked: bool,
+    endpoints_asked: bool,
     /// Parts of a list of held claims that is still coming.
-    pub(crate) new_claims: BTreeSet<Ipv4Addr>,
+    new_claims: BTreeSet<Ipv4Addr>,
     /// When to send the peer everything again, after another host lost its link with it.
-    pub(crate) resync_at: Option<Instant>,
+    resync_at: Option<Instant>,
 }
 
 /// The view that one host has of the mesh. See the crate's documentation.
 #[derive(Debug)]
 pub struct Mesh {
-    pub(crate) config: Config,
-    pub(crate) rng: ChaCha12Rng,
-    pub(crate) state: State,
+    config: Config,
+    rng: ChaCha12Rng,
+    state: State,
     /// The state has changed since the last [`Output::Persist`].
-    pub(crate) dirty: bool,
+    dirty: bool,
     /// Whether the state may be acted on.
-    pub(crate) standing: Standing,
+    standing: Standing,
     /// [`State::mark`] at the last change of the generation.
     mark: u64,
     /// The generation that peers were told.
     generation_told: u64,
-    pub(crate) outputs: VecDeque<Output>,
-    pub(crate) storage: Storage,
-    pub(crate) links: BTreeMap<PeerId, Link>,
-    pub(crate) members: Members,
+    outputs: VecDeque<Output>,
+    storage: Storage,
+    links: BTreeMap<PeerId, Link>,
+    members: Members,
     /// Ranges of other hosts, as they or others told.
-    pub(crate) announced: BTreeMap<PeerId, (RangeAnnouncement, RangeSet)>,
-    pub(crate) endpoints: EndpointTable,
-    pub(crate) pending: BTreeMap<Ticket, Pending>,
+    announced: BTreeMap<PeerId, (RangeAnnouncement, RangeSet)>,
+    endpoints: EndpointTable,
+    pending: BTreeMap<Ticket, Pending>,
     next_ticket: u64,
-    pub(crate) targets: Vec<Target>,
+    targets: Vec<Target>,
     /// The hosts named by each other host, until there is a mesh.
-    pub(crate) namings: BTreeMap<PeerId, Naming>,
-    pub(crate) naming_version: u64,
-    pub(crate) range_ask: RangeAsk,
-    pub(crate) usage_told: u64,
-    pub(crate) usage_at: Option<Instant>,
+    namings: BTreeMap<PeerId, Naming>,
+    naming_version: u64,
+    range_ask: RangeAsk,
+    usage_told: u64,
+    usage_at: Option<Instant>,
     forget_at: Instant,
 }
 
@@ -433,12 +444,12 @@ impl Mesh {
 
 impl Mesh {
     /// Queues an output, behind the state that it may depend on.
-    pub(crate) fn emit(&mut self, output: Output) {
+    fn emit(&mut self, output: Output) {
         self.flush();
         self.outputs.push_back(output);
     }
 
-    pub(crate) fn flush(&mut self) {
+    fn flush(&mut self) {
         if self.dirty && self.storage.may_save() {
             self.dirty = false;
             // While it is in doubt which generation this is, it is not a later one.
@@ -452,18 +463,18 @@ impl Mesh {
         }
     }
 
-    pub(crate) fn send(&mut self, peer: PeerId, message: Message) {
+    fn send(&mut self, peer: PeerId, message: Message) {
         self.emit(Output::Send { peer, message });
     }
 
-    pub(crate) fn send_all(&mut self, message: &Message) {
+    fn send_all(&mut self, message: &Message) {
         for peer in self.linked() {
             self.send(peer, message.clone());
         }
     }
 
     /// Forwards a peer's message to the hosts that the peer is not linked with itself.
-    pub(crate) fn relay(&mut self, from: PeerId, message: &Message) {
+    fn relay(&mut self, from: PeerId, message: &Message) {
         let told = self.links.get(&from).map(|link| link.connections.clone()).unwrap_or_default();
         for peer in self.linked() {
             if peer != from && !told.contains(&peer) {
@@ -472,17 +483,17 @@ impl Mesh {
         }
     }
 
-    pub(crate) fn linked(&self) -> Vec<PeerId> {
+    fn linked(&self) -> Vec<PeerId> {
         self.links.keys().copied().collect()
     }
 
-    pub(crate) fn new_ticket(&mut self) -> Ticket {
+    fn new_ticket(&mut self) -> Ticket {
         self.next_ticket += 1;
         Ticket(self.next_ticket)
     }
 
     /// A host as a user knows it: its nickname, and enough of its id to tell it from a namesake.
-    pub(crate) fn name_of(&self, peer: PeerId) -> String {
+    fn name_of(&self, peer: PeerId) -> String {
         if peer == self.config.local {
             return format!("{} ({peer}, this host)", self.config.nickname);
         }
@@ -493,13 +504,13 @@ impl Mesh {
     }
 
     /// Whether a peer is linked and in this host's mesh.
-    pub(crate) fn shares_network(&self, peer: PeerId) -> bool {
+    fn shares_network(&self, peer: PeerId) -> bool {
         let theirs = self.links.get(&peer).and_then(|link| link.network);
         theirs.is_some() && theirs == self.state.network
     }
 
     /// Takes every step that has become possible.
-    pub(crate) fn drive(&mut self, now: Instant) {
+    fn drive(&mut self, now: Instant) {
         self.drive_doubt(now);
         self.drive_founding(now);
         self.drive_range_ask(now);
@@ -512,7 +523,7 @@ impl Mesh {
     }
 
     /// This host has become part of a mesh.
-    pub(crate) fn on_network(&mut self, now: Instant) {
+    fn on_network(&mut self, now: Instant) {
         let Some(network) = self.state.network else { return };
         self.announced.retain(|_, (announcement, _)| announcement.network == network.id);
         self.namings.clear();
@@ -527,7 +538,7 @@ impl Mesh {
     }
 
     /// Refuses a linked peer that turns out to be in another mesh.
-    pub(crate) fn check_network(&mut self, now: Instant, peer: PeerId) {
+    fn check_network(&mut self, now: Instant, peer: PeerId) {
         let theirs = self.links.get(&peer).and_then(|link| link.network);
         let Some(reason) = theirs.and_then(|theirs| self.refuse_network(peer, theirs, "")) else {
             return;
@@ -615,7 +626,7 @@ impl Mesh {
         self.send_ranges(peer);
     }
 
-    pub(crate) fn resync_later(&mut self, now: Instant, peer: PeerId) {
+    fn resync_later(&mut self, now: Instant, peer: PeerId) {
         if let Some(link) = self.links.get_mut(&peer) {
             let at = now + Duration::from_millis(RESYNC_DELAY_MS);
             link.resync_at.get_or_insert(at);
@@ -623,7 +634,7 @@ impl Mesh {
     }
 
     /// Forgets a link; whether there was one.
-    pub(crate) fn drop_link(&mut self, now: Instant, peer: PeerId) -> bool {
+    fn drop_link(&mut self, now: Instant, peer: PeerId) -> bool {
         if self.links.remove(&peer).is_none() {
             return false;
         }
@@ -679,7 +690,7 @@ impl Mesh {
         Ok(())
     }
 
-    pub(crate) fn link_mut(&mut self, peer: PeerId, change: impl FnOnce(&mut Link)) {
+    fn link_mut(&mut self, peer: PeerId, change: impl FnOnce(&mut Link)) {
         if let Some(link) = self.links.get_mut(&peer) {
             change(link);
         }
@@ -700,7 +711,7 @@ impl Mesh {
     }
 
     /// Makes the name of a new mesh.
-    pub(crate) fn new_network(&mut self) -> Network {
+    fn new_network(&mut self) -> Network {
         let mut id = [0; 16];
         self.rng.fill_bytes(&mut id);
         let range6 = self.config.range6.unwrap_or_else(|| unique_local(id));

@@ -7,12 +7,12 @@ use std::time::Instant;
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use weft_crypto::PeerId;
 
+use super::Mesh;
+use super::tickets::mapped;
 use crate::endpoint::{Conflict, EndpointInfo};
-use crate::mesh::Mesh;
 use crate::message::Network;
 use crate::range::AddressRange;
 use crate::state::Holder;
-use crate::tickets::mapped;
 
 /// One host of the mesh.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -11,10 +11,10 @@ use std::time::Instant;
 
 use weft_crypto::PeerId;
 
+use super::{Change, Mesh, Output};
 use crate::config::{Founding, Target};
 use crate::error::MeshError;
 use crate::limits::{ANNOUNCEMENT_VERSION_MAX, NAMINGS_MAX, TARGETS_MAX};
-use crate::mesh::{Change, Mesh, Output};
 use crate::message::{Message, Naming};
 
 /// The host that the names choose to found the mesh.

@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 use ipnet::IpNet;
 use weft_crypto::PeerId;
 
+use super::{Change, Mesh, Output};
 use crate::error::AddressError;
 use crate::limits::{HELD_OUTPUTS_MAX, SAVE_RETRY_FIRST_MS, SAVE_RETRY_MAX_MS};
-use crate::mesh::{Change, Mesh, Output};
 use crate::message::{ClaimResult, Message};
 use crate::state::{Holder, State};
 

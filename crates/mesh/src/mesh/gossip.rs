@@ -7,13 +7,13 @@ use std::time::Instant;
 use weft_crypto::PeerId;
 use weft_packet::ethernet::Mac;
 
+use super::{Change, Mesh, Output};
 use crate::endpoint::EndpointInfo;
 use crate::error::MeshError;
 use crate::limits::{
     ADDRESSES_PER_MEMBER_MAX, CONNECTIONS_PER_MESSAGE_MAX, ENDPOINTS_PER_MESSAGE_MAX,
     ENDPOINTS_PER_PEER_MAX, MEMBERS_MAX, MEMBERS_PER_MESSAGE_MAX,
 };
-use crate::mesh::{Change, Mesh, Output};
 use crate::message::{MemberInfo, Message};
 
 impl Mesh {

@@ -12,13 +12,13 @@ use std::time::{Duration, Instant};
 
 use weft_crypto::PeerId;
 
+use super::{Change, Mesh, Output};
 use crate::config::Origin;
 use crate::error::MeshError;
 use crate::limits::{
     ANNOUNCEMENT_VERSION_MAX, COPY_HOLD_S, DOUBT_ALONE_S, DOUBT_LINGER_S, NAME_BYTES_MAX,
 };
 use crate::members::Members;
-use crate::mesh::{Change, Mesh, Output};
 use crate::message::Message;
 use crate::state::State;
 

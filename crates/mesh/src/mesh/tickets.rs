@@ -8,12 +8,12 @@ use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use rand::Rng;
 use weft_crypto::PeerId;
 
+use super::{Mesh, Output, Ticket};
 use crate::error::{AddressError, MeshError};
 use crate::limits::{
     ALLOCATION_WAIT_S, CLAIM_RETRY_MS, CLAIM_WAIT_S, CLAIMS_PER_MESSAGE_MAX, CLAIMS_PER_PEER_MAX,
     NAME_BYTES_MAX, TICKETS_MAX,
 };
-use crate::mesh::{Mesh, Output, Ticket};
 use crate::message::{ClaimResult, Message};
 use crate::state::{Held, Holder, is_reserved};
 

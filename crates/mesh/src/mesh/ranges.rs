@@ -8,12 +8,12 @@ use ipnet::Ipv4Net;
 use rand::Rng;
 use weft_crypto::PeerId;
 
+use super::{Change, Mesh, Output};
 use crate::error::MeshError;
 use crate::limits::{
     ANNOUNCEMENT_VERSION_MAX, MEMBERS_MAX, NAME_BYTES_MAX, RANGE_ANSWER_S, RANGE_RETRY_S,
     RANGES_PER_PEER_MAX, USAGE_INTERVAL_MS,
 };
-use crate::mesh::{Change, Mesh, Output};
 use crate::message::{Message, Network, RangeAnnouncement};
 use crate::range::{AddressRange, RangeSet};
 use crate::state::Granted;

@@ -3,8 +3,8 @@
 
 use weft_crypto::PeerId;
 
+use super::{Change, Mesh, Output};
 use crate::limits::FORGOTTEN_MAX;
-use crate::mesh::{Change, Mesh, Output};
 
 impl Mesh {
     /// Forgets a host that is not linked (`weft forget`). This host neither dials nor announces it until a host
