@@ -3,8 +3,10 @@
 //! stands.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
-use weft_packet::coalesce::Coalescer;
+use weft_packet::coalesce::{Coalescer, Full};
+use weft_packet::layout::Layout;
 use weft_packet::split::FrameChecksum;
 
 use super::referee::{
@@ -20,9 +22,9 @@ pub fn run(data: &[u8]) {
     for (frame, checksum) in &frames {
         let range = start..start + frame.len() as u32;
         start = range.end;
-        if coalescer.push(&arena, range.clone(), *checksum).is_err() {
+        if push(&mut coalescer, &arena, range.clone(), *checksum).is_err() {
             flush(&mut coalescer, &arena, &mut arrived);
-            coalescer.push(&arena, range, *checksum).expect("an empty one takes every frame");
+            push(&mut coalescer, &arena, range, *checksum).expect("an empty one takes every frame");
         }
         let rejected = coalescer.take_rejected();
         assert_eq!(rejected.bad_range, 0);
@@ -34,6 +36,17 @@ pub fn run(data: &[u8]) {
     }
     flush(&mut coalescer, &arena, &mut arrived);
     assert!(by_flow(&came) == by_flow(&arrived), "not what came");
+}
+
+/// Looks for the frame's headers, and pushes it.
+pub(super) fn push(
+    coalescer: &mut Coalescer,
+    arena: &[u8],
+    range: Range<u32>,
+    checksum: FrameChecksum,
+) -> Result<(), Full> {
+    let headers = Layout::parse(&arena[range.start as usize..range.end as usize]);
+    coalescer.push(arena, range, &headers, checksum)
 }
 
 /// Gives what is written to the referee.

@@ -4,6 +4,7 @@ use weft_packet::coalesce::Coalescer;
 use weft_packet::split::{FrameChecksum, Plan, fragment_ipv4};
 use weft_packet::vnet::VnetHeader;
 
+use super::coalesce::push;
 use super::referee::frames_of;
 
 /// A plan's pieces equal those of a naive referee, each no longer than the path carries. Merged again they are the
@@ -49,9 +50,9 @@ fn merged(frames: &[Vec<u8>], checksum: FrameChecksum) -> Vec<Vec<u8>> {
     for frame in frames {
         let range = start..start + frame.len() as u32;
         start = range.end;
-        if coalescer.push(&arena, range.clone(), checksum).is_err() {
+        if push(&mut coalescer, &arena, range.clone(), checksum).is_err() {
             super::coalesce::flush(&mut coalescer, &arena, &mut out);
-            coalescer.push(&arena, range, checksum).expect("an empty one takes every frame");
+            push(&mut coalescer, &arena, range, checksum).expect("an empty one takes every frame");
         }
     }
     super::coalesce::flush(&mut coalescer, &arena, &mut out);

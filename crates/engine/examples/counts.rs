@@ -163,7 +163,9 @@ fn coalesce() -> Result<(), Error> {
         |_| {},
         |coalescer| {
             for range in &ranges {
-                let _ = black_box(coalescer.push(black_box(&arena), range.clone(), checksum));
+                let frame = &black_box(&arena)[range.start as usize..range.end as usize];
+                let headers = Layout::parse(frame);
+                let _ = black_box(coalescer.push(&arena, range.clone(), &headers, checksum));
             }
             coalescer.flush(&arena, |merged| {
                 black_box(merged.frame_len);
@@ -242,8 +244,8 @@ fn parse() -> Result<(), Error> {
             let Ok((length, _)) = esp::parse_trailer(plain) else { return };
             let Ok(inner) = esp::parse_inner_headers(&plain[..length]) else { return };
             let frame = &plain[inner.frame];
-            let _ = black_box(Layout::parse(frame));
-            black_box(flow_hash(frame));
+            let headers = black_box(Layout::parse(frame));
+            black_box(flow_hash(frame, &headers));
         },
     );
     Ok(())

@@ -10,7 +10,7 @@ use std::ops::Range;
 
 use crate::bytes::{be16, be32, put16};
 use crate::checksum::Sum;
-use crate::layout::{self, Layout, Network, Opaque, Transport};
+use crate::layout::{self, Headers, Layout, Network, Opaque, Transport};
 use crate::split::{FrameChecksum, marks};
 use crate::vnet::{self, VnetHeader};
 use crate::{ethernet, ipv4, ipv6, tcp};
@@ -130,37 +130,40 @@ impl Coalescer {
         self.merge_udp = udp;
     }
 
-    /// Takes the frame at `frame` in `arena`; between flushes, `arena` is the same one. A frame
-    /// whose `checksum` cannot be as it says is dropped and counted in [`Self::take_rejected`].
+    /// Takes the frame at `frame` in `arena`, with its headers; between flushes, `arena` is the same one. A
+    /// frame whose `checksum` cannot be as it says is dropped and counted in [`Self::take_rejected`].
     ///
     /// # Errors
     /// [`Full`] if the frame was not taken.
+    ///
+    /// # Panics
+    /// If `headers` are not the frame's.
     pub fn push(
         &mut self,
         arena: &[u8],
         frame: Range<u32>,
+        headers: &Headers,
         checksum: FrameChecksum,
     ) -> Result<(), Full> {
         let Some(bytes) = slice(arena, &frame) else {
             self.rejected.bad_range += 1;
             return Ok(());
         };
-        let layout = Layout::parse(bytes);
         let partial = match checksum {
             FrameChecksum::Complete => false,
             FrameChecksum::Partial { start, offset } => {
-                if !layout.is_ok_and(|layout| marks(&layout, start, offset)) {
+                if !headers.as_ref().is_ok_and(|layout| marks(layout, start, offset)) {
                     self.rejected.bad_mark += 1;
                     return Ok(());
                 }
                 true
             }
         };
-        match layout {
+        match headers {
             Ok(layout) => self.push_flow(arena, frame, bytes, layout, partial),
             Err(opaque) => {
                 self.open(Item { first: frame, ..Item::NONE })?;
-                if let Opaque::Hidden { l3, network } = opaque {
+                if let Opaque::Hidden { l3, network } = *opaque {
                     self.close_between(arena, layout::addresses(bytes, l3, network), network);
                 }
                 Ok(())
@@ -219,25 +222,25 @@ impl Coalescer {
         arena: &[u8],
         frame: Range<u32>,
         bytes: &[u8],
-        layout: Layout,
+        layout: &Layout,
         partial: bool,
     ) -> Result<(), Full> {
-        let mergeable = self.mergeable(bytes, &layout);
+        let mergeable = self.mergeable(bytes, layout);
         let last = self.last.map(usize::from);
         if mergeable
-            && last.is_some_and(|last| self.join(last, arena, &frame, bytes, &layout, partial))
+            && last.is_some_and(|last| self.join(last, arena, &frame, bytes, layout, partial))
         {
             return Ok(());
         }
-        let hash = layout::hash(bytes, &layout);
+        let hash = layout::hash(bytes, layout);
         if mergeable
             && let Some(newest) = self.newest(hash).filter(|newest| Some(*newest) != last)
-            && self.join(newest, arena, &frame, bytes, &layout, partial)
+            && self.join(newest, arena, &frame, bytes, layout, partial)
         {
             return Ok(());
         }
         let payload = frame.start + layout.payload as u32..frame.end;
-        let item = Item::begin(frame, bytes, layout, partial, mergeable, hash);
+        let item = Item::begin(frame, bytes, *layout, partial, mergeable, hash);
         let index = self.open(item)?;
         self.slices[index][0] = payload;
         self.last = Some(index as u8);

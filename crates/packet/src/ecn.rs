@@ -6,8 +6,8 @@
 
 use crate::bytes::{be16, put16};
 use crate::checksum;
-use crate::layout::Network;
-use crate::{ethernet, ipv4, ipv6};
+use crate::layout::{self, Headers, Layout, Network};
+use crate::{ipv4, ipv6};
 
 /// The bits of an IPv4 TOS or IPv6 traffic class that are ECN (RFC 3168 section 5); the others are
 /// DSCP (RFC 2474).
@@ -54,11 +54,11 @@ impl Ecn {
 #[error("marked CE around a packet that is not ECN-capable; drop it")]
 pub struct CeOverNotEct;
 
-/// The TOS or traffic class of the IP packet in a frame; 0 if there is none.
+/// The TOS or traffic class of the IP packet in a frame with these headers; 0 if there is none.
 #[inline]
 #[must_use]
-pub fn tos(frame: &[u8]) -> u8 {
-    match find(frame) {
+pub fn tos(frame: &[u8], headers: &Headers) -> u8 {
+    match find(frame, headers) {
         Some((l3, Network::V4)) => frame[l3 + 1],
         Some((l3, Network::V6)) => (be16(frame, l3) >> 4) as u8,
         None => 0,
@@ -101,11 +101,13 @@ pub fn decapsulate(frame: &mut [u8], outer_tos: u8) -> Result<(), CeOverNotEct> 
     mark(frame, outer)
 }
 
-/// Applies the mark of an outer header to a frame.
+/// Applies the mark of an outer header to a frame. It looks for the headers itself: marks are rare, and a
+/// refused frame is not looked at any more.
 #[cold]
 fn mark(frame: &mut [u8], outer: Ecn) -> Result<(), CeOverNotEct> {
-    let found = find(frame);
-    let before = Ecn::of(tos(frame));
+    let headers = Layout::parse(frame);
+    let found = find(frame, &headers);
+    let before = Ecn::of(tos(frame, &headers));
     let after = decapsulated(before, outer)?;
     let change = u16::from(before.bits() ^ after.bits());
     match found {
@@ -127,13 +129,12 @@ fn mark(frame: &mut [u8], outer: Ecn) -> Result<(), CeOverNotEct> {
 
 /// The offset and version of the IP header.
 #[inline]
-fn find(frame: &[u8]) -> Option<(usize, Network)> {
-    let header = ethernet::Header::parse(frame).ok()?;
-    let l3 = header.header_len();
-    let (version, network, len) = match header.ethertype() {
-        ethernet::TYPE_IPV4 => (4, Network::V4, ipv4::LEN),
-        ethernet::TYPE_IPV6 => (6, Network::V6, ipv6::LEN),
-        _ => return None,
+fn find(frame: &[u8], headers: &Headers) -> Option<(usize, Network)> {
+    let (l3, network) = layout::network(headers)?;
+    let network = network?;
+    let (version, len) = match network {
+        Network::V4 => (4, ipv4::LEN),
+        Network::V6 => (6, ipv6::LEN),
     };
     (frame.len() >= l3 + len && frame[l3] >> 4 == version).then_some((l3, network))
 }

@@ -1,4 +1,11 @@
-//! Locates the headers of a frame: one look at each frame for split, merge and lane choice.
+//! Locates the headers of a frame. [`Layout::parse`] looks at each frame once; its answer, [`Headers`], is
+//! carried along to all that need an offset: split, merge, lane choice, congestion marks, segment sizes.
+//!
+//! Some code reads headers itself, but never for each frame. [`crate::toobig`] and the cutting of IPv4 packets
+//! check and rewrite whole headers of packets that are too long. [`crate::membership`] looks for other protocols
+//! among the switch's own frames. [`crate::announcement`] reads ARP.
+
+use std::ops::Range;
 
 use crate::bytes::{array, be16};
 use crate::checksum::{self, Sum};
@@ -11,6 +18,19 @@ pub enum Network {
     V4,
     /// IPv6.
     V6,
+}
+
+impl Network {
+    /// By the Ethernet type; `None`: another one than IP's.
+    #[inline]
+    #[must_use]
+    pub const fn of(ethertype: u16) -> Option<Self> {
+        match ethertype {
+            ethernet::TYPE_IPV4 => Some(Self::V4),
+            ethernet::TYPE_IPV6 => Some(Self::V6),
+            _ => None,
+        }
+    }
 }
 
 /// A transport protocol with a checksum that super-packets leave partial.
@@ -53,8 +73,38 @@ pub enum Opaque {
         /// Its version.
         network: Network,
     },
-    /// Anything else: another protocol, or not IP, or not even that.
-    Other,
+    /// Another packet of IP, by the Ethernet type: of another protocol, or its header is wrong or cut short.
+    Ip {
+        /// Offset at which the IP header should begin.
+        l3: usize,
+        /// Its version, by the Ethernet type.
+        network: Network,
+    },
+    /// Not IP.
+    Other {
+        /// Offset behind the Ethernet header.
+        l3: usize,
+    },
+    /// The frame ends in its Ethernet header.
+    Short,
+}
+
+/// The result of one look at a frame.
+pub type Headers = Result<Layout, Opaque>;
+
+/// The offset behind a frame's Ethernet header, and the IP version by its Ethernet type; `None` if the frame
+/// ends in its Ethernet header.
+#[inline]
+#[must_use]
+pub const fn network(headers: &Headers) -> Option<(usize, Option<Network>)> {
+    match headers {
+        Ok(Layout { l3, network, .. })
+        | Err(Opaque::Hidden { l3, network } | Opaque::Ip { l3, network }) => {
+            Some((*l3, Some(*network)))
+        }
+        Err(Opaque::Other { l3 }) => Some((*l3, None)),
+        Err(Opaque::Short) => None,
+    }
 }
 
 /// The offsets of a TCP or UDP packet's headers in its frame. All offsets are within the frame, and
@@ -84,22 +134,20 @@ impl Layout {
     /// [`Opaque`] if it is not a whole TCP or UDP packet.
     #[inline]
     pub fn parse(frame: &[u8]) -> Result<Self, Opaque> {
-        let Ok(header) = ethernet::Header::parse(frame) else { return Err(Opaque::Other) };
-        match header.ethertype() {
-            ethernet::TYPE_IPV4 => parse_v4(frame, header.header_len()),
-            ethernet::TYPE_IPV6 => parse_v6(frame, header.header_len()),
-            _ => Err(Opaque::Other),
+        let Ok(header) = ethernet::Header::parse(frame) else { return Err(Opaque::Short) };
+        let l3 = header.header_len();
+        match Network::of(header.ethertype()) {
+            Some(Network::V4) => parse_v4(frame, l3),
+            Some(Network::V6) => parse_v6(frame, l3),
+            None => Err(Opaque::Other { l3 }),
         }
     }
 
-    /// As [`Self::parse`], for a packet with a routing header too. The checksum counts its final destination,
-    /// which need not be the one in the IP header (RFC 8200 section 8.1).
-    pub(crate) fn behind_routing(frame: &[u8]) -> Option<Self> {
-        let header = ethernet::Header::parse(frame).ok()?;
-        let l3 = header.header_len();
-        if header.ethertype() != ethernet::TYPE_IPV6 {
-            return None;
-        }
+    /// The layout of a hidden packet that has a routing header. The checksum counts its final destination, which
+    /// need not be the one in the IP header (RFC 8200 section 8.1).
+    #[cold]
+    pub(crate) fn behind_routing(frame: &[u8], opaque: Opaque) -> Option<Self> {
+        let Opaque::Hidden { l3, network: Network::V6 } = opaque else { return None };
         let upper = ipv6::upper(&frame[l3..]).ok().filter(|upper| upper.routed)?;
         let end = l3 + ipv6::Header::parse(&frame[l3..]).ok()?.total_len();
         if upper.fragment { None } else { layout_v6(frame, l3, end, &upper).ok() }
@@ -152,15 +200,20 @@ impl Layout {
 /// A number that is the same for all packets of a flow and spreads flows. It depends on addresses, protocol and
 /// ports; for fragments and other protocols on addresses alone; for other frames than IP on Ethernet addresses.
 /// Not secret: a sender can choose flows that fall together.
+///
+/// # Panics
+/// If `headers` are not the frame's.
 #[must_use]
-pub fn flow_hash(frame: &[u8]) -> u32 {
-    match Layout::parse(frame) {
-        Ok(layout) => hash(frame, &layout),
-        Err(Opaque::Hidden { l3, network }) => mix(addresses(frame, l3, network), 0),
-        Err(Opaque::Other) => match ethernet::Header::parse(frame) {
-            Ok(header) => mix(ip_addresses(frame, &header).unwrap_or(&frame[..12]), 0),
-            Err(_) => 0,
-        },
+pub fn flow_hash(frame: &[u8], headers: &Headers) -> u32 {
+    match headers {
+        Ok(layout) => hash(frame, layout),
+        Err(Opaque::Hidden { l3, network }) => mix(addresses(frame, *l3, *network), 0),
+        Err(Opaque::Ip { l3, network }) => {
+            let range = address_range(*l3, *network);
+            mix(frame.get(range).unwrap_or(&frame[..12]), 0)
+        }
+        Err(Opaque::Other { .. }) => mix(&frame[..12], 0),
+        Err(Opaque::Short) => 0,
     }
 }
 
@@ -170,19 +223,17 @@ pub(crate) fn hash(frame: &[u8], layout: &Layout) -> u32 {
     mix(layout.addresses(frame), u64::from(ports) << 8 | u64::from(layout.transport.protocol()))
 }
 
+#[inline]
 pub(crate) fn addresses(frame: &[u8], l3: usize, network: Network) -> &[u8] {
-    match network {
-        Network::V4 => &frame[l3 + 12..l3 + 20],
-        Network::V6 => &frame[l3 + 8..l3 + 40],
-    }
+    &frame[address_range(l3, network)]
 }
 
-fn ip_addresses<'a>(frame: &'a [u8], header: &ethernet::Header<'_>) -> Option<&'a [u8]> {
-    let l3 = header.header_len();
-    match header.ethertype() {
-        ethernet::TYPE_IPV4 => frame.get(l3 + 12..l3 + 20),
-        ethernet::TYPE_IPV6 => frame.get(l3 + 8..l3 + 40),
-        _ => None,
+/// The range of both addresses in an IP header.
+#[inline]
+const fn address_range(l3: usize, network: Network) -> Range<usize> {
+    match network {
+        Network::V4 => l3 + 12..l3 + 20,
+        Network::V6 => l3 + 8..l3 + 40,
     }
 }
 
@@ -202,12 +253,12 @@ fn mix(bytes: &[u8], seed: u64) -> u32 {
 
 #[inline]
 fn parse_v4(frame: &[u8], l3: usize) -> Result<Layout, Opaque> {
-    let packet = &frame[l3..];
-    let Ok(header) = ipv4::Header::parse(packet) else { return Err(Opaque::Other) };
+    let other = Opaque::Ip { l3, network: Network::V4 };
+    let Ok(header) = ipv4::Header::parse(&frame[l3..]) else { return Err(other) };
     let transport = match header.protocol() {
         ipv4::PROTOCOL_TCP => Transport::Tcp,
         ipv4::PROTOCOL_UDP => Transport::Udp,
-        _ => return Err(Opaque::Other),
+        _ => return Err(other),
     };
     let hidden = Opaque::Hidden { l3, network: Network::V4 };
     if header.is_fragment() {
@@ -222,7 +273,9 @@ fn parse_v4(frame: &[u8], l3: usize) -> Result<Layout, Opaque> {
 #[inline]
 fn parse_v6(frame: &[u8], l3: usize) -> Result<Layout, Opaque> {
     let packet = &frame[l3..];
-    let Ok(header) = ipv6::Header::parse(packet) else { return Err(Opaque::Other) };
+    let Ok(header) = ipv6::Header::parse(packet) else {
+        return Err(Opaque::Ip { l3, network: Network::V6 });
+    };
     let hidden = Opaque::Hidden { l3, network: Network::V6 };
     let end = l3 + header.total_len();
     let upper = match header.next_header() {
@@ -242,7 +295,7 @@ fn layout_v6(frame: &[u8], l3: usize, end: usize, upper: &ipv6::Upper) -> Result
     let transport = match upper.next_header {
         ipv6::NEXT_TCP => Transport::Tcp,
         ipv6::NEXT_UDP => Transport::Udp,
-        _ => return Err(Opaque::Other),
+        _ => return Err(Opaque::Ip { l3, network: Network::V6 }),
     };
     let l4 = l3 + upper.offset;
     let hidden = Opaque::Hidden { l3, network: Network::V6 };

@@ -3,7 +3,7 @@
 
 use crate::bytes::{be16, put16};
 use crate::checksum;
-use crate::layout::{Layout, Network, Transport};
+use crate::layout::{Headers, Layout, Network, Transport};
 use crate::split::FrameChecksum;
 use crate::{ipv4, ipv6, tcp};
 
@@ -16,19 +16,26 @@ const OPTION_NOTHING: u8 = 1;
 
 /// Lowers the segment size in a frame that opens a TCP connection so that segments fit an IP packet of `mtu`
 /// bytes. True if it was lowered; its checksum is as right as before then. Every other frame stays as it is.
+/// `headers` are the frame's, and stay true.
+///
+/// # Panics
+/// If `headers` are not the frame's.
 #[inline]
-pub fn clamp(frame: &mut [u8], mtu: u16, checksum: FrameChecksum) -> bool {
-    match Layout::parse(frame) {
-        Ok(layout) => is_opening(frame, &layout) && lower(frame, &layout, mtu, checksum),
+pub fn clamp(frame: &mut [u8], headers: &Headers, mtu: u16, checksum: FrameChecksum) -> bool {
+    match headers {
+        Ok(layout) => is_opening(frame, layout) && lower(frame, layout, mtu, checksum),
         Err(_) => false,
     }
 }
 
-/// Whether a frame opens a TCP connection, and so may say a segment size.
+/// Whether a frame with these headers opens a TCP connection, and so may say a segment size.
+///
+/// # Panics
+/// If `headers` are not the frame's.
 #[inline]
 #[must_use]
-pub fn opens(frame: &[u8]) -> bool {
-    Layout::parse(frame).is_ok_and(|layout| is_opening(frame, &layout))
+pub fn opens(frame: &[u8], headers: &Headers) -> bool {
+    headers.as_ref().is_ok_and(|layout| is_opening(frame, layout))
 }
 
 #[inline]
@@ -89,6 +96,15 @@ mod tests {
 
     use super::*;
     use crate::ethernet;
+
+    fn clamp(frame: &mut [u8], mtu: u16, checksum: FrameChecksum) -> bool {
+        let headers = Layout::parse(frame);
+        super::clamp(frame, &headers, mtu, checksum)
+    }
+
+    fn opens(frame: &[u8]) -> bool {
+        super::opens(frame, &Layout::parse(frame))
+    }
 
     /// A segment over IPv4 with these flags and options, its checksum right.
     fn frame(flags: u8, options: &[u8]) -> Vec<u8> {

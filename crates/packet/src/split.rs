@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use crate::bytes::{be16, be32, put16, put32};
 use crate::checksum::{self, Sum};
-use crate::layout::{Layout, Network, Transport};
+use crate::layout::{self, Headers, Layout, Network, Transport};
 use crate::vnet::{self, VnetHeader};
 use crate::{ethernet, ipv4, tcp, udp, vxlan};
 
@@ -136,32 +136,50 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Plans how to send `frame`, read together with `vnet`, over a path. The path's frames hold inner IP packets
-    /// of at most `mtu` bytes; a VLAN tag takes its 4 bytes from them.
+    /// As [`Self::with_headers`], for a frame whose headers are not known yet.
+    ///
+    /// # Errors
+    /// [`SplitError`]
+    pub fn new(vnet: &VnetHeader, frame: &[u8], mtu: usize) -> Result<Self, SplitError> {
+        Self::with_headers(vnet, frame, &Layout::parse(frame), mtu)
+    }
+
+    /// Plans how to send `frame`, read together with `vnet` and with these headers, over a path. The path's frames
+    /// hold inner IP packets of at most `mtu` bytes; a VLAN tag takes its 4 bytes from them.
     ///
     /// TCP super-packets are cut smaller than the kernel asked if need be; the boundaries of UDP
     /// datagrams stay. All lengths come from the packet itself, none from `vnet.hdr_len`.
     ///
     /// # Errors
     /// [`SplitError`]
-    pub fn new(vnet: &VnetHeader, frame: &[u8], mtu: usize) -> Result<Self, SplitError> {
+    pub fn with_headers(
+        vnet: &VnetHeader,
+        frame: &[u8],
+        headers: &Headers,
+        mtu: usize,
+    ) -> Result<Self, SplitError> {
         let limit = mtu.saturating_add(ethernet::LEN);
         let (network, transport) = match vnet.gso_type & !vnet::GSO_ECN {
-            vnet::GSO_NONE => return Self::whole(vnet, frame, limit),
+            vnet::GSO_NONE => return Self::whole(vnet, frame, headers, limit),
             vnet::GSO_TCPV4 => (Some(Network::V4), Transport::Tcp),
             vnet::GSO_TCPV6 => (Some(Network::V6), Transport::Tcp),
             vnet::GSO_UDP_L4 => (None, Transport::Udp),
             other => return Err(SplitError::UnknownType(other)),
         };
-        let seen = Layout::parse(frame);
-        let layout =
-            seen.or_else(|_| Layout::behind_routing(frame).ok_or(SplitError::Malformed))?;
+        let routed;
+        let layout = match headers {
+            Ok(layout) => layout,
+            Err(opaque) => {
+                routed = Layout::behind_routing(frame, *opaque).ok_or(SplitError::Malformed)?;
+                &routed
+            }
+        };
         if layout.transport != transport || network.is_some_and(|network| network != layout.network)
         {
             return Err(SplitError::Malformed);
         }
-        let mut plan = Self::super_packet(vnet, frame, &layout, limit)?;
-        if seen.is_err() || !holds_pseudo(frame, &layout) {
+        let mut plan = Self::super_packet(vnet, frame, layout, limit)?;
+        if headers.is_err() || !holds_pseudo(frame, layout) {
             plan.rco = None;
         }
         Ok(plan)
@@ -226,8 +244,13 @@ impl Plan {
         self.rco
     }
 
-    fn whole(vnet: &VnetHeader, frame: &[u8], limit: usize) -> Result<Self, SplitError> {
-        let l2 = ethernet::Header::parse(frame).map_err(|_| SplitError::Malformed)?.header_len();
+    fn whole(
+        vnet: &VnetHeader,
+        frame: &[u8],
+        headers: &Headers,
+        limit: usize,
+    ) -> Result<Self, SplitError> {
+        let (l2, _) = layout::network(headers).ok_or(SplitError::Malformed)?;
         if frame.len() > limit {
             return Err(too_long(frame.len(), l2, limit));
         }
@@ -249,7 +272,8 @@ impl Plan {
             plan.header_len = mark_end(frame.len(), start, offset)?;
             plan.segment_len = frame.len() - plan.header_len;
             plan.checksum = FrameChecksum::Partial { start, offset };
-            plan.rco = Layout::parse(frame)
+            plan.rco = headers
+                .as_ref()
                 .ok()
                 .filter(|layout| marks(layout, start, offset) && holds_pseudo(frame, layout))
                 .and_then(|_| vxlan::Rco::new(start, offset));

@@ -6,7 +6,7 @@ mod common;
 use std::collections::HashMap;
 use std::ops::Range;
 
-use common::{ACK, FIN, PSH, SYN, Spec, payload, segments, spec};
+use common::{ACK, FIN, PSH, SYN, Spec, payload, push, segments, spec};
 use proptest::prelude::*;
 use weft_packet::coalesce::{Coalescer, FRAMES_MAX, Full, Merged, RESULTS_MAX, Rejected};
 use weft_packet::split::{FrameChecksum, Plan, finish_checksum};
@@ -45,11 +45,11 @@ fn run(frames: &[(Vec<u8>, FrameChecksum)]) -> (Vec<Written>, Rejected) {
     let mut coalescer = Coalescer::new();
     let mut written = Vec::new();
     for (range, (_, checksum)) in ranges.into_iter().zip(frames) {
-        if let Err(Full) = coalescer.push(&arena, range.clone(), *checksum) {
+        if let Err(Full) = push(&mut coalescer, &arena, range.clone(), *checksum) {
             assert_eq!(coalescer.len(), RESULTS_MAX);
             coalescer.flush(&arena, |merged| written.push(copy(&merged, &arena)));
             assert!(coalescer.is_empty());
-            coalescer.push(&arena, range, *checksum).unwrap();
+            push(&mut coalescer, &arena, range, *checksum).unwrap();
         }
     }
     coalescer.flush(&arena, |merged| written.push(copy(&merged, &arena)));
@@ -495,7 +495,7 @@ fn ranges_outside_the_arena_are_counted() {
     let mut coalescer = Coalescer::new();
     let backwards = Range { start: 5, end: 2 };
     for range in [0..11, 11..12, backwards, u32::MAX..u32::MAX] {
-        coalescer.push(&[0; 10], range, FrameChecksum::Complete).unwrap();
+        push(&mut coalescer, &[0; 10], range, FrameChecksum::Complete).unwrap();
     }
     assert!(coalescer.is_empty());
     assert_eq!(coalescer.take_rejected(), Rejected { bad_mark: 0, bad_range: 4 });
@@ -516,7 +516,7 @@ fn merging_can_be_switched_off() {
             arena.extend_from_slice(frame);
         }
         for range in ranges {
-            coalescer.push(&arena, range, FrameChecksum::Complete).unwrap();
+            push(&mut coalescer, &arena, range, FrameChecksum::Complete).unwrap();
         }
         assert_eq!(coalescer.len(), expected);
     }

@@ -9,7 +9,6 @@ use weft_io::udp::RecvBatch;
 use weft_openvpn::data::{self, PeerNumber};
 use weft_openvpn::{KeyId, Opcode};
 use weft_packet::ethernet;
-use weft_packet::mss;
 use weft_packet::split::FrameChecksum;
 
 use super::framed;
@@ -19,7 +18,7 @@ use super::transmitter::{DeviceEnv, Field, address};
 use super::transport::FRAME_PREFIX_LEN;
 use super::{Event, Shared, Telling};
 use crate::ports::socket_buckets::RUN_MESSAGES_MAX;
-use crate::rx::merger::Merger;
+use crate::rx::merger::{Merger, OpenedFrame};
 use crate::stats::counters::{DropReason, Work};
 use crate::tables::sa::ovpn_refused;
 
@@ -82,8 +81,8 @@ impl Drop for Held<'_> {
 
 /// The kind of an accepted packet.
 enum Opened {
-    /// An IP packet, and the frame made of it: where in the packet's bytes it stands.
-    Frame(Range<usize>),
+    /// An IP packet: the range of the frame made of it, and the longest IP packet to its sender, in bytes.
+    Frame(Range<usize>, u16),
     /// A sign of life.
     Ping,
     /// Of the control channel.
@@ -201,11 +200,15 @@ fn take<'a>(
 ) {
     let start = range.start;
     match open(shared, telling, &mut arena[range.clone()], arrival, held, moved) {
-        Ok(Opened::Frame(at)) => {
-            let frame = (start + at.start) as u32..(start + at.end) as u32;
-            if !merger.file(arena, frame.clone(), FrameChecksum::Complete) {
+        Ok(Opened::Frame(at, room)) => {
+            let frame = OpenedFrame {
+                at: (start + at.start) as u32..(start + at.end) as u32,
+                checksum: FrameChecksum::Complete,
+                told_mtu: Some(room),
+            };
+            if !merger.file(arena, &frame) {
                 *held = None;
-                merger.push(arena, frame, FrameChecksum::Complete, env);
+                merger.push(arena, &frame, env);
             }
         }
         Ok(Opened::Ping) => env.counters.did(Work::Keepalives, 1),
@@ -257,7 +260,7 @@ fn open<'a>(
     }
     received.inside.count(inside.len());
     let frame_at = frame_of(packet, plain).ok_or(DropReason::BadInner)?;
-    let frame = &mut packet[frame_at.clone()];
+    let frame = &packet[frame_at.clone()];
     let source = address(frame, Field::Source).ok_or(DropReason::BadInner)?;
     if *allowed != Some(source) {
         if !shared.peers.may_come_from(index, source) {
@@ -266,8 +269,7 @@ fn open<'a>(
         *allowed = Some(source);
     }
     let over_ipv6 = !arrival.connected && arrival.source.is_ipv6();
-    mss::clamp(frame, shared.room(over_ipv6), FrameChecksum::Complete);
-    Ok(Opened::Frame(frame_at))
+    Ok(Opened::Frame(frame_at, shared.room(over_ipv6)))
 }
 
 /// Whether a peer has moved: packets to it go to another address than this packet came from, or leave from another

@@ -7,6 +7,7 @@ use weft_io::tun::Tun;
 use weft_io::udp::Remote;
 use weft_openvpn::KeyId;
 use weft_openvpn::data::{self, PeerNumber};
+use weft_packet::layout::Layout;
 use weft_packet::split::{Plan, SplitError};
 use weft_packet::vnet::{self, VnetHeader};
 use weft_packet::{ethernet, mss};
@@ -69,14 +70,16 @@ impl Transmitter {
         };
         let mtu = shared.mtu();
         let room = shared.room(is_over_ipv6(peer, env));
-        mss::clamp(frame, room, (&vnet).into());
+        let headers = Layout::parse(frame);
+        mss::clamp(frame, &headers, room, (&vnet).into());
         let Some(key) = peer.keys.sealing() else {
             return env.counters.dropped(DropReason::NoPath, 1);
         };
-        let whole = Plan::new(&vnet, frame, room.into());
+        let planned = |mtu: u16| Plan::with_headers(&vnet, frame, &headers, mtu.into());
+        let whole = planned(room);
         // A packet that the device carries, and not every IPv6 path, is sent all the same.
         let is_long = room < mtu && matches!(whole, Err(SplitError::TooLong { .. }));
-        match if is_long { Plan::new(&vnet, frame, mtu.into()) } else { whole } {
+        match if is_long { planned(mtu) } else { whole } {
             Ok(plan) => {
                 let long = if is_long { plan.segments as u64 } else { 0 };
                 env.counters.did(Work::LongOverIpv6, long);
@@ -217,7 +220,8 @@ pub(super) enum Field {
     Destination,
 }
 
-/// An address of the packet in a frame without tags; `None` if it ends before.
+/// An address of the packet in a frame without tags; `None` if it ends before. It needs no layout: in every
+/// packet of a version the addresses stand in one place, and most packets are to be looked up before all else.
 #[inline]
 pub(super) fn address(frame: &[u8], field: Field) -> Option<IpAddr> {
     let packet = frame.get(ethernet::LEN..)?;

@@ -1,11 +1,9 @@
 //! The contents of an opened packet, and the decisions that follow.
 
-use std::ops::Range;
-
-use weft_packet::split::FrameChecksum;
-use weft_packet::{ecn, ethernet, mss, probe, vxlan};
+use weft_packet::{ecn, ethernet, probe, vxlan};
 use weft_path::{EngineEvent, Vni};
 
+use super::merger::OpenedFrame;
 use crate::ports::device::Env;
 use crate::stats::counters::{DropReason, Work};
 use crate::tables::state::{Inbound, State, key_of};
@@ -28,8 +26,8 @@ pub(crate) fn note_refused<F, R>(
 /// The contents of an authentic packet.
 #[derive(Debug)]
 pub(crate) enum Inside {
-    /// A frame for the TAP device: where in the datagram it stands.
-    Frame(Range<usize>, FrameChecksum),
+    /// A frame for the TAP device.
+    Frame(OpenedFrame),
     /// A probe: its number, its MTU in bytes, whether it is of a candidate.
     Probe(u64, u16, bool),
     /// Nothing: a dummy.
@@ -61,13 +59,14 @@ pub(crate) fn carried(state: &State, inbound: &Inbound) {
     }
 }
 
-/// Looks into a packet that has been opened in place, and brings the frame's congestion mark up to
-/// the outer header's. Says nothing to anybody: the packet may yet turn out to be a repetition.
+/// Looks into a packet that has been opened in place, from `start` of the arena on, and brings the frame's
+/// congestion mark up to the outer header's. Says nothing to anybody: the packet may yet turn out to be a
+/// repetition.
 #[inline]
 pub(crate) fn inspect(
     state: &State,
     inbound: &Inbound,
-    datagram: &mut [u8],
+    (datagram, start): (&mut [u8], usize),
     tos: u8,
 ) -> Result<Inside, DropReason> {
     let Some(inner) = inbound.key.parse(datagram)? else { return Ok(Inside::Nothing) };
@@ -89,13 +88,13 @@ pub(crate) fn inspect(
     if owner != Some(inbound.peer) {
         return Err(source_refused(owner));
     }
-    let (frame, checksum) = (&mut datagram[inner.frame.clone()], inner.vxlan.rco.into());
-    ecn::decapsulate(frame, tos).map_err(|_| DropReason::CeOverNotEct)?;
-    if let Some(mtu) = state.narrow_mtu(inbound.peer) {
-        // Clamps the MSS so that answers fit: reports of packets that are too long may not get through.
-        mss::clamp(frame, mtu, checksum);
-    }
-    Ok(Inside::Frame(inner.frame, checksum))
+    ecn::decapsulate(&mut datagram[inner.frame.clone()], tos)
+        .map_err(|_| DropReason::CeOverNotEct)?;
+    Ok(Inside::Frame(OpenedFrame {
+        at: (start + inner.frame.start) as u32..(start + inner.frame.end) as u32,
+        checksum: inner.vxlan.rco.into(),
+        told_mtu: state.narrow_mtu(inbound.peer),
+    }))
 }
 
 /// Why a frame is refused whose sender does not live at the peer that sealed it. One that lives at no

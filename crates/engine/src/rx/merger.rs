@@ -5,6 +5,8 @@ use std::io::{self, IoSlice};
 use std::ops::Range;
 
 use weft_packet::coalesce::{Coalescer, FRAMES_MAX, Merged};
+use weft_packet::layout::{Headers, Layout, Opaque};
+use weft_packet::mss;
 use weft_packet::split::FrameChecksum;
 
 use crate::ports::device::{Env, FrameSink};
@@ -13,6 +15,32 @@ use crate::stats::counters::{DropReason, Work, WorkerCounters};
 
 /// Parts of one write: the virtio net header, a rewritten header, and the frames.
 pub(crate) const SLICES_MAX: usize = FRAMES_MAX + 2;
+
+/// A frame out of an opened packet.
+#[derive(Clone, Debug)]
+pub(crate) struct OpenedFrame {
+    /// Its range in the arena.
+    pub(crate) at: Range<u32>,
+    pub(crate) checksum: FrameChecksum,
+    /// The longest IP packet that is carried the other way, in bytes, if the sender must learn it: a frame that
+    /// opens a TCP connection then allows no larger segments than fit. Reports of packets that are too long
+    /// may not get through.
+    pub(crate) told_mtu: Option<u16>,
+}
+
+impl OpenedFrame {
+    /// The one look at its headers; the size of segments is lowered by it.
+    #[inline]
+    fn look(&self, arena: &mut [u8]) -> Headers {
+        let range = self.at.start as usize..self.at.end as usize;
+        let Some(frame) = arena.get_mut(range) else { return Err(Opaque::Short) };
+        let headers = Layout::parse(frame);
+        if let Some(mtu) = self.told_mtu {
+            mss::clamp(frame, &headers, mtu, self.checksum);
+        }
+        headers
+    }
+}
 
 /// Merges frames and writes them.
 #[derive(Debug)]
@@ -32,8 +60,9 @@ impl Merger {
 
     /// Files a frame and writes nothing; false if there is no room.
     #[inline]
-    pub(crate) fn file(&mut self, arena: &[u8], at: Range<u32>, checksum: FrameChecksum) -> bool {
-        self.coalescer.push(arena, at, checksum).is_ok()
+    pub(crate) fn file(&mut self, arena: &mut [u8], frame: &OpenedFrame) -> bool {
+        let headers = frame.look(arena);
+        self.coalescer.push(arena, frame.at.clone(), &headers, frame.checksum).is_ok()
     }
 
     /// Forgets all that is filed.
@@ -46,15 +75,16 @@ impl Merger {
     #[inline]
     pub(crate) fn push<F: FrameSink, R>(
         &mut self,
-        arena: &[u8],
-        frame: Range<u32>,
-        checksum: FrameChecksum,
+        arena: &mut [u8],
+        frame: &OpenedFrame,
         env: &Env<'_, F, R>,
     ) {
-        if self.coalescer.push(arena, frame.clone(), checksum).is_err() {
+        let headers = frame.look(arena);
+        let OpenedFrame { at, checksum, .. } = frame;
+        if self.coalescer.push(arena, at.clone(), &headers, *checksum).is_err() {
             self.flush(arena, env);
             // An empty one takes every frame.
-            let _ = self.coalescer.push(arena, frame, checksum);
+            let _ = self.coalescer.push(arena, at.clone(), &headers, *checksum);
         }
     }
 

@@ -3,19 +3,17 @@
 mod pipelined_open;
 
 use std::net::SocketAddr;
-use std::ops::Range;
 use std::sync::MutexGuard;
 use std::time::{Duration, Instant};
 
 use weft_crypto::ReplayWindow;
 use weft_io::udp::{Message, RecvBatch};
 use weft_packet::esp;
-use weft_packet::split::FrameChecksum;
 use weft_path::EngineEvent;
 
 use self::pipelined_open::OpenedBatch;
 use super::inspect::{Inside, accepted, carried, inspect, note_refused, noted};
-use super::merger::Merger;
+use super::merger::{Merger, OpenedFrame};
 use crate::ports::device::{Env, FrameSink};
 use crate::ports::socket_buckets::BatchSize;
 use crate::rate_limit::{EVENT_INTERVAL_MS, Recent};
@@ -37,7 +35,7 @@ pub(crate) struct Receiver {
 /// The result of opening a datagram.
 enum Opened {
     /// A frame for the TAP device.
-    Frame(Range<usize>, FrameChecksum),
+    Frame(OpenedFrame),
     /// Nothing more to do.
     Done,
 }
@@ -101,10 +99,9 @@ impl Receiver {
             let range = start..(start + segment).min(all.end);
             let buffer = self.batch.buffer_mut();
             count += 1;
-            match open(state, env, &mut buffer[range], (held, tos), &mut newest) {
-                Ok(Opened::Frame(frame, checksum)) => {
-                    let frame = (start + frame.start) as u32..(start + frame.end) as u32;
-                    self.merger.push(self.batch.buffer(), frame, checksum, env);
+            match open(state, env, (&mut buffer[range], start), (held, tos), &mut newest) {
+                Ok(Opened::Frame(frame)) => {
+                    self.merger.push(self.batch.buffer_mut(), &frame, env);
                 }
                 Ok(Opened::Done) => {}
                 Err(reason) => {
@@ -178,13 +175,13 @@ fn hold<'h, 'a>(
     held.as_mut()
 }
 
-/// Opens one datagram in place. `tos` is that of the outer header; `newest` becomes the path and lane
+/// Opens one datagram in place, from `start` of the batch's buffer on. `tos` is that of the outer header; `newest` becomes the path and lane
 /// of an SA that has moved on with it.
 #[inline]
 fn open<'a, F, R>(
     state: &'a State,
     env: &Env<'_, F, R>,
-    datagram: &mut [u8],
+    (datagram, start): (&mut [u8], usize),
     (held, tos): (&mut Option<Held<'a>>, u8),
     newest: &mut Option<(u32, u16)>,
 ) -> Result<Opened, DropReason> {
@@ -201,10 +198,10 @@ fn open<'a, F, R>(
     }
     let inbound = *inbound;
     accepted(state, env, inbound, plain_len);
-    match inspect(state, inbound, datagram, tos)? {
-        Inside::Frame(at, checksum) => {
+    match inspect(state, inbound, (datagram, start), tos)? {
+        Inside::Frame(frame) => {
             carried(state, inbound);
-            Ok(Opened::Frame(at, checksum))
+            Ok(Opened::Frame(frame))
         }
         inside => noted(state, env, inbound, &inside).map(|()| Opened::Done),
     }

@@ -12,6 +12,7 @@ use weft_crypto::{Cipher, PeerId, SaKey};
 use weft_io::keylog::KeyLog;
 use weft_io::udp::{Remote, UdpSocket};
 use weft_packet::ecn::{self, Ecn};
+use weft_packet::layout::Layout;
 use weft_packet::vnet::{self, VnetHeader};
 use weft_packet::{checksum, ethernet, ipv4, ipv6, tcp, udp};
 use weft_path::{
@@ -252,7 +253,7 @@ fn tos_of(read: &[u8]) -> u8 {
         let header = &frame[ethernet::LEN..ethernet::LEN + ipv4::LEN];
         assert_eq!(checksum::Sum::default().bytes(header).checksum(), 0, "checksum of the header");
     }
-    ecn::tos(frame)
+    ecn::tos(frame, &Layout::parse(frame))
 }
 
 #[test]

@@ -5,10 +5,11 @@ use std::sync::Arc;
 
 use weft_io::steer;
 use weft_io::udp::Remote;
+use weft_packet::layout::{self, Headers, Layout, Network};
 use weft_packet::split::{self, FragmentError, Plan, SplitError};
 use weft_packet::vnet::{self, VnetHeader};
 use weft_packet::vxlan::VxlanHeader;
-use weft_packet::{ecn, esp, ethernet, ipv6, layout, membership, mss, probe, vxlan};
+use weft_packet::{ecn, esp, ethernet, ipv6, membership, mss, probe, vxlan};
 use weft_path::{EngineEvent, Mac, PathId, Vni};
 
 use super::gso_batch::{GsoBatch, GsoKey, GsoTarget, note_alone, send_alone};
@@ -30,6 +31,32 @@ const PROBE_IP: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
 const PROBE_MAC: [u8; 6] = [0x33, 0x33, 0, 0, 0, 1];
 /// The MTU of a frame that the kernel fragments afterwards.
 const UNLIMITED: usize = u16::MAX as usize;
+
+/// A frame or super-packet to send, and its headers, which are looked for once.
+#[derive(Clone, Copy)]
+struct Frame<'a> {
+    vnet: VnetHeader,
+    bytes: &'a [u8],
+    headers: Headers,
+}
+
+impl<'a> Frame<'a> {
+    #[inline]
+    fn new(vnet: VnetHeader, bytes: &'a [u8]) -> Self {
+        Self { vnet, bytes, headers: Layout::parse(bytes) }
+    }
+
+    /// One that is sent as it is.
+    fn whole(bytes: &'a [u8]) -> Self {
+        Self::new(VnetHeader::default(), bytes)
+    }
+
+    /// How to send it where an IP packet may have so many bytes.
+    #[inline]
+    fn plan(&self, mtu: usize) -> Result<Plan, SplitError> {
+        Plan::with_headers(&self.vnet, self.bytes, &self.headers, mtu)
+    }
+}
 
 /// The sending half of a worker.
 #[derive(Debug)]
@@ -121,14 +148,15 @@ impl Transmitter {
             if self.stays_here(env, frame) {
                 return;
             }
+            let frame = Frame::new(vnet, frame);
             for index in 0..state.broadcast.len() {
                 let peer = state.broadcast[index];
-                self.send_to_peer(state, env, peer, &vnet, frame);
+                self.send_to_peer(state, env, peer, &frame);
             }
             return;
         }
         match state.peer_of(key_of(destination)) {
-            Some(peer) => self.send_to_peer(state, env, peer, &vnet, frame),
+            Some(peer) => self.send_to_peer(state, env, peer, &Frame::new(vnet, frame)),
             None => env.counters.dropped(DropReason::NoEndpoint, 1),
         }
     }
@@ -179,9 +207,9 @@ impl Transmitter {
                 port: if candidate { vxlan::PROBE_PORT } else { vxlan::PORT },
             };
             self.gso.flush(env);
-            if let Ok(plan) = Plan::new(&VnetHeader::default(), &frame[..len], UNLIMITED) {
-                let dropped =
-                    self.seal(env, path_number, (path, lane), inner, &plan, &frame[..len]);
+            let frame = Frame::whole(&frame[..len]);
+            if let Ok(plan) = frame.plan(UNLIMITED) {
+                let dropped = self.seal(env, path_number, (path, lane), inner, &plan, &frame);
                 if dropped > 0 {
                     state.note_dropped_on(path_number, dropped);
                 }
@@ -272,10 +300,9 @@ impl Transmitter {
         state: &State,
         env: &Env<'_, F, R>,
         peer: u32,
-        vnet: &VnetHeader,
-        frame: &[u8],
+        frame: &Frame<'_>,
     ) {
-        let dropped = self.send_by_path(state, env, peer, vnet, frame);
+        let dropped = self.send_by_path(state, env, peer, frame);
         if dropped > 0 {
             state.note_dropped(peer, dropped);
         }
@@ -299,8 +326,7 @@ impl Transmitter {
         state: &State,
         env: &Env<'_, F, R>,
         peer: u32,
-        vnet: &VnetHeader,
-        frame: &[u8],
+        frame: &Frame<'_>,
     ) -> u64 {
         let bound = state.peers.get(peer).and_then(|peer| peer.bound);
         let (Some(number), vni) = (bound, state.vni) else {
@@ -310,9 +336,9 @@ impl Transmitter {
             return dropped(env, DropReason::NoPath, 1);
         };
         if state.is_narrow(path) {
-            return self.send_narrow(env, (number, path, vni), vnet, frame);
+            return self.send_narrow(env, (number, path, vni), frame);
         }
-        self.send_sized(env, (number, path, vni), vnet, frame)
+        self.send_sized(env, (number, path, vni), frame)
     }
 
     /// On a path that carries less than containers may send. Apart, so that the usual one stays short.
@@ -321,13 +347,12 @@ impl Transmitter {
         &mut self,
         env: &Env<'_, F, R>,
         way: Way<'_>,
-        vnet: &VnetHeader,
-        frame: &[u8],
+        frame: &Frame<'_>,
     ) -> u64 {
-        if vnet.gso_type == vnet::GSO_NONE && mss::opens(frame) {
-            return self.send_opening(env, way, vnet, frame);
+        if frame.vnet.gso_type == vnet::GSO_NONE && mss::opens(frame.bytes, &frame.headers) {
+            return self.send_opening(env, way, frame);
         }
-        self.send_sized(env, way, vnet, frame)
+        self.send_sized(env, way, frame)
     }
 
     #[inline]
@@ -335,12 +360,11 @@ impl Transmitter {
         &mut self,
         env: &Env<'_, F, R>,
         way: Way<'_>,
-        vnet: &VnetHeader,
-        frame: &[u8],
+        frame: &Frame<'_>,
     ) -> u64 {
-        match Plan::new(vnet, frame, way.1.mtu.into()) {
+        match frame.plan(way.1.mtu.into()) {
             Ok(plan) => self.send_plan(env, way, &plan, frame),
-            Err(SplitError::TooLong { mtu, .. }) => self.too_long(env, way, vnet, frame, mtu),
+            Err(SplitError::TooLong { mtu, .. }) => self.too_long(env, way, frame, mtu),
             Err(_) => dropped(env, DropReason::BadSuperPacket, 1),
         }
     }
@@ -351,16 +375,16 @@ impl Transmitter {
         &mut self,
         env: &Env<'_, F, R>,
         way: Way<'_>,
-        vnet: &VnetHeader,
-        frame: &[u8],
+        frame: &Frame<'_>,
     ) -> u64 {
         let mut lowered = std::mem::take(&mut self.scratch);
-        let lost = match lowered.get_mut(..frame.len()) {
+        let lost = match lowered.get_mut(..frame.bytes.len()) {
             Some(opening) => {
-                opening.copy_from_slice(frame);
-                let changed = mss::clamp(opening, way.1.mtu, vnet.into());
+                opening.copy_from_slice(frame.bytes);
+                let checksum = (&frame.vnet).into();
+                let changed = mss::clamp(opening, &frame.headers, way.1.mtu, checksum);
                 env.counters.did(Work::SegmentSizesLowered, changed.into());
-                self.send_sized(env, way, vnet, opening)
+                self.send_sized(env, way, &Frame { bytes: opening, ..*frame })
             }
             None => dropped(env, DropReason::BadSuperPacket, 1),
         };
@@ -375,9 +399,9 @@ impl Transmitter {
         env: &Env<'_, F, R>,
         (number, path, vni): Way<'_>,
         plan: &Plan,
-        frame: &[u8],
+        frame: &Frame<'_>,
     ) -> u64 {
-        let hash = layout::flow_hash(frame);
+        let hash = layout::flow_hash(frame.bytes, &frame.headers);
         let lane = match path.lanes[..] {
             [Some(_)] => {
                 self.flows.keep(number, hash, self.tick);
@@ -406,7 +430,7 @@ impl Transmitter {
         (path, lane): (&Path, usize),
         inner: Inner,
         plan: &Plan,
-        frame: &[u8],
+        frame: &Frame<'_>,
     ) -> u64 {
         let (id, mtu) = (path.id, (plan.segment_frame_len(0) - ethernet::LEN) as u16);
         let (Some((from, remote)), Some(Some(outbound))) = (path.way(lane), path.lanes.get(lane))
@@ -416,7 +440,7 @@ impl Transmitter {
         if !within_limits(env, id, outbound, plan) {
             return dropped(env, DropReason::SaExhausted, plan.segments as u64);
         }
-        let tos = ecn::outer_tos(ecn::tos(frame), self.copy_dscp);
+        let tos = ecn::outer_tos(ecn::tos(frame.bytes, &frame.headers), self.copy_dscp);
         let probe = inner.vxlan.vni == Vni::PROBE.0;
         let may_cut = mtu > path.mtu && !probe;
         let key = GsoKey { number, from: Origin { may_cut, ..from }, tos };
@@ -429,10 +453,10 @@ impl Transmitter {
             Sealing::Esp(sa) => sa
                 .reserve(segments)
                 .map_err(|_| NotSealed)
-                .map(|builder| self.fill(env, builder, (key, target), inner, (plan, frame))),
+                .map(|builder| self.fill(env, builder, (key, target), inner, (plan, frame.bytes))),
             Sealing::Ovpn(sa) => sa
                 .reserve(segments)
-                .map(|builder| self.fill(env, builder, (key, target), inner, (plan, frame))),
+                .map(|builder| self.fill(env, builder, (key, target), inner, (plan, frame.bytes))),
         };
         match sealed {
             Ok((bytes, dropped)) => {
@@ -490,13 +514,12 @@ impl Transmitter {
         &mut self,
         env: &Env<'_, F, R>,
         way: Way<'_>,
-        vnet: &VnetHeader,
-        frame: &[u8],
+        frame: &Frame<'_>,
         mtu: usize,
     ) -> u64 {
-        let mtu = match ipv6_limit(frame) {
+        let mtu = match ipv6_limit(&frame.headers) {
             // No answer makes a sender's packets shorter than that.
-            Some(limit) => match Plan::new(vnet, frame, limit) {
+            Some(limit) => match frame.plan(limit) {
                 Ok(plan) => {
                     env.counters.did(Work::CutOutside, plan.segments as u64);
                     return self.send_plan(env, way, &plan, frame);
@@ -505,10 +528,10 @@ impl Transmitter {
             },
             None => mtu,
         };
-        match self.answers.answer(env, frame, mtu) {
+        match self.answers.answer(env, frame.bytes, mtu) {
             Ok(()) => dropped(env, DropReason::TooLong, 1),
             // For groups too: a sender that may not be answered can still be served.
-            Err(_) => self.fragment(env, way, vnet, frame),
+            Err(_) => self.fragment(env, way, frame),
         }
     }
 
@@ -517,10 +540,9 @@ impl Transmitter {
         &mut self,
         env: &Env<'_, F, R>,
         way: Way<'_>,
-        vnet: &VnetHeader,
-        frame: &[u8],
+        frame: &Frame<'_>,
     ) -> u64 {
-        let Ok(plan) = Plan::new(vnet, frame, UNLIMITED) else {
+        let Ok(plan) = frame.plan(UNLIMITED) else {
             return dropped(env, DropReason::TooLong, 1);
         };
         let mut lost = 0;
@@ -531,12 +553,13 @@ impl Transmitter {
                 lost += dropped(env, DropReason::TooLong, 1);
                 continue;
             };
-            let header_len = plan.write_header(frame, index, true, datagram);
-            datagram[header_len..].copy_from_slice(&frame[plan.payload(index)]);
+            let header_len = plan.write_header(frame.bytes, index, true, datagram);
+            datagram[header_len..].copy_from_slice(&frame.bytes[plan.payload(index)]);
             let mtu = way.1.mtu.into();
             let cut = split::fragment_ipv4(datagram, mtu, |fragment| {
-                if let Ok(plan) = Plan::new(&VnetHeader::default(), fragment, mtu) {
-                    lost += self.send_plan(env, way, &plan, fragment);
+                let fragment = Frame::whole(fragment);
+                if let Ok(plan) = fragment.plan(mtu) {
+                    lost += self.send_plan(env, way, &plan, &fragment);
                 }
             });
             match cut {
@@ -557,10 +580,9 @@ impl Transmitter {
 type Way<'a> = (u32, &'a Path, Vni);
 
 /// The length that every path carries of a frame with IPv6: IPv6's minimum MTU, and the frame's VLAN tags.
-fn ipv6_limit(frame: &[u8]) -> Option<usize> {
-    let header = ethernet::Header::parse(frame).ok()?;
-    let tags = header.header_len() - ethernet::LEN;
-    (header.ethertype() == ethernet::TYPE_IPV6).then_some(ipv6::MTU_MIN + tags)
+fn ipv6_limit(headers: &Headers) -> Option<usize> {
+    let (l3, network) = layout::network(headers)?;
+    (network == Some(Network::V6)).then_some(ipv6::MTU_MIN + l3 - ethernet::LEN)
 }
 
 /// One packet that the peer drops, and that says that the lane gets through.

@@ -1,13 +1,29 @@
 //! Frames made by `etherparse`, and what the tests know of them without our own code.
 #![allow(dead_code, unreachable_pub, clippy::unwrap_used)]
 
+use std::ops::Range;
+
 use etherparse::{
     IpNumber, Ipv4Header, Ipv6FlowLabel, Ipv6Header, NetHeaders, PacketBuilder, PacketHeaders,
     TcpHeader, TransportHeader, VlanId,
 };
 use proptest::prelude::*;
-use weft_packet::split::Plan;
+use weft_packet::coalesce::{Coalescer, Full};
+use weft_packet::layout::{Layout, Opaque};
+use weft_packet::split::{FrameChecksum, Plan};
 use weft_packet::vnet::{self, VnetHeader};
+
+/// Looks for the headers of the frame at `range`, and pushes it.
+pub fn push(
+    coalescer: &mut Coalescer,
+    arena: &[u8],
+    range: Range<u32>,
+    checksum: FrameChecksum,
+) -> Result<(), Full> {
+    let frame = arena.get(range.start as usize..range.end as usize);
+    let headers = frame.map_or(Err(Opaque::Short), Layout::parse);
+    coalescer.push(arena, range, &headers, checksum)
+}
 
 /// The description from which a frame is built.
 #[derive(Clone, Debug)]

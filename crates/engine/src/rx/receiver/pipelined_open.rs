@@ -1,15 +1,13 @@
 //! Pipelined open of a batch before its turn. Packets are opened, inspected and filed for merging at once. The
 //! replay check, and all that follows from acceptance, happens in turn.
 
-use std::ops::Range;
-
 use weft_crypto::ReplayWindow;
 use weft_packet::esp;
-use weft_packet::split::FrameChecksum;
 
 use super::Receiver;
 use crate::ports::device::{Env, FrameSink};
 use crate::rx::inspect::{Inside, accepted, carried, inspect, note_refused, noted};
+use crate::rx::merger::OpenedFrame;
 use crate::stats::counters::{DropReason, Work};
 use crate::tables::sa::refused;
 use crate::tables::state::{Inbound, State};
@@ -36,15 +34,13 @@ struct Opened {
     sequence: u64,
     plain_len: usize,
     inside: Result<Inside, DropReason>,
-    /// The frame's range in the batch's buffer, if it holds one.
-    frame: Range<u32>,
     is_repeated: bool,
 }
 
 impl Opened {
-    fn checksum(&self) -> Option<FrameChecksum> {
-        match self.inside {
-            Ok(Inside::Frame(_, checksum)) if !self.is_repeated => Some(checksum),
+    fn frame(&self) -> Option<&OpenedFrame> {
+        match &self.inside {
+            Ok(Inside::Frame(frame)) if !self.is_repeated => Some(frame),
             _ => None,
         }
     }
@@ -72,15 +68,12 @@ impl Receiver {
             for start in message.range.clone().step_by(message.segment) {
                 opened_batch.datagrams += 1;
                 let range = start..(start + message.segment).min(message.range.end);
-                let datagram = &mut self.batch.buffer_mut()[range];
+                let datagram = (&mut self.batch.buffer_mut()[range], start);
                 let opened =
                     open(state, env, datagram, message.tos, &mut of, &mut opened_batch.window);
                 match opened {
                     Ok(Some(mut opened)) => {
                         opened.message = index;
-                        if let Ok(Inside::Frame(at, _)) = &opened.inside {
-                            opened.frame = (start + at.start) as u32..(start + at.end) as u32;
-                        }
                         opened_batch.opened.push(opened);
                     }
                     Ok(None) => {}
@@ -90,8 +83,8 @@ impl Receiver {
         }
         opened_batch.filed = 0;
         for opened in &opened_batch.opened {
-            if let Some(checksum) = opened.checksum()
-                && !self.merger.file(self.batch.buffer(), opened.frame.clone(), checksum)
+            if let Some(frame) = opened.frame()
+                && !self.merger.file(self.batch.buffer_mut(), frame)
             {
                 break;
             }
@@ -111,8 +104,8 @@ impl Receiver {
             opened_batch.filed = 0;
         }
         for opened in &opened_batch.opened[opened_batch.filed..] {
-            if let Some(checksum) = opened.checksum() {
-                self.merger.push(self.batch.buffer(), opened.frame.clone(), checksum, env);
+            if let Some(frame) = opened.frame() {
+                self.merger.push(self.batch.buffer_mut(), frame, env);
             }
         }
         self.merger.flush(self.batch.buffer(), env);
@@ -185,7 +178,7 @@ impl Receiver {
 fn open<'a, F, R>(
     state: &'a State,
     env: &Env<'_, F, R>,
-    datagram: &mut [u8],
+    (datagram, start): (&mut [u8], usize),
     tos: u8,
     of: &mut Option<(u32, &'a Inbound)>,
     window: &mut ReplayWindow,
@@ -206,14 +199,13 @@ fn open<'a, F, R>(
         }
     };
     let (sequence, plain_len) = inbound.key.open_pipelined(window, datagram)?;
-    let inside = inspect(state, inbound, datagram, tos);
+    let inside = inspect(state, inbound, (datagram, start), tos);
     Ok(Some(Opened {
         message: 0,
         inbound: number,
         sequence,
         plain_len,
         inside,
-        frame: 0..0,
         is_repeated: false,
     }))
 }
