@@ -18,6 +18,7 @@ use super::transmitter::{DeviceEnv, Field, address};
 use super::transport::FRAME_PREFIX_LEN;
 use super::{Event, Shared, Telling};
 use crate::ports::socket_buckets::RUN_MESSAGES_MAX;
+use crate::rx::batch::{datagrams, each_message};
 use crate::rx::merger::{Merger, OpenedFrame};
 use crate::stats::counters::{DropReason, Work};
 use crate::tables::sa::ovpn_refused;
@@ -115,14 +116,8 @@ impl Receiver {
         (transport, now_ms): (u16, u64),
     ) {
         let Self { batch, merger, moved } = self;
-        let (messages, mut datagrams) = (batch.len(), 0);
         let mut held = None;
-        for index in 0..messages {
-            let Some(message) = batch.message(index) else { break };
-            if message.truncated {
-                env.counters.dropped(DropReason::Truncated, 1);
-                continue;
-            }
+        let (messages, datagrams) = each_message(batch, env.counters, |batch, index, message| {
             let arrival = Arrival {
                 source: message.source,
                 local: batch.destination(index),
@@ -130,15 +125,12 @@ impl Receiver {
                 connected: false,
                 now_ms,
             };
-            let end = message.range.end;
-            for start in message.range.step_by(message.segment) {
-                datagrams += 1;
-                let range = start..(start + message.segment).min(end);
+            for range in datagrams(message) {
                 let arena = batch.buffer_mut();
                 take(shared, env, telling, arrival, (arena, range), &mut held, merger, moved);
             }
-        }
-        env.counters.did(Work::MessagesReceived, messages as u64);
+        });
+        env.counters.did(Work::MessagesReceived, messages);
         env.counters.did(Work::DatagramsReceived, datagrams);
         drop(held);
         self.merger.flush(self.batch.buffer(), env);

@@ -34,31 +34,6 @@ pub(crate) enum Inside {
     Nothing,
 }
 
-/// A packet with `plain_len` bytes of plaintext is authentic and no repetition; the window is held.
-#[inline]
-pub(crate) fn accepted<F, R>(
-    state: &State,
-    env: &Env<'_, F, R>,
-    inbound: &Inbound,
-    plain_len: usize,
-) {
-    if let Some(lane) = state.lane(inbound.path, inbound.lane) {
-        lane.hear();
-    }
-    inbound.counters.add(1, plain_len.saturating_sub(inbound.key.headers_len()) as u64);
-    if inbound.is_first_use() {
-        (env.events)(EngineEvent::InboundFirstUse { spi: inbound.spi });
-    }
-}
-
-/// A frame came in on the SA's lane.
-#[inline]
-pub(crate) fn carried(state: &State, inbound: &Inbound) {
-    if let Some(lane) = state.lane(inbound.path, inbound.lane) {
-        lane.carry();
-    }
-}
-
 /// Looks into a packet that has been opened in place, from `start` of the arena on, and brings the frame's
 /// congestion mark up to the outer header's. Says nothing to anybody: the packet may yet turn out to be a
 /// repetition.

@@ -201,23 +201,10 @@ impl Opening {
         }
     }
 
-    /// Opens a packet in place. Returns how long its plaintext is.
+    /// Opens a packet in place. Returns its sequence number, or packet id, and how long its plaintext is. The
+    /// packet counts as received once the SA's window is told; `window` may be an earlier state of it.
     #[inline]
     pub(crate) fn open(
-        &self,
-        window: &mut ReplayWindow,
-        packet: &mut [u8],
-    ) -> Result<usize, DropReason> {
-        match self {
-            Self::Esp(key) => key.open(window, packet).map(|plain| plain.len()).map_err(refused),
-            Self::Ovpn(of) => of.open(window, packet),
-        }
-    }
-
-    /// As [`Self::open`], but tells no window, which may be an earlier state of the SA's. The packet's
-    /// sequence number, or packet id, comes first.
-    #[inline]
-    pub(crate) fn open_pipelined(
         &self,
         window: &ReplayWindow,
         packet: &mut [u8],
@@ -227,7 +214,7 @@ impl Opening {
                 let opened = key.open_pipelined(window, packet).map_err(refused);
                 opened.map(|(sequence, plain)| (sequence, plain.len()))
             }
-            Self::Ovpn(of) => of.open_pipelined(window, packet),
+            Self::Ovpn(of) => of.open(window, packet),
         }
     }
 
@@ -264,12 +251,7 @@ impl Opening {
 /// Out of line, so that the other format's path stays short.
 impl OvpnOpening {
     #[inline(never)]
-    fn open(&self, window: &mut ReplayWindow, packet: &mut [u8]) -> Result<usize, DropReason> {
-        self.key.open(window, packet).map(|plain| plain.len()).map_err(ovpn_refused)
-    }
-
-    #[inline(never)]
-    fn open_pipelined(
+    fn open(
         &self,
         window: &ReplayWindow,
         packet: &mut [u8],

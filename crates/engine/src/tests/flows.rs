@@ -321,7 +321,7 @@ fn what_comes_by_the_peers_own_way_does_not_prove_a_lane_that_this_host_opens() 
         let env =
             Env { tap: &rig.tap, socket: &rig.socket, counters: &rig.counters, events: &nothing };
         rig.state.lane(number, 1).unwrap().hear();
-        rig.receiver.check_source(&rig.state, &env, (number, 1), source);
+        rig.receiver.sources.check(&rig.state, &env, (number, 1), source);
         look(&rig, true);
         assert_eq!(path(&rig).1.is_open(1), is_proven);
     }
@@ -360,7 +360,7 @@ fn a_kernel_engine_that_has_moved_is_seen_on_every_lane() {
         let env =
             Env { tap: &rig.tap, socket: &rig.socket, counters: &rig.counters, events: &note };
         let source = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), 9);
-        rig.receiver.check_source(&rig.state, &env, (path(&rig).0, 1), source);
+        rig.receiver.sources.check(&rig.state, &env, (path(&rig).0, 1), source);
         let expected = EngineEvent::RemoteMoved { path: PATH, remote: source };
         assert_eq!(*moved.lock().unwrap(), vec![expected; seen], "{engine:?}");
     }
