@@ -3,8 +3,9 @@
 use std::collections::HashMap;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::ops::ControlFlow;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use weft_io::poller::Poller;
@@ -18,6 +19,8 @@ use super::{Common, Event, Shared};
 use crate::ports::device::Env;
 use crate::ports::errno::nothing_now;
 use crate::workers::busy_poll::BusyPoll;
+use crate::workers::event_loop::{EventLoop, Turns, WAKER, Wake};
+use crate::workers::thread::failure;
 use crate::workers::turn::{UDP_BATCHES_MAX, take_turn};
 
 /// How often it is looked whether peers have expired or want a ping, in milliseconds.
@@ -27,10 +30,9 @@ const STREAM_READ_BYTES: usize = 256 * 1024;
 /// Bytes of room that a connection's rest keeps while it is empty.
 const STREAM_REST_KEPT_BYTES: usize = 1 << 10;
 
-const WAKER: u64 = 0;
-const TUN: u64 = 1;
+const TUN: u64 = WAKER + 1;
 /// The first transport's.
-const TRANSPORT: u64 = 2;
+const TRANSPORT: u64 = TUN + 1;
 
 /// The state that the device's thread owns.
 pub(super) struct Worker {
@@ -39,11 +41,21 @@ pub(super) struct Worker {
     pub(super) merge: (bool, bool),
 }
 
-/// Whether a woken thread must stop. It looks after it has taken its wakes: the stop's wake may be taken
-/// together with earlier ones, and no further one comes.
-fn is_to_stop(take_wakes: impl FnOnce(), stop: &AtomicBool) -> bool {
-    take_wakes();
-    stop.load(Ordering::Relaxed)
+/// A device's thread in its loop, with all that it alone has.
+struct DeviceTurns<'a> {
+    worker: &'a Worker,
+    transmitter: Transmitter,
+    receiver: Receiver,
+    buffer: Box<[u8; ROOM]>,
+    /// The read buffer of all connections; allocated with the first one.
+    stream: Vec<u8>,
+    watched: HashMap<u16, Watched>,
+    /// Transports that have something.
+    ready: Vec<u16>,
+    /// The TUN device has something.
+    tun: bool,
+    /// The next look after peers.
+    look_at: Instant,
 }
 
 /// A transport that is waited for.
@@ -58,59 +70,17 @@ struct Watched {
 impl Worker {
     /// Works until it is stopped, or until the device is removed; its peers are gone then.
     pub(super) fn run(self) {
-        let result = self.work();
-        if let Err(error) = result {
+        if let Some(failure) = failure(|| self.work()) {
             let device = self.common.tun.name();
-            tracing::warn!(device, %error, "a data channel device has stopped");
+            tracing::warn!(device, failure, "a data channel device has stopped");
             self.common.end();
         }
     }
 
     fn work(&self) -> io::Result<()> {
-        self.common.counters.begin();
-        let mut poller = Poller::new()?;
-        poller.add(&self.common.waker, WAKER)?;
-        poller.add(&self.common.tun, TUN)?;
-        let mut transmitter = Transmitter::new(self.segments_max);
-        let mut receiver = Receiver::new(self.merge.0, self.merge.1);
-        let mut buffer = Box::new([0; ROOM]);
-        // The read buffer of all connections; allocated with the first one.
-        let mut stream = Vec::new();
-        let (mut watched, mut ready) = (HashMap::new(), Vec::new());
-        let mut look_at = Instant::now();
-        let (counters, mut busy_poll) = (&self.common.counters, BusyPoll::new(None));
-        loop {
-            let (mut woken, mut tun) = (false, false);
-            let timeout = self.time_until(look_at);
-            busy_poll.wait(&mut poller, counters, timeout, |token| match token {
-                WAKER => woken = true,
-                TUN => tun = true,
-                token => ready.extend(u16::try_from(token - TRANSPORT)),
-            })?;
-            if woken {
-                if is_to_stop(|| self.common.waker.clear(), &self.common.stop) {
-                    return Ok(());
-                }
-                self.watch(&poller, &mut watched);
-            }
-            // A write may be answered within the call, as TCP does.
-            tun |= !ready.is_empty();
-            for number in ready.drain(..) {
-                self.drain(&mut receiver, number, &mut watched, &mut stream);
-            }
-            if tun {
-                self.drain_tun(&mut transmitter, &mut buffer)?;
-            }
-            if Instant::now() >= look_at {
-                look_at = Instant::now() + Duration::from_millis(KEEPALIVE_LOOK_MS);
-                self.look_after_peers();
-            }
-            // A connection that is new may have something waiting already.
-            if self.common.read().transports.take_queues_changed() || woken {
-                wait_for_streams(&poller, &mut watched);
-            }
-            self.remove_spent_keys();
-        }
+        let Common { counters, waker, stop, .. } = &*self.common;
+        let busy_poll = BusyPoll::new(None);
+        EventLoop { counters, waker, stop, busy_poll }.run(&mut DeviceTurns::new(self))
     }
 
     /// How long there may be nothing to do; `None`: no limit.
@@ -317,6 +287,67 @@ impl Worker {
     }
 }
 
+impl<'a> DeviceTurns<'a> {
+    fn new(worker: &'a Worker) -> Self {
+        Self {
+            transmitter: Transmitter::new(worker.segments_max),
+            receiver: Receiver::new(worker.merge.0, worker.merge.1),
+            buffer: Box::new([0; ROOM]),
+            stream: Vec::new(),
+            watched: HashMap::new(),
+            ready: Vec::new(),
+            tun: false,
+            look_at: Instant::now(),
+            worker,
+        }
+    }
+}
+
+impl Turns for DeviceTurns<'_> {
+    fn watch(&mut self, poller: &Poller) -> io::Result<()> {
+        poller.add(&self.worker.common.tun, TUN)
+    }
+
+    fn time_left(&mut self, _: &Poller) -> Option<Duration> {
+        self.worker.time_until(self.look_at)
+    }
+
+    fn note_ready(&mut self, token: u64) {
+        match token {
+            TUN => self.tun = true,
+            token => self.ready.extend(u16::try_from(token - TRANSPORT)),
+        }
+    }
+
+    fn take(&mut self, poller: &Poller, wake: Wake) -> io::Result<ControlFlow<()>> {
+        if wake.stop {
+            return Ok(ControlFlow::Break(()));
+        }
+        let Self { worker, watched, receiver, stream, .. } = self;
+        if wake.woken {
+            worker.watch(poller, watched);
+        }
+        // A write may be answered within the call, as TCP does.
+        let tun = std::mem::take(&mut self.tun) || !self.ready.is_empty();
+        for number in self.ready.drain(..) {
+            worker.drain(receiver, number, watched, stream);
+        }
+        if tun {
+            worker.drain_tun(&mut self.transmitter, &mut self.buffer)?;
+        }
+        if Instant::now() >= self.look_at {
+            self.look_at = Instant::now() + Duration::from_millis(KEEPALIVE_LOOK_MS);
+            worker.look_after_peers();
+        }
+        // A connection that is new may have something waiting already.
+        if worker.common.read().transports.take_queues_changed() || wake.woken {
+            wait_for_streams(poller, watched);
+        }
+        worker.remove_spent_keys();
+        Ok(ControlFlow::Continue(()))
+    }
+}
+
 /// Waits for the connections that did not take all to take more, and for no others.
 fn wait_for_streams(poller: &Poller, watched: &mut HashMap<u16, Watched>) {
     for (number, entry) in watched {
@@ -328,17 +359,5 @@ fn wait_for_streams(poller: &Poller, watched: &mut HashMap<u16, Watched>) {
             let _ = poller.watch_writable(&*entry.transport, token, waits);
             entry.writable = waits;
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn who_is_told_to_stop_while_its_wakes_are_taken_stops() {
-        let stop = AtomicBool::new(false);
-        assert!(!is_to_stop(|| {}, &stop));
-        assert!(is_to_stop(|| stop.store(true, Ordering::Relaxed), &stop));
     }
 }

@@ -251,11 +251,7 @@ impl Opening {
 /// Out of line, so that the other format's path stays short.
 impl OvpnOpening {
     #[inline(never)]
-    fn open(
-        &self,
-        window: &ReplayWindow,
-        packet: &mut [u8],
-    ) -> Result<(u64, usize), DropReason> {
+    fn open(&self, window: &ReplayWindow, packet: &mut [u8]) -> Result<(u64, usize), DropReason> {
         let opened = self.key.open_pipelined(window, packet).map_err(ovpn_refused);
         opened.map(|(number, plain)| (number, plain.len()))
     }

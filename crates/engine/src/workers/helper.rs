@@ -6,6 +6,7 @@
 //! or queued.
 
 use std::io;
+use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
@@ -14,7 +15,9 @@ use std::time::Duration;
 use weft_io::poller::{Poller, Waker};
 use weft_io::tap::FRAME_LEN_MAX;
 
+use super::busy_poll::BusyPoll;
 use super::context::WorkerContext;
+use super::event_loop::{EventLoop, Turns, Wake};
 use super::shared::sync_ports;
 use super::thread::supervise;
 use crate::ports::port_reader::PortReader;
@@ -22,11 +25,10 @@ use crate::ports::socket_buckets::SocketReader;
 use crate::ports::tap_queues::TapQueueReader;
 use crate::rx::receiver::Receiver;
 use crate::stats::counters::{Work, WorkerCounters};
+use crate::tx::transmitter::Transmitter;
 
 /// The longest that a helper sleeps before it sees that it is no longer wanted.
 const IDLE_MAX: Duration = Duration::from_millis(100);
-
-const WAKER: u64 = 0;
 
 /// The helpers of one worker.
 pub(crate) struct Helpers {
@@ -120,58 +122,97 @@ struct Helper {
 
 impl Helper {
     fn run(self) -> io::Result<()> {
-        self.counters.begin();
-        let help = &self.context.help;
-        let mut poller = Poller::new()?;
-        poller.add(&self.waker, WAKER)?;
-        let mut queues = TapQueueReader::new(&self.context.queues);
-        queues.watch(&poller)?;
-        let mut sockets = SocketReader::new(&self.context.share, self.context.lane_port.as_ref());
-        sockets.watch(&poller)?;
+        let mut turns = HelperTurns::new(&self);
+        let Self { counters, waker, stop, .. } = &self;
+        // It sleeps at once where it has nothing to do: its worker is the one that stays awake.
+        let busy_poll = BusyPoll::new(Some(Duration::ZERO));
+        EventLoop { counters, waker, stop, busy_poll }.run(&mut turns)
+    }
+}
+
+/// A helper in its loop, with all that its thread alone has.
+struct HelperTurns<'a> {
+    helper: &'a Helper,
+    queues: TapQueueReader,
+    sockets: SocketReader,
+    ports: PortReader,
+    receiver: Receiver,
+    transmitter: Transmitter,
+    buffer: Vec<u8>,
+}
+
+impl<'a> HelperTurns<'a> {
+    fn new(helper: &'a Helper) -> Self {
+        let context = &helper.context;
         let mut receiver = Receiver::new();
-        receiver.set_merging(self.context.merge.0, self.context.merge.1);
-        let mut transmitter = (self.context.make_transmitter)();
-        let mut buffer = vec![0; FRAME_LEN_MAX];
-        let mut ports = PortReader::of_worker(self.context.worker);
-        while !self.stop.load(SeqCst) {
-            if self.number >= help.wanted() {
-                // A helper that is not at work must not keep the devices of removed ports.
-                ports.let_go(&poller);
-                thread::park();
-                continue;
-            }
-            for token in poller.wait(Some(IDLE_MAX))? {
-                match token {
-                    WAKER => {}
-                    token if queues.round_robin().note_token(token) => {}
-                    token if sockets.round_robin().note_token(token) => {}
-                    token => ports.note_ready(token),
-                }
-            }
-            sync_ports(&mut ports, &poller, &self.context.shared);
-            let Some(_at_work) = help.begin(self.number) else {
-                ports.forget_ready();
-                sockets.round_robin().forget_ready();
-                queues.round_robin().forget_ready();
-                // The worker has not seen yet that it is wanted, or no longer.
-                thread::yield_now();
-                continue;
-            };
-            let mut units = 0;
-            let (context, counters) = (&self.context, &self.counters);
-            sockets.take_turns(|number, socket, batch_size, _| {
-                let (gate, receiver) = (help.socket(number), (&mut receiver, batch_size));
-                units += context.open(gate, socket, counters, receiver, (&queues, &ports))?;
-                Ok(())
-            })?;
-            queues.take_turns(|_, tap| {
-                units += context.seal(tap, counters, &mut transmitter, &mut buffer)?;
-                Ok(())
-            })?;
-            units +=
-                context.seal_ports(&poller, &mut ports, counters, &mut transmitter, &mut buffer);
-            self.counters.did(Work::UnitsHelped, units);
+        receiver.set_merging(context.merge.0, context.merge.1);
+        Self {
+            helper,
+            queues: TapQueueReader::new(&context.queues),
+            sockets: SocketReader::new(&context.share, context.lane_port.as_ref()),
+            ports: PortReader::of_worker(context.worker),
+            receiver,
+            transmitter: (context.make_transmitter)(),
+            buffer: vec![0; FRAME_LEN_MAX],
         }
-        Ok(())
+    }
+
+    fn is_wanted(&self) -> bool {
+        self.helper.number < self.helper.context.help.wanted()
+    }
+}
+
+impl Turns for HelperTurns<'_> {
+    fn watch(&mut self, poller: &Poller) -> io::Result<()> {
+        self.queues.watch(poller)?;
+        self.sockets.watch(poller)
+    }
+
+    fn time_left(&mut self, poller: &Poller) -> Option<Duration> {
+        while !self.is_wanted() && !self.helper.stop.load(SeqCst) {
+            // A helper that is not at work must not keep the devices of removed ports.
+            self.ports.let_go(poller);
+            thread::park();
+        }
+        Some(IDLE_MAX)
+    }
+
+    fn note_ready(&mut self, token: u64) {
+        match token {
+            token if self.queues.round_robin().note_token(token) => {}
+            token if self.sockets.round_robin().note_token(token) => {}
+            token => self.ports.note_ready(token),
+        }
+    }
+
+    fn take(&mut self, poller: &Poller, wake: Wake) -> io::Result<ControlFlow<()>> {
+        if wake.stop {
+            return Ok(ControlFlow::Break(()));
+        }
+        let Self { helper, queues, sockets, ports, receiver, transmitter, buffer } = self;
+        let Helper { number, context, counters, .. } = helper;
+        let help = &context.help;
+        sync_ports(ports, poller, &context.shared);
+        let Some(_at_work) = help.begin(*number) else {
+            ports.forget_ready();
+            sockets.round_robin().forget_ready();
+            queues.round_robin().forget_ready();
+            // The worker has not seen yet that it is wanted, or no longer.
+            thread::yield_now();
+            return Ok(ControlFlow::Continue(()));
+        };
+        let mut units = 0;
+        sockets.take_turns(|number, socket, batch_size, _| {
+            let (gate, receiver) = (help.socket(number), (&mut *receiver, batch_size));
+            units += context.open(gate, socket, counters, receiver, (&*queues, &*ports))?;
+            Ok(())
+        })?;
+        queues.take_turns(|_, tap| {
+            units += context.seal(tap, counters, transmitter, buffer)?;
+            Ok(())
+        })?;
+        units += context.seal_ports(poller, ports, counters, transmitter, buffer);
+        counters.did(Work::UnitsHelped, units);
+        Ok(ControlFlow::Continue(()))
     }
 }

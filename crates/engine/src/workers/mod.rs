@@ -3,6 +3,7 @@
 pub(crate) mod autoscaler;
 pub(crate) mod busy_poll;
 pub(crate) mod context;
+pub(crate) mod event_loop;
 pub(crate) mod helper;
 pub(crate) mod pool;
 pub(crate) mod scaling_policy;

@@ -206,16 +206,15 @@ impl WorkerPool {
         let worker = Worker {
             transmitter: (context.make_transmitter)(),
             context: context.clone(),
-            busy_poll: BusyPoll::new(self.busy_poll),
             sendings,
             waker: waker.clone(),
             stop: Arc::clone(&stop),
             until: Arc::clone(&until),
         };
-        let pin = self.pin;
+        let (pin, busy_poll) = (self.pin, BusyPoll::new(self.busy_poll));
         let thread = thread::Builder::new()
             .name(format!("weft-engine{number}"))
-            .spawn(move || run(worker, number, pin))
+            .spawn(move || run(worker, busy_poll, number, pin))
             .map_err(kernel("start a thread"))?;
         let WorkerContext { queues, share, lane_port, .. } = context.clone();
         let own = lane_port.as_ref().unwrap_or(&share).senders();
@@ -386,12 +385,12 @@ impl Running {
     }
 }
 
-fn run(worker: Worker, number: usize, pin: bool) {
+fn run(worker: Worker, busy_poll: BusyPoll, number: usize, pin: bool) {
     if pin && let Err(error) = pin_nth(number) {
         tracing::warn!(%error, number, "a worker of the engine could not be pinned to a CPU");
     }
     let events = Arc::clone(&worker.context.events);
-    supervise(&*events, &format!("worker {number}"), || worker.run());
+    supervise(&*events, &format!("worker {number}"), || worker.run(busy_poll));
 }
 
 #[cfg(test)]

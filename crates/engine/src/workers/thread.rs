@@ -10,18 +10,24 @@ pub(crate) fn supervise(
     who: &str,
     work: impl FnOnce() -> std::io::Result<()>,
 ) {
-    // Nothing of the thread is used after a panic.
-    let reason = match catch_unwind(AssertUnwindSafe(work)) {
-        Ok(Ok(())) => return,
-        Ok(Err(error)) => format!("the engine's {who} failed: {error}"),
+    let Some(failure) = failure(work) else { return };
+    let reason = format!("the engine's {who} {failure}");
+    tracing::error!(reason, "the engine has failed");
+    events(EngineEvent::EngineFailed { engine: EngineKind::Userspace, reason });
+}
+
+/// Runs a thread's work; how it failed, if it ended by an error or a panic.
+pub(crate) fn failure(work: impl FnOnce() -> std::io::Result<()>) -> Option<String> {
+    // Nothing that the work has changed alone is used after a panic.
+    match catch_unwind(AssertUnwindSafe(work)) {
+        Ok(Ok(())) => None,
+        Ok(Err(error)) => Some(format!("failed: {error}")),
         Err(panic) => {
             let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
             let text = text.or_else(|| panic.downcast_ref::<String>().cloned());
-            format!("the engine's {who} panicked: {}", text.unwrap_or_default())
+            Some(format!("panicked: {}", text.unwrap_or_default()))
         }
-    };
-    tracing::error!(reason, "the engine has failed");
-    events(EngineEvent::EngineFailed { engine: EngineKind::Userspace, reason });
+    }
 }
 
 /// Pins the calling thread to the CPU with this number among those that it may use.

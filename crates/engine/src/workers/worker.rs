@@ -1,7 +1,8 @@
 //! A worker: one thread that runs each batch to completion.
 
 use std::io;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::ops::ControlFlow;
+use std::sync::atomic::AtomicBool;
 use std::sync::mpsc::Receiver as Queue;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -12,6 +13,7 @@ use weft_io::udp::UdpSocket;
 
 use super::busy_poll::BusyPoll;
 use super::context::WorkerContext;
+use super::event_loop::{EventLoop, Turns, Wake};
 use super::shared::{Sending, note_moved_lane, read, serves, sync_ports};
 use super::turn::{SENDINGS_MAX, UDP_BATCHES_MAX, take_turn};
 use crate::error::CommandError;
@@ -26,19 +28,29 @@ use crate::tables::lane::{LANE_ASK_MS, LANE_LOOK_MS};
 use crate::tables::state::State;
 use crate::tx::transmitter::Transmitter;
 
-const WAKER: u64 = 0;
-
 /// The state that a worker owns.
 pub(crate) struct Worker {
     /// The state that it shares with its helpers.
     pub(crate) context: WorkerContext,
     pub(crate) transmitter: Transmitter,
-    pub(crate) busy_poll: BusyPoll,
     pub(crate) sendings: Queue<Sending>,
     pub(crate) waker: Waker,
     pub(crate) stop: Arc<AtomicBool>,
     /// When it is to end, once that is known.
     pub(crate) until: Arc<OnceLock<Instant>>,
+}
+
+/// A worker in its loop, with all that its thread alone has.
+struct WorkerTurns {
+    worker: Worker,
+    queues: TapQueueReader,
+    sockets: SocketReader,
+    ports: PortReader,
+    receiver: Receiver,
+    buffer: Vec<u8>,
+    looks: Looks,
+    /// How long it is until it ends, where that is known.
+    left: Option<Duration>,
 }
 
 /// A worker's looks at its lanes.
@@ -60,79 +72,12 @@ impl Worker {
     ///
     /// # Errors
     /// The TAP device, a socket or the poller is broken.
-    pub(crate) fn run(mut self) -> io::Result<()> {
-        self.context.counters.begin();
-        self.busy_poll.begin(self.context.counters.own_datagrams());
-        let mut poller = Poller::new()?;
-        poller.add(&self.waker, WAKER)?;
-        let mut queues = TapQueueReader::new(&self.context.queues);
-        queues.watch(&poller)?;
-        let mut sockets = SocketReader::new(&self.context.share, self.context.lane_port.as_ref());
-        sockets.watch(&poller)?;
-        // Of this thread alone, hence made here.
-        let mut receiver = Receiver::new();
-        receiver.set_merging(self.context.merge.0, self.context.merge.1);
-        let mut buffer = vec![0; FRAME_LEN_MAX];
-        let now = Instant::now();
-        let mut looks = Looks { next: now, ask: now, last: now, lanes: 0, sockets: 0 };
-        let mut ports = PortReader::of_worker(self.context.worker);
-        sync_ports(&mut ports, &poller, &self.context.shared);
-        loop {
-            let mut woken = false;
-            let wait = self.look_after_lanes(&mut looks);
-            let left =
-                self.until.get().map(|until| until.saturating_duration_since(Instant::now()));
-            let wait = wait.into_iter().chain(left).min();
-            self.busy_poll.wait(
-                &mut poller,
-                &self.context.counters,
-                wait,
-                |token| match token {
-                    WAKER => woken = true,
-                    token if queues.round_robin().note_token(token) => {}
-                    token if sockets.round_robin().note_token(token) => {}
-                    token => ports.note_ready(token),
-                },
-            )?;
-            if woken {
-                self.waker.clear();
-                sync_ports(&mut ports, &poller, &self.context.shared);
-                self.carry_out();
-            }
-            // Nothing more comes to a worker that must stop: this turn is its last.
-            let stop = self.stop.load(Ordering::Relaxed) || left.is_some_and(|left| left.is_zero());
-            let helped = self.context.help.is_on();
-            if stop {
-                sockets.round_robin().note_all_ready();
-            }
-            let written = (&queues, &ports);
-            self.receive(&mut sockets, &mut receiver, written, helped)?;
-            while stop && sockets.round_robin().is_ready() {
-                self.receive(&mut sockets, &mut receiver, written, helped)?;
-            }
-            if stop {
-                queues.round_robin().note_all_ready();
-            }
-            self.send_on(&mut queues, helped, &mut buffer)?;
-            while stop && queues.round_robin().is_ready() {
-                self.send_on(&mut queues, helped, &mut buffer)?;
-            }
-            if helped {
-                let Self { context, transmitter, .. } = &mut self;
-                context.seal_ports(
-                    &poller,
-                    &mut ports,
-                    &context.counters,
-                    transmitter,
-                    &mut buffer,
-                );
-            } else {
-                self.drain_ports(&poller, &mut ports, &mut buffer);
-            }
-            if stop {
-                return Ok(());
-            }
-        }
+    pub(crate) fn run(self, busy_poll: BusyPoll) -> io::Result<()> {
+        let counters = Arc::clone(&self.context.counters);
+        let (waker, stop) = (self.waker.clone(), Arc::clone(&self.stop));
+        let mut turns = WorkerTurns::new(self);
+        let (counters, waker, stop) = (&*counters, &waker, &*stop);
+        EventLoop { counters, waker, stop, busy_poll }.run(&mut turns)
     }
 
     /// Looks after its lanes if it is time to; returns how long it is until then, if it ever is.
@@ -300,6 +245,101 @@ impl Worker {
         }
         *batch_size = receiver.batch_size;
         Ok(())
+    }
+}
+
+impl WorkerTurns {
+    fn new(worker: Worker) -> Self {
+        let WorkerContext { worker: number, queues, share, lane_port, merge, .. } = &worker.context;
+        let mut receiver = Receiver::new();
+        receiver.set_merging(merge.0, merge.1);
+        let now = Instant::now();
+        Self {
+            queues: TapQueueReader::new(queues),
+            sockets: SocketReader::new(share, lane_port.as_ref()),
+            ports: PortReader::of_worker(*number),
+            receiver,
+            buffer: vec![0; FRAME_LEN_MAX],
+            looks: Looks { next: now, ask: now, last: now, lanes: 0, sockets: 0 },
+            left: None,
+            worker,
+        }
+    }
+
+    /// Gives the sockets that have something their turns; all that have anything, if it is the last.
+    #[inline]
+    fn receive(&mut self, helped: bool, last: bool) -> io::Result<()> {
+        let Self { worker, queues, sockets, ports, receiver, .. } = self;
+        if last {
+            sockets.round_robin().note_all_ready();
+        }
+        let written = (&*queues, &*ports);
+        worker.receive(sockets, receiver, written, helped)?;
+        while last && sockets.round_robin().is_ready() {
+            worker.receive(sockets, receiver, written, helped)?;
+        }
+        Ok(())
+    }
+
+    /// Likewise the queues of the switch's TAP device.
+    #[inline]
+    fn send_on(&mut self, helped: bool, last: bool) -> io::Result<()> {
+        let Self { worker, queues, buffer, .. } = self;
+        if last {
+            queues.round_robin().note_all_ready();
+        }
+        worker.send_on(queues, helped, buffer)?;
+        while last && queues.round_robin().is_ready() {
+            worker.send_on(queues, helped, buffer)?;
+        }
+        Ok(())
+    }
+}
+
+impl Turns for WorkerTurns {
+    fn watch(&mut self, poller: &Poller) -> io::Result<()> {
+        self.queues.watch(poller)?;
+        self.sockets.watch(poller)?;
+        sync_ports(&mut self.ports, poller, &self.worker.context.shared);
+        Ok(())
+    }
+
+    #[inline]
+    fn time_left(&mut self, _: &Poller) -> Option<Duration> {
+        let wait = self.worker.look_after_lanes(&mut self.looks);
+        let until = self.worker.until.get();
+        self.left = until.map(|until| until.saturating_duration_since(Instant::now()));
+        wait.into_iter().chain(self.left).min()
+    }
+
+    #[inline]
+    fn note_ready(&mut self, token: u64) {
+        match token {
+            token if self.queues.round_robin().note_token(token) => {}
+            token if self.sockets.round_robin().note_token(token) => {}
+            token => self.ports.note_ready(token),
+        }
+    }
+
+    #[inline]
+    fn take(&mut self, poller: &Poller, wake: Wake) -> io::Result<ControlFlow<()>> {
+        if wake.woken {
+            sync_ports(&mut self.ports, poller, &self.worker.context.shared);
+            self.worker.carry_out();
+        }
+        // Nothing more comes to a worker that must stop: this turn is its last.
+        let last = wake.stop || self.left.is_some_and(|left| left.is_zero());
+        let helped = self.worker.context.help.is_on();
+        self.receive(helped, last)?;
+        self.send_on(helped, last)?;
+        let Self { worker, ports, buffer, .. } = self;
+        if helped {
+            let Worker { context, transmitter, .. } = worker;
+            context.seal_ports(poller, ports, &context.counters, transmitter, buffer);
+        } else {
+            worker.drain_ports(poller, ports, buffer);
+        }
+        Ok(if last { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
     }
 }
 
