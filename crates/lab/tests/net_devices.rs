@@ -29,6 +29,13 @@ fn announce_router(container: &Container) -> anyhow::Result<()> {
     .chain(&[0x20, 0x01, 0x0d, 0xb8, 0x0b, 0xad, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0])
     .map(|byte| format!("\\{byte:03o}"))
     .collect();
+    // Receivers ignore routers without a link-local address (RFC 4861 section 6.1.2).
+    wait_until("a link-local address of weft0", SETTLE, || {
+        container
+            .netns()
+            .ip("-6 -o addr show dev weft0 scope link -tentative")
+            .is_ok_and(|output| output.status.success() && output.stdout.contains("fe80:"))
+    })?;
     // The hop limit of groups must be 255 (IPV6_MULTICAST_HOPS).
     let to = "IP6-SENDTO:[ff02::1%weft0]:58,setsockopt=41:18:xff000000";
     for _ in 0..3 {
