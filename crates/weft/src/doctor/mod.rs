@@ -502,7 +502,8 @@ mod tests {
         };
         let good = text(&diagnosis);
         assert!(
-            good.contains("permission") && good.contains("-> a kernel built with CONFIG_INET_ESP")
+            good.contains("permission")
+                && good.contains("-> use a kernel built with CONFIG_INET_ESP")
         );
         assert!(good.ends_with("Weft can run here.\n"), "{good}");
         diagnosis.ready = false;
