@@ -13,7 +13,7 @@ use weft_io::namespace::{self, Namespace};
 
 use crate::{
     error::{KernelError, namespace_error},
-    netlink::socket::Socket,
+    netlink::route::Socket,
 };
 
 /// A handle to the kernel's network configuration. Clones share one socket; calls from several

@@ -1,16 +1,17 @@
 //! Notices of changes to nftables tables by any program.
 
-use std::io;
-
-use netlink_packet_core::NlasIterator;
-use netlink_sys::{
-    AsyncSocket, AsyncSocketExt, SocketAddr, TokioSocket, protocols::NETLINK_NETFILTER,
-};
-use rustix::io::Errno;
-use weft_io::namespace;
+use netlink_sys::protocols::NETLINK_NETFILTER;
 
 use super::{nft::Table, senders::Senders};
-use crate::{error::KernelError, handle::Kernel, netlink::socket::messages};
+use crate::{
+    error::KernelError,
+    handle::Kernel,
+    netlink::{
+        notices::{Notices, is_overrun},
+        reader::{Message, attribute},
+        socket::Datagram,
+    },
+};
 
 /// The multicast group of nftables' messages (NFNLGRP_NFTABLES).
 const GROUP_NFTABLES: u32 = 7;
@@ -20,8 +21,6 @@ const SUBSYSTEM_NFTABLES: u16 = 10;
 const MESSAGE_NEWGEN: u16 = 15;
 /// Receive buffer, in bytes. When it runs over, something changed.
 const RECEIVE_BUFFER_BYTES: usize = 1 << 18;
-/// Length of `struct nlmsghdr`.
-const HEADER_LEN: usize = 16;
 /// Length of `struct nfgenmsg`, whose first byte is the address family.
 const FAMILY_HEADER_LEN: usize = 4;
 /// Our own tables' names begin so.
@@ -31,7 +30,7 @@ const ATTRIBUTE_TABLE: u16 = 1;
 
 /// Reports that a program, Weft included, changed one of some tables.
 pub struct NftWatch {
-    socket: TokioSocket,
+    notices: Notices,
     /// `None`: all that are not ours.
     tables: Option<Vec<Table>>,
     /// Changes that these make are none.
@@ -60,20 +59,12 @@ impl Kernel {
         tables: Option<Vec<Table>>,
         except: Option<Senders>,
     ) -> Result<NftWatch, KernelError> {
-        let failed = |source| KernelError::Socket { doing: "watch nftables".into(), source };
-        let open = || -> io::Result<TokioSocket> {
-            let mut socket = TokioSocket::new(NETLINK_NETFILTER)?;
-            socket.socket_ref().set_rx_buf_sz(RECEIVE_BUFFER_BYTES as i32)?;
-            socket.socket_mut().bind(&SocketAddr::new(0, 0))?;
-            socket.socket_mut().add_membership(GROUP_NFTABLES)?;
-            Ok(socket)
+        let open = || {
+            let notices = Notices::open(NETLINK_NETFILTER, 0, RECEIVE_BUFFER_BYTES);
+            let joined = notices.and_then(|it| it.join(GROUP_NFTABLES).map(|()| it));
+            joined.map_err(|source| KernelError::Socket { doing: "watch nftables".into(), source })
         };
-        let runtime = tokio::runtime::Handle::current();
-        let socket = namespace::run_in(&self.inner.home, || {
-            let _guard = runtime.enter();
-            open()
-        });
-        Ok(NftWatch { socket: socket.map_err(failed)?.map_err(failed)?, tables, except })
+        Ok(NftWatch { notices: self.at_home(open)?, tables, except })
     }
 }
 
@@ -85,53 +76,41 @@ impl NftWatch {
     /// [`KernelError::Socket`] if the socket fails; the watch should be opened again then.
     pub async fn changed(&mut self) -> Result<(), KernelError> {
         loop {
-            match self.socket.recv_from_full().await {
-                Ok((datagram, _)) if self.is_about_ours(&datagram) => return Ok(()),
-                Ok(_) => {}
-                Err(error) if error.raw_os_error() == Some(Errno::NOBUFS.raw_os_error()) => {
+            let Self { notices, tables, except } = self;
+            match notices.receive().await {
+                Ok(datagram) if is_about(&datagram, tables.as_deref(), except.as_ref()) => {
                     return Ok(());
                 }
+                Ok(_) => {}
+                Err(error) if is_overrun(&error) => return Ok(()),
                 Err(source) => {
                     return Err(KernelError::Socket { doing: "watch nftables".into(), source });
                 }
             }
         }
     }
+}
 
-    fn is_about_ours(&self, datagram: &[u8]) -> bool {
-        let is_except = |message: &&[u8]| {
-            self.except.as_ref().is_some_and(|it| sender_of(message).is_some_and(|by| it.made(by)))
-        };
-        messages(datagram).filter(|message| !is_except(message)).any(|message| {
-            table_of(message).is_some_and(|(family, name)| match &self.tables {
-                Some(tables) => tables.iter().any(|table| {
-                    number_of(table.family) == family && table.name.as_bytes() == name
-                }),
-                None => !name.starts_with(OWN_TABLES.as_bytes()),
-            })
+fn is_about(datagram: &Datagram<'_>, tables: Option<&[Table]>, except: Option<&Senders>) -> bool {
+    let is_except = |message: &Message<'_>| except.is_some_and(|it| it.made(message.port));
+    datagram.messages().filter(|message| !is_except(message)).any(|message| {
+        table_of(&message).is_some_and(|(family, name)| match tables {
+            Some(tables) => tables
+                .iter()
+                .any(|table| number_of(table.family) == family && table.name.as_bytes() == name),
+            None => !name.starts_with(OWN_TABLES.as_bytes()),
         })
-    }
+    })
 }
 
 /// Family and name of the table that a message is about.
-fn table_of(message: &[u8]) -> Option<(u8, Vec<u8>)> {
-    let kind = u16::from_ne_bytes(message.get(4..6)?.try_into().ok()?);
-    if kind >> 8 != SUBSYSTEM_NFTABLES || kind & 0xff == MESSAGE_NEWGEN {
+fn table_of<'a>(message: &Message<'a>) -> Option<(u8, &'a [u8])> {
+    if message.kind >> 8 != SUBSYSTEM_NFTABLES || message.kind & 0xff == MESSAGE_NEWGEN {
         return None;
     }
-    let family = *message.get(HEADER_LEN)?;
-    let attributes = message.get(HEADER_LEN + FAMILY_HEADER_LEN..)?;
-    let name = NlasIterator::new(attributes)
-        .filter_map(Result::ok)
-        .find(|attribute| attribute.kind() == ATTRIBUTE_TABLE)?
-        .value()
-        .to_vec();
-    Some((family, name.strip_suffix(&[0]).map(<[u8]>::to_vec).unwrap_or(name)))
-}
-
-/// The port number of the socket that made the change.
-fn sender_of(message: &[u8]) -> Option<u32> {
-    message.get(12..16)?.try_into().ok().map(u32::from_ne_bytes)
+    let family = *message.body.first()?;
+    let name = attribute(message.body.get(FAMILY_HEADER_LEN..)?, ATTRIBUTE_TABLE)?;
+    Some((family, name.strip_suffix(&[0]).unwrap_or(name)))
 }
 
 /// The number of an address family in nftables (NFPROTO_*).
@@ -150,28 +129,31 @@ mod tests {
     #![allow(clippy::unwrap_used)]
 
     use super::*;
+    use crate::netlink::{
+        reader::messages,
+        writer::{Answer, Writer},
+    };
 
-    fn message(kind: u16, family: u8, name: &[u8]) -> Vec<u8> {
-        let mut attribute = ((4 + name.len()) as u16).to_ne_bytes().to_vec();
-        attribute.extend(1u16.to_ne_bytes());
-        attribute.extend(name);
-        attribute.resize(attribute.len().next_multiple_of(4), 0);
-        let mut message = ((20 + attribute.len()) as u32).to_ne_bytes().to_vec();
-        message.extend((SUBSYSTEM_NFTABLES << 8 | kind).to_ne_bytes());
-        message.extend([0; 10]);
-        message.extend([family, 0, 0, 0]);
-        message.extend(attribute);
-        message
+    fn message(kind: u16, family: u8, name: &str) -> Vec<u8> {
+        let mut message = Writer::request(SUBSYSTEM_NFTABLES << 8 | kind, Answer::Nothing);
+        message.raw(&[family, 0, 0, 0]);
+        message.text(ATTRIBUTE_TABLE, name);
+        message.finish(0, 0).to_vec()
     }
 
     #[test]
     fn the_table_is_read_and_senseless_messages_are_none() {
-        let whole = message(0, 1, b"weft-guard\0");
-        assert_eq!(table_of(&whole).unwrap(), (1, b"weft-guard".to_vec()));
-        assert!(table_of(&message(MESSAGE_NEWGEN, 0, &[0, 0, 0, 1])).is_none());
-        for length in 0..24 {
-            assert!(table_of(&whole[..length]).is_none(), "{length}");
+        let table = |bytes: &[u8]| {
+            let table = messages(bytes).find_map(|message| table_of(&message));
+            table.map(|(family, name)| (family, name.to_vec()))
+        };
+        let whole = message(0, 1, "weft-guard");
+        assert_eq!(table(&whole).unwrap(), (1, b"weft-guard".to_vec()));
+        assert!(table(&message(MESSAGE_NEWGEN, 0, "weft-guard")).is_none());
+        for length in 16..24_u32 {
+            let mut cut = whole[..length as usize].to_vec();
+            cut[..4].copy_from_slice(&length.to_ne_bytes());
+            assert!(table(&cut).is_none(), "{length}");
         }
-        assert!(table_of(&[0xff; 64]).is_none());
     }
 }

@@ -11,7 +11,7 @@ use netlink_packet_route::{
 use rustix::io::Errno;
 
 use super::link::Link;
-use crate::{error::KernelError, netlink::socket::Socket};
+use crate::{error::KernelError, netlink::route::Socket};
 
 /// The addresses of a namespace, by device index.
 pub(crate) struct Addresses(HashMap<u32, Vec<IpNet>>);
@@ -50,8 +50,13 @@ impl Addresses {
     }
 }
 
-/// The local address with its prefix length: IFA_LOCAL where there is one, else IFA_ADDRESS.
+/// The local address with its prefix length.
 pub(crate) fn address_of(message: &AddressMessage) -> Option<IpNet> {
+    IpNet::new(local_of(message)?, message.header.prefix_len).ok()
+}
+
+/// The local address: IFA_LOCAL where there is one, else IFA_ADDRESS.
+pub(crate) fn local_of(message: &AddressMessage) -> Option<IpAddr> {
     let local = message.attributes.iter().find_map(|attribute| match attribute {
         AddressAttribute::Local(address) => Some(*address),
         _ => None,
@@ -60,7 +65,7 @@ pub(crate) fn address_of(message: &AddressMessage) -> Option<IpNet> {
         AddressAttribute::Address(address) => Some(*address),
         _ => None,
     });
-    IpNet::new(local.or(any)?, message.header.prefix_len).ok()
+    local.or(any)
 }
 
 impl Socket {

@@ -20,7 +20,7 @@ use super::{
 use crate::{
     error::{KernelError, namespace_error},
     handle::Kernel,
-    netlink::socket::Socket,
+    netlink::route::Socket,
 };
 
 /// The smallest MTU that a container's device can be given, in bytes.

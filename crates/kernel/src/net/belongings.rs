@@ -10,7 +10,7 @@ use netlink_packet_route::{
 };
 
 use super::{addresses::address_of, link::Link};
-use crate::{error::KernelError, netlink::socket::Socket};
+use crate::{error::KernelError, netlink::route::Socket};
 
 /// Addresses and routes of a device, which go with it.
 #[derive(Debug, Default)]

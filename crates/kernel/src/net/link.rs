@@ -13,7 +13,7 @@ use rustix::io::Errno;
 use crate::{
     error::KernelError,
     handle::Kernel,
-    netlink::{error::RequestError, socket::Socket},
+    netlink::{error::RequestError, route::Socket},
 };
 
 /// The device group of everything that Weft makes. The kernel sets it in the same step that makes a device,

@@ -1,25 +1,27 @@
 //! Events of network devices, as they happen.
 
-use std::{
-    collections::{HashMap, VecDeque},
-    io,
-};
+use std::collections::{HashMap, VecDeque};
 
-use netlink_packet_core::{NetlinkMessage, NetlinkPayload};
 use netlink_packet_route::{
     RouteNetlinkMessage,
     link::{LinkFlags, LinkMessage},
 };
-use netlink_sys::{AsyncSocket, AsyncSocketExt, SocketAddr, TokioSocket, protocols::NETLINK_ROUTE};
-use rustix::io::Errno;
+use netlink_sys::protocols::NETLINK_ROUTE;
 
 use super::link::Link;
-use crate::{error::KernelError, handle::Kernel, netlink::socket::messages};
+use crate::{
+    error::KernelError,
+    handle::Kernel,
+    netlink::{
+        notices::{Notices, is_overrun},
+        reader::{Meaning, Message},
+        route::read,
+        socket::RECEIVE_BUFFER_BYTES,
+    },
+};
 
 /// The multicast group of link messages (RTMGRP_LINK).
 const GROUP_LINK: u32 = 1;
-/// Receive buffer of the watching socket, in bytes. When it runs over, the devices are listed again.
-const RECEIVE_BUFFER_BYTES: usize = 1 << 20;
 
 /// A change to a network device of the host's namespace.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -77,7 +79,7 @@ impl LinkEvent {
 /// A stream of [`LinkEvent`]s. It buffers no more than the kernel's socket buffer and the differences of one
 /// listing. If the kernel had to drop notices, it lists all devices and reports the differences.
 pub struct LinkWatch {
-    socket: TokioSocket,
+    notices: Notices,
     kernel: Kernel,
     known: HashMap<u32, Known>,
     ready: VecDeque<LinkEvent>,
@@ -102,14 +104,9 @@ impl Kernel {
     pub async fn watch(&self) -> Result<LinkWatch, KernelError> {
         let failed =
             |source| KernelError::Socket { doing: "watch the network devices".into(), source };
-        let open = || -> io::Result<TokioSocket> {
-            let mut socket = TokioSocket::new(NETLINK_ROUTE)?;
-            socket.socket_ref().set_rx_buf_sz(RECEIVE_BUFFER_BYTES as i32)?;
-            socket.socket_mut().bind(&SocketAddr::new(0, GROUP_LINK))?;
-            Ok(socket)
-        };
+        let notices = Notices::open(NETLINK_ROUTE, GROUP_LINK, RECEIVE_BUFFER_BYTES);
         let mut watch = LinkWatch {
-            socket: open().map_err(failed)?,
+            notices: notices.map_err(failed)?,
             kernel: self.clone(),
             known: HashMap::new(),
             ready: VecDeque::new(),
@@ -135,19 +132,20 @@ impl LinkWatch {
                 self.list().await?;
                 continue;
             }
-            match self.socket.recv_from_full().await {
-                Ok((datagram, _)) => self.take(&datagram),
-                Err(error) if error.raw_os_error() == Some(Errno::NOBUFS.raw_os_error()) => {
+            let changes: Vec<Change> = match self.notices.receive().await {
+                Ok(datagram) => datagram.messages().filter_map(|it| change(&it)).collect(),
+                Err(error) if is_overrun(&error) => {
                     tracing::warn!(
                         "the kernel dropped notices of network devices; listing them again"
                     );
-                    self.listed = false;
+                    vec![Change::Unknown]
                 }
                 Err(source) => {
                     let doing = "watch the network devices".into();
                     return Err(KernelError::Socket { doing, source });
                 }
-            }
+            };
+            changes.into_iter().for_each(|change| self.take(change));
         }
     }
 
@@ -170,27 +168,11 @@ impl LinkWatch {
         Ok(())
     }
 
-    fn take(&mut self, datagram: &[u8]) {
-        for bytes in messages(datagram) {
-            let Ok(message) = NetlinkMessage::<RouteNetlinkMessage>::deserialize(bytes) else {
-                // A notice about a device could not be read: list all devices.
-                self.listed = false;
-                continue;
-            };
-            match message.into_parts().1 {
-                NetlinkPayload::InnerMessage(RouteNetlinkMessage::NewLink(message))
-                    if is_device(&message) =>
-                {
-                    self.update(&Link::from(message));
-                }
-                NetlinkPayload::InnerMessage(RouteNetlinkMessage::DelLink(message))
-                    if is_device(&message) =>
-                {
-                    self.remove(message.header.index);
-                }
-                NetlinkPayload::Overrun(_) => self.listed = false,
-                _ => {}
-            }
+    fn take(&mut self, change: Change) {
+        match change {
+            Change::Is(link) => self.update(&link),
+            Change::Gone(index) => self.remove(index),
+            Change::Unknown => self.listed = false,
         }
     }
 
@@ -230,6 +212,33 @@ impl LinkWatch {
         if let Some(before) = self.known.remove(&index) {
             self.ready.push_back(LinkEvent::Removed { name: before.name });
         }
+    }
+}
+
+/// A notice about a device.
+enum Change {
+    /// It is like this now.
+    Is(Box<Link>),
+    Gone(u32),
+    /// A notice could not be read, or was lost: list all devices.
+    Unknown,
+}
+
+fn change(notice: &Message<'_>) -> Option<Change> {
+    match notice.meaning() {
+        Meaning::Object => {}
+        Meaning::End(Err(_)) => return Some(Change::Unknown),
+        _ => return None,
+    }
+    match read(notice) {
+        Ok(RouteNetlinkMessage::NewLink(message)) if is_device(&message) => {
+            Some(Change::Is(Box::new(Link::from(message))))
+        }
+        Ok(RouteNetlinkMessage::DelLink(message)) if is_device(&message) => {
+            Some(Change::Gone(message.header.index))
+        }
+        Ok(_) => None,
+        Err(_) => Some(Change::Unknown),
     }
 }
 

@@ -15,7 +15,7 @@ use netlink_packet_route::{
 };
 
 use super::{addresses::family_of, link::Link, route::ROUTE_PROTOCOL, vxlan::OuterFamily};
-use crate::{error::KernelError, netlink::socket::Socket};
+use crate::{error::KernelError, netlink::route::Socket};
 
 pub(crate) type MacAddress = [u8; 6];
 

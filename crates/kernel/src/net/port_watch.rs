@@ -5,21 +5,24 @@
 
 use std::{collections::VecDeque, io, net::IpAddr};
 
-use netlink_packet_core::{NetlinkMessage, NetlinkPayload};
-use netlink_packet_route::{
-    AddressFamily, RouteNetlinkMessage, address::AddressAttribute, link::LinkMessage,
-};
-use netlink_sys::{AsyncSocket, AsyncSocketExt, SocketAddr, TokioSocket, protocols::NETLINK_ROUTE};
-use rustix::io::Errno;
+use netlink_packet_route::{AddressFamily, RouteNetlinkMessage, link::LinkMessage};
+use netlink_sys::protocols::NETLINK_ROUTE;
 
-use super::link::Link;
-use crate::{error::KernelError, handle::Kernel, netlink::socket::messages};
+use super::{addresses::local_of, link::Link};
+use crate::{
+    error::KernelError,
+    handle::Kernel,
+    netlink::{
+        notices::{Notices, is_overrun},
+        reader::Message,
+        route::read,
+        socket::RECEIVE_BUFFER_BYTES,
+    },
+};
 
 /// Multicast groups of link and address messages (RTMGRP_LINK, RTMGRP_IPV4_IFADDR,
 /// RTMGRP_IPV6_IFADDR).
 const GROUPS: u32 = 1 | 0x10 | 0x100;
-/// Receive buffer of the watching socket, in bytes.
-const RECEIVE_BUFFER_BYTES: usize = 1 << 20;
 
 /// Something that happened to a device of an attachment.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -59,7 +62,7 @@ pub enum PortNotice {
 /// A stream of [`PortNotice`]s. It buffers no more than the kernel's socket buffer and the notices of one
 /// datagram.
 pub struct PortWatch {
-    socket: TokioSocket,
+    notices: Notices,
     ready: VecDeque<PortNotice>,
 }
 
@@ -70,15 +73,9 @@ impl Kernel {
     /// # Errors
     /// [`KernelError::Socket`] if the kernel gives no such socket, which needs CAP_NET_BROADCAST.
     pub fn watch_ports(&self) -> Result<PortWatch, KernelError> {
-        let open = || -> io::Result<TokioSocket> {
-            let mut socket = TokioSocket::new(NETLINK_ROUTE)?;
-            socket.socket_ref().set_rx_buf_sz(RECEIVE_BUFFER_BYTES as i32)?;
-            socket.socket_ref().set_listen_all_namespaces(true)?;
-            socket.socket_mut().bind(&SocketAddr::new(0, GROUPS))?;
-            Ok(socket)
-        };
-        let socket = open().map_err(failed)?;
-        Ok(PortWatch { socket, ready: VecDeque::new() })
+        let notices = Notices::open(NETLINK_ROUTE, GROUPS, RECEIVE_BUFFER_BYTES).map_err(failed)?;
+        notices.listen_to_all_namespaces().map_err(failed)?;
+        Ok(PortWatch { notices, ready: VecDeque::new() })
     }
 }
 
@@ -92,11 +89,11 @@ impl PortWatch {
             if let Some(notice) = self.ready.pop_front() {
                 return Ok(notice);
             }
-            match self.socket.recv_from_full().await {
-                Ok((datagram, _)) => self.ready.extend(messages(&datagram).filter_map(notice)),
-                Err(error) if error.raw_os_error() == Some(Errno::NOBUFS.raw_os_error()) => {
-                    return Ok(PortNotice::Lost);
+            match self.notices.receive().await {
+                Ok(datagram) => {
+                    self.ready.extend(datagram.messages().filter_map(|message| notice(&message)));
                 }
+                Err(error) if is_overrun(&error) => return Ok(PortNotice::Lost),
                 Err(source) => return Err(failed(source)),
             }
         }
@@ -104,21 +101,12 @@ impl PortWatch {
 }
 
 /// Reads a message about a device of ours, or the removal of an address.
-fn notice(bytes: &[u8]) -> Option<PortNotice> {
-    let message = NetlinkMessage::<RouteNetlinkMessage>::deserialize(bytes).ok()?;
-    let (message, is_gone) = match message.into_parts().1 {
-        NetlinkPayload::InnerMessage(RouteNetlinkMessage::NewLink(message)) => (message, false),
-        NetlinkPayload::InnerMessage(RouteNetlinkMessage::DelLink(message)) => (message, true),
-        NetlinkPayload::InnerMessage(RouteNetlinkMessage::DelAddress(message)) => {
-            let local = message.attributes.iter().find_map(|attribute| match attribute {
-                AddressAttribute::Local(address) => Some(*address),
-                _ => None,
-            });
-            let any = message.attributes.iter().find_map(|attribute| match attribute {
-                AddressAttribute::Address(address) => Some(*address),
-                _ => None,
-            });
-            return Some(PortNotice::AddressGone { address: local.or(any)? });
+fn notice(message: &Message<'_>) -> Option<PortNotice> {
+    let (message, is_gone) = match read(message).ok()? {
+        RouteNetlinkMessage::NewLink(message) => (message, false),
+        RouteNetlinkMessage::DelLink(message) => (message, true),
+        RouteNetlinkMessage::DelAddress(message) => {
+            return Some(PortNotice::AddressGone { address: local_of(&message)? });
         }
         _ => return None,
     };

@@ -19,7 +19,7 @@ use netlink_packet_route::{
 use rustix::io::Errno;
 
 use super::{addresses::family_of, attach::AttachSpec, link::Link};
-use crate::{error::KernelError, handle::Kernel, netlink::socket::Socket};
+use crate::{error::KernelError, handle::Kernel, netlink::route::Socket};
 
 /// The protocol number of routes and neighbour entries made by Weft (`ip route show proto 87`).
 pub const ROUTE_PROTOCOL: u8 = 87;

@@ -8,18 +8,21 @@ use netlink_packet_route::{
     AddressFamily,
     route::{RouteAddress, RouteAttribute, RouteMessage, RouteType, RouteVia},
 };
-use netlink_sys::{AsyncSocket, AsyncSocketExt, SocketAddr, TokioSocket, protocols::NETLINK_ROUTE};
-use rustix::io::Errno;
+use netlink_sys::protocols::NETLINK_ROUTE;
 
 use super::route::destination_address;
-use crate::{error::KernelError, handle::Kernel};
+use crate::{
+    error::KernelError,
+    handle::Kernel,
+    netlink::{
+        notices::{Notices, is_overrun},
+        socket::RECEIVE_BUFFER_BYTES,
+    },
+};
 
 /// The multicast groups of routes (RTMGRP_IPV4_ROUTE, RTMGRP_IPV6_ROUTE) and of devices (RTMGRP_LINK). The
 /// kernel sends no notice for IPv4 routes that vanish when their device goes down.
 const GROUPS: u32 = 0x40 | 0x400 | 1;
-/// Receive buffer of the watching socket, in bytes. If it overflows, the routes are listed again, as after
-/// every notice.
-const RECEIVE_BUFFER_BYTES: usize = 1 << 20;
 /// Routes change in bursts; they are listed once the burst is over.
 const SETTLE_MS: u64 = 20;
 /// The longest time that continuous notices can delay the listing.
@@ -38,7 +41,7 @@ pub struct DeviceRoute {
 
 /// A stream of all routes over a device. Each change yields the complete list.
 pub struct RouteWatch {
-    socket: TokioSocket,
+    notices: Notices,
     kernel: Kernel,
     device: u32,
     told: Option<Vec<DeviceRoute>>,
@@ -53,14 +56,8 @@ impl Kernel {
     /// # Errors
     /// [`KernelError::Socket`] if the kernel gives no socket.
     pub fn watch_routes(&self, device: u32) -> Result<RouteWatch, KernelError> {
-        let open = || -> io::Result<TokioSocket> {
-            let mut socket = TokioSocket::new(NETLINK_ROUTE)?;
-            socket.socket_ref().set_rx_buf_sz(RECEIVE_BUFFER_BYTES as i32)?;
-            socket.socket_mut().bind(&SocketAddr::new(0, GROUPS))?;
-            Ok(socket)
-        };
-        let socket = open().map_err(failed)?;
-        Ok(RouteWatch { socket, kernel: self.clone(), device, told: None, changed: true })
+        let notices = Notices::open(NETLINK_ROUTE, GROUPS, RECEIVE_BUFFER_BYTES).map_err(failed)?;
+        Ok(RouteWatch { notices, kernel: self.clone(), device, told: None, changed: true })
     }
 }
 
@@ -103,11 +100,11 @@ impl RouteWatch {
         tokio::time::timeout(limit, settled).await.unwrap_or(Ok(()))
     }
 
-    /// Waits for notices; ignores their contents.
+    /// Waits for notices; ignores their contents, and whether some were lost.
     async fn receive(&mut self) -> Result<(), KernelError> {
-        match self.socket.recv_from_full().await {
+        match self.notices.receive().await {
             Ok(_) => Ok(()),
-            Err(error) if Errno::from_io_error(&error) == Some(Errno::NOBUFS) => Ok(()),
+            Err(error) if is_overrun(&error) => Ok(()),
             Err(source) => Err(failed(source)),
         }
     }

@@ -7,7 +7,7 @@ use netlink_packet_route::{
     link::{LinkAttribute, LinkMessage, Stats64},
 };
 
-use crate::{error::KernelError, handle::Kernel, netlink::socket::Socket};
+use crate::{error::KernelError, handle::Kernel, netlink::route::Socket};
 
 /// The counters of one device since it was made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -162,7 +162,7 @@ impl Kernel {
     }
 }
 
-impl crate::netlink::socket::Socket {
+impl crate::netlink::route::Socket {
     async fn create_vxlan(&self, spec: &VxlanSpec) -> Result<(), RequestError> {
         use netlink_packet_core::{NLM_F_CREATE, NLM_F_EXCL};
         use netlink_packet_route::RouteNetlinkMessage;

@@ -9,7 +9,7 @@ use tokio::sync::Mutex;
 use weft_openvpn::device::{KeyAttributes, KeyState, PeerAttributes, PeerState, Slot};
 
 use super::{OvpnError, Refusal, codec, look_up, open};
-use crate::netlink::generic::{codec::Writer, socket::Requests};
+use crate::netlink::{generic::Requests, writer::Writer};
 
 /// A handle to the `ovpn` devices of a network namespace. Clones share one socket; calls from several
 /// tasks are served one after another.

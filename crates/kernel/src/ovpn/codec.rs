@@ -11,7 +11,11 @@ use weft_openvpn::device::{
     PeerAttributes, PeerState, Slot,
 };
 
-use crate::netlink::generic::codec::{Answer, Writer, attribute, attributes};
+use crate::netlink::{
+    generic,
+    reader::{attribute, attributes},
+    writer::{Answer, NESTED, Writer},
+};
 
 /// The family's name.
 pub(super) const FAMILY: &str = "ovpn";
@@ -30,9 +34,6 @@ const CMD_KEY_SWAP: u8 = 8;
 const CMD_KEY_SWAP_NTF: u8 = 9;
 const CMD_KEY_DEL: u8 = 10;
 const CMD_PEER_FLOAT_NTF: u8 = 11;
-
-/// The bit of an attribute's type that marks it as nested (NLA_F_NESTED).
-const NESTED: u16 = 0x8000;
 
 const ATTR_IFINDEX: u16 = 1;
 const ATTR_PEER: u16 = 2;
@@ -124,7 +125,7 @@ pub(super) fn new_key(family: u16, device: u32, attributes: &KeyAttributes) -> W
     };
     let capacity = KEY_MESSAGE_BYTES + bytes(&attributes.encrypt) + bytes(&attributes.decrypt);
     let answer = Answer::Acknowledgement;
-    let mut request = Writer::secret_request(family, VERSION, CMD_KEY_NEW, answer, capacity);
+    let mut request = generic::secret_request(family, VERSION, CMD_KEY_NEW, answer, capacity);
     request.u32(ATTR_IFINDEX, device);
     request.nest(ATTR_KEYCONF | NESTED, |list| {
         put(list, KEYCONF_PEER_ID, attributes.peer_id);
@@ -231,7 +232,7 @@ pub(super) fn notice(command: u8, body: &[u8]) -> Option<Notice> {
 }
 
 fn request(family: u16, command: u8, answer: Answer, device: u32) -> Writer {
-    let mut request = Writer::request(family, VERSION, command, answer);
+    let mut request = generic::request(family, VERSION, command, answer);
     request.u32(ATTR_IFINDEX, device);
     request
 }

@@ -13,7 +13,7 @@ use crate::{
     error::KernelError,
     handle::Kernel,
     net::link::{DEVICE_GROUP, Link, check_name, mark},
-    netlink::generic::codec::attribute,
+    netlink::{reader::attribute, writer::Writer},
 };
 
 const KIND: &str = "ovpn";
@@ -159,15 +159,14 @@ fn new_link(spec: &OvpnDeviceSpec) -> LinkMessage {
         Mode::P2p => 0,
         Mode::Mp => 1,
     };
-    // A header of 4 bytes, the mode, and padding.
-    let [length, kind] = [5_u16, MODE].map(u16::to_ne_bytes);
-    let data = [&length[..], &kind, &[mode, 0, 0, 0]].concat();
+    let mut data = Writer::default();
+    data.u8(MODE, mode);
     let mut message = LinkMessage::default();
     message.attributes = vec![
         LinkAttribute::IfName(spec.name.clone()),
         LinkAttribute::LinkInfo(vec![
             LinkInfo::Kind(InfoKind::Other(KIND.to_owned())),
-            LinkInfo::Data(InfoData::Other(data)),
+            LinkInfo::Data(InfoData::Other(data.as_bytes().to_vec())),
         ]),
     ];
     if spec.own {

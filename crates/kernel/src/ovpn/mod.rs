@@ -27,7 +27,7 @@ pub use self::{
 };
 
 use self::codec::FAMILY;
-use crate::netlink::generic::{codec::FamilyInfo, socket::Requests};
+use crate::netlink::generic::{FamilyInfo, Requests};
 
 /// Whether this kernel has data channel devices; asking makes it load the module, if it can.
 ///

@@ -13,7 +13,7 @@ use weft_openvpn::device::{
 };
 
 use super::{Watched, codec, watch};
-use crate::netlink::generic::codec::Writer;
+use crate::netlink::{reader::Message, writer::Writer};
 
 const FAMILY: u16 = 0x21;
 const DEVICE: u32 = 7;
@@ -21,7 +21,7 @@ const PEER: u32 = 0x0a_0b0c;
 
 /// Command and generic header with attributes of a request, and that its headers are right.
 fn parts(mut request: Writer) -> (u8, Vec<u8>) {
-    let bytes = request.finish(99).to_vec();
+    let bytes = request.finish(99, 0).to_vec();
     let length = u32::from_ne_bytes(bytes[..4].try_into().unwrap());
     assert_eq!((length as usize, bytes.len() % 4), (bytes.len(), 0));
     assert_eq!(u16::from_ne_bytes([bytes[4], bytes[5]]), FAMILY);
@@ -37,6 +37,10 @@ fn datagram(command: u8, body: &[u8]) -> Vec<u8> {
     bytes.extend_from_slice(&[command, 1, 0, 0]);
     bytes.extend_from_slice(body.get(4..).unwrap_or_default());
     bytes
+}
+
+fn event(family: u16, bytes: &[u8]) -> Option<Watched> {
+    watch::event(family, &Message::read(bytes)?)
 }
 
 /// One attribute by hand.
@@ -111,7 +115,7 @@ fn the_other_requests_for_peers_read_back() {
     assert_eq!((command, read.get_ifindex().unwrap()), (3, DEVICE));
     assert_eq!(read.get_peer().unwrap().get_id().unwrap(), PEER);
     let mut dump = codec::dump_peers(FAMILY, DEVICE);
-    assert_eq!(dump.finish(1)[6..8], 0x301_u16.to_ne_bytes());
+    assert_eq!(dump.finish(1, 0)[6..8], 0x301_u16.to_ne_bytes());
     let (command, body) = parts(dump);
     assert_eq!(command, 3);
     assert_eq!(theirs::OpPeerGetDump::decode_request(&body).get_ifindex().unwrap(), DEVICE);
@@ -296,15 +300,15 @@ fn the_end_of_a_peer_is_told_with_its_reason() {
     for (number, reason) in (0..).zip(DeletionReason::ALL) {
         let bytes = datagram(command, &deletion(number));
         let deleted = Notification::PeerDeleted { peer_id: PEER, reason };
-        assert_eq!(watch::event(FAMILY, &bytes), told(deleted));
-        assert_eq!(watch::event(FAMILY + 1, &bytes), None, "of another family");
+        assert_eq!(event(FAMILY, &bytes), told(deleted));
+        assert_eq!(event(FAMILY + 1, &bytes), None, "of another family");
     }
     // A reason that is not known is not made up.
-    assert_eq!(watch::event(FAMILY, &datagram(command, &deletion(5))), Some(Watched::Lost));
-    assert_eq!(watch::event(FAMILY, &datagram(command, &deletion(0)[..12])), Some(Watched::Lost));
+    assert_eq!(event(FAMILY, &datagram(command, &deletion(5))), Some(Watched::Lost));
+    assert_eq!(event(FAMILY, &datagram(command, &deletion(0)[..12])), Some(Watched::Lost));
     // Answers and commands of a later kernel are no notices.
     for command in [0, 3, 12, 255] {
-        assert_eq!(watch::event(FAMILY, &datagram(command, &deletion(0))), None);
+        assert_eq!(event(FAMILY, &datagram(command, &deletion(0))), None);
     }
 }
 
@@ -318,7 +322,7 @@ fn a_used_up_key_is_told_whatever_the_length_of_its_id() {
         body.extend(attribute(0x8000 | 3, &list));
         let bytes = datagram(theirs::OpKeySwapNotif::CMD, &body);
         let swap = Notification::KeySwap { peer_id: PEER, key_id: 5 };
-        assert_eq!(watch::event(FAMILY, &bytes), told(swap));
+        assert_eq!(event(FAMILY, &bytes), told(swap));
     }
 }
 
@@ -339,7 +343,7 @@ fn a_float_is_told_with_the_new_address() {
         }
         .end_nested()
         .end_nested();
-        watch::event(FAMILY, &datagram(theirs::OpPeerFloatNotif::CMD, &body))
+        event(FAMILY, &datagram(theirs::OpPeerFloatNotif::CMD, &body))
     };
     let float = |remote: &str| {
         told(Notification::PeerFloat { peer_id: PEER, remote: remote.parse().unwrap() })
@@ -355,8 +359,8 @@ proptest! {
         command in any::<u8>(),
         bytes in prop::collection::vec(any::<u8>(), 0..200),
     ) {
-        let _ = watch::event(FAMILY, &bytes);
-        let _ = watch::event(FAMILY, &datagram(command, &bytes));
+        let _ = event(FAMILY, &bytes);
+        let _ = event(FAMILY, &datagram(command, &bytes));
         for nest in [2, 3] {
             let body = [attribute(1, &[1; 4]), attribute(nest, &bytes)].concat();
             let _ = codec::peer(&body);

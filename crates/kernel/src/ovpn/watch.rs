@@ -2,16 +2,13 @@
 
 use std::collections::VecDeque;
 
-use rustix::io::Errno;
 use weft_openvpn::device::Notice;
 
 use super::{OvpnError, codec, look_up, open};
 use crate::netlink::{
-    generic::{
-        codec::{Received, message},
-        socket::Notices,
-    },
-    socket::messages,
+    generic,
+    notices::{Notices, is_overrun},
+    reader::Message,
 };
 
 const DOING: &str = "watch the peers of ovpn devices";
@@ -48,10 +45,8 @@ impl OvpnWatch {
     pub async fn open() -> Result<Self, OvpnError> {
         let failed = |source| OvpnError::Socket { doing: DOING.to_owned(), source };
         // Both sockets are opened before the first await, in one thread and so in one namespace.
-        let notices = Notices::open().map_err(failed)?;
-        if let Err(error) = notices.enlarge(RECEIVE_BUFFER_BYTES) {
-            tracing::debug!(%error, "the watch of ovpn peers has the buffer that the sysctl allows");
-        }
+        let notices = generic::notices().map_err(failed)?;
+        notices.enlarge(RECEIVE_BUFFER_BYTES);
         let mut requests = open()?;
         let family = look_up(&mut requests).await?;
         let group = family.groups.iter().find(|(name, _)| name == codec::GROUP);
@@ -72,9 +67,10 @@ impl OvpnWatch {
             match self.notices.receive().await {
                 Ok(datagram) => {
                     let family = self.family;
-                    self.ready.extend(messages(datagram).filter_map(|bytes| event(family, bytes)));
+                    let events = datagram.messages().filter_map(|message| event(family, &message));
+                    self.ready.extend(events);
                 }
-                Err(error) if Errno::from_io_error(&error) == Some(Errno::NOBUFS) => {
+                Err(error) if is_overrun(&error) => {
                     tracing::warn!("the kernel dropped notices of ovpn peers");
                     return Ok(Watched::Lost);
                 }
@@ -87,11 +83,11 @@ impl OvpnWatch {
 }
 
 /// Translates a message of the watching socket.
-pub(super) fn event(family: u16, bytes: &[u8]) -> Option<Watched> {
-    let Received::Data { family: of, command, body } = message(bytes)?.what else { return None };
-    if of != family {
+pub(super) fn event(family: u16, message: &Message<'_>) -> Option<Watched> {
+    if message.kind != family {
         return None;
     }
+    let (command, body) = generic::command(message)?;
     match codec::notice(command, body) {
         Some(notice) => Some(Watched::Notice(notice)),
         None if codec::is_notice(command) => {

@@ -24,7 +24,7 @@ use crate::{
         ipv6::{self, ignore_routers},
         link::Link,
     },
-    netlink::socket::Socket,
+    netlink::route::Socket,
 };
 
 /// The parts of a container's direct port.

@@ -22,7 +22,7 @@ use crate::{
     firewall::{forward, nft::Listing},
     handle::Kernel,
     net::link::Link,
-    netlink::socket::Socket,
+    netlink::route::Socket,
 };
 
 /// Modules of legacy ebtables, which has rules where one of them is loaded.

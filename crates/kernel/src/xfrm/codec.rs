@@ -8,12 +8,16 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
+use netlink_packet_core::NLM_F_DUMP;
 use weft_crypto::{Cipher, SaKey};
-use zeroize::Zeroizing;
 
 use super::spec::{
     Direction, EntryPolicy, LaneGroup, OwnPolicy, OwnState, POLICY_PRIORITY, PolicyId, PolicySpec,
     REPLAY_WINDOW_PACKETS, StateId, StateSpec, StateUsage, Template, UdpPorts, is_own,
+};
+use crate::netlink::{
+    reader::{HEADER_LEN, array_at, attribute, attributes, u16_at, u32_at, u64_at},
+    writer::{Answer, Writer},
 };
 
 // Messages.
@@ -88,32 +92,49 @@ pub(super) struct Abilities {
     pub(super) per_cpu: bool,
 }
 
-/// A message without its netlink header. Erased when dropped.
-#[derive(Clone, Default)]
-pub(super) struct Body(Zeroizing<Vec<u8>>);
+/// A message's body as it is written: the kernel's structures, and attributes. Erased when dropped.
+#[derive(Clone)]
+pub(super) struct Body(Writer);
 
 impl Body {
     fn new() -> Self {
-        Self(Zeroizing::new(Vec::with_capacity(REQUEST_BYTES_MAX)))
+        let capacity = HEADER_LEN + REQUEST_BYTES_MAX;
+        Self(Writer::secret_request(0, Answer::Nothing, capacity))
+    }
+
+    /// The request of a type with this body.
+    pub(super) fn request(self, kind: u16) -> Writer {
+        let mut request = self.0;
+        request.set_kind(kind);
+        request
+    }
+
+    /// The request for a listing of a type, with this body.
+    pub(super) fn listing(self, kind: u16) -> Writer {
+        let mut request = self.request(kind);
+        request.add_flags(NLM_F_DUMP);
+        request
     }
 
     pub(super) fn bytes(&self) -> &[u8] {
-        &self.0
+        self.0.as_bytes().get(HEADER_LEN..).unwrap_or_default()
+    }
+
+    fn len(&self) -> usize {
+        self.bytes().len()
     }
 
     fn put(&mut self, bytes: &[u8]) -> &mut Self {
-        debug_assert!(self.0.len() + bytes.len() <= REQUEST_BYTES_MAX);
-        self.0.extend_from_slice(bytes);
+        self.0.raw(bytes);
         self
     }
 
     fn zeros(&mut self, count: usize) -> &mut Self {
-        self.pad_to(self.0.len() + count)
+        self.pad_to(self.len() + count)
     }
 
     fn pad_to(&mut self, length: usize) -> &mut Self {
-        debug_assert!(self.0.len() <= length);
-        self.0.resize(length, 0);
+        self.0.pad_to(HEADER_LEN + length);
         self
     }
 
@@ -149,13 +170,10 @@ impl Body {
     }
 
     fn attribute(&mut self, kind: u16, write: impl FnOnce(&mut Self)) -> &mut Self {
-        let start = self.0.len();
-        self.zeros(4);
+        let start = self.0.open(kind);
         write(self);
-        let length = (self.0.len() - start) as u16;
-        self.0[start..start + 2].copy_from_slice(&length.to_ne_bytes());
-        self.0[start + 2..start + 4].copy_from_slice(&kind.to_ne_bytes());
-        self.pad_to(self.0.len().next_multiple_of(4))
+        self.0.close(start);
+        self
     }
 }
 
@@ -224,7 +242,7 @@ pub(super) fn new_state(spec: &StateSpec, can: Abilities) -> Body {
 
 fn aead(body: &mut Body, cipher: Cipher, key: &SaKey) {
     body.attribute(ALG_AEAD, |body| {
-        let end = body.0.len() + ALGORITHM_NAME_LEN;
+        let end = body.len() + ALGORITHM_NAME_LEN;
         body.put(algorithm_of(cipher).as_bytes()).pad_to(end);
         let key = key.expose();
         body.u32(key.len() as u32 * u8::BITS).u32(ICV_BITS).put(key);
@@ -338,7 +356,7 @@ pub(super) fn policy_by_index(policy: &Policy) -> Body {
 }
 
 fn selector(body: &mut Body, id: &PolicyId) {
-    let start = body.0.len();
+    let start = body.len();
     let prefix = if id.destination.is_ipv4() { 32 } else { 128 };
     body.address(id.destination).address(id.source);
     body.be16(id.port).be16(u16::MAX).zeros(4);
@@ -463,7 +481,7 @@ fn read_state_info(body: &[u8]) -> Option<State> {
 
 /// The notice of XFRM_MSG_DELSA: the identity, with the state itself as an attribute.
 pub(super) fn read_deleted_state(body: &[u8]) -> Option<State> {
-    let info = find(body.get(STATE_ID_LEN..)?, SA)?;
+    let info = attribute(body.get(STATE_ID_LEN..)?, SA)?;
     read_state_info(info)
 }
 
@@ -495,13 +513,13 @@ pub(super) fn read_policy(body: &[u8]) -> Option<Policy> {
 /// The notice of XFRM_MSG_DELPOLICY: the identity, with the policy itself as an attribute.
 pub(super) fn read_deleted_policy(body: &[u8]) -> Option<Policy> {
     let rest = body.get(POLICY_ID_LEN..)?;
-    read_policy_parts(find(rest, POLICY)?.get(..POLICY_LEN)?, rest)
+    read_policy_parts(attribute(rest, POLICY)?.get(..POLICY_LEN)?, rest)
 }
 
 fn read_policy_parts(info: &[u8], rest: &[u8]) -> Option<Policy> {
     let direction = info[160];
     let outbound = direction == POLICY_OUT;
-    let templates = find(rest, TMPL).unwrap_or_default();
+    let templates = attribute(rest, TMPL).unwrap_or_default();
     let reqid = u32_at(templates, 44).unwrap_or_default();
     let id = read_selector(info).filter(|_| outbound);
     let spi = be32_at(templates, 16);
@@ -534,7 +552,7 @@ fn read_entry(info: &[u8], templates: &[u8]) -> Option<EntryPolicy> {
     // Compare selector, limits, priority, and everything from the direction on, but not counters or the
     // index.
     let alike = same(0, 120) && same(152, 156) && same(160, 164);
-    (alike && find(wanted.bytes().get(POLICY_LEN..)?, TMPL)? == templates).then_some(entry)
+    (alike && attribute(wanted.bytes().get(POLICY_LEN..)?, TMPL)? == templates).then_some(entry)
 }
 
 /// A selector of the form that Weft writes: one host to another, one UDP port.
@@ -551,38 +569,6 @@ fn read_selector(info: &[u8]) -> Option<PolicyId> {
         source: address_at(info, 16, family)?,
         port: be16_at(info, 32)?,
     })
-}
-
-/// The attributes of a message. A malformed attribute ends the list.
-fn attributes(bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
-    let mut rest = bytes;
-    std::iter::from_fn(move || {
-        let length = usize::from(u16_at(rest, 0)?);
-        let kind = u16_at(rest, 2)?;
-        let value = rest.get(4..length)?;
-        rest = rest.get(length.next_multiple_of(4).min(rest.len())..)?;
-        Some((kind, value))
-    })
-}
-
-fn find(bytes: &[u8], wanted: u16) -> Option<&[u8]> {
-    attributes(bytes).find(|(kind, _)| *kind == wanted).map(|(_, value)| value)
-}
-
-fn array_at<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
-    bytes.get(at..at + N)?.try_into().ok()
-}
-
-fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
-    array_at(bytes, at).map(u16::from_ne_bytes)
-}
-
-fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
-    array_at(bytes, at).map(u32::from_ne_bytes)
-}
-
-fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
-    array_at(bytes, at).map(u64::from_ne_bytes)
 }
 
 fn be16_at(bytes: &[u8], at: usize) -> Option<u16> {

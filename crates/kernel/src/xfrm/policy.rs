@@ -5,10 +5,12 @@ use rustix::io::Errno;
 use super::{
     Xfrm,
     codec::{self, DELPOLICY, GETPOLICY, NEWPOLICY, Policy, UPDPOLICY},
-    socket::{Message, Request},
     spec::{EntryPolicy, OwnPolicy, PolicyId, PolicySpec},
 };
-use crate::{error::KernelError, netlink::error::RequestError};
+use crate::{
+    error::KernelError,
+    netlink::{error::RequestError, reader::Message},
+};
 
 impl Xfrm {
     /// Applies each of these policies and returns the results in order. It adds a policy, replaces one of
@@ -27,12 +29,12 @@ impl Xfrm {
         for (index, (spec, found)) in specs.iter().zip(found).enumerate() {
             let kind = spec.check().and_then(|()| change(spec, found?));
             if let Ok(Some(kind)) = kind {
-                requests.push(Request::new(kind, codec::policy(spec)));
+                requests.push(codec::policy(spec).request(kind));
                 asked.push(index);
             }
             results.push(kind.map(|_| ()));
         }
-        let outcomes = self.socket().run(&requests).await;
+        let outcomes = self.socket().change(requests).await;
         for (index, outcome) in asked.into_iter().zip(outcomes) {
             if let Err(error) = outcome {
                 results[index] = Err(refused(error, &specs[index].id));
@@ -53,9 +55,9 @@ impl Xfrm {
         let requests: Vec<_> = found
             .iter()
             .filter_map(|found| found.as_ref().ok()?.as_ref())
-            .map(|policy| Request::new(DELPOLICY, codec::policy_by_index(policy)))
+            .map(|policy| codec::policy_by_index(policy).request(DELPOLICY))
             .collect();
-        let mut outcomes = self.socket().run(&requests).await.into_iter();
+        let mut outcomes = self.socket().change(requests).await.into_iter();
         let results = ids.iter().zip(found).map(|(id, found)| match found? {
             None => Ok(false),
             Some(_) => match outcomes.next() {
@@ -96,9 +98,10 @@ impl Xfrm {
         // Remove unwanted policies of ours first: one may have the selector of a wanted policy.
         let is_wanted = |entry: &EntryPolicy| wanted.contains(entry);
         let surplus = found.iter().filter(|found| !found.entry.as_ref().is_some_and(is_wanted));
-        let removals = surplus.map(|found| Request::new(DELPOLICY, codec::policy_by_index(found)));
+        let removals = surplus.map(|found| codec::policy_by_index(found).request(DELPOLICY));
         let removals: Vec<_> = removals.collect();
-        for outcome in self.socket().run(&removals).await {
+        let changes = removals.len() + missing.len();
+        for outcome in self.socket().change(removals).await {
             match outcome {
                 Err(error) if !error.is(Errno::NOENT) => {
                     return Err(error.while_doing("remove an inbound IPsec policy"));
@@ -106,10 +109,9 @@ impl Xfrm {
                 _ => {}
             }
         }
-        let additions =
-            missing.iter().map(|entry| Request::new(NEWPOLICY, codec::entry_policy(entry)));
+        let additions = missing.iter().map(|entry| codec::entry_policy(entry).request(NEWPOLICY));
         let additions: Vec<_> = additions.collect();
-        for (outcome, entry) in self.socket().run(&additions).await.into_iter().zip(&missing) {
+        for (outcome, entry) in self.socket().change(additions).await.into_iter().zip(&missing) {
             let EntryPolicy { source, prefix, port, .. } = *entry;
             match outcome {
                 Ok(_) => {}
@@ -124,17 +126,17 @@ impl Xfrm {
                 }
             }
         }
-        Ok(removals.len() + additions.len())
+        Ok(changes)
     }
 
     pub(super) async fn remove_own_policies(&self) -> Result<usize, KernelError> {
         let policies = self.all_policies().await?;
         let requests: Vec<_> = policies
             .iter()
-            .map(|policy| Request::new(DELPOLICY, codec::policy_by_index(policy)))
+            .map(|policy| codec::policy_by_index(policy).request(DELPOLICY))
             .collect();
         let mut count = 0;
-        for outcome in self.socket().run(&requests).await {
+        for outcome in self.socket().change(requests).await {
             match outcome {
                 Ok(_) => count += 1,
                 Err(error) if error.is(Errno::NOENT) => {}
@@ -145,22 +147,22 @@ impl Xfrm {
     }
 
     async fn all_policies(&self) -> Result<Vec<Policy>, KernelError> {
-        let answers = self
+        let policies = self
             .socket()
-            .dump(&Request::new(GETPOLICY, codec::all_policies()))
+            .dump(codec::all_policies().listing(GETPOLICY), read)
             .await
             .map_err(|error| error.while_doing("list the IPsec policies"))?;
-        let policies = answers.iter().filter_map(read);
         let has_way = |policy: &Policy| policy.is_outbound() || policy.is_inbound();
-        Ok(policies.filter(|policy| policy.is_own() && has_way(policy)).collect())
+        let is_wanted = |policy: &Policy| policy.is_own() && has_way(policy);
+        Ok(policies.into_iter().filter(is_wanted).collect())
     }
 
     async fn find_policies(&self, ids: &[PolicyId]) -> Vec<Result<Option<Policy>, KernelError>> {
         let requests: Vec<_> =
-            ids.iter().map(|id| Request::new(GETPOLICY, codec::policy_by_selector(id))).collect();
-        let outcomes = self.socket().run(&requests).await;
+            ids.iter().map(|id| codec::policy_by_selector(id).request(GETPOLICY)).collect();
+        let outcomes = self.socket().run(requests, read).await;
         let found = outcomes.into_iter().zip(ids).map(|(outcome, id)| match outcome {
-            Ok(answer) => Ok(answer.as_ref().and_then(read)),
+            Ok(found) => Ok(found),
             Err(error) if error.is(Errno::NOENT) => Ok(None),
             Err(error) => Err(error.while_doing(format!("read {}", name(id)))),
         });
@@ -178,8 +180,8 @@ fn change(spec: &PolicySpec, found: Option<Policy>) -> Result<Option<u16>, Kerne
     }
 }
 
-fn read(message: &Message) -> Option<Policy> {
-    (message.kind == NEWPOLICY).then(|| codec::read_policy(&message.body)).flatten()
+fn read(message: &Message<'_>) -> Option<Policy> {
+    (message.kind == NEWPOLICY).then(|| codec::read_policy(message.body)).flatten()
 }
 
 fn refused(error: RequestError, id: &PolicyId) -> KernelError {

@@ -7,10 +7,12 @@ use rustix::io::Errno;
 use super::{
     Xfrm,
     codec::{self, DELSA, GETSA, NEWSA, State},
-    socket::{Message, Outcome, Request},
     spec::{OwnState, StateId, StateSpec, StateUsage},
 };
-use crate::{error::KernelError, netlink::error::RequestError};
+use crate::{
+    error::KernelError,
+    netlink::{error::RequestError, reader::Message},
+};
 
 /// From this many states on, listing all is quicker than asking for each.
 const LIST_STATES_MIN: usize = 64;
@@ -41,11 +43,11 @@ impl Xfrm {
                 checked => checked,
             };
             if fit.is_ok() {
-                requests.push(Request::new(NEWSA, codec::new_state(spec, can)));
+                requests.push(codec::new_state(spec, can).request(NEWSA));
             }
             results.push(fit);
         }
-        let mut outcomes = self.socket().run(&requests).await.into_iter();
+        let mut outcomes = self.socket().change(requests).await.into_iter();
         for (spec, result) in specs.iter().zip(&mut results).filter(|(_, result)| result.is_ok()) {
             if let Some(Err(error)) = outcomes.next() {
                 *result = Err(refused(error, spec));
@@ -67,9 +69,9 @@ impl Xfrm {
             .iter()
             .zip(&found)
             .filter(|(_, found)| own(found))
-            .map(|(id, _)| Request::new(DELSA, codec::state_id(*id)))
+            .map(|(id, _)| codec::state_id(*id).request(DELSA))
             .collect();
-        let mut outcomes = self.socket().run(&requests).await.into_iter();
+        let mut outcomes = self.socket().change(requests).await.into_iter();
         let results = ids.iter().zip(found).map(|(id, found)| {
             if own(&found) { removed(outcomes.next(), *id) } else { found.map(|_| false) }
         });
@@ -109,13 +111,12 @@ impl Xfrm {
 
     /// States of ours and placeholders for them.
     async fn all_states(&self) -> Result<Vec<State>, KernelError> {
-        let answers = self
+        let states = self
             .socket()
-            .dump(&Request::new(GETSA, codec::all_states()))
+            .dump(codec::all_states().listing(GETSA), read)
             .await
             .map_err(|error| error.while_doing("list the IPsec states"))?;
-        let states = answers.iter().filter_map(read);
-        Ok(states.filter(State::is_own).collect())
+        Ok(states.into_iter().filter(State::is_own).collect())
     }
 
     /// The states with these ids. If there are many ids, states of others count as absent.
@@ -126,11 +127,10 @@ impl Xfrm {
             let all: HashMap<_, _> = all.into_iter().map(|state| (state.own.id, state)).collect();
             return ids.iter().map(|id| Ok(all.get(id).cloned())).collect();
         }
-        let requests: Vec<_> =
-            ids.iter().map(|id| Request::new(GETSA, codec::state_id(*id))).collect();
-        let outcomes = self.socket().run(&requests).await;
+        let requests: Vec<_> = ids.iter().map(|id| codec::state_id(*id).request(GETSA)).collect();
+        let outcomes = self.socket().run(requests, read).await;
         let found = outcomes.into_iter().zip(ids).map(|(outcome, id)| match outcome {
-            Ok(answer) => Ok(answer.as_ref().and_then(read)),
+            Ok(found) => Ok(found),
             Err(error) if error.is(Errno::SRCH) => Ok(None),
             Err(error) => Err(error.while_doing(format!("read {}", name(*id)))),
         });
@@ -138,13 +138,13 @@ impl Xfrm {
     }
 }
 
-fn read(message: &Message) -> Option<State> {
-    (message.kind == NEWSA).then(|| codec::read_state(&message.body)).flatten()
+fn read(message: &Message<'_>) -> Option<State> {
+    (message.kind == NEWSA).then(|| codec::read_state(message.body)).flatten()
 }
 
-fn removed(outcome: Option<Outcome>, id: StateId) -> Result<bool, KernelError> {
+fn removed(outcome: Option<Result<(), RequestError>>, id: StateId) -> Result<bool, KernelError> {
     match outcome {
-        Some(Ok(_)) => Ok(true),
+        Some(Ok(())) => Ok(true),
         Some(Err(error)) if !error.is(Errno::SRCH) => {
             Err(error.while_doing(format!("remove {}", name(id))))
         }

@@ -11,7 +11,6 @@ use weft_crypto::{Cipher, SaKey};
 use super::{
     Xfrm,
     codec::{self, Abilities, NEWSA},
-    socket::Request,
     spec::{Direction, Limits, StateId, StateSpec, UdpPorts},
     state,
 };
@@ -127,8 +126,8 @@ impl Xfrm {
         spec: &StateSpec,
         can: Abilities,
     ) -> Result<(), crate::netlink::error::RequestError> {
-        let request = [Request::new(NEWSA, codec::new_state(spec, can))];
-        self.socket().run(&request).await.pop().unwrap_or(Ok(None)).map(|_| ())
+        let request = codec::new_state(spec, can).request(NEWSA);
+        self.socket().change(vec![request]).await.pop().unwrap_or(Ok(()))
     }
 
     async fn remove_trial(&self, id: StateId) -> Result<(), KernelError> {

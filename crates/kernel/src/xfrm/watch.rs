@@ -2,16 +2,19 @@
 
 use std::{collections::VecDeque, net::SocketAddr};
 
-use netlink_sys::TokioSocket;
-use rustix::io::Errno;
-
 use super::{
     Xfrm, cannot_open,
     codec::{self, DELPOLICY, DELSA, EXPIRE, FLUSHPOLICY, FLUSHSA, MAPPING, State, UPDPOLICY},
-    socket::{self, Received},
+    socket,
     spec::{PolicyId, StateId},
 };
-use crate::error::KernelError;
+use crate::{
+    error::KernelError,
+    netlink::{
+        notices::{Notices, is_overrun},
+        reader::Message,
+    },
+};
 
 // Bits of the kernel's multicast groups (XFRMNLGRP_*).
 const GROUPS: u32 = group(2) | group(3) | group(4) | group(8);
@@ -63,7 +66,7 @@ pub enum XfrmEvent {
 /// A stream of [`XfrmEvent`]s. It buffers no more than the kernel's socket buffer and the notices of one
 /// datagram.
 pub struct XfrmWatch {
-    socket: TokioSocket,
+    notices: Notices,
     /// The port number in notices that the handle itself caused.
     own_port: u32,
     ready: VecDeque<XfrmEvent>,
@@ -76,13 +79,13 @@ impl Xfrm {
     /// [`KernelError::Socket`] if the kernel gives no socket, [`KernelError::NotPermitted`] without
     /// CAP_NET_ADMIN.
     pub fn watch(&self) -> Result<XfrmWatch, KernelError> {
-        let (socket, _) = socket::open(GROUPS).map_err(|error| match error.kind() {
+        let notices = socket::notices(GROUPS).map_err(|error| match error.kind() {
             std::io::ErrorKind::PermissionDenied => {
                 KernelError::NotPermitted { doing: DOING.into() }
             }
             _ => cannot_open(error, DOING),
         })?;
-        Ok(XfrmWatch { socket, own_port: self.socket().port(), ready: VecDeque::new() })
+        Ok(XfrmWatch { notices, own_port: self.socket().port(), ready: VecDeque::new() })
     }
 }
 
@@ -96,12 +99,13 @@ impl XfrmWatch {
             if let Some(event) = self.ready.pop_front() {
                 return Ok(event);
             }
-            match socket::receive(&self.socket).await {
+            match self.notices.receive().await {
                 Ok(datagram) => {
-                    let notices = socket::received(&datagram);
-                    self.ready.extend(notices.filter_map(|notice| event(&notice, self.own_port)));
+                    let own_port = self.own_port;
+                    let events = datagram.messages().filter_map(|notice| event(&notice, own_port));
+                    self.ready.extend(events);
                 }
-                Err(error) if Errno::from_io_error(&error) == Some(Errno::NOBUFS) => {
+                Err(error) if is_overrun(&error) => {
                     tracing::warn!("the kernel dropped notices of IPsec states and policies");
                     return Ok(XfrmEvent::Lost);
                 }
@@ -115,7 +119,7 @@ impl XfrmWatch {
 
 /// Translates a notice. The kernel copies the port number from the request that made the change. A program
 /// that leaves it out matches no handle.
-fn event(notice: &Received<'_>, own_port: u32) -> Option<XfrmEvent> {
+fn event(notice: &Message<'_>, own_port: u32) -> Option<XfrmEvent> {
     let others = notice.port != own_port;
     let body = notice.body;
     match notice.kind {

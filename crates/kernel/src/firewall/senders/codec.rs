@@ -2,12 +2,13 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use netlink_packet_core::NLM_F_REQUEST;
-
 use super::Member;
 use crate::{
     net::neighbours::MacAddress,
-    netlink::generic::codec::{Answer, Writer, attribute, attributes},
+    netlink::{
+        reader::{Message, attribute, attributes},
+        writer::{Answer, NESTED, Writer},
+    },
 };
 
 /// The subsystem number of nftables in a message's type (NFNL_SUBSYS_NFTABLES).
@@ -18,10 +19,9 @@ const DELSETELEM: u16 = SUBSYSTEM << 8 | 14;
 /// The message types that begin and end a transaction (NFNL_MSG_BATCH_BEGIN, NFNL_MSG_BATCH_END).
 const BATCH_BEGIN: u16 = 0x10;
 const BATCH_END: u16 = 0x11;
-/// Length of a message without attributes.
-const EMPTY_LEN: u32 = 20;
+/// Length of `struct nfgenmsg`.
+const FAMILY_HEADER_LEN: usize = 4;
 
-const NESTED: u16 = 0x8000;
 const LIST_TABLE: u16 = 1;
 const LIST_SET: u16 = 2;
 const LIST_ELEMENTS: u16 = 3;
@@ -79,13 +79,9 @@ pub(super) enum Step<'a> {
     Add(Set, &'a [Member]),
 }
 
-/// A whole transaction, its first message under this sequence number and the others under the next ones.
-/// With it: the number of the last message that is acknowledged.
-pub(super) fn transaction(steps: &[Step<'_>], first: u32) -> (Vec<u8>, u32) {
-    let mut bytes = edge(BATCH_BEGIN, first);
-    let mut sequence = first;
-    for step in steps {
-        sequence = sequence.wrapping_add(1);
+/// The messages of a whole transaction.
+pub(super) fn transaction(steps: &[Step<'_>]) -> Vec<Writer> {
+    let step = |step: &Step<'_>| {
         let (kind, set, members) = match *step {
             Step::Empty(set) => (DELSETELEM, set, &[][..]),
             Step::Remove(set, members) => (DELSETELEM, set, members),
@@ -97,10 +93,12 @@ pub(super) fn transaction(steps: &[Step<'_>], first: u32) -> (Vec<u8>, u32) {
                 members.iter().for_each(|member| element(list, member));
             });
         }
-        bytes.extend_from_slice(message.finish(sequence));
-    }
-    bytes.extend(edge(BATCH_END, sequence.wrapping_add(1)));
-    (bytes, sequence)
+        message
+    };
+    let mut messages = vec![edge(BATCH_BEGIN)];
+    messages.extend(steps.iter().map(step));
+    messages.push(edge(BATCH_END));
+    messages
 }
 
 /// Asks for all members of a set.
@@ -109,7 +107,8 @@ pub(super) fn listing(set: Set) -> Writer {
 }
 
 /// The members in one message of a listing. Yields `None` for a member of a form that Weft does not write.
-pub(super) fn members(set: Set, body: &[u8]) -> impl Iterator<Item = Option<Member>> {
+pub(super) fn members(set: Set, message: &Message<'_>) -> impl Iterator<Item = Option<Member>> {
+    let body = message.body.get(FAMILY_HEADER_LEN..).unwrap_or_default();
     let list = attribute(body, LIST_ELEMENTS).unwrap_or_default();
     attributes(list).filter(|(kind, _)| *kind == ELEMENT).map(move |(_, element)| {
         let value = |kind| attribute(attribute(element, kind)?, VALUE);
@@ -136,19 +135,18 @@ pub(super) fn members(set: Set, body: &[u8]) -> impl Iterator<Item = Option<Memb
     })
 }
 
-fn edge(kind: u16, sequence: u32) -> Vec<u8> {
-    let mut bytes = EMPTY_LEN.to_ne_bytes().to_vec();
-    bytes.extend(kind.to_ne_bytes());
-    bytes.extend(NLM_F_REQUEST.to_ne_bytes());
-    bytes.extend(sequence.to_ne_bytes());
-    bytes.extend([0; 6]);
-    bytes.extend(SUBSYSTEM.to_be_bytes());
-    bytes
+/// The first or the last message.
+fn edge(kind: u16) -> Writer {
+    let mut message = Writer::request(kind, Answer::Nothing);
+    let [high, low] = SUBSYSTEM.to_be_bytes();
+    message.raw(&[0, 0, high, low]);
+    message
 }
 
 fn request(kind: u16, set: Set, answer: Answer) -> Writer {
     let (family, name) = set.place();
-    let mut message = Writer::request(kind, 0, family, answer);
+    let mut message = Writer::request(kind, answer);
+    message.raw(&[family, 0, 0, 0]);
     message.text(LIST_TABLE, super::TABLE);
     message.text(LIST_SET, name);
     message
@@ -183,7 +181,7 @@ mod tests {
 
     use super::super::NUMBERS;
     use super::*;
-    use crate::netlink::generic::codec::{Received, message};
+    use crate::netlink::reader::messages;
 
     /// `nft` speaks so, too: the first word of the key is a number as this machine writes it.
     #[test]
@@ -196,32 +194,24 @@ mod tests {
         ];
         for (set, member) in all {
             assert_eq!(Set::of(&member), set);
-            let (bytes, last) = transaction(&[Step::Empty(set), Step::Add(set, &[member])], 40);
-            assert_eq!(last, 42);
-            let mut rest = &bytes[..];
-            let mut found = Vec::new();
-            while !rest.is_empty() {
-                let length = u32::from_ne_bytes(rest[..4].try_into().unwrap()) as usize;
-                let (one, next) = rest.split_at(length);
-                rest = next;
-                found.push(one);
-            }
+            let mut found = transaction(&[Step::Empty(set), Step::Add(set, &[member])]);
             assert_eq!(found.len(), 4);
-            assert_eq!(found[0].len(), 20);
-            assert_eq!(found[0][16..], [0, 0, 0, 10]);
-            let Received::Data { family, body, .. } = message(found[2]).unwrap().what else {
-                panic!("no message of a family");
-            };
-            assert_eq!(family, NEWSETELEM);
-            assert_eq!(members(set, body).collect::<Vec<_>>(), [Some(member)]);
-            assert_eq!(members(set, &body[..body.len() - 4]).flatten().count(), 0);
+            let bytes: Vec<u8> =
+                found.iter_mut().flat_map(|message| message.finish(1, 0).to_vec()).collect();
+            let found: Vec<_> = messages(&bytes).collect();
+            assert_eq!(found.len(), 4);
+            assert_eq!(found[0].body, [0, 0, 0, 10]);
+            assert_eq!(found[2].kind, NEWSETELEM);
+            assert_eq!(members(set, &found[2]).collect::<Vec<_>>(), [Some(member)]);
+            let cut = Message { body: &found[2].body[..found[2].body.len() - 4], ..found[2] };
+            assert_eq!(members(set, &cut).flatten().count(), 0);
         }
     }
 
     #[test]
     fn a_message_holds_so_many_members() {
         let many = vec![Member::Address(IpAddr::V6(Ipv6Addr::LOCALHOST), NUMBERS); MEMBERS_MAX];
-        let (bytes, _) = transaction(&[Step::Add(Set::V6, &many)], 1);
-        assert!(bytes.len() < usize::from(u16::MAX), "{}", bytes.len());
+        let length = transaction(&[Step::Add(Set::V6, &many)])[1].len();
+        assert!(length < usize::from(u16::MAX), "{length}");
     }
 }

@@ -14,7 +14,6 @@ mod socket;
 
 use std::{
     collections::{BTreeSet, HashMap},
-    io,
     net::IpAddr,
     sync::{
         Arc,
@@ -24,7 +23,6 @@ use std::{
 
 use tokio::sync::Mutex;
 use weft_crypto::PeerId;
-use weft_io::namespace;
 
 use self::{
     codec::{MEMBERS_MAX, Set, Step},
@@ -247,17 +245,12 @@ impl Senders {
     }
 
     fn socket<'a>(&self, shared: &'a mut Shared) -> Result<&'a mut Socket, KernelError> {
-        let failed = |source| KernelError::Socket { doing: "open nftables".into(), source };
+        let failed =
+            |source: std::io::Error| KernelError::Socket { doing: "open nftables".into(), source };
         let opened = match shared.socket.take() {
             Some(socket) => socket,
             None => {
-                let runtime = tokio::runtime::Handle::current();
-                let open = || -> io::Result<Socket> {
-                    let _guard = runtime.enter();
-                    Socket::open()
-                };
-                let home = &self.kernel.inner.home;
-                let socket = namespace::run_in(home, open).map_err(failed)?.map_err(failed)?;
+                let socket = self.kernel.at_home(|| Socket::open().map_err(failed))?;
                 self.port.store(socket.port().map_err(failed)?, Ordering::Relaxed);
                 socket
             }

@@ -10,7 +10,11 @@ use super::{
 };
 use crate::{
     firewall::guard::SENT_PRIORITY,
-    netlink::generic::codec::{Answer, Writer, attribute, attributes, u32_at, u64_at},
+    netlink::{
+        generic,
+        reader::{attribute, attributes, u32_at, u64_at},
+        writer::{Answer, Writer},
+    },
 };
 
 /// The family's name.
@@ -158,7 +162,7 @@ pub(super) fn flow_entry(body: &[u8]) -> Option<FlowEntry> {
 }
 
 fn flow_request(family: u16, command: u8, answer: Answer, datapath: u32) -> Writer {
-    let mut request = Writer::request(family, FLOW_VERSION, command, answer);
+    let mut request = generic::request(family, FLOW_VERSION, command, answer);
     ovs_header(&mut request, datapath);
     request
 }

@@ -4,7 +4,11 @@ use super::{
     codec::{ovs_body, ovs_header},
     limits::Class,
 };
-use crate::netlink::generic::codec::{Answer, Writer, attribute, attributes, u64_at};
+use crate::netlink::{
+    generic,
+    reader::{attribute, attributes, u64_at},
+    writer::{Answer, Writer},
+};
 
 /// The family's name.
 pub(super) const METER_FAMILY: &str = "ovs_meter";
@@ -53,7 +57,7 @@ pub(super) fn meter_dropped(body: &[u8]) -> Option<u64> {
 }
 
 fn meter_request(family: u16, command: u8, datapath: u32, id: u32) -> Writer {
-    let mut request = Writer::request(family, METER_VERSION, command, Answer::Acknowledgement);
+    let mut request = generic::request(family, METER_VERSION, command, Answer::Acknowledgement);
     ovs_header(&mut request, datapath);
     request.u32(METER_ATTR_ID, id);
     request

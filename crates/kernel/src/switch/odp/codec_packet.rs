@@ -5,7 +5,11 @@ use super::{
     codec_flow::{read_frame, write_actions, write_metadata},
     flow::{Frame, Output},
 };
-use crate::netlink::generic::codec::{Answer, Received, Writer, attributes, message};
+use crate::netlink::{
+    generic,
+    reader::{Message, attributes},
+    writer::{Answer, Writer},
+};
 
 /// The family's name.
 pub(super) const PACKET_FAMILY: &str = "ovs_packet";
@@ -29,12 +33,10 @@ pub(super) struct Upcall<'a> {
     pub(super) hash: Option<&'a [u8]>,
 }
 
-/// Reads an upcall (a whole netlink message); `None` if it is something else.
-pub(super) fn upcall(family: u16, bytes: &[u8]) -> Option<Upcall<'_>> {
-    let Received::Data { family: of, command: CMD_MISS, body } = message(bytes)?.what else {
-        return None;
-    };
-    let (datapath, list) = ovs_body(body).filter(|_| of == family)?;
+/// Reads an upcall; `None` if the message is something else.
+pub(super) fn upcall<'a>(family: u16, message: &Message<'a>) -> Option<Upcall<'a>> {
+    let (CMD_MISS, body) = generic::command(message)? else { return None };
+    let (datapath, list) = ovs_body(body).filter(|_| message.kind == family)?;
     let (mut packet, mut frame, mut hash) = (None, None, None);
     for (kind, value) in attributes(list) {
         match kind {
@@ -56,7 +58,8 @@ pub(super) fn execute(
     hash: Option<&[u8]>,
     outputs: &[Output],
 ) -> Writer {
-    let mut request = Writer::request(family, PACKET_VERSION, CMD_EXECUTE, Answer::Acknowledgement);
+    let mut request =
+        generic::request(family, PACKET_VERSION, CMD_EXECUTE, Answer::Acknowledgement);
     ovs_header(&mut request, datapath);
     request.bytes(PACKET_ATTR_PACKET, packet);
     request.nest(PACKET_ATTR_KEY, |list| write_metadata(list, port));

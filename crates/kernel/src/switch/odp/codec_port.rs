@@ -1,7 +1,11 @@
 //! Messages of the families ovs_datapath (version 2) and ovs_vport (`linux/openvswitch.h`).
 
 use super::codec::{ovs_body, ovs_header};
-use crate::netlink::generic::codec::{Answer, Writer, attributes, text, u32_at, u64_at};
+use crate::netlink::{
+    generic,
+    reader::{attributes, text, u32_at, u64_at},
+    writer::{Answer, Writer},
+};
 
 /// The datapath family's name.
 pub(super) const DATAPATH_FAMILY: &str = "ovs_datapath";
@@ -76,13 +80,13 @@ pub(super) struct Vport {
 }
 
 fn datapath_request(family: u16, command: u8, answer: Answer, index: u32) -> Writer {
-    let mut request = Writer::request(family, DATAPATH_VERSION, command, answer);
+    let mut request = generic::request(family, DATAPATH_VERSION, command, answer);
     ovs_header(&mut request, index);
     request
 }
 
 fn vport_request(family: u16, command: u8, answer: Answer, datapath: u32) -> Writer {
-    let mut request = Writer::request(family, VPORT_VERSION, command, answer);
+    let mut request = generic::request(family, VPORT_VERSION, command, answer);
     ovs_header(&mut request, datapath);
     request
 }

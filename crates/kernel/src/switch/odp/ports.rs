@@ -20,7 +20,7 @@ use crate::{
     error::KernelError,
     handle::Kernel,
     net::link::{Link, check_name, is_datapath},
-    netlink::{error::RequestError, generic::socket::Requests},
+    netlink::{error::RequestError, generic::Requests},
 };
 
 /// Makes the datapath and its devices, or takes over those of an earlier run of ours.

@@ -7,7 +7,7 @@ use std::{
     task::{Context, Poll},
 };
 
-use netlink_sys::{AsyncSocket, AsyncSocketExt, SocketAddr, TokioSocket};
+use netlink_sys::{AsyncSocket, TokioSocket, protocols::NETLINK_GENERIC};
 
 use super::{
     codec_flow::{FLOW_FAMILY, FlowEntry, flow_entry},
@@ -19,11 +19,13 @@ use crate::{
     error::KernelError,
     net::link::DEVICE_GROUP,
     netlink::{
-        generic::{
-            codec::{FamilyInfo, Received, Writer, message},
-            socket::{MESSAGE_BYTES_MAX, Notices, RECEIVE_BUFFER_BYTES, Requests, open},
-        },
-        socket::messages,
+        error::RequestError,
+        exchange::Exchange,
+        generic::{self, FamilyInfo, Requests},
+        notices::Notices,
+        reader::Message,
+        socket::{DATAGRAM_BYTES_MAX, RECEIVE_BUFFER_BYTES, open},
+        writer::Writer,
     },
 };
 
@@ -75,7 +77,8 @@ impl Requests {
     }
 }
 
-/// The sockets that upcalls come to.
+/// The sockets that upcalls come to. Unlike other sockets for notices they have fixed port numbers, which identify
+/// our objects, and are several.
 pub(super) struct Upcalls {
     sockets: Vec<TokioSocket>,
     next: usize,
@@ -86,18 +89,16 @@ impl Upcalls {
     /// Opens the sockets under their fixed port numbers, which only one switch of a namespace can
     /// have at a time.
     pub(super) fn open() -> Result<Self, KernelError> {
-        let open_one = |index: usize| -> io::Result<TokioSocket> {
-            let mut socket = open(UPCALL_BUFFER_BYTES)?;
+        let open_one = |index: usize| {
             let port = UPCALL_PORT_FIRST + u32::try_from(index).unwrap_or_default();
-            socket.socket_mut().bind(&SocketAddr::new(port, 0))?;
-            Ok(socket)
+            open(NETLINK_GENERIC, port, 0, UPCALL_BUFFER_BYTES)
         };
         let sockets: io::Result<Vec<_>> = (0..UPCALL_SOCKETS).map(open_one).collect();
         let sockets = sockets.map_err(|source| match source.kind() {
             io::ErrorKind::AddrInUse => KernelError::SwitchTaken,
             _ => KernelError::Socket { doing: "open the sockets for upcalls".into(), source },
         })?;
-        Ok(Self { sockets, next: 0, buffer: Vec::with_capacity(MESSAGE_BYTES_MAX) })
+        Ok(Self { sockets, next: 0, buffer: Vec::with_capacity(DATAGRAM_BYTES_MAX) })
     }
 
     /// Waits for a datagram from any of the sockets, in turn.
@@ -149,7 +150,7 @@ pub(super) fn open_requests() -> Result<Requests, KernelError> {
 
 /// Opens the socket that notices of datapaths and ports come to, in the same namespace.
 pub(super) fn open_notices() -> Result<Notices, KernelError> {
-    Notices::open().map_err(cannot_watch)
+    generic::notices().map_err(cannot_watch)
 }
 
 /// Asks for the notices.
@@ -164,9 +165,7 @@ fn cannot_watch(source: io::Error) -> KernelError {
 
 /// The socket that a listing of flows comes to, in pieces, while other work goes on.
 pub(super) struct Sweep {
-    socket: TokioSocket,
-    buffer: Vec<u8>,
-    sequence: u32,
+    exchange: Exchange,
     running: bool,
     entries: Vec<FlowEntry>,
 }
@@ -174,11 +173,12 @@ pub(super) struct Sweep {
 impl Sweep {
     /// Opens the socket in the calling thread's network namespace.
     pub(super) fn open() -> Result<Self, KernelError> {
-        let doing = "open a generic netlink socket".to_owned();
-        let socket =
-            open(RECEIVE_BUFFER_BYTES).map_err(|source| KernelError::Socket { doing, source })?;
-        let buffer = Vec::with_capacity(MESSAGE_BYTES_MAX);
-        Ok(Self { socket, buffer, sequence: 0, running: false, entries: Vec::new() })
+        let exchange = Exchange::open(NETLINK_GENERIC, RECEIVE_BUFFER_BYTES);
+        let exchange = exchange.map_err(|source| KernelError::Socket {
+            doing: "open a generic netlink socket".to_owned(),
+            source,
+        })?;
+        Ok(Self { exchange, running: false, entries: Vec::new() })
     }
 
     /// Whether a listing is being read.
@@ -187,13 +187,12 @@ impl Sweep {
     }
 
     /// Requests a listing, unless one is being read.
-    pub(super) async fn begin(&mut self, mut request: Writer) -> io::Result<()> {
+    pub(super) async fn begin(&mut self, request: Writer) -> Result<(), RequestError> {
         if self.running {
             return Ok(());
         }
-        self.sequence = self.sequence.wrapping_add(1).max(1);
         self.entries.clear();
-        self.socket.send(request.finish(self.sequence)).await?;
+        self.exchange.begin(request).await?;
         self.running = true;
         Ok(())
     }
@@ -203,34 +202,14 @@ impl Sweep {
     ///
     /// # Errors
     /// The socket's, or the kernel's refusal; the listing is abandoned then.
-    pub(super) async fn receive(&mut self) -> io::Result<Option<Vec<FlowEntry>>> {
+    pub(super) async fn receive(&mut self) -> Result<Option<Vec<FlowEntry>>, RequestError> {
         if !self.running {
             return std::future::pending().await;
         }
-        self.buffer.clear();
-        let received = self.socket.recv(&mut self.buffer).await;
-        if let Err(error) = received {
-            self.running = false;
-            return Err(error);
-        }
-        for bytes in messages(&self.buffer) {
-            let Some(message) = message(bytes).filter(|found| found.sequence == self.sequence)
-            else {
-                continue;
-            };
-            match message.what {
-                Received::Data { body, .. } => self.entries.extend(flow_entry(body)),
-                Received::Done { errno: 0 } => {
-                    self.running = false;
-                    return Ok(Some(std::mem::take(&mut self.entries)));
-                }
-                Received::Done { errno } | Received::Error { errno, .. } => {
-                    self.running = false;
-                    return Err(io::Error::from_raw_os_error(errno));
-                }
-                Received::Other => {}
-            }
-        }
-        Ok(None)
+        let Self { exchange, entries, .. } = self;
+        let entry = |message: &Message<'_>| flow_entry(generic::command(message)?.1);
+        let piece = exchange.piece(|message| entries.extend(entry(message))).await;
+        self.running = matches!(piece, Ok(false));
+        Ok(piece?.then(|| std::mem::take(&mut self.entries)))
     }
 }

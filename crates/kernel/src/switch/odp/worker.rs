@@ -36,11 +36,10 @@ use crate::{
     handle::Kernel,
     netlink::{
         error::RequestError,
-        generic::{
-            codec::{Received, message},
-            socket::{Notices, Requests},
-        },
-        socket::messages,
+        generic::{self, Requests},
+        notices::Notices,
+        reader::messages,
+        socket::Datagram,
     },
     switch::groups::GroupCounts,
 };
@@ -328,8 +327,8 @@ impl Core {
 /// Frames.
 impl Core {
     async fn upcalls(&mut self, datagram: &[u8]) {
-        for bytes in messages(datagram) {
-            if let Some(upcall) = upcall(self.families.packet, bytes)
+        for message in messages(datagram) {
+            if let Some(upcall) = upcall(self.families.packet, &message)
                 && upcall.datapath == self.datapath
             {
                 self.upcall(&upcall).await;
@@ -500,15 +499,17 @@ impl Core {
         self.index.begin_sweep();
         let request = dump_flows(self.families.flow, self.datapath, false);
         if let Err(error) = sweep.begin(request).await {
+            let error = error.while_doing("list the flows");
             tracing::warn!(%error, "cannot list the datapath's flows");
         }
     }
 
-    async fn swept(&mut self, listed: io::Result<Option<Vec<FlowEntry>>>) {
+    async fn swept(&mut self, listed: Result<Option<Vec<FlowEntry>>, RequestError>) {
         let entries = match listed {
             Ok(Some(entries)) => entries,
             Ok(None) => return,
             Err(error) => {
+                let error = error.while_doing("list the flows");
                 tracing::warn!(%error, "cannot list the datapath's flows");
                 self.suspect = true;
                 return;
@@ -532,18 +533,14 @@ impl Core {
 
 /// Notices, and the end.
 impl Core {
-    async fn notices(&mut self, datagram: &[u8]) {
+    async fn notices(&mut self, datagram: Datagram<'_>) {
         let mut news = false;
-        for bytes in messages(datagram) {
-            let Some(Received::Data { family, command, body }) =
-                message(bytes).map(|message| message.what)
-            else {
-                continue;
-            };
-            if family == self.families.datapath && command == CMD_DEL {
+        for message in datagram.messages() {
+            let Some((command, body)) = generic::command(&message) else { continue };
+            if message.kind == self.families.datapath && command == CMD_DEL {
                 self.suspect |= datapath(body).is_some_and(|found| found.index == self.datapath);
             }
-            if family == self.families.vport
+            if message.kind == self.families.vport
                 && let Some(vport) = vport(body).filter(|port| port.datapath == self.datapath)
             {
                 let known = self.tables.port_number(&vport.name) == Some(vport.number);

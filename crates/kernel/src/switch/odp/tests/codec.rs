@@ -11,7 +11,7 @@ use weft_path::Mac;
 
 use crate::{
     firewall::guard::SENT_PRIORITY,
-    netlink::generic::codec::{self, Writer},
+    netlink::{generic, reader::Message, writer::Writer},
     switch::odp::{
         codec_flow::{self, FlowId, Put},
         codec_meter, codec_packet, codec_port,
@@ -25,7 +25,7 @@ const DATAPATH: u32 = 7;
 
 /// Command and body of a request, and that its headers are right.
 fn parts(mut request: Writer) -> (u8, Vec<u8>) {
-    let bytes = request.finish(99);
+    let bytes = request.finish(99, 0);
     assert_eq!(bytes.len() % 4, 0);
     let length = u32::from_ne_bytes(bytes[..4].try_into().unwrap());
     assert_eq!(length as usize, bytes.len());
@@ -183,7 +183,7 @@ fn the_other_flow_messages_read_back() {
     assert_eq!((command, datapath, list.len()), (2, DATAPATH, 0));
     for (actions, flags) in [(true, 3), (false, 7)] {
         let mut request = codec_flow::dump_flows(FAMILY, DATAPATH, actions);
-        assert_eq!(request.finish(1)[6..8], 0x301_u16.to_ne_bytes());
+        assert_eq!(request.finish(1, 0)[6..8], 0x301_u16.to_ne_bytes());
         let (command, _, list) = flow_parts(request);
         assert_eq!(command, 3);
         assert_eq!(theirs::FlowAttrs::new(&list).get_ufid_flags().unwrap(), flags);
@@ -274,20 +274,24 @@ fn an_upcall_is_read() {
             .push_packet(&packet)
             .end_nested();
         let message = datagram(1, &body);
-        let upcall = codec_packet::upcall(FAMILY, &message).unwrap();
+        let upcall = read_upcall(FAMILY, &message).unwrap();
         let tunnel = Some(addresses);
         assert_eq!(upcall.frame, Frame { tunnel, tag: Tag::One(0x1007), ..frame() });
         assert_eq!((upcall.datapath, upcall.packet), (DATAPATH, &packet[..]));
         assert_eq!(upcall.hash, Some(&0x1_0000_0001_u64.to_ne_bytes()[..]));
-        assert!(codec_packet::upcall(FAMILY + 1, &message).is_none());
+        assert!(read_upcall(FAMILY + 1, &message).is_none());
         // The last attribute is unaligned here, as the kernel leaves it; it may be padded too.
         assert_ne!(message.len() % 4, 0);
         let padded = datagram(1, &[&body[..], &[0; 3]].concat());
-        assert_eq!(codec_packet::upcall(FAMILY, &padded).unwrap().packet, packet);
+        assert_eq!(read_upcall(FAMILY, &padded).unwrap().packet, packet);
         for length in 0..message.len() {
-            let _ = codec_packet::upcall(FAMILY, &message[..length]);
+            let _ = read_upcall(FAMILY, &message[..length]);
         }
     }
+}
+
+fn read_upcall(family: u16, bytes: &[u8]) -> Option<codec_packet::Upcall<'_>> {
+    codec_packet::upcall(family, &Message::read(bytes)?)
 }
 
 /// A message of the kernel with this body.
@@ -407,7 +411,7 @@ fn meter_messages_are_as_the_kernels_header_says() {
 
 #[test]
 fn the_controllers_answer_is_read() {
-    let (command, body) = parts(codec::get_family("ovs_flow"));
+    let (command, body) = parts(generic::get_family("ovs_flow"));
     assert_eq!(command, 3);
     let asked = nlctrl::CtrlAttrs::new(&body);
     assert_eq!(asked.get_family_name().unwrap(), c"ovs_flow");
@@ -423,20 +427,20 @@ fn the_controllers_answer_is_read() {
         .end_nested()
         .end_array()
         .end_nested();
-    let read = codec::family_info(&body).unwrap();
+    let read = generic::family_info(&body).unwrap();
     assert_eq!((read.id, read.groups), (0x24, vec![("ovs_flow".to_owned(), 9)]));
-    assert_eq!(codec::family_info(&body[8..12]), None);
+    assert_eq!(generic::family_info(&body[8..12]), None);
 }
 
 proptest! {
     #[test]
     fn whatever_comes_is_read_without_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
         let mut message = datagram(1, &bytes);
-        let _ = codec_packet::upcall(FAMILY, &message);
+        let _ = read_upcall(FAMILY, &message);
         message[4..6].copy_from_slice(&2_u16.to_ne_bytes());
-        let _ = codec::message(&message);
-        let _ = codec::message(&bytes);
-        let _ = codec::family_info(&bytes);
+        let _ = Message::read(&message).map(|message| message.meaning());
+        let _ = Message::read(&bytes).map(|message| message.meaning());
+        let _ = generic::family_info(&bytes);
         let _ = codec_port::datapath(&bytes);
         let _ = codec_port::vport(&bytes);
         let _ = codec_flow::flow_entry(&bytes);
