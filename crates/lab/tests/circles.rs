@@ -14,6 +14,7 @@ const CRATES: [&str; 14] = [
     "openvpn",
     "io",
     "engine",
+    "kernel",
     "api",
     "container",
     "link",

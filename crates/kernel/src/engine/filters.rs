@@ -17,6 +17,7 @@ use crate::{
         mss::MssClamp,
         nft_watch::NftWatch,
     },
+    net::neighbours::MacAddress,
     switch::groups::{GroupCounts, GroupLimit},
 };
 
@@ -32,7 +33,7 @@ const FINISH_MS: u64 = 60_000;
 const TOLD_QUEUED_MAX: usize = 16;
 
 /// An endpoint's Ethernet address, and the MTU of the path to it in bytes.
-pub(super) type Narrow = (crate::net::neighbours::MacAddress, u16);
+pub(super) type Narrow = (MacAddress, u16);
 
 /// The wanted state of the tables.
 #[derive(Clone, Default, PartialEq)]

@@ -5,13 +5,17 @@
 //! set of forwarding entries too. So it runs on a host without IPsec as well, and checks from time to time
 //! whether the kernel supports it by now.
 
-mod actions;
-mod announcements;
+mod action;
+mod carry_out;
 mod channel;
 mod filters;
 mod keeper;
+mod ledger;
 mod lifecycle;
+mod listen;
 mod probes;
+mod run;
+mod sa;
 mod state;
 mod switch;
 mod traffic;
@@ -27,13 +31,16 @@ use tokio::sync::{mpsc, oneshot, watch};
 use weft_crypto::{Cipher, PeerId};
 use weft_path::{EngineCommand, EngineEvent, Reason, Vni};
 
-pub use self::actions::local_address;
-pub use self::announcements::{ANNOUNCEMENTS_OF_SENDER_PER_S_MAX, ANNOUNCEMENTS_PER_S_MAX};
+pub use self::carry_out::local_address;
 pub use self::keeper::SocketKeeper;
+pub use self::ledger::{Carried, PeerTraffic};
 pub use self::switch::SwitchKind;
-pub use self::traffic::{Carried, PeerTraffic};
 use crate::error::KernelError;
 pub use crate::ovpn::DATA_CHANNEL_DEVICE;
+use crate::switch::announcements::TooMany;
+pub use crate::switch::announcements::{
+    ANNOUNCEMENTS_OF_SENDER_PER_S_MAX, ANNOUNCEMENTS_PER_S_MAX,
+};
 use crate::xfrm::Xfrm;
 use crate::{
     firewall::guard::{Guard, GuardCounters},
@@ -157,7 +164,7 @@ pub struct KernelEngine {
     support: watch::Receiver<Support>,
     switch: SwitchKind,
     guard: filters::GuardReader,
-    announcements: Option<announcements::TooMany>,
+    announcements: Option<TooMany>,
     counted: Arc<Counted>,
 }
 
@@ -252,7 +259,7 @@ impl KernelEngine {
     /// announcements to all peers.
     #[must_use]
     pub fn groups(&self) -> GroupCounts {
-        let read = self.announcements.as_ref().map(announcements::TooMany::read);
+        let read = self.announcements.as_ref().map(TooMany::read);
         let (announcements, announcer) = read.unwrap_or_default();
         GroupCounts { announcements, announcer, ..self.guard.groups() }
     }

@@ -21,9 +21,10 @@ use weft_io::udp::UdpSocket;
 use weft_packet::vxlan::{self, VxlanHeader};
 use weft_packet::{ethernet, probe};
 
+use super::action::Probe;
 use super::probe_mac;
-use super::state::Probe;
 use crate::error::KernelError;
+use crate::firewall::guard::SENT_PRIORITY;
 
 /// All hosts on the link, so that any device of the peer accepts the probe.
 const MAC_ALL: [u8; 6] = [0x33, 0x33, 0, 0, 0, 1];
@@ -94,9 +95,7 @@ impl Probes {
             socket
                 .leave_out_checksums()
                 .and_then(|()| socket.stop_merging())
-                .and_then(|()| {
-                    socket.set_priority(crate::firewall::guard::SENT_PRIORITY.cast_signed())
-                })
+                .and_then(|()| socket.set_priority(SENT_PRIORITY.cast_signed()))
                 .map_err(|source| failed("set up the probes' port", source))?;
             Ok(socket)
         };

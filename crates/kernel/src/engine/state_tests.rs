@@ -7,6 +7,7 @@ use weft_crypto::{Cipher, SaKey, TunnelEnd, TunnelWay};
 use weft_path::{EngineKind, Vni};
 
 use super::*;
+use crate::engine::channel::change::Change;
 
 const PEER: PeerId = PeerId::from_bytes([7; 32]);
 const REMOTE: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 2));

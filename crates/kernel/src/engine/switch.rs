@@ -11,19 +11,19 @@ use weft_packet::vxlan;
 use weft_path::{Endpoint, Mac};
 
 use super::KernelEngineConfig;
-use super::announcements::{Announcements, TooMany};
 use super::filters::Limiter;
 use super::probes::{self, Received};
 use crate::error::KernelError;
 use crate::net::ipv6;
 use crate::net::link::Link;
+use crate::switch::announcements::{Announcements, TooMany};
 use crate::switch::odp::{self, OdpEdit, OdpEvent, OdpInbox, OdpSpec, OdpSwitch};
 use crate::{
     firewall::{forward::ForwardRule, guard::Guard, mss::MssClamp, senders::Senders},
     handle::Kernel,
     net::{
         bridge::{BridgeSpec, PortSpec},
-        vxlan::{OuterFamily, VxlanSpec},
+        vxlan::{OuterFamily, VXLAN, VXLAN6, VxlanSpec},
     },
     switch::{
         groups::GroupLimit,
@@ -31,10 +31,7 @@ use crate::{
     },
 };
 
-/// The VXLAN devices of the network, one for each family of outer addresses.
-pub(super) const VXLAN: &str = "weft-vxlan";
-pub(super) const VXLAN6: &str = "weft-vxlan6";
-/// Those that take the probes of active paths.
+/// The devices that take the probes of active paths.
 const PROBE: &str = "weft-probe";
 const PROBE6: &str = "weft-probe6";
 /// A probe may be as long as any path carries.
@@ -106,7 +103,8 @@ impl Switch {
         odp::remove_datapath(kernel, &config.device, VXLAN).await?;
         let mut bridge = Box::new(Bridge::new(kernel.clone(), config));
         bridge.ensure_local().await?;
-        bridge.announcements = Some(Announcements::start(kernel, config));
+        bridge.announcements =
+            Some(Announcements::start(kernel, &config.device, &config.tap, config.mtu));
         Ok((Self::Bridge(bridge), reason))
     }
 

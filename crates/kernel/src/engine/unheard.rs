@@ -8,13 +8,8 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use weft_crypto::PeerId;
-use weft_path::{EngineEvent, PathId};
+use weft_path::PathId;
 
-use super::worker::Worker;
-use crate::xfrm::StateId;
-
-/// Interval of checks of silent peers' SAs, in milliseconds.
-const LISTEN_MS: u64 = 3_000;
 /// A peer is silent if none of its probes arrived for this many milliseconds; a standby path sends one every
 /// ten seconds.
 const SILENT_MS: u64 = 12_000;
@@ -24,7 +19,7 @@ const READ_MAX: usize = 256;
 /// When each peer was last heard, and how many packets its SAs opened meanwhile.
 #[derive(Default)]
 pub(super) struct Unheard {
-    next: Option<Instant>,
+    pub(super) next: Option<Instant>,
     /// When each peer's last probe came.
     heard: BTreeMap<PeerId, Instant>,
     /// Paths of silent peers.
@@ -43,19 +38,19 @@ struct Opened {
 
 /// The number of packets that all SAs of a path have opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Reading {
-    peer: PeerId,
-    path: PathId,
-    packets: u64,
+pub(super) struct Reading {
+    pub(super) peer: PeerId,
+    pub(super) path: PathId,
+    pub(super) packets: u64,
 }
 
 /// A path whose packets are opened but never reach the engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Deaf {
-    path: PathId,
-    peer: PeerId,
+pub(super) struct Deaf {
+    pub(super) path: PathId,
+    pub(super) peer: PeerId,
     /// It was not the last time.
-    is_news: bool,
+    pub(super) is_news: bool,
 }
 
 impl Unheard {
@@ -70,7 +65,7 @@ impl Unheard {
 
     /// Selects the paths to read now: those of silent peers, in turn, that have at most [`READ_MAX`] SAs
     /// together.
-    fn turn<T>(
+    pub(super) fn turn<T>(
         &mut self,
         now: Instant,
         paths: impl Iterator<Item = (PeerId, PathId, T)>,
@@ -91,7 +86,7 @@ impl Unheard {
     }
 
     /// Takes readings of silent peers' paths, and returns the paths that still open packets.
-    fn note(&mut self, now: Instant, readings: &[Reading]) -> Vec<Deaf> {
+    pub(super) fn note(&mut self, now: Instant, readings: &[Reading]) -> Vec<Deaf> {
         let mut deaf = Vec::new();
         for &Reading { peer, path, packets } in readings {
             if !self.is_silent(now, &peer) {
@@ -113,7 +108,7 @@ impl Unheard {
     }
 
     /// Forgets paths that are gone and peers that were heard again.
-    fn retain(&mut self, now: Instant, paths: &BTreeMap<PathId, PeerId>) {
+    pub(super) fn retain(&mut self, now: Instant, paths: &BTreeMap<PathId, PeerId>) {
         self.heard.retain(|peer, _| paths.values().any(|of| of == peer));
         let silent: Vec<PathId> = self
             .silent
@@ -125,46 +120,9 @@ impl Unheard {
     }
 }
 
-impl Worker {
-    pub(super) fn listening_due(&self) -> Option<Instant> {
-        let due = self.unheard.next.unwrap_or(self.next_reading);
-        self.ipsec.is_some().then_some(due)
-    }
-
-    /// Compares the packets that silent peers' SAs have opened with the probes received from these peers.
-    pub(super) async fn listen(&mut self) {
-        let now = Instant::now();
-        self.unheard.next = Some(now + Duration::from_millis(LISTEN_MS));
-        let channel = self.state.channel.received();
-        let mut readings: Vec<Reading> =
-            channel.map(|(peer, path, packets)| Reading { peer, path, packets }).collect();
-        let of_channel = readings.iter().map(|reading| (reading.path, reading.peer));
-        let paths = self.state.inbound().map(|(peer, path, _)| (path, peer));
-        self.unheard.retain(now, &paths.chain(of_channel).collect());
-        let asked = self.unheard.turn(now, self.state.inbound());
-        readings.extend(self.opened(&asked).await);
-        for Deaf { path, peer, is_news } in self.unheard.note(now, &readings) {
-            self.counters.paths_unheard += u64::from(is_news);
-            (self.events)(EngineEvent::Unheard { peer, path });
-        }
-    }
-
-    /// The number of packets that each path's SAs have opened together. Leaves out paths that the kernel does
-    /// not report.
-    async fn opened(&self, asked: &[(PeerId, PathId, StateId)]) -> Vec<Reading> {
-        let Some(ipsec) = self.ipsec.as_ref().filter(|_| !asked.is_empty()) else {
-            return Vec::new();
-        };
-        let ids: Vec<StateId> = asked.iter().map(|(.., id)| *id).collect();
-        let usages = ipsec.xfrm.usage(&ids).await.into_iter();
-        // An SA that is gone has opened nothing.
-        added_up(asked, usages.map(|it| Some(it.ok()?.map_or(0, |usage| usage.packets))))
-    }
-}
-
 /// Sums the counts of paths all of whose SAs were read. An unread SA counted as 0 would make the next reading
 /// look like new packets.
-fn added_up<T>(
+pub(super) fn added_up<T>(
     asked: &[(PeerId, PathId, T)],
     counts: impl Iterator<Item = Option<u64>>,
 ) -> Vec<Reading> {

@@ -17,6 +17,9 @@ use super::{
 };
 use crate::{error::KernelError, handle::Kernel, netlink::error::RequestError};
 
+/// The VXLAN devices of the network, one for each family of outer addresses.
+pub(crate) const VXLAN: &str = "weft-vxlan";
+pub(crate) const VXLAN6: &str = "weft-vxlan6";
 /// The family of the outer addresses that a VXLAN device sends to and receives from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum OuterFamily {

@@ -3,6 +3,7 @@
 //! Beside either: direct ports.
 
 pub(crate) mod announce;
+pub(crate) mod announcements;
 pub(crate) mod direct;
 pub(crate) mod groups;
 pub mod odp;

@@ -1,6 +1,6 @@
 //! The data channel's device: found out about, made with the first path that needs it, changed, removed.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::BTreeSet;
 use std::fmt::Display;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -14,17 +14,18 @@ use weft_io::encap::{EncapSocket, Taker};
 use weft_openvpn::device::{
     KeyAttributes, KeyDirection, Mode, NONCE_TAIL_BYTES, PeerAttributes, Slot,
 };
-
-use super::state::Sealed;
-use super::{Change, KeySpec, PeerSpec, key_id};
 use weft_path::Reason;
 
-use crate::engine::state::Way;
+use super::change::{Change, KeySpec, PeerSpec, key_id};
+use super::open::{Leaving, Open};
+use super::state::Sealed;
+use crate::engine::sa::Way;
 use crate::engine::worker::Worker;
 use crate::error::KernelError;
 use crate::net::tunnel::TunnelSpec;
-use crate::ovpn::DATA_CHANNEL_DEVICE;
-use crate::ovpn::{OvpnClient, OvpnDevice, OvpnDeviceSpec, OvpnError, OvpnWatch, Refusal, Watched};
+use crate::ovpn::{
+    DATA_CHANNEL_DEVICE, OvpnClient, OvpnDevice, OvpnDeviceSpec, OvpnError, OvpnWatch, Refusal,
+};
 
 /// The largest MTU of the device, in bytes. Containers' MTUs limit data packets, but a probe may be as long
 /// as any path carries.
@@ -47,94 +48,6 @@ const HOST_FIXED: &str = "--host sets the source address, but probes leave from 
 const NO_IPV6: &str = "the host has no IPv6, which tunnel addresses need";
 const NOT_RUNNING: &str = "the kernel engine is not running";
 const NO_DEVICE: &str = "the data channel's device is gone";
-
-/// The device, and the sockets that its peers are reached by.
-#[derive(Default)]
-pub(in crate::engine) struct Channel {
-    /// They outlive the device, and the daemon.
-    pub(in crate::engine) sockets: Option<EncapSocket>,
-    pub(super) open: Option<Open>,
-    /// Notices were lost; the next reading makes up for them.
-    pub(super) notices_lost: bool,
-    /// The result of the last trial of the kernel, and when it ran.
-    tried: Option<(Instant, Result<Vec<Cipher>, Reason>)>,
-}
-
-/// The device while it is there.
-pub(super) struct Open {
-    pub(super) index: u32,
-    pub(super) client: OvpnClient,
-    pub(super) watch: OvpnWatch,
-    pub(super) leaving: Leaving,
-}
-
-/// Peers without keys that wait for deletion. The kernel's deletion waits for all processors and takes tens
-/// of milliseconds. So peers are deleted one at a time, and hundreds of deletions do not delay probes. A new
-/// peer with the id or the address of one of them waits for its deletion.
-pub(super) struct Leaving {
-    /// The peer that has waited longest comes first.
-    peers: VecDeque<(u32, Ipv6Addr)>,
-    /// When the next deletion is due.
-    next: Instant,
-}
-
-impl Channel {
-    /// Waits for the next notice of the device; pends while there is no device. Cancel safe.
-    pub(in crate::engine) async fn next(&mut self) -> Result<Watched, OvpnError> {
-        match &mut self.open {
-            Some(open) => open.watch.next().await,
-            None => std::future::pending().await,
-        }
-    }
-
-    pub(in crate::engine) const fn is_open(&self) -> bool {
-        self.open.is_some()
-    }
-
-    /// When the next peer is due for deletion.
-    pub(in crate::engine) fn deletion_due(&self) -> Option<Instant> {
-        self.open.as_ref().and_then(|open| open.leaving.due())
-    }
-}
-
-impl Leaving {
-    /// Starts empty; the first deletion is due at `now`.
-    const fn new(now: Instant) -> Self {
-        Self { peers: VecDeque::new(), next: now }
-    }
-
-    fn push(&mut self, id: u32, address: Ipv6Addr) {
-        self.peers.push_back((id, address));
-    }
-
-    /// When the next deletion is due. Only a deletion changes this time. If each call computed it, a stream
-    /// of events could defer the deletion indefinitely.
-    fn due(&self) -> Option<Instant> {
-        (!self.peers.is_empty()).then_some(self.next)
-    }
-
-    /// Takes the peer that has waited longest.
-    fn take(&mut self) -> Option<(u32, Ipv6Addr)> {
-        self.peers.pop_front()
-    }
-
-    /// Records a deletion; the next one is due now.
-    const fn deleted(&mut self, now: Instant) {
-        self.next = now;
-    }
-
-    /// Takes those out that have the id or the address of a new peer.
-    fn make_way_for(&mut self, new: &PeerSpec) -> Vec<(u32, Ipv6Addr)> {
-        let in_the_way = |(id, address): &(u32, Ipv6Addr)| *id == new.id || *address == new.address;
-        let (now, later): (Vec<_>, Vec<_>) = self.peers.drain(..).partition(in_the_way);
-        self.peers = later.into();
-        now
-    }
-
-    pub(super) fn has(&self, id: u32) -> bool {
-        self.peers.iter().any(|(leaving, _)| *leaving == id)
-    }
-}
 
 impl Worker {
     /// AEADs with which the kernel moves format `ovpn` between hosts, or why it does not.
@@ -211,7 +124,7 @@ impl Worker {
                     failed.insert(path);
                 }
                 None => {
-                    tracing::warn!(%reason, "cannot remove everything from the data channel's device")
+                    tracing::warn!(%reason, "cannot remove everything from the data channel's device");
                 }
             }
         }
@@ -541,25 +454,6 @@ mod tests {
             assert!(!others.contains(&unused) && unused != known, "{way:?}");
             others.push(unused);
         }
-    }
-
-    #[test]
-    fn a_deletion_that_is_due_stays_due_until_it_is_done() {
-        let begun = Instant::now() - Duration::from_secs(1);
-        let mut leaving = Leaving::new(begun);
-        assert_eq!(leaving.due(), None);
-        for id in [1, 2] {
-            leaving.push(id, TRIAL.address);
-            assert_eq!(leaving.due(), Some(begun), "however often it is asked");
-        }
-        assert_eq!(leaving.take(), Some((1, TRIAL.address)));
-        assert_eq!(leaving.due(), Some(begun));
-        let deleted = begun + Duration::from_millis(30);
-        leaving.deleted(deleted);
-        assert_eq!(leaving.due(), Some(deleted));
-        assert!(leaving.has(2) && !leaving.has(1));
-        assert_eq!(leaving.make_way_for(&PeerSpec { id: 3, ..TRIAL }), [(2, TRIAL.address)]);
-        assert_eq!(leaving.due(), None);
     }
 
     fn refusal(errno: Errno) -> OvpnError {

@@ -9,9 +9,9 @@ use weft_crypto::{PeerId, TunnelEnd, TunnelWay};
 use weft_openvpn::device::{PeerState, Slot};
 use weft_path::{EngineEvent, EngineKind, InboundSa, OutboundSa, PathId};
 
-use super::{Change, KeySpec, PeerSpec, key_id, peer_id};
-use crate::engine::state::{Action, Way};
-use crate::engine::traffic::SaOf;
+use super::change::{Change, KeySpec, PeerSpec, key_id, peer_id};
+use crate::engine::action::Action;
+use crate::engine::sa::{SaOf, Way};
 use crate::xfrm::{Limits, StateId};
 
 /// The last byte of our senders' ids. A receiver's id ends with its lane's number, and no lane of ours has

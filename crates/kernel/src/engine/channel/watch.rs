@@ -8,8 +8,8 @@ use weft_openvpn::device::{DeletionReason, Notice, Notification, PeerState, Slot
 use weft_path::EngineEvent;
 
 use super::device::is_gone;
-use crate::engine::state::{Action, Way};
-use crate::engine::traffic::SaOf;
+use crate::engine::action::Action;
+use crate::engine::sa::{SaOf, Way};
 use crate::engine::worker::Worker;
 use crate::ovpn::DATA_CHANNEL_DEVICE;
 use crate::ovpn::{OvpnError, OvpnWatch, Refusal, Watched};
@@ -252,7 +252,7 @@ mod tests {
     use weft_openvpn::device::Traffic;
 
     use super::*;
-    use crate::engine::traffic::Ledger;
+    use crate::engine::ledger::Ledger;
 
     const PEER: PeerId = PeerId::from_bytes([7; 32]);
 

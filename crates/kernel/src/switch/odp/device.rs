@@ -5,7 +5,7 @@ use netlink_packet_route::link::{
 };
 use rustix::io::Errno;
 
-use super::switch::OdpSpec;
+use super::api::OdpSpec;
 use crate::{
     error::KernelError,
     handle::Kernel,

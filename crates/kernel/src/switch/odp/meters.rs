@@ -7,8 +7,8 @@ use super::{
     decide::Decision,
     flow::{Frame, Output},
     limits::Class,
+    state::Core,
     tables::Change,
-    worker::Core,
 };
 use crate::{netlink::error::RequestError, switch::groups::GroupCounts};
 

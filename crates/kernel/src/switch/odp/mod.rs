@@ -7,6 +7,7 @@
 //! Every later frame stays in the kernel. The index records with each flow which entries its decision has
 //! read (`index`), so that a change touches exactly the flows that it concerns.
 
+mod api;
 mod codec;
 mod codec_flow;
 mod codec_meter;
@@ -21,6 +22,7 @@ mod limits;
 mod meters;
 mod ports;
 mod socket;
+mod state;
 mod switch;
 mod tables;
 mod worker;
@@ -29,6 +31,7 @@ mod worker;
 mod tests;
 
 pub use self::{
+    api::{OdpEdit, OdpEvent, OdpProbe, OdpSpec},
     counters::{OdpAudit, OdpCounters},
     decide::OdpDrop,
     index::{FLOWS_MAX, FLOWS_PER_PORT_MAX, PUT_AGAIN_AFTER_MS},
@@ -36,8 +39,8 @@ pub use self::{
     ports::remove_datapath,
     socket::{UPCALL_BUFFER_BYTES, UPCALL_SOCKETS},
     switch::{
-        COMMANDS_QUEUED_MAX, EVENTS_QUEUED_MAX, OdpEdit, OdpEvent, OdpInbox, OdpProbe, OdpSpec,
-        OdpSwitch, PROBES_QUEUED_MAX, SWEEP_INTERVAL_S,
+        COMMANDS_QUEUED_MAX, EVENTS_QUEUED_MAX, OdpInbox, OdpSwitch, PROBES_QUEUED_MAX,
+        SWEEP_INTERVAL_S,
     },
     tables::{LEARNED_AGE_MS, LEARNED_MAX, LEARNED_PER_PORT_MAX, MOVE_HOLD_MS, Via},
     worker::{FLOODS_PER_S_MAX, FLOWLESS_PER_S_MAX, PROBES_PER_S_MAX, REPAIR_INTERVAL_MS},

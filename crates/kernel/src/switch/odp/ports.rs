@@ -4,6 +4,7 @@ use netlink_packet_route::link::InfoKind;
 use rustix::io::Errno;
 
 use super::{
+    api::{OdpEvent, OdpSpec},
     codec_flow::flush_flows,
     codec_port::{
         Datapath, PORT_INTERNAL, USER_FEATURES, VPORT_TYPE_INTERNAL, VPORT_TYPE_NETDEV, Vport,
@@ -12,9 +13,8 @@ use super::{
     },
     device::{clear_name, ensure_internal, ensure_tunnel},
     socket::{Families, open_requests, upcall_port},
-    switch::{OdpEvent, OdpSpec},
+    state::Core,
     tables::PortKind,
-    worker::Core,
 };
 use crate::{
     error::KernelError,

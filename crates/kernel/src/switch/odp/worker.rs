@@ -18,6 +18,7 @@ use tokio::{
 use weft_path::{Mac, Vni};
 
 use super::{
+    api::{Command, OdpEdit, OdpEvent, OdpProbe, OdpSpec},
     codec_flow::{FlowEntry, Put, delete_flow, dump_flows, flow_entry, put_flow},
     codec_packet::{Upcall, execute, upcall},
     codec_port::{CMD_DEL, PORT_INTERNAL, datapath, get_datapath, vport},
@@ -27,21 +28,14 @@ use super::{
     index::{Edit, Index},
     limits::Bucket,
     ports,
-    socket::{Families, Sweep, Upcalls, join, open_notices, open_requests},
-    switch::{Command, OdpEdit, OdpEvent, OdpProbe, OdpSpec},
+    socket::{Sweep, Upcalls, join, open_notices, open_requests},
+    state::{Core, Queues},
     tables::{Change, PortKind, Tables},
 };
 use crate::{
     error::KernelError,
     handle::Kernel,
-    netlink::{
-        error::RequestError,
-        generic::{self, Requests},
-        notices::Notices,
-        reader::messages,
-        socket::Datagram,
-    },
-    switch::groups::GroupCounts,
+    netlink::{error::RequestError, generic, notices::Notices, reader::messages, socket::Datagram},
 };
 
 /// How many frames to unknown destinations are sent everywhere, per second.
@@ -55,14 +49,6 @@ pub const REPAIR_INTERVAL_MS: u64 = 1_000;
 /// Copies of a frame in one request; with more, there is no flow and there are several requests.
 const OUTPUTS_PER_EXECUTE_MAX: usize = 256;
 
-/// The switch's ends of its queues.
-pub(super) struct Queues {
-    pub(super) commands: mpsc::Receiver<Command>,
-    pub(super) events: mpsc::Sender<OdpEvent>,
-    pub(super) probes: mpsc::Sender<OdpProbe>,
-    pub(super) groups: watch::Sender<GroupCounts>,
-}
-
 /// A switch with its event sources.
 pub(super) struct Worker {
     core: Core,
@@ -70,38 +56,6 @@ pub(super) struct Worker {
     upcalls: Upcalls,
     notices: Notices,
     sweep: Sweep,
-}
-
-/// The state of a switch and its access to the kernel.
-pub(super) struct Core {
-    pub(super) kernel: Kernel,
-    pub(super) spec: OdpSpec,
-    pub(super) requests: Requests,
-    pub(super) families: Families,
-    /// The datapath's number.
-    pub(super) datapath: u32,
-    pub(super) tables: Tables,
-    pub(super) counters: OdpCounters,
-    /// The ports that should be there, whether they are or not.
-    pub(super) wanted: BTreeMap<String, PortKind>,
-    /// The wanted ports that are missing, and why.
-    pub(super) missing: BTreeMap<String, String>,
-    pub(super) index: Index,
-    /// Ports of which a meter may have counted frames since the last look, besides those with flows.
-    pub(super) metered: BTreeSet<u32>,
-    pub(super) next_limit_look_ms: u64,
-    /// The last reported reason that group frames are not limited.
-    pub(super) unlimited: Option<String>,
-    pub(super) groups: watch::Sender<GroupCounts>,
-    events: mpsc::Sender<OdpEvent>,
-    probes: mpsc::Sender<OdpProbe>,
-    /// The datapath may be gone.
-    suspect: bool,
-    lost_before: u64,
-    started: Instant,
-    floods: Bucket,
-    flowless: Bucket,
-    probe_bucket: Bucket,
 }
 
 /// How the switch goes on after a command.
@@ -559,19 +513,6 @@ impl Core {
         }
     }
 
-    pub(super) fn event(&mut self, event: OdpEvent) {
-        if self.events.try_send(event).is_err() {
-            self.counters.events_dropped += 1;
-        }
-    }
-
-    /// Notes that the datapath may be gone.
-    pub(super) fn watch_for_end<T>(&mut self, result: &Result<T, RequestError>) {
-        if let Err(error) = result {
-            self.suspect |= error.is(Errno::NODEV);
-        }
-    }
-
     async fn is_there(&mut self) -> bool {
         self.suspect = false;
         let request = get_datapath(self.families.datapath, &self.spec.name);
@@ -583,9 +524,5 @@ impl Core {
             // The family itself is gone with the module.
             Err(error) => !(error.is(Errno::NODEV) || error.is(Errno::NOENT)),
         }
-    }
-
-    pub(super) fn now_ms(&self) -> u64 {
-        u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX)
     }
 }

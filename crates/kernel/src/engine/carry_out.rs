@@ -9,9 +9,12 @@ use weft_io::encap::EncapSocket;
 use weft_path::{EngineEvent, PathId};
 
 use super::SwitchKind;
-use super::channel::{self, Change};
+use super::action::{Action, Probe};
+use super::channel::{
+    self,
+    change::{self, Change},
+};
 use super::probes::{Received, SendError};
-use super::state::{Action, Probe};
 use super::worker::{RETIRE_MS, Worker};
 use crate::error::KernelError;
 use crate::xfrm::{Direction, PolicyId, PolicySpec, StateId, StateSpec};
@@ -58,7 +61,7 @@ impl Worker {
                 | Action::Tell(_) => last.push(action),
             }
         }
-        let (changes, deletions) = channel::split(batch.channel);
+        let (changes, deletions) = change::split(batch.channel);
         self.add_states(batch.states).await;
         self.change_channel(changes).await;
         if trusts {

@@ -24,12 +24,14 @@ use weft_io::tap::{Tap, TapOptions, VNET_LEN};
 use weft_packet::announcement::Announcement;
 use weft_packet::ethernet;
 
-use super::KernelEngineConfig;
-use super::switch::{VXLAN, VXLAN6};
-use crate::error::KernelError;
 use crate::{
+    error::KernelError,
+    firewall::guard::SENT_PRIORITY,
     handle::Kernel,
-    net::bridge::{ANNOUNCEMENTS_DEVICE, PortSpec},
+    net::{
+        bridge::{ANNOUNCEMENTS_DEVICE, PortSpec},
+        vxlan::{VXLAN, VXLAN6},
+    },
 };
 
 /// Frames of this host that go to other hosts in a second at most.
@@ -55,7 +57,7 @@ const RETRY_MS: u64 = 1_000;
 const CHECK_MS: u64 = 10_000;
 
 /// The task from outside. It ends when this is dropped.
-pub(super) struct Announcements {
+pub(crate) struct Announcements {
     heard: mpsc::Receiver<Announcement>,
     counts: Arc<Counts>,
     task: JoinHandle<Infallible>,
@@ -73,11 +75,11 @@ struct Counts {
 
 /// Reads the counts of excess frames.
 #[derive(Clone)]
-pub(super) struct TooMany(Arc<Counts>);
+pub(crate) struct TooMany(Arc<Counts>);
 
 impl TooMany {
     /// The number of excess frames and the last sender.
-    pub(super) fn read(&self) -> (u64, Option<[u8; 6]>) {
+    pub(crate) fn read(&self) -> (u64, Option<[u8; 6]>) {
         let [_, _, sender @ ..] = self.0.sender.load(Relaxed).to_be_bytes();
         (self.0.too_many.load(Relaxed), Some(sender).filter(|sender| *sender != [0; 6]))
     }
@@ -90,24 +92,26 @@ impl Drop for Announcements {
 }
 
 impl Announcements {
-    pub(super) fn start(kernel: &Kernel, config: &KernelEngineConfig) -> Self {
+    /// Starts the task, for a bridge whose containers have this MTU and that the vector engine's device `tap` is a
+    /// port of.
+    pub(crate) fn start(kernel: &Kernel, bridge: &str, tap: &str, mtu: u16) -> Self {
         let (sender, heard) = mpsc::channel(HEARD_QUEUED_MAX);
         let counts = Arc::new(Counts::default());
         let port = PortSpec {
             name: ANNOUNCEMENTS_DEVICE.into(),
-            bridge: config.device.clone(),
+            bridge: bridge.to_owned(),
             isolated: true,
             learning: false,
             neigh_suppress: false,
             flood: false,
-            mtu: u32::from(config.mtu),
+            mtu: u32::from(mtu),
             gso_max_size: None,
             gso_max_segs: None,
         };
         let relay = Relay {
             kernel: kernel.clone(),
             port,
-            overlay: [config.tap.clone(), VXLAN.into(), VXLAN6.into()],
+            overlay: [tap.to_owned(), VXLAN.into(), VXLAN6.into()],
             heard: sender,
             counts: Arc::clone(&counts),
         };
@@ -115,18 +119,18 @@ impl Announcements {
     }
 
     /// Waits for the next announcement of a host on the network. Cancel safe.
-    pub(super) async fn next(&mut self) -> Announcement {
+    pub(crate) async fn next(&mut self) -> Announcement {
         match self.heard.recv().await {
             Some(announcement) => announcement,
             None => std::future::pending().await,
         }
     }
 
-    pub(super) fn too_many(&self) -> TooMany {
+    pub(crate) fn too_many(&self) -> TooMany {
         TooMany(Arc::clone(&self.counts))
     }
 
-    pub(super) fn counters(&self) -> Vec<(&'static str, u64)> {
+    pub(crate) fn counters(&self) -> Vec<(&'static str, u64)> {
         vec![
             ("announcements_relayed", self.counts.relayed.load(Relaxed)),
             ("announcements_dropped", self.counts.dropped.load(Relaxed)),
@@ -179,7 +183,7 @@ impl Relay {
         let (port, bridge, sender) =
             namespace::run_in(&self.kernel.inner.home, open).map_err(failed)?.map_err(refused)?;
         // The frames bypass the bridge's output hook, where the guard marks Weft's packets.
-        sender.set_priority(crate::firewall::guard::SENT_PRIORITY.cast_signed()).map_err(failed)?;
+        sender.set_priority(SENT_PRIORITY.cast_signed()).map_err(failed)?;
         self.kernel.ensure_port(&self.port).await?;
         let (stop, (ended, end)) = (Waker::new().map_err(failed)?, oneshot::channel());
         let mut work = Work {
