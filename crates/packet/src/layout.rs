@@ -132,7 +132,6 @@ impl Layout {
     ///
     /// # Errors
     /// [`Opaque`] if it is not a whole TCP or UDP packet.
-    #[inline]
     pub fn parse(frame: &[u8]) -> Result<Self, Opaque> {
         let Ok(header) = ethernet::Header::parse(frame) else { return Err(Opaque::Short) };
         let l3 = header.header_len();
