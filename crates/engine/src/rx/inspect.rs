@@ -37,7 +37,7 @@ pub(crate) enum Inside {
 /// Looks into a packet that has been opened in place, from `start` of the arena on, and brings the frame's
 /// congestion mark up to the outer header's. Says nothing to anybody: the packet may yet turn out to be a
 /// repetition.
-#[inline]
+#[inline(always)]
 pub(crate) fn inspect(
     state: &State,
     inbound: &Inbound,

@@ -30,7 +30,7 @@ pub(crate) struct OpenedFrame {
 
 impl OpenedFrame {
     /// The one look at its headers; the size of segments is lowered by it.
-    #[inline]
+    #[inline(always)]
     fn look(&self, arena: &mut [u8]) -> Headers {
         let range = self.at.start as usize..self.at.end as usize;
         let Some(frame) = arena.get_mut(range) else { return Err(Opaque::Short) };
@@ -59,7 +59,7 @@ impl Merger {
     }
 
     /// Files a frame and writes nothing; false if there is no room.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn file(&mut self, arena: &mut [u8], frame: &OpenedFrame) -> bool {
         let headers = frame.look(arena);
         self.coalescer.push(arena, frame.at.clone(), &headers, frame.checksum).is_ok()
@@ -72,20 +72,28 @@ impl Merger {
         let _ = self.coalescer.take_rejected();
     }
 
-    #[inline]
+    #[inline(always)]
     pub(crate) fn push<F: FrameSink, R>(
         &mut self,
         arena: &mut [u8],
         frame: &OpenedFrame,
         env: &Env<'_, F, R>,
     ) {
-        let headers = frame.look(arena);
-        let OpenedFrame { at, checksum, .. } = frame;
-        if self.coalescer.push(arena, at.clone(), &headers, *checksum).is_err() {
-            self.flush(arena, env);
-            // An empty one takes every frame.
-            let _ = self.coalescer.push(arena, at.clone(), &headers, *checksum);
+        if !self.file(arena, frame) {
+            self.flush_for(arena, frame, env);
         }
+    }
+
+    /// Writes what is filed, and files a frame for which there was no room: an empty coalescer takes every frame.
+    #[cold]
+    fn flush_for<F: FrameSink, R>(
+        &mut self,
+        arena: &mut [u8],
+        frame: &OpenedFrame,
+        env: &Env<'_, F, R>,
+    ) {
+        self.flush(arena, env);
+        self.file(arena, frame);
     }
 
     pub(crate) fn flush<F: FrameSink, R>(&mut self, arena: &[u8], env: &Env<'_, F, R>) {
