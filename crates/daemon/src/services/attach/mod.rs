@@ -477,7 +477,7 @@ impl Attachments {
         match self.ports.bypass().look(&self.kernel).await {
             Ok(seen) => self.ports.bypass().say(bypass::passed_by(&seen, &direct)),
             Err(error) => {
-                tracing::debug!(%error, "cannot find out which rules direct ports bypass")
+                tracing::debug!(%error, "cannot find out which rules direct ports bypass");
             }
         }
     }

@@ -222,10 +222,10 @@ impl DirectPorts {
                     return;
                 }
                 Ok(Err(error)) => {
-                    tracing::error!(%error, "cannot create a new device for the vector engine")
+                    tracing::error!(%error, "cannot create a new device for the vector engine");
                 }
                 Err(error) => {
-                    tracing::error!(error, "cannot create a new device for the vector engine")
+                    tracing::error!(error, "cannot create a new device for the vector engine");
                 }
             }
             tokio::time::sleep(RENEW_PAUSE).await;
