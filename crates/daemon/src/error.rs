@@ -13,7 +13,7 @@ use crate::upkeep::store::StoreError;
 pub enum StartError {
     /// Another daemon runs on this host (configuration).
     #[error(
-        "a weft daemon is already running here (it holds {0}); see weft status, or stop it with weft stop"
+        "a weft daemon is already running here (it holds {0}); see weft status, or end it with weft stop, which also waits for one that is ending"
     )]
     AlreadyRunning(PathBuf),
     /// The API socket cannot be created, or belongs to another program (configuration or the

@@ -20,8 +20,8 @@ pub use error::StartError;
 pub use holder::hold_sockets;
 pub use start::run;
 pub use upkeep::host::{
-    Reset, check_host, choose_libraries, log_path, open_log, raise_descriptor_limit, reset,
-    wait_until_stopped,
+    Reset, check_host, choose_libraries, is_ending, log_path, open_log, raise_descriptor_limit,
+    reset, wait_until_stopped,
 };
 pub use upkeep::landlock::has_landlock;
 pub use upkeep::log::{log_to_file, log_to_stderr};

@@ -11,7 +11,7 @@ use ipnet::IpNet;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use tokio::runtime::Handle;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{Semaphore, mpsc, watch};
 use tokio::task::JoinHandle;
 use weft_api::{ApiListener, Invitation};
 use weft_crypto::PeerId;
@@ -36,7 +36,7 @@ use crate::core::saving::Saving;
 use crate::core::targets::{TARGETS_FILE, Targets};
 use crate::core::unheard::Unheard;
 use crate::devices::{SWITCH, TAP, VNI};
-use crate::http::daemon::Daemon;
+use crate::http::daemon::{CHANGES_MAX, Daemon};
 use crate::services::attach::loops::tell_of_rounds;
 use crate::services::attach::mend::keep_interfaces;
 use crate::services::attach::ports::{DirectPorts, remote_set};
@@ -279,6 +279,7 @@ async fn start(
         warnings: Warnings::default(),
         health: Health::default(),
         services,
+        changes: Arc::new(Semaphore::new(CHANGES_MAX)),
     };
     let (halt_sender, halt) = watch::channel(false);
     tokio::spawn(halt_in_order(stop, Arc::clone(&daemon.attachments), halt_sender));
@@ -306,14 +307,24 @@ async fn serve(
 ) {
     let api = tokio::spawn(serve_api(listener, Arc::clone(&daemon)));
     let attachments = Arc::clone(&daemon.attachments);
-    if let Err(error) = daemon.services.spawn(async move { attachments.restore().await }).await {
-        tracing::error!(%error, "cannot restore the containers of the last run; this is a bug in weft");
+    let restoring = daemon.services.spawn(async move { attachments.restore().await });
+    let mut control = control;
+    let stopped = tokio::select! {
+        restored = restoring => {
+            if let Err(error) = restored {
+                tracing::error!(%error, "cannot restore the containers of the last run; this is a bug in weft");
+            }
+            false
+        }
+        _ = &mut control => true,
+    };
+    if !stopped {
+        daemon.attachments.set_restored();
+        ready(&daemon.invitation().await);
+        let (peer, nickname, mtu) = (daemon.local, &daemon.settings.nickname, daemon.mtu);
+        tracing::info!(%peer, nickname, mtu, "weft is running");
+        let _ = control.await;
     }
-    daemon.attachments.set_restored();
-    ready(&daemon.invitation().await);
-    let (peer, nickname, mtu) = (daemon.local, &daemon.settings.nickname, daemon.mtu);
-    tracing::info!(%peer, nickname, mtu, "weft is running");
-    let _ = control.await;
     api.abort();
     daemon.attachments.rest().await;
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use tokio::runtime::Handle;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{Semaphore, mpsc, watch};
 use weft_crypto::PeerId;
 use weft_kernel::Kernel;
 use weft_link::Links;
@@ -19,6 +19,9 @@ use crate::services::supervisor::Health;
 use crate::upkeep::firewall::Firewall;
 use crate::upkeep::store::Store;
 use crate::upkeep::warnings::Warnings;
+
+/// Changes that requests may have under way or waiting for their turn.
+pub(crate) const CHANGES_MAX: usize = 1_024;
 
 /// The parts of the daemon that the API can reach.
 pub(crate) struct Daemon {
@@ -47,4 +50,6 @@ pub(crate) struct Daemon {
     pub(crate) health: Health,
     /// The runtime for services, and for requests that the kernel may delay.
     pub(crate) services: Handle,
+    /// Places for changes that requests ask for.
+    pub(crate) changes: Arc<Semaphore>,
 }

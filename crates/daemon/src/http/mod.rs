@@ -12,7 +12,7 @@ use tokio::runtime::Handle;
 use weft_api::call::{self, Nothing};
 use weft_api::{ApiError, ErrorKind, Routes, WorkersRequest};
 
-use self::daemon::Daemon;
+use self::daemon::{CHANGES_MAX, Daemon};
 use crate::services::supervisor::Aborted;
 
 type State = Arc<Daemon>;
@@ -36,16 +36,16 @@ pub(crate) fn router(daemon: Arc<Daemon>) -> Router {
             d.ask_workers(Some(wanted.workers)).await
         })
         .on(call::Attach, async |d: State, request| {
-            aside(&d.services.clone(), async move { d.attachments.attach(request).await }).await
+            change(&d.clone(), async move { d.attachments.attach(request).await }).await
         })
         .on(call::Detach, async |d: State, request| {
-            aside(&d.services.clone(), async move { d.detach(request).await }).await
+            change(&d.clone(), async move { d.detach(request).await }).await
         })
         .on(call::Connect, async |d: State, request| {
-            aside(&d.services.clone(), async move { d.connect(request).await }).await
+            change(&d.clone(), async move { d.connect(request).await }).await
         })
         .on(call::Forget, async |d: State, request| {
-            aside(&d.services.clone(), async move { d.forget(request).await }).await
+            change(&d.clone(), async move { d.forget(request).await }).await
         })
         .on(call::Token, async |d: State, Nothing {}| {
             aside(&d.services.clone(), async move { Ok(d.invitation().await) }).await
@@ -57,12 +57,32 @@ pub(crate) fn router(daemon: Arc<Daemon>) -> Router {
         .with_state(daemon)
 }
 
+/// Makes a change on the services' runtime. It goes on to its end if its caller leaves: half of it would be neither
+/// the state before nor the one asked for.
+async fn change<T: Send + 'static>(
+    daemon: &Daemon,
+    change: impl Future<Output = Result<T, ApiError>> + Send + 'static,
+) -> Result<T, ApiError> {
+    let Ok(permit) = Arc::clone(&daemon.changes).try_acquire_owned() else {
+        let text = format!("{CHANGES_MAX} changes wait for their turn already; try again later");
+        return Err(ApiError::new(ErrorKind::Unavailable, text));
+    };
+    let task = daemon.services.spawn(async move {
+        let _permit = permit;
+        change.await
+    });
+    task.await.map_err(|_| failed())?
+}
+
 /// Answers a request on the services' runtime, since the kernel may block the caller. The task ends with its
 /// caller.
 async fn aside<T: Send + 'static>(
     services: &Handle,
     answer: impl Future<Output = Result<T, ApiError>> + Send + 'static,
 ) -> Result<T, ApiError> {
-    let failed = |_| ApiError::new(ErrorKind::Internal, "the request failed; weft.log says why");
-    Aborted::new(services.spawn(answer)).await.map_err(failed)?
+    Aborted::new(services.spawn(answer)).await.map_err(|_| failed())?
+}
+
+fn failed() -> ApiError {
+    ApiError::new(ErrorKind::Internal, "the request failed; weft.log says why")
 }

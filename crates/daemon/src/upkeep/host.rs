@@ -117,6 +117,12 @@ fn open_log_in(dir: &Path) -> anyhow::Result<(File, PathBuf)> {
     }
 }
 
+/// Whether a daemon of this runtime directory answers no requests any more and still has to end.
+#[must_use]
+pub fn is_ending(runtime_dir: &Path) -> bool {
+    runtime_dir.exists() && Lock::take(runtime_dir).is_ok_and(|lock| lock.is_none())
+}
+
 /// Waits until the daemon of a runtime directory has ended; reports a long wait to `progress`.
 ///
 /// # Errors

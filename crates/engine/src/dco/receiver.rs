@@ -200,7 +200,7 @@ fn take<'a>(
             };
             if !merger.file(arena, &frame) {
                 *held = None;
-                merger.push(arena, &frame, env);
+                merger.flush_for(arena, &frame, env);
             }
         }
         Ok(Opened::Ping) => env.counters.did(Work::Keepalives, 1),

@@ -29,7 +29,7 @@ pub(crate) struct OpenedFrame {
 }
 
 impl OpenedFrame {
-    /// The one look at its headers; the size of segments is lowered by it.
+    /// A look at its headers; the size of segments is lowered by it.
     #[inline(always)]
     fn look(&self, arena: &mut [u8]) -> Headers {
         let range = self.at.start as usize..self.at.end as usize;
@@ -86,7 +86,7 @@ impl Merger {
 
     /// Writes what is filed, and files a frame for which there was no room: an empty coalescer takes every frame.
     #[cold]
-    fn flush_for<F: FrameSink, R>(
+    pub(crate) fn flush_for<F: FrameSink, R>(
         &mut self,
         arena: &mut [u8],
         frame: &OpenedFrame,

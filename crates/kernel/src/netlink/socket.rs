@@ -3,6 +3,7 @@
 use std::{io, os::fd::AsFd};
 
 use netlink_sys::{AsyncSocket, AsyncSocketExt, SocketAddr, TokioSocket};
+use rustix::io::Errno;
 use rustix::net::sockopt::set_socket_recv_buffer_size_force;
 use zeroize::Zeroize;
 
@@ -52,12 +53,19 @@ pub(super) fn buffer() -> Vec<u8> {
 pub(crate) struct Datagram<'a>(&'a mut Vec<u8>);
 
 /// Waits for the next datagram. Dropping the future loses none.
+///
+/// # Errors
+/// The kernel's; as after an overrun (ENOBUFS) if a datagram was longer than the buffer and has lost its end.
 pub(super) async fn receive<'a>(
     socket: &TokioSocket,
     buffer: &'a mut Vec<u8>,
 ) -> io::Result<Datagram<'a>> {
     socket.recv(buffer).await?;
-    Ok(Datagram(buffer))
+    let datagram = Datagram(buffer);
+    if datagram.0.len() >= DATAGRAM_BYTES_MAX {
+        return Err(Errno::NOBUFS.into());
+    }
+    Ok(datagram)
 }
 
 impl Datagram<'_> {

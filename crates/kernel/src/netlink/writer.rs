@@ -36,7 +36,7 @@ impl Answer {
 }
 
 /// A request, or a list of attributes, as it is written.
-#[derive(Clone, Default)]
+#[derive(Default)]
 pub(crate) struct Writer {
     bytes: Vec<u8>,
     /// It holds keys and is erased when dropped: the capacity that it began with.

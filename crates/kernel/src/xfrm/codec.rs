@@ -93,7 +93,6 @@ pub(super) struct Abilities {
 }
 
 /// A message's body as it is written: the kernel's structures, and attributes. Erased when dropped.
-#[derive(Clone)]
 pub(super) struct Body(Writer);
 
 impl Body {

@@ -125,7 +125,11 @@ async fn status(part: Option<StatusPart>, json: bool, daemon: &Client) -> anyhow
 }
 
 async fn stop(json: bool, daemon: &Client, runtime_dir: &Path) -> anyhow::Result<()> {
-    daemon.ask::<call::Stop>().await?;
+    match daemon.ask::<call::Stop>().await {
+        Ok(_) => {}
+        Err(ClientError::NotRunning(_)) if daemon::is_ending(runtime_dir) => {}
+        Err(error) => return Err(error.into()),
+    }
     daemon::wait_until_stopped(runtime_dir, output::progress).await?;
     output::print(json, &json!({ "stopped": true }), |_| "weft stopped".into())
 }
@@ -136,6 +140,9 @@ async fn reset(args: ResetArgs, daemon: &Client, runtime_dir: &Path) -> anyhow::
     }
     match daemon.ask::<call::Stop>().await {
         Ok(_) => daemon::wait_until_stopped(runtime_dir, output::progress).await?,
+        Err(ClientError::NotRunning(_)) if daemon::is_ending(runtime_dir) => {
+            daemon::wait_until_stopped(runtime_dir, output::progress).await?;
+        }
         Err(ClientError::NotRunning(_)) => {}
         Err(error) => return Err(error.into()),
     }

@@ -5,7 +5,7 @@ use tokio::sync::oneshot;
 use weft_api::{ApiError, ErrorKind};
 use weft_mesh::AddressError;
 
-use super::{Attachments, Inner, Saved};
+use super::{Attachments, Inner, Saved, is_stopping};
 use crate::core::control::Request;
 
 impl Attachments {
@@ -79,9 +79,11 @@ impl Attachments {
     ) -> Result<Result<Vec<IpNet>, AddressError>, ApiError> {
         let (reply, answer) = oneshot::channel();
         self.tell(Request::Addresses { owner: id.into(), explicit, reply }).await;
-        answer
-            .await
-            .map_err(|_| ApiError::new(ErrorKind::Unavailable, "weft is stopping; launch it again"))
+        tokio::select! {
+            answer = answer => answer.map_err(|_| is_stopping()),
+            // An answer may take as long as the other hosts need. The next daemon releases what nobody has.
+            () = self.inner.closed() => Err(is_stopping()),
+        }
     }
 }
 

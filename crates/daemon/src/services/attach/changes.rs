@@ -1,29 +1,24 @@
 //! One change at a time, and none once the daemon stops.
 
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use tokio::sync::{Mutex, MutexGuard};
+use tokio::sync::{Mutex, MutexGuard, watch};
 
 /// State that changes take turns at.
 pub(super) struct Changes<T> {
     state: Mutex<T>,
-    closed: AtomicBool,
+    closed: watch::Sender<bool>,
 }
 
 impl<T> Changes<T> {
     pub(super) fn new(state: T) -> Self {
-        Self { state: Mutex::new(state), closed: AtomicBool::new(false) }
+        Self { state: Mutex::new(state), closed: watch::Sender::new(false) }
     }
 
-    /// Waits for its turn to change the state. Waits for ever once the changes are closed.
-    pub(super) async fn begin(&self) -> MutexGuard<'_, T> {
+    /// Waits for its turn to change the state; `None` once the changes are closed.
+    pub(super) async fn begin(&self) -> Option<MutexGuard<'_, T>> {
         let state = self.state.lock().await;
-        if self.closed.load(Ordering::Relaxed) {
-            drop(state);
-            return std::future::pending().await;
-        }
-        state
+        (!self.is_closed()).then_some(state)
     }
 
     /// Waits until no change is under way.
@@ -33,13 +28,25 @@ impl<T> Changes<T> {
 
     /// Lets no change begin any more, and waits for the one under way. False if that took longer than the limit.
     pub(super) async fn close(&self, limit: Duration) -> bool {
-        self.closed.store(true, Ordering::Relaxed);
+        self.closed.send_replace(true);
         tokio::time::timeout(limit, self.settled()).await.is_ok()
+    }
+
+    /// Whether the changes are closed, so that a long one must come to its end.
+    pub(super) fn is_closed(&self) -> bool {
+        *self.closed.borrow()
+    }
+
+    /// Waits until the changes are closed.
+    pub(super) async fn closed(&self) {
+        let _ = self.closed.subscribe().wait_for(|closed| *closed).await;
     }
 }
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used)]
+
     use std::sync::Arc;
 
     use super::*;
@@ -49,10 +56,16 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_close_waits_for_the_change_under_way_and_lets_no_other_begin() {
         let changes = Arc::new(Changes::new(0));
-        let mut under_way = changes.begin().await;
+        let mut under_way = changes.begin().await.unwrap();
         let begin = |by: i32| {
             let changes = Arc::clone(&changes);
-            tokio::spawn(async move { *changes.begin().await += by })
+            tokio::spawn(async move {
+                let begun = changes.begin().await;
+                begun.is_some_and(|mut state| {
+                    *state += by;
+                    true
+                })
+            })
         };
         let waiting = begin(10);
         tokio::task::yield_now().await;
@@ -65,10 +78,8 @@ mod tests {
         *under_way += 1;
         drop(under_way);
         assert_eq!(closing.await.ok(), Some(true));
-        let late = begin(100);
-        tokio::time::sleep(LIMIT).await;
-        assert!(!waiting.is_finished() && !late.is_finished());
-        changes.settled().await;
+        changes.closed().await;
+        assert_eq!((waiting.await.ok(), begin(100).await.ok()), (Some(false), Some(false)));
         assert_eq!(*changes.state.lock().await, 1);
     }
 

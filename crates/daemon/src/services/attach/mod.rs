@@ -166,8 +166,12 @@ impl Attachments {
 
     /// Plugs every saved container that is still alive back in; keeps the addresses of the others for a while.
     pub(crate) async fn restore(&self) {
-        let mut inner = self.lock().await;
+        let Some(mut inner) = self.begin().await else { return };
         for (id, mut saved) in inner.saved.clone() {
+            if self.inner.is_closed() {
+                // The next daemon goes on.
+                return;
+            }
             // A container restarted meanwhile has another namespace under the same key.
             if !look::is_alive(&saved.sandbox)
                 && saved.may_come_back()
@@ -196,6 +200,9 @@ impl Attachments {
     pub(crate) async fn plug_in_all(&self) {
         let mut inner = self.lock().await;
         for saved in inner.saved.values_mut().filter(|saved| !saved.is_gone()) {
+            if self.inner.is_closed() {
+                return;
+            }
             self.plug_in_or_say(saved).await;
         }
     }
@@ -235,10 +242,26 @@ impl Attachments {
         let _ = self.restored.subscribe().wait_for(|restored| *restored).await;
     }
 
-    /// Locks the attachments: one attach, detach or change at a time, and none once they are closed.
+    /// Locks the attachments: one attach, detach or change at a time; `None` once the daemon stops.
+    async fn begin(&self) -> Option<Locked<'_>> {
+        let inner = supervisor::wait(self.inner.begin()).await?;
+        Some(Locked { inner, shown: &self.shown, changed: false })
+    }
+
+    /// Locks the attachments for a service, which waits for its end once the daemon stops.
     pub(super) async fn lock(&self) -> Locked<'_> {
-        let inner = supervisor::wait(self.inner.begin()).await;
-        Locked { inner, shown: &self.shown, changed: false }
+        match self.begin().await {
+            Some(locked) => locked,
+            None => supervisor::wait(std::future::pending()).await,
+        }
+    }
+
+    /// Locks the attachments for a request.
+    ///
+    /// # Errors
+    /// The daemon stops.
+    async fn lock_for_request(&self) -> Result<Locked<'_>, ApiError> {
+        self.begin().await.ok_or_else(is_stopping)
     }
 
     /// Serves `weft attach`. Attaching again adds explicit addresses, or changes nothing. A container that has
@@ -250,7 +273,7 @@ impl Attachments {
         check_name("name", request.name.as_deref().unwrap_or(&sandbox.name))?;
         check_name("key", &sandbox.id)?;
         self.wait_restored().await;
-        let mut inner = self.lock().await;
+        let mut inner = self.lock_for_request().await?;
         let sandbox = inner.known_as(sandbox);
         let id = sandbox.id.clone();
         let before = inner.saved.get(&id).cloned();
@@ -309,7 +332,7 @@ impl Attachments {
     pub(crate) async fn detach(&self, container: &str) -> Result<Detached, ApiError> {
         let resolved = weft_container::resolve(container, &self.resolve).await.ok();
         self.wait_restored().await;
-        let mut inner = self.lock().await;
+        let mut inner = self.lock_for_request().await?;
         let by_key = |key: &str| inner.saved.get(key);
         let named = |gone| {
             let mut all = inner.saved.values();
@@ -401,7 +424,7 @@ impl Attachments {
         if kind == PortKind::Direct {
             match self.ports.plug_in(&self.kernel, &spec).await {
                 Ok(direct) => attached = Some(direct),
-                Err(error @ KernelError::NoDirectPort { .. }) => {
+                Err(error @ KernelError::NoDirectPort { .. }) if self.ports.has_engine() => {
                     tracing::warn!(container = saved.attachment.name, %error, "it gets a port of the switch");
                     (kind, reason) = (PortKind::Bridge, Some(error.to_string()));
                 }
@@ -582,6 +605,11 @@ fn error_kind(error: &ContainerError) -> ErrorKind {
         ContainerError::NotRunning { .. } => ErrorKind::Unavailable,
         _ => ErrorKind::NotFound,
     }
+}
+
+/// The refusal of a request while the daemon stops.
+pub(super) fn is_stopping() -> ApiError {
+    ApiError::new(ErrorKind::Unavailable, "weft is stopping; launch it again")
 }
 
 pub(crate) fn kernel_refusal(error: KernelError) -> ApiError {

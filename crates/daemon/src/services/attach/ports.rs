@@ -134,6 +134,11 @@ impl DirectPorts {
             || self.kept.has(&spec.namespace)
     }
 
+    /// Whether the vector engine runs. It ends before the services do when the daemon stops.
+    pub(crate) fn has_engine(&self) -> bool {
+        self.engine.strong_count() > 0
+    }
+
     /// Gives a container its direct port, or restores the missing parts.
     pub(crate) async fn plug_in(
         &self,

@@ -40,10 +40,15 @@ impl<T: Serialize + Send + 'static> Saving<T> {
     /// It cannot be written; the file keeps the state before.
     pub(super) async fn save(&self, state: T) -> Result<(), ApiError> {
         let (turn, all) = (self.take_turn().await, self.clone());
+        // Taken before anything else can wait there, since the thread may begin later.
+        let before = self.waiting().take();
         let written = tokio::task::spawn_blocking(move || {
             let _turn = turn;
-            all.write_waiting();
-            all.store.save(all.file, &state)
+            let written = all.store.save(all.file, &state);
+            if let (Err(_), Some(before)) = (&written, before) {
+                all.store.save_or_later(all.file, &before);
+            }
+            written
         });
         let written = written.await.map_err(|error| ApiError::new(ErrorKind::Internal, error))?;
         written.map_err(|error| ApiError::new(ErrorKind::Unavailable, error))

@@ -13,7 +13,7 @@ impl Attachments {
     pub(crate) async fn traffic(&self) -> Result<(Vec<ContainerTraffic>, u64), ApiError> {
         let links = self.kernel.link_traffic().await.map_err(kernel_refusal)?;
         let direct = self.ports.traffic();
-        let saved: Vec<Saved> = self.lock().await.saved.values().cloned().collect();
+        let saved: Vec<Saved> = self.lock_for_request().await?.saved.values().cloned().collect();
         let mut all = Vec::with_capacity(saved.len());
         for Saved { sandbox, attachment, host_interface, .. } in saved {
             let Some(link) = links.get(&host_interface) else { continue };
