@@ -35,7 +35,7 @@ impl Default for ResolveOptions {
             docker_socket: "/var/run/docker.sock".into(),
             netns_dir: "/run/netns".into(),
             proc_dir: "/proc".into(),
-            identify: |path| std::fs::metadata(path).map(|found| (found.dev(), found.ino())),
+            identify,
         }
     }
 }
@@ -131,6 +131,14 @@ pub async fn resolve(reference: &str, options: &ResolveOptions) -> Result<Sandbo
         netns_dir: options.netns_dir.clone(),
         docker,
     })
+}
+
+/// Device and inode of a file, as this process sees it.
+///
+/// # Errors
+/// Of the file system.
+pub fn identify(path: &Path) -> io::Result<(u64, u64)> {
+    std::fs::metadata(path).map(|found| (found.dev(), found.ino()))
 }
 
 /// Whether the namespace still exists under its path, and, for a process, whether it is still the
