@@ -4,7 +4,7 @@
 //! standard input. [`Request::parse`] checks both. [`execute`] asks the daemon through [`Daemon`], and
 //! yields the [`Outcome`]: text for standard output, and an exit code. The daemon keeps [`Deletions`]
 //! and reads [`Tombstones`], so that no late ADD brings back what a DEL took away; [`Reaper`] finds
-//! attachments whose DEL never came.
+//! attachments whose DEL never came. [`setup`] installs the plugin.
 
 mod address;
 mod config;
@@ -19,6 +19,7 @@ mod plugin;
 mod reap;
 mod request;
 mod result;
+pub mod setup;
 mod tombstone;
 mod version;
 
