@@ -1,11 +1,13 @@
 //! tokio: outside requests -> attach / detach.
 //!
 //! Resolves CONTAINER-OR-NETNS. [`resolve`] finds the network namespace of a Docker container's name or id, a name
-//! made by `ip netns add`, a process or a path. [`cni`] is the plugin for runtimes that speak CNI.
+//! made by `ip netns add`, a process or a path. [`cni`] is the plugin for runtimes that speak CNI,
+//! [`docker_plugin`] Docker's network and IPAM driver.
 #![forbid(unsafe_code)]
 
 pub mod cni;
 mod docker;
+pub mod docker_plugin;
 mod error;
 mod sandbox;
 

@@ -1,0 +1,371 @@
+//! Carries out calls: the state machine, the rest of the daemon, and limits of time between them.
+
+use std::collections::{BTreeSet, HashMap};
+use std::sync::{Arc, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::{Mutex, OwnedMutexGuard, Semaphore, oneshot};
+use tokio::time::{Instant, timeout, timeout_at};
+
+use super::backend::Backend;
+use super::error::PluginError;
+use super::requests::BackendError;
+use super::state::{Action, Listing, Outcome, Pending, Reconciled, State, Step, Undo};
+use super::wire::{Answer, Call};
+
+/// Time limit for one answer, in milliseconds: Docker itself has none, and a silent plugin hangs it.
+pub const ANSWER_LIMIT_MS: u64 = 9_500;
+/// Time limit for one request to the daemon, in milliseconds. It may go on after the answer, so
+/// that its result is taken back in order.
+pub const ACTION_LIMIT_MS: u64 = 30_000;
+/// Time limit for taking one thing back, in milliseconds.
+pub const UNDO_LIMIT_MS: u64 = 5_000;
+/// Time limit for the facts of `docker network inspect`, in milliseconds.
+pub const FACTS_LIMIT_MS: u64 = 2_000;
+/// Waits end this long before the answer is due, in milliseconds, so that the answer names them.
+const MARGIN_MS: u64 = 250;
+/// The most calls under way.
+pub const CALLS_MAX: usize = 128;
+
+/// Docker's plugin: answers calls. Clones share one state.
+pub struct Plugin<B>(Arc<Shared<B>>);
+
+impl<B> Clone for Plugin<B> {
+    fn clone(&self) -> Self {
+        Self(Arc::clone(&self.0))
+    }
+}
+
+struct Shared<B> {
+    backend: B,
+    state: Mutex<State>,
+    /// Held by calls that open, bind or close networks.
+    networks: Arc<Mutex<()>>,
+    /// Held by calls about one endpoint.
+    endpoints: Locks,
+    calls: Arc<Semaphore>,
+}
+
+/// Calls with the same key run one after the other.
+#[derive(Debug, PartialEq, Eq)]
+enum Key {
+    None,
+    Networks,
+    Endpoint(String),
+}
+
+impl<B: Backend> Plugin<B> {
+    /// The plugin, with the state that was stored last. Call [`reconcile`](Self::reconcile) soon
+    /// after: it removes the remains of a kill.
+    pub fn new(backend: B, state: State) -> Self {
+        Self(Arc::new(Shared {
+            backend,
+            state: Mutex::new(state),
+            networks: Arc::default(),
+            endpoints: Locks::default(),
+            calls: Arc::new(Semaphore::new(CALLS_MAX)),
+        }))
+    }
+
+    /// Answers a call before `deadline`. The call goes on when the future is dropped, and then
+    /// takes back what it has taken.
+    ///
+    /// # Errors
+    /// Docker shows it to its user.
+    pub async fn call(&self, call: Call, deadline: Instant) -> Result<Answer, PluginError> {
+        let is_release = call.is_release();
+        let late = || {
+            // What is given back late, or not at all, is found by reconciliation.
+            let error = PluginError::TimedOut { limit_ms: ANSWER_LIMIT_MS };
+            if is_release { Ok(Answer::Done {}) } else { Err(error) }
+        };
+        let permit = timeout_at(deadline, Arc::clone(&self.0.calls).acquire_owned());
+        let Ok(Ok(permit)) = permit.await else { return late() };
+        let (sender, receiver) = oneshot::channel();
+        let shared = Arc::clone(&self.0);
+        let inner = deadline.checked_sub(Duration::from_millis(MARGIN_MS)).unwrap_or(deadline);
+        tokio::spawn(async move {
+            shared.answer(call, inner, sender).await;
+            drop(permit);
+        });
+        match timeout_at(deadline, receiver).await {
+            Ok(Ok(answer)) => answer,
+            Ok(Err(_)) => Err(PluginError::Internal("a call was aborted")),
+            Err(_) => late(),
+        }
+    }
+
+    /// Removes the remains of a kill or of a lost answer, as [`State::handle_listing`] says.
+    pub async fn reconcile(&self, listing: &Listing) -> Reconciled {
+        let mut state = self.0.state.lock().await;
+        let reconciled = state.handle_listing(listing, now());
+        let undos = drain(&mut state);
+        self.0.save_or_warn(&state).await;
+        drop(state);
+        self.0.undo_all(undos).await;
+        reconciled
+    }
+
+    #[cfg(test)]
+    pub(super) async fn replace(&self, state: State) {
+        *self.0.state.lock().await = state;
+    }
+
+    /// A copy of the state, for status.
+    pub async fn state(&self) -> State {
+        self.0.state.lock().await.clone()
+    }
+}
+
+impl<B: Backend> Shared<B> {
+    async fn answer(
+        &self,
+        call: Call,
+        deadline: Instant,
+        reply: oneshot::Sender<Result<Answer, PluginError>>,
+    ) {
+        let mut undos = Undos::new();
+        let answer = match self.prepare(&call, deadline).await {
+            Ok(held) => {
+                let answer = self.run(call, &reply, &mut undos).await;
+                drop(held);
+                answer
+            }
+            Err(error) => Err(error),
+        };
+        if let Err(error) = &answer {
+            tracing::warn!(%error, "a request of Docker's is refused");
+        }
+        self.undo_all(undos).await;
+        // If the engine has gone, the next listing shows what it does not know.
+        let _ = reply.send(answer);
+    }
+
+    /// Waits for the daemon, if the call needs it, and for its turn.
+    async fn prepare(&self, call: &Call, deadline: Instant) -> Result<Held, PluginError> {
+        if call.needs_backend() {
+            let late = |_| BackendError::NotReady { why: "it has not finished starting".into() };
+            timeout_at(deadline, self.backend.wait_ready()).await.map_err(late)??;
+        }
+        let held = self.hold(Key::of(call));
+        if call.is_release() {
+            return Ok(held.await);
+        }
+        let limit_ms = ANSWER_LIMIT_MS;
+        timeout_at(deadline, held).await.map_err(|_| PluginError::TimedOut { limit_ms })
+    }
+
+    async fn run(
+        &self,
+        call: Call,
+        reply: &oneshot::Sender<Result<Answer, PluginError>>,
+        undos: &mut Undos,
+    ) -> Result<Answer, PluginError> {
+        let mut step = self.begin(call, undos).await;
+        loop {
+            match step {
+                Step::Done(answer) => return answer,
+                Step::Act(action, pending) => {
+                    let outcome = self.act(action, reply).await;
+                    step = self.go_on(pending, outcome, undos).await;
+                }
+            }
+        }
+    }
+
+    /// The first step of a call. If its state cannot be stored, the call does nothing, unless it
+    /// gives something back.
+    async fn begin(&self, call: Call, undos: &mut Undos) -> Step {
+        let is_release = call.is_release();
+        let mut state = self.state.lock().await;
+        let before = state.clone();
+        let step = state.handle_call(call, now());
+        let fresh = drain(&mut state);
+        match self.save(&state, &before).await {
+            Ok(()) => {
+                undos.extend(fresh);
+                step
+            }
+            Err(error) if is_release => {
+                tracing::warn!(%error, "the state of Docker's plugin is not stored");
+                undos.extend(fresh);
+                step
+            }
+            Err(error) => {
+                *state = before;
+                Step::Done(Err(PluginError::NotSaved(error)))
+            }
+        }
+    }
+
+    /// The next step of a call. An outcome that cannot be stored counts as a failure, so that it is
+    /// taken back.
+    async fn go_on(
+        &self,
+        pending: Pending,
+        outcome: Result<Outcome, BackendError>,
+        undos: &mut Undos,
+    ) -> Step {
+        let mut state = self.state.lock().await;
+        let before = state.clone();
+        let mut step = state.handle_outcome(pending.clone(), outcome, now());
+        if let Err(error) = self.save(&state, &before).await {
+            *state = before;
+            step = state.handle_outcome(pending, Err(error.clone()), now());
+            if matches!(step, Step::Done(Err(_))) {
+                step = Step::Done(Err(PluginError::NotSaved(error)));
+            }
+        }
+        undos.extend(drain(&mut state));
+        step
+    }
+
+    /// Stores the state, if it has changed.
+    async fn save(&self, state: &State, before: &State) -> Result<(), BackendError> {
+        if state.promises_as(before) {
+            return Ok(());
+        }
+        self.backend.save(state.clone()).await
+    }
+
+    async fn save_or_warn(&self, state: &State) {
+        if let Err(error) = self.backend.save(state.clone()).await {
+            tracing::warn!(%error, "the state of Docker's plugin is not stored");
+        }
+    }
+
+    /// Performs an action. Fails if nobody waits for the answer any more.
+    async fn act(
+        &self,
+        action: Action,
+        reply: &oneshot::Sender<Result<Answer, PluginError>>,
+    ) -> Result<Outcome, BackendError> {
+        let (what, limit_ms) = match &action {
+            Action::OpenNetwork(request) => (format!("open network {}", request.name), None),
+            Action::Allocate(request) => (format!("allocate from {}", request.range), None),
+            Action::PrepareLink(request) => (format!("make link of {}", request.endpoint), None),
+            Action::LinkFacts { .. } => ("read a link".to_owned(), Some(FACTS_LIMIT_MS)),
+        };
+        let backend = &self.backend;
+        let outcome = async {
+            Ok(match action {
+                Action::OpenNetwork(r) => Outcome::Network(backend.open_network(r).await?),
+                Action::Allocate(r) => Outcome::Address(backend.allocate(r).await?),
+                Action::PrepareLink(r) => Outcome::Link(backend.prepare_link(r).await?),
+                Action::LinkFacts { endpoint } => {
+                    Outcome::Facts(backend.link_facts(endpoint).await?)
+                }
+            })
+        };
+        let limit_ms = limit_ms.unwrap_or(ACTION_LIMIT_MS);
+        let outcome = timeout(Duration::from_millis(limit_ms), outcome).await;
+        let outcome = outcome.unwrap_or_else(|_| {
+            Err(BackendError::Failed { what, why: format!("no result within {limit_ms} ms") })
+        });
+        if reply.is_closed() { Err(BackendError::GivenUp) } else { outcome }
+    }
+
+    /// Takes things back.
+    async fn undo_all(&self, undos: Undos) {
+        if undos.is_empty() {
+            return;
+        }
+        for undo in undos {
+            let _held = self.hold(Key::of_undo(&undo)).await;
+            if !self.state.lock().await.begin_undo(&undo) {
+                continue;
+            }
+            let limit = Duration::from_millis(UNDO_LIMIT_MS);
+            let error = match timeout(limit, self.perform(&undo)).await {
+                Ok(Ok(())) => None,
+                Ok(Err(error)) => Some(error.to_string()),
+                Err(_) => Some(format!("no result within {UNDO_LIMIT_MS} ms")),
+            };
+            if let Some(error) = &error {
+                tracing::warn!(%error, ?undo, "something of Docker's is not taken back yet");
+            }
+            self.state.lock().await.handle_undone(&undo, error.is_none());
+        }
+        let state = self.state.lock().await;
+        self.save_or_warn(&state).await;
+    }
+
+    async fn perform(&self, undo: &Undo) -> Result<(), BackendError> {
+        match undo.clone() {
+            Undo::RemoveLink { endpoint } => self.backend.remove_link(endpoint).await,
+            Undo::Release { allocator, owner } => self.backend.release(allocator, owner).await,
+            Undo::CloseNetwork { network } => self.backend.close_network(network).await,
+        }
+    }
+
+    async fn hold(&self, key: Key) -> Held {
+        match key {
+            Key::None => Held::Nothing,
+            Key::Networks => Held::Networks(Arc::clone(&self.networks).lock_owned().await),
+            Key::Endpoint(id) => Held::Endpoint(self.endpoints.lock(id).await),
+        }
+    }
+}
+
+impl Key {
+    fn of(call: &Call) -> Self {
+        match call {
+            Call::RequestPool(_)
+            | Call::ReleasePool(_)
+            | Call::CreateNetwork(_)
+            | Call::DeleteNetwork(_) => Self::Networks,
+            Call::CreateEndpoint(request) => Self::Endpoint(request.endpoint_id.clone()),
+            Call::Join(request) | Call::Leave(request) | Call::DeleteEndpoint(request) => {
+                Self::Endpoint(request.endpoint_id.clone())
+            }
+            Call::DefaultAddressSpaces
+            | Call::RequestAddress(_)
+            | Call::ReleaseAddress(_)
+            | Call::EndpointInfo(_) => Self::None,
+        }
+    }
+
+    fn of_undo(undo: &Undo) -> Self {
+        match undo {
+            Undo::RemoveLink { endpoint } => Self::Endpoint(endpoint.clone()),
+            // Owners are not used twice.
+            Undo::Release { .. } => Self::None,
+            Undo::CloseNetwork { .. } => Self::Networks,
+        }
+    }
+}
+
+/// A key that is held until this is dropped.
+enum Held {
+    Nothing,
+    Networks(#[expect(dead_code, reason = "held")] OwnedMutexGuard<()>),
+    Endpoint(#[expect(dead_code, reason = "held")] OwnedMutexGuard<()>),
+}
+
+/// A lock for each endpoint that a call is about.
+#[derive(Default)]
+struct Locks(std::sync::Mutex<HashMap<String, Arc<Mutex<()>>>>);
+
+impl Locks {
+    async fn lock(&self, id: String) -> OwnedMutexGuard<()> {
+        let lock = {
+            let mut locks = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            // The map itself has one reference.
+            locks.retain(|_, lock| Arc::strong_count(lock) > 1);
+            Arc::clone(locks.entry(id).or_default())
+        };
+        lock.lock_owned().await
+    }
+}
+
+/// Things to take back, in the order in which it is done.
+type Undos = BTreeSet<Undo>;
+
+fn drain(state: &mut State) -> Undos {
+    std::iter::from_fn(|| state.poll_undo()).collect()
+}
+
+/// The clock that the state machine sees; tests stop and advance it.
+fn now() -> std::time::Instant {
+    Instant::now().into_std()
+}
