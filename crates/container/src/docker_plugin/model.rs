@@ -36,6 +36,8 @@ pub(super) struct World {
     /// The networks that were opened, as they were asked for.
     pub(super) opened: Vec<NetworkRequest>,
     pub(super) disk_is_full: bool,
+    /// The disk is full after so many more writes.
+    pub(super) writes_left: Option<u32>,
     /// Why every verb fails.
     pub(super) broken: Option<BackendError>,
     pub(super) is_ready: bool,
@@ -58,6 +60,7 @@ impl World {
             disk: serde_json::to_string(&State::new(7)).unwrap(),
             opened: Vec::new(),
             disk_is_full: false,
+            writes_left: None,
             broken: None,
             is_ready: true,
             delay: Duration::ZERO,
@@ -74,6 +77,10 @@ impl World {
     }
 
     pub(super) fn save(&mut self, state: &State) -> Result<(), BackendError> {
+        if let Some(left) = &mut self.writes_left {
+            self.disk_is_full |= *left == 0;
+            *left = left.saturating_sub(1);
+        }
         if self.disk_is_full {
             let (what, why) = ("write docker.json".to_owned(), "no space left".to_owned());
             return Err(BackendError::Failed { what, why });

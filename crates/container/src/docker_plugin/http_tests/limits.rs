@@ -1,6 +1,6 @@
 //! Limits of time and number, a full disk, a daemon that fails, and many calls at once.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use http_body_util::{BodyExt, Full};
@@ -14,7 +14,7 @@ use super::super::http::serve;
 use super::super::model::{READY_V4, READY_V6};
 use super::super::plugin::CALLS_MAX;
 use super::super::requests::BackendError;
-use super::super::state::{CREATION_S, POOL_RETRY_S};
+use super::super::state::{CREATION_S, POOL_RETRY_S, SUSPECT_S};
 use super::{Create, Docker, GATEWAY, Network, Run, text};
 
 /// Docker's longest patience that a test demands.
@@ -137,6 +137,58 @@ async fn a_full_disk_refuses_new_promises_and_takes_back_old_ones() {
     listing.networks = Some(Default::default());
     docker.plugin.reconcile(&listing).await;
     assert!(docker.daemon.world().is_clean());
+}
+
+/// A result that cannot be stored is taken back, whichever write fails.
+#[tokio::test(start_paused = true)]
+async fn a_disk_that_fills_up_at_any_time_leaves_nothing() {
+    /// The writes of the calls below.
+    const WRITES: u32 = 6;
+    for writes in 0..=WRITES {
+        let docker = Docker::new();
+        docker.daemon.world().writes_left = Some(writes);
+        let options = json!({"network": "shop"});
+        let create = Create { id: "n1", options, subnet: "10.40.0.0/16", ..Create::default() };
+        let created = docker.create(create).await;
+        if let Ok(network) = &created {
+            let before = docker.plugin.state().await;
+            let address = docker.address(&network.pool_id, "", Value::Null).await;
+            assert_eq!(address.is_ok(), writes == WRITES);
+            // Even before the engine gives anything back.
+            let same = docker.plugin.state().await.holds_as(&before);
+            assert!(same || address.is_ok(), "after {writes} writes");
+        }
+        assert_eq!(docker.daemon.world().disk_is_full, writes < WRITES, "{writes}");
+        docker.daemon.world().disk_is_full = false;
+        docker.daemon.world().writes_left = None;
+        // A kill: the disk knows all that is held.
+        let docker = docker.restart();
+        for _ in 0..2 {
+            let mut listing = docker.daemon.world().listing();
+            listing.networks = Some(BTreeMap::new());
+            docker.plugin.reconcile(&listing).await;
+            tokio::time::advance(Duration::from_secs(SUSPECT_S)).await;
+        }
+        docker.assert_clean().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_removal_that_hangs_does_not_hold_others_up() {
+    let docker = Docker::new();
+    let network = ready(&docker).await;
+    let web = docker.run(&network, Run { endpoint: "e1", ..Run::default() }).await.unwrap();
+    docker.daemon.world().delay = Duration::from_secs(3600);
+    let ids = json!({"NetworkID": "n1", "EndpointID": "e1"});
+    let start = Instant::now();
+    docker.network("Leave", ids).await.unwrap();
+    docker.daemon.world().delay = Duration::ZERO;
+    docker.stop(&web).await;
+    docker.remove(&network).await;
+    let listing = docker.daemon.world().listing();
+    docker.plugin.reconcile(&listing).await;
+    assert!(start.elapsed() < 2 * LIMIT, "{:?}", start.elapsed());
+    docker.assert_clean().await;
 }
 
 #[tokio::test]
@@ -389,6 +441,30 @@ async fn a_network_that_is_closed_and_opened_at_once_stays_open() {
     assert_eq!(docker.daemon.world().networks.len(), 2);
     docker.daemon.world().delay = Duration::ZERO;
     docker.remove(&second).await;
+    docker.assert_clean().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_network_that_is_asked_for_while_its_last_user_goes_stays_open() {
+    let docker = Docker::new();
+    let options = json!({"network": "shop"});
+    let create = Create {
+        id: "n1",
+        options: options.clone(),
+        ipam_options: options.clone(),
+        subnet: "10.40.0.0/16",
+        ..Create::default()
+    };
+    let network = docker.create(create).await.unwrap();
+    docker.daemon.world().delay = Duration::from_secs(1);
+    let other = json!({"Pool": "10.40.0.0/16", "SubPool": "10.40.7.0/24", "Options": options});
+    let remove = async {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        docker.remove(&network).await;
+    };
+    let (pool, ()) = tokio::join!(docker.ipam("RequestPool", other), remove);
+    assert_eq!(docker.daemon.world().networks.len(), 2);
+    docker.ipam("ReleasePool", json!({"PoolID": pool.unwrap()["PoolID"]})).await.unwrap();
     docker.assert_clean().await;
 }
 

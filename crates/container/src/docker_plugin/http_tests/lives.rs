@@ -331,6 +331,25 @@ async fn explicit_addresses_are_held_once() {
     docker.assert_clean().await;
 }
 
+/// Before Docker 29 an auxiliary address and `--ip` look the same; only the former is shared.
+#[tokio::test]
+async fn an_explicit_address_is_of_one_container_once_the_network_stands() {
+    let docker = Docker::new();
+    let network = ready(&docker).await;
+    let run = |endpoint, ip| Run { endpoint, ip, ..Run::default() };
+    let one = docker.run(&network, run("e1", "10.32.1.1")).await.unwrap();
+    docker.run(&network, run("e2", "10.32.1.1")).await.unwrap_err();
+    // A network of the same pool that is refused changes nothing.
+    let options = json!({"opt1": "x"});
+    docker.create(Create { id: "n2", options, ..Create::default() }).await.unwrap_err();
+    let two = docker.run(&network, run("e2", "10.32.1.2")).await.unwrap();
+    assert!(docker.daemon.world().held.values().all(|held| !held.shared));
+    docker.stop(&one).await;
+    docker.stop(&two).await;
+    docker.remove(&network).await;
+    docker.assert_clean().await;
+}
+
 /// [InspectCreatedContainer, AnonymousEndpoint, FlagAlias] Names do not reach the plugin.
 #[tokio::test]
 async fn a_stopped_container_has_no_endpoint_and_facts_of_none_are_empty() {
