@@ -2,14 +2,18 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 use weft_crypto::PeerId;
 use weft_packet::ethernet::{Mac, is_group};
 
-use crate::limits::{ADDRESSES_PER_ENDPOINT_MAX, CONFLICTS_MAX, NAME_BYTES_MAX};
+use crate::limits::{
+    ADDRESSES_PER_ENDPOINT_MAX, ALIASES_PER_ENDPOINT_MAX, CONFLICTS_MAX, ENDPOINT_GRACE_S,
+    NAME_BYTES_MAX,
+};
+use crate::names::{NameRecord, is_dns_name};
 
 /// A container (or a host itself) on the network.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -18,6 +22,9 @@ pub struct EndpointInfo {
     pub container: String,
     /// The container's name; may be empty.
     pub name: String,
+    /// Further names in DNS; hosts that do not know the field lack these names alone.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub aliases: Vec<String>,
     /// The Ethernet address of the port inside the container.
     pub mac: Mac,
     /// Its addresses with the length of their subnet's prefix; may be empty.
@@ -36,6 +43,11 @@ impl EndpointInfo {
         if self.container.chars().chain(self.name.chars()).any(char::is_control) {
             return Some("the container's id or name has control characters");
         }
+        if self.aliases.len() > ALIASES_PER_ENDPOINT_MAX
+            || !self.aliases.iter().all(|alias| is_dns_name(alias))
+        {
+            return Some("too many further names, or one that is none in DNS");
+        }
         if is_group(self.mac.0) || self.mac.0 == [0; 6] {
             return Some("the Ethernet address is not a unicast address");
         }
@@ -45,6 +57,19 @@ impl EndpointInfo {
         let unfit = |net: &IpNet| net.addr().is_unspecified() || net.addr().is_multicast();
         self.addresses.iter().any(unfit).then_some("an address is not a unicast address")
     }
+}
+
+/// Everything with a name on one host.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HostNames {
+    /// The host.
+    pub peer: PeerId,
+    /// Since when there is no link to it; `None` while there is one, and for this host.
+    pub unlinked_since: Option<Instant>,
+    /// Its endpoints.
+    pub endpoints: Vec<EndpointInfo>,
+    /// Names that its user gave.
+    pub names: Vec<NameRecord>,
 }
 
 /// Two hosts announce the same Ethernet or IP address; the lower peer id gets the frames.
@@ -71,6 +96,8 @@ pub(crate) struct EndpointChanges {
 struct Remote {
     version: u64,
     endpoints: BTreeMap<Mac, EndpointInfo>,
+    /// Names that its user gave.
+    names: Vec<NameRecord>,
     /// When they are dropped, if the host has no link.
     expires: Option<Instant>,
 }
@@ -81,6 +108,9 @@ pub(crate) struct EndpointTable {
     local_peer: PeerId,
     local: BTreeMap<Mac, EndpointInfo>,
     local_version: u64,
+    local_names: Vec<NameRecord>,
+    /// Grows with each change of names, endpoints or links.
+    revision: u64,
     remote: BTreeMap<PeerId, Remote>,
     by_mac: BTreeMap<Mac, BTreeSet<PeerId>>,
     by_address: BTreeMap<IpAddr, BTreeSet<(PeerId, Mac)>>,
@@ -97,6 +127,8 @@ impl EndpointTable {
             local_peer,
             local: BTreeMap::new(),
             local_version: 0,
+            local_names: Vec::new(),
+            revision: 0,
             remote: BTreeMap::new(),
             by_mac: BTreeMap::new(),
             by_address: BTreeMap::new(),
@@ -184,7 +216,49 @@ impl EndpointTable {
     pub(crate) fn set_expiry(&mut self, peer: PeerId, expires: Option<Instant>) {
         if let Some(remote) = self.remote.get_mut(&peer) {
             remote.expires = expires;
+            self.revision += 1;
         }
+    }
+
+    pub(crate) const fn revision(&self) -> u64 {
+        self.revision
+    }
+
+    pub(crate) fn local_names(&self) -> &[NameRecord] {
+        &self.local_names
+    }
+
+    /// Replaces the names that this host's user gave; whether that changes anything.
+    pub(crate) fn set_local_names(&mut self, names: Vec<NameRecord>) -> bool {
+        let changed = self.local_names != names;
+        self.local_names = names;
+        self.revision += u64::from(changed);
+        changed
+    }
+
+    /// Replaces the names that the user of another host gave.
+    pub(crate) fn set_names(&mut self, peer: PeerId, names: Vec<NameRecord>) {
+        let known = &mut self.remote.entry(peer).or_default().names;
+        self.revision += u64::from(*known != names);
+        *known = names;
+    }
+
+    /// Names on all hosts, own ones first.
+    pub(crate) fn host_names(&self) -> Vec<HostNames> {
+        let own = HostNames {
+            peer: self.local_peer,
+            unlinked_since: None,
+            endpoints: self.local.values().cloned().collect(),
+            names: self.local_names.clone(),
+        };
+        let grace = Duration::from_secs(ENDPOINT_GRACE_S);
+        let others = self.remote.iter().map(|(peer, remote)| HostNames {
+            peer: *peer,
+            unlinked_since: remote.expires.map(|at| at.checked_sub(grace).unwrap_or(at)),
+            endpoints: remote.endpoints.values().cloned().collect(),
+            names: remote.names.clone(),
+        });
+        [own].into_iter().chain(others).collect()
     }
 
     pub(crate) fn next_expiry(&self) -> Option<Instant> {
@@ -200,6 +274,7 @@ impl EndpointTable {
 
     pub(crate) fn drop_peer(&mut self, peer: PeerId) {
         if let Some(remote) = self.remote.remove(&peer) {
+            self.revision += 1;
             remote.endpoints.values().for_each(|info| self.index(peer, Some(info), None));
         }
     }
@@ -274,6 +349,7 @@ impl EndpointTable {
 
     /// Keeps the two indices, and notes which entries of the switch may change.
     fn index(&mut self, peer: PeerId, before: Option<&EndpointInfo>, after: Option<&EndpointInfo>) {
+        self.revision += 1;
         for (info, add) in before.map(|i| (i, false)).into_iter().chain(after.map(|i| (i, true))) {
             let hosts = self.by_mac.entry(info.mac).or_default();
             if add {
@@ -365,6 +441,7 @@ mod tests {
         EndpointInfo {
             container: format!("c{mac}"),
             name: String::new(),
+            aliases: Vec::new(),
             mac: Mac([2, 0, 0, 0, 0, mac]),
             addresses: addresses.iter().map(|text| text.parse().unwrap()).collect(),
         }

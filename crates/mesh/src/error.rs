@@ -96,6 +96,9 @@ pub enum MeshError {
     /// Caller: an endpoint that cannot be announced.
     #[error("endpoint not announced: {0}")]
     BadEndpoint(&'static str),
+    /// Caller: a name that cannot be announced.
+    #[error("name not announced: {0}")]
+    BadName(&'static str),
 }
 
 /// The reason why two hosts cannot be in one mesh. The text is for the users of both.

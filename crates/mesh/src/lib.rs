@@ -2,8 +2,8 @@
 //!
 //! A [`Mesh`] is the state machine of one host. Links, files and clocks are the caller's. It feeds in links,
 //! messages, requests for addresses and the time. It carries out the outputs of [`Mesh::poll_output`] strictly in
-//! order. In this version: membership from one address, the table of endpoints, and address ranges that their
-//! owners split (`docs/design/mesh.md`). Relays, names and the recovery of a dead host's ranges are not here yet.
+//! order. In this version: membership from one address, the table of endpoints, names, and address ranges that
+//! their owners split (`docs/design/mesh.md`). Relays and the recovery of a dead host's ranges are not here yet.
 //!
 //! # Why no address is given twice
 //!
@@ -28,16 +28,18 @@ pub mod limits;
 mod members;
 mod mesh;
 mod message;
+mod names;
 mod range;
 mod state;
 
 pub use config::{Config, Founding, Origin, Target};
-pub use endpoint::{Conflict, EndpointInfo};
+pub use endpoint::{Conflict, EndpointInfo, HostNames};
 pub use error::{AddressError, MeshError, Refusal};
 pub use mesh::{Allocation, Change, IpamStatus, Mesh, Output, OwnerStatus, PeerStatus, Ticket};
 pub use message::{
     ClaimResult, Hello, MemberInfo, Message, Naming, Network, NetworkId, RangeAnnouncement,
 };
+pub use names::{NamePort, NameRecord, Transport, is_dns_label, is_dns_name};
 pub use range::AddressRange;
 pub use state::State;
 pub use weft_packet::ethernet::{Mac, ParseMacError};

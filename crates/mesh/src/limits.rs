@@ -26,6 +26,18 @@ pub const RANGES_PER_PEER_MAX: usize = 1024;
 pub const ENDPOINTS_PER_PEER_MAX: usize = 4096;
 /// Addresses of one endpoint.
 pub const ADDRESSES_PER_ENDPOINT_MAX: usize = 8;
+/// Further names of one endpoint.
+pub const ALIASES_PER_ENDPOINT_MAX: usize = 8;
+/// Length of a label of a name in DNS, in bytes (RFC 1035).
+pub const DNS_LABEL_BYTES_MAX: usize = 63;
+/// Length of a name below a network in bytes; with network and domain it stays below the 255 of RFC 1035.
+pub const DNS_NAME_BYTES_MAX: usize = 126;
+/// Names that the user of one host may give to addresses.
+pub const NAMES_PER_PEER_MAX: usize = 1024;
+/// Addresses of one such name.
+pub const ADDRESSES_PER_NAME_MAX: usize = 16;
+/// Services at one such name.
+pub const PORTS_PER_NAME_MAX: usize = 8;
 /// Conflicts of endpoints that are remembered, so that each is reported once.
 pub const CONFLICTS_MAX: usize = 1024;
 /// Allocations and claims that may wait at once.
@@ -52,6 +64,10 @@ pub const MEMBERS_PER_MESSAGE_MAX: usize = 48;
 pub const CONNECTIONS_PER_MESSAGE_MAX: usize = 512;
 /// Endpoints in one message.
 pub const ENDPOINTS_PER_MESSAGE_MAX: usize = 32;
+/// Endpoints that this version puts into one message, so that it fits [`MESSAGE_BYTES_MAX`].
+pub const ENDPOINTS_PER_MESSAGE_SENT: usize = 24;
+/// Names in one message.
+pub const NAMES_PER_MESSAGE_MAX: usize = 32;
 /// Addresses in one list of held claims.
 pub const CLAIMS_PER_MESSAGE_MAX: usize = 1024;
 /// No [`crate::Message`] that this crate sends is longer than this as JSON.

@@ -32,6 +32,7 @@ use crate::limits::{
 };
 use crate::members::{Members, clip};
 use crate::message::{Hello, Message, Naming, Network, NetworkId, RangeAnnouncement};
+use crate::names::NameRecord;
 use crate::range::{AddressRange, RangeSet};
 use crate::state::State;
 
@@ -164,6 +165,8 @@ struct Link {
     new_endpoints: Option<BTreeMap<Mac, EndpointInfo>>,
     /// The peer was asked for its whole set of endpoints.
     endpoints_asked: bool,
+    /// Parts of a whole set of names that is still coming.
+    new_names: Vec<NameRecord>,
     /// Parts of a list of held claims that is still coming.
     new_claims: BTreeSet<Ipv4Addr>,
     /// When to send the peer everything again, after another host lost its link with it.
@@ -296,6 +299,7 @@ impl Mesh {
             used: None,
             new_endpoints: None,
             endpoints_asked: false,
+            new_names: Vec::new(),
             new_claims: BTreeSet::new(),
             resync_at: None,
         };
@@ -613,6 +617,7 @@ impl Mesh {
         }
         self.send_held(peer);
         self.send_endpoints(peer);
+        self.send_names(peer);
         self.send_open_grants(peer);
     }
 
@@ -682,6 +687,9 @@ impl Mesh {
                 self.handle_endpoints(peer, version, (full, more), add, &remove)?;
             }
             Message::EndpointsRequest => self.send_endpoints(peer),
+            Message::Names { first, more, names } => {
+                self.handle_names(peer, (first, more), names)?;
+            }
             Message::Known { generation } => self.handle_known(now, peer, generation)?,
             Message::KnownAsked => self.send_known(peer),
             Message::Generation { generation } => self.handle_generation(peer, generation)?,

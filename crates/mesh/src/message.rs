@@ -9,6 +9,7 @@ use weft_crypto::PeerId;
 use weft_packet::ethernet::Mac;
 
 use crate::endpoint::EndpointInfo;
+use crate::names::NameRecord;
 use crate::range::AddressRange;
 
 /// Names one mesh: 16 random bytes made by the host that founded it, shown in hex.
@@ -251,6 +252,15 @@ pub enum Message {
     },
     /// The sender missed a change and wants the whole set of endpoints.
     EndpointsRequest,
+    /// Names that the sender's user gave: all of them, after link-up and after each change.
+    Names {
+        /// The whole set begins here; forget parts of an earlier one.
+        first: bool,
+        /// It goes on in the next message.
+        more: bool,
+        /// The names.
+        names: Vec<NameRecord>,
+    },
     /// The highest generation of the receiver's state that it has told the sender; 0: none.
     Known {
         /// It.

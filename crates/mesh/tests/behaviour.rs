@@ -8,7 +8,8 @@ use ipnet::IpNet;
 use weft_crypto::PeerId;
 use weft_mesh::{
     AddressError, Change, Config, EndpointInfo, Founding, Hello, Mac, MemberInfo, Mesh, MeshError,
-    Message, Output, RangeAnnouncement, Refusal, State, Ticket, limits,
+    Message, NamePort, NameRecord, Output, RangeAnnouncement, Refusal, State, Ticket, Transport,
+    limits,
 };
 
 fn id(n: u8) -> PeerId {
@@ -65,6 +66,7 @@ fn endpoint(mac: u8, address: &str) -> EndpointInfo {
     EndpointInfo {
         container: format!("box{mac}"),
         name: String::new(),
+        aliases: Vec::new(),
         mac: Mac([2, 0, 0, 0, 0, mac]),
         addresses: vec![address.parse().unwrap()],
     }
@@ -469,11 +471,17 @@ fn a_full_table_fits_its_messages() {
         let info = EndpointInfo {
             container: "\"".repeat(limits::NAME_BYTES_MAX),
             name: "\\".repeat(limits::NAME_BYTES_MAX),
+            aliases: vec![
+                ["a".repeat(63), "a".repeat(62)].join(".");
+                limits::ALIASES_PER_ENDPOINT_MAX
+            ],
             mac: Mac([2, 0, 0, 0, high, low]),
             addresses: (0..8).map(|k| address(k).parse().unwrap()).collect(),
         };
         mesh.set_local_endpoint(info).unwrap();
     }
+    let names = (0..100).map(|n| longest_name(n)).collect();
+    mesh.set_local_names(names).unwrap();
     for n in 100..200_u8 {
         let at = |k: u8| format!("[2001:db8:ffff:ffff:ffff:ffff:ff{k:02x}:ff{n:02x}]:65535");
         let addresses = (0..8).map(|k| at(k).parse().unwrap()).collect();
@@ -490,6 +498,20 @@ fn a_full_table_fits_its_messages() {
         }
     }
     assert!((limits::MESSAGE_BYTES_MAX / 2..=limits::MESSAGE_BYTES_MAX).contains(&largest));
+}
+
+fn longest_name(n: u16) -> NameRecord {
+    let port = NamePort { service: "s".repeat(63), transport: Transport::Sctp, port: 65_535 };
+    NameRecord {
+        name: ["n".repeat(63), "n".repeat(62)].join("."),
+        network: "w".repeat(63),
+        addresses: (0..16)
+            .map(|k| {
+                format!("2001:db8:ffff:ffff:ffff:ffff:{:x}:{n:x}", 0xfff0 + k).parse().unwrap()
+            })
+            .collect(),
+        ports: vec![port; limits::PORTS_PER_NAME_MAX],
+    }
 }
 
 #[test]

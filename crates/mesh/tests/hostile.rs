@@ -10,7 +10,8 @@ use rand_chacha::ChaCha8Rng;
 use weft_crypto::PeerId;
 use weft_mesh::{
     AddressRange, ClaimResult, Config, EndpointInfo, Founding, Hello, Mac, MemberInfo, Mesh,
-    MeshError, Message, Naming, Network, NetworkId, Output, RangeAnnouncement, limits,
+    MeshError, Message, NamePort, NameRecord, Naming, Network, NetworkId, Output,
+    RangeAnnouncement, Transport, limits,
 };
 
 fn id(n: u8) -> PeerId {
@@ -82,8 +83,22 @@ impl Source {
         EndpointInfo {
             container: "c".repeat(self.below(300) as usize),
             name: "\u{7}n".repeat(self.below(2) as usize),
+            aliases: self.many(|s| "a.".repeat(s.below(3) as usize)),
             mac: Mac([self.below(3) as u8, 0, 0, 0, 0, self.below(8) as u8]),
             addresses: self.many(|s| IpNet::new(s.address().into(), prefix).unwrap()),
+        }
+    }
+
+    fn name(&mut self) -> NameRecord {
+        NameRecord {
+            name: "x".repeat(self.below(130) as usize),
+            network: "weft".repeat(self.below(20) as usize),
+            addresses: self.many(|s| s.address().into()),
+            ports: self.many(|s| NamePort {
+                service: "s".repeat(s.below(3) as usize),
+                transport: Transport::Udp,
+                port: s.below(3) as u16,
+            }),
         }
     }
 
@@ -93,7 +108,7 @@ impl Source {
             1 => Network { range6: "fd00::1/70".parse().unwrap(), ..network },
             _ => network,
         };
-        match self.below(20) {
+        match self.below(21) {
             0 if self.below(10) == 0 => Message::Network { network },
             0 | 1 => Message::Members {
                 members: self.many(|s| MemberInfo {
@@ -133,6 +148,11 @@ impl Source {
             17 => Message::Known { generation: self.number() },
             18 => Message::KnownAsked,
             19 => Message::Generation { generation: self.number() },
+            20 => Message::Names {
+                first: self.below(2) == 0,
+                more: self.below(3) == 0,
+                names: self.many(Self::name),
+            },
             n => self.late_message(n),
         }
     }

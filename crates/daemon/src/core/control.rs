@@ -608,6 +608,7 @@ impl Control {
         let info = weft_mesh::EndpointInfo {
             container: attachment.id.clone(),
             name: attachment.name.clone(),
+            aliases: Vec::new(),
             mac,
             addresses: attachment.addresses.clone(),
         };

@@ -1,4 +1,4 @@
-//! Telling and hearing of members, connections and endpoints: all when a link comes up, then changes.
+//! Telling and hearing of members, connections, endpoints and names: all when a link comes up, then changes.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -8,13 +8,15 @@ use weft_crypto::PeerId;
 use weft_packet::ethernet::Mac;
 
 use super::{Change, Mesh, Output};
-use crate::endpoint::EndpointInfo;
+use crate::endpoint::{EndpointInfo, HostNames};
 use crate::error::MeshError;
 use crate::limits::{
     ADDRESSES_PER_MEMBER_MAX, CONNECTIONS_PER_MESSAGE_MAX, ENDPOINTS_PER_MESSAGE_MAX,
-    ENDPOINTS_PER_PEER_MAX, MEMBERS_MAX, MEMBERS_PER_MESSAGE_MAX,
+    ENDPOINTS_PER_MESSAGE_SENT, ENDPOINTS_PER_PEER_MAX, MEMBERS_MAX, MEMBERS_PER_MESSAGE_MAX,
+    NAMES_PER_MESSAGE_MAX, NAMES_PER_PEER_MAX,
 };
 use crate::message::{MemberInfo, Message};
+use crate::names::NameRecord;
 
 impl Mesh {
     /// Tells a peer of all members but itself.
@@ -166,10 +168,10 @@ impl Mesh {
     /// Tells a peer of all own endpoints.
     pub(crate) fn send_endpoints(&mut self, peer: PeerId) {
         let (version, all) = self.endpoints.local();
-        let parts = all.len().div_ceil(ENDPOINTS_PER_MESSAGE_MAX).max(1);
+        let parts = all.len().div_ceil(ENDPOINTS_PER_MESSAGE_SENT).max(1);
         for part in 0..parts {
-            let some = all.iter().skip(part * ENDPOINTS_PER_MESSAGE_MAX);
-            let add = some.take(ENDPOINTS_PER_MESSAGE_MAX).cloned().collect();
+            let some = all.iter().skip(part * ENDPOINTS_PER_MESSAGE_SENT);
+            let add = some.take(ENDPOINTS_PER_MESSAGE_SENT).cloned().collect();
             let (full, more, remove) = (true, part + 1 < parts, Vec::new());
             self.send(peer, Message::Endpoints { version, full, more, add, remove });
         }
@@ -236,5 +238,78 @@ impl Mesh {
         for conflict in changes.conflicts {
             self.emit(Output::Changed(Change::Conflict(conflict)));
         }
+    }
+}
+
+impl Mesh {
+    /// Names on all hosts, this one first.
+    #[must_use]
+    pub fn host_names(&self) -> Vec<HostNames> {
+        self.endpoints.host_names()
+    }
+
+    /// Grows whenever [`Self::host_names`] changes.
+    #[must_use]
+    pub const fn names_revision(&self) -> u64 {
+        self.endpoints.revision()
+    }
+
+    /// Announces all names that this host's user gave, in place of those before.
+    ///
+    /// # Errors
+    /// [`MeshError::BadName`]: one that no host would take, or too many.
+    pub fn set_local_names(&mut self, names: Vec<NameRecord>) -> Result<(), MeshError> {
+        if let Some(fault) = names.iter().find_map(NameRecord::fault) {
+            return Err(MeshError::BadName(fault));
+        }
+        if names.len() > NAMES_PER_PEER_MAX {
+            return Err(MeshError::BadName("this host has as many names as it may have"));
+        }
+        if self.endpoints.set_local_names(names) {
+            for peer in self.linked() {
+                self.send_names(peer);
+            }
+        }
+        Ok(())
+    }
+
+    /// Tells a peer of all names of this host.
+    pub(crate) fn send_names(&mut self, peer: PeerId) {
+        let all = self.endpoints.local_names().to_vec();
+        let parts = all.len().div_ceil(NAMES_PER_MESSAGE_MAX).max(1);
+        for part in 0..parts {
+            let some = all.iter().skip(part * NAMES_PER_MESSAGE_MAX);
+            let names = some.take(NAMES_PER_MESSAGE_MAX).cloned().collect();
+            let (first, more) = (part == 0, part + 1 < parts);
+            self.send(peer, Message::Names { first, more, names });
+        }
+    }
+
+    pub(crate) fn handle_names(
+        &mut self,
+        peer: PeerId,
+        (first, more): (bool, bool),
+        names: Vec<NameRecord>,
+    ) -> Result<(), MeshError> {
+        if names.len() > NAMES_PER_MESSAGE_MAX {
+            return Err(MeshError::Malformed { peer, what: "too many names in one message" });
+        }
+        if let Some(what) = names.iter().find_map(NameRecord::fault) {
+            return Err(MeshError::Malformed { peer, what });
+        }
+        let Some(link) = self.links.get_mut(&peer) else { return Ok(()) };
+        if first {
+            link.new_names.clear();
+        }
+        let max = NAMES_PER_PEER_MAX;
+        if link.new_names.len() + names.len() > max {
+            return Err(MeshError::TooMany { peer, what: "names", max });
+        }
+        link.new_names.extend(names);
+        if !more {
+            let names = std::mem::take(&mut link.new_names);
+            self.endpoints.set_names(peer, names);
+        }
+        Ok(())
     }
 }
