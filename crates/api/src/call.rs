@@ -77,6 +77,12 @@ calls! {
     Connect = Post "/v1/connect" types::ConnectRequest => Vec<types::Target>;
     /// Stops dialling hosts.
     Forget = Post "/v1/forget" types::ForgetRequest => Vec<types::Target>;
+    /// Looks up a name or an address, as DNS answers it.
+    DnsLookup = Post "/v1/dns/lookup" types::DnsLookupRequest => Vec<types::DnsRecord>;
+    /// Gives addresses a name.
+    DnsAdd = Post "/v1/dns/add" types::DnsAddRequest => Vec<types::DnsName>;
+    /// Takes a name that was given by hand, or some of its addresses, back.
+    DnsRemove = Post "/v1/dns/remove" types::DnsRemoveRequest => Vec<types::DnsName>;
     /// Makes a one-time token.
     Token = Post "/v1/token" Nothing => types::Invitation;
     /// Ends the daemon.

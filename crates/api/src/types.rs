@@ -2,6 +2,7 @@
 //! renamed.
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
@@ -497,6 +498,80 @@ pub struct ConnectRequest {
 pub struct ForgetRequest {
     /// Targets to stop dialling.
     pub targets: Vec<String>,
+}
+
+/// Body of `POST /v1/dns/lookup`.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DnsLookupRequest {
+    /// A name, absolute or below the domain, or an address.
+    pub name: String,
+    /// The network of the container that would ask; none: the host itself.
+    #[serde(default)]
+    pub network: Option<String>,
+}
+
+/// One address of a name: a line of `weft dns-lookup`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DnsRecord {
+    /// The full name.
+    pub name: String,
+    /// The network on which it is visible; empty where the name itself says it.
+    pub network: String,
+    /// The address.
+    pub address: IpAddr,
+    /// The host that announces it, 64 hexadecimal digits.
+    pub peer: String,
+    /// That host's nickname, once known.
+    pub nickname: Option<String>,
+    /// Whether it is this host.
+    pub local: bool,
+    /// `container`, or `added` by hand.
+    pub source: String,
+}
+
+/// Body of `POST /v1/dns/add`.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DnsAddRequest {
+    /// The name, below the domain or absolute.
+    pub name: String,
+    /// The network on which it is visible; none: `weft`.
+    #[serde(default)]
+    pub network: Option<String>,
+    /// Its addresses.
+    pub addresses: Vec<IpAddr>,
+    /// Services there, for SRV records: `SERVICE/PROTOCOL:PORT`.
+    #[serde(default)]
+    pub ports: Vec<String>,
+}
+
+/// Body of `POST /v1/dns/remove`.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DnsRemoveRequest {
+    /// The name.
+    pub name: String,
+    /// Its network; none: `weft`.
+    #[serde(default)]
+    pub network: Option<String>,
+    /// Only these addresses; empty: all.
+    #[serde(default)]
+    pub addresses: Vec<IpAddr>,
+}
+
+/// A name that was given by hand on this host.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DnsName {
+    /// The name, below the network.
+    pub name: String,
+    /// The network on which it is visible.
+    pub network: String,
+    /// Its addresses.
+    pub addresses: Vec<IpAddr>,
+    /// Services there.
+    #[serde(default)]
+    pub ports: Vec<String>,
 }
 
 /// Body of `POST /v1/workers`.

@@ -126,6 +126,19 @@ pub struct LaunchOptions {
     #[arg(long, env = "WEFT_NO_DISCOVERY")]
     pub no_discovery: bool,
 
+    /// Address of this host on which to answer DNS, such as Docker's bridge; may be given several times
+    /// (default: none)
+    #[arg(long, value_name = "IP", value_delimiter = ',', env = "WEFT_DNS_LISTEN")]
+    pub dns_listen: Vec<IpAddr>,
+
+    /// Domain of containers' names; choose another where hosts use multicast DNS (default: weft.local)
+    #[arg(long, value_name = "DOMAIN", env = "WEFT_DNS_DOMAIN")]
+    pub dns_domain: Option<String>,
+
+    /// Name server for all other names; may be given several times (default: those of /etc/resolv.conf)
+    #[arg(long, value_name = "IP", value_delimiter = ',', env = "WEFT_DNS_UPSTREAM")]
+    pub dns_upstream: Vec<IpAddr>,
+
     /// Directory of identity, ranges and attachments (default: /var/lib/weft)
     #[arg(long, value_name = "DIR", env = "WEFT_STATE_DIR")]
     pub state_dir: Option<PathBuf>,
@@ -247,6 +260,12 @@ pub struct Settings {
     pub rekey_after: Duration,
     /// Whether to dial hosts that other hosts announce.
     pub discovery: bool,
+    /// Addresses on which DNS is answered.
+    pub dns_listen: Vec<IpAddr>,
+    /// The domain of containers' names, without a dot at its end.
+    pub dns_domain: String,
+    /// Name servers for all other names; empty: those of the host.
+    pub dns_upstreams: Vec<IpAddr>,
     /// State directory.
     pub state_dir: PathBuf,
     /// Runtime directory.
@@ -302,6 +321,17 @@ pub enum ConfigError {
     /// More helpers than a worker allows.
     #[error("helpers is {0}; set it to 0 to {max} per worker", max = weft_engine::HELPERS_MAX)]
     Helpers(usize),
+    /// No address that answers can be sent from.
+    #[error("--dns-listen {0} is not an address of one host; name one that this host has")]
+    DnsListen(IpAddr),
+    /// More addresses than the service takes.
+    #[error("--dns-listen and --dns-upstream take at most {DNS_ADDRESSES_MAX} addresses each")]
+    DnsAddresses,
+    /// The domain is none, or too long for names below it.
+    #[error(
+        "--dns-domain {0} is not a domain of at most {DNS_DOMAIN_BYTES_MAX} letters, digits and hyphens, with dots between"
+    )]
+    DnsDomain(String),
     /// A worker would never sleep.
     #[error("busy-poll is {0} microseconds; set it to 0 to {BUSY_POLL_MAX_US}")]
     BusyPoll(u128),
@@ -353,6 +383,12 @@ impl LaunchOptions {
             ciphers: preference(self.cipher),
             rekey_after: Duration::from_secs(self.rekey_seconds.map_or(REKEY_S, u64::from)),
             discovery: !self.no_discovery,
+            dns_listen: self.dns_listen,
+            dns_domain: self.dns_domain.map_or_else(
+                || DNS_DOMAIN.to_owned(),
+                |domain| domain.trim_end_matches('.').to_ascii_lowercase(),
+            ),
+            dns_upstreams: self.dns_upstream,
             state_dir: absolute(&self.state_dir.unwrap_or_else(|| DEFAULT_STATE_DIR.into())),
             runtime_dir: absolute(runtime_dir),
         };
@@ -378,6 +414,13 @@ impl LaunchOptions {
         if self.trusted_subnets.is_empty() {
             self.trusted_subnets = file.trusted_subnets;
         }
+        if self.dns_listen.is_empty() {
+            self.dns_listen = file.dns_listen;
+        }
+        if self.dns_upstream.is_empty() {
+            self.dns_upstream = file.dns_upstream;
+        }
+        fill(&mut self.dns_domain, file.dns_domain);
         fill(&mut self.engine, file.engine);
         fill(&mut self.format, file.format);
         fill(&mut self.workers, file.workers);
@@ -412,6 +455,17 @@ impl Settings {
         let by_device = (self.format, self.engine) == (FormatChoice::Ovpn, EngineChoice::Kernel);
         if let Some(host) = self.host.filter(|_| by_device) {
             return Err(ConfigError::HostAndDevice(host));
+        }
+        let unfit = |address: &&IpAddr| address.is_unspecified() || address.is_multicast();
+        if let Some(address) = self.dns_listen.iter().find(unfit) {
+            return Err(ConfigError::DnsListen(*address));
+        }
+        if self.dns_listen.len().max(self.dns_upstreams.len()) > DNS_ADDRESSES_MAX {
+            return Err(ConfigError::DnsAddresses);
+        }
+        let domain = &self.dns_domain;
+        if domain.len() > DNS_DOMAIN_BYTES_MAX || !weft_mesh::is_dns_name(domain) {
+            return Err(ConfigError::DnsDomain(domain.clone()));
         }
         // The command line has already validated flags; values from the file need the check.
         if !(1..=weft_engine::WORKERS_MAX).contains(&self.workers) {
@@ -482,6 +536,11 @@ fn host_name() -> String {
 const CIPHERS: [Cipher; 2] = [Cipher::Aes256Gcm, Cipher::ChaCha20Poly1305];
 /// The default address range of containers.
 pub const DEFAULT_RANGE: Ipv4Net = Ipv4Net::new_assert(std::net::Ipv4Addr::new(10, 32, 0, 0), 12);
+/// The default domain of containers' names.
+pub const DNS_DOMAIN: &str = "weft.local";
+/// With a network and a name before it, a name stays below the 255 bytes of RFC 1035.
+const DNS_DOMAIN_BYTES_MAX: usize = 60;
+const DNS_ADDRESSES_MAX: usize = 16;
 const LINK_PORT: u16 = 6783;
 const DATA_PORT: u16 = 6784;
 /// Three quarters of an SA's lifetime of one hour.
@@ -524,6 +583,33 @@ mod tests {
         assert_eq!(settings.rekey_after, Duration::from_secs(2700));
         assert!(settings.discovery && settings.offloads && !settings.copy_dscp);
         assert!(!settings.pin_workers);
+        assert_eq!((settings.dns_domain.as_str(), settings.dns_listen.len()), ("weft.local", 0));
+    }
+
+    #[test]
+    fn addresses_and_domain_of_dns_are_checked() {
+        let file = "dns-listen = [\"172.17.0.1\"]\ndns-domain = \"Corp.Example.\"\ndns-upstream = [\"192.0.2.53\"]";
+        let good = settings(LaunchOptions::default(), file).unwrap();
+        assert_eq!(good.dns_listen, ["172.17.0.1".parse::<IpAddr>().unwrap()]);
+        assert_eq!(good.dns_upstreams, ["192.0.2.53".parse::<IpAddr>().unwrap()]);
+        assert_eq!(good.dns_domain, "corp.example");
+        let refused =
+            |file: &str| settings(LaunchOptions::default(), file).err().unwrap().to_string();
+        for (file, word) in [
+            ("dns-listen = [\"0.0.0.0\"]", "0.0.0.0"),
+            ("dns-listen = [\"ff02::1\"]", "ff02::1"),
+            ("dns-listen = [\"nonsense\"]", "nonsense"),
+            ("dns-listen = \"172.17.0.1\"", "dns-listen"),
+            ("dns-domain = \"\"", "--dns-domain"),
+            ("dns-domain = \"a..b\"", "a..b"),
+            ("dns-domain = \"a b\"", "a b"),
+            ("dns-domain = 7", "dns-domain"),
+        ] {
+            assert!(refused(file).contains(word), "{file}: {}", refused(file));
+        }
+        assert!(refused(&format!("dns-domain = \"{}\"", "a.".repeat(60))).contains("--dns-domain"));
+        let many: Vec<String> = (1..=17).map(|n| format!("\"192.0.2.{n}\"")).collect();
+        assert!(refused(&format!("dns-upstream = [{}]", many.join(","))).contains("16"));
     }
 
     #[test]

@@ -42,12 +42,12 @@ use crate::services::attach::mend::keep_interfaces;
 use crate::services::attach::ports::{DirectPorts, remote_set};
 use crate::services::attach::shortcuts::Shortcuts;
 use crate::services::attach::{Attachments, SavedAttachments};
+use crate::services::names::Names;
 use crate::services::supervisor::{Health, Pulse, Supervisor};
 use crate::upkeep::firewall::Firewall;
 use crate::upkeep::mtu::{WATCH_RETRY_MS, container_mtu, follow_link_mtu, link_mtu, widest_format};
 use crate::upkeep::origin::Notes;
 use crate::upkeep::store::{IDENTITY_FILE, Lock, MESH_FILE, Store};
-use crate::upkeep::warnings::Warnings;
 
 /// Runs the daemon until the API, SIGTERM or SIGINT stops it. Calls `ready` once it answers requests.
 ///
@@ -125,6 +125,9 @@ fn start_services(daemon: &Arc<Daemon>, kernel: &Kernel, engine: &KernelEngine) 
     start!("loops", [daemon, attachments], |pulse| {
         tell_of_rounds(attachments, daemon.warnings.clone(), pulse)
     });
+    start!("names", [daemon], |pulse| {
+        crate::services::names::serve(Arc::clone(&daemon.names), daemon.control.clone(), pulse)
+    });
     start!("forward rule", [kernel], |pulse| keep_forward_rule(kernel, switch, pulse));
     start!("firewall", [daemon, kernel, engine], |pulse| {
         daemon.firewall.clone().keep(kernel, engine, daemon.settings.clone(), pulse)
@@ -187,6 +190,7 @@ struct Prepared {
     link_mtu: u16,
     mtu: u16,
     saved: SavedAttachments,
+    names: Arc<Names>,
     mesh: Mesh,
     targets: Vec<Target>,
     links: Links,
@@ -203,6 +207,7 @@ async fn prepare(settings: &Settings, kernel: &Kernel) -> Result<Prepared, Start
         None => container_mtu(link_mtu, widest_format(settings).await),
     };
     let saved = SavedAttachments::load(&store)?;
+    let names = Arc::new(Names::new(settings, local, store.clone())?);
     let secret = secret(settings, &store)?;
     let targets = targets(settings, &store)?;
     let founding = if targets.is_empty() { Founding::Found } else { Founding::Join };
@@ -212,7 +217,19 @@ async fn prepare(settings: &Settings, kernel: &Kernel) -> Result<Prepared, Start
     let mut config = link_config(settings, identity, secret, &mesh)?;
     (config.instance, config.succeeds) = (instance, before.instance);
     let (links, link_events) = Links::start(config)?;
-    Ok(Prepared { store, notes, local, link_mtu, mtu, saved, mesh, targets, links, link_events })
+    Ok(Prepared {
+        store,
+        notes,
+        local,
+        link_mtu,
+        mtu,
+        saved,
+        names,
+        mesh,
+        targets,
+        links,
+        link_events,
+    })
 }
 
 /// Starts the engines, the control loop, which ends when told to stop, and the state for answering requests.
@@ -222,8 +239,8 @@ async fn start(
     kernel: &Kernel,
     prepared: Prepared,
 ) -> Result<(Arc<Daemon>, JoinHandle<()>, KernelEngine), StartError> {
-    let Prepared { store, notes, local, link_mtu, mtu, saved, mesh, targets, links, link_events } =
-        prepared;
+    let Prepared { store, notes, local, link_mtu, mtu, saved, names, mesh, .. } = prepared;
+    let Prepared { targets, links, link_events, .. } = prepared;
     let started = start_engines(&settings, &services, kernel, local, mtu).await?;
     let Started { mut engines, kernel_engine, ports, shortcuts, offloads, events, events_lost } =
         started;
@@ -259,6 +276,7 @@ async fn start(
         lost: BTreeMap::new(),
         unheard: Unheard::default(),
         saving: Saving::new(notes),
+        names: names.bell(),
     };
     let daemon = Daemon {
         settings,
@@ -276,7 +294,8 @@ async fn start(
         attachments: Arc::new(attachments),
         firewall: Firewall::default(),
         stop: Arc::new(stop_sender),
-        warnings: Warnings::default(),
+        warnings: names.warnings().clone(),
+        names,
         health: Health::default(),
         services,
         changes: Arc::new(Semaphore::new(CHANGES_MAX)),

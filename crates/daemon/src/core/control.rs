@@ -63,12 +63,27 @@ pub(crate) enum Request {
     KeepOnly { owners: BTreeSet<String> },
     /// The MTU of the host's link has changed, in bytes.
     LinkMtu { link_mtu: u16 },
+    /// Asks for the names of all hosts, for DNS.
+    Names { reply: oneshot::Sender<NamesSnapshot> },
+    /// Announces the names that this host's user gave, in place of those before.
+    SetNames {
+        names: Vec<weft_mesh::NameRecord>,
+        reply: oneshot::Sender<Result<(), weft_mesh::MeshError>>,
+    },
     /// Sets the number of workers of the vector engine; `None` only asks for it.
     Workers { wanted: Option<usize>, reply: oneshot::Sender<Result<Workers, ApiError>> },
     /// A snapshot of the whole state, for status.
     Snapshot { reply: oneshot::Sender<Snapshot> },
     /// Counters of the engines, for rates.
     Traffic { reply: oneshot::Sender<Readings> },
+}
+
+/// The names of the mesh, for DNS.
+pub(crate) struct NamesSnapshot {
+    pub(crate) hosts: Vec<weft_mesh::HostNames>,
+    /// The ranges of the network.
+    pub(crate) ranges: Vec<IpNet>,
+    pub(crate) revision: u64,
 }
 
 /// Counter values for computing rates.
@@ -136,6 +151,8 @@ pub(crate) struct Control {
     pub(crate) lost: BTreeMap<PeerId, LostLink>,
     pub(crate) unheard: Unheard,
     pub(crate) saving: Saving,
+    /// Says that names have changed.
+    pub(crate) names: watch::Sender<u64>,
 }
 
 impl Control {
@@ -348,26 +365,16 @@ impl Control {
             }
             Request::Announce { attachment } => self.announce(&attachment),
             Request::Withdraw { mac } => self.mesh.remove_local_endpoint(mac),
+            Request::Names { reply } => {
+                let _ = reply.send(self.names());
+            }
+            Request::SetNames { names, reply } => {
+                let _ = reply.send(self.mesh.set_local_names(names));
+            }
             Request::Workers { wanted, reply } => {
                 let _ = reply.send(self.workers(wanted));
             }
-            Request::Traffic { reply } => {
-                let active = |path: &weft_path::PathStatus| {
-                    let engine = path.engine.filter(|_| path.state == PathState::Active);
-                    engine.map(|engine| (path.peer, engine))
-                };
-                let engine = self.engines.kernel().clone();
-                let readings = Readings {
-                    kernel: Vec::new(),
-                    engines: self.paths.status(now).iter().filter_map(active).collect(),
-                    counters: self.engines.vector().counters(),
-                    workers: self.engines.vector().workers(),
-                };
-                // Only this request waits for the kernel's counters.
-                tokio::spawn(async move {
-                    let _ = reply.send(Readings { kernel: engine.traffic().await, ..readings });
-                });
-            }
+            Request::Traffic { reply } => self.traffic(now, reply),
             Request::Snapshot { reply } => {
                 let engine = self.engines.kernel().clone();
                 let snapshot = Snapshot {
@@ -490,6 +497,8 @@ impl Control {
             }
         }
         self.engines.flush();
+        let revision = self.mesh.names_revision();
+        self.names.send_if_modified(|told| std::mem::replace(told, revision) != revision);
     }
 
     /// The mesh's next output. `None` while its state is being saved, since later outputs may rely on it.
@@ -530,6 +539,34 @@ impl Control {
             workers_default: weft_engine::default_workers(),
             lanes: self.settings.workers,
         })
+    }
+
+    fn traffic(&self, now: Instant, reply: oneshot::Sender<Readings>) {
+        let active = |path: &weft_path::PathStatus| {
+            let engine = path.engine.filter(|_| path.state == PathState::Active);
+            engine.map(|engine| (path.peer, engine))
+        };
+        let engine = self.engines.kernel().clone();
+        let readings = Readings {
+            kernel: Vec::new(),
+            engines: self.paths.status(now).iter().filter_map(active).collect(),
+            counters: self.engines.vector().counters(),
+            workers: self.engines.vector().workers(),
+        };
+        // Only this request waits for the kernel's counters.
+        tokio::spawn(async move {
+            let _ = reply.send(Readings { kernel: engine.traffic().await, ..readings });
+        });
+    }
+
+    fn names(&self) -> NamesSnapshot {
+        let ipam = self.mesh.ipam();
+        let ranges = [IpNet::V4(ipam.range)].into_iter().chain(ipam.range6.map(IpNet::V6));
+        NamesSnapshot {
+            hosts: self.mesh.host_names(),
+            ranges: ranges.collect(),
+            revision: self.mesh.names_revision(),
+        }
     }
 
     fn offer_again(&mut self) {

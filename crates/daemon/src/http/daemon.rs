@@ -15,6 +15,7 @@ use crate::core::control::Request;
 use crate::core::events::Lost;
 use crate::core::targets::Targets;
 use crate::services::attach::Attachments;
+use crate::services::names::Names;
 use crate::services::supervisor::Health;
 use crate::upkeep::firewall::Firewall;
 use crate::upkeep::store::Store;
@@ -46,6 +47,8 @@ pub(crate) struct Daemon {
     pub(crate) stop: Arc<watch::Sender<bool>>,
     /// Problems on this host.
     pub(crate) warnings: Warnings,
+    /// DNS.
+    pub(crate) names: Arc<Names>,
     /// The health of the services.
     pub(crate) health: Health,
     /// The runtime for services, and for requests that the kernel may delay.

@@ -47,6 +47,13 @@ pub(crate) fn router(daemon: Arc<Daemon>) -> Router {
         .on(call::Forget, async |d: State, request| {
             change(&d.clone(), async move { d.forget(request).await }).await
         })
+        .on(call::DnsLookup, async |d: State, request| d.dns_lookup(request).await)
+        .on(call::DnsAdd, async |d: State, request| {
+            Arc::clone(&d.names).add(d.control.clone(), request).await
+        })
+        .on(call::DnsRemove, async |d: State, request| {
+            Arc::clone(&d.names).remove(d.control.clone(), request).await
+        })
         .on(call::Token, async |d: State, Nothing {}| {
             aside(&d.services.clone(), async move { Ok(d.invitation().await) }).await
         })

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use tokio::sync::oneshot;
 use weft_api::{
-    ApiError, ConnectRequest, DetachRequest, Detached, ErrorKind, ForgetRequest, Invitation, Ipam,
-    Report, Traffic, Workers,
+    ApiError, ConnectRequest, DetachRequest, Detached, DnsLookupRequest, DnsRecord, ErrorKind,
+    ForgetRequest, Invitation, Ipam, Report, Traffic, Workers,
 };
 use weft_kernel::Kernel;
 use weft_link::{KeyHash, LinkState, Target};
@@ -59,6 +59,7 @@ impl Daemon {
         let mut counters = views::counters(&snapshot);
         counters.insert("events_lost".into(), self.events_lost.events());
         counters.insert("probes_over_limit".into(), self.events_lost.probes());
+        counters.extend(self.names.counters().all());
         Ok(Report {
             status,
             paths: views::paths(&links, &snapshot.paths),
@@ -98,6 +99,18 @@ impl Daemon {
 
     pub(crate) async fn ipam(&self) -> Result<Ipam, ApiError> {
         Ok(views::ipam(&self.snapshot().await?.ipam))
+    }
+
+    pub(crate) async fn dns_lookup(
+        &self,
+        request: DnsLookupRequest,
+    ) -> Result<Vec<DnsRecord>, ApiError> {
+        let peers = self.snapshot().await?.peers;
+        let nickname = |peer| {
+            let known = peers.iter().find(|known| known.peer == peer);
+            known.map(|known| known.nickname.clone())
+        };
+        self.names.lookup(&request, nickname)
     }
 
     pub(crate) async fn detach(&self, request: DetachRequest) -> Result<Detached, ApiError> {

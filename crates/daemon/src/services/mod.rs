@@ -1,4 +1,5 @@
 //! Services beside the core: each reads the state that the core publishes and sends it requests.
 
 pub(crate) mod attach;
+pub(crate) mod names;
 pub(crate) mod supervisor;

@@ -23,7 +23,7 @@ use crate::config::Settings;
 /// The newest Landlock version whose rights the rules name; an older kernel supports a subset.
 const FILES: ABI = ABI::V5;
 const TCP: ABI = ABI::V4;
-/// Long answers of name servers come over TCP; the daemon uses TCP for nothing else.
+/// Long answers of name servers come over TCP, and go out over it; the daemon uses TCP for nothing else.
 const DNS_PORT: u16 = 53;
 /// Settings of devices, both Weft's and the containers'.
 const SETTINGS: &str = "/proc/sys/net";
@@ -155,7 +155,8 @@ fn enforce(places: &Places) -> anyhow::Result<ABI> {
         rules = rules.add_rule(PathBeneath::new(&place, SET))?;
         kept.push(place);
     }
-    rules = rules.add_rule(NetPort::new(DNS_PORT, AccessNet::ConnectTcp))?;
+    let both = AccessNet::ConnectTcp | AccessNet::BindTcp;
+    rules = rules.add_rule(NetPort::new(DNS_PORT, both))?;
     let status = rules.restrict_self()?;
     let _ = PLACES.set(kept);
     match (status.ruleset, status.landlock) {
@@ -301,6 +302,10 @@ mod tests {
             if abi >= ABI::V4 {
                 denied(TcpListener::bind("127.0.0.1:0"));
                 denied(TcpStream::connect(at));
+                // DNS alone: nothing listens there, or another program does.
+                let dns = TcpListener::bind(("127.0.0.93", DNS_PORT)).map(drop);
+                let why = dns.map_err(|error| error.kind());
+                assert!(matches!(why, Ok(()) | Err(ErrorKind::AddrInUse)), "{why:?}");
             }
             if abi >= ABI::V6 {
                 denied(UnixDatagram::unbound().unwrap().connect_addr(&address));

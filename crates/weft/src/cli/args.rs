@@ -1,5 +1,6 @@
 //! The command line. Commands and options have Weave Net's names where it had them.
 
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -48,6 +49,12 @@ pub enum Command {
     Run(RunArgs),
     /// List attached containers
     Ps(JsonOnly),
+    /// Show the addresses of a name, or the names of an address, as DNS answers them
+    DnsLookup(DnsLookupArgs),
+    /// Give addresses a name in DNS, for containers on all hosts
+    DnsAdd(DnsAddArgs),
+    /// Take back a name that dns-add gave on this host
+    DnsRemove(DnsRemoveArgs),
     /// Create a one-time token and print it with the line that another host needs to join
     Token(JsonOnly),
     /// Print the daemon's state as JSON for a bug report, without secrets
@@ -193,6 +200,54 @@ pub struct RunArgs {
     /// Command to run, with its arguments
     #[arg(last = true, required = true, value_name = "COMMAND")]
     pub command: Vec<String>,
+}
+
+/// `weft dns-lookup`.
+#[derive(Debug, Args)]
+pub struct DnsLookupArgs {
+    /// A name, with or without the domain, or an address
+    pub name: String,
+    /// As a container on this network sees it (default: as the host does)
+    #[arg(long)]
+    pub network: Option<String>,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `weft dns-add`.
+#[derive(Debug, Args)]
+pub struct DnsAddArgs {
+    /// The name, with or without the domain
+    pub name: String,
+    /// Its addresses, beside those that it has
+    #[arg(required = true, value_name = "ADDRESS")]
+    pub addresses: Vec<IpAddr>,
+    /// The network whose containers see it (default: weft)
+    #[arg(long)]
+    pub network: Option<String>,
+    /// A service there, for SRV records, such as http/tcp:80; may be given several times
+    #[arg(long = "srv", value_name = "SERVICE/PROTOCOL:PORT")]
+    pub ports: Vec<String>,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `weft dns-remove`.
+#[derive(Debug, Args)]
+pub struct DnsRemoveArgs {
+    /// The name, with or without the domain
+    pub name: String,
+    /// Only these addresses (default: all)
+    #[arg(value_name = "ADDRESS")]
+    pub addresses: Vec<IpAddr>,
+    /// The network (default: weft)
+    #[arg(long)]
+    pub network: Option<String>,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// `weft top`.

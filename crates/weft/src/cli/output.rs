@@ -9,8 +9,8 @@ use comfy_table::{Table, presets};
 use serde::Serialize;
 
 use weft_api::{
-    Attachment, Connection, Detached, FirewallRule, HostRange, Invitation, Ipam, Path, Peer,
-    Status, Target, Workers,
+    Attachment, Connection, Detached, DnsName, DnsRecord, FirewallRule, HostRange, Invitation,
+    Ipam, Path, Peer, Status, Target, Workers,
 };
 use weft_daemon::Reset;
 use weft_daemon::timestamp;
@@ -301,6 +301,30 @@ pub(super) fn attachments(attachments: &[Attachment]) -> String {
         a.notes.iter().for_each(|note| _ = write!(text, "\n{}: {note}", a.name));
     }
     text
+}
+
+pub(super) fn dns_records(records: &[DnsRecord]) -> String {
+    let mut table = table(&["NAME", "ADDRESS", "HOST", "FROM"]);
+    for record in records {
+        let host = match &record.nickname {
+            Some(nickname) => format!("{} ({nickname})", short(&record.peer)),
+            None => short(&record.peer).to_owned(),
+        };
+        table.add_row([&record.name, &record.address.to_string(), &host, &record.source]);
+    }
+    table.to_string()
+}
+
+pub(super) fn dns_names(names: &[DnsName]) -> String {
+    if names.is_empty() {
+        return "no names given by hand on this host".into();
+    }
+    let mut table = table(&["NAME", "NETWORK", "ADDRESSES", "SERVICES"]);
+    for DnsName { name, network, addresses, ports } in names {
+        let addresses: Vec<String> = addresses.iter().map(ToString::to_string).collect();
+        table.add_row([name, network, &addresses.join(" "), &ports.join(" ")]);
+    }
+    table.to_string()
 }
 
 /// A note on direct ports for every output that mentions them.

@@ -9,12 +9,15 @@ use serde_json::json;
 use weft_api::call;
 use weft_api::{
     ApiError, AttachRequest, Attachment, Client, ClientError, ConnectRequest, Connection,
-    DetachRequest, Detached, ErrorKind, ForgetRequest, Invitation, Ipam, Peer, Report, Status,
-    Target, Workers, WorkersRequest,
+    DetachRequest, Detached, DnsAddRequest, DnsLookupRequest, DnsName, DnsRecord, DnsRemoveRequest,
+    ErrorKind, ForgetRequest, Invitation, Ipam, Peer, Report, Status, Target, Workers,
+    WorkersRequest,
 };
 use weft_daemon as daemon;
 
-use super::args::{Command, ResetArgs, StatusPart, split_attach_words};
+use super::args::{
+    Command, DnsAddArgs, DnsLookupArgs, DnsRemoveArgs, ResetArgs, StatusPart, split_attach_words,
+};
 use super::output;
 
 pub(super) fn request(command: Command, runtime_dir: &Path) -> anyhow::Result<ExitCode> {
@@ -66,6 +69,9 @@ async fn ask(command: Command, daemon: &Client, runtime_dir: &Path) -> anyhow::R
             let attachments: Vec<Attachment> = daemon.ask::<call::Attachments>().await?;
             output::print(args.json, &attachments, |list| output::attachments(list))
         }
+        Command::DnsLookup(args) => dns_lookup(args, daemon).await,
+        Command::DnsAdd(args) => dns_add(args, daemon).await,
+        Command::DnsRemove(args) => dns_remove(args, daemon).await,
         Command::Token(args) => {
             let invitation: Invitation = daemon.ask::<call::Token>().await?;
             output::print(args.json, &invitation, output::invitation)
@@ -93,6 +99,26 @@ async fn ask(command: Command, daemon: &Client, runtime_dir: &Path) -> anyhow::R
         | Command::OpenNamespaces
         | Command::Completions { .. } => bail!("this command does not ask the daemon"),
     }
+}
+
+async fn dns_lookup(args: DnsLookupArgs, daemon: &Client) -> anyhow::Result<()> {
+    let request = DnsLookupRequest { name: args.name, network: args.network };
+    let records: Vec<DnsRecord> = daemon.call::<call::DnsLookup>(&request).await?;
+    output::print(args.json, &records, |list| output::dns_records(list))
+}
+
+async fn dns_add(args: DnsAddArgs, daemon: &Client) -> anyhow::Result<()> {
+    let DnsAddArgs { name, addresses, network, ports, json } = args;
+    let request = DnsAddRequest { name, network, addresses, ports };
+    let names: Vec<DnsName> = daemon.call::<call::DnsAdd>(&request).await?;
+    output::print(json, &names, |list| output::dns_names(list))
+}
+
+async fn dns_remove(args: DnsRemoveArgs, daemon: &Client) -> anyhow::Result<()> {
+    let DnsRemoveArgs { name, addresses, network, json } = args;
+    let request = DnsRemoveRequest { name, network, addresses };
+    let names: Vec<DnsName> = daemon.call::<call::DnsRemove>(&request).await?;
+    output::print(json, &names, |list| output::dns_names(list))
 }
 
 async fn status(part: Option<StatusPart>, json: bool, daemon: &Client) -> anyhow::Result<()> {

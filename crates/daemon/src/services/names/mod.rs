@@ -1,0 +1,138 @@
+//! DNS for containers and the host: answers for the names of all hosts, and asks others for the rest.
+//!
+//! The pure part takes bytes, times and seeds: [`zone`] (the names of one moment), [`answer`], [`cache`],
+//! [`exchange`] (one question upstream), [`throttle`], [`upstream`]. The service has the sockets. It builds a new
+//! zone when the core says that names have changed, at most ten times a second.
+
+mod answer;
+mod cache;
+mod counters;
+mod exchange;
+mod requests;
+mod server;
+mod sockets;
+mod throttle;
+mod upstream;
+mod zone;
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+
+use hickory_proto::rr::Name;
+use ipnet::IpNet;
+use tokio::sync::watch;
+use weft_crypto::PeerId;
+use weft_mesh::NameRecord;
+
+pub(crate) use self::counters::Counters;
+pub(crate) use self::server::serve;
+use self::sockets::Listener;
+use self::upstream::DNS_PORT;
+use self::zone::{DEFAULT_NETWORK, Feed, Scope, Zone};
+use crate::config::Settings;
+use crate::upkeep::store::{Store, StoreError};
+use crate::upkeep::warnings::Warnings;
+
+/// The file of names given by hand.
+const NAMES_FILE: &str = "names.json";
+/// Sources that a listener on an address of the host serves: its own and neighbouring networks, not the Internet.
+const PRIVATE: [&str; 9] = [
+    "127.0.0.0/8",
+    "10.0.0.0/8",
+    "172.16.0.0/12",
+    "192.168.0.0/16",
+    "169.254.0.0/16",
+    "100.64.0.0/10",
+    "::1/128",
+    "fc00::/7",
+    "fe80::/10",
+];
+
+/// The state of the names service, which outlives its restarts.
+pub(crate) struct Names {
+    local: PeerId,
+    domain: Name,
+    /// Servers of the configuration; empty: those of the host's resolv.conf.
+    upstreams: Vec<SocketAddr>,
+    /// Addresses on which queries are answered.
+    listeners: watch::Sender<Vec<Listener>>,
+    zone: watch::Sender<Arc<Zone>>,
+    /// The core's count of changes.
+    changed: watch::Sender<u64>,
+    /// Names given by hand, as saved.
+    added: Mutex<Vec<NameRecord>>,
+    /// Held during a change, which waits for the disk.
+    changing: Mutex<()>,
+    store: Store,
+    warnings: Warnings,
+    counters: Counters,
+}
+
+impl Names {
+    /// Prepares the service.
+    ///
+    /// # Errors
+    /// The file of names given by hand cannot be read.
+    pub(crate) fn new(
+        settings: &Settings,
+        local: PeerId,
+        store: Store,
+    ) -> Result<Self, StoreError> {
+        let saved: Vec<NameRecord> = store.load(NAMES_FILE)?.unwrap_or_default();
+        // The settings have been checked.
+        let mut domain = Name::from_ascii(&settings.dns_domain).unwrap_or_default();
+        domain.set_fqdn(true);
+        let feed = Feed { local, hosts: Vec::new(), networks: Vec::new(), revision: 0 };
+        let zone = Arc::new(Zone::build(Instant::now(), &domain, &feed));
+        let listeners = settings.dns_listen.iter().map(|address| listener_on(*address)).collect();
+        let upstreams =
+            settings.dns_upstreams.iter().map(|it| SocketAddr::new(*it, DNS_PORT)).collect();
+        Ok(Self {
+            local,
+            domain,
+            upstreams,
+            listeners: watch::Sender::new(listeners),
+            zone: watch::Sender::new(zone),
+            changed: watch::Sender::new(0),
+            added: Mutex::new(saved.into_iter().filter(|it| it.fault().is_none()).collect()),
+            changing: Mutex::default(),
+            store,
+            warnings: Warnings::default(),
+            counters: Counters::default(),
+        })
+    }
+
+    /// By this the core says that names have changed.
+    pub(crate) fn bell(&self) -> watch::Sender<u64> {
+        self.changed.clone()
+    }
+
+    /// Problems of this host, which all parts of the daemon share.
+    pub(crate) const fn warnings(&self) -> &Warnings {
+        &self.warnings
+    }
+
+    /// Counters by name.
+    pub(crate) const fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
+    fn zone_now(&self) -> Arc<Zone> {
+        Arc::clone(&self.zone.borrow())
+    }
+
+    fn added_now(&self) -> Vec<NameRecord> {
+        self.added.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+/// A listener on an address of the host. Over loopback the host itself asks, and sees all networks.
+fn listener_on(address: IpAddr) -> Listener {
+    let scope = match address.to_canonical().is_loopback() {
+        true => Scope::Host,
+        false => Scope::Network(DEFAULT_NETWORK.to_owned()),
+    };
+    let clients = PRIVATE.iter().filter_map(|net| net.parse::<IpNet>().ok()).collect();
+    Listener { address: SocketAddr::new(address, DNS_PORT), scope, clients, forwards: true }
+}

@@ -1,0 +1,469 @@
+//! The task of the service: one loop over queries, answers of upstream servers, and changes.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::{self, Read};
+use std::net::SocketAddr;
+use std::os::unix::fs::MetadataExt;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use hickory_proto::op::{Query, ResponseCode};
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::task::{AbortHandle, JoinSet};
+
+use super::Names;
+use super::answer::{Asked, Carrier, Form, Forward, Reply, answer, new_marker};
+use super::cache::{Cache, Key, Said};
+use super::counters::Counter;
+use super::exchange::Exchange;
+use super::sockets::{Back, Incoming, Intake, Listener, ask, bind, listen};
+use super::throttle::{Rate, Throttle};
+use super::upstream::{RESOLV_CONF, RESOLV_CONF_BYTES_MAX, parse, usable};
+use super::zone::{DEFAULT_NETWORK, Feed, NetworkInfo, Zone};
+use crate::core::control::{NamesSnapshot, Request, sleep_until};
+use crate::services::supervisor::Pulse;
+
+/// Queries that wait for the service.
+const QUEUE_MAX: usize = 1_024;
+/// Questions under way upstream.
+const EXCHANGES_MAX: usize = 512;
+/// Clients that wait for the answer to one of them.
+const WAITERS_MAX: usize = 64;
+/// Queries of one client.
+const RATE: Rate = Rate { per_s: 5_000, burst: 10_000 };
+/// Questions of one client that go upstream.
+const UPSTREAM_RATE: Rate = Rate { per_s: 200, burst: 400 };
+/// The shortest time between two looks at the names of the mesh, in milliseconds.
+const FEED_PAUSE_MS: u64 = 100;
+/// The time that the core has to tell the names, in milliseconds.
+const FEED_LIMIT_MS: u64 = 5_000;
+/// The interval between looks at resolv.conf, in milliseconds.
+const RESOLV_CONF_LOOK_MS: u64 = 5_000;
+/// How long the server that answered is asked first, in milliseconds, where one before it has failed.
+const PREFERENCE_MS: u64 = 60_000;
+/// Pause before an address that cannot be bound is tried again, in milliseconds.
+const BIND_RETRY_MS: u64 = 1_000;
+
+/// Runs the service until the daemon ends.
+pub(crate) async fn serve(names: Arc<Names>, control: mpsc::Sender<Request>, pulse: Pulse) {
+    let mut server = Server::new(names, control);
+    server.announce_added().await;
+    loop {
+        let event = pulse.wait(server.next()).await;
+        server.handle(event).await;
+    }
+}
+
+enum Event {
+    Query(Incoming),
+    Ended(Ended),
+    NamesChanged,
+    ListenersChanged,
+    Time,
+}
+
+/// A task that has ended.
+enum Ended {
+    Listener(SocketAddr, io::Error),
+    Exchange(Key, Option<(Said, SocketAddr)>),
+    Fed(Option<NamesSnapshot>),
+}
+
+/// A client that waits for an upstream server.
+struct Waiter {
+    query: Query,
+    form: Form,
+    back: Back,
+}
+
+/// What shows that a file has changed: device, inode, length, time of change.
+type Mark = (u64, u64, u64, i64, i64);
+
+struct Server {
+    names: Arc<Names>,
+    control: mpsc::Sender<Request>,
+    zone: Arc<Zone>,
+    changed: watch::Receiver<u64>,
+    listeners: watch::Receiver<Vec<Listener>>,
+    queries: mpsc::Receiver<Incoming>,
+    intake: Intake,
+    /// Listeners that receive.
+    open: BTreeMap<SocketAddr, (Listener, AbortHandle)>,
+    tasks: JoinSet<Ended>,
+    cache: Cache,
+    waiting: BTreeMap<Key, Vec<Waiter>>,
+    upstream_throttle: Throttle,
+    rng: StdRng,
+    marker: [u8; 8],
+    upstreams: Vec<SocketAddr>,
+    /// The server to ask first, and until when.
+    preferred: Option<(SocketAddr, Instant)>,
+    resolv_conf: Option<Mark>,
+    /// What the servers were chosen from: the configured ones, and this daemon's addresses.
+    chosen_from: Option<(Vec<SocketAddr>, BTreeSet<SocketAddr>)>,
+    /// A look at the names is under way.
+    feeding: bool,
+    /// They have changed since.
+    is_stale: bool,
+    feed_at: Instant,
+    look_at: Instant,
+    bind_at: Option<Instant>,
+    /// The last feed, to build from again when a host has been gone for long enough.
+    feed: Option<Feed>,
+}
+
+impl Server {
+    fn new(names: Arc<Names>, control: mpsc::Sender<Request>) -> Self {
+        let now = Instant::now();
+        let (sender, queries) = mpsc::channel(QUEUE_MAX);
+        let throttle = Arc::new(Mutex::new(Throttle::new(now, RATE)));
+        let intake = Intake { queue: sender, throttle, counters: names.counters.clone() };
+        let mut rng = StdRng::from_seed(rand::random());
+        let marker = new_marker(&mut rng);
+        let mut listeners = names.listeners.subscribe();
+        listeners.mark_changed();
+        Self {
+            zone: names.zone_now(),
+            changed: names.changed.subscribe(),
+            listeners,
+            queries,
+            intake,
+            open: BTreeMap::new(),
+            tasks: JoinSet::new(),
+            cache: Cache::default(),
+            waiting: BTreeMap::new(),
+            upstream_throttle: Throttle::new(now, UPSTREAM_RATE),
+            rng,
+            marker,
+            upstreams: Vec::new(),
+            preferred: None,
+            resolv_conf: None,
+            chosen_from: None,
+            feeding: false,
+            is_stale: true,
+            feed_at: now,
+            look_at: now,
+            bind_at: None,
+            feed: None,
+            names,
+            control,
+        }
+    }
+
+    /// Tells the core of the names given by hand, which it forgot if the daemon was restarted.
+    async fn announce_added(&self) {
+        let (reply, _) = oneshot::channel();
+        let names = self.names.added_now();
+        let _ = self.control.send(Request::SetNames { names, reply }).await;
+    }
+
+    async fn next(&mut self) -> Event {
+        let feed_at = (self.is_stale && !self.feeding).then_some(self.feed_at);
+        let times = [feed_at, Some(self.look_at), self.bind_at, self.zone.next_expiry()];
+        let next = times.into_iter().flatten().min();
+        tokio::select! {
+            Some(incoming) = self.queries.recv() => Event::Query(incoming),
+            Some(ended) = self.tasks.join_next() => match ended {
+                Ok(ended) => Event::Ended(ended),
+                Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
+                Err(_) => Event::Time,
+            },
+            Ok(()) = self.changed.changed() => Event::NamesChanged,
+            Ok(()) = self.listeners.changed() => Event::ListenersChanged,
+            () = sleep_until(next) => Event::Time,
+        }
+    }
+
+    async fn handle(&mut self, event: Event) {
+        match event {
+            Event::Query(incoming) => self.handle_query(incoming),
+            Event::Ended(Ended::Exchange(key, said)) => self.handle_said(key, said),
+            Event::Ended(Ended::Fed(feed)) => self.handle_feed(feed),
+            Event::Ended(Ended::Listener(address, error)) => {
+                self.open.remove(&address);
+                tracing::warn!(%address, %error, "DNS is not answered for a moment");
+                self.bind_at = Some(Instant::now() + Duration::from_millis(BIND_RETRY_MS));
+            }
+            Event::NamesChanged => self.is_stale = true,
+            Event::ListenersChanged => self.open_listeners().await,
+            Event::Time => self.handle_time().await,
+        }
+    }
+
+    async fn handle_time(&mut self) {
+        let now = Instant::now();
+        if self.is_stale && !self.feeding && self.feed_at <= now {
+            self.is_stale = false;
+            self.feeding = true;
+            self.feed_at = now + Duration::from_millis(FEED_PAUSE_MS);
+            self.tasks.spawn(ask_core(self.control.clone()));
+        }
+        if self.zone.next_expiry().is_some_and(|at| at <= now) {
+            self.build(now);
+        }
+        if self.look_at <= now {
+            self.look_at = now + Duration::from_millis(RESOLV_CONF_LOOK_MS);
+            self.choose_upstreams();
+        }
+        if self.bind_at.is_some_and(|at| at <= now) {
+            self.open_listeners().await;
+        }
+    }
+}
+
+impl Server {
+    fn handle_query(&mut self, incoming: Incoming) {
+        let Incoming { bytes, source, listener, back } = incoming;
+        let is_client = listener.clients.iter().any(|net| net.contains(&source))
+            || self.zone.has_in_range(&listener.scope, source);
+        let carrier = match back {
+            Back::Udp(..) => Carrier::Udp,
+            Back::Tcp(_) => Carrier::Tcp,
+        };
+        let server = listener.address.ip();
+        let asked = Asked { bytes: &bytes, carrier, is_client, scope: &listener.scope, server };
+        match answer(&self.zone, &self.marker, &asked, self.rng.next_u64()) {
+            Reply::Answer(bytes, counter) => {
+                self.names.counters.count(counter);
+                back.send(bytes, &self.names.counters);
+            }
+            Reply::Drop(counter) => self.names.counters.count(counter),
+            Reply::Forward(forward) => {
+                let Forward { query, form } = *forward;
+                let waiter = Waiter { query, form, back };
+                if !listener.forwards {
+                    return self.refuse(waiter, Counter::Refused);
+                }
+                self.forward(waiter, source);
+            }
+        }
+    }
+
+    fn refuse(&self, waiter: Waiter, counter: Counter) {
+        self.names.counters.count(counter);
+        let bytes = waiter.form.empty(&waiter.query, ResponseCode::Refused);
+        waiter.back.send(bytes, &self.names.counters);
+    }
+
+    /// Answers from the cache, or asks the upstream servers. A question that is under way already is not asked
+    /// again: so a query that comes back to this daemon, unseen by its marker, makes no other.
+    fn forward(&mut self, waiter: Waiter, source: std::net::IpAddr) {
+        let now = Instant::now();
+        let key = waiter.form.key(&waiter.query);
+        if let Some(said) = self.cache.get(now, &key) {
+            self.names.counters.count(Counter::Cached);
+            return self.tell(waiter, Some(&said));
+        }
+        if let Some(waiters) = self.waiting.get_mut(&key) {
+            if waiters.len() >= WAITERS_MAX {
+                return self.refuse(waiter, Counter::Busy);
+            }
+            self.names.counters.count(Counter::Joined);
+            waiters.push(waiter);
+            return;
+        }
+        if !self.upstream_throttle.admit(now, source) {
+            return self.refuse(waiter, Counter::RateLimited);
+        }
+        if self.waiting.len() >= EXCHANGES_MAX {
+            return self.refuse(waiter, Counter::Busy);
+        }
+        self.names.counters.count(Counter::Forwarded);
+        let exchange = Exchange::new(
+            now,
+            waiter.query.clone(),
+            (waiter.form.dnssec, waiter.form.is_unchecked()),
+            self.servers(now),
+            self.marker,
+            self.rng.next_u64(),
+        );
+        self.waiting.insert(key.clone(), vec![waiter]);
+        let counters = self.names.counters.clone();
+        self.tasks.spawn(async move { Ended::Exchange(key, ask(exchange, counters).await) });
+    }
+
+    /// The servers in the order in which they are asked.
+    fn servers(&self, now: Instant) -> Vec<SocketAddr> {
+        let preferred = self.preferred.filter(|(_, until)| *until > now).map(|(server, _)| server);
+        let mut servers = self.upstreams.clone();
+        servers.sort_by_key(|server| Some(*server) != preferred);
+        servers
+    }
+
+    fn handle_said(&mut self, key: Key, said: Option<(Said, SocketAddr)>) {
+        let now = Instant::now();
+        let said = said.map(|(said, server)| {
+            if self.servers(now).first() != Some(&server) {
+                self.preferred = Some((server, now + Duration::from_millis(PREFERENCE_MS)));
+            }
+            said
+        });
+        let waiters = self.waiting.remove(&key).unwrap_or_default();
+        for waiter in waiters {
+            self.tell(waiter, said.as_ref());
+        }
+        if let Some(said) = said {
+            self.cache.put(now, key, said);
+        }
+    }
+
+    fn tell(&self, waiter: Waiter, said: Option<&Said>) {
+        let Waiter { query, form, back } = waiter;
+        let bytes = match said {
+            Some(said) => form.of_others(&query, said),
+            None => {
+                self.names.counters.count(Counter::Failed);
+                form.empty(&query, ResponseCode::ServFail)
+            }
+        };
+        back.send(bytes, &self.names.counters);
+    }
+}
+
+impl Server {
+    fn handle_feed(&mut self, names: Option<NamesSnapshot>) {
+        self.feeding = false;
+        match names {
+            Some(NamesSnapshot { hosts, ranges, revision }) => {
+                // One network until the mesh has several.
+                let networks = vec![NetworkInfo { name: DEFAULT_NETWORK.to_owned(), ranges }];
+                self.feed = Some(Feed { local: self.names.local, hosts, networks, revision });
+                self.build(Instant::now());
+            }
+            // The core is busy or ends.
+            None => self.is_stale = true,
+        }
+    }
+
+    fn build(&mut self, now: Instant) {
+        let Some(feed) = &self.feed else { return };
+        let zone = Arc::new(Zone::build(now, &self.names.domain, feed));
+        let (unfit, overflow) = zone.left_out();
+        let mut warnings = Vec::new();
+        if unfit > 0 {
+            warnings.push(format!("{unfit} names of containers are not in DNS: a name has letters, digits, hyphens and underscores, with dots between, and is not localhost"));
+        }
+        if overflow > 0 {
+            warnings.push(format!(
+                "{overflow} addresses are not in DNS: one host can have {}, all hosts {}",
+                super::zone::ADDRESSES_PER_OWNER_MAX,
+                super::zone::ADDRESSES_MAX
+            ));
+        }
+        self.names.warnings.set("names", warnings);
+        self.names.zone.send_replace(Arc::clone(&zone));
+        self.zone = zone;
+    }
+
+    /// Opens listeners that are new or failed before, and closes those that are gone.
+    async fn open_listeners(&mut self) {
+        let wanted = self.listeners.borrow_and_update().clone();
+        self.open.retain(|_, (listener, task)| {
+            let stays = wanted.contains(listener);
+            if !stays {
+                task.abort();
+            }
+            stays
+        });
+        self.bind_at = None;
+        let mut failed = Vec::new();
+        for listener in wanted {
+            let address = listener.address;
+            if self.open.contains_key(&address) {
+                continue;
+            }
+            match bind(address).await {
+                Ok(sockets) => {
+                    let (own, intake) = (Arc::new(listener.clone()), self.intake.clone());
+                    let task = self.tasks.spawn(async move {
+                        Ended::Listener(address, listen(sockets, own, intake).await)
+                    });
+                    self.open.insert(address, (listener, task));
+                }
+                Err(error) => failed.push(format!("cannot answer DNS on {address}: {error}; give --dns-listen an address of this host whose port is free (ss -lunp sport = :{})", address.port())),
+            }
+        }
+        if !failed.is_empty() {
+            self.bind_at = Some(Instant::now() + Duration::from_millis(BIND_RETRY_MS));
+        }
+        self.names.warnings.set("dns addresses", failed);
+        self.choose_upstreams();
+    }
+
+    /// Chooses the upstream servers anew if the file or this daemon's own addresses have changed.
+    fn choose_upstreams(&mut self) {
+        let servers = match self.names.upstreams.is_empty() {
+            true => self.read_resolv_conf(),
+            false => Some(self.names.upstreams.clone()),
+        };
+        let own: BTreeSet<SocketAddr> = self.open.keys().copied().collect();
+        let before = self.chosen_from.as_ref();
+        let servers =
+            servers.or_else(|| before.map(|(servers, _)| servers.clone())).unwrap_or_default();
+        if before == Some(&(servers.clone(), own.clone())) {
+            return;
+        }
+        let (kept, loops) = usable(&servers, &own);
+        let warn = |server: SocketAddr| {
+            format!(
+                "the name server {server} is weft itself and is not asked; name others in {RESOLV_CONF} or by --dns-upstream"
+            )
+        };
+        let mut warnings: Vec<String> = loops.into_iter().map(warn).collect();
+        if kept.is_empty() && !self.open.is_empty() {
+            warnings.push(format!("containers get no answer for names outside the network: {RESOLV_CONF} names no name server; name one by --dns-upstream"));
+        }
+        self.names.warnings.set("dns upstream", warnings);
+        if kept != self.upstreams {
+            tracing::info!(servers = ?kept, "name servers for all other names");
+            self.cache.clear();
+            self.upstreams = kept;
+            self.preferred = None;
+        }
+        self.chosen_from = Some((servers, own));
+    }
+
+    /// The servers of resolv.conf; `None`: the file is as it was.
+    fn read_resolv_conf(&mut self) -> Option<Vec<SocketAddr>> {
+        let mark = std::fs::metadata(RESOLV_CONF)
+            .ok()
+            .map(|it| (it.dev(), it.ino(), it.size(), it.mtime(), it.mtime_nsec()));
+        if mark.is_some() && mark == self.resolv_conf {
+            return None;
+        }
+        self.resolv_conf = mark;
+        let mut text = Vec::new();
+        let file = std::fs::File::open(RESOLV_CONF);
+        let read = file.and_then(|file| file.take(RESOLV_CONF_BYTES_MAX).read_to_end(&mut text));
+        if let Err(error) = read {
+            tracing::debug!(%error, "{RESOLV_CONF} cannot be read");
+        }
+        Some(parse(&text, interface_index))
+    }
+}
+
+/// Asks the core for all names.
+async fn ask_core(control: mpsc::Sender<Request>) -> Ended {
+    let (reply, answer) = oneshot::channel();
+    let fed = async {
+        control.send(Request::Names { reply }).await.ok()?;
+        answer.await.ok()
+    };
+    let limit = Duration::from_millis(FEED_LIMIT_MS);
+    Ended::Fed(tokio::time::timeout(limit, fed).await.ok().flatten())
+}
+
+/// The index of an interface of the host.
+fn interface_index(name: &str) -> Option<u32> {
+    if name.is_empty() || name.contains('/') || name.starts_with('.') {
+        return None;
+    }
+    let text = std::fs::read_to_string(format!("/sys/class/net/{name}/ifindex")).ok()?;
+    text.trim().parse().ok()
+}
+
+#[cfg(test)]
+#[path = "server_tests.rs"]
+mod tests;

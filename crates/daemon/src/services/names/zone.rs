@@ -1,0 +1,504 @@
+//! The names of one moment: an immutable table, built from what the mesh knows.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::time::{Duration, Instant};
+
+use hickory_proto::rr::Name;
+use ipnet::IpNet;
+use weft_crypto::PeerId;
+use weft_mesh::{HostNames, NamePort, Transport, is_dns_label, is_dns_name};
+
+/// The network of containers that name none.
+pub(crate) const DEFAULT_NETWORK: &str = "weft";
+/// How long names of a host outlive its link, in seconds, where no other host has the name: its daemon may be
+/// restarting under traffic.
+pub(crate) const NAME_GRACE_S: u64 = 15;
+/// Addresses of names of one host.
+pub(crate) const ADDRESSES_PER_OWNER_MAX: usize = 16_384;
+/// Addresses of names in all.
+pub(crate) const ADDRESSES_MAX: usize = 262_144;
+/// Lifetime of an answer in caches, in seconds.
+pub(crate) const TTL_S: u32 = 1;
+/// Lifetime of the news that there is no such name or record, in seconds.
+pub(crate) const NEGATIVE_TTL_S: u32 = 1;
+/// Names that mean this very machine everywhere (RFC 6761) and are never another's.
+const RESERVED: [&str; 1] = ["localhost"];
+
+/// The names that a client may see.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Scope {
+    /// Those of one network.
+    Network(String),
+    /// All of them, as the host itself does.
+    Host,
+}
+
+/// A network as the zone needs it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct NetworkInfo {
+    /// Its name.
+    pub(crate) name: String,
+    /// Its ranges, for which this zone alone answers reverse queries.
+    pub(crate) ranges: Vec<IpNet>,
+}
+
+/// All that a zone is built from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Feed {
+    /// This host.
+    pub(crate) local: PeerId,
+    /// Names of all hosts.
+    pub(crate) hosts: Vec<HostNames>,
+    /// The networks on this host.
+    pub(crate) networks: Vec<NetworkInfo>,
+    /// Grows with each change.
+    pub(crate) revision: u64,
+}
+
+/// One address of a name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Held {
+    /// The address.
+    pub(crate) address: IpAddr,
+    /// The host that announces it.
+    pub(crate) owner: PeerId,
+    /// Whether that is this host.
+    pub(crate) local: bool,
+    /// Whether a user gave it by hand.
+    pub(crate) added: bool,
+}
+
+/// What a name has.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Entry {
+    held: Vec<Held>,
+    ports: BTreeSet<NamePort>,
+}
+
+impl Entry {
+    /// Its addresses.
+    pub(crate) fn held(&self) -> &[Held] {
+        &self.held
+    }
+
+    pub(crate) fn v4(&self) -> impl Iterator<Item = (Ipv4Addr, bool)> {
+        self.held.iter().filter_map(|held| match held.address {
+            IpAddr::V4(address) => Some((address, held.local)),
+            IpAddr::V6(_) => None,
+        })
+    }
+
+    pub(crate) fn v6(&self) -> impl Iterator<Item = (Ipv6Addr, bool)> {
+        self.held.iter().filter_map(|held| match held.address {
+            IpAddr::V6(address) => Some((address, held.local)),
+            IpAddr::V4(_) => None,
+        })
+    }
+
+    /// The ports of a service, named or by number.
+    pub(crate) fn ports(&self, service: &str, transport: Transport) -> Vec<u16> {
+        let fits = |port: &&NamePort| {
+            port.transport == transport
+                && (port.service == service || service.parse() == Ok(port.port))
+        };
+        let ports: BTreeSet<u16> = self.ports.iter().filter(fits).map(|port| port.port).collect();
+        ports.into_iter().collect()
+    }
+
+    fn has_transport(&self, transport: Transport) -> bool {
+        self.ports.iter().any(|port| port.transport == transport)
+    }
+}
+
+/// The names of one network.
+#[derive(Clone, Debug, Default)]
+struct Names {
+    ranges: Vec<IpNet>,
+    entries: BTreeMap<String, Entry>,
+    /// Names that have none but others below: they exist, without data (RFC 8020).
+    parents: BTreeSet<String>,
+    /// The names of each address.
+    reverse: BTreeMap<IpAddr, BTreeSet<String>>,
+}
+
+/// What a name in the zone is.
+#[derive(Debug)]
+pub(crate) enum Found<'a> {
+    /// The zone's own name.
+    Apex,
+    /// A name with records.
+    Entry(&'a Entry),
+    /// A service at a name: its ports, and the name.
+    Service(Vec<u16>, Name, &'a Entry),
+    /// It exists and has no data.
+    Empty,
+    /// There is no such name.
+    Nothing,
+}
+
+/// What an address in the zone is.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Reverse {
+    /// Full names of the address.
+    Names(Vec<Name>),
+    /// Part of a range, without a name of its own.
+    Empty,
+    /// In a range, and no one's.
+    Nothing,
+    /// In no range: others may know it.
+    Foreign,
+}
+
+/// All names of one moment.
+#[derive(Clone, Debug)]
+pub(crate) struct Zone {
+    domain: Name,
+    serial: u32,
+    networks: BTreeMap<String, Names>,
+    /// Names of containers that cannot be names in DNS.
+    unfit: u64,
+    /// Addresses beyond the limits.
+    overflow: u64,
+    /// When names of a host without a link end.
+    next_expiry: Option<Instant>,
+}
+
+impl Zone {
+    /// Builds the zone. `domain` is absolute.
+    pub(crate) fn build(now: Instant, domain: &Name, feed: &Feed) -> Self {
+        let mut zone = Self {
+            domain: domain.to_lowercase(),
+            serial: u32::try_from(feed.revision & u64::from(u32::MAX)).unwrap_or_default(),
+            networks: BTreeMap::new(),
+            unfit: 0,
+            overflow: 0,
+            next_expiry: None,
+        };
+        for network in &feed.networks {
+            let ranges = network.ranges.clone();
+            zone.networks
+                .insert(network.name.to_ascii_lowercase(), Names { ranges, ..Names::default() });
+        }
+        let mut total = 0;
+        let grace = Duration::from_secs(NAME_GRACE_S);
+        let (linked, unlinked): (Vec<_>, Vec<_>) =
+            feed.hosts.iter().partition(|host| host.unlinked_since.is_none());
+        for host in linked {
+            zone.take(host, feed.local, &mut total, &BTreeSet::new());
+        }
+        // A host without a link answers for a name that no other host has.
+        let alive = zone.taken();
+        for host in unlinked {
+            let ends = host.unlinked_since.map(|since| since + grace);
+            if let Some(ends) = ends.filter(|ends| *ends > now) {
+                zone.next_expiry = Some(zone.next_expiry.map_or(ends, |next| next.min(ends)));
+                zone.take(host, feed.local, &mut total, &alive);
+            }
+        }
+        zone.finish();
+        zone
+    }
+
+    /// The zone's own name.
+    pub(crate) const fn domain(&self) -> &Name {
+        &self.domain
+    }
+
+    /// Its version.
+    pub(crate) const fn serial(&self) -> u32 {
+        self.serial
+    }
+
+    /// Names of containers that cannot be names in DNS, and addresses beyond the limits.
+    pub(crate) const fn left_out(&self) -> (u64, u64) {
+        (self.unfit, self.overflow)
+    }
+
+    /// When the zone has to be built again, though nothing changes in the mesh.
+    pub(crate) const fn next_expiry(&self) -> Option<Instant> {
+        self.next_expiry
+    }
+
+    /// Whether an address is in a range of a network that the scope sees.
+    pub(crate) fn has_in_range(&self, scope: &Scope, address: IpAddr) -> bool {
+        let names = |network: &str| match scope {
+            Scope::Host => true,
+            Scope::Network(own) => own == network,
+        };
+        let mut networks = self.networks.iter().filter(|(network, _)| names(network));
+        networks.any(|(_, names)| names.ranges.iter().any(|range| range.contains(&address)))
+    }
+
+    /// Looks a name up; `None`: it is not in this zone.
+    pub(crate) fn find(&self, scope: &Scope, name: &Name) -> Option<Found<'_>> {
+        let labels: Vec<&[u8]> = name.iter().collect();
+        let own = usize::from(self.domain.num_labels());
+        if self.domain.zone_of(name) && own > 0 {
+            let Some(relative) = labels.len().checked_sub(own).filter(|count| *count > 0) else {
+                return Some(Found::Apex);
+            };
+            let texts: Option<Vec<String>> =
+                labels.iter().take(relative).map(|it| text(it)).collect();
+            return Some(texts.map_or(Found::Nothing, |texts| self.find_below(scope, &texts)));
+        }
+        // A single label is a name of the client's network or belongs to others; a longer one never is: a
+        // container cannot take a name of the Internet.
+        let [label] = labels.as_slice() else { return None };
+        let names = self.networks.get(home(scope))?;
+        names.entries.get(&text(label)?).map(Found::Entry)
+    }
+
+    /// Looks an address up by the network that it may be in, given as the prefix of a name in `arpa`.
+    pub(crate) fn find_reverse(&self, scope: &Scope, prefix: IpNet) -> Reverse {
+        let mut within = false;
+        for (network, names) in &self.networks {
+            if *scope != Scope::Host && scope != &Scope::Network(network.clone()) {
+                continue;
+            }
+            if prefix.prefix_len() == prefix.max_prefix_len() {
+                if let Some(found) = names.reverse.get(&prefix.addr()) {
+                    let full = |name: &String| self.full_name(network, name);
+                    return Reverse::Names(found.iter().filter_map(full).collect());
+                }
+            } else if names.ranges.iter().any(|range| range.contains(&prefix)) {
+                return Reverse::Empty;
+            }
+            within |= names.ranges.iter().any(|range| range.contains(&prefix.addr()));
+        }
+        let is_address = prefix.prefix_len() == prefix.max_prefix_len();
+        if within && is_address { Reverse::Nothing } else { Reverse::Foreign }
+    }
+
+    /// Each name with that address or of that name that a scope sees: network, name, and its addresses.
+    pub(crate) fn list(&self, scope: &Scope, wanted: Option<IpAddr>) -> Vec<(&str, &str, &Entry)> {
+        let seen = |network: &str| match scope {
+            Scope::Host => true,
+            Scope::Network(own) => own == network,
+        };
+        let networks = self.networks.iter().filter(|(network, _)| seen(network));
+        let all = networks.flat_map(|(network, names)| {
+            names.entries.iter().map(move |(name, entry)| (network.as_str(), name.as_str(), entry))
+        });
+        let has = |entry: &Entry| match wanted {
+            Some(address) => entry.held.iter().any(|held| held.address == address),
+            None => true,
+        };
+        all.filter(|(_, _, entry)| has(entry)).collect()
+    }
+
+    /// The absolute name of a name on a network, as PTR records give it.
+    pub(crate) fn full_name(&self, network: &str, name: &str) -> Option<Name> {
+        let labels = name.split('.').chain((network != DEFAULT_NETWORK).then_some(network));
+        let relative = Name::from_labels(labels.map(str::as_bytes)).ok()?;
+        let mut name = relative.append_domain(&self.domain).ok()?;
+        name.set_fqdn(true);
+        Some(name)
+    }
+}
+
+impl Zone {
+    /// Takes the names of one host, but for those that others are alive for.
+    fn take(
+        &mut self,
+        host: &HostNames,
+        local: PeerId,
+        total: &mut usize,
+        alive: &BTreeSet<(String, String)>,
+    ) {
+        let mut taken = 0;
+        let held =
+            |address, added| Held { address, owner: host.peer, local: host.peer == local, added };
+        for endpoint in &host.endpoints {
+            let addresses: Vec<Held> =
+                endpoint.addresses.iter().map(|net| held(net.addr(), false)).collect();
+            let own = Some(&endpoint.name).filter(|name| !name.is_empty());
+            for name in own.into_iter().chain(&endpoint.aliases) {
+                let room = self.room(&mut taken, total, addresses.len());
+                if room && !self.put(DEFAULT_NETWORK, name, &addresses, &[], alive) {
+                    self.unfit += 1;
+                }
+            }
+        }
+        for record in &host.names {
+            let addresses: Vec<Held> = record.addresses.iter().map(|it| held(*it, true)).collect();
+            if self.room(&mut taken, total, addresses.len())
+                && !self.put(&record.network, &record.name, &addresses, &record.ports, alive)
+            {
+                self.unfit += 1;
+            }
+        }
+    }
+
+    fn room(&mut self, taken: &mut usize, total: &mut usize, more: usize) -> bool {
+        let fits = *taken + more <= ADDRESSES_PER_OWNER_MAX && *total + more <= ADDRESSES_MAX;
+        if fits {
+            *taken += more;
+            *total += more;
+        } else {
+            self.overflow += more as u64;
+        }
+        fits
+    }
+
+    /// Adds addresses to a name; `false` if it cannot be one in DNS. Names on networks that this host is not
+    /// on are left out.
+    fn put(
+        &mut self,
+        network: &str,
+        name: &str,
+        addresses: &[Held],
+        ports: &[NamePort],
+        alive: &BTreeSet<(String, String)>,
+    ) -> bool {
+        let (network, name) = (network.to_ascii_lowercase(), name.to_ascii_lowercase());
+        if !is_dns_name(&name) || RESERVED.contains(&name.as_str()) {
+            return false;
+        }
+        let Some(names) = self.networks.get_mut(&network) else { return true };
+        let key = (network, name);
+        if alive.contains(&key) {
+            return true;
+        }
+        // Nobody gives public addresses a name for everyone.
+        let is_own = |held: &&Held| {
+            !held.added || names.ranges.iter().any(|range| range.contains(&held.address))
+        };
+        let own: Vec<IpAddr> = addresses.iter().filter(is_own).map(|held| held.address).collect();
+        for address in own {
+            names.reverse.entry(address).or_default().insert(key.1.clone());
+        }
+        let entry = names.entries.entry(key.1).or_default();
+        entry.held.extend(addresses);
+        let lower = |port: &NamePort| NamePort {
+            service: port.service.to_ascii_lowercase(),
+            transport: port.transport,
+            port: port.port,
+        };
+        entry.ports.extend(ports.iter().map(lower));
+        true
+    }
+
+    fn taken(&self) -> BTreeSet<(String, String)> {
+        let names = |(network, names): (&String, &Names)| {
+            names.entries.keys().map(|name| (network.clone(), name.clone())).collect::<Vec<_>>()
+        };
+        self.networks.iter().flat_map(names).collect()
+    }
+
+    fn finish(&mut self) {
+        for names in self.networks.values_mut() {
+            for entry in names.entries.values_mut() {
+                // A container and a name given by hand may be one address of one host.
+                entry.held.sort_unstable();
+                entry.held.dedup_by_key(|held| held.address);
+            }
+            for name in names.entries.keys() {
+                let mut rest = name.as_str();
+                while let Some((_, parent)) = rest.split_once('.') {
+                    names.parents.insert(parent.to_owned());
+                    rest = parent;
+                }
+            }
+        }
+    }
+
+    fn find_below(&self, scope: &Scope, labels: &[String]) -> Found<'_> {
+        let home = home(scope);
+        let in_home = self.networks.get(home).map_or(Hit::Nothing, |names| names.find(labels));
+        if matches!(in_home, Hit::Entry(_) | Hit::Service(..)) {
+            return self.found(home, in_home);
+        }
+        let Some((network, labels)) = labels.split_last() else { return Found::Apex };
+        let is_seen = *scope == Scope::Host || home == network;
+        let Some(names) = self.networks.get(network).filter(|_| is_seen) else {
+            return self.found(home, in_home);
+        };
+        if labels.is_empty() {
+            return Found::Empty;
+        }
+        match (names.find(labels), in_home) {
+            (Hit::Nothing, Hit::Empty) => Found::Empty,
+            (found, _) => self.found(network, found),
+        }
+    }
+
+    fn found<'a>(&self, network: &str, hit: Hit<'a>) -> Found<'a> {
+        match hit {
+            Hit::Entry(entry) => Found::Entry(entry),
+            Hit::Service(ports, name, entry) => match self.full_name(network, &name) {
+                Some(name) => Found::Service(ports, name, entry),
+                None => Found::Nothing,
+            },
+            Hit::Empty => Found::Empty,
+            Hit::Nothing => Found::Nothing,
+        }
+    }
+}
+
+/// What a name is in one network.
+enum Hit<'a> {
+    Entry(&'a Entry),
+    Service(Vec<u16>, String, &'a Entry),
+    Empty,
+    Nothing,
+}
+
+impl Names {
+    fn find(&self, labels: &[String]) -> Hit<'_> {
+        let name = labels.join(".");
+        if let Some(entry) = self.entries.get(&name) {
+            return Hit::Entry(entry);
+        }
+        if let Some(hit) = self.find_service(labels) {
+            return hit;
+        }
+        if self.parents.contains(&name) { Hit::Empty } else { Hit::Nothing }
+    }
+
+    /// `_http._tcp.web` (RFC 2782), or `_tcp.web` above it.
+    fn find_service(&self, labels: &[String]) -> Option<Hit<'_>> {
+        let (service, rest) = match labels {
+            [transport, rest @ ..] if transport_of(transport).is_some() => {
+                (None, (transport, rest))
+            }
+            [service, transport, rest @ ..] => {
+                (Some(service.strip_prefix('_')?), (transport, rest))
+            }
+            _ => return None,
+        };
+        let (transport, rest) = (transport_of(rest.0)?, rest.1.join("."));
+        let entry = self.entries.get(&rest)?;
+        let Some(service) = service else {
+            return entry.has_transport(transport).then_some(Hit::Empty);
+        };
+        let ports = entry.ports(service, transport);
+        (!ports.is_empty()).then_some(Hit::Service(ports, rest, entry))
+    }
+}
+
+fn transport_of(label: &str) -> Option<Transport> {
+    match label {
+        "_tcp" => Some(Transport::Tcp),
+        "_udp" => Some(Transport::Udp),
+        "_sctp" => Some(Transport::Sctp),
+        _ => None,
+    }
+}
+
+/// The network whose names need no network.
+fn home(scope: &Scope) -> &str {
+    match scope {
+        Scope::Network(network) => network,
+        Scope::Host => DEFAULT_NETWORK,
+    }
+}
+
+/// A label that may be part of a name here, in lower case.
+fn text(label: &[u8]) -> Option<String> {
+    let text = std::str::from_utf8(label).ok().filter(|text| is_dns_label(text))?;
+    Some(text.to_ascii_lowercase())
+}
+
+#[cfg(test)]
+mod tests;
