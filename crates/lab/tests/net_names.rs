@@ -7,6 +7,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
+use weft_bench::sandbox::progress::note;
 use weft_bench::sandbox::{Container, Host, SandboxError, require, try_wait_until};
 use weft_lab::net::{Lab, counter, wait_ping};
 
@@ -67,8 +68,8 @@ fn each_host_answers_for_the_containers_of_all() -> anyhow::Result<()> {
             for text in
                 [name.to_owned(), format!("{name}.weft.local"), format!("{name}.weft.weft.local")]
             {
-                wait_short(from, server, &[&text, "A"], &[v4.clone()], LIMIT)?;
-                wait_short(from, server, &[&text, "AAAA"], &[v6.clone()], LIMIT)?;
+                wait_short(from, server, &[&text, "A"], std::slice::from_ref(&v4), LIMIT)?;
+                wait_short(from, server, &[&text, "AAAA"], std::slice::from_ref(&v6), LIMIT)?;
             }
             for address in [&v4, &v6] {
                 wait_short(
@@ -105,7 +106,7 @@ fn a_new_container_is_known_everywhere_in_a_second_and_a_gone_one_no_more() -> a
     let three = lab.host(1).add_container("c3")?;
     let address = three.ipv4()?.to_string();
     let took = wait_short(&one, SERVERS[0], &["c3"], &[address], KNOWN_LIMIT)?;
-    println!("known on the other host after {took:?}");
+    note(&format!("known on the other host after {took:?}"));
     lab.host(1).weft(&["detach", &format!("netns:{}", three.netns().name())])?.success()?;
     wait_short(&one, SERVERS[0], &["c3.weft.local"], &[], KNOWN_LIMIT)?;
     Ok(())
@@ -260,7 +261,7 @@ fn glibc_and_musl_resolve_names_through_their_search_lists() -> anyhow::Result<(
             // A name with IPv4 alone, asked for both: no wait for the other family.
             let (found, lines, took) = resolved(&lab, &one, &program, conf, "four")?;
             ensure!(found && lines == ["192.0.2.4"], "{compiler} four with {conf:?}: {lines:?}");
-            println!("{compiler} resolved four in {took:?}");
+            note(&format!("{compiler} resolved four in {took:?}"));
             let (found, lines, _) = resolved(&lab, &one, &program, conf, "nobody.weft.local")?;
             ensure!(!found, "{compiler} nobody with {conf:?}: {lines:?}");
         }
