@@ -28,6 +28,9 @@ fn pair() -> anyhow::Result<(Lab, Container, Container)> {
     let (one, two) = lab.containers()?;
     wait_ping(&one, SERVERS[0].into(), LIMIT)?;
     wait_ping(&two, SERVERS[1].into(), LIMIT)?;
+    for (from, server) in [(&one, SERVERS[0]), (&two, SERVERS[1])] {
+        wait_served(from, server)?;
+    }
     Ok((lab, one, two))
 }
 
@@ -44,6 +47,23 @@ fn short(from: &Container, server: Ipv4Addr, words: &[&str]) -> Result<Vec<Strin
     let mut lines: Vec<String> = text.lines().map(str::to_owned).collect();
     lines.sort_unstable();
     Ok(lines)
+}
+
+/// The name of a container, which is that of its namespace.
+fn name_of(container: &Container) -> String {
+    container.netns().name().to_owned()
+}
+
+fn full(container: &Container) -> String {
+    format!("{}.weft.local", name_of(container))
+}
+
+/// Waits until a host serves DNS there: it looks once a second whether it has the address by now.
+fn wait_served(from: &Container, server: Ipv4Addr) -> Result<(), SandboxError> {
+    try_wait_until(&format!("DNS at {server}"), LIMIT, || {
+        Ok(dig(from, server, &["weft.local", "SOA"]).is_ok_and(|text| text.contains("SOA")))
+    })
+    .map(drop)
 }
 
 fn wait_short(
@@ -63,10 +83,11 @@ fn wait_short(
 fn each_host_answers_for_the_containers_of_all() -> anyhow::Result<()> {
     let (lab, one, two) = pair()?;
     for (from, server) in [(&one, SERVERS[0]), (&two, SERVERS[1])] {
-        for (name, of) in [("c1", &one), ("c2", &two)] {
+        for of in [&one, &two] {
+            let name = name_of(of);
             let (v4, v6) = (of.ipv4()?.to_string(), of.ipv6()?.to_string());
             for text in
-                [name.to_owned(), format!("{name}.weft.local"), format!("{name}.weft.weft.local")]
+                [name.clone(), format!("{name}.weft.local"), format!("{name}.weft.weft.local")]
             {
                 wait_short(from, server, &[&text, "A"], std::slice::from_ref(&v4), LIMIT)?;
                 wait_short(from, server, &[&text, "AAAA"], std::slice::from_ref(&v6), LIMIT)?;
@@ -83,18 +104,21 @@ fn each_host_answers_for_the_containers_of_all() -> anyhow::Result<()> {
         }
         let text = dig(from, server, &["C2.Weft.LOCAL", "A"])?;
         ensure!(text.contains("C2.Weft.LOCAL."), "the letter case is changed: {text}");
-        let text = dig(from, server, &["c2.weft.local", "MX"])?;
+        let text = dig(from, server, &[&full(&two), "MX"])?;
         ensure!(text.contains("status: NOERROR") && text.contains("SOA"), "{text}");
         let text = dig(from, server, &["none.weft.local", "A"])?;
         ensure!(text.contains("status: NXDOMAIN") && text.contains("SOA"), "{text}");
-        let text = dig(from, server, &["+edns=1", "+noednsneg", "c2.weft.local"])?;
+        let text = dig(from, server, &["+edns=1", "+noednsneg", &full(&two)])?;
         ensure!(text.contains("status: BADVERS"), "{text}");
-        let text = dig(from, server, &["c2.weft.local", "ANY"])?;
+        let text = dig(from, server, &[&full(&two), "ANY"])?;
         ensure!(text.contains("RFC8482"), "{text}");
     }
     // One connection, many queries.
-    let text =
-        dig(&one, SERVERS[0], &["+tcp", "+keepopen", "+short", "c1", "c2", "c1.weft.local"])?;
+    let text = dig(
+        &one,
+        SERVERS[0],
+        &["+tcp", "+keepopen", "+short", &name_of(&one), &name_of(&two), &full(&one)],
+    )?;
     ensure!(text.lines().count() == 3, "{text}");
     ensure!(counter(lab.host(0), "dns_answered")? > 0, "nothing is counted");
     Ok(())
@@ -105,10 +129,10 @@ fn a_new_container_is_known_everywhere_in_a_second_and_a_gone_one_no_more() -> a
     let (lab, one, _two) = pair()?;
     let three = lab.host(1).add_container("c3")?;
     let address = three.ipv4()?.to_string();
-    let took = wait_short(&one, SERVERS[0], &["c3"], &[address], KNOWN_LIMIT)?;
+    let took = wait_short(&one, SERVERS[0], &[&name_of(&three)], &[address], KNOWN_LIMIT)?;
     note(&format!("known on the other host after {took:?}"));
     lab.host(1).weft(&["detach", &format!("netns:{}", three.netns().name())])?.success()?;
-    wait_short(&one, SERVERS[0], &["c3.weft.local"], &[], KNOWN_LIMIT)?;
+    wait_short(&one, SERVERS[0], &[&full(&three)], &[], KNOWN_LIMIT)?;
     Ok(())
 }
 
@@ -144,12 +168,12 @@ fn names_given_by_hand_outlive_a_restart_and_end_with_their_removal() -> anyhow:
 #[test]
 fn names_of_a_host_that_died_end() -> anyhow::Result<()> {
     let (lab, one, two) = pair()?;
-    wait_short(&one, SERVERS[0], &["c2"], &[two.ipv4()?.to_string()], LIMIT)?;
+    wait_short(&one, SERVERS[0], &[&name_of(&two)], &[two.ipv4()?.to_string()], LIMIT)?;
     lab.host(1).kill_daemon();
     lab.host(1).netns().ip("link set eth0 down")?.success()?;
     // The link's end is noticed after 8 s, and names outlive it by 15 s.
-    wait_short(&one, SERVERS[0], &["c2.weft.local"], &[], Duration::from_secs(30))?;
-    let text = dig(&one, SERVERS[0], &["c2.weft.local"])?;
+    wait_short(&one, SERVERS[0], &[&full(&two)], &[], Duration::from_secs(30))?;
+    let text = dig(&one, SERVERS[0], &[&full(&two)])?;
     ensure!(text.contains("status: NXDOMAIN"), "{text}");
     Ok(())
 }
@@ -254,8 +278,8 @@ fn glibc_and_musl_resolve_names_through_their_search_lists() -> anyhow::Result<(
         let mut both = vec![two.ipv4()?.to_string(), two.ipv6()?.to_string()];
         both.sort_unstable();
         for conf in &confs {
-            for name in ["c2", "c2.weft.local"] {
-                let (found, lines, _) = resolved(&lab, &one, &program, conf, name)?;
+            for name in [name_of(&two), full(&two)] {
+                let (found, lines, _) = resolved(&lab, &one, &program, conf, &name)?;
                 ensure!(found && lines == both, "{compiler} {name} with {conf:?}: {lines:?}");
             }
             // A name with IPv4 alone, asked for both: no wait for the other family.
@@ -283,6 +307,6 @@ fn a_server_that_is_weft_itself_is_named_and_never_asked() -> anyhow::Result<()>
     })?;
     let text = dig(&two, SERVERS[1], &["www.example.org"])?;
     ensure!(text.contains("status: SERVFAIL"), "{text}");
-    wait_short(&two, SERVERS[1], &["c2"], &[two.ipv4()?.to_string()], LIMIT)?;
+    wait_short(&two, SERVERS[1], &[&name_of(&two)], &[two.ipv4()?.to_string()], LIMIT)?;
     Ok(())
 }
