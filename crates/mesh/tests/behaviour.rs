@@ -480,7 +480,7 @@ fn a_full_table_fits_its_messages() {
         };
         mesh.set_local_endpoint(info).unwrap();
     }
-    let names = (0..100).map(|n| longest_name(n)).collect();
+    let names = (0..100).map(longest_name).collect();
     mesh.set_local_names(names).unwrap();
     for n in 100..200_u8 {
         let at = |k: u8| format!("[2001:db8:ffff:ffff:ffff:ffff:ff{k:02x}:ff{n:02x}]:65535");
