@@ -544,6 +544,7 @@ mod tests {
             program("net_mixed", &["x"]),
             program("net_moves", &["x"]),
             program("net_mtu", &["x"]),
+            program("net_names", &["x"]),
             program("net_odd", &["x"]),
             program("net_ovpn", &["x"]),
             program("net_ports", &["x"]),
