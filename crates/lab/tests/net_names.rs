@@ -34,7 +34,7 @@ fn pair() -> anyhow::Result<(Lab, Container, Container)> {
     Ok((lab, one, two))
 }
 
-/// What dig prints for these words, asked of one host's server.
+/// The output of dig for these words, asked of one host's server.
 fn dig(from: &Container, server: Ipv4Addr, words: &[&str]) -> Result<String, SandboxError> {
     let server = format!("@{server}");
     let fixed = ["dig", "+time=2", "+tries=2", server.as_str()];
@@ -239,7 +239,7 @@ fn resolver(lab: &Lab, compiler: &'static str, package: &'static str) -> anyhow:
     Ok(program)
 }
 
-/// What a libc says of a name, with this resolv.conf.
+/// The answer of a libc's resolver for a name, with this resolv.conf.
 fn resolved(
     lab: &Lab,
     from: &Container,

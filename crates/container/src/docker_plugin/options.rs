@@ -94,7 +94,7 @@ pub(super) fn network_of_pool(
 pub(super) fn mac_of_endpoint(options: &Options) -> Result<Option<Mac>, PluginError> {
     const MAC: &str = "com.docker.network.endpoint.macaddress";
     count(options.len())?;
-    // What the engine itself adds has its prefix, and changes from version to version.
+    // Options that the engine adds have its prefix. They change from version to version.
     if let Some(key) = options.keys().find(|key| !key.starts_with("com.docker.")) {
         return Err(unknown("driver_opts", key, "no options"));
     }

@@ -75,7 +75,7 @@ impl<B: Backend> Plugin<B> {
     pub async fn call(&self, call: Call, deadline: Instant) -> Result<Answer, PluginError> {
         let is_release = call.is_release();
         let late = || {
-            // What is given back late, or not at all, is found by reconciliation.
+            // Reconciliation finds addresses that are given back late, or not at all.
             let error = PluginError::TimedOut { limit_ms: ANSWER_LIMIT_MS };
             if is_release { Ok(Answer::Done {}) } else { Err(error) }
         };

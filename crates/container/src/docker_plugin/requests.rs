@@ -37,7 +37,7 @@ pub struct NetworkInfo {
 pub struct AddressRequest {
     /// As in [`NetworkInfo`].
     pub allocator: NetworkName,
-    /// Where the address must lie.
+    /// The range that the address must lie in.
     pub range: IpNet,
     /// A certain address; `None` for the next free one.
     pub address: Option<IpAddr>,

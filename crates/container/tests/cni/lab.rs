@@ -126,7 +126,7 @@ pub(crate) fn attached() -> Attached {
     }
 }
 
-/// What a call left behind.
+/// The traces of a call.
 #[derive(Debug)]
 pub(crate) struct Run {
     pub(crate) outcome: Outcome,

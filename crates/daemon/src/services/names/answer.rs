@@ -83,7 +83,7 @@ pub(crate) struct Form {
     limit: usize,
 }
 
-/// What becomes of a query.
+/// The outcome of a query.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Reply {
     /// Send these bytes.
@@ -225,7 +225,7 @@ impl Form {
         self.metadata.checking_disabled
     }
 
-    /// What makes two questions one.
+    /// The fields by which two questions are the same.
     pub(crate) fn key(&self, query: &Query) -> Key {
         Key::new(query, self.dnssec, self.is_unchecked())
     }

@@ -33,7 +33,7 @@ impl Key {
     }
 }
 
-/// What an upstream server said.
+/// The answer of an upstream server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Said {
     pub(crate) code: ResponseCode,

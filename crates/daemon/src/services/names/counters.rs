@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 macro_rules! counters {
     ($($(#[doc = $doc:literal])* $variant:ident = $name:literal;)*) => {
-        /// What became of a query.
+        /// The outcome of a query.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub(crate) enum Counter {
             $($(#[doc = $doc])* $variant,)*

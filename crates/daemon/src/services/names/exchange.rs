@@ -35,7 +35,7 @@ pub(crate) struct Try {
     pub(crate) until: Instant,
 }
 
-/// What an answer is worth.
+/// The worth of an answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
     /// It answers the question.

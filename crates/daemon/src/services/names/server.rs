@@ -78,7 +78,7 @@ struct Waiter {
     back: Back,
 }
 
-/// What shows that a file has changed: device, inode, length, time of change.
+/// The marks by which a changed file is known: device, inode, length, time of change.
 type Mark = (u64, u64, u64, i64, i64);
 
 struct Server {
@@ -101,7 +101,7 @@ struct Server {
     /// The server to ask first, and until when.
     preferred: Option<(SocketAddr, Instant)>,
     resolv_conf: Option<Mark>,
-    /// What the servers were chosen from: the configured ones, and this daemon's addresses.
+    /// The input of the choice of servers: the configured ones, and this daemon's addresses.
     chosen_from: Option<(Vec<SocketAddr>, BTreeSet<SocketAddr>)>,
     /// A look at the names is under way.
     feeding: bool,

@@ -78,7 +78,7 @@ impl Back {
     }
 }
 
-/// What listeners share.
+/// The state that listeners share.
 #[derive(Clone, Debug)]
 pub(crate) struct Intake {
     pub(crate) queue: mpsc::Sender<Incoming>,

@@ -69,7 +69,7 @@ pub(crate) struct Held {
     pub(crate) added: bool,
 }
 
-/// What a name has.
+/// The data of a name.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Entry {
     held: Vec<Held>,
@@ -122,7 +122,7 @@ struct Names {
     reverse: BTreeMap<IpAddr, BTreeSet<String>>,
 }
 
-/// What a name in the zone is.
+/// The kinds of names in the zone.
 #[derive(Debug)]
 pub(crate) enum Found<'a> {
     /// The zone's own name.
@@ -137,7 +137,7 @@ pub(crate) enum Found<'a> {
     Nothing,
 }
 
-/// What an address in the zone is.
+/// The kinds of addresses in the zone.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Reverse {
     /// Full names of the address.
@@ -436,7 +436,7 @@ impl Zone {
     }
 }
 
-/// What a name is in one network.
+/// The meaning of a name in one network.
 enum Hit<'a> {
     Entry(&'a Entry),
     Service(Vec<u16>, String, &'a Entry),

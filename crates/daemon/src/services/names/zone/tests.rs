@@ -175,7 +175,7 @@ fn a_name_with_dots_leaves_no_hole_above_it_and_takes_no_name_of_the_internet() 
     assert_eq!(found(&zone, &weft, "example.org.weft.local."), Err("empty"));
     assert_eq!(found(&zone, &weft, "www.example.org."), Err("foreign"));
     assert_eq!(found(&zone, &on("shop"), "db.shop.weft.local."), Ok(vec!["10.32.0.3".to_owned()]));
-    // Where a name and a network could both be meant, the host gets the name of its own network.
+    // If a text could mean a name or a network, the host gets the name of its own network.
     assert_eq!(found(&zone, &Scope::Host, "db.shop.weft.local."), Ok(vec!["10.32.0.1".to_owned()]));
 }
 
