@@ -48,6 +48,7 @@ pub use self::{
         ipv6::{NoIpv6, open_settings, settings_mount},
         link::{DEVICE_ALIAS, DEVICE_GROUP},
         link_watch::{LinkEvent, LinkWatch},
+        pair::Inspected,
         port_watch::{PortNotice, PortWatch},
         route::{HostRoute, Overlap, OverlapKind, ROUTE_PROTOCOL, RouteMtu},
         route_watch::{DeviceRoute, RouteWatch},

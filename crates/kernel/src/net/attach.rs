@@ -302,7 +302,7 @@ impl Kernel {
         Ok(None)
     }
 
-    fn check_host_end(&self, spec: &AttachSpec, host: &Link) -> Result<(), KernelError> {
+    pub(crate) fn check_host_end(&self, spec: &AttachSpec, host: &Link) -> Result<(), KernelError> {
         if !host.is_own() || host.kind != Some(InfoKind::Veth) {
             return Err(host.name_taken("on this host"));
         }
@@ -396,7 +396,7 @@ pub(crate) fn is_direct(attachment: &str, end: &Link) -> bool {
 
 /// Whether these are the two ends of one veth pair of ours. Indices alone could meet by chance,
 /// since each namespace counts its own.
-fn is_pair(host: &Link, end: &Link) -> bool {
+pub(crate) fn is_pair(host: &Link, end: &Link) -> bool {
     let same_attachment = match (host.attachment(), end.attachment()) {
         (Some(one), Some(other)) => one == other,
         _ => true,

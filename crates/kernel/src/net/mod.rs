@@ -9,6 +9,7 @@ pub(crate) mod ipv6;
 pub(crate) mod link;
 pub(crate) mod link_watch;
 pub(crate) mod neighbours;
+pub(crate) mod pair;
 pub(crate) mod port_watch;
 pub(crate) mod route;
 pub(crate) mod route_watch;
