@@ -14,5 +14,5 @@ mod types;
 pub use call::Call;
 pub use client::{Client, ClientError, socket_path};
 pub use http::{HttpError, HttpLimits, HttpRequest};
-pub use server::{ApiListener, Routes, listen, reply, serve};
+pub use server::{ApiListener, Routes, is_answered, listen, reply, serve};
 pub use types::*;

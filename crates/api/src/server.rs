@@ -1,6 +1,7 @@
 //! The server side: a socket that only root may open, and routes.
 
 use std::io;
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -11,6 +12,8 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::net::{UnixListener, UnixStream};
@@ -37,6 +40,30 @@ pub fn listen(socket: &Path) -> io::Result<ApiListener> {
     let listener = UnixListener::bind(socket)?;
     std::fs::set_permissions(socket, std::os::unix::fs::PermissionsExt::from_mode(0o600))?;
     Ok(ApiListener(RootOnly(listener)))
+}
+
+impl ApiListener {
+    /// Takes a listening unix socket that another process has bound, such as systemd.
+    ///
+    /// # Errors
+    /// The descriptor is no such socket. Call it inside a tokio runtime.
+    pub fn adopt(socket: OwnedFd) -> io::Result<Self> {
+        let listener = std::os::unix::net::UnixListener::from(socket);
+        listener.set_nonblocking(true)?;
+        Ok(Self(RootOnly(UnixListener::from_std(listener)?)))
+    }
+}
+
+/// Whether a program listens on a unix socket, even one that is too busy to answer.
+#[must_use]
+pub fn is_answered(socket: &Path) -> bool {
+    let (family, kind) = (AddressFamily::UNIX, SocketType::STREAM);
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let connected = SocketAddrUnix::new(socket).and_then(|address| {
+        let client = socket_with(family, kind, flags, None)?;
+        connect(&client, &address)
+    });
+    matches!(connected, Ok(()) | Err(Errno::AGAIN))
 }
 
 /// Answers requests until the future is dropped.

@@ -277,6 +277,12 @@ pub struct Attachment {
     /// Why it is not attached by a direct port.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub port_reason: Option<String>,
+    /// Its network.
+    #[serde(default = "default_network")]
+    pub network: String,
+    /// The maker of the attachment: `attach` (the command), `cni` or `docker`.
+    #[serde(default = "made_by_command")]
+    pub made_by: String,
     /// Attached since, RFC 3339.
     pub since: String,
     /// `attached`; `failed`: the container runs but could not be attached, and Weft retries; `gone`: the container
@@ -296,6 +302,14 @@ pub struct Attachment {
 
 fn attached() -> String {
     "attached".into()
+}
+
+fn default_network() -> String {
+    "weft".into()
+}
+
+fn made_by_command() -> String {
+    "attach".into()
 }
 
 /// A rule of a host's own firewall that blocks or changes Weft's traffic.

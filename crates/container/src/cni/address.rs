@@ -6,10 +6,11 @@ use std::{
     str::FromStr,
 };
 
+use serde::{Deserialize, Serialize};
 use weft_packet::ethernet::Mac;
 
 /// An address that a user asks for, with or without the length of its network's prefix.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct RequestedAddress {
     /// The address.
     pub address: IpAddr,

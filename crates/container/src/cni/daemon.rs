@@ -58,7 +58,7 @@ impl From<Key> for Target {
 }
 
 /// A network namespace as the plugin sees it.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NamespaceFile {
     /// Its path.
     pub path: PathBuf,
@@ -69,7 +69,7 @@ pub struct NamespaceFile {
 }
 
 /// Asks for an attachment.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Attach {
     /// The new attachment. If it exists by an earlier ADD that did not finish, it gets the same
     /// addresses again.
@@ -84,7 +84,7 @@ pub struct Attach {
 }
 
 /// The wishes for an attachment.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Wishes {
     /// Weft's network.
     pub network: String,
@@ -107,7 +107,7 @@ pub struct Wishes {
 }
 
 /// A published port.
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PortMapping {
     /// The port on the host.
@@ -123,7 +123,7 @@ pub struct PortMapping {
 }
 
 /// A finished attachment.
-#[derive(Debug, Clone, Default, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Attached {
     /// Name and Ethernet address of the interface's end on the host; `None` for a direct port.
     pub host_interface: Option<(String, Mac)>,
@@ -142,7 +142,7 @@ pub struct Attached {
 }
 
 /// Asks to end attachments. It succeeds for unknown ones.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Detach {
     /// The attachments.
     pub target: Target,
@@ -152,7 +152,7 @@ pub struct Detach {
 }
 
 /// The state of an attachment.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Checked {
     /// Whether its interface is in the container's namespace, up and plugged in.
     pub interface_is_whole: bool,
@@ -161,7 +161,7 @@ pub struct Checked {
 }
 
 /// An attachment that the daemon has for a CNI runtime.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Listed {
     /// Its key.
     pub key: Key,
@@ -170,7 +170,7 @@ pub struct Listed {
 }
 
 /// Whether an ADD would succeed.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Readiness {
     /// It would.
     Ready,
@@ -195,7 +195,7 @@ pub enum DaemonError {
 }
 
 /// Why the daemon refuses.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Refusal {
     /// Not now; the reason passes.
     Busy,

@@ -7,6 +7,7 @@ use std::{
     path::PathBuf,
 };
 
+use serde::{Deserialize, Serialize};
 use weft_packet::ethernet::Mac;
 
 use super::{
@@ -199,7 +200,7 @@ pub(super) struct Args {
 }
 
 /// The pod or container as its users know it. Podman gives its container's name as a pod's.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Owner {
     /// The pod's name.
     pub name: Option<String>,

@@ -58,7 +58,8 @@ pub struct CniError {
 }
 
 impl CniError {
-    pub(super) fn new(code: Code, msg: impl Into<String>, details: impl Into<String>) -> Self {
+    /// An error with its cause and remedy, which are cut if they are long.
+    pub fn new(code: Code, msg: impl Into<String>, details: impl Into<String>) -> Self {
         Self { code, msg: msg.into(), details: shorten(details.into(), DETAILS_BYTES_MAX) }
     }
 

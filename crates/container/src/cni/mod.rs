@@ -7,6 +7,7 @@
 //! attachments whose DEL never came. [`setup`] installs the plugin.
 
 mod address;
+mod call;
 mod config;
 mod daemon;
 mod deletions;
@@ -25,6 +26,9 @@ mod version;
 
 pub use self::{
     address::RequestedAddress,
+    call::{
+        Answer, ApiDaemon, CniAttach, CniAttachments, CniCheck, CniDetach, CniStatus, StatusRequest,
+    },
     config::{
         CONFIG_BYTES_MAX, LIST_ENTRIES_MAX, PLUGIN_NAME, PORT_MAPPINGS_MAX,
         REQUESTED_ADDRESSES_MAX, TEXT_BYTES_MAX, ValidAttachment, read_config,

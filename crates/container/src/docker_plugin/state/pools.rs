@@ -363,8 +363,11 @@ impl Pool {
             Holder::Container(name.cloned())
         };
         if is_gateway && address.is_none() {
-            let own = self.binding.as_ref().and_then(|binding| binding.gateway);
-            address = Some(own.unwrap_or_else(|| options::first_host(subnet)));
+            // A network without a gateway gives any free address: containers are never told of it.
+            address = match &self.binding {
+                Some(binding) => binding.gateway,
+                None => Some(options::first_host(subnet)),
+            };
         }
         Ok(Asked { address, holder })
     }

@@ -295,6 +295,26 @@ fn option(name: &str) -> BTreeMap<String, String> {
     option.into_iter().collect()
 }
 
+#[test]
+fn where_a_network_has_no_gateway_docker_keeps_any_free_address_for_its_own() {
+    let mut sim = Sim::new();
+    sim.world.networks.get_mut(&NetworkName::ready()).unwrap().gateways.clear();
+    let pool = sim.call(Call::RequestPool(RequestPool::default())).unwrap().unwrap();
+    let Answer::Pool { pool_id, data, .. } = pool else { panic!("{pool:?}") };
+    assert!(data.is_empty(), "{data:?}");
+    let ask = |options: &[(&str, &str)]| {
+        let text = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
+        let (pool_id, options) = (pool_id.clone(), options.iter().map(text).collect());
+        Call::RequestAddress(RequestAddress { pool_id, address: String::new(), options })
+    };
+    let gateway = [("RequestAddressType", "com.docker.network.gateway")];
+    // A container has the first address.
+    let container = sim.call(ask(&[])).unwrap().unwrap();
+    let kept = sim.call(ask(&gateway)).unwrap().unwrap();
+    assert_ne!(container, kept);
+    assert_eq!(sim.world.held.len(), 2);
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
 
