@@ -14,6 +14,8 @@ use zeroize::Zeroizing;
 pub const DEFAULT_CONFIG: &str = "/etc/weft/weft.toml";
 /// Runtime directory: API socket and lock.
 pub const DEFAULT_RUNTIME_DIR: &str = "/run/weft";
+/// The default socket of the Docker engine.
+const DOCKER_SOCKET: &str = "/var/run/docker.sock";
 /// State directory: identity, ranges, attachments.
 pub const DEFAULT_STATE_DIR: &str = "/var/lib/weft";
 
@@ -139,6 +141,15 @@ pub struct LaunchOptions {
     #[arg(long, value_name = "IP", value_delimiter = ',', env = "WEFT_DNS_UPSTREAM")]
     pub dns_upstream: Vec<IpAddr>,
 
+    /// Socket of the plugin for Docker: auto, off or a path (default: auto, which is
+    /// /run/docker/plugins/weft.sock on a host that has Docker)
+    #[arg(long, value_name = "SOCKET", env = "WEFT_DOCKER_PLUGIN")]
+    pub docker_plugin: Option<DockerPlugin>,
+
+    /// Socket of the Docker engine (default: /var/run/docker.sock)
+    #[arg(long, value_name = "SOCKET", env = "WEFT_DOCKER_SOCKET")]
+    pub docker_socket: Option<PathBuf>,
+
     /// Directory of identity, ranges and attachments (default: /var/lib/weft)
     #[arg(long, value_name = "DIR", env = "WEFT_STATE_DIR")]
     pub state_dir: Option<PathBuf>,
@@ -209,6 +220,29 @@ pub enum PortChoice {
     Direct,
 }
 
+/// `--docker-plugin`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(from = "String")]
+pub enum DockerPlugin {
+    /// In the place where Docker looks, on a host that has Docker.
+    #[default]
+    Auto,
+    /// Not served.
+    Off,
+    /// At this path; the driver's name in Docker is the file's name without its extension.
+    At(PathBuf),
+}
+
+impl From<String> for DockerPlugin {
+    fn from(text: String) -> Self {
+        match text.as_str() {
+            "auto" => Self::Auto,
+            "off" => Self::Off,
+            path => Self::At(absolute(Path::new(path))),
+        }
+    }
+}
+
 /// The daemon's settings.
 #[derive(Clone)]
 pub struct Settings {
@@ -266,6 +300,10 @@ pub struct Settings {
     pub dns_domain: String,
     /// Name servers for all other names; empty: those of the host.
     pub dns_upstreams: Vec<IpAddr>,
+    /// The socket of Docker's plugin.
+    pub docker_plugin: DockerPlugin,
+    /// The socket of the Docker engine.
+    pub docker_socket: PathBuf,
     /// State directory.
     pub state_dir: PathBuf,
     /// Runtime directory.
@@ -389,6 +427,8 @@ impl LaunchOptions {
                 |domain| domain.trim_end_matches('.').to_ascii_lowercase(),
             ),
             dns_upstreams: self.dns_upstream,
+            docker_plugin: self.docker_plugin.unwrap_or_default(),
+            docker_socket: self.docker_socket.unwrap_or_else(|| DOCKER_SOCKET.into()),
             state_dir: absolute(&self.state_dir.unwrap_or_else(|| DEFAULT_STATE_DIR.into())),
             runtime_dir: absolute(runtime_dir),
         };
@@ -433,6 +473,8 @@ impl LaunchOptions {
         fill(&mut self.mtu, file.mtu);
         fill(&mut self.cipher, file.cipher);
         fill(&mut self.rekey_seconds, file.rekey_seconds);
+        fill(&mut self.docker_plugin, file.docker_plugin);
+        fill(&mut self.docker_socket, file.docker_socket);
         fill(&mut self.state_dir, file.state_dir);
         self.no_discovery |= file.no_discovery;
         self.pin_workers |= file.pin_workers;

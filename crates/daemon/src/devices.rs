@@ -4,6 +4,8 @@ use weft_path::Vni;
 
 /// The network that containers are on: one per mesh today.
 pub(crate) const VNI: Vni = Vni(1);
+/// The name of that network.
+pub(crate) const NETWORK: &str = "weft";
 /// The switch's device.
 pub const SWITCH: &str = "weft";
 /// The vector engine's port on it.
@@ -12,6 +14,8 @@ pub(crate) const TAP: &str = "weft-tap";
 pub(crate) const CONTAINER_INTERFACE: &str = "weft0";
 /// Prefix of the interface outside it.
 pub(crate) const HOST_INTERFACE: &str = "weftv";
+/// Prefix of an interface that Docker's engine has not moved into its container yet.
+pub(crate) const HANDED_INTERFACE: &str = "weftc";
 
 /// Overhead in a datagram of one full segment: ESP in UDP without the outer IP and UDP headers.
 const DATAGRAM_OVERHEAD_BYTES: usize = weft_packet::esp::packet_len(weft_packet::ethernet::LEN);

@@ -3,13 +3,12 @@
 use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use ipnet::IpNet;
-use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use tokio::runtime::Handle;
 use tokio::sync::{Semaphore, mpsc, watch};
 use tokio::task::JoinHandle;
@@ -42,6 +41,8 @@ use crate::services::attach::mend::keep_interfaces;
 use crate::services::attach::ports::{DirectPorts, remote_set};
 use crate::services::attach::shortcuts::Shortcuts;
 use crate::services::attach::{Attachments, SavedAttachments};
+use crate::services::cni::Cni;
+use crate::services::docker::Docker;
 use crate::services::names::Names;
 use crate::services::supervisor::{Health, Pulse, Supervisor};
 use crate::upkeep::firewall::Firewall;
@@ -125,6 +126,13 @@ fn start_services(daemon: &Arc<Daemon>, kernel: &Kernel, engine: &KernelEngine) 
     start!("loops", [daemon, attachments], |pulse| {
         tell_of_rounds(attachments, daemon.warnings.clone(), pulse)
     });
+    start!("cni", [daemon], |pulse| crate::services::cni::serve(Arc::clone(&daemon.cni), pulse));
+    start!("docker plugin", [daemon], |pulse| {
+        crate::services::docker::serve(Arc::clone(&daemon.docker), pulse)
+    });
+    start!("docker lists", [daemon], |pulse| {
+        crate::services::docker::keep_comparing(Arc::clone(&daemon.docker), pulse)
+    });
     start!("names", [daemon], |pulse| {
         crate::services::names::serve(Arc::clone(&daemon.names), daemon.control.clone(), pulse)
     });
@@ -161,7 +169,7 @@ impl Drop for SocketFile {
 /// Binds the API's socket. Replaces a leftover of an earlier run, but not a socket that a program listens on.
 fn listen(runtime_dir: &Path) -> Result<(ApiListener, SocketFile), StartError> {
     let path = weft_api::socket_path(runtime_dir);
-    let listened = match is_answered(&path) {
+    let listened = match weft_api::is_answered(&path) {
         true => Err(io::Error::new(io::ErrorKind::AddrInUse, "another program listens there")),
         false => weft_api::listen(&path),
     };
@@ -169,17 +177,6 @@ fn listen(runtime_dir: &Path) -> Result<(ApiListener, SocketFile), StartError> {
         Ok(listener) => Ok((listener, SocketFile(path))),
         Err(error) => Err(StartError::Api { path, error }),
     }
-}
-
-/// Whether a program listens on a socket, even one that is too busy to answer.
-fn is_answered(path: &Path) -> bool {
-    let (family, kind, flags) =
-        (AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK);
-    let connected = SocketAddrUnix::new(path).and_then(|address| {
-        let socket = socket_with(family, kind, flags, None)?;
-        connect(&socket, &address)
-    });
-    matches!(connected, Ok(()) | Err(Errno::AGAIN))
 }
 
 /// Everything that can make a launch fail before any device exists, so that a failed launch leaves none behind.
@@ -206,7 +203,7 @@ async fn prepare(settings: &Settings, kernel: &Kernel) -> Result<Prepared, Start
         Some(mtu) => mtu,
         None => container_mtu(link_mtu, widest_format(settings).await),
     };
-    let saved = SavedAttachments::load(&store)?;
+    let saved = SavedAttachments::load(settings, &store)?;
     let names = Arc::new(Names::new(settings, local, store.clone())?);
     let secret = secret(settings, &store)?;
     let targets = targets(settings, &store)?;
@@ -242,8 +239,8 @@ async fn start(
     let Prepared { store, notes, local, link_mtu, mtu, saved, names, mesh, .. } = prepared;
     let Prepared { targets, links, link_events, .. } = prepared;
     let started = start_engines(&settings, &services, kernel, local, mtu).await?;
-    let Started { mut engines, kernel_engine, ports, shortcuts, offloads, events, events_lost } =
-        started;
+    let Started { mut engines, kernel_engine, ports, shortcuts, offloads, .. } = started;
+    let Started { events, events_lost, docker_socket, .. } = started;
     let paths = path_config(&settings, engines.offers(&settings), link_mtu, mtu);
     for target in &targets {
         links.connect(target.clone());
@@ -251,7 +248,7 @@ async fn start(
     let targets = Arc::new(Targets::new(targets));
     let (request_sender, requests) = mpsc::channel(REQUESTS_QUEUED_MAX);
     let (stop_sender, stop) = watch::channel(false);
-    let attachments = Attachments::new(
+    let attachments = Arc::new(Attachments::new(
         saved,
         kernel.clone(),
         kernel_engine.clone(),
@@ -259,7 +256,10 @@ async fn start(
         (ports, shortcuts),
         local,
         mtu,
-    );
+    ));
+    let of_docker = Arc::clone(&attachments);
+    let warnings = names.warnings().clone();
+    let docker = Docker::new(&settings, &store, of_docker, docker_socket, warnings)?;
     let control = Control {
         store: store.clone(),
         links: links.clone(),
@@ -279,7 +279,6 @@ async fn start(
         names: names.bell(),
     };
     let daemon = Daemon {
-        settings,
         local,
         mtu,
         link_mtu,
@@ -291,7 +290,9 @@ async fn start(
         targets,
         store,
         control: request_sender,
-        attachments: Arc::new(attachments),
+        cni: Arc::new(Cni::new(&settings, Arc::clone(&attachments))),
+        docker: Arc::new(docker),
+        attachments,
         firewall: Firewall::default(),
         stop: Arc::new(stop_sender),
         warnings: names.warnings().clone(),
@@ -299,6 +300,7 @@ async fn start(
         health: Health::default(),
         services,
         changes: Arc::new(Semaphore::new(CHANGES_MAX)),
+        settings,
     };
     let (halt_sender, halt) = watch::channel(false);
     tokio::spawn(halt_in_order(stop, Arc::clone(&daemon.attachments), halt_sender));
@@ -358,6 +360,8 @@ struct Started {
     offloads: BTreeMap<String, bool>,
     events: Events,
     events_lost: Lost,
+    /// The socket of Docker's plugin that systemd has passed.
+    docker_socket: Option<OwnedFd>,
 }
 
 async fn start_engines(
@@ -375,7 +379,8 @@ async fn start_engines(
     crate::choose_libraries();
     let engine = Engine::start(&engine_config(settings, local, mtu), report.clone())?;
     let offloads = offloads(&engine);
-    let keepers = crate::holder::keepers(&settings.runtime_dir);
+    let mut keepers = crate::holder::keepers(&settings.runtime_dir);
+    let docker_socket = keepers.docker_socket.take();
     let (macs, kept) = remote_set(settings, keepers.ports);
     let kernel_config = kernel_config(settings, local, mtu, keepers.sockets);
     let kernel_engine = KernelEngine::start(kernel.clone(), kernel_config, report);
@@ -384,7 +389,16 @@ async fn start_engines(
     let ports = DirectPorts::new(settings, &engine, &macs, kept);
     let shortcuts = Shortcuts::new(settings, kernel_engine.switch(), &macs);
     let engines = Engines::new(engine, kernel_engine.clone(), reporter, RemoteMacs::new(macs.ok()));
-    Ok(Started { engines, kernel_engine, ports, shortcuts, offloads, events, events_lost })
+    Ok(Started {
+        engines,
+        kernel_engine,
+        ports,
+        shortcuts,
+        offloads,
+        events,
+        events_lost,
+        docker_socket,
+    })
 }
 
 /// The mesh as it was when the daemon ended, or a new one.

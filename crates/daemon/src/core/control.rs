@@ -22,6 +22,7 @@ use weft_path::{Endpoint, EngineCommand, EngineEvent, EngineKind, Mac, PathState
 
 use super::engines::{Engines, EnginesChange};
 use super::events::Events;
+use super::ranges::Ranges;
 use super::saving::Saving;
 use super::targets::Targets;
 use super::unheard::Unheard;
@@ -48,6 +49,10 @@ pub(crate) enum Request {
         explicit: Option<IpNet>,
         reply: oneshot::Sender<Result<Vec<IpNet>, AddressError>>,
     },
+    /// Asks for all addresses that this host has allocated.
+    Allocations { reply: oneshot::Sender<Vec<weft_mesh::Allocation>> },
+    /// Asks for the ranges of containers' addresses.
+    Ranges { reply: oneshot::Sender<Ranges> },
     /// Returns a container's addresses: these, or all.
     Release { owner: String, addresses: Option<Vec<IpNet>> },
     /// A container is attached: announces it to the other hosts.
@@ -344,6 +349,12 @@ impl Control {
                     None => self.mesh.allocate(now, &owner),
                 };
                 self.waiting.insert(ticket, Waiting { owner, reply });
+            }
+            Request::Allocations { reply } => {
+                let _ = reply.send(self.mesh.allocations());
+            }
+            Request::Ranges { reply } => {
+                let _ = reply.send(Ranges::of(&self.mesh.ipam()));
             }
             Request::Release { owner, addresses: None } => {
                 self.mesh.release(now, &owner);

@@ -48,12 +48,15 @@ pub(crate) trait PortKeeper: Send + Sync {
 pub(crate) struct Keepers {
     pub(super) sockets: Arc<dyn SocketKeeper>,
     pub(super) ports: Arc<dyn PortKeeper>,
+    /// The listening socket of Docker's plugin, if systemd has passed it.
+    pub(super) docker_socket: Option<OwnedFd>,
 }
 
 impl Keepers {
     fn of<K: SocketKeeper + PortKeeper + 'static>(keeper: K) -> Self {
         let keeper = Arc::new(keeper);
-        Self { sockets: Arc::clone(&keeper) as Arc<dyn SocketKeeper>, ports: keeper }
+        let sockets = Arc::clone(&keeper) as Arc<dyn SocketKeeper>;
+        Self { sockets, ports: keeper, docker_socket: None }
     }
 }
 
@@ -63,7 +66,8 @@ pub(crate) fn keepers(runtime_dir: &Path) -> Keepers {
         Some(store) => {
             // This daemon will not take back the descriptors that a daemon outside of systemd left here.
             release(runtime_dir);
-            Keepers::of(store)
+            let docker_socket = store.take_docker_socket();
+            Keepers { docker_socket, ..Keepers::of(store) }
         }
         None => Keepers::of(Holder::new(runtime_dir)),
     }

@@ -20,6 +20,8 @@ const NAME: &str = "weft-esp-udp";
 /// The name of direct ports' descriptors. All have the same short name: one environment variable holds all
 /// names, and the kernel limits it to 128 KiB.
 const PORTS: &str = "p";
+/// The name of the socket of Docker's plugin (`FileDescriptorName=` of its unit).
+const DOCKER: &str = "weft-docker";
 
 /// Keeps sockets in the descriptor store of the unit whose main process this is.
 #[derive(Debug)]
@@ -28,6 +30,8 @@ pub(super) struct FdStore {
     /// The store's contents when this process was started: sockets, and descriptors of direct ports.
     passed: Mutex<Vec<OwnedFd>>,
     ports: Mutex<Vec<OwnedFd>>,
+    /// The listening socket of Docker's plugin.
+    docker: Mutex<Option<OwnedFd>>,
 }
 
 impl FdStore {
@@ -37,16 +41,23 @@ impl FdStore {
         let own = std::process::id();
         let manager = manager(variable, own)?;
         let text = |name: &str| variable(name)?.into_string().ok();
-        let (mut passed, mut ports) = (Vec::new(), Vec::new());
+        let (mut passed, mut ports, mut docker) = (Vec::new(), Vec::new(), None);
         let names = listed(text, own).unwrap_or_default();
         for (fd, name) in passed_fds(names.len()).into_iter().zip(names) {
             match name.as_str() {
                 NAME => passed.extend(fd),
                 PORTS => ports.extend(fd),
+                DOCKER => docker = fd,
                 _ => {}
             }
         }
-        Some(Self { manager, passed: Mutex::new(passed), ports: Mutex::new(ports) })
+        let (passed, ports) = (Mutex::new(passed), Mutex::new(ports));
+        Some(Self { manager, passed, ports, docker: Mutex::new(docker) })
+    }
+
+    /// The listening socket of Docker's plugin; `None` on a second call.
+    pub(super) fn take_docker_socket(&self) -> Option<OwnedFd> {
+        self.docker.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
     fn tell(&self, message: &str, fds: &[OwnedFd]) -> io::Result<()> {
@@ -174,7 +185,12 @@ mod tests {
         systemd.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
         let environment = |name: &str| (name == "NOTIFY_SOCKET").then(|| path.clone().into());
         let manager = manager(environment, 7).unwrap();
-        let store = FdStore { manager, passed: Mutex::default(), ports: Mutex::default() };
+        let store = FdStore {
+            manager,
+            passed: Mutex::default(),
+            ports: Mutex::default(),
+            docker: Mutex::default(),
+        };
         let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
         let port = socket.local_addr().unwrap();
         store.keep(vec![socket.into()]);
@@ -206,7 +222,12 @@ mod tests {
         systemd.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
         let environment = |name: &str| (name == "NOTIFY_SOCKET").then(|| path.clone().into());
         let manager = manager(environment, 7).unwrap();
-        let store = FdStore { manager, passed: Mutex::default(), ports: Mutex::default() };
+        let store = FdStore {
+            manager,
+            passed: Mutex::default(),
+            ports: Mutex::default(),
+            docker: Mutex::default(),
+        };
         let queues = (0..3).map(|_| UdpSocket::bind("127.0.0.1:0").unwrap().into());
         let set = weft_io::redirect::MacSet::new().expect("this test makes an eBPF map, as root");
         let set = set.as_fd().try_clone_to_owned().unwrap();

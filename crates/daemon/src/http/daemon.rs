@@ -15,6 +15,8 @@ use crate::core::control::Request;
 use crate::core::events::Lost;
 use crate::core::targets::Targets;
 use crate::services::attach::Attachments;
+use crate::services::cni::Cni;
+use crate::services::docker::Docker;
 use crate::services::names::Names;
 use crate::services::supervisor::Health;
 use crate::upkeep::firewall::Firewall;
@@ -42,6 +44,10 @@ pub(crate) struct Daemon {
     pub(crate) store: Store,
     pub(crate) control: mpsc::Sender<Request>,
     pub(crate) attachments: Arc<Attachments>,
+    /// Requests of the CNI plugin.
+    pub(crate) cni: Arc<Cni>,
+    /// Docker's plugin.
+    pub(crate) docker: Arc<Docker>,
     /// Rules of this host's own firewall that are in the way.
     pub(crate) firewall: Firewall,
     pub(crate) stop: Arc<watch::Sender<bool>>,

@@ -11,6 +11,9 @@ use axum::Router;
 use tokio::runtime::Handle;
 use weft_api::call::{self, Nothing};
 use weft_api::{ApiError, ErrorKind, Routes, WorkersRequest};
+use weft_container::cni::{
+    CniAttach, CniAttachments, CniCheck, CniDetach, CniStatus, StatusRequest,
+};
 
 use self::daemon::{CHANGES_MAX, Daemon};
 use crate::services::supervisor::Aborted;
@@ -41,6 +44,17 @@ pub(crate) fn router(daemon: Arc<Daemon>) -> Router {
         .on(call::Detach, async |d: State, request| {
             change(&d.clone(), async move { d.detach(request).await }).await
         })
+        .on(CniAttach, async |d: State, request| {
+            change(&d.clone(), async move { Ok(d.cni.attach(request).await) }).await
+        })
+        .on(CniDetach, async |d: State, request| {
+            change(&d.clone(), async move { Ok(d.cni.detach(request).await) }).await
+        })
+        .on(CniCheck, async |d: State, key| {
+            aside(&d.services.clone(), async move { Ok(d.cni.check(key).await) }).await
+        })
+        .on(CniAttachments, async |d: State, Nothing {}| Ok(d.cni.list().await))
+        .on(CniStatus, async |d: State, StatusRequest { network }| Ok(d.cni.status(&network).await))
         .on(call::Connect, async |d: State, request| {
             change(&d.clone(), async move { d.connect(request).await }).await
         })

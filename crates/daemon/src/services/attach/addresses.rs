@@ -2,11 +2,13 @@
 
 use ipnet::IpNet;
 use tokio::sync::oneshot;
-use weft_api::{ApiError, ErrorKind};
-use weft_mesh::AddressError;
+use weft_api::ApiError;
+use weft_mesh::{AddressError, Allocation};
 
+use super::error::AttachError;
 use super::{Attachments, Inner, Saved, is_stopping};
 use crate::core::control::Request;
+use crate::core::ranges::Ranges;
 
 impl Attachments {
     /// Allocates addresses for a container on its first attach, or additional ones. Returns all of them, and
@@ -17,7 +19,7 @@ impl Attachments {
         id: &str,
         request: &[IpNet],
         before: Option<&Saved>,
-    ) -> Result<(Vec<IpNet>, Vec<IpNet>), ApiError> {
+    ) -> Result<(Vec<IpNet>, Vec<IpNet>), AttachError> {
         let mut addresses = before.map(|b| b.attachment.addresses.clone()).unwrap_or_default();
         if request.is_empty() && addresses.is_empty() {
             let given = self.find_addresses(inner, id, None).await?;
@@ -50,7 +52,7 @@ impl Attachments {
         inner: &mut Inner,
         id: &str,
         explicit: Option<IpNet>,
-    ) -> Result<Vec<IpNet>, ApiError> {
+    ) -> Result<Vec<IpNet>, AttachError> {
         loop {
             let error = match self.ask_for_addresses(id, explicit).await? {
                 Ok(given) => return Ok(given),
@@ -62,7 +64,7 @@ impl Attachments {
                 _ => None,
             };
             let Some(yields) = yields.filter(|other| other != id) else {
-                return Err(address_refusal(&error));
+                return Err(error.into());
             };
             tracing::info!(
                 id = yields,
@@ -85,13 +87,28 @@ impl Attachments {
             () = self.inner.closed() => Err(is_stopping()),
         }
     }
-}
 
-fn address_refusal(error: &AddressError) -> ApiError {
-    let kind = match error {
-        AddressError::Taken { .. } => ErrorKind::Conflict,
-        AddressError::Reserved { .. } | AddressError::NotMapped { .. } => ErrorKind::BadRequest,
-        _ => ErrorKind::Unavailable,
-    };
-    ApiError::new(kind, error)
+    /// Allocates addresses for an owner that keeps a record of its own, such as Docker's plugin.
+    pub(crate) async fn addresses_for(
+        &self,
+        owner: &str,
+        explicit: Option<IpNet>,
+    ) -> Result<Vec<IpNet>, AttachError> {
+        let mut inner = self.lock_for_request().await?;
+        self.find_addresses(&mut inner, owner, explicit).await
+    }
+
+    /// The addresses that this host has allocated, with their owners.
+    pub(crate) async fn allocations(&self) -> Vec<Allocation> {
+        let (reply, answer) = oneshot::channel();
+        self.tell(Request::Allocations { reply }).await;
+        answer.await.unwrap_or_default()
+    }
+
+    /// The ranges of containers' addresses; `None` if the daemon stops.
+    pub(crate) async fn ranges(&self) -> Option<Ranges> {
+        let (reply, answer) = oneshot::channel();
+        self.tell(Request::Ranges { reply }).await;
+        answer.await.ok()
+    }
 }

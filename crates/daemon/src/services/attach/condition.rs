@@ -1,13 +1,13 @@
 //! The condition of a container's interface: missing IPv6, overlapping routes, and damage done by others.
 
 use serde::{Deserialize, Serialize};
-use weft_api::{ApiError, Attachment, ErrorKind};
+use weft_api::Attachment;
 use weft_kernel::{Attached, DIRECT_LOCAL_NAME, KernelError, NoIpv6, OverlapKind, PortNotice};
 
-use super::look;
+use super::error::AttachError;
 use super::mend::Judgement;
 use super::ports;
-use super::{Attachments, Saved, kernel_refusal, mac_of, spec_of};
+use super::{Attachments, Saved, mac_of, spec_of};
 use crate::devices::TAP;
 
 /// The condition of one interface.
@@ -88,6 +88,10 @@ impl Saved {
     /// The fault of one of its devices, if any.
     fn wrong_with(&self, notice: &PortNotice) -> Option<String> {
         let PortNotice::Device { name, mac, mtu, up, .. } = notice else { return None };
+        if self.maker.is_docker() && *name != self.host_interface {
+            // The engine moves it, names it and sets it up.
+            return None;
+        }
         let is_inside = *name == self.attachment.interface;
         if *name != self.host_interface && !is_inside && name != DIRECT_LOCAL_NAME {
             let is_renamed = !ports::is_on_its_way(name);
@@ -113,13 +117,11 @@ impl Attachments {
         &self,
         saved: &mut Saved,
         is_attached: bool,
-    ) -> Result<(), ApiError> {
-        let overlaps = self.kernel.overlaps(&spec_of(saved)).await.map_err(kernel_refusal)?;
+    ) -> Result<(), AttachError> {
+        let overlaps = self.kernel.overlaps(&spec_of(saved)).await?;
         let hidden = overlaps.iter().find(|overlap| overlap.kind == OverlapKind::Hidden);
         if let Some(overlap) = hidden.filter(|_| !is_attached) {
-            let text =
-                format!("{overlap}: remove that route, or choose another range (--ipalloc-range)");
-            return Err(ApiError::new(ErrorKind::Conflict, text));
+            return Err(AttachError::Hidden(overlap.to_string()));
         }
         saved.condition.overlaps = overlaps.iter().map(ToString::to_string).collect();
         for overlap in &saved.condition.overlaps {
@@ -138,11 +140,18 @@ impl Attachments {
                 (id.clone(), name.clone(), saved.wrong_with(notice))
             }
             PortNotice::Gone { id, name } => {
-                inner.saved.get(id).filter(|_| !ports::is_on_its_way(name))?;
+                let is_ours = |saved: &&Saved| {
+                    !ports::is_on_its_way(name)
+                        && (!saved.maker.is_docker() || *name == saved.host_interface)
+                };
+                inner.saved.get(id).filter(is_ours)?;
                 (id.clone(), name.clone(), Some(format!("{name} is gone")))
             }
             PortNotice::AddressGone { address } => {
-                let has = |it: &&Saved| it.shown().addresses.iter().any(|it| it.addr() == *address);
+                let has = |it: &&Saved| {
+                    let mut addresses = it.attachment.addresses.iter();
+                    !it.maker.is_docker() && addresses.any(|it| it.addr() == *address)
+                };
                 let id = inner.saved.values().find(has)?.attachment.id.clone();
                 (id, address.to_string(), Some(format!("the address {address} is gone")))
             }
@@ -165,7 +174,7 @@ impl Attachments {
     pub(crate) async fn mend(&self, id: &str, damage: &str) -> Result<bool, KernelError> {
         let mut inner = self.lock().await;
         let Some(saved) = inner.saved.get_mut(id) else { return Ok(false) };
-        if !look::is_alive(&saved.sandbox) {
+        if !saved.is_alive() || saved.is_gone() {
             return Ok(false);
         }
         let changes = self.kernel.changes();

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use weft_container::{Sandbox, SandboxKind};
+use weft_kernel::KernelError;
 
 use super::look;
 use super::{Attachments, Inner, Saved, announce, spec_of};
@@ -59,17 +60,30 @@ impl Saved {
         self.attachment.state == ATTACHED
     }
 
+    /// Whether its container's namespace is still there. Docker's engine tells when a container ends.
+    pub(crate) fn is_alive(&self) -> bool {
+        self.maker.is_docker() || look::is_alive(&self.sandbox)
+    }
+
     pub(crate) fn is_gone(&self) -> bool {
         self.attachment.state == GONE
     }
 
     /// Whether its container may come back under the same key: a process cannot.
     pub(crate) fn may_come_back(&self) -> bool {
+        if !self.maker.is_command() {
+            return false;
+        }
         match self.sandbox.kind {
             SandboxKind::Docker | SandboxKind::Netns => true,
             SandboxKind::Pid => false,
             SandboxKind::Path => !self.sandbox.namespace.starts_with("/proc"),
         }
+    }
+
+    /// Whether addresses are reserved for its container, which has ended.
+    fn keeps_addresses(&self) -> bool {
+        self.is_gone() && self.maker.is_command()
     }
 
     pub(crate) fn set_attached(&mut self) {
@@ -86,6 +100,16 @@ impl Saved {
         self.attachment.reason = Some(reason);
     }
 
+    /// The reason why it is still listed though its container has ended.
+    fn ended(&self) -> String {
+        match self.maker.is_docker() {
+            true => "its interface is gone, as after a crash of the container: restart it by docker restart".into(),
+            false => format!(
+                "its network namespace is gone; its addresses are kept for {KEPT_H} h, or until weft detach"
+            ),
+        }
+    }
+
     fn out_since(&self) -> SystemTime {
         let since = self.attachment.state_since.as_deref().and_then(timestamp::parse);
         since.unwrap_or_else(SystemTime::now)
@@ -98,17 +122,10 @@ impl Saved {
     }
 }
 
-/// The reason why the addresses of an ended container are still reserved.
-pub(crate) fn ended() -> String {
-    format!(
-        "its network namespace is gone; its addresses are kept for {KEPT_H} h, or until weft detach"
-    )
-}
-
 impl Inner {
     /// The attachment whose container ended first.
     pub(crate) fn longest_gone(&self) -> Option<String> {
-        let gone = self.saved.iter().filter(|(_, saved)| saved.is_gone());
+        let gone = self.saved.iter().filter(|(_, saved)| saved.keeps_addresses());
         gone.min_by_key(|(_, saved)| saved.out_since()).map(|(id, _)| id.clone())
     }
 
@@ -116,7 +133,7 @@ impl Inner {
     pub(crate) fn gone_with(&self, address: IpAddr) -> Option<String> {
         let has =
             |saved: &Saved| saved.attachment.addresses.iter().any(|net| net.addr() == address);
-        let gone = self.saved.iter().find(|(_, saved)| saved.is_gone() && has(saved));
+        let gone = self.saved.iter().find(|(_, saved)| saved.keeps_addresses() && has(saved));
         gone.map(|(id, _)| id.clone())
     }
 
@@ -128,13 +145,14 @@ impl Inner {
         }
     }
 
-    /// The attachment of a namespace, by whichever name it was attached.
+    /// The attachment of a namespace by `weft attach`, by whichever name.
     pub(crate) fn of_namespace(&self, found: &Sandbox) -> Option<&Saved> {
         let place = |sandbox: &Sandbox| (sandbox.device, sandbox.inode);
         self.saved.values().find(|saved| {
-            place(&saved.sandbox) == place(found)
+            saved.maker.is_command()
+                && place(&saved.sandbox) == place(found)
                 && !saved.is_gone()
-                && look::is_alive(&saved.sandbox)
+                && saved.is_alive()
         })
     }
 }
@@ -143,17 +161,17 @@ impl Attachments {
     /// A container has ended: removes its interface and keeps its addresses for a while.
     pub(crate) async fn keep(&self, inner: &mut Inner, id: &str) {
         let Some(saved) = inner.saved.get_mut(id) else { return };
-        if !saved.may_come_back() {
+        if !saved.may_come_back() && !saved.maker.is_docker() {
             self.let_go(inner, id).await;
             return;
         }
         if !saved.is_gone() {
-            saved.set_out(GONE, ended());
+            saved.set_out(GONE, saved.ended());
         }
         let saved = saved.clone();
         inner.retries.forget(id);
         self.take_out(&saved).await;
-        let gone = inner.saved.values().filter(|saved| saved.is_gone()).count();
+        let gone = inner.saved.values().filter(|saved| saved.keeps_addresses()).count();
         if gone > KEPT_MAX
             && let Some(first) = inner.longest_gone()
         {
@@ -177,7 +195,9 @@ impl Attachments {
             let wall = SystemTime::now();
             let over: Vec<String> =
                 saved.iter().filter(|(_, s)| s.is_over(wall)).map(|(id, _)| id.clone()).collect();
-            let out = saved.iter().filter(|(_, saved)| !saved.is_attached());
+            // An interface of Docker's comes back only with its container.
+            let is_final = |saved: &Saved| saved.maker.is_docker() && saved.is_gone();
+            let out = saved.iter().filter(|(_, saved)| !saved.is_attached() && !is_final(saved));
             let due: Vec<String> =
                 out.map(|(id, _)| id.clone()).filter(|id| retries.is_due(id, now)).collect();
             (over, due)
@@ -196,7 +216,7 @@ impl Attachments {
         for id in due.iter().filter(|id| !over.contains(id)) {
             supervisor::beat();
             let mut found = self.alive(id).await;
-            if found.is_none() {
+            if found.is_none() && self.may_come_back(id).await {
                 // Docker may be slow, so the lock is not held meanwhile.
                 let again = weft_container::resolve(id, &self.resolve).await.ok();
                 found = again.filter(|again| again.id == *id);
@@ -212,14 +232,17 @@ impl Attachments {
     /// The namespace of an attachment, if it is still there.
     async fn alive(&self, id: &str) -> Option<Sandbox> {
         let inner = self.lock().await;
-        let sandbox = &inner.saved.get(id)?.sandbox;
-        look::is_alive(sandbox).then(|| sandbox.clone())
+        inner.saved.get(id).filter(|saved| saved.is_alive()).map(|saved| saved.sandbox.clone())
+    }
+
+    async fn may_come_back(&self, id: &str) -> bool {
+        self.lock().await.saved.get(id).is_some_and(Saved::may_come_back)
     }
 
     /// A container that could not be attached may have ended meanwhile.
     async fn end_failed(&self, inner: &mut Inner, id: &str) {
         let Some(saved) = inner.saved.get(id) else { return };
-        if saved.attachment.state == FAILED && !look::is_alive(&saved.sandbox) {
+        if saved.attachment.state == FAILED && !saved.is_alive() {
             self.keep(inner, id).await;
             self.save_or_later(inner);
         }
@@ -227,7 +250,7 @@ impl Attachments {
 
     async fn bring_back(&self, inner: &mut Inner, id: &str, found: Sandbox) {
         let Some(saved) = inner.saved.get(id).filter(|saved| !saved.is_attached()) else { return };
-        if !saved.may_come_back() && !look::is_alive(&saved.sandbox) {
+        if !saved.may_come_back() && !saved.is_alive() {
             // Another process has its pid now.
             self.let_go(inner, id).await;
             return self.save_or_later(inner);
@@ -255,6 +278,12 @@ impl Attachments {
             Ok(()) => {
                 saved.set_attached();
                 self.tell(Request::Announce { attachment: saved.shown().into() }).await;
+            }
+            Err(KernelError::LinkMissing { .. }) if saved.maker.is_docker() => {
+                let reason = saved.ended();
+                tracing::warn!(container = saved.attachment.name, reason, "not attached");
+                saved.set_out(GONE, reason);
+                self.withdraw(saved).await;
             }
             Err(error) => {
                 let reason = error.to_string();

@@ -4,43 +4,50 @@
 mod addresses;
 pub(crate) mod bypass;
 mod changes;
+mod cni;
+mod command;
 pub(crate) mod condition;
+pub(crate) mod endpoints;
+mod error;
 pub(crate) mod kept;
 mod kept_ports;
 mod look;
 pub(crate) mod loops;
+mod maker;
 pub(crate) mod mend;
 mod names;
 pub(crate) mod ports;
-mod saving;
+pub(crate) mod saving;
 pub(crate) mod shortcuts;
 mod traffic;
+mod wanted;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
-use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 use tokio::sync::{MutexGuard, mpsc, watch};
-use weft_api::{ApiError, AttachRequest, Attachment, Detached, ErrorKind};
-use weft_container::{ContainerError, ResolveOptions, Sandbox};
+use weft_api::{ApiError, Attachment, ErrorKind};
+use weft_container::{ResolveOptions, Sandbox};
 use weft_crypto::PeerId;
 use weft_kernel::engine::{KernelEngine, SwitchKind};
 use weft_kernel::{AttachSpec, Kernel, KernelError};
 
 use self::changes::Changes;
 use self::condition::Condition;
+pub(crate) use self::error::AttachError;
 use self::kept::Retries;
-use self::names::{check_name, printable};
+use self::maker::Maker;
+use self::names::printable;
 use self::ports::{DirectPorts, PortKind};
 use self::saving::Saving;
 use self::shortcuts::Shortcuts;
+use crate::config::Settings;
 use crate::core::control::Request;
-use crate::devices::{CONTAINER_INTERFACE, HOST_INTERFACE, SWITCH, TAP, run_segments};
+use crate::devices::{SWITCH, TAP, run_segments};
 use crate::services::supervisor;
-use crate::timestamp;
 use crate::upkeep::store::{Store, StoreError};
 
 /// All attachments of this host. One attach or detach runs at a time.
@@ -113,22 +120,26 @@ pub(crate) struct Saved {
     multicast_route: bool,
     #[serde(default)]
     pub(crate) condition: Condition,
+    #[serde(default)]
+    maker: Maker,
 }
 
 /// The attachments that the previous daemon saved.
 pub(crate) struct SavedAttachments {
     store: Store,
     saved: BTreeMap<String, Saved>,
+    resolve: ResolveOptions,
 }
 
 impl SavedAttachments {
-    pub(crate) fn load(store: &Store) -> Result<Self, StoreError> {
+    pub(crate) fn load(settings: &Settings, store: &Store) -> Result<Self, StoreError> {
         let mut saved: BTreeMap<String, Saved> = store.load(FILE)?.unwrap_or_default();
         for saved in saved.values_mut() {
             // Earlier versions did not check names.
             saved.attachment.name = printable(&saved.attachment.name);
         }
-        Ok(Self { store: store.clone(), saved })
+        let resolve = look::options(settings.docker_socket.clone());
+        Ok(Self { store: store.clone(), saved, resolve })
     }
 }
 
@@ -143,8 +154,7 @@ impl Attachments {
         local: PeerId,
         mtu: u16,
     ) -> Self {
-        let SavedAttachments { store, saved } = saved;
-        let resolve = look::options();
+        let SavedAttachments { store, saved, resolve } = saved;
         let (shown, _) = watch::channel(Arc::new(saved.values().map(Saved::shown).collect()));
         let inner = Changes::new(Inner { saved, retries: Retries::default() });
         let (restored, _) = watch::channel(false);
@@ -173,14 +183,14 @@ impl Attachments {
                 return;
             }
             // A container restarted meanwhile has another namespace under the same key.
-            if !look::is_alive(&saved.sandbox)
+            if !saved.is_alive()
                 && saved.may_come_back()
                 && let Ok(found) = weft_container::resolve(&id, &self.resolve).await
                 && found.id == id
             {
                 saved.sandbox = found;
             }
-            if !look::is_alive(&saved.sandbox) {
+            if !saved.is_alive() {
                 tracing::info!(container = %saved.attachment.name, "its network namespace is gone");
                 self.keep(&mut inner, &id).await;
                 continue;
@@ -193,7 +203,11 @@ impl Attachments {
         }
         self.ports.all_restored();
         self.save_or_later(&inner);
-        self.tell(Request::KeepOnly { owners: inner.saved.keys().cloned().collect() }).await;
+        let mut owners: BTreeSet<String> = inner.saved.keys().cloned().collect();
+        // The plugin's reconciliation releases those that no engine has.
+        let held = self.allocations().await.into_iter().map(|held| held.owner);
+        owners.extend(held.filter(|owner| endpoints::is_plugin_owner(owner)));
+        self.tell(Request::KeepOnly { owners }).await;
     }
 
     /// Plugs every container back in after its switch was removed and created again.
@@ -238,7 +252,12 @@ impl Attachments {
         self.restored.send_replace(true);
     }
 
-    async fn wait_restored(&self) {
+    /// Whether that is so.
+    pub(crate) fn is_restored(&self) -> bool {
+        *self.restored.borrow()
+    }
+
+    pub(crate) async fn wait_restored(&self) {
         let _ = self.restored.subscribe().wait_for(|restored| *restored).await;
     }
 
@@ -264,153 +283,41 @@ impl Attachments {
         self.begin().await.ok_or_else(is_stopping)
     }
 
-    /// Serves `weft attach`. Attaching again adds explicit addresses, or changes nothing. A container that has
-    /// come back gets the addresses kept for it.
-    pub(crate) async fn attach(&self, request: AttachRequest) -> Result<Attachment, ApiError> {
-        let sandbox = weft_container::resolve(&request.container, &self.resolve)
-            .await
-            .map_err(|error| ApiError::new(error_kind(&error), error))?;
-        check_name("name", request.name.as_deref().unwrap_or(&sandbox.name))?;
-        check_name("key", &sandbox.id)?;
-        self.wait_restored().await;
-        let mut inner = self.lock_for_request().await?;
-        let sandbox = inner.known_as(sandbox);
-        let id = sandbox.id.clone();
-        let before = inner.saved.get(&id).cloned();
-        let (addresses, new) =
-            self.addresses(&mut inner, &id, &request.addresses, before.as_ref()).await?;
-        let mut saved = self.describe(sandbox, addresses, &request, before.as_ref());
-        // Nothing is attached that could not be saved.
-        inner.saved.insert(id.clone(), saved.clone());
-        if let Err(error) = self.saving.save(inner.saved.clone()).await {
-            self.put_back(&mut inner, &id, before, new).await;
-            return Err(error);
-        }
-        let plugged_in = match self.look_at_routes(&mut saved, before.is_some()).await {
-            Ok(()) => self.plug_in(&mut saved).await.map_err(kernel_refusal),
-            Err(error) => Err(error),
-        };
-        if let Err(error) = plugged_in {
-            match &before {
-                Some(before) if before.is_attached() => self.take_addresses(before, &new).await,
-                _ => self.take_out(&saved).await,
-            }
-            self.put_back(&mut inner, &id, before, new).await;
-            self.save_or_later(&inner);
-            return Err(error);
-        }
-        let written = inner.saved.insert(id.clone(), saved.clone());
-        inner.retries.forget(&id);
-        if written.is_none_or(|written| written.attachment != saved.attachment) {
-            self.save_or_later(&inner);
-        }
-        self.tell(Request::Announce { attachment: saved.shown().into() }).await;
-        tokio::spawn(announce(self.kernel.clone(), spec_of(&saved)));
-        tracing::info!(container = %saved.attachment.name, id, "attached");
-        Ok(saved.shown())
-    }
-
-    /// Restores an attachment to its earlier state, and releases the addresses it got since.
-    async fn put_back(&self, inner: &mut Inner, id: &str, before: Option<Saved>, new: Vec<IpNet>) {
-        let addresses = before.is_some().then_some(new);
-        self.tell(Request::Release { owner: id.into(), addresses }).await;
-        match before {
-            Some(before) => drop(inner.saved.insert(id.into(), before)),
-            None => drop(inner.saved.remove(id)),
-        }
-    }
-
-    async fn take_addresses(&self, saved: &Saved, addresses: &[IpNet]) {
-        let namespace = &saved.sandbox.namespace;
-        let taken = self.kernel.remove_addresses(namespace, CONTAINER_INTERFACE, addresses).await;
-        if let Err(error) = taken {
-            tracing::debug!(%error, container = saved.attachment.name, "cannot take back addresses");
-        }
-    }
-
-    /// Serves `weft detach`, by any name that `attach` or `ps` knows the container by.
-    pub(crate) async fn detach(&self, container: &str) -> Result<Detached, ApiError> {
-        let resolved = weft_container::resolve(container, &self.resolve).await.ok();
-        self.wait_restored().await;
-        let mut inner = self.lock_for_request().await?;
-        let by_key = |key: &str| inner.saved.get(key);
-        let named = |gone| {
-            let mut all = inner.saved.values();
-            all.find(|saved| saved.attachment.name == container && saved.is_gone() == gone)
-        };
-        let found = resolved.as_ref().and_then(|sandbox| by_key(&sandbox.id));
-        let found = found.or_else(|| inner.of_namespace(resolved.as_ref()?));
-        let found = found.or_else(|| by_key(container)).or_else(|| named(false));
-        let Some(saved) = found.or_else(|| named(true)).cloned() else {
-            let text = format!("{container} is not attached; weft ps lists attached containers");
-            return Err(ApiError::new(ErrorKind::NotFound, text));
-        };
-        let id = saved.attachment.id.clone();
-        // It stays attached until that is written, also if the caller leaves meanwhile.
+    /// Ends an attachment. It stays attached until that is written, also if the caller leaves meanwhile.
+    ///
+    /// # Errors
+    /// The disk; nothing has changed.
+    async fn end(&self, inner: &mut Inner, id: &str) -> Result<(), ApiError> {
         let mut after = inner.saved.clone();
-        after.remove(&id);
+        let Some(saved) = after.remove(id) else { return Ok(()) };
         self.saving.save(after).await?;
-        inner.saved.remove(&id);
-        inner.retries.forget(&id);
-        self.unplug(&id, &saved).await;
-        tracing::info!(container = %saved.attachment.name, id, "detached");
-        Ok(Detached { id, addresses: saved.attachment.addresses })
+        inner.saved.remove(id);
+        inner.retries.forget(id);
+        self.unplug(id, &saved).await;
+        tracing::info!(container = %saved.attachment.name, id, by = saved.maker.name(), "detached");
+        Ok(())
     }
 
     /// A host-side interface is gone. If its container is gone too, the container's addresses are kept for a
     /// while.
     pub(crate) async fn interface_removed(&self, interface: &str) {
         let mut inner = self.lock().await;
-        let gone = inner.saved.iter().find(|(_, saved)| {
-            saved.host_interface == interface
-                && saved.is_attached()
-                && !look::is_alive(&saved.sandbox)
-        });
+        let gone = inner
+            .saved
+            .iter()
+            .find(|(_, saved)| saved.host_interface == interface && saved.is_attached());
         let Some((id, saved)) = gone.map(|(id, saved)| (id.clone(), saved.clone())) else { return };
+        let has_ended = match saved.maker.is_docker() {
+            true => matches!(self.kernel.mac_of(interface).await, Ok(None)),
+            false => !saved.is_alive(),
+        };
+        if !has_ended {
+            return;
+        }
         self.keep(&mut inner, &id).await;
         self.save_or_later(&inner);
         let kept = inner.saved.contains_key(&id);
         tracing::info!(container = %saved.attachment.name, id, kept, "container ended");
-    }
-
-    fn describe(
-        &self,
-        sandbox: Sandbox,
-        addresses: Vec<IpNet>,
-        request: &AttachRequest,
-        before: Option<&Saved>,
-    ) -> Saved {
-        let digest = weft_crypto::fingerprint(&[self.local.as_bytes(), sandbox.id.as_bytes()]);
-        let [a, b, c, d, e, ..] = digest;
-        // Locally administered, unicast (IEEE 802).
-        let mac = weft_path::Mac([0x02, a, b, c, d, e]);
-        let since = before.filter(|before| before.is_attached()).map_or_else(
-            || timestamp::format(SystemTime::now()),
-            |before| before.attachment.since.clone(),
-        );
-        let attachment = Attachment {
-            id: sandbox.id.clone(),
-            name: request.name.clone().unwrap_or_else(|| sandbox.name.clone()),
-            interface: CONTAINER_INTERFACE.into(),
-            mac: mac.to_string(),
-            addresses,
-            mtu: before.map_or(self.mtu, |before| before.attachment.mtu),
-            port: PortKind::Bridge.name().into(),
-            port_reason: None,
-            since,
-            state: kept::ATTACHED.into(),
-            reason: None,
-            state_since: None,
-            notes: Vec::new(),
-        };
-        let host_interface = format!("{HOST_INTERFACE}{a:02x}{b:02x}{c:02x}{d:02x}{e:02x}");
-        Saved {
-            sandbox,
-            attachment,
-            host_interface,
-            multicast_route: !request.no_multicast_route,
-            condition: Condition::wanted(request.ipv6, before.map(|before| &before.condition)),
-        }
     }
 
     /// Plugs a container in. It gets a port of the switch if it cannot have a direct port.
@@ -418,8 +325,15 @@ impl Attachments {
         let mut spec = spec_of(saved);
         let is_bridge = self.engine.switch() == SwitchKind::Bridge;
         spec.bridge = is_bridge.then(|| SWITCH.into());
+        if saved.maker.is_docker() {
+            return self.plug_in_endpoint(saved, &spec).await;
+        }
         let support = self.engine.support().borrow().clone();
-        let (mut kind, mut reason) = self.ports.kind_of(&self.kernel, &spec, &support).await;
+        let (mut kind, mut reason) = match saved.maker {
+            Maker::Command => self.ports.kind_of(&self.kernel, &spec, &support).await,
+            // Plugins chained behind Weft's work on the pair's end on the host.
+            _ => (PortKind::Bridge, Some(RUNTIMES_NEED_PAIRS.to_owned())),
+        };
         let mut attached = None;
         if kind == PortKind::Direct {
             match self.ports.plug_in(&self.kernel, &spec).await {
@@ -453,7 +367,7 @@ impl Attachments {
     /// Confirms that the namespace was the right one: it was opened by path, so its process or name must still
     /// exist. Otherwise removes everything from it.
     async fn check_place(&self, saved: &Saved, spec: &AttachSpec) -> Result<(), KernelError> {
-        if look::is_alive(&saved.sandbox) {
+        if saved.is_alive() {
             return Ok(());
         }
         self.ports.unplug(&self.kernel, spec).await;
@@ -526,7 +440,9 @@ impl Attachments {
         self.withdraw(saved).await;
         self.shortcuts.close(&saved.host_interface);
         self.engine.remove_port(&saved.host_interface).await;
-        self.ports.unplug(&self.kernel, &spec_of(saved)).await;
+        if saved.maker.is_command() {
+            self.ports.unplug(&self.kernel, &spec_of(saved)).await;
+        }
         if let Err(error) = self.kernel.detach(&saved.host_interface).await {
             tracing::warn!(%error, interface = saved.host_interface, "cannot remove an interface");
         }
@@ -563,7 +479,11 @@ pub(crate) async fn remove_direct_ports(store: &Store, kernel: &Kernel) -> Resul
 pub(crate) async fn announce(kernel: Kernel, spec: AttachSpec) {
     for pause in ANNOUNCE_AFTER_MS {
         tokio::time::sleep(Duration::from_millis(pause)).await;
-        if let Err(error) = kernel.announce(&spec) {
+        let announced = match spec.namespace.as_os_str().is_empty() {
+            true => kernel.announce_from_switch(SWITCH, &spec),
+            false => kernel.announce(&spec),
+        };
+        if let Err(error) = announced {
             tracing::debug!(%error, container = spec.id, "cannot announce addresses");
             return;
         }
@@ -597,29 +517,17 @@ pub(crate) fn mac_of(attachment: &Attachment) -> weft_path::Mac {
     attachment.mac.parse().unwrap_or(weft_path::Mac([0x02, 0, 0, 0, 0, 1]))
 }
 
-fn error_kind(error: &ContainerError) -> ErrorKind {
-    match error {
-        ContainerError::Invalid { .. } | ContainerError::HostNetwork { .. } => {
-            ErrorKind::BadRequest
-        }
-        ContainerError::NotRunning { .. } => ErrorKind::Unavailable,
-        _ => ErrorKind::NotFound,
-    }
-}
-
 /// The refusal of a request while the daemon stops.
 pub(super) fn is_stopping() -> ApiError {
     ApiError::new(ErrorKind::Unavailable, "weft is stopping; launch it again")
 }
 
 pub(crate) fn kernel_refusal(error: KernelError) -> ApiError {
-    let kind = match &error {
-        KernelError::BridgeFull { .. } => ErrorKind::Unavailable,
-        _ => ErrorKind::Internal,
-    };
-    ApiError::new(kind, error)
+    AttachError::from(error).into()
 }
 
 const FILE: &str = "attachments.json";
+/// Why a container of a runtime has a port of the switch.
+const RUNTIMES_NEED_PAIRS: &str = "container runtimes need the veth pair";
 /// How long a daemon that ends waits for the disk, in milliseconds.
 const SAVE_LIMIT_MS: u64 = 2_000;

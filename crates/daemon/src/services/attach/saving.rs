@@ -10,7 +10,7 @@ use weft_api::{ApiError, ErrorKind};
 use crate::upkeep::store::Store;
 
 /// Writes the states of one file, in their order and one at a time.
-pub(super) struct Saving<T> {
+pub(crate) struct Saving<T> {
     store: Store,
     file: &'static str,
     /// The newest state that is written some time.
@@ -29,7 +29,7 @@ impl<T> Clone for Saving<T> {
 }
 
 impl<T: Serialize + Send + 'static> Saving<T> {
-    pub(super) fn new(store: Store, file: &'static str) -> Self {
+    pub(crate) fn new(store: Store, file: &'static str) -> Self {
         Self { store, file, waiting: Arc::default(), turn: Arc::default() }
     }
 
@@ -38,7 +38,7 @@ impl<T: Serialize + Send + 'static> Saving<T> {
     ///
     /// # Errors
     /// It cannot be written; the file keeps the state before.
-    pub(super) async fn save(&self, state: T) -> Result<(), ApiError> {
+    pub(crate) async fn save(&self, state: T) -> Result<(), ApiError> {
         let (turn, all) = (self.take_turn().await, self.clone());
         // Taken before anything else can wait there, since the thread may begin later.
         let before = self.waiting().take();

@@ -1,0 +1,277 @@
+//! Attachments of CNI runtimes.
+
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+use weft_container::cni::{self, Attach, Attached, Checked, Detach, Listed, Refusal, Wishes};
+use weft_container::{Sandbox, SandboxKind};
+use weft_kernel::KernelError;
+
+use super::error::AttachError;
+use super::look;
+use super::maker::{Maker, cni_id};
+use super::names::check_name;
+use super::wanted::Wanted;
+use super::{Attachments, Saved, is_stopping, mac_of, spec_of};
+use crate::core::ranges::Ranges;
+use crate::devices::NETWORK;
+
+/// Why an attachment is refused, for the plugin.
+pub(crate) type Refused = (Refusal, String);
+
+impl Attachments {
+    /// Attaches a container for a CNI runtime. `may` says, once it is this attachment's turn, whether no DEL has
+    /// come after it.
+    pub(crate) async fn attach_cni(
+        &self,
+        attach: Attach,
+        ranges: &Ranges,
+        may: impl FnOnce() -> bool + Send,
+    ) -> Result<Attached, Refused> {
+        let Attach { key, started_ns, namespace, wishes } = attach;
+        check(&wishes)?;
+        let id = cni_id(&key);
+        let name = name_of(&key, &wishes);
+        for (what, text) in [("name", &name), ("key", &id)] {
+            check_name(what, text).map_err(|error| (Refusal::Invalid, error.error))?;
+        }
+        let addresses = addresses_of(&wishes, ranges)?;
+        self.wait_restored().await;
+        let stopping = || (Refusal::Busy, is_stopping().error);
+        let mut inner = self.lock_for_request().await.map_err(|_| stopping())?;
+        if !may() {
+            let text = format!("a DEL of {key} came while this ADD was under way");
+            return Err((Refusal::Deleted, text));
+        }
+        let sandbox = Sandbox {
+            id,
+            name: name.clone(),
+            namespace: namespace.path,
+            kind: SandboxKind::Path,
+            pid: None,
+            pid_start: None,
+            device: namespace.device,
+            inode: namespace.inode,
+        };
+        let wanted = Wanted {
+            sandbox,
+            name,
+            interface: key.interface.clone(),
+            maker: Maker::Cni { key, started_ns },
+            mac: wishes.mac,
+            addresses,
+            enable_ipv6: false,
+            multicast_route: false,
+        };
+        let saved = self.put_in(&mut inner, wanted).await;
+        let saved = saved.map_err(|error| (error.refusal(), error.to_string()))?;
+        drop(inner);
+        Ok(self.attached(&saved).await)
+    }
+
+    /// Ends attachments for a CNI runtime; those by an ADD that started after this DEL stay.
+    pub(crate) async fn detach_cni(&self, detach: &Detach) -> Result<(), Refused> {
+        self.wait_restored().await;
+        let refused = |error: AttachError| (error.refusal(), error.to_string());
+        let locked = self.lock_for_request().await;
+        let mut inner = locked.map_err(|error| refused(error.into()))?;
+        let is_meant = |saved: &&Saved| match &saved.maker {
+            Maker::Cni { key, started_ns } => {
+                detach.target.covers(key) && *started_ns <= detach.started_ns
+            }
+            _ => false,
+        };
+        let meant = inner.saved.values().filter(is_meant);
+        let meant: Vec<String> = meant.map(|saved| saved.attachment.id.clone()).collect();
+        for id in meant {
+            self.end(&mut inner, &id).await.map_err(|error| refused(error.into()))?;
+        }
+        Ok(())
+    }
+
+    /// The state of an attachment of a CNI runtime.
+    pub(crate) async fn check_cni(&self, key: &cni::Key) -> Result<Checked, Refused> {
+        self.wait_restored().await;
+        let found = match self.lock_for_request().await {
+            Ok(inner) => inner.saved.get(&cni_id(key)).cloned(),
+            Err(error) => return Err((Refusal::Busy, error.error)),
+        };
+        let Some(saved) = found else {
+            return Err((Refusal::Unknown, format!("Weft has no attachment {key}")));
+        };
+        let spec = spec_of(&Saved { attachment: saved.shown(), ..saved });
+        match self.kernel.inspect_attachment(&spec).await {
+            Ok(found) => {
+                Ok(Checked { interface_is_whole: found.is_whole, addresses: found.addresses })
+            }
+            Err(KernelError::NamespaceGone { path } | KernelError::NamespaceReplaced { path }) => {
+                let text = format!("the namespace {} of {key} is gone", path.display());
+                Err((Refusal::Unknown, text))
+            }
+            Err(error) => Err((Refusal::Internal, error.to_string())),
+        }
+    }
+
+    /// The attachments of CNI runtimes.
+    pub(crate) async fn list_cni(&self) -> Vec<Listed> {
+        self.wait_restored().await;
+        let Ok(inner) = self.lock_for_request().await else { return Vec::new() };
+        let listed = |saved: &Saved| match &saved.maker {
+            Maker::Cni { key, started_ns } => {
+                Some(Listed { key: key.clone(), started_ns: *started_ns })
+            }
+            _ => None,
+        };
+        inner.saved.values().filter_map(listed).collect()
+    }
+
+    /// Each attachment of a CNI runtime, and whether its namespace is there.
+    pub(crate) async fn look_at_cni(&self) -> Vec<((cni::Key, u64), cni::Presence)> {
+        let inner = self.lock().await;
+        let look = |saved: &Saved| match &saved.maker {
+            Maker::Cni { key, started_ns } => {
+                let Sandbox { namespace, device, inode, .. } = &saved.sandbox;
+                let presence = cni::presence(namespace, (*device, *inode), look::identify);
+                Some(((key.clone(), *started_ns), presence))
+            }
+            _ => None,
+        };
+        inner.saved.values().filter_map(look).collect()
+    }
+
+    async fn attached(&self, saved: &Saved) -> Attached {
+        let name = saved.host_interface.clone();
+        let mac = self.kernel.mac_of(&name).await.ok().flatten();
+        Attached {
+            host_interface: mac.map(|mac| (name, weft_path::Mac(mac))),
+            mac: Some(mac_of(&saved.attachment)),
+            mtu: saved.attachment.mtu.into(),
+            addresses: saved.shown().addresses,
+            gateways: Vec::new(),
+            routes: Vec::new(),
+            dns: cni::Dns::default(),
+        }
+    }
+}
+
+/// Refuses wishes that this version cannot fulfil.
+fn check(wishes: &Wishes) -> Result<(), Refused> {
+    if wishes.network != NETWORK {
+        let text = format!(
+            "Weft has no network {}; the field network names one: {NETWORK}",
+            wishes.network
+        );
+        return Err((Refusal::Invalid, text));
+    }
+    let unsupported = |field: &str, value: &str, why: &str| {
+        let (field, value) = (field.to_owned(), value.to_owned());
+        Err((Refusal::Unsupported { field, value }, why.to_owned()))
+    };
+    if wishes.default_route {
+        let why = "Weft gives no way out of its network yet: leave the field out";
+        return unsupported("isDefaultGateway", "true", why);
+    }
+    if wishes.masquerade {
+        let why = "Weft gives no way out of its network yet: leave the field out";
+        return unsupported("ipMasq", "true", why);
+    }
+    if let Some(port) = wishes.port_mappings.first() {
+        let why = "chain the plugin portmap behind weft-cni";
+        return unsupported("portMappings", &port.host_port.to_string(), why);
+    }
+    Ok(())
+}
+
+/// The name of a container for people: its pod's, or the beginning of its id.
+fn name_of(key: &cni::Key, wishes: &Wishes) -> String {
+    match (&wishes.owner.namespace, &wishes.owner.name) {
+        (Some(namespace), Some(name)) => format!("{namespace}/{name}"),
+        (None, Some(name)) => name.clone(),
+        _ => key.container.chars().take(SHOWN_DIGITS).collect(),
+    }
+}
+
+/// The addresses asked for, each with the length of its network's prefix, and with an IPv4 address the IPv6 address
+/// that belongs to it.
+fn addresses_of(wishes: &Wishes, ranges: &Ranges) -> Result<Vec<IpNet>, Refused> {
+    let mut addresses = Vec::with_capacity(wishes.addresses.len() + 1);
+    for asked in &wishes.addresses {
+        let range = ranges.all().find(|range| range.contains(&asked.address));
+        let prefix = asked.prefix.or(range.map(|range| range.prefix_len()));
+        let Some(prefix) = prefix else {
+            let text = format!(
+                "{} is outside the ranges of network {NETWORK}: give it with a prefix length, as {}/24",
+                asked.address, asked.address
+            );
+            return Err((Refusal::Invalid, text));
+        };
+        let net = IpNet::new(asked.address, prefix);
+        addresses.push(net.map_err(|error| (Refusal::Invalid, error.to_string()))?);
+    }
+    let is_v6 = |net: &IpNet| net.addr().is_ipv6();
+    let first_v4 = addresses.iter().find(|net| !is_v6(net)).map(IpNet::addr);
+    if let (Some(IpAddr::V4(v4)), false) = (first_v4, addresses.iter().any(is_v6)) {
+        addresses.extend(ranges.partner_of(v4));
+    }
+    Ok(addresses)
+}
+
+/// Digits of a container's id in its name, as runtimes show ids.
+const SHOWN_DIGITS: usize = 12;
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use ipnet::{Ipv4Net, Ipv6Net};
+    use weft_container::cni::RequestedAddress;
+
+    use super::*;
+
+    fn ranges() -> Ranges {
+        let v6: Ipv6Net = "fd00:1::/64".parse().unwrap();
+        let v4: Ipv4Net = "10.32.0.0/12".parse().unwrap();
+        Ranges { v4, v6: Some(v6), waiting: None }
+    }
+
+    fn asked(addresses: &[&str]) -> Result<Vec<String>, Refused> {
+        let parse = |text: &&str| match text.split_once('/') {
+            Some((address, prefix)) => RequestedAddress {
+                address: address.parse().unwrap(),
+                prefix: Some(prefix.parse().unwrap()),
+            },
+            None => RequestedAddress { address: text.parse().unwrap(), prefix: None },
+        };
+        let addresses = addresses.iter().map(parse).collect();
+        let wishes = Wishes { network: "weft".into(), addresses, ..Wishes::default() };
+        let given = addresses_of(&wishes, &ranges())?;
+        Ok(given.iter().map(ToString::to_string).collect())
+    }
+
+    #[test]
+    fn an_address_gets_its_networks_prefix_and_its_partner_of_the_other_family() {
+        assert_eq!(asked(&[]).unwrap(), Vec::<String>::new());
+        assert_eq!(asked(&["10.32.0.9"]).unwrap(), ["10.32.0.9/12", "fd00:1::a20:9/64"]);
+        assert_eq!(asked(&["10.32.0.9/16"]).unwrap(), ["10.32.0.9/16", "fd00:1::a20:9/64"]);
+        assert_eq!(asked(&["fd00:1::a20:9"]).unwrap(), ["fd00:1::a20:9/64"]);
+        assert_eq!(asked(&["192.0.2.9/24"]).unwrap(), ["192.0.2.9/24"]);
+        let (refusal, text) = asked(&["192.0.2.9"]).unwrap_err();
+        assert!(refusal == Refusal::Invalid && text.contains("192.0.2.9/24"), "{text}");
+    }
+
+    #[test]
+    fn wishes_that_cannot_be_fulfilled_are_refused_by_name() {
+        let wishes = Wishes { network: "weft".into(), ..Wishes::default() };
+        assert_eq!(check(&wishes), Ok(()));
+        let shop = Wishes { network: "shop".into(), ..wishes.clone() };
+        let (refusal, text) = check(&shop).unwrap_err();
+        assert!(refusal == Refusal::Invalid && text.contains("no network shop"), "{text}");
+        for (wishes, field) in [
+            (Wishes { default_route: true, ..wishes.clone() }, "isDefaultGateway"),
+            (Wishes { masquerade: true, ..wishes }, "ipMasq"),
+        ] {
+            let (refusal, _) = check(&wishes).unwrap_err();
+            assert!(matches!(refusal, Refusal::Unsupported { field: of, .. } if of == field));
+        }
+    }
+}

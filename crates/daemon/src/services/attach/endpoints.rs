@@ -1,0 +1,183 @@
+//! Endpoints of Docker's networks: veth pairs that the engine moves into containers and sets up.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+
+use weft_container::docker_plugin::{LinkRequest, ListedNetwork, Listing, NetworkName};
+use weft_container::{Sandbox, SandboxKind};
+use weft_kernel::engine::SwitchKind;
+use weft_kernel::{AttachSpec, KernelError};
+
+use super::error::AttachError;
+use super::maker::{Maker, docker_id};
+use super::wanted::Wanted;
+use super::{Attachments, Saved, announce, spec_of};
+use crate::core::control::Request;
+use crate::devices::SWITCH;
+
+/// Digits of an endpoint's id in its name, as Docker shows ids.
+const SHOWN_DIGITS: usize = 12;
+
+/// Whether an owner of addresses is of Docker's plugin, which keeps a record of its own: `docker:`, the plugin's
+/// instance and a number. Containers attached by `weft attach` have one colon only.
+pub(crate) fn is_plugin_owner(owner: &str) -> bool {
+    let rest = owner.strip_prefix("docker:").and_then(|rest| rest.split_once(':'));
+    rest.is_some_and(|(instance, number)| {
+        instance.len() == 16
+            && instance.bytes().all(|byte| byte.is_ascii_hexdigit())
+            && number.bytes().all(|byte| byte.is_ascii_digit())
+    })
+}
+
+impl Attachments {
+    /// Makes the pair of an endpoint and announces it. Returns the name of the end for the container, and the MTU
+    /// of both ends in bytes. Succeeds if the pair stands already.
+    pub(crate) async fn prepare_endpoint(
+        &self,
+        request: LinkRequest,
+    ) -> Result<(String, u16), AttachError> {
+        self.wait_restored().await;
+        let mut inner = self.lock_for_request().await?;
+        let LinkRequest { endpoint, mac, addresses, .. } = request;
+        let id = docker_id(&endpoint);
+        let before = inner.saved.get(&id).cloned();
+        let name: String = endpoint.chars().take(SHOWN_DIGITS).collect();
+        let interface = self.derived(&id).handed_interface;
+        let wanted = Wanted {
+            sandbox: nowhere(id.clone(), name.clone()),
+            maker: Maker::Docker { endpoint },
+            name,
+            interface: interface.clone(),
+            mac: Some(mac),
+            addresses: Vec::new(),
+            enable_ipv6: false,
+            multicast_route: false,
+        };
+        let saved = self.describe(wanted, addresses, before.as_ref());
+        // Stored first, so that the pair of a daemon that was killed is found again.
+        inner.saved.insert(id.clone(), saved.clone());
+        let made = match self.saving.save(inner.saved.clone()).await {
+            Ok(()) => self.make_pair(&saved).await.map_err(AttachError::from),
+            Err(error) => Err(error.into()),
+        };
+        if let Err(error) = made {
+            inner.saved.remove(&id);
+            self.take_out(&saved).await;
+            self.save_or_later(&inner);
+            return Err(error);
+        }
+        inner.retries.forget(&id);
+        self.tell(Request::Announce { attachment: saved.shown().into() }).await;
+        tokio::spawn(announce(self.kernel.clone(), spec_of(&saved)));
+        tracing::info!(endpoint = %saved.attachment.name, "made the interface of a Docker endpoint");
+        Ok((interface, saved.attachment.mtu))
+    }
+
+    /// Removes an endpoint's pair, wherever the engine has moved its end. Succeeds if there is none.
+    pub(crate) async fn remove_endpoint(&self, endpoint: &str) -> Result<(), AttachError> {
+        self.wait_restored().await;
+        let mut inner = self.lock_for_request().await?;
+        let id = docker_id(endpoint);
+        if inner.saved.contains_key(&id) {
+            return Ok(self.end(&mut inner, &id).await?);
+        }
+        // A record that was never written leaves a device at most.
+        self.kernel.detach(&self.derived(&id).host_interface).await.map(drop).map_err(Into::into)
+    }
+
+    /// Facts about an endpoint's pair, by name, for people.
+    pub(crate) async fn endpoint_facts(&self, endpoint: &str) -> Option<BTreeMap<String, String>> {
+        let shown = self.lock_for_request().await.ok()?;
+        let saved = shown.saved.get(&docker_id(endpoint))?;
+        let facts = [
+            ("weft.host-interface", saved.host_interface.clone()),
+            ("weft.mac", saved.attachment.mac.clone()),
+            ("weft.mtu", saved.attachment.mtu.to_string()),
+            ("weft.state", saved.attachment.state.clone()),
+        ];
+        Some(facts.into_iter().map(|(name, value)| (name.to_owned(), value)).collect())
+    }
+
+    /// The endpoints that have a pair, by Docker's ids.
+    async fn endpoints(&self) -> BTreeSet<String> {
+        let Ok(inner) = self.lock_for_request().await else { return BTreeSet::new() };
+        let endpoint = |saved: &Saved| match &saved.maker {
+            Maker::Docker { endpoint } if saved.is_attached() => Some(endpoint.clone()),
+            _ => None,
+        };
+        inner.saved.values().filter_map(endpoint).collect()
+    }
+
+    /// The lists of Docker and of this host, to be compared.
+    pub(crate) async fn docker_listing(
+        &self,
+        networks: Option<BTreeMap<String, ListedNetwork>>,
+    ) -> Listing {
+        let owners = self.allocations().await.into_iter().map(|held| held.owner);
+        let owners = owners.filter(|owner| is_plugin_owner(owner));
+        Listing {
+            networks,
+            links: self.endpoints().await,
+            owners: owners.map(|owner| (NetworkName::ready(), owner)).collect(),
+        }
+    }
+
+    async fn make_pair(&self, saved: &Saved) -> Result<(), KernelError> {
+        let mut spec = spec_of(saved);
+        let is_bridge = self.engine.switch() == SwitchKind::Bridge;
+        spec.bridge = is_bridge.then(|| SWITCH.into());
+        self.kernel.prepare_pair(&spec).await?;
+        self.engine.add_port(&saved.host_interface).await?;
+        self.shortcuts.plugged_in();
+        Ok(())
+    }
+
+    /// Plugs the host's end of an endpoint's pair back in.
+    ///
+    /// # Errors
+    /// [`KernelError::LinkMissing`] if the pair is gone.
+    pub(super) async fn plug_in_endpoint(
+        &self,
+        saved: &Saved,
+        spec: &AttachSpec,
+    ) -> Result<(), KernelError> {
+        self.kernel.restore_host_end(spec).await?;
+        self.engine.add_port(&saved.host_interface).await?;
+        self.shortcuts.plugged_in();
+        Ok(())
+    }
+}
+
+/// The place of a container whose namespace the engine does not tell.
+fn nowhere(id: String, name: String) -> Sandbox {
+    Sandbox {
+        id,
+        name,
+        namespace: PathBuf::new(),
+        kind: SandboxKind::Path,
+        pid: None,
+        pid_start: None,
+        device: 0,
+        inode: 0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn owners_of_the_plugin_are_told_from_containers_of_docker() {
+        let container = format!("docker:{}", "a".repeat(64));
+        for (owner, is_plugins) in [
+            ("docker:00000000000000ff:17", true),
+            (container.as_str(), false),
+            ("docker:web", false),
+            ("docker:00000000000000ff:", true),
+            ("docker:ff:17", false),
+            ("netns:docker:00000000000000ff:17", false),
+        ] {
+            assert_eq!(is_plugin_owner(owner), is_plugins, "{owner}");
+        }
+    }
+}

@@ -1,0 +1,61 @@
+//! The face that made an attachment: a command, a CNI runtime or Docker's engine.
+
+use serde::{Deserialize, Serialize};
+use weft_container::cni;
+
+/// The face that made an attachment, with the key by which it knows it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Maker {
+    /// `weft attach`.
+    #[default]
+    Command,
+    /// A CNI runtime.
+    Cni {
+        key: cni::Key,
+        /// When the plugin started, in nanoseconds after the machine's start.
+        started_ns: u64,
+    },
+    /// Docker's engine, by its id of an endpoint on a network of Weft's driver. The engine moves the interface
+    /// into the container and sets it up.
+    Docker { endpoint: String },
+}
+
+impl Maker {
+    /// The value in the CLI and in JSON.
+    pub(crate) const fn name(&self) -> &'static str {
+        match self {
+            Self::Command => "attach",
+            Self::Cni { .. } => "cni",
+            Self::Docker { .. } => "docker",
+        }
+    }
+
+    /// The command that ends the attachment, for error texts.
+    pub(super) const fn remedy(&self) -> &'static str {
+        match self {
+            Self::Command => "weft detach",
+            Self::Cni { .. } => "remove the container by its runtime",
+            Self::Docker { .. } => "docker network disconnect",
+        }
+    }
+
+    pub(crate) const fn is_command(&self) -> bool {
+        matches!(self, Self::Command)
+    }
+
+    /// Whether the engine has the container's end of the pair, so that Weft knows no namespace.
+    pub(crate) const fn is_docker(&self) -> bool {
+        matches!(self, Self::Docker { .. })
+    }
+}
+
+/// The key of a CNI runtime's attachment in the register.
+pub(super) fn cni_id(key: &cni::Key) -> String {
+    format!("cni:{}/{}/{}", key.network, key.container, key.interface)
+}
+
+/// The key of an endpoint of Docker's in the register.
+pub(super) fn docker_id(endpoint: &str) -> String {
+    format!("docker-endpoint:{endpoint}")
+}
