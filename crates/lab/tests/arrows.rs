@@ -53,6 +53,7 @@ const HOUSE: [(&str, &str, &[&str]); 15] = [
         "binary",
         &[
             "weft-daemon",
+            "weft-container",
             "weft-api",
             "weft-link",
             "weft-kernel",

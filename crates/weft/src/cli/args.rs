@@ -55,6 +55,8 @@ pub enum Command {
     DnsAdd(DnsAddArgs),
     /// Take back a name that dns-add gave on this host
     DnsRemove(DnsRemoveArgs),
+    /// Install the CNI plugin for containerd, CRI-O, podman and nerdctl, or take it away
+    SetupCni(SetupCniArgs),
     /// Create a one-time token and print it with the line that another host needs to join
     Token(JsonOnly),
     /// Print the daemon's state as JSON for a bug report, without secrets
@@ -245,6 +247,23 @@ pub struct DnsRemoveArgs {
     /// The network (default: weft)
     #[arg(long)]
     pub network: Option<String>,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `weft setup-cni`.
+#[derive(Debug, Args)]
+pub struct SetupCniArgs {
+    /// Take configuration and plugin away; stop the containers first, since runtimes can then end none
+    #[arg(long)]
+    pub remove: bool,
+    /// Directory in which runtimes look for plugins (default: /opt/cni/bin)
+    #[arg(long, value_name = "DIR")]
+    pub bin_dir: Option<PathBuf>,
+    /// Directory in which runtimes look for configurations (default: /etc/cni/net.d)
+    #[arg(long, value_name = "DIR")]
+    pub config_dir: Option<PathBuf>,
     /// Print JSON
     #[arg(long)]
     pub json: bool,

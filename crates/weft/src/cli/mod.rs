@@ -6,6 +6,7 @@ mod launch;
 pub(crate) mod output;
 mod requests;
 mod run;
+mod setup_cni;
 mod top;
 
 use std::process::ExitCode;
@@ -50,6 +51,7 @@ fn dispatch(cli: Cli) -> anyhow::Result<ExitCode> {
         }
         Command::HoldSockets => weft_daemon::hold_sockets(&runtime_dir).map(|()| ExitCode::SUCCESS),
         Command::OpenNamespaces => weft_daemon::open_namespaces().map(|()| ExitCode::SUCCESS),
+        Command::SetupCni(args) => setup_cni::setup_cni(args, &runtime_dir),
         Command::Dco(command) => crate::dco::run(command, &runtime_dir),
         Command::Completions { shell } => {
             output::completions(shell)?;

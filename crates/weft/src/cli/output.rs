@@ -279,8 +279,18 @@ pub(super) fn attachments(attachments: &[Attachment]) -> String {
     if attachments.is_empty() {
         return "no containers attached; attach one with: weft attach CONTAINER".into();
     }
-    let mut table =
-        table(&["CONTAINER", "STATE", "MAC", "ADDRESSES", "MTU", "SINCE", "PORT", "ID", "REASON"]);
+    let mut table = table(&[
+        "CONTAINER",
+        "STATE",
+        "MAC",
+        "ADDRESSES",
+        "MTU",
+        "SINCE",
+        "PORT",
+        "BY",
+        "ID",
+        "REASON",
+    ]);
     for a in attachments {
         let since = a.state_since.as_ref().unwrap_or(&a.since);
         let reason = a.port_reason.as_ref().map(|reason| format!(" ({reason})"));
@@ -292,6 +302,7 @@ pub(super) fn attachments(attachments: &[Attachment]) -> String {
             a.mtu.to_string(),
             age(since),
             format!("{}{}", a.port, reason.unwrap_or_default()),
+            a.made_by.clone(),
             a.id.clone(),
             a.reason.clone().unwrap_or_else(|| "-".into()),
         ]);

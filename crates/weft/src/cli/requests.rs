@@ -94,6 +94,7 @@ async fn ask(command: Command, daemon: &Client, runtime_dir: &Path) -> anyhow::R
         Command::Launch(_)
         | Command::Run(_)
         | Command::Doctor(_)
+        | Command::SetupCni(_)
         | Command::Dco(_)
         | Command::HoldSockets
         | Command::OpenNamespaces
