@@ -384,8 +384,13 @@ fn a_device_that_the_kernel_says_is_busy_is_named_and_made_again() -> anyhow::Re
     wait_path(here, there, "the kernel's path", SETTLE_LIMIT, &kernel)?;
     let alive = [Alive::of(here), Alive::of(there)];
     // A device has one master: with another, the switch cannot have it (EBUSY).
-    here.netns().ip("link set weft-vxlan nomaster")?;
-    here.netns().ip("link add other link weft-vxlan type macvlan")?;
+    // The daemon stands still meanwhile, since it would give the device its master back.
+    let pid = alive[0].1.unwrap_or_default();
+    let script = format!(
+        "kill -STOP {pid}; ip link set weft-vxlan nomaster && ip link add other link weft-vxlan type macvlan; \
+         result=$?; kill -CONT {pid}; exit $result"
+    );
+    here.netns().exec(&["bash", "-c", &script])?.success()?;
     wait_missing(here, "busy")?;
     // The other device hung on this one, and goes with it.
     wait_path(here, there, "the kernel's path again", by_clock(BACK_LIMIT_S), &kernel)?;
