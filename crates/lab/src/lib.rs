@@ -1,7 +1,13 @@
 //! dev: simulator, network-namespace lab, virtual-machine lab.
 #![forbid(unsafe_code)]
 
+pub mod containerd;
+
+pub mod docker;
+
 pub mod net;
+
+mod packages;
 
 mod programs;
 

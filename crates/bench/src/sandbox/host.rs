@@ -326,6 +326,8 @@ impl Host {
     fn set_environment(&self, command: &mut std::process::Command) {
         command.env("WEFT_RUNTIME_DIR", self.runtime_directory());
         command.env("WEFT_STATE_DIR", self.state_directory());
+        // All hosts of the sandbox share the place where Docker looks.
+        command.env("WEFT_DOCKER_PLUGIN", "off");
     }
 }
 

@@ -46,11 +46,14 @@ const ALONE: [&str; 11] = [
 ];
 
 /// Tests that the core omits: they watch growth or drift over minutes, measure a figure, or repeat another test
-/// on ports of the other kind.
-const NOT_CORE: [&str; 6] = [
+/// on ports of the other kind or with engines that crash.
+const NOT_CORE: [&str; 9] = [
     "net_bench::every_column*",
     "net_bench::hosts_that_send_at_once*",
     "net_bench::the_table_of_data_channel*",
+    "net_docker::containers_outlive*",
+    "net_docker::containers_that_always_restart*",
+    "net_docker::many*",
     "net_idle::memory*",
     "net_mixed::*",
     "net_workers::workers_come_and_go_on_request*",

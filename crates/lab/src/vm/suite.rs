@@ -94,6 +94,16 @@ const TABLE: [Row; 14] = [
         kernels: &[],
         why: "a guest has neither dig nor compilers, and DNS is alike on every kernel",
     },
+    Row {
+        tests: "net_docker::*",
+        kernels: &[],
+        why: "a guest has no engine of Docker's, which is alike on every kernel",
+    },
+    Row {
+        tests: "net_cni::*",
+        kernels: &[],
+        why: "a guest has no containerd, which is alike on every kernel",
+    },
     Row { tests: "net_firewall::*", kernels: &[], why: "rules are read alike on every kernel" },
     Row {
         tests: "net_pressure::*",
@@ -534,8 +544,10 @@ mod tests {
         let all = [
             program("net_admission", &["x"]),
             program("net_bench", &["x"]),
+            program("net_cni", &["x"]),
             program("net_dco", &["symmetric_ids_over_tcp"]),
             program("net_devices", &["x"]),
+            program("net_docker", &["x"]),
             program("net_ecn", &["x"]),
             program("net_errors", &["x"]),
             program("net_firewall", &["x"]),

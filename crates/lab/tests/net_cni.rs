@@ -1,0 +1,271 @@
+//! The CNI plugin, run by a real containerd on two hosts, and by hand for what no runtime does.
+
+use std::collections::BTreeSet;
+use std::io::Write;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, ensure};
+use serde_json::{Value, json};
+use weft_bench::sandbox::{Host, Netns, try_wait_until};
+use weft_lab::containerd::Containerd;
+use weft_lab::net::Lab;
+
+const LIMIT: Duration = Duration::from_secs(20);
+
+/// Installs the plugin for a containerd.
+fn set_up(containerd: &Containerd, host: &Host) -> anyhow::Result<Value> {
+    let binary = host.binary().to_string_lossy().into_owned();
+    let runtime = host.runtime_directory().to_string_lossy().into_owned();
+    let weft = [binary.as_str(), "--runtime-dir", &runtime, "setup-cni", "--json"];
+    Ok(serde_json::from_str(&containerd.exec(&weft)?)?)
+}
+
+fn attached(host: &Host) -> anyhow::Result<Vec<Value>> {
+    Ok(host.weft_json(&["ps"])?.as_array().cloned().unwrap_or_default())
+}
+
+fn wait_detached(host: &Host) -> anyhow::Result<()> {
+    try_wait_until("no attachment to be left", LIMIT, || {
+        Ok(attached(host).is_ok_and(|attached| attached.is_empty()))
+    })?;
+    Ok(())
+}
+
+#[test]
+fn containers_of_two_containerds_reach_each_other() -> anyhow::Result<()> {
+    let lab = Lab::pair(&[])?;
+    let mut one = Containerd::start(&lab.sandbox, lab.host(0))?;
+    let two = Containerd::start(&lab.sandbox, lab.host(1))?;
+    for (containerd, host) in [(&one, lab.host(0)), (&two, lab.host(1))] {
+        let report = set_up(containerd, host)?;
+        ensure!(report["changed"].as_array().is_some_and(|it| it.len() == 2), "{report}");
+        let again = set_up(containerd, host)?;
+        ensure!(again["changed"].as_array().is_some_and(Vec::is_empty), "{again}");
+    }
+    one.start_container("web", &["/bin/sleep", "600"])?;
+    let listed = attached(lab.host(0))?;
+    let web = listed.first().context("web is not attached")?;
+    ensure!(web["made_by"] == "cni" && web["interface"] == "eth0", "{web}");
+    let address = web["addresses"][0].as_str().and_then(|it| it.split('/').next());
+    let address = address.context("no address")?.to_owned();
+    try_wait_until("the containers to reach each other", LIMIT, || {
+        Ok(two.run("ping", &["/bin/ping", "-c", "1", "-W", "1", &address]).is_ok())
+    })?;
+    // DEL has come.
+    wait_detached(lab.host(1))?;
+    let link = two.run("mtu", &["/bin/cat", "/sys/class/net/eth0/mtu"])?;
+    ensure!(web["mtu"] == link.parse::<u64>()?, "{web} {link}");
+
+    // The daemon restarts under a running container.
+    lab.host(0).kill_daemon();
+    let password = lab.password_file().display().to_string();
+    lab.host(0).start_daemon(&["--password-file", &password])?;
+    lab.wait_active()?;
+    try_wait_until("the containers to reach each other again", LIMIT, || {
+        Ok(two.run("ping", &["/bin/ping", "-c", "1", "-W", "1", &address]).is_ok())
+    })?;
+
+    // No DEL comes for a container that ctr has started, but its namespace ends.
+    one.end_container("web")?;
+    wait_detached(lab.host(0))?;
+    for (containerd, host) in [(&one, lab.host(0)), (&two, lab.host(1))] {
+        let binary = host.binary().to_string_lossy().into_owned();
+        let text = containerd.exec(&[&binary, "setup-cni", "--remove"])?;
+        ensure!(text.lines().count() == 2, "{text}");
+        containerd.exec(&["sh", "-c", "! ls /etc/cni/net.d/*weft* /opt/cni/bin/weft-cni"])?;
+    }
+    Ok(())
+}
+
+/// The plugin, as a runtime runs it.
+struct Plugin<'a> {
+    host: &'a Host,
+    file: std::path::PathBuf,
+}
+
+impl<'a> Plugin<'a> {
+    fn of(lab: &Lab, host: &'a Host) -> anyhow::Result<Self> {
+        let file = lab.sandbox.directory().join(format!("plugin-{}", host.index()));
+        std::fs::create_dir_all(&file)?;
+        let file = file.join("weft-cni");
+        std::os::unix::fs::symlink(host.binary(), &file)?;
+        Ok(Self { host, file })
+    }
+
+    /// Runs a command for a container in a namespace. Returns the exit code and the output.
+    fn run(
+        &self,
+        command: &str,
+        container: &str,
+        namespace: Option<&Netns>,
+        more: &Value,
+    ) -> anyhow::Result<(i32, Value)> {
+        let mut config = json!({
+            "cniVersion": "1.1.0",
+            "name": "weft",
+            "type": "weft-cni",
+            "runtimeDir": self.host.runtime_directory(),
+        });
+        let fields = more.as_object().cloned().unwrap_or_default();
+        config.as_object_mut().context("an object")?.extend(fields);
+        let mut child = Command::new(&self.file)
+            .env("CNI_COMMAND", command)
+            .env("CNI_CONTAINERID", container)
+            .env("CNI_IFNAME", "eth0")
+            .env("CNI_PATH", "/opt/cni/bin")
+            .env("CNI_NETNS", namespace.map(Netns::path).unwrap_or_default())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()?;
+        child.stdin.take().context("no input")?.write_all(config.to_string().as_bytes())?;
+        let output = child.wait_with_output()?;
+        let answer = match output.stdout.is_empty() {
+            true => Value::Null,
+            false => serde_json::from_slice(&output.stdout)?,
+        };
+        Ok((output.status.code().unwrap_or(-1), answer))
+    }
+
+    fn good(
+        &self,
+        command: &str,
+        container: &str,
+        namespace: Option<&Netns>,
+    ) -> anyhow::Result<Value> {
+        self.good_with(command, container, namespace, &json!({}))
+    }
+
+    fn good_with(
+        &self,
+        command: &str,
+        container: &str,
+        namespace: Option<&Netns>,
+        more: &Value,
+    ) -> anyhow::Result<Value> {
+        let (code, answer) = self.run(command, container, namespace, more)?;
+        ensure!(code == 0, "{command} of {container}: {answer}");
+        Ok(answer)
+    }
+}
+
+#[test]
+fn the_plugin_keeps_the_specifications_promises() -> anyhow::Result<()> {
+    let lab = Lab::pair(&[])?;
+    let host = lab.host(0);
+    let plugin = Plugin::of(&lab, host)?;
+    let namespace = lab.sandbox.add_netns("cni")?;
+    plugin.good("STATUS", "x", None)?;
+    let added = plugin.good("ADD", "a", Some(&namespace))?;
+    let eth0 = &added["interfaces"][1];
+    ensure!(eth0["name"] == "eth0" && eth0["sandbox"] == namespace.path(), "{added}");
+    ensure!(added["interfaces"][0]["name"].as_str().is_some_and(|it| it.starts_with("weftv")));
+    ensure!(added["ips"][0]["interface"] == 1, "{added}");
+    let previous = json!({ "prevResult": added });
+    plugin.good_with("CHECK", "a", Some(&namespace), &previous)?;
+    // An address that is gone, and an interface that is.
+    let address = added["ips"][0]["address"].as_str().context("no address")?.to_owned();
+    let del = format!("address del {address} dev eth0");
+    namespace.ip(&del)?.success()?;
+    try_wait_until("weft to restore the address", LIMIT, || {
+        Ok(plugin.good_with("CHECK", "a", Some(&namespace), &previous).is_ok())
+    })?;
+    let (code, answer) = plugin.run("ADD", "b", Some(&namespace), &json!({}))?;
+    ensure!(code != 0 && answer["code"] == 101, "a second eth0: {answer}");
+    ensure!(attached(host)?.len() == 1, "the failed ADD left something");
+    // DEL: twice, for an unknown container, and without a namespace.
+    for (container, namespace) in [("a", Some(&namespace)), ("a", Some(&namespace)), ("z", None)] {
+        plugin.good("DEL", container, namespace)?;
+    }
+    ensure!(attached(host)?.is_empty());
+    ensure!(!namespace.exec(&["ip", "link", "show", "eth0"])?.status.success());
+
+    // Fixed addresses.
+    let wish = json!({ "runtimeConfig": { "ips": ["10.33.0.7"], "mac": "02:00:00:00:33:07" } });
+    let added = plugin.good_with("ADD", "c", Some(&namespace), &wish)?;
+    ensure!(added["ips"][0]["address"] == "10.33.0.7/12", "{added}");
+    ensure!(added["interfaces"][1]["mac"] == "02:00:00:00:33:07", "{added}");
+    // GC drops what the runtime does not list, and without a list nothing.
+    plugin.good("GC", "x", None)?;
+    ensure!(attached(host)?.len() == 1);
+    let valid = json!({ "cni.dev/valid-attachments": [{ "containerID": "c", "ifname": "eth0" }] });
+    plugin.good_with("GC", "x", None, &valid)?;
+    ensure!(attached(host)?.len() == 1);
+    plugin.good_with("GC", "x", None, &json!({ "cni.dev/valid-attachments": [] }))?;
+    ensure!(attached(host)?.is_empty());
+    Ok(())
+}
+
+#[test]
+fn a_del_succeeds_while_the_daemon_is_down_and_is_made_up_for() -> anyhow::Result<()> {
+    let lab = Lab::pair(&[])?;
+    let host = lab.host(0);
+    let plugin = Plugin::of(&lab, host)?;
+    let namespace = lab.sandbox.add_netns("cni")?;
+    plugin.good("ADD", "a", Some(&namespace))?;
+    host.stop_daemon()?;
+    let (code, answer) = plugin.run("ADD", "b", Some(&namespace), &json!({}))?;
+    ensure!(code != 0 && answer["code"] == 11, "{answer}");
+    plugin.good("DEL", "a", Some(&namespace))?;
+    ensure!(!namespace.exec(&["ip", "link", "show", "eth0"])?.status.success(), "eth0 is left");
+    let (code, answer) = plugin.run("STATUS", "x", None, &json!({}))?;
+    ensure!(code != 0 && answer["code"] == 50, "{answer}");
+    let password = lab.password_file().display().to_string();
+    host.start_daemon(&["--password-file", &password])?;
+    wait_detached(host)?;
+    let left = std::fs::read_dir(host.runtime_directory().join("cni-deleted"))?.count();
+    ensure!(left == 0, "{left} tombstones are left");
+    plugin.good("ADD", "a", Some(&namespace))?;
+    plugin.good("DEL", "a", Some(&namespace))?;
+    Ok(())
+}
+
+#[test]
+fn many_adds_and_dels_at_once_with_kills_of_the_daemon_leave_nothing() -> anyhow::Result<()> {
+    const CONTAINERS: usize = 40;
+    let lab = Lab::pair(&[])?;
+    let host = lab.host(0);
+    let plugin = Plugin::of(&lab, host)?;
+    let namespaces: Vec<Netns> = (0..CONTAINERS)
+        .map(|number| lab.sandbox.add_netns(&format!("cni{number}")))
+        .collect::<Result<_, _>>()?;
+    let password = lab.password_file().display().to_string();
+    std::thread::scope(|scope| {
+        for (number, namespace) in namespaces.iter().enumerate() {
+            let plugin = &plugin;
+            scope.spawn(move || {
+                let name = format!("many{number}");
+                for _ in 0..3 {
+                    // Either may fail to reach the daemon; a DEL never fails.
+                    let _ = plugin.run("ADD", &name, Some(namespace), &json!({}));
+                    assert!(plugin.good("DEL", &name, Some(namespace)).is_ok());
+                }
+            });
+        }
+        for _ in 0..2 {
+            std::thread::sleep(Duration::from_millis(700));
+            host.kill_daemon();
+            host.start_daemon(&["--password-file", &password])?;
+        }
+        anyhow::Ok(())
+    })?;
+    wait_detached(host)?;
+    let links = host.netns().exec(&["ip", "-o", "link"])?.success()?.stdout;
+    ensure!(!links.contains("weftv"), "{links}");
+    for namespace in &namespaces {
+        let links = namespace.exec(&["ip", "-o", "link"])?.success()?.stdout;
+        ensure!(!links.contains("eth0"), "{links}");
+    }
+    // And all addresses can be given again.
+    let mut addresses = BTreeSet::new();
+    for (number, namespace) in namespaces.iter().enumerate() {
+        let added = plugin.good("ADD", &format!("again{number}"), Some(namespace))?;
+        ensure!(addresses.insert(added["ips"][0]["address"].to_string()), "{added}");
+    }
+    let ipam = host.weft_json(&["status", "ipam"])?;
+    let hosts = ipam["hosts"].as_array().cloned().unwrap_or_default();
+    let used: u64 = hosts.iter().filter_map(|host| host["used"].as_u64()).sum();
+    ensure!(used == CONTAINERS as u64, "{used} addresses are in use: {ipam}");
+    Ok(())
+}

@@ -1,0 +1,267 @@
+//! Docker's network and IPAM driver, with real Docker engines on two hosts.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use anyhow::{Context, ensure};
+use weft_bench::sandbox::{Host, Sandbox, SandboxOptions, try_wait_until};
+use weft_lab::docker::{Engine, IMAGE};
+use weft_lab::net::Lab;
+
+const LIMIT: Duration = Duration::from_secs(20);
+
+/// Two hosts, each with a daemon and an engine.
+struct Docked {
+    engines: [Engine; 2],
+    lab: Lab,
+}
+
+impl Docked {
+    fn start() -> anyhow::Result<Self> {
+        let sandbox = Sandbox::new(&SandboxOptions::default())?;
+        for host in sandbox.hosts() {
+            launch(&sandbox, host)?;
+        }
+        let lab = Lab { sandbox };
+        lab.wait_active()?;
+        let engine = |index| Engine::start(&lab.sandbox, lab.host(index));
+        let engines = [engine(0)?, engine(1)?];
+        Ok(Self { engines, lab })
+    }
+
+    /// Both engines run these words of `docker`.
+    fn both(&self, words: &[&str]) -> anyhow::Result<()> {
+        self.engines.iter().try_for_each(|engine| engine.run(words).map(drop))
+    }
+
+    /// Weft offers its network to Docker by itself.
+    fn wait_ready_network(&self) -> anyhow::Result<()> {
+        for (engine, host) in self.engines.iter().zip(self.lab.sandbox.hosts()) {
+            try_wait_until("the network weft in Docker", LIMIT, || {
+                Ok(engine.inspect("weft").is_ok_and(|network| network["Driver"] == "weft"))
+            })
+            .with_context(|| {
+                format!("{:?}", host.weft_json(&["status"]).map(|it| it["warnings"].clone()))
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Nothing of any container is left on the hosts: no interface, attachment or address.
+    fn is_clean(&self) -> anyhow::Result<()> {
+        for host in self.lab.sandbox.hosts() {
+            let links = host.netns().exec(&["ip", "-o", "link"])?.success()?.stdout;
+            let left = |line: &&str| ["weftv", "weftc"].iter().any(|name| line.contains(name));
+            let left: Vec<&str> = links.lines().filter(left).collect();
+            ensure!(left.is_empty(), "interfaces are left on {}: {left:?}", host.nickname());
+            let attached = host.weft_json(&["ps"])?;
+            ensure!(attached.as_array().is_some_and(Vec::is_empty), "left: {attached}");
+            let used = used_addresses(host)?;
+            ensure!(used == 0, "{used} addresses are left on {}", host.nickname());
+        }
+        Ok(())
+    }
+
+    fn wait_clean(&self, limit: Duration) -> anyhow::Result<()> {
+        let mut last = None;
+        let waited = try_wait_until("nothing to be left of any container", limit, || {
+            last = self.is_clean().err();
+            Ok(last.is_none())
+        });
+        match (waited, last) {
+            (Err(_), Some(error)) => Err(error),
+            (waited, _) => Ok(waited.map(drop)?),
+        }
+    }
+}
+
+fn launch(sandbox: &Sandbox, host: &Host) -> anyhow::Result<()> {
+    let mut words = Engine::launch_arguments(sandbox, host)?;
+    words.extend(["--password-file".into(), sandbox.password_file().display().to_string()]);
+    if host.index() > 0 {
+        words.push(sandbox.host(0).ipv4().to_string());
+    }
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    Ok(host.start_daemon(&words)?)
+}
+
+/// Addresses that containers of a host hold.
+fn used_addresses(host: &Host) -> anyhow::Result<u64> {
+    let ipam = host.weft_json(&["status", "ipam"])?;
+    let hosts = ipam["hosts"].as_array().with_context(|| format!("no hosts: {ipam}"))?;
+    let used = hosts.iter().filter_map(|host| host["used"].as_u64());
+    Ok(used.sum())
+}
+
+fn ping(engine: &Engine, from: &str, to: &str) -> anyhow::Result<()> {
+    try_wait_until(&format!("{from} to reach {to}"), LIMIT, || {
+        let ping = ["exec", from, "ping", "-c", "1", "-W", "1", to];
+        Ok(engine.docker(&ping).is_ok_and(|output| output.status.success()))
+    })?;
+    Ok(())
+}
+
+#[test]
+fn containers_of_two_engines_share_the_ready_network() -> anyhow::Result<()> {
+    let docked = Docked::start()?;
+    let [one, two] = &docked.engines;
+    // Docker's own IPAM driver would give the same addresses on every host.
+    let text = one.refused(&["network", "create", "-d", "weft", "wrong"])?;
+    ensure!(text.contains("--ipam-driver weft"), "{text}");
+    docked.wait_ready_network()?;
+    let run = ["run", "-d", "--network", "weft", "--name"];
+    one.run(&[&run[..], &["web", IMAGE, "sleep", "1000"]].concat())?;
+    two.run(&[&run[..], &["db", IMAGE, "sleep", "1000"]].concat())?;
+    let (web, db) = (one.address("web", "weft")?, two.address("db", "weft")?);
+    ensure!(web != db, "both containers have the address {web}");
+    ping(one, "web", &db)?;
+    ping(two, "db", &web)?;
+
+    // Whoever made it, the attachment is listed, with its maker and its size.
+    let listed = docked.lab.host(0).weft_json(&["ps"])?;
+    let attached = &listed[0];
+    ensure!(attached["made_by"] == "docker" && attached["state"] == "attached", "{listed}");
+    let mtu = one.run(&["exec", "web", "cat", "/sys/class/net/eth0/mtu"])?;
+    ensure!(attached["mtu"] == mtu.parse::<u64>()?, "the container has MTU {mtu}: {listed}");
+
+    // Addresses that the user chooses.
+    let fixed = ["--ip", "10.33.0.9", "--mac-address", "02:00:00:00:33:09"];
+    one.run(&[&run[..4], &fixed, &["--name", "fixed", IMAGE, "sleep", "1000"]].concat())?;
+    ensure!(one.address("fixed", "weft")? == "10.33.0.9");
+    let mac = one.run(&["exec", "fixed", "cat", "/sys/class/net/eth0/address"])?;
+    ensure!(mac == "02:00:00:00:33:09", "{mac}");
+    ping(two, "db", "10.33.0.9")?;
+    let taken =
+        two.refused(&[&run[..4], &fixed[..2], &["--name", "late", IMAGE, "true"]].concat())?;
+    ensure!(taken.contains("10.33.0.9 is in use"), "{taken}");
+    two.run(&["rm", "late"])?;
+
+    // Out of the network and in again, while it runs.
+    one.run(&["network", "disconnect", "weft", "web"])?;
+    one.run(&["network", "connect", "weft", "web"])?;
+    ping(two, "db", &one.address("web", "weft")?)?;
+
+    // A container that restarts has its network again.
+    one.run(&["restart", "-t", "0", "web"])?;
+    ping(two, "db", &one.address("web", "weft")?)?;
+
+    one.run(&["rm", "-f", "web", "fixed"])?;
+    two.run(&["rm", "-f", "db"])?;
+    docked.both(&["network", "rm", "weft"])?;
+    docked.wait_clean(LIMIT)
+}
+
+#[test]
+fn containers_outlive_a_daemon_that_stops_or_is_killed() -> anyhow::Result<()> {
+    let docked = Docked::start()?;
+    let [one, two] = &docked.engines;
+    docked.wait_ready_network()?;
+    let run = ["run", "-d", "--network", "weft", "--name"];
+    one.run(&[&run[..], &["web", IMAGE, "sleep", "1000"]].concat())?;
+    two.run(&[&run[..], &["db", IMAGE, "sleep", "1000"]].concat())?;
+    let db = two.address("db", "weft")?;
+    ping(one, "web", &db)?;
+    let host = docked.lab.host(0);
+    for is_killed in [true, false] {
+        if is_killed {
+            host.kill_daemon();
+        } else {
+            host.stop_daemon()?;
+        }
+        launch(&docked.lab.sandbox, host)?;
+        docked.lab.wait_active()?;
+        ping(one, "web", &db)?;
+        ping(two, "db", &one.address("web", "weft")?)?;
+    }
+    // The next containers get other addresses than those that run.
+    one.run(&[&run[..], &["late", IMAGE, "sleep", "1000"]].concat())?;
+    let mut addresses = BTreeSet::from([db.clone(), one.address("web", "weft")?]);
+    ensure!(addresses.insert(one.address("late", "weft")?), "an address was given twice");
+    ping(one, "late", &db)?;
+
+    // Without a daemon Docker says so, and needs no help afterwards.
+    host.stop_daemon()?;
+    one.run(&["rm", "-f", "late"])?;
+    launch(&docked.lab.sandbox, host)?;
+    docked.lab.wait_active()?;
+    one.run(&[&run[..], &["late", IMAGE, "sleep", "1000"]].concat())?;
+    ping(one, "late", &db)?;
+    one.run(&["rm", "-f", "web", "late"])?;
+    two.run(&["rm", "-f", "db"])?;
+    docked.both(&["network", "rm", "weft"])?;
+    // What Docker could not tell in the meantime is found by its lists, after a minute.
+    docked.wait_clean(Duration::from_secs(150))
+}
+
+#[test]
+fn containers_that_always_restart_come_back_after_a_crash_of_the_host() -> anyhow::Result<()> {
+    let docked = Docked::start()?;
+    docked.wait_ready_network()?;
+    let run = ["run", "-d", "--network", "weft", "--restart", "always", "--name"];
+    docked.engines[0].run(&[&run[..], &["web", IMAGE, "sleep", "1000"]].concat())?;
+    docked.engines[1].run(&[&run[..], &["db", IMAGE, "sleep", "1000"]].concat())?;
+    let host = docked.lab.host(0);
+    // Either may be up first.
+    for engine_first in [true, false] {
+        docked.engines[0].kill();
+        host.kill_daemon();
+        if engine_first {
+            let launched = std::thread::scope(|scope| {
+                let later = scope.spawn(|| {
+                    std::thread::sleep(Duration::from_secs(3));
+                    launch(&docked.lab.sandbox, host)
+                });
+                let started = docked.engines[0].start_again(host);
+                later.join().map_err(|_| anyhow::anyhow!("the launch panicked"))?.and(started)
+            });
+            launched?;
+        } else {
+            launch(&docked.lab.sandbox, host)?;
+            docked.engines[0].start_again(host)?;
+        }
+        docked.lab.wait_active()?;
+        let [one, two] = &docked.engines;
+        try_wait_until("the container to run again", LIMIT, || {
+            let running = one.inspect("web").is_ok_and(|it| it["State"]["Running"] == true);
+            Ok(running && one.address("web", "weft").is_ok())
+        })?;
+        ping(one, "web", &two.address("db", "weft")?)?;
+        ping(two, "db", &one.address("web", "weft")?)?;
+    }
+    docked.engines[0].run(&["rm", "-f", "web"])?;
+    docked.engines[1].run(&["rm", "-f", "db"])?;
+    docked.both(&["network", "rm", "weft"])?;
+    docked.wait_clean(Duration::from_secs(150))
+}
+
+#[test]
+fn many_containers_at_once_leave_nothing() -> anyhow::Result<()> {
+    const CONTAINERS: usize = 30;
+    let docked = Docked::start()?;
+    let [one, _] = &docked.engines;
+    docked.wait_ready_network()?;
+    std::thread::scope(|scope| {
+        let tasks: Vec<_> = (0..CONTAINERS)
+            .map(|number| {
+                scope.spawn(move || {
+                    let name = format!("many{number}");
+                    let run = ["run", "-d", "--network", "weft", "--name", &name, IMAGE];
+                    one.run(&[&run[..], &["sleep", "1000"]].concat())?;
+                    one.address(&name, "weft")
+                })
+            })
+            .collect();
+        let mut addresses = BTreeSet::new();
+        for task in tasks {
+            let address =
+                task.join().map_err(|_| anyhow::anyhow!("a container's task panicked"))??;
+            ensure!(addresses.insert(address.clone()), "{address} was given twice");
+        }
+        Ok(())
+    })?;
+    let names: Vec<String> = (0..CONTAINERS).map(|number| format!("many{number}")).collect();
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    one.run(&[&["rm", "-f"], &names[..]].concat())?;
+    docked.both(&["network", "rm", "weft"])?;
+    docked.wait_clean(LIMIT)
+}
