@@ -6,7 +6,7 @@ use ipnet::{Ipv4Net, Ipv6Net};
 use weft_crypto::PeerId;
 
 use crate::error::MeshError;
-use crate::limits::NICKNAME_BYTES_MAX;
+use crate::limits::{NICKNAME_BYTES_MAX, RANGE_PREFIX_MAX_BITS};
 
 /// Whether a host without saved state founds a mesh or looks for one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,7 +76,7 @@ impl Config {
     }
 
     pub(crate) fn check(&self) -> Result<(), MeshError> {
-        if self.range.prefix_len() > 29 || self.range.trunc() != self.range {
+        if self.range.prefix_len() > RANGE_PREFIX_MAX_BITS || self.range.trunc() != self.range {
             return Err(MeshError::BadRange(self.range));
         }
         let subnet = self.subnet();

@@ -1,4 +1,4 @@
-//! The table of endpoints: each host announces its containers, the others keep them per host.
+//! The table of endpoints of a network: each host announces its containers, the others keep them per host.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -8,6 +8,7 @@ use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 use weft_crypto::PeerId;
 use weft_packet::ethernet::{Mac, is_group};
+use weft_packet::vxlan::Vni;
 
 use crate::limits::{
     ADDRESSES_PER_ENDPOINT_MAX, ALIASES_PER_ENDPOINT_MAX, CONFLICTS_MAX, ENDPOINT_GRACE_S,
@@ -72,9 +73,11 @@ pub struct HostNames {
     pub names: Vec<NameRecord>,
 }
 
-/// Two hosts announce the same Ethernet or IP address; the lower peer id gets the frames.
+/// Two hosts announce the same Ethernet or IP address on a network; the lower peer id gets the frames.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Conflict {
+    /// The network.
+    pub vni: Vni,
     /// The address that both announce, as text.
     pub address: String,
     /// The host that gets the frames.
@@ -102,9 +105,10 @@ struct Remote {
     expires: Option<Instant>,
 }
 
-/// All endpoints that this host knows of, its own included.
+/// All endpoints of a network that this host knows of, its own included.
 #[derive(Debug)]
 pub(crate) struct EndpointTable {
+    vni: Vni,
     local_peer: PeerId,
     local: BTreeMap<Mac, EndpointInfo>,
     local_version: u64,
@@ -122,8 +126,9 @@ pub(crate) struct EndpointTable {
 }
 
 impl EndpointTable {
-    pub(crate) fn new(local_peer: PeerId) -> Self {
+    pub(crate) fn new(local_peer: PeerId, vni: Vni) -> Self {
         Self {
+            vni,
             local_peer,
             local: BTreeMap::new(),
             local_version: 0,
@@ -159,6 +164,26 @@ impl EndpointTable {
         self.index(self.local_peer, Some(&before), None);
         self.local_version += 1;
         Some(self.local_version)
+    }
+
+    /// How many own endpoints there are.
+    pub(crate) fn local_count(&self) -> usize {
+        self.local.len()
+    }
+
+    /// Whether there is an own endpoint with this Ethernet address.
+    pub(crate) fn has_local(&self, mac: Mac) -> bool {
+        self.local.contains_key(&mac)
+    }
+
+    /// The endpoints of one host.
+    pub(crate) fn of_host(&self, peer: PeerId) -> Vec<EndpointInfo> {
+        let all = match self.remote.get(&peer) {
+            _ if peer == self.local_peer => &self.local,
+            Some(remote) => &remote.endpoints,
+            None => return Vec::new(),
+        };
+        all.values().cloned().collect()
     }
 
     pub(crate) fn version_of(&self, peer: PeerId) -> Option<u64> {
@@ -270,6 +295,16 @@ impl EndpointTable {
         let peers: Vec<PeerId> =
             self.remote.iter().filter(|(_, r)| due(r)).map(|(peer, _)| *peer).collect();
         peers.into_iter().for_each(|peer| self.drop_peer(peer));
+    }
+
+    /// Drops the endpoints of all hosts, this one's included.
+    pub(crate) fn drop_all(&mut self) {
+        let peers: Vec<PeerId> = self.remote.keys().copied().collect();
+        peers.into_iter().for_each(|peer| self.drop_peer(peer));
+        let own: Vec<Mac> = self.local.keys().copied().collect();
+        for mac in own {
+            self.remove_local(mac);
+        }
     }
 
     pub(crate) fn drop_peer(&mut self, peer: PeerId) {
@@ -389,7 +424,7 @@ impl EndpointTable {
             found.extend(pairs(&hosts).map(|(winner, loser)| (address.to_string(), winner, loser)));
         }
         for (address, winner, loser) in found {
-            let conflict = Conflict { address, winner, loser };
+            let conflict = Conflict { vni: self.vni, address, winner, loser };
             if !self.conflicts.contains(&conflict) {
                 self.make_room();
                 self.conflicts.insert(conflict.clone());
@@ -449,7 +484,7 @@ mod tests {
 
     #[test]
     fn the_lower_peer_id_gets_a_mac_that_two_announce_and_the_conflict_is_told_once() {
-        let mut table = EndpointTable::new(peer(9));
+        let mut table = EndpointTable::new(peer(9), Vni::WEFT);
         table.set(peer(5), &endpoint(1, &["192.0.2.1/24"]));
         let changes = table.changes();
         assert_eq!(changes.add, [(endpoint(1, &["192.0.2.1/24"]), peer(5))]);
@@ -470,7 +505,7 @@ mod tests {
 
     #[test]
     fn an_address_that_two_announce_is_told_of_the_lower_peer_id_only() {
-        let mut table = EndpointTable::new(peer(9));
+        let mut table = EndpointTable::new(peer(9), Vni::WEFT);
         table.set(peer(5), &endpoint(1, &["192.0.2.1/24", "192.0.2.2/24"]));
         table.changes();
         table.set(peer(3), &endpoint(2, &["192.0.2.1/24"]));
@@ -489,7 +524,7 @@ mod tests {
 
     #[test]
     fn an_own_container_is_no_entry_of_the_switch() {
-        let mut table = EndpointTable::new(peer(1));
+        let mut table = EndpointTable::new(peer(1), Vni::WEFT);
         table.set_local(&endpoint(1, &["192.0.2.1/24"]));
         table.set(peer(5), &endpoint(1, &[]));
         let changes = table.changes();
@@ -501,7 +536,7 @@ mod tests {
 
     #[test]
     fn a_new_whole_set_removes_what_is_not_in_it() {
-        let mut table = EndpointTable::new(peer(9));
+        let mut table = EndpointTable::new(peer(9), Vni::WEFT);
         table.set(peer(1), &endpoint(1, &[]));
         table.set(peer(1), &endpoint(2, &[]));
         table.changes();

@@ -5,8 +5,10 @@ use std::net::IpAddr;
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use serde::{Deserialize, Serialize};
 use weft_crypto::PeerId;
+use weft_packet::vxlan::Vni;
 
 use crate::message::NetworkId;
+use crate::network::NetworkClash;
 
 /// A fault at the border of this crate.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -99,6 +101,87 @@ pub enum MeshError {
     /// Caller: a name that cannot be announced.
     #[error("name not announced: {0}")]
     BadName(&'static str),
+}
+
+/// The reason why a network cannot be created, joined or removed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+#[serde(tag = "reason", rename_all = "snake_case")]
+pub enum NetworkError {
+    /// A definition that no host would take.
+    #[error("network not created: {why}")]
+    Unfit {
+        /// The fault in it.
+        why: String,
+    },
+    /// It is here with another definition.
+    #[error(
+        "network {name} is on this host with another definition: remove it on every host that has it, then create it again"
+    )]
+    Exists {
+        /// The network.
+        name: String,
+    },
+    /// Another network of this host has its VNI.
+    #[error(
+        "network {other} of this host has VNI {}, which network {name} would have: create {name} with another --vni, the same on every host",
+        .vni.0
+    )]
+    VniTaken {
+        /// The network.
+        name: String,
+        /// The VNI.
+        vni: Vni,
+        /// The network of this host.
+        other: String,
+    },
+    /// It would clash with a network of another host.
+    #[error("{clash}")]
+    Clash {
+        /// The clash.
+        clash: NetworkClash,
+    },
+    /// No known host holds it.
+    #[error(
+        "no network {name}: `weft network create {name}` creates it, `weft network ls` lists those of this host and its peers"
+    )]
+    Unknown {
+        /// The network.
+        name: String,
+    },
+    /// Other hosts hold it with different definitions.
+    #[error(
+        "network {name} of {host} is not that of {other}: remove it on one of them, then create it as on the other"
+    )]
+    Ambiguous {
+        /// The network.
+        name: String,
+        /// A host.
+        host: String,
+        /// Another one.
+        other: String,
+    },
+    /// Containers of this host are on it.
+    #[error(
+        "{containers} containers of this host are on network {name}, or have addresses of it: detach them first (`weft ps` lists them)"
+    )]
+    InUse {
+        /// The network.
+        name: String,
+        /// How many.
+        containers: usize,
+    },
+    /// It cannot be created or removed.
+    #[error("network weft is on every host and can be neither created nor removed")]
+    Weft,
+    /// The host holds the maximum of networks.
+    #[error("this host holds {max} networks, which is the maximum: remove one first", max = crate::limits::NETWORKS_MAX)]
+    TooMany,
+    /// The state directory cannot be written.
+    #[error("this host cannot save a network: {why}")]
+    NotSaved {
+        /// The error.
+        why: String,
+    },
 }
 
 /// The reason why two hosts cannot be in one mesh. The text is for the users of both.
@@ -231,6 +314,12 @@ pub enum AddressError {
     OwnerUnknown {
         /// The address.
         address: IpAddr,
+    },
+    /// This host does not hold the network.
+    #[error("this host does not hold network {}: create it, or join it", .vni.0)]
+    NoNetwork {
+        /// The network.
+        vni: Vni,
     },
     /// The network or broadcast address of a subnet, or no address for a host at all.
     #[error(

@@ -2,8 +2,9 @@
 //!
 //! A [`Mesh`] is the state machine of one host. Links, files and clocks are the caller's. It feeds in links,
 //! messages, requests for addresses and the time. It carries out the outputs of [`Mesh::poll_output`] strictly in
-//! order. In this version: membership from one address, the table of endpoints, names, and address ranges that
-//! their owners split (`docs/design/mesh.md`). Relays and the recovery of a dead host's ranges are not here yet.
+//! order. In this version: membership from one address, networks with a table of endpoints each, names, and
+//! address ranges that their owners split (`docs/design/mesh.md`, `docs/design/networks.md`). Relays and the recovery
+//! of a dead host's ranges are not here yet.
 //!
 //! # Why no address is given twice
 //!
@@ -24,22 +25,29 @@
 mod config;
 mod endpoint;
 mod error;
+mod ledger;
 pub mod limits;
 mod members;
 mod mesh;
 mod message;
 mod names;
+mod network;
 mod range;
 mod state;
 
 pub use config::{Config, Founding, Origin, Target};
 pub use endpoint::{Conflict, EndpointInfo, HostNames};
-pub use error::{AddressError, MeshError, Refusal};
-pub use mesh::{Allocation, Change, IpamStatus, Mesh, Output, OwnerStatus, PeerStatus, Ticket};
+pub use error::{AddressError, MeshError, NetworkError, Refusal};
+pub use mesh::{
+    Allocation, Change, IpamStatus, Mesh, NetworkStatus, Output, OwnerStatus, PeerStatus, Ticket,
+};
 pub use message::{
-    ClaimResult, Hello, MemberInfo, Message, Naming, Network, NetworkId, RangeAnnouncement,
+    ClaimResult, FEATURE_NETWORKS, Hello, Holding, MemberInfo, Message, Naming, Network, NetworkId,
+    RangeAnnouncement,
 };
 pub use names::{NamePort, NameRecord, Transport, is_dns_label, is_dns_name};
+pub use network::{NetworkClash, NetworkDefinition, NetworkOptions, WEFT, vni_of};
 pub use range::AddressRange;
 pub use state::State;
 pub use weft_packet::ethernet::{Mac, ParseMacError};
+pub use weft_packet::vxlan::Vni;

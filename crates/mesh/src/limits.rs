@@ -20,9 +20,27 @@ pub const HELD_OUTPUTS_MAX: usize = 1024;
 pub const NICKNAME_BYTES_MAX: usize = 255;
 /// Length of a container id, a container name or an allocation's owner in bytes.
 pub const NAME_BYTES_MAX: usize = 255;
+/// Networks, besides `weft`, that one host may hold.
+pub const NETWORKS_MAX: usize = 256;
+/// Networks in one message.
+pub const NETWORKS_PER_MESSAGE_MAX: usize = 64;
+/// Length of a network's name in bytes: a label in DNS.
+pub const NETWORK_NAME_BYTES_MAX: usize = 63;
+/// Smallest MTU of a network in bytes (RFC 8200 section 5).
+pub const NETWORK_MTU_MIN_BYTES: u16 = 1_280;
+/// How long a host holds a network that it joined while no container of it is there, in seconds; longer than an
+/// attach or a restart of a container or daemon takes.
+pub const NETWORK_IDLE_S: u64 = 120;
+/// How long a host waits before it founds the ranges of a network, in milliseconds: another may be about to.
+pub const RANGE_FOUND_SETTLE_MS: u64 = 500;
+/// How long it waits for members that have not said which networks they hold, and again for a host with a lower id
+/// to found, in milliseconds. Twice that is less than [`ALLOCATION_WAIT_S`]: requests are still answered.
+pub const RANGE_FOUND_ALONE_MS: u64 = 4_000;
+/// Longest prefix of a range of addresses in bits.
+pub const RANGE_PREFIX_MAX_BITS: u8 = 29;
 /// Ranges that one host may own.
 pub const RANGES_PER_PEER_MAX: usize = 1024;
-/// Endpoints that one host may announce.
+/// Endpoints that one host may announce, over all networks.
 pub const ENDPOINTS_PER_PEER_MAX: usize = 4096;
 /// Addresses of one endpoint.
 pub const ADDRESSES_PER_ENDPOINT_MAX: usize = 8;

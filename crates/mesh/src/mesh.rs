@@ -4,6 +4,9 @@ mod doubt;
 mod forgotten;
 mod founding;
 mod gossip;
+mod networks;
+mod output;
+mod range_founding;
 mod ranges;
 mod status;
 mod storage;
@@ -13,143 +16,33 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant};
 
-use ipnet::{IpNet, Ipv6Net};
+use ipnet::Ipv6Net;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha12Rng;
-use serde::{Deserialize, Serialize};
 use weft_crypto::PeerId;
 use weft_packet::ethernet::Mac;
+use weft_packet::vxlan::Vni;
 
 use self::doubt::Standing;
-use self::ranges::RangeAsk;
+use self::networks::{Networks, NetworksLink};
+use self::ranges::Space;
 use self::storage::Storage;
 use self::tickets::Pending;
 use crate::config::{Config, Founding, Target};
-use crate::endpoint::{Conflict, EndpointInfo, EndpointTable};
-use crate::error::{AddressError, MeshError, Refusal};
+use crate::endpoint::{EndpointInfo, EndpointTable};
+use crate::error::{MeshError, Refusal};
 use crate::limits::{
-    ENDPOINT_GRACE_S, FORGET_CHECK_S, NICKNAME_BYTES_MAX, PROTOCOL_VERSION, RESYNC_DELAY_MS,
+    ENDPOINT_GRACE_S, ENDPOINTS_PER_PEER_MAX, FORGET_CHECK_S, NICKNAME_BYTES_MAX, PROTOCOL_VERSION,
+    RESYNC_DELAY_MS,
 };
 use crate::members::{Members, clip};
-use crate::message::{Hello, Message, Naming, Network, NetworkId, RangeAnnouncement};
+use crate::message::{FEATURE_NETWORKS, Hello, Message, Naming, Network, NetworkId};
 use crate::names::NameRecord;
-use crate::range::{AddressRange, RangeSet};
 use crate::state::State;
 
+pub use self::networks::NetworkStatus;
+pub use self::output::{Change, Output, Ticket};
 pub use self::status::{Allocation, IpamStatus, OwnerStatus, PeerStatus};
-
-/// Names a request for an address until its answer; never used twice in the life of a [`Mesh`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Ticket(pub u64);
-
-/// An action for the caller, which carries outputs out strictly in the order of [`Mesh::poll_output`].
-#[derive(Clone, Debug, PartialEq)]
-pub enum Output {
-    /// Store this in one atomic and durable step, and poll for the next output only afterwards. If that fails,
-    /// call [`Mesh::handle_saved`] with the error.
-    Persist(Box<State>),
-    /// Send a message over the link. May be dropped if the link is down by now.
-    Send {
-        /// The receiver.
-        peer: PeerId,
-        /// The message.
-        message: Message,
-    },
-    /// Try once to link with the peer, at any of these addresses. The output repeats, with growing pauses,
-    /// until the link is up or the peer is forgotten.
-    Dial {
-        /// The peer to dial.
-        peer: PeerId,
-        /// Its candidate addresses.
-        addresses: Vec<SocketAddr>,
-    },
-    /// Endpoints of other hosts changed: first `remove`, then `add`; an added one replaces an older one
-    /// with the same Ethernet address.
-    Endpoints {
-        /// New or changed, with the hosts that they are on.
-        add: Vec<(EndpointInfo, PeerId)>,
-        /// Gone from this host.
-        remove: Vec<(Mac, PeerId)>,
-    },
-    /// Close the link; show the reason to both ends. The mesh has forgotten the link already.
-    Refuse {
-        /// With whom.
-        peer: PeerId,
-        /// The reason.
-        reason: Refusal,
-    },
-    /// The answer to [`Mesh::allocate`] or [`Mesh::claim`]: the addresses, with the length of the prefix.
-    Answer {
-        /// The request.
-        ticket: Ticket,
-        /// The addresses belong to the owner until [`Mesh::release`].
-        result: Result<Vec<IpNet>, AddressError>,
-    },
-    /// Something that is worth one line in the log.
-    Changed(Change),
-}
-
-/// A change that the user may want to know of.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(tag = "change", rename_all = "snake_case")]
-pub enum Change {
-    /// This host founded a mesh and owns the whole range.
-    Founded {
-        /// The mesh.
-        network: Network,
-    },
-    /// This host was granted its first ranges.
-    Joined {
-        /// The mesh.
-        network: Network,
-        /// The grantor.
-        from: PeerId,
-        /// The granted ranges.
-        ranges: Vec<AddressRange>,
-    },
-    /// This host was granted more ranges.
-    RangesReceived {
-        /// The grantor.
-        from: PeerId,
-        /// The granted ranges.
-        ranges: Vec<AddressRange>,
-    },
-    /// This host granted ranges.
-    RangesGiven {
-        /// The receiver.
-        to: PeerId,
-        /// The granted ranges.
-        ranges: Vec<AddressRange>,
-    },
-    /// A host became known.
-    MemberAdded {
-        /// The host's peer id.
-        peer: PeerId,
-        /// Its host name.
-        nickname: String,
-    },
-    /// The host may not act on its saved state, or no longer: it gives nothing.
-    StateDoubted {
-        /// The reason and the remedy.
-        why: String,
-    },
-    /// The saved state turned out to be the newest, as far as others say.
-    StateBelieved,
-    /// A host without a sign of life for [`crate::limits::MEMBER_FORGET_S`] was forgotten, or the user asked for it.
-    MemberForgotten {
-        /// The host's peer id.
-        peer: PeerId,
-    },
-    /// Two hosts announce the same address.
-    Conflict(Conflict),
-    /// A peer sent something that cannot be true; this host ignored it.
-    Ignored {
-        /// The sender.
-        peer: PeerId,
-        /// A description of the contents.
-        what: String,
-    },
-}
 
 /// A link that is up.
 #[derive(Debug)]
@@ -160,17 +53,26 @@ struct Link {
     since: Instant,
     /// Peers that the peer reports links with.
     connections: BTreeSet<PeerId>,
+    networks: NetworksLink,
+    /// The progress of hearing of each network that the hosts share.
+    incoming: BTreeMap<Vni, Incoming>,
+    /// Parts of a whole set of names that is still coming.
+    new_names: Vec<NameRecord>,
+    /// When to send the peer everything again, after another host lost its link with it.
+    resync_at: Option<Instant>,
+}
+
+/// The progress of hearing of a network on a link.
+#[derive(Debug, Default)]
+struct Incoming {
+    /// How many addresses of its ranges the peer has given out.
     used: Option<u64>,
+    /// Parts of a list of held claims that is still coming.
+    new_claims: BTreeSet<Ipv4Addr>,
     /// Parts of a whole set of endpoints that is still coming.
     new_endpoints: Option<BTreeMap<Mac, EndpointInfo>>,
     /// The peer was asked for its whole set of endpoints.
     endpoints_asked: bool,
-    /// Parts of a whole set of names that is still coming.
-    new_names: Vec<NameRecord>,
-    /// Parts of a list of held claims that is still coming.
-    new_claims: BTreeSet<Ipv4Addr>,
-    /// When to send the peer everything again, after another host lost its link with it.
-    resync_at: Option<Instant>,
 }
 
 /// The view that one host has of the mesh. See the crate's documentation.
@@ -191,18 +93,17 @@ pub struct Mesh {
     storage: Storage,
     links: BTreeMap<PeerId, Link>,
     members: Members,
-    /// Ranges of other hosts, as they or others told.
-    announced: BTreeMap<PeerId, (RangeAnnouncement, RangeSet)>,
+    /// The ranges of `weft`, and of each network that has ranges of its own.
+    spaces: BTreeMap<Vni, Space>,
+    /// Endpoints on `weft`.
     endpoints: EndpointTable,
+    networks: Networks,
     pending: BTreeMap<Ticket, Pending>,
     next_ticket: u64,
     targets: Vec<Target>,
     /// The hosts named by each other host, until there is a mesh.
     namings: BTreeMap<PeerId, Naming>,
     naming_version: u64,
-    range_ask: RangeAsk,
-    usage_told: u64,
-    usage_at: Option<Instant>,
     forget_at: Instant,
 }
 
@@ -222,7 +123,7 @@ impl Mesh {
         config.check()?;
         let mut state = saved.unwrap_or_else(|| State::new(&config));
         state.check(&config)?;
-        state.set_range(config.range);
+        state.weft.set_range(config.range);
         let members = Members::restore(now, &state.members, config.discovery);
         let standing = Standing::at_start(now, config.origin, &state, &members);
         let mut mesh = Self {
@@ -235,21 +136,19 @@ impl Mesh {
             storage: Storage::new(state.clone()),
             links: BTreeMap::new(),
             members,
-            announced: BTreeMap::new(),
-            endpoints: EndpointTable::new(config.local),
+            spaces: state.ledgers().map(|(vni, ledger)| (vni, Space::new(ledger.used()))).collect(),
+            endpoints: EndpointTable::new(config.local, Vni::WEFT),
+            networks: Networks::restore(now, config.local, &state.networks),
             pending: BTreeMap::new(),
             next_ticket: 0,
             targets: Vec::new(),
             namings: BTreeMap::new(),
             naming_version: 0,
-            range_ask: RangeAsk::default(),
-            usage_told: state.used(),
-            usage_at: None,
             forget_at: now + Duration::from_secs(FORGET_CHECK_S),
             state,
             config,
         };
-        if mesh.state.network.is_none() {
+        if mesh.state.weft.network.is_none() {
             mesh.naming_version = mesh.state.count_start() << 16;
             mesh.dirty = true;
             if mesh.config.founding == Founding::Found {
@@ -266,13 +165,13 @@ impl Mesh {
     pub fn hello(&self) -> Hello {
         Hello {
             protocol: PROTOCOL_VERSION,
-            features: Vec::new(),
+            features: vec![FEATURE_NETWORKS.to_owned()],
             nickname: self.config.nickname.clone(),
             port: self.config.port,
             addresses: self.config.addresses.clone(),
             range: self.config.range,
             range6: self.config.range6,
-            network: self.state.network,
+            network: self.state.weft.network,
         }
     }
 
@@ -296,15 +195,14 @@ impl Mesh {
             port: hello.port,
             since: now,
             connections: BTreeSet::new(),
-            used: None,
-            new_endpoints: None,
-            endpoints_asked: false,
+            networks: NetworksLink::new(&hello),
+            incoming: BTreeMap::new(),
             new_names: Vec::new(),
-            new_claims: BTreeSet::new(),
             resync_at: None,
         };
         self.links.insert(peer, link);
-        self.endpoints.set_expiry(peer, None);
+        self.tables_mut().for_each(|(_, table)| table.set_expiry(peer, None));
+        self.networks_link_up(peer);
         let seen_at = SocketAddr::new(remote.ip().to_canonical(), hello.port);
         let known = self.members.get(peer).is_some();
         let addresses: Vec<SocketAddr> = [seen_at].into_iter().chain(hello.addresses).collect();
@@ -362,7 +260,7 @@ impl Mesh {
 
     /// Time has passed.
     pub fn handle_timeout(&mut self, now: Instant) {
-        self.endpoints.expire(now);
+        self.expire_endpoints(now);
         self.drive_storage(now);
         if self.forget_at <= now {
             self.forget_at = now + Duration::from_secs(FORGET_CHECK_S);
@@ -382,12 +280,11 @@ impl Mesh {
         let resync = self.links.values().filter_map(|link| link.resync_at).min();
         let times = [
             Some(self.forget_at),
-            self.endpoints.next_expiry(),
+            self.next_network_time(),
             self.members.next_dial(),
             self.standing.next(),
             resync,
-            self.range_ask.next(),
-            self.usage_at,
+            self.spaces.values().filter_map(Space::next).min(),
             self.next_ticket_time(),
             self.storage.next(),
         ];
@@ -415,34 +312,52 @@ impl Mesh {
         }
     }
 
-    /// Announces a container of this host, or a change of it.
+    /// Announces a container of this host on a network, or a change of it.
     ///
     /// # Errors
-    /// [`MeshError::BadEndpoint`]: names, Ethernet address or addresses that no host would take.
-    pub fn set_local_endpoint(&mut self, info: EndpointInfo) -> Result<(), MeshError> {
+    /// [`MeshError::BadEndpoint`]: names, Ethernet address or addresses that no host would take; a network that this
+    /// host does not hold.
+    pub fn set_local_endpoint(
+        &mut self,
+        now: Instant,
+        vni: Vni,
+        info: EndpointInfo,
+    ) -> Result<(), MeshError> {
         if let Some(fault) = info.fault() {
             return Err(MeshError::BadEndpoint(fault));
         }
-        let (version, all) = self.endpoints.local();
-        let max = crate::limits::ENDPOINTS_PER_PEER_MAX;
-        if all.len() >= max && all.iter().all(|known| known.mac != info.mac) {
+        let count: usize = self.tables().map(|(_, table)| table.local_count()).sum();
+        let Some(table) = self.table_mut(vni) else {
+            return Err(MeshError::BadEndpoint("this host does not hold the network"));
+        };
+        if count >= ENDPOINTS_PER_PEER_MAX && !table.has_local(info.mac) {
             return Err(MeshError::BadEndpoint("this host has the maximum number of endpoints"));
         }
-        if let Some(version) = self.endpoints.set_local(&info).filter(|new| *new != version) {
-            let (add, remove) = (vec![info], Vec::new());
-            self.send_all(&Message::Endpoints { version, full: false, more: false, add, remove });
-            self.tell_endpoints();
+        if let Some(version) = table.set_local(&info) {
+            self.tell_endpoint(now, vni, version, vec![info], Vec::new());
         }
         Ok(())
     }
 
-    /// A container of this host is gone.
-    pub fn remove_local_endpoint(&mut self, mac: Mac) {
-        if let Some(version) = self.endpoints.remove_local(mac) {
-            let (add, remove) = (Vec::new(), vec![mac]);
-            self.send_all(&Message::Endpoints { version, full: false, more: false, add, remove });
-            self.tell_endpoints();
+    /// A container of this host is no longer on a network.
+    pub fn remove_local_endpoint(&mut self, now: Instant, vni: Vni, mac: Mac) {
+        if let Some(version) = self.table_mut(vni).and_then(|table| table.remove_local(mac)) {
+            self.tell_endpoint(now, vni, version, Vec::new(), vec![mac]);
         }
+    }
+
+    fn tell_endpoint(
+        &mut self,
+        now: Instant,
+        vni: Vni,
+        version: u64,
+        add: Vec<EndpointInfo>,
+        remove: Vec<Mac>,
+    ) {
+        let message = Message::Endpoints { version, full: false, more: false, add, remove };
+        self.send_on(vni, &message);
+        self.tell_endpoints();
+        self.drive_networks(now);
     }
 }
 
@@ -477,12 +392,24 @@ impl Mesh {
         }
     }
 
+    /// Sends a message about a network to all that share it.
+    fn send_on(&mut self, vni: Vni, message: &Message) {
+        for peer in self.sharers(vni) {
+            self.send(peer, message.clone().on(vni));
+        }
+    }
+
     /// Forwards a peer's message to the hosts that the peer is not linked with itself.
     fn relay(&mut self, from: PeerId, message: &Message) {
+        self.relay_on(Vni::WEFT, from, message);
+    }
+
+    /// Forwards a peer's message about a network to those that share it.
+    fn relay_on(&mut self, vni: Vni, from: PeerId, message: &Message) {
         let told = self.links.get(&from).map(|link| link.connections.clone()).unwrap_or_default();
-        for peer in self.linked() {
+        for peer in self.sharers(vni) {
             if peer != from && !told.contains(&peer) {
-                self.send(peer, message.clone());
+                self.send(peer, message.clone().on(vni));
             }
         }
     }
@@ -507,19 +434,14 @@ impl Mesh {
         }
     }
 
-    /// Whether a peer is linked and in this host's mesh.
-    fn shares_network(&self, peer: PeerId) -> bool {
-        let theirs = self.links.get(&peer).and_then(|link| link.network);
-        theirs.is_some() && theirs == self.state.network
-    }
-
     /// Takes every step that has become possible.
     fn drive(&mut self, now: Instant) {
         self.drive_doubt(now);
         self.drive_founding(now);
-        self.drive_range_ask(now);
+        self.drive_ranges(now);
         self.drive_tickets(now);
-        self.drive_usage(now);
+        self.drive_usages(now);
+        self.drive_networks(now);
         self.tell_endpoints();
         for (peer, addresses) in self.members.take_due(now, &mut self.rng) {
             self.emit(Output::Dial { peer, addresses });
@@ -528,8 +450,9 @@ impl Mesh {
 
     /// This host has become part of a mesh.
     fn on_network(&mut self, now: Instant) {
-        let Some(network) = self.state.network else { return };
-        self.announced.retain(|_, (announcement, _)| announcement.network == network.id);
+        let Some(network) = self.state.weft.network else { return };
+        let announced = &mut self.space(Vni::WEFT).announced;
+        announced.retain(|_, (announcement, _)| announcement.network == network.id);
         self.namings.clear();
         self.tell_naming();
         for peer in self.linked() {
@@ -537,7 +460,7 @@ impl Mesh {
         }
         self.send_all(&Message::Network { network });
         for peer in self.linked() {
-            self.send_ranges(peer);
+            self.send_ranges(peer, Vni::WEFT);
         }
     }
 
@@ -548,7 +471,7 @@ impl Mesh {
             return;
         };
         self.drop_link(now, peer);
-        self.endpoints.drop_peer(peer);
+        self.drop_endpoints_of(peer);
         self.emit(Output::Refuse { peer, reason });
     }
 
@@ -560,7 +483,7 @@ impl Mesh {
         {
             return Some(Refusal::Range6 { host, theirs: theirs.range6, ours: range6 });
         }
-        let ours = self.state.network.filter(|ours| *ours != theirs)?;
+        let ours = self.state.weft.network.filter(|ours| *ours != theirs)?;
         Some(Refusal::FoundedApart { host, theirs: theirs.id, ours: ours.id })
     }
 
@@ -590,7 +513,7 @@ impl Mesh {
         {
             return Err(refusal);
         }
-        let ours = self.state.network.map(|network| network.range6).or(self.config.range6);
+        let ours = self.state.weft.network.map(|network| network.range6).or(self.config.range6);
         if let (Some(theirs), Some(ours)) = (hello.range6, ours)
             && theirs != ours
         {
@@ -604,21 +527,22 @@ impl Mesh {
 
     /// Tells a peer that has just been linked all that it must know.
     fn greet(&mut self, now: Instant, peer: PeerId) {
-        if let Some(network) = self.state.network {
+        if let Some(network) = self.state.weft.network {
             self.send(peer, Message::Network { network });
         }
         self.send_generations(peer);
         self.send_connections(peer);
         self.send_namings(peer);
         self.send_members(now, peer);
-        self.send_ranges(peer);
-        if self.state.network.is_some() {
-            self.send(peer, Message::Usage { used: self.state.used() });
+        self.send_ranges(peer, Vni::WEFT);
+        if self.state.weft.network.is_some() {
+            self.send(peer, Message::Usage { used: self.state.weft.used() });
         }
-        self.send_held(peer);
-        self.send_endpoints(peer);
+        self.send_held(peer, Vni::WEFT);
+        self.send_networks(peer);
+        self.send_endpoints(peer, Vni::WEFT);
         self.send_names(peer);
-        self.send_open_grants(peer);
+        self.send_open_grants(peer, Vni::WEFT);
     }
 
     /// Sends a peer everything again that a host without a link to it any more may have left unsent.
@@ -628,7 +552,11 @@ impl Mesh {
         }
         self.send_namings(peer);
         self.send_members(now, peer);
-        self.send_ranges(peer);
+        for vni in self.allocators() {
+            if self.shares(peer, vni) {
+                self.send_ranges(peer, vni);
+            }
+        }
     }
 
     fn resync_later(&mut self, now: Instant, peer: PeerId) {
@@ -644,9 +572,10 @@ impl Mesh {
             return false;
         }
         let grace = Duration::from_secs(ENDPOINT_GRACE_S);
-        self.endpoints.set_expiry(peer, Some(now + grace));
+        self.tables_mut().for_each(|(_, table)| table.set_expiry(peer, Some(now + grace)));
+        self.networks_link_down(now, peer);
         self.members.unlinked(now, peer, self.config.discovery, &mut self.rng);
-        self.range_ask.peer_gone(peer);
+        self.spaces.values_mut().for_each(|space| space.ask.peer_gone(peer));
         self.unask_claims(peer);
         self.tell_connection(peer, false);
         true
@@ -659,34 +588,16 @@ impl Mesh {
             Message::Connections { full, add, remove } => {
                 self.handle_connections(now, peer, full, &add, &remove)?;
             }
-            Message::Ranges { announcement } => self.handle_ranges(peer, announcement)?,
-            Message::Usage { used } => self.link_mut(peer, |link| link.used = Some(used)),
-            Message::RangeRequest { request, within } => {
-                self.handle_range_request(peer, request, within);
+            Message::On { vni, message } => {
+                if vni == Vni::WEFT {
+                    let what = "a message about network weft as if about another";
+                    return Err(MeshError::Malformed { peer, what });
+                }
+                self.dispatch_on(now, (peer, vni), *message)?;
             }
-            Message::RangeGrant { request, network, ranges } => {
-                self.handle_range_grant(now, peer, request, network, &ranges)?;
+            Message::Networks { first, more, networks } => {
+                self.handle_networks(peer, (first, more), networks)?;
             }
-            Message::RangeAccepted { request } => {
-                self.dirty |= self.state.close_grant(peer, request);
-            }
-            Message::RangeRefused { request, reason, ask } => {
-                self.handle_range_refused(peer, request, &reason, ask);
-            }
-            Message::Claim { id, address, container } => {
-                self.handle_claim(peer, id, address, container)?;
-            }
-            Message::ClaimAnswer { id, address, result } => {
-                self.handle_claim_answer(now, peer, id, address, result);
-            }
-            Message::ClaimRelease { address } => self.handle_claim_release(peer, address),
-            Message::ClaimsHeld { addresses, more } => {
-                self.handle_claims_held(peer, &addresses, more)?;
-            }
-            Message::Endpoints { version, full, more, add, remove } => {
-                self.handle_endpoints(peer, version, (full, more), add, &remove)?;
-            }
-            Message::EndpointsRequest => self.send_endpoints(peer),
             Message::Names { first, more, names } => {
                 self.handle_names(peer, (first, more), names)?;
             }
@@ -694,6 +605,54 @@ impl Mesh {
             Message::KnownAsked => self.send_known(peer),
             Message::Generation { generation } => self.handle_generation(peer, generation)?,
             Message::Naming { naming } => self.handle_naming(peer, &naming)?,
+            about_a_network => self.dispatch_on(now, (peer, Vni::WEFT), about_a_network)?,
+        }
+        Ok(())
+    }
+
+    /// A message about one network.
+    fn dispatch_on(
+        &mut self,
+        now: Instant,
+        on: (PeerId, Vni),
+        message: Message,
+    ) -> Result<(), MeshError> {
+        let (peer, vni) = on;
+        match message {
+            // Sent before one of the hosts let go of the network: void.
+            message if message.is_on_network() && !self.shares(peer, vni) => drop(message),
+            Message::Ranges { announcement } => self.handle_ranges(on, announcement)?,
+            Message::Usage { used } => {
+                self.link_mut(peer, |link| link.incoming.entry(vni).or_default().used = Some(used));
+            }
+            Message::RangeRequest { request, within } => {
+                self.handle_range_request(on, request, within);
+            }
+            Message::RangeGrant { request, network, ranges } => {
+                self.handle_range_grant(now, on, request, network, &ranges)?;
+            }
+            Message::RangeAccepted { request } => self.handle_range_accepted(on, request),
+            Message::RangeRefused { request, reason, ask } => {
+                self.handle_range_refused(on, request, &reason, ask);
+            }
+            Message::Claim { id, address, container } => {
+                self.handle_claim(on, id, address, container)?;
+            }
+            Message::ClaimAnswer { id, address, result } => {
+                self.handle_claim_answer(now, on, id, address, result);
+            }
+            Message::ClaimRelease { address } => self.handle_claim_release(on, address),
+            Message::ClaimsHeld { addresses, more } => {
+                self.handle_claims_held(on, &addresses, more)?;
+            }
+            Message::Endpoints { version, full, more, add, remove } => {
+                self.handle_endpoints(on, version, (full, more), add, &remove)?;
+            }
+            Message::EndpointsRequest => self.send_endpoints(peer, vni),
+            _ => {
+                let what = "a message about a network that is about none";
+                return Err(MeshError::Malformed { peer, what });
+            }
         }
         Ok(())
     }
@@ -718,11 +677,11 @@ impl Mesh {
         Ok(())
     }
 
-    /// Makes the name of a new mesh.
-    fn new_network(&mut self) -> Network {
+    /// Makes the id of a new mesh or founding.
+    fn new_network_with(&mut self, range6: Option<Ipv6Net>) -> Network {
         let mut id = [0; 16];
         self.rng.fill_bytes(&mut id);
-        let range6 = self.config.range6.unwrap_or_else(|| unique_local(id));
+        let range6 = range6.unwrap_or_else(|| unique_local(id));
         Network { id: NetworkId(id), range6 }
     }
 }

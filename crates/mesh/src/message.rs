@@ -7,9 +7,11 @@ use ipnet::{Ipv4Net, Ipv6Net};
 use serde::{Deserialize, Serialize};
 use weft_crypto::PeerId;
 use weft_packet::ethernet::Mac;
+use weft_packet::vxlan::Vni;
 
 use crate::endpoint::EndpointInfo;
 use crate::names::NameRecord;
+use crate::network::NetworkDefinition;
 use crate::range::AddressRange;
 
 /// Names one mesh: 16 random bytes made by the host that founded it, shown in hex.
@@ -56,12 +58,15 @@ pub struct Network {
     pub range6: Ipv6Net,
 }
 
+/// Feature of hosts that know more networks than `weft`: [`Message::Networks`] and [`Message::On`].
+pub const FEATURE_NETWORKS: &str = "networks";
+
 /// The greeting of a host when a link comes up, before any other message.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hello {
     /// [`crate::limits::PROTOCOL_VERSION`] of the sender.
     pub protocol: u16,
-    /// Names of optional protocol features; unknown ones are ignored.
+    /// Names of optional protocol features, such as [`FEATURE_NETWORKS`]; unknown ones are ignored.
     #[serde(default)]
     pub features: Vec<String>,
     /// The host name.
@@ -121,6 +126,39 @@ pub struct Naming {
     pub complete: bool,
     /// Hosts that its user named and that have answered.
     pub names: Vec<PeerId>,
+}
+
+/// A network besides `weft`, as a host says that it has it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Holding {
+    /// The network.
+    #[serde(flatten)]
+    pub definition: NetworkDefinition,
+    /// The founding that the host's ranges of it come from, once it has any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub founding: Option<Network>,
+    /// Something of the founding is given to a container or another host.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub used: bool,
+    /// The host does not hold the network; it has ranges of it still.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub resting: bool,
+}
+
+impl Holding {
+    /// Why no host would believe it, if so.
+    pub(crate) fn fault(&self) -> Option<&'static str> {
+        let definition = &self.definition;
+        let fits = |founding: &Network| {
+            let range6 = founding.range6;
+            let plain = range6.prefix_len() == 64 && range6.trunc() == range6;
+            plain
+                && definition.range.is_some()
+                && definition.range6.is_none_or(|wanted| wanted == range6)
+        };
+        let unfit = self.founding.as_ref().is_some_and(|founding| !fits(founding));
+        definition.fault().or_else(|| unfit.then_some("a founding that its network cannot have"))
+    }
 }
 
 /// The answer of a range's owner to a [`Message::Claim`].
@@ -278,4 +316,47 @@ pub enum Message {
         /// The statement.
         naming: Naming,
     },
+    /// Networks besides `weft` that the sender has: all of them, after link-up and after each change.
+    Networks {
+        /// The whole set begins here; forget parts of an earlier one.
+        first: bool,
+        /// It goes on in the next message.
+        more: bool,
+        /// The networks.
+        networks: Vec<Holding>,
+    },
+    /// A message about endpoints, ranges or addresses of another network than `weft`. The receiver ignores it unless
+    /// both hosts have equal networks of this VNI, and their ranges do not come from two foundings.
+    On {
+        /// The network.
+        vni: Vni,
+        /// The message.
+        message: Box<Message>,
+    },
+}
+
+impl Message {
+    /// Whether it is about endpoints, ranges or addresses of one network.
+    pub(crate) fn is_on_network(&self) -> bool {
+        matches!(
+            self,
+            Self::Ranges { .. }
+                | Self::Usage { .. }
+                | Self::RangeRequest { .. }
+                | Self::RangeGrant { .. }
+                | Self::RangeAccepted { .. }
+                | Self::RangeRefused { .. }
+                | Self::Claim { .. }
+                | Self::ClaimAnswer { .. }
+                | Self::ClaimRelease { .. }
+                | Self::ClaimsHeld { .. }
+                | Self::Endpoints { .. }
+                | Self::EndpointsRequest
+        )
+    }
+
+    /// The same message, about this network.
+    pub(crate) fn on(self, vni: Vni) -> Self {
+        if vni == Vni::WEFT { self } else { Self::On { vni, message: Box::new(self) } }
+    }
 }

@@ -1,20 +1,18 @@
 //! The durable state of a host, and the only changes that it goes through.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, SocketAddr};
 
-use ipnet::Ipv4Net;
 use serde::{Deserialize, Serialize};
 use weft_crypto::PeerId;
+use weft_packet::vxlan::Vni;
 
 use crate::config::Config;
 use crate::error::MeshError;
-use crate::limits::{
-    GRANTS_MAX, GRANTS_PER_PEER_MAX, RANGES_PER_PEER_MAX, REQUESTS_MAX, STATE_VERSION,
-};
-use crate::message::{Network, NetworkId, RangeAnnouncement};
-use crate::range::{AddressRange, RangeSet};
+use crate::ledger::Ledger;
+use crate::limits::{NETWORKS_MAX, STATE_VERSION};
+use crate::network::NetworkDefinition;
 
 /// State that must be on disk before the caller acts on the outputs that follow it.
 ///
@@ -23,71 +21,57 @@ use crate::range::{AddressRange, RangeSet};
 pub struct State {
     version: u16,
     local: PeerId,
-    range: Ipv4Net,
-    pub(crate) network: Option<Network>,
     /// Counts changes of owned ranges and given addresses.
     #[serde(default)]
     pub(crate) generation: u64,
     /// How often this host was started without a mesh.
     starts: u32,
-    owned: Vec<AddressRange>,
-    /// Version of this host's range announcement.
-    announced: u64,
-    /// The address after the last one allocated: freed addresses rest until the cursor comes round.
-    cursor: Ipv4Addr,
-    /// The holder of each address taken from this host's ranges.
-    pub(crate) taken: BTreeMap<Ipv4Addr, Holder>,
-    /// Addresses out of other hosts' ranges that own containers have.
-    pub(crate) held: BTreeMap<Ipv4Addr, Held>,
-    /// Addresses outside the range that own containers have.
+    /// The addresses of `weft`.
+    #[serde(flatten)]
+    pub(crate) weft: Ledger,
+    /// Addresses outside the range of `weft` that own containers have there.
     pub(crate) outside: BTreeMap<IpAddr, String>,
-    /// The range request that is not yet granted.
-    pub(crate) request: Option<u64>,
-    /// Recent range requests; a grant of any of them is taken, once per grantor.
-    issued: Vec<u64>,
-    accepted: Vec<(PeerId, u64)>,
-    /// Ranges given away of which the receiver has not said that it stored them.
-    grants: Vec<Grant>,
+    /// Networks besides `weft` that this host holds, and those of which it has ranges still.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub(crate) networks: BTreeMap<Vni, SavedNetwork>,
     pub(crate) members: Vec<SavedMember>,
     /// Hosts that the user told this host to forget, the oldest first.
     #[serde(default)]
     pub(crate) forgotten: Vec<PeerId>,
 }
 
-/// The holder of an address from this host's ranges.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(tag = "holder", rename_all = "snake_case")]
-pub(crate) enum Holder {
-    /// A container of this host.
-    Local {
-        /// The container.
-        owner: String,
-        /// Given by `allocate`, not claimed.
-        automatic: bool,
-    },
-    /// A container of another host.
-    Peer {
-        /// The host.
-        peer: PeerId,
-        /// The container.
-        container: String,
-    },
+/// A network that this host holds, or of which it has ranges still.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct SavedNetwork {
+    pub(crate) definition: NetworkDefinition,
+    /// Created on this host: it stays without containers.
+    pub(crate) created: bool,
+    /// This host does not hold it and has ranges of it still.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) resting: bool,
+    /// Its addresses; `None`: they are from the ranges of `weft`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) ledger: Option<Ledger>,
+    /// Addresses outside its ranges that own containers have on it.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub(crate) outside: BTreeMap<IpAddr, String>,
 }
 
-/// An address out of another host's range.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub(crate) struct Held {
-    /// The own container that has it.
-    pub(crate) owner: String,
-    /// The owner of the range that it is from.
-    pub(crate) from: PeerId,
-}
+impl SavedNetwork {
+    pub(crate) fn new(definition: NetworkDefinition) -> Self {
+        let ledger = definition.range.map(Ledger::new);
+        let (created, resting) = (false, false);
+        Self { definition, created, resting, ledger, outside: BTreeMap::new() }
+    }
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-struct Grant {
-    to: PeerId,
-    request: u64,
-    ranges: Vec<AddressRange>,
+    fn check(&self, vni: Vni) -> Result<(), MeshError> {
+        let definition = &self.definition;
+        let same_range = self.ledger.as_ref().map(|ledger| ledger.range) == definition.range;
+        if definition.vni != vni || definition.fault().is_some() || !same_range {
+            return Err(MeshError::SavedDamaged("a network that cannot be"));
+        }
+        self.ledger.as_ref().map_or(Ok(()), Ledger::check)
+    }
 }
 
 /// A member as it is remembered over a restart.
@@ -100,36 +84,16 @@ pub(crate) struct SavedMember {
     pub(crate) generation: u64,
 }
 
-/// The outcome of a range request.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Granted {
-    /// The ranges now belong to the asker; new ones, or again those of the same request.
-    Ranges { ranges: Vec<AddressRange>, new: bool },
-    /// There is nothing to give.
-    NothingLeft,
-    /// The asker has not acknowledged its earlier grants.
-    TooManyOpen,
-}
-
 impl State {
     pub(crate) fn new(config: &Config) -> Self {
         Self {
             version: STATE_VERSION,
             local: config.local,
-            range: config.range,
-            network: None,
             generation: 0,
             starts: 0,
-            owned: Vec::new(),
-            announced: 0,
-            cursor: config.range.network(),
-            taken: BTreeMap::new(),
-            held: BTreeMap::new(),
+            weft: Ledger::new(config.range),
             outside: BTreeMap::new(),
-            request: None,
-            issued: Vec::new(),
-            accepted: Vec::new(),
-            grants: Vec::new(),
+            networks: BTreeMap::new(),
             members: Vec::new(),
             forgotten: Vec::new(),
         }
@@ -143,9 +107,13 @@ impl State {
     /// A hash of the owned ranges and the given addresses: it differs whenever these do.
     pub(crate) fn mark(&self) -> u64 {
         let mut hasher = DefaultHasher::new();
-        let own = (&self.network_id(), &self.owned, self.announced, &self.grants);
-        let given = (&self.taken, &self.held, &self.outside);
-        (own, given).hash(&mut hasher);
+        self.weft.mark(&mut hasher);
+        self.outside.hash(&mut hasher);
+        let bare = |network: &SavedNetwork| network.ledger.is_none() && network.outside.is_empty();
+        for (vni, network) in self.networks.iter().filter(|(_, network)| !bare(network)) {
+            (vni, &network.outside).hash(&mut hasher);
+            network.ledger.iter().for_each(|ledger| ledger.mark(&mut hasher));
+        }
         hasher.finish()
     }
 
@@ -157,49 +125,69 @@ impl State {
         if self.local != config.local {
             return Err(MeshError::SavedIdentity { saved: self.local, local: config.local });
         }
-        let in_use = self.network.is_some() || !self.taken.is_empty();
-        if self.range != config.range && in_use {
-            let (saved, configured) = (self.range, config.range);
+        let weft = &self.weft;
+        let in_use = weft.network.is_some() || !weft.taken.is_empty();
+        if weft.range != config.range && in_use {
+            let (saved, configured) = (weft.range, config.range);
             return Err(MeshError::SavedRange { saved, configured });
         }
-        if let (Some(network), Some(configured)) = (&self.network, config.range6)
+        if let (Some(network), Some(configured)) = (&weft.network, config.range6)
             && network.range6 != configured
         {
             return Err(MeshError::SavedRange6 { saved: network.range6, configured });
         }
-        let owned = RangeSet::disjoint(&self.owned)
-            .filter(|owned| owned.is_within(self.range))
-            .ok_or(MeshError::SavedDamaged("owned ranges overlap or leave the address range"))?;
-        if !self.taken.keys().all(|address| owned.contains(*address)) {
-            return Err(MeshError::SavedDamaged("an address in use is in no owned range"));
+        let names = self.networks.values().map(|saved| saved.definition.name.as_str());
+        let distinct = names.collect::<BTreeSet<&str>>().len() == self.networks.len();
+        if !distinct || self.networks.len() > NETWORKS_MAX {
+            return Err(MeshError::SavedDamaged("too many networks, or two of one name"));
         }
-        let given = self.grants.iter().flat_map(|grant| &grant.ranges);
-        let given: Vec<AddressRange> = given.copied().collect();
-        if RangeSet::disjoint(&given).is_none_or(|given| given.overlaps(&owned)) {
-            return Err(MeshError::SavedDamaged("a range is both owned and given away"));
+        self.networks.iter().try_for_each(|(vni, saved)| saved.check(*vni))?;
+        weft.check()
+    }
+
+    /// The network whose ranges a network's addresses are from; `None`: this host does not have the network.
+    pub(crate) fn allocator(&self, vni: Vni) -> Option<Vni> {
+        if vni == Vni::WEFT {
+            return Some(vni);
         }
-        Ok(())
+        self.networks.get(&vni).map(|saved| if saved.ledger.is_some() { vni } else { Vni::WEFT })
     }
 
-    /// Takes the configured range; only for a state that has nothing of the old one.
-    pub(crate) fn set_range(&mut self, range: Ipv4Net) {
-        if self.range != range {
-            self.range = range;
-            self.cursor = range.network();
+    /// The addresses of a network that has ranges of its own.
+    pub(crate) fn ledger(&self, vni: Vni) -> Option<&Ledger> {
+        if vni == Vni::WEFT {
+            return Some(&self.weft);
         }
+        self.networks.get(&vni)?.ledger.as_ref()
     }
 
-    pub(crate) fn owned(&self) -> RangeSet {
-        RangeSet::disjoint(&self.owned).unwrap_or_default()
+    pub(crate) fn ledger_mut(&mut self, vni: Vni) -> Option<&mut Ledger> {
+        if vni == Vni::WEFT {
+            return Some(&mut self.weft);
+        }
+        self.networks.get_mut(&vni)?.ledger.as_mut()
     }
 
-    pub(crate) fn network_id(&self) -> Option<NetworkId> {
-        self.network.as_ref().map(|network| network.id)
+    /// The networks with ranges of their own.
+    pub(crate) fn ledgers(&self) -> impl Iterator<Item = (Vni, &Ledger)> {
+        let others = self.networks.iter();
+        let others = others.filter_map(|(vni, saved)| Some((*vni, saved.ledger.as_ref()?)));
+        [(Vni::WEFT, &self.weft)].into_iter().chain(others)
     }
 
-    /// How many addresses of the own ranges are given out.
-    pub(crate) fn used(&self) -> u64 {
-        self.taken.len() as u64
+    /// Addresses outside a network's ranges that own containers have on it.
+    pub(crate) fn outside(&self, vni: Vni) -> Option<&BTreeMap<IpAddr, String>> {
+        if vni == Vni::WEFT {
+            return Some(&self.outside);
+        }
+        self.networks.get(&vni).map(|saved| &saved.outside)
+    }
+
+    pub(crate) fn outside_mut(&mut self, vni: Vni) -> Option<&mut BTreeMap<IpAddr, String>> {
+        if vni == Vni::WEFT {
+            return Some(&mut self.outside);
+        }
+        self.networks.get_mut(&vni).map(|saved| &mut saved.outside)
     }
 
     /// Counts one more start without a mesh.
@@ -207,172 +195,4 @@ impl State {
         self.starts = self.starts.saturating_add(1);
         self.starts.into()
     }
-
-    /// Becomes the first host of a mesh: owner of the whole range.
-    pub(crate) fn found(&mut self, network: Network) {
-        self.network = Some(network);
-        self.owned = vec![AddressRange::of_net(self.range)];
-        self.announced += 1;
-        self.request = None;
-    }
-
-    /// The announcement of this host's ranges.
-    pub(crate) fn announcement(&self) -> Option<RangeAnnouncement> {
-        let network = self.network_id()?;
-        let (owner, version, ranges) = (self.local, self.announced, self.owned.clone());
-        Some(RangeAnnouncement { network, owner, version, ranges })
-    }
-
-    /// Other hosts remember a version at or above this host's: raises its version above theirs.
-    pub(crate) fn raise_announcement(&mut self, above: u64) -> bool {
-        let raise = above >= self.announced;
-        if raise {
-            self.announced = above + 1;
-        }
-        raise
-    }
-
-    /// The number of the open range request, a new one if there is none.
-    pub(crate) fn open_request(&mut self, fresh: u64) -> u64 {
-        if let Some(request) = self.request {
-            return request;
-        }
-        self.request = Some(fresh);
-        self.issued.push(fresh);
-        if self.issued.len() > REQUESTS_MAX {
-            self.issued.remove(0);
-        }
-        let issued = &self.issued;
-        self.accepted.retain(|(_, request)| issued.contains(request));
-        fresh
-    }
-
-    /// Whether this host asked for a range under this number.
-    pub(crate) fn has_issued(&self, request: u64) -> bool {
-        self.issued.contains(&request)
-    }
-
-    /// Whether a grant has been taken already.
-    pub(crate) fn has_grant(&self, from: PeerId, request: u64) -> bool {
-        self.accepted.contains(&(from, request))
-    }
-
-    /// Takes granted ranges as own; `false`, and nothing changed, if they cannot be given to this host.
-    pub(crate) fn accept_grant(
-        &mut self,
-        from: PeerId,
-        request: u64,
-        network: Network,
-        ranges: &[AddressRange],
-    ) -> bool {
-        let fits = RangeSet::disjoint(ranges).is_some_and(|set| set.is_within(self.range));
-        let mut owned = self.owned();
-        if !fits || ranges.is_empty() || !owned.add(ranges) {
-            return false;
-        }
-        self.network = Some(network);
-        self.owned = owned.ranges().to_vec();
-        self.announced += 1;
-        self.accepted.push((from, request));
-        if self.request == Some(request) {
-            self.request = None;
-        }
-        true
-    }
-
-    /// Gives away half of the largest free run of addresses, or repeats the grant already made for this
-    /// request.
-    pub(crate) fn grant(&mut self, to: PeerId, request: u64, within: Ipv4Net) -> Granted {
-        let mut open = self.grants.iter().filter(|grant| grant.to == to);
-        if let Some(grant) = open.clone().find(|grant| grant.request == request) {
-            return Granted::Ranges { ranges: grant.ranges.clone(), new: false };
-        }
-        if open.nth(GRANTS_PER_PEER_MAX - 1).is_some() || self.grants.len() >= GRANTS_MAX {
-            return Granted::TooManyOpen;
-        }
-        if self.owned.len() >= RANGES_PER_PEER_MAX {
-            return Granted::NothingLeft;
-        }
-        let largest = self.free_runs(within).into_iter().rev().max_by_key(AddressRange::size);
-        let Some((_, away)) = largest.and_then(|run| run.halves()) else {
-            return Granted::NothingLeft;
-        };
-        let useful = (u32::from(away.first)..=u32::from(away.last))
-            .take(3)
-            .any(|address| !is_reserved(address.into(), within));
-        if !useful {
-            return Granted::NothingLeft;
-        }
-        let mut owned = self.owned();
-        owned.subtract(away);
-        self.owned = owned.ranges().to_vec();
-        self.announced += 1;
-        self.grants.push(Grant { to, request, ranges: vec![away] });
-        Granted::Ranges { ranges: vec![away], new: true }
-    }
-
-    /// Grants to a host that it has not acknowledged.
-    pub(crate) fn open_grants(&self, to: PeerId) -> Vec<(u64, Vec<AddressRange>)> {
-        let mine = self.grants.iter().filter(|grant| grant.to == to);
-        mine.map(|grant| (grant.request, grant.ranges.clone())).collect()
-    }
-
-    /// The receiver has stored a grant; `false` if there is no such grant.
-    pub(crate) fn close_grant(&mut self, to: PeerId, request: u64) -> bool {
-        let before = self.grants.len();
-        self.grants.retain(|grant| grant.to != to || grant.request != request);
-        before != self.grants.len()
-    }
-
-    /// The address that `allocate` gave this owner before.
-    pub(crate) fn allocated(&self, owner: &str) -> Option<Ipv4Addr> {
-        let automatic = |holder: &Holder| matches!(holder, Holder::Local { owner: o, automatic: true } if o == owner);
-        self.taken.iter().find(|(_, holder)| automatic(holder)).map(|(address, _)| *address)
-    }
-
-    /// Takes the next free address of a subnet from the own ranges.
-    pub(crate) fn allocate(&mut self, owner: &str, subnet: Ipv4Net) -> Option<Ipv4Addr> {
-        let owned = self.owned();
-        let runs: Vec<AddressRange> = owned.within(subnet).collect();
-        let from = u32::from(self.cursor);
-        let free = |address: &u32| {
-            let address = Ipv4Addr::from(*address);
-            !self.taken.contains_key(&address) && !is_reserved(address, subnet)
-        };
-        let ends = |run: &AddressRange| (u32::from(run.first), u32::from(run.last));
-        let after = runs.iter().map(ends).filter(|(_, last)| *last >= from);
-        let after = after.map(|(first, last)| (first.max(from), last));
-        let around = after.chain(runs.iter().map(ends));
-        let address = around.into_iter().find_map(|(first, last)| (first..=last).find(free))?;
-        self.cursor = address.wrapping_add(1).into();
-        let address = Ipv4Addr::from(address);
-        let holder = Holder::Local { owner: owner.to_owned(), automatic: true };
-        self.taken.insert(address, holder);
-        Some(address)
-    }
-
-    /// Runs of free addresses in the own ranges, within a subnet.
-    fn free_runs(&self, within: Ipv4Net) -> Vec<AddressRange> {
-        let mut runs = Vec::new();
-        for range in self.owned().within(within) {
-            let (mut first, last) = (u32::from(range.first), u32::from(range.last));
-            let mut open = true;
-            for taken in self.taken.range(range.first..=range.last).map(|(a, _)| u32::from(*a)) {
-                if taken > first {
-                    runs.push(AddressRange { first: first.into(), last: (taken - 1).into() });
-                }
-                open = taken < last;
-                first = taken.saturating_add(1);
-            }
-            if open {
-                runs.push(AddressRange { first: first.into(), last: last.into() });
-            }
-        }
-        runs
-    }
-}
-
-/// Whether an address is the network or broadcast address of a subnet that has such.
-pub(crate) fn is_reserved(address: Ipv4Addr, subnet: Ipv4Net) -> bool {
-    subnet.prefix_len() < 31 && (address == subnet.network() || address == subnet.broadcast())
 }

@@ -9,7 +9,7 @@ use weft_crypto::PeerId;
 use weft_mesh::{
     AddressError, Change, Config, EndpointInfo, Founding, Hello, Mac, MemberInfo, Mesh, MeshError,
     Message, NamePort, NameRecord, Output, RangeAnnouncement, Refusal, State, Ticket, Transport,
-    limits,
+    Vni, limits,
 };
 
 fn id(n: u8) -> PeerId {
@@ -40,7 +40,7 @@ fn drain(mesh: &mut Mesh) -> Vec<Output> {
 fn answer(mesh: &mut Mesh, ticket: Ticket) -> Result<Vec<String>, AddressError> {
     let outputs = drain(mesh).into_iter();
     let mut answers = outputs.filter_map(|output| match output {
-        Output::Answer { ticket: t, result } if t == ticket => Some(result),
+        Output::Answer { ticket: t, result, .. } if t == ticket => Some(result),
         _ => None,
     });
     let nets = answers.next().expect("an answer")?;
@@ -48,7 +48,7 @@ fn answer(mesh: &mut Mesh, ticket: Ticket) -> Result<Vec<String>, AddressError> 
 }
 
 fn allocate(mesh: &mut Mesh, now: Instant, owner: &str) -> Result<Vec<String>, AddressError> {
-    let ticket = mesh.allocate(now, owner);
+    let ticket = mesh.allocate(now, Vni::WEFT, owner);
     answer(mesh, ticket)
 }
 
@@ -58,7 +58,7 @@ fn claim(
     owner: &str,
     address: &str,
 ) -> Result<Vec<String>, AddressError> {
-    let ticket = mesh.claim(now, owner, address.parse().unwrap());
+    let ticket = mesh.claim(now, Vni::WEFT, owner, address.parse().unwrap());
     answer(mesh, ticket)
 }
 
@@ -97,14 +97,14 @@ fn the_answer_comes_behind_the_state_that_holds_it() {
     let now = Instant::now();
     let mut mesh = founder(now, "10.32.0.0/12");
     drain(&mut mesh);
-    let ticket = mesh.allocate(now, "a");
+    let ticket = mesh.allocate(now, Vni::WEFT, "a");
     let outputs = drain(&mut mesh);
     let Output::Persist(state) = &outputs[0] else { panic!("{outputs:?}") };
     assert!(matches!(&outputs[1], Output::Answer { ticket: t, .. } if *t == ticket));
     let text = serde_json::to_string(state).unwrap();
     let state: State = serde_json::from_str(&text).unwrap();
     let again = Mesh::new(now, config("10.32.0.0/12"), Some(state), [2; 32]).unwrap();
-    assert_eq!(again.allocated("a").unwrap()[0].to_string(), "10.32.0.1/12");
+    assert_eq!(again.allocated(Vni::WEFT, "a").unwrap()[0].to_string(), "10.32.0.1/12");
     assert_eq!(again.network(), mesh.network());
 }
 
@@ -143,10 +143,10 @@ fn explicit_addresses_inside_the_range() {
     assert_eq!(allocate(&mut mesh, now, "b").unwrap()[0], "10.9.0.2/24");
     let error = claim(&mut mesh, now, "c", "10.9.0.2/24").unwrap_err().to_string();
     assert!(error.contains("container b") && error.contains("me ("), "{error}");
-    let twin = mesh.ipv6_of("10.9.0.2".parse().unwrap()).unwrap().to_string();
+    let twin = mesh.ipv6_of(Vni::WEFT, "10.9.0.2".parse().unwrap()).unwrap().to_string();
     let error = claim(&mut mesh, now, "c", &twin).unwrap_err();
     assert!(matches!(error, AddressError::Taken { .. }), "the pair is one: {error}");
-    let free = mesh.ipv6_of("10.9.0.9".parse().unwrap()).unwrap().to_string();
+    let free = mesh.ipv6_of(Vni::WEFT, "10.9.0.9".parse().unwrap()).unwrap().to_string();
     assert_eq!(claim(&mut mesh, now, "c", &free).unwrap(), [free]);
     let error = claim(&mut mesh, now, "d", "10.9.0.9/24").unwrap_err();
     assert!(matches!(error, AddressError::Taken { .. }), "the pair is one: {error}");
@@ -182,7 +182,7 @@ fn an_allocation_before_there_is_a_range_waits_and_then_says_for_what() {
     let mut config = config("10.9.0.0/24");
     config.founding = Founding::Join;
     let mut mesh = Mesh::new(now, config, None, [1; 32]).unwrap();
-    let ticket = mesh.allocate(now, "a");
+    let ticket = mesh.allocate(now, Vni::WEFT, "a");
     assert!(drain(&mut mesh).iter().all(|output| !matches!(output, Output::Answer { .. })));
     let late = now + Duration::from_secs(limits::ALLOCATION_WAIT_S);
     assert!(mesh.poll_timeout().unwrap() <= late);
@@ -197,10 +197,10 @@ fn a_release_cancels_what_waits() {
     let mut config = config("10.9.0.0/24");
     config.founding = Founding::Join;
     let mut mesh = Mesh::new(now, config, None, [1; 32]).unwrap();
-    let ticket = mesh.allocate(now, "a");
+    let ticket = mesh.allocate(now, Vni::WEFT, "a");
     mesh.release(now, "a");
     assert_eq!(answer(&mut mesh, ticket), Err(AddressError::Cancelled));
-    let ticket = mesh.allocate(now, "");
+    let ticket = mesh.allocate(now, Vni::WEFT, "");
     assert_eq!(answer(&mut mesh, ticket), Err(AddressError::BadOwner));
 }
 
@@ -218,11 +218,11 @@ fn a_claim_that_nobody_answers_ends_with_the_hosts_name() {
     let (network, owner) = (mesh.network().unwrap().id, id(7));
     let announcement = RangeAnnouncement { network, owner, version: 1, ranges: granted.unwrap() };
     mesh.handle_message(now, owner, Message::Ranges { announcement }).unwrap();
-    let ticket = mesh.claim(now, "a", "10.9.0.200/24".parse().unwrap());
+    let ticket = mesh.claim(now, Vni::WEFT, "a", "10.9.0.200/24".parse().unwrap());
     mesh.handle_timeout(now + Duration::from_secs(limits::CLAIM_WAIT_S));
     let error = answer(&mut mesh, ticket).unwrap_err();
     assert!(matches!(&error, AddressError::NoAnswer { host, .. } if host.contains("host7")));
-    let ticket = mesh.claim(now, "a", "10.9.0.201/24".parse().unwrap());
+    let ticket = mesh.claim(now, Vni::WEFT, "a", "10.9.0.201/24".parse().unwrap());
     mesh.handle_link_down(now, owner);
     let error = answer(&mut mesh, ticket).unwrap_err();
     assert!(
@@ -238,7 +238,7 @@ fn endpoints_outlive_a_link_for_the_grace_period() {
     announce(&mut mesh, now, 7, 1, vec![endpoint(1, "10.9.0.7/24"), endpoint(2, "10.9.0.8/24")]);
     let told = |outputs: &[Output]| {
         let ends = outputs.iter().filter_map(|output| match output {
-            Output::Endpoints { add, remove } => Some((add.len(), remove.len())),
+            Output::Endpoints { add, remove, .. } => Some((add.len(), remove.len())),
             _ => None,
         });
         ends.collect::<Vec<_>>()
@@ -256,7 +256,7 @@ fn endpoints_outlive_a_link_for_the_grace_period() {
     assert!(mesh.poll_timeout().unwrap() <= later + grace);
     mesh.handle_timeout(later + grace);
     assert_eq!(told(&drain(&mut mesh)), [(0, 1)]);
-    assert_eq!(mesh.endpoints(), []);
+    assert_eq!(mesh.endpoints(Vni::WEFT), []);
 }
 
 #[test]
@@ -274,12 +274,12 @@ fn a_missed_change_of_endpoints_makes_the_host_ask_for_all() {
         remove: Vec::new(),
     };
     mesh.handle_message(now, id(7), change(4, 2)).unwrap();
-    assert_eq!(mesh.endpoints().len(), 2);
+    assert_eq!(mesh.endpoints(Vni::WEFT).len(), 2);
     drain(&mut mesh);
     mesh.handle_message(now, id(7), change(6, 3)).unwrap();
     let asks = Output::Send { peer: id(7), message: Message::EndpointsRequest };
     assert_eq!(drain(&mut mesh), [asks]);
-    assert_eq!(mesh.endpoints().len(), 2);
+    assert_eq!(mesh.endpoints(Vni::WEFT).len(), 2);
 }
 
 #[test]
@@ -408,7 +408,7 @@ fn a_state_of_another_range_identity_or_version_is_refused_with_advice() {
     let now = Instant::now();
     let mut mesh = founder(now, "10.9.0.0/24");
     allocate(&mut mesh, now, "a").unwrap();
-    mesh.allocate(now, "b");
+    mesh.allocate(now, Vni::WEFT, "b");
     let states = drain(&mut mesh).into_iter().filter_map(|output| match output {
         Output::Persist(state) => Some(*state),
         _ => None,
@@ -478,7 +478,7 @@ fn a_full_table_fits_its_messages() {
             mac: Mac([2, 0, 0, 0, high, low]),
             addresses: (0..8).map(|k| address(k).parse().unwrap()).collect(),
         };
-        mesh.set_local_endpoint(info).unwrap();
+        mesh.set_local_endpoint(now, Vni::WEFT, info).unwrap();
     }
     let names = (0..100).map(longest_name).collect();
     mesh.set_local_names(names).unwrap();
@@ -657,13 +657,13 @@ fn drain_with(mesh: &mut Mesh, now: Instant, full: bool) -> Vec<Output> {
 fn without_a_saved_state_no_address_is_given_and_no_range_but_all_else_goes_on() {
     let mut now = Instant::now();
     let mut mesh = founder(now, "10.9.0.0/24");
-    mesh.allocate(now, "a");
+    mesh.allocate(now, Vni::WEFT, "a");
     drain_with(&mut mesh, now, false);
     let answer = |mesh: &mut Mesh, now, full, owner: &str| {
-        let wanted = mesh.allocate(now, owner);
+        let wanted = mesh.allocate(now, Vni::WEFT, owner);
         let mut outputs = drain_with(mesh, now, full).into_iter();
         outputs.find_map(|output| match output {
-            Output::Answer { ticket, result } if ticket == wanted => Some(result),
+            Output::Answer { ticket, result, .. } if ticket == wanted => Some(result),
             _ => None,
         })
     };
@@ -674,7 +674,7 @@ fn without_a_saved_state_no_address_is_given_and_no_range_but_all_else_goes_on()
     assert!(answer(&mut mesh, now, true, "a").unwrap().is_ok(), "it has that already");
 
     // A host joins: it is greeted, told of endpoints, and told why it gets no range.
-    mesh.set_local_endpoint(endpoint(1, "10.9.0.1/24")).unwrap();
+    mesh.set_local_endpoint(now, Vni::WEFT, endpoint(1, "10.9.0.1/24")).unwrap();
     link(&mut mesh, now, 7);
     let within = "10.9.0.0/24".parse().unwrap();
     mesh.handle_message(now, id(7), Message::RangeRequest { request: 1, within }).unwrap();

@@ -9,9 +9,9 @@ use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use weft_crypto::PeerId;
 use weft_mesh::{
-    AddressRange, ClaimResult, Config, EndpointInfo, Founding, Hello, Mac, MemberInfo, Mesh,
-    MeshError, Message, NamePort, NameRecord, Naming, Network, NetworkId, Output,
-    RangeAnnouncement, Transport, limits,
+    AddressRange, ClaimResult, Config, EndpointInfo, Founding, Hello, Holding, Mac, MemberInfo,
+    Mesh, MeshError, Message, NamePort, NameRecord, Naming, Network, NetworkDefinition, NetworkId,
+    NetworkOptions, Output, RangeAnnouncement, Transport, Vni, limits,
 };
 
 fn id(n: u8) -> PeerId {
@@ -102,13 +102,54 @@ impl Source {
         }
     }
 
+    fn holding(&mut self, network: Network) -> Holding {
+        let definition = self.network();
+        let founding = (self.below(3) > 0).then(|| {
+            let range6 = definition.range6.unwrap_or(network.range6);
+            Network { id: NetworkId([self.below(3) as u8; 16]), range6 }
+        });
+        let founding = founding.filter(|_| definition.range.is_some() || self.below(9) == 0);
+        Holding { definition, founding, used: self.below(2) == 0, resting: self.below(4) == 0 }
+    }
+
+    fn network(&mut self) -> NetworkDefinition {
+        let name = ["shop", "web", "lan", "lan", "A"][self.below(5) as usize];
+        let mut definition = NetworkDefinition::new(name);
+        if name == "lan" {
+            definition.range = Some("10.9.0.0/26".parse().unwrap());
+        }
+        match self.below(8) {
+            0 => definition.vni = Vni(self.below(9) as u32),
+            1 => definition.vni = Vni(self.0.next_u32()),
+            2 => definition.range = Some(Ipv4Net::new(self.address(), 16).unwrap()),
+            3 => definition.range6 = Some("fd00::1/70".parse().unwrap()),
+            4 => {
+                let mtu = Some(self.below(65_536) as u16);
+                definition.options = NetworkOptions { mtu, ..NetworkOptions::default() };
+            }
+            _ => {}
+        }
+        definition
+    }
+
+    /// A message about a network besides `weft`, or about the list of them.
+    fn network_message(&mut self, network: Network) -> Message {
+        if self.below(2) == 0 {
+            let (first, more) = (self.below(2) == 0, self.below(3) == 0);
+            let networks = self.many(|s| s.holding(network));
+            return Message::Networks { first, more, networks };
+        }
+        let vni = self.network().vni;
+        Message::On { vni, message: Box::new(self.message(network)) }
+    }
+
     fn message(&mut self, network: Network) -> Message {
         let network = match self.below(20) {
             0 => Network { id: NetworkId([9; 16]), ..network },
             1 => Network { range6: "fd00::1/70".parse().unwrap(), ..network },
             _ => network,
         };
-        match self.below(21) {
+        match self.below(25) {
             0 if self.below(10) == 0 => Message::Network { network },
             0 | 1 => Message::Members {
                 members: self.many(|s| MemberInfo {
@@ -153,6 +194,7 @@ impl Source {
                 more: self.below(3) == 0,
                 names: self.many(Self::name),
             },
+            21..=24 => self.network_message(network),
             n => self.late_message(n),
         }
     }
@@ -200,13 +242,26 @@ fn no_message_makes_a_host_panic_or_lose_what_is_its_own() {
         let mut now = Instant::now();
         let mut mesh = founder(now);
         for n in 0..20 {
-            mesh.allocate(now, &format!("box{n}"));
+            mesh.allocate(now, Vni::WEFT, &format!("box{n}"));
+        }
+        mesh.create_network(now, NetworkDefinition::new("shop")).unwrap();
+        let range = Some("10.9.0.0/26".parse().unwrap());
+        let lan = NetworkDefinition { range, ..NetworkDefinition::new("lan") };
+        mesh.create_network(now, lan.clone()).unwrap();
+        now += Duration::from_millis(limits::RANGE_FOUND_SETTLE_MS);
+        mesh.handle_timeout(now);
+        for n in 0..20 {
+            mesh.allocate(now, lan.vni, &format!("lan{n}"));
         }
         link(&mut mesh, now, id(1));
         let claim = "10.9.0.50".parse().unwrap();
         let message = Message::Claim { id: 1, address: claim, container: "theirs".to_owned() };
         mesh.handle_message(now, id(1), message).unwrap();
         let (ranges, allocations) = (own(&mesh), mesh.allocations());
+        let lans = |mesh: &Mesh| mesh.ipam_on(lan.vni).unwrap().owners[0].clone();
+        let lan_ranges = lans(&mesh);
+        assert_eq!(lan_ranges.used, Some(20));
+        let held = |mesh: &Mesh| mesh.networks().into_iter().filter(|it| it.here).count();
         let network = mesh.network().unwrap();
         for _ in 0..300 {
             now += Duration::from_millis(source.below(300));
@@ -227,7 +282,9 @@ fn no_message_makes_a_host_panic_or_lose_what_is_its_own() {
                 }
             }
             assert_eq!(own(&mesh), ranges, "seed {seed}: {message:?}");
+            assert_eq!(lans(&mesh), lan_ranges, "seed {seed}: {message:?}");
             assert_eq!(mesh.allocations(), allocations, "seed {seed}: {message:?}");
+            assert_eq!(held(&mesh), 3, "seed {seed}: {message:?}");
         }
         let message = Message::Claim { id: 9, address: claim, container: "mine".to_owned() };
         link(&mut mesh, now, id(2));
@@ -258,7 +315,7 @@ fn a_joining_host_survives_any_message_too() {
                 let hello = Hello { network: None, ..hello(&mesh, "other") };
                 let remote = "[2001:db8::1]:6783".parse().unwrap();
                 let _ = mesh.handle_link_up(now, id(2), hello, remote);
-                mesh.allocate(now, "box");
+                mesh.allocate(now, Vni::WEFT, "box");
             }
             let mut message = source.message(network);
             for output in drain(&mut mesh) {
@@ -302,8 +359,8 @@ fn a_peer_cannot_announce_what_this_host_owns() {
     assert_eq!(own(&mesh), [whole]);
     drain(&mut mesh);
     let net = Ipv4Net::new(Ipv4Addr::new(10, 9, 0, 77), 24).unwrap();
-    let ticket = mesh.claim(now, "box", net.into());
-    let answer = Output::Answer { ticket, result: Ok(vec![net.into()]) };
+    let ticket = mesh.claim(now, Vni::WEFT, "box", net.into());
+    let answer = Output::Answer { ticket, vni: Vni::WEFT, result: Ok(vec![net.into()]) };
     assert!(drain(&mut mesh).contains(&answer), "claimed here, nobody asked");
 }
 

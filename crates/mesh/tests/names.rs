@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use weft_crypto::PeerId;
 use weft_mesh::{
-    Config, EndpointInfo, Founding, Hello, Mac, Mesh, Message, NameRecord, Output, limits,
+    Config, EndpointInfo, Founding, Hello, Mac, Mesh, Message, NameRecord, Output, Vni, limits,
 };
 
 fn id(n: u8) -> PeerId {
@@ -95,9 +95,10 @@ fn aliases_are_left_out_where_there_are_none_and_unknown_to_older_hosts() {
     let text = serde_json::to_string(&endpoint(&[])).unwrap();
     assert!(!text.contains("aliases"), "{text}");
     assert_eq!(serde_json::from_str::<EndpointInfo>(&text).unwrap(), endpoint(&[]));
-    let mut mesh = founder(Instant::now());
-    mesh.set_local_endpoint(endpoint(&["web", "web.shop"])).unwrap();
+    let now = Instant::now();
+    let mut mesh = founder(now);
+    mesh.set_local_endpoint(now, Vni::WEFT, endpoint(&["web", "web.shop"])).unwrap();
     for bad in [&[""][..], &["a b"], &["a"; limits::ALIASES_PER_ENDPOINT_MAX + 1]] {
-        assert!(mesh.set_local_endpoint(endpoint(bad)).is_err(), "{bad:?}");
+        assert!(mesh.set_local_endpoint(now, Vni::WEFT, endpoint(bad)).is_err(), "{bad:?}");
     }
 }

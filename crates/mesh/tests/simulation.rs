@@ -5,24 +5,11 @@
 mod net;
 
 use std::net::Ipv4Addr;
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::time::Duration;
 
 use ipnet::{IpNet, Ipv4Net};
-use net::{Counters, Net};
-
-/// Runs a test with many seeds (`WEFT_SEEDS` more or fewer), and tells which one failed.
-fn for_seeds(count: u64, run: impl Fn(u64)) {
-    let count = std::env::var("WEFT_SEEDS").ok().and_then(|n| n.parse().ok()).unwrap_or(count);
-    let first = std::env::var("WEFT_SEED").ok().and_then(|n| n.parse::<u64>().ok());
-    let seeds = first.map_or(0..count, |seed| seed..seed + 1);
-    for seed in seeds {
-        if let Err(panic) = catch_unwind(AssertUnwindSafe(|| run(seed))) {
-            eprintln!("failed with WEFT_SEED={seed}");
-            resume_unwind(panic);
-        }
-    }
-}
+use net::{Counters, Net, for_seeds};
+use weft_mesh::Vni;
 
 const RANGE: &str = "10.9.0.0/26";
 
@@ -336,7 +323,7 @@ fn a_claim_in_the_range_of_a_host_that_is_down_names_that_host() {
     net.settle(1);
     let now = net.now;
     let mesh = net.hosts[1].mesh.as_mut().unwrap();
-    mesh.claim(now, "box", "10.9.0.7/26".parse().unwrap());
+    mesh.claim(now, Vni::WEFT, "box", "10.9.0.7/26".parse().unwrap());
     let error = loop {
         if let weft_mesh::Output::Answer { result, .. } = mesh.poll_output().unwrap() {
             break result.unwrap_err().to_string();

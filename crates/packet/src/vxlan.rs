@@ -1,5 +1,7 @@
 //! VXLAN (RFC 7348) with Linux's remote checksum offload (draft-herbert-vxlan-rco, `vxlan.h`).
 
+use serde::{Deserialize, Serialize};
+
 use crate::ParseError;
 use crate::bytes::{be32, need};
 
@@ -18,6 +20,17 @@ pub const VNI_MAX: u32 = 0xff_ffff;
 
 const VNI_FLAG: u32 = 0x0800_0000;
 const RCO_UDP: u8 = 0x80;
+
+/// A VXLAN network identifier: 24 bits, host byte order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Vni(pub u32);
+
+impl Vni {
+    /// Network `weft`, which is on every host.
+    pub const WEFT: Self = Self(1);
+    /// The network on which probes travel and no container ever lives.
+    pub const PROBE: Self = Self(VNI_MAX);
+}
 
 /// One VXLAN header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -9,19 +9,11 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use weft_crypto::{Cipher, PeerId, SaKey};
 use weft_packet::ethernet::Mac;
+use weft_packet::vxlan::Vni;
 
 /// Names one path on this host; never used twice in the life of a daemon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PathId(pub u32);
-
-/// A VXLAN network identifier: 24 bits, host byte order.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub struct Vni(pub u32);
-
-impl Vni {
-    /// The network on which probes travel and no container ever lives.
-    pub const PROBE: Self = Self(0xff_ffff);
-}
 
 /// The engine that moves the packets of a path at this end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]

@@ -35,7 +35,6 @@ pub use config::{
 };
 pub use engine_api::{
     Encapsulation, Endpoint, EngineCommand, EngineEvent, EngineKind, InboundSa, OutboundSa, PathId,
-    Vni,
 };
 pub use message::{
     Accept, EngineAbility, Hello, LaneOffer, Message, MessageError, MissingEngine, Offer,
@@ -44,3 +43,4 @@ pub use message::{
 pub use paths::Paths;
 pub use status::{Counters, PathChange, PathState, PathStatus, Reason, overall};
 pub use weft_packet::ethernet::{Mac, ParseMacError};
+pub use weft_packet::vxlan::Vni;

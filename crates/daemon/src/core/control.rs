@@ -18,7 +18,7 @@ use weft_crypto::{PeerId, SessionKey};
 use weft_kernel::engine::local_address;
 use weft_link::Links;
 use weft_mesh::{AddressError, Mesh, Output};
-use weft_path::{Endpoint, EngineCommand, EngineEvent, EngineKind, Mac, PathState, Paths};
+use weft_path::{Endpoint, EngineCommand, EngineEvent, EngineKind, Mac, PathState, Paths, Vni};
 
 use super::engines::{Engines, EnginesChange};
 use super::events::Events;
@@ -345,8 +345,8 @@ impl Control {
         match request {
             Request::Addresses { owner, explicit, reply } => {
                 let ticket = match explicit {
-                    Some(address) => self.mesh.claim(now, &owner, address),
-                    None => self.mesh.allocate(now, &owner),
+                    Some(address) => self.mesh.claim(now, VNI, &owner, address),
+                    None => self.mesh.allocate(now, VNI, &owner),
                 };
                 self.waiting.insert(ticket, Waiting { owner, reply });
             }
@@ -360,7 +360,7 @@ impl Control {
                 self.mesh.release(now, &owner);
             }
             Request::Release { owner, addresses: Some(addresses) } => {
-                self.mesh.release_some(now, &owner, &addresses);
+                self.mesh.release_some(now, VNI, &owner, &addresses);
             }
             Request::TargetsChanged => self.tell_targets(),
             Request::Forget { text, reply } => {
@@ -375,7 +375,7 @@ impl Control {
                 }
             }
             Request::Announce { attachment } => self.announce(&attachment),
-            Request::Withdraw { mac } => self.mesh.remove_local_endpoint(mac),
+            Request::Withdraw { mac } => self.mesh.remove_local_endpoint(now, VNI, mac),
             Request::Names { reply } => {
                 let _ = reply.send(self.names());
             }
@@ -596,18 +596,20 @@ impl Control {
             Output::Dial { peer, addresses } => {
                 self.links.connect_peer(peer, &addresses);
             }
-            Output::Endpoints { add, remove } => self.set_endpoints(add, &remove),
+            Output::Endpoints { vni, add, remove } => self.set_endpoints(vni, add, &remove),
+            // The engines have `weft` alone so far, and nothing creates another network.
+            Output::NetworkPeers { .. } => {}
             Output::Refuse { peer, reason } => {
                 tracing::warn!(%peer, %reason, "peer refused");
                 self.lost(peer, &reason.to_string());
                 self.links.close(peer, &reason.to_string());
                 self.paths.handle_link_down(Instant::now(), peer);
             }
-            Output::Answer { ticket, result } => {
+            Output::Answer { ticket, vni, result } => {
                 if let Some(Waiting { owner, reply }) = self.waiting.remove(&ticket) {
                     // The caller gave up the attach, so its address is released.
                     if let Err(Ok(given)) = reply.send(result) {
-                        self.mesh.release_some(Instant::now(), &owner, &given);
+                        self.mesh.release_some(Instant::now(), vni, &owner, &given);
                     }
                 }
             }
@@ -660,13 +662,14 @@ impl Control {
             mac,
             addresses: attachment.addresses.clone(),
         };
-        if let Err(error) = self.mesh.set_local_endpoint(info) {
+        if let Err(error) = self.mesh.set_local_endpoint(Instant::now(), VNI, info) {
             tracing::error!(container = attachment.name, %error, "endpoint not announced");
         }
     }
 
     fn set_endpoints(
         &mut self,
+        vni: Vni,
         add: Vec<(weft_mesh::EndpointInfo, PeerId)>,
         remove: &[(Mac, PeerId)],
     ) {
@@ -678,7 +681,7 @@ impl Control {
                 (Endpoint { mac: info.mac, addresses }, peer)
             })
             .collect();
-        self.engines.command(EngineCommand::SetEndpoints { vni: VNI, add, remove });
+        self.engines.command(EngineCommand::SetEndpoints { vni, add, remove });
     }
 
     fn send(&self, peer: PeerId, message: &ControlMessage) {

@@ -60,7 +60,7 @@ impl Standing {
     /// The standing of a host that starts.
     pub(crate) fn at_start(now: Instant, origin: Origin, state: &State, members: &Members) -> Self {
         let known = origin.last_generation;
-        if state.network.is_none() {
+        if state.weft.network.is_none() {
             return Self::Sure;
         }
         match known {
@@ -148,7 +148,7 @@ impl Mesh {
         if generation > self.state.generation {
             if !self.standing.is_sure() {
                 self.found_older(peer);
-            } else if self.state.network.is_none() {
+            } else if self.state.weft.network.is_none() {
                 // The disk was lost: its new ranges and addresses come after those of the lost state.
                 self.state.generation = generation;
                 self.dirty = true;
@@ -199,9 +199,9 @@ impl Mesh {
                     self.standing = Standing::Sure;
                     self.dirty = true;
                     self.emit(Output::Changed(Change::StateBelieved));
-                    for peer in self.linked() {
-                        self.send_held(peer);
-                        self.send_open_grants(peer);
+                    for (vni, peer) in self.all_sharers() {
+                        self.send_held(peer, vni);
+                        self.send_open_grants(peer, vni);
                     }
                 }
             }

@@ -16,7 +16,7 @@ impl Mesh {
             self.state.forgotten.push(peer);
             let surplus = self.state.forgotten.len().saturating_sub(FORGOTTEN_MAX);
             self.state.forgotten.drain(..surplus);
-            self.endpoints.drop_peer(peer);
+            self.drop_endpoints_of(peer);
             self.tell_endpoints();
             self.dirty = true;
             self.emit(Output::Changed(Change::MemberForgotten { peer }));

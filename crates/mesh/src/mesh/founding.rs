@@ -10,6 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
 use weft_crypto::PeerId;
+use weft_packet::vxlan::Vni;
 
 use super::{Change, Mesh, Output};
 use crate::config::{Founding, Target};
@@ -40,15 +41,15 @@ impl Mesh {
     }
 
     pub(crate) fn found(&mut self, now: Instant) {
-        let network = self.new_network();
-        self.state.found(network);
+        let network = self.new_network_with(self.config.range6);
+        self.state.weft.found(network);
         self.dirty = true;
         self.emit(Output::Changed(Change::Founded { network }));
         self.on_network(now);
     }
 
     pub(crate) fn drive_founding(&mut self, now: Instant) {
-        let may = self.state.network.is_none()
+        let may = self.state.weft.network.is_none()
             && self.storage.failure().is_none()
             && self.config.founding == Founding::Join
             && !self.targets.is_empty()
@@ -66,7 +67,7 @@ impl Mesh {
         Naming {
             host: self.config.local,
             version: self.naming_version,
-            complete: self.state.network.is_none()
+            complete: self.state.weft.network.is_none()
                 && self.targets.iter().all(|target| target.peer.is_some()),
             names: known.into_iter().collect(),
         }
@@ -81,7 +82,7 @@ impl Mesh {
 
     /// Sends a peer the names given by each host.
     pub(crate) fn send_namings(&mut self, peer: PeerId) {
-        if self.state.network.is_some() {
+        if self.state.weft.network.is_some() {
             return;
         }
         let all: Vec<Naming> = self.namings.values().cloned().chain([self.naming()]).collect();
@@ -94,7 +95,7 @@ impl Mesh {
         if naming.names.len() > TARGETS_MAX || naming.version > ANNOUNCEMENT_VERSION_MAX {
             return Err(MeshError::Malformed { peer, what: "an impossible list of named hosts" });
         }
-        if self.state.network.is_some() {
+        if self.state.weft.network.is_some() {
             return Ok(());
         }
         if naming.host == self.config.local {
@@ -166,7 +167,8 @@ impl Mesh {
             return format!("this host cannot save its state: {why}");
         }
         if let Some((peer, _)) = self.links.iter().find(|(_, link)| link.network.is_some()) {
-            return match self.range_ask.refusals().next() {
+            let space = self.spaces.get(&Vni::WEFT);
+            return match space.and_then(|space| space.ask.refusals().next()) {
                 Some((peer, why)) => format!("{} gave no range: {why}", self.name_of(*peer)),
                 None => format!("waiting for a range of {}", self.name_of(*peer)),
             };

@@ -1,14 +1,15 @@
 //! Telling and hearing of members, connections, endpoints and names: all when a link comes up, then changes.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::time::Instant;
 
 use weft_crypto::PeerId;
 use weft_packet::ethernet::Mac;
+use weft_packet::vxlan::Vni;
 
 use super::{Change, Mesh, Output};
-use crate::endpoint::{EndpointInfo, HostNames};
+use crate::endpoint::{EndpointChanges, EndpointInfo, EndpointTable, HostNames};
 use crate::error::MeshError;
 use crate::limits::{
     ADDRESSES_PER_MEMBER_MAX, CONNECTIONS_PER_MESSAGE_MAX, ENDPOINTS_PER_MESSAGE_MAX,
@@ -150,7 +151,7 @@ impl Mesh {
     pub(crate) fn forget_old(&mut self, now: Instant) {
         let alive = self.refresh_members(now);
         for peer in self.members.forget_old(now, &alive) {
-            self.endpoints.drop_peer(peer);
+            self.drop_endpoints_of(peer);
             self.dirty = true;
             self.emit(Output::Changed(Change::MemberForgotten { peer }));
         }
@@ -165,21 +166,21 @@ impl Mesh {
         alive
     }
 
-    /// Tells a peer of all own endpoints.
-    pub(crate) fn send_endpoints(&mut self, peer: PeerId) {
-        let (version, all) = self.endpoints.local();
+    /// Tells a peer of all own endpoints on a network.
+    pub(crate) fn send_endpoints(&mut self, peer: PeerId, vni: Vni) {
+        let Some((version, all)) = self.table(vni).map(EndpointTable::local) else { return };
         let parts = all.len().div_ceil(ENDPOINTS_PER_MESSAGE_SENT).max(1);
         for part in 0..parts {
             let some = all.iter().skip(part * ENDPOINTS_PER_MESSAGE_SENT);
             let add = some.take(ENDPOINTS_PER_MESSAGE_SENT).cloned().collect();
             let (full, more, remove) = (true, part + 1 < parts, Vec::new());
-            self.send(peer, Message::Endpoints { version, full, more, add, remove });
+            self.send(peer, Message::Endpoints { version, full, more, add, remove }.on(vni));
         }
     }
 
     pub(crate) fn handle_endpoints(
         &mut self,
-        peer: PeerId,
+        (peer, vni): (PeerId, Vni),
         version: u64,
         (full, more): (bool, bool),
         add: Vec<EndpointInfo>,
@@ -191,11 +192,17 @@ impl Mesh {
         if let Some(what) = add.iter().find_map(EndpointInfo::fault) {
             return Err(MeshError::Malformed { peer, what });
         }
-        let max = ENDPOINTS_PER_PEER_MAX;
-        let too_many = MeshError::TooMany { peer, what: "endpoints", max };
-        let Some(link) = self.links.get_mut(&peer) else { return Ok(()) };
+        if self.table(vni).is_none() {
+            return Ok(());
+        }
+        let max = self.room_for_endpoints(peer, vni);
+        let too_many = MeshError::TooMany { peer, what: "endpoints", max: ENDPOINTS_PER_PEER_MAX };
+        let Some(incoming) = self.links.get_mut(&peer).map(|it| it.incoming.entry(vni)) else {
+            return Ok(());
+        };
+        let incoming = incoming.or_default();
         if full {
-            let all = link.new_endpoints.get_or_insert_default();
+            let all = incoming.new_endpoints.get_or_insert_default();
             for info in add {
                 if all.len() >= max && !all.contains_key(&info.mac) {
                     return Err(too_many);
@@ -203,55 +210,80 @@ impl Mesh {
                 all.insert(info.mac, info);
             }
             if !more {
-                link.endpoints_asked = false;
-                let all = link.new_endpoints.take().unwrap_or_default();
-                self.endpoints.set_all(peer, version, &all);
+                incoming.endpoints_asked = false;
+                let all = incoming.new_endpoints.take().unwrap_or_default();
+                if let Some(table) = self.table_mut(vni) {
+                    table.set_all(peer, version, &all);
+                }
             }
             return Ok(());
         }
-        if link.endpoints_asked || link.new_endpoints.is_some() {
+        if incoming.endpoints_asked || incoming.new_endpoints.is_some() {
             return Ok(());
         }
-        let next = self.endpoints.version_of(peer).and_then(|known| known.checked_add(1));
-        if next != Some(version) {
-            link.endpoints_asked = true;
-            self.send(peer, Message::EndpointsRequest);
+        let known = self.table(vni).and_then(|table| table.version_of(peer));
+        if known.and_then(|known| known.checked_add(1)) != Some(version) {
+            let link = self.links.get_mut(&peer);
+            if let Some(incoming) = link.and_then(|link| link.incoming.get_mut(&vni)) {
+                incoming.endpoints_asked = true;
+            }
+            self.send(peer, Message::EndpointsRequest.on(vni));
             return Ok(());
         }
-        self.endpoints.set_version(peer, version);
-        remove.iter().for_each(|mac| self.endpoints.remove(peer, *mac));
+        let Some(table) = self.table_mut(vni) else { return Ok(()) };
+        table.set_version(peer, version);
+        remove.iter().for_each(|mac| table.remove(peer, *mac));
         for info in add {
-            if self.endpoints.count_of(peer) >= max && !self.endpoints.has(peer, info.mac) {
+            if table.count_of(peer) >= max && !table.has(peer, info.mac) {
                 return Err(too_many);
             }
-            self.endpoints.set(peer, &info);
+            table.set(peer, &info);
         }
         Ok(())
     }
 
-    /// Reports changes of the endpoints to the switch and to the log.
+    /// How many endpoints a peer may have on a network, by those that it has on others.
+    fn room_for_endpoints(&self, peer: PeerId, vni: Vni) -> usize {
+        let others = self.tables().filter(|(other, _)| *other != vni);
+        let known: usize = others.map(|(_, table)| table.count_of(peer)).sum();
+        let incoming = self.links.get(&peer).map(|link| &link.incoming);
+        let coming = incoming.into_iter().flatten().filter(|(other, _)| **other != vni);
+        let coming: usize =
+            coming.filter_map(|(_, it)| it.new_endpoints.as_ref()).map(BTreeMap::len).sum();
+        ENDPOINTS_PER_PEER_MAX.saturating_sub(known + coming)
+    }
+
+    /// Reports changes of the endpoints of all networks to the switch and to the log.
     pub(crate) fn tell_endpoints(&mut self) {
-        let changes = self.endpoints.changes();
-        if !changes.add.is_empty() || !changes.remove.is_empty() {
-            self.emit(Output::Endpoints { add: changes.add, remove: changes.remove });
+        let all: Vec<(Vni, EndpointChanges)> =
+            self.tables_mut().map(|(vni, table)| (vni, table.changes())).collect();
+        for (vni, changes) in all {
+            self.emit_endpoints(vni, changes);
         }
-        for conflict in changes.conflicts {
+    }
+
+    pub(crate) fn emit_endpoints(&mut self, vni: Vni, changes: EndpointChanges) {
+        let EndpointChanges { add, remove, conflicts } = changes;
+        if !add.is_empty() || !remove.is_empty() {
+            self.emit(Output::Endpoints { vni, add, remove });
+        }
+        for conflict in conflicts {
             self.emit(Output::Changed(Change::Conflict(conflict)));
         }
     }
 }
 
 impl Mesh {
-    /// Names on all hosts, this one first.
+    /// Names on all hosts, this one first: endpoints of `weft`, and names that users gave on any network.
     #[must_use]
     pub fn host_names(&self) -> Vec<HostNames> {
         self.endpoints.host_names()
     }
 
-    /// Grows whenever [`Self::host_names`] changes.
+    /// Grows whenever [`Self::host_names`] or [`Self::host_names_on`] changes.
     #[must_use]
-    pub const fn names_revision(&self) -> u64 {
-        self.endpoints.revision()
+    pub fn names_revision(&self) -> u64 {
+        self.endpoints.revision() + self.names_revision_besides()
     }
 
     /// Announces all names that this host's user gave, in place of those before.

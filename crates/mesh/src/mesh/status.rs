@@ -6,13 +6,13 @@ use std::time::Instant;
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use weft_crypto::PeerId;
+use weft_packet::vxlan::Vni;
 
 use super::Mesh;
-use super::tickets::mapped;
-use crate::endpoint::{Conflict, EndpointInfo};
+use crate::endpoint::{Conflict, EndpointInfo, EndpointTable};
+use crate::ledger::{Holder, Ledger};
 use crate::message::Network;
 use crate::range::AddressRange;
-use crate::state::Holder;
 
 /// One host of the mesh.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -76,6 +76,8 @@ pub struct OwnerStatus {
 /// An address that a container of this host has.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Allocation {
+    /// The network whose ranges it is from; for one outside the ranges, the network that it is on.
+    pub vni: Vni,
     /// The container.
     pub owner: String,
     /// The address; an automatic one has an IPv6 twin ([`Mesh::ipv6_of`]).
@@ -89,7 +91,7 @@ pub struct Allocation {
 impl Mesh {
     /// The mesh that this host belongs to.
     pub fn network(&self) -> Option<Network> {
-        self.state.network
+        self.state.weft.network
     }
 
     /// All hosts known, this one first.
@@ -126,86 +128,110 @@ impl Mesh {
         [local].into_iter().chain(others).collect()
     }
 
-    /// The state of address allocation.
+    /// The state of address allocation on `weft`, and on networks without ranges of their own.
     pub fn ipam(&self) -> IpamStatus {
-        let network = self.state.network;
-        let own = self.state.owned();
+        self.ipam_of(Vni::WEFT, &self.state.weft)
+    }
+
+    /// The state of address allocation on a network: its own, or that of `weft`. `None`: this host neither holds it
+    /// nor has ranges of it.
+    pub fn ipam_on(&self, vni: Vni) -> Option<IpamStatus> {
+        let allocator = self.state.allocator(vni)?;
+        Some(self.ipam_of(allocator, self.state.ledger(allocator)?))
+    }
+
+    fn ipam_of(&self, vni: Vni, ledger: &Ledger) -> IpamStatus {
+        let network = ledger.network;
+        let own = ledger.owned();
         let local = network.map(|_| OwnerStatus {
             peer: self.config.local,
             nickname: self.config.nickname.clone(),
             addresses: own.size(),
-            used: Some(self.state.used()),
+            used: Some(ledger.used()),
             ranges: own.ranges().to_vec(),
             linked: true,
         });
-        let others = self.announced.iter().map(|(peer, (_, ranges))| {
+        let announced = self.spaces.get(&vni).into_iter().flat_map(|space| &space.announced);
+        let others = announced.map(|(peer, (_, ranges))| {
             let link = self.links.get(peer);
             OwnerStatus {
                 peer: *peer,
                 nickname: self.members.get(*peer).map(|m| m.nickname.clone()).unwrap_or_default(),
                 addresses: ranges.size(),
-                used: link.and_then(|link| link.used),
+                used: link.and_then(|link| link.incoming.get(&vni)?.used),
                 ranges: ranges.ranges().to_vec(),
                 linked: link.is_some(),
             }
         });
+        let range6 = match self.state.networks.get(&vni) {
+            Some(saved) => saved.definition.range6,
+            None => self.config.range6,
+        };
+        let missing = || network.is_none().then(|| self.reason_for_no_ranges(vni));
         IpamStatus {
             network,
-            range: self.config.range,
-            subnet: self.config.subnet(),
-            range6: network.map(|network| network.range6).or(self.config.range6),
-            waiting: self.unsure().or_else(|| network.is_none().then(|| self.founding_reason())),
+            range: ledger.range,
+            subnet: self.subnet(vni).unwrap_or(ledger.range),
+            range6: network.map(|network| network.range6).or(range6),
+            waiting: self.unsure().or_else(missing),
             owners: local.into_iter().chain(others).collect(),
-            tickets: self.pending.len(),
+            tickets: self.pending.values().filter(|pending| pending.is_of(vni)).count(),
         }
     }
 
-    /// All addresses that containers of this host have, by address.
+    /// All addresses that containers of this host have, by network and address.
     pub fn allocations(&self) -> Vec<Allocation> {
-        let own = self.state.taken.iter().filter_map(|(address, holder)| match holder {
-            Holder::Local { owner, automatic } => Some(Allocation {
-                owner: owner.clone(),
+        let mut all = Vec::new();
+        for (vni, ledger) in self.state.ledgers() {
+            let own = ledger.taken.iter().filter_map(|(address, holder)| match holder {
+                Holder::Local { owner, automatic } => Some(Allocation {
+                    vni,
+                    owner: owner.clone(),
+                    address: (*address).into(),
+                    automatic: *automatic,
+                    from: None,
+                }),
+                Holder::Peer { .. } => None,
+            });
+            all.extend(own);
+            all.extend(ledger.held.iter().map(|(address, held)| Allocation {
+                vni,
+                owner: held.owner.clone(),
                 address: (*address).into(),
-                automatic: *automatic,
+                automatic: false,
+                from: Some(held.from),
+            }));
+        }
+        let others = self.state.networks.iter().map(|(vni, saved)| (*vni, &saved.outside));
+        for (vni, outside) in [(Vni::WEFT, &self.state.outside)].into_iter().chain(others) {
+            all.extend(outside.iter().map(|(address, owner)| Allocation {
+                vni,
+                owner: owner.clone(),
+                address: *address,
+                automatic: false,
                 from: None,
-            }),
-            Holder::Peer { .. } => None,
-        });
-        let held = self.state.held.iter().map(|(address, held)| Allocation {
-            owner: held.owner.clone(),
-            address: (*address).into(),
-            automatic: false,
-            from: Some(held.from),
-        });
-        let outside = self.state.outside.iter().map(|(address, owner)| Allocation {
-            owner: owner.clone(),
-            address: *address,
-            automatic: false,
-            from: None,
-        });
-        let mut all: Vec<Allocation> = own.chain(held).chain(outside).collect();
-        all.sort_by_key(|allocation| allocation.address);
+            }));
+        }
+        all.sort_by_key(|allocation| (allocation.vni, allocation.address));
         all
     }
 
-    /// The addresses that [`Mesh::allocate`] gave this container before, if any.
-    pub fn allocated(&self, owner: &str) -> Option<Vec<IpNet>> {
-        let network = self.state.network?;
-        let address = self.state.allocated(owner)?;
-        let subnet = self.config.subnet();
-        let net = if subnet.contains(&address) { subnet } else { self.config.range };
-        let v4 = Ipv4Net::new(address, net.prefix_len()).map(IpNet::from);
-        let v6 = Ipv6Net::new(mapped(network.range6, address), 64).map(IpNet::from);
-        Some(v4.into_iter().chain(v6).collect())
+    /// The addresses that [`Mesh::allocate`] gave this owner on a network before, if any.
+    pub fn allocated(&self, vni: Vni, owner: &str) -> Option<Vec<IpNet>> {
+        let allocator = self.state.allocator(vni)?;
+        let ledger = self.state.ledger(allocator)?;
+        let (network, address) = (ledger.network?, ledger.allocated(owner)?);
+        Some(self.pair_of(allocator, network, address))
     }
 
-    /// All endpoints known with their hosts, this host's first.
-    pub fn endpoints(&self) -> Vec<(EndpointInfo, PeerId)> {
-        self.endpoints.all().map(|(info, peer)| (info.clone(), peer)).collect()
+    /// All endpoints known on a network with their hosts, this host's first.
+    pub fn endpoints(&self, vni: Vni) -> Vec<(EndpointInfo, PeerId)> {
+        let all = self.table(vni).into_iter().flat_map(EndpointTable::all);
+        all.map(|(info, peer)| (info.clone(), peer)).collect()
     }
 
-    /// Addresses that two hosts announce now.
+    /// Addresses that two hosts announce now on one network.
     pub fn conflicts(&self) -> Vec<Conflict> {
-        self.endpoints.conflicts()
+        self.tables().flat_map(|(_, table)| table.conflicts()).collect()
     }
 }

@@ -8,12 +8,14 @@ use std::time::{Duration, Instant};
 
 use ipnet::IpNet;
 use weft_crypto::PeerId;
+use weft_packet::vxlan::Vni;
 
 use super::{Change, Mesh, Output};
 use crate::error::AddressError;
+use crate::ledger::Holder;
 use crate::limits::{HELD_OUTPUTS_MAX, SAVE_RETRY_FIRST_MS, SAVE_RETRY_MAX_MS};
 use crate::message::{ClaimResult, Message};
-use crate::state::{Holder, State};
+use crate::state::State;
 
 /// The progress of saving this host's state.
 #[derive(Debug)]
@@ -67,8 +69,9 @@ impl Storage {
         }
     }
 
-    pub(crate) fn has_grant_of(&self, to: PeerId, request: u64) -> bool {
-        self.durable.open_grants(to).iter().any(|(known, _)| *known == request)
+    pub(crate) fn has_grant_of(&self, vni: Vni, to: PeerId, request: u64) -> bool {
+        let grants = self.durable.ledger(vni).map(|ledger| ledger.open_grants(to));
+        grants.is_some_and(|grants| grants.iter().any(|(known, _)| *known == request))
     }
 
     /// The generation on disk, where that may be older than the one in memory.
@@ -135,29 +138,20 @@ impl Mesh {
     pub(crate) fn sift(&mut self, output: Output) -> Option<Output> {
         let Some(why) = self.storage.failure().map(str::to_owned) else { return Some(output) };
         match output {
-            Output::Answer { ticket, result: Ok(nets) } => {
+            Output::Answer { ticket, vni, result: Ok(nets) } => {
                 let unsaved: Vec<IpNet> =
-                    nets.iter().copied().filter(|net| !self.is_durable(*net)).collect();
+                    nets.iter().copied().filter(|net| !self.is_durable(vni, *net)).collect();
                 if unsaved.is_empty() {
-                    return Some(Output::Answer { ticket, result: Ok(nets) });
+                    return Some(Output::Answer { ticket, vni, result: Ok(nets) });
                 }
-                unsaved.into_iter().for_each(|net| self.undo(net));
-                Some(Output::Answer { ticket, result: Err(AddressError::NotSaved { why }) })
+                unsaved.into_iter().for_each(|net| self.undo(vni, net));
+                let result = Err(AddressError::NotSaved { why });
+                Some(Output::Answer { ticket, vni, result })
             }
-            Output::Send {
-                peer,
-                message: Message::ClaimAnswer { id, address, result: ClaimResult::Given },
-            } if self.storage.durable.taken.get(&address) != self.state.taken.get(&address) => {
-                self.state.taken.remove(&address);
-                let result = ClaimResult::NotSaved;
-                Some(Output::Send { peer, message: Message::ClaimAnswer { id, address, result } })
-            }
-            Output::Send { peer, message } if !self.may_send(peer, &message) => {
-                self.storage.hold(Output::Send { peer, message });
-                None
-            }
+            Output::Send { peer, message } => self.sift_message(peer, message),
             Output::Changed(
                 change @ (Change::Founded { .. }
+                | Change::RangesFounded { .. }
                 | Change::Joined { .. }
                 | Change::RangesGiven { .. }
                 | Change::RangesReceived { .. }),
@@ -169,45 +163,93 @@ impl Mesh {
         }
     }
 
-    /// Whether a message stays true if this host restarts from the state on its disk.
-    fn may_send(&self, peer: PeerId, message: &Message) -> bool {
-        let durable = &self.storage.durable;
-        match message {
-            Message::Network { network } => durable.network == Some(*network),
-            Message::Ranges { announcement } if announcement.owner == self.config.local => {
-                durable.announcement().as_ref() == Some(announcement)
+    /// A message that may go out now. A claim that could not be saved is taken back and refused.
+    fn sift_message(&mut self, peer: PeerId, message: Message) -> Option<Output> {
+        let (vni, plain) = match message {
+            Message::On { vni, message } => (vni, *message),
+            plain => (Vni::WEFT, plain),
+        };
+        if let Message::ClaimAnswer { id, address, result: ClaimResult::Given } = plain {
+            let holder = |state: &State| {
+                state.ledger(vni).and_then(|ledger| ledger.taken.get(&address)).cloned()
+            };
+            let saved = holder(&self.storage.durable) == holder(&self.state);
+            if !saved && let Some(ledger) = self.state.ledger_mut(vni) {
+                ledger.taken.remove(&address);
             }
-            Message::RangeRequest { request, .. } => durable.has_issued(*request),
-            Message::RangeGrant { request, .. } => self.storage.has_grant_of(peer, *request),
-            Message::RangeAccepted { request } => durable.has_grant(peer, *request),
+            let result = if saved { ClaimResult::Given } else { ClaimResult::NotSaved };
+            let message = Message::ClaimAnswer { id, address, result }.on(vni);
+            return Some(Output::Send { peer, message });
+        }
+        let may = self.may_send((peer, vni), &plain);
+        let output = Output::Send { peer, message: plain.on(vni) };
+        if may {
+            return Some(output);
+        }
+        self.storage.hold(output);
+        None
+    }
+
+    /// Whether a message about a network stays true if this host restarts from the state on its disk.
+    fn may_send(&self, (peer, vni): (PeerId, Vni), message: &Message) -> bool {
+        let durable = &self.storage.durable;
+        let ledger = durable.ledger(vni);
+        match message {
+            Message::Network { network } => durable.weft.network == Some(*network),
+            Message::Ranges { announcement } if announcement.owner == self.config.local => {
+                let local = self.config.local;
+                ledger.and_then(|it| it.announcement(local)).as_ref() == Some(announcement)
+            }
+            Message::RangeRequest { request, .. } => {
+                ledger.is_some_and(|it| it.has_issued(*request))
+            }
+            Message::RangeGrant { request, .. } => self.storage.has_grant_of(vni, peer, *request),
+            Message::RangeAccepted { request } => {
+                ledger.is_some_and(|it| it.has_grant(peer, *request))
+            }
             Message::Generation { generation } => *generation <= durable.generation(),
-            Message::ClaimRelease { address } => !durable.held.contains_key(address),
+            Message::ClaimRelease { address } => {
+                ledger.is_none_or(|it| !it.held.contains_key(address))
+            }
             _ => true,
         }
     }
 
-    fn is_durable(&self, net: IpNet) -> bool {
+    fn is_durable(&self, vni: Vni, net: IpNet) -> bool {
         let (durable, state) = (&self.storage.durable, &self.state);
-        match self.slot_of(net) {
-            Ok(Some(slot)) => {
-                durable.taken.get(&slot) == state.taken.get(&slot)
-                    && durable.held.get(&slot) == state.held.get(&slot)
+        let allocator = state.allocator(vni);
+        match (self.slot_of(vni, net), allocator) {
+            (Ok(Some(slot)), Some(allocator)) => {
+                let given = |state: &State| {
+                    let ledger = state.ledger(allocator)?;
+                    Some((ledger.taken.get(&slot).cloned(), ledger.held.get(&slot).cloned()))
+                };
+                given(durable).is_some() && given(durable) == given(state)
             }
-            _ => durable.outside.get(&net.addr()) == state.outside.get(&net.addr()),
+            _ => {
+                let holder = |state: &State| {
+                    state.outside(vni).and_then(|outside| outside.get(&net.addr())).cloned()
+                };
+                holder(durable) == holder(state)
+            }
         }
     }
 
     /// Takes an address back that was given and could not be saved.
-    fn undo(&mut self, net: IpNet) {
-        let Ok(Some(slot)) = self.slot_of(net) else {
-            self.state.outside.remove(&net.addr());
+    fn undo(&mut self, vni: Vni, net: IpNet) {
+        let (Ok(Some(slot)), Some(allocator)) = (self.slot_of(vni, net), self.state.allocator(vni))
+        else {
+            if let Some(outside) = self.state.outside_mut(vni) {
+                outside.remove(&net.addr());
+            }
             return;
         };
-        if matches!(self.state.taken.get(&slot), Some(Holder::Local { .. })) {
-            self.state.taken.remove(&slot);
+        let Some(ledger) = self.state.ledger_mut(allocator) else { return };
+        if matches!(ledger.taken.get(&slot), Some(Holder::Local { .. })) {
+            ledger.taken.remove(&slot);
         }
-        if let Some(from) = self.state.held.get(&slot).map(|held| held.from) {
-            self.give_back(slot, from);
+        if let Some(from) = ledger.held.get(&slot).map(|held| held.from) {
+            self.give_back(allocator, slot, from);
         }
     }
 }

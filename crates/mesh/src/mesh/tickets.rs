@@ -7,19 +7,24 @@ use std::time::{Duration, Instant};
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use rand::Rng;
 use weft_crypto::PeerId;
+use weft_packet::vxlan::Vni;
 
 use super::{Mesh, Output, Ticket};
 use crate::error::{AddressError, MeshError};
+use crate::ledger::{Held, Holder, Ledger, is_reserved};
 use crate::limits::{
     ALLOCATION_WAIT_S, CLAIM_RETRY_MS, CLAIM_WAIT_S, CLAIMS_PER_MESSAGE_MAX, CLAIMS_PER_PEER_MAX,
     NAME_BYTES_MAX, TICKETS_MAX,
 };
-use crate::message::{ClaimResult, Message};
-use crate::state::{Held, Holder, is_reserved};
+use crate::message::{ClaimResult, Message, Network};
 
 /// A request that waits.
 #[derive(Debug)]
 pub(crate) struct Pending {
+    /// The network.
+    vni: Vni,
+    /// The network whose ranges the address is from.
+    allocator: Vni,
     owner: String,
     deadline: Instant,
     want: Want,
@@ -46,109 +51,131 @@ struct Claim {
 }
 
 impl Pending {
-    /// Waits for this host to get another range.
-    pub(crate) fn is_short(&self) -> bool {
-        matches!(self.want, Want::Any { short: true })
+    /// Waits for this host to get another range of a network.
+    pub(crate) fn is_short_of(&self, allocator: Vni) -> bool {
+        self.allocator == allocator && matches!(self.want, Want::Any { short: true })
+    }
+
+    /// Waits for an address of a network's ranges.
+    pub(crate) fn is_of(&self, allocator: Vni) -> bool {
+        self.allocator == allocator
+    }
+
+    pub(crate) fn is_on(&self, vni: Vni) -> bool {
+        self.vni == vni
     }
 }
 
 impl Mesh {
-    /// Asks for an address for a container, from this host's own ranges: one IPv4 address, and the IPv6 address
-    /// that ends in it. The same owner gets the same addresses again. Answered by [`Output::Answer`], after
-    /// at most [`ALLOCATION_WAIT_S`] seconds.
-    pub fn allocate(&mut self, now: Instant, owner: &str) -> Ticket {
+    /// Asks for an address for a container on a network, from this host's own ranges: one IPv4 address, and the IPv6
+    /// address that ends in it. The same owner gets the same addresses again. Networks without ranges of their own
+    /// share those of `weft`, so an owner names a container and its network. Answered by [`Output::Answer`], after at
+    /// most [`ALLOCATION_WAIT_S`] seconds.
+    pub fn allocate(&mut self, now: Instant, vni: Vni, owner: &str) -> Ticket {
         let deadline = now + Duration::from_secs(ALLOCATION_WAIT_S);
-        self.open_ticket(now, owner, deadline, Want::Any { short: false })
+        self.open_ticket(now, vni, owner, deadline, Want::Any { short: false })
     }
 
-    /// Asks for an explicit address for a container. An address inside the range comes from its owner; an IPv6
-    /// address of the mesh's range stands for the IPv4 address that it ends in. An address outside the range is
-    /// only checked against all known endpoints. Answered by [`Output::Answer`], after at most [`CLAIM_WAIT_S`]
-    /// seconds.
-    pub fn claim(&mut self, now: Instant, owner: &str, address: IpNet) -> Ticket {
-        let slot = match self.slot_of(address) {
+    /// Asks for an explicit address for a container on a network. An address inside the range comes from its owner; an
+    /// IPv6 address of the network's range stands for the IPv4 address that it ends in. An address outside the range
+    /// is only checked against all known endpoints of the network. Answered by [`Output::Answer`], after at most
+    /// [`CLAIM_WAIT_S`] seconds.
+    pub fn claim(&mut self, now: Instant, vni: Vni, owner: &str, address: IpNet) -> Ticket {
+        let slot = match self.slot_of(vni, address) {
             Ok(Some(slot)) => slot,
             Ok(None) => {
                 self.storage.hurry();
-                let result = fit_owner(owner).and_then(|()| self.claim_outside(owner, address));
-                return self.answer_at_once(result);
+                let result =
+                    fit_owner(owner).and_then(|()| self.claim_outside(vni, owner, address));
+                return self.answer_at_once(vni, result);
             }
-            Err(error) => return self.answer_at_once(Err(error)),
+            Err(error) => return self.answer_at_once(vni, Err(error)),
         };
         let (net, asked, tried, retry_at) = (address, None, BTreeSet::new(), None);
         let claim = Claim { net, slot, asked, tried, retry_at };
         let deadline = now + Duration::from_secs(CLAIM_WAIT_S);
-        self.open_ticket(now, owner, deadline, Want::Claim(claim))
+        self.open_ticket(now, vni, owner, deadline, Want::Claim(claim))
     }
 
-    /// Gives back single addresses of a container, which keeps the others.
-    pub fn release_some(&mut self, now: Instant, owner: &str, nets: &[IpNet]) {
+    /// Gives back single addresses of a container on a network; it keeps the others.
+    pub fn release_some(&mut self, now: Instant, vni: Vni, owner: &str, nets: &[IpNet]) {
         let slots: Vec<Ipv4Addr> =
-            nets.iter().filter_map(|net| self.slot_of(*net).ok().flatten()).collect();
+            nets.iter().filter_map(|net| self.slot_of(vni, *net).ok().flatten()).collect();
         let addresses: Vec<IpAddr> = nets.iter().map(IpNet::addr).collect();
-        self.free(owner, |address| match address {
+        self.free(vni, owner, |address| match address {
             IpAddr::V4(v4) => slots.contains(&v4) || addresses.contains(&address),
             IpAddr::V6(_) => addresses.contains(&address),
         });
         self.drive(now);
     }
 
-    /// Gives back all addresses of a container and cancels what it waits for; returns the addresses.
+    /// Gives back all addresses of an owner on all networks, and cancels what it waits for; returns the addresses.
     pub fn release(&mut self, now: Instant, owner: &str) -> Vec<IpAddr> {
         let waiting = self.pending.iter().filter(|(_, pending)| pending.owner == owner);
-        let waiting: Vec<Ticket> = waiting.map(|(ticket, _)| *ticket).collect();
-        for ticket in waiting {
+        let waiting: Vec<(Ticket, Vni)> =
+            waiting.map(|(ticket, pending)| (*ticket, pending.vni)).collect();
+        for (ticket, vni) in waiting {
             self.pending.remove(&ticket);
-            self.emit(Output::Answer { ticket, result: Err(AddressError::Cancelled) });
+            self.emit(Output::Answer { ticket, vni, result: Err(AddressError::Cancelled) });
         }
-        let freed = self.free(owner, |_| true);
+        let others: Vec<Vni> = self.state.networks.keys().copied().collect();
+        let networks = [Vni::WEFT].into_iter().chain(others);
+        let freed = networks.flat_map(|vni| self.free(vni, owner, |_| true)).collect();
         self.drive(now);
         freed
     }
 
-    /// The IPv6 address that goes with an IPv4 address of the range, once this host is in a mesh.
-    pub fn ipv6_of(&self, address: Ipv4Addr) -> Option<Ipv6Net> {
-        let range6 = self.state.network.filter(|_| self.config.range.contains(&address))?.range6;
+    /// The IPv6 address that goes with an IPv4 address of a network's range, once this host has ranges of it.
+    pub fn ipv6_of(&self, vni: Vni, address: Ipv4Addr) -> Option<Ipv6Net> {
+        let ledger = self.state.ledger(self.state.allocator(vni)?)?;
+        let range6 = ledger.network.filter(|_| ledger.range.contains(&address))?.range6;
         Ipv6Net::new(mapped(range6, address), 64).ok()
     }
 }
 
 impl Mesh {
-    /// Frees those of a container's addresses that are `wanted`.
-    fn free(&mut self, owner: &str, wanted: impl Fn(IpAddr) -> bool) -> Vec<IpAddr> {
+    /// Frees those of a container's addresses on a network that are `wanted`.
+    fn free(&mut self, vni: Vni, owner: &str, wanted: impl Fn(IpAddr) -> bool) -> Vec<IpAddr> {
+        let Some(allocator) = self.state.allocator(vni) else { return Vec::new() };
         let mut freed = Vec::new();
-        self.state.taken.retain(|address, holder| {
-            let address = IpAddr::from(*address);
-            let own = matches!(holder, Holder::Local { owner: o, .. } if o == owner);
-            let keep = !own || !wanted(address);
-            if !keep {
-                freed.push(address);
-            }
-            keep
-        });
-        self.state.outside.retain(|address, o| {
-            let keep = o != owner || !wanted(*address);
-            if !keep {
-                freed.push(*address);
-            }
-            keep
-        });
-        let held = self.state.held.iter().filter(|(_, held)| held.owner == owner);
-        let held: Vec<(Ipv4Addr, PeerId)> = held.map(|(a, held)| (*a, held.from)).collect();
+        let mut held = Vec::new();
+        if let Some(ledger) = self.state.ledger_mut(allocator) {
+            ledger.taken.retain(|address, holder| {
+                let address = IpAddr::from(*address);
+                let own = matches!(holder, Holder::Local { owner: o, .. } if o == owner);
+                let keep = !own || !wanted(address);
+                if !keep {
+                    freed.push(address);
+                }
+                keep
+            });
+            let own = ledger.held.iter().filter(|(_, held)| held.owner == owner);
+            held.extend(own.map(|(address, held)| (*address, held.from)));
+        }
+        if let Some(outside) = self.state.outside_mut(vni) {
+            outside.retain(|address, o| {
+                let keep = o != owner || !wanted(*address);
+                if !keep {
+                    freed.push(*address);
+                }
+                keep
+            });
+        }
         for (address, from) in held.into_iter().filter(|(address, _)| wanted((*address).into())) {
-            self.give_back(address, from);
+            self.give_back(allocator, address, from);
             freed.push(address.into());
         }
         self.dirty |= !freed.is_empty();
-        self.take_answers_back(&freed);
+        self.take_answers_back(allocator, &freed);
         freed
     }
 
     /// An answer that has not gone out yet gives nothing that was freed meanwhile.
-    fn take_answers_back(&mut self, freed: &[IpAddr]) {
+    fn take_answers_back(&mut self, allocator: Vni, freed: &[IpAddr]) {
         let gives = |nets: &[IpNet]| nets.iter().any(|net| freed.contains(&net.addr()));
         for output in &mut self.outputs {
-            if let Output::Answer { result, .. } = output
+            if let Output::Answer { vni, result, .. } = output
+                && self.state.allocator(*vni) == Some(allocator)
                 && result.as_ref().is_ok_and(|nets| gives(nets))
             {
                 *result = Err(AddressError::Cancelled);
@@ -156,22 +183,33 @@ impl Mesh {
         }
     }
 
-    fn answer_at_once(&mut self, result: Result<Vec<IpNet>, AddressError>) -> Ticket {
+    fn answer_at_once(&mut self, vni: Vni, result: Result<Vec<IpNet>, AddressError>) -> Ticket {
         let ticket = self.new_ticket();
-        self.emit(Output::Answer { ticket, result });
+        self.emit(Output::Answer { ticket, vni, result });
         ticket
     }
 
-    fn open_ticket(&mut self, now: Instant, owner: &str, deadline: Instant, want: Want) -> Ticket {
+    fn open_ticket(
+        &mut self,
+        now: Instant,
+        vni: Vni,
+        owner: &str,
+        deadline: Instant,
+        want: Want,
+    ) -> Ticket {
         if let Err(error) = fit_owner(owner) {
-            return self.answer_at_once(Err(error));
+            return self.answer_at_once(vni, Err(error));
         }
+        let Some(allocator) = self.state.allocator(vni).filter(|_| self.holds(vni)) else {
+            return self.answer_at_once(vni, Err(AddressError::NoNetwork { vni }));
+        };
         if self.pending.len() >= TICKETS_MAX {
-            return self.answer_at_once(Err(AddressError::Busy));
+            return self.answer_at_once(vni, Err(AddressError::Busy));
         }
         self.storage.hurry();
         let ticket = self.new_ticket();
-        self.pending.insert(ticket, Pending { owner: owner.to_owned(), deadline, want });
+        let owner = owner.to_owned();
+        self.pending.insert(ticket, Pending { vni, allocator, owner, deadline, want });
         self.drive(now);
         ticket
     }
@@ -190,26 +228,29 @@ impl Mesh {
         for ticket in open {
             let Some(mut pending) = self.pending.remove(&ticket) else { continue };
             let late = pending.deadline <= now;
-            let owner = pending.owner.clone();
+            let (vni, allocator, owner) = (pending.vni, pending.allocator, pending.owner.clone());
             let result = match &mut pending.want {
-                Want::Any { short } => self.try_any(&owner, short, late),
-                Want::Claim(claim) => self.try_claim(now, &owner, claim, late),
+                Want::Any { short } => self.try_any(allocator, &owner, short, late),
+                Want::Claim(claim) => self.try_claim(now, allocator, &owner, claim, late),
             };
             match result {
-                Some(result) => self.emit(Output::Answer { ticket, result }),
+                Some(result) => self.emit(Output::Answer { ticket, vni, result }),
                 None => drop(self.pending.insert(ticket, pending)),
             }
         }
-        if self.pending.values().any(Pending::is_short) {
-            self.drive_range_ask(now);
-            if self.range_ask.is_exhausted() {
-                self.fail_short();
+        for allocator in self.allocators() {
+            if self.pending.values().any(|pending| pending.is_short_of(allocator)) {
+                self.drive_range_ask(now, allocator);
+                if self.space(allocator).ask.is_exhausted() {
+                    self.fail_short(allocator);
+                }
             }
         }
     }
 
     fn try_any(
         &mut self,
+        allocator: Vni,
         owner: &str,
         short: &mut bool,
         late: bool,
@@ -217,21 +258,51 @@ impl Mesh {
         if let Some(result) = self.while_unsure(late) {
             return result;
         }
-        let Some(network) = self.state.network else {
-            let why = self.founding_reason();
+        let founding = self.state.ledger(allocator).and_then(|ledger| ledger.network);
+        let (Some(network), Some(subnet)) = (founding, self.subnet(allocator)) else {
+            let why = self.reason_for_no_ranges(allocator);
             return late.then_some(Err(AddressError::NotReady { why }));
         };
-        let subnet = self.config.subnet();
-        let before = self.state.allocated(owner);
-        let Some(address) = before.or_else(|| self.state.allocate(owner, subnet)) else {
+        let ledger = self.state.ledger_mut(allocator)?;
+        let before = ledger.allocated(owner);
+        let Some(address) = before.or_else(|| ledger.allocate(owner, subnet)) else {
             *short = true;
-            return late.then(|| Err(self.no_space()));
+            return late.then(|| Err(self.no_space(allocator)));
         };
         self.dirty |= before.is_none();
-        let net = if subnet.contains(&address) { subnet } else { self.config.range };
-        let v4 = Ipv4Net::new(address, net.prefix_len()).map(IpNet::from);
+        Some(Ok(self.pair_of(allocator, network, address)))
+    }
+
+    /// An automatic address with its IPv6 twin, each with the length of its prefix.
+    pub(crate) fn pair_of(
+        &self,
+        allocator: Vni,
+        network: Network,
+        address: Ipv4Addr,
+    ) -> Vec<IpNet> {
+        let ledger = self.state.ledger(allocator);
+        let range = ledger.map_or(self.config.range, |ledger| ledger.range);
+        let subnet = self.subnet(allocator).filter(|subnet| subnet.contains(&address));
+        let prefix = subnet.unwrap_or(range).prefix_len();
+        let v4 = Ipv4Net::new(address, prefix).map(IpNet::from);
         let v6 = Ipv6Net::new(mapped(network.range6, address), 64).map(IpNet::from);
-        Some(Ok(v4.into_iter().chain(v6).collect()))
+        v4.into_iter().chain(v6).collect()
+    }
+
+    /// Why this host has no ranges of a network yet.
+    pub(crate) fn reason_for_no_ranges(&self, allocator: Vni) -> String {
+        let vni = allocator;
+        if vni == Vni::WEFT || self.state.weft.network.is_none() {
+            return self.founding_reason();
+        }
+        if let Some(why) = self.storage.failure() {
+            return format!("this host cannot save its state: {why}");
+        }
+        let mut refusals = self.spaces.get(&vni).into_iter().flat_map(|it| it.ask.refusals());
+        match refusals.next() {
+            Some((peer, why)) => format!("{} gave no range: {why}", self.name_of(*peer)),
+            None => "waiting for a host that has ranges of the network".to_owned(),
+        }
     }
 
     /// The answer while this host may not act on its state: none at first, then the reason.
@@ -242,22 +313,23 @@ impl Mesh {
     }
 
     /// No host has a range to give: fails the requests that wait for one.
-    fn fail_short(&mut self) {
-        let error = self.no_space();
-        let short = self.pending.iter().filter(|(_, pending)| pending.is_short());
-        let short: Vec<Ticket> = short.map(|(ticket, _)| *ticket).collect();
-        for ticket in short {
+    fn fail_short(&mut self, allocator: Vni) {
+        let error = self.no_space(allocator);
+        let short = self.pending.iter().filter(|(_, pending)| pending.is_short_of(allocator));
+        let short: Vec<(Ticket, Vni)> =
+            short.map(|(ticket, pending)| (*ticket, pending.vni)).collect();
+        for (ticket, vni) in short {
             self.pending.remove(&ticket);
-            self.emit(Output::Answer { ticket, result: Err(error.clone()) });
+            self.emit(Output::Answer { ticket, vni, result: Err(error.clone()) });
         }
     }
 
-    fn no_space(&self) -> AddressError {
+    fn no_space(&self, allocator: Vni) -> AddressError {
         if let Some(why) = self.storage.failure() {
             return AddressError::NotSaved { why: why.to_owned() };
         }
-        let subnet = self.config.subnet();
-        let reasons = self.range_ask.refusals();
+        let subnet = self.subnet(allocator).unwrap_or(self.config.range);
+        let reasons = self.spaces.get(&allocator).into_iter().flat_map(|it| it.ask.refusals());
         let others: Vec<String> =
             reasons.map(|(peer, why)| format!("{}: {why}", self.name_of(*peer))).collect();
         let others = if others.is_empty() {
@@ -268,9 +340,13 @@ impl Mesh {
         AddressError::NoSpace { why: format!("this host's ranges in {subnet} are full; {others}") }
     }
 
-    /// The IPv4 address that a claim is about; `None` for one outside the ranges of the mesh.
-    pub(crate) fn slot_of(&self, net: IpNet) -> Result<Option<Ipv4Addr>, AddressError> {
+    /// The IPv4 address that a claim on a network is about; `None` for one outside its ranges.
+    pub(crate) fn slot_of(&self, vni: Vni, net: IpNet) -> Result<Option<Ipv4Addr>, AddressError> {
         let reserved = Err(AddressError::Reserved { address: net });
+        let ledger = self.state.allocator(vni).and_then(|allocator| self.state.ledger(allocator));
+        let Some(ledger) = ledger else { return Err(AddressError::NoNetwork { vni }) };
+        let range = ledger.range;
+        let subnets = self.reserved_in(vni, range);
         match net {
             IpNet::V4(v4) => {
                 let address = v4.addr();
@@ -281,12 +357,10 @@ impl Mesh {
                 if never || is_reserved(address, v4) {
                     return reserved;
                 }
-                if !self.config.range.contains(&address) {
+                if !range.contains(&address) {
                     return Ok(None);
                 }
-                if is_reserved(address, self.config.subnet())
-                    || is_reserved(address, self.config.range)
-                {
+                if subnets.iter().any(|subnet| is_reserved(address, *subnet)) {
                     return reserved;
                 }
                 Ok(Some(address))
@@ -300,48 +374,68 @@ impl Mesh {
                 if never {
                     return reserved;
                 }
-                self.slot_of_ipv6(address, net)
+                self.slot_of_ipv6((vni, ledger), address, net)
             }
         }
     }
 
+    /// Subnets of a network whose network and broadcast addresses nobody gets.
+    fn reserved_in(&self, vni: Vni, range: Ipv4Net) -> [Ipv4Net; 2] {
+        let allocator = self.state.allocator(vni);
+        [allocator.and_then(|allocator| self.subnet(allocator)).unwrap_or(range), range]
+    }
+
     fn slot_of_ipv6(
         &self,
+        (vni, ledger): (Vni, &Ledger),
         address: Ipv6Addr,
         net: IpNet,
     ) -> Result<Option<Ipv4Addr>, AddressError> {
-        let range6 = self.state.network.map(|network| network.range6).or(self.config.range6);
+        let defined = match self.state.networks.get(&vni) {
+            Some(saved) if saved.ledger.is_some() => saved.definition.range6,
+            _ => self.config.range6,
+        };
+        let range6 = ledger.network.map(|network| network.range6).or(defined);
         let Some(range6) = range6.filter(|range6| range6.contains(&address)) else {
             return Ok(None);
         };
         let low = u32::try_from(u128::from(address) & u128::from(u64::MAX)).map(Ipv4Addr::from);
         match low {
-            Ok(slot) if self.config.range.contains(&slot) => {
-                let subnets = [self.config.subnet(), self.config.range];
+            Ok(slot) if ledger.range.contains(&slot) => {
+                let subnets = self.reserved_in(vni, ledger.range);
                 if subnets.iter().any(|subnet| is_reserved(slot, *subnet)) {
                     return Err(AddressError::Reserved { address: net });
                 }
                 Ok(Some(slot))
             }
             _ => {
-                let first = u32::from(self.config.range.network()).saturating_add(1);
+                let first = u32::from(ledger.range.network()).saturating_add(1);
                 let example = mapped(range6, first.into()).into();
                 Err(AddressError::NotMapped { address: address.into(), range6, example })
             }
         }
     }
 
-    fn claim_outside(&mut self, owner: &str, net: IpNet) -> Result<Vec<IpNet>, AddressError> {
+    fn claim_outside(
+        &mut self,
+        vni: Vni,
+        owner: &str,
+        net: IpNet,
+    ) -> Result<Vec<IpNet>, AddressError> {
         let address = net.addr();
-        if let Some(other) = self.state.outside.get(&address).filter(|other| *other != owner) {
+        let (Some(table), Some(outside)) = (self.table(vni), self.state.outside(vni)) else {
+            return Err(AddressError::NoNetwork { vni });
+        };
+        if let Some(other) = outside.get(&address).filter(|other| *other != owner) {
             let (container, host) = (other.clone(), self.name_of(self.config.local));
             return Err(AddressError::Taken { address, container, host });
         }
-        if let Some((info, peer)) = self.endpoints.other_holder(address, owner) {
+        if let Some((info, peer)) = table.other_holder(address, owner) {
             let (container, host) = (info.container.clone(), self.name_of(peer));
             return Err(AddressError::Taken { address, container, host });
         }
-        let before = self.state.outside.insert(address, owner.to_owned());
+        let outside = self.state.outside_mut(vni);
+        let before = outside.and_then(|outside| outside.insert(address, owner.to_owned()));
         self.dirty |= before.is_none();
         Ok(vec![net])
     }
@@ -349,6 +443,7 @@ impl Mesh {
     fn try_claim(
         &mut self,
         now: Instant,
+        allocator: Vni,
         owner: &str,
         claim: &mut Claim,
         late: bool,
@@ -357,11 +452,11 @@ impl Mesh {
         if let Some(result) = self.while_unsure(late) {
             return result;
         }
-        if self.state.network.is_none() {
-            let why = self.founding_reason();
+        if self.state.ledger(allocator).is_none_or(|ledger| ledger.network.is_none()) {
+            let why = self.reason_for_no_ranges(allocator);
             return late.then_some(Err(AddressError::NotReady { why }));
         }
-        if let Some(result) = self.claim_here(owner, claim) {
+        if let Some(result) = self.claim_here(allocator, owner, claim) {
             return Some(result);
         }
         if let Some((peer, _)) = claim.asked {
@@ -372,9 +467,11 @@ impl Mesh {
             claim.retry_at = None;
             claim.tried.clear();
         }
-        let mut owners = self.said_owners(claim.slot);
+        let mut owners = self.said_owners(allocator, claim.slot);
         owners.retain(|owner| !claim.tried.contains(owner));
-        if let Some(peer) = owners.iter().copied().find(|peer| self.shares_network(*peer)) {
+        if let Some(peer) =
+            owners.iter().copied().find(|peer| self.shares_founding(*peer, allocator))
+        {
             if late {
                 let (host, seconds) = (self.name_of(peer), CLAIM_WAIT_S);
                 return Some(Err(AddressError::NoAnswer { address, host, seconds }));
@@ -383,7 +480,7 @@ impl Mesh {
             claim.asked = Some((peer, id));
             claim.retry_at = None;
             let (address, container) = (claim.slot, owner.to_owned());
-            self.send(peer, Message::Claim { id, address, container });
+            self.send(peer, Message::Claim { id, address, container }.on(allocator));
             return None;
         }
         if let Some(peer) = owners.first() {
@@ -401,6 +498,7 @@ impl Mesh {
     /// already.
     fn claim_here(
         &mut self,
+        allocator: Vni,
         owner: &str,
         claim: &Claim,
     ) -> Option<Result<Vec<IpNet>, AddressError>> {
@@ -409,24 +507,27 @@ impl Mesh {
             Some(Err(AddressError::Taken { address, container: container.to_owned(), host }))
         };
         let here = self.name_of(self.config.local);
-        if let Some(held) = self.state.held.get(&claim.slot) {
+        let ledger = self.state.ledger(allocator)?;
+        if let Some(held) = ledger.held.get(&claim.slot) {
             let same = held.owner == owner;
             return if same { Some(Ok(vec![claim.net])) } else { taken(&held.owner, here) };
         }
         let rival = self.pending.values().find(|pending| {
             let asked = |other: &Claim| other.slot == claim.slot && other.asked.is_some();
-            pending.owner != owner && matches!(&pending.want, Want::Claim(other) if asked(other))
+            pending.owner != owner
+                && pending.allocator == allocator
+                && matches!(&pending.want, Want::Claim(other) if asked(other))
         });
         if let Some(rival) = rival {
             return taken(&rival.owner, here);
         }
-        if !self.state.owned().contains(claim.slot) {
+        if !ledger.owned().contains(claim.slot) {
             return None;
         }
-        match self.state.taken.get(&claim.slot) {
+        match ledger.taken.get(&claim.slot) {
             None => {
                 let holder = Holder::Local { owner: owner.to_owned(), automatic: false };
-                self.state.taken.insert(claim.slot, holder);
+                self.state.ledger_mut(allocator)?.taken.insert(claim.slot, holder);
                 self.dirty = true;
                 Some(Ok(vec![claim.net]))
             }
@@ -448,18 +549,20 @@ impl Mesh {
     }
 
     /// Forgets an address of another host's range and tells that host, now or at the next link.
-    pub(crate) fn give_back(&mut self, address: Ipv4Addr, from: PeerId) {
-        self.state.held.remove(&address);
-        self.dirty = true;
-        if self.links.contains_key(&from) {
-            self.send(from, Message::ClaimRelease { address });
+    pub(crate) fn give_back(&mut self, allocator: Vni, address: Ipv4Addr, from: PeerId) {
+        if let Some(ledger) = self.state.ledger_mut(allocator) {
+            ledger.held.remove(&address);
+            self.dirty = true;
+        }
+        if self.shares(from, allocator) {
+            self.send(from, Message::ClaimRelease { address }.on(allocator));
         }
     }
 
     /// Another host wants an address of this host's ranges.
     pub(crate) fn handle_claim(
         &mut self,
-        peer: PeerId,
+        (peer, vni): (PeerId, Vni),
         id: u64,
         address: Ipv4Addr,
         container: String,
@@ -470,8 +573,10 @@ impl Mesh {
         if !self.standing.is_sure() {
             return Ok(());
         }
-        let own = self.shares_network(peer) && self.state.owned().contains(address);
-        let result = match self.state.taken.get(&address) {
+        let same = self.shares_founding(peer, vni);
+        let Some(ledger) = self.state.ledger_mut(vni) else { return Ok(()) };
+        let own = same && ledger.owned().contains(address);
+        let result = match ledger.taken.get(&address) {
             _ if !own => ClaimResult::NotMine,
             Some(Holder::Local { owner, .. }) => {
                 ClaimResult::Taken { container: owner.clone(), host: self.config.local }
@@ -479,32 +584,27 @@ impl Mesh {
             Some(Holder::Peer { peer: other, container }) if *other != peer => {
                 ClaimResult::Taken { container: container.clone(), host: *other }
             }
-            None if self.claims_of(peer).count() >= CLAIMS_PER_PEER_MAX => ClaimResult::TooMany,
+            None if ledger.claims_of(peer).count() >= CLAIMS_PER_PEER_MAX => ClaimResult::TooMany,
             _ => {
-                self.state.taken.insert(address, Holder::Peer { peer, container });
+                ledger.taken.insert(address, Holder::Peer { peer, container });
                 self.dirty = true;
                 ClaimResult::Given
             }
         };
-        self.send(peer, Message::ClaimAnswer { id, address, result });
+        self.send(peer, Message::ClaimAnswer { id, address, result }.on(vni));
         Ok(())
-    }
-
-    fn claims_of(&self, peer: PeerId) -> impl Iterator<Item = Ipv4Addr> + '_ {
-        let theirs =
-            move |holder: &Holder| matches!(holder, Holder::Peer { peer: p, .. } if *p == peer);
-        self.state.taken.iter().filter(move |(_, holder)| theirs(holder)).map(|(a, _)| *a)
     }
 
     pub(crate) fn handle_claim_answer(
         &mut self,
         now: Instant,
-        peer: PeerId,
+        (peer, allocator): (PeerId, Vni),
         id: u64,
         address: Ipv4Addr,
         result: ClaimResult,
     ) {
-        let claims = self.pending.iter().filter_map(|(ticket, pending)| match &pending.want {
+        let open = self.pending.iter().filter(|(_, pending)| pending.allocator == allocator);
+        let claims = open.filter_map(|(ticket, pending)| match &pending.want {
             Want::Claim(claim) if claim.slot == address => Some((*ticket, claim.asked)),
             _ => None,
         });
@@ -512,22 +612,25 @@ impl Mesh {
             .filter_map(|(ticket, asked)| Some((ticket, asked.filter(|(p, _)| *p == peer)?.1)))
             .collect();
         let Some((ticket, _)) = asked.iter().find(|(_, asked)| *asked == id) else {
-            let mine = self.state.held.get(&address).is_some_and(|held| held.from == peer);
+            let held = self.state.ledger(allocator).and_then(|ledger| ledger.held.get(&address));
+            let mine = held.is_some_and(|held| held.from == peer);
             if result == ClaimResult::Given && asked.is_empty() && !mine {
-                self.send(peer, Message::ClaimRelease { address });
+                self.send(peer, Message::ClaimRelease { address }.on(allocator));
             }
             return;
         };
         let ticket = *ticket;
-        let Some(Pending { owner, want: Want::Claim(claim), .. }) = self.pending.get_mut(&ticket)
+        let Some(Pending { vni, owner, want: Want::Claim(claim), .. }) =
+            self.pending.get_mut(&ticket)
         else {
             return;
         };
-        let (net, address) = (claim.net, claim.net.addr());
+        let (vni, net, address) = (*vni, claim.net, claim.net.addr());
         let result = match result {
             ClaimResult::Given => {
                 let held = Held { owner: owner.clone(), from: peer };
-                self.state.held.insert(claim.slot, held);
+                let Some(ledger) = self.state.ledger_mut(allocator) else { return };
+                ledger.held.insert(claim.slot, held);
                 self.dirty = true;
                 Ok(vec![net])
             }
@@ -548,65 +651,72 @@ impl Mesh {
             }
         };
         self.pending.remove(&ticket);
-        self.emit(Output::Answer { ticket, result });
+        self.emit(Output::Answer { ticket, vni, result });
     }
 
-    pub(crate) fn handle_claim_release(&mut self, peer: PeerId, address: Ipv4Addr) {
+    pub(crate) fn handle_claim_release(&mut self, (peer, vni): (PeerId, Vni), address: Ipv4Addr) {
+        let Some(ledger) = self.state.ledger_mut(vni) else { return };
         let theirs = matches!(
-            self.state.taken.get(&address),
+            ledger.taken.get(&address),
             Some(Holder::Peer { peer: holder, .. }) if *holder == peer
         );
         if theirs {
-            self.state.taken.remove(&address);
+            ledger.taken.remove(&address);
             self.dirty = true;
         }
     }
 
-    /// Tells a peer which addresses of its ranges this host holds.
-    pub(crate) fn send_held(&mut self, peer: PeerId) {
-        if self.state.network.is_none() || !self.standing.is_sure() {
+    /// Tells a peer which addresses of its ranges of a network this host holds.
+    pub(crate) fn send_held(&mut self, peer: PeerId, vni: Vni) {
+        let Some(ledger) = self.state.ledger(vni).filter(|_| self.standing.is_sure()) else {
+            return;
+        };
+        if ledger.network.is_none() {
             return;
         }
-        let held = self.state.held.iter().filter(|(_, held)| held.from == peer);
+        let held = ledger.held.iter().filter(|(_, held)| held.from == peer);
         let held: Vec<Ipv4Addr> = held.map(|(address, _)| *address).collect();
         let parts = held.len().div_ceil(CLAIMS_PER_MESSAGE_MAX).max(1);
         for part in 0..parts {
             let some = held.iter().skip(part * CLAIMS_PER_MESSAGE_MAX);
             let addresses = some.take(CLAIMS_PER_MESSAGE_MAX).copied().collect();
-            self.send(peer, Message::ClaimsHeld { addresses, more: part + 1 < parts });
+            let more = part + 1 < parts;
+            self.send(peer, Message::ClaimsHeld { addresses, more }.on(vni));
         }
     }
 
     /// A peer lists what it holds of this host's ranges: all else that it had is free again.
     pub(crate) fn handle_claims_held(
         &mut self,
-        peer: PeerId,
+        (peer, vni): (PeerId, Vni),
         addresses: &[Ipv4Addr],
         more: bool,
     ) -> Result<(), MeshError> {
         if addresses.len() > CLAIMS_PER_MESSAGE_MAX {
             return Err(MeshError::Malformed { peer, what: "too many claims in one message" });
         }
-        let same_network = self.shares_network(peer);
+        let same_founding = self.shares_founding(peer, vni);
         let Some(link) = self.links.get_mut(&peer) else { return Ok(()) };
-        link.new_claims.extend(addresses);
-        if link.new_claims.len() > CLAIMS_PER_PEER_MAX {
+        let incoming = link.incoming.entry(vni).or_default();
+        incoming.new_claims.extend(addresses);
+        if incoming.new_claims.len() > CLAIMS_PER_PEER_MAX {
             let max = CLAIMS_PER_PEER_MAX;
             return Err(MeshError::TooMany { peer, what: "claims", max });
         }
-        if more || !same_network {
+        if more || !same_founding {
             return Ok(());
         }
-        let held = std::mem::take(&mut link.new_claims);
+        let held = std::mem::take(&mut incoming.new_claims);
+        let Some(ledger) = self.state.ledger_mut(vni) else { return Ok(()) };
         let gone: Vec<Ipv4Addr> =
-            self.claims_of(peer).filter(|address| !held.contains(address)).collect();
+            ledger.claims_of(peer).filter(|address| !held.contains(address)).collect();
         self.dirty |= !gone.is_empty();
-        gone.iter().for_each(|address| drop(self.state.taken.remove(address)));
-        let owned = self.state.owned();
+        gone.iter().for_each(|address| drop(ledger.taken.remove(address)));
+        let owned = ledger.owned();
         for address in held {
-            if owned.contains(address) && !self.state.taken.contains_key(&address) {
+            if owned.contains(address) && !ledger.taken.contains_key(&address) {
                 let holder = Holder::Peer { peer, container: "unknown".to_owned() };
-                self.state.taken.insert(address, holder);
+                ledger.taken.insert(address, holder);
                 self.dirty = true;
             }
         }

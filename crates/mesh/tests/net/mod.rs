@@ -1,10 +1,11 @@
 //! An in-memory network of hosts for tests. Links keep order and have individual delays; the two ends see a cut
 //! at different times. Hosts crash between any two outputs, then restart from the state that they last
 //! persisted, with their containers still attached.
-#![allow(clippy::unwrap_used, dead_code, unreachable_pub)]
+#![allow(clippy::unwrap_used, clippy::print_stderr, dead_code, unreachable_pub)]
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::{IpAddr, SocketAddr};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::time::{Duration, Instant};
 
 use ipnet::IpNet;
@@ -12,11 +13,24 @@ use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use weft_crypto::PeerId;
 use weft_mesh::{
-    AddressError, Change, Config, EndpointInfo, Founding, Hello, Mac, Mesh, Message, Origin,
-    Output, State, Target, Ticket,
+    AddressError, Change, Config, EndpointInfo, Founding, Hello, Mac, Mesh, Message,
+    NetworkDefinition, NetworkError, Origin, Output, State, Target, Ticket, Vni,
 };
 
 pub const PORT: u16 = 6783;
+
+/// Runs a test with many seeds (`WEFT_SEEDS` more or fewer), and tells which one failed.
+pub fn for_seeds(count: u64, run: impl Fn(u64)) {
+    let count = std::env::var("WEFT_SEEDS").ok().and_then(|n| n.parse().ok()).unwrap_or(count);
+    let first = std::env::var("WEFT_SEED").ok().and_then(|n| n.parse::<u64>().ok());
+    let seeds = first.map_or(0..count, |seed| seed..seed + 1);
+    for seed in seeds {
+        if let Err(panic) = catch_unwind(AssertUnwindSafe(|| run(seed))) {
+            eprintln!("failed with WEFT_SEED={seed}");
+            resume_unwind(panic);
+        }
+    }
+}
 
 /// An item in flight on a link.
 #[derive(Debug)]
@@ -71,7 +85,12 @@ pub struct Host {
     pub refusals: Vec<String>,
     pub conflicts: usize,
     /// Entries that the switch has.
-    pub switch: BTreeMap<Mac, (PeerId, EndpointInfo)>,
+    pub switch: BTreeMap<(Vni, Mac), (PeerId, EndpointInfo)>,
+    /// The hosts that get the broadcasts of each network.
+    pub broadcasts: BTreeMap<Vni, BTreeSet<PeerId>>,
+    /// Containers on networks besides `weft`, by network and number; they outlive the daemon.
+    pub boxes: BTreeSet<(String, u8)>,
+    pub clashes: Vec<String>,
     next_dial: Instant,
     containers: usize,
 }
@@ -132,6 +151,9 @@ impl Net {
             refusals: Vec::new(),
             conflicts: 0,
             switch: BTreeMap::new(),
+            broadcasts: BTreeMap::new(),
+            boxes: BTreeSet::new(),
+            clashes: Vec::new(),
             next_dial: self.now,
             containers: 0,
         });
@@ -173,7 +195,7 @@ impl Net {
         for allocation in mesh.allocations() {
             let addresses = kept.entry(allocation.owner).or_default();
             if let (IpAddr::V4(address), true) = (allocation.address, allocation.automatic) {
-                addresses.insert(mesh.ipv6_of(address).unwrap().addr().into());
+                addresses.insert(mesh.ipv6_of(allocation.vni, address).unwrap().addr().into());
             }
             addresses.insert(allocation.address);
         }
@@ -185,6 +207,10 @@ impl Net {
         }
         for owner in kept.keys().filter(|owner| !host.attached.contains_key(*owner)) {
             mesh.release(self.now, owner);
+        }
+        for (network, number) in &host.boxes {
+            let vni = mesh.join_network(self.now, network).expect("the host still holds it");
+            mesh.set_local_endpoint(self.now, vni, network_box(index, *number)).unwrap();
         }
         host.mesh = Some(mesh);
         host.next_dial = self.now;
@@ -202,6 +228,7 @@ impl Net {
         host.tickets.clear();
         host.gone.clear();
         host.switch.clear();
+        host.broadcasts.clear();
         // An interrupted write is on disk in full, or not at all.
         let saving = host.saving.take();
         if saving.is_some() && self.below(2) == 0 {
@@ -415,14 +442,17 @@ impl Net {
                     self.dial(index, to);
                 }
             }
-            Output::Endpoints { add, remove } => {
+            Output::Endpoints { vni, add, remove } => {
                 let switch = &mut self.hosts[index].switch;
                 for (mac, peer) in remove {
-                    assert_eq!(switch.remove(&mac).map(|(from, _)| from), Some(peer));
+                    assert_eq!(switch.remove(&(vni, mac)).map(|(from, _)| from), Some(peer));
                 }
                 for (info, peer) in add {
-                    switch.insert(info.mac, (peer, info));
+                    switch.insert((vni, info.mac), (peer, info));
                 }
+            }
+            Output::NetworkPeers { vni, peers } => {
+                self.hosts[index].broadcasts.insert(vni, peers.into_iter().collect());
             }
             Output::Refuse { peer, reason } => {
                 self.hosts[index].refusals.push(reason.to_string());
@@ -431,12 +461,13 @@ impl Net {
                 self.close(pair, index);
                 self.blocked.insert(pair);
             }
-            Output::Answer { ticket, result } => self.answered(index, ticket, result),
+            Output::Answer { ticket, result, .. } => self.answered(index, ticket, result),
             Output::Changed(change) => match change {
                 Change::Joined { .. } => self.counters.joined += 1,
                 Change::RangesReceived { .. } => self.counters.received_more += 1,
                 Change::Founded { .. } => self.counters.founded += 1,
                 Change::Conflict(_) => self.hosts[index].conflicts += 1,
+                Change::NetworkClash(clash) => self.hosts[index].clashes.push(clash.to_string()),
                 _ => {}
             },
         }
@@ -463,15 +494,26 @@ impl Net {
     }
 
     pub fn attach(&mut self, index: usize, claim: Option<IpNet>) -> Option<String> {
+        self.attach_on(index, "weft", claim)
+    }
+
+    /// Asks for an address on a network that the host holds or joins; the owner's name ends in the network's.
+    pub fn attach_on(
+        &mut self,
+        index: usize,
+        network: &str,
+        claim: Option<IpNet>,
+    ) -> Option<String> {
         let now = self.now;
         let host = &mut self.hosts[index];
         let mesh = host.mesh.as_mut()?;
+        let vni = mesh.join_network(now, network).ok()?;
         host.containers += 1;
         let kind = if claim.is_some() { "claim" } else { "auto" };
-        let owner = format!("{kind}-{index}-{}", host.containers);
+        let owner = format!("{kind}-{index}-{}-{network}", host.containers);
         let ticket = match claim {
-            Some(address) => mesh.claim(now, &owner, address),
-            None => mesh.allocate(now, &owner),
+            Some(address) => mesh.claim(now, vni, &owner, address),
+            None => mesh.allocate(now, vni, &owner),
         };
         host.tickets.insert(ticket, owner.clone());
         self.act(index);
@@ -500,6 +542,61 @@ impl Net {
             let nth = self.below(count);
             let owner = self.hosts[index].attached.keys().nth(nth).unwrap().clone();
             self.detach(index, &owner);
+        }
+    }
+
+    pub fn create(&mut self, index: usize, network: NetworkDefinition) -> Result<(), NetworkError> {
+        let now = self.now;
+        let result = self.hosts[index].mesh.as_mut().unwrap().create_network(now, network);
+        self.act(index);
+        result
+    }
+
+    pub fn remove(&mut self, index: usize, network: &str) -> Result<(), NetworkError> {
+        let now = self.now;
+        let result = self.hosts[index].mesh.as_mut().unwrap().remove_network(now, network);
+        self.act(index);
+        result
+    }
+
+    /// Attaches a container to a network besides `weft`; a container counts as there once that is saved.
+    pub fn attach_to(
+        &mut self,
+        index: usize,
+        network: &str,
+        number: u8,
+    ) -> Result<Vni, NetworkError> {
+        let now = self.now;
+        let Some(mesh) = self.hosts[index].mesh.as_mut() else {
+            return Err(NetworkError::Weft);
+        };
+        let vni = mesh.join_network(now, network)?;
+        mesh.set_local_endpoint(now, vni, network_box(index, number)).unwrap();
+        self.act(index);
+        while self.hosts[index].mesh.is_some() && self.hosts[index].saving.is_some() {
+            self.saved(index);
+            self.act(index);
+        }
+        let host = &mut self.hosts[index];
+        if host.mesh.as_ref().is_some_and(|mesh| mesh.save_failure().is_none()) {
+            host.boxes.insert((network.to_owned(), number));
+        } else if let Some(mesh) = host.mesh.as_mut()
+            && !host.boxes.contains(&(network.to_owned(), number))
+        {
+            mesh.remove_local_endpoint(now, vni, network_box(index, number).mac);
+            self.act(index);
+        }
+        Ok(vni)
+    }
+
+    pub fn detach_from(&mut self, index: usize, network: &str, number: u8) {
+        let now = self.now;
+        let host = &mut self.hosts[index];
+        let Some(mesh) = host.mesh.as_mut() else { return };
+        if host.boxes.remove(&(network.to_owned(), number)) {
+            let vni = mesh.join_network(now, network).unwrap();
+            mesh.remove_local_endpoint(now, vni, network_box(index, number).mac);
+            self.act(index);
         }
     }
 
@@ -539,26 +636,31 @@ impl Net {
         let mut holders = BTreeMap::new();
         for (index, host) in self.hosts.iter().enumerate() {
             for (owner, addresses) in &host.attached {
+                let network = owner.rsplit('-').next().unwrap();
                 for address in addresses {
-                    let before = holders.insert(*address, (index, owner));
+                    let before = holders.insert((network, *address), (index, owner));
                     assert_eq!(before, None, "{address} is on {owner} of h{index} too");
                 }
             }
         }
         let on_disk = self.hosts.iter().map(|host| host.disk.clone());
-        self.check_ranges(&on_disk.collect::<Vec<_>>(), false);
+        let on_disk = on_disk.collect::<Vec<_>>();
         let dead = self.hosts.iter().map(|host| host.disk.clone().filter(|_| host.mesh.is_none()));
-        self.check_ranges(&dead.collect::<Vec<_>>(), true);
+        let dead = dead.collect::<Vec<_>>();
+        for vni in [Vni::WEFT, lan().vni] {
+            self.check_ranges(vni, &on_disk, false);
+            self.check_ranges(vni, &dead, true);
+        }
     }
 
-    fn check_ranges(&self, states: &[Option<State>], live: bool) {
+    fn check_ranges(&self, vni: Vni, states: &[Option<State>], live: bool) {
         let mut all = Vec::new();
         for (index, (host, state)) in self.hosts.iter().zip(states).enumerate() {
             let restored = state.clone().map(|state| {
                 Mesh::new(self.now, host.config.clone(), Some(state), [0; 32]).unwrap()
             });
             let mesh = restored.as_ref().or(host.mesh.as_ref().filter(|_| live));
-            let Some(ipam) = mesh.map(Mesh::ipam) else { continue };
+            let Some(ipam) = mesh.and_then(|mesh| mesh.ipam_on(vni)) else { continue };
             let own = ipam.owners.into_iter().find(|owner| owner.peer == host.config.local);
             let own = own.filter(|_| ipam.network.is_some());
             all.extend(own.into_iter().flat_map(|own| own.ranges).map(|range| (range, index)));
@@ -568,4 +670,21 @@ impl Net {
             assert!(pair[0].0.last < pair[1].0.first, "ranges overlap: {pair:?}");
         }
     }
+}
+
+/// A container on a network besides `weft`. Its address says nothing of its host: networks may have the same ones.
+pub fn network_box(host: usize, number: u8) -> EndpointInfo {
+    EndpointInfo {
+        container: format!("box{number}"),
+        name: format!("box{number}"),
+        aliases: Vec::new(),
+        mac: Mac([2, 1, 0, 0, host as u8, number]),
+        addresses: vec![IpNet::new([10, 77, host as u8, number].into(), 16).unwrap()],
+    }
+}
+
+/// A network with a range of its own, which `weft` has too.
+pub fn lan() -> NetworkDefinition {
+    let range = Some("10.9.0.0/26".parse().unwrap());
+    NetworkDefinition { range, ..NetworkDefinition::new("lan") }
 }

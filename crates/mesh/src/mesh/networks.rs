@@ -1,0 +1,761 @@
+//! Networks besides `weft`: those that this host holds, those of its peers, and what they have in common.
+//!
+//! A host says which networks it holds, and nothing of others (`docs/design/networks.md`). So a network exists as
+//! long as a host holds it, and no host brings back a network that it does not hold itself.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
+
+use weft_crypto::PeerId;
+use weft_packet::vxlan::Vni;
+
+use super::{Change, Mesh, Output};
+use crate::endpoint::{EndpointTable, HostNames};
+use crate::error::{MeshError, NetworkError};
+use crate::ledger::Ledger;
+use crate::limits::{ENDPOINT_GRACE_S, NETWORK_IDLE_S, NETWORKS_MAX, NETWORKS_PER_MESSAGE_MAX};
+use crate::message::{FEATURE_NETWORKS, Hello, Holding, Message, Network};
+use crate::network::{NetworkClash, NetworkDefinition, NetworkOptions, WEFT};
+use crate::state::SavedNetwork;
+
+/// A network, as this host and its peers have it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NetworkStatus {
+    /// The network.
+    pub definition: NetworkDefinition,
+    /// This host holds it.
+    pub here: bool,
+    /// It was created on this host, so it stays without containers.
+    pub created: bool,
+    /// Containers of this host on it.
+    pub containers: usize,
+    /// Other hosts that hold the same, as far as known.
+    pub hosts: Vec<PeerId>,
+    /// Hosts with which nothing of it is exchanged, and why.
+    pub clashes: Vec<NetworkClash>,
+}
+
+/// Networks besides `weft`, in memory.
+#[derive(Debug, Default)]
+pub(crate) struct Networks {
+    /// Those that this host holds; the saved state has these, and those that rest.
+    held: BTreeMap<Vni, Held>,
+    /// Those that other hosts hold.
+    theirs: BTreeMap<PeerId, Theirs>,
+    /// The peers that have been greeted about a network.
+    shared: BTreeSet<(PeerId, Vni)>,
+    clashes: BTreeSet<NetworkClash>,
+    /// The networks that peers were told last.
+    told: Vec<Holding>,
+    /// Something has changed since the last look.
+    pub(crate) changed: bool,
+    /// The revisions of tables that are gone.
+    revision: u64,
+}
+
+/// A network that this host holds.
+#[derive(Debug)]
+struct Held {
+    endpoints: EndpointTable,
+    /// Since when no container of this host is on it or has an address of it.
+    idle_since: Option<Instant>,
+    /// The hosts that were last said to have it.
+    peers: Vec<PeerId>,
+}
+
+/// The networks that another host holds.
+#[derive(Debug)]
+struct Theirs {
+    networks: BTreeMap<Vni, Holding>,
+    /// When they are dropped, if the host has no link.
+    expires: Option<Instant>,
+}
+
+/// The progress of hearing of networks on a link.
+#[derive(Debug, Default)]
+pub(crate) struct NetworksLink {
+    /// The peer knows networks besides `weft`.
+    able: bool,
+    /// The peer has said which networks it holds.
+    told: bool,
+    /// Parts of a whole set that is still coming.
+    coming: Vec<Holding>,
+}
+
+impl NetworksLink {
+    pub(crate) fn new(hello: &Hello) -> Self {
+        let able = hello.features.iter().any(|feature| feature == FEATURE_NETWORKS);
+        Self { able, told: false, coming: Vec::new() }
+    }
+
+    /// Nothing is to be heard that was not heard yet.
+    fn has_told(&self) -> bool {
+        self.told || !self.able
+    }
+}
+
+impl Networks {
+    /// The networks of the last run. Those without a container go after [`NETWORK_IDLE_S`].
+    pub(crate) fn restore(
+        now: Instant,
+        local: PeerId,
+        saved: &BTreeMap<Vni, SavedNetwork>,
+    ) -> Self {
+        let held = saved.iter().filter(|(_, saved)| !saved.resting);
+        let held = held.map(|(vni, _)| (*vni, Held::new(now, local, *vni))).collect();
+        Self { held, changed: true, ..Self::default() }
+    }
+
+    fn tables(&self) -> impl Iterator<Item = (Vni, &EndpointTable)> {
+        self.held.iter().map(|(vni, held)| (*vni, &held.endpoints))
+    }
+}
+
+impl Held {
+    fn new(now: Instant, local: PeerId, vni: Vni) -> Self {
+        let endpoints = EndpointTable::new(local, vni);
+        Self { endpoints, idle_since: Some(now), peers: Vec::new() }
+    }
+}
+
+impl Mesh {
+    /// Creates a network on this host, which holds it until [`Self::remove_network`]. A second creation of an equal
+    /// network changes nothing.
+    ///
+    /// # Errors
+    /// The definition is unfit, or clashes with a network of this host or of one that it knows; the state cannot
+    /// be saved; too many networks.
+    pub fn create_network(
+        &mut self,
+        now: Instant,
+        definition: NetworkDefinition,
+    ) -> Result<(), NetworkError> {
+        if definition.name == WEFT {
+            return Err(NetworkError::Weft);
+        }
+        if let Some(fault) = definition.fault() {
+            return Err(NetworkError::Unfit { why: fault.to_owned() });
+        }
+        self.hold(now, definition, true)
+    }
+
+    /// Holds a network as other hosts define it, if this host does not hold it already: a container is about to be
+    /// attached to it. The network goes when no container of this host has been on it for [`NETWORK_IDLE_S`].
+    ///
+    /// # Errors
+    /// As for [`Self::create_network`]; no known host holds it; hosts hold different ones of the name.
+    pub fn join_network(&mut self, now: Instant, name: &str) -> Result<Vni, NetworkError> {
+        if name == WEFT {
+            return Ok(Vni::WEFT);
+        }
+        if let Some(vni) = self.vni_of_held(name) {
+            if let Some(held) = self.networks.held.get_mut(&vni)
+                && held.idle_since.is_some()
+            {
+                held.idle_since = Some(now);
+            }
+            return Ok(vni);
+        }
+        let known = self.networks.theirs.iter();
+        let mut known = known
+            .flat_map(|(peer, theirs)| theirs.networks.values().map(move |it| (*peer, it)))
+            .filter(|(_, theirs)| theirs.definition.name == name && !theirs.resting);
+        let Some((host, holding)) = known.next() else {
+            return Err(NetworkError::Unknown { name: name.to_owned() });
+        };
+        let differs = |other: &Holding| {
+            let apart = are_apart(holding.founding, other.founding);
+            apart || other.definition != holding.definition
+        };
+        if let Some((other, _)) = known.find(|(_, other)| differs(other)) {
+            let (host, other) = (self.name_of(host), self.name_of(other));
+            return Err(NetworkError::Ambiguous { name: name.to_owned(), host, other });
+        }
+        let definition = holding.definition.clone();
+        let vni = definition.vni;
+        self.hold(now, definition, false)?;
+        Ok(vni)
+    }
+
+    /// Ends this host's part in a network. It goes on at other hosts that hold it.
+    ///
+    /// # Errors
+    /// This host does not hold it, or containers of this host are on it.
+    pub fn remove_network(&mut self, now: Instant, name: &str) -> Result<(), NetworkError> {
+        if name == WEFT {
+            return Err(NetworkError::Weft);
+        }
+        let Some(vni) = self.vni_of_held(name) else {
+            return Err(NetworkError::Unknown { name: name.to_owned() });
+        };
+        let containers = self.use_of(vni);
+        if containers > 0 {
+            return Err(NetworkError::InUse { name: name.to_owned(), containers });
+        }
+        self.end_network(vni);
+        self.drive_networks(now);
+        Ok(())
+    }
+
+    /// All networks: `weft`, those that this host holds, and those that only others hold.
+    #[must_use]
+    pub fn networks(&self) -> Vec<NetworkStatus> {
+        let network = self.state.weft.network;
+        let weft = NetworkStatus {
+            definition: NetworkDefinition {
+                name: WEFT.to_owned(),
+                vni: Vni::WEFT,
+                range: Some(self.config.range),
+                range6: network.map(|network| network.range6).or(self.config.range6),
+                options: NetworkOptions::default(),
+            },
+            here: true,
+            created: false,
+            containers: self.endpoints.local_count(),
+            hosts: self.linked(),
+            clashes: Vec::new(),
+        };
+        let status = |definition: &NetworkDefinition, created: bool, here: bool| NetworkStatus {
+            definition: definition.clone(),
+            here,
+            created,
+            containers: self
+                .table(definition.vni)
+                .filter(|_| here)
+                .map_or(0, EndpointTable::local_count),
+            hosts: self.holders(definition),
+            clashes: self.clashes_of(definition).filter(|_| here).cloned().collect(),
+        };
+        let own = self.state.networks.values().filter(|saved| !saved.resting);
+        let own: Vec<NetworkStatus> =
+            own.map(|saved| status(&saved.definition, saved.created, true)).collect();
+        let theirs = self.networks.theirs.values().flat_map(|theirs| theirs.networks.values());
+        let known = theirs.filter(|theirs| !theirs.resting).map(|theirs| &theirs.definition);
+        let known: BTreeSet<&NetworkDefinition> = known.collect();
+        let others = known.into_iter().filter(|definition| self.held_as(definition).is_none());
+        let others: Vec<NetworkStatus> =
+            others.map(|definition| status(definition, false, false)).collect();
+        [weft].into_iter().chain(own).chain(others).collect()
+    }
+
+    /// The names of endpoints of a network, and those that users gave on it: of this host, then of the others that
+    /// share it. Empty for a network that this host does not hold.
+    #[must_use]
+    pub fn host_names_on(&self, vni: Vni) -> Vec<HostNames> {
+        let Some(table) = self.table(vni) else { return Vec::new() };
+        let mut hosts = self.endpoints.host_names();
+        let name =
+            self.state.networks.get(&vni).map_or(WEFT, |saved| saved.definition.name.as_str());
+        if let Some(held) = self.networks.held.get(&vni) {
+            hosts.retain(|host| host.peer == self.config.local || held.peers.contains(&host.peer));
+        }
+        for host in &mut hosts {
+            host.endpoints = table.of_host(host.peer);
+            host.names.retain(|record| record.network == name);
+        }
+        hosts
+    }
+}
+
+impl Mesh {
+    /// The endpoints of a network that this host holds.
+    pub(crate) fn table(&self, vni: Vni) -> Option<&EndpointTable> {
+        if vni == Vni::WEFT {
+            return Some(&self.endpoints);
+        }
+        self.networks.held.get(&vni).map(|held| &held.endpoints)
+    }
+
+    pub(crate) fn table_mut(&mut self, vni: Vni) -> Option<&mut EndpointTable> {
+        if vni == Vni::WEFT {
+            return Some(&mut self.endpoints);
+        }
+        self.networks.held.get_mut(&vni).map(|held| &mut held.endpoints)
+    }
+
+    /// The tables of all networks that this host holds.
+    pub(crate) fn tables(&self) -> impl Iterator<Item = (Vni, &EndpointTable)> {
+        [(Vni::WEFT, &self.endpoints)].into_iter().chain(self.networks.tables())
+    }
+
+    pub(crate) fn tables_mut(&mut self) -> impl Iterator<Item = (Vni, &mut EndpointTable)> {
+        let others = self.networks.held.iter_mut().map(|(vni, held)| (*vni, &mut held.endpoints));
+        [(Vni::WEFT, &mut self.endpoints)].into_iter().chain(others)
+    }
+
+    /// Grows with each change of the names of endpoints besides those of `weft`.
+    pub(crate) fn names_revision_besides(&self) -> u64 {
+        let revisions = self.networks.tables().map(|(_, table)| table.revision());
+        self.networks.revision + revisions.sum::<u64>()
+    }
+
+    /// Whether this host holds a network.
+    pub(crate) fn holds(&self, vni: Vni) -> bool {
+        vni == Vni::WEFT || self.networks.held.contains_key(&vni)
+    }
+
+    /// Another host's part in a network, as far as known.
+    pub(crate) fn theirs(&self, peer: PeerId, vni: Vni) -> Option<&Holding> {
+        self.networks.theirs.get(&peer)?.networks.get(&vni)
+    }
+
+    /// Another host's part in a network, as far as known, if its definition is equal to this host's.
+    pub(crate) fn theirs_if_equal(&self, peer: PeerId, vni: Vni) -> Option<&Holding> {
+        let ours = &self.state.networks.get(&vni)?.definition;
+        self.theirs(peer, vni).filter(|theirs| theirs.definition == *ours)
+    }
+
+    /// Whether a host is known, linked or not long gone, that has ranges of a network.
+    pub(crate) fn knows_founding(&self, vni: Vni) -> bool {
+        let theirs =
+            self.networks.theirs.keys().filter_map(|peer| self.theirs_if_equal(*peer, vni));
+        theirs.into_iter().any(|theirs| theirs.founding.is_some())
+    }
+
+    /// Whether messages about a network count between this host and a peer.
+    pub(crate) fn shares(&self, peer: PeerId, vni: Vni) -> bool {
+        let Some(link) = self.links.get(&peer) else { return false };
+        vni == Vni::WEFT || (link.networks.told && self.has_same(peer, vni))
+    }
+
+    /// Whether all members are linked and have said which networks they have.
+    pub(crate) fn all_have_told(&self) -> bool {
+        let told = |peer| self.links.get(&peer).is_some_and(|link| link.networks.has_told());
+        self.members.iter().all(|(peer, _)| told(peer))
+    }
+
+    /// The linked peers with which this host shares a network.
+    pub(crate) fn sharers(&self, vni: Vni) -> Vec<PeerId> {
+        self.linked().into_iter().filter(|peer| self.shares(*peer, vni)).collect()
+    }
+
+    /// The linked peers with each network whose ranges this host shares with them.
+    pub(crate) fn all_sharers(&self) -> Vec<(Vni, PeerId)> {
+        let all = self.allocators().into_iter();
+        all.flat_map(|vni| self.sharers(vni).into_iter().map(move |peer| (vni, peer))).collect()
+    }
+
+    /// A link came up: what the peer held before counts until it says what it holds now.
+    pub(crate) fn networks_link_up(&mut self, peer: PeerId) {
+        self.networks.changed = true;
+        if let Some(theirs) = self.networks.theirs.get_mut(&peer) {
+            theirs.expires = None;
+        }
+    }
+
+    pub(crate) fn networks_link_down(&mut self, now: Instant, peer: PeerId) {
+        self.networks.changed = true;
+        if let Some(theirs) = self.networks.theirs.get_mut(&peer) {
+            theirs.expires = Some(now + Duration::from_secs(ENDPOINT_GRACE_S));
+        }
+    }
+
+    /// Drops all that is known of a host's endpoints and networks.
+    pub(crate) fn drop_endpoints_of(&mut self, peer: PeerId) {
+        self.tables_mut().for_each(|(_, table)| table.drop_peer(peer));
+        self.networks.theirs.remove(&peer);
+        self.networks.changed = true;
+    }
+
+    pub(crate) fn expire_endpoints(&mut self, now: Instant) {
+        self.tables_mut().for_each(|(_, table)| table.expire(now));
+        let due = |theirs: &mut Theirs| theirs.expires.is_some_and(|at| at <= now);
+        let before = self.networks.theirs.len();
+        self.networks.theirs.retain(|_, theirs| !due(theirs));
+        self.networks.changed |= self.networks.theirs.len() != before;
+    }
+
+    pub(crate) fn next_network_time(&self) -> Option<Instant> {
+        let endpoints = self.tables().filter_map(|(_, table)| table.next_expiry());
+        let theirs = self.networks.theirs.values().filter_map(|theirs| theirs.expires);
+        let idle = self.state.networks.iter().filter(|(_, saved)| !saved.created);
+        let idle = idle.filter_map(|(vni, _)| self.networks.held.get(vni)?.idle_since);
+        let idle = idle.map(|since| since + Duration::from_secs(NETWORK_IDLE_S));
+        endpoints.chain(theirs).chain(idle).min()
+    }
+
+    /// Tells a peer of all networks that this host holds.
+    pub(crate) fn send_networks(&mut self, peer: PeerId) {
+        if !self.links.get(&peer).is_some_and(|link| link.networks.able) {
+            return;
+        }
+        let all = self.own_holdings();
+        let parts = all.len().div_ceil(NETWORKS_PER_MESSAGE_MAX).max(1);
+        for part in 0..parts {
+            let some = all.iter().skip(part * NETWORKS_PER_MESSAGE_MAX);
+            let networks = some.take(NETWORKS_PER_MESSAGE_MAX).cloned().collect();
+            let (first, more) = (part == 0, part + 1 < parts);
+            self.send(peer, Message::Networks { first, more, networks });
+        }
+    }
+
+    pub(crate) fn handle_networks(
+        &mut self,
+        peer: PeerId,
+        (first, more): (bool, bool),
+        networks: Vec<Holding>,
+    ) -> Result<(), MeshError> {
+        if networks.len() > NETWORKS_PER_MESSAGE_MAX {
+            return Err(MeshError::Malformed { peer, what: "too many networks in one message" });
+        }
+        if let Some(what) = networks.iter().find_map(Holding::fault) {
+            return Err(MeshError::Malformed { peer, what });
+        }
+        let Some(link) = self.links.get_mut(&peer) else { return Ok(()) };
+        let link = &mut link.networks;
+        if first {
+            link.coming.clear();
+        }
+        if link.coming.len() + networks.len() > NETWORKS_MAX {
+            return Err(MeshError::TooMany { peer, what: "networks", max: NETWORKS_MAX });
+        }
+        link.coming.extend(networks);
+        if more {
+            return Ok(());
+        }
+        let all = std::mem::take(&mut link.coming);
+        let count = all.len();
+        let names: BTreeSet<&str> = all.iter().map(|it| it.definition.name.as_str()).collect();
+        let distinct = names.len() == count;
+        let networks: BTreeMap<Vni, Holding> =
+            all.into_iter().map(|it| (it.definition.vni, it)).collect();
+        if !distinct || networks.len() < count {
+            return Err(MeshError::Malformed { peer, what: "two networks of one name or VNI" });
+        }
+        link.told = true;
+        self.networks.changed = true;
+        self.networks.theirs.insert(peer, Theirs { networks, expires: None });
+        Ok(())
+    }
+
+    /// Takes every step about networks that has become possible.
+    pub(crate) fn drive_networks(&mut self, now: Instant) {
+        self.end_idle_networks(now);
+        if !std::mem::take(&mut self.networks.changed) && !self.is_use_untold() {
+            return;
+        }
+        self.yield_foundings();
+        self.drop_resting();
+        let own = self.own_holdings();
+        if self.networks.told != own {
+            self.networks.told = own;
+            self.linked().into_iter().for_each(|peer| self.send_networks(peer));
+        }
+        self.greet_sharers();
+        self.tell_network_peers();
+        self.find_clashes();
+    }
+
+    fn own_holdings(&self) -> Vec<Holding> {
+        let holding = |saved: &SavedNetwork| Holding {
+            definition: saved.definition.clone(),
+            founding: saved.ledger.as_ref().and_then(|ledger| ledger.network),
+            used: saved.ledger.as_ref().is_some_and(Ledger::is_touched),
+            resting: saved.resting,
+        };
+        self.state.networks.values().map(holding).collect()
+    }
+
+    /// Whether the first address or range of a founding was given since peers were told that none was.
+    fn is_use_untold(&self) -> bool {
+        self.networks.told.iter().any(|told| {
+            let ledger = self.state.ledger(told.definition.vni);
+            ledger.is_some_and(|ledger| ledger.is_touched() != told.used)
+        })
+    }
+
+    fn vni_of_held(&self, name: &str) -> Option<Vni> {
+        let mut own = self.state.networks.iter().filter(|(_, saved)| !saved.resting);
+        own.find(|(_, saved)| saved.definition.name == name).map(|(vni, _)| *vni)
+    }
+
+    /// The VNI of a network, if this host holds one that is equal.
+    fn held_as(&self, definition: &NetworkDefinition) -> Option<Vni> {
+        let saved = self.state.networks.get(&definition.vni).filter(|saved| !saved.resting)?;
+        (saved.definition == *definition).then_some(definition.vni)
+    }
+
+    /// Whether another host is known to have the network of a VNI as this host has it, held or resting.
+    fn has_same(&self, peer: PeerId, vni: Vni) -> bool {
+        let ours = self.state.ledger(vni).and_then(|ledger| ledger.network);
+        let theirs = self.theirs_if_equal(peer, vni);
+        theirs.is_some_and(|theirs| !are_apart(ours, theirs.founding))
+    }
+
+    /// Whether this host and another hold a network and carry it between them.
+    fn carries(&self, peer: PeerId, vni: Vni) -> bool {
+        let they_rest = self.theirs(peer, vni).is_none_or(|theirs| theirs.resting);
+        self.holds(vni) && !they_rest && self.has_same(peer, vni)
+    }
+
+    /// The hosts that hold a network, without those that have it apart from this host's.
+    fn holders(&self, definition: &NetworkDefinition) -> Vec<PeerId> {
+        let here = self.held_as(definition);
+        let same = |theirs: &Holding| theirs.definition == *definition && !theirs.resting;
+        let peers = self.networks.theirs.keys().copied();
+        let holders = peers.filter(|peer| self.theirs(*peer, definition.vni).is_some_and(same));
+        holders.filter(|peer| here.is_none_or(|vni| self.carries(*peer, vni))).collect()
+    }
+
+    /// Whether a container of this host is on a network, has an address of it, or waits for one.
+    fn is_used(&self, vni: Vni) -> bool {
+        let own = self.state.networks.get(&vni).and_then(|saved| saved.ledger.as_ref());
+        self.table(vni).is_some_and(|table| table.local_count() > 0)
+            || own.is_some_and(Ledger::has_own_use)
+            || self.state.outside(vni).is_some_and(|outside| !outside.is_empty())
+            || self.pending.values().any(|pending| pending.is_on(vni))
+    }
+
+    /// How many containers of this host are on a network, have addresses of it, or wait for one.
+    fn use_of(&self, vni: Vni) -> usize {
+        let endpoints = self.table(vni).map_or(0, EndpointTable::local_count);
+        let own = self.state.networks.get(&vni).and_then(|saved| saved.ledger.as_ref());
+        let given = own.map_or(0, Ledger::own_use);
+        let outside = self.state.outside(vni).map_or(0, BTreeMap::len);
+        let waiting = self.pending.values().filter(|pending| pending.is_on(vni)).count();
+        endpoints.max(given + outside).max(waiting)
+    }
+
+    fn clashes_of<'a>(
+        &'a self,
+        definition: &'a NetworkDefinition,
+    ) -> impl Iterator<Item = &'a NetworkClash> {
+        self.networks.clashes.iter().filter(move |clash| match clash {
+            NetworkClash::Definition { ours, .. } => ours.name == definition.name,
+            NetworkClash::Founding { network, .. } => *network == definition.name,
+            NetworkClash::Vni { ours, .. } => *ours == definition.name,
+        })
+    }
+
+    /// Adds a network to those that this host holds.
+    fn hold(
+        &mut self,
+        now: Instant,
+        definition: NetworkDefinition,
+        created: bool,
+    ) -> Result<(), NetworkError> {
+        let (name, vni) = (definition.name.clone(), definition.vni);
+        if let Some(why) = self.storage.failure() {
+            return Err(NetworkError::NotSaved { why: why.to_owned() });
+        }
+        if self.held_as(&definition).is_some() {
+            if let Some(saved) = self.state.networks.get_mut(&vni)
+                && created
+                && !saved.created
+            {
+                saved.created = true;
+                self.dirty = true;
+                self.drive_ranges(now);
+            }
+            return Ok(());
+        }
+        if self.vni_of_held(&name).is_some() {
+            return Err(NetworkError::Exists { name });
+        }
+        if let Some(saved) = self.state.networks.get(&vni).filter(|saved| !saved.resting) {
+            let other = saved.definition.name.clone();
+            return Err(NetworkError::VniTaken { name, vni, other });
+        }
+        if let Some(clash) = self.clashes_with(&definition).next() {
+            return Err(NetworkError::Clash { clash });
+        }
+        if self.networks.held.len() >= NETWORKS_MAX {
+            return Err(NetworkError::TooMany);
+        }
+        self.make_room_for(&definition);
+        let rested = self.state.networks.contains_key(&vni);
+        let saved = self.state.networks.entry(vni);
+        let saved = saved.or_insert_with(|| SavedNetwork::new(definition));
+        (saved.created, saved.resting) = (created, false);
+        self.networks.held.insert(vni, Held::new(now, self.config.local, vni));
+        self.dirty = true;
+        self.networks.changed = true;
+        self.drive_networks(now);
+        // Peers that share what rested here greet this host no more.
+        for peer in self.sharers(vni).into_iter().filter(|_| rested) {
+            self.send_endpoints(peer, vni);
+            self.send(peer, Message::EndpointsRequest.on(vni));
+        }
+        self.drive_ranges(now);
+        Ok(())
+    }
+
+    /// Drops resting ledgers that stand in the way of a network: of its name or VNI, and one if there are too many.
+    fn make_room_for(&mut self, definition: &NetworkDefinition) {
+        let unlike = |saved: &SavedNetwork| {
+            let (name, vni) = (&saved.definition.name, saved.definition.vni);
+            saved.definition != *definition && (*name == definition.name || vni == definition.vni)
+        };
+        let resting = self.state.networks.values().filter(|saved| saved.resting);
+        let other = resting.clone().find(|saved| saved.definition != *definition);
+        let mut over: Vec<Vni> =
+            resting.filter(|saved| unlike(saved)).map(|saved| saved.definition.vni).collect();
+        if over.is_empty() && self.state.networks.len() >= NETWORKS_MAX {
+            over.extend(other.map(|saved| saved.definition.vni));
+        }
+        over.into_iter().for_each(|vni| self.drop_network(vni));
+    }
+
+    /// The clashes that a network has, or would have, with those of other hosts.
+    fn clashes_with<'a>(
+        &'a self,
+        ours: &'a NetworkDefinition,
+    ) -> impl Iterator<Item = NetworkClash> + 'a {
+        let theirs = self.networks.theirs.iter();
+        let all = theirs.flat_map(|(peer, it)| it.networks.values().map(move |it| (*peer, it)));
+        let held = all.filter(|(_, theirs)| !theirs.resting);
+        held.filter_map(move |(peer, theirs)| self.clash_between(ours, peer, theirs))
+    }
+
+    fn clash_between(
+        &self,
+        ours: &NetworkDefinition,
+        peer: PeerId,
+        theirs: &Holding,
+    ) -> Option<NetworkClash> {
+        let host = || self.name_of(peer);
+        if *ours != theirs.definition {
+            return NetworkClash::between(ours, &theirs.definition, peer, host);
+        }
+        let founding = self.state.ledger(self.held_as(ours)?)?.network;
+        let apart = are_apart(founding, theirs.founding);
+        let network = ours.name.clone();
+        apart.then(|| NetworkClash::Founding { peer, host: host(), network })
+    }
+
+    /// Lets go of joined networks that no container has used for a while.
+    fn end_idle_networks(&mut self, now: Instant) {
+        let used: BTreeSet<Vni> =
+            self.networks.held.keys().copied().filter(|vni| self.is_used(*vni)).collect();
+        for (vni, held) in &mut self.networks.held {
+            match used.contains(vni) {
+                true => held.idle_since = None,
+                false => drop(held.idle_since.get_or_insert(now)),
+            }
+        }
+        let limit = Duration::from_secs(NETWORK_IDLE_S);
+        let over = |(vni, held): (&Vni, &Held)| {
+            let created = self.state.networks.get(vni).is_some_and(|saved| saved.created);
+            let idle = held.idle_since.is_some_and(|since| since + limit <= now);
+            (idle && !created).then_some(*vni)
+        };
+        let over: Vec<Vni> = self.networks.held.iter().filter_map(over).collect();
+        over.into_iter().for_each(|vni| self.end_network(vni));
+    }
+
+    /// Lets go of a network. Ranges of it rest.
+    fn end_network(&mut self, vni: Vni) {
+        let Some(mut held) = self.networks.held.remove(&vni) else { return };
+        held.endpoints.drop_all();
+        let changes = held.endpoints.changes();
+        self.networks.revision += held.endpoints.revision() + 1;
+        self.networks.shared.retain(|(_, of)| *of != vni);
+        self.networks.changed = true;
+        self.dirty = true;
+        let Some(saved) = self.state.networks.get_mut(&vni) else { return };
+        let name = saved.definition.name.clone();
+        (saved.created, saved.resting) = (false, true);
+        if saved.ledger.as_ref().is_none_or(Ledger::is_bare) {
+            self.drop_network(vni);
+        }
+        self.emit_endpoints(vni, changes);
+        if !held.peers.is_empty() {
+            self.emit(Output::NetworkPeers { vni, peers: Vec::new() });
+        }
+        self.emit(Output::Changed(Change::NetworkEnded { name, vni }));
+    }
+
+    /// Forgets a network that this host does not hold, with its ranges.
+    fn drop_network(&mut self, vni: Vni) {
+        self.dirty |= self.state.networks.remove(&vni).is_some();
+        self.networks.changed = true;
+        self.spaces.remove(&vni);
+        self.networks.shared.retain(|(_, of)| *of != vni);
+        self.links.values_mut().for_each(|link| drop(link.incoming.remove(&vni)));
+    }
+
+    /// Drops resting ledgers of networks that no host holds, or that others hold with another founding.
+    fn drop_resting(&mut self) {
+        let all_known = self.all_have_told();
+        let is_over = |vni: Vni| {
+            let ours = self.state.ledger(vni).and_then(|ledger| ledger.network);
+            let peers = self.networks.theirs.keys();
+            let theirs = peers.filter_map(|peer| self.theirs_if_equal(*peer, vni));
+            let mut held = theirs.filter(|theirs| !theirs.resting).peekable();
+            match held.peek() {
+                None => all_known,
+                Some(_) => held.all(|theirs| are_apart(ours, theirs.founding)),
+            }
+        };
+        let resting = self.state.networks.iter().filter(|(_, saved)| saved.resting);
+        let over: Vec<Vni> = resting.map(|(vni, _)| *vni).filter(|vni| is_over(*vni)).collect();
+        over.into_iter().for_each(|vni| self.drop_network(vni));
+    }
+
+    /// Tells each peer that has come to share a network all about it. Forgets the endpoints of linked peers that
+    /// share it no longer.
+    fn greet_sharers(&mut self) {
+        let vnis: Vec<Vni> = self.state.networks.keys().copied().collect();
+        let mut shared = BTreeSet::new();
+        for peer in self.linked() {
+            let told = self.links.get(&peer).is_some_and(|link| link.networks.told);
+            for vni in &vnis {
+                if self.shares(peer, *vni) {
+                    shared.insert((peer, *vni));
+                } else if told {
+                    self.link_mut(peer, |link| drop(link.incoming.remove(vni)));
+                    if let Some(table) = self.table_mut(*vni) {
+                        table.drop_peer(peer);
+                    }
+                }
+            }
+        }
+        let before = std::mem::replace(&mut self.networks.shared, shared.clone());
+        for (peer, vni) in shared.difference(&before) {
+            self.greet_on(*peer, *vni);
+        }
+    }
+
+    /// Tells a peer that has come to share a network all that it must know of it.
+    fn greet_on(&mut self, peer: PeerId, vni: Vni) {
+        self.send_ranges(peer, vni);
+        if let Some(ledger) = self.state.ledger(vni).filter(|ledger| ledger.network.is_some()) {
+            let used = ledger.used();
+            self.send(peer, Message::Usage { used }.on(vni));
+        }
+        self.send_held(peer, vni);
+        self.send_endpoints(peer, vni);
+        self.send_open_grants(peer, vni);
+    }
+
+    /// Says which hosts get the broadcasts of each network.
+    fn tell_network_peers(&mut self) {
+        let vnis: Vec<Vni> = self.networks.held.keys().copied().collect();
+        for vni in vnis {
+            let theirs = self.networks.theirs.keys().copied();
+            let peers: Vec<PeerId> = theirs.filter(|peer| self.carries(*peer, vni)).collect();
+            if let Some(held) = self.networks.held.get_mut(&vni)
+                && held.peers != peers
+            {
+                held.peers.clone_from(&peers);
+                self.networks.revision += 1;
+                self.emit(Output::NetworkPeers { vni, peers });
+            }
+        }
+    }
+
+    fn find_clashes(&mut self) {
+        let own = self.state.networks.values().filter(|saved| !saved.resting);
+        let clashes: BTreeSet<NetworkClash> =
+            own.flat_map(|saved| self.clashes_with(&saved.definition)).collect();
+        let before = std::mem::replace(&mut self.networks.clashes, clashes.clone());
+        for clash in clashes.difference(&before) {
+            self.emit(Output::Changed(Change::NetworkClash(clash.clone())));
+        }
+    }
+}
+
+/// Whether two hosts have ranges of different foundings.
+fn are_apart(ours: Option<Network>, theirs: Option<Network>) -> bool {
+    ours.is_some() && theirs.is_some() && ours != theirs
+}

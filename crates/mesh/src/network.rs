@@ -1,0 +1,304 @@
+//! Definitions of networks, and the VNI that follows from a name (`docs/design/networks.md`).
+
+use std::fmt::Write as _;
+
+use ipnet::{Ipv4Net, Ipv6Net};
+use serde::{Deserialize, Serialize};
+use weft_crypto::{PeerId, fingerprint};
+use weft_packet::vxlan::Vni;
+
+use crate::limits::{NETWORK_MTU_MIN_BYTES, NETWORK_NAME_BYTES_MAX, RANGE_PREFIX_MAX_BITS};
+
+/// The name of the network that every host has.
+pub const WEFT: &str = "weft";
+
+/// The choices of a network's creator.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
+pub struct NetworkOptions {
+    /// No way out of the network.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub internal: bool,
+    /// MTU of its containers in bytes; `None`: that of `weft`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mtu: Option<u16>,
+    /// Its ports reach no other port, only the way out.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub isolated: bool,
+}
+
+/// A network as its creator wants it. It never changes; hosts share a network if they have equal definitions.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct NetworkDefinition {
+    /// Its name; a label in DNS.
+    pub name: String,
+    /// Its VXLAN network identifier.
+    pub vni: Vni,
+    /// Its IPv4 range; `None`: addresses come from the ranges of `weft`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub range: Option<Ipv4Net>,
+    /// Its IPv6 range, a /64; only with `range`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub range6: Option<Ipv6Net>,
+    /// The creator's choices.
+    #[serde(default)]
+    pub options: NetworkOptions,
+}
+
+impl NetworkDefinition {
+    /// A network of which all follows from its name.
+    pub fn new(name: impl Into<String>) -> Self {
+        let name = name.into();
+        let vni = vni_of(&name);
+        Self { name, vni, range: None, range6: None, options: NetworkOptions::default() }
+    }
+
+    /// Why no host would take it, if so.
+    #[must_use]
+    pub fn fault(&self) -> Option<&'static str> {
+        if !is_network_name(&self.name) {
+            return Some(
+                "a network's name has 1 to 63 lower-case letters, digits, - and _, and starts with a letter or digit",
+            );
+        }
+        if self.name == WEFT || is_reserved(self.vni) {
+            return Some("network weft and the VNIs 0, 1 and 16777215 are reserved");
+        }
+        if self.vni > Vni::PROBE {
+            return Some("a VNI has 24 bits");
+        }
+        if let Some(range) = self.range
+            && (range.prefix_len() > RANGE_PREFIX_MAX_BITS || range.trunc() != range)
+        {
+            return Some("the address range is too small or not a network address");
+        }
+        if let Some(range6) = self.range6
+            && (range6.prefix_len() != 64 || range6.trunc() != range6 || self.range.is_none())
+        {
+            return Some("an IPv6 range is a /64, and comes with an IPv4 range");
+        }
+        let small = |mtu: u16| mtu < NETWORK_MTU_MIN_BYTES;
+        self.options.mtu.is_some_and(small).then_some("the MTU is below 1,280 bytes")
+    }
+
+    /// Each field that differs, with the values `there` (of `theirs`) and `here`, for a user.
+    fn differences(&self, theirs: &Self) -> String {
+        let mut text = String::new();
+        let mut differ = |field: &str, here: String, there: String| {
+            if here != there {
+                let comma = if text.is_empty() { "" } else { ", " };
+                let _ = write!(text, "{comma}{field} is {there} there and {here} here");
+            }
+        };
+        differ("VNI", self.vni.0.to_string(), theirs.vni.0.to_string());
+        differ("range", or_none(self.range), or_none(theirs.range));
+        differ("IPv6 range", or_none(self.range6), or_none(theirs.range6));
+        let (ours, theirs) = (self.options, theirs.options);
+        differ("internal", ours.internal.to_string(), theirs.internal.to_string());
+        differ("MTU", or_none(ours.mtu), or_none(theirs.mtu));
+        differ("isolated", ours.isolated.to_string(), theirs.isolated.to_string());
+        text
+    }
+}
+
+/// Why two hosts carry nothing of a network between them. The text is for the users of both.
+#[derive(
+    Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, thiserror::Error,
+)]
+#[serde(tag = "clash", rename_all = "snake_case")]
+pub enum NetworkClash {
+    /// One name, two definitions.
+    #[error(
+        "network {} of {host} is not that of this host: {}. Nothing of it passes between the two hosts: remove it on one of them, then create it as on the other",
+        .ours.name,
+        .ours.differences(.theirs)
+    )]
+    Definition {
+        /// The other host.
+        peer: PeerId,
+        /// The other host, as users know it.
+        host: String,
+        /// This host's definition.
+        ours: Box<NetworkDefinition>,
+        /// The other host's.
+        theirs: Box<NetworkDefinition>,
+    },
+    /// One network, whose ranges were founded twice.
+    #[error(
+        "network {network} of {host} was founded apart from that of this host: their addresses may clash. Nothing of it passes between the two hosts: detach the containers of one founding and remove the network on its hosts, then create or join it again"
+    )]
+    Founding {
+        /// The other host.
+        peer: PeerId,
+        /// The other host, as users know it.
+        host: String,
+        /// The network's name.
+        network: String,
+    },
+    /// One VNI, two names.
+    #[error(
+        "network {theirs} of {host} has VNI {}, as network {ours} of this host. Nothing of either passes between the two hosts: remove one of them on all hosts, then create it with another --vni",
+        .vni.0
+    )]
+    Vni {
+        /// The other host.
+        peer: PeerId,
+        /// The other host, as users know it.
+        host: String,
+        /// The VNI.
+        vni: Vni,
+        /// The name of this host's network.
+        ours: String,
+        /// The name of the other host's.
+        theirs: String,
+    },
+}
+
+impl NetworkClash {
+    /// The clash of a network of this host with one of a peer; `None`: they are equal, or unlike in name and VNI.
+    pub(crate) fn between(
+        ours: &NetworkDefinition,
+        theirs: &NetworkDefinition,
+        peer: PeerId,
+        host: impl Fn() -> String,
+    ) -> Option<Self> {
+        if ours.name != theirs.name {
+            return (ours.vni == theirs.vni).then(|| Self::Vni {
+                peer,
+                host: host(),
+                vni: ours.vni,
+                ours: ours.name.clone(),
+                theirs: theirs.name.clone(),
+            });
+        }
+        (ours != theirs).then(|| Self::Definition {
+            peer,
+            host: host(),
+            ours: Box::new(ours.clone()),
+            theirs: Box::new(theirs.clone()),
+        })
+    }
+}
+
+/// The VNI that follows from a name: the first three bytes of the name's SHA-256 as a big-endian number, or the
+/// next three in turn while the number is reserved.
+#[must_use]
+pub fn vni_of(name: &str) -> Vni {
+    let hash = fingerprint(&[name.as_bytes()]);
+    let numbers = hash
+        .chunks_exact(3)
+        .map(|bytes| Vni(bytes.iter().fold(0, |number, byte| (number << 8) | u32::from(*byte))));
+    numbers.into_iter().find(|vni| !is_reserved(*vni)).unwrap_or(Vni(2))
+}
+
+/// Whether no network of a user may have this VNI.
+fn is_reserved(vni: Vni) -> bool {
+    vni.0 == 0 || vni == Vni::WEFT || vni == Vni::PROBE
+}
+
+fn is_network_name(text: &str) -> bool {
+    let plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
+    let fits = |byte: u8| plain(byte) || byte == b'-' || byte == b'_';
+    text.len() <= NETWORK_NAME_BYTES_MAX
+        && text.bytes().next().is_some_and(plain)
+        && text.bytes().all(fits)
+}
+
+fn or_none<T: ToString>(value: Option<T>) -> String {
+    value.map_or_else(|| "none".to_owned(), |value| value.to_string())
+}
+
+fn is_false(value: &bool) -> bool {
+    !*value
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    #[test]
+    fn a_vni_is_the_first_three_bytes_of_the_names_sha_256() {
+        // From `printf NAME | sha256sum`.
+        assert_eq!(vni_of(""), Vni(0xe3_b0c4));
+        assert_eq!(vni_of("abc"), Vni(0xba_7816));
+        assert_eq!(NetworkDefinition::new("abc").vni, vni_of("abc"));
+        // No name is known whose hash begins with a reserved number, so only the rule is tested.
+        assert!(is_reserved(Vni(0)) && is_reserved(Vni(1)) && is_reserved(Vni(0xff_ffff)));
+        assert!(!is_reserved(Vni(2)) && !is_reserved(Vni(0xff_fffe)));
+    }
+
+    #[test]
+    fn each_field_of_a_definition_is_checked() {
+        let fit = NetworkDefinition {
+            range: Some("10.5.0.0/16".parse().unwrap()),
+            range6: Some("fd00:5::/64".parse().unwrap()),
+            options: NetworkOptions { mtu: Some(1_280), ..NetworkOptions::default() },
+            ..NetworkDefinition::new("shop-1_a")
+        };
+        assert_eq!(fit.fault(), None);
+        assert_eq!(NetworkDefinition::new("0").fault(), None);
+        let faulty = |change: &dyn Fn(&mut NetworkDefinition)| {
+            let mut definition = fit.clone();
+            change(&mut definition);
+            assert!(definition.fault().is_some(), "{definition:?}");
+        };
+        for name in ["", "-a", "_a", "A", "a.b", "a b", "w\u{e4}b", WEFT, &"l".repeat(64)] {
+            faulty(&|it| it.name = name.to_owned());
+        }
+        for vni in [0, 1, 0xff_ffff, 0x100_0000, u32::MAX] {
+            faulty(&|it| it.vni = Vni(vni));
+        }
+        for range in ["10.5.0.0/30", "10.5.0.1/16"] {
+            faulty(&|it| it.range = Some(range.parse().unwrap()));
+        }
+        faulty(&|it| it.range = None);
+        for range6 in ["fd00:5::/48", "fd00:5::1/64"] {
+            faulty(&|it| it.range6 = Some(range6.parse().unwrap()));
+        }
+        faulty(&|it| it.options.mtu = Some(1_279));
+    }
+
+    #[test]
+    fn a_definition_is_short_and_older_and_newer_hosts_read_it() {
+        let plain = NetworkDefinition::new("abc");
+        let text = serde_json::to_string(&plain).unwrap();
+        assert_eq!(text, r#"{"name":"abc","vni":12220438,"options":{}}"#);
+        let newer = r#"{"name":"abc","vni":12220438,"later":[1]}"#;
+        assert_eq!(serde_json::from_str::<NetworkDefinition>(newer).unwrap(), plain);
+    }
+
+    #[test]
+    fn a_clash_says_every_difference_with_both_values() {
+        let peer = PeerId::from_bytes([7; 32]);
+        let ours = NetworkDefinition::new("shop");
+        let clash = |theirs: &NetworkDefinition| {
+            NetworkClash::between(&ours, theirs, peer, || "h7".into()).map(|it| it.to_string())
+        };
+        assert_eq!(clash(&ours), None);
+        assert_eq!(clash(&NetworkDefinition::new("other")), None);
+        let theirs = NetworkDefinition {
+            vni: Vni(5),
+            range: Some("10.5.0.0/16".parse().unwrap()),
+            range6: Some("fd00:5::/64".parse().unwrap()),
+            options: NetworkOptions { internal: true, mtu: Some(1_400), isolated: true },
+            ..ours.clone()
+        };
+        let text = clash(&theirs).unwrap();
+        let parts = [
+            "network shop of h7",
+            "VNI is 5 there",
+            "range is 10.5.0.0/16 there and none here",
+            "IPv6 range is fd00:5::/64 there",
+            "internal is true there and false here",
+            "MTU is 1400 there and none here",
+            "isolated is true there",
+        ];
+        parts.iter().for_each(|part| assert!(text.contains(part), "{text}"));
+        let text = clash(&NetworkDefinition { vni: ours.vni, ..NetworkDefinition::new("web") });
+        let text = text.unwrap();
+        assert!(text.contains("network web of h7") && text.contains("--vni"), "{text}");
+    }
+}
