@@ -2,9 +2,9 @@
 //!
 //! All frames of a batch lie in one arena and are named by ranges of it. [`Coalescer::push`] files them,
 //! [`Coalescer::flush`] gives each result as a patched header and a list of payload ranges, for one gathering
-//! write. The rules are those of Linux's GRO for TCP and of its UDP fraglist-free GRO, and two of Weft's own. A
+//! write. The rules are those of Linux's GRO for TCP and of its UDP fraglist-free GRO, and three of Weft's own. A
 //! frame whose checksum is complete is merged only once it is verified. Nothing of one flow ever overtakes
-//! anything of the same flow.
+//! anything of the same flow. Frames of different networks are never merged, even if all their headers are equal.
 
 use std::ops::Range;
 
@@ -53,6 +53,8 @@ pub struct Merged<'a> {
     pub slices: &'a [Range<u32>],
     /// How many received frames this is.
     pub frames: u32,
+    /// The number of the network that they are of.
+    pub network: u16,
     /// Bytes of header and slices.
     pub frame_len: usize,
 }
@@ -81,7 +83,7 @@ struct Item {
     first: Range<u32>,
     /// The layout of its headers; `None` if they were not found.
     layout: Option<Layout>,
-    partial: bool,
+    kind: Kind,
     /// Whether frames may still be appended.
     open: bool,
     /// Whether the first frame's checksum needs no more look.
@@ -96,6 +98,14 @@ struct Item {
     next_id: u16,
     /// TCP: flags of the last frame, which tell whether to push.
     last_flags: u8,
+}
+
+/// Two of the conditions that all frames of a super-packet share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Kind {
+    network: u16,
+    /// Whether the checksum is partial.
+    partial: bool,
 }
 
 const EMPTY: u8 = u8::MAX;
@@ -131,15 +141,35 @@ impl Coalescer {
     }
 
     /// Takes the frame at `frame` in `arena`, with its headers; between flushes, `arena` is the same one. A
-    /// frame whose `checksum` cannot be as it says is dropped and counted in [`Self::take_rejected`].
+    /// frame whose `checksum` cannot be as it says is dropped and counted in [`Self::take_rejected`]. All frames
+    /// are of one network, number 0.
     ///
     /// # Errors
     /// [`Full`] if the frame was not taken.
     ///
     /// # Panics
     /// If `headers` are not the frame's.
+    #[inline]
     pub fn push(
         &mut self,
+        arena: &[u8],
+        frame: Range<u32>,
+        headers: &Headers,
+        checksum: FrameChecksum,
+    ) -> Result<(), Full> {
+        self.push_of(0, arena, frame, headers, checksum)
+    }
+
+    /// As [`Self::push`], a frame of the network with this number.
+    ///
+    /// # Errors
+    /// [`Full`] if the frame was not taken.
+    ///
+    /// # Panics
+    /// If `headers` are not the frame's.
+    pub fn push_of(
+        &mut self,
+        network: u16,
         arena: &[u8],
         frame: Range<u32>,
         headers: &Headers,
@@ -159,12 +189,14 @@ impl Coalescer {
                 true
             }
         };
+        let kind = Kind { network, partial };
         match headers {
-            Ok(layout) => self.push_flow(arena, frame, bytes, layout, partial),
+            Ok(layout) => self.push_flow(arena, frame, bytes, layout, kind),
             Err(opaque) => {
-                self.open(Item { first: frame, ..Item::NONE })?;
-                if let Opaque::Hidden { l3, network } = *opaque {
-                    self.close_between(arena, layout::addresses(bytes, l3, network), network);
+                self.open(Item { first: frame, kind, ..Item::NONE })?;
+                if let Opaque::Hidden { l3, network: family } = *opaque {
+                    let addresses = layout::addresses(bytes, l3, family);
+                    self.close_between(arena, addresses, family, network);
                 }
                 Ok(())
             }
@@ -192,6 +224,7 @@ impl Coalescer {
                 header: &self.header[..header_len],
                 slices,
                 frames: u32::from(item.frames),
+                network: item.kind.network,
                 frame_len: header_len + payload,
             });
         }
@@ -223,24 +256,24 @@ impl Coalescer {
         frame: Range<u32>,
         bytes: &[u8],
         layout: &Layout,
-        partial: bool,
+        kind: Kind,
     ) -> Result<(), Full> {
         let mergeable = self.mergeable(bytes, layout);
         let last = self.last.map(usize::from);
-        if mergeable
-            && last.is_some_and(|last| self.join(last, arena, &frame, bytes, layout, partial))
+        if mergeable && last.is_some_and(|last| self.join(last, arena, &frame, bytes, layout, kind))
         {
             return Ok(());
         }
-        let hash = layout::hash(bytes, layout);
+        // Flows of two networks with the same addresses do not push each other out.
+        let hash = layout::hash(bytes, layout).wrapping_add(kind.network.into());
         if mergeable
             && let Some(newest) = self.newest(hash).filter(|newest| Some(*newest) != last)
-            && self.join(newest, arena, &frame, bytes, layout, partial)
+            && self.join(newest, arena, &frame, bytes, layout, kind)
         {
             return Ok(());
         }
         let payload = frame.start + layout.payload as u32..frame.end;
-        let item = Item::begin(frame, bytes, *layout, partial, mergeable, hash);
+        let item = Item::begin(frame, bytes, *layout, kind, mergeable, hash);
         let index = self.open(item)?;
         self.slices[index][0] = payload;
         self.last = Some(index as u8);
@@ -257,10 +290,10 @@ impl Coalescer {
         frame: &Range<u32>,
         bytes: &[u8],
         layout: &Layout,
-        partial: bool,
+        kind: Kind,
     ) -> bool {
         let item = &mut self.items[index];
-        if !item.append(arena, bytes, layout, partial) {
+        if !item.append(arena, bytes, layout, kind) {
             return false;
         }
         let start = frame.start + layout.payload as u32;
@@ -282,14 +315,15 @@ impl Coalescer {
         Ok(index)
     }
 
-    /// Closes the items between these addresses to later frames: a frame that may be of the same flow stands
-    /// behind them.
-    fn close_between(&mut self, arena: &[u8], addresses: &[u8], network: Network) {
-        for item in self.items[..self.len].iter_mut().filter(|item| item.open) {
+    /// Closes a network's items between these addresses to later frames: a frame that may be of the same flow
+    /// stands behind them.
+    fn close_between(&mut self, arena: &[u8], addresses: &[u8], family: Network, network: u16) {
+        let may_grow = |item: &&mut Item| item.open && item.kind.network == network;
+        for item in self.items[..self.len].iter_mut().filter(may_grow) {
             let (Some(layout), Some(first)) = (&item.layout, slice(arena, &item.first)) else {
                 continue;
             };
-            if layout.network == network
+            if layout.network == family
                 && first.len() >= layout.payload
                 && layout.addresses(first) == addresses
             {
@@ -332,7 +366,7 @@ impl Item {
     const NONE: Self = Self {
         first: 0..0,
         layout: None,
-        partial: false,
+        kind: Kind { network: 0, partial: false },
         open: false,
         verified: false,
         frames: 1,
@@ -348,12 +382,12 @@ impl Item {
         first: Range<u32>,
         bytes: &[u8],
         layout: Layout,
-        partial: bool,
+        kind: Kind,
         mergeable: bool,
         hash: u32,
     ) -> Self {
-        let mut item =
-            Self { first, layout: Some(layout), partial, verified: partial, hash, ..Self::NONE };
+        let verified = kind.partial;
+        let mut item = Self { first, layout: Some(layout), kind, verified, hash, ..Self::NONE };
         item.segment_len = layout.end - layout.payload;
         item.payload_len = item.segment_len;
         item.open = mergeable;
@@ -378,13 +412,13 @@ impl Item {
     }
 
     /// Appends the frame if it continues this item.
-    fn append(&mut self, arena: &[u8], frame: &[u8], layout: &Layout, partial: bool) -> bool {
+    fn append(&mut self, arena: &[u8], frame: &[u8], layout: &Layout, kind: Kind) -> bool {
         let (Some(mine), Some(first)) = (self.layout, slice(arena, &self.first)) else {
             return false;
         };
         let payload = layout.end - layout.payload;
         if !self.open
-            || self.partial != partial
+            || self.kind != kind
             || payload > self.segment_len
             || mine.payload - mine.l3 + self.payload_len + payload > PACKET_LEN_MAX
             || mine.l3 != layout.l3
@@ -405,7 +439,7 @@ impl Item {
         {
             return false;
         }
-        if !partial && !self.verify(first, frame, layout) {
+        if !kind.partial && !self.verify(first, frame, layout) {
             return false;
         }
         self.frames += 1;
@@ -425,7 +459,7 @@ impl Item {
 
     /// The virtio net header of a frame that is written as it came.
     fn whole_vnet(&self, layout: Option<&Layout>) -> VnetHeader {
-        match layout.filter(|_| self.partial) {
+        match layout.filter(|_| self.kind.partial) {
             None => VnetHeader::default(),
             Some(layout) => VnetHeader {
                 flags: vnet::F_NEEDS_CSUM,

@@ -9,6 +9,7 @@ use std::ops::Range;
 use common::{ACK, FIN, PSH, SYN, Spec, payload, push, segments, spec};
 use proptest::prelude::*;
 use weft_packet::coalesce::{Coalescer, FRAMES_MAX, Full, Merged, RESULTS_MAX, Rejected};
+use weft_packet::layout::Layout;
 use weft_packet::split::{FrameChecksum, Plan, finish_checksum};
 use weft_packet::vnet::{self, VnetHeader};
 
@@ -596,5 +597,42 @@ fn marks_on_fragments_are_dropped() {
         assert_eq!(rejected.bad_mark, 1);
         let (written, _) = run(&complete(vec![frame.clone(), frame]));
         assert_eq!(counts(&written), [1, 1]);
+    }
+}
+
+/// Two networks may hold the same addresses: no frame of one gets into a super-packet of the other, and neither
+/// keeps the other from merging.
+#[test]
+fn frames_of_different_networks_do_not_merge() {
+    for spec in flows() {
+        let frames = stream(&spec, 6, 200);
+        let mut hidden = frames[0].clone();
+        if spec.v6 {
+            hidden[spec.l3() + 6] = 44;
+        } else {
+            hidden[spec.l3() + 7] = 8;
+            fix_ip(&mut hidden, spec.l3());
+        }
+        let arena: Vec<u8> = frames.iter().chain([&hidden]).flatten().copied().collect();
+        let len = frames[0].len();
+        let range = |number: usize| (number * len) as u32..((number + 1) * len) as u32;
+        let merged = |pushes: &[(u16, usize)]| {
+            let (mut coalescer, mut written) = (Coalescer::new(), Vec::new());
+            for (network, number) in pushes {
+                let at = range(*number);
+                let headers = Layout::parse(&arena[at.start as usize..at.end as usize]);
+                let checksum = FrameChecksum::Complete;
+                coalescer.push_of(*network, &arena, at, &headers, checksum).unwrap();
+            }
+            coalescer.flush(&arena, |merged| written.push((merged.network, merged.frames)));
+            written
+        };
+        // A flow that goes on in another network begins there.
+        assert_eq!(merged(&[(1, 0), (1, 1), (2, 2), (2, 3)]), [(1, 2), (2, 2)]);
+        let alternating: Vec<_> = (0..6).flat_map(|number| [(3, number), (7, number)]).collect();
+        assert_eq!(merged(&alternating), [(3, 6), (7, 6)]);
+        // A packet without ports ends what may be of its flow, in its network alone.
+        assert_eq!(merged(&[(9, 0), (9, 6), (9, 1)]), [(9, 1); 3]);
+        assert_eq!(merged(&[(0, 0), (9, 6), (0, 1)]), [(0, 2), (9, 1)]);
     }
 }
