@@ -28,7 +28,8 @@ use crate::ports::socket_buckets::RUN_MESSAGES_MAX;
 use crate::rx::receiver::Receiver;
 use crate::sample_sas::{inbound_sa, outbound_sa};
 use crate::stats::counters::{Registry, WorkerCounters};
-use crate::tables::state::{State, key_of};
+use crate::tables::networks::NetworkNumber;
+use crate::tables::state::State;
 use crate::tx::transmitter::Transmitter;
 
 pub use self::crowd::{measure_helped, measure_lanes};
@@ -224,7 +225,8 @@ impl Lane {
         let env = Env { tap: &Void, socket: &Void, counters: &self.counters, events: &ignore };
         for _ in 0..self.runs {
             for _ in 0..self.reads_per_run {
-                self.transmitter.handle_read(&self.state, &env, &self.read);
+                let network = self.state.networks.first();
+                self.transmitter.handle_read(&self.state, &env, network, &self.read);
             }
             self.transmitter.flush(&self.state, &env);
         }
@@ -237,7 +239,8 @@ impl Lane {
         let env = Env { tap: &Void, socket: &wire, counters: &self.counters, events: &ignore };
         for _ in 0..self.runs {
             for _ in 0..self.reads_per_run {
-                self.transmitter.handle_read(&self.state, &env, &self.read);
+                let network = self.state.networks.first();
+                self.transmitter.handle_read(&self.state, &env, network, &self.read);
             }
             self.transmitter.flush(&self.state, &env);
         }
@@ -251,7 +254,7 @@ impl Lane {
 
     /// Looks up an endpoint, as each frame does: whether it is known.
     pub fn knows_endpoint(&self, number: u32) -> bool {
-        self.state.peer_of(key_of(mac(number).0)).is_some()
+        self.state.peer_of(NetworkNumber::FIRST.key(mac(number).0)).is_some()
     }
 
     /// A read from the TAP device: virtio net header, then the frame.

@@ -8,6 +8,7 @@ use weft_path::{Mac, Vni};
 
 use crate::error::EngineError;
 use crate::limits::{DEFAULT_WORKERS_MAX, DEFAULT_WORKERS_MIN, WORKERS_MAX};
+use crate::tables::networks::NETWORKS_MAX;
 use crate::workers::scaling_policy::HELPERS_MAX;
 
 /// The UDP port of the vector engine.
@@ -21,6 +22,15 @@ pub fn default_workers() -> usize {
     (processors / 2).max(processors.min(DEFAULT_WORKERS_MIN)).min(DEFAULT_WORKERS_MAX)
 }
 
+/// A network beside the one that the engine is started with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NetworkConfig {
+    /// The network.
+    pub vni: Vni,
+    /// Its TAP device, made if it is not there. Someone else sets it up and puts it in the network's bridge.
+    pub tap_name: String,
+}
+
 /// How an engine is set up.
 #[derive(Clone, Debug)]
 pub struct EngineConfig {
@@ -28,8 +38,10 @@ pub struct EngineConfig {
     pub tap_name: String,
     /// The TAP device stays when the engine is gone, so that the bridge keeps its port.
     pub tap_persist: bool,
-    /// The network on the TAP device.
+    /// The network on the TAP device, which the engine keeps.
     pub vni: Vni,
+    /// The networks that it begins with besides; others may come ([`Engine::add_network`](crate::Engine::add_network)).
+    pub networks: Vec<NetworkConfig>,
     /// This host's peer id: of two hosts the one with the lower id begins on lanes beyond the first.
     pub local: PeerId,
     /// The address to receive on; `None`: all of the host.
@@ -67,6 +79,7 @@ impl EngineConfig {
             tap_name: tap_name.into(),
             tap_persist: false,
             vni,
+            networks: Vec::new(),
             local: PeerId::from_bytes([0; 32]),
             bind: None,
             port: PORT,
@@ -96,14 +109,42 @@ pub(crate) fn check(config: &EngineConfig) -> Result<(), EngineError> {
             given: given.to_string(),
         });
     }
-    if config.vni.0 >= Vni::PROBE.0 {
+    check_vni(config.vni)?;
+    let mut vnis = vec![config.vni];
+    for network in &config.networks {
+        check_vni(network.vni)?;
+        if vnis.contains(&network.vni) {
+            return Err(EngineError::Configuration {
+                what: "the identifier of each network",
+                allowed: "one that no other has",
+                given: network.vni.to_string(),
+            });
+        }
+        vnis.push(network.vni);
+    }
+    if vnis.len() > NETWORKS_MAX {
         return Err(EngineError::Configuration {
-            what: "a network identifier",
-            allowed: "under 0xffffff",
-            given: format!("{:#x}", config.vni.0),
+            what: "the number of networks",
+            allowed: "at most 256",
+            given: vnis.len().to_string(),
         });
     }
     Ok(())
+}
+
+/// The identifier of a network, but for that of probes.
+///
+/// # Errors
+/// [`EngineError::Configuration`]
+pub(crate) fn check_vni(vni: Vni) -> Result<(), EngineError> {
+    if vni.0 < Vni::PROBE.0 {
+        return Ok(());
+    }
+    Err(EngineError::Configuration {
+        what: "a network identifier",
+        allowed: "under 0xffffff",
+        given: format!("{:#x}", vni.0),
+    })
 }
 
 /// The maximum number of workers.

@@ -43,6 +43,20 @@ pub enum EngineError {
         /// Why the engine refuses the path.
         reason: String,
     },
+    /// The engine is not in this network.
+    #[error("the vector engine has no network with VNI {vni}: add the network first")]
+    UnknownNetwork {
+        /// Its VNI.
+        vni: Vni,
+    },
+    /// The engine's own network cannot be changed while it runs.
+    #[error(
+        "the vector engine was started with the network of VNI {vni}, which it keeps: stop the engine, or choose another network"
+    )]
+    FirstNetwork {
+        /// Its VNI.
+        vni: Vni,
+    },
     /// The worker is gone; an [`EngineFailed`](weft_path::EngineEvent::EngineFailed) said why.
     #[error("the engine has stopped: start a new one")]
     Stopped,
@@ -59,7 +73,7 @@ pub(crate) enum CommandError {
     NoOutboundSa { path: PathId },
     #[error("SPI {spi:#x} is in use")]
     SpiInUse { spi: u32 },
-    #[error("network {vni:?} is unknown to this engine")]
+    #[error("network {vni} is unknown to this engine")]
     UnknownNetwork { vni: Vni },
     #[error("the table of {table} is full")]
     TableFull { table: &'static str },

@@ -26,16 +26,16 @@ mod workers;
 
 use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use weft_io::IoError;
 use weft_io::keylog::KeyLog;
 use weft_io::offload::{self, Offloads};
 use weft_io::poller::Waker;
 use weft_io::tap::Tap;
-use weft_path::{EngineCommand, EngineEvent, Mac};
+use weft_path::{EngineCommand, EngineEvent, Mac, Vni};
 
-pub use crate::config::{EngineConfig, PORT, default_workers};
+pub use crate::config::{EngineConfig, NetworkConfig, PORT, default_workers};
 pub use crate::error::EngineError;
 pub use crate::limits::{
     BUSY_POLL_MAX, COMMANDS_QUEUED_MAX, DEFAULT_WORKERS_MAX, DEFAULT_WORKERS_MIN, WORKERS_MAX,
@@ -49,6 +49,7 @@ pub use crate::stats::counters::{
 pub use crate::tables::lane::{
     LANE_ASK_MS, LANE_ASKS_MAX, LANE_IDLE_LOOKS, LANE_LOOK_MS, LANE_MISSES_MAX,
 };
+pub use crate::tables::networks::NETWORKS_MAX;
 pub use crate::tables::state::{ENDPOINTS_MAX, INBOUND_SAS_MAX, LANES_MAX, PEERS_MAX};
 pub use crate::tx::gso_batch::{RUNS_RETRY_S, SEND_TRIES_MAX};
 pub use crate::tx::repeats::{REPEATS_PAUSE_S, REPEATS_PER_S_MAX};
@@ -59,9 +60,10 @@ pub use crate::workers::turn::{
     SENDINGS_MAX, TAP_BYTES_MAX, TAP_READS_MAX, UDP_BATCHES_MAX, UNITS_MAX,
 };
 
-use crate::config::{check, check_workers};
+use crate::config::{check, check_vni, check_workers};
+use crate::limits::{PORTS_CLOSE_LOOK_MS, PORTS_CLOSE_MS};
 use crate::ports::device::LaneSockets;
-use crate::ports::direct::Ports;
+use crate::ports::direct::{Port, Ports};
 use crate::stats::counters::Registry;
 use crate::tables::state::State;
 use crate::workers::pool::WorkerPool;
@@ -116,7 +118,7 @@ impl Engine {
         pool.add(queue)?;
         pool.resize(config.workers)?;
         let (waker, port, tap_name) = pool.first()?;
-        Ok(Self {
+        let engine = Self {
             shared,
             pool: Mutex::new(pool),
             first: Mutex::new(First { sendings, waker }),
@@ -124,7 +126,11 @@ impl Engine {
             port,
             offloads,
             tap_name,
-        })
+        };
+        for network in &config.networks {
+            engine.add_network(network)?;
+        }
+        Ok(engine)
     }
 
     /// Gives the engine a command; commands are carried out in order. A change of the tables is done on
@@ -195,8 +201,8 @@ impl Engine {
     }
 
     /// Makes the TAP device again after it was deleted, and starts as many workers as before: those had ended
-    /// without the device. Call it in the network namespace in which the engine was started. Peers, SAs and
-    /// direct ports stay as before. It takes as long as a worker takes to end.
+    /// without the device. Call it in the network namespace in which the engine was started. Peers, SAs, direct
+    /// ports and further networks stay as before. It takes as long as a worker takes to end.
     ///
     /// # Errors
     /// A worker could not start; the call may be repeated.
@@ -222,6 +228,51 @@ impl Engine {
         }
     }
 
+    /// Joins one more network, or gives one that the engine is in another TAP device in place of the one before,
+    /// for instance when that was deleted. Returns the device's name. Call it in the network namespace in which the
+    /// engine was started. The network has neither endpoints nor peers for its groups yet.
+    ///
+    /// # Errors
+    /// [`EngineError::Configuration`]: there are [`NETWORKS_MAX`] of them, or the VNI is that of probes.
+    /// [`EngineError::FirstNetwork`]. Else the device could not be opened. Nothing has changed then.
+    pub fn add_network(&self, network: &NetworkConfig) -> Result<String, EngineError> {
+        let NetworkConfig { vni, ref tap_name } = *network;
+        check_vni(vni)?;
+        if read(&self.shared).state.networks.first().vni == vni {
+            return Err(EngineError::FirstNetwork { vni });
+        }
+        let mut queues = self.lock().open_network(tap_name)?;
+        let name = queues.first().map_or_else(String::new, |queue| queue.name().to_owned());
+        let before = self.change_ports(|state, ports| {
+            let id = state.networks.add(vni)?;
+            let network = state.networks.of(id);
+            Ok::<_, EngineError>(
+                network.and_then(|network| ports.set_switch(network, std::mem::take(&mut queues))),
+            )
+        })?;
+        await_release(before.as_slice());
+        Ok(name)
+    }
+
+    /// Leaves a network: forgets its endpoints, its peers for groups, its direct ports and its TAP device. Waits
+    /// until the workers have let the devices go; those that are not persistent are gone then. Frames of the network
+    /// that come yet are dropped ([`DropReason::UnknownNetwork`]).
+    ///
+    /// # Errors
+    /// [`EngineError::UnknownNetwork`], [`EngineError::FirstNetwork`]
+    pub fn remove_network(&self, vni: Vni) -> Result<(), EngineError> {
+        let gone = self.change_ports(|state, ports| {
+            Ok::<_, EngineError>(ports.remove_network(state.remove_network(vni)?))
+        })?;
+        await_release(&gone);
+        Ok(())
+    }
+
+    /// The VNIs of the networks that it is in, the one that it was started with first.
+    pub fn networks(&self) -> Vec<Vni> {
+        read(&self.shared).state.networks.vnis().collect()
+    }
+
     /// All counters, read without stopping anyone.
     pub fn counters(&self) -> Counters {
         let (workers, overflows) = {
@@ -238,44 +289,59 @@ impl Engine {
         counters
     }
 
-    /// Frames to groups that were dropped since they go round, and the address inside that the last of
-    /// them came from.
-    pub fn going_round(&self) -> (u64, Option<Mac>) {
+    /// Frames to groups that were dropped since they go round, and the network and the address inside that the
+    /// last of them came from.
+    pub fn going_round(&self) -> (u64, Option<(Vni, Mac)>) {
         let workers = self.lock().counters();
         let dropped = workers.iter().map(|worker| worker.drops_of(DropReason::GoesRound)).sum();
-        (dropped, workers.iter().find_map(|worker| worker.went_round()))
+        let last = workers.iter().find_map(|worker| worker.went_round());
+        let shared = read(&self.shared);
+        let of = |(network, mac)| Some((shared.state.networks.get(network)?.vni, mac));
+        (dropped, last.and_then(of))
     }
 
-    /// Serves a direct port from now on. Its queues are those of a TAP device that is, or will be, the interface
-    /// of the container with this address. A port that has the address already is let go.
+    /// Serves a direct port of a network from now on. Its queues are those of a TAP device that is, or will be, the
+    /// interface of the container with this address. A port that has the address in this network already is let go.
     ///
     /// # Errors
-    /// There are [`PORTS_MAX`] of them, or it has no queue.
-    pub fn add_port(&self, mac: Mac, queues: Vec<Tap>) -> Result<(), EngineError> {
-        self.change_ports(|ports| ports.add(mac, queues))
+    /// There are [`PORTS_MAX`] of them, it has no queue, or the engine is not in the network.
+    pub fn add_port(&self, vni: Vni, mac: Mac, queues: Vec<Tap>) -> Result<(), EngineError> {
+        self.change_ports(|state, ports| {
+            let unknown = |_| EngineError::UnknownNetwork { vni };
+            ports.add(state.networks.by_vni(vni).map_err(unknown)?, mac, queues)
+        })
     }
 
     /// Lets a direct port go: its device stays if it is persistent. False if there was none.
-    pub fn remove_port(&self, mac: Mac) -> bool {
-        self.change_ports(|ports| ports.remove(mac))
+    pub fn remove_port(&self, vni: Vni, mac: Mac) -> bool {
+        self.change_ports(|state, ports| {
+            state.networks.number_of(vni.0).is_some_and(|network| ports.remove(network, mac))
+        })
     }
 
-    /// Whether there is a direct port for this address whose device is there, as far as is known.
-    pub fn has_port(&self, mac: Mac) -> bool {
+    /// Whether there is a direct port for this address in a network whose device is there, as far as is known.
+    pub fn has_port(&self, vni: Vni, mac: Mac) -> bool {
         let shared = read(&self.shared);
-        shared.ports.of(mac.0).is_some_and(|port| !port.is_gone())
+        let network = shared.state.networks.number_of(vni.0);
+        let port = network.and_then(|network| shared.ports.of(network, mac.0));
+        port.is_some_and(|port| !port.is_gone())
     }
 
     /// Frames and bytes of each direct port since it was added.
-    pub fn port_traffic(&self) -> Vec<(Mac, PortTraffic)> {
+    pub fn port_traffic(&self) -> Vec<(Vni, Mac, PortTraffic)> {
         let shared = read(&self.shared);
-        shared.ports.iter().map(|port| (port.mac(), port.traffic())).collect()
+        let traffic = |port: &Arc<Port>| {
+            let name = port.name();
+            Some((name.vni, name.mac?, port.traffic()))
+        };
+        shared.ports.iter().filter_map(traffic).collect()
     }
 
-    fn change_ports<T>(&self, change: impl FnOnce(&mut Ports) -> T) -> T {
+    fn change_ports<T>(&self, change: impl FnOnce(&mut State, &mut Ports) -> T) -> T {
         let result = {
             let mut shared = self.shared.write().unwrap_or_else(PoisonError::into_inner);
-            change(&mut shared.ports)
+            let Shared { state, ports, .. } = &mut *shared;
+            change(state, ports)
         };
         self.lock().wake();
         result
@@ -315,6 +381,15 @@ impl std::fmt::Debug for Engine {
             .field("tap", &self.tap_name)
             .field("port", &self.port)
             .finish_non_exhaustive()
+    }
+}
+
+/// Waits until no worker has these ports any more. So their queues are closed by the caller: the kernel takes its
+/// time to remove a device.
+fn await_release(ports: &[Arc<Port>]) {
+    let until = Instant::now() + Duration::from_millis(PORTS_CLOSE_MS);
+    while ports.iter().any(|port| Arc::strong_count(port) > 1) && Instant::now() < until {
+        std::thread::sleep(Duration::from_millis(PORTS_CLOSE_LOOK_MS));
     }
 }
 

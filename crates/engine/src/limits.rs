@@ -14,5 +14,11 @@ pub const BUSY_POLL_MAX: Duration = Duration::from_millis(10);
 
 /// Workers that there are by default at most.
 pub const DEFAULT_WORKERS_MAX: usize = 8;
+/// Queues that the TAP device of a further network has at least, so that workers that come later find some.
+pub(crate) const NETWORK_QUEUES_MIN: usize = DEFAULT_WORKERS_MAX;
+/// How long at most a call waits until the workers have let the devices of a removed network go, in milliseconds, and
+/// the pause between two looks. A helper that idles looks at its ports every 100 ms.
+pub(crate) const PORTS_CLOSE_MS: u64 = 2_000;
+pub(crate) const PORTS_CLOSE_LOOK_MS: u64 = 2;
 /// Workers by default at least, where there are as many processors.
 pub const DEFAULT_WORKERS_MIN: usize = 2;

@@ -8,6 +8,7 @@ mod flows;
 mod helped;
 mod limits;
 mod narrow;
+mod networks;
 mod nonsense;
 mod ovpn;
 mod referee;
@@ -36,6 +37,7 @@ use crate::rx::receiver::Receiver;
 use crate::sample_sas::{inbound_sa, outbound_sa};
 use crate::stats::counters::{Counters, DropReason, Registry, Work, WorkerCounters};
 use crate::tables::lane::Origin;
+use crate::tables::networks::NetworkNumber;
 use crate::tables::state::State;
 use crate::tx::gso_batch::SEND_TRIES_MAX;
 use crate::tx::transmitter::Transmitter;
@@ -54,6 +56,8 @@ const FAR_IP: Ipv4Addr = Ipv4Addr::new(10, 99, 0, 2);
 #[derive(Default)]
 struct FakeTap {
     frames: RefCell<Vec<Vec<u8>>>,
+    /// The network of each frame that was written for one.
+    networks: RefCell<Vec<u16>>,
     /// Nothing is kept but how many there were.
     forget: Cell<bool>,
     written: Cell<usize>,
@@ -72,6 +76,13 @@ impl FrameSink for FakeTap {
             self.frames.borrow_mut().push(parts.concat());
         }
         Ok(0)
+    }
+
+    fn send_in(&self, network: NetworkNumber, slices: &[IoSlice<'_>]) -> io::Result<usize> {
+        if !self.forget.get() {
+            self.networks.borrow_mut().push(network.get());
+        }
+        self.send(slices)
     }
 }
 
@@ -194,11 +205,17 @@ impl Rig {
 
     /// Reads these from the TAP device in one batch and sends them.
     fn transmit(&mut self, reads: &mut [Vec<u8>]) {
+        self.transmit_in(reads.iter().map(|read| (VNI, &**read)));
+    }
+
+    /// Reads these in one batch from the TAP devices of their networks.
+    fn transmit_in<'a>(&mut self, reads: impl IntoIterator<Item = (Vni, &'a [u8])>) {
         let events = |event| self.events.lock().unwrap().push(event);
         let env =
             Env { tap: &self.tap, socket: &self.socket, counters: &self.counters, events: &events };
-        for read in reads {
-            self.transmitter.handle_read(&self.state, &env, read);
+        for (vni, read) in reads {
+            let network = self.state.networks.by_vni(vni).unwrap();
+            self.transmitter.handle_read(&self.state, &env, network, read);
         }
         self.transmitter.flush(&self.state, &env);
     }

@@ -1,5 +1,7 @@
 //! VXLAN (RFC 7348) with Linux's remote checksum offload (draft-herbert-vxlan-rco, `vxlan.h`).
 
+use std::fmt;
+
 use serde::{Deserialize, Serialize};
 
 use crate::ParseError;
@@ -30,6 +32,12 @@ impl Vni {
     pub const WEFT: Self = Self(1);
     /// The network on which probes travel and no container ever lives.
     pub const PROBE: Self = Self(VNI_MAX);
+}
+
+impl fmt::Display for Vni {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
 }
 
 /// One VXLAN header.

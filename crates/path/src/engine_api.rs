@@ -226,9 +226,10 @@ pub enum EngineCommand {
         /// The path.
         path: PathId,
     },
-    /// The peers that hold the endpoints of a network; an entry for a MAC replaces the older one.
+    /// The peers that hold the endpoints of a network; an entry for a MAC replaces the older one. Another network
+    /// may hold the same MAC.
     SetEndpoints {
-        /// The network.
+        /// The network. An engine that is not in it changes nothing, and says so.
         vni: Vni,
         /// Endpoints and the peers that hold them.
         add: Vec<(Endpoint, PeerId)>,
@@ -237,7 +238,7 @@ pub enum EngineCommand {
     },
     /// The peers that get the broadcast and multicast frames of a network.
     SetBroadcast {
-        /// The network.
+        /// The network, likewise.
         vni: Vni,
         /// Peers; each must have a bound path to be sent to.
         peers: Vec<PeerId>,

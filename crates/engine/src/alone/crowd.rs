@@ -117,18 +117,18 @@ impl FrameSink for Full {
 /// Runs a second that so many threads seal.
 fn seal(state: &State, read: &[u8], threads: usize, time: Duration) -> f64 {
     let tap = Full { len: read.len(), taken: AtomicU64::new(0), stop: AtomicBool::new(false) };
-    let gate = TicketGate::default();
+    let (gate, network) = (TicketGate::default(), state.networks.first());
     let work = || {
         let counters = WorkerCounters::default();
         let env = Env { tap: &tap, socket: &Void, counters: &counters, events: &ignore };
         let mut transmitter = Transmitter::new(RUN_SEGMENTS_MIN, mac(0));
         let mut buffer = read.to_vec();
         if threads > 1 {
-            while seal_unit(&gate, state, &env, &mut transmitter, &mut buffer).is_ok() {}
+            while seal_unit(&gate, state, &env, (network, &mut transmitter), &mut buffer).is_ok() {}
             return;
         }
         while let Ok(len) = tap.recv(&mut buffer) {
-            transmitter.handle_read(state, &env, &buffer[..len]);
+            transmitter.handle_read(state, &env, network, &buffer[..len]);
             transmitter.flush(state, &env);
         }
     };
@@ -175,7 +175,7 @@ fn open(lane: &mut Lane, threads: usize, time: Duration) -> f64 {
             batch.clear();
             let wire = Wire { batch: (&mut batch).into(), source: *remote };
             let env = Env { tap: &Void, socket: &wire, counters: &counters, events: &ignore };
-            transmitter.handle_read(state, &env, read);
+            transmitter.handle_read(state, &env, state.networks.first(), read);
             transmitter.flush(state, &env);
             batch
         });

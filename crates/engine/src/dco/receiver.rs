@@ -21,6 +21,7 @@ use crate::ports::socket_buckets::RUN_MESSAGES_MAX;
 use crate::rx::batch::{datagrams, each_message};
 use crate::rx::merger::{Merger, OpenedFrame};
 use crate::stats::counters::{DropReason, Work};
+use crate::tables::networks::NetworkNumber;
 use crate::tables::sa::ovpn_refused;
 
 /// The receiving half of a device's worker.
@@ -195,6 +196,7 @@ fn take<'a>(
         Ok(Opened::Frame(at, room)) => {
             let frame = OpenedFrame {
                 at: (start + at.start) as u32..(start + at.end) as u32,
+                network: NetworkNumber::FIRST,
                 checksum: FrameChecksum::Complete,
                 told_mtu: Some(room),
             };

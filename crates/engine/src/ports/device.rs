@@ -11,10 +11,18 @@ use weft_path::EngineEvent;
 
 use crate::stats::counters::WorkerCounters;
 use crate::tables::lane::Origin;
+use crate::tables::networks::NetworkNumber;
 
 /// Takes frames behind their virtio net header.
 pub(crate) trait FrameSink {
     fn send(&self, slices: &[IoSlice<'_>]) -> io::Result<usize>;
+
+    /// A frame of this network. A device has one network, and is given no other's frames.
+    #[inline]
+    fn send_in(&self, network: NetworkNumber, slices: &[IoSlice<'_>]) -> io::Result<usize> {
+        let _ = network;
+        self.send(slices)
+    }
 }
 
 /// Gives frames behind their virtio net header, one a call.

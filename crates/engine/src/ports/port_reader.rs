@@ -1,4 +1,4 @@
-//! One thread's reading of direct ports.
+//! One thread's reading of ports.
 
 use std::cell::Cell;
 use std::io;
@@ -6,13 +6,13 @@ use std::sync::Arc;
 
 use weft_io::poller::Poller;
 
-use super::direct::{Port, PortQueue, Ports};
+use super::direct::{Port, Ports};
 use crate::limits::WORKERS_MAX;
 
 /// A port, and the number of one of its queues.
 type OneQueue = (Arc<Port>, usize);
 
-/// The queues of direct ports that one thread reads, a worker or its helper. Of each port they are those whose
+/// The queues of ports that one thread reads, a worker or its helper. Of each port they are those whose
 /// number modulo the number of workers is the worker's own.
 #[derive(Debug)]
 pub(crate) struct PortReader {
@@ -26,7 +26,7 @@ pub(crate) struct PortReader {
     written: Cell<Option<u64>>,
 }
 
-/// Tokens of queues of direct ports are at least this.
+/// Tokens of queues of ports are at least this.
 pub(crate) const PORT_TOKENS: u64 = 1 << 16;
 /// Queues that a token leaves room for in one port.
 const QUEUES_MAX: u64 = 256;
@@ -105,20 +105,20 @@ impl PortReader {
         }
     }
 
-    /// Reads the ready queues with `drain`, which is told the queue's number, too; a queue for which that
+    /// Reads the ready queues with `drain`, which is told the port and the queue's number; a queue for which that
     /// fails is not waited for any more.
     pub(crate) fn drain(
         &mut self,
         poller: &Poller,
-        mut drain: impl FnMut(&PortQueue, usize) -> io::Result<()>,
+        mut drain: impl FnMut(&Port, usize) -> io::Result<()>,
     ) {
         for index in 0..self.ready.len() {
             let wanted = self.ready[index];
             let Ok(at) = self.queues.binary_search_by_key(&wanted, token) else { continue };
             let (port, queue) = &self.queues[at];
-            if let Err(error) = drain(&port.queues()[*queue], *queue) {
+            if let Err(error) = drain(port, *queue) {
                 if port.note_gone() {
-                    tracing::info!(mac = %port.mac(), %error, "the device of a direct port is gone");
+                    tracing::info!(port = %port.name(), %error, "the device of a port is gone");
                 }
                 stop_waiting(poller, &self.queues[at]);
                 self.queues.remove(at);
@@ -128,7 +128,7 @@ impl PortReader {
     }
 }
 
-/// Whether queues of direct ports with this number are read by this of `workers` workers.
+/// Whether queues of ports with this number are read by this of `workers` workers.
 #[inline]
 pub(crate) fn is_own(worker: usize, workers: usize, queue: usize) -> bool {
     queue % workers.max(1) == worker
@@ -144,6 +144,6 @@ const fn port_token(id: u64, queue: usize) -> u64 {
 
 fn stop_waiting(poller: &Poller, (port, queue): &OneQueue) {
     if let Err(error) = poller.remove(port.queues()[*queue].tap()) {
-        tracing::debug!(%error, mac = %port.mac(), "cannot wait for a queue");
+        tracing::debug!(%error, port = %port.name(), "cannot wait for a queue");
     }
 }

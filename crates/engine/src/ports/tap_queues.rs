@@ -42,23 +42,7 @@ impl TapQueues {
         count: usize,
         offloads: bool,
     ) -> Result<Self, EngineError> {
-        let mut options = options.clone();
-        if count > 1 {
-            options.queue_packets = BUCKET_PACKETS;
-        }
-        let first = Tap::open(&options)?;
-        // The next ones are of the same device, also where the name is a pattern.
-        first.name().clone_into(&mut options.name);
-        let mut taps = vec![first];
-        while taps.len() < count {
-            taps.push(Tap::open(&options)?);
-        }
-        if !offloads && let Some(tap) = taps.first_mut() {
-            let stopped = tap.stop_offloads();
-            let what = "disable a TAP device's offloads";
-            stopped.map_err(|source| EngineError::Kernel { what, source })?;
-        }
-        Ok(Self { taps: taps.into() })
+        Ok(Self { taps: open_queues(options, count, offloads)?.into() })
     }
 
     /// The queue to write to.
@@ -83,6 +67,35 @@ impl TapQueues {
             tracing::warn!(%error, workers, "the kernel still distributes frames to the old number of workers");
         }
     }
+}
+
+/// Opens so many queues of a device, behind those that there are. Several share the super-packets that one would
+/// hold.
+///
+/// # Errors
+/// As [`Tap::open`], or the kernel's error.
+pub(crate) fn open_queues(
+    options: &TapOptions,
+    count: usize,
+    offloads: bool,
+) -> Result<Vec<Tap>, EngineError> {
+    let mut options = options.clone();
+    if count > 1 {
+        options.queue_packets = BUCKET_PACKETS;
+    }
+    let first = Tap::open(&options)?;
+    // The next ones are of the same device, also where the name is a pattern.
+    first.name().clone_into(&mut options.name);
+    let mut taps = vec![first];
+    while taps.len() < count {
+        taps.push(Tap::open(&options)?);
+    }
+    if !offloads && let Some(tap) = taps.first_mut() {
+        let stopped = tap.stop_offloads();
+        let what = "disable a TAP device's offloads";
+        stopped.map_err(|source| EngineError::Kernel { what, source })?;
+    }
+    Ok(taps)
 }
 
 /// The program that shares frames out, if the kernel takes it. With it a worker has a queue for each bucket,

@@ -6,7 +6,7 @@ use weft_path::{EngineEvent, Vni};
 use super::merger::OpenedFrame;
 use crate::ports::device::Env;
 use crate::stats::counters::{DropReason, Work};
-use crate::tables::state::{Inbound, State, key_of};
+use crate::tables::state::{Inbound, State};
 
 /// Counts a datagram that is dropped: of the peer whose SA `inbound` is too, unless it bears no SA's SPI.
 #[cold]
@@ -52,14 +52,13 @@ pub(crate) fn inspect(
     if inner.dst_port != vxlan::PORT {
         return Err(DropReason::BadInner);
     }
-    if inner.vxlan.vni != state.vni.0 {
-        return Err(DropReason::UnknownNetwork);
-    }
+    let network = state.networks.number_of(inner.vxlan.vni).ok_or(DropReason::UnknownNetwork)?;
     let source = frame.get(6..12).and_then(<[u8]>::first_chunk).ok_or(DropReason::BadInner)?;
     if frame.len() < ethernet::LEN {
         return Err(DropReason::BadInner);
     }
-    let owner = state.peer_of(key_of(*source));
+    // An endpoint of another network counts as nothing here.
+    let owner = state.peer_of(network.key(*source));
     if owner != Some(inbound.peer) {
         return Err(source_refused(owner));
     }
@@ -67,6 +66,7 @@ pub(crate) fn inspect(
         .map_err(|_| DropReason::CeOverNotEct)?;
     Ok(Inside::Frame(OpenedFrame {
         at: (start + inner.frame.start) as u32..(start + inner.frame.end) as u32,
+        network,
         checksum: inner.vxlan.rco.into(),
         told_mtu: state.narrow_mtu(inbound.peer),
     }))

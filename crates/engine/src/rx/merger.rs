@@ -12,6 +12,7 @@ use weft_packet::split::FrameChecksum;
 use crate::ports::device::{Env, FrameSink};
 use crate::ports::errno;
 use crate::stats::counters::{DropReason, Work, WorkerCounters};
+use crate::tables::networks::NetworkNumber;
 
 /// Parts of one write: the virtio net header, a rewritten header, and the frames.
 pub(crate) const SLICES_MAX: usize = FRAMES_MAX + 2;
@@ -21,6 +22,7 @@ pub(crate) const SLICES_MAX: usize = FRAMES_MAX + 2;
 pub(crate) struct OpenedFrame {
     /// Its range in the arena.
     pub(crate) at: Range<u32>,
+    pub(crate) network: NetworkNumber,
     pub(crate) checksum: FrameChecksum,
     /// The longest IP packet that is carried the other way, in bytes, if the sender must learn it: a frame that
     /// opens a TCP connection then allows no larger segments than fit. Reports of packets that are too long
@@ -62,7 +64,8 @@ impl Merger {
     #[inline(always)]
     pub(crate) fn file(&mut self, arena: &mut [u8], frame: &OpenedFrame) -> bool {
         let headers = frame.look(arena);
-        self.coalescer.push(arena, frame.at.clone(), &headers, frame.checksum).is_ok()
+        let network = frame.network.get();
+        self.coalescer.push_of(network, arena, frame.at.clone(), &headers, frame.checksum).is_ok()
     }
 
     /// Forgets all that is filed.
@@ -114,7 +117,7 @@ fn write<F: FrameSink, R>(arena: &[u8], merged: &Merged<'_>, env: &Env<'_, F, R>
         *slice = IoSlice::new(bytes);
         used += 1;
     }
-    match env.tap.send(&slices[..used]) {
+    match env.tap.send_in(NetworkNumber::new(merged.network), &slices[..used]) {
         Ok(_) => env.counters.did(Work::TapWrites, 1),
         Err(error) => count_refusal(env.counters, &error, merged.frames),
     }

@@ -10,6 +10,8 @@ use std::time::Duration;
 use weft_crypto::PeerId;
 use weft_path::{Mac, PathId};
 
+use crate::tables::networks::NetworkNumber;
+
 macro_rules! named {
     ($(#[$outer:meta])* $enum:ident { $($(#[$inner:meta])* $variant:ident = $name:literal,)* }) => {
         $(#[$outer])*
@@ -324,7 +326,7 @@ pub(crate) struct WorkerCounters {
     awake_ns: Count,
     /// The thread's number; 0 before it has one.
     thread: AtomicI32,
-    /// The source of the last looping frame, as an address in the low six bytes; 0: none.
+    /// The source of the last looping frame, as [`NetworkNumber::key`]; 0: none.
     round: Count,
     /// Of the worker's helpers, by their number: each has one writer too.
     helpers: RwLock<Vec<Arc<Self>>>,
@@ -389,19 +391,18 @@ impl WorkerCounters {
         self.sum(&|counters| counters.drops[reason as usize].get())
     }
 
-    /// A frame from this address goes round.
-    pub(crate) fn note_round(&self, from: [u8; 6]) {
-        let mut bytes = [0; 8];
-        bytes[2..].copy_from_slice(&from);
-        self.round.set(u64::from_be_bytes(bytes));
+    /// A frame goes round, from this address in its network ([`NetworkNumber::key`]).
+    pub(crate) fn note_round(&self, from: u64) {
+        self.round.set(from);
     }
 
-    /// The source of the last frame that the worker, or a helper of it, dropped for going round.
-    pub(crate) fn went_round(&self) -> Option<Mac> {
+    /// The source of the last frame that the worker, or a helper of it, dropped for going round, and its network.
+    pub(crate) fn went_round(&self) -> Option<(NetworkNumber, Mac)> {
         let helpers = self.helpers.read().unwrap_or_else(PoisonError::into_inner);
         let own = helpers.iter().map(|helper| helper.round.get());
-        let [_, _, mac @ ..] = own.chain([self.round.get()]).find(|it| *it > 0)?.to_be_bytes();
-        Some(Mac(mac))
+        let found = own.chain([self.round.get()]).find(|it| *it > 0)?;
+        let (network, mac) = NetworkNumber::of_key(found);
+        Some((network, Mac(mac)))
     }
 
     fn sum(&self, pick: &dyn Fn(&Self) -> u64) -> u64 {

@@ -1,23 +1,27 @@
 //! A hash table for the data path: 64-bit keys, open addressing, one multiplication to hash.
 
-/// The smallest number of slots.
-const SLOTS_MIN: usize = 64;
+/// The smallest number of slots, as a power of two.
+const SLOT_BITS_MIN: u32 = 6;
 /// Multiplier of the hash (2^64 divided by the golden ratio, as Fibonacci hashing has it).
 const ODD: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// Maps keys to values; the caller bounds how many. Look-ups do not allocate; insertions may.
 ///
-/// Keys come from authenticated peers (Ethernet addresses) or from this host (SPIs), so that an outsider
-/// cannot choose them to collide.
+/// Keys come from authenticated peers (Ethernet addresses) or from this host (SPIs, networks), so that an
+/// outsider cannot choose them to collide.
 #[derive(Clone, Debug)]
 pub(crate) struct Table<V> {
+    /// Their number is a power of two.
     slots: Vec<Option<(u64, V)>>,
+    /// The hash is as many bits as the number of slots has, from the top of the product: all bits of a key count
+    /// there.
+    shift: u32,
     len: usize,
 }
 
 impl<V: Copy> Table<V> {
     pub(crate) fn new() -> Self {
-        Self { slots: vec![None; SLOTS_MIN], len: 0 }
+        Self { slots: vec![None; 1 << SLOT_BITS_MIN], shift: u64::BITS - SLOT_BITS_MIN, len: 0 }
     }
 
     pub(crate) const fn len(&self) -> usize {
@@ -99,8 +103,7 @@ impl<V: Copy> Table<V> {
 
     #[inline]
     fn home(&self, key: u64) -> usize {
-        let hash = key.wrapping_mul(ODD);
-        (hash >> 32) as usize & (self.slots.len() - 1)
+        (key.wrapping_mul(ODD) >> self.shift) as usize
     }
 
     #[inline]
@@ -111,6 +114,7 @@ impl<V: Copy> Table<V> {
     fn grow(&mut self) {
         let larger = vec![None; self.slots.len() * 2];
         let old = std::mem::replace(&mut self.slots, larger);
+        self.shift -= 1;
         self.len = 0;
         for (key, value) in old.into_iter().flatten() {
             self.insert(key, value);
@@ -129,6 +133,11 @@ pub(crate) struct Slab<T> {
 impl<T> Slab<T> {
     pub(crate) const fn new() -> Self {
         Self { slots: Vec::new(), free: Vec::new() }
+    }
+
+    /// The number that the next value gets.
+    pub(crate) fn next(&self) -> u32 {
+        self.free.last().copied().unwrap_or(self.slots.len() as u32)
     }
 
     pub(crate) fn insert(&mut self, value: T) -> u32 {
@@ -187,7 +196,7 @@ mod tests {
             let mut table = Table::new();
             let mut model = HashMap::new();
             for (key, step, value) in steps {
-                // Keys that share their home slot as well as keys that do not.
+                // Keys that differ in their upper bits, and keys that do in their lower ones.
                 let key = if key % 2 == 0 { key << 40 } else { key };
                 match step {
                     0 => prop_assert_eq!(table.insert(key, value), model.insert(key, value)),
@@ -204,11 +213,43 @@ mod tests {
         }
     }
 
+    /// The number of slots that a look-up of a key reads.
+    fn reads(table: &Table<u32>, key: u64) -> usize {
+        let home = table.home(key);
+        (home..)
+            .position(|slot| {
+                let found = table.slots[slot & (table.slots.len() - 1)];
+                found.is_none_or(|(found, _)| found == key)
+            })
+            .unwrap()
+            + 1
+    }
+
+    /// The upper 16 bits count as much as the others: networks that hold the same addresses do not crowd each other.
+    #[test]
+    fn equal_addresses_of_many_networks_are_found_at_once() {
+        for (networks, addresses) in [(2, 1_000), (256, 4), (256, 1_000), (1, 100_000)] {
+            let keys = || {
+                (0..networks).flat_map(|network| {
+                    (0..addresses)
+                        .map(move |address| (network << 48) | (0x0242_0a20_0000 + address))
+                })
+            };
+            let mut table = Table::new();
+            keys().for_each(|key| _ = table.insert(key, 7));
+            let all: usize = keys().map(|key| reads(&table, key)).sum();
+            let mean = all as f64 / (networks * addresses) as f64;
+            assert!(mean < 2.0, "{mean} slots for {addresses} addresses in {networks} networks");
+        }
+    }
+
     #[test]
     fn a_slab_uses_freed_numbers_again() {
         let mut slab = Slab::new();
         assert_eq!((slab.insert('a'), slab.insert('b')), (0, 1));
+        assert_eq!(slab.next(), 2);
         assert_eq!((slab.remove(0), slab.remove(0), slab.remove(9)), (Some('a'), None, None));
+        assert_eq!(slab.next(), 0);
         assert_eq!(slab.insert('c'), 0);
         assert_eq!(slab.iter().collect::<Vec<_>>(), [(0, &'c'), (1, &'b')]);
         assert_eq!((slab.get(1), slab.get(2)), (Some(&'b'), None));

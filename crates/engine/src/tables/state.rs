@@ -13,8 +13,9 @@ use weft_path::{Endpoint, EngineCommand, EngineKind, InboundSa, Mac, OutboundSa,
 
 use super::hash::{Slab, Table};
 use super::lane::{Lane, Origin};
+use super::networks::{NetworkNumber, Networks};
 use super::sa::{Opening, Sealing};
-use crate::error::CommandError;
+use crate::error::{CommandError, EngineError};
 use crate::stats::counters::{Count, Direction, Registry, SaCounters, SaName};
 
 /// Lanes that one path may have.
@@ -174,13 +175,13 @@ impl Inbound {
 /// All of it, for all workers.
 #[derive(Debug)]
 pub(crate) struct State {
-    pub(crate) vni: Vni,
+    pub(crate) networks: Networks,
     pub(crate) peers: Slab<Peer>,
     pub(crate) paths: Slab<Path>,
     pub(crate) inbound: Slab<Inbound>,
     spis: Table<u32>,
+    /// The peers of addresses, by [`NetworkNumber::key`].
     endpoints: Table<u32>,
-    pub(crate) broadcast: Vec<u32>,
     peer_numbers: HashMap<PeerId, u32>,
     /// The address that a peer dialled, where the routing table would take another.
     sources: HashMap<PeerId, IpAddr>,
@@ -203,7 +204,7 @@ impl State {
         Self::of_host(PeerId::from_bytes([0; 32]), vni, default_mtu, registry, keylog)
     }
 
-    /// With this host's own peer id.
+    /// With this host's own peer id, and the network that it has from the beginning.
     pub(crate) fn of_host(
         local: PeerId,
         vni: Vni,
@@ -212,13 +213,12 @@ impl State {
         keylog: KeyLog,
     ) -> Self {
         Self {
-            vni,
+            networks: Networks::new(vni),
             peers: Slab::new(),
             paths: Slab::new(),
             inbound: Slab::new(),
             spis: Table::new(),
             endpoints: Table::new(),
-            broadcast: Vec::new(),
             peer_numbers: HashMap::new(),
             sources: HashMap::new(),
             opens: HashMap::new(),
@@ -285,10 +285,20 @@ impl State {
         self.spis.get(spi.into())
     }
 
-    /// The number of the peer at which an endpoint lives.
+    /// The number of the peer at which an endpoint lives, by [`NetworkNumber::key`].
     #[inline]
-    pub(crate) fn peer_of(&self, mac: u64) -> Option<u32> {
-        self.endpoints.get(mac)
+    pub(crate) fn peer_of(&self, endpoint: u64) -> Option<u32> {
+        self.endpoints.get(endpoint)
+    }
+
+    /// Forgets a network with its endpoints; returns its number.
+    ///
+    /// # Errors
+    /// There is no such network, or it is the first.
+    pub(crate) fn remove_network(&mut self, vni: Vni) -> Result<NetworkNumber, EngineError> {
+        let number = self.networks.remove(vni)?;
+        self.endpoints.retain(|key, _| NetworkNumber::of_key(key).0 != number);
+        Ok(number)
     }
 
     /// The number of a path.
@@ -546,12 +556,12 @@ impl State {
         add: &[(Endpoint, PeerId)],
         remove: &[Mac],
     ) -> Result<(), CommandError> {
-        self.check_network(vni)?;
+        let network = self.networks.by_vni(vni)?.id.number;
         for mac in remove {
-            self.endpoints.remove(key_of(mac.0));
+            self.endpoints.remove(network.key(mac.0));
         }
         for (endpoint, peer) in add {
-            let key = key_of(endpoint.mac.0);
+            let key = network.key(endpoint.mac.0);
             // One that moves to another peer takes no more room.
             if self.endpoints.len() >= ENDPOINTS_MAX && self.endpoints.get(key).is_none() {
                 return Err(CommandError::TableFull { table: "endpoints" });
@@ -563,11 +573,10 @@ impl State {
     }
 
     fn set_broadcast(&mut self, vni: Vni, peers: &[PeerId]) -> Result<(), CommandError> {
-        self.check_network(vni)?;
+        self.networks.by_vni(vni)?;
         let numbers: Result<Vec<u32>, _> =
             peers.iter().map(|peer| self.peer_number(*peer)).collect();
-        self.broadcast = numbers?;
-        Ok(())
+        self.networks.set_broadcast(vni, numbers?)
     }
 
     fn remove_peer(&mut self, peer: PeerId) {
@@ -575,7 +584,7 @@ impl State {
         self.opens.remove(&peer);
         let Some(number) = self.peer_numbers.remove(&peer) else { return };
         self.endpoints.retain(|_, at| at != number);
-        self.broadcast.retain(|at| *at != number);
+        self.networks.forget_peer(number);
         let sas: Vec<u32> =
             self.inbound.iter().filter(|(_, sa)| sa.peer == number).map(|(i, _)| i).collect();
         for sa in sas {
@@ -590,10 +599,6 @@ impl State {
         }
         self.peers.remove(number);
         self.registry.forget(peer);
-    }
-
-    fn check_network(&self, vni: Vni) -> Result<(), CommandError> {
-        if vni == self.vni { Ok(()) } else { Err(CommandError::UnknownNetwork { vni }) }
     }
 
     fn path_mut(&mut self, path: PathId) -> Result<&mut Path, CommandError> {
@@ -677,13 +682,6 @@ const fn check_lane(lane: u16) -> Result<(), CommandError> {
     } else {
         Err(CommandError::TableFull { table: "lanes of a path" })
     }
-}
-
-/// The table key of an Ethernet address.
-#[inline]
-pub(crate) fn key_of(mac: [u8; 6]) -> u64 {
-    let [a, b, c, d, e, f] = mac;
-    u64::from_be_bytes([0, 0, a, b, c, d, e, f])
 }
 
 /// A source that a datagram to this place can have.

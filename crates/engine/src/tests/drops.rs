@@ -23,7 +23,7 @@ fn passes_again(rig: &mut Rig, drops: &[(DropReason, u64)]) {
 }
 
 /// As a thread receives that has helpers beside it.
-fn receive_ahead(rig: &mut Rig) {
+pub(super) fn receive_ahead(rig: &mut Rig) {
     let nothing = |_| {};
     let env = Env { tap: &rig.tap, socket: &rig.socket, counters: &rig.counters, events: &nothing };
     loop {

@@ -136,7 +136,8 @@ impl Rig {
         let (tap, socket, counters) = (&self.tap, &self.wire, &*self.counters);
         let env = Env { tap, socket, counters, events: &|_| {} };
         for read in reads {
-            self.transmitter.handle_read(&self.state, &env, read);
+            let network = self.state.networks.first();
+            self.transmitter.handle_read(&self.state, &env, network, read);
         }
         self.transmitter.flush(&self.state, &env);
         self.wire.sent.take()

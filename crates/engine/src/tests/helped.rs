@@ -218,7 +218,7 @@ impl Helped {
         let make = || (Transmitter::new(64, LOCAL), vec![0; 70_000]);
         self.run(threads, wire, make, |state, counters, (transmitter, buffer)| {
             let env = Env { tap: wire, socket: wire, counters, events: &events };
-            seal_unit(gate, state, &env, transmitter, buffer)
+            seal_unit(gate, state, &env, (state.networks.first(), transmitter), buffer)
         });
     }
 
@@ -251,7 +251,8 @@ impl Helped {
         let env = Env { tap: &tap, socket: &wire, counters: &self.counters[0], events: &events };
         let mut transmitter = Transmitter::new(64, LOCAL);
         for read in reads {
-            transmitter.handle_read(&self.state.read().unwrap(), &env, read);
+            let state = self.state.read().unwrap();
+            transmitter.handle_read(&state, &env, state.networks.first(), read);
         }
         transmitter.flush(&self.state.read().unwrap(), &env);
         wire.datagrams()

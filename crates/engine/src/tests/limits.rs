@@ -11,7 +11,8 @@ use weft_io::namespace::unshare_network;
 
 use super::*;
 use crate::error::CommandError;
-use crate::tables::state::{ENDPOINTS_MAX, LANES_MAX, PEERS_MAX, key_of};
+use crate::tables::networks::NetworkNumber;
+use crate::tables::state::{ENDPOINTS_MAX, LANES_MAX, PEERS_MAX};
 use crate::{
     COMMANDS_QUEUED_MAX, DEFAULT_WORKERS_MAX, Engine, EngineConfig, EngineError, default_workers,
 };
@@ -90,7 +91,7 @@ fn endpoints_are_taken_up_to_their_number() {
     assert_eq!(refusal(&mut rig, endpoints([one].into_iter(), PEER)), full("endpoints"));
     // One that is there may move.
     assert_eq!(refusal(&mut rig, endpoints([mac(0)].into_iter(), peer(1))), None);
-    let number_of = |rig: &Rig, mac: Mac| rig.state.peer_of(key_of(mac.0));
+    let number_of = |rig: &Rig, mac: Mac| rig.state.peer_of(NetworkNumber::FIRST.key(mac.0));
     assert_ne!(number_of(&rig, mac(0)), number_of(&rig, mac(1)));
     carries(&mut rig);
     let remove = vec![mac(0)];

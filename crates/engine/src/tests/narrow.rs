@@ -3,6 +3,7 @@
 use super::referee::VNET;
 use super::source::{Packet, pattern};
 use super::*;
+use crate::tables::networks::NetworkNumber;
 
 /// The inner MTU on a link of 1,280 bytes.
 const NARROW: u16 = 1_188;
@@ -77,7 +78,7 @@ fn a_peers_opening_is_lowered_on_receipt() {
 #[test]
 fn a_path_that_goes_takes_its_narrowness_along() {
     let mut rig = narrow();
-    let peer = rig.state.peer_of(crate::tables::state::key_of(FAR.0)).unwrap();
+    let peer = rig.state.peer_of(NetworkNumber::FIRST.key(FAR.0)).unwrap();
     assert_eq!(rig.state.narrow_mtu(peer), Some(NARROW));
     rig.command(EngineCommand::SetPathMtu { path: PATH, mtu: NARROW - 4 });
     assert_eq!(rig.state.narrow_mtu(peer), Some(NARROW - 4));

@@ -4,6 +4,8 @@
 
 use weft_io::steer::TICK_NS;
 
+use crate::tables::networks::NetworkNumber;
+
 /// Copies of one frame to a group that a thread sends in one second; all further ones are dropped until
 /// there was none for [`REPEATS_PAUSE_S`].
 pub const REPEATS_PER_S_MAX: u32 = 200;
@@ -35,9 +37,9 @@ impl Repeats {
         Self { slots: vec![Slot::default(); SLOTS] }
     }
 
-    /// Whether a frame to a group has come so often that it goes round.
-    pub(crate) fn goes_round(&mut self, frame: &[u8], tick: u32) -> bool {
-        let digest = digest(frame);
+    /// Whether a frame to a group has come so often in its network that it goes round.
+    pub(crate) fn goes_round(&mut self, network: NetworkNumber, frame: &[u8], tick: u32) -> bool {
+        let digest = digest(network, frame);
         let Some(slot) = self.slots.get_mut(digest as usize % SLOTS) else { return false };
         if slot.digest != digest {
             *slot = Slot { digest, begun: tick, last: tick, copies: 1 };
@@ -61,10 +63,10 @@ impl Repeats {
 }
 
 /// Never the digest of an empty slot.
-fn digest(frame: &[u8]) -> u64 {
+fn digest(network: NetworkNumber, frame: &[u8]) -> u64 {
     let compared = &frame[..frame.len().min(COMPARED_BYTES_MAX)];
     let (words, rest) = compared.as_chunks::<8>();
-    let mut digest = frame.len() as u64;
+    let mut digest = frame.len() as u64 | u64::from(network.get()) << 48;
     let mut mix =
         |word: u64| digest = (digest.rotate_left(5) ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     words.iter().for_each(|word| mix(u64::from_le_bytes(*word)));
@@ -76,6 +78,8 @@ fn digest(frame: &[u8]) -> u64 {
 mod tests {
     use super::*;
 
+    const ONE: NetworkNumber = NetworkNumber::new(1);
+
     /// A frame to all with this number in its payload.
     fn frame(number: u32) -> Vec<u8> {
         [&[0xff; 6][..], &[2, 0, 0, 0, 0, 1], &[8, 6], &number.to_be_bytes(), &[0; 41]].concat()
@@ -86,7 +90,7 @@ mod tests {
         let mut repeats = Repeats::new();
         let mut tick = u32::MAX - 10;
         let passed = |repeats: &mut Repeats, tick, times: u32| {
-            (0..times).filter(|_| !repeats.goes_round(&frame(1), tick)).count()
+            (0..times).filter(|_| !repeats.goes_round(ONE, &frame(1), tick)).count()
         };
         assert_eq!(passed(&mut repeats, tick, 100_000), REPEATS_PER_S_MAX as usize);
         // Its copies keep it away for as long as they come.
@@ -99,16 +103,25 @@ mod tests {
     }
 
     #[test]
+    fn copies_are_counted_by_network() {
+        let mut repeats = Repeats::new();
+        let two = NetworkNumber::new(2);
+        (0..10_000).for_each(|_| _ = repeats.goes_round(ONE, &frame(1), 7));
+        assert!(repeats.goes_round(ONE, &frame(1), 7));
+        assert!(!repeats.goes_round(two, &frame(1), 7) && repeats.goes_round(ONE, &frame(1), 7));
+    }
+
+    #[test]
     fn frames_that_differ_and_those_that_take_their_time_all_pass() {
         let mut repeats = Repeats::new();
         // A stream to a group, and 150 equal frames in each second.
         for number in 0..100_000 {
-            assert!(!repeats.goes_round(&frame(number), 7), "{number}");
+            assert!(!repeats.goes_round(ONE, &frame(number), 7), "{number}");
         }
         let mut repeats = Repeats::new();
         for number in 0..10_000_u32 {
             let tick = number * TICKS_PER_S / 150;
-            assert!(!repeats.goes_round(&frame(1), tick), "{number}");
+            assert!(!repeats.goes_round(ONE, &frame(1), tick), "{number}");
         }
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use weft_io::steer;
 use weft_io::udp::Remote;
-use weft_packet::layout::{self, Headers, Layout, Network};
+use weft_packet::layout::{self, Headers, Layout};
 use weft_packet::split::{self, FragmentError, Plan, SplitError};
 use weft_packet::vnet::{self, VnetHeader};
 use weft_packet::vxlan::VxlanHeader;
@@ -21,8 +21,9 @@ use crate::stats::counters::{DropReason, Work};
 use crate::stats::worker_load::WorkerLoad;
 use crate::tables::flows::Flows;
 use crate::tables::lane::Origin;
+use crate::tables::networks::{Network, NetworkNumber};
 use crate::tables::sa::{Builder, DUMMY_LEN_MAX, Inner, NotSealed, Sealing};
-use crate::tables::state::{Outbound, Path, State, key_of};
+use crate::tables::state::{Outbound, Path, State};
 
 /// The range of inner source ports (the dynamic ports of RFC 6335).
 const SOURCE_PORT_FIRST: u16 = 0xc000;
@@ -128,12 +129,13 @@ impl Transmitter {
         self.load.sent(std::mem::take(&mut self.sealed), self.tick);
     }
 
-    /// One frame or super-packet as read from the TAP device, virtio net header first.
+    /// One frame or super-packet as read from a TAP device of this network, virtio net header first.
     #[inline]
     pub(crate) fn handle_read<F: FrameSink, R: GsoSink>(
         &mut self,
         state: &State,
         env: &Env<'_, F, R>,
+        network: &Network,
         read: &[u8],
     ) {
         env.counters.did(Work::TapReads, 1);
@@ -145,28 +147,35 @@ impl Transmitter {
             return env.counters.dropped(DropReason::BadSuperPacket, 1);
         };
         if ethernet::is_group(destination) {
-            if self.stays_here(env, frame) {
+            if self.stays_here(env, network.id.number, frame) {
                 return;
             }
             let frame = Frame::new(vnet, frame);
-            for index in 0..state.broadcast.len() {
-                let peer = state.broadcast[index];
-                self.send_to_peer(state, env, peer, &frame);
+            for peer in &network.broadcast {
+                self.send_to_peer(state, env, (*peer, network.vni), &frame);
             }
             return;
         }
-        match state.peer_of(key_of(destination)) {
-            Some(peer) => self.send_to_peer(state, env, peer, &Frame::new(vnet, frame)),
+        match state.peer_of(network.id.number.key(destination)) {
+            Some(peer) => {
+                let frame = Frame::new(vnet, frame);
+                self.send_to_peer(state, env, (peer, network.vni), &frame);
+            }
             None => env.counters.dropped(DropReason::NoEndpoint, 1),
         }
     }
 
     /// Whether a frame to a group is for no peer, which is counted. Apart, so that the usual way stays short.
     #[inline(never)]
-    fn stays_here<F, R>(&mut self, env: &Env<'_, F, R>, frame: &[u8]) -> bool {
-        if self.repeats.goes_round(frame, self.tick) {
+    fn stays_here<F, R>(
+        &mut self,
+        env: &Env<'_, F, R>,
+        network: NetworkNumber,
+        frame: &[u8],
+    ) -> bool {
+        if self.repeats.goes_round(network, frame, self.tick) {
             if let Some(source) = frame[6..].first_chunk() {
-                env.counters.note_round(*source);
+                env.counters.note_round(network.key(*source));
             }
             env.counters.dropped(DropReason::GoesRound, 1);
             return true;
@@ -299,10 +308,10 @@ impl Transmitter {
         &mut self,
         state: &State,
         env: &Env<'_, F, R>,
-        peer: u32,
+        (peer, vni): (u32, Vni),
         frame: &Frame<'_>,
     ) {
-        let dropped = self.send_by_path(state, env, peer, frame);
+        let dropped = self.send_by_path(state, env, (peer, vni), frame);
         if dropped > 0 {
             state.note_dropped(peer, dropped);
         }
@@ -325,11 +334,11 @@ impl Transmitter {
         &mut self,
         state: &State,
         env: &Env<'_, F, R>,
-        peer: u32,
+        (peer, vni): (u32, Vni),
         frame: &Frame<'_>,
     ) -> u64 {
         let bound = state.peers.get(peer).and_then(|peer| peer.bound);
-        let (Some(number), vni) = (bound, state.vni) else {
+        let Some(number) = bound else {
             return dropped(env, DropReason::NoPath, 1);
         };
         let Some(path) = state.paths.get(number) else {
@@ -582,7 +591,7 @@ type Way<'a> = (u32, &'a Path, Vni);
 /// The length that every path carries of a frame with IPv6: IPv6's minimum MTU, and the frame's VLAN tags.
 fn ipv6_limit(headers: &Headers) -> Option<usize> {
     let (l3, network) = layout::network(headers)?;
-    (network == Some(Network::V6)).then_some(ipv6::MTU_MIN + l3 - ethernet::LEN)
+    (network == Some(layout::Network::V6)).then_some(ipv6::MTU_MIN + l3 - ethernet::LEN)
 }
 
 /// One packet that the peer drops, and that says that the lane gets through.

@@ -29,6 +29,7 @@ use crate::rx::receiver::Receiver;
 use crate::stats::counters::WorkerCounters;
 use crate::stats::worker_load::WorkerLoad;
 use crate::tables::lane::Origin;
+use crate::tables::networks::Network;
 use crate::tables::state::State;
 use crate::tx::transmitter::Transmitter;
 
@@ -69,7 +70,7 @@ impl<R: GsoSink> GsoSink for InTurn<'_, R> {
     }
 }
 
-/// From the TAP device to the wire, one unit: a super-packet, or small frames. A super-packet is
+/// From a TAP device of this network to the wire, one unit: a super-packet, or small frames. A super-packet is
 /// sealed beside the next units; of small frames only the sending is beside the next ones' sealing.
 ///
 /// # Errors
@@ -78,7 +79,7 @@ pub(crate) fn seal_unit<T: FrameSource + FrameSink, R: GsoSink>(
     gate: &TicketGate,
     state: &State,
     env: &Env<'_, T, R>,
-    transmitter: &mut Transmitter,
+    (network, transmitter): (&Network, &mut Transmitter),
     buffer: &mut [u8],
 ) -> io::Result<()> {
     let mut front = gate.enter();
@@ -96,7 +97,7 @@ pub(crate) fn seal_unit<T: FrameSource + FrameSink, R: GsoSink>(
     for reads in 1..=TAP_READS_MAX {
         let is_whole = is_super_packet(&buffer[..len]);
         socket.is_whole.set(is_whole);
-        transmitter.handle_read(state, &env, &buffer[..len]);
+        transmitter.handle_read(state, &env, network, &buffer[..len]);
         bytes += len;
         if is_whole || bytes >= UNIT_BYTES_MAX || reads == TAP_READS_MAX {
             break;
@@ -259,10 +260,16 @@ impl WorkerContext {
         transmitter: &mut Transmitter,
         buffer: &mut [u8],
     ) -> io::Result<u64> {
-        self.seal_from((&self.help.queues, tap), |_| true, counters, transmitter, buffer)
+        self.seal_from(
+            (&self.help.queues, tap),
+            |shared| Some(shared.state.networks.first()),
+            counters,
+            transmitter,
+            buffer,
+        )
     }
 
-    /// The same from the direct ports that have something.
+    /// The same from the ports that have something.
     pub(crate) fn seal_ports(
         &self,
         poller: &Poller,
@@ -273,10 +280,16 @@ impl WorkerContext {
     ) -> u64 {
         let mut units = 0;
         ports.note_answers();
-        ports.drain(poller, |queue, of_port| {
-            let is_own = |shared: &Shared| serves(shared, self.worker, of_port);
+        ports.drain(poller, |port, number| {
+            let queue = &port.queues()[number];
             let from = (&queue.gate, queue);
-            units += self.seal_from(from, is_own, counters, transmitter, buffer)?;
+            units += self.seal_from(
+                from,
+                |shared| serves(shared, self.worker, port, number),
+                counters,
+                transmitter,
+                buffer,
+            )?;
             Ok(())
         });
         units
@@ -285,18 +298,17 @@ impl WorkerContext {
     fn seal_from<T: FrameSource + FrameSink>(
         &self,
         (gate, tap): (&TicketGate, &T),
-        is_own: impl Fn(&Shared) -> bool,
+        network: impl Fn(&Shared) -> Option<&Network>,
         counters: &WorkerCounters,
         transmitter: &mut Transmitter,
         buffer: &mut [u8],
     ) -> io::Result<u64> {
         for units in 0..UNITS_MAX {
             let shared = read(&self.shared);
-            if !is_own(&shared) {
-                return Ok(units);
-            }
+            let Some(network) = network(&shared) else { return Ok(units) };
             let env = Env { tap, socket: &shared.sockets, counters, events: &*self.events };
-            let done = seal_unit(gate, &shared.state, &env, transmitter, buffer);
+            let sealing = (network, &mut *transmitter);
+            let done = seal_unit(gate, &shared.state, &env, sealing, buffer);
             if !there_was(done)? {
                 return Ok(units);
             }

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use weft_io::offload::Offloads;
 use weft_io::poller::Waker;
 use weft_io::steer::{self, BUCKETS, FrameSteering};
-use weft_io::tap::TapOptions;
+use weft_io::tap::{Tap, TapOptions};
 use weft_path::{EngineEvent, Mac};
 
 use super::autoscaler::Autoscaler;
@@ -22,10 +22,10 @@ use super::thread::{pin_nth, supervise};
 use super::worker::Worker;
 use crate::config::EngineConfig;
 use crate::error::EngineError;
-use crate::limits::BUSY_POLL_MAX;
+use crate::limits::{BUSY_POLL_MAX, NETWORK_QUEUES_MIN};
 use crate::ports::device::LaneSockets;
 use crate::ports::socket_buckets::SocketBuckets;
-use crate::ports::tap_queues::{TapQueues, steering};
+use crate::ports::tap_queues::{TapQueues, open_queues, steering};
 use crate::stats::counters::WorkerCounters;
 use crate::stats::worker_load::WorkerLoad;
 use crate::tables::flows::Flows;
@@ -188,6 +188,15 @@ impl WorkerPool {
         self.resize(self.wanted)?;
         self.wanted = 0;
         Ok(())
+    }
+
+    /// Opens the device of a further network, with queues for the workers that there are and some that may come.
+    ///
+    /// # Errors
+    /// It could not be opened.
+    pub(crate) fn open_network(&self, tap_name: &str) -> Result<Vec<Tap>, EngineError> {
+        let options = TapOptions { persist: self.tap.persist, ..TapOptions::new(tap_name) };
+        open_queues(&options, self.running.len().max(NETWORK_QUEUES_MIN), self.offloads)
     }
 
     /// Starts one more worker.

@@ -6,9 +6,10 @@ use weft_io::poller::Poller;
 use weft_path::PathId;
 
 use crate::ports::device::{GsoSink, LaneSockets};
-use crate::ports::direct::Ports;
+use crate::ports::direct::{Port, Ports};
 use crate::ports::port_reader::{PortReader, is_own};
 use crate::rx::receiver::Receiver;
+use crate::tables::networks::Network;
 use crate::tables::state::State;
 
 /// State that all workers of an engine share. A worker reads it for one batch at a time. A command that
@@ -42,15 +43,23 @@ pub(crate) fn note_moved_lane(shared: &RwLock<Shared>, receiver: &mut Receiver) 
     }
 }
 
-/// Whether queues of direct ports with this number are this worker's now, or its helpers'. A reader asks while it
-/// holds the shared state. So when workers come or go, no two of them read one queue, and the previous reader's
-/// frames are on their way.
+/// The network of a port, if the queue with this number is this worker's now, or its helpers', and the network is
+/// there. A reader asks while it holds the shared state. So when workers come or go, no two of them read one queue,
+/// and the previous reader's frames are on their way. When a network goes, nobody reads its ports any more.
 #[inline]
-pub(crate) fn serves(shared: &Shared, worker: usize, queue: usize) -> bool {
-    is_own(worker, shared.sockets.sockets(), queue)
+pub(crate) fn serves<'a>(
+    shared: &'a Shared,
+    worker: usize,
+    port: &Port,
+    queue: usize,
+) -> Option<&'a Network> {
+    if !is_own(worker, shared.sockets.sockets(), queue) {
+        return None;
+    }
+    shared.state.networks.of(port.network())
 }
 
-/// Has a thread of a worker wait for the queues of direct ports that are its now, and no longer for the others.
+/// Has a thread of a worker wait for the queues of ports that are its now, and no longer for the others.
 pub(crate) fn sync_ports(reader: &mut PortReader, poller: &Poller, shared: &RwLock<Shared>) {
     let shared = read(shared);
     let wanted = reader.wanted(&shared.ports, shared.sockets.sockets());

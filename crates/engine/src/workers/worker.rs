@@ -25,6 +25,7 @@ use crate::ports::socket_buckets::{BatchSize, Quota, SocketReader};
 use crate::ports::tap_queues::TapQueueReader;
 use crate::rx::receiver::Receiver;
 use crate::tables::lane::{LANE_ASK_MS, LANE_LOOK_MS};
+use crate::tables::networks::Network;
 use crate::tables::state::State;
 use crate::tx::transmitter::Transmitter;
 
@@ -169,21 +170,22 @@ impl Worker {
         let WorkerContext { shared, counters, events, .. } = context;
         let shared = read(shared);
         let env = Env { tap, socket: &shared.sockets, counters, events: &**events };
-        drain(&shared.state, transmitter, &env, |buffer| tap.recv(buffer), buffer)
+        let network = shared.state.networks.first();
+        drain(&shared.state, (network, transmitter), &env, |buffer| tap.recv(buffer), buffer)
     }
 
-    /// Reads the direct ports that have something.
+    /// Reads the ports that have something.
     fn drain_ports(&mut self, poller: &Poller, ports: &mut PortReader, buffer: &mut [u8]) {
         ports.note_answers();
         let Self { context, transmitter, .. } = self;
         let WorkerContext { worker, shared, counters, events, .. } = context;
-        ports.drain(poller, |queue, of_port| {
+        ports.drain(poller, |port, number| {
             let shared = read(shared);
-            if !serves(&shared, *worker, of_port) {
-                return Ok(());
-            }
+            let Some(network) = serves(&shared, *worker, port, number) else { return Ok(()) };
+            let queue = &port.queues()[number];
             let env = Env { tap: queue, socket: &shared.sockets, counters, events: &**events };
-            drain(&shared.state, transmitter, &env, |buffer| queue.recv(buffer), buffer)
+            let sealing = (network, &mut *transmitter);
+            drain(&shared.state, sealing, &env, |buffer| queue.recv(buffer), buffer)
         });
     }
 
@@ -343,11 +345,11 @@ impl Turns for WorkerTurns {
     }
 }
 
-/// Sends a device's frames, up to a turn's share. Answers go back to where frames come from.
+/// Sends the frames of a network's device, up to a turn's share. Answers go back to where frames come from.
 #[inline]
 fn drain<F: FrameSink>(
     state: &State,
-    transmitter: &mut Transmitter,
+    (network, transmitter): (&Network, &mut Transmitter),
     env: &Env<'_, F, LaneSockets>,
     recv: impl Fn(&mut [u8]) -> io::Result<usize>,
     buffer: &mut [u8],
@@ -355,7 +357,7 @@ fn drain<F: FrameSink>(
     transmitter.begin();
     let result = take_turn(|| {
         let len = recv(buffer)?;
-        transmitter.handle_read(state, env, &buffer[..len]);
+        transmitter.handle_read(state, env, network, &buffer[..len]);
         Ok(len)
     });
     transmitter.flush(state, env);

@@ -5,5 +5,6 @@ mod common;
 mod dco;
 mod helpers;
 mod hostile;
+mod networks;
 mod traffic;
 mod workers;

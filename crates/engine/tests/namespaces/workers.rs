@@ -12,7 +12,8 @@ use weft_io::uninterrupted;
 use weft_path::{EngineCommand, EngineEvent, EngineKind, Mac};
 
 use crate::common::{
-    Host, PATH, PATIENCE, connect, flows, inbound, outbound, pattern, strangers, strangers_with,
+    Host, PATH, PATIENCE, VNI, connect, flows, inbound, outbound, pattern, strangers,
+    strangers_with,
 };
 
 /// After so long the loads of lanes are forgotten: longer than two ticks of the flows.
@@ -239,7 +240,7 @@ fn queues_of_direct_ports_are_the_affair_of_the_workers_that_stay() {
             let status = Command::new(words.next().unwrap()).args(words).status().unwrap();
             assert!(status.success(), "{line}");
         }
-        a.engine.add_port(Mac([2, 0, 0, 0, 0, 0x98]), queues).unwrap();
+        a.engine.add_port(VNI, Mac([2, 0, 0, 0, 0, 0x98]), queues).unwrap();
     });
     let read = || {
         let workers = a.engine.counters().workers;
@@ -257,7 +258,7 @@ fn queues_of_direct_ports_are_the_affair_of_the_workers_that_stay() {
         });
         expected += FLOWS;
         a.wait_counters(|_| {
-            a.engine.port_traffic().iter().any(|(_, traffic)| traffic.sent.packets == expected)
+            a.engine.port_traffic().iter().any(|(_, _, traffic)| traffic.sent.packets == expected)
         });
         read().iter().zip(before).map(|(now, before)| now - before).collect::<Vec<_>>()
     };

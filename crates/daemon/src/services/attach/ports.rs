@@ -14,7 +14,7 @@ use weft_path::Mac;
 use super::bypass::Bypass;
 use super::kept_ports::KeptPorts;
 use crate::config::{EngineChoice, PortChoice, Settings};
-use crate::devices::HOST_INTERFACE;
+use crate::devices::{HOST_INTERFACE, VNI};
 use crate::holder::PortKeeper;
 
 /// The kind of a container's port.
@@ -130,7 +130,7 @@ impl DirectPorts {
 
     fn has_one(&self, spec: &AttachSpec) -> bool {
         let engine = self.engine.upgrade();
-        engine.is_some_and(|engine| engine.has_port(Mac(spec.mac)))
+        engine.is_some_and(|engine| engine.has_port(VNI, Mac(spec.mac)))
             || self.kept.has(&spec.namespace)
     }
 
@@ -149,13 +149,13 @@ impl DirectPorts {
         let macs = self.macs.as_ref().map_err(|why| no_port(why.clone()))?;
         let engine = self.engine.upgrade().ok_or_else(|| no_port("weft is stopping".into()))?;
         let mac = Mac(spec.mac);
-        if engine.has_port(mac)
+        if engine.has_port(VNI, mac)
             && let Some(attached) =
                 kernel.attach_direct(spec, &DirectTap { fresh: None, macs }).await?
         {
             return Ok(attached);
         }
-        engine.remove_port(mac);
+        engine.remove_port(VNI, mac);
         let may_offload = engine.offloads().tap_tso.usable();
         let mut queues = self.kept.queues(&spec.namespace, &spec.name);
         if !queues.is_empty()
@@ -163,7 +163,7 @@ impl DirectPorts {
                 kernel.attach_direct(spec, &DirectTap { fresh: None, macs }).await?
         {
             limit(&mut queues, may_offload)?;
-            engine.add_port(mac, queues).map_err(|error| no_port(error.to_string()))?;
+            engine.add_port(VNI, mac, queues).map_err(|error| no_port(error.to_string()))?;
             return Ok(attached);
         }
         let options = TapOptions::new(tap_name(&spec.host_name));
@@ -184,7 +184,7 @@ impl DirectPorts {
             queues
         });
         let queues = keeping.await.map_err(|error| no_port(error.to_string()))?;
-        engine.add_port(mac, queues).map_err(|error| no_port(error.to_string()))?;
+        engine.add_port(VNI, mac, queues).map_err(|error| no_port(error.to_string()))?;
         Ok(attached)
     }
 
@@ -202,7 +202,7 @@ impl DirectPorts {
     /// The engine stops serving a container's direct port.
     pub(crate) fn let_go(&self, mac: Mac) {
         if let Some(engine) = self.engine.upgrade() {
-            engine.remove_port(mac);
+            engine.remove_port(VNI, mac);
         }
     }
 
@@ -239,13 +239,15 @@ impl DirectPorts {
 
     /// Number of looping group frames, and the sender of the last.
     pub(crate) fn going_round(&self) -> (u64, Option<Mac>) {
-        self.engine.upgrade().map_or((0, None), |engine| engine.going_round())
+        let (frames, from) = self.engine.upgrade().map_or((0, None), |it| it.going_round());
+        (frames, from.map(|(_, mac)| mac))
     }
 
     /// Traffic of direct ports, by the containers' addresses.
     pub(crate) fn traffic(&self) -> BTreeMap<Mac, PortTraffic> {
         let engine = self.engine.upgrade();
-        engine.map(|engine| engine.port_traffic().into_iter().collect()).unwrap_or_default()
+        let of_ports = engine.map(|engine| engine.port_traffic()).unwrap_or_default();
+        of_ports.into_iter().map(|(_, mac, traffic)| (mac, traffic)).collect()
     }
 }
 
