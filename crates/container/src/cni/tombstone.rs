@@ -5,12 +5,13 @@
 //! serves its first ADD: so each DEL reaches it by one way or the other. It reads them again every
 //! minute, since a daemon that hangs listens too.
 //!
-//! A tombstone is a small JSON file. Its name is a hash of the attachment, so that a repeated DEL
-//! replaces it. The directory's entries are bounded; a DEL beyond that is left to the daemon's own
-//! search for dead attachments ([`super::Reaper`]).
+//! A tombstone is a small JSON file. Its name has a hash of the attachment and the time of the DEL. A
+//! later DEL removes the files of earlier ones. An earlier one that comes late leaves it alone, and so
+//! does a daemon that has obeyed only the earlier one. The directory's entries are bounded; a DEL beyond
+//! that is left to the daemon's own search for dead attachments ([`super::Reaper`]).
 
 use std::{
-    fs,
+    fs::{self, File},
     hash::{DefaultHasher, Hash, Hasher},
     io::{self, Read},
     path::{Path, PathBuf},
@@ -61,7 +62,8 @@ pub struct Tombstones {
 pub struct Found {
     /// Tombstones of this start of the machine, each with its file: detach, then [`Tombstones::remove`].
     pub tombstones: Vec<(PathBuf, Tombstone)>,
-    /// Unusable entries, for the log. Malformed and outdated files are already removed.
+    /// Unusable entries, for the log. Malformed and outdated files are already removed; those that
+    /// cannot be read now stay for the next time.
     pub notes: Vec<String>,
 }
 
@@ -81,16 +83,30 @@ impl Tombstones {
             files::make_dir(runtime_dir, RUNTIME_DIR_MODE)?;
         }
         files::make_dir(&self.directory, DIR_MODE)?;
-        let name = file_name(&tombstone.target);
-        let path = self.directory.join(&name);
-        if !path.exists() && fs::read_dir(&self.directory)?.count() >= TOMBSTONES_MAX {
+        let (of_attachment, name) = file_name(tombstone);
+        let (mut count, mut outdated) = (0_usize, Vec::new());
+        for entry in fs::read_dir(&self.directory)? {
+            let other = entry?.file_name();
+            count += 1;
+            if let Some(other) = other.to_str().filter(|other| other.starts_with(&of_attachment))
+                && other <= name.as_str()
+            {
+                outdated.push(self.directory.join(other));
+            }
+        }
+        if outdated.is_empty() && count >= TOMBSTONES_MAX {
             return Err(io::Error::other(format!(
                 "{} has {TOMBSTONES_MAX} entries already; start the daemon, which clears it",
                 self.directory.display()
             )));
         }
+        let path = self.directory.join(&name);
         let bytes = serde_json::to_vec(tombstone)?;
         files::replace_bytes(&self.directory, &name, FILE_MODE, &bytes)?;
+        for old in outdated.iter().filter(|old| **old != path) {
+            // One that remains costs only space.
+            let _ = fs::remove_file(old);
+        }
         Ok(path)
     }
 
@@ -99,6 +115,10 @@ impl Tombstones {
     /// # Errors
     /// Of the file system. A missing directory is an empty one.
     pub fn read(&self, boot: &str) -> io::Result<Found> {
+        self.read_by(boot, |path| File::open(path))
+    }
+
+    fn read_by(&self, boot: &str, open: impl Fn(&Path) -> io::Result<File>) -> io::Result<Found> {
         let entries = match fs::read_dir(&self.directory) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Found::default()),
             other => other?,
@@ -111,11 +131,14 @@ impl Tombstones {
             if files::is_temporary(name) {
                 continue;
             }
-            match read_one(&path, boot) {
+            match read_one(&path, boot, &open) {
                 Ok(Some(tombstone)) => found.tombstones.push((path, tombstone)),
                 // Another plugin's process has replaced or removed it.
                 Ok(None) => {}
-                Err(why) => {
+                Err(Unusable::Unreadable(error)) => {
+                    found.notes.push(format!("tombstone {}: {error}; it stays", path.display()));
+                }
+                Err(Unusable::Malformed(why)) => {
                     let fate = match fs::remove_file(&path) {
                         Ok(()) => "removed".to_owned(),
                         Err(error) => format!("cannot be removed: {error}"),
@@ -139,26 +162,44 @@ impl Tombstones {
     }
 }
 
+/// The reason why an entry is no tombstone.
+enum Unusable {
+    /// It cannot be read. The reason may pass, as the lack of file descriptors does.
+    Unreadable(io::Error),
+    /// It will never be one.
+    Malformed(String),
+}
+
+impl From<String> for Unusable {
+    fn from(why: String) -> Self {
+        Self::Malformed(why)
+    }
+}
+
 /// `None` if the file is gone.
-fn read_one(path: &Path, boot: &str) -> Result<Option<Tombstone>, String> {
+fn read_one(
+    path: &Path,
+    boot: &str,
+    open: impl Fn(&Path) -> io::Result<File>,
+) -> Result<Option<Tombstone>, Unusable> {
     let gone = |error: io::Error| match error.kind() {
         io::ErrorKind::NotFound => Ok(None),
-        _ => Err(error.to_string()),
+        _ => Err(Unusable::Unreadable(error)),
     };
     match fs::symlink_metadata(path) {
         Err(error) => return gone(error),
-        Ok(found) if !found.is_file() => return Err("it is no regular file".to_owned()),
+        Ok(found) if !found.is_file() => return Err("it is no regular file".to_owned().into()),
         Ok(_) => {}
     }
-    let file = match fs::File::open(path) {
+    let file = match open(path) {
         Err(error) => return gone(error),
         Ok(file) => file,
     };
     let mut bytes = Vec::new();
     let limit = u64::try_from(TOMBSTONE_BYTES_MAX).unwrap_or(u64::MAX).saturating_add(1);
-    file.take(limit).read_to_end(&mut bytes).map_err(|error| error.to_string())?;
+    file.take(limit).read_to_end(&mut bytes).map_err(Unusable::Unreadable)?;
     if bytes.len() > TOMBSTONE_BYTES_MAX {
-        return Err(format!("it has more than {TOMBSTONE_BYTES_MAX} bytes"));
+        return Err(format!("it has more than {TOMBSTONE_BYTES_MAX} bytes").into());
     }
     let tombstone: Tombstone = serde_json::from_slice(&bytes).map_err(|error| error.to_string())?;
     let Target { network, container, interface } = &tombstone.target;
@@ -166,16 +207,21 @@ fn read_one(path: &Path, boot: &str) -> Result<Option<Tombstone>, String> {
     check_interface(interface)?;
     network.as_deref().map_or(Ok(()), check_container)?;
     if tombstone.boot != boot {
-        return Err("it is from an earlier start of the machine".to_owned());
+        return Err("it is from an earlier start of the machine".to_owned().into());
     }
     Ok(Some(tombstone))
 }
 
+/// The beginning of the names of an attachment's files, and the name of this tombstone's. Names of one
+/// attachment are in the order of their times.
+///
 /// Another hash in another build of the plugin only means a second file for the same attachment.
-fn file_name(target: &Target) -> String {
+fn file_name(tombstone: &Tombstone) -> (String, String) {
     let mut hasher = DefaultHasher::new();
-    target.hash(&mut hasher);
-    format!("{:016x}{SUFFIX}", hasher.finish())
+    tombstone.target.hash(&mut hasher);
+    let of_attachment = format!("{:016x}-", hasher.finish());
+    let name = format!("{of_attachment}{:020}{SUFFIX}", tombstone.started_ns);
+    (of_attachment, name)
 }
 
 #[cfg(test)]
@@ -227,6 +273,40 @@ mod tests {
         let found = tombstones.read(BOOT).unwrap().tombstones;
         assert_eq!(found.len(), 1);
         assert_eq!(found[0].1.started_ns, 9);
+    }
+
+    #[test]
+    fn an_earlier_del_that_comes_late_replaces_no_later_one() {
+        let runtime = tempfile::tempdir().unwrap();
+        let tombstones = Tombstones::of(runtime.path());
+        tombstones.leave(&Tombstone { started_ns: 1_000, ..tombstone("a") }).unwrap();
+        tombstones.leave(&Tombstone { started_ns: 9, ..tombstone("a") }).unwrap();
+        let found = tombstones.read(BOOT).unwrap().tombstones;
+        assert_eq!(found.iter().map(|(_, found)| found.started_ns).max(), Some(1_000));
+    }
+
+    #[test]
+    fn a_del_that_comes_while_an_earlier_one_is_obeyed_stays() {
+        let runtime = tempfile::tempdir().unwrap();
+        let tombstones = Tombstones::of(runtime.path());
+        tombstones.leave(&tombstone("a")).unwrap();
+        let (obeyed, _) = tombstones.read(BOOT).unwrap().tombstones.pop().unwrap();
+        let later = Tombstone { started_ns: 9, ..tombstone("a") };
+        let file = tombstones.leave(&later).unwrap();
+        tombstones.remove(&obeyed).unwrap();
+        assert_eq!(tombstones.read(BOOT).unwrap().tombstones, [(file, later)]);
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_read_now_stays() {
+        let runtime = tempfile::tempdir().unwrap();
+        let tombstones = Tombstones::of(runtime.path());
+        let file = tombstones.leave(&tombstone("a")).unwrap();
+        let too_many = |_: &Path| Err(io::Error::from(rustix::io::Errno::MFILE));
+        let found = tombstones.read_by(BOOT, too_many).unwrap();
+        assert!(found.tombstones.is_empty());
+        assert!(found.notes[0].contains("it stays"), "{:?}", found.notes);
+        assert_eq!(tombstones.read(BOOT).unwrap().tombstones, [(file, tombstone("a"))]);
     }
 
     #[test]
@@ -286,6 +366,7 @@ mod tests {
             fs::write(first.with_file_name(format!("{number}.json")), "").unwrap();
         }
         tombstones.leave(&tombstone("a")).unwrap();
+        tombstones.leave(&Tombstone { started_ns: 8, ..tombstone("a") }).unwrap();
         let error = tombstones.leave(&tombstone("b")).unwrap_err();
         assert!(error.to_string().contains("4096 entries"), "{error}");
     }
