@@ -44,7 +44,8 @@ pub fn read_config(input: impl Read) -> Result<Vec<u8>, CniError> {
     Ok(bytes)
 }
 
-/// A configuration that is an object, and its version as text.
+/// A configuration that is an object.
+#[derive(Default)]
 pub(super) struct Config {
     map: Map<String, Value>,
 }

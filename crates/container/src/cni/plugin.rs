@@ -182,11 +182,10 @@ where
     /// this failed, so its troubles are notes.
     async fn release(&self, del: &Del, timeout_ms: u64, notes: &mut Vec<String>) {
         let detach = Detach { target: del.target.clone(), started_ns: self.started_ns };
+        let deadline = Instant::now() + Duration::from_millis(timeout_ms);
         let Err(error) = limited(timeout_ms, self.daemon.detach(&detach)).await else { return };
         notes.push(format!("{error}; going on without the daemon"));
-        if let Err(why) = self.unlink_alone(del).await {
-            notes.push(format!("cannot remove {} of the container: {why}", del.target.interface));
-        }
+        // Before anything that takes time, since the runtime may end this process.
         let tombstone = Tombstone {
             target: detach.target.clone(),
             started_ns: self.started_ns,
@@ -198,9 +197,13 @@ where
                 "cannot note the DEL for the daemon: {error}; it finds out itself once the namespace is gone"
             ));
         }
+        if let Err(why) = self.unlink_alone(del).await {
+            notes.push(format!("cannot remove {} of the container: {why}", del.target.interface));
+        }
         // A daemon that started meanwhile may have read the tombstones before.
+        let deadline = deadline.min(Instant::now() + Duration::from_millis(UNDO_TIMEOUT_MS));
         if matches!(error, DaemonError::Unreachable(_))
-            && limited(UNDO_TIMEOUT_MS, self.daemon.detach(&detach)).await.is_ok()
+            && matches!(timeout_at(deadline, self.daemon.detach(&detach)).await, Ok(Ok(())))
             && let Ok(file) = &file
             && let Err(error) = self.tombstones.remove(file)
         {

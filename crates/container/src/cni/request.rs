@@ -123,7 +123,11 @@ impl Request {
             return Ok(Self { version, runtime_dir: None, action: Action::Version });
         }
         environment.check_needs(command)?;
-        let config = config?;
+        let config = match config {
+            // The variables say what to delete.
+            Err(_) if command == Command::Del => Config::default(),
+            other => other?,
+        };
         let runtime_dir = match command {
             Command::Del => config.runtime_dir().unwrap_or_default(),
             _ => config.runtime_dir()?,

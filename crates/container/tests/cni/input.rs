@@ -214,11 +214,15 @@ fn wrong_values_are_refused() {
 #[test]
 fn a_configuration_that_is_no_object_is_a_decoding_error() {
     for stdin in ["", " ", "null", "[]", "7", "\"a\"", "{", "{\"a\":}", "{} {}", "\u{feff}{}"] {
-        for command in ["ADD", "DEL", "CHECK", "GC", "STATUS"] {
+        for command in ["ADD", "CHECK", "GC", "STATUS"] {
             let error = parse(command, &[], stdin).unwrap_err().error;
             assert_eq!(error.code, Code::Decode, "{command} {stdin:?}: {error}");
         }
         assert!(parse("VERSION", &[], stdin).is_ok(), "{stdin:?}");
+        // The variables say what to delete, and the container could not end otherwise.
+        let Action::Del(del) = parse("DEL", &[], stdin).unwrap().action else { panic!() };
+        let target = (del.target.network, del.target.container, del.target.interface);
+        assert_eq!(target, (None, "web-1".to_owned(), "eth0".to_owned()), "{stdin:?}");
     }
     let deep = format!("{}{}", "[".repeat(100_000), "]".repeat(100_000));
     let error = parse("ADD", &[], &format!("{{\"name\":{deep}}}")).unwrap_err().error;

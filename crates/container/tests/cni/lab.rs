@@ -5,8 +5,9 @@ use std::{
     path::{Path, PathBuf},
     sync::{
         Mutex,
-        atomic::{AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
+    time::Duration,
 };
 
 use serde_json::{Value, json};
@@ -33,7 +34,18 @@ pub(crate) enum Mood {
     Hangs,
     /// It was down for the first call, and works from the second on.
     ComesUp,
+    /// It hangs in the first call, and dies in the second, which notices that late. Another one hangs too.
+    Dies,
     Fails(DaemonError),
+}
+
+/// How the removal of an interface without the daemon ends.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) enum Unlink {
+    #[default]
+    Works,
+    Fails,
+    Hangs,
 }
 
 /// A question that reached the daemon, or was on its way.
@@ -80,7 +92,11 @@ impl Fake {
             Mood::Down => down(),
             Mood::ComesUp if count == 0 => down(),
             Mood::ComesUp => Ok(answer),
-            Mood::Hangs => std::future::pending().await,
+            Mood::Dies if count == 1 => {
+                tokio::time::sleep(Duration::from_millis(900)).await;
+                down()
+            }
+            Mood::Hangs | Mood::Dies => std::future::pending().await,
             Mood::Fails(error) => Err(error.clone()),
         }
     }
@@ -133,6 +149,8 @@ pub(crate) struct Run {
     pub(crate) calls: Vec<Call>,
     /// Interfaces removed without the daemon.
     pub(crate) unlinked: Vec<(PathBuf, String)>,
+    /// Whether each of them was noted for the daemon before.
+    pub(crate) noted_first: bool,
     pub(crate) tombstones: Vec<Tombstone>,
     /// The container's namespace.
     pub(crate) namespace: PathBuf,
@@ -164,7 +182,7 @@ impl Run {
 /// The namespaces of a host: files stand for them.
 pub(crate) struct Machine {
     directory: TempDir,
-    pub(crate) unlink_fails: bool,
+    pub(crate) unlink: Unlink,
 }
 
 impl Machine {
@@ -172,7 +190,7 @@ impl Machine {
         let directory = tempfile::tempdir().unwrap();
         std::fs::write(directory.path().join("own"), "").unwrap();
         std::fs::write(directory.path().join("container"), "").unwrap();
-        Self { directory, unlink_fails: false }
+        Self { directory, unlink: Unlink::Works }
     }
 
     pub(crate) fn namespace(&self) -> PathBuf {
@@ -191,15 +209,18 @@ impl Machine {
     }
 
     pub(crate) async fn run(&self, environment: &Environment, stdin: &[u8], fake: &Fake) -> Run {
-        let unlinked = Mutex::new(Vec::new());
+        let (unlinked, noted_first) = (Mutex::new(Vec::new()), AtomicBool::new(true));
+        let tombstones = Tombstones::of(self.directory.path());
         let unlink = async |namespace: &Path, interface: &str| {
             unlinked.lock().unwrap().push((namespace.to_owned(), interface.to_owned()));
-            match self.unlink_fails {
-                true => Err(io::Error::other("netlink says no")),
-                false => Ok(()),
+            let is_noted = !tombstones.read(BOOT).unwrap().tombstones.is_empty();
+            noted_first.fetch_and(is_noted, Ordering::Relaxed);
+            match self.unlink {
+                Unlink::Works => Ok(()),
+                Unlink::Fails => Err(io::Error::other("netlink says no")),
+                Unlink::Hangs => std::future::pending().await,
             }
         };
-        let tombstones = Tombstones::of(self.directory.path());
         let host = Host {
             daemon: fake,
             unlink,
@@ -219,6 +240,7 @@ impl Machine {
             outcome,
             calls: std::mem::take(&mut *fake.calls.lock().unwrap()),
             unlinked: unlinked.into_inner().unwrap(),
+            noted_first: noted_first.into_inner(),
             tombstones: found.tombstones.into_iter().map(|(_, tombstone)| tombstone).collect(),
             namespace: self.namespace(),
         }

@@ -121,6 +121,14 @@ fn failures() -> Vec<Row> {
             ..row("ADD ends within 10 s, and undoes all", ALL, "ADD")
         },
         Row {
+            daemon: || Fake::in_mood(Mood::Dies),
+            unlink: Unlink::Hangs,
+            wanted: Error(11, "within 8000 ms", |run| {
+                assert_eq!((run.detached().len(), run.tombstones.len()), (2, 1));
+            }),
+            ..row("ADD ends within 10 s while the daemon dies", ALL, "ADD")
+        },
+        Row {
             daemon: || {
                 Fake::in_mood(Mood::Fails(DaemonError::Interrupted("connection reset".into())))
             },

@@ -76,6 +76,7 @@ fn del_releases() -> Vec<Row> {
                 assert_eq!(tombstone.target, Target::from(key("web-1", "eth0")));
                 assert_eq!((tombstone.started_ns, tombstone.boot.as_str()), (STARTED_NS, BOOT));
                 assert!(run.outcome.notes[0].contains("going on without the daemon"));
+                assert!(run.noted_first, "the runtime may end the plugin at any time");
             }),
             ..row("DEL with the daemon down removes the interface, and notes it", ALL, "DEL")
         },
@@ -121,6 +122,24 @@ fn del_never_fails() -> Vec<Row> {
                 assert_eq!((run.unlinked.len(), run.tombstones.len()), (1, 1));
             }),
             ..row("DEL succeeds where the daemon fails", ALL, "DEL")
+        },
+        Row {
+            daemon: || Fake::in_mood(Mood::Down),
+            unlink: Unlink::Fails,
+            wanted: Success(|run, _| {
+                assert_eq!(run.tombstones.len(), 1);
+                assert!(run.outcome.notes[1].contains("cannot remove eth0"), "{:?}", run.outcome);
+            }),
+            ..row("DEL succeeds where the interface cannot be removed", ALL, "DEL")
+        },
+        Row {
+            daemon: || Fake::in_mood(Mood::Hangs),
+            unlink: Unlink::Hangs,
+            wanted: Success(|run, _| {
+                assert_eq!(run.tombstones.len(), 1);
+                assert!(run.outcome.notes[1].contains("within 900 ms"), "{:?}", run.outcome);
+            }),
+            ..row("DEL ends in time, and is noted, where all hangs", ALL, "DEL")
         },
     ]
 }

@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 use serde_json::Value;
 use weft_container::cni::{DaemonError, Key, Refusal, Version, Version::*};
 
-use crate::lab::{Fake, Machine, Mood, Run, config, variables};
+use crate::lab::{Fake, Machine, Mood, Run, Unlink, config, variables};
 
 const ALL: &[Version] = &Version::ALL;
 const SINCE_0_4_0: &[Version] = &[V0_4_0, V1_0_0, V1_1_0];
@@ -29,6 +29,7 @@ struct Row {
     /// Changes the smallest configuration.
     config: fn(Version, &mut Value),
     daemon: fn() -> Fake,
+    unlink: Unlink,
     wanted: Wanted,
 }
 
@@ -49,6 +50,7 @@ fn row(name: &'static str, versions: &'static [Version], command: &'static str) 
         variables: &[],
         config: |_, _| {},
         daemon: Fake::working,
+        unlink: Unlink::Works,
         wanted: Success(|_, _| {}),
     }
 }
@@ -78,7 +80,8 @@ async fn call(row: &Row, version: Version) -> Run {
     }
     let mut config = config(version);
     (row.config)(version, &mut config);
-    let machine = Machine::new();
+    let mut machine = Machine::new();
+    machine.unlink = row.unlink;
     let environment = machine.environment(&variables);
     let start = tokio::time::Instant::now();
     let run = machine.run(&environment, config.to_string().as_bytes(), &(row.daemon)()).await;
