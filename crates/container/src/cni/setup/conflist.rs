@@ -1,6 +1,10 @@
 //! The configuration that runtimes load.
 
-use std::{collections::BTreeMap, path::Path};
+use std::{
+    collections::BTreeMap,
+    io,
+    path::{self, PathBuf},
+};
 
 use serde::Serialize;
 
@@ -57,7 +61,7 @@ struct Plugin<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     network: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    runtime_dir: Option<&'a Path>,
+    runtime_dir: Option<PathBuf>,
     capabilities: BTreeMap<&'a str, bool>,
     #[serde(skip_serializing_if = "Option::is_none")]
     snat: Option<bool>,
@@ -68,13 +72,14 @@ pub(super) fn text(
     options: &Options,
     versions: &[Version],
     chained: &[Entry],
-) -> serde_json::Result<String> {
+) -> io::Result<String> {
     let newest = versions.iter().rev().find(|version| **version <= FOR_OLD_RUNTIMES);
     let capabilities = |names: &[&'static str]| names.iter().map(|name| (*name, true)).collect();
     let weft = Plugin {
         r#type: PLUGIN_NAME,
         network: options.network.as_deref(),
-        runtime_dir: options.runtime_dir.as_deref(),
+        // Runtimes run the plugin in directories of their own.
+        runtime_dir: options.runtime_dir.as_deref().map(path::absolute).transpose()?,
         capabilities: capabilities(&["aliases", "dns", "ips", "mac"]),
         snat: None,
     };

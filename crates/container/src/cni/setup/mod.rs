@@ -145,7 +145,7 @@ pub async fn install(options: &Options, daemon: &impl Daemon) -> Result<Report, 
     let chained = chain(options, &mut report).await?;
     let versions = agreed_versions(chained.iter().map(|entry| entry.versions.as_slice()));
     let text = conflist::text(options, &versions, &chained)
-        .map_err(|error| failed("write", &options.conflist())(error.into()))?;
+        .map_err(failed("write", &options.conflist()))?;
     write_conflist(options, &text, &mut report)?;
     report.notes.extend(earlier_config(options));
     if !versions.contains(&Version::V1_1_0) {

@@ -269,6 +269,12 @@ async fn network_and_runtime_directory_are_written_if_they_are_not_the_usual_one
         (&plugin["network"], &plugin["runtimeDir"]),
         (&json!("shop"), &json!("/run/weft-2"))
     );
+    // The plugin refuses a directory that depends on where the runtime stands.
+    machine.options.runtime_dir = Some("weft-3".into());
+    machine.install().await;
+    let written = machine.conflist()["plugins"][0]["runtimeDir"].clone();
+    let absolute = std::env::current_dir().unwrap().join("weft-3");
+    assert_eq!(written, json!(absolute));
     for wrong in ["", "a/b", "-a"] {
         machine.options.network = Some(wrong.into());
         let error = install(&machine.options, &READY).await.unwrap_err();
