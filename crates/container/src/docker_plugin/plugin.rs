@@ -56,7 +56,8 @@ enum Key {
 
 impl<B: Backend> Plugin<B> {
     /// The plugin, with the state that was stored last. Call [`reconcile`](Self::reconcile) soon
-    /// after: it removes the remains of a kill.
+    /// after: it removes the remains of a kill. Make it once in a process: each plugin stores all of its
+    /// state, and would overwrite that of another.
     pub fn new(backend: B, state: State) -> Self {
         Self(Arc::new(Shared {
             backend,
@@ -95,15 +96,21 @@ impl<B: Backend> Plugin<B> {
         }
     }
 
-    /// Removes the remains of a kill or of a lost answer, as [`State::handle_listing`] says.
+    /// Removes the remains of a kill or of a lost answer, as [`State::handle_listing`] says. It goes on
+    /// when the future is dropped: it takes up to [`UNDO_LIMIT_MS`] for each thing to take back.
     pub async fn reconcile(&self, listing: &Listing) -> Reconciled {
-        let mut state = self.0.state.lock().await;
-        let reconciled = state.handle_listing(listing, now());
-        let undos = drain(&mut state);
-        self.0.save_or_warn(&state).await;
-        drop(state);
-        self.0.undo_all(undos).await;
-        reconciled
+        let (shared, listing) = (Arc::clone(&self.0), listing.clone());
+        let reconciled = tokio::spawn(async move {
+            let mut state = shared.state.lock().await;
+            let reconciled = state.handle_listing(&listing, now());
+            let undos = drain(&mut state);
+            shared.save_or_warn(&state).await;
+            drop(state);
+            shared.undo_all(undos).await;
+            reconciled
+        });
+        // It fails only at the end of the runtime.
+        reconciled.await.unwrap_or_default()
     }
 
     #[cfg(test)]

@@ -468,6 +468,59 @@ async fn a_network_that_is_asked_for_while_its_last_user_goes_stays_open() {
     docker.assert_clean().await;
 }
 
+/// A call that needs a network finds it in use, and is its only user when it ends.
+#[tokio::test(start_paused = true)]
+async fn a_network_that_is_asked_for_while_its_last_user_is_forgotten_stays_open() {
+    let docker = Docker::new();
+    let options = json!({"network": "shop"});
+    let create = Create {
+        id: "n1",
+        options: options.clone(),
+        ipam_options: options.clone(),
+        subnet: "10.40.0.0/16",
+        ..Create::default()
+    };
+    docker.create(create).await.unwrap();
+    // Docker has lost it.
+    let reconcile = async || {
+        let mut listing = docker.daemon.world().listing();
+        listing.networks = Some(BTreeMap::new());
+        docker.plugin.reconcile(&listing).await
+    };
+    reconcile().await;
+    tokio::time::advance(Duration::from_secs(SUSPECT_S)).await;
+    docker.daemon.world().delay = Duration::from_secs(1);
+    let other = json!({"Pool": "10.40.0.0/16", "SubPool": "10.40.7.0/24", "Options": options});
+    let forget = async {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        reconcile().await
+    };
+    let (pool, _) = tokio::join!(docker.ipam("RequestPool", other), forget);
+    assert_eq!(docker.daemon.world().networks.len(), 2);
+    docker.ipam("ReleasePool", json!({"PoolID": pool.unwrap()["PoolID"]})).await.unwrap();
+    docker.assert_clean().await;
+}
+
+/// The daemon limits all that it waits for.
+#[tokio::test(start_paused = true)]
+async fn a_reconciliation_that_is_given_up_leaves_nothing_begun() {
+    let docker = Docker::new();
+    let network = ready(&docker).await;
+    let web = docker.run(&network, Run { endpoint: "e1", ..Run::default() }).await.unwrap();
+    docker.daemon.world().broken = Some(broken());
+    docker.stop(&web).await;
+    docker.remove(&network).await;
+    docker.daemon.world().broken = None;
+    docker.daemon.world().delay = Duration::from_secs(3);
+    let listing = docker.daemon.world().listing();
+    let given_up = tokio::time::timeout(LIMIT / 10, docker.plugin.reconcile(&listing)).await;
+    assert!(given_up.is_err());
+    tokio::time::sleep(LIMIT).await;
+    let listing = docker.daemon.world().listing();
+    docker.plugin.reconcile(&listing).await;
+    docker.assert_clean().await;
+}
+
 #[tokio::test(start_paused = true)]
 async fn reconciliation_leaves_calls_under_way_alone() {
     let docker = Docker::new();

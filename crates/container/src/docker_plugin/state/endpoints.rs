@@ -1,6 +1,7 @@
 //! `NetworkDriver.CreateEndpoint`, `Join`, `Leave`, `DeleteEndpoint`, `EndpointOperInfo`.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::net::IpAddr;
 
 use ipnet::IpNet;
 
@@ -179,28 +180,28 @@ impl State {
         result.map(Step::answer)
     }
 
-    pub(super) fn leave(&mut self, request: &EndpointRef) -> Stepped {
-        let id = endpoint_id(request)?;
-        if let Some(endpoint) = self.endpoints.get_mut(&id)
+    pub(super) fn leave(&mut self, request: &EndpointRef) -> Step {
+        let id = &request.endpoint_id;
+        if let Some(endpoint) = self.endpoints.get_mut(id)
             && endpoint.network == request.network_id
             && endpoint.phase == Phase::Joined
         {
             endpoint.phase = Phase::Created;
-            self.take_back(Undo::RemoveLink { endpoint: id });
+            self.take_back(Undo::RemoveLink { endpoint: id.clone() });
         }
-        Ok(Step::done())
+        Step::done()
     }
 
-    pub(super) fn delete_endpoint(&mut self, request: &EndpointRef) -> Stepped {
-        let id = endpoint_id(request)?;
-        let of = self.endpoints.get(&id).map(|endpoint| endpoint.network.as_str());
+    pub(super) fn delete_endpoint(&mut self, request: &EndpointRef) -> Step {
+        let id = &request.endpoint_id;
+        let of = self.endpoints.get(id).map(|endpoint| endpoint.network.as_str());
         if of == Some(&request.network_id)
             && let Some(network) = self.networks.get(&request.network_id)
         {
             let allocator = network.allocator.clone();
-            self.forget_endpoint(&id, &allocator);
+            self.forget_endpoint(id, &allocator);
         }
-        Ok(Step::done())
+        Step::done()
     }
 
     pub(super) fn endpoint_info(&mut self, request: &EndpointRef) -> Stepped {
@@ -219,6 +220,19 @@ impl State {
         }
         for owner in endpoint.owners {
             self.take_back(Undo::Release { allocator: allocator.clone(), owner });
+        }
+    }
+
+    /// Forgets the endpoint that has an address of this allocator.
+    pub(super) fn forget_holder(&mut self, allocator: &NetworkName, address: IpAddr) {
+        let is_of = |endpoint: &Endpoint| {
+            let network = self.networks.get(&endpoint.network);
+            network.is_some_and(|network| network.allocator == *allocator && !network.external)
+                && endpoint.addresses.iter().any(|net| net.addr() == address)
+        };
+        let holder = self.endpoints.iter().find(|(_, endpoint)| is_of(endpoint));
+        if let Some(id) = holder.map(|(id, _)| id.clone()) {
+            self.forget_endpoint(&id, allocator);
         }
     }
 

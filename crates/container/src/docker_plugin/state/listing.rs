@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use ipnet::IpNet;
 
 use super::super::names::NetworkName;
-use super::{Holder, Phase, Pool, State, Undo};
+use super::{Holder, OWNER_PREFIX, Phase, Pool, State, Undo};
 
 /// How long something must be missing in Docker's lists before it counts as gone, in seconds.
 /// Longer than any call of the engine takes with all its tries, since a list may be older than a
@@ -74,17 +74,21 @@ impl State {
     /// Removes the remains of a kill or of a lost answer:
     ///
     /// - every undo that is not being performed, at once;
-    /// - a link of an endpoint that neither Docker nor the state knows, and an owner of an address
-    ///   that the state does not know, at once: the state is stored before either is made;
+    /// - a link of an endpoint that neither Docker nor the state knows, and an owner of this state's
+    ///   that it does not know, at once: the state is stored before either is made;
+    /// - an owner of a state that was lost, once Docker lists no network that this state does not
+    ///   know: until then its container may be running;
     /// - a network, an endpoint, a container's address and a request for a pool that Docker has not
     ///   listed for [`SUSPECT_S`].
     ///
-    /// Without an answer of Docker's only undos and unknown owners go. Call it after a start and
+    /// Without an answer of Docker's only undos and this state's owners go, and the time of all others
+    /// starts again. Call it after a start and
     /// every half minute or so; [`poll_undo`](State::poll_undo) then says what to perform.
     pub fn handle_listing(&mut self, listing: &Listing, now: Instant) -> Reconciled {
         self.retry_undo();
         self.take_back_owners(listing);
         let Some(networks) = &listing.networks else {
+            self.volatile.suspects.clear();
             return Reconciled::default();
         };
         let endpoints: BTreeSet<&String> =
@@ -117,10 +121,12 @@ impl State {
         let of_endpoints = self.endpoints.values().flat_map(|endpoint| &endpoint.owners);
         let held: BTreeSet<&String> =
             leases.filter_map(|lease| lease.owner.as_ref()).chain(of_endpoints).collect();
+        let is_whole = listing.networks.as_ref().is_some_and(|networks| self.knows_all(networks));
+        let prefix = if is_whole { OWNER_PREFIX.to_owned() } else { self.owner_prefix() };
         let unknown: Vec<Undo> = listing
             .owners
             .iter()
-            .filter(|(_, owner)| owner.starts_with("docker:") && !held.contains(owner))
+            .filter(|(_, owner)| owner.starts_with(&prefix) && !held.contains(owner))
             .map(|(allocator, owner)| Undo::Release {
                 allocator: allocator.clone(),
                 owner: owner.clone(),
@@ -128,6 +134,15 @@ impl State {
             .filter(|undo| !self.undo.contains(undo))
             .collect();
         unknown.into_iter().for_each(|undo| self.take_back(undo));
+    }
+
+    /// Whether there is a record of each network and each pool.
+    fn knows_all(&self, networks: &BTreeMap<String, ListedNetwork>) -> bool {
+        networks.iter().all(|(id, network)| {
+            let has_pool = || self.pools.values().any(|pool| network.uses(pool));
+            (!network.driver || self.networks.contains_key(id))
+                && (network.pools.is_empty() || has_pool())
+        })
     }
 
     /// Everything that Docker does not list.

@@ -46,6 +46,9 @@ pub const LEASES_MAX: usize = 65_536;
 /// The most things that could not be taken back yet. With more, nothing new is given.
 pub const UNDO_MAX: usize = 65_536;
 
+/// The beginning of all owners of the plugin's.
+const OWNER_PREFIX: &str = "docker:";
+
 /// The plugin's promises to Docker.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
@@ -262,14 +265,14 @@ impl State {
             Call::RequestPool(request) => self.request_pool(&request, now),
             Call::ReleasePool(request) => Ok(self.release_pool(&request)),
             Call::RequestAddress(request) => self.request_address(&request, now),
-            Call::ReleaseAddress(request) => self.release_address(&request),
+            Call::ReleaseAddress(request) => Ok(self.release_address(&request)),
             Call::CreateNetwork(request) => self.create_network(&request),
-            Call::DeleteNetwork(request) => self.delete_network(&request),
+            Call::DeleteNetwork(request) => Ok(self.delete_network(&request)),
             Call::CreateEndpoint(request) => self.create_endpoint(&request),
             Call::EndpointInfo(request) => self.endpoint_info(&request),
             Call::Join(request) => self.join(&request),
-            Call::Leave(request) => self.leave(&request),
-            Call::DeleteEndpoint(request) => self.delete_endpoint(&request),
+            Call::Leave(request) => Ok(self.leave(&request)),
+            Call::DeleteEndpoint(request) => Ok(self.delete_endpoint(&request)),
         };
         stepped.into()
     }
@@ -309,6 +312,14 @@ impl State {
     /// Whether the undo is to be performed now; its end is then to be reported to
     /// [`handle_undone`](Self::handle_undone).
     pub fn begin_undo(&mut self, undo: &Undo) -> bool {
+        if self.volatile.in_flight.contains(undo) {
+            return false;
+        }
+        // Reconciliation has forgotten a network's last user while a call was about to become the next.
+        let is_wanted = matches!(undo, Undo::CloseNetwork { network } if self.is_used(network));
+        if is_wanted {
+            self.undo.remove(undo);
+        }
         self.undo.contains(undo) && self.volatile.in_flight.insert(undo.clone())
     }
 
@@ -362,10 +373,15 @@ impl State {
 
     /// A new owner, and its guard.
     fn new_owner(&mut self, allocator: &NetworkName) -> (String, Undo) {
-        let owner = format!("docker:{:016x}:{}", self.instance, self.next_owner);
+        let owner = format!("{}{}", self.owner_prefix(), self.next_owner);
         self.next_owner += 1;
         let undo = Undo::Release { allocator: allocator.clone(), owner: owner.clone() };
         (owner, self.guard(undo))
+    }
+
+    /// The beginning of this state's owners.
+    fn owner_prefix(&self) -> String {
+        format!("{OWNER_PREFIX}{:016x}:", self.instance)
     }
 
     /// Whether Docker uses a network of Weft's.

@@ -274,20 +274,24 @@ impl State {
         result.map(Step::answer)
     }
 
-    pub(super) fn release_address(&mut self, request: &ReleaseAddress) -> Stepped {
-        let address = options::address("Address", &request.address)?;
-        if let Some(pool) = self.pools.get_mut(&request.pool_id)
-            && let Some(lease) = pool.leases.get_mut(&address)
-        {
-            if let Holder::Reserved(times) = &mut lease.holder
-                && *times > 1
-            {
-                *times -= 1;
-            } else {
+    pub(super) fn release_address(&mut self, request: &ReleaseAddress) -> Step {
+        // A text that is no address is held by nobody.
+        let Ok(address) = request.address.parse::<IpAddr>() else { return Step::done() };
+        let Some(pool) = self.pools.get_mut(&request.pool_id) else { return Step::done() };
+        match pool.leases.get_mut(&address).map(|lease| &mut lease.holder) {
+            Some(Holder::Reserved(times)) if *times > 1 => *times -= 1,
+            Some(Holder::Reserved(_)) => self.forget_lease(&request.pool_id, address),
+            Some(Holder::Container(_)) => {
+                // An engine that was killed sends no Leave and no DeleteEndpoint. The endpoint goes
+                // before its address, which any host may give to another at once.
+                if let Some(of) = pool.binding.as_ref().map(|binding| binding.allocator.clone()) {
+                    self.forget_holder(&of, address);
+                }
                 self.forget_lease(&request.pool_id, address);
             }
+            None => {}
         }
-        Ok(Step::done())
+        Step::done()
     }
 
     pub(super) fn forget_lease(&mut self, pool: &str, address: IpAddr) {
