@@ -124,6 +124,13 @@ fn containers_of_two_engines_share_the_ready_network() -> anyhow::Result<()> {
     let mtu = one.run(&["exec", "web", "cat", "/sys/class/net/eth0/mtu"])?;
     ensure!(attached["mtu"] == mtu.parse::<u64>()?, "the container has MTU {mtu}: {listed}");
 
+    // Its name is known on the other host.
+    try_wait_until("the name db on the other host", LIMIT, || {
+        let found = docked.lab.host(0).weft_json(&["dns-lookup", "db"]);
+        Ok(found.is_ok_and(|found| found[0]["address"] == db.as_str()))
+    })?;
+    ensure!(docked.lab.host(0).weft_json(&["ps"])?[0]["name"] == "web");
+
     // Addresses that the user chooses.
     let fixed = ["--ip", "10.33.0.9", "--mac-address", "02:00:00:00:33:09"];
     one.run(&[&run[..4], &fixed, &["--name", "fixed", IMAGE, "sleep", "1000"]].concat())?;

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use weft_container::cni::{
-    ApiDaemon, BOOT_ID_FILE, CniError, Code, Environment, Host, Outcome, PLUGIN_NAME, Request,
-    Tombstones, Version, boot_id, execute, now_ns, read_config,
+    ApiDaemon, BOOT_ID_FILE, CniError, Code, Command, Environment, Host, Outcome, PLUGIN_NAME,
+    Request, Tombstones, Version, boot_id, execute, now_ns, read_config,
 };
 use weft_daemon::config::DEFAULT_RUNTIME_DIR;
 use weft_kernel::Kernel;
@@ -41,6 +41,8 @@ fn outcome(started_ns: u64) -> Outcome {
     let environment = Environment::of(std::env::vars_os());
     let config = match read_config(io::stdin().lock()) {
         Ok(config) => config,
+        // Nothing but a missing name keeps a container from ending.
+        Err(_) if environment.command().is_ok_and(|command| command == Command::Del) => Vec::new(),
         Err(error) => return Outcome::failure(Version::LATEST, &error),
     };
     let request = match Request::parse(&environment, &config) {

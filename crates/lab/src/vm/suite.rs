@@ -41,7 +41,7 @@ const DEBIAN12: &[Choice] = &[Choice::Debian12];
 
 /// The kernels of each test: of all rows that fit a test, named `target::test`, the last one counts. `*` stands
 /// for any text.
-const TABLE: [Row; 14] = [
+const TABLE: [Row; 16] = [
     Row {
         tests: "vm_*",
         kernels: NEWEST,

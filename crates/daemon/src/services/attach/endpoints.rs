@@ -10,6 +10,7 @@ use weft_kernel::{AttachSpec, KernelError};
 
 use super::error::AttachError;
 use super::maker::{Maker, docker_id};
+use super::names::printable;
 use super::wanted::Wanted;
 use super::{Attachments, Saved, announce, spec_of};
 use crate::core::control::Request;
@@ -70,6 +71,7 @@ impl Attachments {
         self.tell(Request::Announce { attachment: saved.shown().into() }).await;
         tokio::spawn(announce(self.kernel.clone(), spec_of(&saved)));
         tracing::info!(endpoint = %saved.attachment.name, "made the interface of a Docker endpoint");
+        self.endpoint_made.notify_one();
         Ok((interface, saved.attachment.mtu))
     }
 
@@ -83,6 +85,41 @@ impl Attachments {
         }
         // A record that was never written leaves a device at most.
         self.kernel.detach(&self.derived(&id).host_interface).await.map(drop).map_err(Into::into)
+    }
+
+    /// Waits until an endpoint has got its pair, whose container's name is not known.
+    pub(crate) async fn new_endpoint(&self) {
+        self.endpoint_made.notified().await;
+    }
+
+    /// Gives endpoints the names of their containers, and tells the other hosts.
+    pub(crate) async fn name_endpoints(&self, names: &BTreeMap<String, String>) {
+        let mut inner = self.lock().await;
+        let is_misnamed = |saved: &Saved| match &saved.maker {
+            Maker::Docker { endpoint } => {
+                names.get(endpoint).is_some_and(|name| *name != saved.attachment.name)
+            }
+            _ => false,
+        };
+        if !inner.saved.values().any(is_misnamed) {
+            return;
+        }
+        let mut told = Vec::new();
+        for saved in inner.saved.values_mut() {
+            let Maker::Docker { endpoint } = &saved.maker else { continue };
+            let Some(name) = names.get(endpoint).filter(|name| **name != saved.attachment.name)
+            else {
+                continue;
+            };
+            saved.attachment.name = printable(name);
+            if saved.is_attached() {
+                told.push(saved.shown());
+            }
+        }
+        self.save_or_later(&inner);
+        for attachment in told {
+            self.tell(Request::Announce { attachment: attachment.into() }).await;
+        }
     }
 
     /// Facts about an endpoint's pair, by name, for people.

@@ -28,7 +28,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use tokio::sync::{MutexGuard, mpsc, watch};
+use tokio::sync::{MutexGuard, Notify, mpsc, watch};
 use weft_api::{ApiError, Attachment, ErrorKind};
 use weft_container::{ResolveOptions, Sandbox};
 use weft_crypto::PeerId;
@@ -63,6 +63,8 @@ pub(crate) struct Attachments {
     pub(crate) ports: DirectPorts,
     pub(crate) shortcuts: Shortcuts,
     saving: Saving<BTreeMap<String, Saved>>,
+    /// A pair was made for an endpoint of Docker's.
+    endpoint_made: Notify,
     pub(crate) resolve: ResolveOptions,
     local: PeerId,
     mtu: u16,
@@ -168,6 +170,7 @@ impl Attachments {
             ports,
             shortcuts,
             saving: Saving::new(store, FILE),
+            endpoint_made: Notify::new(),
             resolve,
             local,
             mtu,

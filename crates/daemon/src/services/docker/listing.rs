@@ -31,6 +31,8 @@ const CREATE_LIMIT_MS: u64 = 30_000;
 pub(super) struct Networks {
     /// Those of Weft's drivers, by Docker's id.
     pub(super) ours: BTreeMap<String, ListedNetwork>,
+    /// Names of their endpoints, by Docker's ids of these: the containers' names.
+    pub(super) names: BTreeMap<String, String>,
     /// Whether any network is called as the ready network.
     pub(super) has_ready: bool,
 }
@@ -77,6 +79,8 @@ struct Pool {
 
 #[derive(Deserialize)]
 struct Endpoint {
+    #[serde(default, rename = "Name")]
+    name: String,
     #[serde(default, rename = "EndpointID")]
     id: String,
     #[serde(default, rename = "IPv4Address")]
@@ -103,7 +107,7 @@ impl Lists {
         let Some(all) = self.get::<Vec<Network>>("/networks").await? else { return Ok(None) };
         let has_ready = all.iter().any(|network| network.name == NETWORK);
         let ours = all.into_iter().filter(|network| self.is_ours(network));
-        let mut listed = BTreeMap::new();
+        let (mut listed, mut names) = (BTreeMap::new(), BTreeMap::new());
         for network in ours.take(NETWORKS_MAX) {
             if !is_id(&network.id) {
                 return Err("a network has a malformed id".to_owned());
@@ -112,10 +116,13 @@ impl Lists {
             let path = format!("/networks/{}", network.id);
             // Without an answer it was removed meanwhile, and its endpoints before it.
             if let Some(network) = self.get::<Network>(&path).await? {
+                let endpoints = network.containers.iter().flat_map(BTreeMap::values);
+                names.extend(endpoints.map(|it| (it.id.clone(), it.name.clone())));
                 listed.insert(network.id.clone(), self.listed(network));
             }
         }
-        Ok(Some(Networks { ours: listed, has_ready }))
+        names.retain(|endpoint, name| !endpoint.is_empty() && !name.is_empty());
+        Ok(Some(Networks { ours: listed, names, has_ready }))
     }
 
     /// Creates the ready network in Docker, as `docker network create -d weft --ipam-driver weft --subnet RANGE weft`
@@ -160,7 +167,7 @@ impl Lists {
             Some(ListedPool { subnet: pool.subnet.parse().ok()?, range: pool.range.parse().ok() })
         });
         let endpoints = containers.unwrap_or_default().into_values().map(|endpoint| {
-            let Endpoint { id, v4, v6 } = endpoint;
+            let Endpoint { id, v4, v6, .. } = endpoint;
             (id, [v4, v6].iter().filter_map(|text| address(text)).collect())
         });
         ListedNetwork {

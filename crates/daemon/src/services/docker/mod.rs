@@ -32,6 +32,8 @@ const FILE: &str = "docker.json";
 const COMPARE_EVERY_S: u64 = 30;
 /// The same until an engine has the ready network, in seconds.
 const OFFER_EVERY_S: u64 = 2;
+/// From a container's start until its name is read, in milliseconds.
+const LISTED_MS: u64 = 300;
 /// The pause after which a socket that cannot be bound is tried again, in seconds.
 const BIND_RETRY_S: u64 = 30;
 /// The source of this service's warnings.
@@ -112,6 +114,9 @@ impl Docker {
             Err(why) => (None, Some(format!("cannot read Docker's networks: {why}"))),
         };
         let has_ready = read.as_ref().map(|read| read.has_ready);
+        if let Some(read) = &read {
+            self.attachments.name_endpoints(&read.names).await;
+        }
         let networks = read.map(|read| read.ours);
         let listing = self.attachments.docker_listing(networks).await;
         let Reconciled { unknown_networks, missing_links } = self.plugin.reconcile(&listing).await;
@@ -199,7 +204,12 @@ pub(crate) async fn keep_comparing(docker: Arc<Docker>, pulse: Pulse) {
             true => COMPARE_EVERY_S,
             false => OFFER_EVERY_S,
         };
-        pulse.wait(tokio::time::sleep(Duration::from_secs(pause))).await;
+        let pause = Duration::from_secs(pause);
+        let new = pulse.wait(tokio::time::timeout(pause, docker.attachments.new_endpoint())).await;
+        if new.is_ok() {
+            // The engine lists it once its request has been answered.
+            pulse.wait(tokio::time::sleep(Duration::from_millis(LISTED_MS))).await;
+        }
     }
 }
 
