@@ -62,8 +62,14 @@ impl Attachments {
             Err(error) => Err(error.into()),
         };
         if let Err(error) = made {
-            inner.saved.remove(&id);
-            self.take_out(&saved).await;
+            match before {
+                // Its container may run already.
+                Some(before) => drop(inner.saved.insert(id, before)),
+                None => {
+                    inner.saved.remove(&id);
+                    self.take_out(&saved).await;
+                }
+            }
             self.save_or_later(&inner);
             return Err(error);
         }
