@@ -51,7 +51,7 @@ impl Stage {
         two.start_daemon(&[&common[..], &[&first]].concat())?;
         let lab = Lab { sandbox };
         lab.wait_active()?;
-        on(lab.host(0), "kernel", SETTLE)?;
+        wait_path(lab.host(0), "path of the kernel", SETTLE, |path| path["engine"] == "kernel")?;
         let (near, far) = lab.containers()?;
         wait_ping(&near, far.ipv4()?.into(), SETTLE)?;
         Ok(Self { lab, faults, near, far })
@@ -61,8 +61,8 @@ impl Stage {
         Ok(std::fs::write(&self.faults, faults)?)
     }
 
-    /// Blocks the path in use, and says how long it took until the hosts were on the other engine and the containers
-    /// reached each other. Meanwhile the API answers.
+    /// Blocks the path in use, and says how long it took until the hosts were on another one and the containers
+    /// reached each other. This kernel may have IPsec or not. Meanwhile the API answers.
     fn fails_over(&self) -> anyhow::Result<Duration> {
         let (one, two) = (self.lab.host(0), self.lab.host(1));
         let over = AtomicBool::new(false);
@@ -77,7 +77,7 @@ impl Stage {
                     two.netns().exec(&command.split(' ').collect::<Vec<_>>())?.success()?;
                 }
                 let begun = Instant::now();
-                on(one, "userspace", SETTLE)?;
+                wait_path(one, "sealed path", SETTLE, |path| path["encrypted"] == true)?;
                 wait_ping(&self.near, self.far.ipv4()?.into(), SETTLE)?;
                 Ok(begun.elapsed())
             })();
@@ -125,11 +125,15 @@ fn check_answers(mut answers: Vec<Duration>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Waits until the only path in use is this engine's.
-fn on(host: &Host, wanted: &str, limit: Duration) -> anyhow::Result<()> {
-    try_wait_until(&format!("a path of {wanted}"), limit, || {
-        let active = host.active_connections()?;
-        Ok(active.first().is_some_and(|it| it["engine"] == wanted))
+/// Waits until the path in use is one that is wanted.
+fn wait_path(
+    host: &Host,
+    what: &str,
+    limit: Duration,
+    wanted: impl Fn(&Value) -> bool,
+) -> anyhow::Result<()> {
+    try_wait_until(&format!("a {what}"), limit, || {
+        Ok(host.active_connections()?.first().is_some_and(&wanted))
     })?;
     Ok(())
 }
