@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::{Context, ensure};
 use weft_bench::sandbox::{Host, Running, Sandbox, try_wait_until};
 
-use crate::docker::pack;
+use crate::docker::{pack, remove_control_groups};
 use crate::packages::Unpacked;
 
 /// containerd with all that it runs.
@@ -37,6 +37,8 @@ pub struct Containerd {
     programs: Unpacked,
     running: Running,
     containers: Vec<String>,
+    /// containerd's name space of the containers, and so their control group.
+    group: String,
 }
 
 impl Containerd {
@@ -63,7 +65,8 @@ impl Containerd {
         let environment: Vec<&str> = environment.iter().map(String::as_str).collect();
         let words = [&environment[..], &words[..], &script[..]].concat();
         let running = host.netns().spawn_logged(&words, &log)?;
-        let containerd = Self { directory, programs, running, containers: Vec::new() };
+        let (containers, group) = (Vec::new(), host.netns().name().to_owned());
+        let containerd = Self { directory, programs, running, containers, group };
         let answers = || Ok(containerd.ctr(&["version"]).is_ok());
         try_wait_until("containerd", START_LIMIT, answers)?;
         Ok(containerd)
@@ -90,7 +93,7 @@ impl Containerd {
     pub fn ctr(&self, words: &[&str]) -> anyhow::Result<String> {
         let socket = self.directory.join("containerd.sock").to_string_lossy().into_owned();
         let ctr = self.programs.program("ctr")?.to_string_lossy().into_owned();
-        self.exec(&[&[&ctr, "--address", &socket], words].concat())
+        self.exec(&[&[&ctr, "--address", &socket, "--namespace", &self.group], words].concat())
     }
 
     /// Runs a container on CNI's network to its end, and returns its output.
@@ -133,5 +136,6 @@ impl Drop for Containerd {
         for name in std::mem::take(&mut self.containers) {
             let _ = self.end_container(&name);
         }
+        remove_control_groups(&self.group);
     }
 }

@@ -20,11 +20,10 @@ const PACKAGES: [&str; 4] = ["docker.io", "containerd", "runc", "busybox-static"
 /// How long an engine may take to start.
 const START_LIMIT: Duration = Duration::from_secs(60);
 
-/// Becomes the engine. Its arguments: the engine's directory, then options of dockerd. `/run` is empty but for the
+/// Becomes the engine. Its arguments: the engine's directory, and its control group. `/run` is empty but for the
 /// sandbox, and `/etc` a copy on write, since dockerd writes a key there.
 const START: &str = r#"set -e
 directory=$1
-shift
 mount -t proc proc /proc
 mount -t tmpfs -o mode=755 tmpfs "$directory/scratch"
 mkdir "$directory/scratch/upper" "$directory/scratch/work"
@@ -37,8 +36,19 @@ mount --move /mnt "$sandbox"
 mount --bind "$directory/plugins" /run/docker/plugins
 exec dockerd --host "unix://$directory/docker.sock" --data-root "$directory/data" --pidfile /run/docker.pid \
   --storage-driver vfs --exec-opt native.cgroupdriver=cgroupfs --bridge none --iptables=false --ip6tables=false \
-  --ip-forward=false --ip-masq=false "$@"
+  --ip-forward=false --ip-masq=false --cgroup-parent "/$2"
 "#;
+
+/// Removes a control group of every hierarchy with all in it, once its processes have ended. Its argument: the group.
+const REMOVE_GROUPS: &str = r#"for try in $(seq 50); do
+  left=
+  for group in "/sys/fs/cgroup/$1" /sys/fs/cgroup/*/"$1"; do
+    [ -d "$group" ] || continue
+    find "$group" -depth -type d -exec rmdir {} + 2>/dev/null || left=1
+  done
+  [ "$left" ] || exit 0
+  sleep 0.1
+done"#;
 
 /// Makes the root file system of the image, and packs it. Its arguments: a directory, the archive
 /// and busybox.
@@ -99,8 +109,18 @@ impl Engine {
         // `ip netns exec` hides the control groups: back into the mount namespace of this process.
         let words =
             ["nsenter", "--target", &own, "--mount", &net, "unshare", "--mount", "--pid", "--fork"];
-        let script =
-            ["--kill-child", "--propagation", "private", "sh", "-c", START, "sh", &directory];
+        let group = self.group();
+        let script = [
+            "--kill-child",
+            "--propagation",
+            "private",
+            "sh",
+            "-c",
+            START,
+            "sh",
+            &directory,
+            &group,
+        ];
         let environment = self.programs.environment();
         let environment: Vec<&str> = environment.iter().map(String::as_str).collect();
         let words = [&environment[..], &words[..], &script[..]].concat();
@@ -181,6 +201,12 @@ impl Engine {
         self.directory.join("dockerd.log")
     }
 
+    /// The control group of its containers.
+    fn group(&self) -> String {
+        let name = Path::new(&self.network_namespace).file_name().unwrap_or_default();
+        name.to_string_lossy().into_owned()
+    }
+
     fn running(&self) -> MutexGuard<'_, Option<Running>> {
         self.running.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -194,6 +220,18 @@ impl Engine {
         let archive = archive.to_string_lossy().into_owned();
         self.run(&["import", "--change", r#"CMD ["/bin/sh"]"#, &archive, IMAGE]).map(drop)
     }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        self.kill();
+        remove_control_groups(&self.group());
+    }
+}
+
+/// Removes a control group with all in it.
+pub(crate) fn remove_control_groups(group: &str) {
+    let _ = Command::new("sh").args(["-c", REMOVE_GROUPS, "sh", group]).output();
 }
 
 /// Makes a root file system with busybox alone, and packs it.
