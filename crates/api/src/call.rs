@@ -30,6 +30,8 @@ pub trait Call {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, serde::Deserialize)]
 pub struct Nothing {}
 
+/// Defines calls: for each its documentation, then `NAME = METHOD "PATH" REQUEST => ANSWER;`.
+#[macro_export]
 macro_rules! calls {
     ($($(#[doc = $doc:literal])* $name:ident = $method:ident $path:literal $request:ty => $answer:ty;)*) => {$(
         #[doc = concat!("`", stringify!($method), " ", $path, "`.")]
@@ -37,8 +39,8 @@ macro_rules! calls {
         #[derive(Debug, Clone, Copy)]
         pub struct $name;
 
-        impl Call for $name {
-            const METHOD: Method = Method::$method;
+        impl $crate::call::Call for $name {
+            const METHOD: $crate::call::Method = $crate::call::Method::$method;
             const PATH: &'static str = $path;
             type Request = $request;
             type Answer = $answer;

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
-use weft_api::call::{Call, Method, Nothing};
+use weft_api::call::{Call, Nothing};
 use weft_api::{ApiError, Client, ClientError, ErrorKind};
 
 use super::daemon::{
@@ -27,23 +27,7 @@ pub struct StatusRequest {
     pub network: String,
 }
 
-macro_rules! calls {
-    ($($(#[doc = $doc:literal])* $name:ident = $method:ident $path:literal $request:ty => $answer:ty;)*) => {$(
-        #[doc = concat!("`", stringify!($method), " ", $path, "`.")]
-        $(#[doc = $doc])*
-        #[derive(Debug, Clone, Copy)]
-        pub struct $name;
-
-        impl Call for $name {
-            const METHOD: Method = Method::$method;
-            const PATH: &'static str = $path;
-            type Request = $request;
-            type Answer = $answer;
-        }
-    )*};
-}
-
-calls! {
+weft_api::calls! {
     /// Attaches a container, wholly or not at all.
     CniAttach = Post "/v1/cni/attach" Attach => Answer<Attached>;
     /// Ends attachments; succeeds for unknown ones.
