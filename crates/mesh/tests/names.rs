@@ -84,6 +84,28 @@ fn names_given_by_hand_are_told_and_go_with_their_host() {
 }
 
 #[test]
+fn the_names_of_all_are_there_once_each_host_has_told_its_own() {
+    let now = Instant::now();
+    let mut mesh = founder(now);
+    assert!(mesh.has_names_of_all(), "there is no other host");
+    link(&mut mesh, now, 7);
+    assert!(!mesh.has_names_of_all());
+    let endpoints = |more| Message::Endpoints {
+        version: 1,
+        full: true,
+        more,
+        add: Vec::new(),
+        remove: Vec::new(),
+    };
+    mesh.handle_message(now, id(7), endpoints(true)).unwrap();
+    assert!(!mesh.has_names_of_all(), "half a set");
+    mesh.handle_message(now, id(7), endpoints(false)).unwrap();
+    assert!(mesh.has_names_of_all());
+    mesh.handle_link_down(now, id(7));
+    assert!(!mesh.has_names_of_all());
+}
+
+#[test]
 fn aliases_are_left_out_where_there_are_none_and_unknown_to_older_hosts() {
     let endpoint = |aliases: &[&str]| EndpointInfo {
         container: "box".to_owned(),

@@ -8,7 +8,7 @@ use weft_crypto::PeerId;
 use weft_packet::ethernet::Mac;
 use weft_packet::vxlan::Vni;
 
-use super::{Change, Mesh, Output};
+use super::{Change, Link, Mesh, Output};
 use crate::endpoint::{EndpointChanges, EndpointInfo, EndpointTable, HostNames};
 use crate::error::MeshError;
 use crate::limits::{
@@ -284,6 +284,20 @@ impl Mesh {
     #[must_use]
     pub fn names_revision(&self) -> u64 {
         self.endpoints.revision() + self.names_revision_besides()
+    }
+
+    /// Whether this host is in a mesh, and every other host that it knows of is linked and has told its names.
+    #[must_use]
+    pub fn has_names_of_all(&self) -> bool {
+        let told = |peer: PeerId| {
+            let is_coming = |link: &Link| {
+                let incoming = link.incoming.get(&Vni::WEFT);
+                incoming.is_some_and(|incoming| incoming.new_endpoints.is_some())
+            };
+            self.links.get(&peer).is_some_and(|link| !is_coming(link))
+                && self.endpoints.version_of(peer).is_some()
+        };
+        self.state.weft.network.is_some() && self.members.iter().all(|(peer, _)| told(peer))
     }
 
     /// Announces all names that this host's user gave, in place of those before.
