@@ -43,6 +43,7 @@ pub use self::{
     },
     handle::Kernel,
     net::{
+        addresses::DeviceAddresses,
         attach::{AttachSpec, Attached, Attachment, CONTAINER_MTU_MIN, DIRECT_LOCAL_NAME},
         bridge::{BridgeSpec, PortSpec},
         ipv6::{NoIpv6, open_settings, settings_mount},

@@ -11,7 +11,7 @@ use netlink_packet_route::{
 use rustix::io::Errno;
 
 use super::link::Link;
-use crate::{error::KernelError, netlink::route::Socket};
+use crate::{error::KernelError, handle::Kernel, netlink::route::Socket};
 
 /// The addresses of a namespace, by device index.
 pub(crate) struct Addresses(HashMap<u32, Vec<IpNet>>);
@@ -66,6 +66,34 @@ pub(crate) fn local_of(message: &AddressMessage) -> Option<IpAddr> {
         _ => None,
     });
     local.or(any)
+}
+
+/// A device of the host with its addresses.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DeviceAddresses {
+    /// Its index.
+    pub index: u32,
+    /// Whether it is switched on.
+    pub is_up: bool,
+    /// Its addresses, those of the link included.
+    pub addresses: Vec<IpAddr>,
+}
+
+impl Kernel {
+    /// A device of the host by name; `None`: there is none.
+    ///
+    /// # Errors
+    /// The kernel's refusal.
+    pub async fn device_addresses(
+        &self,
+        name: &str,
+    ) -> Result<Option<DeviceAddresses>, KernelError> {
+        let socket = self.socket();
+        let Some(link) = socket.link(name).await? else { return Ok(None) };
+        let present = Addresses::read(socket).await?;
+        let addresses = present.of(link.index).map(|net| net.addr()).collect();
+        Ok(Some(DeviceAddresses { index: link.index, is_up: link.is_up(), addresses }))
+    }
 }
 
 impl Socket {
